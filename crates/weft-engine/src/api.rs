@@ -1,0 +1,284 @@
+//! What goes into the engine and what comes out: operation arguments, completions, errors.
+//!
+//! Place in the data flow: weft-fi translates libfabric calls into these types and these types
+//! back into CQ entries, counters and errno. No libfabric constant appears here.
+
+use std::sync::Arc;
+
+use crate::mem::Iov;
+use crate::name::EpName;
+use crate::nic::LinkError;
+
+/// An index into the client's address vector (libfabric's `fi_addr_t`).
+pub type Addr = u64;
+/// Any source (as a receive's `src`), or a source that is in no address vector (in a completion).
+pub const ADDR_NONE: Addr = u64::MAX;
+
+/// The address vector as the engine sees it: asked only when a peer is met for the first time.
+pub trait AddressBook: Send + Sync {
+    /// The name at an index.
+    fn name(&self, addr: Addr) -> Option<EpName>;
+    /// The index of a name: by its identity, else by its socket identity.
+    fn addr(&self, name: &EpName) -> Option<Addr>;
+}
+
+/// A book that is empty: before an address vector is bound.
+#[derive(Debug)]
+pub struct NoBook;
+
+impl AddressBook for NoBook {
+    fn name(&self, _addr: Addr) -> Option<EpName> {
+        None
+    }
+    fn addr(&self, _name: &EpName) -> Option<Addr> {
+        None
+    }
+}
+
+/// A shared address book.
+pub type Book = Arc<dyn AddressBook>;
+
+/// What the client gets back with a completion, verbatim.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Context {
+    /// The operation's context pointer, as a number.
+    pub ptr: usize,
+    /// Free for the layer above: which queue, which counters, which flags.
+    pub user: u64,
+}
+
+bitflags::bitflags! {
+    /// How an operation behaves.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct OpFlags: u32 {
+        /// The buffer may be reused as soon as the call returns.
+        const INJECT = 1;
+        /// Complete when the data is in the target's buffer, matched (FI_DELIVERY_COMPLETE).
+        const DELIVERY = 1 << 1;
+        /// Carries 64 bits of immediate data (FI_REMOTE_CQ_DATA).
+        const DATA = 1 << 2;
+        /// Emit no [`Completion`] on success: neither a queue entry nor a counter wants it.
+        const QUIET = 1 << 3;
+        /// Start only after all earlier operations to this peer have completed (FI_FENCE).
+        const FENCE = 1 << 4;
+        /// Receives: the buffer takes several messages (FI_MULTI_RECV).
+        const MULTI = 1 << 5;
+        /// Receives: look, do not take (FI_PEEK).
+        const PEEK = 1 << 6;
+        /// Receives: with `PEEK` reserve what is found, without it take what the same context reserved (FI_CLAIM).
+        const CLAIM = 1 << 7;
+        /// Receives: throw away what `PEEK` finds or `CLAIM` reserved (FI_DISCARD).
+        const DISCARD = 1 << 8;
+        /// The operation is tagged.
+        const TAGGED = 1 << 9;
+        /// Complete when the data has reached the peer's endpoint (FI_TRANSMIT_COMPLETE).
+        const TRANSMIT = 1 << 10;
+    }
+}
+
+/// A send: plain, tagged, with data, injected — one shape.
+#[derive(Clone, Copy, Debug)]
+pub struct Send<'a> {
+    /// To whom.
+    pub dest: Addr,
+    /// The payload's pieces, copied by the call.
+    pub iov: &'a [Iov],
+    /// Used with `OpFlags::TAGGED`.
+    pub tag: u64,
+    /// Used with `OpFlags::DATA`.
+    pub data: u64,
+    /// Comes back with the completion.
+    pub ctx: Context,
+    /// Behaviour.
+    pub flags: OpFlags,
+}
+
+/// A receive: plain, tagged, multi, peek, claim, discard.
+#[derive(Clone, Copy, Debug)]
+pub struct Recv<'a> {
+    /// From whom; `ADDR_NONE` for anyone.
+    pub src: Addr,
+    /// The buffer's pieces, copied by the call.
+    pub iov: &'a [Iov],
+    /// Used with `OpFlags::TAGGED`.
+    pub tag: u64,
+    /// Tag bits that need not match.
+    pub ignore: u64,
+    /// Comes back with the completion.
+    pub ctx: Context,
+    /// Behaviour.
+    pub flags: OpFlags,
+}
+
+/// A piece of a peer's registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RmaIov {
+    /// Offset into the region, or virtual address, as the target registered it.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// The region's key.
+    pub key: u64,
+}
+
+/// An RMA read or write.
+#[derive(Clone, Copy, Debug)]
+pub struct Rma<'a> {
+    /// The target.
+    pub dest: Addr,
+    /// Local pieces, copied by the call.
+    pub iov: &'a [Iov],
+    /// Remote pieces, of the same total length, copied by the call.
+    pub remote: &'a [RmaIov],
+    /// Used with `OpFlags::DATA` (writes).
+    pub data: u64,
+    /// Comes back with the completion.
+    pub ctx: Context,
+    /// Behaviour.
+    pub flags: OpFlags,
+}
+
+/// Access that a registered region grants to peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// FI_REMOTE_READ.
+    pub read: bool,
+    /// FI_REMOTE_WRITE.
+    pub write: bool,
+}
+
+/// A region that peers may reach, as every endpoint of the domain knows it.
+#[derive(Clone, Debug)]
+pub struct Region {
+    /// What peers name it by.
+    pub key: u64,
+    /// The memory, pieces in order.
+    pub iov: crate::mem::IovList,
+    /// The remote address of the first byte: 0, or its virtual address where FI_MR_VIRT_ADDR is in force.
+    pub base: u64,
+    /// What peers may do.
+    pub access: Access,
+    /// Free for the layer above (which counters to raise); comes back with remote events.
+    pub user: u64,
+    /// Emit a [`Completion`] for each remote access (FI_RMA_EVENT).
+    pub events: bool,
+}
+
+/// What has completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A send.
+    Send,
+    /// A receive, one message of it for a multi-receive, a peek, or a claim.
+    Recv,
+    /// An RMA read.
+    Read,
+    /// An RMA write.
+    Write,
+    /// A peer wrote into our region `ctx.user` (with `OpFlags::DATA`: and sent data along).
+    RemoteWrite,
+    /// A peer read from our region `ctx.user`.
+    RemoteRead,
+}
+
+/// Why an accepted operation failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// The message was longer than the buffer by so many bytes.
+    #[error("the message was {0} bytes longer than the buffer")]
+    Truncated(usize),
+    /// Cancelled by the client.
+    #[error("cancelled")]
+    Canceled,
+    /// A peek found nothing.
+    #[error("no message matched")]
+    NoMessage,
+    /// The link to the peer ended.
+    #[error("{0}")]
+    Link(LinkError),
+    /// The target refused the access: unknown key, or it does not grant this access.
+    #[error("the target refused the access: no such key, or not with this access")]
+    BadKey,
+    /// The target refused the access: outside the region.
+    #[error("the target refused the access: outside the registered region")]
+    BadRange,
+    /// A message arrived for a region or receive that went away meanwhile.
+    #[error("the buffer at the peer went away while data was under way")]
+    Revoked,
+}
+
+/// One finished operation (or remote event).
+#[derive(Clone, Copy, Debug)]
+pub struct Completion {
+    /// What it was.
+    pub kind: Kind,
+    /// The operation's context; for remote events `user` is the region's.
+    pub ctx: Context,
+    /// DATA, MULTI (the multi-receive buffer is released), TAGGED; TRANSMIT, DELIVERY as the operation had them.
+    pub flags: OpFlags,
+    /// Bytes stored (received), or sent.
+    pub len: usize,
+    /// Where a received message begins (its address as a number, for `fi_cq_data_entry.buf`).
+    pub buf: usize,
+    /// The tag that came with a tagged message.
+    pub tag: u64,
+    /// The data that came with DATA.
+    pub data: u64,
+    /// Source of a received message, `ADDR_NONE` if it is in no address vector.
+    pub src: Addr,
+    /// The error, if it failed.
+    pub fault: Option<Fault>,
+}
+
+/// Why an operation was not accepted. There is no side effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A queue is full: make progress and try again (-FI_EAGAIN).
+    #[error("a queue is full")]
+    Again,
+    /// The address is in no address vector, or its name is not usable (-FI_EINVAL).
+    #[error("no such address")]
+    NoSuchAddress,
+    /// Longer than the limit (-FI_EMSGSIZE).
+    #[error("longer than the limit")]
+    TooLong,
+    /// Arguments that contradict each other (-FI_EINVAL).
+    #[error("arguments contradict each other")]
+    Invalid,
+    /// The key is taken (-FI_ENOKEY).
+    #[error("the key is in use")]
+    KeyInUse,
+    /// A claim or discard names no reserved message (-FI_EINVAL).
+    #[error("no message was reserved under this context")]
+    NothingClaimed,
+}
+
+/// Bounds and switches of one engine. Sizes in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Longest inject.
+    pub inject_bytes: usize,
+    /// Operations to all peers that may be accepted and not yet complete.
+    pub tx_depth: usize,
+    /// Receives that may be posted (tagged and untagged each).
+    pub rx_depth: usize,
+    /// Eager payload (plus 64 per message) that one peer may have waiting here unmatched.
+    pub window_bytes: usize,
+    /// Overrides `NicCaps::eager_bytes` where set.
+    pub eager_bytes: Option<usize>,
+    /// Longest message.
+    pub max_msg_bytes: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            inject_bytes: 4096,
+            tx_depth: 4096,
+            rx_depth: 1 << 20,
+            window_bytes: 4 << 20,
+            eager_bytes: None,
+            max_msg_bytes: 1 << 40,
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! weft's protocol engine.
+//!
+//! One libfabric endpoint is one [`Engine`]: a single-threaded state machine that does no I/O, reads no
+//! clock and spawns no thread. Below it is one device behind the trait [`nic::Nic`]; above it is
+//! weft-fi, which calls the operations and drains the [`api::Completion`]s. Read [`Engine`] and [`nic::Nic`]
+//! first: they are the only two abstractions.
+
+#![deny(unsafe_code)]
+
+pub mod api;
+#[allow(unsafe_code)]
+pub mod mem;
+pub mod name;
+pub mod nic;

@@ -1,0 +1,164 @@
+//! The contract between the engine and a device: [`Nic`] below the engine, [`Sink`] above the device.
+//!
+//! Place in the data flow: `Engine` → `Nic` → wire → `Nic::poll` → `Sink` (the engine's core).
+//! The contract is modelled on what network cards give: short messages into a peer's mailbox
+//! (Aries FMA/SMSG, Unimem's mailbox), bulk transfers by an engine (Aries BTE, RDMA), completion
+//! events. A device never interprets what it carries; the engine knows of a device only its [`NicCaps`].
+//!
+//! # Links
+//! A link is one connection to one peer endpoint, numbered densely by the device ([`LinkId`]).
+//! Both sides own a link each. A link that [`Nic::connect`] made, or that a peer made, becomes
+//! usable when [`Sink::up`] is called for it and ends with exactly one [`Sink::down`], or silently with
+//! [`Nic::close`]. A number is reused only after that. A link that ends without having come up
+//! gets `down` alone. Everything that is read from a wire or from
+//! memory shared with a peer is checked in the device for bounds before the engine sees it; what the
+//! bytes mean is checked by the engine, which answers nonsense with [`Nic::close`].
+//!
+//! # Memory
+//! `send` has copied `head` and `body` when it returns `Ok`. `push`, `put` and `get` borrow the client's
+//! memory until [`Sink::done`] is called with their `ctx` (with an error if the link ends first),
+//! exactly once per accepted call — after `close(link)` too, unless the device had already let go of
+//! the memory when `close` returned, in which case `done` is not called.
+
+use crate::mem::Iov;
+use crate::name::EpName;
+
+/// Number of a link, dense from 0, chosen by the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LinkId(pub u32);
+
+/// What a device can do on a link, and where its protocols switch. Sizes are in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NicCaps {
+    /// Short name for messages and statistics: `shm`, `tcp`, `sim`.
+    pub device: &'static str,
+    /// Longest message (head + body) that `send` takes. At least 256.
+    pub mailbox_bytes: usize,
+    /// Longest message (head + body) on the device's fastest path (one cache line for shm).
+    pub inline_bytes: usize,
+    /// Longest payload that goes eagerly by default; longer ones go by rendezvous. Must leave 128
+    /// bytes for the engine's header within `mailbox_bytes`.
+    pub eager_bytes: usize,
+    /// The device can read the peer's memory by address without the peer's help.
+    pub get: bool,
+    /// The device can write the peer's memory by address without the peer's help.
+    pub put: bool,
+    /// Messages of one link arrive in the order in which they were sent. Where false the engine
+    /// restores the order by sequence numbers.
+    pub ordered: bool,
+}
+
+/// Why a device could not take something now. There is no side effect; try again after a `poll`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+/// Why a link ended or a transfer failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LinkError {
+    /// The peer closed the link in an orderly way.
+    #[error("closed by the peer")]
+    Closed,
+    /// The peer vanished: hang-up, reset, or death of its process.
+    #[error("the peer is gone (hang-up or reset)")]
+    Gone,
+    /// Nobody accepted connections at the address.
+    #[error("connection refused: no endpoint listens at that address")]
+    Refused,
+    /// No answer within the connect time-out.
+    #[error("no answer within the connect time-out (FI_WEFT_CONNECT_TIMEOUT_MS)")]
+    Timeout,
+    /// No route to the address.
+    #[error("no route to the peer's address")]
+    Unreachable,
+    /// The peer failed authentication, or we failed it.
+    #[error("the peer refused our credentials, or failed to prove its own")]
+    Denied,
+    /// The peer broke the protocol.
+    #[error("the peer sent something that the protocol does not allow")]
+    Protocol,
+    /// A direct access to the peer's memory was refused by the operating system, or the address was bad.
+    #[error("direct access to the peer's memory failed")]
+    Access,
+    /// Descriptors, memory or another local resource ran out.
+    #[error("out of descriptors or memory")]
+    Resources,
+}
+
+/// A remote piece of memory for `put` and `get`: an address in the peer's address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteIov {
+    /// Address in the peer.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// A communication device. Implementations: shm and tcp (weft-nic), the simulated one (weft-sim).
+/// All calls come from one thread at a time; none blocks; none calls back except `poll`.
+pub trait Nic {
+    /// The name under which peers reach the endpoint of this device.
+    fn name(&self) -> EpName;
+
+    /// Starts to connect to `peer`, which may be the own name. Ends in `up` or `down`, within the
+    /// connect time-out. An error here means that not even an attempt could be made.
+    fn connect(&mut self, peer: &EpName) -> Result<LinkId, LinkError>;
+
+    /// Sends one message: `head` followed by the bytes of `body`, together at most
+    /// `mailbox_bytes`. On `Ok` all bytes have been copied or handed on.
+    fn send(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full>;
+
+    /// Streams the bytes of `src` into the peer's window `window` from byte `offset` on, in segments
+    /// of the device's choice. The peer's engine says where they go ([`Sink::place`]). Segments of one
+    /// push arrive in order; nothing is promised between a push and messages.
+    fn push(&mut self, link: LinkId, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full>;
+
+    /// Reads the peer's memory `remote` into `local` (equal total lengths). Only where `caps.get`.
+    fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<(), Full>;
+
+    /// Writes `local` to the peer's memory `remote` (equal total lengths). Only where `caps.put`.
+    fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<(), Full>;
+
+    /// Sends on its way whatever `send` has gathered. Called at the end of each progress round.
+    fn flush(&mut self);
+
+    /// Moves bytes: takes what has arrived to `sink`, in bounded portions. Returns how many sink calls were made:
+    /// 0 means that nothing happened.
+    fn poll<S: Sink>(&mut self, sink: &mut S) -> usize;
+
+    /// Ends a link at once. What `send` accepted before is still delivered if the peer lives.
+    /// No sink call for this link is made afterwards except `done`, as the module says.
+    fn close(&mut self, link: LinkId);
+
+    /// Whether everything that was accepted has left this process, so that the device may be dropped.
+    fn drained(&self) -> bool;
+}
+
+/// What a link is once it is up.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkUp {
+    /// The peer's full name, authenticated as far as the device can.
+    pub peer: EpName,
+    /// Whether our side connected.
+    pub initiator: bool,
+    /// What the device can do on this link.
+    pub caps: NicCaps,
+}
+
+/// Receives what a device brings. Implemented by the engine's core.
+pub trait Sink {
+    /// The link is usable. Nothing is sent on a link that a peer made before the peer's engine has spoken.
+    fn up(&mut self, link: LinkId, info: LinkUp);
+    /// The link has ended, or could not be made.
+    fn down(&mut self, link: LinkId, why: LinkError);
+    /// One message, whole. The slice may lie in memory that the peer can still write: read every byte once.
+    fn message(&mut self, link: LinkId, bytes: &[u8]);
+    /// Bytes of a push are arriving, up to `len` of them for the window's bytes from `offset`: where shall
+    /// they go? `None`: they are thrown away. Memory shorter than `len`: the rest is thrown away. The device
+    /// calls `placed` before its `poll` returns and keeps the memory no longer; it asks again for what
+    /// comes later.
+    fn place(&mut self, link: LinkId, window: u64, offset: u64, len: usize) -> Option<crate::mem::IovList>;
+    /// The first `len` (≤ what `place` was asked for, 0 allowed) of those bytes have been stored or thrown away.
+    fn placed(&mut self, link: LinkId, window: u64, offset: u64, len: usize);
+    /// A push, put or get has finished and its local memory is free.
+    fn done(&mut self, link: LinkId, ctx: u64, result: Result<(), LinkError>);
+}
