@@ -78,7 +78,7 @@ bitflags::bitflags! {
 
 /// A send: plain, tagged, with data, injected — one shape.
 #[derive(Clone, Copy, Debug)]
-pub struct Send<'a> {
+pub struct SendOp<'a> {
     /// To whom.
     pub dest: Addr,
     /// The payload's pieces, copied by the call.
@@ -95,7 +95,7 @@ pub struct Send<'a> {
 
 /// A receive: plain, tagged, multi, peek, claim, discard.
 #[derive(Clone, Copy, Debug)]
-pub struct Recv<'a> {
+pub struct RecvOp<'a> {
     /// From whom; `ADDR_NONE` for anyone.
     pub src: Addr,
     /// The buffer's pieces, copied by the call.
@@ -123,7 +123,7 @@ pub struct RmaIov {
 
 /// An RMA read or write.
 #[derive(Clone, Copy, Debug)]
-pub struct Rma<'a> {
+pub struct RmaOp<'a> {
     /// The target.
     pub dest: Addr,
     /// Local pieces, copied by the call.
