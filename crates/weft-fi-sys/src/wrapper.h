@@ -1,0 +1,17 @@
+/*
+ * The headers that `cargo xtask bindings` translates into bindings.rs: those of libfabric 1.17
+ * (Debian's libfabric-dev). What libfabric 2.x added since stands by hand in v2.rs.
+ */
+#include <rdma/fabric.h>
+#include <rdma/fi_atomic.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_collective.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_eq.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+#include <rdma/fi_tagged.h>
+#include <rdma/fi_trigger.h>
+#include <rdma/providers/fi_log.h>
+#include <rdma/providers/fi_prov.h>
