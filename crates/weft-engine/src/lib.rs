@@ -8,7 +8,18 @@
 #![deny(unsafe_code)]
 
 pub mod api;
+mod core;
+mod engine;
+mod list;
+mod matching;
 #[allow(unsafe_code)]
 pub mod mem;
+mod msg;
 pub mod name;
 pub mod nic;
+mod ops;
+mod rma;
+mod vc;
+mod wire;
+
+pub use engine::Engine;

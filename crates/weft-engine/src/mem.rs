@@ -177,26 +177,21 @@ pub fn to_vec(iov: &[Iov]) -> Vec<u8> {
     bytes
 }
 
-/// An owned buffer that can be handed to a device as an `Iov`: the bytes never move while it lives.
+/// An owned buffer that can be handed to a device as an `Iov`: the bytes never move while it lives. (A `Vec` and not
+/// a `Box`, which would claim to be the only way to its bytes whenever it is moved.)
 #[derive(Debug)]
-pub struct Owned(Box<[u8]>);
+pub struct Owned(Vec<u8>);
 
 impl Owned {
     /// Takes the bytes over.
     #[must_use]
     pub fn new(bytes: Vec<u8>) -> Self {
-        Self(bytes.into_boxed_slice())
+        Self(bytes)
     }
 
     /// The bytes as an `Iov`; the caller keeps `self` alive for as long as a device may use it.
     #[must_use]
     pub fn iov(&mut self) -> Iov {
         Iov { ptr: self.0.as_mut_ptr(), len: self.0.len() }
-    }
-
-    /// The bytes.
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        &self.0
     }
 }

@@ -16,9 +16,9 @@
 //!
 //! # Memory
 //! `send` has copied `head` and `body` when it returns `Ok`. `push`, `put` and `get` borrow the client's
-//! memory until [`Sink::done`] is called with their `ctx` (with an error if the link ends first),
-//! exactly once per accepted call — after `close(link)` too, unless the device had already let go of
-//! the memory when `close` returned, in which case `done` is not called.
+//! memory until [`Sink::done`] is called with their `ctx`, exactly once per accepted call: with an error, before
+//! `down`, if the link ends first. `close(link)` abandons them: when it returns the device has let go of the memory, and
+//! no `done` follows.
 
 use crate::mem::Iov;
 use crate::name::EpName;
@@ -125,8 +125,8 @@ pub trait Nic {
     /// 0 means that nothing happened.
     fn poll<S: Sink>(&mut self, sink: &mut S) -> usize;
 
-    /// Ends a link at once. What `send` accepted before is still delivered if the peer lives.
-    /// No sink call for this link is made afterwards except `done`, as the module says.
+    /// Ends a link at once; the peer sees `Closed`. What `send` accepted before is still delivered if the peer lives,
+    /// unless a push was cut in the middle. No sink call for this link is made afterwards.
     fn close(&mut self, link: LinkId);
 
     /// Whether everything that was accepted has left this process, so that the device may be dropped.

@@ -1,0 +1,696 @@
+//! The engine's state, and what arrives from the device ([`Sink`]).
+//!
+//! Place in the data flow: `Nic::poll` → here → `msg`/`rma` (what the message means) → completions, or
+//! deferred work that [`crate::Engine::progress`] sends after the poll. Nothing here calls the device: it is borrowed while it polls.
+//!
+//! Links. Our own attempt goes Dialing → Opening (OPEN sent) → Carrying (OPEN_OK received). A peer's goes
+//! Incoming → (OPEN received) → Carrying, unless both sides connected at once: then the attempt of the endpoint with the
+//! smaller name wins. The other endpoint drops its own attempt when it sees the winner's OPEN; the winner parks
+//! the loser's attempt until its own has succeeded (then it refuses the parked one) or failed (then it takes it), so that a pair in
+//! which only one direction can connect still meets.
+
+use rustc_hash::FxHashMap;
+use slab::Slab;
+use smallvec::SmallVec;
+
+use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Error, Fault, Kind, NoBook, OpFlags};
+use crate::matching::{Body, Matcher};
+use crate::mem::{self, IovList};
+use crate::name::{EpName, Identity};
+use crate::nic::{LinkError, LinkId, LinkUp, Sink};
+use crate::ops::{Multi, Phase, TxOp, XferKind, Xfers, pushed_op};
+use crate::rma::Regions;
+use crate::vc::{Deferred, PathCaps, Vc, VcState};
+use crate::wire::{self, Head, Open, PROTOCOL_VERSION, Reader, Short, kind};
+
+/// The peer did something that the protocol forbids: its link is closed.
+#[derive(Debug)]
+pub(crate) struct Violation;
+
+/// Longest run of messages that may wait for one that they overtook.
+const REORDER_LIMIT: u32 = 4096;
+/// Requests of one peer that may wait for an answer: far beyond any TX queue, so only an attacker gets there.
+const DEFERRED_LIMIT: usize = 1 << 17;
+/// How often to call again a peer that still believes in an earlier link.
+const REDIAL_LIMIT: u16 = 1000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkState {
+    Free,
+    /// Ours, not up yet.
+    Dialing,
+    /// Ours, OPEN sent.
+    Opening,
+    /// Theirs, up, silent so far.
+    Incoming,
+    /// Theirs, has sent OPEN while our own attempt is under way; the window it granted.
+    Parked(u64),
+    /// In use.
+    Carrying,
+}
+
+pub(crate) struct Link {
+    pub(crate) state: LinkState,
+    /// Number of the virtual connection, once known.
+    pub(crate) vc: u32,
+    pub(crate) up: Option<Box<LinkUp>>,
+}
+
+/// Something to send on a link itself, after the poll.
+pub(crate) struct LinkWork {
+    pub(crate) link: LinkId,
+    pub(crate) message: Option<SmallVec<[u8; 24]>>,
+    pub(crate) close: bool,
+}
+
+pub(crate) struct Core {
+    pub(crate) config: Config,
+    pub(crate) me: EpName,
+    pub(crate) book: Book,
+    pub(crate) vcs: Vec<Vc>,
+    /// Address → number of the virtual connection + 1.
+    pub(crate) by_addr: Vec<u32>,
+    by_identity: FxHashMap<Identity, u32>,
+    links: Vec<Link>,
+    pub(crate) link_work: Vec<LinkWork>,
+    /// Messages that overtook the OPEN_OK of their (unordered) link.
+    too_early: Vec<(LinkId, Vec<u8>)>,
+    pub(crate) ops: Slab<TxOp>,
+    pub(crate) xfers: Xfers,
+    pub(crate) multis: Slab<Multi>,
+    pub(crate) tagged: Matcher,
+    pub(crate) untagged: Matcher,
+    pub(crate) regions: Regions,
+    /// Connections with work, each once.
+    pub(crate) active: Vec<u32>,
+    pub(crate) completions: Vec<Completion>,
+    pub(crate) min_multi_recv: usize,
+    pub(crate) remote_events: bool,
+}
+
+impl Core {
+    pub(crate) fn new(config: Config, me: EpName) -> Self {
+        Self {
+            config,
+            me,
+            book: std::sync::Arc::new(NoBook),
+            vcs: Vec::new(),
+            by_addr: Vec::new(),
+            by_identity: FxHashMap::default(),
+            links: Vec::new(),
+            link_work: Vec::new(),
+            too_early: Vec::new(),
+            ops: Slab::new(),
+            xfers: Xfers::default(),
+            multis: Slab::new(),
+            tagged: Matcher::default(),
+            untagged: Matcher::default(),
+            regions: Regions::default(),
+            active: Vec::new(),
+            completions: Vec::with_capacity(64),
+            min_multi_recv: 64,
+            remote_events: false,
+        }
+    }
+
+    // ---- peers -------------------------------------------------------------------------------
+
+    /// The connection for an address; made when the address is used for the first time.
+    #[inline]
+    pub(crate) fn vc_for(&mut self, addr: Addr) -> Result<u32, Error> {
+        let index = usize::try_from(addr).map_err(|_| Error::NoSuchAddress)?;
+        match self.by_addr.get(index) {
+            Some(&n) if n != 0 => Ok(n - 1),
+            _ => self.meet(addr, index),
+        }
+    }
+
+    #[cold]
+    fn meet(&mut self, addr: Addr, index: usize) -> Result<u32, Error> {
+        let name = self.book.name(addr).ok_or(Error::NoSuchAddress)?;
+        let vci = self.vc_named(&name);
+        let vc = &mut self.vcs[vci as usize];
+        if vc.addr == ADDR_NONE {
+            vc.addr = addr;
+        }
+        // The book knows the address, so its index is as dense as the book is.
+        if self.by_addr.len() <= index {
+            self.by_addr.resize((index + 1).next_power_of_two(), 0);
+        }
+        self.by_addr[index] = vci + 1;
+        Ok(vci)
+    }
+
+    /// The connection for a name, new or old.
+    fn vc_named(&mut self, name: &EpName) -> u32 {
+        if let Some(&vci) = self.by_identity.get(&name.identity()) {
+            return vci;
+        }
+        let vci = u32::try_from(self.vcs.len()).unwrap_or(u32::MAX - 1);
+        let mut vc = Vc::new(*name);
+        vc.addr = self.book.addr(name).unwrap_or(ADDR_NONE);
+        self.vcs.push(vc);
+        self.by_identity.insert(name.identity(), vci);
+        vci
+    }
+
+    pub(crate) fn address_added(&mut self, addr: Addr, name: &EpName) {
+        let known = self.by_identity.get(&name.identity());
+        let vc = match known {
+            Some(&vci) => self.vcs.get_mut(vci as usize),
+            // A stranger's full name may be inserted in its service form.
+            None => self.vcs.iter_mut().find(|vc| vc.name.socket_identity() == name.identity()),
+        };
+        if let Some(vc) = vc
+            && vc.addr == ADDR_NONE
+        {
+            vc.addr = addr;
+        }
+    }
+
+    pub(crate) fn address_removed(&mut self, addr: Addr) {
+        if let Some(n) = usize::try_from(addr).ok().and_then(|i| self.by_addr.get_mut(i)) {
+            *n = 0;
+        }
+        for vc in self.vcs.iter_mut().filter(|vc| vc.addr == addr) {
+            vc.addr = ADDR_NONE;
+        }
+    }
+
+    /// Puts the connection on the list that the next progress round works off.
+    #[inline]
+    pub(crate) fn activate(&mut self, vci: u32) {
+        let vc = &mut self.vcs[vci as usize];
+        if !vc.active {
+            vc.active = true;
+            self.active.push(vci);
+        }
+    }
+
+    /// Queues a header (and no payload) behind the other deferred work of the connection.
+    pub(crate) fn defer(&mut self, vci: u32, work: Deferred) {
+        self.vcs[vci as usize].deferred.push_back(work);
+        self.activate(vci);
+    }
+
+    pub(crate) fn defer_message<const N: usize>(&mut self, vci: u32, message: &wire::Writer<N>) {
+        self.defer(vci, Deferred::Message(SmallVec::from_slice(message.bytes())));
+    }
+
+    // ---- links -------------------------------------------------------------------------------
+
+    pub(crate) fn link_mut(&mut self, link: LinkId) -> &mut Link {
+        let index = link.0 as usize;
+        while self.links.len() <= index {
+            self.links.push(Link { state: LinkState::Free, vc: u32::MAX, up: None });
+        }
+        &mut self.links[index]
+    }
+
+    fn free_link(&mut self, link: LinkId) {
+        *self.link_mut(link) = Link { state: LinkState::Free, vc: u32::MAX, up: None };
+        self.too_early.retain(|(l, _)| *l != link);
+    }
+
+    /// Sends `kind` on the link (OPEN, OPEN_OK with our window; OPEN_DUP without), then perhaps closes it.
+    fn link_say(&mut self, link: LinkId, what: u8, close: bool) {
+        let mut w = Short::new(what, 0);
+        if what != kind::OPEN_DUP {
+            let window_bytes = (self.config.window_bytes as u64).into();
+            w.put(&Open { version: PROTOCOL_VERSION, reserved: [0; 7], window_bytes });
+        }
+        let message = Some(SmallVec::from_slice(w.bytes()));
+        self.link_work.push(LinkWork { link, message, close });
+    }
+
+    /// Closes a link without a word.
+    fn link_drop(&mut self, link: LinkId) {
+        self.free_link(link);
+        self.link_work.push(LinkWork { link, message: None, close: true });
+    }
+
+    fn on_open(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
+        let open: Open = r.take().ok_or(Violation)?;
+        if open.version != PROTOCOL_VERSION || self.link_mut(link).state != LinkState::Incoming {
+            return Err(Violation);
+        }
+        let Some(peer) = self.link_mut(link).up.as_ref().map(|up| up.peer) else { return Err(Violation) };
+        let vci = self.vc_named(&peer);
+        self.link_mut(link).vc = vci;
+        let window = open.window_bytes.get();
+        let to_self = peer == self.me;
+        match self.vcs[vci as usize].state {
+            _ if to_self => {
+                // The two ends of one link meet in this engine: this one only listens.
+                self.link_mut(link).state = LinkState::Carrying;
+                self.link_say(link, kind::OPEN_OK, false);
+            }
+            VcState::Idle => self.adopt(link, vci, window),
+            VcState::Connecting(mine) if peer < self.me => {
+                self.link_drop(mine);
+                self.adopt(link, vci, window);
+            }
+            VcState::Connecting(_) => {
+                self.link_mut(link).state = LinkState::Parked(window);
+                self.vcs[vci as usize].parked = Some(link);
+            }
+            VcState::Up(_) => {
+                self.free_link(link);
+                self.link_say(link, kind::OPEN_DUP, true);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a peer's link into use.
+    fn adopt(&mut self, link: LinkId, vci: u32, window: u64) {
+        self.carry(link, vci, window);
+        self.link_say(link, kind::OPEN_OK, false);
+    }
+
+    fn carry(&mut self, link: LinkId, vci: u32, window: u64) {
+        let eager = self.config.eager_bytes;
+        let slot = self.link_mut(link);
+        slot.state = LinkState::Carrying;
+        slot.vc = vci;
+        let Some(caps) = slot.up.as_ref().map(|up| PathCaps::new(&up.caps, eager)) else { return };
+        self.vcs[vci as usize].open(link, caps, window);
+        self.activate(vci);
+    }
+
+    fn on_open_ok(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
+        let open: Open = r.take().ok_or(Violation)?;
+        let slot = self.link_mut(link);
+        if slot.state != LinkState::Opening || open.version != PROTOCOL_VERSION {
+            return Err(Violation);
+        }
+        let vci = slot.vc;
+        self.carry(link, vci, open.window_bytes.get());
+        if let Some(parked) = self.vcs[vci as usize].parked.take() {
+            self.free_link(parked);
+            self.link_say(parked, kind::OPEN_DUP, true);
+        }
+        let mut waiting = std::mem::take(&mut self.too_early);
+        for (_, bytes) in waiting.extract_if(.., |(l, _)| *l == link) {
+            self.message(link, &bytes);
+        }
+        self.too_early.append(&mut waiting);
+        Ok(())
+    }
+
+    /// The peer holds another link with us, which we may have seen break before the peer did: call again.
+    fn on_open_dup(&mut self, link: LinkId) -> Result<(), Violation> {
+        let slot = self.link_mut(link);
+        if slot.state != LinkState::Opening {
+            return Err(Violation);
+        }
+        let vci = slot.vc;
+        self.link_drop(link);
+        let vc = &mut self.vcs[vci as usize];
+        if vc.state == VcState::Connecting(link) {
+            vc.state = VcState::Idle;
+            vc.redials += 1;
+            if vc.redials > REDIAL_LIMIT {
+                self.vc_fail(vci, LinkError::Refused);
+            } else if let Some(parked) = self.vcs[vci as usize].parked.take() {
+                self.take_parked(parked, vci);
+            } else {
+                self.activate(vci);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_parked(&mut self, parked: LinkId, vci: u32) {
+        if let LinkState::Parked(window) = self.link_mut(parked).state {
+            self.adopt(parked, vci, window);
+        }
+    }
+
+    /// A connection that was begun under a service name turned out to lead to a known endpoint.
+    fn learn_name(&mut self, link: LinkId, vci: u32, peer: &EpName) -> u32 {
+        match self.by_identity.get(&peer.identity()) {
+            Some(&known) if known != vci => {
+                self.merge(vci, known);
+                if matches!(self.vcs[known as usize].state, VcState::Idle) {
+                    self.vcs[known as usize].state = VcState::Connecting(link);
+                    self.link_mut(link).vc = known;
+                    return known;
+                }
+                self.link_drop(link);
+                known
+            }
+            _ => {
+                self.by_identity.insert(peer.identity(), vci);
+                self.vcs[vci as usize].name = *peer;
+                vci
+            }
+        }
+    }
+
+    /// Moves all that waits on `from` to `to`, which leads to the same endpoint.
+    fn merge(&mut self, from: u32, to: u32) {
+        let old = &mut self.vcs[from as usize];
+        old.state = VcState::Idle;
+        let (waiting, addr, identity) = (std::mem::take(&mut old.tx), old.addr, old.name.identity());
+        for &op in &waiting {
+            self.ops[op as usize].vc = to;
+        }
+        let new = &mut self.vcs[to as usize];
+        new.tx.extend(waiting);
+        if new.addr == ADDR_NONE {
+            new.addr = addr;
+        }
+        self.by_identity.insert(identity, to);
+        for n in self.by_addr.iter_mut().filter(|n| **n == from + 1) {
+            *n = to + 1;
+        }
+        self.activate(to);
+    }
+
+    // ---- ends --------------------------------------------------------------------------------
+
+    /// The link is of no use any more; its connection fails unless another link can take over.
+    fn link_lost(&mut self, link: LinkId, why: LinkError) {
+        let (state, vci) = {
+            let slot = self.link_mut(link);
+            (slot.state, slot.vc)
+        };
+        self.free_link(link);
+        if vci == u32::MAX {
+            return;
+        }
+        match state {
+            LinkState::Free | LinkState::Incoming => {}
+            LinkState::Parked(_) => self.vcs[vci as usize].parked = None,
+            LinkState::Dialing | LinkState::Opening => {
+                if self.vcs[vci as usize].state != VcState::Connecting(link) {
+                    return;
+                }
+                self.vcs[vci as usize].state = VcState::Idle;
+                match self.vcs[vci as usize].parked.take() {
+                    Some(parked) => self.take_parked(parked, vci),
+                    None => self.vc_fail(vci, why),
+                }
+            }
+            LinkState::Carrying => self.vc_fail(vci, why),
+        }
+    }
+
+    /// The peer is out of reach: everything that depends on it fails, and the connection is as new.
+    pub(crate) fn vc_fail(&mut self, vci: u32, why: LinkError) {
+        let fault = Fault::Link(why);
+        self.retire_links(vci);
+        let vc = &mut self.vcs[vci as usize];
+        let name = vc.name;
+        let (addr, active) = (vc.addr, vc.active);
+        *vc = Vc::new(name);
+        vc.addr = addr;
+        vc.active = active;
+        let dead: Vec<usize> = self.ops.iter().filter(|(_, op)| op.vc == vci).map(|(i, _)| i).collect();
+        for index in dead {
+            // The device has let go of the memory: by contract before `down`, or within `close`.
+            let op = self.ops.remove(index);
+            self.complete_op(&op, Some(op.fault.unwrap_or(fault)));
+        }
+        for token in self.xfers.tokens(|x| x.vc == vci) {
+            if let Some(x) = self.xfers.remove(token) {
+                self.abandon_xfer(x.kind, fault);
+            }
+        }
+        self.drop_unexpected_rendezvous(vci);
+        if why != LinkError::Closed && addr != ADDR_NONE {
+            self.fail_directed_receives(addr, fault);
+        }
+    }
+
+    /// Closes every link of the connection (there are two when it leads to ourselves).
+    fn retire_links(&mut self, vci: u32) {
+        for index in 0..self.links.len() {
+            if self.links[index].vc == vci && self.links[index].state != LinkState::Free {
+                self.link_drop(LinkId(u32::try_from(index).unwrap_or(u32::MAX)));
+            }
+        }
+    }
+
+    fn abandon_xfer(&mut self, what: XferKind, fault: Fault) {
+        match what {
+            XferKind::Recv { info, .. } => self.complete_recv(&info, ADDR_NONE, Some(fault)),
+            XferKind::Write { key, .. } | XferKind::Serve { key, .. } => self.regions.release(key),
+            XferKind::ReadHome { .. } => {}
+        }
+    }
+
+    /// Messages whose payload stayed with the dead cannot be received any more.
+    fn drop_unexpected_rendezvous(&mut self, vci: u32) {
+        for matcher in [&mut self.tagged, &mut self.untagged] {
+            let gone: Vec<u32> = matcher
+                .unexpected
+                .iter()
+                .filter(|(_, m)| m.vc == vci && matches!(m.body, Body::Rendezvous { .. }))
+                .map(|(key, _)| key)
+                .collect();
+            for key in gone {
+                matcher.unexpected.remove(key);
+            }
+        }
+    }
+
+    /// A receive that names the dead as its only source would wait for ever.
+    fn fail_directed_receives(&mut self, addr: Addr, fault: Fault) {
+        for tagged in [true, false] {
+            let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
+            let gone: Vec<u32> = matcher.posted.iter().filter(|(_, p)| p.src == addr).map(|(key, _)| key).collect();
+            for key in gone {
+                self.end_posted(tagged, key, fault);
+            }
+        }
+    }
+
+    // ---- completions -------------------------------------------------------------------------
+
+    /// Reports the end of one of our sends, reads or writes.
+    pub(crate) fn complete_op(&mut self, op: &TxOp, fault: Option<Fault>) {
+        if fault.is_none() && op.flags.contains(OpFlags::QUIET) {
+            return;
+        }
+        self.completions.push(Completion {
+            kind: op.kind,
+            ctx: op.ctx,
+            flags: op.flags,
+            len: usize::try_from(op.len).unwrap_or(usize::MAX),
+            buf: 0,
+            tag: op.tag,
+            data: op.data,
+            src: ADDR_NONE,
+            fault,
+        });
+    }
+
+    /// Ends the operation if neither the peer nor the device still works on it.
+    pub(crate) fn finish_op(&mut self, index: u32) {
+        let Some(op) = self.ops.get(index as usize) else { return };
+        let vci = op.vc;
+        if op.pending > 0 || op.pushing > 0 || !op.all_sent() {
+            // A part that waits for the others may have its turn now.
+            if !self.vcs[vci as usize].tx.is_empty() {
+                self.activate(vci);
+            }
+            return;
+        }
+        let op = self.ops.remove(index as usize);
+        let vc = &mut self.vcs[op.vc as usize];
+        vc.outstanding = vc.outstanding.saturating_sub(1);
+        if !vc.tx.is_empty() {
+            self.activate(op.vc);
+        }
+        self.complete_op(&op, op.fault);
+    }
+
+    /// The operation if it is one of this peer's; anything else is a violation.
+    pub(crate) fn op_of(&mut self, vci: u32, index: u32) -> Result<&mut TxOp, Violation> {
+        self.ops.get_mut(index as usize).filter(|op| op.vc == vci).ok_or(Violation)
+    }
+
+    // ---- messages ----------------------------------------------------------------------------
+
+    fn dispatch(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), Violation> {
+        let mut r = Reader(bytes);
+        let head: Head = r.take().ok_or(Violation)?;
+        let (state, vci) = match self.links.get(link.0 as usize) {
+            Some(slot) => (slot.state, slot.vc),
+            None => return Ok(()),
+        };
+        if state == LinkState::Free {
+            // The engine has let go of the link; the device hears of it after this poll.
+            return Ok(());
+        }
+        if head.kind < wire::FIRST_SEQUENCED {
+            return match head.kind {
+                kind::OPEN => self.on_open(link, r),
+                kind::OPEN_OK => self.on_open_ok(link, r),
+                kind::OPEN_DUP => self.on_open_dup(link),
+                _ => Err(Violation),
+            };
+        }
+        match state {
+            LinkState::Carrying => {}
+            LinkState::Opening if self.may_overtake(link) => {
+                self.too_early.push((link, bytes.to_vec()));
+                return Ok(());
+            }
+            _ => return Err(Violation),
+        }
+        let vc = &mut self.vcs[vci as usize];
+        if vc.deferred.len() > DEFERRED_LIMIT {
+            return Err(Violation);
+        }
+        let seq = head.seq.get();
+        if seq == vc.rx_seq {
+            vc.rx_seq = seq.wrapping_add(1);
+            self.sequenced(vci, head, r)?;
+            if self.vcs[vci as usize].early.is_some() {
+                return self.drain_early(vci);
+            }
+            return Ok(());
+        }
+        self.keep_early(vci, seq, bytes)
+    }
+
+    fn may_overtake(&mut self, link: LinkId) -> bool {
+        let room = self.too_early.len() < REORDER_LIMIT as usize;
+        room && self.link_mut(link).up.as_ref().is_some_and(|up| !up.caps.ordered)
+    }
+
+    #[cold]
+    fn keep_early(&mut self, vci: u32, seq: u32, bytes: &[u8]) -> Result<(), Violation> {
+        let vc = &mut self.vcs[vci as usize];
+        if vc.caps.ordered {
+            return Err(Violation);
+        }
+        let ahead = seq.wrapping_sub(vc.rx_seq);
+        if ahead < REORDER_LIMIT {
+            vc.early.get_or_insert_default().insert(seq, bytes.to_vec());
+            Ok(())
+        } else if vc.rx_seq.wrapping_sub(seq) < REORDER_LIMIT {
+            Ok(()) // a duplicate of something already taken
+        } else {
+            Err(Violation)
+        }
+    }
+
+    #[cold]
+    fn drain_early(&mut self, vci: u32) -> Result<(), Violation> {
+        loop {
+            let vc = &mut self.vcs[vci as usize];
+            let Some(early) = vc.early.as_mut() else { return Ok(()) };
+            let Some(bytes) = early.remove(&vc.rx_seq) else {
+                if early.is_empty() {
+                    vc.early = None;
+                }
+                return Ok(());
+            };
+            vc.rx_seq = vc.rx_seq.wrapping_add(1);
+            let mut r = Reader(&bytes);
+            let head: Head = r.take().ok_or(Violation)?;
+            self.sequenced(vci, head, r)?;
+        }
+    }
+
+    /// One message of the connection's stream, in order.
+    fn sequenced(&mut self, vci: u32, head: Head, r: Reader<'_>) -> Result<(), Violation> {
+        match head.kind {
+            kind::EAGER => self.on_eager(vci, head.flags, r),
+            kind::RTS => self.on_rts(vci, head.flags, r),
+            kind::CTS => self.on_cts(vci, r),
+            kind::FIN => self.on_fin(vci, r),
+            kind::ACK => self.on_ack(vci, head.flags, r),
+            kind::CREDIT => self.on_credit(vci, r),
+            kind::WRITE => self.on_write(vci, head.flags, r),
+            kind::WRITE_RTS => self.on_write_rts(vci, head.flags, r),
+            kind::READ => self.on_read(vci, r, false),
+            kind::READ_BULK => self.on_read(vci, r, true),
+            kind::READ_DATA => self.on_read_data(vci, r),
+            _ => Err(Violation),
+        }
+    }
+
+    /// Closes the link of a peer that broke the protocol.
+    fn violated(&mut self, link: LinkId) {
+        self.link_lost(link, LinkError::Protocol);
+        self.link_work.push(LinkWork { link, message: None, close: true });
+    }
+
+    // ---- device results ----------------------------------------------------------------------
+
+    fn push_done(&mut self, index: u32, result: Result<(), LinkError>) {
+        let Some(op) = self.ops.get_mut(index as usize) else { return };
+        op.pushing = op.pushing.saturating_sub(1);
+        if let Err(why) = result {
+            op.fault.get_or_insert(Fault::Link(why));
+            op.pending = 0;
+        } else if op.kind == Kind::Send && op.phase == Phase::Pushing(false) {
+            op.pending = 0;
+        }
+        self.finish_op(index);
+    }
+}
+
+impl Sink for Core {
+    fn up(&mut self, link: LinkId, info: LinkUp) {
+        let slot = self.link_mut(link);
+        slot.up = Some(Box::new(info));
+        if !info.initiator {
+            slot.state = LinkState::Incoming;
+            slot.vc = u32::MAX;
+            return;
+        }
+        if slot.state != LinkState::Dialing {
+            return;
+        }
+        slot.state = LinkState::Opening;
+        let vci = slot.vc;
+        let vci = if self.vcs[vci as usize].name.is_full() { vci } else { self.learn_name(link, vci, &info.peer) };
+        if self.vcs[vci as usize].state == VcState::Connecting(link) {
+            self.link_say(link, kind::OPEN, false);
+        }
+    }
+
+    fn down(&mut self, link: LinkId, why: LinkError) {
+        self.link_lost(link, why);
+        // The device has ended the link itself: it must not be told to close a number that it may reuse.
+        self.link_work.retain(|w| w.link != link);
+    }
+
+    #[inline]
+    fn message(&mut self, link: LinkId, bytes: &[u8]) {
+        if self.dispatch(link, bytes).is_err() {
+            self.violated(link);
+        }
+    }
+
+    fn place(&mut self, link: LinkId, window: u64, offset: u64, len: usize) -> Option<IovList> {
+        let vci = self.links.get(link.0 as usize)?.vc;
+        let xfer = self.xfers.get_mut(window).filter(|x| x.vc == vci)?;
+        if matches!(xfer.kind, XferKind::Serve { .. }) || offset.checked_add(len as u64)? > xfer.expect {
+            return None;
+        }
+        Some(mem::slice(&xfer.iov, usize::try_from(offset).ok()?, len))
+    }
+
+    fn placed(&mut self, link: LinkId, window: u64, _offset: u64, len: usize) {
+        let Some(vci) = self.links.get(link.0 as usize).map(|l| l.vc) else { return };
+        let Some(xfer) = self.xfers.get_mut(window).filter(|x| x.vc == vci) else { return };
+        xfer.placed = xfer.placed.saturating_add(len as u64);
+        if xfer.placed >= xfer.expect {
+            self.xfer_arrived(window);
+        }
+    }
+
+    fn done(&mut self, _link: LinkId, ctx: u64, result: Result<(), LinkError>) {
+        match pushed_op(ctx) {
+            Some(op) => self.push_done(op, result),
+            None => self.xfer_done(ctx, result),
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! [`Engine`]: one endpoint, one state machine.
+//!
+//! Place in the data flow: weft-fi calls an operation (`send`, `recv`, `write`, `read`: files `msg` and `rma`) or
+//! [`Engine::progress`], then drains [`Engine::completions`]. The engine calls its device, the device calls the engine's core
+//! ([`crate::core`]) while it polls, and what the core wants sent is sent here afterwards.
+//!
+//! Invariants: no I/O, no clock, no thread, nothing iterated in hash order; every error return is without side effect; the
+//! completion of an operation is the last thing that happens to it.
+
+use smallvec::SmallVec;
+use zerocopy::little_endian::U32;
+
+use crate::api::{Addr, Book, Completion, Config, Error, Kind, OpFlags};
+use crate::core::{Core, LinkState, LinkWork};
+use crate::mem::{self, Iov};
+use crate::name::EpName;
+use crate::nic::{Full, Nic};
+use crate::ops::{TxOp, XferKind, push_ctx};
+use crate::rma::part_iov;
+use crate::vc::{Deferred, VcState};
+use crate::wire::{Short, kind};
+
+/// One endpoint.
+pub struct Engine<N: Nic> {
+    pub(crate) nic: N,
+    pub(crate) core: Core,
+    /// Kept to reuse its allocation.
+    round: Vec<u32>,
+}
+
+/// Whether an operation has left the TX queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Started {
+    /// It has.
+    Sent,
+    /// The device is full, or something else must happen first.
+    Blocked,
+}
+
+impl<N: Nic> Engine<N> {
+    /// An endpoint over `nic`, with an empty address book.
+    pub fn new(config: Config, nic: N) -> Self {
+        let me = nic.name();
+        Self { nic, core: Core::new(config, me), round: Vec::new() }
+    }
+
+    /// The device.
+    pub fn nic(&self) -> &N {
+        &self.nic
+    }
+
+    /// The device, for what is particular to it (parking, statistics).
+    pub fn nic_mut(&mut self) -> &mut N {
+        &mut self.nic
+    }
+
+    /// The endpoint's name.
+    pub fn name(&self) -> EpName {
+        self.core.me
+    }
+
+    /// Where to look addresses up from now on.
+    pub fn bind_book(&mut self, book: Book) {
+        self.core.book = book;
+    }
+
+    /// The book has gained `addr`: a peer that connected earlier as a stranger becomes known as `addr`.
+    pub fn address_added(&mut self, addr: Addr, name: &EpName) {
+        self.core.address_added(addr, name);
+    }
+
+    /// The book has lost `addr`: receives from there do not match any more, sends fail.
+    pub fn address_removed(&mut self, addr: Addr) {
+        self.core.address_removed(addr);
+    }
+
+    /// A multi-receive buffer is released when fewer than so many bytes are left (FI_OPT_MIN_MULTI_RECV).
+    pub fn set_min_multi_recv(&mut self, bytes: usize) {
+        self.core.min_multi_recv = bytes;
+    }
+
+    /// Whether every access of a peer to any region is reported, not only those of regions with `events`.
+    pub fn set_remote_events(&mut self, on: bool) {
+        self.core.remote_events = on;
+    }
+
+    /// What has completed, in order; the caller drains it after every call into the engine.
+    #[inline]
+    pub fn completions(&mut self) -> &mut Vec<Completion> {
+        &mut self.core.completions
+    }
+
+    /// How many more operations may be accepted before `Again`.
+    pub fn tx_free(&self) -> usize {
+        self.core.config.tx_depth.saturating_sub(self.core.ops.len())
+    }
+
+    /// How many receives are posted (tagged and untagged).
+    pub fn posted_receives(&self) -> usize {
+        self.core.tagged.posted.len() + self.core.untagged.posted.len()
+    }
+
+    /// How many messages wait unmatched (tagged and untagged).
+    pub fn unexpected_messages(&self) -> usize {
+        self.core.tagged.unexpected.len() + self.core.untagged.unexpected.len()
+    }
+
+    /// Whether every accepted send, read and write has completed and left (what fi_close waits for, within a bound).
+    pub fn quiescent(&self) -> bool {
+        self.core.ops.is_empty()
+            && self.core.link_work.is_empty()
+            && self.core.vcs.iter().all(|vc| !vc.has_work())
+            && self.nic.drained()
+    }
+
+    /// Whether nothing at all is under way, transfers of peers included (a leak check for tests).
+    pub fn at_rest(&self) -> bool {
+        self.quiescent() && self.core.xfers.len() == 0
+    }
+
+    /// Says goodbye to all peers. After this only `progress` until `nic().drained()`, then drop.
+    pub fn shutdown(&mut self) {
+        for vci in 0..self.core.vcs.len() {
+            let vci = u32::try_from(vci).unwrap_or(u32::MAX);
+            if self.core.vcs[vci as usize].state != VcState::Idle {
+                self.core.vc_fail(vci, crate::nic::LinkError::Closed);
+            }
+        }
+        self.run_links();
+        self.nic.flush();
+    }
+
+    /// One round of progress: RX, deferred work, TX. Returns 0 when nothing happened.
+    #[inline]
+    pub fn progress(&mut self) -> usize {
+        let mut events = self.nic.poll(&mut self.core);
+        if !self.core.link_work.is_empty() {
+            self.run_links();
+            events += 1;
+        }
+        if !self.core.active.is_empty() {
+            events += self.run_active();
+        }
+        self.nic.flush();
+        events
+    }
+
+    // ---- accepting ---------------------------------------------------------------------------
+
+    /// Accepts an operation that needs more than one step, and takes the first.
+    pub(crate) fn enqueue(&mut self, op: TxOp) -> Result<(), Error> {
+        if self.core.ops.len() >= self.core.config.tx_depth {
+            return Err(Error::Again);
+        }
+        let vci = op.vc;
+        let index = u32::try_from(self.core.ops.insert(op)).unwrap_or(u32::MAX);
+        self.core.vcs[vci as usize].tx.push_back(index);
+        self.run_vc(vci);
+        Ok(())
+    }
+
+    // ---- sending -----------------------------------------------------------------------------
+
+    /// Messages of links themselves, and closes.
+    pub(crate) fn run_links(&mut self) {
+        let mut work = std::mem::take(&mut self.core.link_work);
+        let nic = &mut self.nic;
+        let mut stuck: SmallVec<[crate::nic::LinkId; 4]> = SmallVec::new();
+        work.retain(|w: &LinkWork| {
+            if stuck.contains(&w.link) {
+                return true;
+            }
+            let sent = w.message.as_ref().is_none_or(|m| nic.send(w.link, m, &[]).is_ok());
+            if !sent {
+                stuck.push(w.link);
+                return true;
+            }
+            if w.close {
+                nic.close(w.link);
+            }
+            false
+        });
+        // Closing makes no work; still, nothing may be lost if that ever changes.
+        work.append(&mut self.core.link_work);
+        self.core.link_work = work;
+    }
+
+    /// Deferred work and TX of every connection that has some. Returns how many connections had.
+    pub(crate) fn run_active(&mut self) -> usize {
+        if self.core.active.is_empty() {
+            return 0;
+        }
+        let mut round = std::mem::replace(&mut self.core.active, std::mem::take(&mut self.round));
+        let mut moved = 0;
+        for &vci in &round {
+            self.core.vcs[vci as usize].active = false;
+            moved += usize::from(self.run_vc(vci));
+        }
+        round.clear();
+        self.round = round;
+        moved
+    }
+
+    /// Works off the queues of one connection; what the device does not take now stays on the active list.
+    /// Returns whether anything moved.
+    fn run_vc(&mut self, vci: u32) -> bool {
+        let vc = &self.core.vcs[vci as usize];
+        if !vc.has_work() {
+            return false;
+        }
+        match vc.state {
+            VcState::Idle => {
+                self.dial(vci);
+                true
+            }
+            VcState::Connecting(_) => false,
+            VcState::Up(_) => {
+                // OPEN_OK must precede everything else on a link that the peer made.
+                if !self.core.link_work.is_empty() {
+                    self.run_links();
+                }
+                let moved = self.run_deferred(vci) | self.run_acks(vci) | self.run_tx(vci);
+                if self.core.vcs[vci as usize].has_work() {
+                    self.core.activate(vci);
+                }
+                moved
+            }
+        }
+    }
+
+    fn dial(&mut self, vci: u32) {
+        let name = self.core.vcs[vci as usize].name;
+        match self.nic.connect(&name) {
+            Ok(link) => {
+                let slot = self.core.link_mut(link);
+                slot.state = LinkState::Dialing;
+                slot.vc = vci;
+                slot.up = None;
+                self.core.vcs[vci as usize].state = VcState::Connecting(link);
+            }
+            Err(why) => self.core.vc_fail(vci, why),
+        }
+    }
+
+    fn run_deferred(&mut self, vci: u32) -> bool {
+        let mut moved = false;
+        while let Some(work) = self.core.vcs[vci as usize].deferred.pop_front() {
+            if self.run_work(vci, &work).is_err() {
+                self.core.vcs[vci as usize].deferred.push_front(work);
+                break;
+            }
+            moved = true;
+        }
+        moved
+    }
+
+    fn run_work(&mut self, vci: u32, work: &Deferred) -> Result<(), Full> {
+        match work {
+            Deferred::Message(bytes) => self.numbered(vci, bytes, &[]),
+            Deferred::Reply { op, iov, .. } => {
+                let mut w = Short::new(kind::READ_DATA, 0);
+                w.put(op);
+                self.numbered(vci, w.bytes(), iov)
+            }
+            Deferred::Transfer(token) => self.run_transfer(vci, *token),
+            Deferred::Push { op, part, window, len } => self.run_push(vci, *op, *part, *window, *len),
+        }
+    }
+
+    /// Sends a message of the connection's stream under its next number.
+    fn numbered(&mut self, vci: u32, head: &[u8], body: &[Iov]) -> Result<(), Full> {
+        let vc = &mut self.core.vcs[vci as usize];
+        let Some(link) = vc.link() else { return Ok(()) };
+        let mut bytes: SmallVec<[u8; 72]> = SmallVec::from_slice(head);
+        if let Some(seq) = bytes.get_mut(4..8) {
+            seq.copy_from_slice(&vc.tx_seq.to_le_bytes());
+        }
+        self.nic.send(link, &bytes, body)?;
+        vc.tx_seq = vc.tx_seq.wrapping_add(1);
+        Ok(())
+    }
+
+    fn run_transfer(&mut self, vci: u32, token: u64) -> Result<(), Full> {
+        let Some(link) = self.core.vcs[vci as usize].link() else { return Ok(()) };
+        let Some(x) = self.core.xfers.get_mut(token) else { return Ok(()) };
+        match x.kind {
+            XferKind::Recv { .. } | XferKind::Write { .. } => self.nic.get(link, &x.iov, &x.remote, token),
+            XferKind::Serve { put: true, .. } => self.nic.put(link, &x.iov, &x.remote, token),
+            XferKind::Serve { window, .. } => self.nic.push(link, window, 0, &x.iov, token),
+            XferKind::ReadHome { .. } => Ok(()),
+        }
+    }
+
+    fn run_push(&mut self, vci: u32, index: u32, part: u32, window: u64, len: u64) -> Result<(), Full> {
+        let Some(link) = self.core.vcs[vci as usize].link() else { return Ok(()) };
+        let Some(op) = self.core.ops.get(index as usize).filter(|op| op.vc == vci) else { return Ok(()) };
+        let iov = if op.kind == Kind::Send {
+            mem::slice(&op.iov, 0, usize::try_from(len).unwrap_or(usize::MAX))
+        } else {
+            part_iov(op, part, len)
+        };
+        self.nic.push(link, window, 0, &iov, push_ctx(index))
+    }
+
+    fn run_acks(&mut self, vci: u32) -> bool {
+        /// Operation numbers in one ACK: the count must fit one byte, the message the smallest mailbox.
+        const BATCH: usize = 48;
+        let mut moved = false;
+        loop {
+            let vc = &mut self.core.vcs[vci as usize];
+            let Some(link) = vc.link().filter(|_| !vc.acks.is_empty()) else { return moved };
+            let batch = vc.acks.len().min(BATCH);
+            let mut w = crate::wire::Writer::<{ 8 + BATCH * 4 }>::new(kind::ACK, u8::try_from(batch).unwrap_or(0));
+            for op in vc.acks.iter().take(batch) {
+                w.put(&U32::new(*op));
+            }
+            if self.nic.send(link, w.with_seq(vc.tx_seq), &[]).is_err() {
+                return moved;
+            }
+            vc.tx_seq = vc.tx_seq.wrapping_add(1);
+            vc.acks.drain(..batch);
+            moved = true;
+        }
+    }
+
+    fn run_tx(&mut self, vci: u32) -> bool {
+        let mut moved = false;
+        loop {
+            let vc = &self.core.vcs[vci as usize];
+            let Some(&index) = vc.tx.front() else { return moved };
+            let Some(op) = self.core.ops.get(index as usize) else {
+                self.core.vcs[vci as usize].tx.pop_front();
+                continue;
+            };
+            let fresh = op.next_part == 0;
+            if fresh && op.flags.contains(OpFlags::FENCE) && vc.outstanding > 0 {
+                return moved;
+            }
+            let started = if op.kind == Kind::Send { self.start_send(index) } else { self.start_rma(index) };
+            if started == Started::Blocked {
+                return moved;
+            }
+            moved = true;
+            let vc = &mut self.core.vcs[vci as usize];
+            vc.tx.pop_front();
+            vc.outstanding += 1;
+            self.core.finish_op(index);
+        }
+    }
+}

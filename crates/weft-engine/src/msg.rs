@@ -1,0 +1,714 @@
+//! Messages, tagged and untagged: eager and rendezvous protocols, matching, delivery.
+//!
+//! Place in the data flow, sending: `Engine::send` → (fast path) `Nic::send`, or TX queue → [`Engine::start_send`] → EAGER or
+//! RTS → CTS/push or the peer's get → ACK/FIN → completion. Receiving: EAGER/RTS → match → copy or transfer → completion, or
+//! the unexpected queue until `Engine::recv` finds it there.
+//!
+//! Flow control. A peer may have `window_bytes` of eager payload (plus [`EAGER_COST`] per message) waiting here unmatched; a
+//! sender without window left sends by rendezvous whatever the size, so memory here is bounded and later
+//! messages still get past earlier ones that nobody has asked for yet. Windows are given back in quarters.
+
+use smallvec::SmallVec;
+use zerocopy::little_endian::{U32, U64};
+
+use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, OpFlags, RecvOp, SendOp};
+use crate::core::{Core, Violation};
+use crate::engine::{Engine, Started};
+use crate::matching::{Body, Matcher, Posted, Unexpected, Wanted};
+use crate::mem::{self, Iov, IovList, Owned};
+use crate::nic::{Nic, RemoteIov};
+use crate::ops::{Multi, Phase, RecvInfo, TxOp, XferKind};
+use crate::vc::Deferred;
+use crate::wire::{self, Cts, F_ACK, F_DATA, F_TAGGED, Fin, Long, Reader, Rts, Short, Status, WireIov, kind};
+
+/// What a message costs of the eager window beside its payload: about what its entry in the unexpected queue takes.
+const EAGER_COST: u64 = 64;
+/// Rendezvous requests of one peer that may wait unmatched; far beyond any TX queue.
+const RENDEZVOUS_LIMIT: u32 = 1 << 17;
+
+/// The header of an eager message.
+#[inline]
+fn eager_head(flags: OpFlags, tag: u64, data: u64, ack: Option<u32>) -> Short {
+    let mut bits = 0;
+    bits |= if flags.contains(OpFlags::TAGGED) { F_TAGGED } else { 0 };
+    bits |= if flags.contains(OpFlags::DATA) { F_DATA } else { 0 };
+    bits |= if ack.is_some() { F_ACK } else { 0 };
+    let mut w = Short::new(kind::EAGER, bits);
+    if flags.contains(OpFlags::TAGGED) {
+        w.put(&U64::new(tag));
+    }
+    if flags.contains(OpFlags::DATA) {
+        w.put(&U64::new(data));
+    }
+    if let Some(op) = ack {
+        w.put(&[U32::new(op), U32::ZERO]);
+    }
+    w
+}
+
+impl<N: Nic> Engine<N> {
+    /// Starts a send of any form: plain, tagged, with data, injected. Completes at once where it can.
+    ///
+    /// Errors: `Again` when the TX queue is full, `NoSuchAddress`, `TooLong`.
+    #[inline]
+    pub fn send(&mut self, op: &SendOp<'_>) -> Result<(), Error> {
+        let len = mem::total_len(op.iov);
+        if op.flags.contains(OpFlags::INJECT) && len > self.core.config.inject_bytes {
+            return Err(Error::TooLong);
+        }
+        let vci = self.core.vc_for(op.dest)?;
+        let vc = &mut self.core.vcs[vci as usize];
+        let cost = len as u64 + EAGER_COST;
+        if let Some(link) = vc.link()
+            && vc.tx.is_empty()
+            && len <= vc.caps.eager_bytes as usize
+            && cost <= vc.tx_credit
+            && !op.flags.intersects(OpFlags::DELIVERY | OpFlags::FENCE)
+        {
+            let mut head = eager_head(op.flags, op.tag, op.data, None);
+            if self.nic.send(link, head.with_seq(vc.tx_seq), op.iov).is_ok() {
+                vc.tx_seq = vc.tx_seq.wrapping_add(1);
+                vc.tx_credit -= cost;
+                if !op.flags.contains(OpFlags::QUIET) {
+                    self.core.complete_send(op, len);
+                }
+                return Ok(());
+            }
+        }
+        self.enqueue_send(op, vci, len)
+    }
+
+    #[cold]
+    fn enqueue_send(&mut self, op: &SendOp<'_>, vci: u32, len: usize) -> Result<(), Error> {
+        if len as u64 > self.core.config.max_msg_bytes {
+            return Err(Error::TooLong);
+        }
+        let (iov, owned) = keep(op.iov, op.flags);
+        self.enqueue(TxOp {
+            kind: Kind::Send,
+            vc: vci,
+            ctx: op.ctx,
+            flags: op.flags,
+            iov,
+            owned,
+            tag: op.tag,
+            data: op.data,
+            len: len as u64,
+            remote: SmallVec::new(),
+            phase: Phase::Queued,
+            next_part: 0,
+            pending: 0,
+            pushing: 0,
+            fault: None,
+        })
+    }
+
+    /// Sends what the operation at the front of the TX queue has to send.
+    pub(crate) fn start_send(&mut self, index: u32) -> Started {
+        let Some(op) = self.core.ops.get_mut(index as usize) else { return Started::Sent };
+        let vc = &mut self.core.vcs[op.vc as usize];
+        let Some(link) = vc.link() else { return Started::Blocked };
+        let cost = op.len + EAGER_COST;
+        let delivery = op.flags.contains(OpFlags::DELIVERY);
+        if op.len <= u64::from(vc.caps.eager_bytes) && cost <= vc.tx_credit {
+            let mut head = eager_head(op.flags, op.tag, op.data, delivery.then_some(index));
+            if self.nic.send(link, head.with_seq(vc.tx_seq), &op.iov).is_err() {
+                return Started::Blocked;
+            }
+            vc.tx_credit -= cost;
+            op.phase = Phase::AwaitAck;
+            op.pending = u32::from(delivery);
+        } else {
+            let direct = vc.caps.get || vc.caps.put;
+            let mut head = rts_head(index, op, direct, vc.caps.mailbox_bytes as usize);
+            if self.nic.send(link, head.with_seq(vc.tx_seq), &[]).is_err() {
+                return Started::Blocked;
+            }
+            op.phase = Phase::AwaitCts;
+            op.pending = 1;
+        }
+        vc.tx_seq = vc.tx_seq.wrapping_add(1);
+        Started::Sent
+    }
+
+    /// Posts a receive, or peeks, claims, discards (fi_tagged(3)). Completes at once if the message is already here.
+    ///
+    /// Errors: `Again` when the RX queue is full, `NothingClaimed`.
+    pub fn recv(&mut self, op: &RecvOp<'_>) -> Result<(), Error> {
+        let tagged = op.flags.contains(OpFlags::TAGGED);
+        let result = if op.flags.contains(OpFlags::PEEK) {
+            self.core.peek(op, tagged);
+            Ok(())
+        } else if op.flags.contains(OpFlags::CLAIM) {
+            self.core.take_claimed(op, tagged)
+        } else {
+            self.core.post(op, tagged)
+        };
+        // A rendezvous or an acknowledgement may have become due.
+        self.run_active();
+        result
+    }
+
+    /// Cancels the oldest posted receive with this context pointer; true if there was one, and then its
+    /// completion with `Fault::Canceled` follows. Sends are not cancelled: they end by themselves.
+    pub fn cancel(&mut self, ctx_ptr: usize) -> bool {
+        for tagged in [true, false] {
+            if let Some(key) = self.core.matcher(tagged).find_posted(ctx_ptr) {
+                self.core.end_posted(tagged, key, Fault::Canceled);
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// The memory of an operation that has to wait: its own pieces, or for an inject a private copy.
+pub(crate) fn keep(iov: &[Iov], flags: OpFlags) -> (IovList, Option<Owned>) {
+    if !flags.contains(OpFlags::INJECT) {
+        return (SmallVec::from_slice(iov), None);
+    }
+    let mut owned = Owned::new(mem::to_vec(iov));
+    (smallvec::smallvec![owned.iov()], Some(owned))
+}
+
+fn rts_head(index: u32, op: &TxOp, direct: bool, mailbox_bytes: usize) -> Long {
+    let mut bits = 0;
+    bits |= if op.flags.contains(OpFlags::TAGGED) { F_TAGGED } else { 0 };
+    bits |= if op.flags.contains(OpFlags::DATA) { F_DATA } else { 0 };
+    bits |= if op.flags.contains(OpFlags::DELIVERY) { F_ACK } else { 0 };
+    let source = if direct { wire_iov(&op.iov, mailbox_bytes) } else { SmallVec::new() };
+    let mut w = Long::new(kind::RTS, bits);
+    w.put(&Rts {
+        op: index.into(),
+        iov_count: u32::try_from(source.len()).unwrap_or(0).into(),
+        tag: op.tag.into(),
+        data: op.data.into(),
+        len: op.len.into(),
+    });
+    for piece in &source {
+        w.put(piece);
+    }
+    w
+}
+
+/// Our memory as the peer's device may reach it; empty (not directly reachable) if the list would be too long for a message.
+pub(crate) fn wire_iov(iov: &[Iov], mailbox_bytes: usize) -> SmallVec<[WireIov; 2]> {
+    let fits = iov.len() <= wire::MAX_REMOTE_IOV && 72 + iov.len() * size_of::<WireIov>() <= mailbox_bytes;
+    if !fits {
+        return SmallVec::new();
+    }
+    iov.iter().map(|i| WireIov { addr: i.addr().into(), len: (i.len() as u64).into() }).collect()
+}
+
+impl Core {
+    pub(crate) fn matcher(&mut self, tagged: bool) -> &mut Matcher {
+        if tagged { &mut self.tagged } else { &mut self.untagged }
+    }
+
+    #[inline]
+    fn complete_send(&mut self, op: &SendOp<'_>, len: usize) {
+        self.completions.push(Completion {
+            kind: Kind::Send,
+            ctx: op.ctx,
+            flags: op.flags,
+            len,
+            buf: 0,
+            tag: op.tag,
+            data: op.data,
+            src: ADDR_NONE,
+            fault: None,
+        });
+    }
+
+    // ---- receives ----------------------------------------------------------------------------
+
+    fn wanted(op: &RecvOp<'_>) -> Wanted {
+        let tagged = op.flags.contains(OpFlags::TAGGED);
+        Wanted { src: op.src, tag: if tagged { op.tag } else { 0 }, ignore: op.ignore }
+    }
+
+    fn find_unexpected(&mut self, tagged: bool, wanted: Wanted) -> Option<u32> {
+        let (matcher, vcs) = if tagged { (&self.tagged, &self.vcs) } else { (&self.untagged, &self.vcs) };
+        if matcher.unexpected.len() == 0 {
+            return None;
+        }
+        matcher.find_unexpected(wanted, |vc| vcs.get(vc as usize).map_or(ADDR_NONE, |vc| vc.addr))
+    }
+
+    fn post(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
+        if self.matcher(tagged).posted.len() >= self.config.rx_depth {
+            return Err(Error::Again);
+        }
+        let wanted = Self::wanted(op);
+        let multi = op.flags.contains(OpFlags::MULTI);
+        if !multi && let Some(key) = self.find_unexpected(tagged, wanted) {
+            self.take_unexpected(tagged, key, op);
+            return Ok(());
+        }
+        let buffer = multi.then(|| self.multis.insert(Multi { used: 0, inflight: 0, retired: false }));
+        let posted = self.matcher(tagged).posted.push(Posted {
+            src: wanted.src,
+            tag: wanted.tag,
+            ignore: wanted.ignore,
+            iov: SmallVec::from_slice(op.iov),
+            ctx: op.ctx,
+            multi: buffer.and_then(|b| u32::try_from(b).ok()),
+        });
+        // A multi-receive takes what has been waiting, as long as it has room.
+        while multi && self.matcher(tagged).posted.get_mut(posted).is_some() {
+            let Some(key) = self.find_unexpected(tagged, wanted) else { break };
+            let Some(message) = self.matcher(tagged).unexpected.remove(key) else { break };
+            let (iov, info) = self.claim_posted(tagged, posted, message.tag, message.data, message.len());
+            self.deliver_unexpected(message, iov, info);
+        }
+        Ok(())
+    }
+
+    fn take_unexpected(&mut self, tagged: bool, key: u32, op: &RecvOp<'_>) {
+        let Some(message) = self.matcher(tagged).unexpected.remove(key) else { return };
+        let iov = SmallVec::from_slice(op.iov);
+        let mut info = recv_info(op, &message);
+        info.fit(&iov, message.len());
+        self.deliver_unexpected(message, iov, info);
+    }
+
+    fn deliver_unexpected(&mut self, message: Unexpected, iov: IovList, info: RecvInfo) {
+        let vci = message.vc;
+        match message.body {
+            Body::Eager { bytes, ack } => {
+                mem::scatter(&iov, 0, &bytes);
+                self.return_window(vci, bytes.len());
+                let src = self.vcs[vci as usize].addr;
+                self.complete_recv(&info, src, None);
+                if let Some(op) = ack {
+                    self.ack(vci, op);
+                }
+            }
+            Body::Rendezvous { op, source, ack, .. } => {
+                let waiting = &mut self.vcs[vci as usize].rendezvous_waiting;
+                *waiting = waiting.saturating_sub(1);
+                self.start_rendezvous(vci, iov, info, op, source, ack);
+            }
+        }
+    }
+
+    fn peek(&mut self, op: &RecvOp<'_>, tagged: bool) {
+        let found = self.find_unexpected(tagged, Self::wanted(op));
+        let mut completion = Completion {
+            kind: Kind::Recv,
+            ctx: op.ctx,
+            flags: op.flags,
+            len: 0,
+            buf: 0,
+            tag: op.tag,
+            data: 0,
+            src: ADDR_NONE,
+            fault: Some(Fault::NoMessage),
+        };
+        if let Some(key) = found {
+            let claim = op.flags.contains(OpFlags::CLAIM);
+            if let Some(message) = self.matcher(tagged).unexpected.get_mut(key) {
+                completion.fault = None;
+                completion.len = usize::try_from(message.len()).unwrap_or(usize::MAX);
+                completion.tag = message.tag;
+                completion.data = message.data.unwrap_or(0);
+                completion.flags.set(OpFlags::DATA, message.data.is_some());
+                let vci = message.vc;
+                if claim {
+                    message.claimed = Some(op.ctx.ptr);
+                }
+                completion.src = self.vcs[vci as usize].addr;
+            }
+            if op.flags.contains(OpFlags::DISCARD) {
+                self.discard(tagged, key);
+            }
+        }
+        self.completions.push(completion);
+    }
+
+    fn take_claimed(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
+        let key = self.matcher(tagged).find_claimed(op.ctx.ptr).ok_or(Error::NothingClaimed)?;
+        if !op.flags.contains(OpFlags::DISCARD) {
+            self.take_unexpected(tagged, key, op);
+            return Ok(());
+        }
+        let src = self.discard(tagged, key);
+        self.completions.push(Completion {
+            kind: Kind::Recv,
+            ctx: op.ctx,
+            flags: op.flags,
+            len: 0,
+            buf: 0,
+            tag: op.tag,
+            data: 0,
+            src,
+            fault: None,
+        });
+        Ok(())
+    }
+
+    /// Throws a message away as if it had been received; returns where it came from.
+    fn discard(&mut self, tagged: bool, key: u32) -> Addr {
+        let Some(message) = self.matcher(tagged).unexpected.remove(key) else { return ADDR_NONE };
+        match message.body {
+            Body::Eager { bytes, ack } => {
+                self.return_window(message.vc, bytes.len());
+                if let Some(op) = ack {
+                    self.ack(message.vc, op);
+                }
+            }
+            Body::Rendezvous { op, .. } => self.fin(message.vc, op, Status::Ok, 0),
+        }
+        self.vcs[message.vc as usize].addr
+    }
+
+    /// Ends a posted receive without a message.
+    pub(crate) fn end_posted(&mut self, tagged: bool, key: u32, fault: Fault) {
+        let Some(posted) = self.matcher(tagged).posted.remove(key) else { return };
+        let mut info = RecvInfo {
+            ctx: posted.ctx,
+            flags: if tagged { OpFlags::TAGGED } else { OpFlags::empty() },
+            tag: posted.tag,
+            data: 0,
+            buf: 0,
+            stored: 0,
+            excess: 0,
+            multi: posted.multi,
+        };
+        if let Some(multi) = posted.multi.and_then(|m| self.multis.get_mut(m as usize)) {
+            multi.retired = true;
+            multi.inflight += 1;
+            info.flags |= OpFlags::MULTI;
+        }
+        self.complete_recv(&info, ADDR_NONE, Some(fault));
+    }
+
+    /// Takes the memory for a message of `len` bytes from a posted receive, which leaves the queue unless it is a
+    /// multi-receive with room for more.
+    #[inline]
+    fn claim_posted(&mut self, tagged: bool, key: u32, tag: u64, data: Option<u64>, len: u64) -> (IovList, RecvInfo) {
+        let min = self.min_multi_recv;
+        let mut flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
+        flags.set(OpFlags::DATA, data.is_some());
+        let mut info = RecvInfo {
+            ctx: crate::api::Context::default(),
+            flags,
+            tag,
+            data: data.unwrap_or(0),
+            buf: 0,
+            stored: 0,
+            excess: 0,
+            multi: None,
+        };
+        let multis = &mut self.multis;
+        let posted = if tagged { &mut self.tagged.posted } else { &mut self.untagged.posted };
+        if let Some(p) = posted.get_mut(key)
+            && let Some(number) = p.multi
+            && let Some(multi) = multis.get_mut(number as usize)
+        {
+            info.ctx = p.ctx;
+            info.multi = Some(number);
+            info.flags |= OpFlags::MULTI;
+            let whole = mem::total_len(&p.iov);
+            let iov = mem::slice(&p.iov, multi.used, whole - multi.used);
+            info.fit(&iov, len);
+            multi.used += info.stored;
+            multi.inflight += 1;
+            if whole - multi.used < min {
+                multi.retired = true;
+                posted.remove(key);
+            }
+            return (iov, info);
+        }
+        let Some(p) = posted.remove(key) else { return (IovList::new(), info) };
+        info.ctx = p.ctx;
+        info.fit(&p.iov, len);
+        (p.iov, info)
+    }
+
+    /// Reports a received message, or why it was not received.
+    #[inline]
+    pub(crate) fn complete_recv(&mut self, info: &RecvInfo, src: Addr, fault: Option<Fault>) {
+        let mut flags = info.flags;
+        if let Some(number) = info.multi {
+            flags.set(OpFlags::MULTI, self.leave_multi(number));
+        }
+        self.completions.push(Completion {
+            kind: Kind::Recv,
+            ctx: info.ctx,
+            flags,
+            len: info.stored,
+            buf: info.buf,
+            tag: info.tag,
+            data: info.data,
+            src,
+            fault: fault.or((info.excess > 0).then_some(Fault::Truncated(info.excess))),
+        });
+    }
+
+    /// One message less under way into a multi-receive buffer; true if the buffer goes back to the client.
+    fn leave_multi(&mut self, number: u32) -> bool {
+        let Some(multi) = self.multis.get_mut(number as usize) else { return false };
+        multi.inflight = multi.inflight.saturating_sub(1);
+        let over = multi.retired && multi.inflight == 0;
+        if over {
+            self.multis.remove(number as usize);
+        }
+        over
+    }
+
+    // ---- arrivals ----------------------------------------------------------------------------
+
+    #[inline]
+    pub(crate) fn on_eager(&mut self, vci: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
+        let tagged = flags & F_TAGGED != 0;
+        let tag = if tagged { r.take::<U64>().ok_or(Violation)?.get() } else { 0 };
+        let data = if flags & F_DATA != 0 { Some(r.take::<U64>().ok_or(Violation)?.get()) } else { None };
+        let ack = if flags & F_ACK != 0 { Some(r.take::<[U32; 2]>().ok_or(Violation)?[0].get()) } else { None };
+        let payload = r.rest();
+        let window = self.config.window_bytes as u64;
+        let vc = &mut self.vcs[vci as usize];
+        vc.rx_used += payload.len() as u64 + EAGER_COST;
+        if vc.rx_used > window {
+            return Err(Violation);
+        }
+        let src = vc.addr;
+        let found = if tagged { self.tagged.arrived(src, tag) } else { self.untagged.arrived(src, tag) };
+        let Some(key) = found else {
+            let body = Body::Eager { bytes: Box::from(payload), ack };
+            self.matcher(tagged).unexpected.push(Unexpected { vc: vci, tag, data, body, claimed: None });
+            return Ok(());
+        };
+        let (iov, info) = self.claim_posted(tagged, key, tag, data, payload.len() as u64);
+        mem::scatter(&iov, 0, payload);
+        self.return_window(vci, payload.len());
+        self.complete_recv(&info, src, None);
+        if let Some(op) = ack {
+            self.ack(vci, op);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn on_rts(&mut self, vci: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
+        let rts: Rts = r.take().ok_or(Violation)?;
+        let source = r.take_iov(rts.iov_count.get()).ok_or(Violation)?;
+        let len = rts.len.get();
+        let described = source.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.len));
+        if !source.is_empty() && described != Some(len) {
+            return Err(Violation);
+        }
+        let tagged = flags & F_TAGGED != 0;
+        let tag = if tagged { rts.tag.get() } else { 0 };
+        let data = (flags & F_DATA != 0).then_some(rts.data.get());
+        let (op, ack) = (rts.op.get(), flags & F_ACK != 0);
+        let src = self.vcs[vci as usize].addr;
+        if let Some(key) = self.matcher(tagged).arrived(src, tag) {
+            let (iov, info) = self.claim_posted(tagged, key, tag, data, len);
+            self.start_rendezvous(vci, iov, info, op, source, ack);
+            return Ok(());
+        }
+        let waiting = &mut self.vcs[vci as usize].rendezvous_waiting;
+        *waiting += 1;
+        if *waiting > RENDEZVOUS_LIMIT {
+            return Err(Violation);
+        }
+        let body = Body::Rendezvous { op, len, source, ack };
+        self.matcher(tagged).unexpected.push(Unexpected { vc: vci, tag, data, body, claimed: None });
+        Ok(())
+    }
+
+    /// Fetches the payload of a matched message, or asks for it.
+    fn start_rendezvous(
+        &mut self,
+        vci: u32,
+        iov: IovList,
+        info: RecvInfo,
+        op: u32,
+        mut source: Vec<RemoteIov>,
+        ack: bool,
+    ) {
+        if info.stored == 0 {
+            let src = self.vcs[vci as usize].addr;
+            self.complete_recv(&info, src, None);
+            return self.fin(vci, op, Status::Ok, 0);
+        }
+        let want = info.stored as u64;
+        truncate_remote(&mut source, want);
+        let direct = self.vcs[vci as usize].caps.get && !source.is_empty();
+        let iov = mem::slice(&iov, 0, info.stored);
+        let token = self.xfers.insert(vci, XferKind::Recv { info, op, ack }, iov, source, want);
+        if direct {
+            self.defer(vci, Deferred::Transfer(token));
+        } else {
+            self.cts(vci, op, 0, token, want);
+        }
+    }
+
+    pub(crate) fn cts(&mut self, vci: u32, op: u32, part: u32, window: u64, len: u64) {
+        let mut w = Short::new(kind::CTS, 0);
+        w.put(&Cts { op: wire::Op { op: op.into(), part: part.into() }, window: window.into(), len: len.into() });
+        self.defer_message(vci, &w);
+    }
+
+    pub(crate) fn on_cts(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
+        let cts: Cts = r.take().ok_or(Violation)?;
+        let (index, part, len) = (cts.op.op.get(), cts.op.part.get(), cts.len.get());
+        let op = self.op_of(vci, index)?;
+        match op.kind {
+            Kind::Send if op.phase == Phase::AwaitCts && len <= op.len => {
+                op.phase = Phase::Pushing(op.flags.contains(OpFlags::DELIVERY));
+            }
+            Kind::Write => {
+                let sent = part < op.next_part && op.pushing < op.next_part;
+                if !sent || op.remote.get(part as usize).is_none_or(|r| r.len != len) {
+                    return Err(Violation);
+                }
+            }
+            _ => return Err(Violation),
+        }
+        op.pushing += 1;
+        self.defer(vci, Deferred::Push { op: index, part, window: cts.window.get(), len });
+        Ok(())
+    }
+
+    /// Tells the peer how its operation ended; `window` as in [`Fin`].
+    pub(crate) fn fin(&mut self, vci: u32, op: u32, status: Status, window: u64) {
+        let mut w = Short::new(kind::FIN, 0);
+        w.put(&Fin { op: op.into(), status: status.to_wire().into(), window: window.into() });
+        self.defer_message(vci, &w);
+    }
+
+    /// Tells the peer that its operation ended well; several such go in one message.
+    #[inline]
+    pub(crate) fn ack(&mut self, vci: u32, op: u32) {
+        self.vcs[vci as usize].acks.push(op);
+        self.activate(vci);
+    }
+
+    pub(crate) fn on_fin(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
+        let fin: Fin = r.take().ok_or(Violation)?;
+        let status = Status::from_wire(fin.status.get()).ok_or(Violation)?;
+        if fin.op.get() == wire::NO_OP {
+            self.nameless_fault(status);
+            return Ok(());
+        }
+        self.op_ended(vci, fin.op.get(), fin.window.get(), status)
+    }
+
+    pub(crate) fn on_ack(&mut self, vci: u32, count: u8, mut r: Reader<'_>) -> Result<(), Violation> {
+        for _ in 0..count {
+            let op: U32 = r.take().ok_or(Violation)?;
+            self.op_ended(vci, op.get(), 0, Status::Ok)?;
+        }
+        Ok(())
+    }
+
+    fn op_ended(&mut self, vci: u32, index: u32, window: u64, status: Status) -> Result<(), Violation> {
+        let op = self.op_of(vci, index)?;
+        if op.pending == 0 {
+            return Err(Violation);
+        }
+        let is_read = op.kind == Kind::Read;
+        op.pending -= 1;
+        if let Some(fault) = status.fault() {
+            op.fault.get_or_insert(fault);
+        }
+        if is_read && window != 0 {
+            let home = self
+                .xfers
+                .get_mut(window)
+                .is_some_and(|x| x.vc == vci && matches!(x.kind, XferKind::ReadHome { op } if op == index));
+            if !home {
+                return Err(Violation);
+            }
+            self.xfers.remove(window);
+        }
+        self.finish_op(index);
+        Ok(())
+    }
+
+    /// An operation that nobody waits for failed at the target: the client still hears of it.
+    fn nameless_fault(&mut self, status: Status) {
+        self.completions.push(Completion {
+            kind: Kind::Write,
+            ctx: crate::api::Context::default(),
+            flags: OpFlags::empty(),
+            len: 0,
+            buf: 0,
+            tag: 0,
+            data: 0,
+            src: ADDR_NONE,
+            fault: Some(status.fault().unwrap_or(Fault::Revoked)),
+        });
+    }
+
+    // ---- window ------------------------------------------------------------------------------
+
+    #[inline]
+    fn return_window(&mut self, vci: u32, payload_bytes: usize) {
+        let quarter = (self.config.window_bytes / 4) as u64;
+        let vc = &mut self.vcs[vci as usize];
+        vc.credit_owed += payload_bytes as u64 + EAGER_COST;
+        if vc.credit_owed >= quarter {
+            let owed = std::mem::take(&mut vc.credit_owed);
+            vc.rx_used = vc.rx_used.saturating_sub(owed);
+            let mut w = Short::new(kind::CREDIT, 0);
+            w.put(&U64::new(owed));
+            self.defer_message(vci, &w);
+        }
+    }
+
+    pub(crate) fn on_credit(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
+        let bytes: U64 = r.take().ok_or(Violation)?;
+        let vc = &mut self.vcs[vci as usize];
+        vc.tx_credit = vc.tx_credit.checked_add(bytes.get()).ok_or(Violation)?;
+        Ok(())
+    }
+}
+
+impl Status {
+    fn fault(self) -> Option<Fault> {
+        match self {
+            Self::Ok => None,
+            Self::BadKey => Some(Fault::BadKey),
+            Self::BadRange => Some(Fault::BadRange),
+            Self::Revoked => Some(Fault::Revoked),
+        }
+    }
+}
+
+fn recv_info(op: &RecvOp<'_>, message: &Unexpected) -> RecvInfo {
+    let mut flags = op.flags & OpFlags::TAGGED;
+    flags.set(OpFlags::DATA, message.data.is_some());
+    RecvInfo {
+        ctx: op.ctx,
+        flags,
+        tag: message.tag,
+        data: message.data.unwrap_or(0),
+        buf: 0,
+        stored: 0,
+        excess: 0,
+        multi: None,
+    }
+}
+
+impl RecvInfo {
+    /// Decides how much of a message of `len` bytes is stored.
+    #[inline]
+    fn fit(&mut self, iov: &[Iov], len: u64) {
+        let room = mem::total_len(iov) as u64;
+        // `stored` is at most the room, which is a usize.
+        self.stored = usize::try_from(len.min(room)).unwrap_or(usize::MAX);
+        self.excess = usize::try_from(len.saturating_sub(room)).unwrap_or(usize::MAX);
+        self.buf = iov.first().map_or(0, |piece| piece.as_ptr() as usize);
+    }
+}
+
+/// Cuts a list of remote pieces to `want` bytes.
+fn truncate_remote(pieces: &mut Vec<RemoteIov>, mut want: u64) {
+    for piece in pieces.iter_mut() {
+        piece.len = piece.len.min(want);
+        want -= piece.len;
+    }
+    pieces.retain(|piece| piece.len > 0);
+}

@@ -1,0 +1,185 @@
+//! The state of operations that did not finish within their call, and of bulk data that is arriving.
+//!
+//! Place in the data flow: `Engine::send`/`write`/`read` make a [`TxOp`] when the fast path does not finish the operation;
+//! acknowledgements name it by its number. An [`Xfer`] is bulk data on its way into or out of our memory on behalf of
+//! a peer's operation; devices and peers name it by its token, which carries a generation, so that a late or forged
+//! name finds nothing.
+
+use slab::Slab;
+use smallvec::SmallVec;
+
+use crate::api::{Context, Fault, Kind, OpFlags, RmaIov};
+use crate::mem::{IovList, Owned};
+use crate::nic::RemoteIov;
+use crate::wire::Op;
+
+/// How far a send is; RMA counts its parts instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// In the TX queue (or an RMA operation, whose parts are counted in `pending`).
+    Queued,
+    /// Sent eagerly; the peer will acknowledge the delivery.
+    AwaitAck,
+    /// RTS sent: the peer will answer CTS or, having fetched the data or wanting none, FIN.
+    AwaitCts,
+    /// Being pushed after CTS; `true`: a FIN must follow.
+    Pushing(bool),
+}
+
+/// An accepted operation that is not complete.
+pub(crate) struct TxOp {
+    pub(crate) kind: Kind,
+    pub(crate) vc: u32,
+    pub(crate) ctx: Context,
+    pub(crate) flags: OpFlags,
+    pub(crate) iov: IovList,
+    /// The private copy that `iov` describes, for an inject that had to wait.
+    #[expect(dead_code, reason = "held for its memory")]
+    pub(crate) owned: Option<Owned>,
+    pub(crate) tag: u64,
+    pub(crate) data: u64,
+    pub(crate) len: u64,
+    pub(crate) remote: SmallVec<[RmaIov; 1]>,
+    pub(crate) phase: Phase,
+    /// RMA: the first part that has not been sent.
+    pub(crate) next_part: u32,
+    /// RMA: parts sent and not acknowledged.
+    pub(crate) pending: u32,
+    /// Pushes that the device still works on: the memory is not free before they end.
+    pub(crate) pushing: u32,
+    pub(crate) fault: Option<Fault>,
+}
+
+impl TxOp {
+    /// Whether nothing of it waits in the TX queue.
+    pub(crate) fn all_sent(&self) -> bool {
+        match self.kind {
+            Kind::Send => self.phase != Phase::Queued,
+            _ => self.next_part as usize >= self.remote.len(),
+        }
+    }
+
+    /// Where in the local memory part `part` begins, in bytes.
+    pub(crate) fn part_offset(&self, part: u32) -> u64 {
+        self.remote.iter().take(part as usize).map(|r| r.len).sum()
+    }
+}
+
+/// What a receive will report when its data is here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecvInfo {
+    pub(crate) ctx: Context,
+    pub(crate) flags: OpFlags,
+    pub(crate) tag: u64,
+    pub(crate) data: u64,
+    pub(crate) buf: usize,
+    pub(crate) stored: usize,
+    /// Bytes that did not fit.
+    pub(crate) excess: usize,
+    pub(crate) multi: Option<u32>,
+}
+
+/// On whose behalf bulk data moves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum XferKind {
+    /// Into a matched receive, from the peer's send `op`, which wants a FIN if `ack`.
+    Recv { info: RecvInfo, op: u32, ack: bool },
+    /// Into a region, from the peer's write.
+    Write { op: Op, key: u64, data: Option<u64> },
+    /// Into the buffer of our own read: its operation number.
+    ReadHome { op: u32 },
+    /// Out of a region, for the peer's read: by put, or by push into `window`.
+    Serve { op: Op, key: u64, window: u64, put: bool },
+}
+
+/// Bulk data on its way.
+pub(crate) struct Xfer {
+    generation: u32,
+    pub(crate) vc: u32,
+    pub(crate) kind: XferKind,
+    pub(crate) iov: IovList,
+    pub(crate) remote: Vec<RemoteIov>,
+    pub(crate) expect: u64,
+    pub(crate) placed: u64,
+}
+
+/// All transfers of an endpoint.
+#[derive(Default)]
+pub(crate) struct Xfers {
+    slab: Slab<Xfer>,
+    generation: u32,
+}
+
+impl Xfers {
+    /// Enters a transfer and returns its token. Bit 63 is never set: see [`push_ctx`].
+    pub(crate) fn insert(&mut self, vc: u32, kind: XferKind, iov: IovList, remote: Vec<RemoteIov>, expect: u64) -> u64 {
+        self.generation = (self.generation + 1) & 0x7fff_ffff;
+        let generation = self.generation;
+        let index = self.slab.insert(Xfer { generation, vc, kind, iov, remote, expect, placed: 0 });
+        u64::from(generation) << 32 | index as u64
+    }
+
+    pub(crate) fn get_mut(&mut self, token: u64) -> Option<&mut Xfer> {
+        let (index, generation) = split(token);
+        self.slab.get_mut(index).filter(|x| x.generation == generation)
+    }
+
+    pub(crate) fn remove(&mut self, token: u64) -> Option<Xfer> {
+        self.get_mut(token)?;
+        self.slab.try_remove(split(token).0)
+    }
+
+    /// Tokens of the transfers that `wanted` accepts, oldest slot first.
+    pub(crate) fn tokens(&self, wanted: impl Fn(&Xfer) -> bool) -> Vec<u64> {
+        self.slab
+            .iter()
+            .filter(|(_, x)| wanted(x))
+            .map(|(index, x)| u64::from(x.generation) << 32 | index as u64)
+            .collect()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.slab.len()
+    }
+}
+
+fn split(token: u64) -> (usize, u32) {
+    (usize::try_from(token & 0xffff_ffff).unwrap_or(usize::MAX), u32::try_from(token >> 32).unwrap_or(u32::MAX))
+}
+
+/// The device context of a push that our operation `op` makes; bit 63 tells it from a transfer's token.
+pub(crate) fn push_ctx(op: u32) -> u64 {
+    1 << 63 | u64::from(op)
+}
+
+/// The operation of a push context.
+pub(crate) fn pushed_op(ctx: u64) -> Option<u32> {
+    (ctx >> 63 == 1).then(|| u32::try_from(ctx & 0xffff_ffff).unwrap_or(u32::MAX))
+}
+
+/// A multi-receive buffer: where the next message goes, and whether it may be given back.
+pub(crate) struct Multi {
+    pub(crate) used: usize,
+    /// Messages that are still arriving in it.
+    pub(crate) inflight: u32,
+    /// No longer posted.
+    pub(crate) retired: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stale_token_finds_nothing() {
+        let mut xfers = Xfers::default();
+        let kind = XferKind::ReadHome { op: 1 };
+        let first = xfers.insert(0, kind, IovList::new(), Vec::new(), 1);
+        assert!(xfers.remove(first).is_some());
+        let second = xfers.insert(0, kind, IovList::new(), Vec::new(), 1);
+        assert_eq!(first & 0xffff_ffff, second & 0xffff_ffff);
+        assert!(xfers.get_mut(first).is_none() && xfers.get_mut(second).is_some());
+        assert!(pushed_op(second).is_none());
+        assert_eq!(pushed_op(push_ctx(7)), Some(7));
+    }
+}

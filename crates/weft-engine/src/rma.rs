@@ -1,0 +1,490 @@
+//! Remote memory access: reads and writes of registered regions, executed by the target's engine.
+//!
+//! Place in the data flow, initiating: `Engine::write`/`read` → parts (one per remote piece) → WRITE, WRITE_RTS, READ or
+//! READ_BULK → ACK, FIN, READ_DATA, or bytes in our window → completion. At the target: every request is
+//! checked against [`Regions`] (key, access, range) before a byte moves, on every access.
+//!
+//! A write is complete when the target has stored it (so delivery complete costs nothing extra), except an inject that
+//! nobody waits for. Immediate data travels with the last part, which waits until the others are stored.
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use zerocopy::little_endian::U32;
+
+use crate::api::{Completion, Context, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
+use crate::core::{Core, Violation};
+use crate::engine::{Engine, Started};
+use crate::mem::{self, IovList};
+use crate::msg::{keep, wire_iov};
+use crate::nic::{LinkError, Nic, RemoteIov};
+use crate::ops::{Phase, TxOp, XferKind};
+use crate::vc::Deferred;
+use crate::wire::{self, Bulk, F_DATA, Long, Op, Reader, RmaHead, Short, Status, kind};
+
+struct Entry {
+    region: Region,
+    /// Transfers that still touch the memory.
+    busy: u32,
+}
+
+/// The regions that peers may reach through this endpoint.
+#[derive(Default)]
+pub(crate) struct Regions {
+    by_key: FxHashMap<u64, Entry>,
+    /// Transfers of regions that were removed while busy.
+    leaving: FxHashMap<u64, u32>,
+}
+
+impl Regions {
+    fn check(&self, key: u64, addr: u64, len: u64, write: bool) -> Result<IovList, Status> {
+        let region = &self.by_key.get(&key).ok_or(Status::BadKey)?.region;
+        if !(if write { region.access.write } else { region.access.read }) {
+            return Err(Status::BadKey);
+        }
+        let size = region.iov.iter().map(|i| i.len() as u64).fold(0, u64::saturating_add);
+        let offset = addr.checked_sub(region.base).ok_or(Status::BadRange)?;
+        let end = offset.checked_add(len).ok_or(Status::BadRange)?;
+        if end > size {
+            return Err(Status::BadRange);
+        }
+        let (Ok(offset), Ok(len)) = (usize::try_from(offset), usize::try_from(len)) else {
+            return Err(Status::BadRange);
+        };
+        Ok(mem::slice(&region.iov, offset, len))
+    }
+
+    fn hold(&mut self, key: u64) {
+        if let Some(entry) = self.by_key.get_mut(&key) {
+            entry.busy += 1;
+        }
+    }
+
+    pub(crate) fn release(&mut self, key: u64) {
+        if let Some(busy) = self.leaving.get_mut(&key) {
+            *busy = busy.saturating_sub(1);
+        } else if let Some(entry) = self.by_key.get_mut(&key) {
+            entry.busy = entry.busy.saturating_sub(1);
+        }
+    }
+}
+
+impl<N: Nic> Engine<N> {
+    /// Peers may now reach `region`. Errors: `KeyInUse`.
+    pub fn add_region(&mut self, region: Region) -> Result<(), Error> {
+        let key = region.key;
+        if self.core.regions.by_key.contains_key(&key) || self.core.regions.leaving.contains_key(&key) {
+            return Err(Error::KeyInUse);
+        }
+        self.core.regions.by_key.insert(key, Entry { region, busy: 0 });
+        Ok(())
+    }
+
+    /// Peers may no longer reach the region. On return nothing touches its memory any more: transfers that are under
+    /// way are finished first, or their connections closed if they take too long.
+    pub fn remove_region(&mut self, key: u64) {
+        /// Rounds of progress that transfers under way get: about a tenth of a second.
+        const PATIENCE_ROUNDS: u32 = 100_000;
+        let Some(entry) = self.core.regions.by_key.remove(&key) else { return };
+        if entry.busy > 0 {
+            self.core.regions.leaving.insert(key, entry.busy);
+        }
+        self.core.revoke_replies(key);
+        for _ in 0..PATIENCE_ROUNDS {
+            if self.core.regions.leaving.get(&key).is_none_or(|busy| *busy == 0) {
+                break;
+            }
+            self.progress();
+        }
+        let uses = |x: &crate::ops::Xfer| match x.kind {
+            XferKind::Write { key: k, .. } | XferKind::Serve { key: k, .. } => k == key,
+            _ => false,
+        };
+        for token in self.core.xfers.tokens(uses) {
+            if let Some(vci) = self.core.xfers.get_mut(token).map(|x| x.vc) {
+                self.core.vc_fail(vci, LinkError::Access);
+            }
+        }
+        self.run_links();
+        self.core.regions.leaving.remove(&key);
+    }
+
+    /// Starts an RMA write. Errors: `Again`, `NoSuchAddress`, `TooLong`, `Invalid` (lengths differ).
+    pub fn write(&mut self, op: &RmaOp<'_>) -> Result<(), Error> {
+        let (vci, len) = self.check_rma(op)?;
+        if let [remote] = op.remote
+            && op.flags.contains(OpFlags::QUIET | OpFlags::INJECT)
+            && !op.flags.contains(OpFlags::FENCE)
+        {
+            let vc = &mut self.core.vcs[vci as usize];
+            if let Some(link) = vc.link()
+                && vc.tx.is_empty()
+                && len <= u64::from(vc.caps.eager_bytes)
+            {
+                let mut head = write_head(wire::NO_OP, 0, op.flags, op.data, remote);
+                if self.nic.send(link, head.with_seq(vc.tx_seq), op.iov).is_ok() {
+                    vc.tx_seq = vc.tx_seq.wrapping_add(1);
+                    return Ok(());
+                }
+            }
+        }
+        self.enqueue_rma(op, Kind::Write, vci, len)
+    }
+
+    /// Starts an RMA read. Errors: `Again`, `NoSuchAddress`, `TooLong`, `Invalid` (lengths differ).
+    pub fn read(&mut self, op: &RmaOp<'_>) -> Result<(), Error> {
+        let (vci, len) = self.check_rma(op)?;
+        self.enqueue_rma(op, Kind::Read, vci, len)
+    }
+
+    fn check_rma(&mut self, op: &RmaOp<'_>) -> Result<(u32, u64), Error> {
+        let len = mem::total_len(op.iov) as u64;
+        let remote = op.remote.iter().try_fold(0u64, |sum, r| sum.checked_add(r.len)).ok_or(Error::Invalid)?;
+        if len != remote || op.remote.is_empty() {
+            return Err(Error::Invalid);
+        }
+        let inject_limit = self.core.config.inject_bytes as u64;
+        if len > self.core.config.max_msg_bytes || (op.flags.contains(OpFlags::INJECT) && len > inject_limit) {
+            return Err(Error::TooLong);
+        }
+        Ok((self.core.vc_for(op.dest)?, len))
+    }
+
+    fn enqueue_rma(&mut self, op: &RmaOp<'_>, kind: Kind, vci: u32, len: u64) -> Result<(), Error> {
+        let copy = if kind == Kind::Write { op.flags } else { op.flags - OpFlags::INJECT };
+        let (iov, owned) = keep(op.iov, copy);
+        self.enqueue(TxOp {
+            kind,
+            vc: vci,
+            ctx: op.ctx,
+            flags: op.flags,
+            iov,
+            owned,
+            tag: 0,
+            data: op.data,
+            len,
+            remote: SmallVec::from_slice(op.remote),
+            phase: Phase::Queued,
+            next_part: 0,
+            pending: 0,
+            pushing: 0,
+            fault: None,
+        })
+    }
+
+    /// Sends the parts of the operation at the front of the TX queue, as many as may go now.
+    pub(crate) fn start_rma(&mut self, index: u32) -> Started {
+        loop {
+            let Some(op) = self.core.ops.get_mut(index as usize) else { return Started::Sent };
+            let parts = u32::try_from(op.remote.len()).unwrap_or(u32::MAX);
+            if op.fault.is_some() {
+                op.next_part = parts;
+            }
+            if op.next_part >= parts {
+                return Started::Sent;
+            }
+            let last = op.next_part + 1 == parts;
+            if last && op.flags.contains(OpFlags::DATA) && op.pending > 0 {
+                return Started::Blocked;
+            }
+            let started = if op.kind == Kind::Write { self.start_write(index, last) } else { self.start_read(index) };
+            if started == Started::Blocked {
+                return Started::Blocked;
+            }
+            if let Some(op) = self.core.ops.get_mut(index as usize) {
+                op.next_part += 1;
+                op.pending += 1;
+                let vci = op.vc;
+                let vc = &mut self.core.vcs[vci as usize];
+                vc.tx_seq = vc.tx_seq.wrapping_add(1);
+            }
+        }
+    }
+
+    fn start_write(&mut self, index: u32, last: bool) -> Started {
+        let Some(op) = self.core.ops.get(index as usize) else { return Started::Blocked };
+        let vc = &self.core.vcs[op.vc as usize];
+        let (Some(link), Some(remote)) = (vc.link(), op.remote.get(op.next_part as usize)) else {
+            return Started::Blocked;
+        };
+        let part = op.next_part;
+        let iov = part_iov(op, part, remote.len);
+        let flags = if last { op.flags } else { op.flags - OpFlags::DATA };
+        let sent = if remote.len <= u64::from(vc.caps.eager_bytes) {
+            self.nic.send(link, write_head(index, part, flags, op.data, remote).with_seq(vc.tx_seq), &iov)
+        } else {
+            let direct = vc.caps.get || vc.caps.put;
+            let source = if direct { wire_iov(&iov, vc.caps.mailbox_bytes as usize) } else { SmallVec::new() };
+            let bits = if flags.contains(OpFlags::DATA) { F_DATA } else { 0 };
+            let mut w = Long::new(kind::WRITE_RTS, bits);
+            w.put(&rma_head(index, part, op.data, remote));
+            put_bulk(&mut w, remote.len, 0, &source);
+            self.nic.send(link, w.with_seq(vc.tx_seq), &[])
+        };
+        if sent.is_ok() { Started::Sent } else { Started::Blocked }
+    }
+
+    fn start_read(&mut self, index: u32) -> Started {
+        let Some(op) = self.core.ops.get(index as usize) else { return Started::Blocked };
+        let vci = op.vc;
+        let vc = &self.core.vcs[vci as usize];
+        let (Some(link), Some(remote)) = (vc.link(), op.remote.get(op.next_part as usize)) else {
+            return Started::Blocked;
+        };
+        let (part, seq) = (op.next_part, vc.tx_seq);
+        if remote.len <= u64::from(vc.caps.eager_bytes) {
+            let mut w = Long::new(kind::READ, 0);
+            w.put(&rma_head(index, part, 0, remote));
+            put_bulk(&mut w, remote.len, 0, &[]);
+            let sent = self.nic.send(link, w.with_seq(seq), &[]);
+            return if sent.is_ok() { Started::Sent } else { Started::Blocked };
+        }
+        let iov = part_iov(op, part, remote.len);
+        let direct = vc.caps.get || vc.caps.put;
+        let home = if direct { wire_iov(&iov, vc.caps.mailbox_bytes as usize) } else { SmallVec::new() };
+        let len = remote.len;
+        let head = rma_head(index, part, 0, remote);
+        let token = self.core.xfers.insert(vci, XferKind::ReadHome { op: index }, iov, Vec::new(), len);
+        let mut w = Long::new(kind::READ_BULK, 0);
+        w.put(&head);
+        put_bulk(&mut w, len, token, &home);
+        if self.nic.send(link, w.with_seq(seq), &[]).is_err() {
+            self.core.xfers.remove(token);
+            return Started::Blocked;
+        }
+        Started::Sent
+    }
+}
+
+fn rma_head(index: u32, part: u32, data: u64, remote: &RmaIov) -> RmaHead {
+    RmaHead {
+        op: Op { op: index.into(), part: part.into() },
+        key: remote.key.into(),
+        addr: remote.addr.into(),
+        data: data.into(),
+    }
+}
+
+fn write_head(index: u32, part: u32, flags: OpFlags, data: u64, remote: &RmaIov) -> Short {
+    let bits = if flags.contains(OpFlags::DATA) { F_DATA } else { 0 };
+    let mut w = Short::new(kind::WRITE, bits);
+    w.put(&rma_head(index, part, data, remote));
+    w
+}
+
+fn put_bulk(w: &mut Long, len: u64, window: u64, iov: &[wire::WireIov]) {
+    let count = u32::try_from(iov.len()).unwrap_or(0);
+    w.put(&Bulk { len: len.into(), window: window.into(), iov_count: count.into(), reserved: U32::ZERO });
+    for piece in iov {
+        w.put(piece);
+    }
+}
+
+/// The local memory of one part.
+pub(crate) fn part_iov(op: &TxOp, part: u32, len: u64) -> IovList {
+    let offset = usize::try_from(op.part_offset(part)).unwrap_or(usize::MAX);
+    mem::slice(&op.iov, offset, usize::try_from(len).unwrap_or(usize::MAX))
+}
+
+impl Core {
+    // ---- at the target -----------------------------------------------------------------------
+
+    #[inline]
+    pub(crate) fn on_write(&mut self, vci: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
+        let head: RmaHead = r.take().ok_or(Violation)?;
+        let payload = r.rest();
+        let op = head.op.op.get();
+        match self.regions.check(head.key.get(), head.addr.get(), payload.len() as u64, true) {
+            Ok(iov) => {
+                mem::scatter(&iov, 0, payload);
+                let data = (flags & F_DATA != 0).then_some(head.data.get());
+                self.remote_event(Kind::RemoteWrite, vci, head.key.get(), data, payload.len());
+                if op != wire::NO_OP {
+                    self.ack(vci, op);
+                }
+            }
+            Err(status) => self.fin(vci, op, status, 0),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn on_write_rts(&mut self, vci: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
+        let head: RmaHead = r.take().ok_or(Violation)?;
+        let (bulk, source) = take_bulk(&mut r)?;
+        let (key, len) = (head.key.get(), bulk.len.get());
+        match self.regions.check(key, head.addr.get(), len, true) {
+            Ok(iov) => {
+                let data = (flags & F_DATA != 0).then_some(head.data.get());
+                let direct = self.vcs[vci as usize].caps.get && !source.is_empty();
+                self.regions.hold(key);
+                let kind = XferKind::Write { op: head.op, key, data };
+                let token = self.xfers.insert(vci, kind, iov, source, len);
+                if direct {
+                    self.defer(vci, Deferred::Transfer(token));
+                } else {
+                    self.cts(vci, head.op.op.get(), head.op.part.get(), token, len);
+                }
+            }
+            Err(status) => self.fin(vci, head.op.op.get(), status, 0),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn on_read(&mut self, vci: u32, mut r: Reader<'_>, in_bulk: bool) -> Result<(), Violation> {
+        let head: RmaHead = r.take().ok_or(Violation)?;
+        let (bulk, home) = take_bulk(&mut r)?;
+        let (key, len, window) = (head.key.get(), bulk.len.get(), bulk.window.get());
+        if !in_bulk && len + 128 > u64::from(self.vcs[vci as usize].caps.mailbox_bytes) {
+            return Err(Violation);
+        }
+        match self.regions.check(key, head.addr.get(), len, false) {
+            Ok(iov) if in_bulk => {
+                let put = self.vcs[vci as usize].caps.put && !home.is_empty();
+                self.regions.hold(key);
+                let kind = XferKind::Serve { op: head.op, key, window, put };
+                let token = self.xfers.insert(vci, kind, iov, home, len);
+                self.defer(vci, Deferred::Transfer(token));
+            }
+            Ok(iov) => {
+                self.remote_event(Kind::RemoteRead, vci, key, None, mem::total_len(&iov));
+                self.defer(vci, Deferred::Reply { op: head.op, key, iov });
+            }
+            Err(status) => self.fin(vci, head.op.op.get(), status, window),
+        }
+        Ok(())
+    }
+
+    /// A peer has touched a region: the client may want to know.
+    fn remote_event(&mut self, kind: Kind, vci: u32, key: u64, data: Option<u64>, len: usize) {
+        let Some(entry) = self.regions.by_key.get(&key) else { return };
+        if data.is_none() && !entry.region.events && !self.remote_events {
+            return;
+        }
+        self.completions.push(Completion {
+            kind,
+            ctx: Context { ptr: 0, user: entry.region.user },
+            flags: if data.is_some() { OpFlags::DATA } else { OpFlags::empty() },
+            len,
+            buf: 0,
+            tag: 0,
+            data: data.unwrap_or(0),
+            src: self.vcs[vci as usize].addr,
+            fault: None,
+        });
+    }
+
+    /// Answers that were about to read a region which goes away are refusals instead.
+    fn revoke_replies(&mut self, gone: u64) {
+        for vc in &mut self.vcs {
+            for work in &mut vc.deferred {
+                if let Deferred::Reply { op, key, .. } = work
+                    && *key == gone
+                {
+                    let mut w = Short::new(kind::FIN, 0);
+                    let status = Status::BadKey.to_wire().into();
+                    w.put(&wire::Fin { op: op.op, status, window: 0.into() });
+                    *work = Deferred::Message(SmallVec::from_slice(w.bytes()));
+                }
+            }
+        }
+    }
+
+    // ---- at the initiator --------------------------------------------------------------------
+
+    pub(crate) fn on_read_data(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
+        let id: Op = r.take().ok_or(Violation)?;
+        let payload = r.rest();
+        let (index, part) = (id.op.get(), id.part.get());
+        let op = self.op_of(vci, index)?;
+        let expected = op.remote.get(part as usize).map(|remote| remote.len);
+        let sent = op.kind == Kind::Read && part < op.next_part && op.pending > 0;
+        if !sent || expected != Some(payload.len() as u64) {
+            return Err(Violation);
+        }
+        mem::scatter(&part_iov(op, part, payload.len() as u64), 0, payload);
+        op.pending -= 1;
+        self.finish_op(index);
+        Ok(())
+    }
+
+    // ---- bulk --------------------------------------------------------------------------------
+
+    /// All pushed bytes of a transfer are here.
+    pub(crate) fn xfer_arrived(&mut self, token: u64) {
+        let Some(x) = self.xfers.remove(token) else { return };
+        match x.kind {
+            XferKind::Recv { info, op, ack } => {
+                let src = self.vcs[x.vc as usize].addr;
+                self.complete_recv(&info, src, None);
+                if ack {
+                    self.fin(x.vc, op, Status::Ok, 0);
+                }
+            }
+            XferKind::Write { op, key, data } => self.write_arrived(x.vc, op, key, data, x.expect),
+            XferKind::ReadHome { op } => {
+                if let Some(mine) = self.ops.get_mut(op as usize) {
+                    mine.pending = mine.pending.saturating_sub(1);
+                }
+                self.finish_op(op);
+            }
+            XferKind::Serve { key, .. } => self.regions.release(key),
+        }
+    }
+
+    fn write_arrived(&mut self, vci: u32, op: Op, key: u64, data: Option<u64>, len: u64) {
+        self.remote_event(Kind::RemoteWrite, vci, key, data, usize::try_from(len).unwrap_or(usize::MAX));
+        self.regions.release(key);
+        self.fin(vci, op.op.get(), Status::Ok, 0);
+    }
+
+    /// The device has finished a get, a put, or a push that serves a read.
+    pub(crate) fn xfer_done(&mut self, token: u64, result: Result<(), LinkError>) {
+        let Some(x) = self.xfers.get_mut(token) else { return };
+        let (vci, what, expect) = (x.vc, x.kind, x.expect);
+        match (result, what) {
+            (Ok(()), XferKind::Recv { info, op, .. }) => {
+                self.xfers.remove(token);
+                let src = self.vcs[vci as usize].addr;
+                self.complete_recv(&info, src, None);
+                self.fin(vci, op, Status::Ok, 0);
+            }
+            (Ok(()), XferKind::Write { op, key, data }) => {
+                self.xfers.remove(token);
+                self.write_arrived(vci, op, key, data, expect);
+            }
+            (Ok(()), XferKind::Serve { op, key, window, put }) => {
+                self.xfers.remove(token);
+                self.remote_event(Kind::RemoteRead, vci, key, None, usize::try_from(expect).unwrap_or(usize::MAX));
+                self.regions.release(key);
+                if put {
+                    self.fin(vci, op.op.get(), Status::Ok, window);
+                }
+            }
+            // Direct access was probed, yet failed: from now on the bytes travel through the device's own memory.
+            (Err(LinkError::Access), XferKind::Recv { op, .. }) => {
+                self.vcs[vci as usize].caps.get = false;
+                self.cts(vci, op, 0, token, expect);
+            }
+            (Err(LinkError::Access), XferKind::Write { op, .. }) => {
+                self.vcs[vci as usize].caps.get = false;
+                self.cts(vci, op.op.get(), op.part.get(), token, expect);
+            }
+            (Err(LinkError::Access), XferKind::Serve { put: true, op, key, window }) => {
+                x.kind = XferKind::Serve { op, key, window, put: false };
+                self.vcs[vci as usize].caps.put = false;
+                self.defer(vci, Deferred::Transfer(token));
+            }
+            // The link is about to end, and `down` will clean up.
+            (_, _) => {}
+        }
+    }
+}
+
+fn take_bulk(r: &mut Reader<'_>) -> Result<(Bulk, Vec<RemoteIov>), Violation> {
+    let bulk: Bulk = r.take().ok_or(Violation)?;
+    let iov = r.take_iov(bulk.iov_count.get()).ok_or(Violation)?;
+    let described = iov.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.len));
+    if !iov.is_empty() && described != Some(bulk.len.get()) {
+        return Err(Violation);
+    }
+    Ok((bulk, iov))
+}

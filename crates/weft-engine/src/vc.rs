@@ -1,0 +1,157 @@
+//! Virtual connections: one per peer, opened on first use.
+//!
+//! Place in the data flow: an operation finds its [`Vc`] by address, waits in its TX queue until the link is up and the
+//! device takes it; messages find it by link. The GNI paper (§III) names the three queues and their order: RX
+//! (here: `Nic::poll`), deferred work (what RX caused), TX. A queue is worked off until it is empty or the device is full,
+//! and a stall in one never blocks another.
+//!
+//! Cost: an idle connection is this struct (at most [`VC_BYTES_BUDGET`] bytes) and nothing on the heap.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use smallvec::SmallVec;
+
+use crate::api::{ADDR_NONE, Addr};
+use crate::mem::IovList;
+use crate::name::EpName;
+use crate::nic::{LinkId, NicCaps};
+use crate::wire::Op;
+
+/// What an idle peer may cost in the engine, in bytes.
+pub(crate) const VC_BYTES_BUDGET: usize = 448;
+
+/// How far along a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum VcState {
+    /// No link, none under way.
+    Idle,
+    /// Our own attempt is under way on this link.
+    Connecting(LinkId),
+    /// Usable.
+    Up(LinkId),
+}
+
+/// Work that an arrival has caused, in the order in which it arose.
+pub(crate) enum Deferred {
+    /// A finished header without its number, and no payload.
+    Message(SmallVec<[u8; 56]>),
+    /// READ_DATA out of a region.
+    Reply { op: Op, key: u64, iov: IovList },
+    /// Fetch or serve a transfer: its token.
+    Transfer(u64),
+    /// Push a part of our operation into the peer's window.
+    Push { op: u32, part: u32, window: u64, len: u64 },
+}
+
+/// What a connection's device can do, as far as every message needs it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PathCaps {
+    pub(crate) eager_bytes: u32,
+    pub(crate) mailbox_bytes: u32,
+    pub(crate) get: bool,
+    pub(crate) put: bool,
+    pub(crate) ordered: bool,
+}
+
+impl PathCaps {
+    /// `eager` overrides the device's own switch; both leave room for the longest header.
+    pub(crate) fn new(caps: &NicCaps, eager: Option<usize>) -> Self {
+        let clamp = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let room = caps.mailbox_bytes.saturating_sub(128);
+        Self {
+            eager_bytes: clamp(eager.unwrap_or(caps.eager_bytes).min(room)),
+            mailbox_bytes: clamp(caps.mailbox_bytes),
+            get: caps.get,
+            put: caps.put,
+            ordered: caps.ordered,
+        }
+    }
+}
+
+/// One peer.
+pub(crate) struct Vc {
+    pub(crate) name: EpName,
+    /// Where the address book has it, `ADDR_NONE` for a stranger.
+    pub(crate) addr: Addr,
+    pub(crate) state: VcState,
+    pub(crate) caps: PathCaps,
+    /// In the list of connections with work.
+    pub(crate) active: bool,
+    /// How often we were told that the peer still holds an earlier link.
+    pub(crate) redials: u16,
+    /// The peer's own attempt, kept until ours has succeeded or failed.
+    pub(crate) parked: Option<LinkId>,
+    /// Number of the next message to send, and of the next to take.
+    pub(crate) tx_seq: u32,
+    pub(crate) rx_seq: u32,
+    /// Eager bytes that we may still send.
+    pub(crate) tx_credit: u64,
+    /// Eager bytes that the peer has used and not been given back.
+    pub(crate) rx_used: u64,
+    /// Eager bytes to give back.
+    pub(crate) credit_owed: u64,
+    /// Unexpected messages whose payload waits at the peer.
+    pub(crate) rendezvous_waiting: u32,
+    /// Operations that have left the TX queue and are not complete.
+    pub(crate) outstanding: u32,
+    /// Operations that wait, by number.
+    pub(crate) tx: VecDeque<u32>,
+    pub(crate) deferred: VecDeque<Deferred>,
+    /// Operations of the peer that have ended well and must be told so.
+    pub(crate) acks: Vec<u32>,
+    /// Messages that overtook others on an unordered link.
+    pub(crate) early: Option<BTreeMap<u32, Vec<u8>>>,
+}
+
+const _: () = assert!(size_of::<Vc>() <= VC_BYTES_BUDGET);
+
+impl Vc {
+    pub(crate) fn new(name: EpName) -> Self {
+        Self {
+            name,
+            addr: ADDR_NONE,
+            state: VcState::Idle,
+            caps: PathCaps { eager_bytes: 0, mailbox_bytes: 0, get: false, put: false, ordered: true },
+            active: false,
+            redials: 0,
+            parked: None,
+            tx_seq: 0,
+            rx_seq: 0,
+            tx_credit: 0,
+            rx_used: 0,
+            credit_owed: 0,
+            rendezvous_waiting: 0,
+            outstanding: 0,
+            tx: VecDeque::new(),
+            deferred: VecDeque::new(),
+            acks: Vec::new(),
+            early: None,
+        }
+    }
+
+    /// Becomes usable over `link`: fresh numbering, fresh window.
+    pub(crate) fn open(&mut self, link: LinkId, caps: PathCaps, window_bytes: u64) {
+        self.state = VcState::Up(link);
+        self.caps = caps;
+        self.redials = 0;
+        self.tx_seq = 0;
+        self.rx_seq = 0;
+        self.tx_credit = window_bytes;
+        self.rx_used = 0;
+        self.credit_owed = 0;
+    }
+
+    /// The link over which to send, when up.
+    #[inline]
+    pub(crate) fn link(&self) -> Option<LinkId> {
+        match self.state {
+            VcState::Up(link) => Some(link),
+            _ => None,
+        }
+    }
+
+    /// Whether anything waits to be sent.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.tx.is_empty() || !self.deferred.is_empty() || !self.acks.is_empty()
+    }
+}

@@ -1,0 +1,282 @@
+//! The messages that engines exchange, as docs/protocol.md specifies them.
+//!
+//! Place in the data flow: built on the stack before `Nic::send`, checked once in `Sink::message`. All integers are
+//! little-endian, all structures are packed without padding (their sizes are asserted below), and
+//! decoding copies: nothing here refers to the bytes afterwards, which a shared-memory peer may still change.
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Version of the engine-to-engine protocol, compared at OPEN.
+pub(crate) const PROTOCOL_VERSION: u8 = 1;
+
+/// Kinds of message. Kinds below [`FIRST_SEQUENCED`] belong to a link, the others to the numbered stream of a
+/// virtual connection.
+pub(crate) mod kind {
+    /// First message of the side that connected: [`super::Open`].
+    pub(crate) const OPEN: u8 = 0;
+    /// The answer that makes the virtual connection usable: [`super::Open`].
+    pub(crate) const OPEN_OK: u8 = 1;
+    /// The answer when another link already serves this pair; the link is closed after it.
+    pub(crate) const OPEN_DUP: u8 = 2;
+    /// A message with its payload.
+    pub(crate) const EAGER: u8 = 8;
+    /// Request to send: [`super::Rts`] and the source addresses.
+    pub(crate) const RTS: u8 = 9;
+    /// Clear to send: [`super::Cts`].
+    pub(crate) const CTS: u8 = 10;
+    /// An operation has ended: [`super::Fin`].
+    pub(crate) const FIN: u8 = 11;
+    /// Operations have ended well: `flags` operation numbers, U32 each.
+    pub(crate) const ACK: u8 = 12;
+    /// Eager window returned: U64 bytes.
+    pub(crate) const CREDIT: u8 = 13;
+    /// RMA write with its payload: [`super::RmaHead`].
+    pub(crate) const WRITE: u8 = 14;
+    /// RMA write whose payload follows by get or push: [`super::RmaHead`], [`super::Bulk`], addresses.
+    pub(crate) const WRITE_RTS: u8 = 15;
+    /// RMA read, answered by READ_DATA: [`super::RmaHead`], [`super::Bulk`].
+    pub(crate) const READ: u8 = 16;
+    /// RMA read, answered by put or push: [`super::RmaHead`], [`super::Bulk`], addresses.
+    pub(crate) const READ_BULK: u8 = 17;
+    /// The bytes of a READ: [`super::Op`] and payload.
+    pub(crate) const READ_DATA: u8 = 18;
+}
+
+/// See [`kind`].
+pub(crate) const FIRST_SEQUENCED: u8 = kind::EAGER;
+
+/// `Head::flags`: a tag follows.
+pub(crate) const F_TAGGED: u8 = 1;
+/// `Head::flags`: 64 bits of immediate data follow (or are valid).
+pub(crate) const F_DATA: u8 = 2;
+/// `Head::flags`: the sender wants to hear of the delivery.
+pub(crate) const F_ACK: u8 = 4;
+
+/// "No operation": a write whose success nobody waits for.
+pub(crate) const NO_OP: u32 = u32::MAX;
+
+/// Most pieces of memory in one RTS, WRITE_RTS or READ_BULK.
+pub(crate) const MAX_REMOTE_IOV: usize = 32;
+
+/// Begins every message.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Head {
+    pub(crate) kind: u8,
+    pub(crate) flags: u8,
+    pub(crate) reserved: [u8; 2],
+    /// Number of this message in the stream of its virtual connection (0 in link messages).
+    pub(crate) seq: U32,
+}
+
+/// OPEN and OPEN_OK.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Open {
+    pub(crate) version: u8,
+    pub(crate) reserved: [u8; 7],
+    /// Eager bytes that the receiver of this message may have waiting unmatched at its sender.
+    pub(crate) window_bytes: U64,
+}
+
+/// Numbers an operation of the side that started it, and a part of it.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Op {
+    pub(crate) op: U32,
+    pub(crate) part: U32,
+}
+
+/// RTS after [`Head`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Rts {
+    pub(crate) op: U32,
+    /// How many [`WireIov`] follow; 0: the source cannot be read directly.
+    pub(crate) iov_count: U32,
+    pub(crate) tag: U64,
+    pub(crate) data: U64,
+    pub(crate) len: U64,
+}
+
+/// CTS after [`Head`]: push `len` bytes into `window`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Cts {
+    pub(crate) op: Op,
+    pub(crate) window: U64,
+    pub(crate) len: U64,
+}
+
+/// FIN after [`Head`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Fin {
+    pub(crate) op: U32,
+    /// [`Status`] as a number.
+    pub(crate) status: U32,
+    /// The window of the READ_BULK that this answers, else 0.
+    pub(crate) window: U64,
+}
+
+/// RMA messages after [`Head`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct RmaHead {
+    pub(crate) op: Op,
+    pub(crate) key: U64,
+    pub(crate) addr: U64,
+    /// Immediate data where `F_DATA`.
+    pub(crate) data: U64,
+}
+
+/// RMA messages whose payload travels apart, after [`RmaHead`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Bulk {
+    pub(crate) len: U64,
+    /// Where a READ_BULK may be pushed to.
+    pub(crate) window: U64,
+    /// How many [`WireIov`] follow.
+    pub(crate) iov_count: U32,
+    pub(crate) reserved: U32,
+}
+
+/// A piece of the sender's memory, for a device that can get or put.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct WireIov {
+    pub(crate) addr: U64,
+    pub(crate) len: U64,
+}
+
+const _: () = {
+    assert!(size_of::<Head>() == 8);
+    assert!(size_of::<Open>() == 16);
+    assert!(size_of::<Op>() == 8);
+    assert!(size_of::<Rts>() == 32);
+    assert!(size_of::<Cts>() == 24);
+    assert!(size_of::<Fin>() == 16);
+    assert!(size_of::<RmaHead>() == 32);
+    assert!(size_of::<Bulk>() == 24);
+    assert!(size_of::<WireIov>() == 16);
+};
+
+/// How the target ended an operation, in [`Fin`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    Ok,
+    BadKey,
+    BadRange,
+    Revoked,
+}
+
+impl Status {
+    pub(crate) fn to_wire(self) -> u32 {
+        match self {
+            Self::Ok => 0,
+            Self::BadKey => 1,
+            Self::BadRange => 2,
+            Self::Revoked => 3,
+        }
+    }
+
+    pub(crate) fn from_wire(n: u32) -> Option<Self> {
+        [Self::Ok, Self::BadKey, Self::BadRange, Self::Revoked].get(n as usize).copied()
+    }
+}
+
+/// A message header under construction: at most `ROOM` bytes, on the stack.
+pub(crate) struct Writer<const ROOM: usize> {
+    bytes: [u8; ROOM],
+    len: usize,
+}
+
+/// Room for every message without a list of addresses.
+pub(crate) type Short = Writer<72>;
+/// Room for the longest list of addresses.
+pub(crate) type Long = Writer<{ 72 + MAX_REMOTE_IOV * size_of::<WireIov>() }>;
+
+impl<const ROOM: usize> Writer<ROOM> {
+    /// Begins a message. The sequence number is filled in by [`Writer::set_seq`].
+    #[inline]
+    pub(crate) fn new(kind: u8, flags: u8) -> Self {
+        let mut w = Self { bytes: [0; ROOM], len: 0 };
+        w.put(&Head { kind, flags, reserved: [0; 2], seq: U32::ZERO });
+        w
+    }
+
+    /// Appends a structure.
+    #[inline]
+    pub(crate) fn put<T: IntoBytes + Immutable>(&mut self, value: &T) {
+        let bytes = value.as_bytes();
+        self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
+        self.len += bytes.len();
+    }
+
+    /// The finished header, numbered.
+    #[inline]
+    pub(crate) fn with_seq(&mut self, seq: u32) -> &[u8] {
+        self.bytes[4..8].copy_from_slice(&seq.to_le_bytes());
+        &self.bytes[..self.len]
+    }
+
+    /// The finished header without a number (link messages, and messages kept for later).
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// Takes structures off the front of a message; `None` when it is too short.
+pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Reader<'a> {
+    #[inline]
+    pub(crate) fn take<T: FromBytes>(&mut self) -> Option<T> {
+        let (value, rest) = T::read_from_prefix(self.0).ok()?;
+        self.0 = rest;
+        Some(value)
+    }
+
+    /// What is left: the payload.
+    #[inline]
+    pub(crate) fn rest(&self) -> &'a [u8] {
+        self.0
+    }
+
+    /// `count` pieces of memory, at most [`MAX_REMOTE_IOV`].
+    pub(crate) fn take_iov(&mut self, count: u32) -> Option<Vec<crate::nic::RemoteIov>> {
+        if count as usize > MAX_REMOTE_IOV {
+            return None;
+        }
+        (0..count)
+            .map(|_| self.take::<WireIov>().map(|w| crate::nic::RemoteIov { addr: w.addr.get(), len: w.len.get() }))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_message_is_refused() {
+        let mut w = Short::new(kind::RTS, F_TAGGED);
+        w.put(&Fin { op: U32::new(3), status: U32::new(0), window: U64::new(0) });
+        let bytes = w.with_seq(7).to_vec();
+        let mut r = Reader(&bytes);
+        let head: Head = r.take().expect("head");
+        assert_eq!((head.kind, head.flags, head.seq.get()), (kind::RTS, F_TAGGED, 7));
+        assert!(r.take::<Rts>().is_none());
+        assert!(r.take_iov(33).is_none());
+    }
+
+    #[test]
+    fn statuses_round_trip() {
+        for s in [Status::Ok, Status::BadKey, Status::BadRange, Status::Revoked] {
+            assert_eq!(Status::from_wire(s.to_wire()), Some(s));
+        }
+        assert_eq!(Status::from_wire(4), None);
+    }
+}
