@@ -1,0 +1,200 @@
+//! `Errno`: the one table from typed errors to libfabric's numbers.
+//!
+//! Place in the data flow: every path from the engine, the devices or the system back to a client ends here.
+//! Inside weft-fi errors are `Result<_, Errno>`; the negative integer is made only at the C boundary
+//! ([`Errno::code`], [`Errno::size`]), and the positive one in the error entries of queues ([`Errno::get`]).
+//! Sources: fi_errno(3), fi_cq(3), fi_rma(3).
+
+use std::ffi::c_int;
+
+use weft_engine::api::{Error, Fault};
+use weft_engine::nic::LinkError;
+use weft_fi_sys as sys;
+
+/// A libfabric error, as its positive number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Errno(c_int);
+
+/// Declares the constants: name and libfabric's number.
+macro_rules! constants {
+    ($($name:ident = $value:expr;)*) => {
+        impl Errno {
+            $(
+                #[doc = concat!("`FI_E", stringify!($name), "`.")]
+                pub const $name: Self = Self(($value) as c_int);
+            )*
+        }
+    };
+}
+
+constants! {
+    NOENT = sys::FI_ENOENT;
+    INTR = sys::FI_EINTR;
+    IO = sys::FI_EIO;
+    TOOBIG = sys::FI_E2BIG;
+    BADF = sys::FI_EBADF;
+    AGAIN = sys::FI_EAGAIN;
+    NOMEM = sys::FI_ENOMEM;
+    ACCES = sys::FI_EACCES;
+    FAULT = sys::FI_EFAULT;
+    BUSY = sys::FI_EBUSY;
+    NODEV = sys::FI_ENODEV;
+    INVAL = sys::FI_EINVAL;
+    MFILE = sys::FI_EMFILE;
+    NOSPC = sys::FI_ENOSPC;
+    NOSYS = sys::FI_ENOSYS;
+    NOMSG = sys::FI_ENOMSG;
+    NODATA = sys::FI_ENODATA;
+    PROTO = libc::EPROTO;
+    OVERFLOW = sys::FI_EOVERFLOW;
+    MSGSIZE = sys::FI_EMSGSIZE;
+    NOPROTOOPT = sys::FI_ENOPROTOOPT;
+    OPNOTSUPP = sys::FI_EOPNOTSUPP;
+    ADDRINUSE = sys::FI_EADDRINUSE;
+    ADDRNOTAVAIL = sys::FI_EADDRNOTAVAIL;
+    CONNRESET = sys::FI_ECONNRESET;
+    ISCONN = sys::FI_EISCONN;
+    NOTCONN = sys::FI_ENOTCONN;
+    SHUTDOWN = sys::FI_ESHUTDOWN;
+    TIMEDOUT = sys::FI_ETIMEDOUT;
+    CONNREFUSED = sys::FI_ECONNREFUSED;
+    HOSTUNREACH = sys::FI_EHOSTUNREACH;
+    ALREADY = sys::FI_EALREADY;
+    REMOTEIO = sys::FI_EREMOTEIO;
+    CANCELED = sys::FI_ECANCELED;
+    KEYREJECTED = sys::FI_EKEYREJECTED;
+    OTHER = sys::FI_EOTHER;
+    TOOSMALL = sys::FI_ETOOSMALL;
+    OPBADSTATE = sys::FI_EOPBADSTATE;
+    AVAIL = sys::FI_EAVAIL;
+    BADFLAGS = sys::FI_EBADFLAGS;
+    NOEQ = sys::FI_ENOEQ;
+    DOMAIN = sys::FI_EDOMAIN;
+    NOCQ = sys::FI_ENOCQ;
+    TRUNC = sys::FI_ETRUNC;
+    NOKEY = sys::FI_ENOKEY;
+    NOAV = sys::FI_ENOAV;
+    OVERRUN = sys::FI_EOVERRUN;
+    NORX = sys::FI_ENORX;
+}
+
+impl Errno {
+    /// The positive number, as the error entries of queues carry it.
+    #[must_use]
+    pub const fn get(self) -> c_int {
+        self.0
+    }
+
+    /// The negative number, as functions that return `int` return it.
+    #[must_use]
+    pub const fn code(self) -> c_int {
+        -self.0
+    }
+
+    /// The negative number, as functions that return `ssize_t` return it.
+    #[must_use]
+    pub const fn size(self) -> isize {
+        -(self.0 as isize)
+    }
+
+    /// An error that the system reported, by its number.
+    #[must_use]
+    pub const fn from_raw(number: c_int) -> Self {
+        if number > 0 { Self(number) } else { Self::OTHER }
+    }
+}
+
+impl From<Error> for Errno {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Again => Self::AGAIN,
+            Error::NoSuchAddress | Error::Invalid | Error::NothingClaimed => Self::INVAL,
+            Error::TooLong => Self::MSGSIZE,
+            Error::KeyInUse => Self::NOKEY,
+        }
+    }
+}
+
+impl From<Fault> for Errno {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Truncated(_) => Self::TRUNC,
+            Fault::Canceled => Self::CANCELED,
+            Fault::NoMessage => Self::NOMSG,
+            Fault::Link(error) => error.into(),
+            Fault::BadKey => Self::KEYREJECTED,
+            Fault::BadRange => Self::ACCES,
+            Fault::Revoked => Self::REMOTEIO,
+        }
+    }
+}
+
+impl From<LinkError> for Errno {
+    fn from(error: LinkError) -> Self {
+        match error {
+            LinkError::Closed => Self::SHUTDOWN,
+            LinkError::Gone => Self::CONNRESET,
+            LinkError::Refused => Self::CONNREFUSED,
+            LinkError::Timeout => Self::TIMEDOUT,
+            LinkError::Unreachable => Self::HOSTUNREACH,
+            LinkError::Denied => Self::ACCES,
+            LinkError::Protocol => Self::PROTO,
+            LinkError::Access => Self::FAULT,
+            LinkError::Resources => Self::NOMEM,
+        }
+    }
+}
+
+impl From<std::io::Error> for Errno {
+    /// libfabric's first 256 numbers are the system's.
+    fn from(error: std::io::Error) -> Self {
+        error.raw_os_error().map_or(Self::IO, Self::from_raw)
+    }
+}
+
+impl From<rustix::io::Errno> for Errno {
+    fn from(error: rustix::io::Errno) -> Self {
+        Self::from_raw(error.raw_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The numbers are libfabric's ABI: written out, so that a slip in the table shows.
+    #[test]
+    fn numbers_are_the_abi() {
+        let table: &[(Errno, c_int)] = &[
+            (Error::Again.into(), 11),
+            (Error::NoSuchAddress.into(), 22),
+            (Error::TooLong.into(), 90),
+            (Error::Invalid.into(), 22),
+            (Error::KeyInUse.into(), 266),
+            (Error::NothingClaimed.into(), 22),
+            (Fault::Truncated(3).into(), 265),
+            (Fault::Canceled.into(), 125),
+            (Fault::NoMessage.into(), 42),
+            (Fault::BadKey.into(), 129),
+            (Fault::BadRange.into(), 13),
+            (Fault::Revoked.into(), 121),
+            (Fault::Link(LinkError::Gone).into(), 104),
+            (LinkError::Closed.into(), 108),
+            (LinkError::Refused.into(), 111),
+            (LinkError::Timeout.into(), 110),
+            (LinkError::Unreachable.into(), 113),
+            (LinkError::Denied.into(), 13),
+            (LinkError::Protocol.into(), 71),
+            (LinkError::Access.into(), 14),
+            (LinkError::Resources.into(), 12),
+            (std::io::Error::from_raw_os_error(98).into(), 98),
+            (std::io::Error::other("no number").into(), 5),
+            (Errno::from_raw(0), 256),
+        ];
+        for (row, (errno, number)) in table.iter().enumerate() {
+            assert_eq!(errno.get(), *number, "row {row}");
+            assert_eq!(errno.code(), -number);
+            assert_eq!(errno.size(), -(*number as isize));
+        }
+    }
+}
