@@ -1,1 +1,25 @@
-//! Placeholder: see ARCHITECTURE.md.
+//! A simulated fabric in virtual time, under the very engine that ships.
+//!
+//! [`Fabric`] makes [`SimNic`]s, which implement the engine's device trait; many endpoints live in one process and one
+//! thread. All randomness comes from one seed, through one stream per entity ([`rng`]), so a run can be
+//! repeated exactly; the hash of its trace ([`Fabric::trace_hash`]) proves it. The fabric delays, reorders,
+//! refuses, splits and cuts within what the device contract allows, and notes where its user breaks
+//! that contract or where memory was written that must not be ([`Fabric::violations`]).
+
+#![forbid(unsafe_code)]
+
+mod config;
+mod event;
+mod fabric;
+mod memory;
+mod nic;
+pub mod rng;
+mod trace;
+mod transfer;
+mod wire;
+
+pub use config::{FabricConfig, Faults};
+pub use fabric::{Fabric, Stats};
+pub use memory::Buffer;
+pub use nic::SimNic;
+pub use trace::What;

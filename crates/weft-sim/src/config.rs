@@ -1,0 +1,137 @@
+//! What a simulated fabric is like: sizes, times, bounds, faults.
+//!
+//! Place in the data flow: read by the fabric only. Sizes are in bytes, times in virtual nanoseconds,
+//! probabilities in thousandths. [`FabricConfig::swarm`] draws a whole configuration from a seed: each run
+//! gets a random subset of the faults at random strength, so that over many seeds every combination occurs.
+
+use weft_engine::nic::NicCaps;
+
+use crate::rng::{Entity, Stream};
+
+/// Faults and disturbances, each off at 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// `send`, `push`, `get`, `put` answer `Full` although there is room.
+    pub full_permille: u32,
+    /// A message of an unordered fabric is delayed by up to `reorder_ns` on its own.
+    pub reorder_permille: u32,
+    /// See `reorder_permille`.
+    pub reorder_ns: u64,
+    /// A message, and all behind it on an ordered fabric, is delayed by up to `stall_ns`.
+    pub stall_permille: u32,
+    /// See `stall_permille`.
+    pub stall_ns: u64,
+    /// A connection attempt fails: refused, timed out or unreachable.
+    pub connect_fail_permille: u32,
+    /// A connection attempt takes 100 times as long.
+    pub connect_slow_permille: u32,
+    /// The pieces of a push are stored in several steps, with a new `place` for each.
+    pub short_place_permille: u32,
+    /// A message waits in the device for `flush`, and all messages after it.
+    pub gather_permille: u32,
+    /// A `get` or `put` fails with `Access`.
+    pub access_fail_permille: u32,
+    /// A poll hands over nothing although something has arrived.
+    pub idle_poll_permille: u32,
+}
+
+/// A simulated fabric.
+#[derive(Clone, Debug)]
+pub struct FabricConfig {
+    /// Where all randomness comes from.
+    pub seed: u64,
+    /// What every link can do. `device` is `sim`.
+    pub caps: NicCaps,
+    /// Time of flight.
+    pub latency_ns: u64,
+    /// Up to so much more per message.
+    pub jitter_ns: u64,
+    /// Picoseconds per byte on each direction of a link.
+    pub ps_per_byte: u64,
+    /// Time for a connection request to be answered.
+    pub connect_ns: u64,
+    /// Longest time for an attempt that nobody answers.
+    pub connect_timeout_ns: u64,
+    /// Messages of one link direction that may be under way or unread.
+    pub queue_depth: usize,
+    /// Pushes, gets and puts that one end of a link may have under way.
+    pub transfer_depth: usize,
+    /// Longest segment of a push, put or get.
+    pub segment_bytes: usize,
+    /// Most arrivals that one poll hands over.
+    pub poll_budget: usize,
+    /// What goes wrong.
+    pub faults: Faults,
+}
+
+impl FabricConfig {
+    /// An ordered fabric without faults: 1 µs, 10 GB/s, get and put.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            caps: NicCaps {
+                device: "sim",
+                mailbox_bytes: 4096,
+                inline_bytes: 64,
+                eager_bytes: 3072,
+                get: true,
+                put: true,
+                ordered: true,
+            },
+            latency_ns: 1000,
+            jitter_ns: 0,
+            ps_per_byte: 100,
+            connect_ns: 20_000,
+            connect_timeout_ns: 10_000_000,
+            queue_depth: 64,
+            transfer_depth: 16,
+            segment_bytes: 8192,
+            poll_budget: 16,
+            faults: Faults::default(),
+        }
+    }
+
+    /// A configuration drawn from the seed.
+    #[must_use]
+    pub fn swarm(seed: u64) -> Self {
+        let mut rng = Stream::new(seed, Entity::Run);
+        let mut config = Self::new(seed);
+        let mailbox_bytes = *rng.pick(&[256, 300, 512, 1024, 4096, 16 << 10]);
+        config.caps = NicCaps {
+            device: "sim",
+            mailbox_bytes,
+            inline_bytes: *rng.pick(&[0, 56, 64, 192]),
+            eager_bytes: rng.between(0, mailbox_bytes - 128),
+            get: rng.chance(500),
+            put: rng.chance(500),
+            ordered: rng.chance(600),
+        };
+        config.latency_ns = *rng.pick(&[0, 100, 1000, 50_000]);
+        config.jitter_ns = *rng.pick(&[0, 10, 1000, 20_000]);
+        config.ps_per_byte = *rng.pick(&[0, 100, 1000, 8000]);
+        config.connect_ns = *rng.pick(&[0, 1000, 100_000]);
+        config.queue_depth = *rng.pick(&[1, 2, 3, 8, 64, 1024]);
+        config.transfer_depth = *rng.pick(&[1, 2, 16]);
+        config.segment_bytes = *rng.pick(&[1, 100, 4096, 65536]);
+        config.poll_budget = *rng.pick(&[1, 2, 16, 256]);
+        let mut faults = Faults { reorder_ns: 20_000, stall_ns: 200_000, ..Faults::default() };
+        for (fault, strength) in [
+            (&mut faults.full_permille, 300),
+            (&mut faults.stall_permille, 50),
+            (&mut faults.connect_slow_permille, 300),
+            (&mut faults.short_place_permille, 500),
+            (&mut faults.gather_permille, 700),
+            (&mut faults.idle_poll_permille, 300),
+        ] {
+            if rng.chance(400) {
+                *fault = 1 + u32::try_from(rng.below(strength)).unwrap_or(0);
+            }
+        }
+        if !config.caps.ordered {
+            faults.reorder_permille = 1 + u32::try_from(rng.below(900)).unwrap_or(0);
+        }
+        config.faults = faults;
+        config
+    }
+}

@@ -1,0 +1,520 @@
+//! The simulated fabric: endpoints, wires between them, and virtual time.
+//!
+//! Place in the data flow: [`Fabric`] is the handle that tests hold; [`SimNic`](crate::SimNic) is what an engine
+//! holds; both share one [`State`]. An event that falls due either changes the state at once (a transfer's
+//! step) or goes to an endpoint's inbox, from which that endpoint's `poll` takes it.
+//!
+//! Invariants: single-threaded; time moves only by [`Fabric::advance`] and [`Fabric::pass`]; nothing is
+//! iterated in hash order; every random draw comes from the stream of the entity concerned.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::rc::Rc;
+
+use weft_engine::name::{EpName, Identity, NameParts};
+use weft_engine::nic::{LinkError, LinkId};
+
+use crate::config::{FabricConfig, Faults};
+use crate::event::{Agenda, Event};
+use crate::memory::{Buffer, Memory};
+use crate::nic::SimNic;
+use crate::rng::{Entity, Stream};
+use crate::trace::{Trace, What};
+use crate::transfer::Transfer;
+use crate::wire::{End, EndId, Phase, Side, Wire};
+
+/// The acceptor of a connection to a name that nobody has.
+const NOBODY: usize = (1 << 20) - 1;
+
+/// What has gone through a fabric so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Messages handed over.
+    pub messages: u64,
+    /// Messages that overtook an earlier one on the way to the inbox.
+    pub overtakes: u64,
+    /// Pieces of pushes handed over.
+    pub segments: u64,
+    /// Transfers finished without error.
+    pub pushes: u64,
+    /// Transfers finished without error.
+    pub gets: u64,
+    /// Transfers finished without error.
+    pub puts: u64,
+    /// Times that a device answered `Full`.
+    pub full: u64,
+    /// Links that came up (each end counts).
+    pub ups: u64,
+    /// Links that ended with `down`.
+    pub downs: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    pub(crate) name: EpName,
+    pub(crate) alive: bool,
+    /// By link number.
+    pub(crate) links: Vec<Option<EndId>>,
+    pub(crate) inbox: VecDeque<Event>,
+    pub(crate) rng: Stream,
+    /// Ends with messages that wait for `flush`.
+    pub(crate) dirty: Vec<EndId>,
+    /// Transfers that still need this process.
+    pub(crate) busy: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) config: FabricConfig,
+    pub(crate) now_ns: u64,
+    pub(crate) agenda: Agenda,
+    pub(crate) endpoints: Vec<Endpoint>,
+    pub(crate) wires: Vec<Wire>,
+    directory: BTreeMap<Identity, usize>,
+    connections: BTreeMap<(usize, usize), usize>,
+    pub(crate) transfers: BTreeMap<u64, Transfer>,
+    pub(crate) next_transfer: u64,
+    pub(crate) memory: Memory,
+    pub(crate) trace: Trace,
+    pub(crate) stats: Stats,
+    violations: Vec<String>,
+}
+
+impl State {
+    fn new(config: FabricConfig) -> Self {
+        Self {
+            config,
+            now_ns: 0,
+            agenda: Agenda::default(),
+            endpoints: Vec::new(),
+            wires: Vec::new(),
+            directory: BTreeMap::new(),
+            connections: BTreeMap::new(),
+            transfers: BTreeMap::new(),
+            next_transfer: 0,
+            memory: Memory::default(),
+            trace: Trace::default(),
+            stats: Stats::default(),
+            violations: Vec::new(),
+        }
+    }
+
+    pub(crate) fn end(&mut self, id: EndId) -> &mut End {
+        &mut self.wires[id.wire].ends[id.side.index()]
+    }
+
+    /// The user of a device broke the contract.
+    pub(crate) fn violation(&mut self, ep: usize, text: &str) {
+        self.violations.push(format!("{} ns, endpoint {ep}: {text}", self.now_ns));
+    }
+
+    pub(crate) fn record(&mut self, what: What, who: usize, a: u64, b: u64, bytes: &[u8]) {
+        self.trace.record(self.now_ns, what, who, a, b, bytes);
+    }
+
+    fn add_endpoint(&mut self) -> usize {
+        let ep = self.endpoints.len();
+        let mut rng = Stream::new(self.config.seed, Entity::Endpoint(ep));
+        let port = u16::try_from(ep % 60_000).unwrap_or(0) + 1000;
+        let octet = u8::try_from(ep / 60_000).unwrap_or(0);
+        let mut parts = NameParts {
+            socket: SocketAddr::from((Ipv4Addr::new(10, 0, octet, 1), port)),
+            host_id: 1,
+            ep_id: [0; 16],
+            capability: [0; 16],
+            shm: true,
+            tcp: true,
+        };
+        parts.ep_id.copy_from_slice(&rng.bytes(16));
+        parts.capability.copy_from_slice(&rng.bytes(16));
+        let name = EpName::full(&parts);
+        self.directory.insert(name.identity(), ep);
+        self.directory.insert(name.socket_identity(), ep);
+        self.endpoints.push(Endpoint {
+            name,
+            alive: true,
+            links: Vec::new(),
+            inbox: VecDeque::new(),
+            rng,
+            dirty: Vec::new(),
+            busy: 0,
+        });
+        ep
+    }
+
+    /// The lowest free link number of an endpoint, now taken by `id`.
+    pub(crate) fn number_link(&mut self, ep: usize, id: EndId) -> LinkId {
+        let links = &mut self.endpoints[ep].links;
+        let free = links.iter().position(Option::is_none).unwrap_or(links.len());
+        if free == links.len() {
+            links.push(None);
+        }
+        links[free] = Some(id);
+        let link = LinkId(u32::try_from(free).unwrap_or(u32::MAX));
+        self.end(id).link = Some(link);
+        link
+    }
+
+    /// An end's link number is free again.
+    pub(crate) fn free_link(&mut self, id: EndId) {
+        let end = self.end(id);
+        end.phase = Phase::Closed;
+        let (ep, link) = (end.ep, end.link.take());
+        if let Some(LinkId(n)) = link
+            && let Some(slot) = self.endpoints[ep].links.get_mut(n as usize)
+        {
+            *slot = None;
+        }
+    }
+
+    /// The end behind a link number of an endpoint.
+    pub(crate) fn lookup(&self, ep: usize, link: LinkId) -> Option<EndId> {
+        self.endpoints[ep].links.get(link.0 as usize).copied().flatten()
+    }
+
+    /// Starts a connection from `ep` to `peer`.
+    pub(crate) fn connect(&mut self, ep: usize, peer: &EpName) -> LinkId {
+        let target = self.directory.get(&peer.identity()).copied();
+        let to = target.unwrap_or(NOBODY);
+        let nth = self.connections.entry((ep, to)).or_insert(0);
+        let entity = |side: Side| Entity::Wire { from: ep, to, nth: *nth, side: side.index() };
+        let seed = self.config.seed;
+        let mut ends = [End::new(ep, entity(Side::Initiator), seed), End::new(to, entity(Side::Acceptor), seed)];
+        *nth += 1;
+        if target.is_none() {
+            ends[1].phase = Phase::Closed;
+        }
+        let wire = self.wires.len();
+        self.wires.push(Wire { ends, withdrawn: false, knocked: false });
+        let id = EndId { wire, side: Side::Initiator };
+        let link = self.number_link(ep, id);
+        self.record(What::Connect, ep, to as u64, u64::from(link.0), &[]);
+        self.decide_connection(id);
+        link
+    }
+
+    /// What becomes of a connection attempt.
+    fn decide_connection(&mut self, id: EndId) {
+        let Self { config, wires, .. } = self;
+        let end = &mut wires[id.wire].ends[id.side.index()];
+        let faults = &config.faults;
+        let mut after_ns = config.connect_ns + end.flight_ns(config);
+        if end.rng.chance(faults.connect_slow_permille) {
+            after_ns = (after_ns * 100).min(config.connect_timeout_ns);
+        }
+        let event = if end.rng.chance(faults.connect_fail_permille) {
+            let why = *end.rng.pick(&[LinkError::Refused, LinkError::Timeout, LinkError::Unreachable]);
+            if why == LinkError::Timeout {
+                after_ns = config.connect_timeout_ns;
+            }
+            Event::Down { to: id, why }
+        } else {
+            Event::Knock { wire: id.wire }
+        };
+        self.agenda.schedule(self.now_ns + after_ns, event);
+    }
+
+    /// A connection request has reached its target.
+    fn knock(&mut self, wire: usize) {
+        let initiator = EndId { wire, side: Side::Initiator };
+        let acceptor = initiator.other();
+        if self.wires[wire].withdrawn || !self.end(initiator).alive() {
+            return;
+        }
+        let now_ns = self.now_ns;
+        let target = self.end(acceptor).ep;
+        let listens = self.endpoints.get(target).is_some_and(|endpoint| endpoint.alive);
+        let Self { config, wires, agenda, .. } = self;
+        let [ours, theirs] = &mut wires[wire].ends;
+        let back_ns = now_ns + theirs.flight_ns(config);
+        if !listens {
+            // A dead host answers nothing; a dead process's host refuses.
+            let silent = ours.rng.chance(300);
+            let (at_ns, why) = if silent {
+                (now_ns + config.connect_timeout_ns, LinkError::Timeout)
+            } else {
+                (back_ns, LinkError::Refused)
+            };
+            agenda.schedule(at_ns, Event::Down { to: initiator, why });
+            return;
+        }
+        wires[wire].knocked = true;
+        let [ours, theirs] = &mut wires[wire].ends;
+        // Either end may learn first; what is sent to an end waits until it knows of the link.
+        let accepted_ns = now_ns + ours.rng.below(2 * config.latency_ns + 1);
+        ours.not_before_ns = accepted_ns;
+        theirs.not_before_ns = back_ns;
+        agenda.schedule(accepted_ns, Event::Up { to: acceptor });
+        agenda.schedule(back_ns, Event::Up { to: initiator });
+    }
+
+    /// Lets a message leave.
+    pub(crate) fn depart(&mut self, from: EndId, bytes: Vec<u8>) {
+        let Self { config, wires, agenda, now_ns, stats, .. } = self;
+        let end = &mut wires[from.wire].ends[from.side.index()];
+        let before_ns = end.end_arrival_ns(config, *now_ns);
+        let at_ns = end.arrival_ns(config, *now_ns, bytes.len());
+        stats.overtakes += u64::from(at_ns < before_ns && !config.caps.ordered);
+        agenda.schedule(at_ns, Event::Message { to: from.other(), bytes });
+    }
+
+    /// Lets everything that waits for `flush` leave.
+    pub(crate) fn flush(&mut self, ep: usize) {
+        for id in std::mem::take(&mut self.endpoints[ep].dirty) {
+            for bytes in std::mem::take(&mut self.end(id).gathered) {
+                self.depart(id, bytes);
+            }
+        }
+    }
+
+    /// Everything that has fallen due happens.
+    pub(crate) fn happen(&mut self) {
+        while let Some(event) = self.agenda.due(self.now_ns) {
+            self.handle(event);
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Tick => {}
+            Event::Knock { wire } => self.knock(wire),
+            Event::Step { transfer } => self.step(transfer),
+            Event::Land { transfer, offset, bytes } => self.land(transfer, offset, &bytes),
+            Event::Up { to } | Event::Message { to, .. } | Event::Segment { to, .. } => self.arrive(to, event),
+            Event::Down { to, why } => {
+                let end = self.end(to);
+                if end.alive() {
+                    end.ending = Some(why);
+                    self.arrive(to, event);
+                }
+            }
+            Event::Finish { transfer, .. } => {
+                if let Some(owner) = self.transfers.get(&transfer).map(|t| t.end) {
+                    let ep = self.end(owner).ep;
+                    self.endpoints[ep].inbox.push_back(event);
+                }
+            }
+        }
+    }
+
+    fn arrive(&mut self, to: EndId, event: Event) {
+        let end = self.end(to);
+        let ep = end.ep;
+        if end.phase != Phase::Closed && self.endpoints[ep].alive {
+            self.endpoints[ep].inbox.push_back(event);
+        }
+    }
+
+    /// Ends a link from one side; the other side learns of it after everything that was sent before, or at some
+    /// moment if the end is abrupt.
+    pub(crate) fn hang_up(&mut self, id: EndId, why: LinkError, abrupt: bool) {
+        let Self { config, wires, agenda, now_ns, .. } = self;
+        let wire = &mut wires[id.wire];
+        let end = &mut wire.ends[id.side.index()];
+        if !wire.knocked {
+            // The other side knows nothing of this link; a request that is under way finds nobody behind it.
+            wire.withdrawn |= id.side == Side::Initiator;
+            return;
+        }
+        let at_ns = if abrupt {
+            let notice_ns = 1 + 2 * (config.latency_ns + config.jitter_ns);
+            (*now_ns + end.rng.below(notice_ns)).max(end.not_before_ns)
+        } else {
+            end.end_arrival_ns(config, *now_ns)
+        };
+        agenda.schedule(at_ns, Event::Down { to: id.other(), why });
+    }
+
+    /// An endpoint's process ends. Orderly: what it sent still arrives. Abruptly: what had not left is lost, and
+    /// what was under way is cut off at some moment.
+    pub(crate) fn leave(&mut self, ep: usize, abrupt: bool) {
+        if !self.endpoints[ep].alive {
+            return;
+        }
+        self.record(What::Exit, ep, u64::from(abrupt), 0, &[]);
+        if !abrupt {
+            self.flush(ep);
+        }
+        self.drop_transfers_of(ep);
+        let ids = (0..self.wires.len())
+            .flat_map(|wire| [Side::Initiator, Side::Acceptor].map(|side| EndId { wire, side }))
+            .filter(|id| self.wires[id.wire].ends[id.side.index()].ep == ep)
+            .collect::<Vec<_>>();
+        for id in ids {
+            let was_open = self.end(id).phase != Phase::Closed;
+            self.free_link(id);
+            self.end(id).gathered.clear();
+            if was_open {
+                self.hang_up(id, LinkError::Gone, abrupt);
+            }
+        }
+        let endpoint = &mut self.endpoints[ep];
+        endpoint.alive = false;
+        endpoint.inbox.clear();
+        endpoint.dirty.clear();
+    }
+
+    /// Breaks every link between two endpoints: both sides see a reset, each at its own time.
+    fn break_links(&mut self, a: usize, b: usize) -> usize {
+        let mut broken = 0;
+        for wire in 0..self.wires.len() {
+            let [x, y] = &self.wires[wire].ends;
+            let between = (x.ep, y.ep) == (a, b) || (x.ep, y.ep) == (b, a);
+            if !between || x.phase != Phase::Up || y.phase != Phase::Up {
+                continue;
+            }
+            broken += 1;
+            for side in [Side::Initiator, Side::Acceptor] {
+                let to = EndId { wire, side };
+                let wait_ns = 2 * (self.config.latency_ns + self.config.jitter_ns) + 1;
+                let at_ns = self.now_ns + self.end(to).rng.below(wait_ns);
+                self.agenda.schedule(at_ns, Event::Down { to, why: LinkError::Gone });
+            }
+        }
+        broken
+    }
+}
+
+/// The handle to a simulated fabric. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Fabric(Rc<RefCell<State>>);
+
+impl Fabric {
+    /// A fabric without endpoints.
+    #[must_use]
+    pub fn new(config: FabricConfig) -> Self {
+        Self(Rc::new(RefCell::new(State::new(config))))
+    }
+
+    /// A new endpoint's device. Endpoints are numbered from 0 in the order of these calls. Dropping the device is
+    /// its process's orderly end.
+    #[must_use]
+    pub fn nic(&self) -> SimNic {
+        let ep = self.0.borrow_mut().add_endpoint();
+        SimNic::new(Rc::clone(&self.0), ep)
+    }
+
+    /// The configuration.
+    #[must_use]
+    pub fn config(&self) -> FabricConfig {
+        self.0.borrow().config.clone()
+    }
+
+    /// Changes the faults from now on, e.g. to none for a phase in which everything must converge.
+    pub fn set_faults(&self, faults: Faults) {
+        self.0.borrow_mut().config.faults = faults;
+    }
+
+    /// Virtual time.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        self.0.borrow().now_ns
+    }
+
+    /// Goes to the next event's time and lets it happen; false if there is no event.
+    pub fn advance(&self) -> bool {
+        let mut state = self.0.borrow_mut();
+        let Some(next_ns) = state.agenda.next_ns() else { return false };
+        state.now_ns = state.now_ns.max(next_ns);
+        state.happen();
+        true
+    }
+
+    /// Lets time pass.
+    pub fn pass(&self, ns: u64) {
+        let mut state = self.0.borrow_mut();
+        state.now_ns += ns;
+        state.happen();
+    }
+
+    /// Makes sure that `advance` stops after `ns` at the latest, to let a test do something then.
+    pub fn tick_in(&self, ns: u64) {
+        let mut state = self.0.borrow_mut();
+        let at_ns = state.now_ns + ns;
+        state.agenda.schedule(at_ns, Event::Tick);
+    }
+
+    /// Whether something waits to be taken by a `poll`.
+    #[must_use]
+    pub fn waiting(&self) -> bool {
+        self.0.borrow().endpoints.iter().any(|endpoint| endpoint.alive && !endpoint.inbox.is_empty())
+    }
+
+    /// Ends an endpoint abruptly, as the loss of its host does. Its engine should be dropped with it.
+    pub fn kill(&self, ep: usize) {
+        self.0.borrow_mut().leave(ep, true);
+    }
+
+    /// Breaks the links between two endpoints, which live on; returns how many there were.
+    pub fn break_links(&self, a: usize, b: usize) -> usize {
+        self.0.borrow_mut().break_links(a, b)
+    }
+
+    /// A buffer in the address space of endpoint `ep`.
+    #[must_use]
+    pub fn alloc(&self, ep: usize, len: usize) -> Buffer {
+        self.0.borrow_mut().memory.alloc(ep, len)
+    }
+
+    /// Ends the use of a buffer; a later write to it is found by [`Fabric::violations`].
+    pub fn free(&self, buffer: Buffer) {
+        self.0.borrow_mut().memory.free(buffer);
+    }
+
+    /// Buffers not freed.
+    #[must_use]
+    pub fn live_buffers(&self) -> usize {
+        self.0.borrow().memory.live()
+    }
+
+    /// How the users of the devices broke the contract, and where memory was written that must not be.
+    #[must_use]
+    pub fn violations(&self) -> Vec<String> {
+        let mut state = self.0.borrow_mut();
+        let mut all = state.violations.clone();
+        all.extend(state.memory.damage());
+        all
+    }
+
+    /// Whether the contract was broken so far (without the search through memory).
+    #[must_use]
+    pub fn contract_broken(&self) -> bool {
+        !self.0.borrow().violations.is_empty()
+    }
+
+    /// Links that an endpoint has.
+    #[must_use]
+    pub fn links(&self, ep: usize) -> usize {
+        self.0.borrow().endpoints[ep].links.iter().flatten().count()
+    }
+
+    /// Transfers not reported finished.
+    #[must_use]
+    pub fn transfers(&self) -> usize {
+        self.0.borrow().transfers.len()
+    }
+
+    /// What has gone through.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.0.borrow().stats
+    }
+
+    /// Adds to the trace.
+    pub fn record(&self, what: What, who: usize, a: u64, b: u64, bytes: &[u8]) {
+        self.0.borrow_mut().record(what, who, a, b, bytes);
+    }
+
+    /// The hash of the trace so far.
+    #[must_use]
+    pub fn trace_hash(&self) -> [u8; 32] {
+        self.0.borrow().trace.hash()
+    }
+
+    /// The last records of the trace, for a failure's report.
+    #[must_use]
+    pub fn trace_tail(&self) -> String {
+        self.0.borrow().trace.tail()
+    }
+}

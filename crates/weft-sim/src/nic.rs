@@ -1,0 +1,298 @@
+//! [`SimNic`]: one endpoint's device on a simulated fabric, behind the engine's device trait.
+//!
+//! Place in the data flow: `Engine` → `SimNic` → fabric → `SimNic::poll` → `Sink`.
+//! It checks its user against the contract in `weft_engine::nic`: what breaks it is noted as a violation
+//! ([`Fabric::violations`](crate::Fabric::violations)) and otherwise ignored.
+//!
+//! Invariant: the fabric's state is never borrowed while a sink is called.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use weft_engine::mem::{self, Iov};
+use weft_engine::name::EpName;
+use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, RemoteIov, Sink};
+
+use crate::event::Event;
+use crate::fabric::State;
+use crate::trace::What;
+use crate::transfer::Kind;
+use crate::wire::{EndId, Phase, Side};
+
+/// The device of one endpoint.
+#[derive(Debug)]
+pub struct SimNic {
+    state: Rc<RefCell<State>>,
+    ep: usize,
+}
+
+/// What `poll` hands over, with the fabric's state no longer borrowed.
+enum Handover {
+    Nothing,
+    Up(LinkId, LinkUp),
+    Message(LinkId, Vec<u8>),
+    Segment { link: LinkId, window: u64, offset: u64, bytes: Vec<u8>, short_permille: u32 },
+    Down { link: LinkId, why: LinkError, dones: Vec<(u64, Result<(), LinkError>)> },
+    Done(LinkId, u64, Result<(), LinkError>),
+}
+
+impl SimNic {
+    pub(crate) fn new(state: Rc<RefCell<State>>, ep: usize) -> Self {
+        Self { state, ep }
+    }
+
+    /// The endpoint's number in its fabric.
+    #[must_use]
+    pub fn endpoint(&self) -> usize {
+        self.ep
+    }
+
+    fn hand<S: Sink>(&self, sink: &mut S, handover: Handover) -> usize {
+        match handover {
+            Handover::Nothing => 0,
+            Handover::Up(link, info) => {
+                sink.up(link, info);
+                1
+            }
+            Handover::Message(link, bytes) => {
+                sink.message(link, &bytes);
+                1
+            }
+            Handover::Segment { link, window, offset, bytes, short_permille } => {
+                self.hand_segment(sink, link, window, offset, &bytes, short_permille)
+            }
+            Handover::Down { link, why, dones } => {
+                let calls = 1 + dones.len();
+                for (ctx, result) in dones {
+                    sink.done(link, ctx, result);
+                }
+                sink.down(link, why);
+                calls
+            }
+            Handover::Done(link, ctx, result) => {
+                sink.done(link, ctx, result);
+                1
+            }
+        }
+    }
+
+    fn hand_segment<S: Sink>(
+        &self,
+        sink: &mut S,
+        link: LinkId,
+        window: u64,
+        offset: u64,
+        bytes: &[u8],
+        short_permille: u32,
+    ) -> usize {
+        let (mut at, mut calls) = (0, 0);
+        while at < bytes.len() {
+            let left = bytes.len() - at;
+            let here = offset + at as u64;
+            let portion = {
+                let rng = &mut self.state.borrow_mut().endpoints[self.ep].rng;
+                if rng.chance(short_permille) { rng.between(0, left) } else { left }
+            };
+            if let Some(iov) = sink.place(link, window, here, left) {
+                mem::scatter(&iov, 0, bytes.get(at..at + portion).unwrap_or_default());
+            }
+            sink.placed(link, window, here, portion);
+            at += portion;
+            calls += 2;
+        }
+        calls
+    }
+}
+
+impl Drop for SimNic {
+    fn drop(&mut self) {
+        // Not while a panic unwinds through a borrow of the state.
+        if let Ok(mut state) = self.state.try_borrow_mut() {
+            state.leave(self.ep, false);
+        }
+    }
+}
+
+impl Nic for SimNic {
+    fn name(&self) -> EpName {
+        self.state.borrow().endpoints[self.ep].name
+    }
+
+    fn connect(&mut self, peer: &EpName) -> Result<LinkId, LinkError> {
+        Ok(self.state.borrow_mut().connect(self.ep, peer))
+    }
+
+    fn send(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
+        let mut state = self.state.borrow_mut();
+        let Some(id) = state.usable(self.ep, link) else { return Ok(()) };
+        let len = head.len() + mem::total_len(body);
+        if len > state.config.caps.mailbox_bytes {
+            state.violation(self.ep, "a message longer than the mailbox");
+        }
+        let (depth, faults) = (state.config.queue_depth, state.config.faults);
+        let end = state.end(id);
+        if end.in_flight >= depth || end.rng.chance(faults.full_permille) {
+            state.stats.full += 1;
+            return Err(Full);
+        }
+        end.in_flight += 1;
+        let mut bytes = vec![0; len];
+        let (front, back) = bytes.split_at_mut(head.len());
+        front.copy_from_slice(head);
+        mem::gather(body, back);
+        let gather = !end.gathered.is_empty() || end.rng.chance(faults.gather_permille);
+        if gather {
+            end.gathered.push(bytes);
+            if end.gathered.len() == 1 {
+                state.endpoints[self.ep].dirty.push(id);
+            }
+        } else {
+            state.depart(id, bytes);
+        }
+        state.record(What::Send, self.ep, u64::from(link.0), len as u64, &[]);
+        Ok(())
+    }
+
+    fn push(&mut self, link: LinkId, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
+        self.state.borrow_mut().start(self.ep, link, Kind::Push { window, offset }, src, ctx)
+    }
+
+    fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<(), Full> {
+        self.state.borrow_mut().start(self.ep, link, Kind::Get { remote: remote.to_vec() }, local, ctx)
+    }
+
+    fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<(), Full> {
+        self.state.borrow_mut().start(self.ep, link, Kind::Put { remote: remote.to_vec() }, local, ctx)
+    }
+
+    fn flush(&mut self) {
+        self.state.borrow_mut().flush(self.ep);
+    }
+
+    fn poll<S: Sink>(&mut self, sink: &mut S) -> usize {
+        let budget = {
+            let mut state = self.state.borrow_mut();
+            state.happen();
+            let (most, idle) = (state.config.poll_budget, state.config.faults.idle_poll_permille);
+            let rng = &mut state.endpoints[self.ep].rng;
+            if rng.chance(idle) { 0 } else { rng.between(1, most) }
+        };
+        let mut calls = 0;
+        for _ in 0..budget {
+            let next = self.state.borrow_mut().take(self.ep);
+            let Some(handover) = next else { break };
+            calls += self.hand(sink, handover);
+        }
+        calls
+    }
+
+    fn close(&mut self, link: LinkId) {
+        let mut state = self.state.borrow_mut();
+        let Some(id) = state.lookup(self.ep, link) else {
+            state.violation(self.ep, "close of a link that does not exist");
+            return;
+        };
+        state.record(What::Close, self.ep, u64::from(link.0), 0, &[]);
+        for bytes in std::mem::take(&mut state.end(id).gathered) {
+            state.depart(id, bytes);
+        }
+        // This device lets go of the memory at once, so no `done` follows.
+        for number in state.transfers_of(id) {
+            state.forget(number);
+        }
+        let was_ending = state.end(id).ending.is_some();
+        state.free_link(id);
+        if !was_ending {
+            state.hang_up(id, LinkError::Closed, false);
+        }
+    }
+
+    fn drained(&self) -> bool {
+        let state = self.state.borrow();
+        let endpoint = &state.endpoints[self.ep];
+        let gathered = endpoint.dirty.iter().any(|id| !state.wires[id.wire].ends[id.side.index()].gathered.is_empty());
+        endpoint.busy == 0 && !gathered
+    }
+}
+
+impl State {
+    /// Takes the next arrival out of an endpoint's inbox.
+    fn take(&mut self, ep: usize) -> Option<Handover> {
+        let event = self.endpoints[ep].inbox.pop_front()?;
+        Some(match event {
+            Event::Up { to } => self.take_up(to),
+            Event::Message { to, bytes } => self.take_message(to, bytes),
+            Event::Segment { to, window, offset, bytes } => self.take_segment(to, window, offset, bytes),
+            Event::Down { to, why } => self.take_down(to, why),
+            Event::Finish { transfer, result } => self.take_finish(ep, transfer, result),
+            Event::Knock { .. } | Event::Step { .. } | Event::Land { .. } | Event::Tick => Handover::Nothing,
+        })
+    }
+
+    fn take_up(&mut self, to: EndId) -> Handover {
+        let end = self.end(to);
+        if end.phase != Phase::Waiting {
+            return Handover::Nothing;
+        }
+        end.phase = Phase::Up;
+        let (ep, link) = (end.ep, end.link);
+        let peer_ep = self.end(to.other()).ep;
+        let link = link.unwrap_or_else(|| self.number_link(ep, to));
+        let info = LinkUp {
+            peer: self.endpoints[peer_ep].name,
+            initiator: to.side == Side::Initiator,
+            caps: self.config.caps,
+        };
+        self.stats.ups += 1;
+        self.record(What::Up, ep, u64::from(link.0), peer_ep as u64, &[]);
+        Handover::Up(link, info)
+    }
+
+    fn take_message(&mut self, to: EndId, bytes: Vec<u8>) -> Handover {
+        let from = self.end(to.other());
+        from.in_flight = from.in_flight.saturating_sub(1);
+        let end = self.end(to);
+        let (ep, phase) = (end.ep, end.phase);
+        let Some(link) = end.link.filter(|_| phase == Phase::Up) else { return Handover::Nothing };
+        end.spoken_to = true;
+        self.stats.messages += 1;
+        self.record(What::Message, ep, u64::from(link.0), bytes.len() as u64, &[]);
+        Handover::Message(link, bytes)
+    }
+
+    fn take_segment(&mut self, to: EndId, window: u64, offset: u64, bytes: Vec<u8>) -> Handover {
+        let end = self.end(to);
+        let (ep, phase) = (end.ep, end.phase);
+        let Some(link) = end.link.filter(|_| phase == Phase::Up) else { return Handover::Nothing };
+        self.stats.segments += 1;
+        self.record(What::Segment, ep, u64::from(link.0), offset, &bytes);
+        let short_permille = self.config.faults.short_place_permille;
+        Handover::Segment { link, window, offset, bytes, short_permille }
+    }
+
+    fn take_down(&mut self, to: EndId, why: LinkError) -> Handover {
+        let end = self.end(to);
+        let ep = end.ep;
+        let Some(link) = end.link else { return Handover::Nothing };
+        if end.phase == Phase::Closed {
+            return Handover::Nothing;
+        }
+        end.gathered.clear();
+        let ended = self.transfers_of(to).into_iter().filter_map(|number| self.forget(number));
+        let dones = ended.map(|transfer| (transfer.ctx, transfer.result.unwrap_or(Err(why)))).collect();
+        self.free_link(to);
+        self.stats.downs += 1;
+        self.record(What::Down, ep, u64::from(link.0), why as u64, &[]);
+        Handover::Down { link, why, dones }
+    }
+
+    fn take_finish(&mut self, ep: usize, number: u64, result: Result<(), LinkError>) -> Handover {
+        let Some(transfer) = self.forget(number) else { return Handover::Nothing };
+        let mut bytes = Vec::new();
+        if matches!(transfer.kind, Kind::Get { .. }) && result.is_ok() {
+            bytes = mem::to_vec(&transfer.local);
+        }
+        self.record(What::Done, ep, u64::from(transfer.link.0), u64::from(result.is_err()), &bytes);
+        Handover::Done(transfer.link, transfer.ctx, result)
+    }
+}
