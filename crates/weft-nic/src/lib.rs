@@ -1,1 +1,3 @@
-//! Placeholder: see ARCHITECTURE.md.
+//! weft's devices. Each implements `weft_engine::nic::Nic`; all system calls and shared memory live here.
+
+pub mod shm;

@@ -1,0 +1,123 @@
+//! Cross-memory attach: reading and writing a peer's memory by process id and address, in one copy.
+//!
+//! Place in the data flow: `Shm::get`/`put` queue a [`Transfer`]; `Shm::poll` moves it on in portions.
+//!
+//! Whether the kernel allows it depends on user, capabilities, dumpability, Yama's ptrace_scope, seccomp
+//! and namespaces, so it is never assumed: [`reaches`] reads random bytes that the peer has announced.
+//!
+//! Units: bytes. Errors: every refusal of the kernel is [`LinkError::Access`] (EPERM: not allowed; ESRCH: the
+//! process is gone; EFAULT: bad address). A process id could be reused only after the peer has died and the system
+//! has gone through all other ids, while our control check notices the death within milliseconds.
+//!
+//! Sources: process_vm_readv(2).
+
+use weft_engine::mem::{self, Iov, IovList};
+use weft_engine::nic::{LinkError, RemoteIov};
+
+/// Most pieces per system call; the system's own limit (IOV_MAX) is 1024.
+const MAX_PIECES: usize = 64;
+
+/// A `get` or `put` under way.
+pub(super) struct Transfer {
+    local: IovList,
+    remote: Vec<RemoteIov>,
+    /// Towards the peer.
+    put: bool,
+    done_bytes: usize,
+    total_bytes: usize,
+    /// Comes back with `done`.
+    pub(super) ctx: u64,
+}
+
+impl Transfer {
+    pub(super) fn new(put: bool, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Self {
+        let far = remote.iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.len));
+        let total_bytes = mem::total_len(local).min(usize::try_from(far).unwrap_or(usize::MAX));
+        Self { local: local.into(), remote: remote.to_vec(), put, done_bytes: 0, total_bytes, ctx }
+    }
+
+    /// Moves up to `budget` bytes. Some: it has ended.
+    pub(super) fn step(&mut self, pid: i32, budget: usize) -> (usize, Option<Result<(), LinkError>>) {
+        let left = self.total_bytes - self.done_bytes;
+        if left == 0 {
+            return (0, Some(Ok(())));
+        }
+        let want = left.min(budget.max(1));
+        let local = mem::slice(&self.local, self.done_bytes, want);
+        let near: Vec<libc::iovec> = local.iter().take(MAX_PIECES).map(near_piece).collect();
+        let far = self.far_pieces(want);
+        match copy(self.put, pid, &near, &far) {
+            Some(n) if n > 0 => {
+                // The kernel cannot have moved more than was asked for.
+                self.done_bytes += n.min(want);
+                let ended = (self.done_bytes == self.total_bytes).then_some(Ok(()));
+                (n, ended)
+            }
+            _ => (0, Some(Err(LinkError::Access))),
+        }
+    }
+
+    /// The remote pieces for `want` bytes from where we are.
+    fn far_pieces(&self, mut want: usize) -> Vec<libc::iovec> {
+        let mut skip = self.done_bytes as u64;
+        let mut out = Vec::new();
+        for piece in &self.remote {
+            if skip >= piece.len {
+                skip -= piece.len;
+                continue;
+            }
+            // Not more than `want`, so it fits.
+            let len = usize::try_from(piece.len - skip).unwrap_or(usize::MAX).min(want);
+            if len == 0 || out.len() == MAX_PIECES {
+                break;
+            }
+            out.push(far_piece(piece.addr.wrapping_add(skip), len));
+            skip = 0;
+            want -= len;
+        }
+        out
+    }
+}
+
+/// Whether the process `pid` has `value` at `addr`, that is, whether we can read it and it is the process that told us.
+pub(super) fn reaches(pid: i32, addr: u64, value: &[u8; 16]) -> bool {
+    read_16(pid, addr).is_ok_and(|found| found == *value)
+}
+
+/// Reads 16 bytes at `addr` of the process `pid`.
+pub(super) fn read_16(pid: i32, addr: u64) -> std::io::Result<[u8; 16]> {
+    let mut found = [0u8; 16];
+    let near = [libc::iovec { iov_base: found.as_mut_ptr().cast(), iov_len: found.len() }];
+    if pid <= 0 {
+        return Err(std::io::ErrorKind::NotFound.into());
+    }
+    match copy(false, pid, &near, &[far_piece(addr, found.len())]) {
+        Some(16) => Ok(found),
+        Some(_) => Err(std::io::ErrorKind::UnexpectedEof.into()),
+        None => Err(std::io::Error::last_os_error()),
+    }
+}
+
+fn near_piece(piece: &Iov) -> libc::iovec {
+    libc::iovec { iov_base: piece.as_ptr().cast(), iov_len: piece.len() }
+}
+
+fn far_piece(addr: u64, len: usize) -> libc::iovec {
+    // An address of another process: never dereferenced here. Addresses have 64 bits (mod.rs refuses others).
+    let addr = usize::try_from(addr).unwrap_or(usize::MAX);
+    libc::iovec { iov_base: std::ptr::without_provenance_mut(addr), iov_len: len }
+}
+
+/// One system call. `None`: errno says why.
+fn copy(put: bool, pid: i32, near: &[libc::iovec], far: &[libc::iovec]) -> Option<usize> {
+    let (nears, fars) = (near.len() as libc::c_ulong, far.len() as libc::c_ulong);
+    let moved = if put {
+        // SAFETY: the kernel reads the near pieces, which describe memory that the caller of `Transfer::new`
+        // lends until `done`; it checks the far ones against the other process.
+        unsafe { libc::process_vm_writev(pid, near.as_ptr(), nears, far.as_ptr(), fars, 0) }
+    } else {
+        // SAFETY: as above; the kernel writes the near pieces, which are lent for writing.
+        unsafe { libc::process_vm_readv(pid, near.as_ptr(), nears, far.as_ptr(), fars, 0) }
+    };
+    usize::try_from(moved).ok()
+}

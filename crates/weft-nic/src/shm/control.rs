@@ -1,0 +1,548 @@
+//! Sockets and time: new connections, handshakes, hang-ups, time-outs, and how links end.
+//!
+//! Place in the data flow: part of [`Shm`]; `poll` calls [`Shm::check_control`] now and then.
+//!
+//! The check costs a system call, so it is made when the coarse clock (read every 64th poll) has advanced, after
+//! every 512 polls in a row that found nothing, every 16th poll while handshakes are under way, and
+//! after sleeping. Hence a hang-up is noticed within a clock tick (1 to 10 ms), usually within
+//! microseconds of idleness.
+//!
+//! A link that hangs up is drained first: what the peer has published before it closed is still delivered, then
+//! `done` for what was under way, then `down`.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SocketFlags};
+use rustix::process::{Pid, PidfdFlags};
+use rustix::time::{
+    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+use weft_engine::name::EpName;
+use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
+
+use super::doorbell::{Barriers, Bell};
+use super::handshake::{self, FLAG_CALLABLE, FLAG_REGISTERED, Handshake, Local, Offer, Step};
+use super::link::{Link, Parts};
+use super::segment::Role;
+use super::{Event, Shm, Slot, cma};
+
+/// Events taken from epoll at once.
+const EVENTS: usize = 64;
+/// Connections accepted in one check.
+const ACCEPTS: usize = 16;
+/// Handshakes of peers that may be under way; more stay in the listener's backlog.
+const MAX_HANDSHAKES: usize = 1024;
+/// Cold links that the slow scan looks at in one clock tick.
+const SCAN_LINKS: usize = 8;
+/// While a connection waits for room in a backlog it is tried again so often when asleep.
+const RETRY_NS: u64 = 2_000_000;
+
+const TOKEN_ID: u64 = 0;
+const TOKEN_PORT: u64 = 1;
+const TOKEN_TIMER: u64 = 2;
+const TOKEN_HANDSHAKE: u64 = 1 << 32;
+const TOKEN_LINK: u64 = 2 << 32;
+const TOKEN_PID: u64 = 3 << 32;
+
+/// Listeners, timer, clock.
+pub(super) struct Control {
+    by_id: OwnedFd,
+    by_port: Option<OwnedFd>,
+    timer: OwnedFd,
+    timer_armed: bool,
+    /// The coarse clock as last read.
+    now_ns: u64,
+}
+
+impl Control {
+    pub(super) fn new(epoll: &OwnedFd, me: &EpName, service: Option<u16>) -> io::Result<Self> {
+        let by_id = handshake::listen(&handshake::id_address(&me.ep_id()))?;
+        epoll::add(epoll, &by_id, EventData::new_u64(TOKEN_ID), EventFlags::IN)?;
+        let by_port = match service {
+            Some(port) => {
+                let socket = handshake::listen(&handshake::port_address(port))?;
+                epoll::add(epoll, &socket, EventData::new_u64(TOKEN_PORT), EventFlags::IN)?;
+                Some(socket)
+            }
+            None => None,
+        };
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        epoll::add(epoll, &timer, EventData::new_u64(TOKEN_TIMER), EventFlags::IN)?;
+        Ok(Self { by_id, by_port, timer, timer_armed: false, now_ns: coarse_ns() })
+    }
+}
+
+fn coarse_ns() -> u64 {
+    let now = rustix::time::clock_gettime(ClockId::MonotonicCoarse);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
+
+/// Kind and index of a token.
+fn parts_of(token: u64) -> (u64, u32) {
+    (token & !0xffff_ffff, (token & 0xffff_ffff) as u32)
+}
+
+fn token_of(kind: u64, index: usize) -> EventData {
+    EventData::new_u64(kind | index as u64)
+}
+
+impl Shm {
+    /// Whether the sockets should be looked at after a poll that made so many sink calls.
+    #[inline(always)]
+    pub(super) fn control_is_due(&mut self, calls: usize) -> bool {
+        self.empty_polls = if calls == 0 { self.empty_polls + 1 } else { 0 };
+        if self.control_due || self.empty_polls >= 512 {
+            return true;
+        }
+        if self.polls & 15 != 0 {
+            return false;
+        }
+        !self.handshakes.is_empty() || (self.polls & 63 == 0 && coarse_ns() != self.control.now_ns)
+    }
+
+    /// Looks at the sockets, the clock and some of the cold links. Returns the sink calls made.
+    #[cold]
+    pub(super) fn check_control<S: Sink>(&mut self, sink: &mut S) -> usize {
+        self.control_due = false;
+        self.empty_polls = 0;
+        let now_ns = coarse_ns();
+        let ticked = now_ns != self.control.now_ns;
+        self.control.now_ns = now_ns;
+        let mut calls = 0;
+        let mut buffer = [MaybeUninit::uninit(); EVENTS];
+        if let Ok((ready, _)) = epoll::wait(&self.epoll, &mut buffer, Some(&Timespec::default())) {
+            // A full buffer means that there may be more.
+            self.control_due = ready.len() == EVENTS;
+            for event in ready {
+                calls += self.socket_event(event.data.u64(), event.flags, sink);
+            }
+        }
+        if ticked {
+            if !self.handshakes.is_empty() {
+                calls += self.check_deadlines(sink);
+            }
+            calls += self.scan(sink);
+        }
+        calls
+    }
+
+    /// Whether a socket has something to say. Wake-up bytes of earlier sleeps are thrown away.
+    pub(super) fn sockets_ready(&mut self) -> bool {
+        let mut buffer = [MaybeUninit::uninit(); EVENTS];
+        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut buffer, Some(&Timespec::default())) else {
+            return true;
+        };
+        let mut serious = ready.len() == EVENTS;
+        for event in ready {
+            let (kind, id) = parts_of(event.data.u64());
+            let flags = event.flags;
+            serious |= kind != TOKEN_LINK || flags != EventFlags::IN || !matches!(self.hear(id), Ok(true));
+        }
+        serious
+    }
+
+    fn socket_event<S: Sink>(&mut self, token: u64, flags: EventFlags, sink: &mut S) -> usize {
+        let (kind, id) = parts_of(token);
+        match kind {
+            TOKEN_HANDSHAKE => self.step_handshake(id as usize, sink),
+            TOKEN_LINK => {
+                // A hang-up counts even if wake-up bytes are left to read.
+                if flags.intersects(EventFlags::HUP | EventFlags::RDHUP | EventFlags::ERR) {
+                    self.hang_up(id);
+                } else if let Err(why) = self.hear(id) {
+                    self.fail(id, why);
+                }
+                0
+            }
+            TOKEN_PID => {
+                self.hang_up(id);
+                0
+            }
+            _ if token == TOKEN_TIMER => {
+                self.disarm_timer();
+                self.check_deadlines(sink)
+            }
+            _ => self.accept_connections(token == TOKEN_PORT, sink),
+        }
+    }
+
+    /// Reads wake-up bytes from a life line. True: that was all.
+    fn hear(&mut self, id: u32) -> Result<bool, LinkError> {
+        let Some(link) = self.link(LinkId(id)) else { return Ok(true) };
+        let mut buffer = [0u8; 2];
+        for _ in 0..8 {
+            match rustix::net::recv(link.socket(), &mut buffer, RecvFlags::DONTWAIT) {
+                Ok((_, 1)) => {}
+                Ok((_, 0)) => {
+                    self.hang_up(id);
+                    return Ok(false);
+                }
+                Ok(_) => return Err(LinkError::Protocol),
+                Err(Errno::AGAIN | Errno::INTR) => return Ok(true),
+                Err(_) => {
+                    self.hang_up(id);
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// The slow scan: even if a doorbell's bit was lost (page.rs says how), every link is looked at in the end.
+    fn scan<S: Sink>(&mut self, sink: &mut S) -> usize {
+        let mut calls = 0;
+        for _ in 0..SCAN_LINKS.min(self.links.len()) {
+            self.scan_at = if self.scan_at as usize + 1 < self.links.len() { self.scan_at + 1 } else { 0 };
+            if matches!(&self.links[self.scan_at as usize], Slot::Up(link) if link.ready()) {
+                calls += self.look(self.scan_at, sink);
+            }
+        }
+        calls
+    }
+
+    pub(super) fn start_connect(&mut self, peer: &EpName) -> Result<LinkId, LinkError> {
+        if !peer.shm() {
+            return Err(LinkError::Unreachable);
+        }
+        let id = self.number();
+        let deadline_ns = self.deadline_ns();
+        match Handshake::connect(peer, id, deadline_ns) {
+            Ok(handshake) => {
+                let key = self.handshakes.insert(handshake);
+                self.links[id as usize] = Slot::Connecting(key);
+                // The connection itself is made here, so that a refusal is known at the next poll.
+                if let Err(why) = self.try_step(key) {
+                    self.drop_handshake(key);
+                    self.end(id, why);
+                }
+                self.control_due = true;
+                Ok(LinkId(id))
+            }
+            Err(why) => {
+                self.free.push(id);
+                Err(why)
+            }
+        }
+    }
+
+    fn deadline_ns(&self) -> u64 {
+        coarse_ns().saturating_add(self.config.connect_timeout_ms.saturating_mul(1_000_000))
+    }
+
+    fn accept_connections<S: Sink>(&mut self, by_port: bool, sink: &mut S) -> usize {
+        let mut calls = 0;
+        for _ in 0..ACCEPTS {
+            let listener = if by_port { self.control.by_port.as_ref() } else { Some(&self.control.by_id) };
+            if self.handshakes.len() >= MAX_HANDSHAKES {
+                break;
+            }
+            let Some(Ok(socket)) =
+                listener.map(|l| rustix::net::accept_with(l, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK))
+            else {
+                // Nobody is left, or descriptors have run out: the peers' time-outs run.
+                break;
+            };
+            // A foreign user is hung up on without an answer.
+            let Ok(handshake) = Handshake::accepted(socket, &self.me, by_port, self.deadline_ns()) else { continue };
+            let key = self.handshakes.insert(handshake);
+            if self.watch_handshake(key).is_err() {
+                self.handshakes.remove(key);
+                continue;
+            }
+            calls += self.step_handshake(key, sink);
+        }
+        calls
+    }
+
+    fn watch_handshake(&self, key: usize) -> io::Result<()> {
+        let socket = self.handshakes[key].socket();
+        Ok(epoll::add(&self.epoll, socket, token_of(TOKEN_HANDSHAKE, key), EventFlags::IN | EventFlags::RDHUP)?)
+    }
+
+    /// Lets a handshake go as far as it gets.
+    fn step_handshake<S: Sink>(&mut self, key: usize, sink: &mut S) -> usize {
+        if !self.handshakes.contains(key) {
+            return 0;
+        }
+        let initiator = self.handshakes[key].link;
+        match self.try_step(key) {
+            Ok(Step::Wait) => 0,
+            Ok(Step::Ready(offer)) => self.finish_handshake(key, initiator, *offer, sink),
+            Err(why) => {
+                self.handshakes[key].refuse(why);
+                self.drop_handshake(key);
+                if let Some(id) = initiator {
+                    self.end(id, why);
+                }
+                0
+            }
+        }
+    }
+
+    fn try_step(&mut self, key: usize) -> Result<Step, LinkError> {
+        let was_connecting = self.handshakes[key].is_connecting();
+        let step = self.handshakes[key].step(&local(
+            &self.me,
+            &self.config.job_key,
+            &self.door,
+            self.barriers,
+            &self.probe_value,
+            self.lines,
+        ))?;
+        if was_connecting && !self.handshakes[key].is_connecting() {
+            self.watch_handshake(key).map_err(|_| LinkError::Resources)?;
+        }
+        Ok(step)
+    }
+
+    fn drop_handshake(&mut self, key: usize) {
+        let handshake = self.handshakes.remove(key);
+        // Explicitly: a forked child may hold the socket open, and events would go on.
+        let _ = epoll::delete(&self.epoll, handshake.socket());
+    }
+
+    /// Both ends agree: makes the link.
+    fn finish_handshake<S: Sink>(&mut self, key: usize, initiator: Option<u32>, offer: Offer, sink: &mut S) -> usize {
+        let id = initiator.unwrap_or_else(|| self.number());
+        let direct = self.config.cma && cma::reaches(offer.pid, offer.probe_addr, &offer.probe_value);
+        let info = LinkUp { peer: offer.peer, initiator: offer.role == Role::Initiator, caps: self.caps(direct) };
+        let bell = Bell::adopt(offer.door.as_fd(), offer.slot).map_err(handshake::adoption_error);
+        let agreed = bell.and_then(|bell| {
+            let local = local(&self.me, &self.config.job_key, &self.door, self.barriers, &self.probe_value, self.lines);
+            if offer.role == Role::Acceptor {
+                self.handshakes[key].accept(id, &local)?;
+            }
+            Ok(bell)
+        });
+        let made = match agreed {
+            Ok(bell) => {
+                let handshake = self.handshakes.remove(key);
+                let _ = epoll::delete(&self.epoll, handshake.socket());
+                self.make_link(id, handshake.into_socket(), bell, offer, info)
+            }
+            Err(why) => {
+                self.handshakes[key].refuse(why);
+                self.drop_handshake(key);
+                Err(why)
+            }
+        };
+        match (made, initiator) {
+            (Ok(link), _) => {
+                self.links[id as usize] = Slot::Up(Box::new(link));
+                sink.up(LinkId(id), info);
+                1
+            }
+            (Err(why), Some(_)) => {
+                self.end(id, why);
+                0
+            }
+            (Err(_), None) => {
+                self.links[id as usize] = Slot::Free;
+                self.free.push(id);
+                0
+            }
+        }
+    }
+
+    fn make_link(&self, id: u32, socket: OwnedFd, bell: Bell, offer: Offer, info: LinkUp) -> Result<Link, LinkError> {
+        let watch = EventFlags::IN | EventFlags::RDHUP;
+        epoll::add(&self.epoll, &socket, token_of(TOKEN_LINK, id as usize), watch).map_err(|_| LinkError::Resources)?;
+        let pidfd = self.watch_process(id, offer.pid);
+        // Our publications are ordered by the peer's membarrier calls, if we are registered and it can call.
+        let must_fence = !(self.barriers.registered && offer.flags & FLAG_CALLABLE != 0);
+        let parts = Parts {
+            map: Arc::clone(&offer.map),
+            role: offer.role,
+            lines: offer.lines,
+            bell,
+            socket,
+            pidfd,
+            pid: offer.pid,
+            must_fence,
+            info,
+        };
+        Link::new(parts).map_err(|_| LinkError::Resources)
+    }
+
+    /// Watches the peer's process itself: a child that it forked may keep its life line open. A convenience, given
+    /// up where the process is ours or not visible, or where descriptors are getting scarce.
+    fn watch_process(&self, id: u32, pid: i32) -> Option<OwnedFd> {
+        use std::os::fd::AsRawFd;
+        let pid = Pid::from_raw(pid).filter(|&pid| pid != self.owner)?;
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let number = u64::try_from(pidfd.as_raw_fd()).ok()?;
+        if limit.is_some_and(|limit| number > limit / 2) {
+            return None;
+        }
+        epoll::add(&self.epoll, &pidfd, token_of(TOKEN_PID, id as usize), EventFlags::IN).ok()?;
+        Some(pidfd)
+    }
+
+    fn check_deadlines<S: Sink>(&mut self, sink: &mut S) -> usize {
+        let mut calls = 0;
+        let keys: Vec<usize> = self.handshakes.iter().map(|(key, _)| key).collect();
+        for key in keys {
+            if self.handshakes[key].deadline_ns <= self.control.now_ns {
+                let initiator = self.handshakes[key].link;
+                self.drop_handshake(key);
+                if let Some(id) = initiator {
+                    self.end(id, LinkError::Timeout);
+                }
+            } else if self.handshakes[key].is_connecting() {
+                calls += self.step_handshake(key, sink);
+            }
+        }
+        calls
+    }
+
+    /// Before sleeping: wakes us when a handshake needs attention.
+    pub(super) fn arm_timer(&mut self) {
+        let soonest = self.handshakes.iter().map(|(_, handshake)| {
+            let retry = self.control.now_ns.saturating_add(RETRY_NS);
+            if handshake.is_connecting() { retry } else { handshake.deadline_ns }
+        });
+        if let Some(at_ns) = soonest.min() {
+            self.control.timer_armed = true;
+            // One coarse tick later, so that the coarse clock has reached the deadline, too.
+            self.set_timer(at_ns.saturating_add(10_000_000));
+        }
+    }
+
+    fn disarm_timer(&mut self) {
+        if self.control.timer_armed {
+            self.control.timer_armed = false;
+            self.set_timer(0);
+        }
+    }
+
+    /// Sets the timer to an absolute time; 0 clears it, and what it has to say.
+    fn set_timer(&self, at_ns: u64) {
+        let at_ns = i64::try_from(at_ns).unwrap_or(i64::MAX);
+        let it_value = Timespec { tv_sec: at_ns / 1_000_000_000, tv_nsec: at_ns % 1_000_000_000 };
+        let spec = Itimerspec { it_interval: Timespec::default(), it_value };
+        // Cannot fail with a valid time; if it did, the next clock tick would do instead.
+        let _ = timerfd_settime(&self.control.timer, TimerfdTimerFlags::ABSTIME, &spec);
+    }
+
+    /// The peer is gone: deliver what is left, then say so.
+    fn hang_up(&mut self, id: u32) {
+        let Some(Slot::Up(link)) = self.links.get_mut(id as usize) else { return };
+        if link.hung_up {
+            return;
+        }
+        link.hung_up = true;
+        self.dying.push(id);
+        self.cool(id);
+        self.unwatch(id);
+    }
+
+    fn unwatch(&self, id: u32) {
+        if let Some(Slot::Up(link)) = self.links.get(id as usize) {
+            let _ = epoll::delete(&self.epoll, link.socket());
+            if let Some(pidfd) = link.pidfd() {
+                let _ = epoll::delete(&self.epoll, pidfd);
+            }
+        }
+    }
+
+    /// Delivers what hung-up peers have left in their rings, in bounded portions.
+    #[cold]
+    pub(super) fn drain_dying<S: Sink>(&mut self, sink: &mut S) -> usize {
+        let mut calls = 0;
+        for id in std::mem::take(&mut self.dying) {
+            let Some(link) = self.link(LinkId(id)) else { continue };
+            let look = link.look(LinkId(id), sink);
+            calls += look.calls;
+            match look.error {
+                Some(why) => self.fail(id, why),
+                None if look.drained => {
+                    let why = link.verdict();
+                    self.fail(id, why);
+                }
+                None => self.dying.push(id),
+            }
+        }
+        calls
+    }
+
+    /// Ends a link that is up: `done` for what is under way, then `down`.
+    #[cold]
+    pub(super) fn fail(&mut self, id: u32, why: LinkError) {
+        let Some(link) = self.link(LinkId(id)) else { return };
+        for ctx in link.take_bulk() {
+            self.events.push_back(Event::Done(LinkId(id), ctx, Err(why)));
+        }
+        self.forget(id);
+        self.end(id, why);
+    }
+
+    /// Removes a link from all lists and from epoll.
+    fn forget(&mut self, id: u32) {
+        self.cool(id);
+        self.unwatch(id);
+        self.busy.retain(|&busy| busy != id);
+        self.dying.retain(|&dying| dying != id);
+        self.waiting.retain(|&waiting| waiting != id);
+    }
+
+    /// Queues `down`; the link's memory and descriptors are let go of.
+    fn end(&mut self, id: u32, why: LinkError) {
+        self.links[id as usize] = Slot::Ending;
+        self.events.push_back(Event::Down(LinkId(id), why));
+    }
+
+    /// The number may be used again.
+    pub(super) fn release_number(&mut self, id: u32) {
+        self.links[id as usize] = Slot::Free;
+        self.free.push(id);
+    }
+
+    pub(super) fn close_link(&mut self, link: LinkId) {
+        let Some(slot) = self.links.get_mut(link.0 as usize) else { return };
+        match slot {
+            Slot::Free => return,
+            Slot::Connecting(key) => {
+                let key = *key;
+                self.drop_handshake(key);
+            }
+            // What was sent is in memory that the peer has mapped. Pushes and transfers end here: their memory
+            // is free when this returns, and `done` is not called for them.
+            Slot::Up(up) => {
+                up.say_closed();
+                self.forget(link.0);
+            }
+            Slot::Ending => {}
+        }
+        self.events.retain(|event| !matches!(event, Event::Done(id, ..) | Event::Down(id, _) if *id == link));
+        self.release_number(link.0);
+    }
+}
+
+/// What we say about ourselves in handshakes.
+fn local<'a>(
+    me: &EpName,
+    job_key: &'a [u8; 32],
+    door: &'a super::Door,
+    barriers: Barriers,
+    probe_value: &[u8; 16],
+    lines: u32,
+) -> Local<'a> {
+    let registered = if barriers.registered { FLAG_REGISTERED } else { 0 };
+    let callable = if barriers.callable { FLAG_CALLABLE } else { 0 };
+    Local {
+        me: *me,
+        job_key,
+        door: door.file(),
+        flags: registered | callable,
+        probe_addr: std::ptr::from_ref(probe_value) as usize as u64,
+        probe_value: *probe_value,
+        lines,
+    }
+}

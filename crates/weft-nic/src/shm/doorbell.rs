@@ -1,0 +1,123 @@
+//! Our doorbell, the peers' doorbells, and the asymmetric fence that keeps the fast side cheap.
+//!
+//! Place in the data flow: a producer publishes a record, looks at one word (`SideBlock::polled`), and goes on if
+//! the consumer polls that ring; else it rings the consumer's [`Page`], and wakes it if it sleeps.
+//!
+//! Waking is one byte on the link's Unix socket, and not a futex, because a thread must be able to sleep on shared
+//! memory and TCP at once and clients want a file descriptor; and not an eventfd of the peer's, because
+//! writing to a descriptor that a peer chose might block, and because the socket is there anyhow.
+//!
+//! # The asymmetric fence
+//! Publishing and then reading `polled` (or releasing space and then reading `wants_space`) is one half of Dekker's
+//! protocol and needs a store-load fence, about 20 ns in every message. The other half, clearing
+//! `polled` and then looking at the ring once more, is rare. So the rare side executes `membarrier(GLOBAL_EXPEDITED)`,
+//! which runs a full barrier on every processor that runs a process registered for it, and the
+//! frequent side only keeps the compiler from reordering. Either the frequent side's barrier ran before
+//! its store: then its later load sees the rare side's word, which was written before the call. Or it ran
+//! after: then the store is visible to the rare side's look after the call. Where the frequent side is not
+//! registered, or the rare side may not call membarrier, the frequent side is told at the handshake to fence.
+//!
+//! Sources: membarrier(2); M. Desnoyers' asymmetric barriers in liburcu.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::SendFlags;
+use rustix::thread::MembarrierCommand;
+
+use super::page::Page;
+use super::segment::Mapping;
+
+/// Size of the file behind a page.
+const PAGE_FILE_BYTES: usize = 4096;
+/// What is sent to wake a peer.
+const WAKE: &[u8] = &[1];
+
+const _: () = assert!(size_of::<Page>() <= PAGE_FILE_BYTES);
+
+/// Whether this process takes part in asymmetric fences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Barriers {
+    /// As the frequent side: membarrier calls of others reach us.
+    pub(super) registered: bool,
+    /// As the rare side: we can call.
+    pub(super) callable: bool,
+}
+
+impl Barriers {
+    /// Registers the process and tries a call.
+    pub(super) fn probe() -> Self {
+        let query = rustix::thread::membarrier_query();
+        let registered = query.contains_command(MembarrierCommand::RegisterGlobalExpedited)
+            && rustix::thread::membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok();
+        let callable = query.contains_command(MembarrierCommand::GlobalExpedited) && Self::call().is_ok();
+        Self { registered, callable }
+    }
+
+    fn call() -> io::Result<()> {
+        Ok(rustix::thread::membarrier(MembarrierCommand::GlobalExpedited)?)
+    }
+
+    /// The rare side's fence. An error means that the rare step must not be taken.
+    pub(super) fn fence(self) -> io::Result<()> {
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        // Where the call is not possible the peers were told to fence themselves.
+        if self.callable { Self::call() } else { Ok(()) }
+    }
+}
+
+/// Our doorbell.
+pub(super) struct Door {
+    file: OwnedFd,
+    map: Mapping,
+}
+
+impl Door {
+    /// A new one.
+    pub(super) fn new() -> io::Result<Self> {
+        let (file, map) = Mapping::create(c"weft-doorbell", PAGE_FILE_BYTES)?;
+        map.populate(0, PAGE_FILE_BYTES)?;
+        Ok(Self { file, map })
+    }
+
+    /// The file to pass to peers.
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// The page.
+    #[inline(always)]
+    pub(super) fn page(&self) -> &Page {
+        page(&self.map)
+    }
+}
+
+/// A peer's doorbell.
+pub(super) struct Bell {
+    map: Mapping,
+    slot: u32,
+}
+
+impl Bell {
+    /// Maps what the peer passed.
+    pub(super) fn adopt(file: BorrowedFd<'_>, slot: u32) -> io::Result<Self> {
+        Ok(Self { map: Mapping::adopt(file, PAGE_FILE_BYTES)?, slot })
+    }
+
+    /// Tells the peer that there is something for it on our link, waking it through `socket` if it sleeps.
+    #[cold]
+    pub(super) fn ring(&self, socket: BorrowedFd<'_>) {
+        if page(&self.map).ring(self.slot) {
+            // A full socket buffer means that wakes are waiting there already; a broken socket is noticed elsewhere.
+            let _ = rustix::net::send(socket, WAKE, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
+    }
+}
+
+#[inline(always)]
+fn page(map: &Mapping) -> &Page {
+    debug_assert!(map.len() >= size_of::<Page>());
+    // SAFETY: both constructors map `PAGE_FILE_BYTES`, which hold a page; aligned to the system's page size; a
+    // page is made of atomics, for which every bit pattern is valid.
+    unsafe { map.base().cast::<Page>().as_ref() }
+}

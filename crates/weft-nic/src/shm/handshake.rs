@@ -1,0 +1,488 @@
+//! How two endpoints of one host become a pair: a dialogue of four frames over an abstract Unix socket.
+//!
+//! Place in the data flow: `Shm::connect` and the listeners make a [`Handshake`]; the control check drives it;
+//! it ends in an [`Offer`] from which a link is made, or in an error. Nothing here blocks.
+//!
+//! ```text
+//!  initiator                                             acceptor
+//!     | ── Hello      { nonce }                           ──► |  (both: SO_PEERCRED must show our own uid)
+//!     | ◄─ Challenge  { nonce, proof }                    ──  |
+//!     | ── Offer      { proof, name, segment, doorbell }  ──► |
+//!     | ◄─ Accept     { name, slot, doorbell }            ──  |   or Refuse { reason } instead of any answer
+//! ```
+//! A proof is a keyed BLAKE3 of both nonces and the prover's role under a key made of the acceptor's capability,
+//! which whoever holds the acceptor's full name knows, and the job key, if one is set. Connections
+//! to a service name use an empty capability: the endpoint is open by its user's choice. The
+//! initiator sends no name, and no descriptor, before the acceptor has proven itself.
+//!
+//! The sockets are SOCK_SEQPACKET: frames keep their boundaries, and hang-up of the peer is seen at once. The
+//! socket stays open as the link's life line. Abstract names belong to the network namespace and
+//! vanish with their socket, so reaching one is the test for "same host", and nothing is left behind.
+//!
+//! Errors: [`LinkError::Denied`] for a foreign user or a wrong proof, `Protocol` for anything malformed,
+//! `Resources` where descriptors or memory run out, `Refused` where nobody listens.
+//!
+//! Sources: unix(7), SCM_RIGHTS.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use weft_engine::name::EpName;
+use weft_engine::nic::LinkError;
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+use super::page::SLOTS;
+use super::ring::{MAX_LINES, MIN_LINES};
+use super::segment::{Mapping, Role, segment_bytes};
+
+const MAGIC: [u8; 8] = *b"weft-shm";
+/// Raised with every change of the frames, the segment, the rings or the doorbell page.
+const VERSION: u32 = 1;
+/// Connections that may wait to be accepted; the system cuts it to net.core.somaxconn.
+const BACKLOG: i32 = 4096;
+/// Most descriptors in a frame.
+const MAX_FDS: usize = 2;
+
+const HELLO: u32 = 1;
+const CHALLENGE: u32 = 2;
+const OFFER: u32 = 3;
+const ACCEPT: u32 = 4;
+const REFUSE: u32 = 5;
+
+/// The sender's process takes part in membarrier calls of others.
+pub(super) const FLAG_REGISTERED: u32 = 1;
+/// The sender can call membarrier.
+pub(super) const FLAG_CALLABLE: u32 = 2;
+/// The initiator knows only a service name.
+const FLAG_SERVICE: u32 = 4;
+
+const REASON_PROTOCOL: u32 = 1;
+const REASON_DENIED: u32 = 2;
+const REASON_RESOURCES: u32 = 3;
+
+/// Every frame. Fields that a kind does not use are zero. Native byte order: both ends are on one host.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct Frame {
+    magic: [u8; 8],
+    version: u32,
+    kind: u32,
+    flags: u32,
+    reason: u32,
+    nonce: [u8; 32],
+    proof: [u8; 32],
+    name: [u8; 64],
+    /// Lines per ring of the segment that comes along.
+    lines: u32,
+    /// The sender's doorbell slot for this link.
+    slot: u32,
+    /// Where in the sender's memory the receiver finds `probe_value`.
+    probe_addr: u64,
+    probe_value: [u8; 16],
+}
+
+const _: () = assert!(size_of::<Frame>() == 192 - 8);
+
+impl Frame {
+    fn new(kind: u32) -> Self {
+        let mut frame = Self::new_zeroed();
+        frame.magic = MAGIC;
+        frame.version = VERSION;
+        frame.kind = kind;
+        frame
+    }
+}
+
+/// What both ends say about themselves.
+#[derive(Clone, Copy)]
+pub(super) struct Local<'a> {
+    pub(super) me: EpName,
+    /// Joined to the capability in every proof.
+    pub(super) job_key: &'a [u8; 32],
+    pub(super) door: BorrowedFd<'a>,
+    /// FLAG_REGISTERED, FLAG_CALLABLE.
+    pub(super) flags: u32,
+    pub(super) probe_addr: u64,
+    pub(super) probe_value: [u8; 16],
+    /// Lines per ring of segments that we make.
+    pub(super) lines: u32,
+}
+
+/// What a finished handshake has brought.
+pub(super) struct Offer {
+    pub(super) role: Role,
+    pub(super) map: Arc<Mapping>,
+    pub(super) lines: u32,
+    pub(super) peer: EpName,
+    /// Of the process that made the other end, as the kernel says; 0 if it is not visible from here.
+    pub(super) pid: i32,
+    pub(super) door: OwnedFd,
+    /// Our bit in the peer's doorbell (known to the acceptor from the offer, to the initiator from the answer).
+    pub(super) slot: u32,
+    pub(super) flags: u32,
+    pub(super) probe_addr: u64,
+    pub(super) probe_value: [u8; 16],
+}
+
+/// How far a step has come.
+pub(super) enum Step {
+    /// Nothing to do before the peer speaks.
+    Wait,
+    /// The handshake is over; the acceptor still has to say [`Handshake::accept`].
+    Ready(Box<Offer>),
+}
+
+/// Where a handshake stands.
+enum State {
+    /// Initiator: the listener's backlog was full.
+    Connecting,
+    /// Initiator: waits for the challenge.
+    Greeted,
+    /// Initiator: waits for the answer to the offer.
+    Offered(Arc<Mapping>),
+    /// Acceptor: waits for the greeting.
+    Accepted,
+    /// Acceptor: waits for the offer.
+    Challenged,
+    /// Nothing is expected any more.
+    Over,
+}
+
+/// One handshake under way.
+pub(super) struct Handshake {
+    socket: OwnedFd,
+    role: Role,
+    state: State,
+    /// Initiator: whom we want. Acceptor: our own name.
+    target: EpName,
+    /// Initiator: the link that waits.
+    pub(super) link: Option<u32>,
+    /// Without capability.
+    service: bool,
+    /// Initiator's, acceptor's.
+    nonces: [[u8; 32]; 2],
+    pid: i32,
+    /// When it is given up, on the coarse monotonic clock, in ns.
+    pub(super) deadline_ns: u64,
+}
+
+/// A listening socket on the abstract name of an endpoint (full name) or service.
+pub(super) fn listen(name: &[u8]) -> io::Result<OwnedFd> {
+    let socket = unix_socket()?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// The abstract name that an endpoint id is reached under.
+pub(super) fn id_address(ep_id: &[u8; 16]) -> Vec<u8> {
+    let mut name = b"weft-".to_vec();
+    for byte in ep_id {
+        name.extend_from_slice(format!("{byte:02x}").as_bytes());
+    }
+    name
+}
+
+/// The abstract name that a service is reached under.
+pub(super) fn port_address(port: u16) -> Vec<u8> {
+    format!("weft-port-{port}").into_bytes()
+}
+
+fn unix_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+impl Handshake {
+    /// Starts to connect to `target` for the link `link`.
+    pub(super) fn connect(target: &EpName, link: u32, deadline_ns: u64) -> Result<Self, LinkError> {
+        Ok(Self {
+            socket: unix_socket().map_err(|_| LinkError::Resources)?,
+            role: Role::Initiator,
+            state: State::Connecting,
+            target: *target,
+            link: Some(link),
+            service: !target.is_full(),
+            nonces: [random()?, [0; 32]],
+            pid: 0,
+            deadline_ns,
+        })
+    }
+
+    /// Takes a connection that a peer has made to the listener of our name (`service`: of our port).
+    pub(super) fn accepted(socket: OwnedFd, me: &EpName, service: bool, deadline_ns: u64) -> Result<Self, LinkError> {
+        let pid = peer_pid(socket.as_fd())?;
+        Ok(Self {
+            socket,
+            role: Role::Acceptor,
+            state: State::Accepted,
+            target: *me,
+            link: None,
+            service,
+            nonces: [[0; 32], random()?],
+            pid,
+            deadline_ns,
+        })
+    }
+
+    /// The socket, to be watched.
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// The socket, to become the link's life line.
+    pub(super) fn into_socket(self) -> OwnedFd {
+        self.socket
+    }
+
+    /// Whether the connection itself is still to be made, which must be tried again from time to time.
+    pub(super) fn is_connecting(&self) -> bool {
+        matches!(self.state, State::Connecting)
+    }
+
+    /// Goes as far as it gets without waiting.
+    pub(super) fn step(&mut self, local: &Local<'_>) -> Result<Step, LinkError> {
+        if self.is_connecting() {
+            return self.dial();
+        }
+        let Some((frame, fds)) = receive(self.socket.as_fd())? else {
+            return Ok(Step::Wait);
+        };
+        if frame.magic != MAGIC || frame.version != VERSION {
+            return Err(LinkError::Protocol);
+        }
+        if frame.kind == REFUSE && self.role == Role::Initiator {
+            return Err(reason(frame.reason));
+        }
+        match (std::mem::replace(&mut self.state, State::Over), frame.kind) {
+            (State::Greeted, CHALLENGE) => self.make_offer(&frame, local),
+            (State::Offered(map), ACCEPT) => self.take_answer(&frame, fds, map, local),
+            (State::Accepted, HELLO) => self.challenge(&frame, local),
+            (State::Challenged, OFFER) => self.take_offer(&frame, fds, local),
+            _ => Err(LinkError::Protocol),
+        }
+    }
+
+    /// Acceptor: agrees to the offer; `link` is our number for it.
+    pub(super) fn accept(&self, link: u32, local: &Local<'_>) -> Result<(), LinkError> {
+        let mut frame = local_frame(ACCEPT, local);
+        frame.slot = link % SLOTS;
+        send(self.socket.as_fd(), &frame, &[local.door])
+    }
+
+    /// Acceptor: tells the initiator why not. Best effort: it sees the hang-up otherwise.
+    pub(super) fn refuse(&self, why: LinkError) {
+        if self.role == Role::Acceptor {
+            let mut frame = Frame::new(REFUSE);
+            frame.reason = match why {
+                LinkError::Denied => REASON_DENIED,
+                LinkError::Resources => REASON_RESOURCES,
+                _ => REASON_PROTOCOL,
+            };
+            let _ = send(self.socket.as_fd(), &frame, &[]);
+        }
+    }
+
+    fn dial(&mut self) -> Result<Step, LinkError> {
+        let name =
+            if self.service { port_address(self.target.socket().port()) } else { id_address(&self.target.ep_id()) };
+        let address = SocketAddrUnix::new_abstract_name(&name).map_err(|_| LinkError::Unreachable)?;
+        match rustix::net::connect(&self.socket, &address) {
+            Ok(()) => {}
+            // The backlog is full; unix(7) has no notification for this.
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Step::Wait),
+            Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(LinkError::Refused),
+            Err(Errno::ACCESS | Errno::PERM) => return Err(LinkError::Denied),
+            Err(_) => return Err(LinkError::Resources),
+        }
+        self.pid = peer_pid(self.socket.as_fd())?;
+        let mut frame = Frame::new(HELLO);
+        frame.flags = if self.service { FLAG_SERVICE } else { 0 };
+        frame.nonce = self.nonces[0];
+        send(self.socket.as_fd(), &frame, &[])?;
+        self.state = State::Greeted;
+        Ok(Step::Wait)
+    }
+
+    fn challenge(&mut self, hello: &Frame, local: &Local<'_>) -> Result<Step, LinkError> {
+        // Without capability only through the port that the user opened.
+        if (hello.flags & FLAG_SERVICE != 0) != self.service {
+            return Err(LinkError::Denied);
+        }
+        self.nonces[0] = hello.nonce;
+        let mut frame = Frame::new(CHALLENGE);
+        frame.nonce = self.nonces[1];
+        frame.proof = *self.proof(Role::Acceptor, local).as_bytes();
+        send(self.socket.as_fd(), &frame, &[])?;
+        self.state = State::Challenged;
+        Ok(Step::Wait)
+    }
+
+    fn make_offer(&mut self, challenge: &Frame, local: &Local<'_>) -> Result<Step, LinkError> {
+        self.nonces[1] = challenge.nonce;
+        if self.proof(Role::Acceptor, local) != challenge.proof {
+            return Err(LinkError::Denied);
+        }
+        let (file, map) =
+            Mapping::create(c"weft-pair", segment_bytes(local.lines)).map_err(|_| LinkError::Resources)?;
+        let mut frame = local_frame(OFFER, local);
+        frame.proof = *self.proof(Role::Initiator, local).as_bytes();
+        frame.slot = self.link.unwrap_or(0) % SLOTS;
+        frame.lines = local.lines;
+        send(self.socket.as_fd(), &frame, &[file.as_fd(), local.door])?;
+        self.state = State::Offered(Arc::new(map));
+        Ok(Step::Wait)
+    }
+
+    fn take_offer(&self, frame: &Frame, fds: Vec<OwnedFd>, local: &Local<'_>) -> Result<Step, LinkError> {
+        if self.proof(Role::Initiator, local) != frame.proof {
+            return Err(LinkError::Denied);
+        }
+        let [file, door] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| LinkError::Protocol)?;
+        if !frame.lines.is_power_of_two() || !(MIN_LINES..=MAX_LINES).contains(&frame.lines) {
+            return Err(LinkError::Protocol);
+        }
+        let map = Mapping::adopt(file.as_fd(), segment_bytes(frame.lines)).map_err(adoption_error)?;
+        self.ready(frame, Arc::new(map), frame.lines, door)
+    }
+
+    fn take_answer(
+        &self,
+        frame: &Frame,
+        fds: Vec<OwnedFd>,
+        map: Arc<Mapping>,
+        local: &Local<'_>,
+    ) -> Result<Step, LinkError> {
+        let [door] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| LinkError::Protocol)?;
+        self.ready(frame, map, local.lines, door)
+    }
+
+    fn ready(&self, frame: &Frame, map: Arc<Mapping>, lines: u32, door: OwnedFd) -> Result<Step, LinkError> {
+        let peer = EpName::parse(&frame.name).map_err(|_| LinkError::Protocol)?;
+        let expected = self.role == Role::Acceptor || self.service || peer.ep_id() == self.target.ep_id();
+        if !peer.is_full() || !expected {
+            return Err(LinkError::Protocol);
+        }
+        Ok(Step::Ready(Box::new(Offer {
+            role: self.role,
+            map,
+            lines,
+            peer,
+            pid: self.pid,
+            door,
+            slot: frame.slot,
+            flags: frame.flags,
+            probe_addr: frame.probe_addr,
+            probe_value: frame.probe_value,
+        })))
+    }
+
+    /// The proof that `role` gives. `blake3::Hash` compares in constant time.
+    fn proof(&self, role: Role, local: &Local<'_>) -> blake3::Hash {
+        let mut secret = blake3::Hasher::new_derive_key("weft shm handshake v1");
+        secret.update(&if self.service { [0; 16] } else { self.target.capability() });
+        secret.update(local.job_key);
+        let mut proof = blake3::Hasher::new_keyed(secret.finalize().as_bytes());
+        proof.update(if role == Role::Initiator { b"I" } else { b"A" });
+        proof.update(&self.nonces[0]);
+        proof.update(&self.nonces[1]);
+        proof.finalize()
+    }
+}
+
+/// A frame that says who we are.
+fn local_frame(kind: u32, local: &Local<'_>) -> Frame {
+    let mut frame = Frame::new(kind);
+    frame.flags = local.flags;
+    frame.name = *local.me.as_bytes();
+    frame.probe_addr = local.probe_addr;
+    frame.probe_value = local.probe_value;
+    frame
+}
+
+fn reason(code: u32) -> LinkError {
+    match code {
+        REASON_DENIED => LinkError::Denied,
+        REASON_RESOURCES => LinkError::Resources,
+        _ => LinkError::Protocol,
+    }
+}
+
+/// What went wrong when a peer's file was mapped.
+pub(super) fn adoption_error(error: io::Error) -> LinkError {
+    if error.kind() == io::ErrorKind::InvalidData { LinkError::Protocol } else { LinkError::Resources }
+}
+
+fn random() -> Result<[u8; 32], LinkError> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(|_| LinkError::Resources)?;
+    Ok(bytes)
+}
+
+/// The process id of the other end, which must belong to our own user.
+fn peer_pid(socket: BorrowedFd<'_>) -> Result<i32, LinkError> {
+    // Not rustix: its type cannot express process id 0, which the kernel gives for a process that is not
+    // visible from our pid namespace.
+    let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    const CRED_BYTES: libc::socklen_t = 12;
+    const { assert!(size_of::<libc::ucred>() == CRED_BYTES as usize) };
+    let mut len = CRED_BYTES;
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+    let to = (&raw mut cred).cast();
+    // SAFETY: `to` and `len` describe a live `ucred`, which the kernel fills at most up to `len`.
+    let result = unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, to, &raw mut len) };
+    if result != 0 || cred.uid != rustix::process::geteuid().as_raw() {
+        return Err(LinkError::Denied);
+    }
+    Ok(cred.pid)
+}
+
+fn send(socket: BorrowedFd<'_>, frame: &Frame, fds: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(LinkError::Resources);
+    }
+    let iov = [io::IoSlice::new(frame.as_bytes())];
+    match rustix::net::sendmsg(socket, &iov, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+        Ok(n) if n == size_of::<Frame>() => Ok(()),
+        // Four frames fit any socket buffer, so a full one means that memory has run out. So does
+        // ETOOMANYREFS: too many descriptors of ours are in flight.
+        Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS) => Err(LinkError::Resources),
+        _ => Err(LinkError::Gone),
+    }
+}
+
+/// One frame and its descriptors, or `None` if none is there.
+fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Frame, Vec<OwnedFd>)>, LinkError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut frame = Frame::new_zeroed();
+    let mut iov = [io::IoSliceMut::new(frame.as_mut_bytes())];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = match rustix::net::recvmsg(socket, &mut iov, &mut control, flags) {
+        Ok(got) => got,
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+        Err(_) => return Err(LinkError::Gone),
+    };
+    let mut fds = Vec::with_capacity(MAX_FDS);
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    match got.bytes {
+        0 => Err(LinkError::Gone),
+        // The kernel drops descriptors that do not fit our table, and says so.
+        _ if got.flags.contains(ReturnFlags::CTRUNC) => Err(LinkError::Resources),
+        n if n != size_of::<Frame>() || got.flags.contains(ReturnFlags::TRUNC) => Err(LinkError::Protocol),
+        _ => Ok(Some((frame, fds))),
+    }
+}

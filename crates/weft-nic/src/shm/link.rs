@@ -1,0 +1,335 @@
+//! One end of a link that is up: the two rings, the peer's doorbell, the life line, and the bulk transfers.
+//!
+//! Place in the data flow: `Shm` owns the links and decides which one to look at; everything that concerns one
+//! link only is here.
+//!
+//! Invariants: after every publication the peer's `polled` word is looked at, after every release of space its
+//! `wants_space` word (see doorbell.rs for why that suffices). Pushes of a link are sent in order, and
+//! its transfers by address run in order; both queues are bounded.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, compiler_fence, fence};
+
+use weft_engine::mem::{self, Iov, IovList};
+use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, NicCaps, RemoteIov, Sink};
+
+use super::cma::Transfer;
+use super::doorbell::Bell;
+use super::ring::{PIECE_BYTES, Record, Rx, Tx};
+use super::segment::{Mapping, Role};
+
+/// Pushes, and transfers by address, that one link queues each.
+const QUEUE_DEPTH: usize = 64;
+/// Records that one look at a link takes at most, and the bytes after which it ends.
+const BATCH_RECORDS: usize = 32;
+const BATCH_BYTES: usize = 64 * 1024;
+/// What one link copies by address, and pushes, before it is another link's turn.
+const TURN_BYTES: usize = 256 * 1024;
+
+/// A push under way.
+struct Push {
+    window: u64,
+    offset: u64,
+    src: IovList,
+    sent_bytes: usize,
+    total_bytes: usize,
+    ctx: u64,
+}
+
+/// What a look at a link brought.
+pub(super) struct Look {
+    /// Sink calls made.
+    pub(super) calls: usize,
+    /// Nothing was left in the ring.
+    pub(super) drained: bool,
+    /// The peer broke the protocol.
+    pub(super) error: Option<LinkError>,
+}
+
+/// What a link is made of.
+pub(super) struct Parts {
+    pub(super) map: Arc<Mapping>,
+    pub(super) role: Role,
+    pub(super) lines: u32,
+    pub(super) bell: Bell,
+    pub(super) socket: OwnedFd,
+    pub(super) pidfd: Option<OwnedFd>,
+    pub(super) pid: i32,
+    /// Our publications need a fence of their own.
+    pub(super) must_fence: bool,
+    pub(super) info: LinkUp,
+}
+
+/// One end of a link.
+pub(super) struct Link {
+    tx: Tx,
+    rx: Rx,
+    map: Arc<Mapping>,
+    role: Role,
+    must_fence: bool,
+    bell: Bell,
+    socket: OwnedFd,
+    pidfd: Option<OwnedFd>,
+    pid: i32,
+    info: LinkUp,
+    pushes: VecDeque<Push>,
+    transfers: VecDeque<Transfer>,
+    /// A send found no room for so many bytes.
+    refused_bytes: Option<usize>,
+    /// In the device's list of links that are looked at in every poll.
+    pub(super) hot: bool,
+    /// In the device's list of links with bulk work.
+    pub(super) busy: bool,
+    /// In the device's list of links that wait for space.
+    pub(super) waiting: bool,
+    /// Number of the poll that last found something.
+    pub(super) last_active: u64,
+    /// The peer has hung up; the ring is drained before `down`.
+    pub(super) hung_up: bool,
+}
+
+impl Link {
+    pub(super) fn new(parts: Parts) -> std::io::Result<Self> {
+        parts.map.populate(0, 1)?;
+        Ok(Self {
+            tx: Tx::new(Arc::clone(&parts.map), parts.role, parts.lines)?,
+            rx: Rx::new(Arc::clone(&parts.map), parts.role, parts.lines),
+            map: parts.map,
+            role: parts.role,
+            must_fence: parts.must_fence,
+            bell: parts.bell,
+            socket: parts.socket,
+            pidfd: parts.pidfd,
+            pid: parts.pid,
+            info: parts.info,
+            pushes: VecDeque::new(),
+            transfers: VecDeque::new(),
+            refused_bytes: None,
+            hot: false,
+            busy: false,
+            waiting: false,
+            last_active: 0,
+            hung_up: false,
+        })
+    }
+
+    pub(super) fn caps(&self) -> &NicCaps {
+        &self.info.caps
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    pub(super) fn pidfd(&self) -> Option<BorrowedFd<'_>> {
+        self.pidfd.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Why the outgoing ring works no more.
+    pub(super) fn broken(&self) -> Option<LinkError> {
+        self.tx.broken()
+    }
+
+    /// Sends a message, or remembers that there was no room.
+    #[inline(always)]
+    pub(super) fn send(&mut self, head: &[u8], body: &[Iov]) -> Result<(), Full> {
+        match self.tx.send(head, body) {
+            Ok(()) => {
+                self.announce();
+                Ok(())
+            }
+            Err(Full) => {
+                self.refused_bytes = Some(head.len() + mem::total_len(body));
+                Err(Full)
+            }
+        }
+    }
+
+    /// Queues a push.
+    pub(super) fn push(&mut self, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
+        if self.pushes.len() >= QUEUE_DEPTH {
+            return Err(Full);
+        }
+        let total_bytes = mem::total_len(src);
+        self.pushes.push_back(Push { window, offset, src: src.into(), sent_bytes: 0, total_bytes, ctx });
+        Ok(())
+    }
+
+    /// Queues a transfer by address.
+    pub(super) fn transfer(&mut self, put: bool, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<(), Full> {
+        if self.transfers.len() >= QUEUE_DEPTH {
+            return Err(Full);
+        }
+        self.transfers.push_back(Transfer::new(put, local, remote, ctx));
+        Ok(())
+    }
+
+    /// Whether pushes or transfers are under way.
+    pub(super) fn has_bulk(&self) -> bool {
+        !(self.pushes.is_empty() && self.transfers.is_empty())
+    }
+
+    /// Whether transfers by address are under way.
+    pub(super) fn has_transfers(&self) -> bool {
+        !self.transfers.is_empty()
+    }
+
+    /// Whether the peer has published something that was not taken.
+    #[inline(always)]
+    pub(super) fn ready(&self) -> bool {
+        self.rx.ready()
+    }
+
+    /// Takes what has arrived, in a bounded portion.
+    #[inline]
+    pub(super) fn look<S: Sink>(&mut self, id: LinkId, sink: &mut S) -> Look {
+        let mut look = Look { calls: 0, drained: false, error: None };
+        let (mut records, mut bytes) = (0, 0);
+        while records < BATCH_RECORDS && bytes < BATCH_BYTES {
+            let taken = self.rx.take(|record| match record {
+                Record::Message(message) => {
+                    bytes += message.len();
+                    look.calls += 1;
+                    sink.message(id, message);
+                }
+                Record::Push { window, offset, data } => {
+                    bytes += data.len();
+                    look.calls += 2;
+                    if let Some(to) = sink.place(id, window, offset, data.len()) {
+                        mem::scatter(&to, 0, data);
+                    }
+                    sink.placed(id, window, offset, data.len());
+                }
+            });
+            match taken {
+                Ok(true) => records += 1,
+                Ok(false) => {
+                    look.drained = true;
+                    break;
+                }
+                Err(why) => {
+                    look.error = Some(why);
+                    break;
+                }
+            }
+        }
+        self.rx.release();
+        if self.rx.take_released() {
+            self.order();
+            if self.peer_side().wants_space.0.load(Ordering::Relaxed) != 0 {
+                self.bell.ring(self.socket.as_fd());
+            }
+        }
+        look
+    }
+
+    /// Moves pushes and transfers on, by a bounded portion. Returns the sink calls made.
+    pub(super) fn bulk<S: Sink>(&mut self, id: LinkId, sink: &mut S) -> usize {
+        let mut calls = 0;
+        let mut budget = TURN_BYTES;
+        while budget > 0
+            && let Some(push) = self.pushes.front_mut()
+        {
+            let len = (push.total_bytes - push.sent_bytes).min(PIECE_BYTES);
+            let from = mem::slice(&push.src, push.sent_bytes, len);
+            let at = push.offset.wrapping_add(push.sent_bytes as u64);
+            if len > 0 && self.tx.push(push.window, at, &from, len).is_err() {
+                break;
+            }
+            push.sent_bytes += len;
+            budget = budget.saturating_sub(len);
+            if push.sent_bytes == push.total_bytes {
+                let ctx = push.ctx;
+                self.pushes.pop_front();
+                sink.done(id, ctx, Ok(()));
+                calls += 1;
+            }
+            self.announce();
+        }
+        let mut budget = TURN_BYTES;
+        while budget > 0
+            && let Some(transfer) = self.transfers.front_mut()
+        {
+            let (moved, ended) = transfer.step(self.pid, budget);
+            budget = budget.saturating_sub(moved.max(1));
+            if let Some(result) = ended {
+                let ctx = transfer.ctx;
+                self.transfers.pop_front();
+                sink.done(id, ctx, result);
+                calls += 1;
+            }
+        }
+        calls
+    }
+
+    /// The contexts of everything that is under way, which will not happen any more.
+    pub(super) fn take_bulk(&mut self) -> Vec<u64> {
+        let pushes = self.pushes.drain(..).map(|push| push.ctx);
+        let mut ctxs: Vec<u64> = pushes.collect();
+        ctxs.extend(self.transfers.drain(..).map(|transfer| transfer.ctx));
+        ctxs
+    }
+
+    /// After a publication: rings the peer's doorbell unless the peer looks at this ring in every poll.
+    #[inline(always)]
+    fn announce(&self) {
+        self.order();
+        if self.peer_side().polled.0.load(Ordering::Relaxed) == 0 {
+            self.bell.ring(self.socket.as_fd());
+        }
+    }
+
+    /// The frequent side's half of the asymmetric fence.
+    #[inline(always)]
+    fn order(&self) {
+        if self.must_fence {
+            fence(Ordering::SeqCst);
+        } else {
+            compiler_fence(Ordering::SeqCst);
+        }
+    }
+
+    /// Tells the peer whether we look at its ring in every poll. Before relying on its doorbell: fence, then
+    /// look once more.
+    pub(super) fn set_polled(&self, polled: bool) {
+        self.map.side(self.role).polled.0.store(u32::from(polled), Ordering::SeqCst);
+    }
+
+    /// Tells the peer whether we want to be rung when it releases space.
+    pub(super) fn set_wants_space(&self, wants: bool) {
+        self.map.side(self.role).wants_space.0.store(u32::from(wants), Ordering::SeqCst);
+    }
+
+    /// Whether something of ours waits for space in the outgoing ring.
+    pub(super) fn wants_space(&self) -> bool {
+        self.refused_bytes.is_some() || !self.pushes.is_empty()
+    }
+
+    /// Whether what waits for space could go now. Forgets a refused send: whoever made it is about to try again.
+    pub(super) fn space_has_come(&mut self) -> bool {
+        if let Some(bytes) = self.refused_bytes
+            && self.tx.has_space(bytes)
+        {
+            self.refused_bytes = None;
+            return true;
+        }
+        !self.pushes.is_empty() && self.tx.has_push_space()
+    }
+
+    /// Says goodbye: what the peer has not taken yet it can still take.
+    pub(super) fn say_closed(&self) {
+        self.map.side(self.role).closed.0.store(1, Ordering::Release);
+    }
+
+    /// How the link ended, now that the peer has hung up.
+    pub(super) fn verdict(&self) -> LinkError {
+        if self.peer_side().closed.0.load(Ordering::Acquire) != 0 { LinkError::Closed } else { LinkError::Gone }
+    }
+
+    #[inline(always)]
+    fn peer_side(&self) -> &super::segment::SideBlock {
+        self.map.side(self.role.other())
+    }
+}

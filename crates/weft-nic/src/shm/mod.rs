@@ -1,0 +1,401 @@
+//! The shared-memory device: endpoints of one host (more exactly: one network namespace and one user).
+//!
+//! Place in the data flow: `Engine` → [`Shm`] (a `Nic`) → cache lines of a memfd → the peer's `Shm` → its `Sink`.
+//!
+//! Where to read what:
+//! - `segment.rs`: sealed memfds and what lies where in them; `ring.rs`: one direction of a pair;
+//! - `page.rs`, `doorbell.rs`: how a consumer learns of rings that it does not look at in every poll, and how it is
+//!   woken; `sleep.rs`: which links are looked at in every poll, and sleeping;
+//! - `handshake.rs`: how a pair comes about; `control.rs`: sockets, time-outs, links that end;
+//! - `link.rs`: one end of a pair; `cma.rs`: transfers by address; `probe.rs`: what the system allows.
+//!
+//! Cost model: a message of up to 56 bytes moves one cache line and makes no system call and no
+//! allocation. A poll costs one load for each of at most [`HOT_LINKS`] recently active links plus one load for
+//! all other links together, however many there are. The sockets are looked at when the coarse clock has
+//! advanced or nothing has arrived for a while (`control.rs`).
+//!
+//! Memory: a pair's segment is 4 KiB plus two rings of `ShmConfig::ring_bytes`, of which a quiet pair touches 16 KiB
+//! each. A link holds one descriptor (its life line) and, while descriptors are plentiful, a pidfd.
+//!
+//! Trust: peers run under our own user id (SO_PEERCRED) and have proven to know our name's capability. Even so
+//! whatever they write is checked before use; they can harm their own link, and can delay, not
+//! falsify, what others send us.
+
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("the shared-memory device needs 64-bit addresses and atomics");
+
+mod cma;
+mod control;
+mod doorbell;
+mod handshake;
+mod link;
+mod page;
+mod probe;
+mod ring;
+mod segment;
+mod sleep;
+#[cfg(test)]
+mod tests;
+
+/// The atomics of the doorbell page; a model checker puts its own here.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+}
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use slab::Slab;
+use weft_engine::mem::Iov;
+use weft_engine::name::EpName;
+use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, RemoteIov, Sink};
+
+use doorbell::{Barriers, Door};
+use handshake::Handshake;
+use link::Link;
+use ring::{INLINE_BYTES, MAILBOX_BYTES, MAX_LINES, MIN_LINES};
+use segment::LINE_BYTES;
+
+pub use probe::{Finding, probe};
+
+/// Links that are looked at in every poll.
+pub const HOT_LINKS: usize = 8;
+/// What the engine's header may need of a mailbox beside the payload.
+const ENGINE_HEADER_BYTES: usize = 128;
+/// Bulk work that one poll does at most, over all links.
+const BULK_LINKS_PER_POLL: usize = 4;
+
+/// Settings of one endpoint's shared-memory device.
+#[derive(Clone, Debug)]
+pub struct ShmConfig {
+    /// Accept connections to a service name with this port, too.
+    pub service: Option<u16>,
+    /// Use cross-memory attach where the system allows it.
+    pub cma: bool,
+    /// After so many milliseconds an attempt to connect has failed.
+    pub connect_timeout_ms: u64,
+    /// Longest payload in bytes that goes eagerly by default.
+    pub eager_bytes: usize,
+    /// Size in bytes of each ring of segments that we make; rounded to a power of two within the limits.
+    pub ring_bytes: usize,
+    /// Joined to every proof of a handshake: endpoints with different keys never connect. Zeros: none.
+    pub job_key: [u8; 32],
+}
+
+impl Default for ShmConfig {
+    fn default() -> Self {
+        Self {
+            service: None,
+            cma: true,
+            connect_timeout_ms: 10_000,
+            eager_bytes: 16 * 1024,
+            ring_bytes: 256 * 1024,
+            job_key: [0; 32],
+        }
+    }
+}
+
+/// What is at a link's number.
+enum Slot {
+    /// Nothing; the number is in the free list.
+    Free,
+    /// A handshake that we began, by its key.
+    Connecting(usize),
+    /// A link that is up.
+    Up(Box<Link>),
+    /// Its `down` is queued.
+    Ending,
+}
+
+/// What is to be told to the sink at the next poll.
+enum Event {
+    Done(LinkId, u64, Result<(), LinkError>),
+    Down(LinkId, LinkError),
+}
+
+/// The shared-memory device of one endpoint.
+pub struct Shm {
+    /// Links that are looked at in every poll, in no order.
+    hot: Vec<u32>,
+    links: Vec<Slot>,
+    door: Door,
+    /// Polls so far.
+    polls: u64,
+    /// Polls in a row that found nothing.
+    empty_polls: u32,
+    /// Links with pushes or transfers under way; the front's turn is next.
+    busy: VecDeque<u32>,
+    /// Links that have hung up and are being drained.
+    dying: Vec<u32>,
+    events: VecDeque<Event>,
+    /// The announcement that we sleep is out.
+    parked: bool,
+    /// Look at the sockets in the next poll.
+    control_due: bool,
+    /// Links that found their ring full and may have to be woken for it.
+    waiting: Vec<u32>,
+    free: Vec<u32>,
+    handshakes: Slab<Handshake>,
+    control: control::Control,
+    /// Where the slow scan of cold links goes on.
+    scan_at: u32,
+    barriers: Barriers,
+    /// Poll number before which no link is moved out of the hot list again.
+    next_demotion: u64,
+    me: EpName,
+    config: ShmConfig,
+    lines: u32,
+    /// What peers read to find out whether they reach our memory.
+    probe_value: Box<[u8; 16]>,
+    /// The process that made the device: a forked child must not say goodbye for it.
+    owner: rustix::process::Pid,
+    /// What `wait_fd` shows.
+    epoll: OwnedFd,
+}
+
+impl Shm {
+    /// The device of the endpoint `me`, whose id names the listener.
+    ///
+    /// # Errors
+    /// Of the system: descriptors or memory ran out; `AddrInUse` if the endpoint id or the service port is taken.
+    pub fn new(config: &ShmConfig, me: EpName) -> io::Result<Self> {
+        let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)?;
+        let control = control::Control::new(&epoll, &me, config.service)?;
+        let mut probe_value = Box::new([0; 16]);
+        getrandom::fill(&mut *probe_value).map_err(|_| io::ErrorKind::Other)?;
+        let lines = (config.ring_bytes / LINE_BYTES).clamp(MIN_LINES as usize, MAX_LINES as usize);
+        Ok(Self {
+            hot: Vec::with_capacity(HOT_LINKS),
+            links: Vec::new(),
+            door: Door::new()?,
+            polls: 0,
+            empty_polls: 0,
+            busy: VecDeque::new(),
+            dying: Vec::new(),
+            events: VecDeque::new(),
+            parked: false,
+            control_due: true,
+            waiting: Vec::new(),
+            free: Vec::new(),
+            handshakes: Slab::new(),
+            control,
+            scan_at: 0,
+            barriers: Barriers::probe(),
+            next_demotion: 0,
+            me,
+            config: config.clone(),
+            lines: u32::try_from(lines.next_power_of_two()).unwrap_or(MAX_LINES),
+            probe_value,
+            owner: rustix::process::getpid(),
+            epoll,
+        })
+    }
+
+    /// What the device can do on a link where the peer's memory can (`direct`) be reached by address.
+    fn caps(&self, direct: bool) -> NicCaps {
+        NicCaps {
+            device: "shm",
+            mailbox_bytes: MAILBOX_BYTES,
+            inline_bytes: INLINE_BYTES,
+            eager_bytes: self.config.eager_bytes.min(MAILBOX_BYTES - ENGINE_HEADER_BYTES),
+            get: direct,
+            put: direct,
+            ordered: true,
+        }
+    }
+
+    #[inline(always)]
+    fn link(&mut self, link: LinkId) -> Option<&mut Link> {
+        match self.links.get_mut(link.0 as usize) {
+            Some(Slot::Up(up)) => Some(up),
+            _ => None,
+        }
+    }
+
+    /// A number for a new link.
+    fn number(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.links.push(Slot::Free);
+            u32::try_from(self.links.len() - 1).expect("fewer than 2^32 links")
+        })
+    }
+
+    /// Looks at one link, and makes what it finds known to the rest of the device. Returns the sink calls made.
+    #[inline]
+    fn look<S: Sink>(&mut self, id: u32, sink: &mut S) -> usize {
+        let polls = self.polls;
+        let Some(link) = self.link(LinkId(id)) else { return 0 };
+        let look = link.look(LinkId(id), sink);
+        if look.calls > 0 {
+            link.last_active = polls;
+        }
+        if let Some(why) = look.error {
+            self.fail(id, why);
+        } else if !look.drained && !self.is_hot(id) {
+            // The rest is taken in a later poll: ring our own doorbell, unless the link is looked at anyhow.
+            let _ = self.door.page().ring(id % page::SLOTS);
+        }
+        look.calls
+    }
+
+    /// Delivers what has been waiting for a poll.
+    #[cold]
+    fn deliver_events<S: Sink>(&mut self, sink: &mut S) -> usize {
+        let mut calls = 0;
+        while let Some(event) = self.events.pop_front() {
+            calls += 1;
+            match event {
+                Event::Done(link, ctx, result) => sink.done(link, ctx, result),
+                Event::Down(link, why) => {
+                    self.release_number(link.0);
+                    sink.down(link, why);
+                }
+            }
+        }
+        calls
+    }
+
+    /// Moves pushes and transfers on, a few links per poll, each in its turn.
+    #[cold]
+    fn bulk<S: Sink>(&mut self, sink: &mut S) -> usize {
+        let mut calls = 0;
+        for _ in 0..self.busy.len().min(BULK_LINKS_PER_POLL) {
+            let Some(id) = self.busy.pop_front() else { break };
+            let Some(link) = self.link(LinkId(id)) else { continue };
+            calls += link.bulk(LinkId(id), sink);
+            if let Some(why) = link.broken() {
+                link.busy = false;
+                self.fail(id, why);
+            } else if link.has_bulk() {
+                self.busy.push_back(id);
+            } else {
+                link.busy = false;
+            }
+        }
+        calls
+    }
+
+    fn make_busy(&mut self, id: LinkId) {
+        if let Some(link) = self.link(id)
+            && !link.busy
+        {
+            link.busy = true;
+            self.busy.push_back(id.0);
+        }
+    }
+
+    /// A send found no room, or the peer's words made no sense.
+    #[cold]
+    fn refused(&mut self, id: LinkId) {
+        let Some(link) = self.link(id) else { return };
+        if let Some(why) = link.broken() {
+            self.fail(id.0, why);
+        } else if !link.waiting {
+            link.waiting = true;
+            self.waiting.push(id.0);
+        }
+    }
+}
+
+impl Nic for Shm {
+    fn name(&self) -> EpName {
+        self.me
+    }
+
+    fn connect(&mut self, peer: &EpName) -> Result<LinkId, LinkError> {
+        self.start_connect(peer)
+    }
+
+    #[inline]
+    fn send(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
+        let Some(up) = self.link(link) else { return Err(Full) };
+        let result = up.send(head, body);
+        if result.is_err() {
+            self.refused(link);
+        }
+        result
+    }
+
+    fn push(&mut self, link: LinkId, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
+        self.link(link).ok_or(Full)?.push(window, offset, src, ctx)?;
+        self.make_busy(link);
+        Ok(())
+    }
+
+    fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<(), Full> {
+        let up = self.link(link).ok_or(Full)?;
+        debug_assert!(up.caps().get);
+        up.transfer(false, local, remote, ctx)?;
+        self.make_busy(link);
+        Ok(())
+    }
+
+    fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<(), Full> {
+        let up = self.link(link).ok_or(Full)?;
+        debug_assert!(up.caps().put);
+        up.transfer(true, local, remote, ctx)?;
+        self.make_busy(link);
+        Ok(())
+    }
+
+    /// Nothing is gathered: every message leaves at once.
+    #[inline]
+    fn flush(&mut self) {}
+
+    #[inline]
+    fn poll<S: Sink>(&mut self, sink: &mut S) -> usize {
+        self.polls += 1;
+        let mut calls = 0;
+        if self.parked {
+            self.unpark();
+        }
+        // By index: a link may leave the list while it is looked at.
+        let mut at = 0;
+        while let Some(&id) = self.hot.get(at) {
+            if let Some(Slot::Up(link)) = self.links.get(id as usize)
+                && link.ready()
+            {
+                calls += self.look(id, sink);
+            }
+            at += 1;
+        }
+        if self.door.page().rung() {
+            calls += self.answer_door(sink);
+        }
+        if !self.busy.is_empty() {
+            calls += self.bulk(sink);
+        }
+        if self.control_is_due(calls) {
+            calls += self.check_control(sink);
+        }
+        if !self.dying.is_empty() {
+            calls += self.drain_dying(sink);
+        }
+        if !self.events.is_empty() {
+            calls += self.deliver_events(sink);
+        }
+        calls
+    }
+
+    fn close(&mut self, link: LinkId) {
+        self.close_link(link);
+    }
+
+    fn drained(&self) -> bool {
+        self.busy.is_empty()
+    }
+}
+
+impl Drop for Shm {
+    fn drop(&mut self) {
+        // A forked child shares our memory: what it writes there would be taken for our word.
+        if rustix::process::getpid() == self.owner {
+            for slot in &self.links {
+                if let Slot::Up(link) = slot {
+                    link.say_closed();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What this system allows the shared-memory device to do, found out by doing it; for `weft doctor`.
+//!
+//! Place in the data flow: none; a diagnosing command calls [`probe`] and prints the findings. Each says what a
+//! failure means for the user, because none of them is fatal: without memfds or abstract sockets TCP serves the host,
+//! without cross-memory attach large messages are copied twice, without membarrier every message fences.
+//!
+//! Sources: ptrace(2) on access modes, Documentation/admin-guide/LSM/Yama.rst.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use super::doorbell::Barriers;
+use super::segment::Mapping;
+use super::{cma, handshake};
+
+/// One thing that was tried.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// What was tried.
+    pub what: &'static str,
+    /// It works.
+    pub ok: bool,
+    /// How it went, or why it failed and what that means.
+    pub detail: String,
+}
+
+impl Finding {
+    fn new(what: &'static str, result: Result<String, String>) -> Self {
+        let ok = result.is_ok();
+        Self { what, ok, detail: result.unwrap_or_else(|why| why) }
+    }
+}
+
+/// Tries everything the device may need. Forks a child for a moment: call it from a process with one thread.
+#[must_use]
+pub fn probe() -> Vec<Finding> {
+    vec![
+        Finding::new("sealed memfd", try_memfd()),
+        Finding::new("abstract Unix socket", try_socket()),
+        Finding::new("membarrier", try_barriers()),
+        Finding::new("pidfd", try_pidfd()),
+        Finding::new("cross-memory attach to this process", try_self()),
+        Finding::new("cross-memory attach to a child", try_child()),
+        Finding::new("cross-memory attach between siblings", Ok(yama())),
+    ]
+}
+
+fn try_memfd() -> Result<String, String> {
+    let made = Mapping::create(c"weft-probe", 8192).and_then(|(fd, map)| {
+        map.populate(0, 8192)?;
+        Mapping::adopt(fd.as_fd(), 8192).map(|_| ())
+    });
+    match made {
+        Ok(()) => Ok("memfds can be made, sealed and mapped".into()),
+        Err(error) => Err(format!("{error}; peers on this host are reached by TCP")),
+    }
+}
+
+fn try_socket() -> Result<String, String> {
+    let name = format!("weft-probe-{}", std::process::id());
+    match handshake::listen(name.as_bytes()) {
+        Ok(_) => Ok("abstract names can be bound; peers must be in the same network namespace".into()),
+        Err(error) => Err(format!("{error}; peers on this host are reached by TCP")),
+    }
+}
+
+fn try_barriers() -> Result<String, String> {
+    let barriers = Barriers::probe();
+    if barriers.registered && barriers.callable {
+        Ok("registered for global expedited barriers, and may call them".into())
+    } else {
+        Err(format!(
+            "registered: {}, callable: {} (an old kernel or a seccomp filter); every message costs a fence of about 20 ns",
+            barriers.registered, barriers.callable
+        ))
+    }
+}
+
+fn try_pidfd() -> Result<String, String> {
+    match rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty()) {
+        Ok(_) => Ok("processes can be watched".into()),
+        Err(error) => {
+            Err(format!("{error}; the death of a peer is noticed only when all its forked children are gone, too"))
+        }
+    }
+}
+
+fn try_self() -> Result<String, String> {
+    let value = [0x5a; 16];
+    let addr = value.as_ptr() as usize as u64;
+    match cma::read_16(rustix::process::getpid().as_raw_pid(), addr) {
+        Ok(found) if found == value => Ok("process_vm_readv works".into()),
+        Ok(_) => Err("process_vm_readv returned other bytes".into()),
+        Err(error) => Err(explain(&error)),
+    }
+}
+
+fn try_child() -> Result<String, String> {
+    let value = [0xa5; 16];
+    let addr = value.as_ptr() as usize as u64;
+    // SAFETY: the child calls only async-signal-safe functions before it is killed.
+    let pid = unsafe { libc::fork() };
+    match pid {
+        -1 => Err(format!("fork: {}", io::Error::last_os_error())),
+        0 => loop {
+            // SAFETY: waits for a signal.
+            unsafe { libc::pause() };
+        },
+        _ => {
+            let result = cma::read_16(pid, addr);
+            if let Some(child) = rustix::process::Pid::from_raw(pid) {
+                let _ = rustix::process::kill_process(child, rustix::process::Signal::KILL);
+                let _ = rustix::process::waitpid(Some(child), rustix::process::WaitOptions::empty());
+            }
+            match result {
+                Ok(found) if found == value => Ok("process_vm_readv works".into()),
+                Ok(_) => Err("process_vm_readv returned other bytes".into()),
+                Err(error) => Err(explain(&error)),
+            }
+        }
+    }
+}
+
+/// What the kernel's refusal means.
+fn explain(error: &io::Error) -> String {
+    let why = match error.raw_os_error() {
+        Some(libc::ENOSYS) => "the kernel lacks CONFIG_CROSS_MEMORY_ATTACH, or a seccomp filter hides the call",
+        Some(libc::EPERM) => "a seccomp filter, Yama, or a changed dumpable attribute forbids it",
+        _ => "unexpected",
+    };
+    format!("{error}: {why}; large messages are copied twice")
+}
+
+/// Whether processes that are not each other's ancestors may attach.
+fn yama() -> String {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").map(|text| text.trim().to_owned());
+    match scope.as_deref() {
+        Err(_) => "Yama is not active: processes of one user may attach".into(),
+        Ok("0") => "Yama ptrace_scope is 0: processes of one user may attach".into(),
+        Ok("1") => "Yama ptrace_scope is 1: only ancestors may attach, so large messages between ranks are copied \
+                    twice; `sysctl kernel.yama.ptrace_scope=0` would allow single copies"
+            .into(),
+        Ok(scope) => format!("Yama ptrace_scope is {scope}: attaching needs CAP_SYS_PTRACE, or is off altogether"),
+    }
+}

@@ -1,0 +1,399 @@
+//! One direction of a link: a ring of 64-byte lines in shared memory, with one producer and one consumer.
+//!
+//! Place in the data flow: `Shm::send` → [`Tx`] → cache lines → [`Rx`] → `Sink::message`.
+//!
+//! A record is one or more consecutive lines and begins with a header word:
+//! ```text
+//!  63    56 55        32 31              0
+//!  | kind  | length     | stamp           |    then the bytes, contiguous (offset 8; for a push offset 64)
+//! ```
+//! The stamp is the running number of the record's first line, so a header is valid exactly once and the
+//! consumer polls the line itself: a message of up to 56 bytes costs one cache-line transfer, and one of up to
+//! 248 bytes four adjacent ones, which the processor's prefetcher fetches together. (A separate ring for
+//! payload would cost a dependent second miss.) No record wraps around: a WRAP record sends the
+//! consumer to the first line. The last line in use is only ever a WRAP.
+//!
+//! Why stale bytes are never taken for a header: the consumer looks only at the line that follows what it
+//! has consumed. The producer, before it publishes a record, looks at the header word of the line behind
+//! it, and clears it if payload of an earlier lap happens to look like the stamp expected there. That line
+//! is always free, because a record is accepted only if one more line than it needs is free.
+//!
+//! The ring begins small (`FIRST_LINES`) and grows, when the consumer is found lagging at the end of a lap, up to
+//! the agreed size: a quiet pair touches few pages and few cache sets, a busy one gets its depth.
+//!
+//! Trust: the peer may write anything at any time. Every word is read once, atomically, and checked; positions
+//! are always masked into the ring; a violation ends the link. Neither side's memory safety depends on the
+//! other side's words.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use weft_engine::mem::{self, Iov};
+use weft_engine::nic::{Full, LinkError};
+
+use super::segment::{LINE_BYTES, Mapping, Role};
+
+/// Longest message on one line, in bytes.
+pub(super) const INLINE_BYTES: usize = LINE_BYTES - HEADER_BYTES;
+/// Longest message in bytes.
+pub(super) const MAILBOX_BYTES: usize = 32 * 1024;
+/// Longest piece of a push in bytes: two of them fit a first-level cache.
+pub(super) const PIECE_BYTES: usize = 16 * 1024;
+/// Fewest lines of a ring: four of the longest records.
+pub(super) const MIN_LINES: u32 = 2048;
+/// Most lines of a ring (64 MiB).
+pub(super) const MAX_LINES: u32 = 1 << 20;
+/// Lines in use at the start: 16 KiB.
+const FIRST_LINES: u64 = 256;
+const HEADER_BYTES: usize = 8;
+/// The consumer publishes its position at least so often, in lines.
+const RELEASE_LINES: u64 = 128;
+
+const KIND_MESSAGE: u64 = 1;
+const KIND_PUSH: u64 = 2;
+const KIND_WRAP: u64 = 3;
+
+const _: () = assert!(4 * lines_for(HEADER_BYTES + MAILBOX_BYTES) <= MIN_LINES as u64 + 4);
+const _: () = assert!(lines_for(LINE_BYTES + PIECE_BYTES) <= lines_for(HEADER_BYTES + MAILBOX_BYTES));
+const _: () = assert!(FIRST_LINES <= MIN_LINES as u64);
+
+const fn lines_for(bytes: usize) -> u64 {
+    bytes.div_ceil(LINE_BYTES) as u64
+}
+
+/// Lines in bytes. Rings have at most `MAX_LINES`.
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation)]
+const fn bytes_of(lines: u64) -> usize {
+    lines as usize * LINE_BYTES
+}
+
+fn header(kind: u64, len: usize, at: u64) -> u64 {
+    kind << 56 | (len as u64) << 32 | stamp(at)
+}
+
+fn stamp(at: u64) -> u64 {
+    at & 0xffff_ffff
+}
+
+/// The lines of a ring, inside a mapping that is kept alive.
+struct Lines {
+    map: Arc<Mapping>,
+    /// Offset of the first line in the mapping.
+    offset: usize,
+    count: u64,
+}
+
+impl Lines {
+    fn new(map: Arc<Mapping>, writer: Role, count: u32) -> Self {
+        let offset = Mapping::ring_offset(writer, count);
+        assert!(count.is_power_of_two() && offset + count as usize * LINE_BYTES <= map.len());
+        Self { map, offset, count: u64::from(count) }
+    }
+
+    /// Index in the ring of the line with the running number `at`.
+    #[inline(always)]
+    fn index(&self, at: u64) -> u64 {
+        at & (self.count - 1)
+    }
+
+    /// Address of byte `skip` from the line with the running number `at`. Lies in the ring if the caller
+    /// stays within the lines that `at` and the ring's size leave.
+    #[inline(always)]
+    fn byte(&self, at: u64, skip: usize) -> *mut u8 {
+        self.map.base().as_ptr().wrapping_add(self.offset + bytes_of(self.index(at)) + skip)
+    }
+
+    #[inline(always)]
+    fn word(&self, at: u64, skip: usize) -> &AtomicU64 {
+        debug_assert!(skip < LINE_BYTES && skip.is_multiple_of(8));
+        let word = self.byte(at, skip).cast::<AtomicU64>();
+        // SAFETY: a line's index is masked into the ring, which `new` has checked to lie in the mapping; aligned
+        // because mapping, offset and `skip` are multiples of 8; shared words are accessed atomically only.
+        unsafe { &*word }
+    }
+}
+
+/// What the consumer takes out of a ring.
+#[derive(Debug)]
+pub(super) enum Record<'a> {
+    /// A message.
+    Message(&'a [u8]),
+    /// A piece of a push.
+    Push { window: u64, offset: u64, data: &'a [u8] },
+}
+
+/// The producer's end.
+pub(super) struct Tx {
+    lines: Lines,
+    role: Role,
+    /// Running number of the next line to write.
+    head: u64,
+    /// Lines in use from the first on; pages of exactly these are present.
+    in_use: u64,
+    /// The consumer's position as last read.
+    consumed: u64,
+    /// Why nothing goes out any more.
+    broken: Option<LinkError>,
+}
+
+impl Tx {
+    /// The end that `role` writes.
+    pub(super) fn new(map: Arc<Mapping>, role: Role, lines: u32) -> std::io::Result<Self> {
+        let lines = Lines::new(map, role, lines);
+        let in_use = FIRST_LINES.min(lines.count);
+        lines.map.populate(lines.offset, bytes_of(in_use))?;
+        Ok(Self { lines, role, head: 0, in_use, consumed: 0, broken: None })
+    }
+
+    /// Why the link must end, if the peer's words made no sense or memory ran out.
+    pub(super) fn broken(&self) -> Option<LinkError> {
+        self.broken
+    }
+
+    /// Publishes a message. The caller then looks whether the peer wants its doorbell rung.
+    #[inline]
+    pub(super) fn send(&mut self, head: &[u8], body: &[Iov]) -> Result<(), Full> {
+        let body_bytes = match body {
+            [] => 0,
+            [one] => one.len(),
+            many => mem::total_len(many),
+        };
+        let len = head.len() + body_bytes;
+        assert!(len <= MAILBOX_BYTES, "a message of {len} bytes exceeds the mailbox");
+        let need = lines_for(HEADER_BYTES + len);
+        let at = self.claim(need)?;
+        self.fill(at, HEADER_BYTES, head);
+        let mut skip = HEADER_BYTES + head.len();
+        for piece in body {
+            self.fill_iov(at, skip, piece);
+            skip += piece.len();
+        }
+        self.publish(at, need, header(KIND_MESSAGE, len, at));
+        Ok(())
+    }
+
+    /// Publishes a piece of a push: the first `len` bytes of `src`.
+    pub(super) fn push(&mut self, window: u64, offset: u64, src: &[Iov], len: usize) -> Result<(), Full> {
+        assert!(len <= PIECE_BYTES && mem::total_len(src) >= len);
+        // Half of the ring is left to messages, so that a long push does not shut them out.
+        if self.used() > self.lines.count / 2 {
+            return Err(Full);
+        }
+        let need = lines_for(LINE_BYTES + len);
+        let at = self.claim(need)?;
+        self.lines.word(at, 8).store(window, Ordering::Relaxed);
+        self.lines.word(at, 16).store(offset, Ordering::Relaxed);
+        let mut skip = LINE_BYTES;
+        for piece in &mem::slice(src, 0, len) {
+            self.fill_iov(at, skip, piece);
+            skip += piece.len();
+        }
+        self.publish(at, need, header(KIND_PUSH, len, at));
+        Ok(())
+    }
+
+    /// Running number of the next line to write.
+    #[cfg(test)]
+    pub(super) fn position(&self) -> u64 {
+        self.head
+    }
+
+    /// Whether a record with `bytes` bytes would be accepted now.
+    pub(super) fn has_space(&mut self, bytes: usize) -> bool {
+        self.claim(lines_for(LINE_BYTES + bytes)).is_ok()
+    }
+
+    /// Whether a piece of a push would be accepted now.
+    pub(super) fn has_push_space(&mut self) -> bool {
+        self.used() <= self.lines.count / 2 && self.has_space(PIECE_BYTES)
+    }
+
+    /// Lines that the consumer has not freed yet, by a fresh look.
+    fn used(&mut self) -> u64 {
+        if self.head - self.consumed > self.lines.count / 8 {
+            self.refresh();
+        }
+        self.head - self.consumed
+    }
+
+    /// Finds `need` consecutive free lines, and one more free line behind them. Changes nothing that the
+    /// consumer sees. The line to write to comes back; if it is not `head`, a WRAP goes to `head`.
+    #[inline(always)]
+    fn claim(&mut self, need: u64) -> Result<u64, Full> {
+        let index = self.lines.index(self.head);
+        if index + need < self.in_use && self.head + need + 1 - self.consumed <= self.lines.count {
+            return Ok(self.head);
+        }
+        self.claim_slowly(need)
+    }
+
+    #[cold]
+    fn claim_slowly(&mut self, need: u64) -> Result<u64, Full> {
+        self.refresh();
+        loop {
+            if self.broken.is_some() {
+                return Err(Full);
+            }
+            let index = self.lines.index(self.head);
+            let first = if index + need < self.in_use {
+                self.head
+            } else {
+                // The end of the lap. The consumer lags by more than half of what is in use, or the record
+                // does not even fit before this line: use more of the ring, if there is more.
+                let lags = 2 * (self.head - self.consumed) > self.in_use || need + 1 > index;
+                if lags && self.in_use < self.lines.count {
+                    self.grow(index + need + 1);
+                    continue;
+                }
+                (self.head | (self.lines.count - 1)) + 1
+            };
+            let fits = first + need + 1 - self.consumed <= self.lines.count;
+            return if fits { Ok(first) } else { Err(Full) };
+        }
+    }
+
+    /// Uses more of the ring: twice as much, or as much as `at_least`.
+    fn grow(&mut self, at_least: u64) {
+        let wanted = (2 * self.in_use).max((at_least + 1).next_power_of_two()).min(self.lines.count);
+        let from = self.lines.offset + bytes_of(self.in_use);
+        match self.lines.map.populate(from, bytes_of(wanted - self.in_use)) {
+            Ok(()) => self.in_use = wanted,
+            Err(_) => self.broken = Some(LinkError::Resources),
+        }
+    }
+
+    /// Reads the consumer's position once, and checks it.
+    fn refresh(&mut self) {
+        let consumed = self.lines.map.side(self.role.other()).consumed.0.load(Ordering::Acquire);
+        if consumed > self.head || consumed < self.consumed {
+            self.broken = Some(LinkError::Protocol);
+        } else {
+            self.consumed = consumed;
+        }
+    }
+
+    /// Makes the record in the `need` lines from `at` visible.
+    #[inline(always)]
+    fn publish(&mut self, at: u64, need: u64, word: u64) {
+        let next = at + need;
+        let behind = self.lines.word(next, 0);
+        if stamp(behind.load(Ordering::Relaxed)) == stamp(next) {
+            behind.store(0, Ordering::Relaxed);
+        }
+        self.lines.word(at, 0).store(word, Ordering::Release);
+        if at != self.head {
+            self.lines.word(self.head, 0).store(header(KIND_WRAP, 0, self.head), Ordering::Release);
+        }
+        self.head = next;
+    }
+
+    #[inline(always)]
+    fn fill(&self, at: u64, skip: usize, bytes: &[u8]) {
+        let to = self.lines.byte(at, skip);
+        // SAFETY: `claim` found room for the whole record in consecutive lines of the ring; ring memory and
+        // `bytes` are different allocations. A peer that reads or writes there meanwhile hurts only itself.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    #[inline(always)]
+    fn fill_iov(&self, at: u64, skip: usize, piece: &Iov) {
+        let to = self.lines.byte(at, skip);
+        // SAFETY: as in `fill`; the source is readable by the contract of `Iov::new`.
+        unsafe { piece.read_to_ptr(to, piece.len()) };
+    }
+}
+
+/// The consumer's end.
+pub(super) struct Rx {
+    lines: Lines,
+    role: Role,
+    /// Running number of the next line to read.
+    tail: u64,
+    /// The position that the producer has been told.
+    published: u64,
+    /// The producer has been told of space since `take_released` was last asked.
+    released: bool,
+}
+
+impl Rx {
+    /// The end that `role` reads.
+    pub(super) fn new(map: Arc<Mapping>, role: Role, lines: u32) -> Self {
+        Self { lines: Lines::new(map, role.other(), lines), role, tail: 0, published: 0, released: false }
+    }
+
+    /// Running number of the next line to read.
+    #[cfg(test)]
+    pub(super) fn position(&self) -> u64 {
+        self.tail
+    }
+
+    /// Whether there is something to take.
+    #[inline(always)]
+    pub(super) fn ready(&self) -> bool {
+        let word = self.lines.word(self.tail, 0).load(Ordering::Relaxed);
+        stamp(word) == stamp(self.tail) && word >> 56 != 0
+    }
+
+    /// Takes one record, if there is one, and hands it to `deliver`.
+    #[inline]
+    pub(super) fn take(&mut self, deliver: impl FnOnce(Record<'_>)) -> Result<bool, LinkError> {
+        let mut word = self.lines.word(self.tail, 0).load(Ordering::Acquire);
+        if stamp(word) != stamp(self.tail) || word >> 56 == 0 {
+            return Ok(false);
+        }
+        if word >> 56 == KIND_WRAP {
+            if self.lines.index(self.tail) == 0 {
+                return Err(LinkError::Protocol);
+            }
+            self.tail = (self.tail | (self.lines.count - 1)) + 1;
+            word = self.lines.word(self.tail, 0).load(Ordering::Acquire);
+            if stamp(word) != stamp(self.tail) || word >> 56 == 0 {
+                return Ok(false);
+            }
+        }
+        let len = (word >> 32 & 0x00ff_ffff) as usize;
+        let (skip, longest) = match word >> 56 {
+            KIND_MESSAGE => (HEADER_BYTES, MAILBOX_BYTES),
+            KIND_PUSH => (LINE_BYTES, PIECE_BYTES),
+            _ => return Err(LinkError::Protocol),
+        };
+        let need = lines_for(skip + len);
+        if len > longest || self.lines.index(self.tail) + need >= self.lines.count {
+            return Err(LinkError::Protocol);
+        }
+        let from = self.lines.byte(self.tail, skip);
+        // SAFETY: `len` bytes from there lie in the ring, as just checked, and stay mapped while `self` is
+        // borrowed. A hostile peer can change them meanwhile: whoever gets the slice reads every byte once
+        // (contract of `Sink::message`) or only copies it, so a change cannot invalidate an earlier check.
+        let bytes = unsafe { std::slice::from_raw_parts(from, len) };
+        if skip == HEADER_BYTES {
+            deliver(Record::Message(bytes));
+        } else {
+            let window = self.lines.word(self.tail, 8).load(Ordering::Relaxed);
+            let offset = self.lines.word(self.tail, 16).load(Ordering::Relaxed);
+            deliver(Record::Push { window, offset, data: bytes });
+        }
+        self.tail += need;
+        if self.tail - self.published >= RELEASE_LINES {
+            self.release();
+        }
+        Ok(true)
+    }
+
+    /// Tells the producer which lines are free again.
+    #[inline(always)]
+    pub(super) fn release(&mut self) {
+        if self.tail != self.published {
+            self.lines.map.side(self.role).consumed.0.store(self.tail, Ordering::Release);
+            self.published = self.tail;
+            self.released = true;
+        }
+    }
+
+    /// Whether space was released since the last call.
+    #[inline(always)]
+    pub(super) fn take_released(&mut self) -> bool {
+        std::mem::take(&mut self.released)
+    }
+}

@@ -1,0 +1,216 @@
+//! Shared memory: sealed memfds, their mapping, and the layout of the segment that two peers share.
+//!
+//! Place in the data flow: the handshake makes and checks segments; the rings work inside them.
+//!
+//! Layout of a pair's segment (offsets in bytes, `L` lines of 64 bytes per ring):
+//! ```text
+//!  0            512            1024 … 4096          4096 + 64·L            4096 + 128·L
+//!  | initiator's | acceptor's  |      | ring         | ring                 |
+//!  | SideBlock   | SideBlock   |      | init. → acc. | acc. → init.         |
+//! ```
+//! A side block is written by its side only and read by the other. Each of its words stands on
+//! 128 bytes of its own, because processors fetch cache lines in pairs.
+//!
+//! Invariants:
+//! - The memory behind a [`Mapping`] cannot vanish: the file's size is sealed before it is mapped (by the
+//!   maker) or the seals and the size are verified before it is mapped (by the receiver), so that a peer
+//!   that truncates the file cannot raise SIGBUS here. Only memfds on tmpfs are taken: huge pages could
+//!   run out at a page fault.
+//! - Pages are obtained explicitly before they are written ([`Mapping::populate`]): where memory has run
+//!   out the answer is an error, not a signal.
+//!
+//! Sources: memfd_create(2), fcntl(2) F_ADD_SEALS, madvise(2) MADV_POPULATE_WRITE.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use super::page::Padded;
+
+/// Bytes of a cache line, and of a line of a ring.
+pub(super) const LINE_BYTES: usize = 64;
+/// Where the rings begin; a page, so that the control words share no page with payload.
+const RINGS_AT: usize = 4096;
+/// Distance of the two side blocks.
+const SIDE_BYTES: usize = 512;
+/// The file system magic of tmpfs, on which memfds live.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// What one side tells the other outside the rings. All zero at the start.
+#[repr(C)]
+pub(super) struct SideBlock {
+    /// Lines that this side has consumed of its incoming ring, counted from the start of the link.
+    pub(super) consumed: Padded<AtomicU64>,
+    /// 1: this side looks at its incoming ring in every poll. 0: ring its doorbell after publishing.
+    pub(super) polled: Padded<AtomicU32>,
+    /// 1: this side sleeps and wants its doorbell rung when its outgoing ring gets space.
+    pub(super) wants_space: Padded<AtomicU32>,
+    /// 1: this side has closed the link in an orderly way.
+    pub(super) closed: Padded<AtomicU32>,
+}
+
+const _: () = assert!(size_of::<SideBlock>() == SIDE_BYTES);
+const _: () = assert!(2 * SIDE_BYTES <= RINGS_AT);
+
+/// Which end of the link we are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// We connected, and made the segment.
+    Initiator,
+    /// The peer connected.
+    Acceptor,
+}
+
+impl Role {
+    pub(super) fn other(self) -> Self {
+        match self {
+            Self::Initiator => Self::Acceptor,
+            Self::Acceptor => Self::Initiator,
+        }
+    }
+
+    fn index(self) -> usize {
+        match self {
+            Self::Initiator => 0,
+            Self::Acceptor => 1,
+        }
+    }
+}
+
+/// Size of a segment with rings of `lines` lines.
+pub(super) const fn segment_bytes(lines: u32) -> usize {
+    RINGS_AT + 2 * lines as usize * LINE_BYTES
+}
+
+/// A shared mapping of a sealed memfd. Unmapped on drop.
+pub(super) struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and is written through atomics or by the
+// single owner of a ring's end.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; `&Mapping` gives out atomics and raw pointers only.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Makes a memfd of `len` bytes, its size sealed, and maps it.
+    pub(super) fn create(name: &CStr, len: usize) -> io::Result<(OwnedFd, Self)> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        // Kernels from 6.3 on want to be told that the file is not executable; older ones refuse the flag.
+        let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+            Err(rustix::io::Errno::INVAL) => rustix::fs::memfd_create(name, flags)?,
+            other => other?,
+        };
+        rustix::fs::ftruncate(&fd, len as u64)?;
+        rustix::fs::fcntl_add_seals(&fd, size_seals())?;
+        let map = Self::map(fd.as_fd(), len)?;
+        Ok((fd, map))
+    }
+
+    /// Maps a memfd that a peer sent, if it is one, has exactly `len` bytes and can never have fewer.
+    pub(super) fn adopt(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        let sealed = rustix::fs::fcntl_get_seals(fd)?.contains(size_seals());
+        let tmpfs = rustix::fs::fstatfs(fd)?.f_type as i64 == TMPFS_MAGIC;
+        let size = rustix::fs::fstat(fd)?.st_size;
+        if !sealed || !tmpfs || u64::try_from(size) != Ok(len as u64) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a shared memory file is not sealed as it must be"));
+        }
+        Self::map(fd, len)
+    }
+
+    fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let ptr = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)
+        }?;
+        let base = NonNull::new(ptr.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, len })
+    }
+
+    /// Length in bytes.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Address of the first byte.
+    pub(super) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Obtains the pages of a range, so that writing there cannot fail with a signal.
+    pub(super) fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let page = offset & !4095;
+        let start = self.base.as_ptr().wrapping_add(page).cast();
+        // SAFETY: the range lies in the mapping; populating changes no content.
+        match unsafe { rustix::mm::madvise(start, len + offset - page, Advice::LinuxPopulateWrite) } {
+            // Before Linux 5.14 there is no such advice, and pages come when they are touched.
+            Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// The side block of `role`, in a segment.
+    pub(super) fn side(&self, role: Role) -> &SideBlock {
+        let at = role.index() * SIDE_BYTES;
+        debug_assert!(self.len >= RINGS_AT);
+        let block = self.base.as_ptr().wrapping_add(at).cast::<SideBlock>();
+        // SAFETY: inside the mapping (whose length both makers and adopters have checked to be at least that
+        // of a segment), aligned, made of atomics for which every bit pattern is valid.
+        unsafe { &*block }
+    }
+
+    /// Offset of the ring that `role` writes, in a segment with rings of `lines` lines.
+    pub(super) fn ring_offset(role: Role, lines: u32) -> usize {
+        RINGS_AT + role.index() * lines as usize * LINE_BYTES
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: exactly what `map` mapped; all pointers into it live in structures that hold the mapping.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+fn size_seals() -> SealFlags {
+    SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn only_sealed_files_of_the_right_size_are_mapped() {
+        let (fd, map) = Mapping::create(c"weft-test", 8192).unwrap();
+        assert_eq!(map.len(), 8192);
+        assert!(Mapping::adopt(fd.as_fd(), 8192).is_ok());
+        assert!(Mapping::adopt(fd.as_fd(), 4096).is_err());
+        assert!(rustix::fs::ftruncate(&fd, 0).is_err());
+
+        let loose = rustix::fs::memfd_create(c"weft-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&loose, 8192).unwrap();
+        assert!(Mapping::adopt(loose.as_fd(), 8192).is_err());
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert!(Mapping::adopt(null.as_fd(), 8192).is_err());
+    }
+
+    #[test]
+    fn ranges_outside_are_not_populated() {
+        let (_fd, map) = Mapping::create(c"weft-test", 16384).unwrap();
+        assert!(map.populate(4096, 8192).is_ok());
+        assert!(map.populate(4096, 16384).is_err());
+        assert!(map.populate(usize::MAX, 2).is_err());
+    }
+}

@@ -1,0 +1,202 @@
+//! Which links are looked at in every poll, how the others are heard, and sleeping.
+//!
+//! Place in the data flow: part of [`Shm`]; called by `poll` and by the layer that decides to sleep.
+//!
+//! A link is *hot* (the peer's publications are seen by looking at the ring; the peer is told so by `polled` = 1) or
+//! *cold* (the peer rings our doorbell page). It gets hot when something arrives on it and there is room
+//! in the hot list, and cold when another needs the room and it has been quiet, or when we sleep.
+//! Going cold is the rare side of an asymmetric fence (doorbell.rs): clear `polled`, fence, look
+//! once more. A publication that this look misses will see `polled` = 0 and ring.
+//!
+//! Sleeping is going cold with all links, announcing it in the page, and telling the peers whose rings are full
+//! that we wait for space. The descriptor to sleep on is an epoll instance with the listeners, the life
+//! lines (whose hang-up and wake-up bytes it reports) and, during handshakes, a timer.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use weft_engine::nic::{LinkId, Sink};
+
+use super::{HOT_LINKS, Shm, Slot, page};
+
+/// A hot link that was quiet for so many polls may be moved out for another.
+const QUIET_POLLS: u64 = 4096;
+/// So many polls pass between two moves: each costs a membarrier, that is, some microseconds.
+const DEMOTION_POLLS: u64 = 1024;
+
+impl Shm {
+    /// The descriptor that becomes readable when there is something to poll, after [`Shm::park`].
+    #[must_use]
+    pub fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Announces that the caller will sleep on [`Shm::wait_fd`]. False: there is something to poll already, and
+    /// nothing is announced. After sleeping: `unpark` (or simply `poll`).
+    #[must_use]
+    pub fn park(&mut self) -> bool {
+        if self.parked {
+            return true;
+        }
+        if !self.events.is_empty() || !self.dying.is_empty() || self.door.page().rung() {
+            return false;
+        }
+        self.parked = true;
+        self.set_hot_polled(false);
+        self.set_waiting_wants(true);
+        // The announcement comes before the fence, the looks after it.
+        let announced = self.door.page().park();
+        if !announced || self.barriers.fence().is_err() || self.something_came() || self.door.page().rung() {
+            self.unpark();
+            return false;
+        }
+        self.arm_timer();
+        true
+    }
+
+    /// The caller is awake.
+    pub fn unpark(&mut self) {
+        if !self.parked {
+            return;
+        }
+        self.parked = false;
+        self.door.page().unpark();
+        self.set_hot_polled(true);
+        self.set_waiting_wants(false);
+        // Wake-up bytes wait on the sockets, and whatever else has woken us.
+        self.control_due = true;
+    }
+
+    /// A last look before sleeping.
+    fn something_came(&mut self) -> bool {
+        if self.hot.iter().any(|&id| matches!(&self.links[id as usize], Slot::Up(link) if link.ready())) {
+            return true;
+        }
+        // Bulk work other than pushes that wait for space goes on without the peer's help.
+        let mut came = false;
+        for at in 0..self.busy.len() {
+            if let Some(Slot::Up(link)) = self.links.get_mut(self.busy[at] as usize) {
+                came |= link.has_transfers() || link.space_has_come();
+            }
+        }
+        let mut at = 0;
+        while let Some(&id) = self.waiting.get(at) {
+            let Some(Slot::Up(link)) = self.links.get_mut(id as usize) else {
+                self.waiting.swap_remove(at);
+                continue;
+            };
+            if link.space_has_come() || !link.wants_space() {
+                came |= !link.busy;
+                link.waiting = false;
+                link.set_wants_space(false);
+                self.waiting.swap_remove(at);
+            } else {
+                at += 1;
+            }
+        }
+        // What is on the sockets now (wake-up bytes of an earlier sleep, too) would end the sleep at once.
+        came || self.sockets_ready()
+    }
+
+    fn set_hot_polled(&self, polled: bool) {
+        for &id in &self.hot {
+            if let Some(Slot::Up(link)) = self.links.get(id as usize) {
+                link.set_polled(polled);
+            }
+        }
+    }
+
+    fn set_waiting_wants(&self, wants: bool) {
+        for &id in self.waiting.iter().chain(&self.busy) {
+            if let Some(Slot::Up(link)) = self.links.get(id as usize) {
+                link.set_wants_space(wants && link.wants_space());
+            }
+        }
+    }
+
+    pub(super) fn is_hot(&self, id: u32) -> bool {
+        matches!(self.links.get(id as usize), Some(Slot::Up(link)) if link.hot)
+    }
+
+    /// Looks at the links whose bits are set.
+    #[cold]
+    pub(super) fn answer_door<S: Sink>(&mut self, sink: &mut S) -> usize {
+        let mut calls = 0;
+        let mut summary = self.door.page().take_summary();
+        while summary != 0 {
+            let index = summary.trailing_zeros();
+            summary &= summary - 1;
+            let mut bits = self.door.page().take_word(index);
+            while bits != 0 {
+                let slot = index * 64 + bits.trailing_zeros();
+                bits &= bits - 1;
+                calls += self.look_at_slot(slot, sink);
+            }
+        }
+        calls
+    }
+
+    /// Looks at all links that share a bit.
+    fn look_at_slot<S: Sink>(&mut self, slot: u32, sink: &mut S) -> usize {
+        let mut calls = 0;
+        let mut id = slot;
+        while (id as usize) < self.links.len() {
+            if matches!(&self.links[id as usize], Slot::Up(link) if link.ready()) {
+                calls += self.look(id, sink);
+                self.warm(id, sink);
+            }
+            id += page::SLOTS;
+        }
+        calls
+    }
+
+    /// Something has arrived on a cold link: look at it in every poll, if there is room.
+    fn warm<S: Sink>(&mut self, id: u32, sink: &mut S) {
+        let polls = self.polls;
+        let draining = matches!(self.links.get(id as usize), Some(Slot::Up(link)) if link.hot || link.hung_up);
+        if draining || (self.hot.len() >= HOT_LINKS && !self.make_room(sink)) {
+            return;
+        }
+        if let Some(link) = self.link(LinkId(id)) {
+            link.hot = true;
+            link.last_active = polls;
+            link.set_polled(true);
+            self.hot.push(id);
+        }
+    }
+
+    /// Moves the quietest hot link out, if it has been quiet for long enough. True: there is room.
+    fn make_room<S: Sink>(&mut self, sink: &mut S) -> bool {
+        if self.polls < self.next_demotion {
+            return false;
+        }
+        self.next_demotion = self.polls + DEMOTION_POLLS;
+        let age = |id: &u32| match &self.links[*id as usize] {
+            Slot::Up(link) => link.last_active,
+            _ => 0,
+        };
+        let Some(&quietest) = self.hot.iter().min_by_key(|id| age(id)) else { return true };
+        if self.polls - age(&quietest) < QUIET_POLLS {
+            return false;
+        }
+        let Some(Slot::Up(link)) = self.links.get(quietest as usize) else { return false };
+        link.set_polled(false);
+        if self.barriers.fence().is_err() {
+            link.set_polled(true);
+            return false;
+        }
+        self.cool(quietest);
+        // The look after the fence: what was published before the peer could see `polled` = 0.
+        if matches!(&self.links[quietest as usize], Slot::Up(link) if link.ready()) {
+            self.look(quietest, sink);
+        }
+        true
+    }
+
+    /// Takes a link off the hot list.
+    pub(super) fn cool(&mut self, id: u32) {
+        if let Some(link) = self.link(LinkId(id)) {
+            link.hot = false;
+        }
+        self.hot.retain(|&hot| hot != id);
+    }
+}

@@ -1,0 +1,268 @@
+//! A ring against a queue, under random operations and under a hostile peer.
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use weft_engine::mem::Owned;
+use weft_engine::nic::LinkError;
+
+use crate::shm::ring::{MAILBOX_BYTES, MIN_LINES, PIECE_BYTES, Record, Rx, Tx};
+use crate::shm::segment::{Mapping, Role, segment_bytes};
+
+/// What is done to the ring and to the queue.
+#[derive(Clone, Debug)]
+enum Op {
+    /// Sends a message whose bytes are `fill`, `head` of them in the head.
+    Send { head: usize, body: usize, fill: u8 },
+    /// Sends a message made of what looks like headers of the coming lap.
+    SendForged { lines: usize, ahead: u64 },
+    /// Sends a piece of a push.
+    Push { len: usize, fill: u8 },
+    /// Takes up to so many records.
+    Take(usize),
+    /// Publishes the consumer's position.
+    Release,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (0usize..100, 0usize..200, any::<u8>()).prop_map(|(head, body, fill)| Op::Send { head, body, fill }),
+        2 => (0usize..100, 0usize..=MAILBOX_BYTES - 100, any::<u8>()).prop_map(|(head, body, fill)| Op::Send { head, body, fill }),
+        2 => (1usize..500, 0u64..5000).prop_map(|(lines, ahead)| Op::SendForged { lines, ahead }),
+        2 => (1usize..=PIECE_BYTES, any::<u8>()).prop_map(|(len, fill)| Op::Push { len, fill }),
+        5 => (1usize..20).prop_map(Op::Take),
+        2 => Just(Op::Release),
+    ]
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Expected {
+    Message(Vec<u8>),
+    Push(u64, u64, Vec<u8>),
+}
+
+struct Pair {
+    tx: Tx,
+    rx: Rx,
+    queue: VecDeque<Expected>,
+    sent: u64,
+    refused: u64,
+}
+
+impl Pair {
+    fn new(lines: u32) -> Self {
+        let (fd, map) = Mapping::create(c"weft-test", segment_bytes(lines)).unwrap();
+        let (near, far) = (Arc::new(map), Arc::new(Mapping::adopt(fd.as_fd(), segment_bytes(lines)).unwrap()));
+        let tx = Tx::new(near, Role::Initiator, lines).unwrap();
+        let rx = Rx::new(far, Role::Acceptor, lines);
+        Self { tx, rx, queue: VecDeque::new(), sent: 0, refused: 0 }
+    }
+
+    fn send(&mut self, head: &[u8], body: Vec<u8>) {
+        let expected = [head, &body[..]].concat();
+        let at = body.len() / 3;
+        let mut body = Owned::new(body);
+        let pieces = [body.iov().slice(0, at), body.iov().slice(at, usize::MAX)];
+        self.note(|tx| tx.send(head, &pieces).is_ok(), Expected::Message(expected));
+    }
+
+    fn note(&mut self, attempt: impl FnOnce(&mut Tx) -> bool, expected: Expected) {
+        if attempt(&mut self.tx) {
+            self.sent += 1;
+            self.queue.push_back(expected);
+        } else {
+            self.refused += 1;
+            assert!(!self.queue.is_empty() || self.tx.broken().is_none());
+        }
+    }
+
+    fn apply(&mut self, op: &Op) {
+        match *op {
+            Op::Send { head, body, fill } => {
+                let head: Vec<u8> = (0..head).map(|i| fill.wrapping_add(i as u8)).collect();
+                self.send(&head, (0..body).map(|i| fill.wrapping_mul(3).wrapping_add(i as u8)).collect());
+            }
+            Op::SendForged { lines, ahead } => {
+                // Every aligned word of the payload is a plausible header for a record that is to come.
+                let word = |i: usize| (1u64 << 56 | 8 << 32) + self.sent + ahead + i as u64 / 8;
+                let bytes = (0..lines * 8 - 1).flat_map(|i| word(i).to_ne_bytes()).collect();
+                self.send(&[], bytes);
+            }
+            Op::Push { len, fill } => {
+                let mut data = Owned::new((0..len).map(|i| fill.wrapping_add(i as u8)).collect());
+                let (window, offset, iov) = (self.sent, self.sent * 7, [data.iov()]);
+                let expected = Expected::Push(window, offset, weft_engine::mem::to_vec(&iov));
+                self.note(|tx| tx.push(window, offset, &iov, len).is_ok(), expected);
+            }
+            Op::Take(records) => {
+                for _ in 0..records {
+                    if !self.take() {
+                        assert!(self.queue.is_empty(), "the ring is empty, the queue is not");
+                        break;
+                    }
+                }
+            }
+            Op::Release => self.rx.release(),
+        }
+    }
+
+    fn take(&mut self) -> bool {
+        let mut found = None;
+        let more = self.rx.take(|record| {
+            found = Some(match record {
+                Record::Message(bytes) => Expected::Message(bytes.to_vec()),
+                Record::Push { window, offset, data } => Expected::Push(window, offset, data.to_vec()),
+            });
+        });
+        assert_eq!(more, Ok(found.is_some()));
+        let more = found.is_some();
+        if more {
+            assert_eq!(found, self.queue.pop_front());
+        }
+        more
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_ring_is_a_queue(ops in prop::collection::vec(op(), 1..600), double in any::<bool>()) {
+        let mut pair = Pair::new(if double { 2 * MIN_LINES } else { MIN_LINES });
+        for op in &ops {
+            pair.apply(op);
+        }
+        while pair.take() {}
+        prop_assert!(pair.queue.is_empty());
+        pair.rx.release();
+        // After everything was taken the longest message always fits: nobody waits for ever.
+        pair.send(&[], vec![7; MAILBOX_BYTES]);
+        prop_assert_eq!(pair.queue.len(), 1);
+        prop_assert!(pair.take());
+    }
+}
+
+/// The stamps of one lap, exactly, as payload of the lap before.
+#[test]
+fn payload_that_looks_like_a_header_is_not_one() {
+    let mut pair = Pair::new(MIN_LINES);
+    // 100 lines per message; the payload of lap n holds, at every line, the header that lap n+1 expects there.
+    for round in 0..400u64 {
+        let at = pair.tx_position();
+        let lap = u64::from(MIN_LINES);
+        let words = (1..100 * 8).map(|i| 1 << 56 | 8 << 32 | ((at + lap + i / 8) & 0xffff_ffff));
+        let bytes = words.flat_map(u64::to_ne_bytes).collect();
+        pair.send(&[], bytes);
+        assert!(pair.take(), "round {round}");
+        assert!(!pair.take());
+        // Short messages move the record borders over the forged words.
+        for _ in 0..round % 7 {
+            pair.send(b"short", Vec::new());
+            assert!(pair.take());
+            assert!(!pair.take());
+        }
+        pair.rx.release();
+    }
+    assert_eq!(pair.refused, 0);
+}
+
+impl Pair {
+    fn tx_position(&self) -> u64 {
+        self.tx.position()
+    }
+}
+
+#[test]
+fn a_full_ring_refuses_and_recovers() {
+    let mut pair = Pair::new(MIN_LINES);
+    while pair.refused == 0 {
+        pair.send(&[1; 32], Vec::new());
+    }
+    // All lines but the reserved ones took a message.
+    assert!(pair.sent > u64::from(MIN_LINES) - 4, "{}", pair.sent);
+    assert!(!pair.tx.has_space(8));
+    for _ in 0..200 {
+        assert!(pair.take());
+    }
+    pair.rx.release();
+    assert!(pair.tx.has_space(8));
+    while pair.take() {}
+}
+
+#[test]
+fn a_push_leaves_room_for_messages() {
+    let mut pair = Pair::new(MIN_LINES);
+    while pair.refused == 0 {
+        pair.apply(&Op::Push { len: PIECE_BYTES, fill: 3 });
+    }
+    assert!(!pair.tx.has_push_space());
+    pair.refused = 0;
+    pair.send(&[], vec![5; 16 * 1024]);
+    assert_eq!(pair.refused, 0);
+    while pair.take() {}
+}
+
+/// Random words all over the ring and the control words: never a panic, never memory outside, and an end.
+#[test]
+fn a_hostile_peer_ends_its_link_only() {
+    let lines = MIN_LINES;
+    let mut seed = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = move || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed
+    };
+    let mut violations = 0;
+    for _ in 0..300 {
+        let (fd, map) = Mapping::create(c"weft-test", segment_bytes(lines)).unwrap();
+        let hostile = Mapping::adopt(fd.as_fd(), segment_bytes(lines)).unwrap();
+        let map = Arc::new(map);
+        let mut tx = Tx::new(Arc::clone(&map), Role::Acceptor, lines).unwrap();
+        let mut rx = Rx::new(Arc::clone(&map), Role::Acceptor, lines);
+        let mut position = 0u64;
+        for _ in 0..400 {
+            // A header with the right stamp, so that the rest of it is looked at.
+            let word = random() << 32 | (position & 0xffff_ffff);
+            let word = if random() % 2 == 0 { word & !(0xfc << 56) } else { word };
+            let at = Mapping::ring_offset(Role::Initiator, lines) + (position as usize % lines as usize) * 64;
+            poke(&hostile, at, word);
+            if random() % 8 == 0 {
+                poke(&hostile, 0, random() >> (random() % 64));
+            }
+            let mut bytes = 0;
+            let taken = rx.take(|record| {
+                bytes = match record {
+                    Record::Message(data) | Record::Push { data, .. } => {
+                        data.iter().map(|&b| usize::from(b)).sum::<usize>()
+                    }
+                };
+            });
+            match taken {
+                Ok(_) => {}
+                Err(why) => {
+                    assert_eq!(why, LinkError::Protocol);
+                    violations += 1;
+                    break;
+                }
+            }
+            position = rx.position();
+            let _ = tx.send(&[9; 40], &[]);
+            let _ = tx.has_push_space();
+        }
+        if let Some(why) = tx.broken() {
+            assert_eq!(why, LinkError::Protocol);
+        }
+    }
+    assert!(violations > 50, "{violations}");
+}
+
+/// Writes a word into a mapping.
+pub(super) fn poke(map: &Mapping, offset: usize, word: u64) {
+    assert!(offset + 8 <= map.len() && offset.is_multiple_of(8));
+    let to = map.base().as_ptr().wrapping_add(offset).cast::<std::sync::atomic::AtomicU64>();
+    // SAFETY: inside the mapping and aligned, as just checked.
+    unsafe { &*to }.store(word, std::sync::atomic::Ordering::Relaxed);
+}
