@@ -6,11 +6,17 @@
 //!
 //! Nothing here is on the path of a message unless somebody sleeps.
 
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
-use rustix::io::Errno;
+use rustix::io::Errno as Sys;
+use weft_fi_sys as sys;
+
+use crate::errno::Errno;
 
 /// Events that one sleep reports at most; more are found by the next one.
 const EVENTS: usize = 8;
@@ -22,6 +28,7 @@ const BELL: u64 = u64::MAX;
 pub(crate) struct Waker {
     epoll: OwnedFd,
     bell: OwnedFd,
+    condition: Option<Condition>,
 }
 
 /// Why a sleep ended.
@@ -37,11 +44,24 @@ pub(crate) enum Woken {
 
 impl Waker {
     /// A waker that watches nothing but its bell.
-    pub(crate) fn new() -> Result<Self, Errno> {
+    pub(crate) fn new() -> Result<Self, Sys> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &bell, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
-        Ok(Self { epoll, bell })
+        Ok(Self { epoll, bell, condition: None })
+    }
+
+    /// A waker for a client's wait object; `None` where descriptors have run out.
+    pub(crate) fn for_kind(kind: WaitKind) -> Option<Self> {
+        let mut waker = match Self::new() {
+            Ok(waker) => waker,
+            Err(errno) => {
+                log::warn!("no descriptor for a wait object: {errno}; blocking calls will yield instead of sleeping");
+                return None;
+            }
+        };
+        waker.condition = (kind == WaitKind::MutexCond).then(Condition::new);
+        Some(waker)
     }
 
     /// The descriptor that a client may poll: readable when there may be something to do.
@@ -50,9 +70,9 @@ impl Waker {
     }
 
     /// Also wakes when `fd` is readable. A descriptor that is watched already is left as it is.
-    pub(crate) fn watch(&self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    pub(crate) fn watch(&self, fd: BorrowedFd<'_>) -> Result<(), Sys> {
         match epoll::add(&self.epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN) {
-            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Ok(()) | Err(Sys::EXIST) => Ok(()),
             Err(errno) => Err(errno),
         }
     }
@@ -66,6 +86,9 @@ impl Waker {
     pub(crate) fn ring(&self) {
         // The counter cannot overflow in practice, and a full one is readable all the same.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        if let Some(condition) = &self.condition {
+            condition.signal();
+        }
     }
 
     /// Takes earlier rings back.
@@ -76,18 +99,129 @@ impl Waker {
 
     /// Sleeps until something happens or the time is up.
     pub(crate) fn sleep(&self, timeout: Option<Duration>) -> Woken {
-        let timeout = timeout.map(|duration| Timespec {
-            tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: duration.subsec_nanos().into(),
+        // Whole milliseconds, rounded up, so that a short sleep does not become a spin.
+        let timeout = timeout.map(|duration| {
+            let millis = duration.as_micros().div_ceil(1000);
+            let millis = i64::try_from(millis).unwrap_or(i64::MAX);
+            Timespec { tv_sec: millis / 1000, tv_nsec: (millis % 1000) * 1_000_000 }
         });
         let mut events = [std::mem::MaybeUninit::uninit(); EVENTS];
         match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
             Ok(([], _)) => Woken::Timeout,
             Ok(_) => Woken::Event,
-            Err(Errno::INTR) => Woken::Signal,
+            Err(Sys::INTR) => Woken::Signal,
             // Nothing else can come from a valid descriptor; treating it as an event makes the caller look.
             Err(_) => Woken::Event,
         }
+    }
+}
+
+/// A client's choice of wait object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WaitKind {
+    /// FI_WAIT_NONE: the client never blocks.
+    None,
+    /// FI_WAIT_UNSPEC: the client blocks in our calls.
+    Unspec,
+    /// FI_WAIT_FD: the client may poll a descriptor.
+    Fd,
+    /// FI_WAIT_MUTEX_COND: the client may wait on a condition variable.
+    MutexCond,
+    /// FI_WAIT_YIELD: the client blocks in our calls, which never sleep.
+    Yield,
+}
+
+impl WaitKind {
+    /// From an attribute. Wait sets (FI_WAIT_SET) and descriptor lists (FI_WAIT_POLLFD) are not supported here.
+    pub(crate) fn from_attr(object: sys::fi_wait_obj) -> Result<Self, Errno> {
+        match object {
+            sys::FI_WAIT_NONE => Ok(Self::None),
+            sys::FI_WAIT_UNSPEC => Ok(Self::Unspec),
+            sys::FI_WAIT_FD => Ok(Self::Fd),
+            sys::FI_WAIT_MUTEX_COND => Ok(Self::MutexCond),
+            sys::FI_WAIT_YIELD => Ok(Self::Yield),
+            sys::FI_WAIT_SET | sys::FI_WAIT_POLLFD => Err(Errno::NOSYS),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// Whether the client will ask for the waker's objects.
+    pub(crate) fn needs_waker(self) -> bool {
+        matches!(self, Self::Fd | Self::MutexCond)
+    }
+
+    /// FI_GETWAIT and FI_GETWAITOBJ for an object of this kind.
+    ///
+    /// # Safety
+    /// `arg` is the client's argument for `command`.
+    pub(crate) unsafe fn control(self, waker: Option<&Waker>, command: i32, arg: *mut c_void) -> Result<(), Errno> {
+        let arg = NonNull::new(arg).ok_or(Errno::INVAL)?;
+        match command.cast_unsigned() {
+            sys::FI_GETWAIT => {
+                let waker = waker.filter(|_| self != Self::None && self != Self::Yield).ok_or(Errno::NODATA)?;
+                if let Some(condition) = &waker.condition {
+                    // SAFETY: the client's `fi_mutex_cond`.
+                    unsafe { arg.cast::<sys::fi_mutex_cond>().write(condition.objects()) };
+                } else {
+                    // SAFETY: the client's `int`.
+                    unsafe { arg.cast::<RawFd>().write(waker.as_raw_fd()) };
+                }
+                Ok(())
+            }
+            sys::FI_GETWAITOBJ => {
+                let object = match self {
+                    Self::None => sys::FI_WAIT_NONE,
+                    // An unspecified object is a descriptor, which FI_GETWAIT gives.
+                    Self::Unspec | Self::Fd => sys::FI_WAIT_FD,
+                    Self::MutexCond => sys::FI_WAIT_MUTEX_COND,
+                    Self::Yield => sys::FI_WAIT_YIELD,
+                };
+                // SAFETY: the client's `enum fi_wait_obj`.
+                unsafe { arg.cast::<sys::fi_wait_obj>().write(object) };
+                Ok(())
+            }
+            _ => Err(Errno::NOSYS),
+        }
+    }
+}
+
+/// A mutex and a condition variable for clients that asked for FI_WAIT_MUTEX_COND: signalled whenever the bell rings. With
+/// manual progress nobody rings while every thread of the client waits here; that is the model's own limit.
+struct Condition {
+    mutex: Box<UnsafeCell<libc::pthread_mutex_t>>,
+    cond: Box<UnsafeCell<libc::pthread_cond_t>>,
+}
+
+// SAFETY: both objects exist for being used by several threads, and never move.
+unsafe impl Send for Condition {}
+// SAFETY: as above.
+unsafe impl Sync for Condition {}
+
+impl Condition {
+    fn new() -> Self {
+        Self {
+            mutex: Box::new(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER)),
+            cond: Box::new(UnsafeCell::new(libc::PTHREAD_COND_INITIALIZER)),
+        }
+    }
+
+    fn objects(&self) -> sys::fi_mutex_cond {
+        sys::fi_mutex_cond { mutex: self.mutex.get(), cond: self.cond.get() }
+    }
+
+    fn signal(&self) {
+        // SAFETY: an initialised mutex, not held by this thread: clients hold it only around their wait.
+        unsafe { libc::pthread_mutex_lock(self.mutex.get()) };
+        // SAFETY: an initialised condition variable.
+        unsafe { libc::pthread_cond_broadcast(self.cond.get()) };
+        // SAFETY: locked above.
+        unsafe { libc::pthread_mutex_unlock(self.mutex.get()) };
+    }
+}
+
+impl std::fmt::Debug for Condition {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Condition")
     }
 }
 

@@ -1,0 +1,85 @@
+//! Connection management (fi_cm(3)): of which a connectionless endpoint has its name.
+//!
+//! Place in the data flow: `fi_getname` after enable gives what peers insert into their address vectors; `fi_setname` before enable
+//! chooses the local address. Connecting, listening and joining answer -FI_ENOSYS.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
+
+use weft_fi_sys as sys;
+
+use crate::endpoint::Ep;
+use crate::errno::Errno;
+use crate::noop;
+use crate::object;
+
+/// The operations.
+pub(crate) static OPS: sys::fi_ops_cm = sys::fi_ops_cm { setname: Some(setname), getname: Some(getname), ..noop::CM };
+
+unsafe extern "C" fn getname(fid: *mut sys::fid, addr: *mut c_void, len: *mut usize) -> c_int {
+    object::guard("fi_getname", || {
+        // SAFETY: an endpoint of the client.
+        let ep = unsafe { object::borrow_fid::<Ep>(fid) }?;
+        let name = ep.own_address()?;
+        // SAFETY: the client's buffer and its length.
+        unsafe { copy_out(&name, addr, len) }.map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn setname(fid: *mut sys::fid, addr: *mut c_void, len: usize) -> c_int {
+    object::guard("fi_setname", || {
+        // SAFETY: an endpoint of the client.
+        let ep = unsafe { object::borrow_fid::<Ep>(fid) }?;
+        let addr = NonNull::new(addr.cast::<u8>()).ok_or(Errno::INVAL)?;
+        // SAFETY: the client's address of that length.
+        let bytes = unsafe { std::slice::from_raw_parts(addr.as_ptr(), len) };
+        ep.set_local_address(bytes).map(|()| 0)
+    })
+}
+
+/// Copies what fits and says how much there is: -FI_ETOOSMALL when not all of it fitted.
+///
+/// # Safety
+/// `len` is null or says how many bytes `to` is writable for; `to` may be null if that is none.
+unsafe fn copy_out(bytes: &[u8], to: *mut c_void, len: *mut usize) -> Result<(), Errno> {
+    let len = NonNull::new(len).ok_or(Errno::INVAL)?;
+    // SAFETY: the caller's promise.
+    let room = if to.is_null() { 0 } else { unsafe { len.read() } };
+    // SAFETY: the caller's promise.
+    unsafe { len.write(bytes.len()) };
+    let fits = bytes.len().min(room);
+    if fits > 0 {
+        // SAFETY: `to` has `room >= fits` bytes.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast(), fits) };
+    }
+    if fits < bytes.len() { Err(Errno::TOOSMALL) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_asked_for_in_two_steps() {
+        let mut len = 0;
+        // SAFETY: no buffer, no bytes.
+        assert_eq!(unsafe { copy_out(b"name", std::ptr::null_mut(), &raw mut len) }, Err(Errno::TOOSMALL));
+        assert_eq!(len, 4);
+        let mut buffer = [0_u8; 6];
+        len = 6;
+        // SAFETY: six bytes.
+        assert_eq!(unsafe { copy_out(b"name", buffer.as_mut_ptr().cast(), &raw mut len) }, Ok(()));
+        assert_eq!((len, &buffer), (4, b"name\0\0"));
+    }
+
+    #[test]
+    fn a_short_buffer_gets_what_fits() {
+        let mut buffer = [0_u8; 2];
+        let mut len = 2;
+        // SAFETY: two bytes.
+        assert_eq!(unsafe { copy_out(b"name", buffer.as_mut_ptr().cast(), &raw mut len) }, Err(Errno::TOOSMALL));
+        assert_eq!((len, &buffer), (4, b"na"));
+        // SAFETY: refused.
+        assert_eq!(unsafe { copy_out(b"name", buffer.as_mut_ptr().cast(), std::ptr::null_mut()) }, Err(Errno::INVAL));
+    }
+}

@@ -1,0 +1,340 @@
+//! Completion counters (fi_cntr(3)).
+//!
+//! Place in the data flow: endpoints and their regions [`Cntr::record`] what has completed; `fi_cntr_read` and `fi_cntr_wait` look,
+//! after a round of progress on the endpoints concerned.
+//!
+//! Invariants: each operation is recorded once, as a success or as an error. Values are atomics: a read takes no lock. A
+//! waiter announces its threshold before it looks at the value a last time, and whoever raises the value looks at the
+//! threshold afterwards, both sequentially consistent, so that no wake-up is lost.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use weft_fi_sys as sys;
+
+use crate::domain::Domain;
+use crate::errno::Errno;
+use crate::noop;
+use crate::object::{self, Head, Hold, Object, Uses};
+use crate::poll::{self, Sources, Waitable, Waited};
+use crate::wait::{Deadline, WaitKind, Waker};
+
+/// Threshold of nobody.
+const NOBODY: u64 = u64::MAX;
+
+/// A counter.
+#[repr(C)]
+pub(crate) struct Cntr {
+    head: Head<sys::fid_cntr>,
+    value: AtomicU64,
+    errors: AtomicU64,
+    /// The lowest value at which a sleeper wants to be woken; the first to reach it rings and resets it.
+    wake_at: AtomicU64,
+    /// Whether a sleeper wants to be woken by an error; likewise reset by the first.
+    wake_on_error: AtomicBool,
+    /// Whether it counts bytes instead of operations.
+    bytes: bool,
+    wait: WaitKind,
+    waker: OnceLock<Option<Waker>>,
+    sources: Sources,
+    uses: Uses,
+    /// Last, so that everything above is gone when the domain may go.
+    _domain: Hold<Domain>,
+}
+
+// SAFETY: `repr(C)`, the first field is a `Head` (an `UnsafeCell`) of the fid, whose class is set in `open`.
+unsafe impl Object for Cntr {
+    type Fid = sys::fid_cntr;
+    const CLASSES: &'static [u32] = &[sys::FI_CLASS_CNTR];
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+}
+
+/// Opens a counter: `fi_cntr_open`.
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut sys::fid_domain,
+    attr: *mut sys::fi_cntr_attr,
+    cntr: *mut *mut sys::fid_cntr,
+    context: *mut c_void,
+) -> c_int {
+    object::guard("fi_cntr_open", || {
+        // SAFETY: the client's domain.
+        let domain = unsafe { Hold::<Domain>::of(domain) }?;
+        // SAFETY: null, or the client's attributes, of which only fields that every version has are read.
+        let attr = unsafe { attr.as_ref() };
+        let counter = open_counter(domain, attr, context)?;
+        // SAFETY: the client's place for the new pointer.
+        unsafe { object::give(counter, cntr) }
+    })
+}
+
+fn open_counter(
+    domain: Hold<Domain>,
+    attr: Option<&sys::fi_cntr_attr>,
+    context: *mut c_void,
+) -> Result<Arc<Cntr>, Errno> {
+    let wait = WaitKind::from_attr(attr.map_or(sys::FI_WAIT_NONE, |attr| attr.wait_obj))?;
+    let events = attr.map_or(sys::FI_CNTR_EVENTS_COMP, |attr| attr.events);
+    if events != sys::FI_CNTR_EVENTS_COMP && events != sys::v2::FI_CNTR_EVENTS_BYTES {
+        return Err(Errno::INVAL);
+    }
+    if attr.is_some_and(|attr| attr.flags != 0) {
+        return Err(Errno::BADFLAGS);
+    }
+    let head = sys::fid_cntr {
+        fid: object::new_fid(sys::FI_CLASS_CNTR, context, &FID_OPS),
+        ops: object::table(&CNTR_OPS.base),
+    };
+    let counter = Cntr {
+        head: Head::new(head),
+        value: AtomicU64::new(0),
+        errors: AtomicU64::new(0),
+        wake_at: AtomicU64::new(NOBODY),
+        wake_on_error: AtomicBool::new(false),
+        bytes: events == sys::v2::FI_CNTR_EVENTS_BYTES,
+        wait,
+        waker: OnceLock::new(),
+        sources: domain.new_sources(),
+        uses: Uses::new(),
+        _domain: domain,
+    };
+    if wait.needs_waker() && counter.waker().is_none() {
+        return Err(Errno::MFILE);
+    }
+    Ok(Arc::new(counter))
+}
+
+impl Cntr {
+    /// An operation of so many bytes has completed.
+    #[inline]
+    pub(crate) fn record(&self, bytes: usize, failed: bool) {
+        if failed {
+            self.add_errors(1);
+        } else {
+            self.add(if self.bytes { bytes as u64 } else { 1 });
+        }
+    }
+
+    /// The endpoints that reads and waits drive.
+    pub(crate) fn sources(&self) -> &Sources {
+        &self.sources
+    }
+
+    /// The value, without progress.
+    pub(crate) fn value(&self) -> u64 {
+        self.value.load(Ordering::Acquire)
+    }
+
+    /// The error count, without progress.
+    pub(crate) fn errors(&self) -> u64 {
+        self.errors.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn add(&self, amount: u64) {
+        let value = self.value.fetch_add(amount, Ordering::SeqCst).wrapping_add(amount);
+        if value >= self.wake_at.load(Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    fn set(&self, value: u64) {
+        self.value.store(value, Ordering::SeqCst);
+        if value >= self.wake_at.load(Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    fn add_errors(&self, amount: u64) {
+        self.errors.fetch_add(amount, Ordering::SeqCst);
+        self.wake_for_error();
+    }
+
+    fn set_errors(&self, value: u64) {
+        self.errors.store(value, Ordering::SeqCst);
+        self.wake_for_error();
+    }
+
+    fn wake_for_error(&self) {
+        if self.wake_on_error.load(Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    #[cold]
+    fn wake(&self) {
+        self.wake_at.store(NOBODY, Ordering::SeqCst);
+        self.wake_on_error.store(false, Ordering::SeqCst);
+        if let Some(waker) = self.waker() {
+            waker.ring();
+        }
+    }
+
+    /// Where waiters sleep, made on first use.
+    fn waker(&self) -> Option<&Waker> {
+        self.waker.get_or_init(|| Waker::for_kind(self.wait)).as_ref()
+    }
+
+    fn wait_for(&self, threshold: u64, timeout_ms: c_int) -> Result<(), Errno> {
+        let waiter = Waiter { cntr: self, threshold, errors: self.errors.load(Ordering::SeqCst) };
+        match poll::wait(&waiter, Deadline::after_ms(timeout_ms)) {
+            Waited::Ready if self.value() >= threshold => Ok(()),
+            Waited::Ready => Err(Errno::AVAIL),
+            Waited::TimedOut => Err(Errno::TIMEDOUT),
+            Waited::Interrupted => Err(Errno::INTR),
+        }
+    }
+
+    /// For `fi_trywait`: the next change of the value wakes whoever polls the descriptor.
+    pub(crate) fn trywait(&self) -> Result<(), Errno> {
+        let waker = self.waker().ok_or(Errno::INVAL)?;
+        let next = self.value().saturating_add(1);
+        let waiter = Waiter { cntr: self, threshold: next, errors: self.errors.load(Ordering::SeqCst) };
+        self.sources.trywait(&waiter, waker)
+    }
+}
+
+/// A thread that waits for a threshold, or for an error after those it knows.
+struct Waiter<'a> {
+    cntr: &'a Cntr,
+    threshold: u64,
+    errors: u64,
+}
+
+impl Waitable for Waiter<'_> {
+    fn sources(&self) -> &Sources {
+        &self.cntr.sources
+    }
+
+    fn waker(&self) -> Option<&Waker> {
+        if self.cntr.wait == WaitKind::Yield { None } else { self.cntr.waker() }
+    }
+
+    fn ready(&self) -> bool {
+        self.cntr.value.load(Ordering::SeqCst) >= self.threshold
+            || self.cntr.errors.load(Ordering::SeqCst) != self.errors
+    }
+
+    fn interrupted(&self) -> bool {
+        false
+    }
+
+    fn arm(&self) -> bool {
+        if let Some(waker) = self.cntr.waker() {
+            waker.hush();
+        }
+        self.cntr.wake_on_error.store(true, Ordering::SeqCst);
+        self.cntr.wake_at.fetch_min(self.threshold, Ordering::SeqCst);
+        !self.ready()
+    }
+}
+
+const FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), control: Some(control), ..noop::FID };
+
+/// The operations, with the slot that later versions of libfabric call without looking whether it is there.
+#[repr(C)]
+struct CntrOps {
+    base: sys::fi_ops_cntr,
+    export_xpu: unsafe extern "C" fn(*mut sys::fid_cntr, u64, *mut c_void) -> c_int,
+}
+
+static CNTR_OPS: CntrOps = CntrOps {
+    base: sys::fi_ops_cntr {
+        size: size_of::<CntrOps>(),
+        read: Some(read),
+        readerr: Some(readerr),
+        add: Some(add),
+        set: Some(set),
+        wait: Some(wait),
+        adderr: Some(adderr),
+        seterr: Some(seterr),
+    },
+    export_xpu,
+};
+
+/// The counter behind the client's pointer, on the data path: no check, as in every provider.
+///
+/// # Safety
+/// `cntr` came from `open` and is not closed.
+#[inline]
+unsafe fn counter<'a>(cntr: *mut sys::fid_cntr) -> &'a Cntr {
+    // SAFETY: only objects of this type carry this file's operations.
+    unsafe { &*cntr.cast::<Cntr>() }
+}
+
+unsafe extern "C" fn read(cntr: *mut sys::fid_cntr) -> u64 {
+    // SAFETY: a live counter of the client.
+    let cntr = unsafe { counter(cntr) };
+    cntr.sources.poll();
+    cntr.value()
+}
+
+unsafe extern "C" fn readerr(cntr: *mut sys::fid_cntr) -> u64 {
+    // SAFETY: a live counter of the client.
+    let cntr = unsafe { counter(cntr) };
+    cntr.sources.poll();
+    cntr.errors()
+}
+
+unsafe extern "C" fn add(cntr: *mut sys::fid_cntr, value: u64) -> c_int {
+    // SAFETY: a live counter of the client.
+    unsafe { counter(cntr) }.add(value);
+    0
+}
+
+unsafe extern "C" fn set(cntr: *mut sys::fid_cntr, value: u64) -> c_int {
+    // SAFETY: a live counter of the client.
+    unsafe { counter(cntr) }.set(value);
+    0
+}
+
+unsafe extern "C" fn adderr(cntr: *mut sys::fid_cntr, value: u64) -> c_int {
+    // SAFETY: a live counter of the client.
+    unsafe { counter(cntr) }.add_errors(value);
+    0
+}
+
+unsafe extern "C" fn seterr(cntr: *mut sys::fid_cntr, value: u64) -> c_int {
+    // SAFETY: a live counter of the client.
+    unsafe { counter(cntr) }.set_errors(value);
+    0
+}
+
+unsafe extern "C" fn wait(cntr: *mut sys::fid_cntr, threshold: u64, timeout: c_int) -> c_int {
+    object::guard("fi_cntr_wait", || {
+        // SAFETY: a counter of the client.
+        unsafe { object::borrow::<Cntr>(cntr) }?.wait_for(threshold, timeout).map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn export_xpu(_cntr: *mut sys::fid_cntr, _flags: u64, _xpu: *mut c_void) -> c_int {
+    Errno::NOSYS.code()
+}
+
+unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
+    object::guard("fi_close(cntr)", || {
+        // SAFETY: the client closes its counter.
+        unsafe { object::close::<Cntr>(fid) }.map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_void) -> c_int {
+    object::guard("fi_control(cntr)", || {
+        // SAFETY: a counter of the client.
+        let cntr = unsafe { object::borrow_fid::<Cntr>(fid) }?;
+        match command.cast_unsigned() {
+            // No operation of a counter has flags.
+            sys::FI_GETOPSFLAG => {
+                let flags = std::ptr::NonNull::new(arg.cast::<u64>()).ok_or(Errno::INVAL)?;
+                // SAFETY: the client's place for the flags.
+                unsafe { flags.write(0) };
+                Ok(0)
+            }
+            // SAFETY: the client's argument for this command.
+            _ => unsafe { cntr.wait.control(cntr.waker(), command, arg) }.map(|()| 0),
+        }
+    })
+}

@@ -1,0 +1,485 @@
+//! Completion queues (fi_cq(3)).
+//!
+//! Place in the data flow: endpoints append through an [`Appender`]; `fi_cq_read` and its kin take. A read that finds
+//! entries takes them and does nothing else; one that finds none makes one round of progress on every bound
+//! endpoint and looks again.
+//!
+//! Invariants: no entry is ever lost. The bound is kept from outside: while the queue holds its size, new operations that
+//! would complete here answer -FI_EAGAIN ([`Cq::is_full`]), so it grows over its size by no more than the operations
+//! that were outstanding; what peers send unasked stops at a second mark ([`Cq::is_flooded`]), since then the endpoints
+//! are no longer progressed until the client has read.
+//!
+//! Blocking: `fi_cq_sread` spins, yields, parks the devices and sleeps ([`crate::poll`]). A descriptor for
+//! FI_WAIT_FD is this queue's epoll descriptor, to be polled after `fi_trywait` said so.
+
+pub(crate) mod fault;
+pub(crate) mod ring;
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use weft_fi_sys as sys;
+
+use crate::cq::ring::{Entry, Failure, Format, Nothing, Ring};
+use crate::domain::Domain;
+use crate::errno::Errno;
+use crate::lock::{Guard, Guarded};
+use crate::noop;
+use crate::object::{self, Head, Hold, Object, Uses};
+use crate::poll::{self, Sources, Waitable, Waited};
+use crate::wait::{Deadline, WaitKind, Waker};
+
+/// Size of a queue for which the client named none.
+const DEFAULT_ENTRIES: usize = 8192;
+/// Entries that are reserved at once; a longer queue grows when it must.
+const RESERVED_ENTRIES: usize = 1024;
+/// Entries over the size at which peers' unsolicited writes with data have to wait.
+const FLOOD_ENTRIES: usize = 1 << 20;
+
+/// A completion queue.
+#[repr(C)]
+pub(crate) struct Cq {
+    head: Head<sys::fid_cq>,
+    /// Entries in `ring`, for a look without the lock.
+    len: AtomicUsize,
+    ring: Guarded<Ring>,
+    sources: Sources,
+    format: Format,
+    /// Entries from which new operations are refused.
+    size: usize,
+    wait: WaitKind,
+    /// Whether `fi_cq_sread` takes its condition as a number of entries.
+    threshold: bool,
+    /// The API version that the client asked for.
+    api: u32,
+    /// Made when first needed.
+    waker: OnceLock<Option<Waker>>,
+    /// `fi_cq_signal` was called and no reader has seen it yet.
+    signaled: AtomicBool,
+    uses: Uses,
+    /// Last, so that everything above is gone when the domain may go.
+    _domain: Hold<Domain>,
+}
+
+// SAFETY: `repr(C)`, the first field is a `Head` (an `UnsafeCell`) of the fid, whose class is set in `open_queue`.
+unsafe impl Object for Cq {
+    type Fid = sys::fid_cq;
+    const CLASSES: &'static [u32] = &[sys::FI_CLASS_CQ];
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+}
+
+/// Opens a queue: `fi_cq_open`.
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut sys::fid_domain,
+    attr: *mut sys::fi_cq_attr,
+    cq: *mut *mut sys::fid_cq,
+    context: *mut c_void,
+) -> c_int {
+    object::guard("fi_cq_open", || {
+        // SAFETY: the client's domain.
+        let domain = unsafe { Hold::<Domain>::of(domain) }?;
+        // SAFETY: null, or the client's attributes, of which only fields that every version has are read.
+        let attr = unsafe { attr.as_ref() };
+        let queue = open_queue(domain, attr, context)?;
+        // SAFETY: the client's place for the new pointer.
+        unsafe { object::give(queue, cq) }
+    })
+}
+
+fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mut c_void) -> Result<Arc<Cq>, Errno> {
+    let format = attr.map_or(sys::FI_CQ_FORMAT_UNSPEC, |attr| attr.format);
+    let wait = WaitKind::from_attr(attr.map_or(sys::FI_WAIT_NONE, |attr| attr.wait_obj))?;
+    // FI_AFFINITY only says that signaling_vector is set, which is a hint.
+    if attr.is_some_and(|attr| attr.flags & !sys::FI_AFFINITY != 0) {
+        log::info!("fi_cq_open: unknown flags {:#x}", attr.map_or(0, |attr| attr.flags));
+        return Err(Errno::BADFLAGS);
+    }
+    let size = attr.map_or(0, |attr| attr.size);
+    let size = if size == 0 { DEFAULT_ENTRIES } else { size };
+    let callers = domain.callers();
+    let head = sys::fid_cq {
+        fid: object::new_fid(sys::FI_CLASS_CQ, context, &FID_OPS),
+        ops: object::table(&CQ_OPS.base),
+    };
+    // SAFETY: `callers` is what the client promised for this domain: calls on this queue and on its endpoints.
+    let ring = unsafe { Guarded::new(callers, Ring::new(size.min(RESERVED_ENTRIES))) };
+    let queue = Cq {
+        head: Head::new(head),
+        len: AtomicUsize::new(0),
+        ring,
+        sources: domain.new_sources(),
+        format: Format::from_attr(format).ok_or(Errno::INVAL)?,
+        size,
+        wait,
+        threshold: attr.is_some_and(|attr| attr.wait_cond == sys::FI_CQ_COND_THRESHOLD),
+        api: domain.api_version(),
+        waker: OnceLock::new(),
+        signaled: AtomicBool::new(false),
+        uses: Uses::new(),
+        _domain: domain,
+    };
+    if wait.needs_waker() && queue.waker().is_none() {
+        return Err(Errno::MFILE);
+    }
+    Ok(Arc::new(queue))
+}
+
+/// Appends entries under one lock; publishes them, and wakes whoever waits for them, when dropped.
+pub(crate) struct Appender<'a> {
+    cq: &'a Cq,
+    ring: Guard<'a, Ring>,
+}
+
+impl Appender<'_> {
+    /// Whether it appends to that queue.
+    #[inline]
+    pub(crate) fn is_for(&self, cq: &Cq) -> bool {
+        std::ptr::eq(self.cq, cq)
+    }
+
+    /// A success.
+    #[inline]
+    pub(crate) fn push(&mut self, entry: Entry) {
+        self.ring.push(entry);
+    }
+
+    /// A failure.
+    pub(crate) fn push_failed(&mut self, entry: Entry, failure: Failure) {
+        self.ring.push_failed(entry, failure);
+    }
+}
+
+impl Drop for Appender<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let len = self.ring.len();
+        self.cq.len.store(len, Ordering::Relaxed);
+        if len >= self.ring.wake_at {
+            self.cq.wake(&mut self.ring);
+        }
+    }
+}
+
+impl Cq {
+    /// Opens the queue for appending.
+    #[inline]
+    pub(crate) fn appender(&self) -> Appender<'_> {
+        Appender { cq: self, ring: self.ring.lock() }
+    }
+
+    /// Whether new operations must wait for the client to read.
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        self.len.load(Ordering::Relaxed) >= self.size
+    }
+
+    /// Whether even what peers send must wait.
+    #[inline]
+    pub(crate) fn is_flooded(&self) -> bool {
+        self.len.load(Ordering::Relaxed) >= self.size.saturating_add(FLOOD_ENTRIES)
+    }
+
+    /// The endpoints that reads drive.
+    pub(crate) fn sources(&self) -> &Sources {
+        &self.sources
+    }
+
+    /// Where readers sleep, made on first use.
+    fn waker(&self) -> Option<&Waker> {
+        self.waker.get_or_init(|| Waker::for_kind(self.wait)).as_ref()
+    }
+
+    #[cold]
+    fn wake(&self, ring: &mut Ring) {
+        ring.wake_at = usize::MAX;
+        if let Some(waker) = self.waker() {
+            waker.ring();
+        }
+    }
+
+    /// The whole of `fi_cq_read` and `fi_cq_readfrom`.
+    ///
+    /// # Safety
+    /// `out` and `src` are as the client gave them for `count` entries.
+    #[inline]
+    unsafe fn read_some(&self, out: *mut c_void, count: usize, src: *mut sys::fi_addr_t) -> isize {
+        if self.len.load(Ordering::Relaxed) == 0 || count == 0 {
+            let done = self.sources.progress();
+            if self.len.load(Ordering::Relaxed) == 0 {
+                self.sources.read_nothing(done);
+                return Errno::AGAIN.size();
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.take(out, count, src) }
+    }
+
+    /// Takes what is there, without progress.
+    ///
+    /// # Safety
+    /// As for `read_some`.
+    #[inline]
+    unsafe fn take(&self, out: *mut c_void, count: usize, src: *mut sys::fi_addr_t) -> isize {
+        let mut ring = self.ring.lock();
+        // SAFETY: the caller's promise.
+        let taken = unsafe { ring.take(self.format, out.cast(), count, src) };
+        self.len.store(ring.len(), Ordering::Relaxed);
+        drop(ring);
+        match taken {
+            // The number of entries was given as a length of memory, which fits.
+            Ok(taken) => taken.cast_signed(),
+            Err(Nothing::Empty) => Errno::AGAIN.size(),
+            Err(Nothing::Failed) => Errno::AVAIL.size(),
+        }
+    }
+
+    /// The whole of `fi_cq_sread` and `fi_cq_sreadfrom`.
+    ///
+    /// # Safety
+    /// As for `read_some`.
+    unsafe fn read_blocking(
+        &self,
+        out: *mut c_void,
+        count: usize,
+        src: *mut sys::fi_addr_t,
+        cond: *const c_void,
+        timeout_ms: c_int,
+    ) -> isize {
+        if self.wait == WaitKind::None {
+            return Errno::INVAL.size();
+        }
+        // The condition is the number itself, not a pointer to it.
+        let wanted = if self.threshold { cond.addr().clamp(1, count.max(1)) } else { 1 };
+        let waited = poll::wait(&Reader { cq: self, wanted }, Deadline::after_ms(timeout_ms));
+        if waited != Waited::Ready && self.len.load(Ordering::Relaxed) == 0 {
+            return Errno::AGAIN.size();
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.take(out, count, src) }
+    }
+
+    /// Takes the error entry that is next.
+    ///
+    /// # Safety
+    /// `out` is the client's error entry.
+    unsafe fn read_error(&self, out: *mut sys::fi_cq_err_entry) -> isize {
+        if out.is_null() {
+            return Errno::INVAL.size();
+        }
+        let mut ring = self.ring.lock();
+        let failed = ring.take_failed();
+        self.len.store(ring.len(), Ordering::Relaxed);
+        drop(ring);
+        let Some((entry, failure)) = failed else { return Errno::AGAIN.size() };
+        // SAFETY: the client's entry, of the version that it asked for.
+        unsafe { ring::write_error(out, self.api, &entry, &failure) };
+        1
+    }
+
+    /// For `fi_trywait`: Ok when the client may block on the descriptor, -FI_EAGAIN when there is something to read.
+    pub(crate) fn trywait(&self) -> Result<(), Errno> {
+        let waker = self.waker().ok_or(Errno::INVAL)?;
+        self.sources.trywait(&Reader { cq: self, wanted: 1 }, waker)
+    }
+
+    /// Wakes a blocked reader.
+    fn signal(&self) -> Result<(), Errno> {
+        if self.wait == WaitKind::None {
+            return Err(Errno::INVAL);
+        }
+        self.signaled.store(true, Ordering::Release);
+        if let Some(waker) = self.waker() {
+            waker.ring();
+        }
+        Ok(())
+    }
+
+    /// Whether an entry waits, after a round of progress: for poll sets.
+    pub(crate) fn has_entries(&self) -> bool {
+        if self.len.load(Ordering::Relaxed) == 0 {
+            self.sources.progress();
+        }
+        self.len.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// A reader that waits for so many entries.
+struct Reader<'a> {
+    cq: &'a Cq,
+    wanted: usize,
+}
+
+impl Reader<'_> {
+    fn satisfied(&self, ring: &Ring) -> bool {
+        ring.len() >= self.wanted || ring.has_failures()
+    }
+}
+
+impl Waitable for Reader<'_> {
+    fn sources(&self) -> &Sources {
+        &self.cq.sources
+    }
+
+    fn waker(&self) -> Option<&Waker> {
+        if self.cq.wait == WaitKind::Yield { None } else { self.cq.waker() }
+    }
+
+    fn ready(&self) -> bool {
+        self.cq.len.load(Ordering::Relaxed) > 0 && self.satisfied(&self.cq.ring.lock())
+    }
+
+    fn interrupted(&self) -> bool {
+        self.cq.signaled.load(Ordering::Acquire) && self.cq.signaled.swap(false, Ordering::AcqRel)
+    }
+
+    fn arm(&self) -> bool {
+        let mut ring = self.cq.ring.lock();
+        if self.satisfied(&ring) {
+            return false;
+        }
+        if let Some(waker) = self.cq.waker() {
+            waker.hush();
+        }
+        ring.wake_at = ring.wake_at.min(self.wanted);
+        // A signal that was given before the hush must not be slept over.
+        !self.cq.signaled.load(Ordering::Acquire)
+    }
+}
+
+const FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), control: Some(control), ..noop::FID };
+
+/// The operations, with the slot that later versions of libfabric call without looking whether it is there.
+#[repr(C)]
+struct CqOps {
+    base: sys::fi_ops_cq,
+    export_xpu: unsafe extern "C" fn(*mut sys::fid_cq, u64, *mut c_void) -> c_int,
+}
+
+static CQ_OPS: CqOps = CqOps {
+    base: sys::fi_ops_cq {
+        size: size_of::<CqOps>(),
+        read: Some(read),
+        readfrom: Some(readfrom),
+        readerr: Some(readerr),
+        sread: Some(sread),
+        sreadfrom: Some(sreadfrom),
+        signal: Some(signal),
+        strerror: Some(strerror),
+    },
+    export_xpu,
+};
+
+/// The queue behind the client's pointer, on the data path: no check, as in every provider.
+///
+/// # Safety
+/// `cq` came from `open` and is not closed.
+#[inline]
+unsafe fn queue<'a>(cq: *mut sys::fid_cq) -> &'a Cq {
+    // SAFETY: only objects of this type carry this file's operations.
+    unsafe { &*cq.cast::<Cq>() }
+}
+
+unsafe extern "C" fn read(cq: *mut sys::fid_cq, buf: *mut c_void, count: usize) -> isize {
+    // SAFETY: a live queue of the client.
+    let cq = unsafe { queue(cq) };
+    // SAFETY: the client's buffer for `count` entries.
+    unsafe { cq.read_some(buf, count, std::ptr::null_mut()) }
+}
+
+unsafe extern "C" fn readfrom(
+    cq: *mut sys::fid_cq,
+    buf: *mut c_void,
+    count: usize,
+    src_addr: *mut sys::fi_addr_t,
+) -> isize {
+    // SAFETY: a live queue of the client.
+    let cq = unsafe { queue(cq) };
+    // SAFETY: the client's buffers for `count` entries and addresses.
+    unsafe { cq.read_some(buf, count, src_addr) }
+}
+
+unsafe extern "C" fn readerr(cq: *mut sys::fid_cq, buf: *mut sys::fi_cq_err_entry, _flags: u64) -> isize {
+    // SAFETY: a live queue of the client.
+    let cq = unsafe { queue(cq) };
+    // SAFETY: the client's error entry.
+    unsafe { cq.read_error(buf) }
+}
+
+unsafe extern "C" fn sread(
+    cq: *mut sys::fid_cq,
+    buf: *mut c_void,
+    count: usize,
+    cond: *const c_void,
+    timeout: c_int,
+) -> isize {
+    // SAFETY: a live queue of the client.
+    let cq = unsafe { queue(cq) };
+    // SAFETY: the client's buffer for `count` entries.
+    unsafe { cq.read_blocking(buf, count, std::ptr::null_mut(), cond, timeout) }
+}
+
+unsafe extern "C" fn sreadfrom(
+    cq: *mut sys::fid_cq,
+    buf: *mut c_void,
+    count: usize,
+    src_addr: *mut sys::fi_addr_t,
+    cond: *const c_void,
+    timeout: c_int,
+) -> isize {
+    // SAFETY: a live queue of the client.
+    let cq = unsafe { queue(cq) };
+    // SAFETY: the client's buffers for `count` entries and addresses.
+    unsafe { cq.read_blocking(buf, count, src_addr, cond, timeout) }
+}
+
+unsafe extern "C" fn signal(cq: *mut sys::fid_cq) -> c_int {
+    object::guard("fi_cq_signal", || {
+        // SAFETY: a queue of the client.
+        unsafe { object::borrow::<Cq>(cq) }?.signal().map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn strerror(
+    _cq: *mut sys::fid_cq,
+    prov_errno: c_int,
+    _err_data: *const c_void,
+    buf: *mut c_char,
+    len: usize,
+) -> *const c_char {
+    let text = fault::text(prov_errno);
+    if !buf.is_null() && len > 0 {
+        let bytes = text.to_bytes();
+        let fits = bytes.len().min(len - 1);
+        // SAFETY: the client's buffer has `len > fits` bytes.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), buf, fits) };
+        let end = buf.wrapping_add(fits);
+        // SAFETY: as above; this is the last byte that is used.
+        unsafe { end.write(0) };
+    }
+    text.as_ptr()
+}
+
+unsafe extern "C" fn export_xpu(_cq: *mut sys::fid_cq, _flags: u64, _xpu: *mut c_void) -> c_int {
+    Errno::NOSYS.code()
+}
+
+unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
+    object::guard("fi_close(cq)", || {
+        // SAFETY: the client closes its queue.
+        unsafe { object::close::<Cq>(fid) }.map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_void) -> c_int {
+    object::guard("fi_control(cq)", || {
+        // SAFETY: a queue of the client.
+        let cq = unsafe { object::borrow_fid::<Cq>(fid) }?;
+        // SAFETY: the client's argument for this command.
+        unsafe { cq.wait.control(cq.waker(), command, arg) }.map(|()| 0)
+    })
+}

@@ -1,0 +1,83 @@
+//! Our own error numbers: what `prov_errno` of an error entry says beyond the errno, and its text.
+//!
+//! Place in the data flow: `endpoint::route` puts the number into an error entry, `fi_cq_strerror` turns it into words. Zero
+//! means that there is nothing more to say.
+
+use std::ffi::{CStr, c_int};
+
+use weft_engine::api::Fault;
+use weft_engine::nic::LinkError;
+
+/// The number of a fault.
+pub(crate) fn number(fault: Fault) -> c_int {
+    match fault {
+        Fault::Truncated(_) => 1,
+        Fault::Canceled => 2,
+        Fault::NoMessage => 3,
+        Fault::BadKey => 4,
+        Fault::BadRange => 5,
+        Fault::Revoked => 6,
+        Fault::Link(error) => match error {
+            LinkError::Closed => 16,
+            LinkError::Gone => 17,
+            LinkError::Refused => 18,
+            LinkError::Timeout => 19,
+            LinkError::Unreachable => 20,
+            LinkError::Denied => 21,
+            LinkError::Protocol => 22,
+            LinkError::Access => 23,
+            LinkError::Resources => 24,
+        },
+    }
+}
+
+/// The words for a number.
+pub(crate) fn text(number: c_int) -> &'static CStr {
+    match number {
+        0 => c"no further information",
+        1 => c"the message was longer than the receive buffer",
+        2 => c"cancelled by fi_cancel",
+        3 => c"no message matched",
+        4 => c"the target refused the access: no such key, or not with this access",
+        5 => c"the target refused the access: outside the registered region",
+        6 => c"the buffer at the peer went away while data was under way",
+        16 => c"the peer closed its endpoint",
+        17 => c"the peer is gone (hang-up or reset)",
+        18 => c"connection refused: no endpoint listens at that address",
+        19 => c"no answer within the connect time-out (FI_WEFT_CONNECT_TIMEOUT_MS)",
+        20 => c"no route to the peer's address",
+        21 => c"the peer refused our credentials, or failed to prove its own",
+        22 => c"the peer sent something that the protocol does not allow",
+        23 => c"direct access to the peer's memory failed",
+        24 => c"out of descriptors or memory",
+        _ => c"unknown error number",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_fault_has_its_own_number_and_words() {
+        let links = [
+            LinkError::Closed,
+            LinkError::Gone,
+            LinkError::Refused,
+            LinkError::Timeout,
+            LinkError::Unreachable,
+            LinkError::Denied,
+            LinkError::Protocol,
+            LinkError::Access,
+            LinkError::Resources,
+        ];
+        let mut faults =
+            vec![Fault::Truncated(1), Fault::Canceled, Fault::NoMessage, Fault::BadKey, Fault::BadRange, Fault::Revoked];
+        faults.extend(links.map(Fault::Link));
+        let mut texts: Vec<_> = faults.iter().map(|&fault| text(number(fault))).collect();
+        texts.sort_unstable();
+        texts.dedup();
+        assert_eq!(texts.len(), faults.len());
+        assert!(!texts.contains(&text(0)) && !texts.contains(&text(-1)));
+    }
+}

@@ -1,0 +1,382 @@
+//! The entries of one completion queue: what the engine's completions become, and how clients read them.
+//!
+//! Place in the data flow: `endpoint::route` pushes, `fi_cq_read` and `fi_cq_readerr` take. An [`Entry`] begins
+//! like libfabric's `fi_cq_tagged_entry`, of which every smaller format is a prefix, so reading in any format is one copy
+//! of a fixed number of bytes.
+//!
+//! Invariants: entries leave in the order in which they came, failed ones included; each failed entry has
+//! exactly one [`Failure`], in the same order. Nothing is ever dropped: the bound is kept by refusing new operations
+//! ([`crate::cq::Cq::is_full`]).
+
+use std::collections::VecDeque;
+use std::mem::{offset_of, size_of};
+
+use weft_fi_sys as sys;
+
+/// One completion, one cache line.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// The operation's context, as a number.
+    pub(crate) context: usize,
+    /// Completion flags, FI_SEND and so on.
+    pub(crate) flags: u64,
+    /// Received length in bytes.
+    pub(crate) len: usize,
+    /// Where a received message begins.
+    pub(crate) buf: usize,
+    /// Remote completion data.
+    pub(crate) data: u64,
+    /// The tag of a tagged message.
+    pub(crate) tag: u64,
+    /// Source, `FI_ADDR_NOTAVAIL` if unknown.
+    pub(crate) src: u64,
+    /// Whether this is an error entry.
+    pub(crate) failed: bool,
+}
+
+// The layouts agree, field by field, so that a prefix of an `Entry` is an entry of every format.
+const _: () = {
+    assert!(size_of::<Entry>() == 64);
+    assert!(offset_of!(Entry, context) == offset_of!(sys::fi_cq_tagged_entry, op_context));
+    assert!(offset_of!(Entry, flags) == offset_of!(sys::fi_cq_tagged_entry, flags));
+    assert!(offset_of!(Entry, len) == offset_of!(sys::fi_cq_tagged_entry, len));
+    assert!(offset_of!(Entry, buf) == offset_of!(sys::fi_cq_tagged_entry, buf));
+    assert!(offset_of!(Entry, data) == offset_of!(sys::fi_cq_tagged_entry, data));
+    assert!(offset_of!(Entry, tag) == offset_of!(sys::fi_cq_tagged_entry, tag));
+    assert!(offset_of!(Entry, src) == size_of::<sys::fi_cq_tagged_entry>());
+    assert!(offset_of!(sys::fi_cq_data_entry, data) == offset_of!(Entry, data));
+    assert!(offset_of!(sys::fi_cq_msg_entry, len) == offset_of!(Entry, len));
+};
+
+/// What an error entry has besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// Positive fabric errno.
+    pub(crate) err: i32,
+    /// Our own code, for `fi_cq_strerror`.
+    pub(crate) prov_errno: i32,
+    /// Bytes that did not fit.
+    pub(crate) olen: usize,
+}
+
+/// The layout in which a client reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// `fi_cq_entry`; also what FI_CQ_FORMAT_UNSPEC means here.
+    Context,
+    /// `fi_cq_msg_entry`.
+    Msg,
+    /// `fi_cq_data_entry`.
+    Data,
+    /// `fi_cq_tagged_entry`.
+    Tagged,
+}
+
+impl Format {
+    /// From the attribute; `None` for a number that libfabric does not define.
+    pub(crate) fn from_attr(format: sys::fi_cq_format) -> Option<Self> {
+        match format {
+            // Sandia OpenSHMEM leaves the format open and reads `fi_cq_entry`.
+            sys::FI_CQ_FORMAT_UNSPEC | sys::FI_CQ_FORMAT_CONTEXT => Some(Self::Context),
+            sys::FI_CQ_FORMAT_MSG => Some(Self::Msg),
+            sys::FI_CQ_FORMAT_DATA => Some(Self::Data),
+            sys::FI_CQ_FORMAT_TAGGED => Some(Self::Tagged),
+            _ => None,
+        }
+    }
+}
+
+/// Why nothing was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Nothing {
+    /// The queue is empty.
+    Empty,
+    /// An error entry is next (-FI_EAVAIL).
+    Failed,
+}
+
+/// The entries, and at which fill somebody wants to be woken.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    entries: VecDeque<Entry>,
+    failures: VecDeque<Failure>,
+    /// A sleeper is woken once so many entries are there; `usize::MAX` when nobody sleeps.
+    pub(crate) wake_at: usize,
+}
+
+impl Ring {
+    /// Room for `size` entries without further allocation.
+    pub(crate) fn new(size: usize) -> Self {
+        Self { entries: VecDeque::with_capacity(size), failures: VecDeque::new(), wake_at: usize::MAX }
+    }
+
+    /// How many entries wait.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Appends an entry of a successful operation.
+    #[inline]
+    pub(crate) fn push(&mut self, entry: Entry) {
+        debug_assert!(!entry.failed);
+        self.entries.push_back(entry);
+    }
+
+    /// Appends an error entry.
+    pub(crate) fn push_failed(&mut self, entry: Entry, failure: Failure) {
+        self.entries.push_back(Entry { failed: true, ..entry });
+        self.failures.push_back(failure);
+    }
+
+    /// Whether an error entry is next, or nothing is.
+    pub(crate) fn nothing(&self) -> Option<Nothing> {
+        match self.entries.front() {
+            None => Some(Nothing::Empty),
+            Some(entry) if entry.failed => Some(Nothing::Failed),
+            Some(_) => None,
+        }
+    }
+
+    /// Takes up to `count` successful entries, up to the first error entry, and writes them to `out`.
+    ///
+    /// # Safety
+    /// `out` is writable for `count` entries of `format`, and `src` is null or writable for `count` addresses.
+    #[inline]
+    pub(crate) unsafe fn take(
+        &mut self,
+        format: Format,
+        out: *mut u8,
+        count: usize,
+        src: *mut sys::fi_addr_t,
+    ) -> Result<usize, Nothing> {
+        // One arm per format, so that each copy has a constant length.
+        // SAFETY: the caller's promise, with the format's entry size, for every arm.
+        match format {
+            Format::Context => unsafe { self.take_sized::<{ size_of::<sys::fi_cq_entry>() }>(out, count, src) },
+            // SAFETY: as above.
+            Format::Msg => unsafe { self.take_sized::<{ size_of::<sys::fi_cq_msg_entry>() }>(out, count, src) },
+            // SAFETY: as above.
+            Format::Data => unsafe { self.take_sized::<{ size_of::<sys::fi_cq_data_entry>() }>(out, count, src) },
+            // SAFETY: as above.
+            Format::Tagged => unsafe { self.take_sized::<{ size_of::<sys::fi_cq_tagged_entry>() }>(out, count, src) },
+        }
+    }
+
+    /// [`Ring::take`] for entries of `BYTES` bytes.
+    ///
+    /// # Safety
+    /// As `take`.
+    #[inline]
+    unsafe fn take_sized<const BYTES: usize>(
+        &mut self,
+        out: *mut u8,
+        count: usize,
+        src: *mut sys::fi_addr_t,
+    ) -> Result<usize, Nothing> {
+        let mut taken = 0;
+        while taken < count {
+            let Some(entry) = self.entries.front().filter(|entry| !entry.failed) else { break };
+            let to = out.wrapping_add(taken * BYTES);
+            let from = std::ptr::from_ref(entry).cast::<u8>();
+            // SAFETY: `to` is entry `taken < count` of the caller's buffer; `entry` is 64 bytes long, all of which
+            // are initialised up to and including `src`, and BYTES is at most the offset of `src`.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, BYTES) };
+            if !src.is_null() {
+                let addr = src.wrapping_add(taken);
+                // SAFETY: `src` has `count` places.
+                unsafe { addr.write(entry.src) };
+            }
+            self.entries.pop_front();
+            taken += 1;
+        }
+        if taken > 0 || count == 0 {
+            return Ok(taken);
+        }
+        Err(self.nothing().unwrap_or(Nothing::Empty))
+    }
+
+    /// Takes the error entry that is next, if one is.
+    pub(crate) fn take_failed(&mut self) -> Option<(Entry, Failure)> {
+        self.entries.front().filter(|entry| entry.failed)?;
+        let entry = self.entries.pop_front()?;
+        let failure = self.failures.pop_front();
+        debug_assert!(failure.is_some(), "each error entry has its failure");
+        Some((entry, failure?))
+    }
+}
+
+/// Fills the caller's error entry, of which older API versions know only the front (fi_cq(3), "err_data_size").
+///
+/// # Safety
+/// `out` is a writable, initialised error entry as API version `api` declares it.
+pub(crate) unsafe fn write_error(out: *mut sys::fi_cq_err_entry, api: u32, entry: &Entry, failure: &Failure) {
+    // SAFETY: an error entry of every version has at least the fields in front of `err_data_size`; that field
+    // is read only where the version has it.
+    let has_buffer = api >= sys::version(1, 5) && unsafe { (*out).err_data_size } != 0;
+    // SAFETY: every version has `err_data`. A buffer that the caller lent stays in place.
+    let err_data = if has_buffer { unsafe { (*out).err_data } } else { std::ptr::null_mut() };
+    let filled = sys::v2::fi_cq_err_entry_1_20 {
+        base: sys::fi_cq_err_entry {
+            op_context: entry.context as *mut _,
+            flags: entry.flags,
+            len: entry.len,
+            buf: entry.buf as *mut _,
+            data: entry.data,
+            tag: entry.tag,
+            olen: failure.olen,
+            err: failure.err,
+            prov_errno: failure.prov_errno,
+            err_data,
+            err_data_size: 0,
+        },
+        src_addr: entry.src,
+    };
+    let bytes = error_entry_bytes(api);
+    // SAFETY: `bytes` is what the caller's version of the structure has, and at most what ours has.
+    unsafe { std::ptr::copy_nonoverlapping(std::ptr::from_ref(&filled).cast::<u8>(), out.cast::<u8>(), bytes) };
+}
+
+/// Length of an error entry in an API version.
+fn error_entry_bytes(api: u32) -> usize {
+    if api < sys::version(1, 5) {
+        offset_of!(sys::fi_cq_err_entry, err_data_size)
+    } else if api < sys::version(1, 20) {
+        size_of::<sys::fi_cq_err_entry>()
+    } else {
+        size_of::<sys::v2::fi_cq_err_entry_1_20>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::multiple_unsafe_ops_per_block)]
+    use super::*;
+
+    fn entry(n: usize) -> Entry {
+        Entry {
+            context: n,
+            flags: sys::FI_RECV | sys::FI_TAGGED,
+            len: n + 1,
+            buf: n + 2,
+            data: n as u64 + 3,
+            tag: n as u64 + 4,
+            src: n as u64 + 5,
+            failed: false,
+        }
+    }
+
+    fn failure(err: i32) -> Failure {
+        Failure { err, prov_errno: -err, olen: 9 }
+    }
+
+    /// The words that reading two entries of a format leaves in a buffer filled with a mark.
+    fn read_two(format: Format) -> (Vec<u64>, [u64; 2]) {
+        let mut ring = Ring::new(4);
+        ring.push(entry(10));
+        ring.push(entry(20));
+        let mut words = vec![0xeeee; 14];
+        let mut src = [0; 2];
+        // SAFETY: 14 words hold two entries of the largest format.
+        let taken = unsafe { ring.take(format, words.as_mut_ptr().cast(), 2, src.as_mut_ptr()) };
+        assert_eq!(taken, Ok(2));
+        assert_eq!(ring.nothing(), Some(Nothing::Empty));
+        (words, src)
+    }
+
+    #[test]
+    fn every_format_is_written_packed_and_nothing_behind_it() {
+        let flags = sys::FI_RECV | sys::FI_TAGGED;
+        let full = |n: u64| [n, flags, n + 1, n + 2, n + 3, n + 4];
+        for (format, fields) in [(Format::Context, 1), (Format::Msg, 3), (Format::Data, 5), (Format::Tagged, 6)] {
+            let (words, src) = read_two(format);
+            let expected: Vec<u64> = full(10)[..fields].iter().chain(&full(20)[..fields]).copied().collect();
+            assert_eq!(words[..2 * fields], expected);
+            assert!(words[2 * fields..].iter().all(|&word| word == 0xeeee), "{format:?} wrote too much");
+            assert_eq!(src, [15, 25]);
+        }
+    }
+
+    #[test]
+    fn the_unspecified_format_is_the_context_format() {
+        assert_eq!(Format::from_attr(sys::FI_CQ_FORMAT_UNSPEC), Some(Format::Context));
+        assert_eq!(Format::from_attr(99), None);
+    }
+
+    #[test]
+    fn errors_keep_their_place_in_the_order() {
+        let mut ring = Ring::new(4);
+        ring.push(entry(1));
+        ring.push_failed(entry(2), failure(265));
+        ring.push(entry(3));
+        let mut words = [0_u64; 4];
+        let out = words.as_mut_ptr().cast();
+        let none = std::ptr::null_mut();
+        assert!(ring.take_failed().is_none(), "a success is next");
+        // SAFETY: four words hold four context entries.
+        assert_eq!(unsafe { ring.take(Format::Context, out, 4, none) }, Ok(1));
+        // SAFETY: as above.
+        assert_eq!(unsafe { ring.take(Format::Context, out, 4, none) }, Err(Nothing::Failed));
+        let (failed, why) = ring.take_failed().unwrap();
+        assert_eq!((failed.context, why), (2, failure(265)));
+        assert!(ring.take_failed().is_none());
+        // SAFETY: as above.
+        assert_eq!(unsafe { ring.take(Format::Context, out, 4, none) }, Ok(1));
+        assert_eq!(words[0], 3);
+        // SAFETY: as above.
+        assert_eq!(unsafe { ring.take(Format::Context, out, 4, none) }, Err(Nothing::Empty));
+    }
+
+    #[test]
+    fn reading_none_takes_none() {
+        let mut ring = Ring::new(1);
+        ring.push(entry(1));
+        // SAFETY: no entry is written.
+        let taken = unsafe { ring.take(Format::Data, std::ptr::null_mut(), 0, std::ptr::null_mut()) };
+        assert_eq!((taken, ring.len()), (Ok(0), 1));
+    }
+
+    /// Reads an error under an API version into a structure followed by marks; returns it and the bytes written.
+    fn error_under(api: u32, err_data: usize, err_data_size: usize) -> (sys::v2::fi_cq_err_entry_1_20, usize) {
+        let bytes = size_of::<sys::v2::fi_cq_err_entry_1_20>();
+        let mut image = [[0xee_u8; 128], [0x55_u8; 128]];
+        for raw in &mut image {
+            let out = raw.as_mut_ptr().cast::<sys::fi_cq_err_entry>();
+            // SAFETY: the image is larger than the structure; unaligned writes are used.
+            unsafe {
+                std::ptr::addr_of_mut!((*out).err_data).write_unaligned(err_data as *mut _);
+                if api >= sys::version(1, 5) {
+                    std::ptr::addr_of_mut!((*out).err_data_size).write_unaligned(err_data_size);
+                }
+                let mut aligned = out.cast::<sys::v2::fi_cq_err_entry_1_20>().read_unaligned();
+                write_error(std::ptr::addr_of_mut!(aligned).cast(), api, &entry(7), &failure(259));
+                out.cast::<sys::v2::fi_cq_err_entry_1_20>().write_unaligned(aligned);
+            }
+        }
+        let written = (0..bytes).rev().find(|&at| image[0][at] == image[1][at]).map_or(0, |at| at + 1);
+        // SAFETY: as above.
+        (unsafe { image[0].as_ptr().cast::<sys::v2::fi_cq_err_entry_1_20>().read_unaligned() }, written)
+    }
+
+    #[test]
+    fn an_error_entry_is_as_long_as_the_callers_version_of_it() {
+        for (major, minor, bytes) in [(1, 0, 72), (1, 4, 72), (1, 5, 80), (1, 18, 80), (1, 20, 88), (2, 5, 88)] {
+            let (filled, written) = error_under(sys::version(major, minor), 0, 0);
+            assert_eq!(written, bytes, "API {major}.{minor}");
+            assert_eq!(filled.base.op_context as usize, 7);
+            assert_eq!((filled.base.err, filled.base.prov_errno, filled.base.olen), (259, -259, 9));
+            assert_eq!((filled.base.len, filled.base.tag, filled.base.data), (8, 11, 10));
+        }
+    }
+
+    #[test]
+    fn a_lent_error_buffer_stays_in_place() {
+        let (filled, _) = error_under(sys::version(1, 5), 0x1000, 16);
+        assert_eq!((filled.base.err_data as usize, filled.base.err_data_size), (0x1000, 0));
+        let (filled, _) = error_under(sys::version(1, 5), 0x1000, 0);
+        assert_eq!((filled.base.err_data as usize, filled.base.err_data_size), (0, 0));
+        let (filled, _) = error_under(sys::version(1, 1), 0x1000, 0);
+        assert_eq!(filled.base.err_data as usize, 0, "before 1.5 there is no buffer of the caller");
+    }
+}

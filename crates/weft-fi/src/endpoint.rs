@@ -1,0 +1,398 @@
+//! Endpoints (fi_endpoint(3)): the handle that a client holds, and the operations on it.
+//!
+//! Place in the data flow: `fi_endpoint` makes an [`Ep`]; `fi_ep_bind` and `fi_enable` ([`setup`]) give its [`Core`] an engine and routes;
+//! the operation files ([`crate::msg`], [`crate::tagged`], [`crate::rma`], …) translate calls and come back here to
+//! [`Ep::start_send`], [`Ep::post_recv`], [`Ep::start_write`], [`Ep::start_read`], which enter the core.
+//!
+//! An alias (`fi_ep_alias`) is a second handle on the same core with default flags of its own.
+//!
+//! Invariants: the hot fields stand first, next to the `fid`. What changes after creation and is read on the data path
+//! is atomic; the client serializes such changes with its operations anyway (fi_endpoint.h).
+
+pub(crate) mod args;
+mod close;
+pub(crate) mod core;
+pub(crate) mod flags;
+mod options;
+pub(crate) mod route;
+mod setup;
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use weft_engine::api::{ADDR_NONE, Context, OpFlags, RecvOp, RmaIov, RmaOp, SendOp};
+use weft_engine::mem::Iov;
+use weft_fi_sys as sys;
+
+use crate::domain::Domain;
+use crate::endpoint::core::Core;
+use crate::endpoint::flags::{Defaults, Mode};
+use crate::endpoint::route::{Class, User};
+use crate::endpoint::setup::Setup;
+use crate::errno::Errno;
+use crate::noop;
+use crate::object::{self, Head, Hold, Object, Uses};
+use crate::{atomic, cm, collective, msg, rma, tagged};
+
+/// Bounds of one endpoint, from the attributes with which it was opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Pieces of a local vector.
+    pub(crate) iov: usize,
+    /// Pieces of a remote vector.
+    pub(crate) rma_iov: usize,
+    /// Longest inject in bytes.
+    pub(crate) inject_bytes: usize,
+    /// Longest message in bytes.
+    pub(crate) max_msg_bytes: u64,
+    /// Transmit operations under way.
+    pub(crate) tx_depth: usize,
+    /// Posted receives.
+    pub(crate) rx_depth: usize,
+}
+
+/// A client's handle on an endpoint.
+#[repr(C)]
+pub(crate) struct Ep {
+    head: Head<sys::fid_ep>,
+    core: Arc<Core>,
+    tx: Defaults,
+    rx: Defaults,
+    limits: Limits,
+    /// Whether untagged receives honour their source.
+    directed: bool,
+    /// Whether tagged receives do.
+    directed_tagged: bool,
+    /// The client's context of the endpoint, for errors of operations that have none.
+    context: usize,
+    /// The capabilities it was opened with.
+    caps: u64,
+    setup: Mutex<Setup>,
+    uses: Uses,
+    /// What an alias is an alias of.
+    parent: Option<Hold<Ep>>,
+    /// Last, so that everything above is gone when the domain may go.
+    domain: Hold<Domain>,
+}
+
+// SAFETY: `repr(C)`, the first field is a `Head` (an `UnsafeCell`) of the fid, whose class is set in `head_of`.
+unsafe impl Object for Ep {
+    type Fid = sys::fid_ep;
+    const CLASSES: &'static [u32] = &[sys::FI_CLASS_EP];
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+
+    fn closing(&self) -> Result<(), Errno> {
+        if self.parent.is_none() {
+            self.shut();
+        }
+        Ok(())
+    }
+}
+
+/// A send, as the message files hand it over.
+pub(crate) struct Send<'a> {
+    pub(crate) iov: &'a [Iov],
+    pub(crate) dest: sys::fi_addr_t,
+    pub(crate) tag: u64,
+    pub(crate) data: u64,
+    pub(crate) context: *mut c_void,
+    pub(crate) mode: Mode,
+    /// Whether a success makes a queue entry.
+    pub(crate) entry: bool,
+}
+
+/// A receive.
+pub(crate) struct Recv<'a> {
+    pub(crate) iov: &'a [Iov],
+    pub(crate) src: sys::fi_addr_t,
+    pub(crate) tag: u64,
+    pub(crate) ignore: u64,
+    pub(crate) context: *mut c_void,
+    pub(crate) mode: Mode,
+    /// Whether a success makes a queue entry.
+    pub(crate) entry: bool,
+}
+
+/// An RMA read or write.
+pub(crate) struct Rma<'a> {
+    pub(crate) iov: &'a [Iov],
+    pub(crate) dest: sys::fi_addr_t,
+    pub(crate) remote: &'a [RmaIov],
+    pub(crate) data: u64,
+    pub(crate) context: *mut c_void,
+    pub(crate) mode: Mode,
+    /// Whether a success makes a queue entry.
+    pub(crate) entry: bool,
+}
+
+/// The endpoint behind the client's pointer, on the data path: no check, as in every provider.
+///
+/// # Safety
+/// `fid` came from this file and is not closed.
+#[inline]
+pub(crate) unsafe fn ep<'a>(fid: *mut sys::fid_ep) -> &'a Ep {
+    // SAFETY: only objects of this type carry the operations that call this.
+    unsafe { &*fid.cast::<Ep>() }
+}
+
+impl Ep {
+    /// The default behaviour of transmit operations.
+    #[inline]
+    pub(crate) fn tx_mode(&self) -> Mode {
+        self.tx.mode()
+    }
+
+    /// The default behaviour of receives.
+    #[inline]
+    pub(crate) fn rx_mode(&self) -> Mode {
+        self.rx.mode()
+    }
+
+    /// Whether a transmit operation of this mode makes a queue entry when it succeeds.
+    #[inline]
+    pub(crate) fn tx_entry(&self, mode: Mode) -> bool {
+        mode.completion || !self.core.bound.tx_selective()
+    }
+
+    /// Whether a receive of this mode makes a queue entry when it succeeds.
+    #[inline]
+    pub(crate) fn rx_entry(&self, mode: Mode) -> bool {
+        mode.completion || !self.core.bound.rx_selective()
+    }
+
+    /// Bounds.
+    #[inline]
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The context of operations that have none.
+    #[inline]
+    pub(crate) fn context(&self) -> *mut c_void {
+        self.context as *mut c_void
+    }
+
+    /// Starts a send.
+    #[inline]
+    pub(crate) fn start_send(&self, send: &Send<'_>) -> isize {
+        let mut flags = send.mode.ops;
+        if !send.entry && !self.core.bound.counts(Class::Send) {
+            flags |= OpFlags::QUIET;
+            if flags.contains(OpFlags::INJECT) {
+                // Nobody learns when it is done, and its buffer is free already: no completion level can be observed.
+                flags -= OpFlags::DELIVERY | OpFlags::TRANSMIT;
+            }
+        }
+        let family = if flags.contains(OpFlags::TAGGED) { sys::FI_TAGGED } else { sys::FI_MSG };
+        let op = SendOp {
+            dest: send.dest,
+            iov: send.iov,
+            tag: send.tag,
+            data: send.data,
+            ctx: Context { ptr: send.context.addr(), user: User::new(sys::FI_SEND | family, send.entry).word() },
+            flags,
+        };
+        self.core.submit_tx(|engine| engine.send(&op))
+    }
+
+    /// Posts a receive, or peeks, claims, discards.
+    #[inline]
+    pub(crate) fn post_recv(&self, recv: &Recv<'_>) -> isize {
+        let mut flags = recv.mode.ops;
+        let tagged = flags.contains(OpFlags::TAGGED);
+        let directed = if tagged { self.directed_tagged } else { self.directed };
+        let family = if tagged { sys::FI_TAGGED } else { sys::FI_MSG };
+        let mut user = User::new(sys::FI_RECV | family, recv.entry);
+        if flags.contains(OpFlags::PEEK) {
+            // What a peek found is only ever reported by an entry, and it has received nothing.
+            user = User::new(sys::FI_RECV | family, true).uncounted();
+        } else if !recv.entry && !self.core.bound.counts(Class::Recv) && !flags.contains(OpFlags::MULTI) {
+            flags |= OpFlags::QUIET;
+        }
+        let op = RecvOp {
+            src: if directed { recv.src } else { ADDR_NONE },
+            iov: recv.iov,
+            tag: recv.tag,
+            ignore: recv.ignore,
+            ctx: Context { ptr: recv.context.addr(), user: user.word() },
+            flags,
+        };
+        self.core.submit_rx(|engine| engine.recv(&op))
+    }
+
+    /// Starts an RMA write.
+    #[inline]
+    pub(crate) fn start_write(&self, rma: &Rma<'_>) -> isize {
+        let op = self.rma_op(rma, rma.mode.ops, Class::Write, sys::FI_RMA | sys::FI_WRITE);
+        self.core.submit_tx(|engine| engine.write(&op))
+    }
+
+    /// Starts an RMA read.
+    #[inline]
+    pub(crate) fn start_read(&self, rma: &Rma<'_>) -> isize {
+        // A read completes with its data, whatever level is asked for, and carries none of its own.
+        let op = self.rma_op(rma, rma.mode.ops & OpFlags::FENCE, Class::Read, sys::FI_RMA | sys::FI_READ);
+        self.core.submit_tx(|engine| engine.read(&op))
+    }
+
+    #[inline]
+    fn rma_op<'a>(&self, rma: &Rma<'a>, mut flags: OpFlags, class: Class, completion: u64) -> RmaOp<'a> {
+        if !rma.entry && !self.core.bound.counts(class) {
+            flags |= OpFlags::QUIET;
+        }
+        let user = User::new(completion, rma.entry).word();
+        RmaOp {
+            dest: rma.dest,
+            iov: rma.iov,
+            remote: rma.remote,
+            data: rma.data,
+            ctx: Context { ptr: rma.context.addr(), user },
+            flags,
+        }
+    }
+}
+
+/// The C structure of a handle: what its capabilities do not include answers -FI_ENOSYS.
+fn head_of(caps: u64, context: *mut c_void) -> sys::fid_ep {
+    static NO_MSG: sys::fi_ops_msg = noop::MSG;
+    static NO_TAGGED: sys::fi_ops_tagged = noop::TAGGED;
+    static NO_RMA: sys::fi_ops_rma = noop::RMA;
+    sys::fid_ep {
+        fid: object::new_fid(sys::FI_CLASS_EP, context, &FID_OPS),
+        ops: object::table(&EP_OPS.base),
+        cm: object::table(&cm::OPS),
+        msg: object::table(if caps & sys::FI_MSG != 0 { &msg::OPS } else { &NO_MSG }),
+        rma: object::table(if caps & sys::FI_RMA != 0 { &rma::OPS } else { &NO_RMA }),
+        tagged: object::table(if caps & sys::FI_TAGGED != 0 { &tagged::OPS } else { &NO_TAGGED }),
+        atomic: object::table(&atomic::OPS),
+        collective: object::table(&collective::OPS),
+    }
+}
+
+/// Opens an endpoint: `fi_endpoint`.
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut sys::fid_domain,
+    info: *mut sys::fi_info,
+    out: *mut *mut sys::fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    object::guard("fi_endpoint", || {
+        // SAFETY: the client's domain.
+        let domain = unsafe { Hold::<Domain>::of(domain) }?;
+        // SAFETY: null, or the client's fi_info.
+        let info = unsafe { info.as_ref() }.ok_or(Errno::INVAL)?;
+        // SAFETY: the attributes that a live fi_info points to.
+        let endpoint = unsafe { setup::open(domain, info, context) }?;
+        // SAFETY: the client's place for the new pointer.
+        unsafe { object::give(endpoint, out) }
+    })
+}
+
+static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ..noop::FID };
+
+/// The operations, with the slot that later versions of libfabric call without looking whether it is there.
+#[repr(C)]
+struct EpOps {
+    base: sys::fi_ops_ep,
+    export_xpu: unsafe extern "C" fn(*mut sys::fid_ep, u64, *mut c_void) -> c_int,
+}
+
+static EP_OPS: EpOps = EpOps {
+    base: sys::fi_ops_ep {
+        size: size_of::<EpOps>(),
+        cancel: Some(cancel),
+        getopt: Some(getopt),
+        setopt: Some(setopt),
+        rx_size_left: Some(rx_size_left),
+        tx_size_left: Some(tx_size_left),
+        ..noop::EP
+    },
+    export_xpu,
+};
+
+unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
+    object::guard("fi_close(ep)", || {
+        // SAFETY: the client closes its endpoint.
+        unsafe { object::close::<Ep>(fid) }.map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn bind(fid: *mut sys::fid, what: *mut sys::fid, flags: u64) -> c_int {
+    object::guard("fi_ep_bind", || {
+        // SAFETY: an endpoint of the client.
+        let ep = unsafe { object::borrow_fid::<Ep>(fid) }?;
+        // SAFETY: another object of the client.
+        unsafe { ep.bind(what, flags) }.map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_void) -> c_int {
+    object::guard("fi_control(ep)", || {
+        // SAFETY: an endpoint of the client, of which an alias may hold a reference.
+        let ep = unsafe { object::share_fid::<Ep>(fid) }?;
+        // SAFETY: the client's argument for this command.
+        unsafe { ep.control(command.cast_unsigned(), arg) }.map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn cancel(fid: *mut sys::fid, context: *mut c_void) -> isize {
+    // SAFETY: the client's endpoint.
+    unsafe { ep(fid.cast()) }.core.cancel(context.addr())
+}
+
+unsafe extern "C" fn getopt(
+    fid: *mut sys::fid,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    object::guard("fi_getopt", || {
+        // SAFETY: an endpoint of the client.
+        let ep = unsafe { object::borrow_fid::<Ep>(fid) }?;
+        // SAFETY: the client's buffer and its length.
+        unsafe { ep.get_option(level, name, value, len) }.map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn setopt(
+    fid: *mut sys::fid,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: usize,
+) -> c_int {
+    object::guard("fi_setopt", || {
+        // SAFETY: an endpoint of the client.
+        let ep = unsafe { object::borrow_fid::<Ep>(fid) }?;
+        // SAFETY: the client's value of that length.
+        unsafe { ep.set_option(level, name, value, len) }.map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn rx_size_left(fid: *mut sys::fid_ep) -> isize {
+    object::guard_size("fi_rx_size_left", || {
+        // SAFETY: an endpoint of the client.
+        let ep = unsafe { object::borrow::<Ep>(fid) }?;
+        let state = ep.core.state();
+        let engine = state.engine.as_ref().ok_or(Errno::OPBADSTATE)?;
+        Ok(ep.limits.rx_depth.saturating_sub(engine.posted_receives()).cast_signed())
+    })
+}
+
+unsafe extern "C" fn tx_size_left(fid: *mut sys::fid_ep) -> isize {
+    object::guard_size("fi_tx_size_left", || {
+        // SAFETY: an endpoint of the client.
+        let ep = unsafe { object::borrow::<Ep>(fid) }?;
+        let state = ep.core.state();
+        Ok(state.engine.as_ref().ok_or(Errno::OPBADSTATE)?.tx_free().cast_signed())
+    })
+}
+
+unsafe extern "C" fn export_xpu(_ep: *mut sys::fid_ep, _flags: u64, _xpu: *mut c_void) -> c_int {
+    Errno::NOSYS.code()
+}

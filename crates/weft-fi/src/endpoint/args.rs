@@ -1,0 +1,109 @@
+//! Buffers and vectors of a call, checked and translated to the engine's.
+//!
+//! Place in the data flow: the first thing every data-path function does with what the client gave. The result borrows
+//! the client's memory by the rule of fi_msg(3): the buffers are ours until the operation completes.
+//!
+//! Errors: -FI_EINVAL for more pieces than the limit, or a null pointer with a length. Lengths are checked by the engine.
+
+use std::ffi::c_void;
+
+use smallvec::SmallVec;
+use weft_engine::api::RmaIov;
+use weft_engine::mem::Iov;
+use weft_fi_sys as sys;
+
+use crate::errno::Errno;
+
+/// Pieces of one call; up to four without an allocation.
+pub(crate) type Pieces = SmallVec<[Iov; 4]>;
+/// Remote pieces of one call.
+pub(crate) type RemotePieces = SmallVec<[RmaIov; 4]>;
+
+/// One buffer.
+///
+/// # Safety
+/// Until the operation completes, `buf` is valid for `len` bytes, as [`Iov::new`] demands.
+#[inline]
+pub(crate) unsafe fn piece(buf: *const c_void, len: usize) -> Result<Iov, Errno> {
+    if buf.is_null() && len > 0 {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's promise. Sources are only read, whatever the pointer's type says.
+    Ok(unsafe { Iov::new(buf.cast_mut().cast(), len) })
+}
+
+/// A vector of buffers.
+///
+/// # Safety
+/// `iov` has `count` entries, each of which is valid as for [`piece`].
+#[inline]
+pub(crate) unsafe fn iovs(iov: *const libc::iovec, count: usize, limit: usize) -> Result<Pieces, Errno> {
+    if count == 0 {
+        return Ok(Pieces::new());
+    }
+    if count > limit || iov.is_null() {
+        return Err(Errno::INVAL);
+    }
+    let mut pieces = Pieces::new();
+    // SAFETY: the caller's promise.
+    for entry in unsafe { std::slice::from_raw_parts(iov, count) } {
+        // SAFETY: the caller's promise.
+        pieces.push(unsafe { piece(entry.iov_base, entry.iov_len) }?);
+    }
+    Ok(pieces)
+}
+
+/// A vector of remote pieces.
+///
+/// # Safety
+/// `iov` has `count` entries.
+#[inline]
+pub(crate) unsafe fn remote_iovs(iov: *const sys::fi_rma_iov, count: usize, limit: usize) -> Result<RemotePieces, Errno> {
+    if count == 0 {
+        return Ok(RemotePieces::new());
+    }
+    if count > limit || iov.is_null() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's promise.
+    let entries = unsafe { std::slice::from_raw_parts(iov, count) };
+    Ok(entries.iter().map(|entry| RmaIov { addr: entry.addr, len: entry.len as u64, key: entry.key }).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn vector(lens: &[usize]) -> Vec<libc::iovec> {
+        lens.iter().map(|&iov_len| libc::iovec { iov_base: std::ptr::dangling_mut::<u8>().cast(), iov_len }).collect()
+    }
+
+    #[test]
+    fn nothing_may_be_anywhere() {
+        // SAFETY: no bytes.
+        assert_eq!(unsafe { piece(std::ptr::null(), 0) }.unwrap().len(), 0);
+        // SAFETY: refused before use.
+        assert_eq!(unsafe { piece(std::ptr::null(), 1) }, Err(Errno::INVAL));
+        // SAFETY: no entries.
+        assert!(unsafe { iovs(std::ptr::null(), 0, 4) }.unwrap().is_empty());
+        // SAFETY: refused before use.
+        assert_eq!(unsafe { iovs(std::ptr::null(), 1, 4) }, Err(Errno::INVAL));
+        // SAFETY: refused before use.
+        assert_eq!(unsafe { remote_iovs(std::ptr::null(), 1, 4) }.err(), Some(Errno::INVAL));
+    }
+
+    #[test]
+    fn vectors_are_kept_in_order_and_limited() {
+        let iov = vector(&[1, 0, 3, 4, 5]);
+        // SAFETY: five entries, never looked into.
+        let pieces = unsafe { iovs(iov.as_ptr(), 5, 5) }.unwrap();
+        assert_eq!(pieces.iter().map(Iov::len).collect::<Vec<_>>(), [1, 0, 3, 4, 5]);
+        // SAFETY: refused before use.
+        assert_eq!(unsafe { iovs(iov.as_ptr(), 5, 4) }, Err(Errno::INVAL));
+        let remote = [sys::fi_rma_iov { addr: 1, len: 2, key: 3 }];
+        // SAFETY: one entry.
+        let remote = unsafe { remote_iovs(remote.as_ptr(), 1, 1) }.unwrap();
+        assert_eq!(remote.as_slice(), [RmaIov { addr: 1, len: 2, key: 3 }]);
+    }
+}

@@ -1,0 +1,293 @@
+//! The part of an endpoint that outlives its handle: the engine, its lock, and what is bound to it.
+//!
+//! Place in the data flow: operations enter through [`Core::submit_tx`] and [`Core::submit_rx`], queues and counters that are
+//! read drive [`Core::progress`], memory regions and address vectors reach every endpoint of their domain
+//! through the control calls at the end. Queues, counters and the progress thread hold a `Core` by `Arc`; the client holds
+//! handles ([`crate::endpoint::Ep`]), of which aliases share one core.
+//!
+//! Invariants: one engine, one lock. Whoever called into the engine delivers its completions before leaving, except
+//! intruders: they leave them to the next data-path caller, so that a queue's ring is only entered by those
+//! whom the threading level covers.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use weft_engine::api::{Addr, Book, Error, Region};
+use weft_engine::Engine;
+use weft_engine::name::EpName;
+use weft_nic::Devices;
+
+use crate::endpoint::route::{Bound, RegionCounters, Routes};
+use crate::errno::Errno;
+use crate::lock::{Callers, Guard, Guarded};
+use crate::wait::Waker;
+
+/// The engine over the real devices.
+pub(crate) type Eng = Engine<Devices>;
+
+/// Rounds after which a caller that wants the endpoint idle gives up for this time.
+const SETTLE_ROUNDS: u32 = 64;
+
+/// An endpoint as queues, counters and regions see it.
+pub(crate) struct Core {
+    state: Guarded<State>,
+    /// What the data path looks at first.
+    pub(crate) bound: Bound,
+    /// Rounds of progress that application threads have made, for the progress thread to watch. Only kept with
+    /// automatic progress.
+    polls: AtomicU64,
+    /// Application threads that sleep on this endpoint and will progress it when they wake.
+    sleepers: AtomicU32,
+    /// Whether a progress thread exists.
+    auto: bool,
+}
+
+/// What the lock guards.
+pub(crate) struct State {
+    /// `None` before enable and after close.
+    pub(crate) engine: Option<Eng>,
+    /// What is bound.
+    pub(crate) routes: Routes,
+    /// How many sleepers have asked for the devices to be parked.
+    parked: u32,
+}
+
+impl Core {
+    /// A core without an engine.
+    ///
+    /// # Safety
+    /// With [`Callers::One`], every call below that is not named a control call comes from threads that the client
+    /// serializes, as [`Guarded::new`] demands.
+    pub(crate) unsafe fn new(callers: Callers, auto: bool, context: usize) -> Self {
+        let routes = Routes { context, ..Routes::default() };
+        let state = State { engine: None, routes, parked: 0 };
+        Self {
+            // SAFETY: the caller's promise.
+            state: unsafe { Guarded::new(callers, state) },
+            bound: Bound::default(),
+            polls: AtomicU64::new(0),
+            sleepers: AtomicU32::new(0),
+            auto,
+        }
+    }
+
+    /// Starts a transmit operation; returns what the C function returns.
+    #[inline]
+    pub(crate) fn submit_tx(&self, start: impl Fn(&mut Eng) -> Result<(), Error>) -> isize {
+        let mut state = self.state.lock();
+        let State { engine: Some(engine), routes, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
+        if routes.tx_full() {
+            return Errno::AGAIN.size();
+        }
+        submit(engine, routes, start)
+    }
+
+    /// Posts a receive; returns what the C function returns.
+    #[inline]
+    pub(crate) fn submit_rx(&self, start: impl Fn(&mut Eng) -> Result<(), Error>) -> isize {
+        let mut state = self.state.lock();
+        let State { engine: Some(engine), routes, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
+        if routes.rx_full() {
+            return Errno::AGAIN.size();
+        }
+        submit(engine, routes, start)
+    }
+
+    /// Cancels a receive.
+    pub(crate) fn cancel(&self, context: usize) -> isize {
+        let mut state = self.state.lock();
+        let State { engine: Some(engine), routes, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
+        let found = engine.cancel(context);
+        routes.deliver(engine.completions());
+        if found { 0 } else { Errno::NOENT.size() }
+    }
+
+    /// One round of progress by an application thread. Returns 0 when nothing happened.
+    #[inline]
+    pub(crate) fn progress(&self) -> usize {
+        let mut state = self.state.lock();
+        if self.auto {
+            // Written under the lock only.
+            self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        }
+        state.round()
+    }
+
+    /// Prepares for sleep by an application thread: nothing left to do, and the devices will wake whoever
+    /// watches them. False: there was something to do, look again. Balanced by [`Core::unpark`].
+    pub(crate) fn park(&self, waker: Option<&Waker>) -> bool {
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        let parked = self.state.lock().park(waker);
+        if !parked {
+            self.sleepers.fetch_sub(1, Ordering::Relaxed);
+        }
+        parked
+    }
+
+    /// Ends what a successful [`Core::park`] began.
+    pub(crate) fn unpark(&self) {
+        self.state.lock().unpark();
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Takes this endpoint's devices out of a waker. A control call.
+    pub(crate) fn unwatch(&self, waker: &Waker) {
+        if let Some(fd) = self.state.intrude().wait_fd() {
+            waker.unwatch(fd);
+        }
+    }
+
+    /// Application activity since `seen`, for the progress thread: rounds so far, and whether somebody sleeps on it.
+    pub(crate) fn activity(&self) -> (u64, bool) {
+        (self.polls.load(Ordering::Relaxed), self.sleepers.load(Ordering::Relaxed) > 0)
+    }
+
+    /// The state for the progress thread, unless an application thread is inside.
+    pub(crate) fn try_state(&self) -> Option<Guard<'_, State>> {
+        self.state.try_lock_shared()
+    }
+
+    /// The state for a call that the client serializes with data-path calls: bind, enable, options.
+    pub(crate) fn state(&self) -> Guard<'_, State> {
+        self.state.lock()
+    }
+
+    /// The state for a control call, which may come from any thread at any time.
+    pub(crate) fn control(&self) -> Guard<'_, State> {
+        self.state.intrude()
+    }
+
+    /// The endpoint's name, once enabled. A control call.
+    pub(crate) fn name(&self) -> Option<EpName> {
+        self.state.intrude().engine.as_ref().map(Engine::name)
+    }
+
+    /// The address vector has gained an address. A control call.
+    pub(crate) fn address_added(&self, addr: Addr, name: &EpName) {
+        if let Some(engine) = &mut self.state.intrude().engine {
+            engine.address_added(addr, name);
+        }
+    }
+
+    /// The address vector has lost an address. A control call.
+    pub(crate) fn address_removed(&self, addr: Addr) {
+        if let Some(engine) = &mut self.state.intrude().engine {
+            engine.address_removed(addr);
+        }
+    }
+
+    /// The domain has a new region, whose `user` word must be its key. A control call.
+    pub(crate) fn add_region(&self, region: Region) -> Result<(), Error> {
+        debug_assert_eq!(region.user, region.key);
+        match &mut self.state.intrude().engine {
+            Some(engine) => engine.add_region(region),
+            None => Ok(()),
+        }
+    }
+
+    /// The region's counters have changed. A control call.
+    pub(crate) fn set_region_counters(&self, key: u64, counters: RegionCounters) {
+        self.state.intrude().routes.regions.insert(key, counters);
+    }
+
+    /// The domain has lost a region: on return nothing touches its memory any more. A control call.
+    pub(crate) fn remove_region(&self, key: u64) {
+        let mut state = self.state.intrude();
+        state.routes.regions.remove(&key);
+        if let Some(engine) = &mut state.engine {
+            engine.remove_region(key);
+        }
+    }
+}
+
+impl State {
+    /// One round of progress, with delivery.
+    #[inline]
+    pub(crate) fn round(&mut self) -> usize {
+        let Self { engine: Some(engine), routes, .. } = self else { return 0 };
+        if routes.flooded() {
+            return 0;
+        }
+        let done = engine.progress();
+        routes.deliver(engine.completions());
+        done
+    }
+
+    /// Progresses until nothing happens, within a bound; whether that was reached without anything happening at all.
+    pub(crate) fn settle(&mut self) -> bool {
+        let mut rounds = 0;
+        while rounds < SETTLE_ROUNDS && self.round() > 0 {
+            rounds += 1;
+        }
+        rounds == 0
+    }
+
+    /// See [`Core::park`].
+    pub(crate) fn park(&mut self, waker: Option<&Waker>) -> bool {
+        if !self.settle() {
+            return false;
+        }
+        let Some(engine) = &mut self.engine else {
+            self.parked += 1;
+            return true;
+        };
+        if let Some(waker) = waker {
+            // A refused watch costs no more than waking at the end of the sleep's slice.
+            let _ = waker.watch(engine.nic().wait_fd());
+        }
+        if self.parked == 0 && !engine.nic_mut().park() {
+            return false;
+        }
+        self.parked += 1;
+        true
+    }
+
+    /// Ends what a successful [`State::park`] began.
+    pub(crate) fn unpark(&mut self) {
+        debug_assert!(self.parked > 0);
+        self.parked = self.parked.saturating_sub(1);
+        if let Some(engine) = self.engine.as_mut().filter(|_| self.parked == 0) {
+            engine.nic_mut().unpark();
+        }
+    }
+
+    /// What to poll while parked.
+    pub(crate) fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.engine.as_ref().map(|engine| engine.nic().wait_fd())
+    }
+
+    /// Installs the engine that enable has made.
+    pub(crate) fn install(&mut self, mut engine: Eng, book: Book) {
+        engine.bind_book(book);
+        if self.parked > 0 {
+            // Somebody sleeps already, without having seen these devices: they end their slice and look.
+            engine.nic_mut().park();
+        }
+        self.engine = Some(engine);
+    }
+}
+
+/// Starts an operation; a full queue is given one round of progress to drain.
+#[inline]
+fn submit(engine: &mut Eng, routes: &Routes, start: impl Fn(&mut Eng) -> Result<(), Error>) -> isize {
+    let mut result = start(engine);
+    if result == Err(Error::Again) {
+        result = retry(engine, routes, start);
+    }
+    routes.deliver(engine.completions());
+    match result {
+        Ok(()) => 0,
+        Err(error) => Errno::from(error).size(),
+    }
+}
+
+#[cold]
+fn retry(engine: &mut Eng, routes: &Routes, start: impl Fn(&mut Eng) -> Result<(), Error>) -> Result<(), Error> {
+    engine.progress();
+    routes.deliver(engine.completions());
+    start(engine)
+}
+
+/// Shared ownership of a core.
+pub(crate) type CoreRef = Arc<Core>;

@@ -1,0 +1,190 @@
+//! What operation flags mean: from libfabric's 64 bits to the engine's, once per call.
+//!
+//! Place in the data flow: calls without a flags argument use the endpoint's defaults ([`Defaults`], `op_flags` of the transmit or
+//! receive attributes), translated when they are set; the `…msg` calls translate theirs here and use nothing of the
+//! defaults (fi_endpoint(3), "Operation Flags"). Which successes make a queue entry depends on how the queue was bound:
+//! all, or with FI_SELECTIVE_COMPLETION those whose flags include FI_COMPLETION; injects never do.
+//!
+//! Errors: -FI_EOPNOTSUPP for flags that libfabric defines and weft does not support, -FI_EINVAL for the rest.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use weft_engine::api::OpFlags;
+use weft_fi_sys as sys;
+
+use crate::errno::Errno;
+
+/// How one operation behaves, and whether its success makes an entry where the binding is selective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mode {
+    /// For the engine.
+    pub(crate) ops: OpFlags,
+    /// FI_COMPLETION.
+    pub(crate) completion: bool,
+}
+
+/// Flags that say nothing here: hints, and what every operation of the family has anyway.
+const IGNORED: u64 = sys::FI_MORE
+    | sys::FI_INJECT_COMPLETE
+    | sys::FI_PRIORITY
+    | sys::FI_MSG
+    | sys::FI_TAGGED
+    | sys::FI_RMA
+    | sys::FI_SEND
+    | sys::FI_RECV
+    | sys::FI_READ
+    | sys::FI_WRITE;
+
+/// Flags that libfabric defines for operations and weft does not support.
+const UNSUPPORTED: u64 = sys::FI_COMMIT_COMPLETE
+    | sys::FI_MATCH_COMPLETE
+    | sys::FI_TRIGGER
+    | sys::FI_MULTICAST
+    | sys::FI_PEER_TRANSFER
+    | sys::v2::FI_AUTH_KEY;
+
+/// What transmit operations translate.
+const TX: &[(u64, OpFlags)] = &[
+    (sys::FI_INJECT, OpFlags::INJECT),
+    (sys::FI_DELIVERY_COMPLETE, OpFlags::DELIVERY),
+    (sys::FI_TRANSMIT_COMPLETE, OpFlags::TRANSMIT),
+    (sys::FI_REMOTE_CQ_DATA, OpFlags::DATA),
+    (sys::FI_FENCE, OpFlags::FENCE),
+];
+
+/// What receives translate. Their completion levels change nothing on host memory.
+const RX: &[(u64, OpFlags)] = &[
+    (sys::FI_MULTI_RECV, OpFlags::MULTI),
+    (sys::FI_PEEK, OpFlags::PEEK),
+    (sys::FI_CLAIM, OpFlags::CLAIM),
+    (sys::FI_DISCARD, OpFlags::DISCARD),
+    (sys::FI_TRANSMIT_COMPLETE, OpFlags::empty()),
+    (sys::FI_DELIVERY_COMPLETE, OpFlags::empty()),
+    (sys::FI_REMOTE_CQ_DATA, OpFlags::empty()),
+];
+
+fn translate(flags: u64, table: &[(u64, OpFlags)]) -> Result<Mode, Errno> {
+    let mut rest = flags & !(IGNORED | sys::FI_COMPLETION);
+    let mut ops = OpFlags::empty();
+    for &(bit, op) in table {
+        if rest & bit != 0 {
+            ops |= op;
+            rest &= !bit;
+        }
+    }
+    if rest != 0 {
+        return Err(if rest & UNSUPPORTED != 0 { Errno::OPNOTSUPP } else { Errno::INVAL });
+    }
+    Ok(Mode { ops, completion: flags & sys::FI_COMPLETION != 0 })
+}
+
+/// Flags of a transmit call.
+#[inline]
+pub(crate) fn transmit(flags: u64) -> Result<Mode, Errno> {
+    translate(flags, TX)
+}
+
+/// Flags of a receive call.
+#[inline]
+pub(crate) fn receive(flags: u64) -> Result<Mode, Errno> {
+    let mode = translate(flags, RX)?;
+    let peek = mode.ops.contains(OpFlags::PEEK);
+    let claim = mode.ops.contains(OpFlags::CLAIM);
+    let discard = mode.ops.contains(OpFlags::DISCARD);
+    // A discard needs something to discard, and a peek that discards cannot reserve as well.
+    if (discard && !peek && !claim) || (peek && claim && discard) || (mode.ops.contains(OpFlags::MULTI) && (peek || claim)) {
+        return Err(Errno::INVAL);
+    }
+    Ok(mode)
+}
+
+/// The default flags of one direction: libfabric's word, and its translation. Clients serialize changes with all calls.
+#[derive(Debug)]
+pub(crate) struct Defaults {
+    word: AtomicU64,
+    /// `OpFlags` in the low half, FI_COMPLETION in bit 32.
+    mode: AtomicU64,
+}
+
+const COMPLETION_BIT: u64 = 1 << 32;
+
+impl Defaults {
+    /// From the attribute `op_flags` of the transmit side.
+    pub(crate) fn transmit(word: u64) -> Result<Self, Errno> {
+        Ok(Self::with(word, transmit(word)?))
+    }
+
+    /// From the attribute `op_flags` of the receive side.
+    pub(crate) fn receive(word: u64) -> Result<Self, Errno> {
+        Ok(Self::with(word, receive(word)?))
+    }
+
+    fn with(word: u64, mode: Mode) -> Self {
+        Self { word: AtomicU64::new(word), mode: AtomicU64::new(Self::pack(mode)) }
+    }
+
+    fn pack(mode: Mode) -> u64 {
+        u64::from(mode.ops.bits()) | if mode.completion { COMPLETION_BIT } else { 0 }
+    }
+
+    /// Replaces them.
+    pub(crate) fn set(&self, other: &Self) {
+        self.word.store(other.word(), Ordering::Relaxed);
+        self.mode.store(other.mode.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// As the client set them.
+    pub(crate) fn word(&self) -> u64 {
+        self.word.load(Ordering::Relaxed)
+    }
+
+    /// For an operation.
+    #[inline]
+    pub(crate) fn mode(&self) -> Mode {
+        let packed = self.mode.load(Ordering::Relaxed);
+        // The low half is what `pack` put there.
+        #[allow(clippy::cast_possible_truncation)]
+        let ops = OpFlags::from_bits_retain(packed as u32);
+        Mode { ops, completion: packed & COMPLETION_BIT != 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn completion_levels_are_told_apart() {
+        let of = |flags| transmit(flags).unwrap().ops;
+        assert_eq!(of(sys::FI_INJECT_COMPLETE), OpFlags::empty());
+        assert_eq!(of(sys::FI_TRANSMIT_COMPLETE), OpFlags::TRANSMIT);
+        assert_eq!(of(sys::FI_DELIVERY_COMPLETE | sys::FI_MORE), OpFlags::DELIVERY);
+        assert_eq!(of(sys::FI_INJECT | sys::FI_FENCE | sys::FI_REMOTE_CQ_DATA), OpFlags::INJECT | OpFlags::FENCE | OpFlags::DATA);
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_refused() {
+        for flag in [sys::FI_COMMIT_COMPLETE, sys::FI_MATCH_COMPLETE, sys::FI_TRIGGER, sys::FI_MULTICAST] {
+            assert_eq!(transmit(flag), Err(Errno::OPNOTSUPP), "{flag:#x}");
+            assert_eq!(receive(flag), Err(Errno::OPNOTSUPP), "{flag:#x}");
+        }
+        assert_eq!(transmit(1 << 40), Err(Errno::INVAL));
+        assert_eq!(transmit(sys::FI_PEEK), Err(Errno::INVAL));
+        assert_eq!(receive(sys::FI_INJECT), Err(Errno::INVAL));
+        assert_eq!(receive(sys::FI_DISCARD), Err(Errno::INVAL));
+        assert_eq!(receive(sys::FI_PEEK | sys::FI_CLAIM | sys::FI_DISCARD), Err(Errno::INVAL));
+    }
+
+    #[test]
+    fn defaults_are_kept_in_both_forms() {
+        let word = sys::FI_COMPLETION | sys::FI_DELIVERY_COMPLETE;
+        let defaults = Defaults::transmit(word).unwrap();
+        assert_eq!(defaults.word(), word);
+        assert_eq!(defaults.mode(), Mode { ops: OpFlags::DELIVERY, completion: true });
+        defaults.set(&Defaults::transmit(sys::FI_INJECT).unwrap());
+        assert_eq!(defaults.mode(), Mode { ops: OpFlags::INJECT, completion: false });
+        assert_eq!(defaults.word(), sys::FI_INJECT);
+        assert_eq!(Defaults::receive(sys::FI_MULTI_RECV).unwrap().mode().ops, OpFlags::MULTI);
+    }
+}

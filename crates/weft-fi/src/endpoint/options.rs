@@ -1,0 +1,131 @@
+//! Endpoint options: `fi_getopt` and `fi_setopt` (fi_endpoint(3)).
+//!
+//! Place in the data flow: control calls before, some also after enable. Unknown options answer -FI_ENOPROTOOPT, sizes that do not
+//! match the option's type -FI_EINVAL or -FI_ETOOSMALL, values that cannot be met -FI_EOPNOTSUPP or -FI_EINVAL.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
+
+use weft_fi_sys as sys;
+use weft_fi_sys::v2;
+
+use crate::endpoint::Ep;
+use crate::errno::Errno;
+
+/// Options are small numbers that the headers write as an anonymous enumeration.
+const MIN_MULTI_RECV: c_int = sys::FI_OPT_MIN_MULTI_RECV as c_int;
+const CM_DATA_SIZE: c_int = sys::FI_OPT_CM_DATA_SIZE as c_int;
+const HMEM_P2P: c_int = sys::FI_OPT_FI_HMEM_P2P as c_int;
+/// `FI_HMEM_P2P_REQUIRED`: the one choice that a provider without device memory cannot meet.
+const P2P_REQUIRED: c_int = sys::FI_HMEM_P2P_REQUIRED as c_int;
+
+impl Ep {
+    /// `fi_getopt`.
+    ///
+    /// # Safety
+    /// `len` is the length of the client's buffer `value`.
+    pub(super) unsafe fn get_option(
+        &self,
+        level: c_int,
+        name: c_int,
+        value: *mut c_void,
+        len: *mut usize,
+    ) -> Result<(), Errno> {
+        if level != sys::FI_OPT_ENDPOINT as c_int {
+            return Err(Errno::NOPROTOOPT);
+        }
+        let number = match name {
+            MIN_MULTI_RECV => self.setup.lock().min_multi_recv,
+            CM_DATA_SIZE => 0,
+            v2::FI_OPT_MAX_MSG_SIZE | v2::FI_OPT_MAX_TAGGED_SIZE | v2::FI_OPT_MAX_RMA_SIZE => self.max_msg_bytes(),
+            v2::FI_OPT_MAX_ATOMIC_SIZE | v2::FI_OPT_INJECT_ATOMIC_SIZE => 0,
+            v2::FI_OPT_INJECT_MSG_SIZE | v2::FI_OPT_INJECT_TAGGED_SIZE | v2::FI_OPT_INJECT_RMA_SIZE => {
+                self.limits.inject_bytes
+            }
+            _ => return Err(Errno::NOPROTOOPT),
+        };
+        let len = NonNull::new(len).ok_or(Errno::INVAL)?;
+        // SAFETY: the client's length.
+        let room = unsafe { len.read() };
+        // SAFETY: as above.
+        unsafe { len.write(size_of::<usize>()) };
+        if room < size_of::<usize>() {
+            return Err(Errno::TOOSMALL);
+        }
+        let value = NonNull::new(value.cast::<usize>()).ok_or(Errno::INVAL)?;
+        // SAFETY: the client's buffer is large enough; its alignment is not promised.
+        unsafe { value.write_unaligned(number) };
+        Ok(())
+    }
+
+    /// `fi_setopt`.
+    ///
+    /// # Safety
+    /// `value` has `len` bytes.
+    pub(super) unsafe fn set_option(
+        &self,
+        level: c_int,
+        name: c_int,
+        value: *const c_void,
+        len: usize,
+    ) -> Result<(), Errno> {
+        if level != sys::FI_OPT_ENDPOINT as c_int {
+            return Err(Errno::NOPROTOOPT);
+        }
+        match name {
+            MIN_MULTI_RECV => {
+                // SAFETY: the caller's promise.
+                let bytes = unsafe { read::<usize>(value, len) }?;
+                self.setup.lock().min_multi_recv = bytes;
+                if let Some(engine) = &mut self.core.state().engine {
+                    engine.set_min_multi_recv(bytes);
+                }
+                Ok(())
+            }
+            v2::FI_OPT_SHARED_MEMORY_PERMITTED => {
+                // SAFETY: the caller's promise; a C `bool` is one byte.
+                let permitted = unsafe { read::<u8>(value, len) }? != 0;
+                let mut setup = self.setup.lock();
+                if setup.enabled {
+                    return Err(Errno::OPBADSTATE);
+                }
+                setup.shm = permitted;
+                Ok(())
+            }
+            // There is no device memory here: whatever does not need it is met.
+            HMEM_P2P => {
+                // SAFETY: the caller's promise.
+                let choice = unsafe { read::<c_int>(value, len) }?;
+                if choice == P2P_REQUIRED { Err(Errno::OPNOTSUPP) } else { Ok(()) }
+            }
+            v2::FI_OPT_CUDA_API_PERMITTED => Err(Errno::INVAL),
+            v2::FI_OPT_MAX_MSG_SIZE | v2::FI_OPT_MAX_TAGGED_SIZE | v2::FI_OPT_MAX_RMA_SIZE => {
+                // SAFETY: the caller's promise.
+                let asked = unsafe { read::<usize>(value, len) }?;
+                if asked > self.max_msg_bytes() { Err(Errno::INVAL) } else { Ok(()) }
+            }
+            v2::FI_OPT_INJECT_MSG_SIZE | v2::FI_OPT_INJECT_TAGGED_SIZE | v2::FI_OPT_INJECT_RMA_SIZE => {
+                // SAFETY: the caller's promise.
+                let asked = unsafe { read::<usize>(value, len) }?;
+                if asked > self.limits.inject_bytes { Err(Errno::INVAL) } else { Ok(()) }
+            }
+            _ => Err(Errno::NOPROTOOPT),
+        }
+    }
+
+    fn max_msg_bytes(&self) -> usize {
+        usize::try_from(self.engine_config().max_msg_bytes).unwrap_or(usize::MAX)
+    }
+}
+
+/// An option's value of the type that it must have.
+///
+/// # Safety
+/// `value` is null or has `len` bytes.
+unsafe fn read<T: Copy>(value: *const c_void, len: usize) -> Result<T, Errno> {
+    if value.is_null() || len != size_of::<T>() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the length is right, and every bit pattern of the integers used here is a value.
+    Ok(unsafe { value.cast::<T>().read_unaligned() })
+}

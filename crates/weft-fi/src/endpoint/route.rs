@@ -1,0 +1,312 @@
+//! Where completions go: from the engine's list to queue entries and counters.
+//!
+//! Place in the data flow: every call into the engine is followed by [`Routes::deliver`], under the endpoint's lock. The
+//! operation said what it wants in its context's `user` word ([`User`]); what remains here is to look at the
+//! binding and the outcome. Successes that nobody wants never get here: the engine was told to be quiet.
+//!
+//! Invariants (fi_endpoint(3), fi_cq(3), fi_cntr(3)): a failed operation always makes a queue entry and raises the error
+//! count of its counter; a released multi-receive buffer always makes an entry; each operation is
+//! counted exactly once, by the counter of its class, whether or not it makes an entry.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use rustc_hash::FxHashMap;
+use weft_engine::api::{ADDR_NONE, Completion, Fault, Kind, OpFlags};
+use weft_fi_sys as sys;
+
+use crate::cntr::Cntr;
+use crate::cq::fault;
+use crate::cq::ring::{Entry, Failure};
+use crate::cq::{Appender, Cq};
+use crate::errno::Errno;
+use crate::object::Hold;
+
+/// The `user` word of an operation's context: its completion flags, and two bits that libfabric does not use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct User(u64);
+
+impl User {
+    /// A success shall make a queue entry.
+    const ENTRY: u64 = 1;
+    /// Not an operation that counters count (a peek).
+    const UNCOUNTED: u64 = 1 << 7;
+
+    /// For an operation with these completion flags.
+    #[inline]
+    pub(crate) const fn new(flags: u64, entry: bool) -> Self {
+        Self(flags | if entry { Self::ENTRY } else { 0 })
+    }
+
+    /// The same, ignored by counters.
+    #[inline]
+    pub(crate) const fn uncounted(self) -> Self {
+        Self(self.0 | Self::UNCOUNTED)
+    }
+
+    /// As the engine carries it.
+    #[inline]
+    pub(crate) const fn word(self) -> u64 {
+        self.0
+    }
+
+    const fn flags(self) -> u64 {
+        self.0 & !(Self::ENTRY | Self::UNCOUNTED)
+    }
+
+    const fn wants_entry(self) -> bool {
+        self.0 & Self::ENTRY != 0
+    }
+
+    const fn is_counted(self) -> bool {
+        self.0 & Self::UNCOUNTED == 0
+    }
+}
+
+// The two bits are free in the flags that operations put here.
+const _: () = assert!(
+    (sys::FI_SEND | sys::FI_RECV | sys::FI_MSG | sys::FI_TAGGED | sys::FI_RMA | sys::FI_READ | sys::FI_WRITE | sys::FI_ATOMIC)
+        & (User::ENTRY | User::UNCOUNTED)
+        == 0
+);
+
+/// What a counter of an endpoint counts. The order is that of [`Kind`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// FI_SEND.
+    Send,
+    /// FI_RECV.
+    Recv,
+    /// FI_READ.
+    Read,
+    /// FI_WRITE.
+    Write,
+    /// FI_REMOTE_WRITE.
+    RemoteWrite,
+    /// FI_REMOTE_READ.
+    RemoteRead,
+}
+
+impl Class {
+    /// Every class with the flag that binds a counter to it.
+    pub(crate) const FLAGS: [(Self, u64); 6] = [
+        (Self::Send, sys::FI_SEND),
+        (Self::Recv, sys::FI_RECV),
+        (Self::Read, sys::FI_READ),
+        (Self::Write, sys::FI_WRITE),
+        (Self::RemoteWrite, sys::FI_REMOTE_WRITE),
+        (Self::RemoteRead, sys::FI_REMOTE_READ),
+    ];
+
+    #[inline]
+    const fn of(kind: Kind) -> Self {
+        match kind {
+            Kind::Send => Self::Send,
+            Kind::Recv => Self::Recv,
+            Kind::Read => Self::Read,
+            Kind::Write => Self::Write,
+            Kind::RemoteWrite => Self::RemoteWrite,
+            Kind::RemoteRead => Self::RemoteRead,
+        }
+    }
+}
+
+/// What the data path must know of the bindings before it enters the engine: which classes have a counter, and whether
+/// entries of successes are selective. One byte, one load.
+#[derive(Debug, Default)]
+pub(crate) struct Bound(AtomicU8);
+
+impl Bound {
+    const TX_SELECTIVE: u8 = 1 << 6;
+    const RX_SELECTIVE: u8 = 1 << 7;
+
+    /// Whether successes of the class are counted.
+    #[inline]
+    pub(crate) fn counts(&self, class: Class) -> bool {
+        self.0.load(Ordering::Relaxed) & (1 << class as u8) != 0
+    }
+
+    /// Whether transmit successes make an entry only on request.
+    #[inline]
+    pub(crate) fn tx_selective(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & Self::TX_SELECTIVE != 0
+    }
+
+    /// Whether receive successes make an entry only on request.
+    #[inline]
+    pub(crate) fn rx_selective(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & Self::RX_SELECTIVE != 0
+    }
+
+    /// A counter was bound.
+    pub(crate) fn set_counted(&self, class: Class) {
+        self.0.fetch_or(1 << class as u8, Ordering::Relaxed);
+    }
+
+    /// The transmit queue was bound selectively.
+    pub(crate) fn set_tx_selective(&self) {
+        self.0.fetch_or(Self::TX_SELECTIVE, Ordering::Relaxed);
+    }
+
+    /// The receive queue was bound selectively.
+    pub(crate) fn set_rx_selective(&self) {
+        self.0.fetch_or(Self::RX_SELECTIVE, Ordering::Relaxed);
+    }
+}
+
+/// The counters of one memory region.
+#[derive(Clone, Default)]
+pub(crate) struct RegionCounters {
+    /// Raised by a peer's writes (FI_REMOTE_WRITE).
+    pub(crate) write: Option<Hold<Cntr>>,
+    /// Raised by a peer's reads (FI_REMOTE_READ).
+    pub(crate) read: Option<Hold<Cntr>>,
+}
+
+/// What is bound to an endpoint.
+#[derive(Default)]
+pub(crate) struct Routes {
+    /// Completions of sends and RMA.
+    pub(crate) tx: Option<Hold<Cq>>,
+    /// Completions of receives and of peers' writes with data.
+    pub(crate) rx: Option<Hold<Cq>>,
+    /// By class.
+    pub(crate) counters: [Option<Hold<Cntr>>; 6],
+    /// By key: regions with counters of their own.
+    pub(crate) regions: FxHashMap<u64, RegionCounters>,
+    /// Context of errors that belong to no operation: the endpoint's.
+    pub(crate) context: usize,
+}
+
+impl Routes {
+    /// Whether transmit operations must wait until the client has read its queue.
+    #[inline]
+    pub(crate) fn tx_full(&self) -> bool {
+        self.tx.as_ref().is_some_and(|cq| cq.is_full())
+    }
+
+    /// Whether receives must wait.
+    #[inline]
+    pub(crate) fn rx_full(&self) -> bool {
+        self.rx.as_ref().is_some_and(|cq| cq.is_full())
+    }
+
+    /// Whether a queue is so far over its size that even what peers send must wait.
+    #[inline]
+    pub(crate) fn flooded(&self) -> bool {
+        self.rx.as_ref().is_some_and(|cq| cq.is_flooded())
+    }
+
+    /// Hands completions to queues and counters, and empties the list.
+    #[inline]
+    pub(crate) fn deliver(&self, completions: &mut Vec<Completion>) {
+        if !completions.is_empty() {
+            self.deliver_some(completions);
+        }
+    }
+
+    fn deliver_some(&self, completions: &mut Vec<Completion>) {
+        // The queue that the last entry went to stays locked for the next one.
+        let mut open: Option<Appender<'_>> = None;
+        for completion in completions.drain(..) {
+            let user = User(completion.ctx.user);
+            self.count(&completion, user);
+            let Some(cq) = self.queue_for(&completion, user) else { continue };
+            if !open.as_ref().is_some_and(|appender| appender.is_for(cq)) {
+                drop(open.take());
+                open = Some(cq.appender());
+            }
+            if let Some(appender) = &mut open {
+                match completion.fault {
+                    None => appender.push(self.entry(&completion)),
+                    Some(fault) => appender.push_failed(self.entry(&completion), failure(fault)),
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn count(&self, completion: &Completion, user: User) {
+        let class = Class::of(completion.kind);
+        match completion.kind {
+            Kind::RemoteWrite | Kind::RemoteRead => {
+                let region = self.regions.get(&completion.ctx.user);
+                let of_region = region.and_then(|region| match class {
+                    Class::RemoteWrite => region.write.as_ref(),
+                    _ => region.read.as_ref(),
+                });
+                if let Some(cntr) = of_region {
+                    cntr.record(completion.len, completion.fault.is_some());
+                }
+            }
+            _ if !user.is_counted() => return,
+            _ => {}
+        }
+        if let Some(cntr) = &self.counters[class as usize] {
+            cntr.record(completion.len, completion.fault.is_some());
+        }
+    }
+
+    /// Which queue gets an entry, if any does.
+    #[inline]
+    fn queue_for(&self, completion: &Completion, user: User) -> Option<&Cq> {
+        let failed = completion.fault.is_some();
+        match completion.kind {
+            Kind::Send | Kind::Read | Kind::Write => {
+                self.tx.as_deref().filter(|_| user.wants_entry() || failed)
+            }
+            Kind::Recv => {
+                let released = completion.flags.contains(OpFlags::MULTI);
+                self.rx.as_deref().filter(|_| user.wants_entry() || failed || released)
+            }
+            Kind::RemoteWrite => self.rx.as_deref().filter(|_| completion.flags.contains(OpFlags::DATA) || failed),
+            Kind::RemoteRead => None,
+        }
+    }
+
+    #[inline]
+    fn entry(&self, completion: &Completion) -> Entry {
+        let user = User(completion.ctx.user);
+        let mut entry = Entry {
+            context: completion.ctx.ptr,
+            flags: user.flags(),
+            len: 0,
+            buf: 0,
+            data: 0,
+            tag: 0,
+            src: sys::FI_ADDR_NOTAVAIL,
+            failed: false,
+        };
+        match completion.kind {
+            Kind::Send | Kind::Read | Kind::Write => return entry,
+            Kind::RemoteWrite => {
+                entry.context = 0;
+                entry.flags = sys::FI_RMA | sys::FI_REMOTE_WRITE;
+            }
+            Kind::RemoteRead => {
+                entry.context = self.context;
+                entry.flags = sys::FI_RMA | sys::FI_REMOTE_READ;
+            }
+            Kind::Recv => {
+                entry.buf = completion.buf;
+                entry.tag = completion.tag;
+                if completion.flags.contains(OpFlags::MULTI) {
+                    entry.flags |= sys::FI_MULTI_RECV;
+                }
+            }
+        }
+        entry.len = completion.len;
+        entry.src = if completion.src == ADDR_NONE { sys::FI_ADDR_NOTAVAIL } else { completion.src };
+        if completion.flags.contains(OpFlags::DATA) {
+            entry.flags |= sys::FI_REMOTE_CQ_DATA;
+            entry.data = completion.data;
+        }
+        entry
+    }
+}
+
+/// What an error entry says about a fault.
+#[cold]
+fn failure(fault: Fault) -> Failure {
+    let olen = if let Fault::Truncated(bytes) = fault { bytes } else { 0 };
+    Failure { err: Errno::from(fault).get(), prov_errno: fault::number(fault), olen }
+}

@@ -1,0 +1,453 @@
+//! Opening, binding, enabling and adjusting endpoints: everything before the first operation.
+//!
+//! Place in the data flow: `fi_endpoint` → [`open`]; `fi_ep_bind` → [`Ep::bind`]; `fi_enable` → [`Ep::enable`], which makes the devices and the
+//! engine and introduces the endpoint to its domain, address vector and progress thread.
+//!
+//! Errors, as fi_endpoint(3) names them: -FI_ENOCQ and -FI_ENOAV for missing bindings, -FI_EOPBADSTATE for what comes too late, -FI_EINVAL for
+//! objects or flags that do not go together.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use weft_engine::Engine;
+use weft_engine::api::Config;
+use weft_engine::name::EpName;
+use weft_fi_sys as sys;
+use weft_nic::Devices;
+
+use crate::addr::Format;
+use crate::av::Av;
+use crate::cntr::Cntr;
+use crate::cq::Cq;
+use crate::domain::Domain;
+use crate::endpoint::core::Core;
+use crate::endpoint::flags::Defaults;
+use crate::endpoint::route::Class;
+use crate::endpoint::{Ep, Limits, head_of};
+use crate::eq::Eq;
+use crate::errno::Errno;
+use crate::object::{self, Head, Hold, Uses};
+
+/// Default of FI_OPT_MIN_MULTI_RECV, in bytes.
+const MIN_MULTI_RECV_BYTES: usize = 64;
+
+/// What only control calls need.
+pub(crate) struct Setup {
+    /// The address vector.
+    pub(crate) av: Option<Hold<Av>>,
+    /// The event queue. Nothing is reported there yet; it is held so that it cannot be closed first.
+    pub(crate) eq: Option<Hold<Eq>>,
+    /// In which format the client writes this endpoint's address.
+    pub(crate) format: Format,
+    /// The local address that the client chose.
+    pub(crate) local: Option<EpName>,
+    /// Below how many free bytes a multi-receive buffer is released.
+    pub(crate) min_multi_recv: usize,
+    /// Whether shared memory may be used (FI_OPT_SHARED_MEMORY_PERMITTED).
+    pub(crate) shm: bool,
+    /// Whether fi_enable has succeeded.
+    pub(crate) enabled: bool,
+}
+
+/// Which kinds of operation capabilities include: primary ones, and the modifiers, of which none means all.
+fn includes(caps: u64, primary: u64, modifiers: u64, wanted: u64) -> bool {
+    caps & primary != 0 && (caps & modifiers == 0 || caps & wanted != 0)
+}
+
+/// Whether an endpoint with these capabilities starts operations.
+fn transmits(caps: u64) -> bool {
+    includes(caps, sys::FI_MSG | sys::FI_TAGGED, sys::FI_SEND | sys::FI_RECV, sys::FI_SEND)
+        || includes(
+            caps,
+            sys::FI_RMA | sys::FI_ATOMIC,
+            sys::FI_READ | sys::FI_WRITE | sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE,
+            sys::FI_READ | sys::FI_WRITE,
+        )
+}
+
+/// Whether it receives messages.
+fn receives(caps: u64) -> bool {
+    includes(caps, sys::FI_MSG | sys::FI_TAGGED, sys::FI_SEND | sys::FI_RECV, sys::FI_RECV)
+}
+
+/// Checks the attributes and makes a handle that is not enabled yet.
+///
+/// # Safety
+/// The attributes and addresses that `info` points to are valid.
+pub(super) unsafe fn open(domain: Hold<Domain>, info: &sys::fi_info, context: *mut c_void) -> Result<Arc<Ep>, Errno> {
+    // SAFETY: null or valid, by the caller's promise; only fields that every version has are read.
+    let ep_attr = unsafe { info.ep_attr.as_ref() };
+    // SAFETY: as above.
+    let tx_attr = unsafe { info.tx_attr.as_ref() };
+    // SAFETY: as above.
+    let rx_attr = unsafe { info.rx_attr.as_ref() };
+    if let Some(attr) = ep_attr {
+        if attr.type_ != sys::FI_EP_UNSPEC && attr.type_ != sys::FI_EP_RDM {
+            return Err(Errno::NOSYS);
+        }
+        if attr.tx_ctx_cnt == sys::FI_SHARED_CONTEXT || attr.rx_ctx_cnt == sys::FI_SHARED_CONTEXT {
+            return Err(Errno::NOSYS);
+        }
+    }
+    let limits = limits_of(&domain, ep_attr, tx_attr, rx_attr)?;
+    let format = Format::from_raw(info.addr_format).ok_or(Errno::INVAL)?;
+    // SAFETY: `src_addr` has `src_addrlen` bytes, by the caller's promise.
+    let local = unsafe { local_address(format, info.src_addr, info.src_addrlen) }?;
+    let caps = info.caps;
+    let directed = caps & sys::FI_DIRECTED_RECV != 0;
+    let tagged_bit = caps & sys::v2::FI_TAGGED_DIRECTED_RECV != 0 && domain.api_version() >= sys::v2::V2_0;
+    // SAFETY: what the client promised for its domain, passed on.
+    let core = unsafe { Core::new(domain.callers(), domain.auto_progress().is_some(), context.addr()) };
+    Ok(Arc::new(Ep {
+        head: Head::new(head_of(caps, context)),
+        core: Arc::new(core),
+        tx: Defaults::transmit(tx_attr.map_or(0, |attr| attr.op_flags))?,
+        rx: Defaults::receive(rx_attr.map_or(0, |attr| attr.op_flags))?,
+        limits,
+        directed,
+        directed_tagged: directed || tagged_bit,
+        context: context.addr(),
+        caps,
+        setup: Mutex::new(Setup {
+            av: None,
+            eq: None,
+            format,
+            local,
+            min_multi_recv: MIN_MULTI_RECV_BYTES,
+            shm: true,
+            enabled: false,
+        }),
+        uses: Uses::new(),
+        parent: None,
+        domain,
+    }))
+}
+
+/// The bounds that the attributes ask for: zero is the default, more than there is is an error.
+fn limits_of(
+    domain: &Domain,
+    ep_attr: Option<&sys::fi_ep_attr>,
+    tx_attr: Option<&sys::fi_tx_attr>,
+    rx_attr: Option<&sys::fi_rx_attr>,
+) -> Result<Limits, Errno> {
+    let params = domain.params();
+    let most = crate::info::IOV_LIMIT;
+    let choose = |asked: usize, default: usize| if asked == 0 { default } else { asked };
+    let limits = Limits {
+        iov: choose(tx_attr.map_or(0, |attr| attr.iov_limit).max(rx_attr.map_or(0, |attr| attr.iov_limit)), most),
+        rma_iov: choose(tx_attr.map_or(0, |attr| attr.rma_iov_limit), most),
+        inject_bytes: params.inject_bytes,
+        max_msg_bytes: ep_attr.map_or(0, |attr| attr.max_msg_size) as u64,
+        tx_depth: choose(tx_attr.map_or(0, |attr| attr.size), params.tx_size),
+        rx_depth: choose(rx_attr.map_or(0, |attr| attr.size), params.rx_size),
+    };
+    let inject_asked = tx_attr.map_or(0, |attr| attr.inject_size);
+    if inject_asked > limits.inject_bytes || limits.iov > most || limits.rma_iov > most {
+        return Err(Errno::INVAL);
+    }
+    Ok(limits)
+}
+
+/// The address that the client wants the endpoint to have.
+///
+/// # Safety
+/// `addr` is null or has `len` bytes.
+unsafe fn local_address(format: Format, addr: *const c_void, len: usize) -> Result<Option<EpName>, Errno> {
+    if addr.is_null() || len == 0 {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { std::slice::from_raw_parts(addr.cast::<u8>(), len) };
+    decode_local(format, bytes).map(Some)
+}
+
+fn decode_local(format: Format, bytes: &[u8]) -> Result<EpName, Errno> {
+    // Strings may come with their terminator.
+    let bytes = if format == Format::Text { bytes.strip_suffix(b"\0").unwrap_or(bytes) } else { bytes };
+    format.decode(bytes)
+}
+
+impl Ep {
+    /// `fi_ep_bind`.
+    ///
+    /// # Safety
+    /// `what` is an object of the client.
+    pub(super) unsafe fn bind(&self, what: *mut sys::fid, flags: u64) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        let class = unsafe { object::class_of(what) }?;
+        let class = u32::try_from(class).map_err(|_| Errno::INVAL)?;
+        match class {
+            sys::FI_CLASS_AV => {
+                // SAFETY: the caller's promise.
+                self.bind_av(unsafe { Hold::of_fid(what) }?)
+            }
+            sys::FI_CLASS_CQ => {
+                // SAFETY: the caller's promise.
+                self.bind_cq(&unsafe { Hold::of_fid(what) }?, flags)
+            }
+            sys::FI_CLASS_CNTR => {
+                // SAFETY: the caller's promise.
+                self.bind_cntr(&unsafe { Hold::of_fid(what) }?, flags)
+            }
+            sys::FI_CLASS_EQ => {
+                // SAFETY: the caller's promise.
+                self.bind_eq(unsafe { Hold::of_fid(what) }?)
+            }
+            sys::FI_CLASS_STX_CTX | sys::FI_CLASS_SRX_CTX => Err(Errno::NOSYS),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    fn bind_av(&self, av: Hold<Av>) -> Result<(), Errno> {
+        if !av.domain().same(&self.domain) {
+            return Err(Errno::DOMAIN);
+        }
+        let mut setup = self.setup.lock();
+        if setup.enabled {
+            return Err(Errno::OPBADSTATE);
+        }
+        if setup.av.is_some() {
+            return Err(Errno::INVAL);
+        }
+        setup.av = Some(av);
+        Ok(())
+    }
+
+    fn bind_eq(&self, eq: Hold<Eq>) -> Result<(), Errno> {
+        let mut setup = self.setup.lock();
+        if setup.eq.is_some() {
+            return Err(Errno::INVAL);
+        }
+        setup.eq = Some(eq);
+        Ok(())
+    }
+
+    fn bind_cq(&self, cq: &Hold<Cq>, flags: u64) -> Result<(), Errno> {
+        let (tx, rx) = (flags & sys::FI_TRANSMIT != 0, flags & sys::FI_RECV != 0);
+        if flags & !(sys::FI_TRANSMIT | sys::FI_RECV | sys::FI_SELECTIVE_COMPLETION) != 0 {
+            return Err(Errno::BADFLAGS);
+        }
+        if !tx && !rx {
+            return Err(Errno::INVAL);
+        }
+        if !cq.domain().same(&self.domain) {
+            return Err(Errno::DOMAIN);
+        }
+        if self.setup.lock().enabled {
+            return Err(Errno::OPBADSTATE);
+        }
+        let selective = flags & sys::FI_SELECTIVE_COMPLETION != 0;
+        let mut state = self.core.state();
+        if (tx && state.routes.tx.is_some()) || (rx && state.routes.rx.is_some()) {
+            return Err(Errno::INVAL);
+        }
+        if tx {
+            state.routes.tx = Some(cq.clone());
+            if selective {
+                self.core.bound.set_tx_selective();
+            }
+        }
+        if rx {
+            state.routes.rx = Some(cq.clone());
+            if selective {
+                self.core.bound.set_rx_selective();
+            }
+        }
+        drop(state);
+        cq.sources().add(&self.core);
+        Ok(())
+    }
+
+    fn bind_cntr(&self, cntr: &Hold<Cntr>, flags: u64) -> Result<(), Errno> {
+        let all = Class::FLAGS.iter().fold(0, |all, (_, flag)| all | flag);
+        if flags & !all != 0 {
+            return Err(Errno::BADFLAGS);
+        }
+        if flags == 0 {
+            return Err(Errno::INVAL);
+        }
+        if !cntr.domain().same(&self.domain) {
+            return Err(Errno::DOMAIN);
+        }
+        let mut state = self.core.state();
+        let wanted = || Class::FLAGS.iter().filter(|(_, flag)| flags & flag != 0).map(|&(class, _)| class);
+        if wanted().any(|class| state.routes.counters[class as usize].is_some()) {
+            return Err(Errno::INVAL);
+        }
+        for class in wanted() {
+            state.routes.counters[class as usize] = Some(cntr.clone());
+            self.core.bound.set_counted(class);
+        }
+        let remote = state.routes.counts_remote();
+        if let Some(engine) = &mut state.engine {
+            engine.set_remote_events(remote);
+        }
+        drop(state);
+        cntr.sources().add(&self.core);
+        Ok(())
+    }
+
+    /// `fi_enable`.
+    pub(super) fn enable(&self) -> Result<(), Errno> {
+        if self.parent.is_some() {
+            return Err(Errno::INVAL);
+        }
+        let mut setup = self.setup.lock();
+        if setup.enabled {
+            return Err(Errno::OPBADSTATE);
+        }
+        let av = setup.av.as_ref().ok_or(Errno::NOAV)?;
+        let mut state = self.core.state();
+        let routes = &state.routes;
+        if (transmits(self.caps) && routes.tx.is_none()) || (receives(self.caps) && routes.rx.is_none()) {
+            return Err(Errno::NOCQ);
+        }
+        let devices = Devices::new(&self.domain.devices_config(setup.local, setup.format.is_open(), setup.shm))?;
+        let mut engine = Engine::new(self.engine_config(), devices);
+        engine.set_min_multi_recv(setup.min_multi_recv);
+        engine.set_remote_events(routes.counts_remote());
+        state.install(engine, av.book());
+        drop(state);
+        av.attach(&self.core);
+        let joined = self.domain.attach(&self.core).and_then(|()| match self.domain.auto_progress() {
+            Some(auto) => auto.join(&self.core),
+            None => Ok(()),
+        });
+        if let Err(errno) = joined {
+            av.detach(&self.core);
+            self.domain.detach(&self.core);
+            self.core.control().engine = None;
+            return Err(errno);
+        }
+        setup.enabled = true;
+        Ok(())
+    }
+
+    fn engine_config(&self) -> Config {
+        let params = self.domain.params();
+        let default = Config::default();
+        Config {
+            inject_bytes: self.limits.inject_bytes,
+            tx_depth: self.limits.tx_depth,
+            rx_depth: self.limits.rx_depth,
+            window_bytes: params.unexpected_window_bytes,
+            eager_bytes: params.eager_bytes,
+            max_msg_bytes: match self.limits.max_msg_bytes {
+                0 => default.max_msg_bytes,
+                asked => asked.min(default.max_msg_bytes),
+            },
+        }
+    }
+
+    /// `fi_control`.
+    ///
+    /// # Safety
+    /// `arg` is the client's argument for `command`.
+    pub(super) unsafe fn control(self: &Arc<Self>, command: u32, arg: *mut c_void) -> Result<(), Errno> {
+        match command {
+            sys::FI_ENABLE => self.enable(),
+            sys::FI_GETOPSFLAG => {
+                let word = NonNull::new(arg.cast::<u64>()).ok_or(Errno::INVAL)?;
+                // SAFETY: the client's flags.
+                let direction = unsafe { word.read() };
+                let flags = self.defaults(direction)?.word();
+                // SAFETY: as above.
+                unsafe { word.write(flags) };
+                Ok(())
+            }
+            sys::FI_SETOPSFLAG => {
+                let word = NonNull::new(arg.cast::<u64>()).ok_or(Errno::INVAL)?;
+                // SAFETY: the client's flags.
+                self.set_defaults(unsafe { word.read() })
+            }
+            sys::FI_ALIAS => {
+                let alias = NonNull::new(arg.cast::<sys::fi_alias>()).ok_or(Errno::INVAL)?;
+                // SAFETY: the client's request.
+                let request = unsafe { alias.read() };
+                let out = NonNull::new(request.fid).ok_or(Errno::INVAL)?;
+                let handle = self.alias(request.flags)?;
+                // SAFETY: the client's place for the new pointer.
+                unsafe { out.write(object::into_raw(handle).cast()) };
+                Ok(())
+            }
+            // FI_BACKLOG is for passive endpoints, the rest for other objects.
+            _ => Err(Errno::NOSYS),
+        }
+    }
+
+    /// The default flags of the direction that a word names.
+    fn defaults(&self, word: u64) -> Result<&Defaults, Errno> {
+        match (word & sys::FI_TRANSMIT != 0, word & sys::FI_RECV != 0) {
+            (true, false) => Ok(&self.tx),
+            (false, true) => Ok(&self.rx),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    fn set_defaults(&self, word: u64) -> Result<(), Errno> {
+        let flags = word & !(sys::FI_TRANSMIT | sys::FI_RECV);
+        let defaults = self.defaults(word)?;
+        let new = if word & sys::FI_TRANSMIT != 0 { Defaults::transmit(flags) } else { Defaults::receive(flags) }?;
+        defaults.set(&new);
+        Ok(())
+    }
+
+    /// A second handle on this endpoint, with default flags of its own in one direction.
+    fn alias(self: &Arc<Self>, word: u64) -> Result<Arc<Self>, Errno> {
+        let origin = self.parent.as_ref().map_or(self, Hold::arc);
+        let setup = self.setup.lock();
+        let alias = Self {
+            head: Head::new(head_of(self.caps, self.context())),
+            core: Arc::clone(&self.core),
+            tx: Defaults::transmit(self.tx.word())?,
+            rx: Defaults::receive(self.rx.word())?,
+            limits: self.limits,
+            directed: self.directed,
+            directed_tagged: self.directed_tagged,
+            context: self.context,
+            caps: self.caps,
+            setup: Mutex::new(Setup { av: None, eq: None, ..*setup }),
+            uses: Uses::new(),
+            parent: Some(Hold::new(Arc::clone(origin))),
+            domain: self.domain.clone(),
+        };
+        alias.set_defaults(word)?;
+        Ok(Arc::new(alias))
+    }
+
+    /// The endpoint's address in the client's format.
+    pub(crate) fn own_address(&self) -> Result<Vec<u8>, Errno> {
+        let setup = self.setup.lock();
+        let name = self.core.name().or(setup.local).ok_or(Errno::OPBADSTATE)?;
+        setup.format.encode(&name)
+    }
+
+    /// Chooses the local address: `fi_setname`.
+    pub(crate) fn set_local_address(&self, bytes: &[u8]) -> Result<(), Errno> {
+        let mut setup = self.setup.lock();
+        if setup.enabled {
+            return Err(Errno::OPBADSTATE);
+        }
+        setup.local = Some(decode_local(setup.format, bytes)?);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_say_which_queues_are_needed() {
+        let both = sys::FI_MSG | sys::FI_TAGGED;
+        assert!(transmits(both) && receives(both));
+        assert!(transmits(both | sys::FI_SEND) && !receives(both | sys::FI_SEND));
+        assert!(!transmits(both | sys::FI_RECV) && receives(both | sys::FI_RECV));
+        assert!(transmits(sys::FI_RMA) && !receives(sys::FI_RMA));
+        assert!(!transmits(sys::FI_RMA | sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE));
+        assert!(transmits(sys::FI_ATOMIC | sys::FI_WRITE));
+        assert!(!transmits(0) && !receives(0));
+    }
+}

@@ -1,0 +1,233 @@
+//! Driving endpoints from the queues and counters that are read, and sleeping until there is something to read.
+//!
+//! Place in the data flow: `fi_cq_read`, `fi_cq_sread`, `fi_cntr_read` and `fi_cntr_wait` → [`Sources`] → the engines of the bound
+//! endpoints. The order of rest is: spin a little, yield, then park the devices and sleep. Yielding comes early, since with more
+//! ranks than cores the peer may be waiting for this very core.
+//!
+//! No wake-up is lost: a sleeper first arms its queue or counter, finding it still empty under the same lock (or
+//! in the same total order of atomics) in which others fill it, and parks each endpoint's devices, which refuse if
+//! something has arrived. Sleeps are cut in slices all the same, so that time-outs inside the engine are noticed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::domain::Domain;
+use crate::endpoint::core::{Core, CoreRef};
+use crate::errno::Errno;
+use crate::lock::Guarded;
+use crate::progress::AutoProgress;
+use crate::wait::{Deadline, Waker, Woken};
+
+/// Longest sleep between looks at the engines.
+const SLICE: Duration = Duration::from_millis(100);
+/// Fruitless rounds before the first yield: some 10 µs.
+const SPINS: u32 = 200;
+/// Further fruitless rounds, each with a yield, before a blocking call sleeps.
+const YIELDS: u32 = 20;
+/// A non-blocking reader that found nothing for `SPINS` reads yields at every so-manieth read from then on.
+const READS_PER_YIELD: u32 = 32;
+
+/// The endpoints that a queue or a counter drives.
+pub(crate) struct Sources {
+    list: Guarded<Vec<CoreRef>>,
+    /// Reads in a row that found nothing.
+    idle: AtomicU32,
+    /// Whether `fi_trywait` has parked the devices, until the next read.
+    parked: AtomicBool,
+    /// Those it parked.
+    parked_list: parking_lot::Mutex<Parked>,
+    /// The thread that progresses the endpoints while the client does not, with automatic progress.
+    auto: Option<Arc<AutoProgress>>,
+}
+
+type Parked = SmallVec<[CoreRef; 4]>;
+
+impl Domain {
+    /// For a new queue or counter of this domain.
+    pub(crate) fn new_sources(&self) -> Sources {
+        // SAFETY: what the client promised when it opened the domain: calls on a queue or counter are serialized with
+        // those on everything bound to it.
+        let list = unsafe { Guarded::new(self.callers(), Vec::new()) };
+        Sources {
+            list,
+            idle: AtomicU32::new(0),
+            parked: AtomicBool::new(false),
+            parked_list: parking_lot::Mutex::default(),
+            auto: self.auto_progress().cloned(),
+        }
+    }
+}
+
+impl Sources {
+    /// Drives one more endpoint (once, however often it is bound). A control call.
+    pub(crate) fn add(&self, core: &CoreRef) {
+        let mut list = self.list.intrude();
+        if !list.iter().any(|known| Arc::ptr_eq(known, core)) {
+            list.push(Arc::clone(core));
+        }
+    }
+
+    /// Forgets an endpoint. A control call.
+    pub(crate) fn remove(&self, core: &CoreRef) {
+        self.list.intrude().retain(|known| !Arc::ptr_eq(known, core));
+        self.parked_list.lock().retain(|known| !Arc::ptr_eq(known, core));
+    }
+
+    /// Whether any endpoint is bound. A control call.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.intrude().is_empty()
+    }
+
+    /// One round of progress on every endpoint. Returns 0 when nothing happened.
+    #[inline]
+    pub(crate) fn progress(&self) -> usize {
+        if self.parked.load(Ordering::Relaxed) {
+            self.unpark_tried();
+        }
+        // Another thread that holds the list is progressing just these endpoints.
+        let Some(list) = self.list.try_lock() else { return 0 };
+        list.iter().map(|core| core.progress()).sum()
+    }
+
+    /// One round of progress for a reader that does not say whether it found anything: a counter's.
+    #[inline]
+    pub(crate) fn poll(&self) {
+        let done = self.progress();
+        self.read_nothing(done);
+    }
+
+    /// Notes that a non-blocking read found nothing after a round in which `done` things happened, and lets others run
+    /// if nothing has happened for a while.
+    #[inline]
+    pub(crate) fn read_nothing(&self, done: usize) {
+        let idle = if done > 0 { 0 } else { self.idle.load(Ordering::Relaxed).wrapping_add(1) };
+        self.idle.store(idle, Ordering::Relaxed);
+        if idle >= SPINS && idle.is_multiple_of(READS_PER_YIELD) {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Parks the devices of every endpoint, all or none.
+    fn park(&self, waker: Option<&Waker>) -> Option<Parked> {
+        let list = self.list.lock();
+        let mut parked = Parked::new();
+        for core in list.iter() {
+            if !core.park(waker) {
+                unpark(&parked);
+                return None;
+            }
+            parked.push(Arc::clone(core));
+        }
+        Some(parked)
+    }
+
+    /// For `fi_trywait`: Ok when the client may block on the waker's descriptor until it reads again.
+    pub(crate) fn trywait(&self, what: &impl Waitable, waker: &Waker) -> Result<(), Errno> {
+        if what.ready() || (self.progress() > 0 && what.ready()) {
+            return Err(Errno::AGAIN);
+        }
+        if self.auto.is_none() {
+            let parked = self.park(Some(waker)).ok_or(Errno::AGAIN)?;
+            *self.parked_list.lock() = parked;
+            self.parked.store(true, Ordering::Relaxed);
+        }
+        if !what.arm() {
+            return Err(Errno::AGAIN);
+        }
+        if let Some(auto) = &self.auto {
+            auto.take_over();
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn unpark_tried(&self) {
+        self.parked.store(false, Ordering::Relaxed);
+        let parked = std::mem::take(&mut *self.parked_list.lock());
+        unpark(&parked);
+    }
+}
+
+fn unpark(parked: &[CoreRef]) {
+    for core in parked {
+        Core::unpark(core);
+    }
+}
+
+/// Something a thread may wait for.
+pub(crate) trait Waitable {
+    /// Whose progress brings it about.
+    fn sources(&self) -> &Sources;
+    /// Where to sleep; `None`: only spin and yield.
+    fn waker(&self) -> Option<&Waker>;
+    /// Whether the wait is over.
+    fn ready(&self) -> bool;
+    /// Whether somebody asked the waiter to return empty-handed; clears the request.
+    fn interrupted(&self) -> bool;
+    /// Asks for the waker to be rung once, when ready; earlier rings are taken back. False: it is ready by now.
+    fn arm(&self) -> bool;
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waited {
+    /// It is ready.
+    Ready,
+    /// The time is up.
+    TimedOut,
+    /// Somebody, or a signal, asked to return.
+    Interrupted,
+}
+
+/// Waits, with progress, until `what` is ready.
+pub(crate) fn wait(what: &impl Waitable, deadline: Deadline) -> Waited {
+    let mut fruitless = 0;
+    loop {
+        if what.ready() {
+            return Waited::Ready;
+        }
+        if what.interrupted() {
+            return Waited::Interrupted;
+        }
+        if what.sources().progress() > 0 {
+            fruitless = 0;
+            continue;
+        }
+        fruitless += 1;
+        if fruitless <= SPINS {
+            if fruitless == 1 && deadline.over() {
+                return if what.ready() { Waited::Ready } else { Waited::TimedOut };
+            }
+            std::hint::spin_loop();
+            continue;
+        }
+        if deadline.over() {
+            return if what.ready() { Waited::Ready } else { Waited::TimedOut };
+        }
+        match what.waker() {
+            Some(waker) if fruitless > SPINS + YIELDS => {
+                if sleep(what, waker, deadline) == Woken::Signal {
+                    return if what.ready() { Waited::Ready } else { Waited::Interrupted };
+                }
+                // What woke us is looked at above; if it was nothing, go back to sleep soon.
+                fruitless = SPINS;
+            }
+            _ => std::thread::yield_now(),
+        }
+    }
+}
+
+/// Parks and sleeps once, unless there turns out to be something to do.
+fn sleep(what: &impl Waitable, waker: &Waker, deadline: Deadline) -> Woken {
+    let Some(parked) = what.sources().park(Some(waker)) else { return Woken::Event };
+    let woken = if what.arm() {
+        waker.sleep(Some(deadline.left().map_or(SLICE, |left| left.min(SLICE))))
+    } else {
+        Woken::Event
+    };
+    unpark(&parked);
+    woken
+}
