@@ -1,0 +1,81 @@
+//! The device contract, checked for every device: one list of tests, one list of devices.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, unreachable_pub, missing_docs)]
+
+mod suite;
+
+use std::net::SocketAddr;
+
+use suite::Device;
+use weft_engine::name::{EpName, NameParts};
+use weft_nic::shm::{Shm, ShmConfig};
+
+/// Every test for one device.
+macro_rules! conformance {
+    ($($device:ident: $type:ty),+ $(,)?) => { $(
+        mod $device {
+            conformance!(@tests $type, links: connects_and_tells_names, connects_to_itself, both_sides_connect_at_once,
+                a_service_name_reaches, nobody_there_is_refused, a_wrong_capability_is_denied,
+                a_silent_peer_times_out, close_delivers_what_was_sent, numbers_are_used_again,
+                an_attempt_can_be_closed, one_endpoint_has_many_peers);
+            conformance!(@tests $type, messages: every_size_arrives_intact, a_flood_is_refused_and_nothing_is_lost,
+                random_traffic_keeps_order, two_threads_play_ping_pong, two_threads_stream);
+            conformance!(@tests $type, bulk: pushes_arrive_intact, pushes_without_room_are_thrown_away,
+                messages_pass_pushes, a_queue_of_pushes_is_bounded, pushes_end_with_their_link,
+                close_abandons_pushes, direct_transfers_are_intact);
+        }
+    )+ };
+    (@tests $type:ty, $family:ident: $($test:ident),+) => { $(
+        #[test]
+        fn $test() {
+            $crate::suite::$family::$test::<$type>();
+        }
+    )+ };
+}
+
+conformance! {
+    shm: super::ShmDevice<true>,
+    shm_without_cma: super::ShmDevice<false>,
+}
+
+/// Shared memory, with and without cross-memory attach.
+pub struct ShmDevice<const CMA: bool>;
+
+impl<const CMA: bool> ShmDevice<CMA> {
+    fn open_with(service: Option<u16>) -> Shm {
+        let config = ShmConfig { service, cma: CMA, connect_timeout_ms: 1000, ..ShmConfig::default() };
+        Shm::new(&config, full_name(service.unwrap_or(0))).unwrap()
+    }
+}
+
+impl<const CMA: bool> Device for ShmDevice<CMA> {
+    type Nic = Shm;
+
+    fn open() -> Shm {
+        Self::open_with(None)
+    }
+
+    fn open_service() -> Option<(Shm, EpName)> {
+        let port = free_port();
+        let socket = SocketAddr::from(([127, 0, 0, 1], port));
+        Some((Self::open_with(Some(port)), EpName::service(socket)))
+    }
+}
+
+/// A port that no other test of this host uses: the system gives it out once.
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A name with a random id and capability.
+fn full_name(port: u16) -> EpName {
+    let mut random = [0u8; 32];
+    getrandom::fill(&mut random).unwrap();
+    EpName::full(&NameParts {
+        socket: SocketAddr::from(([127, 0, 0, 1], port)),
+        host_id: 1,
+        ep_id: random[..16].try_into().unwrap(),
+        capability: random[16..].try_into().unwrap(),
+        shm: true,
+        tcp: true,
+    })
+}
