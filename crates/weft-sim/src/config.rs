@@ -113,7 +113,7 @@ impl FabricConfig {
         config.connect_ns = *rng.pick(&[0, 1000, 100_000]);
         config.queue_depth = *rng.pick(&[1, 2, 3, 8, 64, 1024]);
         config.transfer_depth = *rng.pick(&[1, 2, 16]);
-        config.segment_bytes = *rng.pick(&[1, 100, 4096, 65536]);
+        config.segment_bytes = *rng.pick(&[33, 200, 4096, 65536]);
         config.poll_budget = *rng.pick(&[1, 2, 16, 256]);
         let mut faults = Faults { reorder_ns: 20_000, stall_ns: 200_000, ..Faults::default() };
         for (fault, strength) in [

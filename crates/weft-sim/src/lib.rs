@@ -8,18 +8,24 @@
 
 #![forbid(unsafe_code)]
 
+mod cluster;
 mod config;
 mod event;
 mod fabric;
+mod harness;
 mod memory;
 mod nic;
+pub mod oracle;
 pub mod rng;
 mod trace;
 mod transfer;
 mod wire;
+pub mod workload;
 
+pub use cluster::{Cluster, Turn};
 pub use config::{FabricConfig, Faults};
 pub use fabric::{Fabric, Stats};
+pub use harness::{Harness, Recv, Rma, Send, Tamper, Window, random_pieces};
 pub use memory::Buffer;
 pub use nic::SimNic;
 pub use trace::What;

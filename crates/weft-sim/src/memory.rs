@@ -61,6 +61,12 @@ impl Buffer {
         self.iov.write(&vec![byte; self.len()]);
     }
 
+    /// The part of it that begins at `offset` and has `len` bytes.
+    #[must_use]
+    pub fn part(&self, offset: usize, len: usize) -> Self {
+        Self { id: self.id, iov: self.iov.slice(offset, len) }
+    }
+
     /// Cuts it into consecutive pieces of the given lengths; what is left over makes the last.
     #[must_use]
     pub fn pieces(&self, lens: &[usize]) -> IovList {

@@ -1,0 +1,514 @@
+//! A cluster and its oracle: every operation that goes through here is checked.
+//!
+//! Place in the data flow: tests and workloads call [`Harness`]; it allocates the buffers, calls the engines, tells the
+//! [`Oracle`] what was accepted, drains the completions after every call into an engine (as weft-fi does), and frees each
+//! buffer as soon as the operation lets go of it, so that a late access is noticed.
+
+use weft_engine::api::{
+    ADDR_NONE, Access, Completion, Config, Error, Fault, Kind, OpFlags, RecvOp, Region, RmaIov, RmaOp, SendOp,
+};
+use weft_engine::mem::IovList;
+
+use crate::cluster::{Cluster, Turn};
+use crate::config::{FabricConfig, Faults};
+use crate::memory::Buffer;
+use crate::oracle::{CANARY, Criteria, Op, Oracle, PeekRecord, Record, RecvRecord, RecvState, RmaRecord, SendRecord};
+use crate::oracle::{context, payload};
+use crate::rng::Stream;
+use crate::trace::What;
+
+/// Turns after which a run that has not come to rest is called a hang.
+const PATIENCE_TURNS: usize = 200_000;
+
+/// A send to be posted.
+#[derive(Clone, Debug, Default)]
+pub struct Send {
+    /// The tag, if tagged.
+    pub tag: Option<u64>,
+    /// Immediate data.
+    pub data: Option<u64>,
+    /// Length in bytes.
+    pub len: usize,
+    /// Behaviour; TAGGED and DATA follow from the fields.
+    pub flags: OpFlags,
+    /// Lengths of the first pieces of the buffer.
+    pub pieces: Vec<usize>,
+}
+
+/// A receive or peek to be posted.
+#[derive(Clone, Debug, Default)]
+pub struct Recv {
+    /// From whom; `None`: anyone.
+    pub src: Option<usize>,
+    /// Tag and ignored bits, if tagged.
+    pub tag: Option<(u64, u64)>,
+    /// Length of the buffer.
+    pub len: usize,
+    /// MULTI.
+    pub multi: bool,
+    /// Lengths of the first pieces of the buffer.
+    pub pieces: Vec<usize>,
+}
+
+/// A read or write to be posted: of consecutive parts of one region.
+#[derive(Clone, Debug, Default)]
+pub struct Rma {
+    /// Where in the region it begins.
+    pub offset: usize,
+    /// Lengths of the remote pieces.
+    pub remote: Vec<usize>,
+    /// Immediate data (writes).
+    pub data: Option<u64>,
+    /// Behaviour; DATA follows from the field.
+    pub flags: OpFlags,
+    /// Lengths of the first local pieces.
+    pub pieces: Vec<usize>,
+    /// Names the region wrongly, so that the target must refuse: `Fault::BadKey` or `Fault::BadRange`.
+    pub spoil: Option<Fault>,
+}
+
+/// A registered region of a rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    /// Whose.
+    pub rank: usize,
+    /// Its key.
+    pub key: u64,
+    /// The remote address of its first byte.
+    pub base: u64,
+    /// Its memory.
+    pub memory: Buffer,
+    /// What it grants.
+    pub access: Access,
+}
+
+impl Window {
+    /// The remote pieces of an operation, the memory behind them, and the fault that it must meet.
+    fn reach(&self, rma: &Rma, kind: Kind) -> (Vec<RmaIov>, Vec<Buffer>, Option<Fault>) {
+        let granted = if kind == Kind::Write { self.access.write } else { self.access.read };
+        let must_fail = rma.spoil.or((!granted).then_some(Fault::BadKey));
+        let key = if rma.spoil == Some(Fault::BadKey) { self.key ^ 1 << 40 } else { self.key };
+        let shift = if rma.spoil == Some(Fault::BadRange) { self.memory.len() + 1 } else { 0 };
+        let (mut remote, mut there) = (Vec::new(), Vec::new());
+        let mut at = rma.offset;
+        for len in &rma.remote {
+            remote.push(RmaIov { addr: self.base + (at + shift) as u64, len: *len as u64, key });
+            there.push(self.memory.part(at, *len));
+            at += len;
+        }
+        (remote, there, must_fail)
+    }
+}
+
+/// Changes completions on their way to the oracle: how the tests prove that the oracle notices.
+pub type Tamper = Box<dyn FnMut(usize, &mut Vec<Completion>)>;
+
+/// A cluster under observation.
+pub struct Harness {
+    cluster: Cluster,
+    oracle: Oracle,
+    tamper: Option<Tamper>,
+    windows: Vec<Window>,
+}
+
+impl Harness {
+    /// A cluster of `ranks`.
+    #[must_use]
+    pub fn new(fabric: FabricConfig, engine: Config, ranks: usize) -> Self {
+        let cluster = Cluster::new(fabric, engine, ranks);
+        Self { cluster, oracle: Oracle::new(), tamper: None, windows: Vec::new() }
+    }
+
+    /// The cluster.
+    pub fn cluster(&mut self) -> &mut Cluster {
+        &mut self.cluster
+    }
+
+    /// The oracle.
+    #[must_use]
+    pub fn oracle(&self) -> &Oracle {
+        &self.oracle
+    }
+
+    /// The oracle, to be told of breakage that the test causes.
+    pub fn oracle_mut(&mut self) -> &mut Oracle {
+        &mut self.oracle
+    }
+
+    /// Has completions changed before the oracle sees them.
+    pub fn set_tamper(&mut self, tamper: Tamper) {
+        self.tamper = Some(tamper);
+    }
+
+    /// Regions so far.
+    #[must_use]
+    pub fn windows(&self) -> &[Window] {
+        &self.windows
+    }
+
+    // ---- messages ----------------------------------------------------------------------------
+
+    /// Sends. An error leaves no trace.
+    pub fn send(&mut self, rank: usize, dest: usize, send: &Send) -> Result<Op, Error> {
+        let op = self.oracle.number();
+        let flags = with(send.flags, send.tag.is_some(), send.data.is_some());
+        let buffer = self.cluster.fabric().alloc(rank, send.len);
+        buffer.write(&payload(op, send.len));
+        let iov = pieces(buffer, &send.pieces);
+        let (tag, data) = (send.tag.unwrap_or(0), send.data.unwrap_or(0));
+        let dest_addr = self.cluster.addr(rank, dest);
+        let Some(engine) = self.cluster.engine(rank) else { return Err(Error::Invalid) };
+        let posted = engine.send(&SendOp { dest: dest_addr, iov: &iov, tag, data, ctx: context(op), flags });
+        let inject = flags.contains(OpFlags::INJECT);
+        if posted.is_err() || inject {
+            self.cluster.fabric().free(buffer);
+        }
+        self.note_post(rank, op, send.len, posted.is_ok());
+        if posted.is_ok() {
+            let (tag, data, len) = (send.tag, send.data, send.len);
+            let buffer = (!inject).then_some(buffer);
+            let record = SendRecord { rank, dest, tag, data, len, flags, buffer, end: None, received_by: None };
+            self.oracle.accepted(op, Record::Send(record));
+        }
+        self.absorb(rank);
+        posted.map(|()| op)
+    }
+
+    /// Posts a receive. An error leaves no trace.
+    pub fn recv(&mut self, rank: usize, recv: &Recv) -> Result<Op, Error> {
+        let op = self.oracle.number();
+        let order = self.oracle.tick();
+        let flags = recv_flags(recv);
+        let buffer = self.cluster.fabric().alloc(rank, recv.len);
+        buffer.fill(CANARY);
+        let posted = self.call_recv(rank, op, recv, flags, buffer);
+        self.note_post(rank, op, recv.len, posted.is_ok());
+        match posted {
+            Ok(()) => {
+                let (want, state) = (Criteria { src: recv.src, tag: recv.tag }, RecvState::Posted);
+                let (got, claimed) = (Vec::new(), None);
+                let record = RecvRecord { rank, want, flags, buffer, order, state, got, claimed };
+                self.oracle.accepted(op, Record::Recv(record));
+            }
+            Err(_) => self.cluster.fabric().free(buffer),
+        }
+        self.absorb(rank);
+        posted.map(|()| op)
+    }
+
+    fn call_recv(&mut self, rank: usize, op: Op, recv: &Recv, flags: OpFlags, buffer: Buffer) -> Result<(), Error> {
+        let iov = pieces(buffer, &recv.pieces);
+        let src = recv.src.map_or(ADDR_NONE, |src| self.cluster.addr(rank, src));
+        let (tag, ignore) = recv.tag.unwrap_or((0, 0));
+        let Some(engine) = self.cluster.engine(rank) else { return Err(Error::Invalid) };
+        engine.recv(&RecvOp { src, iov: &iov, tag, ignore, ctx: context(op), flags })
+    }
+
+    /// Looks for a message; `extra` is empty, CLAIM or DISCARD.
+    pub fn peek(&mut self, rank: usize, recv: &Recv, extra: OpFlags) -> Result<Op, Error> {
+        let op = self.oracle.number();
+        let order = self.oracle.tick();
+        let flags = recv_flags(recv) | OpFlags::PEEK | extra;
+        let nothing = self.cluster.fabric().alloc(rank, 0);
+        let posted = self.call_recv(rank, op, recv, flags, nothing);
+        self.cluster.fabric().free(nothing);
+        if posted.is_ok() {
+            let want = Criteria { src: recv.src, tag: recv.tag };
+            let (discarded, discarding) = (false, false);
+            let record = PeekRecord { rank, want, flags, order, found: None, discarded, discarding };
+            self.oracle.accepted(op, Record::Peek(record));
+        }
+        self.absorb(rank);
+        posted.map(|()| op)
+    }
+
+    /// Takes the message that the peek `op` reserved into a buffer of `len` bytes, or throws it away if `len` is `None`.
+    pub fn claim(&mut self, op: Op, len: Option<usize>) -> Result<(), Error> {
+        let Record::Peek(peek) = self.oracle.record(op) else { return Err(Error::Invalid) };
+        let (rank, want) = (peek.rank, peek.want);
+        let recv = Recv { src: want.src, tag: want.tag, len: len.unwrap_or(0), ..Recv::default() };
+        let discard = if len.is_none() { OpFlags::DISCARD } else { OpFlags::empty() };
+        let flags = recv_flags(&recv) | OpFlags::CLAIM | discard;
+        let buffer = self.cluster.fabric().alloc(rank, recv.len);
+        buffer.fill(CANARY);
+        let posted = self.call_recv(rank, op, &recv, flags, buffer);
+        if posted.is_err() || len.is_none() {
+            self.cluster.fabric().free(buffer);
+        }
+        match (posted, len) {
+            (Ok(()), Some(_)) => self.oracle.claim(op, buffer, flags),
+            (Ok(()), None) => self.oracle.discard(op),
+            (Err(_), _) => {}
+        }
+        self.absorb(rank);
+        posted
+    }
+
+    /// Cancels a receive; whether there was one.
+    pub fn cancel(&mut self, op: Op) -> bool {
+        let Record::Recv(recv) = self.oracle.record(op) else { return false };
+        let rank = recv.rank;
+        let found = self.cluster.engine(rank).is_some_and(|engine| engine.cancel(context(op).ptr));
+        self.absorb(rank);
+        found
+    }
+
+    // ---- remote memory -----------------------------------------------------------------------
+
+    /// Registers a region of `len` bytes, filled with a pattern of its key.
+    pub fn add_window(&mut self, rank: usize, len: usize, access: Access, events: bool) -> Result<usize, Error> {
+        let index = self.windows.len();
+        let key = (1 << 63) | index as u64;
+        let memory = self.cluster.fabric().alloc(rank, len);
+        memory.write(&payload(index, len));
+        let base = if index.is_multiple_of(2) { 0 } else { 0x1000_0000 * index as u64 };
+        let iov = memory.pieces(&[len / 2]);
+        let region = Region { key, iov, base, access, user: index as u64, events };
+        let Some(engine) = self.cluster.engine(rank) else { return Err(Error::Invalid) };
+        engine.add_region(region)?;
+        self.windows.push(Window { rank, key, base, memory, access });
+        Ok(index)
+    }
+
+    /// Removes a region. From then on its memory is freed, and whoever still writes it is found.
+    pub fn remove_window(&mut self, index: usize) {
+        let window = self.windows[index];
+        if let Some(engine) = self.cluster.engine(window.rank) {
+            engine.remove_region(window.key);
+        }
+        self.absorb(window.rank);
+    }
+
+    /// Writes to a region. The part written must be nobody else's.
+    pub fn write(&mut self, rank: usize, window: usize, rma: &Rma) -> Result<Op, Error> {
+        self.rma(rank, window, rma, Kind::Write)
+    }
+
+    /// Reads from a region.
+    pub fn read(&mut self, rank: usize, window: usize, rma: &Rma) -> Result<Op, Error> {
+        self.rma(rank, window, rma, Kind::Read)
+    }
+
+    fn rma(&mut self, rank: usize, index: usize, rma: &Rma, kind: Kind) -> Result<Op, Error> {
+        let op = self.oracle.number();
+        let window = self.windows[index];
+        let len = rma.remote.iter().sum();
+        let flags = with(rma.flags, false, rma.data.is_some());
+        let buffer = self.cluster.fabric().alloc(rank, len);
+        let fill = if kind == Kind::Write { payload(op, len) } else { vec![CANARY; len] };
+        buffer.write(&fill);
+        let iov = pieces(buffer, &rma.pieces);
+        let (remote, there, must_fail) = window.reach(rma, kind);
+        let expected = there.iter().flat_map(Buffer::bytes).collect();
+        let dest = self.cluster.addr(rank, window.rank);
+        let data = rma.data.unwrap_or(0);
+        let Some(engine) = self.cluster.engine(rank) else { return Err(Error::Invalid) };
+        let call = RmaOp { dest, iov: &iov, remote: &remote, data, ctx: context(op), flags };
+        let posted = if kind == Kind::Write { engine.write(&call) } else { engine.read(&call) };
+        let inject = flags.contains(OpFlags::INJECT) && kind == Kind::Write;
+        if posted.is_err() || inject {
+            self.cluster.fabric().free(buffer);
+        }
+        self.note_post(rank, op, len, posted.is_ok());
+        if posted.is_ok() {
+            let (target, data, buffer) = (window.rank, rma.data, (!inject).then_some(buffer));
+            let (remote, end, events) = (there, None, 0);
+            let record =
+                RmaRecord { rank, target, kind, flags, data, len, buffer, expected, remote, must_fail, end, events };
+            self.oracle.accepted(op, Record::Rma(record));
+        }
+        self.absorb(rank);
+        posted.map(|()| op)
+    }
+
+    // ---- progress ----------------------------------------------------------------------------
+
+    fn note_post(&mut self, rank: usize, op: Op, len: usize, accepted: bool) {
+        self.cluster.fabric().record(What::Post, rank, op as u64, len as u64, &[u8::from(accepted)]);
+    }
+
+    /// Hands a rank's completions to the oracle, and frees what they free.
+    pub fn absorb(&mut self, rank: usize) {
+        absorb(&mut self.cluster, &mut self.oracle, self.tamper.as_mut(), rank);
+    }
+
+    /// One turn of the cluster.
+    pub fn turn(&mut self) -> Turn {
+        let Self { cluster, oracle, tamper, .. } = self;
+        cluster.turn(|cluster, rank| absorb(cluster, oracle, tamper.as_mut(), rank))
+    }
+
+    /// Turns until nothing moves any more; an error if that does not happen.
+    pub fn settle(&mut self) -> Result<(), String> {
+        let mut idle = 0;
+        for _ in 0..PATIENCE_TURNS {
+            idle = if self.turn() == Turn::Idle { idle + 1 } else { 0 };
+            if idle > 2 {
+                return Ok(());
+            }
+        }
+        Err(format!("does not come to rest after {PATIENCE_TURNS} turns"))
+    }
+
+    /// Turns until `until` holds of the oracle; an error if nothing moves any more before that.
+    pub fn settle_until(&mut self, mut until: impl FnMut(&Oracle) -> bool) -> Result<(), String> {
+        let mut idle = 0;
+        for _ in 0..PATIENCE_TURNS {
+            if until(&self.oracle) {
+                return Ok(());
+            }
+            idle = if self.turn() == Turn::Idle { idle + 1 } else { 0 };
+            if idle > 2 {
+                return Err("came to rest too early".into());
+            }
+        }
+        Err(format!("not reached after {PATIENCE_TURNS} turns"))
+    }
+
+    /// Breaks the links between two ranks.
+    pub fn break_links(&mut self, a: usize, b: usize) {
+        self.oracle.broke(a, b);
+        self.cluster.fabric().break_links(a, b);
+    }
+
+    /// Kills a rank.
+    pub fn kill(&mut self, rank: usize) {
+        for other in 0..self.cluster.ranks() {
+            self.oracle.broke(rank, other);
+        }
+        self.cluster.kill(rank);
+    }
+
+    /// A rank leaves in order. What it accepted may still fail; nobody else's does, except with it.
+    pub fn leave(&mut self, rank: usize) {
+        for other in 0..self.cluster.ranks() {
+            self.oracle.broke(rank, other);
+        }
+        self.cluster.leave(rank);
+    }
+
+    /// Brings the run to its end: faults off, everything received, receives that are left canceled; then judges it.
+    /// Returns all that is wrong.
+    pub fn finish(&mut self) -> Vec<String> {
+        self.cluster.fabric().set_faults(Faults::default());
+        let mut wrong = Vec::new();
+        wrong.extend(self.settle().err());
+        wrong.extend(self.receive_everything().err());
+        for rank in self.cluster.living() {
+            for op in self.oracle.posted(rank) {
+                self.cancel(op);
+            }
+        }
+        wrong.extend(self.settle().err());
+        wrong.extend(self.leaks());
+        let cluster = &self.cluster;
+        wrong.extend(self.oracle.verdict(|rank| cluster.lives(rank)));
+        wrong.extend(self.cluster.fabric().violations());
+        wrong
+    }
+
+    /// Posts receives that take anything until all messages that will ever come have come.
+    fn receive_everything(&mut self) -> Result<(), String> {
+        let mut before = usize::MAX;
+        for rank in self.cluster.living() {
+            for op in self.oracle.reserved(rank) {
+                self.claim(op, Some(1 << 17))
+                    .map_err(|error| format!("operation {op}: a claim was refused: {error}"))?;
+            }
+        }
+        loop {
+            let mut missing = 0;
+            for rank in self.cluster.living() {
+                missing += self.receive_all(rank, false) + self.receive_all(rank, true);
+            }
+            // Where links broke, some never come.
+            if missing == 0 || missing == before {
+                return Ok(());
+            }
+            before = missing;
+            self.settle()?;
+        }
+    }
+
+    /// Posts as many receives for everything as there are messages; returns how many that is.
+    fn receive_all(&mut self, rank: usize, tagged: bool) -> usize {
+        let missing = self.oracle.undelivered(rank, tagged);
+        let mut old = self.oracle.posted(rank);
+        let tag = tagged.then_some((0, u64::MAX));
+        let all = Recv { tag, len: 1 << 17, ..Recv::default() };
+        for _ in 0..missing {
+            while self.recv(rank, &all) == Err(Error::Again) {
+                // The queue may be full of receives that nothing matches.
+                let Some(op) = old.pop() else { return missing };
+                self.cancel(op);
+            }
+        }
+        missing
+    }
+
+    /// What is still held though nothing goes on.
+    fn leaks(&mut self) -> Vec<String> {
+        let mut out = Vec::new();
+        for rank in self.cluster.living() {
+            let Some(engine) = self.cluster.engine(rank) else { continue };
+            let (posted, unexpected, rest) = (engine.posted_receives(), engine.unexpected_messages(), engine.at_rest());
+            if posted > 0 || unexpected > 0 || !rest {
+                out.push(format!(
+                    "rank {rank} at the end: {posted} posted receives, {unexpected} unexpected messages, at rest: {rest}"
+                ));
+            }
+        }
+        let transfers = self.cluster.fabric().transfers();
+        if transfers > 0 {
+            out.push(format!("{transfers} transfers of the devices never ended"));
+        }
+        out
+    }
+}
+
+fn absorb(cluster: &mut Cluster, oracle: &mut Oracle, tamper: Option<&mut Tamper>, rank: usize) {
+    let mut batch = cluster.take_completions(rank);
+    if let Some(tamper) = tamper {
+        tamper(rank, &mut batch);
+    }
+    for c in batch {
+        let src = cluster.rank_of(rank, c.src);
+        let kind = c.kind as u64 | u64::from(c.flags.bits()) << 8;
+        let line = [c.tag.to_le_bytes(), c.data.to_le_bytes(), [u8::from(c.fault.is_some()); 8]].concat();
+        cluster.fabric().record(What::Complete, rank, c.ctx.ptr as u64, kind, &line);
+        if let Some(buffer) = oracle.completed(rank, &c, src) {
+            cluster.fabric().free(buffer);
+        }
+    }
+    oracle.batch_ended();
+}
+
+fn with(flags: OpFlags, tagged: bool, data: bool) -> OpFlags {
+    let mut flags = flags;
+    flags.set(OpFlags::TAGGED, tagged);
+    flags.set(OpFlags::DATA, data);
+    flags
+}
+
+fn recv_flags(recv: &Recv) -> OpFlags {
+    let mut flags = with(OpFlags::empty(), recv.tag.is_some(), false);
+    flags.set(OpFlags::MULTI, recv.multi);
+    flags
+}
+
+fn pieces(buffer: Buffer, lens: &[usize]) -> IovList {
+    buffer.pieces(lens)
+}
+
+/// Some ways to cut `len` bytes into pieces.
+#[must_use]
+pub fn random_pieces(rng: &mut Stream, len: usize) -> Vec<usize> {
+    let mut left = len;
+    let mut out = Vec::new();
+    while left > 0 && out.len() < 5 && rng.chance(300) {
+        let piece = rng.between(0, left);
+        out.push(piece);
+        left -= piece;
+    }
+    out
+}

@@ -1,0 +1,239 @@
+//! The end of a run: which receive got which message, and whether a simple matcher could have done that.
+//!
+//! The reference matcher: a message takes the oldest posted receive that wants it, else it waits; a
+//! receive takes the oldest waiting message that it wants, else it waits. Its outcome depends only on the order in which receives
+//! were posted, which is known, and on the order in which messages arrived, of which only the part per sender is known.
+//! Given both orders the outcome is the unique stable matching in which everybody prefers the oldest. So the
+//! observed matching is one that the reference matcher makes, for some arrival order, exactly if every "m could have had an
+//! older receive r" is explained by "r had been taken by m', which arrived before m", and these
+//! "before"s, together with the order per sender, have no cycle.
+
+use std::collections::BTreeMap;
+
+use weft_engine::api::{Fault, OpFlags};
+
+use super::{Got, Op, Oracle, PeekRecord, Record, RecvRecord, RecvState, SendRecord, describe};
+
+/// Where a message ended up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    /// When the receive was posted.
+    order: u64,
+    /// Which of a multi-receive's messages.
+    position: usize,
+    op: Op,
+}
+
+/// Messages that matching cannot tell apart: their sender and tag.
+type Stream = (Option<usize>, Option<u64>);
+
+/// A message of one receiver.
+struct Message<'a> {
+    op: Op,
+    send: &'a SendRecord,
+    place: Option<Place>,
+    /// When its receive was reported.
+    at: u64,
+}
+
+impl Oracle {
+    /// What the whole run must satisfy. `lives` tells the ranks that are still there.
+    #[must_use]
+    pub fn verdict(&self, lives: impl Fn(usize) -> bool) -> Vec<String> {
+        let mut out = self.complaints.clone();
+        out.extend(self.pending(&lives));
+        let ranks = self.ops.iter().map(|record| match record {
+            Record::Send(send) => send.dest.max(send.rank) + 1,
+            _ => 0,
+        });
+        for rank in (0..ranks.max().unwrap_or(0)).filter(|rank| lives(*rank)) {
+            self.judge_receiver(rank, &lives, &mut out);
+        }
+        self.judge_memory(&lives, &mut out);
+        out
+    }
+
+    fn judge_receiver(&self, rank: usize, lives: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
+        let mut messages = self.messages(rank);
+        self.place(rank, &mut messages, out);
+        let sure = |send: &SendRecord| !self.may_fail(send.rank, send.dest) && lives(send.rank);
+        for m in messages.iter().filter(|m| m.place.is_none()) {
+            let promised = m.send.end == Some(Ok(())) && m.send.flags.contains(OpFlags::DELIVERY);
+            if sure(m.send) || promised {
+                out.push(format!("operation {} was never received: {}", m.op, describe(&self.ops[m.op])));
+            }
+        }
+        messages.retain(|m| m.place.is_some());
+        let edges = self.explain(rank, &messages, out);
+        if let Some(stuck) = cycle(messages.len(), &edges) {
+            let names =
+                stuck.iter().map(|i| format!("\n    {} {}", messages[*i].op, describe(&self.ops[messages[*i].op])));
+            out.push(format!(
+                "rank {rank}: no order of arrival explains the matching of{}",
+                names.collect::<Vec<_>>().concat()
+            ));
+        }
+        for record in &self.ops {
+            if let Record::Peek(peek) = record
+                && peek.rank == rank
+            {
+                self.judge_peek(peek, &messages, out);
+            }
+        }
+    }
+
+    /// All messages sent to a rank, by sender and then in the order in which they were sent.
+    fn messages(&self, rank: usize) -> Vec<Message<'_>> {
+        let mut messages = Vec::new();
+        for (op, record) in self.ops.iter().enumerate() {
+            if let Record::Send(send) = record
+                && send.dest == rank
+            {
+                messages.push(Message { op, send, place: None, at: 0 });
+            }
+        }
+        messages.sort_by_key(|m| (m.send.rank, m.op));
+        messages
+    }
+
+    /// Finds out where each message went: by the number in its bytes, else by its turn among those of the same sender and tag.
+    fn place(&self, rank: usize, messages: &mut [Message<'_>], out: &mut Vec<String>) {
+        let mut by_turn: BTreeMap<Stream, Vec<(Place, &Got)>> = BTreeMap::new();
+        for (op, record) in self.ops.iter().enumerate() {
+            let (order, all) = match record {
+                Record::Recv(recv) if recv.rank == rank => (recv.order, in_buffer_order(recv)),
+                Record::Peek(peek) if peek.rank == rank && peek.discarded => {
+                    (peek.order, peek.found.iter().flatten().collect())
+                }
+                _ => continue,
+            };
+            for (position, got) in all.into_iter().enumerate() {
+                let place = Place { order, position, op };
+                match got.send.and_then(|send| messages.iter_mut().find(|m| m.op == send)) {
+                    Some(message) => (message.place, message.at) = (Some(place), got.at),
+                    None => by_turn.entry((got.src, got.tag)).or_default().push((place, got)),
+                }
+            }
+        }
+        for ((src, tag), mut places) in by_turn {
+            places.sort_by_key(|(place, _)| *place);
+            let mut waiting =
+                messages.iter_mut().filter(|m| m.place.is_none() && Some(m.send.rank) == src && m.send.tag == tag);
+            for (place, got) in places {
+                let Some(message) = waiting.next() else {
+                    out.push(format!("operation {} received a message that nobody sent: {got:?}", place.op));
+                    continue;
+                };
+                let bytes = super::payload(message.op, message.send.len);
+                let cut = got.bytes.len().min(bytes.len());
+                if (message.send.data, message.send.len) != (got.data, got.full_len) || got.bytes[..] != bytes[..cut] {
+                    let sent = describe(&self.ops[message.op]);
+                    out.push(format!("operation {} got {got:?}\n    instead of {} {sent}", place.op, message.op));
+                }
+                (message.place, message.at) = (Some(place), got.at);
+            }
+        }
+    }
+
+    /// Every older receive that a message could have had must have been taken by a message that arrived before.
+    fn explain(&self, rank: usize, messages: &[Message<'_>], out: &mut Vec<String>) -> Vec<(usize, usize)> {
+        let index: BTreeMap<Place, usize> =
+            messages.iter().enumerate().filter_map(|(i, m)| m.place.map(|place| (place, i))).collect();
+        let mut edges = Vec::new();
+        for (i, pair) in messages.windows(2).enumerate() {
+            if pair[0].send.rank == pair[1].send.rank {
+                edges.push((i, i + 1));
+            }
+        }
+        for ((a, i), (b, j)) in index.iter().zip(index.iter().skip(1)) {
+            if a.op == b.op {
+                edges.push((*i, *j));
+            }
+        }
+        for (op, record) in self.ops.iter().enumerate() {
+            let Record::Recv(recv) = record else { continue };
+            if recv.rank != rank {
+                continue;
+            }
+            let of_recv =
+                Place { order: recv.order, position: 0, op }..=Place { order: recv.order, position: usize::MAX, op };
+            let last = index.range(of_recv).next_back().map(|(_, i)| *i);
+            for (i, m) in messages.iter().enumerate() {
+                let Some(place) = m.place else { continue };
+                if place.op == op || recv.order > place.order || !recv.want.accept(m.send.rank, m.send.tag) {
+                    continue;
+                }
+                match (recv.state, last) {
+                    (RecvState::Done, Some(last)) => edges.push((last, i)),
+                    (RecvState::Ended(Fault::Canceled, ended), _) if m.at > ended => {}
+                    (RecvState::Ended(Fault::Link(_), _), _) => {}
+                    _ => out.push(format!(
+                        "operation {} should have been received by operation {op}, not by {}: {}\n    {}\n    {}",
+                        m.op,
+                        place.op,
+                        describe(&self.ops[m.op]),
+                        describe(record),
+                        describe(&self.ops[place.op]),
+                    )),
+                }
+            }
+        }
+        edges
+    }
+
+    /// A peek reports, per sender, the first message that it wants of those that no earlier receive took.
+    fn judge_peek(&self, peek: &PeekRecord, messages: &[Message<'_>], out: &mut Vec<String>) {
+        let Some(Some(found)) = &peek.found else { return };
+        let lossy = found.src.is_some_and(|src| self.may_fail(src, peek.rank));
+        let first = messages.iter().find(|m| {
+            let later = m.place.is_none_or(|place| place.order >= peek.order);
+            Some(m.send.rank) == found.src && later && peek.want.accept(m.send.rank, m.send.tag)
+        });
+        let same =
+            first.is_some_and(|m| (m.send.tag, m.send.data, m.send.len) == (found.tag, found.data, found.full_len));
+        if !same && !lossy {
+            out.push(format!("{peek:?}\n    should have found {:?}", first.map(|m| describe(&self.ops[m.op]))));
+        }
+    }
+}
+
+/// A receive's messages in the order in which they were matched: by address, empty ones before what begins there.
+fn in_buffer_order(recv: &RecvRecord) -> Vec<&Got> {
+    let mut all = recv.got.iter().collect::<Vec<_>>();
+    all.sort_by_key(|got| (got.offset, !got.bytes.is_empty(), got.at));
+    all
+}
+
+/// The nodes that no topological order can hold, if there are any.
+fn cycle(nodes: usize, edges: &[(usize, usize)]) -> Option<Vec<usize>> {
+    let mut blocked_by = vec![0_usize; nodes];
+    let mut after = vec![Vec::new(); nodes];
+    for (a, b) in edges {
+        blocked_by[*b] += 1;
+        after[*a].push(*b);
+    }
+    let mut free = (0..nodes).filter(|n| blocked_by[*n] == 0).collect::<Vec<_>>();
+    let mut placed = 0;
+    while let Some(n) = free.pop() {
+        placed += 1;
+        for next in &after[n] {
+            blocked_by[*next] -= 1;
+            if blocked_by[*next] == 0 {
+                free.push(*next);
+            }
+        }
+    }
+    (placed < nodes).then(|| (0..nodes).filter(|n| blocked_by[*n] > 0).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cycle;
+
+    #[test]
+    fn cycles_are_found() {
+        assert_eq!(cycle(3, &[(0, 1), (1, 2), (0, 2)]), None);
+        assert_eq!(cycle(4, &[(0, 1), (1, 2), (2, 1), (2, 3)]), Some(vec![1, 2, 3]));
+        assert_eq!(cycle(1, &[(0, 0)]), Some(vec![0]));
+    }
+}

@@ -1,0 +1,590 @@
+//! The oracle: an independent model of what the operations of a run must lead to.
+//!
+//! Place in the data flow: [`Harness`](crate::Harness) tells it of every accepted operation and of every completion, and asks it
+//! at the end. It knows libfabric's rules and nothing of protocols.
+//!
+//! Checked as completions come: exactly one per accepted operation, at the right rank, with the right context,
+//! flags, length, tag, data and source; bytes exact; nothing written beyond what was received; delivery-complete sends
+//! not before their receive. Checked at the end ([`matching`]): order per peer, and that the matching is the one a simple
+//! reference matcher makes for some order of arrival.
+
+mod matching;
+mod rma;
+
+use std::collections::BTreeSet;
+
+use weft_engine::api::{Completion, Context, Fault, Kind, OpFlags};
+
+use crate::memory::Buffer;
+pub use rma::RmaRecord;
+
+/// What buffers hold before anything is received into them.
+pub const CANARY: u8 = 0xC3;
+/// Messages at least this long name themselves in their first bytes.
+pub const ID_BYTES: usize = 8;
+
+/// An operation's number, also its context pointer.
+pub type Op = usize;
+
+/// The payload of operation `op`: its number, then bytes that depend on it; cut to `len`.
+#[must_use]
+pub fn payload(op: Op, len: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(len + ID_BYTES);
+    bytes.extend_from_slice(&(op as u64).to_le_bytes());
+    let mut x = (op as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    while bytes.len() < len {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        bytes.extend_from_slice(&x.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// The context of an operation.
+#[must_use]
+pub fn context(op: Op) -> Context {
+    Context { ptr: op, user: (op as u64).wrapping_mul(0xD6E8_FEB8_6659_FD93) }
+}
+
+/// An accepted send.
+#[derive(Clone, Debug)]
+pub struct SendRecord {
+    /// Sender.
+    pub rank: usize,
+    /// Receiver.
+    pub dest: usize,
+    /// The tag, if tagged.
+    pub tag: Option<u64>,
+    /// Immediate data.
+    pub data: Option<u64>,
+    /// Length in bytes.
+    pub len: usize,
+    /// As posted.
+    pub flags: OpFlags,
+    /// The source buffer, freed at completion; `None` for an inject, whose buffer was freed at once.
+    pub buffer: Option<Buffer>,
+    /// How it ended.
+    pub end: Option<Result<(), Fault>>,
+    /// Its bytes have been received, by the receive with this number.
+    pub received_by: Option<Op>,
+}
+
+/// What a receive or a peek asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Criteria {
+    /// From whom; `None`: anyone.
+    pub src: Option<usize>,
+    /// Tag and ignored bits, if tagged.
+    pub tag: Option<(u64, u64)>,
+}
+
+impl Criteria {
+    /// Whether a message from `src` with `tag` is wanted.
+    #[must_use]
+    pub fn accept(&self, src: usize, tag: Option<u64>) -> bool {
+        let tags = match (self.tag, tag) {
+            (None, None) => true,
+            (Some((want, ignore)), Some(tag)) => want & !ignore == tag & !ignore,
+            _ => false,
+        };
+        tags && self.src.is_none_or(|want| want == src)
+    }
+}
+
+/// A message as a receive or peek reported it.
+#[derive(Clone, Debug)]
+pub struct Got {
+    /// Sender; `None` if it was not told.
+    pub src: Option<usize>,
+    /// Tag.
+    pub tag: Option<u64>,
+    /// Immediate data.
+    pub data: Option<u64>,
+    /// Bytes that were stored (empty for a peek).
+    pub bytes: Vec<u8>,
+    /// Length of the message.
+    pub full_len: usize,
+    /// Where in the buffer it begins.
+    pub offset: usize,
+    /// The send, once known.
+    pub send: Option<Op>,
+    /// When it was reported, on the oracle's clock.
+    pub at: u64,
+}
+
+/// How far a receive is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecvState {
+    /// Posted.
+    Posted,
+    /// Complete (a multi-receive: released).
+    Done,
+    /// Ended without a message: canceled or failed, at this time on the oracle's clock.
+    Ended(Fault, u64),
+}
+
+/// An accepted receive.
+#[derive(Clone, Debug)]
+pub struct RecvRecord {
+    /// Receiver.
+    pub rank: usize,
+    /// What it wants.
+    pub want: Criteria,
+    /// As posted.
+    pub flags: OpFlags,
+    /// The buffer.
+    pub buffer: Buffer,
+    /// When it was posted, or the peek that claimed for it was called.
+    pub order: u64,
+    /// How far it is.
+    pub state: RecvState,
+    /// What it got.
+    pub got: Vec<Got>,
+    /// What the peek reported that claimed for it.
+    pub claimed: Option<Got>,
+}
+
+/// An accepted peek.
+#[derive(Clone, Debug)]
+pub struct PeekRecord {
+    /// Who looks.
+    pub rank: usize,
+    /// For what.
+    pub want: Criteria,
+    /// As posted.
+    pub flags: OpFlags,
+    /// When.
+    pub order: u64,
+    /// What it reported: `Some(None)` for no message.
+    pub found: Option<Option<Got>>,
+    /// The message has been thrown away.
+    pub discarded: bool,
+    /// A discard of the claimed message was called and has not completed.
+    pub discarding: bool,
+}
+
+/// An operation of a run.
+#[derive(Clone, Debug)]
+pub enum Record {
+    /// A send.
+    Send(SendRecord),
+    /// A receive.
+    Recv(RecvRecord),
+    /// A peek.
+    Peek(PeekRecord),
+    /// An RMA read or write.
+    Rma(RmaRecord),
+    /// It was not accepted: no trace of it may ever appear.
+    Refused,
+}
+
+/// The model of one run.
+#[derive(Debug, Default)]
+pub struct Oracle {
+    ops: Vec<Record>,
+    clock: u64,
+    complaints: Vec<String>,
+    /// Pairs of ranks between which links broke: there, operations may fail with a link's error.
+    broken: BTreeSet<(usize, usize)>,
+    /// Sends that promised delivery and completed: receives of the same batch may follow.
+    to_confirm: Vec<Op>,
+}
+
+impl Oracle {
+    /// A model in which nothing has happened.
+    #[must_use]
+    pub fn new() -> Self {
+        // Number 0 is nobody's, so that a zeroed context is noticed.
+        Self { ops: vec![Record::Refused], ..Self::default() }
+    }
+
+    /// The number for the next operation.
+    pub fn number(&mut self) -> Op {
+        self.ops.push(Record::Refused);
+        self.ops.len() - 1
+    }
+
+    /// Enters what was accepted under a number.
+    pub fn accepted(&mut self, op: Op, record: Record) {
+        self.ops[op] = record;
+    }
+
+    /// What is known of an operation.
+    #[must_use]
+    pub fn record(&self, op: Op) -> &Record {
+        self.ops.get(op).unwrap_or(&Record::Refused)
+    }
+
+    /// The next moment.
+    pub fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// From now on operations between the two ranks may fail.
+    pub fn broke(&mut self, a: usize, b: usize) {
+        self.broken.insert((a.min(b), a.max(b)));
+    }
+
+    /// Whether operations between the two ranks may fail.
+    #[must_use]
+    pub fn may_fail(&self, a: usize, b: usize) -> bool {
+        self.broken.contains(&(a.min(b), a.max(b)))
+    }
+
+    /// Something is wrong.
+    pub fn complain(&mut self, text: String) {
+        self.complaints.push(text);
+    }
+
+    /// What was wrong so far.
+    #[must_use]
+    pub fn complaints(&self) -> &[String] {
+        &self.complaints
+    }
+
+    /// Whether an operation has ended.
+    #[must_use]
+    pub fn ended(&self, op: Op) -> bool {
+        match self.record(op) {
+            Record::Send(send) => send.end.is_some(),
+            Record::Recv(recv) => recv.state != RecvState::Posted,
+            Record::Peek(peek) => peek.found.is_some() && !peek.discarding,
+            Record::Rma(rma) => rma.end.is_some(),
+            Record::Refused => true,
+        }
+    }
+
+    /// How an operation ended: its fault, if it failed.
+    #[must_use]
+    pub fn fault(&self, op: Op) -> Option<Fault> {
+        match self.record(op) {
+            Record::Send(send) => send.end.and_then(Result::err),
+            Record::Rma(rma) => rma.end.and_then(Result::err),
+            Record::Recv(RecvRecord { state: RecvState::Ended(fault, _), .. }) => Some(*fault),
+            _ => None,
+        }
+    }
+
+    /// A claim was called for the message that a peek reserved: its record becomes a receive in the peek's place.
+    pub fn claim(&mut self, op: Op, buffer: Buffer, flags: OpFlags) {
+        let Record::Peek(peek) = &self.ops[op] else { return };
+        let claimed = peek.found.clone().flatten();
+        let (rank, want, order) = (peek.rank, peek.want, peek.order);
+        let state = RecvState::Posted;
+        self.ops[op] = Record::Recv(RecvRecord { rank, want, flags, buffer, order, state, got: Vec::new(), claimed });
+    }
+
+    /// A discard was called for the message that a peek reserved.
+    pub fn discard(&mut self, op: Op) {
+        if let Record::Peek(peek) = &mut self.ops[op] {
+            peek.discarding = true;
+        }
+    }
+
+    /// Receives that are posted at a rank.
+    #[must_use]
+    pub fn posted(&self, rank: usize) -> Vec<Op> {
+        let posted = |record: &Record| matches!(record, Record::Recv(recv) if recv.rank == rank && recv.state == RecvState::Posted);
+        (0..self.ops.len()).filter(|op| posted(&self.ops[*op])).collect()
+    }
+
+    /// Peeks of a rank that hold a message which nobody has claimed or thrown away.
+    #[must_use]
+    pub fn reserved(&self, rank: usize) -> Vec<Op> {
+        let holds = |record: &Record| {
+            matches!(record, Record::Peek(peek) if peek.rank == rank
+                && peek.flags.contains(OpFlags::CLAIM)
+                && matches!(peek.found, Some(Some(_)))
+                && !peek.discarded
+                && !peek.discarding)
+        };
+        (0..self.ops.len()).filter(|op| holds(&self.ops[*op])).collect()
+    }
+
+    /// Messages sent to a rank that are neither received nor thrown away, tagged or not.
+    #[must_use]
+    pub fn undelivered(&self, rank: usize, tagged: bool) -> usize {
+        let mut count = 0_usize;
+        for record in &self.ops {
+            match record {
+                Record::Send(send) if send.dest == rank && send.tag.is_some() == tagged => count += 1,
+                Record::Recv(recv) if recv.rank == rank && recv.want.tag.is_some() == tagged => {
+                    count = count.saturating_sub(recv.got.len());
+                }
+                Record::Peek(peek) if peek.rank == rank && peek.want.tag.is_some() == tagged => {
+                    count = count.saturating_sub(usize::from(peek.discarded));
+                }
+                _ => {}
+            }
+        }
+        count
+    }
+
+    /// Operations of living ranks that have not ended, described.
+    #[must_use]
+    pub fn pending(&self, lives: impl Fn(usize) -> bool) -> Vec<String> {
+        let mut out = Vec::new();
+        for (op, record) in self.ops.iter().enumerate() {
+            let rank = match record {
+                Record::Send(send) => send.rank,
+                Record::Recv(recv) => recv.rank,
+                Record::Peek(peek) => peek.rank,
+                Record::Rma(rma) => rma.rank,
+                Record::Refused => continue,
+            };
+            let silent = match record {
+                Record::Send(send) => send.flags.contains(OpFlags::QUIET),
+                Record::Rma(rma) => rma.flags.contains(OpFlags::QUIET),
+                _ => false,
+            };
+            if lives(rank) && !silent && !self.ended(op) {
+                out.push(format!("operation {op} never completed: {}", describe(record)));
+            }
+        }
+        out
+    }
+
+    // ---- completions -------------------------------------------------------------------------
+
+    /// A rank reports a completion. `src` is the rank behind its source address. Returns the buffer that is free now.
+    pub fn completed(&mut self, rank: usize, c: &Completion, src: Option<usize>) -> Option<Buffer> {
+        let at = self.tick();
+        if matches!(c.kind, Kind::RemoteWrite | Kind::RemoteRead) {
+            self.remote_event(rank, c, src);
+            return None;
+        }
+        let op = c.ctx.ptr;
+        let owner = match self.ops.get(op) {
+            Some(Record::Send(send)) => send.rank,
+            Some(Record::Recv(recv)) => recv.rank,
+            Some(Record::Peek(peek)) => peek.rank,
+            Some(Record::Rma(rma)) => rma.rank,
+            Some(Record::Refused) | None => {
+                self.complain(format!("rank {rank}: completion of an operation that was never accepted: {c:?}"));
+                return None;
+            }
+        };
+        if owner != rank || c.ctx != context(op) {
+            self.complain(format!("rank {rank}: completion with a foreign context (operation of rank {owner}): {c:?}"));
+            return None;
+        }
+        let mut record = std::mem::replace(&mut self.ops[op], Record::Refused);
+        let problem = match &mut record {
+            Record::Send(send) => self.send_completed(op, send, c),
+            Record::Recv(recv) => self.recv_completed(op, recv, c, src, at),
+            Record::Peek(peek) => peek_completed(peek, c, src, at),
+            Record::Rma(rma) => self.rma_completed(op, rma, c),
+            Record::Refused => Ok(None),
+        };
+        let text = describe(&record);
+        self.ops[op] = record;
+        problem.unwrap_or_else(|problem| {
+            self.complain(format!("rank {rank}, operation {op}: {problem}\n    {c:?}\n    {text}"));
+            None
+        })
+    }
+
+    fn send_completed(&mut self, op: Op, send: &mut SendRecord, c: &Completion) -> Result<Option<Buffer>, String> {
+        if send.end.is_some() {
+            return Err("completed twice".into());
+        }
+        send.end = Some(c.fault.map_or(Ok(()), Err));
+        match c.fault {
+            None if send.flags.contains(OpFlags::QUIET) => return Err("a quiet send reported success".into()),
+            Some(Fault::Link(_)) if self.may_fail(send.rank, send.dest) => return Ok(send.buffer),
+            Some(fault) => return Err(format!("failed: {fault}")),
+            None => {}
+        }
+        expect(c.kind == Kind::Send, "kind")?;
+        expect(c.len == send.len, "length")?;
+        expect(c.flags.contains(OpFlags::TAGGED) == send.tag.is_some(), "tagged flag")?;
+        expect(send.tag.is_none_or(|tag| c.tag == tag), "tag")?;
+        if send.flags.contains(OpFlags::DELIVERY) {
+            self.to_confirm.push(op);
+        }
+        Ok(send.buffer)
+    }
+
+    /// The end of a batch of completions of one rank: what they promise together must hold now.
+    pub fn batch_ended(&mut self) {
+        for op in std::mem::take(&mut self.to_confirm) {
+            let Record::Send(send) = &self.ops[op] else { continue };
+            if send.len >= ID_BYTES && send.received_by.is_none() && self.can_confirm(send) {
+                let text = describe(&self.ops[op]);
+                self.complain(format!("operation {op}: delivery complete before its receive: {text}"));
+            }
+        }
+    }
+
+    /// Whether a delivered message would have been recognised: neither discarded nor cut too short.
+    fn can_confirm(&self, send: &SendRecord) -> bool {
+        !self.ops.iter().any(|record| match record {
+            Record::Peek(peek) => {
+                peek.rank == send.dest && (peek.discarded || peek.discarding) && peek.want.accept(send.rank, send.tag)
+            }
+            Record::Recv(recv) => {
+                let short = recv.got.iter().any(|got| got.bytes.len() < ID_BYTES && got.full_len == send.len);
+                recv.rank == send.dest && short && recv.want.accept(send.rank, send.tag)
+            }
+            _ => false,
+        })
+    }
+
+    fn recv_completed(
+        &mut self,
+        op: Op,
+        recv: &mut RecvRecord,
+        c: &Completion,
+        src: Option<usize>,
+        at: u64,
+    ) -> Result<Option<Buffer>, String> {
+        if recv.state != RecvState::Posted {
+            return Err("completed twice".into());
+        }
+        let multi = recv.flags.contains(OpFlags::MULTI);
+        let released = !multi || c.flags.contains(OpFlags::MULTI);
+        expect(c.kind == Kind::Recv, "kind")?;
+        expect(c.flags.contains(OpFlags::TAGGED) == recv.want.tag.is_some(), "tagged flag")?;
+        expect(multi || !c.flags.contains(OpFlags::MULTI), "released flag on a plain receive")?;
+        let excess = match c.fault {
+            None => 0,
+            Some(Fault::Truncated(excess)) => excess,
+            Some(fault) => return self.recv_ended(recv, fault, released, at),
+        };
+        recv.state = if released { RecvState::Done } else { RecvState::Posted };
+        let offset = if c.len == 0 && !multi { 0 } else { c.buf.wrapping_sub(recv.buffer.iov().as_ptr() as usize) };
+        let end = offset.checked_add(c.len).filter(|end| *end <= recv.buffer.len());
+        let end = end.ok_or("stored outside the buffer")?;
+        expect(multi || offset == 0, "buffer address")?;
+        let overlaps = |g: &Got| g.offset < end && offset < g.offset + g.bytes.len();
+        expect(!recv.got.iter().any(overlaps), "two messages overlap in a multi-receive")?;
+        let all = recv.buffer.bytes();
+        if !multi {
+            expect(all[end..].iter().all(|byte| *byte == CANARY), "written beyond what was received")?;
+            expect(excess == 0 || end == all.len(), "cut although there was room")?;
+        }
+        let data = c.flags.contains(OpFlags::DATA).then_some(c.data);
+        let tag = recv.want.tag.map(|_| c.tag);
+        let bytes = all[offset..end].to_vec();
+        let mut got = Got { src, tag, data, bytes, full_len: c.len + excess, offset, send: None, at };
+        let outcome = self.check_got(op, recv, &mut got);
+        recv.got.push(got);
+        outcome.map(|()| released.then_some(recv.buffer))
+    }
+
+    /// A receive ended without a message.
+    fn recv_ended(
+        &self,
+        recv: &mut RecvRecord,
+        fault: Fault,
+        released: bool,
+        at: u64,
+    ) -> Result<Option<Buffer>, String> {
+        let excusable = match fault {
+            // Whether it was canceled is the harness's to know; it says so by the state.
+            Fault::Canceled => true,
+            Fault::Link(_) => match recv.want.src {
+                Some(src) => self.may_fail(recv.rank, src),
+                None => self.broken.iter().any(|(a, b)| *a == recv.rank || *b == recv.rank),
+            },
+            _ => false,
+        };
+        if released {
+            recv.state = RecvState::Ended(fault, at);
+        }
+        if excusable { Ok(released.then_some(recv.buffer)) } else { Err(format!("failed: {fault}")) }
+    }
+
+    /// A received message against the send that it names.
+    fn check_got(&mut self, op: Op, recv: &RecvRecord, got: &mut Got) -> Result<(), String> {
+        let src = got.src.ok_or("source unknown")?;
+        if !recv.want.accept(src, got.tag) {
+            return Err(format!("got a message that it does not want: from {src}, tag {:x?}", got.tag));
+        }
+        if let Some(claimed) = &recv.claimed {
+            let same = (claimed.src, claimed.tag, claimed.data, claimed.full_len);
+            expect(same == (got.src, got.tag, got.data, got.full_len), "not the message that was claimed")?;
+        }
+        let Some(id) = got.bytes.get(..ID_BYTES) else { return Ok(()) };
+        let id = id.iter().rev().fold(0_usize, |id, byte| id << 8 | usize::from(*byte));
+        let Some(Record::Send(send)) = self.ops.get_mut(id) else {
+            return Err(format!("received bytes that nobody sent (they name operation {id:#x})"));
+        };
+        let same = (Some(send.rank), send.dest, send.tag, send.data, send.len);
+        if same != (got.src, recv.rank, got.tag, got.data, got.full_len) {
+            return Err(format!("differs from what was sent as operation {id}: {send:?}"));
+        }
+        if got.bytes != payload(id, send.len)[..got.bytes.len()] {
+            return Err(format!("bytes differ from what was sent as operation {id}: {send:?}"));
+        }
+        if let Some(other) = send.received_by.replace(op) {
+            return Err(format!("the message of operation {id} was received before, by operation {other}"));
+        }
+        got.send = Some(id);
+        Ok(())
+    }
+}
+
+fn peek_completed(
+    peek: &mut PeekRecord,
+    c: &Completion,
+    src: Option<usize>,
+    at: u64,
+) -> Result<Option<Buffer>, String> {
+    expect(c.kind == Kind::Recv, "kind")?;
+    expect(c.flags.contains(OpFlags::TAGGED) == peek.want.tag.is_some(), "tagged flag")?;
+    if peek.discarding {
+        peek.discarding = false;
+        peek.discarded = true;
+        return c.fault.map_or(Ok(None), |fault| Err(format!("a discard failed: {fault}")));
+    }
+    if peek.found.is_some() {
+        return Err("completed twice".into());
+    }
+    peek.found = Some(None);
+    match c.fault {
+        Some(Fault::NoMessage) => return Ok(None),
+        Some(fault) => return Err(format!("a peek failed: {fault}")),
+        None => {}
+    }
+    let (tag, data) = (peek.want.tag.map(|_| c.tag), c.flags.contains(OpFlags::DATA).then_some(c.data));
+    let got = Got { src, tag, data, bytes: Vec::new(), full_len: c.len, offset: 0, send: None, at };
+    peek.found = Some(Some(got));
+    peek.discarded = peek.flags.contains(OpFlags::DISCARD);
+    let wanted = src.is_some_and(|src| peek.want.accept(src, tag));
+    expect(wanted, "a peek reported a message that it does not want")?;
+    Ok(None)
+}
+
+fn expect(holds: bool, what: &str) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(format!("wrong: {what}")) }
+}
+
+/// One line about an operation.
+#[must_use]
+pub fn describe(record: &Record) -> String {
+    match record {
+        Record::Send(s) => format!(
+            "send {} → {}, tag {:x?}, data {:x?}, {} bytes, {:?}, ended {:?}, received by {:?}",
+            s.rank, s.dest, s.tag, s.data, s.len, s.flags, s.end, s.received_by
+        ),
+        Record::Recv(r) => format!(
+            "receive at {}, {:x?}, {} bytes, {:?}, order {}, {:?}, {} messages",
+            r.rank,
+            r.want,
+            r.buffer.len(),
+            r.flags,
+            r.order,
+            r.state,
+            r.got.len()
+        ),
+        Record::Peek(p) => {
+            format!("peek at {}, {:x?}, {:?}, order {}, {:?}", p.rank, p.want, p.flags, p.order, p.found)
+        }
+        Record::Rma(r) => rma::describe(r),
+        Record::Refused => "refused".into(),
+    }
+}

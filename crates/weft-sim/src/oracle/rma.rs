@@ -1,0 +1,144 @@
+//! The model of remote memory access.
+//!
+//! Each write gets a slot of the target's region for itself, so that what must stand there at the end is known
+//! whatever the order of the writes; reads go to parts that nobody writes. Immediate data is unique, so a
+//! remote event names its write.
+
+use weft_engine::api::{Completion, Fault, Kind, OpFlags};
+
+use super::{Op, Oracle, Record, expect, payload};
+use crate::memory::Buffer;
+
+/// An accepted read or write.
+#[derive(Clone, Debug)]
+pub struct RmaRecord {
+    /// Initiator.
+    pub rank: usize,
+    /// Target.
+    pub target: usize,
+    /// `Kind::Read` or `Kind::Write`.
+    pub kind: Kind,
+    /// As posted.
+    pub flags: OpFlags,
+    /// Immediate data of a write.
+    pub data: Option<u64>,
+    /// Length in bytes.
+    pub len: usize,
+    /// Local memory, freed at completion; `None` for an inject.
+    pub buffer: Option<Buffer>,
+    /// Read: what must arrive.
+    pub expected: Vec<u8>,
+    /// Write: where it goes.
+    pub remote: Vec<Buffer>,
+    /// The fault that it must end with, if any.
+    pub must_fail: Option<Fault>,
+    /// How it ended.
+    pub end: Option<Result<(), Fault>>,
+    /// Remote events seen with its data.
+    pub events: usize,
+}
+
+impl Oracle {
+    pub(super) fn rma_completed(
+        &mut self,
+        op: Op,
+        rma: &mut RmaRecord,
+        c: &Completion,
+    ) -> Result<Option<Buffer>, String> {
+        if rma.end.is_some() {
+            return Err("completed twice".into());
+        }
+        rma.end = Some(c.fault.map_or(Ok(()), Err));
+        expect(c.kind == rma.kind, "kind")?;
+        match (c.fault, rma.must_fail) {
+            (Some(fault), Some(must)) if fault == must => return Ok(rma.buffer),
+            (Some(Fault::Link(_)), _) if self.may_fail(rma.rank, rma.target) => return Ok(rma.buffer),
+            (Some(fault), _) => return Err(format!("failed: {fault}")),
+            (None, Some(fault)) => return Err(format!("succeeded, and should have failed: {fault}")),
+            (None, None) => {}
+        }
+        expect(!rma.flags.contains(OpFlags::QUIET), "a quiet operation reported success")?;
+        expect(c.len == rma.len, "length")?;
+        if let (Kind::Read, Some(buffer)) = (rma.kind, rma.buffer) {
+            expect(buffer.bytes() == rma.expected, "the bytes read")?;
+        }
+        if rma.kind == Kind::Write && rma.flags.contains(OpFlags::DELIVERY) {
+            expect(stored(op, rma), "delivery complete before the target's memory was written")?;
+        }
+        Ok(rma.buffer)
+    }
+
+    pub(super) fn remote_event(&mut self, rank: usize, c: &Completion, src: Option<usize>) {
+        if !c.flags.contains(OpFlags::DATA) {
+            return;
+        }
+        let found = self.ops.iter().enumerate().find_map(|(op, record)| match record {
+            Record::Rma(rma) if rma.data == Some(c.data) && rma.target == rank => Some((op, rma.clone())),
+            _ => None,
+        });
+        let Some((op, rma)) = found else {
+            self.complain(format!("rank {rank}: a remote write's data that nobody sent: {c:?}"));
+            return;
+        };
+        let single = rma.remote.len() == 1;
+        let problem = if c.kind != Kind::RemoteWrite || rma.kind != Kind::Write {
+            "a remote read with data"
+        } else if rma.must_fail.is_some() {
+            "a refused write left data"
+        } else if rma.events > 0 {
+            "the same remote write was reported twice"
+        } else if src != Some(rma.rank) {
+            "the wrong source of a remote write"
+        } else if single && c.len != rma.len {
+            "the wrong length of a remote write"
+        } else if !stored(op, &rma) {
+            "data of a remote write before its bytes"
+        } else {
+            ""
+        };
+        if !problem.is_empty() {
+            self.complain(format!("operation {op}: {problem}: {c:?}\n    {}", describe(&rma)));
+        }
+        if let Some(Record::Rma(rma)) = self.ops.get_mut(op) {
+            rma.events += 1;
+        }
+    }
+
+    /// What must stand in the regions at the end.
+    pub(super) fn judge_memory(&self, lives: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
+        for (op, record) in self.ops.iter().enumerate() {
+            let Record::Rma(rma) = record else { continue };
+            let sure = lives(rma.rank) && lives(rma.target) && !self.may_fail(rma.rank, rma.target);
+            let succeeded = rma.end.is_none_or(|end| end.is_ok()) && rma.must_fail.is_none();
+            if rma.kind != Kind::Write || !sure {
+                continue;
+            }
+            if succeeded && !stored(op, rma) {
+                out.push(format!("operation {op} did not arrive: {}", describe(rma)));
+            }
+            if succeeded && rma.data.is_some() && rma.events != 1 {
+                out.push(format!("operation {op}: {} remote events: {}", rma.events, describe(rma)));
+            }
+        }
+    }
+}
+
+/// Whether the bytes of a write stand in the target's memory.
+fn stored(op: Op, rma: &RmaRecord) -> bool {
+    let there = rma.remote.iter().flat_map(Buffer::bytes).collect::<Vec<_>>();
+    there == payload(op, rma.len)
+}
+
+pub(super) fn describe(r: &RmaRecord) -> String {
+    format!(
+        "{:?} {} → {}, {} bytes in {} pieces, data {:x?}, {:?}, ended {:?}",
+        r.kind,
+        r.rank,
+        r.target,
+        r.len,
+        r.remote.len(),
+        r.data,
+        r.flags,
+        r.end
+    )
+}
