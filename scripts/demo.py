@@ -1,0 +1,80 @@
+"""`make demo`: one MPI program, unmodified, over weft and over libfabric's own shm and tcp, in one table.
+
+The jobs take turns and each figure is the median of the rounds, so that a passing disturbance of the machine does
+not favour one of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+
+import jobs
+
+PROVIDERS = ("weft", "shm", "tcp")
+TIMEOUT_S = 60
+
+
+def measure(provider: str, budget_ms: int) -> tuple[str | None, dict[tuple[str, int], float]]:
+    """One job: the provider that MPICH reports, and the time in microseconds per kind and size."""
+    program = str(jobs.TARGET / "demo/mpi_bench")
+    job = jobs.run(jobs.mpich(2, [program, str(budget_ms)]), jobs.mpich_environment(provider), TIMEOUT_S).check()
+    times = {}
+    for line in job.output.splitlines():
+        words = line.split()
+        if len(words) == 3 and words[0] in ("pingpong", "allreduce"):
+            times[words[0], int(words[1])] = float(words[2])
+    return jobs.mpich_provider(job.output), times
+
+
+def size_text(size: int) -> str:
+    """A size as people write it."""
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def table(medians: dict[str, dict[tuple[str, int], float]]) -> str:
+    """The one table."""
+    heads = ["", "size", *(f"{name} us" for name in PROVIDERS), *(f"{name}/weft" for name in PROVIDERS[1:])]
+    rows = [heads]
+    for kind, size in medians["weft"]:
+        times = [medians[name][kind, size] for name in PROVIDERS]
+        ratios = [f"{time / times[0]:.2f}" for time in times[1:]]
+        rows.append([kind, size_text(size), *(f"{time:.2f}" for time in times), *ratios])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def main() -> None:
+    """Runs the rounds and prints what came out."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="how often each provider takes its turn")
+    parser.add_argument("--budget-ms", type=int, default=40, help="time for one measurement, in milliseconds")
+    args = parser.parse_args()
+    samples: dict[str, dict[tuple[str, int], list[float]]] = {name: {} for name in PROVIDERS}
+    reported: dict[str, str | None] = {}
+    for turn in range(args.rounds):
+        for provider in PROVIDERS:
+            print(f"\rround {turn + 1} of {args.rounds}: {provider:6}", end="", file=sys.stderr, flush=True)
+            reported[provider], times = measure(provider, args.budget_ms)
+            for key, time in times.items():
+                samples[provider].setdefault(key, []).append(time)
+    print("\r" + " " * 40 + "\r", end="", file=sys.stderr)
+    medians = {name: {key: statistics.median(times) for key, times in of.items()} for name, of in samples.items()}
+    print("MPICH 5.0.2, two ranks on this machine, through the network module (NOLOCAL).")
+    for provider in PROVIDERS:
+        print(f"  asked for {provider}: MPICH reports {reported[provider]}")
+    print("\nHalf round trip of a ping-pong; time of an allreduce (sum of doubles). Microseconds, lower is better;")
+    print("a ratio above 1 means that weft is that many times as fast.\n")
+    print(table(medians))
+    wrong = [name for name in PROVIDERS if reported[name] != name]
+    if wrong:
+        sys.exit(f"MPICH did not use the provider it was asked to use: {', '.join(wrong)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Installs what building, demo or test need and this machine lacks. Idempotent, and quick when nothing is missing.
+#
+#   scripts/deps.sh build    a C linker
+#   scripts/deps.sh demo     build, plus MPICH in .venv-mpich
+#   scripts/deps.sh test     demo, plus libfabric with its tools and headers, libclang, iproute2, Open MPI, Intel MPI,
+#                            and mpi4py's test-suite in .cache
+#
+# Debian packages are installed as root or through sudo, and only those that are really missing; the rest comes
+# from PyPI into virtual environments in the project's root. A virtual environment is made anew when its
+# requirements file has changed: the copy in its .stamp is what it was made from.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf 'deps: %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+missing=()
+need_command() { command -v "$1" >/dev/null 2>&1 || missing+=("$2"); }
+need_package() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ] || missing+=("$1"); }
+# A Python from elsewhere (pyenv, conda) needs no python3-venv: asked is what it can do.
+need_venv() { python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || missing+=(python3-venv); }
+
+need_build() { need_command cc gcc; }
+need_demo() { need_build; need_command python3 python3; need_venv; }
+need_test() {
+  need_demo
+  command -v dpkg-query >/dev/null 2>&1 || die 'the tests need a Debian-like system (dpkg): see "deps" in CONTRIBUTING.md for what to install by hand'
+  need_package libfabric1      # the oldest host library that weft is tested with
+  need_package libfabric-dev   # headers, for the check that the bindings are current
+  need_package libfabric-bin   # fi_info, fi_pingpong
+  need_command ip iproute2     # hosts as network namespaces
+  ldconfig -p | grep 'libclang[-.0-9]*\.so' >/dev/null || compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null || missing+=(libclang-dev)
+}
+
+install_missing() {
+  [ ${#missing[@]} -gt 0 ] || return 0
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null 2>&1 || die "these Debian packages are missing, and installing them takes root (no sudo here): ${missing[*]}"
+    as_root=(sudo)
+  fi
+  command -v apt-get >/dev/null 2>&1 || die "these packages are missing, and there is no apt-get here: ${missing[*]}"
+  say "installing ${missing[*]}"
+  "${as_root[@]}" apt-get update -qq || die "apt-get update failed; still missing: ${missing[*]}"
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2 ||
+    die "apt-get could not install: ${missing[*]}"
+}
+
+make_venv() {
+  local dir=".venv-$1" wanted="scripts/requirements-$1.txt"
+  cmp -s "$wanted" "$dir/.stamp" && return 0
+  say "making $dir from $wanted"
+  rm -rf "$dir"
+  python3 -m venv "$dir" || die "python3 -m venv failed"
+  "$dir/bin/python" -m pip install --quiet --disable-pip-version-check -r "$wanted" || die "pip could not install $wanted"
+  cp "$wanted" "$dir/.stamp"
+}
+
+# The test programs of mpi4py are only in its source archive, not in its wheel.
+get_mpi4py_tests() {
+  local version=4.1.2
+  [ -f ".cache/mpi4py-$version/test/main.py" ] && return 0
+  say "fetching the source archive of mpi4py $version"
+  mkdir -p .cache
+  .venv-mpich/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary mpi4py \
+    --dest .cache "mpi4py==$version" || die "pip could not download the source archive of mpi4py $version"
+  tar -C .cache -xzf ".cache/mpi4py-$version.tar.gz"
+}
+
+command -v cargo >/dev/null 2>&1 || die 'cargo is missing: install Rust from https://rustup.rs (the version is in Cargo.toml, rust-version)'
+case "${1:-test}" in
+  build) need_build; install_missing ;;
+  demo) need_demo; install_missing; make_venv mpich ;;
+  test) need_test; install_missing; make_venv mpich; make_venv ompi; make_venv impi; get_mpi4py_tests ;;
+  *) die "unknown set '$1' (build, demo, test)" ;;
+esac
