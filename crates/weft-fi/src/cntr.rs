@@ -40,7 +40,7 @@ pub(crate) struct Cntr {
     sources: Sources,
     uses: Uses,
     /// Last, so that everything above is gone when the domain may go.
-    _domain: Hold<Domain>,
+    domain: Hold<Domain>,
 }
 
 // SAFETY: `repr(C)`, the first field is a `Head` (an `UnsafeCell`) of the fid, whose class is set in `open`.
@@ -99,7 +99,7 @@ fn open_counter(
         waker: OnceLock::new(),
         sources: domain.new_sources(),
         uses: Uses::new(),
-        _domain: domain,
+        domain,
     };
     if wait.needs_waker() && counter.waker().is_none() {
         return Err(Errno::MFILE);
@@ -171,6 +171,18 @@ impl Cntr {
         if let Some(waker) = self.waker() {
             waker.ring();
         }
+    }
+
+    /// Wakes whoever sleeps here, to look for itself.
+    pub(crate) fn ring(&self) {
+        if let Some(Some(waker)) = self.waker.get() {
+            waker.ring();
+        }
+    }
+
+    /// The domain.
+    pub(crate) fn domain(&self) -> &Hold<Domain> {
+        &self.domain
     }
 
     /// Where waiters sleep, made on first use.

@@ -60,7 +60,7 @@ pub(crate) struct Cq {
     signaled: AtomicBool,
     uses: Uses,
     /// Last, so that everything above is gone when the domain may go.
-    _domain: Hold<Domain>,
+    domain: Hold<Domain>,
 }
 
 // SAFETY: `repr(C)`, the first field is a `Head` (an `UnsafeCell`) of the fid, whose class is set in `open_queue`.
@@ -121,7 +121,7 @@ fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mu
         waker: OnceLock::new(),
         signaled: AtomicBool::new(false),
         uses: Uses::new(),
-        _domain: domain,
+        domain,
     };
     if wait.needs_waker() && queue.waker().is_none() {
         return Err(Errno::MFILE);
@@ -200,6 +200,18 @@ impl Cq {
         if let Some(waker) = self.waker() {
             waker.ring();
         }
+    }
+
+    /// Wakes whoever sleeps here, to look for itself.
+    pub(crate) fn ring(&self) {
+        if let Some(Some(waker)) = self.waker.get() {
+            waker.ring();
+        }
+    }
+
+    /// The domain.
+    pub(crate) fn domain(&self) -> &Hold<Domain> {
+        &self.domain
     }
 
     /// The whole of `fi_cq_read` and `fi_cq_readfrom`.

@@ -31,6 +31,8 @@ use crate::endpoint::flags::{Defaults, Mode};
 use crate::endpoint::route::{Class, User};
 use crate::endpoint::setup::Setup;
 use crate::errno::Errno;
+use crate::info::hints::Hints;
+use crate::info::order::Fences;
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
 use crate::{atomic, cm, collective, msg, rma, tagged};
@@ -45,7 +47,7 @@ pub(crate) struct Limits {
     /// Longest inject in bytes.
     pub(crate) inject_bytes: usize,
     /// Longest message in bytes.
-    pub(crate) max_msg_bytes: u64,
+    pub(crate) max_msg_bytes: usize,
     /// Transmit operations under way.
     pub(crate) tx_depth: usize,
     /// Posted receives.
@@ -59,6 +61,8 @@ pub(crate) struct Ep {
     core: Arc<Core>,
     tx: Defaults,
     rx: Defaults,
+    /// What must be fenced for the order that was promised.
+    fences: Fences,
     limits: Limits,
     /// Whether untagged receives honour their source.
     directed: bool,
@@ -180,6 +184,9 @@ impl Ep {
     #[inline]
     pub(crate) fn start_send(&self, send: &Send<'_>) -> isize {
         let mut flags = send.mode.ops;
+        if self.fences.sends {
+            flags |= OpFlags::FENCE;
+        }
         if !send.entry && !self.core.bound.counts(Class::Send) {
             flags |= OpFlags::QUIET;
             if flags.contains(OpFlags::INJECT) {
@@ -227,7 +234,11 @@ impl Ep {
     /// Starts an RMA write.
     #[inline]
     pub(crate) fn start_write(&self, rma: &Rma<'_>) -> isize {
-        let op = self.rma_op(rma, rma.mode.ops, Class::Write, sys::FI_RMA | sys::FI_WRITE);
+        let mut flags = rma.mode.ops;
+        if self.fences.writes {
+            flags |= OpFlags::FENCE;
+        }
+        let op = self.rma_op(rma, flags, Class::Write, sys::FI_RMA | sys::FI_WRITE);
         self.core.submit_tx(|engine| engine.write(&op))
     }
 
@@ -235,7 +246,11 @@ impl Ep {
     #[inline]
     pub(crate) fn start_read(&self, rma: &Rma<'_>) -> isize {
         // A read completes with its data, whatever level is asked for, and carries none of its own.
-        let op = self.rma_op(rma, rma.mode.ops & OpFlags::FENCE, Class::Read, sys::FI_RMA | sys::FI_READ);
+        let mut flags = rma.mode.ops & OpFlags::FENCE;
+        if self.fences.reads {
+            flags |= OpFlags::FENCE;
+        }
+        let op = self.rma_op(rma, flags, Class::Read, sys::FI_RMA | sys::FI_READ);
         self.core.submit_tx(|engine| engine.read(&op))
     }
 
@@ -283,10 +298,9 @@ pub(crate) unsafe extern "C" fn open(
     object::guard("fi_endpoint", || {
         // SAFETY: the client's domain.
         let domain = unsafe { Hold::<Domain>::of(domain) }?;
-        // SAFETY: null, or the client's fi_info.
-        let info = unsafe { info.as_ref() }.ok_or(Errno::INVAL)?;
-        // SAFETY: the attributes that a live fi_info points to.
-        let endpoint = unsafe { setup::open(domain, info, context) }?;
+        // SAFETY: null, or the client's fi_info, which the host allocated.
+        let info = unsafe { Hints::read(info) }?.ok_or(Errno::INVAL)?;
+        let endpoint = setup::open(domain, &info, context)?;
         // SAFETY: the client's place for the new pointer.
         unsafe { object::give(endpoint, out) }
     })

@@ -6,7 +6,8 @@
 //!
 //! No wake-up is lost: a sleeper first arms its queue or counter, finding it still empty under the same lock (or
 //! in the same total order of atomics) in which others fill it, and parks each endpoint's devices, which refuse if
-//! something has arrived. Sleeps are cut in slices all the same, so that time-outs inside the engine are noticed.
+//! something has arrived. Sleeps are cut in slices all the same: time-outs inside the engine are noticed, and a sleeper takes over when
+//! another thread, whose polls have ended the parking meanwhile, goes away.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -15,7 +16,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::domain::Domain;
-use crate::endpoint::core::{Core, CoreRef};
+use crate::endpoint::core::{CoreRef, Sleep};
 use crate::errno::Errno;
 use crate::lock::Guarded;
 use crate::progress::AutoProgress;
@@ -23,6 +24,8 @@ use crate::wait::{Deadline, Waker, Woken};
 
 /// Longest sleep between looks at the engines.
 const SLICE: Duration = Duration::from_millis(100);
+/// The same while another thread polls an endpoint that we sleep on.
+const BUSY_SLICE: Duration = Duration::from_millis(2);
 /// Fruitless rounds before the first yield: some 10 µs.
 const SPINS: u32 = 200;
 /// Further fruitless rounds, each with a yield, before a blocking call sleeps.
@@ -111,12 +114,12 @@ impl Sources {
     }
 
     /// Parks the devices of every endpoint, all or none.
-    fn park(&self, waker: Option<&Waker>) -> Option<Parked> {
+    fn park(&self, waker: &Waker, sleep: Sleep) -> Option<Parked> {
         let list = self.list.lock();
         let mut parked = Parked::new();
         for core in list.iter() {
-            if !core.park(waker) {
-                unpark(&parked);
+            if !core.park(waker, sleep) {
+                unpark(&parked, sleep);
                 return None;
             }
             parked.push(Arc::clone(core));
@@ -130,7 +133,7 @@ impl Sources {
             return Err(Errno::AGAIN);
         }
         if self.auto.is_none() {
-            let parked = self.park(Some(waker)).ok_or(Errno::AGAIN)?;
+            let parked = self.park(waker, Sleep::Outside).ok_or(Errno::AGAIN)?;
             *self.parked_list.lock() = parked;
             self.parked.store(true, Ordering::Relaxed);
         }
@@ -147,14 +150,19 @@ impl Sources {
     fn unpark_tried(&self) {
         self.parked.store(false, Ordering::Relaxed);
         let parked = std::mem::take(&mut *self.parked_list.lock());
-        unpark(&parked);
+        unpark(&parked, Sleep::Outside);
     }
 }
 
-fn unpark(parked: &[CoreRef]) {
+fn unpark(parked: &[CoreRef], sleep: Sleep) {
     for core in parked {
-        Core::unpark(core);
+        core.unpark(sleep);
     }
+}
+
+/// Rounds of progress that any thread has made on these endpoints.
+fn rounds(parked: &[CoreRef]) -> u64 {
+    parked.iter().fold(0, |sum, core| sum.wrapping_add(core.activity().0))
 }
 
 /// Something a thread may wait for.
@@ -185,6 +193,7 @@ pub(crate) enum Waited {
 /// Waits, with progress, until `what` is ready.
 pub(crate) fn wait(what: &impl Waitable, deadline: Deadline) -> Waited {
     let mut fruitless = 0;
+    let mut slice = SLICE;
     loop {
         if what.ready() {
             return Waited::Ready;
@@ -197,19 +206,14 @@ pub(crate) fn wait(what: &impl Waitable, deadline: Deadline) -> Waited {
             continue;
         }
         fruitless += 1;
-        if fruitless <= SPINS {
-            if fruitless == 1 && deadline.over() {
-                return if what.ready() { Waited::Ready } else { Waited::TimedOut };
-            }
-            std::hint::spin_loop();
-            continue;
-        }
-        if deadline.over() {
+        // The clock is not read for each of the spins.
+        if (fruitless == 1 || fruitless > SPINS) && deadline.over() {
             return if what.ready() { Waited::Ready } else { Waited::TimedOut };
         }
         match what.waker() {
+            _ if fruitless <= SPINS => std::hint::spin_loop(),
             Some(waker) if fruitless > SPINS + YIELDS => {
-                if sleep(what, waker, deadline) == Woken::Signal {
+                if sleep(what, waker, deadline, &mut slice) == Woken::Signal {
                     return if what.ready() { Waited::Ready } else { Waited::Interrupted };
                 }
                 // What woke us is looked at above; if it was nothing, go back to sleep soon.
@@ -221,13 +225,16 @@ pub(crate) fn wait(what: &impl Waitable, deadline: Deadline) -> Waited {
 }
 
 /// Parks and sleeps once, unless there turns out to be something to do.
-fn sleep(what: &impl Waitable, waker: &Waker, deadline: Deadline) -> Woken {
-    let Some(parked) = what.sources().park(Some(waker)) else { return Woken::Event };
+fn sleep(what: &impl Waitable, waker: &Waker, deadline: Deadline, slice: &mut Duration) -> Woken {
+    let Some(parked) = what.sources().park(waker, Sleep::Inside) else { return Woken::Event };
+    let before = rounds(&parked);
     let woken = if what.arm() {
-        waker.sleep(Some(deadline.left().map_or(SLICE, |left| left.min(SLICE))))
+        waker.sleep(Some(deadline.left().map_or(*slice, |left| left.min(*slice))))
     } else {
         Woken::Event
     };
-    unpark(&parked);
+    // Another thread's poll has ended the devices' parking: they will not wake us when that thread goes away.
+    *slice = if rounds(&parked) == before { SLICE } else { BUSY_SLICE };
+    unpark(&parked, Sleep::Inside);
     woken
 }

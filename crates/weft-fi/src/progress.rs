@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::endpoint::core::{Core, CoreRef};
+use crate::endpoint::core::CoreRef;
 use crate::errno::Errno;
 use crate::wait::Waker;
 
@@ -45,8 +45,8 @@ struct Member {
     core: CoreRef,
     /// Application rounds at the last look.
     seen: u64,
-    /// Whether we have parked its devices and listen to them.
-    parked: bool,
+    /// Whether our waker watches its devices.
+    listening: bool,
 }
 
 /// How soon the thread must look again.
@@ -73,7 +73,7 @@ impl AutoProgress {
     /// Takes care of an endpoint from now on; starts the thread if it is the first.
     pub(crate) fn join(self: &Arc<Self>, core: &CoreRef) -> Result<(), Errno> {
         self.start()?;
-        self.members.lock().push(Member { core: Arc::clone(core), seen: 0, parked: false });
+        self.members.lock().push(Member { core: Arc::clone(core), seen: 0, listening: false });
         self.waker.ring();
         Ok(())
     }
@@ -90,6 +90,11 @@ impl AutoProgress {
     /// The client is about to sleep where we cannot see it: progress everything at once, without waiting for a tick.
     pub(crate) fn take_over(&self) {
         self.relieve.store(true, Ordering::Release);
+        self.waker.ring();
+    }
+
+    /// Ends the thread's sleep.
+    pub(crate) fn wake(&self) {
         self.waker.ring();
     }
 
@@ -164,26 +169,19 @@ impl Member {
             // A call of the client is inside: it is at work after all.
             return Next::Tick;
         };
-        if self.parked {
-            // The devices have stirred, or the slice is over.
-            state.unpark();
-            self.parked = false;
+        state.auto_awake();
+        if state.auto_listen(waker) {
+            self.listening = true;
+            return Next::WhenWoken;
         }
-        if !state.settle() {
-            return Next::Now;
-        }
-        if !state.park(Some(waker)) {
-            return Next::Now;
-        }
-        self.parked = true;
-        Next::WhenWoken
+        Next::Now
     }
 
     /// Stops listening.
     fn release(&mut self, waker: &Waker) {
-        if std::mem::take(&mut self.parked) {
+        if std::mem::take(&mut self.listening) {
             let mut state = self.core.state();
-            state.unpark();
+            state.auto_awake();
             if let Some(fd) = state.wait_fd() {
                 waker.unwatch(fd);
             }

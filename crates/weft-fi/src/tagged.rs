@@ -38,7 +38,7 @@ fn send_plain(ep: &Ep, iov: &[Iov], dest: sys::fi_addr_t, tag: u64, data: Option
 }
 
 #[inline]
-fn inject_plain(ep: &Ep, iov: &[Iov], dest: sys::fi_addr_t, data: Option<u64>) -> isize {
+fn inject_plain(ep: &Ep, iov: &[Iov], dest: sys::fi_addr_t, tag: u64, data: Option<u64>) -> isize {
     let mut mode = ep.tx_mode();
     mode.ops |= OpFlags::TAGGED | OpFlags::INJECT;
     mode.ops.set(OpFlags::DATA, data.is_some());

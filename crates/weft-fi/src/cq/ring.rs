@@ -117,6 +117,11 @@ impl Ring {
         self.entries.len()
     }
 
+    /// Whether an error entry is anywhere.
+    pub(crate) fn has_failures(&self) -> bool {
+        !self.failures.is_empty()
+    }
+
     /// Appends an entry of a successful operation.
     #[inline]
     pub(crate) fn push(&mut self, entry: Entry) {
@@ -190,6 +195,10 @@ impl Ring {
             }
             self.entries.pop_front();
             taken += 1;
+        }
+        if self.entries.is_empty() {
+            // Start again at the front of the buffer: its first lines are the ones that are in the cache.
+            self.entries.clear();
         }
         if taken > 0 || count == 0 {
             return Ok(taken);

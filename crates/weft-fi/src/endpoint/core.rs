@@ -21,6 +21,7 @@ use weft_nic::Devices;
 use crate::endpoint::route::{Bound, RegionCounters, Routes};
 use crate::errno::Errno;
 use crate::lock::{Callers, Guard, Guarded};
+use crate::progress::AutoProgress;
 use crate::wait::Waker;
 
 /// The engine over the real devices.
@@ -34,13 +35,21 @@ pub(crate) struct Core {
     state: Guarded<State>,
     /// What the data path looks at first.
     pub(crate) bound: Bound,
-    /// Rounds of progress that application threads have made, for the progress thread to watch. Only kept with
-    /// automatic progress.
+    /// Rounds of progress that application threads have made, for others to see whether somebody is at work.
     polls: AtomicU64,
     /// Application threads that sleep on this endpoint and will progress it when they wake.
     sleepers: AtomicU32,
-    /// Whether a progress thread exists.
-    auto: bool,
+    /// The progress thread, if there is one.
+    auto: Option<Arc<AutoProgress>>,
+}
+
+/// Where a thread of the client sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sleep {
+    /// In one of our blocking calls, in slices.
+    Inside,
+    /// In a system call of its own, after `fi_trywait`.
+    Outside,
 }
 
 /// What the lock guards.
@@ -49,8 +58,13 @@ pub(crate) struct State {
     pub(crate) engine: Option<Eng>,
     /// What is bound.
     pub(crate) routes: Routes,
-    /// How many sleepers have asked for the devices to be parked.
-    parked: u32,
+    /// How many threads sleep in our calls with these devices parked.
+    sleeping: u32,
+    /// How many wait objects of clients rely on the devices being parked (`fi_trywait`): those sleep where we cannot see
+    /// them, for as long as they like.
+    external: u32,
+    /// The progress thread sleeps with these devices parked.
+    auto_sleeps: bool,
 }
 
 impl Core {
@@ -59,9 +73,9 @@ impl Core {
     /// # Safety
     /// With [`Callers::One`], every call below that is not named a control call comes from threads that the client
     /// serializes, as [`Guarded::new`] demands.
-    pub(crate) unsafe fn new(callers: Callers, auto: bool, context: usize) -> Self {
+    pub(crate) unsafe fn new(callers: Callers, auto: Option<Arc<AutoProgress>>, context: usize) -> Self {
         let routes = Routes { context, ..Routes::default() };
-        let state = State { engine: None, routes, parked: 0 };
+        let state = State { engine: None, routes, sleeping: 0, external: 0, auto_sleeps: false };
         Self {
             // SAFETY: the caller's promise.
             state: unsafe { Guarded::new(callers, state) },
@@ -107,18 +121,35 @@ impl Core {
     #[inline]
     pub(crate) fn progress(&self) -> usize {
         let mut state = self.state.lock();
-        if self.auto {
-            // Written under the lock only.
-            self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        // Written under the lock only.
+        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        let done = state.round();
+        if state.auto_sleeps || state.external > 0 {
+            self.after_waking_devices(&mut state);
         }
-        state.round()
+        done
+    }
+
+    /// A poll ends the devices' parking, on which somebody else relies.
+    #[cold]
+    fn after_waking_devices(&self, state: &mut State) {
+        if std::mem::take(&mut state.auto_sleeps)
+            && let Some(auto) = &self.auto
+        {
+            // From now on it looks after us in ticks.
+            auto.wake();
+        }
+        if state.external > 0 && !(state.settle() && state.park_devices()) {
+            // Too much is going on to park: let the sleepers come and look.
+            state.routes.ring();
+        }
     }
 
     /// Prepares for sleep by an application thread: nothing left to do, and the devices will wake whoever
     /// watches them. False: there was something to do, look again. Balanced by [`Core::unpark`].
-    pub(crate) fn park(&self, waker: Option<&Waker>) -> bool {
+    pub(crate) fn park(&self, waker: &Waker, sleep: Sleep) -> bool {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
-        let parked = self.state.lock().park(waker);
+        let parked = self.state.lock().park(waker, sleep);
         if !parked {
             self.sleepers.fetch_sub(1, Ordering::Relaxed);
         }
@@ -126,8 +157,8 @@ impl Core {
     }
 
     /// Ends what a successful [`Core::park`] began.
-    pub(crate) fn unpark(&self) {
-        self.state.lock().unpark();
+    pub(crate) fn unpark(&self, sleep: Sleep) {
+        self.state.lock().unpark(sleep);
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -138,7 +169,7 @@ impl Core {
         }
     }
 
-    /// Application activity since `seen`, for the progress thread: rounds so far, and whether somebody sleeps on it.
+    /// What application threads are doing here: rounds of progress so far, and whether one sleeps on it.
     pub(crate) fn activity(&self) -> (u64, bool) {
         (self.polls.load(Ordering::Relaxed), self.sleepers.load(Ordering::Relaxed) > 0)
     }
@@ -224,35 +255,68 @@ impl State {
     }
 
     /// See [`Core::park`].
-    pub(crate) fn park(&mut self, waker: Option<&Waker>) -> bool {
-        if !self.settle() {
+    fn park(&mut self, waker: &Waker, sleep: Sleep) -> bool {
+        if !self.listen(waker) {
             return false;
         }
-        let Some(engine) = &mut self.engine else {
-            self.parked += 1;
-            return true;
-        };
-        if let Some(waker) = waker {
-            // A refused watch costs no more than waking at the end of the sleep's slice.
-            let _ = waker.watch(engine.nic().wait_fd());
+        match sleep {
+            Sleep::Inside => self.sleeping += 1,
+            Sleep::Outside => self.external += 1,
         }
-        if self.parked == 0 && !engine.nic_mut().park() {
-            return false;
-        }
-        self.parked += 1;
         true
     }
 
-    /// Ends what a successful [`State::park`] began.
-    pub(crate) fn unpark(&mut self) {
-        debug_assert!(self.parked > 0);
-        self.parked = self.parked.saturating_sub(1);
-        if let Some(engine) = self.engine.as_mut().filter(|_| self.parked == 0) {
+    fn unpark(&mut self, sleep: Sleep) {
+        let count = match sleep {
+            Sleep::Inside => &mut self.sleeping,
+            Sleep::Outside => &mut self.external,
+        };
+        debug_assert!(*count > 0);
+        *count = count.saturating_sub(1);
+        // Devices that somebody else still sleeps on stay parked until the next poll.
+        if self.sleeping == 0 && self.external == 0 && !self.auto_sleeps {
+            self.wake_devices();
+        }
+    }
+
+    /// Brings the endpoint to rest and its devices to sleep, listened to by `waker`. False: something is going on.
+    fn listen(&mut self, waker: &Waker) -> bool {
+        if !self.settle() {
+            return false;
+        }
+        if let Some(fd) = self.wait_fd()
+            && waker.watch(fd).is_err()
+        {
+            // Without a descriptor the sleeper would hear nothing.
+            return false;
+        }
+        self.park_devices()
+    }
+
+    fn park_devices(&mut self) -> bool {
+        self.engine.as_mut().is_none_or(|engine| engine.nic_mut().park())
+    }
+
+    fn wake_devices(&mut self) {
+        if let Some(engine) = &mut self.engine {
             engine.nic_mut().unpark();
         }
     }
 
-    /// What to poll while parked.
+    /// For the progress thread: goes to sleep on these devices.
+    pub(crate) fn auto_listen(&mut self, waker: &Waker) -> bool {
+        self.auto_sleeps = self.listen(waker);
+        self.auto_sleeps
+    }
+
+    /// For the progress thread: awake again, or no longer interested.
+    pub(crate) fn auto_awake(&mut self) {
+        if std::mem::take(&mut self.auto_sleeps) && self.sleeping == 0 && self.external == 0 {
+            self.wake_devices();
+        }
+    }
+
+    /// What to poll while the devices sleep.
     pub(crate) fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         self.engine.as_ref().map(|engine| engine.nic().wait_fd())
     }
@@ -260,10 +324,6 @@ impl State {
     /// Installs the engine that enable has made.
     pub(crate) fn install(&mut self, mut engine: Eng, book: Book) {
         engine.bind_book(book);
-        if self.parked > 0 {
-            // Somebody sleeps already, without having seen these devices: they end their slice and look.
-            engine.nic_mut().park();
-        }
         self.engine = Some(engine);
     }
 }

@@ -37,7 +37,7 @@ impl Ep {
         let number = match name {
             MIN_MULTI_RECV => self.setup.lock().min_multi_recv,
             CM_DATA_SIZE => 0,
-            v2::FI_OPT_MAX_MSG_SIZE | v2::FI_OPT_MAX_TAGGED_SIZE | v2::FI_OPT_MAX_RMA_SIZE => self.max_msg_bytes(),
+            v2::FI_OPT_MAX_MSG_SIZE | v2::FI_OPT_MAX_TAGGED_SIZE | v2::FI_OPT_MAX_RMA_SIZE => self.limits.max_msg_bytes,
             v2::FI_OPT_MAX_ATOMIC_SIZE | v2::FI_OPT_INJECT_ATOMIC_SIZE => 0,
             v2::FI_OPT_INJECT_MSG_SIZE | v2::FI_OPT_INJECT_TAGGED_SIZE | v2::FI_OPT_INJECT_RMA_SIZE => {
                 self.limits.inject_bytes
@@ -102,7 +102,7 @@ impl Ep {
             v2::FI_OPT_MAX_MSG_SIZE | v2::FI_OPT_MAX_TAGGED_SIZE | v2::FI_OPT_MAX_RMA_SIZE => {
                 // SAFETY: the caller's promise.
                 let asked = unsafe { read::<usize>(value, len) }?;
-                if asked > self.max_msg_bytes() { Err(Errno::INVAL) } else { Ok(()) }
+                if asked > self.limits.max_msg_bytes { Err(Errno::INVAL) } else { Ok(()) }
             }
             v2::FI_OPT_INJECT_MSG_SIZE | v2::FI_OPT_INJECT_TAGGED_SIZE | v2::FI_OPT_INJECT_RMA_SIZE => {
                 // SAFETY: the caller's promise.
@@ -111,10 +111,6 @@ impl Ep {
             }
             _ => Err(Errno::NOPROTOOPT),
         }
-    }
-
-    fn max_msg_bytes(&self) -> usize {
-        usize::try_from(self.engine_config().max_msg_bytes).unwrap_or(usize::MAX)
     }
 }
 

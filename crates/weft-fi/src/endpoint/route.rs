@@ -196,6 +196,21 @@ impl Routes {
         self.rx.as_ref().is_some_and(|cq| cq.is_flooded())
     }
 
+    /// Whether peers' accesses are counted.
+    pub(crate) fn counts_remote(&self) -> bool {
+        [Class::RemoteWrite, Class::RemoteRead].into_iter().any(|class| self.counters[class as usize].is_some())
+    }
+
+    /// Wakes whoever sleeps on a queue or counter of this endpoint.
+    pub(crate) fn ring(&self) {
+        for cq in [&self.tx, &self.rx].into_iter().flatten() {
+            cq.ring();
+        }
+        for cntr in self.counters.iter().flatten() {
+            cntr.ring();
+        }
+    }
+
     /// Hands completions to queues and counters, and empties the list.
     #[inline]
     pub(crate) fn deliver(&self, completions: &mut Vec<Completion>) {

@@ -28,10 +28,17 @@ use crate::endpoint::route::Class;
 use crate::endpoint::{Ep, Limits, head_of};
 use crate::eq::Eq;
 use crate::errno::Errno;
+use crate::info::hints::Hints;
+use crate::info::offer::{IOV_LIMIT, MAX_INJECT_BYTES, MAX_MSG_BYTES};
+use crate::info::order::Fences;
 use crate::object::{self, Head, Hold, Uses};
+use crate::params::Params;
 
 /// Default of FI_OPT_MIN_MULTI_RECV, in bytes.
 const MIN_MULTI_RECV_BYTES: usize = 64;
+
+/// FI_SHARED_CONTEXT as a count of contexts.
+const SHARED_CONTEXT: usize = usize::MAX;
 
 /// What only control calls need.
 pub(crate) struct Setup {
@@ -73,39 +80,30 @@ fn receives(caps: u64) -> bool {
 }
 
 /// Checks the attributes and makes a handle that is not enabled yet.
-///
-/// # Safety
-/// The attributes and addresses that `info` points to are valid.
-pub(super) unsafe fn open(domain: Hold<Domain>, info: &sys::fi_info, context: *mut c_void) -> Result<Arc<Ep>, Errno> {
-    // SAFETY: null or valid, by the caller's promise; only fields that every version has are read.
-    let ep_attr = unsafe { info.ep_attr.as_ref() };
-    // SAFETY: as above.
-    let tx_attr = unsafe { info.tx_attr.as_ref() };
-    // SAFETY: as above.
-    let rx_attr = unsafe { info.rx_attr.as_ref() };
-    if let Some(attr) = ep_attr {
+pub(super) fn open(domain: Hold<Domain>, info: &Hints, context: *mut c_void) -> Result<Arc<Ep>, Errno> {
+    if let Some(attr) = &info.ep {
         if attr.type_ != sys::FI_EP_UNSPEC && attr.type_ != sys::FI_EP_RDM {
             return Err(Errno::NOSYS);
         }
-        if attr.tx_ctx_cnt == sys::FI_SHARED_CONTEXT || attr.rx_ctx_cnt == sys::FI_SHARED_CONTEXT {
+        if attr.tx_ctx_cnt == SHARED_CONTEXT || attr.rx_ctx_cnt == SHARED_CONTEXT {
             return Err(Errno::NOSYS);
         }
     }
-    let limits = limits_of(&domain, ep_attr, tx_attr, rx_attr)?;
     let format = Format::from_raw(info.addr_format).ok_or(Errno::INVAL)?;
-    // SAFETY: `src_addr` has `src_addrlen` bytes, by the caller's promise.
-    let local = unsafe { local_address(format, info.src_addr, info.src_addrlen) }?;
+    let local = info.src.as_deref().map(|bytes| decode_local(format, bytes)).transpose()?;
     let caps = info.caps;
     let directed = caps & sys::FI_DIRECTED_RECV != 0;
     let tagged_bit = caps & sys::v2::FI_TAGGED_DIRECTED_RECV != 0 && domain.api_version() >= sys::v2::V2_0;
+    let auto = domain.auto_progress().cloned();
     // SAFETY: what the client promised for its domain, passed on.
-    let core = unsafe { Core::new(domain.callers(), domain.auto_progress().is_some(), context.addr()) };
+    let core = unsafe { Core::new(domain.callers(), auto, context.addr()) };
     Ok(Arc::new(Ep {
         head: Head::new(head_of(caps, context)),
         core: Arc::new(core),
-        tx: Defaults::transmit(tx_attr.map_or(0, |attr| attr.op_flags))?,
-        rx: Defaults::receive(rx_attr.map_or(0, |attr| attr.op_flags))?,
-        limits,
+        tx: Defaults::transmit(info.tx.map_or(0, |attr| attr.op_flags))?,
+        rx: Defaults::receive(info.rx.map_or(0, |attr| attr.op_flags))?,
+        fences: Fences::of(info.tx.map_or(0, |attr| attr.msg_order)),
+        limits: limits_of(domain.params(), info)?,
         directed,
         directed_tagged: directed || tagged_bit,
         context: context.addr(),
@@ -125,42 +123,24 @@ pub(super) unsafe fn open(domain: Hold<Domain>, info: &sys::fi_info, context: *m
     }))
 }
 
-/// The bounds that the attributes ask for: zero is the default, more than there is is an error.
-fn limits_of(
-    domain: &Domain,
-    ep_attr: Option<&sys::fi_ep_attr>,
-    tx_attr: Option<&sys::fi_tx_attr>,
-    rx_attr: Option<&sys::fi_rx_attr>,
-) -> Result<Limits, Errno> {
-    let params = domain.params();
-    let most = crate::info::IOV_LIMIT;
+/// The bounds that the attributes ask for: zero is the default.
+fn limits_of(params: &Params, info: &Hints) -> Result<Limits, Errno> {
     let choose = |asked: usize, default: usize| if asked == 0 { default } else { asked };
+    let inject_asked = info.tx.map_or(0, |attr| attr.inject_size);
     let limits = Limits {
-        iov: choose(tx_attr.map_or(0, |attr| attr.iov_limit).max(rx_attr.map_or(0, |attr| attr.iov_limit)), most),
-        rma_iov: choose(tx_attr.map_or(0, |attr| attr.rma_iov_limit), most),
-        inject_bytes: params.inject_bytes,
-        max_msg_bytes: ep_attr.map_or(0, |attr| attr.max_msg_size) as u64,
-        tx_depth: choose(tx_attr.map_or(0, |attr| attr.size), params.tx_size),
-        rx_depth: choose(rx_attr.map_or(0, |attr| attr.size), params.rx_size),
+        iov: IOV_LIMIT,
+        rma_iov: IOV_LIMIT,
+        inject_bytes: inject_asked.max(params.inject_bytes),
+        max_msg_bytes: choose(info.ep.map_or(0, |attr| attr.max_msg_size), MAX_MSG_BYTES),
+        tx_depth: choose(info.tx.map_or(0, |attr| attr.size), params.tx_size),
+        rx_depth: choose(info.rx.map_or(0, |attr| attr.size), params.rx_size),
     };
-    let inject_asked = tx_attr.map_or(0, |attr| attr.inject_size);
-    if inject_asked > limits.inject_bytes || limits.iov > most || limits.rma_iov > most {
+    let iov_asked = info.tx.map_or(0, |attr| attr.iov_limit.max(attr.rma_iov_limit));
+    let iov_asked = iov_asked.max(info.rx.map_or(0, |attr| attr.iov_limit));
+    if iov_asked > IOV_LIMIT || limits.max_msg_bytes > MAX_MSG_BYTES || inject_asked > MAX_INJECT_BYTES {
         return Err(Errno::INVAL);
     }
     Ok(limits)
-}
-
-/// The address that the client wants the endpoint to have.
-///
-/// # Safety
-/// `addr` is null or has `len` bytes.
-unsafe fn local_address(format: Format, addr: *const c_void, len: usize) -> Result<Option<EpName>, Errno> {
-    if addr.is_null() || len == 0 {
-        return Ok(None);
-    }
-    // SAFETY: the caller's promise.
-    let bytes = unsafe { std::slice::from_raw_parts(addr.cast::<u8>(), len) };
-    decode_local(format, bytes).map(Some)
 }
 
 fn decode_local(format: Format, bytes: &[u8]) -> Result<EpName, Errno> {
@@ -327,17 +307,13 @@ impl Ep {
 
     fn engine_config(&self) -> Config {
         let params = self.domain.params();
-        let default = Config::default();
         Config {
             inject_bytes: self.limits.inject_bytes,
             tx_depth: self.limits.tx_depth,
             rx_depth: self.limits.rx_depth,
             window_bytes: params.unexpected_window_bytes,
             eager_bytes: params.eager_bytes,
-            max_msg_bytes: match self.limits.max_msg_bytes {
-                0 => default.max_msg_bytes,
-                asked => asked.min(default.max_msg_bytes),
-            },
+            max_msg_bytes: self.limits.max_msg_bytes as u64,
         }
     }
 
@@ -403,6 +379,7 @@ impl Ep {
             core: Arc::clone(&self.core),
             tx: Defaults::transmit(self.tx.word())?,
             rx: Defaults::receive(self.rx.word())?,
+            fences: self.fences,
             limits: self.limits,
             directed: self.directed,
             directed_tagged: self.directed_tagged,
