@@ -254,7 +254,7 @@ impl Core {
                 self.link_mut(link).state = LinkState::Parked(window);
                 self.vcs[vci as usize].parked = Some(link);
             }
-            VcState::Up(_) => {
+            VcState::Greeting(_) | VcState::Up(_) => {
                 self.free_link(link);
                 self.link_say(link, kind::OPEN_DUP, true);
             }
@@ -264,17 +264,28 @@ impl Core {
 
     /// Takes a peer's link into use.
     fn adopt(&mut self, link: LinkId, vci: u32, window: u64) {
-        self.carry(link, vci, window);
+        self.carry(link, vci, VcState::Greeting(link), window);
         self.link_say(link, kind::OPEN_OK, false);
     }
 
-    fn carry(&mut self, link: LinkId, vci: u32, window: u64) {
+    /// A message of the link itself has left: after OPEN_OK the connection may send.
+    pub(crate) fn link_said(&mut self, link: LinkId) {
+        let vci = self.link_mut(link).vc;
+        if let Some(vc) = self.vcs.get_mut(vci as usize)
+            && vc.state == VcState::Greeting(link)
+        {
+            vc.state = VcState::Up(link);
+            self.activate(vci);
+        }
+    }
+
+    fn carry(&mut self, link: LinkId, vci: u32, state: VcState, window: u64) {
         let eager = self.config.eager_bytes;
         let slot = self.link_mut(link);
         slot.state = LinkState::Carrying;
         slot.vc = vci;
         let Some(caps) = slot.up.as_ref().map(|up| PathCaps::new(&up.caps, eager)) else { return };
-        self.vcs[vci as usize].open(link, caps, window);
+        self.vcs[vci as usize].open(state, caps, window);
         self.activate(vci);
     }
 
@@ -285,7 +296,7 @@ impl Core {
             return Err(Violation);
         }
         let vci = slot.vc;
-        self.carry(link, vci, open.window_bytes.get());
+        self.carry(link, vci, VcState::Up(link), open.window_bytes.get());
         if let Some(parked) = self.vcs[vci as usize].parked.take() {
             self.free_link(parked);
             self.link_say(parked, kind::OPEN_DUP, true);

@@ -166,6 +166,7 @@ impl<N: Nic> Engine<N> {
         let mut work = std::mem::take(&mut self.core.link_work);
         let nic = &mut self.nic;
         let mut stuck: SmallVec<[crate::nic::LinkId; 4]> = SmallVec::new();
+        let mut said: SmallVec<[crate::nic::LinkId; 4]> = SmallVec::new();
         work.retain(|w: &LinkWork| {
             if stuck.contains(&w.link) {
                 return true;
@@ -177,9 +178,14 @@ impl<N: Nic> Engine<N> {
             }
             if w.close {
                 nic.close(w.link);
+            } else {
+                said.push(w.link);
             }
             false
         });
+        for link in said {
+            self.core.link_said(link);
+        }
         // Closing makes no work; still, nothing may be lost if that ever changes.
         work.append(&mut self.core.link_work);
         self.core.link_work = work;
@@ -213,12 +219,8 @@ impl<N: Nic> Engine<N> {
                 self.dial(vci);
                 true
             }
-            VcState::Connecting(_) => false,
+            VcState::Connecting(_) | VcState::Greeting(_) => false,
             VcState::Up(_) => {
-                // OPEN_OK must precede everything else on a link that the peer made.
-                if !self.core.link_work.is_empty() {
-                    self.run_links();
-                }
                 let moved = self.run_deferred(vci) | self.run_acks(vci) | self.run_tx(vci);
                 if self.core.vcs[vci as usize].has_work() {
                     self.core.activate(vci);

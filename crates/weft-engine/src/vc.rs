@@ -27,6 +27,8 @@ pub(crate) enum VcState {
     Idle,
     /// Our own attempt is under way on this link.
     Connecting(LinkId),
+    /// The peer's link, taken into use: the OPEN_OK that must precede everything else has not left yet.
+    Greeting(LinkId),
     /// Usable.
     Up(LinkId),
 }
@@ -129,9 +131,9 @@ impl Vc {
         }
     }
 
-    /// Becomes usable over `link`: fresh numbering, fresh window.
-    pub(crate) fn open(&mut self, link: LinkId, caps: PathCaps, window_bytes: u64) {
-        self.state = VcState::Up(link);
+    /// Fresh numbering and a fresh window, for a link that is (or soon will be) usable.
+    pub(crate) fn open(&mut self, state: VcState, caps: PathCaps, window_bytes: u64) {
+        self.state = state;
         self.caps = caps;
         self.redials = 0;
         self.tx_seq = 0;
