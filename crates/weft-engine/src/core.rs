@@ -429,7 +429,7 @@ impl Core {
                 self.abandon_xfer(x.kind, fault);
             }
         }
-        self.drop_unexpected_rendezvous(vci);
+        self.orphan_unexpected(vci, why);
         if why != LinkError::Closed && addr != ADDR_NONE {
             self.fail_directed_receives(addr, fault);
         }
@@ -452,17 +452,25 @@ impl Core {
         }
     }
 
-    /// Messages whose payload stayed with the dead cannot be received any more.
-    fn drop_unexpected_rendezvous(&mut self, vci: u32) {
+    /// Messages whose payload stayed with the dead cannot be received any more; those that came whole can, but
+    /// nobody waits for their acknowledgement or their share of the window: the next link begins afresh.
+    fn orphan_unexpected(&mut self, vci: u32, why: LinkError) {
         for matcher in [&mut self.tagged, &mut self.untagged] {
-            let gone: Vec<u32> = matcher
-                .unexpected
-                .iter()
-                .filter(|(_, m)| m.vc == vci && matches!(m.body, Body::Rendezvous { .. }))
-                .map(|(key, _)| key)
-                .collect();
-            for key in gone {
-                matcher.unexpected.remove(key);
+            let theirs: Vec<u32> =
+                matcher.unexpected.iter().filter(|(_, m)| m.vc == vci && !m.orphan).map(|(key, _)| key).collect();
+            for key in theirs {
+                let Some(message) = matcher.unexpected.get_mut(key) else { continue };
+                message.orphan = true;
+                match &mut message.body {
+                    Body::Eager { ack, .. } => *ack = None,
+                    Body::Rendezvous { len, .. } if message.claimed.is_some() => {
+                        message.body = Body::Lost { why, len: *len };
+                    }
+                    Body::Rendezvous { .. } => {
+                        matcher.unexpected.remove(key);
+                    }
+                    Body::Lost { .. } => {}
+                }
             }
         }
     }

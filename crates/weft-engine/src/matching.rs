@@ -11,7 +11,7 @@
 use crate::api::{ADDR_NONE, Addr, Context};
 use crate::list::List;
 use crate::mem::IovList;
-use crate::nic::RemoteIov;
+use crate::nic::{LinkError, RemoteIov};
 
 /// A receive that waits for a message.
 #[derive(Debug)]
@@ -33,6 +33,8 @@ pub(crate) enum Body {
     Eager { bytes: Box<[u8]>, ack: Option<u32> },
     /// At the sender, whose operation `op` waits.
     Rendezvous { op: u32, len: u64, source: Vec<RemoteIov>, ack: bool },
+    /// Nowhere any more: the sender's link ended after a peek had claimed the message. Its claim fails.
+    Lost { why: LinkError, len: u64 },
 }
 
 /// A message that waits for a receive.
@@ -45,13 +47,15 @@ pub(crate) struct Unexpected {
     pub(crate) body: Body,
     /// Context pointer of the peek that has claimed it.
     pub(crate) claimed: Option<usize>,
+    /// The link that brought it has ended: nobody waits for its acknowledgement or its share of the window.
+    pub(crate) orphan: bool,
 }
 
 impl Unexpected {
     pub(crate) fn len(&self) -> u64 {
         match &self.body {
             Body::Eager { bytes, .. } => bytes.len() as u64,
-            Body::Rendezvous { len, .. } => *len,
+            Body::Rendezvous { len, .. } | Body::Lost { len, .. } => *len,
         }
     }
 }
@@ -133,7 +137,7 @@ mod tests {
     fn a_claimed_message_matches_only_its_claim() {
         let mut m = Matcher::default();
         let body = Body::Eager { bytes: Box::default(), ack: None };
-        let key = m.unexpected.push(Unexpected { vc: 0, tag: 1, data: None, body, claimed: Some(9) });
+        let key = m.unexpected.push(Unexpected { vc: 0, tag: 1, data: None, body, claimed: Some(9), orphan: false });
         let wanted = Wanted { src: ADDR_NONE, tag: 1, ignore: 0 };
         assert_eq!(m.find_unexpected(wanted, |_| ADDR_NONE), None);
         assert_eq!(m.find_claimed(9), Some(key));

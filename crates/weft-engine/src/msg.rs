@@ -272,12 +272,14 @@ impl Core {
         self.deliver_unexpected(message, iov, info);
     }
 
-    fn deliver_unexpected(&mut self, message: Unexpected, iov: IovList, info: RecvInfo) {
+    fn deliver_unexpected(&mut self, message: Unexpected, iov: IovList, mut info: RecvInfo) {
         let vci = message.vc;
         match message.body {
             Body::Eager { bytes, ack } => {
                 mem::scatter(&iov, 0, &bytes);
-                self.return_window(vci, bytes.len());
+                if !message.orphan {
+                    self.return_window(vci, bytes.len());
+                }
                 let src = self.vcs[vci as usize].addr;
                 self.complete_recv(&info, src, None);
                 if let Some(op) = ack {
@@ -288,6 +290,11 @@ impl Core {
                 let waiting = &mut self.vcs[vci as usize].rendezvous_waiting;
                 *waiting = waiting.saturating_sub(1);
                 self.start_rendezvous(vci, iov, info, op, source, ack);
+            }
+            Body::Lost { why, .. } => {
+                info.stored = 0;
+                let src = self.vcs[vci as usize].addr;
+                self.complete_recv(&info, src, Some(Fault::Link(why)));
             }
         }
     }
@@ -352,12 +359,19 @@ impl Core {
         let Some(message) = self.matcher(tagged).unexpected.remove(key) else { return ADDR_NONE };
         match message.body {
             Body::Eager { bytes, ack } => {
-                self.return_window(message.vc, bytes.len());
+                if !message.orphan {
+                    self.return_window(message.vc, bytes.len());
+                }
                 if let Some(op) = ack {
                     self.ack(message.vc, op);
                 }
             }
-            Body::Rendezvous { op, .. } => self.fin(message.vc, op, Status::Ok, 0),
+            Body::Rendezvous { op, .. } => {
+                let waiting = &mut self.vcs[message.vc as usize].rendezvous_waiting;
+                *waiting = waiting.saturating_sub(1);
+                self.fin(message.vc, op, Status::Ok, 0);
+            }
+            Body::Lost { .. } => {}
         }
         self.vcs[message.vc as usize].addr
     }
@@ -476,7 +490,7 @@ impl Core {
         let found = if tagged { self.tagged.arrived(src, tag) } else { self.untagged.arrived(src, tag) };
         let Some(key) = found else {
             let body = Body::Eager { bytes: Box::from(payload), ack };
-            self.matcher(tagged).unexpected.push(Unexpected { vc: vci, tag, data, body, claimed: None });
+            self.matcher(tagged).unexpected.push(Unexpected { vc: vci, tag, data, body, claimed: None, orphan: false });
             return Ok(());
         };
         let (iov, info) = self.claim_posted(tagged, key, tag, data, payload.len() as u64);
@@ -513,7 +527,7 @@ impl Core {
             return Err(Violation);
         }
         let body = Body::Rendezvous { op, len, source, ack };
-        self.matcher(tagged).unexpected.push(Unexpected { vc: vci, tag, data, body, claimed: None });
+        self.matcher(tagged).unexpected.push(Unexpected { vc: vci, tag, data, body, claimed: None, orphan: false });
         Ok(())
     }
 
