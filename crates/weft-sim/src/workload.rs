@@ -154,9 +154,10 @@ impl Workload {
                 engine.set_min_multi_recv(min);
             }
         }
-        let disaster = rng.index(steps);
+        let disasters = if self.scenario == Scenario::Breaks { 8 } else { 1 };
+        let disasters = (0..disasters).map(|_| rng.index(steps)).collect::<Vec<_>>();
         for step in 0..steps {
-            if step == disaster {
+            for _ in disasters.iter().filter(|at| **at == step) {
                 self.strike(rng);
             }
             for rank in self.harness.cluster().living() {

@@ -14,6 +14,7 @@ mod rma;
 use std::collections::BTreeSet;
 
 use weft_engine::api::{Completion, Context, Fault, Kind, OpFlags};
+use weft_engine::nic::LinkError;
 
 use crate::memory::Buffer;
 pub use rma::RmaRecord;
@@ -234,6 +235,12 @@ impl Oracle {
         self.broken.contains(&(a.min(b), a.max(b)))
     }
 
+    /// Whether an operation between the two ranks may fail for this reason. No breakage excuses a violated protocol.
+    #[must_use]
+    pub fn excuses(&self, why: LinkError, a: usize, b: usize) -> bool {
+        why != LinkError::Protocol && self.may_fail(a, b)
+    }
+
     /// Something is wrong.
     pub fn complain(&mut self, text: String) {
         self.complaints.push(text);
@@ -394,7 +401,7 @@ impl Oracle {
         send.end = Some(c.fault.map_or(Ok(()), Err));
         match c.fault {
             None if send.flags.contains(OpFlags::QUIET) => return Err("a quiet send reported success".into()),
-            Some(Fault::Link(_)) if self.may_fail(send.rank, send.dest) => return Ok(send.buffer),
+            Some(Fault::Link(why)) if self.excuses(why, send.rank, send.dest) => return Ok(send.buffer),
             Some(fault) => return Err(format!("failed: {fault}")),
             None => {}
         }
@@ -486,8 +493,9 @@ impl Oracle {
         let excusable = match fault {
             // Whether it was canceled is the harness's to know; it says so by the state.
             Fault::Canceled => true,
-            Fault::Link(_) => match recv.want.src {
-                Some(src) => self.may_fail(recv.rank, src),
+            Fault::Link(LinkError::Protocol) => false,
+            Fault::Link(why) => match recv.want.src {
+                Some(src) => self.excuses(why, recv.rank, src),
                 None => self.broken.iter().any(|(a, b)| *a == recv.rank || *b == recv.rank),
             },
             _ => false,
