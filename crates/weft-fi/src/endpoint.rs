@@ -144,6 +144,16 @@ pub(crate) unsafe fn ep<'a>(fid: *mut sys::fid_ep) -> &'a Ep {
 }
 
 impl Ep {
+    /// The part that outlives the handle.
+    pub(crate) const fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    /// The domain.
+    pub(crate) const fn domain(&self) -> &Hold<Domain> {
+        &self.domain
+    }
+
     /// The default behaviour of transmit operations.
     #[inline]
     pub(crate) fn tx_mode(&self) -> Mode {

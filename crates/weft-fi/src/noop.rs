@@ -4,7 +4,7 @@
 //! (fi_send, fi_bind, fi_control, cq->signal, …), so no table of ours ever has an empty slot. A table of an object is written
 //! as `fi_ops_cm { getname: Some(getname), ..noop::CM }`.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int};
 
 use weft_fi_sys::v2::fi_ops_av_1_20;
 use weft_fi_sys::{

@@ -1,0 +1,371 @@
+//! Address formats: how clients write what [`EpName`] means (fi_getinfo(3), "Addressing formats").
+//!
+//! Place in the data flow: `fi_getinfo` turns node and service into addresses, address vectors turn what clients insert into names,
+//! `fi_getname`, `fi_av_lookup` and `fi_av_straddr` go the other way.
+//!
+//! The native format is the 64-byte name itself, opaque to clients. Socket addresses and strings are accepted where clients
+//! ask for them; they say only where an endpoint listens, so they become *service* names, and only endpoints that were opened with such a
+//! format (or on an explicit service) accept peers that know no more than that.
+
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+use weft_engine::name::{EpName, NAME_BYTES};
+use weft_fi_sys as sys;
+
+use crate::errno::Errno;
+
+/// The number of the native format: a provider-specific one, as fabric.h marks them.
+pub(crate) const FI_ADDR_WEFT: u32 = sys::FI_PROV_SPECIFIC | 0x7765;
+
+/// Bytes of the longest address string with its terminator: `fi_sockaddr_in6://[`, 45, `%`, 10, `]:`, 5.
+const STRING_BYTES: usize = 96;
+const IN_BYTES: usize = size_of::<libc::sockaddr_in>();
+const IN6_BYTES: usize = size_of::<libc::sockaddr_in6>();
+
+/// A format in which a client writes addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// 64 opaque bytes.
+    Native,
+    /// `sockaddr_in` or `sockaddr_in6`, told apart by their family (FI_SOCKADDR, FI_SOCKADDR_IP): the number that the client used.
+    Sockaddr(u32),
+    /// `sockaddr_in`.
+    In,
+    /// `sockaddr_in6`.
+    In6,
+    /// A C string such as `fi_sockaddr_in://10.1.1.1:5000`.
+    Text,
+}
+
+impl Format {
+    /// From `fi_info.addr_format`; FI_FORMAT_UNSPEC is the native format. `None` for formats that weft does not know.
+    pub(crate) const fn from_raw(raw: u32) -> Option<Self> {
+        match raw {
+            sys::FI_FORMAT_UNSPEC | FI_ADDR_WEFT => Some(Self::Native),
+            sys::FI_SOCKADDR | sys::v2::FI_SOCKADDR_IP => Some(Self::Sockaddr(raw)),
+            sys::FI_SOCKADDR_IN => Some(Self::In),
+            sys::FI_SOCKADDR_IN6 => Some(Self::In6),
+            sys::FI_ADDR_STR => Some(Self::Text),
+            _ => None,
+        }
+    }
+
+    /// As `fi_info.addr_format`.
+    pub(crate) const fn raw(self) -> u32 {
+        match self {
+            Self::Native => FI_ADDR_WEFT,
+            Self::Sockaddr(raw) => raw,
+            Self::In => sys::FI_SOCKADDR_IN,
+            Self::In6 => sys::FI_SOCKADDR_IN6,
+            Self::Text => sys::FI_ADDR_STR,
+        }
+    }
+
+    /// Whether addresses say only where an endpoint listens, so that an endpoint with this format must accept whoever comes.
+    pub(crate) const fn is_open(self) -> bool {
+        !matches!(self, Self::Native)
+    }
+
+    /// The name that a client's bytes mean. For [`Format::Text`] they are the string without its terminator.
+    pub(crate) fn decode(self, bytes: &[u8]) -> Result<EpName, Errno> {
+        match self {
+            Self::Native => EpName::parse(bytes).map_err(|error| {
+                log::info!("{error}");
+                Errno::INVAL
+            }),
+            Self::Text => parse_text(std::str::from_utf8(bytes).map_err(|_| Errno::INVAL)?),
+            Self::Sockaddr(_) | Self::In | Self::In6 => {
+                let socket = decode_sockaddr(bytes).ok_or(Errno::INVAL)?;
+                let fits = match self {
+                    Self::In => socket.is_ipv4(),
+                    Self::In6 => socket.is_ipv6(),
+                    _ => true,
+                };
+                if fits { Ok(EpName::service(socket)) } else { Err(Errno::INVAL) }
+            }
+        }
+    }
+
+    /// A name in this format; [`Errno::ADDRNOTAVAIL`] if it cannot be said in it. Strings include their terminator.
+    pub(crate) fn encode(self, name: &EpName) -> Result<Vec<u8>, Errno> {
+        match (self, name.socket()) {
+            (Self::Native, _) => Ok(name.as_bytes().to_vec()),
+            (Self::Text, socket) => Ok(CString::new(socket_text(socket)).map_err(|_| Errno::INVAL)?.into_bytes_with_nul()),
+            (Self::In | Self::Sockaddr(_), SocketAddr::V4(v4)) => Ok(encode_in(*v4.ip(), v4.port())),
+            (Self::In, SocketAddr::V6(_)) => Err(Errno::ADDRNOTAVAIL),
+            (Self::In6, SocketAddr::V4(v4)) => Ok(encode_in6(v4.ip().to_ipv6_mapped(), v4.port(), 0)),
+            (Self::In6 | Self::Sockaddr(_), SocketAddr::V6(v6)) => Ok(encode_in6(*v6.ip(), v6.port(), v6.scope_id())),
+        }
+    }
+
+    /// How many bytes the address at `bytes` has, for walking over an array. `None` if that cannot be told.
+    ///
+    /// # Safety
+    /// `address` points to an address of this format: at least two bytes for socket addresses. Not for [`Format::Text`].
+    pub(crate) unsafe fn length_at(self, address: *const u8) -> Option<usize> {
+        match self {
+            Self::Native => Some(NAME_BYTES),
+            Self::In => Some(IN_BYTES),
+            Self::In6 => Some(IN6_BYTES),
+            Self::Text => None,
+            Self::Sockaddr(_) => {
+                // SAFETY: the family's two bytes, by the caller's promise.
+                let family = unsafe { address.cast::<libc::sa_family_t>().read_unaligned() };
+                match c_int::from(family) {
+                    libc::AF_INET => Some(IN_BYTES),
+                    libc::AF_INET6 => Some(IN6_BYTES),
+                    _ => None,
+                }
+            }
+        }
+    }
+
+    /// The name at a place in the client's memory.
+    ///
+    /// # Safety
+    /// `address` points to an address of this format; for [`Format::Text`] to a C string.
+    pub(crate) unsafe fn decode_at(self, address: *const u8) -> Result<EpName, Errno> {
+        if self == Self::Text {
+            // SAFETY: by the caller's promise.
+            let text = unsafe { CStr::from_ptr(address.cast::<c_char>()) };
+            return self.decode(text.to_bytes());
+        }
+        // SAFETY: by the caller's promise.
+        let length = unsafe { self.length_at(address) }.ok_or(Errno::INVAL)?;
+        // SAFETY: an address of this format has that many bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(address, length) };
+        self.decode(bytes)
+    }
+}
+
+/// A name for people: without the capability, which is a secret.
+pub(crate) fn describe(name: &EpName) -> String {
+    if !name.is_full() {
+        return socket_text(name.socket());
+    }
+    let id: String = name.ep_id().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    format!("fi_weft://{}/{id}", name.socket())
+}
+
+fn socket_text(socket: SocketAddr) -> String {
+    match socket {
+        SocketAddr::V4(v4) => format!("fi_sockaddr_in://{v4}"),
+        SocketAddr::V6(v6) => format!("fi_sockaddr_in6://{v6}"),
+    }
+}
+
+/// A string address. Accepted: `fi_sockaddr://`, `fi_sockaddr_in://`, `fi_sockaddr_in6://` with address and port.
+fn parse_text(text: &str) -> Result<EpName, Errno> {
+    let (scheme, rest) = text.split_once("://").ok_or(Errno::INVAL)?;
+    let rest = rest.split(['/', '?']).next().unwrap_or_default();
+    if rest.len() > STRING_BYTES {
+        return Err(Errno::INVAL);
+    }
+    let socket: SocketAddr = rest.parse().map_err(|_| Errno::INVAL)?;
+    match (scheme, socket) {
+        ("fi_sockaddr" | "fi_sockaddr_ip", _)
+        | ("fi_sockaddr_in", SocketAddr::V4(_))
+        | ("fi_sockaddr_in6", SocketAddr::V6(_)) => Ok(EpName::service(socket)),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// Whether a node argument is an address string rather than a host name.
+pub(crate) fn is_text_address(node: &str) -> bool {
+    node.starts_with("fi_") && node.contains("://")
+}
+
+fn encode_in(ip: Ipv4Addr, port: u16) -> Vec<u8> {
+    // The layout of `sockaddr_in` on Linux: family, port, address, eight zeros.
+    let mut bytes = vec![0; IN_BYTES];
+    bytes[0..2].copy_from_slice(&family(libc::AF_INET));
+    bytes[2..4].copy_from_slice(&port.to_be_bytes());
+    bytes[4..8].copy_from_slice(&ip.octets());
+    bytes
+}
+
+fn encode_in6(ip: Ipv6Addr, port: u16, scope: u32) -> Vec<u8> {
+    // The layout of `sockaddr_in6` on Linux: family, port, flow label, address, scope in the host's byte order.
+    let mut bytes = vec![0; IN6_BYTES];
+    bytes[0..2].copy_from_slice(&family(libc::AF_INET6));
+    bytes[2..4].copy_from_slice(&port.to_be_bytes());
+    bytes[8..24].copy_from_slice(&ip.octets());
+    bytes[24..28].copy_from_slice(&scope.to_ne_bytes());
+    bytes
+}
+
+fn family(number: c_int) -> [u8; 2] {
+    libc::sa_family_t::try_from(number).unwrap_or_default().to_ne_bytes()
+}
+
+/// A `sockaddr_in` or `sockaddr_in6`, by its family. The bytes may be longer than the address.
+fn decode_sockaddr(bytes: &[u8]) -> Option<SocketAddr> {
+    let array = |at: usize| -> Option<[u8; 2]> { bytes.get(at..at + 2)?.try_into().ok() };
+    let port = u16::from_be_bytes(array(2)?);
+    match c_int::from(libc::sa_family_t::from_ne_bytes(array(0)?)) {
+        libc::AF_INET if bytes.len() >= IN_BYTES => {
+            let octets: [u8; 4] = bytes.get(4..8)?.try_into().ok()?;
+            Some(SocketAddr::new(IpAddr::from(octets), port))
+        }
+        libc::AF_INET6 if bytes.len() >= IN6_BYTES => {
+            let octets: [u8; 16] = bytes.get(8..24)?.try_into().ok()?;
+            let scope = u32::from_ne_bytes(bytes.get(24..28)?.try_into().ok()?);
+            Some(SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::from(octets), port, 0, scope)))
+        }
+        _ => None,
+    }
+}
+
+/// What to look up for a node and a service.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Query<'a> {
+    pub(crate) node: Option<&'a CStr>,
+    pub(crate) service: Option<&'a CStr>,
+    /// Node is numeric: ask no name server.
+    pub(crate) numeric: bool,
+    /// The address is a local one to listen on; without a node any.
+    pub(crate) passive: bool,
+    pub(crate) format: Format,
+}
+
+/// The first socket address for a node and a service.
+pub(crate) fn resolve(query: &Query<'_>) -> Result<EpName, Errno> {
+    let node = query.node.map(|node| node.to_str().map_err(|_| Errno::INVAL)).transpose()?;
+    if let Some(node) = node.filter(|node| is_text_address(node)) {
+        return if query.service.is_some() { Err(Errno::INVAL) } else { parse_text(node) };
+    }
+    let sockets = getaddrinfo(query)?;
+    let fits = |socket: &&SocketAddr| match query.format {
+        Format::In => socket.is_ipv4(),
+        Format::In6 => socket.is_ipv6(),
+        _ => true,
+    };
+    // Only names of hosts with both kinds of address leave a choice; TCP listens on both.
+    sockets.iter().find(fits).map(|&socket| EpName::service(socket)).ok_or(Errno::NODATA)
+}
+
+/// The addresses that getaddrinfo(3) finds.
+fn getaddrinfo(query: &Query<'_>) -> Result<Vec<SocketAddr>, Errno> {
+    // SAFETY: all zeros is how one begins an `addrinfo`.
+    let mut hints: libc::addrinfo = unsafe { std::mem::zeroed() };
+    hints.ai_socktype = libc::SOCK_STREAM;
+    hints.ai_flags = if query.numeric { libc::AI_NUMERICHOST } else { 0 } | if query.passive { libc::AI_PASSIVE } else { 0 };
+    hints.ai_family = match query.format {
+        Format::In => libc::AF_INET,
+        Format::In6 => libc::AF_INET6,
+        _ => libc::AF_UNSPEC,
+    };
+    let pointer = |text: Option<&CStr>| text.map_or(std::ptr::null(), CStr::as_ptr);
+    let mut list = std::ptr::null_mut();
+    // SAFETY: null or C strings, our hints, and a place for the result.
+    let result = unsafe { libc::getaddrinfo(pointer(query.node), pointer(query.service), &raw const hints, &raw mut list) };
+    if result != 0 {
+        // SAFETY: gai_strerror returns a constant C string for every number.
+        let reason = unsafe { CStr::from_ptr(libc::gai_strerror(result)) };
+        log::info!("{:?}:{:?} cannot be resolved: {}", query.node, query.service, reason.to_string_lossy());
+        return Err(Errno::NODATA);
+    }
+    let mut sockets = Vec::new();
+    let mut next = list;
+    while !next.is_null() {
+        // SAFETY: an element of the list that getaddrinfo made, which is freed below.
+        let entry = unsafe { &*next };
+        let length = entry.ai_addrlen as usize;
+        // SAFETY: the element's address has that length.
+        let bytes = unsafe { std::slice::from_raw_parts(entry.ai_addr.cast::<u8>(), length) };
+        sockets.extend(decode_sockaddr(bytes));
+        next = entry.ai_next;
+    }
+    // SAFETY: made by getaddrinfo above, and not used any more.
+    unsafe { libc::freeaddrinfo(list) };
+    Ok(sockets)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn name(text: &str) -> EpName {
+        EpName::service(text.parse().unwrap())
+    }
+
+    #[test]
+    fn every_format_gives_back_what_it_took() {
+        let v4 = name("10.1.2.3:4711");
+        let v6 = name("[fe80::1%3]:4711");
+        for format in [Format::Native, Format::In, Format::In6, Format::Sockaddr(sys::FI_SOCKADDR), Format::Text] {
+            for name in [v4, v6] {
+                let Ok(mut bytes) = format.encode(&name) else {
+                    assert!(format == Format::In && name == v6);
+                    continue;
+                };
+                // SAFETY: the bytes are an address of this format; strings are terminated.
+                assert_eq!(unsafe { format.decode_at(bytes.as_ptr()) }, Ok(name), "{format:?}");
+                if format == Format::Text {
+                    bytes.pop();
+                }
+                assert_eq!(format.decode(&bytes), Ok(name), "{format:?}");
+                assert_eq!(Format::from_raw(format.raw()), Some(format));
+            }
+        }
+    }
+
+    #[test]
+    fn foreign_and_short_addresses_are_refused() {
+        for format in [Format::Native, Format::In, Format::In6, Format::Sockaddr(sys::FI_SOCKADDR), Format::Text] {
+            assert!(format.decode(&[]).is_err());
+            assert!(format.decode(&[0xff; 64]).is_err());
+            assert!(format.decode(&[2, 0, 1]).is_err());
+        }
+        let in4 = Format::In.encode(&name("1.2.3.4:5")).unwrap();
+        assert!(Format::In6.decode(&in4).is_err());
+        assert!(Format::In.decode(&in4[..15]).is_err());
+        assert_eq!(Format::from_raw(sys::FI_SOCKADDR_IB), None);
+    }
+
+    #[test]
+    fn strings() {
+        let good = ["fi_sockaddr://1.2.3.4:5", "fi_sockaddr_in://1.2.3.4:5", "fi_sockaddr_in://1.2.3.4:5/x?qos=3"];
+        for text in good {
+            assert_eq!(Format::Text.decode(text.as_bytes()), Ok(name("1.2.3.4:5")), "{text}");
+        }
+        assert_eq!(Format::Text.decode(b"fi_sockaddr_in6://[::1]:5"), Ok(name("[::1]:5")));
+        for text in ["1.2.3.4:5", "fi_sockaddr_in://[::1]:5", "fi_sockaddr_in://1.2.3.4", "fi_gni://1", "fi_sockaddr://host:5"] {
+            assert!(Format::Text.decode(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_description_keeps_the_secret() {
+        let parts = weft_engine::name::NameParts {
+            socket: "1.2.3.4:5".parse().unwrap(),
+            host_id: 1,
+            ep_id: [0x11; 16],
+            capability: [0xcc; 16],
+            shm: true,
+            tcp: true,
+        };
+        let text = describe(&EpName::full(&parts));
+        assert_eq!(text, "fi_weft://1.2.3.4:5/1111111111111111");
+    }
+
+    #[test]
+    fn nodes_and_services_resolve() {
+        let query = |node: Option<&'static CStr>, service: Option<&'static CStr>| Query {
+            node,
+            service,
+            numeric: true,
+            passive: false,
+            format: Format::Native,
+        };
+        assert_eq!(resolve(&query(Some(c"127.0.0.1"), Some(c"77"))), Ok(name("127.0.0.1:77")));
+        assert_eq!(resolve(&query(Some(c"::1"), Some(c"77"))), Ok(name("[::1]:77")));
+        assert_eq!(resolve(&query(Some(c"no-number"), Some(c"77"))), Err(Errno::NODATA));
+        assert_eq!(resolve(&query(Some(c"fi_sockaddr://1.2.3.4:5"), None)), Ok(name("1.2.3.4:5")));
+        assert_eq!(resolve(&query(Some(c"fi_sockaddr://1.2.3.4:5"), Some(c"5"))), Err(Errno::INVAL));
+        let passive = Query { passive: true, format: Format::In, ..query(None, Some(c"77")) };
+        assert_eq!(resolve(&passive), Ok(name("0.0.0.0:77")));
+    }
+}

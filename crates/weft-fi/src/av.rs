@@ -1,0 +1,453 @@
+//! Address vectors (fi_av(3)).
+//!
+//! Place in the data flow: clients insert addresses and get numbers, by which operations name peers; engines ask the [`table`] when a
+//! peer is met for the first time, and are told of addresses that come and go while they run.
+//!
+//! FI_AV_MAP behaves as FI_AV_TABLE: numbers are indices in the order of insertion. Insertion is immediate; with FI_EVENT its
+//! result is reported to the event queue besides. Shared (named) vectors, user identifiers and authorization keys per address are not supported and are
+//! refused, as are bits for receive contexts.
+
+pub(crate) mod symmetric;
+pub(crate) mod table;
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use weft_engine::api::{Addr, AddressBook, Book};
+use weft_engine::name::EpName;
+use weft_fi_sys as sys;
+use weft_fi_sys::v2::fi_ops_av_1_20;
+
+use crate::addr::{self, Format, Query};
+use crate::av::symmetric::Range;
+use crate::av::table::Table;
+use crate::domain::Domain;
+use crate::endpoint::core::{Core, CoreRef};
+use crate::eq::{Eq, Failure};
+use crate::errno::Errno;
+use crate::noop;
+use crate::object::{self, Head, Hold, Object, Uses};
+
+/// Flags of insertions. FI_MORE is a hint.
+const INSERT_FLAGS: u64 = sys::FI_MORE | sys::FI_SYNC_ERR;
+/// Flags of `fi_av_open`. FI_SYMMETRIC is a hint.
+const OPEN_FLAGS: u64 = sys::FI_EVENT | sys::FI_SYMMETRIC;
+
+/// An address vector.
+#[repr(C)]
+pub(crate) struct Av {
+    head: Head<sys::fid_av>,
+    table: Arc<Table>,
+    format: Format,
+    /// Results are reported to the event queue (FI_EVENT).
+    events: bool,
+    eq: Mutex<Option<Hold<Eq>>>,
+    /// The endpoints that are enabled with this vector.
+    cores: Mutex<Vec<Weak<Core>>>,
+    uses: Uses,
+    domain: Hold<Domain>,
+}
+
+// SAFETY: `repr(C)`, the first field is a `Head` of the fid, whose class is set in `open_vector`.
+unsafe impl Object for Av {
+    type Fid = sys::fid_av;
+    const CLASSES: &'static [u32] = &[sys::FI_CLASS_AV];
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+}
+
+/// `fi_av_open`.
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut sys::fid_domain,
+    attr: *mut sys::fi_av_attr,
+    av: *mut *mut sys::fid_av,
+    context: *mut c_void,
+) -> c_int {
+    object::guard("fi_av_open", || {
+        // SAFETY: the client's domain.
+        let domain = unsafe { Hold::<Domain>::of(domain) }?;
+        // SAFETY: the client's attributes, which we also write to.
+        let attr = unsafe { attr.as_mut() }.ok_or(Errno::INVAL)?;
+        let vector = open_vector(domain, attr, context)?;
+        // SAFETY: the client's place for the new pointer.
+        unsafe { object::give(vector, av) }
+    })
+}
+
+fn open_vector(domain: Hold<Domain>, attr: &mut sys::fi_av_attr, context: *mut c_void) -> Result<Arc<Av>, Errno> {
+    if !attr.name.is_null() || attr.flags & sys::FI_READ != 0 {
+        log::info!("fi_av_open: shared address vectors are not supported");
+        return Err(Errno::NOSYS);
+    }
+    if attr.flags & sys::FI_AV_USER_ID != 0 || attr.rx_ctx_bits != 0 {
+        log::info!("fi_av_open: neither user identifiers nor bits for receive contexts are supported");
+        return Err(Errno::NOSYS);
+    }
+    if attr.flags & !OPEN_FLAGS != 0 {
+        return Err(Errno::BADFLAGS);
+    }
+    match attr.type_ {
+        sys::FI_AV_UNSPEC => attr.type_ = domain.av_type(),
+        sys::FI_AV_MAP | sys::FI_AV_TABLE => {}
+        _ => return Err(Errno::INVAL),
+    }
+    let fid = object::new_fid(sys::FI_CLASS_AV, context, &FID_OPS);
+    Ok(Arc::new(Av {
+        head: Head::new(sys::fid_av { fid, ops: object::table(&AV_OPS.base) }),
+        table: Arc::new(Table::with_room(attr.count)),
+        format: domain.format(),
+        events: attr.flags & sys::FI_EVENT != 0,
+        eq: Mutex::new(None),
+        cores: Mutex::new(Vec::new()),
+        uses: Uses::new(),
+        domain,
+    }))
+}
+
+/// Where one insertion call puts its results.
+struct Results {
+    /// Null, or a place for each number.
+    numbers: *mut sys::fi_addr_t,
+    /// Null, or a place for each error (FI_SYNC_ERR).
+    errors: *mut c_int,
+    /// The call's context, for events.
+    context: usize,
+    done: usize,
+    good: usize,
+}
+
+impl Results {
+    /// # Safety
+    /// `numbers`, and with FI_SYNC_ERR also `context`, are null or have a place for every address of the call.
+    unsafe fn new(av: &Av, numbers: *mut sys::fi_addr_t, flags: u64, context: *mut c_void) -> Result<Self, Errno> {
+        if flags & !INSERT_FLAGS != 0 {
+            return Err(Errno::BADFLAGS);
+        }
+        let synchronous = flags & sys::FI_SYNC_ERR != 0;
+        if av.events && (synchronous || av.eq.lock().is_none()) {
+            return Err(if synchronous { Errno::BADFLAGS } else { Errno::NOEQ });
+        }
+        let errors = if synchronous { context.cast() } else { std::ptr::null_mut() };
+        Ok(Self { numbers, errors, context: context as usize, done: 0, good: 0 })
+    }
+
+    /// Notes the result for the next address.
+    fn note(&mut self, av: &Av, result: Result<Addr, Errno>) {
+        let number = result.unwrap_or(sys::FI_ADDR_NOTAVAIL);
+        if !self.numbers.is_null() {
+            // SAFETY: one place per address, by the promise of `new`.
+            unsafe { self.numbers.add(self.done).write(number) };
+        }
+        if !self.errors.is_null() {
+            // SAFETY: as above.
+            unsafe { self.errors.add(self.done).write(result.map_or_else(Errno::get, |_| 0)) };
+        }
+        match result {
+            Ok(_) => self.good += 1,
+            Err(errno) => av.report_failure(self.context, self.done, errno),
+        }
+        self.done += 1;
+    }
+
+    /// What the call returns: how many succeeded, or 0 where an event says that.
+    fn finish(self, av: &Av) -> Result<c_int, Errno> {
+        if av.events {
+            if let Some(eq) = &*av.eq.lock() {
+                let fid = std::ptr::from_ref(av) as usize;
+                eq.report(sys::FI_AV_COMPLETE, fid, self.context, self.good as u64);
+            }
+            return Ok(0);
+        }
+        c_int::try_from(self.good).map_err(|_| Errno::OVERFLOW)
+    }
+}
+
+impl Av {
+    /// The domain.
+    pub(crate) const fn domain(&self) -> &Hold<Domain> {
+        &self.domain
+    }
+
+    /// What the engine of an endpoint looks addresses up in.
+    pub(crate) fn book(&self) -> Book {
+        Arc::clone(&self.table) as Book
+    }
+
+    /// An endpoint with this vector is enabled: it is told of changes from now on. What there is already it finds in the book.
+    pub(crate) fn attach(&self, core: &CoreRef) {
+        self.cores.lock().push(Arc::downgrade(core));
+    }
+
+    /// It is closing.
+    pub(crate) fn detach(&self, core: &CoreRef) {
+        self.cores.lock().retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(core)));
+    }
+
+    fn each_core(&self, mut tell: impl FnMut(&CoreRef)) {
+        // The list's lock is not held while an endpoint's is waited for.
+        let cores: Vec<CoreRef> = self.cores.lock().iter().filter_map(Weak::upgrade).collect();
+        cores.iter().for_each(&mut tell);
+    }
+
+    fn insert(&self, name: &EpName) -> Result<Addr, Errno> {
+        let inserted = self.table.insert(name).ok_or(Errno::NOSPC)?;
+        if inserted.fresh {
+            self.each_core(|core| core.address_added(inserted.addr, name));
+        }
+        Ok(inserted.addr)
+    }
+
+    fn remove(&self, addr: Addr) -> Result<(), Errno> {
+        if self.table.remove(addr).ok_or(Errno::INVAL)? {
+            self.each_core(|core| core.address_removed(addr));
+        }
+        Ok(())
+    }
+
+    fn report_failure(&self, context: usize, index: usize, errno: Errno) {
+        log::info!("address {index} cannot be inserted: error {}", errno.get());
+        if let Some(eq) = self.eq.lock().as_ref().filter(|_| self.events) {
+            let fid = std::ptr::from_ref(self) as usize;
+            eq.report_failure(Failure { fid, context, data: index as u64, errno });
+        }
+    }
+
+    fn resolve(&self, node: Option<&CStr>, service: Option<&CStr>) -> Result<EpName, Errno> {
+        addr::resolve(&Query { node, service, numeric: false, passive: false, format: self.format })
+    }
+}
+
+static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), bind: Some(bind), ..noop::FID };
+
+static AV_OPS: fi_ops_av_1_20 = fi_ops_av_1_20 {
+    base: sys::fi_ops_av {
+        insert: Some(insert),
+        insertsvc: Some(insertsvc),
+        insertsym: Some(insertsym),
+        remove: Some(remove),
+        lookup: Some(lookup),
+        straddr: Some(straddr),
+        ..noop::AV_1_20.base
+    },
+    ..noop::AV_1_20
+};
+
+unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
+    object::guard("fi_close(av)", || {
+        // SAFETY: the client's vector.
+        unsafe { object::close::<Av>(fid) }.map(|()| 0)
+    })
+}
+
+/// `fi_av_bind`: an event queue.
+unsafe extern "C" fn bind(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -> c_int {
+    object::guard("fi_av_bind", || {
+        // SAFETY: the client's vector.
+        let av = unsafe { object::borrow_fid::<Av>(fid) }?;
+        if flags != 0 {
+            return Err(Errno::BADFLAGS);
+        }
+        // SAFETY: an object of the client's; another class than that of event queues is refused.
+        let eq = unsafe { Hold::<Eq>::of_fid(bfid) }?;
+        let mut bound = av.eq.lock();
+        if bound.is_some() {
+            return Err(Errno::INVAL);
+        }
+        *bound = Some(eq);
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn insert(
+    av: *mut sys::fid_av,
+    addr: *const c_void,
+    count: usize,
+    fi_addr: *mut sys::fi_addr_t,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    object::guard("fi_av_insert", || {
+        // SAFETY: the client's vector.
+        let av = unsafe { object::borrow::<Av>(av) }?;
+        // SAFETY: the client's places for `count` results.
+        let mut results = unsafe { Results::new(av, fi_addr, flags, context) }?;
+        if addr.is_null() && count > 0 {
+            return Err(Errno::INVAL);
+        }
+        let mut next = addr.cast::<u8>();
+        for index in 0..count {
+            // Strings come as an array of pointers, other addresses one after the other.
+            let at = match av.format {
+                // SAFETY: the client's array has `count` elements.
+                Format::Text => unsafe { addr.cast::<*const u8>().add(index).read() },
+                _ => next,
+            };
+            if at.is_null() {
+                results.note(av, Err(Errno::INVAL));
+                continue;
+            }
+            // SAFETY: the client's address, in the domain's format.
+            let name = unsafe { av.format.decode_at(at) };
+            results.note(av, name.and_then(|name| av.insert(&name)));
+            if av.format != Format::Text {
+                // SAFETY: the client's address, in the domain's format. Of one whose family is unknown we cannot tell the length.
+                let length = unsafe { av.format.length_at(at) }.ok_or(Errno::INVAL)?;
+                // SAFETY: at most one behind the end of the client's array.
+                next = unsafe { next.add(length) };
+            }
+        }
+        results.finish(av)
+    })
+}
+
+/// A C string of a client's.
+///
+/// # Safety
+/// `text` is null or a C string that lives as long as the call.
+unsafe fn string<'a>(text: *const c_char) -> Option<&'a CStr> {
+    // SAFETY: by the caller's promise.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
+}
+
+unsafe extern "C" fn insertsvc(
+    av: *mut sys::fid_av,
+    node: *const c_char,
+    service: *const c_char,
+    fi_addr: *mut sys::fi_addr_t,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    object::guard("fi_av_insertsvc", || {
+        // SAFETY: the client's vector.
+        let av = unsafe { object::borrow::<Av>(av) }?;
+        // SAFETY: the client's place for one result.
+        let mut results = unsafe { Results::new(av, fi_addr, flags, context) }?;
+        // SAFETY: the client's string.
+        let node = unsafe { string(node) };
+        // SAFETY: as above.
+        let service = unsafe { string(service) };
+        if node.is_none() && service.is_none() {
+            return Err(Errno::INVAL);
+        }
+        results.note(av, av.resolve(node, service).and_then(|name| av.insert(&name)));
+        results.finish(av)
+    })
+}
+
+unsafe extern "C" fn insertsym(
+    av: *mut sys::fid_av,
+    node: *const c_char,
+    nodecnt: usize,
+    service: *const c_char,
+    svccnt: usize,
+    fi_addr: *mut sys::fi_addr_t,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    object::guard("fi_av_insertsym", || {
+        // SAFETY: the client's vector.
+        let av = unsafe { object::borrow::<Av>(av) }?;
+        // SAFETY: the client's places for all results.
+        let mut results = unsafe { Results::new(av, fi_addr, flags, context) }?;
+        // SAFETY: the client's string.
+        let node = unsafe { string(node) }.ok_or(Errno::INVAL)?;
+        // SAFETY: as above.
+        let service = unsafe { string(service) }.ok_or(Errno::INVAL)?;
+        let range = Range::new(node, service)?;
+        for node_index in 0..nodecnt {
+            for service_index in 0..svccnt {
+                let name = range
+                    .at(node_index, service_index)
+                    .and_then(|(node, service)| av.resolve(Some(&node), Some(&service)));
+                results.note(av, name.and_then(|name| av.insert(&name)));
+            }
+        }
+        results.finish(av)
+    })
+}
+
+unsafe extern "C" fn remove(av: *mut sys::fid_av, fi_addr: *mut sys::fi_addr_t, count: usize, flags: u64) -> c_int {
+    object::guard("fi_av_remove", || {
+        // SAFETY: the client's vector.
+        let av = unsafe { object::borrow::<Av>(av) }?;
+        if flags != 0 {
+            return Err(Errno::BADFLAGS);
+        }
+        if fi_addr.is_null() && count > 0 {
+            return Err(Errno::INVAL);
+        }
+        for index in 0..count {
+            // SAFETY: the client's array has `count` elements.
+            av.remove(unsafe { fi_addr.add(index).read() })?;
+        }
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn lookup(
+    av: *mut sys::fid_av,
+    fi_addr: sys::fi_addr_t,
+    addr: *mut c_void,
+    addrlen: *mut usize,
+) -> c_int {
+    object::guard("fi_av_lookup", || {
+        // SAFETY: the client's vector.
+        let av = unsafe { object::borrow::<Av>(av) }?;
+        let length = NonNull::new(addrlen).ok_or(Errno::INVAL)?;
+        let name = av.table.name(fi_addr).ok_or(Errno::INVAL)?;
+        let bytes = av.format.encode(&name)?;
+        // SAFETY: the client's buffer and its length.
+        unsafe { copy_out(&bytes, addr.cast(), length) };
+        Ok(0)
+    })
+}
+
+/// Copies bytes into a client's buffer, cut to its length, and stores how many there are.
+///
+/// # Safety
+/// `buffer` is null or valid for the number of bytes that `length` says.
+unsafe fn copy_out(bytes: &[u8], buffer: *mut u8, length: NonNull<usize>) {
+    // SAFETY: by the caller's promise.
+    let room = unsafe { length.read() };
+    if !buffer.is_null() {
+        // SAFETY: by the caller's promise; cut to the room.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer, bytes.len().min(room)) };
+    }
+    // SAFETY: by the caller's promise.
+    unsafe { length.write(bytes.len()) };
+}
+
+unsafe extern "C" fn straddr(
+    av: *mut sys::fid_av,
+    addr: *const c_void,
+    buf: *mut c_char,
+    len: *mut usize,
+) -> *const c_char {
+    object::guard("fi_av_straddr", || {
+        // SAFETY: the client's vector.
+        let av = unsafe { object::borrow::<Av>(av) }?;
+        let length = NonNull::new(len).ok_or(Errno::INVAL)?;
+        let address = NonNull::new(addr.cast_mut()).ok_or(Errno::INVAL)?;
+        // SAFETY: the client's address, in the domain's format.
+        let text = match unsafe { av.format.decode_at(address.as_ptr().cast()) } {
+            Ok(name) => addr::describe(&name),
+            Err(_) => "not an address".to_owned(),
+        };
+        let mut bytes = text.into_bytes();
+        bytes.push(0);
+        // SAFETY: the client's length of its buffer.
+        let room = unsafe { length.read() };
+        // SAFETY: the client's buffer.
+        unsafe { copy_out(&bytes, buf.cast(), length) };
+        if !buf.is_null() && room > 0 && room < bytes.len() {
+            // SAFETY: inside the client's buffer: a text that was cut is terminated all the same.
+            unsafe { buf.add(room - 1).write(0) };
+        }
+        Ok(0)
+    });
+    buf
+}

@@ -1,0 +1,249 @@
+//! The addresses of one address vector: by number, by name, and who has to know of changes.
+//!
+//! Place in the data flow: [`super::Av`] fills it, engines look in it (as [`AddressBook`]) when they meet a peer for the first time.
+//!
+//! Size: a row is 72 bytes, an index entry 5 to 10, so a million addresses take about 90 MB. Insertion is a hash and a push.
+//!
+//! Invariants: numbers are dense from 0 in the order of insertion; a number that was removed is the next one to be given out, the
+//! lowest first (fi_av(3)). A name is there once: inserted again it has the same number, and is gone when it has been removed as often. A name's
+//! identity is its endpoint id, or, of a name that says only where to ask, its socket.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::hash::BuildHasher;
+
+use hashbrown::HashTable;
+use parking_lot::RwLock;
+use rustc_hash::FxBuildHasher;
+use weft_engine::api::{Addr, AddressBook};
+use weft_engine::name::{EpName, Identity};
+
+/// Most rows that a client's `count` reserves: more are allocated as they come.
+const RESERVE_LIMIT: usize = 1 << 20;
+
+/// The table, shared by the vector and the engines of its endpoints.
+#[derive(Default)]
+pub(crate) struct Table(RwLock<Rows>);
+
+#[derive(Default)]
+struct Rows {
+    rows: Vec<Row>,
+    /// Numbers of rows in use, by the identity of their names.
+    by_identity: HashTable<u32>,
+    /// Numbers of rows that were removed.
+    free: BinaryHeap<Reverse<u32>>,
+}
+
+struct Row {
+    name: EpName,
+    /// How often it has been inserted; 0: free.
+    uses: u32,
+}
+
+fn hash(identity: &Identity) -> u64 {
+    FxBuildHasher.hash_one(identity)
+}
+
+/// What an insertion did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Inserted {
+    pub(crate) addr: Addr,
+    /// The name was not there before.
+    pub(crate) fresh: bool,
+}
+
+impl Table {
+    /// Room for so many addresses.
+    pub(crate) fn with_room(count: usize) -> Self {
+        let rows = Vec::with_capacity(count.min(RESERVE_LIMIT));
+        Self(RwLock::new(Rows { rows, ..Rows::default() }))
+    }
+
+    /// Enters names, in order. `None` where the table is full (2³² rows).
+    pub(crate) fn insert(&self, name: &EpName) -> Option<Inserted> {
+        self.0.write().insert(name)
+    }
+
+    /// Takes a name out, once. `None` if the number is not in use, else whether the name is gone.
+    pub(crate) fn remove(&self, addr: Addr) -> Option<bool> {
+        self.0.write().remove(addr)
+    }
+
+    /// How many addresses there are.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.0.read().by_identity.len()
+    }
+}
+
+impl Rows {
+    fn row(&self, addr: Addr) -> Option<&Row> {
+        usize::try_from(addr).ok().and_then(|at| self.rows.get(at)).filter(|row| row.uses > 0)
+    }
+
+    fn find(&self, identity: &Identity) -> Option<u32> {
+        let same = |&at: &u32| self.rows.get(at as usize).is_some_and(|row| row.name.identity() == *identity);
+        self.by_identity.find(hash(identity), same).copied()
+    }
+
+    fn insert(&mut self, name: &EpName) -> Option<Inserted> {
+        let identity = name.identity();
+        if let Some(at) = self.find(&identity) {
+            let row = self.rows.get_mut(at as usize)?;
+            row.uses = row.uses.saturating_add(1);
+            return Some(Inserted { addr: Addr::from(at), fresh: false });
+        }
+        let row = Row { name: *name, uses: 1 };
+        let at = match self.free.pop() {
+            Some(Reverse(at)) => {
+                *self.rows.get_mut(at as usize)? = row;
+                at
+            }
+            None => {
+                let at = u32::try_from(self.rows.len()).ok()?;
+                self.rows.push(row);
+                at
+            }
+        };
+        let rows = &self.rows;
+        let rehash = |&at: &u32| rows.get(at as usize).map_or(0, |row| hash(&row.name.identity()));
+        self.by_identity.insert_unique(hash(&identity), at, rehash);
+        Some(Inserted { addr: Addr::from(at), fresh: true })
+    }
+
+    fn remove(&mut self, addr: Addr) -> Option<bool> {
+        let at = u32::try_from(addr).ok()?;
+        let row = self.rows.get_mut(at as usize).filter(|row| row.uses > 0)?;
+        row.uses -= 1;
+        if row.uses > 0 {
+            return Some(false);
+        }
+        let identity = row.name.identity();
+        if let Ok(entry) = self.by_identity.find_entry(hash(&identity), |&other| other == at) {
+            entry.remove();
+        }
+        self.free.push(Reverse(at));
+        Some(true)
+    }
+}
+
+impl AddressBook for Table {
+    fn name(&self, addr: Addr) -> Option<EpName> {
+        self.0.read().row(addr).map(|row| row.name)
+    }
+
+    fn addr(&self, name: &EpName) -> Option<Addr> {
+        let rows = self.0.read();
+        let by_id = rows.find(&name.identity());
+        by_id.or_else(|| rows.find(&name.socket_identity())).map(Addr::from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+    use std::collections::HashMap;
+    use std::time::{Duration, Instant};
+
+    use proptest::prelude::*;
+    use weft_engine::name::NameParts;
+
+    use super::*;
+
+    fn full(number: u64) -> EpName {
+        let mut ep_id = [7; 16];
+        ep_id[..8].copy_from_slice(&number.to_be_bytes());
+        EpName::full(&NameParts {
+            socket: ([10, (number >> 16) as u8, (number >> 8) as u8, number as u8], 5000).into(),
+            host_id: number,
+            ep_id,
+            capability: [9; 16],
+            shm: true,
+            tcp: true,
+        })
+    }
+
+    fn service(number: u64) -> EpName {
+        EpName::service(full(number).socket())
+    }
+
+    #[test]
+    fn numbers_are_dense_and_names_are_found_by_id_or_socket() {
+        let table = Table::default();
+        assert_eq!(table.insert(&full(1)), Some(Inserted { addr: 0, fresh: true }));
+        assert_eq!(table.insert(&service(2)), Some(Inserted { addr: 1, fresh: true }));
+        assert_eq!(table.insert(&full(1)), Some(Inserted { addr: 0, fresh: false }));
+        assert_eq!(table.addr(&full(1)), Some(0));
+        assert_eq!(table.addr(&full(2)), Some(1), "a peer that was inserted by its socket only");
+        assert_eq!(table.addr(&service(1)), None);
+        assert_eq!(table.name(1), Some(service(2)));
+        assert_eq!(table.name(2), None);
+        assert_eq!(table.name(u64::MAX), None);
+    }
+
+    #[test]
+    fn removal_frees_the_lowest_number_first() {
+        let table = Table::default();
+        for number in 0..4 {
+            table.insert(&full(number)).unwrap();
+        }
+        table.insert(&full(2)).unwrap();
+        assert_eq!(table.remove(2), Some(false));
+        assert_eq!(table.remove(2), Some(true));
+        assert_eq!(table.remove(2), None);
+        assert_eq!(table.remove(0), Some(true));
+        assert_eq!(table.insert(&full(8)).unwrap().addr, 0);
+        assert_eq!(table.insert(&full(2)).unwrap().addr, 2);
+        assert_eq!(table.insert(&full(9)).unwrap().addr, 4);
+        assert_eq!(table.len(), 5);
+    }
+
+    /// A million addresses: under 128 MB by the sizes of what is allocated, and under a second where the code is optimized.
+    #[test]
+    fn a_million_addresses() {
+        const COUNT: u64 = 1_000_000;
+        let table = Table::with_room(COUNT as usize);
+        let start = Instant::now();
+        for number in 0..COUNT {
+            assert_eq!(table.insert(&full(number)).unwrap().addr, number);
+        }
+        let taken = start.elapsed();
+        let rows = table.0.read();
+        let bytes = rows.rows.capacity() * size_of::<Row>() + rows.by_identity.allocation_size();
+        assert!(bytes < 128 << 20, "{bytes} bytes");
+        let limit = if cfg!(debug_assertions) { Duration::from_secs(20) } else { Duration::from_secs(1) };
+        assert!(taken < limit, "{taken:?}");
+        assert_eq!(rows.find(&full(777_777).identity()), Some(777_777));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        /// Against the plainest model: a map from names to uses and numbers.
+        #[test]
+        fn like_the_model(steps in prop::collection::vec((any::<bool>(), 0_u64..12), 0..200)) {
+            let table = Table::default();
+            let mut model: HashMap<u64, (u64, u32)> = HashMap::new();
+            for (insert, number) in steps {
+                if insert {
+                    let next = (0..).find(|addr| model.values().all(|(known, _)| known != addr)).unwrap();
+                    let entry = model.entry(number).or_insert((next, 0));
+                    entry.1 += 1;
+                    let expected = Inserted { addr: entry.0, fresh: entry.1 == 1 };
+                    prop_assert_eq!(table.insert(&full(number)), Some(expected));
+                } else if let Some(entry) = model.get_mut(&number) {
+                    entry.1 -= 1;
+                    let (addr, left) = *entry;
+                    prop_assert_eq!(table.remove(addr), Some(left == 0));
+                    if left == 0 {
+                        model.remove(&number);
+                    }
+                }
+                for (number, (addr, _)) in &model {
+                    prop_assert_eq!(table.addr(&full(*number)), Some(*addr));
+                    prop_assert_eq!(table.name(*addr), Some(full(*number)));
+                }
+                prop_assert_eq!(table.len(), model.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,430 @@
+//! Domains (fi_domain(3)): what endpoints, queues, address vectors and memory regions have in common.
+//!
+//! Place in the data flow: `fi_domain` → [`open`]. A domain is asked for its properties when its objects are opened; on data paths it does not
+//! appear. Memory regions belong to the domain but are reached through endpoints, each of which has an engine of its own: the domain hands
+//! every region to every endpoint ([`Domain::add_region`]), and an endpoint that is enabled later all that there are ([`Domain::attach`]).
+//!
+//! Invariants: lock order is regions, then an endpoint's engine. `close` answers -FI_EBUSY while any object of the domain is open.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use weft_engine::api::Region;
+use weft_engine::name::EpName;
+use weft_fi_sys as sys;
+
+use crate::addr::Format;
+use crate::endpoint::core::{Core, CoreRef};
+use crate::endpoint::route::RegionCounters;
+use crate::eq::Eq;
+use crate::errno::Errno;
+use crate::fabric::{Fabric, Instances};
+use crate::info::hints::Hints;
+use crate::lock::Callers;
+use crate::object::{self, Head, Hold, Object, Uses};
+use crate::params::Params;
+use crate::progress::AutoProgress;
+use crate::{av, cntr, cq, endpoint, info, mr, noop};
+
+/// An open domain.
+#[repr(C)]
+pub(crate) struct Domain {
+    head: Head<sys::fid_domain>,
+    api_version: u32,
+    caps: u64,
+    threading: sys::fi_threading,
+    mr_mode: c_int,
+    av_type: sys::fi_av_type,
+    format: Format,
+    params: Params,
+    /// The default authorization key of endpoints.
+    auth_key: Option<Vec<u8>>,
+    auto: Option<Arc<AutoProgress>>,
+    shared: Mutex<Shared>,
+    /// Bound by `fi_domain_bind`, and whether registrations are reported there (FI_REG_MR).
+    eq: Mutex<Option<(Hold<Eq>, bool)>>,
+    uses: Uses,
+    _fabric: Hold<Fabric>,
+}
+
+/// What endpoints and regions share.
+#[derive(Default)]
+struct Shared {
+    cores: Vec<Weak<Core>>,
+    regions: FxHashMap<u64, Registered>,
+    /// The next key, where keys are ours to choose (FI_MR_PROV_KEY).
+    next_key: u64,
+}
+
+/// A region that peers can reach.
+pub(crate) struct Registered {
+    pub(crate) region: Region,
+    pub(crate) counters: RegionCounters,
+    /// The endpoint to which it belongs (FI_MR_ENDPOINT); all of the domain's otherwise.
+    pub(crate) only: Option<Weak<Core>>,
+}
+
+impl Registered {
+    fn is_for(&self, core: &CoreRef) -> bool {
+        self.only.as_ref().is_none_or(|only| std::ptr::eq(only.as_ptr(), Arc::as_ptr(core)))
+    }
+}
+
+// SAFETY: `repr(C)`, the first field is a `Head` of the fid, whose class is set in `open_domain`.
+unsafe impl Object for Domain {
+    type Fid = sys::fid_domain;
+    const CLASSES: &'static [u32] = &[sys::FI_CLASS_DOMAIN];
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+
+    fn closing(&self) -> Result<(), Errno> {
+        OPEN.remove(std::ptr::from_ref(self) as usize);
+        self.stop();
+        Ok(())
+    }
+}
+
+static OPEN: Instances = Instances::new();
+
+/// The threads of all domains, for a client that ends without closing them.
+static THREADS: Mutex<Vec<Weak<AutoProgress>>> = Mutex::new(Vec::new());
+
+/// The domain that was opened first, for `fi_domain_attr.domain`.
+pub(crate) fn first_open() -> *mut sys::fid_domain {
+    OPEN.first().map_or(std::ptr::null_mut(), |address| address as *mut sys::fid_domain)
+}
+
+/// Whether this is an open domain of ours.
+pub(crate) fn is_open(domain: *mut sys::fid_domain) -> bool {
+    OPEN.contains(domain as usize)
+}
+
+/// Ends every thread.
+pub(crate) fn stop_all() {
+    for thread in std::mem::take(&mut *THREADS.lock()) {
+        if let Some(thread) = thread.upgrade() {
+            thread.stop();
+        }
+    }
+}
+
+/// `fi_domain`.
+pub(crate) unsafe extern "C" fn open(
+    fabric: *mut sys::fid_fabric,
+    info: *mut sys::fi_info,
+    domain: *mut *mut sys::fid_domain,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the same arguments.
+    unsafe { open2(fabric, info, domain, 0, context) }
+}
+
+/// `fi_domain2`.
+pub(crate) unsafe extern "C" fn open2(
+    fabric: *mut sys::fid_fabric,
+    info: *mut sys::fi_info,
+    domain: *mut *mut sys::fid_domain,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    object::guard("fi_domain", || {
+        // Flags would ask for a peer domain, which is not offered.
+        if flags != 0 {
+            return Err(Errno::BADFLAGS);
+        }
+        // SAFETY: the client's fabric.
+        let fabric = unsafe { Hold::<Fabric>::of(fabric) }?;
+        // SAFETY: the client's fi_info.
+        let info = unsafe { Hints::read(info) }?.ok_or(Errno::INVAL)?;
+        let object = open_domain(fabric, info, context)?;
+        // SAFETY: the client's place for the new pointer.
+        unsafe { object::give(object, domain) }
+    })
+}
+
+fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Result<Arc<Domain>, Errno> {
+    let api_version = fabric.api_version();
+    let params = Params::load();
+    // The same decision as in fi_getinfo: a client may have changed what it was given. Bits of mr_mode that it set or left stand
+    // for how it will register, so they are kept.
+    let asked_mode = info.domain.map_or(0, |attr| attr.mr_mode);
+    let offer = info::offer::Offer::select(api_version, Some(&info), &params)?;
+    let attr = &offer.domain;
+    let auto = match attr.data_progress {
+        sys::FI_PROGRESS_AUTO => {
+            let auto = AutoProgress::new()?;
+            THREADS.lock().push(Arc::downgrade(&auto));
+            Some(auto)
+        }
+        _ => None,
+    };
+    let fid = object::new_fid(sys::FI_CLASS_DOMAIN, context, &FID_OPS);
+    let head = sys::fid_domain { fid, ops: object::table(&DOMAIN_OPS), mr: object::table(&mr::OPS) };
+    let domain = Arc::new(Domain {
+        head: Head::new(head),
+        api_version,
+        caps: offer.caps,
+        threading: attr.threading,
+        mr_mode: if attr.mr_mode == 0 { asked_mode } else { attr.mr_mode },
+        av_type: attr.av_type,
+        format: offer.format,
+        auth_key: info.domain_auth_key,
+        params,
+        auto,
+        shared: Mutex::default(),
+        eq: Mutex::new(None),
+        uses: Uses::new(),
+        _fabric: fabric,
+    });
+    OPEN.add(Arc::as_ptr(&domain) as usize);
+    Ok(domain)
+}
+
+impl Domain {
+    /// The API version that the client asked for.
+    pub(crate) const fn api_version(&self) -> u32 {
+        self.api_version
+    }
+
+    /// The capabilities that the `fi_info` had with which the domain was opened.
+    pub(crate) const fn caps(&self) -> u64 {
+        self.caps
+    }
+
+    /// The registration mode in force: 0, FI_MR_BASIC, FI_MR_SCALABLE, or bits.
+    pub(crate) const fn mr_mode(&self) -> c_int {
+        self.mr_mode
+    }
+
+    /// The type of address vectors that leave it open.
+    pub(crate) const fn av_type(&self) -> sys::fi_av_type {
+        self.av_type
+    }
+
+    /// In which format addresses are inserted into address vectors.
+    pub(crate) const fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The variables as they were when the domain was opened.
+    pub(crate) const fn params(&self) -> &Params {
+        &self.params
+    }
+
+    /// The thread for automatic progress, if there is one.
+    pub(crate) const fn auto_progress(&self) -> Option<&Arc<AutoProgress>> {
+        self.auto.as_ref()
+    }
+
+    /// Who calls the data path of the domain's objects. A progress thread is one more caller.
+    pub(crate) const fn callers(&self) -> Callers {
+        match (self.threading, &self.auto) {
+            (sys::FI_THREAD_DOMAIN | sys::FI_THREAD_COMPLETION, None) => Callers::One,
+            _ => Callers::Any,
+        }
+    }
+
+    /// How an endpoint of this domain sets up its devices.
+    ///
+    /// `local`: the address that the client chose, if it did. `open`: peers need no more than that address. `shm`: shared memory may be used.
+    pub(crate) fn devices_config(&self, local: Option<EpName>, open: bool, shm: bool) -> weft_nic::Config {
+        let params = &self.params;
+        let chosen = local.map(|name| name.socket());
+        let job_key = self.auth_key.clone().or_else(|| params.job_key.as_ref().map(|key| key.clone().into_bytes()));
+        weft_nic::Config {
+            iface: params.iface.clone(),
+            listen: chosen,
+            // An explicit service is the user's choice to be reachable by those who know only that.
+            open: open || chosen.is_some_and(|socket| socket.port() != 0),
+            job_key,
+            shm: params.shm && shm,
+            tcp: params.tcp,
+            cma: params.cma,
+            connect_timeout_ms: params.connect_timeout_ms,
+            connect_retry_ms: params.connect_retry_ms,
+            shm_eager_bytes: params.shm_eager_bytes,
+            tcp_eager_bytes: params.tcp_eager_bytes,
+        }
+    }
+
+    /// An endpoint is ready: it gets every region, now and later.
+    pub(crate) fn attach(&self, core: &CoreRef) -> Result<(), Errno> {
+        let mut shared = self.shared.lock();
+        // Regions are independent of each other, so the order does not matter.
+        for registered in shared.regions.values().filter(|registered| registered.is_for(core)) {
+            hand_out(core, registered)?;
+        }
+        shared.cores.push(Arc::downgrade(core));
+        Ok(())
+    }
+
+    /// An endpoint is closing.
+    pub(crate) fn detach(&self, core: &CoreRef) {
+        self.shared.lock().cores.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(core)));
+    }
+
+    /// A key that no region has.
+    pub(crate) fn free_key(&self) -> u64 {
+        let mut shared = self.shared.lock();
+        loop {
+            let key = shared.next_key;
+            shared.next_key = key.wrapping_add(1);
+            if !shared.regions.contains_key(&key) {
+                return key;
+            }
+        }
+    }
+
+    /// Peers may reach a region from now on. -FI_ENOKEY if the key is taken.
+    pub(crate) fn add_region(&self, registered: Registered) -> Result<(), Errno> {
+        let mut shared = self.shared.lock();
+        let key = registered.region.key;
+        if shared.regions.contains_key(&key) {
+            log::info!("fi_mr_reg: key {key:#x} is in use");
+            return Err(Errno::NOKEY);
+        }
+        let cores: Vec<CoreRef> = shared.cores.iter().filter_map(Weak::upgrade).collect();
+        let concerned = || cores.iter().filter(|core| registered.is_for(core));
+        for (done, core) in concerned().enumerate() {
+            if let Err(errno) = hand_out(core, &registered) {
+                concerned().take(done).for_each(|core| core.remove_region(key));
+                return Err(errno);
+            }
+        }
+        shared.regions.insert(key, registered);
+        Ok(())
+    }
+
+    /// Changes what raises counters when peers reach a region. -FI_ENOKEY if there is no such region.
+    pub(crate) fn count_region(&self, key: u64, change: impl FnOnce(&mut RegionCounters)) -> Result<(), Errno> {
+        let mut shared = self.shared.lock();
+        let cores: Vec<CoreRef> = shared.cores.iter().filter_map(Weak::upgrade).collect();
+        let registered = shared.regions.get_mut(&key).ok_or(Errno::NOKEY)?;
+        change(&mut registered.counters);
+        for core in cores.iter().filter(|core| registered.is_for(core)) {
+            core.set_region_counters(key, registered.counters.clone());
+        }
+        Ok(())
+    }
+
+    /// Peers no longer reach a region; on return nothing touches its memory.
+    pub(crate) fn remove_region(&self, key: u64) {
+        let mut shared = self.shared.lock();
+        if let Some(registered) = shared.regions.remove(&key) {
+            for core in shared.cores.iter().filter_map(Weak::upgrade).filter(|core| registered.is_for(core)) {
+                core.remove_region(key);
+            }
+        }
+    }
+
+    /// Where registrations are reported, if the client wants that.
+    pub(crate) fn registration_events(&self) -> Option<Hold<Eq>> {
+        self.eq.lock().as_ref().filter(|(_, registrations)| *registrations).map(|(eq, _)| eq.clone())
+    }
+
+    fn stop(&self) {
+        if let Some(auto) = &self.auto {
+            auto.stop();
+            THREADS.lock().retain(|thread| !std::ptr::eq(thread.as_ptr(), Arc::as_ptr(auto)));
+        }
+    }
+}
+
+/// Gives one endpoint one region, with its counters.
+fn hand_out(core: &CoreRef, registered: &Registered) -> Result<(), Errno> {
+    core.add_region(registered.region.clone())?;
+    if registered.counters.write.is_some() || registered.counters.read.is_some() {
+        core.set_region_counters(registered.region.key, registered.counters.clone());
+    }
+    Ok(())
+}
+
+static FID_OPS: sys::fi_ops =
+    sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ops_open: Some(ops_open), ..noop::FID };
+
+static DOMAIN_OPS: sys::fi_ops_domain = sys::fi_ops_domain {
+    av_open: Some(av::open),
+    cq_open: Some(cq::open),
+    endpoint: Some(endpoint::open),
+    cntr_open: Some(cntr::open),
+    endpoint2: Some(endpoint2),
+    ..noop::DOMAIN
+};
+
+unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
+    object::guard("fi_close(domain)", || {
+        // SAFETY: the client's domain.
+        unsafe { object::close::<Domain>(fid) }.map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn endpoint2(
+    domain: *mut sys::fid_domain,
+    info: *mut sys::fi_info,
+    ep: *mut *mut sys::fid_ep,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    // Flags would ask for a peer endpoint, which is not offered.
+    if flags != 0 {
+        return Errno::BADFLAGS.code();
+    }
+    // SAFETY: the same arguments.
+    unsafe { endpoint::open(domain, info, ep, context) }
+}
+
+/// `fi_domain_bind`: an event queue.
+unsafe extern "C" fn bind(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -> c_int {
+    object::guard("fi_domain_bind", || {
+        // SAFETY: the client's domain.
+        let domain = unsafe { object::borrow_fid::<Domain>(fid) }?;
+        if flags & !sys::FI_REG_MR != 0 {
+            return Err(Errno::BADFLAGS);
+        }
+        // SAFETY: an object of the client's; another class than that of event queues is refused.
+        let eq = unsafe { Hold::<Eq>::of_fid(bfid) }?;
+        let mut bound = domain.eq.lock();
+        if bound.is_some() {
+            return Err(Errno::INVAL);
+        }
+        *bound = Some((eq, flags & sys::FI_REG_MR != 0));
+        Ok(0)
+    })
+}
+
+/// `fi_control`: raw keys of peers, which are the keys themselves (fi_mr_map_raw, fi_mr_unmap_key).
+unsafe extern "C" fn control(_fid: *mut sys::fid, command: c_int, arg: *mut c_void) -> c_int {
+    object::guard("fi_control(domain)", || match command.cast_unsigned() {
+        sys::FI_MAP_RAW_MR => {
+            let map = NonNull::new(arg.cast::<sys::fi_mr_map_raw>()).ok_or(Errno::INVAL)?;
+            // SAFETY: the client's argument for this command.
+            let map = unsafe { map.read() };
+            if map.key_size != size_of::<u64>() || map.raw_key.is_null() || map.key.is_null() {
+                return Err(Errno::INVAL);
+            }
+            // SAFETY: the client's raw key, of the length that was just checked.
+            let key = unsafe { map.raw_key.cast::<u64>().read_unaligned() };
+            // SAFETY: the client's place for the key.
+            unsafe { map.key.write(key) };
+            Ok(0)
+        }
+        sys::FI_UNMAP_KEY => Ok(0),
+        _ => Err(Errno::NOSYS),
+    })
+}
+
+/// `fi_open_ops`: there are no extensions yet.
+unsafe extern "C" fn ops_open(
+    _fid: *mut sys::fid,
+    _name: *const c_char,
+    _flags: u64,
+    _ops: *mut *mut c_void,
+    _context: *mut c_void,
+) -> c_int {
+    Errno::NOSYS.code()
+}

@@ -1,0 +1,349 @@
+//! Event queues (fi_eq(3)): asynchronous results of control operations.
+//!
+//! Place in the data flow: address vectors opened with FI_EVENT and domains bound with FI_REG_MR report here, and clients themselves by
+//! `fi_eq_write`. Nothing on a data path comes here, so one mutex is enough.
+//!
+//! Invariants: events leave in the order in which they came; while an error is the next one, `fi_eq_read` answers -FI_EAVAIL and only
+//! `fi_eq_readerr` takes it. The queue is bounded: a client's write beyond the bound is -FI_EAGAIN; events of ours are one per call that the client
+//! made, and are taken in any case, since there is nobody to refuse them to.
+
+use std::collections::VecDeque;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use weft_fi_sys as sys;
+
+use crate::errno::Errno;
+use crate::fabric::Fabric;
+use crate::noop;
+use crate::object::{self, Head, Hold, Object, Uses};
+use crate::wait::{Deadline, WaitKind, Waker, Woken};
+
+/// Size of a queue for which the client named none.
+const DEFAULT_EVENTS: usize = 1024;
+/// Longest event that a client may write, in bytes.
+const EVENT_LIMIT_BYTES: usize = 4096;
+
+/// An event queue.
+#[repr(C)]
+pub(crate) struct Eq {
+    head: Head<sys::fid_eq>,
+    events: Mutex<VecDeque<Event>>,
+    size: usize,
+    wait: WaitKind,
+    waker: Option<Waker>,
+    /// Whether the client may write.
+    writable: bool,
+    uses: Uses,
+    _fabric: Hold<Fabric>,
+}
+
+// SAFETY: `repr(C)`, the first field is a `Head` of the fid, whose class is set in `open_queue`.
+unsafe impl Object for Eq {
+    type Fid = sys::fid_eq;
+    const CLASSES: &'static [u32] = &[sys::FI_CLASS_EQ];
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+}
+
+enum Event {
+    /// Its number and its bytes, as `fi_eq_read` gives them.
+    Success(u32, Box<[u8]>),
+    Failure(Failure),
+}
+
+/// An error event.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Failure {
+    /// The object concerned, as a number.
+    pub(crate) fid: usize,
+    /// The operation's context, as a number.
+    pub(crate) context: usize,
+    /// What the event says about it: for address vectors the index of the address.
+    pub(crate) data: u64,
+    pub(crate) errno: Errno,
+}
+
+/// `fi_eq_open`.
+pub(crate) unsafe extern "C" fn open(
+    fabric: *mut sys::fid_fabric,
+    attr: *mut sys::fi_eq_attr,
+    eq: *mut *mut sys::fid_eq,
+    context: *mut c_void,
+) -> c_int {
+    object::guard("fi_eq_open", || {
+        // SAFETY: the client's fabric.
+        let fabric = unsafe { Hold::<Fabric>::of(fabric) }?;
+        // SAFETY: null, or the client's attributes.
+        let attr = unsafe { attr.as_ref() };
+        let queue = open_queue(fabric, attr, context)?;
+        // SAFETY: the client's place for the new pointer.
+        unsafe { object::give(queue, eq) }
+    })
+}
+
+fn open_queue(fabric: Hold<Fabric>, attr: Option<&sys::fi_eq_attr>, context: *mut c_void) -> Result<Arc<Eq>, Errno> {
+    let wait = WaitKind::from_attr(attr.map_or(sys::FI_WAIT_UNSPEC, |attr| attr.wait_obj))?;
+    let flags = attr.map_or(0, |attr| attr.flags);
+    if flags & !(sys::FI_WRITE | sys::FI_AFFINITY) != 0 {
+        return Err(Errno::BADFLAGS);
+    }
+    let size = attr.map_or(0, |attr| attr.size);
+    let waker = match wait {
+        WaitKind::None | WaitKind::Yield => None,
+        kind => Some(Waker::for_kind(kind).ok_or(Errno::MFILE)?),
+    };
+    let fid = object::new_fid(sys::FI_CLASS_EQ, context, &FID_OPS);
+    Ok(Arc::new(Eq {
+        head: Head::new(sys::fid_eq { fid, ops: object::table(&EQ_OPS) }),
+        events: Mutex::new(VecDeque::new()),
+        size: if size == 0 { DEFAULT_EVENTS } else { size },
+        wait,
+        waker,
+        writable: flags & sys::FI_WRITE != 0,
+        uses: Uses::new(),
+        _fabric: fabric,
+    }))
+}
+
+impl Eq {
+    /// Reports success: an event of the form `fi_eq_entry`.
+    pub(crate) fn report(&self, event: u32, fid: usize, context: usize, data: u64) {
+        let mut bytes = Vec::with_capacity(size_of::<sys::fi_eq_entry>());
+        bytes.extend_from_slice(&fid.to_ne_bytes());
+        bytes.extend_from_slice(&context.to_ne_bytes());
+        bytes.extend_from_slice(&data.to_ne_bytes());
+        self.push(Event::Success(event, bytes.into_boxed_slice()));
+    }
+
+    /// Reports an error.
+    pub(crate) fn report_failure(&self, failure: Failure) {
+        self.push(Event::Failure(failure));
+    }
+
+    fn push(&self, event: Event) {
+        self.events.lock().push_back(event);
+        if let Some(waker) = &self.waker {
+            waker.ring();
+        }
+    }
+
+    /// Takes the next event, or with `peek` only looks: its number and how many bytes were stored at `buf`.
+    ///
+    /// # Safety
+    /// `buf` is valid for `len` bytes.
+    unsafe fn take(&self, buf: *mut c_void, len: usize, peek: bool) -> Result<(u32, usize), Errno> {
+        let mut events = self.events.lock();
+        let (number, stored) = match events.front().ok_or(Errno::AGAIN)? {
+            Event::Failure(_) => return Err(Errno::AVAIL),
+            Event::Success(_, bytes) if bytes.len() > len => return Err(Errno::TOOSMALL),
+            Event::Success(number, bytes) => {
+                if !bytes.is_empty() {
+                    // SAFETY: by the caller's promise, and the check above.
+                    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buf.cast::<u8>(), bytes.len()) };
+                }
+                (*number, bytes.len())
+            }
+        };
+        if !peek {
+            events.pop_front();
+        }
+        Ok((number, stored))
+    }
+
+    /// Sleeps until there is an event or the time is up.
+    fn wait(&self, deadline: &Deadline) -> Result<(), Errno> {
+        while self.events.lock().is_empty() {
+            if deadline.over() {
+                return Err(Errno::AGAIN);
+            }
+            match &self.waker {
+                None => std::thread::yield_now(),
+                Some(waker) => {
+                    let woken = waker.sleep(deadline.left());
+                    waker.hush();
+                    if woken == Woken::Signal {
+                        return Err(Errno::INTR);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// For `fi_trywait`: Ok when the client may block on the descriptor.
+    pub(crate) fn trywait(&self) -> Result<(), Errno> {
+        let waker = self.waker.as_ref().ok_or(Errno::INVAL)?;
+        waker.hush();
+        if self.events.lock().is_empty() { Ok(()) } else { Err(Errno::AGAIN) }
+    }
+}
+
+static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), control: Some(control), ..noop::FID };
+
+static EQ_OPS: sys::fi_ops_eq = sys::fi_ops_eq {
+    read: Some(read),
+    readerr: Some(readerr),
+    write: Some(write),
+    sread: Some(sread),
+    strerror: Some(strerror),
+    ..noop::EQ
+};
+
+unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
+    object::guard("fi_close(eq)", || {
+        // SAFETY: the client's queue.
+        unsafe { object::close::<Eq>(fid) }.map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_void) -> c_int {
+    object::guard("fi_control(eq)", || {
+        // SAFETY: the client's queue.
+        let eq = unsafe { object::borrow_fid::<Eq>(fid) }?;
+        // SAFETY: the client's argument for the command.
+        unsafe { eq.wait.control(eq.waker.as_ref(), command, arg) }.map(|()| 0)
+    })
+}
+
+/// Stores what was taken.
+///
+/// # Safety
+/// `event` is null or valid; `buf` is valid for `len` bytes.
+unsafe fn deliver(eq: &Eq, event: *mut u32, buf: *mut c_void, len: usize, flags: u64) -> Result<isize, Errno> {
+    let event = NonNull::new(event).ok_or(Errno::INVAL)?;
+    if buf.is_null() && len > 0 {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: by the caller's promise.
+    let (number, stored) = unsafe { eq.take(buf, len, flags & sys::FI_PEEK != 0) }?;
+    // SAFETY: by the caller's promise.
+    unsafe { event.write(number) };
+    Ok(stored.cast_signed())
+}
+
+unsafe extern "C" fn read(eq: *mut sys::fid_eq, event: *mut u32, buf: *mut c_void, len: usize, flags: u64) -> isize {
+    object::guard_size("fi_eq_read", || {
+        // SAFETY: the client's queue.
+        let eq = unsafe { object::borrow::<Eq>(eq) }?;
+        // SAFETY: the client's places for the event.
+        unsafe { deliver(eq, event, buf, len, flags) }
+    })
+}
+
+unsafe extern "C" fn sread(
+    eq: *mut sys::fid_eq,
+    event: *mut u32,
+    buf: *mut c_void,
+    len: usize,
+    timeout_ms: c_int,
+    flags: u64,
+) -> isize {
+    object::guard_size("fi_eq_sread", || {
+        // SAFETY: the client's queue.
+        let eq = unsafe { object::borrow::<Eq>(eq) }?;
+        if eq.wait == WaitKind::None {
+            return Err(Errno::INVAL);
+        }
+        let deadline = Deadline::after_ms(timeout_ms);
+        loop {
+            eq.wait(&deadline)?;
+            // SAFETY: the client's places for the event.
+            match unsafe { deliver(eq, event, buf, len, flags) } {
+                // Another reader was faster.
+                Err(Errno::AGAIN) => {}
+                result => return result,
+            }
+        }
+    })
+}
+
+unsafe extern "C" fn readerr(eq: *mut sys::fid_eq, buf: *mut sys::fi_eq_err_entry, flags: u64) -> isize {
+    object::guard_size("fi_eq_readerr", || {
+        // SAFETY: the client's queue.
+        let eq = unsafe { object::borrow::<Eq>(eq) }?;
+        let out = NonNull::new(buf).ok_or(Errno::INVAL)?;
+        let mut events = eq.events.lock();
+        let Some(&Event::Failure(failure)) = events.front() else { return Err(Errno::AGAIN) };
+        if flags & sys::FI_PEEK == 0 {
+            events.pop_front();
+        }
+        drop(events);
+        // SAFETY: the client's entry. err_data stays as it is, its size says that there is none.
+        let old = unsafe { out.read() };
+        let entry = sys::fi_eq_err_entry {
+            fid: failure.fid as sys::fid_t,
+            context: failure.context as *mut c_void,
+            data: failure.data,
+            err: failure.errno.get(),
+            prov_errno: failure.errno.get(),
+            err_data: old.err_data,
+            err_data_size: 0,
+        };
+        // SAFETY: as above.
+        unsafe { out.write(entry) };
+        Ok(size_of::<sys::fi_eq_err_entry>().cast_signed())
+    })
+}
+
+unsafe extern "C" fn write(
+    eq: *mut sys::fid_eq,
+    event: u32,
+    buf: *const c_void,
+    len: usize,
+    _flags: u64,
+) -> isize {
+    object::guard_size("fi_eq_write", || {
+        // SAFETY: the client's queue.
+        let eq = unsafe { object::borrow::<Eq>(eq) }?;
+        if !eq.writable || len > EVENT_LIMIT_BYTES || (buf.is_null() && len > 0) {
+            return Err(Errno::INVAL);
+        }
+        let bytes: &[u8] = if len == 0 {
+            &[]
+        } else {
+            // SAFETY: the client's event.
+            unsafe { std::slice::from_raw_parts(buf.cast::<u8>(), len) }
+        };
+        if eq.events.lock().len() >= eq.size {
+            return Err(Errno::AGAIN);
+        }
+        eq.push(Event::Success(event, bytes.into()));
+        Ok(len.cast_signed())
+    })
+}
+
+unsafe extern "C" fn strerror(
+    _eq: *mut sys::fid_eq,
+    prov_errno: c_int,
+    _err_data: *const c_void,
+    buf: *mut c_char,
+    len: usize,
+) -> *const c_char {
+    // SAFETY: strerror returns a C string for every number, for the numbers that are in use a constant one. Our own errors have none
+    // beyond those of the system here.
+    let text = unsafe { CStr::from_ptr(libc::strerror(prov_errno)) };
+    // SAFETY: the client's buffer.
+    unsafe { copy_text(text, buf, len) };
+    text.as_ptr()
+}
+
+/// Copies a text into a client's buffer, cut to its length and terminated. A null buffer is left alone.
+///
+/// # Safety
+/// `buf` is null or valid for `len` bytes.
+unsafe fn copy_text(text: &CStr, buf: *mut c_char, len: usize) {
+    if buf.is_null() || len == 0 {
+        return;
+    }
+    let bytes = text.to_bytes();
+    let fits = bytes.len().min(len - 1);
+    // SAFETY: by the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast::<c_char>(), buf, fits) };
+    // SAFETY: `fits` is less than `len`.
+    unsafe { buf.add(fits).write(0) };
+}

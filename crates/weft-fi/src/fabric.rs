@@ -1,0 +1,159 @@
+//! Fabrics (fi_fabric(3)): where domains and event queues come from.
+//!
+//! Place in the data flow: the host calls [`open`] for `fi_fabric`. A fabric is a name and the API version; there is one
+//! kind of it, and it may be opened any number of times.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use weft_fi_sys as sys;
+
+use crate::cntr::Cntr;
+use crate::cq::Cq;
+use crate::eq::Eq;
+use crate::errno::Errno;
+use crate::object::{self, Head, Object, Uses};
+use crate::{domain, eq, noop};
+
+/// An open fabric.
+#[repr(C)]
+pub(crate) struct Fabric {
+    head: Head<sys::fid_fabric>,
+    uses: Uses,
+    api_version: u32,
+}
+
+// SAFETY: `repr(C)`, the first field is a `Head` of the fid, whose class is set in `open`.
+unsafe impl Object for Fabric {
+    type Fid = sys::fid_fabric;
+    const CLASSES: &'static [u32] = &[sys::FI_CLASS_FABRIC];
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+
+    fn closing(&self) -> Result<(), Errno> {
+        OPEN.remove(std::ptr::from_ref(self) as usize);
+        Ok(())
+    }
+}
+
+/// The objects of one kind that are open, by address: for attributes that name them.
+pub(crate) struct Instances(Mutex<Vec<usize>>);
+
+impl Instances {
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+
+    pub(crate) fn add(&self, address: usize) {
+        self.0.lock().push(address);
+    }
+
+    pub(crate) fn remove(&self, address: usize) {
+        self.0.lock().retain(|&known| known != address);
+    }
+
+    pub(crate) fn contains(&self, address: usize) -> bool {
+        self.0.lock().contains(&address)
+    }
+
+    pub(crate) fn first(&self) -> Option<usize> {
+        self.0.lock().first().copied()
+    }
+}
+
+static OPEN: Instances = Instances::new();
+
+/// The fabric that was opened first, for `fi_fabric_attr.fabric`.
+pub(crate) fn first_open() -> *mut sys::fid_fabric {
+    OPEN.first().map_or(std::ptr::null_mut(), |address| address as *mut sys::fid_fabric)
+}
+
+/// Whether this is an open fabric of ours.
+pub(crate) fn is_open(fabric: *mut sys::fid_fabric) -> bool {
+    OPEN.contains(fabric as usize)
+}
+
+impl Fabric {
+    /// The API version that the client asked for.
+    pub(crate) const fn api_version(&self) -> u32 {
+        self.api_version
+    }
+}
+
+/// `fi_fabric`.
+pub(crate) unsafe extern "C" fn open(
+    attr: *mut sys::fi_fabric_attr,
+    fabric: *mut *mut sys::fid_fabric,
+    context: *mut c_void,
+) -> c_int {
+    object::guard("fi_fabric", || {
+        // SAFETY: null, or the attributes of the host.
+        let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
+        // SAFETY: null or a C string.
+        let name = (!attr.name.is_null()).then(|| unsafe { CStr::from_ptr(attr.name) });
+        if name.is_some_and(|name| name != crate::NAME) {
+            return Err(Errno::NODATA);
+        }
+        let fid = object::new_fid(sys::FI_CLASS_FABRIC, context, &FID_OPS);
+        let api_version = attr.api_version;
+        let head = sys::fid_fabric { fid, ops: object::table(&FABRIC_OPS), api_version };
+        let object = Arc::new(Fabric { head: Head::new(head), uses: Uses::new(), api_version });
+        OPEN.add(Arc::as_ptr(&object) as usize);
+        // SAFETY: the host's place for the new pointer.
+        unsafe { object::give(object, fabric) }
+    })
+}
+
+static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), ..noop::FID };
+
+static FABRIC_OPS: sys::fi_ops_fabric = sys::fi_ops_fabric {
+    domain: Some(domain::open),
+    domain2: Some(domain::open2),
+    eq_open: Some(eq::open),
+    trywait: Some(trywait),
+    ..noop::FABRIC
+};
+
+unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
+    object::guard("fi_close(fabric)", || {
+        // SAFETY: the client's fabric.
+        unsafe { object::close::<Fabric>(fid) }.map(|()| 0)
+    })
+}
+
+/// `fi_trywait`: whether the client may block on the descriptors of all these queues and counters.
+unsafe extern "C" fn trywait(_fabric: *mut sys::fid_fabric, fids: *mut *mut sys::fid, count: c_int) -> c_int {
+    object::guard("fi_trywait", || {
+        let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
+        if fids.is_null() {
+            return Err(Errno::INVAL);
+        }
+        for index in 0..count {
+            // SAFETY: the client's array has `count` elements.
+            let fid = unsafe { fids.add(index).read() };
+            // SAFETY: each a live object of ours.
+            unsafe { trywait_one(fid) }?;
+        }
+        Ok(0)
+    })
+}
+
+/// # Safety
+/// `fid` is a live object of ours.
+unsafe fn trywait_one(fid: *mut sys::fid) -> Result<(), Errno> {
+    // SAFETY: by the caller's promise.
+    let class = unsafe { object::class_of(fid) }?;
+    if class == sys::FI_CLASS_CQ as usize {
+        // SAFETY: as above.
+        unsafe { object::borrow_fid::<Cq>(fid) }?.trywait()
+    } else if class == sys::FI_CLASS_CNTR as usize {
+        // SAFETY: as above.
+        unsafe { object::borrow_fid::<Cntr>(fid) }?.trywait()
+    } else {
+        // SAFETY: as above; anything else than an event queue is refused by its class.
+        unsafe { object::borrow_fid::<Eq>(fid) }?.trywait()
+    }
+}

@@ -1,0 +1,227 @@
+//! The host: the libfabric that loaded this provider, and its functions.
+//!
+//! Place in the data flow: [`crate::fi_prov_ini`] finds the host once; every `fi_info` is allocated and freed by its functions,
+//! variables are declared and read through it, and log lines go to it.
+//!
+//! weft does not link against libfabric. Its functions are versioned symbols, and which version is a library's newest
+//! differs between hosts (`fi_dupinfo` is FABRIC_1.3 in 1.17, FABRIC_1.9 in 2.5): a provider that is bound to a newer one than the host has
+//! does not load, one that is bound to an older one gets shorter structures. So they are looked up at run time, and `dlsym`
+//! gives the host's own newest version of each, which is the layout that the host itself uses.
+//!
+//! Which host: a process may have several libfabrics (MPI libraries bring their own, loaded with RTLD_LOCAL, next to the system's), and
+//! then `RTLD_DEFAULT` finds another one or none. The one that counts is the one that calls `fi_prov_ini`, and its code contains that
+//! call's return address. So `fi_prov_ini` hands its return address on, `dladdr` tells the object that contains it, and the functions are
+//! looked up there, with a check that they lie in the same object. Only where no return address can be had,
+//! the global scope is searched.
+//!
+//! Invariant: the functions are called only between `fi_prov_ini` and `cleanup`'s return; the host outlives that, since it unloads us.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+
+use weft_fi_sys::{fi_info, fi_log_level, fi_log_subsys, fi_param_type, fi_provider};
+
+type DupInfo = unsafe extern "C" fn(*const fi_info) -> *mut fi_info;
+type FreeInfo = unsafe extern "C" fn(*mut fi_info);
+type ParamDefine =
+    unsafe extern "C" fn(*const fi_provider, *const c_char, fi_param_type, *const c_char, ...) -> c_int;
+type ParamGet = unsafe extern "C" fn(*mut fi_provider, *const c_char, *mut c_void) -> c_int;
+type LogEnabled = unsafe extern "C" fn(*const fi_provider, fi_log_level, fi_log_subsys) -> c_int;
+type Log =
+    unsafe extern "C" fn(*const fi_provider, fi_log_level, fi_log_subsys, *const c_char, c_int, *const c_char, ...);
+type Version = unsafe extern "C" fn() -> u32;
+
+/// The functions of the host that weft uses.
+pub(crate) struct Host {
+    dup_info: DupInfo,
+    free_info: FreeInfo,
+    param_define: ParamDefine,
+    param_get: ParamGet,
+    log_enabled: LogEnabled,
+    log: Log,
+    /// The host's API version, packed.
+    pub(crate) version: u32,
+    /// What the host handed as its identity: the base address of the object.
+    base: usize,
+}
+
+static HOST: OnceLock<Host> = OnceLock::new();
+
+/// The host, once `fi_prov_ini` has found it. `None` in a program that links weft as a Rust library.
+pub(crate) fn get() -> Option<&'static Host> {
+    HOST.get()
+}
+
+/// Finds the host that contains the code at `caller` and keeps it. False when it is not a libfabric, or when another host was there
+/// first: the provider's `fi_provider` belongs to that one.
+pub(crate) fn attach(caller: *const c_void) -> bool {
+    let Some(found) = find(caller) else { return false };
+    let base = found.base;
+    HOST.get_or_init(|| found).base == base
+}
+
+/// The object that contains an address: its name and where it was loaded.
+fn object_of(address: *const c_void) -> Option<(*const c_char, usize)> {
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: dladdr accepts any address and fills in the structure.
+    let found = unsafe { libc::dladdr(address, info.as_mut_ptr()) };
+    if address.is_null() || found == 0 {
+        return None;
+    }
+    // SAFETY: zeroed is a valid value of the structure, and dladdr may have written more.
+    let info = unsafe { info.assume_init() };
+    Some((info.dli_fname, info.dli_fbase as usize))
+}
+
+fn find(caller: *const c_void) -> Option<Host> {
+    match object_of(caller) {
+        Some((name, base)) if !name.is_null() => {
+            // SAFETY: a C string from dladdr, which stays valid while the object is loaded: it is calling us.
+            let handle = unsafe { libc::dlopen(name, libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+            if handle.is_null() {
+                // The main program, or a file that was replaced meanwhile: its functions can only be global.
+                return Host::load(libc::RTLD_DEFAULT, Some(base));
+            }
+            let host = Host::load(handle, Some(base));
+            // SAFETY: undoes the dlopen above; the object stays loaded, since it is calling us.
+            unsafe { libc::dlclose(handle) };
+            host
+        }
+        _ => Host::load(libc::RTLD_DEFAULT, None),
+    }
+}
+
+/// A symbol of an object, as a function pointer of type `F`.
+///
+/// # Safety
+/// `F` is a function pointer type, and the symbol has that signature wherever it is defined.
+unsafe fn symbol<F: Copy>(handle: *mut c_void, name: &CStr) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    // SAFETY: a handle that is open, and a C string.
+    let address = NonNull::new(unsafe { libc::dlsym(handle, name.as_ptr()) })?;
+    // SAFETY: by the caller's promise; sizes agree.
+    Some(unsafe { std::mem::transmute_copy::<NonNull<c_void>, F>(&address) })
+}
+
+impl Host {
+    /// Looks the functions up. `base`: they must lie in the object that was loaded there.
+    fn load(handle: *mut c_void, base: Option<usize>) -> Option<Self> {
+        // SAFETY (this and all below): the signatures are those of rdma/fabric.h, fi_prov.h and fi_log.h.
+        let dup_info = unsafe { symbol::<DupInfo>(handle, c"fi_dupinfo") }?;
+        // SAFETY: as above.
+        let free_info = unsafe { symbol::<FreeInfo>(handle, c"fi_freeinfo") }?;
+        // SAFETY: as above.
+        let param_define = unsafe { symbol::<ParamDefine>(handle, c"fi_param_define") }?;
+        // SAFETY: as above.
+        let param_get = unsafe { symbol::<ParamGet>(handle, c"fi_param_get") }?;
+        // SAFETY: as above.
+        let log_enabled = unsafe { symbol::<LogEnabled>(handle, c"fi_log_enabled") }?;
+        // SAFETY: as above.
+        let log = unsafe { symbol::<Log>(handle, c"fi_log") }?;
+        // SAFETY: as above.
+        let version = unsafe { symbol::<Version>(handle, c"fi_version") }?;
+        let (_, home) = object_of(dup_info as *const c_void)?;
+        if base.is_some_and(|base| base != home) {
+            return None;
+        }
+        // SAFETY: takes nothing and only returns a number.
+        let version = unsafe { version() };
+        Some(Self { dup_info, free_info, param_define, param_get, log_enabled, log, version, base: home })
+    }
+
+    /// A zeroed `fi_info` with all its attribute structures, as `fi_allocinfo` makes it.
+    pub(crate) fn new_info(&self) -> Option<Info> {
+        // SAFETY: the host's function; a null pointer asks for an empty one.
+        let raw = unsafe { (self.dup_info)(std::ptr::null()) };
+        NonNull::new(raw).map(|raw| Info { raw, free: self.free_info })
+    }
+
+    /// Declares a variable that holds a string.
+    pub(crate) fn define_param(&self, provider: *const fi_provider, name: &CStr, help: &CStr) {
+        // SAFETY: the host's function; the format consumes exactly one string. A refusal has no consequence but that
+        // the variable is not listed.
+        unsafe {
+            (self.param_define)(
+                provider,
+                name.as_ptr(),
+                weft_fi_sys::FI_PARAM_STRING,
+                c"%s".as_ptr(),
+                help.as_ptr(),
+            )
+        };
+    }
+
+    /// The value of a variable, if it is set.
+    pub(crate) fn param(&self, provider: *mut fi_provider, name: &CStr) -> Option<String> {
+        let mut value: *mut c_char = std::ptr::null_mut();
+        // SAFETY: the host's function; for a string it stores one pointer.
+        let result = unsafe { (self.param_get)(provider, name.as_ptr(), (&raw mut value).cast()) };
+        if result != 0 || value.is_null() {
+            return None;
+        }
+        // SAFETY: a C string inside the environment, which the host just found there.
+        Some(unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
+    }
+
+    /// Whether a line of this kind would be printed.
+    pub(crate) fn log_enabled(&self, provider: *const fi_provider, level: fi_log_level, subsys: fi_log_subsys) -> bool {
+        // SAFETY: the host's function, which only reads the provider's context.
+        unsafe { (self.log_enabled)(provider, level, subsys) != 0 }
+    }
+
+    /// Prints a line.
+    pub(crate) fn log(
+        &self,
+        provider: *const fi_provider,
+        level: fi_log_level,
+        subsys: fi_log_subsys,
+        function: &CStr,
+        line: c_int,
+        text: &CStr,
+    ) {
+        // SAFETY: the host's function; the format consumes exactly one string.
+        unsafe { (self.log)(provider, level, subsys, function.as_ptr(), line, c"%s\n".as_ptr(), text.as_ptr()) };
+    }
+}
+
+/// An `fi_info` that the host allocated, with the five attribute structures that `fi_allocinfo` puts into it.
+pub(crate) struct Info {
+    raw: NonNull<fi_info>,
+    free: FreeInfo,
+}
+
+impl Info {
+    /// The structure itself.
+    pub(crate) const fn as_ptr(&self) -> *mut fi_info {
+        self.raw.as_ptr()
+    }
+
+    /// Gives it away: the host frees it.
+    pub(crate) fn into_raw(self) -> *mut fi_info {
+        let raw = self.raw.as_ptr();
+        std::mem::forget(self);
+        raw
+    }
+}
+
+impl Drop for Info {
+    fn drop(&mut self) {
+        // SAFETY: allocated by the same host and not given away.
+        unsafe { (self.free)(self.raw.as_ptr()) };
+    }
+}
+
+/// A copy of bytes that the host's `fi_freeinfo` can free: it uses the C library's `free`.
+pub(crate) fn malloc_copy(bytes: &[u8]) -> Option<NonNull<c_void>> {
+    // SAFETY: any size is allowed; one byte more than nothing, so that success is never null.
+    let memory = NonNull::new(unsafe { libc::malloc(bytes.len().max(1)) })?;
+    // SAFETY: fresh memory of at least that length.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.as_ptr().cast(), bytes.len()) };
+    Some(memory)
+}
+
+/// A copy of a string that the host's `fi_freeinfo` can free.
+pub(crate) fn malloc_string(text: &CStr) -> *mut c_char {
+    malloc_copy(text.to_bytes_with_nul()).map_or(std::ptr::null_mut(), |memory| memory.as_ptr().cast())
+}

@@ -1,0 +1,194 @@
+//! `fi_getinfo`: what weft offers, and whether it is what the client asks for (fi_getinfo(3)).
+//!
+//! Place in the data flow: the host calls [`getinfo`] for every query. [`hints`] copies the client's structures into plain values, [`offer`]
+//! decides and fills in the answer as plain values, and this file resolves addresses and writes the answer into an `fi_info` that the host
+//! allocates. `fi_domain` and `fi_endpoint` read the `fi_info` that comes back by the same [`Hints::read`].
+//!
+//! Rules (fi_getinfo(3)): a hint that is zero is a wildcard; anything else must be met or the answer is -FI_ENODATA, and then one line
+//! at info level says which attribute failed, what was wanted and what is offered. What costs nothing is echoed as asked
+//! (threading, progress, AV type, tag format, operation flags). No mode bit is ever required of the client.
+//!
+//! Structures: only fields that libfabric 1.17 has are read or written, see `weft_fi_sys`.
+
+pub(crate) mod caps;
+pub(crate) mod hints;
+pub(crate) mod offer;
+pub(crate) mod order;
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::net::{SocketAddr, UdpSocket};
+
+use weft_engine::name::EpName;
+use weft_fi_sys as sys;
+
+use crate::addr::{self, Format, Query};
+use crate::errno::Errno;
+use crate::host::{self, Host, Info};
+use crate::info::hints::Hints;
+use crate::info::offer::Offer;
+use crate::object;
+use crate::params::Params;
+
+pub(crate) use crate::info::offer::IOV_LIMIT;
+
+/// Private flags of libfabric's own layered providers: "only a provider to put myself on" and "only one that offloads collectives". weft is
+/// neither: `weft;ofi_rxm` would be a slower weft.
+const PRIVATE_LAYERING_FLAGS: u64 = 1 << 59 | 1 << 61;
+
+/// The host's entry: `fi_provider.getinfo`.
+pub(crate) unsafe extern "C" fn getinfo(
+    version: u32,
+    node: *const c_char,
+    service: *const c_char,
+    flags: u64,
+    hints: *const sys::fi_info,
+    info: *mut *mut sys::fi_info,
+) -> c_int {
+    object::guard("fi_getinfo", || {
+        let host = host::get().ok_or(Errno::OTHER)?;
+        crate::log::refresh();
+        // SAFETY: null or a C string of the client.
+        let node = (!node.is_null()).then(|| unsafe { CStr::from_ptr(node) });
+        // SAFETY: as above.
+        let service = (!service.is_null()).then(|| unsafe { CStr::from_ptr(service) });
+        // SAFETY: null or a structure that the host made, with what the client put into it.
+        let hints = unsafe { Hints::read(hints) }?;
+        let question = Question { api: version, node, service, flags, hints };
+        let answer = question.answer(&Params::load())?;
+        let filled = answer.write(host)?;
+        if info.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the host's place for the result.
+        unsafe { info.write(filled.into_raw()) };
+        Ok(0)
+    })
+}
+
+/// One call of `fi_getinfo`.
+struct Question<'a> {
+    api: u32,
+    node: Option<&'a CStr>,
+    service: Option<&'a CStr>,
+    flags: u64,
+    hints: Option<Hints>,
+}
+
+/// What is written into the `fi_info`.
+struct Answer {
+    offer: Offer,
+    src: Option<EpName>,
+    dest: Option<EpName>,
+}
+
+impl Question<'_> {
+    fn answer(&self, params: &Params) -> Result<Answer, Errno> {
+        if self.flags & PRIVATE_LAYERING_FLAGS != 0 {
+            return Err(offer::reject("flags", self.flags, "no layering"));
+        }
+        let offer = Offer::select(self.api, self.hints.as_ref(), params)?;
+        let (src, dest) = self.addresses(offer.format)?;
+        Ok(Answer { offer, src, dest })
+    }
+
+    /// Source and destination, from node and service or from the hints (fi_getinfo(3), "src_addr", "dest_addr", "FI_SOURCE").
+    fn addresses(&self, format: Format) -> Result<(Option<EpName>, Option<EpName>), Errno> {
+        let named = self.node.is_some() || self.service.is_some();
+        let source = self.flags & sys::FI_SOURCE != 0;
+        if source && !named {
+            return Err(Errno::INVAL);
+        }
+        let hinted = |bytes: Option<&Vec<u8>>| bytes.map(|bytes| format.decode(bytes)).transpose();
+        let hinted_src = || hinted(self.hints.as_ref().and_then(|hints| hints.src.as_ref()));
+        let hinted_dest = || hinted(self.hints.as_ref().and_then(|hints| hints.dest.as_ref()));
+        let resolved = || -> Result<EpName, Errno> {
+            let numeric = self.flags & sys::FI_NUMERICHOST != 0;
+            let (node, service) = (self.node, self.service);
+            addr::resolve(&Query { node, service, numeric, passive: source, format })
+        };
+        let (src, dest) = match (named, source) {
+            (true, true) => (Some(resolved()?), hinted_dest()?),
+            // Without a node there is no destination: the service is one on this host, as in getaddrinfo(3).
+            (true, false) => (hinted_src()?, Some(resolved()?)),
+            (false, _) => (hinted_src()?, hinted_dest()?),
+        };
+        if let Some(src) = &src
+            && !is_local(src.socket())
+        {
+            return Err(offer::reject("src_addr", src.socket(), "an address of this host"));
+        }
+        Ok((src, dest))
+    }
+}
+
+/// Whether a socket on this host may have the address.
+fn is_local(socket: SocketAddr) -> bool {
+    let mut any_port = socket;
+    any_port.set_port(0);
+    UdpSocket::bind(any_port).is_ok()
+}
+
+impl Answer {
+    /// As the host's structure.
+    fn write(&self, host: &Host) -> Result<Info, Errno> {
+        let info = host.new_info().ok_or(Errno::NOMEM)?;
+        let raw = info.as_ptr();
+        let (src, src_len) = self.address(self.src.as_ref())?;
+        // The address is stored before anything can fail, so that the structure owns it.
+        // SAFETY: a fresh structure of the host's, not seen by anyone else.
+        let out = unsafe { &mut *raw };
+        (out.src_addr, out.src_addrlen) = (src, src_len);
+        (out.dest_addr, out.dest_addrlen) = self.address(self.dest.as_ref())?;
+        out.caps = self.offer.caps;
+        out.mode = 0;
+        out.addr_format = self.offer.format.raw();
+        out.handle = self.offer.handle as sys::fid_t;
+        // SAFETY: fi_allocinfo gives a structure its five attribute structures; see `fill_attributes`.
+        unsafe { self.fill_attributes(out) };
+        Ok(info)
+    }
+
+    fn address(&self, name: Option<&EpName>) -> Result<(*mut c_void, usize), Errno> {
+        let Some(name) = name else { return Ok((std::ptr::null_mut(), 0)) };
+        let bytes = self.offer.format.encode(name)?;
+        let copy = host::malloc_copy(&bytes).ok_or(Errno::NOMEM)?;
+        Ok((copy.as_ptr(), bytes.len()))
+    }
+
+    /// Fills in the attribute structures, up to the fields that 1.17 has: newer hosts' fields beyond keep their zeros.
+    ///
+    /// # Safety
+    /// The five pointers are valid.
+    unsafe fn fill_attributes(&self, out: &mut sys::fi_info) {
+        let Offer { tx, rx, ep, domain, .. } = &self.offer;
+        // SAFETY: by the caller's promise, as below.
+        unsafe { out.tx_attr.write(*tx) };
+        // SAFETY: as above.
+        unsafe { out.rx_attr.write(*rx) };
+        let (mut ep, mut domain) = (*ep, *domain);
+        if let Some(key) = &self.offer.ep_auth_key {
+            (ep.auth_key, ep.auth_key_size) = auth_key(key);
+        }
+        if let Some(key) = &self.offer.domain_auth_key {
+            (domain.auth_key, domain.auth_key_size) = auth_key(key);
+        }
+        domain.name = host::malloc_string(crate::NAME);
+        domain.domain = crate::domain::first_open();
+        // SAFETY: as above.
+        unsafe { out.ep_attr.write(ep) };
+        // SAFETY: as above.
+        unsafe { out.domain_attr.write(domain) };
+        // SAFETY: as above.
+        let fabric = unsafe { &mut *out.fabric_attr };
+        fabric.name = host::malloc_string(crate::NAME);
+        fabric.fabric = crate::fabric::first_open();
+        // prov_name, prov_version and api_version are the host's to fill in; it insists on finding no name here.
+    }
+}
+
+fn auth_key(key: &[u8]) -> (*mut u8, usize) {
+    match host::malloc_copy(key) {
+        Some(copy) => (copy.as_ptr().cast(), key.len()),
+        None => (std::ptr::null_mut(), 0),
+    }
+}

@@ -1,0 +1,148 @@
+//! Capabilities: which there are, and which are granted for those asked (fi_getinfo(3), "CAPABILITIES").
+
+use weft_fi_sys as sys;
+use weft_fi_sys::v2;
+
+use crate::errno::Errno;
+use crate::info::offer::reject;
+
+/// Kinds of operation. Granted only when asked for.
+const PRIMARY: u64 = sys::FI_MSG | sys::FI_TAGGED | sys::FI_RMA | sys::FI_DIRECTED_RECV;
+/// Restrict messages to one direction.
+const MESSAGE_MODIFIERS: u64 = sys::FI_SEND | sys::FI_RECV;
+/// Restrict remote memory access to one role.
+const RMA_MODIFIERS: u64 = sys::FI_READ | sys::FI_WRITE | sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE;
+/// Extras that cost nothing: granted unasked.
+const FREE: u64 = sys::FI_MULTI_RECV | sys::FI_SOURCE | sys::FI_FENCE | sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;
+/// Extras that cost something: every remote access raises an event.
+const PAID: u64 = sys::FI_RMA_EVENT;
+
+/// From API 2.0 on, tagged receives may be directed on their own, which FI_DIRECTED_RECV covers.
+const PRIMARY_2_0: u64 = v2::FI_TAGGED_DIRECTED_RECV;
+/// From API 2.0 on: the client promises to name every source. Nothing to grant, nothing to do.
+const PROMISES_2_0: u64 = v2::FI_EXACT_DIRECTED_RECV;
+
+/// What matters to a transmit context.
+const TX: u64 = sys::FI_MSG | sys::FI_TAGGED | sys::FI_RMA | sys::FI_SEND | sys::FI_READ | sys::FI_WRITE | sys::FI_FENCE;
+/// What matters to a receive context.
+const RX: u64 = sys::FI_MSG
+    | sys::FI_TAGGED
+    | sys::FI_RMA
+    | sys::FI_RECV
+    | sys::FI_REMOTE_READ
+    | sys::FI_REMOTE_WRITE
+    | sys::FI_MULTI_RECV
+    | sys::FI_DIRECTED_RECV
+    | v2::FI_TAGGED_DIRECTED_RECV
+    | sys::FI_SOURCE
+    | sys::FI_RMA_EVENT;
+
+/// Those that domains have.
+pub(crate) const DOMAIN: u64 = sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;
+
+/// Everything that a client of this API version may ask for. Bits 44 to 48 mean something else before 2.0, nothing that weft has.
+pub(crate) const fn offered(api: u32) -> u64 {
+    let new = if api >= v2::V2_0 { PRIMARY_2_0 | PROMISES_2_0 } else { 0 };
+    PRIMARY | MESSAGE_MODIFIERS | RMA_MODIFIERS | FREE | PAID | new
+}
+
+/// What a client gets that asks for nothing in particular.
+const fn full(api: u32) -> u64 {
+    offered(api) & !PROMISES_2_0
+}
+
+/// What is granted for `wanted`, or the rejection.
+pub(crate) fn grant(api: u32, wanted: u64) -> Result<u64, Errno> {
+    let unknown = wanted & !offered(api);
+    if unknown != 0 {
+        return Err(reject("caps", format_args!("{wanted:#x} (of which {unknown:#x})"), format_args!("{:#x}", offered(api))));
+    }
+    if wanted == 0 {
+        return Ok(full(api));
+    }
+    let primary = PRIMARY | PRIMARY_2_0;
+    // Only extras: then any kind of operation will do.
+    let base = if wanted & primary == 0 { full(api) & primary } else { wanted & primary };
+    let messages = base & (sys::FI_MSG | sys::FI_TAGGED) != 0;
+    let rma = base & sys::FI_RMA != 0;
+    let granted = base
+        | modifiers(messages, wanted & MESSAGE_MODIFIERS, MESSAGE_MODIFIERS)
+        | modifiers(rma, wanted & RMA_MODIFIERS, RMA_MODIFIERS)
+        | wanted & (PAID | PROMISES_2_0)
+        | FREE;
+    let receives = granted & sys::FI_RECV != 0;
+    Ok(if receives { granted } else { granted & !sys::FI_MULTI_RECV })
+}
+
+/// No modifier means all of them, if the capability that they modify is there at all.
+const fn modifiers(applies: bool, wanted: u64, all: u64) -> u64 {
+    match (applies, wanted) {
+        (false, _) => 0,
+        (true, 0) => all,
+        (true, some) => some,
+    }
+}
+
+/// The part of an endpoint's capabilities that its transmit context has.
+pub(crate) const fn of_tx(caps: u64) -> u64 {
+    caps & TX
+}
+
+/// The part of an endpoint's capabilities that its receive context has.
+pub(crate) const fn of_rx(caps: u64) -> u64 {
+    caps & RX
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    const V1_5: u32 = sys::version(1, 5);
+
+    #[test]
+    fn nothing_asked_gives_everything() {
+        assert_eq!(grant(V1_5, 0).unwrap(), offered(V1_5));
+        let new = grant(v2::V2_0, 0).unwrap();
+        assert_ne!(new & v2::FI_TAGGED_DIRECTED_RECV, 0);
+        assert_eq!(new & v2::FI_EXACT_DIRECTED_RECV, 0, "a promise is not ours to give");
+    }
+
+    #[test]
+    fn what_was_granted_may_be_asked_for() {
+        for api in [0, sys::version(1, 0), V1_5, sys::version(1, 18), v2::V2_0, sys::version(2, 5)] {
+            let granted = grant(api, 0).unwrap();
+            assert_eq!(grant(api, granted).unwrap(), granted);
+        }
+    }
+
+    #[test]
+    fn primaries_are_not_widened() {
+        let granted = grant(V1_5, sys::FI_TAGGED).unwrap();
+        assert_eq!(granted & (sys::FI_MSG | sys::FI_RMA | sys::FI_DIRECTED_RECV), 0);
+        assert_eq!(granted & MESSAGE_MODIFIERS, MESSAGE_MODIFIERS);
+        assert_eq!(granted & (RMA_MODIFIERS | PAID), 0);
+        assert_eq!(granted & FREE, FREE);
+    }
+
+    #[test]
+    fn modifiers_restrict() {
+        let granted = grant(V1_5, sys::FI_MSG | sys::FI_RMA | sys::FI_SEND | sys::FI_WRITE).unwrap();
+        assert_eq!(granted & MESSAGE_MODIFIERS, sys::FI_SEND);
+        assert_eq!(granted & RMA_MODIFIERS, sys::FI_WRITE);
+        assert_eq!(granted & sys::FI_MULTI_RECV, 0);
+    }
+
+    #[test]
+    fn bits_that_changed_their_meaning() {
+        let v1_20 = sys::version(1, 20);
+        for bit in [v2::FI_TAGGED_DIRECTED_RECV, v2::FI_EXACT_DIRECTED_RECV] {
+            assert_eq!(grant(v1_20, sys::FI_TAGGED | bit), Err(Errno::NODATA));
+            assert_ne!(grant(v2::V2_0, sys::FI_TAGGED | bit).unwrap() & bit, 0);
+        }
+        for api in [v1_20, v2::V2_0] {
+            assert_eq!(grant(api, sys::FI_HMEM), Err(Errno::NODATA));
+            assert_eq!(grant(api, v2::FI_XPU), Err(Errno::NODATA));
+        }
+    }
+}

@@ -1,0 +1,473 @@
+//! What weft offers for given hints, or why not: pure values in, pure values out.
+//!
+//! Every attribute is handled in one of four ways: *fixed* (ours, and a hint may not exceed or contradict it), *echoed* (any value that
+//! libfabric knows is fine), *granted up to a limit*, or *ignored* (it only matters to modes that weft never requires).
+
+use std::fmt::Display;
+
+use weft_fi_sys as sys;
+use weft_fi_sys::v2;
+
+use crate::addr::Format;
+use crate::errno::Errno;
+use crate::info::hints::Hints;
+use crate::info::{caps, order};
+use crate::params::Params;
+
+/// Longest message in bytes.
+pub(crate) const MAX_MSG_BYTES: usize = 1 << 40;
+/// Longest inject that is granted when asked for; by default it is FI_WEFT_INJECT_BYTES.
+pub(crate) const MAX_INJECT_BYTES: usize = 64 << 10;
+/// Most operations under way, and most posted receives, that are granted when asked for.
+const MAX_QUEUE: usize = 1 << 20;
+/// Pieces of a local buffer, of a remote buffer, of a registered region.
+pub(crate) const IOV_LIMIT: usize = 8;
+/// Bytes of remote completion data, and of a registration key.
+const DATA_BYTES: usize = 8;
+/// Objects that a domain has without trouble. There is no hard limit but the system's.
+const PLENTY: usize = 1 << 16;
+/// The number of weft's protocol: a provider-specific one, as fabric.h marks them.
+const FI_PROTO_WEFT: u32 = sys::FI_PROV_SPECIFIC | 0x7765;
+const PROTOCOL_VERSION: u32 = 1;
+/// `FI_TAG_GENERIC`: every bit of a tag is the client's, and may be masked singly.
+const TAG_GENERIC: u64 = 0xaaaa_aaaa_aaaa_aaaa;
+/// API version from which mr_mode is a set of bits.
+const V1_5: u32 = sys::version(1, 5);
+
+/// Completion levels and behaviours that may be defaults of a transmit context. FI_MATCH_COMPLETE and FI_COMMIT_COMPLETE are not among them:
+/// the first would say more than a delivery says, and there is no persistent memory for the second.
+const TX_OP_FLAGS: u64 = sys::FI_COMPLETION
+    | sys::FI_INJECT
+    | sys::FI_INJECT_COMPLETE
+    | sys::FI_TRANSMIT_COMPLETE
+    | sys::FI_DELIVERY_COMPLETE
+    | sys::FI_REMOTE_CQ_DATA
+    | sys::FI_FENCE
+    | sys::FI_MORE;
+/// The same for a receive context.
+const RX_OP_FLAGS: u64 = sys::FI_COMPLETION | sys::FI_MULTI_RECV | sys::FI_MORE;
+
+const MR_BASIC: i32 = 1;
+const MR_SCALABLE: i32 = 2;
+
+/// Logs why hints cannot be met, and is the error for that.
+pub(crate) fn reject(what: &str, wanted: impl Display, offered: impl Display) -> Errno {
+    log::info!("fi_getinfo: {what}: wanted {wanted}, offered {offered}");
+    Errno::NODATA
+}
+
+/// An answer, as libfabric's structures with null pointers.
+#[derive(Clone, Debug)]
+pub(crate) struct Offer {
+    pub(crate) caps: u64,
+    pub(crate) format: Format,
+    pub(crate) handle: usize,
+    pub(crate) tx: sys::fi_tx_attr,
+    pub(crate) rx: sys::fi_rx_attr,
+    pub(crate) ep: sys::fi_ep_attr,
+    pub(crate) domain: sys::fi_domain_attr,
+    pub(crate) ep_auth_key: Option<Vec<u8>>,
+    pub(crate) domain_auth_key: Option<Vec<u8>>,
+}
+
+impl Offer {
+    /// Decides.
+    pub(crate) fn select(api: u32, hints: Option<&Hints>, params: &Params) -> Result<Self, Errno> {
+        let none = Hints::default();
+        let hints = hints.unwrap_or(&none);
+        names(hints)?;
+        let Some(format) = Format::from_raw(hints.addr_format) else {
+            return Err(reject("addr_format", hints.addr_format, "FI_FORMAT_UNSPEC, FI_SOCKADDR*, FI_ADDR_STR"));
+        };
+        let caps = caps::grant(api, hints.caps)?;
+        Ok(Self {
+            caps,
+            format,
+            handle: hints.handle,
+            tx: tx(hints, caps, params)?,
+            rx: rx(hints, caps, params)?,
+            ep: ep(hints)?,
+            domain: domain(api, hints)?,
+            ep_auth_key: hints.ep_auth_key.clone(),
+            domain_auth_key: hints.domain_auth_key.clone(),
+        })
+    }
+}
+
+/// Fabric and domain must be ours, if named.
+fn names(hints: &Hints) -> Result<(), Errno> {
+    for (what, name) in [("fabric_attr->name", &hints.fabric_name), ("domain_attr->name", &hints.domain_name)] {
+        if let Some(name) = name
+            && name.as_c_str() != crate::NAME
+        {
+            return Err(reject(what, name.to_string_lossy(), crate::NAME.to_string_lossy()));
+        }
+    }
+    let domain = hints.domain.map_or(std::ptr::null_mut(), |attr| attr.domain);
+    if !domain.is_null() && !crate::domain::is_open(domain) {
+        return Err(reject("domain_attr->domain", format_args!("{domain:p}"), "an open domain of weft"));
+    }
+    let fabric = hints.fabric.map_or(std::ptr::null_mut(), |attr| attr.fabric);
+    if !fabric.is_null() && !crate::fabric::is_open(fabric) {
+        return Err(reject("fabric_attr->fabric", format_args!("{fabric:p}"), "an open fabric of weft"));
+    }
+    Ok(())
+}
+
+/// A hint that may not exceed what there is.
+fn at_most(what: &str, wanted: usize, offered: usize) -> Result<(), Errno> {
+    if wanted > offered { Err(reject(what, wanted, offered)) } else { Ok(()) }
+}
+
+/// A hint of flags that must all be known.
+fn subset(what: &str, wanted: u64, offered: u64) -> Result<(), Errno> {
+    if wanted & !offered != 0 {
+        return Err(reject(what, format_args!("{wanted:#x}"), format_args!("{offered:#x}")));
+    }
+    Ok(())
+}
+
+/// A number that is granted up to a limit: the default, or more if asked for.
+fn up_to(what: &str, wanted: usize, default: usize, limit: usize) -> Result<usize, Errno> {
+    at_most(what, wanted, limit.max(default))?;
+    Ok(default.max(wanted))
+}
+
+/// The orders that both sides of an endpoint know. Unasked, those that cost nothing.
+fn msg_order(what: &str, wanted: u64) -> Result<u64, Errno> {
+    subset(what, wanted, order::FREE | order::FENCED)?;
+    Ok(order::FREE | wanted)
+}
+
+fn tx(hints: &Hints, caps: u64, params: &Params) -> Result<sys::fi_tx_attr, Errno> {
+    let zero = sys::fi_tx_attr {
+        caps: 0,
+        mode: 0,
+        op_flags: 0,
+        msg_order: 0,
+        comp_order: 0,
+        inject_size: 0,
+        size: 0,
+        iov_limit: 0,
+        rma_iov_limit: 0,
+        tclass: 0,
+    };
+    let hint = hints.tx.unwrap_or(zero);
+    subset("tx_attr->caps", hint.caps, caps)?;
+    subset("tx_attr->op_flags", hint.op_flags, TX_OP_FLAGS)?;
+    subset("tx_attr->comp_order", hint.comp_order, 0)?;
+    at_most("tx_attr->iov_limit", hint.iov_limit, IOV_LIMIT)?;
+    at_most("tx_attr->rma_iov_limit", hint.rma_iov_limit, IOV_LIMIT)?;
+    Ok(sys::fi_tx_attr {
+        caps: if hint.caps == 0 { caps::of_tx(caps) } else { hint.caps },
+        op_flags: hint.op_flags,
+        msg_order: msg_order("tx_attr->msg_order", hint.msg_order)?,
+        inject_size: up_to("tx_attr->inject_size", hint.inject_size, params.inject_bytes, MAX_INJECT_BYTES)?,
+        // A client that asks for fewer gets what it asks for: the queue is memory.
+        size: if hint.size == 0 { params.tx_size } else { up_to("tx_attr->size", hint.size, 1, MAX_QUEUE)? },
+        iov_limit: IOV_LIMIT,
+        rma_iov_limit: if caps & sys::FI_RMA == 0 { 0 } else { IOV_LIMIT },
+        tclass: hint.tclass,
+        ..zero
+    })
+}
+
+fn rx(hints: &Hints, caps: u64, params: &Params) -> Result<sys::fi_rx_attr, Errno> {
+    let zero = sys::fi_rx_attr {
+        caps: 0,
+        mode: 0,
+        op_flags: 0,
+        msg_order: 0,
+        comp_order: 0,
+        total_buffered_recv: 0,
+        size: 0,
+        iov_limit: 0,
+    };
+    let hint = hints.rx.unwrap_or(zero);
+    subset("rx_attr->caps", hint.caps, caps)?;
+    subset("rx_attr->op_flags", hint.op_flags, RX_OP_FLAGS)?;
+    subset("rx_attr->comp_order", hint.comp_order, 0)?;
+    at_most("rx_attr->iov_limit", hint.iov_limit, IOV_LIMIT)?;
+    Ok(sys::fi_rx_attr {
+        caps: if hint.caps == 0 { caps::of_rx(caps) } else { hint.caps },
+        op_flags: hint.op_flags,
+        msg_order: msg_order("rx_attr->msg_order", hint.msg_order)?,
+        // The window is per peer, so any total that a client hopes for is met.
+        total_buffered_recv: hint.total_buffered_recv,
+        size: if hint.size == 0 { params.rx_size } else { up_to("rx_attr->size", hint.size, 1, MAX_QUEUE)? },
+        iov_limit: IOV_LIMIT,
+        ..zero
+    })
+}
+
+fn ep(hints: &Hints) -> Result<sys::fi_ep_attr, Errno> {
+    let zero = sys::fi_ep_attr {
+        type_: sys::FI_EP_UNSPEC,
+        protocol: sys::FI_PROTO_UNSPEC,
+        protocol_version: 0,
+        max_msg_size: 0,
+        msg_prefix_size: 0,
+        max_order_raw_size: 0,
+        max_order_war_size: 0,
+        max_order_waw_size: 0,
+        mem_tag_format: 0,
+        tx_ctx_cnt: 0,
+        rx_ctx_cnt: 0,
+        auth_key_size: 0,
+        auth_key: std::ptr::null_mut(),
+    };
+    let hint = hints.ep.unwrap_or(zero);
+    if !matches!(hint.type_, sys::FI_EP_UNSPEC | sys::FI_EP_RDM) {
+        return Err(reject("ep_attr->type", hint.type_, "FI_EP_RDM (3)"));
+    }
+    if !matches!(hint.protocol, sys::FI_PROTO_UNSPEC | FI_PROTO_WEFT) {
+        return Err(reject("ep_attr->protocol", hint.protocol, FI_PROTO_WEFT));
+    }
+    if !matches!(hint.protocol_version, 0 | PROTOCOL_VERSION) {
+        return Err(reject("ep_attr->protocol_version", hint.protocol_version, PROTOCOL_VERSION));
+    }
+    at_most("ep_attr->max_msg_size", hint.max_msg_size, MAX_MSG_BYTES)?;
+    at_most("ep_attr->max_order_raw_size", hint.max_order_raw_size, order::ORDERED_RMA_BYTES)?;
+    at_most("ep_attr->max_order_war_size", hint.max_order_war_size, order::ORDERED_RMA_BYTES)?;
+    at_most("ep_attr->max_order_waw_size", hint.max_order_waw_size, order::ORDERED_RMA_BYTES)?;
+    // This covers FI_SHARED_CONTEXT, too, which is the largest number.
+    at_most("ep_attr->tx_ctx_cnt", hint.tx_ctx_cnt, 1)?;
+    at_most("ep_attr->rx_ctx_cnt", hint.rx_ctx_cnt, 1)?;
+    Ok(sys::fi_ep_attr {
+        type_: sys::FI_EP_RDM,
+        protocol: FI_PROTO_WEFT,
+        protocol_version: PROTOCOL_VERSION,
+        max_msg_size: MAX_MSG_BYTES,
+        max_order_raw_size: order::ORDERED_RMA_BYTES,
+        max_order_war_size: order::ORDERED_RMA_BYTES,
+        max_order_waw_size: order::ORDERED_RMA_BYTES,
+        mem_tag_format: if hint.mem_tag_format == 0 { TAG_GENERIC } else { hint.mem_tag_format },
+        tx_ctx_cnt: 1,
+        rx_ctx_cnt: 1,
+        ..zero
+    })
+}
+
+/// A domain attribute structure in which everything is zero.
+const NO_DOMAIN: sys::fi_domain_attr = sys::fi_domain_attr {
+    domain: std::ptr::null_mut(),
+    name: std::ptr::null_mut(),
+    threading: sys::FI_THREAD_UNSPEC,
+    control_progress: sys::FI_PROGRESS_UNSPEC,
+    data_progress: sys::FI_PROGRESS_UNSPEC,
+    resource_mgmt: sys::FI_RM_UNSPEC,
+    av_type: sys::FI_AV_UNSPEC,
+    mr_mode: 0,
+    mr_key_size: 0,
+    cq_data_size: 0,
+    cq_cnt: 0,
+    ep_cnt: 0,
+    tx_ctx_cnt: 0,
+    rx_ctx_cnt: 0,
+    max_ep_tx_ctx: 0,
+    max_ep_rx_ctx: 0,
+    max_ep_stx_ctx: 0,
+    max_ep_srx_ctx: 0,
+    cntr_cnt: 0,
+    mr_iov_limit: 0,
+    caps: 0,
+    mode: 0,
+    auth_key: std::ptr::null_mut(),
+    auth_key_size: 0,
+    max_err_data: 0,
+    mr_cnt: 0,
+    tclass: 0,
+};
+
+fn domain(api: u32, hints: &Hints) -> Result<sys::fi_domain_attr, Errno> {
+    let hint = hints.domain.unwrap_or(NO_DOMAIN);
+    subset("domain_attr->caps", hint.caps, caps::DOMAIN)?;
+    at_most("domain_attr->mr_key_size", hint.mr_key_size, DATA_BYTES)?;
+    at_most("domain_attr->cq_data_size", hint.cq_data_size, DATA_BYTES)?;
+    at_most("domain_attr->mr_iov_limit", hint.mr_iov_limit, IOV_LIMIT)?;
+    // One of each: some clients take more as an invitation to scalable endpoints and shared contexts.
+    at_most("domain_attr->max_ep_tx_ctx", hint.max_ep_tx_ctx, 1)?;
+    at_most("domain_attr->max_ep_rx_ctx", hint.max_ep_rx_ctx, 1)?;
+    at_most("domain_attr->max_ep_stx_ctx", hint.max_ep_stx_ctx, 0)?;
+    at_most("domain_attr->max_ep_srx_ctx", hint.max_ep_srx_ctx, 0)?;
+    let count = |wanted: usize| wanted.max(PLENTY);
+    Ok(sys::fi_domain_attr {
+        threading: one_of("threading", hint.threading, sys::FI_THREAD_ENDPOINT, sys::FI_THREAD_SAFE)?,
+        control_progress: progress("control_progress", api, hint.control_progress)?,
+        data_progress: progress("data_progress", api, hint.data_progress)?,
+        resource_mgmt: sys::FI_RM_ENABLED,
+        av_type: one_of("av_type", hint.av_type, sys::FI_AV_TABLE, sys::FI_AV_TABLE)?,
+        mr_mode: mr_mode(api, hint.mr_mode)?,
+        mr_key_size: DATA_BYTES,
+        cq_data_size: DATA_BYTES,
+        cq_cnt: count(hint.cq_cnt),
+        ep_cnt: count(hint.ep_cnt),
+        tx_ctx_cnt: count(hint.tx_ctx_cnt),
+        rx_ctx_cnt: count(hint.rx_ctx_cnt),
+        max_ep_tx_ctx: 1,
+        max_ep_rx_ctx: 1,
+        cntr_cnt: count(hint.cntr_cnt),
+        mr_iov_limit: IOV_LIMIT,
+        caps: caps::DOMAIN,
+        mr_cnt: count(hint.mr_cnt),
+        tclass: hint.tclass,
+        ..NO_DOMAIN
+    })
+}
+
+/// An enumeration of which every value up to `last` is fine, and 0 means "choose".
+fn one_of(what: &str, wanted: u32, last: u32, default: u32) -> Result<u32, Errno> {
+    match wanted {
+        0 => Ok(default),
+        known if known <= last => Ok(known),
+        unknown => Err(reject(what, unknown, format_args!("0 to {last}"))),
+    }
+}
+
+/// Manual unless automatic is asked for, which costs a thread. From API 1.20 on there is a third model, which only promises more.
+fn progress(what: &str, api: u32, wanted: u32) -> Result<u32, Errno> {
+    let last = if api >= sys::version(1, 20) { v2::FI_PROGRESS_CONTROL_UNIFIED } else { sys::FI_PROGRESS_MANUAL };
+    one_of(what, wanted, last, sys::FI_PROGRESS_MANUAL)
+}
+
+/// The registration mode (fi_mr(3), fi_domain(3)). weft requires none of the modes: a client may choose its keys, address regions by offset, register
+/// memory that is not allocated yet, and register nothing for local use. So, from API 1.5 on, the bits, which say what the client
+/// *can* do, are all cleared. The two old values name a mode that the client *wants*: they come back as they are, and registration
+/// follows them (BASIC: virtual addresses and keys of our choice). A client that sets bits in the `fi_info` it opens a
+/// domain with gets what those say, too. Before 1.5 there were only the two values; 0 leaves us the choice.
+fn mr_mode(api: u32, wanted: i32) -> Result<i32, Errno> {
+    match wanted {
+        MR_BASIC | MR_SCALABLE => Ok(wanted),
+        0 => Ok(if api < V1_5 { MR_SCALABLE } else { 0 }),
+        bits if api >= V1_5 && bits & (MR_BASIC | MR_SCALABLE) == 0 => Ok(0),
+        other => Err(reject("mr_mode", format_args!("{other:#x}"), "FI_MR_BASIC, FI_MR_SCALABLE, or bits (from API 1.5)")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    const V1_20: u32 = sys::version(1, 20);
+
+    fn select(api: u32, hints: &Hints) -> Result<Offer, Errno> {
+        Offer::select(api, Some(hints), &Params::default())
+    }
+
+    fn with_domain(change: impl Fn(&mut sys::fi_domain_attr)) -> Hints {
+        let mut attr = NO_DOMAIN;
+        change(&mut attr);
+        Hints { domain: Some(attr), ..Hints::default() }
+    }
+
+    /// What comes out may go in again: clients reuse an answer as hints.
+    #[test]
+    fn an_offer_satisfies_itself() {
+        for api in [0, sys::version(1, 0), sys::version(1, 1), V1_5, V1_20, sys::version(2, 5)] {
+            let first = Offer::select(api, None, &Params::default()).unwrap();
+            let again = Hints {
+                caps: first.caps,
+                addr_format: first.format.raw(),
+                tx: Some(first.tx),
+                rx: Some(first.rx),
+                ep: Some(first.ep),
+                domain: Some(first.domain),
+                ..Hints::default()
+            };
+            let second = select(api, &again).unwrap();
+            assert_eq!(format!("{first:?}"), format!("{second:?}"), "API {api:#x}");
+        }
+    }
+
+    #[test]
+    fn wildcards_give_defaults() {
+        let offer = Offer::select(V1_20, None, &Params::default()).unwrap();
+        assert_eq!(offer.domain.threading, sys::FI_THREAD_SAFE);
+        assert_eq!(offer.domain.data_progress, sys::FI_PROGRESS_MANUAL);
+        assert_eq!(offer.domain.av_type, sys::FI_AV_TABLE);
+        assert_eq!((offer.domain.max_ep_tx_ctx, offer.domain.max_ep_stx_ctx), (1, 0));
+        assert_eq!((offer.tx.inject_size, offer.tx.size), (4096, 4096));
+        assert_eq!(offer.ep.type_, sys::FI_EP_RDM);
+        assert_eq!(offer.tx.msg_order & order::FENCED, 0);
+    }
+
+    #[test]
+    fn what_costs_nothing_is_echoed() {
+        for threading in [sys::FI_THREAD_SAFE, sys::FI_THREAD_FID, sys::FI_THREAD_DOMAIN, sys::FI_THREAD_COMPLETION, sys::FI_THREAD_ENDPOINT] {
+            let hints = with_domain(|attr| attr.threading = threading);
+            assert_eq!(select(V1_20, &hints).unwrap().domain.threading, threading);
+        }
+        let hints = with_domain(|attr| {
+            attr.data_progress = sys::FI_PROGRESS_AUTO;
+            attr.av_type = sys::FI_AV_MAP;
+        });
+        let offer = select(V1_5, &hints).unwrap();
+        assert_eq!((offer.domain.data_progress, offer.domain.control_progress), (sys::FI_PROGRESS_AUTO, sys::FI_PROGRESS_MANUAL));
+        assert_eq!(offer.domain.av_type, sys::FI_AV_MAP);
+        let unified = with_domain(|attr| attr.control_progress = v2::FI_PROGRESS_CONTROL_UNIFIED);
+        assert!(select(V1_20, &unified).is_ok());
+        assert!(select(V1_5, &unified).is_err());
+    }
+
+    #[test]
+    fn registration_modes() {
+        let mode = |api, wanted| select(api, &with_domain(|attr| attr.mr_mode = wanted)).map(|offer| offer.domain.mr_mode);
+        let old = sys::version(1, 1);
+        assert_eq!(mode(old, 0), Ok(MR_SCALABLE));
+        assert_eq!(mode(old, MR_BASIC), Ok(MR_BASIC));
+        assert_eq!(mode(old, sys::FI_MR_LOCAL), Err(Errno::NODATA));
+        assert_eq!(mode(V1_5, 0), Ok(0));
+        assert_eq!(mode(V1_5, MR_BASIC), Ok(MR_BASIC));
+        assert_eq!(mode(V1_5, MR_SCALABLE), Ok(MR_SCALABLE));
+        assert_eq!(mode(V1_5, sys::FI_MR_VIRT_ADDR | sys::FI_MR_PROV_KEY | sys::FI_MR_LOCAL), Ok(0));
+        assert_eq!(mode(V1_5, MR_BASIC | sys::FI_MR_LOCAL), Err(Errno::NODATA));
+    }
+
+    #[test]
+    fn completion_levels() {
+        let flags = |flags| {
+            let tx = sys::fi_tx_attr { op_flags: flags, ..Offer::select(V1_20, None, &Params::default()).unwrap().tx };
+            select(V1_20, &Hints { tx: Some(tx), ..Hints::default() }).map(|offer| offer.tx.op_flags)
+        };
+        for good in [sys::FI_INJECT_COMPLETE, sys::FI_TRANSMIT_COMPLETE, sys::FI_DELIVERY_COMPLETE | sys::FI_COMPLETION] {
+            assert_eq!(flags(good), Ok(good));
+        }
+        assert_eq!(flags(sys::FI_COMMIT_COMPLETE), Err(Errno::NODATA));
+        assert_eq!(flags(sys::FI_MATCH_COMPLETE), Err(Errno::NODATA));
+    }
+
+    #[test]
+    fn limits_and_kinds_that_cannot_be_met() {
+        let ep = |change: fn(&mut sys::fi_ep_attr)| {
+            let mut attr = Offer::select(V1_20, None, &Params::default()).unwrap().ep;
+            change(&mut attr);
+            select(V1_20, &Hints { ep: Some(attr), ..Hints::default() }).map(|_| ())
+        };
+        assert_eq!(ep(|_| ()), Ok(()));
+        assert_eq!(ep(|attr| attr.type_ = sys::FI_EP_MSG), Err(Errno::NODATA));
+        assert_eq!(ep(|attr| attr.type_ = sys::FI_EP_DGRAM), Err(Errno::NODATA));
+        assert_eq!(ep(|attr| attr.max_msg_size = usize::MAX), Err(Errno::NODATA));
+        assert_eq!(ep(|attr| attr.protocol = 1), Err(Errno::NODATA));
+        assert_eq!(ep(|attr| attr.tx_ctx_cnt = usize::MAX), Err(Errno::NODATA));
+        assert_eq!(select(V1_20, &with_domain(|attr| attr.mr_key_size = 16)).map(|_| ()), Err(Errno::NODATA));
+        assert_eq!(select(V1_20, &with_domain(|attr| attr.max_ep_stx_ctx = 1)).map(|_| ()), Err(Errno::NODATA));
+        let other = Hints { domain_name: Some(c"eth0".to_owned()), ..Hints::default() };
+        assert_eq!(select(V1_20, &other).map(|_| ()), Err(Errno::NODATA));
+        let ours = Hints { domain_name: Some(crate::NAME.to_owned()), ..Hints::default() };
+        assert!(select(V1_20, &ours).is_ok());
+    }
+
+    #[test]
+    fn orders() {
+        let tx = |msg_order, comp_order| {
+            let tx = Offer::select(V1_20, None, &Params::default()).unwrap().tx;
+            let tx = sys::fi_tx_attr { msg_order, comp_order, ..tx };
+            select(V1_20, &Hints { tx: Some(tx), ..Hints::default() }).map(|offer| offer.tx.msg_order)
+        };
+        assert_eq!(tx(sys::FI_ORDER_SAS, 0), Ok(order::FREE));
+        assert_eq!(tx(sys::FI_ORDER_SAW, 0), Ok(order::FREE | sys::FI_ORDER_SAW));
+        assert_eq!(tx(sys::FI_ORDER_STRICT, 0).map(|order| order & sys::FI_ORDER_STRICT), Ok(sys::FI_ORDER_STRICT));
+        assert_eq!(tx(0, sys::FI_ORDER_STRICT), Err(Errno::NODATA));
+    }
+}

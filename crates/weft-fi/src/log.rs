@@ -1,0 +1,116 @@
+//! Log lines: the `log` crate's macros end in the host's `fi_log`.
+//!
+//! Place in the data flow: anything in weft logs by `log::warn!` and its kin; inside a host the lines obey FI_LOG_LEVEL, FI_LOG_PROV and
+//! FI_LOG_SUBSYS like those of every provider. Levels: `error` and `warn` are libfabric's warn, `info` its info, `debug` its debug, and
+//! `trace` its trace. The subsystem follows from the module that logs.
+//!
+//! The first to detect an error logs it; callers do not repeat it. `fi_log` may change `errno`: it is restored.
+
+use std::ffi::{CString, c_int};
+
+use log::{Level, LevelFilter, Log, Metadata, Record};
+use weft_fi_sys as sys;
+
+use crate::host::{self, Host};
+
+/// The backend. It has no state: the host and the provider are static.
+struct HostLog;
+
+/// Installs the backend; later calls change nothing.
+pub(crate) fn install() {
+    // Fails only when installed already, or when a program that links weft as a library has its own: both are fine.
+    let _ = log::set_logger(&HostLog);
+    refresh();
+}
+
+/// Lets through only what the host would print, so that the macros cost one comparison otherwise. The host decides by the environment,
+/// but not before it has registered us: so this is repeated with every `fi_getinfo`.
+pub(crate) fn refresh() {
+    let Some(host) = host::get() else { return };
+    let printed = [
+        (LevelFilter::Trace, sys::FI_LOG_TRACE),
+        (LevelFilter::Debug, sys::FI_LOG_DEBUG),
+        (LevelFilter::Info, sys::FI_LOG_INFO),
+        (LevelFilter::Warn, sys::FI_LOG_WARN),
+    ];
+    let any = |level| (0..sys::FI_LOG_SUBSYS_MAX).any(|subsys| host.log_enabled(crate::provider_ptr(), level, subsys));
+    let most = printed.into_iter().find(|&(_, level)| any(level));
+    log::set_max_level(most.map_or(LevelFilter::Off, |(filter, _)| filter));
+}
+
+const fn level_of(level: Level) -> sys::fi_log_level {
+    match level {
+        Level::Error | Level::Warn => sys::FI_LOG_WARN,
+        Level::Info => sys::FI_LOG_INFO,
+        Level::Debug => sys::FI_LOG_DEBUG,
+        Level::Trace => sys::FI_LOG_TRACE,
+    }
+}
+
+/// libfabric's subsystem for a module path.
+fn subsys_of(target: &str) -> sys::fi_log_subsys {
+    let mut parts = target.split("::");
+    let krate = parts.next().unwrap_or_default();
+    match (krate, parts.next().unwrap_or_default()) {
+        ("weft_fi", "fabric" | "info") => sys::FI_LOG_FABRIC,
+        ("weft_fi", "domain") => sys::FI_LOG_DOMAIN,
+        ("weft_fi", "av") => sys::FI_LOG_AV,
+        ("weft_fi", "cq") => sys::FI_LOG_CQ,
+        ("weft_fi", "cntr") => sys::FI_LOG_CNTR,
+        ("weft_fi", "eq") => sys::FI_LOG_EQ,
+        ("weft_fi", "mr") => sys::FI_LOG_MR,
+        ("weft_fi", "endpoint" | "cm") => sys::FI_LOG_EP_CTRL,
+        ("weft_fi", "msg" | "tagged" | "rma" | "atomic" | "collective" | "progress") | ("weft_nic" | "weft_engine", _) => {
+            sys::FI_LOG_EP_DATA
+        }
+        _ => sys::FI_LOG_CORE,
+    }
+}
+
+impl Log for HostLog {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        host::get().is_some_and(|host| {
+            host.log_enabled(crate::provider_ptr(), level_of(metadata.level()), subsys_of(metadata.target()))
+        })
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if let Some(host) = host::get()
+            && self.enabled(record.metadata())
+        {
+            print(host, record);
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+fn print(host: &Host, record: &Record<'_>) {
+    // SAFETY: the address of this thread's errno.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: valid for this thread, as the C library says.
+    let saved: c_int = unsafe { errno.read() };
+    let text = CString::new(record.args().to_string().replace('\0', " ")).unwrap_or_default();
+    let module = record.module_path().unwrap_or_default();
+    let function = CString::new(module.rsplit("::").next().unwrap_or_default()).unwrap_or_default();
+    let line = record.line().and_then(|line| c_int::try_from(line).ok()).unwrap_or(0);
+    let (level, subsys) = (level_of(record.level()), subsys_of(record.target()));
+    host.log(crate::provider_ptr(), level, subsys, &function, line, &text);
+    // SAFETY: as above.
+    unsafe { errno.write(saved) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_have_their_subsystems() {
+        assert_eq!(subsys_of("weft_fi::av"), sys::FI_LOG_AV);
+        assert_eq!(subsys_of("weft_fi::info::check"), sys::FI_LOG_FABRIC);
+        assert_eq!(subsys_of("weft_fi::endpoint::core"), sys::FI_LOG_EP_CTRL);
+        assert_eq!(subsys_of("weft_nic::tcp"), sys::FI_LOG_EP_DATA);
+        assert_eq!(subsys_of("weft_fi"), sys::FI_LOG_CORE);
+        assert_eq!(subsys_of("elsewhere::av"), sys::FI_LOG_CORE);
+    }
+}

@@ -1,0 +1,372 @@
+//! Memory registration (fi_mr(3)).
+//!
+//! Place in the data flow: `fi_mr_reg` and its kin make an [`Mr`] and, where peers get access, a [`Region`] that the domain hands to its
+//! endpoints; `fi_close` takes it back. Local use needs no registration, and a descriptor is never looked at.
+//!
+//! Modes (fi_domain(3), mr_mode). Unless the client's mode says otherwise, the client chooses the key, and peers address a region by offset. FI_MR_BASIC
+//! and FI_MR_VIRT_ADDR: by virtual address. FI_MR_BASIC and FI_MR_PROV_KEY: we choose the key. FI_MR_ENDPOINT: a region is bound
+//! to an endpoint and then enabled. FI_MR_RMA_EVENT with the flag FI_RMA_EVENT: it is bound to counters and then enabled. The other bits promise
+//! something that we do not need.
+//!
+//! Invariants: while a region is open its key is unique in the domain (-FI_ENOKEY); registrations without remote access have no region and their
+//! keys are not compared. `fi_mr_reg(NULL, ~0)` is allowed: offsets are then addresses.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use weft_engine::api::{Access, Region};
+use weft_engine::mem::{Iov, IovList};
+use weft_fi_sys as sys;
+
+use crate::cntr::Cntr;
+use crate::domain::{Domain, Registered};
+use crate::endpoint::Ep;
+use crate::endpoint::route::RegionCounters;
+use crate::errno::Errno;
+use crate::info::IOV_LIMIT;
+use crate::noop;
+use crate::object::{self, Head, Hold, Object, Uses};
+
+/// Access that concerns peers.
+const REMOTE: u64 = sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE;
+/// All access that a client may name.
+const ACCESS: u64 = REMOTE | sys::FI_SEND | sys::FI_RECV | sys::FI_READ | sys::FI_WRITE | sys::FI_COLLECTIVE;
+/// Flags of registration that mean something, or nothing that harms: FI_HMEM_DEVICE_ONLY and _HOST_ALLOC say how device
+/// memory was made, bit 41 (FI_MR_SINGLE_USE) is a hint.
+const FLAGS: u64 = sys::FI_RMA_EVENT | sys::FI_HMEM_DEVICE_ONLY | sys::FI_HMEM_HOST_ALLOC | FI_MR_SINGLE_USE;
+const FI_MR_SINGLE_USE: u64 = 1 << 41;
+/// Since this API version `fi_mr_attr` has the field `iface`.
+const VERSION_WITH_IFACE: u32 = sys::version(1, 10);
+
+/// A registered region.
+#[repr(C)]
+pub(crate) struct Mr {
+    head: Head<sys::fid_mr>,
+    key: u64,
+    /// The remote address of the first byte.
+    base: u64,
+    state: Mutex<State>,
+    uses: Uses,
+    domain: Hold<Domain>,
+}
+
+/// Where a region is between registration and close.
+struct State {
+    /// What `enable` hands to the domain; `None` once it has, or if peers get no access.
+    waiting: Option<Region>,
+    /// Whether the domain has it.
+    active: bool,
+    /// Counters that were bound before it was enabled.
+    counters: RegionCounters,
+    /// The endpoint to which it belongs (FI_MR_ENDPOINT).
+    endpoint: Option<Hold<Ep>>,
+}
+
+// SAFETY: `repr(C)`, the first field is a `Head` of the fid, whose class is set in `register`.
+unsafe impl Object for Mr {
+    type Fid = sys::fid_mr;
+    const CLASSES: &'static [u32] = &[sys::FI_CLASS_MR];
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+
+    fn closing(&self) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        if state.active {
+            self.domain.remove_region(self.key);
+        }
+        state.active = false;
+        state.waiting = None;
+        Ok(())
+    }
+}
+
+/// What the three ways to register have in common.
+struct Request {
+    iov: IovList,
+    access: u64,
+    offset: u64,
+    requested_key: u64,
+    flags: u64,
+    context: *mut c_void,
+}
+
+/// Registers, and reports that to the domain's event queue where the client asked for it.
+fn register(domain: Hold<Domain>, request: Request) -> Result<Arc<Mr>, Errno> {
+    if request.access & !ACCESS != 0 || request.offset != 0 {
+        return Err(Errno::INVAL);
+    }
+    if request.flags & !FLAGS != 0 {
+        return Err(Errno::BADFLAGS);
+    }
+    let mode = domain.mr_mode();
+    let basic = mode == sys::FI_MR_BASIC.cast_signed();
+    let bits = if basic || mode == sys::FI_MR_SCALABLE.cast_signed() { 0 } else { mode };
+    let key = if basic || bits & sys::FI_MR_PROV_KEY != 0 { domain.free_key() } else { request.requested_key };
+    let virtual_address = basic || bits & sys::FI_MR_VIRT_ADDR != 0;
+    let base = if virtual_address { request.iov.first().map_or(0, Iov::addr) } else { 0 };
+    let access = Access {
+        read: request.access & sys::FI_REMOTE_READ != 0,
+        write: request.access & sys::FI_REMOTE_WRITE != 0,
+    };
+    let events = domain.caps() & sys::FI_RMA_EVENT != 0;
+    let remote = request.access & REMOTE != 0;
+    let region = remote.then_some(Region { key, iov: request.iov, base, access, user: key, events });
+    let fid = object::new_fid(sys::FI_CLASS_MR, request.context, &FID_OPS);
+    let mr = Arc::new(Mr {
+        head: Head::new(sys::fid_mr { fid, mem_desc: std::ptr::null_mut(), key }),
+        key,
+        base,
+        state: Mutex::new(State { waiting: region, active: false, counters: RegionCounters::default(), endpoint: None }),
+        uses: Uses::new(),
+        domain,
+    });
+    // A descriptor must not be null for clients that check it, and need not mean anything: it is the region itself.
+    let descriptor = Arc::as_ptr(&mr).cast_mut().cast::<c_void>();
+    // SAFETY: nobody else has seen the object yet.
+    unsafe { (*mr.head.get()).mem_desc = descriptor };
+    let later = bits & sys::FI_MR_ENDPOINT != 0
+        || (bits & sys::FI_MR_RMA_EVENT != 0 && request.flags & sys::FI_RMA_EVENT != 0);
+    if !later {
+        mr.enable()?;
+    }
+    Ok(mr)
+}
+
+impl Mr {
+    /// Hands the region to the domain. Enabling twice changes nothing.
+    fn enable(&self) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        let Some(region) = state.waiting.clone() else { return Ok(()) };
+        let counters = state.counters.clone();
+        let only = state.endpoint.as_ref().map(|endpoint| Arc::downgrade(endpoint.core()));
+        self.domain.add_region(Registered { region, counters, only })?;
+        state.waiting = None;
+        state.active = true;
+        Ok(())
+    }
+
+    /// Raises a counter when peers read (FI_REMOTE_READ) or write (FI_REMOTE_WRITE).
+    fn bind_counter(&self, counter: &Hold<Cntr>, flags: u64) -> Result<(), Errno> {
+        if flags & !REMOTE != 0 {
+            return Err(Errno::BADFLAGS);
+        }
+        if flags == 0 || !counter.domain().same(&self.domain) {
+            return Err(Errno::INVAL);
+        }
+        if self.domain.caps() & sys::FI_RMA_EVENT == 0 {
+            log::info!("fi_mr_bind: counters at regions need the capability FI_RMA_EVENT");
+            return Err(Errno::OPNOTSUPP);
+        }
+        let change = |counters: &mut RegionCounters| {
+            if flags & sys::FI_REMOTE_WRITE != 0 {
+                counters.write = Some(counter.clone());
+            }
+            if flags & sys::FI_REMOTE_READ != 0 {
+                counters.read = Some(counter.clone());
+            }
+        };
+        let mut state = self.state.lock();
+        change(&mut state.counters);
+        if state.active { self.domain.count_region(self.key, change) } else { Ok(()) }
+    }
+
+    /// Belongs to one endpoint from now on. Without FI_MR_ENDPOINT the region is active already and the binding only keeps the endpoint open.
+    fn bind_endpoint(&self, endpoint: Hold<Ep>) -> Result<(), Errno> {
+        if !endpoint.domain().same(&self.domain) {
+            return Err(Errno::DOMAIN);
+        }
+        let mut state = self.state.lock();
+        if state.endpoint.is_some() {
+            return Err(Errno::INVAL);
+        }
+        state.endpoint = Some(endpoint);
+        Ok(())
+    }
+}
+
+/// The registration operations of a domain.
+pub(crate) static OPS: sys::fi_ops_mr =
+    sys::fi_ops_mr { size: size_of::<sys::fi_ops_mr>(), reg: Some(reg), regv: Some(regv), regattr: Some(regattr) };
+
+static FID_OPS: sys::fi_ops =
+    sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ..noop::FID };
+
+/// Registers for a C function.
+///
+/// # Safety
+/// `fid` is the client's domain, `out` null or valid for a write.
+unsafe fn register_for(fid: *mut sys::fid, request: Request, out: *mut *mut sys::fid_mr) -> Result<c_int, Errno> {
+    // SAFETY: by the caller's promise.
+    let domain = unsafe { Hold::<Domain>::of_fid(fid) }?;
+    let events = domain.registration_events();
+    let context = request.context as usize;
+    let mr = register(domain, request)?;
+    let address = Arc::as_ptr(&mr) as usize;
+    // SAFETY: by the caller's promise.
+    let result = unsafe { object::give(mr, out) }?;
+    if let Some(eq) = events {
+        // The client's pointer is written before it can read the event.
+        eq.report(sys::FI_MR_COMPLETE, address, context, 0);
+    }
+    Ok(result)
+}
+
+/// The pieces of a client's vector.
+///
+/// # Safety
+/// `iov` is null or has `count` elements, which describe memory that the client owns.
+unsafe fn pieces(iov: *const libc::iovec, count: usize) -> Result<IovList, Errno> {
+    if count > IOV_LIMIT || (iov.is_null() && count > 0) {
+        return Err(Errno::INVAL);
+    }
+    if count == 0 {
+        return Ok(IovList::new());
+    }
+    // SAFETY: by the caller's promise.
+    let vector = unsafe { std::slice::from_raw_parts(iov, count) };
+    // SAFETY: the client promises by registering that peers may access the memory until it closes the region.
+    Ok(vector.iter().map(|piece| unsafe { Iov::new(piece.iov_base.cast(), piece.iov_len) }).collect())
+}
+
+unsafe extern "C" fn reg(
+    fid: *mut sys::fid,
+    buf: *const c_void,
+    len: usize,
+    access: u64,
+    offset: u64,
+    requested_key: u64,
+    flags: u64,
+    mr: *mut *mut sys::fid_mr,
+    context: *mut c_void,
+) -> c_int {
+    object::guard("fi_mr_reg", || {
+        let piece = libc::iovec { iov_base: buf.cast_mut(), iov_len: len };
+        // SAFETY: one element, on our stack, which describes the client's memory.
+        let iov = unsafe { pieces(&raw const piece, 1) }?;
+        let request = Request { iov, access, offset, requested_key, flags, context };
+        // SAFETY: the client's domain and its place for the new pointer.
+        unsafe { register_for(fid, request, mr) }
+    })
+}
+
+unsafe extern "C" fn regv(
+    fid: *mut sys::fid,
+    iov: *const libc::iovec,
+    count: usize,
+    access: u64,
+    offset: u64,
+    requested_key: u64,
+    flags: u64,
+    mr: *mut *mut sys::fid_mr,
+    context: *mut c_void,
+) -> c_int {
+    object::guard("fi_mr_regv", || {
+        // SAFETY: the client's vector.
+        let iov = unsafe { pieces(iov, count) }?;
+        let request = Request { iov, access, offset, requested_key, flags, context };
+        // SAFETY: the client's domain and its place for the new pointer.
+        unsafe { register_for(fid, request, mr) }
+    })
+}
+
+unsafe extern "C" fn regattr(
+    fid: *mut sys::fid,
+    attr: *const sys::fi_mr_attr,
+    flags: u64,
+    mr: *mut *mut sys::fid_mr,
+) -> c_int {
+    object::guard("fi_mr_regattr", || {
+        let attr = NonNull::new(attr.cast_mut()).ok_or(Errno::INVAL)?.as_ptr();
+        // SAFETY: the client's domain.
+        let api = unsafe { object::borrow_fid::<Domain>(fid) }?.api_version();
+        // The client allocated the structure, as long as its API version has it: fields are read one by one.
+        if api >= VERSION_WITH_IFACE {
+            // SAFETY: the field is there in this version.
+            let iface = unsafe { (*attr).iface };
+            if iface != sys::FI_HMEM_SYSTEM {
+                return Err(Errno::NOSYS);
+            }
+        }
+        // SAFETY: the first fields are there in every version.
+        let (vector, count) = unsafe { ((*attr).mr_iov, (*attr).iov_count) };
+        // SAFETY: as above.
+        let (access, offset) = unsafe { ((*attr).access, (*attr).offset) };
+        // SAFETY: as above.
+        let (requested_key, context) = unsafe { ((*attr).requested_key, (*attr).context) };
+        // SAFETY: the client's vector.
+        let iov = unsafe { pieces(vector, count) }?;
+        let request = Request { iov, access, offset, requested_key, flags, context };
+        // SAFETY: the client's domain and its place for the new pointer.
+        unsafe { register_for(fid, request, mr) }
+    })
+}
+
+unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
+    object::guard("fi_close(mr)", || {
+        // SAFETY: the client's region.
+        unsafe { object::close::<Mr>(fid) }.map(|()| 0)
+    })
+}
+
+/// `fi_mr_bind`: a counter, or an endpoint.
+unsafe extern "C" fn bind(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -> c_int {
+    object::guard("fi_mr_bind", || {
+        // SAFETY: the client's region.
+        let mr = unsafe { object::borrow_fid::<Mr>(fid) }?;
+        // SAFETY: the client's other object.
+        let class = unsafe { object::class_of(bfid) }?;
+        if class == sys::FI_CLASS_CNTR as usize {
+            // SAFETY: as above.
+            mr.bind_counter(&unsafe { Hold::of_fid(bfid) }?, flags)?;
+        } else {
+            // SAFETY: as above; anything else than an endpoint is refused by its class.
+            mr.bind_endpoint(unsafe { Hold::of_fid(bfid) }?)?;
+        }
+        Ok(0)
+    })
+}
+
+/// `fi_control`: fi_mr_enable, fi_mr_refresh, fi_mr_raw_attr.
+unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_void) -> c_int {
+    object::guard("fi_control(mr)", || {
+        // SAFETY: the client's region.
+        let mr = unsafe { object::borrow_fid::<Mr>(fid) }?;
+        match command.cast_unsigned() {
+            sys::FI_ENABLE => mr.enable()?,
+            // Pages are looked up anew at every access.
+            sys::FI_REFRESH => {}
+            sys::FI_GET_RAW_MR => {
+                let raw = NonNull::new(arg.cast::<sys::fi_mr_raw_attr>()).ok_or(Errno::INVAL)?;
+                // SAFETY: the client's argument for this command.
+                mr.raw_key(&unsafe { raw.read() })?;
+            }
+            _ => return Err(Errno::NOSYS),
+        }
+        Ok(0)
+    })
+}
+
+impl Mr {
+    /// The key as bytes, for clients that handle keys of any length.
+    fn raw_key(&self, raw: &sys::fi_mr_raw_attr) -> Result<(), Errno> {
+        let size = NonNull::new(raw.key_size).ok_or(Errno::INVAL)?;
+        // SAFETY: the client's length of its buffer.
+        let room = unsafe { size.read() };
+        // SAFETY: as above.
+        unsafe { size.write(size_of::<u64>()) };
+        if room < size_of::<u64>() || raw.raw_key.is_null() {
+            return Err(Errno::TOOSMALL);
+        }
+        // SAFETY: the client's buffer, of the length that was just checked.
+        unsafe { raw.raw_key.cast::<u64>().write_unaligned(self.key) };
+        if let Some(base) = NonNull::new(raw.base_addr) {
+            // SAFETY: the client's place for the address.
+            unsafe { base.write(self.base) };
+        }
+        Ok(())
+    }
+}

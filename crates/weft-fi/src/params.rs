@@ -1,0 +1,226 @@
+//! The variables `FI_WEFT_*`: one table (name, default, unit, help), and the values that are in force.
+//!
+//! Place in the data flow: read once per `fi_getinfo` and once per domain. Inside a host the variables are declared and read through
+//! `fi_param_define` and `fi_param_get`, so that `fi_info -e` lists them; a program that links weft as a library
+//! (the `weft` command) reads the environment directly. The table also feeds fi_weft(7) and `weft info --params`.
+//!
+//! A value that does not parse is reported and the default is used. Sizes may end in K, M or G (powers of 1024).
+
+use std::ffi::CString;
+
+use crate::host;
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Param {
+    /// Without the prefix `FI_WEFT_`.
+    pub name: &'static str,
+    /// What holds when the variable is not set, as one would write it.
+    pub default: &'static str,
+    /// `bytes`, `ms`, `µs`, `yes/no`, `count`, `name`, `text`.
+    pub unit: &'static str,
+    /// One or two sentences.
+    pub help: &'static str,
+}
+
+/// A type that a variable may have.
+trait Value: Sized {
+    /// The value that a string means.
+    fn parse(text: &str) -> Option<Self>;
+}
+
+impl Value for bool {
+    fn parse(text: &str) -> Option<Self> {
+        match text.to_ascii_lowercase().as_str() {
+            "1" | "y" | "yes" | "t" | "true" | "on" => Some(true),
+            "0" | "n" | "no" | "f" | "false" | "off" => Some(false),
+            _ => None,
+        }
+    }
+}
+
+impl Value for u64 {
+    fn parse(text: &str) -> Option<Self> {
+        let (digits, shift) = match text.as_bytes().last()? {
+            b'k' | b'K' => (&text[..text.len() - 1], 10),
+            b'm' | b'M' => (&text[..text.len() - 1], 20),
+            b'g' | b'G' => (&text[..text.len() - 1], 30),
+            _ => (text, 0),
+        };
+        digits.trim().parse::<Self>().ok()?.checked_mul(1 << shift)
+    }
+}
+
+impl Value for usize {
+    fn parse(text: &str) -> Option<Self> {
+        u64::parse(text).and_then(|value| value.try_into().ok())
+    }
+}
+
+impl Value for String {
+    fn parse(text: &str) -> Option<Self> {
+        Some(text.to_owned())
+    }
+}
+
+/// An empty value means "not set".
+impl<T: Value> Value for Option<T> {
+    fn parse(text: &str) -> Option<Self> {
+        if text.is_empty() { Some(None) } else { T::parse(text).map(Some) }
+    }
+}
+
+/// Declares the table, the structure and its reader in one place.
+macro_rules! params {
+    ($($field:ident: $type:ty = $default:literal, $unit:literal, $name:literal, $help:literal;)*) => {
+        /// Every variable, in the order in which they are listed.
+        pub const TABLE: &[Param] =
+            &[$(Param { name: $name, default: $default, unit: $unit, help: $help }),*];
+
+        /// The values in force.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct Params {
+            $(
+                #[doc = concat!("`FI_WEFT_", $name, "`, in ", $unit, ": ", $help)]
+                pub $field: $type,
+            )*
+        }
+
+        impl Params {
+            /// The values that `source` gives for the names, or the defaults.
+            fn read(source: impl Fn(&str) -> Option<String>) -> Self {
+                Self { $($field: value($name, $default, source($name))),* }
+            }
+        }
+    };
+}
+
+params! {
+    iface: Option<String> = "", "name", "IFACE",
+        "Network interface (name) or local address (IPv4 or IPv6) that TCP uses. Default: the one that reaches most hosts.";
+    shm: bool = "yes", "yes/no", "SHM",
+        "Use shared memory to endpoints on the same host.";
+    tcp: bool = "yes", "yes/no", "TCP",
+        "Use TCP to endpoints that shared memory does not reach.";
+    cma: bool = "yes", "yes/no", "CMA",
+        "Let large messages inside a host be copied once, by process_vm_readv(2), where the kernel permits it.";
+    connect_timeout_ms: u64 = "20000", "ms", "CONNECT_TIMEOUT_MS",
+        "How long to try to reach a peer before its operations fail.";
+    connect_retry_ms: u64 = "50", "ms", "CONNECT_RETRY_MS",
+        "How long to wait after a refused connection before the next attempt.";
+    eager_bytes: Option<usize> = "", "bytes", "EAGER_BYTES",
+        "Longest message that is sent without asking the receiver, on every device. Default: the device's.";
+    shm_eager_bytes: Option<usize> = "", "bytes", "SHM_EAGER_BYTES",
+        "The same for shared memory only.";
+    tcp_eager_bytes: Option<usize> = "", "bytes", "TCP_EAGER_BYTES",
+        "The same for TCP only.";
+    inject_bytes: usize = "4096", "bytes", "INJECT_BYTES",
+        "Longest message that fi_inject takes (inject_size).";
+    tx_size: usize = "4096", "count", "TX_SIZE",
+        "Operations that an endpoint may have under way (default of the transmit attribute size).";
+    rx_size: usize = "65536", "count", "RX_SIZE",
+        "Receives that may be posted to an endpoint (default of the receive attribute size).";
+    unexpected_window_bytes: usize = "4M", "bytes", "UNEXPECTED_WINDOW_BYTES",
+        "Memory that one peer may fill with messages for which no receive is posted yet; it waits beyond.";
+    job_key: Option<String> = "", "text", "JOB_KEY",
+        "A secret that all processes of a job share. When set, only peers that know it can connect.";
+    close_timeout_ms: u64 = "5000", "ms", "CLOSE_TIMEOUT_MS",
+        "How long closing an endpoint waits until what was sent has left.";
+    progress_spin_us: u64 = "20", "µs", "PROGRESS_SPIN_US",
+        "How long the thread for automatic progress looks for work before it sleeps.";
+}
+
+/// The value of one variable: what is set, if it parses, else the default.
+fn value<T: Value>(name: &str, default: &'static str, set: Option<String>) -> T {
+    if let Some(text) = set {
+        match T::parse(text.trim()) {
+            Some(value) => return value,
+            None => log::warn!("FI_WEFT_{name}={text} is not understood; using the default ({default})"),
+        }
+    }
+    match T::parse(default) {
+        Some(value) => value,
+        None => unreachable!("the default of FI_WEFT_{name} parses: a test proves it"),
+    }
+}
+
+impl Params {
+    /// The values in force now: through the host inside one, from the environment elsewhere.
+    #[must_use]
+    pub fn load() -> Self {
+        match host::get() {
+            Some(host) => Self::read(|name| {
+                let name = CString::new(name.to_ascii_lowercase()).ok()?;
+                host.param(crate::provider_ptr(), &name)
+            }),
+            None => Self::read(|name| std::env::var(format!("FI_WEFT_{name}")).ok()),
+        }
+    }
+}
+
+impl Default for Params {
+    /// The defaults, whatever is set.
+    fn default() -> Self {
+        Self::read(|_| None)
+    }
+}
+
+/// Declares every variable to the host.
+pub(crate) fn define(host: &host::Host) {
+    for param in TABLE {
+        let default = if param.default.is_empty() { "none" } else { param.default };
+        let help = format!("{} [{}, default: {default}]", param.help, param.unit);
+        if let (Ok(name), Ok(help)) = (CString::new(param.name.to_ascii_lowercase()), CString::new(help)) {
+            host.define_param(crate::provider_ptr(), &name, &help);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn defaults_parse_and_are_what_the_table_says() {
+        let params = Params::default();
+        assert!(params.shm && params.tcp && params.cma);
+        assert_eq!(params.inject_bytes, 4096);
+        assert_eq!(params.unexpected_window_bytes, 4 << 20);
+        assert_eq!(params.iface, None);
+        assert_eq!(params.shm_eager_bytes, None);
+    }
+
+    #[test]
+    fn every_row_says_what_it_is() {
+        for (row, param) in TABLE.iter().enumerate() {
+            assert!(param.name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_'), "{}", param.name);
+            assert!(param.help.ends_with('.') && !param.unit.is_empty(), "{}", param.name);
+            assert!(!TABLE[..row].iter().any(|other| other.name == param.name), "{} twice", param.name);
+        }
+    }
+
+    #[test]
+    fn values_override_and_nonsense_does_not() {
+        let params = Params::read(|name| {
+            let text = match name {
+                "SHM" => "no",
+                "TX_SIZE" => "2K",
+                "EAGER_BYTES" => " 65536 ",
+                "IFACE" => "eth0",
+                "RX_SIZE" => "-3",
+                "UNEXPECTED_WINDOW_BYTES" => "99999999999G",
+                "TCP" => "perhaps",
+                _ => return None,
+            };
+            Some(text.to_owned())
+        });
+        assert!(!params.shm);
+        assert_eq!(params.tx_size, 2048);
+        assert_eq!(params.eager_bytes, Some(65536));
+        assert_eq!(params.iface.as_deref(), Some("eth0"));
+        let default = Params::default();
+        assert_eq!((params.rx_size, params.tcp), (default.rx_size, default.tcp));
+        assert_eq!(params.unexpected_window_bytes, default.unexpected_window_bytes);
+    }
+}
