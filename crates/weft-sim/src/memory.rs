@@ -58,7 +58,10 @@ impl Buffer {
 
     /// Fills it with one byte.
     pub fn fill(&self, byte: u8) {
-        self.iov.write(&vec![byte; self.len()]);
+        let block = [byte; 512];
+        for at in (0..self.len()).step_by(block.len()) {
+            self.iov.slice(at, block.len()).write(&block);
+        }
     }
 
     /// The part of it that begins at `offset` and has `len` bytes.
@@ -81,6 +84,20 @@ impl Buffer {
         }
         out
     }
+}
+
+/// Whether all bytes of `iov` are `byte`.
+fn holds_only(iov: &[Iov], byte: u8, scratch: &mut Vec<u8>) -> bool {
+    scratch.clear();
+    scratch.resize(mem::total_len(iov), 0);
+    mem::gather(iov, scratch);
+    is_filled(scratch, byte)
+}
+
+/// Whether all of `bytes` are `byte`; by comparison of blocks, for there are many.
+pub(crate) fn is_filled(bytes: &[u8], byte: u8) -> bool {
+    let block = [byte; 512];
+    bytes.chunks(block.len()).all(|chunk| *chunk == block[..chunk.len()])
 }
 
 #[derive(Debug)]
@@ -132,14 +149,15 @@ impl Memory {
     /// What was written where nothing may be written: guards and freed buffers.
     pub(crate) fn damage(&mut self) -> Vec<String> {
         let mut found = Vec::new();
+        let mut scratch = Vec::new();
         for block in &mut self.blocks {
             let whole = block.memory.iov();
             let end = GUARD_BYTES + block.buffer.len();
             let guards = [whole.slice(0, GUARD_BYTES), whole.slice(end, GUARD_BYTES)];
-            if mem::to_vec(&guards).iter().any(|byte| *byte != GUARD) {
+            if !holds_only(&guards, GUARD, &mut scratch) {
                 found.push(format!("buffer {} of endpoint {} was written outside", block.buffer.id, block.owner));
             }
-            if block.freed && block.buffer.bytes().iter().any(|byte| *byte != FREED) {
+            if block.freed && !holds_only(&[block.buffer.iov], FREED, &mut scratch) {
                 found.push(format!(
                     "buffer {} of endpoint {} was written after it was free",
                     block.buffer.id, block.owner

@@ -1,20 +1,22 @@
-//! Random workloads on random fabrics, judged by the oracle. A failure names its seed; `WEFT_SIM_SEED=<seed>` replays it.
+//! Random workloads on random fabrics, judged by the oracle. A failure names its seed; `WEFT_SIM_SEED=<seed>` replays it,
+//! and shows the end of its trace. `WEFT_SIM_SEEDS=<n>` runs that many seeds of each scenario.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use weft_sim::workload::{Report, Scenario, run};
 
+fn variable(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().expect("a number"))
+}
+
 /// Runs the scenario with many seeds, or with the one that the environment names.
 fn seeds(test: &str, scenario: Scenario, count: u64) -> Vec<Report> {
-    let one = std::env::var("WEFT_SIM_SEED").ok().map(|seed| seed.parse::<u64>().expect("WEFT_SIM_SEED is a number"));
+    let one = variable("WEFT_SIM_SEED");
+    let count = variable("WEFT_SIM_SEEDS").unwrap_or(count);
     let range = one.map_or(0..count, |seed| seed..seed + 1);
     let mut reports = Vec::new();
     let mut failures = Vec::new();
     for seed in range {
-        let t = std::time::Instant::now();
         let outcome = std::panic::catch_unwind(|| run(seed, scenario));
-        if std::env::var("T").is_ok() {
-            eprintln!("{seed} {:?}", t.elapsed());
-        }
         match outcome {
             Ok(report) if report.wrong.is_empty() => reports.push(report),
             Ok(report) => failures.push((seed, report.wrong.join("\n"), report.detail)),
@@ -40,8 +42,8 @@ fn seeds(test: &str, scenario: Scenario, count: u64) -> Vec<Report> {
 
 #[test]
 fn lossless() {
-    let reports = seeds("lossless", Scenario::Lossless, 400);
-    if std::env::var("WEFT_SIM_SEED").is_ok() {
+    let reports = seeds("lossless", Scenario::Lossless, 300);
+    if reports.len() < 300 {
         return;
     }
     // The runs must really have been through all that they are there for.
@@ -55,22 +57,22 @@ fn lossless() {
 
 #[test]
 fn connect_failures() {
-    seeds("connect_failures", Scenario::ConnectFailures, 200);
+    seeds("connect_failures", Scenario::ConnectFailures, 100);
 }
 
 #[test]
 fn breaks() {
-    seeds("breaks", Scenario::Breaks, 200);
+    seeds("breaks", Scenario::Breaks, 100);
 }
 
 #[test]
 fn death() {
-    seeds("death", Scenario::Death, 200);
+    seeds("death", Scenario::Death, 100);
 }
 
 #[test]
 fn departure() {
-    seeds("departure", Scenario::Departure, 200);
+    seeds("departure", Scenario::Departure, 100);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use weft_engine::api::{Completion, Context, Fault, Kind, OpFlags};
 use weft_engine::nic::LinkError;
 
-use crate::memory::Buffer;
+use crate::memory::{Buffer, is_filled};
 pub use rma::RmaRecord;
 
 /// What buffers hold before anything is received into them.
@@ -470,7 +470,7 @@ impl Oracle {
         expect(!recv.got.iter().any(overlaps), "two messages overlap in a multi-receive")?;
         let all = recv.buffer.bytes();
         if !multi {
-            expect(all[end..].iter().all(|byte| *byte == CANARY), "written beyond what was received")?;
+            expect(is_filled(&all[end..], CANARY), "written beyond what was received")?;
             expect(excess == 0 || end == all.len(), "cut although there was room")?;
         }
         let data = c.flags.contains(OpFlags::DATA).then_some(c.data);

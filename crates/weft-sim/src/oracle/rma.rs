@@ -125,7 +125,7 @@ impl Oracle {
 
 /// Whether the bytes of a write stand in the target's memory.
 fn stored(op: Op, rma: &RmaRecord) -> bool {
-    let there = rma.remote.iter().flat_map(Buffer::bytes).collect::<Vec<_>>();
+    let there = rma.remote.iter().map(Buffer::bytes).collect::<Vec<_>>().concat();
     there == payload(op, rma.len)
 }
 
