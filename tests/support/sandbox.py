@@ -1,0 +1,92 @@
+"""Runs one command in a world of its own and reports what it leaves behind.
+
+Started by `unshare` in new mount, network and process namespaces (harness.py holds the line), as their first process.
+/dev/shm, /tmp and /run are empty and the only network interface is loopback, so that whatever is there after the command
+was left by it, and nothing that goes wrong reaches the machine outside: when this process ends, the kernel ends all
+others in the sandbox, and its mounts, sockets and namespaces vanish.
+
+    sandbox.py KEEP REPORT COMMAND ARGUMENT...
+
+KEEP is a directory that stays visible even if it lies under /tmp. REPORT becomes a JSON object: the command's `status`, and
+the `files`, `sockets` and `processes` that are there a moment after it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+GRACE_S = 2.0
+EMPTIED = ("/dev/shm", "/tmp", "/run")
+
+
+def mount(*words: str) -> None:
+    """Mounts, or ends with the reason."""
+    subprocess.run(["mount", *words], check=True)
+
+
+def empty_world(keep: Path) -> None:
+    """Gives the sandbox its own empty directories, with `keep` still in its place."""
+    handle = os.open(keep, os.O_PATH)
+    for directory in EMPTIED:
+        mount("-t", "tmpfs", "tmpfs", directory)
+    if not keep.exists():
+        keep.mkdir(parents=True)
+        mount("--bind", f"/proc/self/fd/{handle}", str(keep))
+    os.close(handle)
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+
+
+def reap() -> None:
+    """Takes the orphans' statuses: the first process inherits them."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0] != 0:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def present() -> dict[str, list[str]]:
+    """Everything of the kinds that a job may leave."""
+    files = [str(path) for top in EMPTIED[:2] for path in Path(top).rglob("*")]
+    sockets = []
+    for line in Path("/proc/net/unix").read_text(errors="replace").splitlines()[1:]:
+        words = line.split()
+        if len(words) > 7:
+            sockets.append(words[7])
+    processes = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            except OSError:
+                continue
+            processes.append(f"{entry.name} {line}")
+    return {"files": files, "sockets": sockets, "processes": processes}
+
+
+def main() -> int:
+    """Runs the command and writes the report."""
+    keep, report, command = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    empty_world(keep)
+    before = present()
+    status = subprocess.run(command, start_new_session=True, check=False).returncode
+    deadline = time.monotonic() + GRACE_S
+    while True:
+        reap()
+        left = {kind: sorted(set(found) - set(before[kind])) for kind, found in present().items()}
+        if not any(left.values()) or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    report.write_text(json.dumps({"status": status, **left}))
+    return status if status >= 0 else 128 - status
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(main())

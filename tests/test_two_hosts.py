@@ -1,0 +1,38 @@
+"""Two hosts, made of network namespaces that share memory, files and host name but no network: shared memory inside
+each, TCP across, one MPI job over both."""
+
+from __future__ import annotations
+
+import collections
+import re
+
+import harness
+import jobs
+import pytest
+
+LINK = re.compile(r"^\[(\d+)\].*link to .* over (shm|tcp)\b", re.MULTILINE)
+
+
+@pytest.mark.parametrize("per_host", [1, 2])
+def test_paths(runner: harness.Runner, per_host: int) -> None:
+    """The job's data is right, and each rank has as many links of each device as its place in the job demands."""
+    harness.need_sandbox()
+    ranks = 2 * per_host
+    launcher = ["-launcher", "ssh", "-launcher-exec", str(harness.SUPPORT / "netns-ssh.sh")]
+    place = ["-iface", "wbr0", "-hosts", "h1,h2", "-ppn", str(per_host), "-prepend-rank"]
+    command = jobs.mpich(ranks, [harness.PYTHON, str(harness.PROGRAMS / "all_pairs.py")], *launcher, *place)
+    env = jobs.mpich_environment(harness.PROVIDER, FI_LOG_LEVEL="info", FI_LOG_PROV="weft")
+    if harness.PROVIDER == "tcp":
+        del env["FI_TCP_IFACE"]  # loopback does not reach the other host
+    outcome = runner.run([str(harness.SUPPORT / "two-hosts.sh"), *command], env, timeout_s=120).check()
+    assert "all pairs: good" in outcome.output
+    assert jobs.mpich_provider(outcome.output) == harness.PROVIDER
+    if harness.PROVIDER != "weft":
+        pytest.skip("the data is right; only weft says which paths it uses")
+    links = collections.Counter((int(rank), device) for rank, device in set(LINK.findall(outcome.output)))
+    lines = collections.Counter((int(rank), device) for rank, device in LINK.findall(outcome.output))
+    for rank in range(ranks):
+        assert links[rank, "tcp"], f"rank {rank} reached the other host by something else than TCP"
+        assert lines[rank, "tcp"] == per_host, f"rank {rank}: {lines}"
+        if per_host > 1:
+            assert links[rank, "shm"], f"rank {rank} reached its neighbour by something else than shared memory"
