@@ -1,3 +1,16 @@
-//! weft's devices. Each implements `weft_engine::nic::Nic`; all system calls and shared memory live here.
+//! weft's devices: shared memory and TCP behind one trait.
+//!
+//! Place in the data flow: below the engine ([`weft_engine::nic::Nic`]), above the kernel. All system calls and all
+//! shared memory of weft live here. `Devices` is what an endpoint uses: both devices at once, peer by peer.
+//! Read [`weft_engine::nic`] first: it is the contract.
+//!
+//! Errors: [`NicError`] for what cannot be set up; `weft_engine::nic::LinkError` for single links. Messages
+//! for people go through the `log` facade.
 
+mod error;
+pub mod handshake;
 pub mod shm;
+pub mod tcp;
+
+pub use error::NicError;
+pub use tcp::{Tcp, TcpConfig};

@@ -1,0 +1,177 @@
+//! The keyed challenge by which two endpoints show that they belong together, without sending a secret.
+//!
+//! Place in the data flow: the TCP device's connecting side and accepting side build a [`Key`] each, exchange nonces,
+//! and prove to each other that they hold the same key, before a link comes up. Pure computation: no I/O.
+//!
+//! Whoever was given an endpoint's full name knows its 16-byte capability; the endpoint itself knows it too. The key is
+//! BLAKE3 in its key-derivation mode over the *acceptor's* capability (zeros where the connection is
+//! made with a service name) and the job key, if one is set. A proof is a keyed BLAKE3 over the prover's role and the
+//! whole dialogue so far, which holds a fresh nonce and the name of each side, so a proof is worth nothing
+//! in another dialogue, in the other role, or with another name. Capabilities travel only sealed: XORed with
+//! a keystream from the same key and dialogue, so that the peer learns the full name and a listener on the wire does not.
+//!
+//! What this does not do: it does not encrypt or authenticate what travels on the link afterwards.
+//!
+//! Sources: the BLAKE3 paper, sections 2.3 (keyed hash) and 2.3 (key derivation).
+
+use weft_engine::name::{EpName, NAME_BYTES};
+use weft_engine::nic::LinkError;
+
+/// Random bytes, fresh in each dialogue.
+pub type Nonce = [u8; 16];
+/// What shows possession of the key.
+pub type Proof = [u8; 32];
+/// The secret part of a full name.
+pub type Capability = [u8; 16];
+
+/// Where the capability lies in a full name.
+const CAPABILITY_AT: usize = 48;
+
+/// Who speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The side that connected.
+    Initiator,
+    /// The side that accepted.
+    Acceptor,
+}
+
+/// The common secret of one dialogue.
+#[derive(Clone)]
+pub struct Key([u8; 32]);
+
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+impl Key {
+    /// The key for an acceptor's `capability` (zeros if the initiator was given a service name only).
+    #[must_use]
+    pub fn new(capability: &Capability, job_key: Option<&[u8; 32]>) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("weft link handshake 1: capability and job key");
+        hasher.update(capability);
+        if let Some(job_key) = job_key {
+            hasher.update(job_key);
+        }
+        Self(*hasher.finalize().as_bytes())
+    }
+
+    /// The proof of `role` over the dialogue so far.
+    #[must_use]
+    pub fn proof(&self, role: Role, dialogue: &[&[u8]]) -> Proof {
+        let label = match role {
+            Role::Initiator => b"proof: initiator",
+            Role::Acceptor => b"proof: acceptor ",
+        };
+        *self.keyed(label, dialogue).as_bytes()
+    }
+
+    /// Whether `proof` is the one of `role` over this dialogue. Takes the same time whatever differs.
+    #[must_use]
+    pub fn verify(&self, role: Role, dialogue: &[&[u8]], proof: &Proof) -> bool {
+        // `blake3::Hash` compares in constant time.
+        blake3::Hash::from(self.proof(role, dialogue)) == blake3::Hash::from(*proof)
+    }
+
+    /// Seals or opens (the same operation) the capability that `role` sends in this dialogue.
+    #[must_use]
+    pub fn seal(&self, role: Role, dialogue: &[&[u8]], capability: &Capability) -> Capability {
+        let label = match role {
+            Role::Initiator => b"seal:  initiator",
+            Role::Acceptor => b"seal:  acceptor ",
+        };
+        let stream = self.keyed(label, dialogue);
+        let mut out = *capability;
+        for (byte, mask) in out.iter_mut().zip(stream.as_bytes()) {
+            *byte ^= mask;
+        }
+        out
+    }
+
+    /// Every part is preceded by its length, so that no two dialogues hash the same bytes.
+    fn keyed(&self, label: &[u8; 16], parts: &[&[u8]]) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new_keyed(&self.0);
+        hasher.update(label);
+        for part in parts {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+        hasher.finalize()
+    }
+}
+
+/// Fresh random bytes from the operating system.
+pub fn random<const N: usize>() -> Result<[u8; N], LinkError> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|_| LinkError::Resources)?;
+    Ok(bytes)
+}
+
+/// The bytes of a name without its capability: what may travel in the clear.
+#[must_use]
+pub fn public_part(name: &EpName) -> [u8; NAME_BYTES] {
+    let mut bytes = *name.as_bytes();
+    bytes[CAPABILITY_AT..].fill(0);
+    bytes
+}
+
+/// The full name made of a public part and a capability; `None` if the public part is not one of a full name.
+#[must_use]
+pub fn with_capability(public: &[u8; NAME_BYTES], capability: &Capability) -> Option<EpName> {
+    let mut bytes = *public;
+    if bytes[CAPABILITY_AT..].iter().any(|&byte| byte != 0) {
+        return None;
+    }
+    bytes[CAPABILITY_AT..].copy_from_slice(capability);
+    EpName::parse(&bytes).ok().filter(EpName::is_full)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use weft_engine::name::NameParts;
+
+    fn name() -> EpName {
+        EpName::full(&NameParts {
+            socket: "10.0.0.1:7".parse().unwrap(),
+            host_id: 5,
+            ep_id: [3; 16],
+            capability: [9; 16],
+            shm: true,
+            tcp: true,
+        })
+    }
+
+    #[test]
+    fn proofs_hold_only_for_their_key_role_and_dialogue() {
+        let key = Key::new(&[9; 16], None);
+        let proof = key.proof(Role::Acceptor, &[b"ab", b"c"]);
+        assert!(key.verify(Role::Acceptor, &[b"ab", b"c"], &proof));
+        assert!(!key.verify(Role::Initiator, &[b"ab", b"c"], &proof));
+        assert!(!key.verify(Role::Acceptor, &[b"a", b"bc"], &proof));
+        assert!(!Key::new(&[8; 16], None).verify(Role::Acceptor, &[b"ab", b"c"], &proof));
+        assert!(!Key::new(&[9; 16], Some(&[0; 32])).verify(Role::Acceptor, &[b"ab", b"c"], &proof));
+    }
+
+    #[test]
+    fn capabilities_travel_sealed() {
+        let key = Key::new(&[1; 16], None);
+        let sealed = key.seal(Role::Initiator, &[b"x"], &[9; 16]);
+        assert_ne!(sealed, [9; 16]);
+        assert_eq!(key.seal(Role::Initiator, &[b"x"], &sealed), [9; 16]);
+        assert_ne!(key.seal(Role::Acceptor, &[b"x"], &sealed), [9; 16]);
+    }
+
+    #[test]
+    fn names_lose_and_regain_their_capability() {
+        let public = public_part(&name());
+        assert_eq!(with_capability(&public, &[9; 16]), Some(name()));
+        // A name that carries a secret in the clear, or that is not a full one, is not accepted.
+        assert_eq!(with_capability(name().as_bytes(), &[9; 16]), None);
+        let service = EpName::service("10.0.0.1:7".parse().unwrap());
+        assert_eq!(with_capability(&public_part(&service), &[9; 16]), None);
+    }
+}

@@ -1,0 +1,435 @@
+//! How two TCP devices become a link: the connecting side's [`Attempt`] and the accepting side's [`Half`].
+//!
+//! Place in the data flow: [`super::progress`] calls `advance` of either whenever its socket reports something, or a time
+//! has come; both end in the peer's full name (the link is up) or in a failure. Nothing here blocks.
+//!
+//! ```text
+//!  initiator                                                       acceptor
+//!     | ── Hello   { nonce, public name, wanted id }            ──► |
+//!     | ◄─ Answer  { nonce, public name, (sealed capability), proof } |   or Answer { status } and the end
+//!     | ── Finish  { sealed capability, proof }                 ──► |
+//!     | ◄─ Verdict { status }                                     ── |   frames follow
+//! ```
+//! The initiator's link comes up with the verdict, not before: an acceptor that had to drop a half-open connection has
+//! then lost nothing, and the initiator calls again.
+//!
+//! Invariants: every message has a fixed size and is read exactly, so that no byte of a frame is swallowed. A
+//! capability never travels in the clear, except that of an endpoint which was opened for everybody (then the key is
+//! no secret). A nonce is used once.
+//!
+//! Errors: [`Failure::Retry`] for what may pass by itself, [`Failure::Final`] for the rest.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use weft_engine::name::EpName;
+use weft_engine::nic::LinkError;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::TcpConfig;
+use super::sys::{self, Pieces};
+use super::wire::{self, Answer, Finish, Hello, MAGIC, VERSION, Verdict};
+use crate::handshake::{self, Capability, Key, Role};
+
+/// First pause before another attempt; it doubles each time.
+const BACKOFF_MS: u64 = 5;
+/// Longest pause.
+const BACKOFF_MAX_MS: u64 = 250;
+/// Attempts at most, if the acceptor hangs up again and again.
+const TRIES: u32 = 32;
+
+/// What our side brings into every handshake.
+#[derive(Debug)]
+pub(super) struct Local {
+    /// Our full name.
+    pub(super) name: EpName,
+    /// Mixed into every key.
+    pub(super) job_key: Option<[u8; 32]>,
+    /// Whoever knows only the address may connect.
+    pub(super) open: bool,
+}
+
+/// Why an attempt has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// It may pass; if there is no time left for another try, this is the reason.
+    Retry(LinkError),
+    /// It will not pass.
+    Final(LinkError),
+}
+
+use Failure::{Final, Retry};
+
+/// How far an attempt has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Pauses before it dials (again).
+    Waiting,
+    /// The kernel connects.
+    Connecting,
+    /// The hello is out.
+    Answer,
+    /// The finish is out.
+    Verdict,
+}
+
+/// Our side's attempt to reach a peer.
+#[derive(Debug)]
+pub(super) struct Attempt {
+    peer: EpName,
+    stage: Stage,
+    hello: Hello,
+    /// What has come of the message that is awaited.
+    buffer: [u8; size_of::<Answer>()],
+    have: usize,
+    /// The peer's full name, once it has proven itself.
+    found: Option<EpName>,
+    tries: u32,
+    dial_at_ms: u64,
+    /// Until then refused connections are tried again.
+    retry_until_ms: u64,
+    deadline_ms: u64,
+}
+
+impl Attempt {
+    /// An attempt that is ready to dial.
+    pub(super) fn new(peer: &EpName, config: &TcpConfig, now_ms: u64) -> Self {
+        Self {
+            peer: *peer,
+            stage: Stage::Waiting,
+            hello: Hello::new_zeroed(),
+            buffer: [0; size_of::<Answer>()],
+            have: 0,
+            found: None,
+            tries: 0,
+            dial_at_ms: now_ms,
+            retry_until_ms: now_ms.saturating_add(config.connect_retry_ms),
+            deadline_ms: now_ms.saturating_add(config.connect_timeout_ms),
+        }
+    }
+
+    /// Whom it is to reach.
+    pub(super) fn peer(&self) -> &EpName {
+        &self.peer
+    }
+
+    /// When it wants to be looked at without its socket having reported anything.
+    pub(super) fn wake_ms(&self) -> u64 {
+        if self.stage == Stage::Waiting { self.dial_at_ms.min(self.deadline_ms) } else { self.deadline_ms }
+    }
+
+    /// Whether the kernel still connects.
+    pub(super) fn is_connecting(&self) -> bool {
+        self.stage == Stage::Connecting
+    }
+
+    /// Whether its time is over.
+    pub(super) fn expired(&self, now_ms: u64) -> bool {
+        now_ms >= self.deadline_ms
+    }
+
+    /// Whether it is time to dial.
+    pub(super) fn wants_dial(&self, now_ms: u64) -> bool {
+        self.stage == Stage::Waiting && now_ms >= self.dial_at_ms
+    }
+
+    /// Starts a connection. The socket is to be watched for both directions.
+    pub(super) fn dial(&mut self, config: &TcpConfig) -> Result<OwnedFd, Failure> {
+        self.tries += 1;
+        let to = self.peer.socket();
+        let socket = sys::stream_socket(&to).map_err(sort)?;
+        sys::set_buffers(socket.as_fd(), config).map_err(sort)?;
+        sys::set_link_options(socket.as_fd(), config).map_err(sort)?;
+        match rustix::net::connect(&socket, &to) {
+            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
+            Err(errno) => return Err(sort(errno)),
+        }
+        self.stage = Stage::Connecting;
+        self.have = 0;
+        self.found = None;
+        Ok(socket)
+    }
+
+    /// Plans another try after `failure`, or says that it is over. The socket is to be closed either way.
+    pub(super) fn pause(&mut self, failure: Failure, now_ms: u64) -> Result<(), LinkError> {
+        let why = match failure {
+            Final(why) => return Err(why),
+            Retry(why) => why,
+        };
+        // A connection that was made and then dropped shows that somebody is there: such tries are only counted.
+        let met = matches!(self.stage, Stage::Answer | Stage::Verdict);
+        let pause_ms = (BACKOFF_MS << self.tries.min(8)).min(BACKOFF_MAX_MS);
+        // Many who failed at the same time should not all come back at the same time.
+        let jitter_ms = u64::from(self.hello.nonce[0]) * pause_ms / 512;
+        let next_ms = now_ms + pause_ms + jitter_ms;
+        if self.tries >= TRIES || next_ms >= self.deadline_ms || (!met && next_ms > self.retry_until_ms) {
+            return Err(why);
+        }
+        self.stage = Stage::Waiting;
+        self.dial_at_ms = next_ms;
+        Ok(())
+    }
+
+    /// Goes on as far as possible without waiting. `Some`: the link is up with this peer.
+    pub(super) fn advance(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        local: &Local,
+        config: &TcpConfig,
+        now_ms: u64,
+    ) -> Result<Option<EpName>, Failure> {
+        if self.stage == Stage::Connecting {
+            if !connected(socket)? {
+                return Ok(None);
+            }
+            // The peer's host answers and somebody listens. A peer that was named exactly may be busy computing.
+            if self.peer.is_full() {
+                self.deadline_ms = self.deadline_ms.max(now_ms.saturating_add(config.answer_timeout_ms));
+            }
+            self.say_hello(socket, local)?;
+            self.stage = Stage::Answer;
+        }
+        if self.stage == Stage::Answer {
+            if !self.fill(socket, size_of::<Answer>())? {
+                return Ok(None);
+            }
+            self.check_answer(socket, local)?;
+            self.stage = Stage::Verdict;
+            self.have = 0;
+        }
+        if self.stage == Stage::Verdict {
+            if !self.fill(socket, size_of::<Verdict>())? {
+                return Ok(None);
+            }
+            return match self.buffer[0] {
+                wire::OK => Ok(self.found),
+                wire::DENIED => Err(Final(LinkError::Denied)),
+                _ => Err(Final(LinkError::Protocol)),
+            };
+        }
+        Ok(None)
+    }
+
+    fn say_hello(&mut self, socket: BorrowedFd<'_>, local: &Local) -> Result<(), Failure> {
+        self.hello = Hello {
+            magic: MAGIC,
+            version: VERSION,
+            flags: if self.peer.is_full() { wire::KNOWS_CAPABILITY } else { 0 },
+            reserved: [0; 6],
+            nonce: handshake::random().map_err(Final)?,
+            name: handshake::public_part(&local.name),
+            target: self.peer.ep_id(),
+        };
+        say(socket, self.hello.as_bytes())
+    }
+
+    /// Checks the acceptor's proof and gives ours.
+    fn check_answer(&mut self, socket: BorrowedFd<'_>, local: &Local) -> Result<(), Failure> {
+        let answer = Answer::read_from_bytes(&self.buffer).map_err(|_| Final(LinkError::Protocol))?;
+        if answer.version != VERSION || answer.reserved != [0; 6] {
+            return Err(Final(LinkError::Protocol));
+        }
+        match answer.status {
+            wire::OK => {}
+            wire::NOT_HERE => return Err(Final(LinkError::Refused)),
+            wire::DENIED => return Err(Final(LinkError::Denied)),
+            _ => return Err(Final(LinkError::Protocol)),
+        }
+        let key = Key::new(&self.peer.capability(), local.job_key.as_ref());
+        let dialogue = [self.hello.as_bytes(), answer_body(&answer)];
+        if !key.verify(Role::Acceptor, &dialogue, &answer.proof) {
+            return Err(Final(LinkError::Denied));
+        }
+        let capability = if self.peer.is_full() {
+            self.peer.capability()
+        } else {
+            key.seal(Role::Acceptor, &[self.hello.as_bytes(), &answer.nonce], &answer.sealed)
+        };
+        let found = handshake::with_capability(&answer.name, &capability).ok_or(Final(LinkError::Protocol))?;
+        if self.peer.is_full() && !found.same_endpoint(&self.peer) {
+            return Err(Final(LinkError::Protocol));
+        }
+        // Where it was reached is what the caller knows, even if the peer calls itself differently.
+        self.found = Some(if self.peer.is_full() { self.peer } else { found });
+        let sealed = key.seal(Role::Initiator, &dialogue, &local.name.capability());
+        let proof = key.proof(Role::Initiator, &[dialogue[0], dialogue[1], &sealed]);
+        say(socket, Finish { sealed, proof }.as_bytes())
+    }
+
+    /// Receives up to `need` bytes of the awaited message. Returns whether it is whole.
+    fn fill(&mut self, socket: BorrowedFd<'_>, need: usize) -> Result<bool, Failure> {
+        let whole = fill(socket, &mut self.buffer[..need], &mut self.have)
+            .map_err(|why| if why == LinkError::Gone { Retry(LinkError::Refused) } else { Final(why) })?;
+        // Another service may listen at that address: say so as soon as that is clear.
+        if self.stage == Stage::Answer && self.have >= MAGIC.len() && self.buffer[..MAGIC.len()] != MAGIC {
+            return Err(Final(LinkError::Protocol));
+        }
+        Ok(whole)
+    }
+}
+
+/// A connection that a peer has made and that has not proven anything yet.
+#[derive(Debug)]
+pub(super) struct Half {
+    pub(super) socket: OwnedFd,
+    pub(super) generation: u32,
+    pub(super) since_ms: u64,
+    buffer: [u8; size_of::<Hello>()],
+    have: usize,
+    /// What was said, once the hello has been answered.
+    said: Option<Box<Said>>,
+}
+
+#[derive(Debug)]
+struct Said {
+    hello: Hello,
+    answer: Answer,
+    key: Key,
+}
+
+impl Half {
+    pub(super) fn new(socket: OwnedFd, generation: u32, now_ms: u64) -> Self {
+        Self { socket, generation, since_ms: now_ms, buffer: [0; size_of::<Hello>()], have: 0, said: None }
+    }
+
+    /// When it is dropped if nothing happens.
+    pub(super) fn deadline_ms(&self, config: &TcpConfig) -> u64 {
+        let patience_ms = if self.said.is_some() { config.answer_timeout_ms } else { config.connect_timeout_ms };
+        self.since_ms.saturating_add(patience_ms)
+    }
+
+    /// Goes on as far as possible without waiting. `Some`: the link is up with this peer, and the peer knows.
+    pub(super) fn advance(&mut self, local: &Local) -> Result<Option<EpName>, LinkError> {
+        if self.said.is_none() {
+            if !fill(self.socket.as_fd(), &mut self.buffer, &mut self.have)? {
+                return Ok(None);
+            }
+            self.answer(local)?;
+            self.have = 0;
+        }
+        let need = size_of::<Finish>();
+        if !fill(self.socket.as_fd(), &mut self.buffer[..need], &mut self.have)? {
+            return Ok(None);
+        }
+        let outcome = self.check_finish();
+        let status = if outcome.is_ok() { wire::OK } else { wire::DENIED };
+        let verdict = Verdict { status, reserved: [0; 7] };
+        say(self.socket.as_fd(), verdict.as_bytes()).map_err(|_| LinkError::Gone)?;
+        outcome.map(Some)
+    }
+
+    /// Reads the hello, and answers it with our proof or with the reason why not.
+    fn answer(&mut self, local: &Local) -> Result<(), LinkError> {
+        let hello = Hello::read_from_bytes(&self.buffer).map_err(|_| LinkError::Protocol)?;
+        if hello.magic != MAGIC {
+            return Err(LinkError::Protocol);
+        }
+        let status = judge_hello(&hello, local);
+        let mut answer = Answer::new_zeroed();
+        (answer.magic, answer.version, answer.status) = (MAGIC, VERSION, status);
+        if status != wire::OK {
+            // It may not arrive; the link is refused all the same.
+            let _ = say(self.socket.as_fd(), answer.as_bytes());
+            return Err(if status == wire::BAD_VERSION { LinkError::Protocol } else { LinkError::Denied });
+        }
+        let knows = hello.flags == wire::KNOWS_CAPABILITY;
+        let capability: Capability = if knows { local.name.capability() } else { [0; 16] };
+        let key = Key::new(&capability, local.job_key.as_ref());
+        answer.nonce = handshake::random()?;
+        answer.name = handshake::public_part(&local.name);
+        if !knows {
+            let dialogue = [hello.as_bytes(), &answer.nonce];
+            answer.sealed = key.seal(Role::Acceptor, &dialogue, &local.name.capability());
+        }
+        answer.proof = key.proof(Role::Acceptor, &[hello.as_bytes(), answer_body(&answer)]);
+        say(self.socket.as_fd(), answer.as_bytes()).map_err(|_| LinkError::Gone)?;
+        self.said = Some(Box::new(Said { hello, answer, key }));
+        Ok(())
+    }
+
+    /// Checks the initiator's proof; returns its full name.
+    fn check_finish(&self) -> Result<EpName, LinkError> {
+        let (finish, _) = Finish::read_from_prefix(&self.buffer).map_err(|_| LinkError::Protocol)?;
+        let said = self.said.as_deref().ok_or(LinkError::Protocol)?;
+        let dialogue = [said.hello.as_bytes(), answer_body(&said.answer)];
+        let with_seal = [dialogue[0], dialogue[1], &finish.sealed];
+        if !said.key.verify(Role::Initiator, &with_seal, &finish.proof) {
+            return Err(LinkError::Denied);
+        }
+        let capability = said.key.seal(Role::Initiator, &dialogue, &finish.sealed);
+        handshake::with_capability(&said.hello.name, &capability).ok_or(LinkError::Protocol)
+    }
+}
+
+/// The status that a hello deserves.
+fn judge_hello(hello: &Hello, local: &Local) -> u8 {
+    let knows = hello.flags == wire::KNOWS_CAPABILITY;
+    let full = EpName::parse(&hello.name).is_ok_and(|name| name.is_full());
+    if hello.version != VERSION || hello.flags > wire::KNOWS_CAPABILITY || hello.reserved != [0; 6] || !full {
+        wire::BAD_VERSION
+    } else if knows && hello.target != local.name.ep_id() {
+        wire::NOT_HERE
+    } else if !knows && !local.open {
+        wire::DENIED
+    } else {
+        wire::OK
+    }
+}
+
+/// The part of an answer that its proof covers.
+fn answer_body(answer: &Answer) -> &[u8] {
+    let bytes = answer.as_bytes();
+    &bytes[..bytes.len() - size_of::<handshake::Proof>()]
+}
+
+/// Whether the kernel has connected the socket; its error if it could not.
+fn connected(socket: BorrowedFd<'_>) -> Result<bool, Failure> {
+    if let Err(errno) = sockopt::socket_error(socket).map_err(sort)? {
+        return Err(sort(errno));
+    }
+    match rustix::net::getpeername(socket) {
+        Ok(_) => Ok(true),
+        Err(Errno::NOTCONN) => Ok(false),
+        Err(errno) => Err(sort(errno)),
+    }
+}
+
+/// What an error of the socket means for the attempt.
+fn sort(errno: Errno) -> Failure {
+    match errno {
+        // ECONNABORTED, ECONNRESET: the acceptor's queue overflowed or its process just died.
+        Errno::CONNREFUSED | Errno::CONNRESET | Errno::CONNABORTED | Errno::PIPE => Retry(LinkError::Refused),
+        Errno::TIMEDOUT => Final(LinkError::Timeout),
+        // No port is free just now.
+        Errno::ADDRNOTAVAIL | Errno::AGAIN => Retry(LinkError::Resources),
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS => Final(LinkError::Resources),
+        Errno::ACCESS | Errno::PERM => Final(LinkError::Denied),
+        // EHOSTUNREACH, ENETUNREACH, EAFNOSUPPORT, EINVAL (an address that cannot be connected to), …
+        _ => Final(LinkError::Unreachable),
+    }
+}
+
+/// Sends one message of the handshake whole. A fresh socket has room for all of them.
+fn say(socket: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Failure> {
+    let mut pieces = Pieces::new();
+    pieces.bytes(bytes);
+    match sys::send(socket, &pieces) {
+        Ok(n) if n == bytes.len() => Ok(()),
+        Ok(_) | Err(Errno::AGAIN) => Err(Retry(LinkError::Resources)),
+        Err(errno) => Err(sort(errno)),
+    }
+}
+
+/// Receives the rest of `buffer`, of which `have` bytes are there. Returns whether it is full.
+fn fill(socket: BorrowedFd<'_>, buffer: &mut [u8], have: &mut usize) -> Result<bool, LinkError> {
+    while *have < buffer.len() {
+        match sys::receive_one(socket, &mut buffer[*have..]) {
+            Ok(0) => return Err(LinkError::Gone),
+            Ok(n) => *have += n,
+            Err(Errno::AGAIN) => return Ok(false),
+            Err(_) => return Err(LinkError::Gone),
+        }
+    }
+    Ok(true)
+}

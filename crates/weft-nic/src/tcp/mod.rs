@@ -1,0 +1,568 @@
+//! The TCP device: one non-blocking socket per link, all behind one epoll descriptor.
+//!
+//! Place in the data flow: [`crate::Devices`] drives it through [`Nic`]; below it are the kernel's sockets. The parts:
+//! `wire` (layouts) · `connect` (handshake) · `tx` and `rx` (a link's two halves) · `progress` (what a poll does) ·
+//! `pace` (how often a poll asks the kernel) · `linger` (links that are closed but not yet silent) · `sys` (system calls).
+//!
+//! Invariants: no call blocks. An idle link holds no buffer and costs a poll nothing. Nothing a peer sends makes us
+//! allocate more than one mailbox per link. Client memory that `push` borrowed is let go of when `done` is called or the link is
+//! closed. A socket is watched under a token that holds a generation, so that a late event of an old socket is not taken for one
+//! of its successor.
+//!
+//! Errors: set-up fails with [`NicError`], links end with `LinkError`. What a user may want to know is logged once,
+//! here, at the level `debug` for one link and `warn` for the device.
+//!
+//! Sources: tcp(7), epoll(7), RFC 9293.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+use slab::Slab;
+use weft_engine::mem::Iov;
+use weft_engine::name::{EpName, NameParts};
+use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, RemoteIov, Sink};
+
+use crate::NicError;
+
+mod connect;
+mod linger;
+mod pace;
+mod progress;
+mod rx;
+mod sys;
+mod tx;
+mod wire;
+
+use connect::{Attempt, Failure, Half, Local};
+use linger::Linger;
+use pace::Pace;
+use progress::Focus;
+use rx::{Rx, Stage};
+use tx::{Pumped, Tx, Writer};
+
+/// Connections that may wait to be accepted; the system cuts it to net.core.somaxconn.
+const BACKLOG: i32 = 4096;
+/// Bytes that one link may send in one go while others wait.
+const SEND_BUDGET_BYTES: usize = 1024 * 1024;
+/// Bytes that may be gathered on one link.
+const QUEUE_BYTES: usize = 256 * 1024;
+/// The staging buffer of a device.
+const STAGE_BYTES: usize = 256 * 1024;
+/// Events taken from the kernel at a time.
+const EVENTS: usize = 64;
+
+/// Settings of the TCP device. Sizes in bytes, times in milliseconds.
+#[derive(Clone, Debug)]
+pub struct TcpConfig {
+    /// Where to listen: an explicit service. `None`: any free port of the address in the endpoint's name.
+    pub bind: Option<SocketAddr>,
+    /// Whoever knows only address and port may connect too.
+    pub open: bool,
+    /// Both sides must know it, if set.
+    pub job_key: Option<[u8; 32]>,
+    /// Longest time for a connection to be made and, with a service name, to be answered.
+    pub connect_timeout_ms: u64,
+    /// For so long a refused connection is tried again.
+    pub connect_retry_ms: u64,
+    /// Longest time for an endpoint whose host has answered to answer itself: it may be computing.
+    pub answer_timeout_ms: u64,
+    /// A host that acknowledges nothing for so long is given up. 0: the kernel's own limits.
+    pub dead_peer_ms: u64,
+    /// SO_SNDBUF, where the kernel's own choice is not wanted.
+    pub send_buffer_bytes: Option<usize>,
+    /// SO_RCVBUF, where the kernel's own choice is not wanted.
+    pub receive_buffer_bytes: Option<usize>,
+    /// Longest eager payload.
+    pub eager_bytes: usize,
+    /// Payload of one push segment.
+    pub segment_bytes: usize,
+    /// Connections of unproven peers at a time.
+    pub half_open: usize,
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        Self {
+            bind: None,
+            open: false,
+            job_key: None,
+            connect_timeout_ms: 10_000,
+            connect_retry_ms: 1000,
+            answer_timeout_ms: 120_000,
+            dead_peer_ms: 30_000,
+            send_buffer_bytes: None,
+            receive_buffer_bytes: None,
+            eager_bytes: 16 * 1024,
+            segment_bytes: 256 * 1024,
+            half_open: 128,
+        }
+    }
+}
+
+/// What the device has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpStats {
+    /// Calls that received.
+    pub receive_calls: u64,
+    /// Calls that sent.
+    pub send_calls: u64,
+    /// Calls that asked which sockets are ready.
+    pub wait_calls: u64,
+    /// Links that came up.
+    pub links_up: u64,
+    /// Connections of peers that did not get past the handshake.
+    pub refused: u64,
+    /// Links open now.
+    pub links: usize,
+}
+
+/// What is known of one link, for diagnosis.
+#[derive(Clone, Copy, Debug)]
+pub struct TcpLinkInfo {
+    /// Our end.
+    pub local: Option<SocketAddr>,
+    /// The peer's end.
+    pub remote: Option<SocketAddr>,
+    /// Bytes of messages that the kernel has not taken yet.
+    pub queued_bytes: usize,
+    /// Pushes that are not finished.
+    pub pushes: usize,
+}
+
+/// The TCP device of one endpoint.
+pub struct Tcp {
+    config: TcpConfig,
+    local: Local,
+    addr: SocketAddr,
+    listener: OwnedFd,
+    /// When a listener that was set aside is watched again.
+    listener_resume_ms: Option<u64>,
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    generation: u32,
+    links: Slab<Link>,
+    halves: Slab<Half>,
+    lingers: Slab<Linger>,
+    /// Links whose connection is being made.
+    calling: Vec<u32>,
+    /// Links that failed outside a poll.
+    failed: Vec<(u32, LinkError)>,
+    /// Links that can send more now.
+    dirty: Vec<u32>,
+    dirty_spare: Vec<u32>,
+    /// Links whose writability is watched.
+    armed: usize,
+    stage: Stage,
+    writer: Writer,
+    pace: Pace,
+    focus: Focus,
+    /// Nothing time-driven is to be done before.
+    next_timer_ms: u64,
+    next_scan_ms: u64,
+    stats: TcpStats,
+    /// The process that made the device.
+    owner: rustix::process::Pid,
+}
+
+/// One link.
+#[derive(Debug)]
+struct Link {
+    /// None while an attempt pauses.
+    socket: Option<OwnedFd>,
+    generation: u32,
+    state: State,
+    rx: Rx,
+    tx: Tx,
+}
+
+#[derive(Debug)]
+enum State {
+    Calling(Box<Attempt>),
+    Up,
+    /// Could not even be tried; `down` follows in the next poll.
+    Failed,
+}
+
+// Ten thousand idle links shall not cost more than a few megabytes here.
+const _: () = assert!(size_of::<Link>() <= 256);
+
+/// What a watched descriptor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Token {
+    Listener,
+    Timer,
+    Link(u32, u32),
+    Half(u32, u32),
+    Linger(u32, u32),
+}
+
+/// Generations take part in tokens with so many bits.
+const GENERATION_BITS: u32 = 24;
+
+impl Token {
+    fn pack(self) -> u64 {
+        let (kind, index, generation) = match self {
+            Self::Listener => (0, 0, 0),
+            Self::Timer => (1, 0, 0),
+            Self::Link(index, generation) => (2, index, generation),
+            Self::Half(index, generation) => (3, index, generation),
+            Self::Linger(index, generation) => (4, index, generation),
+        };
+        kind << 56 | u64::from(generation) << 32 | u64::from(index)
+    }
+
+    fn unpack(word: u64) -> Self {
+        // The three fields are cut out by mask and shift.
+        #[allow(clippy::cast_possible_truncation)]
+        let (index, generation) = (word as u32, (word >> 32) as u32 & ((1 << GENERATION_BITS) - 1));
+        match word >> 56 {
+            0 => Self::Listener,
+            1 => Self::Timer,
+            2 => Self::Link(index, generation),
+            3 => Self::Half(index, generation),
+            _ => Self::Linger(index, generation),
+        }
+    }
+}
+
+impl Tcp {
+    /// Listens, on `config.bind` or on a free port of `me.socket`'s address. The endpoint's full name is `me`
+    /// with the port in it, and, if `config.bind` names one, its address.
+    pub fn new(config: &TcpConfig, me: &NameParts) -> Result<Self, NicError> {
+        let wanted = config.bind.unwrap_or_else(|| SocketAddr::new(me.socket.ip(), 0));
+        let (listener, addr) =
+            listen(&wanted, config).map_err(|errno| NicError::Listen { addr: wanted, source: errno.into() })?;
+        let mut socket = if addr.ip().is_unspecified() { me.socket } else { addr };
+        socket.set_port(addr.port());
+        let name = EpName::full(&NameParts { socket, ..*me });
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(NicError::system("epoll_create1"))?;
+        let timer =
+            rustix::time::timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)
+                .map_err(NicError::system("timerfd_create"))?;
+        for (fd, token) in [(&listener, Token::Listener), (&timer, Token::Timer)] {
+            let data = epoll::EventData::new_u64(token.pack());
+            epoll::add(&epoll, fd, data, epoll::EventFlags::IN).map_err(NicError::system("epoll_ctl"))?;
+        }
+        Ok(Self {
+            local: Local { name, job_key: config.job_key, open: config.open },
+            addr,
+            listener,
+            listener_resume_ms: None,
+            epoll,
+            timer,
+            generation: 0,
+            links: Slab::new(),
+            halves: Slab::new(),
+            lingers: Slab::new(),
+            calling: Vec::new(),
+            failed: Vec::new(),
+            dirty: Vec::new(),
+            dirty_spare: Vec::new(),
+            armed: 0,
+            stage: Stage::new(STAGE_BYTES),
+            writer: Writer::new(config.segment_bytes, QUEUE_BYTES),
+            pace: Pace::new(),
+            focus: Focus::new(),
+            next_timer_ms: u64::MAX,
+            next_scan_ms: u64::MAX,
+            stats: TcpStats::default(),
+            owner: rustix::process::getpid(),
+            config: config.clone(),
+        })
+    }
+
+    /// Where the device listens.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Readable when there is something to do, provided that [`Self::park`] said `true`.
+    #[must_use]
+    pub fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Prepares for the caller to sleep on [`Self::wait_fd`]. `false`: there is something to do now.
+    pub fn park(&mut self) -> bool {
+        self.write_dirty();
+        if !self.dirty.is_empty() || !self.writer.done.is_empty() || !self.failed.is_empty() {
+            return false;
+        }
+        if self.next_timer_ms != u64::MAX {
+            self.arm_timer(self.next_timer_ms);
+        }
+        true
+    }
+
+    /// The caller is awake again.
+    pub fn unpark(&mut self) {
+        self.pace.wake();
+    }
+
+    /// Tells that another device of the same endpoint brought something in this round: see [`pace`].
+    #[inline]
+    pub fn elsewhere(&mut self) {
+        self.pace.elsewhere();
+    }
+
+    /// What the device has done so far.
+    #[must_use]
+    pub fn stats(&self) -> TcpStats {
+        TcpStats {
+            receive_calls: self.stage.calls,
+            send_calls: self.writer.calls,
+            links: self.links.len(),
+            ..self.stats
+        }
+    }
+
+    /// What is known of a link.
+    #[must_use]
+    pub fn describe(&self, link: LinkId) -> Option<TcpLinkInfo> {
+        let link = self.links.get(link.0 as usize)?;
+        let socket = link.socket.as_ref();
+        Some(TcpLinkInfo {
+            local: socket.and_then(|fd| rustix::net::getsockname(fd).ok()?.try_into().ok()),
+            remote: socket.and_then(|fd| rustix::net::getpeername(fd).ok()??.try_into().ok()),
+            queued_bytes: link.tx.queued(),
+            pushes: link.tx.pushes(),
+        })
+    }
+
+    fn caps(&self) -> NicCaps {
+        NicCaps {
+            device: "tcp",
+            mailbox_bytes: wire::MAILBOX_BYTES,
+            inline_bytes: 256,
+            eager_bytes: self.config.eager_bytes.min(wire::MAILBOX_BYTES - 128),
+            get: false,
+            put: false,
+            ordered: true,
+        }
+    }
+
+    fn next_generation(&mut self) -> u32 {
+        self.generation = (self.generation + 1) & ((1 << GENERATION_BITS) - 1);
+        self.generation
+    }
+
+    /// Puts a link into the table.
+    fn insert(&mut self, socket: Option<OwnedFd>, generation: u32, state: State) -> Result<u32, LinkError> {
+        let entry = self.links.vacant_entry();
+        let id = u32::try_from(entry.key()).map_err(|_| LinkError::Resources)?;
+        entry.insert(Link { socket, generation, state, rx: Rx::START, tx: Tx::default() });
+        Ok(id)
+    }
+
+    fn set_timer(&mut self, at_ms: u64) {
+        self.next_timer_ms = self.next_timer_ms.min(at_ms);
+    }
+
+    /// Makes the timer descriptor readable at `at_ms`, or a little later because the coarse clock lags.
+    fn arm_timer(&self, at_ms: u64) {
+        const LAG_MS: u64 = 4;
+        let at_ms = at_ms.saturating_add(LAG_MS).min(i64::MAX as u64);
+        #[allow(clippy::cast_possible_wrap)]
+        let at = Timespec { tv_sec: (at_ms / 1000) as i64, tv_nsec: (at_ms % 1000 * 1_000_000) as i64 };
+        let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: at };
+        if let Err(errno) = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &once) {
+            log::warn!("tcp: cannot arm the timer: {errno}");
+        }
+    }
+
+    /// Watches writability exactly while it matters.
+    #[inline]
+    fn rearm(&mut self, id: u32) {
+        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let want = link.tx.blocked || (link.tx.armed && !link.tx.is_empty());
+        if want == link.tx.armed {
+            return;
+        }
+        let Some(socket) = &link.socket else { return };
+        let flags = if want { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+        let data = epoll::EventData::new_u64(Token::Link(id, link.generation).pack());
+        if let Err(errno) = epoll::modify(&self.epoll, socket, data, flags) {
+            // Without events the link would hang: let the receiving half find the socket's error.
+            log::warn!("tcp: cannot watch a socket: {errno}");
+            link.tx.broken = true;
+            return;
+        }
+        link.tx.armed = want;
+        if want {
+            self.armed += 1;
+        } else {
+            self.armed -= 1;
+        }
+    }
+
+    /// Sends what a link has, within a budget.
+    fn pump(&mut self, id: u32) {
+        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let Some(socket) = &link.socket else { return };
+        let pumped = self.writer.pump(socket.as_fd(), LinkId(id), &mut link.tx, SEND_BUDGET_BYTES);
+        if pumped == Pumped::More && !link.tx.dirty {
+            link.tx.dirty = true;
+            self.dirty.push(id);
+        }
+        self.rearm(id);
+    }
+
+    /// Sends what has been gathered on all links.
+    #[inline]
+    fn write_dirty(&mut self) {
+        if self.dirty.is_empty() {
+            return;
+        }
+        let mut round = std::mem::replace(&mut self.dirty, std::mem::take(&mut self.dirty_spare));
+        for id in round.drain(..) {
+            if let Some(link) = self.links.get_mut(id as usize)
+                && std::mem::take(&mut link.tx.dirty)
+            {
+                self.pump(id);
+            }
+        }
+        self.dirty_spare = round;
+    }
+
+    /// Starts to watch a link's socket.
+    fn watch(&self, socket: &OwnedFd, token: Token, flags: epoll::EventFlags) -> Result<(), Failure> {
+        let data = epoll::EventData::new_u64(token.pack());
+        epoll::add(&self.epoll, socket, data, flags).map_err(|_| Failure::Final(LinkError::Resources))
+    }
+}
+
+impl Nic for Tcp {
+    fn name(&self) -> EpName {
+        self.local.name
+    }
+
+    fn connect(&mut self, peer: &EpName) -> Result<LinkId, LinkError> {
+        let now_ms = sys::now_ms();
+        let attempt = Box::new(Attempt::new(peer, &self.config, now_ms));
+        let generation = self.next_generation();
+        let id = self.insert(None, generation, State::Calling(attempt))?;
+        self.calling.push(id);
+        self.dial(id, now_ms);
+        self.pace.wake();
+        Ok(LinkId(id))
+    }
+
+    #[inline]
+    fn send(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
+        let id = link.0;
+        let Some(link) = self.links.get_mut(id as usize) else { return Err(Full) };
+        let (State::Up, Some(socket)) = (&link.state, &link.socket) else { return Err(Full) };
+        self.pace.wake();
+        let outcome = self.writer.message(socket.as_fd(), &mut link.tx, head, body);
+        let tx = &mut link.tx;
+        if tx.blocked {
+            self.rearm(id);
+        } else if tx.queued() > 0 && !tx.dirty {
+            tx.dirty = true;
+            self.dirty.push(id);
+        }
+        outcome
+    }
+
+    fn push(&mut self, link: LinkId, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
+        let id = link.0;
+        let Some(link) = self.links.get_mut(id as usize) else { return Err(Full) };
+        if !matches!(link.state, State::Up) {
+            return Err(Full);
+        }
+        self.pace.wake();
+        self.writer.push(LinkId(id), &mut link.tx, window, offset, src, ctx)?;
+        if !link.tx.blocked && !link.tx.dirty {
+            link.tx.dirty = true;
+            self.dirty.push(id);
+        }
+        Ok(())
+    }
+
+    fn get(&mut self, _: LinkId, _: &[Iov], _: &[RemoteIov], _: u64) -> Result<(), Full> {
+        debug_assert!(false, "tcp has no get");
+        Err(Full)
+    }
+
+    fn put(&mut self, _: LinkId, _: &[Iov], _: &[RemoteIov], _: u64) -> Result<(), Full> {
+        debug_assert!(false, "tcp has no put");
+        Err(Full)
+    }
+
+    #[inline]
+    fn flush(&mut self) {
+        self.writer.round = self.writer.round.wrapping_add(1);
+        self.write_dirty();
+    }
+
+    #[inline]
+    fn poll<S: Sink>(&mut self, sink: &mut S) -> usize {
+        self.writer.round = self.writer.round.wrapping_add(1);
+        self.write_dirty();
+        let now_ms = sys::now_ms();
+        let reports = !self.writer.done.is_empty() || !self.failed.is_empty();
+        let busy = !self.links.is_empty() || !self.halves.is_empty() || !self.lingers.is_empty();
+        if !reports && !self.pace.due(busy, now_ms) {
+            return 0;
+        }
+        self.progress(sink, now_ms)
+    }
+
+    fn close(&mut self, link: LinkId) {
+        let Some(mut link_gone) = self.links.try_remove(link.0 as usize) else { return };
+        self.forget(link.0, &link_gone);
+        self.writer.done.retain(|&(id, _)| id != link);
+        self.failed.retain(|&(id, _)| id != link.0);
+        self.stage.recycle(link_gone.rx);
+        if let (State::Up, Some(socket)) = (link_gone.state, link_gone.socket) {
+            let bytes = if link_gone.tx.broken { Vec::new() } else { self.writer.farewell(&mut link_gone.tx) };
+            self.linger(socket, bytes);
+        }
+    }
+
+    fn drained(&self) -> bool {
+        self.writer.done.is_empty()
+            && self.links.iter().all(|(_, link)| link.tx.is_empty() || link.tx.broken)
+            && self.lingers.iter().all(|(_, linger)| linger.delivered())
+    }
+}
+
+impl Drop for Tcp {
+    /// Links that were not closed say goodbye, as far as that is possible without waiting.
+    /// A forked child only closes its copies of the descriptors: the links, and what epoll watches, are its parent's.
+    fn drop(&mut self) {
+        if rustix::process::getpid() != self.owner {
+            return;
+        }
+        for id in 0..self.links.capacity() {
+            if let Ok(id) = u32::try_from(id)
+                && self.links.contains(id as usize)
+            {
+                self.close(LinkId(id));
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Tcp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tcp").field("addr", &self.addr).field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+/// A listening socket and its address.
+fn listen(wanted: &SocketAddr, config: &TcpConfig) -> Result<(OwnedFd, SocketAddr), Errno> {
+    let listener = sys::stream_socket(wanted)?;
+    sockopt::set_socket_reuseaddr(&listener, true)?;
+    // Accepted sockets inherit them.
+    sys::set_buffers(listener.as_fd(), config)?;
+    rustix::net::bind(&listener, wanted)?;
+    rustix::net::listen(&listener, BACKLOG)?;
+    let addr = rustix::net::getsockname(&listener)?.try_into()?;
+    Ok((listener, addr))
+}

@@ -1,0 +1,94 @@
+//! How often the device asks the kernel.
+//!
+//! Place in the data flow: [`super::Tcp::poll`] asks [`Pace::due`] before it makes a system call. An endpoint polls both its devices;
+//! a poll of shared memory costs some tens of nanoseconds, a system call several times that. So while the other device
+//! brings something and this one does not, the interval between two real polls doubles up to [`MAX_INTERVAL`]
+//! calls; it falls back to 1 as soon as anything is sent or arrives here. Without any connection the listener is looked
+//! at every [`IDLE_INTERVAL`] calls. Whatever the interval, a tick of the coarse clock (1 to 10 ms) makes a
+//! poll real, so that a caller who polls seldom waits no longer for it.
+//!
+//! Pure arithmetic: time is passed in.
+
+/// Longest interval, in calls, with connections.
+const MAX_INTERVAL: u32 = 32;
+/// The interval without connections.
+const IDLE_INTERVAL: u32 = 64;
+/// Fruitful polls of the other device, with none of ours between them, that double the interval.
+const PATIENCE: u32 = 16;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Pace {
+    interval: u32,
+    /// Calls until the next real poll.
+    left: u32,
+    /// Fruitful polls of the other device since ours was.
+    elsewhere: u32,
+    last_tick_ms: u64,
+}
+
+impl Pace {
+    pub(super) fn new() -> Self {
+        Self { interval: 1, left: 0, elsewhere: 0, last_tick_ms: 0 }
+    }
+
+    /// Whether this call is to be a real poll. `busy`: there are connections.
+    #[inline]
+    pub(super) fn due(&mut self, busy: bool, now_ms: u64) -> bool {
+        self.left = self.left.saturating_sub(1);
+        if self.left > 0 && now_ms == self.last_tick_ms {
+            return false;
+        }
+        self.left = if busy { self.interval } else { IDLE_INTERVAL };
+        self.last_tick_ms = now_ms;
+        true
+    }
+
+    /// Something was sent, has arrived, or may have happened meanwhile: the next call is real.
+    #[inline]
+    pub(super) fn wake(&mut self) {
+        self.interval = 1;
+        self.left = 0;
+        self.elsewhere = 0;
+    }
+
+    /// The other device brought something.
+    #[inline]
+    pub(super) fn elsewhere(&mut self) {
+        self.elsewhere += 1;
+        if self.elsewhere >= PATIENCE {
+            self.elsewhere = 0;
+            self.interval = (self.interval * 2).min(MAX_INTERVAL);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn real_polls(pace: &mut Pace, busy: bool, calls: u32, now_ms: u64) -> usize {
+        (0..calls).filter(|_| pace.due(busy, now_ms)).count()
+    }
+
+    #[test]
+    fn every_poll_is_real_until_the_other_device_is_busy() {
+        let mut pace = Pace::new();
+        assert_eq!(real_polls(&mut pace, true, 100, 0), 100);
+        for _ in 0..PATIENCE * 10 {
+            pace.elsewhere();
+        }
+        let polls = real_polls(&mut pace, true, 320, 0);
+        assert!((10..=11).contains(&polls), "{polls}");
+        pace.wake();
+        assert_eq!(real_polls(&mut pace, true, 100, 0), 100);
+    }
+
+    #[test]
+    fn a_tick_makes_the_poll_real() {
+        let mut pace = Pace::new();
+        assert_eq!(real_polls(&mut pace, false, 640, 5), 10);
+        assert!(!pace.due(false, 5));
+        assert!(pace.due(false, 9));
+    }
+}

@@ -1,0 +1,575 @@
+//! What a poll of the TCP device does: events, timers, the beginning and the end of links.
+//!
+//! Place in the data flow: [`Tcp::poll`] calls [`Tcp::progress`] when [`super::pace`] finds it due; sockets that have
+//! something are read into the [`Sink`].
+//!
+//! While the traffic is that of one or two links only, their sockets are read directly, which saves the question which
+//! sockets are ready; the others are asked for every few polls ([`Focus`]). Otherwise one call tells all ready sockets,
+//! whatever the number of idle ones. Every portion is bounded: [`READ_BUDGET_BYTES`] per link, [`super::EVENTS`] sockets and
+//! [`ACCEPTS`] new connections per poll.
+//!
+//! Invariants: a link ends in [`Tcp::end`] and nowhere else (or in `close`): first its `done`s, then `down`.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+use weft_engine::mem::IovList;
+use weft_engine::name::EpName;
+use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
+
+use super::connect::{Failure, Half};
+use super::linger::LINGER_CHECK_MS;
+use super::{EVENTS, Link, State, Tcp, Token, sys};
+
+/// Bytes that one link may bring in one poll while others wait.
+const READ_BUDGET_BYTES: usize = 1024 * 1024;
+/// Connections accepted in one poll.
+const ACCEPTS: usize = 32;
+/// Half-open connections that have proven nothing for so long make room for new ones.
+const HALF_GRACE_MS: u64 = 2000;
+/// For so long the listener is set aside when there are too many connections, or no descriptors.
+const LISTENER_PAUSE_MS: u64 = 50;
+/// An acknowledgement may be missing for so many tries before a host is suspected.
+const UNANSWERED: u32 = 2;
+
+/// The links whose sockets are read without asking which are ready.
+#[derive(Debug)]
+pub(super) struct Focus {
+    /// The links that brought something last, the latest first.
+    hot: [u32; 2],
+    /// Real polls since another link than these did.
+    calm: u32,
+    /// Real polls since any did.
+    fruitless: u32,
+    /// Real polls.
+    turn: u32,
+}
+
+impl Focus {
+    const NONE: u32 = u32::MAX;
+    /// Polls without a third link after which the two are read directly.
+    const CALM: u32 = 32;
+    /// While two are read directly, all are asked for once in so many polls.
+    const ASK_ALL: u32 = 8;
+    /// Polls without anything after which all are asked for again.
+    const FRUITLESS: u32 = 16 * 1024;
+
+    pub(super) fn new() -> Self {
+        Self { hot: [Self::NONE; 2], calm: 0, fruitless: 0, turn: 0 }
+    }
+
+    fn brought(&mut self, id: u32) {
+        self.fruitless = 0;
+        if self.hot[0] == id {
+            return;
+        }
+        if self.hot[1] != id {
+            self.calm = 0;
+        }
+        self.hot = [id, self.hot[0]];
+    }
+
+    /// Whether to read the hot links directly; counts a poll.
+    fn direct(&mut self) -> bool {
+        self.calm = self.calm.saturating_add(1);
+        self.fruitless += 1;
+        self.turn = self.turn.wrapping_add(1);
+        if self.fruitless > Self::FRUITLESS {
+            *self = Self::new();
+        }
+        self.calm > Self::CALM && self.hot[0] != Self::NONE
+    }
+
+    /// Whether, though hot links are read directly, all are to be asked for.
+    fn ask_all(&self) -> bool {
+        self.turn.is_multiple_of(Self::ASK_ALL)
+    }
+}
+
+/// Counts the calls that go to a sink.
+struct Tally<'a, S> {
+    sink: &'a mut S,
+    calls: usize,
+}
+
+impl<S: Sink> Sink for Tally<'_, S> {
+    fn up(&mut self, link: LinkId, info: LinkUp) {
+        self.calls += 1;
+        self.sink.up(link, info);
+    }
+    fn down(&mut self, link: LinkId, why: LinkError) {
+        self.calls += 1;
+        self.sink.down(link, why);
+    }
+    #[inline]
+    fn message(&mut self, link: LinkId, bytes: &[u8]) {
+        self.calls += 1;
+        self.sink.message(link, bytes);
+    }
+    #[inline]
+    fn place(&mut self, link: LinkId, window: u64, offset: u64, len: usize) -> Option<IovList> {
+        self.sink.place(link, window, offset, len)
+    }
+    #[inline]
+    fn placed(&mut self, link: LinkId, window: u64, offset: u64, len: usize) {
+        // An empty answer to `place` is no event.
+        self.calls += usize::from(len > 0);
+        self.sink.placed(link, window, offset, len);
+    }
+    fn done(&mut self, link: LinkId, ctx: u64, result: Result<(), LinkError>) {
+        self.calls += 1;
+        self.sink.done(link, ctx, result);
+    }
+}
+
+// An endpoint's devices move between the threads that make progress for it.
+const _: fn() = || {
+    fn is_send<T: Send>() {}
+    is_send::<Tcp>();
+};
+
+impl Tcp {
+    /// One real poll. Returns how many sink calls were made.
+    pub(super) fn progress<S: Sink>(&mut self, sink: &mut S, now_ms: u64) -> usize {
+        let mut tally = Tally { sink, calls: 0 };
+        self.report(&mut tally);
+        let direct = self.focus.direct();
+        if direct {
+            for id in self.focus.hot {
+                self.read(id, &mut tally);
+            }
+        }
+        let changing = self.armed > 0 || !self.calling.is_empty() || !self.halves.is_empty();
+        if !direct || changing || self.focus.ask_all() {
+            self.take_events(&mut tally, now_ms);
+        }
+        if now_ms >= self.next_timer_ms {
+            self.run_timers(&mut tally, now_ms);
+        }
+        // What this poll has completed is reported in it.
+        self.report(&mut tally);
+        if tally.calls > 0 {
+            self.pace.wake();
+        }
+        tally.calls
+    }
+
+    /// Reports what happened between the polls.
+    #[inline]
+    fn report<S: Sink>(&mut self, sink: &mut S) {
+        for (link, ctx) in self.writer.done.drain(..) {
+            sink.done(link, ctx, Ok(()));
+        }
+        if !self.failed.is_empty() {
+            for (id, why) in std::mem::take(&mut self.failed) {
+                self.end(id, why, sink);
+            }
+        }
+    }
+
+    /// Asks which descriptors are ready, and serves them.
+    fn take_events<S: Sink>(&mut self, sink: &mut S, now_ms: u64) {
+        const NOW: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        self.stats.wait_calls += 1;
+        let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
+        let events = match epoll::wait(&self.epoll, &mut space, Some(&NOW)) {
+            Ok((events, _)) => events,
+            Err(Errno::INTR) => return,
+            Err(errno) => return log::error!("tcp: epoll_wait: {errno}"),
+        };
+        for event in events {
+            let (flags, data) = (event.flags, event.data.u64());
+            match Token::unpack(data) {
+                Token::Link(id, generation) => self.link_event(id, generation, flags, sink, now_ms),
+                Token::Half(index, generation) => self.half_event(index, generation, sink),
+                Token::Linger(index, generation) => {
+                    if self.lingers.get(index as usize).is_some_and(|linger| linger.generation == generation) {
+                        self.linger_event(index);
+                    }
+                }
+                Token::Listener => self.accept(now_ms, sink),
+                Token::Timer => {
+                    let mut count = [0; 8];
+                    // It only has to become unreadable.
+                    let _ = rustix::io::read(&self.timer, &mut count);
+                }
+            }
+        }
+    }
+
+    fn link_event<S: Sink>(&mut self, id: u32, generation: u32, flags: epoll::EventFlags, sink: &mut S, now_ms: u64) {
+        let Some(link) = self.links.get_mut(id as usize).filter(|link| link.generation == generation) else { return };
+        match link.state {
+            State::Up => {
+                if flags.contains(epoll::EventFlags::OUT) {
+                    link.tx.blocked = false;
+                    self.pump(id);
+                }
+                if flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::ERR | epoll::EventFlags::HUP) {
+                    self.read(id, sink);
+                }
+            }
+            State::Calling(_) => self.call(id, sink, now_ms),
+            State::Failed => {}
+        }
+    }
+
+    /// Reads what a link has, within the budget.
+    #[inline]
+    fn read<S: Sink>(&mut self, id: u32, sink: &mut S) {
+        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let (State::Up, Some(socket)) = (&link.state, &link.socket) else { return };
+        let mut bytes = 0;
+        let end = loop {
+            match self.stage.read(socket.as_fd(), &mut link.rx, LinkId(id), sink) {
+                Ok(Some(progress)) => {
+                    bytes += progress.bytes;
+                    if !progress.more || bytes >= READ_BUDGET_BYTES {
+                        break None;
+                    }
+                }
+                Ok(None) => break None,
+                Err(why) => break Some(why),
+            }
+        };
+        if bytes > 0 {
+            self.focus.brought(id);
+        }
+        if let Some(why) = end {
+            self.end(id, why, sink);
+        }
+    }
+
+    // ---- the end of links ----------------------------------------------------------------------
+
+    /// A link ends by itself.
+    fn end<S: Sink>(&mut self, id: u32, why: LinkError, sink: &mut S) {
+        let Some(mut link) = self.links.try_remove(id as usize) else { return };
+        self.forget(id, &link);
+        log::debug!("tcp: link {id} ended: {why}");
+        for (done, ctx) in self.writer.done.drain(..) {
+            sink.done(done, ctx, Ok(()));
+        }
+        for ctx in link.tx.abandon() {
+            sink.done(LinkId(id), ctx, Err(why));
+        }
+        self.stage.recycle(link.rx);
+        sink.down(LinkId(id), why);
+    }
+
+    /// Takes a link that has left the table off the lists, and stops watching its socket.
+    pub(super) fn forget(&mut self, id: u32, link: &Link) {
+        if link.tx.armed {
+            self.armed -= 1;
+        }
+        if let State::Calling(_) = link.state {
+            self.calling.retain(|&other| other != id);
+        }
+        if let Some(socket) = &link.socket {
+            self.unwatch(socket);
+        }
+    }
+
+    /// A descriptor must be taken out before it is closed: a child process may still hold a copy of it.
+    pub(super) fn unwatch(&self, socket: &OwnedFd) {
+        if let Err(errno) = epoll::delete(&self.epoll, socket) {
+            log::debug!("tcp: epoll_ctl: {errno}");
+        }
+    }
+
+    // ---- connecting ----------------------------------------------------------------------------
+
+    /// Starts a connection, or plans when to try again. A failure is reported in the next poll.
+    pub(super) fn dial(&mut self, id: u32, now_ms: u64) {
+        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let State::Calling(attempt) = &mut link.state else { return };
+        let generation = link.generation;
+        let dialled = attempt.dial(&self.config);
+        let wake_ms = attempt.wake_ms();
+        let watched = dialled.and_then(|socket| {
+            self.watch(&socket, Token::Link(id, generation), epoll::EventFlags::IN | epoll::EventFlags::OUT)?;
+            Ok(socket)
+        });
+        match watched {
+            Ok(socket) => {
+                if let Some(link) = self.links.get_mut(id as usize) {
+                    link.socket = Some(socket);
+                }
+                self.set_timer(wake_ms);
+            }
+            Err(failure) => self.retry(id, failure, now_ms),
+        }
+    }
+
+    /// An attempt failed: another one later, or the end.
+    fn retry(&mut self, id: u32, failure: Failure, now_ms: u64) {
+        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let State::Calling(attempt) = &mut link.state else { return };
+        let verdict = attempt.pause(failure, now_ms);
+        let (wake_ms, peer) = (attempt.wake_ms(), *attempt.peer());
+        let socket = link.socket.take();
+        if let Err(why) = verdict {
+            log::debug!("tcp: cannot connect to {peer}: {why}");
+            link.state = State::Failed;
+            self.calling.retain(|&other| other != id);
+            self.failed.push((id, why));
+        } else {
+            self.set_timer(wake_ms);
+        }
+        if let Some(socket) = socket {
+            self.unwatch(&socket);
+        }
+    }
+
+    /// Goes on with an attempt whose socket reported something.
+    fn call<S: Sink>(&mut self, id: u32, sink: &mut S, now_ms: u64) {
+        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let (State::Calling(attempt), Some(socket)) = (&mut link.state, &link.socket) else { return };
+        let outcome = attempt.advance(socket.as_fd(), &self.local, &self.config, now_ms);
+        match outcome {
+            Ok(found) => {
+                if attempt.is_connecting() {
+                    return;
+                }
+                // From now on the socket is watched for reading: an attempt waits for the peer.
+                let data = epoll::EventData::new_u64(Token::Link(id, link.generation).pack());
+                if let Err(errno) = epoll::modify(&self.epoll, socket, data, epoll::EventFlags::IN) {
+                    log::warn!("tcp: epoll_ctl: {errno}");
+                }
+                if let Some(peer) = found {
+                    link.state = State::Up;
+                    self.calling.retain(|&other| other != id);
+                    self.up(id, peer, true, sink);
+                }
+            }
+            Err(failure) => self.retry(id, failure, now_ms),
+        }
+    }
+
+    fn up<S: Sink>(&mut self, id: u32, peer: EpName, initiator: bool, sink: &mut S) {
+        log::debug!("tcp: link {id} to {peer} is up ({})", if initiator { "ours" } else { "theirs" });
+        self.stats.links_up += 1;
+        if self.next_scan_ms == u64::MAX && self.config.dead_peer_ms > 0 {
+            self.next_scan_ms = sys::now_ms() + self.config.dead_peer_ms / 4;
+            self.set_timer(self.next_scan_ms);
+        }
+        sink.up(LinkId(id), LinkUp { peer, initiator, caps: self.caps() });
+    }
+
+    // ---- accepting -----------------------------------------------------------------------------
+
+    fn accept<S: Sink>(&mut self, now_ms: u64, sink: &mut S) {
+        for _ in 0..ACCEPTS {
+            if self.halves.len() >= self.config.half_open && !self.make_room(now_ms) {
+                return self.pause_listener(now_ms);
+            }
+            match rustix::net::accept_with(&self.listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+                Ok(socket) => self.greet(socket, now_ms, sink),
+                Err(Errno::AGAIN) => return,
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                    log::warn!("tcp: out of descriptors or memory: new connections wait (raise `ulimit -n`)");
+                    return self.pause_listener(now_ms);
+                }
+                // A connection that died in the queue; errors of the network below it, see accept(2).
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Drops the oldest half-open connection if it has had its time. Returns whether there is room.
+    fn make_room(&mut self, now_ms: u64) -> bool {
+        let oldest = self.halves.iter().min_by_key(|(_, half)| half.since_ms);
+        let Some((index, half)) = oldest else { return true };
+        if now_ms < half.since_ms + HALF_GRACE_MS {
+            return false;
+        }
+        self.refuse(index, LinkError::Timeout);
+        true
+    }
+
+    /// The listener would be reported again and again: it is set aside for a while.
+    fn pause_listener(&mut self, now_ms: u64) {
+        let data = epoll::EventData::new_u64(Token::Listener.pack());
+        match epoll::modify(&self.epoll, &self.listener, data, epoll::EventFlags::empty()) {
+            Ok(()) => {
+                let resume_ms = now_ms + LISTENER_PAUSE_MS;
+                self.listener_resume_ms = Some(resume_ms);
+                self.set_timer(resume_ms);
+            }
+            Err(errno) => log::warn!("tcp: epoll_ctl: {errno}"),
+        }
+    }
+
+    /// A connection has been made by somebody.
+    fn greet<S: Sink>(&mut self, socket: OwnedFd, now_ms: u64, sink: &mut S) {
+        if let Err(errno) = sys::set_link_options(socket.as_fd(), &self.config) {
+            log::debug!("tcp: a connection died while it was accepted: {errno}");
+            return;
+        }
+        let generation = self.next_generation();
+        let half = Half::new(socket, generation, now_ms);
+        let deadline_ms = half.deadline_ms(&self.config);
+        let index = self.halves.insert(half);
+        let Ok(id) = u32::try_from(index) else { return };
+        let data = epoll::EventData::new_u64(Token::Half(id, generation).pack());
+        if let Err(errno) = epoll::add(&self.epoll, &self.halves[index].socket, data, epoll::EventFlags::IN) {
+            log::warn!("tcp: epoll_ctl: {errno}");
+            self.halves.remove(index);
+            return;
+        }
+        self.set_timer(deadline_ms);
+        // The hello is often there already.
+        self.half_event(id, generation, sink);
+    }
+
+    /// Goes on with a handshake that a peer began.
+    fn half_event<S: Sink>(&mut self, index: u32, generation: u32, sink: &mut S) {
+        let at = index as usize;
+        let Some(half) = self.halves.get_mut(at).filter(|half| half.generation == generation) else { return };
+        match half.advance(&self.local) {
+            Ok(None) => {}
+            Ok(Some(peer)) => {
+                let half = self.halves.remove(at);
+                self.adopt(half, peer, sink);
+            }
+            Err(why) => self.refuse(at, why),
+        }
+    }
+
+    /// A half-open connection has become a link.
+    fn adopt<S: Sink>(&mut self, half: Half, peer: EpName, sink: &mut S) {
+        let generation = self.next_generation();
+        let Ok(id) = self.insert(Some(half.socket), generation, State::Up) else { return };
+        let data = epoll::EventData::new_u64(Token::Link(id, generation).pack());
+        let socket = self.links.get(id as usize).and_then(|link| link.socket.as_ref());
+        let watched = socket.map(|socket| epoll::modify(&self.epoll, socket, data, epoll::EventFlags::IN));
+        if let Some(Err(errno)) = watched {
+            log::warn!("tcp: epoll_ctl: {errno}");
+        }
+        self.up(id, peer, false, sink);
+    }
+
+    fn refuse(&mut self, index: usize, why: LinkError) {
+        if let Some(half) = self.halves.try_remove(index) {
+            self.stats.refused += 1;
+            match rustix::net::getpeername(&half.socket) {
+                Ok(from) => log::debug!("tcp: a connection from {from:?} was refused: {why}"),
+                Err(_) => log::debug!("tcp: a connection was refused: {why}"),
+            }
+            self.unwatch(&half.socket);
+        }
+    }
+
+    // ---- time ----------------------------------------------------------------------------------
+
+    /// Does what is due, and finds out when something is due next.
+    fn run_timers<S: Sink>(&mut self, sink: &mut S, now_ms: u64) {
+        self.next_timer_ms = u64::MAX;
+        self.time_listener(now_ms);
+        self.time_calls(sink, now_ms);
+        self.time_halves(now_ms);
+        self.time_lingers(now_ms);
+        if now_ms >= self.next_scan_ms {
+            self.scan(sink, now_ms);
+        }
+        self.set_timer(self.next_scan_ms);
+    }
+
+    fn time_listener(&mut self, now_ms: u64) {
+        let Some(resume_ms) = self.listener_resume_ms else { return };
+        if now_ms < resume_ms {
+            return self.set_timer(resume_ms);
+        }
+        let data = epoll::EventData::new_u64(Token::Listener.pack());
+        match epoll::modify(&self.epoll, &self.listener, data, epoll::EventFlags::IN) {
+            Ok(()) => self.listener_resume_ms = None,
+            Err(errno) => {
+                log::warn!("tcp: epoll_ctl: {errno}");
+                self.set_timer(now_ms + LISTENER_PAUSE_MS);
+            }
+        }
+    }
+
+    fn time_calls<S: Sink>(&mut self, sink: &mut S, now_ms: u64) {
+        for id in self.calling.clone() {
+            let Some(link) = self.links.get(id as usize) else { continue };
+            let State::Calling(attempt) = &link.state else { continue };
+            if attempt.expired(now_ms) {
+                log::debug!("tcp: no answer from {}", attempt.peer());
+                self.end(id, LinkError::Timeout, sink);
+                continue;
+            }
+            if attempt.wants_dial(now_ms) {
+                self.dial(id, now_ms);
+            }
+            if let Some(Link { state: State::Calling(attempt), .. }) = self.links.get(id as usize) {
+                self.set_timer(attempt.wake_ms());
+            }
+        }
+    }
+
+    fn time_halves(&mut self, now_ms: u64) {
+        let mut late: Vec<usize> = Vec::new();
+        let mut next_ms = u64::MAX;
+        for (index, half) in &self.halves {
+            let deadline_ms = half.deadline_ms(&self.config);
+            if now_ms >= deadline_ms {
+                late.push(index);
+            } else {
+                next_ms = next_ms.min(deadline_ms);
+            }
+        }
+        for index in late {
+            self.refuse(index, LinkError::Timeout);
+        }
+        self.set_timer(next_ms);
+    }
+
+    fn time_lingers(&mut self, now_ms: u64) {
+        if self.lingers.is_empty() {
+            return;
+        }
+        let over: Vec<(usize, bool)> = self
+            .lingers
+            .iter()
+            .map(|(index, linger)| (index, now_ms >= linger.deadline_ms || linger.delivered()))
+            .filter(|&(_, over)| over)
+            .collect();
+        for (index, _) in over {
+            if let Ok(index) = u32::try_from(index) {
+                self.end_linger(index);
+            }
+        }
+        if !self.lingers.is_empty() {
+            self.set_timer(now_ms + LINGER_CHECK_MS);
+        }
+    }
+
+    /// Looks for hosts that have vanished with our bytes under way: keep-alive probes are not sent then, and the kernel's
+    /// own limit is a quarter of an hour. A peer that merely does not read answers the kernel's window probes and is
+    /// left alone, however long it computes (TCP_USER_TIMEOUT would end its link).
+    fn scan<S: Sink>(&mut self, sink: &mut S, now_ms: u64) {
+        let mut dead: Vec<u32> = Vec::new();
+        for (id, link) in &mut self.links {
+            let Some(socket) = link.socket.as_ref().filter(|_| link.tx.unproven) else { continue };
+            let fd = socket.as_fd();
+            if sys::unacknowledged(fd) == 0 {
+                link.tx.unproven = false;
+            } else if let Some(state) = sys::liveness(fd)
+                && state.unanswered >= UNANSWERED
+                && u64::from(state.silent_ms) >= self.config.dead_peer_ms
+            {
+                dead.extend(u32::try_from(id));
+            }
+        }
+        for id in dead {
+            log::debug!("tcp: the host of link {id} has not answered for {} ms", self.config.dead_peer_ms);
+            self.end(id, LinkError::Gone, sink);
+        }
+        self.next_scan_ms =
+            if self.links.is_empty() { u64::MAX } else { now_ms + (self.config.dead_peer_ms / 4).max(10) };
+    }
+}

@@ -1,0 +1,219 @@
+//! The system calls of the TCP device: vectored I/O on client memory, socket options, the coarse clock.
+//!
+//! Place in the data flow: between [`super::tx`]/[`super::rx`] and the kernel. Client memory goes to the kernel as addresses
+//! ([`Iov`]), never as slices, because the client may touch it at the same time.
+//!
+//! Errors are [`Errno`]; "would block" and "interrupted" are both [`Errno::AGAIN`]. Times are milliseconds of
+//! CLOCK_MONOTONIC_COARSE, which costs no system call and advances every 1 to 10 ms.
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::time::{ClockId, clock_gettime};
+use weft_engine::mem::Iov;
+
+use super::TcpConfig;
+
+/// Most pieces in one vectored call.
+pub(super) const PIECES: usize = 24;
+
+/// The pieces of one vectored call, in order. Each stays valid for `'a`, or by the contract of [`Iov::new`].
+pub(super) struct Pieces<'a> {
+    list: [MaybeUninit<libc::iovec>; PIECES],
+    count: usize,
+    bytes: usize,
+    life: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Pieces<'a> {
+    #[inline]
+    pub(super) fn new() -> Self {
+        Self { list: [const { MaybeUninit::uninit() }; PIECES], count: 0, bytes: 0, life: PhantomData }
+    }
+
+    /// Adds bytes to be sent. They must fit: callers bound their number of pieces below [`PIECES`].
+    #[inline]
+    pub(super) fn bytes(&mut self, bytes: &'a [u8]) {
+        self.add(bytes.as_ptr().cast_mut(), bytes.len());
+    }
+
+    /// Adds a buffer to be filled.
+    #[inline]
+    pub(super) fn buffer(&mut self, buffer: &'a mut [u8]) {
+        self.add(buffer.as_mut_ptr(), buffer.len());
+    }
+
+    /// Adds client memory, as many of its pieces as leave `reserve` places free. Returns whether all did.
+    #[inline]
+    pub(super) fn client(&mut self, iov: &[Iov], reserve: usize) -> bool {
+        for piece in iov {
+            if self.count + reserve >= PIECES {
+                return false;
+            }
+            self.add(piece.as_ptr(), piece.len());
+        }
+        true
+    }
+
+    /// Sum of the lengths.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    #[inline]
+    fn add(&mut self, base: *mut u8, len: usize) {
+        if len > 0 {
+            self.list[self.count].write(libc::iovec { iov_base: base.cast(), iov_len: len });
+            self.count += 1;
+            self.bytes += len;
+        }
+    }
+}
+
+/// Sends the pieces. Returns how many bytes the kernel took.
+#[inline]
+pub(super) fn send(fd: BorrowedFd<'_>, pieces: &Pieces<'_>) -> Result<usize, Errno> {
+    // SAFETY: an all-zero msghdr is a valid one: no name, no pieces, no control data.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = pieces.list.as_ptr().cast_mut().cast();
+    header.msg_iovlen = pieces.count;
+    // SAFETY: the first `count` entries are initialised; each describes memory that is readable now, by the
+    // lifetime of `pieces` or by the contract of `Iov::new`. The kernel writes to none of it.
+    let n = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+    outcome(n)
+}
+
+/// Fills the pieces. Returns how many bytes came; 0 is the end of the stream.
+#[inline]
+pub(super) fn receive(fd: BorrowedFd<'_>, pieces: &mut Pieces<'_>) -> Result<usize, Errno> {
+    // `count` is at most `PIECES`.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
+    let count = pieces.count as libc::c_int;
+    // SAFETY: the first `count` entries are initialised; each describes memory that is writable now, exclusively for
+    // buffers by their lifetime, and by the contract of `Iov::new` for client memory. The socket does not block.
+    let n = unsafe { libc::readv(fd.as_raw_fd(), pieces.list.as_ptr().cast(), count) };
+    outcome(n)
+}
+
+/// Fills one buffer from its start. Returns how many bytes came; 0 is the end of the stream.
+#[inline]
+pub(super) fn receive_one(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
+    // SAFETY: the buffer is exclusively ours and writable for its whole length.
+    let n = unsafe { libc::recv(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
+    outcome(n)
+}
+
+#[inline]
+fn outcome(n: libc::ssize_t) -> Result<usize, Errno> {
+    if let Ok(n) = usize::try_from(n) {
+        return Ok(n);
+    }
+    match last_errno() {
+        Errno::INTR => Err(Errno::AGAIN),
+        errno => Err(errno),
+    }
+}
+
+fn last_errno() -> Errno {
+    Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// Bytes sent and not yet acknowledged by the peer's kernel.
+pub(super) fn unacknowledged(fd: BorrowedFd<'_>) -> usize {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: SIOCOUTQ (the same number as TIOCOUTQ) stores one int.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
+}
+
+/// What the kernel knows of the peer's host.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Liveness {
+    /// Milliseconds since the last acknowledgement came.
+    pub(super) silent_ms: u32,
+    /// Retransmissions and window probes since then without an answer.
+    pub(super) unanswered: u32,
+}
+
+/// Asks the kernel how alive the peer's host is.
+pub(super) fn liveness(fd: BorrowedFd<'_>) -> Option<Liveness> {
+    let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
+    // The structure has some hundred bytes.
+    #[allow(clippy::cast_possible_truncation)]
+    let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `info` and stores how many.
+    let result = unsafe {
+        libc::getsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut len)
+    };
+    if result != 0 {
+        return None;
+    }
+    // SAFETY: `info` was zeroed, so that what the kernel did not write is valid too: all fields are integers.
+    let info = unsafe { info.assume_init() };
+    Some(Liveness {
+        silent_ms: info.tcpi_last_ack_recv,
+        unanswered: u32::from(info.tcpi_retransmits) + u32::from(info.tcpi_probes),
+    })
+}
+
+/// Milliseconds of the coarse monotonic clock.
+#[inline]
+pub(super) fn now_ms() -> u64 {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    // The monotonic clock is never negative.
+    #[allow(clippy::cast_sign_loss)]
+    let ms = (now.tv_sec * 1000 + now.tv_nsec / 1_000_000) as u64;
+    ms
+}
+
+/// A non-blocking stream socket of the address's family.
+pub(super) fn stream_socket(addr: &SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)
+}
+
+/// Sets the buffer sizes, where configured. Must be done before connecting or listening for the window scale to fit.
+pub(super) fn set_buffers(fd: BorrowedFd<'_>, config: &TcpConfig) -> Result<(), Errno> {
+    if let Some(bytes) = config.send_buffer_bytes {
+        sockopt::set_socket_send_buffer_size(fd, bytes)?;
+    }
+    if let Some(bytes) = config.receive_buffer_bytes {
+        sockopt::set_socket_recv_buffer_size(fd, bytes)?;
+    }
+    Ok(())
+}
+
+/// Sets what every link has: no Nagle delay, and keep-alive probes that find a vanished host of an idle link.
+pub(super) fn set_link_options(fd: BorrowedFd<'_>, config: &TcpConfig) -> Result<(), Errno> {
+    const PROBES: u32 = 4;
+    sockopt::set_tcp_nodelay(fd, true)?;
+    if config.dead_peer_ms > 0 {
+        let total_s = config.dead_peer_ms.div_ceil(1000).max(u64::from(PROBES) + 1);
+        let interval_s = (total_s / 2).div_ceil(u64::from(PROBES)).max(1);
+        let idle_s = total_s.saturating_sub(interval_s * u64::from(PROBES)).max(1);
+        sockopt::set_socket_keepalive(fd, true)?;
+        sockopt::set_tcp_keepidle(fd, Duration::from_secs(idle_s))?;
+        sockopt::set_tcp_keepintvl(fd, Duration::from_secs(interval_s))?;
+        sockopt::set_tcp_keepcnt(fd, PROBES)?;
+    }
+    Ok(())
+}
+
+/// Appends a copy of client memory to a queue.
+pub(super) fn append(queue: &mut Vec<u8>, iov: &[Iov]) {
+    for piece in iov {
+        let (at, len) = (queue.len(), piece.len());
+        queue.reserve(len);
+        let Some(target) = queue.spare_capacity_mut().get_mut(..len) else { return };
+        // SAFETY: `target` is `len` bytes of the queue's spare capacity, and `len` is the piece's length.
+        unsafe { piece.read_to_ptr(target.as_mut_ptr().cast(), len) };
+        // SAFETY: the capacity is there (`reserve`), and the bytes up to `at + len` have just been initialised.
+        unsafe { queue.set_len(at + len) };
+    }
+}

@@ -1,0 +1,228 @@
+//! What travels over a TCP link: four handshake messages of fixed size, then frames.
+//!
+//! Place in the data flow: written by [`super::connect`] and [`super::tx`], read by [`super::connect`] and
+//! [`super::rx`]. Integers are little-endian, structures have no padding, and every length is checked here before
+//! anybody uses it. The same layouts are specified in docs/protocol.md.
+//!
+//! Errors: a header that breaks a rule decodes to `None`; the link then ends with `LinkError::Protocol`.
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use weft_engine::name::NAME_BYTES;
+
+use crate::handshake::{Capability, Nonce, Proof};
+
+/// First bytes of every handshake.
+pub(super) const MAGIC: [u8; 8] = *b"weft-tcp";
+/// The version of handshake and frames that this code speaks.
+pub(super) const VERSION: u8 = 1;
+
+/// Longest message (head and body): 64 KiB of payload and the engine's header.
+pub(super) const MAILBOX_BYTES: usize = 64 * 1024 + 256;
+/// Longest payload of one push segment that is accepted from a peer.
+pub(super) const SEGMENT_MAX_BYTES: usize = 1024 * 1024;
+
+/// Length of a frame's header; a push segment has [`PUSH_HEAD_BYTES`].
+pub(super) const HEAD_BYTES: usize = size_of::<FrameHead>();
+/// Length of a push segment's header: frame header, window, offset.
+pub(super) const PUSH_HEAD_BYTES: usize = size_of::<PushHead>();
+
+const KIND_MESSAGE: u8 = 1;
+const KIND_PUSH: u8 = 2;
+const KIND_GOODBYE: u8 = 3;
+
+/// In [`Hello::flags`]: the initiator was given the full name, and the key is made from its capability.
+pub(super) const KNOWS_CAPABILITY: u8 = 1;
+
+/// In [`Answer::status`] and [`Verdict::status`]: go on.
+pub(super) const OK: u8 = 0;
+/// The version is not spoken here.
+pub(super) const BAD_VERSION: u8 = 1;
+/// Another endpoint than the one asked for listens here.
+pub(super) const NOT_HERE: u8 = 2;
+/// The proof is wrong, or a capability is needed.
+pub(super) const DENIED: u8 = 3;
+
+/// Initiator → acceptor: who I am, and whom I want.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct Hello {
+    pub(super) magic: [u8; 8],
+    pub(super) version: u8,
+    pub(super) flags: u8,
+    pub(super) reserved: [u8; 6],
+    pub(super) nonce: Nonce,
+    /// The initiator's full name, its capability zeroed.
+    pub(super) name: [u8; NAME_BYTES],
+    /// The endpoint id that is wanted; zeros with a service name.
+    pub(super) target: [u8; 16],
+}
+
+/// Acceptor → initiator: who I am, with proof.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct Answer {
+    pub(super) magic: [u8; 8],
+    pub(super) version: u8,
+    pub(super) status: u8,
+    pub(super) reserved: [u8; 6],
+    pub(super) nonce: Nonce,
+    /// The acceptor's full name, its capability zeroed.
+    pub(super) name: [u8; NAME_BYTES],
+    /// The acceptor's capability, sealed; only for an initiator that does not know it.
+    pub(super) sealed: Capability,
+    pub(super) proof: Proof,
+}
+
+/// Initiator → acceptor: my proof.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct Finish {
+    /// The initiator's capability, sealed, so that the acceptor knows its full name.
+    pub(super) sealed: Capability,
+    pub(super) proof: Proof,
+}
+
+/// Acceptor → initiator: the link is up, or not. Frames follow.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct Verdict {
+    pub(super) status: u8,
+    pub(super) reserved: [u8; 7],
+}
+
+const _: () = assert!(size_of::<Hello>() == 112);
+const _: () = assert!(size_of::<Answer>() == 144);
+const _: () = assert!(size_of::<Finish>() == 48);
+const _: () = assert!(size_of::<Verdict>() == 8);
+const _: () = assert!(HEAD_BYTES == 8 && PUSH_HEAD_BYTES == 24);
+
+/// Header of every frame.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct FrameHead {
+    /// Bytes that follow these eight.
+    len: U32,
+    kind: u8,
+    reserved: [u8; 3],
+}
+
+/// Header of a push segment.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct PushHead {
+    head: FrameHead,
+    window: U64,
+    offset: U64,
+}
+
+/// A frame's header, decoded and checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Frame {
+    /// A message of so many bytes follows.
+    Message(usize),
+    /// A push segment: 16 more header bytes, then so many bytes of payload.
+    Push(usize),
+    /// The peer closes in an orderly way; nothing follows.
+    Goodbye,
+}
+
+/// Decodes the first eight bytes of a frame. `None`: the peer broke the protocol.
+#[inline]
+pub(super) fn decode(bytes: &[u8; HEAD_BYTES]) -> Option<Frame> {
+    let head = FrameHead::ref_from_bytes(bytes).ok()?;
+    let len = usize::try_from(head.len.get()).ok()?;
+    if head.reserved != [0; 3] {
+        return None;
+    }
+    match head.kind {
+        KIND_MESSAGE if len <= MAILBOX_BYTES => Some(Frame::Message(len)),
+        KIND_PUSH => {
+            let payload = len.checked_sub(PUSH_HEAD_BYTES - HEAD_BYTES)?;
+            (1..=SEGMENT_MAX_BYTES).contains(&payload).then_some(Frame::Push(payload))
+        }
+        KIND_GOODBYE if len == 0 => Some(Frame::Goodbye),
+        _ => None,
+    }
+}
+
+/// Window and offset of a push segment, which must not reach beyond 2^64.
+#[inline]
+pub(super) fn decode_push(bytes: &[u8; PUSH_HEAD_BYTES], payload: usize) -> Option<(u64, u64)> {
+    let push = PushHead::ref_from_bytes(bytes).ok()?;
+    let offset = push.offset.get();
+    offset.checked_add(payload as u64)?;
+    Some((push.window.get(), offset))
+}
+
+/// The header of a message of `len` bytes, which is at most [`MAILBOX_BYTES`].
+#[inline]
+pub(super) fn message_head(len: usize) -> [u8; HEAD_BYTES] {
+    debug_assert!(len <= MAILBOX_BYTES);
+    head(len, KIND_MESSAGE)
+}
+
+/// The header of a push segment of `payload` bytes, which is at most [`SEGMENT_MAX_BYTES`].
+pub(super) fn push_head(payload: usize, window: u64, offset: u64) -> [u8; PUSH_HEAD_BYTES] {
+    debug_assert!((1..=SEGMENT_MAX_BYTES).contains(&payload));
+    let mut bytes = [0; PUSH_HEAD_BYTES];
+    bytes[..HEAD_BYTES].copy_from_slice(&head(payload + PUSH_HEAD_BYTES - HEAD_BYTES, KIND_PUSH));
+    bytes[HEAD_BYTES..HEAD_BYTES + 8].copy_from_slice(&window.to_le_bytes());
+    bytes[HEAD_BYTES + 8..].copy_from_slice(&offset.to_le_bytes());
+    bytes
+}
+
+/// The whole goodbye frame.
+pub(super) fn goodbye() -> [u8; HEAD_BYTES] {
+    head(0, KIND_GOODBYE)
+}
+
+#[inline]
+fn head(len: usize, kind: u8) -> [u8; HEAD_BYTES] {
+    // Every caller's length is below 2^21.
+    #[allow(clippy::cast_possible_truncation)]
+    let len = len as u32;
+    let mut bytes = [0; HEAD_BYTES];
+    bytes[..4].copy_from_slice(&len.to_le_bytes());
+    bytes[4] = kind;
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn headers_round_trip() {
+        assert_eq!(decode(&message_head(0)), Some(Frame::Message(0)));
+        assert_eq!(decode(&message_head(MAILBOX_BYTES)), Some(Frame::Message(MAILBOX_BYTES)));
+        assert_eq!(decode(&goodbye()), Some(Frame::Goodbye));
+        let push = push_head(77, 5, 1 << 40);
+        assert_eq!(decode(push.first_chunk().unwrap()), Some(Frame::Push(77)));
+        assert_eq!(decode_push(&push, 77), Some((5, 1 << 40)));
+    }
+
+    #[test]
+    fn wild_headers_are_refused() {
+        let wild = |len: u32, kind: u8, reserved: u8| {
+            let mut bytes = [0; HEAD_BYTES];
+            bytes[..4].copy_from_slice(&len.to_le_bytes());
+            bytes[4] = kind;
+            bytes[7] = reserved;
+            decode(&bytes)
+        };
+        let (mailbox, segment) = (u32::try_from(MAILBOX_BYTES).unwrap(), u32::try_from(SEGMENT_MAX_BYTES).unwrap());
+        assert_eq!(wild(mailbox + 1, KIND_MESSAGE, 0), None);
+        assert_eq!(wild(u32::MAX, KIND_MESSAGE, 0), None);
+        assert_eq!(wild(15, KIND_PUSH, 0), None);
+        assert_eq!(wild(16, KIND_PUSH, 0), None);
+        assert_eq!(wild(segment + 17, KIND_PUSH, 0), None);
+        assert_eq!(wild(1, KIND_GOODBYE, 0), None);
+        assert_eq!(wild(0, 0, 0), None);
+        assert_eq!(wild(0, 9, 0), None);
+        assert_eq!(wild(0, KIND_GOODBYE, 1), None);
+        assert_eq!(decode_push(&push_head(2, 0, u64::MAX - 1), 2), None);
+    }
+}
