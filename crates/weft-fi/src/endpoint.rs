@@ -16,6 +16,8 @@ pub(crate) mod flags;
 mod options;
 pub(crate) mod route;
 mod setup;
+#[cfg(test)]
+mod tests;
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -26,7 +28,7 @@ use weft_engine::mem::Iov;
 use weft_fi_sys as sys;
 
 use crate::domain::Domain;
-use crate::endpoint::core::Core;
+use crate::endpoint::core::CoreRef;
 use crate::endpoint::flags::{Defaults, Mode};
 use crate::endpoint::route::{Class, User};
 use crate::endpoint::setup::Setup;
@@ -58,7 +60,7 @@ pub(crate) struct Limits {
 #[repr(C)]
 pub(crate) struct Ep {
     head: Head<sys::fid_ep>,
-    core: Arc<Core>,
+    core: CoreRef,
     tx: Defaults,
     rx: Defaults,
     /// What must be fenced for the order that was promised.
@@ -145,7 +147,7 @@ pub(crate) unsafe fn ep<'a>(fid: *mut sys::fid_ep) -> &'a Ep {
 
 impl Ep {
     /// The part that outlives the handle.
-    pub(crate) const fn core(&self) -> &Arc<Core> {
+    pub(crate) const fn core(&self) -> &CoreRef {
         &self.core
     }
 

@@ -4,7 +4,7 @@
 //! last thing a process does), so what was accepted must leave first. Completions of operations that were still under way are
 //! discarded, as fi_endpoint(3) says of close; those that are in queues stay there.
 
-use std::sync::Arc;
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use crate::endpoint::Ep;
@@ -36,12 +36,14 @@ impl Ep {
         for cntr in routes.counters.iter().flatten() {
             cntr.sources().remove(&self.core);
         }
+        for cntr in routes.drivers.iter().filter_map(Weak::upgrade) {
+            cntr.sources().remove(&self.core);
+        }
         setup.eq = None;
         setup.enabled = false;
         if let Some(engine) = engine {
             finish(engine, Duration::from_millis(self.domain.params().close_timeout_ms));
         }
-        debug_assert!(Arc::strong_count(&self.core) >= 1);
     }
 }
 

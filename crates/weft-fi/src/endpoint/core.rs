@@ -217,9 +217,12 @@ impl Core {
         }
     }
 
-    /// The region's counters have changed. A control call.
-    pub(crate) fn set_region_counters(&self, key: u64, counters: RegionCounters) {
-        self.state.intrude().routes.regions.insert(key, counters);
+    /// The region's counters have changed. Reading them drives this endpoint from now on. A control call.
+    pub(crate) fn set_region_counters(self: &Arc<Self>, key: u64, counters: RegionCounters) {
+        for cntr in [&counters.write, &counters.read].into_iter().flatten() {
+            cntr.sources().add(self);
+        }
+        self.state.intrude().routes.set_region_counters(key, counters);
     }
 
     /// The domain has lost a region: on return nothing touches its memory any more. A control call.

@@ -9,6 +9,7 @@
 //! counted exactly once, by the counter of its class, whether or not it makes an entry.
 
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Weak};
 
 use rustc_hash::FxHashMap;
 use weft_engine::api::{ADDR_NONE, Completion, Fault, Kind, OpFlags};
@@ -173,6 +174,8 @@ pub(crate) struct Routes {
     pub(crate) counters: [Option<Hold<Cntr>>; 6],
     /// By key: regions with counters of their own.
     pub(crate) regions: FxHashMap<u64, RegionCounters>,
+    /// Counters of regions that drive this endpoint, also of regions that have gone since.
+    pub(crate) drivers: Vec<Weak<Cntr>>,
     /// Context of errors that belong to no operation: the endpoint's.
     pub(crate) context: usize,
 }
@@ -194,6 +197,17 @@ impl Routes {
     #[inline]
     pub(crate) fn flooded(&self) -> bool {
         self.rx.as_ref().is_some_and(|cq| cq.is_flooded())
+    }
+
+    /// The counters of a region.
+    pub(crate) fn set_region_counters(&mut self, key: u64, counters: RegionCounters) {
+        for cntr in [&counters.write, &counters.read].into_iter().flatten() {
+            let cntr = Arc::downgrade(cntr.arc());
+            if !self.drivers.iter().any(|known| known.ptr_eq(&cntr)) {
+                self.drivers.push(cntr);
+            }
+        }
+        self.regions.insert(key, counters);
     }
 
     /// Whether peers' accesses are counted.
