@@ -50,6 +50,29 @@ pub struct Stats {
     pub downs: u64,
 }
 
+/// What becomes of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It is handed over, as it was or as it was changed.
+    Deliver,
+    /// It is lost.
+    Lose,
+    /// It is handed over twice.
+    Double,
+}
+
+/// Something on the wire: from which endpoint, to which, whether a message (or else a piece of a push), and its bytes.
+pub type Meddle = Box<dyn FnMut(usize, usize, bool, &mut Vec<u8>) -> Fate>;
+
+/// Changes what is on the wire, against all contracts: to play a hostile peer, and to prove that the oracle notices.
+pub(crate) struct Meddler(pub(crate) Meddle);
+
+impl std::fmt::Debug for Meddler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Meddler")
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) name: EpName,
@@ -79,6 +102,7 @@ pub(crate) struct State {
     pub(crate) trace: Trace,
     pub(crate) stats: Stats,
     violations: Vec<String>,
+    pub(crate) meddler: Option<Meddler>,
 }
 
 impl State {
@@ -97,6 +121,7 @@ impl State {
             trace: Trace::default(),
             stats: Stats::default(),
             violations: Vec::new(),
+            meddler: None,
         }
     }
 
@@ -449,6 +474,11 @@ impl Fabric {
     /// Breaks the links between two endpoints, which live on; returns how many there were.
     pub fn break_links(&self, a: usize, b: usize) -> usize {
         self.0.borrow_mut().break_links(a, b)
+    }
+
+    /// From now on everything that is handed over passes through `meddle`.
+    pub fn set_meddler(&self, meddle: Meddle) {
+        self.0.borrow_mut().meddler = Some(Meddler(meddle));
     }
 
     /// A buffer in the address space of endpoint `ep`.

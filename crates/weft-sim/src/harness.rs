@@ -83,13 +83,15 @@ pub struct Window {
     pub memory: Buffer,
     /// What it grants.
     pub access: Access,
+    /// Whether it reports every access.
+    pub events: bool,
 }
 
 impl Window {
     /// The remote pieces of an operation, the memory behind them, and the fault that it must meet.
     fn reach(&self, rma: &Rma, kind: Kind) -> (Vec<RmaIov>, Vec<Buffer>, Option<Fault>) {
         let granted = if kind == Kind::Write { self.access.write } else { self.access.read };
-        let must_fail = rma.spoil.or((!granted).then_some(Fault::BadKey));
+        let must_fail = if granted { rma.spoil } else { Some(Fault::BadKey) };
         let key = if rma.spoil == Some(Fault::BadKey) { self.key ^ 1 << 40 } else { self.key };
         let shift = if rma.spoil == Some(Fault::BadRange) { self.memory.len() + 1 } else { 0 };
         let (mut remote, mut there) = (Vec::new(), Vec::new());
@@ -269,7 +271,7 @@ impl Harness {
         let region = Region { key, iov, base, access, user: index as u64, events };
         let Some(engine) = self.cluster.engine(rank) else { return Err(Error::Invalid) };
         engine.add_region(region)?;
-        self.windows.push(Window { rank, key, base, memory, access });
+        self.windows.push(Window { rank, key, base, memory, access, events });
         Ok(index)
     }
 
@@ -319,8 +321,23 @@ impl Harness {
         if posted.is_ok() {
             let (target, data, buffer) = (window.rank, rma.data, (!inject).then_some(buffer));
             let (remote, end, events) = (there, None, 0);
-            let record =
-                RmaRecord { rank, target, kind, flags, data, len, buffer, expected, remote, must_fail, end, events };
+            let (region, reported) = (index as u64, window.events);
+            let record = RmaRecord {
+                rank,
+                region,
+                reported,
+                target,
+                kind,
+                flags,
+                data,
+                len,
+                buffer,
+                expected,
+                remote,
+                must_fail,
+                end,
+                events,
+            };
             self.oracle.accepted(op, Record::Rma(record));
         }
         self.absorb(rank);

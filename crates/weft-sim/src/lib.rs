@@ -24,7 +24,7 @@ pub mod workload;
 
 pub use cluster::{Cluster, Turn};
 pub use config::{FabricConfig, Faults};
-pub use fabric::{Fabric, Stats};
+pub use fabric::{Fabric, Fate, Meddle, Stats};
 pub use harness::{Harness, Recv, Rma, Send, Tamper, Window, random_pieces};
 pub use memory::Buffer;
 pub use nic::SimNic;

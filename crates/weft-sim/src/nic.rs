@@ -14,7 +14,7 @@ use weft_engine::name::EpName;
 use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, RemoteIov, Sink};
 
 use crate::event::Event;
-use crate::fabric::State;
+use crate::fabric::{Fate, State};
 use crate::trace::What;
 use crate::transfer::Kind;
 use crate::wire::{EndId, Phase, Side};
@@ -248,26 +248,42 @@ impl State {
         Handover::Up(link, info)
     }
 
-    fn take_message(&mut self, to: EndId, bytes: Vec<u8>) -> Handover {
+    fn take_message(&mut self, to: EndId, mut bytes: Vec<u8>) -> Handover {
         let from = self.end(to.other());
         from.in_flight = from.in_flight.saturating_sub(1);
         let end = self.end(to);
         let (ep, phase) = (end.ep, end.phase);
         let Some(link) = end.link.filter(|_| phase == Phase::Up) else { return Handover::Nothing };
         end.spoken_to = true;
+        match self.meddle(to, true, &mut bytes) {
+            Fate::Deliver => {}
+            Fate::Lose => return Handover::Nothing,
+            Fate::Double => {
+                self.end(to.other()).in_flight += 1;
+                self.endpoints[ep].inbox.push_front(Event::Message { to, bytes: bytes.clone() });
+            }
+        }
         self.stats.messages += 1;
         self.record(What::Message, ep, u64::from(link.0), bytes.len() as u64, &[]);
         Handover::Message(link, bytes)
     }
 
-    fn take_segment(&mut self, to: EndId, window: u64, offset: u64, bytes: Vec<u8>) -> Handover {
+    fn take_segment(&mut self, to: EndId, window: u64, offset: u64, mut bytes: Vec<u8>) -> Handover {
         let end = self.end(to);
         let (ep, phase) = (end.ep, end.phase);
         let Some(link) = end.link.filter(|_| phase == Phase::Up) else { return Handover::Nothing };
+        if self.meddle(to, false, &mut bytes) == Fate::Lose {
+            return Handover::Nothing;
+        }
         self.stats.segments += 1;
         self.record(What::Segment, ep, u64::from(link.0), offset, &bytes);
         let short_permille = self.config.faults.short_place_permille;
         Handover::Segment { link, window, offset, bytes, short_permille }
+    }
+
+    fn meddle(&mut self, to: EndId, whole: bool, bytes: &mut Vec<u8>) -> Fate {
+        let (from, at) = (self.end(to.other()).ep, self.end(to).ep);
+        self.meddler.as_mut().map_or(Fate::Deliver, |meddler| (meddler.0)(from, at, whole, bytes))
     }
 
     fn take_down(&mut self, to: EndId, why: LinkError) -> Handover {

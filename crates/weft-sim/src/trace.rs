@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::fmt::Write as _;
 
 /// How many of the last records are kept for a failure's report.
-const TAIL_RECORDS: usize = 120;
+const TAIL_RECORDS: usize = 40;
 
 /// What is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -75,6 +75,12 @@ struct Workload {
 /// One run.
 #[must_use]
 pub fn run(seed: u64, scenario: Scenario) -> Report {
+    run_with(seed, scenario, |_| {})
+}
+
+/// One run whose harness is prepared first.
+#[must_use]
+pub fn run_with(seed: u64, scenario: Scenario, prepare: impl FnOnce(&mut Harness)) -> Report {
     let mut fabric = FabricConfig::swarm(seed);
     let mut rng = Stream::new(seed, Entity::Test(usize::MAX >> 8));
     if scenario == Scenario::ConnectFailures {
@@ -85,6 +91,7 @@ pub fn run(seed: u64, scenario: Scenario) -> Report {
     let steps = rng.between(10, 100);
     let detail = format!("{ranks} ranks, {scenario:?}\n{fabric:?}\n{engine:?}\n");
     let mut workload = Workload::new(fabric, engine, ranks, scenario);
+    prepare(&mut workload.harness);
     workload.play(steps, &mut rng);
     let wrong = workload.harness.finish();
     let fabric = workload.harness.cluster().fabric().clone();

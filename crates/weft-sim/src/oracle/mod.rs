@@ -11,7 +11,7 @@
 mod matching;
 mod rma;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use weft_engine::api::{Completion, Context, Fault, Kind, OpFlags};
 use weft_engine::nic::LinkError;
@@ -191,6 +191,8 @@ pub struct Oracle {
     broken: BTreeSet<(usize, usize)>,
     /// Sends that promised delivery and completed: receives of the same batch may follow.
     to_confirm: Vec<Op>,
+    /// Remote events seen, by rank, region, and whether writes.
+    events: BTreeMap<(usize, u64, bool), usize>,
 }
 
 impl Oracle {

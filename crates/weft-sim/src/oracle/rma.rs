@@ -4,6 +4,8 @@
 //! whatever the order of the writes; reads go to parts that nobody writes. Immediate data is unique, so a
 //! remote event names its write.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use weft_engine::api::{Completion, Fault, Kind, OpFlags};
 
 use super::{Op, Oracle, Record, expect, payload};
@@ -14,6 +16,10 @@ use crate::memory::Buffer;
 pub struct RmaRecord {
     /// Initiator.
     pub rank: usize,
+    /// The target region's user value, which its remote events carry.
+    pub region: u64,
+    /// Whether the region reports every access.
+    pub reported: bool,
     /// Target.
     pub target: usize,
     /// `Kind::Read` or `Kind::Write`.
@@ -69,6 +75,7 @@ impl Oracle {
     }
 
     pub(super) fn remote_event(&mut self, rank: usize, c: &Completion, src: Option<usize>) {
+        *self.events.entry((rank, c.ctx.user, c.kind == Kind::RemoteWrite)).or_insert(0) += 1;
         if !c.flags.contains(OpFlags::DATA) {
             return;
         }
@@ -87,6 +94,8 @@ impl Oracle {
             "a refused write left data"
         } else if rma.events > 0 {
             "the same remote write was reported twice"
+        } else if c.ctx.user != rma.region {
+            "the wrong region of a remote write"
         } else if src != Some(rma.rank) {
             "the wrong source of a remote write"
         } else if single && c.len != rma.len {
@@ -104,8 +113,37 @@ impl Oracle {
         }
     }
 
+    /// Regions that report every access must have reported each: at least once per operation, at most once per piece.
+    fn judge_events(&self, lives: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
+        let mut expected = BTreeMap::new();
+        let mut unsure = BTreeSet::new();
+        for record in &self.ops {
+            let Record::Rma(rma) = record else { continue };
+            let key = (rma.target, rma.region, rma.kind == Kind::Write);
+            let (low, high) = expected.entry(key).or_insert((0, 0));
+            let reported = rma.reported || rma.data.is_some();
+            if rma.end.is_none_or(|end| end.is_ok()) && rma.must_fail.is_none() && reported {
+                *low += 1;
+                *high += if rma.reported { rma.remote.len() } else { 1 };
+            }
+            if !lives(rma.rank) || self.may_fail(rma.rank, rma.target) {
+                unsure.insert(key);
+            }
+        }
+        for key in self.events.keys() {
+            expected.entry(*key).or_insert((0, 0));
+        }
+        for (key, (low, high)) in expected {
+            let seen = self.events.get(&key).copied().unwrap_or(0);
+            if lives(key.0) && !unsure.contains(&key) && !(low..=high).contains(&seen) {
+                out.push(format!("region {} of rank {}: {seen} remote events, not {low} to {high}", key.1, key.0));
+            }
+        }
+    }
+
     /// What must stand in the regions at the end.
     pub(super) fn judge_memory(&self, lives: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
+        self.judge_events(lives, out);
         for (op, record) in self.ops.iter().enumerate() {
             let Record::Rma(rma) = record else { continue };
             let sure = lives(rma.rank) && lives(rma.target) && !self.may_fail(rma.rank, rma.target);

@@ -1,0 +1,269 @@
+//! The oracle on trial: every mutant breaks one rule in otherwise good runs, and every mutant must be caught.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use weft_engine::api::{Completion, Fault, Kind, OpFlags};
+use weft_engine::nic::LinkError;
+use weft_sim::oracle::Record;
+use weft_sim::workload::{Scenario, run_with};
+use weft_sim::{Fabric, FabricConfig, Fate, Harness, Recv, Send};
+
+/// Runs with the mutant switched on until it is caught; it must have struck before.
+/// `strike` gets a batch of completions and says whether it changed anything.
+fn completions_mutant(name: &str, strike: impl Fn(&mut Vec<Completion>) -> bool + Copy + 'static) {
+    let struck = Rc::new(Cell::new(0));
+    for seed in 0..20 {
+        let before = struck.get();
+        let counter = Rc::clone(&struck);
+        let mut wait = 20 + seed;
+        let report = run_with(seed, Scenario::Lossless, move |harness| {
+            harness.set_tamper(Box::new(move |_, batch| {
+                if wait > 0 {
+                    wait -= 1;
+                } else if counter.get() == before && strike(batch) {
+                    counter.set(before + 1);
+                }
+            }));
+        });
+        if struck.get() > before {
+            assert!(!report.wrong.is_empty(), "mutant `{name}` lives: seed {seed}");
+        } else {
+            assert!(report.wrong.is_empty(), "seed {seed} fails without the mutant: {:?}", report.wrong);
+        }
+    }
+    assert!(struck.get() >= 3, "mutant `{name}` struck only {} times", struck.get());
+}
+
+/// Changes the first completion for which it is possible.
+fn one(batch: &mut [Completion], mut change: impl FnMut(&mut Completion) -> bool) -> bool {
+    batch.iter_mut().any(|c| c.fault.is_none() && change(c))
+}
+
+fn is_recv(c: &Completion) -> bool {
+    c.kind == Kind::Recv && !c.flags.intersects(OpFlags::PEEK | OpFlags::MULTI)
+}
+
+#[test]
+fn a_lost_completion() {
+    completions_mutant("lost completion", |batch| batch.pop().is_some_and(|c| c.kind != Kind::RemoteRead));
+}
+
+#[test]
+fn a_second_completion() {
+    completions_mutant("second completion", |batch| {
+        let again = batch.iter().find(|c| is_recv(c) || c.kind == Kind::Send).copied();
+        batch.extend(again);
+        again.is_some()
+    });
+}
+
+#[test]
+fn a_wrong_length() {
+    completions_mutant("send length", |batch| one(batch, |c| c.kind == Kind::Send && replace(&mut c.len, |n| n + 1)));
+    completions_mutant("recv length", |batch| {
+        one(batch, |c| is_recv(c) && c.len > 0 && replace(&mut c.len, |n| n - 1))
+    });
+}
+
+fn replace<T: Copy>(place: &mut T, with: impl Fn(T) -> T) -> bool {
+    *place = with(*place);
+    true
+}
+
+#[test]
+fn a_wrong_tag_or_datum() {
+    let tagged = |c: &Completion| c.flags.contains(OpFlags::TAGGED) && is_recv(c);
+    completions_mutant("tag", move |batch| one(batch, |c| tagged(c) && replace(&mut c.tag, |tag| tag ^ 0x100)));
+    let with_data = |c: &Completion| c.flags.contains(OpFlags::DATA) && is_recv(c);
+    completions_mutant("data", move |batch| one(batch, |c| with_data(c) && replace(&mut c.data, |data| data ^ 1)));
+    completions_mutant("data flag", move |batch| {
+        one(batch, |c| with_data(c) && replace(&mut c.flags, |flags| flags - OpFlags::DATA))
+    });
+}
+
+#[test]
+fn a_wrong_source() {
+    completions_mutant("source", |batch| one(batch, |c| is_recv(c) && replace(&mut c.src, |src| u64::from(src == 0))));
+    completions_mutant("no source", |batch| one(batch, |c| is_recv(c) && replace(&mut c.src, |_| u64::MAX)));
+}
+
+#[test]
+fn a_wrong_context() {
+    completions_mutant("context", |batch| one(batch, |c| replace(&mut c.ctx.user, |user| user ^ 1)));
+    completions_mutant("context of nobody", |batch| {
+        one(batch, |c| c.kind == Kind::Send && replace(&mut c.ctx.ptr, |_| 0))
+    });
+}
+
+#[test]
+fn a_wrong_kind_or_flag() {
+    completions_mutant("kind", |batch| one(batch, |c| c.kind == Kind::Send && replace(&mut c.kind, |_| Kind::Recv)));
+    completions_mutant("tagged flag", |batch| {
+        one(batch, |c| is_recv(c) && replace(&mut c.flags, |flags| flags ^ OpFlags::TAGGED))
+    });
+    completions_mutant("released flag", |batch| {
+        one(batch, |c| is_recv(c) && replace(&mut c.flags, |flags| flags | OpFlags::MULTI))
+    });
+}
+
+#[test]
+fn a_remote_event_too_many_or_too_few() {
+    let remote = |c: &Completion| matches!(c.kind, Kind::RemoteWrite | Kind::RemoteRead);
+    completions_mutant("second remote event", move |batch| {
+        let again = batch.iter().find(|c| remote(c)).copied();
+        // One operation may have as many events as it has pieces: five more are too many in any case.
+        batch.extend([again; 5].into_iter().flatten());
+        again.is_some()
+    });
+    completions_mutant("lost remote write", move |batch| {
+        let at = batch.iter().position(|c| c.kind == Kind::RemoteWrite && c.flags.contains(OpFlags::DATA));
+        at.map(|at| batch.remove(at)).is_some()
+    });
+}
+
+#[test]
+fn an_error_out_of_nothing() {
+    for fault in [Fault::Canceled, Fault::Link(LinkError::Gone), Fault::BadKey] {
+        completions_mutant("error", move |batch| {
+            let honest = |c: &Completion| c.kind == Kind::Send || c.kind == Kind::Write;
+            one(batch, |c| honest(c) && replace(&mut c.fault, |_| Some(fault)))
+        });
+    }
+}
+
+#[test]
+fn two_receives_swapped() {
+    completions_mutant("swapped receives", |batch| {
+        let plain = |c: &Completion| is_recv(c) && c.fault.is_none() && c.len > 8;
+        let two = batch.iter().enumerate().filter(|(_, c)| plain(c)).map(|(i, _)| i).take(2).collect::<Vec<_>>();
+        let [a, b] = two[..] else { return false };
+        if batch[a].ctx == batch[b].ctx {
+            return false; // two messages of one multi-receive
+        }
+        (batch[a].ctx, batch[b].ctx) = (batch[b].ctx, batch[a].ctx);
+        true
+    });
+}
+
+#[test]
+fn a_delivery_that_was_not() {
+    // Receives are reported late: every delivery-complete send is then too early.
+    let mut caught = 0;
+    for seed in 0..20 {
+        let report = run_with(seed, Scenario::Lossless, |harness| {
+            let mut held: Vec<Vec<Completion>> = vec![Vec::new(); 8];
+            let mut calls = 0_u64;
+            harness.set_tamper(Box::new(move |rank, batch| {
+                calls += 1;
+                let late = batch.extract_if(.., |c| is_recv(c)).collect::<Vec<_>>();
+                held[rank].extend(late);
+                if calls.is_multiple_of(50) {
+                    batch.append(&mut held[rank]);
+                }
+            }));
+        });
+        caught += usize::from(report.wrong.iter().any(|text| text.contains("delivery complete before")));
+    }
+    assert!(caught > 5, "caught only {caught} of 20");
+}
+
+/// A wire that loses, doubles or changes something.
+fn wire_mutant(name: &str, meddle: impl Fn(bool, &mut Vec<u8>) -> Option<Fate> + Copy + 'static) {
+    let struck = Rc::new(Cell::new(0));
+    let mut caught = 0;
+    for seed in 0..20 {
+        let before = struck.get();
+        let counter = Rc::clone(&struck);
+        let mut wait = 30 + seed;
+        let report = run_with(seed, Scenario::Lossless, move |harness| {
+            harness.cluster().fabric().set_meddler(Box::new(move |_, _, whole, bytes| {
+                if wait > 0 || counter.get() > before {
+                    wait = wait.saturating_sub(1);
+                    return Fate::Deliver;
+                }
+                let fate = meddle(whole, bytes);
+                counter.set(before + usize::from(fate.is_some()));
+                fate.unwrap_or(Fate::Deliver)
+            }));
+        });
+        caught += usize::from(!report.wrong.is_empty());
+    }
+    // A message that is then discarded or cut may well have been changed.
+    let struck = struck.get();
+    assert!(
+        struck >= 3 && caught * 10 >= struck * 7,
+        "mutant `{name}` struck {struck} times, was caught {caught} times"
+    );
+}
+
+/// An eager message (kind 8) with a payload long enough to be more than its header.
+fn is_eager(whole: bool, bytes: &[u8]) -> bool {
+    whole && bytes.first() == Some(&8) && bytes.len() > 60
+}
+
+#[test]
+fn a_lost_message() {
+    wire_mutant("lost message", |whole, bytes| is_eager(whole, bytes).then_some(Fate::Lose));
+}
+
+#[test]
+fn a_changed_payload() {
+    let flip = |bytes: &mut Vec<u8>| {
+        if let Some(last) = bytes.last_mut() {
+            *last ^= 1;
+        }
+        Some(Fate::Deliver)
+    };
+    wire_mutant("changed message", move |whole, bytes| if is_eager(whole, bytes) { flip(bytes) } else { None });
+    wire_mutant("changed push", move |whole, bytes| if whole { None } else { flip(bytes) });
+}
+
+#[test]
+fn a_changed_tag() {
+    wire_mutant("changed tag", |whole, bytes| {
+        let tagged = is_eager(whole, bytes) && bytes[1] & 1 != 0;
+        tagged.then(|| bytes[9] ^= 1).map(|()| Fate::Deliver)
+    });
+}
+
+#[test]
+fn a_write_after_completion_and_one_beyond_the_end() {
+    for stray in [false, true] {
+        let mut harness = Harness::new(FabricConfig::new(1), weft_engine::api::Config::default(), 2);
+        let op = harness.recv(1, &Recv { len: 64, ..Recv::default() }).unwrap();
+        harness.send(0, 1, &Send { len: 32, ..Send::default() }).unwrap();
+        let Record::Recv(recv) = harness.oracle().record(op) else { panic!("a receive") };
+        let buffer = recv.buffer;
+        if stray {
+            buffer.part(40, 1).fill(0);
+            harness.settle().unwrap();
+        } else {
+            harness.settle().unwrap();
+            buffer.part(3, 1).fill(0);
+        }
+        assert!(!harness.finish().is_empty(), "stray: {stray}");
+    }
+}
+
+#[test]
+fn a_message_that_overtakes_on_an_ordered_wire() {
+    // The engine sees a gap in the numbers: it must take that for a broken protocol, and the oracle must say so.
+    let mut harness = Harness::new(FabricConfig::new(1), weft_engine::api::Config::default(), 2);
+    let fabric: Fabric = harness.cluster().fabric().clone();
+    let mut kept: Option<Vec<u8>> = None;
+    fabric.set_meddler(Box::new(move |_, to, whole, bytes| {
+        if to == 1 && whole && bytes[0] == 8 && kept.is_none() {
+            kept = Some(bytes.clone());
+            return Fate::Lose;
+        }
+        Fate::Deliver
+    }));
+    for _ in 0..3 {
+        harness.recv(1, &Recv { len: 64, ..Recv::default() }).unwrap();
+        harness.send(0, 1, &Send { len: 32, ..Send::default() }).unwrap();
+        harness.settle().unwrap();
+    }
+    assert!(!harness.finish().is_empty());
+}
