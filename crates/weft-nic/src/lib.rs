@@ -7,10 +7,13 @@
 //! Errors: [`NicError`] for what cannot be set up; `weft_engine::nic::LinkError` for single links. Messages
 //! for people go through the `log` facade.
 
+mod devices;
 mod error;
 pub mod handshake;
+pub mod host;
 pub mod shm;
 pub mod tcp;
 
+pub use devices::{Config, Devices};
 pub use error::NicError;
 pub use tcp::{Tcp, TcpConfig};
