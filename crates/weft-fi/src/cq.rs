@@ -102,10 +102,8 @@ fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mu
     let size = attr.map_or(0, |attr| attr.size);
     let size = if size == 0 { DEFAULT_ENTRIES } else { size };
     let callers = domain.callers();
-    let head = sys::fid_cq {
-        fid: object::new_fid(sys::FI_CLASS_CQ, context, &FID_OPS),
-        ops: object::table(&CQ_OPS.base),
-    };
+    let head =
+        sys::fid_cq { fid: object::new_fid(sys::FI_CLASS_CQ, context, &FID_OPS), ops: object::table(&CQ_OPS.base) };
     // SAFETY: `callers` is what the client promised for this domain: calls on this queue and on its endpoints.
     let ring = unsafe { Guarded::new(callers, Ring::new(size.min(RESERVED_ENTRIES))) };
     let queue = Cq {
@@ -309,14 +307,6 @@ impl Cq {
             waker.ring();
         }
         Ok(())
-    }
-
-    /// Whether an entry waits, after a round of progress: for poll sets.
-    pub(crate) fn has_entries(&self) -> bool {
-        if self.len.load(Ordering::Relaxed) == 0 {
-            self.sources.progress();
-        }
-        self.len.load(Ordering::Relaxed) > 0
     }
 }
 

@@ -20,7 +20,6 @@ mod setup;
 mod tests;
 
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
 
 use parking_lot::Mutex;
 use weft_engine::api::{ADDR_NONE, Context, OpFlags, RecvOp, RmaIov, RmaOp, SendOp};

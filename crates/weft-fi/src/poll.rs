@@ -79,11 +79,6 @@ impl Sources {
         self.parked_list.lock().retain(|known| !Arc::ptr_eq(known, core));
     }
 
-    /// Whether any endpoint is bound. A control call.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.list.intrude().is_empty()
-    }
-
     /// One round of progress on every endpoint. Returns 0 when nothing happened.
     #[inline]
     pub(crate) fn progress(&self) -> usize {

@@ -125,7 +125,13 @@ unsafe extern "C" fn sendmsg(fid: *mut sys::fid_ep, msg: *const sys::fi_msg_tagg
     }
 }
 
-unsafe extern "C" fn inject(fid: *mut sys::fid_ep, buf: *const c_void, len: usize, dest: sys::fi_addr_t, tag: u64) -> isize {
+unsafe extern "C" fn inject(
+    fid: *mut sys::fid_ep,
+    buf: *const c_void,
+    len: usize,
+    dest: sys::fi_addr_t,
+    tag: u64,
+) -> isize {
     // SAFETY: the client's endpoint.
     let ep = unsafe { ep(fid) };
     // SAFETY: the client's buffer, which the engine copies before it returns.

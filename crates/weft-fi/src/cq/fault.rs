@@ -71,8 +71,14 @@ mod tests {
             LinkError::Access,
             LinkError::Resources,
         ];
-        let mut faults =
-            vec![Fault::Truncated(1), Fault::Canceled, Fault::NoMessage, Fault::BadKey, Fault::BadRange, Fault::Revoked];
+        let mut faults = vec![
+            Fault::Truncated(1),
+            Fault::Canceled,
+            Fault::NoMessage,
+            Fault::BadKey,
+            Fault::BadRange,
+            Fault::Revoked,
+        ];
         faults.extend(links.map(Fault::Link));
         let mut texts: Vec<_> = faults.iter().map(|&fault| text(number(fault))).collect();
         texts.sort_unstable();

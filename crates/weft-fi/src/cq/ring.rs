@@ -157,15 +157,23 @@ impl Ring {
         src: *mut sys::fi_addr_t,
     ) -> Result<usize, Nothing> {
         // One arm per format, so that each copy has a constant length.
-        // SAFETY: the caller's promise, with the format's entry size, for every arm.
         match format {
-            Format::Context => unsafe { self.take_sized::<{ size_of::<sys::fi_cq_entry>() }>(out, count, src) },
-            // SAFETY: as above.
-            Format::Msg => unsafe { self.take_sized::<{ size_of::<sys::fi_cq_msg_entry>() }>(out, count, src) },
-            // SAFETY: as above.
-            Format::Data => unsafe { self.take_sized::<{ size_of::<sys::fi_cq_data_entry>() }>(out, count, src) },
-            // SAFETY: as above.
-            Format::Tagged => unsafe { self.take_sized::<{ size_of::<sys::fi_cq_tagged_entry>() }>(out, count, src) },
+            Format::Context => {
+                // SAFETY: the caller's promise, with this format's entry size.
+                unsafe { self.take_sized::<{ size_of::<sys::fi_cq_entry>() }>(out, count, src) }
+            }
+            Format::Msg => {
+                // SAFETY: as above.
+                unsafe { self.take_sized::<{ size_of::<sys::fi_cq_msg_entry>() }>(out, count, src) }
+            }
+            Format::Data => {
+                // SAFETY: as above.
+                unsafe { self.take_sized::<{ size_of::<sys::fi_cq_data_entry>() }>(out, count, src) }
+            }
+            Format::Tagged => {
+                // SAFETY: as above.
+                unsafe { self.take_sized::<{ size_of::<sys::fi_cq_tagged_entry>() }>(out, count, src) }
+            }
         }
     }
 

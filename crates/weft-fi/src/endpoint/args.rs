@@ -58,7 +58,11 @@ pub(crate) unsafe fn iovs(iov: *const libc::iovec, count: usize, limit: usize) -
 /// # Safety
 /// `iov` has `count` entries.
 #[inline]
-pub(crate) unsafe fn remote_iovs(iov: *const sys::fi_rma_iov, count: usize, limit: usize) -> Result<RemotePieces, Errno> {
+pub(crate) unsafe fn remote_iovs(
+    iov: *const sys::fi_rma_iov,
+    count: usize,
+    limit: usize,
+) -> Result<RemotePieces, Errno> {
     if count == 0 {
         return Ok(RemotePieces::new());
     }

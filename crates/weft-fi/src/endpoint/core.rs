@@ -13,8 +13,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use weft_engine::api::{Addr, Book, Error, Region};
 use weft_engine::Engine;
+use weft_engine::api::{Addr, Book, Error, Region};
 use weft_engine::name::EpName;
 use weft_nic::Devices;
 
@@ -160,13 +160,6 @@ impl Core {
     pub(crate) fn unpark(&self, sleep: Sleep) {
         self.state.lock().unpark(sleep);
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// Takes this endpoint's devices out of a waker. A control call.
-    pub(crate) fn unwatch(&self, waker: &Waker) {
-        if let Some(fd) = self.state.intrude().wait_fd() {
-            waker.unwatch(fd);
-        }
     }
 
     /// What application threads are doing here: rounds of progress so far, and whether one sleeps on it.

@@ -91,8 +91,8 @@ pub(crate) fn receive(flags: u64) -> Result<Mode, Errno> {
     let peek = mode.ops.contains(OpFlags::PEEK);
     let claim = mode.ops.contains(OpFlags::CLAIM);
     let discard = mode.ops.contains(OpFlags::DISCARD);
-    // A discard needs something to discard, and a peek that discards cannot reserve as well.
-    if (discard && !peek && !claim) || (peek && claim && discard) || (mode.ops.contains(OpFlags::MULTI) && (peek || claim)) {
+    // What is discarded is either found by a peek or was claimed before.
+    if (discard && peek == claim) || (mode.ops.contains(OpFlags::MULTI) && (peek || claim)) {
         return Err(Errno::INVAL);
     }
     Ok(mode)
@@ -160,7 +160,10 @@ mod tests {
         assert_eq!(of(sys::FI_INJECT_COMPLETE), OpFlags::empty());
         assert_eq!(of(sys::FI_TRANSMIT_COMPLETE), OpFlags::TRANSMIT);
         assert_eq!(of(sys::FI_DELIVERY_COMPLETE | sys::FI_MORE), OpFlags::DELIVERY);
-        assert_eq!(of(sys::FI_INJECT | sys::FI_FENCE | sys::FI_REMOTE_CQ_DATA), OpFlags::INJECT | OpFlags::FENCE | OpFlags::DATA);
+        assert_eq!(
+            of(sys::FI_INJECT | sys::FI_FENCE | sys::FI_REMOTE_CQ_DATA),
+            OpFlags::INJECT | OpFlags::FENCE | OpFlags::DATA
+        );
     }
 
     #[test]

@@ -65,7 +65,14 @@ impl User {
 
 // The two bits are free in the flags that operations put here.
 const _: () = assert!(
-    (sys::FI_SEND | sys::FI_RECV | sys::FI_MSG | sys::FI_TAGGED | sys::FI_RMA | sys::FI_READ | sys::FI_WRITE | sys::FI_ATOMIC)
+    (sys::FI_SEND
+        | sys::FI_RECV
+        | sys::FI_MSG
+        | sys::FI_TAGGED
+        | sys::FI_RMA
+        | sys::FI_READ
+        | sys::FI_WRITE
+        | sys::FI_ATOMIC)
         & (User::ENTRY | User::UNCOUNTED)
         == 0
 );
@@ -280,9 +287,7 @@ impl Routes {
     fn queue_for(&self, completion: &Completion, user: User) -> Option<&Cq> {
         let failed = completion.fault.is_some();
         match completion.kind {
-            Kind::Send | Kind::Read | Kind::Write => {
-                self.tx.as_deref().filter(|_| user.wants_entry() || failed)
-            }
+            Kind::Send | Kind::Read | Kind::Write => self.tx.as_deref().filter(|_| user.wants_entry() || failed),
             Kind::Recv => {
                 let released = completion.flags.contains(OpFlags::MULTI);
                 self.rx.as_deref().filter(|_| user.wants_entry() || failed || released)

@@ -15,7 +15,7 @@ use weft_engine::Engine;
 use weft_engine::api::Config;
 use weft_engine::name::EpName;
 use weft_fi_sys as sys;
-use weft_nic::Devices;
+use weft_nic::{Devices, NicError};
 
 use crate::addr::Format;
 use crate::av::Av;
@@ -141,6 +141,16 @@ fn limits_of(params: &Params, info: &Hints) -> Result<Limits, Errno> {
         return Err(Errno::INVAL);
     }
     Ok(limits)
+}
+
+/// Why there are no devices, told to the user, who alone can help.
+fn refused(error: NicError) -> Errno {
+    log::warn!("fi_enable: {error}");
+    match error {
+        NicError::NoSuchInterface { .. } | NicError::UnusableInterface { .. } | NicError::NoDevice => Errno::NODEV,
+        NicError::Listen { source, .. } | NicError::Shm(source) | NicError::System { source, .. } => source.into(),
+        NicError::Entropy => Errno::IO,
+    }
 }
 
 fn decode_local(format: Format, bytes: &[u8]) -> Result<EpName, Errno> {
@@ -284,7 +294,8 @@ impl Ep {
         if (transmits(self.caps) && routes.tx.is_none()) || (receives(self.caps) && routes.rx.is_none()) {
             return Err(Errno::NOCQ);
         }
-        let devices = Devices::new(&self.domain.devices_config(setup.local, setup.format.is_open(), setup.shm))?;
+        let config = self.domain.devices_config(setup.local, setup.format.is_open(), setup.shm);
+        let devices = Devices::new(&config).map_err(refused)?;
         let mut engine = Engine::new(self.engine_config(), devices);
         engine.set_min_multi_recv(setup.min_multi_recv);
         engine.set_remote_events(routes.counts_remote());

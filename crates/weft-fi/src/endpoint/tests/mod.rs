@@ -1,323 +1,16 @@
 //! Endpoints over the real devices, inside one process, through the tables that a client calls.
-//!
-//! Each [`Side`] is what a process would have: fabric, domain, address vector, queue, endpoint. Two of them talk by shared memory; with
-//! manual progress one thread drives both.
 
 #![allow(clippy::unwrap_used, clippy::multiple_unsafe_ops_per_block, clippy::undocumented_unsafe_blocks)]
 
+mod blocking;
+mod side;
+
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
-use std::time::{Duration, Instant};
 
 use weft_fi_sys as sys;
 
-use crate::fabric;
-
-/// How long anything may take before a test fails.
-const PATIENCE: Duration = Duration::from_secs(20);
-const ALL_CAPS: u64 = sys::FI_MSG
-    | sys::FI_TAGGED
-    | sys::FI_RMA
-    | sys::FI_DIRECTED_RECV
-    | sys::FI_MULTI_RECV
-    | sys::FI_SOURCE
-    | sys::FI_RMA_EVENT
-    | sys::FI_FENCE;
-
-/// What a side is opened with.
-#[derive(Clone, Copy)]
-struct Options {
-    threading: sys::fi_threading,
-    progress: sys::fi_progress,
-    caps: u64,
-    tx_flags: u64,
-    tx_selective: bool,
-    rx_selective: bool,
-    cq_size: usize,
-    wait: sys::fi_wait_obj,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            threading: sys::FI_THREAD_DOMAIN,
-            progress: sys::FI_PROGRESS_MANUAL,
-            caps: ALL_CAPS,
-            tx_flags: 0,
-            tx_selective: false,
-            rx_selective: false,
-            cq_size: 0,
-            wait: sys::FI_WAIT_UNSPEC,
-        }
-    }
-}
-
-/// One process's objects.
-struct Side {
-    fabric: *mut sys::fid_fabric,
-    domain: *mut sys::fid_domain,
-    av: *mut sys::fid_av,
-    cq: *mut sys::fid_cq,
-    ep: *mut sys::fid_ep,
-    /// Closed after the endpoint.
-    cntrs: std::cell::RefCell<Vec<*mut sys::fid_cntr>>,
-}
-
-// The tests keep to the threading level that they ask for.
-unsafe impl Send for Side {}
-unsafe impl Sync for Side {}
-
-fn zeroed<T>() -> T {
-    // SAFETY: used for C structures only, which allow zeros.
-    unsafe { std::mem::zeroed() }
-}
-
-fn ok(result: i32) {
-    assert_eq!(result, 0, "failed with {result}");
-}
-
-impl Side {
-    fn open(options: Options) -> Self {
-        let side = Self::open_disabled(options);
-        ok(side.bind(side.av.cast(), 0));
-        ok(side.bind_cq(side.cq, sys::FI_TRANSMIT | if options.tx_selective { sys::FI_SELECTIVE_COMPLETION } else { 0 }));
-        ok(side.bind_cq(side.cq, sys::FI_RECV | if options.rx_selective { sys::FI_SELECTIVE_COMPLETION } else { 0 }));
-        ok(side.enable());
-        side
-    }
-
-    /// Everything but bindings and enable.
-    fn open_disabled(options: Options) -> Self {
-        let mut side =
-            Self { fabric: null_mut(), domain: null_mut(), av: null_mut(), cq: null_mut(), ep: null_mut(), cntrs: Default::default() };
-        let mut fabric_attr: sys::fi_fabric_attr = zeroed();
-        fabric_attr.api_version = sys::version(2, 0);
-        let mut domain_attr: sys::fi_domain_attr = zeroed();
-        domain_attr.threading = options.threading;
-        domain_attr.data_progress = options.progress;
-        domain_attr.control_progress = options.progress;
-        let mut ep_attr: sys::fi_ep_attr = zeroed();
-        ep_attr.type_ = sys::FI_EP_RDM;
-        let mut tx_attr: sys::fi_tx_attr = zeroed();
-        tx_attr.op_flags = options.tx_flags;
-        let mut rx_attr: sys::fi_rx_attr = zeroed();
-        let mut info: sys::fi_info = zeroed();
-        info.caps = options.caps;
-        info.fabric_attr = &raw mut fabric_attr;
-        info.domain_attr = &raw mut domain_attr;
-        info.ep_attr = &raw mut ep_attr;
-        info.tx_attr = &raw mut tx_attr;
-        info.rx_attr = &raw mut rx_attr;
-        unsafe {
-            ok(fabric::open(&raw mut fabric_attr, &raw mut side.fabric, null_mut()));
-            ok(((*(*side.fabric).ops).domain.unwrap())(side.fabric, &raw mut info, &raw mut side.domain, null_mut()));
-            let ops = &*(*side.domain).ops;
-            let mut av_attr: sys::fi_av_attr = zeroed();
-            av_attr.type_ = sys::FI_AV_TABLE;
-            ok((ops.av_open.unwrap())(side.domain, &raw mut av_attr, &raw mut side.av, null_mut()));
-            let mut cq_attr: sys::fi_cq_attr = zeroed();
-            cq_attr.format = sys::FI_CQ_FORMAT_TAGGED;
-            cq_attr.size = options.cq_size;
-            cq_attr.wait_obj = options.wait;
-            ok((ops.cq_open.unwrap())(side.domain, &raw mut cq_attr, &raw mut side.cq, null_mut()));
-            ok((ops.endpoint.unwrap())(side.domain, &raw mut info, &raw mut side.ep, 0xe9 as *mut c_void));
-        }
-        side
-    }
-
-    fn fid(&self) -> *mut sys::fid {
-        self.ep.cast()
-    }
-
-    fn bind(&self, what: *mut sys::fid, flags: u64) -> i32 {
-        unsafe { ((*(*self.fid()).ops).bind.unwrap())(self.fid(), what, flags) }
-    }
-
-    fn bind_cq(&self, cq: *mut sys::fid_cq, flags: u64) -> i32 {
-        self.bind(cq.cast(), flags)
-    }
-
-    fn control(&self, command: u32, arg: *mut c_void) -> i32 {
-        unsafe { ((*(*self.fid()).ops).control.unwrap())(self.fid(), command.cast_signed(), arg) }
-    }
-
-    fn enable(&self) -> i32 {
-        self.control(sys::FI_ENABLE, null_mut())
-    }
-
-    fn name(&self) -> Vec<u8> {
-        let getname = unsafe { (*(*self.ep).cm).getname.unwrap() };
-        let mut len = 0;
-        assert_eq!(unsafe { getname(self.fid(), null_mut(), &raw mut len) }, -257, "too small");
-        let mut name = vec![0_u8; len];
-        ok(unsafe { getname(self.fid(), name.as_mut_ptr().cast(), &raw mut len) });
-        assert_eq!(len, name.len());
-        name
-    }
-
-    /// Inserts the other side's name; its address.
-    fn insert(&self, other: &Self) -> u64 {
-        let name = other.name();
-        let mut addr = u64::MAX;
-        let insert = unsafe { (*(*self.av).ops).insert.unwrap() };
-        assert_eq!(unsafe { insert(self.av, name.as_ptr().cast(), 1, &raw mut addr, 0, null_mut()) }, 1);
-        addr
-    }
-
-    fn cq_read(&self, count: usize) -> Result<Vec<(sys::fi_cq_tagged_entry, u64)>, isize> {
-        let mut entries: Vec<sys::fi_cq_tagged_entry> = (0..count).map(|_| zeroed()).collect();
-        let mut src = vec![0; count];
-        let readfrom = unsafe { (*(*self.cq).ops).readfrom.unwrap() };
-        let got = unsafe { readfrom(self.cq, entries.as_mut_ptr().cast(), count, src.as_mut_ptr()) };
-        if got < 0 {
-            return Err(got);
-        }
-        entries.truncate(got.cast_unsigned());
-        Ok(entries.into_iter().zip(src).collect())
-    }
-
-    fn poll(&self) -> Option<(sys::fi_cq_tagged_entry, u64)> {
-        match self.cq_read(1) {
-            Ok(mut entries) => entries.pop(),
-            Err(error) => {
-                assert_eq!(error, -11, "fi_cq_read failed");
-                None
-            }
-        }
-    }
-
-    fn error(&self) -> sys::v2::fi_cq_err_entry_1_20 {
-        let mut entry: sys::v2::fi_cq_err_entry_1_20 = zeroed();
-        let readerr = unsafe { (*(*self.cq).ops).readerr.unwrap() };
-        assert_eq!(unsafe { readerr(self.cq, (&raw mut entry).cast(), 0) }, 1);
-        entry
-    }
-
-    fn counter(&self) -> *mut sys::fid_cntr {
-        let mut attr: sys::fi_cntr_attr = zeroed();
-        attr.wait_obj = sys::FI_WAIT_UNSPEC;
-        let mut cntr = null_mut();
-        ok(unsafe { ((*(*self.domain).ops).cntr_open.unwrap())(self.domain, &raw mut attr, &raw mut cntr, null_mut()) });
-        self.cntrs.borrow_mut().push(cntr);
-        cntr
-    }
-
-    fn register(&self, memory: &mut [u8], access: u64, key: u64) -> *mut sys::fid_mr {
-        let mut mr = null_mut();
-        let reg = unsafe { (*(*self.domain).mr).reg.unwrap() };
-        let fid = self.domain.cast();
-        let (buf, len) = (memory.as_mut_ptr().cast(), memory.len());
-        ok(unsafe { reg(fid, buf, len, access, 0, key, 0, &raw mut mr, null_mut()) });
-        mr
-    }
-
-    fn tsend(&self, buf: &[u8], dest: u64, tag: u64, ctx: usize) -> isize {
-        let send = unsafe { (*(*self.ep).tagged).send.unwrap() };
-        unsafe { send(self.ep, buf.as_ptr().cast(), buf.len(), null_mut(), dest, tag, ctx as *mut c_void) }
-    }
-
-    fn trecv(&self, buf: &mut [u8], src: u64, tag: u64, ignore: u64, ctx: usize) -> isize {
-        let recv = unsafe { (*(*self.ep).tagged).recv.unwrap() };
-        unsafe { recv(self.ep, buf.as_mut_ptr().cast(), buf.len(), null_mut(), src, tag, ignore, ctx as *mut c_void) }
-    }
-
-    fn trecvmsg(&self, tag: u64, ctx: usize, flags: u64, buf: &mut [u8]) -> isize {
-        let iov = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
-        let mut msg: sys::fi_msg_tagged = zeroed();
-        msg.msg_iov = &raw const iov;
-        msg.iov_count = 1;
-        msg.addr = u64::MAX;
-        msg.tag = tag;
-        msg.context = ctx as *mut c_void;
-        unsafe { ((*(*self.ep).tagged).recvmsg.unwrap())(self.ep, &raw const msg, flags) }
-    }
-
-    fn inject(&self, buf: &[u8], dest: u64) -> isize {
-        unsafe { ((*(*self.ep).msg).inject.unwrap())(self.ep, buf.as_ptr().cast(), buf.len(), dest) }
-    }
-
-    fn recv(&self, buf: &mut [u8], ctx: usize) -> isize {
-        let recv = unsafe { (*(*self.ep).msg).recv.unwrap() };
-        unsafe { recv(self.ep, buf.as_mut_ptr().cast(), buf.len(), null_mut(), u64::MAX, ctx as *mut c_void) }
-    }
-}
-
-fn close<T>(fid: *mut T) -> i32 {
-    let fid = fid.cast::<sys::fid>();
-    unsafe { ((*(*fid).ops).close.unwrap())(fid) }
-}
-
-impl Drop for Side {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            return;
-        }
-        if !self.ep.is_null() {
-            ok(close(self.ep));
-        }
-        for cntr in self.cntrs.take() {
-            ok(close(cntr));
-        }
-        ok(close(self.cq));
-        ok(close(self.av));
-        ok(close(self.domain));
-        ok(close(self.fabric));
-    }
-}
-
-fn pair(options: Options) -> (Side, Side, u64, u64) {
-    let (a, b) = (Side::open(options), Side::open(options));
-    let (to_b, to_a) = (a.insert(&b), b.insert(&a));
-    (a, b, to_b, to_a)
-}
-
-/// Polls until `done` gives something.
-fn until<T>(mut done: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(value) = done() {
-            return value;
-        }
-        assert!(Instant::now() < end, "nothing came");
-    }
-}
-
-/// Waits for an entry of one side while driving the other, which reports nothing.
-fn of(side: &Side, other: &Side) -> (sys::fi_cq_tagged_entry, u64) {
-    until(|| {
-        assert!(other.cq_read(0).is_err(), "an entry that nobody asked for");
-        side.poll()
-    })
-}
-
-/// Waits for one entry on each side.
-fn both(a: &Side, b: &Side) -> (sys::fi_cq_tagged_entry, (sys::fi_cq_tagged_entry, u64)) {
-    let (mut at_a, mut at_b) = (None, None);
-    until(|| {
-        at_a = at_a.or_else(|| a.poll());
-        at_b = at_b.or_else(|| b.poll());
-        Some((at_a?.0, at_b?))
-    })
-}
-
-/// Polls both for a while; nothing may come.
-fn nothing(a: &Side, b: &Side) {
-    for _ in 0..2000 {
-        assert!(a.poll().is_none() && b.poll().is_none());
-    }
-}
-
-/// Drives a side until a read fails with an error entry.
-fn until_error(side: &Side, other: &Side) -> sys::v2::fi_cq_err_entry_1_20 {
-    until(|| {
-        let _ = other.cq_read(0);
-        (side.cq_read(1).err() == Some(-259)).then(|| side.error())
-    })
-}
-
-fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|at| (at % 251) as u8).collect()
-}
+use side::{Options, Side, both, close, nothing, of, ok, pair, pattern, until, until_error, zeroed};
 
 fn exchange(options: Options) {
     let (a, b, to_b, to_a) = pair(options);
@@ -542,12 +235,20 @@ fn rma_completes_is_counted_and_refused() {
         let data = pattern(len);
         let sent = unsafe {
             (rma.writedata.unwrap())(
-                a.ep, data.as_ptr().cast(), len, null_mut(), 0xcafe, to_b, 16, key, 0x1 as *mut c_void,
+                a.ep,
+                data.as_ptr().cast(),
+                len,
+                null_mut(),
+                0xcafe,
+                to_b,
+                16,
+                key,
+                0x11 as *mut c_void,
             )
         };
         assert_eq!(sent, 0);
         let (write, (remote, _)) = both(&a, &b);
-        assert_eq!((write.op_context as usize, write.flags), (1, sys::FI_RMA | sys::FI_WRITE));
+        assert_eq!((write.op_context as usize, write.flags), (0x11, sys::FI_RMA | sys::FI_WRITE));
         assert_eq!(remote.flags, sys::FI_RMA | sys::FI_REMOTE_WRITE | sys::FI_REMOTE_CQ_DATA);
         assert_eq!((remote.op_context as usize, remote.data, remote.len), (0, 0xcafe, len));
         assert!(memory[16..16 + len] == data);
@@ -590,7 +291,7 @@ fn counters_count_each_message_once() {
     ok(a.enable());
     ok(b.bind(recvs.cast(), sys::FI_RECV));
     let to_b = a.insert(&b);
-    let mut buffers = vec![[0_u8; 8]; 10];
+    let mut buffers = [[0_u8; 8]; 10];
     for (at, buffer) in buffers.iter_mut().enumerate() {
         assert_eq!(b.recv(buffer, at), 0);
     }
@@ -718,7 +419,7 @@ fn what_was_injected_leaves_before_close_returns() {
         let (mut a, b, to_b, _) = pair(Options::default());
         std::thread::scope(|scope| {
             let receiver = scope.spawn(|| {
-                let mut buffers = vec![[0_u8; 8]; 16];
+                let mut buffers = [[0_u8; 8]; 16];
                 for (at, buffer) in buffers.iter_mut().enumerate() {
                     assert_eq!(b.recv(buffer, at), 0);
                 }
@@ -732,151 +433,6 @@ fn what_was_injected_leaves_before_close_returns() {
             ok(close(a.ep));
             a.ep = null_mut();
             receiver.join().unwrap();
-        });
-    }
-}
-
-fn sread(side: &Side, timeout_ms: i32) -> isize {
-    let mut entry: sys::fi_cq_tagged_entry = zeroed();
-    let sread = unsafe { (*(*side.cq).ops).sread.unwrap() };
-    unsafe { sread(side.cq, (&raw mut entry).cast(), 1, null(), timeout_ms) }
-}
-
-#[test]
-fn blocked_readers_wake_up() {
-    for progress in [sys::FI_PROGRESS_MANUAL, sys::FI_PROGRESS_AUTO] {
-        let (a, b, to_b, _) = pair(Options { threading: sys::FI_THREAD_SAFE, progress, ..Options::default() });
-        let begin = Instant::now();
-        assert_eq!(sread(&b, 30), -11, "timed out");
-        assert!(begin.elapsed() >= Duration::from_millis(29));
-        let mut buffers = vec![[0_u8; 8]; 30];
-        for buffer in &mut buffers {
-            assert_eq!(b.recv(buffer, 0), 0);
-        }
-        std::thread::scope(|scope| {
-            let reader = scope.spawn(|| {
-                for _ in 0..30 {
-                    assert_eq!(sread(&b, 20_000), 1);
-                }
-                // And one for the signal.
-                assert_eq!(sread(&b, 20_000), -11);
-            });
-            for round in 0..30 {
-                // Long enough apart for the reader to fall asleep, most of the time.
-                std::thread::sleep(Duration::from_millis(round % 5));
-                until(|| (a.inject(b"wake", to_b) == 0).then_some(()));
-                let _ = a.cq_read(0);
-            }
-            // The first message may have waited for the connection.
-            until(|| {
-                let _ = a.cq_read(0);
-                std::thread::sleep(Duration::from_millis(1));
-                (begin.elapsed() > Duration::from_millis(300)).then_some(())
-            });
-            ok(unsafe { ((*(*b.cq).ops).signal.unwrap())(b.cq) });
-            reader.join().unwrap();
-        });
-        assert!(begin.elapsed() < Duration::from_secs(10), "a wake-up was lost");
-    }
-}
-
-#[test]
-fn counter_waits_wake_up() {
-    let (a, b, to_b, _) = pair(Options { threading: sys::FI_THREAD_SAFE, ..Options::default() });
-    let recvs = b.counter();
-    ok(b.bind(recvs.cast(), sys::FI_RECV));
-    let mut buffers = vec![[0_u8; 8]; 10];
-    for buffer in &mut buffers {
-        assert_eq!(b.recv(buffer, 0), 0);
-    }
-    let wait = unsafe { (*(*recvs).ops).wait.unwrap() };
-    let shared = recvs as usize;
-    std::thread::scope(|scope| {
-        let waiter = scope.spawn(move || {
-            let recvs = shared as *mut sys::fid_cntr;
-            assert_eq!(unsafe { wait(recvs, 10, 20_000) }, 0);
-            assert_eq!(unsafe { wait(recvs, 11, 20_000) }, -259, "an error was counted");
-        });
-        for _ in 0..10 {
-            std::thread::sleep(Duration::from_millis(2));
-            until(|| (a.inject(b"count", to_b) == 0).then_some(()));
-            let _ = a.cq_read(0);
-        }
-        until(|| {
-            let _ = a.cq_read(0);
-            std::thread::sleep(Duration::from_millis(1));
-            (unsafe { (*(*recvs).ops).read.unwrap()(recvs) } == 10).then_some(())
-        });
-        std::thread::sleep(Duration::from_millis(20));
-        ok(unsafe { ((*(*recvs).ops).adderr.unwrap())(recvs, 1) });
-        waiter.join().unwrap();
-    });
-}
-
-#[test]
-fn a_target_that_never_calls_is_progressed() {
-    let options =
-        Options { threading: sys::FI_THREAD_SAFE, progress: sys::FI_PROGRESS_AUTO, ..Options::default() };
-    let (a, b, to_b, _) = pair(options);
-    let mut memory = vec![7_u8; 1 << 20];
-    let mr = b.register(&mut memory, sys::FI_REMOTE_READ, 5);
-    let read = unsafe { (*(*a.ep).rma).read.unwrap() };
-    let mut slowest = Duration::ZERO;
-    for len in [8_usize, 4096, 1 << 20] {
-        for _ in 0..20 {
-            let mut back = vec![0_u8; len];
-            let begin = Instant::now();
-            assert_eq!(unsafe { read(a.ep, back.as_mut_ptr().cast(), len, null_mut(), to_b, 0, 5, null_mut()) }, 0);
-            until(|| a.poll());
-            slowest = slowest.max(begin.elapsed());
-            assert!(back.iter().all(|&byte| byte == 7));
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-    assert!(slowest < Duration::from_secs(5), "the slowest read took {slowest:?}");
-    ok(close(mr));
-}
-
-#[test]
-fn a_descriptor_tells_when_to_read() {
-    for progress in [sys::FI_PROGRESS_MANUAL, sys::FI_PROGRESS_AUTO] {
-        let options =
-            Options { threading: sys::FI_THREAD_SAFE, progress, wait: sys::FI_WAIT_FD, ..Options::default() };
-        let (a, b, to_b, _) = pair(options);
-        let mut fd = -1;
-        let control = unsafe { (*(*b.cq.cast::<sys::fid>()).ops).control.unwrap() };
-        ok(unsafe { control(b.cq.cast(), sys::FI_GETWAIT.cast_signed(), (&raw mut fd).cast()) });
-        let trywait = unsafe { (*(*b.fabric).ops).trywait.unwrap() };
-        let mut buffers = vec![[0_u8; 8]; 20];
-        for buffer in &mut buffers {
-            assert_eq!(b.recv(buffer, 0), 0);
-        }
-        std::thread::scope(|scope| {
-            let reader = scope.spawn(|| {
-                let mut got = 0;
-                while got < 20 {
-                    if b.poll().is_some() {
-                        got += 1;
-                        continue;
-                    }
-                    let mut fids = [b.cq.cast::<sys::fid>()];
-                    if unsafe { trywait(b.fabric, fids.as_mut_ptr(), 1) } != 0 {
-                        continue;
-                    }
-                    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-                    assert_eq!(unsafe { libc::poll(&raw mut poll, 1, 20_000) }, 1, "the descriptor did not wake us");
-                }
-            });
-            for round in 0..20 {
-                std::thread::sleep(Duration::from_millis(round % 4));
-                until(|| (a.inject(b"ready", to_b) == 0).then_some(()));
-                let _ = a.cq_read(0);
-            }
-            until(|| {
-                let _ = a.cq_read(0);
-                reader.is_finished().then_some(())
-            });
-            reader.join().unwrap();
         });
     }
 }

@@ -1,0 +1,151 @@
+//! Waiting: blocking reads, counters, descriptors, and a target that never calls.
+
+use std::ptr::{null, null_mut};
+use std::time::{Duration, Instant};
+
+use weft_fi_sys as sys;
+
+use super::side::{Options, Side, close, ok, pair, until, zeroed};
+
+fn sread(side: &Side, timeout_ms: i32) -> isize {
+    let mut entry: sys::fi_cq_tagged_entry = zeroed();
+    let sread = unsafe { (*(*side.cq).ops).sread.unwrap() };
+    unsafe { sread(side.cq, (&raw mut entry).cast(), 1, null(), timeout_ms) }
+}
+
+#[test]
+fn blocked_readers_wake_up() {
+    for progress in [sys::FI_PROGRESS_MANUAL, sys::FI_PROGRESS_AUTO] {
+        let (a, b, to_b, _) = pair(Options { threading: sys::FI_THREAD_SAFE, progress, ..Options::default() });
+        let begin = Instant::now();
+        assert_eq!(sread(&b, 30), -11, "timed out");
+        assert!(begin.elapsed() >= Duration::from_millis(29));
+        let mut buffers = vec![[0_u8; 8]; 30];
+        for buffer in &mut buffers {
+            assert_eq!(b.recv(buffer, 0), 0);
+        }
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                for _ in 0..30 {
+                    assert_eq!(sread(&b, 20_000), 1);
+                }
+                // And one for the signal.
+                assert_eq!(sread(&b, 20_000), -11);
+            });
+            for round in 0..30 {
+                // Long enough apart for the reader to fall asleep, most of the time.
+                std::thread::sleep(Duration::from_millis(round % 5));
+                until(|| (a.inject(b"wake", to_b) == 0).then_some(()));
+                let _ = a.cq_read(0);
+            }
+            // The first message may have waited for the connection.
+            until(|| {
+                let _ = a.cq_read(0);
+                std::thread::sleep(Duration::from_millis(1));
+                (begin.elapsed() > Duration::from_millis(300)).then_some(())
+            });
+            ok(unsafe { ((*(*b.cq).ops).signal.unwrap())(b.cq) });
+            reader.join().unwrap();
+        });
+        assert!(begin.elapsed() < Duration::from_secs(10), "a wake-up was lost");
+    }
+}
+
+#[test]
+fn counter_waits_wake_up() {
+    let (a, b, to_b, _) = pair(Options { threading: sys::FI_THREAD_SAFE, ..Options::default() });
+    let recvs = b.counter();
+    ok(b.bind(recvs.cast(), sys::FI_RECV));
+    let mut buffers = [[0_u8; 8]; 10];
+    for buffer in &mut buffers {
+        assert_eq!(b.recv(buffer, 0), 0);
+    }
+    let wait = unsafe { (*(*recvs).ops).wait.unwrap() };
+    let shared = recvs as usize;
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(move || {
+            let recvs = shared as *mut sys::fid_cntr;
+            assert_eq!(unsafe { wait(recvs, 10, 20_000) }, 0);
+            assert_eq!(unsafe { wait(recvs, 11, 20_000) }, -259, "an error was counted");
+        });
+        for _ in 0..10 {
+            std::thread::sleep(Duration::from_millis(2));
+            until(|| (a.inject(b"count", to_b) == 0).then_some(()));
+            let _ = a.cq_read(0);
+        }
+        until(|| {
+            let _ = a.cq_read(0);
+            std::thread::sleep(Duration::from_millis(1));
+            (unsafe { (*(*recvs).ops).read.unwrap()(recvs) } == 10).then_some(())
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        ok(unsafe { ((*(*recvs).ops).adderr.unwrap())(recvs, 1) });
+        waiter.join().unwrap();
+    });
+}
+
+#[test]
+fn a_target_that_never_calls_is_progressed() {
+    let options = Options { threading: sys::FI_THREAD_SAFE, progress: sys::FI_PROGRESS_AUTO, ..Options::default() };
+    let (a, b, to_b, _) = pair(options);
+    let mut memory = vec![7_u8; 1 << 20];
+    let mr = b.register(&mut memory, sys::FI_REMOTE_READ, 5);
+    let read = unsafe { (*(*a.ep).rma).read.unwrap() };
+    let mut slowest = Duration::ZERO;
+    for len in [8_usize, 4096, 1 << 20] {
+        for _ in 0..20 {
+            let mut back = vec![0_u8; len];
+            let begin = Instant::now();
+            assert_eq!(unsafe { read(a.ep, back.as_mut_ptr().cast(), len, null_mut(), to_b, 0, 5, null_mut()) }, 0);
+            until(|| a.poll());
+            slowest = slowest.max(begin.elapsed());
+            assert!(back.iter().all(|&byte| byte == 7));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert!(slowest < Duration::from_secs(5), "the slowest read took {slowest:?}");
+    ok(close(mr));
+}
+
+#[test]
+fn a_descriptor_tells_when_to_read() {
+    for progress in [sys::FI_PROGRESS_MANUAL, sys::FI_PROGRESS_AUTO] {
+        let options = Options { threading: sys::FI_THREAD_SAFE, progress, wait: sys::FI_WAIT_FD, ..Options::default() };
+        let (a, b, to_b, _) = pair(options);
+        let mut fd = -1;
+        let control = unsafe { (*(*b.cq.cast::<sys::fid>()).ops).control.unwrap() };
+        ok(unsafe { control(b.cq.cast(), sys::FI_GETWAIT.cast_signed(), (&raw mut fd).cast()) });
+        let trywait = unsafe { (*(*b.fabric).ops).trywait.unwrap() };
+        let mut buffers = vec![[0_u8; 8]; 20];
+        for buffer in &mut buffers {
+            assert_eq!(b.recv(buffer, 0), 0);
+        }
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut got = 0;
+                while got < 20 {
+                    if b.poll().is_some() {
+                        got += 1;
+                        continue;
+                    }
+                    let mut fids = [b.cq.cast::<sys::fid>()];
+                    if unsafe { trywait(b.fabric, fids.as_mut_ptr(), 1) } != 0 {
+                        continue;
+                    }
+                    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+                    assert_eq!(unsafe { libc::poll(&raw mut poll, 1, 20_000) }, 1, "the descriptor did not wake us");
+                }
+            });
+            for round in 0..20 {
+                std::thread::sleep(Duration::from_millis(round % 4));
+                until(|| (a.inject(b"ready", to_b) == 0).then_some(()));
+                let _ = a.cq_read(0);
+            }
+            until(|| {
+                let _ = a.cq_read(0);
+                reader.is_finished().then_some(())
+            });
+            reader.join().unwrap();
+        });
+    }
+}
