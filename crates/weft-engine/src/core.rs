@@ -534,16 +534,16 @@ impl Core {
     // ---- messages ----------------------------------------------------------------------------
 
     fn dispatch(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), Violation> {
-        let mut r = Reader(bytes);
-        let head: Head = r.take().ok_or(Violation)?;
         let (state, vci) = match self.links.get(link.0 as usize) {
             Some(slot) => (slot.state, slot.vc),
             None => return Ok(()),
         };
         if state == LinkState::Free {
-            // The engine has let go of the link; the device hears of it after this poll.
+            // The engine has let go of the link; the device hears of it after this poll. Whatever comes, it is not closed twice.
             return Ok(());
         }
+        let mut r = Reader(bytes);
+        let head: Head = r.take().ok_or(Violation)?;
         if head.kind < wire::FIRST_SEQUENCED {
             return match head.kind {
                 kind::OPEN => self.on_open(link, r),
