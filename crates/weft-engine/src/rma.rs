@@ -333,7 +333,7 @@ impl Core {
         let head: RmaHead = r.take().ok_or(Violation)?;
         let (bulk, home) = take_bulk(&mut r)?;
         let (key, len, window) = (head.key.get(), bulk.len.get(), bulk.window.get());
-        if !in_bulk && len + 128 > u64::from(self.vcs[vci as usize].caps.mailbox_bytes) {
+        if !in_bulk && len.saturating_add(128) > u64::from(self.vcs[vci as usize].caps.mailbox_bytes) {
             return Err(Violation);
         }
         match self.regions.check(key, head.addr.get(), len, false) {
