@@ -1,0 +1,74 @@
+"""libfabric's own tools, from Debian, with weft; and the weft command."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+
+import harness
+import jobs
+import pytest
+
+WEFT = jobs.DIST / "weft"
+PINGPONG = """
+fi_pingpong -p "$1" -e rdm -I 200 -S all >/dev/null & server=$!
+sleep 0.5
+fi_pingpong -p "$1" -e rdm -I 200 -S all 127.0.0.1
+wait $server
+"""
+
+
+def test_fi_info(runner: harness.Runner) -> None:
+    """fi_info lists the provider with a reliable-datagram endpoint, and its variables."""
+    env = jobs.environment(harness.PROVIDER)
+    listed = runner.run(["fi_info", "-p", harness.PROVIDER], env, 20).check().output
+    assert f"provider: {harness.PROVIDER}" in listed and "FI_EP_RDM" in listed, listed
+    if harness.PROVIDER == "weft":
+        variables = runner.run(["fi_info", "-e", "-g", "weft"], env, 20).check().output
+        table = json.loads(subprocess.check_output([WEFT, "info", "--params", "--json"], text=True, timeout=20))
+        assert {f"FI_WEFT_{row['name']}" for row in table} <= set(re.findall(r"FI_WEFT_\w+", variables)), variables
+
+
+def test_fi_pingpong(runner: harness.Runner) -> None:
+    """fi_pingpong runs over every size that it knows."""
+    env = jobs.environment(harness.PROVIDER)
+    outcome = runner.run(["bash", "-c", PINGPONG, "pingpong", harness.PROVIDER], env, 60).check()
+    sizes = re.findall(r"^(\d+[kmg]?)\s+200\s", outcome.output, re.MULTILINE)
+    assert len(sizes) >= 15, outcome.output
+    if outcome.left is not None:
+        assert outcome.left.nothing(), outcome.left
+
+
+def test_weft_info(runner: harness.Runner) -> None:
+    """What `weft info` says of this machine, as a table and as JSON."""
+    env = jobs.environment("weft")
+    assert "shm" in runner.run([str(WEFT), "info"], env, 20).check().output
+    facts = json.loads(runner.run([str(WEFT), "info", "--json"], env, 20).check().output)
+    assert {path["name"] for path in facts["paths"]} == {"shm", "tcp"}
+
+
+def test_weft_doctor(runner: harness.Runner) -> None:
+    """`weft doctor` finds the provider loadable by the host's libfabric, and says by its status whether all is well."""
+    outcome = runner.run([str(WEFT), "doctor", "--json"], jobs.environment("weft"), 30)
+    findings = {finding["what"]: finding for finding in json.loads(outcome.output)["findings"]}
+    assert findings["libfabric loads the provider"]["state"] == "good", findings
+    assert outcome.status == (1 if any(finding["state"] == "bad" for finding in findings.values()) else 0)
+
+
+def test_weft_doctor_names_the_cause(runner: harness.Runner) -> None:
+    """With FI_PROVIDER naming another provider, and no path, the doctor says so, how to mend it, and exits with 1."""
+    env = jobs.environment("tcp", FI_PROVIDER_PATH="/nonexistent")
+    outcome = runner.run([str(WEFT), "doctor", "--json"], env, 30)
+    assert outcome.status == 1
+    bad = {finding["what"]: finding for finding in json.loads(outcome.output)["findings"] if finding["state"] == "bad"}
+    assert "FI_PROVIDER" in bad and "FI_PROVIDER_PATH" in bad, bad
+    assert all(finding["remedy"] for finding in bad.values())
+
+
+def test_man_page_is_current() -> None:
+    """man/fi_weft.7 is what `weft man` prints: its table of variables is the one in the source."""
+    printed = subprocess.check_output([WEFT, "man"], text=True, timeout=20)
+    assert (jobs.ROOT / "man/fi_weft.7").read_text() == printed, "run: make man"
+
+
