@@ -12,12 +12,12 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SocketFlags};
+use rustix::net::{RecvFlags, Shutdown, SocketFlags};
 use rustix::process::{Pid, PidfdFlags};
 use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
@@ -305,6 +305,7 @@ impl Shm {
         let handshake = self.handshakes.remove(key);
         // Explicitly: a forked child may hold the socket open, and events would go on.
         let _ = epoll::delete(&self.epoll, handshake.socket());
+        hang_up_on(handshake.socket());
     }
 
     /// Both ends agree: makes the link.
@@ -476,11 +477,28 @@ impl Shm {
     #[cold]
     pub(super) fn fail(&mut self, id: u32, why: LinkError) {
         let Some(link) = self.link(LinkId(id)) else { return };
+        hang_up_on(link.socket());
         for ctx in link.take_bulk() {
             self.events.push_back(Event::Done(LinkId(id), ctx, Err(why)));
         }
         self.forget(id);
         self.end(id, why);
+    }
+
+    /// The device ends: everybody is told at once, even where a forked child keeps copies of our descriptors.
+    pub(super) fn hang_up_on_all(&self) {
+        for slot in &self.links {
+            if let Slot::Up(link) = slot {
+                link.say_closed();
+                hang_up_on(link.socket());
+            }
+        }
+        for (_, handshake) in &self.handshakes {
+            hang_up_on(handshake.socket());
+        }
+        for listener in self.control.by_port.iter().chain([&self.control.by_id]) {
+            hang_up_on(listener.as_fd());
+        }
     }
 
     /// Removes a link from all lists and from epoll.
@@ -516,6 +534,7 @@ impl Shm {
             // is free when this returns, and `done` is not called for them.
             Slot::Up(up) => {
                 up.say_closed();
+                hang_up_on(up.socket());
                 self.forget(link.0);
             }
             Slot::Ending => {}
@@ -523,6 +542,12 @@ impl Shm {
         self.events.retain(|event| !matches!(event, Event::Done(id, ..) | Event::Down(id, _) if *id == link));
         self.release_number(link.0);
     }
+}
+
+/// Ends the connection itself, not only our descriptor of it.
+fn hang_up_on(socket: BorrowedFd<'_>) {
+    // Fails only where the peer has hung up first.
+    let _ = rustix::net::shutdown(socket, Shutdown::Both);
 }
 
 /// What we say about ourselves in handshakes.

@@ -115,6 +115,11 @@ impl Link {
         })
     }
 
+    #[cfg(test)]
+    pub(super) fn segment(&self) -> &Mapping {
+        &self.map
+    }
+
     pub(super) fn caps(&self) -> &NicCaps {
         &self.info.caps
     }

@@ -389,13 +389,9 @@ impl Nic for Shm {
 
 impl Drop for Shm {
     fn drop(&mut self) {
-        // A forked child shares our memory: what it writes there would be taken for our word.
+        // A forked child shares our memory and our sockets: what it says there would be taken for our word.
         if rustix::process::getpid() == self.owner {
-            for slot in &self.links {
-                if let Slot::Up(link) = slot {
-                    link.say_closed();
-                }
-            }
+            self.hang_up_on_all();
         }
     }
 }

@@ -18,8 +18,8 @@
 //! it, and clears it if payload of an earlier lap happens to look like the stamp expected there. That line
 //! is always free, because a record is accepted only if one more line than it needs is free.
 //!
-//! The ring begins small (`FIRST_LINES`) and grows, when the consumer is found lagging at the end of a lap, up to
-//! the agreed size: a quiet pair touches few pages and few cache sets, a busy one gets its depth.
+//! The ring begins small (`FIRST_LINES`) and grows, when the consumer is found lagging or long records are sent at the
+//! end of a lap, up to the agreed size: a quiet pair touches few pages and few cache sets, a busy one gets its depth.
 //!
 //! Trust: the peer may write anything at any time. Every word is read once, atomically, and checked; positions
 //! are always masked into the ring; a violation ends the link. Neither side's memory safety depends on the
@@ -45,6 +45,8 @@ pub(super) const MIN_LINES: u32 = 2048;
 pub(super) const MAX_LINES: u32 = 1 << 20;
 /// Lines in use at the start: 16 KiB.
 const FIRST_LINES: u64 = 256;
+/// A record with more lines is long.
+const LONG_LINES: u64 = 64;
 const HEADER_BYTES: usize = 8;
 /// The consumer publishes its position at least so often, in lines.
 const RELEASE_LINES: u64 = 128;
@@ -163,12 +165,11 @@ impl Tx {
         assert!(len <= MAILBOX_BYTES, "a message of {len} bytes exceeds the mailbox");
         let need = lines_for(HEADER_BYTES + len);
         let at = self.claim(need)?;
-        self.fill(at, HEADER_BYTES, head);
-        let mut skip = HEADER_BYTES + head.len();
-        for piece in body {
-            self.fill_iov(at, skip, piece);
-            skip += piece.len();
+        // The consumer polls the first line: it is written last, in one go, lest it be fetched back in between.
+        if need > 1 {
+            self.fill_part(at, head, body, LINE_BYTES, usize::MAX);
         }
+        self.fill_part(at, head, body, 0, LINE_BYTES);
         self.publish(at, need, header(KIND_MESSAGE, len, at));
         Ok(())
     }
@@ -239,9 +240,10 @@ impl Tx {
             let first = if index + need < self.in_use {
                 self.head
             } else {
-                // The end of the lap. The consumer lags by more than half of what is in use, or the record
+                // The end of the lap. The consumer lags by more than half of what is in use, or the record is long
+                // (long copies gain from depth: 64 KiB in 6.5 instead of 8.1 µs with 256 instead of 128 KiB), or it
                 // does not even fit before this line: use more of the ring, if there is more.
-                let lags = 2 * (self.head - self.consumed) > self.in_use || need + 1 > index;
+                let lags = need > LONG_LINES || 2 * (self.head - self.consumed) > self.in_use || need + 1 > index;
                 if lags && self.in_use < self.lines.count {
                     self.grow(index + need + 1);
                     continue;
@@ -296,6 +298,24 @@ impl Tx {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
+    /// Writes those bytes of a message that lie from byte `from` of the record on and before byte `to`.
+    #[inline(always)]
+    fn fill_part(&self, at: u64, head: &[u8], body: &[Iov], from: usize, to: usize) {
+        let mut skip = HEADER_BYTES;
+        let part = |skip: usize, len: usize| {
+            let start = from.saturating_sub(skip).min(len);
+            (start, to.saturating_sub(skip).min(len).max(start))
+        };
+        let (start, end) = part(skip, head.len());
+        self.fill(at, skip + start, &head[start..end]);
+        skip += head.len();
+        for piece in body {
+            let (start, end) = part(skip, piece.len());
+            self.fill_iov(at, skip + start, &piece.slice(start, end - start));
+            skip += piece.len();
+        }
+    }
+
     #[inline(always)]
     fn fill_iov(&self, at: u64, skip: usize, piece: &Iov) {
         let to = self.lines.byte(at, skip);
@@ -314,12 +334,32 @@ pub(super) struct Rx {
     published: u64,
     /// The producer has been told of space since `take_released` was last asked.
     released: bool,
+    /// Lines of the last record, if they are few: the next one will likely be as long. While nothing has
+    /// arrived these lines are fetched along with the first, so that a message of two to five lines does not cost a
+    /// second miss after the first (measured: 180 instead of 290 ns half round trip for two lines; beyond
+    /// five the processor's own prefetching wins).
+    expect: u64,
+}
+
+/// Most lines that are fetched in advance.
+const EXPECT_LINES: u64 = 5;
+
+/// Fetches a line in advance.
+#[inline(always)]
+fn prefetch(line: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch is a hint and never faults.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
 }
 
 impl Rx {
     /// The end that `role` reads.
     pub(super) fn new(map: Arc<Mapping>, role: Role, lines: u32) -> Self {
-        Self { lines: Lines::new(map, role.other(), lines), role, tail: 0, published: 0, released: false }
+        Self { lines: Lines::new(map, role.other(), lines), role, tail: 0, published: 0, released: false, expect: 0 }
     }
 
     /// Running number of the next line to read.
@@ -332,6 +372,9 @@ impl Rx {
     #[inline(always)]
     pub(super) fn ready(&self) -> bool {
         let word = self.lines.word(self.tail, 0).load(Ordering::Relaxed);
+        for line in 1..self.expect {
+            prefetch(self.lines.byte(self.tail + line, 0));
+        }
         stamp(word) == stamp(self.tail) && word >> 56 != 0
     }
 
@@ -375,6 +418,7 @@ impl Rx {
             deliver(Record::Push { window, offset, data: bytes });
         }
         self.tail += need;
+        self.expect = if need <= EXPECT_LINES { need } else { 0 };
         if self.tail - self.published >= RELEASE_LINES {
             self.release();
         }

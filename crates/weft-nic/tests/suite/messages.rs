@@ -132,7 +132,7 @@ pub fn two_threads_stream<D: Device>() {
     let mut taker = world.nodes.pop().unwrap();
     let mut sender = world.nodes.pop().unwrap();
     const MESSAGES: u64 = 100_000;
-    let size = |n: u64| if n % 97 == 0 { 3000 } else { 8 + (n % 120) as usize };
+    let size = |n: u64| if n.is_multiple_of(97) { 3000 } else { 8 + (n % 120) as usize };
     let other = std::thread::spawn(move || {
         let mut n = 0;
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);

@@ -31,7 +31,6 @@ pub trait Device {
 /// A buffer that a push goes to.
 pub struct Window {
     memory: Owned,
-    len: usize,
     /// Bytes that `placed` has confirmed.
     pub placed: usize,
     /// Where the next piece must begin: pieces of one push come in order.
@@ -41,7 +40,7 @@ pub struct Window {
 impl Window {
     /// A window of `len` bytes.
     pub fn new(len: usize) -> Self {
-        Self { memory: Owned::new(vec![0xee; len]), len, placed: 0, next: 0 }
+        Self { memory: Owned::new(vec![0xee; len]), placed: 0, next: 0 }
     }
 
     /// What is in it.

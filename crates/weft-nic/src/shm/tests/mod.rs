@@ -1,5 +1,100 @@
-//! Tests of the rings and of the whole device, as far as they need to look inside; the contract that it shares with
-//! the other devices is tested by tests/conformance.rs.
+//! Tests of the rings and of the whole device, as far as they need to look inside, to fork, or to sleep; the contract
+//! that it shares with the other devices is tested by tests/conformance.rs.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
+mod death;
+mod hostile;
+mod many;
 mod ring;
+mod sleep;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use weft_engine::mem::IovList;
+use weft_engine::name::{EpName, NameParts};
+use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
+
+use super::{Shm, ShmConfig};
+
+/// What a device has told.
+#[derive(Default)]
+struct Inbox {
+    up: Vec<(LinkId, LinkUp)>,
+    down: Vec<(LinkId, LinkError)>,
+    messages: Vec<(LinkId, Vec<u8>)>,
+    done: Vec<(u64, Result<(), LinkError>)>,
+    placed: usize,
+}
+
+impl Sink for Inbox {
+    fn up(&mut self, link: LinkId, info: LinkUp) {
+        self.up.push((link, info));
+    }
+    fn down(&mut self, link: LinkId, why: LinkError) {
+        self.down.push((link, why));
+    }
+    fn message(&mut self, link: LinkId, bytes: &[u8]) {
+        self.messages.push((link, bytes.to_vec()));
+    }
+    fn place(&mut self, _: LinkId, _: u64, _: u64, _: usize) -> Option<IovList> {
+        None
+    }
+    fn placed(&mut self, _: LinkId, _: u64, _: u64, len: usize) {
+        self.placed += len;
+    }
+    fn done(&mut self, _: LinkId, ctx: u64, result: Result<(), LinkError>) {
+        self.done.push((ctx, result));
+    }
+}
+
+/// An endpoint and its inbox.
+struct Node {
+    nic: Shm,
+    inbox: Inbox,
+}
+
+impl Node {
+    fn new(config: &ShmConfig) -> Self {
+        Self { nic: Shm::new(config, name()).unwrap(), inbox: Inbox::default() }
+    }
+
+    fn poll(&mut self) -> usize {
+        self.nic.poll(&mut self.inbox)
+    }
+}
+
+/// A name with a random id and capability.
+fn name() -> EpName {
+    let mut random = [0u8; 32];
+    getrandom::fill(&mut random).unwrap();
+    EpName::full(&NameParts {
+        socket: SocketAddr::from(([127, 0, 0, 1], 0)),
+        host_id: 1,
+        ep_id: random[..16].try_into().unwrap(),
+        capability: random[16..].try_into().unwrap(),
+        shm: true,
+        tcp: false,
+    })
+}
+
+/// Polls the nodes until the condition holds.
+fn until(what: &str, nodes: &mut [&mut Node], mut condition: impl FnMut(&mut [&mut Node]) -> bool) {
+    let start = Instant::now();
+    while !condition(nodes) {
+        for node in &mut *nodes {
+            node.poll();
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "{what}: did not happen");
+    }
+}
+
+/// Connects two nodes of one thread.
+fn join(a: &mut Node, b: &mut Node) -> (LinkId, LinkId) {
+    let near = a.nic.connect(&b.nic.name()).unwrap();
+    let before = b.inbox.up.len();
+    until("connect", &mut [a, b], |nodes| {
+        nodes[0].inbox.up.iter().any(|(link, _)| *link == near) && nodes[1].inbox.up.len() > before
+    });
+    (near, b.inbox.up[before].0)
+}

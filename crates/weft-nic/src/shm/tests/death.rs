@@ -1,0 +1,192 @@
+//! Peers in other processes, and their sudden end.
+
+use std::time::{Duration, Instant};
+
+use weft_engine::mem::Owned;
+use weft_engine::nic::{LinkError, LinkId, Nic, RemoteIov};
+
+use super::{Node, name, until};
+use crate::shm::{Shm, ShmConfig};
+
+/// A forked child; killed and reaped when dropped.
+struct Child(rustix::process::Pid);
+
+impl Child {
+    /// Runs `body` in a child that ends without unwinding into the test harness.
+    fn run(body: impl FnOnce()) -> Self {
+        // SAFETY: the child allocates, which glibc permits after fork, takes no lock of the harness, and ends by `_exit`.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let ok = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_ok();
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(!ok)) };
+        }
+        Self(rustix::process::Pid::from_raw(pid).unwrap())
+    }
+
+    fn kill(&self) {
+        rustix::process::kill_process(self.0, rustix::process::Signal::KILL).unwrap();
+    }
+
+    /// Waits for its end; true: it ended by itself, and well.
+    fn ended_well(self) -> bool {
+        let start = Instant::now();
+        loop {
+            if let Some((_, status)) =
+                rustix::process::waitpid(Some(self.0), rustix::process::WaitOptions::NOHANG).unwrap()
+            {
+                std::mem::forget(self);
+                return status.exit_status() == Some(0);
+            }
+            assert!(start.elapsed() < Duration::from_secs(20), "the child does not end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = rustix::process::kill_process(self.0, rustix::process::Signal::KILL);
+        let _ = rustix::process::waitpid(Some(self.0), rustix::process::WaitOptions::empty());
+    }
+}
+
+/// In the child: an endpoint that connects to `to` and says hello.
+fn guest(to: &weft_engine::name::EpName) -> (Node, LinkId) {
+    let mut node = Node { nic: Shm::new(&ShmConfig::default(), name()).unwrap(), inbox: super::Inbox::default() };
+    let link = node.nic.connect(to).unwrap();
+    until("connect", &mut [&mut node], |nodes| !nodes[0].inbox.up.is_empty());
+    node.nic.send(link, b"hello", &[]).unwrap();
+    (node, link)
+}
+
+#[test]
+fn processes_exchange_messages_and_memory() {
+    let mut host = Node::new(&ShmConfig::default());
+    let to = host.nic.name();
+    let child = Child::run(|| {
+        let (mut node, link) = guest(&to);
+        // The host asks for 100,000 bytes by address.
+        let mut memory = Owned::new((0..100_000u32).map(|i| (i % 251) as u8).collect());
+        node.nic.send(link, &memory.iov().addr().to_ne_bytes(), &[]).unwrap();
+        until("goodbye", &mut [&mut node], |nodes| nodes[0].inbox.messages.iter().any(|(_, bytes)| bytes == b"bye"));
+        // Ends in an orderly way.
+        drop(node);
+    });
+    until("guest", &mut [&mut host], |nodes| nodes[0].inbox.messages.len() == 2);
+    let (link, info) = host.inbox.up[0];
+    assert_eq!(host.inbox.messages[0].1, b"hello");
+    let addr = u64::from_ne_bytes(host.inbox.messages[1].1[..].try_into().unwrap());
+    if info.caps.get {
+        let mut memory = Owned::new(vec![0; 100_000]);
+        host.nic.get(link, &[memory.iov()], &[RemoteIov { addr, len: 100_000 }], 5).unwrap();
+        until("get", &mut [&mut host], |nodes| !nodes[0].inbox.done.is_empty());
+        assert_eq!(host.inbox.done, [(5, Ok(()))]);
+        let bytes = weft_engine::mem::to_vec(&[memory.iov()]);
+        assert!(bytes.iter().zip(0u32..).all(|(&byte, i)| byte == (i % 251) as u8));
+    }
+    host.nic.send(link, b"bye", &[]).unwrap();
+    assert!(child.ended_well());
+    until("end", &mut [&mut host], |nodes| !nodes[0].inbox.down.is_empty());
+    assert_eq!(host.inbox.down, [(link, LinkError::Closed)]);
+}
+
+#[test]
+fn a_killed_peer_is_gone() {
+    for asleep in [false, true] {
+        let mut host = Node::new(&ShmConfig::default());
+        let to = host.nic.name();
+        let child = Child::run(|| {
+            let (mut node, _) = guest(&to);
+            loop {
+                node.poll();
+            }
+        });
+        until("guest", &mut [&mut host], |nodes| !nodes[0].inbox.messages.is_empty());
+        let link = host.inbox.up[0].0;
+        let mut memory = Owned::new(vec![1; 50_000_000]);
+        host.nic.push(link, 1, 0, &[memory.iov()], 1).unwrap();
+        for _ in 0..10 {
+            host.poll();
+        }
+        child.kill();
+        if asleep {
+            // Sleeping on the descriptor ends by itself, although nobody rings.
+            let start = Instant::now();
+            while host.inbox.down.is_empty() {
+                if host.nic.park() {
+                    let mut fds =
+                        [rustix::event::PollFd::from_borrowed_fd(host.nic.wait_fd(), rustix::event::PollFlags::IN)];
+                    let limit = rustix::time::Timespec { tv_sec: 20, tv_nsec: 0 };
+                    assert_eq!(rustix::event::poll(&mut fds, Some(&limit)).unwrap(), 1, "nobody woke us");
+                }
+                host.poll();
+                assert!(start.elapsed() < Duration::from_secs(30));
+            }
+        } else {
+            until("end", &mut [&mut host], |nodes| !nodes[0].inbox.down.is_empty());
+        }
+        assert_eq!(host.inbox.down, [(link, LinkError::Gone)]);
+        assert!(matches!(host.inbox.done[..], [(1, Err(LinkError::Gone) | Ok(()))]));
+        assert!(!child.ended_well());
+    }
+}
+
+/// A grandchild inherits the life line and lives on: only the process's own end counts.
+#[test]
+fn a_peer_whose_fork_lives_on_is_gone() {
+    let mut host = Node::new(&ShmConfig::default());
+    let to = host.nic.name();
+    let child = Child::run(|| {
+        let (mut node, _) = guest(&to);
+        let grandchild = Child::run(|| std::thread::sleep(Duration::from_secs(5)));
+        std::mem::forget(grandchild);
+        loop {
+            node.poll();
+        }
+    });
+    until("guest", &mut [&mut host], |nodes| !nodes[0].inbox.messages.is_empty());
+    child.kill();
+    until("end", &mut [&mut host], |nodes| !nodes[0].inbox.down.is_empty());
+    assert_eq!(host.inbox.down[0].1, LinkError::Gone);
+}
+
+/// The same when the process has closed the link itself: the inherited life line does not hold the end back.
+#[test]
+fn a_close_is_seen_although_a_fork_lives_on() {
+    let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+    let (near, far) = super::join(&mut a, &mut b);
+    let (near_again, far_again) = super::join(&mut a, &mut b);
+    let _child = Child::run(|| std::thread::sleep(Duration::from_secs(30)));
+    a.nic.close(near);
+    until("end", &mut [&mut a, &mut b], |nodes| nodes[1].inbox.down == [(far, LinkError::Closed)]);
+    assert!(a.inbox.up.iter().any(|(link, _)| *link == near_again));
+    let to = a.nic.name();
+    drop(a);
+    until("end", &mut [&mut b], |nodes| nodes[0].inbox.down.last() == Some(&(far_again, LinkError::Closed)));
+    b.nic.connect(&to).unwrap();
+    until("refusal", &mut [&mut b], |nodes| nodes[0].inbox.down.len() == 3);
+    assert_eq!(b.inbox.down[2].1, LinkError::Refused);
+}
+
+/// A forked child that drops its copy of a device does not say goodbye for its parent.
+#[test]
+fn a_forked_copy_is_silent() {
+    let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+    let (near, far) = super::join(&mut a, &mut b);
+    let mut copy = None;
+    let slot = &mut copy;
+    let child = Child::run(|| {
+        *slot = Some(());
+        // SAFETY: the child's copy of `a` is read once, and the child ends without touching the original.
+        drop(unsafe { std::ptr::read(&a.nic) });
+    });
+    assert!(child.ended_well());
+    for _ in 0..2000 {
+        a.poll();
+        b.poll();
+    }
+    assert!(b.inbox.down.is_empty());
+    a.nic.send(near, b"alive", &[]).unwrap();
+    until("message", &mut [&mut a, &mut b], |nodes| nodes[1].inbox.messages == [(far, b"alive".to_vec())]);
+}

@@ -1,0 +1,134 @@
+//! A peer that has joined properly and then writes whatever it likes.
+
+use std::os::fd::AsFd;
+
+use weft_engine::mem::Owned;
+use weft_engine::nic::{LinkError, LinkId, Nic};
+
+use super::ring::poke;
+use super::{Node, join, until};
+use crate::shm::segment::{LINE_BYTES, Mapping};
+use crate::shm::{ShmConfig, Slot, handshake};
+
+fn segment(node: &Node, link: LinkId) -> &Mapping {
+    match &node.nic.links[link.0 as usize] {
+        Slot::Up(link) => link.segment(),
+        _ => panic!("the link is not up"),
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+}
+
+/// Random words all over the segment while the victim polls, sends and pushes: it ends the link at worst.
+#[test]
+fn random_words_harm_only_the_link() {
+    let mut random = Random(0xdead_beef_1234_5678);
+    let mut ended = 0;
+    for round in 0..60 {
+        let (mut victim, mut hostile) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+        let (theirs, mine) = join(&mut hostile, &mut victim);
+        let mut memory = Owned::new(vec![3; 1_000_000]);
+        victim.nic.push(mine, 1, 0, &[memory.iov()], 1).unwrap();
+        let map_bytes = segment(&hostile, theirs).len();
+        for step in 0..300u64 {
+            let map = segment(&hostile, theirs);
+            // Often where it matters: the control words, the first lines.
+            let range = [1024, 4096 + 64 * LINE_BYTES, map_bytes][(random.next() % 3) as usize];
+            let at = random.next() as usize % (range / 8) * 8;
+            let word = [random.next(), (1 + random.next() % 3) << 56 | (random.next() % 40_000) << 32 | step]
+                [(random.next() % 2) as usize];
+            // Words after `closed` are nobody's; the rings are filled with plausible headers.
+            poke(map, at, word);
+            if round % 2 == 0 {
+                let line = random.next() % 8;
+                poke(map, 4096 + line as usize * LINE_BYTES, word & !0xffff_ffff | line);
+            }
+            victim.poll();
+            let _ = victim.nic.send(mine, &[1; 40], &[]);
+            if !victim.inbox.down.is_empty() {
+                break;
+            }
+        }
+        if let Some(&(link, why)) = victim.inbox.down.first() {
+            assert_eq!((link, why), (mine, LinkError::Protocol));
+            assert_eq!(victim.inbox.done.len(), 1, "`done` before `down`");
+            ended += 1;
+        }
+        // The endpoint lives.
+        let mut friend = Node::new(&ShmConfig::default());
+        join(&mut friend, &mut victim);
+    }
+    assert!(ended > 10, "{ended}");
+}
+
+/// A consumer that claims to have consumed what was never sent.
+#[test]
+fn an_impossible_position_ends_the_link() {
+    let (mut victim, mut hostile) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+    let (theirs, mine) = join(&mut hostile, &mut victim);
+    // The hostile side is the initiator: its block is the first.
+    poke(segment(&hostile, theirs), 0, u64::MAX);
+    while victim.nic.send(mine, &[1; 40], &[]).is_ok() {}
+    until("end", &mut [&mut victim], |nodes| !nodes[0].inbox.down.is_empty());
+    assert_eq!(victim.inbox.down, [(mine, LinkError::Protocol)]);
+}
+
+/// Rubbish on the life line.
+#[test]
+fn rubbish_on_the_life_line_ends_the_link() {
+    let (mut victim, mut hostile) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+    let (theirs, mine) = join(&mut hostile, &mut victim);
+    if let Slot::Up(link) = &hostile.nic.links[theirs.0 as usize] {
+        rustix::net::send(link.socket(), b"rubbish", rustix::net::SendFlags::DONTWAIT).unwrap();
+    }
+    until("end", &mut [&mut victim], |nodes| !nodes[0].inbox.down.is_empty());
+    assert_eq!(victim.inbox.down, [(mine, LinkError::Protocol)]);
+}
+
+/// Connections that say nothing, nonsense, or half a handshake: no link, no memory kept, others are served.
+#[test]
+fn nonsense_in_the_handshake_is_refused() {
+    let mut victim = Node::new(&ShmConfig { connect_timeout_ms: 300, ..ShmConfig::default() });
+    let address = rustix::net::SocketAddrUnix::new_abstract_name(&handshake::id_address(&victim.nic.name().ep_id()));
+    let address = address.unwrap();
+    let mut sockets = Vec::new();
+    let mut random = Random(99);
+    for n in 0..200u64 {
+        let socket =
+            rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET, None).unwrap();
+        rustix::net::connect(&socket, &address).unwrap();
+        let bytes: Vec<u8> = (0..[0, 1, 184, 4000][n as usize % 4]).map(|_| random.next() as u8).collect();
+        if !bytes.is_empty() {
+            rustix::net::send(&socket, &bytes, rustix::net::SendFlags::DONTWAIT).unwrap();
+        }
+        sockets.push(socket);
+        victim.poll();
+    }
+    let mut friend = Node::new(&ShmConfig::default());
+    join(&mut friend, &mut victim);
+    until("time-outs", &mut [&mut victim], |nodes| nodes[0].nic.handshakes.is_empty());
+    assert_eq!(victim.inbox.up.len(), 1);
+    assert!(victim.inbox.down.is_empty());
+    assert!(sockets.iter().all(|socket| socket.as_fd().try_clone_to_owned().is_ok()));
+}
+
+/// Endpoints with different job keys do not meet; with the same key they do.
+#[test]
+fn job_keys_must_agree() {
+    let with = |key| ShmConfig { job_key: [key; 32], ..ShmConfig::default() };
+    let (mut a, mut b, mut c) = (Node::new(&with(1)), Node::new(&with(1)), Node::new(&with(2)));
+    join(&mut a, &mut b);
+    c.nic.connect(&b.nic.name()).unwrap();
+    until("denial", &mut [&mut b, &mut c], |nodes| !nodes[1].inbox.down.is_empty());
+    assert_eq!(c.inbox.down[0].1, LinkError::Denied);
+    assert_eq!(b.inbox.up.len(), 1);
+}

@@ -1,0 +1,117 @@
+//! Many links, and what they leave behind: nothing.
+
+use weft_engine::nic::Nic;
+
+use super::{Node, join, until};
+use crate::shm::ShmConfig;
+
+/// Descriptors and mapped segments of this process. Other tests run at the same time: only those of segments and
+/// sockets of `weft` are told apart by the caller running this test in a process of its own.
+fn mapped_segments() -> usize {
+    std::fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains("memfd:weft-")).count()
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Runs `body` in a forked child, where no other test opens or closes anything.
+fn alone(body: impl FnOnce()) {
+    // SAFETY: the child allocates, which glibc permits after fork, and ends by `_exit`.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let ok = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_ok();
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(!ok)) };
+    }
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    let (_, status) = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).unwrap().unwrap();
+    assert_eq!(status.exit_status(), Some(0), "see the child's message");
+}
+
+#[test]
+fn three_hundred_links_and_nothing_is_left() {
+    alone(|| {
+        let (fds, maps) = (descriptors(), mapped_segments());
+        {
+            let mut host = Node::new(&ShmConfig::default());
+            let mut guest = Node::new(&ShmConfig::default());
+            let links: Vec<_> = (0..300).map(|_| join(&mut guest, &mut host)).collect();
+            for round in 0..3u8 {
+                for (near, _) in &links {
+                    guest.nic.send(*near, &[round], &[]).unwrap();
+                }
+                until("all heard", &mut [&mut host], |nodes| nodes[0].inbox.messages.len() == 300);
+                let mut heard: Vec<u32> = host.inbox.messages.drain(..).map(|(link, _)| link.0).collect();
+                heard.sort_unstable();
+                heard.dedup();
+                assert_eq!(heard.len(), 300);
+            }
+            for (near, _) in &links[..150] {
+                guest.nic.close(*near);
+            }
+            until("half ends", &mut [&mut host, &mut guest], |nodes| nodes[0].inbox.down.len() == 150);
+            drop(guest);
+            until("all end", &mut [&mut host], |nodes| nodes[0].inbox.down.len() == 300);
+        }
+        assert_eq!((descriptors(), mapped_segments()), (fds, maps));
+    });
+}
+
+#[test]
+fn failed_attempts_leave_nothing() {
+    alone(|| {
+        let mut host = Node::new(&ShmConfig { connect_timeout_ms: 20, ..ShmConfig::default() });
+        let silent = Node::new(&ShmConfig::default());
+        let gone = super::name();
+        let (fds, maps) = (descriptors(), mapped_segments());
+        for _ in 0..5 {
+            host.nic.connect(&silent.nic.name()).unwrap();
+            host.nic.connect(&gone).unwrap();
+        }
+        until("failures", &mut [&mut host], |nodes| nodes[0].inbox.down.len() == 10);
+        assert!(host.nic.handshakes.is_empty());
+        assert_eq!((descriptors(), mapped_segments()), (fds, maps));
+    });
+}
+
+/// Where descriptors run out connecting fails with an error, and works again when there are some.
+#[test]
+fn running_out_of_descriptors_is_an_error() {
+    alone(|| {
+        let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+        join(&mut a, &mut b);
+        let before = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        let few = rustix::process::Rlimit { current: Some(descriptors() as u64 + 1), maximum: before.maximum };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
+        let mut failures = 0;
+        for _ in 0..20 {
+            match a.nic.connect(&b.nic.name()) {
+                Ok(_) => {
+                    for _ in 0..2000 {
+                        a.poll();
+                        b.poll();
+                    }
+                }
+                Err(why) => {
+                    assert_eq!(why, weft_engine::nic::LinkError::Resources);
+                    failures += 1;
+                }
+            }
+        }
+        failures += a.inbox.down.len();
+        assert!(failures > 0);
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, before).unwrap();
+        join(&mut a, &mut b);
+    });
+}
+
+#[test]
+fn the_probe_tells_what_works() {
+    alone(|| {
+        let findings = crate::shm::probe();
+        assert!(findings.len() >= 6 && findings.iter().all(|finding| !finding.detail.is_empty()));
+        // The suite itself needs these two.
+        assert!(findings.iter().take(2).all(|finding| finding.ok), "{findings:?}");
+    });
+}

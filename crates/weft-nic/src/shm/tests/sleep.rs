@@ -1,0 +1,185 @@
+//! Sleeping: no wake-up is lost, and none is given without need.
+
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use weft_engine::mem::Owned;
+use weft_engine::nic::{LinkId, Nic};
+
+use super::{Node, join};
+use crate::shm::ShmConfig;
+
+/// Waits on the descriptor; false: for longer than the limit.
+fn sleep(node: &Node, limit_ms: i64) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(node.nic.wait_fd(), PollFlags::IN)];
+    let limit = rustix::time::Timespec { tv_sec: limit_ms / 1000, tv_nsec: limit_ms % 1000 * 1_000_000 };
+    rustix::event::poll(&mut fds, Some(&limit)).unwrap() > 0
+}
+
+/// Polls, and sleeps when there was nothing, until the condition holds. A sleep of ten seconds is a lost wake-up.
+fn work(node: &mut Node, mut condition: impl FnMut(&mut Node) -> bool) -> u32 {
+    let mut sleeps = 0;
+    while !condition(node) {
+        if node.poll() == 0 && node.nic.park() {
+            sleeps += 1;
+            assert!(sleep(node, 10_000), "a wake-up was lost");
+            node.nic.unpark();
+        }
+    }
+    sleeps
+}
+
+#[test]
+fn a_parked_endpoint_sleeps_until_rung() {
+    let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+    let (near, _) = join(&mut a, &mut b);
+    a.nic.send(near, b"first", &[]).unwrap();
+    assert!(!b.nic.park(), "something is there");
+    while b.inbox.messages.is_empty() {
+        b.poll();
+    }
+    while !b.nic.park() {
+        b.poll();
+    }
+    assert!(!sleep(&b, 20), "nothing is there");
+    a.nic.send(near, b"second", &[]).unwrap();
+    assert!(sleep(&b, 5000));
+    b.nic.unpark();
+    b.poll();
+    assert_eq!(b.inbox.messages.len(), 2);
+    // A second message while awake wakes nobody: the descriptor is quiet once the wake-up byte is read.
+    while !b.nic.park() {
+        b.poll();
+    }
+    assert!(!sleep(&b, 20));
+}
+
+/// Two threads that sleep after every message; then with the hot list in play by several links.
+#[test]
+fn ping_pong_with_sleeping_loses_nothing() {
+    for must_fence in [false, true] {
+        let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+        if must_fence {
+            // As on a system without membarrier: both sides fence.
+            for node in [&mut a, &mut b] {
+                node.nic.barriers.callable = false;
+                node.nic.barriers.registered = false;
+            }
+        }
+        let (near, far) = join(&mut a, &mut b);
+        const TURNS: u32 = 5000;
+        let other = std::thread::spawn(move || {
+            for turn in 0..TURNS {
+                work(&mut b, |b| !b.inbox.messages.is_empty());
+                assert_eq!(b.inbox.messages.pop().unwrap().1, turn.to_ne_bytes());
+                b.nic.send(far, &turn.to_ne_bytes(), &[]).unwrap();
+            }
+            b
+        });
+        let mut sleeps = 0;
+        for turn in 0..TURNS {
+            a.nic.send(near, &turn.to_ne_bytes(), &[]).unwrap();
+            sleeps += work(&mut a, |a| !a.inbox.messages.is_empty());
+            assert_eq!(a.inbox.messages.pop().unwrap().1, turn.to_ne_bytes());
+            if turn % 64 == 0 {
+                std::thread::sleep(Duration::from_micros(u64::from(turn % 7) * 50));
+            }
+        }
+        assert!(sleeps > 0, "the test is about sleeping");
+        drop(other.join().unwrap());
+    }
+}
+
+/// Random pauses on both sides, bursts that fill the ring: the sender sleeps for space, the receiver for messages.
+#[test]
+fn a_full_ring_wakes_its_producer() {
+    let config = ShmConfig { ring_bytes: 128 * 1024, ..ShmConfig::default() };
+    let (mut a, mut b) = (Node::new(&config), Node::new(&config));
+    let (near, _) = join(&mut a, &mut b);
+    const MESSAGES: u32 = 60_000;
+    let other = std::thread::spawn(move || {
+        let mut next = 0u32;
+        let mut sleeps = 0;
+        while next < MESSAGES {
+            sleeps += work(&mut b, |b| !b.inbox.messages.is_empty());
+            for (_, bytes) in b.inbox.messages.drain(..) {
+                assert_eq!(bytes[..4], next.to_ne_bytes());
+                next += 1;
+            }
+            if next.is_multiple_of(1009) {
+                std::thread::sleep(Duration::from_micros(300));
+            }
+        }
+        (b, sleeps)
+    });
+    let mut memory = Owned::new(vec![1; 2000]);
+    let body = memory.iov();
+    let mut sleeps = 0;
+    for n in 0..MESSAGES {
+        let body = if n % 10 == 0 { body } else { body.slice(0, 20) };
+        sleeps += work(&mut a, |a| a.nic.send(near, &n.to_ne_bytes(), &[body]).is_ok());
+    }
+    let (b, their_sleeps) = other.join().unwrap();
+    assert!(sleeps > 0 && their_sleeps > 0, "{sleeps} {their_sleeps}");
+    drop(b);
+}
+
+/// A push that waits for space goes on when the receiver takes, although the sender sleeps.
+#[test]
+fn a_push_wakes_its_sender() {
+    let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+    let (near, _) = join(&mut a, &mut b);
+    let size = 20_000_000;
+    let other = std::thread::spawn(move || {
+        work(&mut b, |b| b.inbox.placed >= size);
+        b
+    });
+    let mut memory = Owned::new(vec![1; size]);
+    a.nic.push(near, 1, 0, &[memory.iov()], 9).unwrap();
+    work(&mut a, |a| !a.inbox.done.is_empty());
+    drop(other.join().unwrap());
+}
+
+/// More active links than the hot list holds: cold ones are heard as well, awake and asleep.
+#[test]
+fn hot_and_cold_links_are_heard() {
+    let mut host = Node::new(&ShmConfig::default());
+    let mut guests: Vec<(Node, LinkId)> = Vec::new();
+    for _ in 0..20 {
+        let mut guest = Node::new(&ShmConfig::default());
+        let (near, _) = join(&mut guest, &mut host);
+        guests.push((guest, near));
+    }
+    let turns = 300u32;
+    let other = std::thread::spawn(move || {
+        let mut seed = 12345u32;
+        for turn in 0..turns * 20 {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            // Long runs on one link, so that others get cold, and jumps.
+            let at = if turn % 100 < 70 { turn / 100 % 20 } else { seed >> 16 };
+            let (guest, link) = &mut guests[at as usize % 20];
+            work(guest, |guest| guest.nic.send(*link, &turn.to_ne_bytes(), &[]).is_ok());
+            if seed.is_multiple_of(50) {
+                std::thread::sleep(Duration::from_micros(u64::from(seed >> 24)));
+            }
+        }
+        guests
+    });
+    let start = Instant::now();
+    work(&mut host, |host| {
+        assert!(start.elapsed() < Duration::from_secs(60));
+        host.inbox.messages.len() as u32 == turns * 20
+    });
+    assert!(host.nic.hot.len() <= crate::shm::HOT_LINKS);
+    drop(other.join().unwrap());
+}
+
+/// An unanswered attempt to connect ends the sleep by its time-out.
+#[test]
+fn a_time_out_wakes() {
+    let config = ShmConfig { connect_timeout_ms: 50, ..ShmConfig::default() };
+    let (mut a, silent) = (Node::new(&config), Node::new(&config));
+    a.nic.connect(&silent.nic.name()).unwrap();
+    work(&mut a, |a| !a.inbox.down.is_empty());
+    assert_eq!(a.inbox.down[0].1, weft_engine::nic::LinkError::Timeout);
+}
