@@ -91,7 +91,9 @@ impl Format {
     pub(crate) fn encode(self, name: &EpName) -> Result<Vec<u8>, Errno> {
         match (self, name.socket()) {
             (Self::Native, _) => Ok(name.as_bytes().to_vec()),
-            (Self::Text, socket) => Ok(CString::new(socket_text(socket)).map_err(|_| Errno::INVAL)?.into_bytes_with_nul()),
+            (Self::Text, socket) => {
+                Ok(CString::new(socket_text(socket)).map_err(|_| Errno::INVAL)?.into_bytes_with_nul())
+            }
             (Self::In | Self::Sockaddr(_), SocketAddr::V4(v4)) => Ok(encode_in(*v4.ip(), v4.port())),
             (Self::In, SocketAddr::V6(_)) => Err(Errno::ADDRNOTAVAIL),
             (Self::In6, SocketAddr::V4(v4)) => Ok(encode_in6(v4.ip().to_ipv6_mapped(), v4.port(), 0)),
@@ -250,7 +252,8 @@ fn getaddrinfo(query: &Query<'_>) -> Result<Vec<SocketAddr>, Errno> {
     // SAFETY: all zeros is how one begins an `addrinfo`.
     let mut hints: libc::addrinfo = unsafe { std::mem::zeroed() };
     hints.ai_socktype = libc::SOCK_STREAM;
-    hints.ai_flags = if query.numeric { libc::AI_NUMERICHOST } else { 0 } | if query.passive { libc::AI_PASSIVE } else { 0 };
+    hints.ai_flags =
+        if query.numeric { libc::AI_NUMERICHOST } else { 0 } | if query.passive { libc::AI_PASSIVE } else { 0 };
     hints.ai_family = match query.format {
         Format::In => libc::AF_INET,
         Format::In6 => libc::AF_INET6,
@@ -259,10 +262,13 @@ fn getaddrinfo(query: &Query<'_>) -> Result<Vec<SocketAddr>, Errno> {
     let pointer = |text: Option<&CStr>| text.map_or(std::ptr::null(), CStr::as_ptr);
     let mut list = std::ptr::null_mut();
     // SAFETY: null or C strings, our hints, and a place for the result.
-    let result = unsafe { libc::getaddrinfo(pointer(query.node), pointer(query.service), &raw const hints, &raw mut list) };
+    let result =
+        unsafe { libc::getaddrinfo(pointer(query.node), pointer(query.service), &raw const hints, &raw mut list) };
     if result != 0 {
-        // SAFETY: gai_strerror returns a constant C string for every number.
-        let reason = unsafe { CStr::from_ptr(libc::gai_strerror(result)) };
+        // SAFETY: gai_strerror takes any number.
+        let reason = unsafe { libc::gai_strerror(result) };
+        // SAFETY: it returns a constant C string.
+        let reason = unsafe { CStr::from_ptr(reason) };
         log::info!("{:?}:{:?} cannot be resolved: {}", query.node, query.service, reason.to_string_lossy());
         return Err(Errno::NODATA);
     }
@@ -332,7 +338,9 @@ mod tests {
             assert_eq!(Format::Text.decode(text.as_bytes()), Ok(name("1.2.3.4:5")), "{text}");
         }
         assert_eq!(Format::Text.decode(b"fi_sockaddr_in6://[::1]:5"), Ok(name("[::1]:5")));
-        for text in ["1.2.3.4:5", "fi_sockaddr_in://[::1]:5", "fi_sockaddr_in://1.2.3.4", "fi_gni://1", "fi_sockaddr://host:5"] {
+        for text in
+            ["1.2.3.4:5", "fi_sockaddr_in://[::1]:5", "fi_sockaddr_in://1.2.3.4", "fi_gni://1", "fi_sockaddr://host:5"]
+        {
             assert!(Format::Text.decode(text.as_bytes()).is_err(), "{text}");
         }
     }

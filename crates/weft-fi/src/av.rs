@@ -140,11 +140,11 @@ impl Results {
         let number = result.unwrap_or(sys::FI_ADDR_NOTAVAIL);
         if !self.numbers.is_null() {
             // SAFETY: one place per address, by the promise of `new`.
-            unsafe { self.numbers.add(self.done).write(number) };
+            unsafe { self.numbers.wrapping_add(self.done).write(number) };
         }
         if !self.errors.is_null() {
             // SAFETY: as above.
-            unsafe { self.errors.add(self.done).write(result.map_or_else(Errno::get, |_| 0)) };
+            unsafe { self.errors.wrapping_add(self.done).write(result.map_or_else(Errno::get, |_| 0)) };
         }
         match result {
             Ok(_) => self.good += 1,
@@ -283,7 +283,7 @@ unsafe extern "C" fn insert(
             // Strings come as an array of pointers, other addresses one after the other.
             let at = match av.format {
                 // SAFETY: the client's array has `count` elements.
-                Format::Text => unsafe { addr.cast::<*const u8>().add(index).read() },
+                Format::Text => unsafe { addr.cast::<*const u8>().wrapping_add(index).read() },
                 _ => next,
             };
             if at.is_null() {
@@ -296,8 +296,7 @@ unsafe extern "C" fn insert(
             if av.format != Format::Text {
                 // SAFETY: the client's address, in the domain's format. Of one whose family is unknown we cannot tell the length.
                 let length = unsafe { av.format.length_at(at) }.ok_or(Errno::INVAL)?;
-                // SAFETY: at most one behind the end of the client's array.
-                next = unsafe { next.add(length) };
+                next = next.wrapping_add(length);
             }
         }
         results.finish(av)
@@ -382,7 +381,7 @@ unsafe extern "C" fn remove(av: *mut sys::fid_av, fi_addr: *mut sys::fi_addr_t, 
         }
         for index in 0..count {
             // SAFETY: the client's array has `count` elements.
-            av.remove(unsafe { fi_addr.add(index).read() })?;
+            av.remove(unsafe { fi_addr.wrapping_add(index).read() })?;
         }
         Ok(0)
     })
@@ -445,7 +444,7 @@ unsafe extern "C" fn straddr(
         unsafe { copy_out(&bytes, buf.cast(), length) };
         if !buf.is_null() && room > 0 && room < bytes.len() {
             // SAFETY: inside the client's buffer: a text that was cut is terminated all the same.
-            unsafe { buf.add(room - 1).write(0) };
+            unsafe { buf.wrapping_add(room - 1).write(0) };
         }
         Ok(0)
     });

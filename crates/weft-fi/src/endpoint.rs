@@ -384,13 +384,7 @@ unsafe extern "C" fn getopt(
     })
 }
 
-unsafe extern "C" fn setopt(
-    fid: *mut sys::fid,
-    level: c_int,
-    name: c_int,
-    value: *const c_void,
-    len: usize,
-) -> c_int {
+unsafe extern "C" fn setopt(fid: *mut sys::fid, level: c_int, name: c_int, value: *const c_void, len: usize) -> c_int {
     object::guard("fi_setopt", || {
         // SAFETY: an endpoint of the client.
         let ep = unsafe { object::borrow_fid::<Ep>(fid) }?;

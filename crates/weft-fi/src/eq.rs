@@ -290,13 +290,7 @@ unsafe extern "C" fn readerr(eq: *mut sys::fid_eq, buf: *mut sys::fi_eq_err_entr
     })
 }
 
-unsafe extern "C" fn write(
-    eq: *mut sys::fid_eq,
-    event: u32,
-    buf: *const c_void,
-    len: usize,
-    _flags: u64,
-) -> isize {
+unsafe extern "C" fn write(eq: *mut sys::fid_eq, event: u32, buf: *const c_void, len: usize, _flags: u64) -> isize {
     object::guard_size("fi_eq_write", || {
         // SAFETY: the client's queue.
         let eq = unsafe { object::borrow::<Eq>(eq) }?;
@@ -324,9 +318,10 @@ unsafe extern "C" fn strerror(
     buf: *mut c_char,
     len: usize,
 ) -> *const c_char {
-    // SAFETY: strerror returns a C string for every number, for the numbers that are in use a constant one. Our own errors have none
-    // beyond those of the system here.
-    let text = unsafe { CStr::from_ptr(libc::strerror(prov_errno)) };
+    // SAFETY: strerror takes any number. All that are reported here are the system's.
+    let text = unsafe { libc::strerror(prov_errno) };
+    // SAFETY: it returns a C string, a constant one for the system's numbers.
+    let text = unsafe { CStr::from_ptr(text) };
     // SAFETY: the client's buffer.
     unsafe { copy_text(text, buf, len) };
     text.as_ptr()
@@ -345,5 +340,5 @@ unsafe fn copy_text(text: &CStr, buf: *mut c_char, len: usize) {
     // SAFETY: by the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast::<c_char>(), buf, fits) };
     // SAFETY: `fits` is less than `len`.
-    unsafe { buf.add(fits).write(0) };
+    unsafe { buf.wrapping_add(fits).write(0) };
 }

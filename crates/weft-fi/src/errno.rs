@@ -145,17 +145,6 @@ impl From<LinkError> for Errno {
     }
 }
 
-/// What a data-path function returns for an operation that the engine did not take.
-#[inline]
-pub(crate) fn of_error(error: Error) -> isize {
-    Errno::from(error).size()
-}
-
-/// The number in the error entry of an operation that failed.
-pub(crate) fn of_fault(fault: Fault) -> c_int {
-    Errno::from(fault).get()
-}
-
 impl From<std::io::Error> for Errno {
     /// libfabric's first 256 numbers are the system's.
     fn from(error: std::io::Error) -> Self {

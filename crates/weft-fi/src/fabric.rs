@@ -133,7 +133,7 @@ unsafe extern "C" fn trywait(_fabric: *mut sys::fid_fabric, fids: *mut *mut sys:
         }
         for index in 0..count {
             // SAFETY: the client's array has `count` elements.
-            let fid = unsafe { fids.add(index).read() };
+            let fid = unsafe { fids.wrapping_add(index).read() };
             // SAFETY: each a live object of ours.
             unsafe { trywait_one(fid) }?;
         }

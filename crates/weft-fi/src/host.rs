@@ -24,8 +24,7 @@ use weft_fi_sys::{fi_info, fi_log_level, fi_log_subsys, fi_param_type, fi_provid
 
 type DupInfo = unsafe extern "C" fn(*const fi_info) -> *mut fi_info;
 type FreeInfo = unsafe extern "C" fn(*mut fi_info);
-type ParamDefine =
-    unsafe extern "C" fn(*const fi_provider, *const c_char, fi_param_type, *const c_char, ...) -> c_int;
+type ParamDefine = unsafe extern "C" fn(*const fi_provider, *const c_char, fi_param_type, *const c_char, ...) -> c_int;
 type ParamGet = unsafe extern "C" fn(*mut fi_provider, *const c_char, *mut c_void) -> c_int;
 type LogEnabled = unsafe extern "C" fn(*const fi_provider, fi_log_level, fi_log_subsys) -> c_int;
 type Log =
@@ -107,7 +106,7 @@ unsafe fn symbol<F: Copy>(handle: *mut c_void, name: &CStr) -> Option<F> {
 impl Host {
     /// Looks the functions up. `base`: they must lie in the object that was loaded there.
     fn load(handle: *mut c_void, base: Option<usize>) -> Option<Self> {
-        // SAFETY (this and all below): the signatures are those of rdma/fabric.h, fi_prov.h and fi_log.h.
+        // SAFETY: this and all below: the signatures are those of rdma/fabric.h, fi_prov.h and fi_log.h.
         let dup_info = unsafe { symbol::<DupInfo>(handle, c"fi_dupinfo") }?;
         // SAFETY: as above.
         let free_info = unsafe { symbol::<FreeInfo>(handle, c"fi_freeinfo") }?;
@@ -142,13 +141,7 @@ impl Host {
         // SAFETY: the host's function; the format consumes exactly one string. A refusal has no consequence but that
         // the variable is not listed.
         unsafe {
-            (self.param_define)(
-                provider,
-                name.as_ptr(),
-                weft_fi_sys::FI_PARAM_STRING,
-                c"%s".as_ptr(),
-                help.as_ptr(),
-            )
+            (self.param_define)(provider, name.as_ptr(), weft_fi_sys::FI_PARAM_STRING, c"%s".as_ptr(), help.as_ptr())
         };
     }
 

@@ -60,9 +60,8 @@ fn subsys_of(target: &str) -> sys::fi_log_subsys {
         ("weft_fi", "eq") => sys::FI_LOG_EQ,
         ("weft_fi", "mr") => sys::FI_LOG_MR,
         ("weft_fi", "endpoint" | "cm") => sys::FI_LOG_EP_CTRL,
-        ("weft_fi", "msg" | "tagged" | "rma" | "atomic" | "collective" | "progress") | ("weft_nic" | "weft_engine", _) => {
-            sys::FI_LOG_EP_DATA
-        }
+        ("weft_fi", "msg" | "tagged" | "rma" | "atomic" | "collective" | "progress")
+        | ("weft_nic" | "weft_engine", _) => sys::FI_LOG_EP_DATA,
         _ => sys::FI_LOG_CORE,
     }
 }

@@ -108,10 +108,8 @@ fn register(domain: Hold<Domain>, request: Request) -> Result<Arc<Mr>, Errno> {
     let key = if basic || bits & sys::FI_MR_PROV_KEY != 0 { domain.free_key() } else { request.requested_key };
     let virtual_address = basic || bits & sys::FI_MR_VIRT_ADDR != 0;
     let base = if virtual_address { request.iov.first().map_or(0, Iov::addr) } else { 0 };
-    let access = Access {
-        read: request.access & sys::FI_REMOTE_READ != 0,
-        write: request.access & sys::FI_REMOTE_WRITE != 0,
-    };
+    let access =
+        Access { read: request.access & sys::FI_REMOTE_READ != 0, write: request.access & sys::FI_REMOTE_WRITE != 0 };
     let events = domain.caps() & sys::FI_RMA_EVENT != 0;
     let remote = request.access & REMOTE != 0;
     let region = remote.then_some(Region { key, iov: request.iov, base, access, user: key, events });
@@ -120,7 +118,12 @@ fn register(domain: Hold<Domain>, request: Request) -> Result<Arc<Mr>, Errno> {
         head: Head::new(sys::fid_mr { fid, mem_desc: std::ptr::null_mut(), key }),
         key,
         base,
-        state: Mutex::new(State { waiting: region, active: false, counters: RegionCounters::default(), endpoint: None }),
+        state: Mutex::new(State {
+            waiting: region,
+            active: false,
+            counters: RegionCounters::default(),
+            endpoint: None,
+        }),
         uses: Uses::new(),
         domain,
     });
@@ -128,8 +131,8 @@ fn register(domain: Hold<Domain>, request: Request) -> Result<Arc<Mr>, Errno> {
     let descriptor = Arc::as_ptr(&mr).cast_mut().cast::<c_void>();
     // SAFETY: nobody else has seen the object yet.
     unsafe { (*mr.head.get()).mem_desc = descriptor };
-    let later = bits & sys::FI_MR_ENDPOINT != 0
-        || (bits & sys::FI_MR_RMA_EVENT != 0 && request.flags & sys::FI_RMA_EVENT != 0);
+    let later =
+        bits & sys::FI_MR_ENDPOINT != 0 || (bits & sys::FI_MR_RMA_EVENT != 0 && request.flags & sys::FI_RMA_EVENT != 0);
     if !later {
         mr.enable()?;
     }
@@ -192,8 +195,7 @@ impl Mr {
 pub(crate) static OPS: sys::fi_ops_mr =
     sys::fi_ops_mr { size: size_of::<sys::fi_ops_mr>(), reg: Some(reg), regv: Some(regv), regattr: Some(regattr) };
 
-static FID_OPS: sys::fi_ops =
-    sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ..noop::FID };
+static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ..noop::FID };
 
 /// Registers for a C function.
 ///
@@ -273,6 +275,19 @@ unsafe extern "C" fn regv(
     })
 }
 
+/// The fields of `fi_mr_attr` that every API version has.
+#[repr(C)]
+struct AttrHead {
+    mr_iov: *const libc::iovec,
+    iov_count: usize,
+    access: u64,
+    offset: u64,
+    requested_key: u64,
+    context: *mut c_void,
+}
+
+const _: () = assert!(size_of::<AttrHead>() == std::mem::offset_of!(sys::fi_mr_attr, auth_key_size));
+
 unsafe extern "C" fn regattr(
     fid: *mut sys::fid,
     attr: *const sys::fi_mr_attr,
@@ -291,14 +306,11 @@ unsafe extern "C" fn regattr(
                 return Err(Errno::NOSYS);
             }
         }
-        // SAFETY: the first fields are there in every version.
-        let (vector, count) = unsafe { ((*attr).mr_iov, (*attr).iov_count) };
-        // SAFETY: as above.
-        let (access, offset) = unsafe { ((*attr).access, (*attr).offset) };
-        // SAFETY: as above.
-        let (requested_key, context) = unsafe { ((*attr).requested_key, (*attr).context) };
+        // SAFETY: these fields are there in every version.
+        let AttrHead { mr_iov, iov_count, access, offset, requested_key, context } =
+            unsafe { attr.cast::<AttrHead>().read() };
         // SAFETY: the client's vector.
-        let iov = unsafe { pieces(vector, count) }?;
+        let iov = unsafe { pieces(mr_iov, iov_count) }?;
         let request = Request { iov, access, offset, requested_key, flags, context };
         // SAFETY: the client's domain and its place for the new pointer.
         unsafe { register_for(fid, request, mr) }

@@ -8,9 +8,8 @@ use std::ffi::{c_char, c_int};
 
 use weft_fi_sys::v2::fi_ops_av_1_20;
 use weft_fi_sys::{
-    FI_ENOSYS, fi_ops, fi_ops_atomic, fi_ops_av, fi_ops_av_set, fi_ops_cm, fi_ops_cntr, fi_ops_collective, fi_ops_cq,
-    fi_ops_domain, fi_ops_ep, fi_ops_eq, fi_ops_fabric, fi_ops_mr, fi_ops_msg, fi_ops_poll, fi_ops_rma, fi_ops_tagged,
-    fi_ops_wait,
+    FI_ENOSYS, fi_ops, fi_ops_atomic, fi_ops_av, fi_ops_cm, fi_ops_collective, fi_ops_domain, fi_ops_ep, fi_ops_eq,
+    fi_ops_fabric, fi_ops_msg, fi_ops_rma, fi_ops_tagged,
 };
 
 /// What "not supported" looks like in each type that the slots return.
@@ -98,36 +97,12 @@ table! {
     }
 }
 table! {
-    /// Memory registration.
-    MR: fi_ops_mr { reg regv regattr }
-}
-table! {
     /// Address vector, up to API 1.19.
     AV: fi_ops_av { insert insertsvc insertsym remove lookup straddr av_set }
 }
 table! {
-    /// Set of addresses for collectives.
-    AV_SET: fi_ops_av_set { set_union intersect diff insert remove addr }
-}
-table! {
     /// Event queue.
     EQ: fi_ops_eq { read readerr write sread strerror }
-}
-table! {
-    /// Completion queue.
-    CQ: fi_ops_cq { read readfrom readerr sread sreadfrom signal strerror }
-}
-table! {
-    /// Counter.
-    CNTR: fi_ops_cntr { read readerr add set wait adderr seterr }
-}
-table! {
-    /// Wait set.
-    WAIT: fi_ops_wait { wait }
-}
-table! {
-    /// Poll set.
-    POLL: fi_ops_poll { poll poll_add poll_del }
 }
 table! {
     /// Endpoint.

@@ -104,10 +104,10 @@ params! {
         "Use TCP to endpoints that shared memory does not reach.";
     cma: bool = "yes", "yes/no", "CMA",
         "Let large messages inside a host be copied once, by process_vm_readv(2), where the kernel permits it.";
-    connect_timeout_ms: u64 = "20000", "ms", "CONNECT_TIMEOUT_MS",
+    connect_timeout_ms: u64 = "10000", "ms", "CONNECT_TIMEOUT_MS",
         "How long to try to reach a peer before its operations fail.";
-    connect_retry_ms: u64 = "50", "ms", "CONNECT_RETRY_MS",
-        "How long to wait after a refused connection before the next attempt.";
+    connect_retry_ms: u64 = "1000", "ms", "CONNECT_RETRY_MS",
+        "For how long a TCP connection that is refused is tried again: the peer may be about to listen.";
     eager_bytes: Option<usize> = "", "bytes", "EAGER_BYTES",
         "Longest message that is sent without asking the receiver, on every device. Default: the device's.";
     shm_eager_bytes: Option<usize> = "", "bytes", "SHM_EAGER_BYTES",

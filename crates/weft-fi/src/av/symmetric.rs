@@ -14,7 +14,11 @@ pub(crate) struct Range<'a> {
 enum Node<'a> {
     Address(IpAddr),
     /// A host name: what stands before its last digits, those as a number, and how many they are.
-    Host { stem: &'a str, number: u64, digits: usize },
+    Host {
+        stem: &'a str,
+        number: u64,
+        digits: usize,
+    },
 }
 
 impl<'a> Range<'a> {

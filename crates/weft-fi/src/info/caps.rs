@@ -23,7 +23,8 @@ const PRIMARY_2_0: u64 = v2::FI_TAGGED_DIRECTED_RECV;
 const PROMISES_2_0: u64 = v2::FI_EXACT_DIRECTED_RECV;
 
 /// What matters to a transmit context.
-const TX: u64 = sys::FI_MSG | sys::FI_TAGGED | sys::FI_RMA | sys::FI_SEND | sys::FI_READ | sys::FI_WRITE | sys::FI_FENCE;
+const TX: u64 =
+    sys::FI_MSG | sys::FI_TAGGED | sys::FI_RMA | sys::FI_SEND | sys::FI_READ | sys::FI_WRITE | sys::FI_FENCE;
 /// What matters to a receive context.
 const RX: u64 = sys::FI_MSG
     | sys::FI_TAGGED
@@ -55,7 +56,11 @@ const fn full(api: u32) -> u64 {
 pub(crate) fn grant(api: u32, wanted: u64) -> Result<u64, Errno> {
     let unknown = wanted & !offered(api);
     if unknown != 0 {
-        return Err(reject("caps", format_args!("{wanted:#x} (of which {unknown:#x})"), format_args!("{:#x}", offered(api))));
+        return Err(reject(
+            "caps",
+            format_args!("{wanted:#x} (of which {unknown:#x})"),
+            format_args!("{:#x}", offered(api)),
+        ));
     }
     if wanted == 0 {
         return Ok(full(api));

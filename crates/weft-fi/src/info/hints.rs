@@ -29,8 +29,6 @@ pub(crate) struct Hints {
     pub(crate) fabric: Option<sys::fi_fabric_attr>,
     pub(crate) domain_name: Option<CString>,
     pub(crate) fabric_name: Option<CString>,
-    /// The provider's name, as the host puts it into what it hands out. Several may be layered.
-    pub(crate) prov_name: Option<CString>,
     pub(crate) ep_auth_key: Option<Vec<u8>>,
     pub(crate) domain_auth_key: Option<Vec<u8>>,
 }
@@ -46,7 +44,7 @@ impl Hints {
     pub(crate) unsafe fn read(raw: *const sys::fi_info) -> Result<Option<Self>, Errno> {
         // SAFETY: by the caller's promise.
         let Some(info) = (unsafe { raw.as_ref() }) else { return Ok(None) };
-        // SAFETY (this and the next four): null or valid, by the caller's promise.
+        // SAFETY: this and the next four are null or valid, by the caller's promise.
         let tx = unsafe { info.tx_attr.as_ref() }.copied();
         // SAFETY: as above.
         let rx = unsafe { info.rx_attr.as_ref() }.copied();
@@ -74,8 +72,6 @@ impl Hints {
             domain_name: domain.and_then(|attr| unsafe { string(attr.name) }),
             // SAFETY: as above.
             fabric_name: fabric.and_then(|attr| unsafe { string(attr.name) }),
-            // SAFETY: as above.
-            prov_name: fabric.and_then(|attr| unsafe { string(attr.prov_name) }),
             // SAFETY: null or keys of the stated length.
             ep_auth_key: ep.map_or(Ok(None), |attr| unsafe { key(attr.auth_key, attr.auth_key_size) })?,
             // SAFETY: as above.

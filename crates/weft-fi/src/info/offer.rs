@@ -340,7 +340,9 @@ fn mr_mode(api: u32, wanted: i32) -> Result<i32, Errno> {
         MR_BASIC | MR_SCALABLE => Ok(wanted),
         0 => Ok(if api < V1_5 { MR_SCALABLE } else { 0 }),
         bits if api >= V1_5 && bits & (MR_BASIC | MR_SCALABLE) == 0 => Ok(0),
-        other => Err(reject("mr_mode", format_args!("{other:#x}"), "FI_MR_BASIC, FI_MR_SCALABLE, or bits (from API 1.5)")),
+        other => {
+            Err(reject("mr_mode", format_args!("{other:#x}"), "FI_MR_BASIC, FI_MR_SCALABLE, or bits (from API 1.5)"))
+        }
     }
 }
 
@@ -394,7 +396,13 @@ mod tests {
 
     #[test]
     fn what_costs_nothing_is_echoed() {
-        for threading in [sys::FI_THREAD_SAFE, sys::FI_THREAD_FID, sys::FI_THREAD_DOMAIN, sys::FI_THREAD_COMPLETION, sys::FI_THREAD_ENDPOINT] {
+        for threading in [
+            sys::FI_THREAD_SAFE,
+            sys::FI_THREAD_FID,
+            sys::FI_THREAD_DOMAIN,
+            sys::FI_THREAD_COMPLETION,
+            sys::FI_THREAD_ENDPOINT,
+        ] {
             let hints = with_domain(|attr| attr.threading = threading);
             assert_eq!(select(V1_20, &hints).unwrap().domain.threading, threading);
         }
@@ -403,7 +411,10 @@ mod tests {
             attr.av_type = sys::FI_AV_MAP;
         });
         let offer = select(V1_5, &hints).unwrap();
-        assert_eq!((offer.domain.data_progress, offer.domain.control_progress), (sys::FI_PROGRESS_AUTO, sys::FI_PROGRESS_MANUAL));
+        assert_eq!(
+            (offer.domain.data_progress, offer.domain.control_progress),
+            (sys::FI_PROGRESS_AUTO, sys::FI_PROGRESS_MANUAL)
+        );
         assert_eq!(offer.domain.av_type, sys::FI_AV_MAP);
         let unified = with_domain(|attr| attr.control_progress = v2::FI_PROGRESS_CONTROL_UNIFIED);
         assert!(select(V1_20, &unified).is_ok());
@@ -412,7 +423,8 @@ mod tests {
 
     #[test]
     fn registration_modes() {
-        let mode = |api, wanted| select(api, &with_domain(|attr| attr.mr_mode = wanted)).map(|offer| offer.domain.mr_mode);
+        let mode =
+            |api, wanted| select(api, &with_domain(|attr| attr.mr_mode = wanted)).map(|offer| offer.domain.mr_mode);
         let old = sys::version(1, 1);
         assert_eq!(mode(old, 0), Ok(MR_SCALABLE));
         assert_eq!(mode(old, MR_BASIC), Ok(MR_BASIC));
@@ -430,7 +442,8 @@ mod tests {
             let tx = sys::fi_tx_attr { op_flags: flags, ..Offer::select(V1_20, None, &Params::default()).unwrap().tx };
             select(V1_20, &Hints { tx: Some(tx), ..Hints::default() }).map(|offer| offer.tx.op_flags)
         };
-        for good in [sys::FI_INJECT_COMPLETE, sys::FI_TRANSMIT_COMPLETE, sys::FI_DELIVERY_COMPLETE | sys::FI_COMPLETION] {
+        for good in [sys::FI_INJECT_COMPLETE, sys::FI_TRANSMIT_COMPLETE, sys::FI_DELIVERY_COMPLETE | sys::FI_COMPLETION]
+        {
             assert_eq!(flags(good), Ok(good));
         }
         assert_eq!(flags(sys::FI_COMMIT_COMPLETE), Err(Errno::NODATA));

@@ -1,0 +1,219 @@
+//! fi_getinfo: what is offered, to whom, and what is refused.
+
+use std::ffi::{CStr, CString};
+
+use weft_fi_sys::v2::*;
+use weft_fi_sys::*;
+
+use crate::client::{Info, Lib};
+
+const V1_5: u32 = version(1, 5);
+const DATA_CAPS: u64 = FI_MSG | FI_TAGGED | FI_RMA;
+
+/// With NULL hints every version gets everything, and what it gets is accepted as hints again, as MPICH does.
+pub(crate) fn defaults(lib: &Lib) {
+    for api in lib.versions() {
+        let info = lib.ask(api, None).unwrap_or_else(|error| panic!("API {api:#x}: error {error}"));
+        let caps = info.get().caps;
+        let wanted =
+            DATA_CAPS | FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE | FI_RMA_EVENT | FI_LOCAL_COMM | FI_REMOTE_COMM;
+        assert_eq!(caps & wanted, wanted, "API {api:#x}");
+        let modifiers = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+        assert_eq!(caps & modifiers, modifiers, "API {api:#x}");
+        assert_eq!(caps & FI_TAGGED_DIRECTED_RECV != 0, api >= V2_0, "API {api:#x}");
+        assert_eq!(info.get().mode, 0);
+        assert_eq!(info.ep().type_, FI_EP_RDM);
+        assert_eq!(info.fabric().api_version, api);
+        unsafe {
+            assert_eq!(CStr::from_ptr(info.fabric().name), c"weft");
+            assert_eq!(CStr::from_ptr(info.domain().name), c"weft");
+        }
+        assert_eq!(info.domain().mr_mode, if api < V1_5 { FI_MR_SCALABLE as i32 } else { 0 });
+        assert_eq!((info.domain().max_ep_tx_ctx, info.domain().max_ep_stx_ctx), (1, 0));
+        assert!(info.tx().inject_size >= 4096 && info.tx().iov_limit >= 8 && info.domain().cq_data_size >= 4);
+        assert_eq!(info.domain().mr_key_size, 8);
+        let again = lib.ask(api, Some(&info)).unwrap_or_else(|error| panic!("API {api:#x} again: error {error}"));
+        assert_eq!(again.get().caps, caps);
+    }
+}
+
+/// The hints that middleware gives, and what it looks at in the answer.
+pub(crate) fn clients(lib: &Lib) {
+    open_mpi(lib);
+    sandia_openshmem(lib);
+    gasnet(lib);
+    charm(lib);
+    comex(lib);
+    mpich(lib);
+    intel_mpi(lib);
+}
+
+fn hinted<'a>(lib: &'a Lib, caps: u64) -> Info<'a> {
+    let hints = lib.allocinfo();
+    hints.get().caps = caps;
+    hints.get().mode = FI_CONTEXT | FI_CONTEXT2;
+    hints.ep().type_ = FI_EP_RDM;
+    hints.fabric().prov_name = unsafe { libc::strdup(c"weft".as_ptr()) };
+    hints
+}
+
+fn open_mpi(lib: &Lib) {
+    for threading in [FI_THREAD_DOMAIN, FI_THREAD_SAFE] {
+        let hints = hinted(lib, FI_TAGGED | FI_LOCAL_COMM | FI_REMOTE_COMM | FI_DIRECTED_RECV);
+        hints.tx().msg_order = FI_ORDER_SAS;
+        hints.rx().msg_order = FI_ORDER_SAS;
+        hints.rx().op_flags = FI_COMPLETION;
+        hints.tx().op_flags = FI_COMPLETION;
+        hints.domain().threading = threading;
+        hints.domain().control_progress = FI_PROGRESS_MANUAL;
+        hints.domain().resource_mgmt = FI_RM_ENABLED;
+        hints.domain().av_type = FI_AV_MAP;
+        hints.domain().cq_data_size = 4;
+        let api = lib.newest().min(version(1, 18));
+        let info = lib.ask(api, Some(&hints)).unwrap();
+        assert_eq!(info.domain().threading, threading);
+        assert_eq!(info.domain().av_type, FI_AV_MAP);
+        assert_eq!(info.tx().msg_order & FI_ORDER_SAS, FI_ORDER_SAS);
+        assert_eq!(info.get().caps & (FI_MSG | FI_RMA), 0, "primary capabilities are not widened");
+    }
+}
+
+fn sandia_openshmem(lib: &Lib) {
+    for mr_mode in [FI_MR_SCALABLE, FI_MR_BASIC] {
+        let hints = hinted(lib, FI_RMA | FI_RMA_EVENT);
+        hints.domain().mr_mode = mr_mode as i32;
+        hints.domain().data_progress = FI_PROGRESS_AUTO;
+        hints.domain().threading = FI_THREAD_SAFE;
+        hints.domain().av_type = FI_AV_TABLE;
+        hints.tx().op_flags = FI_DELIVERY_COMPLETE;
+        hints.tx().inject_size = 8;
+        let info = lib.ask(V1_5, Some(&hints)).unwrap();
+        assert_eq!(info.domain().mr_mode, mr_mode as i32, "the old modes are echoed");
+        assert_eq!(info.domain().data_progress, FI_PROGRESS_AUTO);
+        assert_eq!(info.tx().op_flags, FI_DELIVERY_COMPLETE);
+        assert_eq!(info.get().caps & (FI_MSG | FI_TAGGED | FI_SEND | FI_RECV), 0);
+    }
+}
+
+fn gasnet(lib: &Lib) {
+    let hints = hinted(lib, FI_RMA | FI_MSG | FI_MULTI_RECV);
+    hints.tx().op_flags = FI_DELIVERY_COMPLETE | FI_COMPLETION;
+    hints.rx().op_flags = FI_MULTI_RECV | FI_COMPLETION;
+    hints.domain().mr_mode = FI_MR_SCALABLE as i32;
+    hints.domain().resource_mgmt = FI_RM_ENABLED;
+    let info = lib.ask(V1_5, Some(&hints)).unwrap();
+    assert_eq!(info.rx().op_flags, FI_MULTI_RECV | FI_COMPLETION);
+    assert_eq!(info.get().caps & FI_MULTI_RECV, FI_MULTI_RECV);
+}
+
+fn charm(lib: &Lib) {
+    let hints = hinted(lib, FI_TAGGED | FI_RMA | FI_READ);
+    hints.domain().mr_mode = FI_MR_BASIC as i32;
+    hints.domain().av_type = FI_AV_TABLE;
+    hints.ep().mem_tag_format = 0x7fff_ffff_ffff_ffff;
+    let info = lib.ask(version(1, 0), Some(&hints)).unwrap();
+    assert_eq!(info.domain().mr_mode, FI_MR_BASIC as i32);
+    assert_eq!(info.ep().mem_tag_format, 0x7fff_ffff_ffff_ffff);
+}
+
+fn comex(lib: &Lib) {
+    let hints = hinted(lib, FI_RMA | FI_TAGGED);
+    hints.domain().threading = FI_THREAD_ENDPOINT;
+    hints.domain().data_progress = FI_PROGRESS_AUTO;
+    hints.domain().control_progress = FI_PROGRESS_AUTO;
+    hints.domain().mr_mode = FI_MR_BASIC as i32;
+    hints.domain().av_type = FI_AV_MAP;
+    hints.tx().msg_order = FI_ORDER_SAW;
+    let info = lib.ask(version(1, 1), Some(&hints)).unwrap();
+    assert_eq!(info.domain().threading, FI_THREAD_ENDPOINT);
+    assert_eq!(info.domain().control_progress, FI_PROGRESS_AUTO);
+    assert_eq!(info.tx().msg_order & FI_ORDER_SAW, FI_ORDER_SAW);
+}
+
+fn mpich(lib: &Lib) {
+    let all = lib.ask(lib.newest(), None).unwrap().get().caps;
+    let hints = hinted(lib, all);
+    hints.tx().op_flags = FI_COMPLETION | FI_DELIVERY_COMPLETE;
+    hints.rx().op_flags = FI_COMPLETION;
+    hints.tx().msg_order = FI_ORDER_SAS;
+    hints.domain().threading = FI_THREAD_DOMAIN;
+    hints.domain().mr_mode = FI_MR_VIRT_ADDR | FI_MR_PROV_KEY | FI_MR_ALLOCATED | FI_MR_LOCAL;
+    hints.domain().av_type = FI_AV_TABLE;
+    let info = lib.ask(lib.newest(), Some(&hints)).unwrap();
+    assert_eq!(info.domain().threading, FI_THREAD_DOMAIN);
+    assert_eq!(info.domain().mr_mode, 0, "modes that are not needed are cleared");
+    assert_eq!(info.get().caps, all);
+}
+
+fn intel_mpi(lib: &Lib) {
+    for api in [0, V1_5, version(1, 8)] {
+        let hints = hinted(lib, FI_TAGGED | FI_MSG | FI_MULTI_RECV);
+        hints.domain().threading = FI_THREAD_DOMAIN;
+        let info = lib.ask(api, Some(&hints)).unwrap();
+        assert_eq!(info.domain().threading, FI_THREAD_DOMAIN);
+    }
+}
+
+/// One attribute at a time that cannot be met: no answer at all.
+pub(crate) fn rejections(lib: &Lib) {
+    let api = lib.newest();
+    let refused = |what: &str, change: &dyn Fn(&Info<'_>)| {
+        let hints = hinted(lib, FI_TAGGED);
+        change(&hints);
+        let answer = lib.getinfo(api, None, None, 0, Some(&hints)).map(|info| info.names());
+        assert_eq!(answer, Err(FI_ENODATA), "{what}");
+    };
+    refused("MSG endpoints", &|hints| hints.ep().type_ = FI_EP_MSG);
+    refused("DGRAM endpoints", &|hints| hints.ep().type_ = FI_EP_DGRAM);
+    refused("device memory", &|hints| hints.get().caps |= FI_HMEM);
+    refused("multicast", &|hints| hints.get().caps |= FI_MULTICAST);
+    refused("commit complete", &|hints| hints.tx().op_flags = FI_COMMIT_COMPLETE);
+    refused("match complete", &|hints| hints.tx().op_flags = FI_MATCH_COMPLETE);
+    refused("strict completion order", &|hints| hints.tx().comp_order = FI_ORDER_STRICT);
+    refused("long keys", &|hints| hints.domain().mr_key_size = 16);
+    refused("long data", &|hints| hints.domain().cq_data_size = 9);
+    refused("huge messages", &|hints| hints.ep().max_msg_size = usize::MAX);
+    refused("huge injects", &|hints| hints.tx().inject_size = 1 << 30);
+    refused("many pieces", &|hints| hints.tx().iov_limit = 1 << 10);
+    refused("another protocol", &|hints| hints.ep().protocol = 8);
+    refused("shared contexts", &|hints| hints.ep().tx_ctx_cnt = usize::MAX);
+    refused("InfiniBand addresses", &|hints| hints.get().addr_format = FI_SOCKADDR_IB);
+    refused("another domain", &|hints| hints.domain().name = unsafe { libc::strdup(c"eth0".as_ptr()) });
+    refused("another fabric", &|hints| hints.fabric().name = unsafe { libc::strdup(c"10.0.0.0/8".as_ptr()) });
+    let hints = hinted(lib, FI_TAGGED);
+    assert!(lib.ask(api, Some(&hints)).is_ok(), "the same hints without the attribute");
+}
+
+/// Variables are known to the host, and obeyed.
+pub(crate) fn params(lib: &Lib) {
+    let info = lib.ask(lib.newest(), None).unwrap();
+    assert_eq!(info.tx().inject_size, 8192, "FI_WEFT_INJECT_BYTES=8K");
+    let params = lib.params();
+    for param in weft_fi::params::TABLE {
+        let name = format!("FI_WEFT_{}", param.name);
+        let found = params.iter().find(|(known, _)| *known == name);
+        let (_, value) = found.unwrap_or_else(|| panic!("{name} is not listed in {params:?}"));
+        let expected = (param.name == "INJECT_BYTES").then(|| "8K".to_owned());
+        assert_eq!(*value, expected, "{name}");
+    }
+}
+
+/// Refusals are explained at info level; the parent process looks for the line.
+pub(crate) fn log_lines(lib: &Lib) {
+    let hints = hinted(lib, FI_TAGGED);
+    hints.domain().mr_key_size = 16;
+    assert!(lib.getinfo(lib.newest(), None, None, 0, Some(&hints)).is_err());
+}
+
+/// Without FI_PROVIDER, layered providers look for something to sit on: not on us.
+pub(crate) fn no_layers(lib: &Lib) {
+    for name in ["", "weft"] {
+        let hints = lib.allocinfo();
+        if !name.is_empty() {
+            hints.fabric().prov_name = unsafe { libc::strdup(CString::new(name).unwrap().as_ptr()) };
+        }
+        let names = lib.getinfo(lib.newest(), None, None, 0, Some(&hints)).unwrap().names();
+        assert!(names.iter().any(|name| name == "weft"), "{names:?}");
+        assert!(!names.iter().any(|name| name.contains("weft;")), "{names:?}");
+    }
+}

