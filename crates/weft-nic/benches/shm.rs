@@ -216,7 +216,7 @@ fn stream_mps(seconds: f64, head: usize, body: usize) -> f64 {
             let (mut best, mut sink) = (0.0, Count::default());
             while !stop.load(Ordering::Relaxed) {
                 let (start, from) = (Instant::now(), sink.messages);
-                while sink.messages < from + 50 * ROUND {
+                while sink.messages < from + 10 * ROUND {
                     b.poll(&mut sink);
                 }
                 let rate = (sink.messages - from) as f64 / start.elapsed().as_secs_f64() / 1e6;

@@ -3,7 +3,7 @@
 //! Place in the data flow: part of [`Shm`]; `poll` calls [`Shm::check_control`] now and then.
 //!
 //! The check costs a system call, so it is made when the coarse clock (read every 64th poll) has advanced, after
-//! every 512 polls in a row that found nothing, every 16th poll while handshakes are under way, and
+//! every 512 polls in a row that found nothing, every 16th poll while a handshake is getting on, and
 //! after sleeping. Hence a hang-up is noticed within a clock tick (1 to 10 ms), usually within
 //! microseconds of idleness.
 //!
@@ -39,6 +39,9 @@ const ACCEPTS: usize = 16;
 const MAX_HANDSHAKES: usize = 1024;
 /// Cold links that the slow scan looks at in one clock tick.
 const SCAN_LINKS: usize = 8;
+/// After something has happened in a handshake so many looks at the sockets are made early: its next frame is due in
+/// some microseconds. A peer that does not answer, because it computes, does not slow us down for longer.
+const ATTENTION: u32 = 256;
 /// While a connection waits for room in a backlog it is tried again so often when asleep.
 const RETRY_NS: u64 = 2_000_000;
 
@@ -103,7 +106,7 @@ impl Shm {
         if self.polls & 15 != 0 {
             return false;
         }
-        !self.handshakes.is_empty() || (self.polls & 63 == 0 && coarse_ns() != self.control.now_ns)
+        self.attention > 0 || (self.polls & 63 == 0 && coarse_ns() != self.control.now_ns)
     }
 
     /// Looks at the sockets, the clock and some of the cold links. Returns the sink calls made.
@@ -111,6 +114,7 @@ impl Shm {
     pub(super) fn check_control<S: Sink>(&mut self, sink: &mut S) -> usize {
         self.control_due = false;
         self.empty_polls = 0;
+        self.attention = if self.handshakes.is_empty() { 0 } else { self.attention.saturating_sub(1) };
         let now_ns = coarse_ns();
         let ticked = now_ns != self.control.now_ns;
         self.control.now_ns = now_ns;
@@ -221,7 +225,7 @@ impl Shm {
                     self.drop_handshake(key);
                     self.end(id, why);
                 }
-                self.control_due = true;
+                self.attention = ATTENTION;
                 Ok(LinkId(id))
             }
             Err(why) => {
@@ -271,6 +275,7 @@ impl Shm {
             return 0;
         }
         let initiator = self.handshakes[key].link;
+        self.attention = ATTENTION;
         match self.try_step(key) {
             Ok(Step::Wait) => 0,
             Ok(Step::Ready(offer)) => self.finish_handshake(key, initiator, *offer, sink),

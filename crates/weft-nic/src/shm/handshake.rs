@@ -10,7 +10,7 @@
 //!     | ── Offer      { proof, name, segment, doorbell }  ──► |
 //!     | ◄─ Accept     { name, slot, doorbell }            ──  |   or Refuse { reason } instead of any answer
 //! ```
-//! A proof is a keyed BLAKE3 of both nonces and the prover's role under a key made of the acceptor's capability,
+//! A proof ([`crate::handshake`]) covers both nonces and the prover's role under a key made of the acceptor's capability,
 //! which whoever holds the acceptor's full name knows, and the job key, if one is set. Connections
 //! to a service name use an empty capability: the endpoint is open by its user's choice. The
 //! initiator sends no name, and no descriptor, before the acceptor has proven itself.
@@ -37,6 +37,8 @@ use rustix::net::{
 use weft_engine::name::EpName;
 use weft_engine::nic::LinkError;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+use crate::handshake::{self, Key};
 
 use super::page::SLOTS;
 use super::ring::{MAX_LINES, MIN_LINES};
@@ -210,7 +212,7 @@ impl Handshake {
             target: *target,
             link: Some(link),
             service: !target.is_full(),
-            nonces: [random()?, [0; 32]],
+            nonces: [handshake::random()?, [0; 32]],
             pid: 0,
             deadline_ns,
         })
@@ -226,7 +228,7 @@ impl Handshake {
             target: *me,
             link: None,
             service,
-            nonces: [[0; 32], random()?],
+            nonces: [[0; 32], handshake::random()?],
             pid,
             deadline_ns,
         })
@@ -319,7 +321,7 @@ impl Handshake {
         self.nonces[0] = hello.nonce;
         let mut frame = Frame::new(CHALLENGE);
         frame.nonce = self.nonces[1];
-        frame.proof = *self.proof(Role::Acceptor, local).as_bytes();
+        frame.proof = self.key(local).proof(handshake::Role::Acceptor, &self.dialogue());
         send(self.socket.as_fd(), &frame, &[])?;
         self.state = State::Challenged;
         Ok(Step::Wait)
@@ -327,13 +329,13 @@ impl Handshake {
 
     fn make_offer(&mut self, challenge: &Frame, local: &Local<'_>) -> Result<Step, LinkError> {
         self.nonces[1] = challenge.nonce;
-        if self.proof(Role::Acceptor, local) != challenge.proof {
+        if !self.key(local).verify(handshake::Role::Acceptor, &self.dialogue(), &challenge.proof) {
             return Err(LinkError::Denied);
         }
         let (file, map) =
             Mapping::create(c"weft-pair", segment_bytes(local.lines)).map_err(|_| LinkError::Resources)?;
         let mut frame = local_frame(OFFER, local);
-        frame.proof = *self.proof(Role::Initiator, local).as_bytes();
+        frame.proof = self.key(local).proof(handshake::Role::Initiator, &self.dialogue());
         frame.slot = self.link.unwrap_or(0) % SLOTS;
         frame.lines = local.lines;
         send(self.socket.as_fd(), &frame, &[file.as_fd(), local.door])?;
@@ -342,7 +344,7 @@ impl Handshake {
     }
 
     fn take_offer(&self, frame: &Frame, fds: Vec<OwnedFd>, local: &Local<'_>) -> Result<Step, LinkError> {
-        if self.proof(Role::Initiator, local) != frame.proof {
+        if !self.key(local).verify(handshake::Role::Initiator, &self.dialogue(), &frame.proof) {
             return Err(LinkError::Denied);
         }
         let [file, door] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| LinkError::Protocol)?;
@@ -384,16 +386,15 @@ impl Handshake {
         })))
     }
 
-    /// The proof that `role` gives. `blake3::Hash` compares in constant time.
-    fn proof(&self, role: Role, local: &Local<'_>) -> blake3::Hash {
-        let mut secret = blake3::Hasher::new_derive_key("weft shm handshake v1");
-        secret.update(&if self.service { [0; 16] } else { self.target.capability() });
-        secret.update(local.job_key);
-        let mut proof = blake3::Hasher::new_keyed(secret.finalize().as_bytes());
-        proof.update(if role == Role::Initiator { b"I" } else { b"A" });
-        proof.update(&self.nonces[0]);
-        proof.update(&self.nonces[1]);
-        proof.finalize()
+    /// The key that both sides hold.
+    fn key(&self, local: &Local<'_>) -> Key {
+        let capability = if self.service { [0; 16] } else { self.target.capability() };
+        Key::new(&capability, (*local.job_key != [0; 32]).then_some(local.job_key))
+    }
+
+    /// What is proven: this dialogue, told from one over another device.
+    fn dialogue(&self) -> [&[u8]; 3] {
+        [&MAGIC, &self.nonces[0], &self.nonces[1]]
     }
 }
 
@@ -418,12 +419,6 @@ fn reason(code: u32) -> LinkError {
 /// What went wrong when a peer's file was mapped.
 pub(super) fn adoption_error(error: io::Error) -> LinkError {
     if error.kind() == io::ErrorKind::InvalidData { LinkError::Protocol } else { LinkError::Resources }
-}
-
-fn random() -> Result<[u8; 32], LinkError> {
-    let mut bytes = [0; 32];
-    getrandom::fill(&mut bytes).map_err(|_| LinkError::Resources)?;
-    Ok(bytes)
 }
 
 /// The process id of the other end, which must belong to our own user.

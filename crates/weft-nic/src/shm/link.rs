@@ -17,6 +17,7 @@ use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, NicCaps, RemoteIov, Sink
 
 use super::cma::Transfer;
 use super::doorbell::Bell;
+use super::lines::Lines;
 use super::ring::{PIECE_BYTES, Record, Rx, Tx};
 use super::segment::{Mapping, Role};
 
@@ -25,8 +26,8 @@ const QUEUE_DEPTH: usize = 64;
 /// Records that one look at a link takes at most, and the bytes after which it ends.
 const BATCH_RECORDS: usize = 32;
 const BATCH_BYTES: usize = 64 * 1024;
-/// What one link copies by address, and pushes, before it is another link's turn.
-const TURN_BYTES: usize = 256 * 1024;
+/// What one link pushes, and copies by address, before it is another link's turn.
+const TURN_BYTES: usize = 128 * 1024;
 
 /// A push under way.
 struct Push {
@@ -94,8 +95,8 @@ impl Link {
     pub(super) fn new(parts: Parts) -> std::io::Result<Self> {
         parts.map.populate(0, 1)?;
         Ok(Self {
-            tx: Tx::new(Arc::clone(&parts.map), parts.role, parts.lines)?,
-            rx: Rx::new(Arc::clone(&parts.map), parts.role, parts.lines),
+            tx: Tx::new(Lines::new(Arc::clone(&parts.map), parts.role, parts.lines), parts.role)?,
+            rx: Rx::new(Lines::new(Arc::clone(&parts.map), parts.role.other(), parts.lines), parts.role)?,
             map: parts.map,
             role: parts.role,
             must_fence: parts.must_fence,
@@ -230,11 +231,11 @@ impl Link {
         look
     }
 
-    /// Moves pushes and transfers on, by a bounded portion. Returns the sink calls made.
-    pub(super) fn bulk<S: Sink>(&mut self, id: LinkId, sink: &mut S) -> usize {
-        let mut calls = 0;
-        let mut budget = TURN_BYTES;
-        while budget > 0
+    /// Moves pushes and transfers on, by up to `budget` bytes each. Returns the sink calls and the bytes.
+    pub(super) fn bulk<S: Sink>(&mut self, id: LinkId, sink: &mut S, budget: usize) -> (usize, usize) {
+        let budget = budget.min(TURN_BYTES);
+        let (mut calls, mut moved) = (0, 0);
+        while moved < budget
             && let Some(push) = self.pushes.front_mut()
         {
             let len = (push.total_bytes - push.sent_bytes).min(PIECE_BYTES);
@@ -244,7 +245,7 @@ impl Link {
                 break;
             }
             push.sent_bytes += len;
-            budget = budget.saturating_sub(len);
+            moved += len;
             if push.sent_bytes == push.total_bytes {
                 let ctx = push.ctx;
                 self.pushes.pop_front();
@@ -253,12 +254,14 @@ impl Link {
             }
             self.announce();
         }
-        let mut budget = TURN_BYTES;
-        while budget > 0
+        let pushed = moved;
+        moved = 0;
+        while moved < budget
             && let Some(transfer) = self.transfers.front_mut()
         {
-            let (moved, ended) = transfer.step(self.pid, budget);
-            budget = budget.saturating_sub(moved.max(1));
+            let (bytes, ended) = transfer.step(self.pid, budget - moved);
+            // A system call counts, even if it moves nothing.
+            moved += bytes.max(1024);
             if let Some(result) = ended {
                 let ctx = transfer.ctx;
                 self.transfers.pop_front();
@@ -266,7 +269,7 @@ impl Link {
                 calls += 1;
             }
         }
-        calls
+        (calls, pushed + moved)
     }
 
     /// The contexts of everything that is under way, which will not happen any more.

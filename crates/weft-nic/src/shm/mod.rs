@@ -3,7 +3,7 @@
 //! Place in the data flow: `Engine` → [`Shm`] (a `Nic`) → cache lines of a memfd → the peer's `Shm` → its `Sink`.
 //!
 //! Where to read what:
-//! - `segment.rs`: sealed memfds and what lies where in them; `ring.rs`: one direction of a pair;
+//! - `segment.rs`: sealed memfds and what lies where in them; `lines.rs`, `ring.rs`: one direction of a pair;
 //! - `page.rs`, `doorbell.rs`: how a consumer learns of rings that it does not look at in every poll, and how it is
 //!   woken; `sleep.rs`: which links are looked at in every poll, and sleeping;
 //! - `handshake.rs`: how a pair comes about; `control.rs`: sockets, time-outs, links that end;
@@ -28,6 +28,7 @@ mod cma;
 mod control;
 mod doorbell;
 mod handshake;
+mod lines;
 mod link;
 mod page;
 mod probe;
@@ -63,8 +64,8 @@ pub use probe::{Finding, probe};
 pub const HOT_LINKS: usize = 8;
 /// What the engine's header may need of a mailbox beside the payload.
 const ENGINE_HEADER_BYTES: usize = 128;
-/// Bulk work that one poll does at most, over all links.
-const BULK_LINKS_PER_POLL: usize = 4;
+/// What one poll pushes, and copies by address, at most, in bytes over all links: some 25 µs each.
+const BULK_BYTES_PER_POLL: usize = 256 * 1024;
 
 /// Settings of one endpoint's shared-memory device.
 #[derive(Clone, Debug)]
@@ -133,6 +134,8 @@ pub struct Shm {
     parked: bool,
     /// Look at the sockets in the next poll.
     control_due: bool,
+    /// So many more looks at the sockets are made early, because a handshake is getting on.
+    attention: u32,
     /// Links that found their ring full and may have to be woken for it.
     waiting: Vec<u32>,
     free: Vec<u32>,
@@ -176,6 +179,7 @@ impl Shm {
             events: VecDeque::new(),
             parked: false,
             control_due: true,
+            attention: 0,
             waiting: Vec::new(),
             free: Vec::new(),
             handshakes: Slab::new(),
@@ -256,14 +260,16 @@ impl Shm {
         calls
     }
 
-    /// Moves pushes and transfers on, a few links per poll, each in its turn.
+    /// Moves pushes and transfers on, by a bounded amount, each link in its turn.
     #[cold]
     fn bulk<S: Sink>(&mut self, sink: &mut S) -> usize {
         let mut calls = 0;
-        for _ in 0..self.busy.len().min(BULK_LINKS_PER_POLL) {
+        let mut budget = BULK_BYTES_PER_POLL;
+        for _ in 0..self.busy.len() {
             let Some(id) = self.busy.pop_front() else { break };
             let Some(link) = self.link(LinkId(id)) else { continue };
-            calls += link.bulk(LinkId(id), sink);
+            let (made, moved) = link.bulk(LinkId(id), sink, budget);
+            calls += made;
             if let Some(why) = link.broken() {
                 link.busy = false;
                 self.fail(id, why);
@@ -271,6 +277,10 @@ impl Shm {
                 self.busy.push_back(id);
             } else {
                 link.busy = false;
+            }
+            budget = budget.saturating_sub(moved);
+            if budget == 0 {
+                break;
             }
         }
         calls

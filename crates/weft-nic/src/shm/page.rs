@@ -12,7 +12,7 @@
 //!   set. The consumer clears the bit, executes a full fence, and looks at the ring. A bit that the
 //!   producer saw set is cleared later, so the look at the ring comes after the publication.
 //! - Bit against summary. The summary bit is set after the word's bit, and cleared before the word is.
-//! - Sleep. The consumer sets `parked` and then looks at the summary; the producer sets the summary and then
+//! - Sleep. The consumer sets `parked`, fences, and looks at the summary; the producer sets the summary, fences, and
 //!   looks at `parked`: one of them sees the other. Who clears `parked` delivers the wake-up, so there is
 //!   at most one for each sleep.
 //!
@@ -55,6 +55,7 @@ impl Page {
         if word.load(Ordering::SeqCst) & bit == 0 {
             word.fetch_or(bit, Ordering::SeqCst);
             self.summary.0.fetch_or(1 << index, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
         }
         self.parked.0.load(Ordering::SeqCst) != 0 && self.parked.0.swap(0, Ordering::SeqCst) != 0
     }

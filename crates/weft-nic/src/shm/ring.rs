@@ -25,13 +25,12 @@
 //! are always masked into the ring; a violation ends the link. Neither side's memory safety depends on the
 //! other side's words.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use weft_engine::mem::{self, Iov};
 use weft_engine::nic::{Full, LinkError};
 
-use super::segment::{LINE_BYTES, Mapping, Role};
+use super::lines::Lines;
+use super::segment::{LINE_BYTES, Role};
+use super::sync::Ordering;
 
 /// Longest message on one line, in bytes.
 pub(super) const INLINE_BYTES: usize = LINE_BYTES - HEADER_BYTES;
@@ -45,6 +44,8 @@ pub(super) const MIN_LINES: u32 = 2048;
 pub(super) const MAX_LINES: u32 = 1 << 20;
 /// Lines in use at the start: 16 KiB.
 const FIRST_LINES: u64 = 256;
+/// Most lines that the consumer fetches in advance.
+const EXPECT_LINES: u64 = 5;
 /// A record with more lines is long.
 const LONG_LINES: u64 = 64;
 const HEADER_BYTES: usize = 8;
@@ -63,57 +64,12 @@ const fn lines_for(bytes: usize) -> u64 {
     bytes.div_ceil(LINE_BYTES) as u64
 }
 
-/// Lines in bytes. Rings have at most `MAX_LINES`.
-#[inline(always)]
-#[allow(clippy::cast_possible_truncation)]
-const fn bytes_of(lines: u64) -> usize {
-    lines as usize * LINE_BYTES
-}
-
 fn header(kind: u64, len: usize, at: u64) -> u64 {
     kind << 56 | (len as u64) << 32 | stamp(at)
 }
 
 fn stamp(at: u64) -> u64 {
     at & 0xffff_ffff
-}
-
-/// The lines of a ring, inside a mapping that is kept alive.
-struct Lines {
-    map: Arc<Mapping>,
-    /// Offset of the first line in the mapping.
-    offset: usize,
-    count: u64,
-}
-
-impl Lines {
-    fn new(map: Arc<Mapping>, writer: Role, count: u32) -> Self {
-        let offset = Mapping::ring_offset(writer, count);
-        assert!(count.is_power_of_two() && offset + count as usize * LINE_BYTES <= map.len());
-        Self { map, offset, count: u64::from(count) }
-    }
-
-    /// Index in the ring of the line with the running number `at`.
-    #[inline(always)]
-    fn index(&self, at: u64) -> u64 {
-        at & (self.count - 1)
-    }
-
-    /// Address of byte `skip` from the line with the running number `at`. Lies in the ring if the caller
-    /// stays within the lines that `at` and the ring's size leave.
-    #[inline(always)]
-    fn byte(&self, at: u64, skip: usize) -> *mut u8 {
-        self.map.base().as_ptr().wrapping_add(self.offset + bytes_of(self.index(at)) + skip)
-    }
-
-    #[inline(always)]
-    fn word(&self, at: u64, skip: usize) -> &AtomicU64 {
-        debug_assert!(skip < LINE_BYTES && skip.is_multiple_of(8));
-        let word = self.byte(at, skip).cast::<AtomicU64>();
-        // SAFETY: a line's index is masked into the ring, which `new` has checked to lie in the mapping; aligned
-        // because mapping, offset and `skip` are multiples of 8; shared words are accessed atomically only.
-        unsafe { &*word }
-    }
 }
 
 /// What the consumer takes out of a ring.
@@ -140,11 +96,10 @@ pub(super) struct Tx {
 }
 
 impl Tx {
-    /// The end that `role` writes.
-    pub(super) fn new(map: Arc<Mapping>, role: Role, lines: u32) -> std::io::Result<Self> {
-        let lines = Lines::new(map, role, lines);
-        let in_use = FIRST_LINES.min(lines.count);
-        lines.map.populate(lines.offset, bytes_of(in_use))?;
+    /// The end that `role` writes. An error: memory has run out.
+    pub(super) fn new(lines: Lines, role: Role) -> std::io::Result<Self> {
+        let in_use = FIRST_LINES.min(lines.count());
+        lines.populate(0, in_use)?;
         Ok(Self { lines, role, head: 0, in_use, consumed: 0, broken: None })
     }
 
@@ -178,7 +133,7 @@ impl Tx {
     pub(super) fn push(&mut self, window: u64, offset: u64, src: &[Iov], len: usize) -> Result<(), Full> {
         assert!(len <= PIECE_BYTES && mem::total_len(src) >= len);
         // Half of the ring is left to messages, so that a long push does not shut them out.
-        if self.used() > self.lines.count / 2 {
+        if self.used() > self.lines.count() / 2 {
             return Err(Full);
         }
         let need = lines_for(LINE_BYTES + len);
@@ -187,7 +142,7 @@ impl Tx {
         self.lines.word(at, 16).store(offset, Ordering::Relaxed);
         let mut skip = LINE_BYTES;
         for piece in &mem::slice(src, 0, len) {
-            self.fill_iov(at, skip, piece);
+            self.lines.write_iov(at, skip, piece);
             skip += piece.len();
         }
         self.publish(at, need, header(KIND_PUSH, len, at));
@@ -207,12 +162,12 @@ impl Tx {
 
     /// Whether a piece of a push would be accepted now.
     pub(super) fn has_push_space(&mut self) -> bool {
-        self.used() <= self.lines.count / 2 && self.has_space(PIECE_BYTES)
+        self.used() <= self.lines.count() / 2 && self.has_space(PIECE_BYTES)
     }
 
     /// Lines that the consumer has not freed yet, by a fresh look.
     fn used(&mut self) -> u64 {
-        if self.head - self.consumed > self.lines.count / 8 {
+        if self.head - self.consumed > self.lines.count() / 8 {
             self.refresh();
         }
         self.head - self.consumed
@@ -223,7 +178,7 @@ impl Tx {
     #[inline(always)]
     fn claim(&mut self, need: u64) -> Result<u64, Full> {
         let index = self.lines.index(self.head);
-        if index + need < self.in_use && self.head + need + 1 - self.consumed <= self.lines.count {
+        if index + need < self.in_use && self.head + need + 1 - self.consumed <= self.lines.count() {
             return Ok(self.head);
         }
         self.claim_slowly(need)
@@ -244,22 +199,21 @@ impl Tx {
                 // (long copies gain from depth: 64 KiB in 6.5 instead of 8.1 µs with 256 instead of 128 KiB), or it
                 // does not even fit before this line: use more of the ring, if there is more.
                 let lags = need > LONG_LINES || 2 * (self.head - self.consumed) > self.in_use || need + 1 > index;
-                if lags && self.in_use < self.lines.count {
+                if lags && self.in_use < self.lines.count() {
                     self.grow(index + need + 1);
                     continue;
                 }
-                (self.head | (self.lines.count - 1)) + 1
+                (self.head | (self.lines.count() - 1)) + 1
             };
-            let fits = first + need + 1 - self.consumed <= self.lines.count;
+            let fits = first + need + 1 - self.consumed <= self.lines.count();
             return if fits { Ok(first) } else { Err(Full) };
         }
     }
 
     /// Uses more of the ring: twice as much, or as much as `at_least`.
     fn grow(&mut self, at_least: u64) {
-        let wanted = (2 * self.in_use).max((at_least + 1).next_power_of_two()).min(self.lines.count);
-        let from = self.lines.offset + bytes_of(self.in_use);
-        match self.lines.map.populate(from, bytes_of(wanted - self.in_use)) {
+        let wanted = (2 * self.in_use).max((at_least + 1).next_power_of_two()).min(self.lines.count());
+        match self.lines.populate(self.in_use, wanted) {
             Ok(()) => self.in_use = wanted,
             Err(_) => self.broken = Some(LinkError::Resources),
         }
@@ -267,7 +221,7 @@ impl Tx {
 
     /// Reads the consumer's position once, and checks it.
     fn refresh(&mut self) {
-        let consumed = self.lines.map.side(self.role.other()).consumed.0.load(Ordering::Acquire);
+        let consumed = self.lines.consumed(self.role.other()).load(Ordering::Acquire);
         if consumed > self.head || consumed < self.consumed {
             self.broken = Some(LinkError::Protocol);
         } else {
@@ -290,14 +244,6 @@ impl Tx {
         self.head = next;
     }
 
-    #[inline(always)]
-    fn fill(&self, at: u64, skip: usize, bytes: &[u8]) {
-        let to = self.lines.byte(at, skip);
-        // SAFETY: `claim` found room for the whole record in consecutive lines of the ring; ring memory and
-        // `bytes` are different allocations. A peer that reads or writes there meanwhile hurts only itself.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
-    }
-
     /// Writes those bytes of a message that lie from byte `from` of the record on and before byte `to`.
     #[inline(always)]
     fn fill_part(&self, at: u64, head: &[u8], body: &[Iov], from: usize, to: usize) {
@@ -307,20 +253,13 @@ impl Tx {
             (start, to.saturating_sub(skip).min(len).max(start))
         };
         let (start, end) = part(skip, head.len());
-        self.fill(at, skip + start, &head[start..end]);
+        self.lines.write(at, skip + start, &head[start..end]);
         skip += head.len();
         for piece in body {
             let (start, end) = part(skip, piece.len());
-            self.fill_iov(at, skip + start, &piece.slice(start, end - start));
+            self.lines.write_iov(at, skip + start, &piece.slice(start, end - start));
             skip += piece.len();
         }
-    }
-
-    #[inline(always)]
-    fn fill_iov(&self, at: u64, skip: usize, piece: &Iov) {
-        let to = self.lines.byte(at, skip);
-        // SAFETY: as in `fill`; the source is readable by the contract of `Iov::new`.
-        unsafe { piece.read_to_ptr(to, piece.len()) };
     }
 }
 
@@ -341,25 +280,11 @@ pub(super) struct Rx {
     expect: u64,
 }
 
-/// Most lines that are fetched in advance.
-const EXPECT_LINES: u64 = 5;
-
-/// Fetches a line in advance.
-#[inline(always)]
-fn prefetch(line: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch is a hint and never faults.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = line;
-}
-
 impl Rx {
-    /// The end that `role` reads.
-    pub(super) fn new(map: Arc<Mapping>, role: Role, lines: u32) -> Self {
-        Self { lines: Lines::new(map, role.other(), lines), role, tail: 0, published: 0, released: false, expect: 0 }
+    /// The end that `role` reads. An error: memory has run out.
+    pub(super) fn new(lines: Lines, role: Role) -> std::io::Result<Self> {
+        lines.populate(0, FIRST_LINES.min(lines.count()))?;
+        Ok(Self { lines, role, tail: 0, published: 0, released: false, expect: 0 })
     }
 
     /// Running number of the next line to read.
@@ -373,7 +298,7 @@ impl Rx {
     pub(super) fn ready(&self) -> bool {
         let word = self.lines.word(self.tail, 0).load(Ordering::Relaxed);
         for line in 1..self.expect {
-            prefetch(self.lines.byte(self.tail + line, 0));
+            self.lines.prefetch(self.tail + line);
         }
         stamp(word) == stamp(self.tail) && word >> 56 != 0
     }
@@ -389,7 +314,7 @@ impl Rx {
             if self.lines.index(self.tail) == 0 {
                 return Err(LinkError::Protocol);
             }
-            self.tail = (self.tail | (self.lines.count - 1)) + 1;
+            self.tail = (self.tail | (self.lines.count() - 1)) + 1;
             word = self.lines.word(self.tail, 0).load(Ordering::Acquire);
             if stamp(word) != stamp(self.tail) || word >> 56 == 0 {
                 return Ok(false);
@@ -402,20 +327,15 @@ impl Rx {
             _ => return Err(LinkError::Protocol),
         };
         let need = lines_for(skip + len);
-        if len > longest || self.lines.index(self.tail) + need >= self.lines.count {
+        if len > longest || self.lines.index(self.tail) + need >= self.lines.count() {
             return Err(LinkError::Protocol);
         }
-        let from = self.lines.byte(self.tail, skip);
-        // SAFETY: `len` bytes from there lie in the ring, as just checked, and stay mapped while `self` is
-        // borrowed. A hostile peer can change them meanwhile: whoever gets the slice reads every byte once
-        // (contract of `Sink::message`) or only copies it, so a change cannot invalidate an earlier check.
-        let bytes = unsafe { std::slice::from_raw_parts(from, len) };
         if skip == HEADER_BYTES {
-            deliver(Record::Message(bytes));
+            self.lines.read(self.tail, skip, len, |bytes| deliver(Record::Message(bytes)));
         } else {
             let window = self.lines.word(self.tail, 8).load(Ordering::Relaxed);
             let offset = self.lines.word(self.tail, 16).load(Ordering::Relaxed);
-            deliver(Record::Push { window, offset, data: bytes });
+            self.lines.read(self.tail, skip, len, |data| deliver(Record::Push { window, offset, data }));
         }
         self.tail += need;
         self.expect = if need <= EXPECT_LINES { need } else { 0 };
@@ -429,7 +349,7 @@ impl Rx {
     #[inline(always)]
     pub(super) fn release(&mut self) {
         if self.tail != self.published {
-            self.lines.map.side(self.role).consumed.0.store(self.tail, Ordering::Release);
+            self.lines.consumed(self.role).store(self.tail, Ordering::Release);
             self.published = self.tail;
             self.released = true;
         }

@@ -84,8 +84,9 @@ impl Shm {
                 self.waiting.swap_remove(at);
                 continue;
             };
-            if link.space_has_come() || !link.wants_space() {
-                came |= !link.busy;
+            let freed = link.space_has_come();
+            came |= freed;
+            if freed || !link.wants_space() {
                 link.waiting = false;
                 link.set_wants_space(false);
                 self.waiting.swap_remove(at);

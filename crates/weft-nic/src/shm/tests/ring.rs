@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use weft_engine::mem::Owned;
 use weft_engine::nic::LinkError;
 
+use crate::shm::lines::Lines;
 use crate::shm::ring::{MAILBOX_BYTES, MIN_LINES, PIECE_BYTES, Record, Rx, Tx};
 use crate::shm::segment::{Mapping, Role, segment_bytes};
 
@@ -55,8 +56,8 @@ impl Pair {
     fn new(lines: u32) -> Self {
         let (fd, map) = Mapping::create(c"weft-test", segment_bytes(lines)).unwrap();
         let (near, far) = (Arc::new(map), Arc::new(Mapping::adopt(fd.as_fd(), segment_bytes(lines)).unwrap()));
-        let tx = Tx::new(near, Role::Initiator, lines).unwrap();
-        let rx = Rx::new(far, Role::Acceptor, lines);
+        let tx = Tx::new(Lines::new(near, Role::Initiator, lines), Role::Initiator).unwrap();
+        let rx = Rx::new(Lines::new(far, Role::Initiator, lines), Role::Acceptor).unwrap();
         Self { tx, rx, queue: VecDeque::new(), sent: 0, refused: 0 }
     }
 
@@ -220,8 +221,8 @@ fn a_hostile_peer_ends_its_link_only() {
         let (fd, map) = Mapping::create(c"weft-test", segment_bytes(lines)).unwrap();
         let hostile = Mapping::adopt(fd.as_fd(), segment_bytes(lines)).unwrap();
         let map = Arc::new(map);
-        let mut tx = Tx::new(Arc::clone(&map), Role::Acceptor, lines).unwrap();
-        let mut rx = Rx::new(Arc::clone(&map), Role::Acceptor, lines);
+        let mut tx = Tx::new(Lines::new(Arc::clone(&map), Role::Acceptor, lines), Role::Acceptor).unwrap();
+        let mut rx = Rx::new(Lines::new(Arc::clone(&map), Role::Initiator, lines), Role::Acceptor).unwrap();
         let mut position = 0u64;
         for _ in 0..400 {
             // A header with the right stamp, so that the rest of it is looked at.

@@ -1,0 +1,127 @@
+//! The lines of a ring in shared memory: all access of the rings to memory that a peer can write.
+//!
+//! Place in the data flow: below [`super::ring`], which decides what is written where; above [`super::segment`].
+//!
+//! Invariant: every address is formed from a line number masked into the ring, and lengths are checked against the lines
+//! that are left, so that no word of a peer's can lead outside. Header words and positions are accessed
+//! atomically, payload is only copied or handed out for reading once.
+//!
+//! This file is apart from the rings so that a model checker can put its own memory under the rings' algorithm.
+
+use std::sync::Arc;
+
+use weft_engine::mem::Iov;
+
+use super::segment::{LINE_BYTES, Mapping, Role};
+use super::sync::AtomicU64;
+
+/// The lines of a ring, inside a mapping that is kept alive.
+pub(super) struct Lines {
+    map: Arc<Mapping>,
+    /// Offset of the first line in the mapping.
+    offset: usize,
+    count: u64,
+}
+
+/// Lines in bytes. Rings are small: at most `MAX_LINES`.
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation)]
+const fn bytes_of(lines: u64) -> usize {
+    lines as usize * LINE_BYTES
+}
+
+impl Lines {
+    /// The ring that `writer` writes, in a segment with rings of `count` lines.
+    pub(super) fn new(map: Arc<Mapping>, writer: Role, count: u32) -> Self {
+        let offset = Mapping::ring_offset(writer, count);
+        assert!(count.is_power_of_two() && offset + bytes_of(u64::from(count)) <= map.len());
+        Self { map, offset, count: u64::from(count) }
+    }
+
+    /// Number of lines, a power of two.
+    #[inline(always)]
+    pub(super) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Index in the ring of the line with the running number `at`.
+    #[inline(always)]
+    pub(super) fn index(&self, at: u64) -> u64 {
+        at & (self.count - 1)
+    }
+
+    /// Obtains the pages of the lines with indices from `from` up to `to`.
+    pub(super) fn populate(&self, from: u64, to: u64) -> std::io::Result<()> {
+        self.map.populate(self.offset + bytes_of(from), bytes_of(to - from))
+    }
+
+    /// The word at byte `skip` of a line.
+    #[inline(always)]
+    pub(super) fn word(&self, at: u64, skip: usize) -> &AtomicU64 {
+        debug_assert!(skip < LINE_BYTES && skip.is_multiple_of(8));
+        let word = self.byte(at, skip).cast::<AtomicU64>();
+        // SAFETY: a line's index is masked into the ring, which `new` has checked to lie in the mapping; aligned
+        // because mapping, offset and `skip` are multiples of 8; shared words are accessed atomically only.
+        unsafe { &*word }
+    }
+
+    /// How far `role` has consumed its incoming ring.
+    #[inline(always)]
+    pub(super) fn consumed(&self, role: Role) -> &AtomicU64 {
+        &self.map.side(role).consumed.0
+    }
+
+    /// Copies `bytes` to byte `skip` of the record that begins at line `at`.
+    #[inline(always)]
+    pub(super) fn write(&self, at: u64, skip: usize, bytes: &[u8]) {
+        debug_assert!(self.holds(at, skip + bytes.len()));
+        let to = self.byte(at, skip);
+        // SAFETY: the ring claims consecutive lines for the whole record before it writes; ring memory and `bytes`
+        // are different allocations. A peer that reads or writes there meanwhile hurts only itself.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    /// Copies client memory to byte `skip` of the record that begins at line `at`.
+    #[inline(always)]
+    pub(super) fn write_iov(&self, at: u64, skip: usize, piece: &Iov) {
+        debug_assert!(self.holds(at, skip + piece.len()));
+        let to = self.byte(at, skip);
+        // SAFETY: as in `write`; the source is readable by the contract of `Iov::new`.
+        unsafe { piece.read_to_ptr(to, piece.len()) };
+    }
+
+    /// Shows `len` bytes from byte `skip` of the record that begins at line `at`.
+    #[inline(always)]
+    pub(super) fn read(&self, at: u64, skip: usize, len: usize, show: impl FnOnce(&[u8])) {
+        assert!(self.holds(at, skip + len));
+        let from = self.byte(at, skip);
+        // SAFETY: the bytes lie in the ring, as just checked, and stay mapped while `self` is borrowed. A hostile
+        // peer can change them meanwhile: whoever gets the slice reads every byte once (contract of
+        // `Sink::message`) or only copies it, so a change cannot invalidate an earlier check.
+        show(unsafe { std::slice::from_raw_parts(from, len) });
+    }
+
+    /// Fetches a line in advance.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, at: u64) {
+        let line: *const u8 = self.byte(at, 0);
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch is a hint and never faults.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = line;
+    }
+
+    /// Whether `len` bytes from line `at` on lie in the ring without wrapping around.
+    #[inline(always)]
+    fn holds(&self, at: u64, len: usize) -> bool {
+        bytes_of(self.index(at)) + len <= bytes_of(self.count)
+    }
+
+    #[inline(always)]
+    fn byte(&self, at: u64, skip: usize) -> *mut u8 {
+        self.map.base().as_ptr().wrapping_add(self.offset + bytes_of(self.index(at)) + skip)
+    }
+}
