@@ -187,10 +187,10 @@ impl Core {
         self.state.intrude().engine.as_ref().map(Engine::name)
     }
 
-    /// The address vector has gained an address. A control call.
-    pub(crate) fn address_added(&self, addr: Addr, name: &EpName) {
+    /// The address vector has gained addresses. A control call.
+    pub(crate) fn addresses_added(&self, fresh: &[(Addr, EpName)]) {
         if let Some(engine) = &mut self.state.intrude().engine {
-            engine.address_added(addr, name);
+            fresh.iter().for_each(|(addr, name)| engine.address_added(*addr, name));
         }
     }
 

@@ -243,100 +243,92 @@ impl Routes {
     fn deliver_some(&self, completions: &mut Vec<Completion>) {
         // The queue that the last entry went to stays locked for the next one.
         let mut open: Option<Appender<'_>> = None;
-        for completion in completions.drain(..) {
+        for completion in completions.iter() {
             let user = User(completion.ctx.user);
-            self.count(&completion, user);
-            let Some(cq) = self.queue_for(&completion, user) else { continue };
-            if !open.as_ref().is_some_and(|appender| appender.is_for(cq)) {
-                drop(open.take());
-                open = Some(cq.appender());
-            }
-            if let Some(appender) = &mut open {
-                match completion.fault {
-                    None => appender.push(self.entry(&completion)),
-                    Some(fault) => appender.push_failed(self.entry(&completion), failure(fault)),
+            let (cq, wanted, counted) = match completion.kind {
+                Kind::Send | Kind::Read | Kind::Write => (&self.tx, user.wants_entry(), user.is_counted()),
+                Kind::Recv => {
+                    let wanted = user.wants_entry() || completion.flags.contains(OpFlags::MULTI);
+                    (&self.rx, wanted, user.is_counted())
                 }
+                // Here the word is not one of ours but the region's key.
+                Kind::RemoteWrite | Kind::RemoteRead => {
+                    self.count_remote(completion);
+                    (&self.rx, completion.flags.contains(OpFlags::DATA), true)
+                }
+            };
+            if let Some(cntr) = &self.counters[Class::of(completion.kind) as usize]
+                && counted
+            {
+                cntr.record(completion.len, completion.fault.is_some());
+            }
+            let Some(cq) = cq.as_deref().filter(|_| wanted || completion.fault.is_some()) else { continue };
+            let appender = match &mut open {
+                Some(appender) if appender.is_for(cq) => appender,
+                other => {
+                    drop(other.take());
+                    other.insert(cq.appender())
+                }
+            };
+            match completion.fault {
+                None => appender.push(self.entry(completion)),
+                Some(fault) => appender.push_failed(self.entry(completion), failure(fault)),
             }
         }
+        completions.clear();
     }
 
-    #[inline]
-    fn count(&self, completion: &Completion, user: User) {
-        let class = Class::of(completion.kind);
-        match completion.kind {
-            Kind::RemoteWrite | Kind::RemoteRead => {
-                let region = self.regions.get(&completion.ctx.user);
-                let of_region = region.and_then(|region| match class {
-                    Class::RemoteWrite => region.write.as_ref(),
-                    _ => region.read.as_ref(),
-                });
-                if let Some(cntr) = of_region {
-                    cntr.record(completion.len, completion.fault.is_some());
-                }
-            }
-            _ if !user.is_counted() => return,
-            _ => {}
-        }
-        if let Some(cntr) = &self.counters[class as usize] {
+    /// Raises the counters of the region that a peer has reached.
+    #[cold]
+    fn count_remote(&self, completion: &Completion) {
+        let Some(region) = self.regions.get(&completion.ctx.user) else { return };
+        let cntr = if completion.kind == Kind::RemoteWrite { &region.write } else { &region.read };
+        if let Some(cntr) = cntr {
             cntr.record(completion.len, completion.fault.is_some());
-        }
-    }
-
-    /// Which queue gets an entry, if any does.
-    #[inline]
-    fn queue_for(&self, completion: &Completion, user: User) -> Option<&Cq> {
-        let failed = completion.fault.is_some();
-        match completion.kind {
-            Kind::Send | Kind::Read | Kind::Write => self.tx.as_deref().filter(|_| user.wants_entry() || failed),
-            Kind::Recv => {
-                let released = completion.flags.contains(OpFlags::MULTI);
-                self.rx.as_deref().filter(|_| user.wants_entry() || failed || released)
-            }
-            Kind::RemoteWrite => self.rx.as_deref().filter(|_| completion.flags.contains(OpFlags::DATA) || failed),
-            Kind::RemoteRead => None,
         }
     }
 
     #[inline]
     fn entry(&self, completion: &Completion) -> Entry {
-        let user = User(completion.ctx.user);
-        let mut entry = Entry {
-            context: completion.ctx.ptr,
-            flags: user.flags(),
-            len: 0,
-            buf: 0,
-            data: 0,
-            tag: 0,
-            src: sys::FI_ADDR_NOTAVAIL,
-            failed: false,
-        };
         match completion.kind {
-            Kind::Send | Kind::Read | Kind::Write => return entry,
-            Kind::RemoteWrite => {
-                entry.context = 0;
-                entry.flags = sys::FI_RMA | sys::FI_REMOTE_WRITE;
-            }
-            Kind::RemoteRead => {
-                entry.context = self.context;
-                entry.flags = sys::FI_RMA | sys::FI_REMOTE_READ;
-            }
+            Kind::Send | Kind::Read | Kind::Write => Entry {
+                context: completion.ctx.ptr,
+                flags: User(completion.ctx.user).flags(),
+                len: 0,
+                buf: 0,
+                data: 0,
+                tag: 0,
+                src: sys::FI_ADDR_NOTAVAIL,
+                failed: false,
+            },
             Kind::Recv => {
-                entry.buf = completion.buf;
-                entry.tag = completion.tag;
-                if completion.flags.contains(OpFlags::MULTI) {
-                    entry.flags |= sys::FI_MULTI_RECV;
-                }
+                let multi = if completion.flags.contains(OpFlags::MULTI) { sys::FI_MULTI_RECV } else { 0 };
+                Self::received(completion, completion.ctx.ptr, User(completion.ctx.user).flags() | multi)
             }
+            // Nobody posted an operation for it.
+            Kind::RemoteWrite => Self::received(completion, 0, sys::FI_RMA | sys::FI_REMOTE_WRITE),
+            Kind::RemoteRead => Self::received(completion, self.context, sys::FI_RMA | sys::FI_REMOTE_READ),
         }
-        entry.len = completion.len;
-        entry.src = if completion.src == ADDR_NONE { sys::FI_ADDR_NOTAVAIL } else { completion.src };
-        if completion.flags.contains(OpFlags::DATA) {
-            entry.flags |= sys::FI_REMOTE_CQ_DATA;
-            entry.data = completion.data;
+    }
+
+    #[inline]
+    fn received(completion: &Completion, context: usize, flags: u64) -> Entry {
+        let data = completion.flags.contains(OpFlags::DATA);
+        Entry {
+            context,
+            flags: flags | if data { sys::FI_REMOTE_CQ_DATA } else { 0 },
+            len: completion.len,
+            buf: completion.buf,
+            data: if data { completion.data } else { 0 },
+            tag: completion.tag,
+            // No source is the same number to the engine and to libfabric.
+            src: completion.src,
+            failed: false,
         }
-        entry
     }
 }
+
+const _: () = assert!(ADDR_NONE == sys::FI_ADDR_NOTAVAIL);
 
 /// What an error entry says about a fault.
 #[cold]

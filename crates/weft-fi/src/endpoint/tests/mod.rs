@@ -226,7 +226,8 @@ fn rma_completes_is_counted_and_refused() {
     ok(b.bind(remote_writes.cast(), sys::FI_REMOTE_WRITE));
     ok(b.bind(remote_reads.cast(), sys::FI_REMOTE_READ));
     let mut memory = vec![0_u8; 1 << 20];
-    let key = 0x8000_0000_0000_0001;
+    // A key with the bits in which operations' words have marks of ours.
+    let key = 0x8000_0000_0000_0081;
     let access = sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE;
     let mr = b.register(&mut memory, access, key);
     ok(unsafe { ((*(*mr.cast::<sys::fid>()).ops).bind.unwrap())(mr.cast(), region.cast(), sys::FI_REMOTE_WRITE) });
@@ -435,4 +436,64 @@ fn what_was_injected_leaves_before_close_returns() {
             receiver.join().unwrap();
         });
     }
+}
+
+#[test]
+fn two_endpoints_share_a_queue() {
+    let (a, b, to_b, _) = pair(Options::default());
+    // A third endpoint, of b's domain and queue.
+    let options = Options::default();
+    let mut c = Side::open_disabled(options);
+    let (spare_ep, spare_cq) = (c.ep, c.cq);
+    let mut other = b.another_endpoint(options);
+    std::mem::swap(&mut c.ep, &mut other);
+    ok(c.bind(b.av.cast(), 0));
+    ok(c.bind_cq(b.cq, sys::FI_TRANSMIT | sys::FI_RECV));
+    ok(c.enable());
+    let to_c = a.insert(&c);
+    let mut buffers = [[0_u8; 8]; 2];
+    assert_eq!(b.recv(&mut buffers[0], 0xb), 0);
+    assert_eq!(c.recv(&mut buffers[1], 0xc), 0);
+    assert_eq!(a.inject(b"to b", to_b), 0);
+    assert_eq!(a.inject(b"to c", to_c), 0);
+    let mut contexts = [of(&b, &a).0.op_context as usize, of(&b, &a).0.op_context as usize];
+    contexts.sort_unstable();
+    assert_eq!(contexts, [0xb, 0xc]);
+    assert_eq!((&buffers[0][..4], &buffers[1][..4]), (&b"to b"[..], &b"to c"[..]));
+    ok(close(c.ep));
+    // The queue goes on for the other.
+    assert_eq!(b.recv(&mut buffers[0], 0xb2), 0);
+    assert_eq!(a.inject(b"again", to_b), 0);
+    assert_eq!(of(&b, &a).0.op_context as usize, 0xb2);
+    (c.ep, c.cq) = (spare_ep, spare_cq);
+}
+
+#[test]
+fn control_calls_come_from_any_thread() {
+    // The data path is serialized, and so takes no lock; registration and address vectors are not.
+    let (a, b, to_b, _) = pair(Options { threading: sys::FI_THREAD_COMPLETION, ..Options::default() });
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut memory = vec![0_u8; 4096];
+            let mut key = 0;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                key += 1;
+                ok(close(a.register(&mut memory, sys::FI_REMOTE_WRITE, key)));
+                assert_ne!(a.insert(&b), u64::MAX);
+                if key > 20_000 {
+                    std::thread::yield_now();
+                }
+            }
+            assert!(key > 10);
+        });
+        for tag in 0..3000 {
+            let mut buffer = [0_u8; 8];
+            assert_eq!(b.trecv(&mut buffer, u64::MAX, tag, 0, 1), 0);
+            assert_eq!(a.tsend(&tag.to_ne_bytes(), to_b, tag, 2), 0);
+            both(&a, &b);
+            assert_eq!(buffer, tag.to_ne_bytes());
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
 }

@@ -131,6 +131,19 @@ impl Side {
         side
     }
 
+    /// One more endpoint of this domain, neither bound nor enabled.
+    pub(super) fn another_endpoint(&self, options: Options) -> *mut sys::fid_ep {
+        let mut ep_attr: sys::fi_ep_attr = zeroed();
+        ep_attr.type_ = sys::FI_EP_RDM;
+        let mut info: sys::fi_info = zeroed();
+        info.caps = options.caps;
+        info.ep_attr = &raw mut ep_attr;
+        let mut ep = null_mut();
+        let open = unsafe { (*(*self.domain).ops).endpoint.unwrap() };
+        ok(unsafe { open(self.domain, &raw mut info, &raw mut ep, null_mut()) });
+        ep
+    }
+
     pub(super) fn fid(&self) -> *mut sys::fid {
         self.ep.cast()
     }
