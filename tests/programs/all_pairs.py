@@ -29,16 +29,17 @@ def exchange(peer: int, size: int) -> None:
 
 def windows() -> None:
     """Each rank writes into its successor's window, reads it back from two ranks away, and adds to rank 0's."""
-    memory = np.zeros(50_000, np.int64)
+    # Everything that an operation reads or writes is named: it must live until the fence.
+    memory, ones = np.zeros(50_000, np.int64), np.ones(10, np.int64)
+    out, seen = np.arange(50_000, dtype=np.int64) + rank, np.empty(50_000, np.int64)
     window = MPI.Win.Create(memory, disp_unit=8, comm=world)
     window.Fence()
-    window.Put(np.arange(50_000, dtype=np.int64) + rank, (rank + 1) % ranks)
+    window.Put(out, (rank + 1) % ranks)
     window.Fence()
-    seen = np.empty(50_000, np.int64)
     window.Get(seen, (rank + 2) % ranks)
     window.Fence()
     assert np.array_equal(seen, np.arange(50_000) + (rank + 1) % ranks), "get"
-    window.Accumulate(np.ones(10, np.int64), 0)
+    window.Accumulate(ones, 0)
     window.Fence()
     if rank == 0:
         assert np.array_equal(memory[:10], np.arange(10) + ranks - 1 + ranks), "accumulate"
