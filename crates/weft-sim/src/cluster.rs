@@ -11,6 +11,7 @@ use std::sync::Arc;
 use weft_engine::Engine;
 use weft_engine::api::{Addr, AddressBook, Completion, Config};
 use weft_engine::name::EpName;
+use weft_engine::nic::Nic;
 
 use crate::config::FabricConfig;
 use crate::fabric::Fabric;
@@ -65,10 +66,18 @@ impl Cluster {
     /// `ranks` engines that all know each other.
     #[must_use]
     pub fn new(fabric: FabricConfig, engine: Config, ranks: usize) -> Self {
+        Self::with_impostors(fabric, engine, ranks, 0).0
+    }
+
+    /// `ranks` engines, and after them `impostors` ranks that the others know but behind which there is only a device,
+    /// for the test to play.
+    #[must_use]
+    pub fn with_impostors(fabric: FabricConfig, engine: Config, ranks: usize, impostors: usize) -> (Self, Vec<SimNic>) {
         let seed = fabric.seed;
         let fabric = Fabric::new(fabric);
         let mut engines = (0..ranks).map(|_| Engine::new(engine, fabric.nic())).collect::<Vec<_>>();
-        let names = engines.iter().map(Engine::name).collect::<Vec<_>>();
+        let nics = (0..impostors).map(|_| fabric.nic()).collect::<Vec<_>>();
+        let names = engines.iter().map(Engine::name).chain(nics.iter().map(Nic::name)).collect::<Vec<_>>();
         for (rank, engine) in engines.iter_mut().enumerate() {
             engine.bind_book(Arc::new(Names { names: names.clone(), rotation: rank }));
         }
@@ -77,7 +86,8 @@ impl Cluster {
             let diligence_permille = if schedule.chance(250) { 200 } else { 1000 };
             Some(Node { engine, schedule, diligence_permille })
         });
-        Self { nodes: nodes.collect(), fabric }
+        let nodes = nodes.chain((0..impostors).map(|_| None)).collect();
+        (Self { nodes, fabric }, nics)
     }
 
     /// The fabric.

@@ -60,6 +60,9 @@ pub struct FabricConfig {
     pub segment_bytes: usize,
     /// Most arrivals that one poll hands over.
     pub poll_budget: usize,
+    /// Virtual time that a poll takes. 0 keeps the ranks' times independent of each other; more than 0 lets a
+    /// rank that waits inside a call see time go on.
+    pub poll_ns: u64,
     /// What goes wrong.
     pub faults: Faults,
 }
@@ -88,6 +91,7 @@ impl FabricConfig {
             transfer_depth: 16,
             segment_bytes: 8192,
             poll_budget: 16,
+            poll_ns: 0,
             faults: Faults::default(),
         }
     }

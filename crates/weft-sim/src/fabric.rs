@@ -211,7 +211,7 @@ impl State {
             ends[1].phase = Phase::Closed;
         }
         let wire = self.wires.len();
-        self.wires.push(Wire { ends, withdrawn: false, knocked: false });
+        self.wires.push(Wire { ends, withdrawn: false, knocked: false, cut: false });
         let id = EndId { wire, side: Side::Initiator };
         let link = self.number_link(ep, id);
         self.record(What::Connect, ep, to as u64, u64::from(link.0), &[]);

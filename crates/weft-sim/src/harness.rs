@@ -120,7 +120,12 @@ impl Harness {
     /// A cluster of `ranks`.
     #[must_use]
     pub fn new(fabric: FabricConfig, engine: Config, ranks: usize) -> Self {
-        let cluster = Cluster::new(fabric, engine, ranks);
+        Self::of(Cluster::new(fabric, engine, ranks))
+    }
+
+    /// Observes a cluster that has not begun.
+    #[must_use]
+    pub fn of(cluster: Cluster) -> Self {
         Self { cluster, oracle: Oracle::new(), tamper: None, windows: Vec::new() }
     }
 
@@ -424,9 +429,15 @@ impl Harness {
         }
         wrong.extend(self.settle().err());
         wrong.extend(self.leaks());
+        wrong.extend(self.judge());
+        wrong
+    }
+
+    /// Judges the run as it stands, without looking for leaks.
+    pub fn judge(&mut self) -> Vec<String> {
         let cluster = &self.cluster;
-        wrong.extend(self.oracle.verdict(|rank| cluster.lives(rank)));
-        wrong.extend(self.cluster.fabric().violations());
+        let mut wrong = self.oracle.verdict(|rank| cluster.lives(rank));
+        wrong.extend(cluster.fabric().violations());
         wrong
     }
 

@@ -88,7 +88,7 @@ impl SimNic {
         let (mut at, mut calls) = (0, 0);
         while at < bytes.len() {
             let left = bytes.len() - at;
-            let here = offset + at as u64;
+            let here = offset.wrapping_add(at as u64);
             let portion = {
                 let rng = &mut self.state.borrow_mut().endpoints[self.ep].rng;
                 if rng.chance(short_permille) { rng.between(0, left) } else { left }
@@ -172,6 +172,7 @@ impl Nic for SimNic {
     fn poll<S: Sink>(&mut self, sink: &mut S) -> usize {
         let budget = {
             let mut state = self.state.borrow_mut();
+            state.now_ns += state.config.poll_ns;
             state.happen();
             let (most, idle) = (state.config.poll_budget, state.config.faults.idle_poll_permille);
             let rng = &mut state.endpoints[self.ep].rng;
@@ -294,6 +295,11 @@ impl State {
             return Handover::Nothing;
         }
         end.gathered.clear();
+        // Whoever is told that a link has ended can rely on it: the peer does not reach its memory any more.
+        self.wires[to.wire].cut = true;
+        for number in self.transfers_of(to.other()) {
+            self.stop(number, why);
+        }
         let ended = self.transfers_of(to).into_iter().filter_map(|number| self.forget(number));
         let dones = ended.map(|transfer| (transfer.ctx, transfer.result.unwrap_or(Err(why)))).collect();
         self.free_link(to);

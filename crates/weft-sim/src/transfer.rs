@@ -100,7 +100,7 @@ impl State {
     pub(crate) fn step(&mut self, number: u64) {
         let Some(transfer) = self.transfers.get(&number) else { return };
         let (id, sent, len) = (transfer.end, transfer.sent, transfer.len);
-        if transfer.result.is_some() || self.end(id).ending.is_some() {
+        if transfer.result.is_some() || self.end(id).ending.is_some() || self.wires[id.wire].cut {
             // The `down` that is on its way takes the transfer with it.
             return;
         }
@@ -159,7 +159,7 @@ impl State {
                     // Segments of one push keep their order because they take their turns on the wire and
                     // share its latency; messages may overtake them or be overtaken.
                     let arrival_ns = end.depart(config, *now_ns, bytes.len()) + config.latency_ns;
-                    let offset = offset + at as u64;
+                    let offset = offset.wrapping_add(at as u64);
                     let event = Event::Segment { to: id.other(), window, offset, bytes };
                     agenda.schedule(arrival_ns.max(end.not_before_ns), event);
                 }
@@ -178,7 +178,8 @@ impl State {
     pub(crate) fn land(&mut self, number: u64, offset: usize, bytes: &[u8]) {
         let Some(transfer) = self.transfers.get(&number) else { return };
         let peer = transfer.end.other();
-        if transfer.result.is_some() || self.end(transfer.end).ending.is_some() {
+        let cut = self.wires[peer.wire].cut;
+        if transfer.result.is_some() || self.end(transfer.end).ending.is_some() || cut {
             return;
         }
         let Some(transfer) = self.transfers.get(&number) else { return };
@@ -225,6 +226,15 @@ impl State {
             Kind::Get { .. } | Kind::Push { .. } => end.rng.below(config.latency_ns + 1),
         };
         agenda.schedule(*now_ns + after_ns, Event::Finish { transfer: number, result });
+    }
+
+    /// Ends a transfer whose link has ended at the other side. Its initiator learns of it with its own `down`.
+    pub(crate) fn stop(&mut self, number: u64, why: LinkError) {
+        let Some(transfer) = self.transfers.get_mut(&number).filter(|t| t.result.is_none()) else { return };
+        transfer.result = Some(Err(why));
+        let end = transfer.end;
+        let ep = self.end(end).ep;
+        self.endpoints[ep].busy -= 1;
     }
 
     /// The initiator has been told, or need not be: forgets the transfer.
