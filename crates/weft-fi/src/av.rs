@@ -35,6 +35,9 @@ const INSERT_FLAGS: u64 = sys::FI_MORE | sys::FI_SYNC_ERR;
 /// Flags of `fi_av_open`. FI_SYMMETRIC is a hint.
 const OPEN_FLAGS: u64 = sys::FI_EVENT | sys::FI_SYMMETRIC;
 
+/// New addresses that endpoints are told of in one go.
+const ANNOUNCED_AT_ONCE: usize = 1024;
+
 /// An address vector.
 #[repr(C)]
 pub(crate) struct Av {
@@ -118,6 +121,8 @@ struct Results {
     context: usize,
     done: usize,
     good: usize,
+    /// New addresses that the endpoints have not been told of.
+    fresh: Vec<(Addr, EpName)>,
 }
 
 impl Results {
@@ -132,7 +137,23 @@ impl Results {
             return Err(if synchronous { Errno::BADFLAGS } else { Errno::NOEQ });
         }
         let errors = if synchronous { context.cast() } else { std::ptr::null_mut() };
-        Ok(Self { numbers, errors, context: context as usize, done: 0, good: 0 })
+        Ok(Self { numbers, errors, context: context as usize, done: 0, good: 0, fresh: Vec::new() })
+    }
+
+    /// Inserts the next address, if it is one.
+    fn insert(&mut self, av: &Av, name: Result<EpName, Errno>) {
+        let inserted = name.and_then(|name| {
+            let inserted = av.table.insert(&name).ok_or(Errno::NOSPC)?;
+            if inserted.fresh {
+                self.fresh.push((inserted.addr, name));
+            }
+            Ok(inserted.addr)
+        });
+        self.note(av, inserted);
+        if self.fresh.len() >= ANNOUNCED_AT_ONCE {
+            av.announce(&self.fresh);
+            self.fresh.clear();
+        }
     }
 
     /// Notes the result for the next address.
@@ -155,6 +176,7 @@ impl Results {
 
     /// What the call returns: how many succeeded, or 0 where an event says that.
     fn finish(self, av: &Av) -> Result<c_int, Errno> {
+        av.announce(&self.fresh);
         if av.events {
             if let Some(eq) = &*av.eq.lock() {
                 let fid = std::ptr::from_ref(av) as usize;
@@ -193,12 +215,12 @@ impl Av {
         cores.iter().for_each(&mut tell);
     }
 
-    fn insert(&self, name: &EpName) -> Result<Addr, Errno> {
-        let inserted = self.table.insert(name).ok_or(Errno::NOSPC)?;
-        if inserted.fresh {
-            self.each_core(|core| core.address_added(inserted.addr, name));
+    /// Tells the endpoints of addresses that are new. Many at once, since entering an endpoint from outside is not cheap.
+    fn announce(&self, fresh: &[(Addr, EpName)]) {
+        if fresh.is_empty() {
+            return;
         }
-        Ok(inserted.addr)
+        self.each_core(|core| core.addresses_added(fresh));
     }
 
     fn remove(&self, addr: Addr) -> Result<(), Errno> {
@@ -287,15 +309,19 @@ unsafe extern "C" fn insert(
                 _ => next,
             };
             if at.is_null() {
-                results.note(av, Err(Errno::INVAL));
+                results.insert(av, Err(Errno::INVAL));
                 continue;
             }
             // SAFETY: the client's address, in the domain's format.
             let name = unsafe { av.format.decode_at(at) };
-            results.note(av, name.and_then(|name| av.insert(&name)));
+            results.insert(av, name);
             if av.format != Format::Text {
-                // SAFETY: the client's address, in the domain's format. Of one whose family is unknown we cannot tell the length.
-                let length = unsafe { av.format.length_at(at) }.ok_or(Errno::INVAL)?;
+                // SAFETY: the client's address, in the domain's format.
+                let Some(length) = (unsafe { av.format.length_at(at) }) else {
+                    // A socket address of an unknown family: where the next one begins cannot be told.
+                    (index + 1..count).for_each(|_| results.insert(av, Err(Errno::INVAL)));
+                    break;
+                };
                 next = next.wrapping_add(length);
             }
         }
@@ -332,7 +358,7 @@ unsafe extern "C" fn insertsvc(
         if node.is_none() && service.is_none() {
             return Err(Errno::INVAL);
         }
-        results.note(av, av.resolve(node, service).and_then(|name| av.insert(&name)));
+        results.insert(av, av.resolve(node, service));
         results.finish(av)
     })
 }
@@ -362,7 +388,7 @@ unsafe extern "C" fn insertsym(
                 let name = range
                     .at(node_index, service_index)
                     .and_then(|(node, service)| av.resolve(Some(&node), Some(&service)));
-                results.note(av, name.and_then(|name| av.insert(&name)));
+                results.insert(av, name);
             }
         }
         results.finish(av)

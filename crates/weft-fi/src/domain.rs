@@ -211,7 +211,7 @@ impl Domain {
         self.format
     }
 
-    /// The variables as they were when the domain was opened.
+    /// The variables in force.
     pub(crate) const fn params(&self) -> &Params {
         &self.params
     }

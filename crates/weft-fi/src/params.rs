@@ -1,12 +1,13 @@
 //! The variables `FI_WEFT_*`: one table (name, default, unit, help), and the values that are in force.
 //!
-//! Place in the data flow: read once per `fi_getinfo` and once per domain. Inside a host the variables are declared and read through
+//! Place in the data flow: read once, at the first `fi_getinfo`; domains keep a copy. Inside a host the variables are declared and read through
 //! `fi_param_define` and `fi_param_get`, so that `fi_info -e` lists them; a program that links weft as a library
 //! (the `weft` command) reads the environment directly. The table also feeds fi_weft(7) and `weft info --params`.
 //!
 //! A value that does not parse is reported and the default is used. Sizes may end in K, M or G (powers of 1024).
 
 use std::ffi::CString;
+use std::sync::OnceLock;
 
 use crate::host;
 
@@ -145,9 +146,14 @@ fn value<T: Value>(name: &str, default: &'static str, set: Option<String>) -> T 
 }
 
 impl Params {
-    /// The values in force now: through the host inside one, from the environment elsewhere.
+    /// The values in force: through the host inside one, from the environment elsewhere. Read once per process.
     #[must_use]
     pub fn load() -> Self {
+        static LOADED: OnceLock<Params> = OnceLock::new();
+        LOADED.get_or_init(Self::load_now).clone()
+    }
+
+    fn load_now() -> Self {
         match host::get() {
             Some(host) => Self::read(|name| {
                 let name = CString::new(name.to_ascii_lowercase()).ok()?;

@@ -51,6 +51,11 @@ impl Lib {
         if let Some(decoy) = std::env::var_os("WEFT_TEST_DECOY") {
             open_library(Path::new(&decoy), libc::RTLD_NOW | libc::RTLD_GLOBAL);
         }
+        Self::load_alone(path)
+    }
+
+    /// The library, without a decoy before it.
+    pub(crate) fn load_alone(path: &Path) -> Self {
         // Deep binding keeps a decoy from replacing the host's calls of its own functions.
         let handle = open_library(path, libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_DEEPBIND);
         unsafe {

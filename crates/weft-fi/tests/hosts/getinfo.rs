@@ -1,6 +1,7 @@
 //! fi_getinfo: what is offered, to whom, and what is refused.
 
 use std::ffi::{CStr, CString};
+use std::path::Path;
 
 use weft_fi_sys::v2::*;
 use weft_fi_sys::*;
@@ -216,4 +217,14 @@ pub(crate) fn no_layers(lib: &Lib) {
         assert!(names.iter().any(|name| name == "weft"), "{names:?}");
         assert!(!names.iter().any(|name| name.contains("weft;")), "{names:?}");
     }
+}
+
+/// Two host libraries at work in one process: the provider belongs to the first.
+pub(crate) fn second_host(first: &Path, second: &Path) {
+    let first = Lib::load_alone(first);
+    assert!(first.ask(first.newest(), None).is_ok());
+    let second = Lib::load_alone(second);
+    let answer = second.getinfo(second.newest(), None, None, 0, None).map(|info| info.names());
+    assert_eq!(answer, Err(FI_ENODATA));
+    assert!(first.ask(first.newest(), None).is_ok());
 }

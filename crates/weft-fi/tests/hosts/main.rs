@@ -16,6 +16,7 @@
 
 mod addresses;
 mod client;
+mod data;
 mod getinfo;
 mod objects;
 mod queues;
@@ -51,6 +52,7 @@ const GROUPS: &[Group] = &[
     Group { name: "vectors", run: vectors::all, env: &[] },
     Group { name: "regions", run: regions::all, env: &[] },
     Group { name: "event_queues", run: queues::all, env: &[] },
+    Group { name: "data", run: data::all, env: &[] },
 ];
 
 /// The libraries to test with.
@@ -87,11 +89,14 @@ fn provider_dir() -> PathBuf {
 }
 
 /// Runs a group in one host; its output.
-fn run_child(group: &Group, host: &Path, dir: &Path) -> Output {
+fn run_child(group: &Group, host: &Path, dir: &Path, decoy: Option<&Path>) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"]);
     command.env("WEFT_TEST_GROUP", group.name).env("WEFT_TEST_HOST", host);
     command.env("FI_PROVIDER", "weft").env("FI_PROVIDER_PATH", dir);
+    if let Some(decoy) = decoy {
+        command.env("WEFT_TEST_DECOY", decoy);
+    }
     for (name, value) in group.env {
         if value.is_empty() {
             command.env_remove(name)
@@ -122,7 +127,7 @@ fn run(name: &str) {
     let group = GROUPS.iter().find(|group| group.name == name).unwrap();
     let dir = provider_dir();
     for host in hosts() {
-        let output = run_child(group, &host, &dir);
+        let output = run_child(group, &host, &dir, None);
         let all = text(&output);
         assert!(output.status.success(), "{name} in {}: {}\n{all}", host.display(), output.status);
         assert!(all.contains(&format!("group {name} passed")), "{name} in {} did not run:\n{all}", host.display());
@@ -156,7 +161,7 @@ macro_rules! groups {
 
 groups! {
     getinfo_defaults getinfo_clients getinfo_rejections getinfo_params getinfo_log getinfo_no_layers
-    addresses objects_tables objects_busy objects_left_open objects_endpoint vectors regions event_queues
+    addresses objects_tables objects_busy objects_left_open objects_endpoint vectors regions event_queues data
 }
 
 /// Runs one group in one host, as the environment says. Only [`run`] calls this.
@@ -165,26 +170,39 @@ groups! {
 fn child() {
     let name = std::env::var("WEFT_TEST_GROUP").expect("run by the other tests");
     let host = std::env::var("WEFT_TEST_HOST").expect("run by the other tests");
-    let group = GROUPS.iter().find(|group| group.name == name).unwrap();
-    (group.run)(&client::Lib::load(Path::new(&host)));
+    if name == "second_host" {
+        let decoy = std::env::var("WEFT_TEST_DECOY").expect("run by the other tests");
+        getinfo::second_host(Path::new(&host), Path::new(&decoy));
+    } else {
+        let group = GROUPS.iter().find(|group| group.name == name).unwrap();
+        (group.run)(&client::Lib::load(Path::new(&host)));
+    }
     println!("group {name} passed");
+}
+
+/// Runs a group in every host with every other host as decoy.
+fn run_in_pairs(name: &str) {
+    let dir = provider_dir();
+    let hosts = hosts();
+    for host in &hosts {
+        for decoy in hosts.iter().filter(|decoy| *decoy != host) {
+            let group = Group { name: Box::leak(name.to_owned().into_boxed_str()), run: |_| (), env: &[] };
+            let output = run_child(&group, host, &dir, Some(decoy));
+            let all = text(&output);
+            assert!(output.status.success(), "{} with {}:\n{all}", host.display(), decoy.display());
+            assert!(all.contains(&format!("group {name} passed")), "{name} did not run:\n{all}");
+        }
+    }
 }
 
 /// With another libfabric in the global scope, the provider must use the one that loaded it: structures differ.
 #[test]
 fn the_host_is_the_library_that_calls() {
-    let dir = provider_dir();
-    let hosts = hosts();
-    let group = Group { name: "getinfo_defaults", run: getinfo::defaults, env: &[] };
-    for host in &hosts {
-        for decoy in hosts.iter().filter(|decoy| *decoy != host) {
-            let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"]);
-            command.env("WEFT_TEST_GROUP", group.name).env("WEFT_TEST_HOST", host).env("WEFT_TEST_DECOY", decoy);
-            command.env("FI_PROVIDER", "weft").env("FI_PROVIDER_PATH", &dir);
-            let output = command.output().unwrap();
-            let all = text(&output);
-            assert!(output.status.success(), "{} with {}:\n{all}", host.display(), decoy.display());
-        }
-    }
+    run_in_pairs("getinfo_defaults");
+}
+
+/// The second libfabric of a process that loads the provider does without it, and the first one goes on.
+#[test]
+fn a_second_host_is_refused() {
+    run_in_pairs("second_host");
 }
