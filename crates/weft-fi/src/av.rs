@@ -1,11 +1,11 @@
 //! Address vectors (fi_av(3)).
 //!
-//! Place in the data flow: clients insert addresses and get numbers, by which operations name peers; engines ask the [`table`] when a
-//! peer is met for the first time, and are told of addresses that come and go while they run.
+//! Place in the data flow: clients insert addresses and get numbers, by which operations name peers; engines ask
+//! the [`table`] when a peer is met for the first time, and are told of addresses that come and go while they run.
 //!
-//! FI_AV_MAP behaves as FI_AV_TABLE: numbers are indices in the order of insertion. Insertion is immediate; with FI_EVENT its
-//! result is reported to the event queue besides. Shared (named) vectors, user identifiers and authorization keys per address are not supported and are
-//! refused, as are bits for receive contexts.
+//! FI_AV_MAP behaves as FI_AV_TABLE: numbers are indices in the order of insertion. Insertion is immediate; with
+//! FI_EVENT its result is reported to the event queue besides. Shared (named) vectors, user identifiers and
+//! authorization keys per address are not supported and are refused, as are bits for receive contexts.
 
 pub(crate) mod symmetric;
 pub(crate) mod table;
@@ -94,6 +94,7 @@ fn open_vector(domain: Hold<Domain>, attr: &mut sys::fi_av_attr, context: *mut c
         return Err(Errno::BADFLAGS);
     }
     match attr.type_ {
+        sys::FI_AV_UNSPEC if domain.av_type() == sys::FI_AV_UNSPEC => attr.type_ = sys::FI_AV_TABLE,
         sys::FI_AV_UNSPEC => attr.type_ = domain.av_type(),
         sys::FI_AV_MAP | sys::FI_AV_TABLE => {}
         _ => return Err(Errno::INVAL),
@@ -199,7 +200,8 @@ impl Av {
         Arc::clone(&self.table) as Book
     }
 
-    /// An endpoint with this vector is enabled: it is told of changes from now on. What there is already it finds in the book.
+    /// An endpoint with this vector is enabled: it is told of changes from now on. What there is already it finds
+    /// in the book.
     pub(crate) fn attach(&self, core: &CoreRef) {
         self.cores.lock().push(Arc::downgrade(core));
     }
@@ -215,7 +217,8 @@ impl Av {
         cores.iter().for_each(&mut tell);
     }
 
-    /// Tells the endpoints of addresses that are new. Many at once, since entering an endpoint from outside is not cheap.
+    /// Tells the endpoints of addresses that are new. Many at once, since entering an endpoint from outside is not
+    /// cheap.
     fn announce(&self, fresh: &[(Addr, EpName)]) {
         if fresh.is_empty() {
             return;

@@ -1,12 +1,14 @@
 //! `fi_getinfo`: what weft offers, and whether it is what the client asks for (fi_getinfo(3)).
 //!
-//! Place in the data flow: the host calls [`getinfo`] for every query. [`hints`] copies the client's structures into plain values, [`offer`]
-//! decides and fills in the answer as plain values, and this file resolves addresses and writes the answer into an `fi_info` that the host
-//! allocates. `fi_domain` and `fi_endpoint` read the `fi_info` that comes back by the same [`Hints::read`].
+//! Place in the data flow: the host calls [`getinfo`] for every query. [`hints`] copies the client's structures
+//! into plain values, [`offer`] decides and fills in the answer as plain values, and this file resolves addresses
+//! and writes the answer into an `fi_info` that the host allocates. `fi_domain` and `fi_endpoint` read the
+//! `fi_info` that comes back by the same [`Hints::read`].
 //!
-//! Rules (fi_getinfo(3)): a hint that is zero is a wildcard; anything else must be met or the answer is -FI_ENODATA, and then one line
-//! at info level says which attribute failed, what was wanted and what is offered. What costs nothing is echoed as asked
-//! (threading, progress, AV type, tag format, operation flags). No mode bit is ever required of the client.
+//! Rules (fi_getinfo(3)): a hint that is zero is a wildcard; anything else must be met or the answer is
+//! -FI_ENODATA, and then one line at info level says which attribute failed, what was wanted and what is offered.
+//! What costs nothing is echoed as asked (threading, progress, AV type, tag format, operation flags). No mode bit
+//! is ever required of the client.
 //!
 //! Structures: only fields that libfabric 1.17 has are read or written, see `weft_fi_sys`.
 
@@ -31,8 +33,8 @@ use crate::params::Params;
 
 pub(crate) use crate::info::offer::IOV_LIMIT;
 
-/// Private flags of libfabric's own layered providers: "only a provider to put myself on" and "only one that offloads collectives". weft is
-/// neither: `weft;ofi_rxm` would be a slower weft.
+/// Private flags of libfabric's own layered providers: "only a provider to put myself on" and "only one that
+/// offloads collectives". weft is neither: `weft;ofi_rxm` would be a slower weft.
 const PRIVATE_LAYERING_FLAGS: u64 = 1 << 59 | 1 << 61;
 
 /// The host's entry: `fi_provider.getinfo`.
@@ -88,10 +90,16 @@ impl Question<'_> {
         }
         let offer = Offer::select(self.api, self.hints.as_ref(), params)?;
         let (src, dest) = self.addresses(offer.format)?;
+        // An interface that does not exist is fi_enable's to report: nothing else here depends on it.
+        let src = src.or_else(|| {
+            let chosen = weft_nic::host::choose_address(params.iface.as_deref(), None);
+            chosen.ok().map(EpName::service)
+        });
         Ok(Answer { offer, src, dest })
     }
 
-    /// Source and destination, from node and service or from the hints (fi_getinfo(3), "src_addr", "dest_addr", "FI_SOURCE").
+    /// Source and destination, from node and service or from the hints (fi_getinfo(3), "src_addr", "dest_addr",
+    /// "FI_SOURCE").
     fn addresses(&self, format: Format) -> Result<(Option<EpName>, Option<EpName>), Errno> {
         let named = self.node.is_some() || self.service.is_some();
         let source = self.flags & sys::FI_SOURCE != 0;

@@ -87,17 +87,16 @@ fn address_of(name: &str) -> Result<SocketAddr, NicError> {
     if !interface.up {
         return Err(unusable("is down"));
     }
-    best_address(&interface.addrs).ok_or_else(|| unusable("has no IP address"))
+    best_address(&interface.addrs).ok_or_else(|| unusable("has no IP address beyond link-local ones"))
 }
 
-/// IPv4 before global IPv6 before link-local IPv6.
+/// IPv4 before IPv6. No link-local address: a peer would have to know over which of its own interfaces to reach it.
 fn best_address(addrs: &[SocketAddr]) -> Option<SocketAddr> {
-    let rank = |addr: &SocketAddr| match addr.ip() {
-        IpAddr::V4(_) => 0,
-        IpAddr::V6(ip) if !ip.is_unicast_link_local() => 1,
-        IpAddr::V6(_) => 2,
+    let link_local = |ip: IpAddr| match ip {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
     };
-    addrs.iter().min_by_key(|addr| rank(addr)).copied()
+    addrs.iter().filter(|addr| !link_local(addr.ip())).min_by_key(|addr| addr.is_ipv6()).copied()
 }
 
 /// Documentation addresses (RFC 5737, RFC 3849): routed like any other; connecting a datagram socket sends nothing.

@@ -1,7 +1,8 @@
 //! What weft offers for given hints, or why not: pure values in, pure values out.
 //!
-//! Every attribute is handled in one of four ways: *fixed* (ours, and a hint may not exceed or contradict it), *echoed* (any value that
-//! libfabric knows is fine), *granted up to a limit*, or *ignored* (it only matters to modes that weft never requires).
+//! Every attribute is handled in one of four ways: *fixed* (ours, and a hint may not exceed or contradict it),
+//! *echoed* (any value that libfabric knows is fine), *granted up to a limit*, or *ignored* (it only matters to
+//! modes that weft never requires).
 
 use std::fmt::Display;
 
@@ -34,8 +35,9 @@ const TAG_GENERIC: u64 = 0xaaaa_aaaa_aaaa_aaaa;
 /// API version from which mr_mode is a set of bits.
 const V1_5: u32 = sys::version(1, 5);
 
-/// Completion levels and behaviours that may be defaults of a transmit context. FI_MATCH_COMPLETE and FI_COMMIT_COMPLETE are not among them:
-/// the first would say more than a delivery says, and there is no persistent memory for the second.
+/// Completion levels and behaviours that may be defaults of a transmit context. FI_MATCH_COMPLETE and
+/// FI_COMMIT_COMPLETE are not among them: the first would say more than a delivery says, and there is no persistent
+/// memory for the second.
 const TX_OP_FLAGS: u64 = sys::FI_COMPLETION
     | sys::FI_INJECT
     | sys::FI_INJECT_COMPLETE
@@ -296,7 +298,8 @@ fn domain(api: u32, hints: &Hints) -> Result<sys::fi_domain_attr, Errno> {
         control_progress: progress("control_progress", api, hint.control_progress)?,
         data_progress: progress("data_progress", api, hint.data_progress)?,
         resource_mgmt: sys::FI_RM_ENABLED,
-        av_type: one_of("av_type", hint.av_type, sys::FI_AV_TABLE, sys::FI_AV_TABLE)?,
+        // Unspecified stays so: a client that is told FI_AV_TABLE may count on indices it has not asked for.
+        av_type: one_of("av_type", hint.av_type, sys::FI_AV_TABLE, sys::FI_AV_UNSPEC)?,
         mr_mode: mr_mode(api, hint.mr_mode)?,
         mr_key_size: DATA_BYTES,
         cq_data_size: DATA_BYTES,
@@ -324,17 +327,19 @@ fn one_of(what: &str, wanted: u32, last: u32, default: u32) -> Result<u32, Errno
     }
 }
 
-/// Manual unless automatic is asked for, which costs a thread. From API 1.20 on there is a third model, which only promises more.
+/// Manual unless automatic is asked for, which costs a thread. From API 1.20 on there is a third model, which only
+/// promises more.
 fn progress(what: &str, api: u32, wanted: u32) -> Result<u32, Errno> {
     let last = if api >= sys::version(1, 20) { v2::FI_PROGRESS_CONTROL_UNIFIED } else { sys::FI_PROGRESS_MANUAL };
     one_of(what, wanted, last, sys::FI_PROGRESS_MANUAL)
 }
 
-/// The registration mode (fi_mr(3), fi_domain(3)). weft requires none of the modes: a client may choose its keys, address regions by offset, register
-/// memory that is not allocated yet, and register nothing for local use. So, from API 1.5 on, the bits, which say what the client
-/// *can* do, are all cleared. The two old values name a mode that the client *wants*: they come back as they are, and registration
-/// follows them (BASIC: virtual addresses and keys of our choice). A client that sets bits in the `fi_info` it opens a
-/// domain with gets what those say, too. Before 1.5 there were only the two values; 0 leaves us the choice.
+/// The registration mode (fi_mr(3), fi_domain(3)). weft requires none of the modes: a client may choose its keys,
+/// address regions by offset, register memory that is not allocated yet, and register nothing for local use. So,
+/// from API 1.5 on, the bits, which say what the client *can* do, are all cleared. The two old values name a mode
+/// that the client *wants*: they come back as they are, and registration follows them (BASIC: virtual addresses and
+/// keys of our choice). A client that sets bits in the `fi_info` it opens a domain with gets what those say, too.
+/// Before 1.5 there were only the two values; 0 leaves us the choice.
 fn mr_mode(api: u32, wanted: i32) -> Result<i32, Errno> {
     match wanted {
         MR_BASIC | MR_SCALABLE => Ok(wanted),
@@ -387,7 +392,7 @@ mod tests {
         let offer = Offer::select(V1_20, None, &Params::default()).unwrap();
         assert_eq!(offer.domain.threading, sys::FI_THREAD_SAFE);
         assert_eq!(offer.domain.data_progress, sys::FI_PROGRESS_MANUAL);
-        assert_eq!(offer.domain.av_type, sys::FI_AV_TABLE);
+        assert_eq!(offer.domain.av_type, sys::FI_AV_UNSPEC);
         assert_eq!((offer.domain.max_ep_tx_ctx, offer.domain.max_ep_stx_ctx), (1, 0));
         assert_eq!((offer.tx.inject_size, offer.tx.size), (4096, 4096));
         assert_eq!(offer.ep.type_, sys::FI_EP_RDM);
