@@ -43,6 +43,17 @@ pub(super) struct Page {
 }
 
 impl Page {
+    /// A page outside shared memory, for the model checker.
+    #[cfg(test)]
+    #[allow(dead_code)]
+    pub(super) fn new() -> Self {
+        Self {
+            summary: Padded::default(),
+            parked: Padded::default(),
+            words: std::array::from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+
     /// Producer: there is something on the link with this slot. True: the consumer sleeps, and the caller
     /// must wake it.
     #[must_use]

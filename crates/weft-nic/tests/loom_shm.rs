@@ -1,0 +1,270 @@
+//! The ring and the doorbell page of the shared-memory device under a model checker, which tries every
+//! interleaving (up to a bound of preemptions) and every value that a load may return under the C11 memory model.
+//!
+//! The files under test are included as they ship; only the memory below them is exchanged: atomics of the checker's, and
+//! cells that report a data race. The asymmetric fence is modelled by what it stands for, a full fence on both sides.
+#![allow(clippy::unwrap_used, missing_docs, unreachable_pub, dead_code)]
+
+use std::sync::Arc;
+
+use loom::sync::atomic::{AtomicU32, Ordering, fence};
+
+/// What the files under test import from their neighbours.
+mod sync {
+    pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+}
+
+mod segment {
+    pub(super) const LINE_BYTES: usize = 64;
+
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub(super) enum Role {
+        Initiator,
+        Acceptor,
+    }
+
+    impl Role {
+        pub(super) fn other(self) -> Self {
+            if self == Self::Initiator { Self::Acceptor } else { Self::Initiator }
+        }
+    }
+}
+
+mod lines {
+    //! A ring's memory for the checker: header words are atomics, everything else must not race.
+
+    use std::sync::Arc;
+
+    use loom::cell::UnsafeCell;
+    use weft_engine::mem::{self, Iov};
+
+    use super::segment::{LINE_BYTES, Role};
+    use super::sync::{AtomicU64, Ordering};
+
+    struct Line {
+        word: AtomicU64,
+        rest: UnsafeCell<[u8; 56]>,
+    }
+
+    #[derive(Clone)]
+    pub(super) struct Lines(Arc<(Vec<Line>, [AtomicU64; 2])>);
+
+    impl Lines {
+        pub(super) fn new(count: usize) -> Self {
+            let line = || Line { word: AtomicU64::new(0), rest: UnsafeCell::new([0; 56]) };
+            Self(Arc::new(((0..count).map(|_| line()).collect(), [AtomicU64::new(0), AtomicU64::new(0)])))
+        }
+
+        pub(super) fn count(&self) -> u64 {
+            self.0.0.len() as u64
+        }
+
+        pub(super) fn index(&self, at: u64) -> u64 {
+            at % self.count()
+        }
+
+        pub(super) fn populate(&self, _from: u64, _to: u64) -> std::io::Result<()> {
+            Ok(())
+        }
+
+        pub(super) fn word(&self, at: u64, skip: usize) -> &AtomicU64 {
+            assert_eq!(skip, 0, "pushes are not modelled");
+            &self.line(at, 0).word
+        }
+
+        pub(super) fn consumed(&self, role: Role) -> &AtomicU64 {
+            &self.0.1[role as usize]
+        }
+
+        pub(super) fn write(&self, at: u64, skip: usize, bytes: &[u8]) {
+            for (n, &byte) in bytes.iter().enumerate() {
+                let (line, offset) = (self.line(at, skip + n), (skip + n) % LINE_BYTES);
+                if offset >= 8 {
+                    // SAFETY: the checker reports it if anything else has access.
+                    line.rest.with_mut(|rest| unsafe { (*rest)[offset - 8] = byte });
+                } else {
+                    let mut word = line.word.load(Ordering::Relaxed).to_ne_bytes();
+                    word[offset] = byte;
+                    line.word.store(u64::from_ne_bytes(word), Ordering::Relaxed);
+                }
+            }
+        }
+
+        pub(super) fn write_iov(&self, at: u64, skip: usize, piece: &Iov) {
+            self.write(at, skip, &mem::to_vec(&[*piece]));
+        }
+
+        pub(super) fn read(&self, at: u64, skip: usize, len: usize, show: impl FnOnce(&[u8])) {
+            let byte = |n: usize| {
+                let (line, offset) = (self.line(at, n), n % LINE_BYTES);
+                if offset >= 8 {
+                    // SAFETY: the checker reports it if anybody writes.
+                    line.rest.with(|rest| unsafe { (*rest)[offset - 8] })
+                } else {
+                    line.word.load(Ordering::Relaxed).to_ne_bytes()[offset]
+                }
+            };
+            show(&(skip..skip + len).map(byte).collect::<Vec<u8>>());
+        }
+
+        pub(super) fn prefetch(&self, _at: u64) {}
+
+        fn line(&self, at: u64, byte: usize) -> &Line {
+            &self.0.0[self.index(at) as usize + byte / LINE_BYTES]
+        }
+    }
+}
+
+#[path = "../src/shm/page.rs"]
+mod page;
+#[path = "../src/shm/ring.rs"]
+mod ring;
+
+use page::Page;
+use ring::{Record, Rx, Tx};
+
+fn check(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+/// Sends messages of these lengths through a ring of `lines` lines, and takes them.
+fn ring_model(lines: usize, lengths: &'static [usize]) {
+    check(move || {
+        let lines = lines::Lines::new(lines);
+        let mut tx = Tx::new(lines.clone(), segment::Role::Initiator).unwrap();
+        let mut rx = Rx::new(lines, segment::Role::Acceptor).unwrap();
+        let producer = loom::thread::spawn(move || {
+            for (n, &len) in lengths.iter().enumerate() {
+                let bytes = vec![n as u8 + 1; len];
+                while tx.send(&bytes, &[]).is_err() {
+                    assert!(tx.broken().is_none());
+                    loom::thread::yield_now();
+                }
+            }
+        });
+        for (n, &len) in lengths.iter().enumerate() {
+            let mut got = None;
+            while !rx
+                .take(|record| {
+                    got = Some(match record {
+                        Record::Message(bytes) => bytes.to_vec(),
+                        Record::Push { .. } => unreachable!(),
+                    });
+                })
+                .unwrap()
+            {
+                loom::thread::yield_now();
+            }
+            assert_eq!(got, Some(vec![n as u8 + 1; len]));
+            rx.release();
+        }
+        producer.join().unwrap();
+    });
+}
+
+#[test]
+fn short_messages_pass_a_ring_and_its_end() {
+    ring_model(4, &[1, 2, 1, 2, 1]);
+}
+
+#[test]
+fn long_messages_pass_a_ring_and_its_end() {
+    ring_model(8, &[1, 60, 1, 60, 60]);
+}
+
+/// One consumer's round of listening: takes the bits, then looks at the cells.
+fn listen(page: &Page, cells: &[AtomicU32]) -> u32 {
+    if !page.rung() {
+        return 0;
+    }
+    let mut summary = page.take_summary();
+    while summary != 0 {
+        let _ = page.take_word(summary.trailing_zeros());
+        summary &= summary - 1;
+    }
+    cells.iter().map(|cell| cell.load(Ordering::Acquire)).sum()
+}
+
+/// What two producers have published was seen by the consumer's round, or the page says that there is something.
+#[test]
+fn bits_and_summary_lose_nothing() {
+    for slots in [[5, 5], [5, 6], [5, 70]] {
+        check(move || {
+            let page = Arc::new(Page::new());
+            let cells = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
+            let producers = [0, 1].map(|n| {
+                let (page, cells) = (Arc::clone(&page), Arc::clone(&cells));
+                loom::thread::spawn(move || {
+                    cells[n].store(1, Ordering::Release);
+                    assert!(!page.ring(slots[n]), "nobody sleeps");
+                })
+            });
+            let seen = listen(&page, &cells[..]);
+            for producer in producers {
+                producer.join().unwrap();
+            }
+            assert!(seen == 2 || page.rung());
+            // And what it says is true: the next round sees all.
+            assert!(seen == 2 || listen(&page, &cells[..]) == 2);
+        });
+    }
+}
+
+/// A consumer that parks is woken, once, by whoever publishes.
+#[test]
+fn a_sleeper_is_woken_once() {
+    for slots in [[5, 5], [5, 70]] {
+        check(move || {
+            let page = Arc::new(Page::new());
+            let wakes = Arc::new(AtomicU32::new(0));
+            let producers = [0, 1].map(|n: usize| {
+                let (page, wakes) = (Arc::clone(&page), Arc::clone(&wakes));
+                loom::thread::spawn(move || {
+                    if page.ring(slots[n]) {
+                        wakes.fetch_add(1, Ordering::Relaxed);
+                    }
+                })
+            });
+            let asleep = page.park();
+            for producer in producers {
+                producer.join().unwrap();
+            }
+            let wakes = wakes.load(Ordering::Relaxed);
+            assert!(wakes <= 1);
+            assert!(!asleep || wakes == 1, "asleep, and nobody rings");
+        });
+    }
+}
+
+/// The whole way to sleep: stop polling the ring, announce, fence, look once more. (`Shm::park`, `Link::announce`.)
+#[test]
+fn going_cold_and_to_sleep_loses_nothing() {
+    check(|| {
+        let page = Arc::new(Page::new());
+        let (ring, polled) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(1)));
+        let wakes = Arc::new(AtomicU32::new(0));
+        let producer = {
+            let (page, ring, polled, wakes) = (page.clone(), ring.clone(), polled.clone(), wakes.clone());
+            loom::thread::spawn(move || {
+                for n in 1..3 {
+                    ring.store(n, Ordering::Release);
+                    fence(Ordering::SeqCst);
+                    if polled.load(Ordering::Relaxed) == 0 && page.ring(7) {
+                        wakes.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            })
+        };
+        polled.store(0, Ordering::Relaxed);
+        let announced = page.park();
+        fence(Ordering::SeqCst);
+        let seen = ring.load(Ordering::Acquire);
+        let asleep = announced && seen == 0;
+        producer.join().unwrap();
+        assert!(!asleep || wakes.load(Ordering::Relaxed) == 1, "asleep, and nobody rings");
+        // Awake: everything was seen at the last look, or the bit is there.
+        assert!(asleep || seen == 2 || page.rung());
+    });
+}
