@@ -135,8 +135,7 @@ impl<N: Nic> Engine<N> {
     pub fn progress(&mut self) -> usize {
         let mut events = self.nic.poll(&mut self.core);
         if !self.core.link_work.is_empty() {
-            self.run_links();
-            events += 1;
+            events += usize::from(self.run_links());
         }
         if !self.core.active.is_empty() {
             events += self.run_active();
@@ -161,9 +160,10 @@ impl<N: Nic> Engine<N> {
 
     // ---- sending -----------------------------------------------------------------------------
 
-    /// Messages of links themselves, and closes.
-    pub(crate) fn run_links(&mut self) {
+    /// Messages of links themselves, and closes. Returns whether any left.
+    pub(crate) fn run_links(&mut self) -> bool {
         let mut work = std::mem::take(&mut self.core.link_work);
+        let before = work.len();
         let nic = &mut self.nic;
         let mut stuck: SmallVec<[crate::nic::LinkId; 4]> = SmallVec::new();
         let mut said: SmallVec<[crate::nic::LinkId; 4]> = SmallVec::new();
@@ -183,12 +183,14 @@ impl<N: Nic> Engine<N> {
             }
             false
         });
+        let moved = work.len() < before;
         for link in said {
             self.core.link_said(link);
         }
         // Closing makes no work; still, nothing may be lost if that ever changes.
         work.append(&mut self.core.link_work);
         self.core.link_work = work;
+        moved
     }
 
     /// Deferred work and TX of every connection that has some. Returns how many connections had.
