@@ -269,6 +269,18 @@ impl Attacker {
     }
 }
 
+/// Traffic of the victims among themselves.
+fn watched(h: &mut Harness, rng: &mut Stream) {
+    let (a, b) = if rng.chance(500) { (0, 1) } else { (1, 0) };
+    let len = rng.index(5000);
+    if h.send(a, b, &Send { tag: Some(5), len, ..Send::default() }).is_ok() {
+        let recv = Recv { src: Some(a), tag: Some((5, 0)), len: 5000, ..Recv::default() };
+        while h.recv(b, &recv).is_err() {
+            h.turn();
+        }
+    }
+}
+
 /// Operations of a victim towards the attacker; whatever becomes of them, each must end, once.
 fn unwatched(h: &mut Harness, rng: &mut Stream, victim: usize, op: usize) -> bool {
     let fabric = h.cluster().fabric().clone();
@@ -329,17 +341,7 @@ fn siege(seed: u64) -> BTreeMap<u8, usize> {
             attacker.act(&victims);
             h.turn();
         }
-        let (a, b) = if mine.chance(500) { (0, 1) } else { (1, 0) };
-        let len = mine.index(5000);
-        let both = (
-            Send { tag: Some(5), len, ..Send::default() },
-            Recv { src: Some(a), tag: Some((5, 0)), len: 5000, ..Recv::default() },
-        );
-        if h.send(a, b, &both.0).is_ok() {
-            while h.recv(b, &both.1).is_err() {
-                h.turn();
-            }
-        }
+        watched(&mut h, &mut mine);
         let victim = mine.index(VICTIMS);
         if unwatched(&mut h, &mut mine, victim, op) {
             posted.push((victim, op));

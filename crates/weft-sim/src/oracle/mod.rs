@@ -5,7 +5,7 @@
 //!
 //! Checked as completions come: exactly one per accepted operation, at the right rank, with the right context,
 //! flags, length, tag, data and source; bytes exact; nothing written beyond what was received; delivery-complete sends
-//! not before their receive. Checked at the end ([`matching`]): order per peer, and that the matching is the one a simple
+//! not before their receive. Checked at the end (file `matching`): order per peer, and that the matching is the one a simple
 //! reference matcher makes for some order of arrival.
 
 mod matching;
