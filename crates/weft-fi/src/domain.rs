@@ -249,6 +249,7 @@ impl Domain {
             connect_retry_ms: params.connect_retry_ms,
             shm_eager_bytes: params.shm_eager_bytes,
             tcp_eager_bytes: params.tcp_eager_bytes,
+            ..weft_nic::Config::default()
         }
     }
 

@@ -1,261 +1,364 @@
-//! [`Devices`]: all devices of one endpoint behind one [`Nic`], peer by peer.
+//! Both devices of one endpoint behind one [`Nic`]: shared memory where it works, TCP everywhere else.
 //!
-//! Place in the data flow: the engine drives it; it drives [`Shm`] and [`Tcp`]. A peer of this host is called over shared memory
-//! first; if that fails for any reason (another user, another container, no descriptors left) it is called over TCP under the same
-//! link number, and the engine learns only the outcome.
+//! Place in the data flow: the engine drives [`Devices`]; each call goes to [`Shm`] or [`Tcp`] by a table of links. The
+//! engine's link numbers are ours; the devices' own numbers stay in here.
 //!
-//! Invariants: an outer link number belongs to at most one inner link of one device at a time; the tables that translate are
-//! plain vectors, so a message costs two indexed loads here. Errors: [`NicError`] at set-up, `LinkError` for a link.
+//! The path is chosen peer by peer when a link is made. A peer of the same host (equal host identities, or a service name with a local
+//! address) is called by shared memory first. If that fails for whatever reason and TCP is allowed on both sides, the
+//! same link is called again by TCP, and the engine hears of nothing. So a container with its own user,
+//! or a host identity that two hosts share by accident, costs a detour and never a connection.
+//!
+//! Invariants: every link of a device that is up belongs to exactly one of ours, and the other way round, except while
+//! an attempt changes the device. A poll of shared memory happens in every call; TCP decides by itself how often it asks
+//! the kernel, and is told when shared memory was fruitful.
+//!
+//! Errors: [`NicError`] from [`Devices::new`]. An endpoint whose shared memory (or whose TCP, unless a
+//! service was asked for) cannot be set up still works with the other device; that is logged as a warning.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll};
+use slab::Slab;
 use weft_engine::mem::{Iov, IovList};
 use weft_engine::name::{EpName, NameParts};
 use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, RemoteIov, Sink};
 
 use crate::NicError;
+use crate::handshake;
 use crate::host;
 use crate::shm::{Shm, ShmConfig};
-use crate::tcp::{Tcp, TcpConfig};
+use crate::tcp::{Tcp, TcpConfig, TcpLinkInfo, TcpStats};
 
-/// For so long an endpoint whose process lives may leave a caller unanswered, in milliseconds: it may be computing.
-const ANSWER_TIMEOUT_MS: u64 = 3_600_000;
-
-/// Settings of an endpoint's devices.
+/// Settings of an endpoint's devices. Every default is right for somebody who sets nothing.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Use the addresses of this interface.
-    pub iface: Option<String>,
-    /// Listen at this address (port 0: any) instead of one chosen by routability.
-    pub listen: Option<SocketAddr>,
-    /// Whoever knows only address and port may connect.
-    pub open: bool,
-    /// Both sides of every connection must know it, if set.
-    pub job_key: Option<Vec<u8>>,
-    /// Use shared memory.
+    /// Use shared memory within the host.
     pub shm: bool,
     /// Use TCP.
     pub tcp: bool,
-    /// Use cross-memory attach where the system allows it.
+    /// Move long messages within the host by cross-memory attach where the system allows it.
     pub cma: bool,
+    /// Name or address of the interface to be reached at. `None`: that of the default route.
+    pub iface: Option<String>,
+    /// Where to listen: an explicit service, or an address with port 0 for any; `[::]:0` prefers IPv6.
+    pub listen: Option<SocketAddr>,
+    /// Whoever knows only address and port may connect too.
+    pub open: bool,
+    /// A secret of any length that both sides must share, if set.
+    pub job_key: Option<Vec<u8>>,
     /// Longest time in milliseconds for a connection to be made.
     pub connect_timeout_ms: u64,
-    /// For so long in milliseconds a refused TCP connection is tried again.
+    /// For so many milliseconds a refused connection is tried again.
     pub connect_retry_ms: u64,
-    /// Longest eager payload over shared memory in bytes, if not the device's own.
+    /// Longest time in milliseconds for an endpoint whose process lives to answer: it may be computing.
+    pub answer_timeout_ms: u64,
+    /// A host that acknowledges nothing for so many milliseconds is given up. 0: the kernel's own limits.
+    pub dead_peer_ms: u64,
+    /// Longest eager payload in bytes by shared memory. `None`: the device's choice.
     pub shm_eager_bytes: Option<usize>,
-    /// Longest eager payload over TCP in bytes, if not the device's own.
+    /// Longest eager payload in bytes by TCP. `None`: the device's choice.
     pub tcp_eager_bytes: Option<usize>,
 }
 
 impl Default for Config {
     fn default() -> Self {
+        let tcp = TcpConfig::default();
         Self {
+            shm: true,
+            tcp: true,
+            cma: true,
             iface: None,
             listen: None,
             open: false,
             job_key: None,
-            shm: true,
-            tcp: true,
-            cma: true,
-            connect_timeout_ms: 10_000,
-            connect_retry_ms: 1000,
+            connect_timeout_ms: tcp.connect_timeout_ms,
+            connect_retry_ms: tcp.connect_retry_ms,
+            answer_timeout_ms: 3_600_000,
+            dead_peer_ms: tcp.dead_peer_ms,
             shm_eager_bytes: None,
             tcp_eager_bytes: None,
         }
     }
 }
 
-/// Which device carries a link.
+impl Config {
+    /// The job key at the length that the handshakes want.
+    fn job_key_bytes(&self) -> Option<[u8; 32]> {
+        self.job_key.as_ref().map(|key| blake3::derive_key("weft job key 1", key))
+    }
+
+    fn tcp_config(&self, bind: SocketAddr) -> TcpConfig {
+        let defaults = TcpConfig::default();
+        TcpConfig {
+            bind: Some(bind),
+            open: self.open,
+            job_key: self.job_key_bytes(),
+            connect_timeout_ms: self.connect_timeout_ms,
+            connect_retry_ms: self.connect_retry_ms,
+            answer_timeout_ms: self.answer_timeout_ms,
+            dead_peer_ms: self.dead_peer_ms,
+            eager_bytes: self.tcp_eager_bytes.unwrap_or(defaults.eager_bytes),
+            ..defaults
+        }
+    }
+
+    fn shm_config(&self, service: Option<u16>) -> ShmConfig {
+        let defaults = ShmConfig::default();
+        ShmConfig {
+            service,
+            cma: self.cma,
+            // A peer that is busy computing answers neither way: what TCP would wait is waited here.
+            connect_timeout_ms: self.answer_timeout_ms.max(self.connect_timeout_ms),
+            eager_bytes: self.shm_eager_bytes.unwrap_or(defaults.eager_bytes),
+            job_key: self.job_key_bytes().unwrap_or_default(),
+            ..defaults
+        }
+    }
+}
+
+/// Which device serves a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Path {
-    /// The number is in the free list.
-    Free,
-    /// Shared memory.
-    Shm(LinkId),
-    /// Shared memory, and TCP if that comes to nothing.
-    TryShm(LinkId),
-    /// TCP.
-    Tcp(LinkId),
+enum Via {
+    Shm = 0,
+    Tcp = 1,
+    /// None at the moment: the number is free, or an attempt changes the device.
+    Neither = 2,
 }
 
-const UNKNOWN: u32 = u32::MAX;
-
-/// Translates link numbers.
-#[derive(Default)]
-struct Tables {
-    paths: Vec<Path>,
-    peers: Vec<Option<EpName>>,
-    free: Vec<u32>,
-    /// Inner number → outer number.
-    shm: Vec<u32>,
-    tcp: Vec<u32>,
+impl Via {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+            Self::Neither => "no device",
+        }
+    }
 }
 
-impl Tables {
-    fn enter(&mut self, path: Path, peer: Option<EpName>) -> LinkId {
-        let outer = self.free.pop().unwrap_or_else(|| {
-            self.paths.push(Path::Free);
-            self.peers.push(None);
-            u32::try_from(self.paths.len() - 1).unwrap_or(UNKNOWN)
-        });
-        self.redirect(outer, path);
-        self.peers[outer as usize] = peer;
-        LinkId(outer)
+/// Where the calls for one of our links go.
+#[derive(Clone, Copy, Debug)]
+struct Route {
+    via: Via,
+    inner: LinkId,
+}
+
+const NOWHERE: Route = Route { via: Via::Neither, inner: LinkId(u32::MAX) };
+const UNMAPPED: u32 = u32::MAX;
+
+/// What is rarely needed of a link.
+#[derive(Clone, Debug)]
+struct Detail {
+    peer: EpName,
+    initiator: bool,
+    up: bool,
+    /// TCP may follow if shared memory fails.
+    may_fall_back: bool,
+    /// Why shared memory, though tried, does not serve the link.
+    shm_failed: Option<LinkError>,
+}
+
+/// Our links and the devices'.
+#[derive(Debug, Default)]
+struct Table {
+    /// By our number.
+    routes: Vec<Route>,
+    /// By our number.
+    details: Slab<Detail>,
+    /// Our number by device and the device's number.
+    ours: [Vec<u32>; 2],
+    /// Attempts that shared memory gave up and TCP shall take over.
+    fallbacks: Vec<(u32, LinkError)>,
+}
+
+impl Table {
+    fn insert(&mut self, detail: Detail) -> u32 {
+        let id = u32::try_from(self.details.insert(detail)).unwrap_or(UNMAPPED);
+        if self.routes.len() <= id as usize {
+            self.routes.resize(id as usize + 1, NOWHERE);
+        }
+        id
     }
 
-    fn redirect(&mut self, outer: u32, path: Path) {
-        self.paths[outer as usize] = path;
-        let (map, inner) = match path {
-            Path::Shm(inner) | Path::TryShm(inner) => (&mut self.shm, inner),
-            Path::Tcp(inner) => (&mut self.tcp, inner),
-            Path::Free => return,
-        };
-        let index = inner.0 as usize;
-        if map.len() <= index {
-            map.resize(index + 1, UNKNOWN);
+    fn map(&mut self, id: u32, via: Via, inner: LinkId) {
+        self.routes[id as usize] = Route { via, inner };
+        let ours = &mut self.ours[via as usize];
+        if ours.len() <= inner.0 as usize {
+            ours.resize(inner.0 as usize + 1, UNMAPPED);
         }
-        map[index] = outer;
+        debug_assert_eq!(ours[inner.0 as usize], UNMAPPED);
+        ours[inner.0 as usize] = id;
     }
 
-    /// Forgets where the outer link leads.
-    fn detach(&mut self, outer: u32) -> Path {
-        let path = std::mem::replace(&mut self.paths[outer as usize], Path::Free);
-        match path {
-            Path::Shm(inner) | Path::TryShm(inner) => self.shm[inner.0 as usize] = UNKNOWN,
-            Path::Tcp(inner) => self.tcp[inner.0 as usize] = UNKNOWN,
-            Path::Free => {}
+    /// Separates our link from its device's. Returns what it was.
+    fn unmap(&mut self, id: u32) -> Route {
+        let Some(route) = self.routes.get_mut(id as usize) else { return NOWHERE };
+        let was = std::mem::replace(route, NOWHERE);
+        if was.via != Via::Neither {
+            self.ours[was.via as usize][was.inner.0 as usize] = UNMAPPED;
         }
-        path
-    }
-
-    fn leave(&mut self, outer: u32) -> Path {
-        let path = self.detach(outer);
-        if path != Path::Free {
-            self.peers[outer as usize] = None;
-            self.free.push(outer);
-        }
-        path
+        was
     }
 
     #[inline]
-    fn path(&self, outer: LinkId) -> Path {
-        self.paths.get(outer.0 as usize).copied().unwrap_or(Path::Free)
+    fn ours(&self, via: Via, inner: LinkId) -> LinkId {
+        LinkId(self.ours[via as usize].get(inner.0 as usize).copied().unwrap_or(UNMAPPED))
+    }
+
+    #[inline]
+    fn route(&self, link: LinkId) -> Route {
+        self.routes.get(link.0 as usize).copied().unwrap_or(NOWHERE)
     }
 }
 
-/// Stands between a device and the engine's sink, and translates.
-struct Translator<'a, S: Sink, const SHM: bool> {
+/// Translates what a device tells into our numbers.
+struct Relay<'a, S> {
+    table: &'a mut Table,
+    via: Via,
     sink: &'a mut S,
-    tables: &'a mut Tables,
-    /// Outer links whose shared-memory attempt has failed, and why.
-    failed: &'a mut Vec<(u32, LinkError)>,
 }
 
-impl<S: Sink, const SHM: bool> Translator<'_, S, SHM> {
-    #[inline]
-    fn outer(&self, inner: LinkId) -> LinkId {
-        let map = if SHM { &self.tables.shm } else { &self.tables.tcp };
-        LinkId(map.get(inner.0 as usize).copied().unwrap_or(UNKNOWN))
-    }
-}
-
-impl<S: Sink, const SHM: bool> Sink for Translator<'_, S, SHM> {
+impl<S: Sink> Sink for Relay<'_, S> {
     fn up(&mut self, link: LinkId, info: LinkUp) {
-        let path = if SHM { Path::Shm(link) } else { Path::Tcp(link) };
-        let mut outer = self.outer(link);
-        if outer.0 == UNKNOWN {
-            outer = self.tables.enter(path, Some(info.peer));
-        } else {
-            self.tables.redirect(outer.0, path);
+        let mut id = self.table.ours(self.via, link).0;
+        if id == UNMAPPED {
+            debug_assert!(!info.initiator);
+            let detail = Detail { peer: info.peer, initiator: false, up: true, may_fall_back: false, shm_failed: None };
+            id = self.table.insert(detail);
+            self.table.map(id, self.via, link);
+        } else if let Some(detail) = self.table.details.get_mut(id as usize) {
+            detail.up = true;
+            detail.peer = info.peer;
         }
         let direction = if info.initiator { "to" } else { "from" };
         log::info!("link {direction} {} over {}", info.peer, info.caps.device);
-        self.sink.up(outer, info);
+        self.sink.up(LinkId(id), info);
     }
 
     fn down(&mut self, link: LinkId, why: LinkError) {
-        let outer = self.outer(link);
-        if outer.0 == UNKNOWN {
-            return;
+        let id = self.table.ours(self.via, link).0;
+        let Some(detail) = self.table.details.get(id as usize) else { return };
+        if detail.may_fall_back && !detail.up && self.via == Via::Shm {
+            self.table.unmap(id);
+            self.table.fallbacks.push((id, why));
+        } else {
+            match (detail.up, why) {
+                (true, LinkError::Closed) => log::debug!("link with {}: {why}", detail.peer),
+                (true, _) => log::warn!("link with {} over {} ended: {why}", detail.peer, self.via.name()),
+                (false, _) => log::warn!("cannot reach {}: {why}", detail.peer),
+            }
+            self.table.unmap(id);
+            self.table.details.remove(id as usize);
+            self.sink.down(LinkId(id), why);
         }
-        if let Path::TryShm(_) = self.tables.path(outer) {
-            self.tables.detach(outer.0);
-            self.failed.push((outer.0, why));
-            return;
-        }
-        match (why, self.tables.peers[outer.0 as usize]) {
-            (LinkError::Closed, _) | (_, None) => {}
-            (_, Some(peer)) => log::warn!("link with {peer} over {} ended: {why}", if SHM { "shm" } else { "tcp" }),
-        }
-        self.tables.leave(outer.0);
-        self.sink.down(outer, why);
     }
 
     #[inline]
     fn message(&mut self, link: LinkId, bytes: &[u8]) {
-        self.sink.message(self.outer(link), bytes);
+        self.sink.message(self.table.ours(self.via, link), bytes);
     }
 
     #[inline]
     fn place(&mut self, link: LinkId, window: u64, offset: u64, len: usize) -> Option<IovList> {
-        self.sink.place(self.outer(link), window, offset, len)
+        self.sink.place(self.table.ours(self.via, link), window, offset, len)
     }
 
     #[inline]
     fn placed(&mut self, link: LinkId, window: u64, offset: u64, len: usize) {
-        self.sink.placed(self.outer(link), window, offset, len);
+        self.sink.placed(self.table.ours(self.via, link), window, offset, len);
     }
 
-    #[inline]
     fn done(&mut self, link: LinkId, ctx: u64, result: Result<(), LinkError>) {
-        self.sink.done(self.outer(link), ctx, result);
+        self.sink.done(self.table.ours(self.via, link), ctx, result);
     }
+}
+
+/// What is known of one link, for diagnosis.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkInfo {
+    /// The device that serves it; `None` while an attempt changes the device.
+    pub device: Option<&'static str>,
+    /// The peer.
+    pub peer: EpName,
+    /// Whether our side connected.
+    pub initiator: bool,
+    /// Whether it is up.
+    pub up: bool,
+    /// Why shared memory, though tried, does not serve the link.
+    pub shm_failed: Option<LinkError>,
+    /// More, where TCP serves it.
+    pub tcp: Option<TcpLinkInfo>,
+}
+
+/// What the devices have done so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stats {
+    /// What TCP has done.
+    pub tcp: Option<TcpStats>,
+    /// Attempts that went on by TCP because shared memory failed.
+    pub fallbacks: u64,
 }
 
 /// The devices of one endpoint.
 pub struct Devices {
     shm: Option<Shm>,
     tcp: Option<Tcp>,
-    tables: Tables,
-    failed: Vec<(u32, LinkError)>,
+    table: Table,
     name: EpName,
+    /// Both devices' descriptors.
     epoll: OwnedFd,
+    fallbacks: u64,
 }
 
+// An endpoint's devices move between the threads that make progress for it.
+const _: fn() = || {
+    fn is_send<T: Send>() {}
+    is_send::<Devices>();
+};
+
 impl Devices {
-    /// Opens the devices that `config` allows, under a fresh name.
+    /// Sets up the devices of a new endpoint, with a fresh name.
     ///
     /// # Errors
-    /// [`NicError`]: no device, no such interface, no such address, port taken, out of descriptors.
+    /// See [`NicError`]: the interface does not exist, the service is taken, no device is left, …
     pub fn new(config: &Config) -> Result<Self, NicError> {
         if !config.shm && !config.tcp {
             return Err(NicError::NoDevice);
         }
-        let mut parts = NameParts {
+        let mut me = NameParts {
             socket: host::choose_address(config.iface.as_deref(), config.listen)?,
             host_id: host::host_id(),
-            ep_id: random()?,
-            capability: random()?,
+            ep_id: handshake::random().map_err(|_| NicError::Entropy)?,
+            capability: handshake::random().map_err(|_| NicError::Entropy)?,
             shm: config.shm,
             tcp: config.tcp,
         };
-        let job_key = config.job_key.as_deref().map(|key| blake3::derive_key("weft 1 job key", key));
-        let tcp = if config.tcp { Some(Tcp::new(&tcp_config(config, job_key), &parts)?) } else { None };
-        if let Some(tcp) = &tcp {
-            parts.socket = tcp.name().socket();
-        }
-        let shm = if config.shm { open_shm(config, job_key, &mut parts)? } else { None };
-        let name = EpName::full(&parts);
+        let tcp = if config.tcp { open_tcp(config, &mut me)? } else { None };
+        // The name that peers see must say what there is in the end; only shared memory can still fail.
+        let shm = if config.shm { open_shm(config, &mut me, tcp.is_some())? } else { None };
+        let tcp = match tcp {
+            Some(mut tcp) => {
+                tcp.rename(EpName::full(&me));
+                Some(tcp)
+            }
+            None => None,
+        };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(NicError::system("epoll_create1"))?;
-        let fds = [shm.as_ref().map(Shm::wait_fd), tcp.as_ref().map(Tcp::wait_fd)];
-        for (token, fd) in (0..).zip(fds.into_iter().flatten()) {
-            epoll::add(&epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
+        let parts = [shm.as_ref().map(Shm::wait_fd), tcp.as_ref().map(Tcp::wait_fd)];
+        for (data, fd) in (0..).zip(parts.into_iter().flatten()) {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(data), epoll::EventFlags::IN)
                 .map_err(NicError::system("epoll_ctl"))?;
         }
-        Ok(Self { shm, tcp, tables: Tables::default(), failed: Vec::new(), name, epoll })
+        let name = EpName::full(&me);
+        log::debug!("endpoint {name}: shm {}, tcp {}", on_off(shm.is_some()), on_off(tcp.is_some()));
+        Ok(Self { shm, tcp, table: Table::default(), name, epoll, fallbacks: 0 })
+    }
+
+    /// Where TCP listens, or would.
+    #[must_use]
+    pub fn socket(&self) -> SocketAddr {
+        self.name.socket()
     }
 
     /// Readable when there is something to do, provided that [`Self::park`] said `true`.
@@ -265,124 +368,102 @@ impl Devices {
     }
 
     /// Prepares for the caller to sleep on [`Self::wait_fd`]. `false`: there is something to do now.
+    #[must_use]
     pub fn park(&mut self) -> bool {
-        if !self.failed.is_empty() {
+        if !self.table.fallbacks.is_empty() {
             return false;
         }
-        if self.shm.as_mut().is_some_and(|shm| !shm.park()) {
-            return false;
-        }
-        if self.tcp.as_mut().is_some_and(|tcp| !tcp.park()) {
-            if let Some(shm) = &mut self.shm {
-                shm.unpark();
-            }
-            return false;
-        }
-        true
+        // TCP first: announcing to the peers that we sleep is the dearer part.
+        self.tcp.as_mut().is_none_or(Tcp::park) && self.shm.as_mut().is_none_or(Shm::park)
     }
 
     /// The caller is awake again.
     pub fn unpark(&mut self) {
-        if let Some(shm) = &mut self.shm {
-            shm.unpark();
-        }
         if let Some(tcp) = &mut self.tcp {
             tcp.unpark();
         }
-    }
-
-    /// Which device carries a link, for diagnosis: `shm` or `tcp`.
-    #[must_use]
-    pub fn device(&self, link: LinkId) -> Option<&'static str> {
-        match self.tables.path(link) {
-            Path::Free => None,
-            Path::Shm(_) | Path::TryShm(_) => Some("shm"),
-            Path::Tcp(_) => Some("tcp"),
+        if let Some(shm) = &mut self.shm {
+            shm.unpark();
         }
     }
 
-    /// Whether shared memory may reach the peer: it says so, and is on this host as far as can be told.
+    /// Sleeps until there is something to do, at most for `timeout` (`None`: without limit).
+    /// Returns whether there is.
+    ///
+    /// # Errors
+    /// Of poll(2); an interruption by a signal is not one, it ends the sleep.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> std::io::Result<bool> {
+        if !self.park() {
+            self.unpark();
+            return Ok(true);
+        }
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        let outcome = rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], timeout.as_ref());
+        self.unpark();
+        match outcome {
+            Ok(ready) => Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Which device serves a link: `shm` or `tcp`.
+    #[must_use]
+    pub fn device(&self, link: LinkId) -> Option<&'static str> {
+        let via = self.table.route(link).via;
+        (via != Via::Neither).then(|| via.name())
+    }
+
+    /// What is known of a link.
+    #[must_use]
+    pub fn describe(&self, link: LinkId) -> Option<LinkInfo> {
+        let detail = self.table.details.get(link.0 as usize)?;
+        let route = self.table.route(link);
+        let tcp = self.tcp.as_ref().filter(|_| route.via == Via::Tcp).and_then(|tcp| tcp.describe(route.inner));
+        Some(LinkInfo {
+            device: self.device(link),
+            peer: detail.peer,
+            initiator: detail.initiator,
+            up: detail.up,
+            shm_failed: detail.shm_failed,
+            tcp,
+        })
+    }
+
+    /// What the devices have done so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        Stats { tcp: self.tcp.as_ref().map(Tcp::stats), fallbacks: self.fallbacks }
+    }
+
+    /// Whether shared memory is worth trying.
     fn is_near(&self, peer: &EpName) -> bool {
-        let known = if peer.is_full() {
+        if peer.is_full() {
             peer.host_id() != 0 && peer.host_id() == self.name.host_id()
         } else {
             host::is_local(peer.socket().ip())
-        };
-        known && peer.shm() && self.shm.is_some()
-    }
-
-    fn connect_tcp(&mut self, peer: &EpName) -> Result<LinkId, LinkError> {
-        match &mut self.tcp {
-            Some(tcp) if peer.tcp() => tcp.connect(peer),
-            _ => Err(LinkError::Unreachable),
         }
     }
 
-    /// Calls those over TCP whom shared memory could not reach.
+    /// Attempts that shared memory gave up go on by TCP.
     #[cold]
-    fn fall_back<S: Sink>(&mut self, sink: &mut S) -> usize {
-        let failed = std::mem::take(&mut self.failed);
-        let mut calls = 0;
-        for (outer, why) in failed {
-            let Some(peer) = self.tables.peers[outer as usize] else { continue };
-            match self.connect_tcp(&peer) {
-                Ok(inner) => {
-                    log::debug!("no shared memory with {peer} ({why}): trying tcp");
-                    self.tables.redirect(outer, Path::Tcp(inner));
-                }
-                Err(tcp_why) => {
-                    let why = if self.tcp.is_some() && peer.tcp() { tcp_why } else { why };
+    fn fall_back<S: Sink>(&mut self, sink: &mut S) {
+        for (id, why) in std::mem::take(&mut self.table.fallbacks) {
+            let Some(detail) = self.table.details.get_mut(id as usize) else { continue };
+            log::info!("no shared memory with {}: {why}; using TCP", detail.peer);
+            self.fallbacks += 1;
+            detail.shm_failed = Some(why);
+            let peer = detail.peer;
+            let attempt = self.tcp.as_mut().map_or(Err(why), |tcp| tcp.connect(&peer));
+            match attempt {
+                Ok(inner) => self.table.map(id, Via::Tcp, inner),
+                Err(why) => {
                     log::warn!("cannot reach {peer}: {why}");
-                    self.tables.peers[outer as usize] = None;
-                    self.tables.free.push(outer);
-                    sink.down(LinkId(outer), why);
-                    calls += 1;
+                    self.table.details.remove(id as usize);
+                    sink.down(LinkId(id), why);
                 }
             }
         }
-        calls
-    }
-}
-
-fn random() -> Result<[u8; 16], NicError> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|_| NicError::Entropy)?;
-    Ok(bytes)
-}
-
-fn tcp_config(config: &Config, job_key: Option<[u8; 32]>) -> TcpConfig {
-    let defaults = TcpConfig::default();
-    TcpConfig {
-        bind: config.listen.filter(|socket| socket.port() != 0),
-        open: config.open,
-        job_key,
-        connect_timeout_ms: config.connect_timeout_ms,
-        connect_retry_ms: config.connect_retry_ms,
-        answer_timeout_ms: ANSWER_TIMEOUT_MS,
-        eager_bytes: config.tcp_eager_bytes.unwrap_or(defaults.eager_bytes),
-        ..defaults
-    }
-}
-
-/// Shared memory, or none where the system refuses it and TCP can do its work.
-fn open_shm(config: &Config, job_key: Option<[u8; 32]>, parts: &mut NameParts) -> Result<Option<Shm>, NicError> {
-    let defaults = ShmConfig::default();
-    let settings = ShmConfig {
-        service: (config.open && parts.socket.port() != 0).then(|| parts.socket.port()),
-        cma: config.cma,
-        connect_timeout_ms: ANSWER_TIMEOUT_MS,
-        eager_bytes: config.shm_eager_bytes.unwrap_or(defaults.eager_bytes),
-        job_key: job_key.unwrap_or_default(),
-        ..defaults
-    };
-    match Shm::new(&settings, EpName::full(parts)) {
-        Ok(shm) => Ok(Some(shm)),
-        Err(why) if config.tcp => {
-            log::warn!("no shared memory, peers on this host are reached over tcp: {why}");
-            parts.shm = false;
-            Ok(None)
-        }
-        Err(why) => Err(NicError::Shm(why)),
     }
 }
 
@@ -392,56 +473,76 @@ impl Nic for Devices {
     }
 
     fn connect(&mut self, peer: &EpName) -> Result<LinkId, LinkError> {
-        let may_use_tcp = self.tcp.is_some() && peer.tcp();
-        if self.is_near(peer)
-            && let Some(shm) = &mut self.shm
-        {
+        let may_tcp = peer.tcp() && self.tcp.is_some();
+        let near = peer.shm() && self.shm.is_some() && self.is_near(peer);
+        let mut detail = Detail { peer: *peer, initiator: true, up: false, may_fall_back: may_tcp, shm_failed: None };
+        if let Some(shm) = self.shm.as_mut().filter(|_| near) {
             match shm.connect(peer) {
                 Ok(inner) => {
-                    let path = if may_use_tcp { Path::TryShm(inner) } else { Path::Shm(inner) };
-                    return Ok(self.tables.enter(path, Some(*peer)));
+                    let id = self.table.insert(detail);
+                    self.table.map(id, Via::Shm, inner);
+                    return Ok(LinkId(id));
                 }
-                Err(why) if !may_use_tcp => return Err(why),
-                Err(why) => log::debug!("no shared memory with {peer} ({why}): trying tcp"),
+                Err(why) if !may_tcp => return Err(why),
+                Err(why) => {
+                    log::info!("no shared memory with {peer}: {why}; using TCP");
+                    self.fallbacks += 1;
+                    detail.shm_failed = Some(why);
+                }
             }
         }
-        let inner = self.connect_tcp(peer)?;
-        Ok(self.tables.enter(Path::Tcp(inner), Some(*peer)))
+        let Some(tcp) = self.tcp.as_mut().filter(|_| may_tcp) else {
+            log::info!("no way to {peer}: it is on another host, and TCP is disabled here or there");
+            return Err(LinkError::Unreachable);
+        };
+        let inner = tcp.connect(peer)?;
+        let id = self.table.insert(detail);
+        self.table.map(id, Via::Tcp, inner);
+        Ok(LinkId(id))
     }
 
     #[inline]
     fn send(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
-        match (self.tables.path(link), &mut self.shm, &mut self.tcp) {
-            (Path::Shm(inner), Some(shm), _) => shm.send(inner, head, body),
-            (Path::Tcp(inner), _, Some(tcp)) => tcp.send(inner, head, body),
+        let Route { via, inner } = self.table.route(link);
+        match (via, &mut self.shm, &mut self.tcp) {
+            (Via::Shm, Some(shm), _) => shm.send(inner, head, body),
+            (Via::Tcp, _, Some(tcp)) => tcp.send(inner, head, body),
             _ => Err(Full),
         }
     }
 
     fn push(&mut self, link: LinkId, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
-        match (self.tables.path(link), &mut self.shm, &mut self.tcp) {
-            (Path::Shm(inner), Some(shm), _) => shm.push(inner, window, offset, src, ctx),
-            (Path::Tcp(inner), _, Some(tcp)) => tcp.push(inner, window, offset, src, ctx),
+        let Route { via, inner } = self.table.route(link);
+        match (via, &mut self.shm, &mut self.tcp) {
+            (Via::Shm, Some(shm), _) => shm.push(inner, window, offset, src, ctx),
+            (Via::Tcp, _, Some(tcp)) => tcp.push(inner, window, offset, src, ctx),
             _ => Err(Full),
         }
     }
 
     fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<(), Full> {
-        match (self.tables.path(link), &mut self.shm) {
-            (Path::Shm(inner), Some(shm)) => shm.get(inner, local, remote, ctx),
+        let Route { via, inner } = self.table.route(link);
+        match (via, &mut self.shm, &mut self.tcp) {
+            (Via::Shm, Some(shm), _) => shm.get(inner, local, remote, ctx),
+            (Via::Tcp, _, Some(tcp)) => tcp.get(inner, local, remote, ctx),
             _ => Err(Full),
         }
     }
 
     fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<(), Full> {
-        match (self.tables.path(link), &mut self.shm) {
-            (Path::Shm(inner), Some(shm)) => shm.put(inner, local, remote, ctx),
+        let Route { via, inner } = self.table.route(link);
+        match (via, &mut self.shm, &mut self.tcp) {
+            (Via::Shm, Some(shm), _) => shm.put(inner, local, remote, ctx),
+            (Via::Tcp, _, Some(tcp)) => tcp.put(inner, local, remote, ctx),
             _ => Err(Full),
         }
     }
 
     #[inline]
     fn flush(&mut self) {
+        if let Some(shm) = &mut self.shm {
+            shm.flush();
+        }
         if let Some(tcp) = &mut self.tcp {
             tcp.flush();
         }
@@ -449,33 +550,86 @@ impl Nic for Devices {
 
     #[inline]
     fn poll<S: Sink>(&mut self, sink: &mut S) -> usize {
-        let Self { shm, tcp, tables, failed, .. } = self;
         let mut calls = 0;
-        if let Some(shm) = shm {
-            calls += shm.poll(&mut Translator::<S, true> { sink, tables, failed });
-        }
-        if let Some(tcp) = tcp {
-            if calls > 0 {
+        if let Some(shm) = &mut self.shm {
+            calls = shm.poll(&mut Relay { table: &mut self.table, via: Via::Shm, sink });
+            if calls > 0
+                && let Some(tcp) = &mut self.tcp
+            {
                 tcp.elsewhere();
             }
-            calls += tcp.poll(&mut Translator::<S, false> { sink, tables, failed });
+            if !self.table.fallbacks.is_empty() {
+                self.fall_back(sink);
+            }
         }
-        if !self.failed.is_empty() {
-            calls += self.fall_back(sink);
+        if let Some(tcp) = &mut self.tcp {
+            calls += tcp.poll(&mut Relay { table: &mut self.table, via: Via::Tcp, sink });
         }
         calls
     }
 
     fn close(&mut self, link: LinkId) {
-        self.failed.retain(|(outer, _)| *outer != link.0);
-        match (self.tables.leave(link.0), &mut self.shm, &mut self.tcp) {
-            (Path::Shm(inner) | Path::TryShm(inner), Some(shm), _) => shm.close(inner),
-            (Path::Tcp(inner), _, Some(tcp)) => tcp.close(inner),
+        let Route { via, inner } = self.table.unmap(link.0);
+        self.table.details.try_remove(link.0 as usize);
+        self.table.fallbacks.retain(|&(id, _)| id != link.0);
+        match (via, &mut self.shm, &mut self.tcp) {
+            (Via::Shm, Some(shm), _) => shm.close(inner),
+            (Via::Tcp, _, Some(tcp)) => tcp.close(inner),
             _ => {}
         }
     }
 
     fn drained(&self) -> bool {
         self.shm.as_ref().is_none_or(Shm::drained) && self.tcp.as_ref().is_none_or(Tcp::drained)
+    }
+}
+
+impl std::fmt::Debug for Devices {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Devices").field("name", &self.name).field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+const fn on_off(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
+}
+
+/// Opens TCP and completes the name's socket. Without it: `None` and a warning, if nobody needs it for certain.
+fn open_tcp(config: &Config, me: &mut NameParts) -> Result<Option<Tcp>, NicError> {
+    match Tcp::new(&config.tcp_config(config.listen.unwrap_or(me.socket)), me) {
+        Ok(tcp) => {
+            me.socket = weft_engine::nic::Nic::name(&tcp).socket();
+            Ok(Some(tcp))
+        }
+        Err(error) if config.shm && config.listen.is_none() => {
+            log::warn!("no TCP: {error}");
+            me.tcp = false;
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Opens shared memory. Without it: `None` and a warning, if there is TCP.
+fn open_shm(config: &Config, me: &mut NameParts, tcp: bool) -> Result<Option<Shm>, NicError> {
+    let port = me.socket.port();
+    let service = (config.open && port != 0).then_some(port);
+    let name = EpName::full(me);
+    let opened = match Shm::new(&config.shm_config(service), name) {
+        Err(error) if service.is_some() && error.raw_os_error() == Some(libc::EADDRINUSE) => {
+            // Port numbers are one space for all addresses of the host here.
+            log::warn!("another endpoint serves port {port} by shared memory: clients that know only the port use TCP");
+            Shm::new(&config.shm_config(None), name)
+        }
+        opened => opened,
+    };
+    match opened {
+        Ok(shm) => Ok(Some(shm)),
+        Err(error) if tcp => {
+            log::warn!("no shared memory: {error}");
+            me.shm = false;
+            Ok(None)
+        }
+        Err(error) => Err(NicError::Shm(error)),
     }
 }

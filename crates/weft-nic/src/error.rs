@@ -59,6 +59,20 @@ pub enum NicError {
 }
 
 impl NicError {
+    /// The system's error number that comes closest.
+    #[must_use]
+    pub fn raw_os_error(&self) -> i32 {
+        match self {
+            Self::NoSuchInterface { .. } => libc::ENODEV,
+            Self::UnusableInterface { .. } => libc::EADDRNOTAVAIL,
+            Self::NoDevice => libc::EINVAL,
+            Self::Entropy => libc::EIO,
+            Self::Listen { source, .. } | Self::Shm(source) | Self::System { source, .. } => {
+                source.raw_os_error().unwrap_or(libc::EIO)
+            }
+        }
+    }
+
     /// For `map_err` after a system call.
     pub(crate) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::System { what, source: source.into() }

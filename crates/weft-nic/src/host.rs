@@ -1,53 +1,180 @@
-//! What this host is and at which address it is reached.
+//! This host: its identity, its network interfaces, and the address by which others best reach it.
 //!
-//! Place in the data flow: asked once when an endpoint is opened (`Devices::new`), when a service name is met, and
-//! by diagnosing commands.
+//! Place in the data flow: `Devices::new` asks once, before the endpoint has a name, and again when a service name is met;
+//! diagnosing commands show it. Nothing is sent: the route is asked for by connecting a datagram socket, which only looks
+//! it up.
 //!
-//! Sources: getifaddrs(3), `/proc/sys/kernel/random/boot_id`, network_namespaces(7).
+//! Errors: [`NicError`], with the names of the interfaces that exist.
+//!
+//! Sources: getifaddrs(3), netdevice(7), network_namespaces(7), `/proc/sys/kernel/random/boot_id`.
 
+use std::fs;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 
 use nix::net::if_::InterfaceFlags;
+use nix::sys::socket::SockaddrStorage;
 
 use crate::NicError;
 
-/// A network interface, with one entry per name.
+/// Documentation addresses (RFC 5737, RFC 3849): routed like any other, and nobody's.
+const SOMEWHERE_V4: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9);
+const SOMEWHERE_V6: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9);
+
+/// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name.
+    /// Its name, as `ip link` shows it.
     pub name: String,
     /// Its addresses (the port is 0; IPv6 link-local ones carry their scope).
     pub addrs: Vec<SocketAddr>,
-    /// Administratively up and running.
+    /// Administratively up, and with a carrier.
     pub up: bool,
-    /// A loopback interface.
+    /// The loopback interface.
     pub loopback: bool,
+    /// Backed by a device of its own (not a bridge, tunnel or the like).
+    pub physical: bool,
+    /// Speed in Mbit/s, where the driver tells.
+    pub speed_mbit: Option<u32>,
 }
 
-/// The interfaces of this network namespace, in the system's order.
+/// The interfaces of this host (of this network namespace), in the kernel's order.
 ///
 /// # Errors
-/// The system's, if it does not list them.
-pub fn interfaces() -> std::io::Result<Vec<Interface>> {
+/// Of getifaddrs(3).
+pub fn interfaces() -> io::Result<Vec<Interface>> {
     let mut found: Vec<Interface> = Vec::new();
     for entry in nix::ifaddrs::getifaddrs()? {
-        let at = found.iter().position(|i| i.name == entry.interface_name).unwrap_or_else(|| {
-            found.push(Interface {
-                name: entry.interface_name.clone(),
-                addrs: Vec::new(),
-                up: entry.flags.contains(InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING),
-                loopback: entry.flags.contains(InterfaceFlags::IFF_LOOPBACK),
-            });
+        let at = found.iter().position(|known| known.name == entry.interface_name).unwrap_or_else(|| {
+            found.push(describe(&entry.interface_name, entry.flags));
             found.len() - 1
         });
-        let addr = entry.address.as_ref().and_then(|a| {
-            a.as_sockaddr_in().map(|v4| SocketAddr::new(IpAddr::V4(v4.ip()), 0)).or_else(|| {
-                a.as_sockaddr_in6().map(|v6| SocketAddr::V6(SocketAddrV6::new(v6.ip(), 0, 0, v6.scope_id())))
-            })
-        });
-        found[at].addrs.extend(addr);
+        found[at].addrs.extend(entry.address.as_ref().and_then(internet_addr));
     }
     Ok(found)
+}
+
+fn describe(name: &str, flags: InterfaceFlags) -> Interface {
+    let device = format!("/sys/class/net/{name}");
+    let speed = fs::read_to_string(format!("{device}/speed")).ok();
+    Interface {
+        name: name.to_owned(),
+        addrs: Vec::new(),
+        up: flags.contains(InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING),
+        loopback: flags.contains(InterfaceFlags::IFF_LOOPBACK),
+        physical: fs::exists(format!("{device}/device")).unwrap_or(false),
+        // Drivers that do not know say -1.
+        speed_mbit: speed.and_then(|text| text.trim().parse().ok()),
+    }
+}
+
+fn internet_addr(addr: &SockaddrStorage) -> Option<SocketAddr> {
+    let v4 = addr.as_sockaddr_in().map(|v4| SocketAddr::new(v4.ip().into(), 0));
+    v4.or_else(|| addr.as_sockaddr_in6().map(|v6| SocketAddrV6::new(v6.ip(), 0, 0, v6.scope_id()).into()))
+}
+
+/// The address to put into an endpoint's name.
+///
+/// `listen`: where the endpoint is to listen; if that is one address, it is the answer, and if it is unspecified, its family and port
+/// count. `iface`: the name of an interface, or one of this host's addresses. Without either: the source
+/// address of the default route, else the first of the best interface that is up, else loopback; IPv4 before IPv6.
+///
+/// # Errors
+/// `iface` names nothing that exists, or something that cannot be used.
+pub fn choose_address(iface: Option<&str>, listen: Option<SocketAddr>) -> Result<SocketAddr, NicError> {
+    if let Some(socket) = listen.filter(|socket| !socket.ip().is_unspecified()) {
+        return Ok(socket);
+    }
+    let all = interfaces().map_err(NicError::system("cannot list the network interfaces"))?;
+    let wants = match listen {
+        // Whoever listens on 0.0.0.0 cannot be reached by IPv6; [::] takes both.
+        Some(socket) if socket.is_ipv4() => Wants::OnlyV4,
+        Some(_) => Wants::V6First,
+        None => Wants::V4First,
+    };
+    let mut chosen = match iface {
+        Some(wanted) => choose_wanted(&all, wanted, wants)?,
+        None => choose_best(&all, wants),
+    };
+    chosen.set_port(listen.map_or(0, |socket| socket.port()));
+    Ok(chosen)
+}
+
+/// Which kinds of address will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wants {
+    OnlyV4,
+    V4First,
+    V6First,
+}
+
+impl Wants {
+    /// The lower the better; `None`: unusable. Addresses that reach far come before link-local ones.
+    fn rank(self, ip: IpAddr) -> Option<u8> {
+        match (ip, self) {
+            (IpAddr::V4(_), Self::V6First) => Some(2),
+            (IpAddr::V4(_), _) => Some(0),
+            (IpAddr::V6(_), Self::OnlyV4) => None,
+            (IpAddr::V6(ip), _) if ip.is_unicast_link_local() => Some(3),
+            (IpAddr::V6(_), _) => Some(1),
+        }
+    }
+}
+
+fn choose_wanted(all: &[Interface], wanted: &str, wants: Wants) -> Result<SocketAddr, NicError> {
+    let name = || wanted.to_owned();
+    let available = || {
+        let names: Vec<String> = all.iter().map(|known| format!("{}{}", known.name, addresses(known))).collect();
+        names.join(", ")
+    };
+    if let Ok(ip) = wanted.parse::<IpAddr>() {
+        let found = all.iter().flat_map(|known| &known.addrs).find(|addr| addr.ip() == ip);
+        return found.copied().ok_or_else(|| NicError::NoSuchInterface { name: name(), available: available() });
+    }
+    let Some(interface) = all.iter().find(|known| known.name == wanted) else {
+        return Err(NicError::NoSuchInterface { name: name(), available: available() });
+    };
+    let unusable = |problem| NicError::UnusableInterface { name: name(), problem, available: available() };
+    if !interface.up {
+        return Err(unusable("is down or has no carrier"));
+    }
+    best_addr(&interface.addrs, wants).ok_or_else(|| unusable("has no address of the wanted kind"))
+}
+
+/// For messages: ` (10.0.0.1 fe80::1)`.
+fn addresses(interface: &Interface) -> String {
+    if interface.addrs.is_empty() {
+        return String::new();
+    }
+    let list: Vec<String> = interface.addrs.iter().map(|addr| addr.ip().to_string()).collect();
+    format!(" ({})", list.join(" "))
+}
+
+fn choose_best(all: &[Interface], wants: Wants) -> SocketAddr {
+    let routed: Vec<SocketAddr> = [SOMEWHERE_V4, SOMEWHERE_V6].into_iter().filter_map(source_towards).collect();
+    if let Some(addr) = best_addr(&routed, wants) {
+        return addr;
+    }
+    let mut others: Vec<&Interface> = all.iter().filter(|known| known.up && !known.loopback).collect();
+    // A stable sort: among equals the kernel's order decides.
+    others.sort_by_key(|known| std::cmp::Reverse((known.physical, known.speed_mbit)));
+    let unrouted = others.iter().find_map(|known| best_addr(&known.addrs, wants));
+    unrouted.unwrap_or(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0))
+}
+
+fn best_addr(addrs: &[SocketAddr], wants: Wants) -> Option<SocketAddr> {
+    let ranked = addrs.iter().filter_map(|addr| Some((wants.rank(addr.ip())?, addr)));
+    ranked.min_by_key(|&(rank, _)| rank).map(|(_, addr)| *addr)
+}
+
+/// The source address that the kernel would use towards `to`, with port 0. Nothing is sent.
+fn source_towards(to: SocketAddr) -> Option<SocketAddr> {
+    let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(to).ok()?;
+    let mut from = socket.local_addr().ok()?;
+    from.set_port(0);
+    (!from.ip().is_unspecified() && !from.ip().is_loopback()).then_some(from)
 }
 
 /// Whether the address is one of this host's own (in this network namespace).
@@ -55,77 +182,17 @@ pub fn interfaces() -> std::io::Result<Vec<Interface>> {
 pub fn is_local(ip: IpAddr) -> bool {
     ip.is_loopback()
         || ip.is_unspecified()
-        || interfaces().is_ok_and(|all| all.iter().flat_map(|i| &i.addrs).any(|addr| addr.ip() == ip))
+        || interfaces().is_ok_and(|all| all.iter().flat_map(|known| &known.addrs).any(|addr| addr.ip() == ip))
 }
 
-/// The address to put into an endpoint's name: `listen` if it names one; else of interface `iface`; else the one that the
-/// default route would send from; else of the first interface that is up; else loopback.
-///
-/// # Errors
-/// `NoSuchInterface`, `UnusableInterface`.
-pub fn choose_address(iface: Option<&str>, listen: Option<SocketAddr>) -> Result<SocketAddr, NicError> {
-    let port = listen.map_or(0, |socket| socket.port());
-    if let Some(socket) = listen.filter(|socket| !socket.ip().is_unspecified()) {
-        return Ok(socket);
-    }
-    let wants_v6 = listen.is_some_and(|socket| socket.is_ipv6());
-    let mut chosen = match iface {
-        Some(name) => address_of(name)?,
-        None => routed_address(wants_v6),
-    };
-    chosen.set_port(port);
-    Ok(chosen)
-}
-
-fn address_of(name: &str) -> Result<SocketAddr, NicError> {
-    let all = interfaces().map_err(NicError::system("getifaddrs"))?;
-    let available = || all.iter().map(|i| i.name.as_str()).collect::<Vec<_>>().join(", ");
-    let Some(interface) = all.iter().find(|i| i.name == name) else {
-        return Err(NicError::NoSuchInterface { name: name.to_owned(), available: available() });
-    };
-    let unusable = |problem| NicError::UnusableInterface { name: name.to_owned(), problem, available: available() };
-    if !interface.up {
-        return Err(unusable("is down"));
-    }
-    best_address(&interface.addrs).ok_or_else(|| unusable("has no IP address beyond link-local ones"))
-}
-
-/// IPv4 before IPv6. No link-local address: a peer would have to know over which of its own interfaces to reach it.
-fn best_address(addrs: &[SocketAddr]) -> Option<SocketAddr> {
-    let link_local = |ip: IpAddr| match ip {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    };
-    addrs.iter().filter(|addr| !link_local(addr.ip())).min_by_key(|addr| addr.is_ipv6()).copied()
-}
-
-/// Documentation addresses (RFC 5737, RFC 3849): routed like any other; connecting a datagram socket sends nothing.
-const SOMEWHERE_V4: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9);
-const SOMEWHERE_V6: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9);
-
-fn routed_address(wants_v6: bool) -> SocketAddr {
-    let families = if wants_v6 { [SOMEWHERE_V6, SOMEWHERE_V4] } else { [SOMEWHERE_V4, SOMEWHERE_V6] };
-    let routed = families.into_iter().find_map(|to| {
-        let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let socket = UdpSocket::bind((any, 0)).ok()?;
-        socket.connect(to).ok()?;
-        socket.local_addr().ok().filter(|addr| !addr.ip().is_unspecified())
-    });
-    routed
-        .or_else(|| {
-            let all = interfaces().ok()?;
-            all.iter().filter(|i| i.up && !i.loopback).find_map(|i| best_address(&i.addrs))
-        })
-        .unwrap_or_else(|| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0))
-}
-
-/// Tells hosts apart, and network namespaces of one host: equal numbers mean that shared memory is worth trying. 0: cannot tell.
+/// Tells hosts apart, and network namespaces of one host: equal numbers mean that shared memory is worth trying.
+/// 0: cannot tell.
 #[must_use]
 pub fn host_id() -> u64 {
-    let boot = std::fs::read("/proc/sys/kernel/random/boot_id");
-    let namespace = std::fs::read_link("/proc/self/ns/net");
+    let boot = fs::read("/proc/sys/kernel/random/boot_id");
+    let namespace = fs::read_link("/proc/self/ns/net");
     let (Ok(boot), Ok(namespace)) = (boot, namespace) else { return 0 };
-    let mut hasher = blake3::Hasher::new();
+    let mut hasher = blake3::Hasher::new_derive_key("weft host identity 1");
     hasher.update(&boot);
     hasher.update(namespace.as_os_str().as_encoded_bytes());
     let mut id = [0; 8];
@@ -135,32 +202,72 @@ pub fn host_id() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
-    #[test]
-    fn loopback_is_local_and_a_documentation_address_is_not() {
-        assert!(is_local(Ipv4Addr::LOCALHOST.into()));
-        assert!(!is_local(SOMEWHERE_V4.ip()));
-        assert!(interfaces().is_ok_and(|all| all.iter().any(|i| i.loopback)));
+    fn interface(name: &str, up: bool, speed_mbit: Option<u32>, addrs: &[&str]) -> Interface {
+        let addrs = addrs.iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), 0)).collect();
+        Interface { name: name.to_owned(), addrs, up, loopback: name == "lo", physical: true, speed_mbit }
     }
 
     #[test]
-    fn an_unknown_interface_is_named_with_those_that_exist() {
-        let error = choose_address(Some("nonesuch0"), None).expect_err("no such interface");
-        let text = error.to_string();
-        assert!(text.contains("nonesuch0") && text.contains("lo"), "{text}");
+    fn the_loopback_interface_is_listed_and_local() {
+        let all = interfaces().unwrap();
+        let lo = all.iter().find(|known| known.loopback).unwrap();
+        assert!(lo.addrs.iter().any(|addr| addr.ip().is_loopback()), "{lo:?}");
+        assert!(all.iter().flat_map(|known| &known.addrs).all(|addr| is_local(addr.ip())));
+        assert!(is_local("127.5.5.5".parse().unwrap()));
+        assert!(!is_local(SOMEWHERE_V4.ip()));
+        assert!(!is_local(SOMEWHERE_V6.ip()));
+    }
+
+    #[test]
+    fn the_chosen_address_is_ours() {
+        for listen in [None, Some("0.0.0.0:4711"), Some("[::]:4711")] {
+            let listen: Option<SocketAddr> = listen.map(|text| text.parse().unwrap());
+            let addr = choose_address(None, listen).unwrap();
+            assert!(is_local(addr.ip()) && !addr.ip().is_unspecified(), "{addr}");
+            assert_eq!(addr.port(), listen.map_or(0, |listen| listen.port()));
+        }
+        let any4 = Some("0.0.0.0:0".parse().unwrap());
+        assert_eq!(choose_address(Some("lo"), any4).unwrap(), "127.0.0.1:0".parse().unwrap());
+        assert_eq!(choose_address(Some("127.0.0.1"), None).unwrap(), "127.0.0.1:0".parse().unwrap());
     }
 
     #[test]
     fn an_explicit_address_is_taken_as_it_is() {
-        let wanted: SocketAddr = "127.0.0.1:4711".parse().expect("an address");
-        assert!(choose_address(None, Some(wanted)).is_ok_and(|got| got == wanted));
-        let any: SocketAddr = "0.0.0.0:4711".parse().expect("an address");
-        assert!(choose_address(None, Some(any)).is_ok_and(|got| got.port() == 4711 && !got.ip().is_unspecified()));
+        let wanted = "192.0.2.7:4711".parse().unwrap();
+        assert_eq!(choose_address(Some("lo"), Some(wanted)).unwrap(), wanted);
     }
 
     #[test]
-    fn the_host_id_is_stable() {
+    fn a_wrong_interface_is_named_with_those_that_exist() {
+        let text = choose_address(Some("nonesuch0"), None).unwrap_err().to_string();
+        assert!(
+            text.contains("nonesuch0") && text.contains("lo (127.0.0.1") && text.contains("FI_WEFT_IFACE"),
+            "{text}"
+        );
+        let text = choose_address(Some("192.0.2.1"), None).unwrap_err().to_string();
+        assert!(text.contains("192.0.2.1") && text.contains("lo (127.0.0.1"), "{text}");
+        let down = [interface("eth0", false, None, &["10.0.0.1"])];
+        let text = choose_wanted(&down, "eth0", Wants::V4First).unwrap_err().to_string();
+        assert!(text.contains("is down"), "{text}");
+        let v6 = [interface("eth0", true, None, &["2001:db8::7"])];
+        let text = choose_wanted(&v6, "eth0", Wants::OnlyV4).unwrap_err().to_string();
+        assert!(text.contains("no address"), "{text}");
+    }
+
+    #[test]
+    fn addresses_that_reach_far_are_preferred() {
+        let addrs = interface("eth0", true, None, &["fe80::1", "2001:db8::7", "10.0.0.1"]).addrs;
+        assert_eq!(best_addr(&addrs, Wants::V4First).unwrap().ip().to_string(), "10.0.0.1");
+        assert_eq!(best_addr(&addrs, Wants::V6First).unwrap().ip().to_string(), "2001:db8::7");
+        assert_eq!(best_addr(&addrs[..1], Wants::V4First).unwrap().ip().to_string(), "fe80::1");
+        assert_eq!(best_addr(&addrs[..2], Wants::OnlyV4), None);
+    }
+
+    #[test]
+    fn the_identity_is_stable() {
         assert_eq!(host_id(), host_id());
         assert_ne!(host_id(), 0);
     }

@@ -1,7 +1,7 @@
 //! weft's devices: shared memory and TCP behind one trait.
 //!
 //! Place in the data flow: below the engine ([`weft_engine::nic::Nic`]), above the kernel. All system calls and all
-//! shared memory of weft live here. `Devices` is what an endpoint uses: both devices at once, peer by peer.
+//! shared memory of weft live here. [`Devices`] is what an endpoint uses: both devices at once, peer by peer.
 //! Read [`weft_engine::nic`] first: it is the contract.
 //!
 //! Errors: [`NicError`] for what cannot be set up; `weft_engine::nic::LinkError` for single links. Messages
@@ -14,6 +14,6 @@ pub mod host;
 pub mod shm;
 pub mod tcp;
 
-pub use devices::{Config, Devices};
+pub use devices::{Config, Devices, LinkInfo, Stats};
 pub use error::NicError;
 pub use tcp::{Tcp, TcpConfig};

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use suite::Device;
 use weft_engine::name::{EpName, NameParts};
 use weft_nic::shm::{Shm, ShmConfig};
+use weft_nic::{Config, Devices, Tcp, TcpConfig};
 
 /// Every test for one device.
 macro_rules! conformance {
@@ -35,6 +36,9 @@ macro_rules! conformance {
 conformance! {
     shm: super::ShmDevice<true>,
     shm_without_cma: super::ShmDevice<false>,
+    tcp: super::TcpDevice,
+    both: super::BothDevices<true>,
+    both_without_shm: super::BothDevices<false>,
 }
 
 /// Shared memory, with and without cross-memory attach.
@@ -61,6 +65,63 @@ impl<const CMA: bool> Device for ShmDevice<CMA> {
     }
 }
 
+/// TCP over the loopback interface.
+pub struct TcpDevice;
+
+impl TcpDevice {
+    fn open_with(config: TcpConfig) -> Tcp {
+        let config = TcpConfig { connect_timeout_ms: 1000, answer_timeout_ms: 1000, connect_retry_ms: 100, ..config };
+        Tcp::new(&config, &parts(0)).unwrap()
+    }
+}
+
+impl Device for TcpDevice {
+    type Nic = Tcp;
+
+    fn open() -> Tcp {
+        Self::open_with(TcpConfig::default())
+    }
+
+    fn open_service() -> Option<(Tcp, EpName)> {
+        let bind = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let tcp = Self::open_with(TcpConfig { bind, open: true, ..TcpConfig::default() });
+        let service = EpName::service(tcp.local_addr());
+        Some((tcp, service))
+    }
+}
+
+/// Both devices at once, of which the first or the second serves.
+pub struct BothDevices<const SHM: bool>;
+
+impl<const SHM: bool> BothDevices<SHM> {
+    fn open_with(listen: &str, open: bool) -> Devices {
+        let config = Config {
+            shm: SHM,
+            listen: Some(listen.parse().unwrap()),
+            open,
+            connect_timeout_ms: 1000,
+            answer_timeout_ms: 1000,
+            connect_retry_ms: 100,
+            ..Config::default()
+        };
+        Devices::new(&config).unwrap()
+    }
+}
+
+impl<const SHM: bool> Device for BothDevices<SHM> {
+    type Nic = Devices;
+
+    fn open() -> Devices {
+        Self::open_with("127.0.0.1:0", false)
+    }
+
+    fn open_service() -> Option<(Devices, EpName)> {
+        let devices = Self::open_with("127.0.0.1:0", true);
+        let service = EpName::service(devices.socket());
+        Some((devices, service))
+    }
+}
+
 /// A port that no other test of this host uses: the system gives it out once.
 fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
@@ -68,14 +129,18 @@ fn free_port() -> u16 {
 
 /// A name with a random id and capability.
 fn full_name(port: u16) -> EpName {
+    EpName::full(&parts(port))
+}
+
+fn parts(port: u16) -> NameParts {
     let mut random = [0u8; 32];
     getrandom::fill(&mut random).unwrap();
-    EpName::full(&NameParts {
+    NameParts {
         socket: SocketAddr::from(([127, 0, 0, 1], port)),
         host_id: 1,
         ep_id: random[..16].try_into().unwrap(),
         capability: random[16..].try_into().unwrap(),
         shm: true,
         tcp: true,
-    })
+    }
 }

@@ -163,6 +163,8 @@ pub struct Tcp {
     /// Nothing time-driven is to be done before.
     next_timer_ms: u64,
     next_scan_ms: u64,
+    /// Somebody may sleep, or has slept, on `wait_fd`.
+    parked: bool,
     stats: TcpStats,
     /// The process that made the device.
     owner: rustix::process::Pid,
@@ -269,10 +271,17 @@ impl Tcp {
             focus: Focus::new(),
             next_timer_ms: u64::MAX,
             next_scan_ms: u64::MAX,
+            parked: false,
             stats: TcpStats::default(),
             owner: rustix::process::getpid(),
             config: config.clone(),
         })
+    }
+
+    /// The endpoint's name, if it differs from what [`Self::new`] made of it. Only before the first link.
+    pub(crate) fn rename(&mut self, name: EpName) {
+        debug_assert!(self.links.is_empty() && self.halves.is_empty());
+        self.local.name = name;
     }
 
     /// Where the device listens.
@@ -296,11 +305,13 @@ impl Tcp {
         if self.next_timer_ms != u64::MAX {
             self.arm_timer(self.next_timer_ms);
         }
+        self.parked = true;
         true
     }
 
     /// The caller is awake again.
     pub fn unpark(&mut self) {
+        self.parked = false;
         self.pace.wake();
     }
 
@@ -504,6 +515,9 @@ impl Nic for Tcp {
     fn poll<S: Sink>(&mut self, sink: &mut S) -> usize {
         self.writer.round = self.writer.round.wrapping_add(1);
         self.write_dirty();
+        if self.parked {
+            self.unpark();
+        }
         let now_ms = sys::now_ms();
         let reports = !self.writer.done.is_empty() || !self.failed.is_empty();
         let busy = !self.links.is_empty() || !self.halves.is_empty() || !self.lingers.is_empty();

@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn a_tick_makes_the_poll_real() {
         let mut pace = Pace::new();
-        assert_eq!(real_polls(&mut pace, false, 640, 5), 10);
+        assert_eq!(real_polls(&mut pace, false, 630, 5), 10);
         assert!(!pace.due(false, 5));
         assert!(pace.due(false, 9));
     }
