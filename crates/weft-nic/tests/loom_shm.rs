@@ -3,7 +3,8 @@
 //!
 //! The files under test are included as they ship; only the memory below them is exchanged: atomics of the checker's, and
 //! cells that report a data race. The asymmetric fence is modelled by what it stands for, a full fence on both sides.
-#![allow(clippy::unwrap_used, missing_docs, unreachable_pub, dead_code)]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, clippy::arc_with_non_send_sync)]
+#![allow(missing_docs, unreachable_pub, dead_code)]
 
 use std::sync::Arc;
 
