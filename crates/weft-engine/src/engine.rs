@@ -17,7 +17,7 @@ use crate::name::EpName;
 use crate::nic::{Full, Nic};
 use crate::ops::{TxOp, XferKind, push_ctx};
 use crate::rma::part_iov;
-use crate::vc::{Deferred, VcState};
+use crate::vc::{Deferred, ORDERED_RMA_BYTES, VcState};
 use crate::wire::{Short, kind};
 
 /// One endpoint.
@@ -275,7 +275,7 @@ impl<N: Nic> Engine<N> {
     fn numbered(&mut self, vci: u32, head: &[u8], body: &[Iov]) -> Result<(), Full> {
         let vc = &mut self.core.vcs[vci as usize];
         let Some(link) = vc.link() else { return Ok(()) };
-        let mut bytes: SmallVec<[u8; 72]> = SmallVec::from_slice(head);
+        let mut bytes: SmallVec<[u8; 16 + ORDERED_RMA_BYTES]> = SmallVec::from_slice(head);
         if let Some(seq) = bytes.get_mut(4..8) {
             seq.copy_from_slice(&vc.tx_seq.to_le_bytes());
         }

@@ -23,3 +23,6 @@ mod vc;
 mod wire;
 
 pub use engine::Engine;
+
+/// RMA operations up to so many bytes take effect in the order in which they were started.
+pub const ORDERED_RMA_BYTES: usize = vc::ORDERED_RMA_BYTES;

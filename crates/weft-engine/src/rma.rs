@@ -18,7 +18,7 @@ use crate::mem::{self, IovList};
 use crate::msg::{keep, wire_iov};
 use crate::nic::{LinkError, Nic, RemoteIov};
 use crate::ops::{Phase, TxOp, XferKind};
-use crate::vc::Deferred;
+use crate::vc::{Deferred, ORDERED_RMA_BYTES};
 use crate::wire::{self, Bulk, F_DATA, Long, Op, Reader, RmaHead, Short, Status, kind};
 
 struct Entry {
@@ -346,11 +346,22 @@ impl Core {
             }
             Ok(iov) => {
                 self.remote_event(Kind::RemoteRead, vci, key, None, mem::total_len(&iov));
-                self.defer(vci, Deferred::Reply { op: head.op, key, iov });
+                self.reply(vci, head.op, key, iov);
             }
             Err(status) => self.fin(vci, head.op.op.get(), status, window),
         }
         Ok(())
+    }
+
+    /// Answers a read. The bytes of a short one are taken now, before a write that follows it can change them.
+    fn reply(&mut self, vci: u32, op: Op, key: u64, iov: IovList) {
+        if mem::total_len(&iov) > ORDERED_RMA_BYTES {
+            return self.defer(vci, Deferred::Reply { op, key, iov });
+        }
+        let mut w = wire::Writer::<{ 16 + ORDERED_RMA_BYTES }>::new(kind::READ_DATA, 0);
+        w.put(&op);
+        w.gather(&iov);
+        self.defer_message(vci, &w);
     }
 
     /// A peer has touched a region: the client may want to know.

@@ -20,6 +20,10 @@ use crate::wire::Op;
 /// What an idle peer may cost in the engine, in bytes.
 pub(crate) const VC_BYTES_BUDGET: usize = 448;
 
+/// RMA operations up to so many bytes always travel within messages and take effect in the order of the messages, whatever the
+/// eager threshold is (`max_order_{raw,war,waw}_size` of libfabric).
+pub(crate) const ORDERED_RMA_BYTES: usize = 128;
+
 /// How far along a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VcState {
@@ -35,8 +39,8 @@ pub(crate) enum VcState {
 
 /// Work that an arrival has caused, in the order in which it arose.
 pub(crate) enum Deferred {
-    /// A finished header without its number, and no payload.
-    Message(SmallVec<[u8; 56]>),
+    /// A finished message without its number; in-line up to the answer to a read of [`ORDERED_RMA_BYTES`].
+    Message(SmallVec<[u8; 16 + ORDERED_RMA_BYTES]>),
     /// READ_DATA out of a region.
     Reply { op: Op, key: u64, iov: IovList },
     /// Fetch or serve a transfer: its token.
@@ -61,7 +65,7 @@ impl PathCaps {
         let clamp = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let room = caps.mailbox_bytes.saturating_sub(128);
         Self {
-            eager_bytes: clamp(eager.unwrap_or(caps.eager_bytes).min(room)),
+            eager_bytes: clamp(eager.unwrap_or(caps.eager_bytes).max(ORDERED_RMA_BYTES).min(room)),
             mailbox_bytes: clamp(caps.mailbox_bytes),
             get: caps.get,
             put: caps.put,

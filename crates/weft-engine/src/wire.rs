@@ -215,6 +215,11 @@ impl<const ROOM: usize> Writer<ROOM> {
         self.len += bytes.len();
     }
 
+    /// Appends a payload that is known to fit.
+    pub(crate) fn gather(&mut self, iov: &[crate::mem::Iov]) {
+        self.len += crate::mem::gather(iov, &mut self.bytes[self.len..]);
+    }
+
     /// The finished header, numbered.
     #[inline]
     pub(crate) fn with_seq(&mut self, seq: u32) -> &[u8] {

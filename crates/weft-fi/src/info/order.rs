@@ -1,23 +1,23 @@
 //! Message and completion order: what is promised, and what that costs (fi_endpoint(3), "Message Ordering").
 //!
-//! The engine takes a peer's messages in the order in which they were sent. A send, however long, takes part in matching at
-//! its place in that order (of a long one the announcement does), so *send after send* always holds and is free. An RMA operation that fits
-//! a message takes effect at its place too; a longer one only begins there and moves its data beside the stream, while later
-//! operations proceed. Therefore:
+//! The engine takes a peer's messages in the order in which they were sent. A send, however long, takes part in
+//! matching at its place in that order (of a long one the announcement does), so *send after send* always holds and
+//! is free. An RMA operation that fits a message takes effect at its place too; a longer one only begins there and
+//! moves its data beside the stream, while later operations proceed. Therefore:
 //!
 //! - RMA against RMA (and atomics against atomics) is ordered up to [`ORDERED_RMA_BYTES`]; that is what the attributes
 //!   `max_order_{raw,war,waw}_size` are for, and the flags are granted with these limits.
-//! - A send against an RMA operation, in either direction, has no such limit in libfabric's attributes, so it must hold for
-//!   all sizes. Where a client asks for one (SAW: Global Arrays' ComEx), later operations of that kind wait for earlier operations to the same peer, as
-//!   FI_FENCE does: see [`Fences`]. Clients that do not ask pay nothing, and the flags are not offered unasked.
-//! - Completions are written when operations complete, in whatever order that is: FI_ORDER_STRICT and FI_ORDER_DATA as completion
-//!   orders are not available. A short send after a long one would have to wait for it.
+//! - A send against an RMA operation, in either direction, has no such limit in libfabric's attributes, so it must
+//!   hold for all sizes. Where a client asks for one (SAW: Global Arrays' ComEx), later operations of that kind
+//!   wait for earlier operations to the same peer, as FI_FENCE does: see [`Fences`]. Clients that do not ask pay
+//!   nothing, and the flags are not offered unasked.
+//! - Completions are written when operations complete, in whatever order that is: FI_ORDER_STRICT and FI_ORDER_DATA
+//!   as completion orders are not available. A short send after a long one would have to wait for it.
 
 use weft_fi_sys as sys;
 
-/// RMA operations up to this many bytes take effect in order. 0: the limit would be the smallest eager threshold of the devices, which is
-/// adjustable, so nothing is promised yet.
-pub(crate) const ORDERED_RMA_BYTES: usize = 0;
+/// RMA operations up to this many bytes take effect in order, whatever the eager thresholds are set to.
+pub(crate) const ORDERED_RMA_BYTES: usize = weft_engine::ORDERED_RMA_BYTES;
 
 /// Always held, or limited by a size that is reported.
 pub(crate) const FREE: u64 = sys::FI_ORDER_SAS
