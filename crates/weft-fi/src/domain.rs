@@ -1,14 +1,17 @@
 //! Domains (fi_domain(3)): what endpoints, queues, address vectors and memory regions have in common.
 //!
-//! Place in the data flow: `fi_domain` → [`open`]. A domain is asked for its properties when its objects are opened; on data paths it does not
-//! appear. Memory regions belong to the domain but are reached through endpoints, each of which has an engine of its own: the domain hands
-//! every region to every endpoint ([`Domain::add_region`]), and an endpoint that is enabled later all that there are ([`Domain::attach`]).
+//! Place in the data flow: `fi_domain` → [`open`]. A domain is asked for its properties when its objects are
+//! opened; on data paths it does not appear. Memory regions belong to the domain but are reached through endpoints,
+//! each of which has an engine of its own: the domain hands every region to every endpoint
+//! ([`Domain::add_region`]), and an endpoint that is enabled later all that there are ([`Domain::attach`]).
 //!
-//! Invariants: lock order is regions, then an endpoint's engine. `close` answers -FI_EBUSY while any object of the domain is open.
+//! Invariants: lock order is regions, then an endpoint's engine. `close` answers -FI_EBUSY while any object of the
+//! domain is open.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -150,14 +153,14 @@ pub(crate) unsafe extern "C" fn open2(
 fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Result<Arc<Domain>, Errno> {
     let api_version = fabric.api_version();
     let params = Params::load();
-    // The same decision as in fi_getinfo: a client may have changed what it was given. Bits of mr_mode that it set or left stand
-    // for how it will register, so they are kept.
+    // The same decision as in fi_getinfo: a client may have changed what it was given. Bits of mr_mode that it set
+    // or left stand for how it will register, so they are kept.
     let asked_mode = info.domain.map_or(0, |attr| attr.mr_mode);
     let offer = info::offer::Offer::select(api_version, Some(&info), &params)?;
     let attr = &offer.domain;
     let auto = match attr.data_progress {
         sys::FI_PROGRESS_AUTO => {
-            let auto = AutoProgress::new()?;
+            let auto = AutoProgress::new(Duration::from_micros(params.progress_spin_us))?;
             THREADS.lock().push(Arc::downgrade(&auto));
             Some(auto)
         }
@@ -231,7 +234,8 @@ impl Domain {
 
     /// How an endpoint of this domain sets up its devices.
     ///
-    /// `local`: the address that the client chose, if it did. `open`: peers need no more than that address. `shm`: shared memory may be used.
+    /// `local`: the address that the client chose, if it did. `open`: peers need no more than that address. `shm`:
+    /// shared memory may be used.
     pub(crate) fn devices_config(&self, local: Option<EpName>, open: bool, shm: bool) -> weft_nic::Config {
         let params = &self.params;
         let chosen = local.map(|name| name.socket());

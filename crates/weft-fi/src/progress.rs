@@ -15,7 +15,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -27,12 +27,15 @@ use crate::wait::Waker;
 const TICK: Duration = Duration::from_millis(1);
 /// How often one is looked at on which a thread of the client sleeps.
 const SLEEPER_TICK: Duration = Duration::from_millis(10);
+/// Looks without work or sleep after which the thread contents itself with ticks.
+const RESTLESS_LOOKS: u32 = 100;
 /// Longest sleep: time-outs inside the engine are noticed within it.
 const SLICE: Duration = Duration::from_millis(100);
 
 /// The thread of one domain.
 pub(crate) struct AutoProgress {
     waker: Waker,
+    spin: Duration,
     members: Mutex<Vec<Member>>,
     /// The client said that it will not progress by itself for a while.
     relieve: AtomicBool,
@@ -47,6 +50,10 @@ struct Member {
     seen: u64,
     /// Whether our waker watches its devices.
     listening: bool,
+    /// When the thread last found something to do here.
+    worked: Option<Instant>,
+    /// How often in a row the endpoint would not let us sleep without having anything to do.
+    restless: u32,
 }
 
 /// How soon the thread must look again.
@@ -59,10 +66,11 @@ enum Next {
 }
 
 impl AutoProgress {
-    /// Ready to start; the thread itself begins with the first endpoint.
-    pub(crate) fn new() -> Result<Arc<Self>, Errno> {
+    /// Ready to start; the thread itself begins with the first endpoint. After work it polls on for `spin` before it sleeps.
+    pub(crate) fn new(spin: Duration) -> Result<Arc<Self>, Errno> {
         Ok(Arc::new(Self {
             waker: Waker::new()?,
+            spin,
             members: Mutex::new(Vec::new()),
             relieve: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -73,7 +81,13 @@ impl AutoProgress {
     /// Takes care of an endpoint from now on; starts the thread if it is the first.
     pub(crate) fn join(self: &Arc<Self>, core: &CoreRef) -> Result<(), Errno> {
         self.start()?;
-        self.members.lock().push(Member { core: Arc::clone(core), seen: 0, listening: false });
+        self.members.lock().push(Member {
+            core: Arc::clone(core),
+            seen: 0,
+            listening: false,
+            worked: None,
+            restless: 0,
+        });
         self.waker.ring();
         Ok(())
     }
@@ -147,12 +161,12 @@ impl AutoProgress {
     /// Looks at every endpoint once.
     fn look(&self, relieve: bool) -> Next {
         let mut members = self.members.lock();
-        members.iter_mut().map(|member| member.look(&self.waker, relieve)).min().unwrap_or(Next::WhenWoken)
+        members.iter_mut().map(|member| member.look(&self.waker, self.spin, relieve)).min().unwrap_or(Next::WhenWoken)
     }
 }
 
 impl Member {
-    fn look(&mut self, waker: &Waker, relieve: bool) -> Next {
+    fn look(&mut self, waker: &Waker, spin: Duration, relieve: bool) -> Next {
         let (rounds, sleeper) = self.core.activity();
         let active = rounds != self.seen && !relieve;
         self.seen = rounds;
@@ -160,21 +174,32 @@ impl Member {
             self.release(waker);
             return if active { Next::Tick } else { Next::SleeperTick };
         }
-        self.serve(waker)
+        self.serve(waker, spin)
     }
 
     /// Does the work of an endpoint that nobody else attends to, and goes on listening to its devices.
-    fn serve(&mut self, waker: &Waker) -> Next {
+    fn serve(&mut self, waker: &Waker, spin: Duration) -> Next {
         let Some(mut state) = self.core.try_state() else {
             // A call of the client is inside: it is at work after all.
             return Next::Tick;
         };
         state.auto_awake();
+        if !state.settle() {
+            self.worked = Some(Instant::now());
+            return Next::Now;
+        }
+        if self.worked.is_some_and(|at| at.elapsed() < spin) {
+            return Next::Now;
+        }
+        self.worked = None;
         if state.auto_listen(waker) {
             self.listening = true;
+            self.restless = 0;
             return Next::WhenWoken;
         }
-        Next::Now
+        // Something has come meanwhile, or the system refuses to watch the devices.
+        self.restless += 1;
+        if self.restless < RESTLESS_LOOKS { Next::Now } else { Next::Tick }
     }
 
     /// Stops listening.
@@ -210,7 +235,7 @@ mod tests {
 
     #[test]
     fn the_thread_starts_once_and_is_gone_after_stop() {
-        let auto = AutoProgress::new().unwrap();
+        let auto = AutoProgress::new(Duration::ZERO).unwrap();
         auto.start().unwrap();
         auto.start().unwrap();
         assert_eq!(Arc::strong_count(&auto), 2, "one reference is the thread's");

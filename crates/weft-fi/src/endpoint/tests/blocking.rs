@@ -149,3 +149,68 @@ fn a_descriptor_tells_when_to_read() {
         });
     }
 }
+
+#[test]
+fn a_condition_variable_is_signalled() {
+    let options = Options {
+        threading: sys::FI_THREAD_SAFE,
+        progress: sys::FI_PROGRESS_AUTO,
+        wait: sys::FI_WAIT_MUTEX_COND,
+        ..Options::default()
+    };
+    let (a, b, to_b, _) = pair(options);
+    let mut objects: sys::fi_mutex_cond = zeroed();
+    let control = unsafe { (*(*b.cq.cast::<sys::fid>()).ops).control.unwrap() };
+    ok(unsafe { control(b.cq.cast(), sys::FI_GETWAIT.cast_signed(), (&raw mut objects).cast()) });
+    let trywait = unsafe { (*(*b.fabric).ops).trywait.unwrap() };
+    let mut buffer = [0_u8; 8];
+    for _ in 0..10 {
+        assert_eq!(b.recv(&mut buffer, 0), 0);
+        unsafe { libc::pthread_mutex_lock(objects.mutex) };
+        let mut fids = [b.cq.cast::<sys::fid>()];
+        // Nobody else polls this side: the progress thread brings the message, and the condition tells of it.
+        until(|| (unsafe { trywait(b.fabric, fids.as_mut_ptr(), 1) } == 0).then_some(()));
+        assert_eq!(a.inject(b"signal", to_b), 0);
+        let mut limit: libc::timespec = zeroed();
+        unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut limit) };
+        limit.tv_sec += 20;
+        assert_eq!(unsafe { libc::pthread_cond_timedwait(objects.cond, objects.mutex, &raw const limit) }, 0);
+        unsafe { libc::pthread_mutex_unlock(objects.mutex) };
+        until(|| b.poll());
+    }
+}
+
+#[test]
+fn threads_share_an_endpoint() {
+    const EACH: u64 = 3000;
+    for progress in [sys::FI_PROGRESS_MANUAL, sys::FI_PROGRESS_AUTO] {
+        let (a, b, to_b, _) = pair(Options { threading: sys::FI_THREAD_SAFE, progress, ..Options::default() });
+        // They outlive the receives.
+        let mut buffers = vec![[0_u8; 8]; 3 * EACH as usize];
+        std::thread::scope(|scope| {
+            for (thread, buffers) in (0..3_u64).zip(buffers.chunks_mut(EACH as usize)) {
+                let (a, b) = (&a, &b);
+                scope.spawn(move || {
+                    for (round, buffer) in (0..EACH).zip(buffers) {
+                        let tag = thread << 32 | round;
+                        until(|| (b.trecv(buffer, u64::MAX, tag, 0, 1) == 0).then_some(()));
+                        until(|| match a.tinject(&tag.to_ne_bytes(), to_b, tag) {
+                            0 => Some(()),
+                            _ => a.cq_read(0).ok().and(None),
+                        });
+                    }
+                });
+            }
+            scope.spawn(|| {
+                let mut got = 0;
+                while got < 3 * EACH {
+                    let _ = a.cq_read(0);
+                    got += b.cq_read(8).map_or(0, |entries| entries.len() as u64);
+                }
+            });
+        });
+        assert!(a.poll().is_none() && b.poll().is_none());
+        let tags = (0..3_u64).flat_map(|thread| (0..EACH).map(move |round| thread << 32 | round));
+        assert!(tags.zip(&buffers).all(|(tag, buffer)| *buffer == tag.to_ne_bytes()));
+    }
+}

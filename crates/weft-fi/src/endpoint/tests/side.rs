@@ -237,6 +237,10 @@ impl Side {
         unsafe { send(self.ep, buf.as_ptr().cast(), buf.len(), null_mut(), dest, tag, ctx as *mut c_void) }
     }
 
+    pub(super) fn tinject(&self, buf: &[u8], dest: u64, tag: u64) -> isize {
+        unsafe { ((*(*self.ep).tagged).inject.unwrap())(self.ep, buf.as_ptr().cast(), buf.len(), dest, tag) }
+    }
+
     pub(super) fn trecv(&self, buf: &mut [u8], src: u64, tag: u64, ignore: u64, ctx: usize) -> isize {
         let recv = unsafe { (*(*self.ep).tagged).recv.unwrap() };
         unsafe { recv(self.ep, buf.as_mut_ptr().cast(), buf.len(), null_mut(), src, tag, ignore, ctx as *mut c_void) }
