@@ -109,13 +109,15 @@ enum Wants {
 }
 
 impl Wants {
-    /// The lower the better; `None`: unusable. Addresses that reach far come before link-local ones.
+    /// The lower the better; `None`: unusable. So are link-local addresses: a peer would have to know over which of
+    /// its own interfaces to reach them.
     fn rank(self, ip: IpAddr) -> Option<u8> {
         match (ip, self) {
+            (IpAddr::V4(v4), _) if v4.is_link_local() => None,
+            (IpAddr::V6(v6), _) if v6.is_unicast_link_local() => None,
+            (IpAddr::V6(_), Self::OnlyV4) => None,
             (IpAddr::V4(_), Self::V6First) => Some(2),
             (IpAddr::V4(_), _) => Some(0),
-            (IpAddr::V6(_), Self::OnlyV4) => None,
-            (IpAddr::V6(ip), _) if ip.is_unicast_link_local() => Some(3),
             (IpAddr::V6(_), _) => Some(1),
         }
     }
@@ -138,7 +140,8 @@ fn choose_wanted(all: &[Interface], wanted: &str, wants: Wants) -> Result<Socket
     if !interface.up {
         return Err(unusable("is down or has no carrier"));
     }
-    best_addr(&interface.addrs, wants).ok_or_else(|| unusable("has no address of the wanted kind"))
+    best_addr(&interface.addrs, wants)
+        .ok_or_else(|| unusable("has no address of the wanted kind, link-local ones aside"))
 }
 
 /// For messages: ` (10.0.0.1 fe80::1)`.
@@ -262,7 +265,7 @@ mod tests {
         let addrs = interface("eth0", true, None, &["fe80::1", "2001:db8::7", "10.0.0.1"]).addrs;
         assert_eq!(best_addr(&addrs, Wants::V4First).unwrap().ip().to_string(), "10.0.0.1");
         assert_eq!(best_addr(&addrs, Wants::V6First).unwrap().ip().to_string(), "2001:db8::7");
-        assert_eq!(best_addr(&addrs[..1], Wants::V4First).unwrap().ip().to_string(), "fe80::1");
+        assert_eq!(best_addr(&addrs[..1], Wants::V6First), None);
         assert_eq!(best_addr(&addrs[..2], Wants::OnlyV4), None);
     }
 
