@@ -1,11 +1,12 @@
 //! Address formats: how clients write what [`EpName`] means (fi_getinfo(3), "Addressing formats").
 //!
-//! Place in the data flow: `fi_getinfo` turns node and service into addresses, address vectors turn what clients insert into names,
-//! `fi_getname`, `fi_av_lookup` and `fi_av_straddr` go the other way.
+//! Place in the data flow: `fi_getinfo` turns node and service into addresses, address vectors turn what clients
+//! insert into names, `fi_getname`, `fi_av_lookup` and `fi_av_straddr` go the other way.
 //!
-//! The native format is the 64-byte name itself, opaque to clients. Socket addresses and strings are accepted where clients
-//! ask for them; they say only where an endpoint listens, so they become *service* names, and only endpoints that were opened with such a
-//! format (or on an explicit service) accept peers that know no more than that.
+//! The native format is the 64-byte name itself, opaque to clients. Socket addresses and strings are accepted where
+//! clients ask for them; they say only where an endpoint listens, so they become *service* names, and only
+//! endpoints that were opened with such a format (or on an explicit service) accept peers that know no more than
+//! that.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -28,7 +29,8 @@ const IN6_BYTES: usize = size_of::<libc::sockaddr_in6>();
 pub(crate) enum Format {
     /// 64 opaque bytes.
     Native,
-    /// `sockaddr_in` or `sockaddr_in6`, told apart by their family (FI_SOCKADDR, FI_SOCKADDR_IP): the number that the client used.
+    /// `sockaddr_in` or `sockaddr_in6`, told apart by their family (FI_SOCKADDR, FI_SOCKADDR_IP): the number that
+    /// the client used.
     Sockaddr(u32),
     /// `sockaddr_in`.
     In,
@@ -62,7 +64,8 @@ impl Format {
         }
     }
 
-    /// Whether addresses say only where an endpoint listens, so that an endpoint with this format must accept whoever comes.
+    /// Whether addresses say only where an endpoint listens, so that an endpoint with this format must accept
+    /// whoever comes.
     pub(crate) const fn is_open(self) -> bool {
         !matches!(self, Self::Native)
     }
@@ -104,7 +107,8 @@ impl Format {
     /// How many bytes the address at `bytes` has, for walking over an array. `None` if that cannot be told.
     ///
     /// # Safety
-    /// `address` points to an address of this format: at least two bytes for socket addresses. Not for [`Format::Text`].
+    /// `address` points to an address of this format: at least two bytes for socket addresses. Not for
+    /// [`Format::Text`].
     pub(crate) unsafe fn length_at(self, address: *const u8) -> Option<usize> {
         match self {
             Self::Native => Some(NAME_BYTES),

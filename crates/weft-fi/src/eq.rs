@@ -1,11 +1,12 @@
 //! Event queues (fi_eq(3)): asynchronous results of control operations.
 //!
-//! Place in the data flow: address vectors opened with FI_EVENT and domains bound with FI_REG_MR report here, and clients themselves by
-//! `fi_eq_write`. Nothing on a data path comes here, so one mutex is enough.
+//! Place in the data flow: address vectors opened with FI_EVENT and domains bound with FI_REG_MR report here, and
+//! clients themselves by `fi_eq_write`. Nothing on a data path comes here, so one mutex is enough.
 //!
-//! Invariants: events leave in the order in which they came; while an error is the next one, `fi_eq_read` answers -FI_EAVAIL and only
-//! `fi_eq_readerr` takes it. The queue is bounded: a client's write beyond the bound is -FI_EAGAIN; events of ours are one per call that the client
-//! made, and are taken in any case, since there is nobody to refuse them to.
+//! Invariants: events leave in the order in which they came; while an error is the next one, `fi_eq_read` answers
+//! -FI_EAVAIL and only `fi_eq_readerr` takes it. The queue is bounded: a client's write beyond the bound is
+//! -FI_EAGAIN; events of ours are one per call that the client made, and are taken in any case, since there is
+//! nobody to refuse them to.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int, c_void};

@@ -1,7 +1,7 @@
 //! Fabrics (fi_fabric(3)): where domains and event queues come from.
 //!
-//! Place in the data flow: the host calls [`open`] for `fi_fabric`. A fabric is a name and the API version; there is one
-//! kind of it, and it may be opened any number of times.
+//! Place in the data flow: the host calls [`open`] for `fi_fabric`. A fabric is a name and the API version; there
+//! is one kind of it, and it may be opened any number of times.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::Arc;

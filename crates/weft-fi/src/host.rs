@@ -1,20 +1,22 @@
 //! The host: the libfabric that loaded this provider, and its functions.
 //!
-//! Place in the data flow: [`crate::fi_prov_ini`] finds the host once; every `fi_info` is allocated and freed by its functions,
-//! variables are declared and read through it, and log lines go to it.
+//! Place in the data flow: [`crate::fi_prov_ini`] finds the host once; every `fi_info` is allocated and freed by
+//! its functions, variables are declared and read through it, and log lines go to it.
 //!
 //! weft does not link against libfabric. Its functions are versioned symbols, and which version is a library's newest
-//! differs between hosts (`fi_dupinfo` is FABRIC_1.3 in 1.17, FABRIC_1.9 in 2.5): a provider that is bound to a newer one than the host has
-//! does not load, one that is bound to an older one gets shorter structures. So they are looked up at run time, and `dlsym`
-//! gives the host's own newest version of each, which is the layout that the host itself uses.
+//! differs between hosts (`fi_dupinfo` is FABRIC_1.3 in 1.17, FABRIC_1.9 in 2.5): a provider that is bound to a
+//! newer one than the host has does not load, one that is bound to an older one gets shorter structures. So they
+//! are looked up at run time, and `dlsym` gives the host's own newest version of each, which is the layout that the
+//! host itself uses.
 //!
-//! Which host: a process may have several libfabrics (MPI libraries bring their own, loaded with RTLD_LOCAL, next to the system's), and
-//! then `RTLD_DEFAULT` finds another one or none. The one that counts is the one that calls `fi_prov_ini`, and its code contains that
-//! call's return address. So `fi_prov_ini` hands its return address on, `dladdr` tells the object that contains it, and the functions are
-//! looked up there, with a check that they lie in the same object. Only where no return address can be had,
-//! the global scope is searched.
+//! Which host: a process may have several libfabrics (MPI libraries bring their own, loaded with RTLD_LOCAL, next
+//! to the system's), and then `RTLD_DEFAULT` finds another one or none. The one that counts is the one that calls
+//! `fi_prov_ini`, and its code contains that call's return address. So `fi_prov_ini` hands its return address on,
+//! `dladdr` tells the object that contains it, and the functions are looked up there, with a check that they lie in
+//! the same object. Only where no return address can be had, the global scope is searched.
 //!
-//! Invariant: the functions are called only between `fi_prov_ini` and `cleanup`'s return; the host outlives that, since it unloads us.
+//! Invariant: the functions are called only between `fi_prov_ini` and `cleanup`'s return; the host outlives that,
+//! since it unloads us.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
@@ -52,8 +54,8 @@ pub(crate) fn get() -> Option<&'static Host> {
     HOST.get()
 }
 
-/// Finds the host that contains the code at `caller` and keeps it. False when it is not a libfabric, or when another host was there
-/// first: the provider's `fi_provider` belongs to that one.
+/// Finds the host that contains the code at `caller` and keeps it. False when it is not a libfabric, or when
+/// another host was there first: the provider's `fi_provider` belongs to that one.
 pub(crate) fn attach(caller: *const c_void) -> bool {
     let Some(found) = find(caller) else { return false };
     let base = found.base;

@@ -1,9 +1,10 @@
 //! weft's libfabric provider: the C ABI over [`weft_engine`] and [`weft_nic`].
 //!
-//! Place in the data flow: a client calls libfabric; libfabric (the *host*, which loaded this library) calls [`fi_prov_ini`] once and then the
-//! operation tables of our objects, which translate into engine calls. Each file here is named as the libfabric man page it
-//! implements; `object` holds the conventions that all share, [`errno`] the error table, [`params`] the variables, `host` how
-//! the host is found. As a Rust library the crate offers only the tables, for the `weft` command.
+//! Place in the data flow: a client calls libfabric; libfabric (the *host*, which loaded this library) calls
+//! [`fi_prov_ini`] once and then the operation tables of our objects, which translate into engine calls. Each file
+//! here is named as the libfabric man page it implements; `object` holds the conventions that all share, [`errno`]
+//! the error table, [`params`] the variables, `host` how the host is found. As a Rust library the crate offers only
+//! the tables, for the `weft` command.
 
 mod addr;
 mod atomic;
@@ -80,8 +81,9 @@ pub(crate) fn provider_ptr() -> *mut sys::fi_provider {
     PROVIDER.0.get()
 }
 
-/// The entry point: libfabric calls it after it has loaded the library, under the loader's lock, and gets the provider. It hands on the
-/// return address, by which [`host`] tells which libfabric is calling, and does nothing else.
+/// The entry point: libfabric calls it after it has loaded the library, under the loader's lock, and gets the
+/// provider. It hands on the return address, by which `host` tells which libfabric is calling, and does nothing
+/// else.
 ///
 /// # Safety
 /// For libfabric.

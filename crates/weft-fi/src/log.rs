@@ -1,8 +1,9 @@
 //! Log lines: the `log` crate's macros end in the host's `fi_log`.
 //!
-//! Place in the data flow: anything in weft logs by `log::warn!` and its kin; inside a host the lines obey FI_LOG_LEVEL, FI_LOG_PROV and
-//! FI_LOG_SUBSYS like those of every provider. Levels: `error` and `warn` are libfabric's warn, `info` its info, `debug` its debug, and
-//! `trace` its trace. The subsystem follows from the module that logs.
+//! Place in the data flow: anything in weft logs by `log::warn!` and its kin; inside a host the lines obey
+//! FI_LOG_LEVEL, FI_LOG_PROV and FI_LOG_SUBSYS like those of every provider. Levels: `error` and `warn` are
+//! libfabric's warn, `info` its info, `debug` its debug, and `trace` its trace. The subsystem follows from the
+//! module that logs.
 //!
 //! The first to detect an error logs it; callers do not repeat it. `fi_log` may change `errno`: it is restored.
 
@@ -23,8 +24,8 @@ pub(crate) fn install() {
     refresh();
 }
 
-/// Lets through only what the host would print, so that the macros cost one comparison otherwise. The host decides by the environment,
-/// but not before it has registered us: so this is repeated with every `fi_getinfo`.
+/// Lets through only what the host would print, so that the macros cost one comparison otherwise. The host decides
+/// by the environment, but not before it has registered us: so this is repeated with every `fi_getinfo`.
 pub(crate) fn refresh() {
     let Some(host) = host::get() else { return };
     let printed = [

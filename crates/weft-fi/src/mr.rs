@@ -1,15 +1,18 @@
 //! Memory registration (fi_mr(3)).
 //!
-//! Place in the data flow: `fi_mr_reg` and its kin make an [`Mr`] and, where peers get access, a [`Region`] that the domain hands to its
-//! endpoints; `fi_close` takes it back. Local use needs no registration, and a descriptor is never looked at.
+//! Place in the data flow: `fi_mr_reg` and its kin make an [`Mr`] and, where peers get access, a [`Region`] that
+//! the domain hands to its endpoints; `fi_close` takes it back. Local use needs no registration, and a descriptor
+//! is never looked at.
 //!
-//! Modes (fi_domain(3), mr_mode). Unless the client's mode says otherwise, the client chooses the key, and peers address a region by offset. FI_MR_BASIC
-//! and FI_MR_VIRT_ADDR: by virtual address. FI_MR_BASIC and FI_MR_PROV_KEY: we choose the key. FI_MR_ENDPOINT: a region is bound
-//! to an endpoint and then enabled. FI_MR_RMA_EVENT with the flag FI_RMA_EVENT: it is bound to counters and then enabled. The other bits promise
-//! something that we do not need.
+//! Modes (fi_domain(3), mr_mode). Unless the client's mode says otherwise, the client chooses the key, and peers
+//! address a region by offset. FI_MR_BASIC and FI_MR_VIRT_ADDR: by virtual address. FI_MR_BASIC and FI_MR_PROV_KEY:
+//! we choose the key. FI_MR_ENDPOINT: a region is bound to an endpoint and then enabled. FI_MR_RMA_EVENT with the
+//! flag FI_RMA_EVENT: it is bound to counters and then enabled. The other bits promise something that we do not
+//! need.
 //!
-//! Invariants: while a region is open its key is unique in the domain (-FI_ENOKEY); registrations without remote access have no region and their
-//! keys are not compared. `fi_mr_reg(NULL, ~0)` is allowed: offsets are then addresses.
+//! Invariants: while a region is open its key is unique in the domain (-FI_ENOKEY); registrations without remote
+//! access have no region and their keys are not compared. `fi_mr_reg(NULL, ~0)` is allowed: offsets are then
+//! addresses.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -177,7 +180,8 @@ impl Mr {
         if state.active { self.domain.count_region(self.key, change) } else { Ok(()) }
     }
 
-    /// Belongs to one endpoint from now on. Without FI_MR_ENDPOINT the region is active already and the binding only keeps the endpoint open.
+    /// Belongs to one endpoint from now on. Without FI_MR_ENDPOINT the region is active already and the binding
+    /// only keeps the endpoint open.
     fn bind_endpoint(&self, endpoint: Hold<Ep>) -> Result<(), Errno> {
         if !endpoint.domain().same(&self.domain) {
             return Err(Errno::DOMAIN);

@@ -1,8 +1,8 @@
 //! Operation tables in which every slot answers -FI_ENOSYS: what an object's real tables start from.
 //!
 //! Place in the data flow: older libfabric headers call most slots without looking whether they are filled
-//! (fi_send, fi_bind, fi_control, cq->signal, …), so no table of ours ever has an empty slot. A table of an object is written
-//! as `fi_ops_cm { getname: Some(getname), ..noop::CM }`.
+//! (fi_send, fi_bind, fi_control, cq->signal, …), so no table of ours ever has an empty slot. A table of an object
+//! is written as `fi_ops_cm { getname: Some(getname), ..noop::CM }`.
 
 use std::ffi::{c_char, c_int};
 

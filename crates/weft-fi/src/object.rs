@@ -1,15 +1,15 @@
 //! How a Rust object is a `fid` for libfabric's clients, and a handle for weft-fi.
 //!
 //! Place in the data flow: every object that a client holds (fabric, domain, endpoint, queue, …) is an [`Object`]:
-//! a `#[repr(C)]` structure whose first field is `UnsafeCell<fid_xxx>`, living in an `Arc`. [`into_raw`] hands one reference
-//! to the client as the pointer to that first field; [`borrow`] and [`share`] turn such a pointer back; [`close`] takes the
-//! reference back.
+//! a `#[repr(C)]` structure whose first field is `UnsafeCell<fid_xxx>`, living in an `Arc`. [`into_raw`] hands one
+//! reference to the client as the pointer to that first field; [`borrow`] and [`share`] turn such a pointer back;
+//! [`close`] takes the reference back.
 //!
 //! Invariants:
-//! - A pointer that a client hands in is trusted to be one that we handed out and that it has not closed (as with any C library);
-//!   its class is checked, so that mixing kinds up is -FI_EINVAL rather than undefined.
-//! - A child keeps its parents by [`Hold`]: they stay alive in memory, and `close` of a parent answers -FI_EBUSY while a
-//!   hold exists. What merely looks at an object for a moment uses `Arc` or `Weak` and lets go quickly.
+//! - A pointer that a client hands in is trusted to be one that we handed out and that it has not closed (as with
+//!   any C library); its class is checked, so that mixing kinds up is -FI_EINVAL rather than undefined.
+//! - A child keeps its parents by [`Hold`]: they stay alive in memory, and `close` of a parent answers -FI_EBUSY
+//!   while a hold exists. What merely looks at an object for a moment uses `Arc` or `Weak` and lets go quickly.
 //! - The `fid` is in an `UnsafeCell` because clients and the library write to it (`context`, `fid_fabric.api_version`).
 //! - No panic crosses the C boundary: every function of a table runs inside [`guard`] or [`guard_size`].
 
@@ -32,8 +32,8 @@ const TRANSIENT_HOLD_LIMIT: Duration = Duration::from_secs(2);
 /// An object that a client can hold.
 ///
 /// # Safety
-/// The type is `#[repr(C)]`, its first field is an `UnsafeCell<Self::Fid>`, and `Self::Fid` begins with a `fid` whose class is
-/// one of `CLASSES` for as long as the client holds the object.
+/// The type is `#[repr(C)]`, its first field is an `UnsafeCell<Self::Fid>`, and `Self::Fid` begins with a `fid`
+/// whose class is one of `CLASSES` for as long as the client holds the object.
 pub(crate) unsafe trait Object: Send + Sync + 'static {
     /// libfabric's structure.
     type Fid;
@@ -137,8 +137,9 @@ pub(crate) unsafe fn close<O: Object>(raw: *mut fid) -> Result<(), Errno> {
     let pointer = std::ptr::from_ref(object);
     // SAFETY: the client's reference, which `into_raw` gave away, comes back and is not used again.
     let object = unsafe { Arc::from_raw(pointer) };
-    // Another thread (progress, a broadcast over the domain's endpoints) may be looking at the object this moment. The parents must be
-    // free when we return, or closing them next would fail for no reason that the client could see.
+    // Another thread (progress, a broadcast over the domain's endpoints) may be looking at the object this moment.
+    // The parents must be free when we return, or closing them next would fail for no reason that the client could
+    // see.
     let deadline = Instant::now() + TRANSIENT_HOLD_LIMIT;
     while Arc::strong_count(&object) > 1 && Instant::now() < deadline {
         std::thread::yield_now();

@@ -1,8 +1,9 @@
 //! The variables `FI_WEFT_*`: one table (name, default, unit, help), and the values that are in force.
 //!
-//! Place in the data flow: read once, at the first `fi_getinfo`; domains keep a copy. Inside a host the variables are declared and read through
-//! `fi_param_define` and `fi_param_get`, so that `fi_info -e` lists them; a program that links weft as a library
-//! (the `weft` command) reads the environment directly. The table also feeds fi_weft(7) and `weft info --params`.
+//! Place in the data flow: read once, at the first `fi_getinfo`; domains keep a copy. Inside a host the variables
+//! are declared and read through `fi_param_define` and `fi_param_get`, so that `fi_info -e` lists them; a program
+//! that links weft as a library (the `weft` command) reads the environment directly. The table also feeds
+//! fi_weft(7) and `weft info --params`.
 //!
 //! A value that does not parse is reported and the default is used. Sizes may end in K, M or G (powers of 1024).
 

@@ -13,7 +13,7 @@ pub(crate) struct Args {
     /// The cargo profile whose output is taken.
     #[arg(long, default_value = "release")]
     profile: String,
-    /// Where to put the files [default: <target>/dist].
+    /// Where to put the files [default: `dist` in the target directory].
     #[arg(long)]
     out: Option<PathBuf>,
 }

@@ -1,12 +1,15 @@
 //! The addresses of one address vector: by number, by name, and who has to know of changes.
 //!
-//! Place in the data flow: [`super::Av`] fills it, engines look in it (as [`AddressBook`]) when they meet a peer for the first time.
+//! Place in the data flow: [`super::Av`] fills it, engines look in it (as [`AddressBook`]) when they meet a peer
+//! for the first time.
 //!
-//! Size: a row is 72 bytes, an index entry 5 to 10, so a million addresses take about 90 MB. Insertion is a hash and a push.
+//! Size: a row is 72 bytes, an index entry 5 to 10, so a million addresses take about 90 MB. Insertion is a hash
+//! and a push.
 //!
-//! Invariants: numbers are dense from 0 in the order of insertion; a number that was removed is the next one to be given out, the
-//! lowest first (fi_av(3)). A name is there once: inserted again it has the same number, and is gone when it has been removed as often. A name's
-//! identity is its endpoint id, or, of a name that says only where to ask, its socket.
+//! Invariants: numbers are dense from 0 in the order of insertion; a number that was removed is the next one to be
+//! given out, the lowest first (fi_av(3)). A name is there once: inserted again it has the same number, and is gone
+//! when it has been removed as often. A name's identity is its endpoint id, or, of a name that says only where to
+//! ask, its socket.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -198,7 +201,8 @@ mod tests {
         assert_eq!(table.len(), 5);
     }
 
-    /// A million addresses: under 128 MB by the sizes of what is allocated, and under a second where the code is optimized.
+    /// A million addresses: under 128 MB by the sizes of what is allocated, and under a second where the code is
+    /// optimized.
     #[test]
     fn a_million_addresses() {
         const COUNT: u64 = 1_000_000;

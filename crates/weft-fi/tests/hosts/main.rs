@@ -1,12 +1,12 @@
 //! The provider inside real libfabrics: every group of checks runs in every host library that weft supports.
 //!
-//! A host library is loaded by `dlopen` with RTLD_LOCAL, as MPI libraries do, finds the provider by FI_PROVIDER_PATH, and is called as a client
-//! calls it. Two of them cannot be at work in one process, so each group runs in a process of its own per host: this program again, which
-//! then runs the ignored test [`child`].
+//! A host library is loaded by `dlopen` with RTLD_LOCAL, as MPI libraries do, finds the provider by
+//! FI_PROVIDER_PATH, and is called as a client calls it. Two of them cannot be at work in one process, so each
+//! group runs in a process of its own per host: this program again, which then runs the ignored test [`child`].
 //!
-//! Hosts: the paths in WEFT_HOST_LIBS, separated by colons, or by default the system's libfabric and those of the wheels of MPICH, Open MPI and
-//! Intel MPI in `.venv-mpich`, `.venv-ompi` and `.venv-impi` at the root of the project. A missing one is a failure, unless
-//! WEFT_TEST_SKIP_HOSTS is set.
+//! Hosts: the paths in WEFT_HOST_LIBS, separated by colons, or by default the system's libfabric and those of the
+//! wheels of MPICH, Open MPI and Intel MPI in `.venv-mpich`, `.venv-ompi` and `.venv-impi` at the root of the
+//! project. A missing one is a failure, unless WEFT_TEST_SKIP_HOSTS is set.
 
 // Every block here calls C as a client would; what is valid follows from the libfabric man pages, not from each line.
 #![allow(clippy::undocumented_unsafe_blocks, clippy::multiple_unsafe_ops_per_block)]
