@@ -182,16 +182,16 @@ fn a_condition_variable_is_signalled() {
 
 #[test]
 fn threads_share_an_endpoint() {
-    const EACH: u64 = 3000;
+    const EACH: usize = 3000;
     for progress in [sys::FI_PROGRESS_MANUAL, sys::FI_PROGRESS_AUTO] {
         let (a, b, to_b, _) = pair(Options { threading: sys::FI_THREAD_SAFE, progress, ..Options::default() });
         // They outlive the receives.
-        let mut buffers = vec![[0_u8; 8]; 3 * EACH as usize];
+        let mut buffers = vec![[0_u8; 8]; 3 * EACH];
         std::thread::scope(|scope| {
-            for (thread, buffers) in (0..3_u64).zip(buffers.chunks_mut(EACH as usize)) {
+            for (thread, buffers) in (0..3_u64).zip(buffers.chunks_mut(EACH)) {
                 let (a, b) = (&a, &b);
                 scope.spawn(move || {
-                    for (round, buffer) in (0..EACH).zip(buffers) {
+                    for (round, buffer) in (0_u64..).zip(buffers) {
                         let tag = thread << 32 | round;
                         until(|| (b.trecv(buffer, u64::MAX, tag, 0, 1) == 0).then_some(()));
                         until(|| match a.tinject(&tag.to_ne_bytes(), to_b, tag) {
@@ -205,12 +205,12 @@ fn threads_share_an_endpoint() {
                 let mut got = 0;
                 while got < 3 * EACH {
                     let _ = a.cq_read(0);
-                    got += b.cq_read(8).map_or(0, |entries| entries.len() as u64);
+                    got += b.cq_read(8).map_or(0, |entries| entries.len());
                 }
             });
         });
         assert!(a.poll().is_none() && b.poll().is_none());
-        let tags = (0..3_u64).flat_map(|thread| (0..EACH).map(move |round| thread << 32 | round));
+        let tags = (0..3_u64).flat_map(|thread| (0..EACH as u64).map(move |round| thread << 32 | round));
         assert!(tags.zip(&buffers).all(|(tag, buffer)| *buffer == tag.to_ne_bytes()));
     }
 }
