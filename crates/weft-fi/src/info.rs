@@ -90,11 +90,7 @@ impl Question<'_> {
         }
         let offer = Offer::select(self.api, self.hints.as_ref(), params)?;
         let (src, dest) = self.addresses(offer.format)?;
-        // An interface that does not exist is fi_enable's to report: nothing else here depends on it.
-        let src = src.or_else(|| {
-            let chosen = weft_nic::host::choose_address(params.iface.as_deref(), None);
-            chosen.ok().map(EpName::service)
-        });
+        let src = src.or_else(|| default_source(offer.format, params));
         Ok(Answer { offer, src, dest })
     }
 
@@ -127,6 +123,18 @@ impl Question<'_> {
         }
         Ok((src, dest))
     }
+}
+
+/// The address that an endpoint will have whose client chooses none, if it can be said in the client's format. An
+/// interface that does not exist is fi_enable's to report: nothing else here depends on it.
+fn default_source(format: Format, params: &Params) -> Option<EpName> {
+    let any = match format {
+        Format::In => Some(SocketAddr::from(([0; 4], 0))),
+        Format::In6 => Some(SocketAddr::from(([0_u8; 16], 0))),
+        _ => None,
+    };
+    let name = EpName::service(weft_nic::host::choose_address(params.iface.as_deref(), any).ok()?);
+    format.encode(&name).is_ok().then_some(name)
 }
 
 /// Whether a socket on this host may have the address.

@@ -41,7 +41,8 @@ const RX: u64 = sys::FI_MSG
 /// Those that domains have.
 pub(crate) const DOMAIN: u64 = sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;
 
-/// Everything that a client of this API version may ask for. Bits 44 to 48 mean something else before 2.0, nothing that weft has.
+/// Everything that a client of this API version may ask for. Bits 44 to 48 mean something else before 2.0, nothing
+/// that weft has.
 pub(crate) const fn offered(api: u32) -> u64 {
     let new = if api >= v2::V2_0 { PRIMARY_2_0 | PROMISES_2_0 } else { 0 };
     PRIMARY | MESSAGE_MODIFIERS | RMA_MODIFIERS | FREE | PAID | new

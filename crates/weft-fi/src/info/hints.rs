@@ -1,4 +1,5 @@
-//! An `fi_info` of a client's, copied into plain values: hints of `fi_getinfo`, and what comes back to `fi_domain` and `fi_endpoint`.
+//! An `fi_info` of a client's, copied into plain values: hints of `fi_getinfo`, and what comes back to `fi_domain`
+//! and `fi_endpoint`.
 //!
 //! The structures were allocated by the host, so every field that libfabric 1.17 has is there.
 

@@ -16,7 +16,8 @@
 
 use weft_fi_sys as sys;
 
-/// RMA operations up to this many bytes take effect in order, whatever the eager thresholds are set to.
+/// RMA operations up to this many bytes take effect in order: they travel inside messages whatever the eager
+/// thresholds are.
 pub(crate) const ORDERED_RMA_BYTES: usize = weft_engine::ORDERED_RMA_BYTES;
 
 /// Always held, or limited by a size that is reported.

@@ -25,7 +25,7 @@ fn native(lib: &Lib) {
     let api = lib.newest();
     let info = lib.getinfo(api, Some(c"127.0.0.1"), Some(c"4711"), 0, None).unwrap();
     assert_eq!(info.dest().map(<[u8]>::len), Some(NATIVE_BYTES));
-    assert_eq!(info.src(), None);
+    assert_eq!(info.src().map(<[u8]>::len), Some(NATIVE_BYTES), "the address that an endpoint will have");
     assert_ne!(info.get().addr_format & FI_PROV_SPECIFIC, 0);
     let info = lib.getinfo(api, None, Some(c"4711"), FI_SOURCE, None).unwrap();
     assert_eq!(info.src().map(<[u8]>::len), Some(NATIVE_BYTES));
@@ -47,6 +47,8 @@ fn socket_addresses(lib: &Lib) {
         let dest = info.dest().unwrap();
         assert_eq!(dest.len(), size_of::<libc::sockaddr_in>());
         assert_eq!(&dest[..8], [2, 0, 0x12, 0x67, 127, 0, 0, 1]);
+        let src = info.src().unwrap();
+        assert_eq!((src.len(), &src[..2]), (dest.len(), [2, 0].as_slice()));
     }
     let info = lib.getinfo(api, Some(c"::1"), Some(c"4711"), 0, Some(&hints(lib, FI_SOCKADDR_IN6))).unwrap();
     assert_eq!(info.dest().map(<[u8]>::len), Some(size_of::<libc::sockaddr_in6>()));
