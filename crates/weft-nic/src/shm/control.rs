@@ -35,8 +35,9 @@ use super::{Event, Shm, Slot, cma};
 const EVENTS: usize = 64;
 /// Connections accepted in one check.
 const ACCEPTS: usize = 16;
-/// Handshakes of peers that may be under way; more stay in the listener's backlog.
-const MAX_HANDSHAKES: usize = 1024;
+/// Handshakes that peers began and that may be under way; for one more the oldest is given up, so that connections that
+/// say nothing cannot shut others out.
+const MAX_ACCEPTED: usize = 1024;
 /// Cold links that the slow scan looks at in one clock tick.
 const SCAN_LINKS: usize = 8;
 /// After something has happened in a handshake so many looks at the sockets are made early: its next frame is due in
@@ -58,6 +59,8 @@ pub(super) struct Control {
     by_port: Option<OwnedFd>,
     timer: OwnedFd,
     timer_armed: bool,
+    /// Given up for a moment where descriptors have run out.
+    spare: Option<OwnedFd>,
     /// The coarse clock as last read.
     now_ns: u64,
 }
@@ -77,7 +80,8 @@ impl Control {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
         epoll::add(epoll, &timer, EventData::new_u64(TOKEN_TIMER), EventFlags::IN)?;
-        Ok(Self { by_id, by_port, timer, timer_armed: false, now_ns: coarse_ns() })
+        let spare = Some(timer.try_clone()?);
+        Ok(Self { by_id, by_port, timer, timer_armed: false, spare, now_ns: coarse_ns() })
     }
 }
 
@@ -242,26 +246,50 @@ impl Shm {
     fn accept_connections<S: Sink>(&mut self, by_port: bool, sink: &mut S) -> usize {
         let mut calls = 0;
         for _ in 0..ACCEPTS {
-            let listener = if by_port { self.control.by_port.as_ref() } else { Some(&self.control.by_id) };
-            if self.handshakes.len() >= MAX_HANDSHAKES {
-                break;
-            }
-            let Some(Ok(socket)) =
-                listener.map(|l| rustix::net::accept_with(l, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK))
-            else {
-                // Nobody is left, or descriptors have run out: the peers' time-outs run.
-                break;
-            };
+            let Some(socket) = self.accept_one(by_port) else { break };
             // A foreign user is hung up on without an answer.
             let Ok(handshake) = Handshake::accepted(socket, &self.me, by_port, self.deadline_ns()) else { continue };
+            self.make_room_for_handshake();
             let key = self.handshakes.insert(handshake);
+            self.accepted.push_back(key);
             if self.watch_handshake(key).is_err() {
-                self.handshakes.remove(key);
+                self.handshakes[key].refuse(LinkError::Resources);
+                self.drop_handshake(key);
                 continue;
             }
             calls += self.step_handshake(key, sink);
         }
         calls
+    }
+
+    /// The next connection that waits at a listener.
+    fn accept_one(&mut self, by_port: bool) -> Option<OwnedFd> {
+        let listener = if by_port { self.control.by_port.as_ref()? } else { &self.control.by_id };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match rustix::net::accept_with(listener, flags) {
+            Ok(socket) => Some(socket),
+            Err(Errno::MFILE | Errno::NFILE) => {
+                // Descriptors have run out. The connection must not stay, or the listener would wake us for ever:
+                // the spare descriptor serves to tell the peer, which then goes another way.
+                self.control.spare = None;
+                if let Ok(socket) = rustix::net::accept_with(listener, flags) {
+                    handshake::turn_away(&socket);
+                }
+                self.control.spare = self.control.timer.try_clone().ok();
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// Gives up the oldest handshake that a peer began, if there are too many.
+    fn make_room_for_handshake(&mut self) {
+        if self.accepted.len() >= MAX_ACCEPTED
+            && let Some(&oldest) = self.accepted.front()
+        {
+            self.handshakes[oldest].refuse(LinkError::Resources);
+            self.drop_handshake(oldest);
+        }
     }
 
     fn watch_handshake(&self, key: usize) -> io::Result<()> {
@@ -306,8 +334,13 @@ impl Shm {
         Ok(step)
     }
 
+    fn take_handshake(&mut self, key: usize) -> Handshake {
+        self.accepted.retain(|&accepted| accepted != key);
+        self.handshakes.remove(key)
+    }
+
     fn drop_handshake(&mut self, key: usize) {
-        let handshake = self.handshakes.remove(key);
+        let handshake = self.take_handshake(key);
         // Explicitly: a forked child may hold the socket open, and events would go on.
         let _ = epoll::delete(&self.epoll, handshake.socket());
         hang_up_on(handshake.socket());
@@ -328,7 +361,7 @@ impl Shm {
         });
         let made = match agreed {
             Ok(bell) => {
-                let handshake = self.handshakes.remove(key);
+                let handshake = self.take_handshake(key);
                 let _ = epoll::delete(&self.epoll, handshake.socket());
                 self.make_link(id, handshake.into_socket(), bell, offer, info)
             }

@@ -90,7 +90,7 @@ struct Frame {
     probe_value: [u8; 16],
 }
 
-const _: () = assert!(size_of::<Frame>() == 192 - 8);
+const _: () = assert!(size_of::<Frame>() == 184);
 
 impl Frame {
     fn new(kind: u32) -> Self {
@@ -173,6 +173,13 @@ pub(super) struct Handshake {
     pid: i32,
     /// When it is given up, on the coarse monotonic clock, in ns.
     pub(super) deadline_ns: u64,
+}
+
+/// Hangs up on a connection that cannot be served.
+pub(super) fn turn_away(socket: &OwnedFd) {
+    let mut frame = Frame::new(REFUSE);
+    frame.reason = REASON_RESOURCES;
+    let _ = send(socket.as_fd(), &frame, &[]);
 }
 
 /// A listening socket on the abstract name of an endpoint (full name) or service.

@@ -8,6 +8,7 @@
 //!
 //! This file is apart from the rings so that a model checker can put its own memory under the rings' algorithm.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use weft_engine::mem::Iov;
@@ -17,11 +18,16 @@ use super::sync::AtomicU64;
 
 /// The lines of a ring, inside a mapping that is kept alive.
 pub(super) struct Lines {
-    map: Arc<Mapping>,
+    /// The first line, inside `map`.
+    first: NonNull<u8>,
+    count: u64,
     /// Offset of the first line in the mapping.
     offset: usize,
-    count: u64,
+    map: Arc<Mapping>,
 }
+
+// SAFETY: `first` points into memory that belongs to the process and that `map`, which is `Send`, keeps mapped.
+unsafe impl Send for Lines {}
 
 /// Lines in bytes. Rings are small: at most `MAX_LINES`.
 #[inline(always)]
@@ -35,7 +41,9 @@ impl Lines {
     pub(super) fn new(map: Arc<Mapping>, writer: Role, count: u32) -> Self {
         let offset = Mapping::ring_offset(writer, count);
         assert!(count.is_power_of_two() && offset + bytes_of(u64::from(count)) <= map.len());
-        Self { map, offset, count: u64::from(count) }
+        // SAFETY: inside the mapping, as just checked.
+        let first = unsafe { map.base().add(offset) };
+        Self { first, count: u64::from(count), offset, map }
     }
 
     /// Number of lines, a power of two.
@@ -122,6 +130,6 @@ impl Lines {
 
     #[inline(always)]
     fn byte(&self, at: u64, skip: usize) -> *mut u8 {
-        self.map.base().as_ptr().wrapping_add(self.offset + bytes_of(self.index(at)) + skip)
+        self.first.as_ptr().wrapping_add(bytes_of(self.index(at)) + skip)
     }
 }

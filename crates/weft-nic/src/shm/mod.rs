@@ -14,8 +14,8 @@
 //! all other links together, however many there are. The sockets are looked at when the coarse clock has
 //! advanced or nothing has arrived for a while (`control.rs`).
 //!
-//! Memory: a pair's segment is 4 KiB plus two rings of `ShmConfig::ring_bytes`, of which a quiet pair touches 16 KiB
-//! each. A link holds one descriptor (its life line) and, while descriptors are plentiful, a pidfd.
+//! Memory: a pair's segment is 4 KiB plus two rings of `ShmConfig::ring_bytes`, of which a quiet pair touches 4 KiB
+//! each: 12 KiB for both ends together. A link holds one descriptor (its life line) and, while descriptors are plentiful, a pidfd.
 //!
 //! Trust: peers run under our own user id (SO_PEERCRED) and have proven to know our name's capability. Even so
 //! whatever they write is checked before use; they can harm their own link, and can delay, not
@@ -140,6 +140,8 @@ pub struct Shm {
     waiting: Vec<u32>,
     free: Vec<u32>,
     handshakes: Slab<Handshake>,
+    /// Those of them that peers began, oldest first.
+    accepted: VecDeque<usize>,
     control: control::Control,
     /// Where the slow scan of cold links goes on.
     scan_at: u32,
@@ -183,6 +185,7 @@ impl Shm {
             waiting: Vec::new(),
             free: Vec::new(),
             handshakes: Slab::new(),
+            accepted: VecDeque::new(),
             control,
             scan_at: 0,
             barriers: Barriers::probe(),

@@ -42,6 +42,12 @@ pub(super) struct Page {
     words: [AtomicU64; (SLOTS / 64) as usize],
 }
 
+#[cfg(not(test))]
+const _: () = {
+    // As docs/protocol.md says.
+    assert!(std::mem::offset_of!(Page, parked) == 128 && std::mem::offset_of!(Page, words) == 256);
+};
+
 impl Page {
     /// A page outside shared memory, for the model checker.
     #[cfg(test)]

@@ -42,8 +42,8 @@ pub(super) const PIECE_BYTES: usize = 16 * 1024;
 pub(super) const MIN_LINES: u32 = 2048;
 /// Most lines of a ring (64 MiB).
 pub(super) const MAX_LINES: u32 = 1 << 20;
-/// Lines in use at the start: 16 KiB.
-const FIRST_LINES: u64 = 256;
+/// Lines in use at the start: one page.
+const FIRST_LINES: u64 = 64;
 /// Most lines that the consumer fetches in advance.
 const EXPECT_LINES: u64 = 5;
 /// A record with more lines is long.

@@ -54,7 +54,13 @@ pub(super) struct SideBlock {
     pub(super) closed: Padded<AtomicU32>,
 }
 
-const _: () = assert!(size_of::<SideBlock>() == SIDE_BYTES);
+const _: () = {
+    // As docs/protocol.md says.
+    assert!(size_of::<SideBlock>() == SIDE_BYTES);
+    assert!(std::mem::offset_of!(SideBlock, polled) == 128);
+    assert!(std::mem::offset_of!(SideBlock, wants_space) == 256);
+    assert!(std::mem::offset_of!(SideBlock, closed) == 384);
+};
 const _: () = assert!(2 * SIDE_BYTES <= RINGS_AT);
 
 /// Which end of the link we are.

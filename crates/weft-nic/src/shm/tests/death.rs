@@ -190,3 +190,37 @@ fn a_forked_copy_is_silent() {
     a.nic.send(near, b"alive", &[]).unwrap();
     until("message", &mut [&mut a, &mut b], |nodes| nodes[1].inbox.messages == [(far, b"alive".to_vec())]);
 }
+
+/// Another user, and another network namespace, are not reached, and do not reach us. (Needs to be root.)
+#[test]
+fn strangers_are_kept_apart() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    for foreign_user in [true, false] {
+        let mut host = Node::new(&ShmConfig::default());
+        let to = host.nic.name();
+        let child = Child::run(|| {
+            if foreign_user {
+                // SAFETY: changes the ids of this process, which has one thread.
+                assert_eq!(unsafe { libc::setresuid(65534, 65534, 65534) }, 0);
+            } else {
+                // SAFETY: moves this process, which has one thread, to an empty network namespace.
+                assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+            }
+            let mut node = Node::new(&ShmConfig::default());
+            node.nic.connect(&to).unwrap();
+            until("refusal", &mut [&mut node], |nodes| !nodes[0].inbox.down.is_empty());
+            let expected = if foreign_user { LinkError::Denied } else { LinkError::Refused };
+            assert_eq!(node.inbox.down[0].1, expected);
+        });
+        for _ in 0..3000 {
+            host.poll();
+        }
+        assert!(child.ended_well());
+        for _ in 0..3000 {
+            host.poll();
+        }
+        assert!(host.inbox.up.is_empty() && host.nic.handshakes.is_empty());
+    }
+}

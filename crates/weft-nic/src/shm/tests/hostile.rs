@@ -132,3 +132,27 @@ fn job_keys_must_agree() {
     assert_eq!(c.inbox.down[0].1, LinkError::Denied);
     assert_eq!(b.inbox.up.len(), 1);
 }
+
+/// More silent connections than there may be handshakes under way: an honest one still gets through.
+#[test]
+fn silent_connections_shut_nobody_out() {
+    let mut victim = Node::new(&ShmConfig::default());
+    let address = rustix::net::SocketAddrUnix::new_abstract_name(&handshake::id_address(&victim.nic.name().ep_id()));
+    let address = address.unwrap();
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let silent = limit.current.unwrap_or(4096) / 2;
+    let silent = silent.saturating_sub(300).min(1500);
+    let mut sockets = Vec::new();
+    for _ in 0..silent {
+        let socket =
+            rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET, None).unwrap();
+        rustix::net::connect(&socket, &address).unwrap();
+        sockets.push(socket);
+        for _ in 0..20 {
+            victim.poll();
+        }
+    }
+    let mut friend = Node::new(&ShmConfig::default());
+    join(&mut friend, &mut victim);
+    assert!(victim.nic.handshakes.len() <= 1024);
+}

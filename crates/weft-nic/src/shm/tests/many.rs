@@ -1,5 +1,7 @@
 //! Many links, and what they leave behind: nothing.
 
+use std::os::fd::AsRawFd;
+
 use weft_engine::nic::Nic;
 
 use super::{Node, join, until};
@@ -75,6 +77,43 @@ fn failed_attempts_leave_nothing() {
     });
 }
 
+/// The pages of a quiet pair: control words and one page of each ring, whatever the rings' size.
+#[test]
+fn a_quiet_pair_costs_twelve_kilobytes() {
+    alone(|| {
+        let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+        let (near, far) = join(&mut a, &mut b);
+        for n in 0..1000 {
+            a.nic.send(near, &[n as u8; 8], &[]).unwrap();
+            b.nic.send(far, &[n as u8; 8], &[]).unwrap();
+            until("one each", &mut [&mut a, &mut b], |nodes| nodes.iter().all(|node| !node.inbox.messages.is_empty()));
+            a.inbox.messages.clear();
+            b.inbox.messages.clear();
+        }
+        let resident = resident_bytes("memfd:weft-pair");
+        let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
+        if !["[always]", "[within_size]", "[force]"].iter().any(|mode| huge.contains(mode)) {
+            assert!(resident > 0 && resident <= 2 * 12 * 1024, "{resident}: mapped twice in this process");
+        }
+    });
+}
+
+/// Resident bytes of all mappings whose name contains `name`.
+fn resident_bytes(name: &str) -> usize {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut counting = false;
+    let mut sum = 0;
+    for line in smaps.lines() {
+        if let Some(rest) = line.strip_prefix("Rss:") {
+            let kib: usize = rest.trim().trim_end_matches(" kB").parse().unwrap();
+            sum += if counting { kib * 1024 } else { 0 };
+        } else if line.contains('-') && line.contains("p ") || line.contains("s ") && line.contains('/') {
+            counting = line.contains(name);
+        }
+    }
+    sum
+}
+
 /// Where descriptors run out connecting fails with an error, and works again when there are some.
 #[test]
 fn running_out_of_descriptors_is_an_error() {
@@ -82,7 +121,16 @@ fn running_out_of_descriptors_is_an_error() {
         let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
         join(&mut a, &mut b);
         let before = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-        let few = rustix::process::Rlimit { current: Some(descriptors() as u64 + 1), maximum: before.maximum };
+        // The limit is on numbers, and there are gaps: fill them, and leave one number free.
+        let highest = std::fs::read_dir("/proc/self/fd").unwrap();
+        let highest: i32 =
+            highest.map(|entry| entry.unwrap().file_name().into_string().unwrap().parse().unwrap()).max().unwrap();
+        let mut filling = Vec::new();
+        while filling.last().is_none_or(|fd: &std::os::fd::OwnedFd| fd.as_raw_fd() < highest) {
+            filling.push(a.nic.wait_fd().try_clone_to_owned().unwrap());
+        }
+        let next = filling.last().unwrap().as_raw_fd() as u64 + 1;
+        let few = rustix::process::Rlimit { current: Some(next + 1), maximum: before.maximum };
         rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
         let mut failures = 0;
         for _ in 0..20 {
@@ -101,6 +149,9 @@ fn running_out_of_descriptors_is_an_error() {
         }
         failures += a.inbox.down.len();
         assert!(failures > 0);
+        // Nobody is left at the listener, so that one can sleep.
+        assert!((0..1000).any(|_| b.poll() == 0 && b.nic.park()));
+        b.nic.unpark();
         rustix::process::setrlimit(rustix::process::Resource::Nofile, before).unwrap();
         join(&mut a, &mut b);
     });
