@@ -4,7 +4,7 @@
 #   make demo     an MPI program over weft and over libfabric's shm and tcp, in one table
 #   make test     every check and test; CI runs this
 #   make deps     everything that building, demo and tests need
-#   make man      the man page, from the table of variables (target/dist/fi_weft.7)
+#   make man      man/fi_weft.7, from man/fi_weft.7.in and the table of variables
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -39,8 +39,7 @@ dist: build-deps
 	@echo "$(DIST)/libweft-fi.so $(DIST)/weft"
 
 man: dist
-	@$(DIST)/weft man > $(DIST)/fi_weft.7
-	@echo "$(DIST)/fi_weft.7"
+	@$(DIST)/weft man > man/fi_weft.7
 
 demo: demo-deps dist
 	@mkdir -p $(TARGET)/demo
@@ -66,8 +65,8 @@ check-bindings:
 	cargo xtask bindings --check
 
 # The workspace's own tests, among them the provider under every host library above.
-check-cargo: dist
-	WEFT_HOST_LIBS="$(HOST_LIBS)" WEFT_FI_LIB="$(DIST)/libweft-fi.so" cargo test --workspace 2>&1 | tee $(LOGS)/cargo-test.log
+check-cargo:
+	WEFT_HOST_LIBS="$(HOST_LIBS)" cargo test --workspace 2>&1 | tee $(LOGS)/cargo-test.log
 
 # Real jobs over the provider.
 check-pytest: dist

@@ -1,2 +1,87 @@
-//! The `weft` command.
-fn main() {}
+//! The `weft` command: what the provider offers on this machine, and what stands in its way.
+//!
+//! Place in the data flow: none. It asks the same code that an endpoint asks (host identity, choice of address, the devices' probes,
+//! the table of variables) and prints the answers, for people as tables, for programs with `--json`.
+//!
+//! Exit status: 0, or 1 when `weft doctor` found something that keeps weft from working, or when output failed; 2 for wrong usage.
+
+#![forbid(unsafe_code)]
+
+mod doctor;
+mod info;
+mod library;
+mod man;
+mod render;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// weft, a libfabric provider: shared memory inside a host, TCP between hosts.
+#[derive(Parser)]
+#[command(name = "weft", version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Tells what the provider offers here, and why a path is or is not available.
+    Info {
+        /// List the variables FI_WEFT_* instead: default, what is set, meaning.
+        #[arg(long)]
+        params: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Looks for what keeps weft from working, or from working well; names cause and remedy. Exit status 1 if it cannot work.
+    Doctor {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Prints the man page fi_weft(7), in roff.
+    Man,
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse().command, &mut io::stdout().lock()) {
+        Ok(code) => code,
+        // A reader that has seen enough (`weft man | head`) is no error.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("weft: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
+    match command {
+        Command::Info { params: true, json } => render::print(out, &info::params(), *json)?,
+        Command::Info { params: false, json } => render::print(out, &info::gather(), *json)?,
+        Command::Doctor { json } => {
+            let report = doctor::examine();
+            render::print(out, &report, *json)?;
+            if !report.works() {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+        Command::Man => out.write_all(man::page().as_bytes())?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,132 @@
+//! `weft doctor`: looks for what keeps weft from working, or from working well, and names cause and remedy.
+//!
+//! Each area is one file of checks that return [`Finding`]s; this file runs them all and shows the result.
+//! A check that cannot tell says so as a note, never as "good".
+
+mod loading;
+mod system;
+mod variables;
+
+use serde::Serialize;
+use weft_fi::params::Params;
+
+use crate::render::{self, Text};
+
+/// How something stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum State {
+    /// As it should be.
+    Good,
+    /// Worth knowing; nothing to do.
+    Note,
+    /// weft works, but slower or not everywhere.
+    Degraded,
+    /// weft does not work, or is not used.
+    Bad,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Finding {
+    what: String,
+    state: State,
+    /// What was found; the cause, where something is wrong.
+    detail: String,
+    /// What to do about it; empty where there is nothing to do.
+    remedy: String,
+}
+
+impl Finding {
+    fn new(what: impl Into<String>, state: State, detail: impl Into<String>) -> Self {
+        Self { what: what.into(), state, detail: detail.into(), remedy: String::new() }
+    }
+
+    fn good(what: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::new(what, State::Good, detail)
+    }
+
+    fn note(what: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::new(what, State::Note, detail)
+    }
+
+    fn degraded(what: impl Into<String>, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { remedy: remedy.into(), ..Self::new(what, State::Degraded, detail) }
+    }
+
+    fn bad(what: impl Into<String>, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { remedy: remedy.into(), ..Self::new(what, State::Bad, detail) }
+    }
+}
+
+/// Everything that was looked at.
+#[derive(Serialize)]
+pub(crate) struct Report {
+    works: bool,
+    findings: Vec<Finding>,
+}
+
+impl Report {
+    /// Whether nothing was found that keeps weft from working.
+    pub(crate) const fn works(&self) -> bool {
+        self.works
+    }
+}
+
+/// Looks at everything.
+pub(crate) fn examine() -> Report {
+    let env = |name: &str| std::env::var(name).ok();
+    let params = Params::load();
+    let mut findings = loading::examine(&env);
+    findings.extend(variables::examine(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()), &params));
+    findings.extend(system::examine(&params));
+    Report { works: findings.iter().all(|finding| finding.state != State::Bad), findings }
+}
+
+impl Text for Report {
+    fn text(&self) -> String {
+        let rows = self.findings.iter().map(|finding| {
+            let state = match finding.state {
+                State::Good => "good",
+                State::Note => "note",
+                State::Degraded => "DEGRADED",
+                State::Bad => "BAD",
+            };
+            let remedy = if finding.remedy.is_empty() { String::new() } else { format!("\n→ {}", finding.remedy) };
+            [state.to_owned(), finding.what.clone(), format!("{}{remedy}", finding.detail)]
+        });
+        let table = render::table(["state", "what", "finding and remedy (→)"], rows);
+        let count = |state| self.findings.iter().filter(|finding| finding.state == state).count();
+        let verdict = match (count(State::Bad), count(State::Degraded)) {
+            (0, 0) => "weft works here.".to_owned(),
+            (0, degraded) => format!("weft works here; {degraded} thing(s) could be better."),
+            (bad, _) => format!("weft does not work here as things are: {bad} cause(s) above."),
+        };
+        format!("{table}\n{verdict}\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_is_wrong_has_a_remedy() {
+        let report = examine();
+        for finding in &report.findings {
+            let wrong = matches!(finding.state, State::Bad | State::Degraded);
+            assert_eq!(wrong, !finding.remedy.is_empty(), "{finding:?}");
+            assert!(!finding.detail.is_empty(), "{finding:?}");
+        }
+        assert_eq!(report.works(), !report.findings.iter().any(|finding| finding.state == State::Bad));
+    }
+
+    #[test]
+    fn the_verdict_follows_the_worst_finding() {
+        let report = |findings: Vec<Finding>| Report { works: false, findings }.text();
+        assert!(report(vec![Finding::good("a", "b")]).contains("weft works here."));
+        assert!(report(vec![Finding::degraded("a", "b", "c")]).contains("could be better"));
+        let text = report(vec![Finding::degraded("a", "b", "c"), Finding::bad("d", "e", "mend it")]);
+        assert!(text.contains("does not work") && text.contains("→ mend it"), "{text}");
+    }
+}

@@ -1,0 +1,195 @@
+//! What this machine and its limits allow: shared memory, cross-memory attach, interfaces, seccomp, resource limits.
+
+use rustix::process::{Resource, getrlimit};
+use weft_fi::params::Params;
+use weft_nic::{host, shm};
+
+use super::{Finding, State};
+use crate::info::SHM_NEEDS;
+
+/// Descriptors that a process with many peers needs: a few for each peer on this host, one for each on others.
+const ENOUGH_DESCRIPTORS: u64 = 4096;
+
+/// All checks of this area.
+pub(super) fn examine(params: &Params) -> Vec<Finding> {
+    let mut findings = shared_memory(params);
+    findings.push(yama(std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok().as_deref()));
+    findings.push(seccomp(std::fs::read_to_string("/proc/self/status").ok().as_deref()));
+    findings.push(address(params));
+    findings.push(descriptors(getrlimit(Resource::Nofile).current));
+    findings.push(memlock(getrlimit(Resource::Memlock).current));
+    findings.push(dev_shm());
+    findings
+}
+
+/// The device's own probes. What fails costs speed, or leaves this host to TCP.
+fn shared_memory(params: &Params) -> Vec<Finding> {
+    if !params.shm {
+        return vec![Finding::degraded(
+            "shared memory",
+            "switched off by FI_WEFT_SHM: TCP carries everything",
+            "unset FI_WEFT_SHM",
+        )];
+    }
+    // Whether siblings may attach is told by Yama alone; see there.
+    let probed = shm::probe().into_iter().filter(|found| !found.what.ends_with("between siblings"));
+    probed
+        .map(|found| {
+            let what = format!("shared memory: {}", found.what);
+            if found.ok {
+                Finding::good(what, found.detail)
+            } else {
+                Finding::degraded(what, found.detail, remedy(found.what))
+            }
+        })
+        .collect()
+}
+
+/// What to do when a probe fails.
+fn remedy(what: &str) -> &'static str {
+    if SHM_NEEDS.contains(&what) {
+        "allow memfd_create(2) and abstract Unix sockets (a seccomp or AppArmor profile forbids them)"
+    } else if what.starts_with("cross-memory attach") {
+        "allow process_vm_readv(2): in a container add the capability SYS_PTRACE, or a seccomp profile with the call"
+    } else {
+        "use a newer kernel, or a seccomp profile that lets the call through"
+    }
+}
+
+/// Whether processes that are no relatives may read each other's memory.
+fn yama(scope: Option<&str>) -> Finding {
+    let what = "yama ptrace_scope";
+    match scope.map(str::trim) {
+        None => Finding::good(what, "Yama is not active: processes of one user may attach to each other"),
+        Some("0") => Finding::good(what, "0: processes of one user may attach to each other"),
+        Some("1") => Finding::degraded(
+            what,
+            "1: only ancestors may attach, so that large messages between ranks are copied twice",
+            "sysctl kernel.yama.ptrace_scope=0",
+        ),
+        Some(scope) => Finding::degraded(
+            what,
+            format!("{scope}: attaching takes CAP_SYS_PTRACE, or is off; large messages are copied twice"),
+            "sysctl kernel.yama.ptrace_scope=0 (after 3 only at boot), or give the processes CAP_SYS_PTRACE",
+        ),
+    }
+}
+
+/// Whether a filter of system calls is in force. What it forbids, the probes tell.
+fn seccomp(status: Option<&str>) -> Finding {
+    let what = "seccomp";
+    let mode = status.and_then(|text| text.lines().find_map(|line| line.strip_prefix("Seccomp:"))).map(str::trim);
+    match mode {
+        Some("0") => Finding::good(what, "no filter of system calls is in force"),
+        Some("2") => Finding::note(
+            what,
+            "a filter of system calls is in force (a container's?): the probes above tell what it forbids",
+        ),
+        _ => Finding::note(what, "cannot tell whether a filter of system calls is in force"),
+    }
+}
+
+/// The address at which other hosts reach this one.
+fn address(params: &Params) -> Finding {
+    let what = "address for TCP";
+    if !params.tcp {
+        return Finding::degraded(
+            what,
+            "switched off by FI_WEFT_TCP: other hosts are out of reach",
+            "unset FI_WEFT_TCP",
+        );
+    }
+    let names = |up: bool| {
+        let all = host::interfaces().unwrap_or_default();
+        all.into_iter().filter(|i| i.up == up).map(|i| i.name).collect::<Vec<_>>().join(", ")
+    };
+    match host::choose_address(params.iface.as_deref(), None) {
+        Err(error) => {
+            Finding::bad(what, error.to_string(), "set FI_WEFT_IFACE to an interface that is up, or unset it")
+        }
+        Ok(addr) if addr.ip().is_loopback() => Finding::degraded(
+            what,
+            format!("{}: only this host is in reach; interfaces that are up: {}", addr.ip(), names(true)),
+            format!("bring an interface up (down are: {}) or set FI_WEFT_IFACE", names(false)),
+        ),
+        Ok(addr) => {
+            let by = if params.iface.is_some() { "FI_WEFT_IFACE" } else { "the default route" };
+            Finding::good(what, format!("{}, chosen by {by}; interfaces that are up: {}", addr.ip(), names(true)))
+        }
+    }
+}
+
+/// Limit on open files.
+fn descriptors(limit: Option<u64>) -> Finding {
+    let what = "limit on open files";
+    match limit {
+        Some(limit) if limit < ENOUGH_DESCRIPTORS => Finding::degraded(
+            what,
+            format!("{limit} per process: jobs of many ranks need a few for each peer"),
+            format!("ulimit -n {ENOUGH_DESCRIPTORS}"),
+        ),
+        Some(limit) => Finding::good(what, format!("{limit} per process")),
+        None => Finding::good(what, "none"),
+    }
+}
+
+/// Limit on locked memory, which other providers stumble over.
+fn memlock(limit: Option<u64>) -> Finding {
+    let limit = limit.map_or("none".to_owned(), |bytes| format!("{} KiB", bytes >> 10));
+    Finding::good("limit on locked memory", format!("{limit}: any will do, weft locks no memory"))
+}
+
+/// The size of /dev/shm, which other providers stumble over.
+fn dev_shm() -> Finding {
+    let what = "/dev/shm";
+    let size = match rustix::fs::statvfs("/dev/shm") {
+        Ok(at) => {
+            let mib = |blocks: u64| (blocks * at.f_frsize) >> 20;
+            format!("{} MiB, {} MiB free", mib(at.f_blocks), mib(at.f_bavail))
+        }
+        Err(error) => format!("not there ({error})"),
+    };
+    Finding::new(what, State::Good, format!("{size}: weft does not use it (its memory is memfds); MPI libraries may"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn yama_is_read_right() {
+        assert_eq!(yama(None).state, State::Good);
+        assert_eq!(yama(Some("0\n")).state, State::Good);
+        assert_eq!(yama(Some("1\n")).state, State::Degraded);
+        assert!(yama(Some("3\n")).remedy.contains("boot"));
+    }
+
+    #[test]
+    fn seccomp_is_read_right() {
+        assert_eq!(seccomp(Some("Name:\tx\nSeccomp:\t0\n")).state, State::Good);
+        assert_eq!(seccomp(Some("Seccomp:\t2\nSeccomp_filters:\t1\n")).state, State::Note);
+        assert_eq!(seccomp(None).state, State::Note);
+    }
+
+    #[test]
+    fn few_descriptors_are_noticed() {
+        assert_eq!(descriptors(Some(64)).state, State::Degraded);
+        assert_eq!(descriptors(Some(1 << 20)).state, State::Good);
+        assert_eq!(descriptors(None).state, State::Good);
+    }
+
+    #[test]
+    fn an_interface_that_is_not_there_is_bad() {
+        let params = Params { iface: Some("nonesuch0".to_owned()), ..Params::default() };
+        let finding = address(&params);
+        assert_eq!(finding.state, State::Bad);
+        assert!(finding.detail.contains("nonesuch0"), "{finding:?}");
+    }
+
+    #[test]
+    fn paths_that_are_switched_off_say_so() {
+        let params = Params { shm: false, tcp: false, ..Params::default() };
+        assert_eq!(shared_memory(&params)[0].state, State::Degraded);
+        assert_eq!(address(&params).state, State::Degraded);
+    }
+}

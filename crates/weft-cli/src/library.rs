@@ -1,0 +1,105 @@
+//! Where libfabric looks for the provider's library, and whether the dynamic loader takes it.
+//!
+//! libfabric loads every file `*fi.so` of the directories in FI_PROVIDER_PATH; an entry that starts with `+` adds to
+//! the default directory instead of replacing it, and may name a file. Without the variable it is the default directory, which
+//! each build of libfabric chose for itself: `<its prefix>/lib/libfabric`.
+//!
+//! This command calls no unsafe function, so it does not load the library itself: it has the dynamic loader do so in
+//! a child process (LD_PRELOAD), and libfabric's own `fi_info`, where that is installed.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The library's file name. libfabric takes only names that end in `fi.so`.
+pub(crate) const FILE_NAME: &str = "libweft-fi.so";
+
+/// Where distributions' libfabrics look by default.
+const DEFAULT_DIRECTORIES: &[&str] = &[
+    "/usr/lib/x86_64-linux-gnu/libfabric",
+    "/usr/lib/aarch64-linux-gnu/libfabric",
+    "/usr/lib64/libfabric",
+    "/usr/lib/libfabric",
+    "/usr/local/lib/libfabric",
+];
+
+/// The places that a value of FI_PROVIDER_PATH names, in order: directories, or files.
+pub(crate) fn places(provider_path: Option<&str>) -> Vec<PathBuf> {
+    let defaults = || DEFAULT_DIRECTORIES.iter().map(PathBuf::from);
+    let Some(value) = provider_path.filter(|value| !value.is_empty()) else {
+        return defaults().collect();
+    };
+    let adds = value.starts_with('+');
+    let named = value.trim_start_matches('+').split(':').filter(|entry| !entry.is_empty());
+    let named = named.map(|entry| PathBuf::from(entry.trim_start_matches(['+', '@'])));
+    if adds { named.chain(defaults()).collect() } else { named.collect() }
+}
+
+/// The provider's library at one of the places.
+pub(crate) fn find(places: &[PathBuf]) -> Option<PathBuf> {
+    places.iter().find_map(|place| {
+        let is_library = place.file_name().is_some_and(|name| name == FILE_NAME);
+        let file = if is_library { place.clone() } else { place.join(FILE_NAME) };
+        file.is_file().then_some(file)
+    })
+}
+
+/// The library beside this program, where `make` and packages put it.
+pub(crate) fn beside_us() -> Option<PathBuf> {
+    let directory = std::env::current_exe().ok()?.parent()?.to_owned();
+    find(&[directory.clone(), directory.join("../lib/libfabric"), directory.join("../lib")])
+}
+
+/// Has the dynamic loader load the library into a child that does nothing else; its complaint is the error.
+pub(crate) fn loads(library: &Path) -> Result<(), String> {
+    // LD_PRELOAD separates its entries by spaces and colons and has no escape.
+    if library.to_string_lossy().contains([' ', ':']) {
+        return Err(format!("{} has a space or colon in its path", library.display()));
+    }
+    let us = std::env::current_exe().map_err(|error| error.to_string())?;
+    let child = Command::new(us)
+        .arg("--version")
+        .env("LD_PRELOAD", library)
+        .env("LD_BIND_NOW", "1")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| error.to_string())?;
+    let complaints = String::from_utf8_lossy(&child.stderr);
+    match complaints.lines().find(|line| line.contains("ld.so") || line.contains("symbol lookup error")) {
+        Some(line) => Err(line.trim().to_owned()),
+        None if child.status.success() => Ok(()),
+        None => Err(format!("a process with the library loaded ended with {}: {}", child.status, complaints.trim())),
+    }
+}
+
+/// What libfabric's `fi_info -p weft` says, in the environment as it is. `None`: there is no fi_info.
+pub(crate) fn fi_info() -> Option<Result<String, String>> {
+    let child = Command::new("fi_info").args(["-p", "weft"]).stdin(Stdio::null()).output().ok()?;
+    let said = String::from_utf8_lossy(&child.stdout).into_owned();
+    if child.status.success() && said.contains("provider: weft") {
+        return Some(Ok(said));
+    }
+    let complaint = String::from_utf8_lossy(&child.stderr).trim().to_owned();
+    Some(Err(if complaint.is_empty() { format!("fi_info ended with {}", child.status) } else { complaint }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_replaces_the_default_and_a_plus_adds_to_it() {
+        assert_eq!(places(Some("/a:/b")), [PathBuf::from("/a"), PathBuf::from("/b")]);
+        let added = places(Some("+/x/libweft-fi.so"));
+        assert_eq!(added[0], PathBuf::from("/x/libweft-fi.so"));
+        assert_eq!(added.len(), 1 + DEFAULT_DIRECTORIES.len());
+        assert_eq!(places(None).len(), DEFAULT_DIRECTORIES.len());
+        assert_eq!(places(Some("")), places(None));
+    }
+
+    #[test]
+    fn what_is_no_library_is_not_loaded() {
+        let this = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+        assert!(loads(&this).is_err_and(|complaint| complaint.contains("ld.so")));
+        assert!(loads(Path::new("/has a space/libweft-fi.so")).is_err());
+    }
+}
