@@ -36,6 +36,10 @@ use crate::handshake::{self, Capability, Key, Role};
 const BACKOFF_MS: u64 = 5;
 /// Longest pause.
 const BACKOFF_MAX_MS: u64 = 250;
+/// A connection that has said nothing for so long makes room for others.
+const SILENT_GRACE_MS: u64 = 200;
+/// The same for one whose hello was good, and whose initiator may be busy.
+const GREETED_GRACE_MS: u64 = 2000;
 /// Attempts at most, if the acceptor hangs up again and again.
 const TRIES: u32 = 32;
 
@@ -291,6 +295,11 @@ struct Said {
 impl Half {
     pub(super) fn new(socket: OwnedFd, generation: u32, now_ms: u64) -> Self {
         Self { socket, generation, since_ms: now_ms, buffer: [0; size_of::<Hello>()], have: 0, said: None }
+    }
+
+    /// From when on it makes room for another if there are too many. Initiators call again, so little is lost.
+    pub(super) fn yields_at_ms(&self) -> u64 {
+        self.since_ms + if self.said.is_some() { GREETED_GRACE_MS } else { SILENT_GRACE_MS }
     }
 
     /// When it is dropped if nothing happens.

@@ -118,6 +118,8 @@ pub struct TcpStats {
     pub refused: u64,
     /// Links open now.
     pub links: usize,
+    /// Connections of peers that have not proven anything yet.
+    pub half_open: usize,
 }
 
 /// What is known of one link, for diagnosis.
@@ -328,6 +330,7 @@ impl Tcp {
             receive_calls: self.stage.calls,
             send_calls: self.writer.calls,
             links: self.links.len(),
+            half_open: self.halves.len(),
             ..self.stats
         }
     }

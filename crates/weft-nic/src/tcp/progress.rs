@@ -28,8 +28,6 @@ use super::{EVENTS, Link, State, Tcp, Token, sys};
 const READ_BUDGET_BYTES: usize = 1024 * 1024;
 /// Connections accepted in one poll.
 const ACCEPTS: usize = 32;
-/// Half-open connections that have proven nothing for so long make room for new ones.
-const HALF_GRACE_MS: u64 = 2000;
 /// For so long the listener is set aside when there are too many connections, or no descriptors.
 const LISTENER_PAUSE_MS: u64 = 50;
 /// An acknowledgement may be missing for so many tries before a host is suspected.
@@ -379,11 +377,11 @@ impl Tcp {
         }
     }
 
-    /// Drops the oldest half-open connection if it has had its time. Returns whether there is room.
+    /// Drops the half-open connection that has outstayed its grace for longest, if any has. Returns whether there is room.
     fn make_room(&mut self, now_ms: u64) -> bool {
-        let oldest = self.halves.iter().min_by_key(|(_, half)| half.since_ms);
+        let oldest = self.halves.iter().min_by_key(|(_, half)| half.yields_at_ms());
         let Some((index, half)) = oldest else { return true };
-        if now_ms < half.since_ms + HALF_GRACE_MS {
+        if now_ms < half.yields_at_ms() {
             return false;
         }
         self.refuse(index, LinkError::Timeout);

@@ -1,0 +1,126 @@
+//! System calls: how many a send, a flush, and an idle poll cost.
+
+use weft_engine::nic::{LinkId, Nic};
+use weft_nic::Tcp;
+
+use super::suite::Node;
+use super::{config, world};
+
+fn send(node: &mut Node<Tcp>, link: LinkId, n: u32) {
+    node.send(link, 4, &n.to_le_bytes()).unwrap();
+}
+
+/// The first message leaves at once; the rest of the burst leaves together; nothing is left for the next flush.
+#[test]
+fn a_burst_costs_two_calls() {
+    let mut world = world(&config(), 2);
+    let (near, far) = world.join_and_greet(0, 1);
+    let sender = &mut world.nodes[0];
+    sender.nic.flush();
+    let before = sender.nic.stats().send_calls;
+    send(sender, near, 0);
+    assert_eq!(sender.nic.stats().send_calls - before, 1);
+    for n in 1..50 {
+        send(sender, near, n);
+    }
+    assert_eq!(sender.nic.stats().send_calls - before, 1, "followers are gathered");
+    sender.nic.flush();
+    assert_eq!(sender.nic.stats().send_calls - before, 2);
+    sender.nic.flush();
+    assert_eq!(sender.nic.stats().send_calls - before, 2, "nothing is left");
+    let receives = world.nodes[1].nic.stats().receive_calls;
+    let mut got = Vec::new();
+    world.until("all", |nodes| {
+        got.extend(nodes[1].take_messages(far));
+        got.len() == 50
+    });
+    assert!(got.iter().zip(0u32..).all(|(bytes, n)| bytes[..] == n.to_le_bytes()));
+    // Two segments came, each at most once in vain.
+    assert!(world.nodes[1].nic.stats().receive_calls - receives <= 4);
+}
+
+/// A long message takes with it what was gathered before it, and is not copied.
+#[test]
+fn long_messages_leave_at_once_in_order() {
+    let mut world = world(&config(), 2);
+    let (near, far) = world.join_and_greet(0, 1);
+    let sender = &mut world.nodes[0];
+    sender.nic.flush();
+    let before = sender.nic.stats().send_calls;
+    for n in 0..4 {
+        send(sender, near, n);
+    }
+    sender.send(near, 40, &[9; 20_000]).unwrap();
+    assert_eq!(sender.nic.stats().send_calls - before, 2);
+    assert_eq!(sender.nic.describe(near).unwrap().queued_bytes, 0);
+    let mut got = Vec::new();
+    world.until("all", |nodes| {
+        got.extend(nodes[1].take_messages(far));
+        got.len() == 5
+    });
+    assert_eq!(got.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 4, 4, 20_000]);
+}
+
+/// Without any link the kernel is asked seldom.
+#[test]
+fn an_endpoint_without_links_asks_seldom() {
+    let mut world = world(&config(), 1);
+    world.rounds(100);
+    let before = world.nodes[0].nic.stats();
+    world.rounds(64_000);
+    let asked = world.nodes[0].nic.stats().wait_calls - before.wait_calls;
+    // One in 64, and one per tick of the coarse clock (at least a millisecond).
+    assert!((1000..3000).contains(&asked), "{asked}");
+    assert_eq!(world.nodes[0].nic.stats().receive_calls, before.receive_calls);
+}
+
+/// While the other device is busy and this one is not, system calls become rare; traffic brings them back.
+#[test]
+fn quiet_links_beside_a_busy_device_cost_little() {
+    let mut world = world(&config(), 2);
+    let (near, far) = world.join_and_greet(0, 1);
+    let calls = |node: &Node<Tcp>| node.nic.stats().wait_calls + node.nic.stats().receive_calls;
+    for _ in 0..2000 {
+        world.nodes[1].nic.elsewhere();
+        world.nodes[1].poll();
+    }
+    let before = calls(&world.nodes[1]);
+    for _ in 0..32_000 {
+        world.nodes[1].nic.elsewhere();
+        world.nodes[1].poll();
+    }
+    let asked = calls(&world.nodes[1]) - before;
+    assert!(asked < 4000, "{asked} system calls in 32000 polls");
+    send(&mut world.nodes[0], near, 1);
+    world.until("message", |nodes| !nodes[1].take_messages(far).is_empty());
+    let before = calls(&world.nodes[1]);
+    for _ in 0..1000 {
+        world.nodes[1].poll();
+    }
+    assert!(calls(&world.nodes[1]) - before >= 1000, "every poll is real again");
+}
+
+/// Idle links cost a poll nothing.
+#[test]
+fn idle_links_are_not_looked_at() {
+    let mut world = world(&config(), 3);
+    for _ in 0..100 {
+        world.join_and_greet(1, 0);
+    }
+    let (near, far) = world.join_and_greet(2, 0);
+    let turn = |world: &mut super::World<Tcp>, n: u32| {
+        send(&mut world.nodes[2], near, n);
+        world.until("message", |nodes| !nodes[0].take_messages(far).is_empty());
+    };
+    for n in 0..200 {
+        turn(&mut world, n);
+    }
+    let before = world.nodes[0].nic.stats();
+    for n in 0..200 {
+        turn(&mut world, n);
+    }
+    let after = world.nodes[0].nic.stats();
+    let polls_at_most = 200 * 20;
+    let calls = after.receive_calls + after.wait_calls - before.receive_calls - before.wait_calls;
+    assert!(calls < polls_at_most, "{calls} system calls for 200 messages beside 100 idle links");
+}

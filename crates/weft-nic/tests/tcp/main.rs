@@ -1,0 +1,65 @@
+//! What only the TCP device promises, and what both devices together promise. The contract that all devices share is checked in
+//! conformance.rs. Loopback only; every wait is bounded.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, unreachable_pub, missing_docs, dead_code)]
+
+#[path = "../suite/mod.rs"]
+mod suite;
+
+mod both;
+mod economy;
+mod hostile;
+mod links;
+mod raw;
+mod transfers;
+
+use std::net::SocketAddr;
+
+use suite::{Node, World};
+use weft_engine::name::{EpName, NameParts};
+use weft_engine::nic::Nic;
+use weft_nic::{Tcp, TcpConfig};
+
+/// Short times, so that no test waits long.
+fn config() -> TcpConfig {
+    TcpConfig { connect_timeout_ms: 1000, answer_timeout_ms: 1000, connect_retry_ms: 100, ..TcpConfig::default() }
+}
+
+fn parts(ip: &str) -> NameParts {
+    let mut random = [0u8; 32];
+    getrandom::fill(&mut random).unwrap();
+    NameParts {
+        socket: SocketAddr::new(ip.parse().unwrap(), 0),
+        host_id: 1,
+        ep_id: random[..16].try_into().unwrap(),
+        capability: random[16..].try_into().unwrap(),
+        shm: true,
+        tcp: true,
+    }
+}
+
+fn open(config: &TcpConfig) -> Tcp {
+    Tcp::new(config, &parts("127.0.0.1")).unwrap()
+}
+
+/// Some endpoints with one configuration.
+fn world(config: &TcpConfig, nodes: usize) -> World<Tcp> {
+    World { nodes: (0..nodes).map(|_| Node::new(open(config))).collect() }
+}
+
+/// The same name, but for another port, as if the endpoint listened there.
+fn moved(name: &EpName, socket: SocketAddr) -> EpName {
+    EpName::full(&NameParts {
+        socket,
+        host_id: name.host_id(),
+        ep_id: name.ep_id(),
+        capability: name.capability(),
+        shm: name.shm(),
+        tcp: name.tcp(),
+    })
+}
+
+/// Polls all endpoints until a thread that plays a peer has finished.
+fn while_running<N: Nic, T>(world: &mut World<N>, thread: std::thread::JoinHandle<T>) -> T {
+    world.until("the other thread", |_| thread.is_finished());
+    thread.join().unwrap()
+}

@@ -1,0 +1,84 @@
+//! A peer made by hand from docs/protocol.md, which says and does what no device would.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use weft_engine::name::EpName;
+use weft_nic::handshake::{self, Key, Role};
+
+pub const HELLO: usize = 112;
+pub const ANSWER: usize = 144;
+pub const PROOF_AT: usize = 112;
+pub const FINISH: usize = 48;
+
+/// A connection to an endpoint.
+pub fn dial(to: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(to).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream
+}
+
+/// The hello of `me` to `peer`.
+pub fn hello(me: &EpName, peer: &EpName) -> [u8; HELLO] {
+    let mut bytes = [0; HELLO];
+    bytes[..8].copy_from_slice(b"weft-tcp");
+    bytes[8] = 1;
+    bytes[9] = u8::from(peer.is_full());
+    bytes[16..32].copy_from_slice(&handshake::random::<16>().unwrap());
+    bytes[32..96].copy_from_slice(&handshake::public_part(me));
+    bytes[96..].copy_from_slice(&peer.ep_id());
+    bytes
+}
+
+/// The finish that belongs to a dialogue.
+pub fn finish(me: &EpName, key: &Key, hello: &[u8], answer: &[u8]) -> [u8; FINISH] {
+    let sealed = key.seal(Role::Initiator, &[hello, &answer[..PROOF_AT]], &me.capability());
+    let proof = key.proof(Role::Initiator, &[hello, &answer[..PROOF_AT], &sealed]);
+    let mut bytes = [0; FINISH];
+    bytes[..16].copy_from_slice(&sealed);
+    bytes[16..].copy_from_slice(&proof);
+    bytes
+}
+
+/// The whole handshake as an initiator; frames may follow.
+pub fn join(me: &EpName, peer: &EpName) -> TcpStream {
+    let mut stream = dial(peer.socket());
+    let hello = hello(me, peer);
+    stream.write_all(&hello).unwrap();
+    let mut answer = [0; ANSWER];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!((&answer[..8], answer[8], answer[9]), (&b"weft-tcp"[..], 1, 0));
+    let key = Key::new(&peer.capability(), None);
+    let proof = answer[PROOF_AT..].try_into().unwrap();
+    assert!(key.verify(Role::Acceptor, &[&hello, &answer[..PROOF_AT]], &proof));
+    stream.write_all(&finish(me, &key, &hello, &answer)).unwrap();
+    let mut verdict = [9; 8];
+    stream.read_exact(&mut verdict).unwrap();
+    assert_eq!(verdict, [0; 8]);
+    stream
+}
+
+/// A frame.
+pub fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
+    let mut bytes = (body.len() as u32).to_le_bytes().to_vec();
+    bytes.extend_from_slice(&[kind, 0, 0, 0]);
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+/// A push segment.
+pub fn segment(window: u64, offset: u64, payload: &[u8]) -> Vec<u8> {
+    frame(2, &[&window.to_le_bytes()[..], &offset.to_le_bytes(), payload].concat())
+}
+
+/// Whether the connection has ended, with or without a reset.
+pub fn has_ended(stream: &mut TcpStream) -> bool {
+    let mut rest = Vec::new();
+    match stream.read_to_end(&mut rest) {
+        Ok(_) => true,
+        Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+    }
+}
