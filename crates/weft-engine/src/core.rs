@@ -158,6 +158,8 @@ impl Core {
         let known = self.by_identity.get(&name.identity());
         let vc = match known {
             Some(&vci) => self.vcs.get_mut(vci as usize),
+            // A full name that is not known has no connection; looking further would make start-up quadratic.
+            None if name.is_full() => None,
             // A stranger's full name may be inserted in its service form.
             None => self.vcs.iter_mut().find(|vc| vc.name.socket_identity() == name.identity()),
         };
