@@ -50,8 +50,9 @@ const BACKLOG: i32 = 4096;
 const SEND_BUDGET_BYTES: usize = 1024 * 1024;
 /// Bytes that may be gathered on one link.
 const QUEUE_BYTES: usize = 256 * 1024;
-/// The staging buffer of a device.
-const STAGE_BYTES: usize = 256 * 1024;
+/// The staging buffer of a device: hundreds of small messages in one system call, and no more than this of a push that begins in
+/// it is copied twice.
+const STAGE_BYTES: usize = 16 * 1024;
 /// Events taken from the kernel at a time.
 const EVENTS: usize = 64;
 

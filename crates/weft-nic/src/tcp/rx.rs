@@ -23,6 +23,10 @@ use super::wire::{self, Frame, HEAD_BYTES, MAILBOX_BYTES, PUSH_HEAD_BYTES};
 /// Mailbox buffers that are kept for the next partial message.
 const SPARE_MAILBOXES: usize = 8;
 
+/// What a read asks for behind the rest of a push: a few small frames. Were it more, the beginning of the next segment would
+/// be copied twice.
+const BEHIND_PUSH_BYTES: usize = 1024;
+
 /// Where a link stands in its incoming stream.
 #[derive(Debug)]
 pub(super) enum Rx {
@@ -60,7 +64,7 @@ pub(super) struct Stage {
 impl Stage {
     /// A staging buffer of `bytes` bytes (at least one mailbox would be sensible; anything above a header works).
     pub(super) fn new(bytes: usize) -> Self {
-        Self { bytes: vec![0; bytes.max(2 * PUSH_HEAD_BYTES)].into_boxed_slice(), spare: Vec::new(), calls: 0 }
+        Self { bytes: vec![0; bytes.max(BEHIND_PUSH_BYTES)].into_boxed_slice(), spare: Vec::new(), calls: 0 }
     }
 
     /// One system call on a link's socket, and everything that follows from what it brought.
@@ -146,7 +150,7 @@ impl Stage {
         let whole = pieces.client(&placed, 1);
         let room = pieces.len();
         if whole {
-            pieces.buffer(&mut self.bytes);
+            pieces.buffer(&mut self.bytes[..BEHIND_PUSH_BYTES]);
         }
         let asked = pieces.len();
         let n = match check(sys::receive(fd, &mut pieces)) {
