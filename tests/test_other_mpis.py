@@ -21,7 +21,7 @@ def test_open_mpi(runner: harness.Runner, ranks: int) -> None:
     need(jobs.OPEN_MPI)
     env = jobs.environment(harness.PROVIDER)
     command = [str(jobs.OPEN_MPI / "bin/python"), str(harness.PROGRAMS / "all_pairs.py")]
-    choice = ["--mca", "mtl_base_verbose", "100"]
+    choice = ["--mca", "mtl_base_verbose", "100", "--mca", "opal_common_ofi_verbose", "100"]
     outcome = runner.run(jobs.open_mpi(ranks, command, env, *choice), env, 60).check()
     assert "all pairs: good" in outcome.output
     assert re.search(rf"mtl:ofi:provider: {harness.PROVIDER}\b", outcome.output), outcome.output[:4000]
