@@ -118,6 +118,13 @@ impl Cntr {
         }
     }
 
+    /// Makes progress for a reader, which does not say whether it found what it wanted.
+    #[inline]
+    fn poll(&self) {
+        let done = self.sources.progress();
+        self.sources.read_nothing(done, || self.waker());
+    }
+
     /// The endpoints that reads and waits drive.
     pub(crate) fn sources(&self) -> &Sources {
         &self.sources
@@ -280,14 +287,14 @@ unsafe fn counter<'a>(cntr: *mut sys::fid_cntr) -> &'a Cntr {
 unsafe extern "C" fn read(cntr: *mut sys::fid_cntr) -> u64 {
     // SAFETY: a live counter of the client.
     let cntr = unsafe { counter(cntr) };
-    cntr.sources.poll();
+    cntr.poll();
     cntr.value()
 }
 
 unsafe extern "C" fn readerr(cntr: *mut sys::fid_cntr) -> u64 {
     // SAFETY: a live counter of the client.
     let cntr = unsafe { counter(cntr) };
-    cntr.sources.poll();
+    cntr.poll();
     cntr.errors()
 }
 

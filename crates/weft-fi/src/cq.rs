@@ -221,7 +221,7 @@ impl Cq {
         if self.len.load(Ordering::Relaxed) == 0 || count == 0 {
             let done = self.sources.progress();
             if self.len.load(Ordering::Relaxed) == 0 {
-                self.sources.read_nothing(done);
+                self.sources.read_nothing(done, || self.waker());
                 return Errno::AGAIN.size();
             }
         }
@@ -242,7 +242,10 @@ impl Cq {
         drop(ring);
         match taken {
             // The number of entries was given as a length of memory, which fits.
-            Ok(taken) => taken.cast_signed(),
+            Ok(taken) => {
+                self.sources.read_something();
+                taken.cast_signed()
+            }
             Err(Nothing::Empty) => Errno::AGAIN.size(),
             Err(Nothing::Failed) => Errno::AVAIL.size(),
         }

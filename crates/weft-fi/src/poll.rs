@@ -9,6 +9,7 @@
 //! something has arrived. Sleeps are cut in slices all the same: time-outs inside the engine are noticed, and a sleeper takes over when
 //! another thread, whose polls have ended the parking meanwhile, goes away.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -32,6 +33,38 @@ const SPINS: u32 = 200;
 const YIELDS: u32 = 20;
 /// A non-blocking reader that found nothing for `SPINS` reads yields at every so-manieth read from then on.
 const READS_PER_YIELD: u32 = 32;
+/// Yields between two looks at whether this thread has been preempted: then there are more runnable threads than cores.
+const YIELDS_PER_LOOK: u32 = 8;
+/// Then so many of the following yields are naps. A thread that sleeps and is woken by its peer gets a core sooner than
+/// one that keeps asking for it, and does not take one from the peer meanwhile; `sched_yield` alone does not help, since the
+/// scheduler lets a thread that has time left go on.
+const NAPS: u32 = 200;
+/// Longest nap: the client may have more to poll than our queues.
+const NAP: Duration = Duration::from_micros(200);
+
+/// What a thread knows of its competitors for a core.
+#[derive(Clone, Copy)]
+struct Crowd {
+    /// Yields so far.
+    yields: u32,
+    /// How many of the next yields shall be naps.
+    naps: u32,
+    /// Preemptions at the last look.
+    preemptions: i64,
+}
+
+thread_local! {
+    static CROWD: Cell<Crowd> = const { Cell::new(Crowd { yields: 0, naps: 0, preemptions: 0 }) };
+}
+
+/// How often the system has taken this thread's core away.
+fn preemptions() -> i64 {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: writes one structure; zeros remain if it fails.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) };
+    // SAFETY: plain integers, all of them initialised.
+    unsafe { usage.assume_init() }.ru_nivcsw
+}
 
 /// The endpoints that a queue or a counter drives.
 pub(crate) struct Sources {
@@ -90,22 +123,43 @@ impl Sources {
         list.iter().map(|core| core.progress()).sum()
     }
 
-    /// One round of progress for a reader that does not say whether it found anything: a counter's.
-    #[inline]
-    pub(crate) fn poll(&self) {
-        let done = self.progress();
-        self.read_nothing(done);
-    }
-
     /// Notes that a non-blocking read found nothing after a round in which `done` things happened, and lets others run
-    /// if nothing has happened for a while.
+    /// if nothing has happened for a while. `waker` is where the reader may nap.
     #[inline]
-    pub(crate) fn read_nothing(&self, done: usize) {
+    pub(crate) fn read_nothing<'a>(&self, done: usize, waker: impl FnOnce() -> Option<&'a Waker>) {
         let idle = if done > 0 { 0 } else { self.idle.load(Ordering::Relaxed).wrapping_add(1) };
         self.idle.store(idle, Ordering::Relaxed);
         if idle >= SPINS && idle.is_multiple_of(READS_PER_YIELD) {
-            std::thread::yield_now();
+            self.rest(waker());
         }
+    }
+
+    /// Notes that a read found something.
+    #[inline]
+    pub(crate) fn read_something(&self) {
+        self.idle.store(0, Ordering::Relaxed);
+    }
+
+    /// Lets others run.
+    #[cold]
+    fn rest(&self, waker: Option<&Waker>) {
+        let mut crowd = CROWD.get();
+        if let Some(waker) = waker.filter(|_| crowd.naps > 0) {
+            CROWD.set(Crowd { naps: crowd.naps - 1, ..crowd });
+            if let Some(parked) = self.park(waker, Sleep::Inside) {
+                waker.nap(NAP);
+                unpark(&parked, Sleep::Inside);
+                return;
+            }
+        }
+        std::thread::yield_now();
+        crowd.yields = crowd.yields.wrapping_add(1);
+        if crowd.yields.is_multiple_of(YIELDS_PER_LOOK) {
+            let preemptions = preemptions();
+            crowd.naps = if preemptions == crowd.preemptions { 0 } else { NAPS };
+            crowd.preemptions = preemptions;
+        }
+        CROWD.set(crowd);
     }
 
     /// Parks the devices of every endpoint, all or none.

@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno as Sys;
 use weft_fi_sys as sys;
 
@@ -113,6 +113,15 @@ impl Waker {
             // Nothing else can come from a valid descriptor; treating it as an event makes the caller look.
             Err(_) => Woken::Event,
         }
+    }
+}
+
+impl Waker {
+    /// Sleeps for less than a second, with a finer clock than [`Waker::sleep`].
+    pub(crate) fn nap(&self, time: Duration) {
+        let time = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
+        // Whatever ends it, an interruption included: the caller goes on to look.
+        let _ = rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&time));
     }
 }
 
