@@ -59,7 +59,7 @@ check-clippy:
 	cargo clippy --workspace --all-targets -- -D warnings
 
 check-docs:
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
 check-bindings:
 	cargo xtask bindings --check
