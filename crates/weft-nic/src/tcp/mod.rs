@@ -318,7 +318,7 @@ impl Tcp {
         self.pace.wake();
     }
 
-    /// Tells that another device of the same endpoint brought something in this round: see [`pace`].
+    /// Tells that another device of the same endpoint brought something in this round: see `pace.rs`.
     #[inline]
     pub fn elsewhere(&mut self) {
         self.pace.elsewhere();
