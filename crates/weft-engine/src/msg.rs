@@ -430,7 +430,8 @@ impl Core {
             info.fit(&iov, len);
             multi.used += info.stored;
             multi.inflight += 1;
-            if whole - multi.used < min {
+            // A full buffer is released even where the client has set no minimum.
+            if whole - multi.used < min.max(1) {
                 multi.retired = true;
                 posted.remove(key);
             }
@@ -605,6 +606,8 @@ impl Core {
         let fin: Fin = r.take().ok_or(Violation)?;
         let status = Status::from_wire(fin.status.get()).ok_or(Violation)?;
         if fin.op.get() == wire::NO_OP {
+            let vc = &mut self.vcs[vci as usize];
+            vc.quiet_writes = vc.quiet_writes.checked_sub(1).ok_or(Violation)?;
             self.nameless_fault(status);
             return Ok(());
         }

@@ -123,6 +123,7 @@ impl<N: Nic> Engine<N> {
                 let mut head = write_head(wire::NO_OP, 0, op.flags, op.data, remote);
                 if self.nic.send(link, head.with_seq(vc.tx_seq), op.iov).is_ok() {
                     vc.tx_seq = vc.tx_seq.wrapping_add(1);
+                    vc.quiet_writes += 1;
                     return Ok(());
                 }
             }

@@ -98,6 +98,8 @@ pub(crate) struct Vc {
     pub(crate) credit_owed: u64,
     /// Unexpected messages whose payload waits at the peer.
     pub(crate) rendezvous_waiting: u32,
+    /// Writes sent whose success nobody waits for: so many failures of nameless operations may be reported.
+    pub(crate) quiet_writes: u64,
     /// Operations that have left the TX queue and are not complete.
     pub(crate) outstanding: u32,
     /// Operations that wait, by number.
@@ -127,6 +129,7 @@ impl Vc {
             rx_used: 0,
             credit_owed: 0,
             rendezvous_waiting: 0,
+            quiet_writes: 0,
             outstanding: 0,
             tx: VecDeque::new(),
             deferred: VecDeque::new(),
