@@ -1,7 +1,7 @@
 //! Atomics (fi_atomic(3)): not offered yet.
 //!
-//! Place in the data flow: every slot is filled, since clients call them without looking. The queries say that no operation is
-//! supported on any type, which is what clients probe before they use one.
+//! Place in the data flow: every slot is filled, since clients call them without looking. The queries say that no
+//! operation is supported on any type, which is what clients probe before they use one.
 
 use weft_fi_sys as sys;
 

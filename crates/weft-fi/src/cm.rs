@@ -1,7 +1,7 @@
 //! Connection management (fi_cm(3)): of which a connectionless endpoint has its name.
 //!
-//! Place in the data flow: `fi_getname` after enable gives what peers insert into their address vectors; `fi_setname` before enable
-//! chooses the local address. Connecting, listening and joining answer -FI_ENOSYS.
+//! Place in the data flow: `fi_getname` after enable gives what peers insert into their address vectors;
+//! `fi_setname` before enable chooses the local address. Connecting, listening and joining answer -FI_ENOSYS.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;

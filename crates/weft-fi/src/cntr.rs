@@ -1,11 +1,11 @@
 //! Completion counters (fi_cntr(3)).
 //!
-//! Place in the data flow: endpoints and their regions [`Cntr::record`] what has completed; `fi_cntr_read` and `fi_cntr_wait` look,
-//! after a round of progress on the endpoints concerned.
+//! Place in the data flow: endpoints and their regions [`Cntr::record`] what has completed; `fi_cntr_read` and
+//! `fi_cntr_wait` look, after a round of progress on the endpoints concerned.
 //!
-//! Invariants: each operation is recorded once, as a success or as an error. Values are atomics: a read takes no lock. A
-//! waiter announces its threshold before it looks at the value a last time, and whoever raises the value looks at the
-//! threshold afterwards, both sequentially consistent, so that no wake-up is lost.
+//! Invariants: each operation is recorded once, as a success or as an error. Values are atomics: a read takes no
+//! lock. A waiter announces its threshold before it looks at the value a last time, and whoever raises the value
+//! looks at the threshold afterwards, both sequentially consistent, so that no wake-up is lost.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

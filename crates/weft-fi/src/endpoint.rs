@@ -1,8 +1,9 @@
 //! Endpoints (fi_endpoint(3)): the handle that a client holds, and the operations on it.
 //!
-//! Place in the data flow: `fi_endpoint` makes an [`Ep`]; `fi_ep_bind` and `fi_enable` ([`setup`]) give its `core::Core` an engine and routes;
-//! the operation files ([`crate::msg`], [`crate::tagged`], [`crate::rma`], …) translate calls and come back here to
-//! [`Ep::start_send`], [`Ep::post_recv`], [`Ep::start_write`], [`Ep::start_read`], which enter the core.
+//! Place in the data flow: `fi_endpoint` makes an [`Ep`]; `fi_ep_bind` and `fi_enable` ([`setup`]) give its
+//! `core::Core` an engine and routes; the operation files ([`crate::msg`], [`crate::tagged`], [`crate::rma`], …)
+//! translate calls and come back here to [`Ep::start_send`], [`Ep::post_recv`], [`Ep::start_write`],
+//! [`Ep::start_read`], which enter the core.
 //!
 //! An alias (`fi_ep_alias`) is a second handle on the same core with default flags of its own.
 //!

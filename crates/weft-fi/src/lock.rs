@@ -5,15 +5,17 @@
 //!
 //! Two kinds, chosen when the cell is made:
 //! - *shared* (FI_THREAD_SAFE, FI_THREAD_FID, FI_THREAD_ENDPOINT, or automatic progress): an ordinary mutex.
-//! - *owned* (FI_THREAD_DOMAIN, FI_THREAD_COMPLETION with manual progress): the client promises that data-path calls are
-//!   serialized (fi_domain(3), "Multi-threading Support"), so [`Guarded::lock`] takes no atomic
-//!   read-modify-write: it sets a flag, looks at another, and is in. Control calls (address vectors, memory registration, close)
-//!   remain thread safe by the same man page; they come in by [`Guarded::intrude`], which takes the mutex,
-//!   announces itself, makes every other thread execute a memory barrier (membarrier(2), so that the owner needs none), and waits
-//!   until the owner is out. Where the kernel refuses membarrier, an owned cell is made shared.
+//! - *owned* (FI_THREAD_DOMAIN, FI_THREAD_COMPLETION with manual progress): the client promises that data-path calls
+//!   are serialized (fi_domain(3), "Multi-threading Support"), so [`Guarded::lock`] takes no atomic
+//!   read-modify-write: it sets a flag, looks at another, and is in. Control calls (address vectors, memory
+//!   registration, close) remain thread safe by the same man page; they come in by [`Guarded::intrude`], which takes
+//!   the mutex, announces itself, makes every other thread execute a memory barrier (membarrier(2), so that the
+//!   owner needs none), and waits until the owner is out. Where the kernel refuses membarrier, an owned cell is made
+//!   shared.
 //!
-//! Invariants: at most one guard exists at a time; neither method may be called while the same thread holds a guard of the same
-//! cell. Lock order of the crate: a poll list, then an endpoint's engine, then a queue's ring; rings are leaves.
+//! Invariants: at most one guard exists at a time; neither method may be called while the same thread holds a guard
+//! of the same cell. Lock order of the crate: a poll list, then an endpoint's engine, then a queue's ring; rings are
+//! leaves.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -153,10 +155,10 @@ impl<T> Deref for Guard<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: while this guard lives no other exists. `Mutex` and `Intruder` guards hold the mutex. A
-        // `Flag` guard excludes other `lock` callers by the promise of `new`, and intruders because either the intruder's
-        // membarrier came after our store to `inside`, which it then waits for, or before our load of
-        // `intruder`, which then sent us to the mutex.
+        // SAFETY: while this guard lives no other exists. `Mutex` and `Intruder` guards hold the mutex. A `Flag`
+        // guard excludes other `lock` callers by the promise of `new`, and intruders because either the intruder's
+        // membarrier came after our store to `inside`, which it then waits for, or before our load of `intruder`,
+        // which then sent us to the mutex.
         unsafe { &*self.cell.value.get() }
     }
 }

@@ -1,9 +1,9 @@
 //! Messages (fi_msg(3)): the C functions; the engine does the rest.
 //!
-//! Place in the data flow: `fi_send` → [`Ep::start_send`] → `Engine::send`; `fi_recv` → [`Ep::post_recv`] → `Engine::recv`.
-//! These functions translate and check arguments, no more. They are on the path that counts nanoseconds: no allocation, no
-//! class check, no unwinding guard (they do not panic; if one did, the process would abort, since unwinding does
-//! not leave an `extern "C"` function).
+//! Place in the data flow: `fi_send` → [`Ep::start_send`] → `Engine::send`; `fi_recv` → [`Ep::post_recv`] →
+//! `Engine::recv`. These functions translate and check arguments, no more. They are on the path that counts
+//! nanoseconds: no allocation, no class check, no unwinding guard (they do not panic; if one did, the process would
+//! abort, since unwinding does not leave an `extern "C"` function).
 
 use std::ffi::c_void;
 

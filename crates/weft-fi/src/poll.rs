@@ -1,13 +1,16 @@
 //! Driving endpoints from the queues and counters that are read, and sleeping until there is something to read.
 //!
-//! Place in the data flow: `fi_cq_read`, `fi_cq_sread`, `fi_cntr_read` and `fi_cntr_wait` → [`Sources`] → the engines of the bound
-//! endpoints. The order of rest is: spin a little, yield, then park the devices and sleep. Yielding comes early, since with more
-//! ranks than cores the peer may be waiting for this very core.
+//! Place in the data flow: `fi_cq_read`, `fi_cq_sread`, `fi_cntr_read` and `fi_cntr_wait` → [`Sources`] → the
+//! engines of the bound endpoints. The order of rest is: spin a little, yield, then park the devices and sleep.
+//! Yielding comes early, since with more ranks than cores the peer may be waiting for this very core.
 //!
-//! No wake-up is lost: a sleeper first arms its queue or counter, finding it still empty under the same lock (or
-//! in the same total order of atomics) in which others fill it, and parks each endpoint's devices, which refuse if
-//! something has arrived. Sleeps are cut in slices all the same: time-outs inside the engine are noticed, and a sleeper takes over when
-//! another thread, whose polls have ended the parking meanwhile, goes away.
+//! A non-blocking reader that finds nothing for long yields as well, and naps, briefly and woken by its devices, once
+//! it has been preempted: then there are more threads than cores, and the one it waits for needs one.
+//!
+//! No wake-up is lost: a sleeper first arms its queue or counter, finding it still empty under the same lock (or in
+//! the same total order of atomics) in which others fill it, and parks each endpoint's devices, which refuse if
+//! something has arrived. Sleeps are cut in slices all the same: time-outs inside the engine are noticed, and a
+//! sleeper takes over when another thread, whose polls have ended the parking meanwhile, goes away.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -35,9 +38,9 @@ const YIELDS: u32 = 20;
 const READS_PER_YIELD: u32 = 32;
 /// Yields between two looks at whether this thread has been preempted: then there are more runnable threads than cores.
 const YIELDS_PER_LOOK: u32 = 8;
-/// Then so many of the following yields are naps. A thread that sleeps and is woken by its peer gets a core sooner than
-/// one that keeps asking for it, and does not take one from the peer meanwhile; `sched_yield` alone does not help, since the
-/// scheduler lets a thread that has time left go on.
+/// Then so many of the following yields are naps. A thread that sleeps and is woken by its peer gets a core sooner
+/// than one that keeps asking for it, and does not take one from the peer meanwhile; `sched_yield` alone does not
+/// help, since the scheduler lets a thread that has time left go on.
 const NAPS: u32 = 200;
 /// Longest nap: the client may have more to poll than our queues.
 const NAP: Duration = Duration::from_micros(200);

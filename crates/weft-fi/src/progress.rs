@@ -1,16 +1,17 @@
 //! Automatic progress: one thread per domain that does what the client's threads do not.
 //!
-//! Place in the data flow: made by the domain when FI_PROGRESS_AUTO is in force; endpoints join at enable and leave at close. The
-//! thread sleeps on the devices' wait descriptors, parked, and progresses an endpoint when they stir.
+//! Place in the data flow: made by the domain when FI_PROGRESS_AUTO is in force; endpoints join at enable and leave
+//! at close. The thread sleeps on the devices' wait descriptors, parked, and progresses an endpoint when they stir.
 //!
 //! It steps back while a thread of the client is at work on an endpoint: as long as the endpoint's count of
-//! application rounds moves (or a client's thread sleeps on it, which will wake by itself), the thread neither touches the endpoint
-//! nor listens to its devices, and only looks again after a tick. So it costs an active client two loads a millisecond
-//! and never the endpoint's lock; a client that goes away to compute is relieved within two ticks; a
-//! client that is about to sleep outside our calls says so ([`AutoProgress::take_over`]).
+//! application rounds moves (or a client's thread sleeps on it, which will wake by itself), the thread neither
+//! touches the endpoint nor listens to its devices, and only looks again after a tick. So it costs an active client
+//! two loads a millisecond and never the endpoint's lock; a client that goes away to compute is relieved within two
+//! ticks; a client that is about to sleep outside our calls says so ([`AutoProgress::take_over`]).
 //!
-//! Invariants: an endpoint is entered only by `try_lock`, so no call of the client ever waits for a whole round of this thread more
-//! than once; after [`AutoProgress::leave`] the thread holds no reference; after [`AutoProgress::stop`] it is gone.
+//! Invariants: an endpoint is entered only by `try_lock`, so no call of the client ever waits for a whole round of
+//! this thread more than once; after [`AutoProgress::leave`] the thread holds no reference; after
+//! [`AutoProgress::stop`] it is gone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -66,7 +67,8 @@ enum Next {
 }
 
 impl AutoProgress {
-    /// Ready to start; the thread itself begins with the first endpoint. After work it polls on for `spin` before it sleeps.
+    /// Ready to start; the thread itself begins with the first endpoint. After work it polls on for `spin` before it
+    /// sleeps.
     pub(crate) fn new(spin: Duration) -> Result<Arc<Self>, Errno> {
         Ok(Arc::new(Self {
             waker: Waker::new()?,

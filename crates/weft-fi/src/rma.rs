@@ -1,7 +1,7 @@
 //! Remote memory access (fi_rma(3)): the C functions; the engine does the rest.
 //!
-//! Place in the data flow: `fi_write` → [`Ep::start_write`] → `Engine::write`; `fi_read` → [`Ep::start_read`] → `Engine::read`.
-//! See [`crate::msg`] for what holds on this path.
+//! Place in the data flow: `fi_write` → [`Ep::start_write`] → `Engine::write`; `fi_read` → [`Ep::start_read`] →
+//! `Engine::read`. See [`crate::msg`] for what holds on this path.
 
 use std::ffi::c_void;
 

@@ -1,7 +1,7 @@
 //! Tagged messages (fi_tagged(3)): the C functions; the engine matches.
 //!
-//! Place in the data flow: `fi_tsend` → [`Ep::start_send`] → `Engine::send`; `fi_trecv` → [`Ep::post_recv`] → `Engine::recv`.
-//! See [`crate::msg`], of which this is the tagged twin, for what holds on this path.
+//! Place in the data flow: `fi_tsend` → [`Ep::start_send`] → `Engine::send`; `fi_trecv` → [`Ep::post_recv`] →
+//! `Engine::recv`. See [`crate::msg`], of which this is the tagged twin, for what holds on this path.
 
 use std::ffi::c_void;
 

@@ -194,8 +194,9 @@ impl WaitKind {
     }
 }
 
-/// A mutex and a condition variable for clients that asked for FI_WAIT_MUTEX_COND: signalled whenever the bell rings. With
-/// manual progress nobody rings while every thread of the client waits here; that is the model's own limit.
+/// A mutex and a condition variable for clients that asked for FI_WAIT_MUTEX_COND: signalled whenever the bell
+/// rings. With manual progress nobody rings while every thread of the client waits here; that is the model's own
+/// limit.
 struct Condition {
     mutex: Box<UnsafeCell<libc::pthread_mutex_t>>,
     cond: Box<UnsafeCell<libc::pthread_cond_t>>,

@@ -1,7 +1,7 @@
 //! Our own error numbers: what `prov_errno` of an error entry says beyond the errno, and its text.
 //!
-//! Place in the data flow: `endpoint::route` puts the number into an error entry, `fi_cq_strerror` turns it into words. Zero
-//! means that there is nothing more to say.
+//! Place in the data flow: `endpoint::route` puts the number into an error entry, `fi_cq_strerror` turns it into
+//! words. Zero means that there is nothing more to say.
 
 use std::ffi::{CStr, c_int};
 

@@ -1,7 +1,7 @@
 //! The entries of one completion queue: what the engine's completions become, and how clients read them.
 //!
-//! Place in the data flow: `endpoint::route` pushes, `fi_cq_read` and `fi_cq_readerr` take. An [`Entry`] begins
-//! like libfabric's `fi_cq_tagged_entry`, of which every smaller format is a prefix, so reading in any format is one copy
+//! Place in the data flow: `endpoint::route` pushes, `fi_cq_read` and `fi_cq_readerr` take. An [`Entry`] begins like
+//! libfabric's `fi_cq_tagged_entry`, of which every smaller format is a prefix, so reading in any format is one copy
 //! of a fixed number of bytes.
 //!
 //! Invariants: entries leave in the order in which they came, failed ones included; each failed entry has

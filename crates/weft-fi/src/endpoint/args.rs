@@ -3,7 +3,8 @@
 //! Place in the data flow: the first thing every data-path function does with what the client gave. The result borrows
 //! the client's memory by the rule of fi_msg(3): the buffers are ours until the operation completes.
 //!
-//! Errors: -FI_EINVAL for more pieces than the limit, or a null pointer with a length. Lengths are checked by the engine.
+//! Errors: -FI_EINVAL for more pieces than the limit, or a null pointer with a length. Lengths are checked by the
+//! engine.
 
 use std::ffi::c_void;
 

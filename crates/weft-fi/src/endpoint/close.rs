@@ -1,8 +1,9 @@
 //! Closing an endpoint: nothing that was sent is lost, nothing is waited for without a bound.
 //!
-//! Place in the data flow: `fi_close(ep)`, once no alias is left. Clients do not flush before they close (an injected message may be the
-//! last thing a process does), so what was accepted must leave first. Completions of operations that were still under way are
-//! discarded, as fi_endpoint(3) says of close; those that are in queues stay there.
+//! Place in the data flow: `fi_close(ep)`, once no alias is left. Clients do not flush before they close (an
+//! injected message may be the last thing a process does), so what was accepted must leave first. Completions of
+//! operations that were still under way are discarded, as fi_endpoint(3) says of close; those that are in queues
+//! stay there.
 
 use std::sync::Weak;
 use std::time::{Duration, Instant};

@@ -1,9 +1,9 @@
 //! The part of an endpoint that outlives its handle: the engine, its lock, and what is bound to it.
 //!
-//! Place in the data flow: operations enter through [`Core::submit_tx`] and [`Core::submit_rx`], queues and counters that are
-//! read drive [`Core::progress`], memory regions and address vectors reach every endpoint of their domain
-//! through the control calls at the end. Queues, counters and the progress thread hold a `Core` by `Arc`; the client holds
-//! handles ([`crate::endpoint::Ep`]), of which aliases share one core.
+//! Place in the data flow: operations enter through [`Core::submit_tx`] and [`Core::submit_rx`], queues and counters
+//! that are read drive [`Core::progress`], memory regions and address vectors reach every endpoint of their domain
+//! through the control calls at the end. Queues, counters and the progress thread hold a `Core` by `Arc`; the client
+//! holds handles ([`crate::endpoint::Ep`]), of which aliases share one core.
 //!
 //! Invariants: one engine, one lock. Whoever called into the engine delivers its completions before leaving, except
 //! intruders: they leave them to the next data-path caller, so that a queue's ring is only entered by those
@@ -60,8 +60,8 @@ pub(crate) struct State {
     pub(crate) routes: Routes,
     /// How many threads sleep in our calls with these devices parked.
     sleeping: u32,
-    /// How many wait objects of clients rely on the devices being parked (`fi_trywait`): those sleep where we cannot see
-    /// them, for as long as they like.
+    /// How many wait objects of clients rely on the devices being parked (`fi_trywait`): those sleep where we cannot
+    /// see them, for as long as they like.
     external: u32,
     /// The progress thread sleeps with these devices parked.
     auto_sleeps: bool,

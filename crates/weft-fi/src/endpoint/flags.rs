@@ -1,9 +1,10 @@
 //! What operation flags mean: from libfabric's 64 bits to the engine's, once per call.
 //!
-//! Place in the data flow: calls without a flags argument use the endpoint's defaults ([`Defaults`], `op_flags` of the transmit or
-//! receive attributes), translated when they are set; the `…msg` calls translate theirs here and use nothing of the
-//! defaults (fi_endpoint(3), "Operation Flags"). Which successes make a queue entry depends on how the queue was bound:
-//! all, or with FI_SELECTIVE_COMPLETION those whose flags include FI_COMPLETION; injects never do.
+//! Place in the data flow: calls without a flags argument use the endpoint's defaults ([`Defaults`], `op_flags` of
+//! the transmit or receive attributes), translated when they are set; the `…msg` calls translate theirs here and use
+//! nothing of the defaults (fi_endpoint(3), "Operation Flags"). Which successes make a queue entry depends on how
+//! the queue was bound: all, or with FI_SELECTIVE_COMPLETION those whose flags include FI_COMPLETION; injects never
+//! do.
 //!
 //! Errors: -FI_EOPNOTSUPP for flags that libfabric defines and weft does not support, -FI_EINVAL for the rest.
 

@@ -1,7 +1,8 @@
 //! Endpoint options: `fi_getopt` and `fi_setopt` (fi_endpoint(3)).
 //!
-//! Place in the data flow: control calls before, some also after enable. Unknown options answer -FI_ENOPROTOOPT, sizes that do not
-//! match the option's type -FI_EINVAL or -FI_ETOOSMALL, values that cannot be met -FI_EOPNOTSUPP or -FI_EINVAL.
+//! Place in the data flow: control calls before, some also after enable. Unknown options answer -FI_ENOPROTOOPT,
+//! sizes that do not match the option's type -FI_EINVAL or -FI_ETOOSMALL, values that cannot be met -FI_EOPNOTSUPP
+//! or -FI_EINVAL.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;

@@ -1,12 +1,12 @@
 //! Where completions go: from the engine's list to queue entries and counters.
 //!
-//! Place in the data flow: every call into the engine is followed by [`Routes::deliver`], under the endpoint's lock. The
-//! operation said what it wants in its context's `user` word ([`User`]); what remains here is to look at the
+//! Place in the data flow: every call into the engine is followed by [`Routes::deliver`], under the endpoint's lock.
+//! The operation said what it wants in its context's `user` word ([`User`]); what remains here is to look at the
 //! binding and the outcome. Successes that nobody wants never get here: the engine was told to be quiet.
 //!
-//! Invariants (fi_endpoint(3), fi_cq(3), fi_cntr(3)): a failed operation always makes a queue entry and raises the error
-//! count of its counter; a released multi-receive buffer always makes an entry; each operation is
-//! counted exactly once, by the counter of its class, whether or not it makes an entry.
+//! Invariants (fi_endpoint(3), fi_cq(3), fi_cntr(3)): a failed operation always makes a queue entry and raises the
+//! error count of its counter; a released multi-receive buffer always makes an entry; each operation is counted
+//! exactly once, by the counter of its class, whether or not it makes an entry.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};

@@ -1,10 +1,11 @@
 //! Opening, binding, enabling and adjusting endpoints: everything before the first operation.
 //!
-//! Place in the data flow: `fi_endpoint` → [`open`]; `fi_ep_bind` → [`Ep::bind`]; `fi_enable` → [`Ep::enable`], which makes the devices and the
-//! engine and introduces the endpoint to its domain, address vector and progress thread.
+//! Place in the data flow: `fi_endpoint` → [`open`]; `fi_ep_bind` → [`Ep::bind`]; `fi_enable` → [`Ep::enable`],
+//! which makes the devices and the engine and introduces the endpoint to its domain, address vector and progress
+//! thread.
 //!
-//! Errors, as fi_endpoint(3) names them: -FI_ENOCQ and -FI_ENOAV for missing bindings, -FI_EOPBADSTATE for what comes too late, -FI_EINVAL for
-//! objects or flags that do not go together.
+//! Errors, as fi_endpoint(3) names them: -FI_ENOCQ and -FI_ENOAV for missing bindings, -FI_EOPBADSTATE for what
+//! comes too late, -FI_EINVAL for objects or flags that do not go together.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;

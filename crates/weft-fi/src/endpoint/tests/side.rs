@@ -1,6 +1,6 @@
-//! What the tests of endpoints stand on: two [`Side`]s, each with what a process would have (fabric, domain, address vector, queue,
-//! endpoint), reached through the tables that a client calls. They talk by shared memory; with manual progress one thread
-//! drives both.
+//! What the tests of endpoints stand on: two [`Side`]s, each with what a process would have (fabric, domain, address
+//! vector, queue, endpoint), reached through the tables that a client calls. They talk by shared memory; with manual
+//! progress one thread drives both.
 
 #![allow(clippy::unwrap_used, clippy::multiple_unsafe_ops_per_block, clippy::undocumented_unsafe_blocks)]
 
