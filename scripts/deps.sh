@@ -11,6 +11,7 @@
 # requirements file has changed: the copy in its .stamp is what it was made from.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+PATH=$PATH:/usr/sbin:/sbin  # ip and ldconfig, which a user's PATH may lack
 
 say() { printf 'deps: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
@@ -25,6 +26,8 @@ need_build() { need_command cc gcc; }
 need_demo() { need_build; need_command python3 python3; need_venv; }
 need_test() {
   need_demo
+  cargo clippy --version >/dev/null 2>&1 && cargo fmt --version >/dev/null 2>&1 ||
+    die 'cargo has no clippy or rustfmt: rustup component add clippy rustfmt'
   command -v dpkg-query >/dev/null 2>&1 || die 'the tests need a Debian-like system (dpkg): see "deps" in CONTRIBUTING.md for what to install by hand'
   need_package libfabric1      # the oldest host library that weft is tested with
   need_package libfabric-dev   # headers, for the check that the bindings are current
