@@ -9,6 +9,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := all
+.NOTPARALLEL:
 
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 DIST := $(TARGET)/dist
