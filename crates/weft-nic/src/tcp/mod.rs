@@ -50,9 +50,6 @@ const BACKLOG: i32 = 4096;
 const SEND_BUDGET_BYTES: usize = 1024 * 1024;
 /// Bytes that may be gathered on one link.
 const QUEUE_BYTES: usize = 256 * 1024;
-/// The staging buffer of a device: hundreds of small messages in one system call, and no more than this of a push that begins in
-/// it is copied twice.
-const STAGE_BYTES: usize = 16 * 1024;
 /// Events taken from the kernel at a time.
 const EVENTS: usize = 64;
 
@@ -268,7 +265,7 @@ impl Tcp {
             dirty: Vec::new(),
             dirty_spare: Vec::new(),
             armed: 0,
-            stage: Stage::new(STAGE_BYTES),
+            stage: Stage::new(),
             writer: Writer::new(config.segment_bytes, QUEUE_BYTES),
             pace: Pace::new(),
             focus: Focus::new(),
@@ -522,8 +519,11 @@ impl Nic for Tcp {
         if self.parked {
             self.unpark();
         }
-        let now_ms = sys::now_ms();
         let reports = !self.writer.done.is_empty() || !self.failed.is_empty();
+        if !reports && self.pace.pass() {
+            return 0;
+        }
+        let now_ms = sys::now_ms();
         let busy = !self.links.is_empty() || !self.halves.is_empty() || !self.lingers.is_empty();
         if !reports && !self.pace.due(busy, now_ms) {
             return 0;

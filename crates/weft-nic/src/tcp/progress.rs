@@ -52,6 +52,8 @@ impl Focus {
     const CALM: u32 = 32;
     /// While two are read directly, all are asked for once in so many polls.
     const ASK_ALL: u32 = 8;
+    /// The same when there are no other links: only new connections can be missed.
+    const ASK_NEW: u32 = 64;
     /// Polls without anything after which all are asked for again.
     const FRUITLESS: u32 = 16 * 1024;
 
@@ -81,9 +83,10 @@ impl Focus {
         self.calm > Self::CALM && self.hot[0] != Self::NONE
     }
 
-    /// Whether, though hot links are read directly, all are to be asked for.
-    fn ask_all(&self) -> bool {
-        self.turn.is_multiple_of(Self::ASK_ALL)
+    /// Whether, though hot links are read directly, all are to be asked for. `links`: how many there are.
+    fn ask_all(&self, links: usize) -> bool {
+        let hot = self.hot.iter().filter(|&&id| id != Self::NONE).count();
+        self.turn.is_multiple_of(if links > hot { Self::ASK_ALL } else { Self::ASK_NEW })
     }
 }
 
@@ -141,7 +144,7 @@ impl Tcp {
             }
         }
         let changing = self.armed > 0 || !self.calling.is_empty() || !self.halves.is_empty();
-        if !direct || changing || self.focus.ask_all() {
+        if !direct || changing || self.focus.ask_all(self.links.len()) {
             self.take_events(&mut tally, now_ms);
         }
         if now_ms >= self.next_timer_ms {
@@ -204,6 +207,7 @@ impl Tcp {
             State::Up => {
                 if flags.contains(epoll::EventFlags::OUT) {
                     link.tx.blocked = false;
+                    self.pace.wake();
                     self.pump(id);
                 }
                 if flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::ERR | epoll::EventFlags::HUP) {
@@ -222,7 +226,7 @@ impl Tcp {
         let (State::Up, Some(socket)) = (&link.state, &link.socket) else { return };
         let mut bytes = 0;
         let end = loop {
-            match self.stage.read(socket.as_fd(), &mut link.rx, LinkId(id), sink) {
+            match self.stage.read(socket.as_fd(), &mut link.rx, bytes > 0, LinkId(id), sink) {
                 Ok(Some(progress)) => {
                     bytes += progress.bytes;
                     if !progress.more || bytes >= READ_BUDGET_BYTES {

@@ -20,12 +20,15 @@ use weft_engine::nic::{LinkError, LinkId, Sink};
 use super::sys::{self, Pieces};
 use super::wire::{self, Frame, HEAD_BYTES, MAILBOX_BYTES, PUSH_HEAD_BYTES};
 
+/// The staging buffer of a device.
+const STAGE_BYTES: usize = 128 * 1024;
+/// How far the first read of a poll looks when it may meet anything: an eager message of the default size fits.
+const LOOK_BYTES: usize = 20 * 1024;
+/// How far a read looks behind the payload of a segment, or after one: small messages may stand there, or the next
+/// segment, of which as little as possible shall be copied.
+const LOOK_BEHIND_BYTES: usize = 1024;
 /// Mailbox buffers that are kept for the next partial message.
 const SPARE_MAILBOXES: usize = 8;
-
-/// What a read asks for behind the rest of a push: a few small frames. Were it more, the beginning of the next segment would
-/// be copied twice.
-const BEHIND_PUSH_BYTES: usize = 1024;
 
 /// Where a link stands in its incoming stream.
 #[derive(Debug)]
@@ -55,6 +58,9 @@ pub(super) struct Progress {
 /// The device's staging buffer.
 pub(super) struct Stage {
     bytes: Box<[u8]>,
+    /// How far the next first read looks: little after a long push (what comes of the next one shall be received into
+    /// its place), further when that has cut a message.
+    look: usize,
     /// Mailbox buffers of messages that have become whole.
     spare: Vec<Box<[u8]>>,
     /// System calls made.
@@ -62,24 +68,24 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// A staging buffer of `bytes` bytes (at least one mailbox would be sensible; anything above a header works).
-    pub(super) fn new(bytes: usize) -> Self {
-        Self { bytes: vec![0; bytes.max(BEHIND_PUSH_BYTES)].into_boxed_slice(), spare: Vec::new(), calls: 0 }
+    pub(super) fn new() -> Self {
+        Self { bytes: vec![0; STAGE_BYTES].into_boxed_slice(), look: LOOK_BYTES, spare: Vec::new(), calls: 0 }
     }
 
-    /// One system call on a link's socket, and everything that follows from what it brought.
-    /// `None`: nothing was there.
+    /// One system call on a link's socket, and everything that follows from what it brought. `again`: an earlier
+    /// one in this poll filled all it had. `None`: nothing was there.
     #[inline]
     pub(super) fn read<S: Sink>(
         &mut self,
         fd: BorrowedFd<'_>,
         rx: &mut Rx,
+        again: bool,
         link: LinkId,
         sink: &mut S,
     ) -> Result<Option<Progress>, LinkError> {
         self.calls += 1;
         match rx {
-            Rx::Head { .. } => self.read_frames(fd, rx, link, sink),
+            Rx::Head { .. } => self.read_frames(fd, rx, again, link, sink),
             Rx::Body { .. } => self.read_body(fd, rx, link, sink),
             Rx::Push { .. } => self.read_push(fd, rx, link, sink),
         }
@@ -98,15 +104,17 @@ impl Stage {
         &mut self,
         fd: BorrowedFd<'_>,
         rx: &mut Rx,
+        again: bool,
         link: LinkId,
         sink: &mut S,
     ) -> Result<Option<Progress>, LinkError> {
         let Rx::Head { bytes, have } = rx else { return Err(LinkError::Protocol) };
         let have = usize::from(*have);
         self.bytes[..have].copy_from_slice(&bytes[..have]);
-        let Some(n) = check(sys::receive_one(fd, &mut self.bytes[have..]))? else { return Ok(None) };
-        let more = have + n == self.bytes.len();
-        *rx = parse(&self.bytes[..have + n], &mut self.spare, link, sink)?;
+        let far = if again { self.bytes.len() } else { self.look };
+        let Some(n) = check(sys::receive_one(fd, &mut self.bytes[have..far]))? else { return Ok(None) };
+        let more = have + n == far;
+        *rx = parse(&self.bytes[..have + n], &mut self.spare, &mut self.look, link, sink)?;
         Ok(Some(Progress { bytes: n, more }))
     }
 
@@ -121,7 +129,7 @@ impl Stage {
         let Rx::Body { buffer, have, need } = rx else { return Err(LinkError::Protocol) };
         let mut pieces = Pieces::new();
         pieces.buffer(&mut buffer[*have..*need]);
-        pieces.buffer(&mut self.bytes);
+        pieces.buffer(&mut self.bytes[..LOOK_BYTES]);
         let asked = pieces.len();
         let Some(n) = check(sys::receive(fd, &mut pieces))? else { return Ok(None) };
         let into = n.min(*need - *have);
@@ -129,7 +137,7 @@ impl Stage {
         if *have == *need {
             sink.message(link, &buffer[..*need]);
             self.recycle(std::mem::replace(rx, Rx::START));
-            *rx = parse(&self.bytes[..n - into], &mut self.spare, link, sink)?;
+            *rx = parse(&self.bytes[..n - into], &mut self.spare, &mut self.look, link, sink)?;
         }
         Ok(Some(Progress { bytes: n, more: n == asked }))
     }
@@ -150,7 +158,7 @@ impl Stage {
         let whole = pieces.client(&placed, 1);
         let room = pieces.len();
         if whole {
-            pieces.buffer(&mut self.bytes[..BEHIND_PUSH_BYTES]);
+            pieces.buffer(&mut self.bytes[..LOOK_BEHIND_BYTES]);
         }
         let asked = pieces.len();
         let n = match check(sys::receive(fd, &mut pieces)) {
@@ -168,7 +176,7 @@ impl Stage {
         let staged = n - n.min(room);
         let thrown_away = into - into.min(room);
         if *left == 0 {
-            *rx = parse(&self.bytes[thrown_away..staged], &mut self.spare, link, sink)?;
+            *rx = parse(&self.bytes[thrown_away..staged], &mut self.spare, &mut self.look, link, sink)?;
         }
         Ok(Some(Progress { bytes: n, more: n == asked }))
     }
@@ -187,12 +195,19 @@ fn check(outcome: Result<usize, Errno>) -> Result<Option<usize>, LinkError> {
 
 /// Hands over the whole frames in `bytes`; returns how far the frame that is cut off has come.
 #[inline]
-fn parse<S: Sink>(mut bytes: &[u8], spare: &mut Vec<Box<[u8]>>, link: LinkId, sink: &mut S) -> Result<Rx, LinkError> {
+fn parse<S: Sink>(
+    mut bytes: &[u8],
+    spare: &mut Vec<Box<[u8]>>,
+    look: &mut usize,
+    link: LinkId,
+    sink: &mut S,
+) -> Result<Rx, LinkError> {
     loop {
         let Some((head, rest)) = bytes.split_first_chunk::<HEAD_BYTES>() else { return Ok(cut_head(bytes)) };
         match wire::decode(head).ok_or(LinkError::Protocol)? {
             Frame::Message(len) => {
                 let Some((message, rest)) = rest.split_at_checked(len) else {
+                    *look = if len >= LOOK_BYTES { STAGE_BYTES } else { LOOK_BYTES.max(*look) };
                     return Ok(cut_message(rest, len, spare));
                 };
                 sink.message(link, message);
@@ -203,6 +218,9 @@ fn parse<S: Sink>(mut bytes: &[u8], spare: &mut Vec<Box<[u8]>>, link: LinkId, si
                     return Ok(cut_head(bytes));
                 };
                 let (window, offset) = wire::decode_push(head, payload).ok_or(LinkError::Protocol)?;
+                if payload >= LOOK_BYTES {
+                    *look = LOOK_BEHIND_BYTES;
+                }
                 let (here, rest) = rest.split_at(payload.min(rest.len()));
                 if !here.is_empty() {
                     scatter(here, link, window, offset, sink);
@@ -238,4 +256,182 @@ fn cut_message(bytes: &[u8], need: usize, spare: &mut Vec<Box<[u8]>>) -> Rx {
     let mut buffer = spare.pop().unwrap_or_else(|| vec![0; MAILBOX_BYTES].into_boxed_slice());
     buffer[..bytes.len()].copy_from_slice(bytes);
     Rx::Body { buffer, have: bytes.len(), need }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use proptest::prelude::*;
+    use weft_engine::mem::{IovList, Owned};
+    use weft_engine::nic::LinkUp;
+
+    const LINK: LinkId = LinkId(7);
+
+    /// What came, messages and pushed bytes each in order. Every other piece of a push finds room.
+    struct Heard {
+        messages: Vec<Vec<u8>>,
+        pushed: Vec<(u64, u64, usize)>,
+        memory: Owned,
+        stored: Vec<u8>,
+        short: usize,
+    }
+
+    impl Sink for Heard {
+        fn up(&mut self, _: LinkId, _: LinkUp) {}
+        fn down(&mut self, _: LinkId, _: LinkError) {}
+        fn message(&mut self, _: LinkId, bytes: &[u8]) {
+            self.messages.push(bytes.to_vec());
+        }
+        fn place(&mut self, _: LinkId, window: u64, _: u64, len: usize) -> Option<IovList> {
+            if window == 0 {
+                return None;
+            }
+            // In pieces, and now and then too short.
+            let len = if self.short > 0 { len.min(self.short) } else { len };
+            Some(mem::slice(
+                &[self.memory.iov().slice(0, len / 2), self.memory.iov().slice(len / 2, len - len / 2)],
+                0,
+                len,
+            ))
+        }
+        fn placed(&mut self, _: LinkId, window: u64, offset: u64, len: usize) {
+            if len > 0 {
+                self.pushed.push((window, offset, len));
+                let kept = if self.short > 0 { len.min(self.short) } else { len };
+                self.stored.extend(&mem::to_vec(&[self.memory.iov().slice(0, kept)])[..kept]);
+            }
+        }
+        fn done(&mut self, _: LinkId, _: u64, _: Result<(), LinkError>) {}
+    }
+
+    fn heard(short: usize) -> Heard {
+        Heard {
+            messages: Vec::new(),
+            pushed: Vec::new(),
+            memory: Owned::new(vec![0; wire::SEGMENT_MAX_BYTES]),
+            stored: Vec::new(),
+            short,
+        }
+    }
+
+    /// Feeds bytes in chunks; returns why the link ended, if it did.
+    fn feed(bytes: &[u8], chunks: &[usize], heard: &mut Heard) -> Option<LinkError> {
+        let (mut near, far) = UnixStream::pair().unwrap();
+        far.set_nonblocking(true).unwrap();
+        let (mut stage, mut rx) = (Stage::new(), Rx::START);
+        let mut rest = bytes;
+        let mut sizes = chunks.iter().cycle();
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(rest.len().min(*sizes.next().unwrap()));
+            near.write_all(now).unwrap();
+            rest = later;
+            let mut again = false;
+            loop {
+                match stage.read(far.as_fd(), &mut rx, again, LINK, heard) {
+                    Ok(None) => break,
+                    Ok(Some(_)) => again = true,
+                    Err(why) => return Some(why),
+                }
+            }
+        }
+        None
+    }
+
+    #[derive(Clone, Debug)]
+    enum Item {
+        Message(usize),
+        Push(u64, usize),
+    }
+
+    fn item() -> impl Strategy<Value = Item> {
+        let size = prop_oneof![0usize..40, 0..5000usize, 60_000..=MAILBOX_BYTES];
+        let push = (0u64..3, prop_oneof![1usize..40, 1..5000usize, 1..100_000usize]);
+        prop_oneof![size.prop_map(Item::Message), push.prop_map(|(window, len)| Item::Push(window, len))]
+    }
+
+    fn byte(n: usize) -> u8 {
+        (n * 31 % 251) as u8
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+        /// However the stream is cut, the same frames come out of it.
+        #[test]
+        fn frames_survive_any_cut(
+            items in prop::collection::vec(item(), 1..12),
+            chunks in prop::collection::vec(prop_oneof![1usize..64, 1..30_000usize, 30_000..100_000usize], 1..8),
+        ) {
+            let mut bytes = Vec::new();
+            let (mut messages, mut pushed) = (Vec::new(), Vec::new());
+            let mut total = 0;
+            for item in &items {
+                match *item {
+                    Item::Message(len) => {
+                        let body: Vec<u8> = (0..len).map(byte).collect();
+                        bytes.extend_from_slice(&wire::message_head(len));
+                        bytes.extend_from_slice(&body);
+                        messages.push(body);
+                    }
+                    Item::Push(window, len) => {
+                        bytes.extend_from_slice(&wire::push_head(len, window, total));
+                        bytes.extend((0..len).map(byte));
+                        pushed.push((window, total, len));
+                        total += len as u64;
+                    }
+                }
+            }
+            let mut chunks = chunks;
+            // Not a million system calls for a stream of megabytes.
+            chunks.push(bytes.len() / 200 + 1);
+            let mut heard = heard(0);
+            prop_assert_eq!(feed(&bytes, &chunks, &mut heard), None);
+            prop_assert_eq!(heard.messages, messages);
+            // The pieces of each push follow each other without a gap.
+            let mut pieces = heard.pushed.into_iter();
+            let mut stored = &heard.stored[..];
+            for (window, offset, len) in pushed {
+                let mut at = offset;
+                while at < offset + len as u64 {
+                    let (w, o, n) = pieces.next().unwrap();
+                    prop_assert_eq!((w, o), (window, at));
+                    at += n as u64;
+                    let (now, later) = stored.split_at(n);
+                    if window != 0 {
+                        let first = (o - offset) as usize;
+                        prop_assert!(now.iter().enumerate().all(|(i, &b)| b == byte(first + i)));
+                    }
+                    stored = later;
+                }
+                prop_assert_eq!(at, offset + len as u64);
+            }
+            prop_assert_eq!(pieces.next(), None);
+        }
+
+        /// Memory that is too short swallows the rest, and the stream goes on behind it.
+        #[test]
+        fn short_memory_loses_nothing_else(len in 1usize..60_000, short in 1usize..50, chunk in 20usize..20_000) {
+            let mut bytes = wire::push_head(len, 1, 0).to_vec();
+            bytes.extend((0..len).map(byte));
+            bytes.extend_from_slice(&wire::message_head(5));
+            bytes.extend_from_slice(b"after");
+            let mut heard = heard(short);
+            prop_assert_eq!(feed(&bytes, &[chunk], &mut heard), None);
+            prop_assert_eq!(heard.pushed.iter().map(|piece| piece.2).sum::<usize>(), len);
+            prop_assert_eq!(heard.messages, vec![b"after".to_vec()]);
+        }
+
+        /// Nonsense ends the link, or is a message; nothing else happens.
+        #[test]
+        fn nonsense_is_refused(bytes in prop::collection::vec(any::<u8>(), 8..400), chunk in 1usize..100) {
+            let mut heard = heard(0);
+            let end = feed(&bytes, &[chunk], &mut heard);
+            prop_assert!(matches!(end, None | Some(LinkError::Protocol | LinkError::Closed)), "{:?}", end);
+        }
+    }
 }

@@ -89,6 +89,15 @@ pub(super) fn send(fd: BorrowedFd<'_>, pieces: &Pieces<'_>) -> Result<usize, Err
     outcome(n)
 }
 
+/// Sends one buffer. Cheaper than the same bytes as pieces.
+#[inline]
+pub(super) fn send_one(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: the buffer is readable for its whole length.
+    let n = unsafe { libc::send(fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) };
+    outcome(n)
+}
+
 /// Fills the pieces. Returns how many bytes came; 0 is the end of the stream.
 #[inline]
 pub(super) fn receive(fd: BorrowedFd<'_>, pieces: &mut Pieces<'_>) -> Result<usize, Errno> {

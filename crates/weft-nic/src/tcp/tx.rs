@@ -170,13 +170,19 @@ impl Writer {
         len: usize,
     ) -> Result<(), Full> {
         let frame_head = wire::message_head(len);
-        let mut pieces = Pieces::new();
-        pieces.bytes(&tx.queue[tx.sent..]);
-        pieces.bytes(&frame_head);
-        pieces.bytes(head);
-        pieces.client(body, 0);
-        let asked = pieces.len();
-        let outcome = sys::send(fd, &pieces);
+        let frame_bytes = HEAD_BYTES + len;
+        let (outcome, asked) = if tx.queued() == 0 && frame_bytes <= 256 {
+            send_short::<256>(fd, &frame_head, head, body)
+        } else if tx.queued() == 0 && frame_bytes <= 2048 {
+            send_short::<2048>(fd, &frame_head, head, body)
+        } else {
+            let mut pieces = Pieces::new();
+            pieces.bytes(&tx.queue[tx.sent..]);
+            pieces.bytes(&frame_head);
+            pieces.bytes(head);
+            pieces.client(body, 0);
+            (sys::send(fd, &pieces), pieces.len())
+        };
         let n = self.judge(tx, outcome, asked).ok_or(Full)?;
         let before = tx.queued().min(n);
         self.advance_queue(tx, before);
@@ -363,6 +369,23 @@ impl Segment {
         let payload = mem::slice(&bulk.iov, bulk.at + payload_sent, self.len - payload_sent);
         (self.head.get(self.sent..).unwrap_or_default(), payload)
     }
+}
+
+/// Sends a frame of at most `MAX` bytes from one buffer: for the kernel to take pieces together costs more than the copy.
+#[inline]
+fn send_short<const MAX: usize>(
+    fd: BorrowedFd<'_>,
+    frame_head: &[u8; HEAD_BYTES],
+    head: &[u8],
+    body: &[Iov],
+) -> (Result<usize, Errno>, usize) {
+    let mut frame = [0; MAX];
+    let (front, rest) = frame.split_at_mut(HEAD_BYTES);
+    front.copy_from_slice(frame_head);
+    let (middle, rest) = rest.split_at_mut(head.len());
+    middle.copy_from_slice(head);
+    let n = HEAD_BYTES + head.len() + mem::gather(body, rest);
+    (sys::send_one(fd, &frame[..n]), n)
 }
 
 /// One vectored write: the segment under way, the queue, and, if none was under way, the segment `fresh`.
