@@ -5,7 +5,7 @@
 //! Yielding comes early, since with more ranks than cores the peer may be waiting for this very core.
 //!
 //! A non-blocking reader that finds nothing for long yields as well, and naps, briefly and woken by its devices, once
-//! it has been preempted: then there are more threads than cores, and the one it waits for needs one.
+//! others have used its core while it polled: then there are more threads than cores, and the one it waits for needs one.
 //!
 //! No wake-up is lost: a sleeper first arms its queue or counter, finding it still empty under the same lock (or in
 //! the same total order of atomics) in which others fill it, and parks each endpoint's devices, which refuse if
@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use rustix::time::ClockId;
 use smallvec::SmallVec;
 
 use crate::domain::Domain;
@@ -36,37 +37,36 @@ const SPINS: u32 = 200;
 const YIELDS: u32 = 20;
 /// A non-blocking reader that found nothing for `SPINS` reads yields at every so-manieth read from then on.
 const READS_PER_YIELD: u32 = 32;
-/// Yields between two looks at whether this thread has been preempted: then there are more runnable threads than cores.
-const YIELDS_PER_LOOK: u32 = 8;
+/// A poller whose core others have used for so long between two yields has competitors. Less is noise: the ticks of
+/// the system and of our own progress thread take some 5 µs each.
+const CROWDED: Duration = Duration::from_micros(100);
 /// Then so many of the following yields are naps. A thread that sleeps and is woken by its peer gets a core sooner
 /// than one that keeps asking for it, and does not take one from the peer meanwhile; `sched_yield` alone does not
 /// help, since the scheduler lets a thread that has time left go on.
-const NAPS: u32 = 200;
+const NAPS: u32 = 64;
 /// Longest nap: the client may have more to poll than our queues.
 const NAP: Duration = Duration::from_micros(200);
 
 /// What a thread knows of its competitors for a core.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Crowd {
-    /// Yields so far.
-    yields: u32,
     /// How many of the next yields shall be naps.
     naps: u32,
-    /// Preemptions at the last look.
-    preemptions: i64,
+    /// Time that this thread had spent without a core at the last yield.
+    waited: Duration,
 }
 
 thread_local! {
-    static CROWD: Cell<Crowd> = const { Cell::new(Crowd { yields: 0, naps: 0, preemptions: 0 }) };
+    static CROWD: Cell<Crowd> = Cell::default();
 }
 
-/// How often the system has taken this thread's core away.
-fn preemptions() -> i64 {
-    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: writes one structure; zeros remain if it fails.
-    unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) };
-    // SAFETY: plain integers, all of them initialised.
-    unsafe { usage.assume_init() }.ru_nivcsw
+/// Time that this thread has spent without a core, from an arbitrary zero.
+fn without_core() -> Duration {
+    let time = |clock| {
+        let at = rustix::time::clock_gettime(clock);
+        Duration::new(u64::try_from(at.tv_sec).unwrap_or(0), u32::try_from(at.tv_nsec).unwrap_or(0))
+    };
+    time(ClockId::Monotonic).saturating_sub(time(ClockId::ThreadCPUTime))
 }
 
 /// The endpoints that a queue or a counter drives.
@@ -133,7 +133,7 @@ impl Sources {
         let idle = if done > 0 { 0 } else { self.idle.load(Ordering::Relaxed).wrapping_add(1) };
         self.idle.store(idle, Ordering::Relaxed);
         if idle >= SPINS && idle.is_multiple_of(READS_PER_YIELD) {
-            self.rest(waker());
+            self.rest(idle < SPINS + READS_PER_YIELD, waker());
         }
     }
 
@@ -143,26 +143,27 @@ impl Sources {
         self.idle.store(0, Ordering::Relaxed);
     }
 
-    /// Lets others run.
+    /// Lets others run. `first`: the thread may have slept elsewhere since the last rest.
     #[cold]
-    fn rest(&self, waker: Option<&Waker>) {
+    fn rest(&self, first: bool, waker: Option<&Waker>) {
         let mut crowd = CROWD.get();
-        if let Some(waker) = waker.filter(|_| crowd.naps > 0) {
-            CROWD.set(Crowd { naps: crowd.naps - 1, ..crowd });
-            if let Some(parked) = self.park(waker, Sleep::Inside) {
-                waker.nap(NAP);
-                unpark(&parked, Sleep::Inside);
-                return;
-            }
+        if let Some(waker) = waker.filter(|_| crowd.naps > 0)
+            && let Some(parked) = self.park(waker, Sleep::Inside)
+        {
+            waker.nap(NAP);
+            unpark(&parked, Sleep::Inside);
+            CROWD.set(Crowd { naps: crowd.naps - 1, waited: without_core() });
+            return;
+        }
+        if first {
+            crowd.waited = without_core();
         }
         std::thread::yield_now();
-        crowd.yields = crowd.yields.wrapping_add(1);
-        if crowd.yields.is_multiple_of(YIELDS_PER_LOOK) {
-            let preemptions = preemptions();
-            crowd.naps = if preemptions == crowd.preemptions { 0 } else { NAPS };
-            crowd.preemptions = preemptions;
+        let waited = without_core();
+        if waited.saturating_sub(crowd.waited) > CROWDED {
+            crowd.naps = NAPS;
         }
-        CROWD.set(crowd);
+        CROWD.set(Crowd { waited, ..crowd });
     }
 
     /// Parks the devices of every endpoint, all or none.
