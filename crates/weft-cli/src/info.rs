@@ -95,7 +95,11 @@ fn tcp_path(params: &Params, chosen: Result<std::net::SocketAddr, weft_nic::NicE
         _ if !params.tcp => (false, "switched off by FI_WEFT_TCP".to_owned()),
         Err(error) => (false, error.to_string()),
         Ok(addr) if addr.ip().is_loopback() => {
-            (true, format!("only on this host: no interface but loopback is usable ({})", addr.ip()))
+            let why = match params.iface.as_deref() {
+                Some(iface) => format!("FI_WEFT_IFACE={iface} is loopback"),
+                None => "no interface but loopback is usable".to_owned(),
+            };
+            (true, format!("only on this host: {why} ({})", addr.ip()))
         }
         Ok(addr) => (true, format!("listens on {}", addr.ip())),
     };
@@ -190,6 +194,17 @@ mod tests {
         assert!(!shm.available && shm.why.contains("FI_WEFT_SHM"));
         let tcp = tcp_path(&params, host::choose_address(None, None));
         assert!(!tcp.available && tcp.why.contains("FI_WEFT_TCP"));
+    }
+
+    #[test]
+    fn loopback_by_choice_is_not_called_a_lack_of_interfaces() {
+        for iface in ["127.0.0.1", "lo"] {
+            let params = Params { iface: Some(iface.to_owned()), ..Params::default() };
+            let tcp = tcp_path(&params, host::choose_address(Some(iface), None));
+            assert!(tcp.available && tcp.why.contains(&format!("FI_WEFT_IFACE={iface}")), "{}", tcp.why);
+        }
+        let tcp = tcp_path(&Params::default(), Ok(([127, 0, 0, 1], 0).into()));
+        assert!(tcp.available && tcp.why.contains("no interface but loopback"), "{}", tcp.why);
     }
 
     #[test]

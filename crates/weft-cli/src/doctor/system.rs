@@ -104,13 +104,20 @@ fn address(params: &Params) -> Finding {
         all.into_iter().filter(|i| i.up == up).map(|i| i.name).collect::<Vec<_>>().join(", ")
     };
     match host::choose_address(params.iface.as_deref(), None) {
-        Err(error) => {
-            Finding::bad(what, error.to_string(), "set FI_WEFT_IFACE to an interface that is up, or unset it")
-        }
+        Err(error) => Finding::bad(
+            what,
+            error.to_string(),
+            "set FI_WEFT_IFACE to an interface that is up or to one of its addresses, or unset it",
+        ),
         Ok(addr) if addr.ip().is_loopback() => Finding::degraded(
             what,
             format!("{}: only this host is in reach; interfaces that are up: {}", addr.ip(), names(true)),
-            format!("bring an interface up (down are: {}) or set FI_WEFT_IFACE", names(false)),
+            match params.iface.as_deref() {
+                Some(iface) => {
+                    format!("FI_WEFT_IFACE={iface} chose it: name another interface or address, or unset it")
+                }
+                None => format!("bring an interface up (down are: {}) or set FI_WEFT_IFACE", names(false)),
+            },
         ),
         Ok(addr) => {
             let by = if params.iface.is_some() { "FI_WEFT_IFACE" } else { "the default route" };
@@ -184,6 +191,21 @@ mod tests {
         let finding = address(&params);
         assert_eq!(finding.state, State::Bad);
         assert!(finding.detail.contains("nonesuch0"), "{finding:?}");
+    }
+
+    #[test]
+    fn an_address_is_as_good_as_a_name() {
+        let finding = |iface: &str| address(&Params { iface: Some(iface.to_owned()), ..Params::default() });
+        for iface in ["lo", "127.0.0.1"] {
+            let finding = finding(iface);
+            assert_eq!(finding.state, State::Degraded);
+            assert!(finding.detail.contains("127.0.0.1"), "{finding:?}");
+            assert!(finding.remedy.contains(&format!("FI_WEFT_IFACE={iface}")), "{finding:?}");
+        }
+        // Reserved for documentation, so no host's.
+        let foreign = finding("203.0.113.77");
+        assert_eq!(foreign.state, State::Bad);
+        assert!(foreign.detail.contains("203.0.113.77"), "{foreign:?}");
     }
 
     #[test]
