@@ -1,6 +1,6 @@
 //! The simulated fabric: endpoints, wires between them, and virtual time.
 //!
-//! Place in the data flow: [`Fabric`] is the handle that tests hold; [`SimNic`](crate::SimNic) is what an engine
+//! Place in the data flow: [`Fabric`] is the handle that tests hold; [`SimNic`] is what an engine
 //! holds; both share one [`State`]. An event that falls due either changes the state at once (a transfer's
 //! step) or goes to an endpoint's inbox, from which that endpoint's `poll` takes it.
 //!

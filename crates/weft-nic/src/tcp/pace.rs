@@ -1,7 +1,7 @@
 //! How often the device asks the kernel.
 //!
-//! Place in the data flow: [`super::Tcp::poll`] asks [`Pace::due`] before it makes a system call. An endpoint polls both its devices;
-//! a poll of shared memory costs some tens of nanoseconds, a system call several times that. So while the other device
+//! Place in the data flow: the poll of [`super::Tcp`] asks [`Pace::due`] before it makes a system call. An endpoint polls both its
+//! devices; a poll of shared memory costs some tens of nanoseconds, a system call several times that. So while the other device
 //! brings something and this one does not, the interval between two real polls doubles up to [`MAX_INTERVAL`]
 //! calls; it falls back to 1 as soon as anything is sent or arrives here. Without any connection the listener is looked
 //! at every [`IDLE_INTERVAL`] calls. Whatever the interval, a tick of the coarse clock (1 to 10 ms) makes a

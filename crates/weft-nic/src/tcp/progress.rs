@@ -1,6 +1,6 @@
 //! What a poll of the TCP device does: events, timers, the beginning and the end of links.
 //!
-//! Place in the data flow: [`Tcp::poll`] calls [`Tcp::progress`] when [`super::pace`] finds it due; sockets that have
+//! Place in the data flow: [`Nic::poll`](weft_engine::nic::Nic::poll) calls [`Tcp::progress`] when [`super::pace`] finds it due; sockets that have
 //! something are read into the [`Sink`].
 //!
 //! While the traffic is that of one or two links only, their sockets are read directly, which saves the question which
