@@ -5,7 +5,6 @@
 use clap::{Parser, Subcommand};
 
 mod bindings;
-mod dist;
 
 /// Tasks for weft's developers.
 #[derive(Parser)]
@@ -19,13 +18,10 @@ struct Cli {
 enum Task {
     /// Regenerates crates/weft-fi-sys/src/bindings.rs from the installed libfabric headers.
     Bindings(bindings::Args),
-    /// Copies the built provider and the weft binary to target/dist.
-    Dist(dist::Args),
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
         Task::Bindings(args) => bindings::run(&args),
-        Task::Dist(args) => dist::run(&args),
     }
 }
