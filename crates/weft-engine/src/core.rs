@@ -18,7 +18,7 @@ use crate::matching::{Body, Matcher};
 use crate::mem::{self, IovList};
 use crate::name::{EpName, Identity};
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
-use crate::ops::{Multi, Phase, TxOp, XferKind, Xfers, pushed_op};
+use crate::ops::{Ctx, Multi, Phase, TxOp, XferKind, Xfers};
 use crate::rma::Regions;
 use crate::vc::{Deferred, PathCaps, Vc, VcState};
 use crate::wire::{self, Head, Open, PROTOCOL_VERSION, Reader, Short, kind};
@@ -512,7 +512,7 @@ impl Core {
     pub(crate) fn finish_op(&mut self, index: u32) {
         let Some(op) = self.ops.get(index as usize) else { return };
         let vci = op.vc;
-        if op.pending > 0 || op.pushing > 0 || !op.all_sent() {
+        if op.pending > 0 || op.pushing > 0 || op.assisting > 0 || !op.all_sent() {
             // A part that waits for the others may have its turn now.
             if !self.vcs[vci as usize].tx.is_empty() {
                 self.activate(vci);
@@ -632,6 +632,7 @@ impl Core {
             kind::READ => self.on_read(vci, r, false),
             kind::READ_BULK => self.on_read(vci, r, true),
             kind::READ_DATA => self.on_read_data(vci, r),
+            kind::ASSIST => self.on_assist(vci, r),
             _ => Err(Violation),
         }
     }
@@ -709,9 +710,10 @@ impl Sink for Core {
     }
 
     fn done(&mut self, _link: LinkId, ctx: u64, result: Result<(), LinkError>) {
-        match pushed_op(ctx) {
-            Some(op) => self.push_done(op, result),
-            None => self.xfer_done(ctx, result),
+        match Ctx::of(ctx) {
+            Ctx::Push(op) => self.push_done(op, result),
+            Ctx::Assist(op) => self.assist_done(op),
+            Ctx::Xfer(token) => self.xfer_done(token, result),
         }
     }
 }

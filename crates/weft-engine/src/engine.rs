@@ -12,11 +12,10 @@ use zerocopy::little_endian::U32;
 
 use crate::api::{Addr, Book, Completion, Config, Error, Kind, OpFlags};
 use crate::core::{Core, LinkState, LinkWork};
-use crate::mem::{self, Iov};
+use crate::mem::Iov;
 use crate::name::EpName;
 use crate::nic::{Full, Nic};
-use crate::ops::{TxOp, XferKind, push_ctx};
-use crate::rma::part_iov;
+use crate::ops::TxOp;
 use crate::vc::{Deferred, ORDERED_RMA_BYTES, VcState};
 use crate::wire::{Short, kind};
 
@@ -268,11 +267,12 @@ impl<N: Nic> Engine<N> {
             }
             Deferred::Transfer(token) => self.run_transfer(vci, *token),
             Deferred::Push { op, part, window, len } => self.run_push(vci, *op, *part, *window, *len),
+            Deferred::Assist { op, part, share, len, far } => self.run_assist(vci, *op, *part, *share, *len, far),
         }
     }
 
     /// Sends a message of the connection's stream under its next number.
-    fn numbered(&mut self, vci: u32, head: &[u8], body: &[Iov]) -> Result<(), Full> {
+    pub(crate) fn numbered(&mut self, vci: u32, head: &[u8], body: &[Iov]) -> Result<(), Full> {
         let vc = &mut self.core.vcs[vci as usize];
         let Some(link) = vc.link() else { return Ok(()) };
         let mut bytes: SmallVec<[u8; 16 + ORDERED_RMA_BYTES]> = SmallVec::from_slice(head);
@@ -282,28 +282,6 @@ impl<N: Nic> Engine<N> {
         self.nic.send(link, &bytes, body)?;
         vc.tx_seq = vc.tx_seq.wrapping_add(1);
         Ok(())
-    }
-
-    fn run_transfer(&mut self, vci: u32, token: u64) -> Result<(), Full> {
-        let Some(link) = self.core.vcs[vci as usize].link() else { return Ok(()) };
-        let Some(x) = self.core.xfers.get_mut(token) else { return Ok(()) };
-        match x.kind {
-            XferKind::Recv { .. } | XferKind::Write { .. } => self.nic.get(link, &x.iov, &x.remote, token),
-            XferKind::Serve { put: true, .. } => self.nic.put(link, &x.iov, &x.remote, token),
-            XferKind::Serve { window, .. } => self.nic.push(link, window, 0, &x.iov, token),
-            XferKind::ReadHome { .. } => Ok(()),
-        }
-    }
-
-    fn run_push(&mut self, vci: u32, index: u32, part: u32, window: u64, len: u64) -> Result<(), Full> {
-        let Some(link) = self.core.vcs[vci as usize].link() else { return Ok(()) };
-        let Some(op) = self.core.ops.get(index as usize).filter(|op| op.vc == vci) else { return Ok(()) };
-        let iov = if op.kind == Kind::Send {
-            mem::slice(&op.iov, 0, usize::try_from(len).unwrap_or(usize::MAX))
-        } else {
-            part_iov(op, part, len)
-        };
-        self.nic.push(link, window, 0, &iov, push_ctx(index))
     }
 
     fn run_acks(&mut self, vci: u32) -> bool {

@@ -8,6 +8,7 @@
 #![deny(unsafe_code)]
 
 pub mod api;
+mod bulk;
 mod core;
 mod engine;
 mod list;

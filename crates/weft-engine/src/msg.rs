@@ -99,6 +99,7 @@ impl<N: Nic> Engine<N> {
             next_part: 0,
             pending: 0,
             pushing: 0,
+            assisting: 0,
             fault: None,
         })
     }

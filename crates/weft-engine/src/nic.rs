@@ -15,7 +15,7 @@
 //! bytes mean is checked by the engine, which answers nonsense with [`Nic::close`].
 //!
 //! # Memory
-//! `send` has copied `head` and `body` when it returns `Ok`. `push`, `put` and `get` borrow the client's
+//! `send` has copied `head` and `body` when it returns `Ok`. `push`, `put`, `get` and `assist` borrow the client's
 //! memory until [`Sink::done`] is called with their `ctx`, exactly once per accepted call: with an error, before
 //! `down`, if the link ends first. `close(link)` abandons them: when it returns the device has let go of the memory, and
 //! no `done` follows.
@@ -93,6 +93,10 @@ pub struct RemoteIov {
     pub len: u64,
 }
 
+/// Names a `get` or `put` that the peer may help with, within its link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share(pub u32);
+
 /// A communication device. Implementations: shm and tcp (weft-nic), the simulated one (weft-sim).
 /// All calls come from one thread at a time; none blocks; none calls back except `poll`.
 pub trait Nic {
@@ -112,11 +116,26 @@ pub trait Nic {
     /// push arrive in order; nothing is promised between a push and messages.
     fn push(&mut self, link: LinkId, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full>;
 
-    /// Reads the peer's memory `remote` into `local` (equal total lengths). Only where `caps.get`.
-    fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<(), Full>;
+    /// Reads the peer's memory `remote` into `local` (equal total lengths). Only where `caps.get`. If a [`Share`] comes
+    /// back, the peer may be asked to `assist`: two processors copy faster than one. It need not.
+    fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full>;
 
-    /// Writes `local` to the peer's memory `remote` (equal total lengths). Only where `caps.put`.
-    fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<(), Full>;
+    /// Writes `local` to the peer's memory `remote` (equal total lengths). Only where `caps.put`. The rest as for `get`.
+    fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full>;
+
+    /// Helps with the peer's transfer `share`, moving what the peer has not moved yet. `local` and `remote` name the same
+    /// bytes as the peer's call, seen from here; `put`: they go from `local` to `remote` (the peer's call is a `get`).
+    /// `done` follows, always `Ok`: whether the transfer succeeds is the peer's to know. A share that has ended or never
+    /// was is no error.
+    fn assist(
+        &mut self,
+        link: LinkId,
+        share: Share,
+        put: bool,
+        local: &[Iov],
+        remote: &[RemoteIov],
+        ctx: u64,
+    ) -> Result<(), Full>;
 
     /// Sends on its way whatever `send` has gathered. Called at the end of each progress round.
     fn flush(&mut self);
@@ -159,6 +178,6 @@ pub trait Sink {
     fn place(&mut self, link: LinkId, window: u64, offset: u64, len: usize) -> Option<crate::mem::IovList>;
     /// The first `len` (≤ what `place` was asked for, 0 allowed) of those bytes have been stored or thrown away.
     fn placed(&mut self, link: LinkId, window: u64, offset: u64, len: usize);
-    /// A push, put or get has finished and its local memory is free.
+    /// A push, put, get or assist has finished and its local memory is free.
     fn done(&mut self, link: LinkId, ctx: u64, result: Result<(), LinkError>);
 }

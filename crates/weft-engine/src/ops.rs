@@ -47,6 +47,8 @@ pub(crate) struct TxOp {
     pub(crate) pending: u32,
     /// Pushes that the device still works on: the memory is not free before they end.
     pub(crate) pushing: u32,
+    /// The same for parts that the device helps the peer to move.
+    pub(crate) assisting: u32,
     pub(crate) fault: Option<Fault>,
 }
 
@@ -56,6 +58,14 @@ impl TxOp {
         match self.kind {
             Kind::Send => self.phase != Phase::Queued,
             _ => self.next_part as usize >= self.remote.len(),
+        }
+    }
+
+    /// Whether the peer may be at work on this part.
+    pub(crate) fn awaits(&self, part: u32) -> bool {
+        match self.kind {
+            Kind::Send => self.phase == Phase::AwaitCts,
+            _ => part < self.next_part && self.pending > 0,
         }
     }
 
@@ -152,9 +162,31 @@ pub(crate) fn push_ctx(op: u32) -> u64 {
     1 << 63 | u64::from(op)
 }
 
-/// The operation of a push context.
-pub(crate) fn pushed_op(ctx: u64) -> Option<u32> {
-    (ctx >> 63 == 1).then(|| u32::try_from(ctx & 0xffff_ffff).unwrap_or(u32::MAX))
+/// The device context of our help with the peer's transfer for our operation `op`.
+pub(crate) fn assist_ctx(op: u32) -> u64 {
+    1 << 62 | push_ctx(op)
+}
+
+/// What a device context stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ctx {
+    /// A transfer, by its token.
+    Xfer(u64),
+    /// A push for our operation.
+    Push(u32),
+    /// Help with our operation.
+    Assist(u32),
+}
+
+impl Ctx {
+    pub(crate) fn of(ctx: u64) -> Self {
+        let op = u32::try_from(ctx & 0xffff_ffff).unwrap_or(u32::MAX);
+        match ctx >> 62 {
+            3 => Self::Assist(op),
+            2 => Self::Push(op),
+            _ => Self::Xfer(ctx),
+        }
+    }
 }
 
 /// A multi-receive buffer: where the next message goes, and whether it may be given back.
@@ -179,7 +211,8 @@ mod tests {
         let second = xfers.insert(0, kind, IovList::new(), Vec::new(), 1);
         assert_eq!(first & 0xffff_ffff, second & 0xffff_ffff);
         assert!(xfers.get_mut(first).is_none() && xfers.get_mut(second).is_some());
-        assert!(pushed_op(second).is_none());
-        assert_eq!(pushed_op(push_ctx(7)), Some(7));
+        assert_eq!(Ctx::of(second), Ctx::Xfer(second));
+        assert_eq!(Ctx::of(push_ctx(7)), Ctx::Push(7));
+        assert_eq!(Ctx::of(assist_ctx(7)), Ctx::Assist(7));
     }
 }

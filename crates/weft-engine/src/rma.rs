@@ -168,6 +168,7 @@ impl<N: Nic> Engine<N> {
             next_part: 0,
             pending: 0,
             pushing: 0,
+            assisting: 0,
             fault: None,
         })
     }
@@ -366,7 +367,7 @@ impl Core {
     }
 
     /// A peer has touched a region: the client may want to know.
-    fn remote_event(&mut self, kind: Kind, vci: u32, key: u64, data: Option<u64>, len: usize) {
+    pub(crate) fn remote_event(&mut self, kind: Kind, vci: u32, key: u64, data: Option<u64>, len: usize) {
         let Some(entry) = self.regions.by_key.get(&key) else { return };
         if data.is_none() && !entry.region.events && !self.remote_events {
             return;
@@ -400,6 +401,13 @@ impl Core {
         }
     }
 
+    /// The bytes of a long write are stored.
+    pub(crate) fn write_arrived(&mut self, vci: u32, op: Op, key: u64, data: Option<u64>, len: u64) {
+        self.remote_event(Kind::RemoteWrite, vci, key, data, usize::try_from(len).unwrap_or(usize::MAX));
+        self.regions.release(key);
+        self.fin(vci, op.op.get(), Status::Ok, 0);
+    }
+
     // ---- at the initiator --------------------------------------------------------------------
 
     pub(crate) fn on_read_data(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
@@ -416,78 +424,6 @@ impl Core {
         op.pending -= 1;
         self.finish_op(index);
         Ok(())
-    }
-
-    // ---- bulk --------------------------------------------------------------------------------
-
-    /// All pushed bytes of a transfer are here.
-    pub(crate) fn xfer_arrived(&mut self, token: u64) {
-        let Some(x) = self.xfers.remove(token) else { return };
-        match x.kind {
-            XferKind::Recv { info, op, ack } => {
-                let src = self.vcs[x.vc as usize].addr;
-                self.complete_recv(&info, src, None);
-                if ack {
-                    self.fin(x.vc, op, Status::Ok, 0);
-                }
-            }
-            XferKind::Write { op, key, data } => self.write_arrived(x.vc, op, key, data, x.expect),
-            XferKind::ReadHome { op } => {
-                if let Some(mine) = self.ops.get_mut(op as usize) {
-                    mine.pending = mine.pending.saturating_sub(1);
-                }
-                self.finish_op(op);
-            }
-            XferKind::Serve { key, .. } => self.regions.release(key),
-        }
-    }
-
-    fn write_arrived(&mut self, vci: u32, op: Op, key: u64, data: Option<u64>, len: u64) {
-        self.remote_event(Kind::RemoteWrite, vci, key, data, usize::try_from(len).unwrap_or(usize::MAX));
-        self.regions.release(key);
-        self.fin(vci, op.op.get(), Status::Ok, 0);
-    }
-
-    /// The device has finished a get, a put, or a push that serves a read.
-    pub(crate) fn xfer_done(&mut self, token: u64, result: Result<(), LinkError>) {
-        let Some(x) = self.xfers.get_mut(token) else { return };
-        let (vci, what, expect) = (x.vc, x.kind, x.expect);
-        match (result, what) {
-            (Ok(()), XferKind::Recv { info, op, .. }) => {
-                self.xfers.remove(token);
-                let src = self.vcs[vci as usize].addr;
-                self.complete_recv(&info, src, None);
-                self.fin(vci, op, Status::Ok, 0);
-            }
-            (Ok(()), XferKind::Write { op, key, data }) => {
-                self.xfers.remove(token);
-                self.write_arrived(vci, op, key, data, expect);
-            }
-            (Ok(()), XferKind::Serve { op, key, window, put }) => {
-                self.xfers.remove(token);
-                self.remote_event(Kind::RemoteRead, vci, key, None, usize::try_from(expect).unwrap_or(usize::MAX));
-                self.regions.release(key);
-                if put {
-                    self.fin(vci, op.op.get(), Status::Ok, window);
-                }
-            }
-            // Direct access was probed, yet failed: from now on the bytes travel through the device's own memory.
-            (Err(LinkError::Access), XferKind::Recv { op, .. }) => {
-                self.vcs[vci as usize].caps.get = false;
-                self.cts(vci, op, 0, token, expect);
-            }
-            (Err(LinkError::Access), XferKind::Write { op, .. }) => {
-                self.vcs[vci as usize].caps.get = false;
-                self.cts(vci, op.op.get(), op.part.get(), token, expect);
-            }
-            (Err(LinkError::Access), XferKind::Serve { put: true, op, key, window }) => {
-                x.kind = XferKind::Serve { op, key, window, put: false };
-                self.vcs[vci as usize].caps.put = false;
-                self.defer(vci, Deferred::Transfer(token));
-            }
-            // The link is about to end, and `down` will clean up.
-            (_, _) => {}
-        }
     }
 }
 

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use crate::api::{ADDR_NONE, Addr};
 use crate::mem::IovList;
 use crate::name::EpName;
-use crate::nic::{LinkId, NicCaps};
+use crate::nic::{LinkId, NicCaps, RemoteIov, Share};
 use crate::wire::Op;
 
 /// What an idle peer may cost in the engine, in bytes.
@@ -47,6 +47,8 @@ pub(crate) enum Deferred {
     Transfer(u64),
     /// Push a part of our operation into the peer's window.
     Push { op: u32, part: u32, window: u64, len: u64 },
+    /// Help the peer to move a part of our operation: the first `len` bytes, from or to `far`.
+    Assist { op: u32, part: u32, share: Share, len: u64, far: Vec<RemoteIov> },
 }
 
 /// What a connection's device can do, as far as every message needs it.

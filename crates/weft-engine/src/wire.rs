@@ -41,6 +41,8 @@ pub(crate) mod kind {
     pub(crate) const READ_BULK: u8 = 17;
     /// The bytes of a READ: [`super::Op`] and payload.
     pub(crate) const READ_DATA: u8 = 18;
+    /// Help with the transfer that serves an operation of yours: [`super::Assist`] and the helped side's addresses.
+    pub(crate) const ASSIST: u8 = 19;
 }
 
 /// See [`kind`].
@@ -143,6 +145,19 @@ pub(crate) struct Bulk {
     pub(crate) reserved: U32,
 }
 
+/// ASSIST after [`Head`]: what the sender's device moves, the receiver's may move, too.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Assist {
+    pub(crate) op: Op,
+    /// The device's name for the transfer.
+    pub(crate) share: U32,
+    /// How many [`WireIov`] follow.
+    pub(crate) iov_count: U32,
+    /// Bytes that are moved, from the first on.
+    pub(crate) len: U64,
+}
+
 /// A piece of the sender's memory, for a device that can get or put.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -160,6 +175,7 @@ const _: () = {
     assert!(size_of::<Fin>() == 16);
     assert!(size_of::<RmaHead>() == 32);
     assert!(size_of::<Bulk>() == 24);
+    assert!(size_of::<Assist>() == 24);
     assert!(size_of::<WireIov>() == 16);
 };
 

@@ -23,7 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use slab::Slab;
 use weft_engine::mem::{Iov, IovList};
 use weft_engine::name::{EpName, NameParts};
-use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, RemoteIov, Sink};
+use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, RemoteIov, Share, Sink};
 
 use crate::NicError;
 use crate::handshake;
@@ -520,7 +520,7 @@ impl Nic for Devices {
         }
     }
 
-    fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<(), Full> {
+    fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
         let Route { via, inner } = self.table.route(link);
         match (via, &mut self.shm, &mut self.tcp) {
             (Via::Shm, Some(shm), _) => shm.get(inner, local, remote, ctx),
@@ -529,11 +529,28 @@ impl Nic for Devices {
         }
     }
 
-    fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<(), Full> {
+    fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
         let Route { via, inner } = self.table.route(link);
         match (via, &mut self.shm, &mut self.tcp) {
             (Via::Shm, Some(shm), _) => shm.put(inner, local, remote, ctx),
             (Via::Tcp, _, Some(tcp)) => tcp.put(inner, local, remote, ctx),
+            _ => Err(Full),
+        }
+    }
+
+    fn assist(
+        &mut self,
+        link: LinkId,
+        share: Share,
+        put: bool,
+        local: &[Iov],
+        remote: &[RemoteIov],
+        ctx: u64,
+    ) -> Result<(), Full> {
+        let Route { via, inner } = self.table.route(link);
+        match (via, &mut self.shm, &mut self.tcp) {
+            (Via::Shm, Some(shm), _) => shm.assist(inner, share, put, local, remote, ctx),
+            (Via::Tcp, _, Some(tcp)) => tcp.assist(inner, share, put, local, remote, ctx),
             _ => Err(Full),
         }
     }

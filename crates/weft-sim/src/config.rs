@@ -56,6 +56,8 @@ pub struct FabricConfig {
     pub queue_depth: usize,
     /// Pushes, gets and puts that one end of a link may have under way.
     pub transfer_depth: usize,
+    /// A get or put may be helped with by the peer.
+    pub share_permille: u32,
     /// Longest segment of a push, put or get.
     pub segment_bytes: usize,
     /// Most arrivals that one poll hands over.
@@ -89,6 +91,7 @@ impl FabricConfig {
             connect_timeout_ns: 10_000_000,
             queue_depth: 64,
             transfer_depth: 16,
+            share_permille: 500,
             segment_bytes: 8192,
             poll_budget: 16,
             poll_ns: 0,
@@ -117,6 +120,7 @@ impl FabricConfig {
         config.connect_ns = *rng.pick(&[0, 1000, 100_000]);
         config.queue_depth = *rng.pick(&[1, 2, 3, 8, 64, 1024]);
         config.transfer_depth = *rng.pick(&[1, 2, 16]);
+        config.share_permille = *rng.pick(&[0, 300, 1000]);
         config.segment_bytes = *rng.pick(&[33, 200, 4096, 65536]);
         config.poll_budget = *rng.pick(&[1, 2, 16, 256]);
         let mut faults = Faults { reorder_ns: 20_000, stall_ns: 200_000, ..Faults::default() };

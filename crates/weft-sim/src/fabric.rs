@@ -42,6 +42,8 @@ pub struct Stats {
     pub gets: u64,
     /// Transfers finished without error.
     pub puts: u64,
+    /// Helps that have ended.
+    pub assists: u64,
     /// Times that a device answered `Full`.
     pub full: u64,
     /// Links that came up (each end counts).

@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use weft_engine::mem::{self, Iov};
 use weft_engine::name::EpName;
-use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, RemoteIov, Sink};
+use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, RemoteIov, Share, Sink};
 
 use crate::event::Event;
 use crate::fabric::{Fate, State};
@@ -154,15 +154,28 @@ impl Nic for SimNic {
     }
 
     fn push(&mut self, link: LinkId, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
-        self.state.borrow_mut().start(self.ep, link, Kind::Push { window, offset }, src, ctx)
+        self.state.borrow_mut().start(self.ep, link, Kind::Push { window, offset }, src, ctx).map(|_| ())
     }
 
-    fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<(), Full> {
-        self.state.borrow_mut().start(self.ep, link, Kind::Get { remote: remote.to_vec() }, local, ctx)
+    fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
+        self.state.borrow_mut().start_shared(self.ep, link, Kind::Get { remote: remote.to_vec() }, local, ctx)
     }
 
-    fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<(), Full> {
-        self.state.borrow_mut().start(self.ep, link, Kind::Put { remote: remote.to_vec() }, local, ctx)
+    fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
+        self.state.borrow_mut().start_shared(self.ep, link, Kind::Put { remote: remote.to_vec() }, local, ctx)
+    }
+
+    fn assist(
+        &mut self,
+        link: LinkId,
+        share: Share,
+        put: bool,
+        local: &[Iov],
+        remote: &[RemoteIov],
+        ctx: u64,
+    ) -> Result<(), Full> {
+        let kind = Kind::Assist { of: u64::from(share.0), put, remote: remote.to_vec() };
+        self.state.borrow_mut().start(self.ep, link, kind, local, ctx).map(|_| ())
     }
 
     fn flush(&mut self) {

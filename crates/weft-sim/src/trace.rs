@@ -31,6 +31,8 @@ pub enum What {
     Get,
     /// `put` was accepted.
     Put,
+    /// `assist` was accepted.
+    Assist,
     /// A piece of a push was handed over.
     Segment,
     /// A transfer was reported finished.

@@ -4,11 +4,14 @@
 //! segment are read when it leaves, as a real device does it: a client's memory that changes before `done`
 //! changes what arrives, and memory that is no longer there is noticed.
 //!
+//! A get or put may be shared: the helper's transfer takes bytes off the end of the one it helps with, and moves them with its
+//! own device's timing.
+//!
 //! Invariant: a transfer stays in the table until its `done` has been handed over (or `close` let it go),
 //! so `done` comes exactly once and, where the link ends, before `down`.
 
 use weft_engine::mem::{self, IovList};
-use weft_engine::nic::{Full, LinkError, LinkId, RemoteIov};
+use weft_engine::nic::{Full, LinkError, LinkId, RemoteIov, Share};
 
 use crate::event::Event;
 use crate::fabric::State;
@@ -18,9 +21,22 @@ use crate::wire::{EndId, Phase, Side};
 /// What a transfer moves, and where to.
 #[derive(Clone, Debug)]
 pub(crate) enum Kind {
-    Push { window: u64, offset: u64 },
-    Get { remote: Vec<RemoteIov> },
-    Put { remote: Vec<RemoteIov> },
+    Push {
+        window: u64,
+        offset: u64,
+    },
+    Get {
+        remote: Vec<RemoteIov>,
+    },
+    Put {
+        remote: Vec<RemoteIov>,
+    },
+    /// Help with the peer's transfer `of`, from its end; `put`: towards the peer.
+    Assist {
+        of: u64,
+        put: bool,
+        remote: Vec<RemoteIov>,
+    },
 }
 
 #[derive(Debug)]
@@ -34,14 +50,31 @@ pub(crate) struct Transfer {
     pub(crate) len: usize,
     /// Bytes that have left where they come from.
     pub(crate) sent: usize,
-    /// Bytes that have reached where they go (get and put).
+    /// Bytes at its end that the peer has taken upon itself.
+    pub(crate) given: usize,
+    /// Bytes that have reached where they go (get, put and assist), whoever moved them.
     pub(crate) landed: usize,
     /// Set when the last byte has moved: the memory is not touched any more.
     pub(crate) result: Option<Result<(), LinkError>>,
 }
 
 impl State {
-    /// Accepts a transfer, or not.
+    /// Accepts a get or put, or not, and says whether the peer may help.
+    pub(crate) fn start_shared(
+        &mut self,
+        ep: usize,
+        link: LinkId,
+        kind: Kind,
+        local: &[mem::Iov],
+        ctx: u64,
+    ) -> Result<Option<Share>, Full> {
+        let Some(number) = self.start(ep, link, kind, local, ctx)? else { return Ok(None) };
+        let share_permille = self.config.share_permille;
+        let shared = self.lookup(ep, link).is_some_and(|id| self.end(id).rng.chance(share_permille));
+        Ok(shared.then(|| Share(u32::try_from(number).unwrap_or(0))))
+    }
+
+    /// Accepts a transfer, or not. Its number comes back, unless the user broke the contract.
     pub(crate) fn start(
         &mut self,
         ep: usize,
@@ -49,8 +82,8 @@ impl State {
         kind: Kind,
         local: &[mem::Iov],
         ctx: u64,
-    ) -> Result<(), Full> {
-        let Some(id) = self.usable(ep, link) else { return Ok(()) };
+    ) -> Result<Option<u64>, Full> {
+        let Some(id) = self.usable(ep, link) else { return Ok(None) };
         let len = mem::total_len(local);
         self.check_transfer(ep, &kind, len);
         let depth = self.config.transfer_depth;
@@ -67,18 +100,19 @@ impl State {
             Kind::Push { .. } => What::Push,
             Kind::Get { .. } => What::Get,
             Kind::Put { .. } => What::Put,
+            Kind::Assist { .. } => What::Assist,
         };
         self.record(what, ep, u64::from(link.0), len as u64, &[]);
         let asks_first = matches!(kind, Kind::Get { .. });
         let local = IovList::from_slice(local);
-        let transfer = Transfer { end: id, link, ctx, kind, local, len, sent: 0, landed: 0, result: None };
+        let transfer = Transfer { end: id, link, ctx, kind, local, len, sent: 0, given: 0, landed: 0, result: None };
         self.transfers.insert(number, transfer);
         self.endpoints[ep].busy += 1;
         let Self { config, wires, now_ns, .. } = self;
         let end = &mut wires[id.wire].ends[id.side.index()];
         let first_ns = if asks_first { *now_ns + end.flight_ns(config) } else { *now_ns };
         self.agenda.schedule(first_ns, Event::Step { transfer: number });
-        Ok(())
+        Ok(Some(number))
     }
 
     fn check_transfer(&mut self, ep: usize, kind: &Kind, len: usize) {
@@ -87,6 +121,7 @@ impl State {
             Kind::Push { .. } => return,
             Kind::Get { remote } => (caps.get, remote),
             Kind::Put { remote } => (caps.put, remote),
+            Kind::Assist { put, remote, .. } => (if *put { caps.put } else { caps.get }, remote),
         };
         if !allowed {
             self.violation(ep, "a get or put where the capabilities have none");
@@ -107,10 +142,10 @@ impl State {
         let (segment_bytes, access_fail) = (self.config.segment_bytes, self.config.faults.access_fail_permille);
         let end = self.end(id);
         let want = if end.rng.chance(200) { end.rng.between(1, segment_bytes) } else { segment_bytes };
-        let portion = want.min(len - sent);
         let fails = sent == 0 && end.rng.chance(access_fail);
-        let Some(bytes) = self.fetch(number, portion, fails) else { return };
-        self.send_on(number, bytes);
+        let Some((at, portion)) = self.claim(number, want) else { return };
+        let Some(bytes) = self.fetch(number, at, portion, fails) else { return };
+        self.send_on(number, at, bytes);
         if sent + portion < len {
             let Self { config, wires, now_ns, .. } = self;
             let next_ns = wires[id.wire].ends[id.side.index()].depart(config, *now_ns, 0);
@@ -118,14 +153,60 @@ impl State {
         }
     }
 
-    /// The next `portion` bytes of a transfer from where they come; `None` if that failed.
-    fn fetch(&mut self, number: u64, portion: usize, fails: bool) -> Option<Vec<u8>> {
+    /// Which bytes a transfer moves next, at most `want`: from where to how many. `None`: no more.
+    fn claim(&mut self, number: u64, want: usize) -> Option<(usize, usize)> {
+        let transfer = self.transfers.get(&number)?;
+        let Kind::Assist { of, .. } = transfer.kind else {
+            let (at, left) = (transfer.sent, transfer.len - transfer.given - transfer.sent);
+            // Of an empty transfer, the nothing is moved; where the helper has taken the rest, its landing ends it.
+            return (left > 0 || transfer.len == 0).then(|| (at, want.min(left)));
+        };
+        let (id, len) = (transfer.end, transfer.len);
+        let helped = self.transfers.get_mut(&of).filter(|helped| {
+            let theirs = !matches!(helped.kind, Kind::Push { .. } | Kind::Assist { .. });
+            theirs && helped.end == id.other() && helped.result.is_none() && helped.len == len
+        });
+        let left = helped.as_ref().map_or(0, |helped| helped.len - helped.given - helped.sent);
+        match helped {
+            Some(helped) if left > 0 => {
+                let portion = want.min(left);
+                helped.given += portion;
+                Some((helped.len - helped.given, portion))
+            }
+            _ => {
+                self.finish_help(number);
+                None
+            }
+        }
+    }
+
+    /// A help ends when nothing is left to take and what it took has landed.
+    fn finish_help(&mut self, number: u64) {
+        let landed = self.transfers.get(&number).is_some_and(|help| help.landed == help.sent && help.result.is_none());
+        if landed {
+            self.finish(number, Ok(()));
+        }
+    }
+
+    /// Help could not be given: the transfer that it was for fails, and its owner finds another way.
+    fn fail_help(&mut self, number: u64) -> bool {
+        let Some(Transfer { kind: Kind::Assist { of, .. }, .. }) = self.transfers.get(&number) else { return false };
+        let of = *of;
+        if self.transfers.get(&of).is_some_and(|helped| helped.result.is_none()) {
+            self.finish(of, Err(LinkError::Access));
+        }
+        self.finish(number, Ok(()));
+        true
+    }
+
+    /// The `portion` bytes of a transfer from `at` on, from where they come; `None` if that failed.
+    fn fetch(&mut self, number: u64, at: usize, portion: usize, fails: bool) -> Option<Vec<u8>> {
         let transfer = self.transfers.get(&number)?;
         let peer = transfer.end.other();
         let source = match &transfer.kind {
             Kind::Push { .. } => Some(transfer.local.clone()),
-            Kind::Put { .. } if !fails => Some(transfer.local.clone()),
-            Kind::Get { remote } if !fails => {
+            Kind::Put { .. } | Kind::Assist { put: true, .. } if !fails => Some(transfer.local.clone()),
+            Kind::Get { remote } | Kind::Assist { remote, .. } if !fails => {
                 let owner = self.wires[peer.wire].ends[peer.side.index()].ep;
                 if !self.endpoints.get(owner).is_some_and(|endpoint| endpoint.alive) {
                     // Nobody is there to answer; the link's end will tell.
@@ -133,23 +214,25 @@ impl State {
                 }
                 self.memory.resolve(owner, remote)
             }
-            Kind::Get { .. } | Kind::Put { .. } => None,
+            Kind::Get { .. } | Kind::Put { .. } | Kind::Assist { .. } => None,
         };
         let Some(source) = source else {
+            if self.fail_help(number) {
+                return None;
+            }
             self.finish(number, Err(LinkError::Access));
             return None;
         };
         let mut bytes = vec![0; portion];
-        mem::gather(&mem::slice(&source, transfer.sent, portion), &mut bytes);
+        mem::gather(&mem::slice(&source, at, portion), &mut bytes);
         Some(bytes)
     }
 
     /// A segment leaves.
-    fn send_on(&mut self, number: u64, bytes: Vec<u8>) {
+    fn send_on(&mut self, number: u64, at: usize, bytes: Vec<u8>) {
         let Self { config, wires, transfers, agenda, now_ns, .. } = self;
         let Some(transfer) = transfers.get_mut(&number) else { return };
         let id = transfer.end;
-        let at = transfer.sent;
         transfer.sent += bytes.len();
         let all = transfer.sent == transfer.len;
         let end = &mut wires[id.wire].ends[id.side.index()];
@@ -167,7 +250,7 @@ impl State {
                     self.finish(number, Ok(()));
                 }
             }
-            Kind::Get { .. } | Kind::Put { .. } => {
+            Kind::Get { .. } | Kind::Put { .. } | Kind::Assist { .. } => {
                 let land_ns = end.depart(config, *now_ns, bytes.len()) + end.flight_ns(config);
                 agenda.schedule(land_ns, Event::Land { transfer: number, offset: at, bytes });
             }
@@ -184,7 +267,7 @@ impl State {
         }
         let Some(transfer) = self.transfers.get(&number) else { return };
         let target = match &transfer.kind {
-            Kind::Put { remote } => {
+            Kind::Put { remote } | Kind::Assist { put: true, remote, .. } => {
                 let end = &self.wires[peer.wire].ends[peer.side.index()];
                 if self.endpoints.get(end.ep).is_some_and(|endpoint| endpoint.alive) {
                     self.memory.resolve(end.ep, remote)
@@ -193,16 +276,35 @@ impl State {
                     return;
                 }
             }
-            Kind::Get { .. } | Kind::Push { .. } => Some(transfer.local.clone()),
+            Kind::Get { .. } | Kind::Push { .. } | Kind::Assist { .. } => Some(transfer.local.clone()),
         };
         let Some(target) = target else {
+            if self.fail_help(number) {
+                return;
+            }
             self.finish(number, Err(LinkError::Access));
             return;
         };
-        mem::scatter(&target, offset, bytes);
         let Some(transfer) = self.transfers.get_mut(&number) else { return };
         transfer.landed += bytes.len();
-        if transfer.landed == transfer.len {
+        let Kind::Assist { of, .. } = transfer.kind else {
+            mem::scatter(&target, offset, bytes);
+            return self.finish_if_landed(number);
+        };
+        // Where the transfer has failed meanwhile, its owner is moving the bytes by other means.
+        if let Some(helped) = self.transfers.get_mut(&of).filter(|helped| helped.result.is_none()) {
+            helped.landed += bytes.len();
+            mem::scatter(&target, offset, bytes);
+            self.finish_if_landed(of);
+        }
+        let over = self.transfers.get(&of).is_none_or(|t| t.result.is_some() || t.given + t.sent == t.len);
+        if over {
+            self.finish_help(number);
+        }
+    }
+
+    fn finish_if_landed(&mut self, number: u64) {
+        if self.transfers.get(&number).is_some_and(|transfer| transfer.landed == transfer.len) {
             self.finish(number, Ok(()));
         }
     }
@@ -216,6 +318,7 @@ impl State {
                 Kind::Push { .. } => stats.pushes += 1,
                 Kind::Get { .. } => stats.gets += 1,
                 Kind::Put { .. } => stats.puts += 1,
+                Kind::Assist { .. } => stats.assists += 1,
             }
         }
         transfer.result = Some(result);
@@ -223,7 +326,7 @@ impl State {
         endpoints[end.ep].busy -= 1;
         let after_ns = match transfer.kind {
             Kind::Put { .. } => end.flight_ns(config),
-            Kind::Get { .. } | Kind::Push { .. } => end.rng.below(config.latency_ns + 1),
+            Kind::Get { .. } | Kind::Push { .. } | Kind::Assist { .. } => end.rng.below(config.latency_ns + 1),
         };
         agenda.schedule(*now_ns + after_ns, Event::Finish { transfer: number, result });
     }

@@ -1,6 +1,6 @@
 //! Cross-memory attach: reading and writing a peer's memory by process id and address, in one copy.
 //!
-//! Place in the data flow: `Shm::get`/`put` queue a [`Transfer`]; `Shm::poll` moves it on in portions.
+//! Place in the data flow: below the transfers of `transfer.rs`, which decide what is copied when.
 //!
 //! Whether the kernel allows it depends on user, capabilities, dumpability, Yama's ptrace_scope, seccomp
 //! and namespaces, so it is never assumed: [`reaches`] reads random bytes that the peer has announced.
@@ -11,56 +11,53 @@
 //!
 //! Sources: process_vm_readv(2).
 
+use smallvec::SmallVec;
 use weft_engine::mem::{self, Iov, IovList};
 use weft_engine::nic::{LinkError, RemoteIov};
 
 /// Most pieces per system call; the system's own limit (IOV_MAX) is 1024.
 const MAX_PIECES: usize = 64;
 
-/// A `get` or `put` under way.
-pub(super) struct Transfer {
+/// Memory here and memory of the peer that correspond byte by byte.
+pub(super) struct Span {
     local: IovList,
     remote: Vec<RemoteIov>,
     /// Towards the peer.
     put: bool,
-    done_bytes: usize,
     total_bytes: usize,
-    /// Comes back with `done`.
-    pub(super) ctx: u64,
 }
 
-impl Transfer {
-    pub(super) fn new(put: bool, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Self {
+impl Span {
+    pub(super) fn new(put: bool, local: &[Iov], remote: &[RemoteIov]) -> Self {
         let far = remote.iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.len));
         let total_bytes = mem::total_len(local).min(usize::try_from(far).unwrap_or(usize::MAX));
-        Self { local: local.into(), remote: remote.to_vec(), put, done_bytes: 0, total_bytes, ctx }
+        Self { local: local.into(), remote: remote.to_vec(), put, total_bytes }
     }
 
-    /// Moves up to `budget` bytes. Some: it has ended.
-    pub(super) fn step(&mut self, pid: i32, budget: usize) -> (usize, Option<Result<(), LinkError>>) {
-        let left = self.total_bytes - self.done_bytes;
-        if left == 0 {
-            return (0, Some(Ok(())));
-        }
-        let want = left.min(budget.max(1));
-        let local = mem::slice(&self.local, self.done_bytes, want);
-        let near: Vec<libc::iovec> = local.iter().take(MAX_PIECES).map(near_piece).collect();
-        let far = self.far_pieces(want);
-        match copy(self.put, pid, &near, &far) {
-            Some(n) if n > 0 => {
+    pub(super) fn total_bytes(&self) -> usize {
+        self.total_bytes
+    }
+
+    /// Copies the `len` bytes from `offset` on, all of them or an error.
+    pub(super) fn copy(&self, pid: i32, mut offset: usize, len: usize) -> Result<(), LinkError> {
+        let end = offset.saturating_add(len).min(self.total_bytes);
+        while offset < end {
+            let local = mem::slice(&self.local, offset, end - offset);
+            let near: SmallVec<[libc::iovec; 2]> = local.iter().take(MAX_PIECES).map(near_piece).collect();
+            let far = self.far_pieces(offset, end - offset);
+            match copy(self.put, pid, &near, &far) {
                 // The kernel cannot have moved more than was asked for.
-                self.done_bytes += n.min(want);
-                let ended = (self.done_bytes == self.total_bytes).then_some(Ok(()));
-                (n, ended)
+                Some(n) if n > 0 => offset += n.min(end - offset),
+                _ => return Err(LinkError::Access),
             }
-            _ => (0, Some(Err(LinkError::Access))),
         }
+        Ok(())
     }
 
-    /// The remote pieces for `want` bytes from where we are.
-    fn far_pieces(&self, mut want: usize) -> Vec<libc::iovec> {
-        let mut skip = self.done_bytes as u64;
-        let mut out = Vec::new();
+    /// The remote pieces for `want` bytes from `offset` on.
+    fn far_pieces(&self, offset: usize, mut want: usize) -> SmallVec<[libc::iovec; 2]> {
+        let mut skip = offset as u64;
+        let mut out = SmallVec::new();
         for piece in &self.remote {
             if skip >= piece.len {
                 skip -= piece.len;

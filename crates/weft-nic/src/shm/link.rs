@@ -13,13 +13,15 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence, fence};
 
 use weft_engine::mem::{self, Iov, IovList};
-use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, NicCaps, RemoteIov, Sink};
+use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, NicCaps, Share, Sink};
 
-use super::cma::Transfer;
+use super::cma::Span;
 use super::doorbell::Bell;
 use super::lines::Lines;
 use super::ring::{PIECE_BYTES, Record, Rx, Tx};
 use super::segment::{Mapping, Role};
+use super::share::SHARE_BYTES;
+use super::transfer::{Help, Slots, Step, Transfer};
 
 /// Pushes, and transfers by address, that one link queues each.
 const QUEUE_DEPTH: usize = 64;
@@ -77,6 +79,10 @@ pub(super) struct Link {
     info: LinkUp,
     pushes: VecDeque<Push>,
     transfers: VecDeque<Transfer>,
+    helps: VecDeque<Help>,
+    slots: Slots,
+    /// The peer broke the rules of shared transfers.
+    misled: bool,
     /// A send found no room for so many bytes.
     refused_bytes: Option<usize>,
     /// In the device's list of links that are looked at in every poll.
@@ -107,6 +113,9 @@ impl Link {
             info: parts.info,
             pushes: VecDeque::new(),
             transfers: VecDeque::new(),
+            helps: VecDeque::new(),
+            slots: Slots::default(),
+            misled: false,
             refused_bytes: None,
             hot: false,
             busy: false,
@@ -133,9 +142,9 @@ impl Link {
         self.pidfd.as_ref().map(AsFd::as_fd)
     }
 
-    /// Why the outgoing ring works no more.
+    /// Why the link works no more.
     pub(super) fn broken(&self) -> Option<LinkError> {
-        self.tx.broken()
+        if self.misled { Some(LinkError::Protocol) } else { self.tx.broken() }
     }
 
     /// Sends a message, or remembers that there was no room.
@@ -163,23 +172,40 @@ impl Link {
         Ok(())
     }
 
-    /// Queues a transfer by address.
-    pub(super) fn transfer(&mut self, put: bool, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<(), Full> {
+    /// Queues a transfer by address. A long one may be shared with a peer that is awake: waking it would take longer than
+    /// its help saves.
+    pub(super) fn transfer(&mut self, span: Span, ctx: u64) -> Result<Option<Share>, Full> {
         if self.transfers.len() >= QUEUE_DEPTH {
             return Err(Full);
         }
-        self.transfers.push_back(Transfer::new(put, local, remote, ctx));
+        let awake = self.peer_side().polled.0.load(Ordering::Relaxed) != 0;
+        let mut transfer = Transfer::new(span, ctx);
+        let share = if awake && transfer.total_bytes() >= SHARE_BYTES {
+            transfer.offer(&self.map, self.role, &mut self.slots)
+        } else {
+            None
+        };
+        self.transfers.push_back(transfer);
+        Ok(share)
+    }
+
+    /// Queues our help with a transfer of the peer's.
+    pub(super) fn assist(&mut self, span: Span, share: Share, ctx: u64) -> Result<(), Full> {
+        if self.helps.len() >= QUEUE_DEPTH {
+            return Err(Full);
+        }
+        self.helps.push_back(Help::new(span, self.role.other(), share, ctx));
         Ok(())
     }
 
     /// Whether pushes or transfers are under way.
     pub(super) fn has_bulk(&self) -> bool {
-        !(self.pushes.is_empty() && self.transfers.is_empty())
+        !(self.pushes.is_empty() && self.transfers.is_empty() && self.helps.is_empty())
     }
 
-    /// Whether transfers by address are under way.
-    pub(super) fn has_transfers(&self) -> bool {
-        !self.transfers.is_empty()
+    /// Whether there is something to copy by address, or to report of it, without the peer's doing anything.
+    pub(super) fn can_copy(&self) -> bool {
+        !self.helps.is_empty() || self.transfers.iter().any(|transfer| transfer.can_step(&self.map))
     }
 
     /// Whether the peer has published something that was not taken.
@@ -255,21 +281,55 @@ impl Link {
             self.announce();
         }
         let pushed = moved;
-        moved = 0;
+        let (copies, copied) = self.copy(id, sink, budget);
+        (calls + copies, pushed + copied)
+    }
+
+    /// Moves transfers by address on: our own first, then those that we help with.
+    fn copy<S: Sink>(&mut self, id: LinkId, sink: &mut S, budget: usize) -> (usize, usize) {
+        let (mut calls, mut moved, mut at) = (0, 0, 0);
         while moved < budget
-            && let Some(transfer) = self.transfers.front_mut()
+            && let Some(transfer) = self.transfers.get_mut(at)
         {
-            let (bytes, ended) = transfer.step(self.pid, budget - moved);
-            // A system call counts, even if it moves nothing.
-            moved += bytes.max(1024);
-            if let Some(result) = ended {
-                let ctx = transfer.ctx;
-                self.transfers.pop_front();
-                sink.done(id, ctx, result);
-                calls += 1;
+            match transfer.step(self.pid, &self.map, &mut self.slots) {
+                // A system call counts, even if it moves little.
+                Step::Moved(bytes) => moved += bytes.max(1024),
+                Step::Waits => at += 1,
+                Step::Ended(bytes, result) => {
+                    moved += bytes.max(1024);
+                    let ctx = transfer.ctx;
+                    self.transfers.remove(at);
+                    sink.done(id, ctx, result);
+                    calls += 1;
+                }
+                Step::Broken => return self.mislead(calls, moved),
             }
         }
-        (calls, pushed + moved)
+        while moved < budget
+            && let Some(help) = self.helps.front_mut()
+        {
+            match help.step(self.pid, &self.map) {
+                Step::Moved(bytes) => {
+                    moved += bytes.max(1024);
+                    // The owner may have gone to sleep until this.
+                    self.announce();
+                }
+                Step::Ended(..) | Step::Waits => {
+                    let ctx = help.ctx;
+                    self.helps.pop_front();
+                    sink.done(id, ctx, Ok(()));
+                    calls += 1;
+                }
+                Step::Broken => return self.mislead(calls, moved),
+            }
+        }
+        (calls, moved)
+    }
+
+    #[cold]
+    fn mislead(&mut self, calls: usize, moved: usize) -> (usize, usize) {
+        self.misled = true;
+        (calls, moved)
     }
 
     /// The contexts of everything that is under way, which will not happen any more.
@@ -277,6 +337,7 @@ impl Link {
         let pushes = self.pushes.drain(..).map(|push| push.ctx);
         let mut ctxs: Vec<u64> = pushes.collect();
         ctxs.extend(self.transfers.drain(..).map(|transfer| transfer.ctx));
+        ctxs.extend(self.helps.drain(..).map(|help| help.ctx));
         ctxs
     }
 

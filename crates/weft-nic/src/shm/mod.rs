@@ -7,7 +7,8 @@
 //! - `page.rs`, `doorbell.rs`: how a consumer learns of rings that it does not look at in every poll, and how it is
 //!   woken; `sleep.rs`: which links are looked at in every poll, and sleeping;
 //! - `handshake.rs`: how a pair comes about; `control.rs`: sockets, time-outs, links that end;
-//! - `link.rs`: one end of a pair; `cma.rs`: transfers by address; `probe.rs`: what the system allows.
+//! - `link.rs`: one end of a pair; `transfer.rs`, `share.rs`, `cma.rs`: transfers by address, which both sides copy together;
+//!   `probe.rs`: what the system allows.
 //!
 //! Cost model: a message of up to 56 bytes moves one cache line and makes no system call and no
 //! allocation. A poll costs one load for each of at most [`HOT_LINKS`] recently active links plus one load for
@@ -34,9 +35,11 @@ mod page;
 mod probe;
 mod ring;
 mod segment;
+mod share;
 mod sleep;
 #[cfg(test)]
 mod tests;
+mod transfer;
 
 /// The atomics of the doorbell page; a model checker puts its own here.
 mod sync {
@@ -50,8 +53,9 @@ use std::os::fd::OwnedFd;
 use slab::Slab;
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
-use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, RemoteIov, Sink};
+use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, RemoteIov, Share, Sink};
 
+use cma::Span;
 use doorbell::{Barriers, Door};
 use handshake::Handshake;
 use link::Link;
@@ -336,18 +340,32 @@ impl Nic for Shm {
         Ok(())
     }
 
-    fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<(), Full> {
+    fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
         let up = self.link(link).ok_or(Full)?;
         debug_assert!(up.caps().get);
-        up.transfer(false, local, remote, ctx)?;
+        let share = up.transfer(Span::new(false, local, remote), ctx)?;
         self.make_busy(link);
-        Ok(())
+        Ok(share)
     }
 
-    fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<(), Full> {
+    fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
         let up = self.link(link).ok_or(Full)?;
         debug_assert!(up.caps().put);
-        up.transfer(true, local, remote, ctx)?;
+        let share = up.transfer(Span::new(true, local, remote), ctx)?;
+        self.make_busy(link);
+        Ok(share)
+    }
+
+    fn assist(
+        &mut self,
+        link: LinkId,
+        share: Share,
+        put: bool,
+        local: &[Iov],
+        remote: &[RemoteIov],
+        ctx: u64,
+    ) -> Result<(), Full> {
+        self.link(link).ok_or(Full)?.assist(Span::new(put, local, remote), share, ctx)?;
         self.make_busy(link);
         Ok(())
     }

@@ -4,9 +4,9 @@
 //!
 //! Layout of a pair's segment (offsets in bytes, `L` lines of 64 bytes per ring):
 //! ```text
-//!  0            512            1024 … 4096          4096 + 64·L            4096 + 128·L
-//!  | initiator's | acceptor's  |      | ring         | ring                 |
-//!  | SideBlock   | SideBlock   |      | init. → acc. | acc. → init.         |
+//!  0            512          1024          2048        3072    4096           4096 + 64·L     4096 + 128·L
+//!  | initiator's | acceptor's | initiator's | acceptor's | unused | ring         | ring         |
+//!  | SideBlock   | SideBlock  | share slots | share slots|        | init. → acc. | acc. → init. |
 //! ```
 //! A side block is written by its side only and read by the other. Each of its words stands on
 //! 128 bytes of its own, because processors fetch cache lines in pairs.
@@ -31,6 +31,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::page::Padded;
+use super::share::{self, Slot};
 
 /// Bytes of a cache line, and of a line of a ring.
 pub(super) const LINE_BYTES: usize = 64;
@@ -38,6 +39,9 @@ pub(super) const LINE_BYTES: usize = 64;
 const RINGS_AT: usize = 4096;
 /// Distance of the two side blocks.
 const SIDE_BYTES: usize = 512;
+/// Where the slots of shared transfers begin, the initiator's first (`share.rs`).
+const SHARES_AT: usize = 2 * SIDE_BYTES;
+const SHARES_BYTES: usize = share::SLOTS as usize * size_of::<Slot>();
 /// The file system magic of tmpfs, on which memfds live.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
@@ -61,7 +65,8 @@ const _: () = {
     assert!(std::mem::offset_of!(SideBlock, wants_space) == 256);
     assert!(std::mem::offset_of!(SideBlock, closed) == 384);
 };
-const _: () = assert!(2 * SIDE_BYTES <= RINGS_AT);
+const _: () = assert!(2 * SIDE_BYTES <= SHARES_AT && SHARES_AT + 2 * SHARES_BYTES <= RINGS_AT);
+const _: () = assert!(size_of::<Slot>() == 128 && SHARES_BYTES == 1024);
 
 /// Which end of the link we are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,6 +178,16 @@ impl Mapping {
         // SAFETY: inside the mapping (whose length both makers and adopters have checked to be at least that
         // of a segment), aligned, made of atomics for which every bit pattern is valid.
         unsafe { &*block }
+    }
+
+    /// Slot `index` of the transfers that `owner` shares, in a segment.
+    pub(super) fn share(&self, owner: Role, index: u32) -> &Slot {
+        let index = (index % share::SLOTS) as usize;
+        let at = SHARES_AT + owner.index() * SHARES_BYTES + index * size_of::<Slot>();
+        debug_assert!(self.len >= RINGS_AT);
+        let slot = self.base.as_ptr().wrapping_add(at).cast::<Slot>();
+        // SAFETY: as for `side`.
+        unsafe { &*slot }
     }
 
     /// Offset of the ring that `role` writes, in a segment with rings of `lines` lines.

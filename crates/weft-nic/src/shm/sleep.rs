@@ -71,11 +71,11 @@ impl Shm {
         if self.hot.iter().any(|&id| matches!(&self.links[id as usize], Slot::Up(link) if link.ready())) {
             return true;
         }
-        // Bulk work other than pushes that wait for space goes on without the peer's help.
+        // Bulk work goes on, except for pushes that wait for space and transfers of which the peer copies the rest.
         let mut came = false;
         for at in 0..self.busy.len() {
             if let Some(Slot::Up(link)) = self.links.get_mut(self.busy[at] as usize) {
-                came |= link.has_transfers() || link.space_has_come();
+                came |= link.can_copy() || link.space_has_come();
             }
         }
         let mut at = 0;

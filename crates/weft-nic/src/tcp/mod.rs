@@ -24,7 +24,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 use slab::Slab;
 use weft_engine::mem::Iov;
 use weft_engine::name::{EpName, NameParts};
-use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, RemoteIov, Sink};
+use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, RemoteIov, Share, Sink};
 
 use crate::NicError;
 
@@ -496,13 +496,18 @@ impl Nic for Tcp {
         Ok(())
     }
 
-    fn get(&mut self, _: LinkId, _: &[Iov], _: &[RemoteIov], _: u64) -> Result<(), Full> {
+    fn get(&mut self, _: LinkId, _: &[Iov], _: &[RemoteIov], _: u64) -> Result<Option<Share>, Full> {
         debug_assert!(false, "tcp has no get");
         Err(Full)
     }
 
-    fn put(&mut self, _: LinkId, _: &[Iov], _: &[RemoteIov], _: u64) -> Result<(), Full> {
+    fn put(&mut self, _: LinkId, _: &[Iov], _: &[RemoteIov], _: u64) -> Result<Option<Share>, Full> {
         debug_assert!(false, "tcp has no put");
+        Err(Full)
+    }
+
+    fn assist(&mut self, _: LinkId, _: Share, _: bool, _: &[Iov], _: &[RemoteIov], _: u64) -> Result<(), Full> {
+        debug_assert!(false, "tcp has no get and no put that could be helped with");
         Err(Full)
     }
 

@@ -1,0 +1,190 @@
+//! Bulk data: what moves apart from the messages that announce it, on behalf of sends, writes and reads alike.
+//!
+//! Place in the data flow: `msg` and `rma` enter a transfer ([`crate::ops::Xfer`]) and defer it; here it is given to the device
+//! as a get, a put or a push; what the device reports ends it here, and the operation with it.
+//!
+//! Two sides copy faster than one. Where the device offers a [`Share`] of a get or put, the peer is asked to ASSIST: its
+//! device then moves part of the same bytes at the same time. The side that fetches or serves stays in charge: it alone
+//! knows when all is moved, and says FIN. An operation ends when FIN has come and its own device has let go of its memory.
+
+use zerocopy::little_endian::U32;
+
+use crate::api::Kind;
+use crate::core::{Core, Violation};
+use crate::engine::Engine;
+use crate::mem;
+use crate::nic::{Full, LinkError, Nic, RemoteIov, Share};
+use crate::ops::{XferKind, assist_ctx, push_ctx};
+use crate::rma::part_iov;
+use crate::vc::Deferred;
+use crate::wire::{Assist, Op, Reader, Short, Status, WireIov, kind};
+
+/// Most pieces of memory for which help is asked: the message stays short.
+const ASSIST_PIECES: usize = 2;
+
+impl<N: Nic> Engine<N> {
+    pub(crate) fn run_transfer(&mut self, vci: u32, token: u64) -> Result<(), Full> {
+        let Some(link) = self.core.vcs[vci as usize].link() else { return Ok(()) };
+        let Some(x) = self.core.xfers.get_mut(token) else { return Ok(()) };
+        let (share, op) = match x.kind {
+            XferKind::Recv { op, .. } => {
+                (self.nic.get(link, &x.iov, &x.remote, token)?, Op { op: op.into(), part: 0.into() })
+            }
+            XferKind::Write { op, .. } => (self.nic.get(link, &x.iov, &x.remote, token)?, op),
+            XferKind::Serve { put: true, op, .. } => (self.nic.put(link, &x.iov, &x.remote, token)?, op),
+            XferKind::Serve { window, .. } => return self.nic.push(link, window, 0, &x.iov, token),
+            XferKind::ReadHome { .. } => return Ok(()),
+        };
+        if let Some(share) = share {
+            self.ask_to_assist(vci, token, share, op);
+        }
+        Ok(())
+    }
+
+    /// Asks the peer to help with a transfer. If the message cannot leave now, or would be long, we do without.
+    fn ask_to_assist(&mut self, vci: u32, token: u64, share: Share, op: Op) {
+        let Some(x) = self.core.xfers.get_mut(token) else { return };
+        if x.iov.len() > ASSIST_PIECES {
+            return;
+        }
+        let mut w = Short::new(kind::ASSIST, 0);
+        let iov_count = U32::new(u32::try_from(x.iov.len()).unwrap_or(0));
+        w.put(&Assist { op, share: share.0.into(), iov_count, len: x.expect.into() });
+        for piece in &x.iov {
+            w.put(&WireIov { addr: piece.addr().into(), len: (piece.len() as u64).into() });
+        }
+        let _ = self.numbered(vci, w.bytes(), &[]);
+    }
+
+    pub(crate) fn run_assist(
+        &mut self,
+        vci: u32,
+        index: u32,
+        part: u32,
+        share: Share,
+        len: u64,
+        far: &[RemoteIov],
+    ) -> Result<(), Full> {
+        let Some(link) = self.core.vcs[vci as usize].link() else { return Ok(()) };
+        // The operation may have ended meanwhile: the peer did without us.
+        let Some(op) = self.core.ops.get_mut(index as usize).filter(|op| op.vc == vci && op.awaits(part)) else {
+            return Ok(());
+        };
+        let iov = if op.kind == Kind::Send {
+            mem::slice(&op.iov, 0, usize::try_from(len).unwrap_or(usize::MAX))
+        } else {
+            part_iov(op, part, len)
+        };
+        // Of a send, part may be wanted (the receive is shorter).
+        if mem::total_len(&iov) as u64 != len {
+            return Ok(());
+        }
+        self.nic.assist(link, share, op.kind != Kind::Read, &iov, far, assist_ctx(index))?;
+        op.assisting += 1;
+        Ok(())
+    }
+
+    pub(crate) fn run_push(&mut self, vci: u32, index: u32, part: u32, window: u64, len: u64) -> Result<(), Full> {
+        let Some(link) = self.core.vcs[vci as usize].link() else { return Ok(()) };
+        let Some(op) = self.core.ops.get(index as usize).filter(|op| op.vc == vci) else { return Ok(()) };
+        let iov = if op.kind == Kind::Send {
+            mem::slice(&op.iov, 0, usize::try_from(len).unwrap_or(usize::MAX))
+        } else {
+            part_iov(op, part, len)
+        };
+        self.nic.push(link, window, 0, &iov, push_ctx(index))
+    }
+}
+
+impl Core {
+    /// The peer asks for help with one of our operations. The operation may have ended meanwhile, where the peer's device failed
+    /// and its push overtook this message; then another may have its number, and the share, which has ended, helps nobody.
+    pub(crate) fn on_assist(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
+        let ask: Assist = r.take().ok_or(Violation)?;
+        let far = r.take_iov(ask.iov_count.get()).ok_or(Violation)?;
+        let described = far.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.len));
+        let (index, part, len) = (ask.op.op.get(), ask.op.part.get(), ask.len.get());
+        if described != Some(len) {
+            return Err(Violation);
+        }
+        let caps = self.vcs[vci as usize].caps;
+        if let Ok(op) = self.op_of(vci, index)
+            && op.awaits(part)
+            && if op.kind == Kind::Read { caps.get } else { caps.put }
+        {
+            self.defer(vci, Deferred::Assist { op: index, part, share: Share(ask.share.get()), len, far });
+        }
+        Ok(())
+    }
+
+    /// The device has let go of the memory of an operation that it helped to move.
+    pub(crate) fn assist_done(&mut self, index: u32) {
+        let Some(op) = self.ops.get_mut(index as usize) else { return };
+        op.assisting = op.assisting.saturating_sub(1);
+        self.finish_op(index);
+    }
+
+    /// All pushed bytes of a transfer are here.
+    pub(crate) fn xfer_arrived(&mut self, token: u64) {
+        let Some(x) = self.xfers.remove(token) else { return };
+        match x.kind {
+            XferKind::Recv { info, op, ack } => {
+                let src = self.vcs[x.vc as usize].addr;
+                self.complete_recv(&info, src, None);
+                if ack {
+                    self.fin(x.vc, op, Status::Ok, 0);
+                }
+            }
+            XferKind::Write { op, key, data } => self.write_arrived(x.vc, op, key, data, x.expect),
+            XferKind::ReadHome { op } => {
+                if let Some(mine) = self.ops.get_mut(op as usize) {
+                    mine.pending = mine.pending.saturating_sub(1);
+                }
+                self.finish_op(op);
+            }
+            XferKind::Serve { key, .. } => self.regions.release(key),
+        }
+    }
+
+    /// The device has finished a get, a put, or a push that serves a read.
+    pub(crate) fn xfer_done(&mut self, token: u64, result: Result<(), LinkError>) {
+        let Some(x) = self.xfers.get_mut(token) else { return };
+        let (vci, what, expect) = (x.vc, x.kind, x.expect);
+        match (result, what) {
+            (Ok(()), XferKind::Recv { info, op, .. }) => {
+                self.xfers.remove(token);
+                let src = self.vcs[vci as usize].addr;
+                self.complete_recv(&info, src, None);
+                self.fin(vci, op, Status::Ok, 0);
+            }
+            (Ok(()), XferKind::Write { op, key, data }) => {
+                self.xfers.remove(token);
+                self.write_arrived(vci, op, key, data, expect);
+            }
+            (Ok(()), XferKind::Serve { op, key, window, put }) => {
+                self.xfers.remove(token);
+                self.remote_event(Kind::RemoteRead, vci, key, None, usize::try_from(expect).unwrap_or(usize::MAX));
+                self.regions.release(key);
+                if put {
+                    self.fin(vci, op.op.get(), Status::Ok, window);
+                }
+            }
+            // Direct access was probed, yet failed: from now on the bytes travel through the device's own memory.
+            (Err(LinkError::Access), XferKind::Recv { op, .. }) => {
+                self.vcs[vci as usize].caps.get = false;
+                self.cts(vci, op, 0, token, expect);
+            }
+            (Err(LinkError::Access), XferKind::Write { op, .. }) => {
+                self.vcs[vci as usize].caps.get = false;
+                self.cts(vci, op.op.get(), op.part.get(), token, expect);
+            }
+            (Err(LinkError::Access), XferKind::Serve { put: true, op, key, window }) => {
+                x.kind = XferKind::Serve { op, key, window, put: false };
+                self.vcs[vci as usize].caps.put = false;
+                self.defer(vci, Deferred::Transfer(token));
+            }
+            // The link is about to end, and `down` will clean up.
+            (_, _) => {}
+        }
+    }
+}
