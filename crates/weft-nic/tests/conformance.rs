@@ -22,7 +22,8 @@ macro_rules! conformance {
                 random_traffic_keeps_order, two_threads_play_ping_pong, two_threads_stream);
             conformance!(@tests $type, bulk: pushes_arrive_intact, pushes_without_room_are_thrown_away,
                 messages_pass_pushes, a_queue_of_pushes_is_bounded, pushes_end_with_their_link,
-                close_abandons_pushes, direct_transfers_are_intact);
+                close_abandons_pushes, direct_transfers_are_intact, both_sides_move_a_transfer,
+                help_that_is_late_or_wrong_does_no_harm);
         }
     )+ };
     (@tests $type:ty, $family:ident: $($test:ident),+) => { $(

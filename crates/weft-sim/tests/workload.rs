@@ -53,6 +53,7 @@ fn lossless() {
     assert!(total(|r| r.stats.full) > 10_000, "full devices");
     assert!(total(|r| r.stats.overtakes) > 1000, "reordering");
     assert!(total(|r| r.stats.gets) > 100 && total(|r| r.stats.puts) > 100 && total(|r| r.stats.pushes) > 1000);
+    assert!(total(|r| r.stats.assists) > 100);
 }
 
 #[test]

@@ -144,7 +144,7 @@ impl Slot {
         loop {
             let (front, back) = (word & COUNT_MASK, word >> COUNT_BITS & COUNT_MASK);
             let (mine, theirs) = if end == End::Front { (front, back) } else { (back, front) };
-            if word >> 48 != lap {
+            if lap == 0 || word >> 48 != lap {
                 return if end == End::Front { Claim::Nonsense } else { Claim::Nothing };
             }
             let Some(left) = cut.units().checked_sub(front + back) else { return Claim::Nonsense };

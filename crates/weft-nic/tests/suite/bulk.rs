@@ -1,9 +1,9 @@
 //! Pushes, gets and puts: every byte, every split, and what becomes of them when a link ends.
 
 use weft_engine::mem::{self, Iov, IovList, Owned};
-use weft_engine::nic::{LinkError, Nic, RemoteIov};
+use weft_engine::nic::{LinkError, Nic, RemoteIov, Share};
 
-use super::{Device, Random, Window, World, pattern};
+use super::{Device, Node, Random, Window, World, pattern};
 
 /// Cuts memory into up to five pieces, some of them empty.
 fn cut(whole: Iov, random: &mut Random) -> IovList {
@@ -164,4 +164,79 @@ pub fn direct_transfers_are_intact<D: Device>() {
         world.until("failure", |nodes| nodes[0].inbox.done.contains_key(&999));
         assert_eq!(world.nodes[0].inbox.done.remove(&999), Some(Err(LinkError::Access)));
     }
+}
+
+fn far(iov: Iov) -> [RemoteIov; 1] {
+    [RemoteIov { addr: iov.addr(), len: iov.len() as u64 }]
+}
+
+/// A long transfer moves every byte once whoever comes to it first, and however late the help is.
+pub fn both_sides_move_a_transfer<D: Device>() {
+    /// Polls of the owner, and of the helper, in turn.
+    const TURNS: [(usize, usize); 5] = [(1, 1), (0, 3), (3, 0), (1, 4), (0, 50)];
+    let mut world = World::new::<D>(2);
+    let (near, link) = world.join_and_greet(0, 1);
+    let caps = world.nodes[0].inbox.up[&near].caps;
+    let mut ctx = 0;
+    for (put, can) in [(false, caps.get), (true, caps.put)] {
+        for size in [20_000, 70_001, 1_000_003, 5 << 20].into_iter().filter(|_| can) {
+            for (owner_polls, helper_polls) in TURNS {
+                ctx += 2;
+                let (mut mine, mut theirs) = (Owned::new(pattern(1, size)), Owned::new(pattern(2, size)));
+                let (ours, far_iov) = (mine.iov(), theirs.iov());
+                let share = world.nodes[0].direct(put, near, &[ours], &far(far_iov), ctx).unwrap();
+                if let Some(share) = share {
+                    world.nodes[1].assist(share, !put, link, &[far_iov], &far(ours), ctx + 1).unwrap();
+                }
+                let ended = |nodes: &[Node<D::Nic>]| {
+                    nodes[0].inbox.done.contains_key(&ctx)
+                        && (share.is_none() || nodes[1].inbox.done.contains_key(&(ctx + 1)))
+                };
+                while !ended(&world.nodes) {
+                    for _ in 0..owner_polls {
+                        world.nodes[0].poll();
+                    }
+                    for _ in 0..helper_polls {
+                        world.nodes[1].poll();
+                    }
+                    // Whoever is not polled in this turn gets some in the end, lest both wait.
+                    world.rounds(usize::from(owner_polls * helper_polls == 0));
+                }
+                assert_eq!(world.nodes[0].inbox.done[&ctx], Ok(()));
+                let expected = pattern(if put { 1 } else { 2 }, size);
+                assert!(mem::to_vec(&[ours]) == expected && mem::to_vec(&[far_iov]) == expected, "{size} bytes");
+            }
+        }
+    }
+}
+
+/// Help with what has ended, or never was, moves nothing; help that cannot reach the peer's memory fails the transfer.
+pub fn help_that_is_late_or_wrong_does_no_harm<D: Device>() {
+    const SIZE: usize = 300_000;
+    let mut world = World::new::<D>(2);
+    let (near, link) = world.join_and_greet(0, 1);
+    if !(world.nodes[0].inbox.up[&near].caps.get && world.nodes[1].inbox.up[&link].caps.put) {
+        return;
+    }
+    let (mut mine, mut theirs, mut wrong) =
+        (Owned::new(pattern(1, SIZE)), Owned::new(pattern(2, SIZE)), Owned::new(pattern(3, SIZE)));
+    let (ours, far_iov, wrong) = (mine.iov(), theirs.iov(), wrong.iov());
+    let share = world.nodes[0].direct(false, near, &[ours], &far(far_iov), 1).unwrap();
+    world.until("transfer", |nodes| nodes[0].inbox.done.contains_key(&1));
+    let Some(share) = share else { return };
+    for (n, share) in [share, Share(0), Share(u32::MAX), Share(share.0 ^ 1)].into_iter().enumerate() {
+        let ctx = 10 + n as u64;
+        world.nodes[1].assist(share, true, link, &[wrong], &far(ours), ctx).unwrap();
+        world.until("help", |nodes| nodes[1].inbox.done.contains_key(&ctx));
+    }
+    assert!(mem::to_vec(&[ours]) == pattern(2, SIZE));
+
+    let share = world.nodes[0].direct(false, near, &[ours], &far(far_iov), 2).unwrap().unwrap();
+    let nowhere = [RemoteIov { addr: 64, len: SIZE as u64 }];
+    world.nodes[1].assist(share, true, link, &[far_iov], &nowhere, 3).unwrap();
+    world.nodes[1].poll();
+    world.until("failure", |nodes| nodes[0].inbox.done.contains_key(&2) && nodes[1].inbox.done.contains_key(&3));
+    assert_eq!(world.nodes[0].inbox.done[&2], Err(LinkError::Access));
+    assert_eq!(world.nodes[1].inbox.done[&3], Ok(()));
+    world.join_and_greet(0, 1);
 }

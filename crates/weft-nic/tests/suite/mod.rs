@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use weft_engine::mem::{Iov, IovList, Owned};
 use weft_engine::name::EpName;
-use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Sink};
+use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Share, Sink};
 
 pub mod bulk;
 pub mod links;
@@ -172,12 +172,24 @@ impl<N: Nic> Node<N> {
         local: &[Iov],
         remote: &[weft_engine::nic::RemoteIov],
         ctx: u64,
+    ) -> Result<Option<Share>, Full> {
+        let call = if put { N::put } else { N::get };
+        let share = call(&mut self.nic, link, local, remote, ctx)?;
+        assert!(self.inbox.pending.insert(ctx, link).is_none());
+        Ok(share)
+    }
+
+    /// Helps with the peer's transfer.
+    pub fn assist(
+        &mut self,
+        share: Share,
+        put: bool,
+        link: LinkId,
+        local: &[Iov],
+        remote: &[weft_engine::nic::RemoteIov],
+        ctx: u64,
     ) -> Result<(), Full> {
-        if put {
-            self.nic.put(link, local, remote, ctx)?;
-        } else {
-            self.nic.get(link, local, remote, ctx)?;
-        }
+        self.nic.assist(link, share, put, local, remote, ctx)?;
         assert!(self.inbox.pending.insert(ctx, link).is_none());
         Ok(())
     }
