@@ -1,12 +1,14 @@
 //! The `weft` command: what the provider offers on this machine, and what stands in its way.
 //!
-//! Place in the data flow: none. It asks the same code that an endpoint asks (host identity, choice of address, the devices' probes,
-//! the table of variables) and prints the answers, for people as tables, for programs with `--json`.
+//! Place in the data flow: none, except that `weft bench` is a client of libfabric. The other commands ask the same code that an
+//! endpoint asks (host identity, choice of address, the devices' probes, the table of variables) and print the answers, for people
+//! as tables, for programs with `--json`.
 //!
 //! Exit status: 0, or 1 when `weft doctor` found something that keeps weft from working, or when output failed; 2 for wrong usage.
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod doctor;
 mod info;
 mod library;
@@ -45,6 +47,13 @@ enum Command {
     },
     /// Prints the man page fi_weft(7), in roff.
     Man,
+    Bench(Box<bench::Options>),
+    /// A process of `weft bench`.
+    #[command(hide = true)]
+    BenchChild {
+        /// What it is to do, as JSON.
+        task: String,
+    },
 }
 
 fn main() -> ExitCode {
@@ -71,6 +80,8 @@ fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
             }
         }
         Command::Man => out.write_all(man::page().as_bytes())?,
+        Command::Bench(options) => return bench::run(options, out),
+        Command::BenchChild { task } => return Ok(bench::run_child(task)),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -24,7 +24,14 @@ pub(crate) fn print(out: &mut impl Write, value: &(impl Text + Serialize), json:
 pub(crate) fn table<const N: usize>(heads: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
-    for line in [TableComponent::HorizontalLines, TableComponent::TopBorder, TableComponent::BottomBorder] {
+    for line in [
+        TableComponent::HorizontalLines,
+        TableComponent::MiddleIntersections,
+        TableComponent::TopBorder,
+        TableComponent::TopBorderIntersections,
+        TableComponent::BottomBorder,
+        TableComponent::BottomBorderIntersections,
+    ] {
         table.remove_style(line);
     }
     if table.width().is_none() {

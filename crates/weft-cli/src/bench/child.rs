@@ -1,0 +1,153 @@
+//! A child process: one rank of a measurement, or a probe.
+//!
+//! It dies with its parent: the system sends it SIGTERM then, and a thread ends it when it has outlived any deadline.
+
+use std::io::{BufRead, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
+use weft_client::Library;
+
+use super::job::{Hello, Job, MARK, Measure, Task, ToParent};
+use super::{cores, kinds};
+
+/// Why a rank cannot go on.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// The provider has not got what is needed.
+    NotOffered(String),
+    /// It went wrong.
+    Failed(String),
+    /// An operation could not be posted for a long time.
+    Stuck,
+}
+
+impl From<weft_client::Error> for Trouble {
+    fn from(error: weft_client::Error) -> Self {
+        if error.is_not_offered() { Self::NotOffered(error.to_string()) } else { Self::Failed(error.to_string()) }
+    }
+}
+
+impl From<std::io::Error> for Trouble {
+    fn from(error: std::io::Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// The process's whole life. `task` is its argument.
+pub(crate) fn run(task: &str) -> ExitCode {
+    let last = match serde_json::from_str(task) {
+        Err(error) => ToParent::Failed(format!("not for people to call: {error}")),
+        Ok(Task::Probe(path)) => probe(&path),
+        Ok(Task::Rank(job)) => match rank(job) {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(Trouble::NotOffered(why)) => ToParent::NotOffered(why),
+            Err(Trouble::Failed(why)) => ToParent::Failed(why),
+            Err(Trouble::Stuck) => ToParent::Failed("an operation could not be posted for a long time".to_owned()),
+        },
+    };
+    say(&last);
+    ExitCode::FAILURE
+}
+
+/// A line to the parent. A parent that does not listen is gone, and so will we be.
+fn say(message: &ToParent) {
+    if let Ok(line) = serde_json::to_string(message) {
+        let mut out = std::io::stdout().lock();
+        let _ = writeln!(out, "{MARK}{line}").and_then(|()| out.flush());
+    }
+}
+
+fn probe(path: &Path) -> ToParent {
+    let asked = Library::load(path).and_then(|library| Ok((library.version(), library.providers()?)));
+    match asked {
+        Ok(((major, minor), providers)) => ToParent::Library(major, minor, providers),
+        Err(error) => ToParent::Failed(error.to_string()),
+    }
+}
+
+fn rank(job: Job) -> Result<(), Trouble> {
+    die_with_parent(&job).map_err(Trouble::Failed)?;
+    cores::pin(&job.cores).map_err(Trouble::Failed)?;
+    kinds::run(&mut Session { job })
+}
+
+fn die_with_parent(job: &Job) -> Result<(), String> {
+    set_parent_process_death_signal(Some(Signal::TERM)).map_err(|error| error.to_string())?;
+    let parent = getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
+    if parent != Some(job.parent) {
+        return Err("the parent is gone".to_owned());
+    }
+    let limit = Duration::from_secs(job.timeout_s as u64 + 10);
+    std::thread::spawn(move || {
+        std::thread::sleep(limit);
+        let _ = kill_process(getpid(), Signal::KILL);
+    });
+    Ok(())
+}
+
+/// A rank's conversation with its parent.
+pub(crate) struct Session {
+    pub(crate) job: Job,
+}
+
+impl Session {
+    /// Tells where this rank is reached, and learns where all are.
+    pub(crate) fn exchange(&self, mut hello: Hello) -> Result<Vec<Hello>, Trouble> {
+        hello.pid = std::process::id();
+        say(&ToParent::Hello(hello));
+        let mut line = String::new();
+        std::io::stdin().lock().read_line(&mut line)?;
+        let everybody: Option<Vec<Option<Hello>>> = serde_json::from_str(&line).ok();
+        let everybody = everybody.and_then(|all| all.into_iter().collect::<Option<Vec<_>>>());
+        everybody.ok_or_else(|| Trouble::Failed("the parent said nothing".to_owned()))
+    }
+
+    /// Tells what was measured.
+    pub(crate) fn result(&self, measures: Vec<Measure>) {
+        say(&ToParent::Result(measures));
+    }
+
+    /// Says that this rank is finished, and goes on moving data until all are.
+    pub(crate) fn finish(&self, mut progress: impl FnMut() -> Result<(), Trouble>) -> Result<(), Trouble> {
+        say(&ToParent::Done);
+        let stdin = std::io::stdin();
+        let mut alive = true;
+        loop {
+            // A peer that is already gone is an error for some providers; it does not matter any longer.
+            alive = alive && progress().is_ok();
+            let pause = Timespec { tv_sec: 0, tv_nsec: if alive { 0 } else { 50_000_000 } };
+            if poll(&mut [PollFd::new(&stdin, PollFlags::IN)], Some(&pause)).is_ok_and(|ready| ready > 0) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Bytes as text.
+pub(crate) fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The bytes again.
+pub(crate) fn from_hex(text: &str) -> Result<Vec<u8>, Trouble> {
+    let digit = |c: u8| char::from(c).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let byte = |pair: &[u8]| Some(digit(*pair.first()?)? << 4 | digit(*pair.get(1)?)?);
+    let bytes: Option<Vec<u8>> = text.as_bytes().chunks(2).map(byte).collect();
+    bytes.ok_or_else(|| Trouble::Failed("an address that is not hexadecimal".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_survive_as_text() {
+        let bytes: Vec<u8> = (0..=255).collect();
+        assert_eq!(from_hex(&to_hex(&bytes)).expect("well-formed"), bytes);
+        assert!(from_hex("0").is_err() && from_hex("xy").is_err());
+    }
+}

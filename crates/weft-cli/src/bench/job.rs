@@ -1,0 +1,159 @@
+//! What the parent and its children tell each other, as lines of JSON over the children's standard input and output.
+//!
+//! A child is told its [`Job`] by its argument. It answers `Hello` with its addresses, is told everybody's, measures,
+//! says `Result` (the rank that measured) and `Done`, and goes on moving data until its standard input is closed: a peer may
+//! need that. Lines that do not begin with [`MARK`] were printed by somebody else and are ignored.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::cores;
+use super::options::{Bind, Kind, Options, Progress, Wait};
+use super::places::Host;
+use super::plan::{Case, Variant};
+use super::subject::{Floor, Subject};
+
+/// How a child's lines begin.
+pub(crate) const MARK: char = '@';
+
+/// What a child process is for.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Task {
+    /// Load a library; say its version and its providers.
+    Probe(PathBuf),
+    /// Be one rank of a measurement.
+    Rank(Job),
+}
+
+/// A measurement, as one of its ranks sees it.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Job {
+    pub(crate) case: Case,
+    /// The provider, empty for a floor.
+    pub(crate) provider: String,
+    pub(crate) floor: Option<Floor>,
+    pub(crate) library: PathBuf,
+    pub(crate) rank: usize,
+    pub(crate) ranks: usize,
+    /// What this rank may run on.
+    pub(crate) cores: Vec<usize>,
+    pub(crate) bind: Bind,
+    pub(crate) sample_ms: usize,
+    pub(crate) window: usize,
+    pub(crate) inject: bool,
+    pub(crate) delivery: bool,
+    pub(crate) progress: Option<Progress>,
+    pub(crate) wait: Wait,
+    pub(crate) timeout_s: usize,
+    /// The parent's process id: whoever has another parent was left alone before it could ask for a signal.
+    pub(crate) parent: u32,
+}
+
+impl Job {
+    /// The job of rank 0; the others differ in `rank` and `cores`.
+    pub(crate) fn new(options: &Options, case: &Case, subject: &Subject, host: &Host, all_cores: &[usize]) -> Self {
+        Self {
+            case: case.clone(),
+            provider: subject.provider.clone(),
+            floor: subject.floor,
+            library: host.library.clone(),
+            rank: 0,
+            ranks: ranks(case, subject.floor),
+            cores: all_cores.to_vec(),
+            bind: options.bind,
+            sample_ms: options.sample_ms,
+            window: options.window,
+            inject: options.inject,
+            delivery: options.delivery,
+            progress: options.progress,
+            wait: options.wait,
+            timeout_s: options.timeout_s,
+            parent: std::process::id(),
+        }
+    }
+
+    /// The job as another rank sees it.
+    pub(crate) fn of_rank(&self, rank: usize) -> Self {
+        let cores = match (self.case.kind, self.floor) {
+            // Who has more ranks than cores leaves it to the system.
+            (Kind::Oversubscribe, _) => self.cores.clone(),
+            (_, Some(Floor::CacheLine | Floor::Ring)) => cores::of_rank(&self.cores, 0, 2),
+            (_, None) if self.bind == Bind::All => self.cores.clone(),
+            _ => cores::of_rank(&self.cores, rank, self.case.threads),
+        };
+        Self { rank, cores, ..self.clone() }
+    }
+}
+
+/// How many processes a measurement takes.
+fn ranks(case: &Case, floor: Option<Floor>) -> usize {
+    match (floor, case.kind, case.variant) {
+        (Some(Floor::CacheLine | Floor::Ring | Floor::Memcpy), ..) | (None, _, Variant::AvInsert) => 1,
+        (Some(Floor::Readv | Floor::Tcp), ..) => 2,
+        (None, Kind::Peers, _) => {
+            if case.number == 0 {
+                2
+            } else {
+                3
+            }
+        }
+        (None, Kind::Memory, _) => 3,
+        (None, Kind::Oversubscribe, _) => case.number,
+        _ => 2,
+    }
+}
+
+/// Where a rank is reached.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    /// The names of its endpoints, in hexadecimal.
+    pub(crate) names: Vec<String>,
+    /// Base and key of each endpoint's memory.
+    pub(crate) regions: Vec<(u64, u64)>,
+    /// Its process.
+    pub(crate) pid: u32,
+}
+
+/// One number.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Measure {
+    /// What it is: latency, bandwidth, ….
+    pub(crate) metric: String,
+    pub(crate) value: f64,
+    pub(crate) unit: String,
+}
+
+impl Measure {
+    pub(crate) fn new(metric: &str, value: f64, unit: &str) -> Self {
+        Self { metric: metric.to_owned(), value, unit: unit.to_owned() }
+    }
+}
+
+/// A child's lines.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ToParent {
+    /// The answer to a probe: major, minor, providers.
+    Library(u32, u32, Vec<String>),
+    /// Addresses.
+    Hello(Hello),
+    /// What was measured.
+    Result(Vec<Measure>),
+    /// Finished, but still moving data.
+    Done,
+    /// The provider has not got what is needed.
+    NotOffered(String),
+    /// It went wrong.
+    Failed(String),
+}
+
+/// What became of a measurement.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Outcome {
+    Measured(Vec<Measure>),
+    NotOffered(String),
+    Failed(String),
+    TimedOut,
+}

@@ -1,0 +1,397 @@
+//! What the machine itself needs: the same work without libfabric.
+//!
+//! `cache-line`: a flag handed to another core, half of the round trip. `ring`: numbers handed over in a row, each with its
+//! cache line. `memcpy`: one thread. `readv`: process_vm_readv(2). `tcp`: a loopback socket, non-blocking and polled, by messages
+//! that go to and fro, or in windows of which each is acknowledged.
+
+use std::hint::{black_box, spin_loop};
+use std::io::{ErrorKind, IoSliceMut, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::Pid;
+
+use super::super::child::{Session, Trouble, from_hex, to_hex};
+use super::super::cores;
+use super::super::job::{Hello, Job, Measure};
+use super::super::options::{Kind, Op};
+use super::super::subject::{Floor, Subject};
+use super::super::timing;
+use super::measures;
+use super::pair::Layout;
+
+/// The floors of a kind.
+pub(crate) fn subjects(kind: Kind) -> Vec<Subject> {
+    let floors: &[Floor] = match kind {
+        Kind::Pingpong => &[Floor::CacheLine, Floor::Memcpy, Floor::Readv, Floor::Tcp],
+        Kind::Bandwidth => &[Floor::Memcpy, Floor::Readv, Floor::Tcp],
+        Kind::Rate => &[Floor::Ring],
+        Kind::Peers => &[Floor::CacheLine],
+        _ => &[],
+    };
+    floors.iter().copied().map(Subject::floor).collect()
+}
+
+/// What a provider's result can at best be: a time or a rate made up of floors. `floor` tells what was measured of one.
+///
+/// Through shared memory, a message is a cache line handed over and a copy; what waits for an answer hands over two. A read may do
+/// without the peer. Through sockets it is what sockets do.
+pub(crate) fn bound(
+    kind: Kind,
+    op: Op,
+    threads: usize,
+    by_sockets: bool,
+    floor: impl Fn(Floor) -> Option<f64>,
+) -> Option<f64> {
+    let answered = matches!(op, Op::Read | Op::FetchAdd);
+    let line = || floor(Floor::CacheLine);
+    match kind {
+        Kind::Pingpong if by_sockets => floor(Floor::Tcp).map(|time| if answered { 2.0 * time } else { time }),
+        Kind::Pingpong if op == Op::FetchAdd => line().map(|time| 2.0 * time),
+        Kind::Pingpong if op == Op::Read => {
+            let through_the_peer = 2.0 * line()? + floor(Floor::Memcpy)?;
+            Some(floor(Floor::Readv).map_or(through_the_peer, |time| time.min(through_the_peer)))
+        }
+        Kind::Pingpong => Some(line()? + floor(Floor::Memcpy)?),
+        Kind::Bandwidth if by_sockets => floor(Floor::Tcp),
+        Kind::Bandwidth => {
+            let copied = floor(Floor::Memcpy)?;
+            Some(floor(Floor::Readv).map_or(copied, |rate| rate.max(copied)))
+        }
+        Kind::Rate if threads == 1 && !by_sockets => floor(Floor::Ring),
+        Kind::Peers if !by_sockets => line(),
+        _ => None,
+    }
+}
+
+/// Measures a floor.
+pub(crate) fn run(session: &mut Session, floor: Floor) -> Result<(), Trouble> {
+    match floor {
+        Floor::CacheLine => alone(session, hand_over),
+        Floor::Ring => alone(session, ring),
+        Floor::Memcpy => alone(session, copy),
+        Floor::Readv => readv(session),
+        Floor::Tcp => tcp(session),
+    }
+}
+
+fn sample(job: &Job) -> Duration {
+    Duration::from_millis(job.sample_ms as u64)
+}
+
+/// A measurement that takes one process.
+fn alone(session: &mut Session, measure: fn(&Job) -> Result<f64, Trouble>) -> Result<(), Trouble> {
+    session.exchange(Hello::default())?;
+    let nanoseconds = measure(&session.job)?;
+    report(session, nanoseconds);
+    session.finish(|| Ok(()))
+}
+
+fn report(session: &Session, nanoseconds: f64) {
+    let case = &session.job.case;
+    let result: Vec<Measure> = measures(case.kind, case.size, nanoseconds);
+    session.result(result);
+}
+
+/// A number alone on its cache line (and on the one that is fetched with it).
+#[repr(align(128))]
+#[derive(Default)]
+struct Line(AtomicU64);
+
+/// Tells the other thread that it is over.
+const OVER: u64 = u64::MAX;
+
+impl Line {
+    /// Waits until the number is at least that; returns it. The core is given away when there seems to be only one.
+    fn await_at_least(&self, wanted: u64) -> u64 {
+        for turn in 0_u32.. {
+            let found = self.0.load(Ordering::Acquire);
+            if found >= wanted {
+                return found;
+            }
+            if turn > 1 << 16 {
+                std::thread::yield_now();
+            } else if turn > 64 {
+                spin_loop();
+            }
+        }
+        OVER
+    }
+}
+
+/// Runs `helper` on the second core while `measure` runs on the first.
+fn with_helper<T>(
+    job: &Job,
+    helper: impl FnOnce() + Send,
+    measure: impl FnOnce() -> Result<T, Trouble>,
+) -> Result<T, Trouble> {
+    let [first, second] = [0, 1].map(|at| [job.cores[at % job.cores.len()]]);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // On the same core it would be slow, but not wrong.
+            let _ = cores::pin(&second);
+            helper();
+        });
+        let _ = cores::pin(&first);
+        measure()
+    })
+}
+
+fn hand_over(job: &Job) -> Result<f64, Trouble> {
+    let (to, fro) = (Line::default(), Line::default());
+    let echo = || {
+        let mut next = 1;
+        while to.await_at_least(next) != OVER {
+            fro.0.store(next, Ordering::Release);
+            next += 1;
+        }
+    };
+    with_helper(job, echo, || {
+        let mut last = 0;
+        let round_trip = timing::nanoseconds(sample(job), |count| {
+            let start = Instant::now();
+            for _ in 0..count {
+                last += 1;
+                to.0.store(last, Ordering::Release);
+                fro.await_at_least(last);
+            }
+            Ok::<_, Trouble>(start.elapsed())
+        });
+        to.0.store(OVER, Ordering::Release);
+        Ok(round_trip? / 2.0)
+    })
+}
+
+/// Slots of the ring.
+const RING: u64 = 64;
+/// How often the consumer tells how far it is.
+const TELL: u64 = 16;
+
+/// A slot of the ring: the number of the message, and the message.
+#[repr(align(64))]
+#[derive(Default)]
+struct Slot {
+    number: AtomicU64,
+    message: AtomicU64,
+}
+
+fn ring(job: &Job) -> Result<f64, Trouble> {
+    let slots: Vec<Slot> = (0..RING).map(|_| Slot::default()).collect();
+    let slot = |number: u64| slots.get(usize::try_from(number % RING).unwrap_or_default());
+    let taken = Line::default();
+    let consume = || {
+        let mut sum = 0_u64;
+        for number in 1_u64.. {
+            let Some(slot) = slot(number) else { return };
+            let mut turns = 0_u32;
+            loop {
+                match slot.number.load(Ordering::Acquire) {
+                    OVER => return,
+                    found if found == number => break,
+                    _ => turns += 1,
+                }
+                if turns > 1 << 16 {
+                    std::thread::yield_now();
+                }
+            }
+            sum = sum.wrapping_add(slot.message.load(Ordering::Relaxed));
+            if number.is_multiple_of(TELL) {
+                taken.0.store(number, Ordering::Release);
+            }
+        }
+        black_box(sum);
+    };
+    with_helper(job, consume, || {
+        let (mut last, mut room) = (0, RING);
+        let result = timing::nanoseconds(sample(job), |count| {
+            let start = Instant::now();
+            for _ in 0..count * RING {
+                last += 1;
+                if last > room {
+                    room = taken.await_at_least(last - RING) + RING;
+                }
+                let Some(slot) = slot(last) else { break };
+                slot.message.store(last, Ordering::Relaxed);
+                slot.number.store(last, Ordering::Release);
+            }
+            taken.await_at_least(last);
+            Ok::<_, Trouble>(start.elapsed())
+        });
+        for slot in &slots {
+            slot.number.store(OVER, Ordering::Release);
+        }
+        Ok(result? / RING as f64)
+    })
+}
+
+/// How many buffers there are: as many as a provider would use.
+fn buffers(job: &Job) -> usize {
+    let window = if job.case.kind == Kind::Bandwidth { job.window } else { 1 };
+    Layout::new(job.case.size, u32::try_from(window).unwrap_or(u32::MAX)).buffers()
+}
+
+fn copy(job: &Job) -> Result<f64, Trouble> {
+    let (size, count) = (job.case.size, buffers(job));
+    let source = vec![1_u8; size * count];
+    let mut target = vec![0_u8; size * count];
+    let mut at = 0;
+    timing::nanoseconds(sample(job), |copies| {
+        let start = Instant::now();
+        for _ in 0..copies {
+            let range = at * size..(at + 1) * size;
+            target[range.clone()].copy_from_slice(black_box(&source[range]));
+            black_box(&mut target);
+            at = (at + 1) % count;
+        }
+        Ok(start.elapsed())
+    })
+}
+
+fn readv(session: &mut Session) -> Result<(), Trouble> {
+    let (size, count) = (session.job.case.size, buffers(&session.job));
+    let memory = vec![1_u8; size * count];
+    let everybody = session.exchange(Hello { regions: vec![(memory.as_ptr() as u64, 0)], ..Hello::default() })?;
+    if session.job.rank == 0 {
+        let other = everybody.get(1).ok_or(Trouble::Failed("there is no peer".to_owned()))?;
+        let pid = Pid::from_raw(i32::try_from(other.pid).unwrap_or(0));
+        let base = other.regions.first().and_then(|region| usize::try_from(region.0).ok()).unwrap_or_default();
+        let mut target = vec![0_u8; size * count];
+        let mut at = 0;
+        let nanoseconds = timing::nanoseconds(sample(&session.job), |copies| {
+            let start = Instant::now();
+            for _ in 0..copies {
+                let into = &mut target[at * size..(at + 1) * size];
+                let from = RemoteIoVec { base: base + at * size, len: size };
+                match process_vm_readv(pid, &mut [IoSliceMut::new(into)], &[from]) {
+                    Ok(read) if read == size => at = (at + 1) % count,
+                    Ok(_) => return Err(Trouble::Failed("process_vm_readv read less than it should".to_owned())),
+                    Err(error) => return Err(Trouble::NotOffered(format!("process_vm_readv is refused: {error}"))),
+                }
+            }
+            Ok(start.elapsed())
+        })?;
+        report(session, nanoseconds);
+    }
+    session.finish(|| Ok(()))
+}
+
+fn tcp(session: &mut Session) -> Result<(), Trouble> {
+    let rank = session.job.rank;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?.to_string();
+    let everybody = session.exchange(Hello { names: vec![to_hex(address.as_bytes())], ..Hello::default() })?;
+    let stream = if rank == 0 {
+        let name = everybody.get(1).and_then(|hello| hello.names.first()).cloned().unwrap_or_default();
+        TcpStream::connect(String::from_utf8_lossy(&from_hex(&name)?).into_owned())?
+    } else {
+        listener.accept()?.0
+    };
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(true)?;
+    let mut socket = Socket(stream);
+    let job = &session.job;
+    let window = if job.case.kind == Kind::Bandwidth { job.window } else { 1 };
+    if rank == 1 {
+        echo(&mut socket, job, window)?;
+    } else {
+        let nanoseconds = timing::nanoseconds(sample(job), |count| batch(&mut socket, job, window, count))?;
+        socket.send(&0_u64.to_ne_bytes())?;
+        // A window's time is that of its messages; a round trip's that of two.
+        let share = if job.case.kind == Kind::Bandwidth { window as f64 } else { 2.0 };
+        report(session, nanoseconds / share);
+    }
+    session.finish(|| Ok(()))
+}
+
+/// A socket that is polled.
+struct Socket(TcpStream);
+
+impl Socket {
+    fn send(&mut self, mut bytes: &[u8]) -> Result<(), Trouble> {
+        while !bytes.is_empty() {
+            match self.0.write(bytes) {
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, bytes: &mut [u8]) -> Result<(), Trouble> {
+        let mut have = 0;
+        while have < bytes.len() {
+            match self.0.read(&mut bytes[have..]) {
+                Ok(0) => return Err(Trouble::Failed("the peer closed the socket".to_owned())),
+                Ok(more) => have += more,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A batch of round trips, or of windows with an acknowledgement.
+fn batch(socket: &mut Socket, job: &Job, window: usize, count: u64) -> Result<Duration, Trouble> {
+    let buffers = buffers(job);
+    let out = vec![1_u8; job.case.size * buffers];
+    let mut back = vec![0_u8; if job.case.kind == Kind::Bandwidth { 1 } else { job.case.size }];
+    socket.send(&count.to_ne_bytes())?;
+    let start = Instant::now();
+    for _ in 0..count {
+        for at in 0..window {
+            socket.send(&out[at % buffers * job.case.size..][..job.case.size])?;
+        }
+        socket.receive(&mut back)?;
+    }
+    Ok(start.elapsed())
+}
+
+/// The other side, until a batch of 0.
+fn echo(socket: &mut Socket, job: &Job, window: usize) -> Result<(), Trouble> {
+    let (size, buffers) = (job.case.size, buffers(job));
+    let mut memory = vec![0_u8; size * buffers];
+    loop {
+        let mut head = [0; 8];
+        socket.receive(&mut head)?;
+        let count = u64::from_ne_bytes(head);
+        if count == 0 {
+            return Ok(());
+        }
+        for _ in 0..count {
+            for at in 0..window {
+                socket.receive(&mut memory[at % buffers * size..][..size])?;
+            }
+            let answer = if job.case.kind == Kind::Bandwidth { 1 } else { size };
+            socket.send(&memory[..answer])?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_made_up_of_what_the_work_takes() {
+        let floor = |floor| match floor {
+            Floor::CacheLine => Some(100.0),
+            Floor::Memcpy => Some(50.0),
+            Floor::Readv => Some(180.0),
+            Floor::Tcp => Some(8000.0),
+            Floor::Ring => Some(30.0),
+        };
+        let pingpong = |op, by_sockets| bound(Kind::Pingpong, op, 1, by_sockets, floor);
+        assert_eq!(pingpong(Op::Tagged, false), Some(150.0));
+        assert_eq!(pingpong(Op::Read, false), Some(180.0));
+        assert_eq!(pingpong(Op::FetchAdd, false), Some(200.0));
+        assert_eq!(pingpong(Op::Tagged, true), Some(8000.0));
+        assert_eq!(pingpong(Op::Read, true), Some(16000.0));
+        assert_eq!(bound(Kind::Bandwidth, Op::Tagged, 1, false, floor), Some(180.0));
+        assert_eq!(bound(Kind::Rate, Op::Tagged, 2, false, floor), None);
+        assert_eq!(bound(Kind::Memory, Op::Tagged, 1, false, floor), None);
+    }
+}

@@ -1,0 +1,315 @@
+//! Two ranks: rank 0 measures, rank 1 does its part.
+//!
+//! Rank 0 announces the length of each batch by a control message, so that both know how many operations it has; a batch of 0
+//! ends the measurement. Control messages are tagged, whatever is measured.
+//!
+//! An endpoint's memory: a page of control messages and counters, the buffers to send from, the buffers to receive into,
+//! which are also what the peer reads from and writes to. Both sides have the same layout.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use weft_client::Piece;
+
+use super::super::child::{Session, Trouble};
+use super::super::cores;
+use super::super::job::{Hello, Job};
+use super::super::options::{Bind, Kind, Op};
+use super::super::port::{Peer, Port, open_domain};
+use super::super::timing;
+use super::measures;
+
+/// The tag of what is measured.
+pub(crate) const DATA: u64 = 1;
+const CONTROL: u64 = 2;
+const ACK: u64 = 3;
+
+const CONTROL_OUT: Piece = Piece { offset: 0, len: 8 };
+const CONTROL_IN: Piece = Piece { offset: 64, len: 8 };
+const ACK_OUT: Piece = Piece { offset: 128, len: 8 };
+const ACK_IN: Piece = Piece { offset: 192, len: 8 };
+/// What a fetch-and-add adds.
+pub(crate) const OPERAND: usize = 256;
+/// What it adds to, at the peer.
+pub(crate) const COUNTER: usize = 320;
+const BUFFERS: usize = 4096;
+/// Slots besides those of the window.
+const EXTRA_SLOTS: u32 = 4;
+
+/// The buffers of a window take no more than this, each way; a window of longer messages shares buffers.
+const MOST_BYTES: usize = 64 << 20;
+
+/// Where the buffers are.
+#[derive(Clone, Copy)]
+pub(crate) struct Layout {
+    size: usize,
+    stride: usize,
+    buffers: usize,
+}
+
+impl Layout {
+    /// Buffers for a window of messages.
+    pub(crate) fn new(size: usize, window: u32) -> Self {
+        let stride = size.max(8).next_multiple_of(64);
+        Self { size, stride, buffers: (MOST_BYTES / stride).clamp(1, window as usize) }
+    }
+
+    /// How many buffers there are each way.
+    pub(crate) const fn buffers(&self) -> usize {
+        self.buffers
+    }
+
+    /// What is sent as the `at`th of a window.
+    pub(crate) const fn outgoing(&self, at: u32) -> Piece {
+        Piece { offset: BUFFERS + at as usize % self.buffers * self.stride, len: self.size }
+    }
+
+    /// Where it arrives.
+    pub(crate) const fn incoming(&self, at: u32) -> Piece {
+        Piece { offset: BUFFERS + (self.buffers + at as usize % self.buffers) * self.stride, len: self.size }
+    }
+
+    pub(crate) const fn bytes(&self) -> usize {
+        BUFFERS + 2 * self.buffers * self.stride
+    }
+}
+
+/// One side of two.
+pub(crate) struct Pair {
+    pub(crate) port: Port,
+    pub(crate) peer: Peer,
+    pub(crate) layout: Layout,
+    window: u32,
+    control_under_way: bool,
+    ack_under_way: bool,
+}
+
+/// What both sides do in a batch.
+pub(crate) trait Duel {
+    /// Once, before the first batch: receives that have to be there in time.
+    fn prepare(&mut self, pair: &mut Pair, active: bool) -> Result<(), Trouble>;
+    /// So many operations, on the side that measures.
+    fn active(&mut self, pair: &mut Pair, count: u64) -> Result<(), Trouble>;
+    /// The same batch on the other side.
+    fn passive(&mut self, pair: &mut Pair, count: u64) -> Result<(), Trouble>;
+    /// After the last batch: whether what was done was really done.
+    fn verify(&mut self, _pair: &mut Pair) -> Result<(), Trouble> {
+        Ok(())
+    }
+    /// From the time of one of `count` to that of an operation.
+    fn per_operation(&self, nanoseconds: f64) -> f64;
+}
+
+impl Pair {
+    /// The number of slots that a window needs: its sends, its receives, and the control messages.
+    pub(crate) const fn slots(window: u32) -> u32 {
+        2 * window + EXTRA_SLOTS
+    }
+
+    /// Ready for [`Pair::announce`] or [`Pair::next_batch`].
+    pub(crate) fn new(port: Port, peer: Peer, layout: Layout, window: u32) -> Result<Self, Trouble> {
+        let mut pair = Self { port, peer, layout, window, control_under_way: false, ack_under_way: false };
+        pair.receive_control()?;
+        Ok(pair)
+    }
+
+    /// The slot of the `at`th operation of a window.
+    pub(crate) const fn out_slot(&self, at: u32) -> u32 {
+        at
+    }
+
+    /// The slot of the `at`th receive of a window.
+    pub(crate) const fn in_slot(&self, at: u32) -> u32 {
+        self.window + at
+    }
+
+    const fn extra(&self, number: u32) -> u32 {
+        2 * self.window + number
+    }
+
+    fn receive_control(&mut self) -> Result<(), Trouble> {
+        let slot = self.extra(1);
+        self.port.post(|ep| ep.tagged_recv(slot, CONTROL_IN, CONTROL, 0))
+    }
+
+    /// Tells the peer how many operations the next batch has.
+    pub(crate) fn announce(&mut self, count: u64) -> Result<(), Trouble> {
+        let (slot, to) = (self.extra(0), self.peer.address);
+        if std::mem::replace(&mut self.control_under_way, true) {
+            self.port.finish(slot)?;
+        }
+        self.port.ep.store(CONTROL_OUT.offset, count)?;
+        self.port.post(|ep| ep.tagged_send(slot, CONTROL_OUT, to, CONTROL))
+    }
+
+    /// Learns how many operations the next batch has.
+    pub(crate) fn next_batch(&mut self) -> Result<u64, Trouble> {
+        self.port.finish(self.extra(1))?;
+        let count = self.port.ep.load(CONTROL_IN.offset)?;
+        self.receive_control()?;
+        Ok(count)
+    }
+
+    /// Posts the receive for an acknowledgement.
+    pub(crate) fn expect_ack(&mut self) -> Result<(), Trouble> {
+        let slot = self.extra(3);
+        self.port.post(|ep| ep.tagged_recv(slot, ACK_IN, ACK, 0))
+    }
+
+    /// Waits for it.
+    #[inline]
+    pub(crate) fn await_ack(&mut self) -> Result<(), Trouble> {
+        self.port.finish(self.extra(3))
+    }
+
+    /// Sends an acknowledgement.
+    #[inline]
+    pub(crate) fn acknowledge(&mut self) -> Result<(), Trouble> {
+        let (slot, to) = (self.extra(2), self.peer.address);
+        if std::mem::replace(&mut self.ack_under_way, true) {
+            self.port.finish(slot)?;
+        }
+        self.port.post(|ep| ep.tagged_send(slot, ACK_OUT, to, ACK))
+    }
+
+    /// Measures: nanoseconds of one of the things that batches count.
+    fn measure(&mut self, duel: &mut impl Duel, sample: Duration) -> Result<f64, Trouble> {
+        timing::nanoseconds(sample, |count| self.timed(duel, count))
+    }
+
+    fn timed(&mut self, duel: &mut impl Duel, count: u64) -> Result<Duration, Trouble> {
+        self.announce(count)?;
+        let start = Instant::now();
+        duel.active(self, count)?;
+        Ok(start.elapsed())
+    }
+
+    /// Does what the peer announces, until it announces the end.
+    pub(crate) fn serve(&mut self, duel: &mut impl Duel) -> Result<(), Trouble> {
+        loop {
+            match self.next_batch()? {
+                0 => return Ok(()),
+                count => duel.passive(self, count)?,
+            }
+        }
+    }
+}
+
+/// Opens an endpoint per thread, and gets to know the peer's.
+fn open(session: &Session, window: u32) -> Result<Vec<Pair>, Trouble> {
+    let job = &session.job;
+    let layout = Layout::new(job.case.size, window);
+    let domain = open_domain(job)?;
+    let most = domain.inject_bytes();
+    if job.inject && !job.case.is_remote() && job.case.size > most {
+        return Err(Trouble::NotOffered(format!("it injects no more than {most} bytes")));
+    }
+    let mut hello = Hello::default();
+    let mut ports = Vec::new();
+    for _ in 0..job.case.threads {
+        let port = Port::open(&domain, layout.bytes(), Pair::slots(window), job.ranks, job.wait)?;
+        if job.case.op == Op::FetchAdd {
+            port.ep.fetch_add_offered()?;
+        }
+        port.add_to(&mut hello);
+        ports.push(port);
+    }
+    let everybody = session.exchange(hello)?;
+    let other = everybody.get(1 - job.rank).ok_or(Trouble::Failed("there is no peer".to_owned()))?;
+    let meet = |(thread, mut port): (usize, Port)| {
+        let peer = port.meet(other, thread)?;
+        Pair::new(port, peer, layout, window)
+    };
+    ports.into_iter().enumerate().map(meet).collect()
+}
+
+/// A whole measurement between two ranks, each with as many threads as the case says.
+pub(crate) fn duel<D: Duel + Send>(
+    session: &mut Session,
+    window: u32,
+    make: &(dyn Fn() -> D + Sync),
+) -> Result<(), Trouble> {
+    let mut pairs = open(session, window)?;
+    let job = &session.job;
+    let threads = pairs.len();
+    // Of threads that measure, all go on until all have measured, so that each is measured beside the others.
+    let (start, measuring) = (Barrier::new(threads), AtomicUsize::new(threads));
+    let each = |(thread, pair): (usize, &mut Pair)| {
+        if threads > 1 && job.bind == Bind::Core {
+            cores::pin(&job.cores[thread % job.cores.len()..][..1]).map_err(Trouble::Failed)?;
+        }
+        side(job, pair, &mut make(), &start, &measuring)
+    };
+    let results: Vec<Result<Option<f64>, Trouble>> = match pairs.as_mut_slice() {
+        [only] => vec![each((0, only))],
+        many => std::thread::scope(|scope| {
+            let each = &each;
+            let running: Vec<_> = many.iter_mut().enumerate().map(|job| scope.spawn(move || each(job))).collect();
+            let panicked = |_| Err(Trouble::Failed("a thread panicked".to_owned()));
+            running.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+        }),
+    };
+    let times: Vec<f64> = results.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+    if let Some(nanoseconds) = together(&times) {
+        session.result(measures(job.case.kind, job.case.size, nanoseconds));
+    }
+    session.finish(|| pairs.iter_mut().try_for_each(|pair| pair.port.linger()))
+}
+
+/// The time of one operation when several threads make them at once: rates add up.
+fn together(nanoseconds: &[f64]) -> Option<f64> {
+    let rate: f64 = nanoseconds.iter().map(|each| 1.0 / each).sum();
+    (rate > 0.0).then(|| 1.0 / rate)
+}
+
+/// One thread's part of one rank. Rank 0 returns the time of an operation.
+fn side<D: Duel>(
+    job: &Job,
+    pair: &mut Pair,
+    duel: &mut D,
+    start: &Barrier,
+    measuring: &AtomicUsize,
+) -> Result<Option<f64>, Trouble> {
+    let active = job.rank == 0;
+    duel.prepare(pair, active)?;
+    start.wait();
+    if !active {
+        pair.serve(duel)?;
+        return Ok(None);
+    }
+    let nanoseconds = pair.measure(duel, Duration::from_millis(job.sample_ms as u64))?;
+    measuring.fetch_sub(1, Ordering::Relaxed);
+    while job.case.kind == Kind::Rate && measuring.load(Ordering::Relaxed) > 0 {
+        pair.timed(duel, 1)?;
+    }
+    duel.verify(pair)?;
+    pair.announce(0)?;
+    Ok(Some(duel.per_operation(nanoseconds)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_do_not_overlap_unless_there_is_no_room() {
+        let layout = Layout::new(1000, 4);
+        let starts: Vec<_> = (0..4).flat_map(|at| [layout.outgoing(at), layout.incoming(at)]).collect();
+        for (index, one) in starts.iter().enumerate() {
+            assert!(one.offset >= BUFFERS && one.offset + one.len <= layout.bytes());
+            for other in &starts[index + 1..] {
+                assert!(one.offset + one.len <= other.offset || other.offset + other.len <= one.offset);
+            }
+        }
+        assert_eq!(Layout::new(1 << 20, 64).buffers(), 64);
+        assert_eq!(Layout::new(16 << 20, 64).buffers(), 4);
+        assert_eq!(Layout::new(1 << 30, 64).buffers(), 1);
+    }
+
+    #[test]
+    fn rates_of_threads_add_up() {
+        assert_eq!(together(&[]), None);
+        assert_eq!(together(&[100.0, 100.0]), Some(50.0));
+    }
+}

@@ -1,0 +1,184 @@
+//! The time of one operation.
+//!
+//! Tagged messages, messages, and writes (with remote completion data, which is how the target learns of them) go to and
+//! fro, and half of the round trip counts. Reads and fetch-and-adds are round trips by themselves. Receives are posted before the
+//! message that they are for can come.
+
+use weft_client::Piece;
+
+use super::super::child::Trouble;
+use super::super::job::Job;
+use super::super::options::Op;
+use super::pair::{COUNTER, DATA, Duel, OPERAND, Pair};
+
+/// Sends whose completions may be outstanding: nobody should have to wait for one.
+pub(crate) const WINDOW: u32 = 16;
+/// Receives posted: one that is about to be used and one that was just put back.
+const RECEIVES: u32 = 2;
+
+/// State of one side.
+pub(crate) struct PingPong {
+    op: Op,
+    inject: bool,
+    next_out: u32,
+    under_way: [bool; WINDOW as usize],
+    next_in: u32,
+    /// Writes with data that have come.
+    written: u64,
+    added: u64,
+}
+
+impl PingPong {
+    pub(crate) fn new(job: &Job) -> Self {
+        Self {
+            op: job.case.op,
+            inject: job.inject && !job.case.is_remote(),
+            next_out: 0,
+            under_way: [false; WINDOW as usize],
+            next_in: 0,
+            written: 0,
+            added: 0,
+        }
+    }
+
+    /// A slot whose operation before is complete.
+    #[inline]
+    fn free_slot(&mut self, pair: &mut Pair) -> Result<u32, Trouble> {
+        let at = self.next_out;
+        self.next_out = (at + 1) % WINDOW;
+        if std::mem::replace(&mut self.under_way[at as usize], true) {
+            pair.port.finish(pair.out_slot(at))?;
+        }
+        Ok(pair.out_slot(at))
+    }
+
+    fn receive(&self, pair: &mut Pair, at: u32) -> Result<(), Trouble> {
+        let (slot, piece) = (pair.in_slot(at), pair.layout.incoming(at));
+        if self.op == Op::Msg {
+            pair.port.post(|ep| ep.recv(slot, piece))
+        } else {
+            pair.port.post(|ep| ep.tagged_recv(slot, piece, DATA, 0))
+        }
+    }
+
+    #[inline]
+    fn send(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
+        let (to, piece) = (pair.peer.address, pair.layout.outgoing(0));
+        if self.inject {
+            return match self.op {
+                Op::Msg => pair.port.post(|ep| ep.inject(piece, to)),
+                _ => pair.port.post(|ep| ep.tagged_inject(piece, to, DATA)),
+            };
+        }
+        let slot = self.free_slot(pair)?;
+        match self.op {
+            Op::Msg => pair.port.post(|ep| ep.send(slot, piece, to)),
+            _ => pair.port.post(|ep| ep.tagged_send(slot, piece, to, DATA)),
+        }
+    }
+
+    /// Waits for a message; its receive is to be posted again after the answer.
+    #[inline]
+    fn arrival(&mut self, pair: &mut Pair) -> Result<u32, Trouble> {
+        let at = self.next_in;
+        self.next_in = (at + 1) % RECEIVES;
+        pair.port.finish(pair.in_slot(at))?;
+        Ok(at)
+    }
+
+    #[inline]
+    fn write(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
+        let (peer, piece) = (pair.peer, pair.layout.incoming(0));
+        let slot = self.free_slot(pair)?;
+        pair.port.post(|ep| ep.write_data(slot, piece, peer.address, peer.region, 1))
+    }
+
+    #[inline]
+    fn await_write(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
+        self.written += 1;
+        pair.port.await_remote(self.written)
+    }
+
+    /// A read or fetch-and-add, and its completion.
+    #[inline]
+    fn fetch(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
+        let (peer, slot) = (pair.peer, pair.out_slot(0));
+        let Piece { offset, len } = pair.layout.incoming(0);
+        if self.op == Op::FetchAdd {
+            self.added += 1;
+            let result = pair.layout.outgoing(0).offset;
+            pair.port.post(|ep| ep.fetch_add(slot, [OPERAND, result], peer.address, peer.region, COUNTER))?;
+        } else {
+            let into = Piece { offset: pair.layout.outgoing(0).offset, len };
+            pair.port.post(|ep| ep.read(slot, into, peer.address, peer.region, offset))?;
+        }
+        pair.port.finish(slot)
+    }
+}
+
+impl Duel for PingPong {
+    fn prepare(&mut self, pair: &mut Pair, _active: bool) -> Result<(), Trouble> {
+        pair.port.ep.store(OPERAND, 1)?;
+        if matches!(self.op, Op::Tagged | Op::Msg) {
+            (0..RECEIVES).try_for_each(|at| self.receive(pair, at))?;
+        }
+        Ok(())
+    }
+
+    fn active(&mut self, pair: &mut Pair, count: u64) -> Result<(), Trouble> {
+        match self.op {
+            Op::Tagged | Op::Msg => {
+                let mut used = None;
+                for _ in 0..count {
+                    self.send(pair)?;
+                    if let Some(at) = used {
+                        self.receive(pair, at)?;
+                    }
+                    used = Some(self.arrival(pair)?);
+                }
+                used.map_or(Ok(()), |at| self.receive(pair, at))
+            }
+            Op::Write => (0..count).try_for_each(|_| {
+                self.write(pair)?;
+                self.await_write(pair)
+            }),
+            Op::Read | Op::FetchAdd => (0..count).try_for_each(|_| self.fetch(pair)),
+        }
+    }
+
+    fn passive(&mut self, pair: &mut Pair, count: u64) -> Result<(), Trouble> {
+        match self.op {
+            Op::Tagged | Op::Msg => (0..count).try_for_each(|_| {
+                let at = self.arrival(pair)?;
+                self.send(pair)?;
+                self.receive(pair, at)
+            }),
+            Op::Write => (0..count).try_for_each(|_| {
+                self.await_write(pair)?;
+                self.write(pair)
+            }),
+            // The target only keeps things moving, which waiting for the next announcement does.
+            Op::Read | Op::FetchAdd => Ok(()),
+        }
+    }
+
+    fn verify(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
+        if self.op != Op::FetchAdd {
+            return Ok(());
+        }
+        self.fetch(pair)?;
+        check_sum(pair.port.ep.load(pair.layout.outgoing(0).offset)?, self.added - 1)
+    }
+
+    fn per_operation(&self, nanoseconds: f64) -> f64 {
+        if matches!(self.op, Op::Read | Op::FetchAdd) { nanoseconds } else { nanoseconds / 2.0 }
+    }
+}
+
+/// A counter to which ones were added must have counted them.
+pub(crate) fn check_sum(found: u64, expected: u64) -> Result<(), Trouble> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(Trouble::Failed(format!("{expected} additions of 1 made {found}")))
+}

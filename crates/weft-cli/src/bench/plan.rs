@@ -1,0 +1,239 @@
+//! The cases of a run: every combination of what the options name.
+
+use serde::{Deserialize, Serialize};
+
+use super::options::{Kind, Op, Options, size_title};
+use super::subject::{Floor, Subject};
+
+/// What distinguishes the cases of one kind besides operation and size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Variant {
+    /// The operation says it all.
+    Plain,
+    /// Overlap at the sending side.
+    Sender,
+    /// Overlap at the receiving side.
+    Receiver,
+    /// The queue of posted receives, searched for a tag.
+    PostedExact,
+    /// The same, where receives ignore some bits.
+    PostedWildcard,
+    /// The queue of unexpected messages, searched for a tag.
+    UnexpectedExact,
+    /// The same, by receives that ignore some bits.
+    UnexpectedWildcard,
+    /// A dissemination barrier.
+    Barrier,
+    /// An all-reduce of 8 bytes by recursive doubling.
+    Allreduce,
+    /// Memory of idle peers.
+    IdlePeer,
+    /// Inserting addresses.
+    AvInsert,
+}
+
+impl Variant {
+    /// As it is printed; empty for the plain one.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "",
+            Self::Sender => "sender",
+            Self::Receiver => "receiver",
+            Self::PostedExact => "posted exact",
+            Self::PostedWildcard => "posted wildcard",
+            Self::UnexpectedExact => "unexpected exact",
+            Self::UnexpectedWildcard => "unexpected wildcard",
+            Self::Barrier => "barrier",
+            Self::Allreduce => "allreduce",
+            Self::IdlePeer => "idle peer",
+            Self::AvInsert => "av insert",
+        }
+    }
+}
+
+/// One measurement to make over every subject.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Case {
+    pub(crate) kind: Kind,
+    pub(crate) op: Op,
+    pub(crate) variant: Variant,
+    /// Bytes of a message.
+    pub(crate) size: usize,
+    /// Threads of each process.
+    pub(crate) threads: usize,
+    /// What [`number_name`] says: idle peers, depth, ranks, addresses. 0 where there is nothing to count.
+    pub(crate) number: usize,
+    /// The floors that are measured with it.
+    pub(crate) floors: Vec<Floor>,
+}
+
+/// What a case's number counts.
+pub(crate) const fn number_name(kind: Kind, variant: Variant) -> Option<&'static str> {
+    match (kind, variant) {
+        (_, Variant::AvInsert) => Some("addresses"),
+        (Kind::Peers | Kind::Memory, _) => Some("peers"),
+        (Kind::Match, _) => Some("depth"),
+        (Kind::Oversubscribe, _) => Some("ranks"),
+        _ => None,
+    }
+}
+
+impl Case {
+    /// Operation or variant, as printed and in JSON.
+    pub(crate) fn op_name(&self) -> String {
+        match self.variant {
+            Variant::Plain => self.op.name().to_owned(),
+            other => other.name().to_owned(),
+        }
+    }
+
+    /// What number counts, with the number.
+    pub(crate) fn count(&self) -> Option<(&'static str, usize)> {
+        number_name(self.kind, self.variant).map(|name| (name, self.number))
+    }
+
+    /// A few words for people.
+    pub(crate) fn title(&self) -> String {
+        let mut title = self.op_name();
+        if !matches!(self.kind, Kind::Oversubscribe | Kind::Memory) {
+            title += &format!(" {}", size_title(self.size));
+        }
+        if let Some((name, number)) = self.count() {
+            title += &format!(", {number} {name}");
+        }
+        if self.kind == Kind::Rate {
+            title += &format!(", {} thread{}", self.threads, if self.threads == 1 { "" } else { "s" });
+        }
+        title
+    }
+
+    /// Whether it is measured over this subject.
+    pub(crate) fn suits(&self, subject: &Subject) -> bool {
+        subject.floor.is_none_or(|floor| self.floors.contains(&floor))
+    }
+
+    /// Whether a remote memory operation is measured.
+    pub(crate) fn is_remote(&self) -> bool {
+        matches!(self.op, Op::Write | Op::Read | Op::FetchAdd)
+    }
+}
+
+/// All cases.
+pub(crate) fn cases(options: &Options) -> Result<Vec<Case>, String> {
+    let kind = options.kind;
+    let mut cases = Vec::new();
+    for (index, &op) in ops(options)?.iter().enumerate() {
+        for (place, size) in sizes(options, op).into_iter().enumerate() {
+            for (variant, threads, number) in details(options) {
+                cases.push(Case { kind, op, variant, size, threads, number, floors: Vec::new() });
+            }
+            // Floors know nothing of operations: once is enough.
+            if index == 0
+                && let Some(case) = cases.iter_mut().find(|case| case.size == size)
+            {
+                case.floors = floors(kind, place == 0);
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// The operations of a kind, those of the command line where there is a choice.
+fn ops(options: &Options) -> Result<Vec<Op>, String> {
+    let may: &[Op] = match options.kind {
+        Kind::Pingpong | Kind::Rate => &[Op::Tagged, Op::Msg, Op::Write, Op::Read, Op::FetchAdd],
+        Kind::Bandwidth => &[Op::Tagged, Op::Msg, Op::Write, Op::Read],
+        _ => &[Op::Tagged],
+    };
+    match options.op.iter().find(|op| !may.contains(op)) {
+        None => Ok(options.op.clone()),
+        Some(op) => {
+            let names: Vec<_> = may.iter().map(|op| op.name()).collect();
+            Err(format!("this kind does not measure {}; --op may be {}", op.name(), names.join(", ")))
+        }
+    }
+}
+
+fn sizes(options: &Options, op: Op) -> Vec<usize> {
+    let given: Vec<usize> = options.sizes.iter().map(|size| size.0).collect();
+    let short = vec![8];
+    match options.kind {
+        Kind::Oversubscribe | Kind::Memory => short,
+        _ if op == Op::FetchAdd => short,
+        _ if !given.is_empty() => given,
+        Kind::Rate | Kind::Peers | Kind::Match => short,
+        Kind::Overlap => vec![64 << 10, 1 << 20],
+        Kind::Pingpong | Kind::Bandwidth => vec![8, 4 << 10, 64 << 10, 1 << 20],
+    }
+}
+
+/// Variants, threads, numbers.
+fn details(options: &Options) -> Vec<(Variant, usize, usize)> {
+    use Variant::*;
+    match options.kind {
+        Kind::Pingpong | Kind::Bandwidth => vec![(Plain, 1, 0)],
+        Kind::Rate => options.threads.iter().map(|&threads| (Plain, threads, 0)).collect(),
+        Kind::Overlap => vec![(Sender, 1, 0), (Receiver, 1, 0)],
+        Kind::Peers => options.peers.iter().map(|&peers| (Plain, 1, peers)).collect(),
+        Kind::Match => [PostedExact, PostedWildcard, UnexpectedExact, UnexpectedWildcard]
+            .into_iter()
+            .flat_map(|variant| options.depths.iter().map(move |&depth| (variant, 1, depth)))
+            .collect(),
+        Kind::Oversubscribe => vec![(Barrier, 1, options.ranks), (Allreduce, 1, options.ranks)],
+        Kind::Memory => {
+            let most = options.peers.iter().copied().max().unwrap_or_default().max(1);
+            vec![(IdlePeer, 1, most), (AvInsert, 1, options.addresses)]
+        }
+    }
+}
+
+/// The floors of a kind; some do not depend on the size and are measured with the first.
+fn floors(kind: Kind, first: bool) -> Vec<Floor> {
+    let mut floors = match kind {
+        Kind::Pingpong | Kind::Bandwidth => vec![Floor::Memcpy, Floor::Readv, Floor::Tcp],
+        Kind::Rate if first => vec![Floor::Ring],
+        _ => Vec::new(),
+    };
+    if first && matches!(kind, Kind::Pingpong | Kind::Peers) {
+        floors.insert(0, Floor::CacheLine);
+    }
+    floors
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn planned(line: &str) -> Result<Vec<Case>, String> {
+        cases(&Line::parse_from(["bench"].into_iter().chain(line.split(' '))).options)
+    }
+
+    #[test]
+    fn every_combination_is_planned_and_floors_once() {
+        let cases = planned("pingpong --sizes 8,4K --op tagged,read").expect("well-formed");
+        assert_eq!(cases.len(), 4);
+        assert_eq!(cases[0].floors, [Floor::CacheLine, Floor::Memcpy, Floor::Readv, Floor::Tcp]);
+        assert_eq!(cases[1].floors, [Floor::Memcpy, Floor::Readv, Floor::Tcp]);
+        assert!(cases[2].floors.is_empty() && cases[3].floors.is_empty());
+        let titles: Vec<_> = cases.iter().map(Case::title).collect();
+        assert_eq!(titles, ["tagged 8 B", "tagged 4 KiB", "read 8 B", "read 4 KiB"]);
+        assert_eq!(planned("match --depths 0,16").expect("well-formed").len(), 8);
+        assert_eq!(planned("rate --threads 1,2,4 --op tagged,fetch-add").expect("well-formed").len(), 6);
+        assert_eq!(planned("memory --peers 3,5").expect("well-formed")[0].title(), "idle peer, 5 peers");
+    }
+
+    #[test]
+    fn operations_that_a_kind_does_not_have_are_refused() {
+        assert!(planned("bandwidth --op fetch-add").is_err_and(|error| error.contains("write, read")));
+        assert!(planned("peers --op read").is_err());
+    }
+}

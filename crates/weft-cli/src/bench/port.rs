@@ -1,0 +1,171 @@
+//! An endpoint whose completions are waited for by the slots of its operations.
+
+use std::time::{Duration, Instant};
+
+use weft_client::{Address, Caps, Domain, Endpoint, Error, Library, Posted, Progress, Region, Threading, Wanted};
+
+use super::child::{Trouble, from_hex, to_hex};
+use super::job::{Hello, Job};
+use super::options::{Op, Wait};
+
+/// An operation that cannot be posted for so long never will be.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Reads of a rank that has nothing else to do, between two looks at its parent.
+const READS: u32 = 64;
+/// How long a sleep lasts at most, so that nothing that was missed matters for long.
+const SLEEP_MS: i32 = 10;
+
+/// A peer's endpoint.
+#[derive(Clone, Copy)]
+pub(crate) struct Peer {
+    pub(crate) address: Address,
+    pub(crate) region: Region,
+}
+
+/// An endpoint with what has completed.
+pub(crate) struct Port {
+    pub(crate) ep: Endpoint,
+    arrived: Vec<bool>,
+    /// How many of the peer's writes with data have arrived.
+    pub(crate) remote: u64,
+    wait: Wait,
+}
+
+/// Opens the provider that a job is about.
+pub(crate) fn open_domain(job: &Job) -> Result<Domain, Trouble> {
+    let library = Library::load(&job.library)?;
+    let (op, case) = (job.case.op, &job.case);
+    let mut wanted = Wanted {
+        provider: job.provider.clone(),
+        caps: Caps { msg: op == Op::Msg, rma: matches!(op, Op::Write | Op::Read), atomic: op == Op::FetchAdd },
+        progress: job.progress.map(|progress| match progress {
+            super::options::Progress::Auto => Progress::Auto,
+            super::options::Progress::Manual => Progress::Manual,
+        }),
+        threading: if case.threads > 1 { Threading::Completion } else { Threading::Domain },
+        delivery: job.delivery,
+        can_sleep: job.wait == Wait::Sread,
+    };
+    match Domain::open(library, &wanted) {
+        // Some providers know only the strongest level.
+        Err(error) if error.is_not_offered() && case.threads > 1 => {
+            wanted.threading = Threading::Safe;
+            Ok(Domain::open(library, &wanted)?)
+        }
+        other => Ok(other?),
+    }
+}
+
+impl Port {
+    /// Opens an endpoint.
+    pub(crate) fn open(domain: &Domain, bytes: usize, slots: u32, peers: usize, wait: Wait) -> Result<Self, Trouble> {
+        let ep = Endpoint::open(domain, bytes, slots, peers)?;
+        Ok(Self { ep, arrived: vec![false; slots as usize], remote: 0, wait })
+    }
+
+    /// Where it is reached.
+    pub(crate) fn add_to(&self, hello: &mut Hello) {
+        let region = self.ep.region();
+        hello.names.push(to_hex(self.ep.name()));
+        hello.regions.push((region.base, region.key));
+    }
+
+    /// Gets to know an endpoint of somebody's.
+    pub(crate) fn meet(&mut self, hello: &Hello, endpoint: usize) -> Result<Peer, Trouble> {
+        let missing = || Trouble::Failed("a rank has fewer endpoints than it should".to_owned());
+        let name = from_hex(hello.names.get(endpoint).ok_or_else(missing)?)?;
+        let &(base, key) = hello.regions.get(endpoint).ok_or_else(missing)?;
+        let addresses = self.ep.insert(&name, 1)?;
+        let &address = addresses.first().ok_or_else(missing)?;
+        Ok(Peer { address, region: Region { base, key } })
+    }
+
+    /// Posts an operation, moving things on while there is no room for it.
+    #[inline]
+    pub(crate) fn post(
+        &mut self,
+        mut operation: impl FnMut(&mut Endpoint) -> Result<Posted, Error>,
+    ) -> Result<(), Trouble> {
+        if operation(&mut self.ep)? == Posted::Done {
+            return Ok(());
+        }
+        let mut end = Instant::now() + PATIENCE;
+        loop {
+            if self.poll()? > 0 {
+                end = Instant::now() + PATIENCE;
+            }
+            if operation(&mut self.ep)? == Posted::Done {
+                return Ok(());
+            }
+            if Instant::now() > end {
+                return Err(Trouble::Stuck);
+            }
+        }
+    }
+
+    /// Reads what has completed.
+    #[inline]
+    pub(crate) fn poll(&mut self) -> Result<usize, Trouble> {
+        let (arrived, remote) = (&mut self.arrived, &mut self.remote);
+        let count = self.ep.poll(|completion| match completion.slot {
+            Some(slot) => arrived[slot as usize] = true,
+            None => *remote += 1,
+        })?;
+        Ok(count)
+    }
+
+    /// Reads, or waits, as was wished.
+    #[inline]
+    fn idle(&mut self) -> Result<(), Trouble> {
+        match self.wait {
+            Wait::Spin => {
+                self.poll()?;
+            }
+            Wait::Yield => {
+                if self.poll()? == 0 {
+                    std::thread::yield_now();
+                }
+            }
+            Wait::Sread => {
+                let (arrived, remote) = (&mut self.arrived, &mut self.remote);
+                self.ep.wait(SLEEP_MS, |completion| match completion.slot {
+                    Some(slot) => arrived[slot as usize] = true,
+                    None => *remote += 1,
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the operation with this slot, and forgets that it was there.
+    #[inline]
+    pub(crate) fn finish(&mut self, slot: u32) -> Result<(), Trouble> {
+        while !self.take(slot) {
+            self.idle()?;
+        }
+        Ok(())
+    }
+
+    /// Whether the operation with this slot is complete; it is forgotten then.
+    #[inline]
+    pub(crate) fn take(&mut self, slot: u32) -> bool {
+        std::mem::take(&mut self.arrived[slot as usize])
+    }
+
+    /// Waits until so many of the peer's writes with data have arrived.
+    #[inline]
+    pub(crate) fn await_remote(&mut self, count: u64) -> Result<(), Trouble> {
+        while self.remote < count {
+            self.idle()?;
+        }
+        Ok(())
+    }
+
+    /// Moves things on for a while.
+    pub(crate) fn linger(&mut self) -> Result<(), Trouble> {
+        for _ in 0..READS {
+            self.poll()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,297 @@
+//! From samples to rows: medians, spreads, and ratios to the best peer and to the floor.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::job::{Measure, Outcome};
+use super::kinds::floor;
+use super::options::Kind;
+use super::plan::Case;
+use super::stats;
+use super::subject::{Floor, Subject};
+
+/// What the rounds of one case over one subject gave.
+#[derive(Default)]
+pub(crate) struct Samples {
+    measures: Vec<Vec<Measure>>,
+    not_offered: Option<String>,
+    failures: usize,
+    timed_out: bool,
+    complaint: String,
+}
+
+impl Samples {
+    /// Whether another round makes sense.
+    pub(crate) fn wants_more(&self, patience: usize) -> bool {
+        self.not_offered.is_none() && self.failures < patience
+    }
+
+    /// One round's outcome.
+    pub(crate) fn add(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Measured(measures) => self.measures.push(measures),
+            Outcome::NotOffered(why) => self.not_offered = Some(why),
+            Outcome::Failed(why) => {
+                self.failures += 1;
+                self.complaint = why;
+            }
+            Outcome::TimedOut => {
+                self.failures += 1;
+                self.timed_out = true;
+            }
+        }
+    }
+
+    fn status(&self) -> Status {
+        match () {
+            () if !self.measures.is_empty() => Status::Ok,
+            () if self.not_offered.is_some() => Status::NotOffered,
+            () if self.complaint.is_empty() => Status::TimedOut,
+            () => Status::Failed,
+        }
+    }
+
+    /// What a reader has to know besides the numbers.
+    fn note(&self) -> String {
+        let why = self.not_offered.clone().unwrap_or_else(|| self.complaint.clone());
+        match self.status() {
+            Status::Ok if self.failures == 0 => why,
+            Status::Ok if self.timed_out => format!("{} timed out {why}", self.failures).trim().to_owned(),
+            Status::Ok => format!("{} failed: {why}", self.failures),
+            _ => why,
+        }
+    }
+}
+
+/// Whether there are numbers, and why not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    Ok,
+    NotOffered,
+    TimedOut,
+    Failed,
+}
+
+impl Status {
+    /// As printed and in JSON.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::NotOffered => "not offered",
+            Self::TimedOut => "timed out",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// One line of the result.
+pub(crate) struct Row {
+    pub(crate) case: Case,
+    pub(crate) subject: Subject,
+    /// What was measured; empty where nothing was.
+    pub(crate) metric: String,
+    pub(crate) unit: String,
+    /// One value for each round that succeeded.
+    pub(crate) values: Vec<f64>,
+    pub(crate) median: Option<f64>,
+    pub(crate) status: Status,
+    pub(crate) note: String,
+    /// How many times better than the best of the other providers.
+    pub(crate) to_best_peer: Option<f64>,
+    /// How many times better than the floor: 1 is as good as can be.
+    pub(crate) to_floor: Option<f64>,
+}
+
+/// Whether less is better.
+pub(crate) fn less_is_better(unit: &str) -> bool {
+    matches!(unit, "ns" | "B")
+}
+
+/// How many times better one value is than another.
+fn times_better(unit: &str, this: f64, other: f64) -> f64 {
+    if less_is_better(unit) { other / this } else { this / other }
+}
+
+/// All rows, in the order of cases and subjects.
+pub(crate) fn make(cases: &[Case], subjects: &[Subject], samples: &BTreeMap<(usize, usize), Samples>) -> Vec<Row> {
+    let mut rows: Vec<Row> = Vec::new();
+    for (&(case, subject), samples) in samples {
+        rows.extend(of_samples(&cases[case], &subjects[subject], samples));
+    }
+    for index in 0..rows.len() {
+        rows[index].to_best_peer = to_best_peer(&rows, &rows[index]);
+        rows[index].to_floor = to_floor(&rows, &rows[index]);
+    }
+    rows
+}
+
+/// A row for each thing that was measured, or one that says why there is none.
+fn of_samples(case: &Case, subject: &Subject, samples: &Samples) -> Vec<Row> {
+    let row = |metric: &str, unit: &str, values: Vec<f64>| Row {
+        case: case.clone(),
+        subject: subject.clone(),
+        metric: metric.to_owned(),
+        unit: unit.to_owned(),
+        median: stats::median(&values),
+        values,
+        status: samples.status(),
+        note: samples.note(),
+        to_best_peer: None,
+        to_floor: None,
+    };
+    let Some(first) = samples.measures.first() else { return vec![row("", "", Vec::new())] };
+    first
+        .iter()
+        .map(|Measure { metric, unit, .. }| {
+            let all = samples.measures.iter().flatten().filter(|measure| measure.metric == *metric);
+            row(metric, unit, all.map(|measure| measure.value).collect())
+        })
+        .collect()
+}
+
+fn to_best_peer(rows: &[Row], row: &Row) -> Option<f64> {
+    if row.subject.floor.is_some() {
+        return None;
+    }
+    let peers = rows.iter().filter(|other| {
+        other.case == row.case
+            && other.metric == row.metric
+            && other.subject.floor.is_none()
+            && other.subject.provider != row.subject.provider
+    });
+    let this = row.median?;
+    // The best is the one that this row is the least better than.
+    peers.filter_map(|peer| Some(times_better(&row.unit, this, peer.median?))).min_by(f64::total_cmp)
+}
+
+fn to_floor(rows: &[Row], row: &Row) -> Option<f64> {
+    let subject = &row.subject;
+    if subject.floor.is_some() {
+        return None;
+    }
+    let median = |floor: Floor| {
+        let same = |other: &&Row| {
+            other.subject.floor == Some(floor)
+                && (floor == Floor::CacheLine || floor == Floor::Ring || other.case.size == row.case.size)
+        };
+        rows.iter().find(same)?.median
+    };
+    // The ring hands over numbers.
+    if row.case.kind == Kind::Rate && row.case.size > 8 {
+        return None;
+    }
+    let bound = floor::bound(row.case.kind, row.case.op, row.case.threads, subject.by_sockets(), median)?;
+    Some(times_better(&row.unit, row.median?, bound))
+}
+
+/// The rows as JSON, one object on each line of an array.
+pub(crate) fn json(rows: &[Row]) -> String {
+    let lines: Vec<String> = rows.iter().map(|row| format!("  {}", object(row))).collect();
+    format!("[\n{}\n]\n", lines.join(",\n"))
+}
+
+fn object(row: &Row) -> Value {
+    let spread = stats::spread(&row.values);
+    let mut object = json!({
+        "kind": row.case.kind,
+        "op": row.case.op_name(),
+        "size": row.case.size,
+        "threads": row.case.threads,
+        "provider": row.subject.name,
+        "floor": row.subject.floor.is_some(),
+        "metric": row.metric,
+        "median": row.median,
+        "unit": row.unit,
+        "rounds": row.values.len(),
+        "min": spread.map(|spread| spread.0),
+        "max": spread.map(|spread| spread.1),
+        "samples": row.values,
+        "to_best_peer": row.to_best_peer,
+        "to_floor": row.to_floor,
+        "status": row.status.name(),
+        "note": row.note,
+    });
+    if let Some((name, number)) = row.case.count() {
+        object[name] = json!(number);
+    }
+    object
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::options::Op;
+    use super::super::plan::Variant;
+    use super::*;
+
+    fn case(kind: Kind) -> Case {
+        Case { kind, op: Op::Tagged, variant: Variant::Plain, size: 8, threads: 1, number: 0, floors: vec![] }
+    }
+
+    fn subject(name: &str) -> Subject {
+        name.parse().expect("well-formed")
+    }
+
+    /// Rows of one case: each subject with its values.
+    fn rows(kind: Kind, unit: &str, all: &[(Subject, &[f64])]) -> Vec<Row> {
+        let subjects: Vec<Subject> = all.iter().map(|(subject, _)| subject.clone()).collect();
+        let mut samples: BTreeMap<(usize, usize), Samples> = BTreeMap::new();
+        for (index, (_, values)) in all.iter().enumerate() {
+            let gathered = samples.entry((0, index)).or_default();
+            for value in *values {
+                gathered.add(Outcome::Measured(vec![Measure::new("latency", *value, unit)]));
+            }
+            if values.is_empty() {
+                gathered.add(Outcome::NotOffered("no such thing".to_owned()));
+            }
+        }
+        make(&[case(kind)], &subjects, &samples)
+    }
+
+    #[test]
+    fn above_one_is_better_whatever_the_unit() {
+        let all: [(Subject, &[f64]); 4] = [
+            (subject("weft"), &[300.0, 200.0, 200.0]),
+            (subject("shm"), &[400.0]),
+            (subject("tcp"), &[8000.0]),
+            (subject("sm2"), &[]),
+        ];
+        let times = rows(Kind::Pingpong, "ns", &all);
+        assert_eq!(times[0].to_best_peer, Some(2.0));
+        assert_eq!(times[1].to_best_peer, Some(0.5));
+        assert_eq!((times[3].to_best_peer, times[3].status), (None, Status::NotOffered));
+        let rates = rows(Kind::Rate, "Mop/s", &all);
+        assert_eq!(rates[0].to_best_peer, Some(200.0 / 8000.0));
+        assert_eq!(rates[2].to_best_peer, Some(20.0));
+    }
+
+    #[test]
+    fn a_provider_is_no_peer_of_itself() {
+        let all: [(Subject, &[f64]); 2] = [(subject("weft"), &[200.0]), (subject("weft:FI_WEFT_SHM=0"), &[9000.0])];
+        assert!(rows(Kind::Pingpong, "ns", &all).iter().all(|row| row.to_best_peer.is_none()));
+    }
+
+    #[test]
+    fn the_floor_is_put_together() {
+        let all: [(Subject, &[f64]); 3] = [
+            (subject("weft"), &[200.0]),
+            (Subject::floor(Floor::CacheLine), &[90.0]),
+            (Subject::floor(Floor::Memcpy), &[10.0]),
+        ];
+        let rows = rows(Kind::Pingpong, "ns", &all);
+        assert_eq!(rows[0].to_floor, Some(0.5));
+        assert_eq!(rows[1].to_floor, None);
+    }
+
+    #[test]
+    fn json_has_one_object_per_row() {
+        let all: [(Subject, &[f64]); 2] = [(subject("weft"), &[1.0, 3.0]), (subject("shm"), &[])];
+        let parsed: Value = serde_json::from_str(&json(&rows(Kind::Pingpong, "ns", &all))).expect("JSON");
+        let weft = &parsed[0];
+        for key in ["kind", "op", "size", "threads", "provider", "median", "unit", "rounds"] {
+            assert!(!weft[key].is_null(), "{key}");
+        }
+        assert_eq!((&weft["median"], &weft["rounds"], &weft["kind"]), (&json!(2.0), &json!(2), &json!("pingpong")));
+        assert_eq!((&parsed[1]["status"], &parsed[1]["median"]), (&json!("not offered"), &Value::Null));
+    }
+}

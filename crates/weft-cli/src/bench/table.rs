@@ -1,0 +1,135 @@
+//! The result for people.
+
+use super::options::{Kind, Options};
+use super::places::Host;
+use super::rows::{Row, less_is_better};
+use super::{cores, stats};
+use crate::render;
+
+/// Heading, table, caption.
+pub(crate) fn text(options: &Options, host: &Host, cores: &[usize], rows: &[Row]) -> String {
+    let mut last = String::new();
+    let lines = rows.iter().map(|row| {
+        // What is measured is named once.
+        let title = title(rows, row);
+        let what = if title == last { String::new() } else { title.clone() };
+        last = title;
+        line(row, what)
+    });
+    let heads = ["what", "provider", "median", "min … max", "to best peer", "to floor", "note"];
+    format!("{}\n{}\n{}", heading(options, host, cores), render::table(heads, lines), caption(rows))
+}
+
+/// What a row's case is, with the metric if there are several.
+fn title(rows: &[Row], row: &Row) -> String {
+    let mut metrics: Vec<&str> = Vec::new();
+    for other in rows.iter().filter(|other| other.case == row.case && !other.metric.is_empty()) {
+        if !metrics.contains(&other.metric.as_str()) {
+            metrics.push(&other.metric);
+        }
+    }
+    match metrics.as_slice() {
+        [] | [_] => row.case.title(),
+        [first, ..] => {
+            let metric = if row.metric.is_empty() { first } else { row.metric.as_str() };
+            format!("{}: {metric}", row.case.title())
+        }
+    }
+}
+
+fn heading(options: &Options, host: &Host, cores: &[usize]) -> String {
+    let what = match options.kind {
+        Kind::Pingpong => {
+            "time of one operation: half of a round trip (tagged, msg, write), or all of it (read, fetch-add)"
+        }
+        Kind::Bandwidth => "bandwidth in one direction, window of operations under way",
+        Kind::Rate => "operations per second, window of operations under way per thread",
+        Kind::Overlap => "what a transfer costs the core that computes meanwhile",
+        Kind::Peers => "time of a message, half of a round trip, beside idle peers that are connected",
+        Kind::Match => "time per message that is matched behind others in a queue",
+        Kind::Oversubscribe => "time of a collective operation",
+        Kind::Memory => "memory and time per peer or address",
+    };
+    format!(
+        "{what}\nlibfabric {}.{} ({}), cores {}, {} rounds of {} ms\n",
+        host.version.0,
+        host.version.1,
+        host.library.display(),
+        cores::list(cores),
+        options.rounds,
+        options.sample_ms
+    )
+}
+
+fn line(row: &Row, what: String) -> [String; 7] {
+    let ratio = |ratio: Option<f64>| ratio.map(|ratio| format!("{ratio:.2}")).unwrap_or_default();
+    let median = match row.median {
+        Some(median) => value_text(median, &row.unit),
+        None => row.status.name().to_owned(),
+    };
+    let spread = stats::spread(&row.values).filter(|_| row.values.len() > 1);
+    let spread =
+        spread.map(|(least, most)| format!("{} … {}", value_text(least, &row.unit), value_text(most, &row.unit)));
+    [
+        what,
+        row.subject.name.clone(),
+        median,
+        spread.unwrap_or_default(),
+        ratio(row.to_best_peer),
+        ratio(row.to_floor),
+        row.note.clone(),
+    ]
+}
+
+fn caption(rows: &[Row]) -> String {
+    let times = rows.iter().any(|row| less_is_better(&row.unit));
+    let formula = if times { "the other's value / this one's" } else { "this value / the other's" };
+    format!(
+        "to best peer: {formula}, the other being the best of the other providers: above 1, this row is the better one.\n\
+         to floor: likewise; 1 would be what the machine needs without any library (see docs/benchmarking.md).\n"
+    )
+}
+
+/// A value with its unit, in three digits.
+pub(crate) fn value_text(value: f64, unit: &str) -> String {
+    let scaled = |steps: &[(f64, &str)]| {
+        let &(divisor, unit) = steps.iter().find(|step| value >= step.0).or(steps.last()).unwrap_or(&(1.0, ""));
+        digits(value / divisor, unit)
+    };
+    match unit {
+        "ns" => scaled(&[(1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns")]),
+        "MB/s" => scaled(&[(1e3, "GB/s"), (1.0, "MB/s")]),
+        "Mop/s" => scaled(&[(1.0, "Mop/s"), (1e-3, "kop/s")]),
+        "B" => scaled(&[(1048576.0, "MiB"), (1024.0, "KiB"), (1.0, "B")]),
+        other => digits(value, other),
+    }
+}
+
+fn digits(value: f64, unit: &str) -> String {
+    match value.abs() {
+        large if large >= 99.95 => format!("{value:.0} {unit}"),
+        middle if middle >= 9.995 => format!("{value:.1} {unit}"),
+        _ => format!("{value:.2} {unit}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_have_three_digits_and_a_unit() {
+        for (value, unit, text) in [
+            (834.2, "ns", "834 ns"),
+            (1234.0, "ns", "1.23 µs"),
+            (0.4, "ns", "0.40 ns"),
+            (25_600_000.0, "ns", "25.6 ms"),
+            (12_345.0, "MB/s", "12.3 GB/s"),
+            (0.25, "Mop/s", "250 kop/s"),
+            (2048.0, "B", "2.00 KiB"),
+            (97.0, "%", "97.0 %"),
+        ] {
+            assert_eq!(value_text(value, unit), text);
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! An endpoint with all that belongs to it: completion queue, address vector, memory, contexts.
+//!
+//! Its operations are in `operations.rs`; here it is opened and closed, and completions are read.
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use weft_fi_sys::v2::fi_cq_err_entry_1_20;
+use weft_fi_sys::*;
+
+use crate::block::Block;
+use crate::domain::{Domain, Inner, close};
+use crate::{Error, Library};
+
+/// Completions read at once.
+const BATCH: usize = 16;
+
+/// A peer's number in the address vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address(pub(crate) fi_addr_t);
+
+/// Some of an endpoint's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Bytes from the start of the memory.
+    pub offset: usize,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// An endpoint's memory as peers name it in remote operations. Plain numbers, carried out of band.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// What to add an offset to.
+    pub base: u64,
+    /// The key.
+    pub key: u64,
+}
+
+/// What became of an operation that was to be posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Posted {
+    /// It is under way.
+    Done,
+    /// There is no room now: read completions and try again.
+    Again,
+}
+
+/// An operation that is complete.
+#[derive(Clone, Copy, Debug)]
+pub struct Completion {
+    /// The context that the operation had. `None`: a peer's operation with remote completion data arrived.
+    pub slot: Option<u32>,
+    /// Bytes, of a receive.
+    pub len: usize,
+    /// The tag, of a tagged receive.
+    pub tag: u64,
+    /// The data, of a remote operation.
+    pub data: u64,
+}
+
+/// A reliable-datagram endpoint.
+pub struct Endpoint {
+    pub(crate) ep: *mut fid_ep,
+    cq: *mut fid_cq,
+    av: *mut fid_av,
+    mr: *mut fid_mr,
+    pub(crate) desc: *mut c_void,
+    name: Vec<u8>,
+    /// `None` only while dropping.
+    memory: Option<Block>,
+    contexts: Option<Block>,
+    /// Which contexts are with the provider.
+    pub(crate) busy: Vec<bool>,
+    domain: Domain,
+}
+
+// SAFETY: what the pointers mean belongs to this endpoint alone, except for the domain, which is behind a lock.
+unsafe impl Send for Endpoint {}
+
+impl Endpoint {
+    /// Opens and enables an endpoint with memory of its own, zeroed, and room for `contexts` operations under way.
+    pub fn open(domain: &Domain, memory_bytes: usize, contexts: u32, peers: usize) -> Result<Self, Error> {
+        let no_memory = || Error::Misuse("more memory than there can be");
+        let slots = contexts as usize;
+        let mut this = Self {
+            ep: null_mut(),
+            cq: null_mut(),
+            av: null_mut(),
+            mr: null_mut(),
+            desc: null_mut(),
+            name: Vec::new(),
+            memory: Some(Block::new(memory_bytes).ok_or_else(no_memory)?),
+            contexts: Some(Block::new(slots * size_of::<fi_context2>()).ok_or_else(no_memory)?),
+            busy: vec![false; slots],
+            domain: domain.clone(),
+        };
+        let domain = domain.inner();
+        let serial = domain.serialize();
+        this.open_queues(domain, slots, peers)?;
+        this.register(domain)?;
+        this.enable(domain)?;
+        this.name = this.ask_name(domain.library)?;
+        drop(serial);
+        Ok(this)
+    }
+
+    fn open_queues(&mut self, domain: &Inner, slots: usize, peers: usize) -> Result<(), Error> {
+        // SAFETY: it is open as long as `self.domain` lives.
+        let parent = unsafe { &*domain.domain };
+        // SAFETY: an open domain has its table.
+        let table = unsafe { &*parent.ops };
+        let library = domain.library;
+        let mut attr = fi_cq_attr {
+            size: slots.max(1024),
+            flags: 0,
+            format: FI_CQ_FORMAT_TAGGED,
+            wait_obj: if domain.can_sleep { FI_WAIT_UNSPEC } else { FI_WAIT_NONE },
+            signaling_vector: 0,
+            wait_cond: 0,
+            wait_set: null_mut(),
+        };
+        let open = library.has("fi_cq_open", table.cq_open)?;
+        // SAFETY: domain and attributes are valid, the result goes to a field of ours.
+        let result = unsafe { open(domain.domain, &mut attr, &mut self.cq, null_mut()) };
+        library.check("fi_cq_open", result as isize)?;
+        let mut attr = fi_av_attr {
+            type_: domain.info.domain().av_type,
+            rx_ctx_bits: 0,
+            count: peers,
+            ep_per_node: 0,
+            name: std::ptr::null(),
+            map_addr: null_mut(),
+            flags: 0,
+        };
+        let open = library.has("fi_av_open", table.av_open)?;
+        // SAFETY: as above.
+        let result = unsafe { open(domain.domain, &mut attr, &mut self.av, null_mut()) };
+        library.check("fi_av_open", result as isize)?;
+        let open = library.has("fi_endpoint", table.endpoint)?;
+        // SAFETY: as above; the structure is the library's own.
+        let result = unsafe { open(domain.domain, domain.info.raw, &mut self.ep, null_mut()) };
+        library.check("fi_endpoint", result as isize)?;
+        self.bind(library, self.ep.cast(), self.av.cast(), 0)?;
+        self.bind(library, self.ep.cast(), self.cq.cast(), FI_TRANSMIT | FI_RECV)
+    }
+
+    /// Binds two objects of ours.
+    fn bind(&self, library: &Library, object: *mut fid, other: *mut fid, flags: u64) -> Result<(), Error> {
+        // SAFETY: the objects of this structure are open.
+        let head = unsafe { &*object };
+        // SAFETY: an open object has its table.
+        let table = unsafe { &*head.ops };
+        let call = library.has("fi_bind", table.bind)?;
+        // SAFETY: both are open.
+        let result = unsafe { call(object, other, flags) };
+        library.check("fi_bind", result as isize).map(|_| ())
+    }
+
+    /// Enables an object of ours.
+    fn control_enable(&self, library: &Library, object: *mut fid) -> Result<(), Error> {
+        // SAFETY: the objects of this structure are open.
+        let head = unsafe { &*object };
+        // SAFETY: an open object has its table.
+        let table = unsafe { &*head.ops };
+        let call = library.has("fi_enable", table.control)?;
+        // SAFETY: it is open; the command takes no argument.
+        let result = unsafe { call(object, FI_ENABLE as c_int, null_mut()) };
+        library.check("fi_enable", result as isize).map(|_| ())
+    }
+
+    /// Registers the memory, if somebody needs that.
+    fn register(&mut self, domain: &Inner) -> Result<(), Error> {
+        let caps = domain.info.get().caps;
+        let remote = caps & (FI_RMA | FI_ATOMIC) != 0;
+        let local = domain.mr_mode(FI_MR_LOCAL);
+        if !remote && !local {
+            return Ok(());
+        }
+        let mut access = FI_SEND | FI_RECV;
+        if remote {
+            access |= FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+        }
+        let memory = self.memory();
+        // SAFETY: the domain is open.
+        let parent = unsafe { &*domain.domain };
+        // SAFETY: an open domain has its table.
+        let table = unsafe { &*parent.mr };
+        let library = domain.library;
+        let call = library.has("fi_mr_reg", table.reg)?;
+        let (start, len, key) = (memory.start().cast_const().cast(), memory.len(), domain.next_key());
+        let parent: *mut fid = domain.domain.cast();
+        // SAFETY: the memory outlives the registration: see `drop`.
+        let result = unsafe { call(parent, start, len, access, 0, key, 0, &mut self.mr, null_mut()) };
+        library.check("fi_mr_reg", result as isize)?;
+        if domain.mr_mode(FI_MR_ENDPOINT) {
+            self.bind(library, self.mr.cast(), self.ep.cast(), 0)?;
+            self.control_enable(library, self.mr.cast())?;
+        }
+        if local {
+            // SAFETY: it is open.
+            self.desc = unsafe { (*self.mr).mem_desc };
+        }
+        Ok(())
+    }
+
+    fn enable(&mut self, domain: &Inner) -> Result<(), Error> {
+        self.control_enable(domain.library, self.ep.cast())
+    }
+
+    /// `fi_getname`.
+    fn ask_name(&self, library: &Library) -> Result<Vec<u8>, Error> {
+        // SAFETY: it is open.
+        let head = unsafe { &*self.ep };
+        // SAFETY: an enabled endpoint has this table.
+        let table = unsafe { &*head.cm };
+        let call = library.has("fi_getname", table.getname)?;
+        let mut name = vec![0_u8; 256];
+        loop {
+            let mut len = name.len();
+            // SAFETY: it is open; the buffer has `len` bytes.
+            let result = unsafe { call(self.ep.cast(), name.as_mut_ptr().cast(), &mut len) };
+            if result == -(FI_ETOOSMALL as c_int) && len > name.len() && len < 1 << 16 {
+                name.resize(len, 0);
+                continue;
+            }
+            library.check("fi_getname", result as isize)?;
+            name.truncate(len);
+            return Ok(name);
+        }
+    }
+
+    /// The address that peers insert.
+    #[must_use]
+    pub fn name(&self) -> &[u8] {
+        &self.name
+    }
+
+    /// The memory as peers name it.
+    #[must_use]
+    pub fn region(&self) -> Region {
+        let base = if self.inner().mr_mode(FI_MR_VIRT_ADDR) { self.memory().start() as u64 } else { 0 };
+        // SAFETY: open, or null without remote access; then the key is never used.
+        let key = unsafe { self.mr.as_ref() }.map_or(0, |mr| mr.key);
+        Region { base, key }
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        self.domain.inner()
+    }
+
+    pub(crate) fn memory(&self) -> &Block {
+        self.memory.as_ref().unwrap_or_else(|| unreachable!("taken only while dropping"))
+    }
+
+    /// The address of a context.
+    pub(crate) fn context(&self, slot: u32) -> Option<*mut c_void> {
+        let contexts = self.contexts.as_ref()?;
+        contexts.at(slot as usize * size_of::<fi_context2>(), size_of::<fi_context2>()).map(<*mut u8>::cast)
+    }
+
+    /// Which context an address means.
+    fn slot(&self, context: *mut c_void) -> Option<u32> {
+        let start = self.contexts.as_ref()?.start() as usize;
+        let slot = (context as usize).checked_sub(start)? / size_of::<fi_context2>();
+        (slot < self.busy.len()).then(|| u32::try_from(slot).ok()).flatten()
+    }
+
+    /// The number at an offset, as it is at this moment.
+    pub fn load(&self, offset: usize) -> Result<u64, Error> {
+        let cell = self.cell(offset)?;
+        // SAFETY: it is 8 aligned bytes of our memory, which are only ever used atomically by us.
+        let cell = unsafe { AtomicU64::from_ptr(cell) };
+        Ok(cell.load(Ordering::Acquire))
+    }
+
+    /// Changes the number at an offset.
+    pub fn store(&mut self, offset: usize, value: u64) -> Result<(), Error> {
+        let cell = self.cell(offset)?;
+        // SAFETY: as `load`.
+        let cell = unsafe { AtomicU64::from_ptr(cell) };
+        cell.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    fn cell(&self, offset: usize) -> Result<*mut u64, Error> {
+        if !offset.is_multiple_of(8) {
+            return Err(Error::Misuse("a number that is not aligned"));
+        }
+        self.memory().at(offset, 8).map(<*mut u8>::cast).ok_or(Error::Misuse("a number outside the memory"))
+    }
+
+    /// Inserts addresses, one after the other in `names`, into the address vector.
+    pub fn insert(&mut self, names: &[u8], count: usize) -> Result<Vec<Address>, Error> {
+        let strings = self.inner().info.get().addr_format == FI_ADDR_STR;
+        let whole = if strings {
+            names.last() == Some(&0) && names.iter().filter(|&&byte| byte == 0).count() >= count
+        } else {
+            names.len() == self.name.len() * count
+        };
+        if !whole || count == 0 {
+            return Err(Error::Misuse("addresses of another kind"));
+        }
+        let library = self.inner().library;
+        // SAFETY: it is open.
+        let head = unsafe { &*self.av };
+        // SAFETY: an open vector has its table.
+        let table = unsafe { &*head.ops };
+        let call = library.has("fi_av_insert", table.insert)?;
+        let mut numbers = vec![FI_ADDR_NOTAVAIL; count];
+        // SAFETY: there are `count` addresses of the provider's format, and room for as many numbers.
+        let result = unsafe { call(self.av, names.as_ptr().cast(), count, numbers.as_mut_ptr(), 0, null_mut()) };
+        let inserted = library.check("fi_av_insert", result as isize)?;
+        if inserted.unsigned_abs() != count {
+            return Err(Error::NotOffered(format!("of {count} addresses the provider took {inserted}")));
+        }
+        Ok(numbers.into_iter().map(Address).collect())
+    }
+
+    /// Reads some completions, which also moves things on. `each` sees them in order; the count is returned.
+    #[inline]
+    pub fn poll(&mut self, each: impl FnMut(Completion)) -> Result<usize, Error> {
+        // SAFETY: it is open.
+        let head = unsafe { &*self.cq };
+        // SAFETY: an open queue has its table.
+        let table = unsafe { &*head.ops };
+        let Some(call) = table.read else { return Err(self.inner().library.missing("fi_cq_read")) };
+        let mut entries = [const { MaybeUninit::uninit() }; BATCH];
+        // SAFETY: there is room for that many entries of the format that the queue was opened with.
+        let result = unsafe { call(self.cq, entries.as_mut_ptr().cast(), BATCH) };
+        self.deliver("fi_cq_read", result, &entries, each)
+    }
+
+    /// As [`Endpoint::poll`], but sleeps for up to `timeout_ms` when there is nothing.
+    pub fn wait(&mut self, timeout_ms: i32, each: impl FnMut(Completion)) -> Result<usize, Error> {
+        // SAFETY: it is open.
+        let head = unsafe { &*self.cq };
+        // SAFETY: an open queue has its table.
+        let table = unsafe { &*head.ops };
+        let Some(call) = table.sread else { return Err(self.inner().library.missing("fi_cq_sread")) };
+        let mut entries = [const { MaybeUninit::uninit() }; BATCH];
+        // SAFETY: as in `poll`.
+        let result = unsafe { call(self.cq, entries.as_mut_ptr().cast(), BATCH, std::ptr::null(), timeout_ms) };
+        // Some providers are disturbed by signals and say so.
+        let result = if result == -(libc::EINTR as isize) { -(FI_EAGAIN as isize) } else { result };
+        self.deliver("fi_cq_sread", result, &entries, each)
+    }
+
+    #[inline]
+    fn deliver(
+        &mut self,
+        what: &'static str,
+        result: isize,
+        entries: &[MaybeUninit<fi_cq_tagged_entry>; BATCH],
+        mut each: impl FnMut(Completion),
+    ) -> Result<usize, Error> {
+        if result < 0 {
+            return match -result {
+                again if again == FI_EAGAIN as isize => Ok(0),
+                error if error == FI_EAVAIL as isize => Err(self.fault()),
+                _ => Err(self.inner().library.failure(what, result)),
+            };
+        }
+        let count = result.unsigned_abs();
+        for entry in &entries[..count.min(BATCH)] {
+            // SAFETY: the library filled as many entries as it says.
+            let entry = unsafe { entry.assume_init_ref() };
+            // The context of an operation that a peer began is undefined.
+            let ours = entry.flags & (FI_REMOTE_WRITE | FI_REMOTE_READ) == 0;
+            let slot = if ours { self.slot(entry.op_context) } else { None };
+            if let Some(slot) = slot {
+                self.busy[slot as usize] = false;
+            }
+            each(Completion { slot, len: entry.len, tag: entry.tag, data: entry.data });
+        }
+        Ok(count)
+    }
+
+    /// `fi_cq_readerr`.
+    #[cold]
+    fn fault(&mut self) -> Error {
+        let library = self.inner().library;
+        // SAFETY: it is open.
+        let head = unsafe { &*self.cq };
+        // SAFETY: an open queue has its table.
+        let table = unsafe { &*head.ops };
+        let Some(call) = table.readerr else { return library.missing("fi_cq_readerr") };
+        // The newest layout is the longest; older libraries fill less of it.
+        // SAFETY: numbers and pointers, for which zero is valid.
+        let mut entry: fi_cq_err_entry_1_20 = unsafe { std::mem::zeroed() };
+        // SAFETY: the entry is as long as any API version that we ask for needs, and has no buffer for error data.
+        let result = unsafe { call(self.cq, (&raw mut entry).cast(), 0) };
+        if result < 0 {
+            return library.failure("fi_cq_readerr", result);
+        }
+        if let Some(slot) = self.slot(entry.base.op_context) {
+            self.busy[slot as usize] = false;
+        }
+        let code = entry.base.err.saturating_abs();
+        Error::Completion { code, provider_code: entry.base.prov_errno, text: library.text(code) }
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        let domain = self.domain.clone();
+        let _serial = domain.inner().serialize();
+        // SAFETY: each is open or null, belongs to this endpoint, and is not used any longer.
+        let region_left = unsafe { close(self.mr) } != 0;
+        // SAFETY: the same.
+        let endpoint_left = unsafe { close(self.ep) } != 0;
+        if region_left || endpoint_left {
+            // A provider that still has them may write to them.
+            std::mem::forget((self.memory.take(), self.contexts.take()));
+            return;
+        }
+        // SAFETY: the same.
+        unsafe { close(self.cq) };
+        // SAFETY: the same.
+        unsafe { close(self.av) };
+    }
+}
