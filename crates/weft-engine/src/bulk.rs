@@ -16,14 +16,32 @@ use crate::mem;
 use crate::nic::{Full, LinkError, Nic, RemoteIov, Share};
 use crate::ops::{XferKind, assist_ctx, push_ctx};
 use crate::rma::part_iov;
-use crate::vc::Deferred;
+use crate::vc::Haul;
 use crate::wire::{Assist, Op, Reader, Short, Status, WireIov, kind};
 
 /// Most pieces of memory for which help is asked: the message stays short.
 const ASSIST_PIECES: usize = 2;
 
 impl<N: Nic> Engine<N> {
-    pub(crate) fn run_transfer(&mut self, vci: u32, token: u64) -> Result<(), Full> {
+    /// Hands bulk data to the device, as much as it takes now.
+    pub(crate) fn run_bulk(&mut self, vci: u32) -> bool {
+        let mut moved = false;
+        while let Some(work) = self.core.vcs[vci as usize].bulk.pop_front() {
+            let taken = match &work {
+                Haul::Transfer(token) => self.run_transfer(vci, *token),
+                Haul::Push { op, part, window, len } => self.run_push(vci, *op, *part, *window, *len),
+                Haul::Assist { op, part, share, len, far } => self.run_assist(vci, *op, *part, *share, *len, far),
+            };
+            if taken.is_err() {
+                self.core.vcs[vci as usize].bulk.push_front(work);
+                break;
+            }
+            moved = true;
+        }
+        moved
+    }
+
+    fn run_transfer(&mut self, vci: u32, token: u64) -> Result<(), Full> {
         let Some(link) = self.core.vcs[vci as usize].link() else { return Ok(()) };
         let Some(x) = self.core.xfers.get_mut(token) else { return Ok(()) };
         let (share, op) = match x.kind {
@@ -56,7 +74,7 @@ impl<N: Nic> Engine<N> {
         let _ = self.numbered(vci, w.bytes(), &[]);
     }
 
-    pub(crate) fn run_assist(
+    fn run_assist(
         &mut self,
         vci: u32,
         index: u32,
@@ -84,7 +102,7 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    pub(crate) fn run_push(&mut self, vci: u32, index: u32, part: u32, window: u64, len: u64) -> Result<(), Full> {
+    fn run_push(&mut self, vci: u32, index: u32, part: u32, window: u64, len: u64) -> Result<(), Full> {
         let Some(link) = self.core.vcs[vci as usize].link() else { return Ok(()) };
         let Some(op) = self.core.ops.get(index as usize).filter(|op| op.vc == vci) else { return Ok(()) };
         let iov = if op.kind == Kind::Send {
@@ -112,7 +130,7 @@ impl Core {
             && op.awaits(part)
             && if op.kind == Kind::Read { caps.get } else { caps.put }
         {
-            self.defer(vci, Deferred::Assist { op: index, part, share: Share(ask.share.get()), len, far });
+            self.defer_bulk(vci, Haul::Assist { op: index, part, share: Share(ask.share.get()), len, far });
         }
         Ok(())
     }
@@ -181,7 +199,7 @@ impl Core {
             (Err(LinkError::Access), XferKind::Serve { put: true, op, key, window }) => {
                 x.kind = XferKind::Serve { op, key, window, put: false };
                 self.vcs[vci as usize].caps.put = false;
-                self.defer(vci, Deferred::Transfer(token));
+                self.defer_bulk(vci, Haul::Transfer(token));
             }
             // The link is about to end, and `down` will clean up.
             (_, _) => {}

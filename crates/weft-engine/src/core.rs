@@ -20,7 +20,7 @@ use crate::name::{EpName, Identity};
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
 use crate::ops::{Ctx, Multi, Phase, TxOp, XferKind, Xfers};
 use crate::rma::Regions;
-use crate::vc::{Deferred, PathCaps, Vc, VcState};
+use crate::vc::{Deferred, Haul, PathCaps, Vc, VcState};
 use crate::wire::{self, Head, Open, PROTOCOL_VERSION, Reader, Short, kind};
 
 /// The peer did something that the protocol forbids: its link is closed.
@@ -187,6 +187,12 @@ impl Core {
             vc.active = true;
             self.active.push(vci);
         }
+    }
+
+    /// Queues bulk data for the device.
+    pub(crate) fn defer_bulk(&mut self, vci: u32, work: Haul) {
+        self.vcs[vci as usize].bulk.push_back(work);
+        self.activate(vci);
     }
 
     /// Queues a header (and no payload) behind the other deferred work of the connection.
@@ -563,7 +569,7 @@ impl Core {
             _ => return Err(Violation),
         }
         let vc = &mut self.vcs[vci as usize];
-        if vc.deferred.len() > DEFERRED_LIMIT {
+        if vc.deferred.len().max(vc.bulk.len()) > DEFERRED_LIMIT {
             return Err(Violation);
         }
         let seq = head.seq.get();

@@ -222,7 +222,7 @@ impl<N: Nic> Engine<N> {
             }
             VcState::Connecting(_) | VcState::Greeting(_) => false,
             VcState::Up(_) => {
-                let moved = self.run_deferred(vci) | self.run_acks(vci) | self.run_tx(vci);
+                let moved = self.run_deferred(vci) | self.run_acks(vci) | self.run_bulk(vci) | self.run_tx(vci);
                 if self.core.vcs[vci as usize].has_work() {
                     self.core.activate(vci);
                 }
@@ -265,9 +265,6 @@ impl<N: Nic> Engine<N> {
                 w.put(op);
                 self.numbered(vci, w.bytes(), iov)
             }
-            Deferred::Transfer(token) => self.run_transfer(vci, *token),
-            Deferred::Push { op, part, window, len } => self.run_push(vci, *op, *part, *window, *len),
-            Deferred::Assist { op, part, share, len, far } => self.run_assist(vci, *op, *part, *share, *len, far),
         }
     }
 

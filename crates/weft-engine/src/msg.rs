@@ -18,7 +18,7 @@ use crate::matching::{Body, Matcher, Posted, Unexpected, Wanted};
 use crate::mem::{self, Iov, IovList, Owned};
 use crate::nic::{Nic, RemoteIov};
 use crate::ops::{Multi, Phase, RecvInfo, TxOp, XferKind};
-use crate::vc::Deferred;
+use crate::vc::Haul;
 use crate::wire::{self, Cts, F_ACK, F_DATA, F_TAGGED, Fin, Long, Reader, Rts, Short, Status, WireIov, kind};
 
 /// What a message costs of the eager window beside its payload: about what its entry in the unexpected queue takes.
@@ -556,7 +556,7 @@ impl Core {
         let iov = mem::slice(&iov, 0, info.stored);
         let token = self.xfers.insert(vci, XferKind::Recv { info, op, ack }, iov, source, want);
         if direct {
-            self.defer(vci, Deferred::Transfer(token));
+            self.defer_bulk(vci, Haul::Transfer(token));
         } else {
             self.cts(vci, op, 0, token, want);
         }
@@ -585,7 +585,7 @@ impl Core {
             _ => return Err(Violation),
         }
         op.pushing += 1;
-        self.defer(vci, Deferred::Push { op: index, part, window: cts.window.get(), len });
+        self.defer_bulk(vci, Haul::Push { op: index, part, window: cts.window.get(), len });
         Ok(())
     }
 

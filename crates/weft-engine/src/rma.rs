@@ -18,7 +18,7 @@ use crate::mem::{self, IovList};
 use crate::msg::{keep, wire_iov};
 use crate::nic::{LinkError, Nic, RemoteIov};
 use crate::ops::{Phase, TxOp, XferKind};
-use crate::vc::{Deferred, ORDERED_RMA_BYTES};
+use crate::vc::{Deferred, Haul, ORDERED_RMA_BYTES};
 use crate::wire::{self, Bulk, F_DATA, Long, Op, Reader, RmaHead, Short, Status, kind};
 
 struct Entry {
@@ -321,7 +321,7 @@ impl Core {
                 let kind = XferKind::Write { op: head.op, key, data };
                 let token = self.xfers.insert(vci, kind, iov, source, len);
                 if direct {
-                    self.defer(vci, Deferred::Transfer(token));
+                    self.defer_bulk(vci, Haul::Transfer(token));
                 } else {
                     self.cts(vci, head.op.op.get(), head.op.part.get(), token, len);
                 }
@@ -344,7 +344,7 @@ impl Core {
                 self.regions.hold(key);
                 let kind = XferKind::Serve { op: head.op, key, window, put };
                 let token = self.xfers.insert(vci, kind, iov, home, len);
-                self.defer(vci, Deferred::Transfer(token));
+                self.defer_bulk(vci, Haul::Transfer(token));
             }
             Ok(iov) => {
                 self.remote_event(Kind::RemoteRead, vci, key, None, mem::total_len(&iov));

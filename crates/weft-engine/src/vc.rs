@@ -43,6 +43,10 @@ pub(crate) enum Deferred {
     Message(SmallVec<[u8; 16 + ORDERED_RMA_BYTES]>),
     /// READ_DATA out of a region.
     Reply { op: Op, key: u64, iov: IovList },
+}
+
+/// Bulk data to be handed to the device. It waits apart from messages, because the device takes only so much at a time.
+pub(crate) enum Haul {
     /// Fetch or serve a transfer: its token.
     Transfer(u64),
     /// Push a part of our operation into the peer's window.
@@ -107,6 +111,7 @@ pub(crate) struct Vc {
     /// Operations that wait, by number.
     pub(crate) tx: VecDeque<u32>,
     pub(crate) deferred: VecDeque<Deferred>,
+    pub(crate) bulk: VecDeque<Haul>,
     /// Operations of the peer that have ended well and must be told so.
     pub(crate) acks: Vec<u32>,
     /// Messages that overtook others on an unordered link.
@@ -135,6 +140,7 @@ impl Vc {
             outstanding: 0,
             tx: VecDeque::new(),
             deferred: VecDeque::new(),
+            bulk: VecDeque::new(),
             acks: Vec::new(),
             early: None,
         }
@@ -163,6 +169,6 @@ impl Vc {
 
     /// Whether anything waits to be sent.
     pub(crate) fn has_work(&self) -> bool {
-        !self.tx.is_empty() || !self.deferred.is_empty() || !self.acks.is_empty()
+        !(self.tx.is_empty() && self.deferred.is_empty() && self.bulk.is_empty() && self.acks.is_empty())
     }
 }

@@ -180,11 +180,14 @@ impl Link {
         }
         let awake = self.peer_side().polled.0.load(Ordering::Relaxed) != 0;
         let mut transfer = Transfer::new(span, ctx);
-        let share = if awake && transfer.total_bytes() >= SHARE_BYTES {
-            transfer.offer(&self.map, self.role, &mut self.slots)
-        } else {
-            None
-        };
+        let mut share = None;
+        if awake && transfer.total_bytes() >= SHARE_BYTES {
+            share = transfer.offer(&self.map, self.role, &mut self.slots);
+            if share.is_none() {
+                // Soon a slot is free, and then the peer can help with this one, too.
+                return Err(Full);
+            }
+        }
         self.transfers.push_back(transfer);
         Ok(share)
     }
