@@ -73,10 +73,14 @@ impl Format {
     /// The name that a client's bytes mean. For [`Format::Text`] they are the string without its terminator.
     pub(crate) fn decode(self, bytes: &[u8]) -> Result<EpName, Errno> {
         match self {
-            Self::Native => EpName::parse(bytes).map_err(|error| {
-                log::info!("{error}");
-                Errno::INVAL
-            }),
+            Self::Native => {
+                let name = EpName::parse(bytes).map_err(|error| {
+                    log::info!("{error}");
+                    Errno::INVAL
+                })?;
+                // Every endpoint can be reached somehow; this is somebody else's address that begins like one of ours.
+                if name.shm() || name.tcp() { Ok(name) } else { Err(Errno::INVAL) }
+            }
             Self::Text => parse_text(std::str::from_utf8(bytes).map_err(|_| Errno::INVAL)?),
             Self::Sockaddr(_) | Self::In | Self::In6 => {
                 let socket = decode_sockaddr(bytes).ok_or(Errno::INVAL)?;
@@ -324,6 +328,8 @@ mod tests {
 
     #[test]
     fn foreign_and_short_addresses_are_refused() {
+        // A `sockaddr_un` begins with 1 and 0, as a name of version 1 without any path would.
+        assert!(Format::Native.decode(&[[1, 0].as_slice(), &[b'x'; 62]].concat()).is_err());
         for format in [Format::Native, Format::In, Format::In6, Format::Sockaddr(sys::FI_SOCKADDR), Format::Text] {
             assert!(format.decode(&[]).is_err());
             assert!(format.decode(&[0xff; 64]).is_err());

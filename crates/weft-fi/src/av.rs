@@ -71,13 +71,14 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     object::guard("fi_av_open", || {
+        let place = object::place(av)?;
         // SAFETY: the client's domain.
         let domain = unsafe { Hold::<Domain>::of(domain) }?;
         // SAFETY: the client's attributes, which we also write to.
         let attr = unsafe { attr.as_mut() }.ok_or(Errno::INVAL)?;
         let vector = open_vector(domain, attr, context)?;
         // SAFETY: the client's place for the new pointer.
-        unsafe { object::give(vector, av) }
+        Ok(unsafe { object::give(vector, place) })
     })
 }
 

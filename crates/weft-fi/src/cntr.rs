@@ -61,13 +61,14 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     object::guard("fi_cntr_open", || {
+        let place = object::place(cntr)?;
         // SAFETY: the client's domain.
         let domain = unsafe { Hold::<Domain>::of(domain) }?;
         // SAFETY: null, or the client's attributes, of which only fields that every version has are read.
         let attr = unsafe { attr.as_ref() };
         let counter = open_counter(domain, attr, context)?;
         // SAFETY: the client's place for the new pointer.
-        unsafe { object::give(counter, cntr) }
+        Ok(unsafe { object::give(counter, place) })
     })
 }
 

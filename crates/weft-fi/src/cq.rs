@@ -35,6 +35,8 @@ use crate::wait::{Deadline, WaitKind, Waker};
 const DEFAULT_ENTRIES: usize = 8192;
 /// Entries that are reserved at once; a longer queue grows when it must.
 const RESERVED_ENTRIES: usize = 1024;
+/// Entries that a client may ask for: such a queue takes 4 GiB.
+const MAX_ENTRIES: usize = 1 << 26;
 /// Entries over the size at which peers' unsolicited writes with data have to wait.
 const FLOOD_ENTRIES: usize = 1 << 20;
 
@@ -81,13 +83,14 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     object::guard("fi_cq_open", || {
+        let place = object::place(cq)?;
         // SAFETY: the client's domain.
         let domain = unsafe { Hold::<Domain>::of(domain) }?;
         // SAFETY: null, or the client's attributes, of which only fields that every version has are read.
         let attr = unsafe { attr.as_ref() };
         let queue = open_queue(domain, attr, context)?;
         // SAFETY: the client's place for the new pointer.
-        unsafe { object::give(queue, cq) }
+        Ok(unsafe { object::give(queue, place) })
     })
 }
 
@@ -101,6 +104,10 @@ fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mu
     }
     let size = attr.map_or(0, |attr| attr.size);
     let size = if size == 0 { DEFAULT_ENTRIES } else { size };
+    if size > MAX_ENTRIES {
+        log::info!("fi_cq_open: size: wanted {size}, offered {MAX_ENTRIES}");
+        return Err(Errno::NOMEM);
+    }
     let callers = domain.callers();
     let head =
         sys::fid_cq { fid: object::new_fid(sys::FI_CLASS_CQ, context, &FID_OPS), ops: object::table(&CQ_OPS.base) };

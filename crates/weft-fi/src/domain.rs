@@ -136,6 +136,7 @@ pub(crate) unsafe extern "C" fn open2(
     context: *mut c_void,
 ) -> c_int {
     object::guard("fi_domain", || {
+        let place = object::place(domain)?;
         // Flags would ask for a peer domain, which is not offered.
         if flags != 0 {
             return Err(Errno::BADFLAGS);
@@ -146,7 +147,7 @@ pub(crate) unsafe extern "C" fn open2(
         let info = unsafe { Hints::read(info) }?.ok_or(Errno::INVAL)?;
         let object = open_domain(fabric, info, context)?;
         // SAFETY: the client's place for the new pointer.
-        unsafe { object::give(object, domain) }
+        Ok(unsafe { object::give(object, place) })
     })
 }
 

@@ -308,13 +308,14 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     object::guard("fi_endpoint", || {
+        let place = object::place(out)?;
         // SAFETY: the client's domain.
         let domain = unsafe { Hold::<Domain>::of(domain) }?;
         // SAFETY: null, or the client's fi_info, which the host allocated.
         let info = unsafe { Hints::read(info) }?.ok_or(Errno::INVAL)?;
         let endpoint = setup::open(domain, &info, context)?;
         // SAFETY: the client's place for the new pointer.
-        unsafe { object::give(endpoint, out) }
+        Ok(unsafe { object::give(endpoint, place) })
     })
 }
 

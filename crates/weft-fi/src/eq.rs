@@ -77,13 +77,14 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     object::guard("fi_eq_open", || {
+        let place = object::place(eq)?;
         // SAFETY: the client's fabric.
         let fabric = unsafe { Hold::<Fabric>::of(fabric) }?;
         // SAFETY: null, or the client's attributes.
         let attr = unsafe { attr.as_ref() };
         let queue = open_queue(fabric, attr, context)?;
         // SAFETY: the client's place for the new pointer.
-        unsafe { object::give(queue, eq) }
+        Ok(unsafe { object::give(queue, place) })
     })
 }
 

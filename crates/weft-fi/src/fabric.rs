@@ -90,6 +90,7 @@ pub(crate) unsafe extern "C" fn open(
     context: *mut c_void,
 ) -> c_int {
     object::guard("fi_fabric", || {
+        let place = object::place(fabric)?;
         // SAFETY: null, or the attributes of the host.
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
         // SAFETY: null or a C string.
@@ -103,7 +104,7 @@ pub(crate) unsafe extern "C" fn open(
         let object = Arc::new(Fabric { head: Head::new(head), uses: Uses::new(), api_version });
         OPEN.add(Arc::as_ptr(&object) as usize);
         // SAFETY: the host's place for the new pointer.
-        unsafe { object::give(object, fabric) }
+        Ok(unsafe { object::give(object, place) })
     })
 }
 

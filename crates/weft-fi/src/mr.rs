@@ -160,8 +160,11 @@ impl Mr {
         if flags & !REMOTE != 0 {
             return Err(Errno::BADFLAGS);
         }
-        if flags == 0 || !counter.domain().same(&self.domain) {
+        if flags == 0 {
             return Err(Errno::INVAL);
+        }
+        if !counter.domain().same(&self.domain) {
+            return Err(Errno::DOMAIN);
         }
         if self.domain.caps() & sys::FI_RMA_EVENT == 0 {
             log::info!("fi_mr_bind: counters at regions need the capability FI_RMA_EVENT");
@@ -206,6 +209,7 @@ static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), bind: Some(bind)
 /// # Safety
 /// `fid` is the client's domain, `out` null or valid for a write.
 unsafe fn register_for(fid: *mut sys::fid, request: Request, out: *mut *mut sys::fid_mr) -> Result<c_int, Errno> {
+    let place = object::place(out)?;
     // SAFETY: by the caller's promise.
     let domain = unsafe { Hold::<Domain>::of_fid(fid) }?;
     let events = domain.registration_events();
@@ -213,7 +217,7 @@ unsafe fn register_for(fid: *mut sys::fid, request: Request, out: *mut *mut sys:
     let mr = register(domain, request)?;
     let address = Arc::as_ptr(&mr) as usize;
     // SAFETY: by the caller's promise.
-    let result = unsafe { object::give(mr, out) }?;
+    let result = unsafe { object::give(mr, place) };
     if let Some(eq) = events {
         // The client's pointer is written before it can read the event.
         eq.report(sys::FI_MR_COMPLETE, address, context, 0);

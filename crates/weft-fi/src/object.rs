@@ -277,13 +277,18 @@ fn report(function: &'static str, panic: &(dyn std::any::Any + Send)) {
     log::error!("{function}: a broken invariant inside weft: {}", text.unwrap_or("(no message)"));
 }
 
+/// Where a client wants the pointer to a new object. Asked before the object is made: one that is never handed over
+/// would stay open for ever, and be known to others.
+pub(crate) fn place<F>(out: *mut *mut F) -> Result<NonNull<*mut F>, Errno> {
+    NonNull::new(out).ok_or(Errno::INVAL)
+}
+
 /// Stores a new object where the client wants it and gives the client its reference.
 ///
 /// # Safety
-/// `out` is null or valid for a write.
-pub(crate) unsafe fn give<O: Object>(object: Arc<O>, out: *mut *mut O::Fid) -> Result<c_int, Errno> {
-    let out = NonNull::new(out).ok_or(Errno::INVAL)?;
+/// `place` is valid for a write.
+pub(crate) unsafe fn give<O: Object>(object: Arc<O>, place: NonNull<*mut O::Fid>) -> c_int {
     // SAFETY: by the caller's promise.
-    unsafe { out.write(into_raw(object)) };
-    Ok(0)
+    unsafe { place.write(into_raw(object)) };
+    0
 }

@@ -3,8 +3,8 @@
 //! Place in the data flow: the first thing every data-path function does with what the client gave. The result borrows
 //! the client's memory by the rule of fi_msg(3): the buffers are ours until the operation completes.
 //!
-//! Errors: -FI_EINVAL for more pieces than the limit, or a null pointer with a length. Lengths are checked by the
-//! engine.
+//! Errors: -FI_EINVAL for more pieces than the limit, or a null pointer with a length; -FI_EMSGSIZE for more bytes than
+//! memory can have, so that sums of lengths do not overflow. Smaller limits are the engine's to check.
 
 use std::ffi::c_void;
 
@@ -14,6 +14,9 @@ use weft_engine::mem::Iov;
 use weft_fi_sys as sys;
 
 use crate::errno::Errno;
+
+/// No buffer is longer (nor is any object of a C program: PTRDIFF_MAX).
+const MAX_BYTES: usize = isize::MAX as usize;
 
 /// Pieces of one call; up to four without an allocation.
 pub(crate) type Pieces = SmallVec<[Iov; 4]>;
@@ -28,6 +31,9 @@ pub(crate) type RemotePieces = SmallVec<[RmaIov; 4]>;
 pub(crate) unsafe fn piece(buf: *const c_void, len: usize) -> Result<Iov, Errno> {
     if buf.is_null() && len > 0 {
         return Err(Errno::INVAL);
+    }
+    if len > MAX_BYTES {
+        return Err(Errno::MSGSIZE);
     }
     // SAFETY: the caller's promise. Sources are only read, whatever the pointer's type says.
     Ok(unsafe { Iov::new(buf.cast_mut().cast(), len) })
@@ -46,10 +52,12 @@ pub(crate) unsafe fn iovs(iov: *const libc::iovec, count: usize, limit: usize) -
         return Err(Errno::INVAL);
     }
     let mut pieces = Pieces::new();
+    let mut left = MAX_BYTES;
     // SAFETY: the caller's promise.
     for entry in unsafe { std::slice::from_raw_parts(iov, count) } {
         // SAFETY: the caller's promise.
         pieces.push(unsafe { piece(entry.iov_base, entry.iov_len) }?);
+        left = left.checked_sub(entry.iov_len).ok_or(Errno::MSGSIZE)?;
     }
     Ok(pieces)
 }
@@ -96,6 +104,21 @@ mod tests {
         assert_eq!(unsafe { iovs(std::ptr::null(), 1, 4) }, Err(Errno::INVAL));
         // SAFETY: refused before use.
         assert_eq!(unsafe { remote_iovs(std::ptr::null(), 1, 4) }.err(), Some(Errno::INVAL));
+    }
+
+    #[test]
+    fn lengths_do_not_overflow() {
+        let somewhere = std::ptr::dangling::<u8>().cast();
+        for (len, fits) in [(MAX_BYTES, true), (MAX_BYTES + 1, false), (usize::MAX, false)] {
+            // SAFETY: never looked into.
+            assert_eq!(unsafe { piece(somewhere, len) }.map(|piece| piece.len()).ok(), fits.then_some(len));
+        }
+        for (lens, fits) in [([MAX_BYTES, 0], true), ([MAX_BYTES, 1], false), ([usize::MAX, 2], false)] {
+            let iov = vector(&lens);
+            // SAFETY: two entries, never looked into.
+            let result = unsafe { iovs(iov.as_ptr(), 2, 2) };
+            assert_eq!(result.err(), (!fits).then_some(Errno::MSGSIZE), "{lens:?}");
+        }
     }
 
     #[test]

@@ -30,7 +30,7 @@ use crate::endpoint::{Ep, Limits, head_of};
 use crate::eq::Eq;
 use crate::errno::Errno;
 use crate::info::hints::Hints;
-use crate::info::offer::{IOV_LIMIT, MAX_INJECT_BYTES, MAX_MSG_BYTES};
+use crate::info::offer::{IOV_LIMIT, MAX_INJECT_BYTES, MAX_MSG_BYTES, MAX_QUEUE};
 use crate::info::order::Fences;
 use crate::object::{self, Head, Hold, Uses};
 use crate::params::Params;
@@ -138,7 +138,12 @@ fn limits_of(params: &Params, info: &Hints) -> Result<Limits, Errno> {
     };
     let iov_asked = info.tx.map_or(0, |attr| attr.iov_limit.max(attr.rma_iov_limit));
     let iov_asked = iov_asked.max(info.rx.map_or(0, |attr| attr.iov_limit));
-    if iov_asked > IOV_LIMIT || limits.max_msg_bytes > MAX_MSG_BYTES || inject_asked > MAX_INJECT_BYTES {
+    let queue_asked = info.tx.map_or(0, |attr| attr.size).max(info.rx.map_or(0, |attr| attr.size));
+    if iov_asked > IOV_LIMIT
+        || limits.max_msg_bytes > MAX_MSG_BYTES
+        || inject_asked > MAX_INJECT_BYTES
+        || queue_asked > MAX_QUEUE.max(params.tx_size).max(params.rx_size)
+    {
         return Err(Errno::INVAL);
     }
     Ok(limits)

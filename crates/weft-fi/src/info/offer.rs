@@ -20,7 +20,7 @@ pub(crate) const MAX_MSG_BYTES: usize = 1 << 40;
 /// Longest inject that is granted when asked for; by default it is FI_WEFT_INJECT_BYTES.
 pub(crate) const MAX_INJECT_BYTES: usize = 64 << 10;
 /// Most operations under way, and most posted receives, that are granted when asked for.
-const MAX_QUEUE: usize = 1 << 20;
+pub(crate) const MAX_QUEUE: usize = 1 << 20;
 /// Pieces of a local buffer, of a remote buffer, of a registered region.
 pub(crate) const IOV_LIMIT: usize = 8;
 /// Bytes of remote completion data, and of a registration key.
