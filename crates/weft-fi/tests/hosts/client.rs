@@ -142,9 +142,13 @@ impl Lib {
     /// `fi_fabric`.
     pub(crate) fn fabric(&self, info: &Info<'_>) -> *mut fid_fabric {
         let mut fabric = null_mut();
-        let result = unsafe { (self.fabric)((*info.raw).fabric_attr, &mut fabric, null_mut()) };
-        assert_eq!(result, 0, "fi_fabric");
+        assert_eq!(self.fabric_into(info, &mut fabric), 0, "fi_fabric");
         fabric
+    }
+
+    /// `fi_fabric`, to a place that may be null.
+    pub(crate) fn fabric_into(&self, info: &Info<'_>, out: *mut *mut fid_fabric) -> c_int {
+        unsafe { (self.fabric)((*info.raw).fabric_attr, out, null_mut()) }
     }
 }
 

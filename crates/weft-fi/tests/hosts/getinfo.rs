@@ -176,6 +176,18 @@ pub(crate) fn rejections(lib: &Lib) {
     refused("huge messages", &|hints| hints.ep().max_msg_size = usize::MAX);
     refused("huge injects", &|hints| hints.tx().inject_size = 1 << 30);
     refused("many pieces", &|hints| hints.tx().iov_limit = 1 << 10);
+    refused("many remote pieces", &|hints| hints.tx().rma_iov_limit = 9);
+    refused("many pieces of a receive", &|hints| hints.rx().iov_limit = 9);
+    refused("many pieces of a region", &|hints| hints.domain().mr_iov_limit = 9);
+    refused("an endless transmit queue", &|hints| hints.tx().size = usize::MAX);
+    refused("a transmit queue just too long", &|hints| hints.tx().size = (1 << 20) + 1);
+    refused("an endless receive queue", &|hints| hints.rx().size = usize::MAX);
+    refused("order of long writes", &|hints| hints.ep().max_order_waw_size = usize::MAX);
+    refused("order of long reads", &|hints| hints.ep().max_order_raw_size = usize::MAX);
+    refused("an address of 7 bytes", &|hints| {
+        let bytes = unsafe { libc::calloc(1, 7) };
+        (hints.get().src_addr, hints.get().src_addrlen) = (bytes, 7);
+    });
     refused("another protocol", &|hints| hints.ep().protocol = 8);
     refused("shared contexts", &|hints| hints.ep().tx_ctx_cnt = usize::MAX);
     refused("InfiniBand addresses", &|hints| hints.get().addr_format = FI_SOCKADDR_IB);

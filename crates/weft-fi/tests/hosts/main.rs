@@ -4,6 +4,9 @@
 //! FI_PROVIDER_PATH, and is called as a client calls it. Two of them cannot be at work in one process, so each
 //! group runs in a process of its own per host: this program again, which then runs the ignored test [`child`].
 //!
+//! What clients do wrong, and what peers and queues do to them, is in `misuse`, `states`, `access`, `limits`, `closing`
+//! and `death`: scenes on the objects of `side`, on every path between two endpoints where the path matters.
+//!
 //! Hosts: the paths in WEFT_HOST_LIBS, separated by colons, or by default the system's libfabric and those of the
 //! wheels of MPICH, Open MPI and Intel MPI in `.venv-mpich`, `.venv-ompi` and `.venv-impi` at the root of the
 //! project. A missing one is a failure, unless WEFT_TEST_SKIP_HOSTS is set.
@@ -14,13 +17,20 @@
 #![allow(clippy::mut_from_ref)]
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
+mod access;
 mod addresses;
 mod client;
+mod closing;
 mod data;
+mod death;
 mod getinfo;
+mod limits;
+mod misuse;
 mod objects;
 mod queues;
 mod regions;
+mod side;
+mod states;
 mod vectors;
 
 use std::path::{Path, PathBuf};
@@ -34,8 +44,17 @@ const LIMIT: Duration = Duration::from_secs(60);
 struct Group {
     name: &'static str,
     run: fn(&client::Lib),
-    env: &'static [(&'static str, &'static str)],
+    env: Env,
 }
+
+/// Variables and their values; an empty value is none.
+type Env = &'static [(&'static str, &'static str)];
+
+/// Inside a host, large messages are copied once, or in pieces through shared memory; between hosts there is TCP. Peers
+/// that are gone are given up soon.
+const SHM: Env = &[("FI_WEFT_CLOSE_TIMEOUT_MS", "40"), ("FI_WEFT_CONNECT_RETRY_MS", "50")];
+const SHM_PUSH: Env = &[SHM[0], SHM[1], ("FI_WEFT_CMA", "0")];
+const TCP: Env = &[SHM[0], SHM[1], ("FI_WEFT_SHM", "0")];
 
 const GROUPS: &[Group] = &[
     Group { name: "getinfo_defaults", run: getinfo::defaults, env: &[] },
@@ -53,6 +72,20 @@ const GROUPS: &[Group] = &[
     Group { name: "regions", run: regions::all, env: &[] },
     Group { name: "event_queues", run: queues::all, env: &[] },
     Group { name: "data", run: data::all, env: &[] },
+    Group { name: "misuse", run: misuse::all, env: SHM },
+    Group { name: "states", run: states::all, env: SHM },
+    Group { name: "access_shm", run: access::all, env: SHM },
+    Group { name: "access_push", run: access::all, env: SHM_PUSH },
+    Group { name: "access_tcp", run: access::all, env: TCP },
+    Group { name: "limits_shm", run: limits::all, env: SHM },
+    Group { name: "limits_push", run: limits::all, env: SHM_PUSH },
+    Group { name: "limits_tcp", run: limits::all, env: TCP },
+    Group { name: "closing_shm", run: closing::all, env: SHM },
+    Group { name: "closing_push", run: closing::all, env: SHM_PUSH },
+    Group { name: "closing_tcp", run: closing::all, env: TCP },
+    Group { name: "death_shm", run: death::all, env: SHM },
+    Group { name: "death_push", run: death::all, env: SHM_PUSH },
+    Group { name: "death_tcp", run: death::all, env: TCP },
 ];
 
 /// The libraries to test with.
@@ -69,7 +102,7 @@ fn hosts() -> Vec<PathBuf> {
     };
     let skip = std::env::var_os("WEFT_TEST_SKIP_HOSTS").is_some();
     let (there, missing): (Vec<_>, Vec<_>) = listed.into_iter().partition(|path| path.exists());
-    assert!(missing.is_empty() || skip, "missing: {missing:?}; install them (make hosts), or set WEFT_TEST_SKIP_HOSTS");
+    assert!(missing.is_empty() || skip, "missing: {missing:?}; install them (make deps), or set WEFT_TEST_SKIP_HOSTS");
     assert!(!there.is_empty() || skip, "no host library at all");
     there
 }
@@ -162,6 +195,8 @@ macro_rules! groups {
 groups! {
     getinfo_defaults getinfo_clients getinfo_rejections getinfo_params getinfo_log getinfo_no_layers
     addresses objects_tables objects_busy objects_left_open objects_endpoint vectors regions event_queues data
+    misuse states access_shm access_push access_tcp limits_shm limits_push limits_tcp
+    closing_shm closing_push closing_tcp death_shm death_push death_tcp
 }
 
 /// Runs one group in one host, as the environment says. Only [`run`] calls this.
@@ -173,11 +208,27 @@ fn child() {
     if name == "second_host" {
         let decoy = std::env::var("WEFT_TEST_DECOY").expect("run by the other tests");
         getinfo::second_host(Path::new(&host), Path::new(&decoy));
+    } else if name == "peer" {
+        death::peer(&client::Lib::load(Path::new(&host)));
     } else {
         let group = GROUPS.iter().find(|group| group.name == name).unwrap();
-        (group.run)(&client::Lib::load(Path::new(&host)));
+        let lib = client::Lib::load(Path::new(&host));
+        if name.starts_with("getinfo") || name == "objects_left_open" {
+            (group.run)(&lib);
+        } else {
+            leaving_nothing(&lib, group.run);
+        }
     }
     println!("group {name} passed");
+}
+
+/// Runs a group, after which the process must hold the descriptors and mappings that it had before.
+fn leaving_nothing(lib: &client::Lib, run: fn(&client::Lib)) {
+    // What a host opens once and keeps is there after the first endpoint.
+    drop(side::Side::new(lib));
+    let before = side::Held::now();
+    run(lib);
+    assert_eq!(side::Held::now(), before, "descriptors and mappings after and before");
 }
 
 /// Runs a group in every host with every other host as decoy.

@@ -1,0 +1,236 @@
+//! Remote memory access that the target refuses: every operation ends with one error completion, nothing is read or
+//! written, and the connection goes on (fi_domain(3), "Unmatched RMA, RMA Overrun": a transmit error).
+
+use std::ffi::c_void;
+
+use weft_fi_sys::*;
+
+use crate::client::{Lib, bind, close};
+use crate::side::{
+    Args, CALLS, EP_CONTEXT, Form, Outcome, Side, Watched, acquaint, is_all, long_bytes, memory, pattern, scenes,
+    until, works,
+};
+
+/// Bytes of the regions.
+const REGION_BYTES: usize = 1 << 20;
+/// Fits into a message; goes by a transfer of its own.
+const LENGTHS: [usize; 2] = [8, 200_000];
+
+const READABLE: u64 = 1;
+const WRITABLE: u64 = 1 << 63 | 2;
+const LOCAL: u64 = 3;
+const CLOSED: u64 = 4;
+const NEVER: u64 = u64::MAX;
+
+/// An access that is refused: what is wrong, key, address, and the error.
+struct Refusal {
+    what: &'static str,
+    key: u64,
+    addr: u64,
+    err: i32,
+}
+
+fn refusals(write: bool, len: usize) -> Vec<Refusal> {
+    let good = if write { WRITABLE } else { READABLE };
+    let end = REGION_BYTES as u64;
+    let refusal = |what, key, addr, err| Refusal { what, key, addr, err };
+    vec![
+        refusal("a key that was never registered", NEVER, 0, FI_EKEYREJECTED),
+        refusal("the key of a closed region", CLOSED, 0, FI_EKEYREJECTED),
+        refusal("the key of a local region", LOCAL, 0, FI_EKEYREJECTED),
+        refusal("no such access", if write { READABLE } else { WRITABLE }, 0, FI_EKEYREJECTED),
+        refusal("the last byte beyond", good, end - len as u64 + 1, FI_EACCES),
+        refusal("all beyond", good, end, FI_EACCES),
+        refusal("far beyond", good, 1 << 62, FI_EACCES),
+        refusal("an end that wraps around to 0", good, 0_u64.wrapping_sub(len as u64), FI_EACCES),
+        refusal("an end that wraps into the region", good, u64::MAX - 3, FI_EACCES),
+    ]
+}
+
+fn is_write(name: &str) -> bool {
+    name.contains("write")
+}
+
+/// All of them.
+pub(crate) fn all(lib: &Lib) {
+    scenes(
+        lib,
+        &[
+            ("refused", refused),
+            ("pieces", pieces),
+            ("virtual_addresses", virtual_addresses),
+            ("closed_under_way", closed_under_way),
+        ],
+    );
+}
+
+/// Every RMA function, every refusal, short and long.
+fn refused(lib: &Lib) {
+    let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+    let readable = pattern(REGION_BYTES);
+    let writable = memory(REGION_BYTES);
+    let regions = [
+        b.register(readable, FI_REMOTE_READ, READABLE),
+        b.register(writable, FI_REMOTE_WRITE, WRITABLE),
+        b.register(memory(REGION_BYTES), FI_SEND | FI_RECV | FI_READ | FI_WRITE, LOCAL),
+    ];
+    assert_eq!(close(b.register(memory(REGION_BYTES), FI_REMOTE_READ | FI_REMOTE_WRITE, CLOSED)), 0);
+    let (ok, failed) = (a.opened.cntr(), a.opened.cntr());
+    assert_eq!(bind(a.ep, ok, FI_WRITE), 0);
+    assert_eq!(bind(a.ep, failed, FI_READ), 0);
+    let mut expected = [0, 0];
+    for call in CALLS.iter().filter(|call| call.name.contains("read") || is_write(call.name)) {
+        let write = is_write(call.name);
+        for len in LENGTHS {
+            if call.form == Form::Inject && len > a.info.tx().inject_size {
+                continue;
+            }
+            for refusal in refusals(write, len) {
+                let what = format!("{} of {len} bytes, {}", call.name, refusal.what);
+                let buf = memory(len);
+                buf.fill(0x5a);
+                let args = Args { key: refusal.key, addr: refusal.addr, context: 0xc7, ..Args::new(buf, to_b) };
+                assert_eq!(unsafe { (call.run)(a.ep, &args) }, 0, "{what}");
+                let entry = a.next(&[&b]).failed();
+                assert_eq!(entry.err, refusal.err, "{what}");
+                let context = if call.form == Form::Inject { EP_CONTEXT } else { 0xc7 };
+                assert_eq!(entry.op_context as usize, context, "{what}");
+                let kind = FI_RMA | if write { FI_WRITE } else { FI_READ };
+                assert_eq!(entry.flags & kind, kind, "{what}");
+                assert!(is_all(buf, 0x5a), "{what}: the local buffer was written to");
+                assert!(b.poll().is_none(), "{what}: the target reports it");
+                expected[usize::from(!write)] += 1;
+            }
+        }
+    }
+    assert!(expected[0] > 50 && expected[1] > 50, "{expected:?}");
+    a.nothing(&[&b]);
+    b.nothing(&[&a]);
+    assert!(is_all(writable, 0), "a refused write has written");
+    let errors =
+        |cntr: *mut fid_cntr| unsafe { ((*(*cntr).ops).read.unwrap()(cntr), (*(*cntr).ops).readerr.unwrap()(cntr)) };
+    assert_eq!([errors(ok), errors(failed)], [(0, expected[0]), (0, expected[1])], "each is counted once, as an error");
+    edges(&a, &b, to_b, writable);
+    works(&a, &b, to_b);
+    let (mut a, mut b) = (a, b);
+    a.close_ep();
+    b.close_ep();
+    for region in regions {
+        assert_eq!(close(region), 0);
+    }
+    assert_eq!([close(ok), close(failed)], [0, 0]);
+}
+
+/// What lies within the region up to its last byte is allowed; nothing at its end, too.
+fn edges(a: &Side<'_>, b: &Side<'_>, to_b: u64, writable: &[u8]) {
+    for (len, addr) in [(8, REGION_BYTES - 8), (200_000, REGION_BYTES - 200_000), (0, REGION_BYTES), (REGION_BYTES, 0)]
+    {
+        let buf = pattern(len);
+        let args = Args { key: WRITABLE, addr: addr as u64, ..Args::new(buf, to_b) };
+        a.start("fi_write", &args, &[]);
+        a.next(&[b]).done();
+        assert_eq!(writable[addr..addr + len], *buf);
+        let back = memory(len);
+        a.start("fi_read", &Args { key: READABLE, addr: addr as u64, ..Args::new(back, to_b) }, &[]);
+        a.next(&[b]).done();
+        assert_eq!(back[..], pattern(REGION_BYTES)[addr..addr + len]);
+    }
+}
+
+/// Several remote pieces of which one is refused: one completion, an error, and no data at the target's queue.
+fn pieces(lib: &Lib) {
+    let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+    let target = memory(REGION_BYTES);
+    let mr = b.register(target, FI_REMOTE_READ | FI_REMOTE_WRITE, READABLE);
+    for len in LENGTHS {
+        let good = fi_rma_iov { addr: 0, len, key: READABLE };
+        let bad = fi_rma_iov { key: NEVER, ..good };
+        let outside = fi_rma_iov { addr: REGION_BYTES as u64, ..good };
+        for (remote, expected) in [
+            ([bad, good, good], FI_EKEYREJECTED),
+            ([good, bad, good], FI_EKEYREJECTED),
+            ([good, good, outside], FI_EACCES),
+            ([good, outside, outside], FI_EACCES),
+        ] {
+            let buf = pattern(3 * len);
+            let piece = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
+            let mut msg: fi_msg_rma = unsafe { std::mem::zeroed() };
+            (msg.msg_iov, msg.iov_count, msg.addr) = (&raw const piece, 1, to_b);
+            (msg.rma_iov, msg.rma_iov_count) = (remote.as_ptr(), remote.len());
+            (msg.context, msg.data) = (0xc8 as *mut c_void, 0xda7a);
+            let rma = unsafe { &*(*a.ep).rma };
+            let (write, read) = (rma.writemsg.unwrap(), rma.readmsg.unwrap());
+            assert_eq!(unsafe { write(a.ep, &msg, FI_REMOTE_CQ_DATA) }, 0);
+            assert_eq!(unsafe { read(a.ep, &msg, 0) }, 0);
+            for _ in 0..2 {
+                let entry = a.next(&[&b]).failed();
+                assert_eq!((entry.err, entry.op_context as usize), (expected, 0xc8), "{remote:?}");
+            }
+            a.nothing(&[&b]);
+            b.nothing(&[&a]);
+        }
+    }
+    works(&a, &b, to_b);
+    assert_eq!(close(mr), 0);
+}
+
+/// Virtual addresses: below the region, and an offset where an address is meant.
+fn virtual_addresses(lib: &Lib) {
+    let b = Side::with_changed(lib, |info| info.domain().mr_mode = FI_MR_VIRT_ADDR | FI_MR_PROV_KEY);
+    let (a, b, to_b, _) = acquaint(Side::new(lib), b);
+    let target = memory(4096);
+    let base = target.as_ptr() as u64;
+    // The middle of our memory, so that what lies around it can be looked at.
+    let mr = b.register(&mut target[1024..2048], FI_REMOTE_READ | FI_REMOTE_WRITE, 0);
+    let key = unsafe { (*mr).key };
+    let buf = pattern(8);
+    for addr in [0, 8, base, base + 1023, base + 1024 - 8, base + 2048, base + 2041, u64::MAX - 7, u64::MAX] {
+        a.start("fi_write", &Args { key, addr, ..Args::new(buf, to_b) }, &[]);
+        assert_eq!(a.next(&[&b]).failed().err, FI_EACCES, "{addr:#x} of {base:#x}");
+    }
+    assert!(is_all(target, 0));
+    for at in [1024, 2040] {
+        a.start("fi_write", &Args { key, addr: base + at, ..Args::new(buf, to_b) }, &[]);
+        a.next(&[&b]).done();
+        assert_eq!(target[at as usize..at as usize + 8], *buf);
+    }
+    assert_eq!(close(mr), 0);
+    a.start("fi_write", &Args { key, addr: base + 1024, ..Args::new(buf, to_b) }, &[]);
+    assert_eq!(a.next(&[&b]).failed().err, FI_EKEYREJECTED, "closed");
+}
+
+/// A region that is closed while a peer writes to it: on return nothing touches its memory.
+fn closed_under_way(lib: &Lib) {
+    let bytes = long_bytes();
+    let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+    works(&a, &b, to_b);
+    for write in [true, false] {
+        let (local, remote) = if write { (pattern(bytes), memory(bytes)) } else { (memory(bytes), pattern(bytes)) };
+        let watched = Watched::new(if write { remote } else { local });
+        let region = Watched::new(remote);
+        let mr = b.register(remote, FI_REMOTE_WRITE | FI_REMOTE_READ, READABLE);
+        let name = if write { "fi_write" } else { "fi_read" };
+        a.start(name, &Args { key: READABLE, ..Args::new(local, to_b) }, &[]);
+        until(|| {
+            a.progress();
+            b.progress();
+            watched.begun().then_some(())
+        });
+        watched.assert_incomplete();
+        assert_eq!(close(mr), 0);
+        let after = region.bytes();
+        after.fill(0xee);
+        // It was finished within the close, or it failed.
+        let outcome = a.next(&[&b]);
+        match outcome {
+            Outcome::Done(_) if !write => assert!(*local == *pattern(bytes), "read after the region was closed"),
+            Outcome::Done(_) => {}
+            Outcome::Failed(entry) => assert!([FI_ESHUTDOWN, FI_ECONNRESET].contains(&entry.err)),
+        }
+        a.nothing(&[&b]);
+        assert!(is_all(after, 0xee), "{name}: memory was touched after its region was closed");
+        assert_eq!(a.run(name, &Args { key: READABLE, ..Args::new(memory(8), to_b) }), 0);
+        assert_eq!(a.next(&[&b]).failed().err, FI_EKEYREJECTED);
+    }
+    works(&a, &b, to_b);
+}

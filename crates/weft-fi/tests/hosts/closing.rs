@@ -1,0 +1,235 @@
+//! Endpoints that are closed with operations under way: fi_close(3) returns 0 in bounded time, gives all buffers back,
+//! and peers that were in the middle of something with the endpoint are told so.
+//!
+//! One thread drives both sides here, so while one side closes the other makes no progress: the close runs into
+//! FI_WEFT_CLOSE_TIMEOUT_MS, which these tests set to a fraction of a second.
+
+use std::time::{Duration, Instant};
+
+use weft_fi_sys::*;
+
+use crate::client::{Lib, close};
+use crate::side::{
+    Args, Outcome, Side, Watched, acquaint, by_itself, err, is_all, long_bytes, memory, pair, pattern, scenes, until,
+    works,
+};
+
+/// The close timeout of these tests for each of the two steps of a close, and much room.
+const CLOSE_LIMIT: Duration = Duration::from_secs(3);
+/// How a transfer fails whose other end was closed: a stream that is cut in the middle of a message has no goodbye.
+const CUT_OFF: [i32; 2] = [FI_ESHUTDOWN, FI_ECONNRESET];
+
+/// Closes, which must succeed in time.
+#[track_caller]
+fn close_in_time(side: &mut Side<'_>) {
+    let begin = Instant::now();
+    side.close_ep();
+    assert!(begin.elapsed() < CLOSE_LIMIT, "fi_close took {:?}", begin.elapsed());
+}
+
+/// Drives both until the first byte is there, which must not be all.
+#[track_caller]
+fn half_way(target: Watched, sides: [&Side<'_>; 2]) {
+    until(|| {
+        sides.iter().for_each(|side| side.progress());
+        target.begun().then_some(())
+    });
+    target.assert_incomplete();
+}
+
+/// How an operation ended whose other end was closed in the middle: with an error, or well, if the closing side could
+/// finish it by itself and did (it fetches and stores in the peer's memory where the system lets it).
+#[track_caller]
+fn ended(outcome: Outcome, finished: bool) {
+    match outcome {
+        Outcome::Failed(entry) => assert!(CUT_OFF.contains(&entry.err), "error {}", entry.err),
+        Outcome::Done(entry) => assert!(finished && by_itself(), "{entry:?}"),
+    }
+}
+
+/// All of them.
+pub(crate) fn all(lib: &Lib) {
+    scenes(
+        lib,
+        &[
+            ("with_work", with_work),
+            ("sender_of_a_transfer", sender_of_a_transfer),
+            ("receiver_of_a_transfer", receiver_of_a_transfer),
+            ("ends_of_rma", ends_of_rma),
+            ("last_words", last_words),
+            ("with_nobody", with_nobody),
+        ],
+    );
+}
+
+/// Everything that can be under way, at an endpoint whose peer does nothing.
+fn with_work(lib: &Lib) {
+    let (mut a, b, to_b, to_a) = pair(lib);
+    works(&a, &b, to_b);
+    let mr = b.register(memory(long_bytes()), FI_REMOTE_READ | FI_REMOTE_WRITE, 1);
+    let [send, tsend, write, read] = [(); 4].map(|()| pattern(long_bytes()));
+    let mut watched = Vec::new();
+    for (name, buffer) in [("fi_send", send), ("fi_tsend", tsend), ("fi_write", write), ("fi_read", read)] {
+        watched.push(Watched::new(buffer));
+        a.start(name, &Args { key: 1, ..Args::new(buffer, to_b) }, &[]);
+    }
+    for _ in 0..5 {
+        a.start("fi_recv", &Args::new(memory(64), 0), &[]);
+        a.start("fi_trecv", &Args::new(memory(64), 0), &[]);
+    }
+    a.start("fi_recvmsg", &Args { flags: FI_MULTI_RECV, ..Args::new(memory(4096), 0) }, &[]);
+    assert!(a.poll().is_none(), "it is all under way");
+    close_in_time(&mut a);
+    // The buffers are ours again: nobody reads what we put there now, and nobody writes there.
+    watched.iter().for_each(|buffer| buffer.bytes().fill(0));
+    // Its completions were discarded.
+    assert!(a.poll().is_none());
+    // What it had announced goes with it.
+    b.nothing(&[]);
+    let late = memory(long_bytes());
+    b.trecv(late, 7);
+    b.nothing(&[]);
+    assert_eq!(b.cancel(7), 0);
+    assert_eq!(b.next(&[]).failed().err, FI_ECANCELED);
+    assert!(is_all(late, 0));
+    assert!(watched.iter().all(|buffer| is_all(buffer.bytes(), 0)), "used after the close");
+    assert_eq!(close(mr), 0);
+    // Sending to what is closed fails, in bounded time and as often as it is tried.
+    for context in [1, 2] {
+        b.start("fi_tsend", &Args { context, ..Args::new(pattern(8), to_a) }, &[]);
+        let failed = b.next(&[]).failed();
+        assert_eq!((failed.err, failed.op_context as usize), (FI_ECONNREFUSED, context));
+    }
+    let c = Side::new(lib);
+    let to_c = b.insert(&c.name());
+    works(&b, &c, to_c);
+}
+
+/// The sender closes while its message is being received, and reuses the memory.
+fn sender_of_a_transfer(lib: &Lib) {
+    if by_itself() {
+        // A receiver that copies by itself may not have heard of the close yet.
+        return;
+    }
+    let (mut a, b, to_b, _) = pair(lib);
+    let (source, target) = (pattern(long_bytes()), memory(long_bytes()));
+    let (given, taken) = (Watched::new(source), Watched::new(target));
+    b.trecv(target, 0xb);
+    a.tsend(source, to_b, 0xa);
+    half_way(taken, [&a, &b]);
+    close_in_time(&mut a);
+    given.bytes().fill(0xee);
+    let failed = b.next(&[]).failed();
+    assert_eq!(failed.op_context as usize, 0xb);
+    assert!(CUT_OFF.contains(&failed.err), "error {}", failed.err);
+    b.nothing(&[]);
+    let c = Side::new(lib);
+    let to_b = c.insert(&b.name());
+    works(&c, &b, to_b);
+}
+
+/// The receiver closes while the message is being sent.
+fn receiver_of_a_transfer(lib: &Lib) {
+    let (a, mut b, to_b, _) = pair(lib);
+    let (source, target) = (pattern(long_bytes()), memory(long_bytes()));
+    let taken = Watched::new(target);
+    b.trecv(target, 0xb);
+    a.tsend(source, to_b, 0xa);
+    // One more that nobody has asked for.
+    a.tsend(pattern(long_bytes()), to_b, 0xaa);
+    half_way(taken, [&a, &b]);
+    close_in_time(&mut b);
+    let finished = *taken.bytes() == *pattern(long_bytes());
+    taken.bytes().fill(0xee);
+    let mut outcomes = [a.next(&[]), a.next(&[])];
+    outcomes.sort_by_key(Outcome::context);
+    assert_eq!(outcomes.map(|outcome| outcome.context()), [0xa, 0xaa]);
+    ended(outcomes[0], finished);
+    ended(outcomes[1], false);
+    a.nothing(&[]);
+    assert!(is_all(taken.bytes(), 0xee), "written to after the close");
+    let c = Side::new(lib);
+    let to_c = a.insert(&c.name());
+    works(&a, &c, to_c);
+}
+
+/// The target of RMA closes its endpoint in the middle; then the initiator does.
+fn ends_of_rma(lib: &Lib) {
+    for write in [true, false] {
+        for target_closes in [true, false] {
+            let (mut a, mut b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+            let (local, remote) = if write {
+                (pattern(long_bytes()), memory(long_bytes()))
+            } else {
+                (memory(long_bytes()), pattern(long_bytes()))
+            };
+            let (initiating, targeted) = (Watched::new(local), Watched::new(remote));
+            let written = if write { targeted } else { initiating };
+            let mr = b.register(remote, FI_REMOTE_READ | FI_REMOTE_WRITE, 1);
+            let name = if write { "fi_write" } else { "fi_read" };
+            a.start(name, &Args { key: 1, context: 0xa, ..Args::new(local, to_b) }, &[]);
+            half_way(written, [&a, &b]);
+            let (stays, given_back) = if target_closes {
+                close_in_time(&mut b);
+                assert_eq!(close(mr), 0);
+                (&a, targeted)
+            } else {
+                close_in_time(&mut a);
+                (&b, initiating)
+            };
+            let finished = *written.bytes() == *pattern(long_bytes());
+            given_back.bytes().fill(0xee);
+            if target_closes {
+                let outcome = stays.next(&[]);
+                assert_eq!(outcome.context(), 0xa);
+                ended(outcome, finished);
+            }
+            stays.nothing(&[]);
+            assert!(is_all(given_back.bytes(), 0xee), "{name}: used after the close");
+            let c = Side::new(lib);
+            let to_c = stays.insert(&c.name());
+            works(stays, &c, to_c);
+            if !target_closes {
+                b.close_ep();
+                assert_eq!(close(mr), 0);
+            }
+        }
+    }
+}
+
+/// What had arrived whole stays receivable; completions that nobody reads go with their queue.
+fn last_words(lib: &Lib) {
+    const WORDS: usize = 20;
+    let (mut a, b, to_b, _) = pair(lib);
+    works(&a, &b, to_b);
+    for at in 0..WORDS {
+        let word = pattern(at + 1);
+        a.start("fi_tinject", &Args::new(word, to_b), &[]);
+        a.tsend(word, to_b, at);
+    }
+    close_in_time(&mut a);
+    for at in 0..2 * WORDS {
+        let target = memory(64);
+        b.trecv(target, at);
+        let entry = b.next(&[]).done();
+        assert_eq!((entry.op_context as usize, entry.len), (at, at / 2 + 1));
+        assert_eq!(target[..entry.len], *pattern(entry.len));
+    }
+    // The queue of `a` is closed with the unread completions of its sends.
+    assert_eq!(b.cancel(0), err(FI_ENOENT));
+}
+
+/// A peer that never was: closing does not wait for it longer than for any other.
+fn with_nobody(lib: &Lib) {
+    let mut a = Side::with(lib, 0, |hints| hints.get().addr_format = FI_SOCKADDR_IN);
+    // Nobody listens there: privileged, and reserved.
+    let nobody = a.insert(&[2, 0, 0, 1, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+    a.tsend(pattern(8), nobody, 1);
+    a.tsend(pattern(long_bytes()), nobody, 2);
+    close_in_time(&mut a);
+    let mut a = Side::with(lib, 0, |hints| hints.get().addr_format = FI_SOCKADDR_IN);
+    let nobody = a.insert(&[2, 0, 0, 1, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+    a.tsend(pattern(8), nobody, 1);
+    assert_eq!(a.next(&[]).failed().err, FI_ECONNREFUSED);
+    close_in_time(&mut a);
+}

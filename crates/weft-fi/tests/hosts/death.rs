@@ -1,0 +1,396 @@
+//! Peers that vanish: a process that is killed in the middle of something.
+//!
+//! The peer is this program once more ([`peer`]), told by environment variables what to do and whom to. It is stopped
+//! (SIGSTOP) where an operation must stay under way, and then killed (SIGKILL). What the survivor had started with it
+//! ends with an error within [`NOTICE`], everything else goes on, and at the end nothing is left of the dead: the
+//! caller of every group compares descriptors and mappings.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use weft_fi_sys::*;
+
+use crate::client::{Lib, bind, close};
+use crate::side::{
+    Args, Outcome, PATIENCE, Side, Watched, by_itself, err, fabric_err, memory, pattern, scenes, until, works,
+};
+
+/// So long that it is never all on its way at once.
+const BYTES: usize = 16 << 20;
+/// Within what an operation must end whose peer has died.
+const NOTICE: Duration = Duration::from_secs(1);
+/// The key of the peer's region.
+const KEY: u64 = 5;
+/// The tag of the greeting, which tells that both are connected.
+const GREETING: u64 = 0x6e;
+/// How long a peer lives that nobody kills.
+const PEER_LIFE: Duration = Duration::from_secs(30);
+
+/// What the peer does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// Sends two long messages.
+    Sender,
+    /// Receives one long message, and stops polling when it has begun to arrive.
+    Receiver,
+    /// Offers a region and makes progress.
+    Target,
+}
+
+impl Role {
+    const ALL: [Self; 3] = [Self::Sender, Self::Receiver, Self::Target];
+}
+
+/// A peer process. Killed when dropped.
+struct Peer {
+    process: Child,
+    lines: Receiver<String>,
+    name: Vec<u8>,
+    /// Its number in the survivor's address vector.
+    number: u64,
+}
+
+impl Peer {
+    /// Starts one; returns once both are connected.
+    fn start(role: Role, survivor: &Side<'_>) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"]);
+        command.env("WEFT_TEST_GROUP", "peer").env("WEFT_TEST_ROLE", format!("{role:?}"));
+        command.env("WEFT_TEST_SURVIVOR", to_hex(&survivor.name()));
+        let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(process.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || output.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line))));
+        let mut peer = Self { process, lines, name: Vec::new(), number: 0 };
+        peer.name = from_hex(&peer.line("name ", survivor));
+        peer.number = survivor.insert(&peer.name);
+        let word = memory(1);
+        survivor.start("fi_trecv", &Args { tag: GREETING, context: 0x66, ..Args::new(word, 0) }, &[]);
+        assert_eq!(survivor.next(&[]).done().op_context as usize, 0x66);
+        survivor.start("fi_tsend", &Args { tag: GREETING, context: 0x67, ..Args::new(word, peer.number) }, &[]);
+        assert_eq!(survivor.next(&[]).done().op_context as usize, 0x67);
+        peer.line("greeted", survivor);
+        peer
+    }
+
+    /// The rest of the next line that begins so; the survivor makes progress meanwhile.
+    fn line(&self, start: &str, survivor: &Side<'_>) -> String {
+        until(|| {
+            survivor.progress();
+            let line = self.lines.try_recv().ok()?;
+            line.strip_prefix(start).map(str::to_owned)
+        })
+    }
+
+    fn signal(&self, signal: i32) {
+        let pid = i32::try_from(self.process.id()).unwrap();
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    }
+
+    /// From now on it does nothing at all. May be called again.
+    fn freeze(&self) {
+        self.signal(libc::SIGSTOP);
+        let pid = i32::try_from(self.process.id()).unwrap();
+        // It takes a moment to stop: `T` is the state of a stopped process.
+        until(|| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            stat.rsplit(") ").next().unwrap().starts_with('T').then_some(())
+        });
+    }
+
+    /// Kills it, and returns when.
+    fn kill(&mut self) -> Instant {
+        let now = Instant::now();
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+        now
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(text: &str) -> Vec<u8> {
+    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
+}
+
+/// What the peer process runs. It ends by being killed; left alone, it ends after a while.
+pub(crate) fn peer(lib: &Lib) {
+    // Not longer than the survivor either.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    let role = std::env::var("WEFT_TEST_ROLE").unwrap();
+    let role = Role::ALL.into_iter().find(|known| format!("{known:?}") == role).unwrap();
+    let side = Side::new(lib);
+    let survivor = side.insert(&from_hex(&std::env::var("WEFT_TEST_SURVIVOR").unwrap()));
+    let region = memory(if role == Role::Target { BYTES } else { 8 });
+    let mr = side.register(region, FI_REMOTE_READ | FI_REMOTE_WRITE, KEY);
+    assert!(!mr.is_null());
+    println!("\nname {}", to_hex(&side.name()));
+    let end = Instant::now() + PEER_LIFE;
+    let word = memory(1);
+    side.start("fi_trecv", &Args { tag: GREETING, ..Args::new(word, 0) }, &[]);
+    side.start("fi_tsend", &Args { tag: GREETING, ..Args::new(word, survivor) }, &[]);
+    side.next(&[]).done();
+    side.next(&[]).done();
+    let buffer = if role == Role::Sender { pattern(BYTES) } else { memory(BYTES) };
+    let watched = Watched::new(buffer);
+    match role {
+        Role::Sender => (0..2).for_each(|context| side.tsend(buffer, survivor, context)),
+        Role::Receiver => side.trecv(buffer, 1),
+        Role::Target => {}
+    }
+    println!("greeted");
+    while Instant::now() < end {
+        side.progress();
+        if role == Role::Receiver && watched.begun() {
+            println!("begun");
+            std::thread::sleep(PEER_LIFE);
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Collects so many failures of the survivor's operations, which must come in time. By context.
+#[track_caller]
+fn failures(side: &Side<'_>, count: usize, killed: Instant) -> BTreeMap<usize, i32> {
+    let mut failures = BTreeMap::new();
+    while failures.len() < count {
+        let failed = side.next(&[]).failed();
+        assert!(killed.elapsed() < NOTICE, "noticed after {:?}", killed.elapsed());
+        assert!(failures.insert(failed.op_context as usize, failed.err).is_none(), "twice: {failed:?}");
+    }
+    side.nothing(&[]);
+    failures
+}
+
+/// The survivor is as good as new: what it starts with the dead fails, what it starts with others does not.
+#[track_caller]
+fn goes_on(lib: &Lib, side: &Side<'_>, dead: u64) {
+    let mut contexts = 0x500..;
+    for name in ["fi_tsend", "fi_write", "fi_read"] {
+        for len in [8, 100_000] {
+            let context = contexts.next().unwrap();
+            side.start(name, &Args { key: KEY, context, ..Args::new(pattern(len), dead) }, &[]);
+        }
+    }
+    let expected: BTreeMap<usize, i32> = (0x500..0x506).map(|context| (context, FI_ECONNREFUSED)).collect();
+    assert_eq!(failures(side, expected.len(), Instant::now()), expected);
+    let other = Side::new(lib);
+    let to_other = side.insert(&other.name());
+    works(side, &other, to_other);
+    let to_side = other.insert(&side.name());
+    works(&other, side, to_side);
+}
+
+/// All scenes in which a peer is killed.
+pub(crate) fn all(lib: &Lib) {
+    scenes(lib, &[("sender", sender), ("helper", helper), ("receiver", receiver), ("target", target)]);
+}
+
+/// It was sending: what has arrived is not a message, and what was only announced is gone.
+fn sender(lib: &Lib) {
+    let side = Side::new(lib);
+    let mut peer = Peer::start(Role::Sender, &side);
+    if by_itself() {
+        // Otherwise it would help, and the message might be there at once.
+        peer.freeze();
+    }
+    let watched = begin(&side);
+    peer.freeze();
+    watched.assert_incomplete();
+    let killed = peer.kill();
+    assert_eq!(failures(&side, 1, killed), [(0x31, FI_ECONNRESET)].into());
+    side.trecv(memory(BYTES), 0x32);
+    side.nothing(&[]);
+    assert_eq!(side.cancel(0x32), 0);
+    assert_eq!(side.next(&[]).failed().err, FI_ECANCELED);
+    goes_on(lib, &side, peer.number);
+}
+
+/// Receives until the first byte is there.
+fn begin(side: &Side<'_>) -> Watched {
+    let target = memory(BYTES);
+    let watched = Watched::new(target);
+    side.trecv(target, 0x31);
+    until(|| {
+        side.progress();
+        watched.begun().then_some(())
+    });
+    watched
+}
+
+/// It was copying part of its message itself, where it can: then the message is whole, or it is none.
+fn helper(lib: &Lib) {
+    if !by_itself() {
+        return;
+    }
+    let side = Side::new(lib);
+    let mut peer = Peer::start(Role::Sender, &side);
+    let watched = begin(&side);
+    let killed = peer.kill();
+    match side.next(&[]) {
+        Outcome::Done(_) => assert!(*watched.bytes() == *pattern(BYTES), "reported whole, and is not"),
+        Outcome::Failed(entry) => assert_eq!(entry.err, FI_ECONNRESET),
+    }
+    assert!(killed.elapsed() < NOTICE);
+    goes_on(lib, &side, peer.number);
+}
+
+/// It was receiving, and had the beginning; more was waiting.
+fn receiver(lib: &Lib) {
+    let side = Side::new(lib);
+    let mut peer = Peer::start(Role::Receiver, &side);
+    side.tsend(pattern(BYTES), peer.number, 0x41);
+    side.tsend(pattern(BYTES), peer.number, 0x42);
+    peer.line("begun", &side);
+    side.nothing(&[]);
+    let killed = peer.kill();
+    assert_eq!(failures(&side, 2, killed), [(0x41, FI_ECONNRESET), (0x42, FI_ECONNRESET)].into());
+    goes_on(lib, &side, peer.number);
+}
+
+/// It took part in whatever five endpoints of the survivor had under way with it, and a sixth had called it in vain.
+fn target(lib: &Lib) {
+    let [rma, mut closing, flood, blocked] = [(); 4].map(|()| Side::new(lib));
+    let progressed = Side::with(lib, 0, |hints| hints.domain().data_progress = FI_PROGRESS_AUTO);
+    let stranger = Side::new(lib);
+    let mut peer = Peer::start(Role::Target, &rma);
+    let connected = [&rma, &closing, &flood, &blocked, &progressed];
+    let dead = connected.map(|side| connect(side, &peer));
+    let cntr = rma.opened.cntr();
+    assert_eq!(bind(rma.ep, cntr, FI_READ | FI_WRITE), 0);
+    peer.freeze();
+
+    let accesses = start_accesses(&rma, dead[0]);
+    let flooded = start_flood(&flood, dead[2]);
+    for (side, dead) in [(&blocked, dead[3]), (&progressed, dead[4])] {
+        side.trecv_from(memory(8), dead, 0x71);
+        side.trecv(memory(8), 0x72);
+    }
+    let to_peer = stranger.insert(&peer.name);
+    for (context, len) in [(0x81, 8), (0x82, BYTES)] {
+        stranger.tsend(pattern(len), to_peer, context);
+    }
+    for side in [&rma, &blocked, &progressed, &stranger] {
+        side.nothing(&[]);
+    }
+    close_with_frozen_peer(&mut closing, dead[1]);
+
+    let killer = std::thread::spawn(move || {
+        // The reader is asleep by then.
+        std::thread::sleep(Duration::from_millis(50));
+        peer.kill()
+    });
+    let woken = blocked_read(&blocked);
+    let killed = killer.join().unwrap();
+    assert!(woken > killed && woken - killed < NOTICE, "woken after {:?}", woken - killed);
+    assert!(blocked_read(&progressed) - killed < NOTICE);
+    let expected = (0..accesses).map(|at| (0x50 + at, FI_ECONNRESET)).collect();
+    assert_eq!(failures(&rma, accesses, killed), expected);
+    assert_eq!(counted(cntr), (0, accesses as u64), "counted once each");
+    assert_eq!(failures(&stranger, 2, killed), [(0x81, FI_ECONNREFUSED), (0x82, FI_ECONNREFUSED)].into());
+    end_flood(&flood, flooded, killed);
+    for (side, dead) in [(&rma, dead[0]), (&flood, dead[2]), (&blocked, dead[3]), (&progressed, dead[4])] {
+        goes_on(lib, side, dead);
+    }
+    goes_on(lib, &stranger, to_peer);
+    let mut rma = rma;
+    rma.close_ep();
+    assert_eq!(close(cntr), 0);
+}
+
+/// Connects by a write, which shows that accesses work while the peer lives. Returns its number.
+fn connect(side: &Side<'_>, peer: &Peer) -> u64 {
+    let number = side.insert(&peer.name);
+    side.start("fi_write", &Args { key: KEY, context: 1, ..Args::new(pattern(8), number) }, &[]);
+    assert_eq!(side.next(&[]).done().op_context as usize, 1);
+    number
+}
+
+fn counted(cntr: *mut fid_cntr) -> (u64, u64) {
+    let ops = unsafe { &*(*cntr).ops };
+    unsafe { (ops.read.unwrap()(cntr), ops.readerr.unwrap()(cntr)) }
+}
+
+/// Reads and writes, long and short, with contexts from 0x50 on. Returns how many.
+fn start_accesses(side: &Side<'_>, dead: u64) -> usize {
+    let all = [("fi_write", 8), ("fi_write", BYTES), ("fi_read", 8), ("fi_read", BYTES), ("fi_writemsg", 100_000)];
+    for (at, (name, len)) in all.into_iter().enumerate() {
+        side.start(name, &Args { key: KEY, context: 0x50 + at, ..Args::new(memory(len), dead) }, &[]);
+    }
+    all.len()
+}
+
+/// Short messages: some are on their way, some wait for room, every other one for an acknowledgement. Returns how many.
+fn start_flood(side: &Side<'_>, dead: u64) -> usize {
+    let buf = pattern(4000);
+    for context in 0..2000 {
+        let flags = if context % 2 == 0 { FI_DELIVERY_COMPLETE } else { 0 };
+        match side.run("fi_tsendmsg", &Args { context, flags, ..Args::new(buf, dead) }) {
+            0 => {}
+            again => {
+                assert_eq!(again, err(FI_EAGAIN));
+                return context;
+            }
+        }
+    }
+    2000
+}
+
+/// Each has ended once; none was delivered to a process that did nothing.
+fn end_flood(side: &Side<'_>, accepted: usize, killed: Instant) {
+    let mut failed: BTreeMap<usize, bool> = BTreeMap::new();
+    while failed.len() < accepted {
+        let outcome = side.next(&[]);
+        assert!(killed.elapsed() < NOTICE, "noticed after {:?}", killed.elapsed());
+        if let Outcome::Failed(entry) = outcome {
+            assert_eq!(entry.err, FI_ECONNRESET);
+        }
+        let twice = failed.insert(outcome.context(), matches!(outcome, Outcome::Failed(_)));
+        assert!(twice.is_none(), "{outcome:?}");
+    }
+    side.nothing(&[]);
+    assert!(failed.iter().all(|(context, failed)| *failed || context % 2 == 1), "delivered");
+    assert!(failed.values().filter(|failed| **failed).count() >= accepted / 2);
+}
+
+/// Sleeps until the receive that named the dead as its only source has failed; the other one goes on. Returns when.
+#[track_caller]
+fn blocked_read(side: &Side<'_>) -> Instant {
+    let mut entry: fi_cq_tagged_entry = unsafe { std::mem::zeroed() };
+    let sread = unsafe { (*(*side.cq).ops).sread.unwrap() };
+    let patience = i32::try_from(PATIENCE.as_millis()).unwrap();
+    let result = unsafe { sread(side.cq, (&raw mut entry).cast(), 1, std::ptr::null(), patience) };
+    let woken = Instant::now();
+    assert_eq!(result, fabric_err(FI_EAVAIL));
+    let failed = side.error();
+    assert_eq!((failed.op_context as usize, failed.err), (0x71, FI_ECONNRESET));
+    side.nothing(&[]);
+    assert_eq!(side.cancel(0x72), 0);
+    assert_eq!(side.next(&[]).failed().err, FI_ECANCELED);
+    woken
+}
+
+/// The peer lives, but takes nothing: closing waits for it no longer than it may.
+fn close_with_frozen_peer(side: &mut Side<'_>, frozen: u64) {
+    for name in ["fi_tsend", "fi_write", "fi_read"] {
+        side.start(name, &Args { key: KEY, ..Args::new(memory(BYTES), frozen) }, &[]);
+    }
+    side.trecv_from(memory(8), frozen, 2);
+    side.nothing(&[]);
+    let begin = Instant::now();
+    side.close_ep();
+    // Twice the timeout that these tests set, and room.
+    assert!(begin.elapsed() < Duration::from_secs(2), "fi_close took {:?}", begin.elapsed());
+}

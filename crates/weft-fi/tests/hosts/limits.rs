@@ -1,0 +1,326 @@
+//! Bounds: full queues answer -FI_EAGAIN without a side effect (fi_domain(3), "Resource Management"), messages longer
+//! than their buffer are cut and reported, cancelled receives end, sizes that cannot be are refused.
+
+use std::ffi::c_int;
+
+use weft_fi_sys::*;
+
+use crate::client::{Lib, close};
+use crate::open;
+use crate::side::{
+    Args, CALLS, Form, Outcome, Side, Watched, acquaint, err, is_all, memory, pair, pattern, scenes, until, works,
+};
+
+/// Long enough to wait for its receiver on every device.
+const LONG_BYTES: usize = 100_000;
+/// The size of the queues under test.
+const DEPTH: usize = 8;
+
+/// All of them.
+pub(crate) fn all(lib: &Lib) {
+    scenes(
+        lib,
+        &[
+            ("full_transmit_queue", full_transmit_queue),
+            ("full_receive_queue", full_receive_queue),
+            ("overrun", overrun),
+            ("truncation", truncation),
+            ("cancel", cancel),
+            ("impossible_sizes", impossible_sizes),
+        ],
+    );
+}
+
+/// Messages that nobody takes fill the transmit queue; what does not fit leaves no trace.
+fn full_transmit_queue(lib: &Lib) {
+    let a = Side::with(lib, 0, |hints| hints.tx().size = DEPTH);
+    assert_eq!(a.info.tx().size, DEPTH);
+    let (a, b, to_b, _) = acquaint(a, Side::new(lib));
+    works(&a, &b, to_b);
+    for round in 0..2 {
+        assert_eq!(a.tx_left(), DEPTH as isize);
+        for at in 0..DEPTH {
+            let source = pattern(LONG_BYTES + at);
+            source[0] = at as u8;
+            let args = Args { context: at, ..Args::new(source, to_b) };
+            assert_eq!(a.run("fi_tsend", &args), 0, "operation {at} of round {round}");
+        }
+        assert_eq!(a.tx_left(), 0);
+        let buf = memory(LONG_BYTES);
+        for call in CALLS.iter().filter(|call| !call.recv && call.form != Form::Inject) {
+            let args = Args { context: 0xbad, ..Args::new(buf, to_b) };
+            for _ in 0..3 {
+                assert_eq!(unsafe { (call.run)(a.ep, &args) }, err(FI_EAGAIN), "{}", call.name);
+            }
+        }
+        a.nothing(&[&b]);
+        b.nothing(&[&a]);
+        assert_eq!(a.tx_left(), 0);
+        // As soon as the first one leaves there is room for one, and nothing that was refused turns up.
+        let mut targets: Vec<_> = (0..DEPTH).map(|_| memory(LONG_BYTES + DEPTH)).collect();
+        for (at, target) in targets.iter_mut().enumerate() {
+            b.trecv(target, 0x100 + at);
+        }
+        let mut sent: Vec<usize> = Vec::new();
+        for (at, target) in targets.iter().enumerate() {
+            let entry = until(|| {
+                sent.extend(a.poll().map(|outcome| outcome.done().op_context as usize));
+                b.poll()
+            });
+            assert_eq!((entry.done().op_context as usize, entry.done().len), (0x100 + at, LONG_BYTES + at));
+            assert_eq!(target[0], at as u8, "in the order of the sends");
+        }
+        while sent.len() < DEPTH {
+            sent.push(a.next(&[&b]).done().op_context as usize);
+        }
+        sent.sort_unstable();
+        assert_eq!(sent, (0..DEPTH).collect::<Vec<_>>());
+        a.nothing(&[&b]);
+        b.nothing(&[&a]);
+    }
+    works(&a, &b, to_b);
+}
+
+/// Receives beyond the size are refused, tagged and untagged ones each by themselves.
+fn full_receive_queue(lib: &Lib) {
+    let b = Side::with(lib, 0, |hints| hints.rx().size = DEPTH);
+    assert_eq!(b.info.rx().size, DEPTH);
+    let (a, b, to_b, _) = acquaint(Side::new(lib), b);
+    for (family, send) in [("fi_recv", "fi_send"), ("fi_trecv", "fi_tsend")] {
+        let mut targets: Vec<_> = (0..DEPTH).map(|_| memory(8)).collect();
+        for (at, target) in targets.iter_mut().enumerate() {
+            assert_eq!(b.run(family, &Args { context: at, ..Args::new(target, 0) }), 0, "{family} {at}");
+        }
+        let spare = memory(8);
+        for call in CALLS.iter().filter(|call| call.recv && call.name.starts_with(family)) {
+            let args = Args { context: 0xbad, ..Args::new(spare, 0) };
+            assert_eq!(unsafe { (call.run)(b.ep, &args) }, err(FI_EAGAIN), "{}", call.name);
+        }
+        assert_eq!(b.cancel(0xbad), err(FI_ENOENT), "refused, so not there");
+        let source = pattern(8);
+        for at in 0..DEPTH {
+            source[0] = at as u8;
+            a.start(send, &Args { context: 0xa0, ..Args::new(source, to_b) }, &[]);
+            assert_eq!(b.next(&[&a]).done().op_context as usize, at);
+            a.next(&[&b]).done();
+            if at == 0 {
+                // Room for one.
+                assert_eq!(b.run(family, &Args { context: DEPTH, ..Args::new(memory(8), 0) }), 0);
+                assert_eq!(b.run(family, &Args { context: 0xbad, ..Args::new(spare, 0) }), err(FI_EAGAIN));
+            }
+        }
+        assert!(targets.iter().enumerate().all(|(at, target)| target[0] == at as u8));
+        assert_eq!(b.cancel(DEPTH), 0);
+        assert_eq!(b.next(&[&a]).failed().err, FI_ECANCELED);
+        assert_eq!(spare, memory(8));
+    }
+}
+
+/// A queue that nobody reads: operations are refused, and what was accepted, or came unasked, is all there, in order.
+fn overrun(lib: &Lib) {
+    const SIZE: usize = 4;
+    const SENT: usize = 64;
+    let (a, b, to_b, _) = acquaint(Side::with(lib, SIZE, |_| ()), Side::with(lib, SIZE, |_| ()));
+    works(&a, &b, to_b);
+    // At the receiver: it took the receives while the queue was empty, so it must report all of them.
+    for at in 0..SENT {
+        b.trecv(memory(8), at);
+    }
+    let mut accepted = 0;
+    let buf = pattern(8);
+    while accepted < SENT {
+        match a.run("fi_tsend", &Args { context: accepted, ..Args::new(buf, to_b) }) {
+            0 => accepted += 1,
+            again => {
+                assert_eq!(again, err(FI_EAGAIN));
+                assert!(accepted >= SIZE, "{accepted} operations do not overrun {SIZE} entries");
+                break;
+            }
+        }
+    }
+    assert!(accepted < SENT, "a queue of {SIZE} takes anything");
+    let refused = |side: &Side<'_>, calls: fn(&&crate::side::Call) -> bool| {
+        for call in CALLS.iter().filter(calls) {
+            let args = Args { context: 0xbad, ..Args::new(memory(8), to_b) };
+            assert_eq!(unsafe { (call.run)(side.ep, &args) }, err(FI_EAGAIN), "{}", call.name);
+        }
+    };
+    refused(&a, |call| !call.recv);
+    for at in 0..SENT {
+        if at >= accepted {
+            a.start("fi_tsend", &Args { context: at, ..Args::new(buf, to_b) }, &[]);
+        }
+        // Its sends complete in order; the receiver only makes progress, and does not read.
+        assert_eq!(a.next(&[&b]).done().op_context as usize, at);
+    }
+    a.nothing(&[&b]);
+    refused(&b, |_| true);
+    for at in 0..SENT {
+        assert_eq!(b.next(&[]).done().op_context as usize, at);
+    }
+    b.nothing(&[&a]);
+    unasked(&a, &b, to_b);
+    works(&a, &b, to_b);
+}
+
+/// Peers' writes with data ask nobody for room.
+fn unasked(a: &Side<'_>, b: &Side<'_>, to_b: u64) {
+    const WRITES: u64 = 300;
+    let mr = b.register(memory(8), FI_REMOTE_WRITE, 3);
+    let (buf, context) = (pattern(8), std::ptr::null_mut());
+    let write = unsafe { (*(*a.ep).rma).writedata.unwrap() };
+    for data in 0..WRITES {
+        let no = std::ptr::null_mut();
+        assert_eq!(unsafe { write(a.ep, buf.as_ptr().cast(), 8, no, data, to_b, 0, 3, context) }, 0);
+        a.next(&[b]).done();
+    }
+    for data in 0..WRITES {
+        let entry = b.next(&[]).done();
+        assert_eq!((entry.flags & FI_REMOTE_CQ_DATA, entry.data), (FI_REMOTE_CQ_DATA, data));
+    }
+    b.nothing(&[a]);
+    assert_eq!(close(mr), 0);
+}
+
+/// fi_cq(3): FI_ETRUNC, what fitted in `len`, what did not in `olen`, and not a byte behind the buffer.
+fn truncation(lib: &Lib) {
+    const GUARD: usize = 64;
+    let (a, b, to_b, _) = pair(lib);
+    let lengths = [(64, 16), (1, 0), (5000, 4999), (LONG_BYTES, 4096), (LONG_BYTES, 0), (1 << 20, LONG_BYTES)];
+    for (sent, room) in lengths {
+        for (send, recv, family) in [("fi_tsenddata", "fi_trecv", FI_TAGGED), ("fi_senddata", "fi_recv", FI_MSG)] {
+            for expected in [true, false] {
+                let what = format!("{sent} bytes into {room} by {recv}, expected: {expected}");
+                let (source, whole) = (pattern(sent), memory(room + GUARD));
+                let (target, guard) = whole.split_at_mut(room);
+                let post = |target: &mut [u8]| b.start(recv, &Args { context: 0xb, ..Args::new(target, 0) }, &[]);
+                let start = |source: &mut [u8]| a.start(send, &Args { context: 0xa, ..Args::new(source, to_b) }, &[]);
+                if expected {
+                    post(target);
+                    start(source);
+                } else {
+                    start(source);
+                    (0..100).for_each(|_| [&a, &b].iter().for_each(|side| side.progress()));
+                    post(target);
+                }
+                let failed = b.next(&[&a]).failed();
+                assert_eq!((failed.err as u32, failed.op_context as usize), (FI_ETRUNC, 0xb), "{what}");
+                assert_eq!((failed.len, failed.olen), (room, sent - room), "{what}");
+                assert_eq!(failed.flags & (FI_RECV | family), FI_RECV | family, "{what}");
+                assert_eq!((failed.flags & FI_REMOTE_CQ_DATA, failed.data), (FI_REMOTE_CQ_DATA, 0xda7a), "{what}");
+                if family == FI_TAGGED {
+                    assert_eq!(failed.tag, Args::new(&mut [], 0).tag, "{what}");
+                }
+                assert_eq!(a.next(&[&b]).done().op_context as usize, 0xa, "{what}");
+                assert_eq!(*target, source[..room], "{what}");
+                assert!(is_all(guard, 0), "{what}: written beyond the buffer");
+            }
+        }
+    }
+    pieces(&a, &b, to_b);
+    a.nothing(&[&b]);
+    b.nothing(&[&a]);
+    works(&a, &b, to_b);
+}
+
+/// A buffer of pieces, with a hole between them.
+fn pieces(a: &Side<'_>, b: &Side<'_>, to_b: u64) {
+    for sent in [100, LONG_BYTES] {
+        let (source, target) = (pattern(sent), memory(100));
+        let base = target.as_mut_ptr();
+        let piece = |at: usize, iov_len| libc::iovec { iov_base: base.wrapping_add(at).cast(), iov_len };
+        let vector = [piece(0, 10), piece(20, 0), piece(50, 30)];
+        let args = Args { vector: Some((vector.as_ptr(), 3)), ..Args::new(&mut [], 0) };
+        b.start("fi_trecvv", &args, &[]);
+        a.tsend(source, to_b, 1);
+        let failed = b.next(&[a]).failed();
+        assert_eq!((failed.err as u32, failed.len, failed.olen), (FI_ETRUNC, 40, sent - 40));
+        a.next(&[b]).done();
+        assert_eq!((&target[..10], &target[50..80]), (&source[..10], &source[10..40]));
+        assert!(target[10..50].iter().chain(&target[80..]).all(|&byte| byte == 0));
+    }
+}
+
+/// fi_endpoint(3), fi_cancel: what is not under way is not there to cancel, what is ends as cancelled, once.
+fn cancel(lib: &Lib) {
+    let (a, b, to_b, _) = pair(lib);
+    assert_eq!(b.cancel(0x1), err(FI_ENOENT), "no receive at all");
+    let (first, second) = (memory(8), memory(8));
+    b.trecv(first, 0x1);
+    b.trecv(second, 0x1);
+    assert_eq!(b.cancel(0x2), err(FI_ENOENT));
+    b.nothing(&[&a]);
+    assert_eq!(b.cancel(0x1), 0);
+    let cancelled = b.next(&[&a]).failed();
+    assert_eq!((cancelled.err, cancelled.op_context as usize), (FI_ECANCELED, 0x1));
+    b.nothing(&[&a]);
+    // The other one lives, and takes the message; the cancelled one's memory is the client's again.
+    a.tsend(pattern(8), to_b, 0xa);
+    assert_eq!(b.next(&[&a]).done().op_context as usize, 0x1);
+    a.next(&[&b]).done();
+    assert_eq!((first, second), (memory(8), pattern(8)));
+    assert_eq!(b.cancel(0x1), err(FI_ENOENT), "both have ended");
+    // A message on its way into its buffer is past cancelling.
+    const BYTES: usize = 8 << 20;
+    let (source, target) = (pattern(BYTES), memory(BYTES));
+    let begun = Watched::new(target);
+    b.trecv(target, 0x3);
+    a.tsend(source, to_b, 0xa);
+    assert_eq!(a.cancel(0xa), err(FI_ENOENT), "sends are not cancelled");
+    until(|| {
+        a.progress();
+        b.progress();
+        begun.begun().then_some(())
+    });
+    begun.assert_incomplete();
+    assert_eq!(b.cancel(0x3), err(FI_ENOENT));
+    assert_eq!(b.next(&[&a]).done().op_context as usize, 0x3);
+    a.next(&[&b]).done();
+    assert_eq!(target, source);
+}
+
+/// Attributes that a client changed after fi_getinfo gave them, and sizes of queues.
+fn impossible_sizes(lib: &Lib) {
+    let side = Side::new(lib);
+    let info = side.info.raw;
+    let fresh = || lib.ask(lib.newest(), None).unwrap();
+    let refused = |what: &str, info: *mut fi_info| {
+        let ep: Result<*mut fid_ep, c_int> = open!(side.opened.domain, endpoint, info);
+        assert_eq!(ep, Err(FI_EINVAL), "{what}");
+    };
+    type Change = (&'static str, fn(&mut fi_info));
+    let changes: [Change; 9] = unsafe {
+        [
+            ("transmit queue", |info| (*info.tx_attr).size = usize::MAX),
+            ("receive queue", |info| (*info.rx_attr).size = usize::MAX),
+            ("transmit queue just too long", |info| (*info.tx_attr).size = (1 << 20) + 1),
+            ("inject", |info| (*info.tx_attr).inject_size = usize::MAX),
+            ("transmit pieces", |info| (*info.tx_attr).iov_limit = 9),
+            ("remote pieces", |info| (*info.tx_attr).rma_iov_limit = 9),
+            ("receive pieces", |info| (*info.rx_attr).iov_limit = 9),
+            ("message", |info| (*info.ep_attr).max_msg_size = usize::MAX),
+            ("default flags", |info| (*info.tx_attr).op_flags = FI_PEEK),
+        ]
+    };
+    for (what, change) in changes {
+        let changed = fresh();
+        change(changed.get());
+        refused(what, changed.raw);
+    }
+    let ep: *mut fid_ep = open!(side.opened.domain, endpoint, info).expect("as it was given");
+    assert_eq!(close(ep), 0);
+    let mut attr: fi_cq_attr = unsafe { std::mem::zeroed() };
+    for size in [usize::MAX, 1 << 40] {
+        attr.size = size;
+        let cq: Result<*mut fid_cq, c_int> = open!(side.opened.domain, cq_open, &mut attr);
+        assert_eq!(cq, Err(FI_ENOMEM), "a queue of {size:#x} entries");
+    }
+    // A number of addresses is only expected.
+    let av = side.opened.av(|attr| attr.count = usize::MAX).unwrap();
+    assert_eq!(close(av), 0);
+    attr.size = 0;
+    attr.format = 99;
+    let cq: Result<*mut fid_cq, c_int> = open!(side.opened.domain, cq_open, &mut attr);
+    assert_eq!(cq, Err(FI_EINVAL), "an unknown format");
+    assert!(side.poll().map(|outcome: Outcome| outcome.context()).is_none());
+}

@@ -1,0 +1,190 @@
+//! Calls at the wrong time: before an endpoint is enabled, after it is, bindings that make no sense, parents that are
+//! closed while something uses them.
+
+use std::ptr::null_mut;
+
+use weft_fi_sys::*;
+
+use crate::client::{Lib, bind, close, control};
+use crate::side::{Args, CALLS, Side, acquaint, fabric_err, memory, pattern, scenes, works};
+
+const BAD_STATE: i32 = -(FI_EOPBADSTATE as i32);
+
+/// All of them.
+pub(crate) fn all(lib: &Lib) {
+    scenes(
+        lib,
+        &[
+            ("before_enable", before_enable),
+            ("bindings", bindings),
+            ("busy_parents", busy_parents),
+            ("aliases", aliases),
+        ],
+    );
+}
+
+/// fi_endpoint(3): an endpoint must be enabled before it is used.
+fn before_enable(lib: &Lib) {
+    let side = Side::unbound(lib, 0, |_| ());
+    let refused = |when: &str| {
+        let buf = memory(64);
+        for call in CALLS {
+            let result = unsafe { (call.run)(side.ep, &Args::new(buf, 0)) };
+            assert_eq!(result, fabric_err(FI_EOPBADSTATE), "{} {when}", call.name);
+        }
+        assert_eq!(side.cancel(1), fabric_err(FI_EOPBADSTATE), "fi_cancel {when}");
+        assert_eq!(side.tx_left(), fabric_err(FI_EOPBADSTATE), "fi_tx_size_left {when}");
+        let rx_left = unsafe { (*(*side.ep).ops).rx_size_left.unwrap()(side.ep) };
+        assert_eq!(rx_left, fabric_err(FI_EOPBADSTATE), "fi_rx_size_left {when}");
+    };
+    refused("before anything is bound");
+    assert_eq!(side.enable(), -(FI_ENOAV as i32));
+    refused("after an enable that failed");
+    assert_eq!(bind(side.ep, side.av, 0), 0);
+    assert_eq!(side.enable(), -(FI_ENOCQ as i32));
+    assert_eq!(bind(side.ep, side.cq, FI_TRANSMIT), 0);
+    assert_eq!(side.enable(), -(FI_ENOCQ as i32), "nothing tells of receives");
+    assert_eq!(bind(side.ep, side.cq, FI_RECV), 0);
+    refused("bound and not enabled");
+    assert_eq!(side.poll().map(|outcome| outcome.context()), None);
+    assert_eq!(side.enable(), 0);
+    assert_eq!(side.enable(), BAD_STATE, "again");
+    let mut name = side.name();
+    let setname = unsafe { (*(*side.ep).cm).setname.unwrap() };
+    assert_eq!(unsafe { setname(side.ep.cast(), name.as_mut_ptr().cast(), name.len()) }, BAD_STATE);
+    let (a, b, to_b, _) = acquaint(side, Side::new(lib));
+    works(&a, &b, to_b);
+}
+
+/// Twice, too late, with something of another domain or of no use.
+fn bindings(lib: &Lib) {
+    let (side, other) = (Side::unbound(lib, 0, |_| ()), Side::unbound(lib, 0, |_| ()));
+    let (ep, domain) = (side.ep, side.opened.domain);
+    let another_domain = -(FI_EDOMAIN as i32);
+    let (cntr, foreign_cntr) = (side.opened.cntr(), other.opened.cntr());
+    let eq = side.opened.eq(|_| ()).unwrap();
+    let mr = side.register(memory(8), FI_REMOTE_WRITE, 1);
+    // The wrong kind of object.
+    for (what, result) in [
+        ("a domain", bind(ep, domain, 0)),
+        ("a fabric", bind(ep, side.opened.fabric, 0)),
+        ("itself", bind(ep, ep, 0)),
+        ("another endpoint", bind(ep, other.ep, 0)),
+        ("a region", bind(ep, mr, 0)),
+        ("a queue to a vector", bind(side.av, side.cq, 0)),
+        ("a vector to a domain", bind(domain, side.av, 0)),
+        ("a queue to a region", bind(mr, side.cq, FI_REMOTE_WRITE)),
+    ] {
+        assert_eq!(result, -FI_EINVAL, "{what}");
+    }
+    // Of another domain.
+    for (what, result) in [
+        ("vector", bind(ep, other.av, 0)),
+        ("queue", bind(ep, other.cq, FI_TRANSMIT | FI_RECV)),
+        ("counter", bind(ep, foreign_cntr, FI_SEND)),
+        ("counter to a region", bind(mr, foreign_cntr, FI_REMOTE_WRITE)),
+        ("endpoint to a region", bind(mr, other.ep, 0)),
+    ] {
+        assert_eq!(result, another_domain, "another domain's {what}");
+    }
+    // To nothing in particular.
+    assert_eq!(bind(ep, side.cq, 0), -FI_EINVAL);
+    assert_eq!(bind(ep, cntr, 0), -FI_EINVAL);
+    // Twice.
+    for (what, first, second) in [
+        ("vector", bind(ep, side.av, 0), bind(ep, side.av, 0)),
+        ("transmit queue", bind(ep, side.cq, FI_TRANSMIT), bind(ep, side.cq, FI_TRANSMIT)),
+        ("receive queue", bind(ep, side.cq, FI_RECV), bind(ep, side.cq, FI_RECV | FI_TRANSMIT)),
+        ("counter", bind(ep, cntr, FI_SEND | FI_READ), bind(ep, cntr, FI_READ | FI_WRITE)),
+        ("event queue", bind(ep, eq, 0), bind(ep, eq, 0)),
+    ] {
+        assert_eq!((first, second), (0, -FI_EINVAL), "{what}");
+    }
+    // Too late.
+    assert_eq!(side.enable(), 0);
+    let (late_av, late_cq) = (side.opened.av(|_| ()).unwrap(), side.opened.cq());
+    assert_eq!(bind(ep, late_av, 0), BAD_STATE);
+    assert_eq!(bind(ep, late_cq, FI_TRANSMIT), BAD_STATE);
+    // A refused binding holds nothing.
+    for result in [close(late_av), close(late_cq), close(foreign_cntr), close(mr)] {
+        assert_eq!(result, 0);
+    }
+    drop(other);
+    let mut peer = Side::new(lib);
+    let to_peer = side.insert(&peer.name());
+    works(&side, &peer, to_peer);
+    peer.close_ep();
+    let mut side = side;
+    side.close_ep();
+    for result in [close(cntr), close(eq)] {
+        assert_eq!(result, 0);
+    }
+}
+
+/// Nothing closes under an operation that needs it, whatever is under way; then everything does.
+fn busy_parents(lib: &Lib) {
+    let (mut a, mut b, to_b, to_a) = acquaint(Side::new(lib), Side::new(lib));
+    let (cntr, region_cntr) = (a.opened.cntr(), b.opened.cntr());
+    assert_eq!(bind(a.ep, cntr, FI_SEND | FI_WRITE), 0);
+    let mr = b.register(memory(4 << 20), FI_REMOTE_WRITE | FI_REMOTE_READ, 9);
+    assert_eq!(bind(mr, region_cntr, FI_REMOTE_WRITE), 0);
+    works(&a, &b, to_b);
+    // A receive that nobody answers, a message that nobody takes, a write half way.
+    a.trecv(memory(64), 1);
+    a.tsend(pattern(4 << 20), to_b, 2);
+    a.start("fi_write", &Args { key: 9, context: 3, ..Args::new(pattern(4 << 20), to_b) }, &[]);
+    b.tsend(pattern(64), to_a, 4);
+    b.progress();
+    let held = |a: &Side<'_>, b: &Side<'_>| {
+        for (what, result) in [
+            ("the queue", close(a.cq)),
+            ("the vector", close(a.av)),
+            ("the counter", close(cntr)),
+            ("the region's counter", close(region_cntr)),
+            ("the domain", close(a.opened.domain)),
+            ("the fabric", close(a.opened.fabric)),
+            ("the other domain", close(b.opened.domain)),
+        ] {
+            assert_eq!(result, -FI_EBUSY, "{what}");
+        }
+    };
+    held(&a, &b);
+    for _ in 0..3 {
+        a.progress();
+        b.progress();
+    }
+    held(&a, &b);
+    // The write ends all the same.
+    let mut seen = vec![];
+    while !seen.contains(&3) {
+        let outcome = a.next(&[&b]);
+        outcome.done();
+        seen.push(outcome.context());
+    }
+    assert!(!seen.contains(&2), "nobody has taken the message");
+    assert_eq!(close(mr), 0, "a region may be closed at any time");
+    assert_eq!(close(region_cntr), 0);
+    b.close_ep();
+    a.close_ep();
+    assert_eq!(close(cntr), 0);
+    // The rest closes when the sides are dropped, which checks the results.
+}
+
+/// An alias keeps its endpoint; each closes once.
+fn aliases(lib: &Lib) {
+    let mut side = Side::new(lib);
+    let mut handle: *mut fid = null_mut();
+    let mut request: fi_alias = unsafe { std::mem::zeroed() };
+    (request.fid, request.flags) = (&raw mut handle, FI_TRANSMIT);
+    assert_eq!(control(side.ep, FI_ALIAS, (&raw mut request).cast()), 0);
+    assert_eq!(close(side.ep), -FI_EBUSY);
+    // An alias is enabled with its endpoint and cannot be by itself.
+    assert_eq!(control(handle, FI_ENABLE, null_mut()), -FI_EINVAL);
+    assert_eq!(close(handle), 0);
+    // No direction, or both.
+    for flags in [0, FI_TRANSMIT | FI_RECV, FI_TRANSMIT | FI_PEEK] {
+        request.flags = flags;
+        assert_eq!(control(side.ep, FI_ALIAS, (&raw mut request).cast()), -FI_EINVAL, "{flags:#x}");
+    }
+    side.close_ep();
+}
