@@ -56,6 +56,8 @@ pub struct Wanted {
     pub delivery: bool,
     /// Queues must be able to sleep.
     pub can_sleep: bool,
+    /// Receives that shall fit the receive queue. 0: the provider's default.
+    pub receives: usize,
 }
 
 /// An opened provider. Endpoints keep it open.
@@ -107,20 +109,40 @@ fn hints(library: &'static Library, wanted: &Wanted) -> Result<Info, Error> {
     // What MPI needs; every provider here has it, and leaving it out would let some be quicker than MPI ever sees them.
     hints.tx_mut().msg_order = FI_ORDER_SAS;
     hints.rx_mut().msg_order = FI_ORDER_SAS;
+    hints.rx_mut().size = wanted.receives;
     if wanted.delivery {
         hints.tx_mut().op_flags = FI_DELIVERY_COMPLETE;
     }
     Ok(hints)
 }
 
+/// libfabric gives no reasons; these are the likely ones.
+fn not_offered(wanted: &Wanted) -> Error {
+    let mut what = Vec::new();
+    let Caps { msg, rma, atomic } = wanted.caps;
+    for (name, want) in [("msg", msg), ("RMA", rma), ("atomics", atomic), ("delivery completion", wanted.delivery)] {
+        if want {
+            what.push(name);
+        }
+    }
+    match (what.as_slice(), wanted.progress) {
+        ([], None) => Error::NotOffered("no tagged messages between reliable-datagram endpoints".to_owned()),
+        ([], Some(_)) => Error::NotOffered("no such progress".to_owned()),
+        (names, _) => Error::NotOffered(format!("no {}", names.join(", or no "))),
+    }
+}
+
 impl Domain {
     /// Opens a provider.
     pub fn open(library: &'static Library, wanted: &Wanted) -> Result<Self, Error> {
         let hints = hints(library, wanted)?;
-        let found = library.getinfo(0, Some(&hints))?;
+        let found = match library.getinfo(0, Some(&hints)) {
+            Err(Error::Call { code: FI_ENODATA, .. }) => return Err(not_offered(wanted)),
+            other => other?,
+        };
         // A layered provider ("tcp;ofi_rxm") may come first; it is another provider.
         let exact = found.iter().find(|info| library::provider(info) == wanted.provider);
-        let info = exact.ok_or_else(|| Error::NotOffered(format!("{} does not answer", wanted.provider)))?;
+        let info = exact.ok_or_else(|| not_offered(wanted))?;
         let info = library.copy(info)?;
         let fabric = library.open_fabric(&info)?;
         let mut inner = Inner {

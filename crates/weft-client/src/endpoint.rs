@@ -137,7 +137,13 @@ impl Endpoint {
         };
         let open = library.has("fi_av_open", table.av_open)?;
         // SAFETY: as above.
-        let result = unsafe { open(domain.domain, &mut attr, &mut self.av, null_mut()) };
+        let mut result = unsafe { open(domain.domain, &mut attr, &mut self.av, null_mut()) };
+        if result != 0 && peers > 0 {
+            // The number is a hint that some providers refuse when they cannot have as many; inserting will tell.
+            attr.count = 0;
+            // SAFETY: as above.
+            result = unsafe { open(domain.domain, &mut attr, &mut self.av, null_mut()) };
+        }
         library.check("fi_av_open", result as isize)?;
         let open = library.has("fi_endpoint", table.endpoint)?;
         // SAFETY: as above; the structure is the library's own.

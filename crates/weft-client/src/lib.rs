@@ -26,6 +26,13 @@ mod operations;
 
 use std::ffi::c_int;
 
+/// Addresses are `sockaddr_in`, see [`Domain::address_format`].
+pub const FORMAT_SOCKADDR_IN: u32 = weft_fi_sys::FI_SOCKADDR_IN;
+/// Addresses are `sockaddr_in6`.
+pub const FORMAT_SOCKADDR_IN6: u32 = weft_fi_sys::FI_SOCKADDR_IN6;
+/// Addresses are strings that end in a null byte.
+pub const FORMAT_STRING: u32 = weft_fi_sys::FI_ADDR_STR;
+
 pub use domain::{Caps, Domain, Progress, Threading, Wanted};
 pub use endpoint::{Address, Completion, Endpoint, Piece, Posted, Region};
 pub use library::Library;

@@ -112,14 +112,24 @@ impl Session {
     }
 
     /// Says that this rank is finished, and goes on moving data until all are.
-    pub(crate) fn finish(&self, mut progress: impl FnMut() -> Result<(), Trouble>) -> Result<(), Trouble> {
+    pub(crate) fn finish(&self, progress: impl FnMut() -> Result<(), Trouble>) -> Result<(), Trouble> {
+        self.linger(0, progress)
+    }
+
+    /// The same for a rank that should not disturb the others: it moves data only so often.
+    pub(crate) fn linger(
+        &self,
+        pause_ms: i64,
+        mut progress: impl FnMut() -> Result<(), Trouble>,
+    ) -> Result<(), Trouble> {
         say(&ToParent::Done);
         let stdin = std::io::stdin();
         let mut alive = true;
         loop {
             // A peer that is already gone is an error for some providers; it does not matter any longer.
             alive = alive && progress().is_ok();
-            let pause = Timespec { tv_sec: 0, tv_nsec: if alive { 0 } else { 50_000_000 } };
+            let pause_ms = if alive { pause_ms } else { 50 };
+            let pause = Timespec { tv_sec: pause_ms / 1000, tv_nsec: pause_ms % 1000 * 1_000_000 };
             if poll(&mut [PollFd::new(&stdin, PollFlags::IN)], Some(&pause)).is_ok_and(|ready| ready > 0) {
                 return Ok(());
             }

@@ -92,13 +92,8 @@ fn ranks(case: &Case, floor: Option<Floor>) -> usize {
     match (floor, case.kind, case.variant) {
         (Some(Floor::CacheLine | Floor::Ring | Floor::Memcpy), ..) | (None, _, Variant::AvInsert) => 1,
         (Some(Floor::Readv | Floor::Tcp), ..) => 2,
-        (None, Kind::Peers, _) => {
-            if case.number == 0 {
-                2
-            } else {
-                3
-            }
-        }
+        (None, Kind::Peers, _) if case.number == 0 => 2,
+        (None, Kind::Peers, _) => 3,
         (None, Kind::Memory, _) => 3,
         (None, Kind::Oversubscribe, _) => case.number,
         _ => 2,

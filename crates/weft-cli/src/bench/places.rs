@@ -79,9 +79,16 @@ impl Host {
                 "unknown provider `{}`; {} has: {}",
                 subject.provider,
                 self.library.display(),
-                self.providers.join(", ")
+                self.names().join(", ")
             )),
         }
+    }
+
+    /// What one may ask for: without hooks and helpers.
+    fn names(&self) -> Vec<&str> {
+        let all = self.providers.iter().map(String::as_str);
+        let ours = all.filter(|name| !name.starts_with("ofi_hook") && *name != "off_coll" && *name != "weft");
+        std::iter::once("weft").chain(ours).collect()
     }
 
     /// The directory of our provider's library, which this host must take.
@@ -232,7 +239,7 @@ mod tests {
     #[test]
     fn unknown_names_are_errors_and_missing_providers_are_not() {
         let error = host().check_names(&[subject("tcp"), subject("nosuch")]).expect_err("a slip of the pen");
-        assert!(error.contains("`nosuch`") && error.contains("shm, tcp"), "{error}");
+        assert!(error.contains("`nosuch`") && error.contains("weft, shm, tcp"), "{error}");
         assert!(host().check_names(&[subject("sockets"), subject("tcp;ofi_rxm")]).is_ok());
         assert!(host().refuses(&subject("sockets")).is_some_and(|why| why.contains("2.5")));
         assert!(host().refuses(&subject("weft")).is_none());

@@ -96,11 +96,13 @@ impl Case {
     /// A few words for people.
     pub(crate) fn title(&self) -> String {
         let mut title = self.op_name();
-        if !matches!(self.kind, Kind::Oversubscribe | Kind::Memory) {
+        if !matches!(self.kind, Kind::Oversubscribe | Kind::Memory | Kind::Match) {
             title += &format!(" {}", size_title(self.size));
         }
-        if let Some((name, number)) = self.count() {
-            title += &format!(", {number} {name}");
+        match self.count() {
+            Some((name @ "depth", number)) => title += &format!(", {name} {number}"),
+            Some((name, number)) => title += &format!(", {number} {name}"),
+            None => {}
         }
         if self.kind == Kind::Rate {
             title += &format!(", {} thread{}", self.threads, if self.threads == 1 { "" } else { "s" });

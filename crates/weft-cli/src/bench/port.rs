@@ -33,6 +33,11 @@ pub(crate) struct Port {
 
 /// Opens the provider that a job is about.
 pub(crate) fn open_domain(job: &Job) -> Result<Domain, Trouble> {
+    open_domain_for(job, 0)
+}
+
+/// The same, with room for so many posted receives if the provider has it.
+pub(crate) fn open_domain_for(job: &Job, receives: usize) -> Result<Domain, Trouble> {
     let library = Library::load(&job.library)?;
     let (op, case) = (job.case.op, &job.case);
     let mut wanted = Wanted {
@@ -45,8 +50,11 @@ pub(crate) fn open_domain(job: &Job) -> Result<Domain, Trouble> {
         threading: if case.threads > 1 { Threading::Completion } else { Threading::Domain },
         delivery: job.delivery,
         can_sleep: job.wait == Wait::Sread,
+        receives,
     };
     match Domain::open(library, &wanted) {
+        // It may have room for fewer; how many, posting them will show.
+        Err(error) if error.is_not_offered() && receives > 0 => open_domain(job),
         // Some providers know only the strongest level.
         Err(error) if error.is_not_offered() && case.threads > 1 => {
             wanted.threading = Threading::Safe;
@@ -61,6 +69,11 @@ impl Port {
     pub(crate) fn open(domain: &Domain, bytes: usize, slots: u32, peers: usize, wait: Wait) -> Result<Self, Trouble> {
         let ep = Endpoint::open(domain, bytes, slots, peers)?;
         Ok(Self { ep, arrived: vec![false; slots as usize], remote: 0, wait })
+    }
+
+    /// How many operations may be under way.
+    pub(crate) fn slots(&self) -> u32 {
+        u32::try_from(self.arrived.len()).unwrap_or(u32::MAX)
     }
 
     /// Where it is reached.

@@ -108,16 +108,24 @@ pub(crate) fn less_is_better(unit: &str) -> bool {
     matches!(unit, "ns" | "B")
 }
 
-/// How many times better one value is than another.
-fn times_better(unit: &str, this: f64, other: f64) -> f64 {
-    if less_is_better(unit) { other / this } else { this / other }
+/// How many times better one value is than another. Nothing is a number of times better than nothing.
+fn times_better(unit: &str, this: f64, other: f64) -> Option<f64> {
+    let ratio = if less_is_better(unit) { other / this } else { this / other };
+    (this > 0.0 && other > 0.0).then_some(ratio)
 }
 
 /// All rows, in the order of cases and subjects.
 pub(crate) fn make(cases: &[Case], subjects: &[Subject], samples: &BTreeMap<(usize, usize), Samples>) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
-    for (&(case, subject), samples) in samples {
-        rows.extend(of_samples(&cases[case], &subjects[subject], samples));
+    for (index, case) in cases.iter().enumerate() {
+        let mine = samples.range((index, 0)..(index + 1, 0));
+        let mut of_case: Vec<Row> =
+            mine.flat_map(|((_, subject), samples)| of_samples(case, &subjects[*subject], samples)).collect();
+        // One metric after the other; what was not measured stands with the first.
+        let metrics: Vec<String> =
+            of_case.iter().map(|row| row.metric.clone()).filter(|name| !name.is_empty()).collect();
+        of_case.sort_by_key(|row| metrics.iter().position(|name| *name == row.metric).unwrap_or_default());
+        rows.extend(of_case);
     }
     for index in 0..rows.len() {
         rows[index].to_best_peer = to_best_peer(&rows, &rows[index]);
@@ -162,7 +170,7 @@ fn to_best_peer(rows: &[Row], row: &Row) -> Option<f64> {
     });
     let this = row.median?;
     // The best is the one that this row is the least better than.
-    peers.filter_map(|peer| Some(times_better(&row.unit, this, peer.median?))).min_by(f64::total_cmp)
+    peers.filter_map(|peer| times_better(&row.unit, this, peer.median?)).min_by(f64::total_cmp)
 }
 
 fn to_floor(rows: &[Row], row: &Row) -> Option<f64> {
@@ -182,7 +190,7 @@ fn to_floor(rows: &[Row], row: &Row) -> Option<f64> {
         return None;
     }
     let bound = floor::bound(row.case.kind, row.case.op, row.case.threads, subject.by_sockets(), median)?;
-    Some(times_better(&row.unit, row.median?, bound))
+    times_better(&row.unit, row.median?, bound)
 }
 
 /// The rows as JSON, one object on each line of an array.

@@ -6,18 +6,32 @@ use super::rows::{Row, less_is_better};
 use super::{cores, stats};
 use crate::render;
 
-/// Heading, table, caption.
+/// Heading, table, notes, caption.
 pub(crate) fn text(options: &Options, host: &Host, cores: &[usize], rows: &[Row]) -> String {
     let mut last = String::new();
+    let notes = notes(rows);
     let lines = rows.iter().map(|row| {
         // What is measured is named once.
         let title = title(rows, row);
         let what = if title == last { String::new() } else { title.clone() };
         last = title;
-        line(row, what)
+        line(row, what, &notes)
     });
-    let heads = ["what", "provider", "median", "min … max", "to best peer", "to floor", "note"];
-    format!("{}\n{}\n{}", heading(options, host, cores), render::table(heads, lines), caption(rows))
+    let heads = ["what", "provider", "median", "min … max", "to best peer", "to floor"];
+    let table = render::table(heads, lines);
+    let listed: Vec<String> = notes.iter().enumerate().map(|(at, note)| format!("[{}] {note}\n", at + 1)).collect();
+    format!("{}\n{table}\n{}{}", heading(options, host, cores), listed.concat(), caption(rows))
+}
+
+/// What there is to say about single rows, each thing once.
+fn notes(rows: &[Row]) -> Vec<&str> {
+    let mut notes: Vec<&str> = Vec::new();
+    for row in rows.iter().filter(|row| !row.note.is_empty()) {
+        if !notes.contains(&row.note.as_str()) {
+            notes.push(&row.note);
+        }
+    }
+    notes
 }
 
 /// What a row's case is, with the metric if there are several.
@@ -61,24 +75,19 @@ fn heading(options: &Options, host: &Host, cores: &[usize]) -> String {
     )
 }
 
-fn line(row: &Row, what: String) -> [String; 7] {
+fn line(row: &Row, what: String, notes: &[&str]) -> [String; 6] {
     let ratio = |ratio: Option<f64>| ratio.map(|ratio| format!("{ratio:.2}")).unwrap_or_default();
-    let median = match row.median {
+    let mut median = match row.median {
         Some(median) => value_text(median, &row.unit),
         None => row.status.name().to_owned(),
     };
+    if let Some(at) = notes.iter().position(|note| *note == row.note) {
+        median += &format!(" [{}]", at + 1);
+    }
     let spread = stats::spread(&row.values).filter(|_| row.values.len() > 1);
     let spread =
         spread.map(|(least, most)| format!("{} … {}", value_text(least, &row.unit), value_text(most, &row.unit)));
-    [
-        what,
-        row.subject.name.clone(),
-        median,
-        spread.unwrap_or_default(),
-        ratio(row.to_best_peer),
-        ratio(row.to_floor),
-        row.note.clone(),
-    ]
+    [what, row.subject.name.clone(), median, spread.unwrap_or_default(), ratio(row.to_best_peer), ratio(row.to_floor)]
 }
 
 fn caption(rows: &[Row]) -> String {

@@ -7,15 +7,30 @@ use super::stats;
 /// Batches in one sample, at least. The median of so many does not see a few that were interrupted.
 const BATCHES: u32 = 16;
 
+/// How long a batch took, and how much of that counts.
+#[derive(Clone, Copy)]
+pub(crate) struct Took {
+    pub(crate) all: Duration,
+    pub(crate) counts: Duration,
+}
+
 /// Nanoseconds of one operation.
 ///
 /// `batch` makes that many operations and tells how long they took. The batches that find out how many operations last
 /// long enough are the warm-up and do not count; then `sample` is filled with batches of one size, at least [`BATCHES`].
 pub(crate) fn nanoseconds<E>(sample: Duration, mut batch: impl FnMut(u64) -> Result<Duration, E>) -> Result<f64, E> {
+    nanoseconds_of_part(sample, |count| batch(count).map(|took| Took { all: took, counts: took }))
+}
+
+/// The same for batches of which only a part counts. The sample is as long as all of it.
+pub(crate) fn nanoseconds_of_part<E>(
+    sample: Duration,
+    mut batch: impl FnMut(u64) -> Result<Took, E>,
+) -> Result<f64, E> {
     let enough = sample / BATCHES;
     let mut count = 1;
     loop {
-        let took = batch(count)?;
+        let took = batch(count)?.all;
         if took >= enough || count >= 1 << 40 {
             break;
         }
@@ -26,8 +41,8 @@ pub(crate) fn nanoseconds<E>(sample: Duration, mut batch: impl FnMut(u64) -> Res
     let (mut total, mut each) = (Duration::ZERO, Vec::new());
     while total < sample || each.len() < BATCHES as usize {
         let took = batch(count)?;
-        total += took;
-        each.push(took.as_secs_f64() * 1e9 / count as f64);
+        total += took.all;
+        each.push(took.counts.as_secs_f64() * 1e9 / count as f64);
         // One operation that alone lasts longer than the sample need not be repeated sixteen times.
         if count == 1 && total >= sample * 2 {
             break;

@@ -1,6 +1,11 @@
 //! The measurements, as the ranks make them.
 
+mod crowd;
 pub(super) mod floor;
+mod matching;
+mod memory;
+mod overlap;
+mod oversubscribe;
 mod pair;
 mod pingpong;
 mod stream;
@@ -8,19 +13,40 @@ mod stream;
 use super::child::{Session, Trouble};
 use super::job::Measure;
 use super::options::Kind;
+use super::plan::Variant;
+use pair::Room;
 
 /// Takes part in a measurement as the rank that the job says.
 pub(super) fn run(session: &mut Session) -> Result<(), Trouble> {
     let job = session.job.clone();
+    let pingpong = Room { window: pingpong::WINDOW, lasting: 0 };
     match (job.floor, job.case.kind) {
         (Some(floor), _) => floor::run(session, floor),
-        (None, Kind::Pingpong) => pair::duel(session, pingpong::WINDOW, &|| pingpong::PingPong::new(&job)),
+        (None, Kind::Pingpong) => pair::duel(session, pingpong, &|| pingpong::PingPong::new(&job)),
         (None, Kind::Bandwidth | Kind::Rate) => {
-            let window = u32::try_from(job.window).map_err(|_| Trouble::Failed("a window too large".to_owned()))?;
-            pair::duel(session, window, &|| stream::Stream::new(&job, window))
+            let window = count(job.window)?;
+            pair::duel(session, Room { window, lasting: 0 }, &|| stream::Stream::new(&job, window))
         }
-        _ => Err(Trouble::NotOffered("not measured yet".to_owned())),
+        (None, Kind::Peers) if job.rank >= 2 => crowd::host(session, job.case.number, 0),
+        (None, Kind::Peers) => {
+            let room = Room { lasting: crowd::SLOTS, ..pingpong };
+            let (mut pairs, everybody) = pair::open(session, room)?;
+            if let (0, Some(idle), [pair]) = (job.rank, everybody.get(2), pairs.as_mut_slice()) {
+                crowd::greet(&mut pair.port, idle, 0..job.case.number)?;
+            }
+            pair::conduct(session, &mut pairs, &|| pingpong::PingPong::new(&job))
+        }
+        (None, Kind::Match) => matching::run(session),
+        (None, Kind::Overlap) => overlap::run(session),
+        (None, Kind::Oversubscribe) => oversubscribe::run(session),
+        (None, Kind::Memory) if job.case.variant == Variant::AvInsert => memory::insert(session),
+        (None, Kind::Memory) => memory::idle_peers(session),
     }
+}
+
+/// A number of slots.
+fn count(number: usize) -> Result<u32, Trouble> {
+    u32::try_from(number).ok().filter(|&count| count < 1 << 24).ok_or_else(|| Trouble::Failed("too many".to_owned()))
 }
 
 /// What the time of one operation means for a kind.
@@ -29,6 +55,7 @@ pub(super) fn measures(kind: Kind, size: usize, nanoseconds: f64) -> Vec<Measure
         // Bytes per nanosecond are gigabytes per second.
         Kind::Bandwidth => Measure::new("bandwidth", size as f64 / nanoseconds * 1e3, "MB/s"),
         Kind::Rate => Measure::new("rate", 1e3 / nanoseconds, "Mop/s"),
+        Kind::Match => Measure::new("cost", nanoseconds, "ns"),
         _ => Measure::new("latency", nanoseconds, "ns"),
     }]
 }

@@ -16,8 +16,8 @@ use super::super::child::{Session, Trouble};
 use super::super::cores;
 use super::super::job::{Hello, Job};
 use super::super::options::{Bind, Kind, Op};
-use super::super::port::{Peer, Port, open_domain};
-use super::super::timing;
+use super::super::port::{Peer, Port, open_domain_for};
+use super::super::timing::{self, Took};
 use super::measures;
 
 /// The tag of what is measured.
@@ -97,6 +97,10 @@ pub(crate) trait Duel {
     fn verify(&mut self, _pair: &mut Pair) -> Result<(), Trouble> {
         Ok(())
     }
+    /// How long what counts of the batch took, if that is not all of it.
+    fn own_time(&mut self) -> Option<Duration> {
+        None
+    }
     /// From the time of one of `count` to that of an operation.
     fn per_operation(&self, nanoseconds: f64) -> f64;
 }
@@ -126,6 +130,11 @@ impl Pair {
 
     const fn extra(&self, number: u32) -> u32 {
         2 * self.window + number
+    }
+
+    /// The slot of the `at`th operation that stays under way beside the windows.
+    pub(crate) const fn lasting_slot(&self, at: u32) -> u32 {
+        2 * self.window + EXTRA_SLOTS + at
     }
 
     fn receive_control(&mut self) -> Result<(), Trouble> {
@@ -163,6 +172,18 @@ impl Pair {
         self.port.finish(self.extra(3))
     }
 
+    /// The same, but not for ever.
+    pub(crate) fn await_ack_for(&mut self, limit: Duration) -> Result<(), Trouble> {
+        let (slot, end) = (self.extra(3), Instant::now() + limit);
+        while !self.port.take(slot) {
+            self.port.poll()?;
+            if Instant::now() > end {
+                return Err(Trouble::Stuck);
+            }
+        }
+        Ok(())
+    }
+
     /// Sends an acknowledgement.
     #[inline]
     pub(crate) fn acknowledge(&mut self) -> Result<(), Trouble> {
@@ -174,15 +195,16 @@ impl Pair {
     }
 
     /// Measures: nanoseconds of one of the things that batches count.
-    fn measure(&mut self, duel: &mut impl Duel, sample: Duration) -> Result<f64, Trouble> {
-        timing::nanoseconds(sample, |count| self.timed(duel, count))
+    pub(crate) fn measure(&mut self, duel: &mut impl Duel, sample: Duration) -> Result<f64, Trouble> {
+        timing::nanoseconds_of_part(sample, |count| self.timed(duel, count))
     }
 
-    fn timed(&mut self, duel: &mut impl Duel, count: u64) -> Result<Duration, Trouble> {
+    fn timed(&mut self, duel: &mut impl Duel, count: u64) -> Result<Took, Trouble> {
         self.announce(count)?;
         let start = Instant::now();
         duel.active(self, count)?;
-        Ok(start.elapsed())
+        let all = start.elapsed();
+        Ok(Took { all, counts: duel.own_time().unwrap_or(all) })
     }
 
     /// Does what the peer announces, until it announces the end.
@@ -196,19 +218,32 @@ impl Pair {
     }
 }
 
-/// Opens an endpoint per thread, and gets to know the peer's.
-fn open(session: &Session, window: u32) -> Result<Vec<Pair>, Trouble> {
+/// What a pair needs.
+#[derive(Clone, Copy)]
+pub(crate) struct Room {
+    /// Operations under way each way.
+    pub(crate) window: u32,
+    /// Receives that stay posted besides.
+    pub(crate) lasting: u32,
+}
+
+/// Opens an endpoint per thread, and gets to know the peer's. Ranks after the first two are given along.
+pub(crate) fn open(session: &Session, room: Room) -> Result<(Vec<Pair>, Vec<Hello>), Trouble> {
+    let window = room.window;
     let job = &session.job;
     let layout = Layout::new(job.case.size, window);
-    let domain = open_domain(job)?;
+    // Only who needs a deep queue asks for one; the default is for everybody else.
+    let deep = room.lasting as usize + 2 * window as usize;
+    let domain = open_domain_for(job, if room.lasting > 64 { deep } else { 0 })?;
     let most = domain.inject_bytes();
     if job.inject && !job.case.is_remote() && job.case.size > most {
         return Err(Trouble::NotOffered(format!("it injects no more than {most} bytes")));
     }
     let mut hello = Hello::default();
     let mut ports = Vec::new();
+    let idle = if job.case.kind == Kind::Peers { job.case.number } else { 0 };
     for _ in 0..job.case.threads {
-        let port = Port::open(&domain, layout.bytes(), Pair::slots(window), job.ranks, job.wait)?;
+        let port = Port::open(&domain, layout.bytes(), Pair::slots(window) + room.lasting, job.ranks + idle, job.wait)?;
         if job.case.op == Op::FetchAdd {
             port.ep.fetch_add_offered()?;
         }
@@ -221,16 +256,26 @@ fn open(session: &Session, window: u32) -> Result<Vec<Pair>, Trouble> {
         let peer = port.meet(other, thread)?;
         Pair::new(port, peer, layout, window)
     };
-    ports.into_iter().enumerate().map(meet).collect()
+    let pairs: Result<Vec<Pair>, Trouble> = ports.into_iter().enumerate().map(meet).collect();
+    Ok((pairs?, everybody))
 }
 
 /// A whole measurement between two ranks, each with as many threads as the case says.
 pub(crate) fn duel<D: Duel + Send>(
     session: &mut Session,
-    window: u32,
+    room: Room,
     make: &(dyn Fn() -> D + Sync),
 ) -> Result<(), Trouble> {
-    let mut pairs = open(session, window)?;
+    let (mut pairs, _) = open(session, room)?;
+    conduct(session, &mut pairs, make)
+}
+
+/// The measurement itself, with pairs that are open.
+pub(crate) fn conduct<D: Duel + Send>(
+    session: &Session,
+    pairs: &mut [Pair],
+    make: &(dyn Fn() -> D + Sync),
+) -> Result<(), Trouble> {
     let job = &session.job;
     let threads = pairs.len();
     // Of threads that measure, all go on until all have measured, so that each is measured beside the others.
@@ -241,7 +286,7 @@ pub(crate) fn duel<D: Duel + Send>(
         }
         side(job, pair, &mut make(), &start, &measuring)
     };
-    let results: Vec<Result<Option<f64>, Trouble>> = match pairs.as_mut_slice() {
+    let results: Vec<Result<Option<f64>, Trouble>> = match &mut *pairs {
         [only] => vec![each((0, only))],
         many => std::thread::scope(|scope| {
             let each = &each;

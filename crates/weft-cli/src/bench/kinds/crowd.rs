@@ -1,0 +1,74 @@
+//! Idle peers: many endpoints in one process, each of which was spoken to once and is connected since.
+
+use std::ops::Range;
+
+use weft_client::Piece;
+
+use super::super::child::{Session, Trouble};
+use super::super::job::Hello;
+use super::super::port::{Port, open_domain};
+
+const GREETING: u64 = 11;
+const ANSWER: u64 = 12;
+
+/// Slots of the greeting and of the answer: the last ones of a port.
+pub(crate) const SLOTS: u32 = 2;
+const OUT: Piece = Piece { offset: 1024, len: 8 };
+const IN: Piece = Piece { offset: 1088, len: 8 };
+/// Memory of an idle endpoint.
+const BYTES: usize = 2048;
+/// How often an idle process looks after its endpoints, in milliseconds.
+const PAUSE_MS: i64 = 500;
+
+/// Is so many idle peers of rank `hub`'s first endpoint.
+pub(crate) fn host(session: &Session, endpoints: usize, hub: usize) -> Result<(), Trouble> {
+    let domain = open_domain(&session.job)?;
+    let mut hello = Hello::default();
+    let mut ports = Vec::new();
+    for _ in 0..endpoints {
+        let port = Port::open(&domain, BYTES, SLOTS, 1, session.job.wait)?;
+        port.add_to(&mut hello);
+        ports.push(port);
+    }
+    let everybody = session.exchange(hello)?;
+    let hub = everybody.get(hub).ok_or(Trouble::Failed("there is nobody to wait for".to_owned()))?;
+    for port in &mut ports {
+        port.post(|ep| ep.tagged_recv(0, IN, GREETING, 0))?;
+    }
+    let mut waiting: Vec<usize> = (0..ports.len()).collect();
+    while !waiting.is_empty() {
+        let mut still = Vec::with_capacity(waiting.len());
+        for at in waiting {
+            let port = &mut ports[at];
+            port.poll()?;
+            if port.take(0) {
+                let to = port.meet(hub, 0)?.address;
+                port.post(|ep| ep.tagged_send(1, OUT, to, ANSWER))?;
+            } else {
+                still.push(at);
+            }
+        }
+        waiting = still;
+        std::thread::yield_now();
+    }
+    session.linger(PAUSE_MS, || ports.iter_mut().try_for_each(|port| port.poll().map(|_| ())))
+}
+
+/// Speaks to some of the endpoints of an idle process, one after the other, so that they are connected.
+pub(crate) fn greet(port: &mut Port, idle: &Hello, which: Range<usize>) -> Result<(), Trouble> {
+    let (out_slot, in_slot) = (port.slots() - SLOTS, port.slots() - 1);
+    for at in which {
+        let to = port.meet(idle, at)?.address;
+        port.post(|ep| ep.tagged_recv(in_slot, IN, ANSWER, 0))?;
+        port.post(|ep| ep.tagged_send(out_slot, OUT, to, GREETING))?;
+        for slot in [out_slot, in_slot] {
+            while !port.take(slot) {
+                // There may be more processes than cores.
+                if port.poll()? == 0 {
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+    Ok(())
+}

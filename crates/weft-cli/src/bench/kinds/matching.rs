@@ -1,0 +1,171 @@
+//! The cost of a match against the depth of the queue that is searched.
+//!
+//! Rank 0 has a number of receives posted (or of unexpected messages) that match nothing that comes, and behind them those
+//! that do. *Posted*: with [`BURST`] matching receives posted, it asks rank 1 for as many messages; what counts is the time until
+//! all have come. *Unexpected*: rank 1 sends as many, and one more that says so; then rank 0 posts the receives, and what
+//! counts is the time until all are complete. Receives of the wildcard variants ignore [`IGNORED`] bits of the tag, those
+//! that match nothing too.
+
+use std::time::{Duration, Instant};
+
+use weft_client::Piece;
+
+use super::super::child::{Session, Trouble};
+use super::super::plan::Variant;
+use super::count;
+use super::pair::{Duel, Pair, Room, duel};
+
+/// Messages matched at a time.
+const BURST: u32 = 32;
+/// How long unexpected messages may take to arrive. A provider that stops reading when it has many of them never gets there.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Bits that wildcards ignore.
+const IGNORED: u64 = 0xffff;
+/// The tag of messages that match, and what differs from it in ignored bits only.
+const MATCHING: u64 = 9 << 16;
+const SENT: u64 = MATCHING | 7;
+
+/// The tag of the `at`th that matches nothing.
+const fn other(at: u32) -> u64 {
+    (1000 + at as u64) << 16
+}
+
+/// The measurement.
+pub(crate) fn run(session: &mut Session) -> Result<(), Trouble> {
+    let case = &session.job.case;
+    let depth = count(case.number)?;
+    let (posted, wildcard) = match case.variant {
+        Variant::PostedExact => (true, false),
+        Variant::PostedWildcard => (true, true),
+        Variant::UnexpectedExact => (false, false),
+        _ => (false, true),
+    };
+    let room = Room { window: BURST, lasting: if posted { depth } else { 1 } };
+    let finished =
+        duel(session, room, &|| Matching { depth, posted, wildcard, under_way: [false; BURST as usize], took: None });
+    match finished {
+        Err(Trouble::Stuck) => Err(Trouble::NotOffered(format!("its queue does not get {depth} deep"))),
+        other => other,
+    }
+}
+
+struct Matching {
+    depth: u32,
+    posted: bool,
+    wildcard: bool,
+    under_way: [bool; BURST as usize],
+    /// What counts of a batch.
+    took: Option<Duration>,
+}
+
+impl Matching {
+    fn ignore(&self) -> u64 {
+        if self.wildcard { IGNORED } else { 0 }
+    }
+
+    fn receive(&self, pair: &mut Pair, at: u32) -> Result<(), Trouble> {
+        let (slot, piece) = (pair.in_slot(at), pair.layout.incoming(at));
+        let tag = if self.wildcard { MATCHING } else { SENT };
+        pair.port.post(|ep| ep.tagged_recv(slot, piece, tag, self.ignore()))
+    }
+
+    fn receive_all(&self, pair: &mut Pair) -> Result<(), Trouble> {
+        (0..BURST).try_for_each(|at| self.receive(pair, at))
+    }
+
+    fn await_all(pair: &mut Pair) -> Result<(), Trouble> {
+        (0..BURST).try_for_each(|at| pair.port.finish(pair.in_slot(at)))
+    }
+
+    fn send_all(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
+        let to = pair.peer.address;
+        for at in 0..BURST {
+            let (slot, piece) = (pair.out_slot(at), pair.layout.outgoing(at));
+            if std::mem::replace(&mut self.under_way[at as usize], true) {
+                pair.port.finish(slot)?;
+            }
+            pair.port.post(|ep| ep.tagged_send(slot, piece, to, SENT))?;
+        }
+        Ok(())
+    }
+
+    /// Posts the receives that match nothing.
+    fn fill_posted(&self, pair: &mut Pair) -> Result<(), Trouble> {
+        let piece = Piece { offset: pair.layout.incoming(0).offset, len: 8 };
+        (0..self.depth).try_for_each(|at| {
+            let slot = pair.lasting_slot(at);
+            pair.port.post(|ep| ep.tagged_recv(slot, piece, other(at), self.ignore()))
+        })
+    }
+
+    /// Sends the messages that nobody expects. They are complete when they are with the peer, which they stay with.
+    fn fill_unexpected(&self, pair: &mut Pair) -> Result<(), Trouble> {
+        let (to, slot) = (pair.peer.address, pair.lasting_slot(0));
+        let piece = Piece { offset: pair.layout.outgoing(0).offset, len: 8 };
+        (0..self.depth).try_for_each(|at| {
+            pair.port.post(|ep| ep.tagged_send(slot, piece, to, other(at)))?;
+            pair.port.finish(slot)
+        })
+    }
+}
+
+impl Duel for Matching {
+    fn prepare(&mut self, pair: &mut Pair, active: bool) -> Result<(), Trouble> {
+        match (self.posted, active) {
+            (true, true) => self.fill_posted(pair),
+            (true, false) => Ok(()),
+            // What is sent after them arrives after them.
+            (false, true) => {
+                pair.expect_ack()?;
+                pair.await_ack_for(PATIENCE)
+            }
+            (false, false) => {
+                self.fill_unexpected(pair)?;
+                pair.acknowledge()
+            }
+        }
+    }
+
+    fn active(&mut self, pair: &mut Pair, bursts: u64) -> Result<(), Trouble> {
+        let mut took = Duration::ZERO;
+        for _ in 0..bursts {
+            if self.posted {
+                self.receive_all(pair)?;
+                let start = Instant::now();
+                pair.acknowledge()?;
+                Self::await_all(pair)?;
+                took += start.elapsed();
+            } else {
+                pair.expect_ack()?;
+                pair.acknowledge()?;
+                pair.await_ack_for(PATIENCE)?;
+                let start = Instant::now();
+                self.receive_all(pair)?;
+                Self::await_all(pair)?;
+                took += start.elapsed();
+            }
+        }
+        self.took = Some(took);
+        Ok(())
+    }
+
+    fn passive(&mut self, pair: &mut Pair, bursts: u64) -> Result<(), Trouble> {
+        for _ in 0..bursts {
+            pair.expect_ack()?;
+            pair.await_ack()?;
+            self.send_all(pair)?;
+            if !self.posted {
+                pair.acknowledge()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn own_time(&mut self) -> Option<Duration> {
+        self.took.take()
+    }
+
+    fn per_operation(&self, nanoseconds: f64) -> f64 {
+        nanoseconds / f64::from(BURST)
+    }
+}

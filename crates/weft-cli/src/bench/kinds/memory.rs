@@ -1,0 +1,182 @@
+//! Memory of an idle peer, and of an inserted address.
+//!
+//! *Resident* memory counts every page that this process has touched, shared memory too; *proportional* memory counts a
+//! page of shared memory as the share of each process that maps it. Pages of files (programs, libraries) are in neither: how many of
+//! them are there depends on which code has run. Kernel memory, of sockets for instance, is not counted either.
+
+use std::time::Instant;
+
+use weft_client::{Domain, Endpoint};
+
+use super::super::child::{Session, Trouble};
+use super::super::job::{Hello, Measure};
+use super::super::port::{Port, open_domain};
+use super::crowd;
+
+/// Addresses inserted by one call.
+const CHUNK: usize = 4096;
+
+/// Memory of a peer that was spoken to once. Rank 0 is the hub; two others have half of the peers each.
+pub(crate) fn idle_peers(session: &mut Session) -> Result<(), Trouble> {
+    let job = &session.job;
+    let number = job.case.number.max(2);
+    let halves = [number / 2, number - number / 2];
+    if job.rank > 0 {
+        return crowd::host(session, halves[job.rank - 1], 0);
+    }
+    let domain = open_domain(job)?;
+    let mut port = Port::open(&domain, 4096, crowd::SLOTS, number, job.wait)?;
+    let mut hello = Hello::default();
+    port.add_to(&mut hello);
+    let everybody = session.exchange(hello)?;
+    let [_, first, second] = everybody.as_slice() else { return Err(Trouble::Failed("a rank is missing".to_owned())) };
+    // What the first peer takes is not what one more takes.
+    crowd::greet(&mut port, first, 0..1)?;
+    let before = Usage::now()?;
+    crowd::greet(&mut port, first, 1..halves[0])?;
+    crowd::greet(&mut port, second, 0..halves[1])?;
+    let (peers, after) = ((number - 1) as f64, Usage::now()?);
+    session.result(vec![
+        Measure::new("resident", (after.resident - before.resident) / peers, "B"),
+        Measure::new("proportional", (after.proportional - before.proportional) / peers, "B"),
+    ]);
+    session.finish(|| port.linger())
+}
+
+/// Memory and time of an address in the address vector.
+pub(crate) fn insert(session: &mut Session) -> Result<(), Trouble> {
+    let job = &session.job;
+    let number = job.case.number;
+    let domain = open_domain(job)?;
+    let mut port = Port::open(&domain, 4096, 1, number, job.wait)?;
+    session.exchange(Hello::default())?;
+    let mut names = Names::new(&domain, &port.ep, &job.provider)?;
+    let mut chunk = Vec::with_capacity(CHUNK * port.ep.name().len());
+    let before = Usage::now()?;
+    let mut took = 0.0;
+    for start in (0..number).step_by(CHUNK) {
+        let count = CHUNK.min(number - start);
+        chunk.clear();
+        (start..start + count).for_each(|index| names.append(index, &mut chunk));
+        let start = Instant::now();
+        port.ep.insert(&chunk, count)?;
+        took += start.elapsed().as_secs_f64() * 1e9;
+    }
+    let after = Usage::now()?;
+    session.result(vec![
+        Measure::new("resident", (after.resident - before.resident) / number as f64, "B"),
+        Measure::new("time", took / number as f64, "ns"),
+    ]);
+    session.finish(|| port.linger())
+}
+
+/// Makes up addresses of endpoints that there are not, after the pattern of one that there is.
+struct Names {
+    pattern: Vec<u8>,
+    /// Where the bytes are that distinguish them; they take the lowest bytes of the number, last byte first.
+    vary: Vec<usize>,
+    /// They are strings, which the number is appended to.
+    strings: bool,
+}
+
+impl Names {
+    fn new(domain: &Domain, ep: &Endpoint, provider: &str) -> Result<Self, Trouble> {
+        let pattern = ep.name().to_vec();
+        let (vary, strings) = match (domain.address_format(), pattern.len()) {
+            // sockaddr_in: the last three bytes of the address, so that it stays in its network, then the port.
+            (weft_client::FORMAT_SOCKADDR_IN, 16..) => (vec![7, 6, 5, 3], false),
+            // sockaddr_in6: the last bytes of the address.
+            (weft_client::FORMAT_SOCKADDR_IN6, 28..) => (vec![23, 22, 21, 20], false),
+            (weft_client::FORMAT_STRING, _) => (Vec::new(), true),
+            // The endpoint's identity, see docs/protocol.md.
+            (_, 64) if provider == "weft" => (vec![47, 46, 45, 44], false),
+            (format, _) => return Err(Trouble::NotOffered(format!("addresses of format {format} cannot be made up"))),
+        };
+        Ok(Self { pattern, vary, strings })
+    }
+
+    fn append(&mut self, index: usize, chunk: &mut Vec<u8>) {
+        if self.strings {
+            let text = self.pattern.split(|&byte| byte == 0).next().unwrap_or_default();
+            chunk.extend_from_slice(text);
+            chunk.extend_from_slice(format!("{index}\0").as_bytes());
+            return;
+        }
+        let start = chunk.len();
+        chunk.extend_from_slice(&self.pattern);
+        for (at, byte) in self.vary.iter().zip(index.to_le_bytes()) {
+            chunk[start + at] = byte;
+        }
+    }
+}
+
+/// Memory of this process, in bytes.
+struct Usage {
+    resident: f64,
+    proportional: f64,
+}
+
+impl Usage {
+    fn now() -> Result<Self, Trouble> {
+        Ok(Self::parse(&std::fs::read_to_string("/proc/self/smaps")?))
+    }
+
+    /// Adds up the mappings of the kernel's listing: a head line with addresses and path, then fields.
+    fn parse(text: &str) -> Self {
+        let mut usage = Self { resident: 0.0, proportional: 0.0 };
+        let mut counts = false;
+        for line in text.lines() {
+            let mut words = line.split_ascii_whitespace();
+            let first = words.next().unwrap_or_default();
+            let sum = match first {
+                "Rss:" => &mut usage.resident,
+                "Pss:" => &mut usage.proportional,
+                head if !head.ends_with(':') => {
+                    // Address, permissions, offset, device, inode, path.
+                    counts = words.nth(4).is_none_or(is_memory);
+                    continue;
+                }
+                _ => continue,
+            };
+            if let (true, Some(Ok(kib))) = (counts, words.next().map(str::parse::<f64>)) {
+                *sum += kib * 1024.0;
+            }
+        }
+        usage
+    }
+}
+
+/// Whether a mapping is memory and not a file's.
+fn is_memory(path: &str) -> bool {
+    path.starts_with('[') || ["/memfd:", "/dev/shm/", "/dev/zero", "/SYSV"].iter().any(|start| path.starts_with(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read() {
+        let usage = Usage::parse(
+            "55d0-55d4 r-xp 00000000 08:01 1234       /usr/bin/weft\nRss:       100 kB\nPss:       50 kB\n\
+             7f00-7f01 rw-p 00000000 00:00 0 \nSize:  9 kB\nRss:       8 kB\nPss:       8 kB\n\
+             7f02-7f03 rw-s 00000000 00:01 99   /memfd:weft (deleted)\nRss:       2 kB\nPss:       1 kB\n",
+        );
+        assert_eq!((usage.resident, usage.proportional), (10240.0, 9216.0));
+        assert!(Usage::now().expect("this system has it").resident > 4096.0);
+    }
+
+    #[test]
+    fn made_up_addresses_differ() {
+        let mut chunk = Vec::new();
+        let mut names = Names { pattern: vec![9; 16], vary: vec![7, 6, 5, 3], strings: false };
+        [1, 256, 65_536, 1 << 24].into_iter().for_each(|index| names.append(index, &mut chunk));
+        let mut all: Vec<&[u8]> = chunk.chunks(16).collect();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!((all.len(), chunk.len()), (4, 64));
+        let mut text = Vec::new();
+        Names { pattern: b"fi_shm://1\0".to_vec(), vary: vec![], strings: true }.append(5, &mut text);
+        assert_eq!(text, b"fi_shm://15\0");
+    }
+}

@@ -1,0 +1,181 @@
+//! What a transfer costs the core that computes meanwhile.
+//!
+//! Rank 0 posts a send (or a receive, and asks for the message), computes, and waits. Two methods read the same iterations:
+//! - *message overhead* (Sandia MPI Micro-Benchmarks): with work that lasts longer than the transfer, what the iteration takes
+//!   beyond the work alone is overhead; availability is the share of the transfer's own time that is not overhead.
+//! - *post–work–wait* (COMB): how long posting and waiting take, and which share of the iteration the work alone would take.
+//!
+//! During the work nothing is called: what moves on then, the provider or the system moves.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use super::super::child::{Session, Trouble};
+use super::super::job::Measure;
+use super::super::plan::Variant;
+use super::super::{stats, timing};
+use super::pair::{DATA, Duel, Pair, Room, open};
+
+/// How much longer than the transfer the work lasts.
+const STRETCH: f64 = 2.0;
+/// Steps of work of which the length is found out.
+const STEPS: u64 = 100_000;
+
+/// The measurement.
+pub(crate) fn run(session: &mut Session) -> Result<(), Trouble> {
+    let (mut pairs, _) = open(session, Room { window: 1, lasting: 0 })?;
+    let job = &session.job;
+    let [pair] = pairs.as_mut_slice() else { return Err(Trouble::Failed("one thread is enough".to_owned())) };
+    let mut duel = Overlap { sending: job.case.variant == Variant::Sender, ..Overlap::default() };
+    duel.prepare(pair, job.rank == 0)?;
+    if job.rank == 0 {
+        let sample = Duration::from_millis(job.sample_ms as u64);
+        let result = measure(pair, &mut duel, sample)?;
+        pair.announce(0)?;
+        session.result(result);
+    } else {
+        pair.serve(&mut duel)?;
+    }
+    session.finish(|| pair.port.linger())
+}
+
+fn measure(pair: &mut Pair, duel: &mut Overlap, sample: Duration) -> Result<Vec<Measure>, Trouble> {
+    let transfer = pair.measure(duel, sample)?;
+    let alone = |steps: u64| {
+        timing::nanoseconds(sample / 4, |count| {
+            let start = Instant::now();
+            (0..count).for_each(|_| work(steps));
+            Ok::<_, Trouble>(start.elapsed())
+        })
+    };
+    let step = alone(STEPS)? / STEPS as f64;
+    // A number of steps: positive, and far below what a float cannot count.
+    #[allow(clippy::cast_possible_truncation)]
+    let steps = (transfer * STRETCH / step).ceil() as u64;
+    let work_alone = alone(steps)?;
+    duel.steps = steps;
+    duel.phases.clear();
+    let iteration = pair.measure(duel, sample)?;
+    let phase = |which: fn(&Phases) -> f64| {
+        let all: Vec<f64> = duel.phases.iter().map(which).collect();
+        stats::median(&all).unwrap_or_default()
+    };
+    let overhead = (iteration - work_alone).max(0.0);
+    let percent = |share: f64| (share * 100.0).clamp(0.0, 100.0);
+    Ok(vec![
+        Measure::new("transfer alone", transfer, "ns"),
+        Measure::new("overhead", overhead, "ns"),
+        Measure::new("availability", percent(1.0 - overhead / transfer), "%"),
+        Measure::new("post", phase(|batch| batch.post_ns), "ns"),
+        Measure::new("wait", phase(|batch| batch.wait_ns), "ns"),
+        Measure::new("post-work-wait availability", percent(work_alone / iteration), "%"),
+    ])
+}
+
+/// Computes for so many steps.
+fn work(steps: u64) {
+    let mut value = black_box(1_u64);
+    for _ in 0..steps {
+        value = black_box(value.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(7));
+    }
+    black_box(value);
+}
+
+/// Where the time of an iteration went, on the average of a batch.
+struct Phases {
+    post_ns: f64,
+    wait_ns: f64,
+}
+
+#[derive(Default)]
+struct Overlap {
+    sending: bool,
+    steps: u64,
+    took: Option<Duration>,
+    phases: Vec<Phases>,
+    under_way: bool,
+}
+
+impl Overlap {
+    fn receive(pair: &mut Pair) -> Result<(), Trouble> {
+        let (slot, piece) = (pair.in_slot(0), pair.layout.incoming(0));
+        pair.port.post(|ep| ep.tagged_recv(slot, piece, DATA, 0))
+    }
+
+    fn send(&mut self, pair: &mut Pair) -> Result<(), Trouble> {
+        let (slot, piece, to) = (pair.out_slot(0), pair.layout.outgoing(0), pair.peer.address);
+        if std::mem::replace(&mut self.under_way, true) {
+            pair.port.finish(slot)?;
+        }
+        pair.port.post(|ep| ep.tagged_send(slot, piece, to, DATA))
+    }
+
+    /// One iteration: when posting, working and waiting were over.
+    fn iteration(&mut self, pair: &mut Pair) -> Result<[Instant; 4], Trouble> {
+        if self.sending {
+            pair.expect_ack()?;
+        }
+        let start = Instant::now();
+        let slot = if self.sending {
+            self.send(pair)?;
+            pair.out_slot(0)
+        } else {
+            Self::receive(pair)?;
+            pair.acknowledge()?;
+            pair.in_slot(0)
+        };
+        let posted = Instant::now();
+        work(self.steps);
+        let worked = Instant::now();
+        pair.port.finish(slot)?;
+        let over = Instant::now();
+        if self.sending {
+            self.under_way = false;
+            pair.await_ack()?;
+        }
+        Ok([start, posted, worked, over])
+    }
+}
+
+impl Duel for Overlap {
+    fn prepare(&mut self, pair: &mut Pair, active: bool) -> Result<(), Trouble> {
+        if self.sending && !active { Self::receive(pair) } else { Ok(()) }
+    }
+
+    fn active(&mut self, pair: &mut Pair, count: u64) -> Result<(), Trouble> {
+        let (mut took, mut post, mut wait) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+        for _ in 0..count {
+            let [start, posted, worked, over] = self.iteration(pair)?;
+            took += over - start;
+            post += posted - start;
+            wait += over - worked;
+        }
+        self.took = Some(took);
+        let mean = |total: Duration| total.as_secs_f64() * 1e9 / count as f64;
+        self.phases.push(Phases { post_ns: mean(post), wait_ns: mean(wait) });
+        Ok(())
+    }
+
+    fn passive(&mut self, pair: &mut Pair, count: u64) -> Result<(), Trouble> {
+        for _ in 0..count {
+            if self.sending {
+                pair.port.finish(pair.in_slot(0))?;
+                Self::receive(pair)?;
+                pair.acknowledge()?;
+            } else {
+                pair.expect_ack()?;
+                pair.await_ack()?;
+                self.send(pair)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn own_time(&mut self) -> Option<Duration> {
+        self.took.take()
+    }
+
+    fn per_operation(&self, nanoseconds: f64) -> f64 {
+        nanoseconds
+    }
+}

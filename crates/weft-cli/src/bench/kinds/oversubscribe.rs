@@ -1,0 +1,155 @@
+//! Collective operations of more ranks than there are cores, over tagged messages.
+//!
+//! A *barrier* by dissemination: in step k each rank sends to the rank 2^k further on and hears from the one 2^k back. An
+//! *all-reduce* of 8 bytes by recursive doubling; ranks beyond the largest power of two first give their number to a partner,
+//! and hear the result from it. Every result is checked. Rank 0 measures; it tells the others how many operations a batch has.
+
+use std::time::{Duration, Instant};
+
+use weft_client::Piece;
+
+use super::super::child::{Session, Trouble};
+use super::super::job::{Hello, Measure};
+use super::super::plan::Variant;
+use super::super::port::{Peer, Port, open_domain};
+use super::super::timing;
+
+/// Steps of one operation: enough for 2^16 ranks, and two to fold the ranks beyond a power of two.
+const STEPS: u32 = 18;
+const FOLD: u32 = 16;
+const UNFOLD: u32 = 17;
+/// The tag of a step is this and its number.
+const STEP_TAG: u64 = 64;
+const BATCH_TAG: u64 = 5;
+const BATCH_OUT: u32 = 2 * STEPS;
+const BATCH_IN: u32 = 2 * STEPS + 1;
+const SLOTS: u32 = 2 * STEPS + 2;
+
+/// Each slot has a cache line of its own.
+const fn piece(slot: u32) -> Piece {
+    Piece { offset: slot as usize * 64, len: 8 }
+}
+
+/// The measurement.
+pub(crate) fn run(session: &mut Session) -> Result<(), Trouble> {
+    let job = &session.job;
+    let domain = open_domain(job)?;
+    let mut port = Port::open(&domain, SLOTS as usize * 64, SLOTS, job.ranks, job.wait)?;
+    let mut hello = Hello::default();
+    port.add_to(&mut hello);
+    let everybody = session.exchange(hello)?;
+    let peers: Result<Vec<Peer>, Trouble> = everybody.iter().map(|hello| port.meet(hello, 0)).collect();
+    let mut group = Group { port, peers: peers?, rank: job.rank, under_way: [false; SLOTS as usize] };
+    let barrier = job.case.variant == Variant::Barrier;
+    if job.rank == 0 {
+        let sample = Duration::from_millis(job.sample_ms as u64);
+        let nanoseconds = timing::nanoseconds(sample, |count| {
+            group.announce(count)?;
+            let start = Instant::now();
+            group.operate(barrier, count)?;
+            Ok::<_, Trouble>(start.elapsed())
+        })?;
+        group.announce(0)?;
+        session.result(vec![Measure::new("time", nanoseconds, "ns")]);
+    } else {
+        loop {
+            match group.next_batch()? {
+                0 => break,
+                count => group.operate(barrier, count)?,
+            }
+        }
+    }
+    session.linger(1, || group.port.linger())
+}
+
+struct Group {
+    port: Port,
+    peers: Vec<Peer>,
+    rank: usize,
+    under_way: [bool; SLOTS as usize],
+}
+
+impl Group {
+    fn send(&mut self, slot: u32, to: usize, tag: u64, value: u64) -> Result<(), Trouble> {
+        if std::mem::replace(&mut self.under_way[slot as usize], true) {
+            self.port.finish(slot)?;
+        }
+        let address = self.peers[to].address;
+        self.port.ep.store(piece(slot).offset, value)?;
+        self.port.post(|ep| ep.tagged_send(slot, piece(slot), address, tag))
+    }
+
+    /// Receives in a step; in each step there is only one rank that may send to us.
+    fn expect(&mut self, step: u32) -> Result<(), Trouble> {
+        let slot = STEPS + step;
+        self.port.post(|ep| ep.tagged_recv(slot, piece(slot), STEP_TAG + u64::from(step), 0))
+    }
+
+    fn hear(&mut self, step: u32) -> Result<u64, Trouble> {
+        self.port.finish(STEPS + step)?;
+        Ok(self.port.ep.load(piece(STEPS + step).offset)?)
+    }
+
+    fn tell(&mut self, step: u32, to: usize, value: u64) -> Result<(), Trouble> {
+        self.send(step, to, STEP_TAG + u64::from(step), value)
+    }
+
+    fn announce(&mut self, count: u64) -> Result<(), Trouble> {
+        (1..self.peers.len()).try_for_each(|to| self.send(BATCH_OUT, to, BATCH_TAG, count))
+    }
+
+    fn next_batch(&mut self) -> Result<u64, Trouble> {
+        self.port.post(|ep| ep.tagged_recv(BATCH_IN, piece(BATCH_IN), BATCH_TAG, 0))?;
+        self.port.finish(BATCH_IN)?;
+        Ok(self.port.ep.load(piece(BATCH_IN).offset)?)
+    }
+
+    fn operate(&mut self, barrier: bool, count: u64) -> Result<(), Trouble> {
+        let ranks = self.peers.len() as u64;
+        for round in 0..count {
+            if barrier {
+                self.barrier()?;
+                continue;
+            }
+            let sum = self.allreduce(self.rank as u64 + round)?;
+            let expected = ranks * (ranks - 1) / 2 + ranks * round;
+            if sum != expected {
+                return Err(Trouble::Failed(format!("the sum over {ranks} ranks is {sum} instead of {expected}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn barrier(&mut self) -> Result<(), Trouble> {
+        let ranks = self.peers.len();
+        for step in (0..FOLD).take_while(|step| 1 << step < ranks) {
+            self.expect(step)?;
+            self.tell(step, (self.rank + (1 << step)) % ranks, 0)?;
+            self.hear(step)?;
+        }
+        Ok(())
+    }
+
+    fn allreduce(&mut self, mut value: u64) -> Result<u64, Trouble> {
+        let ranks = self.peers.len();
+        let power = 1 << ranks.ilog2();
+        if self.rank >= power {
+            self.expect(UNFOLD)?;
+            self.tell(FOLD, self.rank - power, value)?;
+            return self.hear(UNFOLD);
+        }
+        if self.rank + power < ranks {
+            self.expect(FOLD)?;
+            value += self.hear(FOLD)?;
+        }
+        for step in (0..FOLD).take_while(|step| 1 << step < power) {
+            self.expect(step)?;
+            self.tell(step, self.rank ^ (1 << step), value)?;
+            value += self.hear(step)?;
+        }
+        if self.rank + power < ranks {
+            self.tell(UNFOLD, self.rank + power, value)?;
+        }
+        Ok(value)
+    }
+}
