@@ -202,11 +202,9 @@ pub(crate) fn all(lib: &Lib) {
 fn sender(lib: &Lib) {
     let side = Side::new(lib);
     let mut peer = Peer::start(Role::Sender, &side);
-    if by_itself() {
-        // Otherwise it would help, and the message might be there at once.
-        peer.freeze();
-    }
-    let watched = begin(&side);
+    // Where we may read its memory it need not, and would otherwise help, so that all might be there at once.
+    peer.freeze();
+    let watched = begin(&side, &peer);
     peer.freeze();
     watched.assert_incomplete();
     let killed = peer.kill();
@@ -218,13 +216,17 @@ fn sender(lib: &Lib) {
     goes_on(lib, &side, peer.number);
 }
 
-/// Receives until the first byte is there.
-fn begin(side: &Side<'_>) -> Watched {
+/// Receives until the first byte is there. A stopped peer is woken up if nothing comes without it.
+fn begin(side: &Side<'_>, peer: &Peer) -> Watched {
     let target = memory(BYTES);
     let watched = Watched::new(target);
     side.trecv(target, 0x31);
+    let thaw = Instant::now() + Duration::from_millis(20);
     until(|| {
         side.progress();
+        if Instant::now() > thaw {
+            peer.signal(libc::SIGCONT);
+        }
         watched.begun().then_some(())
     });
     watched
@@ -237,7 +239,7 @@ fn helper(lib: &Lib) {
     }
     let side = Side::new(lib);
     let mut peer = Peer::start(Role::Sender, &side);
-    let watched = begin(&side);
+    let watched = begin(&side, &peer);
     let killed = peer.kill();
     match side.next(&[]) {
         Outcome::Done(_) => assert!(*watched.bytes() == *pattern(BYTES), "reported whole, and is not"),
