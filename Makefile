@@ -5,6 +5,8 @@
 #   make test     every check and test; CI runs this
 #   make deps     everything that building, demo and tests need
 #   make man      man/fi_weft.7, from man/fi_weft.7.in and the table of variables
+#   make icount   the instructions that operations take, in weft and in libfabric's shm and tcp
+#   make icount-baseline   stores them: weft's in tests/icount.toml, which `make test` holds weft against, all in docs/benchmarking.md
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -16,7 +18,7 @@ DIST := $(TARGET)/dist
 LOGS := $(TARGET)/test-logs
 PYTHON := .venv-mpich/bin/python
 
-.PHONY: all dist build-deps deps demo demo-deps test test-deps man clean
+.PHONY: all dist build-deps deps demo demo-deps test test-deps man clean icount icount-baseline icount-program
 .PHONY: check-format check-clippy check-docs check-bindings check-cargo check-pytest
 
 all: dist
@@ -44,6 +46,16 @@ demo: demo-deps dist
 	@.venv-mpich/bin/mpicc -O2 -Wall -o $(TARGET)/demo/mpi_bench scripts/mpi_bench.c
 	@$(PYTHON) scripts/demo.py
 
+# The provider's packages are named as well, so that they are built with the same features and not once more.
+icount-program: dist
+	@cargo build --release -p weft-fi -p weft-cli -p weft-icount
+
+icount: test-deps icount-program
+	@$(PYTHON) scripts/icount.py
+
+icount-baseline: test-deps icount-program
+	@$(PYTHON) scripts/icount.py --renew
+
 # The checks run one after the other, cheap ones first; each writes its log, and the closing lines of all are repeated at the end.
 test: test-deps
 	@rm -rf $(LOGS) && mkdir -p $(LOGS)
@@ -67,7 +79,7 @@ check-cargo:
 	cargo test --workspace 2>&1 | tee $(LOGS)/cargo-test.log
 
 # Real jobs over the provider.
-check-pytest: dist
+check-pytest: dist icount-program
 	$(PYTHON) -m pytest tests 2>&1 | tee $(LOGS)/pytest.log
 
 clean:

@@ -3,8 +3,8 @@
 #
 #   scripts/deps.sh build    a C linker
 #   scripts/deps.sh demo     build, plus MPICH in .venv-mpich
-#   scripts/deps.sh test     demo, plus libfabric with its tools and headers, libclang, iproute2, Open MPI, Intel MPI,
-#                            and mpi4py's test-suite in .cache
+#   scripts/deps.sh test     demo, plus libfabric with its tools and headers, libclang, iproute2, valgrind, Open MPI,
+#                            Intel MPI, and mpi4py's test-suite in .cache
 #
 # Debian packages are installed as root or through sudo, and only those that are really missing; the rest comes
 # from PyPI into virtual environments in the project's root. A virtual environment is made anew when its
@@ -33,6 +33,7 @@ need_test() {
   need_package libfabric-dev   # headers, for the check that the bindings are current
   need_package libfabric-bin   # fi_info, fi_pingpong
   need_command ip iproute2     # hosts as network namespaces
+  need_command valgrind valgrind  # counts instructions
   ldconfig -p | grep 'libclang[-.0-9]*\.so' >/dev/null || compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null || missing+=(libclang-dev)
 }
 

@@ -1,0 +1,37 @@
+//! The calls whose instructions are counted: callgrind collects while one of these functions runs.
+//!
+//! Each contains one call and nothing else, and is never inlined, so that callgrind can tell it by its name. Its own
+//! instructions and weft-client's are in this program's file, by which `scripts/icount.py` tells them from the
+//! provider's and leaves them out.
+
+use weft_client::{Address, Endpoint, Error, Piece, Posted, Region};
+
+/// `fi_tinject`.
+#[inline(never)]
+pub(crate) fn inject(ep: &mut Endpoint, piece: Piece, to: Address, tag: u64) -> Result<Posted, Error> {
+    ep.tagged_inject(piece, to, tag)
+}
+
+/// `fi_tsend`.
+#[inline(never)]
+pub(crate) fn send(ep: &mut Endpoint, slot: u32, piece: Piece, to: Address, tag: u64) -> Result<Posted, Error> {
+    ep.tagged_send(slot, piece, to, tag)
+}
+
+/// `fi_trecv`.
+#[inline(never)]
+pub(crate) fn receive(ep: &mut Endpoint, slot: u32, piece: Piece, tag: u64) -> Result<Posted, Error> {
+    ep.tagged_recv(slot, piece, tag, 0)
+}
+
+/// `fi_write`.
+#[inline(never)]
+pub(crate) fn write(ep: &mut Endpoint, slot: u32, piece: Piece, to: Address, at: Region) -> Result<Posted, Error> {
+    ep.write(slot, piece, to, at, piece.offset)
+}
+
+/// `fi_cq_read`. Returns how many operations were complete.
+#[inline(never)]
+pub(crate) fn read(ep: &mut Endpoint) -> Result<usize, Error> {
+    ep.poll(|_| ())
+}

@@ -1,0 +1,140 @@
+//! Two endpoints that know each other: `near`, whose operations are counted, and `far`, its peer.
+
+use std::time::{Duration, Instant};
+
+use weft_client::{Address, Caps, Domain, Endpoint, Error, Library, Piece, Posted, Progress, Region, Wanted};
+
+/// What is sent: the number at the start of the memory.
+pub(crate) const SOURCE: Piece = Piece { offset: 0, len: 8 };
+/// Where receives put it, in a cache line of its own.
+pub(crate) const TARGET: Piece = Piece { offset: 64, len: 8 };
+/// Of every message.
+pub(crate) const TAG: u64 = 7;
+/// Of every operation: there is one at a time.
+pub(crate) const SLOT: u32 = 0;
+
+const MEMORY_BYTES: usize = 4096;
+const CONTEXTS: u32 = 4;
+/// How long anything may take, under valgrind and on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An endpoint and what it knows of the other.
+pub(crate) struct Side {
+    pub(crate) ep: Endpoint,
+    pub(crate) peer: Address,
+    pub(crate) region: Region,
+}
+
+impl Side {
+    /// Reads completions, uncounted. Returns how many there were.
+    pub(crate) fn poll(&mut self) -> Result<usize, Error> {
+        self.ep.poll(|_| ())
+    }
+
+    /// The same where nothing can be complete.
+    pub(crate) fn idle(&mut self) -> Result<(), Error> {
+        nothing(self.poll()?)
+    }
+
+    /// Sends a message without completion, uncounted.
+    pub(crate) fn inject(&mut self) -> Result<Posted, Error> {
+        self.ep.tagged_inject(SOURCE, self.peer, TAG)
+    }
+
+    /// Posts the receive for a message, uncounted.
+    pub(crate) fn receive(&mut self) -> Result<Posted, Error> {
+        self.ep.tagged_recv(SLOT, TARGET, TAG, 0)
+    }
+}
+
+/// Both of them.
+pub(crate) struct Pair {
+    pub(crate) near: Side,
+    pub(crate) far: Side,
+}
+
+impl Pair {
+    /// Opens both as MPI libraries do: manual progress, and a promise of serial calls. Each has a domain of its own, because a
+    /// provider may move all endpoints of a domain when one is polled. With `delivery`, operations complete only when the peer
+    /// has the data.
+    pub(crate) fn open(library: &'static Library, provider: &str, delivery: bool) -> Result<Self, Error> {
+        let wanted = Wanted {
+            provider: provider.to_owned(),
+            caps: Caps { rma: true, ..Caps::default() },
+            progress: Some(Progress::Manual),
+            delivery,
+            ..Wanted::default()
+        };
+        let open = || Endpoint::open(&Domain::open(library, &wanted)?, MEMORY_BYTES, CONTEXTS, 1);
+        let (mut near, mut far) = (open()?, open()?);
+        let near_sees = (insert(&mut near, &far)?, far.region());
+        let far_sees = (insert(&mut far, &near)?, near.region());
+        let side = |ep, (peer, region)| Side { ep, peer, region };
+        Ok(Self { near: side(near, near_sees), far: side(far, far_sees) })
+    }
+
+    /// Sends a message each way, so that links are up.
+    pub(crate) fn meet(&mut self) -> Result<(), Error> {
+        for _ in 0..2 {
+            self.post(|pair| pair.far.receive())?;
+            self.post(|pair| pair.near.inject())?;
+            self.arrive()?;
+            std::mem::swap(&mut self.near, &mut self.far);
+        }
+        self.settle()
+    }
+
+    /// Waits until the far side's receive is complete.
+    pub(crate) fn arrive(&mut self) -> Result<(), Error> {
+        self.until(|pair| {
+            pair.near.idle()?;
+            Ok(pair.far.poll()? > 0)
+        })
+    }
+
+    /// Has an operation posted that may have no room at first.
+    pub(crate) fn post(&mut self, mut operation: impl FnMut(&mut Self) -> Result<Posted, Error>) -> Result<(), Error> {
+        self.until(|pair| {
+            let posted = operation(pair)?;
+            if posted == Posted::Again {
+                pair.near.idle()?;
+                pair.far.idle()?;
+            }
+            Ok(posted == Posted::Done)
+        })
+    }
+
+    /// Repeats something until it says that it is done.
+    pub(crate) fn until(&mut self, mut done: impl FnMut(&mut Self) -> Result<bool, Error>) -> Result<(), Error> {
+        let end = Instant::now() + PATIENCE;
+        while !done(self)? {
+            if Instant::now() > end {
+                return Err(Error::Misuse("an operation does not complete"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets both digest what is left of an operation (acknowledgements, returned buffers), so that the next begins like the first.
+    pub(crate) fn settle(&mut self) -> Result<(), Error> {
+        for _ in 0..4 {
+            self.near.idle()?;
+            self.far.idle()?;
+        }
+        Ok(())
+    }
+}
+
+/// Introduces one endpoint to the other.
+fn insert(ep: &mut Endpoint, other: &Endpoint) -> Result<Address, Error> {
+    let addresses = ep.insert(other.name(), 1)?;
+    addresses.first().copied().ok_or(Error::Misuse("an address vector that gives no address"))
+}
+
+/// Makes an error of completions that cannot be.
+pub(crate) fn nothing(completions: usize) -> Result<(), Error> {
+    match completions {
+        0 => Ok(()),
+        _ => Err(Error::Misuse("something was complete that nobody had begun")),
+    }
+}

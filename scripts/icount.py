@@ -1,0 +1,236 @@
+#!/usr/bin/env python3
+"""Counts the instructions that operations take, in weft and in libfabric's shm and tcp.
+
+    scripts/icount.py [--json] [--rounds N] [SUBJECT…]   prints a table (subjects: weft-shm weft-tcp shm tcp)
+    scripts/icount.py --renew                            writes tests/icount.toml, and the table in docs/benchmarking.md
+
+`make icount` and `make icount-baseline` build what this needs, and call it. What is counted is described in
+docs/benchmarking.md; tests/test_icount.py holds weft against the baseline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import platform
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import jobs
+
+PROGRAM = jobs.TARGET / "release" / "weft-icount"
+BASELINE = jobs.ROOT / "tests" / "icount.toml"
+DOCUMENT = jobs.ROOT / "docs" / "benchmarking.md"
+ROUNDS = 1000
+TIMEOUT_S = 120
+
+# The provider, and its variables.
+SUBJECTS = {
+    "weft-shm": ("weft", {}),
+    "weft-tcp": ("weft", {"FI_WEFT_SHM": "0", "FI_WEFT_IFACE": "lo"}),
+    "shm": ("shm", {}),
+    "tcp": ("tcp", {}),
+}
+WEFT = [name for name, (provider, _) in SUBJECTS.items() if provider == "weft"]
+
+# glibc chooses memcpy and its like by what the processor has, and valgrind passes most of that on. Without these
+# features the choice falls on the variants for SSE2, which every x86-64 has.
+FEATURES = "AVX_Fast_Unaligned_Load AVX2 AVX512F AVX512VL AVX512BW ERMS FSRM RTM SSSE3 SSE4_1 SSE4_2 BMI2 MOVBE"
+TUNABLES = "glibc.cpu.hwcaps=" + ",".join(f"-{name}" for name in FEATURES.split())
+
+VALGRIND = [
+    "valgrind",
+    "--tool=callgrind",
+    "--toggle-collect=weft_icount::counted::*",
+    "--dump-after=weft_icount::measured",
+    "--dump-instr=yes",
+    "--compress-strings=no",
+    "--compress-pos=no",
+]
+
+
+@dataclass(frozen=True)
+class Count:
+    """What one operation takes, on average over all rounds."""
+
+    instructions: float
+    syscalls: float
+    calls: float  # of libfabric functions
+
+
+def refusal() -> str | None:
+    """Why nothing can be counted here, or None."""
+    if platform.machine() != "x86_64":
+        return f"instructions are counted on x86_64, and this is {platform.machine()}"
+    if shutil.which("valgrind") is None:
+        return "valgrind is not installed (make deps)"
+    if not PROGRAM.exists():
+        return f"{PROGRAM} is missing (make icount-program)"
+    return None
+
+
+@functools.cache
+def host_library() -> Path:
+    """The newest libfabric here: MPICH's, or the system's."""
+    mpich = jobs.MPICH / "lib/mpich/libfabric.so.1"
+    if mpich.exists():
+        return mpich
+    known = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, timeout=20, check=True).stdout
+    found = re.search(r"libfabric\.so\.1 .*=> (\S+)", known)
+    if found is None:
+        raise RuntimeError("there is no libfabric here (make deps)")
+    return Path(found[1])
+
+
+def count(subject: str, rounds: int = ROUNDS) -> dict[str, Count]:
+    """Counts every operation of a subject."""
+    provider, variables = SUBJECTS[subject]
+    env = jobs.environment(provider, GLIBC_TUNABLES=TUNABLES, LD_BIND_NOW="1", **variables)
+    with tempfile.TemporaryDirectory(dir=jobs.TARGET) as directory:
+        out = Path(directory) / "callgrind"
+        program = [str(PROGRAM), str(host_library()), provider, str(rounds)]
+        said = jobs.run([*VALGRIND, f"--callgrind-out-file={out}", *program], env, TIMEOUT_S).check().output
+        lines = re.findall(r"^([a-z-]+) (\d+) (\d+)$", said, re.MULTILINE)
+        if not lines:
+            raise RuntimeError(f"{subject}: nothing was counted:\n{said}")
+        result = {}
+        for number, (operation, times, calls) in enumerate(lines, 1):
+            totals = *spent(out.with_name(f"{out.name}.{2 * number}")), int(calls)
+            result[operation] = Count(*(total / int(times) for total in totals))
+        return result
+
+
+def spent(dump: Path) -> tuple[int, int]:
+    """The instructions and system calls in a callgrind file, without those of the program itself: what remains is of the
+    provider, libfabric and libc.
+
+    Reading the clock is no system call: outside of valgrind the kernel answers it in user space.
+    """
+    instructions = syscalls = 0
+    ours = called = clock = False
+    code = Code(PROGRAM)
+    for line in dump.read_text().splitlines():
+        if line.startswith("ob="):
+            ours = line == f"ob={PROGRAM}"
+            code = Code(Path(line[3:]))
+        elif line.startswith("fn="):
+            clock = "clock_gettime" in line
+        elif line.startswith("calls="):
+            called = True  # the next line is what the function called has spent, which has lines of its own
+        elif line.startswith("0x"):
+            if not ours and not called:
+                address, _, times = line.split()
+                instructions += int(times)
+                if not clock and code.is_syscall(int(address, 16)):
+                    syscalls += int(times)
+            called = False
+    return instructions, syscalls
+
+
+@functools.cache
+class Code:
+    """The machine code in an ELF file."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.read_bytes() if path.exists() else b""  # the kernel's own pages have no file
+        self.segments = []
+        if self.file[:5] == b"\x7fELF\x02":
+            start, size, number = struct.unpack_from("<Q14xHH", self.file, 32)
+            for header in range(start, start + size * number, size):
+                kind, flags, offset, address = struct.unpack_from("<IIQQ", self.file, header)
+                length = struct.unpack_from("<Q", self.file, header + 32)[0]
+                if kind == 1 and flags & 1:  # PT_LOAD, PF_X
+                    self.segments.append((address, length, offset))
+
+    def is_syscall(self, at: int) -> bool:
+        """Whether the instruction at an address is `syscall`."""
+        for address, length, offset in self.segments:
+            if address <= at < address + length:
+                where = at - address + offset
+                return self.file[where : where + 2] == b"\x0f\x05"
+        return False
+
+
+def compiler() -> str:
+    """The compiler's version, on which the machine code depends."""
+    said = subprocess.run(["rustc", "--version"], capture_output=True, text=True, timeout=20, check=True, cwd=jobs.ROOT)
+    return said.stdout.split()[1]
+
+
+def baseline() -> dict:
+    """The stored counts, and the compiler that they are of."""
+    return tomllib.loads(BASELINE.read_text())
+
+
+def renew() -> None:
+    """Stores what weft takes now in the baseline, and the same beside its peers in the document."""
+    counts = {subject: count(subject) for subject in SUBJECTS}
+    lines = [
+        "# What an operation takes: instructions and system calls. tests/test_icount.py holds weft against it; docs/benchmarking.md",
+        "# says what is counted. `make icount-baseline` renews it: in the commit that changes a count, which says why.",
+        f'rustc = "{compiler()}"',
+    ]
+    for subject in WEFT:
+        lines += ["", f"[{subject}]"]
+        for operation, one in counts[subject].items():
+            lines.append(f"{operation} = {{ instructions = {one.instructions:.0f}, syscalls = {one.syscalls:.2f} }}")
+    BASELINE.write_text("\n".join(lines) + "\n")
+    head, begin, rest = DOCUMENT.read_text().partition("<!-- instruction counts -->\n")
+    _, end, tail = rest.partition("<!-- end of instruction counts -->\n")
+    if not end:
+        raise RuntimeError(f"{DOCUMENT} has lost its marks of where the table is")
+    DOCUMENT.write_text(f"{head}{begin}{table(counts)}\n{end}{tail}")
+
+
+def table(counts: dict[str, dict[str, Count]]) -> str:
+    """A table in Markdown: a line for each operation, a column for each subject."""
+    operations = dict.fromkeys(operation for row in counts.values() for operation in row)
+    lines = ["| | " + " | ".join(counts) + " |", "|---|" + "---:|" * len(counts)]
+    for operation in operations:
+        cells = (cell(row[operation]) if operation in row else "–" for row in counts.values())
+        lines.append(f"| {operation} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def cell(one: Count) -> str:
+    """Instructions, and system calls if there are any worth mentioning."""
+    syscalls = f"{one.syscalls:.1f}".removesuffix(".0")
+    return f"{one.instructions:.0f}" + (f" + {syscalls} sys" if syscalls != "0" else "")
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description="Counts the instructions that operations take.")
+    parser.add_argument("subjects", nargs="*", help=f"what to count: {' '.join(SUBJECTS)} (default: all)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often to repeat each operation")
+    parser.add_argument("--renew", action="store_true", help="write tests/icount.toml and the table in docs/benchmarking.md")
+    options = parser.parse_args()
+    subjects = options.subjects or list(SUBJECTS)
+    unknown = [name for name in subjects if name not in SUBJECTS]
+    if unknown:
+        parser.error(f"there is no subject {unknown[0]}; there are {' '.join(SUBJECTS)}")
+    why_not = refusal()
+    if why_not is not None:
+        sys.exit(f"icount: {why_not}")
+    if options.renew:
+        renew()
+        return
+    counts = {subject: count(subject, options.rounds) for subject in subjects}
+    if options.json:
+        rows = {subject: {name: asdict(one) for name, one in row.items()} for subject, row in counts.items()}
+        print(json.dumps({"rustc": compiler(), "library": str(host_library()), "counts": rows}, indent=2))
+    else:
+        print(table(counts))
+
+
+if __name__ == "__main__":
+    main()
