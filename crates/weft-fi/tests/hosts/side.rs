@@ -372,6 +372,18 @@ impl<'a> Side<'a> {
         mr
     }
 
+    /// `fi_mr_regv` of memory cut into pieces, which must succeed.
+    pub(crate) fn register_pieces(&self, memory: &mut [u8], pieces: usize, access: u64, key: u64) -> *mut fid_mr {
+        let mut mr = null_mut();
+        let domain = self.opened.domain;
+        let piece = |piece: &mut [u8]| libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: piece.len() };
+        let iov: Vec<_> = memory.chunks_mut(memory.len().div_ceil(pieces)).map(piece).collect();
+        let regv = unsafe { (*(*domain).mr).regv.unwrap() };
+        let (vector, count) = (iov.as_ptr(), iov.len());
+        assert_eq!(unsafe { regv(domain.cast(), vector, count, access, 0, key, 0, &mut mr, null_mut()) }, 0);
+        mr
+    }
+
     /// Calls one function.
     pub(crate) fn run(&self, name: &str, args: &Args) -> isize {
         unsafe { (call(name).run)(self.ep, args) }

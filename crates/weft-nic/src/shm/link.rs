@@ -291,6 +291,9 @@ impl Link {
     /// Moves transfers by address on: our own first, then those that we help with.
     fn copy<S: Sink>(&mut self, id: LinkId, sink: &mut S, budget: usize) -> (usize, usize) {
         let (mut calls, mut moved, mut at) = (0, 0, 0);
+        if self.transfers.is_empty() && self.helps.is_empty() || self.peer_has_closed() {
+            return (calls, moved);
+        }
         while moved < budget
             && let Some(transfer) = self.transfers.get_mut(at)
         {
@@ -302,7 +305,9 @@ impl Link {
                     moved += bytes.max(1024);
                     let ctx = transfer.ctx;
                     self.transfers.remove(at);
-                    sink.done(id, ctx, result);
+                    // What was copied since may be anything.
+                    let closed = self.peer_has_closed();
+                    sink.done(id, ctx, if closed { result.and(Err(LinkError::Closed)) } else { result });
                     calls += 1;
                 }
                 Step::Broken => return self.mislead(calls, moved),
@@ -327,6 +332,11 @@ impl Link {
             }
         }
         (calls, moved)
+    }
+
+    /// Whether the peer has said goodbye: its client has its memory back, so nothing may be copied from or to there.
+    fn peer_has_closed(&self) -> bool {
+        self.peer_side().closed.0.load(Ordering::Acquire) != 0
     }
 
     #[cold]
@@ -397,7 +407,7 @@ impl Link {
 
     /// How the link ended, now that the peer has hung up.
     pub(super) fn verdict(&self) -> LinkError {
-        if self.peer_side().closed.0.load(Ordering::Acquire) != 0 { LinkError::Closed } else { LinkError::Gone }
+        if self.peer_has_closed() { LinkError::Closed } else { LinkError::Gone }
     }
 
     #[inline(always)]
