@@ -12,7 +12,7 @@ use rustix::process::{Signal, getpid, getppid, kill_process, set_parent_process_
 use weft_client::Library;
 
 use super::job::{Hello, Job, MARK, Measure, Task, ToParent};
-use super::{cores, kinds};
+use super::{cores, kinds, tidy};
 
 /// Why a rank cannot go on.
 #[derive(Debug)]
@@ -39,9 +39,16 @@ impl From<std::io::Error> for Trouble {
 
 /// The process's whole life. `task` is its argument.
 pub(crate) fn run(task: &str) -> ExitCode {
+    tidy::in_child();
     let last = match serde_json::from_str(task) {
         Err(error) => ToParent::Failed(format!("not for people to call: {error}")),
-        Ok(Task::Probe(path)) => probe(&path),
+        Ok(Task::Probe(path)) => match probe(&path) {
+            Ok(library) => {
+                say(&library);
+                return ExitCode::SUCCESS;
+            }
+            Err(error) => ToParent::Failed(error.to_string()),
+        },
         Ok(Task::Rank(job)) => match rank(job) {
             Ok(()) => return ExitCode::SUCCESS,
             Err(Trouble::NotOffered(why)) => ToParent::NotOffered(why),
@@ -61,12 +68,10 @@ fn say(message: &ToParent) {
     }
 }
 
-fn probe(path: &Path) -> ToParent {
-    let asked = Library::load(path).and_then(|library| Ok((library.version(), library.providers()?)));
-    match asked {
-        Ok(((major, minor), providers)) => ToParent::Library(major, minor, providers),
-        Err(error) => ToParent::Failed(error.to_string()),
-    }
+fn probe(path: &Path) -> Result<ToParent, weft_client::Error> {
+    let library = Library::load(path)?;
+    let (major, minor) = library.version();
+    Ok(ToParent::Library(major, minor, library.providers()?))
 }
 
 fn rank(job: Job) -> Result<(), Trouble> {

@@ -15,6 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::job::{Hello, Job, MARK, Measure, Outcome, Task, ToParent};
 use super::places::Host;
 use super::subject::Subject;
+use super::tidy;
 
 /// How long a rank may take to end when it was asked to.
 const GRACE: Duration = Duration::from_secs(2);
@@ -53,7 +54,12 @@ pub(crate) fn run(job: &Job, subject: &Subject, host: &Host) -> Outcome {
         let end = Instant::now() + GRACE;
         ranks.iter_mut().for_each(|rank| rank.await_end(end));
     }
-    outcome
+    drop(ranks);
+    tidy::files_left();
+    match outcome {
+        Outcome::Failed(why) => Outcome::Failed(why + tidy::hint(&subject.provider)),
+        other => other,
+    }
 }
 
 /// Sees a measurement through.
@@ -104,7 +110,9 @@ impl Rank {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["bench-child", &task]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         host.prepare(&mut command, subject);
+        tidy::starting();
         let mut process = command.spawn()?;
+        tidy::started(pid(&process));
         let complaints = Arc::new(Mutex::new(Vec::new()));
         if let Some(stdout) = process.stdout.take() {
             std::thread::spawn(move || listen(BufReader::new(stdout), number, &events));
@@ -149,6 +157,7 @@ impl Drop for Rank {
             let _ = self.process.kill();
         }
         let _ = self.process.wait();
+        tidy::ended(pid(&self.process));
     }
 }
 

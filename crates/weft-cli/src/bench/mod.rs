@@ -10,7 +10,7 @@
 //! - `places`: where libfabrics and the provider are. `cores`: what runs where.
 //! - `job`: what parent and child tell each other. `launch`: the parent's side. `child`: the child's side.
 //! - `port`: an endpoint with its completions. `timing`: batches and samples. `kinds`: the measurements themselves.
-//! - `stats`, `rows`: medians, ratios. `table`, `json`, `plot`: the output.
+//! - `tidy`: what processes leave behind, and interruptions. `stats`, `rows`: medians, ratios. `table`, `json`, `plot`: the output.
 
 mod child;
 mod cores;
@@ -26,6 +26,7 @@ mod rows;
 mod stats;
 mod subject;
 mod table;
+mod tidy;
 mod timing;
 
 use std::collections::BTreeMap;
@@ -98,6 +99,7 @@ fn writable(file: &Path) -> Result<(), String> {
 /// All measurements, in rounds.
 fn measure(options: &Options, prepared: &Prepared) -> Vec<Row> {
     let Prepared { host, subjects, cases, cores } = prepared;
+    tidy::begin();
     let mut turns: Vec<(usize, usize)> = Vec::new();
     for (index, case) in cases.iter().enumerate() {
         turns.extend((0..subjects.len()).filter(|&at| case.suits(&subjects[at])).map(|subject| (index, subject)));
@@ -141,7 +143,7 @@ fn progress_bar(turns: usize) -> ProgressBar {
 fn print(options: &Options, prepared: &Prepared, rows: &[Row], out: &mut impl Write) -> io::Result<()> {
     let about = |file: &Path, error: io::Error| io::Error::other(format!("{}: {error}", file.display()));
     if let Some(file) = &options.json {
-        std::fs::write(file, rows::json(rows)).map_err(|error| about(file, error))?;
+        std::fs::write(file, rows::json(rows, &prepared.host)).map_err(|error| about(file, error))?;
     }
     if let Some(file) = &options.plot {
         std::fs::write(file, plot::svg(options, rows)).map_err(|error| about(file, error))?;

@@ -38,8 +38,8 @@ pub(crate) struct Host {
     pub(crate) version: (u32, u32),
     /// The providers in it, not counting weft.
     providers: Vec<String>,
-    /// The directory of libweft-fi.so.
-    provider_dir: Option<PathBuf>,
+    /// The directory of libweft-fi.so, if it is measured.
+    pub(crate) provider_dir: Option<PathBuf>,
 }
 
 impl Host {
@@ -223,12 +223,15 @@ fn candidates() -> Vec<PathBuf> {
 mod tests {
     use super::*;
 
-    fn host() -> Host {
-        Host {
-            library: "/x/libfabric.so.1".into(),
-            version: (2, 5),
-            providers: ["shm", "tcp", "ofi_rxm"].map(str::to_owned).to_vec(),
-            provider_dir: None,
+    impl Host {
+        /// Some library.
+        pub(crate) fn for_tests() -> Self {
+            Self {
+                library: "/x/libfabric.so.1".into(),
+                version: (2, 5),
+                providers: ["shm", "tcp", "ofi_rxm"].map(str::to_owned).to_vec(),
+                provider_dir: None,
+            }
         }
     }
 
@@ -238,11 +241,11 @@ mod tests {
 
     #[test]
     fn unknown_names_are_errors_and_missing_providers_are_not() {
-        let error = host().check_names(&[subject("tcp"), subject("nosuch")]).expect_err("a slip of the pen");
+        let error = Host::for_tests().check_names(&[subject("tcp"), subject("nosuch")]).expect_err("a slip of the pen");
         assert!(error.contains("`nosuch`") && error.contains("weft, shm, tcp"), "{error}");
-        assert!(host().check_names(&[subject("sockets"), subject("tcp;ofi_rxm")]).is_ok());
-        assert!(host().refuses(&subject("sockets")).is_some_and(|why| why.contains("2.5")));
-        assert!(host().refuses(&subject("weft")).is_none());
+        assert!(Host::for_tests().check_names(&[subject("sockets"), subject("tcp;ofi_rxm")]).is_ok());
+        assert!(Host::for_tests().refuses(&subject("sockets")).is_some_and(|why| why.contains("2.5")));
+        assert!(Host::for_tests().refuses(&subject("weft")).is_none());
     }
 
     #[test]

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::job::{Measure, Outcome};
 use super::kinds::floor;
 use super::options::Kind;
+use super::places::Host;
 use super::plan::Case;
 use super::stats;
 use super::subject::{Floor, Subject};
@@ -194,8 +195,14 @@ fn to_floor(rows: &[Row], row: &Row) -> Option<f64> {
 }
 
 /// The rows as JSON, one object on each line of an array.
-pub(crate) fn json(rows: &[Row]) -> String {
-    let lines: Vec<String> = rows.iter().map(|row| format!("  {}", object(row))).collect();
+pub(crate) fn json(rows: &[Row], host: &Host) -> String {
+    let (major, minor) = host.version;
+    let line = |row: &Row| {
+        let mut object = object(row);
+        object["libfabric"] = json!(format!("{major}.{minor}"));
+        format!("  {object}")
+    };
+    let lines: Vec<String> = rows.iter().map(line).collect();
     format!("[\n{}\n]\n", lines.join(",\n"))
 }
 
@@ -294,12 +301,14 @@ mod tests {
     #[test]
     fn json_has_one_object_per_row() {
         let all: [(Subject, &[f64]); 2] = [(subject("weft"), &[1.0, 3.0]), (subject("shm"), &[])];
-        let parsed: Value = serde_json::from_str(&json(&rows(Kind::Pingpong, "ns", &all))).expect("JSON");
+        let parsed: Value =
+            serde_json::from_str(&json(&rows(Kind::Pingpong, "ns", &all), &Host::for_tests())).expect("JSON");
         let weft = &parsed[0];
         for key in ["kind", "op", "size", "threads", "provider", "median", "unit", "rounds"] {
             assert!(!weft[key].is_null(), "{key}");
         }
         assert_eq!((&weft["median"], &weft["rounds"], &weft["kind"]), (&json!(2.0), &json!(2), &json!("pingpong")));
+        assert_eq!(weft["libfabric"], json!("2.5"));
         assert_eq!((&parsed[1]["status"], &parsed[1]["median"]), (&json!("not offered"), &Value::Null));
     }
 }

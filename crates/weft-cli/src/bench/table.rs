@@ -64,8 +64,9 @@ fn heading(options: &Options, host: &Host, cores: &[usize]) -> String {
         Kind::Oversubscribe => "time of a collective operation",
         Kind::Memory => "memory and time per peer or address",
     };
+    let ours = host.provider_dir.as_ref().map(|dir| format!("\nweft from {}", dir.display())).unwrap_or_default();
     format!(
-        "{what}\nlibfabric {}.{} ({}), cores {}, {} rounds of {} ms\n",
+        "{what}\nlibfabric {}.{} ({}), cores {}, {} rounds of {} ms{ours}\n",
         host.version.0,
         host.version.1,
         host.library.display(),

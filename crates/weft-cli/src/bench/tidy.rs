@@ -1,0 +1,138 @@
+//! What measured processes may leave behind, and interruptions.
+//!
+//! libfabric's shm and sm2 keep files in /dev/shm, which stay there when a process is killed or crashes; sm2 then fails for
+//! whoever comes next. Removed are files of theirs that came into being during this run and that no process maps any longer.
+//!
+//! SIGINT and SIGTERM are blocked and taken by a thread of their own, which ends the processes under way, tidies up, and exits.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use nix::sys::signal::{SigSet, Signal as NixSignal};
+use rustix::process::{Pid, Signal, kill_process};
+
+const DIRECTORY: &str = "/dev/shm";
+/// What the names of libfabric's files begin with.
+const PREFIX: &str = "fi_";
+/// How long processes may take to end.
+const GRACE: Duration = Duration::from_secs(2);
+/// The file by which sm2's processes find each other.
+const SM2: &str = "/dev/shm/fi_sm2_mmaps";
+
+/// The files that were there before.
+static BEFORE: OnceLock<BTreeSet<OsString>> = OnceLock::new();
+/// Processes under way.
+static LIVE: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+
+/// No process is to be started any longer.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// To be called once, by the only thread, before anything is measured.
+pub(crate) fn begin() {
+    BEFORE.get_or_init(files);
+    let mut signals = SigSet::empty();
+    signals.add(NixSignal::SIGINT);
+    signals.add(NixSignal::SIGTERM);
+    // Children inherit this, see `in_child`.
+    if signals.thread_block().is_err() {
+        return;
+    }
+    std::thread::spawn(move || {
+        let Ok(signal) = signals.wait() else { return };
+        INTERRUPTED.store(true, Ordering::SeqCst);
+        end_all();
+        files_left();
+        eprintln!("\nweft bench: interrupted");
+        // As a shell reports a command that ended by this signal.
+        std::process::exit(128 + signal as i32);
+    });
+}
+
+/// To be called first in a child: it takes signals as any process does.
+pub(crate) fn in_child() {
+    // Without, it would end by SIGKILL only, which the parent gets to after a while.
+    let _ = SigSet::all().thread_unblock();
+}
+
+/// A process is about to be started, unless the run was interrupted: then this thread waits for the end of the program.
+pub(crate) fn starting() {
+    while INTERRUPTED.load(Ordering::SeqCst) {
+        std::thread::park();
+    }
+}
+
+/// A process was started.
+pub(crate) fn started(pid: Option<Pid>) {
+    live().extend(pid);
+}
+
+/// A process was waited for.
+pub(crate) fn ended(pid: Option<Pid>) {
+    live().retain(|live| Some(*live) != pid);
+}
+
+fn live() -> std::sync::MutexGuard<'static, Vec<Pid>> {
+    LIVE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn end_all() {
+    let signal_all = |signal| {
+        for pid in live().iter() {
+            // One that is gone already is as good.
+            let _ = kill_process(*pid, signal);
+        }
+    };
+    signal_all(Signal::TERM);
+    let step = Duration::from_millis(10);
+    for _ in 0..GRACE.as_millis() / step.as_millis() {
+        if live().is_empty() {
+            return;
+        }
+        std::thread::sleep(step);
+    }
+    signal_all(Signal::KILL);
+}
+
+/// Removes what our processes have left.
+pub(crate) fn files_left() {
+    let Some(before) = BEFORE.get() else { return };
+    let new: Vec<OsString> = files().difference(before).cloned().collect();
+    if new.is_empty() {
+        return;
+    }
+    let mapped = mapped();
+    for name in new {
+        let path = Path::new(DIRECTORY).join(name);
+        // Somebody else's job may have begun meanwhile.
+        if !mapped.contains(path.as_os_str()) {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// What to know about a failure of this provider.
+pub(crate) fn hint(provider: &str) -> &'static str {
+    let stale =
+        BEFORE.get().is_some_and(|before| before.iter().any(|name| Path::new(DIRECTORY).join(name) == Path::new(SM2)));
+    if provider == "sm2" && stale { " (/dev/shm/fi_sm2_mmaps may be left from a crash: remove it)" } else { "" }
+}
+
+/// The files of libfabric's providers that there are.
+fn files() -> BTreeSet<OsString> {
+    let entries = std::fs::read_dir(DIRECTORY).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name()).filter(|name| name.to_string_lossy().starts_with(PREFIX)).collect()
+}
+
+/// The files below [`DIRECTORY`] that are mapped by any process that we may look at.
+fn mapped() -> BTreeSet<OsString> {
+    let mut found = BTreeSet::new();
+    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let maps = std::fs::read_to_string(process.path().join("maps")).unwrap_or_default();
+        found.extend(maps.lines().filter_map(|line| line.find(DIRECTORY).map(|at| OsString::from(&line[at..]))));
+    }
+    found
+}

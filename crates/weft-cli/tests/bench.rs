@@ -1,0 +1,195 @@
+//! `weft bench` as people and scripts call it: the program, a host library, and the provider that cargo has just built.
+//!
+//! The host is the first of WEFT_HOST_LIBS, or that of MPICH's wheel in `.venv-mpich` at the root of the project (which a
+//! process loads much faster than a distribution's), or the system's. Figures are not looked at, only whether there are any: other tests run at the same time.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// How long anything may take here.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn host() -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let named = std::env::var("WEFT_HOST_LIBS").unwrap_or_default();
+    let system = format!("/usr/lib/{}-linux-gnu/libfabric.so.1", std::env::consts::ARCH);
+    let usual = [root.join(".venv-mpich/lib/mpich/libfabric.so.1"), PathBuf::from(system)];
+    let found = named.split(':').map(PathBuf::from).chain(usual).find(|path| path.is_file());
+    let skip = std::env::var_os("WEFT_TEST_SKIP_HOSTS").is_some();
+    assert!(found.is_some() || skip, "no libfabric; install one (make deps), or set WEFT_TEST_SKIP_HOSTS");
+    found
+}
+
+/// A directory of this test's own, in which a host finds the provider.
+fn directory(test: &str) -> PathBuf {
+    let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    let library = deps.join("libweft_fi.so");
+    assert!(library.exists(), "{} is missing", library.display());
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-{test}-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    std::os::unix::fs::symlink(&library, dir.join("libweft-fi.so")).unwrap();
+    dir
+}
+
+/// The program with these arguments.
+fn weft(dir: &Path, line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weft"));
+    command.arg("bench").args(line.split(' ')).env("FI_PROVIDER_PATH", dir).env_remove("FI_PROVIDER");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Its end.
+fn await_end(mut child: Child) -> Output {
+    let end = Instant::now() + LIMIT;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > end {
+            child.kill().unwrap();
+            panic!("it hangs: {:?}", child.wait_with_output());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
+}
+
+/// Runs it in a host; the rows, and its exit status.
+fn rows(dir: &Path, host: &Path, line: &str) -> (Vec<Value>, Option<i32>) {
+    let json = dir.join("rows.json");
+    let line = format!("{line} --rounds 1 --sample-ms 5 --libfabric {} --json {}", host.display(), json.display());
+    let output = await_end(weft(dir, &line).spawn().unwrap());
+    let text = std::fs::read_to_string(&json).unwrap_or_else(|_| panic!("{line}: {output:?}"));
+    (serde_json::from_str(&text).unwrap(), output.status.code())
+}
+
+/// Whether every row that is no floor has a number, but for those of which this says that they need not.
+fn assert_measured(rows: &[Value], line: &str) {
+    for row in rows.iter().filter(|row| row["floor"] == false) {
+        assert_eq!(row["status"], "ok", "{line}: {row}");
+        assert!(row["median"].as_f64().is_some_and(f64::is_finite), "{line}: {row}");
+    }
+}
+
+#[test]
+fn pingpong_measures_providers_and_floors_and_draws() {
+    let Some(host) = host() else { return };
+    let dir = directory("pingpong");
+    let drawing = dir.join("rows.svg");
+    let line =
+        format!("pingpong --providers weft,tcp;ofi_rxm,weft:FI_WEFT_SHM=0 --sizes 8,4K --plot {}", drawing.display());
+    let (rows, status) = rows(&dir, &host, &line);
+    assert_eq!(status, Some(0));
+    assert_measured(&rows, &line);
+    for provider in ["weft", "tcp;ofi_rxm", "weft:FI_WEFT_SHM=0", "floor memcpy", "floor tcp"] {
+        for size in [8, 4096] {
+            let mine = |row: &&Value| row["provider"] == provider && row["size"] == size;
+            let [row] = rows.iter().filter(mine).collect::<Vec<_>>()[..] else { panic!("{provider} {size}: {rows:?}") };
+            assert_eq!((&row["kind"], &row["op"], &row["unit"]), (&"pingpong".into(), &"tagged".into(), &"ns".into()));
+            assert_eq!((&row["threads"], &row["rounds"]), (&1.into(), &1.into()));
+            assert!(row["median"].as_f64().unwrap() > 0.0, "{row}");
+        }
+    }
+    let weft = rows.iter().find(|row| row["provider"] == "weft").unwrap();
+    let tcp = rows.iter().find(|row| row["provider"] == "tcp;ofi_rxm").unwrap();
+    let ratio = tcp["median"].as_f64().unwrap() / weft["median"].as_f64().unwrap();
+    assert!((weft["to_best_peer"].as_f64().unwrap() / ratio - 1.0).abs() < 1e-9, "{weft} {tcp}");
+    assert!(std::fs::read_to_string(drawing).unwrap().contains("<svg"));
+}
+
+#[test]
+fn every_kind_and_operation_gives_numbers_over_weft() {
+    let Some(host) = host() else { return };
+    let dir = directory("kinds");
+    for line in [
+        "pingpong --providers weft --op tagged,msg,write,read --sizes 8,64K",
+        "pingpong --providers weft --op tagged --sizes 8 --wait sread --progress auto --delivery",
+        "bandwidth --providers weft --op tagged,msg,write,read --sizes 64K --window 16",
+        "rate --providers weft --op tagged,write --threads 1,2 --inject",
+        "overlap --providers weft --sizes 4K",
+        "peers --providers weft --peers 0,3",
+        "match --providers weft --depths 0,7",
+        "oversubscribe --providers weft --ranks 5 --wait yield",
+        "memory --providers weft --peers 4 --addresses 5000",
+    ] {
+        let (rows, status) = rows(&dir, &host, line);
+        assert_eq!(status, Some(0), "{line}: {rows:?}");
+        assert!(rows.iter().any(|row| row["provider"] == "weft"), "{line}");
+        assert_measured(&rows, line);
+    }
+}
+
+#[test]
+fn what_a_provider_does_not_offer_is_said_and_not_failed() {
+    let Some(host) = host() else { return };
+    let (rows, status) = rows(&directory("offer"), &host, "rate --providers tcp,cxi --op fetch-add");
+    let peers: Vec<_> = rows.iter().filter(|row| row["floor"] == false).collect();
+    assert_eq!(peers.len(), 2, "{rows:?}");
+    assert!(peers.iter().all(|row| row["status"] == "not offered" && row["median"].is_null()), "{rows:?}");
+    // The floor was measured.
+    assert_eq!(status, Some(0));
+}
+
+#[test]
+fn mistakes_are_explained() {
+    let Some(host) = host() else { return };
+    let dir = directory("mistakes");
+    let host = host.display();
+    for (line, told) in [
+        (format!("pingpong --providers nosuch --libfabric {host}"), "unknown provider `nosuch`"),
+        (format!("pingpong --providers weft:FI_X --libfabric {host}"), "weft:FI_WEFT_SHM=0"),
+        ("pingpong --libfabric /nonesuch/libfabric.so.1".to_owned(), "there is no such file"),
+        ("pingpong --libfabric /etc/passwd".to_owned(), "--libfabric takes the path"),
+        ("pingpong --rounds 0".to_owned(), "give 1 or more"),
+        ("pingpong --sizes 8,x".to_owned(), "sizes are like"),
+        ("bandwidth --op fetch-add".to_owned(), "--op may be"),
+        ("pingpong --json /nonesuch/rows.json".to_owned(), "create it"),
+        ("pingpong --cores 4095".to_owned(), "may not be used"),
+        ("nosuch".to_owned(), "possible values"),
+    ] {
+        let output = await_end(weft(&dir, &line).spawn().unwrap());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{line}: {said}");
+        assert!(said.contains(told), "{line}: {said}");
+    }
+}
+
+/// The processes that a run has started.
+fn children(parent: u32) -> Vec<i32> {
+    let mark = format!("\"parent\":{parent}}}");
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let ours = processes.filter(|process| {
+        std::fs::read_to_string(process.path().join("cmdline")).is_ok_and(|line| line.contains(&mark))
+    });
+    ours.filter_map(|process| process.file_name().to_str()?.parse().ok()).collect()
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !holds() {
+        assert!(Instant::now() < end, "{what} does not come");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn nothing_is_left_of_a_run_that_is_interrupted_or_killed() {
+    let Some(host) = host() else { return };
+    let dir = directory("interrupted");
+    for (signal, code) in [(Signal::INT, Some(130)), (Signal::KILL, None)] {
+        let line = format!("pingpong --providers weft --sizes 8 --sample-ms 50000 --libfabric {}", host.display());
+        let run = weft(&dir, &line).spawn().unwrap();
+        let pid = run.id();
+        until("a pair of processes", || children(pid).len() == 2);
+        let start = Instant::now();
+        kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), signal).unwrap();
+        assert_eq!(await_end(run).status.code(), code);
+        until("their end", || children(pid).is_empty());
+        // They were asked, not outlived: nobody is killed before this time is up.
+        assert!(start.elapsed() < Duration::from_millis(1900), "{:?}", start.elapsed());
+    }
+}
