@@ -8,6 +8,12 @@ use super::table::value_text;
 
 const WIDTH: u32 = 900;
 const PANEL_HEIGHT: u32 = 420;
+/// Room for the names of the lines, at the right of a panel.
+const LEGEND_WIDTH: i32 = 200;
+/// Height of one of them.
+const LEGEND_STEP: i32 = 20;
+/// Floors are not told apart by colour, but by their names and marks.
+const GREY: RGBColor = RGBColor(150, 150, 150);
 /// Told apart by people who see few colours.
 const COLOURS: &[RGBColor] = &[
     RGBColor(0, 114, 178),
@@ -16,7 +22,6 @@ const COLOURS: &[RGBColor] = &[
     RGBColor(204, 121, 167),
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
-    RGBColor(90, 90, 90),
 ];
 
 /// What runs along the bottom of a panel.
@@ -71,7 +76,7 @@ pub(crate) fn svg(options: &Options, rows: &[Row]) -> String {
 fn panels(rows: &[Row]) -> Vec<(String, Vec<&Row>)> {
     let mut panels: Vec<(String, Vec<&Row>)> = Vec::new();
     for row in rows.iter().filter(|row| row.median.is_some_and(|median| median > 0.0)) {
-        let title = format!("{} {}", row.case.op_name(), row.metric);
+        let title = format!("{}: {}", row.case.op_name(), row.metric);
         match panels.iter_mut().find(|panel| panel.0 == title) {
             Some(panel) => panel.1.push(row),
             None => panels.push((title, vec![row])),
@@ -87,14 +92,28 @@ fn draw(text: &mut String, kind: &str, panels: &[(String, Vec<&Row>)]) -> Drawn 
     let height = PANEL_HEIGHT * u32::try_from(count)?;
     let root = SVGBackend::with_string(text, (WIDTH, height)).into_drawing_area();
     root.fill(&WHITE)?;
+    let names = names(panels.iter().flat_map(|panel| panel.1.iter().copied()));
     for ((title, rows), area) in panels.iter().zip(root.split_evenly((count, 1))) {
-        panel(&area, &format!("{kind} {title}"), rows)?;
+        panel(&area, &format!("{kind}, {title}"), rows, &names)?;
     }
     root.present()?;
     Ok(())
 }
 
-fn panel(area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>, title: &str, rows: &[&Row]) -> Drawn {
+/// Each subject once, so that it has one colour in all panels.
+fn names<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<&'a str> {
+    let mut names: Vec<&str> = Vec::new();
+    for row in rows {
+        if !names.contains(&row.subject.name.as_str()) {
+            names.push(&row.subject.name);
+        }
+    }
+    names
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+
+fn panel(area: &Area<'_>, title: &str, rows: &[&Row], names: &[&str]) -> Drawn {
     let axis = Axis::of(rows);
     // A logarithmic axis has no 0; what counts from 0 begins at a half.
     let x = |row: &Row| (axis.value(row) as f64).max(0.5);
@@ -103,10 +122,10 @@ fn panel(area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>, title: &str
     let mut chart = ChartBuilder::on(area)
         .caption(title, ("sans-serif", 20))
         .margin(12)
+        .margin_right(LEGEND_WIDTH)
         .x_label_area_size(44)
-        .y_label_area_size(90)
-        .right_y_label_area_size(8)
-        .build_cartesian_2d((xs.0..xs.1).log_scale(), (ys.0..ys.1).log_scale())?;
+        .y_label_area_size(80)
+        .build_cartesian_2d((xs.0..xs.1).log_scale().base(2.0), (ys.0..ys.1).log_scale())?;
     let unit = rows[0].unit.clone();
     #[allow(clippy::cast_possible_truncation)] // Sizes are far below 2^53.
     let x_text = |x: &f64| match axis {
@@ -118,35 +137,31 @@ fn panel(area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>, title: &str
         .x_desc(axis.title(rows[0]))
         .x_label_formatter(&x_text)
         .y_label_formatter(&|y| value_text(*y, &unit))
-        .light_line_style(RGBColor(240, 240, 240))
+        .light_line_style(WHITE)
+        .bold_line_style(RGBColor(225, 225, 225))
         .draw()?;
-    let mut names: Vec<&str> = rows.iter().map(|row| row.subject.name.as_str()).collect();
-    names.dedup();
-    let mut seen = Vec::new();
-    names.retain(|name| {
-        !seen.contains(name) && {
-            seen.push(name);
-            true
-        }
-    });
+    let mut legend_y = 48;
     for (index, name) in names.iter().enumerate() {
-        let colour = COLOURS[index % COLOURS.len()];
-        let mine = || rows.iter().filter(|row| row.subject.name == *name);
-        let floor = mine().any(|row| row.subject.floor.is_some());
-        let style = colour.stroke_width(if floor { 1 } else { 2 });
-        let mut points: Vec<(f64, f64)> = mine().filter_map(|row| Some((x(row), row.median?))).collect();
+        let mine: Vec<&&Row> = rows.iter().filter(|row| row.subject.name == *name).collect();
+        let Some(first) = mine.first() else { continue };
+        let (colour, width, mark) =
+            if first.subject.floor.is_some() { (GREY, 1, 2) } else { (COLOURS[index % COLOURS.len()], 2, 4) };
+        let style = colour.stroke_width(width);
+        let mut points: Vec<(f64, f64)> = mine.iter().filter_map(|row| Some((x(row), row.median?))).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        chart
-            .draw_series(LineSeries::new(points.clone(), style).point_size(if floor { 2 } else { 4 }))?
-            .label(*name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
+        let start = points.first().copied();
+        chart.draw_series(LineSeries::new(points, style).point_size(mark))?;
+        if let (Some(start), true) = (start, first.subject.floor.is_some()) {
+            // Under its line; it needs no other legend.
+            let label = name.trim_start_matches("floor ").to_owned();
+            chart.draw_series([Text::new(label, start, ("sans-serif", 12).into_font().color(&GREY))])?;
+            continue;
+        }
+        let left = i32::try_from(WIDTH)? - LEGEND_WIDTH + 12;
+        area.draw(&PathElement::new([(left, legend_y), (left + 20, legend_y)], style))?;
+        area.draw(&Text::new((*name).to_owned(), (left + 26, legend_y - 6), ("sans-serif", 13)))?;
+        legend_y += LEGEND_STEP;
     }
-    chart
-        .configure_series_labels()
-        .background_style(WHITE.mix(0.8))
-        .border_style(RGBColor(200, 200, 200))
-        .position(SeriesLabelPosition::UpperLeft)
-        .draw()?;
     Ok(())
 }
 
