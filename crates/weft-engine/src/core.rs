@@ -423,10 +423,14 @@ impl Core {
         let vc = &mut self.vcs[vci as usize];
         let name = vc.name;
         let (addr, active) = (vc.addr, vc.active);
+        let in_use = vc.link().is_some();
         *vc = Vc::new(name);
         vc.addr = addr;
         vc.active = active;
         let dead: Vec<usize> = self.ops.iter().filter(|(_, op)| op.vc == vci).map(|(i, _)| i).collect();
+        if dead.is_empty() && !in_use {
+            self.vcs[vci as usize].refused = Some(why);
+        }
         for index in dead {
             // The device has let go of the memory: by contract before `down`, or within `close`.
             let op = self.ops.remove(index);

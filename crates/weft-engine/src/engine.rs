@@ -10,7 +10,7 @@
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
-use crate::api::{Addr, Book, Completion, Config, Error, Kind, OpFlags};
+use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Context, Error, Fault, Kind, OpFlags};
 use crate::core::{Core, LinkState, LinkWork};
 use crate::mem::Iov;
 use crate::name::EpName;
@@ -155,6 +155,32 @@ impl<N: Nic> Engine<N> {
         self.core.vcs[vci as usize].tx.push_back(index);
         self.run_vc(vci);
         Ok(())
+    }
+
+    /// An inject that nobody waits for is accepted only when it has left: its caller may go on to wait for its effect by other
+    /// means, without progress. Here is one that cannot leave now: `Again`, and the way is made free. If the peer turned out
+    /// to be out of reach, the inject is accepted and fails.
+    #[cold]
+    pub(crate) fn not_yet(&mut self, vci: u32, kind: Kind, ctx: Context, flags: OpFlags) -> Result<(), Error> {
+        let vc = &mut self.core.vcs[vci as usize];
+        if let Some(why) = vc.refused.take() {
+            self.core.completions.push(Completion {
+                kind,
+                ctx,
+                flags,
+                len: 0,
+                buf: 0,
+                tag: 0,
+                data: 0,
+                src: ADDR_NONE,
+                fault: Some(Fault::Link(why)),
+            });
+            return Ok(());
+        }
+        if vc.state == VcState::Idle {
+            self.dial(vci);
+        }
+        Err(Error::Again)
     }
 
     // ---- sending -----------------------------------------------------------------------------

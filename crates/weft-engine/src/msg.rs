@@ -49,7 +49,8 @@ fn eager_head(flags: OpFlags, tag: u64, data: u64, ack: Option<u32>) -> Short {
 impl<N: Nic> Engine<N> {
     /// Starts a send of any form: plain, tagged, with data, injected. Completes at once where it can.
     ///
-    /// Errors: `Again` when the TX queue is full, `NoSuchAddress`, `TooLong`.
+    /// Errors: `Again` when the TX queue is full, or for an inject that nobody waits for and that cannot leave yet;
+    /// `NoSuchAddress`, `TooLong`.
     #[inline]
     pub fn send(&mut self, op: &SendOp<'_>) -> Result<(), Error> {
         let len = mem::total_len(op.iov);
@@ -75,10 +76,21 @@ impl<N: Nic> Engine<N> {
                 return Ok(());
             }
         }
-        self.enqueue_send(op, vci, len)
+        self.send_slowly(op, vci, len)
     }
 
     #[cold]
+    fn send_slowly(&mut self, op: &SendOp<'_>, vci: u32, len: usize) -> Result<(), Error> {
+        let vc = &self.core.vcs[vci as usize];
+        let unwatched = op.flags.contains(OpFlags::INJECT | OpFlags::QUIET);
+        // Without window it goes by rendezvous, which takes progress on both sides anyhow.
+        let wants_room = vc.link().is_none() || len as u64 + EAGER_COST <= vc.tx_credit;
+        if unwatched && wants_room && !op.flags.intersects(OpFlags::DELIVERY | OpFlags::FENCE) {
+            return self.not_yet(vci, Kind::Send, op.ctx, op.flags);
+        }
+        self.enqueue_send(op, vci, len)
+    }
+
     fn enqueue_send(&mut self, op: &SendOp<'_>, vci: u32, len: usize) -> Result<(), Error> {
         if len as u64 > self.core.config.max_msg_bytes {
             return Err(Error::TooLong);

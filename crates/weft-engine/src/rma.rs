@@ -108,7 +108,7 @@ impl<N: Nic> Engine<N> {
         self.core.regions.leaving.remove(&key);
     }
 
-    /// Starts an RMA write. Errors: `Again`, `NoSuchAddress`, `TooLong`, `Invalid` (lengths differ).
+    /// Starts an RMA write. Errors: `Again` (as for a send), `NoSuchAddress`, `TooLong`, `Invalid` (lengths differ).
     pub fn write(&mut self, op: &RmaOp<'_>) -> Result<(), Error> {
         let (vci, len) = self.check_rma(op)?;
         if let [remote] = op.remote
@@ -126,6 +126,13 @@ impl<N: Nic> Engine<N> {
                     vc.quiet_writes += 1;
                     return Ok(());
                 }
+            }
+        }
+        let unwatched = op.flags.contains(OpFlags::INJECT | OpFlags::QUIET);
+        if unwatched && op.remote.len() == 1 && !op.flags.contains(OpFlags::FENCE) {
+            let vc = &self.core.vcs[vci as usize];
+            if vc.link().is_none() || len <= u64::from(vc.caps.eager_bytes) {
+                return self.not_yet(vci, Kind::Write, op.ctx, op.flags);
             }
         }
         self.enqueue_rma(op, Kind::Write, vci, len)

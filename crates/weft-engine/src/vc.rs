@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use crate::api::{ADDR_NONE, Addr};
 use crate::mem::IovList;
 use crate::name::EpName;
-use crate::nic::{LinkId, NicCaps, RemoteIov, Share};
+use crate::nic::{LinkError, LinkId, NicCaps, RemoteIov, Share};
 use crate::wire::Op;
 
 /// What an idle peer may cost in the engine, in bytes.
@@ -89,6 +89,8 @@ pub(crate) struct Vc {
     pub(crate) caps: PathCaps,
     /// In the list of connections with work.
     pub(crate) active: bool,
+    /// Why the last attempt to connect failed, if it was made for an inject that is not ours yet: the next one fails of it.
+    pub(crate) refused: Option<LinkError>,
     /// How often we were told that the peer still holds an earlier link.
     pub(crate) redials: u16,
     /// The peer's own attempt, kept until ours has succeeded or failed.
@@ -128,6 +130,7 @@ impl Vc {
             state: VcState::Idle,
             caps: PathCaps { eager_bytes: 0, mailbox_bytes: 0, get: false, put: false, ordered: true },
             active: false,
+            refused: None,
             redials: 0,
             parked: None,
             tx_seq: 0,
@@ -150,6 +153,7 @@ impl Vc {
     pub(crate) fn open(&mut self, state: VcState, caps: PathCaps, window_bytes: u64) {
         self.state = state;
         self.caps = caps;
+        self.refused = None;
         self.redials = 0;
         self.tx_seq = 0;
         self.rx_seq = 0;

@@ -215,7 +215,7 @@ pub(crate) type Short = Writer<72>;
 pub(crate) type Long = Writer<{ 72 + MAX_REMOTE_IOV * size_of::<WireIov>() }>;
 
 impl<const ROOM: usize> Writer<ROOM> {
-    /// Begins a message. The sequence number is filled in by [`Writer::set_seq`].
+    /// Begins a message. The sequence number is filled in by [`Writer::with_seq`].
     #[inline]
     pub(crate) fn new(kind: u8, flags: u8) -> Self {
         let mut w = Self { bytes: [0; ROOM], len: 0 };

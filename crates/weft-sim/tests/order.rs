@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use weft_engine::ORDERED_RMA_BYTES;
-use weft_engine::api::{Access, Config, Context, OpFlags, Region, RmaIov, RmaOp};
+use weft_engine::api::{Access, Config, Context, Error, OpFlags, Region, RmaIov, RmaOp};
 use weft_engine::mem::IovList;
 use weft_sim::rng::{Entity, Stream};
 use weft_sim::workload::engine_config;
@@ -37,7 +37,10 @@ fn overlapping(seed: u64) {
             let bytes = rng.bytes(portion);
             buffer.write(&bytes);
             model[offset..offset + portion].copy_from_slice(&bytes);
-            cluster.engine(0).unwrap().write(&op).unwrap();
+            // An inject that nobody waits for is accepted only when it can leave.
+            while cluster.engine(0).unwrap().write(&op) == Err(Error::Again) {
+                cluster.turn(|_, _| ());
+            }
         } else {
             cluster.engine(0).unwrap().read(&RmaOp { flags: OpFlags::empty(), ..op }).unwrap();
             reads.push((n, buffer, model[offset..offset + portion].to_vec()));

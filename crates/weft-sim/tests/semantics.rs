@@ -102,6 +102,58 @@ fn quiet_sends_report_nothing() {
     });
 }
 
+/// Its caller may wait for what it brings about by other means than ours, and does not progress meanwhile.
+#[test]
+fn an_accepted_inject_that_nobody_waits_for_has_left() {
+    for mut fabric in fabrics() {
+        fabric.faults.gather_permille = 0;
+        fabric.poll_ns = 100;
+        let mut h = Harness::new(fabric, Config::default(), 2);
+        let window = h.add_window(1, 100, Access { read: true, write: true }, true).unwrap();
+        let op = h.recv(1, &any(false, 100)).unwrap();
+        let flags = OpFlags::INJECT | OpFlags::QUIET;
+        assert_eq!(h.send(0, 1, &Send { len: 64, flags, ..Send::default() }), Err(Error::Again), "no link yet");
+        while h.send(0, 1, &Send { len: 64, flags, ..Send::default() }) == Err(Error::Again) {
+            h.turn();
+        }
+        while h.write(0, window, &Rma { remote: vec![32], flags, ..Rma::default() }) == Err(Error::Again) {
+            h.turn();
+        }
+        for _ in 0..100_000 {
+            h.cluster().engine(1).unwrap().progress();
+            h.absorb(1);
+        }
+        assert_eq!(got_lens(&h, op), [64]);
+        let wrong = h.finish();
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+}
+
+/// Where there is no peer, the attempt that the refused inject began says so to the next.
+#[test]
+fn an_inject_to_nobody_fails_and_the_next_one_tries_again() {
+    for mut fabric in fabrics() {
+        fabric.faults.connect_fail_permille = 1000;
+        let mut h = Harness::new(fabric, Config::default(), 2);
+        let send = Send { len: 64, flags: OpFlags::INJECT | OpFlags::QUIET, ..Send::default() };
+        for _ in 0..2 {
+            assert_eq!(h.send(0, 1, &send), Err(Error::Again));
+            let mut turns = 0;
+            let op = loop {
+                match h.send(0, 1, &send) {
+                    Ok(op) => break op,
+                    Err(error) => assert_eq!(error, Error::Again),
+                }
+                h.turn();
+                turns += 1;
+                assert!(turns < 100_000, "neither connected nor refused");
+            };
+            h.absorb(0);
+            assert!(h.oracle().fault(op).is_some());
+        }
+    }
+}
+
 #[test]
 fn an_inject_longer_than_the_limit_is_refused_without_a_trace() {
     everywhere(2, Config { inject_bytes: 100, ..Config::default() }, |h| {

@@ -170,7 +170,7 @@ fn a_condition_variable_is_signalled() {
         let mut fids = [b.cq.cast::<sys::fid>()];
         // Nobody else polls this side: the progress thread brings the message, and the condition tells of it.
         until(|| (unsafe { trywait(b.fabric, fids.as_mut_ptr(), 1) } == 0).then_some(()));
-        assert_eq!(a.inject(b"signal", to_b), 0);
+        a.inject_to(b"signal", to_b, &a);
         let mut limit: libc::timespec = zeroed();
         unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut limit) };
         limit.tv_sec += 20;

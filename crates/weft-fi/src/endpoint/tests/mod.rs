@@ -193,7 +193,7 @@ fn a_multi_receive_is_released_once() {
     assert_eq!(unsafe { recvmsg(b.ep, &raw const msg, sys::FI_MULTI_RECV | sys::FI_COMPLETION) }, 0);
     let mut offset = 0;
     for (len, released) in [(60, false), (80, false), (40, true)] {
-        assert_eq!(a.inject(&pattern(len), to_b), 0);
+        a.inject_to(&pattern(len), to_b, &b);
         let (entry, _) = of(&b, &a);
         assert_eq!((entry.len, entry.buf as usize), (len, buffer.as_ptr() as usize + offset));
         assert_eq!(entry.flags & sys::FI_MULTI_RECV != 0, released);
@@ -455,8 +455,8 @@ fn two_endpoints_share_a_queue() {
     let mut buffers = [[0_u8; 8]; 2];
     assert_eq!(b.recv(&mut buffers[0], 0xb), 0);
     assert_eq!(c.recv(&mut buffers[1], 0xc), 0);
-    assert_eq!(a.inject(b"to b", to_b), 0);
-    assert_eq!(a.inject(b"to c", to_c), 0);
+    a.inject_to(b"to b", to_b, &b);
+    a.inject_to(b"to c", to_c, &b);
     let mut contexts = [of(&b, &a).0.op_context as usize, of(&b, &a).0.op_context as usize];
     contexts.sort_unstable();
     assert_eq!(contexts, [0xb, 0xc]);

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use weft_fi_sys as sys;
 
+use crate::errno::Errno;
 use crate::fabric;
 
 /// How long anything may take before a test fails.
@@ -259,6 +260,22 @@ impl Side {
 
     pub(super) fn inject(&self, buf: &[u8], dest: u64) -> isize {
         unsafe { ((*(*self.ep).msg).inject.unwrap())(self.ep, buf.as_ptr().cast(), buf.len(), dest) }
+    }
+
+    /// Injects as soon as that is accepted: not before the two have met, for which `peer` is progressed as well.
+    pub(super) fn inject_to(&self, buf: &[u8], dest: u64, peer: &Self) {
+        until(|| {
+            let result = self.inject(buf, dest);
+            if result == 0 {
+                return Some(());
+            }
+            assert_eq!(result, Errno::AGAIN.size());
+            for side in [self, peer] {
+                // Reading no entry makes progress, too.
+                let _ = side.cq_read(0);
+            }
+            None
+        });
     }
 
     pub(super) fn recv(&self, buf: &mut [u8], ctx: usize) -> isize {
