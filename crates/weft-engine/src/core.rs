@@ -115,6 +115,13 @@ impl Core {
 
     // ---- peers -------------------------------------------------------------------------------
 
+    /// The connection for an address that has been used before.
+    #[inline]
+    pub(crate) fn known_vc(&self, addr: Addr) -> Option<u32> {
+        let n = *self.by_addr.get(usize::try_from(addr).ok()?)?;
+        n.checked_sub(1)
+    }
+
     /// The connection for an address; made when the address is used for the first time.
     #[inline]
     pub(crate) fn vc_for(&mut self, addr: Addr) -> Result<u32, Error> {

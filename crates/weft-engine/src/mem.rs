@@ -139,6 +139,9 @@ pub fn slice(iov: &[Iov], mut offset: usize, mut len: usize) -> IovList {
 
 /// Scatters `src` into `iov` from byte `offset`; returns how many bytes fitted.
 pub fn scatter(iov: &[Iov], offset: usize, src: &[u8]) -> usize {
+    if let ([one], 0) = (iov, offset) {
+        return one.write(src);
+    }
     let mut done = 0;
     let mut skip = offset;
     for piece in iov {

@@ -9,6 +9,7 @@
 //! messages still get past earlier ones that nobody has asked for yet. Windows are given back in quarters.
 
 use smallvec::SmallVec;
+use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, OpFlags, RecvOp, SendOp};
@@ -26,24 +27,41 @@ const EAGER_COST: u64 = 64;
 /// Rendezvous requests of one peer that may wait unmatched; far beyond any TX queue.
 const RENDEZVOUS_LIMIT: u32 = 1 << 17;
 
-/// The header of an eager message.
-#[inline]
-fn eager_head(flags: OpFlags, tag: u64, data: u64, ack: Option<u32>) -> Short {
-    let mut bits = 0;
-    bits |= if flags.contains(OpFlags::TAGGED) { F_TAGGED } else { 0 };
-    bits |= if flags.contains(OpFlags::DATA) { F_DATA } else { 0 };
-    bits |= if ack.is_some() { F_ACK } else { 0 };
-    let mut w = Short::new(kind::EAGER, bits);
-    if flags.contains(OpFlags::TAGGED) {
-        w.put(&U64::new(tag));
+/// The header of an eager message: [`crate::wire::Head`], then tag, data and the operation to acknowledge, where there are
+/// such. Words of eight bytes, because this is built for every short message.
+struct EagerHead {
+    words: [U64; 4],
+    count: usize,
+}
+
+impl EagerHead {
+    #[inline(always)]
+    fn new(flags: OpFlags, tag: u64, data: u64, ack: Option<u32>, seq: u32) -> Self {
+        let (mut bits, mut count) = (0, 1);
+        let mut words = [U64::ZERO; 4];
+        if flags.contains(OpFlags::TAGGED) {
+            bits |= F_TAGGED;
+            words[1] = tag.into();
+            count = 2;
+        }
+        if flags.contains(OpFlags::DATA) {
+            bits |= F_DATA;
+            words[count] = data.into();
+            count += 1;
+        }
+        if let Some(op) = ack {
+            bits |= F_ACK;
+            words[count & 3] = u64::from(op).into();
+            count += 1;
+        }
+        words[0] = (u64::from(kind::EAGER) | u64::from(bits) << 8 | u64::from(seq) << 32).into();
+        Self { words, count }
     }
-    if flags.contains(OpFlags::DATA) {
-        w.put(&U64::new(data));
+
+    #[inline(always)]
+    fn bytes(&self) -> &[u8] {
+        self.words[..self.count.min(4)].as_bytes()
     }
-    if let Some(op) = ack {
-        w.put(&[U32::new(op), U32::ZERO]);
-    }
-    w
 }
 
 impl<N: Nic> Engine<N> {
@@ -53,34 +71,49 @@ impl<N: Nic> Engine<N> {
     /// `NoSuchAddress`, `TooLong`.
     #[inline]
     pub fn send(&mut self, op: &SendOp<'_>) -> Result<(), Error> {
+        if !self.send_now(op) {
+            return self.send_later(op);
+        }
+        if !op.flags.contains(OpFlags::QUIET) {
+            self.core.complete_send(op, mem::total_len(op.iov));
+        }
+        Ok(())
+    }
+
+    /// The fast path of [`Engine::send`]. True: the message has left and its send is complete, of which no [`Completion`]
+    /// tells. False: nothing has happened, and [`Engine::send_later`] is to be called.
+    #[inline]
+    pub fn send_now(&mut self, op: &SendOp<'_>) -> bool {
+        let len = if let [one] = op.iov { one.len() } else { mem::total_len(op.iov) };
+        let Some(vci) = self.core.known_vc(op.dest) else { return false };
+        let Some(vc) = self.core.vcs.get_mut(vci as usize) else { return false };
+        let cost = len as u64 + EAGER_COST;
+        let Some(link) = vc.link() else { return false };
+        if !vc.tx.is_empty()
+            || len > vc.caps.eager_bytes as usize
+            || cost > vc.tx_credit
+            || op.flags.intersects(OpFlags::DELIVERY | OpFlags::FENCE)
+            || (op.flags.contains(OpFlags::INJECT) && len > self.core.config.inject_bytes)
+        {
+            return false;
+        }
+        let head = EagerHead::new(op.flags, op.tag, op.data, None, vc.tx_seq);
+        if self.nic.send(link, head.bytes(), op.iov).is_err() {
+            return false;
+        }
+        vc.tx_seq = vc.tx_seq.wrapping_add(1);
+        vc.tx_credit -= cost;
+        true
+    }
+
+    /// What [`Engine::send`] does where the fast path does not serve. Errors: as there.
+    #[cold]
+    pub fn send_later(&mut self, op: &SendOp<'_>) -> Result<(), Error> {
         let len = mem::total_len(op.iov);
         if op.flags.contains(OpFlags::INJECT) && len > self.core.config.inject_bytes {
             return Err(Error::TooLong);
         }
         let vci = self.core.vc_for(op.dest)?;
-        let vc = &mut self.core.vcs[vci as usize];
-        let cost = len as u64 + EAGER_COST;
-        if let Some(link) = vc.link()
-            && vc.tx.is_empty()
-            && len <= vc.caps.eager_bytes as usize
-            && cost <= vc.tx_credit
-            && !op.flags.intersects(OpFlags::DELIVERY | OpFlags::FENCE)
-        {
-            let mut head = eager_head(op.flags, op.tag, op.data, None);
-            if self.nic.send(link, head.with_seq(vc.tx_seq), op.iov).is_ok() {
-                vc.tx_seq = vc.tx_seq.wrapping_add(1);
-                vc.tx_credit -= cost;
-                if !op.flags.contains(OpFlags::QUIET) {
-                    self.core.complete_send(op, len);
-                }
-                return Ok(());
-            }
-        }
-        self.send_slowly(op, vci, len)
-    }
-
-    #[cold]
-    fn send_slowly(&mut self, op: &SendOp<'_>, vci: u32, len: usize) -> Result<(), Error> {
         let vc = &self.core.vcs[vci as usize];
         let unwatched = op.flags.contains(OpFlags::INJECT | OpFlags::QUIET);
         // Without window it goes by rendezvous, which takes progress on both sides anyhow.
@@ -124,8 +157,8 @@ impl<N: Nic> Engine<N> {
         let cost = op.len + EAGER_COST;
         let delivery = op.flags.contains(OpFlags::DELIVERY);
         if op.len <= u64::from(vc.caps.eager_bytes) && cost <= vc.tx_credit {
-            let mut head = eager_head(op.flags, op.tag, op.data, delivery.then_some(index));
-            if self.nic.send(link, head.with_seq(vc.tx_seq), &op.iov).is_err() {
+            let head = EagerHead::new(op.flags, op.tag, op.data, delivery.then_some(index), vc.tx_seq);
+            if self.nic.send(link, head.bytes(), &op.iov).is_err() {
                 return Started::Blocked;
             }
             vc.tx_credit -= cost;
@@ -160,7 +193,9 @@ impl<N: Nic> Engine<N> {
             self.core.post(op, tagged)
         };
         // A rendezvous or an acknowledgement may have become due.
-        self.run_active();
+        if !self.core.active.is_empty() {
+            self.run_active();
+        }
         result
     }
 
@@ -265,7 +300,7 @@ impl Core {
             src: wanted.src,
             tag: wanted.tag,
             ignore: wanted.ignore,
-            iov: SmallVec::from_slice(op.iov),
+            iov: if let [one] = op.iov { smallvec::smallvec![*one] } else { SmallVec::from_slice(op.iov) },
             ctx: op.ctx,
             multi: buffer.and_then(|b| u32::try_from(b).ok()),
         });
@@ -429,8 +464,15 @@ impl Core {
             excess: 0,
             multi: None,
         };
-        let multis = &mut self.multis;
         let posted = if tagged { &mut self.tagged.posted } else { &mut self.untagged.posted };
+        if posted.get_mut(key).is_some_and(|p| p.multi.is_none())
+            && let Some(p) = posted.remove(key)
+        {
+            info.ctx = p.ctx;
+            info.fit(&p.iov, len);
+            return (p.iov, info);
+        }
+        let multis = &mut self.multis;
         if let Some(p) = posted.get_mut(key)
             && let Some(number) = p.multi
             && let Some(multi) = multis.get_mut(number as usize)

@@ -215,7 +215,7 @@ impl Ep {
             ctx: Context { ptr: send.context.addr(), user: User::new(sys::FI_SEND | family, send.entry).word() },
             flags,
         };
-        self.core.submit_tx(|engine| engine.send(&op))
+        self.core.submit_send(&op)
     }
 
     /// Posts a receive, or peeks, claims, discards.

@@ -95,6 +95,14 @@ mod lines {
             self.write(at, skip, &mem::to_vec(&[*piece]));
         }
 
+        pub(super) fn write_short(&self, at: u64, skip: usize, bytes: &[u8]) {
+            self.write(at, skip, bytes);
+        }
+
+        pub(super) fn write_short_iov(&self, at: u64, skip: usize, piece: &Iov) {
+            self.write_iov(at, skip, piece);
+        }
+
         pub(super) fn read(&self, at: u64, skip: usize, len: usize, show: impl FnOnce(&[u8])) {
             let byte = |n: usize| {
                 let (line, offset) = (self.line(at, n), n % LINE_BYTES);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use weft_engine::Engine;
-use weft_engine::api::{Addr, Book, Error, Region};
+use weft_engine::api::{Addr, Book, Error, Region, SendOp};
 use weft_engine::name::EpName;
 use weft_nic::Devices;
 
@@ -95,6 +95,22 @@ impl Core {
             return Errno::AGAIN.size();
         }
         submit(engine, routes, start)
+    }
+
+    /// Starts a send; returns what the C function returns.
+    #[inline]
+    pub(crate) fn submit_send(&self, op: &SendOp<'_>) -> isize {
+        let mut state = self.state.lock();
+        let State { engine: Some(engine), routes, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
+        if routes.tx_full() {
+            return Errno::AGAIN.size();
+        }
+        if engine.send_now(op) {
+            routes.deliver(engine.completions());
+            routes.sent(op);
+            return 0;
+        }
+        submit(engine, routes, |engine| engine.send_later(op))
     }
 
     /// Posts a receive; returns what the C function returns.

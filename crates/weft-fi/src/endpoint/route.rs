@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
 use rustc_hash::FxHashMap;
-use weft_engine::api::{ADDR_NONE, Completion, Fault, Kind, OpFlags};
+use weft_engine::api::{ADDR_NONE, Completion, Fault, Kind, OpFlags, SendOp};
+use weft_engine::mem;
 use weft_fi_sys as sys;
 
 use crate::cntr::Cntr;
@@ -240,6 +241,34 @@ impl Routes {
         }
     }
 
+    /// A send was complete when the call returned.
+    #[inline]
+    pub(crate) fn sent(&self, op: &SendOp<'_>) {
+        let user = User(op.ctx.user);
+        if let Some(cntr) = &self.counters[Class::Send as usize] {
+            cntr.record(mem::total_len(op.iov), false);
+        }
+        if user.wants_entry()
+            && let Some(cq) = &self.tx
+        {
+            cq.appender().push(Self::transmitted(op.ctx.ptr, user));
+        }
+    }
+
+    #[inline]
+    fn transmitted(context: usize, user: User) -> Entry {
+        Entry {
+            context,
+            flags: user.flags(),
+            len: 0,
+            buf: 0,
+            data: 0,
+            tag: 0,
+            src: sys::FI_ADDR_NOTAVAIL,
+            failed: false,
+        }
+    }
+
     fn deliver_some(&self, completions: &mut Vec<Completion>) {
         // The queue that the last entry went to stays locked for the next one.
         let mut open: Option<Appender<'_>> = None;
@@ -291,16 +320,7 @@ impl Routes {
     #[inline]
     fn entry(&self, completion: &Completion) -> Entry {
         match completion.kind {
-            Kind::Send | Kind::Read | Kind::Write => Entry {
-                context: completion.ctx.ptr,
-                flags: User(completion.ctx.user).flags(),
-                len: 0,
-                buf: 0,
-                data: 0,
-                tag: 0,
-                src: sys::FI_ADDR_NOTAVAIL,
-                failed: false,
-            },
+            Kind::Send | Kind::Read | Kind::Write => Self::transmitted(completion.ctx.ptr, User(completion.ctx.user)),
             Kind::Recv => {
                 let multi = if completion.flags.contains(OpFlags::MULTI) { sys::FI_MULTI_RECV } else { 0 };
                 Self::received(completion, completion.ctx.ptr, User(completion.ctx.user).flags() | multi)

@@ -36,6 +36,29 @@ const fn bytes_of(lines: u64) -> usize {
     lines as usize * LINE_BYTES
 }
 
+/// Copies less than a line: a few words cost less than a call of memcpy.
+///
+/// # Safety
+/// `from` is readable and `to` is writable for `len` bytes; they do not overlap.
+#[inline(always)]
+unsafe fn copy_short(from: *const u8, to: *mut u8, len: usize) {
+    let mut done = 0;
+    while done + 8 <= len {
+        // SAFETY: eight bytes of the `len` that the caller promised; alignment is not assumed.
+        let word = unsafe { from.wrapping_add(done).cast::<u64>().read_unaligned() };
+        // SAFETY: as above.
+        unsafe { to.wrapping_add(done).cast::<u64>().write_unaligned(word) };
+        done += 8;
+    }
+    while done < len {
+        // SAFETY: one byte of the `len` that the caller promised.
+        let byte = unsafe { from.wrapping_add(done).read() };
+        // SAFETY: as above.
+        unsafe { to.wrapping_add(done).write(byte) };
+        done += 1;
+    }
+}
+
 impl Lines {
     /// The ring that `writer` writes, in a segment with rings of `count` lines.
     pub(super) fn new(map: Arc<Mapping>, writer: Role, count: u32) -> Self {
@@ -96,6 +119,22 @@ impl Lines {
         let to = self.byte(at, skip);
         // SAFETY: as in `write`; the source is readable by the contract of `Iov::new`.
         unsafe { piece.read_to_ptr(to, piece.len()) };
+    }
+
+    /// [`Lines::write`] for bytes that end within the line.
+    #[inline(always)]
+    pub(super) fn write_short(&self, at: u64, skip: usize, bytes: &[u8]) {
+        assert!(skip + bytes.len() <= LINE_BYTES);
+        // SAFETY: within one line, which the ring has claimed; the source is a live slice of that length.
+        unsafe { copy_short(bytes.as_ptr(), self.byte(at, skip), bytes.len()) };
+    }
+
+    /// [`Lines::write_iov`] for bytes that end within the line.
+    #[inline(always)]
+    pub(super) fn write_short_iov(&self, at: u64, skip: usize, piece: &Iov) {
+        assert!(skip + piece.len() <= LINE_BYTES);
+        // SAFETY: within one line, which the ring has claimed; the source is readable by the contract of `Iov::new`.
+        unsafe { copy_short(piece.as_ptr(), self.byte(at, skip), piece.len()) };
     }
 
     /// Shows `len` bytes from byte `skip` of the record that begins at line `at`.

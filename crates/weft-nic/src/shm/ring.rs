@@ -118,6 +118,9 @@ impl Tx {
         };
         let len = head.len() + body_bytes;
         assert!(len <= MAILBOX_BYTES, "a message of {len} bytes exceeds the mailbox");
+        if len <= INLINE_BYTES {
+            return self.send_line(head, body, len);
+        }
         let need = lines_for(HEADER_BYTES + len);
         let at = self.claim(need)?;
         // The consumer polls the first line: it is written last, in one go, lest it be fetched back in between.
@@ -126,6 +129,20 @@ impl Tx {
         }
         self.fill_part(at, head, body, 0, LINE_BYTES);
         self.publish(at, need, header(KIND_MESSAGE, len, at));
+        Ok(())
+    }
+
+    /// [`Tx::send`] for a message that fits one line.
+    #[inline(always)]
+    fn send_line(&mut self, head: &[u8], body: &[Iov], len: usize) -> Result<(), Full> {
+        let at = self.claim(1)?;
+        self.lines.write_short(at, HEADER_BYTES, head);
+        let mut skip = HEADER_BYTES + head.len();
+        for piece in body {
+            self.lines.write_short_iov(at, skip, piece);
+            skip += piece.len();
+        }
+        self.publish(at, 1, header(KIND_MESSAGE, len, at));
         Ok(())
     }
 

@@ -354,6 +354,9 @@ impl Tcp {
     fn up<S: Sink>(&mut self, id: u32, peer: EpName, initiator: bool, sink: &mut S) {
         log::debug!("tcp: link {id} to {peer} is up ({})", if initiator { "ours" } else { "theirs" });
         self.stats.links_up += 1;
+        if let Some(socket) = self.links.get(id as usize).and_then(|link| link.socket.as_ref()) {
+            sys::keep_little_unsent(socket.as_fd());
+        }
         if self.next_scan_ms == u64::MAX && self.config.dead_peer_ms > 0 {
             self.next_scan_ms = sys::now_ms() + self.config.dead_peer_ms / 4;
             self.set_timer(self.next_scan_ms);
