@@ -551,14 +551,51 @@ impl Core {
             self.matcher(tagged).unexpected.push(Unexpected { vc: vci, tag, data, body, claimed: None, orphan: false });
             return Ok(());
         };
-        let (iov, info) = self.claim_posted(tagged, key, tag, data, payload.len() as u64);
-        mem::scatter(&iov, 0, payload);
         self.return_window(vci, payload.len());
-        self.complete_recv(&info, src, None);
+        if !self.receive_whole(tagged, key, tag, data, src, payload) {
+            let (iov, info) = self.claim_posted(tagged, key, tag, data, payload.len() as u64);
+            mem::scatter(&iov, 0, payload);
+            self.complete_recv(&info, src, None);
+        }
         if let Some(op) = ack {
             self.ack(vci, op);
         }
         Ok(())
+    }
+
+    /// Receives a message that fits the one piece of a plain posted receive; false: this is not such a receive.
+    #[inline]
+    fn receive_whole(
+        &mut self,
+        tagged: bool,
+        key: u32,
+        tag: u64,
+        data: Option<u64>,
+        src: Addr,
+        payload: &[u8],
+    ) -> bool {
+        let posted = if tagged { &mut self.tagged.posted } else { &mut self.untagged.posted };
+        let Some(p) = posted.get_mut(key) else { return false };
+        let [piece] = p.iov.as_slice() else { return false };
+        if p.multi.is_some() || piece.len() < payload.len() {
+            return false;
+        }
+        piece.write(payload);
+        let mut flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
+        flags.set(OpFlags::DATA, data.is_some());
+        self.completions.push(Completion {
+            kind: Kind::Recv,
+            ctx: p.ctx,
+            flags,
+            len: payload.len(),
+            buf: piece.as_ptr() as usize,
+            tag,
+            data: data.unwrap_or(0),
+            src,
+            fault: None,
+        });
+        posted.remove(key);
+        true
     }
 
     pub(crate) fn on_rts(&mut self, vci: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
