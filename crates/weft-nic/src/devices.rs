@@ -111,7 +111,7 @@ impl Config {
             cma: self.cma,
             // A peer that is busy computing answers neither way: what TCP would wait is waited here.
             connect_timeout_ms: self.answer_timeout_ms.max(self.connect_timeout_ms),
-            eager_bytes: self.shm_eager_bytes.unwrap_or(defaults.eager_bytes),
+            eager_bytes: self.shm_eager_bytes,
             job_key: self.job_key_bytes().unwrap_or_default(),
             ..defaults
         }

@@ -68,6 +68,11 @@ pub use probe::{Finding, probe};
 pub const HOT_LINKS: usize = 8;
 /// What the engine's header may need of a mailbox beside the payload.
 const ENGINE_HEADER_BYTES: usize = 128;
+/// Longest payload that goes eagerly where the receiver could copy it by address: beyond it one copy and two messages
+/// are faster than two copies (measured half round trips: 1.30 against 1.44 µs at 6 KiB, 1.60 against 1.47 µs at 8 KiB).
+const EAGER_DIRECT_BYTES: usize = 7 * 1024;
+/// The same where it could not.
+const EAGER_BYTES: usize = 16 * 1024;
 /// What one poll pushes, and copies by address, at most, in bytes over all links: some 25 µs each.
 const BULK_BYTES_PER_POLL: usize = 256 * 1024;
 
@@ -80,8 +85,8 @@ pub struct ShmConfig {
     pub cma: bool,
     /// After so many milliseconds an attempt to connect has failed.
     pub connect_timeout_ms: u64,
-    /// Longest payload in bytes that goes eagerly by default.
-    pub eager_bytes: usize,
+    /// Longest payload in bytes that goes eagerly. `None`: 7 KiB where transfers by address are possible, else 16 KiB.
+    pub eager_bytes: Option<usize>,
     /// Size in bytes of each ring of segments that we make; rounded to a power of two within the limits.
     pub ring_bytes: usize,
     /// Joined to every proof of a handshake: endpoints with different keys never connect. Zeros: none.
@@ -94,7 +99,7 @@ impl Default for ShmConfig {
             service: None,
             cma: true,
             connect_timeout_ms: 10_000,
-            eager_bytes: 16 * 1024,
+            eager_bytes: None,
             ring_bytes: 256 * 1024,
             job_key: [0; 32],
         }
@@ -205,11 +210,12 @@ impl Shm {
 
     /// What the device can do on a link where the peer's memory can (`direct`) be reached by address.
     fn caps(&self, direct: bool) -> NicCaps {
+        let own = if direct { EAGER_DIRECT_BYTES } else { EAGER_BYTES };
         NicCaps {
             device: "shm",
             mailbox_bytes: MAILBOX_BYTES,
             inline_bytes: INLINE_BYTES,
-            eager_bytes: self.config.eager_bytes.min(MAILBOX_BYTES - ENGINE_HEADER_BYTES),
+            eager_bytes: self.config.eager_bytes.unwrap_or(own).min(MAILBOX_BYTES - ENGINE_HEADER_BYTES),
             get: direct,
             put: direct,
             ordered: true,

@@ -94,7 +94,7 @@ impl Default for TcpConfig {
             dead_peer_ms: 30_000,
             send_buffer_bytes: None,
             receive_buffer_bytes: None,
-            eager_bytes: 16 * 1024,
+            eager_bytes: 64 * 1024,
             segment_bytes: 256 * 1024,
             half_open: 128,
         }
