@@ -69,7 +69,7 @@ check-clippy:
 	cargo clippy --workspace --all-targets -- -D warnings
 
 check-docs:
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 
 check-bindings:
 	cargo xtask bindings --check

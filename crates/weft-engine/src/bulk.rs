@@ -7,20 +7,30 @@
 //! device then moves part of the same bytes at the same time. The side that fetches or serves stays in charge: it alone
 //! knows when all is moved, and says FIN. An operation ends when FIN has come and its own device has let go of its memory.
 
+use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
-use crate::api::Kind;
+use crate::api::{Kind, OpFlags};
 use crate::core::{Core, Violation};
 use crate::engine::Engine;
-use crate::mem;
+use crate::mem::{self, Iov};
 use crate::nic::{Full, LinkError, Nic, RemoteIov, Share};
-use crate::ops::{XferKind, assist_ctx, push_ctx};
+use crate::ops::{Phase, XferKind, assist_ctx, push_ctx};
 use crate::rma::part_iov;
 use crate::vc::Haul;
-use crate::wire::{Assist, Op, Reader, Short, Status, WireIov, kind};
+use crate::wire::{self, Assist, Cts, Op, Reader, Short, Status, WireIov, kind};
 
 /// Most pieces of memory for which help is asked: the message stays short.
 const ASSIST_PIECES: usize = 2;
+
+/// Our memory as the peer's device may reach it; empty (not directly reachable) if the list would be too long for a message.
+pub(crate) fn wire_iov(iov: &[Iov], mailbox_bytes: usize) -> SmallVec<[WireIov; 2]> {
+    let fits = iov.len() <= wire::MAX_REMOTE_IOV && 72 + iov.len() * size_of::<WireIov>() <= mailbox_bytes;
+    if !fits {
+        return SmallVec::new();
+    }
+    iov.iter().map(|i| WireIov { addr: i.addr().into(), len: (i.len() as u64).into() }).collect()
+}
 
 impl<N: Nic> Engine<N> {
     /// Hands bulk data to the device, as much as it takes now.
@@ -65,11 +75,12 @@ impl<N: Nic> Engine<N> {
         if x.iov.len() > ASSIST_PIECES {
             return;
         }
+        let pieces = wire_iov(&x.iov, self.core.vcs[vci as usize].caps.mailbox_bytes as usize);
         let mut w = Short::new(kind::ASSIST, 0);
-        let iov_count = U32::new(u32::try_from(x.iov.len()).unwrap_or(0));
+        let iov_count = U32::new(u32::try_from(pieces.len()).unwrap_or(0));
         w.put(&Assist { op, share: share.0.into(), iov_count, len: x.expect.into() });
-        for piece in &x.iov {
-            w.put(&WireIov { addr: piece.addr().into(), len: (piece.len() as u64).into() });
+        for piece in &pieces {
+            w.put(piece);
         }
         let _ = self.numbered(vci, w.bytes(), &[]);
     }
@@ -88,11 +99,7 @@ impl<N: Nic> Engine<N> {
         let Some(op) = self.core.ops.get_mut(index as usize).filter(|op| op.vc == vci && op.awaits(part)) else {
             return Ok(());
         };
-        let iov = if op.kind == Kind::Send {
-            mem::slice(&op.iov, 0, usize::try_from(len).unwrap_or(usize::MAX))
-        } else {
-            part_iov(op, part, len)
-        };
+        let iov = part_iov(op, part, len);
         // Of a send, part may be wanted (the receive is shorter).
         if mem::total_len(&iov) as u64 != len {
             return Ok(());
@@ -105,22 +112,45 @@ impl<N: Nic> Engine<N> {
     fn run_push(&mut self, vci: u32, index: u32, part: u32, window: u64, len: u64) -> Result<(), Full> {
         let Some(link) = self.core.vcs[vci as usize].link() else { return Ok(()) };
         let Some(op) = self.core.ops.get(index as usize).filter(|op| op.vc == vci) else { return Ok(()) };
-        let iov = if op.kind == Kind::Send {
-            mem::slice(&op.iov, 0, usize::try_from(len).unwrap_or(usize::MAX))
-        } else {
-            part_iov(op, part, len)
-        };
+        let iov = part_iov(op, part, len);
         self.nic.push(link, window, 0, &iov, push_ctx(index))
     }
 }
 
 impl Core {
+    pub(crate) fn cts(&mut self, vci: u32, op: u32, part: u32, window: u64, len: u64) {
+        let mut w = Short::new(kind::CTS, 0);
+        w.put(&Cts { op: wire::Op { op: op.into(), part: part.into() }, window: window.into(), len: len.into() });
+        self.defer_message(vci, &w);
+    }
+
+    pub(crate) fn on_cts(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
+        let cts: Cts = r.take().ok_or(Violation)?;
+        let (index, part, len) = (cts.op.op.get(), cts.op.part.get(), cts.len.get());
+        let op = self.op_of(vci, index)?;
+        match op.kind {
+            Kind::Send if op.phase == Phase::AwaitCts && len <= op.len => {
+                op.phase = Phase::Pushing(op.flags.contains(OpFlags::DELIVERY));
+            }
+            Kind::Write => {
+                let sent = part < op.next_part && op.pushing < op.next_part;
+                if !sent || op.remote.get(part as usize).is_none_or(|r| r.len != len) {
+                    return Err(Violation);
+                }
+            }
+            _ => return Err(Violation),
+        }
+        op.pushing += 1;
+        self.defer_bulk(vci, Haul::Push { op: index, part, window: cts.window.get(), len });
+        Ok(())
+    }
+
     /// The peer asks for help with one of our operations. The operation may have ended meanwhile, where the peer's device failed
     /// and its push overtook this message; then another may have its number, and the share, which has ended, helps nobody.
     pub(crate) fn on_assist(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
         let ask: Assist = r.take().ok_or(Violation)?;
         let far = r.take_iov(ask.iov_count.get()).ok_or(Violation)?;
-        let described = far.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.len));
+        let described = wire::described_bytes(&far);
         let (index, part, len) = (ask.op.op.get(), ask.op.part.get(), ask.len.get());
         if described != Some(len) {
             return Err(Violation);

@@ -125,15 +125,15 @@ impl Core {
     /// The connection for an address; made when the address is used for the first time.
     #[inline]
     pub(crate) fn vc_for(&mut self, addr: Addr) -> Result<u32, Error> {
-        let index = usize::try_from(addr).map_err(|_| Error::NoSuchAddress)?;
-        match self.by_addr.get(index) {
-            Some(&n) if n != 0 => Ok(n - 1),
-            _ => self.meet(addr, index),
+        match self.known_vc(addr) {
+            Some(vci) => Ok(vci),
+            None => self.meet(addr),
         }
     }
 
     #[cold]
-    fn meet(&mut self, addr: Addr, index: usize) -> Result<u32, Error> {
+    fn meet(&mut self, addr: Addr) -> Result<u32, Error> {
+        let index = usize::try_from(addr).map_err(|_| Error::NoSuchAddress)?;
         let name = self.book.name(addr).ok_or(Error::NoSuchAddress)?;
         let vci = self.vc_named(&name);
         let vc = &mut self.vcs[vci as usize];

@@ -13,6 +13,7 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, OpFlags, RecvOp, SendOp};
+use crate::bulk::wire_iov;
 use crate::core::{Core, Violation};
 use crate::engine::{Engine, Started};
 use crate::matching::{Body, Matcher, Posted, Unexpected, Wanted};
@@ -20,7 +21,7 @@ use crate::mem::{self, Iov, IovList, Owned};
 use crate::nic::{Nic, RemoteIov};
 use crate::ops::{Multi, Phase, RecvInfo, TxOp, XferKind};
 use crate::vc::Haul;
-use crate::wire::{self, Cts, F_ACK, F_DATA, F_TAGGED, Fin, Long, Reader, Rts, Short, Status, WireIov, kind};
+use crate::wire::{self, F_ACK, F_DATA, F_TAGGED, Fin, Long, Reader, Rts, Short, Status, kind};
 
 /// What a message costs of the eager window beside its payload: about what its entry in the unexpected queue takes.
 const EAGER_COST: u64 = 64;
@@ -241,15 +242,6 @@ fn rts_head(index: u32, op: &TxOp, direct: bool, mailbox_bytes: usize) -> Long {
     w
 }
 
-/// Our memory as the peer's device may reach it; empty (not directly reachable) if the list would be too long for a message.
-pub(crate) fn wire_iov(iov: &[Iov], mailbox_bytes: usize) -> SmallVec<[WireIov; 2]> {
-    let fits = iov.len() <= wire::MAX_REMOTE_IOV && 72 + iov.len() * size_of::<WireIov>() <= mailbox_bytes;
-    if !fits {
-        return SmallVec::new();
-    }
-    iov.iter().map(|i| WireIov { addr: i.addr().into(), len: (i.len() as u64).into() }).collect()
-}
-
 impl Core {
     pub(crate) fn matcher(&mut self, tagged: bool) -> &mut Matcher {
         if tagged { &mut self.tagged } else { &mut self.untagged }
@@ -465,13 +457,6 @@ impl Core {
             multi: None,
         };
         let posted = if tagged { &mut self.tagged.posted } else { &mut self.untagged.posted };
-        if posted.get_mut(key).is_some_and(|p| p.multi.is_none())
-            && let Some(p) = posted.remove(key)
-        {
-            info.ctx = p.ctx;
-            info.fit(&p.iov, len);
-            return (p.iov, info);
-        }
         let multis = &mut self.multis;
         if let Some(p) = posted.get_mut(key)
             && let Some(number) = p.multi
@@ -602,7 +587,7 @@ impl Core {
         let rts: Rts = r.take().ok_or(Violation)?;
         let source = r.take_iov(rts.iov_count.get()).ok_or(Violation)?;
         let len = rts.len.get();
-        let described = source.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.len));
+        let described = wire::described_bytes(&source);
         if !source.is_empty() && described != Some(len) {
             return Err(Violation);
         }
@@ -651,33 +636,6 @@ impl Core {
         } else {
             self.cts(vci, op, 0, token, want);
         }
-    }
-
-    pub(crate) fn cts(&mut self, vci: u32, op: u32, part: u32, window: u64, len: u64) {
-        let mut w = Short::new(kind::CTS, 0);
-        w.put(&Cts { op: wire::Op { op: op.into(), part: part.into() }, window: window.into(), len: len.into() });
-        self.defer_message(vci, &w);
-    }
-
-    pub(crate) fn on_cts(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
-        let cts: Cts = r.take().ok_or(Violation)?;
-        let (index, part, len) = (cts.op.op.get(), cts.op.part.get(), cts.len.get());
-        let op = self.op_of(vci, index)?;
-        match op.kind {
-            Kind::Send if op.phase == Phase::AwaitCts && len <= op.len => {
-                op.phase = Phase::Pushing(op.flags.contains(OpFlags::DELIVERY));
-            }
-            Kind::Write => {
-                let sent = part < op.next_part && op.pushing < op.next_part;
-                if !sent || op.remote.get(part as usize).is_none_or(|r| r.len != len) {
-                    return Err(Violation);
-                }
-            }
-            _ => return Err(Violation),
-        }
-        op.pushing += 1;
-        self.defer_bulk(vci, Haul::Push { op: index, part, window: cts.window.get(), len });
-        Ok(())
     }
 
     /// Tells the peer how its operation ended; `window` as in [`Fin`].

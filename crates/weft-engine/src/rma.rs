@@ -12,10 +12,11 @@ use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
 use crate::api::{Completion, Context, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
+use crate::bulk::wire_iov;
 use crate::core::{Core, Violation};
 use crate::engine::{Engine, Started};
 use crate::mem::{self, IovList};
-use crate::msg::{keep, wire_iov};
+use crate::msg::keep;
 use crate::nic::{LinkError, Nic, RemoteIov};
 use crate::ops::{Phase, TxOp, XferKind};
 use crate::vc::{Deferred, Haul, ORDERED_RMA_BYTES};
@@ -288,7 +289,7 @@ fn put_bulk(w: &mut Long, len: u64, window: u64, iov: &[wire::WireIov]) {
     }
 }
 
-/// The local memory of one part.
+/// The local memory of one part; a send has one, which begins at 0.
 pub(crate) fn part_iov(op: &TxOp, part: u32, len: u64) -> IovList {
     let offset = usize::try_from(op.part_offset(part)).unwrap_or(usize::MAX);
     mem::slice(&op.iov, offset, usize::try_from(len).unwrap_or(usize::MAX))
@@ -437,7 +438,7 @@ impl Core {
 fn take_bulk(r: &mut Reader<'_>) -> Result<(Bulk, Vec<RemoteIov>), Violation> {
     let bulk: Bulk = r.take().ok_or(Violation)?;
     let iov = r.take_iov(bulk.iov_count.get()).ok_or(Violation)?;
-    let described = iov.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.len));
+    let described = wire::described_bytes(&iov);
     if !iov.is_empty() && described != Some(bulk.len.get()) {
         return Err(Violation);
     }

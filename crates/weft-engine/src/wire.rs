@@ -277,6 +277,11 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// How many bytes the pieces have together; `None`: more than can be counted.
+pub(crate) fn described_bytes(pieces: &[crate::nic::RemoteIov]) -> Option<u64> {
+    pieces.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.len))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -29,7 +29,7 @@ const QUEUE_DEPTH: usize = 64;
 const BATCH_RECORDS: usize = 32;
 const BATCH_BYTES: usize = 64 * 1024;
 /// What one link pushes, and copies by address, before it is another link's turn.
-const TURN_BYTES: usize = 128 * 1024;
+pub(super) const TURN_BYTES: usize = 128 * 1024;
 
 /// A push under way.
 struct Push {

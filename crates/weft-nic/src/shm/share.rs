@@ -33,7 +33,7 @@ const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
 /// Least that is claimed at a time, while there is that much: a system call must pay.
 const LEAST_BYTES: u64 = 16 * 1024;
 /// Most that is claimed at a time.
-pub(super) const MOST_BYTES: u64 = 256 * 1024;
+const MOST_BYTES: u64 = 256 * 1024;
 /// In the helper's count: it could not copy what it had claimed.
 const FAILED: u64 = 1 << 63;
 
@@ -143,7 +143,7 @@ impl Slot {
         let mut word = self.claim.load(Ordering::Acquire);
         loop {
             let (front, back) = (word & COUNT_MASK, word >> COUNT_BITS & COUNT_MASK);
-            let (mine, theirs) = if end == End::Front { (front, back) } else { (back, front) };
+            let mine = if end == End::Front { front } else { back };
             if lap == 0 || word >> 48 != lap {
                 return if end == End::Front { Claim::Nonsense } else { Claim::Nothing };
             }
@@ -155,7 +155,7 @@ impl Slot {
                 return Claim::Nothing;
             }
             let portion = cut.portion(left, taken);
-            debug_assert!(theirs + mine + portion <= cut.units());
+            debug_assert!(portion <= left);
             let step = if end == End::Front { portion } else { portion << COUNT_BITS };
             match self.claim.compare_exchange_weak(word, word + step, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {

@@ -9,11 +9,9 @@
 use weft_engine::nic::{LinkError, Share};
 
 use super::cma::Span;
+use super::link::TURN_BYTES;
 use super::segment::{Mapping, Role};
 use super::share::{Claim, Cut, End, SLOTS, Slot};
-
-/// What is copied before it is another link's turn, in bytes, where no portion was claimed.
-const PORTION_BYTES: usize = 128 * 1024;
 
 /// What a step brought.
 #[derive(Debug, PartialEq, Eq)]
@@ -145,7 +143,7 @@ impl Transfer {
 
     fn step_alone(&mut self, pid: i32) -> Step {
         let at = usize::try_from(self.moved).unwrap_or(usize::MAX);
-        let len = self.span.total_bytes().saturating_sub(at).min(PORTION_BYTES);
+        let len = self.span.total_bytes().saturating_sub(at).min(TURN_BYTES);
         if let Err(why) = self.span.copy(pid, at, len) {
             return Step::Ended(0, Err(why));
         }
