@@ -19,6 +19,7 @@ mod msg;
 pub mod name;
 pub mod nic;
 mod ops;
+mod recv;
 mod rma;
 mod vc;
 mod wire;

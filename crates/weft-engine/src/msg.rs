@@ -1,8 +1,7 @@
-//! Messages, tagged and untagged: eager and rendezvous protocols, matching, delivery.
+//! Sending messages, tagged and untagged: eager and rendezvous protocols, acknowledgements.
 //!
-//! Place in the data flow, sending: `Engine::send` → (fast path) `Nic::send`, or TX queue → [`Engine::start_send`] → EAGER or
-//! RTS → CTS/push or the peer's get → ACK/FIN → completion. Receiving: EAGER/RTS → match → copy or transfer → completion, or
-//! the unexpected queue until `Engine::recv` finds it there.
+//! Place in the data flow: `Engine::send` → (fast path) `Nic::send`, or TX queue → [`Engine::start_send`] → EAGER or
+//! RTS → CTS/push or the peer's get → ACK/FIN → completion. [`crate::recv`] is the receiving side.
 //!
 //! Flow control. A peer may have `window_bytes` of eager payload (plus [`EAGER_COST`] per message) waiting here unmatched; a
 //! sender without window left sends by rendezvous whatever the size, so memory here is bounded and later
@@ -12,21 +11,17 @@ use smallvec::SmallVec;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, OpFlags, RecvOp, SendOp};
+use crate::api::{ADDR_NONE, Completion, Error, Fault, Kind, OpFlags, SendOp};
 use crate::bulk::wire_iov;
 use crate::core::{Core, Violation};
 use crate::engine::{Engine, Started};
-use crate::matching::{Body, Matcher, Posted, Unexpected, Wanted};
 use crate::mem::{self, Iov, IovList, Owned};
-use crate::nic::{Nic, RemoteIov};
-use crate::ops::{Multi, Phase, RecvInfo, TxOp, XferKind};
-use crate::vc::Haul;
+use crate::nic::Nic;
+use crate::ops::{Phase, TxOp, XferKind};
 use crate::wire::{self, F_ACK, F_DATA, F_TAGGED, Fin, Long, Reader, Rts, Short, Status, kind};
 
 /// What a message costs of the eager window beside its payload: about what its entry in the unexpected queue takes.
-const EAGER_COST: u64 = 64;
-/// Rendezvous requests of one peer that may wait unmatched; far beyond any TX queue.
-const RENDEZVOUS_LIMIT: u32 = 1 << 17;
+pub(crate) const EAGER_COST: u64 = 64;
 
 /// The header of an eager message: [`crate::wire::Head`], then tag, data and the operation to acknowledge, where there are
 /// such. Words of eight bytes, because this is built for every short message.
@@ -177,40 +172,6 @@ impl<N: Nic> Engine<N> {
         vc.tx_seq = vc.tx_seq.wrapping_add(1);
         Started::Sent
     }
-
-    /// Posts a receive, or peeks, claims, discards (fi_tagged(3)). Completes at once if the message is already here.
-    ///
-    /// Errors: `Again` when the RX queue is full, `NothingClaimed`.
-    pub fn recv(&mut self, op: &RecvOp<'_>) -> Result<(), Error> {
-        let tagged = op.flags.contains(OpFlags::TAGGED);
-        let result = if op.flags.contains(OpFlags::PEEK) {
-            // Whoever peeks until a message is there reads the misses from the queue, which needs no progress for them.
-            self.progress();
-            self.core.peek(op, tagged);
-            Ok(())
-        } else if op.flags.contains(OpFlags::CLAIM) {
-            self.core.take_claimed(op, tagged)
-        } else {
-            self.core.post(op, tagged)
-        };
-        // A rendezvous or an acknowledgement may have become due.
-        if !self.core.active.is_empty() {
-            self.run_active();
-        }
-        result
-    }
-
-    /// Cancels the oldest posted receive with this context pointer; true if there was one, and then its
-    /// completion with `Fault::Canceled` follows. Sends are not cancelled: they end by themselves.
-    pub fn cancel(&mut self, ctx_ptr: usize) -> bool {
-        for tagged in [true, false] {
-            if let Some(key) = self.core.matcher(tagged).find_posted(ctx_ptr) {
-                self.core.end_posted(tagged, key, Fault::Canceled);
-                return true;
-            }
-        }
-        false
-    }
 }
 
 /// The memory of an operation that has to wait: its own pieces, or for an inject a private copy.
@@ -243,10 +204,6 @@ fn rts_head(index: u32, op: &TxOp, direct: bool, mailbox_bytes: usize) -> Long {
 }
 
 impl Core {
-    pub(crate) fn matcher(&mut self, tagged: bool) -> &mut Matcher {
-        if tagged { &mut self.tagged } else { &mut self.untagged }
-    }
-
     #[inline]
     fn complete_send(&mut self, op: &SendOp<'_>, len: usize) {
         self.completions.push(Completion {
@@ -260,382 +217,6 @@ impl Core {
             src: ADDR_NONE,
             fault: None,
         });
-    }
-
-    // ---- receives ----------------------------------------------------------------------------
-
-    fn wanted(op: &RecvOp<'_>) -> Wanted {
-        let tagged = op.flags.contains(OpFlags::TAGGED);
-        Wanted { src: op.src, tag: if tagged { op.tag } else { 0 }, ignore: op.ignore }
-    }
-
-    fn find_unexpected(&mut self, tagged: bool, wanted: Wanted) -> Option<u32> {
-        let (matcher, vcs) = if tagged { (&self.tagged, &self.vcs) } else { (&self.untagged, &self.vcs) };
-        if matcher.unexpected.len() == 0 {
-            return None;
-        }
-        matcher.find_unexpected(wanted, |vc| vcs.get(vc as usize).map_or(ADDR_NONE, |vc| vc.addr))
-    }
-
-    fn post(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
-        if self.matcher(tagged).posted.len() >= self.config.rx_depth {
-            return Err(Error::Again);
-        }
-        let wanted = Self::wanted(op);
-        let multi = op.flags.contains(OpFlags::MULTI);
-        if !multi && let Some(key) = self.find_unexpected(tagged, wanted) {
-            self.take_unexpected(tagged, key, op);
-            return Ok(());
-        }
-        let buffer = multi.then(|| self.multis.insert(Multi { used: 0, inflight: 0, retired: false }));
-        let posted = self.matcher(tagged).posted.push(Posted {
-            src: wanted.src,
-            tag: wanted.tag,
-            ignore: wanted.ignore,
-            iov: if let [one] = op.iov { smallvec::smallvec![*one] } else { SmallVec::from_slice(op.iov) },
-            ctx: op.ctx,
-            multi: buffer.and_then(|b| u32::try_from(b).ok()),
-        });
-        // A multi-receive takes what has been waiting, as long as it has room.
-        while multi && self.matcher(tagged).posted.get_mut(posted).is_some() {
-            let Some(key) = self.find_unexpected(tagged, wanted) else { break };
-            let Some(message) = self.matcher(tagged).unexpected.remove(key) else { break };
-            let (iov, info) = self.claim_posted(tagged, posted, message.tag, message.data, message.len());
-            self.deliver_unexpected(message, iov, info);
-        }
-        Ok(())
-    }
-
-    fn take_unexpected(&mut self, tagged: bool, key: u32, op: &RecvOp<'_>) {
-        let Some(message) = self.matcher(tagged).unexpected.remove(key) else { return };
-        let iov = SmallVec::from_slice(op.iov);
-        let mut info = recv_info(op, &message);
-        info.fit(&iov, message.len());
-        self.deliver_unexpected(message, iov, info);
-    }
-
-    fn deliver_unexpected(&mut self, message: Unexpected, iov: IovList, mut info: RecvInfo) {
-        let vci = message.vc;
-        match message.body {
-            Body::Eager { bytes, ack } => {
-                mem::scatter(&iov, 0, &bytes);
-                if !message.orphan {
-                    self.return_window(vci, bytes.len());
-                }
-                let src = self.vcs[vci as usize].addr;
-                self.complete_recv(&info, src, None);
-                if let Some(op) = ack {
-                    self.ack(vci, op);
-                }
-            }
-            Body::Rendezvous { op, source, ack, .. } => {
-                let waiting = &mut self.vcs[vci as usize].rendezvous_waiting;
-                *waiting = waiting.saturating_sub(1);
-                self.start_rendezvous(vci, iov, info, op, source, ack);
-            }
-            Body::Lost { why, .. } => {
-                info.stored = 0;
-                let src = self.vcs[vci as usize].addr;
-                self.complete_recv(&info, src, Some(Fault::Link(why)));
-            }
-        }
-    }
-
-    fn peek(&mut self, op: &RecvOp<'_>, tagged: bool) {
-        let found = self.find_unexpected(tagged, Self::wanted(op));
-        let mut completion = Completion {
-            kind: Kind::Recv,
-            ctx: op.ctx,
-            flags: op.flags,
-            len: 0,
-            buf: 0,
-            tag: op.tag,
-            data: 0,
-            src: ADDR_NONE,
-            fault: Some(Fault::NoMessage),
-        };
-        if let Some(key) = found {
-            let claim = op.flags.contains(OpFlags::CLAIM);
-            if let Some(message) = self.matcher(tagged).unexpected.get_mut(key) {
-                completion.fault = None;
-                completion.len = usize::try_from(message.len()).unwrap_or(usize::MAX);
-                completion.tag = message.tag;
-                completion.data = message.data.unwrap_or(0);
-                completion.flags.set(OpFlags::DATA, message.data.is_some());
-                let vci = message.vc;
-                if claim {
-                    message.claimed = Some(op.ctx.ptr);
-                }
-                completion.src = self.vcs[vci as usize].addr;
-            }
-            if op.flags.contains(OpFlags::DISCARD) {
-                self.discard(tagged, key);
-            }
-        }
-        self.completions.push(completion);
-    }
-
-    fn take_claimed(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
-        let key = self.matcher(tagged).find_claimed(op.ctx.ptr).ok_or(Error::NothingClaimed)?;
-        if !op.flags.contains(OpFlags::DISCARD) {
-            self.take_unexpected(tagged, key, op);
-            return Ok(());
-        }
-        let src = self.discard(tagged, key);
-        self.completions.push(Completion {
-            kind: Kind::Recv,
-            ctx: op.ctx,
-            flags: op.flags,
-            len: 0,
-            buf: 0,
-            tag: op.tag,
-            data: 0,
-            src,
-            fault: None,
-        });
-        Ok(())
-    }
-
-    /// Throws a message away as if it had been received; returns where it came from.
-    fn discard(&mut self, tagged: bool, key: u32) -> Addr {
-        let Some(message) = self.matcher(tagged).unexpected.remove(key) else { return ADDR_NONE };
-        match message.body {
-            Body::Eager { bytes, ack } => {
-                if !message.orphan {
-                    self.return_window(message.vc, bytes.len());
-                }
-                if let Some(op) = ack {
-                    self.ack(message.vc, op);
-                }
-            }
-            Body::Rendezvous { op, .. } => {
-                let waiting = &mut self.vcs[message.vc as usize].rendezvous_waiting;
-                *waiting = waiting.saturating_sub(1);
-                self.fin(message.vc, op, Status::Ok, 0);
-            }
-            Body::Lost { .. } => {}
-        }
-        self.vcs[message.vc as usize].addr
-    }
-
-    /// Ends a posted receive without a message.
-    pub(crate) fn end_posted(&mut self, tagged: bool, key: u32, fault: Fault) {
-        let Some(posted) = self.matcher(tagged).posted.remove(key) else { return };
-        let mut info = RecvInfo {
-            ctx: posted.ctx,
-            flags: if tagged { OpFlags::TAGGED } else { OpFlags::empty() },
-            tag: posted.tag,
-            data: 0,
-            buf: 0,
-            stored: 0,
-            excess: 0,
-            multi: posted.multi,
-        };
-        if let Some(multi) = posted.multi.and_then(|m| self.multis.get_mut(m as usize)) {
-            multi.retired = true;
-            multi.inflight += 1;
-            info.flags |= OpFlags::MULTI;
-        }
-        self.complete_recv(&info, ADDR_NONE, Some(fault));
-    }
-
-    /// Takes the memory for a message of `len` bytes from a posted receive, which leaves the queue unless it is a
-    /// multi-receive with room for more.
-    #[inline]
-    fn claim_posted(&mut self, tagged: bool, key: u32, tag: u64, data: Option<u64>, len: u64) -> (IovList, RecvInfo) {
-        let min = self.min_multi_recv;
-        let mut flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
-        flags.set(OpFlags::DATA, data.is_some());
-        let mut info = RecvInfo {
-            ctx: crate::api::Context::default(),
-            flags,
-            tag,
-            data: data.unwrap_or(0),
-            buf: 0,
-            stored: 0,
-            excess: 0,
-            multi: None,
-        };
-        let posted = if tagged { &mut self.tagged.posted } else { &mut self.untagged.posted };
-        let multis = &mut self.multis;
-        if let Some(p) = posted.get_mut(key)
-            && let Some(number) = p.multi
-            && let Some(multi) = multis.get_mut(number as usize)
-        {
-            info.ctx = p.ctx;
-            info.multi = Some(number);
-            info.flags |= OpFlags::MULTI;
-            let whole = mem::total_len(&p.iov);
-            let iov = mem::slice(&p.iov, multi.used, whole - multi.used);
-            info.fit(&iov, len);
-            multi.used += info.stored;
-            multi.inflight += 1;
-            // A full buffer is released even where the client has set no minimum.
-            if whole - multi.used < min.max(1) {
-                multi.retired = true;
-                posted.remove(key);
-            }
-            return (iov, info);
-        }
-        let Some(p) = posted.remove(key) else { return (IovList::new(), info) };
-        info.ctx = p.ctx;
-        info.fit(&p.iov, len);
-        (p.iov, info)
-    }
-
-    /// Reports a received message, or why it was not received.
-    #[inline]
-    pub(crate) fn complete_recv(&mut self, info: &RecvInfo, src: Addr, fault: Option<Fault>) {
-        let mut flags = info.flags;
-        if let Some(number) = info.multi {
-            flags.set(OpFlags::MULTI, self.leave_multi(number));
-        }
-        self.completions.push(Completion {
-            kind: Kind::Recv,
-            ctx: info.ctx,
-            flags,
-            len: info.stored,
-            buf: info.buf,
-            tag: info.tag,
-            data: info.data,
-            src,
-            fault: fault.or((info.excess > 0).then_some(Fault::Truncated(info.excess))),
-        });
-    }
-
-    /// One message less under way into a multi-receive buffer; true if the buffer goes back to the client.
-    fn leave_multi(&mut self, number: u32) -> bool {
-        let Some(multi) = self.multis.get_mut(number as usize) else { return false };
-        multi.inflight = multi.inflight.saturating_sub(1);
-        let over = multi.retired && multi.inflight == 0;
-        if over {
-            self.multis.remove(number as usize);
-        }
-        over
-    }
-
-    // ---- arrivals ----------------------------------------------------------------------------
-
-    #[inline]
-    pub(crate) fn on_eager(&mut self, vci: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
-        let tagged = flags & F_TAGGED != 0;
-        let tag = if tagged { r.take::<U64>().ok_or(Violation)?.get() } else { 0 };
-        let data = if flags & F_DATA != 0 { Some(r.take::<U64>().ok_or(Violation)?.get()) } else { None };
-        let ack = if flags & F_ACK != 0 { Some(r.take::<[U32; 2]>().ok_or(Violation)?[0].get()) } else { None };
-        let payload = r.rest();
-        let window = self.config.window_bytes as u64;
-        let vc = &mut self.vcs[vci as usize];
-        vc.rx_used += payload.len() as u64 + EAGER_COST;
-        if vc.rx_used > window {
-            return Err(Violation);
-        }
-        let src = vc.addr;
-        let found = if tagged { self.tagged.arrived(src, tag) } else { self.untagged.arrived(src, tag) };
-        let Some(key) = found else {
-            let body = Body::Eager { bytes: Box::from(payload), ack };
-            self.matcher(tagged).unexpected.push(Unexpected { vc: vci, tag, data, body, claimed: None, orphan: false });
-            return Ok(());
-        };
-        self.return_window(vci, payload.len());
-        if !self.receive_whole(tagged, key, tag, data, src, payload) {
-            let (iov, info) = self.claim_posted(tagged, key, tag, data, payload.len() as u64);
-            mem::scatter(&iov, 0, payload);
-            self.complete_recv(&info, src, None);
-        }
-        if let Some(op) = ack {
-            self.ack(vci, op);
-        }
-        Ok(())
-    }
-
-    /// Receives a message that fits the one piece of a plain posted receive; false: this is not such a receive.
-    #[inline]
-    fn receive_whole(
-        &mut self,
-        tagged: bool,
-        key: u32,
-        tag: u64,
-        data: Option<u64>,
-        src: Addr,
-        payload: &[u8],
-    ) -> bool {
-        let posted = if tagged { &mut self.tagged.posted } else { &mut self.untagged.posted };
-        let Some(p) = posted.get_mut(key) else { return false };
-        let [piece] = p.iov.as_slice() else { return false };
-        if p.multi.is_some() || piece.len() < payload.len() {
-            return false;
-        }
-        piece.write(payload);
-        let mut flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
-        flags.set(OpFlags::DATA, data.is_some());
-        self.completions.push(Completion {
-            kind: Kind::Recv,
-            ctx: p.ctx,
-            flags,
-            len: payload.len(),
-            buf: piece.as_ptr() as usize,
-            tag,
-            data: data.unwrap_or(0),
-            src,
-            fault: None,
-        });
-        posted.remove(key);
-        true
-    }
-
-    pub(crate) fn on_rts(&mut self, vci: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
-        let rts: Rts = r.take().ok_or(Violation)?;
-        let source = r.take_iov(rts.iov_count.get()).ok_or(Violation)?;
-        let len = rts.len.get();
-        let described = wire::described_bytes(&source);
-        if !source.is_empty() && described != Some(len) {
-            return Err(Violation);
-        }
-        let tagged = flags & F_TAGGED != 0;
-        let tag = if tagged { rts.tag.get() } else { 0 };
-        let data = (flags & F_DATA != 0).then_some(rts.data.get());
-        let (op, ack) = (rts.op.get(), flags & F_ACK != 0);
-        let src = self.vcs[vci as usize].addr;
-        if let Some(key) = self.matcher(tagged).arrived(src, tag) {
-            let (iov, info) = self.claim_posted(tagged, key, tag, data, len);
-            self.start_rendezvous(vci, iov, info, op, source, ack);
-            return Ok(());
-        }
-        let waiting = &mut self.vcs[vci as usize].rendezvous_waiting;
-        *waiting += 1;
-        if *waiting > RENDEZVOUS_LIMIT {
-            return Err(Violation);
-        }
-        let body = Body::Rendezvous { op, len, source, ack };
-        self.matcher(tagged).unexpected.push(Unexpected { vc: vci, tag, data, body, claimed: None, orphan: false });
-        Ok(())
-    }
-
-    /// Fetches the payload of a matched message, or asks for it.
-    fn start_rendezvous(
-        &mut self,
-        vci: u32,
-        iov: IovList,
-        info: RecvInfo,
-        op: u32,
-        mut source: Vec<RemoteIov>,
-        ack: bool,
-    ) {
-        if info.stored == 0 {
-            let src = self.vcs[vci as usize].addr;
-            self.complete_recv(&info, src, None);
-            return self.fin(vci, op, Status::Ok, 0);
-        }
-        let want = info.stored as u64;
-        truncate_remote(&mut source, want);
-        let direct = self.vcs[vci as usize].caps.get && !source.is_empty();
-        let iov = mem::slice(&iov, 0, info.stored);
-        let token = self.xfers.insert(vci, XferKind::Recv { info, op, ack }, iov, source, want);
-        if direct {
-            self.defer_bulk(vci, Haul::Transfer(token));
-        } else {
-            self.cts(vci, op, 0, token, want);
-        }
     }
 
     /// Tells the peer how its operation ended; `window` as in [`Fin`].
@@ -711,22 +292,6 @@ impl Core {
         });
     }
 
-    // ---- window ------------------------------------------------------------------------------
-
-    #[inline]
-    fn return_window(&mut self, vci: u32, payload_bytes: usize) {
-        let quarter = (self.config.window_bytes / 4) as u64;
-        let vc = &mut self.vcs[vci as usize];
-        vc.credit_owed += payload_bytes as u64 + EAGER_COST;
-        if vc.credit_owed >= quarter {
-            let owed = std::mem::take(&mut vc.credit_owed);
-            vc.rx_used = vc.rx_used.saturating_sub(owed);
-            let mut w = Short::new(kind::CREDIT, 0);
-            w.put(&U64::new(owed));
-            self.defer_message(vci, &w);
-        }
-    }
-
     pub(crate) fn on_credit(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
         let bytes: U64 = r.take().ok_or(Violation)?;
         let vc = &mut self.vcs[vci as usize];
@@ -744,40 +309,4 @@ impl Status {
             Self::Revoked => Some(Fault::Revoked),
         }
     }
-}
-
-fn recv_info(op: &RecvOp<'_>, message: &Unexpected) -> RecvInfo {
-    let mut flags = op.flags & OpFlags::TAGGED;
-    flags.set(OpFlags::DATA, message.data.is_some());
-    RecvInfo {
-        ctx: op.ctx,
-        flags,
-        tag: message.tag,
-        data: message.data.unwrap_or(0),
-        buf: 0,
-        stored: 0,
-        excess: 0,
-        multi: None,
-    }
-}
-
-impl RecvInfo {
-    /// Decides how much of a message of `len` bytes is stored.
-    #[inline]
-    fn fit(&mut self, iov: &[Iov], len: u64) {
-        let room = mem::total_len(iov) as u64;
-        // `stored` is at most the room, which is a usize.
-        self.stored = usize::try_from(len.min(room)).unwrap_or(usize::MAX);
-        self.excess = usize::try_from(len.saturating_sub(room)).unwrap_or(usize::MAX);
-        self.buf = iov.first().map_or(0, |piece| piece.as_ptr() as usize);
-    }
-}
-
-/// Cuts a list of remote pieces to `want` bytes.
-fn truncate_remote(pieces: &mut Vec<RemoteIov>, mut want: u64) {
-    for piece in pieces.iter_mut() {
-        piece.len = piece.len.min(want);
-        want -= piece.len;
-    }
-    pieces.retain(|piece| piece.len > 0);
 }

@@ -10,7 +10,7 @@
 //! - It writes what it has collected to a file, and forgets it, whenever [`measured`] ends (`--dump-after`). There are two files for
 //!   each line on standard output: the first is the warm-up's, the second belongs to the line.
 //!
-//! Usage: `weft-icount LIBRARY PROVIDER ROUNDS`. A line is: operation, rounds, counted calls in all rounds. The exit status is 0,
+//! Usage: `weft-icount LIBRARY PROVIDER ROUNDS`. A line is: operation, how often it was executed, counted calls in all rounds. The exit status is 0,
 //! or 1 with the reason on standard error, or 2 for wrong usage.
 //!
 //! Invariants: no unsafe code; no wait without a bound. Without valgrind it runs just as well, and is of no use.
@@ -55,10 +55,10 @@ fn run(library: &Path, provider: &str, rounds: u32) -> Result<(), Error> {
     for (operations, delivery) in [(OPERATIONS, false), (DELIVERED, true)] {
         let mut pair = Pair::open(library, provider, delivery)?;
         pair.meet()?;
-        for &(name, round) in operations {
+        for &(name, each, round) in operations {
             measured(&mut pair, round, WARM_UP_ROUNDS)?;
             let calls = measured(&mut pair, round, rounds)?;
-            println!("{name} {rounds} {calls}");
+            println!("{name} {} {calls}", rounds * each);
         }
     }
     Ok(())

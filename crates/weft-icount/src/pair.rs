@@ -10,11 +10,13 @@ pub(crate) const SOURCE: Piece = Piece { offset: 0, len: 8 };
 pub(crate) const TARGET: Piece = Piece { offset: 64, len: 8 };
 /// Of every message.
 pub(crate) const TAG: u64 = 7;
-/// Of every operation: there is one at a time.
+/// Of every operation that is alone.
 pub(crate) const SLOT: u32 = 0;
+/// Operations that are under way together.
+pub(crate) const WINDOW: u32 = 16;
 
 const MEMORY_BYTES: usize = 4096;
-const CONTEXTS: u32 = 4;
+const CONTEXTS: u32 = WINDOW;
 /// How long anything may take, under valgrind and on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 

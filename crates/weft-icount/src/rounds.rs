@@ -6,23 +6,24 @@
 use weft_client::{Error, Posted};
 
 use crate::counted;
-use crate::pair::{Pair, SLOT, SOURCE, TAG, TARGET, nothing};
+use crate::pair::{Pair, SLOT, SOURCE, TAG, TARGET, WINDOW, nothing};
 
-/// Executes an operation once.
+/// Executes an operation once, or as often as its line in the table says.
 pub(crate) type Round = fn(&mut Pair) -> Result<u32, Error>;
 
-/// What is measured, by the names in tables and in the baseline.
-pub(crate) const OPERATIONS: &[(&str, Round)] = &[
-    ("tinject", inject),
-    ("tsend", send),
-    ("trecv", receive),
-    ("write", write),
-    ("write-target", write_target),
-    ("empty-read", empty_read),
+/// What is measured, by the names in tables and in the baseline, and how often a round executes it.
+pub(crate) const OPERATIONS: &[(&str, u32, Round)] = &[
+    ("tinject", 1, inject),
+    ("tsend", 1, send),
+    ("trecv", 1, receive),
+    ("trecv-window", WINDOW, receive_window),
+    ("write", 1, write),
+    ("write-target", 1, write_target),
+    ("empty-read", 1, empty_read),
 ];
 
 /// The same between endpoints whose operations complete only when the peer has the data.
-pub(crate) const DELIVERED: &[(&str, Round)] = &[("tsend-delivered", send), ("write-delivered", write)];
+pub(crate) const DELIVERED: &[(&str, u32, Round)] = &[("tsend-delivered", 1, send), ("write-delivered", 1, write)];
 
 /// Counts `fi_tinject`. The receive is posted before, the peer takes the message afterwards.
 fn inject(pair: &mut Pair) -> Result<u32, Error> {
@@ -62,6 +63,26 @@ fn receive(pair: &mut Pair) -> Result<u32, Error> {
     // A sender may keep something for later.
     pair.far.idle()?;
     let calls = 1 + read_until_complete(pair)?;
+    pair.settle()?;
+    Ok(calls)
+}
+
+/// Counts the same for a window of messages that arrive together, as in a test of the message rate.
+fn receive_window(pair: &mut Pair) -> Result<u32, Error> {
+    for slot in 0..WINDOW {
+        at_once(counted::receive(&mut pair.near.ep, slot, TARGET, TAG)?)?;
+    }
+    for _ in 0..WINDOW {
+        pair.post(|pair| pair.far.inject())?;
+    }
+    pair.far.idle()?;
+    let (mut calls, mut received) = (WINDOW, 0);
+    pair.until(|pair| {
+        calls += 1;
+        received += counted::read(&mut pair.near.ep)?;
+        pair.far.idle()?;
+        Ok(received >= WINDOW as usize)
+    })?;
     pair.settle()?;
     Ok(calls)
 }
