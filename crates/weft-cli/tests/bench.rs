@@ -110,7 +110,8 @@ fn every_kind_and_operation_gives_numbers_over_weft() {
         "pingpong --providers weft --op tagged --sizes 8 --wait sread --progress auto --delivery",
         "bandwidth --providers weft --op tagged,msg,write,read --sizes 64K --window 16",
         "rate --providers weft --op tagged,write --threads 1,2 --inject",
-        "overlap --providers weft --sizes 4K",
+        "rate --providers weft --threads 2 --bind pair",
+        "overlap --providers weft --sizes 4K --progress auto --bind caller --wait sread",
         "peers --providers weft --peers 0,3",
         "match --providers weft --depths 0,7",
         "oversubscribe --providers weft --ranks 5 --wait yield",
@@ -121,6 +122,31 @@ fn every_kind_and_operation_gives_numbers_over_weft() {
         assert!(rows.iter().any(|row| row["provider"] == "weft"), "{line}");
         assert_measured(&rows, line);
     }
+}
+
+#[test]
+fn both_kinds_of_progress_are_compared() {
+    let Some(host) = host() else { return };
+    let (rows, _) = rows(&directory("progress"), &host, "peers --providers weft --progress auto,manual --peers 0");
+    let named: Vec<_> = rows.iter().map(|row| (row["provider"].as_str().unwrap(), row["progress"].as_str())).collect();
+    let floor = |name| (name, None);
+    let weft = [("weft auto", Some("auto")), ("weft manual", Some("manual"))];
+    assert_eq!(named, [weft[0], weft[1], floor("floor cache-line"), floor("floor tcp")]);
+    assert_measured(&rows, "progress");
+}
+
+#[test]
+fn memory_is_told_apart() {
+    let Some(host) = host() else { return };
+    let (rows, _) = rows(&directory("memory"), &host, "memory --providers weft --peers 20 --addresses 5000");
+    let value = |op: &str, metric: &str| {
+        let row = rows.iter().find(|row| row["op"] == op && row["metric"] == metric);
+        row.and_then(|row| row["median"].as_f64()).unwrap_or_else(|| panic!("{op} {metric}: {rows:?}"))
+    };
+    assert!(value("idle peer", "shared") <= value("idle peer", "resident"));
+    // Names alone take 64 bytes.
+    assert!(value("av insert", "heap") > 60.0 && value("idle peer", "heap") > 60.0);
+    assert!(value("av insert", "time") > 0.0);
 }
 
 #[test]

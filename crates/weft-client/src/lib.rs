@@ -37,6 +37,19 @@ pub use domain::{Caps, Domain, Progress, Threading, Wanted};
 pub use endpoint::{Address, Completion, Endpoint, Piece, Posted, Region};
 pub use library::Library;
 
+/// Bytes that this process has from malloc(3) and has not given back, in all its libraries. `None`: the C library does not tell.
+#[must_use]
+pub fn heap_bytes() -> Option<usize> {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: it takes no arguments and only counts.
+        let info = unsafe { libc::mallinfo2() };
+        Some(info.uordblks + info.hblkhd)
+    }
+    #[cfg(not(target_env = "gnu"))]
+    None
+}
+
 /// What can go wrong.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

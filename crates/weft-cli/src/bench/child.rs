@@ -76,7 +76,7 @@ fn probe(path: &Path) -> Result<ToParent, weft_client::Error> {
 
 fn rank(job: Job) -> Result<(), Trouble> {
     die_with_parent(&job).map_err(Trouble::Failed)?;
-    cores::pin(&job.cores).map_err(Trouble::Failed)?;
+    cores::pin(&job.others_cores).map_err(Trouble::Failed)?;
     kinds::run(&mut Session { job })
 }
 
@@ -100,6 +100,12 @@ pub(crate) struct Session {
 }
 
 impl Session {
+    /// The provider has started what threads it wants; from now on this thread runs where those run that call it.
+    pub(crate) fn opened(&self) -> Result<(), Trouble> {
+        let Job { cores, others_cores, .. } = &self.job;
+        if cores == others_cores { Ok(()) } else { cores::pin(cores).map_err(Trouble::Failed) }
+    }
+
     /// Tells where this rank is reached, and learns where all are.
     pub(crate) fn exchange(&self, mut hello: Hello) -> Result<Vec<Hello>, Trouble> {
         hello.pid = std::process::id();

@@ -37,8 +37,10 @@ pub(crate) struct Job {
     pub(crate) library: PathBuf,
     pub(crate) rank: usize,
     pub(crate) ranks: usize,
-    /// What this rank may run on.
+    /// What the threads of this rank that call a provider run on.
     pub(crate) cores: Vec<usize>,
+    /// What others of its threads run on.
+    pub(crate) others_cores: Vec<usize>,
     pub(crate) bind: Bind,
     pub(crate) sample_ms: usize,
     pub(crate) window: usize,
@@ -62,13 +64,14 @@ impl Job {
             rank: 0,
             ranks: ranks(case, subject.floor),
             cores: all_cores.to_vec(),
+            others_cores: all_cores.to_vec(),
             bind: options.bind,
             sample_ms: options.sample_ms,
             window: options.window,
             inject: options.inject,
             delivery: options.delivery,
-            progress: options.progress,
-            wait: options.wait,
+            progress: subject.progress,
+            wait: options.wait(),
             timeout_s: options.timeout_s,
             parent: std::process::id(),
         }
@@ -81,9 +84,11 @@ impl Job {
             (Kind::Oversubscribe, _) => self.cores.clone(),
             (_, Some(Floor::CacheLine | Floor::Ring)) => cores::of_rank(&self.cores, 0, 2),
             (_, None) if self.bind == Bind::All => self.cores.clone(),
+            (_, None) if self.bind == Bind::Pair => cores::of_rank(&self.cores, 0, self.case.threads),
             _ => cores::of_rank(&self.cores, rank, self.case.threads),
         };
-        Self { rank, cores, ..self.clone() }
+        let others_cores = if self.bind == Bind::Caller { self.others_cores.clone() } else { cores.clone() };
+        Self { rank, cores, others_cores, ..self.clone() }
     }
 }
 

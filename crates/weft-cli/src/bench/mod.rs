@@ -74,8 +74,10 @@ fn prepare(options: &Options) -> Result<Prepared, String> {
     let mut subjects = Vec::new();
     for text in &options.providers {
         let subject: Subject = text.parse()?;
-        if !subjects.contains(&subject) {
-            subjects.push(subject);
+        for subject in subject.with_progress(&options.progress) {
+            if !subjects.contains(&subject) {
+                subjects.push(subject);
+            }
         }
     }
     let cases = plan::cases(options)?;

@@ -67,12 +67,21 @@ pub(crate) enum Progress {
     Manual,
 }
 
+impl Progress {
+    /// As on the command line.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Manual => "manual",
+        }
+    }
+}
+
 /// How completions are awaited.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Wait {
     /// Reading the queue again and again.
-    #[default]
     Spin,
     /// The same, giving the core away after each empty read.
     Yield,
@@ -135,6 +144,10 @@ pub(crate) enum Bind {
     /// Each rank on a core of its own (one per thread), a provider's threads with it.
     #[default]
     Core,
+    /// The same, but a provider's threads run on all the cores.
+    Caller,
+    /// Thread n of both ranks on the nth core: what two threads can do together is not limited by cores.
+    Pair,
     /// Everybody on all the cores.
     All,
 }
@@ -187,12 +200,12 @@ pub(crate) struct Options {
     /// Where the threads of a rank run
     #[arg(long, value_enum, default_value = "core")]
     pub(crate) bind: Bind,
-    /// Ask for this progress [default: what the provider does by itself]
+    /// Ask for this progress, or compare both: auto,manual [default: what the provider does by itself]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) progress: Vec<Progress>,
+    /// How completions are awaited [default: spin, where two ranks share a core: yield]
     #[arg(long, value_enum)]
-    pub(crate) progress: Option<Progress>,
-    /// How completions are awaited
-    #[arg(long, value_enum, default_value = "spin")]
-    pub(crate) wait: Wait,
+    pub(crate) wait: Option<Wait>,
     /// Send tagged messages and messages by the inject calls, which have no completions (pingpong, bandwidth, rate)
     #[arg(long)]
     pub(crate) inject: bool,
@@ -208,6 +221,13 @@ pub(crate) struct Options {
     /// Draw the rows into this file as SVG
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
+}
+
+impl Options {
+    /// How completions are awaited.
+    pub(crate) fn wait(&self) -> Wait {
+        self.wait.unwrap_or(if self.bind == Bind::Pair { Wait::Yield } else { Wait::Spin })
+    }
 }
 
 /// A number that must not be 0.

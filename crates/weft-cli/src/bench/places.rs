@@ -213,6 +213,8 @@ fn candidates() -> Vec<PathBuf> {
     for root in roots {
         environments.extend([".venv", ".venv-mpich", ".venv-ompi", ".venv-impi"].map(|name| root.join(name)));
     }
+    // Where pip installs without an environment.
+    environments.extend(["/usr/local", "/usr"].map(PathBuf::from));
     for environment in environments {
         directories.extend(IN_WHEELS.iter().map(|inside| environment.join(inside)));
     }

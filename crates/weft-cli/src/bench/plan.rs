@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::options::{Kind, Op, Options, size_title};
+use super::options::{Bind, Kind, Op, Options, size_title};
 use super::subject::{Floor, Subject};
 
 /// What distinguishes the cases of one kind besides operation and size.
@@ -134,7 +134,7 @@ pub(crate) fn cases(options: &Options) -> Result<Vec<Case>, String> {
             if index == 0
                 && let Some(case) = cases.iter_mut().find(|case| case.size == size)
             {
-                case.floors = floors(kind, place == 0);
+                case.floors = floors(options, place == 0);
             }
         }
     }
@@ -191,16 +191,17 @@ fn details(options: &Options) -> Vec<(Variant, usize, usize)> {
 }
 
 /// The floors of a kind; some do not depend on the size and are measured with the first.
-fn floors(kind: Kind, first: bool) -> Vec<Floor> {
-    let mut floors = match kind {
+fn floors(options: &Options, first: bool) -> Vec<Floor> {
+    match options.kind {
+        Kind::Pingpong if first => vec![Floor::CacheLine, Floor::Memcpy, Floor::Readv, Floor::Tcp],
         Kind::Pingpong | Kind::Bandwidth => vec![Floor::Memcpy, Floor::Readv, Floor::Tcp],
-        Kind::Rate if first => vec![Floor::Ring],
+        Kind::Peers if first => vec![Floor::CacheLine, Floor::Tcp],
+        // What goes to another core is no floor for two threads that share one.
+        Kind::Rate if first && options.bind != Bind::Pair => vec![Floor::Ring],
+        Kind::Match if first => vec![Floor::Ring],
+        Kind::Oversubscribe if first => vec![Floor::Futex],
         _ => Vec::new(),
-    };
-    if first && matches!(kind, Kind::Pingpong | Kind::Peers) {
-        floors.insert(0, Floor::CacheLine);
     }
-    floors
 }
 
 #[cfg(test)]
@@ -230,6 +231,11 @@ mod tests {
         assert_eq!(titles, ["tagged 8 B", "tagged 4 KiB", "read 8 B", "read 4 KiB"]);
         assert_eq!(planned("match --depths 0,16").expect("well-formed").len(), 8);
         assert_eq!(planned("rate --threads 1,2,4 --op tagged,fetch-add").expect("well-formed").len(), 6);
+        let floors =
+            |line| planned(line).expect("well-formed").iter().map(|case| case.floors.len()).collect::<Vec<_>>();
+        assert_eq!(floors("rate --threads 1,2"), [1, 0]);
+        assert_eq!(floors("rate --threads 1,2 --bind pair"), [0, 0]);
+        assert_eq!(floors("oversubscribe"), [1, 0]);
         assert_eq!(planned("memory --peers 3,5").expect("well-formed")[0].title(), "idle peer, 5 peers");
     }
 

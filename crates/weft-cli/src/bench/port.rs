@@ -106,6 +106,9 @@ impl Port {
         loop {
             if self.poll()? > 0 {
                 end = Instant::now() + PATIENCE;
+            } else if self.wait != Wait::Spin {
+                // Who would make room may need this core.
+                std::thread::yield_now();
             }
             if operation(&mut self.ep)? == Posted::Done {
                 return Ok(());

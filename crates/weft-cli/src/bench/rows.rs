@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::job::{Measure, Outcome};
 use super::kinds::floor;
-use super::options::Kind;
+use super::options::{Kind, Progress};
 use super::places::Host;
 use super::plan::Case;
 use super::stats;
@@ -179,15 +179,18 @@ fn to_floor(rows: &[Row], row: &Row) -> Option<f64> {
     if subject.floor.is_some() {
         return None;
     }
+    let any_size = |floor| matches!(floor, Floor::CacheLine | Floor::Ring | Floor::Futex);
     let median = |floor: Floor| {
-        let same = |other: &&Row| {
-            other.subject.floor == Some(floor)
-                && (floor == Floor::CacheLine || floor == Floor::Ring || other.case.size == row.case.size)
-        };
+        let same =
+            |other: &&Row| other.subject.floor == Some(floor) && (any_size(floor) || other.case.size == row.case.size);
         rows.iter().find(same)?.median
     };
+    // At best everything is left for computing.
+    if row.unit == "%" {
+        return row.median.map(|percent| percent / 100.0);
+    }
     // The ring hands over numbers.
-    if row.case.kind == Kind::Rate && row.case.size > 8 {
+    if matches!(row.case.kind, Kind::Rate | Kind::Match) && row.case.size > 8 {
         return None;
     }
     let bound = floor::bound(row.case.kind, row.case.op, row.case.threads, subject.by_sockets(), median)?;
@@ -214,6 +217,7 @@ fn object(row: &Row) -> Value {
         "size": row.case.size,
         "threads": row.case.threads,
         "provider": row.subject.name,
+        "progress": row.subject.progress.map(Progress::name),
         "floor": row.subject.floor.is_some(),
         "metric": row.metric,
         "median": row.median,
@@ -296,6 +300,12 @@ mod tests {
         let rows = rows(Kind::Pingpong, "ns", &all);
         assert_eq!(rows[0].to_floor, Some(0.5));
         assert_eq!(rows[1].to_floor, None);
+    }
+
+    #[test]
+    fn the_floor_of_shares_is_all() {
+        let all: [(Subject, &[f64]); 1] = [(subject("weft"), &[90.0])];
+        assert_eq!(rows(Kind::Overlap, "%", &all)[0].to_floor, Some(0.9));
     }
 
     #[test]

@@ -4,6 +4,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::options::Progress;
+
 /// What no program on this machine can undercut: the same work without any library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -18,6 +20,8 @@ pub(crate) enum Floor {
     Readv,
     /// A TCP socket on the loopback interface: a ping-pong or a stream.
     Tcp,
+    /// Threads that wait for each other by futex(2).
+    Futex,
 }
 
 impl Floor {
@@ -29,6 +33,7 @@ impl Floor {
             Self::Memcpy => "floor memcpy",
             Self::Readv => "floor readv",
             Self::Tcp => "floor tcp",
+            Self::Futex => "floor futex",
         }
     }
 }
@@ -42,6 +47,8 @@ pub(crate) struct Subject {
     pub(crate) provider: String,
     /// Variables of its processes.
     pub(crate) env: Vec<(String, String)>,
+    /// What it is asked for; `None` leaves it to the provider.
+    pub(crate) progress: Option<Progress>,
     /// It is a floor.
     pub(crate) floor: Option<Floor>,
 }
@@ -49,7 +56,17 @@ pub(crate) struct Subject {
 impl Subject {
     /// A floor.
     pub(crate) fn floor(floor: Floor) -> Self {
-        Self { name: floor.name().to_owned(), provider: String::new(), env: Vec::new(), floor: Some(floor) }
+        let (name, provider) = (floor.name().to_owned(), String::new());
+        Self { name, provider, env: Vec::new(), progress: None, floor: Some(floor) }
+    }
+
+    /// The same provider asked for each kind of progress: as many subjects, with names of their own if there are several.
+    pub(crate) fn with_progress(&self, wanted: &[Progress]) -> Vec<Self> {
+        let one = |&progress: &Progress| {
+            let name = if wanted.len() > 1 { format!("{} {}", self.name, progress.name()) } else { self.name.clone() };
+            Self { name, progress: Some(progress), ..self.clone() }
+        };
+        if wanted.is_empty() { vec![self.clone()] } else { wanted.iter().map(one).collect() }
     }
 
     /// Whether it surely communicates by sockets, so that the floor of sockets is the one to compare with.
@@ -93,7 +110,7 @@ impl FromStr for Subject {
                 (None, None) => return bad("a variable has no value"),
             }
         }
-        Ok(Self { name: text.to_owned(), provider: provider.to_owned(), env, floor: None })
+        Ok(Self { name: text.to_owned(), provider: provider.to_owned(), env, progress: None, floor: None })
     }
 }
 
@@ -111,6 +128,18 @@ mod tests {
         let layered: Subject = "tcp;ofi_rxm".parse().expect("well-formed");
         assert!(layered.by_sockets() && layered.defaults().len() == 1);
         assert!(!"weft".parse::<Subject>().expect("well-formed").by_sockets());
+    }
+
+    #[test]
+    fn kinds_of_progress_are_subjects_of_their_own() {
+        let subject: Subject = "weft:FI_WEFT_SHM=0".parse().expect("well-formed");
+        assert_eq!(subject.with_progress(&[]), std::slice::from_ref(&subject));
+        let [one] = &subject.with_progress(&[Progress::Auto])[..] else { panic!("one") };
+        assert_eq!((one.name.as_str(), one.progress), ("weft:FI_WEFT_SHM=0", Some(Progress::Auto)));
+        let both = subject.with_progress(&[Progress::Auto, Progress::Manual]);
+        let names: Vec<_> = both.iter().map(|subject| subject.name.as_str()).collect();
+        assert_eq!(names, ["weft:FI_WEFT_SHM=0 auto", "weft:FI_WEFT_SHM=0 manual"]);
+        assert!(both.iter().all(Subject::by_sockets));
     }
 
     #[test]

@@ -2,16 +2,18 @@
 //!
 //! `cache-line`: a flag handed to another core, half of the round trip. `ring`: numbers handed over in a row, each with its
 //! cache line. `memcpy`: one thread. `readv`: process_vm_readv(2). `tcp`: a loopback socket, non-blocking and polled, by messages
-//! that go to and fro, or in windows of which each is acknowledged.
+//! that go to and fro, or in windows of which each is acknowledged. `futex`: as many threads as there are ranks meet at a barrier,
+//! at which all sleep but the last.
 
 use std::hint::{black_box, spin_loop};
 use std::io::{ErrorKind, IoSliceMut, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
+use rustix::thread::futex;
 
 use super::super::child::{Session, Trouble, from_hex, to_hex};
 use super::super::cores;
@@ -27,9 +29,10 @@ pub(crate) fn subjects(kind: Kind) -> Vec<Subject> {
     let floors: &[Floor] = match kind {
         Kind::Pingpong => &[Floor::CacheLine, Floor::Memcpy, Floor::Readv, Floor::Tcp],
         Kind::Bandwidth => &[Floor::Memcpy, Floor::Readv, Floor::Tcp],
-        Kind::Rate => &[Floor::Ring],
-        Kind::Peers => &[Floor::CacheLine],
-        _ => &[],
+        Kind::Rate | Kind::Match => &[Floor::Ring],
+        Kind::Peers => &[Floor::CacheLine, Floor::Tcp],
+        Kind::Oversubscribe => &[Floor::Futex],
+        Kind::Overlap | Kind::Memory => &[],
     };
     floors.iter().copied().map(Subject::floor).collect()
 }
@@ -61,7 +64,10 @@ pub(crate) fn bound(
             Some(floor(Floor::Readv).map_or(copied, |rate| rate.max(copied)))
         }
         Kind::Rate if threads == 1 && !by_sockets => floor(Floor::Ring),
-        Kind::Peers if !by_sockets => line(),
+        Kind::Match if !by_sockets => floor(Floor::Ring),
+        Kind::Peers if by_sockets => floor(Floor::Tcp),
+        Kind::Peers => line(),
+        Kind::Oversubscribe => floor(Floor::Futex),
         _ => None,
     }
 }
@@ -74,6 +80,7 @@ pub(crate) fn run(session: &mut Session, floor: Floor) -> Result<(), Trouble> {
         Floor::Memcpy => alone(session, copy),
         Floor::Readv => readv(session),
         Floor::Tcp => tcp(session),
+        Floor::Futex => alone(session, futex_barrier),
     }
 }
 
@@ -223,6 +230,57 @@ fn ring(job: &Job) -> Result<f64, Trouble> {
             slot.number.store(OVER, Ordering::Release);
         }
         Ok(result? / RING as f64)
+    })
+}
+
+/// A barrier for threads that sleep until the last one is there.
+struct FutexBarrier {
+    threads: u32,
+    arrived: AtomicU32,
+    generation: AtomicU32,
+}
+
+impl FutexBarrier {
+    fn wait(&self) {
+        let generation = self.generation.load(Ordering::Acquire);
+        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {
+            self.arrived.store(0, Ordering::Relaxed);
+            self.generation.fetch_add(1, Ordering::Release);
+            // Who cannot be woken was not asleep yet, and sees the new generation.
+            let _ = futex::wake(&self.generation, futex::Flags::PRIVATE, i32::MAX.unsigned_abs());
+            return;
+        }
+        while self.generation.load(Ordering::Acquire) == generation {
+            let _ = futex::wait(&self.generation, futex::Flags::PRIVATE, generation, None);
+        }
+    }
+}
+
+fn futex_barrier(job: &Job) -> Result<f64, Trouble> {
+    let threads = u32::try_from(job.case.number).unwrap_or(u32::MAX);
+    let barrier = FutexBarrier { threads, arrived: AtomicU32::new(0), generation: AtomicU32::new(0) };
+    let batch = AtomicU64::new(0);
+    let follow = || {
+        loop {
+            barrier.wait();
+            match batch.load(Ordering::Relaxed) {
+                OVER => return,
+                count => (0..count).for_each(|_| barrier.wait()),
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        (1..threads).for_each(|_| drop(scope.spawn(follow)));
+        let result = timing::nanoseconds(sample(job), |count| {
+            batch.store(count, Ordering::Relaxed);
+            barrier.wait();
+            let start = Instant::now();
+            (0..count).for_each(|_| barrier.wait());
+            Ok::<_, Trouble>(start.elapsed())
+        });
+        batch.store(OVER, Ordering::Relaxed);
+        barrier.wait();
+        result
     })
 }
 
@@ -383,6 +441,7 @@ mod tests {
             Floor::Readv => Some(180.0),
             Floor::Tcp => Some(8000.0),
             Floor::Ring => Some(30.0),
+            Floor::Futex => Some(90_000.0),
         };
         let pingpong = |op, by_sockets| bound(Kind::Pingpong, op, 1, by_sockets, floor);
         assert_eq!(pingpong(Op::Tagged, false), Some(150.0));
@@ -392,6 +451,8 @@ mod tests {
         assert_eq!(pingpong(Op::Read, true), Some(16000.0));
         assert_eq!(bound(Kind::Bandwidth, Op::Tagged, 1, false, floor), Some(180.0));
         assert_eq!(bound(Kind::Rate, Op::Tagged, 2, false, floor), None);
+        assert_eq!(bound(Kind::Peers, Op::Tagged, 1, true, floor), Some(8000.0));
+        assert_eq!(bound(Kind::Oversubscribe, Op::Tagged, 1, true, floor), Some(90_000.0));
         assert_eq!(bound(Kind::Memory, Op::Tagged, 1, false, floor), None);
     }
 }

@@ -1,8 +1,9 @@
 //! Memory of an idle peer, and of an inserted address.
 //!
-//! *Resident* memory counts every page that this process has touched, shared memory too; *proportional* memory counts a
-//! page of shared memory as the share of each process that maps it. Pages of files (programs, libraries) are in neither: how many of
-//! them are there depends on which code has run. Kernel memory, of sockets for instance, is not counted either.
+//! *Heap* counts bytes that the libraries of this process have from malloc(3). *Resident* memory counts every page that it has
+//! touched, shared memory too, of which *shared* tells the part; *proportional* memory counts a page of shared memory as the share
+//! of each process that maps it. Pages of files (programs, libraries) are in none: how many of them are there depends on which
+//! code has run. Kernel memory, of sockets for instance, is not counted either.
 
 use std::time::Instant;
 
@@ -35,11 +36,7 @@ pub(crate) fn idle_peers(session: &mut Session) -> Result<(), Trouble> {
     let before = Usage::now()?;
     crowd::greet(&mut port, first, 1..halves[0])?;
     crowd::greet(&mut port, second, 0..halves[1])?;
-    let (peers, after) = ((number - 1) as f64, Usage::now()?);
-    session.result(vec![
-        Measure::new("resident", (after.resident - before.resident) / peers, "B"),
-        Measure::new("proportional", (after.proportional - before.proportional) / peers, "B"),
-    ]);
+    session.result(before.growth_to(&Usage::now()?, number - 1));
     session.finish(|| port.linger())
 }
 
@@ -48,11 +45,14 @@ pub(crate) fn insert(session: &mut Session) -> Result<(), Trouble> {
     let job = &session.job;
     let number = job.case.number;
     let domain = open_domain(job)?;
-    let mut port = Port::open(&domain, 4096, 1, number, job.wait)?;
+    // What the first endpoint takes is not what a larger address vector takes.
+    let first = Port::open(&domain, 4096, 1, 0, job.wait)?;
     session.exchange(Hello::default())?;
-    let mut names = Names::new(&domain, &port.ep, &job.provider)?;
-    let mut chunk = Vec::with_capacity(CHUNK * port.ep.name().len());
+    let mut names = Names::new(&domain, &first.ep, &job.provider)?;
+    let mut chunk = Vec::with_capacity(CHUNK * first.ep.name().len());
     let before = Usage::now()?;
+    // The vector may take its memory when it learns how many there will be.
+    let mut port = Port::open(&domain, 4096, 1, number, job.wait)?;
     let mut took = 0.0;
     for start in (0..number).step_by(CHUNK) {
         let count = CHUNK.min(number - start);
@@ -63,10 +63,10 @@ pub(crate) fn insert(session: &mut Session) -> Result<(), Trouble> {
         took += start.elapsed().as_secs_f64() * 1e9;
     }
     let after = Usage::now()?;
-    session.result(vec![
-        Measure::new("resident", (after.resident - before.resident) / number as f64, "B"),
-        Measure::new("time", took / number as f64, "ns"),
-    ]);
+    let mut result = before.growth_to(&after, number);
+    result.retain(|measure| ["heap", "resident"].contains(&measure.metric.as_str()));
+    result.push(Measure::new("time", took / number as f64, "ns"));
+    session.result(result);
     session.finish(|| port.linger())
 }
 
@@ -111,35 +111,55 @@ impl Names {
 }
 
 /// Memory of this process, in bytes.
+#[derive(Default)]
 struct Usage {
+    /// `None` where the C library does not tell.
+    heap: Option<f64>,
     resident: f64,
+    shared: f64,
     proportional: f64,
 }
 
 impl Usage {
     fn now() -> Result<Self, Trouble> {
-        Ok(Self::parse(&std::fs::read_to_string("/proc/self/smaps")?))
+        // Before the list is read, which takes memory itself.
+        let heap = weft_client::heap_bytes().map(|bytes| bytes as f64);
+        Ok(Self { heap, ..Self::parse(&std::fs::read_to_string("/proc/self/smaps")?) })
+    }
+
+    /// What each of `number` things has added.
+    fn growth_to(&self, after: &Self, number: usize) -> Vec<Measure> {
+        let each = |name: &str, before: f64, after: f64| Measure::new(name, (after - before) / number as f64, "B");
+        let heap = self.heap.zip(after.heap).map(|(before, after)| each("heap", before, after));
+        let others = [
+            each("resident", self.resident, after.resident),
+            each("shared", self.shared, after.shared),
+            each("proportional", self.proportional, after.proportional),
+        ];
+        heap.into_iter().chain(others).collect()
     }
 
     /// Adds up the mappings of the kernel's listing: a head line with addresses and path, then fields.
     fn parse(text: &str) -> Self {
-        let mut usage = Self { resident: 0.0, proportional: 0.0 };
-        let mut counts = false;
+        let mut usage = Self::default();
+        let (mut counts, mut shared) = (false, false);
         for line in text.lines() {
             let mut words = line.split_ascii_whitespace();
             let first = words.next().unwrap_or_default();
-            let sum = match first {
-                "Rss:" => &mut usage.resident,
-                "Pss:" => &mut usage.proportional,
-                head if !head.ends_with(':') => {
-                    // Address, permissions, offset, device, inode, path.
-                    counts = words.nth(4).is_none_or(is_memory);
-                    continue;
+            if !first.ends_with(':') {
+                // Address, permissions, offset, device, inode, path.
+                shared = words.next().is_some_and(|permissions| permissions.ends_with('s'));
+                counts = words.nth(3).is_none_or(is_memory);
+                continue;
+            }
+            let (true, Some(Ok(kib))) = (counts, words.next().map(str::parse::<f64>)) else { continue };
+            match first {
+                "Rss:" => {
+                    usage.resident += kib * 1024.0;
+                    usage.shared += if shared { kib * 1024.0 } else { 0.0 };
                 }
-                _ => continue,
-            };
-            if let (true, Some(Ok(kib))) = (counts, words.next().map(str::parse::<f64>)) {
-                *sum += kib * 1024.0;
+                "Pss:" => usage.proportional += kib * 1024.0,
+                _ => {}
             }
         }
         usage
@@ -162,8 +182,24 @@ mod tests {
              7f00-7f01 rw-p 00000000 00:00 0 \nSize:  9 kB\nRss:       8 kB\nPss:       8 kB\n\
              7f02-7f03 rw-s 00000000 00:01 99   /memfd:weft (deleted)\nRss:       2 kB\nPss:       1 kB\n",
         );
-        assert_eq!((usage.resident, usage.proportional), (10240.0, 9216.0));
+        assert_eq!((usage.resident, usage.proportional, usage.shared), (10240.0, 9216.0, 2048.0));
         assert!(Usage::now().expect("this system has it").resident > 4096.0);
+    }
+
+    #[test]
+    fn growth_is_divided() {
+        let before = Usage { heap: Some(1000.0), resident: 0.0, ..Usage::default() };
+        let grown = before.growth_to(&Usage { heap: Some(1800.0), resident: 4096.0, ..Usage::default() }, 4);
+        let values: Vec<_> = grown.iter().map(|measure| (measure.metric.as_str(), measure.value)).collect();
+        assert_eq!(values, [("heap", 200.0), ("resident", 1024.0), ("shared", 0.0), ("proportional", 0.0)]);
+    }
+
+    #[test]
+    fn the_heap_is_counted() {
+        let before = weft_client::heap_bytes();
+        let block = std::hint::black_box(vec![0_u8; 1 << 20]);
+        let after = weft_client::heap_bytes();
+        assert!(before.zip(after).is_none_or(|(before, after)| after > before), "{before:?} {after:?} {}", block.len());
     }
 
     #[test]

@@ -56,6 +56,7 @@ pub(super) fn measures(kind: Kind, size: usize, nanoseconds: f64) -> Vec<Measure
         Kind::Bandwidth => Measure::new("bandwidth", size as f64 / nanoseconds * 1e3, "MB/s"),
         Kind::Rate => Measure::new("rate", 1e3 / nanoseconds, "Mop/s"),
         Kind::Match => Measure::new("cost", nanoseconds, "ns"),
+        Kind::Oversubscribe => Measure::new("time", nanoseconds, "ns"),
         _ => Measure::new("latency", nanoseconds, "ns"),
     }]
 }

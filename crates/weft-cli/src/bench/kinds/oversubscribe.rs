@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use weft_client::Piece;
 
 use super::super::child::{Session, Trouble};
-use super::super::job::{Hello, Measure};
+use super::super::job::Hello;
 use super::super::plan::Variant;
 use super::super::port::{Peer, Port, open_domain};
 use super::super::timing;
+use super::measures;
 
 /// Steps of one operation: enough for 2^16 ranks, and two to fold the ranks beyond a power of two.
 const STEPS: u32 = 18;
@@ -50,7 +51,7 @@ pub(crate) fn run(session: &mut Session) -> Result<(), Trouble> {
             Ok::<_, Trouble>(start.elapsed())
         })?;
         group.announce(0)?;
-        session.result(vec![Measure::new("time", nanoseconds, "ns")]);
+        session.result(measures(job.case.kind, job.case.size, nanoseconds));
     } else {
         loop {
             match group.next_batch()? {

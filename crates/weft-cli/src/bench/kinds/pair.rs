@@ -250,6 +250,7 @@ pub(crate) fn open(session: &Session, room: Room) -> Result<(Vec<Pair>, Vec<Hell
         port.add_to(&mut hello);
         ports.push(port);
     }
+    session.opened()?;
     let everybody = session.exchange(hello)?;
     let other = everybody.get(1 - job.rank).ok_or(Trouble::Failed("there is no peer".to_owned()))?;
     let meet = |(thread, mut port): (usize, Port)| {
@@ -281,7 +282,7 @@ pub(crate) fn conduct<D: Duel + Send>(
     // Of threads that measure, all go on until all have measured, so that each is measured beside the others.
     let (start, measuring) = (Barrier::new(threads), AtomicUsize::new(threads));
     let each = |(thread, pair): (usize, &mut Pair)| {
-        if threads > 1 && job.bind == Bind::Core {
+        if threads > 1 && job.bind != Bind::All {
             cores::pin(&job.cores[thread % job.cores.len()..][..1]).map_err(Trouble::Failed)?;
         }
         side(job, pair, &mut make(), &start, &measuring)
