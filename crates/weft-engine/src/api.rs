@@ -40,6 +40,7 @@ pub type Book = Arc<dyn AddressBook>;
 
 /// What the client gets back with a completion, verbatim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub struct Context {
     /// The operation's context pointer, as a number.
     pub ptr: usize,
@@ -207,25 +208,26 @@ pub enum Fault {
     Revoked,
 }
 
-/// One finished operation (or remote event).
+/// One finished operation (or remote event). The fields that a queue entry has, too, come first and in its order.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub struct Completion {
-    /// What it was.
-    pub kind: Kind,
     /// The operation's context; for remote events `user` is the region's.
     pub ctx: Context,
-    /// DATA, MULTI (the multi-receive buffer is released), TAGGED; TRANSMIT, DELIVERY as the operation had them.
-    pub flags: OpFlags,
     /// Bytes stored (received), or sent.
     pub len: usize,
     /// Where a received message begins (its address as a number, for `fi_cq_data_entry.buf`).
     pub buf: usize,
-    /// The tag that came with a tagged message.
-    pub tag: u64,
     /// The data that came with DATA.
     pub data: u64,
+    /// The tag that came with a tagged message.
+    pub tag: u64,
     /// Source of a received message, `ADDR_NONE` if it is in no address vector.
     pub src: Addr,
+    /// What it was.
+    pub kind: Kind,
+    /// DATA, MULTI (the multi-receive buffer is released), TAGGED; TRANSMIT, DELIVERY as the operation had them.
+    pub flags: OpFlags,
     /// The error, if it failed.
     pub fault: Option<Fault>,
 }

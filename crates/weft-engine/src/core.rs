@@ -20,7 +20,7 @@ use crate::name::{EpName, Identity};
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
 use crate::ops::{Ctx, Multi, Phase, TxOp, XferKind, Xfers};
 use crate::rma::Regions;
-use crate::vc::{Deferred, Haul, PathCaps, Vc, VcState};
+use crate::vc::{DEFERRED_LIMIT, Deferred, Haul, PathCaps, Vc, VcState};
 use crate::wire::{self, Head, Open, PROTOCOL_VERSION, Reader, Short, kind};
 
 /// The peer did something that the protocol forbids: its link is closed.
@@ -29,8 +29,6 @@ pub(crate) struct Violation;
 
 /// Longest run of messages that may wait for one that they overtook.
 const REORDER_LIMIT: u32 = 4096;
-/// Requests of one peer that may wait for an answer: far beyond any TX queue, so only an attacker gets there.
-const DEFERRED_LIMIT: usize = 1 << 17;
 /// How often to call again a peer that still believes in an earlier link.
 const REDIAL_LIMIT: u16 = 1000;
 
@@ -552,6 +550,13 @@ impl Core {
 
     // ---- messages ----------------------------------------------------------------------------
 
+    /// The connection whose messages the link carries.
+    #[inline]
+    pub(crate) fn carried_by(&self, link: LinkId) -> Option<u32> {
+        self.links.get(link.0 as usize).filter(|slot| slot.state == LinkState::Carrying).map(|slot| slot.vc)
+    }
+
+    #[inline(never)]
     fn dispatch(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), Violation> {
         let (state, vci) = match self.links.get(link.0 as usize) {
             Some(slot) => (slot.state, slot.vc),
@@ -703,7 +708,7 @@ impl Sink for Core {
 
     #[inline]
     fn message(&mut self, link: LinkId, bytes: &[u8]) {
-        if self.dispatch(link, bytes).is_err() {
+        if !self.eager_now(link, bytes) && self.dispatch(link, bytes).is_err() {
             self.violated(link);
         }
     }

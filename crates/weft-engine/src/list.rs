@@ -1,74 +1,117 @@
-//! A doubly linked list in a slab: insertion order kept, removal anywhere in constant time, stable numbers.
+//! A doubly linked list with stable numbers: insertion order kept, removal anywhere in constant time.
 //!
 //! Place in the data flow: holds the posted receives and the unexpected messages of [`crate::matching`].
-//! Memory grows to the high-water mark and is reused; pushing allocates only when that mark rises.
-
-use slab::Slab;
+//! Memory grows to the high-water mark and is reused; pushing allocates only when that mark rises. (A slab would do, but moves
+//! every item twice, which the path of each receive would pay for.)
 
 const NIL: u32 = u32::MAX;
 
 struct Node<T> {
     prev: u32,
+    /// The next item, or the next free node.
     next: u32,
-    value: T,
+    /// `None`: the node is free.
+    value: Option<T>,
 }
 
 /// Items in the order in which they were pushed.
 pub(crate) struct List<T> {
-    nodes: Slab<Node<T>>,
+    nodes: Vec<Node<T>>,
+    /// The first free node.
+    free: u32,
     first: u32,
     last: u32,
+    len: usize,
 }
 
 impl<T> Default for List<T> {
     fn default() -> Self {
-        Self { nodes: Slab::new(), first: NIL, last: NIL }
+        Self { nodes: Vec::new(), free: NIL, first: NIL, last: NIL, len: 0 }
     }
 }
 
 impl<T> List<T> {
+    #[inline]
     pub(crate) fn len(&self) -> usize {
-        self.nodes.len()
+        self.len
     }
 
     /// Appends; the number stays valid until the item is removed.
+    #[inline]
     pub(crate) fn push(&mut self, value: T) -> u32 {
-        let key = self.nodes.insert(Node { prev: self.last, next: NIL, value });
-        let key = u32::try_from(key).unwrap_or(NIL);
+        let key = match self.nodes.get_mut(self.free as usize) {
+            Some(node) => {
+                let key = std::mem::replace(&mut self.free, node.next);
+                node.prev = self.last;
+                node.next = NIL;
+                node.value = Some(value);
+                key
+            }
+            None => self.push_new(value),
+        };
         match self.nodes.get_mut(self.last as usize) {
             Some(last) => last.next = key,
             None => self.first = key,
         }
         self.last = key;
+        self.len += 1;
+        key
+    }
+
+    #[cold]
+    fn push_new(&mut self, value: T) -> u32 {
+        let key = u32::try_from(self.nodes.len()).unwrap_or(NIL);
+        self.nodes.push(Node { prev: self.last, next: NIL, value: Some(value) });
         key
     }
 
     /// Takes an item out.
     pub(crate) fn remove(&mut self, key: u32) -> Option<T> {
-        let node = self.nodes.try_remove(key as usize)?;
-        match self.nodes.get_mut(node.prev as usize) {
-            Some(prev) => prev.next = node.next,
-            None => self.first = node.next,
-        }
-        match self.nodes.get_mut(node.next as usize) {
-            Some(next) => next.prev = node.prev,
-            None => self.last = node.prev,
-        }
-        Some(node.value)
+        let value = self.nodes.get_mut(key as usize)?.value.take()?;
+        self.unlink(key);
+        Some(value)
     }
 
+    /// Ends an item; cheaper than [`List::remove`] for somebody who has seen it already.
+    #[inline]
+    pub(crate) fn drop_item(&mut self, key: u32) {
+        if let Some(node) = self.nodes.get_mut(key as usize).filter(|node| node.value.is_some()) {
+            node.value = None;
+            self.unlink(key);
+        }
+    }
+
+    /// Joins the neighbours of a node that has lost its item, and keeps it for another.
+    #[inline]
+    fn unlink(&mut self, key: u32) {
+        let Some(node) = self.nodes.get_mut(key as usize) else { return };
+        let (prev, next) = (node.prev, std::mem::replace(&mut node.next, self.free));
+        self.free = key;
+        match self.nodes.get_mut(prev as usize) {
+            Some(prev) => prev.next = next,
+            None => self.first = next,
+        }
+        match self.nodes.get_mut(next as usize) {
+            Some(next) => next.prev = prev,
+            None => self.last = prev,
+        }
+        self.len -= 1;
+    }
+
+    #[inline]
     pub(crate) fn get_mut(&mut self, key: u32) -> Option<&mut T> {
-        self.nodes.get_mut(key as usize).map(|n| &mut n.value)
+        self.nodes.get_mut(key as usize)?.value.as_mut()
     }
 
     /// From the oldest to the newest.
+    #[inline]
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         let mut at = self.first;
         std::iter::from_fn(move || {
             let key = at;
             let node = self.nodes.get(key as usize)?;
             at = node.next;
-            Some((key, &node.value))
+            Some((key, node.value.as_ref()?))
         })
     }
 }
@@ -86,6 +129,10 @@ mod tests {
             for (push, x) in ops {
                 if push || model.is_empty() {
                     model.push((list.push(x), x));
+                } else if x < 64 {
+                    let (key, _) = model.remove(usize::from(x) % model.len());
+                    list.drop_item(key);
+                    prop_assert!(list.get_mut(key).is_none());
                 } else {
                     let (key, value) = model.remove(usize::from(x) % model.len());
                     prop_assert_eq!(list.remove(key), Some(value));

@@ -86,10 +86,12 @@ impl Matcher {
     /// The oldest receive that accepts a message of `tag` from `src`.
     #[inline]
     pub(crate) fn arrived(&self, src: Addr, tag: u64) -> Option<u32> {
-        self.posted
-            .iter()
-            .find(|(_, p)| Wanted { src: p.src, tag: p.tag, ignore: p.ignore }.accepts(src, tag))
-            .map(|(key, _)| key)
+        for (key, p) in self.posted.iter() {
+            if (Wanted { src: p.src, tag: p.tag, ignore: p.ignore }).accepts(src, tag) {
+                return Some(key);
+            }
+        }
+        None
     }
 
     /// The oldest unclaimed message that `wanted` accepts; `addr_of` tells a connection's current address.

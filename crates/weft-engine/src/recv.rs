@@ -13,7 +13,7 @@ use crate::engine::Engine;
 use crate::matching::{Body, Matcher, Posted, Unexpected, Wanted};
 use crate::mem::{self, Iov, IovList};
 use crate::msg::EAGER_COST;
-use crate::nic::{Nic, RemoteIov};
+use crate::nic::{LinkId, Nic, RemoteIov};
 use crate::ops::{Multi, RecvInfo, XferKind};
 use crate::vc::Haul;
 use crate::wire::{self, F_ACK, F_DATA, F_TAGGED, Reader, Rts, Short, Status, kind};
@@ -22,10 +22,38 @@ use crate::wire::{self, F_ACK, F_DATA, F_TAGGED, Reader, Rts, Short, Status, kin
 const RENDEZVOUS_LIMIT: u32 = 1 << 17;
 
 impl<N: Nic> Engine<N> {
+    /// The fast path of [`Engine::recv`]: a plain receive of one piece, for which nothing is here yet. False: nothing has
+    /// happened.
+    #[inline(always)]
+    pub fn post_now(&mut self, op: &RecvOp<'_>) -> bool {
+        let other = OpFlags::MULTI | OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD;
+        let tagged = op.flags.contains(OpFlags::TAGGED);
+        let matcher = if tagged { &mut self.core.tagged } else { &mut self.core.untagged };
+        let [piece] = op.iov else { return false };
+        if op.flags.intersects(other)
+            || matcher.unexpected.len() > 0
+            || matcher.posted.len() >= self.core.config.rx_depth
+        {
+            return false;
+        }
+        matcher.posted.push(Posted {
+            src: op.src,
+            tag: if tagged { op.tag } else { 0 },
+            ignore: op.ignore,
+            iov: SmallVec::from_buf_and_len([*piece, Iov::EMPTY], 1),
+            ctx: op.ctx,
+            multi: None,
+        });
+        true
+    }
+
     /// Posts a receive, or peeks, claims, discards (fi_tagged(3)). Completes at once if the message is already here.
     ///
     /// Errors: `Again` when the RX queue is full, `NothingClaimed`.
     pub fn recv(&mut self, op: &RecvOp<'_>) -> Result<(), Error> {
+        if self.post_now(op) {
+            return Ok(());
+        }
         let tagged = op.flags.contains(OpFlags::TAGGED);
         let result = if op.flags.contains(OpFlags::PEEK) {
             // Whoever peeks until a message is there reads the misses from the queue, which needs no progress for them.
@@ -90,7 +118,7 @@ impl Core {
             src: wanted.src,
             tag: wanted.tag,
             ignore: wanted.ignore,
-            iov: if let [one] = op.iov { smallvec::smallvec![*one] } else { SmallVec::from_slice(op.iov) },
+            iov: SmallVec::from_slice(op.iov),
             ctx: op.ctx,
             multi: buffer.and_then(|b| u32::try_from(b).ok()),
         });
@@ -314,7 +342,58 @@ impl Core {
 
     // ---- arrivals ----------------------------------------------------------------------------
 
-    #[inline]
+    /// The fast path of [`crate::nic::Sink::message`]: an eager message that is the next of its connection, needs no
+    /// acknowledgement, and fits the one piece of a plain receive that is posted. True: it has been received. False: nothing
+    /// has happened, it goes the long way.
+    #[inline(always)]
+    pub(crate) fn eager_now(&mut self, link: LinkId, bytes: &[u8]) -> bool {
+        let Some((head, mut rest)) = bytes.split_first_chunk::<8>() else { return false };
+        let [what, flags, _, _, seq @ ..] = *head;
+        let Some(vci) = self.carried_by(link) else { return false };
+        let Some(vc) = self.vcs.get_mut(vci as usize) else { return false };
+        if what != kind::EAGER || flags & !(F_TAGGED | F_DATA) != 0 || !vc.is_next(u32::from_le_bytes(seq)) {
+            return false;
+        }
+        let (mut tag, mut data) = (0, 0);
+        if flags & F_TAGGED != 0 {
+            let Some((word, others)) = rest.split_first_chunk::<8>() else { return false };
+            (tag, rest) = (u64::from_le_bytes(*word), others);
+        }
+        if flags & F_DATA != 0 {
+            let Some((word, others)) = rest.split_first_chunk::<8>() else { return false };
+            (data, rest) = (u64::from_le_bytes(*word), others);
+        }
+        let cost = rest.len() as u64 + EAGER_COST;
+        let matcher = if flags & F_TAGGED != 0 { &mut self.tagged } else { &mut self.untagged };
+        let Some(key) = matcher.arrived(vc.addr, tag) else { return false };
+        let Some(posted) = matcher.posted.get_mut(key) else { return false };
+        let [piece] = posted.iov.as_slice() else { return false };
+        if posted.multi.is_some() || piece.len() < rest.len() || vc.rx_used + cost > self.config.window_bytes as u64 {
+            return false;
+        }
+        piece.write(rest);
+        let mut told = OpFlags::empty();
+        told.set(OpFlags::TAGGED, flags & F_TAGGED != 0);
+        told.set(OpFlags::DATA, flags & F_DATA != 0);
+        self.completions.push(Completion {
+            ctx: posted.ctx,
+            len: rest.len(),
+            buf: piece.as_ptr() as usize,
+            data,
+            tag,
+            src: vc.addr,
+            kind: Kind::Recv,
+            flags: told,
+            fault: None,
+        });
+        matcher.posted.drop_item(key);
+        vc.rx_seq = vc.rx_seq.wrapping_add(1);
+        vc.rx_used += cost;
+        self.return_window(vci, rest.len());
+        true
+    }
+
+    /// An eager message, of whatever kind.
     pub(crate) fn on_eager(&mut self, vci: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
         let tagged = flags & F_TAGGED != 0;
         let tag = if tagged { r.take::<U64>().ok_or(Violation)?.get() } else { 0 };
@@ -335,50 +414,13 @@ impl Core {
             return Ok(());
         };
         self.return_window(vci, payload.len());
-        if !self.receive_whole(tagged, key, tag, data, src, payload) {
-            let (iov, info) = self.claim_posted(tagged, key, tag, data, payload.len() as u64);
-            mem::scatter(&iov, 0, payload);
-            self.complete_recv(&info, src, None);
-        }
+        let (iov, info) = self.claim_posted(tagged, key, tag, data, payload.len() as u64);
+        mem::scatter(&iov, 0, payload);
+        self.complete_recv(&info, src, None);
         if let Some(op) = ack {
             self.ack(vci, op);
         }
         Ok(())
-    }
-
-    /// Receives a message that fits the one piece of a plain posted receive; false: this is not such a receive.
-    #[inline]
-    fn receive_whole(
-        &mut self,
-        tagged: bool,
-        key: u32,
-        tag: u64,
-        data: Option<u64>,
-        src: Addr,
-        payload: &[u8],
-    ) -> bool {
-        let posted = if tagged { &mut self.tagged.posted } else { &mut self.untagged.posted };
-        let Some(p) = posted.get_mut(key) else { return false };
-        let [piece] = p.iov.as_slice() else { return false };
-        if p.multi.is_some() || piece.len() < payload.len() {
-            return false;
-        }
-        piece.write(payload);
-        let mut flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
-        flags.set(OpFlags::DATA, data.is_some());
-        self.completions.push(Completion {
-            kind: Kind::Recv,
-            ctx: p.ctx,
-            flags,
-            len: payload.len(),
-            buf: piece.as_ptr() as usize,
-            tag,
-            data: data.unwrap_or(0),
-            src,
-            fault: None,
-        });
-        posted.remove(key);
-        true
     }
 
     pub(crate) fn on_rts(&mut self, vci: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
@@ -436,18 +478,25 @@ impl Core {
         }
     }
 
-    #[inline]
+    /// The payload of an eager message has been taken: its share of the window goes back, in portions.
+    #[inline(always)]
     fn return_window(&mut self, vci: u32, payload_bytes: usize) {
         let quarter = (self.config.window_bytes / 4) as u64;
         let vc = &mut self.vcs[vci as usize];
         vc.credit_owed += payload_bytes as u64 + EAGER_COST;
         if vc.credit_owed >= quarter {
-            let owed = std::mem::take(&mut vc.credit_owed);
-            vc.rx_used = vc.rx_used.saturating_sub(owed);
-            let mut w = Short::new(kind::CREDIT, 0);
-            w.put(&U64::new(owed));
-            self.defer_message(vci, &w);
+            self.send_window(vci);
         }
+    }
+
+    #[cold]
+    fn send_window(&mut self, vci: u32) {
+        let vc = &mut self.vcs[vci as usize];
+        let owed = std::mem::take(&mut vc.credit_owed);
+        vc.rx_used = vc.rx_used.saturating_sub(owed);
+        let mut w = Short::new(kind::CREDIT, 0);
+        w.put(&U64::new(owed));
+        self.defer_message(vci, &w);
     }
 }
 

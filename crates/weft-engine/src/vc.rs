@@ -24,6 +24,9 @@ pub(crate) const VC_BYTES_BUDGET: usize = 448;
 /// eager threshold is (`max_order_{raw,war,waw}_size` of libfabric).
 pub(crate) const ORDERED_RMA_BYTES: usize = 128;
 
+/// Requests of one peer that may wait for an answer: far beyond any TX queue, so only an attacker gets there.
+pub(crate) const DEFERRED_LIMIT: usize = 1 << 17;
+
 /// How far along a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VcState {
@@ -169,6 +172,12 @@ impl Vc {
             VcState::Up(link) => Some(link),
             _ => None,
         }
+    }
+
+    /// Whether a message with this number is the next of an undisturbed stream.
+    #[inline]
+    pub(crate) fn is_next(&self, seq: u32) -> bool {
+        seq == self.rx_seq && self.early.is_none() && self.deferred.len() <= DEFERRED_LIMIT
     }
 
     /// Whether anything waits to be sent.

@@ -219,7 +219,7 @@ impl Ep {
     }
 
     /// Posts a receive, or peeks, claims, discards.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post_recv(&self, recv: &Recv<'_>) -> isize {
         let mut flags = recv.mode.ops;
         let tagged = flags.contains(OpFlags::TAGGED);
@@ -240,7 +240,7 @@ impl Ep {
             ctx: Context { ptr: recv.context.addr(), user: user.word() },
             flags,
         };
-        self.core.submit_rx(|engine| engine.recv(&op))
+        self.core.submit_recv(&op)
     }
 
     /// Starts an RMA write.

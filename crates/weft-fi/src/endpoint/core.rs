@@ -1,6 +1,6 @@
 //! The part of an endpoint that outlives its handle: the engine, its lock, and what is bound to it.
 //!
-//! Place in the data flow: operations enter through [`Core::submit_tx`] and [`Core::submit_rx`], queues and counters
+//! Place in the data flow: operations enter through [`Core::submit_tx`] and [`Core::submit_recv`], queues and counters
 //! that are read drive [`Core::progress`], memory regions and address vectors reach every endpoint of their domain
 //! through the control calls at the end. Queues, counters and the progress thread hold a `Core` by `Arc`; the client
 //! holds handles ([`crate::endpoint::Ep`]), of which aliases share one core.
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use weft_engine::Engine;
-use weft_engine::api::{Addr, Book, Error, Region, SendOp};
+use weft_engine::api::{Addr, Book, Error, RecvOp, Region, SendOp};
 use weft_engine::name::EpName;
 use weft_nic::Devices;
 
@@ -114,14 +114,17 @@ impl Core {
     }
 
     /// Posts a receive; returns what the C function returns.
-    #[inline]
-    pub(crate) fn submit_rx(&self, start: impl Fn(&mut Eng) -> Result<(), Error>) -> isize {
+    #[inline(always)]
+    pub(crate) fn submit_recv(&self, op: &RecvOp<'_>) -> isize {
         let mut state = self.state.lock();
         let State { engine: Some(engine), routes, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
         if routes.rx_full() {
             return Errno::AGAIN.size();
         }
-        submit(engine, routes, start)
+        if engine.post_now(op) {
+            return 0;
+        }
+        submit(engine, routes, |engine| engine.recv(op))
     }
 
     /// Cancels a receive.
