@@ -218,7 +218,7 @@ pub struct Completion {
     pub len: usize,
     /// Where a received message begins (its address as a number, for `fi_cq_data_entry.buf`).
     pub buf: usize,
-    /// The data that came with DATA.
+    /// The data that came with DATA, else 0.
     pub data: u64,
     /// The tag that came with a tagged message.
     pub tag: u64,

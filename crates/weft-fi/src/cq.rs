@@ -34,7 +34,7 @@ use crate::wait::{Deadline, WaitKind, Waker};
 /// Size of a queue for which the client named none.
 const DEFAULT_ENTRIES: usize = 8192;
 /// Entries that are reserved at once; a longer queue grows when it must.
-const RESERVED_ENTRIES: usize = 1024;
+const RESERVED_ENTRIES: usize = 256;
 /// Entries that a client may ask for: such a queue takes 4 GiB.
 const MAX_ENTRIES: usize = 1 << 26;
 /// Entries over the size at which peers' unsolicited writes with data have to wait.
@@ -148,7 +148,7 @@ impl Appender<'_> {
     }
 
     /// A success.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(&mut self, entry: Entry) {
         self.ring.push(entry);
     }

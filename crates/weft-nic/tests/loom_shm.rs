@@ -117,6 +117,7 @@ mod lines {
         }
 
         pub(super) fn prefetch(&self, _at: u64) {}
+        pub(super) fn prefetch_write(&self, _at: u64) {}
 
         fn line(&self, at: u64, byte: usize) -> &Line {
             &self.0.0[self.index(at) as usize + byte / LINE_BYTES]

@@ -15,7 +15,7 @@ use weft_fi_sys as sys;
 
 /// One completion, one cache line.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// The operation's context, as a number.
     pub(crate) context: usize,
@@ -99,7 +99,10 @@ pub(crate) enum Nothing {
 /// The entries, and at which fill somebody wants to be woken.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    entries: VecDeque<Entry>,
+    /// A power of two of them, of which `len` from `first` on are in use.
+    slots: Vec<Entry>,
+    first: usize,
+    len: usize,
     failures: VecDeque<Failure>,
     /// A sleeper is woken once so many entries are there; `usize::MAX` when nobody sleeps.
     pub(crate) wake_at: usize,
@@ -108,13 +111,33 @@ pub(crate) struct Ring {
 impl Ring {
     /// Room for `size` entries without further allocation.
     pub(crate) fn new(size: usize) -> Self {
-        Self { entries: VecDeque::with_capacity(size), failures: VecDeque::new(), wake_at: usize::MAX }
+        let slots = vec![Entry::default(); size.next_power_of_two()];
+        Self { slots, first: 0, len: 0, failures: VecDeque::new(), wake_at: usize::MAX }
     }
 
     /// How many entries wait.
     #[inline]
     pub(crate) fn len(&self) -> usize {
-        self.entries.len()
+        self.len
+    }
+
+    #[inline]
+    fn front(&self) -> Option<&Entry> {
+        if self.len == 0 { None } else { self.slots.get(self.first) }
+    }
+
+    #[inline]
+    fn drop_front(&mut self) {
+        self.len -= 1;
+        // An empty ring starts again at the front of the buffer: its first lines are the ones that are in the cache.
+        self.first = if self.len == 0 { 0 } else { (self.first + 1) & (self.slots.len() - 1) };
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        self.slots.rotate_left(self.first);
+        self.first = 0;
+        self.slots.resize(2 * self.slots.len(), Entry::default());
     }
 
     /// Whether an error entry is anywhere.
@@ -122,22 +145,31 @@ impl Ring {
         !self.failures.is_empty()
     }
 
-    /// Appends an entry of a successful operation.
-    #[inline]
+    /// Appends an entry of a successful operation, or the entry of a failure.
+    ///
+    /// Always in line, so that each field is stored where it belongs: an entry that is put together on the stack and then
+    /// copied by wider loads has to wait until all earlier stores have left the processor, those to a peer's ring among them.
+    #[inline(always)]
     pub(crate) fn push(&mut self, entry: Entry) {
-        debug_assert!(!entry.failed);
-        self.entries.push_back(entry);
+        if self.len == self.slots.len() {
+            self.grow();
+        }
+        let at = (self.first + self.len) & (self.slots.len() - 1);
+        if let Some(slot) = self.slots.get_mut(at) {
+            *slot = entry;
+            self.len += 1;
+        }
     }
 
     /// Appends an error entry.
     pub(crate) fn push_failed(&mut self, entry: Entry, failure: Failure) {
-        self.entries.push_back(Entry { failed: true, ..entry });
+        self.push(Entry { failed: true, ..entry });
         self.failures.push_back(failure);
     }
 
     /// Whether an error entry is next, or nothing is.
     pub(crate) fn nothing(&self) -> Option<Nothing> {
-        match self.entries.front() {
+        match self.front() {
             None => Some(Nothing::Empty),
             Some(entry) if entry.failed => Some(Nothing::Failed),
             Some(_) => None,
@@ -190,7 +222,7 @@ impl Ring {
     ) -> Result<usize, Nothing> {
         let mut taken = 0;
         while taken < count {
-            let Some(entry) = self.entries.front().filter(|entry| !entry.failed) else { break };
+            let Some(entry) = self.front().filter(|entry| !entry.failed) else { break };
             let to = out.wrapping_add(taken * BYTES);
             let from = std::ptr::from_ref(entry).cast::<u8>();
             // SAFETY: `to` is entry `taken < count` of the caller's buffer; `entry` is 64 bytes long, all of which
@@ -201,12 +233,8 @@ impl Ring {
                 // SAFETY: `src` has `count` places.
                 unsafe { addr.write(entry.src) };
             }
-            self.entries.pop_front();
+            self.drop_front();
             taken += 1;
-        }
-        if self.entries.is_empty() {
-            // Start again at the front of the buffer: its first lines are the ones that are in the cache.
-            self.entries.clear();
         }
         if taken > 0 || count == 0 {
             return Ok(taken);
@@ -216,8 +244,8 @@ impl Ring {
 
     /// Takes the error entry that is next, if one is.
     pub(crate) fn take_failed(&mut self) -> Option<(Entry, Failure)> {
-        self.entries.front().filter(|entry| entry.failed)?;
-        let entry = self.entries.pop_front()?;
+        let entry = *self.front().filter(|entry| entry.failed)?;
+        self.drop_front();
         let failure = self.failures.pop_front();
         debug_assert!(failure.is_some(), "each error entry has its failure");
         Some((entry, failure?))

@@ -242,7 +242,7 @@ impl Routes {
     }
 
     /// A send was complete when the call returned.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn sent(&self, op: &SendOp<'_>) {
         let user = User(op.ctx.user);
         if let Some(cntr) = &self.counters[Class::Send as usize] {
@@ -255,7 +255,7 @@ impl Routes {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn transmitted(context: usize, user: User) -> Entry {
         Entry {
             context,
@@ -317,7 +317,7 @@ impl Routes {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn entry(&self, completion: &Completion) -> Entry {
         match completion.kind {
             Kind::Send | Kind::Read | Kind::Write => Self::transmitted(completion.ctx.ptr, User(completion.ctx.user)),
@@ -331,7 +331,7 @@ impl Routes {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn received(completion: &Completion, context: usize, flags: u64) -> Entry {
         let data = completion.flags.contains(OpFlags::DATA);
         Entry {
@@ -339,7 +339,7 @@ impl Routes {
             flags: flags | if data { sys::FI_REMOTE_CQ_DATA } else { 0 },
             len: completion.len,
             buf: completion.buf,
-            data: if data { completion.data } else { 0 },
+            data: completion.data,
             tag: completion.tag,
             // No source is the same number to the engine and to libfabric.
             src: completion.src,

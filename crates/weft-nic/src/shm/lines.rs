@@ -161,6 +161,18 @@ impl Lines {
         let _ = line;
     }
 
+    /// Fetches a line in advance that will be written.
+    #[inline(always)]
+    pub(super) fn prefetch_write(&self, at: u64) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch is a hint and never faults; processors without it take it for a no-op.
+        unsafe {
+            std::arch::asm!("prefetchw [{line}]", line = in(reg) self.byte(at, 0), options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = at;
+    }
+
     /// Whether `len` bytes from line `at` on lie in the ring without wrapping around.
     #[inline(always)]
     fn holds(&self, at: u64, len: usize) -> bool {

