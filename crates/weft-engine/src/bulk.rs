@@ -48,6 +48,7 @@ impl<N: Nic> Engine<N> {
             }
             moved = true;
         }
+        self.core.hauled |= moved;
         moved
     }
 

@@ -81,6 +81,8 @@ pub(crate) struct Core {
     pub(crate) regions: Regions,
     /// Connections with work, each once.
     pub(crate) active: Vec<u32>,
+    /// Bulk data was handed to the device since the last poll.
+    pub(crate) hauled: bool,
     pub(crate) completions: Vec<Completion>,
     pub(crate) min_multi_recv: usize,
     pub(crate) remote_events: bool,
@@ -105,6 +107,7 @@ impl Core {
             untagged: Matcher::default(),
             regions: Regions::default(),
             active: Vec::new(),
+            hauled: false,
             completions: Vec::with_capacity(64),
             min_multi_recv: 64,
             remote_events: false,

@@ -138,6 +138,10 @@ impl<N: Nic> Engine<N> {
         }
         if !self.core.active.is_empty() {
             events += self.run_active();
+            // What has just been handed to the device as bulk need not wait until somebody asks again.
+            if std::mem::take(&mut self.core.hauled) {
+                events += self.nic.poll(&mut self.core) + self.run_active();
+            }
         }
         self.nic.flush();
         events

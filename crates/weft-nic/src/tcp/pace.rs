@@ -4,7 +4,7 @@
 //! devices; a poll of shared memory costs some tens of nanoseconds, a system call several times that. So while the other device
 //! brings something and this one does not, the interval between two real polls doubles up to [`MAX_INTERVAL`]
 //! calls; it falls back to 1 as soon as anything is sent or arrives here. Without any connection the listener is looked
-//! at every [`IDLE_INTERVAL`] calls. Whatever the interval, a tick of the coarse clock (1 to 10 ms) makes a
+//! at every [`IDLE_INTERVAL`] calls, and in vain ever more seldom, up to [`MAX_IDLE_INTERVAL`]. Whatever the interval, a tick of the coarse clock (1 to 10 ms) makes a
 //! poll real, so that a caller who polls seldom waits no longer for it; the clock is read only in rounds in
 //! which the other device brought nothing, because reading it costs a third of a message by shared memory.
 //!
@@ -12,8 +12,10 @@
 
 /// Longest interval, in calls, with connections.
 const MAX_INTERVAL: u32 = 32;
-/// The interval without connections.
+/// The interval without connections, at first.
 const IDLE_INTERVAL: u32 = 64;
+/// The same in the end: some 0.2 ms. A message that arrives by shared memory while the kernel is asked waits for its answer.
+const MAX_IDLE_INTERVAL: u32 = 2048;
 /// Fruitful polls of the other device, with none of ours between them, that double the interval.
 const PATIENCE: u32 = 16;
 
@@ -21,6 +23,8 @@ const PATIENCE: u32 = 16;
 #[derive(Debug)]
 pub(super) struct Pace {
     interval: u32,
+    /// The same while there are no connections.
+    idle_interval: u32,
     /// Calls until the next real poll.
     left: u32,
     /// Fruitful polls of the other device since ours was.
@@ -32,7 +36,7 @@ pub(super) struct Pace {
 
 impl Pace {
     pub(super) fn new() -> Self {
-        Self { interval: 1, left: 0, elsewhere: 0, elsewhere_now: false, last_tick_ms: 0 }
+        Self { interval: 1, idle_interval: IDLE_INTERVAL, left: 0, elsewhere: 0, elsewhere_now: false, last_tick_ms: 0 }
     }
 
     /// Whether this call can be passed over without even a look at the clock.
@@ -52,8 +56,12 @@ impl Pace {
         if self.left > 0 && now_ms == self.last_tick_ms {
             return false;
         }
-        self.left = if busy { self.interval } else { IDLE_INTERVAL };
         self.last_tick_ms = now_ms;
+        self.left = self.interval;
+        if !busy {
+            self.left = self.idle_interval;
+            self.idle_interval = (self.idle_interval * 2).min(MAX_IDLE_INTERVAL);
+        }
         true
     }
 
@@ -61,6 +69,7 @@ impl Pace {
     #[inline]
     pub(super) fn wake(&mut self) {
         self.interval = 1;
+        self.idle_interval = IDLE_INTERVAL;
         self.left = 0;
         self.elsewhere = 0;
     }
@@ -121,8 +130,12 @@ mod tests {
     #[test]
     fn a_tick_makes_the_poll_real() {
         let mut pace = Pace::new();
-        assert_eq!(real_polls(&mut pace, false, 630, 5), 10);
+        assert_eq!(real_polls(&mut pace, false, 64 + 128 + 1, 5), 3);
         assert!(!pace.due(false, 5));
         assert!(pace.due(false, 9));
+        assert!((10..=14).contains(&real_polls(&mut pace, false, 10 * MAX_IDLE_INTERVAL, 9)));
+        pace.wake();
+        assert!(pace.due(false, 9));
+        assert_eq!(real_polls(&mut pace, false, IDLE_INTERVAL, 9), 1);
     }
 }
