@@ -425,11 +425,15 @@ impl Tcp {
     }
 
     /// Sends what has been gathered on all links.
-    #[inline]
+    #[inline(always)]
     fn write_dirty(&mut self) {
-        if self.dirty.is_empty() {
-            return;
+        if !self.dirty.is_empty() {
+            self.write_some();
         }
+    }
+
+    #[inline(never)]
+    fn write_some(&mut self) {
         let mut round = std::mem::replace(&mut self.dirty, std::mem::take(&mut self.dirty_spare));
         for id in round.drain(..) {
             if let Some(link) = self.links.get_mut(id as usize)

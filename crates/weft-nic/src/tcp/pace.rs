@@ -5,8 +5,9 @@
 //! brings something and this one does not, the interval between two real polls doubles up to [`MAX_INTERVAL`]
 //! calls; it falls back to 1 as soon as anything is sent or arrives here. Without any connection the listener is looked
 //! at every [`IDLE_INTERVAL`] calls, and in vain ever more seldom, up to [`MAX_IDLE_INTERVAL`]. Whatever the interval, a tick of the coarse clock (1 to 10 ms) makes a
-//! poll real, so that a caller who polls seldom waits no longer for it; the clock is read only in rounds in
-//! which the other device brought nothing, because reading it costs a third of a message by shared memory.
+//! poll real, so that a caller who polls seldom waits hardly longer for it; the clock is read only in every
+//! [`CALLS_PER_LOOK`]th call, and not if the other device brought something, because reading it costs a third of a message by
+//! shared memory.
 //!
 //! Pure arithmetic: time is passed in.
 
@@ -16,6 +17,8 @@ const MAX_INTERVAL: u32 = 32;
 const IDLE_INTERVAL: u32 = 64;
 /// The same in the end: some 0.2 ms. A message that arrives by shared memory while the kernel is asked waits for its answer.
 const MAX_IDLE_INTERVAL: u32 = 2048;
+/// The clock is read so seldom. A power of two.
+const CALLS_PER_LOOK: u32 = 8;
 /// Fruitful polls of the other device, with none of ours between them, that double the interval.
 const PATIENCE: u32 = 16;
 
@@ -42,11 +45,10 @@ impl Pace {
     /// Whether this call can be passed over without even a look at the clock.
     #[inline]
     pub(super) fn pass(&mut self) -> bool {
-        if std::mem::take(&mut self.elsewhere_now) && self.left > 1 {
-            self.left -= 1;
-            return true;
-        }
-        false
+        let elsewhere = std::mem::take(&mut self.elsewhere_now);
+        let passed = self.left > 1 && (elsewhere || !self.left.is_multiple_of(CALLS_PER_LOOK));
+        self.left -= u32::from(passed);
+        passed
     }
 
     /// Whether this call is to be a real poll. `busy`: there are connections.
@@ -124,7 +126,9 @@ mod tests {
         }
         assert_eq!(passed, MAX_INTERVAL - 1);
         assert!(pace.due(true, 1));
-        assert!(!pace.pass(), "nothing came elsewhere in this round");
+        assert!(!pace.pass(), "nothing came elsewhere in this round, and it is time for the clock");
+        assert!(!pace.due(true, 1));
+        assert!(pace.pass(), "the clock was read in the last round");
     }
 
     #[test]
