@@ -7,6 +7,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod amo;
 pub mod api;
 mod bulk;
 mod core;

@@ -1,4 +1,4 @@
-//! Client memory: the one module of the engine that may use `unsafe`.
+//! Client memory: the one module of the engine that may use `unsafe` (with its two parts: [`atomic`], and `x87`, which computes).
 //!
 //! Place in the data flow: weft-fi turns the pointers of a libfabric call into [`Iov`]s once,
 //! at the C boundary; the engine and the devices copy through them and never look inside.
@@ -8,6 +8,9 @@
 //! That is the safety contract of [`Iov::new`]; every other function here is safe because of it.
 //! The client may still race with us on its own bytes (that is its own error), so bytes are
 //! moved with `ptr::copy`, never viewed as `&[u8]` for longer than one copy.
+
+pub(crate) mod atomic;
+pub(crate) mod x87;
 
 use smallvec::SmallVec;
 
