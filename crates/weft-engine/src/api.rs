@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use crate::amo::Amo;
 use crate::mem::Iov;
 use crate::name::EpName;
 use crate::nic::LinkError;
@@ -74,6 +75,8 @@ bitflags::bitflags! {
         const TAGGED = 1 << 9;
         /// Complete when the data has reached the peer's endpoint (FI_TRANSMIT_COMPLETE).
         const TRANSMIT = 1 << 10;
+        /// Remote events: the access was an atomic operation.
+        const ATOMIC = 1 << 11;
     }
 }
 
@@ -139,6 +142,29 @@ pub struct RmaOp<'a> {
     pub flags: OpFlags,
 }
 
+/// An atomic operation: base, fetching or comparing, as `amo` says.
+#[derive(Clone, Copy, Debug)]
+pub struct AtomicOp<'a> {
+    /// The target.
+    pub dest: Addr,
+    /// What is done.
+    pub amo: Amo,
+    /// The operands' pieces, copied by the call; not looked at where there are none (a read).
+    pub iov: &'a [Iov],
+    /// The pieces of the values to compare with; not looked at where nothing is compared.
+    pub compare: &'a [Iov],
+    /// Where to put what was at the target before; not looked at where nothing is fetched.
+    pub result: &'a [Iov],
+    /// Remote pieces, each of a whole number of numbers; local lengths are the same in total.
+    pub remote: &'a [RmaIov],
+    /// Used with `OpFlags::DATA`.
+    pub data: u64,
+    /// Comes back with the completion.
+    pub ctx: Context,
+    /// Behaviour.
+    pub flags: OpFlags,
+}
+
 /// Access that a registered region grants to peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
@@ -178,8 +204,12 @@ pub enum Kind {
     Write,
     /// A peer wrote into our region `ctx.user` (with `OpFlags::DATA`: and sent data along).
     RemoteWrite,
-    /// A peer read from our region `ctx.user`.
+    /// A peer read from our region `ctx.user` (with `OpFlags::ATOMIC`: and may have changed it).
     RemoteRead,
+    /// An atomic operation that fetches nothing.
+    Atomic,
+    /// An atomic operation that fetches.
+    FetchAtomic,
 }
 
 /// Why an accepted operation failed.

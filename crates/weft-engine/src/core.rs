@@ -658,6 +658,8 @@ impl Core {
             kind::READ_BULK => self.on_read(vci, r, true),
             kind::READ_DATA => self.on_read_data(vci, r),
             kind::ASSIST => self.on_assist(vci, r),
+            kind::ATOMIC => self.on_atomic(vci, head, r),
+            kind::RESULTS => self.on_results(vci, r),
             _ => Err(Violation),
         }
     }

@@ -252,7 +252,11 @@ impl<N: Nic> Engine<N> {
             }
             VcState::Connecting(_) | VcState::Greeting(_) => false,
             VcState::Up(_) => {
-                let moved = self.run_deferred(vci) | self.run_acks(vci) | self.run_bulk(vci) | self.run_tx(vci);
+                let moved = self.run_deferred(vci)
+                    | self.run_acks(vci)
+                    | self.run_results(vci)
+                    | self.run_bulk(vci)
+                    | self.run_tx(vci);
                 if self.core.vcs[vci as usize].has_work() {
                     self.core.activate(vci);
                 }
@@ -303,9 +307,7 @@ impl<N: Nic> Engine<N> {
         let vc = &mut self.core.vcs[vci as usize];
         let Some(link) = vc.link() else { return Ok(()) };
         let mut bytes: SmallVec<[u8; 16 + ORDERED_RMA_BYTES]> = SmallVec::from_slice(head);
-        if let Some(seq) = bytes.get_mut(4..8) {
-            seq.copy_from_slice(&vc.tx_seq.to_le_bytes());
-        }
+        crate::wire::number(&mut bytes, vc.tx_seq);
         self.nic.send(link, &bytes, body)?;
         vc.tx_seq = vc.tx_seq.wrapping_add(1);
         Ok(())

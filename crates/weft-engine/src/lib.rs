@@ -9,6 +9,7 @@
 
 pub mod amo;
 pub mod api;
+mod atomic;
 mod bulk;
 mod core;
 mod engine;
@@ -27,5 +28,7 @@ mod wire;
 
 pub use engine::Engine;
 
+/// The longest atomic operation, in bytes at the target.
+pub const MAX_ATOMIC_BYTES: usize = atomic::MAX_ATOMIC_BYTES;
 /// RMA operations up to so many bytes take effect in the order in which they were started.
 pub const ORDERED_RMA_BYTES: usize = vc::ORDERED_RMA_BYTES;

@@ -258,6 +258,9 @@ impl Core {
         if op.pending == 0 {
             return Err(Violation);
         }
+        if op.kind == Kind::FetchAtomic {
+            return self.fetch_refused(vci, index, window, status);
+        }
         let is_read = op.kind == Kind::Read;
         op.pending -= 1;
         if let Some(fault) = status.fault() {
@@ -301,7 +304,7 @@ impl Core {
 }
 
 impl Status {
-    fn fault(self) -> Option<Fault> {
+    pub(crate) fn fault(self) -> Option<Fault> {
         match self {
             Self::Ok => None,
             Self::BadKey => Some(Fault::BadKey),

@@ -8,6 +8,7 @@
 use slab::Slab;
 use smallvec::SmallVec;
 
+use crate::amo::Amo;
 use crate::api::{Context, Fault, Kind, OpFlags, RmaIov};
 use crate::mem::{IovList, Owned};
 use crate::nic::RemoteIov;
@@ -24,6 +25,9 @@ pub(crate) enum Phase {
     AwaitCts,
     /// Being pushed after CTS; `true`: a FIN must follow.
     Pushing(bool),
+    /// An atomic operation, whose parts are counted, too. `sources`: the operands and the values to compare with stand in `iov`
+    /// before the place for the results, each array as long as the operation.
+    Atomic { amo: Amo, sources: bool },
 }
 
 /// An accepted operation that is not complete.
@@ -61,10 +65,11 @@ impl TxOp {
         }
     }
 
-    /// Whether the peer may be at work on this part.
+    /// Whether the peer may be moving bulk data of this part.
     pub(crate) fn awaits(&self, part: u32) -> bool {
         match self.kind {
             Kind::Send => self.phase == Phase::AwaitCts,
+            Kind::Atomic | Kind::FetchAtomic => false,
             _ => part < self.next_part && self.pending > 0,
         }
     }

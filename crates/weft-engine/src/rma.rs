@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
-use crate::api::{Completion, Context, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
+use crate::api::{Access, Completion, Context, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
 use crate::bulk::wire_iov;
 use crate::core::{Core, Violation};
 use crate::engine::{Engine, Started};
@@ -21,6 +21,10 @@ use crate::nic::{LinkError, Nic, RemoteIov};
 use crate::ops::{Phase, TxOp, XferKind};
 use crate::vc::{Deferred, Haul, ORDERED_RMA_BYTES};
 use crate::wire::{self, Bulk, F_DATA, Long, Op, Reader, RmaHead, Short, Status, kind};
+
+/// What a write and a read need of a region.
+const WRITE: Access = Access { read: false, write: true };
+const READ: Access = Access { read: true, write: false };
 
 struct Entry {
     region: Region,
@@ -37,9 +41,10 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
-    fn check(&self, key: u64, addr: u64, len: u64, write: bool) -> Result<IovList, Status> {
+    /// The memory of an access that needs these rights.
+    pub(crate) fn check(&self, key: u64, addr: u64, len: u64, need: Access) -> Result<IovList, Status> {
         let region = &self.by_key.get(&key).ok_or(Status::BadKey)?.region;
-        if !(if write { region.access.write } else { region.access.read }) {
+        if (need.write && !region.access.write) || (need.read && !region.access.read) {
             return Err(Status::BadKey);
         }
         let size = region.iov.iter().map(|i| i.len() as u64).fold(0, u64::saturating_add);
@@ -181,7 +186,7 @@ impl<N: Nic> Engine<N> {
         })
     }
 
-    /// Sends the parts of the operation at the front of the TX queue, as many as may go now.
+    /// Sends the parts of the operation at the front of the TX queue, as many as may go now; those of an atomic, too.
     pub(crate) fn start_rma(&mut self, index: u32) -> Started {
         loop {
             let Some(op) = self.core.ops.get_mut(index as usize) else { return Started::Sent };
@@ -196,7 +201,11 @@ impl<N: Nic> Engine<N> {
             if last && op.flags.contains(OpFlags::DATA) && op.pending > 0 {
                 return Started::Blocked;
             }
-            let started = if op.kind == Kind::Write { self.start_write(index, last) } else { self.start_read(index) };
+            let started = match op.kind {
+                Kind::Write => self.start_write(index, last),
+                Kind::Read => self.start_read(index),
+                _ => self.start_atomic(index),
+            };
             if started == Started::Blocked {
                 return Started::Blocked;
             }
@@ -303,7 +312,7 @@ impl Core {
         let head: RmaHead = r.take().ok_or(Violation)?;
         let payload = r.rest();
         let op = head.op.op.get();
-        match self.regions.check(head.key.get(), head.addr.get(), payload.len() as u64, true) {
+        match self.regions.check(head.key.get(), head.addr.get(), payload.len() as u64, WRITE) {
             Ok(iov) => {
                 mem::scatter(&iov, 0, payload);
                 let data = (flags & F_DATA != 0).then_some(head.data.get());
@@ -321,7 +330,7 @@ impl Core {
         let head: RmaHead = r.take().ok_or(Violation)?;
         let (bulk, source) = take_bulk(&mut r)?;
         let (key, len) = (head.key.get(), bulk.len.get());
-        match self.regions.check(key, head.addr.get(), len, true) {
+        match self.regions.check(key, head.addr.get(), len, WRITE) {
             Ok(iov) => {
                 let data = (flags & F_DATA != 0).then_some(head.data.get());
                 let direct = self.vcs[vci as usize].caps.get && !source.is_empty();
@@ -346,7 +355,7 @@ impl Core {
         if !in_bulk && len.saturating_add(128) > u64::from(self.vcs[vci as usize].caps.mailbox_bytes) {
             return Err(Violation);
         }
-        match self.regions.check(key, head.addr.get(), len, false) {
+        match self.regions.check(key, head.addr.get(), len, READ) {
             Ok(iov) if in_bulk => {
                 let put = self.vcs[vci as usize].caps.put && !home.is_empty();
                 self.regions.hold(key);
@@ -376,6 +385,19 @@ impl Core {
 
     /// A peer has touched a region: the client may want to know.
     pub(crate) fn remote_event(&mut self, kind: Kind, vci: u32, key: u64, data: Option<u64>, len: usize) {
+        self.remote_access(kind, OpFlags::empty(), vci, key, data, len);
+    }
+
+    /// The same, by an operation of some family.
+    pub(crate) fn remote_access(
+        &mut self,
+        kind: Kind,
+        family: OpFlags,
+        vci: u32,
+        key: u64,
+        data: Option<u64>,
+        len: usize,
+    ) {
         let Some(entry) = self.regions.by_key.get(&key) else { return };
         if data.is_none() && !entry.region.events && !self.remote_events {
             return;
@@ -383,7 +405,7 @@ impl Core {
         self.completions.push(Completion {
             kind,
             ctx: Context { ptr: 0, user: entry.region.user },
-            flags: if data.is_some() { OpFlags::DATA } else { OpFlags::empty() },
+            flags: family | if data.is_some() { OpFlags::DATA } else { OpFlags::empty() },
             len,
             buf: 0,
             tag: 0,

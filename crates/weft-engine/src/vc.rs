@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, VecDeque};
 use smallvec::SmallVec;
 
 use crate::api::{ADDR_NONE, Addr};
+use crate::atomic::Results;
 use crate::mem::IovList;
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, NicCaps, RemoteIov, Share};
@@ -109,8 +110,10 @@ pub(crate) struct Vc {
     pub(crate) credit_owed: u64,
     /// Unexpected messages whose payload waits at the peer.
     pub(crate) rendezvous_waiting: u32,
-    /// Writes sent whose success nobody waits for: so many failures of nameless operations may be reported.
+    /// Writes and atomics sent whose success nobody waits for: so many failures of nameless operations may be reported.
     pub(crate) quiet_writes: u64,
+    /// Results of our atomics that are under way, in bytes with their names.
+    pub(crate) fetching: usize,
     /// Operations that have left the TX queue and are not complete.
     pub(crate) outstanding: u32,
     /// Operations that wait, by number.
@@ -119,6 +122,8 @@ pub(crate) struct Vc {
     pub(crate) bulk: VecDeque<Haul>,
     /// Operations of the peer that have ended well and must be told so.
     pub(crate) acks: Vec<u32>,
+    /// What the peer's atomics have fetched.
+    pub(crate) results: Option<Box<Results>>,
     /// Messages that overtook others on an unordered link.
     pub(crate) early: Option<BTreeMap<u32, Vec<u8>>>,
 }
@@ -143,11 +148,13 @@ impl Vc {
             credit_owed: 0,
             rendezvous_waiting: 0,
             quiet_writes: 0,
+            fetching: 0,
             outstanding: 0,
             tx: VecDeque::new(),
             deferred: VecDeque::new(),
             bulk: VecDeque::new(),
             acks: Vec::new(),
+            results: None,
             early: None,
         }
     }
@@ -183,5 +190,6 @@ impl Vc {
     /// Whether anything waits to be sent.
     pub(crate) fn has_work(&self) -> bool {
         !(self.tx.is_empty() && self.deferred.is_empty() && self.bulk.is_empty() && self.acks.is_empty())
+            || self.results.as_ref().is_some_and(|results| results.wait())
     }
 }

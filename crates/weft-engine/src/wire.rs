@@ -43,6 +43,10 @@ pub(crate) mod kind {
     pub(crate) const READ_DATA: u8 = 18;
     /// Help with the transfer that serves an operation of yours: [`super::Assist`] and the helped side's addresses.
     pub(crate) const ASSIST: u8 = 19;
+    /// An atomic operation: [`super::AtomicHead`], data where `F_DATA`, operands, values to compare with; of a read its length, U64.
+    pub(crate) const ATOMIC: u8 = 20;
+    /// What atomic operations have fetched: [`super::Op`] and the bytes, again and again.
+    pub(crate) const RESULTS: u8 = 21;
 }
 
 /// See [`kind`].
@@ -54,6 +58,9 @@ pub(crate) const F_TAGGED: u8 = 1;
 pub(crate) const F_DATA: u8 = 2;
 /// `Head::flags`: the sender wants to hear of the delivery.
 pub(crate) const F_ACK: u8 = 4;
+
+/// `Head::flags`: what was there before is wanted.
+pub(crate) const F_FETCH: u8 = 8;
 
 /// "No operation": a write whose success nobody waits for.
 pub(crate) const NO_OP: u32 = u32::MAX;
@@ -67,9 +74,26 @@ pub(crate) const MAX_REMOTE_IOV: usize = 32;
 pub(crate) struct Head {
     pub(crate) kind: u8,
     pub(crate) flags: u8,
-    pub(crate) reserved: [u8; 2],
+    /// Type and operation of an ATOMIC ([`crate::amo`]), else 0.
+    pub(crate) detail: [u8; 2],
     /// Number of this message in the stream of its virtual connection (0 in link messages).
     pub(crate) seq: U32,
+}
+
+impl Head {
+    /// Without a number.
+    #[inline]
+    pub(crate) const fn new(kind: u8, flags: u8) -> Self {
+        Self { kind, flags, detail: [0; 2], seq: U32::ZERO }
+    }
+}
+
+/// Numbers a message that was kept without a number.
+#[inline]
+pub(crate) fn number(message: &mut [u8], seq: u32) {
+    if let Some(place) = message.get_mut(4..8) {
+        place.copy_from_slice(&seq.to_le_bytes());
+    }
 }
 
 /// OPEN and OPEN_OK.
@@ -133,6 +157,15 @@ pub(crate) struct RmaHead {
     pub(crate) data: U64,
 }
 
+/// ATOMIC after [`Head`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct AtomicHead {
+    pub(crate) op: Op,
+    pub(crate) key: U64,
+    pub(crate) addr: U64,
+}
+
 /// RMA messages whose payload travels apart, after [`RmaHead`].
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -174,6 +207,7 @@ const _: () = {
     assert!(size_of::<Cts>() == 24);
     assert!(size_of::<Fin>() == 16);
     assert!(size_of::<RmaHead>() == 32);
+    assert!(size_of::<AtomicHead>() == 24);
     assert!(size_of::<Bulk>() == 24);
     assert!(size_of::<Assist>() == 24);
     assert!(size_of::<WireIov>() == 16);
@@ -219,7 +253,7 @@ impl<const ROOM: usize> Writer<ROOM> {
     #[inline]
     pub(crate) fn new(kind: u8, flags: u8) -> Self {
         let mut w = Self { bytes: [0; ROOM], len: 0 };
-        w.put(&Head { kind, flags, reserved: [0; 2], seq: U32::ZERO });
+        w.put(&Head::new(kind, flags));
         w
     }
 
@@ -264,6 +298,14 @@ impl<'a> Reader<'a> {
     #[inline]
     pub(crate) fn rest(&self) -> &'a [u8] {
         self.0
+    }
+
+    /// The next `len` bytes.
+    #[inline]
+    pub(crate) fn take_bytes(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (bytes, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(bytes)
     }
 
     /// `count` pieces of memory, at most [`MAX_REMOTE_IOV`].

@@ -4,6 +4,8 @@
 //! [`Oracle`] what was accepted, drains the completions after every call into an engine (as weft-fi does), and frees each
 //! buffer as soon as the operation lets go of it, so that a late access is noticed.
 
+mod atomic;
+
 use weft_engine::api::{
     ADDR_NONE, Access, Completion, Config, Error, Fault, Kind, OpFlags, RecvOp, Region, RmaIov, RmaOp, SendOp,
 };
@@ -16,6 +18,8 @@ use crate::oracle::{CANARY, Criteria, Op, Oracle, PeekRecord, Record, RecvRecord
 use crate::oracle::{context, payload};
 use crate::rng::Stream;
 use crate::trace::What;
+
+pub use atomic::{Atomic, COUNTERS, SLOT_BYTES};
 
 /// Turns after which a run that has not come to rest is called a hang.
 const PATIENCE_TURNS: usize = 200_000;

@@ -25,7 +25,7 @@ pub mod workload;
 pub use cluster::{Cluster, Turn};
 pub use config::{FabricConfig, Faults};
 pub use fabric::{Fabric, Fate, Meddle, Stats};
-pub use harness::{Harness, Recv, Rma, Send, Tamper, Window, random_pieces};
+pub use harness::{Atomic, COUNTERS, Harness, Recv, Rma, SLOT_BYTES, Send, Tamper, Window, random_pieces};
 pub use memory::Buffer;
 pub use nic::SimNic;
 pub use trace::What;

@@ -3,11 +3,12 @@
 //! Place in the data flow: [`run`] is one whole run: it draws fabric, engine and operations, drives the
 //! [`Harness`], and returns what was wrong. The same seed and scenario give the same trace hash.
 
+use weft_engine::amo::{Amo, Class, Form, OPS, Op as What, TYPES, Type};
 use weft_engine::api::{Access, Config, Error, Fault, OpFlags};
 
 use crate::config::FabricConfig;
 use crate::fabric::Stats;
-use crate::harness::{Harness, Recv, Rma, Send, random_pieces};
+use crate::harness::{Atomic, COUNTERS, Harness, Recv, Rma, SLOT_BYTES, Send, random_pieces};
 use crate::oracle::{ID_BYTES, Op, Record};
 use crate::rng::{Entity, Stream};
 
@@ -128,6 +129,11 @@ impl Workload {
             let _ = harness.add_window(rank, 30_000, Access { read: true, write: false }, rank.is_multiple_of(2));
             let _ = harness.add_window(rank, 60_000, Access { read: false, write: true }, rank.is_multiple_of(3));
         }
+        // After the others. Two lack a right.
+        for rank in 0..ranks {
+            let access = Access { read: rank != 3, write: rank != 5 };
+            let _ = harness.add_atomic_window(rank, access, rank.is_multiple_of(3));
+        }
         if scenario == Scenario::ConnectFailures {
             for a in 0..ranks {
                 for b in a..ranks {
@@ -202,8 +208,9 @@ impl Workload {
                 self.cancel(rank);
                 Ok(())
             }
-            84..92 => self.rma(rank, true),
-            _ => self.rma(rank, false),
+            84..89 => self.rma(rank, true),
+            89..94 => self.rma(rank, false),
+            _ => self.atomic(rank),
         };
         match result {
             Ok(()) => self.accepted += 1,
@@ -333,4 +340,63 @@ impl Workload {
             self.harness.read(rank, window, &rma).map(drop)
         }
     }
+
+    fn atomic(&mut self, rank: usize) -> Result<(), Error> {
+        let data = self.data(rank);
+        let ranks = self.rngs.len();
+        let rng = &mut self.rngs[rank];
+        let window = 2 * ranks + rng.index(ranks);
+        let access = self.harness.windows()[window].access;
+        let counts = rng.chance(500);
+        let amo = if counts { Some(count(rng)) } else { any_amo(rng) };
+        let Some(amo) = amo else { return Ok(()) };
+        let size = amo.ty().size();
+        let room = if counts { COUNTERS } else { SLOT_BYTES / size };
+        let numbers = if rng.chance(700) { 1 + rng.index(4) } else { 1 + rng.index(room) }.min(room);
+        let first = rng.index(room - numbers + 1);
+        // Not always aligned.
+        let skew = if counts || first + numbers == room || rng.chance(700) { 0 } else { rng.index(size) };
+        let offset = first * size + skew + if counts { 0 } else { Harness::slot(rank) };
+        let len = numbers * size;
+        let mut sources = rng.bytes(2 * len);
+        for (at, byte) in sources.iter_mut().enumerate() {
+            *byte = if counts { u8::from(at % 8 == 0) * 5 } else { *byte & 3 };
+        }
+        let cut = size * rng.index(numbers);
+        let remote = if cut > 0 && rng.chance(300) { vec![cut, len - cut] } else { vec![len] };
+        let mut flags = OpFlags::empty();
+        for (flag, permille) in [(OpFlags::DELIVERY, 300), (OpFlags::FENCE, 50), (OpFlags::INJECT, 300)] {
+            flags.set(flag, rng.chance(permille));
+        }
+        if len > self.engine.inject_bytes {
+            flags -= OpFlags::INJECT;
+        }
+        let spoil = rng.chance(50).then(|| *rng.pick(&[Fault::BadKey, Fault::BadRange]));
+        // A failure of what nobody waits for has no name.
+        let fails = spoil.is_some() || !allows(access, amo);
+        flags.set(OpFlags::QUIET, !fails && rng.chance(150));
+        let atomic = Atomic { amo, offset, remote, sources, data, flags, pieces: random_pieces(rng, len), spoil };
+        self.harness.atomic(rank, window, &atomic).map(drop)
+    }
+}
+
+/// Whether a region with this access serves the operation.
+fn allows(access: Access, amo: Amo) -> bool {
+    (access.read || !amo.fetches()) && (access.write || !amo.changes())
+}
+
+/// An addition to counters.
+fn count(rng: &mut Stream) -> Amo {
+    let form = if rng.chance(600) { Form::Fetch } else { Form::Base };
+    Amo::new(form, Type::Uint64, What::Sum).unwrap_or_else(|| unreachable!("in the table"))
+}
+
+/// Any operation, if there is one for the type and form drawn. (Where not even the sign of a NaN is certain, integers only.)
+fn any_amo(rng: &mut Stream) -> Option<Amo> {
+    let (ty, op) = (*rng.pick(&TYPES), *rng.pick(&OPS));
+    let computes = matches!(op.op, What::Sum | What::Diff | What::Prod);
+    if computes && ty.class != Class::Integer {
+        return None;
+    }
+    Amo::new(*rng.pick(op.forms), ty.ty, op.op)
 }

@@ -6,7 +6,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use weft_engine::api::{Access, Completion, Config, Context, Kind, OpFlags, RecvOp, RmaIov, RmaOp, SendOp};
+use weft_engine::amo::{Amo, Form, Op as What, Type};
+use weft_engine::api::{Access, AtomicOp, Completion, Config, Context, Kind, OpFlags, RecvOp, RmaIov, RmaOp, SendOp};
 use weft_engine::mem::IovList;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
 use weft_sim::rng::{Entity, Stream};
@@ -113,7 +114,7 @@ impl Attacker {
 
     /// A message of the connection's stream, that the victims did not ask for.
     fn request(&mut self) -> Vec<u8> {
-        let kind = *self.rng.pick(&[8, 8, 9, 9, 13, 14, 15, 16, 17]);
+        let kind = *self.rng.pick(&[8, 8, 9, 9, 13, 14, 15, 16, 17, 20, 20, 21]);
         let flags = self.rng.below(8) as u8;
         let mut out = vec![kind, flags, 0, 0, 0, 0, 0, 0];
         let len = self.rng.below(500);
@@ -133,6 +134,32 @@ impl Attacker {
                 self.addresses(&mut out, pieces, len);
             }
             13 => out.extend(self.nearly(1000).to_le_bytes()),
+            20 => {
+                // Any type, any operation; reads are the ones that a region allows.
+                let op_type = self.rng.below(22) as u8;
+                let what = if self.rng.chance(500) { 10 } else { self.rng.below(22) as u8 };
+                out[1] = self.rng.below(16) as u8;
+                out[2..4].copy_from_slice(&[op_type, what]);
+                out.extend([self.nearly32(op), self.nearly32(0)].map(u32::to_le_bytes).concat());
+                let addr = self.rng.below(5000);
+                out.extend([key, self.nearly(addr)].map(u64::to_le_bytes).concat());
+                if out[1] & 2 != 0 {
+                    out.extend(self.number().to_le_bytes());
+                }
+                if what == 10 {
+                    out.extend(self.nearly(32).to_le_bytes());
+                } else {
+                    let len = 32 * self.rng.index(8);
+                    out.extend(self.rng.bytes(len));
+                }
+            }
+            21 => {
+                for _ in 0..self.rng.index(4) {
+                    out.extend([self.nearly32(op), self.nearly32(0)].map(u32::to_le_bytes).concat());
+                    let len = self.nearly(8).min(100) as usize;
+                    out.extend(self.rng.bytes(len));
+                }
+            }
             _ => {
                 out.extend([self.nearly32(op), self.nearly32(0)].map(u32::to_le_bytes).concat());
                 let addr = self.rng.below(6000);
@@ -190,6 +217,17 @@ impl Attacker {
                 out.extend([op, self.nearly32(part)].map(u32::to_le_bytes).concat());
                 out.extend(self.rng.bytes(len));
             }
+            20 if flags & 8 != 0 && !fin => {
+                out[0] = 21;
+                let len = if to[3] == 10 { u64_at(to, 32) } else { to.len().saturating_sub(32) as u64 };
+                let len = self.nearly(len).min(1500) as usize;
+                out.extend([op, self.nearly32(part)].map(u32::to_le_bytes).concat());
+                out.extend(self.rng.bytes(len));
+            }
+            20 if flags & 8 == 0 && !fin => {
+                (out[0], out[1]) = (12, self.nearly(1) as u8);
+                out.extend(op.to_le_bytes());
+            }
             10 | 17 if !fin => {
                 let (window, len) =
                     if kind == 10 { (u64_at(to, 16), u64_at(to, 24)) } else { (u64_at(to, 48), u64_at(to, 40)) };
@@ -198,10 +236,14 @@ impl Attacker {
                 let _ = self.nic.push(link, window, offset, &[self.memory.iov().slice(0, len)], 0);
                 return None;
             }
-            9 | 14..=17 => {
+            9 | 14..=17 | 20 => {
                 out[0] = 11;
                 out.extend([op, status].map(u32::to_le_bytes).concat());
-                let window = if kind == 17 { u64_at(to, 48) } else { 0 };
+                let window = match kind {
+                    17 => u64_at(to, 48),
+                    20 => part.into(),
+                    _ => 0,
+                };
                 out.extend(self.nearly(window).to_le_bytes());
             }
             _ => return None,
@@ -293,7 +335,25 @@ fn unwatched(h: &mut Harness, rng: &mut Stream, victim: usize, op: usize) -> boo
     let remote = [RmaIov { addr: rng.below(100), len: len as u64, key: rng.below(3) }];
     let rma = RmaOp { dest, iov: &iov, remote: &remote, data: 1, ctx, flags };
     let engine = h.cluster().engine(victim).unwrap();
-    let posted = match rng.index(5) {
+    let amo = |form, op| Amo::new(form, Type::Uint32, op).unwrap();
+    let whole = len / 4 * 4;
+    let numbers = [buffer.part(0, whole).iov()];
+    let target = [RmaIov { len: whole as u64, ..remote[0] }];
+    let atomic = |amo: Amo| AtomicOp {
+        dest,
+        amo,
+        iov: &numbers,
+        compare: &[],
+        result: &numbers,
+        remote: &target,
+        data: 1,
+        ctx,
+        flags,
+    };
+    let posted = match rng.index(8) {
+        5 => engine.atomic(&atomic(amo(Form::Base, What::Sum))),
+        6 => engine.atomic(&atomic(amo(Form::Fetch, What::Sum))),
+        7 => engine.atomic(&atomic(amo(Form::Fetch, What::Read))),
         0 | 1 => engine.send(&SendOp { dest, iov: &iov, tag: 1, data: 0, ctx, flags: flags | OpFlags::TAGGED }),
         2 => engine.write(&rma),
         3 => engine.read(&rma),
@@ -380,7 +440,7 @@ fn a_hostile_peer_harms_nobody() {
         }
     }
     // The attack is only worth something if the victims answered it in every way.
-    for kind in [0, 1, 8, 9, 10, 11, 12, 14, 15, 16, 17, 18] {
+    for kind in [0, 1, 8, 9, 10, 11, 12, 14, 15, 16, 17, 18, 20, 21] {
         let n = kinds.get(&kind).copied().unwrap_or(0);
         assert!(n > 0 || count < 100, "no victim ever sent a message of kind {kind}: {kinds:?}");
     }

@@ -232,6 +232,42 @@ fn a_changed_tag() {
     });
 }
 
+/// A request to add to counters: type 7 is a number of 64 bits, operation 2 a sum. They stand at the beginning of a region.
+fn adds_to_counter(whole: bool, bytes: &[u8]) -> bool {
+    let offset = |bytes: &[u8]| u32::from_le_bytes(bytes[24..28].try_into().unwrap()) & 0x0fff_ffff;
+    is_kind(whole, bytes, 20) && bytes[2..4] == [7, 2] && bytes[1] & 2 == 0 && offset(bytes) < 32
+}
+
+/// A message of one kind.
+fn is_kind(whole: bool, bytes: &[u8], wanted: u8) -> bool {
+    whole && bytes.first() == Some(&wanted)
+}
+
+#[test]
+fn an_addition_that_was_not() {
+    wire_mutant("lost addition", |whole, bytes| {
+        adds_to_counter(whole, bytes).then(|| bytes[32..].fill(0)).map(|()| Fate::Deliver)
+    });
+    wire_mutant("difference instead", |whole, bytes| {
+        adds_to_counter(whole, bytes).then(|| bytes[3] = 19).map(|()| Fate::Deliver)
+    });
+}
+
+#[test]
+fn a_wrong_result() {
+    wire_mutant("changed result", |whole, bytes| {
+        let with_result = is_kind(whole, bytes, 21) && bytes.len() > 16;
+        with_result.then(|| bytes[16] ^= 1).map(|()| Fate::Deliver)
+    });
+    completions_mutant("lost fetch", |batch| {
+        let at = batch.iter().position(|c| c.kind == Kind::FetchAtomic && c.fault.is_none());
+        at.map(|at| batch.remove(at)).is_some()
+    });
+    completions_mutant("an atomic that was none", |batch| {
+        one(batch, |c| c.kind == Kind::FetchAtomic && replace(&mut c.kind, |_| Kind::Read))
+    });
+}
+
 #[test]
 fn a_write_after_completion_and_one_beyond_the_end() {
     for stray in [false, true] {

@@ -8,6 +8,7 @@
 //! not before their receive. Checked at the end (file `matching`): order per peer, and that the matching is the one a simple
 //! reference matcher makes for some order of arrival.
 
+mod atomic;
 mod matching;
 mod rma;
 
@@ -17,6 +18,7 @@ use weft_engine::api::{Completion, Context, Fault, Kind, OpFlags};
 use weft_engine::nic::LinkError;
 
 use crate::memory::{Buffer, is_filled};
+pub use atomic::AtomicRecord;
 pub use rma::RmaRecord;
 
 /// What buffers hold before anything is received into them.
@@ -177,6 +179,8 @@ pub enum Record {
     Peek(PeekRecord),
     /// An RMA read or write.
     Rma(RmaRecord),
+    /// An atomic operation.
+    Atomic(Box<AtomicRecord>),
     /// It was not accepted: no trace of it may ever appear.
     Refused,
 }
@@ -193,6 +197,8 @@ pub struct Oracle {
     to_confirm: Vec<Op>,
     /// Remote events seen, by rank, region, and whether writes.
     events: BTreeMap<(usize, u64, bool), usize>,
+    /// What atomic operations make of the slots, by region.
+    models: BTreeMap<u64, Vec<u8>>,
 }
 
 impl Oracle {
@@ -262,6 +268,7 @@ impl Oracle {
             Record::Recv(recv) => recv.state != RecvState::Posted,
             Record::Peek(peek) => peek.found.is_some() && !peek.discarding,
             Record::Rma(rma) => rma.end.is_some(),
+            Record::Atomic(atomic) => atomic.end.is_some(),
             Record::Refused => true,
         }
     }
@@ -272,6 +279,7 @@ impl Oracle {
         match self.record(op) {
             Record::Send(send) => send.end.and_then(Result::err),
             Record::Rma(rma) => rma.end.and_then(Result::err),
+            Record::Atomic(atomic) => atomic.end.and_then(|(end, _)| end.err()),
             Record::Recv(RecvRecord { state: RecvState::Ended(fault, _), .. }) => Some(*fault),
             _ => None,
         }
@@ -342,11 +350,13 @@ impl Oracle {
                 Record::Recv(recv) => recv.rank,
                 Record::Peek(peek) => peek.rank,
                 Record::Rma(rma) => rma.rank,
+                Record::Atomic(atomic) => atomic.rank,
                 Record::Refused => continue,
             };
             let silent = match record {
                 Record::Send(send) => send.flags.contains(OpFlags::QUIET),
                 Record::Rma(rma) => rma.flags.contains(OpFlags::QUIET),
+                Record::Atomic(atomic) => atomic.flags.contains(OpFlags::QUIET),
                 _ => false,
             };
             if lives(rank) && !silent && !self.ended(op) {
@@ -371,6 +381,7 @@ impl Oracle {
             Some(Record::Recv(recv)) => recv.rank,
             Some(Record::Peek(peek)) => peek.rank,
             Some(Record::Rma(rma)) => rma.rank,
+            Some(Record::Atomic(atomic)) => atomic.rank,
             Some(Record::Refused) | None => {
                 self.complain(format!("rank {rank}: completion of an operation that was never accepted: {c:?}"));
                 return None;
@@ -386,6 +397,7 @@ impl Oracle {
             Record::Recv(recv) => self.recv_completed(op, recv, c, src, at),
             Record::Peek(peek) => peek_completed(peek, c, src, at),
             Record::Rma(rma) => self.rma_completed(op, rma, c),
+            Record::Atomic(atomic) => self.atomic_completed(atomic, c, at),
             Record::Refused => Ok(None),
         };
         let text = describe(&record);
@@ -595,6 +607,7 @@ pub fn describe(record: &Record) -> String {
             format!("peek at {}, {:x?}, {:?}, order {}, {:?}", p.rank, p.want, p.flags, p.order, p.found)
         }
         Record::Rma(r) => rma::describe(r),
+        Record::Atomic(a) => atomic::describe(a),
         Record::Refused => "refused".into(),
     }
 }

@@ -79,6 +79,9 @@ impl Oracle {
         if !c.flags.contains(OpFlags::DATA) {
             return;
         }
+        if c.flags.contains(OpFlags::ATOMIC) {
+            return self.atomic_event(rank, c, src);
+        }
         let found = self.ops.iter().enumerate().find_map(|(op, record)| match record {
             Record::Rma(rma) if rma.data == Some(c.data) && rma.target == rank => Some((op, rma.clone())),
             _ => None,
@@ -118,6 +121,14 @@ impl Oracle {
         let mut expected = BTreeMap::new();
         let mut unsure = BTreeSet::new();
         for record in &self.ops {
+            if let Record::Atomic(atomic) = record {
+                let (key, low, high) = Self::atomic_events(atomic);
+                let range = expected.entry(key).or_insert((0, 0));
+                *range = (range.0 + low, range.1 + high);
+                if !lives(atomic.rank) || self.may_fail(atomic.rank, atomic.target) {
+                    unsure.insert(key);
+                }
+            }
             let Record::Rma(rma) = record else { continue };
             let key = (rma.target, rma.region, rma.kind == Kind::Write);
             let (low, high) = expected.entry(key).or_insert((0, 0));
@@ -144,6 +155,7 @@ impl Oracle {
     /// What must stand in the regions at the end.
     pub(super) fn judge_memory(&self, lives: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
         self.judge_events(lives, out);
+        self.judge_atomics(lives, out);
         for (op, record) in self.ops.iter().enumerate() {
             let Record::Rma(rma) = record else { continue };
             let sure = lives(rma.rank) && lives(rma.target) && !self.may_fail(rma.rank, rma.target);

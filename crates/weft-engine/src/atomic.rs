@@ -1,0 +1,506 @@
+//! Atomic operations on peers' memory, executed by the target's engine.
+//!
+//! Place in the data flow, initiating: [`Engine::atomic`] → parts (one per remote piece, or more if that is long) → ATOMIC →
+//! ACK, FIN or RESULTS → completion. At the target: every request is checked against the regions and executed at its place in the
+//! stream of messages, so atomics of one peer take effect in the order in which they were started, whatever their length, and
+//! what they change is seen by all that follows. What they fetch is gathered per peer and leaves in as few messages as it fits.
+//!
+//! Flow control. What a peer has fetched waits at the target until the peer's device has room. A peer may have
+//! [`FETCH_WINDOW_BYTES`] of it under way; whoever asks for more is cut off.
+//!
+//! An inject that fetches nothing and that nobody waits for is not acknowledged; a failure is still told.
+
+use std::collections::VecDeque;
+
+use smallvec::SmallVec;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
+
+use crate::amo::{self, Amo, Form, LARGEST_BYTES};
+use crate::api::{Access, AtomicOp, Error, Kind, OpFlags, RmaIov};
+use crate::core::{Core, Violation};
+use crate::engine::{Engine, Started};
+use crate::mem::{self, Iov, IovList};
+use crate::msg::keep;
+use crate::nic::Nic;
+use crate::ops::{Phase, TxOp};
+use crate::vc::Vc;
+use crate::wire::{self, AtomicHead, F_DATA, F_FETCH, Head, NO_OP, Op, Reader, Status, kind};
+
+/// Longest atomic operation: bytes at the target.
+pub(crate) const MAX_ATOMIC_BYTES: usize = 1 << 20;
+/// Most bytes at the target that one message is about, so that nobody waits long for the next one.
+const PART_BYTES: usize = 4096;
+/// What a result costs of the window beside its bytes: its name.
+const RESULT_HEAD_BYTES: usize = size_of::<Op>();
+/// Results of one peer that may be under way.
+const FETCH_WINDOW_BYTES: usize = 256 << 10;
+/// Head, names, data, and the length of a read.
+const REQUEST_HEAD_BYTES: usize = size_of::<Head>() + size_of::<AtomicHead>() + 16;
+
+// A part of any type fits the smallest mailbox (256 bytes, see `PathCaps`), and its result fits the window.
+const _: () = {
+    assert!((256 - REQUEST_HEAD_BYTES) / 2 >= LARGEST_BYTES);
+    assert!(PART_BYTES.is_multiple_of(LARGEST_BYTES) && PART_BYTES < FETCH_WINDOW_BYTES / 2);
+};
+
+/// Results that wait until they can leave.
+#[derive(Default)]
+pub(crate) struct Results {
+    /// Messages without their numbers that nothing more fits into, oldest first.
+    full: VecDeque<Vec<u8>>,
+    /// The message that results are added to; empty, or longer than its head.
+    open: Vec<u8>,
+    /// What all of them cost of the window.
+    cost: usize,
+}
+
+impl Results {
+    /// Whether there are any.
+    pub(crate) fn wait(&self) -> bool {
+        self.cost > 0
+    }
+
+    /// Begins a result of `len` bytes and returns where they go, at the end. `room`: the length of a message.
+    fn begin(&mut self, id: Op, len: usize, room: usize) -> &mut Vec<u8> {
+        let cost = RESULT_HEAD_BYTES + len;
+        if !self.open.is_empty() && self.open.len() + cost > room {
+            self.full.push_back(std::mem::take(&mut self.open));
+        }
+        if self.open.is_empty() {
+            self.open.extend_from_slice(Head::new(kind::RESULTS, 0).as_bytes());
+        }
+        self.open.extend_from_slice(id.as_bytes());
+        self.cost += cost;
+        &mut self.open
+    }
+
+    /// The message to send first.
+    fn first(&mut self) -> Option<&mut Vec<u8>> {
+        match self.full.front_mut() {
+            Some(message) => Some(message),
+            None => Some(&mut self.open).filter(|open| !open.is_empty()),
+        }
+    }
+
+    /// The first message has left.
+    fn sent(&mut self) {
+        let bytes = match self.full.pop_front() {
+            Some(message) => message.len(),
+            None => {
+                let bytes = self.open.len();
+                self.open.clear();
+                bytes
+            }
+        };
+        self.cost = self.cost.saturating_sub(bytes - size_of::<Head>());
+    }
+}
+
+/// The beginning of a request, in words of eight bytes: head, operation and part, key, address, data if any, the length of a read.
+struct Request {
+    words: [U64; 6],
+    count: usize,
+}
+
+impl Request {
+    #[inline]
+    fn new(amo: Amo, id: Op, remote: &RmaIov, data: Option<u64>, seq: u32) -> Self {
+        let bits = if data.is_some() { F_DATA } else { 0 } | if amo.form() == Form::Fetch { F_FETCH } else { 0 };
+        let what = u64::from(amo.ty() as u8) << 16 | u64::from(amo.op() as u8) << 24;
+        let head = u64::from(kind::ATOMIC) | u64::from(bits) << 8 | what | u64::from(seq) << 32;
+        let id = u64::from(id.op.get()) | u64::from(id.part.get()) << 32;
+        let mut words = [head.into(), id.into(), remote.key.into(), remote.addr.into(), U64::ZERO, U64::ZERO];
+        let mut count = 4;
+        for extra in [data, (amo.sources() == 0).then_some(remote.len)].into_iter().flatten() {
+            words[count] = extra.into();
+            count += 1;
+        }
+        Self { words, count }
+    }
+
+    #[inline]
+    fn bytes(&self) -> &[u8] {
+        self.words[..self.count].as_bytes()
+    }
+}
+
+/// Most bytes at the target that one message may be about.
+fn part_limit(amo: Amo, mailbox_bytes: u32) -> usize {
+    let room = (mailbox_bytes as usize - REQUEST_HEAD_BYTES) / amo.sources().max(1);
+    let room = room.min(PART_BYTES);
+    room - room % LARGEST_BYTES
+}
+
+/// What a part costs of the window of results.
+fn fetch_cost(amo: Amo, len: u64) -> usize {
+    if amo.fetches() { RESULT_HEAD_BYTES + usize::try_from(len).unwrap_or(usize::MAX / 2) } else { 0 }
+}
+
+impl<N: Nic> Engine<N> {
+    /// Starts an atomic operation of any form.
+    ///
+    /// Errors: `Again` (as for a send), `NoSuchAddress`, `TooLong`, `Invalid` (no number, lengths that differ or are not a whole
+    /// number of numbers).
+    pub fn atomic(&mut self, op: &AtomicOp<'_>) -> Result<(), Error> {
+        let len = self.check_atomic(op)?;
+        let vci = self.core.vc_for(op.dest)?;
+        let unwatched = op.flags.contains(OpFlags::INJECT | OpFlags::QUIET) && op.amo.form() == Form::Base;
+        if let [remote] = op.remote
+            && !op.flags.contains(OpFlags::FENCE)
+        {
+            if self.atomic_now(op, vci, remote, unwatched)? {
+                return Ok(());
+            }
+            let vc = &self.core.vcs[vci as usize];
+            if unwatched && (vc.link().is_none() || len <= part_limit(op.amo, vc.caps.mailbox_bytes) as u64) {
+                return self.not_yet(vci, Kind::Atomic, op.ctx, op.flags);
+            }
+        }
+        self.enqueue_atomic(op, vci, len)
+    }
+
+    /// Returns the number of bytes at the target.
+    fn check_atomic(&self, op: &AtomicOp<'_>) -> Result<u64, Error> {
+        let size = op.amo.ty().size() as u64;
+        let mut len = 0u64;
+        for remote in op.remote {
+            if remote.len == 0 || !remote.len.is_multiple_of(size) {
+                return Err(Error::Invalid);
+            }
+            len = len.saturating_add(remote.len);
+        }
+        let sources = op.amo.sources();
+        let expect = |given: &[Iov], wanted: bool| !wanted || mem::total_len(given) as u64 == len;
+        if len == 0
+            || !expect(op.iov, sources > 0)
+            || !expect(op.compare, sources > 1)
+            || !expect(op.result, op.amo.fetches())
+        {
+            return Err(Error::Invalid);
+        }
+        let inject_bytes = self.core.config.inject_bytes as u64;
+        if len > MAX_ATOMIC_BYTES as u64 || (op.flags.contains(OpFlags::INJECT) && len > inject_bytes && sources > 0) {
+            return Err(Error::TooLong);
+        }
+        Ok(len)
+    }
+
+    /// The fast path: sends the only part if nothing is in its way. False: nothing has happened.
+    #[inline]
+    fn atomic_now(&mut self, op: &AtomicOp<'_>, vci: u32, remote: &RmaIov, unwatched: bool) -> Result<bool, Error> {
+        let vc = &mut self.core.vcs[vci as usize];
+        let Some(link) = vc.link() else { return Ok(false) };
+        let cost = fetch_cost(op.amo, remote.len);
+        if !vc.tx.is_empty()
+            || remote.len > part_limit(op.amo, vc.caps.mailbox_bytes) as u64
+            || vc.fetching + cost > FETCH_WINDOW_BYTES
+        {
+            return Ok(false);
+        }
+        if !unwatched && self.core.ops.len() >= self.core.config.tx_depth {
+            return Err(Error::Again);
+        }
+        let index = if unwatched { NO_OP } else { u32::try_from(self.core.ops.vacant_key()).unwrap_or(NO_OP) };
+        let data = op.flags.contains(OpFlags::DATA).then_some(op.data);
+        let id = Op { op: index.into(), part: 0.into() };
+        let request = Request::new(op.amo, id, remote, data, vc.tx_seq);
+        let sent = if op.amo.sources() > 1 {
+            let body: SmallVec<[Iov; 4]> = op.iov.iter().chain(op.compare).copied().collect();
+            self.nic.send(link, request.bytes(), &body)
+        } else {
+            self.nic.send(link, request.bytes(), if op.amo.sources() == 0 { &[] } else { op.iov })
+        };
+        if sent.is_err() {
+            return Ok(false);
+        }
+        vc.tx_seq = vc.tx_seq.wrapping_add(1);
+        if unwatched {
+            vc.quiet_writes += 1;
+            return Ok(true);
+        }
+        vc.fetching += cost;
+        vc.outstanding += 1;
+        let iov = if op.amo.fetches() { SmallVec::from_slice(op.result) } else { IovList::new() };
+        let mut entry = new_op(op, vci, iov, remote.len, false);
+        entry.next_part = 1;
+        entry.pending = 1;
+        self.core.ops.insert(entry);
+        Ok(true)
+    }
+
+    /// Accepts an operation that needs more than one step.
+    #[cold]
+    fn enqueue_atomic(&mut self, op: &AtomicOp<'_>, vci: u32, len: u64) -> Result<(), Error> {
+        let mut sources = IovList::new();
+        for source in [op.iov, op.compare].into_iter().take(op.amo.sources()) {
+            sources.extend_from_slice(source);
+        }
+        let (mut iov, owned) = keep(&sources, op.flags);
+        if op.amo.fetches() {
+            iov.extend_from_slice(op.result);
+        }
+        self.enqueue(TxOp { owned, ..new_op(op, vci, iov, len, true) })
+    }
+
+    /// Sends the next part of the operation at the front of the TX queue.
+    pub(crate) fn start_atomic(&mut self, index: u32) -> Started {
+        let Some(op) = self.core.ops.get_mut(index as usize) else { return Started::Blocked };
+        let Phase::Atomic { amo, .. } = op.phase else { return Started::Blocked };
+        let vc = &mut self.core.vcs[op.vc as usize];
+        if op.next_part == 0 {
+            split(&mut op.remote, part_limit(amo, vc.caps.mailbox_bytes) as u64);
+        }
+        let (Some(link), Some(remote)) = (vc.link(), op.remote.get(op.next_part as usize)) else {
+            return Started::Blocked;
+        };
+        let cost = fetch_cost(amo, remote.len);
+        if vc.fetching + cost > FETCH_WINDOW_BYTES {
+            return Started::Blocked;
+        }
+        let mut body = IovList::new();
+        for source in 0..amo.sources() {
+            body.extend(op.atomic_piece(source, op.next_part));
+        }
+        let last = op.next_part as usize + 1 == op.remote.len();
+        let data = (last && op.flags.contains(OpFlags::DATA)).then_some(op.data);
+        let id = Op { op: index.into(), part: op.next_part.into() };
+        let request = Request::new(amo, id, remote, data, vc.tx_seq);
+        if self.nic.send(link, request.bytes(), &body).is_err() {
+            return Started::Blocked;
+        }
+        vc.fetching += cost;
+        Started::Sent
+    }
+
+    /// Sends the results of a peer's operations, as many as the device takes now.
+    pub(crate) fn run_results(&mut self, vci: u32) -> bool {
+        let vc = &mut self.core.vcs[vci as usize];
+        let (Some(link), Some(results)) = (vc.link(), vc.results.as_mut()) else { return false };
+        let mut moved = false;
+        while let Some(message) = results.first() {
+            wire::number(message, vc.tx_seq);
+            if self.nic.send(link, message, &[]).is_err() {
+                break;
+            }
+            vc.tx_seq = vc.tx_seq.wrapping_add(1);
+            results.sent();
+            moved = true;
+        }
+        moved
+    }
+}
+
+/// Makes parts of remote pieces that fit the link's messages.
+fn split(remote: &mut SmallVec<[RmaIov; 1]>, limit: u64) {
+    if limit == 0 || remote.iter().all(|piece| piece.len <= limit) {
+        return;
+    }
+    for RmaIov { addr, len, key } in std::mem::take(remote) {
+        let mut done = 0;
+        while done < len {
+            let part = limit.min(len - done);
+            remote.push(RmaIov { addr: addr.wrapping_add(done), len: part, key });
+            done += part;
+        }
+    }
+}
+
+/// `queued`: nothing of it has left, so that its sources are still needed.
+#[inline]
+fn new_op(op: &AtomicOp<'_>, vci: u32, iov: IovList, len: u64, queued: bool) -> TxOp {
+    TxOp {
+        kind: if op.amo.fetches() { Kind::FetchAtomic } else { Kind::Atomic },
+        vc: vci,
+        ctx: op.ctx,
+        flags: op.flags,
+        iov,
+        owned: None,
+        tag: 0,
+        data: op.data,
+        len,
+        remote: SmallVec::from_slice(op.remote),
+        phase: Phase::Atomic { amo: op.amo, sources: queued },
+        next_part: 0,
+        pending: 0,
+        pushing: 0,
+        assisting: 0,
+        fault: None,
+    }
+}
+
+impl TxOp {
+    /// The memory of a part in one of the arrays that the operation holds: its sources, then the place for its results.
+    fn atomic_piece(&self, array: usize, part: u32) -> IovList {
+        let clamp = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+        let len = self.remote.get(part as usize).map_or(0, |remote| remote.len);
+        let offset = (array as u64).saturating_mul(self.len).saturating_add(self.part_offset(part));
+        mem::slice(&self.iov, clamp(offset), clamp(len))
+    }
+
+    /// Where the results of a part go, if it was sent and fetches; and the cost of it.
+    #[inline]
+    fn awaited_results(&self, part: u32) -> Option<(IovList, usize)> {
+        let Phase::Atomic { amo, sources } = self.phase else { return None };
+        if !amo.fetches() || part >= self.next_part || self.pending == 0 {
+            return None;
+        }
+        let cost = fetch_cost(amo, self.remote.get(part as usize)?.len);
+        let home = if !sources && self.remote.len() == 1 {
+            self.iov.clone()
+        } else {
+            self.atomic_piece(if sources { amo.sources() } else { 0 }, part)
+        };
+        Some((home, cost))
+    }
+}
+
+/// What a request asks for, checked.
+struct Asked<'a> {
+    amo: Amo,
+    id: Op,
+    key: u64,
+    addr: u64,
+    data: Option<u64>,
+    /// Bytes at the target.
+    len: usize,
+    sources: &'a [u8],
+}
+
+impl<'a> Asked<'a> {
+    fn read(head: Head, mut r: Reader<'a>) -> Option<Self> {
+        let [ty, op] = head.detail;
+        let (ty, op) = (amo::Type::from_number(ty.into())?, amo::Op::from_number(op.into())?);
+        let form = match (head.flags & F_FETCH != 0, op.row().forms) {
+            (false, [Form::Compare]) => Form::Compare,
+            (true, _) => Form::Fetch,
+            (false, _) => Form::Base,
+        };
+        let amo = Amo::new(form, ty, op)?;
+        let AtomicHead { op: id, key, addr } = r.take()?;
+        let data = if head.flags & F_DATA != 0 { Some(r.take::<U64>()?.get()) } else { None };
+        let len = match amo.sources() {
+            0 => usize::try_from(r.take::<U64>()?.get()).ok()?,
+            arrays => r.rest().len() / arrays,
+        };
+        let sources = r.rest();
+        let whole =
+            len > 0 && len <= PART_BYTES && len.is_multiple_of(ty.size()) && sources.len() == len * amo.sources();
+        // Who fetches waits for the result.
+        let named = id.op.get() != NO_OP || form == Form::Base;
+        (whole && named).then_some(Self { amo, id, key: key.get(), addr: addr.get(), data, len, sources })
+    }
+}
+
+impl Core {
+    // ---- at the target -----------------------------------------------------------------------
+
+    pub(crate) fn on_atomic(&mut self, vci: u32, head: Head, r: Reader<'_>) -> Result<(), Violation> {
+        let asked = Asked::read(head, r).ok_or(Violation)?;
+        let Asked { amo, id, key, len, .. } = asked;
+        let need = Access { read: amo.fetches(), write: amo.changes() };
+        let target = match self.regions.check(key, asked.addr, len as u64, need) {
+            Ok(target) => target,
+            Err(status) => {
+                self.fin(vci, id.op.get(), status, id.part.get().into());
+                return Ok(());
+            }
+        };
+        let kind = if amo.fetches() {
+            let vc = &mut self.vcs[vci as usize];
+            let room = part_room(vc);
+            let results = vc.results.get_or_insert_default();
+            if results.cost + fetch_cost(amo, len as u64) > FETCH_WINDOW_BYTES {
+                return Err(Violation);
+            }
+            amo.execute(&target, asked.sources, Some(results.begin(id, len, room)));
+            self.activate(vci);
+            Kind::RemoteRead
+        } else {
+            amo.execute(&target, asked.sources, None);
+            if id.op.get() != NO_OP {
+                self.ack(vci, id.op.get());
+            }
+            Kind::RemoteWrite
+        };
+        self.remote_access(kind, OpFlags::ATOMIC, vci, key, asked.data, len);
+        Ok(())
+    }
+
+    // ---- at the initiator --------------------------------------------------------------------
+
+    pub(crate) fn on_results(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
+        while !r.rest().is_empty() {
+            let id: Op = r.take().ok_or(Violation)?;
+            let op = self.op_of(vci, id.op.get())?;
+            let (home, cost) = op.awaited_results(id.part.get()).ok_or(Violation)?;
+            let payload = r.take_bytes(cost - RESULT_HEAD_BYTES).ok_or(Violation)?;
+            mem::scatter(&home, 0, payload);
+            op.pending -= 1;
+            let vc = &mut self.vcs[vci as usize];
+            vc.fetching = vc.fetching.saturating_sub(cost);
+            self.finish_op(id.op.get());
+        }
+        Ok(())
+    }
+
+    /// A part that fetches was refused. (It cannot end well without results.)
+    pub(crate) fn fetch_refused(&mut self, vci: u32, index: u32, part: u64, status: Status) -> Result<(), Violation> {
+        let part = u32::try_from(part).map_err(|_| Violation)?;
+        let fault = status.fault().ok_or(Violation)?;
+        let op = self.op_of(vci, index)?;
+        let (_, cost) = op.awaited_results(part).ok_or(Violation)?;
+        op.fault.get_or_insert(fault);
+        op.pending -= 1;
+        let vc = &mut self.vcs[vci as usize];
+        vc.fetching = vc.fetching.saturating_sub(cost);
+        self.finish_op(index);
+        Ok(())
+    }
+}
+
+/// Length of a message of results: the result of the longest part fits.
+fn part_room(vc: &Vc) -> usize {
+    (vc.caps.mailbox_bytes as usize).min(size_of::<Head>() + RESULT_HEAD_BYTES + PART_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_share_messages_and_are_paid_for() {
+        let mut results = Results::default();
+        let id = |n: u32| Op { op: n.into(), part: 0.into() };
+        assert!(!results.wait() && results.first().is_none());
+        for n in 0..3 {
+            results.begin(id(n), 8, 40).extend_from_slice(&[7; 8]);
+        }
+        // Two fit a message of 40 bytes beside its head.
+        let mut lens = Vec::new();
+        while let Some(message) = results.first() {
+            lens.push(message.len());
+            assert!(message.starts_with(&[kind::RESULTS, 0]));
+            results.sent();
+        }
+        assert_eq!((lens, results.cost), (vec![8 + 32, 8 + 16], 0));
+        assert!(!results.wait());
+    }
+
+    #[test]
+    fn parts_fit_every_mailbox() {
+        for ty in amo::TYPES {
+            for op in amo::OPS {
+                for form in op.forms {
+                    let Some(amo) = Amo::new(*form, ty.ty, op.op) else { continue };
+                    for mailbox in [256, 300, 4096, 1 << 20] {
+                        let limit = part_limit(amo, mailbox);
+                        assert!(limit >= ty.size && limit.is_multiple_of(ty.size) && limit <= PART_BYTES);
+                        assert!(REQUEST_HEAD_BYTES + limit * amo.sources() <= mailbox as usize);
+                        assert!(size_of::<Head>() + RESULT_HEAD_BYTES + limit <= mailbox as usize);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Atomic operations under observation.
+//!
+//! An atomic window of a rank is one region with two parts. In the first are [`COUNTERS`] numbers of 64 bits to which everybody
+//! adds, and only adds; in the second each rank has a slot of its own for operations of any kind, which the oracle models in the
+//! order in which they were started.
+
+use weft_engine::amo::{Amo, Op as What, Type};
+use weft_engine::api::{Access, AtomicOp, Error, Fault, OpFlags, RmaIov};
+
+use super::{CANARY, Harness, pieces, with};
+use crate::oracle::{AtomicRecord, Op, Record, context};
+
+/// Shared numbers at the beginning of an atomic window.
+pub const COUNTERS: usize = 4;
+/// Bytes that each rank has there for itself.
+pub const SLOT_BYTES: usize = 6 << 10;
+
+/// An atomic operation to be posted: on consecutive parts of one region.
+#[derive(Clone, Debug)]
+pub struct Atomic {
+    /// What is done.
+    pub amo: Amo,
+    /// Where in the region it begins.
+    pub offset: usize,
+    /// Lengths of the remote pieces.
+    pub remote: Vec<usize>,
+    /// Operands, then values to compare with.
+    pub sources: Vec<u8>,
+    /// Immediate data.
+    pub data: Option<u64>,
+    /// Behaviour; DATA follows from the field.
+    pub flags: OpFlags,
+    /// Lengths of the first local pieces, of each array.
+    pub pieces: Vec<usize>,
+    /// Names the region wrongly, so that the target must refuse: `Fault::BadKey` or `Fault::BadRange`.
+    pub spoil: Option<Fault>,
+}
+
+impl Atomic {
+    /// Whether it only adds to counters.
+    fn counts(&self) -> bool {
+        self.amo.op() == What::Sum
+            && self.amo.ty() == Type::Uint64
+            && self.offset + self.remote.iter().sum::<usize>() <= COUNTERS * 8
+    }
+}
+
+impl Harness {
+    /// Registers an atomic window of a rank in a cluster of so many ranks, filled with zeros.
+    pub fn add_atomic_window(&mut self, rank: usize, access: Access, events: bool) -> Result<usize, Error> {
+        let len = COUNTERS * 8 + self.cluster.ranks() * SLOT_BYTES;
+        let index = self.add_window(rank, len, access, events)?;
+        self.windows[index].memory.fill(0);
+        Ok(index)
+    }
+
+    /// Where in an atomic window the slot of a rank begins.
+    #[must_use]
+    pub fn slot(rank: usize) -> usize {
+        COUNTERS * 8 + rank * SLOT_BYTES
+    }
+
+    /// Starts an atomic operation. An error leaves no trace.
+    pub fn atomic(&mut self, rank: usize, index: usize, atomic: &Atomic) -> Result<Op, Error> {
+        let op = self.oracle.number();
+        let window = self.windows[index];
+        let (amo, len) = (atomic.amo, atomic.remote.iter().sum::<usize>());
+        let flags = with(atomic.flags, false, atomic.data.is_some());
+        let sent = amo.sources() * len;
+        let buffer = self.cluster.fabric().alloc(rank, sent + if amo.fetches() { len } else { 0 });
+        buffer.fill(CANARY);
+        buffer.write(&atomic.sources[..sent]);
+        let array = |n: usize| buffer.part(n * len, len);
+        let arrays = [array(0), array(1), array(amo.sources())].map(|array| pieces(array, &atomic.pieces));
+        let granted = (window.access.read || !amo.fetches()) && (window.access.write || !amo.changes());
+        let must_fail = if granted { atomic.spoil } else { Some(Fault::BadKey) };
+        let key = if atomic.spoil == Some(Fault::BadKey) { window.key ^ 1 << 40 } else { window.key };
+        let shift = if atomic.spoil == Some(Fault::BadRange) { window.memory.len() + 1 } else { 0 };
+        let mut remote = Vec::new();
+        let mut at = atomic.offset;
+        for len in &atomic.remote {
+            remote.push(RmaIov { addr: window.base + (at + shift) as u64, len: *len as u64, key });
+            at += len;
+        }
+        let dest = self.cluster.addr(rank, window.rank);
+        let Some(engine) = self.cluster.engine(rank) else { return Err(Error::Invalid) };
+        let posted = engine.atomic(&AtomicOp {
+            dest,
+            amo,
+            iov: &arrays[0],
+            compare: &arrays[1],
+            result: &arrays[2],
+            remote: &remote,
+            data: atomic.data.unwrap_or(0),
+            ctx: context(op),
+            flags,
+        });
+        if flags.contains(OpFlags::INJECT) {
+            // The sources are the client's again.
+            buffer.part(0, sent).fill(0x1F);
+        }
+        if posted.is_err() {
+            self.cluster.fabric().free(buffer);
+        }
+        self.note_post(rank, op, len, posted.is_ok());
+        if posted.is_ok() {
+            let started = self.oracle.tick();
+            let there = window.memory.part(atomic.offset, len);
+            let mut record = AtomicRecord {
+                rank,
+                target: window.rank,
+                region: index as u64,
+                reported: window.events,
+                amo,
+                flags,
+                data: atomic.data,
+                len,
+                pieces: atomic.remote.len(),
+                offset: atomic.offset,
+                sources: atomic.sources[..sent].to_vec(),
+                counts: atomic.counts(),
+                expected: Vec::new(),
+                fetched: Vec::new(),
+                buffer,
+                there,
+                must_fail,
+                started,
+                end: None,
+                events: 0,
+            };
+            self.oracle.model(&mut record);
+            self.oracle.accepted(op, Record::Atomic(Box::new(record)));
+        }
+        self.absorb(rank);
+        posted.map(|()| op)
+    }
+}
