@@ -1,19 +1,25 @@
 //! `weft man`: the man page fi_weft(7).
 //!
-//! Its text is `man/fi_weft.7.in`; the line that says so is replaced by the table of variables, so that the page
-//! cannot tell other names and defaults than the code has.
+//! Its text is `man/fi_weft.7.in`; the lines that say so are replaced by the table of variables and that of atomic operations, so
+//! that the page cannot tell other names, defaults and operations than the code has.
 
 use std::fmt::Write;
 
+use weft_engine::amo::{Class, Form, OPS, OpRow, TYPES};
 use weft_fi::params::TABLE;
 
 const TEMPLATE: &str = include_str!("../../../man/fi_weft.7.in");
 /// A comment in roff, alone on its line.
 const PARAMETERS: &str = ".\\\" @PARAMETERS@\n";
+/// Likewise.
+const ATOMICS: &str = ".\\\" @ATOMICS@\n";
 
 /// The page, in roff.
 pub(crate) fn page() -> String {
-    TEMPLATE.replace(PARAMETERS, &parameters()).replace("@VERSION@", env!("CARGO_PKG_VERSION"))
+    TEMPLATE
+        .replace(PARAMETERS, &parameters())
+        .replace(ATOMICS, &atomics())
+        .replace("@VERSION@", env!("CARGO_PKG_VERSION"))
 }
 
 /// One tagged paragraph for each variable.
@@ -32,6 +38,45 @@ fn parameters() -> String {
         );
     }
     text
+}
+
+/// One tagged paragraph for each kind of atomic operation: the operations, their forms, and the types that they are for.
+fn atomics() -> String {
+    let mut text = String::new();
+    for (n, first) in OPS.iter().enumerate() {
+        let alike = |row: &&OpRow| row.forms == first.forms && row.on == first.on;
+        if OPS[..n].iter().any(|row| alike(&row)) {
+            continue;
+        }
+        let group = OPS.iter().filter(alike);
+        let ops = group.map(|row| format!("FI_{}", row.name)).collect::<Vec<_>>().join(", ");
+        let forms = first.forms.iter().map(|form| form_name(*form)).collect::<Vec<_>>().join(" and ");
+        let on = first.on.iter().map(|class| class_name(*class)).collect::<Vec<_>>().join(", ");
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, ".TP\n.B {}\n{forms}; {}", escape(&ops), escape(&on));
+    }
+    for class in [Class::Integer, Class::Real, Class::Complex] {
+        let of_class = TYPES.iter().filter(|row| row.class == class);
+        let types = of_class.map(|row| format!("FI_{}", row.name)).collect::<Vec<_>>().join(", ");
+        let _ = writeln!(text, ".TP\nThe {} are\n{}.", class_name(class), escape(&types));
+    }
+    text
+}
+
+const fn form_name(form: Form) -> &'static str {
+    match form {
+        Form::Base => "base",
+        Form::Fetch => "fetching",
+        Form::Compare => "comparing",
+    }
+}
+
+const fn class_name(class: Class) -> &'static str {
+    match class {
+        Class::Integer => "integers",
+        Class::Real => "floating-point numbers",
+        Class::Complex => "complex numbers",
+    }
 }
 
 /// Text as roff takes it: no line begins with a control character, hyphens and backslashes are what they are.

@@ -1,31 +1,627 @@
-//! Atomics (fi_atomic(3)): not offered yet.
+//! Atomic operations (fi_atomic(3)): the C functions and the queries; the engine does the rest.
 //!
-//! Place in the data flow: every slot is filled, since clients call them without looking. The queries say that no
-//! operation is supported on any type, which is what clients probe before they use one.
+//! Place in the data flow: `fi_atomic`, `fi_fetch_atomic`, `fi_compare_atomic` in all their forms → [`Ep::start_atomic`] →
+//! `Engine::atomic`. See [`crate::msg`] for what holds on this path.
+//!
+//! What is valid is decided by the table that also executes ([`weft_engine::amo`]); here it is only narrowed to what the client's
+//! API version knows. Errors: -FI_EOPNOTSUPP for what the table does not have and for tagged targets, -FI_EINVAL for counts of 0 or
+//! that differ, -FI_EMSGSIZE for more than [`MAX_ATOMIC_BYTES`] or than the inject size.
 
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
+
+use smallvec::SmallVec;
+use weft_engine::MAX_ATOMIC_BYTES;
+use weft_engine::amo::{Amo, Form, Op, Type};
+use weft_engine::api::{OpFlags, RmaIov};
+use weft_engine::mem::{Iov, total_len};
 use weft_fi_sys as sys;
+use weft_fi_sys::v2;
 
+use crate::domain::Domain;
+use crate::endpoint::args::{Pieces, RemotePieces, piece};
+use crate::endpoint::flags::{self, Mode};
+use crate::endpoint::{Atomic, Ep, ep};
 use crate::errno::Errno;
-use crate::noop;
+use crate::object;
 
 /// The operations.
 pub(crate) static OPS: sys::fi_ops_atomic = sys::fi_ops_atomic {
-    writevalid: Some(not_valid),
-    readwritevalid: Some(not_valid),
-    compwritevalid: Some(not_valid),
-    ..noop::ATOMIC
+    size: size_of::<sys::fi_ops_atomic>(),
+    write: Some(write),
+    writev: Some(writev),
+    writemsg: Some(writemsg),
+    inject: Some(inject),
+    readwrite: Some(readwrite),
+    readwritev: Some(readwritev),
+    readwritemsg: Some(readwritemsg),
+    compwrite: Some(compwrite),
+    compwritev: Some(compwritev),
+    compwritemsg: Some(compwritemsg),
+    writevalid: Some(writevalid),
+    readwritevalid: Some(readwritevalid),
+    compwritevalid: Some(compwritevalid),
 };
 
-/// No atomic operation is supported.
-unsafe extern "C" fn not_valid(
-    _ep: *mut sys::fid_ep,
-    _datatype: sys::fi_datatype,
-    _op: sys::fi_op,
-    count: *mut usize,
-) -> libc::c_int {
-    // SAFETY: null, or the client's place for the count.
-    if let Some(count) = unsafe { count.as_mut() } {
-        *count = 0;
+/// The API version that introduced a type.
+const fn type_since(ty: Type) -> u32 {
+    match ty {
+        Type::Int128 | Type::Uint128 => sys::version(1, 13),
+        Type::Float16 | Type::Bfloat16 | Type::Float8E4m3 | Type::Float8E5m2 => sys::version(2, 1),
+        _ => 0,
     }
-    Errno::OPNOTSUPP.code()
+}
+
+/// The API version that introduced an operation.
+const fn op_since(op: Op) -> u32 {
+    match op {
+        Op::Diff => sys::version(2, 1),
+        _ => 0,
+    }
+}
+
+// libfabric's numbers are the table's.
+const _: () = {
+    assert!(Type::LongDoubleComplex as u32 == sys::FI_LONG_DOUBLE_COMPLEX && Type::Uint64 as u32 == sys::FI_UINT64);
+    assert!(Type::Uint128 as u32 == sys::FI_UINT128 && Type::Float8E5m2 as u32 == v2::FI_FLOAT8_E5M2);
+    assert!(Op::Min as u32 == sys::FI_MIN && Op::Bxor as u32 == sys::FI_BXOR && Op::Read as u32 == sys::FI_ATOMIC_READ);
+    assert!(Op::Cswap as u32 == sys::FI_CSWAP && Op::Mswap as u32 == sys::FI_MSWAP && Op::Diff as u32 == v2::FI_DIFF);
+};
+
+/// The operation, if there is such a one in this API version.
+#[inline]
+fn amo(api: u32, form: Form, datatype: sys::fi_datatype, op: sys::fi_op) -> Result<Amo, Errno> {
+    let ty = Type::from_number(datatype).filter(|&ty| api >= type_since(ty));
+    let op = Op::from_number(op).filter(|&op| api >= op_since(op));
+    let (Some(ty), Some(op)) = (ty, op) else { return Err(Errno::OPNOTSUPP) };
+    Amo::new(form, ty, op).ok_or(Errno::OPNOTSUPP)
+}
+
+/// How many numbers one call may be about.
+const fn most(amo: Amo) -> usize {
+    MAX_ATOMIC_BYTES / amo.ty().size()
+}
+
+// ---- queries ---------------------------------------------------------------------------------
+
+/// The three `fi_…atomicvalid`.
+///
+/// # Safety
+/// `fid` is the client's endpoint, `count` null or its place for the count.
+unsafe fn valid(
+    form: Form,
+    fid: *mut sys::fid_ep,
+    datatype: sys::fi_datatype,
+    op: sys::fi_op,
+    count: *mut usize,
+) -> c_int {
+    object::guard("fi_atomicvalid", || {
+        // SAFETY: by the caller's promise.
+        let ep = unsafe { object::borrow::<Ep>(fid) }?;
+        let found = amo(ep.domain().api_version(), form, datatype, op);
+        if let Some(count) = NonNull::new(count) {
+            // SAFETY: by the caller's promise.
+            unsafe { count.write(found.map_or(0, most)) };
+        }
+        found.map(|_| 0)
+    })
+}
+
+unsafe extern "C" fn writevalid(
+    ep: *mut sys::fid_ep,
+    datatype: sys::fi_datatype,
+    op: sys::fi_op,
+    count: *mut usize,
+) -> c_int {
+    // SAFETY: the client's endpoint and place.
+    unsafe { valid(Form::Base, ep, datatype, op, count) }
+}
+
+unsafe extern "C" fn readwritevalid(
+    ep: *mut sys::fid_ep,
+    datatype: sys::fi_datatype,
+    op: sys::fi_op,
+    count: *mut usize,
+) -> c_int {
+    // SAFETY: the client's endpoint and place.
+    unsafe { valid(Form::Fetch, ep, datatype, op, count) }
+}
+
+unsafe extern "C" fn compwritevalid(
+    ep: *mut sys::fid_ep,
+    datatype: sys::fi_datatype,
+    op: sys::fi_op,
+    count: *mut usize,
+) -> c_int {
+    // SAFETY: the client's endpoint and place.
+    unsafe { valid(Form::Compare, ep, datatype, op, count) }
+}
+
+/// `fi_query_atomic`.
+pub(crate) unsafe extern "C" fn query(
+    domain: *mut sys::fid_domain,
+    datatype: sys::fi_datatype,
+    op: sys::fi_op,
+    attr: *mut sys::fi_atomic_attr,
+    flags: u64,
+) -> c_int {
+    object::guard("fi_query_atomic", || {
+        // SAFETY: the client's domain.
+        let domain = unsafe { object::borrow::<Domain>(domain) }?;
+        let attr = NonNull::new(attr).ok_or(Errno::INVAL)?;
+        let none = sys::fi_atomic_attr { count: 0, size: 0 };
+        // SAFETY: the client's place for the answer.
+        unsafe { attr.write(none) };
+        let form = match flags & !sys::FI_TAGGED {
+            0 => Form::Base,
+            sys::FI_FETCH_ATOMIC => Form::Fetch,
+            sys::FI_COMPARE_ATOMIC => Form::Compare,
+            _ => return Err(Errno::BADFLAGS),
+        };
+        if flags & sys::FI_TAGGED != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let amo = amo(domain.api_version(), form, datatype, op)?;
+        // SAFETY: as above.
+        unsafe { attr.write(sys::fi_atomic_attr { count: most(amo), size: amo.ty().size() }) };
+        Ok(0)
+    })
+}
+
+// ---- arguments -------------------------------------------------------------------------------
+
+/// `count` numbers in one buffer.
+///
+/// # Safety
+/// Until the operation completes, the buffer is valid for as many numbers, as [`Iov::new`] demands.
+#[inline]
+unsafe fn numbers(amo: Amo, buf: *const c_void, count: usize) -> Result<Iov, Errno> {
+    let bytes = count.checked_mul(amo.ty().size()).ok_or(Errno::MSGSIZE)?;
+    // SAFETY: the caller's promise.
+    unsafe { piece(buf, bytes) }
+}
+
+/// Numbers in several buffers.
+///
+/// # Safety
+/// `ioc` has `count` entries, each of which is valid as for [`numbers`].
+unsafe fn vector(amo: Amo, ioc: *const sys::fi_ioc, count: usize, limit: usize) -> Result<Pieces, Errno> {
+    if count == 0 {
+        return Ok(Pieces::new());
+    }
+    if count > limit || ioc.is_null() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's promise.
+    let entries = unsafe { std::slice::from_raw_parts(ioc, count) };
+    let mut pieces = Pieces::new();
+    let mut left = isize::MAX.cast_unsigned();
+    for entry in entries {
+        // SAFETY: the caller's promise.
+        let piece = unsafe { numbers(amo, entry.addr, entry.count) }?;
+        left = left.checked_sub(piece.len()).ok_or(Errno::MSGSIZE)?;
+        pieces.push(piece);
+    }
+    Ok(pieces)
+}
+
+/// Numbers in the target's memory.
+///
+/// # Safety
+/// `ioc` has `count` entries.
+unsafe fn remote_vector(
+    amo: Amo,
+    ioc: *const sys::fi_rma_ioc,
+    count: usize,
+    limit: usize,
+) -> Result<RemotePieces, Errno> {
+    if count == 0 || count > limit || ioc.is_null() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's promise.
+    let entries = unsafe { std::slice::from_raw_parts(ioc, count) };
+    let size = amo.ty().size() as u64;
+    let remote = |entry: &sys::fi_rma_ioc| {
+        let len = (entry.count as u64).checked_mul(size).ok_or(Errno::MSGSIZE)?;
+        Ok(RmaIov { addr: entry.addr, len, key: entry.key })
+    };
+    entries.iter().map(remote).collect()
+}
+
+/// The local memory of a call.
+#[derive(Default)]
+struct Local {
+    /// Operands.
+    iov: SmallVec<[Iov; 4]>,
+    /// Values to compare with.
+    compare: SmallVec<[Iov; 4]>,
+    /// Where what was there goes.
+    result: SmallVec<[Iov; 4]>,
+}
+
+/// Where at the target.
+#[derive(Clone, Copy)]
+struct Target {
+    dest: sys::fi_addr_t,
+    addr: u64,
+    key: u64,
+}
+
+/// Starts an operation on one remote piece, as long as the local ones, with the endpoint's defaults.
+#[inline]
+fn start(ep: &Ep, amo: Amo, [iov, compare, result]: [&[Iov]; 3], to: Target, context: *mut c_void) -> isize {
+    let mode = ep.tx_mode();
+    start_as(ep, amo, [iov, compare, result], to, context, mode, ep.tx_entry(mode))
+}
+
+#[inline]
+fn start_as(
+    ep: &Ep,
+    amo: Amo,
+    [iov, compare, result]: [&[Iov]; 3],
+    to: Target,
+    context: *mut c_void,
+    mode: Mode,
+    entry: bool,
+) -> isize {
+    let len = total_len(if amo.sources() > 0 { iov } else { result }) as u64;
+    let remote = [RmaIov { addr: to.addr, len, key: to.key }];
+    ep.start_atomic(&Atomic {
+        amo,
+        iov,
+        compare,
+        result,
+        dest: to.dest,
+        remote: &remote,
+        data: 0,
+        context,
+        mode,
+        entry,
+    })
+}
+
+/// The vectors of a call: `(first, count)` of the operands, the values to compare with, the results.
+type Vectors = [(*const sys::fi_ioc, usize); 3];
+
+/// Reads those that the operation needs.
+///
+/// # Safety
+/// Each vector that the operation needs has as many entries, which are valid as for [`numbers`].
+unsafe fn local(ep: &Ep, amo: Amo, [iov, compare, result]: Vectors) -> Result<Local, Errno> {
+    let limit = ep.limits().iov;
+    let mut local = Local::default();
+    if amo.sources() > 0 {
+        // SAFETY: the caller's promise.
+        local.iov = unsafe { vector(amo, iov.0, iov.1, limit) }?;
+    }
+    if amo.sources() > 1 {
+        // SAFETY: the caller's promise.
+        local.compare = unsafe { vector(amo, compare.0, compare.1, limit) }?;
+    }
+    if amo.fetches() {
+        // SAFETY: the caller's promise.
+        local.result = unsafe { vector(amo, result.0, result.1, limit) }?;
+    }
+    Ok(local)
+}
+
+/// A `…v` call.
+///
+/// # Safety
+/// As for [`local`].
+unsafe fn vectored(ep: &Ep, amo: Result<Amo, Errno>, vectors: Vectors, to: Target, context: *mut c_void) -> isize {
+    // SAFETY: the caller's promise.
+    match amo.and_then(|amo| Ok((amo, unsafe { local(ep, amo, vectors) }?))) {
+        Ok((amo, local)) => start(ep, amo, [&local.iov, &local.compare, &local.result], to, context),
+        Err(errno) => errno.size(),
+    }
+}
+
+/// A `…msg` call.
+///
+/// # Safety
+/// `msg` is null or the client's descriptor, whose vectors and those given are as for [`local`].
+unsafe fn described(
+    ep: &Ep,
+    form: Form,
+    msg: *const sys::fi_msg_atomic,
+    [compare, result]: [(*const sys::fi_ioc, usize); 2],
+    flags: u64,
+) -> isize {
+    // SAFETY: the caller's promise.
+    let Some(msg) = (unsafe { msg.as_ref() }) else { return Errno::INVAL.size() };
+    let parse = || {
+        if flags & sys::FI_TAGGED != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let mode = flags::transmit(flags)?;
+        let amo = amo(ep.domain().api_version(), form, msg.datatype, msg.op)?;
+        // SAFETY: the caller's promise.
+        let local = unsafe { local(ep, amo, [(msg.msg_iov, msg.iov_count), compare, result]) }?;
+        // SAFETY: the caller's promise.
+        let remote = unsafe { remote_vector(amo, msg.rma_iov, msg.rma_iov_count, ep.limits().rma_iov) }?;
+        Ok((mode, amo, local, remote))
+    };
+    match parse() {
+        Ok((mode, amo, local, remote)) => ep.start_atomic(&Atomic {
+            amo,
+            iov: &local.iov,
+            compare: &local.compare,
+            result: &local.result,
+            dest: msg.addr,
+            remote: &remote,
+            data: msg.data,
+            context: msg.context,
+            mode,
+            entry: ep.tx_entry(mode),
+        }),
+        Err(errno) => errno.size(),
+    }
+}
+
+const NOTHING: (*const sys::fi_ioc, usize) = (std::ptr::null(), 0);
+
+// ---- base ------------------------------------------------------------------------------------
+
+unsafe extern "C" fn write(
+    fid: *mut sys::fid_ep,
+    buf: *const c_void,
+    count: usize,
+    _desc: *mut c_void,
+    dest: sys::fi_addr_t,
+    addr: u64,
+    key: u64,
+    datatype: sys::fi_datatype,
+    op: sys::fi_op,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the client's endpoint.
+    let ep = unsafe { ep(fid) };
+    let amo = amo(ep.domain().api_version(), Form::Base, datatype, op);
+    // SAFETY: the client's operands, left to us until the completion.
+    match amo.and_then(|amo| Ok((amo, unsafe { numbers(amo, buf, count) }?))) {
+        Ok((amo, iov)) => start(ep, amo, [&[iov], &[], &[]], Target { dest, addr, key }, context),
+        Err(errno) => errno.size(),
+    }
+}
+
+unsafe extern "C" fn writev(
+    fid: *mut sys::fid_ep,
+    iov: *const sys::fi_ioc,
+    _desc: *mut *mut c_void,
+    count: usize,
+    dest: sys::fi_addr_t,
+    addr: u64,
+    key: u64,
+    datatype: sys::fi_datatype,
+    op: sys::fi_op,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the client's endpoint.
+    let ep = unsafe { ep(fid) };
+    let amo = amo(ep.domain().api_version(), Form::Base, datatype, op);
+    // SAFETY: the client's vector.
+    unsafe { vectored(ep, amo, [(iov, count), NOTHING, NOTHING], Target { dest, addr, key }, context) }
+}
+
+unsafe extern "C" fn writemsg(fid: *mut sys::fid_ep, msg: *const sys::fi_msg_atomic, flags: u64) -> isize {
+    // SAFETY: the client's endpoint.
+    let ep = unsafe { ep(fid) };
+    // SAFETY: the client's descriptor.
+    unsafe { described(ep, Form::Base, msg, [NOTHING, NOTHING], flags) }
+}
+
+unsafe extern "C" fn inject(
+    fid: *mut sys::fid_ep,
+    buf: *const c_void,
+    count: usize,
+    dest: sys::fi_addr_t,
+    addr: u64,
+    key: u64,
+    datatype: sys::fi_datatype,
+    op: sys::fi_op,
+) -> isize {
+    // SAFETY: the client's endpoint.
+    let ep = unsafe { ep(fid) };
+    let amo = amo(ep.domain().api_version(), Form::Base, datatype, op);
+    // SAFETY: the client's operands, which the engine copies before it returns.
+    match amo.and_then(|amo| Ok((amo, unsafe { numbers(amo, buf, count) }?))) {
+        Ok((amo, iov)) => {
+            let mut mode = ep.tx_mode();
+            mode.ops |= OpFlags::INJECT;
+            mode.ops -= OpFlags::DATA;
+            start_as(ep, amo, [&[iov], &[], &[]], Target { dest, addr, key }, ep.context(), mode, false)
+        }
+        Err(errno) => errno.size(),
+    }
+}
+
+// ---- fetch -----------------------------------------------------------------------------------
+
+unsafe extern "C" fn readwrite(
+    fid: *mut sys::fid_ep,
+    buf: *const c_void,
+    count: usize,
+    _desc: *mut c_void,
+    result: *mut c_void,
+    _result_desc: *mut c_void,
+    dest: sys::fi_addr_t,
+    addr: u64,
+    key: u64,
+    datatype: sys::fi_datatype,
+    op: sys::fi_op,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the client's endpoint.
+    let ep = unsafe { ep(fid) };
+    let parse = || {
+        let amo = amo(ep.domain().api_version(), Form::Fetch, datatype, op)?;
+        // The operands of a read may be anywhere.
+        let operands = if amo.sources() == 0 { 0 } else { count };
+        // SAFETY: the client's operands, left to us until the completion.
+        let iov = unsafe { numbers(amo, buf, operands) }?;
+        // SAFETY: the client's place for the results, as above.
+        Ok((amo, iov, unsafe { numbers(amo, result, count) }?))
+    };
+    match parse() {
+        Ok((amo, iov, result)) => start(ep, amo, [&[iov], &[], &[result]], Target { dest, addr, key }, context),
+        Err(errno) => Errno::size(errno),
+    }
+}
+
+unsafe extern "C" fn readwritev(
+    fid: *mut sys::fid_ep,
+    iov: *const sys::fi_ioc,
+    _desc: *mut *mut c_void,
+    count: usize,
+    resultv: *mut sys::fi_ioc,
+    _result_desc: *mut *mut c_void,
+    result_count: usize,
+    dest: sys::fi_addr_t,
+    addr: u64,
+    key: u64,
+    datatype: sys::fi_datatype,
+    op: sys::fi_op,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the client's endpoint.
+    let ep = unsafe { ep(fid) };
+    let amo = amo(ep.domain().api_version(), Form::Fetch, datatype, op);
+    let vectors = [(iov, count), NOTHING, (resultv.cast_const(), result_count)];
+    // SAFETY: the client's vectors.
+    unsafe { vectored(ep, amo, vectors, Target { dest, addr, key }, context) }
+}
+
+unsafe extern "C" fn readwritemsg(
+    fid: *mut sys::fid_ep,
+    msg: *const sys::fi_msg_atomic,
+    resultv: *mut sys::fi_ioc,
+    _result_desc: *mut *mut c_void,
+    result_count: usize,
+    flags: u64,
+) -> isize {
+    // SAFETY: the client's endpoint.
+    let ep = unsafe { ep(fid) };
+    // SAFETY: the client's descriptor and vector.
+    unsafe { described(ep, Form::Fetch, msg, [NOTHING, (resultv, result_count)], flags) }
+}
+
+// ---- compare ---------------------------------------------------------------------------------
+
+unsafe extern "C" fn compwrite(
+    fid: *mut sys::fid_ep,
+    buf: *const c_void,
+    count: usize,
+    _desc: *mut c_void,
+    compare: *const c_void,
+    _compare_desc: *mut c_void,
+    result: *mut c_void,
+    _result_desc: *mut c_void,
+    dest: sys::fi_addr_t,
+    addr: u64,
+    key: u64,
+    datatype: sys::fi_datatype,
+    op: sys::fi_op,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the client's endpoint.
+    let ep = unsafe { ep(fid) };
+    let parse = || {
+        let amo = amo(ep.domain().api_version(), Form::Compare, datatype, op)?;
+        // SAFETY: the client's operands, left to us until the completion.
+        let iov = unsafe { numbers(amo, buf, count) }?;
+        // SAFETY: the client's values to compare with, as above.
+        let compare = unsafe { numbers(amo, compare, count) }?;
+        // SAFETY: the client's place for the results, as above.
+        Ok((amo, iov, compare, unsafe { numbers(amo, result, count) }?))
+    };
+    match parse() {
+        Ok((amo, iov, compare, result)) => {
+            start(ep, amo, [&[iov], &[compare], &[result]], Target { dest, addr, key }, context)
+        }
+        Err(errno) => Errno::size(errno),
+    }
+}
+
+unsafe extern "C" fn compwritev(
+    fid: *mut sys::fid_ep,
+    iov: *const sys::fi_ioc,
+    _desc: *mut *mut c_void,
+    count: usize,
+    comparev: *const sys::fi_ioc,
+    _compare_desc: *mut *mut c_void,
+    compare_count: usize,
+    resultv: *mut sys::fi_ioc,
+    _result_desc: *mut *mut c_void,
+    result_count: usize,
+    dest: sys::fi_addr_t,
+    addr: u64,
+    key: u64,
+    datatype: sys::fi_datatype,
+    op: sys::fi_op,
+    context: *mut c_void,
+) -> isize {
+    // SAFETY: the client's endpoint.
+    let ep = unsafe { ep(fid) };
+    let amo = amo(ep.domain().api_version(), Form::Compare, datatype, op);
+    let vectors = [(iov, count), (comparev, compare_count), (resultv.cast_const(), result_count)];
+    // SAFETY: the client's vectors.
+    unsafe { vectored(ep, amo, vectors, Target { dest, addr, key }, context) }
+}
+
+unsafe extern "C" fn compwritemsg(
+    fid: *mut sys::fid_ep,
+    msg: *const sys::fi_msg_atomic,
+    comparev: *const sys::fi_ioc,
+    _compare_desc: *mut *mut c_void,
+    compare_count: usize,
+    resultv: *mut sys::fi_ioc,
+    _result_desc: *mut *mut c_void,
+    result_count: usize,
+    flags: u64,
+) -> isize {
+    // SAFETY: the client's endpoint.
+    let ep = unsafe { ep(fid) };
+    // SAFETY: the client's descriptor and vectors.
+    unsafe { described(ep, Form::Compare, msg, [(comparev, compare_count), (resultv, result_count)], flags) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V1_5: u32 = sys::version(1, 5);
+
+    #[test]
+    fn an_api_version_has_what_it_knows() {
+        let has = |api, ty, op| amo(api, Form::Fetch, ty, op).is_ok();
+        assert!(has(V1_5, sys::FI_UINT64, sys::FI_SUM) && has(0, sys::FI_INT8, sys::FI_ATOMIC_READ));
+        assert!(!has(sys::version(1, 12), sys::FI_INT128, sys::FI_SUM));
+        assert!(has(sys::version(1, 13), sys::FI_INT128, sys::FI_SUM));
+        assert!(!has(v2::V2_0, v2::FI_FLOAT16, sys::FI_SUM) && !has(v2::V2_0, sys::FI_INT8, v2::FI_DIFF));
+        assert!(has(sys::version(2, 1), v2::FI_FLOAT16, sys::FI_SUM));
+        assert!(has(sys::version(2, 1), sys::FI_INT8, v2::FI_DIFF));
+        for nothing in [20, 255, sys::FI_VOID, u32::MAX] {
+            assert!(!has(u32::MAX, nothing, sys::FI_SUM) && !has(u32::MAX, sys::FI_INT8, nothing), "{nothing}");
+        }
+    }
+
+    #[test]
+    fn more_numbers_than_memory_has_are_refused() {
+        let amo = amo(V1_5, Form::Base, sys::FI_UINT64, sys::FI_SUM).unwrap_or_else(|_| unreachable!("valid"));
+        let somewhere = std::ptr::dangling::<u64>().cast();
+        for count in [usize::MAX, usize::MAX / 8 + 2, isize::MAX.cast_unsigned() / 8 + 1] {
+            // SAFETY: never looked into.
+            assert_eq!(unsafe { numbers(amo, somewhere, count) }, Err(Errno::MSGSIZE), "{count}");
+            let ioc = [sys::fi_ioc { addr: somewhere.cast_mut(), count }];
+            // SAFETY: one entry, never looked into.
+            assert_eq!(unsafe { vector(amo, ioc.as_ptr(), 1, 8) }.err(), Some(Errno::MSGSIZE));
+        }
+        let remote = [sys::fi_rma_ioc { addr: 0, count: usize::MAX, key: 0 }];
+        // SAFETY: one entry.
+        assert_eq!(unsafe { remote_vector(amo, remote.as_ptr(), 1, 8) }.err(), Some(Errno::MSGSIZE));
+        // SAFETY: no entries.
+        assert_eq!(unsafe { remote_vector(amo, remote.as_ptr(), 0, 8) }.err(), Some(Errno::INVAL));
+        assert_eq!(most(amo), 1 << 17);
+    }
 }

@@ -30,7 +30,7 @@ use crate::lock::Callers;
 use crate::object::{self, Head, Hold, Object, Uses};
 use crate::params::Params;
 use crate::progress::AutoProgress;
-use crate::{av, cntr, cq, endpoint, info, mr, noop};
+use crate::{atomic, av, cntr, cq, endpoint, info, mr, noop};
 
 /// An open domain.
 #[repr(C)]
@@ -358,6 +358,7 @@ static DOMAIN_OPS: sys::fi_ops_domain = sys::fi_ops_domain {
     cq_open: Some(cq::open),
     endpoint: Some(endpoint::open),
     cntr_open: Some(cntr::open),
+    query_atomic: Some(atomic::query),
     endpoint2: Some(endpoint2),
     ..noop::DOMAIN
 };

@@ -3,7 +3,7 @@
 //! Place in the data flow: `fi_endpoint` makes an [`Ep`]; `fi_ep_bind` and `fi_enable` ([`setup`]) give its
 //! `core::Core` an engine and routes; the operation files ([`crate::msg`], [`crate::tagged`], [`crate::rma`], …)
 //! translate calls and come back here to [`Ep::start_send`], [`Ep::post_recv`], [`Ep::start_write`],
-//! [`Ep::start_read`], which enter the core.
+//! [`Ep::start_read`], [`Ep::start_atomic`], which enter the core.
 //!
 //! An alias (`fi_ep_alias`) is a second handle on the same core with default flags of its own.
 //!
@@ -23,7 +23,8 @@ mod tests;
 use std::ffi::{c_int, c_void};
 
 use parking_lot::Mutex;
-use weft_engine::api::{ADDR_NONE, Context, OpFlags, RecvOp, RmaIov, RmaOp, SendOp};
+use weft_engine::amo::Amo;
+use weft_engine::api::{ADDR_NONE, AtomicOp, Context, OpFlags, RecvOp, RmaIov, RmaOp, SendOp};
 use weft_engine::mem::Iov;
 use weft_fi_sys as sys;
 
@@ -126,6 +127,21 @@ pub(crate) struct Recv<'a> {
 /// An RMA read or write.
 pub(crate) struct Rma<'a> {
     pub(crate) iov: &'a [Iov],
+    pub(crate) dest: sys::fi_addr_t,
+    pub(crate) remote: &'a [RmaIov],
+    pub(crate) data: u64,
+    pub(crate) context: *mut c_void,
+    pub(crate) mode: Mode,
+    /// Whether a success makes a queue entry.
+    pub(crate) entry: bool,
+}
+
+/// An atomic operation. What it does not need of its local memory is not looked at.
+pub(crate) struct Atomic<'a> {
+    pub(crate) amo: Amo,
+    pub(crate) iov: &'a [Iov],
+    pub(crate) compare: &'a [Iov],
+    pub(crate) result: &'a [Iov],
     pub(crate) dest: sys::fi_addr_t,
     pub(crate) remote: &'a [RmaIov],
     pub(crate) data: u64,
@@ -266,6 +282,38 @@ impl Ep {
         self.core.submit_tx(|engine| engine.read(&op))
     }
 
+    /// Starts an atomic operation.
+    #[inline]
+    pub(crate) fn start_atomic(&self, atomic: &Atomic<'_>) -> isize {
+        let mut flags = atomic.mode.ops;
+        let (class, completion, fenced) = if atomic.amo.fetches() {
+            // It completes with what it fetched, whatever level is asked for.
+            flags -= OpFlags::DELIVERY | OpFlags::TRANSMIT;
+            let writes = atomic.amo.changes() && self.fences.writes;
+            (Class::Read, sys::FI_ATOMIC | sys::FI_READ, self.fences.reads || writes)
+        } else {
+            (Class::Write, sys::FI_ATOMIC | sys::FI_WRITE, self.fences.writes)
+        };
+        if fenced {
+            flags |= OpFlags::FENCE;
+        }
+        if !atomic.entry && !self.core.bound.counts(class) {
+            flags |= OpFlags::QUIET;
+        }
+        let op = AtomicOp {
+            dest: atomic.dest,
+            amo: atomic.amo,
+            iov: atomic.iov,
+            compare: atomic.compare,
+            result: atomic.result,
+            remote: atomic.remote,
+            data: atomic.data,
+            ctx: Context { ptr: atomic.context.addr(), user: User::new(completion, atomic.entry).word() },
+            flags,
+        };
+        self.core.submit_tx(|engine| engine.atomic(&op))
+    }
+
     #[inline]
     fn rma_op<'a>(&self, rma: &Rma<'a>, mut flags: OpFlags, class: Class, completion: u64) -> RmaOp<'a> {
         if !rma.entry && !self.core.bound.counts(class) {
@@ -288,6 +336,7 @@ fn head_of(caps: u64, context: *mut c_void) -> sys::fid_ep {
     static NO_MSG: sys::fi_ops_msg = noop::MSG;
     static NO_TAGGED: sys::fi_ops_tagged = noop::TAGGED;
     static NO_RMA: sys::fi_ops_rma = noop::RMA;
+    static NO_ATOMIC: sys::fi_ops_atomic = noop::ATOMIC;
     sys::fid_ep {
         fid: object::new_fid(sys::FI_CLASS_EP, context, &FID_OPS),
         ops: object::table(&EP_OPS.base),
@@ -295,7 +344,7 @@ fn head_of(caps: u64, context: *mut c_void) -> sys::fid_ep {
         msg: object::table(if caps & sys::FI_MSG != 0 { &msg::OPS } else { &NO_MSG }),
         rma: object::table(if caps & sys::FI_RMA != 0 { &rma::OPS } else { &NO_RMA }),
         tagged: object::table(if caps & sys::FI_TAGGED != 0 { &tagged::OPS } else { &NO_TAGGED }),
-        atomic: object::table(&atomic::OPS),
+        atomic: object::table(if caps & sys::FI_ATOMIC != 0 { &atomic::OPS } else { &NO_ATOMIC }),
         collective: object::table(&collective::OPS),
     }
 }

@@ -39,10 +39,11 @@ impl Ep {
             MIN_MULTI_RECV => self.setup.lock().min_multi_recv,
             CM_DATA_SIZE => 0,
             v2::FI_OPT_MAX_MSG_SIZE | v2::FI_OPT_MAX_TAGGED_SIZE | v2::FI_OPT_MAX_RMA_SIZE => self.limits.max_msg_bytes,
-            v2::FI_OPT_MAX_ATOMIC_SIZE | v2::FI_OPT_INJECT_ATOMIC_SIZE => 0,
-            v2::FI_OPT_INJECT_MSG_SIZE | v2::FI_OPT_INJECT_TAGGED_SIZE | v2::FI_OPT_INJECT_RMA_SIZE => {
-                self.limits.inject_bytes
-            }
+            v2::FI_OPT_MAX_ATOMIC_SIZE => weft_engine::MAX_ATOMIC_BYTES,
+            v2::FI_OPT_INJECT_MSG_SIZE
+            | v2::FI_OPT_INJECT_TAGGED_SIZE
+            | v2::FI_OPT_INJECT_RMA_SIZE
+            | v2::FI_OPT_INJECT_ATOMIC_SIZE => self.limits.inject_bytes,
             _ => return Err(Errno::NOPROTOOPT),
         };
         let len = NonNull::new(len).ok_or(Errno::INVAL)?;

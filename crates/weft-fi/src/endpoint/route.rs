@@ -78,7 +78,7 @@ const _: () = assert!(
         == 0
 );
 
-/// What a counter of an endpoint counts. The order is that of [`Kind`].
+/// What a counter of an endpoint counts: atomics as reads if they fetch, else as writes (fi_cntr(3)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     /// FI_SEND.
@@ -111,8 +111,8 @@ impl Class {
         match kind {
             Kind::Send => Self::Send,
             Kind::Recv => Self::Recv,
-            Kind::Read => Self::Read,
-            Kind::Write => Self::Write,
+            Kind::Read | Kind::FetchAtomic => Self::Read,
+            Kind::Write | Kind::Atomic => Self::Write,
             Kind::RemoteWrite => Self::RemoteWrite,
             Kind::RemoteRead => Self::RemoteRead,
         }
@@ -174,7 +174,7 @@ pub(crate) struct RegionCounters {
 /// What is bound to an endpoint.
 #[derive(Default)]
 pub(crate) struct Routes {
-    /// Completions of sends and RMA.
+    /// Completions of sends, RMA and atomics.
     pub(crate) tx: Option<Hold<Cq>>,
     /// Completions of receives and of peers' writes with data.
     pub(crate) rx: Option<Hold<Cq>>,
@@ -275,7 +275,9 @@ impl Routes {
         for completion in completions.iter() {
             let user = User(completion.ctx.user);
             let (cq, wanted, counted) = match completion.kind {
-                Kind::Send | Kind::Read | Kind::Write => (&self.tx, user.wants_entry(), user.is_counted()),
+                Kind::Send | Kind::Read | Kind::Write | Kind::Atomic | Kind::FetchAtomic => {
+                    (&self.tx, user.wants_entry(), user.is_counted())
+                }
                 Kind::Recv => {
                     let wanted = user.wants_entry() || completion.flags.contains(OpFlags::MULTI);
                     (&self.rx, wanted, user.is_counted())
@@ -320,14 +322,18 @@ impl Routes {
     #[inline(always)]
     fn entry(&self, completion: &Completion) -> Entry {
         match completion.kind {
-            Kind::Send | Kind::Read | Kind::Write => Self::transmitted(completion.ctx.ptr, User(completion.ctx.user)),
+            Kind::Send | Kind::Read | Kind::Write | Kind::Atomic | Kind::FetchAtomic => {
+                Self::transmitted(completion.ctx.ptr, User(completion.ctx.user))
+            }
             Kind::Recv => {
                 let multi = if completion.flags.contains(OpFlags::MULTI) { sys::FI_MULTI_RECV } else { 0 };
                 Self::received(completion, completion.ctx.ptr, User(completion.ctx.user).flags() | multi)
             }
             // Nobody posted an operation for it.
-            Kind::RemoteWrite => Self::received(completion, 0, sys::FI_RMA | sys::FI_REMOTE_WRITE),
-            Kind::RemoteRead => Self::received(completion, self.context, sys::FI_RMA | sys::FI_REMOTE_READ),
+            Kind::RemoteWrite => Self::received(completion, 0, remote_family(completion) | sys::FI_REMOTE_WRITE),
+            Kind::RemoteRead => {
+                Self::received(completion, self.context, remote_family(completion) | sys::FI_REMOTE_READ)
+            }
         }
     }
 
@@ -346,6 +352,11 @@ impl Routes {
             failed: false,
         }
     }
+}
+
+/// Which family of operations a peer has reached us by.
+const fn remote_family(completion: &Completion) -> u64 {
+    if completion.flags.contains(OpFlags::ATOMIC) { sys::FI_ATOMIC } else { sys::FI_RMA }
 }
 
 const _: () = assert!(ADDR_NONE == sys::FI_ADDR_NOTAVAIL);

@@ -7,10 +7,10 @@ use crate::errno::Errno;
 use crate::info::offer::reject;
 
 /// Kinds of operation. Granted only when asked for.
-const PRIMARY: u64 = sys::FI_MSG | sys::FI_TAGGED | sys::FI_RMA | sys::FI_DIRECTED_RECV;
+const PRIMARY: u64 = sys::FI_MSG | sys::FI_TAGGED | sys::FI_RMA | sys::FI_ATOMIC | sys::FI_DIRECTED_RECV;
 /// Restrict messages to one direction.
 const MESSAGE_MODIFIERS: u64 = sys::FI_SEND | sys::FI_RECV;
-/// Restrict remote memory access to one role.
+/// Restrict remote memory access and atomics to one role.
 const RMA_MODIFIERS: u64 = sys::FI_READ | sys::FI_WRITE | sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE;
 /// Extras that cost nothing: granted unasked.
 const FREE: u64 = sys::FI_MULTI_RECV | sys::FI_SOURCE | sys::FI_FENCE | sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;
@@ -23,12 +23,19 @@ const PRIMARY_2_0: u64 = v2::FI_TAGGED_DIRECTED_RECV;
 const PROMISES_2_0: u64 = v2::FI_EXACT_DIRECTED_RECV;
 
 /// What matters to a transmit context.
-const TX: u64 =
-    sys::FI_MSG | sys::FI_TAGGED | sys::FI_RMA | sys::FI_SEND | sys::FI_READ | sys::FI_WRITE | sys::FI_FENCE;
+const TX: u64 = sys::FI_MSG
+    | sys::FI_TAGGED
+    | sys::FI_RMA
+    | sys::FI_ATOMIC
+    | sys::FI_SEND
+    | sys::FI_READ
+    | sys::FI_WRITE
+    | sys::FI_FENCE;
 /// What matters to a receive context.
 const RX: u64 = sys::FI_MSG
     | sys::FI_TAGGED
     | sys::FI_RMA
+    | sys::FI_ATOMIC
     | sys::FI_RECV
     | sys::FI_REMOTE_READ
     | sys::FI_REMOTE_WRITE
@@ -70,7 +77,7 @@ pub(crate) fn grant(api: u32, wanted: u64) -> Result<u64, Errno> {
     // Only extras: then any kind of operation will do.
     let base = if wanted & primary == 0 { full(api) & primary } else { wanted & primary };
     let messages = base & (sys::FI_MSG | sys::FI_TAGGED) != 0;
-    let rma = base & sys::FI_RMA != 0;
+    let rma = base & (sys::FI_RMA | sys::FI_ATOMIC) != 0;
     let granted = base
         | modifiers(messages, wanted & MESSAGE_MODIFIERS, MESSAGE_MODIFIERS)
         | modifiers(rma, wanted & RMA_MODIFIERS, RMA_MODIFIERS)

@@ -168,7 +168,7 @@ fn tx(hints: &Hints, caps: u64, params: &Params) -> Result<sys::fi_tx_attr, Errn
         // A client that asks for fewer gets what it asks for: the queue is memory.
         size: if hint.size == 0 { params.tx_size } else { up_to("tx_attr->size", hint.size, 1, MAX_QUEUE)? },
         iov_limit: IOV_LIMIT,
-        rma_iov_limit: if caps & sys::FI_RMA == 0 { 0 } else { IOV_LIMIT },
+        rma_iov_limit: if caps & (sys::FI_RMA | sys::FI_ATOMIC) == 0 { 0 } else { IOV_LIMIT },
         tclass: hint.tclass,
         ..zero
     })
