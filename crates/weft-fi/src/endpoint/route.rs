@@ -269,10 +269,35 @@ impl Routes {
         }
     }
 
+    /// Hands on the received messages that come first and of which only an entry is to be made: most often these are all.
+    /// Returns how many there were.
+    #[inline]
+    fn deliver_received(&self, completions: &[Completion]) -> usize {
+        let Some(cq) = self.rx.as_deref().filter(|_| self.counters[Class::Recv as usize].is_none()) else { return 0 };
+        let plain = |completion: &Completion| {
+            completion.kind == Kind::Recv
+                && completion.fault.is_none()
+                && !completion.flags.contains(OpFlags::MULTI)
+                && User(completion.ctx.user).wants_entry()
+        };
+        if !completions.first().is_some_and(plain) {
+            return 0;
+        }
+        let mut appender = cq.appender();
+        let mut done = 0;
+        for completion in completions.iter().take_while(|completion| plain(completion)) {
+            let flags = User(completion.ctx.user).flags();
+            appender.push(Self::received(completion, completion.ctx.ptr, flags));
+            done += 1;
+        }
+        done
+    }
+
     fn deliver_some(&self, completions: &mut Vec<Completion>) {
+        let done = self.deliver_received(completions);
         // The queue that the last entry went to stays locked for the next one.
         let mut open: Option<Appender<'_>> = None;
-        for completion in completions.iter() {
+        for completion in completions.iter().skip(done) {
             let user = User(completion.ctx.user);
             let (cq, wanted, counted) = match completion.kind {
                 Kind::Send | Kind::Read | Kind::Write | Kind::Atomic | Kind::FetchAtomic => {
