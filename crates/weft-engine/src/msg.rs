@@ -18,7 +18,9 @@ use crate::engine::{Engine, Started};
 use crate::mem::{self, Iov, IovList, Owned};
 use crate::nic::Nic;
 use crate::ops::{Phase, TxOp, XferKind};
-use crate::wire::{self, F_ACK, F_DATA, F_TAGGED, Fin, Long, Reader, Rts, Short, Status, kind};
+use crate::wire::{
+    self, F_ACK, F_DATA, F_TAGGED, Fin, LONG_ROOM, Reader, Rts, SHORT_ROOM, Short, Status, Writer, kind,
+};
 
 /// What a message costs of the eager window beside its payload: about what its entry in the unexpected queue takes.
 pub(crate) const EAGER_COST: u64 = 64;
@@ -162,8 +164,14 @@ impl<N: Nic> Engine<N> {
             op.pending = u32::from(delivery);
         } else {
             let direct = vc.caps.get || vc.caps.put;
-            let mut head = rts_head(index, op, direct, vc.caps.mailbox_bytes as usize);
-            if self.nic.send(link, head.with_seq(vc.tx_seq), &[]).is_err() {
+            let (mailbox_bytes, seq) = (vc.caps.mailbox_bytes as usize, vc.tx_seq);
+            let sent = match op.iov.len() {
+                0 | 1 => {
+                    self.nic.send(link, rts_head::<SHORT_ROOM>(index, op, direct, mailbox_bytes).with_seq(seq), &[])
+                }
+                _ => self.nic.send(link, rts_head::<LONG_ROOM>(index, op, direct, mailbox_bytes).with_seq(seq), &[]),
+            };
+            if sent.is_err() {
                 return Started::Blocked;
             }
             op.phase = Phase::AwaitCts;
@@ -183,13 +191,13 @@ pub(crate) fn keep(iov: &[Iov], flags: OpFlags) -> (IovList, Option<Owned>) {
     (smallvec::smallvec![owned.iov()], Some(owned))
 }
 
-fn rts_head(index: u32, op: &TxOp, direct: bool, mailbox_bytes: usize) -> Long {
+fn rts_head<const ROOM: usize>(index: u32, op: &TxOp, direct: bool, mailbox_bytes: usize) -> Writer<ROOM> {
     let mut bits = 0;
     bits |= if op.flags.contains(OpFlags::TAGGED) { F_TAGGED } else { 0 };
     bits |= if op.flags.contains(OpFlags::DATA) { F_DATA } else { 0 };
     bits |= if op.flags.contains(OpFlags::DELIVERY) { F_ACK } else { 0 };
     let source = if direct { wire_iov(&op.iov, mailbox_bytes) } else { SmallVec::new() };
-    let mut w = Long::new(kind::RTS, bits);
+    let mut w = Writer::new(kind::RTS, bits);
     w.put(&Rts {
         op: index.into(),
         iov_count: u32::try_from(source.len()).unwrap_or(0).into(),

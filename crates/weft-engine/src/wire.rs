@@ -243,10 +243,14 @@ pub(crate) struct Writer<const ROOM: usize> {
     len: usize,
 }
 
-/// Room for every message without a list of addresses.
-pub(crate) type Short = Writer<72>;
+/// Bytes for every message with one address at most: a READ_BULK has as many.
+pub(crate) const SHORT_ROOM: usize = 80;
+/// Bytes for the longest list of addresses.
+pub(crate) const LONG_ROOM: usize = 72 + MAX_REMOTE_IOV * size_of::<WireIov>();
+/// Room for every message with one address at most.
+pub(crate) type Short = Writer<SHORT_ROOM>;
 /// Room for the longest list of addresses.
-pub(crate) type Long = Writer<{ 72 + MAX_REMOTE_IOV * size_of::<WireIov>() }>;
+pub(crate) type Long = Writer<LONG_ROOM>;
 
 impl<const ROOM: usize> Writer<ROOM> {
     /// Begins a message. The sequence number is filled in by [`Writer::with_seq`].

@@ -21,7 +21,7 @@ const MAX_PIECES: usize = 64;
 /// Memory here and memory of the peer that correspond byte by byte.
 pub(super) struct Span {
     local: IovList,
-    remote: Vec<RemoteIov>,
+    remote: SmallVec<[RemoteIov; 2]>,
     /// Towards the peer.
     put: bool,
     total_bytes: usize,
@@ -31,7 +31,7 @@ impl Span {
     pub(super) fn new(put: bool, local: &[Iov], remote: &[RemoteIov]) -> Self {
         let far = remote.iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.len));
         let total_bytes = mem::total_len(local).min(usize::try_from(far).unwrap_or(usize::MAX));
-        Self { local: local.into(), remote: remote.to_vec(), put, total_bytes }
+        Self { local: local.into(), remote: SmallVec::from_slice(remote), put, total_bytes }
     }
 
     pub(super) fn total_bytes(&self) -> usize {

@@ -41,6 +41,14 @@ struct Push {
     ctx: u64,
 }
 
+/// What became of a transfer by address.
+pub(super) enum Begun {
+    /// It goes on, maybe with the peer's help.
+    Queued(Option<Share>),
+    /// It is over.
+    Ended(Result<(), LinkError>),
+}
+
 /// What a look at a link brought.
 pub(super) struct Look {
     /// Sink calls made.
@@ -172,11 +180,17 @@ impl Link {
         Ok(())
     }
 
-    /// Queues a transfer by address. A long one may be shared with a peer that is awake: waking it would take longer than
-    /// its help saves.
-    pub(super) fn transfer(&mut self, span: Span, ctx: u64) -> Result<Option<Share>, Full> {
+    /// Begins a transfer by address. A short one is made at once, unless others wait. A long one is queued, and may be shared
+    /// with a peer that is awake: waking it would take longer than its help saves.
+    pub(super) fn transfer(&mut self, span: Span, ctx: u64) -> Result<Begun, Full> {
         if self.transfers.len() >= QUEUE_DEPTH {
             return Err(Full);
+        }
+        if span.total_bytes() < SHARE_BYTES && !self.has_bulk() {
+            let copied = if self.peer_has_closed() { Ok(()) } else { span.copy(self.pid, 0, span.total_bytes()) };
+            // What was copied from a peer that has closed may be anything.
+            let closed = self.peer_has_closed();
+            return Ok(Begun::Ended(if closed { copied.and(Err(LinkError::Closed)) } else { copied }));
         }
         let awake = self.peer_side().polled.0.load(Ordering::Relaxed) != 0;
         let mut transfer = Transfer::new(span, ctx);
@@ -189,7 +203,7 @@ impl Link {
             }
         }
         self.transfers.push_back(transfer);
-        Ok(share)
+        Ok(Begun::Queued(share))
     }
 
     /// Queues our help with a transfer of the peer's.

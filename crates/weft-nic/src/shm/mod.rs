@@ -58,7 +58,7 @@ use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, RemoteIov, Share, 
 use cma::Span;
 use doorbell::{Barriers, Door};
 use handshake::Handshake;
-use link::Link;
+use link::{Begun, Link};
 use ring::{INLINE_BYTES, MAILBOX_BYTES, MAX_LINES, MIN_LINES};
 use segment::LINE_BYTES;
 
@@ -309,6 +309,22 @@ impl Shm {
         }
     }
 
+    /// Begins a transfer by address.
+    fn transfer(&mut self, link: LinkId, span: Span, ctx: u64) -> Result<Option<Share>, Full> {
+        let up = self.link(link).ok_or(Full)?;
+        debug_assert!(up.caps().get && up.caps().put);
+        match up.transfer(span, ctx)? {
+            Begun::Queued(share) => {
+                self.make_busy(link);
+                Ok(share)
+            }
+            Begun::Ended(result) => {
+                self.events.push_back(Event::Done(link, ctx, result));
+                Ok(None)
+            }
+        }
+    }
+
     /// A send found no room, or the peer's words made no sense.
     #[cold]
     fn refused(&mut self, id: LinkId) {
@@ -348,19 +364,11 @@ impl Nic for Shm {
     }
 
     fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
-        let up = self.link(link).ok_or(Full)?;
-        debug_assert!(up.caps().get);
-        let share = up.transfer(Span::new(false, local, remote), ctx)?;
-        self.make_busy(link);
-        Ok(share)
+        self.transfer(link, Span::new(false, local, remote), ctx)
     }
 
     fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
-        let up = self.link(link).ok_or(Full)?;
-        debug_assert!(up.caps().put);
-        let share = up.transfer(Span::new(true, local, remote), ctx)?;
-        self.make_busy(link);
-        Ok(share)
+        self.transfer(link, Span::new(true, local, remote), ctx)
     }
 
     fn assist(

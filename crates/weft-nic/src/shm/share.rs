@@ -25,7 +25,7 @@ use super::sync::{AtomicU64, Ordering};
 /// Slots of one side of a link: transfers that it may share at a time.
 pub(super) const SLOTS: u32 = 8;
 /// Shortest transfer that is shared, in bytes. Below it the request costs more than the help brings.
-pub(super) const SHARE_BYTES: usize = 32 * 1024;
+pub(super) const SHARE_BYTES: usize = 40 * 1024;
 /// Smallest unit in bytes; longer transfers have larger ones, so that the counts fit.
 const UNIT_BYTES: u64 = 4096;
 const COUNT_BITS: u32 = 24;
@@ -88,10 +88,10 @@ impl Cut {
         self.total_bytes.div_ceil(self.unit_bytes)
     }
 
-    /// How much to take when `left` units are left and `taken` are already ours. The first portion is half of the whole:
-    /// sides that begin together need no second one. Later ones shrink, so that both end together.
+    /// How much to take when `left` units are left and `taken` are already ours. The first portion is a little more than half of
+    /// the whole: the owner begins first, and then neither side needs a second one. Later ones shrink, so that both end together.
     fn portion(self, left: u64, taken: u64) -> u64 {
-        let ideal = if taken == 0 { self.units().div_ceil(2) } else { left / 2 };
+        let ideal = if taken == 0 { (9 * self.units()).div_ceil(16) } else { left / 2 };
         let units = |bytes: u64| (bytes / self.unit_bytes).max(1);
         ideal.clamp(units(LEAST_BYTES), units(MOST_BYTES)).min(left)
     }

@@ -109,6 +109,10 @@ fn a_full_ring_wakes_its_producer() {
             if next.is_multiple_of(1009) {
                 std::thread::sleep(Duration::from_micros(300));
             }
+            if next.is_multiple_of(20_011) {
+                // However slow the sender is: by now the ring is full.
+                std::thread::sleep(Duration::from_millis(20));
+            }
         }
         (b, sleeps)
     });
@@ -118,6 +122,10 @@ fn a_full_ring_wakes_its_producer() {
     for n in 0..MESSAGES {
         let body = if n % 10 == 0 { body } else { body.slice(0, 20) };
         sleeps += work(&mut a, |a| a.nic.send(near, &n.to_ne_bytes(), &[body]).is_ok());
+        if n % 15_013 == 0 {
+            // However slow the receiver is: by now the ring is empty.
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
     let (b, their_sleeps) = other.join().unwrap();
     assert!(sleeps > 0 && their_sleeps > 0, "{sleeps} {their_sleeps}");
