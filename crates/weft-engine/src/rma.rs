@@ -117,22 +117,8 @@ impl<N: Nic> Engine<N> {
     /// Starts an RMA write. Errors: `Again` (as for a send), `NoSuchAddress`, `TooLong`, `Invalid` (lengths differ).
     pub fn write(&mut self, op: &RmaOp<'_>) -> Result<(), Error> {
         let (vci, len) = self.check_rma(op)?;
-        if let [remote] = op.remote
-            && op.flags.contains(OpFlags::QUIET | OpFlags::INJECT)
-            && !op.flags.contains(OpFlags::FENCE)
-        {
-            let vc = &mut self.core.vcs[vci as usize];
-            if let Some(link) = vc.link()
-                && vc.tx.is_empty()
-                && len <= u64::from(vc.caps.eager_bytes)
-            {
-                let mut head = write_head(wire::NO_OP, 0, op.flags, op.data, remote);
-                if self.nic.send(link, head.with_seq(vc.tx_seq), op.iov).is_ok() {
-                    vc.tx_seq = vc.tx_seq.wrapping_add(1);
-                    vc.quiet_writes += 1;
-                    return Ok(());
-                }
-            }
+        if self.write_now(op, vci, len) {
+            return Ok(());
         }
         let unwatched = op.flags.contains(OpFlags::INJECT | OpFlags::QUIET);
         if unwatched && op.remote.len() == 1 && !op.flags.contains(OpFlags::FENCE) {
@@ -142,6 +128,52 @@ impl<N: Nic> Engine<N> {
             }
         }
         self.enqueue_rma(op, Kind::Write, vci, len)
+    }
+
+    /// The fast path of [`Engine::write`]: one piece that goes eagerly, with nothing before it. Its bytes have left when this
+    /// returns true, so that of the operation only what its acknowledgement needs is kept. False: nothing has happened.
+    fn write_now(&mut self, op: &RmaOp<'_>, vci: u32, len: u64) -> bool {
+        let [remote] = op.remote else { return false };
+        let core = &mut self.core;
+        let vc = &mut core.vcs[vci as usize];
+        let Some(link) = vc.link() else { return false };
+        let nameless = op.flags.contains(OpFlags::QUIET | OpFlags::INJECT);
+        if !vc.tx.is_empty()
+            || len > u64::from(vc.caps.eager_bytes)
+            || op.flags.contains(OpFlags::FENCE)
+            || (!nameless && core.ops.len() >= core.config.tx_depth)
+        {
+            return false;
+        }
+        let index = if nameless { wire::NO_OP } else { u32::try_from(core.ops.vacant_key()).unwrap_or(u32::MAX) };
+        if self.nic.send(link, write_head(index, 0, op.flags, op.data, remote).with_seq(vc.tx_seq), op.iov).is_err() {
+            return false;
+        }
+        vc.tx_seq = vc.tx_seq.wrapping_add(1);
+        if nameless {
+            vc.quiet_writes += 1;
+            return true;
+        }
+        vc.outstanding += 1;
+        core.ops.insert(TxOp {
+            kind: Kind::Write,
+            vc: vci,
+            ctx: op.ctx,
+            flags: op.flags,
+            iov: IovList::new(),
+            owned: None,
+            tag: 0,
+            data: op.data,
+            len,
+            remote: SmallVec::new(),
+            phase: Phase::Queued,
+            next_part: 1,
+            pending: 1,
+            pushing: 0,
+            assisting: 0,
+            fault: None,
+        });
+        true
     }
 
     /// Starts an RMA read. Errors: `Again`, `NoSuchAddress`, `TooLong`, `Invalid` (lengths differ).
