@@ -269,32 +269,42 @@ impl Routes {
         }
     }
 
-    /// Hands on the received messages that come first and of which only an entry is to be made: most often these are all.
-    /// Returns how many there were.
+    /// Hands on the completions of one kind that come first and of which only an entry is to be made: most often these are
+    /// all. Returns how many there were.
     #[inline]
-    fn deliver_received(&self, completions: &[Completion]) -> usize {
-        let Some(cq) = self.rx.as_deref().filter(|_| self.counters[Class::Recv as usize].is_none()) else { return 0 };
-        let plain = |completion: &Completion| {
-            completion.kind == Kind::Recv
+    fn deliver_run(&self, completions: &[Completion]) -> usize {
+        let Some(kind) = completions.first().map(|completion| completion.kind) else { return 0 };
+        let cq = match kind {
+            Kind::RemoteWrite | Kind::RemoteRead => return 0,
+            Kind::Recv => &self.rx,
+            _ => &self.tx,
+        };
+        let Some(cq) = cq.as_deref().filter(|_| self.counters[Class::of(kind) as usize].is_none()) else { return 0 };
+        let plain = |completion: &&Completion| {
+            completion.kind == kind
                 && completion.fault.is_none()
                 && !completion.flags.contains(OpFlags::MULTI)
                 && User(completion.ctx.user).wants_entry()
         };
-        if !completions.first().is_some_and(plain) {
+        if completions.first().is_none_or(|completion| !plain(&completion)) {
             return 0;
         }
         let mut appender = cq.appender();
         let mut done = 0;
-        for completion in completions.iter().take_while(|completion| plain(completion)) {
-            let flags = User(completion.ctx.user).flags();
-            appender.push(Self::received(completion, completion.ctx.ptr, flags));
+        for completion in completions.iter().take_while(plain) {
+            let user = User(completion.ctx.user);
+            if kind == Kind::Recv {
+                appender.push(Self::received(completion, completion.ctx.ptr, user.flags()));
+            } else {
+                appender.push(Self::transmitted(completion.ctx.ptr, user));
+            }
             done += 1;
         }
         done
     }
 
     fn deliver_some(&self, completions: &mut Vec<Completion>) {
-        let done = self.deliver_received(completions);
+        let done = self.deliver_run(completions);
         // The queue that the last entry went to stays locked for the next one.
         let mut open: Option<Appender<'_>> = None;
         for completion in completions.iter().skip(done) {
