@@ -136,6 +136,15 @@ fn both_kinds_of_progress_are_compared() {
 }
 
 #[test]
+fn threads_with_endpoints_of_their_own_wait_for_no_lock() {
+    let Some(host) = host() else { return };
+    let (rows, _) = rows(&directory("locks"), &host, "rate --providers weft --threads 2 --op tagged,write");
+    let waits: Vec<_> = rows.iter().filter(|row| row["unit"] == "times").map(|row| &row["median"]).collect();
+    // Two operations, both sides.
+    assert_eq!(waits, [0.0; 4], "{rows:?}");
+}
+
+#[test]
 fn memory_is_told_apart() {
     let Some(host) = host() else { return };
     let (rows, _) = rows(&directory("memory"), &host, "memory --providers weft --peers 20 --addresses 5000");

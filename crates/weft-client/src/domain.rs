@@ -169,6 +169,28 @@ impl Domain {
         &self.0
     }
 
+    /// What the provider counts inside, where it has weft's extension for that (fi_weft(7), "EXTENSIONS").
+    #[must_use]
+    pub fn stats(&self) -> Option<Stats> {
+        // SAFETY: it is open.
+        let domain = unsafe { &*self.0.domain };
+        // SAFETY: an open domain has its table.
+        let table = unsafe { &*domain.fid.ops };
+        let open = table.ops_open?;
+        let mut ops = null_mut();
+        // SAFETY: it is open, the name is a string, the table goes to a local.
+        let result = unsafe { open(self.0.domain.cast(), c"weft_stats".as_ptr(), 0, &mut ops, null_mut()) };
+        if result != 0 {
+            return None;
+        }
+        // SAFETY: this is what the table of that name begins with.
+        let ops = unsafe { ops.cast::<StatsOps>().as_ref() }?;
+        let mut stats = Stats::default();
+        // SAFETY: the domain is open, the place has the length that is given along.
+        let result = unsafe { (ops.read)(self.0.domain, &mut stats, size_of::<Stats>()) };
+        (result == 0).then_some(stats)
+    }
+
     /// The longest message that may be injected, in bytes.
     #[must_use]
     pub fn inject_bytes(&self) -> usize {
@@ -180,6 +202,23 @@ impl Domain {
     pub fn address_format(&self) -> u32 {
         self.0.info.get().addr_format
     }
+}
+
+/// What weft counts inside a domain: `struct weft_stats`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// How often a call had to wait at a lock for another thread.
+    pub lock_waits: u64,
+    /// Rounds in which the thread for automatic progress found something to do.
+    pub thread_rounds: u64,
+}
+
+/// `struct weft_stats_ops`.
+#[repr(C)]
+struct StatsOps {
+    size: usize,
+    read: unsafe extern "C" fn(*mut fid_domain, *mut Stats, usize) -> i32,
 }
 
 impl Inner {

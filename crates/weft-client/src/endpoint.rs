@@ -253,6 +253,12 @@ impl Endpoint {
         Region { base, key }
     }
 
+    /// The domain that it belongs to.
+    #[must_use]
+    pub fn domain(&self) -> &Domain {
+        &self.domain
+    }
+
     pub(crate) fn inner(&self) -> &Inner {
         self.domain.inner()
     }

@@ -33,7 +33,7 @@ pub const FORMAT_SOCKADDR_IN6: u32 = weft_fi_sys::FI_SOCKADDR_IN6;
 /// Addresses are strings that end in a null byte.
 pub const FORMAT_STRING: u32 = weft_fi_sys::FI_ADDR_STR;
 
-pub use domain::{Caps, Domain, Progress, Threading, Wanted};
+pub use domain::{Caps, Domain, Progress, Stats, Threading, Wanted};
 pub use endpoint::{Address, Completion, Endpoint, Piece, Posted, Region};
 pub use library::Library;
 

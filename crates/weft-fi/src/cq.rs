@@ -112,7 +112,7 @@ fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mu
     let head =
         sys::fid_cq { fid: object::new_fid(sys::FI_CLASS_CQ, context, &FID_OPS), ops: object::table(&CQ_OPS.base) };
     // SAFETY: `callers` is what the client promised for this domain: calls on this queue and on its endpoints.
-    let ring = unsafe { Guarded::new(callers, Ring::new(size.min(RESERVED_ENTRIES))) };
+    let ring = unsafe { Guarded::new(callers, domain.meter(), Ring::new(size.min(RESERVED_ENTRIES))) };
     let queue = Cq {
         head: Head::new(head),
         len: AtomicUsize::new(0),
@@ -171,10 +171,15 @@ impl Drop for Appender<'_> {
 }
 
 impl Cq {
-    /// Opens the queue for appending.
+    /// Opens the queue for appending. `visiting`: by the progress thread.
     #[inline]
-    pub(crate) fn appender(&self) -> Appender<'_> {
-        Appender { cq: self, ring: self.ring.lock() }
+    pub(crate) fn appender(&self, visiting: bool) -> Appender<'_> {
+        Appender { cq: self, ring: if visiting { self.ring.visit() } else { self.ring.lock() } }
+    }
+
+    /// The progress thread appends nothing for a while.
+    pub(crate) fn end_visits(&self) {
+        self.ring.end_visits();
     }
 
     /// Whether new operations must wait for the client to read.

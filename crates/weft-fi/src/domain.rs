@@ -8,7 +8,7 @@
 //! Invariants: lock order is regions, then an endpoint's engine. `close` answers -FI_EBUSY while any object of the
 //! domain is open.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -26,11 +26,11 @@ use crate::eq::Eq;
 use crate::errno::Errno;
 use crate::fabric::{Fabric, Instances};
 use crate::info::hints::Hints;
-use crate::lock::Callers;
+use crate::lock::{Callers, Meter};
 use crate::object::{self, Head, Hold, Object, Uses};
 use crate::params::Params;
 use crate::progress::AutoProgress;
-use crate::{atomic, av, cntr, cq, endpoint, info, mr, noop};
+use crate::{atomic, av, cntr, cq, endpoint, info, mr, noop, stats};
 
 /// An open domain.
 #[repr(C)]
@@ -46,6 +46,7 @@ pub(crate) struct Domain {
     /// The default authorization key of endpoints.
     auth_key: Option<Vec<u8>>,
     auto: Option<Arc<AutoProgress>>,
+    meter: Arc<Meter>,
     shared: Mutex<Shared>,
     /// Bound by `fi_domain_bind`, and whether registrations are reported there (FI_REG_MR).
     eq: Mutex<Option<(Hold<Eq>, bool)>>,
@@ -180,6 +181,7 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
         auth_key: info.domain_auth_key,
         params,
         auto,
+        meter: Arc::default(),
         shared: Mutex::default(),
         eq: Mutex::new(None),
         uses: Uses::new(),
@@ -225,12 +227,17 @@ impl Domain {
         self.auto.as_ref()
     }
 
-    /// Who calls the data path of the domain's objects. A progress thread is one more caller.
+    /// Who calls the data path of the domain's objects, the progress thread apart.
     pub(crate) const fn callers(&self) -> Callers {
-        match (self.threading, &self.auto) {
-            (sys::FI_THREAD_DOMAIN | sys::FI_THREAD_COMPLETION, None) => Callers::One,
+        match self.threading {
+            sys::FI_THREAD_DOMAIN | sys::FI_THREAD_COMPLETION => Callers::One,
             _ => Callers::Any,
         }
+    }
+
+    /// What counts the waits at the locks of the domain's objects.
+    pub(crate) const fn meter(&self) -> &Arc<Meter> {
+        &self.meter
     }
 
     /// How an endpoint of this domain sets up its devices.
@@ -425,13 +432,29 @@ unsafe extern "C" fn control(_fid: *mut sys::fid, command: c_int, arg: *mut c_vo
     })
 }
 
-/// `fi_open_ops`: there are no extensions yet.
+/// `fi_open_ops`.
 unsafe extern "C" fn ops_open(
-    _fid: *mut sys::fid,
-    _name: *const c_char,
-    _flags: u64,
-    _ops: *mut *mut c_void,
+    fid: *mut sys::fid,
+    name: *const c_char,
+    flags: u64,
+    ops: *mut *mut c_void,
     _context: *mut c_void,
 ) -> c_int {
-    Errno::NOSYS.code()
+    object::guard("fi_open_ops(domain)", || {
+        // SAFETY: the client's domain.
+        unsafe { object::borrow_fid::<Domain>(fid) }?;
+        let place = object::place(ops)?;
+        let name = NonNull::new(name.cast_mut()).ok_or(Errno::INVAL)?;
+        // SAFETY: the client's string.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) };
+        if flags != 0 {
+            return Err(Errno::BADFLAGS);
+        }
+        if name != stats::NAME {
+            return Err(Errno::NOSYS);
+        }
+        // SAFETY: the client's place for the table.
+        unsafe { place.write(stats::ops()) };
+        Ok(0)
+    })
 }

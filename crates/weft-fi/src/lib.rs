@@ -30,6 +30,7 @@ pub mod params;
 mod poll;
 mod progress;
 mod rma;
+mod stats;
 mod tagged;
 mod wait;
 

@@ -4,23 +4,26 @@
 //! a queue's ring, through a `Guarded`. This file is the only place where that exclusion is `unsafe`.
 //!
 //! Two kinds, chosen when the cell is made:
-//! - *shared* (FI_THREAD_SAFE, FI_THREAD_FID, FI_THREAD_ENDPOINT, or automatic progress): an ordinary mutex.
-//! - *owned* (FI_THREAD_DOMAIN, FI_THREAD_COMPLETION with manual progress): the client promises that data-path calls
+//! - *shared* (FI_THREAD_SAFE, FI_THREAD_FID, FI_THREAD_ENDPOINT): an ordinary mutex.
+//! - *owned* (FI_THREAD_DOMAIN, FI_THREAD_COMPLETION): the client promises that data-path calls
 //!   are serialized (fi_domain(3), "Multi-threading Support"), so [`Guarded::lock`] takes no atomic
-//!   read-modify-write: it sets a flag, looks at another, and is in. Control calls (address vectors, memory
-//!   registration, close) remain thread safe by the same man page; they come in by [`Guarded::intrude`], which takes
-//!   the mutex, announces itself, makes every other thread execute a memory barrier (membarrier(2), so that the
-//!   owner needs none), and waits until the owner is out. Where the kernel refuses membarrier, an owned cell is made
-//!   shared.
+//!   read-modify-write: it sets a flag, looks at another, and is in. Who is not covered by the promise announces itself by the
+//!   other flag, makes every other thread execute a memory barrier (membarrier(2), so that the owner needs none), and waits until
+//!   the owner is out. Where the kernel refuses membarrier, an owned cell is made shared.
 //!
-//! Invariants: at most one guard exists at a time; neither method may be called while the same thread holds a guard
+//! Not covered are control calls (address vectors, memory registration, close), which remain thread safe by the same man page and
+//! come in by [`Guarded::intrude`], and the progress thread. That one comes often or not at all, so its first
+//! [`Guarded::visit`] leaves the cell *open*: everybody goes by the mutex, as in a shared cell, until [`Guarded::end_visits`].
+//! A client that progresses by itself therefore pays nothing for having such a thread.
+//!
+//! Invariants: at most one guard exists at a time; no method may be called while the same thread holds a guard
 //! of the same cell. Lock order of the crate: a poll list, then an endpoint's engine, then a queue's ring; rings are
-//! leaves.
+//! leaves. [`Meter`] counts the callers that had to wait, which costs the others nothing.
 
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::ops::{Deref, DerefMut};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, compiler_fence};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::lock_api::RawMutex as _;
 use rustix::thread::{MembarrierCommand, membarrier};
@@ -34,15 +37,43 @@ pub(crate) enum Callers {
     One,
 }
 
+thread_local! {
+    /// Whether this is a thread of ours, which no threading level covers.
+    static OURS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// This thread is ours: it may enter by visiting only, which debug builds make sure of.
+pub(crate) fn visit_only() {
+    OURS.set(true);
+}
+
+/// How often somebody had to wait for another thread at one of a domain's locks.
+#[derive(Debug, Default)]
+pub(crate) struct Meter(AtomicU64);
+
+impl Meter {
+    /// So far.
+    pub(crate) fn waits(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn count(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// A value behind a lock that costs what the threading level demands.
 pub(crate) struct Guarded<T> {
     /// Whether `lock` relies on the client's serialization.
     owned: bool,
     /// Owned: a data-path caller is inside, or tries to be.
     inside: AtomicBool,
-    /// Owned: an intruder is inside, or waits.
+    /// Owned: the mutex counts, because an intruder is inside, or waits, or the cell is open.
     intruder: AtomicBool,
+    /// Owned: visits have not ended. Written with the mutex held.
+    open: AtomicBool,
     mutex: parking_lot::RawMutex,
+    meter: Arc<Meter>,
     value: UnsafeCell<T>,
 }
 
@@ -68,26 +99,21 @@ enum Held {
 }
 
 impl<T> Guarded<T> {
-    /// A cell that any thread may enter.
-    pub(crate) fn shared(value: T) -> Self {
-        Self {
-            owned: false,
-            inside: AtomicBool::new(false),
-            intruder: AtomicBool::new(false),
-            mutex: parking_lot::RawMutex::INIT,
-            value: UnsafeCell::new(value),
-        }
-    }
-
-    /// A cell for the given callers.
+    /// A cell for the given callers, whose waits are counted by `meter`.
     ///
     /// # Safety
     /// With [`Callers::One`], calls of [`Guarded::lock`] and the lives of the guards they return must not overlap
     /// between threads, and must be ordered by happens-before: what the client promised by its threading level.
-    pub(crate) unsafe fn new(callers: Callers, value: T) -> Self {
-        let mut cell = Self::shared(value);
-        cell.owned = callers == Callers::One && can_intrude();
-        cell
+    pub(crate) unsafe fn new(callers: Callers, meter: &Arc<Meter>, value: T) -> Self {
+        Self {
+            owned: callers == Callers::One && can_intrude(),
+            inside: AtomicBool::new(false),
+            intruder: AtomicBool::new(false),
+            open: AtomicBool::new(false),
+            mutex: parking_lot::RawMutex::INIT,
+            meter: Arc::clone(meter),
+            value: UnsafeCell::new(value),
+        }
     }
 
     /// Enters from the data path.
@@ -95,6 +121,7 @@ impl<T> Guarded<T> {
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         if self.owned {
             debug_assert!(!self.inside.load(Ordering::Relaxed), "the threading level promised serialized calls");
+            debug_assert!(!OURS.get(), "a thread of ours must visit");
             self.inside.store(true, Ordering::Relaxed);
             // Orders the store before the load below as far as the compiler goes; the processor's part is
             // done by the intruder's membarrier.
@@ -104,7 +131,7 @@ impl<T> Guarded<T> {
             }
             return Guard { cell: self, held: Held::Flag };
         }
-        self.mutex.lock();
+        self.queue_up();
         Guard { cell: self, held: Held::Mutex }
     }
 
@@ -112,27 +139,92 @@ impl<T> Guarded<T> {
     #[cold]
     fn lock_after_intruder(&self) -> Guard<'_, T> {
         self.inside.store(false, Ordering::Release);
-        self.mutex.lock();
+        self.queue_up();
         Guard { cell: self, held: Held::Mutex }
     }
 
-    /// Enters from a control call or another thread of ours, whatever the client promised.
-    pub(crate) fn intrude(&self) -> Guard<'_, T> {
+    /// Takes the mutex.
+    #[inline]
+    fn queue_up(&self) {
+        if !self.mutex.try_lock() {
+            self.wait();
+        }
+    }
+
+    #[cold]
+    fn wait(&self) {
+        self.meter.count();
         self.mutex.lock();
-        if !self.owned {
+    }
+
+    /// Enters from a control call, whatever the client promised.
+    pub(crate) fn intrude(&self) -> Guard<'_, T> {
+        self.queue_up();
+        if !self.owned || self.open.load(Ordering::Relaxed) {
             return Guard { cell: self, held: Held::Mutex };
         }
+        self.announce();
+        self.await_owner();
+        Guard { cell: self, held: Held::Intruder }
+    }
+
+    /// Enters from a thread of ours, and leaves the cell open for more visits.
+    pub(crate) fn visit(&self) -> Guard<'_, T> {
+        self.queue_up();
+        if self.owned && !self.open.load(Ordering::Relaxed) {
+            self.announce();
+            self.await_owner();
+            self.open.store(true, Ordering::Relaxed);
+        }
+        Guard { cell: self, held: Held::Mutex }
+    }
+
+    /// Like [`Guarded::visit`], but gives up where it would wait.
+    pub(crate) fn try_visit(&self) -> Option<Guard<'_, T>> {
+        if !self.mutex.try_lock() {
+            return None;
+        }
+        if self.owned && !self.open.load(Ordering::Relaxed) {
+            // An owner that is seen without the barrier is not worth it.
+            if self.inside.load(Ordering::Relaxed) {
+                drop(Guard { cell: self, held: Held::Mutex });
+                return None;
+            }
+            self.announce();
+            if self.inside.load(Ordering::Acquire) {
+                drop(Guard { cell: self, held: Held::Intruder });
+                return None;
+            }
+            self.open.store(true, Ordering::Relaxed);
+        }
+        Some(Guard { cell: self, held: Held::Mutex })
+    }
+
+    /// The thread that visited will not come for a while: the owner need not take the mutex any more.
+    pub(crate) fn end_visits(&self) {
+        self.queue_up();
+        let held = if self.open.swap(false, Ordering::Relaxed) { Held::Intruder } else { Held::Mutex };
+        drop(Guard { cell: self, held });
+    }
+
+    /// With the mutex held: the owner that comes from now on will queue up, and one that is inside has said so.
+    fn announce(&self) {
         self.intruder.store(true, Ordering::Relaxed);
         // Registered in `can_intrude`; cannot fail then. The flag store above and the load below must not be
         // exchanged by the compiler; the system call is a barrier for it as well.
         let barrier = membarrier(MembarrierCommand::PrivateExpedited);
         debug_assert!(barrier.is_ok());
+    }
+
+    fn await_owner(&self) {
         let mut rounds = 0_u32;
         while self.inside.load(Ordering::Acquire) {
+            if rounds == 0 {
+                self.meter.count();
+            }
             rounds += 1;
             if rounds < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
-        Guard { cell: self, held: Held::Intruder }
     }
 
     /// Like [`Guarded::lock`], but gives up where it would wait for another data-path caller.
@@ -141,13 +233,13 @@ impl<T> Guarded<T> {
         if self.owned {
             return Some(self.lock());
         }
-        self.mutex.try_lock().then(|| Guard { cell: self, held: Held::Mutex })
+        if self.mutex.try_lock() { Some(Guard { cell: self, held: Held::Mutex }) } else { self.given_up() }
     }
 
-    /// Like [`Guarded::try_lock`] for our own threads, which no threading level covers: only for shared cells.
-    pub(crate) fn try_lock_shared(&self) -> Option<Guard<'_, T>> {
-        debug_assert!(!self.owned, "only a shared cell is entered by our own threads");
-        (!self.owned).then(|| self.try_lock()).flatten()
+    #[cold]
+    fn given_up(&self) -> Option<Guard<'_, T>> {
+        self.meter.count();
+        None
     }
 }
 
@@ -196,10 +288,24 @@ fn can_intrude() -> bool {
 mod tests {
     use super::*;
 
-    /// `lockers` threads of data-path calls and two intruders raise one plain integer; none may be lost.
+    fn shared<T>(value: T) -> Guarded<T> {
+        // SAFETY: nothing is promised.
+        unsafe { Guarded::new(Callers::Any, &Arc::default(), value) }
+    }
+
+    /// # Safety
+    /// As [`Guarded::new`] with [`Callers::One`].
+    unsafe fn owned<T>(value: T) -> Guarded<T> {
+        // SAFETY: the caller's promise.
+        unsafe { Guarded::new(Callers::One, &Arc::default(), value) }
+    }
+
+    const LOCKS: u64 = 200_000;
+    const INTRUSIONS: u64 = 500;
+
+    /// `lockers` threads of data-path calls, two intruders and a visitor raise one plain integer; none may be lost.
     fn hammer(cell: &Guarded<u64>, lockers: u32) {
-        const LOCKS: u64 = 200_000;
-        const INTRUSIONS: u64 = 500;
+        let mut visits = 0;
         std::thread::scope(|scope| {
             for _ in 0..lockers {
                 scope.spawn(|| {
@@ -215,29 +321,84 @@ mod tests {
                     }
                 });
             }
+            for turn in 0..20 * INTRUSIONS {
+                let guard = if turn % 8 == 3 { Some(cell.visit()) } else { cell.try_visit() };
+                if let Some(mut value) = guard {
+                    *value += 1;
+                    visits += 1;
+                }
+                if turn % 20 == 19 {
+                    cell.end_visits();
+                }
+            }
         });
-        assert_eq!(*cell.intrude(), u64::from(lockers) * LOCKS + 2 * INTRUSIONS);
+        assert_eq!(*cell.intrude(), u64::from(lockers) * LOCKS + 2 * INTRUSIONS + visits);
     }
 
     #[test]
-    fn an_owner_and_intruders_exclude_each_other() {
+    fn an_owner_intruders_and_a_visitor_exclude_each_other() {
         // SAFETY: exactly one thread calls `lock`.
-        let cell = unsafe { Guarded::new(Callers::One, 0) };
-        hammer(&cell, 1);
+        hammer(&unsafe { owned(0) }, 1);
     }
 
     #[test]
     fn shared_callers_exclude_each_other() {
-        hammer(&Guarded::shared(0), 2);
+        hammer(&shared(0), 2);
     }
 
     #[test]
     fn a_held_cell_is_not_entered_by_trying() {
-        let cell = Guarded::shared(7);
+        let cell = shared(7);
         let guard = cell.lock();
-        assert!(cell.try_lock_shared().is_none());
+        assert!(cell.try_visit().is_none() && cell.try_lock().is_none());
         drop(guard);
-        assert_eq!(cell.try_lock_shared().map(|guard| *guard), Some(7));
+        assert_eq!(cell.try_visit().map(|guard| *guard), Some(7));
+        // SAFETY: one thread.
+        let cell = unsafe { owned(7) };
+        let guard = cell.lock();
+        assert!(cell.try_visit().is_none());
+        drop(guard);
+        assert_eq!(*cell.lock(), 7);
+    }
+
+    #[test]
+    fn an_owner_goes_by_the_mutex_while_visits_last() {
+        // SAFETY: one thread.
+        let cell = unsafe { owned(()) };
+        let held = |expected| assert!(cell.lock().held == expected);
+        if !cell.owned {
+            return;
+        }
+        held(Held::Flag);
+        drop(cell.try_visit());
+        held(Held::Mutex);
+        drop(cell.intrude());
+        held(Held::Mutex);
+        cell.end_visits();
+        held(Held::Flag);
+        drop(cell.intrude());
+        cell.end_visits();
+        held(Held::Flag);
+    }
+
+    #[test]
+    fn only_who_waits_is_counted() {
+        let cell = shared(0);
+        *cell.lock() += 1;
+        drop(cell.intrude());
+        drop(cell.try_visit());
+        cell.end_visits();
+        assert_eq!(cell.meter.waits(), 0);
+        std::thread::scope(|scope| {
+            let guard = cell.lock();
+            let waiter = scope.spawn(|| drop(cell.lock()));
+            while cell.meter.waits() == 0 {
+                std::thread::yield_now();
+            }
+            drop(guard);
+            assert!(waiter.join().is_ok());
+        });
+        assert_eq!(cell.meter.waits(), 1);
     }
 
     #[test]
@@ -245,7 +406,7 @@ mod tests {
     #[should_panic(expected = "serialized calls")]
     fn a_broken_promise_is_noticed_in_debug_builds() {
         // SAFETY: one thread; the overlap is the point of the test and ends in the panic before any access.
-        let cell = unsafe { Guarded::new(Callers::One, 0) };
+        let cell = unsafe { owned(0) };
         assert!(cell.owned, "without membarrier every cell is shared, which relies on no serialized calls");
         let _outer = cell.lock();
         let _inner = cell.lock();

@@ -89,7 +89,7 @@ impl Domain {
     pub(crate) fn new_sources(&self) -> Sources {
         // SAFETY: what the client promised when it opened the domain: calls on a queue or counter are serialized with
         // those on everything bound to it.
-        let list = unsafe { Guarded::new(self.callers(), Vec::new()) };
+        let list = unsafe { Guarded::new(self.callers(), self.meter(), Vec::new()) };
         Sources {
             list,
             idle: AtomicU32::new(0),

@@ -116,6 +116,9 @@ pub(crate) struct Hello {
     pub(crate) pid: u32,
 }
 
+/// The unit of what is counted.
+pub(crate) const COUNT: &str = "times";
+
 /// One number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measure {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::job::{Measure, Outcome};
+use super::job::{COUNT, Measure, Outcome};
 use super::kinds::floor;
 use super::options::{Kind, Progress};
 use super::places::Host;
@@ -106,7 +106,7 @@ pub(crate) struct Row {
 
 /// Whether less is better.
 pub(crate) fn less_is_better(unit: &str) -> bool {
-    matches!(unit, "ns" | "B")
+    matches!(unit, "ns" | "B" | COUNT)
 }
 
 /// How many times better one value is than another. Nothing is a number of times better than nothing.
@@ -185,9 +185,11 @@ fn to_floor(rows: &[Row], row: &Row) -> Option<f64> {
             |other: &&Row| other.subject.floor == Some(floor) && (any_size(floor) || other.case.size == row.case.size);
         rows.iter().find(same)?.median
     };
-    // At best everything is left for computing.
-    if row.unit == "%" {
-        return row.median.map(|percent| percent / 100.0);
+    match row.unit.as_str() {
+        // At best everything is left for computing.
+        "%" => return row.median.map(|percent| percent / 100.0),
+        COUNT => return None,
+        _ => {}
     }
     // The ring hands over numbers.
     if matches!(row.case.kind, Kind::Rate | Kind::Match) && row.case.size > 8 {

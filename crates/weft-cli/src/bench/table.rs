@@ -1,5 +1,6 @@
 //! The result for people.
 
+use super::job::COUNT;
 use super::options::{Kind, Options};
 use super::places::Host;
 use super::rows::{Row, less_is_better};
@@ -110,6 +111,7 @@ pub(crate) fn value_text(value: f64, unit: &str) -> String {
         "ns" => scaled(&[(1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns")]),
         "MB/s" => scaled(&[(1e3, "GB/s"), (1.0, "MB/s")]),
         "Mop/s" => scaled(&[(1.0, "Mop/s"), (1e-3, "kop/s")]),
+        COUNT => format!("{value:.0} {unit}"),
         "B" => scaled(&[(1048576.0, "MiB"), (1024.0, "KiB"), (1.0, "B")]),
         other => digits(value, other),
     }
@@ -138,6 +140,7 @@ mod tests {
             (0.25, "Mop/s", "250 kop/s"),
             (2048.0, "B", "2.00 KiB"),
             (97.0, "%", "97.0 %"),
+            (0.0, COUNT, "0 times"),
         ] {
             assert_eq!(value_text(value, unit), text);
         }

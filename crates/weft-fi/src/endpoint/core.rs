@@ -6,9 +6,10 @@
 //! holds handles ([`crate::endpoint::Ep`]), of which aliases share one core.
 //!
 //! Invariants: one engine, one lock. Whoever called into the engine delivers its completions before leaving, except
-//! intruders: they leave them to the next data-path caller, so that a queue's ring is only entered by those
-//! whom the threading level covers.
+//! control calls: they leave them to the next data-path caller, so that a queue's ring is only entered by those
+//! whom the threading level covers, and by the progress thread ([`Visit`]), which the rings know.
 
+use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -20,7 +21,7 @@ use weft_nic::Devices;
 
 use crate::endpoint::route::{Bound, RegionCounters, Routes};
 use crate::errno::Errno;
-use crate::lock::{Callers, Guard, Guarded};
+use crate::lock::{Callers, Guard, Guarded, Meter};
 use crate::progress::AutoProgress;
 use crate::wait::Waker;
 
@@ -71,14 +72,19 @@ impl Core {
     /// A core without an engine.
     ///
     /// # Safety
-    /// With [`Callers::One`], every call below that is not named a control call comes from threads that the client
-    /// serializes, as [`Guarded::new`] demands.
-    pub(crate) unsafe fn new(callers: Callers, auto: Option<Arc<AutoProgress>>, context: usize) -> Self {
+    /// With [`Callers::One`], every call below that is not named a control call or a visit comes from threads that the
+    /// client serializes, as [`Guarded::new`] demands.
+    pub(crate) unsafe fn new(
+        callers: Callers,
+        meter: &Arc<Meter>,
+        auto: Option<Arc<AutoProgress>>,
+        context: usize,
+    ) -> Self {
         let routes = Routes { context, ..Routes::default() };
         let state = State { engine: None, routes, sleeping: 0, external: 0, auto_sleeps: false };
         Self {
             // SAFETY: the caller's promise.
-            state: unsafe { Guarded::new(callers, state) },
+            state: unsafe { Guarded::new(callers, meter, state) },
             bound: Bound::default(),
             polls: AtomicU64::new(0),
             sleepers: AtomicU32::new(0),
@@ -186,9 +192,24 @@ impl Core {
         (self.polls.load(Ordering::Relaxed), self.sleepers.load(Ordering::Relaxed) > 0)
     }
 
-    /// The state for the progress thread, unless an application thread is inside.
-    pub(crate) fn try_state(&self) -> Option<Guard<'_, State>> {
-        self.state.try_lock_shared()
+    /// The state for the progress thread, unless an application thread is inside. Until [`Core::end_visits`]
+    /// application threads take the lock for real.
+    pub(crate) fn try_visit(&self) -> Option<Visit<'_>> {
+        self.state.try_visit().map(Visit::new)
+    }
+
+    /// The progress thread will not come for a while. It stops listening, and locks become cheap again.
+    pub(crate) fn end_visits(&self, waker: &Waker) {
+        let mut visit = Visit::new(self.state.visit());
+        visit.auto_awake();
+        if let Some(fd) = visit.wait_fd() {
+            waker.unwatch(fd);
+        }
+        for cq in [&visit.routes.tx, &visit.routes.rx].into_iter().flatten() {
+            cq.end_visits();
+        }
+        drop(visit);
+        self.state.end_visits();
     }
 
     /// The state for a call that the client serializes with data-path calls: bind, enable, options.
@@ -244,6 +265,35 @@ impl Core {
         if let Some(engine) = &mut state.engine {
             engine.remove_region(key);
         }
+    }
+}
+
+/// The state while the progress thread is at work on it.
+pub(crate) struct Visit<'a>(Guard<'a, State>);
+
+impl<'a> Visit<'a> {
+    fn new(mut state: Guard<'a, State>) -> Self {
+        state.routes.visited = true;
+        Self(state)
+    }
+}
+
+impl Deref for Visit<'_> {
+    type Target = State;
+    fn deref(&self) -> &State {
+        &self.0
+    }
+}
+
+impl DerefMut for Visit<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.0
+    }
+}
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        self.0.routes.visited = false;
     }
 }
 
@@ -316,6 +366,11 @@ impl State {
         if let Some(engine) = &mut self.engine {
             engine.nic_mut().unpark();
         }
+    }
+
+    /// Whether a thread of the client sleeps in our calls, relying on the devices' parking, which a poll would end.
+    pub(crate) fn is_slept_on(&self) -> bool {
+        self.sleeping > 0
     }
 
     /// For the progress thread: goes to sleep on these devices.

@@ -186,6 +186,8 @@ pub(crate) struct Routes {
     pub(crate) drivers: Vec<Weak<Cntr>>,
     /// Context of errors that belong to no operation: the endpoint's.
     pub(crate) context: usize,
+    /// The progress thread is at work here: it enters queues by its own right.
+    pub(crate) visited: bool,
 }
 
 impl Routes {
@@ -251,7 +253,7 @@ impl Routes {
         if user.wants_entry()
             && let Some(cq) = &self.tx
         {
-            cq.appender().push(Self::transmitted(op.ctx.ptr, user));
+            cq.appender(false).push(Self::transmitted(op.ctx.ptr, user));
         }
     }
 
@@ -289,7 +291,7 @@ impl Routes {
         if completions.first().is_none_or(|completion| !plain(&completion)) {
             return 0;
         }
-        let mut appender = cq.appender();
+        let mut appender = cq.appender(self.visited);
         let mut done = 0;
         for completion in completions.iter().take_while(plain) {
             let user = User(completion.ctx.user);
@@ -333,7 +335,7 @@ impl Routes {
                 Some(appender) if appender.is_for(cq) => appender,
                 other => {
                     drop(other.take());
-                    other.insert(cq.appender())
+                    other.insert(cq.appender(self.visited))
                 }
             };
             match completion.fault {

@@ -27,6 +27,7 @@ mod getinfo;
 mod limits;
 mod misuse;
 mod objects;
+mod progress;
 mod queues;
 mod regions;
 mod side;
@@ -72,6 +73,8 @@ const GROUPS: &[Group] = &[
     Group { name: "regions", run: regions::all, env: &[] },
     Group { name: "event_queues", run: queues::all, env: &[] },
     Group { name: "data", run: data::all, env: &[] },
+    Group { name: "progress_shm", run: progress::all, env: SHM },
+    Group { name: "progress_tcp", run: progress::all, env: TCP },
     Group { name: "misuse", run: misuse::all, env: SHM },
     Group { name: "states", run: states::all, env: SHM },
     Group { name: "access_shm", run: access::all, env: SHM },
@@ -194,7 +197,7 @@ macro_rules! groups {
 
 groups! {
     getinfo_defaults getinfo_clients getinfo_rejections getinfo_params getinfo_log getinfo_no_layers
-    addresses objects_tables objects_busy objects_left_open objects_endpoint vectors regions event_queues data
+    addresses objects_tables objects_busy objects_left_open objects_endpoint vectors regions event_queues data progress_shm progress_tcp
     misuse states access_shm access_push access_tcp limits_shm limits_push limits_tcp
     closing_shm closing_push closing_tcp death_shm death_push death_tcp
 }

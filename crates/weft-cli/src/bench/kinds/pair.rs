@@ -10,11 +10,11 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use weft_client::Piece;
+use weft_client::{Piece, Stats};
 
 use super::super::child::{Session, Trouble};
 use super::super::cores;
-use super::super::job::{Hello, Job};
+use super::super::job::{COUNT, Hello, Job, Measure};
 use super::super::options::{Bind, Kind, Op};
 use super::super::port::{Peer, Port, open_domain_for};
 use super::super::timing::{self, Took};
@@ -281,6 +281,7 @@ pub(crate) fn conduct<D: Duel + Send>(
     let threads = pairs.len();
     // Of threads that measure, all go on until all have measured, so that each is measured beside the others.
     let (start, measuring) = (Barrier::new(threads), AtomicUsize::new(threads));
+    let before = inside(pairs);
     let each = |(thread, pair): (usize, &mut Pair)| {
         if threads > 1 && job.bind != Bind::All {
             cores::pin(&job.cores[thread % job.cores.len()..][..1]).map_err(Trouble::Failed)?;
@@ -297,10 +298,18 @@ pub(crate) fn conduct<D: Duel + Send>(
         }),
     };
     let times: Vec<f64> = results.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
-    if let Some(nanoseconds) = together(&times) {
-        session.result(measures(job.case.kind, job.case.size, nanoseconds));
+    let mut result = together(&times).map_or_else(Vec::new, |time| measures(job.case.kind, job.case.size, time));
+    if let (Kind::Rate, Some(before), Some(after)) = (job.case.kind, before, inside(pairs)) {
+        let side = if job.rank == 0 { "lock waits" } else { "lock waits, target" };
+        result.push(Measure::new(side, (after.lock_waits - before.lock_waits) as f64, COUNT));
     }
+    session.result(result);
     session.finish(|| pairs.iter_mut().try_for_each(|pair| pair.port.linger()))
+}
+
+/// What the provider counts inside, if it does.
+fn inside(pairs: &[Pair]) -> Option<Stats> {
+    pairs.first().and_then(|pair| pair.port.ep.domain().stats())
 }
 
 /// The time of one operation when several threads make them at once: rates add up.

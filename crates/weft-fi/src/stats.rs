@@ -1,0 +1,64 @@
+//! `fi_open_ops(domain, "weft_stats", …)`: numbers for who wants to know what happens inside (fi_weft(7), "EXTENSIONS").
+//!
+//! Place in the data flow: none; whatever is read here is counted elsewhere, on paths that are slow anyhow.
+//!
+//! The tables only ever grow at their ends; a client says how much of [`Stats`] it knows.
+
+use std::ffi::{c_int, c_void};
+
+use weft_fi_sys as sys;
+
+use crate::domain::Domain;
+use crate::errno::Errno;
+use crate::object;
+
+/// The name of the extension.
+pub(crate) const NAME: &std::ffi::CStr = c"weft_stats";
+
+/// `struct weft_stats`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Stats {
+    /// How often a call had to wait at a lock for another thread.
+    lock_waits: u64,
+    /// Rounds in which the progress thread found something to do.
+    thread_rounds: u64,
+}
+
+/// `struct weft_stats_ops`.
+#[repr(C)]
+struct Ops {
+    /// Of this table, in bytes.
+    size: usize,
+    read: unsafe extern "C" fn(*mut sys::fid_domain, *mut Stats, usize) -> c_int,
+}
+
+static OPS: Ops = Ops { size: size_of::<Ops>(), read };
+
+/// The table, as `fi_open_ops` returns it.
+pub(crate) fn ops() -> *mut c_void {
+    object::table(&OPS).cast()
+}
+
+/// Writes the first `len` bytes of the numbers, or all; what `len` has beyond them is set to zero.
+unsafe extern "C" fn read(domain: *mut sys::fid_domain, out: *mut Stats, len: usize) -> c_int {
+    object::guard("weft_stats", || {
+        if out.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: a domain of the client.
+        let domain = unsafe { object::borrow::<Domain>(domain) }?;
+        let stats = Stats {
+            lock_waits: domain.meter().waits(),
+            thread_rounds: domain.auto_progress().map_or(0, |auto| auto.rounds()),
+        };
+        let known = len.min(size_of::<Stats>());
+        let out: *mut u8 = out.cast();
+        // SAFETY: the client's place has `len` bytes, of which these are the first.
+        unsafe { std::ptr::copy_nonoverlapping(std::ptr::from_ref(&stats).cast(), out, known) };
+        let rest = out.wrapping_add(known);
+        // SAFETY: the rest of the same place.
+        unsafe { rest.write_bytes(0, len - known) };
+        Ok(0)
+    })
+}
