@@ -19,6 +19,7 @@
 
 mod access;
 mod addresses;
+mod atomics;
 mod client;
 mod closing;
 mod data;
@@ -80,6 +81,8 @@ const GROUPS: &[Group] = &[
     Group { name: "access_shm", run: access::all, env: SHM },
     Group { name: "access_push", run: access::all, env: SHM_PUSH },
     Group { name: "access_tcp", run: access::all, env: TCP },
+    Group { name: "atomics_shm", run: atomics::all, env: SHM },
+    Group { name: "atomics_tcp", run: atomics::all, env: TCP },
     Group { name: "limits_shm", run: limits::all, env: SHM },
     Group { name: "limits_push", run: limits::all, env: SHM_PUSH },
     Group { name: "limits_tcp", run: limits::all, env: TCP },
@@ -198,7 +201,7 @@ macro_rules! groups {
 groups! {
     getinfo_defaults getinfo_clients getinfo_rejections getinfo_params getinfo_log getinfo_no_layers
     addresses objects_tables objects_busy objects_left_open objects_endpoint vectors regions event_queues data progress_shm progress_tcp
-    misuse states access_shm access_push access_tcp limits_shm limits_push limits_tcp
+    misuse states access_shm access_push access_tcp atomics_shm atomics_tcp limits_shm limits_push limits_tcp
     closing_shm closing_push closing_tcp death_shm death_push death_tcp
 }
 

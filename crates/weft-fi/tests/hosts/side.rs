@@ -321,6 +321,11 @@ impl<'a> Side<'a> {
         Self::open(lib, cq_size, lib.ask(lib.newest(), Some(&hints)).unwrap())
     }
 
+    /// An enabled endpoint for an answer of fi_getinfo.
+    pub(crate) fn opened(lib: &'a Lib, cq_size: usize, info: Info<'a>) -> Self {
+        Self::open(lib, cq_size, info).bound()
+    }
+
     fn open(lib: &'a Lib, cq_size: usize, info: Info<'a>) -> Self {
         let opened = Opened::new(lib, &info);
         let mut attr: fi_cq_attr = unsafe { std::mem::zeroed() };

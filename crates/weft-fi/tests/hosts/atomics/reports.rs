@@ -1,0 +1,124 @@
+//! What atomic operations report: entries, counters, data.
+
+use weft_engine::amo::{Amo, Form, Op, Type};
+use weft_fi_sys::*;
+
+use super::KEY;
+use super::calls::{Args, FORMS, Way, ways};
+use crate::client::{Lib, bind, close};
+use crate::side::{Side, acquaint, memory, pair, pattern, until, works};
+
+fn value(cntr: *mut fid_cntr) -> u64 {
+    unsafe { (*(*cntr).ops).read.unwrap()(cntr) }
+}
+
+/// Counters at both ends and at the region, data at the target's queue.
+pub(crate) fn reports(lib: &Lib) {
+    let (a, b, to_b, to_a) = pair(lib);
+    let counters = [FI_READ, FI_WRITE].map(|class| {
+        let cntr = a.opened.cntr();
+        assert_eq!(bind(a.ep, cntr, class), 0);
+        cntr
+    });
+    let remote = [FI_REMOTE_READ, FI_REMOTE_WRITE].map(|class| {
+        let cntr = b.opened.cntr();
+        assert_eq!(bind(b.ep, cntr, class), 0);
+        cntr
+    });
+    let target = memory(4096);
+    let mr = b.register(target, FI_REMOTE_READ | FI_REMOTE_WRITE, KEY);
+    let at_region = [FI_REMOTE_READ, FI_REMOTE_WRITE].map(|class| {
+        let cntr = b.opened.cntr();
+        assert_eq!(bind(mr, cntr, class), 0);
+        cntr
+    });
+    let (local, result) = (pattern(4096), memory(4096));
+    let (mut fetches, mut bases) = (0, 0);
+    for form in FORMS {
+        let op = if form == Form::Compare { Op::Cswap } else { Op::Sum };
+        let amo = Amo::new(form, Type::Uint64, op).unwrap();
+        for way in ways(form) {
+            for data in [false, true] {
+                if data && *way != Way::Message {
+                    continue;
+                }
+                let args = Args {
+                    buf: local.as_mut_ptr(),
+                    compare: local.as_mut_ptr(),
+                    result: result.as_mut_ptr(),
+                    flags: if data { FI_REMOTE_CQ_DATA } else { 0 },
+                    ..Args::new(amo, 4, to_b)
+                };
+                until(|| {
+                    b.progress();
+                    (args.run(a.ep, *way) == 0).then_some(())
+                });
+                if form == Form::Base {
+                    bases += 1
+                } else {
+                    fetches += 1
+                }
+                if *way != Way::Inject {
+                    a.next(&[&b]).done();
+                }
+                if data {
+                    let entry = b.next(&[&a]).done();
+                    let class = if form == Form::Base { FI_REMOTE_WRITE } else { FI_REMOTE_READ };
+                    assert_eq!(entry.flags, FI_ATOMIC | class | FI_REMOTE_CQ_DATA, "{form:?}");
+                    assert_eq!((entry.data, entry.len), (0xda7a, 32), "{form:?}");
+                }
+                works(&a, &b, to_b);
+                assert_eq!(counters.map(value), [fetches, bases], "{form:?} {way:?}");
+                assert_eq!(remote.map(value), [fetches, bases], "{form:?} {way:?}, at the target");
+                assert_eq!(at_region.map(value), [fetches, bases], "{form:?} {way:?}, at the region");
+            }
+        }
+    }
+    assert!(fetches > 5 && bases > 4);
+    works(&b, &a, to_a);
+    assert_eq!(close(mr), 0);
+    let (mut a, mut b) = (a, b);
+    a.close_ep();
+    b.close_ep();
+    for cntr in counters.into_iter().chain(remote).chain(at_region) {
+        assert_eq!(close(cntr), 0);
+    }
+}
+
+/// Selective completion: no entry but on request, and always for an error.
+pub(crate) fn quiet(lib: &Lib) {
+    let b = Side::new(lib);
+    let a = Side::unbound(lib, 0, |_| ());
+    assert_eq!(bind(a.ep, a.av, 0), 0);
+    assert_eq!(bind(a.ep, a.cq, FI_TRANSMIT | FI_RECV | FI_SELECTIVE_COMPLETION), 0);
+    assert_eq!(a.enable(), 0);
+    let (a, b, to_b, _) = acquaint(a, b);
+    let target = memory(64);
+    let mr = b.register(target, FI_REMOTE_READ | FI_REMOTE_WRITE, KEY);
+    let (local, result) = (pattern(64), memory(64));
+    for form in FORMS {
+        let op = if form == Form::Compare { Op::Cswap } else { Op::Sum };
+        let amo = Amo::new(form, Type::Int64, op).unwrap();
+        let args = Args {
+            buf: local.as_mut_ptr(),
+            compare: local.as_mut_ptr(),
+            result: result.as_mut_ptr(),
+            flags: 0,
+            ..Args::new(amo, 2, to_b)
+        };
+        for way in ways(form) {
+            until(|| {
+                b.progress();
+                (args.run(a.ep, *way) == 0).then_some(())
+            });
+            a.nothing(&[&b]);
+        }
+        for flags in [FI_COMPLETION, FI_COMPLETION | FI_DELIVERY_COMPLETE, FI_COMPLETION | FI_FENCE | FI_INJECT] {
+            assert_eq!(Args { flags, ..args }.run(a.ep, Way::Message), 0);
+            a.next(&[&b]).done();
+        }
+        assert_eq!(Args { key: 5, ..args }.run(a.ep, Way::Message), 0);
+        assert_eq!(a.next(&[&b]).failed().err, FI_EKEYREJECTED);
+    }
+    assert_eq!(close(mr), 0);
+}
