@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::sync::OnceLock;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -208,13 +210,33 @@ fn value(ty: Type, bytes: &[u8]) -> f64 {
     sign * size
 }
 
-/// The nearest short number, found by looking at all of them; of two the one with even bits.
-fn nearest(ty: Type, x: f64) -> Vec<u8> {
+/// The finite values of a short type in order, each with its bits.
+type Values = Vec<(f64, Vec<u8>)>;
+
+fn values(ty: Type) -> Values {
     let size = ty.size();
     let all = (0..1u32 << (8 * size)).map(|bits| bits.to_le_bytes()[..size].to_vec());
-    let usable = all.filter(|bytes| value(ty, bytes).is_finite());
-    let key = |bytes: &Vec<u8>| ((value(ty, bytes) - x).abs(), bytes[0] & 1);
-    usable.min_by(|a, b| key(a).partial_cmp(&key(b)).unwrap()).unwrap()
+    let mut values = all.map(|bytes| (value(ty, &bytes), bytes)).filter(|(x, _)| x.is_finite()).collect::<Vec<_>>();
+    values.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    values
+}
+
+/// The nearest short number, found between its neighbours; of two the one with even bits. What is at least half a step beyond the
+/// last one is infinite, or not a number where there is no infinity.
+fn nearest(ty: Type, x: f64) -> Vec<u8> {
+    static TABLES: [OnceLock<Values>; 4] = [const { OnceLock::new() }; 4];
+    let values = TABLES[ty as usize - Type::Float16 as usize].get_or_init(|| values(ty));
+    let [.., (second, _), (last, _)] = &values[..] else { panic!("many values") };
+    if x.is_nan() || x.abs() >= last + (last - second) / 2.0 {
+        let wanted = if ty == Type::Float8E4m3 { f64::NAN } else { x / 0.0 };
+        let all = (0..1u32 << (8 * ty.size())).map(|bits| bits.to_le_bytes()[..ty.size()].to_vec());
+        let fits = |bytes: &Vec<u8>| value(ty, bytes) == wanted || (wanted.is_nan() && value(ty, bytes).is_nan());
+        return all.into_iter().find(fits).unwrap();
+    }
+    let above = values.partition_point(|(y, _)| *y < x);
+    let near = &values[above.saturating_sub(1)..(above + 2).min(values.len())];
+    let key = |(y, bytes): &&(f64, Vec<u8>)| ((y - x).abs(), bytes[0] & 1);
+    near.iter().min_by(|a, b| key(a).partial_cmp(&key(b)).unwrap()).unwrap().1.clone()
 }
 
 /// What must become of a number of a type that has a model of this kind.
@@ -315,11 +337,10 @@ fn expected(amo: Amo, old: &[u8], operand: &[u8], compare: &[u8]) -> Vec<u8> {
             return same.to_vec();
         }
     }
-    let largest = 2.0 * value(ty, &nearest(ty, f64::MAX));
-    if new.is_finite() && new.abs() < largest { nearest(ty, new) } else { vec![] }
+    nearest(ty, new)
 }
 
-/// Whether these are the same number. (Of what is not a number only that counts. Empty: not known.)
+/// Whether these are the same number. (Of what is not a number only that counts.)
 fn same(ty: Type, a: &[u8], b: &[u8]) -> bool {
     let nan = |bytes: &[u8]| match ty {
         Type::Float => f32::from_ne_bytes(bytes.try_into().unwrap()).is_nan(),
@@ -334,7 +355,7 @@ fn same(ty: Type, a: &[u8], b: &[u8]) -> bool {
         Type::LongDouble | Type::LongDoubleComplex => bytes.chunks(16).all(|part| double_of(part) == 0.0),
         _ => false,
     };
-    a == b || a.is_empty() || b.is_empty() || (nan(a) && nan(b)) || (zero(a) && zero(b))
+    a == b || (nan(a) && nan(b)) || (zero(a) && zero(b))
 }
 
 /// Memory that begins at `skip` bytes from a multiple of 64, cut into pieces.
