@@ -25,7 +25,7 @@ use crate::msg::keep;
 use crate::nic::Nic;
 use crate::ops::{Phase, TxOp};
 use crate::vc::Vc;
-use crate::wire::{self, AtomicHead, F_DATA, F_FETCH, Head, NO_OP, Op, Reader, Status, kind};
+use crate::wire::{self, AtomicHead, F_DATA, F_FETCH, F_MORE, Head, NO_OP, Op, Reader, Status, kind};
 
 /// Longest atomic operation: bytes at the target.
 pub(crate) const MAX_ATOMIC_BYTES: usize = 1 << 20;
@@ -105,8 +105,10 @@ struct Request {
 
 impl Request {
     #[inline]
-    fn new(amo: Amo, id: Op, remote: &RmaIov, data: Option<u64>, seq: u32) -> Self {
-        let bits = if data.is_some() { F_DATA } else { 0 } | if amo.form() == Form::Fetch { F_FETCH } else { 0 };
+    fn new(amo: Amo, id: Op, remote: &RmaIov, data: Option<u64>, more: bool, seq: u32) -> Self {
+        let mut bits = if data.is_some() { F_DATA } else { 0 };
+        bits |= if amo.form() == Form::Fetch { F_FETCH } else { 0 };
+        bits |= if more { F_MORE } else { 0 };
         let what = u64::from(amo.ty() as u8) << 16 | u64::from(amo.op() as u8) << 24;
         let head = u64::from(kind::ATOMIC) | u64::from(bits) << 8 | what | u64::from(seq) << 32;
         let id = u64::from(id.op.get()) | u64::from(id.part.get()) << 32;
@@ -204,7 +206,7 @@ impl<N: Nic> Engine<N> {
         let index = if unwatched { NO_OP } else { u32::try_from(self.core.ops.vacant_key()).unwrap_or(NO_OP) };
         let data = op.flags.contains(OpFlags::DATA).then_some(op.data);
         let id = Op { op: index.into(), part: 0.into() };
-        let request = Request::new(op.amo, id, remote, data, vc.tx_seq);
+        let request = Request::new(op.amo, id, remote, data, false, vc.tx_seq);
         let sent = if op.amo.sources() > 1 {
             let body: SmallVec<[Iov; 4]> = op.iov.iter().chain(op.compare).copied().collect();
             self.nic.send(link, request.bytes(), &body)
@@ -248,8 +250,9 @@ impl<N: Nic> Engine<N> {
         let Some(op) = self.core.ops.get_mut(index as usize) else { return Started::Blocked };
         let Phase::Atomic { amo, .. } = op.phase else { return Started::Blocked };
         let vc = &mut self.core.vcs[op.vc as usize];
+        let limit = part_limit(amo, vc.caps.mailbox_bytes) as u64;
         if op.next_part == 0 {
-            split(&mut op.remote, part_limit(amo, vc.caps.mailbox_bytes) as u64);
+            split(&mut op.remote, limit);
         }
         let (Some(link), Some(remote)) = (vc.link(), op.remote.get(op.next_part as usize)) else {
             return Started::Blocked;
@@ -262,10 +265,12 @@ impl<N: Nic> Engine<N> {
         for source in 0..amo.sources() {
             body.extend(op.atomic_piece(source, op.next_part));
         }
-        let last = op.next_part as usize + 1 == op.remote.len();
-        let data = (last && op.flags.contains(OpFlags::DATA)).then_some(op.data);
+        let next = op.remote.get(op.next_part as usize + 1);
+        let goes_on = |next: &RmaIov| next.key == remote.key && next.addr == remote.addr.wrapping_add(remote.len);
+        let more = remote.len == limit && next.is_some_and(goes_on);
+        let data = (next.is_none() && op.flags.contains(OpFlags::DATA)).then_some(op.data);
         let id = Op { op: index.into(), part: op.next_part.into() };
-        let request = Request::new(amo, id, remote, data, vc.tx_seq);
+        let request = Request::new(amo, id, remote, data, more, vc.tx_seq);
         if self.nic.send(link, request.bytes(), &body).is_err() {
             return Started::Blocked;
         }
@@ -362,6 +367,8 @@ struct Asked<'a> {
     key: u64,
     addr: u64,
     data: Option<u64>,
+    /// More of the piece follows.
+    more: bool,
     /// Bytes at the target.
     len: usize,
     sources: &'a [u8],
@@ -388,7 +395,8 @@ impl<'a> Asked<'a> {
             len > 0 && len <= PART_BYTES && len.is_multiple_of(ty.size()) && sources.len() == len * amo.sources();
         // Who fetches waits for the result.
         let named = id.op.get() != NO_OP || form == Form::Base;
-        (whole && named).then_some(Self { amo, id, key: key.get(), addr: addr.get(), data, len, sources })
+        let more = head.flags & F_MORE != 0;
+        (whole && named).then_some(Self { more, amo, id, key: key.get(), addr: addr.get(), data, len, sources })
     }
 }
 
@@ -423,8 +431,20 @@ impl Core {
             }
             Kind::RemoteWrite
         };
-        self.remote_access(kind, OpFlags::ATOMIC, vci, key, asked.data, len);
+        let done = self.piece_bytes(vci, id, len);
+        if asked.more {
+            self.vcs[vci as usize].partial = (id.op.get(), done);
+        } else {
+            self.remote_access(kind, OpFlags::ATOMIC, vci, key, asked.data, done as usize);
+        }
         Ok(())
+    }
+
+    /// How much of a piece is done with this part of it, if parts of the same operation came before it.
+    fn piece_bytes(&mut self, vci: u32, id: Op, len: usize) -> u32 {
+        let (op, before) = std::mem::take(&mut self.vcs[vci as usize].partial);
+        let before = if op == id.op.get() && id.part.get() > 0 { before } else { 0 };
+        before.saturating_add(u32::try_from(len).unwrap_or(u32::MAX))
     }
 
     // ---- at the initiator --------------------------------------------------------------------

@@ -122,6 +122,8 @@ pub(crate) struct Vc {
     pub(crate) bulk: VecDeque<Haul>,
     /// Operations of the peer that have ended well and must be told so.
     pub(crate) acks: Vec<u32>,
+    /// Bytes of an atomic of the peer of which more follows: its number, and how many are done.
+    pub(crate) partial: (u32, u32),
     /// What the peer's atomics have fetched.
     pub(crate) results: Option<Box<Results>>,
     /// Messages that overtook others on an unordered link.
@@ -154,6 +156,7 @@ impl Vc {
             deferred: VecDeque::new(),
             bulk: VecDeque::new(),
             acks: Vec::new(),
+            partial: (0, 0),
             results: None,
             early: None,
         }

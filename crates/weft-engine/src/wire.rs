@@ -62,6 +62,9 @@ pub(crate) const F_ACK: u8 = 4;
 /// `Head::flags`: what was there before is wanted.
 pub(crate) const F_FETCH: u8 = 8;
 
+/// `Head::flags`: more of this operation's piece of memory follows; the client hears of the piece when all of it is done.
+pub(crate) const F_MORE: u8 = 16;
+
 /// "No operation": a write whose success nobody waits for.
 pub(crate) const NO_OP: u32 = u32::MAX;
 

@@ -165,6 +165,8 @@ impl Oracle {
             "the wrong region of a remote event"
         } else if src != Some(atomic.rank) {
             "the wrong source of a remote event"
+        } else if atomic.pieces == 1 && c.len != atomic.len {
+            "the wrong length of a remote event"
         } else {
             ""
         };
@@ -176,16 +178,13 @@ impl Oracle {
         }
     }
 
-    /// How many remote events an operation makes: at least, and at most (long ones travel in parts).
+    /// How many remote events an operation makes: at least, and at most (pieces that adjoin may count as one).
     pub(super) fn atomic_events(atomic: &AtomicRecord) -> ((usize, u64, bool), usize, usize) {
-        /// No part but the last of a piece is shorter, in the smallest mailbox.
-        const SHORTEST_PART_BYTES: usize = 64;
         let key = (atomic.target, atomic.region, atomic.remote_kind() == Kind::RemoteWrite);
         if !atomic.succeeded() || !(atomic.reported || atomic.data.is_some()) {
             return (key, 0, 0);
         }
-        let parts = atomic.pieces + atomic.len / SHORTEST_PART_BYTES;
-        (key, 1, if atomic.reported { parts } else { 1 })
+        (key, 1, if atomic.reported { atomic.pieces } else { 1 })
     }
 
     /// What must stand in the regions at the end, and what must have been fetched on the way.

@@ -74,6 +74,18 @@ pub(crate) fn reports(lib: &Lib) {
             }
         }
     }
+    // A long one travels in parts, and is one operation.
+    let many = Amo::new(Form::Base, Type::Uint8, Op::Bxor).unwrap();
+    let long = memory(60_000);
+    let there = b.register(memory(60_000), FI_REMOTE_WRITE, KEY + 1);
+    let args =
+        Args { buf: long.as_mut_ptr(), key: KEY + 1, flags: FI_REMOTE_CQ_DATA, ..Args::new(many, long.len(), to_b) };
+    assert_eq!(args.run(a.ep, Way::Message), 0);
+    a.next(&[&b]).done();
+    assert_eq!(b.next(&[&a]).done().len, long.len());
+    bases += 1;
+    assert_eq!((counters.map(value), remote.map(value)), ([fetches, bases], [fetches, bases]), "a long one");
+    assert_eq!(close(there), 0);
     assert!(fetches > 5 && bases > 4);
     works(&b, &a, to_a);
     assert_eq!(close(mr), 0);
