@@ -6,6 +6,11 @@
 //! Two sides copy faster than one. Where the device offers a [`Share`] of a get or put, the peer is asked to ASSIST: its
 //! device then moves part of the same bytes at the same time. The side that fetches or serves stays in charge: it alone
 //! knows when all is moved, and says FIN. An operation ends when FIN has come and its own device has let go of its memory.
+//!
+//! Where a device pushes in order with messages (`push_follows`), the bytes of a long write follow their announcement at once,
+//! into a window that the writer names ([`Announced`]); the target throws them away if it refuses the write.
+
+use std::collections::VecDeque;
 
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
@@ -22,6 +27,61 @@ use crate::wire::{self, Assist, Cts, Op, Reader, Short, Status, WireIov, kind};
 
 /// Most pieces of memory for which help is asked: the message stays short.
 const ASSIST_PIECES: usize = 2;
+
+/// Announced pushes of one peer whose bytes may be missing: far beyond any TX queue, so only an attacker gets there.
+const ANNOUNCED_LIMIT: usize = 1 << 17;
+/// In the name of a window: the pusher has named it. The tokens of transfers never have this bit.
+const ANNOUNCED: u64 = 1 << 63;
+
+/// The windows that a peer has announced on its link: it numbers them as it announces them.
+#[derive(Default)]
+pub(crate) struct Announced {
+    count: u64,
+    /// Transfers of the last of them, oldest first; 0: over, or refused.
+    tokens: VecDeque<u64>,
+}
+
+impl Announced {
+    /// The name of a link's window number `n`.
+    pub(crate) fn name(n: u64) -> u64 {
+        ANNOUNCED | n
+    }
+
+    /// Enters the next window, with the token of its transfer, or 0 if its bytes are to be thrown away.
+    pub(crate) fn enter(&mut self, token: u64) -> Result<(), Violation> {
+        self.count += 1;
+        if token != 0 || !self.tokens.is_empty() {
+            self.tokens.push_back(token);
+        }
+        if self.tokens.len() > ANNOUNCED_LIMIT { Err(Violation) } else { Ok(()) }
+    }
+
+    /// The name of the next window to be announced.
+    pub(crate) fn next(&self) -> u64 {
+        Self::name(self.count)
+    }
+
+    /// Where the window's entry is; `None`: its bytes are to be thrown away. Bytes ahead of their announcement are a violation.
+    fn index(&self, window: u64) -> Result<Option<usize>, Violation> {
+        let n = window & !ANNOUNCED;
+        if n >= self.count {
+            return Err(Violation);
+        }
+        let first = self.count - self.tokens.len() as u64;
+        Ok(n.checked_sub(first).and_then(|i| usize::try_from(i).ok()))
+    }
+
+    fn over(&mut self, window: u64) {
+        if let Ok(Some(index)) = self.index(window)
+            && let Some(token) = self.tokens.get_mut(index)
+        {
+            *token = 0;
+        }
+        while self.tokens.front() == Some(&0) {
+            self.tokens.pop_front();
+        }
+    }
+}
 
 /// Our memory as the peer's device may reach it; empty (not directly reachable) if the list would be too long for a message.
 pub(crate) fn wire_iov(iov: &[Iov], mailbox_bytes: usize) -> SmallVec<[WireIov; 2]> {
@@ -118,7 +178,48 @@ impl<N: Nic> Engine<N> {
     }
 }
 
+impl<N: Nic> Engine<N> {
+    /// Pushes the bytes of a part whose announcement has just left.
+    pub(crate) fn push_behind(&mut self, vci: u32, index: u32, part: u32, iov: &[Iov]) {
+        let vc = &mut self.core.vcs[vci as usize];
+        let Some(link) = vc.link() else { return };
+        let window = Announced::name(vc.announcing);
+        vc.announcing += 1;
+        if let Some(op) = self.core.ops.get_mut(index as usize) {
+            op.pushing += 1;
+        }
+        if !vc.bulk.is_empty() || self.nic.push(link, window, 0, iov, push_ctx(index)).is_err() {
+            let len = mem::total_len(iov) as u64;
+            self.core.defer_bulk(vci, Haul::Push { op: index, part, window, len });
+        }
+    }
+}
+
 impl Core {
+    /// The transfer that bytes for `window` belong to; `None`: they are to be thrown away.
+    pub(crate) fn pushed_into(&self, vci: u32, window: u64) -> Result<Option<u64>, Violation> {
+        if window & ANNOUNCED == 0 {
+            return Ok(Some(window));
+        }
+        let Some(vc) = self.vcs.get(vci as usize) else { return Ok(None) };
+        let index = vc.announced.index(window)?;
+        Ok(index.and_then(|index| vc.announced.tokens.get(index)).copied().filter(|&token| token != 0))
+    }
+
+    /// Bytes of a push have been stored or thrown away.
+    pub(crate) fn push_placed(&mut self, vci: u32, window: u64, len: usize) {
+        let Ok(Some(token)) = self.pushed_into(vci, window) else { return };
+        let Some(xfer) = self.xfers.get_mut(token).filter(|x| x.vc == vci) else { return };
+        xfer.placed = xfer.placed.saturating_add(len as u64);
+        if xfer.placed < xfer.expect {
+            return;
+        }
+        self.xfer_arrived(token);
+        if window != token {
+            self.vcs[vci as usize].announced.over(window);
+        }
+    }
+
     pub(crate) fn cts(&mut self, vci: u32, op: u32, part: u32, window: u64, len: u64) {
         let mut w = Short::new(kind::CTS, 0);
         w.put(&Cts { op: wire::Op { op: op.into(), part: part.into() }, window: window.into(), len: len.into() });

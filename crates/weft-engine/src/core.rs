@@ -720,7 +720,11 @@ impl Sink for Core {
 
     fn place(&mut self, link: LinkId, window: u64, offset: u64, len: usize) -> Option<IovList> {
         let vci = self.links.get(link.0 as usize)?.vc;
-        let xfer = self.xfers.get_mut(window).filter(|x| x.vc == vci)?;
+        let Ok(token) = self.pushed_into(vci, window) else {
+            self.violated(link);
+            return None;
+        };
+        let xfer = self.xfers.get_mut(token?).filter(|x| x.vc == vci)?;
         if matches!(xfer.kind, XferKind::Serve { .. }) || offset.checked_add(len as u64)? > xfer.expect {
             return None;
         }
@@ -729,11 +733,7 @@ impl Sink for Core {
 
     fn placed(&mut self, link: LinkId, window: u64, _offset: u64, len: usize) {
         let Some(vci) = self.links.get(link.0 as usize).map(|l| l.vc) else { return };
-        let Some(xfer) = self.xfers.get_mut(window).filter(|x| x.vc == vci) else { return };
-        xfer.placed = xfer.placed.saturating_add(len as u64);
-        if xfer.placed >= xfer.expect {
-            self.xfer_arrived(window);
-        }
+        self.push_placed(vci, window, len);
     }
 
     fn done(&mut self, _link: LinkId, ctx: u64, result: Result<(), LinkError>) {

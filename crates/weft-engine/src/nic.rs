@@ -46,6 +46,9 @@ pub struct NicCaps {
     /// Messages of one link arrive in the order in which they were sent. Where false the engine
     /// restores the order by sequence numbers.
     pub ordered: bool,
+    /// No byte of a push arrives before the messages that were sent on the link before the push was started, so that a push
+    /// may follow its announcement at once. Only where `ordered`.
+    pub push_follows: bool,
 }
 
 /// Why a device could not take something now. There is no side effect; try again after a `poll`.
@@ -113,7 +116,7 @@ pub trait Nic {
 
     /// Streams the bytes of `src` into the peer's window `window` from byte `offset` on, in segments
     /// of the device's choice. The peer's engine says where they go ([`Sink::place`]). Segments of one
-    /// push arrive in order; nothing is promised between a push and messages.
+    /// push arrive in order. Between a push and messages nothing is promised, but for what `caps.push_follows` says.
     fn push(&mut self, link: LinkId, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full>;
 
     /// Reads the peer's memory `remote` into `local` (equal total lengths). Only where `caps.get`. If a [`Share`] comes

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
 use crate::api::{Access, Completion, Context, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
-use crate::bulk::wire_iov;
+use crate::bulk::{Announced, wire_iov};
 use crate::core::{Core, Violation};
 use crate::engine::{Engine, Started};
 use crate::mem::{self, IovList};
@@ -265,11 +265,18 @@ impl<N: Nic> Engine<N> {
         } else {
             let direct = vc.caps.get || vc.caps.put;
             let source = if direct { wire_iov(&iov, vc.caps.mailbox_bytes as usize) } else { SmallVec::new() };
+            let follows = source.is_empty() && vc.caps.push_follows;
+            let window = if follows { Announced::name(vc.announcing) } else { 0 };
             let bits = if flags.contains(OpFlags::DATA) { F_DATA } else { 0 };
             let mut w = Long::new(kind::WRITE_RTS, bits);
             w.put(&rma_head(index, part, op.data, remote));
-            put_bulk(&mut w, remote.len, 0, &source);
-            self.nic.send(link, w.with_seq(vc.tx_seq), &[])
+            put_bulk(&mut w, remote.len, window, &source);
+            let vci = op.vc;
+            let sent = self.nic.send(link, w.with_seq(vc.tx_seq), &[]);
+            if follows && sent.is_ok() {
+                self.push_behind(vci, index, part, &iov);
+            }
+            sent
         };
         if sent.is_ok() { Started::Sent } else { Started::Blocked }
     }
@@ -362,20 +369,34 @@ impl Core {
         let head: RmaHead = r.take().ok_or(Violation)?;
         let (bulk, source) = take_bulk(&mut r)?;
         let (key, len) = (head.key.get(), bulk.len.get());
+        let vc = &self.vcs[vci as usize];
+        let follows = bulk.window.get() != 0;
+        if follows
+            && (!vc.caps.push_follows || bulk.window.get() != vc.announced.next() || !source.is_empty() || len == 0)
+        {
+            return Err(Violation);
+        }
         match self.regions.check(key, head.addr.get(), len, WRITE) {
             Ok(iov) => {
                 let data = (flags & F_DATA != 0).then_some(head.data.get());
-                let direct = self.vcs[vci as usize].caps.get && !source.is_empty();
+                let direct = vc.caps.get && !source.is_empty();
                 self.regions.hold(key);
                 let kind = XferKind::Write { op: head.op, key, data };
                 let token = self.xfers.insert(vci, kind, iov, source, len);
-                if direct {
+                if follows {
+                    self.vcs[vci as usize].announced.enter(token)?;
+                } else if direct {
                     self.defer_bulk(vci, Haul::Transfer(token));
                 } else {
                     self.cts(vci, head.op.op.get(), head.op.part.get(), token, len);
                 }
             }
-            Err(status) => self.fin(vci, head.op.op.get(), status, 0),
+            Err(status) => {
+                if follows {
+                    self.vcs[vci as usize].announced.enter(0)?;
+                }
+                self.fin(vci, head.op.op.get(), status, 0);
+            }
         }
         Ok(())
     }
@@ -467,7 +488,7 @@ impl Core {
     pub(crate) fn write_arrived(&mut self, vci: u32, op: Op, key: u64, data: Option<u64>, len: u64) {
         self.remote_event(Kind::RemoteWrite, vci, key, data, usize::try_from(len).unwrap_or(usize::MAX));
         self.regions.release(key);
-        self.fin(vci, op.op.get(), Status::Ok, 0);
+        self.ack(vci, op.op.get());
     }
 
     // ---- at the initiator --------------------------------------------------------------------

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 use crate::api::{ADDR_NONE, Addr};
 use crate::atomic::Results;
+use crate::bulk::Announced;
 use crate::mem::IovList;
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, NicCaps, RemoteIov, Share};
@@ -67,6 +68,7 @@ pub(crate) struct PathCaps {
     pub(crate) get: bool,
     pub(crate) put: bool,
     pub(crate) ordered: bool,
+    pub(crate) push_follows: bool,
 }
 
 impl PathCaps {
@@ -80,6 +82,7 @@ impl PathCaps {
             get: caps.get,
             put: caps.put,
             ordered: caps.ordered,
+            push_follows: caps.push_follows && caps.ordered,
         }
     }
 }
@@ -114,6 +117,9 @@ pub(crate) struct Vc {
     pub(crate) quiet_writes: u64,
     /// Results of our atomics that are under way, in bytes with their names.
     pub(crate) fetching: usize,
+    /// Pushes that we have announced on this link, and the peer's.
+    pub(crate) announcing: u64,
+    pub(crate) announced: Announced,
     /// Operations that have left the TX queue and are not complete.
     pub(crate) outstanding: u32,
     /// Operations that wait, by number.
@@ -138,7 +144,14 @@ impl Vc {
             name,
             addr: ADDR_NONE,
             state: VcState::Idle,
-            caps: PathCaps { eager_bytes: 0, mailbox_bytes: 0, get: false, put: false, ordered: true },
+            caps: PathCaps {
+                eager_bytes: 0,
+                mailbox_bytes: 0,
+                get: false,
+                put: false,
+                ordered: true,
+                push_follows: false,
+            },
             active: false,
             refused: None,
             redials: 0,
@@ -151,6 +164,8 @@ impl Vc {
             rendezvous_waiting: 0,
             quiet_writes: 0,
             fetching: 0,
+            announcing: 0,
+            announced: Announced::default(),
             outstanding: 0,
             tx: VecDeque::new(),
             deferred: VecDeque::new(),
@@ -173,6 +188,8 @@ impl Vc {
         self.tx_credit = window_bytes;
         self.rx_used = 0;
         self.credit_owed = 0;
+        self.announcing = 0;
+        self.announced = Announced::default();
     }
 
     /// The link over which to send, when up.

@@ -33,7 +33,7 @@ pub(crate) mod kind {
     pub(crate) const CREDIT: u8 = 13;
     /// RMA write with its payload: [`super::RmaHead`].
     pub(crate) const WRITE: u8 = 14;
-    /// RMA write whose payload follows by get or push: [`super::RmaHead`], [`super::Bulk`], addresses.
+    /// RMA write whose payload follows at once, or by get or push: [`super::RmaHead`], [`super::Bulk`], addresses.
     pub(crate) const WRITE_RTS: u8 = 15;
     /// RMA read, answered by READ_DATA: [`super::RmaHead`], [`super::Bulk`].
     pub(crate) const READ: u8 = 16;
@@ -174,7 +174,7 @@ pub(crate) struct AtomicHead {
 #[repr(C)]
 pub(crate) struct Bulk {
     pub(crate) len: U64,
-    /// Where a READ_BULK may be pushed to.
+    /// Where a READ_BULK may be pushed to, and where the bytes of a WRITE_RTS will be if they follow at once; else 0.
     pub(crate) window: U64,
     /// How many [`WireIov`] follow.
     pub(crate) iov_count: U32,

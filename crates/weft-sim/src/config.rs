@@ -31,6 +31,8 @@ pub struct Faults {
     pub gather_permille: u32,
     /// A `get` or `put` fails with `Access`.
     pub access_fail_permille: u32,
+    /// A push does not wait for the messages before it although `push_follows` promises that: the device is broken.
+    pub push_overtakes_permille: u32,
     /// A poll hands over nothing although something has arrived.
     pub idle_poll_permille: u32,
 }
@@ -83,6 +85,7 @@ impl FabricConfig {
                 get: true,
                 put: true,
                 ordered: true,
+                push_follows: true,
             },
             latency_ns: 1000,
             jitter_ns: 0,
@@ -113,6 +116,7 @@ impl FabricConfig {
             get: rng.chance(500),
             put: rng.chance(500),
             ordered: rng.chance(600),
+            push_follows: false,
         };
         config.latency_ns = *rng.pick(&[0, 100, 1000, 50_000]);
         config.jitter_ns = *rng.pick(&[0, 10, 1000, 20_000]);
@@ -140,6 +144,7 @@ impl FabricConfig {
             faults.reorder_permille = 1 + u32::try_from(rng.below(900)).unwrap_or(0);
         }
         config.faults = faults;
+        config.caps.push_follows = config.caps.ordered && rng.chance(500);
         config
     }
 }

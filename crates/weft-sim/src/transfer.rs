@@ -54,6 +54,8 @@ pub(crate) struct Transfer {
     pub(crate) given: usize,
     /// Bytes that have reached where they go (get, put and assist), whoever moved them.
     pub(crate) landed: usize,
+    /// Nothing of a push arrives before the messages that were sent before it, where the fabric promises that.
+    not_before_ns: u64,
     /// Set when the last byte has moved: the memory is not touched any more.
     pub(crate) result: Option<Result<(), LinkError>>,
 }
@@ -104,8 +106,13 @@ impl State {
         };
         self.record(what, ep, u64::from(link.0), len as u64, &[]);
         let asks_first = matches!(kind, Kind::Get { .. });
+        let follows = self.config.caps.push_follows && matches!(kind, Kind::Push { .. });
+        let overtakes_permille = self.config.faults.push_overtakes_permille;
+        let not_before_ns =
+            if follows && !self.end(id).rng.chance(overtakes_permille) { self.messages_arrived_ns(id) } else { 0 };
         let local = IovList::from_slice(local);
-        let transfer = Transfer { end: id, link, ctx, kind, local, len, sent: 0, given: 0, landed: 0, result: None };
+        let (sent, given, landed, result) = (0, 0, 0, None);
+        let transfer = Transfer { end: id, link, ctx, kind, local, len, sent, given, landed, not_before_ns, result };
         self.transfers.insert(number, transfer);
         self.endpoints[ep].busy += 1;
         let Self { config, wires, now_ns, .. } = self;
@@ -113,6 +120,14 @@ impl State {
         let first_ns = if asks_first { *now_ns + end.flight_ns(config) } else { *now_ns };
         self.agenda.schedule(first_ns, Event::Step { transfer: number });
         Ok(Some(number))
+    }
+
+    /// When everything that an end has sent so far has arrived; what has been gathered leaves for that.
+    fn messages_arrived_ns(&mut self, id: EndId) -> u64 {
+        for bytes in std::mem::take(&mut self.end(id).gathered) {
+            self.depart(id, bytes);
+        }
+        self.end(id).last_arrival_ns()
     }
 
     fn check_transfer(&mut self, ep: usize, kind: &Kind, len: usize) {
@@ -240,11 +255,12 @@ impl State {
             Kind::Push { window, offset } => {
                 if !bytes.is_empty() {
                     // Segments of one push keep their order because they take their turns on the wire and
-                    // share its latency; messages may overtake them or be overtaken.
+                    // share its latency; messages that are sent after its start may overtake them or be overtaken.
                     let arrival_ns = end.depart(config, *now_ns, bytes.len()) + config.latency_ns;
+                    let arrival_ns = arrival_ns.max(end.not_before_ns).max(transfer.not_before_ns);
                     let offset = offset.wrapping_add(at as u64);
                     let event = Event::Segment { to: id.other(), window, offset, bytes };
-                    agenda.schedule(arrival_ns.max(end.not_before_ns), event);
+                    agenda.schedule(arrival_ns, event);
                 }
                 if all {
                     self.finish(number, Ok(()));

@@ -136,6 +136,11 @@ impl End {
         at_ns
     }
 
+    /// When the last message to leave so far arrives.
+    pub(crate) fn last_arrival_ns(&self) -> u64 {
+        self.last_arrival_ns
+    }
+
     /// When an orderly end that leaves now arrives: after every message.
     pub(crate) fn end_arrival_ns(&mut self, config: &FabricConfig, now_ns: u64) -> u64 {
         let at_ns = self.depart(config, now_ns, 0) + self.flight_ns(config);

@@ -295,6 +295,38 @@ fn push_get_and_put_move_the_bytes_and_report_once() {
     }
 }
 
+/// Where the device promises it, pushes come behind the messages that were sent before them, gathered ones included.
+#[test]
+fn a_push_follows_the_messages_before_it() {
+    let mut overtaken = 0;
+    for seed in 0..200 {
+        let mut config = FabricConfig::new(seed);
+        (config.jitter_ns, config.segment_bytes, config.caps.push_follows) = (5000, 40, seed % 2 == 0);
+        config.faults = Faults { stall_permille: 200, stall_ns: 5000, gather_permille: 300, ..Faults::default() };
+        let mut bench = Bench::new(config, 2);
+        let (ours, _) = bench.link(0, 1);
+        let source = bench.fabric.alloc(0, 100);
+        for n in 0..8 {
+            bench.nic(0).send(ours, &[n], &[]).unwrap();
+            bench.nic(0).push(ours, u64::from(n), 0, &[source.iov()], u64::from(n)).unwrap();
+            bench.fabric.pass(seed * 7);
+        }
+        bench.settle();
+        let mut said = 0;
+        let mut early = false;
+        for seen in &bench.notes[1].seen {
+            match seen {
+                Seen::Message { bytes, .. } => said = u64::from(bytes[0]) + 1,
+                Seen::Placed { window, .. } => early |= *window >= said,
+                _ => {}
+            }
+        }
+        assert!(!early || seed % 2 == 1, "seed {seed}");
+        overtaken += usize::from(early);
+    }
+    assert!(overtaken > 20, "without the promise, pushes overtake: {overtaken}");
+}
+
 #[test]
 fn a_get_outside_the_peers_buffers_fails_with_access() {
     let mut bench = Bench::new(FabricConfig::new(1), 2);
@@ -330,7 +362,7 @@ fn a_transfer_reads_memory_when_it_leaves_not_when_it_is_accepted() {
 fn close_delivers_what_was_sent_and_ends_the_peers_link_once() {
     for seed in 0..100 {
         let mut config = FabricConfig::new(seed);
-        config.caps.ordered = seed % 2 == 0;
+        (config.caps.ordered, config.caps.push_follows) = (seed % 2 == 0, false);
         config.jitter_ns = 5000;
         config.faults = Faults { reorder_permille: 500, reorder_ns: 50_000, gather_permille: 500, ..Faults::default() };
         let mut bench = Bench::new(config, 2);

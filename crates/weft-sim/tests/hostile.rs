@@ -28,6 +28,8 @@ struct Link {
     /// The handshake is over.
     carrying: bool,
     seq: u32,
+    /// Pushes announced.
+    announced: u64,
 }
 
 /// An attacker's view: its links, every number that it has seen, and the last messages.
@@ -86,6 +88,8 @@ struct Attacker {
     memory: Buffer,
     keys: Vec<u64>,
     mailbox_bytes: usize,
+    /// Pushes may follow their announcement.
+    follows: bool,
 }
 
 impl Attacker {
@@ -113,13 +117,14 @@ impl Attacker {
     }
 
     /// A message of the connection's stream, that the victims did not ask for.
-    fn request(&mut self) -> Vec<u8> {
+    fn request(&mut self, link: LinkId) -> Vec<u8> {
         let kind = *self.rng.pick(&[8, 8, 9, 9, 13, 14, 15, 16, 17, 20, 20, 21]);
         let flags = self.rng.below(8) as u8;
         let mut out = vec![kind, flags, 0, 0, 0, 0, 0, 0];
         let len = self.rng.below(500);
         let op = self.rng.below(100) as u32;
-        let pieces = self.rng.index(3);
+        let announces = kind == 15 && self.rng.chance(if self.follows { 800 } else { 20 });
+        let pieces = if announces { self.nearly(0).min(3) as usize } else { self.rng.index(3) };
         let key = if self.rng.chance(800) { *self.rng.pick(&self.keys) } else { self.number() };
         match kind {
             8 => {
@@ -168,13 +173,35 @@ impl Attacker {
                     let len = self.rng.index(300);
                     out.extend(self.rng.bytes(len));
                 } else {
-                    out.extend([self.nearly(len), self.number()].map(u64::to_le_bytes).concat());
+                    let window = match kind {
+                        15 if announces => self.announce(link),
+                        15 => 0,
+                        _ => self.number(),
+                    };
+                    out.extend([self.nearly(len), window].map(u64::to_le_bytes).concat());
                     out.extend([self.nearly32(pieces as u32), 0].map(u32::to_le_bytes).concat());
                     self.addresses(&mut out, pieces, len);
                 }
             }
         }
         out
+    }
+
+    /// The name of the link's next window, as a rule.
+    fn announce(&mut self, link: LinkId) -> u64 {
+        let state = self.spy.links.get_mut(&link).unwrap();
+        let count = state.announced;
+        state.announced += 1;
+        self.nearly(1 << 63 | count)
+    }
+
+    /// Bytes for a window that was announced, or will be, or neither.
+    fn follow(&mut self, link: LinkId) {
+        let count = self.spy.links.get(&link).map_or(0, |state| state.announced);
+        let back = self.rng.below(count.min(5) + 1).max(u64::from(self.rng.chance(950)));
+        let window = self.nearly(1 << 63 | count.wrapping_sub(back) & (u64::MAX >> 1));
+        let (len, offset) = (self.rng.index(500), self.nearly(0));
+        let _ = self.nic.push(link, window, offset, &[self.memory.iov().slice(0, len)], 0);
     }
 
     /// Pieces of memory that have `len` bytes together, at addresses that mostly are nobody's.
@@ -264,7 +291,11 @@ impl Attacker {
                 copy[at] ^= 1 << self.rng.index(8);
                 Some(copy)
             }
-            2..14 => Some(self.request()),
+            2 if self.follows => {
+                self.follow(link);
+                None
+            }
+            2..14 => Some(self.request(link)),
             _ => {
                 let (_, to) = self.spy.seen.remove(open?);
                 self.answer(link, &to)
@@ -304,6 +335,7 @@ impl Attacker {
                 if self.nic.send(link, &bytes, &[]).is_ok() {
                     state.seq = state.seq.wrapping_add(1);
                 }
+                state.announced = self.spy.links.get(&link).map_or(0, |state| state.announced);
             }
             self.spy.links.insert(link, state);
         }
@@ -368,7 +400,7 @@ fn unwatched(h: &mut Harness, rng: &mut Stream, victim: usize, op: usize) -> boo
 fn siege(seed: u64) -> BTreeMap<u8, usize> {
     let mut config = FabricConfig::swarm(seed);
     config.segment_bytes = config.segment_bytes.max(200);
-    let mailbox_bytes = config.caps.mailbox_bytes;
+    let (mailbox_bytes, follows) = (config.caps.mailbox_bytes, config.caps.push_follows);
     let engine = Config { window_bytes: 20_000, tx_depth: 64, rx_depth: 64, ..Config::default() };
     let (cluster, mut nics) = Cluster::with_impostors(config, engine, VICTIMS, 1);
     let mut h = Harness::of(cluster);
@@ -394,7 +426,7 @@ fn siege(seed: u64) -> BTreeMap<u8, usize> {
     let victims = (0..VICTIMS).map(|v| h.cluster().engine(v).unwrap().name()).collect::<Vec<_>>();
     let memory = fabric.alloc(VICTIMS, 500);
     let (rng, mut mine) = (Stream::new(seed, Entity::Test(1)), Stream::new(seed, Entity::Test(2)));
-    let mut attacker = Attacker { nic: nics.remove(0), spy: Spy::default(), rng, memory, keys, mailbox_bytes };
+    let mut attacker = Attacker { nic: nics.remove(0), spy: Spy::default(), rng, memory, keys, mailbox_bytes, follows };
     let mut posted = Vec::new();
     for op in 0..200 {
         for _ in 0..4 {

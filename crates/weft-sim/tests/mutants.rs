@@ -4,11 +4,11 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use weft_engine::api::{Completion, Fault, Kind, OpFlags};
+use weft_engine::api::{Access, Completion, Fault, Kind, OpFlags};
 use weft_engine::nic::LinkError;
 use weft_sim::oracle::Record;
 use weft_sim::workload::{Scenario, run_with};
-use weft_sim::{Fabric, FabricConfig, Fate, Harness, Recv, Send};
+use weft_sim::{Fabric, FabricConfig, Fate, Harness, Recv, Rma, Send};
 
 /// Runs with the mutant switched on until it is caught; it must have struck before.
 /// `strike` gets a batch of completions and says whether it changed anything.
@@ -284,6 +284,22 @@ fn a_write_after_completion_and_one_beyond_the_end() {
             buffer.part(3, 1).fill(0);
         }
         assert!(!harness.finish().is_empty(), "stray: {stray}");
+    }
+}
+
+#[test]
+fn a_push_that_overtakes_its_announcement() {
+    let mut config = FabricConfig::new(1);
+    (config.caps.get, config.caps.put, config.jitter_ns) = (false, false, 50_000);
+    for overtakes_permille in [0, 1000] {
+        config.faults.push_overtakes_permille = overtakes_permille;
+        let mut harness = Harness::new(config.clone(), weft_engine::api::Config::default(), 2);
+        let window = harness.add_window(1, 50_000, Access { read: false, write: true }, false).unwrap();
+        for n in 0..5 {
+            harness.write(0, window, &Rma { offset: n * 10_000, remote: vec![10_000], ..Rma::default() }).unwrap();
+        }
+        harness.settle().unwrap();
+        assert_eq!(harness.finish().is_empty(), overtakes_permille == 0, "{overtakes_permille}");
     }
 }
 

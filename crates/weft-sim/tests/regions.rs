@@ -56,17 +56,25 @@ fn remove_after(turns: usize, write: bool, mut config: FabricConfig, stuck: bool
 
 #[test]
 fn at_any_moment_on_any_device() {
-    for (get, put) in [(false, false), (true, false), (false, true), (true, true)] {
+    let devices =
+        [(false, false, false), (false, false, true), (true, false, false), (false, true, false), (true, true, false)];
+    for (get, put, follows) in devices {
         for write in [false, true] {
             for stuck in [false, true] {
                 let mut outcomes = Vec::new();
                 for turns in (0..200).step_by(if stuck { 25 } else { 3 }) {
                     let mut config = FabricConfig::new(turns as u64);
-                    (config.caps.get, config.caps.put) = (get, put);
+                    (config.caps.get, config.caps.put, config.caps.push_follows) = (get, put, follows);
                     outcomes.push(remove_after(turns, write, config, stuck));
                 }
-                assert!(outcomes.contains(&false), "get {get}, put {put}, write {write}: never too early");
-                assert!(outcomes.contains(&true), "get {get}, put {put}, write {write}: never in time");
+                assert!(
+                    outcomes.contains(&false),
+                    "get {get}, put {put}, follows {follows}, write {write}: never too early"
+                );
+                assert!(
+                    outcomes.contains(&true),
+                    "get {get}, put {put}, follows {follows}, write {write}: never in time"
+                );
             }
         }
     }

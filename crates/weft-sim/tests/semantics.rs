@@ -1,5 +1,5 @@
 //! What each operation must do, one rule per test, on every kind of device: with get, with put, with both, with neither,
-//! ordered and not, always half full. The oracle judges every run on top of what the test itself asserts.
+//! ordered and not, with pushes that follow their announcement at once and not, always half full. The oracle judges every run on top of what the test itself asserts.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use weft_engine::api::{Access, Config, Error, Fault, OpFlags};
@@ -12,10 +12,12 @@ const EAGER_BYTES: usize = 1000;
 /// One fabric of each kind.
 fn fabrics() -> Vec<FabricConfig> {
     let mut all = Vec::new();
-    for kind in 0..16_u32 {
+    // The last two: pushes follow, where there are neither get nor put, and order.
+    for kind in (0..16_u32).chain([16, 24]) {
         let bit = |n: u32| kind >> n & 1 == 1;
         let mut config = FabricConfig::new(u64::from(kind) + 1);
         (config.caps.get, config.caps.put, config.caps.ordered) = (bit(0), bit(1), !bit(2));
+        config.caps.push_follows = bit(4);
         (config.caps.mailbox_bytes, config.caps.eager_bytes, config.segment_bytes) = (2048, EAGER_BYTES, 700);
         if bit(2) {
             config.faults = Faults { reorder_permille: 600, reorder_ns: 30_000, ..config.faults };

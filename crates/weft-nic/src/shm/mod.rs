@@ -220,6 +220,7 @@ impl Shm {
             get: direct,
             put: direct,
             ordered: true,
+            push_follows: true,
         }
     }
 

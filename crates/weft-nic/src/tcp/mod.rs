@@ -355,6 +355,7 @@ impl Tcp {
             get: false,
             put: false,
             ordered: true,
+            push_follows: true,
         }
     }
 

@@ -88,6 +88,36 @@ pub fn messages_pass_pushes<D: Device>() {
     }
 }
 
+/// Where the device says so, no byte of a push comes before the messages that were sent before it.
+pub fn pushes_follow_messages<D: Device>() {
+    const PUSHES: u64 = 60;
+    let mut world = World::new::<D>(2);
+    let (near, far) = world.join_and_greet(0, 1);
+    if !world.nodes[0].inbox.up[&near].caps.push_follows {
+        return;
+    }
+    let mut random = Random(4711);
+    let mut memory = Owned::new(pattern(3, 400_000));
+    let whole = memory.iov();
+    for window in 0..PUSHES {
+        let most = [100, 20_000, 400_000][random.below(3)];
+        let len = 1 + random.below(most);
+        world.nodes[1].inbox.windows.insert(window, Window::announced(len, window as usize + 1));
+        let head = pattern(window, 1 + random.below(200));
+        world.until("room", |nodes| nodes[0].send(near, 1, &head).is_ok());
+        world.nodes[0].push(near, window, &[whole.slice(0, len)], window).unwrap();
+        world.rounds(random.below(3));
+        // Some are still under way when the next message and push come.
+        if random.below(4) == 0 {
+            world.until("window", |nodes| nodes[1].inbox.windows[&window].placed == len);
+        }
+    }
+    world.until("all", |nodes| {
+        nodes[0].inbox.done.len() as u64 == PUSHES && nodes[1].inbox.windows.values().all(Window::full)
+    });
+    assert_eq!(world.nodes[1].take_messages(far).len(), PUSHES as usize);
+}
+
 pub fn a_queue_of_pushes_is_bounded<D: Device>() {
     let mut world = World::new::<D>(2);
     let (near, _) = world.join_and_greet(0, 1);

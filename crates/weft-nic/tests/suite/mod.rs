@@ -31,16 +31,29 @@ pub trait Device {
 /// A buffer that a push goes to.
 pub struct Window {
     memory: Owned,
+    len: usize,
     /// Bytes that `placed` has confirmed.
     pub placed: usize,
     /// Where the next piece must begin: pieces of one push come in order.
     next: u64,
+    /// So many messages must have come before the first piece.
+    after: usize,
 }
 
 impl Window {
     /// A window of `len` bytes.
     pub fn new(len: usize) -> Self {
-        Self { memory: Owned::new(vec![0xee; len]), placed: 0, next: 0 }
+        Self::announced(len, 0)
+    }
+
+    /// The same, for a push that may not come before `after` messages.
+    pub fn announced(len: usize, after: usize) -> Self {
+        Self { memory: Owned::new(vec![0xee; len]), len, placed: 0, next: 0, after }
+    }
+
+    /// Whether everything has been placed.
+    pub fn full(&self) -> bool {
+        self.placed == self.len
     }
 
     /// What is in it.
@@ -98,6 +111,7 @@ impl Sink for Inbox {
         self.piece = Some((link, window, offset, len));
         let window = self.windows.get_mut(&window)?;
         assert_eq!(window.next, offset, "pieces in order");
+        assert!(self.messages.len() >= window.after, "a push overtook a message");
         let whole = window.memory.iov();
         Some(weft_engine::mem::slice(&[whole], offset as usize, len))
     }
@@ -120,6 +134,7 @@ impl Sink for Inbox {
 fn check_caps(caps: &NicCaps) {
     assert!(caps.mailbox_bytes >= 256 && caps.inline_bytes <= caps.mailbox_bytes, "{caps:?}");
     assert!(caps.eager_bytes + 128 <= caps.mailbox_bytes, "{caps:?}");
+    assert!(caps.ordered || !caps.push_follows, "{caps:?}");
 }
 
 /// One endpoint and what it has heard.
