@@ -494,7 +494,13 @@ impl Nic for Tcp {
         }
         self.pace.wake();
         self.writer.push(LinkId(id), &mut link.tx, window, offset, src, ctx)?;
-        if !link.tx.blocked && !link.tx.dirty {
+        if link.tx.blocked {
+            return Ok(());
+        }
+        // The first of several begins to leave at once: its owner may go away to compute.
+        if link.tx.pushes() == 1 {
+            self.pump(id);
+        } else if !link.tx.dirty {
             link.tx.dirty = true;
             self.dirty.push(id);
         }

@@ -3,9 +3,9 @@
 //! Place in the data flow: [`Nic::poll`](weft_engine::nic::Nic::poll) calls [`Tcp::progress`] when [`super::pace`] finds it due; sockets that have
 //! something are read into the [`Sink`].
 //!
-//! While the traffic is that of one or two links only, their sockets are read directly, which saves the question which
-//! sockets are ready; the others are asked for every few polls ([`Focus`]). Otherwise one call tells all ready sockets,
-//! whatever the number of idle ones. Every portion is bounded: [`READ_BUDGET_BYTES`] per link, [`super::EVENTS`] sockets and
+//! While the traffic is that of one or two links only, and of whole messages, their sockets are read directly, which saves the
+//! question which sockets are ready; the others are asked for every few polls ([`Focus`]). Otherwise one call tells all ready
+//! sockets, whatever the number of idle ones. Every portion is bounded: [`READ_BUDGET_BYTES`] per link, [`super::EVENTS`] sockets and
 //! [`ACCEPTS`] new connections per poll.
 //!
 //! Invariants: a link ends in [`Tcp::end`] and nowhere else (or in `close`): first its `done`s, then `down`.
@@ -138,13 +138,13 @@ impl Tcp {
         let mut tally = Tally { sink, calls: 0 };
         self.report(&mut tally);
         let direct = self.focus.direct();
-        if direct {
+        let mut ask = !direct || self.armed > 0 || !self.calling.is_empty() || !self.halves.is_empty();
+        if !ask {
             for id in self.focus.hot {
-                self.read(id, &mut tally);
+                ask |= !self.read_direct(id, &mut tally);
             }
         }
-        let changing = self.armed > 0 || !self.calling.is_empty() || !self.halves.is_empty();
-        if !direct || changing || self.focus.ask_all(self.links.len()) {
+        if ask || self.focus.ask_all(self.links.len()) {
             self.take_events(&mut tally, now_ms);
         }
         if now_ms >= self.next_timer_ms {
@@ -217,6 +217,17 @@ impl Tcp {
             State::Calling(_) => self.call(id, sink, now_ms),
             State::Failed => {}
         }
+    }
+
+    /// Reads a hot link's socket without asking whether it is ready; false: it is better asked for.
+    #[inline]
+    fn read_direct<S: Sink>(&mut self, id: u32, sink: &mut S) -> bool {
+        // The rest of a frame is on its way: whoever tries to read takes the socket's lock, and holds up those who bring it.
+        if self.links.get(id as usize).is_some_and(|link| link.rx.within()) {
+            return false;
+        }
+        self.read(id, sink);
+        true
     }
 
     /// Reads what a link has, within the budget.

@@ -42,6 +42,12 @@ pub(super) enum Rx {
 }
 
 impl Rx {
+    /// Whether more bytes of a frame that has begun must come.
+    #[inline]
+    pub(super) fn within(&self) -> bool {
+        !matches!(self, Self::Head { have: 0, .. })
+    }
+
     /// Between frames.
     pub(super) const START: Self = Self::Head { bytes: [0; PUSH_HEAD_BYTES], have: 0 };
 }

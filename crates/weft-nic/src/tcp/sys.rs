@@ -60,6 +60,12 @@ impl<'a> Pieces<'a> {
         true
     }
 
+    /// Places left.
+    #[inline]
+    pub(super) fn free(&self) -> usize {
+        PIECES - self.count
+    }
+
     /// Sum of the lengths.
     #[inline]
     pub(super) fn len(&self) -> usize {

@@ -49,6 +49,8 @@ struct Bulk {
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     head: [u8; PUSH_HEAD_BYTES],
+    /// Where its payload begins in the push.
+    at: usize,
     /// Payload bytes.
     len: usize,
     /// Bytes of header and payload that have left.
@@ -239,12 +241,14 @@ impl Writer {
         Pumped::Rest
     }
 
-    /// The segment that would begin now, if none is under way.
+    /// The segment that begins next, behind the one under way if there is one.
     fn next_segment(&self, tx: &Tx) -> Option<Segment> {
-        let bulk = tx.bulks.front().filter(|_| tx.segment.is_none())?;
-        let len = (bulk.total - bulk.at).min(self.segment_bytes);
-        let head = wire::push_head(len, bulk.window, bulk.offset.wrapping_add(bulk.at as u64));
-        Some(Segment { head, len, sent: 0 })
+        let front = tx.bulks.front()?;
+        let at = tx.segment.map_or(front.at, |segment| segment.at + segment.len);
+        let (bulk, at) = if at < front.total { (front, at) } else { (tx.bulks.get(1)?, 0) };
+        let len = (bulk.total - at).min(self.segment_bytes);
+        let head = wire::push_head(len, bulk.window, bulk.offset.wrapping_add(at as u64));
+        Some(Segment { head, at, len, sent: 0 })
     }
 
     /// Accounts for `n` bytes that have left: of the segment under way, then of the queue, then of a segment that
@@ -267,10 +271,10 @@ impl Writer {
         if segment.left() > 0 {
             return;
         }
-        let len = segment.len;
+        let end = segment.at + segment.len;
         tx.segment = None;
         let Some(bulk) = tx.bulks.front_mut() else { return };
-        bulk.at += len;
+        bulk.at = end;
         if bulk.at == bulk.total {
             self.done.push((link, bulk.ctx));
             tx.bulks.pop_front();
@@ -366,7 +370,7 @@ impl Segment {
     /// What has not left.
     fn rest(&self, bulk: &Bulk) -> (&[u8], IovList) {
         let payload_sent = self.sent.saturating_sub(PUSH_HEAD_BYTES);
-        let payload = mem::slice(&bulk.iov, bulk.at + payload_sent, self.len - payload_sent);
+        let payload = mem::slice(&bulk.iov, self.at + payload_sent, self.len - payload_sent);
         (self.head.get(self.sent..).unwrap_or_default(), payload)
     }
 }
@@ -388,8 +392,8 @@ fn send_short<const MAX: usize>(
     (sys::send_one(fd, &frame[..n]), n)
 }
 
-/// One vectored write: the segment under way, the queue, and, if none was under way, the segment `fresh`.
-/// Returns how many bytes it tried to write.
+/// One vectored write: the segment under way, the queue, and the segment `fresh`, which begins. Returns how many bytes it
+/// tried to write.
 fn write_once(fd: BorrowedFd<'_>, tx: &Tx, fresh: Option<&Segment>) -> (Result<usize, Errno>, usize) {
     let mut pieces = Pieces::new();
     // Nothing may follow a segment whose pieces did not all find a place.
@@ -402,7 +406,13 @@ fn write_once(fd: BorrowedFd<'_>, tx: &Tx, fresh: Option<&Segment>) -> (Result<u
     if whole {
         pieces.bytes(&tx.queue[tx.sent..]);
     }
-    if let (Some(segment), Some(bulk)) = (fresh, tx.bulks.front()) {
+    // The front bulk is over where the segment under way was its last.
+    let over = |bulk: &Bulk| tx.segment.is_some_and(|segment| segment.at + segment.len == bulk.total);
+    let bulk = tx.bulks.front().filter(|bulk| !over(bulk)).or_else(|| tx.bulks.get(1));
+    if whole
+        && pieces.free() > 1
+        && let (Some(segment), Some(bulk)) = (fresh, bulk)
+    {
         let (head, payload) = segment.rest(bulk);
         pieces.bytes(head);
         pieces.client(&payload, 0);
