@@ -21,6 +21,7 @@ mod msg;
 pub mod name;
 pub mod nic;
 mod ops;
+pub mod program;
 mod recv;
 mod rma;
 mod vc;
