@@ -77,6 +77,9 @@ bitflags::bitflags! {
         const TRANSMIT = 1 << 10;
         /// Remote events: the access was an atomic operation.
         const ATOMIC = 1 << 11;
+        /// Not to be started by this call (FI_TRIGGER): for the layer above, which starts it, without this, when its time
+        /// has come. `Engine::send_now` and `post_now` decline; no other call may get it.
+        const TRIGGER = 1 << 12;
     }
 }
 
@@ -236,6 +239,9 @@ pub enum Fault {
     /// A message arrived for a region or receive that went away meanwhile.
     #[error("the buffer at the peer went away while data was under way")]
     Revoked,
+    /// The operation was accepted before its time, and could not be started when it had come.
+    #[error("it could not be started when its time had come: {0}")]
+    Refused(Error),
 }
 
 /// One finished operation (or remote event). The fields that a queue entry has, too, come first and in its order.

@@ -145,7 +145,7 @@ impl<N: Nic> Engine<N> {
     /// Errors: `Again` (as for a send), `NoSuchAddress`, `TooLong`, `Invalid` (no number, lengths that differ or are not a whole
     /// number of numbers).
     pub fn atomic(&mut self, op: &AtomicOp<'_>) -> Result<(), Error> {
-        let len = self.check_atomic(op)?;
+        let len = self.measure_atomic(op)?;
         let vci = self.core.vc_for(op.dest)?;
         let unwatched = op.flags.contains(OpFlags::INJECT | OpFlags::QUIET) && op.amo.form() == Form::Base;
         if let [remote] = op.remote
@@ -162,8 +162,14 @@ impl<N: Nic> Engine<N> {
         self.enqueue_atomic(op, vci, len)
     }
 
+    /// Whether the operation would be taken, were there room. Errors: `NoSuchAddress`, `TooLong`, `Invalid`.
+    pub fn check_atomic(&mut self, op: &AtomicOp<'_>) -> Result<(), Error> {
+        self.measure_atomic(op)?;
+        self.core.vc_for(op.dest).map(|_| ())
+    }
+
     /// Returns the number of bytes at the target.
-    fn check_atomic(&self, op: &AtomicOp<'_>) -> Result<u64, Error> {
+    fn measure_atomic(&self, op: &AtomicOp<'_>) -> Result<u64, Error> {
         let size = op.amo.ty().size() as u64;
         let mut len = 0u64;
         for remote in op.remote {

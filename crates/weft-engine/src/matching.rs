@@ -110,7 +110,12 @@ impl Matcher {
 
     /// The oldest posted receive with this context pointer.
     pub(crate) fn find_posted(&self, ctx_ptr: usize) -> Option<u32> {
-        self.posted.iter().find(|(_, p)| p.ctx.ptr == ctx_ptr).map(|(key, _)| key)
+        self.find_posted_where(|ctx| ctx.ptr == ctx_ptr)
+    }
+
+    /// The oldest posted receive whose context is `wanted`.
+    pub(crate) fn find_posted_where(&self, mut wanted: impl FnMut(Context) -> bool) -> Option<u32> {
+        self.posted.iter().find(|(_, p)| wanted(p.ctx)).map(|(key, _)| key)
     }
 }
 

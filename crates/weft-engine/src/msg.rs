@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-use crate::api::{ADDR_NONE, Completion, Error, Fault, Kind, OpFlags, SendOp};
+use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, OpFlags, SendOp};
 use crate::bulk::wire_iov;
 use crate::core::{Core, Violation};
 use crate::engine::{Engine, Started};
@@ -90,7 +90,7 @@ impl<N: Nic> Engine<N> {
         if !vc.tx.is_empty()
             || len > vc.caps.eager_bytes as usize
             || cost > vc.tx_credit
-            || op.flags.intersects(OpFlags::DELIVERY | OpFlags::FENCE)
+            || op.flags.intersects(OpFlags::DELIVERY | OpFlags::FENCE | OpFlags::TRIGGER)
             || (op.flags.contains(OpFlags::INJECT) && len > self.core.config.inject_bytes)
         {
             return false;
@@ -120,6 +120,12 @@ impl<N: Nic> Engine<N> {
             return self.not_yet(vci, Kind::Send, op.ctx, op.flags);
         }
         self.enqueue_send(op, vci, len)
+    }
+
+    /// Whether a send to there of that length would be taken, were there room. Errors: `NoSuchAddress`, `TooLong`.
+    pub fn check_send(&mut self, dest: Addr, len: usize) -> Result<(), Error> {
+        self.core.vc_for(dest)?;
+        if len as u64 > self.core.config.max_msg_bytes { Err(Error::TooLong) } else { Ok(()) }
     }
 
     fn enqueue_send(&mut self, op: &SendOp<'_>, vci: u32, len: usize) -> Result<(), Error> {

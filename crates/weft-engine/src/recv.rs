@@ -7,7 +7,7 @@
 use smallvec::SmallVec;
 use zerocopy::little_endian::{U32, U64};
 
-use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, OpFlags, RecvOp};
+use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp};
 use crate::core::{Core, Violation};
 use crate::engine::Engine;
 use crate::matching::{Body, Matcher, Posted, Unexpected, Wanted};
@@ -26,7 +26,7 @@ impl<N: Nic> Engine<N> {
     /// happened.
     #[inline(always)]
     pub fn post_now(&mut self, op: &RecvOp<'_>) -> bool {
-        let other = OpFlags::MULTI | OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD;
+        let other = OpFlags::MULTI | OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD | OpFlags::TRIGGER;
         let tagged = op.flags.contains(OpFlags::TAGGED);
         let matcher = if tagged { &mut self.core.tagged } else { &mut self.core.untagged };
         let [piece] = op.iov else { return false };
@@ -82,6 +82,15 @@ impl<N: Nic> Engine<N> {
             }
         }
         false
+    }
+
+    /// Cancels every posted receive whose context is `wanted`.
+    pub fn cancel_where(&mut self, mut wanted: impl FnMut(Context) -> bool) {
+        for tagged in [true, false] {
+            while let Some(key) = self.core.matcher(tagged).find_posted_where(&mut wanted) {
+                self.core.end_posted(tagged, key, Fault::Canceled);
+            }
+        }
     }
 }
 

@@ -116,7 +116,7 @@ impl<N: Nic> Engine<N> {
 
     /// Starts an RMA write. Errors: `Again` (as for a send), `NoSuchAddress`, `TooLong`, `Invalid` (lengths differ).
     pub fn write(&mut self, op: &RmaOp<'_>) -> Result<(), Error> {
-        let (vci, len) = self.check_rma(op)?;
+        let (vci, len) = self.measure_rma(op)?;
         if self.write_now(op, vci, len) {
             return Ok(());
         }
@@ -178,11 +178,17 @@ impl<N: Nic> Engine<N> {
 
     /// Starts an RMA read. Errors: `Again`, `NoSuchAddress`, `TooLong`, `Invalid` (lengths differ).
     pub fn read(&mut self, op: &RmaOp<'_>) -> Result<(), Error> {
-        let (vci, len) = self.check_rma(op)?;
+        let (vci, len) = self.measure_rma(op)?;
         self.enqueue_rma(op, Kind::Read, vci, len)
     }
 
-    fn check_rma(&mut self, op: &RmaOp<'_>) -> Result<(u32, u64), Error> {
+    /// Whether a read or write would be taken, were there room. Errors: `NoSuchAddress`, `TooLong`, `Invalid`.
+    pub fn check_rma(&mut self, op: &RmaOp<'_>) -> Result<(), Error> {
+        self.measure_rma(op).map(|_| ())
+    }
+
+    /// The connection and the length of an operation that is in order.
+    fn measure_rma(&mut self, op: &RmaOp<'_>) -> Result<(u32, u64), Error> {
         let len = mem::total_len(op.iov) as u64;
         let remote = op.remote.iter().try_fold(0u64, |sum, r| sum.checked_add(r.len)).ok_or(Error::Invalid)?;
         if len != remote || op.remote.is_empty() {

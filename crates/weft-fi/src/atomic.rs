@@ -330,36 +330,58 @@ unsafe fn described(
 ) -> isize {
     // SAFETY: the caller's promise.
     let Some(msg) = (unsafe { msg.as_ref() }) else { return Errno::INVAL.size() };
-    let parse = || {
-        if flags & sys::FI_TAGGED != 0 {
-            return Err(Errno::OPNOTSUPP);
-        }
-        let mode = flags::transmit(flags)?;
-        let amo = amo(ep.domain().api_version(), form, msg.datatype, msg.op)?;
+    let start = |mode: Mode| {
         // SAFETY: the caller's promise.
-        let local = unsafe { local(ep, amo, [(msg.msg_iov, msg.iov_count), compare, result]) }?;
-        // SAFETY: the caller's promise.
-        let remote = unsafe { remote_vector(amo, msg.rma_iov, msg.rma_iov_count, ep.limits().rma_iov) }?;
-        Ok((mode, amo, local, remote))
+        unsafe { with_msg(ep, form, msg, [compare, result], mode, ep.tx_entry(mode), |atomic| ep.start_atomic(atomic)) }
     };
-    match parse() {
-        Ok((mode, amo, local, remote)) => ep.start_atomic(&Atomic {
-            amo,
-            iov: &local.iov,
-            compare: &local.compare,
-            result: &local.result,
-            dest: msg.addr,
-            remote: &remote,
-            data: msg.data,
-            context: msg.context,
-            mode,
-            entry: ep.tx_entry(mode),
-        }),
+    match mode_of(flags).and_then(start) {
+        Ok(result) => result,
         Err(errno) => errno.size(),
     }
 }
 
-const NOTHING: (*const sys::fi_ioc, usize) = (std::ptr::null(), 0);
+/// The behaviour of a `…msg` call.
+pub(crate) fn mode_of(flags: u64) -> Result<Mode, Errno> {
+    if flags & sys::FI_TAGGED != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    flags::transmit(flags)
+}
+
+/// Checks a descriptor and hands the operation on.
+///
+/// # Safety
+/// The vectors of `msg`, and those given, are as for [`local`].
+pub(crate) unsafe fn with_msg<R>(
+    ep: &Ep,
+    form: Form,
+    msg: &sys::fi_msg_atomic,
+    [compare, result]: [(*const sys::fi_ioc, usize); 2],
+    mode: Mode,
+    entry: bool,
+    hand_on: impl FnOnce(&Atomic<'_>) -> R,
+) -> Result<R, Errno> {
+    let amo = amo(ep.domain().api_version(), form, msg.datatype, msg.op)?;
+    // SAFETY: the caller's promise.
+    let local = unsafe { local(ep, amo, [(msg.msg_iov, msg.iov_count), compare, result]) }?;
+    // SAFETY: the caller's promise.
+    let remote = unsafe { remote_vector(amo, msg.rma_iov, msg.rma_iov_count, ep.limits().rma_iov) }?;
+    Ok(hand_on(&Atomic {
+        amo,
+        iov: &local.iov,
+        compare: &local.compare,
+        result: &local.result,
+        dest: msg.addr,
+        remote: &remote,
+        data: msg.data,
+        context: msg.context,
+        mode,
+        entry,
+    }))
+}
+
+/// No vector.
+pub(crate) const NOTHING: (*const sys::fi_ioc, usize) = (std::ptr::null(), 0);
 
 // ---- base ------------------------------------------------------------------------------------
 

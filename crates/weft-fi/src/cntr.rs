@@ -1,17 +1,21 @@
 //! Completion counters (fi_cntr(3)).
 //!
 //! Place in the data flow: endpoints and their regions [`Cntr::record`] what has completed; `fi_cntr_read` and
-//! `fi_cntr_wait` look, after a round of progress on the endpoints concerned.
+//! `fi_cntr_wait` look, after a round of progress on the endpoints concerned. A counter may trigger operations
+//! ([`crate::trigger`]): whoever raised it so far is told, and has them performed once it holds no lock.
 //!
-//! Invariants: each operation is recorded once, as a success or as an error. Values are atomics: a read takes no
-//! lock. A waiter announces its threshold before it looks at the value a last time, and whoever raises the value
-//! looks at the threshold afterwards, both sequentially consistent, so that no wake-up is lost.
+//! Invariants: each operation is recorded once, as a success or as an error. Values are atomics ([`gauge`]): a read takes
+//! no lock, and neither does a raise that nobody waits for.
+
+mod gauge;
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use weft_engine::program::{Counter, Level};
 use weft_fi_sys as sys;
+
+use crate::cntr::gauge::Gauge;
 
 use crate::domain::Domain;
 use crate::errno::Errno;
@@ -20,19 +24,20 @@ use crate::object::{self, Head, Hold, Object, Uses};
 use crate::poll::{self, Sources, Waitable, Waited};
 use crate::wait::{Deadline, WaitKind, Waker};
 
-/// Threshold of nobody.
-const NOBODY: u64 = u64::MAX;
+/// What `gauge` is made of.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+    /// Sequentially consistent accesses are ordered without it.
+    #[inline(always)]
+    pub(super) fn ordered() {}
+}
 
 /// A counter.
 #[repr(C)]
 pub(crate) struct Cntr {
     head: Head<sys::fid_cntr>,
-    value: AtomicU64,
-    errors: AtomicU64,
-    /// The lowest value at which a sleeper wants to be woken; the first to reach it rings and resets it.
-    wake_at: AtomicU64,
-    /// Whether a sleeper wants to be woken by an error; likewise reset by the first.
-    wake_on_error: AtomicBool,
+    gauge: Gauge,
     /// Whether it counts bytes instead of operations.
     bytes: bool,
     wait: WaitKind,
@@ -91,10 +96,7 @@ fn open_counter(
     };
     let counter = Cntr {
         head: Head::new(head),
-        value: AtomicU64::new(0),
-        errors: AtomicU64::new(0),
-        wake_at: AtomicU64::new(NOBODY),
-        wake_on_error: AtomicBool::new(false),
+        gauge: Gauge::new(),
         bytes: events == sys::v2::FI_CNTR_EVENTS_BYTES,
         wait,
         waker: OnceLock::new(),
@@ -109,14 +111,11 @@ fn open_counter(
 }
 
 impl Cntr {
-    /// An operation of so many bytes has completed.
+    /// An operation of so many bytes has completed. True: programs can go on, see [`Cntr::add`].
     #[inline]
-    pub(crate) fn record(&self, bytes: usize, failed: bool) {
-        if failed {
-            self.add_errors(1);
-        } else {
-            self.add(if self.bytes { bytes as u64 } else { 1 });
-        }
+    #[must_use]
+    pub(crate) fn record(&self, bytes: usize, failed: bool) -> bool {
+        if failed { self.add_errors(1) } else { self.add(if self.bytes { bytes as u64 } else { 1 }) }
     }
 
     /// Makes progress for a reader, which does not say whether it found what it wanted.
@@ -133,52 +132,51 @@ impl Cntr {
 
     /// The value, without progress.
     pub(crate) fn value(&self) -> u64 {
-        self.value.load(Ordering::Acquire)
+        self.gauge.value()
     }
 
     /// The error count, without progress.
     pub(crate) fn errors(&self) -> u64 {
-        self.errors.load(Ordering::Acquire)
+        self.gauge.errors()
     }
 
+    /// More successes. True: programs can go on, and the caller runs the domain's queue as soon as it holds no lock.
     #[inline]
-    fn add(&self, amount: u64) {
-        let value = self.value.fetch_add(amount, Ordering::SeqCst).wrapping_add(amount);
-        if value >= self.wake_at.load(Ordering::SeqCst) {
-            self.wake();
-        }
+    #[must_use]
+    pub(crate) fn add(&self, amount: u64) -> bool {
+        self.gauge.add(amount) && self.notify()
     }
 
-    fn set(&self, value: u64) {
-        self.value.store(value, Ordering::SeqCst);
-        if value >= self.wake_at.load(Ordering::SeqCst) {
-            self.wake();
-        }
+    /// Another value. True: as for [`Cntr::add`].
+    #[must_use]
+    pub(crate) fn set(&self, value: u64) -> bool {
+        self.gauge.set(value) && self.notify()
     }
 
-    fn add_errors(&self, amount: u64) {
-        self.errors.fetch_add(amount, Ordering::SeqCst);
-        self.wake_for_error();
+    fn add_errors(&self, amount: u64) -> bool {
+        self.gauge.add_errors(amount) && self.notify()
     }
 
-    fn set_errors(&self, value: u64) {
-        self.errors.store(value, Ordering::SeqCst);
-        self.wake_for_error();
+    fn set_errors(&self, value: u64) -> bool {
+        self.gauge.set_errors(value) && self.notify()
     }
 
-    fn wake_for_error(&self) {
-        if self.wake_on_error.load(Ordering::SeqCst) {
-            self.wake();
-        }
-    }
-
+    /// Tells those who wait of a change.
     #[cold]
-    fn wake(&self) {
-        self.wake_at.store(NOBODY, Ordering::SeqCst);
-        self.wake_on_error.store(false, Ordering::SeqCst);
-        if let Some(waker) = self.waker() {
-            waker.ring();
+    fn notify(&self) -> bool {
+        let due = self.gauge.due();
+        if due.sleepers {
+            self.ring();
         }
+        due.programs && self.domain.work().look(self.id())
+    }
+
+    /// Runs what a client's change of the counter set free.
+    fn changed(&self, programs: bool) -> c_int {
+        if programs {
+            self.domain.work().run();
+        }
+        0
     }
 
     /// Wakes whoever sleeps here, to look for itself.
@@ -193,13 +191,18 @@ impl Cntr {
         &self.domain
     }
 
+    /// Tells counters apart, while they are open.
+    pub(crate) fn id(&self) -> u64 {
+        std::ptr::from_ref(self).addr() as u64
+    }
+
     /// Where waiters sleep, made on first use.
     fn waker(&self) -> Option<&Waker> {
         self.waker.get_or_init(|| Waker::for_kind(self.wait)).as_ref()
     }
 
     fn wait_for(&self, threshold: u64, timeout_ms: c_int) -> Result<(), Errno> {
-        let waiter = Waiter { cntr: self, threshold, errors: self.errors.load(Ordering::SeqCst) };
+        let waiter = Waiter { cntr: self, threshold, errors: self.errors() };
         match poll::wait(&waiter, Deadline::after_ms(timeout_ms)) {
             Waited::Ready if self.value() >= threshold => Ok(()),
             Waited::Ready => Err(Errno::AVAIL),
@@ -212,7 +215,7 @@ impl Cntr {
     pub(crate) fn trywait(&self) -> Result<(), Errno> {
         let waker = self.waker().ok_or(Errno::INVAL)?;
         let next = self.value().saturating_add(1);
-        let waiter = Waiter { cntr: self, threshold: next, errors: self.errors.load(Ordering::SeqCst) };
+        let waiter = Waiter { cntr: self, threshold: next, errors: self.errors() };
         self.sources.trywait(&waiter, waker)
     }
 }
@@ -234,8 +237,7 @@ impl Waitable for Waiter<'_> {
     }
 
     fn ready(&self) -> bool {
-        self.cntr.value.load(Ordering::SeqCst) >= self.threshold
-            || self.cntr.errors.load(Ordering::SeqCst) != self.errors
+        self.cntr.value() >= self.threshold || self.cntr.errors() != self.errors
     }
 
     fn interrupted(&self) -> bool {
@@ -246,9 +248,24 @@ impl Waitable for Waiter<'_> {
         if let Some(waker) = self.cntr.waker() {
             waker.hush();
         }
-        self.cntr.wake_on_error.store(true, Ordering::SeqCst);
-        self.cntr.wake_at.fetch_min(self.threshold, Ordering::SeqCst);
+        self.cntr.gauge.arm_sleeper(self.threshold);
         !self.ready()
+    }
+}
+
+/// A counter is a handle of itself to the programs that wait for it, which thereby keep it open.
+impl Counter for Hold<Cntr> {
+    fn id(&self) -> u64 {
+        Cntr::id(self)
+    }
+
+    fn arm(&self, at: u64) -> Level {
+        let (successes, errors) = self.gauge.arm_programs(at);
+        Level { successes, errors }
+    }
+
+    fn disarm(&self) {
+        self.gauge.disarm_programs();
     }
 }
 
@@ -301,26 +318,26 @@ unsafe extern "C" fn readerr(cntr: *mut sys::fid_cntr) -> u64 {
 
 unsafe extern "C" fn add(cntr: *mut sys::fid_cntr, value: u64) -> c_int {
     // SAFETY: a live counter of the client.
-    unsafe { counter(cntr) }.add(value);
-    0
+    let cntr = unsafe { counter(cntr) };
+    cntr.changed(cntr.add(value))
 }
 
 unsafe extern "C" fn set(cntr: *mut sys::fid_cntr, value: u64) -> c_int {
     // SAFETY: a live counter of the client.
-    unsafe { counter(cntr) }.set(value);
-    0
+    let cntr = unsafe { counter(cntr) };
+    cntr.changed(cntr.set(value))
 }
 
 unsafe extern "C" fn adderr(cntr: *mut sys::fid_cntr, value: u64) -> c_int {
     // SAFETY: a live counter of the client.
-    unsafe { counter(cntr) }.add_errors(value);
-    0
+    let cntr = unsafe { counter(cntr) };
+    cntr.changed(cntr.add_errors(value))
 }
 
 unsafe extern "C" fn seterr(cntr: *mut sys::fid_cntr, value: u64) -> c_int {
     // SAFETY: a live counter of the client.
-    unsafe { counter(cntr) }.set_errors(value);
-    0
+    let cntr = unsafe { counter(cntr) };
+    cntr.changed(cntr.set_errors(value))
 }
 
 unsafe extern "C" fn wait(cntr: *mut sys::fid_cntr, threshold: u64, timeout: c_int) -> c_int {

@@ -20,6 +20,7 @@ use weft_engine::name::EpName;
 use weft_fi_sys as sys;
 
 use crate::addr::Format;
+use crate::cntr::Cntr;
 use crate::endpoint::core::{Core, CoreRef};
 use crate::endpoint::route::RegionCounters;
 use crate::eq::Eq;
@@ -30,6 +31,7 @@ use crate::lock::{Callers, Meter};
 use crate::object::{self, Head, Hold, Object, Uses};
 use crate::params::Params;
 use crate::progress::AutoProgress;
+use crate::trigger::WorkQueue;
 use crate::{atomic, av, cntr, cq, endpoint, info, mr, noop, stats};
 
 /// An open domain.
@@ -47,6 +49,8 @@ pub(crate) struct Domain {
     auth_key: Option<Vec<u8>>,
     auto: Option<Arc<AutoProgress>>,
     meter: Arc<Meter>,
+    /// What waits for counters.
+    work: Arc<WorkQueue>,
     shared: Mutex<Shared>,
     /// Bound by `fi_domain_bind`, and whether registrations are reported there (FI_REG_MR).
     eq: Mutex<Option<(Hold<Eq>, bool)>>,
@@ -59,6 +63,8 @@ pub(crate) struct Domain {
 struct Shared {
     cores: Vec<Weak<Core>>,
     regions: FxHashMap<u64, Registered>,
+    /// Counters that drive every endpoint.
+    drivers: Vec<Weak<Cntr>>,
     /// The next key, where keys are ours to choose (FI_MR_PROV_KEY).
     next_key: u64,
 }
@@ -170,6 +176,7 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
     };
     let fid = object::new_fid(sys::FI_CLASS_DOMAIN, context, &FID_OPS);
     let head = sys::fid_domain { fid, ops: object::table(&DOMAIN_OPS), mr: object::table(&mr::OPS) };
+    let work = Arc::new(WorkQueue::new());
     let domain = Arc::new(Domain {
         head: Head::new(head),
         api_version,
@@ -182,6 +189,7 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
         params,
         auto,
         meter: Arc::default(),
+        work,
         shared: Mutex::default(),
         eq: Mutex::new(None),
         uses: Uses::new(),
@@ -227,10 +235,18 @@ impl Domain {
         self.auto.as_ref()
     }
 
-    /// Who calls the data path of the domain's objects, the progress thread apart.
+    /// What waits for counters.
+    pub(crate) const fn work(&self) -> &Arc<WorkQueue> {
+        &self.work
+    }
+
+    /// Who calls the data path of the domain's objects, the progress thread apart. Where operations are triggered, whoever raises
+    /// a counter, that thread included, may start one on an endpoint that the client uses in another thread.
     pub(crate) const fn callers(&self) -> Callers {
+        let triggers = self.caps & sys::FI_TRIGGER != 0;
         match self.threading {
-            sys::FI_THREAD_DOMAIN | sys::FI_THREAD_COMPLETION => Callers::One,
+            sys::FI_THREAD_DOMAIN if !triggers || self.auto.is_none() => Callers::One,
+            sys::FI_THREAD_COMPLETION if !triggers => Callers::One,
             _ => Callers::Any,
         }
     }
@@ -273,12 +289,41 @@ impl Domain {
             hand_out(core, registered)?;
         }
         shared.cores.push(Arc::downgrade(core));
+        for cntr in shared.drivers.iter().filter_map(Weak::upgrade) {
+            cntr.sources().add(core);
+        }
         Ok(())
+    }
+
+    /// With manual progress, reading this counter drives every endpoint from now on, those to come included: any of
+    /// them may bring about what it counts.
+    pub(crate) fn drive(&self, cntr: &Hold<Cntr>) {
+        if self.auto.is_some() {
+            return;
+        }
+        let mut shared = self.shared.lock();
+        if shared.drivers.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(cntr.arc()))) {
+            return;
+        }
+        shared.drivers.retain(|known| known.strong_count() > 0);
+        shared.drivers.push(Arc::downgrade(cntr.arc()));
+        for core in shared.cores.iter().filter_map(Weak::upgrade) {
+            cntr.sources().add(&core);
+        }
+    }
+
+    /// The endpoints that are ready.
+    pub(crate) fn cores(&self) -> Vec<CoreRef> {
+        self.shared.lock().cores.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// An endpoint is closing.
     pub(crate) fn detach(&self, core: &CoreRef) {
-        self.shared.lock().cores.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(core)));
+        let mut shared = self.shared.lock();
+        shared.cores.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(core)));
+        for cntr in shared.drivers.iter().filter_map(Weak::upgrade) {
+            cntr.sources().remove(core);
+        }
     }
 
     /// A key that no region has.
@@ -411,8 +456,8 @@ unsafe extern "C" fn bind(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -
     })
 }
 
-/// `fi_control`: raw keys of peers, which are the keys themselves (fi_mr_map_raw, fi_mr_unmap_key).
-unsafe extern "C" fn control(_fid: *mut sys::fid, command: c_int, arg: *mut c_void) -> c_int {
+/// `fi_control`: deferred work; raw keys of peers, which are the keys themselves (fi_mr_map_raw, fi_mr_unmap_key).
+unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_void) -> c_int {
     object::guard("fi_control(domain)", || match command.cast_unsigned() {
         sys::FI_MAP_RAW_MR => {
             let map = NonNull::new(arg.cast::<sys::fi_mr_map_raw>()).ok_or(Errno::INVAL)?;
@@ -428,6 +473,12 @@ unsafe extern "C" fn control(_fid: *mut sys::fid, command: c_int, arg: *mut c_vo
             Ok(0)
         }
         sys::FI_UNMAP_KEY => Ok(0),
+        command @ (sys::FI_QUEUE_WORK | sys::FI_CANCEL_WORK | sys::FI_FLUSH_WORK) => {
+            // SAFETY: the client's domain.
+            let domain = unsafe { object::borrow_fid::<Domain>(fid) }?;
+            // SAFETY: the client's argument for this command.
+            unsafe { domain.control_work(command, arg) }.map(|()| 0)
+        }
         _ => Err(Errno::NOSYS),
     })
 }

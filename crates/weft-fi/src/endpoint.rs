@@ -13,6 +13,7 @@
 pub(crate) mod args;
 mod close;
 pub(crate) mod core;
+pub(crate) mod deferred;
 pub(crate) mod flags;
 mod options;
 pub(crate) mod route;
@@ -38,6 +39,7 @@ use crate::info::hints::Hints;
 use crate::info::order::Fences;
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
+use crate::trigger::op::Op;
 use crate::{atomic, cm, collective, msg, rma, tagged};
 
 /// Bounds of one endpoint, from the attributes with which it was opened.
@@ -211,6 +213,12 @@ impl Ep {
     /// Starts a send.
     #[inline]
     pub(crate) fn start_send(&self, send: &Send<'_>) -> isize {
+        self.core.submit_send(&self.send_op(send))
+    }
+
+    /// A send as the engine takes it.
+    #[inline(always)]
+    pub(crate) fn send_op<'a>(&self, send: &Send<'a>) -> SendOp<'a> {
         let mut flags = send.mode.ops;
         if self.fences.sends {
             flags |= OpFlags::FENCE;
@@ -223,20 +231,25 @@ impl Ep {
             }
         }
         let family = if flags.contains(OpFlags::TAGGED) { sys::FI_TAGGED } else { sys::FI_MSG };
-        let op = SendOp {
+        SendOp {
             dest: send.dest,
             iov: send.iov,
             tag: send.tag,
             data: send.data,
             ctx: Context { ptr: send.context.addr(), user: User::new(sys::FI_SEND | family, send.entry).word() },
             flags,
-        };
-        self.core.submit_send(&op)
+        }
     }
 
     /// Posts a receive, or peeks, claims, discards.
     #[inline(always)]
     pub(crate) fn post_recv(&self, recv: &Recv<'_>) -> isize {
+        self.core.submit_recv(&self.recv_op(recv))
+    }
+
+    /// A receive as the engine takes it.
+    #[inline(always)]
+    pub(crate) fn recv_op<'a>(&self, recv: &Recv<'a>) -> RecvOp<'a> {
         let mut flags = recv.mode.ops;
         let tagged = flags.contains(OpFlags::TAGGED);
         let directed = if tagged { self.directed_tagged } else { self.directed };
@@ -248,43 +261,70 @@ impl Ep {
         } else if !recv.entry && !self.core.bound.counts(Class::Recv) && !flags.contains(OpFlags::MULTI) {
             flags |= OpFlags::QUIET;
         }
-        let op = RecvOp {
+        RecvOp {
             src: if directed { recv.src } else { ADDR_NONE },
             iov: recv.iov,
             tag: recv.tag,
             ignore: recv.ignore,
             ctx: Context { ptr: recv.context.addr(), user: user.word() },
             flags,
-        };
-        self.core.submit_recv(&op)
+        }
     }
 
     /// Starts an RMA write.
     #[inline]
     pub(crate) fn start_write(&self, rma: &Rma<'_>) -> isize {
+        let op = self.write_op(rma);
+        if op.flags.contains(OpFlags::TRIGGER) {
+            return self.core.trigger(Op::write(&op));
+        }
+        self.core.submit_tx(|engine| engine.write(&op))
+    }
+
+    /// A write as the engine takes it.
+    #[inline]
+    pub(crate) fn write_op<'a>(&self, rma: &Rma<'a>) -> RmaOp<'a> {
         let mut flags = rma.mode.ops;
         if self.fences.writes {
             flags |= OpFlags::FENCE;
         }
-        let op = self.rma_op(rma, flags, Class::Write, sys::FI_RMA | sys::FI_WRITE);
-        self.core.submit_tx(|engine| engine.write(&op))
+        self.rma_op(rma, flags, Class::Write, sys::FI_RMA | sys::FI_WRITE)
     }
 
     /// Starts an RMA read.
     #[inline]
     pub(crate) fn start_read(&self, rma: &Rma<'_>) -> isize {
+        let op = self.read_op(rma);
+        if op.flags.contains(OpFlags::TRIGGER) {
+            return self.core.trigger(Op::read(&op));
+        }
+        self.core.submit_tx(|engine| engine.read(&op))
+    }
+
+    /// A read as the engine takes it.
+    #[inline]
+    pub(crate) fn read_op<'a>(&self, rma: &Rma<'a>) -> RmaOp<'a> {
         // A read completes with its data, whatever level is asked for, and carries none of its own.
-        let mut flags = rma.mode.ops & OpFlags::FENCE;
+        let mut flags = rma.mode.ops & (OpFlags::FENCE | OpFlags::TRIGGER);
         if self.fences.reads {
             flags |= OpFlags::FENCE;
         }
-        let op = self.rma_op(rma, flags, Class::Read, sys::FI_RMA | sys::FI_READ);
-        self.core.submit_tx(|engine| engine.read(&op))
+        self.rma_op(rma, flags, Class::Read, sys::FI_RMA | sys::FI_READ)
     }
 
     /// Starts an atomic operation.
     #[inline]
     pub(crate) fn start_atomic(&self, atomic: &Atomic<'_>) -> isize {
+        let op = self.atomic_op(atomic);
+        if op.flags.contains(OpFlags::TRIGGER) {
+            return self.core.trigger(Op::atomic(&op));
+        }
+        self.core.submit_tx(|engine| engine.atomic(&op))
+    }
+
+    /// An atomic operation as the engine takes it.
+    #[inline]
+    pub(crate) fn atomic_op<'a>(&self, atomic: &Atomic<'a>) -> AtomicOp<'a> {
         let mut flags = atomic.mode.ops;
         let (class, completion, fenced) = if atomic.amo.fetches() {
             // It completes with what it fetched, whatever level is asked for.
@@ -300,7 +340,7 @@ impl Ep {
         if !atomic.entry && !self.core.bound.counts(class) {
             flags |= OpFlags::QUIET;
         }
-        let op = AtomicOp {
+        AtomicOp {
             dest: atomic.dest,
             amo: atomic.amo,
             iov: atomic.iov,
@@ -310,8 +350,7 @@ impl Ep {
             data: atomic.data,
             ctx: Context { ptr: atomic.context.addr(), user: User::new(completion, atomic.entry).word() },
             flags,
-        };
-        self.core.submit_tx(|engine| engine.atomic(&op))
+        }
     }
 
     #[inline]

@@ -125,6 +125,7 @@ impl From<Fault> for Errno {
             Fault::BadKey => Self::KEYREJECTED,
             Fault::BadRange => Self::ACCES,
             Fault::Revoked => Self::REMOTEIO,
+            Fault::Refused(error) => error.into(),
         }
     }
 }
@@ -178,6 +179,7 @@ mod tests {
             (Fault::BadKey.into(), 129),
             (Fault::BadRange.into(), 13),
             (Fault::Revoked.into(), 121),
+            (Fault::Refused(Error::NoSuchAddress).into(), 22),
             (Fault::Link(LinkError::Gone).into(), 104),
             (LinkError::Closed.into(), 108),
             (LinkError::Refused.into(), 111),

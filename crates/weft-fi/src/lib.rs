@@ -32,6 +32,7 @@ mod progress;
 mod rma;
 mod stats;
 mod tagged;
+mod trigger;
 mod wait;
 
 use std::cell::UnsafeCell;

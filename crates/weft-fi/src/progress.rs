@@ -304,6 +304,9 @@ impl Member {
             return None;
         }
         let did = !state.settle();
+        if state.attend {
+            self.core.attend(state);
+        }
         if did {
             auto.rounds.fetch_add(1, Ordering::Relaxed);
         }
@@ -321,7 +324,15 @@ impl Member {
             return Next::Tick;
         }
         state.auto_awake();
-        if !state.settle() {
+        let moved = !state.settle();
+        if state.attend {
+            // Operations were triggered, or wait for room that there may be now.
+            self.core.attend(state);
+            auto.rounds.fetch_add(1, Ordering::Relaxed);
+            self.worked = Some(Instant::now());
+            return Next::Now;
+        }
+        if moved {
             auto.rounds.fetch_add(1, Ordering::Relaxed);
             self.worked = Some(Instant::now());
             return Next::Now;

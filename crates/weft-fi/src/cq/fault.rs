@@ -17,6 +17,7 @@ pub(crate) fn number(fault: Fault) -> c_int {
         Fault::BadKey => 4,
         Fault::BadRange => 5,
         Fault::Revoked => 6,
+        Fault::Refused(_) => 7,
         Fault::Link(error) => match error {
             LinkError::Closed => 16,
             LinkError::Gone => 17,
@@ -41,6 +42,7 @@ pub(crate) fn text(number: c_int) -> &'static CStr {
         4 => c"the target refused the access: no such key, or not with this access",
         5 => c"the target refused the access: outside the registered region",
         6 => c"the buffer at the peer went away while data was under way",
+        7 => c"the operation could not be started when its trigger fired",
         16 => c"the peer closed its endpoint",
         17 => c"the peer is gone (hang-up or reset)",
         18 => c"connection refused: no endpoint listens at that address",
@@ -56,6 +58,8 @@ pub(crate) fn text(number: c_int) -> &'static CStr {
 
 #[cfg(test)]
 mod tests {
+    use weft_engine::api::Error;
+
     use super::*;
 
     #[test]
@@ -78,6 +82,7 @@ mod tests {
             Fault::BadKey,
             Fault::BadRange,
             Fault::Revoked,
+            Fault::Refused(Error::NoSuchAddress),
         ];
         faults.extend(links.map(Fault::Link));
         let mut texts: Vec<_> = faults.iter().map(|&fault| text(number(fault))).collect();

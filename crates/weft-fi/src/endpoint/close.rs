@@ -31,6 +31,7 @@ impl Ep {
         let engine = state.engine.take();
         let routes = std::mem::take(&mut state.routes);
         drop(state);
+        self.domain.work().forget(&self.core);
         for cq in [&routes.tx, &routes.rx].into_iter().flatten() {
             cq.sources().remove(&self.core);
         }

@@ -7,7 +7,9 @@
 //!
 //! Invariants: one engine, one lock. Whoever called into the engine delivers its completions before leaving, except
 //! control calls: they leave them to the next data-path caller, so that a queue's ring is only entered by those
-//! whom the threading level covers, and by the progress thread ([`Visit`]), which the rings know.
+//! whom the threading level covers, and by the progress thread ([`Visit`]), which the rings know. Whoever
+//! delivers runs, once it has left, the programs that were set free by it ([`crate::trigger`]), or leaves that to the next round
+//! by [`State::attend`].
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
@@ -15,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use weft_engine::Engine;
-use weft_engine::api::{Addr, Book, Error, RecvOp, Region, SendOp};
+use weft_engine::api::{Addr, Book, Error, OpFlags, RecvOp, Region, SendOp};
 use weft_engine::name::EpName;
 use weft_nic::Devices;
 
@@ -23,6 +25,8 @@ use crate::endpoint::route::{Bound, RegionCounters, Routes};
 use crate::errno::Errno;
 use crate::lock::{Callers, Guard, Guarded, Meter};
 use crate::progress::AutoProgress;
+use crate::trigger::WorkQueue;
+use crate::trigger::op::Op;
 use crate::wait::Waker;
 
 /// The engine over the real devices.
@@ -42,6 +46,10 @@ pub(crate) struct Core {
     sleepers: AtomicU32,
     /// The progress thread, if there is one.
     auto: Option<Arc<AutoProgress>>,
+    /// What waits in the domain for counters.
+    work: Arc<WorkQueue>,
+    /// Whether operations of this endpoint may be among it (FI_TRIGGER).
+    triggers: bool,
 }
 
 /// Where a thread of the client sleeps.
@@ -66,6 +74,10 @@ pub(crate) struct State {
     external: u32,
     /// The progress thread sleeps with these devices parked.
     auto_sleeps: bool,
+    /// Programs were set free in here, or may go on: whoever finds this set runs them, once out of the engine.
+    pub(crate) attend: bool,
+    /// Programs wait for room in this engine.
+    pub(crate) stalled: bool,
 }
 
 impl Core {
@@ -78,10 +90,13 @@ impl Core {
         callers: Callers,
         meter: &Arc<Meter>,
         auto: Option<Arc<AutoProgress>>,
+        work: Arc<WorkQueue>,
+        triggers: bool,
         context: usize,
     ) -> Self {
         let routes = Routes { context, ..Routes::default() };
-        let state = State { engine: None, routes, sleeping: 0, external: 0, auto_sleeps: false };
+        let state =
+            State { engine: None, routes, sleeping: 0, external: 0, auto_sleeps: false, attend: false, stalled: false };
         Self {
             // SAFETY: the caller's promise.
             state: unsafe { Guarded::new(callers, meter, state) },
@@ -89,6 +104,8 @@ impl Core {
             polls: AtomicU64::new(0),
             sleepers: AtomicU32::new(0),
             auto,
+            work,
+            triggers,
         }
     }
 
@@ -96,50 +113,105 @@ impl Core {
     #[inline]
     pub(crate) fn submit_tx(&self, start: impl Fn(&mut Eng) -> Result<(), Error>) -> isize {
         let mut state = self.state.lock();
-        let State { engine: Some(engine), routes, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
+        let State { engine: Some(engine), routes, stalled, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
         if routes.tx_full() {
             return Errno::AGAIN.size();
         }
-        submit(engine, routes, start)
+        let (result, fired) = submit(engine, routes, *stalled, start);
+        if fired {
+            self.attend(state);
+        }
+        result
     }
 
     /// Starts a send; returns what the C function returns.
     #[inline]
-    pub(crate) fn submit_send(&self, op: &SendOp<'_>) -> isize {
+    pub(crate) fn submit_send(self: &Arc<Self>, op: &SendOp<'_>) -> isize {
         let mut state = self.state.lock();
-        let State { engine: Some(engine), routes, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
+        let State { engine: Some(engine), routes, stalled, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
         if routes.tx_full() {
             return Errno::AGAIN.size();
         }
         if engine.send_now(op) {
-            routes.deliver(engine.completions());
-            routes.sent(op);
+            let fired = routes.deliver(engine.completions());
+            if routes.sent(op) || fired {
+                self.attend(state);
+            }
             return 0;
         }
-        submit(engine, routes, |engine| engine.send_later(op))
+        if op.flags.contains(OpFlags::TRIGGER) {
+            drop(state);
+            return self.trigger(Op::send(op));
+        }
+        let (result, fired) = submit(engine, routes, *stalled, |engine| engine.send_later(op));
+        if fired {
+            self.attend(state);
+        }
+        result
     }
 
     /// Posts a receive; returns what the C function returns.
     #[inline(always)]
-    pub(crate) fn submit_recv(&self, op: &RecvOp<'_>) -> isize {
+    pub(crate) fn submit_recv(self: &Arc<Self>, op: &RecvOp<'_>) -> isize {
         let mut state = self.state.lock();
-        let State { engine: Some(engine), routes, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
+        let State { engine: Some(engine), routes, stalled, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
         if routes.rx_full() {
             return Errno::AGAIN.size();
         }
         if engine.post_now(op) {
             return 0;
         }
-        submit(engine, routes, |engine| engine.recv(op))
+        if op.flags.contains(OpFlags::TRIGGER) {
+            drop(state);
+            return self.trigger(Op::recv(op));
+        }
+        let (result, fired) = submit(engine, routes, *stalled, |engine| engine.recv(op));
+        if fired {
+            self.attend(state);
+        }
+        result
     }
 
-    /// Cancels a receive.
+    /// Cancels a receive, or an operation that waits for its trigger.
     pub(crate) fn cancel(&self, context: usize) -> isize {
         let mut state = self.state.lock();
-        let State { engine: Some(engine), routes, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
-        let found = engine.cancel(context);
-        routes.deliver(engine.completions());
-        if found { 0 } else { Errno::NOENT.size() }
+        let State { engine: Some(engine), routes, attend, stalled, .. } = &mut *state else {
+            return Errno::OPBADSTATE.size();
+        };
+        if engine.cancel(context) {
+            *attend |= routes.deliver(engine.completions()) || *stalled;
+        } else {
+            drop(state);
+            let Some(waiting) = self.work.cancel_operation(self, context) else { return Errno::NOENT.size() };
+            state = self.state.lock();
+            let State { engine: Some(engine), routes, attend, .. } = &mut *state else { return 0 };
+            engine.completions().push(waiting);
+            *attend |= routes.deliver(engine.completions());
+        }
+        if state.attend {
+            self.attend(state);
+        }
+        0
+    }
+
+    /// What waits in the domain.
+    pub(super) fn work(&self) -> &WorkQueue {
+        &self.work
+    }
+
+    /// Whether operations may wait for triggers.
+    pub(crate) fn triggers(&self) -> bool {
+        self.triggers
+    }
+
+    /// Runs the domain's programs, once out of the engine, and lets those try again that waited for room in it.
+    #[cold]
+    pub(crate) fn attend(&self, mut state: impl DerefMut<Target = State>) {
+        state.attend = false;
+        state.stalled = false;
+        drop(state);
+        self.work.retry(self);
+        self.work.run();
     }
 
     /// One round of progress by an application thread. Returns 0 when nothing happened.
@@ -151,6 +223,9 @@ impl Core {
         let done = state.round();
         if state.auto_sleeps || state.external > 0 {
             self.after_waking_devices(&mut state);
+        }
+        if state.attend {
+            self.attend(state);
         }
         done
     }
@@ -301,12 +376,14 @@ impl State {
     /// One round of progress, with delivery.
     #[inline]
     pub(crate) fn round(&mut self) -> usize {
-        let Self { engine: Some(engine), routes, .. } = self else { return 0 };
+        let Self { engine: Some(engine), routes, attend, stalled, .. } = self else { return 0 };
         if routes.flooded() {
             return 0;
         }
         let done = engine.progress();
-        routes.deliver(engine.completions());
+        if routes.deliver(engine.completions()) || (*stalled && done > 0) {
+            *attend = true;
+        }
         done
     }
 
@@ -398,25 +475,34 @@ impl State {
     }
 }
 
-/// Starts an operation; a full queue is given one round of progress to drain.
+/// Starts an operation; a full queue is given one round of progress to drain. Returns what the C function returns, and
+/// whether programs can go on.
 #[inline]
-fn submit(engine: &mut Eng, routes: &Routes, start: impl Fn(&mut Eng) -> Result<(), Error>) -> isize {
+fn submit(
+    engine: &mut Eng,
+    routes: &Routes,
+    stalled: bool,
+    start: impl Fn(&mut Eng) -> Result<(), Error>,
+) -> (isize, bool) {
     let mut result = start(engine);
+    let mut fired = false;
     if result == Err(Error::Again) {
-        result = retry(engine, routes, start);
+        fired = make_room(engine, routes, stalled);
+        result = start(engine);
     }
-    routes.deliver(engine.completions());
-    match result {
+    fired |= routes.deliver(engine.completions());
+    let value = match result {
         Ok(()) => 0,
         Err(error) => Errno::from(error).size(),
-    }
+    };
+    (value, fired)
 }
 
+/// One round of progress. True: programs can go on, among them those that are `stalled` for want of room.
 #[cold]
-fn retry(engine: &mut Eng, routes: &Routes, start: impl Fn(&mut Eng) -> Result<(), Error>) -> Result<(), Error> {
-    engine.progress();
-    routes.deliver(engine.completions());
-    start(engine)
+pub(super) fn make_room(engine: &mut Eng, routes: &Routes, stalled: bool) -> bool {
+    let moved = engine.progress() > 0;
+    routes.deliver(engine.completions()) || (moved && stalled)
 }
 
 /// Shared ownership of a core.

@@ -37,12 +37,8 @@ const IGNORED: u64 = sys::FI_MORE
     | sys::FI_WRITE;
 
 /// Flags that libfabric defines for operations and weft does not support.
-const UNSUPPORTED: u64 = sys::FI_COMMIT_COMPLETE
-    | sys::FI_MATCH_COMPLETE
-    | sys::FI_TRIGGER
-    | sys::FI_MULTICAST
-    | sys::FI_PEER_TRANSFER
-    | sys::v2::FI_AUTH_KEY;
+const UNSUPPORTED: u64 =
+    sys::FI_COMMIT_COMPLETE | sys::FI_MATCH_COMPLETE | sys::FI_MULTICAST | sys::FI_PEER_TRANSFER | sys::v2::FI_AUTH_KEY;
 
 /// What transmit operations translate.
 const TX: &[(u64, OpFlags)] = &[
@@ -51,6 +47,7 @@ const TX: &[(u64, OpFlags)] = &[
     (sys::FI_TRANSMIT_COMPLETE, OpFlags::TRANSMIT),
     (sys::FI_REMOTE_CQ_DATA, OpFlags::DATA),
     (sys::FI_FENCE, OpFlags::FENCE),
+    (sys::FI_TRIGGER, OpFlags::TRIGGER),
 ];
 
 /// What receives translate. Their completion levels change nothing on host memory.
@@ -62,6 +59,7 @@ const RX: &[(u64, OpFlags)] = &[
     (sys::FI_TRANSMIT_COMPLETE, OpFlags::empty()),
     (sys::FI_DELIVERY_COMPLETE, OpFlags::empty()),
     (sys::FI_REMOTE_CQ_DATA, OpFlags::empty()),
+    (sys::FI_TRIGGER, OpFlags::TRIGGER),
 ];
 
 fn translate(flags: u64, table: &[(u64, OpFlags)]) -> Result<Mode, Errno> {
@@ -169,7 +167,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_kept_is_refused() {
-        for flag in [sys::FI_COMMIT_COMPLETE, sys::FI_MATCH_COMPLETE, sys::FI_TRIGGER, sys::FI_MULTICAST] {
+        for flag in [sys::FI_COMMIT_COMPLETE, sys::FI_MATCH_COMPLETE, sys::FI_MULTICAST] {
             assert_eq!(transmit(flag), Err(Errno::OPNOTSUPP), "{flag:#x}");
             assert_eq!(receive(flag), Err(Errno::OPNOTSUPP), "{flag:#x}");
         }

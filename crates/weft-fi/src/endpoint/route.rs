@@ -8,11 +8,13 @@
 //! error count of its counter; a released multi-receive buffer always makes an entry; each operation is counted
 //! exactly once, by the counter of its class, whether or not it makes an entry.
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
 use rustc_hash::FxHashMap;
-use weft_engine::api::{ADDR_NONE, Completion, Fault, Kind, OpFlags, SendOp};
+use slab::Slab;
+use weft_engine::api::{ADDR_NONE, Completion, Context, Fault, Kind, OpFlags, SendOp};
 use weft_engine::mem;
 use weft_fi_sys as sys;
 
@@ -20,10 +22,13 @@ use crate::cntr::Cntr;
 use crate::cq::fault;
 use crate::cq::ring::{Entry, Failure};
 use crate::cq::{Appender, Cq};
+use crate::endpoint::deferred::Verdict;
 use crate::errno::Errno;
 use crate::object::Hold;
+use crate::trigger::op::Report;
 
-/// The `user` word of an operation's context: its completion flags, and two bits that libfabric does not use.
+/// The `user` word of an operation's context: its completion flags, in the low half, and bits that libfabric does not use;
+/// in the high half the number of deferred work ([`Routes::works`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct User(u64);
 
@@ -32,6 +37,10 @@ impl User {
     const ENTRY: u64 = 1;
     /// Not an operation that counters count (a peek).
     const UNCOUNTED: u64 = 1 << 7;
+    /// The high half is a number. Set together with `UNCOUNTED`.
+    const DEFERRED: u64 = 1 << 31;
+    /// The completion flags.
+    const FLAGS: u64 = 0xffff_ffff & !(Self::ENTRY | Self::UNCOUNTED | Self::DEFERRED);
 
     /// For an operation with these completion flags.
     #[inline]
@@ -45,6 +54,25 @@ impl User {
         Self(self.0 | Self::UNCOUNTED)
     }
 
+    /// What an operation's context carries. Not for remote events, which carry a key.
+    #[inline]
+    pub(crate) const fn of(ctx: Context) -> Self {
+        Self(ctx.user)
+    }
+
+    /// The same for deferred work of this number.
+    pub(crate) fn deferred(self, number: usize) -> Self {
+        // Bounded by the depths of the endpoint's queues.
+        let number = u32::try_from(number).unwrap_or(u32::MAX);
+        Self((self.0 & (Self::FLAGS | Self::ENTRY)) | Self::UNCOUNTED | Self::DEFERRED | u64::from(number) << 32)
+    }
+
+    /// The number of deferred work.
+    #[inline]
+    pub(crate) fn number(self) -> Option<usize> {
+        (self.0 & Self::DEFERRED != 0).then_some((self.0 >> 32) as usize)
+    }
+
     /// As the engine carries it.
     #[inline]
     pub(crate) const fn word(self) -> u64 {
@@ -52,11 +80,16 @@ impl User {
     }
 
     const fn flags(self) -> u64 {
-        self.0 & !(Self::ENTRY | Self::UNCOUNTED)
+        self.0 & Self::FLAGS
     }
 
     const fn wants_entry(self) -> bool {
         self.0 & Self::ENTRY != 0
+    }
+
+    /// An entry is wanted, and nothing is particular about it.
+    const fn is_plain(self) -> bool {
+        self.0 & (Self::ENTRY | Self::UNCOUNTED) == Self::ENTRY
     }
 
     const fn is_counted(self) -> bool {
@@ -64,7 +97,7 @@ impl User {
     }
 }
 
-// The two bits are free in the flags that operations put here.
+// The bits are free in the flags that operations put here.
 const _: () = assert!(
     (sys::FI_SEND
         | sys::FI_RECV
@@ -74,7 +107,7 @@ const _: () = assert!(
         | sys::FI_READ
         | sys::FI_WRITE
         | sys::FI_ATOMIC)
-        & (User::ENTRY | User::UNCOUNTED)
+        & !User::FLAGS
         == 0
 );
 
@@ -188,6 +221,8 @@ pub(crate) struct Routes {
     pub(crate) context: usize,
     /// The progress thread is at work here: it enters queues by its own right.
     pub(crate) visited: bool,
+    /// Deferred work whose operation is under way.
+    pub(crate) works: RefCell<Slab<Report>>,
 }
 
 impl Routes {
@@ -235,26 +270,27 @@ impl Routes {
         }
     }
 
-    /// Hands completions to queues and counters, and empties the list.
+    /// Hands completions to queues and counters, and empties the list. True: programs can go on ([`Cntr::add`]).
     #[inline]
-    pub(crate) fn deliver(&self, completions: &mut Vec<Completion>) {
-        if !completions.is_empty() {
-            self.deliver_some(completions);
-        }
+    #[must_use]
+    pub(crate) fn deliver(&self, completions: &mut Vec<Completion>) -> bool {
+        !completions.is_empty() && self.deliver_some(completions)
     }
 
-    /// A send was complete when the call returned.
+    /// A send was complete when the call returned. True: programs can go on.
     #[inline(always)]
-    pub(crate) fn sent(&self, op: &SendOp<'_>) {
+    pub(crate) fn sent(&self, op: &SendOp<'_>) -> bool {
         let user = User(op.ctx.user);
+        let mut fired = false;
         if let Some(cntr) = &self.counters[Class::Send as usize] {
-            cntr.record(mem::total_len(op.iov), false);
+            fired = cntr.record(mem::total_len(op.iov), false);
         }
         if user.wants_entry()
             && let Some(cq) = &self.tx
         {
             cq.appender(false).push(Self::transmitted(op.ctx.ptr, user));
         }
+        fired
     }
 
     #[inline(always)]
@@ -286,7 +322,7 @@ impl Routes {
             completion.kind == kind
                 && completion.fault.is_none()
                 && !completion.flags.contains(OpFlags::MULTI)
-                && User(completion.ctx.user).wants_entry()
+                && User(completion.ctx.user).is_plain()
         };
         if completions.first().is_none_or(|completion| !plain(&completion)) {
             return 0;
@@ -305,13 +341,14 @@ impl Routes {
         done
     }
 
-    fn deliver_some(&self, completions: &mut Vec<Completion>) {
+    fn deliver_some(&self, completions: &mut Vec<Completion>) -> bool {
+        let mut fired = false;
         let done = self.deliver_run(completions);
         // The queue that the last entry went to stays locked for the next one.
         let mut open: Option<Appender<'_>> = None;
         for completion in completions.iter().skip(done) {
             let user = User(completion.ctx.user);
-            let (cq, wanted, counted) = match completion.kind {
+            let (cq, wanted, mut counted) = match completion.kind {
                 Kind::Send | Kind::Read | Kind::Write | Kind::Atomic | Kind::FetchAtomic => {
                     (&self.tx, user.wants_entry(), user.is_counted())
                 }
@@ -321,14 +358,21 @@ impl Routes {
                 }
                 // Here the word is not one of ours but the region's key.
                 Kind::RemoteWrite | Kind::RemoteRead => {
-                    self.count_remote(completion);
+                    fired |= self.count_remote(completion);
                     (&self.rx, completion.flags.contains(OpFlags::DATA), true)
                 }
             };
-            if let Some(cntr) = &self.counters[Class::of(completion.kind) as usize]
-                && counted
-            {
-                cntr.record(completion.len, completion.fault.is_some());
+            if !counted && let Some(number) = user.number() {
+                let (more, verdict) = self.finish_work(number, completion);
+                fired |= more;
+                match verdict {
+                    Verdict::AsAny => counted = true,
+                    Verdict::EntryOnly => {}
+                    Verdict::Silent => continue,
+                }
+            }
+            if counted && let Some(cntr) = &self.counters[Class::of(completion.kind) as usize] {
+                fired |= cntr.record(completion.len, completion.fault.is_some());
             }
             let Some(cq) = cq.as_deref().filter(|_| wanted || completion.fault.is_some()) else { continue };
             let appender = match &mut open {
@@ -344,16 +388,15 @@ impl Routes {
             }
         }
         completions.clear();
+        fired
     }
 
-    /// Raises the counters of the region that a peer has reached.
+    /// Raises the counters of the region that a peer has reached. True: programs can go on.
     #[cold]
-    fn count_remote(&self, completion: &Completion) {
-        let Some(region) = self.regions.get(&completion.ctx.user) else { return };
+    fn count_remote(&self, completion: &Completion) -> bool {
+        let Some(region) = self.regions.get(&completion.ctx.user) else { return false };
         let cntr = if completion.kind == Kind::RemoteWrite { &region.write } else { &region.read };
-        if let Some(cntr) = cntr {
-            cntr.record(completion.len, completion.fault.is_some());
-        }
+        cntr.as_ref().is_some_and(|cntr| cntr.record(completion.len, completion.fault.is_some()))
     }
 
     #[inline(always)]

@@ -96,8 +96,11 @@ pub(super) fn open(domain: Hold<Domain>, info: &Hints, context: *mut c_void) -> 
     let directed = caps & sys::FI_DIRECTED_RECV != 0;
     let tagged_bit = caps & sys::v2::FI_TAGGED_DIRECTED_RECV != 0 && domain.api_version() >= sys::v2::V2_0;
     let auto = domain.auto_progress().cloned();
+    let triggers = caps & domain.caps() & sys::FI_TRIGGER != 0;
     // SAFETY: what the client promised for its domain, passed on.
-    let core = unsafe { Core::new(domain.callers(), domain.meter(), auto, context.addr()) };
+    let core = unsafe {
+        Core::new(domain.callers(), domain.meter(), auto, Arc::clone(domain.work()), triggers, context.addr())
+    };
     Ok(Arc::new(Ep {
         head: Head::new(head_of(caps, context)),
         core: Arc::new(core),

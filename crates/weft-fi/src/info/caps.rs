@@ -14,8 +14,9 @@ const MESSAGE_MODIFIERS: u64 = sys::FI_SEND | sys::FI_RECV;
 const RMA_MODIFIERS: u64 = sys::FI_READ | sys::FI_WRITE | sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE;
 /// Extras that cost nothing: granted unasked.
 const FREE: u64 = sys::FI_MULTI_RECV | sys::FI_SOURCE | sys::FI_FENCE | sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;
-/// Extras that cost something: every remote access raises an event.
-const PAID: u64 = sys::FI_RMA_EVENT;
+/// Extras that cost something: every remote access raises an event; an endpoint may be entered by any thread that raises a
+/// counter.
+const PAID: u64 = sys::FI_RMA_EVENT | sys::FI_TRIGGER;
 
 /// From API 2.0 on, tagged receives may be directed on their own, which FI_DIRECTED_RECV covers.
 const PRIMARY_2_0: u64 = v2::FI_TAGGED_DIRECTED_RECV;
@@ -30,7 +31,8 @@ const TX: u64 = sys::FI_MSG
     | sys::FI_SEND
     | sys::FI_READ
     | sys::FI_WRITE
-    | sys::FI_FENCE;
+    | sys::FI_FENCE
+    | sys::FI_TRIGGER;
 /// What matters to a receive context.
 const RX: u64 = sys::FI_MSG
     | sys::FI_TAGGED
@@ -43,7 +45,8 @@ const RX: u64 = sys::FI_MSG
     | sys::FI_DIRECTED_RECV
     | v2::FI_TAGGED_DIRECTED_RECV
     | sys::FI_SOURCE
-    | sys::FI_RMA_EVENT;
+    | sys::FI_RMA_EVENT
+    | sys::FI_TRIGGER;
 
 /// Those that domains have.
 pub(crate) const DOMAIN: u64 = sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;

@@ -156,7 +156,7 @@ fn tx(hints: &Hints, caps: u64, params: &Params) -> Result<sys::fi_tx_attr, Errn
     };
     let hint = hints.tx.unwrap_or(zero);
     subset("tx_attr->caps", hint.caps, caps)?;
-    subset("tx_attr->op_flags", hint.op_flags, TX_OP_FLAGS)?;
+    subset("tx_attr->op_flags", hint.op_flags, TX_OP_FLAGS | (caps & sys::FI_TRIGGER))?;
     subset("tx_attr->comp_order", hint.comp_order, 0)?;
     at_most("tx_attr->iov_limit", hint.iov_limit, IOV_LIMIT)?;
     at_most("tx_attr->rma_iov_limit", hint.rma_iov_limit, IOV_LIMIT)?;
@@ -187,7 +187,7 @@ fn rx(hints: &Hints, caps: u64, params: &Params) -> Result<sys::fi_rx_attr, Errn
     };
     let hint = hints.rx.unwrap_or(zero);
     subset("rx_attr->caps", hint.caps, caps)?;
-    subset("rx_attr->op_flags", hint.op_flags, RX_OP_FLAGS)?;
+    subset("rx_attr->op_flags", hint.op_flags, RX_OP_FLAGS | (caps & sys::FI_TRIGGER))?;
     subset("rx_attr->comp_order", hint.comp_order, 0)?;
     at_most("rx_attr->iov_limit", hint.iov_limit, IOV_LIMIT)?;
     Ok(sys::fi_rx_attr {

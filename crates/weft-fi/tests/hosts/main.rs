@@ -31,9 +31,12 @@ mod objects;
 mod progress;
 mod queues;
 mod regions;
+mod rig;
 mod side;
 mod states;
+mod triggers;
 mod vectors;
+mod works;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -92,6 +95,10 @@ const GROUPS: &[Group] = &[
     Group { name: "death_shm", run: death::all, env: SHM },
     Group { name: "death_push", run: death::all, env: SHM_PUSH },
     Group { name: "death_tcp", run: death::all, env: TCP },
+    Group { name: "triggers_shm", run: triggers::all, env: SHM },
+    Group { name: "triggers_tcp", run: triggers::all, env: TCP },
+    Group { name: "works_shm", run: works::all, env: SHM },
+    Group { name: "works_tcp", run: works::all, env: TCP },
 ];
 
 /// The libraries to test with.
@@ -203,6 +210,7 @@ groups! {
     addresses objects_tables objects_busy objects_left_open objects_endpoint vectors regions event_queues data progress_shm progress_tcp
     misuse states access_shm access_push access_tcp atomics_shm atomics_tcp limits_shm limits_push limits_tcp
     closing_shm closing_push closing_tcp death_shm death_push death_tcp
+    triggers_shm triggers_tcp works_shm works_tcp
 }
 
 /// Runs one group in one host, as the environment says. Only [`run`] calls this.

@@ -379,7 +379,7 @@ fn flags(lib: &Lib) {
     for call in CALLS.iter().filter(|call| call.form == Form::Message) {
         let args = Args::new(buf, to_b);
         let run = |flags| unsafe { (call.run)(a.ep, &Args { flags, ..args }) };
-        for flag in [FI_MATCH_COMPLETE, FI_COMMIT_COMPLETE, FI_TRIGGER, FI_MULTICAST] {
+        for flag in [FI_MATCH_COMPLETE, FI_COMMIT_COMPLETE, FI_MULTICAST] {
             assert_eq!(run(flag), err(FI_EOPNOTSUPP), "{} with {flag:#x}", call.name);
         }
         let foreign = if call.recv {

@@ -1,0 +1,331 @@
+//! The deferred work queue (fi_trigger(3)): FI_QUEUE_WORK, FI_CANCEL_WORK, FI_FLUSH_WORK.
+//!
+//! Place in the data flow: `fi_control(domain)` → here: the client's structures, which it may reuse as soon as the call
+//! returns, become a program of the domain's queue.
+//!
+//! With manual progress a counter that only work raises, or that work waits for, has no endpoint that reading it would drive;
+//! it drives all endpoints of the domain ([`Domain::drive`]), since any of them may bring about what it counts.
+//!
+//! Cancelling ends what has not started, and receives that have not been matched. What is under way is waited for: on return
+//! the client's buffers are its own again, or the answer is -FI_EBUSY.
+//!
+//! Errors: -FI_ENOSYS for what no domain of weft does, and where the domain was opened without FI_TRIGGER; -FI_EOPNOTSUPP for
+//! an endpoint that was; -FI_EINVAL for contradictions, among them FI_INJECT; -FI_EDOMAIN for objects of another domain;
+//! -FI_EAGAIN when too much waits already; and what the operation's own call would answer.
+
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use weft_engine::amo::Form;
+use weft_engine::api::OpFlags;
+use weft_engine::program::FREE_LANE;
+use weft_fi_sys as sys;
+
+use crate::atomic::{NOTHING, with_msg};
+use crate::cntr::Cntr;
+use crate::domain::Domain;
+use crate::endpoint::args::{iovs, remote_iovs};
+use crate::endpoint::deferred::Standing;
+use crate::endpoint::flags::{self, Mode};
+use crate::endpoint::{Ep, Recv, Rma, Send};
+use crate::errno::Errno;
+use crate::object::{self, Hold};
+use crate::trigger::op::{Op, Report};
+use crate::trigger::{Act, Origin, Start};
+
+/// What receives cannot be when they are deferred: their result is an entry, or there are several.
+const NOT_DEFERRED: OpFlags = OpFlags::PEEK.union(OpFlags::CLAIM).union(OpFlags::DISCARD).union(OpFlags::MULTI);
+
+/// A client's pointer that must not be null.
+fn required<T>(pointer: *mut T) -> Result<NonNull<T>, Errno> {
+    NonNull::new(pointer).ok_or(Errno::INVAL)
+}
+
+/// The behaviour of a deferred operation. FI_TRIGGER says nothing more.
+fn mode_of(flags: u64, translate: fn(u64) -> Result<Mode, Errno>) -> Result<Mode, Errno> {
+    let mode = translate(flags & !sys::FI_TRIGGER)?;
+    if mode.ops.contains(OpFlags::INJECT) {
+        return Err(Errno::INVAL);
+    }
+    if mode.ops.intersects(NOT_DEFERRED) { Err(Errno::NOSYS) } else { Ok(mode) }
+}
+
+impl Domain {
+    /// FI_QUEUE_WORK.
+    ///
+    /// # Safety
+    /// `work` is the client's request, whose pointers are as fi_trigger(3) says.
+    pub(super) unsafe fn queue_work(&self, work: NonNull<sys::fi_deferred_work>) -> Result<(), Errno> {
+        // SAFETY: the client's request.
+        let request = unsafe { work.read() };
+        // SAFETY: the client's counter.
+        let trigger = unsafe { self.counter(request.triggering_cntr) }?;
+        let completion = match NonNull::new(request.completion_cntr) {
+            // SAFETY: the client's counter.
+            Some(cntr) => Some(unsafe { self.counter(cntr.as_ptr()) }?),
+            None => None,
+        };
+        let mut origin = Origin { work: work.as_ptr().addr(), core: 0, context: 0, counter: trigger.id() };
+        let (lane, act) = match request.op_type {
+            sys::FI_OP_CNTR_SET | sys::FI_OP_CNTR_ADD => {
+                if completion.is_some() {
+                    return Err(Errno::INVAL);
+                }
+                // SAFETY: the field of this type.
+                let op = required(unsafe { request.op.cntr })?;
+                // SAFETY: the client's structure.
+                let sys::fi_op_cntr { cntr, value } = unsafe { op.read() };
+                // SAFETY: the client's counter.
+                let target = unsafe { self.counter(cntr) }?;
+                self.drive(&target);
+                let set = request.op_type == sys::FI_OP_CNTR_SET;
+                (FREE_LANE, if set { Act::Set(target, value) } else { Act::Add(target, value) })
+            }
+            _ => {
+                // SAFETY: the caller's promise.
+                let (ep, op, entry) = unsafe { self.operation(&request) }?;
+                let core = ep.core();
+                core.admit(&op)?;
+                (origin.core, origin.context) = (core.id(), op.ctx.ptr);
+                if let Some(completion) = &completion {
+                    self.drive(completion);
+                }
+                let report = Report { work: origin.work, completion, entry, cancelled: false };
+                let lane = op.lane(core);
+                (lane, Act::Start(Box::new(Start { core: core.clone(), op, report: Some(report) })))
+            }
+        };
+        self.drive(&trigger);
+        self.work().submit(origin, trigger, request.threshold, lane, act)
+    }
+
+    /// A counter of this domain.
+    ///
+    /// # Safety
+    /// `cntr` is null or an object of the client's.
+    unsafe fn counter(&self, cntr: *mut sys::fid_cntr) -> Result<Hold<Cntr>, Errno> {
+        // SAFETY: the caller's promise.
+        let cntr = unsafe { Hold::<Cntr>::of(cntr) }?;
+        if std::ptr::eq::<Self>(&**cntr.domain(), self) { Ok(cntr) } else { Err(Errno::DOMAIN) }
+    }
+
+    /// An endpoint of this domain that operations may be deferred on.
+    ///
+    /// # Safety
+    /// `ep` is null or an object of the client's.
+    unsafe fn endpoint<'a>(&self, ep: *mut sys::fid_ep) -> Result<&'a Ep, Errno> {
+        // SAFETY: the caller's promise.
+        let ep = unsafe { object::borrow::<Ep>(ep) }?;
+        if !std::ptr::eq::<Self>(&**ep.domain(), self) {
+            return Err(Errno::DOMAIN);
+        }
+        if ep.core().triggers() { Ok(ep) } else { Err(Errno::OPNOTSUPP) }
+    }
+
+    /// The operation of a request, its endpoint, and whether it shall complete there as well.
+    ///
+    /// # Safety
+    /// As for [`Domain::queue_work`].
+    unsafe fn operation<'a>(&self, request: &sys::fi_deferred_work) -> Result<Parsed<'a>, Errno> {
+        let (ep, op, completion) = match request.op_type {
+            // SAFETY: the caller's promise.
+            sys::FI_OP_RECV | sys::FI_OP_SEND => unsafe { self.plain(request) }?,
+            // SAFETY: the caller's promise.
+            sys::FI_OP_TRECV | sys::FI_OP_TSEND => unsafe { self.tagged(request) }?,
+            // SAFETY: the caller's promise.
+            sys::FI_OP_READ | sys::FI_OP_WRITE => unsafe { self.access(request) }?,
+            sys::FI_OP_ATOMIC | sys::FI_OP_FETCH_ATOMIC | sys::FI_OP_COMPARE_ATOMIC => {
+                // SAFETY: the caller's promise.
+                unsafe { self.atomic(request) }?
+            }
+            _ => return Err(Errno::NOSYS),
+        };
+        // Its end is always of interest: to the counter, to whoever cancels it.
+        Ok((ep, op.without(OpFlags::QUIET), completion))
+    }
+
+    /// FI_OP_RECV, FI_OP_SEND.
+    ///
+    /// # Safety
+    /// As for [`Domain::queue_work`].
+    unsafe fn plain<'a>(&self, request: &sys::fi_deferred_work) -> Result<Parsed<'a>, Errno> {
+        // SAFETY: the field of these types.
+        let op = required(unsafe { request.op.msg })?;
+        // SAFETY: the client's structure.
+        let sys::fi_op_msg { ep, msg, flags } = unsafe { op.read() };
+        let sys::fi_msg { msg_iov, desc, iov_count, addr, context, data } = msg;
+        let tagged = sys::fi_msg_tagged { msg_iov, desc, iov_count, addr, tag: 0, ignore: 0, context, data };
+        // SAFETY: the client's endpoint.
+        let ep = unsafe { self.endpoint(ep) }?;
+        // SAFETY: the client's vector and buffers.
+        unsafe { message(ep, &tagged, flags, OpFlags::empty(), request.op_type == sys::FI_OP_SEND) }
+    }
+
+    /// FI_OP_TRECV, FI_OP_TSEND.
+    ///
+    /// # Safety
+    /// As for [`Domain::queue_work`].
+    unsafe fn tagged<'a>(&self, request: &sys::fi_deferred_work) -> Result<Parsed<'a>, Errno> {
+        // SAFETY: the field of these types.
+        let op = required(unsafe { request.op.tagged })?;
+        // SAFETY: the client's structure.
+        let sys::fi_op_tagged { ep, msg, flags } = unsafe { op.read() };
+        // SAFETY: the client's endpoint.
+        let ep = unsafe { self.endpoint(ep) }?;
+        // SAFETY: the client's vector and buffers.
+        unsafe { message(ep, &msg, flags, OpFlags::TAGGED, request.op_type == sys::FI_OP_TSEND) }
+    }
+
+    /// FI_OP_READ, FI_OP_WRITE.
+    ///
+    /// # Safety
+    /// As for [`Domain::queue_work`].
+    unsafe fn access<'a>(&self, request: &sys::fi_deferred_work) -> Result<Parsed<'a>, Errno> {
+        // SAFETY: the field of these types.
+        let op = required(unsafe { request.op.rma })?;
+        // SAFETY: the client's structure.
+        let sys::fi_op_rma { ep, msg, flags } = unsafe { op.read() };
+        // SAFETY: the client's endpoint.
+        let ep = unsafe { self.endpoint(ep) }?;
+        // SAFETY: the client's vectors and buffers.
+        unsafe { access(ep, &msg, flags, request.op_type == sys::FI_OP_WRITE) }
+    }
+
+    /// FI_OP_ATOMIC, FI_OP_FETCH_ATOMIC, FI_OP_COMPARE_ATOMIC.
+    ///
+    /// # Safety
+    /// As for [`Domain::queue_work`].
+    unsafe fn atomic<'a>(&self, request: &sys::fi_deferred_work) -> Result<Parsed<'a>, Errno> {
+        let (ep, msg, flags, form, vectors) = match request.op_type {
+            sys::FI_OP_ATOMIC => {
+                // SAFETY: the field of this type.
+                let op = required(unsafe { request.op.atomic })?;
+                // SAFETY: the client's structure.
+                let sys::fi_op_atomic { ep, msg, flags } = unsafe { op.read() };
+                (ep, msg, flags, Form::Base, [NOTHING; 2])
+            }
+            sys::FI_OP_FETCH_ATOMIC => {
+                // SAFETY: the field of this type.
+                let op = required(unsafe { request.op.fetch_atomic })?;
+                // SAFETY: the client's structure.
+                let sys::fi_op_fetch_atomic { ep, msg, fetch, flags } = unsafe { op.read() };
+                (ep, msg, flags, Form::Fetch, [NOTHING, (fetch.msg_iov.cast_const(), fetch.iov_count)])
+            }
+            _ => {
+                // SAFETY: the field of the third type.
+                let op = required(unsafe { request.op.compare_atomic })?;
+                // SAFETY: the client's structure.
+                let sys::fi_op_compare_atomic { ep, msg, fetch, compare, flags } = unsafe { op.read() };
+                let fetched = (fetch.msg_iov.cast_const(), fetch.iov_count);
+                (ep, msg, flags, Form::Compare, [(compare.msg_iov, compare.iov_count), fetched])
+            }
+        };
+        // SAFETY: the client's endpoint.
+        let ep = unsafe { self.endpoint(ep) }?;
+        // SAFETY: the client's vectors and buffers.
+        unsafe { atomic(ep, form, &msg, vectors, flags) }
+    }
+
+    /// FI_CANCEL_WORK, by the address of the request. -FI_ENOENT if there is none, or it is over.
+    pub(super) fn cancel_work(&self, work: usize) -> Result<(), Errno> {
+        let ended = self.work().0.cancel(|origin| origin.work == work);
+        let mut found = !ended.is_empty();
+        drop(ended);
+        self.work().run();
+        let end = Instant::now() + Duration::from_millis(self.params().close_timeout_ms);
+        for core in self.cores() {
+            loop {
+                let standing = core.cancel_work(work);
+                found |= standing != Standing::Unknown;
+                if standing != Standing::UnderWay {
+                    break;
+                }
+                // Its end is waited for.
+                if core.progress() == 0 {
+                    if Instant::now() >= end {
+                        return Err(Errno::BUSY);
+                    }
+                    std::thread::yield_now();
+                }
+            }
+        }
+        if found { Ok(()) } else { Err(Errno::NOENT) }
+    }
+
+    /// FI_FLUSH_WORK: ends all work that has not started, or all of it that waits for one counter.
+    ///
+    /// # Safety
+    /// `cntr` is null or an object of the client's.
+    pub(super) unsafe fn flush_work(&self, cntr: *mut sys::fid_cntr) -> Result<(), Errno> {
+        let only = match NonNull::new(cntr) {
+            // SAFETY: the caller's promise.
+            Some(cntr) => Some(unsafe { self.counter(cntr.as_ptr()) }?.id()),
+            None => None,
+        };
+        drop(self.work().0.cancel(|origin| origin.work != 0 && only.is_none_or(|id| origin.counter == id)));
+        self.work().run();
+        Ok(())
+    }
+}
+
+type Parsed<'a> = (&'a Ep, Op, bool);
+
+/// A send or a receive.
+///
+/// # Safety
+/// The vector has the length that `msg` says, and its buffers are the operation's until it completes.
+unsafe fn message<'a>(
+    ep: &'a Ep,
+    msg: &sys::fi_msg_tagged,
+    flags: u64,
+    family: OpFlags,
+    send: bool,
+) -> Result<Parsed<'a>, Errno> {
+    let mut mode = mode_of(flags, if send { flags::transmit } else { flags::receive })?;
+    mode.ops |= family;
+    // SAFETY: the caller's promise.
+    let iov = unsafe { iovs(msg.msg_iov, msg.iov_count, ep.limits().iov) }?;
+    let sys::fi_msg_tagged { addr, tag, ignore, context, data, .. } = *msg;
+    let entry = mode.completion;
+    let op = if send {
+        Op::send(&ep.send_op(&Send { iov: &iov, dest: addr, tag, data, context, mode, entry }))
+    } else {
+        Op::recv(&ep.recv_op(&Recv { iov: &iov, src: addr, tag, ignore, context, mode, entry }))
+    };
+    Ok((ep, op, entry))
+}
+
+/// A write or a read.
+///
+/// # Safety
+/// The vectors have the lengths that `msg` says, and the buffers are the operation's until it completes.
+unsafe fn access<'a>(ep: &'a Ep, msg: &sys::fi_msg_rma, flags: u64, write: bool) -> Result<Parsed<'a>, Errno> {
+    let mode = mode_of(flags, flags::transmit)?;
+    // SAFETY: the caller's promise.
+    let iov = unsafe { iovs(msg.msg_iov, msg.iov_count, ep.limits().iov) }?;
+    // SAFETY: the caller's promise.
+    let remote = unsafe { remote_iovs(msg.rma_iov, msg.rma_iov_count, ep.limits().rma_iov) }?;
+    let entry = mode.completion;
+    let &sys::fi_msg_rma { addr: dest, context, data, .. } = msg;
+    let rma = Rma { iov: &iov, dest, remote: &remote, data, context, mode, entry };
+    let op = if write { Op::write(&ep.write_op(&rma)) } else { Op::read(&ep.read_op(&rma)) };
+    Ok((ep, op, entry))
+}
+
+/// An atomic operation.
+///
+/// # Safety
+/// The vectors have the lengths that are given, and the buffers are the operation's until it completes.
+unsafe fn atomic<'a>(
+    ep: &'a Ep,
+    form: Form,
+    msg: &sys::fi_msg_atomic,
+    vectors: [(*const sys::fi_ioc, usize); 2],
+    flags: u64,
+) -> Result<Parsed<'a>, Errno> {
+    let mode = mode_of(flags, crate::atomic::mode_of)?;
+    let entry = mode.completion;
+    // SAFETY: the caller's promise.
+    let op = unsafe { with_msg(ep, form, msg, vectors, mode, entry, |atomic| Op::atomic(&ep.atomic_op(atomic))) }?;
+    Ok((ep, op, entry))
+}

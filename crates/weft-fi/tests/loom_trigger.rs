@@ -1,0 +1,220 @@
+//! Counters and the programs that wait for them under a model checker, which tries every interleaving (up to a bound of
+//! preemptions): no trigger is lost, none fires twice or too early, order is kept.
+//!
+//! The files under test are included as they ship; only atomics and locks are exchanged for the checker's.
+#![allow(clippy::unwrap_used)]
+#![allow(missing_docs, unreachable_pub, dead_code)]
+
+use std::sync::Arc;
+
+use weft_engine::program::{Counter, Errors, Level, Program, Task};
+
+/// What the files under test import from their neighbours.
+mod sync {
+    use loom::sync::MutexGuard;
+    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    pub(super) use loom::thread::yield_now;
+
+    /// To the checker sequentially consistent accesses are acquires and releases; only fences are more.
+    pub(super) fn ordered() {
+        loom::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// The checker's mutex, called as the one that ships.
+    pub(super) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(super) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        pub(super) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap()
+        }
+    }
+}
+
+#[path = "../src/cntr/gauge.rs"]
+mod gauge;
+#[path = "../src/trigger/queue.rs"]
+mod queue;
+
+use gauge::Gauge;
+use queue::{Outcome, Queue};
+
+/// A counter as `Cntr` is one.
+#[derive(Clone)]
+struct Handle(Arc<Gauge>);
+
+impl Counter for Handle {
+    fn id(&self) -> u64 {
+        1
+    }
+
+    fn arm(&self, at: u64) -> Level {
+        let (successes, errors) = self.0.arm_programs(at);
+        Level { successes, errors }
+    }
+
+    fn disarm(&self) {
+        self.0.disarm_programs();
+    }
+}
+
+/// One counter, the programs, and what was performed.
+#[derive(Clone)]
+struct Domain {
+    counter: Handle,
+    queue: Arc<Queue<Handle, u64, u64>>,
+    performed: Arc<sync::Mutex<Vec<u64>>>,
+}
+
+impl Domain {
+    fn new() -> Self {
+        Self {
+            counter: Handle(Arc::new(Gauge::new())),
+            queue: Arc::new(Queue::new(100)),
+            performed: Arc::new(sync::Mutex::new(Vec::new())),
+        }
+    }
+
+    /// As `Cntr::add` and its caller.
+    fn raise(&self) {
+        let called = self.counter.0.add(1);
+        self.follow(called);
+    }
+
+    fn fail(&self) {
+        let called = self.counter.0.add_errors(1);
+        self.follow(called);
+    }
+
+    fn follow(&self, called: bool) {
+        if called && self.counter.0.due().programs && self.queue.look(1) {
+            self.run();
+        }
+    }
+
+    /// Performing an act takes a lock, as entering an endpoint does; it must have come so far.
+    fn run(&self) {
+        self.queue.run(|threshold| {
+            assert!(self.counter.0.value() + self.counter.0.errors() >= threshold, "too early");
+            self.performed.lock().push(threshold);
+            Outcome::Done
+        });
+    }
+
+    fn submit(&self, threshold: u64) {
+        let wait = Task::Wait { counter: self.counter.clone(), threshold, errors: Errors::Count };
+        self.queue.submit(Program::new(threshold, [wait, Task::Act { lane: 0, act: threshold }])).unwrap();
+        self.run();
+    }
+
+    fn performed(&self) -> Vec<u64> {
+        self.performed.lock().clone()
+    }
+}
+
+fn check(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+/// Runs each in a thread of its own, the last one in this.
+fn together(domain: &Domain, parts: &[fn(&Domain)]) {
+    let (last, others) = parts.split_last().unwrap();
+    let threads: Vec<_> = others
+        .iter()
+        .map(|part| {
+            let (domain, part) = (domain.clone(), *part);
+            loom::thread::spawn(move || part(&domain))
+        })
+        .collect();
+    last(domain);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn a_raise_meets_a_submission() {
+    check(|| {
+        let domain = Domain::new();
+        together(&domain, &[Domain::raise, |domain| domain.submit(1)]);
+        assert_eq!(domain.performed(), [1]);
+    });
+}
+
+#[test]
+fn two_raises_keep_the_order() {
+    check(|| {
+        let domain = Domain::new();
+        domain.submit(2);
+        domain.submit(1);
+        together(&domain, &[Domain::raise, Domain::raise]);
+        assert_eq!(domain.performed(), [1, 2]);
+    });
+}
+
+#[test]
+fn an_error_and_a_success_meet_a_submission() {
+    check(|| {
+        let domain = Domain::new();
+        together(&domain, &[Domain::raise, Domain::fail, |domain| domain.submit(2)]);
+        assert_eq!(domain.performed(), [2]);
+    });
+}
+
+#[test]
+fn what_is_cancelled_is_not_performed_afterwards() {
+    check(|| {
+        let domain = Domain::new();
+        domain.submit(1);
+        together(
+            &domain,
+            &[Domain::raise, |domain| {
+                drop(domain.queue.cancel(|_| true));
+                let before = domain.performed();
+                domain.submit(0);
+                let mut after = domain.performed();
+                after.retain(|&threshold| threshold == 1);
+                assert_eq!(after, before, "its act was out when the cancelling returned");
+            }],
+        );
+    });
+}
+
+/// A sleeper whose threshold is higher than a program's is not forgotten when the program is called.
+#[test]
+fn a_sleeper_and_a_program_share_a_counter() {
+    check(|| {
+        let domain = Domain::new();
+        domain.submit(1);
+        let bell = Arc::new(loom::sync::Notify::new());
+        let raiser = {
+            let (domain, bell) = (domain.clone(), Arc::clone(&bell));
+            loom::thread::spawn(move || {
+                for _ in 0..2 {
+                    if domain.counter.0.add(1) {
+                        let due = domain.counter.0.due();
+                        if due.sleepers {
+                            bell.notify();
+                        }
+                        if due.programs && domain.queue.look(1) {
+                            domain.run();
+                        }
+                    }
+                }
+            })
+        };
+        // As a waiter does it: arm, look again, sleep; when woken for something else, once more.
+        loop {
+            domain.counter.0.arm_sleeper(2);
+            if domain.counter.0.value() >= 2 {
+                break;
+            }
+            bell.wait();
+        }
+        raiser.join().unwrap();
+        assert_eq!(domain.performed(), [1]);
+    });
+}
