@@ -5,7 +5,7 @@
 //! [`OPS`] and [`TYPES`].
 //!
 //! Each number is replaced in one step, by the CPU's own instructions where its length and alignment allow
-//! (see [`crate::mem::atomic`]); an array is not. Numbers have the byte order of the host, at both ends the same.
+//! (see `mem::atomic`); an array is not. Numbers have the byte order of the host, at both ends the same.
 //! Integers wrap around. Numbers that are not ordered (NaN) compare as in C: no minimum, no maximum, not equal.
 
 mod complex;

@@ -1,4 +1,4 @@
-//! Client memory: the one module of the engine that may use `unsafe` (with its two parts: [`atomic`], and `x87`, which computes).
+//! Client memory: the one module of the engine that may use `unsafe` (with its two parts: `atomic`, and `x87`, which computes).
 //!
 //! Place in the data flow: weft-fi turns the pointers of a libfabric call into [`Iov`]s once,
 //! at the C boundary; the engine and the devices copy through them and never look inside.
