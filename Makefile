@@ -4,6 +4,7 @@
 #   make demo     an MPI program over weft and over libfabric's shm and tcp, in one table
 #   make test     every check and test; CI runs this
 #   make deps     everything that building, demo and tests need
+#   make bench    everything that is measured of weft beside its peers (ten minutes on a quiet machine), and the documents that show it
 #   make man      man/fi_weft.7, from man/fi_weft.7.in and the table of variables
 #   make icount   the instructions that operations take, in weft and in libfabric's shm and tcp
 #   make icount-baseline   stores them: weft's in tests/icount.toml, which `make test` holds weft against, all in docs/benchmarking.md
@@ -18,7 +19,7 @@ DIST := $(TARGET)/dist
 LOGS := $(TARGET)/test-logs
 PYTHON := .venv-mpich/bin/python
 
-.PHONY: all dist build-deps deps demo demo-deps test test-deps man clean icount icount-baseline icount-program
+.PHONY: all bench dist build-deps deps demo demo-deps test test-deps man clean icount icount-baseline icount-program
 .PHONY: check-format check-clippy check-docs check-bindings check-cargo check-pytest
 
 all: dist
@@ -45,6 +46,11 @@ demo: demo-deps dist
 	@mkdir -p $(TARGET)/demo
 	@.venv-mpich/bin/mpicc -O2 -Wall -o $(TARGET)/demo/mpi_bench scripts/mpi_bench.c
 	@$(PYTHON) scripts/demo.py
+
+bench: test-deps dist
+	@mkdir -p $(TARGET)/demo
+	@.venv-mpich/bin/mpicc -O2 -Wall -o $(TARGET)/demo/mpi_bench scripts/mpi_bench.c
+	@$(PYTHON) scripts/bench.py
 
 # The provider's packages are named as well, so that they are built with the same features and not once more.
 icount-program: dist

@@ -1,18 +1,22 @@
-/* Ping-pong and allreduce between the ranks of an MPI job, for scripts/demo.py.
+/* Times MPI operations between the ranks of a job, for scripts/demo.py and scripts/bench.py.
  *
- * Prints one line per measurement on rank 0: kind, message size in bytes, time in microseconds. The time is the
- * half round trip for "pingpong" (ranks 0 and 1) and the time of one call for "allreduce" (sum of doubles, all
- * ranks). What is received is compared with what was sent; a difference ends the job. Every measurement runs for
- * about so many milliseconds as the only argument says.
+ *     mpi_bench MILLISECONDS [KIND:BYTES,BYTES,...]...
+ *
+ * Prints one line per measurement on rank 0: kind, message size in bytes, time in microseconds. Kinds:
+ *   pingpong   half of a round trip between ranks 0 and 1
+ *   bandwidth  a message from rank 0 to rank 1, of WINDOW that are under way and acknowledged together
+ *   allreduce  one call, sum of doubles, all ranks
+ *   barrier    one call, all ranks (its size is not used)
+ * What is received is compared with what was sent; a difference ends the job. Every measurement runs for about so many
+ * milliseconds. Without kinds: pingpong and allreduce, 8 B to 1 MiB.
  */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_BYTES (1 << 20)
-static const int sizes[] = {8, 64, 512, 4096, 16384, 65536, 262144, MAX_BYTES};
-enum { SIZES = sizeof sizes / sizeof sizes[0] };
+#define MAX_BYTES (4 << 20)
+enum { WINDOW = 64 };
 static unsigned char out_bytes[MAX_BYTES], in_bytes[MAX_BYTES];
 static double out_values[MAX_BYTES / 8], in_values[MAX_BYTES / 8];
 static int rank, ranks;
@@ -36,6 +40,31 @@ static double pingpong(int bytes, long count) {
     return (MPI_Wtime() - start) / 2;
 }
 
+static double bandwidth(int bytes, long count) {
+    MPI_Request requests[WINDOW];
+    long windows = (count + WINDOW - 1) / WINDOW;
+    double start = MPI_Wtime();
+    for (long i = 0; i < windows; i++) {
+        if (rank == 0) {
+            for (int at = 0; at < WINDOW; at++) MPI_Isend(out_bytes, bytes, MPI_BYTE, 1, 7, MPI_COMM_WORLD, &requests[at]);
+            MPI_Waitall(WINDOW, requests, MPI_STATUSES_IGNORE);
+            MPI_Recv(in_bytes, 0, MPI_BYTE, 1, 8, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        } else if (rank == 1) {
+            for (int at = 0; at < WINDOW; at++) MPI_Irecv(in_bytes, bytes, MPI_BYTE, 0, 7, MPI_COMM_WORLD, &requests[at]);
+            MPI_Waitall(WINDOW, requests, MPI_STATUSES_IGNORE);
+            MPI_Send(out_bytes, 0, MPI_BYTE, 0, 8, MPI_COMM_WORLD);
+        }
+    }
+    return (MPI_Wtime() - start) * count / (windows * WINDOW);
+}
+
+static double barrier(int bytes, long count) {
+    (void)bytes;
+    double start = MPI_Wtime();
+    for (long i = 0; i < count; i++) MPI_Barrier(MPI_COMM_WORLD);
+    return MPI_Wtime() - start;
+}
+
 static double allreduce(int bytes, long count) {
     double start = MPI_Wtime();
     for (long i = 0; i < count; i++) MPI_Allreduce(out_values, in_values, bytes / 8, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
@@ -43,13 +72,15 @@ static double allreduce(int bytes, long count) {
 }
 
 static void check(const char *kind, int bytes) {
-    if (kind[0] == 'p') {
-        for (int i = 0; rank < 2 && i < bytes; i++)
-            if (in_bytes[i] != (unsigned char)(i * 31 + (1 - rank) * 7 + bytes)) fail(kind, bytes);
-    } else {
+    if (strcmp(kind, "allreduce") == 0) {
         for (int i = 0; i < bytes / 8; i++)
             if (in_values[i] != (double)i * ranks + ranks * (ranks - 1) / 2) fail(kind, bytes);
+        return;
     }
+    int receives = rank == 1 || (rank == 0 && strcmp(kind, "pingpong") == 0);
+    if (!receives || strcmp(kind, "barrier") == 0) return;
+    for (int i = 0; i < bytes; i++)
+        if (in_bytes[i] != (unsigned char)(i * 31 + (1 - rank) * 7 + bytes)) fail(kind, bytes);
 }
 
 static void measure(const char *kind, double (*run)(int, long), int bytes, double budget_s) {
@@ -73,6 +104,34 @@ static void measure(const char *kind, double (*run)(int, long), int bytes, doubl
     if (rank == 0) printf("%s %d %.4f\n", kind, bytes, us);
 }
 
+static const struct {
+    const char *name;
+    double (*run)(int, long);
+} kinds[] = {{"pingpong", pingpong}, {"bandwidth", bandwidth}, {"allreduce", allreduce}, {"barrier", barrier}};
+enum { KINDS = sizeof kinds / sizeof kinds[0] };
+
+static void usage(const char *word) {
+    fprintf(stderr, "mpi_bench: `%s`: KIND:BYTES,... with pingpong, bandwidth, allreduce or barrier; at most %d bytes\n", word, MAX_BYTES);
+    MPI_Abort(MPI_COMM_WORLD, 2);
+}
+
+static void measure_all(const char *word, double budget_s) {
+    const char *list = strchr(word, ':');
+    int at = 0;
+    while (list && at < KINDS && (strlen(kinds[at].name) != (size_t)(list - word) || strncmp(kinds[at].name, word, list - word) != 0)) at++;
+    if (!list || at == KINDS) {
+        usage(word);
+        return;
+    }
+    do {
+        char *end;
+        long bytes = strtol(list + 1, &end, 10);
+        if (end == list + 1 || (*end != ',' && *end != 0) || bytes < 0 || bytes > MAX_BYTES) usage(word);
+        measure(kinds[at].name, kinds[at].run, (int)bytes, budget_s);
+        list = end;
+    } while (*list == ',');
+}
+
 int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -82,8 +141,11 @@ int main(int argc, char **argv) {
         fprintf(stderr, "mpi_bench: needs two ranks or more\n");
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
-    for (int i = 0; i < SIZES; i++) measure("pingpong", pingpong, sizes[i], budget_s);
-    for (int i = 0; i < SIZES; i++) measure("allreduce", allreduce, sizes[i], budget_s);
+    for (int at = 2; at < argc; at++) measure_all(argv[at], budget_s);
+    if (argc <= 2) {
+        measure_all("pingpong:8,64,512,4096,16384,65536,262144,1048576", budget_s);
+        measure_all("allreduce:8,64,512,4096,16384,65536,262144,1048576", budget_s);
+    }
     MPI_Finalize();
     return 0;
 }

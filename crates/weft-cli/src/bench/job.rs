@@ -82,6 +82,9 @@ impl Job {
         let cores = match (self.case.kind, self.floor) {
             // Who has more ranks than cores leaves it to the system.
             (Kind::Oversubscribe, _) => self.cores.clone(),
+            // Idle processes shall get out of the way.
+            (Kind::Peers, None) if rank >= 2 => self.cores.clone(),
+            (Kind::Memory, None) if rank >= 1 => self.cores.clone(),
             (_, Some(Floor::CacheLine | Floor::Ring)) => cores::of_rank(&self.cores, 0, 2),
             (_, None) if self.bind == Bind::All => self.cores.clone(),
             (_, None) if self.bind == Bind::Pair => cores::of_rank(&self.cores, 0, self.case.threads),

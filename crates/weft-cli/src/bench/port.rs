@@ -12,6 +12,8 @@ use super::options::{Op, Wait};
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Reads of a rank that has nothing else to do, between two looks at its parent.
 const READS: u32 = 64;
+/// How long a rank that has nothing to do yet sleeps between two looks.
+const DOZE: Duration = Duration::from_micros(500);
 /// How long a sleep lasts at most, so that nothing that was missed matters for long.
 const SLEEP_MS: i32 = 10;
 
@@ -166,6 +168,15 @@ impl Port {
     #[inline]
     pub(crate) fn take(&mut self, slot: u32) -> bool {
         std::mem::take(&mut self.arrived[slot as usize])
+    }
+
+    /// Waits for the operation with this slot without taking the core from others, and does not forget it.
+    pub(crate) fn doze_until(&mut self, slot: u32) -> Result<(), Trouble> {
+        while !self.arrived[slot as usize] {
+            self.poll()?;
+            std::thread::sleep(DOZE);
+        }
+        Ok(())
     }
 
     /// Waits until so many of the peer's writes with data have arrived.

@@ -31,8 +31,10 @@ pub(super) fn run(session: &mut Session) -> Result<(), Trouble> {
         (None, Kind::Peers) => {
             let room = Room { lasting: crowd::SLOTS, ..pingpong };
             let (mut pairs, everybody) = pair::open(session, room)?;
-            if let (0, Some(idle), [pair]) = (job.rank, everybody.get(2), pairs.as_mut_slice()) {
-                crowd::greet(&mut pair.port, idle, 0..job.case.number)?;
+            match (job.rank, everybody.get(2), pairs.as_mut_slice()) {
+                (0, Some(idle), [pair]) => crowd::greet(&mut pair.port, idle, 0..job.case.number)?,
+                (1, Some(_), [pair]) => pair.doze_until_announced()?,
+                _ => {}
             }
             pair::conduct(session, &mut pairs, &|| pingpong::PingPong::new(&job))
         }

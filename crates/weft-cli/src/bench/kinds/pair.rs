@@ -160,6 +160,12 @@ impl Pair {
         Ok(count)
     }
 
+    /// Waits for the first batch to be announced, which may take some time.
+    pub(crate) fn doze_until_announced(&mut self) -> Result<(), Trouble> {
+        let slot = self.extra(1);
+        self.port.doze_until(slot)
+    }
+
     /// Posts the receive for an acknowledgement.
     pub(crate) fn expect_ack(&mut self) -> Result<(), Trouble> {
         let slot = self.extra(3);
