@@ -34,7 +34,7 @@ need_test() {
   need_package libfabric-bin   # fi_info, fi_pingpong
   need_command ip iproute2     # hosts as network namespaces
   need_command valgrind valgrind  # counts instructions
-  ldconfig -p | grep 'libclang[-.0-9]*\.so' >/dev/null || compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null || missing+=(libclang-dev)
+  ldconfig -p | grep 'libclang[-.0-9]*\.so' >/dev/null || compgen -G '/usr/lib/llvm-*/lib/libclang[-.][0-9s]*' >/dev/null || missing+=(libclang-dev)
 }
 
 install_missing() {
