@@ -69,8 +69,8 @@ fn an_endpoint_without_links_asks_seldom() {
     let before = world.nodes[0].nic.stats();
     world.rounds(64_000);
     let asked = world.nodes[0].nic.stats().wait_calls - before.wait_calls;
-    // One in 64, and one per tick of the coarse clock (at least a millisecond).
-    assert!((1000..3000).contains(&asked), "{asked}");
+    // One in 64 at first and one in 2048 in the end, and one per tick of the coarse clock (at least a millisecond).
+    assert!((25..1000).contains(&asked), "{asked}");
     assert_eq!(world.nodes[0].nic.stats().receive_calls, before.receive_calls);
 }
 
