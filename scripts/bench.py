@@ -43,6 +43,10 @@ PARTS: dict[str, tuple[str, bool]] = {
     "peers": ("peers --providers weft,shm,tcp,weft:FI_WEFT_SHM=0 --peers 1,16,64,256 --rounds 5", True),
     "match": ("match --providers weft,shm,tcp --depths 0,16,256,4096 --rounds 3 --sample-ms 80", True),
     "memory": ("memory --providers weft,shm,tcp,weft:FI_WEFT_SHM=0 --peers 256 --rounds 3", False),
+    "counter": (
+        "counter --providers weft,shm,tcp;ofi_rxm,weft:FI_WEFT_SHM=0 --wait yield --adders 1,2,4,8,16 --rounds 3",
+        False,
+    ),
     "oversubscribe": ("oversubscribe --providers weft,shm,sm2 --rounds 3", False),
 }
 

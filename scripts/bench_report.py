@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 BEGIN, END = "<!-- {} -->\n", "<!-- end of {} -->\n"
-NEAR, FAR = ("shm", "sm2"), ("tcp", "sockets")
+NEAR, FAR = ("shm", "sm2"), ("tcp", "tcp;ofi_rxm", "sockets")
 OVER_TCP = "weft:FI_WEFT_SHM=0"
 OPERATIONS = {"tagged": "tagged", "write": "write", "read": "read", "fetch-add": "fetch-and-add"}
 SUBJECTS = {"own": "MPICH's own shared memory", "ucx": "UCX", "shm": "shm", "sm2": "sm2", "weft": "weft"}
@@ -47,7 +47,7 @@ def amount(number: float | None, unit: str) -> str:
     steps = {
         "ns": ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1, "ns")),
         "MB/s": ((1e3, "GB/s"), (1, "MB/s")),
-        "Mop/s": ((1, "M/s"),),
+        "Mop/s": ((1, "M/s"), (1e-3, "k/s")),
         "B": ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B")),
         "%": ((1, "%"),),
     }[unit]
@@ -93,6 +93,8 @@ def figures(results: Results) -> str:
     for op in ("tagged", "write", "read"):
         for size in (16 << 10, 64 << 10, 1 << 20):
             add(f"bandwidth, {op}, {size_text(size)}", "bandwidth", "MB/s", op=op, size=size)
+    for adders in (1, 2, 4, 8, 16):
+        add(f"fetch-and-adds to one number, {adders} adding", "counter", "Mop/s", adders=adders)
     for op in ("barrier", "allreduce"):
         add(f"16 ranks, {op}", "oversubscribe", "ns", sockets=False, op=op)
     heads = ["", "weft", "best of shm, sm2", "ratio", "weft over TCP", "tcp", "ratio"]

@@ -115,6 +115,7 @@ fn every_kind_and_operation_gives_numbers_over_weft() {
         "peers --providers weft --peers 0,3",
         "match --providers weft --depths 0,7",
         "oversubscribe --providers weft --ranks 5 --wait yield",
+        "counter --providers weft --adders 1,3 --wait yield",
         "memory --providers weft --peers 4 --addresses 5000",
     ] {
         let (rows, status) = rows(&dir, &host, line);

@@ -81,7 +81,7 @@ impl Job {
     pub(crate) fn of_rank(&self, rank: usize) -> Self {
         let cores = match (self.case.kind, self.floor) {
             // Who has more ranks than cores leaves it to the system.
-            (Kind::Oversubscribe, _) => self.cores.clone(),
+            (Kind::Oversubscribe | Kind::Counter, _) => self.cores.clone(),
             // Idle processes shall get out of the way.
             (Kind::Peers, None) if rank >= 2 => self.cores.clone(),
             (Kind::Memory, None) if rank >= 1 => self.cores.clone(),
@@ -104,6 +104,7 @@ fn ranks(case: &Case, floor: Option<Floor>) -> usize {
         (None, Kind::Peers, _) => 3,
         (None, Kind::Memory, _) => 3,
         (None, Kind::Oversubscribe, _) => case.number,
+        (None, Kind::Counter, _) => case.number + 1,
         _ => 2,
     }
 }

@@ -24,6 +24,8 @@ pub(crate) enum Kind {
     Match,
     /// Collective operations of more ranks than there are cores.
     Oversubscribe,
+    /// Fetch-and-adds per second of many processes on one number.
+    Counter,
     /// Memory of an idle peer and of an inserted address.
     Memory,
 }
@@ -191,6 +193,9 @@ pub(crate) struct Options {
     /// Number of processes (oversubscribe)
     #[arg(long, default_value_t = 16, value_parser = positive)]
     pub(crate) ranks: usize,
+    /// Numbers of processes that add (counter)
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16", value_parser = positive)]
+    pub(crate) adders: Vec<usize>,
     /// Addresses to insert (memory)
     #[arg(long, default_value_t = 1_000_000, value_parser = positive)]
     pub(crate) addresses: usize,

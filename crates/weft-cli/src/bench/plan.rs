@@ -75,6 +75,7 @@ pub(crate) const fn number_name(kind: Kind, variant: Variant) -> Option<&'static
         (Kind::Peers | Kind::Memory, _) => Some("peers"),
         (Kind::Match, _) => Some("depth"),
         (Kind::Oversubscribe, _) => Some("ranks"),
+        (Kind::Counter, _) => Some("adders"),
         _ => None,
     }
 }
@@ -96,7 +97,7 @@ impl Case {
     /// A few words for people.
     pub(crate) fn title(&self) -> String {
         let mut title = self.op_name();
-        if !matches!(self.kind, Kind::Oversubscribe | Kind::Memory | Kind::Match) {
+        if !matches!(self.kind, Kind::Oversubscribe | Kind::Counter | Kind::Memory | Kind::Match) {
             title += &format!(" {}", size_title(self.size));
         }
         match self.count() {
@@ -144,6 +145,7 @@ pub(crate) fn cases(options: &Options) -> Result<Vec<Case>, String> {
 /// The operations of a kind, those of the command line where there is a choice.
 fn ops(options: &Options) -> Result<Vec<Op>, String> {
     let may: &[Op] = match options.kind {
+        Kind::Counter => return Ok(vec![Op::FetchAdd]),
         Kind::Pingpong | Kind::Rate => &[Op::Tagged, Op::Msg, Op::Write, Op::Read, Op::FetchAdd],
         Kind::Bandwidth => &[Op::Tagged, Op::Msg, Op::Write, Op::Read],
         _ => &[Op::Tagged],
@@ -161,7 +163,7 @@ fn sizes(options: &Options, op: Op) -> Vec<usize> {
     let given: Vec<usize> = options.sizes.iter().map(|size| size.0).collect();
     let short = vec![8];
     match options.kind {
-        Kind::Oversubscribe | Kind::Memory => short,
+        Kind::Oversubscribe | Kind::Memory | Kind::Counter => short,
         _ if op == Op::FetchAdd => short,
         _ if !given.is_empty() => given,
         Kind::Rate | Kind::Peers | Kind::Match => short,
@@ -182,6 +184,7 @@ fn details(options: &Options) -> Vec<(Variant, usize, usize)> {
             .into_iter()
             .flat_map(|variant| options.depths.iter().map(move |&depth| (variant, 1, depth)))
             .collect(),
+        Kind::Counter => options.adders.iter().map(|&adders| (Plain, 1, adders)).collect(),
         Kind::Oversubscribe => vec![(Barrier, 1, options.ranks), (Allreduce, 1, options.ranks)],
         Kind::Memory => {
             let most = options.peers.iter().copied().max().unwrap_or_default().max(1);

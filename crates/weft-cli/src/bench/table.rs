@@ -63,6 +63,7 @@ fn heading(options: &Options, host: &Host, cores: &[usize]) -> String {
         Kind::Peers => "time of a message, half of a round trip, beside idle peers that are connected",
         Kind::Match => "time per message that is matched behind others in a queue",
         Kind::Oversubscribe => "time of a collective operation",
+        Kind::Counter => "fetch-and-adds per second of processes that add to one number, one addition after the other",
         Kind::Memory => "memory and time per peer or address",
     };
     let ours = host.provider_dir.as_ref().map(|dir| format!("\nweft from {}", dir.display())).unwrap_or_default();

@@ -32,7 +32,7 @@ pub(crate) fn subjects(kind: Kind) -> Vec<Subject> {
         Kind::Rate | Kind::Match => &[Floor::Ring],
         Kind::Peers => &[Floor::CacheLine, Floor::Tcp],
         Kind::Oversubscribe => &[Floor::Futex],
-        Kind::Overlap | Kind::Memory => &[],
+        Kind::Overlap | Kind::Memory | Kind::Counter => &[],
     };
     floors.iter().copied().map(Subject::floor).collect()
 }

@@ -1,5 +1,6 @@
 //! The measurements, as the ranks make them.
 
+mod counter;
 mod crowd;
 pub(super) mod floor;
 mod matching;
@@ -41,6 +42,7 @@ pub(super) fn run(session: &mut Session) -> Result<(), Trouble> {
         (None, Kind::Match) => matching::run(session),
         (None, Kind::Overlap) => overlap::run(session),
         (None, Kind::Oversubscribe) => oversubscribe::run(session),
+        (None, Kind::Counter) => counter::run(session),
         (None, Kind::Memory) if job.case.variant == Variant::AvInsert => memory::insert(session),
         (None, Kind::Memory) => memory::idle_peers(session),
     }
@@ -56,7 +58,7 @@ pub(super) fn measures(kind: Kind, size: usize, nanoseconds: f64) -> Vec<Measure
     vec![match kind {
         // Bytes per nanosecond are gigabytes per second.
         Kind::Bandwidth => Measure::new("bandwidth", size as f64 / nanoseconds * 1e3, "MB/s"),
-        Kind::Rate => Measure::new("rate", 1e3 / nanoseconds, "Mop/s"),
+        Kind::Rate | Kind::Counter => Measure::new("rate", 1e3 / nanoseconds, "Mop/s"),
         Kind::Match => Measure::new("cost", nanoseconds, "ns"),
         Kind::Oversubscribe => Measure::new("time", nanoseconds, "ns"),
         _ => Measure::new("latency", nanoseconds, "ns"),

@@ -1,0 +1,123 @@
+//! Many processes that add to one number: the shared counter of dynamic load balancing (Global Arrays' nxtval), and the throughput
+//! curve of the GNI paper.
+//!
+//! Rank 0 has the number; it tells the others how many additions a batch has, and hears when they are done. The others add 1 and wait for
+//! what was there before, one addition after the other. No addition may be lost and none may be told a number twice: what each
+//! rank hears rises, and at the end of each batch the number is what it was and all additions.
+
+use std::time::{Duration, Instant};
+
+use weft_client::Piece;
+
+use super::super::child::{Session, Trouble};
+use super::super::job::Hello;
+use super::super::port::{Peer, Port, open_domain};
+use super::super::timing;
+use super::{count, measures};
+
+const BATCH_TAG: u64 = 1;
+const DONE_TAG: u64 = 2;
+/// Slots of a rank that adds.
+const HEAR: u32 = 0;
+const TELL: u32 = 1;
+const ADD: u32 = 2;
+const SLOTS: u32 = 3;
+/// Where the number, what is added to it, and what was there before are. Messages have the cache lines behind them, one per slot.
+const COUNTER: usize = 0;
+const OPERAND: usize = 128;
+const RESULT: usize = 192;
+const MESSAGES: usize = 256;
+
+const fn message(slot: u32) -> Piece {
+    Piece { offset: MESSAGES + slot as usize * 64, len: 8 }
+}
+
+/// The measurement.
+pub(crate) fn run(session: &mut Session) -> Result<(), Trouble> {
+    let job = &session.job;
+    let domain = open_domain(job)?;
+    let adders = count(job.case.number)?;
+    let slots = if job.rank == 0 { 2 * adders } else { SLOTS };
+    let mut port = Port::open(&domain, MESSAGES + slots as usize * 64, slots, job.ranks, job.wait)?;
+    port.ep.fetch_add_offered()?;
+    let mut hello = Hello::default();
+    port.add_to(&mut hello);
+    let everybody = session.exchange(hello)?;
+    let peers: Result<Vec<Peer>, Trouble> = everybody.iter().map(|hello| port.meet(hello, 0)).collect();
+    let peers = peers?;
+    if job.rank == 0 {
+        let mut host = Host { port, peers, adders, announced: false, total: 0 };
+        let sample = Duration::from_millis(job.sample_ms as u64);
+        let nanoseconds = timing::nanoseconds(sample, |count| host.batch(count))?;
+        host.announce(0)?;
+        session.result(measures(job.case.kind, job.case.size, nanoseconds / f64::from(adders)));
+        return session.linger(1, || host.port.linger());
+    }
+    let host = *peers.first().ok_or(Trouble::Failed("there is no rank 0".to_owned()))?;
+    add(&mut port, host)?;
+    session.linger(1, || port.linger())
+}
+
+/// Rank 0. It sends in the first slots, one for each of the others, and hears in the second ones.
+struct Host {
+    port: Port,
+    peers: Vec<Peer>,
+    adders: u32,
+    announced: bool,
+    total: u64,
+}
+
+impl Host {
+    /// How long the others take for so many additions each.
+    fn batch(&mut self, additions: u64) -> Result<Duration, Trouble> {
+        for slot in self.adders..2 * self.adders {
+            self.port.post(|ep| ep.tagged_recv(slot, message(slot), DONE_TAG, 0))?;
+        }
+        let start = Instant::now();
+        self.announce(additions)?;
+        (self.adders..2 * self.adders).try_for_each(|slot| self.port.finish(slot))?;
+        let took = start.elapsed();
+        self.total += additions * u64::from(self.adders);
+        match self.port.ep.load(COUNTER)? {
+            now if now == self.total => Ok(took),
+            now => Err(Trouble::Failed(format!("after {} additions the number is {now}", self.total))),
+        }
+    }
+
+    fn announce(&mut self, additions: u64) -> Result<(), Trouble> {
+        for slot in 0..self.adders {
+            if self.announced {
+                self.port.finish(slot)?;
+            }
+            let to = self.peers[slot as usize + 1].address;
+            self.port.ep.store(message(slot).offset, additions)?;
+            self.port.post(|ep| ep.tagged_send(slot, message(slot), to, BATCH_TAG))?;
+        }
+        self.announced = true;
+        Ok(())
+    }
+}
+
+/// Another rank: batch after batch, until one is empty.
+fn add(port: &mut Port, host: Peer) -> Result<(), Trouble> {
+    port.ep.store(OPERAND, 1)?;
+    let mut before = None;
+    loop {
+        port.post(|ep| ep.tagged_recv(HEAR, message(HEAR), BATCH_TAG, 0))?;
+        port.finish(HEAR)?;
+        let additions = port.ep.load(message(HEAR).offset)?;
+        if additions == 0 {
+            return Ok(());
+        }
+        for _ in 0..additions {
+            port.post(|ep| ep.fetch_add(ADD, [OPERAND, RESULT], host.address, host.region, COUNTER))?;
+            port.finish(ADD)?;
+            let fetched = port.ep.load(RESULT)?;
+            if before.replace(fetched).is_some_and(|before| before >= fetched) {
+                return Err(Trouble::Failed(format!("{fetched} was there twice")));
+            }
+        }
+        port.post(|ep| ep.tagged_send(TELL, message(TELL), host.address, DONE_TAG))?;
+        port.finish(TELL)?;
+    }
+}
