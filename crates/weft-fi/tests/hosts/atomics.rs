@@ -1,7 +1,7 @@
 //! Atomic operations: every operation on every type in every form, what is refused, what is reported, and that they stay
 //! atomic in every mix (fi_atomic(3)).
 
-mod calls;
+pub(crate) mod calls;
 mod mixes;
 mod refusals;
 mod reports;

@@ -34,6 +34,7 @@ mod regions;
 mod rig;
 mod side;
 mod states;
+mod suite;
 mod triggers;
 mod vectors;
 mod works;
@@ -95,6 +96,9 @@ const GROUPS: &[Group] = &[
     Group { name: "death_shm", run: death::all, env: SHM },
     Group { name: "death_push", run: death::all, env: SHM_PUSH },
     Group { name: "death_tcp", run: death::all, env: TCP },
+    Group { name: "suite_shm", run: suite::transfers, env: SHM },
+    Group { name: "suite_push", run: suite::transfers, env: SHM_PUSH },
+    Group { name: "suite_tcp", run: suite::transfers, env: TCP },
     Group { name: "triggers_shm", run: triggers::all, env: SHM },
     Group { name: "triggers_tcp", run: triggers::all, env: TCP },
     Group { name: "works_shm", run: works::all, env: SHM },
@@ -177,6 +181,10 @@ fn run(name: &str) {
         let all = text(&output);
         assert!(output.status.success(), "{name} in {}: {}\n{all}", host.display(), output.status);
         assert!(all.contains(&format!("group {name} passed")), "{name} in {} did not run:\n{all}", host.display());
+        // How many cases there were.
+        for (_, count) in all.lines().filter_map(|line| line.split_once("cases: ")) {
+            println!("{name} in {}: {count}", host.display());
+        }
         if name == "getinfo_log" {
             // What was wanted and what is offered, by the host's own logger.
             for part in ["weft", "domain_attr->mr_key_size: wanted 16, offered 8"] {
@@ -210,6 +218,7 @@ groups! {
     addresses objects_tables objects_busy objects_left_open objects_endpoint vectors regions event_queues data progress_shm progress_tcp
     misuse states access_shm access_push access_tcp atomics_shm atomics_tcp limits_shm limits_push limits_tcp
     closing_shm closing_push closing_tcp death_shm death_push death_tcp
+    suite_shm suite_push suite_tcp
     triggers_shm triggers_tcp works_shm works_tcp
 }
 

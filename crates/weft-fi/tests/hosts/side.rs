@@ -137,8 +137,14 @@ pub(crate) struct Args {
     pub(crate) len: usize,
     /// The vector that functions with one get; by default one piece, `buf` and `len`.
     pub(crate) vector: Option<(*const libc::iovec, usize)>,
+    /// The remote vector that functions with one get; by default one piece, `addr` and `len`.
+    pub(crate) remote: Option<(*const fi_rma_iov, usize)>,
     pub(crate) dest: u64,
+    /// From whom to receive.
+    pub(crate) src: u64,
     pub(crate) tag: u64,
+    pub(crate) ignore: u64,
+    pub(crate) data: u64,
     pub(crate) key: u64,
     pub(crate) addr: u64,
     pub(crate) flags: u64,
@@ -151,8 +157,12 @@ impl Args {
             buf: buf.as_mut_ptr().cast(),
             len: buf.len(),
             vector: None,
+            remote: None,
             dest,
+            src: FI_ADDR_UNSPEC,
             tag: 0x7a6,
+            ignore: 0,
+            data: 0xda7a,
             key: 0,
             addr: 0,
             flags: 0,
@@ -162,11 +172,6 @@ impl Args {
 
     fn context(&self) -> *mut c_void {
         self.context as *mut c_void
-    }
-
-    /// The remote piece that RMA by descriptor names.
-    fn remote(&self) -> fi_rma_iov {
-        fi_rma_iov { addr: self.addr, len: self.len, key: self.key }
     }
 }
 
@@ -203,7 +208,7 @@ unsafe fn msg_of(args: &Args, call: impl FnOnce(*const fi_msg) -> isize) -> isiz
     with_vector(args, |msg_iov, iov_count| {
         let mut msg: fi_msg = unsafe { std::mem::zeroed() };
         (msg.msg_iov, msg.iov_count) = (msg_iov, iov_count);
-        (msg.addr, msg.context) = (args.dest, args.context());
+        (msg.addr, msg.context, msg.data) = (args.dest, args.context(), args.data);
         call(&msg)
     })
 }
@@ -212,18 +217,19 @@ unsafe fn tagged_of(args: &Args, call: impl FnOnce(*const fi_msg_tagged) -> isiz
     with_vector(args, |msg_iov, iov_count| {
         let mut msg: fi_msg_tagged = unsafe { std::mem::zeroed() };
         (msg.msg_iov, msg.iov_count) = (msg_iov, iov_count);
-        (msg.addr, msg.context, msg.tag) = (args.dest, args.context(), args.tag);
+        (msg.addr, msg.context, msg.data) = (args.dest, args.context(), args.data);
+        (msg.tag, msg.ignore) = (args.tag, args.ignore);
         call(&msg)
     })
 }
 
 unsafe fn rma_of(args: &Args, call: impl FnOnce(*const fi_msg_rma) -> isize) -> isize {
     with_vector(args, |msg_iov, iov_count| {
-        let remote = args.remote();
+        let remote = fi_rma_iov { addr: args.addr, len: args.len, key: args.key };
         let mut msg: fi_msg_rma = unsafe { std::mem::zeroed() };
         (msg.msg_iov, msg.iov_count) = (msg_iov, iov_count);
-        (msg.rma_iov, msg.rma_iov_count) = (&raw const remote, 1);
-        (msg.addr, msg.context) = (args.dest, args.context());
+        (msg.rma_iov, msg.rma_iov_count) = args.remote.unwrap_or((&raw const remote, 1));
+        (msg.addr, msg.context, msg.data) = (args.dest, args.context(), args.data);
         call(&msg)
     })
 }
@@ -246,42 +252,42 @@ macro_rules! calls {
 
 calls! {
     fi_send Plain false msg.send |f, ep, a| f(ep, a.buf, a.len, null_mut(), a.dest, a.context());
-    fi_senddata Plain false msg.senddata |f, ep, a| f(ep, a.buf, a.len, null_mut(), 0xda7a, a.dest, a.context());
+    fi_senddata Plain false msg.senddata |f, ep, a| f(ep, a.buf, a.len, null_mut(), a.data, a.dest, a.context());
     fi_sendv Vector false msg.sendv |f, ep, a| with_vector(a, |iov, n| f(ep, iov, null_mut(), n, a.dest, a.context()));
     fi_sendmsg Message false msg.sendmsg |f, ep, a| msg_of(a, |msg| f(ep, msg, a.flags));
     fi_inject Inject false msg.inject |f, ep, a| f(ep, a.buf, a.len, a.dest);
-    fi_injectdata Inject false msg.injectdata |f, ep, a| f(ep, a.buf, a.len, 0xda7a, a.dest);
+    fi_injectdata Inject false msg.injectdata |f, ep, a| f(ep, a.buf, a.len, a.data, a.dest);
     fi_tsend Plain false tagged.send |f, ep, a| f(ep, a.buf, a.len, null_mut(), a.dest, a.tag, a.context());
     fi_tsenddata Plain false tagged.senddata
-        |f, ep, a| f(ep, a.buf, a.len, null_mut(), 0xda7a, a.dest, a.tag, a.context());
+        |f, ep, a| f(ep, a.buf, a.len, null_mut(), a.data, a.dest, a.tag, a.context());
     fi_tsendv Vector false tagged.sendv
         |f, ep, a| with_vector(a, |iov, n| f(ep, iov, null_mut(), n, a.dest, a.tag, a.context()));
     fi_tsendmsg Message false tagged.sendmsg |f, ep, a| tagged_of(a, |msg| f(ep, msg, a.flags));
     fi_tinject Inject false tagged.inject |f, ep, a| f(ep, a.buf, a.len, a.dest, a.tag);
-    fi_tinjectdata Inject false tagged.injectdata |f, ep, a| f(ep, a.buf, a.len, 0xda7a, a.dest, a.tag);
+    fi_tinjectdata Inject false tagged.injectdata |f, ep, a| f(ep, a.buf, a.len, a.data, a.dest, a.tag);
     fi_read Plain false rma.read |f, ep, a| f(ep, a.buf, a.len, null_mut(), a.dest, a.addr, a.key, a.context());
     fi_readv Vector false rma.readv
         |f, ep, a| with_vector(a, |iov, n| f(ep, iov, null_mut(), n, a.dest, a.addr, a.key, a.context()));
     fi_readmsg Message false rma.readmsg |f, ep, a| rma_of(a, |msg| f(ep, msg, a.flags));
     fi_write Plain false rma.write |f, ep, a| f(ep, a.buf, a.len, null_mut(), a.dest, a.addr, a.key, a.context());
     fi_writedata Plain false rma.writedata
-        |f, ep, a| f(ep, a.buf, a.len, null_mut(), 0xda7a, a.dest, a.addr, a.key, a.context());
+        |f, ep, a| f(ep, a.buf, a.len, null_mut(), a.data, a.dest, a.addr, a.key, a.context());
     fi_writev Vector false rma.writev
         |f, ep, a| with_vector(a, |iov, n| f(ep, iov, null_mut(), n, a.dest, a.addr, a.key, a.context()));
     fi_writemsg Message false rma.writemsg |f, ep, a| rma_of(a, |msg| f(ep, msg, a.flags));
     fi_inject_write Inject false rma.inject |f, ep, a| f(ep, a.buf, a.len, a.dest, a.addr, a.key);
-    fi_inject_writedata Inject false rma.injectdata |f, ep, a| f(ep, a.buf, a.len, 0xda7a, a.dest, a.addr, a.key);
-    fi_recv Plain true msg.recv |f, ep, a| f(ep, a.buf, a.len, null_mut(), FI_ADDR_UNSPEC, a.context());
+    fi_inject_writedata Inject false rma.injectdata |f, ep, a| f(ep, a.buf, a.len, a.data, a.dest, a.addr, a.key);
+    fi_recv Plain true msg.recv |f, ep, a| f(ep, a.buf, a.len, null_mut(), a.src, a.context());
     fi_recvv Vector true msg.recvv
-        |f, ep, a| with_vector(a, |iov, n| f(ep, iov, null_mut(), n, FI_ADDR_UNSPEC, a.context()));
+        |f, ep, a| with_vector(a, |iov, n| f(ep, iov, null_mut(), n, a.src, a.context()));
     fi_recvmsg Message true msg.recvmsg
-        |f, ep, a| msg_of(&Args { dest: FI_ADDR_UNSPEC, ..*a }, |msg| f(ep, msg, a.flags));
+        |f, ep, a| msg_of(&Args { dest: a.src, ..*a }, |msg| f(ep, msg, a.flags));
     fi_trecv Plain true tagged.recv
-        |f, ep, a| f(ep, a.buf, a.len, null_mut(), FI_ADDR_UNSPEC, a.tag, 0, a.context());
+        |f, ep, a| f(ep, a.buf, a.len, null_mut(), a.src, a.tag, a.ignore, a.context());
     fi_trecvv Vector true tagged.recvv
-        |f, ep, a| with_vector(a, |iov, n| f(ep, iov, null_mut(), n, FI_ADDR_UNSPEC, a.tag, 0, a.context()));
+        |f, ep, a| with_vector(a, |iov, n| f(ep, iov, null_mut(), n, a.src, a.tag, a.ignore, a.context()));
     fi_trecvmsg Message true tagged.recvmsg
-        |f, ep, a| tagged_of(&Args { dest: FI_ADDR_UNSPEC, ..*a }, |msg| f(ep, msg, a.flags));
+        |f, ep, a| tagged_of(&Args { dest: a.src, ..*a }, |msg| f(ep, msg, a.flags));
 }
 
 /// The function of that name.

@@ -71,9 +71,9 @@ const ENGINE_HEADER_BYTES: usize = 128;
 /// Longest payload that goes eagerly where the receiver could copy it by address. Beyond some 7 KiB one copy and two messages
 /// are faster to and fro than two copies (half round trips: 1.30 against 1.44 µs at 6 KiB, 1.60 against 1.47 µs at 8 KiB), but where
 /// both sides send at once the two copies overlap (an exchange of 8 KiB: 2 µs less).
-const EAGER_DIRECT_BYTES: usize = 8 * 1024;
+pub const EAGER_DIRECT_BYTES: usize = 8 * 1024;
 /// The same where it could not.
-const EAGER_BYTES: usize = 16 * 1024;
+pub const EAGER_BYTES: usize = 16 * 1024;
 /// What one poll pushes, and copies by address, at most, in bytes over all links: some 25 µs each.
 const BULK_BYTES_PER_POLL: usize = 256 * 1024;
 

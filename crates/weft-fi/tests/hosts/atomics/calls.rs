@@ -35,6 +35,7 @@ pub(crate) struct Args {
     pub(crate) key: u64,
     pub(crate) flags: u64,
     pub(crate) data: u64,
+    pub(crate) context: usize,
 }
 
 impl Args {
@@ -55,6 +56,7 @@ impl Args {
             key: KEY,
             flags: FI_COMPLETION,
             data: 0xda7a,
+            context: CONTEXT,
         }
     }
 
@@ -80,7 +82,7 @@ impl Args {
             rma_iov_count: remote.len(),
             datatype: self.ty,
             op: self.op,
-            context: CONTEXT as *mut c_void,
+            context: self.context as *mut c_void,
             data: self.data,
         })
     }
@@ -90,7 +92,7 @@ impl Args {
         let Self { ty, op, count, dest, addr, key, flags, .. } = *self;
         let [buf, compare, result] = [self.buf, self.compare, self.result].map(<*mut u8>::cast::<c_void>);
         let [iov, cmpv, resv] = [self.buf, self.compare, self.result].map(|array| self.ioc(array));
-        let (desc, descs, ctx) = (null_mut::<c_void>(), null_mut::<*mut c_void>(), CONTEXT as *mut c_void);
+        let (desc, descs, ctx) = (null_mut::<c_void>(), null_mut::<*mut c_void>(), self.context as *mut c_void);
         let (iovp, cmpp, resp) = (iov.as_ptr(), cmpv.as_ptr(), resv.as_ptr().cast_mut());
         let n = iov.len();
         unsafe {

@@ -1,0 +1,58 @@
+//! The conformance suite: every operation in every form, on every path, under both progress models, at every length at
+//! which a protocol changes, in all combinations of two of everything else.
+//!
+//! [`table`] makes the cases: it lists the operations and the axes, and chooses values. [`world`] opens what a case needs (two
+//! endpoints, queues of one format, counters, regions). [`transfer`] performs a case and looks at all that it may have
+//! changed: every byte of source and target and around them, the completion entries at both ends, every counter.
+//!
+//! The full product of the axes would be some 10^13 cases. Operation × length × progress model is complete; to that the other axes
+//! are dealt so that every two values of two axes meet for every operation ([`table::deal`], the method of
+//! Cohen et al., "The AETG System", IEEE TSE 23(7), 1997). The choice is the same in every run.
+//!
+//! A case that fails tells its name; `WEFT_SUITE_CASE` set to (a part of) it has only such cases run.
+
+mod memory;
+mod table;
+mod transfer;
+mod world;
+
+use std::time::Instant;
+
+use crate::client::Lib;
+use table::{Axis, Case};
+use world::{Setup, World};
+
+/// Says which case it was when a check fails.
+struct Telling<'a>(&'a Case);
+
+impl Drop for Telling<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("failed: WEFT_SUITE_CASE={} {:?}", self.0.name(), self.0);
+        }
+    }
+}
+
+/// Transfers of every kind.
+pub(crate) fn transfers(lib: &Lib) {
+    let start = Instant::now();
+    let limits = table::Limits::of(lib);
+    let wanted = std::env::var("WEFT_SUITE_CASE").unwrap_or_default();
+    let mut cases: Vec<Case> = table::operations().iter().flat_map(|op| table::deal(op, &limits)).collect();
+    let all = cases.len();
+    cases.retain(|case| case.name().contains(&wanted));
+    let memory = memory::Memory::new(limits.longest);
+    let mut setups: Vec<Setup> = cases.iter().map(Setup::of).collect();
+    setups.sort_unstable();
+    setups.dedup();
+    for setup in setups {
+        let world = World::new(lib, setup, &memory);
+        for case in cases.iter().filter(|case| Setup::of(case) == setup) {
+            let _telling = Telling(case);
+            transfer::perform(&world, case);
+        }
+        world.close();
+    }
+    let seconds = start.elapsed().as_secs_f32();
+    println!("cases: {} of {all} transfers ({} pairs of values), {seconds:.1} s", cases.len(), Axis::pairs());
+}
