@@ -73,13 +73,17 @@ bitflags::bitflags! {
         const DISCARD = 1 << 8;
         /// The operation is tagged.
         const TAGGED = 1 << 9;
-        /// Complete when the data has reached the peer's endpoint (FI_TRANSMIT_COMPLETE).
+        /// Complete when the data has reached the peer's endpoint, whatever becomes of us (FI_TRANSMIT_COMPLETE).
         const TRANSMIT = 1 << 10;
         /// Remote events: the access was an atomic operation.
         const ATOMIC = 1 << 11;
         /// Not to be started by this call (FI_TRIGGER): for the layer above, which starts it, without this, when its time
         /// has come. `Engine::send_now` and `post_now` decline; no other call may get it.
         const TRIGGER = 1 << 12;
+        /// Remote events of an operation that has reached several regions: this one is for the endpoint, and for no region.
+        const ENDPOINT = 1 << 13;
+        /// The same: this one is for the region, and not for the endpoint.
+        const REGION = 1 << 14;
     }
 }
 
@@ -205,7 +209,8 @@ pub enum Kind {
     Read,
     /// An RMA write.
     Write,
-    /// A peer wrote into our region `ctx.user` (with `OpFlags::DATA`: and sent data along).
+    /// A peer wrote into our region `ctx.user` (with `OpFlags::DATA`: and sent data along). One for each operation, when all of it
+    /// is stored; if it reached several regions, one with `ENDPOINT` and one with `REGION` for each.
     RemoteWrite,
     /// A peer read from our region `ctx.user` (with `OpFlags::ATOMIC`: and may have changed it).
     RemoteRead,
@@ -239,6 +244,10 @@ pub enum Fault {
     /// A message arrived for a region or receive that went away meanwhile.
     #[error("the buffer at the peer went away while data was under way")]
     Revoked,
+    /// None: a message was received well. But its source is in no address vector, which the client wants to be told
+    /// (`Engine::set_source_errors`). The number is for [`crate::Peers::name`].
+    #[error("the source is in no address vector")]
+    Stranger(u32),
     /// The operation was accepted before its time, and could not be started when it had come.
     #[error("it could not be started when its time had come: {0}")]
     Refused(Error),

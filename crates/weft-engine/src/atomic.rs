@@ -16,6 +16,7 @@ use smallvec::SmallVec;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
+use crate::access::Reached;
 use crate::amo::{self, Amo, Form, LARGEST_BYTES};
 use crate::api::{Access, AtomicOp, Error, Kind, OpFlags, RmaIov};
 use crate::core::{Core, Violation};
@@ -272,8 +273,7 @@ impl<N: Nic> Engine<N> {
             body.extend(op.atomic_piece(source, op.next_part));
         }
         let next = op.remote.get(op.next_part as usize + 1);
-        let goes_on = |next: &RmaIov| next.key == remote.key && next.addr == remote.addr.wrapping_add(remote.len);
-        let more = remote.len == limit && next.is_some_and(goes_on);
+        let more = next.is_some();
         let data = (next.is_none() && op.flags.contains(OpFlags::DATA)).then_some(op.data);
         let id = Op { op: index.into(), part: op.next_part.into() };
         let request = Request::new(amo, id, remote, data, more, vc.tx_seq);
@@ -373,7 +373,7 @@ struct Asked<'a> {
     key: u64,
     addr: u64,
     data: Option<u64>,
-    /// More of the piece follows.
+    /// More of the operation follows.
     more: bool,
     /// Bytes at the target.
     len: usize,
@@ -413,9 +413,11 @@ impl Core {
         let asked = Asked::read(head, r).ok_or(Violation)?;
         let Asked { amo, id, key, len, .. } = asked;
         let need = Access { read: amo.fetches(), write: amo.changes() };
+        let parts = self.part_begins(vci, id, asked.more);
         let target = match self.regions.check(key, asked.addr, len as u64, need) {
             Ok(target) => target,
             Err(status) => {
+                self.part_failed(parts);
                 self.fin(vci, id.op.get(), status, id.part.get().into());
                 return Ok(());
             }
@@ -437,20 +439,8 @@ impl Core {
             }
             Kind::RemoteWrite
         };
-        let done = self.piece_bytes(vci, id, len);
-        if asked.more {
-            self.vcs[vci as usize].partial = (id.op.get(), done);
-        } else {
-            self.remote_access(kind, OpFlags::ATOMIC, vci, key, asked.data, done as usize);
-        }
+        self.part_done(vci, parts, &Reached { kind, family: OpFlags::ATOMIC, key, data: asked.data, len });
         Ok(())
-    }
-
-    /// How much of a piece is done with this part of it, if parts of the same operation came before it.
-    fn piece_bytes(&mut self, vci: u32, id: Op, len: usize) -> u32 {
-        let (op, before) = std::mem::take(&mut self.vcs[vci as usize].partial);
-        let before = if op == id.op.get() && id.part.get() > 0 { before } else { 0 };
-        before.saturating_add(u32::try_from(len).unwrap_or(u32::MAX))
     }
 
     // ---- at the initiator --------------------------------------------------------------------

@@ -15,14 +15,14 @@ use std::collections::VecDeque;
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
-use crate::api::{Kind, OpFlags};
+use crate::api::Kind;
 use crate::core::{Core, Violation};
 use crate::engine::Engine;
 use crate::mem::{self, Iov};
 use crate::nic::{Full, LinkError, Nic, RemoteIov, Share};
 use crate::ops::{Phase, XferKind, assist_ctx, push_ctx};
 use crate::rma::part_iov;
-use crate::vc::Haul;
+use crate::vc::{Answer, Haul};
 use crate::wire::{self, Assist, Cts, Op, Reader, Short, Status, WireIov, kind};
 
 /// Most pieces of memory for which help is asked: the message stays short.
@@ -229,10 +229,11 @@ impl Core {
     pub(crate) fn on_cts(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
         let cts: Cts = r.take().ok_or(Violation)?;
         let (index, part, len) = (cts.op.op.get(), cts.op.part.get(), cts.len.get());
+        let caps = self.vcs[vci as usize].caps;
         let op = self.op_of(vci, index)?;
         match op.kind {
             Kind::Send if op.phase == Phase::AwaitCts && len <= op.len => {
-                op.phase = Phase::Pushing(op.flags.contains(OpFlags::DELIVERY));
+                op.phase = Phase::Pushing(caps.answer_to(op.flags) != Answer::Nothing);
             }
             Kind::Write => {
                 let sent = part < op.next_part && op.pushing < op.next_part;
@@ -279,20 +280,22 @@ impl Core {
         let Some(x) = self.xfers.remove(token) else { return };
         match x.kind {
             XferKind::Recv { info, op, ack } => {
-                let src = self.vcs[x.vc as usize].addr;
-                self.complete_recv(&info, src, None);
+                self.received(&info, x.vc);
                 if ack {
                     self.fin(x.vc, op, Status::Ok, 0);
                 }
             }
-            XferKind::Write { op, key, data } => self.write_arrived(x.vc, op, key, data, x.expect),
+            XferKind::Write { .. } => self.write_arrived(x.vc, x.kind, x.expect),
             XferKind::ReadHome { op } => {
                 if let Some(mine) = self.ops.get_mut(op as usize) {
                     mine.pending = mine.pending.saturating_sub(1);
                 }
                 self.finish_op(op);
             }
-            XferKind::Serve { key, .. } => self.regions.release(key),
+            XferKind::Serve { key, parts, .. } => {
+                self.regions.release(key);
+                self.part_failed(parts);
+            }
         }
     }
 
@@ -303,21 +306,16 @@ impl Core {
         match (result, what) {
             (Ok(()), XferKind::Recv { info, op, .. }) => {
                 self.xfers.remove(token);
-                let src = self.vcs[vci as usize].addr;
-                self.complete_recv(&info, src, None);
+                self.received(&info, vci);
                 self.fin(vci, op, Status::Ok, 0);
             }
-            (Ok(()), XferKind::Write { op, key, data }) => {
+            (Ok(()), XferKind::Write { .. }) => {
                 self.xfers.remove(token);
-                self.write_arrived(vci, op, key, data, expect);
+                self.write_arrived(vci, what, expect);
             }
-            (Ok(()), XferKind::Serve { op, key, window, put }) => {
+            (Ok(()), XferKind::Serve { .. }) => {
                 self.xfers.remove(token);
-                self.remote_event(Kind::RemoteRead, vci, key, None, usize::try_from(expect).unwrap_or(usize::MAX));
-                self.regions.release(key);
-                if put {
-                    self.fin(vci, op.op.get(), Status::Ok, window);
-                }
+                self.read_served(vci, what, expect);
             }
             // Direct access was probed, yet failed: from now on the bytes travel through the device's own memory.
             (Err(LinkError::Access), XferKind::Recv { op, .. }) => {
@@ -328,8 +326,8 @@ impl Core {
                 self.vcs[vci as usize].caps.get = false;
                 self.cts(vci, op.op.get(), op.part.get(), token, expect);
             }
-            (Err(LinkError::Access), XferKind::Serve { put: true, op, key, window }) => {
-                x.kind = XferKind::Serve { op, key, window, put: false };
+            (Err(LinkError::Access), XferKind::Serve { put: true, op, key, window, parts }) => {
+                x.kind = XferKind::Serve { op, key, window, put: false, parts };
                 self.vcs[vci as usize].caps.put = false;
                 self.defer_bulk(vci, Haul::Transfer(token));
             }

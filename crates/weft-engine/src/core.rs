@@ -13,12 +13,13 @@ use rustc_hash::FxHashMap;
 use slab::Slab;
 use smallvec::SmallVec;
 
+use crate::access::Parts;
 use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Error, Fault, Kind, NoBook, OpFlags};
 use crate::matching::{Body, Matcher};
 use crate::mem::{self, IovList};
 use crate::name::{EpName, Identity};
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
-use crate::ops::{Ctx, Multi, Phase, TxOp, XferKind, Xfers};
+use crate::ops::{Ctx, Multi, Phase, RecvInfo, TxOp, Xfer, XferKind, Xfers};
 use crate::rma::Regions;
 use crate::vc::{DEFERRED_LIMIT, Deferred, Haul, PathCaps, Vc, VcState};
 use crate::wire::{self, Head, Open, PROTOCOL_VERSION, Reader, Short, kind};
@@ -79,6 +80,8 @@ pub(crate) struct Core {
     pub(crate) tagged: Matcher,
     pub(crate) untagged: Matcher,
     pub(crate) regions: Regions,
+    /// Peers' operations of several parts that have begun.
+    pub(crate) parts: Slab<Parts>,
     /// Connections with work, each once.
     pub(crate) active: Vec<u32>,
     /// Bulk data was handed to the device since the last poll.
@@ -86,6 +89,8 @@ pub(crate) struct Core {
     pub(crate) completions: Vec<Completion>,
     pub(crate) min_multi_recv: usize,
     pub(crate) remote_events: bool,
+    /// Messages of strangers are reported as such.
+    pub(crate) source_errors: bool,
 }
 
 impl Core {
@@ -106,11 +111,13 @@ impl Core {
             tagged: Matcher::default(),
             untagged: Matcher::default(),
             regions: Regions::default(),
+            parts: Slab::new(),
             active: Vec::new(),
             hauled: false,
             completions: Vec::with_capacity(64),
             min_multi_recv: 64,
             remote_events: false,
+            source_errors: false,
         }
     }
 
@@ -431,7 +438,7 @@ impl Core {
         let vc = &mut self.vcs[vci as usize];
         let name = vc.name;
         let (addr, active) = (vc.addr, vc.active);
-        let in_use = vc.link().is_some();
+        let (in_use, parts) = (vc.link().is_some(), vc.parts.take());
         *vc = Vc::new(name);
         vc.addr = addr;
         vc.active = active;
@@ -446,8 +453,11 @@ impl Core {
         }
         for token in self.xfers.tokens(|x| x.vc == vci) {
             if let Some(x) = self.xfers.remove(token) {
-                self.abandon_xfer(x.kind, fault);
+                self.abandon_xfer(&x, fault);
             }
+        }
+        if let Some(parts) = parts {
+            self.cut_parts(parts);
         }
         self.orphan_unexpected(vci, why);
         if why != LinkError::Closed && addr != ADDR_NONE {
@@ -464,10 +474,17 @@ impl Core {
         }
     }
 
-    fn abandon_xfer(&mut self, what: XferKind, fault: Fault) {
-        match what {
-            XferKind::Recv { info, .. } => self.complete_recv(&info, ADDR_NONE, Some(fault)),
-            XferKind::Write { key, .. } | XferKind::Serve { key, .. } => self.regions.release(key),
+    fn abandon_xfer(&mut self, x: &Xfer, fault: Fault) {
+        match x.kind {
+            XferKind::Recv { info, .. } => {
+                // What was pushed has come from the front; of what a device fetches nobody knows which bytes are there.
+                let stored = usize::try_from(x.placed).unwrap_or(usize::MAX).min(info.stored);
+                self.complete_recv(&RecvInfo { stored, ..info }, ADDR_NONE, Some(fault));
+            }
+            XferKind::Write { key, parts, .. } | XferKind::Serve { key, parts, .. } => {
+                self.regions.release(key);
+                self.part_failed(parts);
+            }
             XferKind::ReadHome { .. } => {}
         }
     }
@@ -654,8 +671,8 @@ impl Core {
             kind::CREDIT => self.on_credit(vci, r),
             kind::WRITE => self.on_write(vci, head.flags, r),
             kind::WRITE_RTS => self.on_write_rts(vci, head.flags, r),
-            kind::READ => self.on_read(vci, r, false),
-            kind::READ_BULK => self.on_read(vci, r, true),
+            kind::READ => self.on_read(vci, head.flags, r, false),
+            kind::READ_BULK => self.on_read(vci, head.flags, r, true),
             kind::READ_DATA => self.on_read_data(vci, r),
             kind::ASSIST => self.on_assist(vci, r),
             kind::ATOMIC => self.on_atomic(vci, head, r),

@@ -16,7 +16,7 @@ use crate::mem::Iov;
 use crate::name::EpName;
 use crate::nic::{Full, Nic};
 use crate::ops::TxOp;
-use crate::vc::{Deferred, ORDERED_RMA_BYTES, VcState};
+use crate::vc::{Deferred, ORDERED_RMA_BYTES, Vc, VcState};
 use crate::wire::{Short, kind};
 
 /// One endpoint.
@@ -25,6 +25,18 @@ pub struct Engine<N: Nic> {
     pub(crate) core: Core,
     /// Kept to reuse its allocation.
     round: Vec<u32>,
+}
+
+/// The peers of an engine, by number.
+#[derive(Clone, Copy)]
+pub struct Peers<'a>(&'a [Vc]);
+
+impl Peers<'_> {
+    /// The name of the peer that a `Fault::Stranger` tells of.
+    #[must_use]
+    pub fn name(&self, number: u32) -> Option<EpName> {
+        self.0.get(number as usize).map(|vc| vc.name)
+    }
 }
 
 /// Whether an operation has left the TX queue.
@@ -83,6 +95,17 @@ impl<N: Nic> Engine<N> {
         self.core.remote_events = on;
     }
 
+    /// Whether a message whose source is in no address vector is reported by `Fault::Stranger` (FI_SOURCE_ERR).
+    pub fn set_source_errors(&mut self, on: bool) {
+        self.core.source_errors = on;
+    }
+
+    /// The completions, and the names of the peers that they tell of.
+    #[inline]
+    pub fn outcome(&mut self) -> (&mut Vec<Completion>, Peers<'_>) {
+        (&mut self.core.completions, Peers(&self.core.vcs))
+    }
+
     /// What has completed, in order; the caller drains it after every call into the engine.
     #[inline]
     pub fn completions(&mut self) -> &mut Vec<Completion> {
@@ -92,6 +115,12 @@ impl<N: Nic> Engine<N> {
     /// How many more operations may be accepted before `Again`.
     pub fn tx_free(&self) -> usize {
         self.core.config.tx_depth.saturating_sub(self.core.ops.len())
+    }
+
+    /// How many more receives of either kind may be posted before `Again`.
+    pub fn rx_free(&self) -> usize {
+        let longest = self.core.tagged.posted.len().max(self.core.untagged.posted.len());
+        self.core.config.rx_depth.saturating_sub(longest)
     }
 
     /// How many receives are posted (tagged and untagged).
@@ -114,7 +143,7 @@ impl<N: Nic> Engine<N> {
 
     /// Whether nothing at all is under way, transfers of peers included (a leak check for tests).
     pub fn at_rest(&self) -> bool {
-        self.quiescent() && self.core.xfers.len() == 0
+        self.quiescent() && self.core.xfers.len() == 0 && self.core.parts.iter().all(|(_, parts)| parts.rest())
     }
 
     /// Says goodbye to all peers. After this only `progress` until `nic().drained()`, then drop.

@@ -7,6 +7,7 @@
 
 #![deny(unsafe_code)]
 
+mod access;
 pub mod amo;
 pub mod api;
 mod atomic;
@@ -27,7 +28,7 @@ mod rma;
 mod vc;
 mod wire;
 
-pub use engine::Engine;
+pub use engine::{Engine, Peers};
 
 /// The longest atomic operation, in bytes at the target.
 pub const MAX_ATOMIC_BYTES: usize = atomic::MAX_ATOMIC_BYTES;

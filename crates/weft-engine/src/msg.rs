@@ -18,8 +18,9 @@ use crate::engine::{Engine, Started};
 use crate::mem::{self, Iov, IovList, Owned};
 use crate::nic::Nic;
 use crate::ops::{Phase, TxOp, XferKind};
+use crate::vc::Answer;
 use crate::wire::{
-    self, F_ACK, F_DATA, F_TAGGED, Fin, LONG_ROOM, Reader, Rts, SHORT_ROOM, Short, Status, Writer, kind,
+    self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Fin, LONG_ROOM, Reader, Rts, SHORT_ROOM, Short, Status, Writer, kind,
 };
 
 /// What a message costs of the eager window beside its payload: about what its entry in the unexpected queue takes.
@@ -34,7 +35,7 @@ struct EagerHead {
 
 impl EagerHead {
     #[inline(always)]
-    fn new(flags: OpFlags, tag: u64, data: u64, ack: Option<u32>, seq: u32) -> Self {
+    fn new(flags: OpFlags, tag: u64, data: u64, ack: Option<(u32, u8)>, seq: u32) -> Self {
         let (mut bits, mut count) = (0, 1);
         let mut words = [U64::ZERO; 4];
         if flags.contains(OpFlags::TAGGED) {
@@ -47,8 +48,8 @@ impl EagerHead {
             words[count] = data.into();
             count += 1;
         }
-        if let Some(op) = ack {
-            bits |= F_ACK;
+        if let Some((op, when)) = ack {
+            bits |= when;
             words[count & 3] = u64::from(op).into();
             count += 1;
         }
@@ -90,7 +91,7 @@ impl<N: Nic> Engine<N> {
         if !vc.tx.is_empty()
             || len > vc.caps.eager_bytes as usize
             || cost > vc.tx_credit
-            || op.flags.intersects(OpFlags::DELIVERY | OpFlags::FENCE | OpFlags::TRIGGER)
+            || op.flags.intersects(vc.caps.slow_sends)
             || (op.flags.contains(OpFlags::INJECT) && len > self.core.config.inject_bytes)
         {
             return false;
@@ -116,7 +117,7 @@ impl<N: Nic> Engine<N> {
         let unwatched = op.flags.contains(OpFlags::INJECT | OpFlags::QUIET);
         // Without window it goes by rendezvous, which takes progress on both sides anyhow.
         let wants_room = vc.link().is_none() || len as u64 + EAGER_COST <= vc.tx_credit;
-        if unwatched && wants_room && !op.flags.intersects(OpFlags::DELIVERY | OpFlags::FENCE) {
+        if unwatched && wants_room && !op.flags.intersects(OpFlags::DELIVERY | OpFlags::TRANSMIT | OpFlags::FENCE) {
             return self.not_yet(vci, Kind::Send, op.ctx, op.flags);
         }
         self.enqueue_send(op, vci, len)
@@ -159,23 +160,26 @@ impl<N: Nic> Engine<N> {
         let vc = &mut self.core.vcs[op.vc as usize];
         let Some(link) = vc.link() else { return Started::Blocked };
         let cost = op.len + EAGER_COST;
-        let delivery = op.flags.contains(OpFlags::DELIVERY);
+        let ack = match vc.caps.answer_to(op.flags) {
+            Answer::Nothing => None,
+            Answer::Arrived => Some((index, F_ACK | F_ARRIVAL)),
+            Answer::Received => Some((index, F_ACK)),
+        };
         if op.len <= u64::from(vc.caps.eager_bytes) && cost <= vc.tx_credit {
-            let head = EagerHead::new(op.flags, op.tag, op.data, delivery.then_some(index), vc.tx_seq);
+            let head = EagerHead::new(op.flags, op.tag, op.data, ack, vc.tx_seq);
             if self.nic.send(link, head.bytes(), &op.iov).is_err() {
                 return Started::Blocked;
             }
             vc.tx_credit -= cost;
             op.phase = Phase::AwaitAck;
-            op.pending = u32::from(delivery);
+            op.pending = u32::from(ack.is_some());
         } else {
             let direct = vc.caps.get || vc.caps.put;
             let (mailbox_bytes, seq) = (vc.caps.mailbox_bytes as usize, vc.tx_seq);
+            let room = direct.then_some(mailbox_bytes);
             let sent = match op.iov.len() {
-                0 | 1 => {
-                    self.nic.send(link, rts_head::<SHORT_ROOM>(index, op, direct, mailbox_bytes).with_seq(seq), &[])
-                }
-                _ => self.nic.send(link, rts_head::<LONG_ROOM>(index, op, direct, mailbox_bytes).with_seq(seq), &[]),
+                0 | 1 => self.nic.send(link, rts_head::<SHORT_ROOM>(index, op, ack.is_some(), room).with_seq(seq), &[]),
+                _ => self.nic.send(link, rts_head::<LONG_ROOM>(index, op, ack.is_some(), room).with_seq(seq), &[]),
             };
             if sent.is_err() {
                 return Started::Blocked;
@@ -197,12 +201,14 @@ pub(crate) fn keep(iov: &[Iov], flags: OpFlags) -> (IovList, Option<Owned>) {
     (smallvec::smallvec![owned.iov()], Some(owned))
 }
 
-fn rts_head<const ROOM: usize>(index: u32, op: &TxOp, direct: bool, mailbox_bytes: usize) -> Writer<ROOM> {
+/// `ack`: the sender wants to hear when all is received (with that, it has arrived, too). `room`: the length of a message, if the peer
+/// may reach our memory.
+fn rts_head<const ROOM: usize>(index: u32, op: &TxOp, ack: bool, room: Option<usize>) -> Writer<ROOM> {
     let mut bits = 0;
     bits |= if op.flags.contains(OpFlags::TAGGED) { F_TAGGED } else { 0 };
     bits |= if op.flags.contains(OpFlags::DATA) { F_DATA } else { 0 };
-    bits |= if op.flags.contains(OpFlags::DELIVERY) { F_ACK } else { 0 };
-    let source = if direct { wire_iov(&op.iov, mailbox_bytes) } else { SmallVec::new() };
+    bits |= if ack { F_ACK } else { 0 };
+    let source = room.map_or_else(SmallVec::new, |mailbox_bytes| wire_iov(&op.iov, mailbox_bytes));
     let mut w = Writer::new(kind::RTS, bits);
     w.put(&Rts {
         op: index.into(),

@@ -49,6 +49,9 @@ pub struct NicCaps {
     /// No byte of a push arrives before the messages that were sent on the link before the push was started, so that a push
     /// may follow its announcement at once. Only where `ordered`.
     pub push_follows: bool,
+    /// What `send` has taken, and a push that is done, reach the peer's engine even if this process ends at once: they lie in
+    /// memory that the peer has, too. Where false, only the peer's answer proves that anything has arrived.
+    pub survives: bool,
 }
 
 /// Why a device could not take something now. There is no side effect; try again after a `poll`.

@@ -99,12 +99,12 @@ pub(crate) struct RecvInfo {
 pub(crate) enum XferKind {
     /// Into a matched receive, from the peer's send `op`, which wants a FIN if `ack`.
     Recv { info: RecvInfo, op: u32, ack: bool },
-    /// Into a region, from the peer's write.
-    Write { op: Op, key: u64, data: Option<u64> },
+    /// Into a region, from the peer's write. `parts`: which of several it is one of ([`crate::access`]).
+    Write { op: Op, key: u64, data: Option<u64>, parts: Option<u32> },
     /// Into the buffer of our own read: its operation number.
     ReadHome { op: u32 },
     /// Out of a region, for the peer's read: by put, or by push into `window`.
-    Serve { op: Op, key: u64, window: u64, put: bool },
+    Serve { op: Op, key: u64, window: u64, put: bool, parts: Option<u32> },
 }
 
 /// Bulk data on its way.

@@ -16,7 +16,7 @@ use crate::msg::EAGER_COST;
 use crate::nic::{LinkId, Nic, RemoteIov};
 use crate::ops::{Multi, RecvInfo, XferKind};
 use crate::vc::Haul;
-use crate::wire::{self, F_ACK, F_DATA, F_TAGGED, Reader, Rts, Short, Status, kind};
+use crate::wire::{self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Reader, Rts, Short, Status, kind};
 
 /// Rendezvous requests of one peer that may wait unmatched; far beyond any TX queue.
 const RENDEZVOUS_LIMIT: u32 = 1 << 17;
@@ -157,8 +157,7 @@ impl Core {
                 if !message.orphan {
                     self.return_window(vci, bytes.len());
                 }
-                let src = self.vcs[vci as usize].addr;
-                self.complete_recv(&info, src, None);
+                self.received(&info, vci);
                 if let Some(op) = ack {
                     self.ack(vci, op);
                 }
@@ -318,6 +317,15 @@ impl Core {
         (p.iov, info)
     }
 
+    /// Reports a message that has been received.
+    #[inline]
+    pub(crate) fn received(&mut self, info: &RecvInfo, vci: u32) {
+        let src = self.vcs[vci as usize].addr;
+        // That a message was cut matters more.
+        let stranger = src == ADDR_NONE && self.source_errors && info.excess == 0;
+        self.complete_recv(info, src, stranger.then_some(Fault::Stranger(vci)));
+    }
+
     /// Reports a received message, or why it was not received.
     #[inline]
     pub(crate) fn complete_recv(&mut self, info: &RecvInfo, src: Addr, fault: Option<Fault>) {
@@ -377,7 +385,11 @@ impl Core {
         let Some(key) = matcher.arrived(vc.addr, tag) else { return false };
         let Some(posted) = matcher.posted.get_mut(key) else { return false };
         let [piece] = posted.iov.as_slice() else { return false };
-        if posted.multi.is_some() || piece.len() < rest.len() || vc.rx_used + cost > self.config.window_bytes as u64 {
+        if posted.multi.is_some()
+            || piece.len() < rest.len()
+            || vc.rx_used + cost > self.config.window_bytes as u64
+            || (vc.addr == ADDR_NONE && self.source_errors)
+        {
             return false;
         }
         piece.write(rest);
@@ -407,7 +419,12 @@ impl Core {
         let tagged = flags & F_TAGGED != 0;
         let tag = if tagged { r.take::<U64>().ok_or(Violation)?.get() } else { 0 };
         let data = if flags & F_DATA != 0 { Some(r.take::<U64>().ok_or(Violation)?.get()) } else { None };
-        let ack = if flags & F_ACK != 0 { Some(r.take::<[U32; 2]>().ok_or(Violation)?[0].get()) } else { None };
+        let mut ack = if flags & F_ACK != 0 { Some(r.take::<[U32; 2]>().ok_or(Violation)?[0].get()) } else { None };
+        if flags & F_ARRIVAL != 0
+            && let Some(op) = ack.take()
+        {
+            self.ack(vci, op);
+        }
         let payload = r.rest();
         let window = self.config.window_bytes as u64;
         let vc = &mut self.vcs[vci as usize];
@@ -425,7 +442,7 @@ impl Core {
         self.return_window(vci, payload.len());
         let (iov, info) = self.claim_posted(tagged, key, tag, data, payload.len() as u64);
         mem::scatter(&iov, 0, payload);
-        self.complete_recv(&info, src, None);
+        self.received(&info, vci);
         if let Some(op) = ack {
             self.ack(vci, op);
         }
@@ -471,8 +488,7 @@ impl Core {
         ack: bool,
     ) {
         if info.stored == 0 {
-            let src = self.vcs[vci as usize].addr;
-            self.complete_recv(&info, src, None);
+            self.received(&info, vci);
             return self.fin(vci, op, Status::Ok, 0);
         }
         let want = info.stored as u64;

@@ -5,13 +5,14 @@
 //! checked against [`Regions`] (key, access, range) before a byte moves, on every access.
 //!
 //! A write is complete when the target has stored it (so delivery complete costs nothing extra), except an inject that
-//! nobody waits for. Immediate data travels with the last part, which waits until the others are stored.
+//! nobody waits for. Immediate data travels with the last part; the target tells of it when all parts are stored ([`crate::access`]).
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
-use crate::api::{Access, Completion, Context, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
+use crate::access::Reached;
+use crate::api::{Access, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
 use crate::bulk::{Announced, wire_iov};
 use crate::core::{Core, Violation};
 use crate::engine::{Engine, Started};
@@ -20,7 +21,7 @@ use crate::msg::keep;
 use crate::nic::{LinkError, Nic, RemoteIov};
 use crate::ops::{Phase, TxOp, XferKind};
 use crate::vc::{Deferred, Haul, ORDERED_RMA_BYTES};
-use crate::wire::{self, Bulk, F_DATA, Long, Op, Reader, RmaHead, Short, Status, kind};
+use crate::wire::{self, Bulk, F_DATA, F_MORE, Long, Op, Reader, RmaHead, Short, Status, kind};
 
 /// What a write and a read need of a region.
 const WRITE: Access = Access { read: false, write: true };
@@ -57,6 +58,12 @@ impl Regions {
             return Err(Status::BadRange);
         };
         Ok(mem::slice(&region.iov, offset, len))
+    }
+
+    /// The region of a key.
+    #[inline]
+    pub(crate) fn get(&self, key: u64) -> Option<&Region> {
+        self.by_key.get(&key).map(|entry| &entry.region)
     }
 
     fn hold(&mut self, key: u64) {
@@ -146,7 +153,11 @@ impl<N: Nic> Engine<N> {
             return false;
         }
         let index = if nameless { wire::NO_OP } else { u32::try_from(core.ops.vacant_key()).unwrap_or(u32::MAX) };
-        if self.nic.send(link, write_head(index, 0, op.flags, op.data, remote).with_seq(vc.tx_seq), op.iov).is_err() {
+        if self
+            .nic
+            .send(link, write_head(index, 0, part_flags(op.flags, true), op.data, remote).with_seq(vc.tx_seq), op.iov)
+            .is_err()
+        {
             return false;
         }
         vc.tx_seq = vc.tx_seq.wrapping_add(1);
@@ -236,12 +247,9 @@ impl<N: Nic> Engine<N> {
                 return Started::Sent;
             }
             let last = op.next_part + 1 == parts;
-            if last && op.flags.contains(OpFlags::DATA) && op.pending > 0 {
-                return Started::Blocked;
-            }
             let started = match op.kind {
                 Kind::Write => self.start_write(index, last),
-                Kind::Read => self.start_read(index),
+                Kind::Read => self.start_read(index, last),
                 _ => self.start_atomic(index),
             };
             if started == Started::Blocked {
@@ -265,15 +273,14 @@ impl<N: Nic> Engine<N> {
         };
         let part = op.next_part;
         let iov = part_iov(op, part, remote.len);
-        let flags = if last { op.flags } else { op.flags - OpFlags::DATA };
+        let bits = part_flags(op.flags, last);
         let sent = if remote.len <= u64::from(vc.caps.eager_bytes) {
-            self.nic.send(link, write_head(index, part, flags, op.data, remote).with_seq(vc.tx_seq), &iov)
+            self.nic.send(link, write_head(index, part, bits, op.data, remote).with_seq(vc.tx_seq), &iov)
         } else {
             let direct = vc.caps.get || vc.caps.put;
             let source = if direct { wire_iov(&iov, vc.caps.mailbox_bytes as usize) } else { SmallVec::new() };
             let follows = source.is_empty() && vc.caps.push_follows;
             let window = if follows { Announced::name(vc.announcing) } else { 0 };
-            let bits = if flags.contains(OpFlags::DATA) { F_DATA } else { 0 };
             let mut w = Long::new(kind::WRITE_RTS, bits);
             w.put(&rma_head(index, part, op.data, remote));
             put_bulk(&mut w, remote.len, window, &source);
@@ -287,16 +294,16 @@ impl<N: Nic> Engine<N> {
         if sent.is_ok() { Started::Sent } else { Started::Blocked }
     }
 
-    fn start_read(&mut self, index: u32) -> Started {
+    fn start_read(&mut self, index: u32, last: bool) -> Started {
         let Some(op) = self.core.ops.get(index as usize) else { return Started::Blocked };
         let vci = op.vc;
         let vc = &self.core.vcs[vci as usize];
         let (Some(link), Some(remote)) = (vc.link(), op.remote.get(op.next_part as usize)) else {
             return Started::Blocked;
         };
-        let (part, seq) = (op.next_part, vc.tx_seq);
+        let (part, seq, bits) = (op.next_part, vc.tx_seq, part_flags(OpFlags::empty(), last));
         if remote.len <= u64::from(vc.caps.eager_bytes) {
-            let mut w = Long::new(kind::READ, 0);
+            let mut w = Long::new(kind::READ, bits);
             w.put(&rma_head(index, part, 0, remote));
             put_bulk(&mut w, remote.len, 0, &[]);
             let sent = self.nic.send(link, w.with_seq(seq), &[]);
@@ -308,7 +315,7 @@ impl<N: Nic> Engine<N> {
         let len = remote.len;
         let head = rma_head(index, part, 0, remote);
         let token = self.core.xfers.insert(vci, XferKind::ReadHome { op: index }, iov, Vec::new(), len);
-        let mut w = Long::new(kind::READ_BULK, 0);
+        let mut w = Long::new(kind::READ_BULK, bits);
         w.put(&head);
         put_bulk(&mut w, len, token, &home);
         if self.nic.send(link, w.with_seq(seq), &[]).is_err() {
@@ -328,8 +335,17 @@ fn rma_head(index: u32, part: u32, data: u64, remote: &RmaIov) -> RmaHead {
     }
 }
 
-fn write_head(index: u32, part: u32, flags: OpFlags, data: u64, remote: &RmaIov) -> Short {
-    let bits = if flags.contains(OpFlags::DATA) { F_DATA } else { 0 };
+/// What a part says of itself: the last one brings the data, the others that more follow.
+#[inline]
+fn part_flags(flags: OpFlags, last: bool) -> u8 {
+    match last {
+        false => F_MORE,
+        true if flags.contains(OpFlags::DATA) => F_DATA,
+        true => 0,
+    }
+}
+
+fn write_head(index: u32, part: u32, bits: u8, data: u64, remote: &RmaIov) -> Short {
     let mut w = Short::new(kind::WRITE, bits);
     w.put(&rma_head(index, part, data, remote));
     w
@@ -357,16 +373,20 @@ impl Core {
         let head: RmaHead = r.take().ok_or(Violation)?;
         let payload = r.rest();
         let op = head.op.op.get();
+        let parts = self.part_begins(vci, head.op, flags & F_MORE != 0);
         match self.regions.check(head.key.get(), head.addr.get(), payload.len() as u64, WRITE) {
             Ok(iov) => {
                 mem::scatter(&iov, 0, payload);
                 let data = (flags & F_DATA != 0).then_some(head.data.get());
-                self.remote_event(Kind::RemoteWrite, vci, head.key.get(), data, payload.len());
+                self.part_done(vci, parts, &written(head.key.get(), data, payload.len()));
                 if op != wire::NO_OP {
                     self.ack(vci, op);
                 }
             }
-            Err(status) => self.fin(vci, op, status, 0),
+            Err(status) => {
+                self.part_failed(parts);
+                self.fin(vci, op, status, 0);
+            }
         }
         Ok(())
     }
@@ -382,12 +402,13 @@ impl Core {
         {
             return Err(Violation);
         }
+        let direct = vc.caps.get && !source.is_empty();
+        let parts = self.part_begins(vci, head.op, flags & F_MORE != 0);
         match self.regions.check(key, head.addr.get(), len, WRITE) {
             Ok(iov) => {
                 let data = (flags & F_DATA != 0).then_some(head.data.get());
-                let direct = vc.caps.get && !source.is_empty();
                 self.regions.hold(key);
-                let kind = XferKind::Write { op: head.op, key, data };
+                let kind = XferKind::Write { op: head.op, key, data, parts };
                 let token = self.xfers.insert(vci, kind, iov, source, len);
                 if follows {
                     self.vcs[vci as usize].announced.enter(token)?;
@@ -398,6 +419,7 @@ impl Core {
                 }
             }
             Err(status) => {
+                self.part_failed(parts);
                 if follows {
                     self.vcs[vci as usize].announced.enter(0)?;
                 }
@@ -407,26 +429,30 @@ impl Core {
         Ok(())
     }
 
-    pub(crate) fn on_read(&mut self, vci: u32, mut r: Reader<'_>, in_bulk: bool) -> Result<(), Violation> {
+    pub(crate) fn on_read(&mut self, vci: u32, flags: u8, mut r: Reader<'_>, in_bulk: bool) -> Result<(), Violation> {
         let head: RmaHead = r.take().ok_or(Violation)?;
         let (bulk, home) = take_bulk(&mut r)?;
         let (key, len, window) = (head.key.get(), bulk.len.get(), bulk.window.get());
         if !in_bulk && len.saturating_add(128) > u64::from(self.vcs[vci as usize].caps.mailbox_bytes) {
             return Err(Violation);
         }
+        let parts = self.part_begins(vci, head.op, flags & F_MORE != 0);
         match self.regions.check(key, head.addr.get(), len, READ) {
             Ok(iov) if in_bulk => {
                 let put = self.vcs[vci as usize].caps.put && !home.is_empty();
                 self.regions.hold(key);
-                let kind = XferKind::Serve { op: head.op, key, window, put };
+                let kind = XferKind::Serve { op: head.op, key, window, put, parts };
                 let token = self.xfers.insert(vci, kind, iov, home, len);
                 self.defer_bulk(vci, Haul::Transfer(token));
             }
             Ok(iov) => {
-                self.remote_event(Kind::RemoteRead, vci, key, None, mem::total_len(&iov));
+                self.part_done(vci, parts, &taken(key, mem::total_len(&iov)));
                 self.reply(vci, head.op, key, iov);
             }
-            Err(status) => self.fin(vci, head.op.op.get(), status, window),
+            Err(status) => {
+                self.part_failed(parts);
+                self.fin(vci, head.op.op.get(), status, window);
+            }
         }
         Ok(())
     }
@@ -440,38 +466,6 @@ impl Core {
         w.put(&op);
         w.gather(&iov);
         self.defer_message(vci, &w);
-    }
-
-    /// A peer has touched a region: the client may want to know.
-    pub(crate) fn remote_event(&mut self, kind: Kind, vci: u32, key: u64, data: Option<u64>, len: usize) {
-        self.remote_access(kind, OpFlags::empty(), vci, key, data, len);
-    }
-
-    /// The same, by an operation of some family.
-    pub(crate) fn remote_access(
-        &mut self,
-        kind: Kind,
-        family: OpFlags,
-        vci: u32,
-        key: u64,
-        data: Option<u64>,
-        len: usize,
-    ) {
-        let Some(entry) = self.regions.by_key.get(&key) else { return };
-        if data.is_none() && !entry.region.events && !self.remote_events {
-            return;
-        }
-        self.completions.push(Completion {
-            kind,
-            ctx: Context { ptr: 0, user: entry.region.user },
-            flags: family | if data.is_some() { OpFlags::DATA } else { OpFlags::empty() },
-            len,
-            buf: 0,
-            tag: 0,
-            data: data.unwrap_or(0),
-            src: self.vcs[vci as usize].addr,
-            fault: None,
-        });
     }
 
     /// Answers that were about to read a region which goes away are refusals instead.
@@ -491,10 +485,21 @@ impl Core {
     }
 
     /// The bytes of a long write are stored.
-    pub(crate) fn write_arrived(&mut self, vci: u32, op: Op, key: u64, data: Option<u64>, len: u64) {
-        self.remote_event(Kind::RemoteWrite, vci, key, data, usize::try_from(len).unwrap_or(usize::MAX));
+    pub(crate) fn write_arrived(&mut self, vci: u32, what: XferKind, len: u64) {
+        let XferKind::Write { op, key, data, parts } = what else { return };
+        self.part_done(vci, parts, &written(key, data, usize::try_from(len).unwrap_or(usize::MAX)));
         self.regions.release(key);
         self.ack(vci, op.op.get());
+    }
+
+    /// The bytes of a long read have been taken.
+    pub(crate) fn read_served(&mut self, vci: u32, what: XferKind, len: u64) {
+        let XferKind::Serve { op, key, window, put, parts } = what else { return };
+        self.part_done(vci, parts, &taken(key, usize::try_from(len).unwrap_or(usize::MAX)));
+        self.regions.release(key);
+        if put {
+            self.fin(vci, op.op.get(), Status::Ok, window);
+        }
     }
 
     // ---- at the initiator --------------------------------------------------------------------
@@ -514,6 +519,15 @@ impl Core {
         self.finish_op(index);
         Ok(())
     }
+}
+
+#[inline]
+fn written(key: u64, data: Option<u64>, len: usize) -> Reached {
+    Reached { kind: Kind::RemoteWrite, family: OpFlags::empty(), key, data, len }
+}
+
+fn taken(key: u64, len: usize) -> Reached {
+    Reached { kind: Kind::RemoteRead, family: OpFlags::empty(), key, data: None, len }
 }
 
 fn take_bulk(r: &mut Reader<'_>) -> Result<(Bulk, Vec<RemoteIov>), Violation> {

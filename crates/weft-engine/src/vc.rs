@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use smallvec::SmallVec;
 
-use crate::api::{ADDR_NONE, Addr};
+use crate::api::{ADDR_NONE, Addr, OpFlags};
 use crate::atomic::Results;
 use crate::bulk::Announced;
 use crate::mem::IovList;
@@ -28,6 +28,9 @@ pub(crate) const ORDERED_RMA_BYTES: usize = 128;
 
 /// Requests of one peer that may wait for an answer: far beyond any TX queue, so only an attacker gets there.
 pub(crate) const DEFERRED_LIMIT: usize = 1 << 17;
+
+/// Sends that need more than to leave.
+const SLOW_SENDS: OpFlags = OpFlags::DELIVERY.union(OpFlags::FENCE).union(OpFlags::TRIGGER);
 
 /// How far along a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +63,17 @@ pub(crate) enum Haul {
     Assist { op: u32, part: u32, share: Share, len: u64, far: Vec<RemoteIov> },
 }
 
+/// What a sender waits for beyond the leaving of its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Nothing (FI_INJECT_COMPLETE).
+    Nothing,
+    /// That the peer's engine has it (FI_TRANSMIT_COMPLETE).
+    Arrived,
+    /// That it is in the receiver's buffer, or thrown away (FI_DELIVERY_COMPLETE).
+    Received,
+}
+
 /// What a connection's device can do, as far as every message needs it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathCaps {
@@ -69,9 +83,24 @@ pub(crate) struct PathCaps {
     pub(crate) put: bool,
     pub(crate) ordered: bool,
     pub(crate) push_follows: bool,
+    /// Whether what has left is as good as arrived (FI_TRANSMIT_COMPLETE needs no answer).
+    pub(crate) survives: bool,
+    /// Sends with any of these do not take the fast path.
+    pub(crate) slow_sends: OpFlags,
 }
 
 impl PathCaps {
+    /// What the peer must say before a send of this level is complete.
+    pub(crate) fn answer_to(&self, flags: OpFlags) -> Answer {
+        if flags.contains(OpFlags::DELIVERY) {
+            Answer::Received
+        } else if flags.contains(OpFlags::TRANSMIT) && !self.survives {
+            Answer::Arrived
+        } else {
+            Answer::Nothing
+        }
+    }
+
     /// `eager` overrides the device's own switch; both leave room for the longest header.
     pub(crate) fn new(caps: &NicCaps, eager: Option<usize>) -> Self {
         let clamp = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
@@ -83,6 +112,8 @@ impl PathCaps {
             put: caps.put,
             ordered: caps.ordered,
             push_follows: caps.push_follows && caps.ordered,
+            survives: caps.survives,
+            slow_sends: if caps.survives { SLOW_SENDS } else { SLOW_SENDS.union(OpFlags::TRANSMIT) },
         }
     }
 }
@@ -128,8 +159,8 @@ pub(crate) struct Vc {
     pub(crate) bulk: VecDeque<Haul>,
     /// Operations of the peer that have ended well and must be told so.
     pub(crate) acks: Vec<u32>,
-    /// Bytes of an atomic of the peer of which more follows: its number, and how many are done.
-    pub(crate) partial: (u32, u32),
+    /// The peer's operation of which more parts follow ([`crate::access`]).
+    pub(crate) parts: Option<u32>,
     /// What the peer's atomics have fetched.
     pub(crate) results: Option<Box<Results>>,
     /// Messages that overtook others on an unordered link.
@@ -151,6 +182,8 @@ impl Vc {
                 put: false,
                 ordered: true,
                 push_follows: false,
+                survives: false,
+                slow_sends: SLOW_SENDS,
             },
             active: false,
             refused: None,
@@ -171,7 +204,7 @@ impl Vc {
             deferred: VecDeque::new(),
             bulk: VecDeque::new(),
             acks: Vec::new(),
-            partial: (0, 0),
+            parts: None,
             results: None,
             early: None,
         }

@@ -59,10 +59,14 @@ pub(crate) const F_DATA: u8 = 2;
 /// `Head::flags`: the sender wants to hear of the delivery.
 pub(crate) const F_ACK: u8 = 4;
 
+/// `Head::flags` of EAGER, with `F_ACK`: the sender wants to hear of the arrival, whether or not anybody asks for the message.
+pub(crate) const F_ARRIVAL: u8 = 32;
+
 /// `Head::flags`: what was there before is wanted.
 pub(crate) const F_FETCH: u8 = 8;
 
-/// `Head::flags`: more of this operation's piece of memory follows; the client hears of the piece when all of it is done.
+/// `Head::flags` of WRITE, WRITE_RTS, READ, READ_BULK and ATOMIC: more parts of this operation follow; the client hears of it once, when
+/// all of them are done.
 pub(crate) const F_MORE: u8 = 16;
 
 /// "No operation": a write whose success nobody waits for.

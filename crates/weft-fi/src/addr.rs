@@ -25,9 +25,10 @@ const IN_BYTES: usize = size_of::<libc::sockaddr_in>();
 const IN6_BYTES: usize = size_of::<libc::sockaddr_in6>();
 
 /// A format in which a client writes addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Format {
     /// 64 opaque bytes.
+    #[default]
     Native,
     /// `sockaddr_in` or `sockaddr_in6`, told apart by their family (FI_SOCKADDR, FI_SOCKADDR_IP): the number that
     /// the client used.

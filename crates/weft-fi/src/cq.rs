@@ -297,12 +297,10 @@ impl Cq {
             return Errno::INVAL.size();
         }
         let mut ring = self.ring.lock();
-        let failed = ring.take_failed();
-        self.len.store(ring.len(), Ordering::Relaxed);
-        drop(ring);
-        let Some((entry, failure)) = failed else { return Errno::AGAIN.size() };
+        let Some((entry, failure)) = ring.take_failed() else { return Errno::AGAIN.size() };
         // SAFETY: the client's entry, of the version that it asked for.
-        unsafe { ring::write_error(out, self.api, &entry, &failure) };
+        unsafe { ring::write_error(out, self.api, &entry, failure) };
+        self.len.store(ring.len(), Ordering::Relaxed);
         1
     }
 

@@ -59,6 +59,34 @@ pub(crate) struct Limits {
     pub(crate) rx_depth: usize,
 }
 
+/// What receives do with the source that they name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sources {
+    /// Untagged receives honour it.
+    untagged: bool,
+    /// Tagged receives do.
+    tagged: bool,
+    /// Those that honour it must name one.
+    exact: bool,
+}
+
+impl Sources {
+    /// For an endpoint with these capabilities, of which some bits have their meaning from API 2.0 on.
+    fn of(caps: u64, api: u32) -> Self {
+        let new = if api >= sys::v2::V2_0 { caps } else { 0 };
+        let exact = new & sys::v2::FI_EXACT_DIRECTED_RECV != 0;
+        let only_tagged = new & sys::v2::FI_TAGGED_DIRECTED_RECV != 0;
+        // Exactness alone is for receives of every kind.
+        let untagged = caps & sys::FI_DIRECTED_RECV != 0 || (exact && !only_tagged);
+        Self { untagged, tagged: untagged || only_tagged, exact }
+    }
+
+    #[inline]
+    const fn honoured(self, tagged: bool) -> bool {
+        if tagged { self.tagged } else { self.untagged }
+    }
+}
+
 /// A client's handle on an endpoint.
 #[repr(C)]
 pub(crate) struct Ep {
@@ -69,10 +97,8 @@ pub(crate) struct Ep {
     /// What must be fenced for the order that was promised.
     fences: Fences,
     limits: Limits,
-    /// Whether untagged receives honour their source.
-    directed: bool,
-    /// Whether tagged receives do.
-    directed_tagged: bool,
+    /// What receives do with the source that they name.
+    sources: Sources,
     /// The client's context of the endpoint, for errors of operations that have none.
     context: usize,
     /// The capabilities it was opened with.
@@ -244,7 +270,17 @@ impl Ep {
     /// Posts a receive, or peeks, claims, discards.
     #[inline(always)]
     pub(crate) fn post_recv(&self, recv: &Recv<'_>) -> isize {
+        if self.sources.exact && !self.is_exact(recv) {
+            return Errno::INVAL.size();
+        }
         self.core.submit_recv(&self.recv_op(recv))
+    }
+
+    /// Whether a receive names a source, if that is asked of it (FI_EXACT_DIRECTED_RECV).
+    #[cold]
+    pub(crate) fn is_exact(&self, recv: &Recv<'_>) -> bool {
+        let Sources { exact, .. } = self.sources;
+        !exact || recv.src != ADDR_NONE || !self.sources.honoured(recv.mode.ops.contains(OpFlags::TAGGED))
     }
 
     /// A receive as the engine takes it.
@@ -252,7 +288,6 @@ impl Ep {
     pub(crate) fn recv_op<'a>(&self, recv: &Recv<'a>) -> RecvOp<'a> {
         let mut flags = recv.mode.ops;
         let tagged = flags.contains(OpFlags::TAGGED);
-        let directed = if tagged { self.directed_tagged } else { self.directed };
         let family = if tagged { sys::FI_TAGGED } else { sys::FI_MSG };
         let mut user = User::new(sys::FI_RECV | family, recv.entry);
         if flags.contains(OpFlags::PEEK) {
@@ -262,7 +297,7 @@ impl Ep {
             flags |= OpFlags::QUIET;
         }
         RecvOp {
-            src: if directed { recv.src } else { ADDR_NONE },
+            src: if self.sources.honoured(tagged) { recv.src } else { ADDR_NONE },
             iov: recv.iov,
             tag: recv.tag,
             ignore: recv.ignore,
@@ -489,7 +524,9 @@ unsafe extern "C" fn rx_size_left(fid: *mut sys::fid_ep) -> isize {
         let ep = unsafe { object::borrow::<Ep>(fid) }?;
         let state = ep.core.state();
         let engine = state.engine.as_ref().ok_or(Errno::OPBADSTATE)?;
-        Ok(ep.limits.rx_depth.saturating_sub(engine.posted_receives()).cast_signed())
+        // Tagged and untagged receives have a queue of that depth each.
+        let left = if state.routes.rx_full() { 0 } else { engine.rx_free() };
+        Ok(left.cast_signed())
     })
 }
 
@@ -498,7 +535,9 @@ unsafe extern "C" fn tx_size_left(fid: *mut sys::fid_ep) -> isize {
         // SAFETY: an endpoint of the client.
         let ep = unsafe { object::borrow::<Ep>(fid) }?;
         let state = ep.core.state();
-        Ok(state.engine.as_ref().ok_or(Errno::OPBADSTATE)?.tx_free().cast_signed())
+        let engine = state.engine.as_ref().ok_or(Errno::OPBADSTATE)?;
+        let left = if state.routes.tx_full() { 0 } else { engine.tx_free() };
+        Ok(left.cast_signed())
     })
 }
 

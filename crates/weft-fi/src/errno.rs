@@ -120,6 +120,7 @@ impl From<Fault> for Errno {
         match fault {
             Fault::Truncated(_) => Self::TRUNC,
             Fault::Canceled => Self::CANCELED,
+            Fault::Stranger(_) => Self::ADDRNOTAVAIL,
             Fault::NoMessage => Self::NOMSG,
             Fault::Link(error) => error.into(),
             Fault::BadKey => Self::KEYREJECTED,

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 pub enum NicError {
     /// The interface that was asked for does not exist.
     #[error(
-        "no network interface is called `{name}`; there are: {available} (set FI_WEFT_IFACE to one of them, or unset it)"
+        "no network interface has the name or address `{name}`; there are: {available} (set FI_WEFT_IFACE to one of them, or unset it)"
     )]
     NoSuchInterface {
         /// What was asked for.

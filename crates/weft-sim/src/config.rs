@@ -86,6 +86,7 @@ impl FabricConfig {
                 put: true,
                 ordered: true,
                 push_follows: true,
+                survives: false,
             },
             latency_ns: 1000,
             jitter_ns: 0,
@@ -117,6 +118,7 @@ impl FabricConfig {
             put: rng.chance(500),
             ordered: rng.chance(600),
             push_follows: false,
+            survives: false,
         };
         config.latency_ns = *rng.pick(&[0, 100, 1000, 50_000]);
         config.jitter_ns = *rng.pick(&[0, 10, 1000, 20_000]);
@@ -145,6 +147,7 @@ impl FabricConfig {
         }
         config.faults = faults;
         config.caps.push_follows = config.caps.ordered && rng.chance(500);
+        config.caps.survives = rng.chance(500);
         config
     }
 }

@@ -50,7 +50,7 @@ const _: () = {
 };
 
 /// What an error entry has besides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Failure {
     /// Positive fabric errno.
     pub(crate) err: i32,
@@ -58,6 +58,8 @@ pub(crate) struct Failure {
     pub(crate) prov_errno: i32,
     /// Bytes that did not fit.
     pub(crate) olen: usize,
+    /// What `err_data` has: the address of a source that is in no address vector.
+    pub(crate) data: Vec<u8>,
 }
 
 /// The layout in which a client reads.
@@ -104,6 +106,8 @@ pub(crate) struct Ring {
     first: usize,
     len: usize,
     failures: VecDeque<Failure>,
+    /// The last that was taken: the client may look into its data until it reads again.
+    taken: Failure,
     /// A sleeper is woken once so many entries are there; `usize::MAX` when nobody sleeps.
     pub(crate) wake_at: usize,
 }
@@ -112,7 +116,7 @@ impl Ring {
     /// Room for `size` entries without further allocation.
     pub(crate) fn new(size: usize) -> Self {
         let slots = vec![Entry::default(); size.next_power_of_two()];
-        Self { slots, first: 0, len: 0, failures: VecDeque::new(), wake_at: usize::MAX }
+        Self { slots, first: 0, len: 0, failures: VecDeque::new(), taken: Failure::default(), wake_at: usize::MAX }
     }
 
     /// How many entries wait.
@@ -243,25 +247,39 @@ impl Ring {
     }
 
     /// Takes the error entry that is next, if one is.
-    pub(crate) fn take_failed(&mut self) -> Option<(Entry, Failure)> {
+    pub(crate) fn take_failed(&mut self) -> Option<(Entry, &Failure)> {
         let entry = *self.front().filter(|entry| entry.failed)?;
         self.drop_front();
         let failure = self.failures.pop_front();
         debug_assert!(failure.is_some(), "each error entry has its failure");
-        Some((entry, failure?))
+        self.taken = failure?;
+        Some((entry, &self.taken))
     }
 }
 
 /// Fills the caller's error entry, of which older API versions know only the front (fi_cq(3), "err_data_size").
 ///
 /// # Safety
-/// `out` is a writable, initialised error entry as API version `api` declares it.
+/// `out` is a writable, initialised error entry as API version `api` declares it. Without a buffer of the caller's it refers to `failure`.
 pub(crate) unsafe fn write_error(out: *mut sys::fi_cq_err_entry, api: u32, entry: &Entry, failure: &Failure) {
     // SAFETY: an error entry of every version has at least the fields in front of `err_data_size`; that field
     // is read only where the version has it.
     let has_buffer = api >= sys::version(1, 5) && unsafe { (*out).err_data_size } != 0;
-    // SAFETY: every version has `err_data`. A buffer that the caller lent stays in place.
-    let err_data = if has_buffer { unsafe { (*out).err_data } } else { std::ptr::null_mut() };
+    let data = failure.data.as_slice();
+    let (err_data, err_data_size) = if has_buffer {
+        // SAFETY: as above.
+        let room = unsafe { (*out).err_data_size };
+        // SAFETY: every version has `err_data`. A buffer that the caller lent stays in place.
+        let buffer = unsafe { (*out).err_data };
+        let fits = if buffer.is_null() { 0 } else { data.len().min(room) };
+        // SAFETY: the caller's buffer has so many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), buffer.cast(), fits) };
+        (buffer, fits)
+    } else if data.is_empty() {
+        (std::ptr::null_mut(), 0)
+    } else {
+        (data.as_ptr().cast_mut().cast(), data.len())
+    };
     let filled = sys::v2::fi_cq_err_entry_1_20 {
         base: sys::fi_cq_err_entry {
             op_context: entry.context as *mut _,
@@ -274,7 +292,7 @@ pub(crate) unsafe fn write_error(out: *mut sys::fi_cq_err_entry, api: u32, entry
             err: failure.err,
             prov_errno: failure.prov_errno,
             err_data,
-            err_data_size: 0,
+            err_data_size,
         },
         src_addr: entry.src,
     };
@@ -313,7 +331,7 @@ mod tests {
     }
 
     fn failure(err: i32) -> Failure {
-        Failure { err, prov_errno: -err, olen: 9 }
+        Failure { err, prov_errno: -err, olen: 9, data: Vec::new() }
     }
 
     /// The words that reading two entries of a format leaves in a buffer filled with a mark.
@@ -364,7 +382,7 @@ mod tests {
         // SAFETY: as above.
         assert_eq!(unsafe { ring.take(Format::Context, out, 4, none) }, Err(Nothing::Failed));
         let (failed, why) = ring.take_failed().unwrap();
-        assert_eq!((failed.context, why), (2, failure(265)));
+        assert_eq!((failed.context, why), (2, &failure(265)));
         assert!(ring.take_failed().is_none());
         // SAFETY: as above.
         assert_eq!(unsafe { ring.take(Format::Context, out, 4, none) }, Ok(1));

@@ -92,9 +92,8 @@ impl Core {
         auto: Option<Arc<AutoProgress>>,
         work: Arc<WorkQueue>,
         triggers: bool,
-        context: usize,
+        routes: Routes,
     ) -> Self {
-        let routes = Routes { context, ..Routes::default() };
         let state =
             State { engine: None, routes, sleeping: 0, external: 0, auto_sleeps: false, attend: false, stalled: false };
         Self {
@@ -133,7 +132,7 @@ impl Core {
             return Errno::AGAIN.size();
         }
         if engine.send_now(op) {
-            let fired = routes.deliver(engine.completions());
+            let fired = routes.deliver(engine);
             if routes.sent(op) || fired {
                 self.attend(state);
             }
@@ -179,14 +178,14 @@ impl Core {
             return Errno::OPBADSTATE.size();
         };
         if engine.cancel(context) {
-            *attend |= routes.deliver(engine.completions()) || *stalled;
+            *attend |= routes.deliver(engine) || *stalled;
         } else {
             drop(state);
             let Some(waiting) = self.work.cancel_operation(self, context) else { return Errno::NOENT.size() };
             state = self.state.lock();
             let State { engine: Some(engine), routes, attend, .. } = &mut *state else { return 0 };
             engine.completions().push(waiting);
-            *attend |= routes.deliver(engine.completions());
+            *attend |= routes.deliver(engine);
         }
         if state.attend {
             self.attend(state);
@@ -381,7 +380,7 @@ impl State {
             return 0;
         }
         let done = engine.progress();
-        if routes.deliver(engine.completions()) || (*stalled && done > 0) {
+        if routes.deliver(engine) || (*stalled && done > 0) {
             *attend = true;
         }
         done
@@ -490,7 +489,7 @@ fn submit(
         fired = make_room(engine, routes, stalled);
         result = start(engine);
     }
-    fired |= routes.deliver(engine.completions());
+    fired |= routes.deliver(engine);
     let value = match result {
         Ok(()) => 0,
         Err(error) => Errno::from(error).size(),
@@ -502,7 +501,7 @@ fn submit(
 #[cold]
 pub(super) fn make_room(engine: &mut Eng, routes: &Routes, stalled: bool) -> bool {
     let moved = engine.progress() > 0;
-    routes.deliver(engine.completions()) || (moved && stalled)
+    routes.deliver(engine) || (moved && stalled)
 }
 
 /// Shared ownership of a core.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use weft_engine::api::{Completion, Error, Fault};
 
 use crate::endpoint::core::{Core, State, make_room};
+use crate::endpoint::route::is_failure;
 use crate::endpoint::route::{Routes, User};
 use crate::errno::Errno;
 use crate::trigger::op::{Op, Report};
@@ -79,7 +80,7 @@ impl Core {
             Err(error) => engine.completions().push(op.ended(Fault::Refused(error))),
             Ok(()) => {}
         }
-        let _ = routes.deliver(engine.completions());
+        let _ = routes.deliver(engine);
         true
     }
 
@@ -99,7 +100,7 @@ impl Core {
             report.cancelled = true;
             true
         });
-        *attend |= routes.deliver(engine.completions()) || *stalled;
+        *attend |= routes.deliver(engine) || *stalled;
         let under_way = works.borrow().iter().any(|(_, report)| wanted(report));
         if state.attend {
             self.attend(state);
@@ -126,7 +127,7 @@ impl Routes {
     pub(super) fn finish_work(&self, number: usize, completion: &Completion) -> (bool, Verdict) {
         let report = self.works.borrow_mut().try_remove(number);
         let Some(report) = report.filter(|report| !report.cancelled) else { return (false, Verdict::Silent) };
-        let failed = completion.fault.is_some();
+        let failed = completion.fault.is_some_and(is_failure);
         let silent = report.completion.is_some() || !failed;
         let fired = match report.completion {
             // The client may close the counter as soon as it sees it raised.

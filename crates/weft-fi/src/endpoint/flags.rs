@@ -44,6 +44,8 @@ const UNSUPPORTED: u64 =
 const TX: &[(u64, OpFlags)] = &[
     (sys::FI_INJECT, OpFlags::INJECT),
     (sys::FI_DELIVERY_COMPLETE, OpFlags::DELIVERY),
+    // A delivery is into the buffer that the target's client has matched with the message, or registered.
+    (sys::FI_MATCH_COMPLETE, OpFlags::DELIVERY),
     (sys::FI_TRANSMIT_COMPLETE, OpFlags::TRANSMIT),
     (sys::FI_REMOTE_CQ_DATA, OpFlags::DATA),
     (sys::FI_FENCE, OpFlags::FENCE),
@@ -159,6 +161,7 @@ mod tests {
         assert_eq!(of(sys::FI_INJECT_COMPLETE), OpFlags::empty());
         assert_eq!(of(sys::FI_TRANSMIT_COMPLETE), OpFlags::TRANSMIT);
         assert_eq!(of(sys::FI_DELIVERY_COMPLETE | sys::FI_MORE), OpFlags::DELIVERY);
+        assert_eq!(of(sys::FI_MATCH_COMPLETE), OpFlags::DELIVERY);
         assert_eq!(
             of(sys::FI_INJECT | sys::FI_FENCE | sys::FI_REMOTE_CQ_DATA),
             OpFlags::INJECT | OpFlags::FENCE | OpFlags::DATA
@@ -167,7 +170,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_kept_is_refused() {
-        for flag in [sys::FI_COMMIT_COMPLETE, sys::FI_MATCH_COMPLETE, sys::FI_MULTICAST] {
+        assert_eq!(receive(sys::FI_MATCH_COMPLETE), Err(Errno::OPNOTSUPP));
+        for flag in [sys::FI_COMMIT_COMPLETE, sys::FI_MULTICAST] {
             assert_eq!(transmit(flag), Err(Errno::OPNOTSUPP), "{flag:#x}");
             assert_eq!(receive(flag), Err(Errno::OPNOTSUPP), "{flag:#x}");
         }

@@ -14,14 +14,17 @@ use std::sync::{Arc, Weak};
 
 use rustc_hash::FxHashMap;
 use slab::Slab;
+use weft_engine::Peers;
 use weft_engine::api::{ADDR_NONE, Completion, Context, Fault, Kind, OpFlags, SendOp};
 use weft_engine::mem;
 use weft_fi_sys as sys;
 
+use crate::addr::Format;
 use crate::cntr::Cntr;
 use crate::cq::fault;
 use crate::cq::ring::{Entry, Failure};
 use crate::cq::{Appender, Cq};
+use crate::endpoint::core::Eng;
 use crate::endpoint::deferred::Verdict;
 use crate::errno::Errno;
 use crate::object::Hold;
@@ -217,6 +220,8 @@ pub(crate) struct Routes {
     pub(crate) regions: FxHashMap<u64, RegionCounters>,
     /// Counters of regions that drive this endpoint, also of regions that have gone since.
     pub(crate) drivers: Vec<Weak<Cntr>>,
+    /// In which format the client writes addresses.
+    pub(crate) format: Format,
     /// Context of errors that belong to no operation: the endpoint's.
     pub(crate) context: usize,
     /// The progress thread is at work here: it enters queues by its own right.
@@ -270,11 +275,11 @@ impl Routes {
         }
     }
 
-    /// Hands completions to queues and counters, and empties the list. True: programs can go on ([`Cntr::add`]).
+    /// Hands the engine's completions to queues and counters, and empties its list. True: programs can go on ([`Cntr::add`]).
     #[inline]
     #[must_use]
-    pub(crate) fn deliver(&self, completions: &mut Vec<Completion>) -> bool {
-        !completions.is_empty() && self.deliver_some(completions)
+    pub(crate) fn deliver(&self, engine: &mut Eng) -> bool {
+        !engine.completions().is_empty() && self.deliver_some(engine)
     }
 
     /// A send was complete when the call returned. True: programs can go on.
@@ -341,7 +346,8 @@ impl Routes {
         done
     }
 
-    fn deliver_some(&self, completions: &mut Vec<Completion>) -> bool {
+    fn deliver_some(&self, engine: &mut Eng) -> bool {
+        let (completions, peers) = engine.outcome();
         let mut fired = false;
         let done = self.deliver_run(completions);
         // The queue that the last entry went to stays locked for the next one.
@@ -358,7 +364,12 @@ impl Routes {
                 }
                 // Here the word is not one of ours but the region's key.
                 Kind::RemoteWrite | Kind::RemoteRead => {
-                    fired |= self.count_remote(completion);
+                    if !completion.flags.contains(OpFlags::ENDPOINT) {
+                        fired |= self.count_remote(completion);
+                    }
+                    if completion.flags.contains(OpFlags::REGION) {
+                        continue;
+                    }
                     (&self.rx, completion.flags.contains(OpFlags::DATA), true)
                 }
             };
@@ -372,9 +383,10 @@ impl Routes {
                 }
             }
             if counted && let Some(cntr) = &self.counters[Class::of(completion.kind) as usize] {
-                fired |= cntr.record(completion.len, completion.fault.is_some());
+                fired |= cntr.record(completion.len, completion.fault.is_some_and(is_failure));
             }
-            let Some(cq) = cq.as_deref().filter(|_| wanted || completion.fault.is_some()) else { continue };
+            let wanted = wanted || completion.fault.is_some_and(is_failure);
+            let Some(cq) = cq.as_deref().filter(|_| wanted) else { continue };
             let appender = match &mut open {
                 Some(appender) if appender.is_for(cq) => appender,
                 other => {
@@ -384,7 +396,7 @@ impl Routes {
             };
             match completion.fault {
                 None => appender.push(self.entry(completion)),
-                Some(fault) => appender.push_failed(self.entry(completion), failure(fault)),
+                Some(fault) => appender.push_failed(self.entry(completion), self.failure(fault, peers)),
             }
         }
         completions.clear();
@@ -417,6 +429,16 @@ impl Routes {
         }
     }
 
+    /// What an error entry says about a fault.
+    #[cold]
+    fn failure(&self, fault: Fault, peers: Peers<'_>) -> Failure {
+        let olen = if let Fault::Truncated(bytes) = fault { bytes } else { 0 };
+        let source = if let Fault::Stranger(number) = fault { peers.name(number) } else { None };
+        // Nothing, if the address cannot be written in the client's format.
+        let data = source.and_then(|name| self.format.encode(&name).ok()).unwrap_or_default();
+        Failure { err: Errno::from(fault).get(), prov_errno: fault::number(fault), olen, data }
+    }
+
     #[inline(always)]
     fn received(completion: &Completion, context: usize, flags: u64) -> Entry {
         let data = completion.flags.contains(OpFlags::DATA);
@@ -434,16 +456,14 @@ impl Routes {
     }
 }
 
+/// Whether the operation has failed: all but a message of a stranger, which has been received well.
+pub(super) const fn is_failure(fault: Fault) -> bool {
+    !matches!(fault, Fault::Stranger(_))
+}
+
 /// Which family of operations a peer has reached us by.
 const fn remote_family(completion: &Completion) -> u64 {
     if completion.flags.contains(OpFlags::ATOMIC) { sys::FI_ATOMIC } else { sys::FI_RMA }
 }
 
 const _: () = assert!(ADDR_NONE == sys::FI_ADDR_NOTAVAIL);
-
-/// What an error entry says about a fault.
-#[cold]
-fn failure(fault: Fault) -> Failure {
-    let olen = if let Fault::Truncated(bytes) = fault { bytes } else { 0 };
-    Failure { err: Errno::from(fault).get(), prov_errno: fault::number(fault), olen }
-}

@@ -25,8 +25,8 @@ use crate::cq::Cq;
 use crate::domain::Domain;
 use crate::endpoint::core::Core;
 use crate::endpoint::flags::Defaults;
-use crate::endpoint::route::Class;
-use crate::endpoint::{Ep, Limits, head_of};
+use crate::endpoint::route::{Class, Routes};
+use crate::endpoint::{Ep, Limits, Sources, head_of};
 use crate::eq::Eq;
 use crate::errno::Errno;
 use crate::info::hints::Hints;
@@ -93,14 +93,13 @@ pub(super) fn open(domain: Hold<Domain>, info: &Hints, context: *mut c_void) -> 
     let format = Format::from_raw(info.addr_format).ok_or(Errno::INVAL)?;
     let local = info.src.as_deref().map(|bytes| decode_local(format, bytes)).transpose()?;
     let caps = info.caps;
-    let directed = caps & sys::FI_DIRECTED_RECV != 0;
-    let tagged_bit = caps & sys::v2::FI_TAGGED_DIRECTED_RECV != 0 && domain.api_version() >= sys::v2::V2_0;
+    let sources = Sources::of(caps, domain.api_version());
     let auto = domain.auto_progress().cloned();
     let triggers = caps & domain.caps() & sys::FI_TRIGGER != 0;
+    let routes = Routes { format, context: context.addr(), ..Routes::default() };
     // SAFETY: what the client promised for its domain, passed on.
-    let core = unsafe {
-        Core::new(domain.callers(), domain.meter(), auto, Arc::clone(domain.work()), triggers, context.addr())
-    };
+    let core =
+        unsafe { Core::new(domain.callers(), domain.meter(), auto, Arc::clone(domain.work()), triggers, routes) };
     Ok(Arc::new(Ep {
         head: Head::new(head_of(caps, context)),
         core: Arc::new(core),
@@ -108,8 +107,7 @@ pub(super) fn open(domain: Hold<Domain>, info: &Hints, context: *mut c_void) -> 
         rx: Defaults::receive(info.rx.map_or(0, |attr| attr.op_flags))?,
         fences: Fences::of(info.tx.map_or(0, |attr| attr.msg_order)),
         limits: limits_of(domain.params(), info)?,
-        directed,
-        directed_tagged: directed || tagged_bit,
+        sources,
         context: context.addr(),
         caps,
         setup: Mutex::new(Setup {
@@ -308,6 +306,7 @@ impl Ep {
         let mut engine = Engine::new(self.engine_config(), devices);
         engine.set_min_multi_recv(setup.min_multi_recv);
         engine.set_remote_events(routes.counts_remote());
+        engine.set_source_errors(self.caps & sys::FI_SOURCE_ERR != 0);
         state.install(engine, av.book());
         drop(state);
         av.attach(&self.core);
@@ -401,8 +400,7 @@ impl Ep {
             rx: Defaults::receive(self.rx.word())?,
             fences: self.fences,
             limits: self.limits,
-            directed: self.directed,
-            directed_tagged: self.directed_tagged,
+            sources: self.sources,
             context: self.context,
             caps: self.caps,
             setup: Mutex::new(Setup { av: None, eq: None, ..*setup }),

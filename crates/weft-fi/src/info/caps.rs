@@ -15,13 +15,15 @@ const RMA_MODIFIERS: u64 = sys::FI_READ | sys::FI_WRITE | sys::FI_REMOTE_READ | 
 /// Extras that cost nothing: granted unasked.
 const FREE: u64 = sys::FI_MULTI_RECV | sys::FI_SOURCE | sys::FI_FENCE | sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;
 /// Extras that cost something: every remote access raises an event; an endpoint may be entered by any thread that raises a
-/// counter.
-const PAID: u64 = sys::FI_RMA_EVENT | sys::FI_TRIGGER;
+/// counter; what strangers send is an error.
+const PAID: u64 = sys::FI_RMA_EVENT | sys::FI_TRIGGER | sys::FI_SOURCE_ERR;
 
 /// From API 2.0 on, tagged receives may be directed on their own, which FI_DIRECTED_RECV covers.
 const PRIMARY_2_0: u64 = v2::FI_TAGGED_DIRECTED_RECV;
-/// From API 2.0 on: the client promises to name every source. Nothing to grant, nothing to do.
-const PROMISES_2_0: u64 = v2::FI_EXACT_DIRECTED_RECV;
+/// From API 2.0 on: receives must name their source. Granted only when asked for, alone (then they are directed) or besides.
+const EXACT_2_0: u64 = v2::FI_EXACT_DIRECTED_RECV;
+/// From API 2.0 on: multi-receives of tagged messages.
+const FREE_2_0: u64 = v2::FI_TAGGED_MULTI_RECV;
 
 /// What matters to a transmit context.
 const TX: u64 = sys::FI_MSG
@@ -44,7 +46,10 @@ const RX: u64 = sys::FI_MSG
     | sys::FI_MULTI_RECV
     | sys::FI_DIRECTED_RECV
     | v2::FI_TAGGED_DIRECTED_RECV
+    | v2::FI_EXACT_DIRECTED_RECV
+    | v2::FI_TAGGED_MULTI_RECV
     | sys::FI_SOURCE
+    | sys::FI_SOURCE_ERR
     | sys::FI_RMA_EVENT
     | sys::FI_TRIGGER;
 
@@ -54,13 +59,13 @@ pub(crate) const DOMAIN: u64 = sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;
 /// Everything that a client of this API version may ask for. Bits 44 to 48 mean something else before 2.0, nothing
 /// that weft has.
 pub(crate) const fn offered(api: u32) -> u64 {
-    let new = if api >= v2::V2_0 { PRIMARY_2_0 | PROMISES_2_0 } else { 0 };
+    let new = if api >= v2::V2_0 { PRIMARY_2_0 | EXACT_2_0 | FREE_2_0 } else { 0 };
     PRIMARY | MESSAGE_MODIFIERS | RMA_MODIFIERS | FREE | PAID | new
 }
 
 /// What a client gets that asks for nothing in particular.
 const fn full(api: u32) -> u64 {
-    offered(api) & !PROMISES_2_0
+    offered(api) & !(EXACT_2_0 | sys::FI_SOURCE_ERR)
 }
 
 /// What is granted for `wanted`, or the rejection.
@@ -84,10 +89,16 @@ pub(crate) fn grant(api: u32, wanted: u64) -> Result<u64, Errno> {
     let granted = base
         | modifiers(messages, wanted & MESSAGE_MODIFIERS, MESSAGE_MODIFIERS)
         | modifiers(rma, wanted & RMA_MODIFIERS, RMA_MODIFIERS)
-        | wanted & (PAID | PROMISES_2_0)
-        | FREE;
+        | wanted & (PAID | EXACT_2_0)
+        | FREE
+        | offered(api) & FREE_2_0;
     let receives = granted & sys::FI_RECV != 0;
-    Ok(if receives { granted } else { granted & !sys::FI_MULTI_RECV })
+    let mut without = if receives { 0 } else { sys::FI_MULTI_RECV };
+    // Before 2.0 the bit means something else, which nobody has been granted.
+    if !receives || granted & sys::FI_TAGGED == 0 {
+        without |= FREE_2_0;
+    }
+    Ok(granted & !without)
 }
 
 /// No modifier means all of them, if the capability that they modify is there at all.
@@ -118,10 +129,10 @@ mod tests {
 
     #[test]
     fn nothing_asked_gives_everything() {
-        assert_eq!(grant(V1_5, 0).unwrap(), offered(V1_5));
+        assert_eq!(grant(V1_5, 0).unwrap(), offered(V1_5) & !sys::FI_SOURCE_ERR, "errors only for those who ask");
         let new = grant(v2::V2_0, 0).unwrap();
         assert_ne!(new & v2::FI_TAGGED_DIRECTED_RECV, 0);
-        assert_eq!(new & v2::FI_EXACT_DIRECTED_RECV, 0, "a promise is not ours to give");
+        assert_eq!(new & v2::FI_EXACT_DIRECTED_RECV, 0, "nobody is held to what he did not ask for");
     }
 
     #[test]
@@ -152,7 +163,7 @@ mod tests {
     #[test]
     fn bits_that_changed_their_meaning() {
         let v1_20 = sys::version(1, 20);
-        for bit in [v2::FI_TAGGED_DIRECTED_RECV, v2::FI_EXACT_DIRECTED_RECV] {
+        for bit in [v2::FI_TAGGED_DIRECTED_RECV, v2::FI_TAGGED_MULTI_RECV, v2::FI_EXACT_DIRECTED_RECV] {
             assert_eq!(grant(v1_20, sys::FI_TAGGED | bit), Err(Errno::NODATA));
             assert_ne!(grant(v2::V2_0, sys::FI_TAGGED | bit).unwrap() & bit, 0);
         }

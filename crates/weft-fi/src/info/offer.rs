@@ -35,14 +35,14 @@ const TAG_GENERIC: u64 = 0xaaaa_aaaa_aaaa_aaaa;
 /// API version from which mr_mode is a set of bits.
 const V1_5: u32 = sys::version(1, 5);
 
-/// Completion levels and behaviours that may be defaults of a transmit context. FI_MATCH_COMPLETE and
-/// FI_COMMIT_COMPLETE are not among them: the first would say more than a delivery says, and there is no persistent
-/// memory for the second.
+/// Completion levels and behaviours that may be defaults of a transmit context. FI_COMMIT_COMPLETE is not among them: there is no
+/// persistent memory.
 const TX_OP_FLAGS: u64 = sys::FI_COMPLETION
     | sys::FI_INJECT
     | sys::FI_INJECT_COMPLETE
     | sys::FI_TRANSMIT_COMPLETE
     | sys::FI_DELIVERY_COMPLETE
+    | sys::FI_MATCH_COMPLETE
     | sys::FI_REMOTE_CQ_DATA
     | sys::FI_FENCE
     | sys::FI_MORE;
@@ -447,12 +447,15 @@ mod tests {
             let tx = sys::fi_tx_attr { op_flags: flags, ..Offer::select(V1_20, None, &Params::default()).unwrap().tx };
             select(V1_20, &Hints { tx: Some(tx), ..Hints::default() }).map(|offer| offer.tx.op_flags)
         };
-        for good in [sys::FI_INJECT_COMPLETE, sys::FI_TRANSMIT_COMPLETE, sys::FI_DELIVERY_COMPLETE | sys::FI_COMPLETION]
-        {
+        for good in [
+            sys::FI_INJECT_COMPLETE,
+            sys::FI_TRANSMIT_COMPLETE,
+            sys::FI_DELIVERY_COMPLETE | sys::FI_COMPLETION,
+            sys::FI_MATCH_COMPLETE,
+        ] {
             assert_eq!(flags(good), Ok(good));
         }
         assert_eq!(flags(sys::FI_COMMIT_COMPLETE), Err(Errno::NODATA));
-        assert_eq!(flags(sys::FI_MATCH_COMPLETE), Err(Errno::NODATA));
     }
 
     #[test]

@@ -169,7 +169,6 @@ pub(crate) fn rejections(lib: &Lib) {
     refused("device memory", &|hints| hints.get().caps |= FI_HMEM);
     refused("multicast", &|hints| hints.get().caps |= FI_MULTICAST);
     refused("commit complete", &|hints| hints.tx().op_flags = FI_COMMIT_COMPLETE);
-    refused("match complete", &|hints| hints.tx().op_flags = FI_MATCH_COMPLETE);
     refused("strict completion order", &|hints| hints.tx().comp_order = FI_ORDER_STRICT);
     refused("long keys", &|hints| hints.domain().mr_key_size = 16);
     refused("long data", &|hints| hints.domain().cq_data_size = 9);

@@ -19,12 +19,15 @@
 
 mod access;
 mod addresses;
+mod asleep;
 mod atomics;
+mod barrier;
 mod client;
 mod closing;
 mod data;
 mod death;
 mod getinfo;
+mod levels;
 mod limits;
 mod misuse;
 mod objects;
@@ -33,6 +36,7 @@ mod queues;
 mod regions;
 mod rig;
 mod side;
+mod sources;
 mod states;
 mod suite;
 mod triggers;
@@ -61,6 +65,8 @@ type Env = &'static [(&'static str, &'static str)];
 const SHM: Env = &[("FI_WEFT_CLOSE_TIMEOUT_MS", "40"), ("FI_WEFT_CONNECT_RETRY_MS", "50")];
 const SHM_PUSH: Env = &[SHM[0], SHM[1], ("FI_WEFT_CMA", "0")];
 const TCP: Env = &[SHM[0], SHM[1], ("FI_WEFT_SHM", "0")];
+
+const WRONG: Env = &[("FI_WEFT_IFACE", "192.0.2.1"), ("FI_WEFT_SHM", "0"), ("FI_LOG_LEVEL", "warn")];
 
 const GROUPS: &[Group] = &[
     Group { name: "getinfo_defaults", run: getinfo::defaults, env: &[] },
@@ -103,6 +109,18 @@ const GROUPS: &[Group] = &[
     Group { name: "triggers_tcp", run: triggers::all, env: TCP },
     Group { name: "works_shm", run: works::all, env: SHM },
     Group { name: "works_tcp", run: works::all, env: TCP },
+    Group { name: "levels_shm", run: levels::all, env: SHM },
+    Group { name: "levels_push", run: levels::all, env: SHM_PUSH },
+    Group { name: "levels_tcp", run: levels::all, env: TCP },
+    Group { name: "sources_shm", run: sources::all, env: SHM },
+    Group { name: "sources_push", run: sources::all, env: SHM_PUSH },
+    Group { name: "sources_tcp", run: sources::all, env: TCP },
+    Group { name: "asleep_shm", run: asleep::all, env: SHM },
+    Group { name: "asleep_push", run: asleep::all, env: SHM_PUSH },
+    Group { name: "asleep_tcp", run: asleep::all, env: TCP },
+    Group { name: "barrier_shm", run: barrier::all, env: SHM },
+    Group { name: "barrier_tcp", run: barrier::all, env: TCP },
+    Group { name: "wrong_interface", run: states::wrong_interface, env: WRONG },
 ];
 
 /// The libraries to test with.
@@ -185,6 +203,12 @@ fn run(name: &str) {
         for (_, count) in all.lines().filter_map(|line| line.split_once("cases: ")) {
             println!("{name} in {}: {count}", host.display());
         }
+        if name == "wrong_interface" {
+            // The user, who alone can help, is told what is wrong and what there is.
+            for part in ["192.0.2.1", "FI_WEFT_IFACE", "lo (127.0.0.1"] {
+                assert!(all.contains(part), "no {part:?} in {}:\n{all}", host.display());
+            }
+        }
         if name == "getinfo_log" {
             // What was wanted and what is offered, by the host's own logger.
             for part in ["weft", "domain_attr->mr_key_size: wanted 16, offered 8"] {
@@ -220,6 +244,8 @@ groups! {
     closing_shm closing_push closing_tcp death_shm death_push death_tcp
     suite_shm suite_push suite_tcp
     triggers_shm triggers_tcp works_shm works_tcp
+    levels_shm levels_push levels_tcp sources_shm sources_push sources_tcp
+    asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp wrong_interface
 }
 
 /// Runs one group in one host, as the environment says. Only [`run`] calls this.
@@ -236,7 +262,7 @@ fn child() {
     } else {
         let group = GROUPS.iter().find(|group| group.name == name).unwrap();
         let lib = client::Lib::load(Path::new(&host));
-        if name.starts_with("getinfo") || name == "objects_left_open" {
+        if name.starts_with("getinfo") || matches!(name.as_str(), "objects_left_open" | "wrong_interface") {
             (group.run)(&lib);
         } else {
             leaving_nothing(&lib, group.run);

@@ -379,7 +379,9 @@ fn flags(lib: &Lib) {
     for call in CALLS.iter().filter(|call| call.form == Form::Message) {
         let args = Args::new(buf, to_b);
         let run = |flags| unsafe { (call.run)(a.ep, &Args { flags, ..args }) };
-        for flag in [FI_MATCH_COMPLETE, FI_COMMIT_COMPLETE, FI_MULTICAST] {
+        // A receive is matched, or it is not complete.
+        let level = if call.recv { FI_MATCH_COMPLETE } else { FI_COMMIT_COMPLETE };
+        for flag in [level, FI_COMMIT_COMPLETE, FI_MULTICAST] {
             assert_eq!(run(flag), err(FI_EOPNOTSUPP), "{} with {flag:#x}", call.name);
         }
         let foreign = if call.recv {

@@ -357,12 +357,7 @@ impl<'a> Side<'a> {
 
     /// `fi_getname`.
     pub(crate) fn name(&self) -> Vec<u8> {
-        let mut name = vec![0_u8; 64];
-        let mut len = name.len();
-        let getname = unsafe { (*(*self.ep).cm).getname.unwrap() };
-        assert_eq!(unsafe { getname(self.ep.cast(), name.as_mut_ptr().cast(), &mut len) }, 0);
-        name.truncate(len);
-        name
+        name_of(self.ep)
     }
 
     /// `fi_av_insert` of one address, which must succeed.
@@ -512,6 +507,16 @@ impl Drop for Side<'_> {
         assert_eq!(close(self.cq), 0, "fi_close(cq)");
         assert_eq!(close(self.av), 0, "fi_close(av)");
     }
+}
+
+/// `fi_getname` of an endpoint.
+pub(crate) fn name_of(ep: *mut fid_ep) -> Vec<u8> {
+    let mut name = vec![0_u8; 64];
+    let mut len = name.len();
+    let getname = unsafe { (*(*ep).cm).getname.unwrap() };
+    assert_eq!(unsafe { getname(ep.cast(), name.as_mut_ptr().cast(), &mut len) }, 0);
+    name.truncate(len);
+    name
 }
 
 /// Two endpoints that know each other, and their numbers for the other.

@@ -188,3 +188,11 @@ fn aliases(lib: &Lib) {
     }
     side.close_ep();
 }
+
+/// FI_WEFT_IFACE names an address that this host does not have.
+pub(crate) fn wrong_interface(lib: &Lib) {
+    let side = Side::unbound(lib, 0, |_| ());
+    assert_eq!(bind(side.ep, side.av, 0), 0);
+    assert_eq!(bind(side.ep, side.cq, FI_TRANSMIT | FI_RECV), 0);
+    assert_eq!(side.enable(), -FI_ENODEV);
+}

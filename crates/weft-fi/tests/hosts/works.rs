@@ -403,7 +403,7 @@ fn bad_requests(lib: &Lib) {
     for flags in [FI_PEEK, FI_PEEK | FI_CLAIM, FI_CLAIM, FI_MULTI_RECV] {
         refused(&mut with(flags), Work::Recv(buf), FI_ENOSYS);
     }
-    refused(&mut with(FI_MATCH_COMPLETE), Work::Send(buf, to_b), FI_EOPNOTSUPP);
+    refused(&mut with(FI_COMMIT_COMPLETE), Work::Send(buf, to_b), FI_EOPNOTSUPP);
     refused(&mut new(), Work::Send(buf, to_b + 1000), FI_EINVAL);
     refused(&mut new(), Work::Write(buf, to_b, place(&[0; 63], 1)), FI_EINVAL);
     // Types that there are not, structures that are not there.

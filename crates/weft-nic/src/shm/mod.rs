@@ -221,6 +221,8 @@ impl Shm {
             put: direct,
             ordered: true,
             push_follows: true,
+            // It is in the ring, which the peer drains before it takes our end for an end.
+            survives: true,
         }
     }
 

@@ -356,6 +356,8 @@ impl Tcp {
             put: false,
             ordered: true,
             push_follows: true,
+            // It may still be in a buffer of ours or of this system's.
+            survives: false,
         }
     }
 

@@ -165,7 +165,7 @@ impl Oracle {
             "the wrong region of a remote event"
         } else if src != Some(atomic.rank) {
             "the wrong source of a remote event"
-        } else if atomic.pieces == 1 && c.len != atomic.len {
+        } else if c.len != atomic.len {
             "the wrong length of a remote event"
         } else {
             ""
@@ -178,13 +178,10 @@ impl Oracle {
         }
     }
 
-    /// How many remote events an operation makes: at least, and at most (pieces that adjoin may count as one).
-    pub(super) fn atomic_events(atomic: &AtomicRecord) -> ((usize, u64, bool), usize, usize) {
+    /// How many remote events an operation makes, and where.
+    pub(super) fn atomic_events(atomic: &AtomicRecord) -> ((usize, u64, bool), usize) {
         let key = (atomic.target, atomic.region, atomic.remote_kind() == Kind::RemoteWrite);
-        if !atomic.succeeded() || !(atomic.reported || atomic.data.is_some()) {
-            return (key, 0, 0);
-        }
-        (key, 1, if atomic.reported { atomic.pieces } else { 1 })
+        (key, usize::from(atomic.succeeded() && (atomic.reported || atomic.data.is_some())))
     }
 
     /// What must stand in the regions at the end, and what must have been fetched on the way.

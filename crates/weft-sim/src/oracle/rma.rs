@@ -90,7 +90,6 @@ impl Oracle {
             self.complain(format!("rank {rank}: a remote write's data that nobody sent: {c:?}"));
             return;
         };
-        let single = rma.remote.len() == 1;
         let problem = if c.kind != Kind::RemoteWrite || rma.kind != Kind::Write {
             "a remote read with data"
         } else if rma.must_fail.is_some() {
@@ -101,7 +100,7 @@ impl Oracle {
             "the wrong region of a remote write"
         } else if src != Some(rma.rank) {
             "the wrong source of a remote write"
-        } else if single && c.len != rma.len {
+        } else if c.len != rma.len {
             "the wrong length of a remote write"
         } else if !stored(op, &rma) {
             "data of a remote write before its bytes"
@@ -116,38 +115,35 @@ impl Oracle {
         }
     }
 
-    /// Regions that report every access must have reported each: at least once per operation, at most once per piece.
+    /// Regions that report every access must have reported each operation once, however many pieces it had.
     fn judge_events(&self, lives: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
         let mut expected = BTreeMap::new();
         let mut unsure = BTreeSet::new();
         for record in &self.ops {
             if let Record::Atomic(atomic) = record {
-                let (key, low, high) = Self::atomic_events(atomic);
-                let range = expected.entry(key).or_insert((0, 0));
-                *range = (range.0 + low, range.1 + high);
+                let (key, count) = Self::atomic_events(atomic);
+                *expected.entry(key).or_insert(0) += count;
                 if !lives(atomic.rank) || self.may_fail(atomic.rank, atomic.target) {
                     unsure.insert(key);
                 }
             }
             let Record::Rma(rma) = record else { continue };
             let key = (rma.target, rma.region, rma.kind == Kind::Write);
-            let (low, high) = expected.entry(key).or_insert((0, 0));
             let reported = rma.reported || rma.data.is_some();
             if rma.end.is_none_or(|end| end.is_ok()) && rma.must_fail.is_none() && reported {
-                *low += 1;
-                *high += if rma.reported { rma.remote.len() } else { 1 };
+                *expected.entry(key).or_insert(0) += 1;
             }
             if !lives(rma.rank) || self.may_fail(rma.rank, rma.target) {
                 unsure.insert(key);
             }
         }
         for key in self.events.keys() {
-            expected.entry(*key).or_insert((0, 0));
+            expected.entry(*key).or_insert(0);
         }
-        for (key, (low, high)) in expected {
+        for (key, count) in expected {
             let seen = self.events.get(&key).copied().unwrap_or(0);
-            if lives(key.0) && !unsure.contains(&key) && !(low..=high).contains(&seen) {
-                out.push(format!("region {} of rank {}: {seen} remote events, not {low} to {high}", key.1, key.0));
+            if lives(key.0) && !unsure.contains(&key) && seen != count {
+                out.push(format!("region {} of rank {}: {seen} remote events, not {count}", key.1, key.0));
             }
         }
     }

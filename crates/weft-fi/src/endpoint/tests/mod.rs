@@ -103,7 +103,7 @@ fn selective_completion_reports_what_is_asked_for() {
     assert_eq!((sent.op_context as usize, received.op_context as usize), (9, 4));
     assert_eq!((&buffer[..5], &second[..4]), (&b"quiet"[..], &b"loud"[..]));
     nothing(&a, &b);
-    assert_eq!(unsafe { sendmsg(a.ep, &raw const msg, sys::FI_MATCH_COMPLETE) }, -95);
+    assert_eq!(unsafe { sendmsg(a.ep, &raw const msg, sys::FI_COMMIT_COMPLETE) }, -95);
     msg.iov_count = 9;
     assert_eq!(unsafe { sendmsg(a.ep, &raw const msg, 0) }, -22, "more pieces than the limit");
 }

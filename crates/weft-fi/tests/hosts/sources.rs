@@ -1,0 +1,285 @@
+//! Who a message is from: directed receives that must name their source, errors for strangers, multi-receives of tagged messages, and
+//! what is left of a receive whose sender went away.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+use weft_fi_sys::v2::{self, fi_cq_err_entry_1_20};
+use weft_fi_sys::*;
+
+use crate::client::{Info, Lib};
+use crate::side::{
+    Args, Outcome, Side, acquaint, by_itself, err, fabric_err, long_bytes, memory, pattern, scenes, until, works,
+};
+use crate::side::{Watched, pair};
+
+pub(crate) fn all(lib: &Lib) {
+    scenes(
+        lib,
+        &[
+            ("capabilities", capabilities),
+            ("exact", exact),
+            ("strangers", strangers),
+            ("strangers_uncounted", strangers_uncounted),
+            ("tagged_multi", tagged_multi),
+            ("cut", cut),
+        ],
+    );
+}
+
+/// What only hosts of 2.0 and later can ask for.
+fn new_bits(lib: &Lib) -> bool {
+    lib.newest() >= v2::V2_0
+}
+
+fn with_caps<'a>(lib: &'a Lib, caps: u64) -> Side<'a> {
+    Side::with(lib, 0, |hints| hints.get().caps = caps)
+}
+
+/// Each bit is granted when asked for, and refused before its version; what nobody asked for holds nobody.
+fn capabilities(lib: &Lib) {
+    let ask = |caps| {
+        let hints = lib.allocinfo();
+        hints.get().caps = caps;
+        lib.ask(lib.newest(), Some(&hints)).map(|info: Info<'_>| (info.get().caps, info.rx().caps))
+    };
+    let (caps, rx) = ask(FI_MSG | FI_SOURCE | FI_SOURCE_ERR).unwrap();
+    assert_eq!((caps & FI_SOURCE_ERR, rx & FI_SOURCE_ERR), (FI_SOURCE_ERR, FI_SOURCE_ERR));
+    assert_eq!(ask(FI_MSG | FI_SOURCE).unwrap().0 & FI_SOURCE_ERR, 0);
+    for bit in [v2::FI_TAGGED_MULTI_RECV, v2::FI_EXACT_DIRECTED_RECV, v2::FI_TAGGED_DIRECTED_RECV] {
+        let answer = ask(FI_TAGGED | bit);
+        if new_bits(lib) {
+            let (caps, rx) = answer.unwrap();
+            assert_eq!((caps & bit, rx & bit), (bit, bit), "{bit:#x}");
+        } else {
+            assert_eq!(answer.err(), Some(FI_ENODATA), "{bit:#x}, which was FI_VARIABLE_MSG and the like");
+        }
+    }
+    if new_bits(lib) {
+        assert_eq!(ask(FI_TAGGED).unwrap().0 & v2::FI_EXACT_DIRECTED_RECV, 0);
+        assert_eq!(ask(FI_MSG).unwrap().0 & v2::FI_TAGGED_MULTI_RECV, 0, "there are no tagged receives");
+    }
+}
+
+fn recv_from(side: &Side<'_>, tagged: bool, buf: &mut [u8], source: u64, context: usize) -> isize {
+    let (ptr, len, context) = (buf.as_mut_ptr().cast(), buf.len(), context as *mut c_void);
+    unsafe {
+        if tagged {
+            (*(*side.ep).tagged).recv.unwrap()(side.ep, ptr, len, null_mut(), source, 0x7a6, 0, context)
+        } else {
+            (*(*side.ep).msg).recv.unwrap()(side.ep, ptr, len, null_mut(), source, context)
+        }
+    }
+}
+
+/// FI_EXACT_DIRECTED_RECV, alone and as a modifier: sources are honoured, and must be named.
+fn exact(lib: &Lib) {
+    if !new_bits(lib) {
+        return;
+    }
+    let kinds = FI_MSG | FI_TAGGED;
+    for (extra, untagged) in [(0, true), (FI_DIRECTED_RECV, true), (v2::FI_TAGGED_DIRECTED_RECV, false)] {
+        let open = || with_caps(lib, kinds | extra | v2::FI_EXACT_DIRECTED_RECV);
+        let (a, b, to_b, to_a) = acquaint(open(), open());
+        let third = open();
+        let to_third = b.insert(&third.name());
+        let third_to_b = third.insert(&b.name());
+        for tagged in [true, false] {
+            let directed = tagged || untagged;
+            let send = if tagged { "fi_tsend" } else { "fi_send" };
+            let anyone = recv_from(&b, tagged, memory(8), FI_ADDR_UNSPEC, 1);
+            assert_eq!(anyone, if directed { err(FI_EINVAL) } else { 0 }, "{extra:#x}, tagged: {tagged}");
+            if !directed {
+                assert_eq!(b.cancel(1), 0);
+                b.poll().unwrap().failed();
+                continue;
+            }
+            // The first receive is for the third, whose message comes last.
+            let (from_third, from_a) = (memory(8), memory(8));
+            assert_eq!(recv_from(&b, tagged, from_third, to_third, 2), 0);
+            assert_eq!(recv_from(&b, tagged, from_a, to_a, 3), 0);
+            a.start(send, &Args::new(&mut [0xaa; 8], to_b), &[&b]);
+            assert_eq!(b.next(&[&a]).done().op_context as usize, 3);
+            third.start(send, &Args::new(&mut [0x33; 8], third_to_b), &[&b]);
+            assert_eq!(b.next(&[&third]).done().op_context as usize, 2);
+            assert_eq!((from_a[0], from_third[0]), (0xaa, 0x33));
+            a.next(&[&b]).done();
+            third.next(&[&b]).done();
+        }
+    }
+}
+
+/// The error entry that is next, read with a buffer of so many bytes for its data.
+fn error_with_room(side: &Side<'_>, room: &mut [u8]) -> fi_cq_err_entry_1_20 {
+    let mut failed: fi_cq_err_entry_1_20 = unsafe { std::mem::zeroed() };
+    failed.base.err_data = if room.is_empty() { null_mut() } else { room.as_mut_ptr().cast() };
+    failed.base.err_data_size = room.len();
+    let readerr = unsafe { (*(*side.cq).ops).readerr.unwrap() };
+    assert_eq!(unsafe { readerr(side.cq, (&raw mut failed).cast(), 0) }, 1);
+    failed
+}
+
+/// Waits until an error entry is next, without reading it.
+fn error_is_next(side: &Side<'_>, other: &Side<'_>) {
+    let read = unsafe { (*(*side.cq).ops).read.unwrap() };
+    until(|| {
+        other.progress();
+        let mut entry: fi_cq_tagged_entry = unsafe { std::mem::zeroed() };
+        match unsafe { read(side.cq, (&raw mut entry).cast(), 1) } {
+            result if result == fabric_err(FI_EAVAIL) => Some(()),
+            result => {
+                assert_eq!(result, err(FI_EAGAIN), "what a stranger sent is no plain success");
+                None
+            }
+        }
+    });
+}
+
+/// FI_SOURCE_ERR: what a stranger sends is received well, and reported with its address, which may be inserted as it is.
+fn strangers(lib: &Lib) {
+    let extra = FI_SOURCE | FI_SOURCE_ERR;
+    for tagged in [true, false] {
+        for len in [0, 40, 100_000] {
+            for (early, room) in [(true, 64), (false, 0), (true, 10)] {
+                let b = with_caps(lib, FI_MSG | FI_TAGGED | extra);
+                let a = Side::new(lib);
+                let to_b = a.insert(&b.name());
+                let (source, target) = (pattern(len), memory(len));
+                let (send, recv) = if tagged { ("fi_tsenddata", "fi_trecv") } else { ("fi_senddata", "fi_recv") };
+                let post = |target: &mut [u8]| b.start(recv, &Args { context: 0x21, ..Args::new(target, 0) }, &[]);
+                if early {
+                    post(target);
+                }
+                a.start(send, &Args::new(source, to_b), &[&b]);
+                for _ in 0..100 {
+                    a.progress();
+                    b.progress();
+                }
+                if !early {
+                    post(target);
+                }
+                error_is_next(&b, &a);
+                let mut lent = vec![0; room];
+                let failed = error_with_room(&b, &mut lent);
+                let entry = failed.base;
+                let what = format!("tagged: {tagged}, {len} bytes, room for {room}");
+                assert_eq!(entry.err, FI_EADDRNOTAVAIL, "{what}");
+                assert_eq!((entry.op_context as usize, entry.len, entry.olen), (0x21, len, 0), "{what}");
+                assert_eq!((entry.data, entry.tag), (0xda7a, if tagged { 0x7a6 } else { 0 }), "{what}");
+                let kind = if tagged { FI_TAGGED } else { FI_MSG };
+                assert_eq!(entry.flags, FI_RECV | kind | FI_REMOTE_CQ_DATA, "{what}");
+                assert_eq!(target, source, "{what}");
+                let name = a.name();
+                if room == 0 {
+                    // It stays where the provider has it until the next read.
+                    let data = unsafe { std::slice::from_raw_parts(entry.err_data.cast::<u8>(), entry.err_data_size) };
+                    assert_eq!(data, name, "{what}");
+                    b.insert(data);
+                } else {
+                    assert_eq!(
+                        (entry.err_data.cast_const().cast(), entry.err_data_size),
+                        (lent.as_ptr(), room),
+                        "{what}"
+                    );
+                    assert_eq!(lent, name[..room], "{what}");
+                    if room == 64 {
+                        b.insert(&lent);
+                    }
+                }
+                // Once it is known its messages are like any other's.
+                if room != 10 {
+                    a.next(&[&b]).done();
+                    works(&a, &b, to_b);
+                }
+            }
+        }
+    }
+}
+
+/// Such a message counts as received, and where entries are selective it makes one only if it was asked for.
+fn strangers_uncounted(lib: &Lib) {
+    let b = Side::unbound(lib, 0, |hints| hints.get().caps = FI_TAGGED | FI_SOURCE | FI_SOURCE_ERR);
+    let cntr = b.opened.cntr();
+    assert_eq!(crate::client::bind(b.ep, b.av, 0), 0);
+    assert_eq!(crate::client::bind(b.ep, b.cq, FI_TRANSMIT | FI_RECV | FI_SELECTIVE_COMPLETION), 0);
+    assert_eq!(crate::client::bind(b.ep, cntr, FI_RECV), 0);
+    assert_eq!(b.enable(), 0);
+    let a = Side::new(lib);
+    let to_b = a.insert(&b.name());
+    let cntr = crate::rig::Cntr(cntr);
+    for (n, flags) in [0, FI_COMPLETION].into_iter().enumerate() {
+        b.start("fi_trecvmsg", &Args { flags, ..Args::new(memory(8), 0) }, &[]);
+        a.start("fi_tsend", &Args::new(pattern(8), to_b), &[&b]);
+        cntr.reaches(n as u64 + 1, &[&a, &b]);
+        assert_eq!(cntr.errors(), 0);
+        match b.poll() {
+            None => assert_eq!(flags, 0),
+            Some(Outcome::Failed(entry)) => assert_eq!((entry.err, flags), (FI_EADDRNOTAVAIL, FI_COMPLETION)),
+            Some(Outcome::Done(entry)) => panic!("{entry:?}"),
+        }
+    }
+    let mut b = b;
+    b.close_ep();
+    assert_eq!(crate::client::close(cntr.0), 0);
+}
+
+/// A tagged buffer takes message after message, of its tag only, until too little is left.
+fn tagged_multi(lib: &Lib) {
+    let caps = FI_TAGGED | FI_MULTI_RECV | if new_bits(lib) { v2::FI_TAGGED_MULTI_RECV } else { 0 };
+    let (a, b, to_b, _) = acquaint(with_caps(lib, caps), with_caps(lib, caps));
+    works(&a, &b, to_b);
+    let min = 500_usize;
+    let setopt = unsafe { (*(*b.ep).ops).setopt.unwrap() };
+    let value: *const c_void = (&raw const min).cast();
+    let level = FI_OPT_ENDPOINT as i32;
+    let name = FI_OPT_MIN_MULTI_RECV as i32;
+    assert_eq!(unsafe { setopt(b.ep.cast(), level, name, value, size_of::<usize>()) }, 0);
+    let buf = memory(4000);
+    let begin = buf.as_ptr() as usize;
+    b.start("fi_trecvmsg", &Args { flags: FI_MULTI_RECV, context: 0x71, ..Args::new(buf, 0) }, &[]);
+    let send = |len: usize, tag| {
+        a.start("fi_tsend", &Args { tag, ..Args::new(&mut pattern(len)[..], to_b) }, &[&b]);
+        a.next(&[&b]).done();
+    };
+    let mut used = 0;
+    for len in [1000, 0, 1500, 1] {
+        send(9, 0x999);
+        send(len, 0x7a6);
+        let entry = b.next(&[&a]).done();
+        assert_eq!((entry.op_context as usize, entry.len, entry.tag), (0x71, len, 0x7a6));
+        assert_eq!(entry.flags, FI_RECV | FI_TAGGED, "{} bytes are left", 4000 - used - len);
+        assert_eq!(entry.buf as usize, begin + used);
+        used += len;
+    }
+    send(1000, 0x7a6);
+    let entry = b.next(&[&a]).done();
+    assert_eq!(entry.flags, FI_RECV | FI_TAGGED | FI_MULTI_RECV, "499 bytes are left");
+    b.nothing(&[&a]);
+}
+
+/// The sender of a long message closes its endpoint: the receive says what has come, not what was announced.
+fn cut(lib: &Lib) {
+    if by_itself() {
+        return;
+    }
+    let (mut a, b, to_b, _) = pair(lib);
+    works(&a, &b, to_b);
+    let len = long_bytes();
+    let target = memory(len);
+    let watched = Watched::new(target);
+    b.trecv(target, 0x81);
+    a.start("fi_tsend", &Args::new(pattern(len), to_b), &[]);
+    until(|| {
+        a.progress();
+        b.progress();
+        watched.begun().then_some(())
+    });
+    watched.assert_incomplete();
+    a.close_ep();
+    let entry = b.next(&[]).failed();
+    assert_eq!(entry.op_context as usize, 0x81);
+    let stored = watched.bytes();
+    let come = stored.iter().position(|&byte| byte == 0).unwrap_or(len);
+    assert!(come > 0 && come < len, "{come}");
+    assert_eq!((entry.len, entry.olen), (come, 0), "of {len}");
+}

@@ -1,0 +1,161 @@
+//! Completion levels as distinct moments, what a fence adds to them, and what a receive that was cut says of itself.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use weft_engine::api::{Access, Completion, Config, Fault, Kind, OpFlags};
+use weft_engine::nic::LinkError;
+use weft_sim::oracle::{CANARY, Op, Record};
+use weft_sim::{FabricConfig, Harness, Recv, Rma, Send};
+
+const LONG: usize = 20_000;
+const LENS: [usize; 3] = [0, 100, LONG];
+
+/// Devices with every combination of what matters to sends.
+fn fabrics() -> Vec<FabricConfig> {
+    let kind = |n: u64| {
+        let mut config = FabricConfig::new(n + 1);
+        let bit = |at: u64| n >> at & 1 == 1;
+        (config.caps.survives, config.caps.get, config.caps.ordered) = (bit(0), bit(1), bit(2));
+        (config.caps.put, config.caps.push_follows) = (bit(1), bit(2));
+        (config.caps.mailbox_bytes, config.caps.eager_bytes, config.segment_bytes) = (2048, 1000, 700);
+        config
+    };
+    (0..8).map(kind).collect()
+}
+
+fn connected(fabric: &FabricConfig) -> Harness {
+    let mut h = Harness::new(fabric.clone(), Config::default(), 2);
+    h.send(0, 1, &Send { tag: Some(u64::MAX), ..Send::default() }).unwrap();
+    h.recv(1, &Recv { tag: Some((u64::MAX, 0)), ..Recv::default() }).unwrap();
+    h.settle().unwrap();
+    h
+}
+
+fn send(h: &mut Harness, tag: u64, len: usize, flags: OpFlags) -> Op {
+    h.send(0, 1, &Send { tag: Some(tag), len, flags, ..Send::default() }).unwrap()
+}
+
+fn receive(h: &mut Harness, tag: u64) -> Op {
+    h.recv(1, &Recv { tag: Some((tag, 0)), len: LONG, ..Recv::default() }).unwrap()
+}
+
+/// The sender alone makes progress; the fabric's time goes on.
+fn sender_alone(h: &mut Harness) {
+    for _ in 0..1000 {
+        h.cluster().engine(0).unwrap().progress();
+        h.absorb(0);
+        h.cluster().fabric().pass(100);
+    }
+}
+
+/// Short messages end at once (inject complete), when the peer's engine has them (transmit complete; where what has left
+/// survives its sender that is at once, too), and when somebody has received them (delivery complete).
+#[test]
+fn three_levels_are_three_moments() {
+    for fabric in fabrics() {
+        for len in LENS {
+            let mut h = connected(&fabric);
+            let levels = [OpFlags::empty(), OpFlags::TRANSMIT, OpFlags::DELIVERY];
+            let ops = [0, 1, 2].map(|n| send(&mut h, n as u64, len, levels[n]));
+            let ended = |h: &Harness| ops.map(|op| h.oracle().ended(op));
+            let short = len < LONG;
+            sender_alone(&mut h);
+            assert_eq!(ended(&h), [short, short && fabric.caps.survives, false], "left: {len} on {fabric:?}");
+            h.settle().unwrap();
+            assert_eq!(h.cluster().engine(1).unwrap().unexpected_messages(), 3);
+            assert_eq!(ended(&h), [short, short, false], "arrived: {len} on {fabric:?}");
+            for n in 0..3 {
+                receive(&mut h, n);
+            }
+            h.settle().unwrap();
+            assert_eq!(ended(&h), [true; 3], "received: {len} on {fabric:?}");
+            assert_eq!(h.finish(), Vec::<String>::new());
+        }
+    }
+}
+
+/// A long message whose bytes are pushed has left when the device has taken them all, and not yet arrived.
+#[test]
+fn transmit_complete_of_a_pushed_message_waits_for_its_last_byte() {
+    for mut fabric in fabrics().into_iter().filter(|fabric| !fabric.caps.get) {
+        fabric.latency_ns = 50_000;
+        let mut h = connected(&fabric);
+        let [plain, sure] = [(1, OpFlags::empty()), (2, OpFlags::TRANSMIT)].map(|(tag, flags)| {
+            receive(&mut h, tag);
+            send(&mut h, tag, LONG, flags)
+        });
+        h.settle_until(|oracle| oracle.ended(plain)).unwrap();
+        assert!(fabric.caps.survives || !h.oracle().ended(sure), "{fabric:?}");
+        h.settle_until(|oracle| oracle.ended(sure)).unwrap();
+        if !fabric.caps.survives {
+            let Record::Send(record) = h.oracle().record(sure) else { panic!("not a send") };
+            assert!(record.received_by.is_some(), "its answer came before its bytes: {fabric:?}");
+        }
+        h.settle().unwrap();
+        assert_eq!(h.finish(), Vec::<String>::new());
+    }
+}
+
+/// What was started before a fence that asks for delivery has been delivered when the fence ends, whatever its own level.
+#[test]
+fn a_fence_raises_what_came_before_it_to_its_own_level() {
+    for fabric in fabrics() {
+        for len in LENS {
+            let mut h = connected(&fabric);
+            let window = h.add_window(1, 4 * LONG, Access { read: true, write: true }, false).unwrap();
+            let before = receive(&mut h, 1);
+            receive(&mut h, 2);
+            send(&mut h, 1, len, OpFlags::empty());
+            let rma = |offset| Rma { offset, remote: vec![len.max(1)], ..Rma::default() };
+            h.write(0, window, &rma(0)).unwrap();
+            h.write(0, window, &Rma { flags: OpFlags::FENCE, ..rma(LONG) }).unwrap();
+            let fence = send(&mut h, 2, 8, OpFlags::FENCE | OpFlags::DELIVERY);
+            let behind = h.write(0, window, &rma(2 * LONG)).unwrap();
+            h.settle_until(|oracle| oracle.ended(fence) || oracle.ended(behind)).unwrap();
+            assert!(h.oracle().ended(fence), "what was posted after it has overtaken a fence");
+            h.cluster().engine(1).unwrap().progress();
+            h.absorb(1);
+            assert!(h.oracle().ended(before), "{len} on {fabric:?}");
+            h.settle().unwrap();
+            assert_eq!(h.finish(), Vec::<String>::new());
+        }
+    }
+}
+
+/// The receive says how many bytes it has, not how many there would have been.
+#[test]
+fn a_receive_that_its_sender_leaves_says_how_much_has_come() {
+    for fabric in fabrics() {
+        let mut h = connected(&fabric);
+        let op = receive(&mut h, 7);
+        let Record::Recv(record) = h.oracle().record(op) else { panic!("not a receive") };
+        let buffer = record.buffer;
+        let ends: Rc<RefCell<Vec<(Completion, usize)>>> = Rc::default();
+        let log = Rc::clone(&ends);
+        h.set_tamper(Box::new(move |rank, batch| {
+            for c in batch.iter().filter(|c| rank == 1 && c.kind == Kind::Recv) {
+                let bytes = buffer.bytes();
+                let stored = bytes.len() - bytes.iter().rev().take_while(|byte| **byte == CANARY).count();
+                log.borrow_mut().push((*c, stored));
+            }
+        }));
+        send(&mut h, 7, LONG, OpFlags::empty());
+        let begun = |h: &Harness| match h.oracle().record(op) {
+            Record::Recv(recv) => recv.buffer.bytes().iter().any(|byte| *byte != CANARY),
+            _ => false,
+        };
+        while !begun(&h) {
+            h.turn();
+        }
+        h.kill(0);
+        h.settle().unwrap();
+        let ends = ends.borrow();
+        let [(end, stored)] = ends.as_slice() else { panic!("{} ends", ends.len()) };
+        assert!(matches!(end.fault, Some(Fault::Link(LinkError::Gone))), "{end:?}");
+        // Of what a device was fetching nobody knows which bytes are there.
+        let known = if fabric.caps.get { 0 } else { *stored };
+        assert!(*stored > 0 && *stored < LONG && end.len == known, "{} of {stored} bytes on {fabric:?}", end.len);
+    }
+}
