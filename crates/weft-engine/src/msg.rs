@@ -115,8 +115,9 @@ impl<N: Nic> Engine<N> {
         let vci = self.core.vc_for(op.dest)?;
         let vc = &self.core.vcs[vci as usize];
         let unwatched = op.flags.contains(OpFlags::INJECT | OpFlags::QUIET);
-        // Without window it goes by rendezvous, which takes progress on both sides anyhow.
-        let wants_room = vc.link().is_none() || len as u64 + EAGER_COST <= vc.tx_credit;
+        // Too long for the device, or without window, it goes by rendezvous, which takes progress on both sides anyhow.
+        let eager = len <= vc.caps.eager_bytes as usize && len as u64 + EAGER_COST <= vc.tx_credit;
+        let wants_room = vc.link().is_none() || eager;
         if unwatched && wants_room && !op.flags.intersects(OpFlags::DELIVERY | OpFlags::TRANSMIT | OpFlags::FENCE) {
             return self.not_yet(vci, Kind::Send, op.ctx, op.flags);
         }

@@ -30,6 +30,8 @@ pub mod params;
 mod poll;
 mod progress;
 mod rma;
+#[cfg(feature = "sim")]
+mod sim;
 mod stats;
 mod tagged;
 mod trigger;
@@ -38,7 +40,11 @@ mod wait;
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_void};
 
+#[cfg(feature = "sim")]
+use sim::Devices;
 use weft_fi_sys as sys;
+#[cfg(not(feature = "sim"))]
+use weft_nic::Devices;
 
 /// The name of provider, fabric and domain.
 pub(crate) const NAME: &CStr = c"weft";

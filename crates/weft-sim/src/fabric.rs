@@ -12,8 +12,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 
+use weft_engine::mem::Iov;
 use weft_engine::name::{EpName, Identity, NameParts};
-use weft_engine::nic::{LinkError, LinkId};
+use weft_engine::nic::{LinkError, LinkId, RemoteIov};
 
 use crate::config::{FabricConfig, Faults};
 use crate::event::{Agenda, Event};
@@ -420,6 +421,11 @@ impl Fabric {
     pub fn nic(&self) -> SimNic {
         let ep = self.0.borrow_mut().add_endpoint();
         SimNic::new(Rc::clone(&self.0), ep)
+    }
+
+    /// From now on clients bring their own memory: this finds what a peer names, in place of the run's buffers.
+    pub fn set_resolver(&self, resolver: fn(RemoteIov) -> Iov) {
+        self.0.borrow_mut().memory.resolver = Some(resolver);
     }
 
     /// The configuration.

@@ -114,6 +114,8 @@ pub(crate) struct Memory {
     blocks: Vec<Block>,
     by_address: BTreeMap<u64, usize>,
     live: usize,
+    /// Stands for all address spaces, where clients bring their own memory.
+    pub(crate) resolver: Option<fn(RemoteIov) -> Iov>,
 }
 
 impl Memory {
@@ -174,6 +176,9 @@ impl Memory {
     }
 
     fn resolve_one(&self, owner: usize, piece: RemoteIov) -> Option<Iov> {
+        if let Some(resolver) = self.resolver {
+            return Some(resolver(piece));
+        }
         let (start, id) = self.by_address.range(..=piece.addr).next_back()?;
         let block = self.blocks.get(*id)?;
         let offset = usize::try_from(piece.addr - start).ok()?;

@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use weft_engine::Engine;
 use weft_engine::api::{Addr, Book, Error, OpFlags, RecvOp, Region, SendOp};
 use weft_engine::name::EpName;
-use weft_nic::Devices;
 
+use crate::Devices;
 use crate::endpoint::route::{Bound, RegionCounters, Routes};
 use crate::errno::Errno;
 use crate::lock::{Callers, Guard, Guarded, Meter};

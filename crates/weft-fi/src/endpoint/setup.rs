@@ -16,8 +16,9 @@ use weft_engine::Engine;
 use weft_engine::api::Config;
 use weft_engine::name::EpName;
 use weft_fi_sys as sys;
-use weft_nic::{Devices, NicError};
+use weft_nic::NicError;
 
+use crate::Devices;
 use crate::addr::Format;
 use crate::av::Av;
 use crate::cntr::Cntr;

@@ -68,6 +68,9 @@ const TCP: Env = &[SHM[0], SHM[1], ("FI_WEFT_SHM", "0")];
 
 const WRONG: Env = &[("FI_WEFT_IFACE", "192.0.2.1"), ("FI_WEFT_SHM", "0"), ("FI_LOG_LEVEL", "warn")];
 
+/// Names the kind of simulated fabric, for the library that has one.
+pub(crate) const SIM: &str = "FI_WEFT_SIM";
+
 const GROUPS: &[Group] = &[
     Group { name: "getinfo_defaults", run: getinfo::defaults, env: &[] },
     Group { name: "getinfo_clients", run: getinfo::clients, env: &[] },
@@ -105,6 +108,11 @@ const GROUPS: &[Group] = &[
     Group { name: "suite_shm", run: suite::transfers, env: SHM },
     Group { name: "suite_push", run: suite::transfers, env: SHM_PUSH },
     Group { name: "suite_tcp", run: suite::transfers, env: TCP },
+    Group { name: "suite_sim_direct", run: suite::transfers, env: &[(SIM, "direct")] },
+    Group { name: "suite_sim_push", run: suite::transfers, env: &[(SIM, "push")] },
+    Group { name: "suite_sim_unordered", run: suite::transfers, env: &[(SIM, "unordered")] },
+    Group { name: "suite_sim_tiny", run: suite::transfers, env: &[(SIM, "tiny")] },
+    Group { name: "suite_sim_rough", run: suite::transfers, env: &[(SIM, "rough")] },
     Group { name: "triggers_shm", run: triggers::all, env: SHM },
     Group { name: "triggers_tcp", run: triggers::all, env: TCP },
     Group { name: "works_shm", run: works::all, env: SHM },
@@ -142,12 +150,13 @@ fn hosts() -> Vec<PathBuf> {
     there
 }
 
-/// A directory in which a host finds the provider that cargo has just built.
-fn provider_dir() -> PathBuf {
+/// A directory in which a host finds the provider that cargo has just built, or the one over the simulated fabric.
+fn provider_dir(simulated: bool) -> PathBuf {
     let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
-    let library = deps.join("libweft_fi.so");
+    let name = if simulated { "libweft_fi_sim.so" } else { "libweft_fi.so" };
+    let library = deps.join(name);
     assert!(library.exists(), "{} is missing", library.display());
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hosts-{}", std::process::id()));
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hosts-{}-{name}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let link = dir.join("libweft-fi.so");
     match std::os::unix::fs::symlink(&library, &link) {
@@ -193,8 +202,11 @@ fn text(output: &Output) -> String {
 /// Runs a group in every host.
 fn run(name: &str) {
     let group = GROUPS.iter().find(|group| group.name == name).unwrap();
-    let dir = provider_dir();
-    for host in hosts() {
+    let simulated = group.env.iter().any(|(variable, _)| *variable == SIM);
+    let dir = provider_dir(simulated);
+    // To the simulated devices all hosts are the same.
+    let hosts = if simulated { hosts().drain(..1).collect() } else { hosts() };
+    for host in hosts {
         let output = run_child(group, &host, &dir, None);
         let all = text(&output);
         assert!(output.status.success(), "{name} in {}: {}\n{all}", host.display(), output.status);
@@ -243,6 +255,7 @@ groups! {
     misuse states access_shm access_push access_tcp atomics_shm atomics_tcp limits_shm limits_push limits_tcp
     closing_shm closing_push closing_tcp death_shm death_push death_tcp
     suite_shm suite_push suite_tcp
+    suite_sim_direct suite_sim_push suite_sim_unordered suite_sim_tiny suite_sim_rough
     triggers_shm triggers_tcp works_shm works_tcp
     levels_shm levels_push levels_tcp sources_shm sources_push sources_tcp
     asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp wrong_interface
@@ -282,7 +295,7 @@ fn leaving_nothing(lib: &client::Lib, run: fn(&client::Lib)) {
 
 /// Runs a group in every host with every other host as decoy.
 fn run_in_pairs(name: &str) {
-    let dir = provider_dir();
+    let dir = provider_dir(false);
     let hosts = hosts();
     for host in &hosts {
         for decoy in hosts.iter().filter(|decoy| *decoy != host) {

@@ -130,8 +130,8 @@ axes! {
     // Of the buffers.
     SourceAlign 8 |_op| true;
     TargetAlign 8 |_op| true;
-    SourceCut 4 |op| op.form == Form::Vector || op.form == Form::Message && !op.is_atomic();
-    RemoteCut 1 |_op| false;
+    SourceCut 4 |op| matches!(op.form, Form::Vector | Form::Message);
+    RemoteCut 4 |op| matches!(op.family, Family::Read | Family::Write) && op.form == Form::Message;
     Region 3 |op| !op.is_message();
     Size 4 |op| op.is_atomic();
     // Of the operation. Order: nothing, FI_FENCE, FI_MORE.

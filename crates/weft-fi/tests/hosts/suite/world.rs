@@ -267,9 +267,12 @@ impl<'a> World<'a> {
         Self { setup, ends: [a, b], addr, memory }
     }
 
-    /// Lets time pass: under manual progress both sides look after their work. Under automatic progress nobody need.
+    /// Lets time pass: under manual progress both sides look after their work. Under automatic progress nobody need, and whoever
+    /// does it may need this processor.
     pub(super) fn drive(&self) {
-        if !self.setup.auto {
+        if self.setup.auto {
+            std::thread::yield_now();
+        } else {
             self.ends.iter().for_each(|end| end.side.progress());
         }
     }

@@ -1,0 +1,206 @@
+//! The simulated fabric (weft-sim) in the place of the real devices, in a library of its own (`weft-fi-sim`) that only tests load:
+//! so clients' calls meet devices that are unordered, can neither get nor put, have tiny mailboxes, are always full.
+//!
+//! Place in the data flow: `Engine` → [`Devices`] → `SimNic` → fabric. The process has one fabric, of the kind that the variable
+//! `FI_WEFT_SIM` names. All endpoints on it are in this process, so an address in a peer is an address here.
+//!
+//! Virtual time goes on when a poll finds nothing, so only manual progress means anything here.
+//!
+//! Invariant: the fabric, which is made for one thread, is only touched under [`FABRIC`]'s lock.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use parking_lot::{Mutex, MutexGuard};
+use rustix::event::{EventfdFlags, eventfd};
+use weft_engine::mem::Iov;
+use weft_engine::name::EpName;
+use weft_engine::nic::{Full, LinkError, LinkId, Nic, RemoteIov, Share, Sink};
+use weft_nic::{Config, NicError};
+use weft_sim::{Fabric, FabricConfig, SimNic};
+
+/// The fabric of this process.
+static FABRIC: Mutex<Option<Shared>> = Mutex::new(None);
+
+struct Shared(Fabric);
+
+// SAFETY: it is reached through the lock only, and so are the devices that share its state.
+unsafe impl Send for Shared {}
+
+/// An endpoint's device.
+pub(crate) struct Devices {
+    /// `None` while it is dropped.
+    nic: Option<SimNic>,
+    /// Never readable: nobody sleeps here.
+    fd: OwnedFd,
+}
+
+// SAFETY: the device is reached under the fabric's lock only.
+unsafe impl Send for Devices {}
+
+/// What there is to choose from.
+fn config(name: &str) -> Option<FabricConfig> {
+    let mut config = FabricConfig::new(1);
+    // A peer that is not polled while virtual time flies is no peer that is gone.
+    config.connect_timeout_ns = u64::MAX / 4;
+    let (caps, faults) = (&mut config.caps, &mut config.faults);
+    match name {
+        // Reads and writes the peer's memory, keeps order.
+        "direct" => {}
+        // Neither gets nor puts; pushes do not follow.
+        "push" => (caps.get, caps.put, caps.push_follows) = (false, false, false),
+        // Messages overtake each other, gets fail now and then.
+        "unordered" => {
+            (caps.ordered, caps.push_follows, caps.put) = (false, false, false);
+            (faults.reorder_permille, faults.reorder_ns, faults.access_fail_permille) = (500, 20_000, 100);
+        }
+        // As little room as the contract allows, for everything.
+        "tiny" => {
+            (caps.mailbox_bytes, caps.inline_bytes, caps.eager_bytes) = (256, 0, 100);
+            (caps.get, caps.push_follows) = (false, false);
+            (config.queue_depth, config.transfer_depth, config.segment_bytes, config.poll_budget) = (1, 1, 333, 1);
+        }
+        // Full without need, late, in bits and pieces.
+        "rough" => {
+            (caps.ordered, caps.get, caps.put, caps.push_follows) = (false, false, false, false);
+            (faults.full_permille, faults.gather_permille, faults.short_place_permille) = (300, 500, 500);
+            (faults.stall_permille, faults.stall_ns, faults.idle_poll_permille) = (50, 200_000, 300);
+            (faults.reorder_permille, faults.reorder_ns) = (300, 20_000);
+        }
+        _ => return None,
+    }
+    Some(config)
+}
+
+/// Memory of a peer: its address space is ours.
+fn resolve(piece: RemoteIov) -> Iov {
+    let (addr, len) = (usize::try_from(piece.addr).unwrap_or(0), usize::try_from(piece.len).unwrap_or(0));
+    // SAFETY: the engine names only memory that its client has left to it.
+    unsafe { Iov::new(std::ptr::with_exposed_provenance_mut(addr), len) }
+}
+
+/// The fabric, made on first use; `None` if it is of no known kind.
+fn fabric(slot: &mut Option<Shared>) -> Option<&Fabric> {
+    if slot.is_none() {
+        let fabric = Fabric::new(config(&std::env::var("FI_WEFT_SIM").unwrap_or_default())?);
+        fabric.set_resolver(resolve);
+        *slot = Some(Shared(fabric));
+    }
+    slot.as_ref().map(|shared| &shared.0)
+}
+
+impl Devices {
+    /// The configuration of the real devices means nothing here.
+    pub(crate) fn new(_config: &Config) -> Result<Self, NicError> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC)
+            .map_err(|error| NicError::System { what: "eventfd", source: error.into() })?;
+        let mut slot = FABRIC.lock();
+        Ok(Self { nic: Some(fabric(&mut slot).ok_or(NicError::NoDevice)?.nic()), fd })
+    }
+
+    /// Never readable.
+    pub(crate) fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Nobody may sleep: time stands still unless somebody polls.
+    #[allow(clippy::unused_self, clippy::needless_pass_by_ref_mut)]
+    pub(crate) fn park(&mut self) -> bool {
+        false
+    }
+
+    /// Nothing was parked.
+    #[allow(clippy::unused_self, clippy::needless_pass_by_ref_mut)]
+    pub(crate) fn unpark(&mut self) {}
+
+    /// The device, and the lock that guards it.
+    fn nic(&mut self) -> (&mut SimNic, MutexGuard<'static, Option<Shared>>) {
+        let guard = FABRIC.lock();
+        match &mut self.nic {
+            Some(nic) => (nic, guard),
+            None => unreachable!("only `drop` takes it"),
+        }
+    }
+}
+
+impl Drop for Devices {
+    fn drop(&mut self) {
+        let mut slot = FABRIC.lock();
+        drop(self.nic.take());
+        let broken = fabric(&mut slot).map(Fabric::violations).unwrap_or_default();
+        assert!(broken.is_empty(), "the engine has broken the contract of devices: {broken:?}");
+    }
+}
+
+impl Nic for Devices {
+    fn name(&self) -> EpName {
+        let _guard = FABRIC.lock();
+        match &self.nic {
+            Some(nic) => nic.name(),
+            None => unreachable!("only `drop` takes it"),
+        }
+    }
+
+    fn connect(&mut self, peer: &EpName) -> Result<LinkId, LinkError> {
+        let (nic, _guard) = self.nic();
+        nic.connect(peer)
+    }
+
+    fn send(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
+        let (nic, _guard) = self.nic();
+        nic.send(link, head, body)
+    }
+
+    fn push(&mut self, link: LinkId, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
+        let (nic, _guard) = self.nic();
+        nic.push(link, window, offset, src, ctx)
+    }
+
+    fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
+        let (nic, _guard) = self.nic();
+        nic.get(link, local, remote, ctx)
+    }
+
+    fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
+        let (nic, _guard) = self.nic();
+        nic.put(link, local, remote, ctx)
+    }
+
+    fn assist(
+        &mut self,
+        link: LinkId,
+        share: Share,
+        put: bool,
+        local: &[Iov],
+        remote: &[RemoteIov],
+        ctx: u64,
+    ) -> Result<(), Full> {
+        let (nic, _guard) = self.nic();
+        nic.assist(link, share, put, local, remote, ctx)
+    }
+
+    fn flush(&mut self) {
+        let (nic, _guard) = self.nic();
+        nic.flush();
+    }
+
+    fn poll<S: Sink>(&mut self, sink: &mut S) -> usize {
+        let (nic, mut guard) = self.nic();
+        let calls = nic.poll(sink);
+        if calls == 0
+            && let Some(fabric) = fabric(&mut guard)
+        {
+            fabric.advance();
+        }
+        calls
+    }
+
+    fn close(&mut self, link: LinkId) {
+        let (nic, _guard) = self.nic();
+        nic.close(link);
+    }
+
+    fn drained(&self) -> bool {
+        let _guard = FABRIC.lock();
+        self.nic.as_ref().is_none_or(SimNic::drained)
+    }
+}
