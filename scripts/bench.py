@@ -37,7 +37,7 @@ PARTS: dict[str, tuple[str, bool]] = {
     "progress-bandwidth": ("bandwidth --providers weft --progress auto,manual --sizes 32K,64K --rounds 15", False),
     "threads": ("rate --providers weft --threads 1,2 --bind pair --rounds 9", False),
     "overlap": (
-        "overlap --providers weft,shm,tcp --progress auto --bind caller --wait sread --sizes 64K,256K,1M,4M --rounds 3",
+        "overlap --providers weft,shm,tcp --progress auto --bind apart --wait yield --sizes 64K,256K,1M,4M --rounds 5",
         False,
     ),
     "peers": ("peers --providers weft,shm,tcp,weft:FI_WEFT_SHM=0 --peers 1,16,64,256 --rounds 5", True),

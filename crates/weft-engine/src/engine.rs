@@ -146,6 +146,11 @@ impl<N: Nic> Engine<N> {
         self.quiescent() && self.core.xfers.len() == 0 && self.core.parts.iter().all(|(_, parts)| parts.rest())
     }
 
+    /// Whether a round of progress could move something on before the device brings anything.
+    pub fn has_work(&self) -> bool {
+        !(self.core.active.is_empty() && self.core.link_work.is_empty())
+    }
+
     /// Says goodbye to all peers. After this only `progress` until `nic().drained()`, then drop.
     pub fn shutdown(&mut self) {
         for vci in 0..self.core.vcs.len() {

@@ -168,7 +168,8 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
     let attr = &offer.domain;
     let auto = match attr.data_progress {
         sys::FI_PROGRESS_AUTO => {
-            let auto = AutoProgress::new(Duration::from_micros(params.progress_spin_us))?;
+            let spin = Duration::from_micros(params.progress_spin_us);
+            let auto = AutoProgress::new(spin, params.progress_affinity.as_deref())?;
             THREADS.lock().push(Arc::downgrade(&auto));
             Some(auto)
         }

@@ -143,6 +143,11 @@ impl<T> Guarded<T> {
         Guard { cell: self, held: Held::Mutex }
     }
 
+    /// How often a caller had to wait at one of the domain's locks.
+    pub(crate) fn waits(&self) -> u64 {
+        self.meter.waits()
+    }
+
     /// Takes the mutex.
     #[inline]
     fn queue_up(&self) {

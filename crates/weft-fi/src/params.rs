@@ -19,7 +19,7 @@ pub struct Param {
     pub name: &'static str,
     /// What holds when the variable is not set, as one would write it.
     pub default: &'static str,
-    /// `bytes`, `ms`, `µs`, `yes/no`, `count`, `name`, `text`.
+    /// `bytes`, `ms`, `µs`, `yes/no`, `count`, `name`, `list`, `text`.
     pub unit: &'static str,
     /// One or two sentences.
     pub help: &'static str,
@@ -130,6 +130,8 @@ params! {
         "How long closing an endpoint waits until what was sent has left.";
     progress_spin_us: u64 = "20", "µs", "PROGRESS_SPIN_US",
         "How long the thread for automatic progress looks for work before it sleeps.";
+    progress_affinity: Option<String> = "", "list", "PROGRESS_AFFINITY",
+        "Processors that the thread for automatic progress may run on, such as 1,4-7. Default: those of the thread that enables the first endpoint.";
 }
 
 /// The value of one variable: what is set, if it parses, else the default.

@@ -1,19 +1,22 @@
 //! Automatic progress: one thread per domain that does what the client's threads do not.
 //!
 //! Place in the data flow: made by the domain when FI_PROGRESS_AUTO is in force; endpoints join at enable and leave
-//! at close. The thread sleeps on the devices' wait descriptors, parked, and progresses an endpoint when they stir.
+//! at close. For each endpoint the thread is in one of two modes.
 //!
-//! It steps back while a thread of the client is at work on an endpoint: as long as the endpoint's count of
-//! application rounds moves (or a client's thread sleeps on it, which will wake by itself), the thread neither
-//! touches the endpoint nor listens to its devices, and only looks again after a tick. So it costs an active client
-//! two loads a millisecond and never the endpoint's lock; a client that goes away to compute is relieved within two
-//! ticks; a client that is about to sleep outside our calls says so ([`AutoProgress::take_over`]).
+//! - *Listening*: it sleeps on the devices' wait descriptors, which tell peers to ring (*hold*, see `Shm::hold`), and progresses
+//!   the endpoint when they stir. The client may come and go meanwhile: its reads take what there is, and only call the thread
+//!   when something has stirred that it did not wait for.
+//! - *Stepped back*: the client polls, and pays nothing for having a thread. The thread neither touches the endpoint nor listens
+//!   to its devices, and only looks after each [`TICK`] whether the client is still there.
 //!
-//! A client may also come and go much faster: post, compute for 20 µs, wait, and so on. For it the thread now and then
-//! stays *close*: for [`CLOSE`] it looks again and again without sleeping, and does the client's work whenever the client has made
-//! no round for [`QUIET`]. Where that is of use it goes on; where it is not it tries ever more rarely. It needs a core
-//! that nobody else wants, so it stays close only after it saw the client make rounds while it was itself on a core, and ends
-//! that as soon as it loses its core.
+//! A client that makes [`crate::endpoint::core::UNAIDED_ROUNDS`] rounds of progress without the thread's having been of use
+//! takes over; the thread steps back. It listens again when a tick passes without a round, or when it finds the client away at a
+//! tick: no round within [`QUIET`], and no lock held. (That is tried only where the client runs on another processor.) So a client that computes for 20 µs between posting and waiting, and never
+//! is away for a whole tick, is relieved as well. Where such a time of listening turns out to be of no use, the next is
+//! tried after twice as many ticks. A client that is about to sleep outside our calls says so ([`AutoProgress::take_over`]).
+//!
+//! The thread never spins for longer than FI_WEFT_PROGRESS_SPIN_US after work. It runs where the thread ran that enabled
+//! the first endpoint, or on the processors that FI_WEFT_PROGRESS_AFFINITY names.
 //!
 //! Invariants: an endpoint is entered only by trying, so no call of the client ever waits for a whole round of
 //! this thread more than once; after [`AutoProgress::leave`] the thread holds no reference; after
@@ -25,6 +28,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::endpoint::core::CoreRef;
 use crate::errno::Errno;
@@ -37,16 +41,14 @@ const TICK: Duration = Duration::from_millis(1);
 const SLEEPER_TICK: Duration = Duration::from_millis(10);
 /// Looks without work or sleep after which the thread contents itself with ticks.
 const RESTLESS_LOOKS: u32 = 100;
-/// How long the thread stays close to a client without being of use.
-const CLOSE: Duration = Duration::from_micros(100);
-/// A client that has made no round for so long has gone to compute.
-const QUIET: Duration = Duration::from_micros(2);
-/// A thread that stays close looks about every microsecond. When more than this has passed, somebody else had its core.
-const CROWDED: Duration = Duration::from_micros(50);
-/// Most ticks between two times of staying close that are of no use.
+/// A client that makes no round for so long, and is in none, has gone to compute.
+const QUIET: Duration = Duration::from_micros(5);
+/// Most ticks between two times of listening that are of no use.
 const MOST_PATIENCE: u32 = 256;
-/// Rests between two looks of a thread that stays close: what it looks at is written by the client, at a price.
+/// Rests between two looks at what the client writes, and must fetch back after each look.
 const RESTS: u32 = 16;
+/// So often in a row the thread is woken beside a client that sleeps in our calls, and is woken as well, before it leaves it alone.
+const NEEDLESS_WAKES: u32 = 16;
 /// Longest sleep: time-outs inside the engine are noticed within it.
 const SLICE: Duration = Duration::from_millis(100);
 
@@ -54,6 +56,8 @@ const SLICE: Duration = Duration::from_millis(100);
 pub(crate) struct AutoProgress {
     waker: Waker,
     spin: Duration,
+    /// Where the thread may run, if not where the client's does that starts it.
+    processors: Option<CpuSet>,
     members: Mutex<Vec<Member>>,
     /// Rounds in which the thread found something to do.
     rounds: AtomicU64,
@@ -68,36 +72,28 @@ struct Member {
     core: CoreRef,
     /// Application rounds at the last look.
     seen: u64,
+    /// The thread listens; else it has stepped back.
+    listening: bool,
     /// The thread has been inside: the client's locks are dear, and our waker may watch the devices.
     visited: bool,
     /// When the thread last found something to do here.
     worked: Option<Instant>,
+    /// The thread has done something: the client's rounds and waits at that time, to find out whether it was there.
+    did: Option<(u64, u64)>,
     /// How often in a row the endpoint would not let us sleep without having anything to do.
     restless: u32,
-    /// What staying close has shown so far.
-    close: Option<Close>,
-    /// Ticks until staying close is tried again, and how many there were before the last time.
+    /// Listening has been of use since it began: there was something to do, and no client to do it.
+    useful: bool,
+    /// Times in a row that the thread was woken together with a client that slept in our calls.
+    needless_wakes: u32,
+    /// Ticks until listening is tried again, and how many there were before the last time.
     patience: u32,
     last_patience: u32,
-}
-
-/// A time of staying close.
-struct Close {
-    /// It ends then, unless it is of use before.
-    until: Instant,
-    looked: Instant,
-    /// When the client made its last round, or we began.
-    quiet_since: Instant,
-    /// The client made a round while we were on a core: it has another one.
-    apart: bool,
-    /// We did something for it.
-    useful: bool,
 }
 
 /// How soon the thread must look again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Next {
-    Close,
     Now,
     Tick,
     SleeperTick,
@@ -106,11 +102,19 @@ enum Next {
 
 impl AutoProgress {
     /// Ready to start; the thread itself begins with the first endpoint. After work it polls on for `spin` before it
-    /// sleeps.
-    pub(crate) fn new(spin: Duration) -> Result<Arc<Self>, Errno> {
+    /// sleeps. `affinity` lists the processors that it may run on.
+    pub(crate) fn new(spin: Duration, affinity: Option<&str>) -> Result<Arc<Self>, Errno> {
+        let processors = affinity.map(|list| {
+            let set = processors(list);
+            if set.is_none() {
+                log::warn!("FI_WEFT_PROGRESS_AFFINITY={list} is no list of processors; ignoring it");
+            }
+            set
+        });
         Ok(Arc::new(Self {
             waker: Waker::new()?,
             spin,
+            processors: processors.flatten(),
             members: Mutex::new(Vec::new()),
             rounds: AtomicU64::new(0),
             relieve: AtomicBool::new(false),
@@ -173,16 +177,16 @@ impl AutoProgress {
     fn run(&self) {
         block_signals();
         lock::visit_only();
+        if let Some(set) = &self.processors
+            && let Err(errno) = sched_setaffinity(None, set)
+        {
+            log::warn!("the progress thread cannot run where FI_WEFT_PROGRESS_AFFINITY says: {errno}");
+        }
         // Rings that arrive from here on are about things that the coming look may miss.
         self.waker.hush();
         while !self.stop.load(Ordering::Acquire) {
             let relieve = self.relieve.swap(false, Ordering::AcqRel);
             let time = match self.look(relieve) {
-                Next::Close => {
-                    (0..RESTS).for_each(|_| std::hint::spin_loop());
-                    std::thread::yield_now();
-                    continue;
-                }
                 Next::Now => {
                     std::thread::yield_now();
                     continue;
@@ -216,123 +220,95 @@ impl Member {
         Self {
             core: Arc::clone(core),
             seen: 0,
+            listening: false,
             visited: false,
             worked: None,
+            did: None,
             restless: 0,
-            close: None,
+            useful: false,
+            needless_wakes: 0,
             patience: 0,
-            last_patience: 1,
+            last_patience: 0,
         }
     }
 
     fn look(&mut self, auto: &AutoProgress, relieve: bool) -> Next {
         let (rounds, sleeper) = self.core.activity();
-        let moved = rounds != self.seen;
-        self.seen = rounds;
-        if sleeper {
-            self.close = None;
-            self.step_back(&auto.waker);
-            return Next::SleeperTick;
+        let moved = std::mem::replace(&mut self.seen, rounds) != rounds;
+        if self.listening {
+            return if self.core.take_dismissal() { self.part(auto) } else { self.serve(auto, sleeper) };
         }
-        if relieve {
-            self.close = None;
+        if !sleeper && (relieve || !moved || self.finds_client_away()) {
+            return self.serve(auto, sleeper);
         }
-        match self.close.take() {
-            Some(close) => self.stay_close(close, moved, auto),
-            None if moved && !relieve => self.come_close(auto),
-            None => self.serve(auto),
-        }
-    }
-
-    /// The client has made rounds since the last tick.
-    fn come_close(&mut self, auto: &AutoProgress) -> Next {
-        if self.patience > 0 || has_one_core() {
-            self.patience = self.patience.saturating_sub(1);
-            self.step_back(&auto.waker);
-            return Next::Tick;
-        }
-        // Locks may stay as they are, but what comes must not wake us: the client may be there first.
         self.step_back(&auto.waker);
-        let now = Instant::now();
-        self.close = Some(Close { until: now + CLOSE, looked: now, quiet_since: now, apart: false, useful: false });
-        Next::Close
+        if sleeper { Next::SleeperTick } else { Next::Tick }
     }
 
-    fn stay_close(&mut self, mut close: Close, moved: bool, auto: &AutoProgress) -> Next {
-        let now = Instant::now();
-        if now - close.looked > CROWDED {
-            return self.part(false, auto);
+    /// Whether the client, which was there since the last tick, is not there now; looked at only as often as that paid lately.
+    fn finds_client_away(&mut self) -> bool {
+        if self.patience > 0 {
+            self.patience -= 1;
+            return false;
         }
-        close.looked = now;
-        if moved {
-            close.apart = true;
-            close.quiet_since = now;
-        } else if close.apart && now - close.quiet_since > QUIET {
-            match self.help(auto) {
-                None => close.quiet_since = now,
-                Some(false) => {}
-                Some(true) => {
-                    close.useful = true;
-                    close.looked = Instant::now();
-                    close.until = close.looked + CLOSE;
-                }
+        // The silence of a client whose core we have taken tells nothing.
+        if !self.core.is_elsewhere() {
+            return false;
+        }
+        let still = |seen| self.core.activity() == (seen, false);
+        let start = Instant::now();
+        while start.elapsed() < QUIET {
+            if !still(self.seen) {
+                return false;
             }
+            (0..RESTS).for_each(|_| std::hint::spin_loop());
         }
-        if now <= close.until {
-            self.close = Some(close);
-            return Next::Close;
-        }
-        // A client that was quiet for that long has gone for longer.
-        let gone = now - close.quiet_since >= CLOSE;
-        let next = self.part(close.useful, auto);
-        if gone { self.serve(auto) } else { next }
+        true
     }
 
-    /// Ends a time of staying close.
-    fn part(&mut self, useful: bool, auto: &AutoProgress) -> Next {
-        self.last_patience = if useful { 1 } else { (2 * self.last_patience).min(MOST_PATIENCE) };
-        self.patience = self.last_patience - 1;
+    /// Ends a time of listening.
+    fn part(&mut self, auto: &AutoProgress) -> Next {
+        self.listening = false;
+        let useful = std::mem::take(&mut self.useful);
+        self.last_patience = if useful { 0 } else { (2 * self.last_patience).clamp(1, MOST_PATIENCE) };
+        self.patience = self.last_patience;
+        self.worked = None;
+        self.did = None;
         self.step_back(&auto.waker);
+        self.seen = self.core.activity().0;
         Next::Tick
     }
 
-    /// A round for a client that is not there for the moment. Whether there was something to do; `None`: it is there.
-    fn help(&mut self, auto: &AutoProgress) -> Option<bool> {
-        let mut state = self.core.try_visit()?;
-        self.visited = true;
-        if state.is_slept_on() {
-            return None;
-        }
-        let did = !state.settle();
-        if state.attend {
-            self.core.attend(state);
-        }
-        if did {
-            auto.rounds.fetch_add(1, Ordering::Relaxed);
-        }
-        Some(did)
-    }
-
-    /// Does the work of an endpoint that nobody else attends to, and goes on listening to its devices.
-    fn serve(&mut self, auto: &AutoProgress) -> Next {
+    /// Does the work of an endpoint that nobody else attends to, and listens to its devices from then on.
+    fn serve(&mut self, auto: &AutoProgress, sleeper: bool) -> Next {
         let Some(mut state) = self.core.try_visit() else {
-            // A call of the client is inside: it is at work after all.
-            return Next::Tick;
+            // A call of the client is inside: it is at work after all, or else will soon be out.
+            return if self.listening { Next::Now } else { Next::Tick };
         };
         self.visited = true;
-        if state.is_slept_on() {
-            return Next::Tick;
+        if !self.listening {
+            if state.is_slept_on() {
+                return Next::Tick;
+            }
+            self.listening = true;
+            self.core.take_dismissal();
         }
-        state.auto_awake();
+        if self.did.take() == Some((self.seen, self.core.waits())) && !sleeper {
+            // What was done then was done while the client was away.
+            state.aided();
+            self.useful = true;
+            self.needless_wakes = 0;
+        }
+        state.auto_rouse();
+        let before = self.core.activity().0;
         let moved = !state.settle();
-        if state.attend {
-            // Operations were triggered, or wait for room that there may be now.
-            self.core.attend(state);
-            auto.rounds.fetch_add(1, Ordering::Relaxed);
-            self.worked = Some(Instant::now());
-            return Next::Now;
-        }
-        if moved {
+        let attend = state.attend;
+        if moved || attend {
+            self.did = Some((before, self.core.waits()));
+            if attend {
+                // Operations were triggered, or wait for room that there may be now.
+                self.core.attend(state);
+            }
             auto.rounds.fetch_add(1, Ordering::Relaxed);
             self.worked = Some(Instant::now());
             return Next::Now;
@@ -341,8 +317,15 @@ impl Member {
             return Next::Now;
         }
         self.worked = None;
+        self.needless_wakes += u32::from(sleeper);
         if state.auto_listen(&auto.waker) {
             self.restless = 0;
+            // The devices have just been told to wake whoever sleeps, so the client will be woken without us as well.
+            if self.needless_wakes > NEEDLESS_WAKES {
+                self.needless_wakes = 0;
+                drop(state);
+                return self.part(auto);
+            }
             return Next::WhenWoken;
         }
         // Something has come meanwhile, or the system refuses to watch the devices.
@@ -358,9 +341,18 @@ impl Member {
     }
 }
 
-/// Whether this thread runs where nothing else can run at the same time as it, and so not the client either.
-fn has_one_core() -> bool {
-    rustix::thread::sched_getaffinity(None).is_ok_and(|set| set.count() == 1)
+/// The processors of a list such as `1,4-7`.
+fn processors(list: &str) -> Option<CpuSet> {
+    let mut set = CpuSet::new();
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        if first > last || last >= CpuSet::MAX_CPU {
+            return None;
+        }
+        (first..=last).for_each(|processor| set.set(processor));
+    }
+    Some(set)
 }
 
 /// Signals are the client's: its handlers must not run on a thread that it does not know.
@@ -379,13 +371,24 @@ mod tests {
 
     #[test]
     fn the_soonest_need_decides() {
-        assert!(Next::Close < Next::Now && Next::Now < Next::Tick);
+        assert!(Next::Now < Next::Tick);
         assert!(Next::Tick < Next::SleeperTick && Next::SleeperTick < Next::WhenWoken);
     }
 
     #[test]
+    fn lists_of_processors_are_read() {
+        let set =
+            |list| processors(list).map(|set| (0..CpuSet::MAX_CPU).filter(|&n| set.is_set(n)).collect::<Vec<_>>());
+        assert_eq!(set("3"), Some(vec![3]));
+        assert_eq!(set("1, 4-6,5"), Some(vec![1, 4, 5, 6]));
+        for list in ["", "x", "1,", "5-4", "-1", "0-99999999"] {
+            assert_eq!(set(list), None, "{list:?}");
+        }
+    }
+
+    #[test]
     fn the_thread_starts_once_and_is_gone_after_stop() {
-        let auto = AutoProgress::new(Duration::ZERO).unwrap();
+        let auto = AutoProgress::new(Duration::ZERO, None).unwrap();
         auto.start().unwrap();
         auto.start().unwrap();
         assert_eq!(Arc::strong_count(&auto), 2, "one reference is the thread's");

@@ -377,6 +377,34 @@ impl Devices {
         self.tcp.as_mut().is_none_or(Tcp::park) && self.shm.as_mut().is_none_or(Shm::park)
     }
 
+    /// The same for a caller that polls are not to disturb, its own or those of others: it holds until [`Self::unpark`]. What has
+    /// woken the caller, or would have but for such a poll, ends the announcement: then [`Self::listens`] is `false` until the next
+    /// call of this.
+    #[must_use]
+    pub fn hold(&mut self) -> bool {
+        self.table.fallbacks.is_empty()
+            && self.tcp.as_mut().is_none_or(Tcp::park)
+            && self.shm.as_mut().is_none_or(Shm::hold)
+    }
+
+    /// Whether [`Self::wait_fd`] will tell of everything that comes, as after [`Self::hold`].
+    #[must_use]
+    pub fn listens(&self) -> bool {
+        self.table.fallbacks.is_empty()
+            && self.tcp.as_ref().is_none_or(|tcp| !tcp.has_work())
+            && self.shm.as_ref().is_none_or(Shm::listens)
+    }
+
+    /// The caller of [`Self::hold`] is awake, and about to poll.
+    pub fn rouse(&mut self) {
+        if let Some(tcp) = &mut self.tcp {
+            tcp.unpark();
+        }
+        if let Some(shm) = &mut self.shm {
+            shm.rouse();
+        }
+    }
+
     /// The caller is awake again.
     pub fn unpark(&mut self) {
         if let Some(tcp) = &mut self.tcp {

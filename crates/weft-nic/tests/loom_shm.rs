@@ -248,6 +248,47 @@ fn a_sleeper_is_woken_once() {
     }
 }
 
+/// A device that is held: peers have known since an earlier fence that its rings are not looked at. A poll takes what there is, and
+/// the announcement to sleep is made again without such a fence. (`Shm::hold`.)
+#[test]
+fn holding_anew_loses_nothing() {
+    check(|| {
+        let page = Arc::new(Page::new());
+        let ring = Arc::new([AtomicU32::new(0)]);
+        let wakes = Arc::new(AtomicU32::new(0));
+        assert!(page.park());
+        let producer = {
+            let (page, ring, wakes) = (page.clone(), ring.clone(), wakes.clone());
+            loom::thread::spawn(move || {
+                for n in 1..3 {
+                    ring[0].store(n, Ordering::Release);
+                    if page.ring(7) {
+                        wakes.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            })
+        };
+        // A poll of the client's.
+        listen(&page, &ring[..]);
+        // Before it leaves it asks whether the sleeper will be woken for what comes from now on; if not, it calls it.
+        let listens = page.parked();
+        let mut seen = 0;
+        let mut asleep = listens;
+        if !listens {
+            asleep = page.park();
+            seen = ring[0].load(Ordering::Acquire);
+            asleep &= !page.rung();
+        }
+        producer.join().unwrap();
+        let taken = if listens { listen(&page, &ring[..]) } else { seen };
+        let woken = wakes.load(Ordering::Relaxed);
+        assert!(woken <= 2);
+        // Asleep with something untaken: somebody has rung since the announcement.
+        assert!(!asleep || taken == 2 || !page.parked(), "asleep, and nobody rings");
+        assert!(!asleep || page.parked() || woken > 0);
+    });
+}
+
 /// The whole way to sleep: stop polling the ring, announce, fence, look once more. (`Shm::park`, `Link::announce`.)
 #[test]
 fn going_cold_and_to_sleep_loses_nothing() {

@@ -36,6 +36,12 @@ pub(crate) fn of_rank(cores: &[usize], rank: usize, threads: usize) -> Vec<usize
     (0..threads).map(|thread| cores[(rank * threads + thread) % cores.len()]).collect()
 }
 
+/// Those of `cores` that are not among `taken`; all of them if that leaves none.
+pub(crate) fn except(cores: &[usize], taken: &[usize]) -> Vec<usize> {
+    let left: Vec<usize> = cores.iter().copied().filter(|core| !taken.contains(core)).collect();
+    if left.is_empty() { cores.to_vec() } else { left }
+}
+
 /// Confines this thread, and those that it starts, to some cores.
 pub(crate) fn pin(cores: &[usize]) -> Result<(), String> {
     let mut set = CpuSet::new();
@@ -64,6 +70,8 @@ mod tests {
         assert_eq!(of_rank(&[4, 5], 1, 1), [5]);
         assert_eq!(of_rank(&[4, 5], 2, 1), [4]);
         assert_eq!(of_rank(&[0, 1, 2, 3], 1, 2), [2, 3]);
+        assert_eq!(except(&[0, 1, 2], &[1]), [0, 2]);
+        assert_eq!(except(&[0], &[0]), [0]);
     }
 
     #[test]

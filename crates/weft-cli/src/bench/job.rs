@@ -90,7 +90,11 @@ impl Job {
             (_, None) if self.bind == Bind::Pair => cores::of_rank(&self.cores, 0, self.case.threads),
             _ => cores::of_rank(&self.cores, rank, self.case.threads),
         };
-        let others_cores = if self.bind == Bind::Caller { self.others_cores.clone() } else { cores.clone() };
+        let others_cores = match self.bind {
+            Bind::Caller => self.others_cores.clone(),
+            Bind::Apart if rank == 0 => cores::except(&self.others_cores, &cores),
+            _ => cores.clone(),
+        };
         Self { rank, cores, others_cores, ..self.clone() }
     }
 }

@@ -14,7 +14,7 @@
 use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use weft_engine::Engine;
 use weft_engine::api::{Addr, Book, Error, OpFlags, RecvOp, Region, SendOp};
@@ -35,6 +35,13 @@ pub(crate) type Eng = Engine<Devices>;
 /// Rounds after which a caller that wants the endpoint idle gives up for this time.
 const SETTLE_ROUNDS: u32 = 64;
 
+/// Rounds of the client after which it takes over from a progress thread that has been of no use meanwhile: more than a
+/// blocking call makes before it sleeps.
+pub(crate) const UNAIDED_ROUNDS: u32 = 256;
+
+/// The processor is looked up only so often.
+const ROUNDS_PER_CPU: u64 = 64;
+
 /// An endpoint as queues, counters and regions see it.
 pub(crate) struct Core {
     state: Guarded<State>,
@@ -42,10 +49,14 @@ pub(crate) struct Core {
     pub(crate) bound: Bound,
     /// Rounds of progress that application threads have made, for others to see whether somebody is at work.
     polls: AtomicU64,
+    /// The processor on which they were made lately.
+    cpu: AtomicU32,
     /// Application threads that sleep on this endpoint and will progress it when they wake.
     sleepers: AtomicU32,
     /// The progress thread, if there is one.
     auto: Option<Arc<AutoProgress>>,
+    /// The client has taken over, and the progress thread has not seen it yet.
+    dismissed: AtomicBool,
     /// What waits in the domain for counters.
     work: Arc<WorkQueue>,
     /// Whether operations of this endpoint may be among it (FI_TRIGGER).
@@ -72,8 +83,12 @@ pub(crate) struct State {
     /// How many wait objects of clients rely on the devices being parked (`fi_trywait`): those sleep where we cannot
     /// see them, for as long as they like.
     external: u32,
-    /// The progress thread sleeps with these devices parked.
-    auto_sleeps: bool,
+    /// The progress thread listens to these devices, which are parked until it or the client ends that.
+    auto_listens: bool,
+    /// It sleeps, and was not called yet.
+    auto_asleep: bool,
+    /// Rounds that the client has made since the progress thread was of use.
+    unaided: u32,
     /// Programs were set free in here, or may go on: whoever finds this set runs them, once out of the engine.
     pub(crate) attend: bool,
     /// Programs wait for room in this engine.
@@ -94,15 +109,26 @@ impl Core {
         triggers: bool,
         routes: Routes,
     ) -> Self {
-        let state =
-            State { engine: None, routes, sleeping: 0, external: 0, auto_sleeps: false, attend: false, stalled: false };
+        let state = State {
+            engine: None,
+            routes,
+            sleeping: 0,
+            external: 0,
+            auto_listens: false,
+            auto_asleep: false,
+            unaided: 0,
+            attend: false,
+            stalled: false,
+        };
         Self {
             // SAFETY: the caller's promise.
             state: unsafe { Guarded::new(callers, meter, state) },
             bound: Bound::default(),
             polls: AtomicU64::new(0),
+            cpu: AtomicU32::new(u32::MAX),
             sleepers: AtomicU32::new(0),
             auto,
+            dismissed: AtomicBool::new(false),
             work,
             triggers,
         }
@@ -117,6 +143,7 @@ impl Core {
             return Errno::AGAIN.size();
         }
         let (result, fired) = submit(engine, routes, *stalled, start);
+        self.call_listener(&mut state);
         if fired {
             self.attend(state);
         }
@@ -143,6 +170,7 @@ impl Core {
             return self.trigger(Op::send(op));
         }
         let (result, fired) = submit(engine, routes, *stalled, |engine| engine.send_later(op));
+        self.call_listener(&mut state);
         if fired {
             self.attend(state);
         }
@@ -165,6 +193,7 @@ impl Core {
             return self.trigger(Op::recv(op));
         }
         let (result, fired) = submit(engine, routes, *stalled, |engine| engine.recv(op));
+        self.call_listener(&mut state);
         if fired {
             self.attend(state);
         }
@@ -218,10 +247,14 @@ impl Core {
     pub(crate) fn progress(&self) -> usize {
         let mut state = self.state.lock();
         // Written under the lock only.
-        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
+        self.polls.store(polls, Ordering::Relaxed);
+        if polls.is_multiple_of(ROUNDS_PER_CPU) {
+            self.cpu.store(this_cpu(), Ordering::Relaxed);
+        }
         let done = state.round();
-        if state.auto_sleeps || state.external > 0 {
-            self.after_waking_devices(&mut state);
+        if state.auto_listens || state.external > 0 {
+            self.beside_listeners(&mut state);
         }
         if state.attend {
             self.attend(state);
@@ -229,19 +262,37 @@ impl Core {
         done
     }
 
-    /// A poll ends the devices' parking, on which somebody else relies.
+    /// The client has made a round although others rely on the devices' parking.
     #[cold]
-    fn after_waking_devices(&self, state: &mut State) {
-        if std::mem::take(&mut state.auto_sleeps)
-            && let Some(auto) = &self.auto
-        {
-            // From now on it looks after us in ticks.
-            auto.wake();
+    fn beside_listeners(&self, state: &mut State) {
+        state.unaided = state.unaided.saturating_add(1);
+        if state.auto_listens && state.unaided > UNAIDED_ROUNDS && state.sleeping == 0 {
+            // From now on the thread looks after us in ticks.
+            state.auto_awake();
+            self.dismissed.store(true, Ordering::Relaxed);
+            self.auto.as_ref().inspect(|auto| auto.wake());
         }
+        self.call_listener(state);
         if state.external > 0 && !(state.settle() && state.park_devices()) {
             // Too much is going on to park: let the sleepers come and look.
             state.routes.ring();
         }
+    }
+
+    /// The client leaves an endpoint to whose devices the progress thread listens: calls it, once, if they will not wake it by
+    /// themselves for what there is to do.
+    #[inline]
+    pub(super) fn call_listener(&self, state: &mut State) {
+        if state.auto_asleep && state.engine.as_ref().is_some_and(|engine| engine.has_work() || !engine.nic().listens())
+        {
+            state.auto_asleep = false;
+            self.auto.as_ref().inspect(|auto| auto.wake());
+        }
+    }
+
+    /// For the progress thread: whether the client has taken over.
+    pub(crate) fn take_dismissal(&self) -> bool {
+        self.dismissed.load(Ordering::Relaxed) && self.dismissed.swap(false, Ordering::Relaxed)
     }
 
     /// Prepares for sleep by an application thread: nothing left to do, and the devices will wake whoever
@@ -259,6 +310,17 @@ impl Core {
     pub(crate) fn unpark(&self, sleep: Sleep) {
         self.state.lock().unpark(sleep);
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether the application's rounds were made on another processor than the caller's, as far as that is known.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        let cpu = self.cpu.load(Ordering::Relaxed);
+        cpu != u32::MAX && cpu != this_cpu()
+    }
+
+    /// How often a call had to wait at a lock of the domain.
+    pub(crate) fn waits(&self) -> u64 {
+        self.state.waits()
     }
 
     /// What application threads are doing here: rounds of progress so far, and whether one sleeps on it.
@@ -397,7 +459,7 @@ impl State {
 
     /// See [`Core::park`].
     fn park(&mut self, waker: &Waker, sleep: Sleep) -> bool {
-        if !self.listen(waker) {
+        if !(self.listen(waker) && self.park_devices()) {
             return false;
         }
         match sleep {
@@ -415,23 +477,18 @@ impl State {
         debug_assert!(*count > 0);
         *count = count.saturating_sub(1);
         // Devices that somebody else still sleeps on stay parked until the next poll.
-        if self.sleeping == 0 && self.external == 0 && !self.auto_sleeps {
+        if self.sleeping == 0 && self.external == 0 && !self.auto_listens {
             self.wake_devices();
         }
     }
 
-    /// Brings the endpoint to rest and its devices to sleep, listened to by `waker`. False: something is going on.
+    /// Brings the endpoint to rest, with its devices listened to by `waker` once they are parked. False: something is going on.
     fn listen(&mut self, waker: &Waker) -> bool {
         if !self.settle() {
             return false;
         }
-        if let Some(fd) = self.wait_fd()
-            && waker.watch(fd).is_err()
-        {
-            // Without a descriptor the sleeper would hear nothing.
-            return false;
-        }
-        self.park_devices()
+        // Without a descriptor the sleeper would hear nothing.
+        self.wait_fd().is_none_or(|fd| waker.watch(fd).is_ok())
     }
 
     fn park_devices(&mut self) -> bool {
@@ -449,15 +506,36 @@ impl State {
         self.sleeping > 0
     }
 
-    /// For the progress thread: goes to sleep on these devices.
+    /// For the progress thread: goes to sleep on these devices, if there is nothing to do.
     pub(crate) fn auto_listen(&mut self, waker: &Waker) -> bool {
-        self.auto_sleeps = self.listen(waker);
-        self.auto_sleeps
+        if !(self.listen(waker) && self.engine.as_mut().is_none_or(|engine| engine.nic_mut().hold())) {
+            return false;
+        }
+        self.auto_asleep = true;
+        if !std::mem::replace(&mut self.auto_listens, true) {
+            self.unaided = 0;
+        }
+        true
     }
 
-    /// For the progress thread: awake again, or no longer interested.
+    /// For the progress thread: it is awake; if it slept, the devices know why it does not any more.
+    pub(crate) fn auto_rouse(&mut self) {
+        if std::mem::take(&mut self.auto_asleep)
+            && let Some(engine) = &mut self.engine
+        {
+            engine.nic_mut().rouse();
+        }
+    }
+
+    /// For the progress thread: has been of use.
+    pub(crate) fn aided(&mut self) {
+        self.unaided = 0;
+    }
+
+    /// The progress thread listens no more.
     pub(crate) fn auto_awake(&mut self) {
-        if std::mem::take(&mut self.auto_sleeps) && self.sleeping == 0 && self.external == 0 {
+        self.auto_asleep = false;
+        if std::mem::take(&mut self.auto_listens) && self.sleeping == 0 && self.external == 0 {
             self.wake_devices();
         }
     }
@@ -502,6 +580,12 @@ fn submit(
 pub(super) fn make_room(engine: &mut Eng, routes: &Routes, stalled: bool) -> bool {
     let moved = engine.progress() > 0;
     routes.deliver(engine) || (moved && stalled)
+}
+
+/// The processor that runs this thread.
+fn this_cpu() -> u32 {
+    // SAFETY: no arguments.
+    u32::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(u32::MAX)
 }
 
 /// Shared ownership of a core.

@@ -81,6 +81,7 @@ impl Core {
             Ok(()) => {}
         }
         let _ = routes.deliver(engine);
+        self.call_listener(&mut state);
         true
     }
 

@@ -1,5 +1,6 @@
 //! Automatic progress for a client that comes and goes, and what the provider counts meanwhile.
 
+use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
@@ -7,16 +8,29 @@ use std::time::{Duration, Instant};
 use weft_fi_sys::*;
 
 use crate::client::Lib;
-use crate::side::{Args, Side, Watched, acquaint, memory, pattern, until};
+use crate::side::{Args, Outcome, PATIENCE, Side, Watched, acquaint, memory, pattern, until};
 
-/// Lengths of messages: inside a header, beside it, fetched.
-const LENGTHS: [usize; 3] = [8, 3000, 64 << 10];
+/// Lengths of messages: inside a header, beside it, fetched, fetched in several pieces.
+const LENGTHS: [usize; 4] = [8, 3000, 64 << 10, 1 << 20];
+/// What asks for nothing more.
+const END: u8 = LENGTHS.len() as u8;
 const ITERATIONS: usize = 1500;
 /// What the client computes between posting and waiting.
 const WORK: Duration = Duration::from_micros(30);
 const ASK: usize = 0x10;
 const DATA: usize = 0x20;
 const AWAY: Duration = Duration::from_millis(20);
+/// How long a client polls in vain before it goes away: some ticks of the progress thread.
+const POLLING: Duration = Duration::from_millis(5);
+/// How soon it is relieved then, if the machine is not busy with other things.
+const RELIEF: Duration = Duration::from_millis(100);
+/// A client that comes and goes is never away for as long as a tick of the progress thread, and yet most of the time.
+const SHORT_AWAY: Duration = Duration::from_micros(700);
+/// So many of so many turns in a row must find their data there, sooner or later: other tests use the processors, too.
+const RELIEVED: usize = 10;
+const SHORT_TURNS: usize = 100;
+/// The sender leaves its processor to others.
+const REST: Duration = Duration::from_micros(20);
 
 pub(crate) fn all(lib: &Lib) {
     stats_are_as_long_as_asked_for(&Side::new(lib));
@@ -33,6 +47,9 @@ pub(crate) fn all(lib: &Lib) {
             scope.spawn(move || serve(&sender, to_receiver));
             come_and_go(&receiver, to_sender);
             go_away(&receiver, to_sender);
+            stop_polling(&receiver, to_sender);
+            be_away_mostly(&receiver, to_sender);
+            ask(&receiver, to_sender, END);
         });
         let [_, thread_rounds, _] = stats(&receiver, 24);
         assert!(thread_rounds > 0, "data came without calls, so the thread has brought them");
@@ -54,14 +71,22 @@ impl Lent<'_> {
 /// Sends when asked, until it is asked for nothing.
 fn serve(sender: &Lent<'_>, to: u64) {
     let side = sender.get();
-    let (ask, data) = (memory(1), pattern(LENGTHS[2]));
+    let (ask, data) = (memory(1), pattern(LENGTHS[3]));
     loop {
         side.trecv(ask, ASK);
-        assert_eq!(until(|| side.poll()).done().op_context as usize, ASK);
+        assert_eq!(until(|| rest(side)).done().op_context as usize, ASK);
         let Some(&len) = LENGTHS.get(usize::from(ask[0])) else { return };
         side.start("fi_tsend", &Args { context: DATA, ..Args::new(&mut data[..len], to) }, &[]);
-        assert_eq!(until(|| side.poll()).done().op_context as usize, DATA);
+        assert_eq!(until(|| rest(side)).done().op_context as usize, DATA);
     }
+}
+
+fn rest(side: &Side<'_>) -> Option<Outcome> {
+    let found = side.poll();
+    if found.is_none() {
+        std::thread::sleep(REST);
+    }
+    found
 }
 
 fn ask(side: &Side<'_>, to: u64, what: u8) {
@@ -70,7 +95,7 @@ fn ask(side: &Side<'_>, to: u64, what: u8) {
 
 /// Posts, computes, waits.
 fn come_and_go(side: &Side<'_>, to: u64) {
-    let (target, expected) = (memory(LENGTHS[2]), pattern(LENGTHS[2]));
+    let (target, expected) = (memory(LENGTHS[3]), pattern(LENGTHS[3]));
     for turn in 0..ITERATIONS {
         let which = turn % LENGTHS.len();
         target.fill(0);
@@ -86,7 +111,7 @@ fn come_and_go(side: &Side<'_>, to: u64) {
     }
 }
 
-/// Posts, and calls nothing until everything is there; in the end it asks for nothing more.
+/// Posts, and calls nothing until everything is there.
 fn go_away(side: &Side<'_>, to: u64) {
     let (target, expected) = (memory(LENGTHS[2]), pattern(LENGTHS[2]));
     let watched = Watched::new(target);
@@ -96,7 +121,56 @@ fn go_away(side: &Side<'_>, to: u64) {
     until(|| watched.begun().then_some(()));
     until(|| (watched.bytes()[..] == expected[..]).then_some(()));
     assert_eq!(until(|| side.poll()).done().op_context as usize, DATA);
-    ask(side, to, LENGTHS.len() as u8);
+}
+
+/// The same after having polled all the time, so that the progress thread has stepped back. Waits for the last byte only: until
+/// it is there nothing is called.
+fn stop_polling(side: &Side<'_>, to: u64) {
+    let (target, expected) = (memory(LENGTHS[3]), pattern(LENGTHS[3]));
+    let last = Watched::new(&mut target[LENGTHS[3] - 1..]);
+    let relief = (0..10).map(|turn| {
+        let start = Instant::now();
+        while start.elapsed() < POLLING {
+            assert!(side.poll().is_none());
+        }
+        target.fill(0);
+        side.trecv(&mut target[..], DATA);
+        ask(side, to, 3);
+        let start = Instant::now();
+        until(|| last.begun().then_some(()));
+        let took = start.elapsed();
+        assert_eq!(until(|| side.poll()).done().op_context as usize, DATA);
+        assert_eq!(target[..], expected[..], "turn {turn}");
+        took
+    });
+    let soonest = relief.min().unwrap();
+    assert!(soonest < RELIEF, "{soonest:?}");
+}
+
+/// Posts, is away for less than a tick, and polls until it has what it posted for. The progress thread finds out, and brings the
+/// data meanwhile, where it has a processor for that.
+fn be_away_mostly(side: &Side<'_>, to: u64) {
+    let (target, expected) = (memory(LENGTHS[2]), pattern(LENGTHS[2]));
+    let last = Watched::new(&mut target[LENGTHS[2] - 1..]);
+    let mut relieved = VecDeque::from([false; SHORT_TURNS]);
+    let start = Instant::now();
+    let mut turn = 0;
+    let alone = std::thread::available_parallelism().is_ok_and(|processors| processors.get() == 1);
+    while relieved.iter().filter(|&&one| one).count() < RELIEVED && !(alone && turn == SHORT_TURNS) {
+        assert!(start.elapsed() < PATIENCE, "relieved in fewer than {RELIEVED} of {SHORT_TURNS} turns, {turn} in all");
+        target.fill(0);
+        side.trecv(&mut target[..], DATA);
+        ask(side, to, 2);
+        let start = Instant::now();
+        while start.elapsed() < SHORT_AWAY {
+            std::hint::spin_loop();
+        }
+        relieved.rotate_left(1);
+        relieved[SHORT_TURNS - 1] = last.begun();
+        turn += 1;
+        assert_eq!(until(|| side.poll()).done().op_context as usize, DATA);
+        assert_eq!(target[..], expected[..], "turn {turn}");
+    }
 }
 
 type Read = unsafe extern "C" fn(*mut fid_domain, *mut u64, usize) -> c_int;

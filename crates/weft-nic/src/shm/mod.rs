@@ -61,6 +61,7 @@ use handshake::Handshake;
 use link::{Begun, Link};
 use ring::{INLINE_BYTES, MAILBOX_BYTES, MAX_LINES, MIN_LINES};
 use segment::LINE_BYTES;
+use sleep::Rest;
 
 pub use probe::{Finding, probe};
 
@@ -140,8 +141,8 @@ pub struct Shm {
     /// Links that have hung up and are being drained.
     dying: Vec<u32>,
     events: VecDeque<Event>,
-    /// The announcement that we sleep is out.
-    parked: bool,
+    /// Whether the peers were told that nobody polls.
+    rest: Rest,
     /// Look at the sockets in the next poll.
     control_due: bool,
     /// So many more looks at the sockets are made early, because a handshake is getting on.
@@ -189,7 +190,7 @@ impl Shm {
             busy: VecDeque::new(),
             dying: Vec::new(),
             events: VecDeque::new(),
-            parked: false,
+            rest: Rest::Awake,
             control_due: true,
             attention: 0,
             waiting: Vec::new(),
@@ -396,7 +397,7 @@ impl Nic for Shm {
     fn poll<S: Sink>(&mut self, sink: &mut S) -> usize {
         self.polls += 1;
         let mut calls = 0;
-        if self.parked {
+        if self.rest == Rest::UntilPoll {
             self.unpark();
         }
         // By index: a link may leave the list while it is looked at.

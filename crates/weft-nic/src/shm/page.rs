@@ -107,6 +107,11 @@ impl Page {
         true
     }
 
+    /// Consumer: whether it has announced to sleep, and nobody has rung since.
+    pub(super) fn parked(&self) -> bool {
+        self.parked.0.load(Ordering::Relaxed) != 0
+    }
+
     /// Consumer: does not sleep (any more).
     pub(super) fn unpark(&self) {
         self.parked.0.store(0, Ordering::SeqCst);

@@ -23,6 +23,17 @@ const QUIET_POLLS: u64 = 4096;
 /// So many polls pass between two moves: each costs a membarrier, that is, some microseconds.
 const DEMOTION_POLLS: u64 = 1024;
 
+/// Whether the peers were told that nobody polls, and until when.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// They were not: hot links are looked at.
+    Awake,
+    /// Until the next poll.
+    UntilPoll,
+    /// Polls are made now and then, but nobody relies on them.
+    Held,
+}
+
 impl Shm {
     /// The descriptor that becomes readable when there is something to poll, after [`Shm::park`].
     #[must_use]
@@ -34,31 +45,68 @@ impl Shm {
     /// nothing is announced. After sleeping: `unpark` (or simply `poll`).
     #[must_use]
     pub fn park(&mut self) -> bool {
-        if self.parked {
+        if self.rest == Rest::UntilPoll {
             return true;
         }
         if !self.events.is_empty() || !self.dying.is_empty() || self.door.page().rung() {
             return false;
         }
-        self.parked = true;
-        self.set_hot_polled(false);
+        let was = std::mem::replace(&mut self.rest, Rest::UntilPoll);
+        if was == Rest::Awake {
+            self.set_hot_polled(false);
+        }
         self.set_waiting_wants(true);
-        // The announcement comes before the fence, the looks after it.
+        // The announcement comes before the fence, the looks after it. Of a device that is held the peers have known since an
+        // earlier fence that nobody looks at their rings; only what waits for space is news.
         let announced = self.door.page().park();
-        if !announced || self.barriers.fence().is_err() || self.something_came() || self.door.page().rung() {
-            self.unpark();
+        let news = was == Rest::Awake || !(self.waiting.is_empty() && self.busy.is_empty());
+        let fenced = announced && (!news || self.barriers.fence().is_ok());
+        if !fenced || self.something_came() || self.door.page().rung() {
+            self.rest = was;
+            match was {
+                Rest::Held => self.rouse(),
+                _ => self.wake(),
+            }
             return false;
+        }
+        if was == Rest::Held {
+            self.rest = was;
         }
         self.arm_timer();
         true
     }
 
+    /// Like [`Shm::park`], for a caller whose sleep polls do not end.
+    #[must_use]
+    pub fn hold(&mut self) -> bool {
+        let parked = self.park();
+        if parked {
+            self.rest = Rest::Held;
+        }
+        parked
+    }
+
+    /// Whether peers will wake whoever sleeps on [`Shm::wait_fd`], and there is nothing to do before.
+    #[must_use]
+    pub fn listens(&self) -> bool {
+        self.busy.is_empty() && self.events.is_empty() && self.dying.is_empty() && self.door.page().parked()
+    }
+
+    /// The caller of [`Shm::hold`] is awake, and about to poll.
+    pub fn rouse(&mut self) {
+        self.door.page().unpark();
+        self.control_due = true;
+    }
+
     /// The caller is awake.
     pub fn unpark(&mut self) {
-        if !self.parked {
-            return;
+        if self.rest != Rest::Awake {
+            self.wake();
         }
-        self.parked = false;
+    }
+
+    fn wake(&mut self) {
+        self.rest = Rest::Awake;
         self.door.page().unpark();
         self.set_hot_polled(true);
         self.set_waiting_wants(false);
@@ -157,10 +205,11 @@ impl Shm {
         if draining || (self.hot.len() >= HOT_LINKS && !self.make_room(sink)) {
             return;
         }
+        let polled = self.rest == Rest::Awake;
         if let Some(link) = self.link(LinkId(id)) {
             link.hot = true;
             link.last_active = polls;
-            link.set_polled(true);
+            link.set_polled(polled);
             self.hot.push(id);
         }
     }
@@ -182,7 +231,7 @@ impl Shm {
         let Some(Slot::Up(link)) = self.links.get(quietest as usize) else { return false };
         link.set_polled(false);
         if self.barriers.fence().is_err() {
-            link.set_polled(true);
+            link.set_polled(self.rest == Rest::Awake);
             return false;
         }
         self.cool(quietest);

@@ -299,7 +299,7 @@ impl Tcp {
     /// Prepares for the caller to sleep on [`Self::wait_fd`]. `false`: there is something to do now.
     pub fn park(&mut self) -> bool {
         self.write_dirty();
-        if !self.dirty.is_empty() || !self.writer.done.is_empty() || !self.failed.is_empty() {
+        if self.has_work() {
             return false;
         }
         if self.next_timer_ms != u64::MAX {
@@ -307,6 +307,11 @@ impl Tcp {
         }
         self.parked = true;
         true
+    }
+
+    /// Whether a poll could move something on before anything comes.
+    pub(crate) fn has_work(&self) -> bool {
+        !(self.dirty.is_empty() && self.writer.done.is_empty() && self.failed.is_empty())
     }
 
     /// The caller is awake again.

@@ -1,6 +1,7 @@
 //! Waiting: blocking reads, counters, descriptors, and a target that never calls.
 
 use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use weft_fi_sys as sys;
@@ -24,10 +25,12 @@ fn blocked_readers_wake_up() {
         for buffer in &mut buffers {
             assert_eq!(b.recv(buffer, 0), 0);
         }
+        let read = AtomicU32::new(0);
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
                 for _ in 0..30 {
                     assert_eq!(sread(&b, 20_000), 1);
+                    read.fetch_add(1, Ordering::Relaxed);
                 }
                 // And one for the signal.
                 assert_eq!(sread(&b, 20_000), -11);
@@ -38,12 +41,13 @@ fn blocked_readers_wake_up() {
                 until(|| (a.inject(b"wake", to_b) == 0).then_some(()));
                 let _ = a.cq_read(0);
             }
-            // The first message may have waited for the connection.
+            // The first message may have waited for the connection; and the reader is to sleep when it is signaled.
             until(|| {
                 let _ = a.cq_read(0);
                 std::thread::sleep(Duration::from_millis(1));
-                (begin.elapsed() > Duration::from_millis(300)).then_some(())
+                (read.load(Ordering::Relaxed) == 30).then_some(())
             });
+            std::thread::sleep(Duration::from_millis(20));
             ok(unsafe { ((*(*b.cq).ops).signal.unwrap())(b.cq) });
             reader.join().unwrap();
         });

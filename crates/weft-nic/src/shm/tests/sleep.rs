@@ -54,6 +54,76 @@ fn a_parked_endpoint_sleeps_until_rung() {
     assert!(!sleep(&b, 20));
 }
 
+/// What the progress thread and a client do together: one holds the device and sleeps, the other polls now and then.
+#[test]
+fn a_held_endpoint_is_polled_and_goes_on_listening() {
+    let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+    let (near, _) = join(&mut a, &mut b);
+    while !b.nic.hold() {
+        b.poll();
+    }
+    // Polls that find nothing leave the sleeper where it is.
+    (0..1000).for_each(|_| assert_eq!(b.poll(), 0));
+    assert!(b.nic.listens() && !sleep(&b, 20));
+    for turn in 1..10 {
+        a.nic.send(near, b"for the sleeper", &[]).unwrap();
+        assert!(sleep(&b, 5000), "turn {turn}");
+        // A poll that comes first takes the message; nobody listens until the next hold.
+        assert_eq!(b.poll(), 1);
+        assert!(!b.nic.listens());
+        assert!((0..3).any(|_| b.nic.hold()), "only the byte that woke is there");
+        assert!(b.nic.listens() && !sleep(&b, 5));
+        assert_eq!(b.inbox.messages.len(), turn);
+    }
+    // A second sleeper, and its end, change nothing.
+    assert!(b.nic.park());
+    b.poll();
+    assert!(b.nic.listens());
+    b.nic.unpark();
+    assert!(!b.nic.listens());
+    a.nic.send(near, b"to one that polls", &[]).unwrap();
+    assert!(!sleep(&b, 20), "woken without having said that it sleeps");
+    assert_eq!(b.poll(), 1);
+}
+
+/// A held device that several poll: whoever sleeps does so only after it has held it anew, and nothing is lost.
+#[test]
+fn holding_beside_polls_loses_nothing() {
+    let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+    let (near, far) = join(&mut a, &mut b);
+    const TURNS: u32 = 5000;
+    let other = std::thread::spawn(move || {
+        let mut sleeps = 0;
+        for turn in 0..TURNS {
+            while b.inbox.messages.is_empty() {
+                if b.poll() == 0 && b.nic.hold() {
+                    // Somebody else's polls between the announcement and the sleep.
+                    let polls = turn % 5;
+                    let came = (0..polls).any(|_| b.poll() > 0);
+                    if !came && b.nic.listens() {
+                        assert!(sleep(&b, 10_000), "a wake-up was lost in turn {turn}");
+                        sleeps += 1;
+                    }
+                    b.nic.rouse();
+                }
+            }
+            assert_eq!(b.inbox.messages.pop().unwrap().1, turn.to_ne_bytes());
+            b.nic.send(far, &turn.to_ne_bytes(), &[]).unwrap();
+        }
+        assert!(sleeps > 0, "the test is about sleeping");
+        b
+    });
+    for turn in 0..TURNS {
+        a.nic.send(near, &turn.to_ne_bytes(), &[]).unwrap();
+        work(&mut a, |a| !a.inbox.messages.is_empty());
+        assert_eq!(a.inbox.messages.pop().unwrap().1, turn.to_ne_bytes());
+        if turn % 16 == 0 {
+            std::thread::sleep(Duration::from_micros(u64::from(turn % 7) * 50));
+        }
+    }
+    drop(other.join().unwrap());
+}
+
 /// Two threads that sleep after every message; then with the hot list in play by several links.
 #[test]
 fn ping_pong_with_sleeping_loses_nothing() {
