@@ -108,9 +108,25 @@ impl Devices {
         false
     }
 
+    /// Nor by another name.
+    pub(crate) fn hold(&mut self) -> bool {
+        self.park()
+    }
+
+    /// Nothing wakes anybody.
+    #[allow(clippy::unused_self)]
+    pub(crate) fn listens(&self) -> bool {
+        false
+    }
+
     /// Nothing was parked.
     #[allow(clippy::unused_self, clippy::needless_pass_by_ref_mut)]
     pub(crate) fn unpark(&mut self) {}
+
+    /// The same.
+    pub(crate) fn rouse(&mut self) {
+        self.unpark();
+    }
 
     /// The device, and the lock that guards it.
     fn nic(&mut self) -> (&mut SimNic, MutexGuard<'static, Option<Shared>>) {
