@@ -6,15 +6,18 @@
 //!
 //! A non-blocking reader that finds nothing for long yields as well, and naps, briefly and woken by its devices, once
 //! others have used its core while it polled: then there are more threads than cores, and the one it waits for needs one.
+//! A thread that reads several queues in turn does not nap on one of them, deaf to the others ([`presence`]).
 //!
 //! No wake-up is lost: a sleeper first arms its queue or counter, finding it still empty under the same lock (or in
 //! the same total order of atomics) in which others fill it, and parks each endpoint's devices, which refuse if
 //! something has arrived. Sleeps are cut in slices all the same: time-outs inside the engine are noticed, and a
 //! sleeper takes over when another thread, whose polls have ended the parking meanwhile, goes away.
 
+mod presence;
+
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::time::ClockId;
@@ -24,6 +27,7 @@ use crate::domain::Domain;
 use crate::endpoint::core::{CoreRef, Sleep};
 use crate::errno::Errno;
 use crate::lock::Guarded;
+use crate::poll::presence::Presence;
 use crate::progress::AutoProgress;
 use crate::wait::{Deadline, Waker, Woken};
 
@@ -72,8 +76,8 @@ fn without_core() -> Duration {
 /// The endpoints that a queue or a counter drives.
 pub(crate) struct Sources {
     list: Guarded<Vec<CoreRef>>,
-    /// Reads in a row that found nothing.
-    idle: AtomicU32,
+    /// Who reads here, and how long in vain.
+    presence: Arc<Presence>,
     /// Whether `fi_trywait` has parked the devices, until the next read.
     parked: AtomicBool,
     /// Those it parked.
@@ -92,7 +96,7 @@ impl Domain {
         let list = unsafe { Guarded::new(self.callers(), self.meter(), Vec::new()) };
         Sources {
             list,
-            idle: AtomicU32::new(0),
+            presence: Presence::enter(),
             parked: AtomicBool::new(false),
             parked_list: parking_lot::Mutex::default(),
             auto: self.auto_progress().cloned(),
@@ -106,12 +110,14 @@ impl Sources {
         let mut list = self.list.intrude();
         if !list.iter().any(|known| Arc::ptr_eq(known, core)) {
             list.push(Arc::clone(core));
+            self.presence.drives(Arc::as_ptr(core).addr());
         }
     }
 
     /// Forgets an endpoint. A control call.
     pub(crate) fn remove(&self, core: &CoreRef) {
         self.list.intrude().retain(|known| !Arc::ptr_eq(known, core));
+        self.presence.drives_no_more(Arc::as_ptr(core).addr());
         self.parked_list.lock().retain(|known| !Arc::ptr_eq(known, core));
     }
 
@@ -130,8 +136,7 @@ impl Sources {
     /// if nothing has happened for a while. `waker` is where the reader may nap.
     #[inline]
     pub(crate) fn read_nothing<'a>(&self, done: usize, waker: impl FnOnce() -> Option<&'a Waker>) {
-        let idle = if done > 0 { 0 } else { self.idle.load(Ordering::Relaxed).wrapping_add(1) };
-        self.idle.store(idle, Ordering::Relaxed);
+        let idle = self.presence.read_in_vain(done);
         if idle >= SPINS && idle.is_multiple_of(READS_PER_YIELD) {
             self.rest(idle < SPINS + READS_PER_YIELD, waker());
         }
@@ -140,14 +145,14 @@ impl Sources {
     /// Notes that a read found something.
     #[inline]
     pub(crate) fn read_something(&self) {
-        self.idle.store(0, Ordering::Relaxed);
+        self.presence.read_well();
     }
 
     /// Lets others run. `first`: the thread may have slept elsewhere since the last rest.
     #[cold]
     fn rest(&self, first: bool, waker: Option<&Waker>) {
         let mut crowd = CROWD.get();
-        if let Some(waker) = waker.filter(|_| crowd.naps > 0)
+        if let Some(waker) = waker.filter(|_| crowd.naps > 0 && self.presence.is_all_that_is_read())
             && let Some(parked) = self.park(waker, Sleep::Inside)
         {
             waker.nap(NAP);
@@ -204,6 +209,12 @@ impl Sources {
         self.parked.store(false, Ordering::Relaxed);
         let parked = std::mem::take(&mut *self.parked_list.lock());
         unpark(&parked, Sleep::Outside);
+    }
+}
+
+impl Drop for Sources {
+    fn drop(&mut self) {
+        self.presence.leave();
     }
 }
 

@@ -25,6 +25,8 @@ pub(crate) const MAX_QUEUE: usize = 1 << 20;
 pub(crate) const IOV_LIMIT: usize = 8;
 /// Bytes of remote completion data, and of a registration key.
 const DATA_BYTES: usize = 8;
+/// Longest `err_data` of an error: an address in the longest of its formats (FI_ADDR_STR of IPv6).
+const MAX_ERR_DATA_BYTES: usize = 96;
 /// Objects that a domain has without trouble. There is no hard limit but the system's.
 const PLENTY: usize = 1 << 16;
 /// The number of weft's protocol: a provider-specific one, as fabric.h marks them.
@@ -292,6 +294,7 @@ fn domain(api: u32, hints: &Hints) -> Result<sys::fi_domain_attr, Errno> {
     at_most("domain_attr->max_ep_rx_ctx", hint.max_ep_rx_ctx, 1)?;
     at_most("domain_attr->max_ep_stx_ctx", hint.max_ep_stx_ctx, 0)?;
     at_most("domain_attr->max_ep_srx_ctx", hint.max_ep_srx_ctx, 0)?;
+    at_most("domain_attr->max_err_data", hint.max_err_data, MAX_ERR_DATA_BYTES)?;
     let count = |wanted: usize| wanted.max(PLENTY);
     Ok(sys::fi_domain_attr {
         threading: one_of("threading", hint.threading, sys::FI_THREAD_ENDPOINT, sys::FI_THREAD_SAFE)?,
@@ -314,6 +317,7 @@ fn domain(api: u32, hints: &Hints) -> Result<sys::fi_domain_attr, Errno> {
         caps: caps::DOMAIN,
         mr_cnt: count(hint.mr_cnt),
         tclass: hint.tclass,
+        max_err_data: MAX_ERR_DATA_BYTES,
         ..NO_DOMAIN
     })
 }

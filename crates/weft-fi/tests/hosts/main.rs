@@ -39,6 +39,7 @@ mod side;
 mod sources;
 mod states;
 mod suite;
+mod threads;
 mod triggers;
 mod vectors;
 mod works;
@@ -128,6 +129,9 @@ const GROUPS: &[Group] = &[
     Group { name: "asleep_tcp", run: asleep::all, env: TCP },
     Group { name: "barrier_shm", run: barrier::all, env: SHM },
     Group { name: "barrier_tcp", run: barrier::all, env: TCP },
+    Group { name: "threads_shm", run: threads::all, env: SHM },
+    Group { name: "threads_push", run: threads::all, env: SHM_PUSH },
+    Group { name: "threads_tcp", run: threads::all, env: TCP },
     Group { name: "wrong_interface", run: states::wrong_interface, env: WRONG },
 ];
 
@@ -258,7 +262,8 @@ groups! {
     suite_sim_direct suite_sim_push suite_sim_unordered suite_sim_tiny suite_sim_rough
     triggers_shm triggers_tcp works_shm works_tcp
     levels_shm levels_push levels_tcp sources_shm sources_push sources_tcp
-    asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp wrong_interface
+    asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp
+    threads_shm threads_push threads_tcp wrong_interface
 }
 
 /// Runs one group in one host, as the environment says. Only [`run`] calls this.

@@ -82,8 +82,11 @@ fn counter_waits_wake_up() {
             std::thread::sleep(Duration::from_millis(1));
             (unsafe { (*(*recvs).ops).read.unwrap()(recvs) } == 10).then_some(())
         });
-        std::thread::sleep(Duration::from_millis(20));
-        ok(unsafe { ((*(*recvs).ops).adderr.unwrap())(recvs, 1) });
+        // The waiter counts from when it begins to wait, which may not be yet.
+        while !waiter.is_finished() {
+            std::thread::sleep(Duration::from_millis(20));
+            ok(unsafe { ((*(*recvs).ops).adderr.unwrap())(recvs, 1) });
+        }
         waiter.join().unwrap();
     });
 }

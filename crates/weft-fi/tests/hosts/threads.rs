@@ -1,0 +1,321 @@
+//! Every threading level under what it allows at most: many threads, and each message is looked at.
+//!
+//! Two sides send to each other in several streams, whose messages have every kind of length. What differs between the levels is which
+//! thread may call what at the same time (fi_domain(3)); control calls may come at any time from any thread, and do.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use weft_fi_sys::*;
+
+use crate::client::{Lib, bind, close, control};
+use crate::open;
+use crate::side::{PATIENCE, Side, acquaint, err, memory, name_of, scenes};
+
+/// Inside a header, in a message, beside it.
+const LENGTHS: [usize; 5] = [8, 64, 700, 5000, 40_000];
+const MESSAGES: usize = 100;
+const STREAMS: usize = 4;
+
+pub(crate) fn all(lib: &Lib) {
+    scenes(
+        lib,
+        &[
+            ("safe", |lib| level(lib, FI_THREAD_SAFE, safe)),
+            ("fid", |lib| level(lib, FI_THREAD_FID, fid)),
+            ("endpoint", |lib| level(lib, FI_THREAD_ENDPOINT, endpoint)),
+            ("completion", |lib| level(lib, FI_THREAD_COMPLETION, completion)),
+            ("domain", |lib| level(lib, FI_THREAD_DOMAIN, domain)),
+        ],
+    );
+}
+
+/// Runs a level's scene in both progress models.
+fn level(lib: &Lib, threading: fi_threading, scene: fn(Side<'_>, Side<'_>)) {
+    for progress in [FI_PROGRESS_MANUAL, FI_PROGRESS_AUTO] {
+        let open = || {
+            Side::with(lib, 0, |hints| {
+                hints.domain().threading = threading;
+                hints.domain().data_progress = progress;
+            })
+        };
+        scene(open(), open());
+    }
+}
+
+/// The bytes of a message.
+fn payload(tag: u64, n: usize) -> Vec<u8> {
+    let first = (tag as usize * 31 + n * 7) as u8;
+    (0..LENGTHS[n % LENGTHS.len()]).map(|at| first.wrapping_add(at as u8)).collect()
+}
+
+/// One endpoint's part: streams that it sends and streams that it receives.
+struct End {
+    ep: *mut fid_ep,
+    cq: *mut fid_cq,
+    peer: u64,
+    /// Tag and buffers of each stream; the first `STREAMS` are sent.
+    streams: Vec<(u64, Vec<Vec<u8>>)>,
+    /// What has completed, by stream and number.
+    done: Vec<AtomicBool>,
+    left: AtomicUsize,
+}
+
+// What may be called at the same time is what the tests are about.
+unsafe impl Send for End {}
+unsafe impl Sync for End {}
+
+impl End {
+    /// `tags`: of the first stream that is sent, and of the first that is received.
+    fn new(ep: *mut fid_ep, cq: *mut fid_cq, peer: u64, tags: [u64; 2], streams: usize) -> Self {
+        let stream = |tag: u64, sent: bool| {
+            let buffer = |n| if sent { payload(tag, n) } else { vec![0; LENGTHS[n % LENGTHS.len()]] };
+            (tag, (0..MESSAGES).map(buffer).collect())
+        };
+        let sent = (0..streams as u64).map(|n| stream(tags[0] + n, true));
+        let received = (0..streams as u64).map(|n| stream(tags[1] + n, false));
+        let streams: Vec<_> = sent.chain(received).collect();
+        let count = streams.len() * MESSAGES;
+        let done = (0..count).map(|_| AtomicBool::new(false)).collect();
+        Self { ep, cq, peer, streams, done, left: AtomicUsize::new(count) }
+    }
+
+    /// The streams that are sent, or those that are received.
+    fn streams(&self, sent: bool) -> std::ops::Range<usize> {
+        let half = self.streams.len() / 2;
+        if sent { 0..half } else { half..2 * half }
+    }
+
+    /// Starts message `n` of a stream; `relief`: what the caller may do to make room.
+    fn start(&self, stream: usize, n: usize, relief: &dyn Fn()) {
+        let (tag, buffers) = &self.streams[stream];
+        let (buf, len) = (buffers[n].as_ptr(), buffers[n].len());
+        let context = (stream * MESSAGES + n + 1) as *mut c_void;
+        let ops = unsafe { &*(*self.ep).tagged };
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let result = if self.streams(true).contains(&stream) {
+                unsafe { ops.send.unwrap()(self.ep, buf.cast(), len, null_mut(), self.peer, *tag, context) }
+            } else {
+                let buf = buf.cast_mut().cast();
+                unsafe { ops.recv.unwrap()(self.ep, buf, len, null_mut(), FI_ADDR_UNSPEC, *tag, 0, context) }
+            };
+            if result == 0 {
+                return;
+            }
+            assert_eq!(result, err(FI_EAGAIN));
+            assert!(Instant::now() < end, "no room");
+            relief();
+        }
+    }
+
+    /// Takes what is in the queue.
+    fn drain(&self) {
+        let mut entries: [fi_cq_tagged_entry; 8] = unsafe { std::mem::zeroed() };
+        let read = unsafe { (*(*self.cq).ops).read.unwrap() };
+        let count = unsafe { read(self.cq, entries.as_mut_ptr().cast(), entries.len()) };
+        if count == err(FI_EAGAIN) {
+            return std::thread::yield_now();
+        }
+        assert!(count > 0, "fi_cq_read: {count}");
+        for entry in &entries[..count as usize] {
+            let at = entry.op_context as usize - 1;
+            let sent = self.streams(true).contains(&(at / MESSAGES));
+            assert_eq!(entry.flags, FI_TAGGED | if sent { FI_SEND } else { FI_RECV }, "operation {at}");
+            assert!(!self.done[at].swap(true, Ordering::AcqRel), "operation {at} completed twice");
+            self.left.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Every byte of every message.
+    fn check(&self) {
+        for stream in self.streams(false) {
+            let (tag, buffers) = &self.streams[stream];
+            for (n, buffer) in buffers.iter().enumerate() {
+                assert!(*buffer == payload(*tag, n), "message {n} with tag {tag}");
+            }
+        }
+    }
+}
+
+/// Operations that have not completed.
+fn left(ends: &[End]) -> usize {
+    ends.iter().map(|end| end.left.load(Ordering::Acquire)).sum()
+}
+
+/// Progress until everything everywhere has completed: what has completed here may still have to leave.
+fn finish(ends: &[End], progress: &dyn Fn()) {
+    let end = Instant::now() + PATIENCE;
+    while left(ends) > 0 {
+        progress();
+        assert!(Instant::now() < end, "{} operations did not complete", left(ends));
+    }
+}
+
+fn ends(a: &Side<'_>, b: &Side<'_>, to_b: u64, to_a: u64) -> [End; 2] {
+    [End::new(a.ep, a.cq, to_b, [0, 100], STREAMS), End::new(b.ep, b.cq, to_a, [100, 0], STREAMS)]
+}
+
+/// A domain, for a thread that calls its control functions.
+struct Meddled(*mut fid_domain, *mut fid_av, Vec<u8>);
+
+unsafe impl Sync for Meddled {}
+
+impl Meddled {
+    fn of(side: &Side<'_>) -> Self {
+        Self(side.opened.domain, side.av, side.name())
+    }
+
+    /// Registers and closes, inserts and removes, until everything else is over.
+    fn meddle(&self, over: &dyn Fn() -> bool) {
+        let bytes = memory(64);
+        let mut key = 1000;
+        while !over() {
+            let mut mr = null_mut();
+            let reg = unsafe { (*(*self.0).mr).reg.unwrap() };
+            let (domain, buf) = (self.0.cast(), bytes.as_ptr().cast());
+            assert_eq!(unsafe { reg(domain, buf, 64, FI_REMOTE_WRITE, 0, key, 0, &mut mr, null_mut()) }, 0);
+            let mut addr = 0;
+            let ops = unsafe { &*(*self.1).ops };
+            let mut stranger = self.2.clone();
+            // Another endpoint of the same host, which is not there.
+            stranger[40] ^= 0x55;
+            let name = stranger.as_ptr().cast();
+            let inserted = unsafe { ops.insert.unwrap()(self.1, name, 1, &mut addr, 0, null_mut()) };
+            if inserted == 1 {
+                assert_eq!(unsafe { ops.remove.unwrap()(self.1, &mut addr, 1, 0) }, 0);
+            }
+            assert_eq!(close(mr), 0);
+            key += 1;
+            std::thread::sleep(std::time::Duration::from_micros(200));
+        }
+    }
+}
+
+/// Everything from every thread: each stream has a thread at each end, and all threads of a side read its one queue.
+fn safe(a: Side<'_>, b: Side<'_>) {
+    let (a, b, to_b, to_a) = acquaint(a, b);
+    let both = &ends(&a, &b, to_b, to_a);
+    let meddled = Meddled::of(&a);
+    std::thread::scope(|scope| {
+        for end in both {
+            for stream in 0..end.streams.len() {
+                scope.spawn(move || {
+                    (0..MESSAGES).for_each(|n| end.start(stream, n, &|| end.drain()));
+                    finish(both, &|| end.drain());
+                });
+            }
+        }
+        scope.spawn(|| meddled.meddle(&|| left(both) == 0));
+    });
+    both.iter().for_each(End::check);
+}
+
+/// One thread sends, one posts receives, one reads the queue: each object and each direction has one.
+fn fid(a: Side<'_>, b: Side<'_>) {
+    let (a, b, to_b, to_a) = acquaint(a, b);
+    let both = &ends(&a, &b, to_b, to_a);
+    std::thread::scope(|scope| {
+        for end in both {
+            for sent in [true, false] {
+                scope.spawn(move || {
+                    for n in 0..MESSAGES {
+                        end.streams(sent).for_each(|stream| end.start(stream, n, &std::thread::yield_now));
+                    }
+                });
+            }
+            scope.spawn(|| finish(both, &|| end.drain()));
+        }
+    });
+    both.iter().for_each(End::check);
+}
+
+/// One thread for an endpoint, another for its queue.
+fn endpoint(a: Side<'_>, b: Side<'_>) {
+    let (a, b, to_b, to_a) = acquaint(a, b);
+    let both = &ends(&a, &b, to_b, to_a);
+    std::thread::scope(|scope| {
+        for end in both {
+            scope.spawn(|| {
+                for n in 0..MESSAGES {
+                    (0..end.streams.len()).for_each(|stream| end.start(stream, n, &std::thread::yield_now));
+                }
+            });
+            scope.spawn(|| finish(both, &|| end.drain()));
+        }
+    });
+    both.iter().for_each(End::check);
+}
+
+/// Each thread has an endpoint and a queue of its own, in one domain with those of the others.
+fn completion(a: Side<'_>, b: Side<'_>) {
+    let mut attr: fi_cq_attr = unsafe { std::mem::zeroed() };
+    attr.format = FI_CQ_FORMAT_TAGGED;
+    let mut objects = |side: &Side<'_>| -> Vec<(*mut fid_ep, *mut fid_cq)> {
+        (0..STREAMS)
+            .map(|_| {
+                let (ep, cq) = (side.another_ep(), open!(side.opened.domain, cq_open, &mut attr).unwrap());
+                assert_eq!(bind(ep, side.av, 0), 0);
+                assert_eq!(bind(ep, cq, FI_TRANSMIT | FI_RECV), 0);
+                assert_eq!(control(ep, FI_ENABLE, null_mut()), 0);
+                (ep, cq)
+            })
+            .collect()
+    };
+    let (of_a, of_b) = (objects(&a), objects(&b));
+    let mut all = Vec::new();
+    for (n, (mine, theirs)) in of_a.iter().zip(&of_b).enumerate() {
+        let (to_b, to_a) = (a.insert(&name_of(theirs.0)), b.insert(&name_of(mine.0)));
+        let tag = 10 * n as u64;
+        all.push(End::new(mine.0, mine.1, to_b, [tag, tag + 500], 1));
+        all.push(End::new(theirs.0, theirs.1, to_a, [tag + 500, tag], 1));
+    }
+    let (all, meddled) = (&all, [Meddled::of(&a), Meddled::of(&b)]);
+    std::thread::scope(|scope| {
+        for end in all {
+            scope.spawn(move || {
+                for n in 0..MESSAGES {
+                    (0..2).for_each(|stream| end.start(stream, n, &|| end.drain()));
+                }
+                finish(all, &|| end.drain());
+            });
+        }
+        for meddled in &meddled {
+            scope.spawn(move || meddled.meddle(&|| left(all) == 0));
+        }
+    });
+    all.iter().for_each(End::check);
+    for (ep, cq) in of_a.into_iter().chain(of_b) {
+        assert_eq!(close(ep), 0);
+        assert_eq!(close(cq), 0);
+    }
+}
+
+/// Several threads, of which the client lets one at a time into its domain.
+fn domain(a: Side<'_>, b: Side<'_>) {
+    let (a, b, to_b, to_a) = acquaint(a, b);
+    let both = &ends(&a, &b, to_b, to_a);
+    let meddled = [Meddled::of(&a), Meddled::of(&b)];
+    std::thread::scope(|scope| {
+        for (end, meddled) in both.iter().zip(&meddled) {
+            let turn: &Mutex<()> = Box::leak(Box::default());
+            for stream in 0..end.streams.len() {
+                scope.spawn(move || {
+                    for n in 0..MESSAGES {
+                        let _mine = turn.lock().unwrap();
+                        end.start(stream, n, &|| end.drain());
+                    }
+                    finish(both, &|| {
+                        let _mine = turn.lock().unwrap();
+                        end.drain();
+                    });
+                });
+            }
+            scope.spawn(|| meddled.meddle(&|| left(both) == 0));
+        }
+    });
+    both.iter().for_each(End::check);
+}
