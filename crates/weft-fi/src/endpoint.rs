@@ -18,6 +18,7 @@ pub(crate) mod flags;
 mod options;
 pub(crate) mod route;
 mod setup;
+mod tables;
 #[cfg(test)]
 mod tests;
 
@@ -40,7 +41,7 @@ use crate::info::order::Fences;
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
 use crate::trigger::op::Op;
-use crate::{atomic, cm, collective, msg, rma, tagged};
+use crate::{cm, collective};
 
 /// Bounds of one endpoint, from the attributes with which it was opened.
 #[derive(Clone, Copy, Debug)]
@@ -407,18 +408,14 @@ impl Ep {
 
 /// The C structure of a handle: what its capabilities do not include answers -FI_ENOSYS.
 fn head_of(caps: u64, context: *mut c_void) -> sys::fid_ep {
-    static NO_MSG: sys::fi_ops_msg = noop::MSG;
-    static NO_TAGGED: sys::fi_ops_tagged = noop::TAGGED;
-    static NO_RMA: sys::fi_ops_rma = noop::RMA;
-    static NO_ATOMIC: sys::fi_ops_atomic = noop::ATOMIC;
     sys::fid_ep {
         fid: object::new_fid(sys::FI_CLASS_EP, context, &FID_OPS),
         ops: object::table(&EP_OPS.base),
         cm: object::table(&cm::OPS),
-        msg: object::table(if caps & sys::FI_MSG != 0 { &msg::OPS } else { &NO_MSG }),
-        rma: object::table(if caps & sys::FI_RMA != 0 { &rma::OPS } else { &NO_RMA }),
-        tagged: object::table(if caps & sys::FI_TAGGED != 0 { &tagged::OPS } else { &NO_TAGGED }),
-        atomic: object::table(if caps & sys::FI_ATOMIC != 0 { &atomic::OPS } else { &NO_ATOMIC }),
+        msg: object::table(tables::msg(caps)),
+        rma: object::table(tables::rma(caps)),
+        tagged: object::table(tables::tagged(caps)),
+        atomic: object::table(tables::atomic(caps)),
         collective: object::table(&collective::OPS),
     }
 }

@@ -17,7 +17,7 @@ use crate::endpoint::{Ep, Recv, Send, ep};
 use crate::errno::Errno;
 
 /// The operations.
-pub(crate) static OPS: sys::fi_ops_msg = sys::fi_ops_msg {
+pub(crate) const OPS: sys::fi_ops_msg = sys::fi_ops_msg {
     size: size_of::<sys::fi_ops_msg>(),
     recv: Some(recv),
     recvv: Some(recvv),

@@ -15,7 +15,7 @@ use crate::endpoint::{Ep, Recv, Send, ep};
 use crate::errno::Errno;
 
 /// The operations.
-pub(crate) static OPS: sys::fi_ops_tagged = sys::fi_ops_tagged {
+pub(crate) const OPS: sys::fi_ops_tagged = sys::fi_ops_tagged {
     size: size_of::<sys::fi_ops_tagged>(),
     recv: Some(recv),
     recvv: Some(recvv),

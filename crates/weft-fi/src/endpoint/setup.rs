@@ -27,6 +27,7 @@ use crate::domain::Domain;
 use crate::endpoint::core::Core;
 use crate::endpoint::flags::Defaults;
 use crate::endpoint::route::{Class, Routes};
+use crate::endpoint::tables::includes;
 use crate::endpoint::{Ep, Limits, Sources, head_of};
 use crate::eq::Eq;
 use crate::errno::Errno;
@@ -58,11 +59,6 @@ pub(crate) struct Setup {
     pub(crate) shm: bool,
     /// Whether fi_enable has succeeded.
     pub(crate) enabled: bool,
-}
-
-/// Which kinds of operation capabilities include: primary ones, and the modifiers, of which none means all.
-fn includes(caps: u64, primary: u64, modifiers: u64, wanted: u64) -> bool {
-    caps & primary != 0 && (caps & modifiers == 0 || caps & wanted != 0)
 }
 
 /// Whether an endpoint with these capabilities starts operations.

@@ -107,13 +107,21 @@ const GROUPS: &[Group] = &[
     Group { name: "death_push", run: death::all, env: SHM_PUSH },
     Group { name: "death_tcp", run: death::all, env: TCP },
     Group { name: "suite_shm", run: suite::transfers, env: SHM },
+    Group { name: "receives_shm", run: suite::others, env: SHM },
     Group { name: "suite_push", run: suite::transfers, env: SHM_PUSH },
+    Group { name: "receives_push", run: suite::others, env: SHM_PUSH },
     Group { name: "suite_tcp", run: suite::transfers, env: TCP },
+    Group { name: "receives_tcp", run: suite::others, env: TCP },
     Group { name: "suite_sim_direct", run: suite::transfers, env: &[(SIM, "direct")] },
+    Group { name: "receives_sim_direct", run: suite::others, env: &[(SIM, "direct")] },
     Group { name: "suite_sim_push", run: suite::transfers, env: &[(SIM, "push")] },
+    Group { name: "receives_sim_push", run: suite::others, env: &[(SIM, "push")] },
     Group { name: "suite_sim_unordered", run: suite::transfers, env: &[(SIM, "unordered")] },
+    Group { name: "receives_sim_unordered", run: suite::others, env: &[(SIM, "unordered")] },
     Group { name: "suite_sim_tiny", run: suite::transfers, env: &[(SIM, "tiny")] },
+    Group { name: "receives_sim_tiny", run: suite::others, env: &[(SIM, "tiny")] },
     Group { name: "suite_sim_rough", run: suite::transfers, env: &[(SIM, "rough")] },
+    Group { name: "receives_sim_rough", run: suite::others, env: &[(SIM, "rough")] },
     Group { name: "triggers_shm", run: triggers::all, env: SHM },
     Group { name: "triggers_tcp", run: triggers::all, env: TCP },
     Group { name: "works_shm", run: works::all, env: SHM },
@@ -258,8 +266,9 @@ groups! {
     addresses objects_tables objects_busy objects_left_open objects_endpoint vectors regions event_queues data progress_shm progress_tcp
     misuse states access_shm access_push access_tcp atomics_shm atomics_tcp limits_shm limits_push limits_tcp
     closing_shm closing_push closing_tcp death_shm death_push death_tcp
-    suite_shm suite_push suite_tcp
-    suite_sim_direct suite_sim_push suite_sim_unordered suite_sim_tiny suite_sim_rough
+    suite_shm receives_shm suite_push receives_push suite_tcp receives_tcp
+    suite_sim_direct receives_sim_direct suite_sim_push receives_sim_push suite_sim_unordered receives_sim_unordered
+    suite_sim_tiny receives_sim_tiny suite_sim_rough receives_sim_rough
     triggers_shm triggers_tcp works_shm works_tcp
     levels_shm levels_push levels_tcp sources_shm sources_push sources_tcp
     asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp

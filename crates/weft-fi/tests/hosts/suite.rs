@@ -15,7 +15,9 @@
 //!
 //! A case that fails tells its name; `WEFT_SUITE_CASE` set to (a part of) it has only such cases run.
 
+mod gating;
 mod memory;
+mod receives;
 mod table;
 mod transfer;
 mod world;
@@ -35,6 +37,15 @@ impl Drop for Telling<'_> {
             eprintln!("failed: WEFT_SUITE_CASE={} {:?}", self.0.name(), self.0);
         }
     }
+}
+
+/// Receives that are more than a buffer for a message, and what endpoints have by their capabilities.
+pub(crate) fn others(lib: &Lib) {
+    let start = Instant::now();
+    let receives = receives::receives(lib, &table::Limits::of(lib));
+    let calls = gating::gating(lib);
+    let seconds = start.elapsed().as_secs_f32();
+    println!("cases: {receives} receives, {calls} calls by capability, {seconds:.1} s");
 }
 
 /// Transfers of every kind.

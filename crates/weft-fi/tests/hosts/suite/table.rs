@@ -135,7 +135,7 @@ axes! {
     Region 3 |op| !op.is_message();
     Size 4 |op| op.is_atomic();
     // Of the operation. Order: nothing, FI_FENCE, FI_MORE.
-    Level 4 |_op| true;
+    Level 5 |_op| true;
     Order 3 |_op| true;
     Completion 2 |_op| true;
     Inject 2 |op| op.form == Form::Message && !matches!(op.family, Family::Read | Family::Atomic(amo::Form::Fetch | amo::Form::Compare));
@@ -184,6 +184,11 @@ impl Limits {
     pub(super) fn of(lib: &Lib) -> Self {
         let info = lib.ask(lib.newest(), None).unwrap();
         Self { inject: info.tx().inject_size, ordered: info.ep().max_order_waw_size, longest: LONGEST_BYTES }
+    }
+
+    /// One length of each class.
+    pub(super) fn edges(&self) -> Vec<usize> {
+        self.classes().iter().map(|(lengths, _)| *lengths.last().unwrap()).collect()
     }
 
     /// The classes of lengths, each with the lengths that take turns in it, and how often they do.

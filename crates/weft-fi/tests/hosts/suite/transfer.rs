@@ -90,7 +90,7 @@ impl Run<'_, '_> {
     }
 
     fn is_delivered(&self) -> bool {
-        self.case.get(Axis::Level) == 3
+        self.case.get(Axis::Level) >= 3
     }
 
     /// The client writes to the source, which is its own again.
@@ -105,7 +105,8 @@ impl Run<'_, '_> {
     /// Flags of the transmit, but for those that go with its form.
     fn word(&self) -> u64 {
         let case = self.case;
-        let level = [0, FI_INJECT_COMPLETE, FI_TRANSMIT_COMPLETE, FI_DELIVERY_COMPLETE][case.get(Axis::Level)];
+        let level = [0, FI_INJECT_COMPLETE, FI_TRANSMIT_COMPLETE, FI_DELIVERY_COMPLETE, FI_MATCH_COMPLETE]
+            [case.get(Axis::Level)];
         let order = [0, FI_FENCE, FI_MORE][case.get(Axis::Order)];
         level | order | if case.is(Axis::Completion) { FI_COMPLETION } else { 0 }
     }

@@ -1,0 +1,111 @@
+//! Every function on endpoints of every combination of capabilities: what they include works, all else answers -FI_ENOSYS
+//! (fi_getinfo(3), "CAPABILITIES": modifiers restrict, none of them means all).
+
+use weft_engine::amo::{self, Amo, Op, Type};
+use weft_fi_sys::*;
+
+use crate::atomics::calls as atomics;
+use crate::client::Lib;
+use crate::side::{Args, CALLS, Side, err, memory};
+
+use super::table::{Family, How, Operation, operations};
+
+/// Capabilities that are asked for.
+const ASKED: &[u64] = &[
+    FI_MSG,
+    FI_TAGGED,
+    FI_RMA,
+    FI_ATOMIC,
+    FI_MSG | FI_TAGGED,
+    FI_MSG | FI_RMA,
+    FI_RMA | FI_ATOMIC,
+    FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC,
+    FI_MSG | FI_SEND,
+    FI_MSG | FI_RECV,
+    FI_TAGGED | FI_SEND,
+    FI_TAGGED | FI_RECV,
+    FI_MSG | FI_TAGGED | FI_SEND | FI_RECV,
+    FI_RMA | FI_READ,
+    FI_RMA | FI_WRITE,
+    FI_RMA | FI_READ | FI_WRITE,
+    FI_RMA | FI_REMOTE_READ,
+    FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_READ,
+    FI_ATOMIC | FI_READ | FI_WRITE,
+    FI_ATOMIC | FI_REMOTE_READ | FI_REMOTE_WRITE,
+    FI_MSG | FI_SEND | FI_RMA | FI_WRITE,
+    FI_TAGGED | FI_RECV | FI_RMA | FI_REMOTE_WRITE,
+];
+
+/// Whether capabilities include an operation of that kind and direction.
+fn included(caps: u64, kind: u64, direction: u64) -> bool {
+    let modifiers = match kind {
+        FI_MSG | FI_TAGGED => FI_SEND | FI_RECV,
+        _ => FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE,
+    };
+    caps & kind != 0 && (caps & modifiers == 0 || caps & direction != 0)
+}
+
+fn needs(op: &Operation) -> (u64, u64) {
+    match op.family {
+        Family::Message => (FI_MSG, FI_SEND),
+        Family::Tagged => (FI_TAGGED, FI_SEND),
+        // As in other providers, either is enough.
+        Family::Write | Family::Read => (FI_RMA, FI_READ | FI_WRITE),
+        Family::Atomic(_) => (FI_ATOMIC, FI_READ | FI_WRITE),
+    }
+}
+
+/// The result of a call, to an address that is not there.
+fn call(side: &Side<'_>, op: &Operation) -> isize {
+    let buf = memory(64);
+    match op.how {
+        How::Call(call) => unsafe { (call.run)(side.ep, &Args::new(buf, 99)) },
+        How::Atomic(way) => {
+            let Family::Atomic(form) = op.family else { unreachable!("an atomic") };
+            let what = if form == amo::Form::Compare { Op::Cswap } else { Op::Sum };
+            let buf = buf.as_mut_ptr();
+            let args = atomics::Args::new(Amo::new(form, Type::Uint64, what).unwrap(), 4, 99);
+            atomics::Args { buf, compare: buf, result: buf, ..args }.run(side.ep, way)
+        }
+    }
+}
+
+/// All of it; returns how many calls were made.
+pub(super) fn gating(lib: &Lib) -> usize {
+    let mut calls = 0;
+    for &caps in ASKED {
+        let side = Side::with(lib, 0, |hints| hints.get().caps = caps);
+        let answer = |included| if included { err(FI_EINVAL) } else { err(FI_ENOSYS) };
+        for op in operations() {
+            let (kind, direction) = needs(op);
+            let expected = answer(included(caps, kind, direction));
+            assert_eq!(call(&side, op), expected, "{} with capabilities {caps:#x}", op.name);
+            calls += 1;
+        }
+        for call in CALLS.iter().filter(|call| call.recv) {
+            let kind = if call.name.starts_with("fi_t") { FI_TAGGED } else { FI_MSG };
+            let expected = if included(caps, kind, FI_RECV) { 0 } else { err(FI_ENOSYS) };
+            let result = unsafe { (call.run)(side.ep, &Args::new(memory(64), 0)) };
+            assert_eq!(result, expected, "{} with capabilities {caps:#x}", call.name);
+            calls += 1;
+        }
+        for (form, valid) in valid_queries(&side) {
+            let expected = if included(caps, FI_ATOMIC, FI_READ | FI_WRITE) { 0 } else { -FI_ENOSYS };
+            assert_eq!(valid, expected, "{form} with capabilities {caps:#x}");
+            calls += 1;
+        }
+    }
+    calls
+}
+
+fn valid_queries(side: &Side<'_>) -> [(&'static str, i32); 3] {
+    let (ep, mut count) = (side.ep, 0);
+    unsafe {
+        let ops = &*(*ep).atomic;
+        [
+            ("fi_atomicvalid", ops.writevalid.unwrap()(ep, FI_UINT64, FI_SUM, &mut count)),
+            ("fi_fetch_atomicvalid", ops.readwritevalid.unwrap()(ep, FI_UINT64, FI_SUM, &mut count)),
+            ("fi_compare_atomicvalid", ops.compwritevalid.unwrap()(ep, FI_UINT64, FI_CSWAP, &mut count)),
+        ]
+    }
+}
