@@ -315,6 +315,37 @@ pub struct Config {
     pub eager_bytes: Option<usize>,
     /// Longest message.
     pub max_msg_bytes: u64,
+    /// How queues of receives and messages are searched.
+    pub matching: Matching,
+}
+
+/// How the oldest match is found in a queue. It is the same whatever is chosen; what differs is the time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Matching {
+    /// By walking, as long as walks are short; then as seems best.
+    #[default]
+    Auto,
+    /// By walking, whatever the length.
+    List,
+    /// By hashing what entries and searches care for: for few different masks.
+    Hash,
+    /// By a radix tree: for many different masks.
+    Tree,
+}
+
+impl std::str::FromStr for Matching {
+    type Err = ();
+
+    /// From `auto`, `list`, `hash` or `tree`.
+    fn from_str(name: &str) -> Result<Self, ()> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "list" => Ok(Self::List),
+            "hash" => Ok(Self::Hash),
+            "tree" => Ok(Self::Tree),
+            _ => Err(()),
+        }
+    }
 }
 
 impl Default for Config {
@@ -326,6 +357,7 @@ impl Default for Config {
             window_bytes: 4 << 20,
             eager_bytes: None,
             max_msg_bytes: 1 << 40,
+            matching: Matching::Auto,
         }
     }
 }

@@ -96,7 +96,6 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(config: Config, me: EpName) -> Self {
         Self {
-            config,
             me,
             book: std::sync::Arc::new(NoBook),
             vcs: Vec::new(),
@@ -108,8 +107,8 @@ impl Core {
             ops: Slab::new(),
             xfers: Xfers::default(),
             multis: Slab::new(),
-            tagged: Matcher::default(),
-            untagged: Matcher::default(),
+            tagged: Matcher::new(config.matching),
+            untagged: Matcher::new(config.matching),
             regions: Regions::default(),
             parts: Slab::new(),
             active: Vec::new(),
@@ -118,6 +117,7 @@ impl Core {
             min_multi_recv: 64,
             remote_events: false,
             source_errors: false,
+            config,
         }
     }
 
@@ -147,6 +147,7 @@ impl Core {
         let vc = &mut self.vcs[vci as usize];
         if vc.addr == ADDR_NONE {
             vc.addr = addr;
+            self.readdressed();
         }
         // The book knows the address, so its index is as dense as the book is.
         if self.by_addr.len() <= index {
@@ -182,7 +183,13 @@ impl Core {
             && vc.addr == ADDR_NONE
         {
             vc.addr = addr;
+            self.readdressed();
         }
+    }
+
+    fn readdressed(&mut self) {
+        self.tagged.readdressed();
+        self.untagged.readdressed();
     }
 
     pub(crate) fn address_removed(&mut self, addr: Addr) {
@@ -192,6 +199,7 @@ impl Core {
         for vc in self.vcs.iter_mut().filter(|vc| vc.addr == addr) {
             vc.addr = ADDR_NONE;
         }
+        self.readdressed();
     }
 
     /// Puts the connection on the list that the next progress round works off.
@@ -394,6 +402,7 @@ impl Core {
         new.tx.extend(waiting);
         if new.addr == ADDR_NONE {
             new.addr = addr;
+            self.readdressed();
         }
         self.by_identity.insert(identity, to);
         for n in self.by_addr.iter_mut().filter(|n| **n == from + 1) {

@@ -103,6 +103,19 @@ impl<T> List<T> {
         self.nodes.get_mut(key as usize)?.value.as_mut()
     }
 
+    /// The place of the oldest item, for [`List::at`].
+    #[inline(always)]
+    pub(crate) fn first(&self) -> u32 {
+        self.first
+    }
+
+    /// The item at a place, its number, and the place of the next.
+    #[inline(always)]
+    pub(crate) fn at(&self, place: u32) -> Option<(u32, &T, u32)> {
+        let node = self.nodes.get(place as usize)?;
+        Some((place, node.value.as_ref()?, node.next))
+    }
+
     /// From the oldest to the newest.
     #[inline]
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {

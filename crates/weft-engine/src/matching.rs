@@ -1,17 +1,23 @@
 //! Matching: posted receives against arriving messages, oldest first.
 //!
 //! Place in the data flow: `Sink::message` asks [`Matcher::arrived`] for a receive; `Engine::recv` asks
-//! [`Matcher::find_unexpected`] for a message; what finds no partner waits in one of the two lists. There is one
+//! [`Matcher::find_unexpected`] for a message; what finds no partner waits in one of the two queues (`queue`, with `hash` and `tree` for deep ones). There is one
 //! [`Matcher`] for tagged and one for untagged messages.
 //!
 //! Invariants: among several candidates the oldest wins, whatever the ignore bits (fi_tagged(3)); a
 //! message that a peek has claimed matches nothing but its claim; nothing here is ever lost: a
 //! posted receive leaves by match, cancel, or the end of its named source, a message by match, discard or the end of its sender.
 
-use crate::api::{ADDR_NONE, Addr, Context};
-use crate::list::List;
+mod hash;
+mod pattern;
+mod queue;
+mod tree;
+
+use crate::api::{ADDR_NONE, Addr, Context, Matching};
 use crate::mem::IovList;
 use crate::nic::{LinkError, RemoteIov};
+use pattern::Pattern;
+use queue::Queue;
 
 /// A receive that waits for a message.
 #[derive(Debug)]
@@ -69,38 +75,76 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
+    fn pattern(&self) -> Pattern {
+        Pattern::receive(self.src, self.tag, self.ignore)
+    }
+
     #[inline]
     fn accepts(&self, src: Addr, tag: u64) -> bool {
         (self.tag ^ tag) & !self.ignore == 0 && (self.src == ADDR_NONE || self.src == src)
     }
 }
 
+impl Posted {
+    #[inline]
+    fn wants(&self) -> Wanted {
+        Wanted { src: self.src, tag: self.tag, ignore: self.ignore }
+    }
+}
+
 /// The two queues of one kind of message (tagged or not).
-#[derive(Default)]
 pub(crate) struct Matcher {
-    pub(crate) posted: List<Posted>,
-    pub(crate) unexpected: List<Unexpected>,
+    pub(crate) posted: Queue<Posted>,
+    pub(crate) unexpected: Queue<Unexpected>,
 }
 
 impl Matcher {
-    /// The oldest receive that accepts a message of `tag` from `src`.
-    #[inline]
-    pub(crate) fn arrived(&self, src: Addr, tag: u64) -> Option<u32> {
-        for (key, p) in self.posted.iter() {
-            if (Wanted { src: p.src, tag: p.tag, ignore: p.ignore }).accepts(src, tag) {
-                return Some(key);
-            }
-        }
-        None
+    pub(crate) fn new(how: Matching) -> Self {
+        Self { posted: Queue::new(how), unexpected: Queue::new(how) }
     }
 
-    /// The oldest unclaimed message that `wanted` accepts; `addr_of` tells a connection's current address.
+    /// Posts a receive; the number stays valid until it has left.
     #[inline]
-    pub(crate) fn find_unexpected(&self, wanted: Wanted, addr_of: impl Fn(u32) -> Addr) -> Option<u32> {
-        self.unexpected
-            .iter()
-            .find(|(_, m)| m.claimed.is_none() && wanted.accepts(addr_of(m.vc), m.tag))
-            .map(|(key, _)| key)
+    pub(crate) fn post(&mut self, posted: Posted) -> u32 {
+        self.posted.push(posted, |posted| Some(posted.wants().pattern()))
+    }
+
+    /// The oldest receive that accepts a message of `tag` from `src`.
+    #[inline]
+    pub(crate) fn arrived(&mut self, src: Addr, tag: u64) -> Option<u32> {
+        self.posted.find(
+            || Pattern::message(src, tag),
+            |posted| posted.wants().accepts(src, tag),
+            |posted| Some(posted.wants().pattern()),
+        )
+    }
+
+    /// Keeps a message that no receive accepts; `src` is its connection's address.
+    pub(crate) fn keep(&mut self, message: Unexpected, src: Addr) {
+        self.unexpected.push(message, |message| Some(Pattern::message(src, message.tag)));
+    }
+
+    /// The oldest unclaimed message that `wanted` accepts; `addr_of` tells a connection's address, see [`Matcher::readdressed`].
+    #[inline]
+    pub(crate) fn find_unexpected(&mut self, wanted: Wanted, addr_of: impl Fn(u32) -> Addr) -> Option<u32> {
+        self.unexpected.find(
+            || wanted.pattern(),
+            |message| message.claimed.is_none() && wanted.accepts(addr_of(message.vc), message.tag),
+            |message| message.claimed.is_none().then(|| Pattern::message(addr_of(message.vc), message.tag)),
+        )
+    }
+
+    /// Connections have other addresses than before.
+    pub(crate) fn readdressed(&mut self) {
+        self.unexpected.reindex();
+    }
+
+    /// From now on this message matches nothing but the claim with this context pointer.
+    pub(crate) fn claim(&mut self, key: u32, ctx_ptr: usize) {
+        if let Some(message) = self.unexpected.get_mut(key) {
+            message.claimed = Some(ctx_ptr);
+            self.unexpected.hide(key);
+        }
     }
 
     /// The message that the peek with this context pointer claimed.
@@ -130,9 +174,9 @@ mod tests {
 
     #[test]
     fn the_oldest_match_wins_under_wildcards() {
-        let mut m = Matcher::default();
-        let any = m.posted.push(posted(ADDR_NONE, 0, u64::MAX));
-        let exact = m.posted.push(posted(3, 7, 0));
+        let mut m = Matcher::new(Matching::Auto);
+        let any = m.post(posted(ADDR_NONE, 0, u64::MAX));
+        let exact = m.post(posted(3, 7, 0));
         assert_eq!(m.arrived(3, 7), Some(any));
         m.posted.remove(any);
         assert_eq!(m.arrived(3, 7), Some(exact));
@@ -142,12 +186,16 @@ mod tests {
 
     #[test]
     fn a_claimed_message_matches_only_its_claim() {
-        let mut m = Matcher::default();
-        let body = Body::Eager { bytes: Box::default(), ack: None };
-        let key = m.unexpected.push(Unexpected { vc: 0, tag: 1, data: None, body, claimed: Some(9), orphan: false });
-        let wanted = Wanted { src: ADDR_NONE, tag: 1, ignore: 0 };
-        assert_eq!(m.find_unexpected(wanted, |_| ADDR_NONE), None);
-        assert_eq!(m.find_claimed(9), Some(key));
-        assert_eq!(m.find_claimed(8), None);
+        for how in [Matching::Auto, Matching::Hash, Matching::Tree] {
+            let mut m = Matcher::new(how);
+            let body = Body::Eager { bytes: Box::default(), ack: None };
+            m.keep(Unexpected { vc: 0, tag: 1, data: None, body, claimed: None, orphan: false }, ADDR_NONE);
+            let wanted = Wanted { src: ADDR_NONE, tag: 1, ignore: 0 };
+            let key = m.find_unexpected(wanted, |_| ADDR_NONE).expect("it is there");
+            m.claim(key, 9);
+            assert_eq!(m.find_unexpected(wanted, |_| ADDR_NONE), None);
+            assert_eq!(m.find_claimed(9), Some(key));
+            assert_eq!(m.find_claimed(8), None);
+        }
     }
 }

@@ -36,7 +36,7 @@ impl<N: Nic> Engine<N> {
         {
             return false;
         }
-        matcher.posted.push(Posted {
+        matcher.post(Posted {
             src: op.src,
             tag: if tagged { op.tag } else { 0 },
             ignore: op.ignore,
@@ -105,7 +105,7 @@ impl Core {
     }
 
     fn find_unexpected(&mut self, tagged: bool, wanted: Wanted) -> Option<u32> {
-        let (matcher, vcs) = if tagged { (&self.tagged, &self.vcs) } else { (&self.untagged, &self.vcs) };
+        let (matcher, vcs) = if tagged { (&mut self.tagged, &self.vcs) } else { (&mut self.untagged, &self.vcs) };
         if matcher.unexpected.len() == 0 {
             return None;
         }
@@ -123,7 +123,7 @@ impl Core {
             return Ok(());
         }
         let buffer = multi.then(|| self.multis.insert(Multi { used: 0, inflight: 0, retired: false }));
-        let posted = self.matcher(tagged).posted.push(Posted {
+        let posted = self.matcher(tagged).post(Posted {
             src: wanted.src,
             tag: wanted.tag,
             ignore: wanted.ignore,
@@ -197,10 +197,10 @@ impl Core {
                 completion.data = message.data.unwrap_or(0);
                 completion.flags.set(OpFlags::DATA, message.data.is_some());
                 let vci = message.vc;
-                if claim {
-                    message.claimed = Some(op.ctx.ptr);
-                }
                 completion.src = self.vcs[vci as usize].addr;
+            }
+            if claim {
+                self.matcher(tagged).claim(key, op.ctx.ptr);
             }
             if op.flags.contains(OpFlags::DISCARD) {
                 self.discard(tagged, key);
@@ -433,10 +433,10 @@ impl Core {
             return Err(Violation);
         }
         let src = vc.addr;
-        let found = if tagged { self.tagged.arrived(src, tag) } else { self.untagged.arrived(src, tag) };
-        let Some(key) = found else {
+        let Some(key) = self.matcher(tagged).arrived(src, tag) else {
             let body = Body::Eager { bytes: Box::from(payload), ack };
-            self.matcher(tagged).unexpected.push(Unexpected { vc: vci, tag, data, body, claimed: None, orphan: false });
+            let message = Unexpected { vc: vci, tag, data, body, claimed: None, orphan: false };
+            self.matcher(tagged).keep(message, src);
             return Ok(());
         };
         self.return_window(vci, payload.len());
@@ -473,7 +473,8 @@ impl Core {
             return Err(Violation);
         }
         let body = Body::Rendezvous { op, len, source, ack };
-        self.matcher(tagged).unexpected.push(Unexpected { vc: vci, tag, data, body, claimed: None, orphan: false });
+        let message = Unexpected { vc: vci, tag, data, body, claimed: None, orphan: false };
+        self.matcher(tagged).keep(message, src);
         Ok(())
     }
 

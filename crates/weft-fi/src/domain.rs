@@ -8,7 +8,7 @@
 //! Invariants: lock order is regions, then an endpoint's engine. `close` answers -FI_EBUSY while any object of the
 //! domain is open.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -495,18 +495,7 @@ unsafe extern "C" fn ops_open(
     object::guard("fi_open_ops(domain)", || {
         // SAFETY: the client's domain.
         unsafe { object::borrow_fid::<Domain>(fid) }?;
-        let place = object::place(ops)?;
-        let name = NonNull::new(name.cast_mut()).ok_or(Errno::INVAL)?;
-        // SAFETY: the client's string.
-        let name = unsafe { CStr::from_ptr(name.as_ptr()) };
-        if flags != 0 {
-            return Err(Errno::BADFLAGS);
-        }
-        if name != stats::NAME {
-            return Err(Errno::NOSYS);
-        }
-        // SAFETY: the client's place for the table.
-        unsafe { place.write(stats::ops()) };
-        Ok(0)
+        // SAFETY: the client's string and place.
+        unsafe { object::open_ops(name, flags, ops, stats::NAME, stats::ops) }
     })
 }

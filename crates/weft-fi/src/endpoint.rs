@@ -15,6 +15,7 @@ mod close;
 pub(crate) mod core;
 pub(crate) mod deferred;
 pub(crate) mod flags;
+mod matching;
 mod options;
 pub(crate) mod route;
 mod setup;
@@ -22,7 +23,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 
 use parking_lot::Mutex;
 use weft_engine::amo::Amo;
@@ -439,7 +440,8 @@ pub(crate) unsafe extern "C" fn open(
     })
 }
 
-static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ..noop::FID };
+static FID_OPS: sys::fi_ops =
+    sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ops_open: Some(ops_open), ..noop::FID };
 
 /// The operations, with the slot that later versions of libfabric call without looking whether it is there.
 #[repr(C)]
@@ -465,6 +467,21 @@ unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
     object::guard("fi_close(ep)", || {
         // SAFETY: the client closes its endpoint.
         unsafe { object::close::<Ep>(fid) }.map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn ops_open(
+    fid: *mut sys::fid,
+    name: *const c_char,
+    flags: u64,
+    ops: *mut *mut c_void,
+    _context: *mut c_void,
+) -> c_int {
+    object::guard("fi_open_ops(ep)", || {
+        // SAFETY: the client's endpoint.
+        unsafe { object::borrow_fid::<Ep>(fid) }?;
+        // SAFETY: the client's string and place.
+        unsafe { object::open_ops(name, flags, ops, matching::NAME, matching::ops) }
     })
 }
 

@@ -14,7 +14,7 @@
 //! - No panic crosses the C boundary: every function of a table runs inside [`guard`] or [`guard_size`].
 
 use std::cell::UnsafeCell;
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ops::Deref;
 use std::panic::AssertUnwindSafe;
 use std::ptr::NonNull;
@@ -281,6 +281,32 @@ fn report(function: &'static str, panic: &(dyn std::any::Any + Send)) {
 /// would stay open for ever, and be known to others.
 pub(crate) fn place<F>(out: *mut *mut F) -> Result<NonNull<*mut F>, Errno> {
     NonNull::new(out).ok_or(Errno::INVAL)
+}
+
+/// `fi_open_ops` of an object that has one extension.
+///
+/// # Safety
+/// `name` is null or a string, `ops` null or valid for a write.
+pub(crate) unsafe fn open_ops(
+    name: *const c_char,
+    flags: u64,
+    ops: *mut *mut c_void,
+    known: &CStr,
+    table: fn() -> *mut c_void,
+) -> Result<c_int, Errno> {
+    let place = place(ops)?;
+    let name = NonNull::new(name.cast_mut()).ok_or(Errno::INVAL)?;
+    // SAFETY: by the caller's promise.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) };
+    if flags != 0 {
+        return Err(Errno::BADFLAGS);
+    }
+    if name != known {
+        return Err(Errno::NOSYS);
+    }
+    // SAFETY: by the caller's promise.
+    unsafe { place.write(table()) };
+    Ok(0)
 }
 
 /// Stores a new object where the client wants it and gives the client its reference.

@@ -10,6 +10,8 @@
 use std::ffi::CString;
 use std::sync::OnceLock;
 
+use weft_engine::api::Matching;
+
 use crate::host;
 
 /// One row of the table.
@@ -62,6 +64,12 @@ impl Value for usize {
 impl Value for String {
     fn parse(text: &str) -> Option<Self> {
         Some(text.to_owned())
+    }
+}
+
+impl Value for Matching {
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok()
     }
 }
 
@@ -124,6 +132,8 @@ params! {
         "Receives that may be posted to an endpoint (default of the receive attribute size).";
     unexpected_window_bytes: usize = "4M", "bytes", "UNEXPECTED_WINDOW_BYTES",
         "Memory that one peer may fill with messages for which no receive is posted yet; it waits beyond.";
+    matching: Matching = "auto", "name", "MATCH",
+        "How the queues of receives and messages are searched: list, hash, tree, or auto, which walks short queues and chooses for deep ones.";
     job_key: Option<String> = "", "text", "JOB_KEY",
         "A secret that all processes of a job share. When set, only peers that know it can connect.";
     close_timeout_ms: u64 = "5000", "ms", "CLOSE_TIMEOUT_MS",

@@ -4,7 +4,7 @@
 //! [`Harness`], and returns what was wrong. The same seed and scenario give the same trace hash.
 
 use weft_engine::amo::{Amo, Class, Form, OPS, Op as What, TYPES, Type};
-use weft_engine::api::{Access, Config, Error, Fault, OpFlags};
+use weft_engine::api::{Access, Config, Error, Fault, Matching, OpFlags};
 
 use crate::config::FabricConfig;
 use crate::fabric::Stats;
@@ -53,6 +53,7 @@ pub fn engine_config(rng: &mut Stream) -> Config {
         rx_depth: *rng.pick(&[4, 64, 1 << 20]),
         window_bytes: *rng.pick(&[0, 256, 1000, 10_000, 1 << 22]),
         eager_bytes: if rng.chance(300) { Some(rng.between(0, 5000)) } else { None },
+        matching: *rng.pick(&[Matching::Auto, Matching::List, Matching::Hash, Matching::Tree]),
         ..Config::default()
     }
 }

@@ -1,9 +1,9 @@
 //! Matching against a reference matcher, step by step: after each operation everything comes to rest, so the order of
 //! arrival is known and the reference says exactly what must have happened.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use proptest::prelude::*;
-use weft_engine::api::{Config, OpFlags};
+use weft_engine::api::{Config, Matching, OpFlags};
 use weft_sim::oracle::{Criteria, Op, Record};
 use weft_sim::{FabricConfig, Harness, Recv, Send};
 
@@ -143,7 +143,9 @@ proptest! {
     fn equals_the_reference(seed in 0_u64..1 << 32, steps in prop::collection::vec(step(), 1..60)) {
         let mut fabric = FabricConfig::swarm(seed);
         fabric.caps.mailbox_bytes = fabric.caps.mailbox_bytes.max(512);
-        let engine = Config { window_bytes: if seed % 3 == 0 { 1000 } else { 1 << 20 }, ..Config::default() };
+        let window_bytes = if seed % 3 == 0 { 1000 } else { 1 << 20 };
+        let kinds = [Matching::Auto, Matching::List, Matching::Hash, Matching::Tree];
+        let engine = Config { window_bytes, matching: kinds[(seed / 3 % 4) as usize], ..Config::default() };
         let mut h = Harness::new(fabric, engine, RANKS);
         let mut reference = Reference::default();
         for step in steps {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use weft_engine::Engine;
-use weft_engine::api::Config;
+use weft_engine::api::{Config, Matching};
 use weft_engine::name::EpName;
 use weft_fi_sys as sys;
 use weft_nic::NicError;
@@ -57,6 +57,8 @@ pub(crate) struct Setup {
     pub(crate) min_multi_recv: usize,
     /// Whether shared memory may be used (FI_OPT_SHARED_MEMORY_PERMITTED).
     pub(crate) shm: bool,
+    /// How queues are searched.
+    pub(crate) matching: Matching,
     /// Whether fi_enable has succeeded.
     pub(crate) enabled: bool,
 }
@@ -114,6 +116,7 @@ pub(super) fn open(domain: Hold<Domain>, info: &Hints, context: *mut c_void) -> 
             local,
             min_multi_recv: MIN_MULTI_RECV_BYTES,
             shm: true,
+            matching: domain.params().matching,
             enabled: false,
         }),
         uses: Uses::new(),
@@ -300,7 +303,7 @@ impl Ep {
         }
         let config = self.domain.devices_config(setup.local, setup.format.is_open(), setup.shm);
         let devices = Devices::new(&config).map_err(refused)?;
-        let mut engine = Engine::new(self.engine_config(), devices);
+        let mut engine = Engine::new(self.engine_config(&setup), devices);
         engine.set_min_multi_recv(setup.min_multi_recv);
         engine.set_remote_events(routes.counts_remote());
         engine.set_source_errors(self.caps & sys::FI_SOURCE_ERR != 0);
@@ -321,7 +324,7 @@ impl Ep {
         Ok(())
     }
 
-    fn engine_config(&self) -> Config {
+    fn engine_config(&self, setup: &Setup) -> Config {
         let params = self.domain.params();
         Config {
             inject_bytes: self.limits.inject_bytes,
@@ -330,6 +333,7 @@ impl Ep {
             window_bytes: params.unexpected_window_bytes,
             eager_bytes: params.eager_bytes,
             max_msg_bytes: self.limits.max_msg_bytes as u64,
+            matching: setup.matching,
         }
     }
 

@@ -84,6 +84,7 @@ const GROUPS: &[Group] = &[
     Group { name: "objects_busy", run: objects::busy, env: &[] },
     Group { name: "objects_left_open", run: objects::left_open, env: &[] },
     Group { name: "objects_endpoint", run: objects::endpoint, env: &[] },
+    Group { name: "objects_matching", run: objects::matching, env: &[] },
     Group { name: "vectors", run: vectors::all, env: &[] },
     Group { name: "regions", run: regions::all, env: &[] },
     Group { name: "event_queues", run: queues::all, env: &[] },
@@ -263,7 +264,7 @@ macro_rules! groups {
 
 groups! {
     getinfo_defaults getinfo_clients getinfo_rejections getinfo_params getinfo_log getinfo_no_layers
-    addresses objects_tables objects_busy objects_left_open objects_endpoint vectors regions event_queues data progress_shm progress_tcp
+    addresses objects_tables objects_busy objects_left_open objects_endpoint objects_matching vectors regions event_queues data progress_shm progress_tcp
     misuse states access_shm access_push access_tcp atomics_shm atomics_tcp limits_shm limits_push limits_tcp
     closing_shm closing_push closing_tcp death_shm death_push death_tcp
     suite_shm receives_shm suite_push receives_push suite_tcp receives_tcp

@@ -1,5 +1,6 @@
 //! Fabrics, domains, endpoints: tables, lifetimes, what happens to what is left open.
 
+use std::ffi::c_int;
 use std::ptr::null_mut;
 
 use weft_fi_sys::*;
@@ -151,4 +152,38 @@ pub(crate) fn endpoint(lib: &Lib) {
             assert_eq!(close(av), 0);
         }
     }
+}
+
+/// `struct weft_match_ops`, as fi_weft(7) has it.
+#[repr(C)]
+struct MatchOps {
+    size: usize,
+    set: unsafe extern "C" fn(*mut fid_ep, *const std::ffi::c_char) -> std::ffi::c_int,
+    get: unsafe extern "C" fn(*mut fid_ep, *mut *const std::ffi::c_char) -> std::ffi::c_int,
+}
+
+/// How an endpoint searches its queues is chosen before it is enabled.
+pub(crate) fn matching(lib: &Lib) {
+    let side = crate::side::Side::new(lib);
+    let info = lib.ask(lib.newest(), None).unwrap();
+    let opened = Opened::new(lib, &info);
+    let ep: *mut fid_ep = open!(opened.domain, endpoint, info.raw).unwrap();
+    let (mut table, mut kind) = (null_mut(), std::ptr::null());
+    unsafe {
+        let open = (*(*ep).fid.ops).ops_open.unwrap();
+        assert_eq!(open(&mut (*ep).fid, c"weft_match".as_ptr(), 0, &mut table, null_mut()), 0);
+        assert_eq!(open(&mut (*ep).fid, c"weft_stats".as_ptr(), 0, &mut table, null_mut()), -FI_ENOSYS);
+        let ops: &MatchOps = &*table.cast();
+        assert!(ops.size >= size_of::<MatchOps>());
+        assert_eq!(((ops.get)(ep, &mut kind), std::ffi::CStr::from_ptr(kind)), (0, c"auto"));
+        for name in [c"list", c"hash", c"tree", c"auto"] {
+            assert_eq!((ops.set)(ep, name.as_ptr()), 0);
+            assert_eq!(((ops.get)(ep, &mut kind), std::ffi::CStr::from_ptr(kind)), (0, name));
+        }
+        assert_eq!((ops.set)(ep, c"heap".as_ptr()), -FI_EINVAL);
+        assert_eq!((ops.set)(ep, std::ptr::null()), -FI_EINVAL);
+        assert_eq!((ops.get)(ep, null_mut()), -FI_EINVAL);
+        assert_eq!((ops.set)(side.ep, c"list".as_ptr()), -(FI_EOPBADSTATE as c_int));
+    }
+    assert_eq!(close(ep), 0);
 }
