@@ -1,7 +1,8 @@
 //! `Guarded<T>`: the one lock of an endpoint or a queue, which vanishes where the threading level lets it.
 //!
 //! Place in the data flow: every data-path call of weft-fi enters an endpoint's engine, and every completion
-//! a queue's ring, through a `Guarded`. This file is the only place where that exclusion is `unsafe`.
+//! a queue's ring, through a `Guarded`. This file and [`cell`] are the only place where that exclusion is `unsafe`; a model checker
+//! tries its interleavings (`tests/loom_lock.rs`).
 //!
 //! Two kinds, chosen when the cell is made:
 //! - *shared* (FI_THREAD_SAFE, FI_THREAD_FID, FI_THREAD_ENDPOINT): an ordinary mutex.
@@ -20,13 +21,12 @@
 //! of the same cell. Lock order of the crate: a poll list, then an endpoint's engine, then a queue's ring; rings are
 //! leaves. [`Meter`] counts the callers that had to wait, which costs the others nothing.
 
-use std::cell::{Cell, UnsafeCell};
-use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, compiler_fence};
-use std::sync::{Arc, OnceLock};
+mod cell;
 
-use parking_lot::lock_api::RawMutex as _;
-use rustix::thread::{MembarrierCommand, membarrier};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub(crate) use crate::lock::cell::{Guard, Guarded};
 
 /// Who calls the data path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +40,10 @@ pub(crate) enum Callers {
 thread_local! {
     /// Whether this is a thread of ours, which no threading level covers.
     static OURS: Cell<bool> = const { Cell::new(false) };
+}
+
+fn is_ours() -> bool {
+    OURS.get()
 }
 
 /// This thread is ours: it may enter by visiting only, which debug builds make sure of.
@@ -62,235 +66,72 @@ impl Meter {
     }
 }
 
-/// A value behind a lock that costs what the threading level demands.
-pub(crate) struct Guarded<T> {
-    /// Whether `lock` relies on the client's serialization.
-    owned: bool,
-    /// Owned: a data-path caller is inside, or tries to be.
-    inside: AtomicBool,
-    /// Owned: the mutex counts, because an intruder is inside, or waits, or the cell is open.
-    intruder: AtomicBool,
-    /// Owned: visits have not ended. Written with the mutex held.
-    open: AtomicBool,
-    mutex: parking_lot::RawMutex,
-    meter: Arc<Meter>,
-    value: UnsafeCell<T>,
-}
+/// What `cell` is made of.
+mod sync {
+    use std::sync::OnceLock;
+    use std::sync::atomic::compiler_fence;
+    pub(super) use std::sync::atomic::{AtomicBool, Ordering};
 
-// SAFETY: access to `value` is exclusive (see `lock`, `intrude`), so sharing the cell hands the value from
-// thread to thread, which `T: Send` permits.
-unsafe impl<T: Send> Sync for Guarded<T> {}
+    use parking_lot::lock_api::RawMutex as _;
+    use rustix::thread::{MembarrierCommand, membarrier};
 
-/// Exclusive access, until dropped.
-pub(crate) struct Guard<'a, T> {
-    cell: &'a Guarded<T>,
-    held: Held,
-}
+    /// A mutex without a value.
+    pub(super) struct Mutex(parking_lot::RawMutex);
 
-/// By what right a guard exists, and so what its end must undo.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Held {
-    /// `inside` is set.
-    Flag,
-    /// The mutex is ours.
-    Mutex,
-    /// The mutex is ours and `intruder` is set.
-    Intruder,
-}
+    impl Mutex {
+        pub(super) const fn new() -> Self {
+            Self(parking_lot::RawMutex::INIT)
+        }
 
-impl<T> Guarded<T> {
-    /// A cell for the given callers, whose waits are counted by `meter`.
-    ///
-    /// # Safety
-    /// With [`Callers::One`], calls of [`Guarded::lock`] and the lives of the guards they return must not overlap
-    /// between threads, and must be ordered by happens-before: what the client promised by its threading level.
-    pub(crate) unsafe fn new(callers: Callers, meter: &Arc<Meter>, value: T) -> Self {
-        Self {
-            owned: callers == Callers::One && can_intrude(),
-            inside: AtomicBool::new(false),
-            intruder: AtomicBool::new(false),
-            open: AtomicBool::new(false),
-            mutex: parking_lot::RawMutex::INIT,
-            meter: Arc::clone(meter),
-            value: UnsafeCell::new(value),
+        #[inline(always)]
+        pub(super) fn try_lock(&self) -> bool {
+            self.0.try_lock()
+        }
+
+        #[inline(always)]
+        pub(super) fn lock(&self) {
+            self.0.lock();
+        }
+
+        /// # Safety
+        /// The caller has locked it and not unlocked it.
+        #[inline(always)]
+        pub(super) unsafe fn unlock(&self) {
+            // SAFETY: the caller's promise.
+            unsafe { self.0.unlock() };
         }
     }
 
-    /// Enters from the data path.
-    #[inline]
-    pub(crate) fn lock(&self) -> Guard<'_, T> {
-        if self.owned {
-            debug_assert!(!self.inside.load(Ordering::Relaxed), "the threading level promised serialized calls");
-            debug_assert!(!OURS.get(), "a thread of ours must visit");
-            self.inside.store(true, Ordering::Relaxed);
-            // Orders the store before the load below as far as the compiler goes; the processor's part is
-            // done by the intruder's membarrier.
-            compiler_fence(Ordering::SeqCst);
-            if self.intruder.load(Ordering::Acquire) {
-                return self.lock_after_intruder();
-            }
-            return Guard { cell: self, held: Held::Flag };
-        }
-        self.queue_up();
-        Guard { cell: self, held: Held::Mutex }
+    /// Orders the owner's accesses as far as the compiler goes; the processor's part is done by [`heavy_fence`].
+    #[inline(always)]
+    pub(super) fn light_fence() {
+        compiler_fence(Ordering::SeqCst);
     }
 
-    /// The owner met an intruder: it steps out and queues up.
-    #[cold]
-    fn lock_after_intruder(&self) -> Guard<'_, T> {
-        self.inside.store(false, Ordering::Release);
-        self.queue_up();
-        Guard { cell: self, held: Held::Mutex }
-    }
-
-    /// How often a caller had to wait at one of the domain's locks.
-    pub(crate) fn waits(&self) -> u64 {
-        self.meter.waits()
-    }
-
-    /// Takes the mutex.
-    #[inline]
-    fn queue_up(&self) {
-        if !self.mutex.try_lock() {
-            self.wait();
-        }
-    }
-
-    #[cold]
-    fn wait(&self) {
-        self.meter.count();
-        self.mutex.lock();
-    }
-
-    /// Enters from a control call, whatever the client promised.
-    pub(crate) fn intrude(&self) -> Guard<'_, T> {
-        self.queue_up();
-        if !self.owned || self.open.load(Ordering::Relaxed) {
-            return Guard { cell: self, held: Held::Mutex };
-        }
-        self.announce();
-        self.await_owner();
-        Guard { cell: self, held: Held::Intruder }
-    }
-
-    /// Enters from a thread of ours, and leaves the cell open for more visits.
-    pub(crate) fn visit(&self) -> Guard<'_, T> {
-        self.queue_up();
-        if self.owned && !self.open.load(Ordering::Relaxed) {
-            self.announce();
-            self.await_owner();
-            self.open.store(true, Ordering::Relaxed);
-        }
-        Guard { cell: self, held: Held::Mutex }
-    }
-
-    /// Like [`Guarded::visit`], but gives up where it would wait.
-    pub(crate) fn try_visit(&self) -> Option<Guard<'_, T>> {
-        if !self.mutex.try_lock() {
-            return None;
-        }
-        if self.owned && !self.open.load(Ordering::Relaxed) {
-            // An owner that is seen without the barrier is not worth it.
-            if self.inside.load(Ordering::Relaxed) {
-                drop(Guard { cell: self, held: Held::Mutex });
-                return None;
-            }
-            self.announce();
-            if self.inside.load(Ordering::Acquire) {
-                drop(Guard { cell: self, held: Held::Intruder });
-                return None;
-            }
-            self.open.store(true, Ordering::Relaxed);
-        }
-        Some(Guard { cell: self, held: Held::Mutex })
-    }
-
-    /// The thread that visited will not come for a while: the owner need not take the mutex any more.
-    pub(crate) fn end_visits(&self) {
-        self.queue_up();
-        let held = if self.open.swap(false, Ordering::Relaxed) { Held::Intruder } else { Held::Mutex };
-        drop(Guard { cell: self, held });
-    }
-
-    /// With the mutex held: the owner that comes from now on will queue up, and one that is inside has said so.
-    fn announce(&self) {
-        self.intruder.store(true, Ordering::Relaxed);
-        // Registered in `can_intrude`; cannot fail then. The flag store above and the load below must not be
-        // exchanged by the compiler; the system call is a barrier for it as well.
+    /// Makes every thread of the process execute a barrier, this one included. The system call is a barrier for the compiler, too.
+    pub(super) fn heavy_fence() {
+        // Registered in `can_intrude`; cannot fail then.
         let barrier = membarrier(MembarrierCommand::PrivateExpedited);
         debug_assert!(barrier.is_ok());
     }
 
-    fn await_owner(&self) {
-        let mut rounds = 0_u32;
-        while self.inside.load(Ordering::Acquire) {
-            if rounds == 0 {
-                self.meter.count();
-            }
-            rounds += 1;
-            if rounds < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
-        }
+    /// Whether this process may make other threads execute barriers; registers for it on first use.
+    pub(super) fn can_intrude() -> bool {
+        static REGISTERED: OnceLock<bool> = OnceLock::new();
+        *REGISTERED.get_or_init(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok())
     }
 
-    /// Like [`Guarded::lock`], but gives up where it would wait for another data-path caller.
-    #[inline]
-    pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
-        if self.owned {
-            return Some(self.lock());
-        }
-        if self.mutex.try_lock() { Some(Guard { cell: self, held: Held::Mutex }) } else { self.given_up() }
+    /// Waits a little for the owner to leave, for the so-manieth time.
+    pub(super) fn pause(rounds: u32) {
+        if rounds < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
     }
-
-    #[cold]
-    fn given_up(&self) -> Option<Guard<'_, T>> {
-        self.meter.count();
-        None
-    }
-}
-
-impl<T> Deref for Guard<'_, T> {
-    type Target = T;
-    #[inline]
-    fn deref(&self) -> &T {
-        // SAFETY: while this guard lives no other exists. `Mutex` and `Intruder` guards hold the mutex. A `Flag`
-        // guard excludes other `lock` callers by the promise of `new`, and intruders because either the intruder's
-        // membarrier came after our store to `inside`, which it then waits for, or before our load of `intruder`,
-        // which then sent us to the mutex.
-        unsafe { &*self.cell.value.get() }
-    }
-}
-
-impl<T> DerefMut for Guard<'_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`; `&mut self` makes the borrow unique.
-        unsafe { &mut *self.cell.value.get() }
-    }
-}
-
-impl<T> Drop for Guard<'_, T> {
-    #[inline]
-    fn drop(&mut self) {
-        if self.held == Held::Flag {
-            self.cell.inside.store(false, Ordering::Release);
-            return;
-        }
-        if self.held == Held::Intruder {
-            self.cell.intruder.store(false, Ordering::Release);
-        }
-        // SAFETY: this guard was made with the mutex locked and has not unlocked it.
-        unsafe { self.cell.mutex.unlock() };
-    }
-}
-
-/// Whether this process may make other threads execute barriers; registers for it on first use.
-fn can_intrude() -> bool {
-    static REGISTERED: OnceLock<bool> = OnceLock::new();
-    *REGISTERED.get_or_init(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use super::cell::Held;
     use super::*;
 
     fn shared<T>(value: T) -> Guarded<T> {

@@ -1,0 +1,182 @@
+//! The lock that vanishes for a promised single caller, under a model checker, which tries every interleaving (up to a bound of
+//! preemptions) and every value that a load may return under the C11 memory model: nobody is ever inside together with somebody else,
+//! and whoever waits gets in.
+//!
+//! The file under test is included as it ships; the asymmetric fence is modelled by what it stands for, a full fence on both sides.
+#![allow(clippy::unwrap_used)]
+#![allow(missing_docs, unreachable_pub, dead_code)]
+
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+
+/// What the file under test imports from its neighbours.
+mod sync {
+    use loom::sync::atomic::fence;
+    pub(super) use loom::sync::atomic::{AtomicBool, Ordering};
+
+    /// A mutex without a value, at which the checker sees threads wait.
+    pub(super) struct Mutex {
+        taken: loom::sync::Mutex<bool>,
+        free: loom::sync::Condvar,
+    }
+
+    impl Mutex {
+        pub(super) fn new() -> Self {
+            Self { taken: loom::sync::Mutex::new(false), free: loom::sync::Condvar::new() }
+        }
+
+        pub(super) fn try_lock(&self) -> bool {
+            !std::mem::replace(&mut *self.taken.lock().unwrap(), true)
+        }
+
+        pub(super) fn lock(&self) {
+            let mut taken = self.taken.lock().unwrap();
+            while *taken {
+                taken = self.free.wait(taken).unwrap();
+            }
+            *taken = true;
+        }
+
+        pub(super) unsafe fn unlock(&self) {
+            *self.taken.lock().unwrap() = false;
+            self.free.notify_one();
+        }
+    }
+
+    pub(super) fn light_fence() {
+        fence(Ordering::SeqCst);
+    }
+
+    pub(super) fn heavy_fence() {
+        fence(Ordering::SeqCst);
+    }
+
+    pub(super) fn can_intrude() -> bool {
+        true
+    }
+
+    pub(super) fn pause(_rounds: u32) {
+        loom::thread::yield_now();
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Callers {
+    Any,
+    One,
+}
+
+#[derive(Default)]
+struct Meter;
+
+impl Meter {
+    fn count(&self) {}
+
+    fn waits(&self) -> u64 {
+        0
+    }
+}
+
+fn is_ours() -> bool {
+    false
+}
+
+#[path = "../src/lock/cell.rs"]
+mod cell;
+
+use cell::{Guard, Guarded};
+
+/// A plain number, of which the checker notices every access that is not ordered after the one before.
+type Number = UnsafeCell<u64>;
+type Cell = Arc<Guarded<Number>>;
+
+fn owned() -> Cell {
+    // SAFETY: each model below has one thread that calls `lock`, at most.
+    Arc::new(unsafe { Guarded::new(Callers::One, &Arc::default(), Number::new(0)) })
+}
+
+fn raise(guard: Guard<'_, Number>) {
+    // SAFETY: the guard is the right to do so, which is what is being checked.
+    guard.with_mut(|number| unsafe { *number += 1 });
+}
+
+fn check(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+/// Runs the parts in threads of their own, the first one in this; returns what the number is in the end.
+fn together(cell: &Cell, parts: &[fn(&Guarded<Number>)]) -> u64 {
+    let threads: Vec<_> = parts[1..]
+        .iter()
+        .map(|part| {
+            let (cell, part) = (Arc::clone(cell), *part);
+            loom::thread::spawn(move || part(&cell))
+        })
+        .collect();
+    parts[0](cell);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    // SAFETY: all others have ended.
+    cell.intrude().with(|number| unsafe { *number })
+}
+
+fn own_twice(cell: &Guarded<Number>) {
+    raise(cell.lock());
+    raise(cell.lock());
+}
+
+fn intrude(cell: &Guarded<Number>) {
+    raise(cell.intrude());
+}
+
+#[test]
+fn an_owner_and_an_intruder_exclude_each_other() {
+    check(|| assert_eq!(together(&owned(), &[own_twice, intrude]), 3));
+}
+
+#[test]
+fn an_owner_and_two_intruders_exclude_each_other() {
+    check(|| assert_eq!(together(&owned(), &[|cell| raise(cell.lock()), intrude, intrude]), 3));
+}
+
+#[test]
+fn an_owner_and_a_visitor_that_comes_and_goes_exclude_each_other() {
+    check(|| {
+        let visits: fn(&Guarded<Number>) = |cell| {
+            raise(cell.visit());
+            raise(cell.visit());
+            cell.end_visits();
+        };
+        assert_eq!(together(&owned(), &[own_twice, visits]), 4);
+    });
+}
+
+#[test]
+fn an_owner_and_a_visitor_that_tries_exclude_each_other() {
+    check(|| {
+        let cell = owned();
+        let tries: fn(&Guarded<Number>) = |cell| {
+            for _ in 0..2 {
+                if let Some(guard) = cell.try_visit() {
+                    raise(guard);
+                }
+            }
+            cell.end_visits();
+        };
+        let count = together(&cell, &[own_twice, tries]);
+        assert!((2..=4).contains(&count), "{count}");
+    });
+}
+
+#[test]
+fn an_owner_a_visitor_and_an_intruder_exclude_each_other() {
+    check(|| {
+        let visits: fn(&Guarded<Number>) = |cell| {
+            raise(cell.visit());
+            cell.end_visits();
+        };
+        assert_eq!(together(&owned(), &[|cell| raise(cell.lock()), visits, intrude]), 3);
+    });
+}
