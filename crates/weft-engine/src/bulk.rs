@@ -10,8 +10,6 @@
 //! Where a device pushes in order with messages (`push_follows`), the bytes of a long write follow their announcement at once,
 //! into a window that the writer names ([`Announced`]); the target throws them away if it refuses the write.
 
-use std::collections::VecDeque;
-
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
@@ -22,7 +20,7 @@ use crate::mem::{self, Iov};
 use crate::nic::{Full, LinkError, Nic, RemoteIov, Share};
 use crate::ops::{Phase, XferKind, assist_ctx, push_ctx};
 use crate::rma::part_iov;
-use crate::vc::{Answer, Haul};
+use crate::vc::{Answer, Haul, Queue};
 use crate::wire::{self, Assist, Cts, Op, Reader, Short, Status, WireIov, kind};
 
 /// Most pieces of memory for which help is asked: the message stays short.
@@ -38,7 +36,7 @@ const ANNOUNCED: u64 = 1 << 63;
 pub(crate) struct Announced {
     count: u64,
     /// Transfers of the last of them, oldest first; 0: over, or refused.
-    tokens: VecDeque<u64>,
+    tokens: Queue<u64>,
 }
 
 impl Announced {

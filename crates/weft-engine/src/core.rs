@@ -52,6 +52,7 @@ pub(crate) struct Link {
     pub(crate) state: LinkState,
     /// Number of the virtual connection, once known.
     pub(crate) vc: u32,
+    /// What the device said of it, until the link carries messages.
     pub(crate) up: Option<Box<LinkUp>>,
 }
 
@@ -273,7 +274,9 @@ impl Core {
         match self.vcs[vci as usize].state {
             _ if to_self => {
                 // The two ends of one link meet in this engine: this one only listens.
-                self.link_mut(link).state = LinkState::Carrying;
+                let slot = self.link_mut(link);
+                slot.state = LinkState::Carrying;
+                slot.up = None;
                 self.link_say(link, kind::OPEN_OK, false);
             }
             VcState::Idle => self.adopt(link, vci, window),
@@ -315,7 +318,7 @@ impl Core {
         let slot = self.link_mut(link);
         slot.state = LinkState::Carrying;
         slot.vc = vci;
-        let Some(caps) = slot.up.as_ref().map(|up| PathCaps::new(&up.caps, eager)) else { return };
+        let Some(caps) = slot.up.take().map(|up| PathCaps::new(&up.caps, eager)) else { return };
         self.vcs[vci as usize].open(state, caps, window);
         self.activate(vci);
     }

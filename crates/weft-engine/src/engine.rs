@@ -184,6 +184,7 @@ impl<N: Nic> Engine<N> {
     // ---- accepting ---------------------------------------------------------------------------
 
     /// Accepts an operation that needs more than one step, and takes the first.
+    #[inline(always)] // Or else the operation is copied once more.
     pub(crate) fn enqueue(&mut self, op: TxOp) -> Result<(), Error> {
         if self.core.ops.len() >= self.core.config.tx_depth {
             return Err(Error::Again);

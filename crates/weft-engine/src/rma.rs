@@ -471,7 +471,7 @@ impl Core {
     /// Answers that were about to read a region which goes away are refusals instead.
     fn revoke_replies(&mut self, gone: u64) {
         for vc in &mut self.vcs {
-            for work in &mut vc.deferred {
+            for work in vc.deferred.iter_mut() {
                 if let Deferred::Reply { op, key, .. } = work
                     && *key == gone
                 {

@@ -5,7 +5,8 @@
 //! (here: `Nic::poll`), deferred work (what RX caused), TX. A queue is worked off until it is empty or the device is full,
 //! and a stall in one never blocks another.
 //!
-//! Cost: an idle connection is this struct (at most [`VC_BYTES_BUDGET`] bytes) and nothing on the heap.
+//! Cost: an idle connection is this struct (at most [`VC_BYTES_BUDGET`] bytes) and nothing on the heap, not even once it was used:
+//! queues that are seldom needed are a pointer ([`Queue`]) until they are.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,7 +21,7 @@ use crate::nic::{LinkError, LinkId, NicCaps, RemoteIov, Share};
 use crate::wire::Op;
 
 /// What an idle peer may cost in the engine, in bytes.
-pub(crate) const VC_BYTES_BUDGET: usize = 448;
+pub(crate) const VC_BYTES_BUDGET: usize = 296;
 
 /// RMA operations up to so many bytes always travel within messages and take effect in the order of the messages, whatever the
 /// eager threshold is (`max_order_{raw,war,waw}_size` of libfabric).
@@ -31,6 +32,57 @@ pub(crate) const DEFERRED_LIMIT: usize = 1 << 17;
 
 /// Sends that need more than to leave.
 const SLOW_SENDS: OpFlags = OpFlags::DELIVERY.union(OpFlags::FENCE).union(OpFlags::TRIGGER);
+
+/// A queue that takes a pointer until it is first used, and keeps its memory then.
+#[allow(clippy::box_collection)] // A pointer is less than the queue's own four words.
+pub(crate) struct Queue<T>(Option<Box<VecDeque<T>>>);
+
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<T> Queue<T> {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.as_ref().is_none_or(|queue| queue.is_empty())
+    }
+
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.0.as_ref().map_or(0, |queue| queue.len())
+    }
+
+    pub(crate) fn front(&self) -> Option<&T> {
+        self.0.as_ref()?.front()
+    }
+
+    pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut T> {
+        self.0.as_mut()?.get_mut(index)
+    }
+
+    pub(crate) fn get(&self, index: usize) -> Option<&T> {
+        self.0.as_ref()?.get(index)
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.0.iter_mut().flat_map(|queue| queue.iter_mut())
+    }
+
+    pub(crate) fn push_back(&mut self, value: T) {
+        self.0.get_or_insert_default().push_back(value);
+    }
+
+    pub(crate) fn push_front(&mut self, value: T) {
+        self.0.get_or_insert_default().push_front(value);
+    }
+
+    #[inline]
+    pub(crate) fn pop_front(&mut self) -> Option<T> {
+        self.0.as_mut()?.pop_front()
+    }
+}
 
 /// How far along a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,8 +207,8 @@ pub(crate) struct Vc {
     pub(crate) outstanding: u32,
     /// Operations that wait, by number.
     pub(crate) tx: VecDeque<u32>,
-    pub(crate) deferred: VecDeque<Deferred>,
-    pub(crate) bulk: VecDeque<Haul>,
+    pub(crate) deferred: Queue<Deferred>,
+    pub(crate) bulk: Queue<Haul>,
     /// Operations of the peer that have ended well and must be told so.
     pub(crate) acks: Vec<u32>,
     /// The peer's operation of which more parts follow ([`crate::access`]).
@@ -164,7 +216,8 @@ pub(crate) struct Vc {
     /// What the peer's atomics have fetched.
     pub(crate) results: Option<Box<Results>>,
     /// Messages that overtook others on an unordered link.
-    pub(crate) early: Option<BTreeMap<u32, Vec<u8>>>,
+    #[allow(clippy::box_collection)] // As for `Queue`.
+    pub(crate) early: Option<Box<BTreeMap<u32, Vec<u8>>>>,
 }
 
 const _: () = assert!(size_of::<Vc>() <= VC_BYTES_BUDGET);
@@ -201,8 +254,8 @@ impl Vc {
             announced: Announced::default(),
             outstanding: 0,
             tx: VecDeque::new(),
-            deferred: VecDeque::new(),
-            bulk: VecDeque::new(),
+            deferred: Queue::default(),
+            bulk: Queue::default(),
             acks: Vec::new(),
             parts: None,
             results: None,

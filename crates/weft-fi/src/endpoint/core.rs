@@ -281,10 +281,16 @@ impl Core {
 
     /// The client leaves an endpoint to whose devices the progress thread listens: calls it, once, if they will not wake it by
     /// themselves for what there is to do.
-    #[inline]
+    #[inline(always)]
     pub(super) fn call_listener(&self, state: &mut State) {
-        if state.auto_asleep && state.engine.as_ref().is_some_and(|engine| engine.has_work() || !engine.nic().listens())
-        {
+        if state.auto_asleep {
+            self.call_if_deaf(state);
+        }
+    }
+
+    #[cold]
+    fn call_if_deaf(&self, state: &mut State) {
+        if state.engine.as_ref().is_some_and(|engine| engine.has_work() || !engine.nic().listens()) {
             state.auto_asleep = false;
             self.auto.as_ref().inspect(|auto| auto.wake());
         }

@@ -363,7 +363,7 @@ impl Shm {
             Ok(bell) => {
                 let handshake = self.take_handshake(key);
                 let _ = epoll::delete(&self.epoll, handshake.socket());
-                self.make_link(id, handshake.into_socket(), bell, offer, info)
+                self.make_link(id, handshake.into_socket(), bell, offer, direct)
             }
             Err(why) => {
                 self.handshakes[key].refuse(why);
@@ -389,7 +389,7 @@ impl Shm {
         }
     }
 
-    fn make_link(&self, id: u32, socket: OwnedFd, bell: Bell, offer: Offer, info: LinkUp) -> Result<Link, LinkError> {
+    fn make_link(&self, id: u32, socket: OwnedFd, bell: Bell, offer: Offer, direct: bool) -> Result<Link, LinkError> {
         let watch = EventFlags::IN | EventFlags::RDHUP;
         epoll::add(&self.epoll, &socket, token_of(TOKEN_LINK, id as usize), watch).map_err(|_| LinkError::Resources)?;
         let pidfd = self.watch_process(id, offer.pid);
@@ -404,7 +404,7 @@ impl Shm {
             pidfd,
             pid: offer.pid,
             must_fence,
-            info,
+            direct,
         };
         Link::new(parts).map_err(|_| LinkError::Resources)
     }

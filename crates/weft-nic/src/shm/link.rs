@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence, fence};
 
 use weft_engine::mem::{self, Iov, IovList};
-use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, NicCaps, Share, Sink};
+use weft_engine::nic::{Full, LinkError, LinkId, Share, Sink};
 
 use super::cma::Span;
 use super::doorbell::Bell;
@@ -70,7 +70,23 @@ pub(super) struct Parts {
     pub(super) pid: i32,
     /// Our publications need a fence of their own.
     pub(super) must_fence: bool,
-    pub(super) info: LinkUp,
+    /// The peer's memory can be reached by address.
+    pub(super) direct: bool,
+}
+
+/// Bulk data under way.
+#[derive(Default)]
+struct Bulk {
+    pushes: VecDeque<Push>,
+    transfers: VecDeque<Transfer>,
+    helps: VecDeque<Help>,
+    slots: Slots,
+}
+
+impl Bulk {
+    fn is_empty(&self) -> bool {
+        self.pushes.is_empty() && self.transfers.is_empty() && self.helps.is_empty()
+    }
 }
 
 /// One end of a link.
@@ -84,11 +100,9 @@ pub(super) struct Link {
     socket: OwnedFd,
     pidfd: Option<OwnedFd>,
     pid: i32,
-    info: LinkUp,
-    pushes: VecDeque<Push>,
-    transfers: VecDeque<Transfer>,
-    helps: VecDeque<Help>,
-    slots: Slots,
+    direct: bool,
+    /// Made when first needed.
+    bulk: Option<Box<Bulk>>,
     /// The peer broke the rules of shared transfers.
     misled: bool,
     /// A send found no room for so many bytes.
@@ -118,11 +132,8 @@ impl Link {
             socket: parts.socket,
             pidfd: parts.pidfd,
             pid: parts.pid,
-            info: parts.info,
-            pushes: VecDeque::new(),
-            transfers: VecDeque::new(),
-            helps: VecDeque::new(),
-            slots: Slots::default(),
+            direct: parts.direct,
+            bulk: None,
             misled: false,
             refused_bytes: None,
             hot: false,
@@ -138,8 +149,9 @@ impl Link {
         &self.map
     }
 
-    pub(super) fn caps(&self) -> &NicCaps {
-        &self.info.caps
+    /// Whether transfers by address are possible.
+    pub(super) fn is_direct(&self) -> bool {
+        self.direct
     }
 
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
@@ -172,18 +184,19 @@ impl Link {
 
     /// Queues a push.
     pub(super) fn push(&mut self, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
-        if self.pushes.len() >= QUEUE_DEPTH {
+        let pushes = &mut self.bulk.get_or_insert_default().pushes;
+        if pushes.len() >= QUEUE_DEPTH {
             return Err(Full);
         }
         let total_bytes = mem::total_len(src);
-        self.pushes.push_back(Push { window, offset, src: src.into(), sent_bytes: 0, total_bytes, ctx });
+        pushes.push_back(Push { window, offset, src: src.into(), sent_bytes: 0, total_bytes, ctx });
         Ok(())
     }
 
     /// Begins a transfer by address. A short one is made at once, unless others wait. A long one is queued, and may be shared
     /// with a peer that is awake: waking it would take longer than its help saves.
     pub(super) fn transfer(&mut self, span: Span, ctx: u64) -> Result<Begun, Full> {
-        if self.transfers.len() >= QUEUE_DEPTH {
+        if self.bulk.as_ref().is_some_and(|bulk| bulk.transfers.len() >= QUEUE_DEPTH) {
             return Err(Full);
         }
         if span.total_bytes() < SHARE_BYTES && !self.has_bulk() {
@@ -193,36 +206,40 @@ impl Link {
             return Ok(Begun::Ended(if closed { copied.and(Err(LinkError::Closed)) } else { copied }));
         }
         let awake = self.peer_side().polled.0.load(Ordering::Relaxed) != 0;
+        let bulk = self.bulk.get_or_insert_default();
         let mut transfer = Transfer::new(span, ctx);
         let mut share = None;
         if awake && transfer.total_bytes() >= SHARE_BYTES {
-            share = transfer.offer(&self.map, self.role, &mut self.slots);
+            share = transfer.offer(&self.map, self.role, &mut bulk.slots);
             if share.is_none() {
                 // Soon a slot is free, and then the peer can help with this one, too.
                 return Err(Full);
             }
         }
-        self.transfers.push_back(transfer);
+        bulk.transfers.push_back(transfer);
         Ok(Begun::Queued(share))
     }
 
     /// Queues our help with a transfer of the peer's.
     pub(super) fn assist(&mut self, span: Span, share: Share, ctx: u64) -> Result<(), Full> {
-        if self.helps.len() >= QUEUE_DEPTH {
+        let helps = &mut self.bulk.get_or_insert_default().helps;
+        if helps.len() >= QUEUE_DEPTH {
             return Err(Full);
         }
-        self.helps.push_back(Help::new(span, self.role.other(), share, ctx));
+        helps.push_back(Help::new(span, self.role.other(), share, ctx));
         Ok(())
     }
 
     /// Whether pushes or transfers are under way.
     pub(super) fn has_bulk(&self) -> bool {
-        !(self.pushes.is_empty() && self.transfers.is_empty() && self.helps.is_empty())
+        self.bulk.as_ref().is_some_and(|bulk| !bulk.is_empty())
     }
 
     /// Whether there is something to copy by address, or to report of it, without the peer's doing anything.
     pub(super) fn can_copy(&self) -> bool {
-        !self.helps.is_empty() || self.transfers.iter().any(|transfer| transfer.can_step(&self.map))
+        self.bulk.as_ref().is_some_and(|bulk| {
+            !bulk.helps.is_empty() || bulk.transfers.iter().any(|transfer| transfer.can_step(&self.map))
+        })
     }
 
     /// Whether the peer has published something that was not taken.
@@ -278,8 +295,10 @@ impl Link {
     pub(super) fn bulk<S: Sink>(&mut self, id: LinkId, sink: &mut S, budget: usize) -> (usize, usize) {
         let budget = budget.min(TURN_BYTES);
         let (mut calls, mut moved) = (0, 0);
+        // Out of the link while it is worked on.
+        let Some(mut bulk) = self.bulk.take() else { return (calls, moved) };
         while moved < budget
-            && let Some(push) = self.pushes.front_mut()
+            && let Some(push) = bulk.pushes.front_mut()
         {
             let len = (push.total_bytes - push.sent_bytes).min(PIECE_BYTES);
             let from = mem::slice(&push.src, push.sent_bytes, len);
@@ -291,34 +310,35 @@ impl Link {
             moved += len;
             if push.sent_bytes == push.total_bytes {
                 let ctx = push.ctx;
-                self.pushes.pop_front();
+                bulk.pushes.pop_front();
                 sink.done(id, ctx, Ok(()));
                 calls += 1;
             }
             self.announce();
         }
         let pushed = moved;
-        let (copies, copied) = self.copy(id, sink, budget);
+        let (copies, copied) = self.copy(&mut bulk, id, sink, budget);
+        self.bulk = Some(bulk);
         (calls + copies, pushed + copied)
     }
 
     /// Moves transfers by address on: our own first, then those that we help with.
-    fn copy<S: Sink>(&mut self, id: LinkId, sink: &mut S, budget: usize) -> (usize, usize) {
+    fn copy<S: Sink>(&mut self, bulk: &mut Bulk, id: LinkId, sink: &mut S, budget: usize) -> (usize, usize) {
         let (mut calls, mut moved, mut at) = (0, 0, 0);
-        if self.transfers.is_empty() && self.helps.is_empty() || self.peer_has_closed() {
+        if bulk.transfers.is_empty() && bulk.helps.is_empty() || self.peer_has_closed() {
             return (calls, moved);
         }
         while moved < budget
-            && let Some(transfer) = self.transfers.get_mut(at)
+            && let Some(transfer) = bulk.transfers.get_mut(at)
         {
-            match transfer.step(self.pid, &self.map, &mut self.slots) {
+            match transfer.step(self.pid, &self.map, &mut bulk.slots) {
                 // A system call counts, even if it moves little.
                 Step::Moved(bytes) => moved += bytes.max(1024),
                 Step::Waits => at += 1,
                 Step::Ended(bytes, result) => {
                     moved += bytes.max(1024);
                     let ctx = transfer.ctx;
-                    self.transfers.remove(at);
+                    bulk.transfers.remove(at);
                     // What was copied since may be anything.
                     let closed = self.peer_has_closed();
                     sink.done(id, ctx, if closed { result.and(Err(LinkError::Closed)) } else { result });
@@ -328,7 +348,7 @@ impl Link {
             }
         }
         while moved < budget
-            && let Some(help) = self.helps.front_mut()
+            && let Some(help) = bulk.helps.front_mut()
         {
             match help.step(self.pid, &self.map) {
                 Step::Moved(bytes) => {
@@ -338,7 +358,7 @@ impl Link {
                 }
                 Step::Ended(..) | Step::Waits => {
                     let ctx = help.ctx;
-                    self.helps.pop_front();
+                    bulk.helps.pop_front();
                     sink.done(id, ctx, Ok(()));
                     calls += 1;
                 }
@@ -361,11 +381,10 @@ impl Link {
 
     /// The contexts of everything that is under way, which will not happen any more.
     pub(super) fn take_bulk(&mut self) -> Vec<u64> {
-        let pushes = self.pushes.drain(..).map(|push| push.ctx);
-        let mut ctxs: Vec<u64> = pushes.collect();
-        ctxs.extend(self.transfers.drain(..).map(|transfer| transfer.ctx));
-        ctxs.extend(self.helps.drain(..).map(|help| help.ctx));
-        ctxs
+        let Some(bulk) = self.bulk.take() else { return Vec::new() };
+        let pushes = bulk.pushes.iter().map(|push| push.ctx);
+        let transfers = bulk.transfers.iter().map(|transfer| transfer.ctx);
+        pushes.chain(transfers).chain(bulk.helps.iter().map(|help| help.ctx)).collect()
     }
 
     /// After a publication: rings the peer's doorbell unless the peer looks at this ring in every poll.
@@ -400,7 +419,7 @@ impl Link {
 
     /// Whether something of ours waits for space in the outgoing ring.
     pub(super) fn wants_space(&self) -> bool {
-        self.refused_bytes.is_some() || !self.pushes.is_empty()
+        self.refused_bytes.is_some() || self.has_pushes()
     }
 
     /// Whether what waits for space could go now. Forgets a refused send: whoever made it is about to try again.
@@ -411,7 +430,11 @@ impl Link {
             self.refused_bytes = None;
             return true;
         }
-        !self.pushes.is_empty() && self.tx.has_push_space()
+        self.has_pushes() && self.tx.has_push_space()
+    }
+
+    fn has_pushes(&self) -> bool {
+        self.bulk.as_ref().is_some_and(|bulk| !bulk.pushes.is_empty())
     }
 
     /// Says goodbye: what the peer has not taken yet it can still take.

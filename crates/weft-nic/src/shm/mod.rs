@@ -316,7 +316,7 @@ impl Shm {
     /// Begins a transfer by address.
     fn transfer(&mut self, link: LinkId, span: Span, ctx: u64) -> Result<Option<Share>, Full> {
         let up = self.link(link).ok_or(Full)?;
-        debug_assert!(up.caps().get && up.caps().put);
+        debug_assert!(up.is_direct());
         match up.transfer(span, ctx)? {
             Begun::Queued(share) => {
                 self.make_busy(link);
