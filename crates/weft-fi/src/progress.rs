@@ -7,13 +7,14 @@
 //!   the endpoint when they stir. The client may come and go meanwhile: its reads take what there is, and only call the thread
 //!   when something has stirred that it did not wait for.
 //! - *Stepped back*: the client polls, and pays nothing for having a thread. The thread neither touches the endpoint nor listens
-//!   to its devices, and only looks after each [`TICK`] whether the client is still there.
+//!   to its devices, and only looks after each [`TICK`] whether the client is still there; after some, less often.
 //!
 //! A client that makes [`crate::endpoint::core::UNAIDED_ROUNDS`] rounds of progress without the thread's having been of use
 //! takes over; the thread steps back. It listens again when a tick passes without a round, or when it finds the client away at a
-//! tick: no round within [`QUIET`], and no lock held. (That is tried only where the client runs on another processor.) So a client that computes for 20 µs between posting and waiting, and never
-//! is away for a whole tick, is relieved as well. Where such a time of listening turns out to be of no use, the next is
-//! tried after twice as many ticks. A client that is about to sleep outside our calls says so ([`AutoProgress::take_over`]).
+//! tick: no round within [`QUIET`], and no lock held. (That is tried only where the client runs on another processor.) So a
+//! client that computes for 20 µs between posting and waiting, and never is away for a whole tick, is relieved as well. Where
+//! such a time of listening turns out to be of no use, the next is tried after twice as many ticks. A client that is about to
+//! sleep outside our calls says so ([`AutoProgress::take_over`]).
 //!
 //! The thread never spins for longer than FI_WEFT_PROGRESS_SPIN_US after work. It runs where the thread ran that enabled
 //! the first endpoint, or on the processors that FI_WEFT_PROGRESS_AFFINITY names.
@@ -37,6 +38,9 @@ use crate::wait::Waker;
 
 /// How often an endpoint that the client progresses is looked at.
 const TICK: Duration = Duration::from_millis(1);
+/// The same, once the client was there at so many looks in a row: each takes some 10 µs from it if it shares our processor.
+const STEADY_TICK: Duration = Duration::from_millis(4);
+const STEADY_LOOKS: u32 = 50;
 /// How often one is looked at on which a thread of the client sleeps.
 const SLEEPER_TICK: Duration = Duration::from_millis(10);
 /// Looks without work or sleep after which the thread contents itself with ticks.
@@ -72,6 +76,8 @@ struct Member {
     core: CoreRef,
     /// Application rounds at the last look.
     seen: u64,
+    /// Looks in a row at which the client was there, since the thread has stepped back.
+    present: u32,
     /// The thread listens; else it has stepped back.
     listening: bool,
     /// The thread has been inside: the client's locks are dear, and our waker may watch the devices.
@@ -96,6 +102,7 @@ struct Member {
 enum Next {
     Now,
     Tick,
+    SteadyTick,
     SleeperTick,
     WhenWoken,
 }
@@ -192,6 +199,7 @@ impl AutoProgress {
                     continue;
                 }
                 Next::Tick => TICK,
+                Next::SteadyTick => STEADY_TICK,
                 Next::SleeperTick => SLEEPER_TICK,
                 Next::WhenWoken => SLICE,
             };
@@ -220,6 +228,7 @@ impl Member {
         Self {
             core: Arc::clone(core),
             seen: 0,
+            present: 0,
             listening: false,
             visited: false,
             worked: None,
@@ -242,7 +251,12 @@ impl Member {
             return self.serve(auto, sleeper);
         }
         self.step_back(&auto.waker);
-        if sleeper { Next::SleeperTick } else { Next::Tick }
+        self.present = if sleeper { 0 } else { self.present.saturating_add(1) };
+        match (sleeper, self.present > STEADY_LOOKS) {
+            (true, _) => Next::SleeperTick,
+            (_, true) => Next::SteadyTick,
+            _ => Next::Tick,
+        }
     }
 
     /// Whether the client, which was there since the last tick, is not there now; looked at only as often as that paid lately.
@@ -291,6 +305,7 @@ impl Member {
                 return Next::Tick;
             }
             self.listening = true;
+            self.present = 0;
             self.core.take_dismissal();
         }
         if self.did.take() == Some((self.seen, self.core.waits())) && !sleeper {
@@ -372,7 +387,11 @@ mod tests {
     #[test]
     fn the_soonest_need_decides() {
         assert!(Next::Now < Next::Tick);
-        assert!(Next::Tick < Next::SleeperTick && Next::SleeperTick < Next::WhenWoken);
+        assert!(
+            Next::Tick < Next::SteadyTick
+                && Next::SteadyTick < Next::SleeperTick
+                && Next::SleeperTick < Next::WhenWoken
+        );
     }
 
     #[test]
