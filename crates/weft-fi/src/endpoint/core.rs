@@ -159,8 +159,11 @@ impl Core {
             return Errno::AGAIN.size();
         }
         if engine.send_now(op) {
-            let fired = routes.deliver(engine);
-            if routes.sent(op) || fired {
+            let delivered = routes.deliver(engine);
+            let fired = routes.sent(op) || delivered;
+            // It may have been gathered with others, for the next round of progress.
+            self.call_listener(&mut state);
+            if fired {
                 self.attend(state);
             }
             return 0;

@@ -48,6 +48,7 @@ pub(crate) fn all(lib: &Lib) {
             come_and_go(&receiver, to_sender);
             go_away(&receiver, to_sender);
             stop_polling(&receiver, to_sender);
+            say_more(&receiver, to_sender);
             be_away_mostly(&receiver, to_sender);
             ask(&receiver, to_sender, END);
         });
@@ -145,6 +146,28 @@ fn stop_polling(side: &Side<'_>, to: u64) {
     });
     let soonest = relief.min().unwrap();
     assert!(soonest < RELIEF, "{soonest:?}");
+}
+
+/// Sends several messages in a row, of which a device may gather the later ones, and calls nothing more: all leave.
+fn say_more(side: &Side<'_>, to: u64) {
+    let relief = (0..10).map(|turn| {
+        let targets: Vec<_> = (0..4).map(|_| Watched::new(memory(LENGTHS[0]))).collect();
+        for target in &targets {
+            side.trecv(target.bytes(), DATA);
+        }
+        std::thread::sleep(AWAY);
+        targets.iter().for_each(|_| ask(side, to, 0));
+        let start = Instant::now();
+        until(|| targets.iter().all(|target| target.begun()).then_some(()));
+        let took = start.elapsed();
+        for target in &targets {
+            assert_eq!(until(|| side.poll()).done().op_context as usize, DATA, "turn {turn}");
+            assert_eq!(target.bytes()[..], pattern(LENGTHS[0])[..]);
+        }
+        took
+    });
+    let soonest = relief.min().unwrap();
+    assert!(soonest < RELIEF / 2, "{soonest:?}");
 }
 
 /// Posts, is away for less than a tick, and polls until it has what it posted for. The progress thread finds out, and brings the
