@@ -72,6 +72,10 @@ const WRONG: Env = &[("FI_WEFT_IFACE", "192.0.2.1"), ("FI_WEFT_SHM", "0"), ("FI_
 /// Names the kind of simulated fabric, for the library that has one.
 pub(crate) const SIM: &str = "FI_WEFT_SIM";
 
+/// The progress threads run on the second processor, where there is one.
+const SHM_APART: Env = &[SHM[0], SHM[1], ("FI_WEFT_PROGRESS_AFFINITY", "1")];
+const TCP_APART: Env = &[TCP[0], TCP[1], TCP[2], SHM_APART[2]];
+
 const GROUPS: &[Group] = &[
     Group { name: "getinfo_defaults", run: getinfo::defaults, env: &[] },
     Group { name: "getinfo_clients", run: getinfo::clients, env: &[] },
@@ -89,8 +93,8 @@ const GROUPS: &[Group] = &[
     Group { name: "regions", run: regions::all, env: &[] },
     Group { name: "event_queues", run: queues::all, env: &[] },
     Group { name: "data", run: data::all, env: &[] },
-    Group { name: "progress_shm", run: progress::all, env: SHM },
-    Group { name: "progress_tcp", run: progress::all, env: TCP },
+    Group { name: "progress_shm", run: progress::all, env: SHM_APART },
+    Group { name: "progress_tcp", run: progress::all, env: TCP_APART },
     Group { name: "misuse", run: misuse::all, env: SHM },
     Group { name: "states", run: states::all, env: SHM },
     Group { name: "access_shm", run: access::all, env: SHM },

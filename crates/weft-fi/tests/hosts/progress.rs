@@ -171,10 +171,18 @@ fn say_more(side: &Side<'_>, to: u64) {
 }
 
 /// Posts, is away for less than a tick, and polls until it has what it posted for. The progress thread finds out, and brings the
-/// data meanwhile, where it has a processor for that.
+/// data meanwhile, where it has a processor for that: the client keeps to the first, the thread to the second.
 fn be_away_mostly(side: &Side<'_>, to: u64) {
     let (target, expected) = (memory(LENGTHS[2]), pattern(LENGTHS[2]));
     let last = Watched::new(&mut target[LENGTHS[2] - 1..]);
+    let mut before: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    let mut first: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    unsafe {
+        assert_eq!(libc::sched_getaffinity(0, size_of_val(&before), &mut before), 0);
+        libc::CPU_SET(0, &mut first);
+        // Where that one may not be used, things are as they were.
+        libc::sched_setaffinity(0, size_of_val(&first), &first);
+    }
     let mut relieved = VecDeque::from([false; SHORT_TURNS]);
     let start = Instant::now();
     let mut turn = 0;
@@ -194,6 +202,7 @@ fn be_away_mostly(side: &Side<'_>, to: u64) {
         assert_eq!(until(|| side.poll()).done().op_context as usize, DATA);
         assert_eq!(target[..], expected[..], "turn {turn}");
     }
+    unsafe { libc::sched_setaffinity(0, size_of_val(&before), &before) };
 }
 
 type Read = unsafe extern "C" fn(*mut fid_domain, *mut u64, usize) -> c_int;
