@@ -66,6 +66,8 @@ type Env = &'static [(&'static str, &'static str)];
 const SHM: Env = &[("FI_WEFT_CLOSE_TIMEOUT_MS", "40"), ("FI_WEFT_CONNECT_RETRY_MS", "50")];
 const SHM_PUSH: Env = &[SHM[0], SHM[1], ("FI_WEFT_CMA", "0")];
 const TCP: Env = &[SHM[0], SHM[1], ("FI_WEFT_SHM", "0")];
+/// Little room for messages that nobody has asked for.
+const WINDOW: (&str, &str) = ("FI_WEFT_UNEXPECTED_WINDOW_BYTES", "128K");
 
 const WRONG: Env = &[("FI_WEFT_IFACE", "192.0.2.1"), ("FI_WEFT_SHM", "0"), ("FI_LOG_LEVEL", "warn")];
 
@@ -112,21 +114,21 @@ const GROUPS: &[Group] = &[
     Group { name: "death_push", run: death::all, env: SHM_PUSH },
     Group { name: "death_tcp", run: death::all, env: TCP },
     Group { name: "suite_shm", run: suite::transfers, env: SHM },
-    Group { name: "receives_shm", run: suite::others, env: SHM },
+    Group { name: "receives_shm", run: suite::others, env: &[SHM[0], SHM[1], WINDOW] },
     Group { name: "suite_push", run: suite::transfers, env: SHM_PUSH },
-    Group { name: "receives_push", run: suite::others, env: SHM_PUSH },
+    Group { name: "receives_push", run: suite::others, env: &[SHM[0], SHM[1], SHM_PUSH[2], WINDOW] },
     Group { name: "suite_tcp", run: suite::transfers, env: TCP },
-    Group { name: "receives_tcp", run: suite::others, env: TCP },
+    Group { name: "receives_tcp", run: suite::others, env: &[SHM[0], SHM[1], TCP[2], WINDOW] },
     Group { name: "suite_sim_direct", run: suite::transfers, env: &[(SIM, "direct")] },
-    Group { name: "receives_sim_direct", run: suite::others, env: &[(SIM, "direct")] },
+    Group { name: "receives_sim_direct", run: suite::others, env: &[(SIM, "direct"), WINDOW] },
     Group { name: "suite_sim_push", run: suite::transfers, env: &[(SIM, "push")] },
-    Group { name: "receives_sim_push", run: suite::others, env: &[(SIM, "push")] },
+    Group { name: "receives_sim_push", run: suite::others, env: &[(SIM, "push"), WINDOW] },
     Group { name: "suite_sim_unordered", run: suite::transfers, env: &[(SIM, "unordered")] },
-    Group { name: "receives_sim_unordered", run: suite::others, env: &[(SIM, "unordered")] },
+    Group { name: "receives_sim_unordered", run: suite::others, env: &[(SIM, "unordered"), WINDOW] },
     Group { name: "suite_sim_tiny", run: suite::transfers, env: &[(SIM, "tiny")] },
-    Group { name: "receives_sim_tiny", run: suite::others, env: &[(SIM, "tiny")] },
+    Group { name: "receives_sim_tiny", run: suite::others, env: &[(SIM, "tiny"), WINDOW] },
     Group { name: "suite_sim_rough", run: suite::transfers, env: &[(SIM, "rough")] },
-    Group { name: "receives_sim_rough", run: suite::others, env: &[(SIM, "rough")] },
+    Group { name: "receives_sim_rough", run: suite::others, env: &[(SIM, "rough"), WINDOW] },
     Group { name: "triggers_shm", run: triggers::all, env: SHM },
     Group { name: "triggers_tcp", run: triggers::all, env: TCP },
     Group { name: "works_shm", run: works::all, env: SHM },

@@ -18,6 +18,7 @@
 mod gating;
 mod memory;
 mod receives;
+mod streams;
 mod table;
 mod transfer;
 mod world;
@@ -39,13 +40,19 @@ impl Drop for Telling<'_> {
     }
 }
 
-/// Receives that are more than a buffer for a message, and what endpoints have by their capabilities.
+/// Receives that are more than a buffer for a message, many transfers at once, and what endpoints have by their capabilities.
 pub(crate) fn others(lib: &Lib) {
     let start = Instant::now();
-    let receives = receives::receives(lib, &table::Limits::of(lib));
+    let limits = table::Limits::of(lib);
+    let receives = receives::receives(lib, &limits);
+    let transfers = streams::streams(lib, &limits);
+    let messages = streams::overrun(lib, &limits);
     let calls = gating::gating(lib);
     let seconds = start.elapsed().as_secs_f32();
-    println!("cases: {receives} receives, {calls} calls by capability, {seconds:.1} s");
+    println!(
+        "cases: {receives} receives, {transfers} transfers in streams, {messages} messages to an overrun receiver, \
+         {calls} calls by capability, {seconds:.1} s"
+    );
 }
 
 /// Transfers of every kind.
