@@ -5,6 +5,10 @@
 //! endpoints, queues of one format, counters, regions). [`transfer`] performs a case and looks at all that it may have
 //! changed: every byte of source and target and around them, the completion entries at both ends, every counter.
 //!
+//! What is no single transfer stands beside that, over the same operations and lengths: [`receives`] (peek, claim, discard, multi-receive,
+//! cancel), [`streams`] (many under way, fences, an overrun receiver), [`gating`] (every function against every combination of
+//! capabilities). The atomics' values are in `atomics`, misuse in `misuse`, completion levels in `levels`.
+//!
 //! The full product of the axes would be some 10^13 cases. Operation × length × progress model is complete; to that the other axes
 //! are dealt so that every two values of two axes meet for every operation ([`table::deal`], the method of
 //! Cohen et al., "The AETG System", IEEE TSE 23(7), 1997). The choice is the same in every run.
