@@ -21,7 +21,7 @@ const PLACES_LIMIT: usize = 64;
 pub(crate) struct Reached {
     /// `RemoteWrite` or `RemoteRead`.
     pub(crate) kind: Kind,
-    /// ATOMIC, or nothing.
+    /// ATOMIC, with CHANGES where a fetching one writes too, or nothing.
     pub(crate) family: OpFlags,
     pub(crate) key: u64,
     pub(crate) data: Option<u64>,

@@ -84,6 +84,8 @@ bitflags::bitflags! {
         const ENDPOINT = 1 << 13;
         /// The same: this one is for the region, and not for the endpoint.
         const REGION = 1 << 14;
+        /// Remote events of kind `RemoteRead`: a fetching operation that also changes what it fetches.
+        const CHANGES = 1 << 15;
     }
 }
 
@@ -212,7 +214,7 @@ pub enum Kind {
     /// A peer wrote into our region `ctx.user` (with `OpFlags::DATA`: and sent data along). One for each operation, when all of it
     /// is stored; if it reached several regions, one with `ENDPOINT` and one with `REGION` for each.
     RemoteWrite,
-    /// A peer read from our region `ctx.user` (with `OpFlags::ATOMIC`: and may have changed it).
+    /// A peer read from our region `ctx.user` (with `OpFlags::CHANGES`: and may have changed it).
     RemoteRead,
     /// An atomic operation that fetches nothing.
     Atomic,

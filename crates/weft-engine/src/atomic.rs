@@ -422,7 +422,9 @@ impl Core {
                 return Ok(());
             }
         };
+        let mut family = OpFlags::ATOMIC;
         let kind = if amo.fetches() {
+            family.set(OpFlags::CHANGES, amo.changes());
             let vc = &mut self.vcs[vci as usize];
             let room = part_room(vc);
             let results = vc.results.get_or_insert_default();
@@ -439,7 +441,7 @@ impl Core {
             }
             Kind::RemoteWrite
         };
-        self.part_done(vci, parts, &Reached { kind, family: OpFlags::ATOMIC, key, data: asked.data, len });
+        self.part_done(vci, parts, &Reached { kind, family, key, data: asked.data, len });
         Ok(())
     }
 

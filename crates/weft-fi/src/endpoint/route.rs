@@ -404,11 +404,20 @@ impl Routes {
     }
 
     /// Raises the counters of the region that a peer has reached. True: programs can go on.
+    ///
+    /// A fetching atomic operation is a read to an endpoint's counters (fi_endpoint(3)), but where it changes the region it is
+    /// a write, too, to those of the region (fi_mr(3)): clients sleep on them until memory has changed.
     #[cold]
     fn count_remote(&self, completion: &Completion) -> bool {
         let Some(region) = self.regions.get(&completion.ctx.user) else { return false };
-        let cntr = if completion.kind == Kind::RemoteWrite { &region.write } else { &region.read };
-        cntr.as_ref().is_some_and(|cntr| cntr.record(completion.len, completion.fault.is_some()))
+        let read = region.read.as_ref().filter(|_| completion.kind == Kind::RemoteRead);
+        let wrote = completion.kind == Kind::RemoteWrite || completion.flags.contains(OpFlags::CHANGES);
+        let write = region.write.as_ref().filter(|cntr| wrote && !read.is_some_and(|read| read.same(cntr)));
+        let mut fired = false;
+        for cntr in read.into_iter().chain(write) {
+            fired |= cntr.record(completion.len, completion.fault.is_some());
+        }
+        fired
     }
 
     #[inline(always)]

@@ -157,6 +157,8 @@ impl Oracle {
         };
         let problem = if c.kind != atomic.remote_kind() {
             "the wrong kind of a remote event"
+        } else if c.flags.contains(OpFlags::CHANGES) != (atomic.amo.fetches() && atomic.amo.changes()) {
+            "a remote event that hides or feigns a change"
         } else if atomic.must_fail.is_some() {
             "a refused operation left data"
         } else if atomic.events > 0 {

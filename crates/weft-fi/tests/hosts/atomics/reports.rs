@@ -70,10 +70,19 @@ pub(crate) fn reports(lib: &Lib) {
                 works(&a, &b, to_b);
                 assert_eq!(counters.map(value), [fetches, bases], "{form:?} {way:?}");
                 assert_eq!(remote.map(value), [fetches, bases], "{form:?} {way:?}, at the target");
-                assert_eq!(at_region.map(value), [fetches, bases], "{form:?} {way:?}, at the region");
+                // To a region, what changes it is a write, whatever it fetches.
+                assert_eq!(at_region.map(value), [fetches, bases + fetches], "{form:?} {way:?}, at the region");
             }
         }
     }
+    // One that only reads is no write.
+    let read = Amo::new(Form::Fetch, Type::Uint64, Op::Read).unwrap();
+    let args = Args { result: result.as_mut_ptr(), ..Args::new(read, 4, to_b) };
+    assert_eq!(args.run(a.ep, Way::Plain), 0);
+    a.next(&[&b]).done();
+    fetches += 1;
+    works(&a, &b, to_b);
+    assert_eq!(at_region.map(value), [fetches, bases + fetches - 1], "an atomic read, at the region");
     // A long one travels in parts, and is one operation.
     let many = Amo::new(Form::Base, Type::Uint8, Op::Bxor).unwrap();
     let long = memory(60_000);

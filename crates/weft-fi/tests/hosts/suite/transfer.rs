@@ -345,6 +345,10 @@ impl Run<'_, '_> {
         self.target().count(remote, true);
         if self.key() == COUNTED {
             self.target().count_at_region(remote);
+            if fetches && self.case.op.family != Family::Read {
+                // The suite's atomic operations also change what they fetch.
+                self.target().count_at_region(REMOTE_WRITE);
+            }
         }
     }
 
