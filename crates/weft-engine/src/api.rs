@@ -86,6 +86,16 @@ bitflags::bitflags! {
         const REGION = 1 << 14;
         /// Remote events of kind `RemoteRead`: a fetching operation that also changes what it fetches.
         const CHANGES = 1 << 15;
+        /// No queue entry tells of success, only a counter: as `QUIET`, but with a [`Completion`].
+        const COUNTED = 1 << 16;
+    }
+}
+
+impl OpFlags {
+    /// An inject of which no queue entry tells. It is accepted only when it can leave: its caller may go on to wait for its
+    /// effect by other means, without progress of this endpoint.
+    pub(crate) const fn must_leave(self) -> bool {
+        self.contains(Self::INJECT) && self.intersects(Self::QUIET.union(Self::COUNTED))
     }
 }
 

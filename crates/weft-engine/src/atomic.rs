@@ -148,7 +148,8 @@ impl<N: Nic> Engine<N> {
     pub fn atomic(&mut self, op: &AtomicOp<'_>) -> Result<(), Error> {
         let len = self.measure_atomic(op)?;
         let vci = self.core.vc_for(op.dest)?;
-        let unwatched = op.flags.contains(OpFlags::INJECT | OpFlags::QUIET) && op.amo.form() == Form::Base;
+        let must_leave = op.flags.must_leave() && op.amo.form() == Form::Base;
+        let unwatched = must_leave && op.flags.contains(OpFlags::QUIET);
         if let [remote] = op.remote
             && !op.flags.contains(OpFlags::FENCE)
         {
@@ -156,7 +157,7 @@ impl<N: Nic> Engine<N> {
                 return Ok(());
             }
             let vc = &self.core.vcs[vci as usize];
-            if unwatched && (vc.link().is_none() || len <= part_limit(op.amo, vc.caps.mailbox_bytes) as u64) {
+            if must_leave && (vc.link().is_none() || len <= part_limit(op.amo, vc.caps.mailbox_bytes) as u64) {
                 return self.not_yet(vci, Kind::Atomic, op.ctx, op.flags);
             }
         }

@@ -196,9 +196,8 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    /// An inject that nobody waits for is accepted only when it has left: its caller may go on to wait for its effect by other
-    /// means, without progress. Here is one that cannot leave now: `Again`, and the way is made free. If the peer turned out
-    /// to be out of reach, the inject is accepted and fails.
+    /// Here is an inject that must leave ([`OpFlags::must_leave`]) and cannot now: `Again`, and the way is made free. If the peer
+    /// turned out to be out of reach, the inject is accepted and fails.
     #[cold]
     pub(crate) fn not_yet(&mut self, vci: u32, kind: Kind, ctx: Context, flags: OpFlags) -> Result<(), Error> {
         let vc = &mut self.core.vcs[vci as usize];

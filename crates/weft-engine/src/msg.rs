@@ -66,7 +66,7 @@ impl EagerHead {
 impl<N: Nic> Engine<N> {
     /// Starts a send of any form: plain, tagged, with data, injected. Completes at once where it can.
     ///
-    /// Errors: `Again` when the TX queue is full, or for an inject that nobody waits for and that cannot leave yet;
+    /// Errors: `Again` when the TX queue is full, or for an inject that cannot leave yet and makes no entry;
     /// `NoSuchAddress`, `TooLong`.
     #[inline]
     pub fn send(&mut self, op: &SendOp<'_>) -> Result<(), Error> {
@@ -114,11 +114,11 @@ impl<N: Nic> Engine<N> {
         }
         let vci = self.core.vc_for(op.dest)?;
         let vc = &self.core.vcs[vci as usize];
-        let unwatched = op.flags.contains(OpFlags::INJECT | OpFlags::QUIET);
         // Too long for the device, or without window, it goes by rendezvous, which takes progress on both sides anyhow.
         let eager = len <= vc.caps.eager_bytes as usize && len as u64 + EAGER_COST <= vc.tx_credit;
         let wants_room = vc.link().is_none() || eager;
-        if unwatched && wants_room && !op.flags.intersects(OpFlags::DELIVERY | OpFlags::TRANSMIT | OpFlags::FENCE) {
+        let unanswered = !op.flags.intersects(OpFlags::DELIVERY | OpFlags::TRANSMIT | OpFlags::FENCE);
+        if op.flags.must_leave() && wants_room && unanswered {
             return self.not_yet(vci, Kind::Send, op.ctx, op.flags);
         }
         self.enqueue_send(op, vci, len)

@@ -127,8 +127,7 @@ impl<N: Nic> Engine<N> {
         if self.write_now(op, vci, len) {
             return Ok(());
         }
-        let unwatched = op.flags.contains(OpFlags::INJECT | OpFlags::QUIET);
-        if unwatched && op.remote.len() == 1 && !op.flags.contains(OpFlags::FENCE) {
+        if op.flags.must_leave() && op.remote.len() == 1 && !op.flags.contains(OpFlags::FENCE) {
             let vc = &self.core.vcs[vci as usize];
             if vc.link().is_none() || len <= u64::from(vc.caps.eager_bytes) {
                 return self.not_yet(vci, Kind::Write, op.ctx, op.flags);

@@ -238,6 +238,16 @@ impl Ep {
         self.context as *mut c_void
     }
 
+    /// Who learns of the success of a transmit operation: whoever reads the queue, a counter, or nobody.
+    #[inline(always)]
+    fn told(&self, entry: bool, class: Class) -> OpFlags {
+        match entry {
+            true => OpFlags::empty(),
+            false if self.core.bound.counts(class) => OpFlags::COUNTED,
+            false => OpFlags::QUIET,
+        }
+    }
+
     /// Starts a send.
     #[inline]
     pub(crate) fn start_send(&self, send: &Send<'_>) -> isize {
@@ -251,12 +261,10 @@ impl Ep {
         if self.fences.sends {
             flags |= OpFlags::FENCE;
         }
-        if !send.entry && !self.core.bound.counts(Class::Send) {
-            flags |= OpFlags::QUIET;
-            if flags.contains(OpFlags::INJECT) {
-                // Nobody learns when it is done, and its buffer is free already: no completion level can be observed.
-                flags -= OpFlags::DELIVERY | OpFlags::TRANSMIT;
-            }
+        flags |= self.told(send.entry, Class::Send);
+        if flags.contains(OpFlags::INJECT | OpFlags::QUIET) {
+            // Nobody learns when it is done, and its buffer is free already: no completion level can be observed.
+            flags -= OpFlags::DELIVERY | OpFlags::TRANSMIT;
         }
         let family = if flags.contains(OpFlags::TAGGED) { sys::FI_TAGGED } else { sys::FI_MSG };
         SendOp {
@@ -374,9 +382,7 @@ impl Ep {
         if fenced {
             flags |= OpFlags::FENCE;
         }
-        if !atomic.entry && !self.core.bound.counts(class) {
-            flags |= OpFlags::QUIET;
-        }
+        flags |= self.told(atomic.entry, class);
         AtomicOp {
             dest: atomic.dest,
             amo: atomic.amo,
@@ -392,9 +398,7 @@ impl Ep {
 
     #[inline]
     fn rma_op<'a>(&self, rma: &Rma<'a>, mut flags: OpFlags, class: Class, completion: u64) -> RmaOp<'a> {
-        if !rma.entry && !self.core.bound.counts(class) {
-            flags |= OpFlags::QUIET;
-        }
+        flags |= self.told(rma.entry, class);
         let user = User::new(completion, rma.entry).word();
         RmaOp {
             dest: rma.dest,

@@ -37,7 +37,7 @@ fn overlapping(seed: u64) {
             let bytes = rng.bytes(portion);
             buffer.write(&bytes);
             model[offset..offset + portion].copy_from_slice(&bytes);
-            // An inject that nobody waits for is accepted only when it can leave.
+            // An inject of which nobody is told is accepted only when it can leave.
             while cluster.engine(0).unwrap().write(&op) == Err(Error::Again) {
                 cluster.turn(|_, _| ());
             }

@@ -141,7 +141,7 @@ impl Domain {
             _ => return Err(Errno::NOSYS),
         };
         // Its end is always of interest: to the counter, to whoever cancels it.
-        Ok((ep, op.without(OpFlags::QUIET), completion))
+        Ok((ep, op.without(OpFlags::QUIET | OpFlags::COUNTED), completion))
     }
 
     /// FI_OP_RECV, FI_OP_SEND.

@@ -7,7 +7,7 @@ use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close};
 use crate::rig::{Cntr, Rig};
-use crate::side::{Args, Side, acquaint, err, memory, pair, pattern, scenes, works};
+use crate::side::{Args, Side, acquaint, call, err, memory, pair, pattern, scenes, until, works};
 
 /// In a message, and beside it.
 const LENGTHS: [usize; 3] = [0, 100, 200_000];
@@ -20,6 +20,7 @@ pub(crate) fn all(lib: &Lib) {
             ("moments", moments),
             ("default_levels", default_levels),
             ("inject_frees_its_buffer", inject_frees_its_buffer),
+            ("injects_leave", injects_leave),
             ("remote_events", remote_events),
             ("remote_data", remote_data),
             ("counters_before_and_after_enable", counters_before_and_after_enable),
@@ -124,6 +125,45 @@ fn inject_frees_its_buffer(lib: &Lib) {
         for (n, piece) in target.chunks(len).enumerate() {
             assert!(piece.iter().all(|&byte| usize::from(byte) == n + 1), "message {n} of {len} bytes");
         }
+    }
+}
+
+/// What a function without a context accepts needs no more progress of its endpoint, also where counters tell of it: the client may
+/// go on to wait for the effect elsewhere.
+fn injects_leave(lib: &Lib) {
+    for counted in [false, true] {
+        let (a, b, to_b, _) = pair(lib);
+        let counter = a.opened.cntr();
+        if counted {
+            assert_eq!(bind(a.ep, counter, FI_SEND | FI_WRITE), 0);
+        }
+        let (source, target) = (pattern(64), memory(64));
+        let mr = b.register(target, REMOTE, 7);
+        for name in ["fi_inject_write", "fi_tinject"] {
+            let args = Args { key: 7, ..Args::new(source, to_b) };
+            let mut refused = 0;
+            until(|| match unsafe { (call(name).run)(a.ep, &args) } {
+                0 => Some(()),
+                error => {
+                    assert_eq!(error, err(FI_EAGAIN), "{name}");
+                    refused += 1;
+                    b.progress();
+                    None
+                }
+            });
+            assert_eq!(refused > 0, name == "fi_inject_write", "only the first has no connection");
+        }
+        let received = memory(64);
+        b.trecv(received, 0x43);
+        // A socket may take more than one round.
+        let helpers: &[&Side<'_>] = if tcp() { &[&a] } else { &[] };
+        assert_eq!(b.next(helpers).done().op_context as usize, 0x43, "counted: {counted}");
+        assert!(target == source && received == source);
+        assert_eq!(close(mr), 0);
+        let (mut a, b) = (a, b);
+        a.close_ep();
+        assert_eq!(close(counter), 0);
+        drop(b);
     }
 }
 
