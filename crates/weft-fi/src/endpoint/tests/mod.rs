@@ -299,7 +299,7 @@ fn counters_count_each_message_once() {
     }
     for at in 0..10 {
         if at % 2 == 0 {
-            assert_eq!(a.inject(b"inject", to_b), 0);
+            a.inject_to(b"inject", to_b, &b);
         } else {
             let send = unsafe { (*(*a.ep).msg).send.unwrap() };
             assert_eq!(unsafe { send(a.ep, b"send".as_ptr().cast(), 4, null_mut(), to_b, null_mut()) }, 0);
