@@ -197,10 +197,14 @@ impl Core {
         if let Some(n) = usize::try_from(addr).ok().and_then(|i| self.by_addr.get_mut(i)) {
             *n = 0;
         }
+        let mut known = false;
         for vc in self.vcs.iter_mut().filter(|vc| vc.addr == addr) {
             vc.addr = ADDR_NONE;
+            known = true;
         }
-        self.readdressed();
+        if known {
+            self.readdressed();
+        }
     }
 
     /// Puts the connection on the list that the next progress round works off.

@@ -1,8 +1,8 @@
 //! Matching: posted receives against arriving messages, oldest first.
 //!
 //! Place in the data flow: `Sink::message` asks [`Matcher::arrived`] for a receive; `Engine::recv` asks
-//! [`Matcher::find_unexpected`] for a message; what finds no partner waits in one of the two queues (`queue`, with `hash` and `tree` for deep ones). There is one
-//! [`Matcher`] for tagged and one for untagged messages.
+//! [`Matcher::find_unexpected`] for a message; what finds no partner waits in one of the two queues (`queue`, with `hash`
+//! and `tree` for deep ones). There is one [`Matcher`] for tagged and one for untagged messages.
 //!
 //! Invariants: among several candidates the oldest wins, whatever the ignore bits (fi_tagged(3)); a
 //! message that a peek has claimed matches nothing but its claim; nothing here is ever lost: a
@@ -79,6 +79,7 @@ impl Wanted {
         Pattern::receive(self.src, self.tag, self.ignore)
     }
 
+    /// What the patterns say, too, but faster: walks ask for each entry.
     #[inline]
     fn accepts(&self, src: Addr, tag: u64) -> bool {
         (self.tag ^ tag) & !self.ignore == 0 && (self.src == ADDR_NONE || self.src == src)
@@ -165,6 +166,8 @@ impl Matcher {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::api::Context;
 
@@ -182,6 +185,19 @@ mod tests {
         assert_eq!(m.arrived(3, 7), Some(exact));
         assert_eq!(m.arrived(4, 7), None);
         assert_eq!(m.arrived(3, 6), None);
+    }
+
+    proptest! {
+        #[test]
+        fn walks_and_indexes_have_one_rule(
+            src in prop_oneof![Just(ADDR_NONE), 0..2_u64],
+            from in prop_oneof![Just(ADDR_NONE), 0..2_u64],
+            (tag, other) in (0..4_u64, 0..4_u64),
+            ignore in prop_oneof![0..4_u64, Just(u64::MAX)],
+        ) {
+            let wanted = Wanted { src, tag, ignore };
+            prop_assert_eq!(wanted.accepts(from, other), wanted.pattern().meets(&Pattern::message(from, other)));
+        }
     }
 
     #[test]

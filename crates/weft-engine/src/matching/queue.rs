@@ -46,7 +46,7 @@ pub(crate) struct Queue<T> {
     list: List<T>,
     how: Matching,
     index: Option<Box<Index>>,
-    /// There is an index, or will be when it is needed.
+    /// There is an index, or will be when it is needed: one look instead of two for who comes with each message.
     by_index: bool,
     /// Entries passed by long walks since there was no index.
     passed: usize,

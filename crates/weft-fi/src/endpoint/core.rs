@@ -143,10 +143,7 @@ impl Core {
             return Errno::AGAIN.size();
         }
         let (result, fired) = submit(engine, routes, *stalled, start);
-        self.call_listener(&mut state);
-        if fired {
-            self.attend(state);
-        }
+        self.leave(state, fired);
         result
     }
 
@@ -162,10 +159,7 @@ impl Core {
             let delivered = routes.deliver(engine);
             let fired = routes.sent(op) || delivered;
             // It may have been gathered with others, for the next round of progress.
-            self.call_listener(&mut state);
-            if fired {
-                self.attend(state);
-            }
+            self.leave(state, fired);
             return 0;
         }
         if op.flags.contains(OpFlags::TRIGGER) {
@@ -173,10 +167,7 @@ impl Core {
             return self.trigger(Op::send(op));
         }
         let (result, fired) = submit(engine, routes, *stalled, |engine| engine.send_later(op));
-        self.call_listener(&mut state);
-        if fired {
-            self.attend(state);
-        }
+        self.leave(state, fired);
         result
     }
 
@@ -196,11 +187,17 @@ impl Core {
             return self.trigger(Op::recv(op));
         }
         let (result, fired) = submit(engine, routes, *stalled, |engine| engine.recv(op));
+        self.leave(state, fired);
+        result
+    }
+
+    /// Ends a call that has started something. `fired`: programs can go on.
+    #[inline(always)]
+    fn leave(&self, mut state: impl DerefMut<Target = State>, fired: bool) {
         self.call_listener(&mut state);
         if fired {
             self.attend(state);
         }
-        result
     }
 
     /// Cancels a receive, or an operation that waits for its trigger.
@@ -252,7 +249,8 @@ impl Core {
         // Written under the lock only.
         let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
         self.polls.store(polls, Ordering::Relaxed);
-        if polls.is_multiple_of(ROUNDS_PER_CPU) {
+        // Only the progress thread asks.
+        if polls.is_multiple_of(ROUNDS_PER_CPU) && self.auto.is_some() {
             self.cpu.store(this_cpu(), Ordering::Relaxed);
         }
         let done = state.round();
