@@ -18,6 +18,7 @@ pub(crate) fn all(lib: &Lib) {
             ("before_enable", before_enable),
             ("bindings", bindings),
             ("busy_parents", busy_parents),
+            ("older_info", older_info),
             ("aliases", aliases),
         ],
     );
@@ -52,6 +53,18 @@ fn before_enable(lib: &Lib) {
     let mut name = side.name();
     let setname = unsafe { (*(*side.ep).cm).setname.unwrap() };
     assert_eq!(unsafe { setname(side.ep.cast(), name.as_mut_ptr().cast(), name.len()) }, BAD_STATE);
+    let (a, b, to_b, _) = acquaint(side, Side::new(lib));
+    works(&a, &b, to_b);
+}
+
+/// What fi_getinfo says is open (`fabric_attr.fabric`, `domain_attr.domain`) may be closed before its answer is used, by
+/// another thread for one.
+fn older_info(lib: &Lib) {
+    let first = Side::new(lib);
+    let info = lib.ask(lib.newest(), None).unwrap();
+    assert_eq!(info.domain().domain, first.opened.domain, "named as fi_domain(3) has it");
+    drop(first);
+    let side = Side::opened(lib, 0, info);
     let (a, b, to_b, _) = acquaint(side, Side::new(lib));
     works(&a, &b, to_b);
 }
