@@ -152,7 +152,7 @@ pub(crate) unsafe extern "C" fn open2(
         let fabric = unsafe { Hold::<Fabric>::of(fabric) }?;
         // SAFETY: the client's fi_info.
         let info = unsafe { Hints::read(info) }?.ok_or(Errno::INVAL)?;
-        let object = open_domain(fabric, info, context)?;
+        let object = open_domain(fabric, info.without_instances(), context)?;
         // SAFETY: the client's place for the new pointer.
         Ok(unsafe { object::give(object, place) })
     })

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use weft_engine::Engine;
-use weft_engine::api::{Addr, Book, Error, OpFlags, RecvOp, Region, SendOp};
+use weft_engine::api::{Access, Addr, Book, Error, OpFlags, RecvOp, Region, SendOp};
 use weft_engine::name::EpName;
 
 use crate::Devices;
@@ -61,6 +61,8 @@ pub(crate) struct Core {
     work: Arc<WorkQueue>,
     /// Whether operations of this endpoint may be among it (FI_TRIGGER).
     triggers: bool,
+    /// What peers may do here at all, whatever a region permits (FI_REMOTE_READ, FI_REMOTE_WRITE).
+    open_to: Access,
 }
 
 /// Where a thread of the client sleeps.
@@ -107,6 +109,7 @@ impl Core {
         auto: Option<Arc<AutoProgress>>,
         work: Arc<WorkQueue>,
         triggers: bool,
+        open_to: Access,
         routes: Routes,
     ) -> Self {
         let state = State {
@@ -131,6 +134,7 @@ impl Core {
             dismissed: AtomicBool::new(false),
             work,
             triggers,
+            open_to,
         }
     }
 
@@ -176,8 +180,11 @@ impl Core {
     pub(crate) fn submit_recv(self: &Arc<Self>, op: &RecvOp<'_>) -> isize {
         let mut state = self.state.lock();
         let State { engine: Some(engine), routes, stalled, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
-        if routes.rx_full() {
-            return Errno::AGAIN.size();
+        match &routes.rx {
+            Some(cq) if !cq.is_full() => {}
+            Some(_) => return Errno::AGAIN.size(),
+            // It could not complete anywhere (fi_endpoint(3): -FI_ENOCQ).
+            None => return Errno::NOCQ.size(),
         }
         if engine.post_now(op) {
             return 0;
@@ -385,8 +392,10 @@ impl Core {
     }
 
     /// The domain has a new region, whose `user` word must be its key. A control call.
-    pub(crate) fn add_region(&self, region: Region) -> Result<(), Error> {
+    pub(crate) fn add_region(&self, mut region: Region) -> Result<(), Error> {
         debug_assert_eq!(region.user, region.key);
+        region.access.read &= self.open_to.read;
+        region.access.write &= self.open_to.write;
         match &mut self.state.intrude().engine {
             Some(engine) => engine.add_region(region),
             None => Ok(()),

@@ -46,7 +46,11 @@ impl Core {
     /// Whether the operation would be taken, as far as that can be told now.
     pub(crate) fn admit(&self, op: &Op) -> Result<(), Errno> {
         let mut state = self.state();
-        let engine = state.engine.as_mut().ok_or(Errno::OPBADSTATE)?;
+        let State { engine, routes, .. } = &mut *state;
+        let engine = engine.as_mut().ok_or(Errno::OPBADSTATE)?;
+        if op.receives() && routes.rx.is_none() {
+            return Err(Errno::NOCQ);
+        }
         op.admit(engine).map_err(Errno::from)
     }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use weft_engine::Engine;
-use weft_engine::api::{Config, Matching};
+use weft_engine::api::{Access, Config, Matching};
 use weft_engine::name::EpName;
 use weft_fi_sys as sys;
 use weft_nic::NicError;
@@ -79,6 +79,16 @@ fn receives(caps: u64) -> bool {
     includes(caps, sys::FI_MSG | sys::FI_TAGGED, sys::FI_SEND | sys::FI_RECV, sys::FI_RECV)
 }
 
+/// What peers may do at an endpoint with these capabilities. Where they may not, they are told that they lack the right, as at a
+/// region that does not grant it.
+fn open_to(caps: u64) -> Access {
+    let role = |role| {
+        let all = sys::FI_READ | sys::FI_WRITE | sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE;
+        includes(caps, sys::FI_RMA | sys::FI_ATOMIC, all, role)
+    };
+    Access { read: role(sys::FI_REMOTE_READ), write: role(sys::FI_REMOTE_WRITE) }
+}
+
 /// Checks the attributes and makes a handle that is not enabled yet.
 pub(super) fn open(domain: Hold<Domain>, info: &Hints, context: *mut c_void) -> Result<Arc<Ep>, Errno> {
     if let Some(attr) = &info.ep {
@@ -97,8 +107,9 @@ pub(super) fn open(domain: Hold<Domain>, info: &Hints, context: *mut c_void) -> 
     let triggers = caps & domain.caps() & sys::FI_TRIGGER != 0;
     let routes = Routes { format, context: context.addr(), ..Routes::default() };
     // SAFETY: what the client promised for its domain, passed on.
-    let core =
-        unsafe { Core::new(domain.callers(), domain.meter(), auto, Arc::clone(domain.work()), triggers, routes) };
+    let core = unsafe {
+        Core::new(domain.callers(), domain.meter(), auto, Arc::clone(domain.work()), triggers, open_to(caps), routes)
+    };
     Ok(Arc::new(Ep {
         head: Head::new(head_of(caps, context)),
         core: Arc::new(core),
@@ -298,7 +309,13 @@ impl Ep {
         let av = setup.av.as_ref().ok_or(Errno::NOAV)?;
         let mut state = self.core.state();
         let routes = &state.routes;
-        if (transmits(self.caps) && routes.tx.is_none()) || (receives(self.caps) && routes.rx.is_none()) {
+        let without = if transmits(self.caps) {
+            routes.tx.is_none()
+        } else {
+            // One that also transmits may never receive: fi_recv is refused then, and the other queue makes it progress.
+            receives(self.caps) && routes.rx.is_none()
+        };
+        if without {
             return Err(Errno::NOCQ);
         }
         let config = self.domain.devices_config(setup.local, setup.format.is_open(), setup.shm);
@@ -445,5 +462,15 @@ mod tests {
         assert!(!transmits(sys::FI_RMA | sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE));
         assert!(transmits(sys::FI_ATOMIC | sys::FI_WRITE));
         assert!(!transmits(0) && !receives(0));
+    }
+
+    #[test]
+    fn capabilities_say_what_peers_may_do() {
+        let access = |read, write| Access { read, write };
+        assert_eq!(open_to(sys::FI_RMA), access(true, true));
+        assert_eq!(open_to(sys::FI_RMA | sys::FI_READ | sys::FI_WRITE), access(false, false));
+        assert_eq!(open_to(sys::FI_RMA | sys::FI_WRITE | sys::FI_REMOTE_WRITE), access(false, true));
+        assert_eq!(open_to(sys::FI_ATOMIC | sys::FI_REMOTE_READ), access(true, false));
+        assert_eq!(open_to(sys::FI_MSG), access(false, false));
     }
 }

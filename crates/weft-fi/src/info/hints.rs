@@ -81,6 +81,20 @@ impl Hints {
     }
 }
 
+impl Hints {
+    /// Without the fabric and domain that fi_getinfo found open: where something is opened they restrict nothing, and they may
+    /// have been closed since.
+    pub(crate) fn without_instances(mut self) -> Self {
+        if let Some(attr) = &mut self.domain {
+            attr.domain = std::ptr::null_mut();
+        }
+        if let Some(attr) = &mut self.fabric {
+            attr.fabric = std::ptr::null_mut();
+        }
+        self
+    }
+}
+
 /// # Safety
 /// `raw` is null, or valid for `len` bytes, or, if `text`, a C string.
 unsafe fn address(raw: *const c_void, len: usize, text: bool) -> Result<Option<Vec<u8>>, Errno> {

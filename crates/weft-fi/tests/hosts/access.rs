@@ -57,6 +57,7 @@ pub(crate) fn all(lib: &Lib) {
         lib,
         &[
             ("refused", refused),
+            ("roles", roles),
             ("pieces", pieces),
             ("virtual_addresses", virtual_addresses),
             ("closed_under_way", closed_under_way),
@@ -119,6 +120,31 @@ fn refused(lib: &Lib) {
         assert_eq!(close(region), 0);
     }
     assert_eq!([close(ok), close(failed)], [0, 0]);
+}
+
+/// An endpoint that was not opened for peers' reads, writes or either refuses them, whatever its regions would permit.
+fn roles(lib: &Lib) {
+    for (role, reads, writes) in
+        [(FI_READ | FI_WRITE, false, false), (FI_REMOTE_READ, true, false), (FI_REMOTE_WRITE | FI_READ, false, true)]
+    {
+        let b = Side::with(lib, 0, |hints| hints.get().caps = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC | role);
+        let (a, b, to_b, _) = acquaint(Side::new(lib), b);
+        let target = pattern(4096);
+        let mr = b.register(target, FI_REMOTE_READ | FI_REMOTE_WRITE, READABLE);
+        for len in [8, 4096] {
+            for (name, allowed) in [("fi_read", reads), ("fi_write", writes)] {
+                let args = Args { key: READABLE, ..Args::new(memory(len), to_b) };
+                a.start(name, &args, &[]);
+                match a.next(&[&b]) {
+                    Outcome::Done(_) => assert!(allowed, "{name} at {role:#x}"),
+                    Outcome::Failed(entry) => assert_eq!((entry.err, allowed), (FI_EKEYREJECTED, false), "{name}"),
+                }
+            }
+        }
+        assert_eq!(is_all(target, 0), writes, "all was overwritten, or nothing");
+        works(&a, &b, to_b);
+        assert_eq!(close(mr), 0);
+    }
 }
 
 /// What lies within the region up to its last byte is allowed; nothing at its end, too.

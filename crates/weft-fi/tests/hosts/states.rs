@@ -16,6 +16,7 @@ pub(crate) fn all(lib: &Lib) {
         lib,
         &[
             ("before_enable", before_enable),
+            ("no_receive_queue", no_receive_queue),
             ("bindings", bindings),
             ("busy_parents", busy_parents),
             ("older_info", older_info),
@@ -43,9 +44,9 @@ fn before_enable(lib: &Lib) {
     refused("after an enable that failed");
     assert_eq!(bind(side.ep, side.av, 0), 0);
     assert_eq!(side.enable(), -(FI_ENOCQ as i32));
-    assert_eq!(bind(side.ep, side.cq, FI_TRANSMIT), 0);
-    assert_eq!(side.enable(), -(FI_ENOCQ as i32), "nothing tells of receives");
     assert_eq!(bind(side.ep, side.cq, FI_RECV), 0);
+    assert_eq!(side.enable(), -(FI_ENOCQ as i32), "nothing tells of sends");
+    assert_eq!(bind(side.ep, side.cq, FI_TRANSMIT), 0);
     refused("bound and not enabled");
     assert_eq!(side.poll().map(|outcome| outcome.context()), None);
     assert_eq!(side.enable(), 0);
@@ -55,6 +56,38 @@ fn before_enable(lib: &Lib) {
     assert_eq!(unsafe { setname(side.ep.cast(), name.as_mut_ptr().cast(), name.len()) }, BAD_STATE);
     let (a, b, to_b, _) = acquaint(side, Side::new(lib));
     works(&a, &b, to_b);
+}
+
+/// fi_endpoint(3): queues for what an endpoint *will* do. One that only transmits, and is reached by peers' RMA, needs none for
+/// receives, whatever else its capabilities would allow; where it tries to receive, it is told.
+fn no_receive_queue(lib: &Lib) {
+    let receiver = Side::unbound(lib, 0, |hints| hints.get().caps = FI_MSG | FI_RECV);
+    assert_eq!(bind(receiver.ep, receiver.av, 0), 0);
+    assert_eq!(bind(receiver.ep, receiver.cq, FI_TRANSMIT), 0);
+    assert_eq!(receiver.enable(), -(FI_ENOCQ as i32), "it can do nothing but receive");
+    let a = Side::unbound(lib, 0, |_| ());
+    assert_eq!(bind(a.ep, a.av, 0), 0);
+    assert_eq!(bind(a.ep, a.cq, FI_TRANSMIT), 0);
+    assert_eq!(a.enable(), 0);
+    let (a, b, to_b, to_a) = acquaint(a, Side::new(lib));
+    let buf = memory(64);
+    let mut receives = 0;
+    for call in CALLS.iter().filter(|call| call.name.contains("recv")) {
+        assert_eq!(unsafe { (call.run)(a.ep, &Args::new(buf, to_b)) }, fabric_err(FI_ENOCQ), "{}", call.name);
+        receives += 1;
+    }
+    assert_eq!(receives, 6, "fi_recv, fi_trecv and their forms");
+    works(&a, &b, to_b);
+    // A peer's message waits and disturbs nothing; what it writes arrives.
+    let region = memory(64);
+    let mr = a.register(region, FI_REMOTE_WRITE, 1);
+    b.tsend(pattern(64), to_a, 1);
+    b.next(&[&a]).done();
+    b.start("fi_writedata", &Args { key: 1, ..Args::new(pattern(64), to_a) }, &[&a]);
+    b.next(&[&a]).done();
+    assert_eq!(*region, *pattern(64));
+    a.nothing(&[&b]);
+    assert_eq!(close(mr), 0);
 }
 
 /// What fi_getinfo says is open (`fabric_attr.fabric`, `domain_attr.domain`) may be closed before its answer is used, by
