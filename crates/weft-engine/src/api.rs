@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::amo::Amo;
 use crate::mem::Iov;
+use crate::mrcache::Limits;
 use crate::name::EpName;
 use crate::nic::LinkError;
 
@@ -329,6 +330,8 @@ pub struct Config {
     pub max_msg_bytes: u64,
     /// How queues of receives and messages are searched.
     pub matching: Matching,
+    /// What the registration cache may keep, where a device demands registration.
+    pub mr_cache: Limits,
 }
 
 /// How the oldest match is found in a queue. It is the same whatever is chosen; what differs is the time.
@@ -370,6 +373,7 @@ impl Default for Config {
             eager_bytes: None,
             max_msg_bytes: 1 << 40,
             matching: Matching::Auto,
+            mr_cache: Limits::default(),
         }
     }
 }

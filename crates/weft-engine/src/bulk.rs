@@ -16,11 +16,12 @@ use zerocopy::little_endian::U32;
 use crate::api::Kind;
 use crate::core::{Core, Violation};
 use crate::engine::Engine;
+use crate::held::{Held, Holder};
 use crate::mem::{self, Iov};
 use crate::nic::{Full, LinkError, Nic, RemoteIov, Share};
 use crate::ops::{Phase, XferKind, assist_ctx, push_ctx};
 use crate::rma::part_iov;
-use crate::vc::{Answer, Haul, Queue};
+use crate::vc::{Answer, Haul, PathCaps, Queue};
 use crate::wire::{self, Assist, Cts, Op, Reader, Short, Status, WireIov, kind};
 
 /// Most pieces of memory for which help is asked: the message stays short.
@@ -81,10 +82,31 @@ impl Announced {
     }
 }
 
+fn describable(iov: &[Iov], mailbox_bytes: usize) -> bool {
+    iov.len() <= wire::MAX_REMOTE_IOV && 72 + iov.len() * size_of::<WireIov>() <= mailbox_bytes
+}
+
+/// Whether our memory is to be announced to a peer's device: that one can reach it, a message can describe it, and it is registered
+/// where it must be. It stays so until `holder` has ended.
+pub(crate) fn reachable<N: Nic>(
+    nic: &mut N,
+    held: &mut Option<Box<Held>>,
+    caps: &PathCaps,
+    holder: Holder,
+    iov: &[Iov],
+) -> bool {
+    if !(caps.get || caps.put) {
+        return false;
+    }
+    if !N::REGISTERS || !caps.registered {
+        return true;
+    }
+    describable(iov, caps.mailbox_bytes as usize) && held.as_mut().is_some_and(|held| held.hold(nic, holder, iov))
+}
+
 /// Our memory as the peer's device may reach it; empty (not directly reachable) if the list would be too long for a message.
 pub(crate) fn wire_iov(iov: &[Iov], mailbox_bytes: usize) -> SmallVec<[WireIov; 2]> {
-    let fits = iov.len() <= wire::MAX_REMOTE_IOV && 72 + iov.len() * size_of::<WireIov>() <= mailbox_bytes;
-    if !fits {
+    if !describable(iov, mailbox_bytes) {
         return SmallVec::new();
     }
     iov.iter().map(|i| WireIov { addr: i.addr().into(), len: (i.len() as u64).into() }).collect()
@@ -112,6 +134,13 @@ impl<N: Nic> Engine<N> {
 
     fn run_transfer(&mut self, vci: u32, token: u64) -> Result<(), Full> {
         let Some(link) = self.core.vcs[vci as usize].link() else { return Ok(()) };
+        if N::REGISTERS
+            && self.core.vcs[vci as usize].caps.registered
+            && !self.hold_transfer(token)
+            && self.core.by_push(token)
+        {
+            return Ok(());
+        }
         let Some(x) = self.core.xfers.get_mut(token) else { return Ok(()) };
         let (share, op) = match x.kind {
             XferKind::Recv { op, .. } => {
@@ -126,6 +155,17 @@ impl<N: Nic> Engine<N> {
             self.ask_to_assist(vci, token, share, op);
         }
         Ok(())
+    }
+
+    /// Whether our side of a transfer is registered, where the device touches it.
+    fn hold_transfer(&mut self, token: u64) -> bool {
+        let (Some(x), Some(held)) = (self.core.xfers.get_mut(token), &mut self.core.held) else { return true };
+        match x.kind {
+            XferKind::Recv { .. } | XferKind::Write { .. } | XferKind::Serve { put: true, .. } => {
+                held.hold(&mut self.nic, Holder::Transfer(token), &x.iov)
+            }
+            XferKind::Serve { .. } | XferKind::ReadHome { .. } => true,
+        }
     }
 
     /// Asks the peer to help with a transfer. If the message cannot leave now, or would be long, we do without.
@@ -161,6 +201,10 @@ impl<N: Nic> Engine<N> {
         let iov = part_iov(op, part, len);
         // Of a send, part may be wanted (the receive is shorter).
         if mem::total_len(&iov) as u64 != len {
+            return Ok(());
+        }
+        // The peer knows of memory that is registered only, and asks for no other.
+        if N::REGISTERS && self.core.held.as_ref().is_some_and(|held| !held.holds(Holder::Part { op: index, part })) {
             return Ok(());
         }
         self.nic.assist(link, share, op.kind != Kind::Read, &iov, far, assist_ctx(index))?;
@@ -297,8 +341,26 @@ impl Core {
         }
     }
 
+    /// The bytes of a transfer go through the device's own memory, because it cannot reach the memory where they are or where they go.
+    /// True: the peer has been asked to push them. False: the pushing is ours, when the transfer is handed to the device.
+    fn by_push(&mut self, token: u64) -> bool {
+        let Some(x) = self.xfers.get_mut(token) else { return true };
+        let (vci, expect) = (x.vc, x.expect);
+        match x.kind {
+            XferKind::Recv { op, .. } => self.cts(vci, op, 0, token, expect),
+            XferKind::Write { op, .. } => self.cts(vci, op.op.get(), op.part.get(), token, expect),
+            XferKind::Serve { op, key, window, parts, .. } => {
+                x.kind = XferKind::Serve { op, key, window, put: false, parts };
+                return false;
+            }
+            XferKind::ReadHome { .. } => {}
+        }
+        true
+    }
+
     /// The device has finished a get, a put, or a push that serves a read.
     pub(crate) fn xfer_done(&mut self, token: u64, result: Result<(), LinkError>) {
+        self.let_go(token);
         let Some(x) = self.xfers.get_mut(token) else { return };
         let (vci, what, expect) = (x.vc, x.kind, x.expect);
         match (result, what) {
@@ -316,17 +378,13 @@ impl Core {
                 self.read_served(vci, what, expect);
             }
             // Direct access was probed, yet failed: from now on the bytes travel through the device's own memory.
-            (Err(LinkError::Access), XferKind::Recv { op, .. }) => {
+            (Err(LinkError::Access), XferKind::Recv { .. } | XferKind::Write { .. }) => {
                 self.vcs[vci as usize].caps.get = false;
-                self.cts(vci, op, 0, token, expect);
+                self.by_push(token);
             }
-            (Err(LinkError::Access), XferKind::Write { op, .. }) => {
-                self.vcs[vci as usize].caps.get = false;
-                self.cts(vci, op.op.get(), op.part.get(), token, expect);
-            }
-            (Err(LinkError::Access), XferKind::Serve { put: true, op, key, window, parts }) => {
-                x.kind = XferKind::Serve { op, key, window, put: false, parts };
+            (Err(LinkError::Access), XferKind::Serve { put: true, .. }) => {
                 self.vcs[vci as usize].caps.put = false;
+                self.by_push(token);
                 self.defer_bulk(vci, Haul::Transfer(token));
             }
             // The link is about to end, and `down` will clean up.

@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 
 use crate::access::Parts;
 use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Error, Fault, Kind, NoBook, OpFlags};
+use crate::held::{Held, Holder};
 use crate::matching::{Body, Matcher};
 use crate::mem::{self, IovList};
 use crate::name::{EpName, Identity};
@@ -77,6 +78,8 @@ pub(crate) struct Core {
     too_early: Vec<(LinkId, Vec<u8>)>,
     pub(crate) ops: Slab<TxOp>,
     pub(crate) xfers: Xfers,
+    /// What is registered for them, where a device demands that.
+    pub(crate) held: Option<Box<Held>>,
     pub(crate) multis: Slab<Multi>,
     pub(crate) tagged: Matcher,
     pub(crate) untagged: Matcher,
@@ -107,6 +110,7 @@ impl Core {
             too_early: Vec::new(),
             ops: Slab::new(),
             xfers: Xfers::default(),
+            held: None,
             multis: Slab::new(),
             tagged: Matcher::new(config.matching),
             untagged: Matcher::new(config.matching),
@@ -465,10 +469,14 @@ impl Core {
         for index in dead {
             // The device has let go of the memory: by contract before `down`, or within `close`.
             let op = self.ops.remove(index);
+            if let Some(held) = &mut self.held {
+                held.let_go_op(u32::try_from(index).unwrap_or(u32::MAX));
+            }
             self.complete_op(&op, Some(op.fault.unwrap_or(fault)));
         }
         for token in self.xfers.tokens(|x| x.vc == vci) {
             if let Some(x) = self.xfers.remove(token) {
+                self.let_go(token);
                 self.abandon_xfer(&x, fault);
             }
         }
@@ -539,6 +547,13 @@ impl Core {
         }
     }
 
+    /// The device does not touch the memory of a transfer any more.
+    pub(crate) fn let_go(&mut self, token: u64) {
+        if let Some(held) = &mut self.held {
+            held.let_go(Holder::Transfer(token));
+        }
+    }
+
     // ---- completions -------------------------------------------------------------------------
 
     /// Reports the end of one of our sends, reads or writes.
@@ -571,6 +586,9 @@ impl Core {
             return;
         }
         let op = self.ops.remove(index as usize);
+        if let Some(held) = &mut self.held {
+            held.let_go_op(index);
+        }
         let vc = &mut self.vcs[op.vc as usize];
         vc.outstanding = vc.outstanding.saturating_sub(1);
         if !vc.tx.is_empty() {

@@ -12,7 +12,9 @@ use zerocopy::little_endian::U32;
 
 use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Context, Error, Fault, Kind, OpFlags};
 use crate::core::{Core, LinkState, LinkWork};
+use crate::held::Held;
 use crate::mem::Iov;
+use crate::mrcache::MrCache;
 use crate::name::EpName;
 use crate::nic::{Full, Nic};
 use crate::ops::TxOp;
@@ -51,8 +53,11 @@ pub(crate) enum Started {
 impl<N: Nic> Engine<N> {
     /// An endpoint over `nic`, with an empty address book.
     pub fn new(config: Config, nic: N) -> Self {
-        let me = nic.name();
-        Self { nic, core: Core::new(config, me), round: Vec::new() }
+        let mut core = Core::new(config, nic.name());
+        if N::REGISTERS {
+            core.held = nic.demands().map(|demands| Box::new(Held::new(MrCache::new(demands, config.mr_cache))));
+        }
+        Self { nic, core, round: Vec::new() }
     }
 
     /// The device.
@@ -98,6 +103,11 @@ impl<N: Nic> Engine<N> {
     /// Whether a message whose source is in no address vector is reported by `Fault::Stranger` (FI_SOURCE_ERR).
     pub fn set_source_errors(&mut self, on: bool) {
         self.core.source_errors = on;
+    }
+
+    /// The registration cache, where the device demands registration.
+    pub fn mr_cache(&mut self) -> Option<&mut MrCache> {
+        self.core.held.as_mut().map(|held| &mut held.cache)
     }
 
     /// The completions, and the names of the peers that they tell of.
@@ -160,6 +170,7 @@ impl<N: Nic> Engine<N> {
             }
         }
         self.run_links();
+        self.settle();
         self.nic.flush();
     }
 
@@ -177,8 +188,19 @@ impl<N: Nic> Engine<N> {
                 events += self.nic.poll(&mut self.core) + self.run_active();
             }
         }
+        self.settle();
         self.nic.flush();
         events
+    }
+
+    /// Memory that nobody uses any more is deregistered before the client hears of it.
+    #[inline(always)]
+    pub(crate) fn settle(&mut self) {
+        if N::REGISTERS
+            && let Some(held) = &mut self.core.held
+        {
+            held.cache.settle(&mut self.nic);
+        }
     }
 
     // ---- accepting ---------------------------------------------------------------------------

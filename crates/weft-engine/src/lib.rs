@@ -14,10 +14,12 @@ mod atomic;
 mod bulk;
 mod core;
 mod engine;
+mod held;
 mod list;
 mod matching;
 #[allow(unsafe_code)]
 pub mod mem;
+pub mod mrcache;
 mod msg;
 pub mod name;
 pub mod nic;

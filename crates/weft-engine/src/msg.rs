@@ -12,9 +12,10 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, OpFlags, SendOp};
-use crate::bulk::wire_iov;
+use crate::bulk::{reachable, wire_iov};
 use crate::core::{Core, Violation};
 use crate::engine::{Engine, Started};
+use crate::held::Holder;
 use crate::mem::{self, Iov, IovList, Owned};
 use crate::nic::Nic;
 use crate::ops::{Phase, TxOp, XferKind};
@@ -175,7 +176,8 @@ impl<N: Nic> Engine<N> {
             op.phase = Phase::AwaitAck;
             op.pending = u32::from(ack.is_some());
         } else {
-            let direct = vc.caps.get || vc.caps.put;
+            let holder = Holder::Part { op: index, part: 0 };
+            let direct = reachable(&mut self.nic, &mut self.core.held, &vc.caps, holder, &op.iov);
             let (mailbox_bytes, seq) = (vc.caps.mailbox_bytes as usize, vc.tx_seq);
             let room = direct.then_some(mailbox_bytes);
             let sent = match op.iov.len() {

@@ -19,6 +19,9 @@
 //! memory until [`Sink::done`] is called with their `ctx`, exactly once per accepted call: with an error, before
 //! `down`, if the link ends first. `close(link)` abandons them: when it returns the device has let go of the memory, and
 //! no `done` follows.
+//!
+//! Where `caps.registered`, the engine has registered what it lets a get or put touch, here or at the peer, until `done` or
+//! until the operation that announced the memory ends.
 
 use crate::mem::Iov;
 use crate::name::EpName;
@@ -52,6 +55,9 @@ pub struct NicCaps {
     /// What `send` has taken, and a push that is done, reach the peer's engine even if this process ends at once: they lie in
     /// memory that the peer has, too. Where false, only the peer's answer proves that anything has arrived.
     pub survives: bool,
+    /// `get` and `put` reach only memory that its own side has registered ([`Registrar`]), on both sides; `push` copies through
+    /// the device's own memory, and serves where memory cannot be registered.
+    pub registered: bool,
 }
 
 /// Why a device could not take something now. There is no side effect; try again after a `poll`.
@@ -103,9 +109,92 @@ pub struct RemoteIov {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share(pub u32);
 
+/// A stretch of the address space, from `start` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Span {
+    /// The first byte.
+    pub start: u64,
+    /// How many bytes.
+    pub len: u64,
+}
+
+impl Span {
+    /// The byte behind the last.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.start.saturating_add(self.len)
+    }
+
+    /// Whether all of `other` lies in here.
+    #[must_use]
+    pub fn contains(&self, other: &Self) -> bool {
+        self.start <= other.start && other.end() <= self.end()
+    }
+
+    /// Whether some byte lies in both.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.start < other.end() && other.start < self.end()
+    }
+}
+
+/// What a device demands of those who register memory with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demands {
+    /// What registering takes, in nanoseconds. At 0 nothing is kept registered beyond its use.
+    pub cost_ns: u64,
+    /// Registrations begin and end at multiples of this power of two.
+    pub align_bytes: u64,
+    /// Most registrations at a time.
+    pub regions: usize,
+    /// Most bytes registered at a time.
+    pub bytes: u64,
+}
+
+/// Why memory was not registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The device has no room now: less must be registered first.
+    Full,
+    /// This memory cannot be registered.
+    Memory,
+}
+
+/// The part of a device that makes memory reachable for it. The engine calls it through its cache ([`crate::mrcache`])
+/// only, and only where there are [`Demands`].
+pub trait Registrar {
+    /// Whether there may be demands at all. Where not, none of this costs anything.
+    const REGISTERS: bool = false;
+
+    /// What the device demands; `None`: it reaches any memory.
+    fn demands(&self) -> Option<Demands> {
+        None
+    }
+
+    /// Makes memory reachable for the device, and for the peers' devices; gives the number to `deregister` it by.
+    fn register(&mut self, _span: Span) -> Result<u64, Refused> {
+        Err(Refused::Memory)
+    }
+
+    /// Ends a registration. No transfer touches the memory.
+    fn deregister(&mut self, _number: u64) {}
+
+    /// Has the system report when any of the memory is unmapped. False: it cannot, and the memory must not stay
+    /// registered when nobody uses it, because other memory may come to the same address unseen.
+    fn watch(&mut self, _span: Span) -> bool {
+        false
+    }
+
+    /// What has been unmapped of the watched memory, one report after the other. A report is here before the call that
+    /// unmapped the memory returns to the client.
+    fn unmapped(&mut self) -> Option<Span> {
+        None
+    }
+}
+
 /// A communication device. Implementations: shm and tcp (weft-nic), the simulated one (weft-sim).
 /// All calls come from one thread at a time; none blocks; none calls back except `poll`.
-pub trait Nic {
+pub trait Nic: Registrar {
     /// The name under which peers reach the endpoint of this device.
     fn name(&self) -> EpName;
 

@@ -13,9 +13,10 @@ use zerocopy::little_endian::U32;
 
 use crate::access::Reached;
 use crate::api::{Access, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
-use crate::bulk::{Announced, wire_iov};
+use crate::bulk::{Announced, reachable, wire_iov};
 use crate::core::{Core, Violation};
 use crate::engine::{Engine, Started};
+use crate::held::Holder;
 use crate::mem::{self, IovList};
 use crate::msg::keep;
 use crate::nic::{LinkError, Nic, RemoteIov};
@@ -118,6 +119,7 @@ impl<N: Nic> Engine<N> {
             }
         }
         self.run_links();
+        self.settle();
         self.core.regions.leaving.remove(&key);
     }
 
@@ -276,7 +278,8 @@ impl<N: Nic> Engine<N> {
         let sent = if remote.len <= u64::from(vc.caps.eager_bytes) {
             self.nic.send(link, write_head(index, part, bits, op.data, remote).with_seq(vc.tx_seq), &iov)
         } else {
-            let direct = vc.caps.get || vc.caps.put;
+            let holder = Holder::Part { op: index, part };
+            let direct = reachable(&mut self.nic, &mut self.core.held, &vc.caps, holder, &iov);
             let source = if direct { wire_iov(&iov, vc.caps.mailbox_bytes as usize) } else { SmallVec::new() };
             let follows = source.is_empty() && vc.caps.push_follows;
             let window = if follows { Announced::name(vc.announcing) } else { 0 };
@@ -309,7 +312,8 @@ impl<N: Nic> Engine<N> {
             return if sent.is_ok() { Started::Sent } else { Started::Blocked };
         }
         let iov = part_iov(op, part, remote.len);
-        let direct = vc.caps.get || vc.caps.put;
+        let holder = Holder::Part { op: index, part };
+        let direct = reachable(&mut self.nic, &mut self.core.held, &vc.caps, holder, &iov);
         let home = if direct { wire_iov(&iov, vc.caps.mailbox_bytes as usize) } else { SmallVec::new() };
         let len = remote.len;
         let head = rma_head(index, part, 0, remote);

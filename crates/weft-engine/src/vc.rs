@@ -137,6 +137,8 @@ pub(crate) struct PathCaps {
     pub(crate) push_follows: bool,
     /// Whether what has left is as good as arrived (FI_TRANSMIT_COMPLETE needs no answer).
     pub(crate) survives: bool,
+    /// Gets and puts reach only registered memory.
+    pub(crate) registered: bool,
     /// Sends with any of these do not take the fast path.
     pub(crate) slow_sends: OpFlags,
 }
@@ -165,6 +167,7 @@ impl PathCaps {
             ordered: caps.ordered,
             push_follows: caps.push_follows && caps.ordered,
             survives: caps.survives,
+            registered: caps.registered,
             slow_sends: if caps.survives { SLOW_SENDS } else { SLOW_SENDS.union(OpFlags::TRANSMIT) },
         }
     }
@@ -236,6 +239,7 @@ impl Vc {
                 ordered: true,
                 push_follows: false,
                 survives: false,
+                registered: false,
                 slow_sends: SLOW_SENDS,
             },
             active: false,

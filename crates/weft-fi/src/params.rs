@@ -11,6 +11,7 @@ use std::ffi::CString;
 use std::sync::OnceLock;
 
 use weft_engine::api::Matching;
+use weft_engine::mrcache::Limits;
 
 use crate::host;
 
@@ -134,6 +135,16 @@ params! {
         "Memory that one peer may fill with messages for which no receive is posted yet; it waits beyond.";
     matching: Matching = "auto", "name", "MATCH",
         "How the queues of receives and messages are searched: list, hash, tree, or auto, which walks short queues and chooses for deep ones.";
+    mr_cache: bool = "yes", "yes/no", "MR_CACHE",
+        "Share registrations of memory and keep them beyond their use, where a device demands registration (shared memory and TCP do not).";
+    mr_cache_entries: usize = "4096", "count", "MR_CACHE_ENTRIES",
+        "Registrations that an endpoint may have.";
+    mr_cache_bytes: Option<u64> = "", "bytes", "MR_CACHE_BYTES",
+        "Memory that an endpoint may have registered; what is beyond travels through the device's own memory. Default: the device's limit.";
+    mr_cache_stale_entries: usize = "1024", "count", "MR_CACHE_STALE_ENTRIES",
+        "Registrations that an endpoint keeps although nobody uses them; 0: none (no lazy deregistration).";
+    mr_cache_stale_bytes: Option<u64> = "", "bytes", "MR_CACHE_STALE_BYTES",
+        "Memory in such registrations. Default: no limit.";
     job_key: Option<String> = "", "text", "JOB_KEY",
         "A secret that all processes of a job share. When set, only peers that know it can connect.";
     close_timeout_ms: u64 = "5000", "ms", "CLOSE_TIMEOUT_MS",
@@ -164,6 +175,17 @@ impl Params {
     pub fn load() -> Self {
         static LOADED: OnceLock<Params> = OnceLock::new();
         LOADED.get_or_init(Self::load_now).clone()
+    }
+
+    /// What the registration cache of an endpoint may keep.
+    pub(crate) fn mr_cache_limits(&self) -> Limits {
+        Limits {
+            on: self.mr_cache,
+            entries: self.mr_cache_entries,
+            bytes: self.mr_cache_bytes.unwrap_or(u64::MAX),
+            stale_entries: self.mr_cache_stale_entries,
+            stale_bytes: self.mr_cache_stale_bytes.unwrap_or(u64::MAX),
+        }
     }
 
     fn load_now() -> Self {

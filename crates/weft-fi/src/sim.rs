@@ -14,9 +14,9 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
-use weft_engine::nic::{Full, LinkError, LinkId, Nic, RemoteIov, Share, Sink};
+use weft_engine::nic::{Demands, Full, LinkError, LinkId, Nic, Refused, Registrar, RemoteIov, Share, Sink, Span};
 use weft_nic::{Config, NicError};
-use weft_sim::{Fabric, FabricConfig, SimNic};
+use weft_sim::{Fabric, FabricConfig, Registration, SimNic};
 
 /// The fabric of this process.
 static FABRIC: Mutex<Option<Shared>> = Mutex::new(None);
@@ -65,6 +65,11 @@ fn config(name: &str) -> Option<FabricConfig> {
             (faults.full_permille, faults.gather_permille, faults.short_place_permille) = (300, 500, 500);
             (faults.stall_permille, faults.stall_ns, faults.idle_poll_permille) = (50, 200_000, 300);
             (faults.reorder_permille, faults.reorder_ns) = (300, 20_000);
+        }
+        // Gets and puts touch registered memory only, which takes long and is possible for some of it at a time.
+        "registered" => {
+            let demands = Demands { cost_ns: 10_000, align_bytes: 4096, regions: 16, bytes: 1 << 20 };
+            config.registration = Some(Registration { demands, end_ns: 5_000, observed: true });
         }
         _ => return None,
     }
@@ -144,6 +149,25 @@ impl Drop for Devices {
         drop(self.nic.take());
         let broken = fabric(&mut slot).map(Fabric::violations).unwrap_or_default();
         assert!(broken.is_empty(), "the engine has broken the contract of devices: {broken:?}");
+    }
+}
+
+impl Registrar for Devices {
+    const REGISTERS: bool = true;
+
+    fn demands(&self) -> Option<Demands> {
+        let _guard = FABRIC.lock();
+        self.nic.as_ref().and_then(SimNic::demands)
+    }
+
+    fn register(&mut self, span: Span) -> Result<u64, Refused> {
+        let (nic, _guard) = self.nic();
+        nic.register(span)
+    }
+
+    fn deregister(&mut self, number: u64) {
+        let (nic, _guard) = self.nic();
+        nic.deregister(number);
     }
 }
 

@@ -23,7 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use slab::Slab;
 use weft_engine::mem::{Iov, IovList};
 use weft_engine::name::{EpName, NameParts};
-use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, RemoteIov, Share, Sink};
+use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, Registrar, RemoteIov, Share, Sink};
 
 use crate::NicError;
 use crate::handshake;
@@ -494,6 +494,9 @@ impl Devices {
         }
     }
 }
+
+/// Shared memory and TCP reach any memory.
+impl Registrar for Devices {}
 
 impl Nic for Devices {
     fn name(&self) -> EpName {

@@ -4,7 +4,7 @@
 //! probabilities in thousandths. [`FabricConfig::swarm`] draws a whole configuration from a seed: each run
 //! gets a random subset of the faults at random strength, so that over many seeds every combination occurs.
 
-use weft_engine::nic::NicCaps;
+use weft_engine::nic::{Demands, NicCaps};
 
 use crate::rng::{Entity, Stream};
 
@@ -37,6 +37,18 @@ pub struct Faults {
     pub idle_poll_permille: u32,
 }
 
+/// Registration, on a fabric whose gets and puts reach only registered memory. Registering and deregistering stop everything for as
+/// long as they take: they are calls into the system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// What every device demands.
+    pub demands: Demands,
+    /// What deregistering takes.
+    pub end_ns: u64,
+    /// The system tells when memory is unmapped ([`Fabric::free`](crate::Fabric::free)).
+    pub observed: bool,
+}
+
 /// A simulated fabric.
 #[derive(Clone, Debug)]
 pub struct FabricConfig {
@@ -67,6 +79,10 @@ pub struct FabricConfig {
     /// Virtual time that a poll takes. 0 keeps the ranks' times independent of each other; more than 0 lets a
     /// rank that waits inside a call see time go on.
     pub poll_ns: u64,
+    /// Picoseconds per byte of copying into and out of the device's own memory, which a push does at both ends.
+    pub copy_ps_per_byte: u64,
+    /// Gets and puts need registered memory; `caps.registered` follows from this.
+    pub registration: Option<Registration>,
     /// What goes wrong.
     pub faults: Faults,
 }
@@ -87,6 +103,7 @@ impl FabricConfig {
                 ordered: true,
                 push_follows: true,
                 survives: false,
+                registered: false,
             },
             latency_ns: 1000,
             jitter_ns: 0,
@@ -99,6 +116,8 @@ impl FabricConfig {
             segment_bytes: 8192,
             poll_budget: 16,
             poll_ns: 0,
+            copy_ps_per_byte: 0,
+            registration: None,
             faults: Faults::default(),
         }
     }
@@ -119,6 +138,7 @@ impl FabricConfig {
             ordered: rng.chance(600),
             push_follows: false,
             survives: false,
+            registered: false,
         };
         config.latency_ns = *rng.pick(&[0, 100, 1000, 50_000]);
         config.jitter_ns = *rng.pick(&[0, 10, 1000, 20_000]);
@@ -148,6 +168,17 @@ impl FabricConfig {
         config.faults = faults;
         config.caps.push_follows = config.caps.ordered && rng.chance(500);
         config.caps.survives = rng.chance(500);
+        if rng.chance(300) {
+            let demands = Demands {
+                cost_ns: *rng.pick(&[0, 100, 10_000]),
+                // Runs repeat exactly only where it does not matter at which addresses buffers lie.
+                align_bytes: 1,
+                regions: *rng.pick(&[1, 2, 5, 1000]),
+                bytes: *rng.pick(&[1000, 100_000, u64::MAX]),
+            };
+            let end_ns = rng.below(demands.cost_ns + 1);
+            config.registration = Some(Registration { demands, end_ns, observed: rng.chance(700) });
+        }
         config
     }
 }

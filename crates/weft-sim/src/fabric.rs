@@ -20,6 +20,7 @@ use crate::config::{FabricConfig, Faults};
 use crate::event::{Agenda, Event};
 use crate::memory::{Buffer, Memory};
 use crate::nic::SimNic;
+use crate::registration::Registered;
 use crate::rng::{Entity, Stream};
 use crate::trace::{Trace, What};
 use crate::transfer::Transfer;
@@ -47,6 +48,8 @@ pub struct Stats {
     pub assists: u64,
     /// Times that a device answered `Full`.
     pub full: u64,
+    /// Times that memory was registered.
+    pub registrations: u64,
     /// Links that came up (each end counts).
     pub ups: u64,
     /// Links that ended with `down`.
@@ -88,6 +91,7 @@ pub(crate) struct Endpoint {
     pub(crate) dirty: Vec<EndId>,
     /// Transfers that still need this process.
     pub(crate) busy: usize,
+    pub(crate) registered: Registered,
 }
 
 #[derive(Debug)]
@@ -109,7 +113,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    fn new(config: FabricConfig) -> Self {
+    fn new(mut config: FabricConfig) -> Self {
+        config.caps.registered = config.registration.is_some();
         Self {
             config,
             now_ns: 0,
@@ -167,6 +172,7 @@ impl State {
             rng,
             dirty: Vec::new(),
             busy: 0,
+            registered: Registered::default(),
         });
         ep
     }
@@ -294,6 +300,12 @@ impl State {
                 self.depart(id, bytes);
             }
         }
+    }
+
+    /// Something takes its time.
+    pub(crate) fn pass_now(&mut self, ns: u64) {
+        self.now_ns += ns;
+        self.happen();
     }
 
     /// Everything that has fallen due happens.
@@ -456,9 +468,7 @@ impl Fabric {
 
     /// Lets time pass.
     pub fn pass(&self, ns: u64) {
-        let mut state = self.0.borrow_mut();
-        state.now_ns += ns;
-        state.happen();
+        self.0.borrow_mut().pass_now(ns);
     }
 
     /// Makes sure that `advance` stops after `ns` at the latest, to let a test do something then.
@@ -497,7 +507,15 @@ impl Fabric {
 
     /// Ends the use of a buffer; a later write to it is found by [`Fabric::violations`].
     pub fn free(&self, buffer: Buffer) {
-        self.0.borrow_mut().memory.free(buffer);
+        let mut state = self.0.borrow_mut();
+        if let Some(owner) = state.memory.free(buffer) {
+            state.endpoints[owner].registered.unmapped(&buffer.iov());
+        }
+    }
+
+    /// No device can register this buffer.
+    pub fn forbid_registration(&self, buffer: Buffer) {
+        self.0.borrow_mut().memory.forbid_registration(buffer);
     }
 
     /// Buffers not freed.

@@ -16,6 +16,7 @@ mod harness;
 mod memory;
 mod nic;
 pub mod oracle;
+mod registration;
 pub mod rng;
 mod trace;
 mod transfer;
@@ -23,7 +24,7 @@ mod wire;
 pub mod workload;
 
 pub use cluster::{Cluster, Turn};
-pub use config::{FabricConfig, Faults};
+pub use config::{FabricConfig, Faults, Registration};
 pub use fabric::{Fabric, Fate, Meddle, Stats};
 pub use harness::{Atomic, COUNTERS, Harness, Recv, Rma, SLOT_BYTES, Send, Tamper, Window, random_pieces};
 pub use memory::Buffer;

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 
 use weft_engine::mem::{self, Iov, IovList, Owned};
-use weft_engine::nic::RemoteIov;
+use weft_engine::nic::{RemoteIov, Span};
 
 /// Guard bytes before and after each buffer.
 const GUARD_BYTES: usize = 32;
@@ -106,6 +106,7 @@ struct Block {
     memory: Owned,
     buffer: Buffer,
     freed: bool,
+    unregistrable: bool,
 }
 
 /// All buffers of a run.
@@ -127,20 +128,34 @@ impl Memory {
         let buffer = Buffer { id, iov };
         buffer.fill(0);
         self.by_address.insert(iov.addr(), id);
-        self.blocks.push(Block { owner, memory, buffer, freed: false });
+        self.blocks.push(Block { owner, memory, buffer, freed: false, unregistrable: false });
         self.live += 1;
         buffer
     }
 
-    /// Ends the use of a buffer: whoever changes it from now on is found by `damage`.
-    pub(crate) fn free(&mut self, buffer: Buffer) {
-        if let Some(block) = self.blocks.get_mut(buffer.id)
-            && !block.freed
-        {
-            block.freed = true;
-            block.buffer.fill(FREED);
-            self.live -= 1;
+    /// Ends the use of a buffer: whoever changes it from now on is found by `damage`. Returns whose it was.
+    pub(crate) fn free(&mut self, buffer: Buffer) -> Option<usize> {
+        let block = self.blocks.get_mut(buffer.id).filter(|block| !block.freed)?;
+        block.freed = true;
+        block.buffer.fill(FREED);
+        self.live -= 1;
+        Some(block.owner)
+    }
+
+    /// See [`crate::Fabric::forbid_registration`].
+    pub(crate) fn forbid_registration(&mut self, buffer: Buffer) {
+        if let Some(block) = self.blocks.get_mut(buffer.id) {
+            block.unregistrable = true;
         }
+    }
+
+    /// Whether nothing in `span` forbids to register it.
+    pub(crate) fn registrable(&self, span: &Span) -> bool {
+        let forbids = |block: &Block| {
+            let iov = block.buffer.iov;
+            block.unregistrable && span.overlaps(&Span { start: iov.addr(), len: iov.len() as u64 })
+        };
+        !self.blocks.iter().any(forbids)
     }
 
     /// Buffers not freed.

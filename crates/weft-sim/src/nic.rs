@@ -22,8 +22,8 @@ use crate::wire::{EndId, Phase, Side};
 /// The device of one endpoint.
 #[derive(Debug)]
 pub struct SimNic {
-    state: Rc<RefCell<State>>,
-    ep: usize,
+    pub(crate) state: Rc<RefCell<State>>,
+    pub(crate) ep: usize,
 }
 
 /// What `poll` hands over, with the fabric's state no longer borrowed.

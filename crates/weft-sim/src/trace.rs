@@ -45,6 +45,10 @@ pub enum What {
     Post,
     /// A client's operation completed.
     Complete,
+    /// Memory was registered.
+    Register,
+    /// A registration ended.
+    Deregister,
     /// Free for tests.
     Note,
 }

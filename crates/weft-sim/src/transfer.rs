@@ -154,6 +154,9 @@ impl State {
             // The `down` that is on its way takes the transfer with it.
             return;
         }
+        if !self.check_registered(number) {
+            return self.refuse_access(number);
+        }
         let (segment_bytes, access_fail) = (self.config.segment_bytes, self.config.faults.access_fail_permille);
         let end = self.end(id);
         let want = if end.rng.chance(200) { end.rng.between(1, segment_bytes) } else { segment_bytes };
@@ -214,6 +217,13 @@ impl State {
         true
     }
 
+    /// The transfer touches memory that it must not.
+    fn refuse_access(&mut self, number: u64) {
+        if !self.fail_help(number) {
+            self.finish(number, Err(LinkError::Access));
+        }
+    }
+
     /// The `portion` bytes of a transfer from `at` on, from where they come; `None` if that failed.
     fn fetch(&mut self, number: u64, at: usize, portion: usize, fails: bool) -> Option<Vec<u8>> {
         let transfer = self.transfers.get(&number)?;
@@ -232,10 +242,7 @@ impl State {
             Kind::Get { .. } | Kind::Put { .. } | Kind::Assist { .. } => None,
         };
         let Some(source) = source else {
-            if self.fail_help(number) {
-                return None;
-            }
-            self.finish(number, Err(LinkError::Access));
+            self.refuse_access(number);
             return None;
         };
         let mut bytes = vec![0; portion];
@@ -256,8 +263,11 @@ impl State {
                 if !bytes.is_empty() {
                     // Segments of one push keep their order because they take their turns on the wire and
                     // share its latency; messages that are sent after its start may overtake them or be overtaken.
-                    let arrival_ns = end.depart(config, *now_ns, bytes.len()) + config.latency_ns;
+                    let copied_ns = end.copy(config, *now_ns, bytes.len());
+                    let arrival_ns = end.depart(config, copied_ns, bytes.len()) + config.latency_ns;
                     let arrival_ns = arrival_ns.max(end.not_before_ns).max(transfer.not_before_ns);
+                    let peer = id.other();
+                    let arrival_ns = wires[peer.wire].ends[peer.side.index()].copy(config, arrival_ns, bytes.len());
                     let offset = offset.wrapping_add(at as u64);
                     let event = Event::Segment { to: id.other(), window, offset, bytes };
                     agenda.schedule(arrival_ns, event);
@@ -281,6 +291,9 @@ impl State {
         if transfer.result.is_some() || self.end(transfer.end).ending.is_some() || cut {
             return;
         }
+        if !self.check_registered(number) {
+            return self.refuse_access(number);
+        }
         let Some(transfer) = self.transfers.get(&number) else { return };
         let target = match &transfer.kind {
             Kind::Put { remote } | Kind::Assist { put: true, remote, .. } => {
@@ -294,13 +307,7 @@ impl State {
             }
             Kind::Get { .. } | Kind::Push { .. } | Kind::Assist { .. } => Some(transfer.local.clone()),
         };
-        let Some(target) = target else {
-            if self.fail_help(number) {
-                return;
-            }
-            self.finish(number, Err(LinkError::Access));
-            return;
-        };
+        let Some(target) = target else { return self.refuse_access(number) };
         let Some(transfer) = self.transfers.get_mut(&number) else { return };
         transfer.landed += bytes.len();
         let Kind::Assist { of, .. } = transfer.kind else {

@@ -77,6 +77,8 @@ pub(crate) struct End {
     pub(crate) transfers: usize,
     /// When the next byte can leave.
     free_at_ns: u64,
+    /// When this side's processor can copy the next byte of a push.
+    copier_free_at_ns: u64,
     /// When the last message to leave from here arrives.
     last_arrival_ns: u64,
     /// Nothing arrives at the peer before it knows of the link.
@@ -97,6 +99,7 @@ impl End {
             gathered: Vec::new(),
             transfers: 0,
             free_at_ns: 0,
+            copier_free_at_ns: 0,
             last_arrival_ns: 0,
             not_before_ns: 0,
             rng: Stream::new(seed, entity),
@@ -112,6 +115,12 @@ impl End {
     pub(crate) fn depart(&mut self, config: &FabricConfig, now_ns: u64, len: usize) -> u64 {
         self.free_at_ns = self.free_at_ns.max(now_ns) + len as u64 * config.ps_per_byte / 1000;
         self.free_at_ns
+    }
+
+    /// When `len` bytes that are here now have been copied into or out of the device's memory.
+    pub(crate) fn copy(&mut self, config: &FabricConfig, now_ns: u64, len: usize) -> u64 {
+        self.copier_free_at_ns = self.copier_free_at_ns.max(now_ns) + len as u64 * config.copy_ps_per_byte / 1000;
+        self.copier_free_at_ns
     }
 
     /// Time of flight of something that leaves now.

@@ -5,6 +5,7 @@
 
 use weft_engine::amo::{Amo, Class, Form, OPS, Op as What, TYPES, Type};
 use weft_engine::api::{Access, Config, Error, Fault, Matching, OpFlags};
+use weft_engine::mrcache::Limits;
 
 use crate::config::FabricConfig;
 use crate::fabric::Stats;
@@ -54,6 +55,13 @@ pub fn engine_config(rng: &mut Stream) -> Config {
         window_bytes: *rng.pick(&[0, 256, 1000, 10_000, 1 << 22]),
         eager_bytes: if rng.chance(300) { Some(rng.between(0, 5000)) } else { None },
         matching: *rng.pick(&[Matching::Auto, Matching::List, Matching::Hash, Matching::Tree]),
+        mr_cache: Limits {
+            on: rng.chance(800),
+            entries: *rng.pick(&[1, 3, 4096]),
+            bytes: *rng.pick(&[0, 5000, u64::MAX]),
+            stale_entries: *rng.pick(&[0, 1, 1024]),
+            stale_bytes: *rng.pick(&[0, 3000, u64::MAX]),
+        },
         ..Config::default()
     }
 }

@@ -54,6 +54,7 @@ fn lossless() {
     assert!(total(|r| r.stats.overtakes) > 1000, "reordering");
     assert!(total(|r| r.stats.gets) > 100 && total(|r| r.stats.puts) > 100 && total(|r| r.stats.pushes) > 1000);
     assert!(total(|r| r.stats.assists) > 100);
+    assert!(total(|r| r.stats.registrations) > 1000);
 }
 
 #[test]

@@ -351,6 +351,7 @@ impl Ep {
             eager_bytes: params.eager_bytes,
             max_msg_bytes: self.limits.max_msg_bytes as u64,
             matching: setup.matching,
+            mr_cache: params.mr_cache_limits(),
         }
     }
 

@@ -125,6 +125,8 @@ const GROUPS: &[Group] = &[
     Group { name: "receives_sim_push", run: suite::others, env: &[(SIM, "push"), WINDOW] },
     Group { name: "suite_sim_unordered", run: suite::transfers, env: &[(SIM, "unordered")] },
     Group { name: "receives_sim_unordered", run: suite::others, env: &[(SIM, "unordered"), WINDOW] },
+    Group { name: "suite_sim_registered", run: suite::transfers, env: &[(SIM, "registered")] },
+    Group { name: "receives_sim_registered", run: suite::others, env: &[(SIM, "registered"), WINDOW] },
     Group { name: "suite_sim_tiny", run: suite::transfers, env: &[(SIM, "tiny")] },
     Group { name: "receives_sim_tiny", run: suite::others, env: &[(SIM, "tiny"), WINDOW] },
     Group { name: "suite_sim_rough", run: suite::transfers, env: &[(SIM, "rough")] },
@@ -275,6 +277,7 @@ groups! {
     closing_shm closing_push closing_tcp death_shm death_push death_tcp
     suite_shm receives_shm suite_push receives_push suite_tcp receives_tcp
     suite_sim_direct receives_sim_direct suite_sim_push receives_sim_push suite_sim_unordered receives_sim_unordered
+    suite_sim_registered receives_sim_registered
     suite_sim_tiny receives_sim_tiny suite_sim_rough receives_sim_rough
     triggers_shm triggers_tcp works_shm works_tcp
     levels_shm levels_push levels_tcp sources_shm sources_push sources_tcp

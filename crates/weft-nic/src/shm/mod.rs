@@ -53,7 +53,7 @@ use std::os::fd::OwnedFd;
 use slab::Slab;
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
-use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, RemoteIov, Share, Sink};
+use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, Registrar, RemoteIov, Share, Sink};
 
 use cma::Span;
 use doorbell::{Barriers, Door};
@@ -224,6 +224,7 @@ impl Shm {
             push_follows: true,
             // It is in the ring, which the peer drains before it takes our end for an end.
             survives: true,
+            registered: false,
         }
     }
 
@@ -341,6 +342,9 @@ impl Shm {
         }
     }
 }
+
+/// It reaches any memory.
+impl Registrar for Shm {}
 
 impl Nic for Shm {
     fn name(&self) -> EpName {

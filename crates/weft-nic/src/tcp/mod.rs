@@ -24,7 +24,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 use slab::Slab;
 use weft_engine::mem::Iov;
 use weft_engine::name::{EpName, NameParts};
-use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, RemoteIov, Share, Sink};
+use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, Registrar, RemoteIov, Share, Sink};
 
 use crate::NicError;
 
@@ -363,6 +363,7 @@ impl Tcp {
             push_follows: true,
             // It may still be in a buffer of ours or of this system's.
             survives: false,
+            registered: false,
         }
     }
 
@@ -459,6 +460,9 @@ impl Tcp {
         epoll::add(&self.epoll, socket, data, flags).map_err(|_| Failure::Final(LinkError::Resources))
     }
 }
+
+/// It reaches any memory.
+impl Registrar for Tcp {}
 
 impl Nic for Tcp {
     fn name(&self) -> EpName {
