@@ -9,6 +9,8 @@
 //! the loser's attempt until its own has succeeded (then it refuses the parked one) or failed (then it takes it), so that a pair in
 //! which only one direction can connect still meets.
 
+use std::sync::Arc;
+
 use rustc_hash::FxHashMap;
 use slab::Slab;
 use smallvec::SmallVec;
@@ -21,6 +23,7 @@ use crate::mem::{self, IovList};
 use crate::name::{EpName, Identity};
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
 use crate::ops::{Ctx, Multi, Phase, RecvInfo, TxOp, Xfer, XferKind, Xfers};
+use crate::pool::Pool;
 use crate::rma::Regions;
 use crate::vc::{DEFERRED_LIMIT, Deferred, Haul, PathCaps, Vc, VcState};
 use crate::wire::{self, Head, Open, PROTOCOL_VERSION, Reader, Short, kind};
@@ -83,6 +86,10 @@ pub(crate) struct Core {
     pub(crate) multis: Slab<Multi>,
     pub(crate) tagged: Matcher,
     pub(crate) untagged: Matcher,
+    /// Receives that other engines draw from, too, and what is added to their contexts' `user`.
+    pub(crate) pool: Option<(Arc<Pool>, u64)>,
+    /// Messages may take receives from there.
+    pub(crate) draws: bool,
     pub(crate) regions: Regions,
     /// Peers' operations of several parts that have begun.
     pub(crate) parts: Slab<Parts>,
@@ -101,7 +108,7 @@ impl Core {
     pub(crate) fn new(config: Config, me: EpName) -> Self {
         Self {
             me,
-            book: std::sync::Arc::new(NoBook),
+            book: Arc::new(NoBook),
             vcs: Vec::new(),
             by_addr: Vec::new(),
             by_identity: FxHashMap::default(),
@@ -114,6 +121,8 @@ impl Core {
             multis: Slab::new(),
             tagged: Matcher::new(config.matching),
             untagged: Matcher::new(config.matching),
+            pool: None,
+            draws: false,
             regions: Regions::default(),
             parts: Slab::new(),
             active: Vec::new(),

@@ -24,6 +24,7 @@ mod msg;
 pub mod name;
 pub mod nic;
 mod ops;
+mod pool;
 pub mod program;
 mod recv;
 mod rma;
@@ -31,6 +32,7 @@ mod vc;
 mod wire;
 
 pub use engine::{Engine, Peers};
+pub use pool::Pool;
 
 /// The longest atomic operation, in bytes at the target.
 pub const MAX_ATOMIC_BYTES: usize = atomic::MAX_ATOMIC_BYTES;

@@ -17,7 +17,7 @@ use crate::api::{ADDR_NONE, Addr, Context, Matching};
 use crate::mem::IovList;
 use crate::nic::{LinkError, RemoteIov};
 use pattern::Pattern;
-use queue::Queue;
+pub(crate) use queue::Queue;
 
 /// A receive that waits for a message.
 #[derive(Debug)]
@@ -88,7 +88,7 @@ impl Wanted {
 
 impl Posted {
     #[inline]
-    fn wants(&self) -> Wanted {
+    pub(crate) fn wants(&self) -> Wanted {
         Wanted { src: self.src, tag: self.tag, ignore: self.ignore }
     }
 }

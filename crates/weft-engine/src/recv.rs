@@ -4,17 +4,19 @@
 //! the core, are matched, and their payload is copied (eager) or fetched (rendezvous: our get, or CTS and the sender's push);
 //! the completion is the last thing. What finds no receive waits in the unexpected queue. [`crate::msg`] is the sending side.
 
+use slab::Slab;
 use smallvec::SmallVec;
 use zerocopy::little_endian::{U32, U64};
 
 use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp};
 use crate::core::{Core, Violation};
 use crate::engine::Engine;
-use crate::matching::{Body, Matcher, Posted, Unexpected, Wanted};
+use crate::matching::{Body, Matcher, Posted, Queue, Unexpected, Wanted};
 use crate::mem::{self, Iov, IovList};
 use crate::msg::EAGER_COST;
 use crate::nic::{LinkId, Nic, RemoteIov};
 use crate::ops::{Multi, RecvInfo, XferKind};
+use crate::pool::Pool;
 use crate::vc::Haul;
 use crate::wire::{self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Reader, Rts, Short, Status, kind};
 
@@ -99,12 +101,7 @@ impl Core {
         if tagged { &mut self.tagged } else { &mut self.untagged }
     }
 
-    fn wanted(op: &RecvOp<'_>) -> Wanted {
-        let tagged = op.flags.contains(OpFlags::TAGGED);
-        Wanted { src: op.src, tag: if tagged { op.tag } else { 0 }, ignore: op.ignore }
-    }
-
-    fn find_unexpected(&mut self, tagged: bool, wanted: Wanted) -> Option<u32> {
+    pub(crate) fn find_unexpected(&mut self, tagged: bool, wanted: Wanted) -> Option<u32> {
         let (matcher, vcs) = if tagged { (&mut self.tagged, &self.vcs) } else { (&mut self.untagged, &self.vcs) };
         if matcher.unexpected.len() == 0 {
             return None;
@@ -116,7 +113,7 @@ impl Core {
         if self.matcher(tagged).posted.len() >= self.config.rx_depth {
             return Err(Error::Again);
         }
-        let wanted = Self::wanted(op);
+        let wanted = wanted(op);
         let multi = op.flags.contains(OpFlags::MULTI);
         if !multi && let Some(key) = self.find_unexpected(tagged, wanted) {
             self.take_unexpected(tagged, key, op);
@@ -149,7 +146,7 @@ impl Core {
         self.deliver_unexpected(message, iov, info);
     }
 
-    fn deliver_unexpected(&mut self, message: Unexpected, iov: IovList, mut info: RecvInfo) {
+    pub(crate) fn deliver_unexpected(&mut self, message: Unexpected, iov: IovList, mut info: RecvInfo) {
         let vci = message.vc;
         match message.body {
             Body::Eager { bytes, ack } => {
@@ -176,7 +173,7 @@ impl Core {
     }
 
     fn peek(&mut self, op: &RecvOp<'_>, tagged: bool) {
-        let found = self.find_unexpected(tagged, Self::wanted(op));
+        let found = self.find_unexpected(tagged, wanted(op));
         let mut completion = Completion {
             kind: Kind::Recv,
             ctx: op.ctx,
@@ -273,48 +270,28 @@ impl Core {
         self.complete_recv(&info, ADDR_NONE, Some(fault));
     }
 
-    /// Takes the memory for a message of `len` bytes from a posted receive, which leaves the queue unless it is a
-    /// multi-receive with room for more.
+    /// See [`claim`].
     #[inline]
     fn claim_posted(&mut self, tagged: bool, key: u32, tag: u64, data: Option<u64>, len: u64) -> (IovList, RecvInfo) {
-        let min = self.min_multi_recv;
-        let mut flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
-        flags.set(OpFlags::DATA, data.is_some());
-        let mut info = RecvInfo {
-            ctx: crate::api::Context::default(),
-            flags,
-            tag,
-            data: data.unwrap_or(0),
-            buf: 0,
-            stored: 0,
-            excess: 0,
-            multi: None,
-        };
         let posted = if tagged { &mut self.tagged.posted } else { &mut self.untagged.posted };
-        let multis = &mut self.multis;
-        if let Some(p) = posted.get_mut(key)
-            && let Some(number) = p.multi
-            && let Some(multi) = multis.get_mut(number as usize)
-        {
-            info.ctx = p.ctx;
-            info.multi = Some(number);
-            info.flags |= OpFlags::MULTI;
-            let whole = mem::total_len(&p.iov);
-            let iov = mem::slice(&p.iov, multi.used, whole - multi.used);
-            info.fit(&iov, len);
-            multi.used += info.stored;
-            multi.inflight += 1;
-            // A full buffer is released even where the client has set no minimum.
-            if whole - multi.used < min.max(1) {
-                multi.retired = true;
-                posted.remove(key);
-            }
-            return (iov, info);
+        claim(posted, &mut self.multis, self.min_multi_recv, tagged, key, tag, data, len)
+    }
+
+    /// The memory for a message of `len` bytes: from a receive that was posted here, or from the pool. None: it must wait.
+    #[inline]
+    fn receive_for(
+        &mut self,
+        tagged: bool,
+        src: Addr,
+        tag: u64,
+        data: Option<u64>,
+        len: u64,
+    ) -> Option<(IovList, RecvInfo)> {
+        match self.matcher(tagged).arrived(src, tag) {
+            Some(key) => Some(self.claim_posted(tagged, key, tag, data, len)),
+            None if self.draws => self.draw(tagged, src, tag, data, len),
+            None => None,
         }
-        let Some(p) = posted.remove(key) else { return (IovList::new(), info) };
-        info.ctx = p.ctx;
-        info.fit(&p.iov, len);
-        (p.iov, info)
     }
 
     /// Reports a message that has been received.
@@ -346,15 +323,10 @@ impl Core {
         });
     }
 
-    /// One message less under way into a multi-receive buffer; true if the buffer goes back to the client.
+    /// See [`leave`].
     fn leave_multi(&mut self, number: u32) -> bool {
-        let Some(multi) = self.multis.get_mut(number as usize) else { return false };
-        multi.inflight = multi.inflight.saturating_sub(1);
-        let over = multi.retired && multi.inflight == 0;
-        if over {
-            self.multis.remove(number as usize);
-        }
-        over
+        Pool::leave(self.pool.as_ref().map(|(pool, _)| &**pool), number)
+            .unwrap_or_else(|| leave(&mut self.multis, number))
     }
 
     // ---- arrivals ----------------------------------------------------------------------------
@@ -433,14 +405,13 @@ impl Core {
             return Err(Violation);
         }
         let src = vc.addr;
-        let Some(key) = self.matcher(tagged).arrived(src, tag) else {
+        let Some((iov, info)) = self.receive_for(tagged, src, tag, data, payload.len() as u64) else {
             let body = Body::Eager { bytes: Box::from(payload), ack };
             let message = Unexpected { vc: vci, tag, data, body, claimed: None, orphan: false };
             self.matcher(tagged).keep(message, src);
             return Ok(());
         };
         self.return_window(vci, payload.len());
-        let (iov, info) = self.claim_posted(tagged, key, tag, data, payload.len() as u64);
         mem::scatter(&iov, 0, payload);
         self.received(&info, vci);
         if let Some(op) = ack {
@@ -462,8 +433,7 @@ impl Core {
         let data = (flags & F_DATA != 0).then_some(rts.data.get());
         let (op, ack) = (rts.op.get(), flags & F_ACK != 0);
         let src = self.vcs[vci as usize].addr;
-        if let Some(key) = self.matcher(tagged).arrived(src, tag) {
-            let (iov, info) = self.claim_posted(tagged, key, tag, data, len);
+        if let Some((iov, info)) = self.receive_for(tagged, src, tag, data, len) {
             self.start_rendezvous(vci, iov, info, op, source, ack);
             return Ok(());
         }
@@ -524,6 +494,74 @@ impl Core {
         w.put(&U64::new(owed));
         self.defer_message(vci, &w);
     }
+}
+
+/// Takes the memory for a message of `len` bytes from a posted receive, which leaves the queue unless it is a
+/// multi-receive with room for more.
+#[inline]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn claim(
+    posted: &mut Queue<Posted>,
+    multis: &mut Slab<Multi>,
+    min: usize,
+    tagged: bool,
+    key: u32,
+    tag: u64,
+    data: Option<u64>,
+    len: u64,
+) -> (IovList, RecvInfo) {
+    let mut flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
+    flags.set(OpFlags::DATA, data.is_some());
+    let mut info = RecvInfo {
+        ctx: crate::api::Context::default(),
+        flags,
+        tag,
+        data: data.unwrap_or(0),
+        buf: 0,
+        stored: 0,
+        excess: 0,
+        multi: None,
+    };
+    if let Some(p) = posted.get_mut(key)
+        && let Some(number) = p.multi
+        && let Some(multi) = multis.get_mut(number as usize)
+    {
+        info.ctx = p.ctx;
+        info.multi = Some(number);
+        info.flags |= OpFlags::MULTI;
+        let whole = mem::total_len(&p.iov);
+        let iov = mem::slice(&p.iov, multi.used, whole - multi.used);
+        info.fit(&iov, len);
+        multi.used += info.stored;
+        multi.inflight += 1;
+        // A full buffer is released even where the client has set no minimum.
+        if whole - multi.used < min.max(1) {
+            multi.retired = true;
+            posted.remove(key);
+        }
+        return (iov, info);
+    }
+    let Some(p) = posted.remove(key) else { return (IovList::new(), info) };
+    info.ctx = p.ctx;
+    info.fit(&p.iov, len);
+    (p.iov, info)
+}
+
+/// One message less under way into a multi-receive buffer; true if the buffer goes back to the client.
+pub(crate) fn leave(multis: &mut Slab<Multi>, number: u32) -> bool {
+    let Some(multi) = multis.get_mut(number as usize) else { return false };
+    multi.inflight = multi.inflight.saturating_sub(1);
+    let over = multi.retired && multi.inflight == 0;
+    if over {
+        multis.remove(number as usize);
+    }
+    over
+}
+
+/// What a receive asks for.
+pub(crate) fn wanted(op: &RecvOp<'_>) -> Wanted {
+    let tagged = op.flags.contains(OpFlags::TAGGED);
+    Wanted { src: op.src, tag: if tagged { op.tag } else { 0 }, ignore: op.ignore }
 }
 
 fn recv_info(op: &RecvOp<'_>, message: &Unexpected) -> RecvInfo {

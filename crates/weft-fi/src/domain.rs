@@ -23,6 +23,7 @@ use crate::addr::Format;
 use crate::cntr::Cntr;
 use crate::endpoint::core::{Core, CoreRef};
 use crate::endpoint::route::RegionCounters;
+use crate::endpoint::shared;
 use crate::eq::Eq;
 use crate::errno::Errno;
 use crate::fabric::{Fabric, Instances};
@@ -411,6 +412,8 @@ static DOMAIN_OPS: sys::fi_ops_domain = sys::fi_ops_domain {
     cq_open: Some(cq::open),
     endpoint: Some(endpoint::open),
     cntr_open: Some(cntr::open),
+    stx_ctx: Some(shared::open_stx),
+    srx_ctx: Some(shared::open_srx),
     query_atomic: Some(atomic::query),
     endpoint2: Some(endpoint2),
     ..noop::DOMAIN

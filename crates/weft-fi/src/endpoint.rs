@@ -19,6 +19,7 @@ mod matching;
 mod options;
 pub(crate) mod route;
 mod setup;
+pub(crate) mod shared;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -37,6 +38,7 @@ use crate::endpoint::flags::{Defaults, Mode};
 use crate::endpoint::route::{Class, User};
 use crate::endpoint::setup::Setup;
 use crate::errno::Errno;
+use crate::info::caps;
 use crate::info::hints::Hints;
 use crate::info::order::Fences;
 use crate::noop;
@@ -89,7 +91,33 @@ impl Sources {
     }
 }
 
-/// A client's handle on an endpoint.
+/// What a handle is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// An endpoint.
+    Whole,
+    /// The receives that several endpoints share.
+    Receives,
+}
+
+impl Kind {
+    const fn class(self) -> u32 {
+        match self {
+            Self::Whole => sys::FI_CLASS_EP,
+            Self::Receives => sys::FI_CLASS_SRX_CTX,
+        }
+    }
+
+    /// What it can do of what the client has asked for.
+    const fn caps(self, asked: u64) -> u64 {
+        match self {
+            Self::Whole => asked,
+            Self::Receives => caps::receiving(asked) & !(sys::FI_RMA | sys::FI_ATOMIC),
+        }
+    }
+}
+
+/// A client's handle on an endpoint, or on a context that is used like one.
 #[repr(C)]
 pub(crate) struct Ep {
     head: Head<sys::fid_ep>,
@@ -103,6 +131,7 @@ pub(crate) struct Ep {
     sources: Sources,
     /// The client's context of the endpoint, for errors of operations that have none.
     context: usize,
+    kind: Kind,
     /// The capabilities it was opened with.
     caps: u64,
     setup: Mutex<Setup>,
@@ -116,14 +145,14 @@ pub(crate) struct Ep {
 // SAFETY: `repr(C)`, the first field is a `Head` (an `UnsafeCell`) of the fid, whose class is set in `head_of`.
 unsafe impl Object for Ep {
     type Fid = sys::fid_ep;
-    const CLASSES: &'static [u32] = &[sys::FI_CLASS_EP];
+    const CLASSES: &'static [u32] = &[sys::FI_CLASS_EP, sys::FI_CLASS_SRX_CTX];
 
     fn uses(&self) -> &Uses {
         &self.uses
     }
 
     fn closing(&self) -> Result<(), Errno> {
-        if self.parent.is_none() {
+        if self.parent.is_none() && self.kind != Kind::Receives {
             self.shut();
         }
         Ok(())
@@ -412,9 +441,9 @@ impl Ep {
 }
 
 /// The C structure of a handle: what its capabilities do not include answers -FI_ENOSYS.
-fn head_of(caps: u64, context: *mut c_void) -> sys::fid_ep {
+fn head_of(kind: Kind, caps: u64, context: *mut c_void) -> sys::fid_ep {
     sys::fid_ep {
-        fid: object::new_fid(sys::FI_CLASS_EP, context, &FID_OPS),
+        fid: object::new_fid(kind.class(), context, &FID_OPS),
         ops: object::table(&EP_OPS.base),
         cm: object::table(&cm::OPS),
         msg: object::table(tables::msg(caps)),
@@ -438,7 +467,7 @@ pub(crate) unsafe extern "C" fn open(
         let domain = unsafe { Hold::<Domain>::of(domain) }?;
         // SAFETY: null, or the client's fi_info, which the host allocated.
         let info = unsafe { Hints::read(info) }?.ok_or(Errno::INVAL)?;
-        let endpoint = setup::open(domain, &info, context)?;
+        let endpoint = setup::open(domain, &info, Kind::Whole, context)?;
         // SAFETY: the client's place for the new pointer.
         Ok(unsafe { object::give(endpoint, place) })
     })
@@ -540,6 +569,9 @@ unsafe extern "C" fn rx_size_left(fid: *mut sys::fid_ep) -> isize {
     object::guard_size("fi_rx_size_left", || {
         // SAFETY: an endpoint of the client.
         let ep = unsafe { object::borrow::<Ep>(fid) }?;
+        if let Some(shared) = ep.receives() {
+            return Ok(shared.pool.free().cast_signed());
+        }
         let state = ep.core.state();
         let engine = state.engine.as_ref().ok_or(Errno::OPBADSTATE)?;
         // Tagged and untagged receives have a queue of that depth each.

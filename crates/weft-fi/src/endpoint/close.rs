@@ -42,8 +42,14 @@ impl Ep {
             cntr.sources().remove(&self.core);
         }
         setup.eq = None;
+        if let Some(srx) = setup.srx.take() {
+            srx.receives().inspect(|shared| shared.detach(&self.core));
+        }
+        setup.stx = None;
         setup.enabled = false;
-        if let Some(engine) = engine {
+        if let Some(mut engine) = engine {
+            // What comes now would take receives that other endpoints have a use for.
+            engine.leave_pool();
             finish(engine, Duration::from_millis(self.domain.params().close_timeout_ms));
         }
     }

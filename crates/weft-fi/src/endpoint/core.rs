@@ -21,9 +21,11 @@ use weft_engine::api::{Access, Addr, Book, Error, OpFlags, RecvOp, Region, SendO
 use weft_engine::name::EpName;
 
 use crate::Devices;
+use crate::domain::Domain;
 use crate::endpoint::route::{Bound, RegionCounters, Routes};
+use crate::endpoint::shared::Receives;
 use crate::errno::Errno;
-use crate::lock::{Callers, Guard, Guarded, Meter};
+use crate::lock::{Callers, Guard, Guarded};
 use crate::progress::AutoProgress;
 use crate::trigger::WorkQueue;
 use crate::trigger::op::Op;
@@ -63,6 +65,8 @@ pub(crate) struct Core {
     triggers: bool,
     /// What peers may do here at all, whatever a region permits (FI_REMOTE_READ, FI_REMOTE_WRITE).
     open_to: Access,
+    /// In the place of an engine: the receives of a shared context.
+    shared: Option<Receives>,
 }
 
 /// Where a thread of the client sleeps.
@@ -104,13 +108,12 @@ impl Core {
     /// With [`Callers::One`], every call below that is not named a control call or a visit comes from threads that the
     /// client serializes, as [`Guarded::new`] demands.
     pub(crate) unsafe fn new(
+        domain: &Domain,
         callers: Callers,
-        meter: &Arc<Meter>,
-        auto: Option<Arc<AutoProgress>>,
-        work: Arc<WorkQueue>,
         triggers: bool,
         open_to: Access,
         routes: Routes,
+        shared: Option<Receives>,
     ) -> Self {
         let state = State {
             engine: None,
@@ -125,16 +128,17 @@ impl Core {
         };
         Self {
             // SAFETY: the caller's promise.
-            state: unsafe { Guarded::new(callers, meter, state) },
+            state: unsafe { Guarded::new(callers, domain.meter(), state) },
             bound: Bound::default(),
             polls: AtomicU64::new(0),
             cpu: AtomicU32::new(u32::MAX),
             sleepers: AtomicU32::new(0),
-            auto,
+            auto: domain.auto_progress().cloned(),
             dismissed: AtomicBool::new(false),
-            work,
+            work: Arc::clone(domain.work()),
             triggers,
             open_to,
+            shared,
         }
     }
 
@@ -179,7 +183,7 @@ impl Core {
     #[inline(always)]
     pub(crate) fn submit_recv(self: &Arc<Self>, op: &RecvOp<'_>) -> isize {
         let mut state = self.state.lock();
-        let State { engine: Some(engine), routes, stalled, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
+        let State { engine: Some(engine), routes, stalled, .. } = &mut *state else { return self.post_shared(op) };
         match &routes.rx {
             Some(cq) if !cq.is_full() => {}
             Some(_) => return Errno::AGAIN.size(),
@@ -211,7 +215,7 @@ impl Core {
     pub(crate) fn cancel(&self, context: usize) -> isize {
         let mut state = self.state.lock();
         let State { engine: Some(engine), routes, attend, stalled, .. } = &mut *state else {
-            return Errno::OPBADSTATE.size();
+            return self.cancel_shared(context);
         };
         if engine.cancel(context) {
             *attend |= routes.deliver(engine) || *stalled;
@@ -232,6 +236,11 @@ impl Core {
     /// What waits in the domain.
     pub(super) fn work(&self) -> &WorkQueue {
         &self.work
+    }
+
+    /// The receives of a shared context, which has no engine.
+    pub(super) fn shared(&self) -> Option<&Receives> {
+        self.shared.as_ref()
     }
 
     /// Whether operations may wait for triggers.
@@ -299,7 +308,13 @@ impl Core {
     #[cold]
     fn call_if_deaf(&self, state: &mut State) {
         if state.engine.as_ref().is_some_and(|engine| engine.has_work() || !engine.nic().listens()) {
-            state.auto_asleep = false;
+            self.call_auto(state);
+        }
+    }
+
+    /// Calls the progress thread, if it sleeps.
+    pub(super) fn call_auto(&self, state: &mut State) {
+        if std::mem::take(&mut state.auto_asleep) {
             self.auto.as_ref().inspect(|auto| auto.wake());
         }
     }

@@ -12,9 +12,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use weft_engine::Engine;
 use weft_engine::api::{Access, Config, Matching};
 use weft_engine::name::EpName;
+use weft_engine::{Engine, Pool};
 use weft_fi_sys as sys;
 use weft_nic::NicError;
 
@@ -27,21 +27,20 @@ use crate::domain::Domain;
 use crate::endpoint::core::Core;
 use crate::endpoint::flags::Defaults;
 use crate::endpoint::route::{Class, Routes};
+use crate::endpoint::shared::{Receives, Stx};
 use crate::endpoint::tables::includes;
-use crate::endpoint::{Ep, Limits, Sources, head_of};
+use crate::endpoint::{Ep, Kind, Limits, Sources, head_of};
 use crate::eq::Eq;
 use crate::errno::Errno;
 use crate::info::hints::Hints;
-use crate::info::offer::{IOV_LIMIT, MAX_INJECT_BYTES, MAX_MSG_BYTES, MAX_QUEUE};
+use crate::info::offer::{IOV_LIMIT, MAX_INJECT_BYTES, MAX_MSG_BYTES, MAX_QUEUE, SHARED_CONTEXT};
 use crate::info::order::Fences;
+use crate::lock::Callers;
 use crate::object::{self, Head, Hold, Uses};
 use crate::params::Params;
 
 /// Default of FI_OPT_MIN_MULTI_RECV, in bytes.
 const MIN_MULTI_RECV_BYTES: usize = 64;
-
-/// FI_SHARED_CONTEXT as a count of contexts.
-const SHARED_CONTEXT: usize = usize::MAX;
 
 /// What only control calls need.
 pub(crate) struct Setup {
@@ -49,6 +48,11 @@ pub(crate) struct Setup {
     pub(crate) av: Option<Hold<Av>>,
     /// The event queue. Nothing is reported there yet; it is held so that it cannot be closed first.
     pub(crate) eq: Option<Hold<Eq>>,
+    /// The shared contexts.
+    pub(crate) srx: Option<Hold<Ep>>,
+    pub(crate) stx: Option<Hold<Stx>>,
+    /// Which of them must be bound: for transmitting, for receiving.
+    pub(crate) shares: (bool, bool),
     /// In which format the client writes this endpoint's address.
     pub(crate) format: Format,
     /// The local address that the client chose.
@@ -90,45 +94,57 @@ fn open_to(caps: u64) -> Access {
 }
 
 /// Checks the attributes and makes a handle that is not enabled yet.
-pub(super) fn open(domain: Hold<Domain>, info: &Hints, context: *mut c_void) -> Result<Arc<Ep>, Errno> {
-    if let Some(attr) = &info.ep {
-        if attr.type_ != sys::FI_EP_UNSPEC && attr.type_ != sys::FI_EP_RDM {
-            return Err(Errno::NOSYS);
-        }
-        if attr.tx_ctx_cnt == SHARED_CONTEXT || attr.rx_ctx_cnt == SHARED_CONTEXT {
-            return Err(Errno::NOSYS);
-        }
+pub(super) fn open(domain: Hold<Domain>, info: &Hints, kind: Kind, context: *mut c_void) -> Result<Arc<Ep>, Errno> {
+    if let Some(attr) = &info.ep
+        && attr.type_ != sys::FI_EP_UNSPEC
+        && attr.type_ != sys::FI_EP_RDM
+    {
+        return Err(Errno::NOSYS);
     }
+    let shares =
+        info.ep.map_or((false, false), |attr| (attr.tx_ctx_cnt == SHARED_CONTEXT, attr.rx_ctx_cnt == SHARED_CONTEXT));
     let format = Format::from_raw(info.addr_format).ok_or(Errno::INVAL)?;
     let local = info.src.as_deref().map(|bytes| decode_local(format, bytes)).transpose()?;
-    let caps = info.caps;
+    let caps = kind.caps(info.caps);
     let sources = Sources::of(caps, domain.api_version());
-    let auto = domain.auto_progress().cloned();
     let triggers = caps & domain.caps() & sys::FI_TRIGGER != 0;
     let routes = Routes { format, context: context.addr(), ..Routes::default() };
+    let limits = limits_of(domain.params(), info)?;
+    let matching = domain.params().matching;
+    let shared =
+        (kind == Kind::Receives).then(|| Receives::new(Pool::new(matching, limits.rx_depth, MIN_MULTI_RECV_BYTES)));
+    // No threading level covers a context that several endpoints share.
+    let callers = if shared.is_some() { Callers::Any } else { domain.callers() };
     // SAFETY: what the client promised for its domain, passed on.
-    let core = unsafe {
-        Core::new(domain.callers(), domain.meter(), auto, Arc::clone(domain.work()), triggers, open_to(caps), routes)
-    };
+    let core = unsafe { Core::new(&domain, callers, triggers, open_to(caps), routes, shared) };
+    if kind == Kind::Receives {
+        // Whether successes make entries is up to the endpoints.
+        core.bound.set_rx_selective();
+    }
     Ok(Arc::new(Ep {
-        head: Head::new(head_of(caps, context)),
+        head: Head::new(head_of(kind, caps, context)),
         core: Arc::new(core),
         tx: Defaults::transmit(info.tx.map_or(0, |attr| attr.op_flags))?,
         rx: Defaults::receive(info.rx.map_or(0, |attr| attr.op_flags))?,
         fences: Fences::of(info.tx.map_or(0, |attr| attr.msg_order)),
-        limits: limits_of(domain.params(), info)?,
+        limits,
         sources,
         context: context.addr(),
+        kind,
         caps,
         setup: Mutex::new(Setup {
             av: None,
             eq: None,
+            srx: None,
+            stx: None,
+            shares,
             format,
             local,
             min_multi_recv: MIN_MULTI_RECV_BYTES,
             shm: true,
-            matching: domain.params().matching,
-            enabled: false,
+            matching,
+            // A shared context is ready as it is.
+            enabled: kind == Kind::Receives,
         }),
         uses: Uses::new(),
         parent: None,
@@ -186,6 +202,9 @@ impl Ep {
         // SAFETY: the caller's promise.
         let class = unsafe { object::class_of(what) }?;
         let class = u32::try_from(class).map_err(|_| Errno::INVAL)?;
+        if self.kind == Kind::Receives {
+            return Err(Errno::INVAL);
+        }
         match class {
             sys::FI_CLASS_AV => {
                 // SAFETY: the caller's promise.
@@ -203,7 +222,14 @@ impl Ep {
                 // SAFETY: the caller's promise.
                 self.bind_eq(unsafe { Hold::of_fid(what) }?)
             }
-            sys::FI_CLASS_STX_CTX | sys::FI_CLASS_SRX_CTX => Err(Errno::NOSYS),
+            sys::FI_CLASS_SRX_CTX => {
+                // SAFETY: the caller's promise.
+                self.bind_srx(unsafe { Hold::of_fid(what) }?)
+            }
+            sys::FI_CLASS_STX_CTX => {
+                // SAFETY: the caller's promise.
+                self.bind_stx(unsafe { Hold::of_fid(what) }?)
+            }
             _ => Err(Errno::INVAL),
         }
     }
@@ -220,6 +246,36 @@ impl Ep {
             return Err(Errno::INVAL);
         }
         setup.av = Some(av);
+        Ok(())
+    }
+
+    fn bind_srx(&self, srx: Hold<Self>) -> Result<(), Errno> {
+        if !srx.domain.same(&self.domain) {
+            return Err(Errno::DOMAIN);
+        }
+        let mut setup = self.setup.lock();
+        if setup.enabled {
+            return Err(Errno::OPBADSTATE);
+        }
+        if setup.srx.is_some() {
+            return Err(Errno::INVAL);
+        }
+        setup.srx = Some(srx);
+        Ok(())
+    }
+
+    fn bind_stx(&self, stx: Hold<Stx>) -> Result<(), Errno> {
+        if !stx.domain().same(&self.domain) {
+            return Err(Errno::DOMAIN);
+        }
+        let mut setup = self.setup.lock();
+        if setup.enabled {
+            return Err(Errno::OPBADSTATE);
+        }
+        if setup.stx.is_some() {
+            return Err(Errno::INVAL);
+        }
+        setup.stx = Some(stx);
         Ok(())
     }
 
@@ -302,8 +358,12 @@ impl Ep {
         if self.parent.is_some() {
             return Err(Errno::INVAL);
         }
+        if self.kind == Kind::Receives {
+            return Ok(());
+        }
         let mut setup = self.setup.lock();
-        if setup.enabled {
+        let (sends, receives_shared) = setup.shares;
+        if setup.enabled || (sends && setup.stx.is_none()) || (receives_shared && setup.srx.is_none()) {
             return Err(Errno::OPBADSTATE);
         }
         let av = setup.av.as_ref().ok_or(Errno::NOAV)?;
@@ -315,7 +375,8 @@ impl Ep {
             // One that also transmits may never receive: fi_recv is refused then, and the other queue makes it progress.
             receives(self.caps) && routes.rx.is_none()
         };
-        if without {
+        // Receives that are shared complete here, too.
+        if without || (setup.srx.is_some() && routes.rx.is_none()) {
             return Err(Errno::NOCQ);
         }
         let config = self.domain.devices_config(setup.local, setup.format.is_open(), setup.shm);
@@ -324,6 +385,11 @@ impl Ep {
         engine.set_min_multi_recv(setup.min_multi_recv);
         engine.set_remote_events(routes.counts_remote());
         engine.set_source_errors(self.caps & sys::FI_SOURCE_ERR != 0);
+        let shared = setup.srx.as_ref().and_then(|srx| srx.receives());
+        if let Some(shared) = shared {
+            shared.attach(&self.core, av)?;
+            engine.bind_pool(Arc::clone(&shared.pool), self.core.pool_user());
+        }
         state.install(engine, av.book());
         drop(state);
         av.attach(&self.core);
@@ -334,6 +400,7 @@ impl Ep {
         if let Err(errno) = joined {
             av.detach(&self.core);
             self.domain.detach(&self.core);
+            shared.inspect(|shared| shared.detach(&self.core));
             self.core.control().engine = None;
             return Err(errno);
         }
@@ -410,10 +477,13 @@ impl Ep {
 
     /// A second handle on this endpoint, with default flags of its own in one direction.
     fn alias(self: &Arc<Self>, word: u64) -> Result<Arc<Self>, Errno> {
+        if self.kind == Kind::Receives {
+            return Err(Errno::INVAL);
+        }
         let origin = self.parent.as_ref().map_or(self, Hold::arc);
         let setup = self.setup.lock();
         let alias = Self {
-            head: Head::new(head_of(self.caps, self.context())),
+            head: Head::new(head_of(self.kind, self.caps, self.context())),
             core: Arc::clone(&self.core),
             tx: Defaults::transmit(self.tx.word())?,
             rx: Defaults::receive(self.rx.word())?,
@@ -421,8 +491,9 @@ impl Ep {
             limits: self.limits,
             sources: self.sources,
             context: self.context,
+            kind: self.kind,
             caps: self.caps,
-            setup: Mutex::new(Setup { av: None, eq: None, ..*setup }),
+            setup: Mutex::new(Setup { av: None, eq: None, srx: None, stx: None, ..*setup }),
             uses: Uses::new(),
             parent: Some(Hold::new(Arc::clone(origin))),
             domain: self.domain.clone(),

@@ -120,6 +120,27 @@ pub(crate) const fn of_rx(caps: u64) -> u64 {
     caps & RX
 }
 
+/// Those of `caps` that a receive-only endpoint has: without any kind of operation that it would not take part in.
+pub(crate) const fn receiving(caps: u64) -> u64 {
+    restricted(caps, sys::FI_RECV, sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE)
+}
+
+/// `caps` with, of the modifiers, no others than these. What is left without any is left out.
+const fn restricted(caps: u64, messages: u64, rma: u64) -> u64 {
+    const MESSAGES: u64 = sys::FI_MSG | sys::FI_TAGGED;
+    const RMA: u64 = sys::FI_RMA | sys::FI_ATOMIC;
+    let message_modifiers = modifiers(caps & MESSAGES != 0, caps & MESSAGE_MODIFIERS, MESSAGE_MODIFIERS) & messages;
+    let rma_modifiers = modifiers(caps & RMA != 0, caps & RMA_MODIFIERS, RMA_MODIFIERS) & rma;
+    let mut kept = caps & !(MESSAGE_MODIFIERS | RMA_MODIFIERS) | message_modifiers | rma_modifiers;
+    if message_modifiers == 0 {
+        kept &= !MESSAGES;
+    }
+    if rma_modifiers == 0 {
+        kept &= !RMA;
+    }
+    kept
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]

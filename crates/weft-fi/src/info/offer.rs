@@ -32,6 +32,8 @@ const PLENTY: usize = 1 << 16;
 /// The number of weft's protocol: a provider-specific one, as fabric.h marks them.
 const FI_PROTO_WEFT: u32 = sys::FI_PROV_SPECIFIC | 0x7765;
 const PROTOCOL_VERSION: u32 = 1;
+/// FI_SHARED_CONTEXT as a count of contexts.
+pub(crate) const SHARED_CONTEXT: usize = usize::MAX;
 /// `FI_TAG_GENERIC`: every bit of a tag is the client's, and may be masked singly.
 const TAG_GENERIC: u64 = 0xaaaa_aaaa_aaaa_aaaa;
 /// API version from which mr_mode is a set of bits.
@@ -234,9 +236,6 @@ fn ep(hints: &Hints) -> Result<sys::fi_ep_attr, Errno> {
     at_most("ep_attr->max_order_raw_size", hint.max_order_raw_size, order::ORDERED_RMA_BYTES)?;
     at_most("ep_attr->max_order_war_size", hint.max_order_war_size, order::ORDERED_RMA_BYTES)?;
     at_most("ep_attr->max_order_waw_size", hint.max_order_waw_size, order::ORDERED_RMA_BYTES)?;
-    // This covers FI_SHARED_CONTEXT, too, which is the largest number.
-    at_most("ep_attr->tx_ctx_cnt", hint.tx_ctx_cnt, 1)?;
-    at_most("ep_attr->rx_ctx_cnt", hint.rx_ctx_cnt, 1)?;
     Ok(sys::fi_ep_attr {
         type_: sys::FI_EP_RDM,
         protocol: FI_PROTO_WEFT,
@@ -246,10 +245,19 @@ fn ep(hints: &Hints) -> Result<sys::fi_ep_attr, Errno> {
         max_order_war_size: order::ORDERED_RMA_BYTES,
         max_order_waw_size: order::ORDERED_RMA_BYTES,
         mem_tag_format: if hint.mem_tag_format == 0 { TAG_GENERIC } else { hint.mem_tag_format },
-        tx_ctx_cnt: 1,
-        rx_ctx_cnt: 1,
+        tx_ctx_cnt: contexts("ep_attr->tx_ctx_cnt", hint.tx_ctx_cnt)?,
+        rx_ctx_cnt: contexts("ep_attr->rx_ctx_cnt", hint.rx_ctx_cnt)?,
         ..zero
     })
+}
+
+/// The contexts of an endpoint in one direction: one of its own, or one that it shares.
+fn contexts(what: &str, wanted: usize) -> Result<usize, Errno> {
+    if wanted == SHARED_CONTEXT {
+        return Ok(SHARED_CONTEXT);
+    }
+    at_most(what, wanted, 1)?;
+    Ok(1)
 }
 
 /// A domain attribute structure in which everything is zero.
@@ -292,8 +300,10 @@ fn domain(api: u32, hints: &Hints) -> Result<sys::fi_domain_attr, Errno> {
     // One of each: some clients take more as an invitation to scalable endpoints and shared contexts.
     at_most("domain_attr->max_ep_tx_ctx", hint.max_ep_tx_ctx, 1)?;
     at_most("domain_attr->max_ep_rx_ctx", hint.max_ep_rx_ctx, 1)?;
-    at_most("domain_attr->max_ep_stx_ctx", hint.max_ep_stx_ctx, 0)?;
-    at_most("domain_attr->max_ep_srx_ctx", hint.max_ep_srx_ctx, 0)?;
+    let ep = |count: fn(&sys::fi_ep_attr) -> usize| hints.ep.as_ref().map_or(0, count);
+    let shared = |wanted: usize, count: usize| {
+        if wanted == 0 && count != SHARED_CONTEXT { 0 } else { wanted.max(PLENTY) }
+    };
     at_most("domain_attr->max_err_data", hint.max_err_data, MAX_ERR_DATA_BYTES)?;
     let count = |wanted: usize| wanted.max(PLENTY);
     Ok(sys::fi_domain_attr {
@@ -312,6 +322,8 @@ fn domain(api: u32, hints: &Hints) -> Result<sys::fi_domain_attr, Errno> {
         rx_ctx_cnt: count(hint.rx_ctx_cnt),
         max_ep_tx_ctx: 1,
         max_ep_rx_ctx: 1,
+        max_ep_stx_ctx: shared(hint.max_ep_stx_ctx, ep(|attr| attr.tx_ctx_cnt)),
+        max_ep_srx_ctx: shared(hint.max_ep_srx_ctx, ep(|attr| attr.rx_ctx_cnt)),
         cntr_cnt: count(hint.cntr_cnt),
         mr_iov_limit: IOV_LIMIT,
         caps: caps::DOMAIN,
@@ -474,13 +486,24 @@ mod tests {
         assert_eq!(ep(|attr| attr.type_ = sys::FI_EP_DGRAM), Err(Errno::NODATA));
         assert_eq!(ep(|attr| attr.max_msg_size = usize::MAX), Err(Errno::NODATA));
         assert_eq!(ep(|attr| attr.protocol = 1), Err(Errno::NODATA));
-        assert_eq!(ep(|attr| attr.tx_ctx_cnt = usize::MAX), Err(Errno::NODATA));
+        assert_eq!(ep(|attr| attr.tx_ctx_cnt = usize::MAX - 1), Err(Errno::NODATA));
         assert_eq!(select(V1_20, &with_domain(|attr| attr.mr_key_size = 16)).map(|_| ()), Err(Errno::NODATA));
-        assert_eq!(select(V1_20, &with_domain(|attr| attr.max_ep_stx_ctx = 1)).map(|_| ()), Err(Errno::NODATA));
         let other = Hints { domain_name: Some(c"eth0".to_owned()), ..Hints::default() };
         assert_eq!(select(V1_20, &other).map(|_| ()), Err(Errno::NODATA));
         let ours = Hints { domain_name: Some(crate::NAME.to_owned()), ..Hints::default() };
         assert!(select(V1_20, &ours).is_ok());
+    }
+
+    #[test]
+    fn shared_contexts_are_offered_when_asked_for() {
+        let mut ep = Offer::select(V1_20, None, &Params::default()).unwrap().ep;
+        ep.rx_ctx_cnt = SHARED_CONTEXT;
+        let offer = select(V1_20, &Hints { ep: Some(ep), ..Hints::default() }).unwrap();
+        assert_eq!((offer.ep.tx_ctx_cnt, offer.ep.rx_ctx_cnt), (1, SHARED_CONTEXT));
+        assert_eq!((offer.domain.max_ep_stx_ctx, offer.domain.max_ep_srx_ctx), (0, PLENTY));
+        let offer = select(V1_20, &with_domain(|attr| attr.max_ep_stx_ctx = 1)).unwrap();
+        assert_eq!((offer.domain.max_ep_stx_ctx, offer.domain.max_ep_srx_ctx), (PLENTY, 0));
+        assert_eq!((offer.ep.tx_ctx_cnt, offer.ep.rx_ctx_cnt), (1, 1));
     }
 
     #[test]

@@ -188,7 +188,7 @@ pub(crate) fn rejections(lib: &Lib) {
         (hints.get().src_addr, hints.get().src_addrlen) = (bytes, 7);
     });
     refused("another protocol", &|hints| hints.ep().protocol = 8);
-    refused("shared contexts", &|hints| hints.ep().tx_ctx_cnt = usize::MAX);
+    refused("so many contexts", &|hints| hints.ep().tx_ctx_cnt = usize::MAX - 1);
     refused("InfiniBand addresses", &|hints| hints.get().addr_format = FI_SOCKADDR_IB);
     refused("another domain", &|hints| hints.domain().name = unsafe { libc::strdup(c"eth0".as_ptr()) });
     refused("another fabric", &|hints| hints.fabric().name = unsafe { libc::strdup(c"10.0.0.0/8".as_ptr()) });

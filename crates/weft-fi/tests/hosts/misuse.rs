@@ -452,7 +452,6 @@ fn unsupported(lib: &Lib) {
             ("fi_passive_ep", on_fabric.passive_ep.unwrap()(fabric, info, &mut pep, no)),
             ("fi_wait_open", on_fabric.wait_open.unwrap()(fabric, null_mut(), &mut wait)),
             ("fi_poll_open", on_domain.poll_open.unwrap()(domain, null_mut(), &mut poll)),
-            ("fi_srx_context", on_domain.srx_ctx.unwrap()(domain, null_mut(), &mut rx, no)),
             ("fi_rx_context", on_ep.rx_ctx.unwrap()(ep, 0, null_mut(), &mut rx, no)),
             ("fi_connect", cm.connect.unwrap()(ep, null(), null(), 0)),
             ("fi_listen", cm.listen.unwrap()(ep.cast())),
@@ -474,9 +473,6 @@ fn unsupported(lib: &Lib) {
         assert_eq!(opened, Err(FI_ENOSYS), "endpoint type {kind}");
     }
     side.info.ep().type_ = FI_EP_RDM;
-    side.info.ep().tx_ctx_cnt = usize::MAX;
-    let opened: Result<*mut fid_ep, c_int> = open!(domain, endpoint, info);
-    assert_eq!(opened, Err(FI_ENOSYS), "a shared transmit context");
     let mut attr: fi_cq_attr = unsafe { std::mem::zeroed() };
     attr.wait_obj = FI_WAIT_SET;
     let opened: Result<*mut fid_cq, c_int> = open!(domain, cq_open, &mut attr);

@@ -42,9 +42,20 @@ pub(crate) fn tables(lib: &Lib) {
     let mut out = null_mut();
     let scalable = unsafe { (*(*opened.domain).ops).scalable_ep.unwrap() };
     assert_eq!(unsafe { scalable(opened.domain, info.raw, &mut out, null_mut()) }, -FI_ENOSYS);
-    let mut stx = null_mut();
-    let shared = unsafe { (*(*opened.domain).ops).stx_ctx.unwrap() };
-    assert_eq!(unsafe { shared(opened.domain, null_mut(), &mut stx, null_mut()) }, -FI_ENOSYS);
+    let (stx, srx) =
+        (open!(opened.domain, stx_ctx, null_mut()).unwrap(), open!(opened.domain, srx_ctx, null_mut()).unwrap());
+    unsafe {
+        full((*stx).fid.ops);
+        full((*stx).ops);
+        full((*srx).ops);
+        full((*srx).cm);
+        full((*srx).msg);
+        full((*srx).rma);
+        full((*srx).tagged);
+        full((*srx).atomic);
+        full((*srx).collective);
+    }
+    assert_eq!((close(stx), close(srx)), (0, 0));
     for result in [close(ep), close(av), close(cq), close(cntr), close(eq)] {
         assert_eq!(result, 0);
     }

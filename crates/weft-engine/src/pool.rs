@@ -1,0 +1,247 @@
+//! Receives that several engines draw from: the receive queue of a shared receive context.
+//!
+//! Place in the data flow: `Engine::bind_pool` gives an engine a pool besides its own queue of receives. A message that finds none in
+//! the engine's own takes the oldest that accepts it here (`Core::receive_for`), or waits in its engine. Who posts here asks
+//! [`Pool::post`] whether engines may have such messages, and has each of them look ([`Engine::feed`]).
+//!
+//! Invariants: the pool's lock is a leaf; an engine takes it while it is entered, and holds it for a look. A message that waits is older
+//! than a receive that it accepts only as long as nobody has looked: [`Pool::post`] makes the receive visible before engines are asked to
+//! feed, and an engine looks here before it keeps a message, so one of the two sees the other. Posting and the feeding after it are
+//! one step among those who post: they have a lock around both. A multi-receive stays here while it
+//! has room, whichever engines fill it.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use slab::Slab;
+use smallvec::SmallVec;
+
+use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, Matching, OpFlags, RecvOp};
+use crate::core::Core;
+use crate::engine::Engine;
+use crate::matching::{Matcher, Posted, Wanted};
+use crate::mem::IovList;
+use crate::nic::Nic;
+use crate::ops::{Multi, RecvInfo};
+use crate::recv;
+
+/// Marks the number of a multi-receive as the pool's.
+const POOLED: u32 = 1 << 31;
+
+/// A queue of receives without an endpoint.
+pub struct Pool(Mutex<State>);
+
+struct State {
+    /// Of either matcher only the receives are used: messages wait in the engines.
+    tagged: Matcher,
+    untagged: Matcher,
+    multis: Slab<Multi>,
+    min_multi_recv: usize,
+    depth: usize,
+    /// Engines may have messages that found nothing here.
+    awaited: bool,
+}
+
+impl State {
+    fn matcher(&mut self, tagged: bool) -> &mut Matcher {
+        if tagged { &mut self.tagged } else { &mut self.untagged }
+    }
+}
+
+impl Pool {
+    /// An empty queue for `depth` receives of either kind, of which a multi-receive is released when fewer than `min_multi_recv` bytes
+    /// are left of it.
+    #[must_use]
+    pub fn new(matching: Matching, depth: usize, min_multi_recv: usize) -> Self {
+        Self(Mutex::new(State {
+            tagged: Matcher::new(matching),
+            untagged: Matcher::new(matching),
+            multis: Slab::new(),
+            min_multi_recv,
+            depth,
+            awaited: false,
+        }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// See [`Pool::new`].
+    pub fn set_min_multi_recv(&self, bytes: usize) {
+        self.state().min_multi_recv = bytes;
+    }
+
+    /// How many more receives of either kind may be posted.
+    pub fn free(&self) -> usize {
+        let state = self.state();
+        state.depth.saturating_sub(state.tagged.posted.len().max(state.untagged.posted.len()))
+    }
+
+    /// Posts a receive, single or multi. True: every engine must be asked to feed, and if one of them says that messages still wait there,
+    /// [`Pool::await_more`] called.
+    ///
+    /// Errors: `Again` when the queue is full.
+    pub fn post(&self, op: &RecvOp<'_>) -> Result<bool, Error> {
+        let tagged = op.flags.contains(OpFlags::TAGGED);
+        let mut state = self.state();
+        if state.matcher(tagged).posted.len() >= state.depth {
+            return Err(Error::Again);
+        }
+        let multi = op.flags.contains(OpFlags::MULTI);
+        let buffer = multi.then(|| state.multis.insert(Multi { used: 0, inflight: 0, retired: false }));
+        let wanted = recv::wanted(op);
+        state.matcher(tagged).post(Posted {
+            src: wanted.src,
+            tag: wanted.tag,
+            ignore: wanted.ignore,
+            iov: SmallVec::from_slice(op.iov),
+            ctx: op.ctx,
+            multi: buffer.and_then(|number| u32::try_from(number).ok()),
+        });
+        Ok(std::mem::take(&mut state.awaited))
+    }
+
+    /// Some engine still has messages that found nothing here.
+    pub fn await_more(&self) {
+        self.state().awaited = true;
+    }
+
+    /// Takes the oldest receive with this context pointer out. Its completion is for whoever reports it.
+    pub fn cancel(&self, ctx_ptr: usize) -> Option<Completion> {
+        let mut state = self.state();
+        let (tagged, key) =
+            [true, false].into_iter().find_map(|tagged| Some((tagged, state.matcher(tagged).find_posted(ctx_ptr)?)))?;
+        let posted = state.matcher(tagged).posted.remove(key)?;
+        let mut flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
+        if let Some(number) = posted.multi
+            && let Some(multi) = state.multis.get_mut(number as usize)
+        {
+            multi.retired = true;
+            // Otherwise the last message that is under way into it says so.
+            if multi.inflight == 0 {
+                state.multis.remove(number as usize);
+                flags |= OpFlags::MULTI;
+            }
+        }
+        Some(Completion {
+            kind: Kind::Recv,
+            ctx: posted.ctx,
+            flags,
+            len: 0,
+            buf: 0,
+            tag: posted.tag,
+            data: 0,
+            src: ADDR_NONE,
+            fault: Some(Fault::Canceled),
+        })
+    }
+
+    /// What the oldest receive wants that accepts such a message. None: the message must wait, and the next receive will be told of it.
+    pub(crate) fn find(&self, tagged: bool, src: Addr, tag: u64) -> Option<Wanted> {
+        let mut state = self.state();
+        let matcher = state.matcher(tagged);
+        let found = matcher.arrived(src, tag).and_then(|key| Some(matcher.posted.get_mut(key)?.wants()));
+        state.awaited |= found.is_none();
+        found
+    }
+
+    /// Takes the memory for such a message from the oldest receive that accepts it.
+    pub(crate) fn take(
+        &self,
+        tagged: bool,
+        src: Addr,
+        tag: u64,
+        data: Option<u64>,
+        len: u64,
+    ) -> Option<(IovList, RecvInfo)> {
+        let state = &mut *self.state();
+        let key = state.matcher(tagged).arrived(src, tag)?;
+        let posted = if tagged { &mut state.tagged.posted } else { &mut state.untagged.posted };
+        let (iov, mut info) = recv::claim(posted, &mut state.multis, state.min_multi_recv, tagged, key, tag, data, len);
+        info.multi = info.multi.map(|number| number | POOLED);
+        Some((iov, info))
+    }
+
+    /// One message less is under way into a multi-receive; true if the buffer goes back to the client. `None`: it is not one of a pool's.
+    pub(crate) fn leave(pool: Option<&Self>, number: u32) -> Option<bool> {
+        let number = number.checked_sub(POOLED)?;
+        Some(pool.is_some_and(|pool| recv::leave(&mut pool.state().multis, number)))
+    }
+}
+
+impl<N: Nic> Engine<N> {
+    /// Messages may take receives from this pool from now on. `user` is added to their contexts' `user`.
+    pub fn bind_pool(&mut self, pool: std::sync::Arc<Pool>, user: u64) {
+        self.core.pool = Some((pool, user));
+        self.core.draws = true;
+    }
+
+    /// No more messages take receives from the pool; those that are on their way into one still arrive.
+    pub fn leave_pool(&mut self) {
+        self.core.draws = false;
+    }
+
+    /// A receive was posted to the pool: messages that it accepts and that wait here take from there. The number of messages that took
+    /// something.
+    pub fn feed(&mut self, op: &RecvOp<'_>) -> usize {
+        let fed = self.core.feed(op.flags.contains(OpFlags::TAGGED), recv::wanted(op));
+        // A rendezvous or an acknowledgement may have become due.
+        if fed > 0 {
+            self.run_active();
+        }
+        fed
+    }
+
+    /// Whether a message waits here that such a receive accepts, or that it has claimed.
+    pub fn has_message_for(&mut self, op: &RecvOp<'_>) -> bool {
+        let tagged = op.flags.contains(OpFlags::TAGGED);
+        if op.flags.contains(OpFlags::CLAIM) && !op.flags.contains(OpFlags::PEEK) {
+            return self.core.matcher(tagged).find_claimed(op.ctx.ptr).is_some();
+        }
+        self.core.find_unexpected(tagged, recv::wanted(op)).is_some()
+    }
+}
+
+impl Core {
+    /// The memory for a message of `len` bytes from the pool. None: it must wait.
+    #[cold]
+    pub(crate) fn draw(
+        &mut self,
+        tagged: bool,
+        src: Addr,
+        tag: u64,
+        data: Option<u64>,
+        len: u64,
+    ) -> Option<(IovList, RecvInfo)> {
+        let (pool, user) = self.pool.clone()?;
+        loop {
+            let wanted = pool.find(tagged, src, tag)?;
+            if self.find_unexpected(tagged, wanted).is_some() {
+                // Who posted that receive has not been here yet: what waits is older than what comes.
+                self.feed(tagged, wanted);
+            } else if let Some((iov, mut info)) = pool.take(tagged, src, tag, data, len) {
+                info.ctx.user |= user;
+                return Some((iov, info));
+            }
+        }
+    }
+
+    /// Messages that wait here and are `wanted` take receives from the pool. Returns how many did.
+    fn feed(&mut self, tagged: bool, wanted: Wanted) -> usize {
+        let mut fed = 0;
+        while let Some(key) = self.find_unexpected(tagged, wanted)
+            && let Some((pool, user)) = self.pool.as_ref()
+        {
+            let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
+            let Some(message) = matcher.unexpected.get_mut(key) else { break };
+            let src = self.vcs[message.vc as usize].addr;
+            let taken = pool.take(tagged, src, message.tag, message.data, message.len());
+            let Some((iov, mut info)) = taken else { break };
+            info.ctx.user |= user;
+            let Some(message) = matcher.unexpected.remove(key) else { break };
+            self.deliver_unexpected(message, iov, info);
+            fed += 1;
+        }
+        fed
+    }
+}

@@ -1,0 +1,234 @@
+//! Shared contexts (fi_endpoint(3), "SHARED CONTEXTS"): receives that any of several endpoints may use, and one name for their sends.
+//!
+//! Place in the data flow: `fi_srx_context` makes an [`Ep`] whose core has no engine but [`Receives`]; what is posted to it goes to a
+//! pool of the engine's ([`weft_engine::Pool`]), from which the endpoints that it was bound to draw when a message finds no receive of
+//! their own. Completions are those of the endpoint that the message has reached. `fi_stx_context` makes a [`Stx`], which is no more
+//! than that: each endpoint sends by its own engine, whoever shares what with it.
+//!
+//! Invariants: the receive context's own lock is held while a receive is posted and offered to the endpoints, of which each is entered
+//! by a control call then. So completions that come of it are delivered by whoever makes progress there next, who is woken.
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use weft_engine::Pool;
+use weft_engine::api::{OpFlags, RecvOp};
+use weft_fi_sys as sys;
+
+use super::core::{Core, CoreRef, Eng};
+use super::flags::Defaults;
+use super::route::User;
+use super::{Ep, Kind, setup};
+use crate::av::Av;
+use crate::domain::Domain;
+use crate::errno::Errno;
+use crate::info::hints::Hints;
+use crate::noop;
+use crate::object::{self, Head, Hold, Object, Uses};
+
+/// What a receive is of that takes no buffer into the pool.
+const LOOKS: OpFlags = OpFlags::PEEK.union(OpFlags::CLAIM).union(OpFlags::DISCARD);
+
+/// The receives of a shared context, and who uses them.
+pub(crate) struct Receives {
+    pub(super) pool: Arc<Pool>,
+    users: Mutex<Users>,
+}
+
+#[derive(Default)]
+struct Users {
+    cores: Vec<Weak<Core>>,
+    /// All have the same address vector: its address while there are any.
+    av: usize,
+}
+
+impl Receives {
+    pub(super) fn new(pool: Pool) -> Self {
+        Self { pool: Arc::new(pool), users: Mutex::default() }
+    }
+
+    /// An endpoint with this address vector draws from here from now on.
+    pub(super) fn attach(&self, core: &CoreRef, av: &Hold<Av>) -> Result<(), Errno> {
+        let mut users = self.users.lock();
+        let av = Arc::as_ptr(av.arc()) as usize;
+        if !users.cores.is_empty() && users.av != av {
+            return Err(Errno::INVAL);
+        }
+        users.av = av;
+        users.cores.push(Arc::downgrade(core));
+        Ok(())
+    }
+
+    /// It is closing.
+    pub(super) fn detach(&self, core: &CoreRef) {
+        self.users.lock().cores.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(core)));
+    }
+
+    fn cores(&self) -> Vec<CoreRef> {
+        self.users.lock().cores.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Posts a receive, or peeks, claims, discards.
+    fn post(&self, op: &RecvOp<'_>) -> Result<(), Errno> {
+        if op.flags.contains(OpFlags::TRIGGER) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if op.flags.intersects(LOOKS) {
+            return self.look(op);
+        }
+        if self.pool.post(op)? {
+            let offer = |engine: &mut Eng| (engine.feed(op) > 0, engine.unexpected_messages() > 0);
+            let mut waiting = false;
+            for core in self.cores() {
+                waiting |= core.meddle(offer).is_some_and(|waiting| waiting);
+            }
+            if waiting {
+                self.pool.await_more();
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks for a message at every endpoint. The last one says that there is none.
+    fn look(&self, op: &RecvOp<'_>) -> Result<(), Errno> {
+        let cores = self.cores();
+        let found = cores.iter().find(|core| {
+            let seek = |engine: &mut Eng| {
+                engine.progress();
+                (true, engine.has_message_for(op))
+            };
+            core.meddle(seek) == Some(true)
+        });
+        let core = found.or(cores.last()).ok_or(Errno::OPBADSTATE)?;
+        let mut op = *op;
+        op.ctx.user |= core.pool_user();
+        core.meddle(|engine| (true, engine.recv(&op))).ok_or(Errno::OPBADSTATE)?.map_err(Errno::from)
+    }
+
+    /// Cancels a receive. That it was cancelled is reported at one of the endpoints, if there are any.
+    fn cancel(&self, context: usize) -> Result<(), Errno> {
+        let canceled = self.pool.cancel(context).ok_or(Errno::NOENT)?;
+        if let Some(core) = self.cores().first() {
+            core.meddle(|engine| (true, engine.completions().push(canceled)));
+        }
+        Ok(())
+    }
+}
+
+impl Core {
+    /// What is added to the words of receives from a pool: whether their successes make entries here is for this endpoint to say.
+    pub(super) fn pool_user(&self) -> u64 {
+        if self.bound.rx_selective() { 0 } else { User::new(0, true).word() }
+    }
+
+    /// Posts a receive where there is no engine.
+    #[cold]
+    pub(super) fn post_shared(&self, op: &RecvOp<'_>) -> isize {
+        let posted = self.shared().ok_or(Errno::OPBADSTATE).and_then(|shared| shared.post(op));
+        posted.map_or_else(Errno::size, |()| 0)
+    }
+
+    /// Cancels a receive where there is no engine.
+    #[cold]
+    pub(super) fn cancel_shared(&self, context: usize) -> isize {
+        let canceled = self.shared().ok_or(Errno::OPBADSTATE).and_then(|shared| shared.cancel(context));
+        canceled.map_or_else(Errno::size, |()| 0)
+    }
+
+    /// Has the engine do something by a control call; whoever waits at this endpoint looks again if it says that something has
+    /// happened. `None`: there is no engine.
+    fn meddle<R>(&self, act: impl FnOnce(&mut Eng) -> (bool, R)) -> Option<R> {
+        let mut state = self.control();
+        let (happened, result) = act(state.engine.as_mut()?);
+        if happened {
+            state.routes.ring();
+            self.call_auto(&mut state);
+        }
+        Some(result)
+    }
+}
+
+/// Opens a shared receive context: `fi_srx_context`.
+pub(crate) unsafe extern "C" fn open_srx(
+    domain: *mut sys::fid_domain,
+    attr: *mut sys::fi_rx_attr,
+    out: *mut *mut sys::fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    object::guard("fi_srx_context", || {
+        let place = object::place(out)?;
+        // SAFETY: the client's domain.
+        let domain = unsafe { Hold::<Domain>::of(domain) }?;
+        // SAFETY: null, or the client's attributes.
+        let rx = unsafe { attr.as_ref() }.copied();
+        let caps = rx.map(|attr| attr.caps).filter(|&caps| caps != 0).unwrap_or(domain.caps());
+        let info = Hints { caps, rx, addr_format: domain.format().raw(), ..Hints::default() };
+        let receives = setup::open(domain, &info, Kind::Receives, context)?;
+        // SAFETY: the client's place for the new pointer.
+        Ok(unsafe { object::give(receives, place) })
+    })
+}
+
+/// A shared transmit context.
+#[repr(C)]
+pub(crate) struct Stx {
+    head: Head<sys::fid_stx>,
+    uses: Uses,
+    domain: Hold<Domain>,
+}
+
+// SAFETY: `repr(C)`, the first field is a `Head` of the fid, whose class is set in `open_stx`.
+unsafe impl Object for Stx {
+    type Fid = sys::fid_stx;
+    const CLASSES: &'static [u32] = &[sys::FI_CLASS_STX_CTX];
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+}
+
+impl Stx {
+    /// The domain.
+    pub(super) const fn domain(&self) -> &Hold<Domain> {
+        &self.domain
+    }
+}
+
+static STX_FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close_stx), ..noop::FID };
+static STX_OPS: sys::fi_ops_ep = noop::EP;
+
+/// Opens a shared transmit context: `fi_stx_context`.
+pub(crate) unsafe extern "C" fn open_stx(
+    domain: *mut sys::fid_domain,
+    attr: *mut sys::fi_tx_attr,
+    out: *mut *mut sys::fid_stx,
+    context: *mut c_void,
+) -> c_int {
+    object::guard("fi_stx_context", || {
+        let place = object::place(out)?;
+        // SAFETY: the client's domain.
+        let domain = unsafe { Hold::<Domain>::of(domain) }?;
+        // SAFETY: null, or the client's attributes.
+        Defaults::transmit(unsafe { attr.as_ref() }.map_or(0, |attr| attr.op_flags))?;
+        let fid = object::new_fid(sys::FI_CLASS_STX_CTX, context, &STX_FID_OPS);
+        let head = Head::new(sys::fid_stx { fid, ops: object::table(&STX_OPS) });
+        let stx = Arc::new(Stx { head, uses: Uses::new(), domain });
+        // SAFETY: the client's place for the new pointer.
+        Ok(unsafe { object::give(stx, place) })
+    })
+}
+
+unsafe extern "C" fn close_stx(fid: *mut sys::fid) -> c_int {
+    object::guard("fi_close(stx)", || {
+        // SAFETY: the client closes its context.
+        unsafe { object::close::<Stx>(fid) }.map(|()| 0)
+    })
+}
+
+impl Ep {
+    /// The receives that this endpoint shares, or this context has.
+    pub(super) fn receives(&self) -> Option<&Receives> {
+        self.core.shared()
+    }
+}
