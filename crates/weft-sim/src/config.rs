@@ -122,6 +122,20 @@ impl FabricConfig {
         }
     }
 
+    /// After the Unimem prototype (Kim et al., EuroMPI 2018), by the figures that its paper states: a mailbox of less than 1 µs, DMA of 1 GB/s
+    /// between registered memory only, registration of 10 µs. From the 360.59 MB/s that it reached with two copies of every byte, one after the
+    /// other, follow 0.887 ns for copying one. The mailbox has the 256 bytes that weft needs instead of 24, and takes nothing else.
+    #[must_use]
+    pub fn unimem(seed: u64) -> Self {
+        let mut config = Self::new(seed);
+        let caps = NicCaps { mailbox_bytes: 256, inline_bytes: 24, eager_bytes: 0, push_follows: false, ..config.caps };
+        let demands = Demands { cost_ns: 10_000, align_bytes: 1, regions: 1024, bytes: u64::MAX };
+        config.registration = Some(Registration { demands, end_ns: 10_000, observed: true });
+        (config.caps, config.latency_ns, config.ps_per_byte, config.copy_ps_per_byte) = (caps, 900, 1000, 887);
+        config.share_permille = 0;
+        config
+    }
+
     /// A configuration drawn from the seed.
     #[must_use]
     pub fn swarm(seed: u64) -> Self {

@@ -150,6 +150,7 @@ impl State {
     pub(crate) fn step(&mut self, number: u64) {
         let Some(transfer) = self.transfers.get(&number) else { return };
         let (id, sent, len) = (transfer.end, transfer.sent, transfer.len);
+        let is_push = matches!(transfer.kind, Kind::Push { .. });
         if transfer.result.is_some() || self.end(id).ending.is_some() || self.wires[id.wire].cut {
             // The `down` that is on its way takes the transfer with it.
             return;
@@ -166,7 +167,10 @@ impl State {
         self.send_on(number, at, bytes);
         if sent + portion < len {
             let Self { config, wires, now_ns, .. } = self;
-            let next_ns = wires[id.wire].ends[id.side.index()].depart(config, *now_ns, 0);
+            let end = &mut wires[id.wire].ends[id.side.index()];
+            // A segment is copied while the one before it is on its way.
+            let copied = config.copy_ps_per_byte > 0 && is_push;
+            let next_ns = if copied { end.copy(config, *now_ns, 0) } else { end.depart(config, *now_ns, 0) };
             self.agenda.schedule(next_ns, Event::Step { transfer: number });
         }
     }
