@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use crate::amo::Amo;
+use crate::connect::Role;
 use crate::mem::Iov;
 use crate::mrcache::Limits;
 use crate::name::EpName;
@@ -231,6 +232,8 @@ pub enum Kind {
     Atomic,
     /// An atomic operation that fetches.
     FetchAtomic,
+    /// No operation: `Engine::take_connection_events` has something to tell.
+    Connection,
 }
 
 /// Why an accepted operation failed.
@@ -308,6 +311,9 @@ pub enum Error {
     /// The key is taken (-FI_ENOKEY).
     #[error("the key is in use")]
     KeyInUse,
+    /// There is no connection any more, or not yet (-FI_ENOTCONN).
+    #[error("not connected")]
+    NotConnected,
     /// A claim or discard names no reserved message (-FI_EINVAL).
     #[error("no message was reserved under this context")]
     NothingClaimed,
@@ -332,6 +338,8 @@ pub struct Config {
     pub matching: Matching,
     /// What the registration cache may keep, where a device demands registration.
     pub mr_cache: Limits,
+    /// What the engine is for.
+    pub role: Role,
 }
 
 /// How the oldest match is found in a queue. It is the same whatever is chosen; what differs is the time.
@@ -374,6 +382,7 @@ impl Default for Config {
             max_msg_bytes: 1 << 40,
             matching: Matching::Auto,
             mr_cache: Limits::default(),
+            role: Role::Connectionless,
         }
     }
 }

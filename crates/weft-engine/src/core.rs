@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 
 use crate::access::Parts;
 use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Error, Fault, Kind, NoBook, OpFlags};
+use crate::connect::Connection;
 use crate::held::{Held, Holder};
 use crate::matching::{Body, Matcher};
 use crate::mem::{self, IovList};
@@ -48,6 +49,8 @@ pub(crate) enum LinkState {
     Incoming,
     /// Theirs, has sent OPEN while our own attempt is under way; the window it granted.
     Parked(u64),
+    /// Theirs, has called this listener.
+    Heard,
     /// In use.
     Carrying,
 }
@@ -102,6 +105,7 @@ pub(crate) struct Core {
     pub(crate) remote_events: bool,
     /// Messages of strangers are reported as such.
     pub(crate) source_errors: bool,
+    pub(crate) connection: Connection,
 }
 
 impl Core {
@@ -131,6 +135,7 @@ impl Core {
             min_multi_recv: 64,
             remote_events: false,
             source_errors: false,
+            connection: Connection::new(config.role),
             config,
         }
     }
@@ -156,7 +161,7 @@ impl Core {
     #[cold]
     fn meet(&mut self, addr: Addr) -> Result<u32, Error> {
         let index = usize::try_from(addr).map_err(|_| Error::NoSuchAddress)?;
-        let name = self.book.name(addr).ok_or(Error::NoSuchAddress)?;
+        let name = self.book.name(addr).ok_or_else(|| self.no_peer())?;
         let vci = self.vc_named(&name);
         let vc = &mut self.vcs[vci as usize];
         if vc.addr == ADDR_NONE {
@@ -172,7 +177,7 @@ impl Core {
     }
 
     /// The connection for a name, new or old.
-    fn vc_named(&mut self, name: &EpName) -> u32 {
+    pub(crate) fn vc_named(&mut self, name: &EpName) -> u32 {
         if let Some(&vci) = self.by_identity.get(&name.identity()) {
             return vci;
         }
@@ -256,13 +261,13 @@ impl Core {
         &mut self.links[index]
     }
 
-    fn free_link(&mut self, link: LinkId) {
+    pub(crate) fn free_link(&mut self, link: LinkId) {
         *self.link_mut(link) = Link { state: LinkState::Free, vc: u32::MAX, up: None };
         self.too_early.retain(|(l, _)| *l != link);
     }
 
     /// Sends `kind` on the link (OPEN, OPEN_OK with our window; OPEN_DUP without), then perhaps closes it.
-    fn link_say(&mut self, link: LinkId, what: u8, close: bool) {
+    pub(crate) fn link_say(&mut self, link: LinkId, what: u8, close: bool) {
         let mut w = Short::new(what, 0);
         if what != kind::OPEN_DUP {
             let window_bytes = (self.config.window_bytes as u64).into();
@@ -273,14 +278,15 @@ impl Core {
     }
 
     /// Closes a link without a word.
-    fn link_drop(&mut self, link: LinkId) {
+    pub(crate) fn link_drop(&mut self, link: LinkId) {
         self.free_link(link);
         self.link_work.push(LinkWork { link, message: None, close: true });
     }
 
     fn on_open(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
         let open: Open = r.take().ok_or(Violation)?;
-        if open.version != PROTOCOL_VERSION || self.link_mut(link).state != LinkState::Incoming {
+        let expected = self.connection.is_connectionless() && self.link_mut(link).state == LinkState::Incoming;
+        if open.version != PROTOCOL_VERSION || !expected {
             return Err(Violation);
         }
         let Some(peer) = self.link_mut(link).up.as_ref().map(|up| up.peer) else { return Err(Violation) };
@@ -314,7 +320,7 @@ impl Core {
     }
 
     /// Takes a peer's link into use.
-    fn adopt(&mut self, link: LinkId, vci: u32, window: u64) {
+    pub(crate) fn adopt(&mut self, link: LinkId, vci: u32, window: u64) {
         self.carry(link, vci, VcState::Greeting(link), window);
         self.link_say(link, kind::OPEN_OK, false);
     }
@@ -342,12 +348,13 @@ impl Core {
 
     fn on_open_ok(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
         let open: Open = r.take().ok_or(Violation)?;
-        let slot = self.link_mut(link);
-        if slot.state != LinkState::Opening || open.version != PROTOCOL_VERSION {
+        let expected = self.may_be_opened() && self.link_mut(link).state == LinkState::Opening;
+        if open.version != PROTOCOL_VERSION || !expected {
             return Err(Violation);
         }
-        let vci = slot.vc;
+        let vci = self.link_mut(link).vc;
         self.carry(link, vci, VcState::Up(link), open.window_bytes.get());
+        self.called_back(vci);
         if let Some(parked) = self.vcs[vci as usize].parked.take() {
             self.free_link(parked);
             self.link_say(parked, kind::OPEN_DUP, true);
@@ -362,11 +369,10 @@ impl Core {
 
     /// The peer holds another link with us, which we may have seen break before the peer did: call again.
     fn on_open_dup(&mut self, link: LinkId) -> Result<(), Violation> {
-        let slot = self.link_mut(link);
-        if slot.state != LinkState::Opening {
+        if !self.connection.is_connectionless() || self.link_mut(link).state != LinkState::Opening {
             return Err(Violation);
         }
-        let vci = slot.vc;
+        let vci = self.link_mut(link).vc;
         self.link_drop(link);
         let vc = &mut self.vcs[vci as usize];
         if vc.state == VcState::Connecting(link) {
@@ -440,11 +446,14 @@ impl Core {
             (slot.state, slot.vc)
         };
         self.free_link(link);
+        if state == LinkState::Heard {
+            self.caller_gone(link);
+        }
         if vci == u32::MAX {
             return;
         }
         match state {
-            LinkState::Free | LinkState::Incoming => {}
+            LinkState::Free | LinkState::Incoming | LinkState::Heard => {}
             LinkState::Parked(_) => self.vcs[vci as usize].parked = None,
             LinkState::Dialing | LinkState::Opening => {
                 if self.vcs[vci as usize].state != VcState::Connecting(link) {
@@ -496,10 +505,11 @@ impl Core {
         if why != LinkError::Closed && addr != ADDR_NONE {
             self.fail_directed_receives(addr, fault);
         }
+        self.connection_lost(vci, why);
     }
 
     /// Closes every link of the connection (there are two when it leads to ourselves).
-    fn retire_links(&mut self, vci: u32) {
+    pub(crate) fn retire_links(&mut self, vci: u32) {
         for index in 0..self.links.len() {
             if self.links[index].vc == vci && self.links[index].state != LinkState::Free {
                 self.link_drop(LinkId(u32::try_from(index).unwrap_or(u32::MAX)));
@@ -636,6 +646,9 @@ impl Core {
                 kind::OPEN => self.on_open(link, r),
                 kind::OPEN_OK => self.on_open_ok(link, r),
                 kind::OPEN_DUP => self.on_open_dup(link),
+                kind::CALL => self.on_call(link, r),
+                kind::ACCEPT => self.on_accept(link, r),
+                kind::REJECT => self.on_reject(link, &r),
                 _ => Err(Violation),
             };
         }
@@ -761,7 +774,7 @@ impl Sink for Core {
         let vci = slot.vc;
         let vci = if self.vcs[vci as usize].name.is_full() { vci } else { self.learn_name(link, vci, &info.peer) };
         if self.vcs[vci as usize].state == VcState::Connecting(link) {
-            self.link_say(link, kind::OPEN, false);
+            self.introduce(link);
         }
     }
 

@@ -169,6 +169,7 @@ impl<N: Nic> Engine<N> {
                 self.core.vc_fail(vci, crate::nic::LinkError::Closed);
             }
         }
+        self.hang_up();
         self.run_links();
         self.settle();
         self.nic.flush();
@@ -321,7 +322,7 @@ impl<N: Nic> Engine<N> {
         }
     }
 
-    fn dial(&mut self, vci: u32) {
+    pub(crate) fn dial(&mut self, vci: u32) {
         let name = self.core.vcs[vci as usize].name;
         match self.nic.connect(&name) {
             Ok(link) => {

@@ -12,6 +12,7 @@ pub mod amo;
 pub mod api;
 mod atomic;
 mod bulk;
+mod connect;
 mod core;
 mod engine;
 mod held;
@@ -31,6 +32,7 @@ mod rma;
 mod vc;
 mod wire;
 
+pub use connect::{ConnEvent, MAX_CONN_DATA, PEER, Role};
 pub use engine::{Engine, Peers};
 pub use pool::Pool;
 

@@ -111,7 +111,7 @@ impl Core {
 
     fn post(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
         if self.matcher(tagged).posted.len() >= self.config.rx_depth {
-            return Err(Error::Again);
+            return self.post_beyond(op, tagged);
         }
         let wanted = wanted(op);
         let multi = op.flags.contains(OpFlags::MULTI);
@@ -138,7 +138,7 @@ impl Core {
         Ok(())
     }
 
-    fn take_unexpected(&mut self, tagged: bool, key: u32, op: &RecvOp<'_>) {
+    pub(crate) fn take_unexpected(&mut self, tagged: bool, key: u32, op: &RecvOp<'_>) {
         let Some(message) = self.matcher(tagged).unexpected.remove(key) else { return };
         let iov = SmallVec::from_slice(op.iov);
         let mut info = recv_info(op, &message);

@@ -19,6 +19,12 @@ pub(crate) mod kind {
     pub(crate) const OPEN_OK: u8 = 1;
     /// The answer when another link already serves this pair; the link is closed after it.
     pub(crate) const OPEN_DUP: u8 = 2;
+    /// First message to a listener: [`super::Open`] and the client's data.
+    pub(crate) const CALL: u8 = 3;
+    /// First message of an endpoint that calls back, answered by OPEN_OK: [`super::Open`] and the client's data.
+    pub(crate) const ACCEPT: u8 = 4;
+    /// A listener's answer where nobody will call back: the client's data; the link is closed after it.
+    pub(crate) const REJECT: u8 = 5;
     /// A message with its payload.
     pub(crate) const EAGER: u8 = 8;
     /// Request to send: [`super::Rts`] and the source addresses.

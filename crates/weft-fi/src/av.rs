@@ -238,7 +238,7 @@ impl Av {
         log::info!("address {index} cannot be inserted: error {}", errno.get());
         if let Some(eq) = self.eq.lock().as_ref().filter(|_| self.events) {
             let fid = std::ptr::from_ref(self) as usize;
-            eq.report_failure(Failure { fid, context, data: index as u64, errno });
+            eq.report_failure(Failure { fid, context, data: index as u64, errno, more: Box::default() });
         }
     }
 

@@ -41,6 +41,8 @@ pub(crate) struct Domain {
     head: Head<sys::fid_domain>,
     api_version: u32,
     caps: u64,
+    /// Opened for endpoints of type FI_EP_MSG.
+    connections: bool,
     threading: sys::fi_threading,
     mr_mode: c_int,
     av_type: sys::fi_av_type,
@@ -183,6 +185,7 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
         head: Head::new(head),
         api_version,
         caps: offer.caps,
+        connections: offer.ep.type_ == sys::FI_EP_MSG,
         threading: attr.threading,
         mr_mode: if attr.mr_mode == 0 { asked_mode } else { attr.mr_mode },
         av_type: attr.av_type,
@@ -199,6 +202,36 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
     });
     OPEN.add(Arc::as_ptr(&domain) as usize);
     Ok(domain)
+}
+
+/// How an endpoint sets up its devices.
+///
+/// `local`: the address that the client chose, if it did. `open`: peers need no more than that address. `shm`:
+/// shared memory may be used.
+pub(crate) fn devices_config(
+    params: &Params,
+    auth_key: Option<&[u8]>,
+    local: Option<EpName>,
+    open: bool,
+    shm: bool,
+) -> weft_nic::Config {
+    let chosen = local.map(|name| name.socket());
+    let job_key = auth_key.or_else(|| params.job_key.as_deref().map(str::as_bytes)).map(<[u8]>::to_vec);
+    weft_nic::Config {
+        iface: params.iface.clone(),
+        listen: chosen,
+        // An explicit service is the user's choice to be reachable by those who know only that.
+        open: open || chosen.is_some_and(|socket| socket.port() != 0),
+        job_key,
+        shm: params.shm && shm,
+        tcp: params.tcp,
+        cma: params.cma,
+        connect_timeout_ms: params.connect_timeout_ms,
+        connect_retry_ms: params.connect_retry_ms,
+        shm_eager_bytes: params.shm_eager_bytes,
+        tcp_eager_bytes: params.tcp_eager_bytes,
+        ..weft_nic::Config::default()
+    }
 }
 
 impl Domain {
@@ -244,9 +277,12 @@ impl Domain {
 
     /// Who calls the data path of the domain's objects, the progress thread apart. Where operations are triggered, whoever raises
     /// a counter, that thread included, may start one on an endpoint that the client uses in another thread.
+    ///
+    /// Where there are connections, event queues drive endpoints, too, and no level below FI_THREAD_SAFE covers who reads those.
     pub(crate) const fn callers(&self) -> Callers {
         let triggers = self.caps & sys::FI_TRIGGER != 0;
         match self.threading {
+            _ if self.connections => Callers::Any,
             sys::FI_THREAD_DOMAIN if !triggers || self.auto.is_none() => Callers::One,
             sys::FI_THREAD_COMPLETION if !triggers => Callers::One,
             _ => Callers::Any,
@@ -258,29 +294,9 @@ impl Domain {
         &self.meter
     }
 
-    /// How an endpoint of this domain sets up its devices.
-    ///
-    /// `local`: the address that the client chose, if it did. `open`: peers need no more than that address. `shm`:
-    /// shared memory may be used.
+    /// How an endpoint of this domain sets up its devices, as [`devices_config`].
     pub(crate) fn devices_config(&self, local: Option<EpName>, open: bool, shm: bool) -> weft_nic::Config {
-        let params = &self.params;
-        let chosen = local.map(|name| name.socket());
-        let job_key = self.auth_key.clone().or_else(|| params.job_key.as_ref().map(|key| key.clone().into_bytes()));
-        weft_nic::Config {
-            iface: params.iface.clone(),
-            listen: chosen,
-            // An explicit service is the user's choice to be reachable by those who know only that.
-            open: open || chosen.is_some_and(|socket| socket.port() != 0),
-            job_key,
-            shm: params.shm && shm,
-            tcp: params.tcp,
-            cma: params.cma,
-            connect_timeout_ms: params.connect_timeout_ms,
-            connect_retry_ms: params.connect_retry_ms,
-            shm_eager_bytes: params.shm_eager_bytes,
-            tcp_eager_bytes: params.tcp_eager_bytes,
-            ..weft_nic::Config::default()
-        }
+        devices_config(&self.params, self.auth_key.as_deref(), local, open, shm)
     }
 
     /// An endpoint is ready: it gets every region, now and later.

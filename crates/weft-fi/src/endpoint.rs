@@ -11,14 +11,16 @@
 //! is atomic; the client serializes such changes with its operations anyway (fi_endpoint.h).
 
 pub(crate) mod args;
-mod close;
+pub(crate) mod close;
+pub(crate) mod connection;
 pub(crate) mod core;
 pub(crate) mod deferred;
 pub(crate) mod flags;
 mod matching;
-mod options;
+pub(crate) mod options;
+mod peer;
 pub(crate) mod route;
-mod setup;
+pub(crate) mod setup;
 pub(crate) mod shared;
 mod tables;
 #[cfg(test)]
@@ -38,9 +40,9 @@ use crate::endpoint::flags::{Defaults, Mode};
 use crate::endpoint::route::{Class, User};
 use crate::endpoint::setup::Setup;
 use crate::errno::Errno;
-use crate::info::caps;
 use crate::info::hints::Hints;
 use crate::info::order::Fences;
+use crate::info::{EpType, caps};
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
 use crate::trigger::op::Op;
@@ -132,7 +134,8 @@ pub(crate) struct Ep {
     /// The client's context of the endpoint, for errors of operations that have none.
     context: usize,
     kind: Kind,
-    /// The capabilities it was opened with.
+    /// The type and the capabilities it was opened with.
+    ty: EpType,
     caps: u64,
     setup: Mutex<Setup>,
     uses: Uses,
@@ -440,16 +443,16 @@ impl Ep {
     }
 }
 
-/// The C structure of a handle: what its capabilities do not include answers -FI_ENOSYS.
-fn head_of(kind: Kind, caps: u64, context: *mut c_void) -> sys::fid_ep {
+/// The C structure of a handle: what its type and its capabilities do not include answers -FI_ENOSYS.
+fn head_of(kind: Kind, ty: EpType, caps: u64, context: *mut c_void) -> sys::fid_ep {
     sys::fid_ep {
         fid: object::new_fid(kind.class(), context, &FID_OPS),
         ops: object::table(&EP_OPS.base),
-        cm: object::table(&cm::OPS),
-        msg: object::table(tables::msg(caps)),
-        rma: object::table(tables::rma(caps)),
-        tagged: object::table(tables::tagged(caps)),
-        atomic: object::table(tables::atomic(caps)),
+        cm: object::table(if ty == EpType::Msg { &cm::CONNECTED } else { &cm::OPS }),
+        msg: object::table(tables::msg(ty, caps)),
+        rma: object::table(tables::rma(ty, caps)),
+        tagged: object::table(tables::tagged(ty, caps)),
+        atomic: object::table(tables::atomic(ty, caps)),
         collective: object::table(&collective::OPS),
     }
 }

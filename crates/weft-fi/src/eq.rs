@@ -1,12 +1,15 @@
 //! Event queues (fi_eq(3)): asynchronous results of control operations.
 //!
-//! Place in the data flow: address vectors opened with FI_EVENT and domains bound with FI_REG_MR report here, and
-//! clients themselves by `fi_eq_write`. Nothing on a data path comes here, so one mutex is enough.
+//! Place in the data flow: address vectors opened with FI_EVENT and domains bound with FI_REG_MR report here, connections
+//! ([`crate::endpoint::connection`], [`crate::pep`]), and clients themselves by `fi_eq_write`. Nothing on a data path comes here, so one mutex is
+//! enough. Reading drives what brings connections about ([`drivers`]).
 //!
 //! Invariants: events leave in the order in which they came; while an error is the next one, `fi_eq_read` answers
 //! -FI_EAVAIL and only `fi_eq_readerr` takes it. The queue is bounded: a client's write beyond the bound is
 //! -FI_EAGAIN; events of ours are one per call that the client made, and are taken in any case, since there is
 //! nobody to refuse them to.
+
+pub(crate) mod drivers;
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -16,14 +19,20 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use weft_fi_sys as sys;
 
+use crate::eq::drivers::Drivers;
 use crate::errno::Errno;
 use crate::fabric::Fabric;
+use crate::host::Info;
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
 use crate::wait::{Deadline, WaitKind, Waker, Woken};
 
 /// Size of a queue for which the client named none.
 const DEFAULT_EVENTS: usize = 1024;
+/// Fruitless rounds, each with a yield, before a blocking call sleeps.
+const YIELDS: u32 = 20;
+/// API version from which a client may bring its own buffer for the data of an error.
+const ERR_DATA_COPIED: u32 = sys::version(1, 5);
 /// Longest event that a client may write, in bytes.
 const EVENT_LIMIT_BYTES: usize = 4096;
 
@@ -32,13 +41,16 @@ const EVENT_LIMIT_BYTES: usize = 4096;
 pub(crate) struct Eq {
     head: Head<sys::fid_eq>,
     events: Mutex<VecDeque<Event>>,
+    /// Data of the error that was read last: the client may look into it until it reads the next one.
+    err_data: Mutex<Box<[u8]>>,
+    drivers: Drivers,
     size: usize,
     wait: WaitKind,
     waker: Option<Waker>,
     /// Whether the client may write.
     writable: bool,
     uses: Uses,
-    _fabric: Hold<Fabric>,
+    fabric: Hold<Fabric>,
 }
 
 // SAFETY: `repr(C)`, the first field is a `Head` of the fid, whose class is set in `open_queue`.
@@ -54,11 +66,23 @@ unsafe impl Object for Eq {
 enum Event {
     /// Its number and its bytes, as `fi_eq_read` gives them.
     Success(u32, Box<[u8]>),
+    /// FI_CONNREQ, whose bytes begin with the address of the structure, which is the reader's.
+    Request(Info, Box<[u8]>),
     Failure(Failure),
 }
 
+impl Event {
+    fn success(&self) -> Option<(u32, &[u8])> {
+        match self {
+            Self::Success(number, bytes) => Some((*number, bytes)),
+            Self::Request(_, bytes) => Some((sys::FI_CONNREQ, bytes)),
+            Self::Failure(_) => None,
+        }
+    }
+}
+
 /// An error event.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Failure {
     /// The object concerned, as a number.
     pub(crate) fid: usize,
@@ -67,6 +91,8 @@ pub(crate) struct Failure {
     /// What the event says about it: for address vectors the index of the address.
     pub(crate) data: u64,
     pub(crate) errno: Errno,
+    /// More about it (`err_data`): what a peer that declined has to say.
+    pub(crate) more: Box<[u8]>,
 }
 
 /// `fi_eq_open`.
@@ -103,12 +129,14 @@ fn open_queue(fabric: Hold<Fabric>, attr: Option<&sys::fi_eq_attr>, context: *mu
     Ok(Arc::new(Eq {
         head: Head::new(sys::fid_eq { fid, ops: object::table(&EQ_OPS) }),
         events: Mutex::new(VecDeque::new()),
+        err_data: Mutex::default(),
+        drivers: Drivers::default(),
         size: if size == 0 { DEFAULT_EVENTS } else { size },
         wait,
         waker,
         writable: flags & sys::FI_WRITE != 0,
         uses: Uses::new(),
-        _fabric: fabric,
+        fabric,
     }))
 }
 
@@ -120,6 +148,27 @@ impl Eq {
         bytes.extend_from_slice(&context.to_ne_bytes());
         bytes.extend_from_slice(&data.to_ne_bytes());
         self.push(Event::Success(event, bytes.into_boxed_slice()));
+    }
+
+    /// Reports what became of a connection: an event of the form `fi_eq_cm_entry` with what the peer has to say.
+    pub(crate) fn report_connection(&self, event: u32, fid: usize, data: &[u8]) {
+        self.push(Event::Success(event, connection_entry(fid, 0, data)));
+    }
+
+    /// Reports that somebody calls the passive endpoint `fid`.
+    pub(crate) fn report_request(&self, fid: usize, info: Info, data: &[u8]) {
+        let bytes = connection_entry(fid, info.as_ptr().expose_provenance(), data);
+        self.push(Event::Request(info, bytes));
+    }
+
+    /// What reading drives.
+    pub(crate) const fn drivers(&self) -> &Drivers {
+        &self.drivers
+    }
+
+    /// The fabric.
+    pub(crate) const fn fabric(&self) -> &Hold<Fabric> {
+        &self.fabric
     }
 
     /// Reports an error.
@@ -140,35 +189,38 @@ impl Eq {
     /// `buf` is valid for `len` bytes.
     unsafe fn take(&self, buf: *mut c_void, len: usize, peek: bool) -> Result<(u32, usize), Errno> {
         let mut events = self.events.lock();
-        let (number, stored) = match events.front().ok_or(Errno::AGAIN)? {
-            Event::Failure(_) => return Err(Errno::AVAIL),
-            Event::Success(_, bytes) if bytes.len() > len => return Err(Errno::TOOSMALL),
-            Event::Success(number, bytes) => {
-                if !bytes.is_empty() {
-                    // SAFETY: by the caller's promise, and the check above.
-                    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buf.cast::<u8>(), bytes.len()) };
-                }
-                (*number, bytes.len())
-            }
-        };
-        if !peek {
-            events.pop_front();
+        let (number, bytes) = events.front().ok_or(Errno::AGAIN)?.success().ok_or(Errno::AVAIL)?;
+        if bytes.len() > len {
+            return Err(Errno::TOOSMALL);
+        }
+        if !bytes.is_empty() {
+            // SAFETY: by the caller's promise, and the check above.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buf.cast::<u8>(), bytes.len()) };
+        }
+        let stored = bytes.len();
+        if !peek && let Some(Event::Request(info, _)) = events.pop_front() {
+            info.into_raw();
         }
         Ok((number, stored))
     }
 
     /// Sleeps until there is an event or the time is up.
     fn wait(&self, deadline: &Deadline) -> Result<(), Errno> {
-        while self.events.lock().is_empty() {
-            if deadline.over() {
-                return Err(Errno::AGAIN);
+        let mut fruitless = 0;
+        while self.is_empty() {
+            if self.drivers.progress() > 0 {
+                fruitless = 0;
+                continue;
             }
-            match &self.waker {
+            if deadline.over() {
+                return if self.is_empty() { Err(Errno::AGAIN) } else { Ok(()) };
+            }
+            fruitless += 1;
+            match self.waker.as_ref().filter(|_| fruitless > YIELDS) {
                 None => std::thread::yield_now(),
                 Some(waker) => {
-                    let woken = waker.sleep(deadline.left());
                     waker.hush();
-                    if woken == Woken::Signal {
+                    if self.drivers.sleep(waker, deadline, || self.is_empty()) == Woken::Signal {
                         return Err(Errno::INTR);
                     }
                 }
@@ -181,7 +233,14 @@ impl Eq {
     pub(crate) fn trywait(&self) -> Result<(), Errno> {
         let waker = self.waker.as_ref().ok_or(Errno::INVAL)?;
         waker.hush();
-        if self.events.lock().is_empty() { Ok(()) } else { Err(Errno::AGAIN) }
+        if self.drivers.progress() > 0 || !self.drivers.park_for_client(waker) || !self.is_empty() {
+            return Err(Errno::AGAIN);
+        }
+        Ok(())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.events.lock().is_empty()
     }
 }
 
@@ -232,6 +291,9 @@ unsafe extern "C" fn read(eq: *mut sys::fid_eq, event: *mut u32, buf: *mut c_voi
     object::guard_size("fi_eq_read", || {
         // SAFETY: the client's queue.
         let eq = unsafe { object::borrow::<Eq>(eq) }?;
+        if eq.is_empty() {
+            eq.drivers.progress();
+        }
         // SAFETY: the client's places for the event.
         unsafe { deliver(eq, event, buf, len, flags) }
     })
@@ -270,21 +332,35 @@ unsafe extern "C" fn readerr(eq: *mut sys::fid_eq, buf: *mut sys::fi_eq_err_entr
         let eq = unsafe { object::borrow::<Eq>(eq) }?;
         let out = NonNull::new(buf).ok_or(Errno::INVAL)?;
         let mut events = eq.events.lock();
-        let Some(&Event::Failure(failure)) = events.front() else { return Err(Errno::AGAIN) };
+        let Some(Event::Failure(failure)) = events.front() else { return Err(Errno::AGAIN) };
+        let failure = failure.clone();
         if flags & sys::FI_PEEK == 0 {
             events.pop_front();
         }
         drop(events);
-        // SAFETY: the client's entry. err_data stays as it is, its size says that there is none.
+        // SAFETY: the client's entry.
         let old = unsafe { out.read() };
+        let copies = old.err_data_size > 0 && eq.fabric.api_version() >= ERR_DATA_COPIED;
+        let (err_data, err_data_size) = if copies {
+            let fits = failure.more.len().min(old.err_data_size);
+            if fits > 0 {
+                // SAFETY: the client's buffer, of the size that it says.
+                unsafe { std::ptr::copy_nonoverlapping(failure.more.as_ptr(), old.err_data.cast::<u8>(), fits) };
+            }
+            (old.err_data, fits)
+        } else {
+            let mut kept = eq.err_data.lock();
+            *kept = failure.more;
+            (if kept.is_empty() { old.err_data } else { kept.as_mut_ptr().cast() }, kept.len())
+        };
         let entry = sys::fi_eq_err_entry {
             fid: failure.fid as sys::fid_t,
             context: failure.context as *mut c_void,
             data: failure.data,
             err: failure.errno.get(),
             prov_errno: failure.errno.get(),
-            err_data: old.err_data,
-            err_data_size: 0,
+            err_data,
+            err_data_size,
         };
         // SAFETY: as above.
         unsafe { out.write(entry) };
@@ -327,6 +403,15 @@ unsafe extern "C" fn strerror(
     // SAFETY: the client's buffer.
     unsafe { copy_text(text, buf, len) };
     text.as_ptr()
+}
+
+/// The bytes of a `fi_eq_cm_entry`.
+fn connection_entry(fid: usize, info: usize, data: &[u8]) -> Box<[u8]> {
+    let mut bytes = Vec::with_capacity(size_of::<sys::fi_eq_cm_entry>() + data.len());
+    bytes.extend_from_slice(&fid.to_ne_bytes());
+    bytes.extend_from_slice(&info.to_ne_bytes());
+    bytes.extend_from_slice(data);
+    bytes.into_boxed_slice()
 }
 
 /// Copies a text into a client's buffer, cut to its length and terminated. A null buffer is left alone.

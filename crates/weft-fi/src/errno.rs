@@ -111,6 +111,7 @@ impl From<Error> for Errno {
             Error::NoSuchAddress | Error::Invalid | Error::NothingClaimed => Self::INVAL,
             Error::TooLong => Self::MSGSIZE,
             Error::KeyInUse => Self::NOKEY,
+            Error::NotConnected => Self::NOTCONN,
         }
     }
 }
@@ -173,6 +174,7 @@ mod tests {
             (Error::TooLong.into(), 90),
             (Error::Invalid.into(), 22),
             (Error::KeyInUse.into(), 266),
+            (Error::NotConnected.into(), 107),
             (Error::NothingClaimed.into(), 22),
             (Fault::Truncated(3).into(), 265),
             (Fault::Canceled.into(), 125),

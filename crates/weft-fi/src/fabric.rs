@@ -1,4 +1,4 @@
-//! Fabrics (fi_fabric(3)): where domains and event queues come from.
+//! Fabrics (fi_fabric(3)): where domains, passive endpoints and event queues come from.
 //!
 //! Place in the data flow: the host calls [`open`] for `fi_fabric`. A fabric is a name and the API version; there
 //! is one kind of it, and it may be opened any number of times.
@@ -14,7 +14,7 @@ use crate::cq::Cq;
 use crate::eq::Eq;
 use crate::errno::Errno;
 use crate::object::{self, Head, Object, Uses};
-use crate::{domain, eq, noop};
+use crate::{domain, eq, noop, pep};
 
 /// An open fabric.
 #[repr(C)]
@@ -113,6 +113,7 @@ static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), ..noop::FID };
 static FABRIC_OPS: sys::fi_ops_fabric = sys::fi_ops_fabric {
     domain: Some(domain::open),
     domain2: Some(domain::open2),
+    passive_ep: Some(pep::open),
     eq_open: Some(eq::open),
     trywait: Some(trywait),
     ..noop::FABRIC

@@ -138,6 +138,16 @@ impl Host {
         NonNull::new(raw).map(|raw| Info { raw, free: self.free_info })
     }
 
+    /// A copy of a client's `fi_info`.
+    ///
+    /// # Safety
+    /// `info` points to one that this host allocated.
+    pub(crate) unsafe fn copy_info(&self, info: *const fi_info) -> Option<Info> {
+        // SAFETY: the host's function, and its structure.
+        let raw = unsafe { (self.dup_info)(info) };
+        NonNull::new(raw).map(|raw| Info { raw, free: self.free_info })
+    }
+
     /// Declares a variable that holds a string.
     pub(crate) fn define_param(&self, provider: *const fi_provider, name: &CStr, help: &CStr) {
         // SAFETY: the host's function; the format consumes exactly one string. A refusal has no consequence but that
@@ -200,6 +210,9 @@ impl Info {
     }
 }
 
+// SAFETY: memory that belongs to nobody else, and the host's function, which any thread may call.
+unsafe impl Send for Info {}
+
 impl Drop for Info {
     fn drop(&mut self) {
         // SAFETY: allocated by the same host and not given away.
@@ -214,6 +227,19 @@ pub(crate) fn malloc_copy(bytes: &[u8]) -> Option<NonNull<c_void>> {
     // SAFETY: fresh memory of at least that length.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.as_ptr().cast(), bytes.len()) };
     Some(memory)
+}
+
+/// Puts an address into a structure of the host's, which owns it from then on, in the place of the one that is there.
+///
+/// # Safety
+/// `place` is null or was allocated by the C library.
+pub(crate) unsafe fn set_address(place: &mut *mut c_void, len: &mut usize, bytes: &[u8]) -> Option<()> {
+    let copy = malloc_copy(bytes)?;
+    let old = std::mem::replace(place, copy.as_ptr());
+    *len = bytes.len();
+    // SAFETY: by the caller's promise.
+    unsafe { libc::free(old) };
+    Some(())
 }
 
 /// A copy of a string that the host's `fi_freeinfo` can free.

@@ -13,6 +13,7 @@
 //! Structures: only fields that libfabric 1.17 has are read or written, see `weft_fi_sys`.
 
 pub(crate) mod caps;
+pub(crate) mod ep_type;
 pub(crate) mod hints;
 pub(crate) mod offer;
 pub(crate) mod order;
@@ -31,6 +32,7 @@ use crate::info::offer::Offer;
 use crate::object;
 use crate::params::Params;
 
+pub(crate) use crate::info::ep_type::EpType;
 pub(crate) use crate::info::offer::IOV_LIMIT;
 
 /// Private flags of libfabric's own layered providers: "only a provider to put myself on" and "only one that

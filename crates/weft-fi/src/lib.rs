@@ -27,6 +27,7 @@ mod msg;
 mod noop;
 mod object;
 pub mod params;
+mod pep;
 mod poll;
 mod progress;
 mod rma;

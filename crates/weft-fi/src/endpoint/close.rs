@@ -41,7 +41,10 @@ impl Ep {
         for cntr in routes.drivers.iter().filter_map(Weak::upgrade) {
             cntr.sources().remove(&self.core);
         }
-        setup.eq = None;
+        if let Some(eq) = setup.eq.take() {
+            eq.drivers().remove(&self.core);
+        }
+        (setup.request, setup.devices) = (None, None);
         if let Some(srx) = setup.srx.take() {
             srx.receives().inspect(|shared| shared.detach(&self.core));
         }
@@ -56,7 +59,7 @@ impl Ep {
 }
 
 /// Progresses until all that was accepted has left, says goodbye, and drops the engine; each within the time.
-fn finish(mut engine: Eng, limit: Duration) {
+pub(crate) fn finish(mut engine: Eng, limit: Duration) {
     if !settle(&mut engine, limit, Eng::quiescent) {
         log::warn!("closing an endpoint whose peers have not taken everything within {} ms", limit.as_millis());
     }

@@ -377,6 +377,11 @@ impl Core {
         self.state.end_visits();
     }
 
+    /// The client is about to sleep where we cannot see it: whether the progress thread takes over.
+    pub(crate) fn is_relieved(&self) -> bool {
+        self.auto.as_ref().inspect(|auto| auto.take_over()).is_some()
+    }
+
     /// The state for a call that the client serializes with data-path calls: bind, enable, options.
     pub(crate) fn state(&self) -> Guard<'_, State> {
         self.state.lock()

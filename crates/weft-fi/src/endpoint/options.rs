@@ -12,6 +12,7 @@ use weft_fi_sys::v2;
 
 use crate::endpoint::Ep;
 use crate::errno::Errno;
+use crate::info::EpType;
 
 /// Options are small numbers that the headers write as an anonymous enumeration.
 const MIN_MULTI_RECV: c_int = sys::FI_OPT_MIN_MULTI_RECV as c_int;
@@ -37,6 +38,7 @@ impl Ep {
         }
         let number = match name {
             MIN_MULTI_RECV => self.setup.lock().min_multi_recv,
+            CM_DATA_SIZE if self.ty == EpType::Msg => weft_engine::MAX_CONN_DATA,
             CM_DATA_SIZE => 0,
             v2::FI_OPT_MAX_MSG_SIZE | v2::FI_OPT_MAX_TAGGED_SIZE | v2::FI_OPT_MAX_RMA_SIZE => self.limits.max_msg_bytes,
             v2::FI_OPT_MAX_ATOMIC_SIZE => weft_engine::MAX_ATOMIC_BYTES,
@@ -46,18 +48,8 @@ impl Ep {
             | v2::FI_OPT_INJECT_ATOMIC_SIZE => self.limits.inject_bytes,
             _ => return Err(Errno::NOPROTOOPT),
         };
-        let len = NonNull::new(len).ok_or(Errno::INVAL)?;
-        // SAFETY: the client's length.
-        let room = unsafe { len.read() };
-        // SAFETY: as above.
-        unsafe { len.write(size_of::<usize>()) };
-        if room < size_of::<usize>() {
-            return Err(Errno::TOOSMALL);
-        }
-        let value = NonNull::new(value.cast::<usize>()).ok_or(Errno::INVAL)?;
-        // SAFETY: the client's buffer is large enough; its alignment is not promised.
-        unsafe { value.write_unaligned(number) };
-        Ok(())
+        // SAFETY: the caller's promise.
+        unsafe { give_number(number, value, len) }
     }
 
     /// `fi_setopt`.
@@ -115,6 +107,25 @@ impl Ep {
             _ => Err(Errno::NOPROTOOPT),
         }
     }
+}
+
+/// Gives the client a `size_t`.
+///
+/// # Safety
+/// `len` is null or the length of the client's buffer `value`.
+pub(crate) unsafe fn give_number(number: usize, value: *mut c_void, len: *mut usize) -> Result<(), Errno> {
+    let len = NonNull::new(len).ok_or(Errno::INVAL)?;
+    // SAFETY: the client's length.
+    let room = unsafe { len.read() };
+    // SAFETY: as above.
+    unsafe { len.write(size_of::<usize>()) };
+    if room < size_of::<usize>() {
+        return Err(Errno::TOOSMALL);
+    }
+    let value = NonNull::new(value.cast::<usize>()).ok_or(Errno::INVAL)?;
+    // SAFETY: the client's buffer is large enough; its alignment is not promised.
+    unsafe { value.write_unaligned(number) };
+    Ok(())
 }
 
 /// An option's value of the type that it must have.

@@ -24,6 +24,7 @@ use crate::cntr::Cntr;
 use crate::cq::fault;
 use crate::cq::ring::{Entry, Failure};
 use crate::cq::{Appender, Cq};
+use crate::endpoint::connection::Reports;
 use crate::endpoint::core::Eng;
 use crate::endpoint::deferred::Verdict;
 use crate::errno::Errno;
@@ -150,7 +151,8 @@ impl Class {
             Kind::Read | Kind::FetchAtomic => Self::Read,
             Kind::Write | Kind::Atomic => Self::Write,
             Kind::RemoteWrite => Self::RemoteWrite,
-            Kind::RemoteRead => Self::RemoteRead,
+            // Nobody asks for that of connections.
+            Kind::RemoteRead | Kind::Connection => Self::RemoteRead,
         }
     }
 }
@@ -226,6 +228,8 @@ pub(crate) struct Routes {
     pub(crate) context: usize,
     /// The progress thread is at work here: it enters queues by its own right.
     pub(crate) visited: bool,
+    /// Where connections are reported (FI_EP_MSG).
+    pub(crate) reports: Option<Reports>,
     /// Deferred work whose operation is under way.
     pub(crate) works: RefCell<Slab<Report>>,
 }
@@ -318,7 +322,7 @@ impl Routes {
     fn deliver_run(&self, completions: &[Completion]) -> usize {
         let Some(kind) = completions.first().map(|completion| completion.kind) else { return 0 };
         let cq = match kind {
-            Kind::RemoteWrite | Kind::RemoteRead => return 0,
+            Kind::RemoteWrite | Kind::RemoteRead | Kind::Connection => return 0,
             Kind::Recv => &self.rx,
             _ => &self.tx,
         };
@@ -348,7 +352,7 @@ impl Routes {
 
     fn deliver_some(&self, engine: &mut Eng) -> bool {
         let (completions, peers) = engine.outcome();
-        let mut fired = false;
+        let (mut fired, mut connection) = (false, false);
         let done = self.deliver_run(completions);
         // The queue that the last entry went to stays locked for the next one.
         let mut open: Option<Appender<'_>> = None;
@@ -371,6 +375,10 @@ impl Routes {
                         continue;
                     }
                     (&self.rx, completion.flags.contains(OpFlags::DATA), true)
+                }
+                Kind::Connection => {
+                    connection = true;
+                    continue;
                 }
             };
             if !counted && let Some(number) = user.number() {
@@ -399,7 +407,11 @@ impl Routes {
                 Some(fault) => appender.push_failed(self.entry(completion), self.failure(fault, peers)),
             }
         }
+        drop(open);
         completions.clear();
+        if connection {
+            self.report_connection(engine);
+        }
         fired
     }
 
@@ -432,7 +444,7 @@ impl Routes {
             }
             // Nobody posted an operation for it.
             Kind::RemoteWrite => Self::received(completion, 0, remote_family(completion) | sys::FI_REMOTE_WRITE),
-            Kind::RemoteRead => {
+            Kind::RemoteRead | Kind::Connection => {
                 Self::received(completion, self.context, remote_family(completion) | sys::FI_REMOTE_READ)
             }
         }

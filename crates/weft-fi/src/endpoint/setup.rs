@@ -7,14 +7,15 @@
 //! Errors, as fi_endpoint(3) names them: -FI_ENOCQ and -FI_ENOAV for missing bindings, -FI_EOPBADSTATE for what
 //! comes too late, -FI_EINVAL for objects or flags that do not go together.
 
+use std::cell::RefCell;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use weft_engine::api::{Access, Config, Matching};
+use weft_engine::api::{Access, Book, Config, Matching, NoBook};
 use weft_engine::name::EpName;
-use weft_engine::{Engine, Pool};
+use weft_engine::{Engine, Pool, Role};
 use weft_fi_sys as sys;
 use weft_nic::NicError;
 
@@ -24,6 +25,7 @@ use crate::av::Av;
 use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::domain::Domain;
+use crate::endpoint::connection::{Origin, Reports};
 use crate::endpoint::core::Core;
 use crate::endpoint::flags::Defaults;
 use crate::endpoint::route::{Class, Routes};
@@ -32,12 +34,14 @@ use crate::endpoint::tables::includes;
 use crate::endpoint::{Ep, Kind, Limits, Sources, head_of};
 use crate::eq::Eq;
 use crate::errno::Errno;
+use crate::info::EpType;
 use crate::info::hints::Hints;
 use crate::info::offer::{IOV_LIMIT, MAX_INJECT_BYTES, MAX_MSG_BYTES, MAX_QUEUE, SHARED_CONTEXT};
 use crate::info::order::Fences;
 use crate::lock::Callers;
 use crate::object::{self, Head, Hold, Uses};
 use crate::params::Params;
+use crate::pep::Request;
 
 /// Default of FI_OPT_MIN_MULTI_RECV, in bytes.
 const MIN_MULTI_RECV_BYTES: usize = 64;
@@ -46,7 +50,7 @@ const MIN_MULTI_RECV_BYTES: usize = 64;
 pub(crate) struct Setup {
     /// The address vector.
     pub(crate) av: Option<Hold<Av>>,
-    /// The event queue. Nothing is reported there yet; it is held so that it cannot be closed first.
+    /// The event queue: an endpoint with connections reports there, others only hold it so that it cannot be closed first.
     pub(crate) eq: Option<Hold<Eq>>,
     /// The shared contexts.
     pub(crate) srx: Option<Hold<Ep>>,
@@ -57,6 +61,14 @@ pub(crate) struct Setup {
     pub(crate) format: Format,
     /// The local address that the client chose.
     pub(crate) local: Option<EpName>,
+    /// The call that is to be answered (`fi_info.handle`), until it is.
+    pub(crate) request: Option<Arc<Request>>,
+    /// The address under which the client knows this endpoint in formats of socket addresses, if it is not the endpoint's own.
+    pub(crate) shown: Option<EpName>,
+    /// The address that was called.
+    pub(crate) called: Option<EpName>,
+    /// Devices that a passive endpoint had before.
+    pub(crate) devices: Option<Devices>,
     /// Below how many free bytes a multi-receive buffer is released.
     pub(crate) min_multi_recv: usize,
     /// Whether shared memory may be used (FI_OPT_SHARED_MEMORY_PERMITTED).
@@ -95,17 +107,17 @@ fn open_to(caps: u64) -> Access {
 
 /// Checks the attributes and makes a handle that is not enabled yet.
 pub(super) fn open(domain: Hold<Domain>, info: &Hints, kind: Kind, context: *mut c_void) -> Result<Arc<Ep>, Errno> {
-    if let Some(attr) = &info.ep
-        && attr.type_ != sys::FI_EP_UNSPEC
-        && attr.type_ != sys::FI_EP_RDM
-    {
-        return Err(Errno::NOSYS);
+    let ty = EpType::from_raw(info.ep.map_or(sys::FI_EP_UNSPEC, |attr| attr.type_)).ok_or(Errno::NOSYS)?;
+    if ty == EpType::Msg && domain.callers() == Callers::One {
+        log::info!("fi_endpoint: a domain for FI_EP_MSG must be opened with an fi_info of that type");
+        return Err(Errno::INVAL);
     }
     let shares =
         info.ep.map_or((false, false), |attr| (attr.tx_ctx_cnt == SHARED_CONTEXT, attr.rx_ctx_cnt == SHARED_CONTEXT));
     let format = Format::from_raw(info.addr_format).ok_or(Errno::INVAL)?;
     let local = info.src.as_deref().map(|bytes| decode_local(format, bytes)).transpose()?;
     let caps = kind.caps(info.caps);
+    let origin = Origin::of(info, ty, local)?;
     let sources = Sources::of(caps, domain.api_version());
     let triggers = caps & domain.caps() & sys::FI_TRIGGER != 0;
     let routes = Routes { format, context: context.addr(), ..Routes::default() };
@@ -122,7 +134,7 @@ pub(super) fn open(domain: Hold<Domain>, info: &Hints, kind: Kind, context: *mut
         core.bound.set_rx_selective();
     }
     Ok(Arc::new(Ep {
-        head: Head::new(head_of(kind, caps, context)),
+        head: Head::new(head_of(kind, ty, caps, context)),
         core: Arc::new(core),
         tx: Defaults::transmit(info.tx.map_or(0, |attr| attr.op_flags))?,
         rx: Defaults::receive(info.rx.map_or(0, |attr| attr.op_flags))?,
@@ -131,6 +143,7 @@ pub(super) fn open(domain: Hold<Domain>, info: &Hints, kind: Kind, context: *mut
         sources,
         context: context.addr(),
         kind,
+        ty,
         caps,
         setup: Mutex::new(Setup {
             av: None,
@@ -139,7 +152,11 @@ pub(super) fn open(domain: Hold<Domain>, info: &Hints, kind: Kind, context: *mut
             stx: None,
             shares,
             format,
-            local,
+            local: origin.local,
+            shown: origin.request.as_ref().map(|request| request.listens_at),
+            request: origin.request,
+            called: None,
+            devices: origin.devices,
             min_multi_recv: MIN_MULTI_RECV_BYTES,
             shm: true,
             matching,
@@ -178,7 +195,7 @@ fn limits_of(params: &Params, info: &Hints) -> Result<Limits, Errno> {
 }
 
 /// Why there are no devices, told to the user, who alone can help.
-fn refused(error: NicError) -> Errno {
+pub(crate) fn refused(error: NicError) -> Errno {
     log::warn!("fi_enable: {error}");
     match error {
         NicError::NoSuchInterface { .. } | NicError::UnusableInterface { .. } | NicError::NoDevice => Errno::NODEV,
@@ -187,7 +204,7 @@ fn refused(error: NicError) -> Errno {
     }
 }
 
-fn decode_local(format: Format, bytes: &[u8]) -> Result<EpName, Errno> {
+pub(crate) fn decode_local(format: Format, bytes: &[u8]) -> Result<EpName, Errno> {
     // Strings may come with their terminator.
     let bytes = if format == Format::Text { bytes.strip_suffix(b"\0").unwrap_or(bytes) } else { bytes };
     format.decode(bytes)
@@ -235,6 +252,9 @@ impl Ep {
     }
 
     fn bind_av(&self, av: Hold<Av>) -> Result<(), Errno> {
+        if self.ty == EpType::Msg {
+            return Err(Errno::INVAL);
+        }
         if !av.domain().same(&self.domain) {
             return Err(Errno::DOMAIN);
         }
@@ -281,7 +301,7 @@ impl Ep {
 
     fn bind_eq(&self, eq: Hold<Eq>) -> Result<(), Errno> {
         let mut setup = self.setup.lock();
-        if setup.eq.is_some() {
+        if setup.eq.is_some() || (self.ty == EpType::Msg && setup.enabled) {
             return Err(Errno::INVAL);
         }
         setup.eq = Some(eq);
@@ -354,7 +374,7 @@ impl Ep {
     }
 
     /// `fi_enable`.
-    pub(super) fn enable(&self) -> Result<(), Errno> {
+    pub(crate) fn enable(&self) -> Result<(), Errno> {
         if self.parent.is_some() {
             return Err(Errno::INVAL);
         }
@@ -366,7 +386,12 @@ impl Ep {
         if setup.enabled || (sends && setup.stx.is_none()) || (receives_shared && setup.srx.is_none()) {
             return Err(Errno::OPBADSTATE);
         }
-        let av = setup.av.as_ref().ok_or(Errno::NOAV)?;
+        let book = match (&setup.av, self.ty) {
+            (Some(av), _) => av.book(),
+            (None, EpType::Msg) => Arc::new(NoBook) as Book,
+            (None, EpType::Rdm) => return Err(Errno::NOAV),
+        };
+        let reports = self.reports(&setup)?;
         let mut state = self.core.state();
         let routes = &state.routes;
         let without = if transmits(self.caps) {
@@ -379,33 +404,56 @@ impl Ep {
         if without || (setup.srx.is_some() && routes.rx.is_none()) {
             return Err(Errno::NOCQ);
         }
-        let config = self.domain.devices_config(setup.local, setup.format.is_open(), setup.shm);
-        let devices = Devices::new(&config).map_err(refused)?;
+        let devices = match setup.devices.take() {
+            Some(devices) => devices,
+            None => {
+                // Whom a connected endpoint calls back has its full name.
+                let open = self.ty == EpType::Rdm && setup.format.is_open();
+                Devices::new(&self.domain.devices_config(setup.local, open, setup.shm)).map_err(refused)?
+            }
+        };
         let mut engine = Engine::new(self.engine_config(&setup), devices);
         engine.set_min_multi_recv(setup.min_multi_recv);
         engine.set_remote_events(routes.counts_remote());
         engine.set_source_errors(self.caps & sys::FI_SOURCE_ERR != 0);
         let shared = setup.srx.as_ref().and_then(|srx| srx.receives());
         if let Some(shared) = shared {
-            shared.attach(&self.core, av)?;
+            shared.attach(&self.core, setup.av.as_ref())?;
             engine.bind_pool(Arc::clone(&shared.pool), self.core.pool_user());
         }
-        state.install(engine, av.book());
+        state.install(engine, book);
+        state.routes.reports = reports;
         drop(state);
-        av.attach(&self.core);
+        if let Some(av) = &setup.av {
+            av.attach(&self.core);
+        }
         let joined = self.domain.attach(&self.core).and_then(|()| match self.domain.auto_progress() {
             Some(auto) => auto.join(&self.core),
             None => Ok(()),
         });
         if let Err(errno) = joined {
-            av.detach(&self.core);
+            if let Some(av) = &setup.av {
+                av.detach(&self.core);
+            }
             self.domain.detach(&self.core);
             shared.inspect(|shared| shared.detach(&self.core));
             self.core.control().engine = None;
             return Err(errno);
         }
+        if let Some(eq) = setup.eq.as_ref().filter(|_| self.ty == EpType::Msg) {
+            eq.drivers().add(Arc::clone(&self.core) as _);
+        }
         setup.enabled = true;
         Ok(())
+    }
+
+    /// Where connections are reported.
+    fn reports(&self, setup: &Setup) -> Result<Option<Reports>, Errno> {
+        if self.ty == EpType::Rdm {
+            return Ok(None);
+        }
+        let eq = setup.eq.clone().ok_or(Errno::NOEQ)?;
+        Ok(Some(Reports { eq, fid: std::ptr::from_ref(self).addr(), request: RefCell::default() }))
     }
 
     fn engine_config(&self, setup: &Setup) -> Config {
@@ -419,6 +467,7 @@ impl Ep {
             max_msg_bytes: self.limits.max_msg_bytes as u64,
             matching: setup.matching,
             mr_cache: params.mr_cache_limits(),
+            role: if self.ty == EpType::Msg { Role::Active } else { Role::Connectionless },
         }
     }
 
@@ -483,7 +532,7 @@ impl Ep {
         let origin = self.parent.as_ref().map_or(self, Hold::arc);
         let setup = self.setup.lock();
         let alias = Self {
-            head: Head::new(head_of(self.kind, self.caps, self.context())),
+            head: Head::new(head_of(self.kind, self.ty, self.caps, self.context())),
             core: Arc::clone(&self.core),
             tx: Defaults::transmit(self.tx.word())?,
             rx: Defaults::receive(self.rx.word())?,
@@ -492,8 +541,17 @@ impl Ep {
             sources: self.sources,
             context: self.context,
             kind: self.kind,
+            ty: self.ty,
             caps: self.caps,
-            setup: Mutex::new(Setup { av: None, eq: None, srx: None, stx: None, ..*setup }),
+            setup: Mutex::new(Setup {
+                av: None,
+                eq: None,
+                srx: None,
+                stx: None,
+                request: None,
+                devices: None,
+                ..*setup
+            }),
             uses: Uses::new(),
             parent: Some(Hold::new(Arc::clone(origin))),
             domain: self.domain.clone(),
@@ -505,7 +563,8 @@ impl Ep {
     /// The endpoint's address in the client's format.
     pub(crate) fn own_address(&self) -> Result<Vec<u8>, Errno> {
         let setup = self.setup.lock();
-        let name = self.core.name().or(setup.local).ok_or(Errno::OPBADSTATE)?;
+        let shown = setup.shown.filter(|_| setup.format.is_open());
+        let name = shown.or_else(|| self.core.name()).or(setup.local).ok_or(Errno::OPBADSTATE)?;
         setup.format.encode(&name)
     }
 

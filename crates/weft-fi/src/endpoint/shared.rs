@@ -48,10 +48,10 @@ impl Receives {
         Self { pool: Arc::new(pool), users: Mutex::default() }
     }
 
-    /// An endpoint with this address vector draws from here from now on.
-    pub(super) fn attach(&self, core: &CoreRef, av: &Hold<Av>) -> Result<(), Errno> {
+    /// An endpoint with this address vector, or with none, draws from here from now on.
+    pub(super) fn attach(&self, core: &CoreRef, av: Option<&Hold<Av>>) -> Result<(), Errno> {
         let mut users = self.users.lock();
-        let av = Arc::as_ptr(av.arc()) as usize;
+        let av = av.map_or(0, |av| Arc::as_ptr(av.arc()) as usize);
         if !users.cores.is_empty() && users.av != av {
             return Err(Errno::INVAL);
         }

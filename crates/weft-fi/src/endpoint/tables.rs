@@ -1,13 +1,15 @@
 //! Which functions an endpoint has: those that its capabilities include (fi_getinfo(3), "CAPABILITIES"). The rest answers -FI_ENOSYS.
 //!
-//! Place in the data flow: a table is chosen once, when the endpoint is opened, so that no call looks at capabilities. What an
-//! endpoint does not have may lack a queue to complete in, too: see `fi_enable`.
+//! Place in the data flow: a table is chosen once, when the endpoint is opened, so that no call looks at capabilities or at the
+//! endpoint's type. What an endpoint does not have may lack a queue to complete in, too: see `fi_enable`.
 
 use weft_fi_sys::{
     FI_ATOMIC, FI_MSG, FI_READ, FI_RECV, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_SEND, FI_TAGGED, FI_WRITE,
     fi_ops_atomic, fi_ops_msg, fi_ops_rma, fi_ops_tagged,
 };
 
+use crate::endpoint::peer;
+use crate::info::EpType;
 use crate::{atomic, msg, noop, rma, tagged};
 
 /// Whether capabilities include a kind of operation: a primary one, and a modifier of those given, of which none means all.
@@ -31,6 +33,8 @@ macro_rules! messages {
 
 messages!(MSG: fi_ops_msg = msg::OPS, noop::MSG);
 messages!(TAGGED: fi_ops_tagged = tagged::OPS, noop::TAGGED);
+messages!(PEER_MSG: fi_ops_msg = peer::MSG, noop::MSG);
+messages!(PEER_TAGGED: fi_ops_tagged = peer::TAGGED, noop::TAGGED);
 static NO_RMA: fi_ops_rma = noop::RMA;
 static NO_ATOMIC: fi_ops_atomic = noop::ATOMIC;
 
@@ -45,21 +49,29 @@ fn choose<T>([none, sends, receives, all]: &'static [T; 4], caps: u64, primary: 
 }
 
 /// For messages.
-pub(super) fn msg(caps: u64) -> &'static fi_ops_msg {
-    choose(&MSG, caps, FI_MSG)
+pub(super) fn msg(ty: EpType, caps: u64) -> &'static fi_ops_msg {
+    choose(if ty == EpType::Msg { &PEER_MSG } else { &MSG }, caps, FI_MSG)
 }
 
 /// For tagged messages.
-pub(super) fn tagged(caps: u64) -> &'static fi_ops_tagged {
-    choose(&TAGGED, caps, FI_TAGGED)
+pub(super) fn tagged(ty: EpType, caps: u64) -> &'static fi_ops_tagged {
+    choose(if ty == EpType::Msg { &PEER_TAGGED } else { &TAGGED }, caps, FI_TAGGED)
 }
 
 /// For remote memory access. As in other providers one of FI_READ and FI_WRITE is enough: clients are not always exact.
-pub(super) fn rma(caps: u64) -> &'static fi_ops_rma {
-    if includes(caps, FI_RMA, RMA_MODIFIERS, FI_READ | FI_WRITE) { &rma::OPS } else { &NO_RMA }
+pub(super) fn rma(ty: EpType, caps: u64) -> &'static fi_ops_rma {
+    match ty {
+        _ if !includes(caps, FI_RMA, RMA_MODIFIERS, FI_READ | FI_WRITE) => &NO_RMA,
+        EpType::Msg => &peer::RMA,
+        EpType::Rdm => &rma::OPS,
+    }
 }
 
 /// For atomics; the same holds.
-pub(super) fn atomic(caps: u64) -> &'static fi_ops_atomic {
-    if includes(caps, FI_ATOMIC, RMA_MODIFIERS, FI_READ | FI_WRITE) { &atomic::OPS } else { &NO_ATOMIC }
+pub(super) fn atomic(ty: EpType, caps: u64) -> &'static fi_ops_atomic {
+    match ty {
+        _ if !includes(caps, FI_ATOMIC, RMA_MODIFIERS, FI_READ | FI_WRITE) => &NO_ATOMIC,
+        EpType::Msg => &peer::ATOMIC,
+        EpType::Rdm => &atomic::OPS,
+    }
 }

@@ -4,6 +4,7 @@ use weft_fi_sys as sys;
 use weft_fi_sys::v2;
 
 use crate::errno::Errno;
+use crate::info::ep_type::EpType;
 use crate::info::offer::reject;
 
 /// Kinds of operation. Granted only when asked for.
@@ -58,40 +59,39 @@ pub(crate) const DOMAIN: u64 = sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;
 
 /// Everything that a client of this API version may ask for. Bits 44 to 48 mean something else before 2.0, nothing
 /// that weft has.
-pub(crate) const fn offered(api: u32) -> u64 {
+pub(crate) const fn offered(api: u32, kind: EpType) -> u64 {
     let new = if api >= v2::V2_0 { PRIMARY_2_0 | EXACT_2_0 | FREE_2_0 } else { 0 };
-    PRIMARY | MESSAGE_MODIFIERS | RMA_MODIFIERS | FREE | PAID | new
+    (PRIMARY | MESSAGE_MODIFIERS | RMA_MODIFIERS | FREE | PAID | new) & !kind.lacks(api)
 }
 
 /// What a client gets that asks for nothing in particular.
-const fn full(api: u32) -> u64 {
-    offered(api) & !(EXACT_2_0 | sys::FI_SOURCE_ERR)
+const fn full(api: u32, kind: EpType) -> u64 {
+    offered(api, kind) & !(EXACT_2_0 | sys::FI_SOURCE_ERR)
 }
 
 /// What is granted for `wanted`, or the rejection.
-pub(crate) fn grant(api: u32, wanted: u64) -> Result<u64, Errno> {
-    let unknown = wanted & !offered(api);
+pub(crate) fn grant(api: u32, kind: EpType, wanted: u64) -> Result<u64, Errno> {
+    let unknown = wanted & !offered(api, kind);
     if unknown != 0 {
         return Err(reject(
             "caps",
             format_args!("{wanted:#x} (of which {unknown:#x})"),
-            format_args!("{:#x}", offered(api)),
+            format_args!("{:#x}", offered(api, kind)),
         ));
     }
     if wanted == 0 {
-        return Ok(full(api));
+        return Ok(full(api, kind));
     }
     let primary = PRIMARY | PRIMARY_2_0;
     // Only extras: then any kind of operation will do.
-    let base = if wanted & primary == 0 { full(api) & primary } else { wanted & primary };
+    let base = if wanted & primary == 0 { full(api, kind) & primary } else { wanted & primary };
     let messages = base & (sys::FI_MSG | sys::FI_TAGGED) != 0;
     let rma = base & (sys::FI_RMA | sys::FI_ATOMIC) != 0;
     let granted = base
         | modifiers(messages, wanted & MESSAGE_MODIFIERS, MESSAGE_MODIFIERS)
         | modifiers(rma, wanted & RMA_MODIFIERS, RMA_MODIFIERS)
         | wanted & (PAID | EXACT_2_0)
-        | FREE
-        | offered(api) & FREE_2_0;
+        | offered(api, kind) & (FREE | if api >= v2::V2_0 { FREE_2_0 } else { 0 });
     let receives = granted & sys::FI_RECV != 0;
     let mut without = if receives { 0 } else { sys::FI_MULTI_RECV };
     // Before 2.0 the bit means something else, which nobody has been granted.
@@ -150,8 +150,12 @@ mod tests {
 
     #[test]
     fn nothing_asked_gives_everything() {
-        assert_eq!(grant(V1_5, 0).unwrap(), offered(V1_5) & !sys::FI_SOURCE_ERR, "errors only for those who ask");
-        let new = grant(v2::V2_0, 0).unwrap();
+        assert_eq!(
+            grant(V1_5, EpType::Rdm, 0).unwrap(),
+            offered(V1_5, EpType::Rdm) & !sys::FI_SOURCE_ERR,
+            "errors only for those who ask"
+        );
+        let new = grant(v2::V2_0, EpType::Rdm, 0).unwrap();
         assert_ne!(new & v2::FI_TAGGED_DIRECTED_RECV, 0);
         assert_eq!(new & v2::FI_EXACT_DIRECTED_RECV, 0, "nobody is held to what he did not ask for");
     }
@@ -159,14 +163,14 @@ mod tests {
     #[test]
     fn what_was_granted_may_be_asked_for() {
         for api in [0, sys::version(1, 0), V1_5, sys::version(1, 18), v2::V2_0, sys::version(2, 5)] {
-            let granted = grant(api, 0).unwrap();
-            assert_eq!(grant(api, granted).unwrap(), granted);
+            let granted = grant(api, EpType::Rdm, 0).unwrap();
+            assert_eq!(grant(api, EpType::Rdm, granted).unwrap(), granted);
         }
     }
 
     #[test]
     fn primaries_are_not_widened() {
-        let granted = grant(V1_5, sys::FI_TAGGED).unwrap();
+        let granted = grant(V1_5, EpType::Rdm, sys::FI_TAGGED).unwrap();
         assert_eq!(granted & (sys::FI_MSG | sys::FI_RMA | sys::FI_DIRECTED_RECV), 0);
         assert_eq!(granted & MESSAGE_MODIFIERS, MESSAGE_MODIFIERS);
         assert_eq!(granted & (RMA_MODIFIERS | PAID), 0);
@@ -175,7 +179,7 @@ mod tests {
 
     #[test]
     fn modifiers_restrict() {
-        let granted = grant(V1_5, sys::FI_MSG | sys::FI_RMA | sys::FI_SEND | sys::FI_WRITE).unwrap();
+        let granted = grant(V1_5, EpType::Rdm, sys::FI_MSG | sys::FI_RMA | sys::FI_SEND | sys::FI_WRITE).unwrap();
         assert_eq!(granted & MESSAGE_MODIFIERS, sys::FI_SEND);
         assert_eq!(granted & RMA_MODIFIERS, sys::FI_WRITE);
         assert_eq!(granted & sys::FI_MULTI_RECV, 0);
@@ -185,12 +189,12 @@ mod tests {
     fn bits_that_changed_their_meaning() {
         let v1_20 = sys::version(1, 20);
         for bit in [v2::FI_TAGGED_DIRECTED_RECV, v2::FI_TAGGED_MULTI_RECV, v2::FI_EXACT_DIRECTED_RECV] {
-            assert_eq!(grant(v1_20, sys::FI_TAGGED | bit), Err(Errno::NODATA));
-            assert_ne!(grant(v2::V2_0, sys::FI_TAGGED | bit).unwrap() & bit, 0);
+            assert_eq!(grant(v1_20, EpType::Rdm, sys::FI_TAGGED | bit), Err(Errno::NODATA));
+            assert_ne!(grant(v2::V2_0, EpType::Rdm, sys::FI_TAGGED | bit).unwrap() & bit, 0);
         }
         for api in [v1_20, v2::V2_0] {
-            assert_eq!(grant(api, sys::FI_HMEM), Err(Errno::NODATA));
-            assert_eq!(grant(api, v2::FI_XPU), Err(Errno::NODATA));
+            assert_eq!(grant(api, EpType::Rdm, sys::FI_HMEM), Err(Errno::NODATA));
+            assert_eq!(grant(api, EpType::Rdm, v2::FI_XPU), Err(Errno::NODATA));
         }
     }
 }

@@ -12,7 +12,7 @@ use weft_fi_sys::v2;
 use crate::addr::Format;
 use crate::errno::Errno;
 use crate::info::hints::Hints;
-use crate::info::{caps, order};
+use crate::info::{EpType, caps, order};
 use crate::params::Params;
 
 /// Longest message in bytes.
@@ -85,14 +85,15 @@ impl Offer {
         let Some(format) = Format::from_raw(hints.addr_format) else {
             return Err(reject("addr_format", hints.addr_format, "FI_FORMAT_UNSPEC, FI_SOCKADDR*, FI_ADDR_STR"));
         };
-        let caps = caps::grant(api, hints.caps)?;
+        let kind = kind(hints)?;
+        let caps = caps::grant(api, kind, hints.caps)?;
         Ok(Self {
             caps,
             format,
             handle: hints.handle,
             tx: tx(hints, caps, params)?,
             rx: rx(hints, caps, params)?,
-            ep: ep(hints)?,
+            ep: ep(hints, kind)?,
             domain: domain(api, hints)?,
             ep_auth_key: hints.ep_auth_key.clone(),
             domain_auth_key: hints.domain_auth_key.clone(),
@@ -206,7 +207,13 @@ fn rx(hints: &Hints, caps: u64, params: &Params) -> Result<sys::fi_rx_attr, Errn
     })
 }
 
-fn ep(hints: &Hints) -> Result<sys::fi_ep_attr, Errno> {
+/// The type of endpoint.
+fn kind(hints: &Hints) -> Result<EpType, Errno> {
+    let wanted = hints.ep.map_or(sys::FI_EP_UNSPEC, |attr| attr.type_);
+    EpType::from_raw(wanted).ok_or_else(|| reject("ep_attr->type", wanted, "FI_EP_RDM (3), FI_EP_MSG (1)"))
+}
+
+fn ep(hints: &Hints, kind: EpType) -> Result<sys::fi_ep_attr, Errno> {
     let zero = sys::fi_ep_attr {
         type_: sys::FI_EP_UNSPEC,
         protocol: sys::FI_PROTO_UNSPEC,
@@ -223,9 +230,6 @@ fn ep(hints: &Hints) -> Result<sys::fi_ep_attr, Errno> {
         auth_key: std::ptr::null_mut(),
     };
     let hint = hints.ep.unwrap_or(zero);
-    if !matches!(hint.type_, sys::FI_EP_UNSPEC | sys::FI_EP_RDM) {
-        return Err(reject("ep_attr->type", hint.type_, "FI_EP_RDM (3)"));
-    }
     if !matches!(hint.protocol, sys::FI_PROTO_UNSPEC | FI_PROTO_WEFT) {
         return Err(reject("ep_attr->protocol", hint.protocol, FI_PROTO_WEFT));
     }
@@ -237,7 +241,7 @@ fn ep(hints: &Hints) -> Result<sys::fi_ep_attr, Errno> {
     at_most("ep_attr->max_order_war_size", hint.max_order_war_size, order::ORDERED_RMA_BYTES)?;
     at_most("ep_attr->max_order_waw_size", hint.max_order_waw_size, order::ORDERED_RMA_BYTES)?;
     Ok(sys::fi_ep_attr {
-        type_: sys::FI_EP_RDM,
+        type_: kind.raw(),
         protocol: FI_PROTO_WEFT,
         protocol_version: PROTOCOL_VERSION,
         max_msg_size: MAX_MSG_BYTES,
@@ -482,7 +486,7 @@ mod tests {
             select(V1_20, &Hints { ep: Some(attr), ..Hints::default() }).map(|_| ())
         };
         assert_eq!(ep(|_| ()), Ok(()));
-        assert_eq!(ep(|attr| attr.type_ = sys::FI_EP_MSG), Err(Errno::NODATA));
+        assert_eq!(ep(|attr| attr.type_ = sys::FI_EP_SOCK_STREAM), Err(Errno::NODATA));
         assert_eq!(ep(|attr| attr.type_ = sys::FI_EP_DGRAM), Err(Errno::NODATA));
         assert_eq!(ep(|attr| attr.max_msg_size = usize::MAX), Err(Errno::NODATA));
         assert_eq!(ep(|attr| attr.protocol = 1), Err(Errno::NODATA));

@@ -128,6 +128,16 @@ impl Lib {
         Ok(info)
     }
 
+    /// A structure that somebody has given us.
+    pub(crate) fn own(&self, raw: *mut fi_info) -> Info<'_> {
+        Info { raw, lib: self }
+    }
+
+    /// `fi_dupinfo`.
+    pub(crate) unsafe fn duplicate(&self, raw: *const fi_info) -> *mut fi_info {
+        unsafe { (self.dupinfo)(raw) }
+    }
+
     /// Names and values of the variables.
     pub(crate) fn params(&self) -> Vec<(String, Option<String>)> {
         let (mut list, mut count) = (null_mut(), 0);

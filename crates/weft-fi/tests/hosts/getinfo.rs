@@ -164,7 +164,7 @@ pub(crate) fn rejections(lib: &Lib) {
         let answer = lib.getinfo(api, None, None, 0, Some(&hints)).map(|info| info.names());
         assert_eq!(answer, Err(FI_ENODATA), "{what}");
     };
-    refused("MSG endpoints", &|hints| hints.ep().type_ = FI_EP_MSG);
+    refused("socket endpoints", &|hints| hints.ep().type_ = FI_EP_SOCK_STREAM);
     refused("DGRAM endpoints", &|hints| hints.ep().type_ = FI_EP_DGRAM);
     refused("device memory", &|hints| hints.get().caps |= FI_HMEM);
     refused("multicast", &|hints| hints.get().caps |= FI_MULTICAST);

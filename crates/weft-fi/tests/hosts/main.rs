@@ -24,6 +24,7 @@ mod atomics;
 mod barrier;
 mod client;
 mod closing;
+mod connections;
 mod data;
 mod death;
 mod getinfo;
@@ -111,6 +112,8 @@ const GROUPS: &[Group] = &[
     Group { name: "closing_shm", run: closing::all, env: SHM },
     Group { name: "closing_push", run: closing::all, env: SHM_PUSH },
     Group { name: "closing_tcp", run: closing::all, env: TCP },
+    Group { name: "connections_shm", run: connections::all, env: SHM },
+    Group { name: "connections_tcp", run: connections::all, env: TCP },
     Group { name: "death_shm", run: death::all, env: SHM },
     Group { name: "death_push", run: death::all, env: SHM_PUSH },
     Group { name: "death_tcp", run: death::all, env: TCP },
@@ -277,7 +280,7 @@ groups! {
     getinfo_defaults getinfo_clients getinfo_rejections getinfo_params getinfo_log getinfo_no_layers
     addresses objects_tables objects_busy objects_left_open objects_endpoint objects_matching vectors regions event_queues data progress_shm progress_tcp
     misuse states access_shm access_push access_tcp atomics_shm atomics_tcp limits_shm limits_push limits_tcp
-    closing_shm closing_push closing_tcp death_shm death_push death_tcp
+    closing_shm closing_push closing_tcp connections_shm connections_tcp death_shm death_push death_tcp
     suite_shm receives_shm suite_push receives_push suite_tcp receives_tcp
     suite_sim_direct receives_sim_direct suite_sim_push receives_sim_push suite_sim_unordered receives_sim_unordered
     suite_sim_registered receives_sim_registered
@@ -297,6 +300,8 @@ fn child() {
     if name == "second_host" {
         let decoy = std::env::var("WEFT_TEST_DECOY").expect("run by the other tests");
         getinfo::second_host(Path::new(&host), Path::new(&decoy));
+    } else if name == "caller" {
+        connections::caller(&client::Lib::load(Path::new(&host)));
     } else if name == "peer" {
         death::peer(&client::Lib::load(Path::new(&host)));
     } else {

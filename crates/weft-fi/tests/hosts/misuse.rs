@@ -440,7 +440,7 @@ fn unsupported(lib: &Lib) {
     let side = Side::new(lib);
     let (fabric, domain, ep) = (side.opened.fabric, side.opened.domain, side.ep);
     let (info, no) = (side.info.raw, null_mut::<c_void>());
-    let (mut pep, mut wait, mut poll, mut rx) = (null_mut(), null_mut(), null_mut(), null_mut());
+    let (mut wait, mut poll, mut rx) = (null_mut(), null_mut(), null_mut());
     unsafe {
         let on_fabric = &*(*fabric).ops;
         let on_domain = &*(*domain).ops;
@@ -449,7 +449,6 @@ fn unsupported(lib: &Lib) {
         let (mut len, mut ops) = (64, null_mut());
         let mut name = [0_u8; 64];
         let answers = [
-            ("fi_passive_ep", on_fabric.passive_ep.unwrap()(fabric, info, &mut pep, no)),
             ("fi_wait_open", on_fabric.wait_open.unwrap()(fabric, null_mut(), &mut wait)),
             ("fi_poll_open", on_domain.poll_open.unwrap()(domain, null_mut(), &mut poll)),
             ("fi_rx_context", on_ep.rx_ctx.unwrap()(ep, 0, null_mut(), &mut rx, no)),
@@ -464,10 +463,10 @@ fn unsupported(lib: &Lib) {
         for (what, answer) in answers {
             assert_eq!(answer, -FI_ENOSYS, "{what}");
         }
-        assert!(pep.is_null() && wait.is_null() && poll.is_null() && rx.is_null() && ops.is_null());
+        assert!(wait.is_null() && poll.is_null() && rx.is_null() && ops.is_null());
     }
     // Endpoints of other types, although nothing of the kind was offered.
-    for kind in [FI_EP_MSG, FI_EP_DGRAM] {
+    for kind in [FI_EP_SOCK_STREAM, FI_EP_DGRAM] {
         side.info.ep().type_ = kind;
         let opened: Result<*mut fid_ep, c_int> = open!(domain, endpoint, info);
         assert_eq!(opened, Err(FI_ENOSYS), "endpoint type {kind}");

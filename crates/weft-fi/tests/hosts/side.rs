@@ -332,6 +332,11 @@ impl<'a> Side<'a> {
         Self::open(lib, cq_size, info).bound()
     }
 
+    /// Everything opened for an answer of fi_getinfo, nothing bound.
+    pub(crate) fn unbound_for(lib: &'a Lib, info: Info<'a>) -> Self {
+        Self::open(lib, 0, info)
+    }
+
     fn open(lib: &'a Lib, cq_size: usize, info: Info<'a>) -> Self {
         let opened = Opened::new(lib, &info);
         let mut attr: fi_cq_attr = unsafe { std::mem::zeroed() };

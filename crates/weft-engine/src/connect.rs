@@ -1,0 +1,373 @@
+//! Connections between two endpoints (FI_EP_MSG): one side calls a listener, and whoever the listener's client chooses calls back.
+//!
+//! Place in the data flow: an engine has a [`Role`]. With [`Role::Active`] it has one peer in its life, whom operations reach as
+//! address [`PEER`]; with [`Role::Listener`] it has none, and only tells of those that call. What happens is told by [`ConnEvent`]s,
+//! each announced by a completion of [`Kind::Connection`], so that nobody has to look for them otherwise.
+//!
+//! ```text
+//! A: connect ── CALL, data ──► listener: Request
+//!                              its client gives A's name to a new endpoint B
+//! A ◄── ACCEPT, data ───────── B: accept          or   A ◄── REJECT, data ── listener: reject
+//! A: Connected ── OPEN_OK ──► B: Connected
+//! ```
+//!
+//! CALL, ACCEPT and REJECT are messages of links, like OPEN. A's link to the listener never carries anything else, and A closes
+//! it when it has its peer. B's link to A carries the connection; it could be no other than A's peer, because only the listener was
+//! given A's full name. There is no clock here: how long an answer may take is the listener's client's affair, and the end of either link
+//! ends the wait.
+//!
+//! Invariants: links of these engines carry messages only between the two ends of one connection; a connection, once ended, does not
+//! come back.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use smallvec::SmallVec;
+
+use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp};
+use crate::core::{Core, LinkState, LinkWork, Violation};
+use crate::engine::Engine;
+use crate::name::EpName;
+use crate::nic::{LinkError, LinkId, Nic};
+use crate::recv;
+use crate::vc::VcState;
+use crate::wire::{Open, PROTOCOL_VERSION, Reader, Short, kind};
+
+/// The address of an active endpoint's peer.
+pub const PEER: Addr = 0;
+/// Most bytes that clients may exchange with each message of connection management; fits the smallest mailbox.
+pub const MAX_CONN_DATA: usize = 192;
+
+/// What an engine is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// Any peers, by address (FI_EP_RDM).
+    #[default]
+    Connectionless,
+    /// One peer, to be connected with (FI_EP_MSG).
+    Active,
+    /// Hears calls of at most so many peers that are not answered yet (a passive endpoint).
+    Listener(usize),
+}
+
+/// What has become of connections.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConnEvent {
+    /// Somebody calls a listener.
+    Request {
+        /// Names the call, for `reject`.
+        call: u64,
+        /// Who it is.
+        peer: EpName,
+        /// What its client has to say.
+        data: Box<[u8]>,
+    },
+    /// The connection is made.
+    Connected {
+        /// The other end.
+        peer: EpName,
+        /// What its client has to say, at the end that called.
+        data: Box<[u8]>,
+    },
+    /// The listener's client declined.
+    Refused {
+        /// What it has to say.
+        data: Box<[u8]>,
+    },
+    /// The connection could not be made.
+    Failed(LinkError),
+    /// The connection has ended.
+    Ended(LinkError),
+}
+
+/// How far an active endpoint is.
+#[derive(Clone, Debug, Default)]
+enum Phase {
+    #[default]
+    Fresh,
+    /// Calling a listener on this virtual connection, to say this.
+    Calling(u32, Box<[u8]>),
+    /// Calling back.
+    Accepting(u32, Box<[u8]>),
+    Connected(u32),
+    Over,
+}
+
+/// Connection management of one engine.
+#[derive(Debug, Default)]
+pub(crate) struct Connection {
+    role: Role,
+    phase: Phase,
+    events: VecDeque<ConnEvent>,
+    /// Calls that are not answered yet, by number.
+    calls: BTreeMap<u64, LinkId>,
+    next_call: u64,
+}
+
+impl Connection {
+    pub(crate) fn new(role: Role) -> Self {
+        Self { role, ..Self::default() }
+    }
+
+    pub(crate) const fn is_connectionless(&self) -> bool {
+        matches!(self.role, Role::Connectionless)
+    }
+}
+
+impl<N: Nic> Engine<N> {
+    /// Calls the listener at `peer`, once in an endpoint's life. `data`: at most [`MAX_CONN_DATA`] bytes.
+    ///
+    /// Errors: `Invalid` if this is no fresh active endpoint, `TooLong`.
+    pub fn connect(&mut self, peer: &EpName, data: &[u8]) -> Result<(), Error> {
+        self.begin(peer, data, Phase::Calling)
+    }
+
+    /// Calls back the endpoint `peer`, which has called a listener. Errors: as for [`Engine::connect`].
+    pub fn accept(&mut self, peer: &EpName, data: &[u8]) -> Result<(), Error> {
+        self.begin(peer, data, Phase::Accepting)
+    }
+
+    fn begin(&mut self, peer: &EpName, data: &[u8], phase: fn(u32, Box<[u8]>) -> Phase) -> Result<(), Error> {
+        let connection = &self.core.connection;
+        if connection.role != Role::Active || !matches!(connection.phase, Phase::Fresh) {
+            return Err(Error::Invalid);
+        }
+        if data.len() > MAX_CONN_DATA {
+            return Err(Error::TooLong);
+        }
+        let vci = self.core.vc_named(peer);
+        self.core.connection.phase = phase(vci, data.into());
+        self.dial(vci);
+        Ok(())
+    }
+
+    /// Declines a call. One that is not waiting any more is ignored: its caller has gone.
+    pub fn reject(&mut self, call: u64, data: &[u8]) -> Result<(), Error> {
+        if data.len() > MAX_CONN_DATA {
+            return Err(Error::TooLong);
+        }
+        if let Some(link) = self.core.connection.calls.remove(&call) {
+            self.core.decline(link, data);
+            self.leave_links();
+        }
+        Ok(())
+    }
+
+    /// A call is being answered by another endpoint, and does not count any more.
+    pub fn answered(&mut self, call: u64) {
+        self.core.connection.calls.remove(&call);
+    }
+
+    /// How many calls may wait for an answer.
+    pub fn set_backlog(&mut self, calls: usize) {
+        self.core.connection.role = Role::Listener(calls);
+    }
+
+    /// Ends the connection: what was accepted and has not left fails, and what the client awaits is cancelled. Errors: `NotConnected`.
+    pub fn disconnect(&mut self) -> Result<(), Error> {
+        let Phase::Connected(vci) = self.core.connection.phase else { return Err(Error::NotConnected) };
+        self.progress();
+        self.core.vc_fail(vci, LinkError::Closed);
+        self.leave_links();
+        Ok(())
+    }
+
+    /// The other end.
+    pub fn peer(&self) -> Option<EpName> {
+        let Phase::Connected(vci) = self.core.connection.phase else { return None };
+        self.core.vcs.get(vci as usize).map(|vc| vc.name)
+    }
+
+    /// What has become of connections since the last call, in order.
+    pub fn take_connection_events(&mut self) -> VecDeque<ConnEvent> {
+        std::mem::take(&mut self.core.connection.events)
+    }
+
+    /// Turns all callers away, now and later.
+    pub fn stop_listening(&mut self) {
+        self.core.connection.role = Role::Listener(0);
+        self.hang_up();
+        self.leave_links();
+    }
+
+    /// Closes the links of all calls that wait.
+    pub(crate) fn hang_up(&mut self) {
+        for (_, link) in std::mem::take(&mut self.core.connection.calls) {
+            self.core.link_drop(link);
+        }
+    }
+
+    fn leave_links(&mut self) {
+        self.run_links();
+        self.nic.flush();
+    }
+}
+
+impl Core {
+    fn announce(&mut self, event: ConnEvent) {
+        self.connection.events.push_back(event);
+        self.completions.push(Completion {
+            kind: Kind::Connection,
+            ctx: Context::default(),
+            flags: OpFlags::empty(),
+            len: 0,
+            buf: 0,
+            tag: 0,
+            data: 0,
+            src: ADDR_NONE,
+            fault: None,
+        });
+    }
+
+    /// The first message on a link that we have made, which may have turned out to belong to another virtual connection.
+    pub(crate) fn introduce(&mut self, link: LinkId) {
+        let vci = self.link_mut(link).vc;
+        let (what, data) = match &mut self.connection.phase {
+            _ if self.connection.role == Role::Connectionless => return self.link_say(link, kind::OPEN, false),
+            Phase::Calling(known, data) => {
+                *known = vci;
+                (kind::CALL, data)
+            }
+            Phase::Accepting(known, data) => {
+                *known = vci;
+                (kind::ACCEPT, data)
+            }
+            _ => return self.link_drop(link),
+        };
+        let mut w = Short::new(what, 0);
+        let window_bytes = (self.config.window_bytes as u64).into();
+        w.put(&Open { version: PROTOCOL_VERSION, reserved: [0; 7], window_bytes });
+        let mut message = SmallVec::from_slice(w.bytes());
+        message.extend_from_slice(data);
+        self.link_work.push(LinkWork { link, message: Some(message), close: false });
+    }
+
+    fn conn_data(r: &Reader<'_>) -> Result<Box<[u8]>, Violation> {
+        let data = r.rest();
+        if data.len() > MAX_CONN_DATA { Err(Violation) } else { Ok(data.into()) }
+    }
+
+    /// Somebody calls this listener.
+    pub(crate) fn on_call(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
+        let Role::Listener(backlog) = self.connection.role else { return Err(Violation) };
+        let open: Open = r.take().ok_or(Violation)?;
+        let data = Self::conn_data(&r)?;
+        if open.version != PROTOCOL_VERSION || self.link_mut(link).state != LinkState::Incoming {
+            return Err(Violation);
+        }
+        let Some(up) = self.link_mut(link).up.take() else { return Err(Violation) };
+        if self.connection.calls.len() >= backlog {
+            self.decline(link, &[]);
+            return Ok(());
+        }
+        self.link_mut(link).state = LinkState::Heard;
+        let call = self.connection.next_call;
+        self.connection.next_call += 1;
+        self.connection.calls.insert(call, link);
+        self.announce(ConnEvent::Request { call, peer: up.peer, data });
+        Ok(())
+    }
+
+    fn decline(&mut self, link: LinkId, data: &[u8]) {
+        self.free_link(link);
+        let mut message = SmallVec::from_slice(Short::new(kind::REJECT, 0).bytes());
+        message.extend_from_slice(data);
+        self.link_work.push(LinkWork { link, message: Some(message), close: true });
+    }
+
+    /// The endpoint that the listener's client has chosen for us calls back.
+    pub(crate) fn on_accept(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
+        let Phase::Calling(called, _) = self.connection.phase else { return Err(Violation) };
+        let open: Open = r.take().ok_or(Violation)?;
+        let data = Self::conn_data(&r)?;
+        if open.version != PROTOCOL_VERSION || self.link_mut(link).state != LinkState::Incoming {
+            return Err(Violation);
+        }
+        let Some(peer) = self.link_mut(link).up.as_ref().map(|up| up.peer) else { return Err(Violation) };
+        self.retire_links(called);
+        self.vcs[called as usize].state = VcState::Idle;
+        let vci = self.vc_named(&peer);
+        self.adopt(link, vci, open.window_bytes.get());
+        self.connected(vci, data);
+        Ok(())
+    }
+
+    /// The listener's client has declined.
+    pub(crate) fn on_reject(&mut self, link: LinkId, r: &Reader<'_>) -> Result<(), Violation> {
+        let data = Self::conn_data(r)?;
+        let Phase::Calling(vci, _) = self.connection.phase else { return Err(Violation) };
+        let slot = self.link_mut(link);
+        if slot.state != LinkState::Opening || slot.vc != vci {
+            return Err(Violation);
+        }
+        self.connection.phase = Phase::Over;
+        self.retire_links(vci);
+        self.vcs[vci as usize].state = VcState::Idle;
+        self.announce(ConnEvent::Refused { data });
+        Ok(())
+    }
+
+    /// Our OPEN_OK has come: may it, and does it make the connection?
+    pub(crate) fn may_be_opened(&self) -> bool {
+        self.connection.is_connectionless() || matches!(self.connection.phase, Phase::Accepting(..))
+    }
+
+    /// The virtual connection is open at the end that has called back.
+    pub(crate) fn called_back(&mut self, vci: u32) {
+        if matches!(self.connection.phase, Phase::Accepting(..)) {
+            self.connected(vci, Box::default());
+        }
+    }
+
+    fn connected(&mut self, vci: u32, data: Box<[u8]>) {
+        self.connection.phase = Phase::Connected(vci);
+        // What `PEER` leads to; as a source it stays unnamed.
+        self.by_addr = vec![vci + 1];
+        let peer = self.vcs[vci as usize].name;
+        self.announce(ConnEvent::Connected { peer, data });
+    }
+
+    /// A virtual connection has failed: perhaps ours.
+    pub(crate) fn connection_lost(&mut self, vci: u32, why: LinkError) {
+        match self.connection.phase {
+            Phase::Calling(ours, _) | Phase::Accepting(ours, _) if ours == vci => {
+                self.connection.phase = Phase::Over;
+                self.announce(ConnEvent::Failed(why));
+            }
+            Phase::Connected(ours) if ours == vci => {
+                self.connection.phase = Phase::Over;
+                self.by_addr.clear();
+                // What has come can still be received; nothing else will.
+                self.config.rx_depth = 0;
+                let fault = if why == LinkError::Closed { Fault::Canceled } else { Fault::Link(why) };
+                for tagged in [true, false] {
+                    while let Some(key) = self.matcher(tagged).find_posted_where(|_| true) {
+                        self.end_posted(tagged, key, fault);
+                    }
+                }
+                self.announce(ConnEvent::Ended(why));
+            }
+            _ => {}
+        }
+    }
+
+    /// A caller has gone before it had an answer.
+    pub(crate) fn caller_gone(&mut self, link: LinkId) {
+        self.connection.calls.retain(|_, waiting| *waiting != link);
+    }
+
+    /// Why an operation has no virtual connection to go to.
+    pub(crate) fn no_peer(&self) -> Error {
+        if self.connection.is_connectionless() { Error::NoSuchAddress } else { Error::NotConnected }
+    }
+
+    /// A receive beyond the depth, which is 0 once a connection has ended: then only what has come before can be received.
+    #[cold]
+    pub(crate) fn post_beyond(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
+        if !matches!(self.connection.phase, Phase::Over) {
+            return Err(Error::Again);
+        }
+        let found = self.find_unexpected(tagged, recv::wanted(op)).filter(|_| !op.flags.contains(OpFlags::MULTI));
+        self.take_unexpected(tagged, found.ok_or(Error::NotConnected)?, op);
+        Ok(())
+    }
+}

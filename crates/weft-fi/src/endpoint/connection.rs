@@ -1,0 +1,168 @@
+//! Connections of endpoints of type FI_EP_MSG (fi_cm(3)): `fi_connect`, `fi_accept`, `fi_shutdown`, `fi_getpeer`.
+//!
+//! Place in the data flow: these calls → `Engine::connect`, `accept`, `disconnect`; what becomes of them comes back as
+//! events of the engine, which [`crate::endpoint::route`] hands to [`Reports`] → the event queue. Passive endpoints are in [`crate::pep`].
+//!
+//! Errors: -FI_EOPBADSTATE for what comes twice or too late, -FI_ENOTCONN where there is no connection, -FI_EINVAL for more data than
+//! FI_OPT_CM_DATA_SIZE.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use weft_engine::ConnEvent;
+use weft_engine::api::Error;
+use weft_engine::name::EpName;
+use weft_engine::nic::LinkError;
+use weft_fi_sys as sys;
+
+use crate::Devices;
+use crate::addr::Format;
+use crate::endpoint::Ep;
+use crate::endpoint::core::{Eng, State};
+use crate::endpoint::route::Routes;
+use crate::eq::{Eq, Failure};
+use crate::errno::Errno;
+use crate::info::EpType;
+use crate::info::hints::Hints;
+use crate::object::Hold;
+use crate::pep::{self, Request};
+
+/// Where an endpoint's connection is reported.
+pub(crate) struct Reports {
+    pub(crate) eq: Hold<Eq>,
+    /// The endpoint, as a number.
+    pub(crate) fid: usize,
+    /// The call that is being answered: it keeps the passive endpoint's devices alive until that is done.
+    pub(crate) request: RefCell<Option<Arc<Request>>>,
+}
+
+/// What an endpoint that is opened with a handle begins with (`fi_info.handle`).
+#[derive(Default)]
+pub(crate) struct Origin {
+    /// The call to answer.
+    pub(crate) request: Option<Arc<Request>>,
+    /// The devices of a passive endpoint whose address it takes over.
+    pub(crate) devices: Option<Devices>,
+    /// The address to have.
+    pub(crate) local: Option<EpName>,
+}
+
+impl Origin {
+    /// For an endpoint opened with this `fi_info`, whose source address is `local`.
+    pub(super) fn of(info: &Hints, ty: EpType, local: Option<EpName>) -> Result<Self, Errno> {
+        if info.handle == 0 || ty == EpType::Rdm {
+            return Ok(Self { local, ..Self::default() });
+        }
+        if let Some(request) = pep::request(info.handle) {
+            // The passive endpoint has that port.
+            let local = local.map(|name| EpName::service(SocketAddr::new(name.socket().ip(), 0)));
+            return Ok(Self { request: Some(request), devices: None, local });
+        }
+        let (devices, bound) = pep::surrender(info.handle)?;
+        Ok(Self { request: None, devices, local: bound.or(local) })
+    }
+}
+
+impl Routes {
+    /// Tells the client what has become of the connection.
+    #[cold]
+    pub(super) fn report_connection(&self, engine: &mut Eng) {
+        let Some(Reports { eq, fid, request }) = &self.reports else { return };
+        for event in engine.take_connection_events() {
+            let (errno, more) = match event {
+                ConnEvent::Connected { data, .. } => {
+                    request.take();
+                    eq.report_connection(sys::FI_CONNECTED, *fid, &data);
+                    continue;
+                }
+                ConnEvent::Ended(why) => {
+                    log::debug!("connection ended: {why}");
+                    eq.report_connection(sys::FI_SHUTDOWN, *fid, &[]);
+                    continue;
+                }
+                ConnEvent::Refused { data } => (Errno::CONNREFUSED, data),
+                // Whoever is there does not want us.
+                ConnEvent::Failed(LinkError::Closed | LinkError::Protocol) => (Errno::CONNREFUSED, Box::default()),
+                ConnEvent::Failed(why) => (why.into(), Box::default()),
+                // For listeners.
+                ConnEvent::Request { .. } => continue,
+            };
+            request.take();
+            eq.report_failure(Failure { fid: *fid, context: self.context, data: 0, errno, more });
+        }
+    }
+}
+
+/// What the engine says to a step that it does not take.
+fn refused(error: Error) -> Errno {
+    match error {
+        Error::Invalid => Errno::OPBADSTATE,
+        Error::TooLong => Errno::INVAL,
+        other => other.into(),
+    }
+}
+
+impl Ep {
+    /// `fi_connect`.
+    pub(crate) fn connect(&self, peer: &EpName, data: &[u8]) -> Result<(), Errno> {
+        if data.len() > weft_engine::MAX_CONN_DATA {
+            return Err(Errno::INVAL);
+        }
+        if self.setup.lock().request.is_some() {
+            return Err(Errno::OPBADSTATE);
+        }
+        self.ready()?;
+        self.step(|engine| engine.connect(peer, data))?;
+        self.setup.lock().called = Some(*peer);
+        Ok(())
+    }
+
+    /// `fi_accept`.
+    pub(crate) fn accept(&self, data: &[u8]) -> Result<(), Errno> {
+        if data.len() > weft_engine::MAX_CONN_DATA {
+            return Err(Errno::INVAL);
+        }
+        let request = self.setup.lock().request.clone().ok_or(Errno::OPBADSTATE)?;
+        self.ready()?;
+        request.answer()?;
+        if let Some(reports) = &self.core.control().routes.reports {
+            reports.request.replace(Some(Arc::clone(&request)));
+        }
+        self.setup.lock().request = None;
+        self.step(|engine| engine.accept(&request.peer, data))
+    }
+
+    /// `fi_shutdown`.
+    pub(crate) fn disconnect(&self) -> Result<(), Errno> {
+        self.step(Eng::disconnect)
+    }
+
+    /// Enabled, if it was not.
+    fn ready(&self) -> Result<(), Errno> {
+        if self.setup.lock().enabled { Ok(()) } else { self.enable() }
+    }
+
+    fn step(&self, step: impl FnOnce(&mut Eng) -> Result<(), Error>) -> Result<(), Errno> {
+        let mut state = self.core.control();
+        let State { engine: Some(engine), routes, attend, .. } = &mut *state else { return Err(Errno::OPBADSTATE) };
+        step(engine).map_err(refused)?;
+        *attend |= routes.deliver(engine);
+        self.core.call_listener(&mut state);
+        Ok(())
+    }
+
+    /// In which format the client writes addresses.
+    pub(crate) fn format(&self) -> Format {
+        self.setup.lock().format
+    }
+
+    /// The peer's address in the client's format. As with sockets it is the one that was called.
+    pub(crate) fn peer_address(&self) -> Result<Vec<u8>, Errno> {
+        let setup = self.setup.lock();
+        let state = self.core.control();
+        let peer = state.engine.as_ref().and_then(Eng::peer).ok_or(Errno::NOTCONN)?;
+        let name = setup.called.filter(|_| setup.format.is_open()).unwrap_or(peer);
+        setup.format.encode(&name)
+    }
+}

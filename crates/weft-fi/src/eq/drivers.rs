@@ -1,0 +1,125 @@
+//! What brings about the events of connections: the endpoints and passive endpoints that reading an event queue drives.
+//!
+//! Place in the data flow: `fi_eq_read`, `fi_eq_sread`, `fi_trywait` → [`Drivers`] → engines. Connections are made seldom, so there is
+//! none of the economy of [`crate::poll`]: a list behind a mutex, and a sleep that is cut in slices.
+//!
+//! No wake-up is lost: who sleeps has first parked all devices, which refuse if something has come, and found the queue still empty
+//! after it has hushed the bell. The slices are for others, whose polls end the parking.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::endpoint::core::{Core, Sleep};
+use crate::wait::{Deadline, Waker, Woken};
+
+/// Longest sleep between looks at the engines.
+const SLICE: Duration = Duration::from_millis(20);
+
+/// An engine that makes events.
+pub(crate) trait Driver: Send + Sync {
+    /// One round. Returns 0 when nothing happened.
+    fn progress(&self) -> usize;
+    /// Prepares for sleep on `waker`; `false`: there is something to do.
+    fn park(&self, waker: &Waker, sleep: Sleep) -> bool;
+    /// Ends what a successful `park` began.
+    fn unpark(&self, sleep: Sleep);
+    /// The client is about to sleep where we cannot see it: whether a thread of ours makes progress meanwhile.
+    fn is_relieved(&self) -> bool;
+}
+
+impl Driver for Core {
+    fn progress(&self) -> usize {
+        Self::progress(self)
+    }
+
+    fn park(&self, waker: &Waker, sleep: Sleep) -> bool {
+        Self::park(self, waker, sleep)
+    }
+
+    fn unpark(&self, sleep: Sleep) {
+        Self::unpark(self, sleep);
+    }
+
+    fn is_relieved(&self) -> bool {
+        Self::is_relieved(self)
+    }
+}
+
+type List = Vec<Arc<dyn Driver>>;
+
+/// The engines that one queue drives.
+#[derive(Default)]
+pub(crate) struct Drivers {
+    list: Mutex<List>,
+    /// Whether `fi_trywait` has parked devices, until the next read, and which.
+    parked: AtomicBool,
+    parked_list: Mutex<List>,
+}
+
+impl Drivers {
+    /// One more.
+    pub(crate) fn add(&self, driver: Arc<dyn Driver>) {
+        self.list.lock().push(driver);
+    }
+
+    /// One less. On return nobody is at work on it from here.
+    pub(crate) fn remove<D: Driver + 'static>(&self, driver: &Arc<D>) {
+        let known = |other: &Arc<dyn Driver>| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(driver));
+        self.list.lock().retain(|other| !known(other));
+        self.parked_list.lock().retain(|other| !known(other));
+    }
+
+    /// One round of each. Returns 0 when nothing happened.
+    pub(super) fn progress(&self) -> usize {
+        if self.parked.load(Ordering::Relaxed) && self.parked.swap(false, Ordering::Relaxed) {
+            unpark(&std::mem::take(&mut *self.parked_list.lock()), Sleep::Outside);
+        }
+        // Another thread that holds the list is doing just this.
+        let Some(list) = self.list.try_lock() else { return 0 };
+        list.iter().map(|driver| driver.progress()).sum()
+    }
+
+    /// Sleeps once, unless there is something to do, or `still` says no when everything is parked.
+    pub(super) fn sleep(&self, waker: &Waker, deadline: &Deadline, still: impl FnOnce() -> bool) -> Woken {
+        let Some(parked) = self.park(waker, Sleep::Inside, |_| true) else { return Woken::Event };
+        let woken = if still() {
+            let slice = deadline.left().map_or(SLICE, |left| left.min(SLICE));
+            waker.sleep(if parked.is_empty() { deadline.left() } else { Some(slice) })
+        } else {
+            Woken::Event
+        };
+        unpark(&parked, Sleep::Inside);
+        woken
+    }
+
+    /// For `fi_trywait`: the client may sleep on the waker's descriptor until it reads again. `false`: it may not.
+    pub(super) fn park_for_client(&self, waker: &Waker) -> bool {
+        let Some(parked) = self.park(waker, Sleep::Outside, |driver| !driver.is_relieved()) else { return false };
+        self.parked.store(!parked.is_empty(), Ordering::Relaxed);
+        *self.parked_list.lock() = parked;
+        true
+    }
+
+    /// Parks the devices of those that are `wanted`, all or none.
+    fn park(&self, waker: &Waker, sleep: Sleep, wanted: impl Fn(&dyn Driver) -> bool) -> Option<List> {
+        let list = self.list.lock();
+        let mut parked = List::new();
+        for driver in list.iter().filter(|driver| wanted(&***driver)) {
+            if !driver.park(waker, sleep) {
+                unpark(&parked, sleep);
+                return None;
+            }
+            parked.push(Arc::clone(driver));
+        }
+        Some(parked)
+    }
+}
+
+fn unpark(parked: &[Arc<dyn Driver>], sleep: Sleep) {
+    for driver in parked {
+        driver.unpark(sleep);
+    }
+}

@@ -1,0 +1,491 @@
+//! Passive endpoints (fi_endpoint(3), fi_cm(3)): who listens for calls, and the calls themselves (`fi_info.handle` of FI_CONNREQ).
+//!
+//! Place in the data flow: `fi_passive_ep` → [`Pep`]; `fi_listen` gives its [`Listener`] an engine, which reading the event queue drives
+//! ([`crate::eq::drivers`]) and which reports calls there. `fi_endpoint` with a call's handle makes the endpoint that calls back
+//! ([`crate::endpoint::connection`]).
+//!
+//! Invariants: handles that clients hand in are looked up and never followed. A call that has been answered keeps the listener's
+//! devices alive until the connection is made, whatever becomes of the passive endpoint: the caller would take their end for a refusal.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use weft_engine::api::Config;
+use weft_engine::name::EpName;
+use weft_engine::{ConnEvent, Engine, Role};
+use weft_fi_sys as sys;
+
+use crate::Devices;
+use crate::addr::Format;
+use crate::domain::devices_config;
+use crate::endpoint::close::finish;
+use crate::endpoint::core::{Eng, Sleep};
+use crate::endpoint::options::give_number;
+use crate::endpoint::setup::{decode_local, refused};
+use crate::eq::Eq;
+use crate::eq::drivers::Driver;
+use crate::errno::Errno;
+use crate::fabric::{Fabric, Instances};
+use crate::host::{self, Info};
+use crate::info::EpType;
+use crate::info::hints::Hints;
+use crate::object::{self, Head, Hold, Object, Uses};
+use crate::params::Params;
+use crate::wait::Waker;
+use crate::{cm, noop};
+
+/// Calls that wait for an answer, unless the client says otherwise (FI_BACKLOG).
+const BACKLOG: usize = 1024;
+
+/// A passive endpoint.
+#[repr(C)]
+pub(crate) struct Pep {
+    head: Head<sys::fid_pep>,
+    listener: Arc<Listener>,
+    setup: Mutex<Setup>,
+    params: Params,
+    auth_key: Option<Vec<u8>>,
+    uses: Uses,
+    fabric: Hold<Fabric>,
+}
+
+// SAFETY: `repr(C)`, the first field is a `Head` of the fid, whose class is set in `open`.
+unsafe impl Object for Pep {
+    type Fid = sys::fid_pep;
+    const CLASSES: &'static [u32] = &[sys::FI_CLASS_PEP];
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+
+    fn closing(&self) -> Result<(), Errno> {
+        OPEN.remove(std::ptr::from_ref(self).addr());
+        if let Some(eq) = self.setup.lock().eq.take() {
+            eq.drivers().remove(&self.listener);
+        }
+        *self.listener.reports.lock() = None;
+        for call in CALLS.lock().extract_if(.., |call| Arc::ptr_eq(&call.listener, &self.listener)) {
+            // An endpoint may have been opened for it.
+            call.answered.store(true, Ordering::Release);
+        }
+        if let Some(engine) = &mut *self.listener.engine.lock() {
+            engine.stop_listening();
+        }
+        Ok(())
+    }
+}
+
+/// What changes before listening.
+struct Setup {
+    /// The address that the client chose, and the one that there is.
+    local: Option<EpName>,
+    name: Option<EpName>,
+    /// Set up to have an address.
+    devices: Option<Devices>,
+    eq: Option<Hold<Eq>>,
+    backlog: usize,
+    listening: bool,
+}
+
+/// The passive endpoints that are open.
+static OPEN: Instances = Instances::new();
+/// The calls that clients may answer.
+static CALLS: Mutex<Vec<Arc<Request>>> = Mutex::new(Vec::new());
+
+/// What listens.
+pub(crate) struct Listener {
+    me: Weak<Self>,
+    engine: Mutex<Option<Eng>>,
+    reports: Mutex<Option<Reports>>,
+    /// What the answer to the client's fi_getinfo was, for calls.
+    template: Mutex<Info>,
+    format: Format,
+    close_timeout: Duration,
+}
+
+/// Where calls are reported.
+struct Reports {
+    eq: Hold<Eq>,
+    /// The passive endpoint, as a number.
+    fid: usize,
+}
+
+/// A call.
+#[repr(C)]
+pub(crate) struct Request {
+    head: Head<sys::fid>,
+    listener: Arc<Listener>,
+    number: u64,
+    /// Who calls.
+    pub(crate) peer: EpName,
+    /// The address that was called.
+    pub(crate) listens_at: EpName,
+    answered: AtomicBool,
+}
+
+impl Request {
+    /// What clients know it by.
+    fn handle(&self) -> usize {
+        self.head.get().expose_provenance()
+    }
+
+    /// It is answered, which can be done once.
+    fn take(&self) -> Result<(), Errno> {
+        CALLS.lock().retain(|call| !std::ptr::eq(Arc::as_ptr(call), self));
+        if self.answered.swap(true, Ordering::AcqRel) { Err(Errno::OPBADSTATE) } else { Ok(()) }
+    }
+
+    /// An endpoint of ours calls back.
+    pub(crate) fn answer(&self) -> Result<(), Errno> {
+        self.take()?;
+        if let Some(engine) = &mut *self.listener.engine.lock() {
+            engine.answered(self.number);
+        }
+        Ok(())
+    }
+
+    fn reject(&self, data: &[u8]) -> Result<(), Errno> {
+        self.take()?;
+        match &mut *self.listener.engine.lock() {
+            Some(engine) => Ok(engine.reject(self.number, data)?),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The call that a handle names.
+pub(crate) fn request(handle: usize) -> Option<Arc<Request>> {
+    CALLS.lock().iter().find(|call| call.handle() == handle).cloned()
+}
+
+/// The devices and the address of the passive endpoint that a handle names, which does not listen: another endpoint takes them over.
+pub(crate) fn surrender(handle: usize) -> Result<(Option<Devices>, Option<EpName>), Errno> {
+    if !OPEN.contains(handle) {
+        log::info!("fi_endpoint: the handle is neither a call that waits nor an open passive endpoint");
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: one of ours that is open; the client does not close it while it uses it.
+    let pep = unsafe { object::borrow_fid::<Pep>(std::ptr::with_exposed_provenance_mut(handle)) }?;
+    let mut setup = pep.setup.lock();
+    if setup.listening {
+        return Err(Errno::BUSY);
+    }
+    Ok((setup.devices.take(), setup.local))
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some(engine) = self.engine.get_mut().take() {
+            finish(engine, self.close_timeout);
+        }
+    }
+}
+
+impl Listener {
+    /// Hands calls on to the event queue.
+    fn report(&self, engine: &mut Eng) {
+        engine.completions().clear();
+        let Some(me) = self.me.upgrade() else { return };
+        let reports = self.reports.lock();
+        for event in engine.take_connection_events() {
+            let ConnEvent::Request { call, peer, data } = event else { continue };
+            let head = object::new_fid(sys::FI_CLASS_CONNREQ, std::ptr::null_mut(), &CALL_OPS);
+            let request = Arc::new(Request {
+                head: Head::new(head),
+                listener: Arc::clone(&me),
+                number: call,
+                peer,
+                listens_at: engine.name(),
+                answered: AtomicBool::new(false),
+            });
+            let info = reports.as_ref().and_then(|reports| Some((reports, self.describe(&request)?)));
+            let Some((Reports { eq, fid }, info)) = info else {
+                // Nobody to ask, or no memory.
+                let _ = engine.reject(call, &[]);
+                continue;
+            };
+            CALLS.lock().push(request);
+            eq.report_request(*fid, info, &data);
+        }
+    }
+
+    /// The `fi_info` with which to open the endpoint that answers.
+    fn describe(&self, request: &Request) -> Option<Info> {
+        let template = self.template.lock();
+        // SAFETY: a structure of the host's.
+        let info = unsafe { host::get()?.copy_info(template.as_ptr()) }?;
+        // SAFETY: a fresh structure that nobody else has seen.
+        let out = unsafe { &mut *info.as_ptr() };
+        let (src, dest) = (self.format.encode(&request.listens_at).ok()?, self.format.encode(&request.peer).ok()?);
+        // SAFETY: the host's structure has its addresses from the C library.
+        unsafe { host::set_address(&mut out.src_addr, &mut out.src_addrlen, &src) }?;
+        // SAFETY: as above.
+        unsafe { host::set_address(&mut out.dest_addr, &mut out.dest_addrlen, &dest) }?;
+        out.handle = request.head.get();
+        Some(info)
+    }
+}
+
+impl Driver for Listener {
+    fn progress(&self) -> usize {
+        let mut engine = self.engine.lock();
+        let Some(engine) = &mut *engine else { return 0 };
+        let done = engine.progress();
+        self.report(engine);
+        done
+    }
+
+    fn park(&self, waker: &Waker, _sleep: Sleep) -> bool {
+        let mut engine = self.engine.lock();
+        let Some(engine) = &mut *engine else { return true };
+        let done = engine.progress();
+        self.report(engine);
+        done == 0 && waker.watch(engine.nic().wait_fd()).is_ok() && engine.nic_mut().park()
+    }
+
+    fn unpark(&self, _sleep: Sleep) {
+        if let Some(engine) = &mut *self.engine.lock() {
+            engine.nic_mut().unpark();
+        }
+    }
+
+    fn is_relieved(&self) -> bool {
+        false
+    }
+}
+
+/// `fi_passive_ep`.
+pub(crate) unsafe extern "C" fn open(
+    fabric: *mut sys::fid_fabric,
+    info: *mut sys::fi_info,
+    pep: *mut *mut sys::fid_pep,
+    context: *mut c_void,
+) -> c_int {
+    object::guard("fi_passive_ep", || {
+        let place = object::place(pep)?;
+        // SAFETY: the client's fabric.
+        let fabric = unsafe { Hold::<Fabric>::of(fabric) }?;
+        // SAFETY: null, or the client's fi_info, which the host allocated.
+        let hints = unsafe { Hints::read(info) }?.ok_or(Errno::INVAL)?;
+        // SAFETY: as above.
+        let template = unsafe { host::get().ok_or(Errno::OTHER)?.copy_info(info) }.ok_or(Errno::NOMEM)?;
+        let object = open_passive(fabric, &hints, template, context)?;
+        OPEN.add(Arc::as_ptr(&object).expose_provenance());
+        // SAFETY: the client's place for the new pointer.
+        Ok(unsafe { object::give(object, place) })
+    })
+}
+
+fn open_passive(fabric: Hold<Fabric>, hints: &Hints, template: Info, context: *mut c_void) -> Result<Arc<Pep>, Errno> {
+    if hints.ep.and_then(|attr| EpType::from_raw(attr.type_)) != Some(EpType::Msg) {
+        log::info!("fi_passive_ep: only endpoints of type FI_EP_MSG listen");
+        return Err(Errno::INVAL);
+    }
+    let format = Format::from_raw(hints.addr_format).ok_or(Errno::INVAL)?;
+    let local = hints.src.as_deref().map(|bytes| decode_local(format, bytes)).transpose()?;
+    let params = Params::load();
+    let head = sys::fid_pep {
+        fid: object::new_fid(sys::FI_CLASS_PEP, context, &FID_OPS),
+        ops: object::table(&EP_OPS),
+        cm: object::table(&CM_OPS),
+    };
+    let listener = Arc::new_cyclic(|me| Listener {
+        me: me.clone(),
+        engine: Mutex::new(None),
+        reports: Mutex::new(None),
+        template: Mutex::new(template),
+        format,
+        close_timeout: Duration::from_millis(params.close_timeout_ms),
+    });
+    let setup = Setup { local, name: None, devices: None, eq: None, backlog: BACKLOG, listening: false };
+    Ok(Arc::new(Pep {
+        head: Head::new(head),
+        listener,
+        setup: Mutex::new(setup),
+        auth_key: hints.domain_auth_key.clone(),
+        params,
+        uses: Uses::new(),
+        fabric,
+    }))
+}
+
+impl Pep {
+    /// Has devices set up, so that there is an address.
+    fn settle(&self, setup: &mut Setup) -> Result<(), Errno> {
+        if setup.devices.is_none() {
+            let config = devices_config(&self.params, self.auth_key.as_deref(), setup.local, true, true);
+            let devices = Devices::new(&config).map_err(refused)?;
+            setup.name = Some(weft_engine::nic::Nic::name(&devices));
+            setup.devices = Some(devices);
+        }
+        Ok(())
+    }
+
+    fn set_name(&self, bytes: &[u8]) -> Result<(), Errno> {
+        let mut setup = self.setup.lock();
+        if setup.listening {
+            return Err(Errno::OPBADSTATE);
+        }
+        setup.devices = None;
+        setup.local = Some(decode_local(self.listener.format, bytes)?);
+        self.settle(&mut setup)?;
+        // Whoever takes the address over has the port, too.
+        setup.local = setup.name.map(|name| EpName::service(name.socket()));
+        Ok(())
+    }
+
+    fn own_address(&self) -> Result<Vec<u8>, Errno> {
+        let setup = self.setup.lock();
+        self.listener.format.encode(&setup.name.or(setup.local).ok_or(Errno::OPBADSTATE)?)
+    }
+
+    fn listen(&self) -> Result<(), Errno> {
+        let mut setup = self.setup.lock();
+        if setup.listening {
+            return Err(Errno::OPBADSTATE);
+        }
+        let eq = setup.eq.clone().ok_or(Errno::NOEQ)?;
+        self.settle(&mut setup)?;
+        let devices = setup.devices.take().ok_or(Errno::OPBADSTATE)?;
+        let config = Config {
+            tx_depth: 0,
+            rx_depth: 0,
+            window_bytes: 0,
+            role: Role::Listener(setup.backlog),
+            ..Config::default()
+        };
+        *self.listener.engine.lock() = Some(Engine::new(config, devices));
+        *self.listener.reports.lock() = Some(Reports { eq: eq.clone(), fid: std::ptr::from_ref(self).addr() });
+        eq.drivers().add(Arc::clone(&self.listener) as _);
+        setup.listening = true;
+        Ok(())
+    }
+
+    fn set_backlog(&self, calls: usize) {
+        self.setup.lock().backlog = calls;
+        if let Some(engine) = &mut *self.listener.engine.lock() {
+            engine.set_backlog(calls);
+        }
+    }
+
+    fn bind_eq(&self, eq: Hold<Eq>) -> Result<(), Errno> {
+        let mut setup = self.setup.lock();
+        if setup.eq.is_some() || !eq.fabric().same(&self.fabric) {
+            return Err(Errno::INVAL);
+        }
+        setup.eq = Some(eq);
+        Ok(())
+    }
+}
+
+/// Calls are no objects that clients could do anything with.
+static CALL_OPS: sys::fi_ops = noop::FID;
+
+static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ..noop::FID };
+
+static EP_OPS: sys::fi_ops_ep = sys::fi_ops_ep { getopt: Some(getopt), ..noop::EP };
+
+static CM_OPS: sys::fi_ops_cm = sys::fi_ops_cm {
+    setname: Some(setname),
+    getname: Some(getname),
+    listen: Some(listen),
+    reject: Some(reject),
+    ..noop::CM
+};
+
+unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
+    object::guard("fi_close(pep)", || {
+        // SAFETY: the client closes its endpoint.
+        unsafe { object::close::<Pep>(fid) }.map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn bind(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -> c_int {
+    object::guard("fi_pep_bind", || {
+        // SAFETY: the client's endpoint.
+        let pep = unsafe { object::borrow_fid::<Pep>(fid) }?;
+        if flags != 0 {
+            return Err(Errno::BADFLAGS);
+        }
+        // SAFETY: an object of the client's; another class than that of event queues is refused.
+        pep.bind_eq(unsafe { Hold::<Eq>::of_fid(bfid) }?).map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_void) -> c_int {
+    object::guard("fi_control(pep)", || {
+        // SAFETY: the client's endpoint.
+        let pep = unsafe { object::borrow_fid::<Pep>(fid) }?;
+        if command.cast_unsigned() != sys::FI_BACKLOG {
+            return Err(Errno::NOSYS);
+        }
+        let calls = NonNull::new(arg.cast::<c_int>()).ok_or(Errno::INVAL)?;
+        // SAFETY: the client's number.
+        let calls = unsafe { calls.read() };
+        pep.set_backlog(usize::try_from(calls).map_err(|_| Errno::INVAL)?);
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn getopt(
+    fid: *mut sys::fid,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    object::guard("fi_getopt(pep)", || {
+        // SAFETY: the client's endpoint.
+        unsafe { object::borrow_fid::<Pep>(fid) }?;
+        if level != sys::FI_OPT_ENDPOINT as c_int || name != sys::FI_OPT_CM_DATA_SIZE as c_int {
+            return Err(Errno::NOPROTOOPT);
+        }
+        // SAFETY: the client's buffer and its length.
+        unsafe { give_number(weft_engine::MAX_CONN_DATA, value, len) }.map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn getname(fid: *mut sys::fid, addr: *mut c_void, len: *mut usize) -> c_int {
+    object::guard("fi_getname(pep)", || {
+        // SAFETY: the client's endpoint.
+        let name = unsafe { object::borrow_fid::<Pep>(fid) }?.own_address()?;
+        // SAFETY: the client's buffer and its length.
+        unsafe { cm::copy_out(&name, addr, len) }.map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn setname(fid: *mut sys::fid, addr: *mut c_void, len: usize) -> c_int {
+    object::guard("fi_setname(pep)", || {
+        // SAFETY: the client's endpoint.
+        let pep = unsafe { object::borrow_fid::<Pep>(fid) }?;
+        let addr = NonNull::new(addr.cast::<u8>()).ok_or(Errno::INVAL)?;
+        // SAFETY: the client's address of that length.
+        pep.set_name(unsafe { std::slice::from_raw_parts(addr.as_ptr(), len) }).map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn listen(pep: *mut sys::fid_pep) -> c_int {
+    object::guard("fi_listen", || {
+        // SAFETY: the client's endpoint.
+        unsafe { object::borrow::<Pep>(pep) }?.listen().map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn reject(
+    pep: *mut sys::fid_pep,
+    handle: *mut sys::fid,
+    param: *const c_void,
+    paramlen: usize,
+) -> c_int {
+    object::guard("fi_reject", || {
+        // SAFETY: the client's endpoint.
+        let pep = unsafe { object::borrow::<Pep>(pep) }?;
+        let call = request(handle.addr()).filter(|call| Arc::ptr_eq(&call.listener, &pep.listener));
+        // SAFETY: the client's data.
+        call.ok_or(Errno::INVAL)?.reject(unsafe { cm::data(param, paramlen) }?).map(|()| 0)
+    })
+}

@@ -1,0 +1,291 @@
+//! The ends of connections, and listeners: what the scenes of `connections` stand on.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+
+use weft_fi_sys::*;
+
+use crate::client::{Info, Lib, Opened, bind, close, control};
+use crate::open;
+use crate::side::{Outcome, Side, err, fabric_err, until};
+
+/// What an event queue says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    Request { pep: usize, info: *mut fi_info, data: Vec<u8> },
+    Connected { ep: usize, data: Vec<u8> },
+    Shutdown { ep: usize },
+    Failed { ep: usize, context: usize, err: c_int, data: Vec<u8> },
+}
+
+/// An event queue.
+#[derive(Clone, Copy)]
+pub(super) struct Queue(pub(super) *mut fid_eq);
+
+impl Queue {
+    /// A round of progress; events stay in the queue.
+    pub(super) fn progress(self) {
+        let (mut event, mut buffer) = (0, [0_u8; 512]);
+        let read = unsafe { (*(*self.0).ops).read.unwrap() };
+        unsafe { read(self.0, &mut event, buffer.as_mut_ptr().cast(), buffer.len(), FI_PEEK) };
+    }
+
+    pub(super) fn poll(self) -> Option<Event> {
+        let mut event = 0;
+        let mut buffer = [0_u64; 64];
+        let read = unsafe { (*(*self.0).ops).read.unwrap() };
+        let result = unsafe { read(self.0, &mut event, buffer.as_mut_ptr().cast(), size_of_val(&buffer), 0) };
+        self.understand(result, event, &buffer)
+    }
+
+    /// `fi_eq_sread`.
+    pub(super) fn wait(self, timeout_ms: c_int) -> Option<Event> {
+        let mut event = 0;
+        let mut buffer = [0_u64; 64];
+        let sread = unsafe { (*(*self.0).ops).sread.unwrap() };
+        let (to, room) = (buffer.as_mut_ptr().cast(), size_of_val(&buffer));
+        let result = unsafe { sread(self.0, &mut event, to, room, timeout_ms, 0) };
+        self.understand(result, event, &buffer)
+    }
+
+    fn understand(self, result: isize, event: u32, buffer: &[u64; 64]) -> Option<Event> {
+        if result == err(FI_EAGAIN) {
+            return None;
+        }
+        if result == fabric_err(FI_EAVAIL) {
+            return Some(self.error(0));
+        }
+        let len = usize::try_from(result).expect("fi_eq_read");
+        assert!(len >= size_of::<fi_eq_cm_entry>());
+        let bytes: Vec<u8> = buffer.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let data = bytes[16..len].to_vec();
+        let fid = buffer[0] as usize;
+        Some(match event {
+            FI_CONNREQ => Event::Request { pep: fid, info: buffer[1] as usize as *mut fi_info, data },
+            FI_CONNECTED => Event::Connected { ep: fid, data },
+            FI_SHUTDOWN => Event::Shutdown { ep: fid },
+            other => panic!("event {other}"),
+        })
+    }
+
+    /// The error that is next; with room for so many bytes of its data, or 0: where they are is told.
+    pub(super) fn error(self, room: usize) -> Event {
+        let mut own = vec![0_u8; room];
+        let mut entry: fi_eq_err_entry = unsafe { std::mem::zeroed() };
+        (entry.err_data, entry.err_data_size) = (own.as_mut_ptr().cast(), room);
+        let readerr = unsafe { (*(*self.0).ops).readerr.unwrap() };
+        assert_eq!(unsafe { readerr(self.0, &mut entry, 0) }, size_of::<fi_eq_err_entry>() as isize);
+        let data = match entry.err_data_size {
+            0 => Vec::new(),
+            len => unsafe { std::slice::from_raw_parts(entry.err_data.cast::<u8>(), len) }.to_vec(),
+        };
+        Event::Failed { ep: entry.fid as usize, context: entry.context as usize, err: entry.err, data }
+    }
+
+    /// The next event, while the others make progress.
+    #[track_caller]
+    pub(super) fn next(self, others: &[Self]) -> Event {
+        until(|| {
+            others.iter().for_each(|other| other.progress());
+            self.poll()
+        })
+    }
+
+    /// There is no event, whatever progress is made.
+    #[track_caller]
+    pub(super) fn nothing(self, others: &[Self]) {
+        for _ in 0..300 {
+            others.iter().for_each(|other| other.progress());
+            assert_eq!(self.poll(), None);
+        }
+    }
+}
+
+/// An endpoint of type FI_EP_MSG, with its queues.
+pub(super) struct End<'a> {
+    pub(super) side: Side<'a>,
+    pub(super) eq: Queue,
+}
+
+pub(super) fn as_msg(hints: &Info<'_>) {
+    hints.ep().type_ = FI_EP_MSG;
+}
+
+impl<'a> End<'a> {
+    pub(super) fn new(lib: &'a Lib) -> Self {
+        Self::with(lib, |_| ())
+    }
+
+    pub(super) fn with(lib: &'a Lib, hints: impl Fn(&Info<'_>)) -> Self {
+        Self::bound(Side::unbound(lib, 0, |info| {
+            as_msg(info);
+            hints(info);
+        }))
+    }
+
+    /// The end that answers a call.
+    pub(super) fn answering(lib: &'a Lib, info: *mut fi_info) -> Self {
+        Self::bound(Side::unbound_for(lib, lib.own(info)))
+    }
+
+    fn bound(side: Side<'a>) -> Self {
+        let eq = side.opened.eq(|attr| attr.wait_obj = FI_WAIT_FD).unwrap();
+        assert_eq!(bind(side.ep, side.cq, FI_TRANSMIT | FI_RECV), 0);
+        assert_eq!(bind(side.ep, eq, 0), 0);
+        Self { side, eq: Queue(eq) }
+    }
+
+    /// As events name it.
+    pub(super) fn fid(&self) -> usize {
+        self.side.ep as usize
+    }
+
+    pub(super) fn connect(&self, to: &[u8], data: &[u8]) -> c_int {
+        let connect = unsafe { (*(*self.side.ep).cm).connect.unwrap() };
+        unsafe { connect(self.side.ep, to.as_ptr().cast(), data.as_ptr().cast(), data.len()) }
+    }
+
+    pub(super) fn accept(&self, data: &[u8]) -> c_int {
+        let accept = unsafe { (*(*self.side.ep).cm).accept.unwrap() };
+        unsafe { accept(self.side.ep, data.as_ptr().cast(), data.len()) }
+    }
+
+    pub(super) fn shutdown(&self) -> c_int {
+        unsafe { (*(*self.side.ep).cm).shutdown.unwrap()(self.side.ep, 0) }
+    }
+
+    /// `fi_getpeer`.
+    pub(super) fn peer(&self) -> Result<Vec<u8>, c_int> {
+        let mut name = vec![0_u8; 64];
+        let mut len = name.len();
+        let getpeer = unsafe { (*(*self.side.ep).cm).getpeer.unwrap() };
+        match unsafe { getpeer(self.side.ep, name.as_mut_ptr().cast(), &mut len) } {
+            0 => {
+                name.truncate(len);
+                Ok(name)
+            }
+            result => Err(-result),
+        }
+    }
+
+    /// The next completion, while the other end makes progress.
+    #[track_caller]
+    pub(super) fn next(&self, other: &Self) -> Outcome {
+        self.side.next(&[&other.side])
+    }
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        if !self.side.ep.is_null() {
+            self.side.close_ep();
+        }
+        assert_eq!(close(self.eq.0), 0, "fi_close(eq)");
+    }
+}
+
+/// A passive endpoint that listens.
+pub(super) struct Listener<'a> {
+    pub(super) lib: &'a Lib,
+    pub(super) eq: Queue,
+    /// Null once it is closed.
+    pub(super) pep: *mut fid_pep,
+    pub(super) opened: Opened,
+}
+
+impl<'a> Listener<'a> {
+    pub(super) fn new(lib: &'a Lib) -> Self {
+        Self::with(lib, |_| ())
+    }
+
+    pub(super) fn with(lib: &'a Lib, change: impl Fn(&Info<'_>)) -> Self {
+        let listener = Self::idle(lib, change);
+        assert_eq!(listener.listen(), 0);
+        listener
+    }
+
+    /// One that does not listen yet.
+    pub(super) fn idle(lib: &'a Lib, change: impl Fn(&Info<'_>)) -> Self {
+        let hints = lib.allocinfo();
+        as_msg(&hints);
+        change(&hints);
+        let info = lib.ask(lib.newest(), Some(&hints)).unwrap();
+        let opened = Opened::new(lib, &info);
+        let eq = opened.eq(|attr| attr.wait_obj = FI_WAIT_FD).unwrap();
+        let pep = open!(opened.fabric, passive_ep, info.raw).unwrap();
+        assert_eq!(bind(pep, eq, 0), 0);
+        Self { lib, eq: Queue(eq), pep, opened }
+    }
+
+    pub(super) fn listen(&self) -> c_int {
+        unsafe { (*(*self.pep).cm).listen.unwrap()(self.pep) }
+    }
+
+    pub(super) fn name(&self) -> Vec<u8> {
+        let mut name = vec![0_u8; 64];
+        let mut len = name.len();
+        let getname = unsafe { (*(*self.pep).cm).getname.unwrap() };
+        assert_eq!(unsafe { getname(self.pep.cast(), name.as_mut_ptr().cast(), &mut len) }, 0);
+        name.truncate(len);
+        name
+    }
+
+    pub(super) fn reject(&self, handle: fid_t, data: &[u8]) -> c_int {
+        let reject = unsafe { (*(*self.pep).cm).reject.unwrap() };
+        unsafe { reject(self.pep, handle, data.as_ptr().cast(), data.len()) }
+    }
+
+    pub(super) fn set_backlog(&self, mut calls: c_int) -> c_int {
+        control(self.pep, FI_BACKLOG, (&raw mut calls).cast::<c_void>())
+    }
+
+    /// The next call, and what its caller has to say.
+    #[track_caller]
+    pub(super) fn called(&self, caller: &End<'_>) -> (*mut fi_info, Vec<u8>) {
+        match self.eq.next(&[caller.eq]) {
+            Event::Request { pep, info, data } => {
+                assert_eq!(pep, self.pep as usize);
+                (info, data)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(super) fn close_pep(&mut self) {
+        assert_eq!(close(std::mem::replace(&mut self.pep, null_mut())), 0, "fi_close(pep)");
+    }
+}
+
+impl Drop for Listener<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        if !self.pep.is_null() {
+            self.close_pep();
+        }
+        assert_eq!(close(self.eq.0), 0, "fi_close(eq)");
+    }
+}
+
+/// Two ends of one connection.
+#[track_caller]
+pub(super) fn connected<'a>(listener: &Listener<'a>) -> (End<'a>, End<'a>) {
+    let a = End::new(listener.lib);
+    assert_eq!(a.connect(&listener.name(), &[]), 0);
+    let (info, _) = listener.called(&a);
+    let b = End::answering(listener.lib, info);
+    assert_eq!(b.accept(&[]), 0);
+    meet(&a, &b, &[]);
+    (a, b)
+}
+
+/// Both ends hear that they are connected.
+#[track_caller]
+pub(super) fn meet(a: &End<'_>, b: &End<'_>, data: &[u8]) {
+    assert_eq!(a.eq.next(&[b.eq]), Event::Connected { ep: a.fid(), data: data.to_vec() });
+    assert_eq!(b.eq.next(&[a.eq]), Event::Connected { ep: b.fid(), data: Vec::new() });
+}
