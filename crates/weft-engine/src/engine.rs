@@ -14,7 +14,7 @@ use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Context, Error, Faul
 use crate::core::{Core, LinkState, LinkWork};
 use crate::held::Held;
 use crate::mem::Iov;
-use crate::mrcache::MrCache;
+use crate::mrcache::{Limits, MrCache};
 use crate::name::EpName;
 use crate::nic::{Full, Nic};
 use crate::ops::TxOp;
@@ -108,6 +108,14 @@ impl<N: Nic> Engine<N> {
     /// The registration cache, where the device demands registration.
     pub fn mr_cache(&mut self) -> Option<&mut MrCache> {
         self.core.held.as_mut().map(|held| &mut held.cache)
+    }
+
+    /// New limits for the registration cache, which hold when this returns, but for what is in use.
+    pub fn limit_mr_cache(&mut self, limits: Limits) {
+        if let Some(held) = &mut self.core.held {
+            held.cache.set_limits(limits);
+        }
+        self.settle();
     }
 
     /// The completions, and the names of the peers that they tell of.

@@ -226,6 +226,7 @@ pub(crate) fn devices_config(
         shm: params.shm && shm,
         tcp: params.tcp,
         cma: params.cma,
+        observe_unmap: params.mr_cache_monitor,
         connect_timeout_ms: params.connect_timeout_ms,
         connect_retry_ms: params.connect_retry_ms,
         shm_eager_bytes: params.shm_eager_bytes,
@@ -515,6 +516,6 @@ unsafe extern "C" fn ops_open(
         // SAFETY: the client's domain.
         unsafe { object::borrow_fid::<Domain>(fid) }?;
         // SAFETY: the client's string and place.
-        unsafe { object::open_ops(name, flags, ops, stats::NAME, stats::ops) }
+        unsafe { object::open_ops(name, flags, ops, &[(stats::NAME, stats::ops)]) }
     })
 }

@@ -19,6 +19,7 @@ pub(crate) mod flags;
 mod matching;
 pub(crate) mod options;
 mod peer;
+mod registration;
 pub(crate) mod route;
 pub(crate) mod setup;
 pub(crate) mod shared;
@@ -506,6 +507,8 @@ unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
     })
 }
 
+const EXTENSIONS: &[object::Extension] = &[(matching::NAME, matching::ops), (registration::NAME, registration::ops)];
+
 unsafe extern "C" fn ops_open(
     fid: *mut sys::fid,
     name: *const c_char,
@@ -517,7 +520,7 @@ unsafe extern "C" fn ops_open(
         // SAFETY: the client's endpoint.
         unsafe { object::borrow_fid::<Ep>(fid) }?;
         // SAFETY: the client's string and place.
-        unsafe { object::open_ops(name, flags, ops, matching::NAME, matching::ops) }
+        unsafe { object::open_ops(name, flags, ops, EXTENSIONS) }
     })
 }
 

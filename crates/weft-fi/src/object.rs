@@ -283,7 +283,10 @@ pub(crate) fn place<F>(out: *mut *mut F) -> Result<NonNull<*mut F>, Errno> {
     NonNull::new(out).ok_or(Errno::INVAL)
 }
 
-/// `fi_open_ops` of an object that has one extension.
+/// What a table of an extension is called, and where it is.
+pub(crate) type Extension = (&'static CStr, fn() -> *mut c_void);
+
+/// `fi_open_ops` of an object that has these extensions.
 ///
 /// # Safety
 /// `name` is null or a string, `ops` null or valid for a write.
@@ -291,8 +294,7 @@ pub(crate) unsafe fn open_ops(
     name: *const c_char,
     flags: u64,
     ops: *mut *mut c_void,
-    known: &CStr,
-    table: fn() -> *mut c_void,
+    known: &[Extension],
 ) -> Result<c_int, Errno> {
     let place = place(ops)?;
     let name = NonNull::new(name.cast_mut()).ok_or(Errno::INVAL)?;
@@ -301,11 +303,24 @@ pub(crate) unsafe fn open_ops(
     if flags != 0 {
         return Err(Errno::BADFLAGS);
     }
-    if name != known {
-        return Err(Errno::NOSYS);
-    }
+    let (_, table) = known.iter().find(|(known, _)| *known == name).ok_or(Errno::NOSYS)?;
     // SAFETY: by the caller's promise.
     unsafe { place.write(table()) };
+    Ok(0)
+}
+
+/// Writes as much of an extension's structure as the client knows; what its own has beyond is set to zero.
+///
+/// # Safety
+/// `out` is null or valid for writes of `len` bytes.
+pub(crate) unsafe fn give_known<T: Copy>(value: &T, out: *mut T, len: usize) -> Result<c_int, Errno> {
+    let out: *mut u8 = NonNull::new(out).ok_or(Errno::INVAL)?.as_ptr().cast();
+    let known = len.min(size_of::<T>());
+    // SAFETY: by the caller's promise the place has `len` bytes, of which these are the first.
+    unsafe { std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast(), out, known) };
+    let rest = out.wrapping_add(known);
+    // SAFETY: the rest of the same place.
+    unsafe { rest.write_bytes(0, len - known) };
     Ok(0)
 }
 

@@ -145,6 +145,8 @@ params! {
         "Registrations that an endpoint keeps although nobody uses them; 0: none (no lazy deregistration).";
     mr_cache_stale_bytes: Option<u64> = "", "bytes", "MR_CACHE_STALE_BYTES",
         "Memory in such registrations. Default: no limit.";
+    mr_cache_monitor: bool = "yes", "yes/no", "MR_CACHE_MONITOR",
+        "Observe by userfaultfd(2) what is unmapped, so that registrations may be kept; without it none is kept that nobody uses.";
     job_key: Option<String> = "", "text", "JOB_KEY",
         "A secret that all processes of a job share. When set, only peers that know it can connect.";
     close_timeout_ms: u64 = "5000", "ms", "CLOSE_TIMEOUT_MS",

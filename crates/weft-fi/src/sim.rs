@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
 use weft_engine::nic::{Demands, Full, LinkError, LinkId, Nic, Refused, Registrar, RemoteIov, Share, Sink, Span};
-use weft_nic::{Config, NicError};
+use weft_nic::{Config, NicError, UnmapWatch};
 use weft_sim::{Fabric, FabricConfig, Registration, SimNic};
 
 /// The fabric of this process.
@@ -32,6 +32,8 @@ pub(crate) struct Devices {
     nic: Option<SimNic>,
     /// Never readable: nobody sleeps here.
     fd: OwnedFd,
+    /// The memory is the client's own, and so is its unmapping, where the device demands registration.
+    unmaps: Option<UnmapWatch>,
 }
 
 // SAFETY: the device is reached under the fabric's lock only.
@@ -94,12 +96,14 @@ fn fabric(slot: &mut Option<Shared>) -> Option<&Fabric> {
 }
 
 impl Devices {
-    /// The configuration of the real devices means nothing here.
-    pub(crate) fn new(_config: &Config) -> Result<Self, NicError> {
+    /// Most of the configuration of the real devices means nothing here.
+    pub(crate) fn new(config: &Config) -> Result<Self, NicError> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC)
             .map_err(|error| NicError::System { what: "eventfd", source: error.into() })?;
         let mut slot = FABRIC.lock();
-        Ok(Self { nic: Some(fabric(&mut slot).ok_or(NicError::NoDevice)?.nic()), fd })
+        let nic = fabric(&mut slot).ok_or(NicError::NoDevice)?.nic();
+        let unmaps = if config.observe_unmap && nic.demands().is_some() { UnmapWatch::new() } else { None };
+        Ok(Self { nic: Some(nic), fd, unmaps })
     }
 
     /// Never readable.
@@ -168,6 +172,14 @@ impl Registrar for Devices {
     fn deregister(&mut self, number: u64) {
         let (nic, _guard) = self.nic();
         nic.deregister(number);
+    }
+
+    fn watch(&mut self, span: Span) -> bool {
+        self.unmaps.as_ref().is_some_and(|unmaps| unmaps.watch(span))
+    }
+
+    fn unmapped(&mut self) -> Option<Span> {
+        self.unmaps.as_mut()?.unmapped()
     }
 }
 

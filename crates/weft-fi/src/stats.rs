@@ -9,7 +9,6 @@ use std::ffi::{c_int, c_void};
 use weft_fi_sys as sys;
 
 use crate::domain::Domain;
-use crate::errno::Errno;
 use crate::object;
 
 /// The name of the extension.
@@ -43,22 +42,13 @@ pub(crate) fn ops() -> *mut c_void {
 /// Writes the first `len` bytes of the numbers, or all; what `len` has beyond them is set to zero.
 unsafe extern "C" fn read(domain: *mut sys::fid_domain, out: *mut Stats, len: usize) -> c_int {
     object::guard("weft_stats", || {
-        if out.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: a domain of the client.
         let domain = unsafe { object::borrow::<Domain>(domain) }?;
         let stats = Stats {
             lock_waits: domain.meter().waits(),
             thread_rounds: domain.auto_progress().map_or(0, |auto| auto.rounds()),
         };
-        let known = len.min(size_of::<Stats>());
-        let out: *mut u8 = out.cast();
-        // SAFETY: the client's place has `len` bytes, of which these are the first.
-        unsafe { std::ptr::copy_nonoverlapping(std::ptr::from_ref(&stats).cast(), out, known) };
-        let rest = out.wrapping_add(known);
-        // SAFETY: the rest of the same place.
-        unsafe { rest.write_bytes(0, len - known) };
-        Ok(0)
+        // SAFETY: the client's place has `len` bytes.
+        unsafe { object::give_known(&stats, out, len) }
     })
 }

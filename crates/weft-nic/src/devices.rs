@@ -56,6 +56,8 @@ pub struct Config {
     pub answer_timeout_ms: u64,
     /// A host that acknowledges nothing for so many milliseconds is given up. 0: the kernel's own limits.
     pub dead_peer_ms: u64,
+    /// Observe unmapping ([`UnmapWatch`](crate::UnmapWatch)), where a device demands registration.
+    pub observe_unmap: bool,
     /// Longest eager payload in bytes by shared memory. `None`: the device's choice.
     pub shm_eager_bytes: Option<usize>,
     /// Longest eager payload in bytes by TCP. `None`: the device's choice.
@@ -69,6 +71,7 @@ impl Default for Config {
             shm: true,
             tcp: true,
             cma: true,
+            observe_unmap: true,
             iface: None,
             listen: None,
             open: false,

@@ -13,7 +13,9 @@ pub mod handshake;
 pub mod host;
 pub mod shm;
 pub mod tcp;
+mod unmap;
 
 pub use devices::{Config, Devices, LinkInfo, Stats};
 pub use error::NicError;
 pub use tcp::{Tcp, TcpConfig};
+pub use unmap::UnmapWatch;

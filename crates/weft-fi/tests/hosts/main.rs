@@ -35,6 +35,7 @@ mod objects;
 mod progress;
 mod queues;
 mod regions;
+mod registration;
 mod rig;
 mod shared;
 mod side;
@@ -129,6 +130,14 @@ const GROUPS: &[Group] = &[
     Group { name: "receives_sim_push", run: suite::others, env: &[(SIM, "push"), WINDOW] },
     Group { name: "suite_sim_unordered", run: suite::transfers, env: &[(SIM, "unordered")] },
     Group { name: "receives_sim_unordered", run: suite::others, env: &[(SIM, "unordered"), WINDOW] },
+    Group { name: "registration_kept", run: registration::kept, env: &[(SIM, "registered")] },
+    Group { name: "registration_limited", run: registration::limited, env: &[(SIM, "registered")] },
+    Group {
+        name: "registration_unseen",
+        run: registration::unseen,
+        env: &[(SIM, "registered"), ("FI_WEFT_MR_CACHE_MONITOR", "no")],
+    },
+    Group { name: "registration_none", run: registration::none, env: SHM },
     Group { name: "suite_sim_registered", run: suite::transfers, env: &[(SIM, "registered")] },
     Group { name: "receives_sim_registered", run: suite::others, env: &[(SIM, "registered"), WINDOW] },
     Group { name: "suite_sim_tiny", run: suite::transfers, env: &[(SIM, "tiny")] },
@@ -283,6 +292,7 @@ groups! {
     closing_shm closing_push closing_tcp connections_shm connections_tcp death_shm death_push death_tcp
     suite_shm receives_shm suite_push receives_push suite_tcp receives_tcp
     suite_sim_direct receives_sim_direct suite_sim_push receives_sim_push suite_sim_unordered receives_sim_unordered
+    registration_kept registration_limited registration_unseen registration_none
     suite_sim_registered receives_sim_registered
     suite_sim_tiny receives_sim_tiny suite_sim_rough receives_sim_rough
     triggers_shm triggers_tcp works_shm works_tcp

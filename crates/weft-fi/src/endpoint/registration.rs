@@ -1,0 +1,152 @@
+//! `fi_open_ops(ep, "weft_mr_cache", …)`: the registration cache of one endpoint, its limits and its counters (fi_weft(7), "EXTENSIONS").
+//!
+//! Place in the data flow: control calls on an enabled endpoint. FI_WEFT_MR_CACHE* are the limits that endpoints begin with. Where the
+//! device demands no registration there is no cache, and nothing to limit.
+//!
+//! The structures only ever grow at their ends; a client says how much of them it knows.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
+
+use weft_engine::mrcache;
+use weft_fi_sys as sys;
+
+use super::Ep;
+use crate::errno::Errno;
+use crate::object;
+
+/// The name of the extension.
+pub(super) const NAME: &std::ffi::CStr = c"weft_mr_cache";
+
+/// `struct weft_mr_cache_limits`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Limits {
+    on: u64,
+    entries: u64,
+    bytes: u64,
+    stale_entries: u64,
+    stale_bytes: u64,
+}
+
+impl From<mrcache::Limits> for Limits {
+    fn from(limits: mrcache::Limits) -> Self {
+        Self {
+            on: u64::from(limits.on),
+            entries: limits.entries as u64,
+            bytes: limits.bytes,
+            stale_entries: limits.stale_entries as u64,
+            stale_bytes: limits.stale_bytes,
+        }
+    }
+}
+
+impl From<Limits> for mrcache::Limits {
+    fn from(limits: Limits) -> Self {
+        let count = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+        Self {
+            on: limits.on != 0,
+            entries: count(limits.entries),
+            bytes: limits.bytes,
+            stale_entries: count(limits.stale_entries),
+            stale_bytes: limits.stale_bytes,
+        }
+    }
+}
+
+/// `struct weft_mr_cache_counts`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    hits: u64,
+    misses: u64,
+    refusals: u64,
+    coalesced: u64,
+    evictions: u64,
+    unmapped: u64,
+    unwatched: u64,
+    entries: u64,
+    bytes: u64,
+    stale: u64,
+    stale_bytes: u64,
+}
+
+impl From<mrcache::Counts> for Counts {
+    fn from(counts: mrcache::Counts) -> Self {
+        let mrcache::Counts {
+            hits,
+            misses,
+            refusals,
+            coalesced,
+            evictions,
+            unmapped,
+            unwatched,
+            entries,
+            bytes,
+            stale,
+            stale_bytes,
+        } = counts;
+        Self { hits, misses, refusals, coalesced, evictions, unmapped, unwatched, entries, bytes, stale, stale_bytes }
+    }
+}
+
+/// `struct weft_mr_cache_ops`.
+#[repr(C)]
+struct Ops {
+    /// Of this table, in bytes.
+    size: usize,
+    set: unsafe extern "C" fn(*mut sys::fid_ep, *const Limits, usize) -> c_int,
+    get: unsafe extern "C" fn(*mut sys::fid_ep, *mut Limits, usize) -> c_int,
+    read: unsafe extern "C" fn(*mut sys::fid_ep, *mut Counts, usize) -> c_int,
+}
+
+static OPS: Ops = Ops { size: size_of::<Ops>(), set, get, read };
+
+/// The table, as `fi_open_ops` returns it.
+pub(super) fn ops() -> *mut c_void {
+    object::table(&OPS).cast()
+}
+
+/// Puts new limits in force; those beyond `len` stay.
+unsafe extern "C" fn set(ep: *mut sys::fid_ep, limits: *const Limits, len: usize) -> c_int {
+    object::guard("weft_mr_cache.set", || {
+        let limits = NonNull::new(limits.cast_mut()).ok_or(Errno::INVAL)?;
+        // SAFETY: an endpoint of the client.
+        let ep = unsafe { object::borrow::<Ep>(ep) }?;
+        let mut state = ep.core.control();
+        let engine = state.engine.as_mut().ok_or(Errno::OPBADSTATE)?;
+        let mut new = Limits::from(engine.mr_cache().ok_or(Errno::OPNOTSUPP)?.limits());
+        let known = len.min(size_of::<Limits>());
+        let to: *mut u8 = (&raw mut new).cast();
+        // SAFETY: the client's structure has `len` bytes, ours at least `known`; any bytes are numbers.
+        unsafe { std::ptr::copy_nonoverlapping(limits.as_ptr().cast::<u8>(), to, known) };
+        engine.limit_mr_cache(new.into());
+        Ok(0)
+    })
+}
+
+/// Gives the limits in force.
+unsafe extern "C" fn get(ep: *mut sys::fid_ep, limits: *mut Limits, len: usize) -> c_int {
+    object::guard("weft_mr_cache.get", || {
+        // SAFETY: an endpoint of the client.
+        let ep = unsafe { object::borrow::<Ep>(ep) }?;
+        let mut state = ep.core.control();
+        let engine = state.engine.as_mut().ok_or(Errno::OPBADSTATE)?;
+        let now = Limits::from(engine.mr_cache().ok_or(Errno::OPNOTSUPP)?.limits());
+        // SAFETY: the client's place has `len` bytes.
+        unsafe { object::give_known(&now, limits, len) }
+    })
+}
+
+/// Gives the counters; where there is no cache all are zero.
+unsafe extern "C" fn read(ep: *mut sys::fid_ep, counts: *mut Counts, len: usize) -> c_int {
+    object::guard("weft_mr_cache.read", || {
+        // SAFETY: an endpoint of the client.
+        let ep = unsafe { object::borrow::<Ep>(ep) }?;
+        let mut state = ep.core.control();
+        let engine = state.engine.as_mut().ok_or(Errno::OPBADSTATE)?;
+        let now = engine.mr_cache().map(|cache| Counts::from(cache.counts())).unwrap_or_default();
+        // SAFETY: the client's place has `len` bytes.
+        unsafe { object::give_known(&now, counts, len) }
+    })
+}

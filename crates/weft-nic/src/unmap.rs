@@ -1,0 +1,312 @@
+//! Observing that memory is unmapped, by userfaultfd(2): so that what a device has registered does not outlive its mapping.
+//!
+//! Place in the data flow: a device that demands registration asks [`UnmapWatch`] where its `Registrar` is asked to watch memory, and
+//! what has been unmapped. shm and tcp need none of it, and then there is neither descriptor nor thread.
+//!
+//! A process has one descriptor, because memory can be watched through one only, and one thread that reads it, because
+//! whoever unmaps watched memory sleeps in the system until the report has been read. The memory is watched for write protection,
+//! which nobody ever sets: so there are no page faults to answer. Memory of which the system makes no reports (mapped
+//! from files read-only, watched by somebody else) is not watched, and [`UnmapWatch::watch`] says so.
+//!
+//! Invariants. The thread neither allocates nor frees nor takes a lock: each may unmap memory, and it would wait for itself. So reports go
+//! into a ring of fixed size; who has not read one before it is overwritten takes it that everything was unmapped.
+//! A report is in the ring before anybody can rely on it: [`Log::begun`] is raised before the system is asked for reports, whereupon the unmapping
+//! call may return, and readers wait until [`Log::done`] has followed.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
+use rustix::mm::UserfaultfdFlags;
+use weft_engine::nic::Span;
+
+/// `struct uffdio_api`.
+#[repr(C)]
+struct Api {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+/// `struct uffdio_register`.
+#[repr(C)]
+struct Register {
+    start: u64,
+    len: u64,
+    mode: u64,
+    ioctls: u64,
+}
+
+/// `_IOWR(0xAA, number, size)` of ioctl(2).
+const fn request(number: u64, size: usize) -> u64 {
+    3 << 30 | (size as u64) << 16 | 0xAA << 8 | number
+}
+
+const UFFDIO_API: u64 = request(0x3F, size_of::<Api>());
+const UFFDIO_REGISTER: u64 = request(0, size_of::<Register>());
+const UFFD_API: u64 = 0xAA;
+const MODE_WP: u64 = 1 << 1;
+const EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
+/// Since Linux 6.6: every kind of memory can be watched for write protection.
+const WP_ASYNC: u64 = 1 << 15;
+/// Faults inside system calls are not for us: what an unprivileged process may ask for.
+const USER_MODE_ONLY: u32 = 1;
+const EVENT_REMAP: u8 = 0x14;
+const EVENT_REMOVE: u8 = 0x15;
+const EVENT_UNMAP: u8 = 0x16;
+/// Of a `struct uffd_msg`.
+const MESSAGE_BYTES: usize = 32;
+
+/// Reports that are kept for those who have not read them.
+const KEPT: usize = 1024;
+const EVERYTHING: Span = Span { start: 0, len: u64::MAX };
+
+/// The reports of the process so far.
+struct Log {
+    begun: AtomicU64,
+    done: AtomicU64,
+    count: AtomicU64,
+    spans: [[AtomicU64; 2]; KEPT],
+}
+
+impl Log {
+    fn new() -> Self {
+        let spans = std::array::from_fn(|_| [AtomicU64::new(0), AtomicU64::new(0)]);
+        Self { begun: AtomicU64::new(0), done: AtomicU64::new(0), count: AtomicU64::new(0), spans }
+    }
+
+    /// Only the thread writes.
+    fn write(&self, span: Span) {
+        let count = self.count.load(Ordering::Relaxed);
+        let [start, len] = &self.spans[slot(count)];
+        start.store(span.start, Ordering::SeqCst);
+        len.store(span.len, Ordering::SeqCst);
+        self.count.store(count + 1, Ordering::SeqCst);
+    }
+
+    /// The next report behind `read` of them.
+    fn next(&self, read: &mut u64) -> Option<Span> {
+        let begun = self.begun.load(Ordering::SeqCst);
+        while self.done.load(Ordering::SeqCst) < begun {
+            std::thread::yield_now();
+        }
+        if *read == self.count.load(Ordering::SeqCst) {
+            return None;
+        }
+        let [start, len] = &self.spans[slot(*read)];
+        let span = Span { start: start.load(Ordering::SeqCst), len: len.load(Ordering::SeqCst) };
+        let count = self.count.load(Ordering::SeqCst);
+        // The slot is written anew while the count is so far ahead, or further.
+        if count - *read >= KEPT as u64 {
+            *read = count;
+            return Some(EVERYTHING);
+        }
+        *read += 1;
+        Some(span)
+    }
+}
+
+/// Where report number `count` stands.
+fn slot(count: u64) -> usize {
+    usize::try_from(count % KEPT as u64).unwrap_or(0)
+}
+
+/// The descriptor and the thread that reads it.
+struct Monitor {
+    /// `None` while it ends.
+    fd: Option<Arc<OwnedFd>>,
+    log: Arc<Log>,
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+static MONITOR: Mutex<Weak<Monitor>> = Mutex::new(Weak::new());
+
+impl Monitor {
+    fn start() -> rustix::io::Result<Self> {
+        let fd = Arc::new(open()?);
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let log = Arc::new(Log::new());
+        let (reader, told, stopped) = (Arc::clone(&fd), Arc::clone(&log), Arc::clone(&stop));
+        let thread = std::thread::Builder::new().name("weft-unmap".into()).spawn(move || run(&reader, &told, &stopped));
+        let thread = Some(thread.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?);
+        Ok(Self { fd: Some(fd), log, stop, thread })
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        // The thread has the last of the descriptor, and closes it. From then on nobody who unmaps something is waited for; till
+        // then it reads. Were it the other way round, what is freed here could wait for ever.
+        self.fd = None;
+        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A descriptor that reports what is unmapped, moved and discarded.
+fn open() -> rustix::io::Result<OwnedFd> {
+    let mut refused = Errno::NOSYS;
+    for features in [EVENTS | WP_ASYNC, EVENTS] {
+        for mode in [USER_MODE_ONLY, 0] {
+            let flags =
+                UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK | UserfaultfdFlags::from_bits_retain(mode);
+            // SAFETY: the descriptor is only used to watch memory for write protection, which changes nothing in it.
+            let fd = match unsafe { rustix::mm::userfaultfd(flags) } {
+                Ok(fd) => fd,
+                Err(error) => {
+                    refused = error;
+                    continue;
+                }
+            };
+            let mut api = Api { api: UFFD_API, features, ioctls: 0 };
+            // SAFETY: the request takes this structure.
+            let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut api) };
+            if result == 0 {
+                return Ok(fd);
+            }
+            refused = Errno::INVAL;
+        }
+    }
+    Err(refused)
+}
+
+/// What the thread does until it is told to stop.
+fn run(fd: &OwnedFd, log: &Log, stop: &OwnedFd) {
+    block_signals();
+    let mut messages = [0_u8; MESSAGE_BYTES * 16];
+    loop {
+        let mut polled = [PollFd::new(fd, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+        match poll(&mut polled, None) {
+            Ok(_) => {}
+            Err(_) => continue,
+        }
+        if !polled[1].revents().is_empty() {
+            return;
+        }
+        let begun = log.begun.load(Ordering::Relaxed) + 1;
+        log.begun.store(begun, Ordering::SeqCst);
+        let len = rustix::io::read(fd, &mut messages[..]).unwrap_or(0);
+        for message in messages[..len].chunks_exact(MESSAGE_BYTES) {
+            if let Some(span) = reported(message) {
+                log.write(span);
+            }
+        }
+        log.done.store(begun, Ordering::SeqCst);
+    }
+}
+
+/// The client's signal handlers run elsewhere: they may unmap memory.
+fn block_signals() {
+    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: it writes the whole set.
+    unsafe { libc::sigfillset(all.as_mut_ptr()) };
+    // SAFETY: the set was just filled.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut()) };
+}
+
+/// The memory that a message says is gone.
+fn reported(message: &[u8]) -> Option<Span> {
+    let word = |at: usize| message.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes);
+    let (first, second, third) = (word(8)?, word(16)?, word(24)?);
+    match *message.first()? {
+        EVENT_REMAP => Some(Span { start: first, len: third }),
+        EVENT_REMOVE | EVENT_UNMAP => Some(Span { start: first, len: second.saturating_sub(first) }),
+        _ => None,
+    }
+}
+
+/// One reader of the reports.
+pub struct UnmapWatch {
+    monitor: Arc<Monitor>,
+    read: u64,
+}
+
+impl UnmapWatch {
+    /// Starts to observe; `None`, and a warning in the log, where the system does not let us.
+    #[must_use]
+    pub fn new() -> Option<Self> {
+        let mut slot = MONITOR.lock().unwrap_or_else(PoisonError::into_inner);
+        let monitor = match slot.upgrade() {
+            Some(monitor) => monitor,
+            None => match Monitor::start() {
+                Ok(monitor) => {
+                    let monitor = Arc::new(monitor);
+                    *slot = Arc::downgrade(&monitor);
+                    monitor
+                }
+                Err(error) => {
+                    log::warn!(
+                        "the system does not report what is unmapped (userfaultfd: {error}): \
+                         memory is deregistered as soon as it is not used (no lazy deregistration)"
+                    );
+                    return None;
+                }
+            },
+        };
+        let read = monitor.log.count.load(Ordering::SeqCst);
+        Some(Self { monitor, read })
+    }
+
+    /// Has the pages of `span` watched; false: the system makes no reports of them.
+    #[must_use]
+    pub fn watch(&self, span: Span) -> bool {
+        let page = rustix::param::page_size() as u64;
+        let start = span.start & !(page - 1);
+        let end = span.end().saturating_add(page - 1) & !(page - 1);
+        let mut range = Register { start, len: end - start, mode: MODE_WP, ioctls: 0 };
+        // SAFETY: the request takes this structure; it changes nothing in the memory.
+        self.monitor
+            .fd
+            .as_ref()
+            .is_some_and(|fd| unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut range) } == 0)
+    }
+
+    /// What has been unmapped, one report at a time; perhaps more than was watched.
+    pub fn unmapped(&mut self) -> Option<Span> {
+        self.monitor.log.next(&mut self.read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_gets_every_report_or_hears_that_it_did_not() {
+        let log = Log::new();
+        let (mut quick, mut late) = (0, 0);
+        for n in 0..KEPT as u64 - 1 {
+            log.write(Span { start: n, len: 1 });
+            assert_eq!(log.next(&mut quick), Some(Span { start: n, len: 1 }));
+            assert_eq!(log.next(&mut quick), None);
+        }
+        let mut keeps_up = late;
+        assert_eq!(log.next(&mut keeps_up), Some(Span { start: 0, len: 1 }), "none is lost yet");
+        log.write(Span { start: 7, len: 1 });
+        assert_eq!(log.next(&mut late), Some(EVERYTHING), "the first is about to be overwritten");
+        assert_eq!((log.next(&mut late), log.next(&mut quick)), (None, Some(Span { start: 7, len: 1 })));
+    }
+
+    #[test]
+    fn messages_say_what_is_gone() {
+        let message = |event: u8, words: [u64; 3]| {
+            let mut bytes = [0; MESSAGE_BYTES];
+            bytes[0] = event;
+            for (at, word) in words.iter().enumerate() {
+                bytes[8 * at + 8..8 * at + 16].copy_from_slice(&word.to_ne_bytes());
+            }
+            bytes
+        };
+        let gone = Some(Span { start: 0x1000, len: 0x2000 });
+        assert_eq!(reported(&message(EVENT_UNMAP, [0x1000, 0x3000, 9])), gone);
+        assert_eq!(reported(&message(EVENT_REMOVE, [0x1000, 0x3000, 9])), gone);
+        assert_eq!(reported(&message(EVENT_REMAP, [0x1000, 0x9000, 0x2000])), gone);
+        assert_eq!(reported(&message(0x12, [0x1000, 0x3000, 9])), None, "a page fault is none");
+    }
+}

@@ -1,0 +1,116 @@
+//! The system's reports of what is unmapped. A program of its own: what is watched, is watched for the whole process. Where the system
+//! makes no reports, that is all there is to see.
+#![allow(clippy::unwrap_used)]
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap, munmap};
+use weft_engine::nic::Span;
+use weft_nic::UnmapWatch;
+
+const PAGES: usize = 16 * 4096;
+
+fn map() -> *mut c_void {
+    // SAFETY: new memory.
+    unsafe { mmap_anonymous(null_mut(), PAGES, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) }.unwrap()
+}
+
+fn unmap(at: *mut c_void, len: usize) {
+    // SAFETY: memory of this test, which is not used afterwards.
+    unsafe { munmap(at, len) }.unwrap();
+}
+
+fn span(at: *mut c_void, len: usize) -> Span {
+    Span { start: at.expose_provenance() as u64, len: len as u64 }
+}
+
+/// Whether the next reports tell of `gone`.
+fn told(watch: &mut UnmapWatch, gone: Span) -> bool {
+    std::iter::from_fn(|| watch.unmapped()).any(|report| report.contains(&gone))
+}
+
+fn observed() -> Option<UnmapWatch> {
+    let watch = UnmapWatch::new();
+    if watch.is_none() {
+        println!("the system does not let this process observe: not tested");
+    }
+    watch
+}
+
+#[test]
+fn whatever_takes_the_memory_away_is_reported_before_the_call_returns() {
+    let Some(mut watch) = observed() else { return };
+    for _ in 0..200 {
+        let at = map();
+        assert!(watch.watch(span(at, PAGES)));
+        assert!(watch.watch(span(at, 100)), "again");
+        // Of the other tests' memory, which was here before.
+        while watch.unmapped().is_some() {}
+        unmap(at, PAGES);
+        assert!(told(&mut watch, span(at, PAGES)), "munmap");
+    }
+    let at = map();
+    assert!(watch.watch(span(at, PAGES)));
+    let third = at.wrapping_byte_add(2 * 4096);
+    // SAFETY: memory of this test.
+    unsafe { madvise(third, 4096, Advice::LinuxDontNeed) }.unwrap();
+    assert!(told(&mut watch, span(third, 4096)), "madvise");
+    // SAFETY: memory of this test.
+    unsafe { mmap_anonymous(third, 4096, ProtFlags::READ, MapFlags::PRIVATE | MapFlags::FIXED) }.unwrap();
+    assert!(told(&mut watch, span(third, 4096)), "another mapping in its place");
+    unmap(at, PAGES);
+    let at = map();
+    assert!(watch.watch(span(at, PAGES)));
+    // SAFETY: memory of this test.
+    let moved = unsafe { mremap(at, PAGES, 64 * PAGES, MremapFlags::MAYMOVE) }.unwrap();
+    if moved != at {
+        assert!(told(&mut watch, span(at, PAGES)), "mremap");
+    }
+    unmap(moved, 64 * PAGES);
+}
+
+#[test]
+fn many_threads_unmap_and_none_is_missed() {
+    if observed().is_none() {
+        return;
+    }
+    let threads = (0..4).map(|_| {
+        std::thread::spawn(|| {
+            let mut watch = UnmapWatch::new().unwrap();
+            for _ in 0..500 {
+                let at = map();
+                assert!(watch.watch(span(at, PAGES)));
+                unmap(at, PAGES);
+                assert!(told(&mut watch, span(at, PAGES)));
+            }
+        })
+    });
+    threads.collect::<Vec<_>>().into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+/// What nobody observes any more is unmapped without waiting, and observing can begin anew.
+#[test]
+fn it_ends_and_begins_again() {
+    for _ in 0..20 {
+        let Some(mut watch) = observed() else { return };
+        let at = map();
+        // Another test may just be ending its own.
+        let watched = watch.watch(span(at, PAGES));
+        unmap(at, 4096);
+        assert_eq!(told(&mut watch, span(at, 4096)), watched);
+        drop(watch);
+        unmap(at.wrapping_byte_add(4096), PAGES - 4096);
+    }
+}
+
+#[test]
+fn memory_without_reports_is_not_taken_for_watched() {
+    let Some(watch) = observed() else { return };
+    assert!(!watch.watch(Span { start: 4096, len: 4096 }), "nothing is mapped there");
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    // SAFETY: new memory.
+    let at = unsafe { mmap(null_mut(), 4096, ProtFlags::READ, MapFlags::SHARED, &file, 0) }.unwrap();
+    assert!(!watch.watch(span(at, 4096)), "a file that cannot be written");
+    unmap(at, 4096);
+}
