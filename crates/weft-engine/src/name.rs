@@ -1,28 +1,62 @@
-//! Endpoint names: 64 opaque bytes that say where an endpoint is reached and that permit to reach it.
+//! Endpoint names: opaque bytes that say where an endpoint is reached and that permit to reach it.
 //!
-//! Place in the data flow: made by the device layer at enable, handed to clients by `fi_getname`,
+//! Place in the data flow: made by the device layer at enable, handed to clients by `fi_getname` as an [`Address`],
 //! carried by them out of band, inserted into address vectors, and handed back to `Nic::connect`.
 //! Pure bytes: no look-up, no socket happens here.
 //!
-//! Layout (all integers big-endian), specified in docs/protocol.md:
+//! An address has 32 bytes, or 48 where TCP is reached by IPv6: clients carry it, some in little room. Within weft and between
+//! its endpoints a name has 64, in which the endpoint id is at hand that an address implies ([`endpoint_id`]).
+//!
+//! Layouts (all integers big-endian), specified in docs/protocol.md:
 //! ```text
+//! name:
 //!  0      1      2        4                       20        24           32                 48                64
 //!  | ver  | flags| port   | IPv6 or v4-mapped     | scope   | host id    | endpoint id      | capability      |
+//! address:
+//!  0      1      2        4                8         16               32           48
+//!  | ver  | flags| port   | IPv4, or scope | host id | capability     | IPv6 (if so)|
 //! ```
 //! `flags`: bit 0 = the endpoint id and capability are present (a *full* name; without it the name is a
 //! *service* name: only address and port, as `fi_getinfo(node, service)` makes it); bit 1 = the endpoint
-//! may be reached by shared memory; bit 2 = it may be reached by TCP.
+//! may be reached by shared memory; bit 2 = it may be reached by TCP; bit 3, in addresses: by IPv6.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-/// Length of every name in bytes (the same on every rank: Sandia OpenSHMEM requires it).
+use smallvec::SmallVec;
+
+/// Length of every name in bytes.
 pub const NAME_BYTES: usize = 64;
-/// The version this code writes and reads.
+/// Length of an address without IPv6 (the same on every rank: Sandia OpenSHMEM requires it).
+pub const ADDRESS_BYTES: usize = 32;
+/// Length of an address with IPv6.
+pub const LONG_ADDRESS_BYTES: usize = 48;
+/// The version of names that this code writes and reads.
 pub const NAME_VERSION: u8 = 1;
+/// The version of addresses.
+pub const ADDRESS_VERSION: u8 = 2;
 
 const FULL: u8 = 1;
 const SHM: u8 = 2;
 const TCP: u8 = 4;
+const IPV6: u8 = 8;
+
+/// A name as clients carry it.
+pub type Address = SmallVec<[u8; LONG_ADDRESS_BYTES]>;
+
+/// The endpoint id that goes with a capability. It is public, and tells nothing of the secret.
+#[must_use]
+pub fn endpoint_id(capability: &[u8; 16]) -> [u8; 16] {
+    let hash = blake3::keyed_hash(b"weft: endpoint id of capability.", capability);
+    let mut id = [0; 16];
+    id.copy_from_slice(&hash.as_bytes()[..16]);
+    id
+}
+
+/// How many bytes an address has that begins with these two. What is no address counts as a short one.
+#[must_use]
+pub const fn address_bytes(head: [u8; 2]) -> usize {
+    if head[0] == ADDRESS_VERSION && head[1] & IPV6 != 0 { LONG_ADDRESS_BYTES } else { ADDRESS_BYTES }
+}
 
 /// The name of an endpoint. Compares bytewise; see [`EpName::same_endpoint`] for identity.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -44,7 +78,7 @@ pub struct NameParts {
     pub socket: SocketAddr,
     /// Identity of the host (and its network namespace) as far as it can be told.
     pub host_id: u64,
-    /// Random, public: names the endpoint's Unix socket.
+    /// Public: names the endpoint's Unix socket. That of the capability ([`endpoint_id`]).
     pub ep_id: [u8; 16],
     /// Random, secret: proves that the holder was given the name.
     pub capability: [u8; 16],
@@ -57,8 +91,8 @@ pub struct NameParts {
 /// Why bytes are not a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// Not 64 bytes.
-    #[error("a weft address has 64 bytes, this has {0}")]
+    /// Not as many bytes as it should have.
+    #[error("a weft address has 32 bytes, or 48 with IPv6; this has {0}")]
     Length(usize),
     /// Another version, or not a weft address at all.
     #[error("not a weft address (version byte {0})")]
@@ -96,7 +130,59 @@ impl EpName {
         Self(bytes)
     }
 
-    /// Checks bytes that a client or a peer handed in.
+    /// The name that a client's address means.
+    pub fn from_address(bytes: &[u8]) -> Result<Self, NameError> {
+        let head = |at: usize| bytes.get(at).copied().ok_or(NameError::Length(bytes.len()));
+        let (version, flags) = (head(0)?, head(1)?);
+        if bytes.len() != address_bytes([version, flags]) {
+            return Err(NameError::Length(bytes.len()));
+        }
+        if version != ADDRESS_VERSION {
+            return Err(NameError::Version(version));
+        }
+        if flags & !(FULL | SHM | TCP | IPV6) != 0 {
+            return Err(NameError::Flags(flags));
+        }
+        let port = u16::from_be_bytes([bytes[2], bytes[3]]);
+        let four: [u8; 4] = part(bytes, 4);
+        let socket = if flags & IPV6 == 0 {
+            SocketAddr::new(Ipv4Addr::from(four).into(), port)
+        } else {
+            let ip = Ipv6Addr::from(part::<16>(bytes, 32));
+            SocketAddr::V6(SocketAddrV6::new(ip, port, 0, u32::from_be_bytes(four)))
+        };
+        let mut name = Self::service(socket);
+        name.0[1] = flags & !IPV6;
+        if flags & FULL != 0 {
+            let capability = part(bytes, 16);
+            name.0[24..32].copy_from_slice(&bytes[8..16]);
+            name.0[32..48].copy_from_slice(&endpoint_id(&capability));
+            name.0[48..64].copy_from_slice(&capability);
+        }
+        Ok(name)
+    }
+
+    /// As clients carry it.
+    #[must_use]
+    pub fn to_address(&self) -> Address {
+        let mut bytes = Address::from_slice(&[0; ADDRESS_BYTES]);
+        bytes[0] = ADDRESS_VERSION;
+        bytes[1] = self.0[1];
+        bytes[2..4].copy_from_slice(&self.0[2..4]);
+        bytes[8..16].copy_from_slice(&self.0[24..32]);
+        bytes[16..32].copy_from_slice(&self.capability());
+        match self.ip6().to_ipv4_mapped() {
+            Some(v4) => bytes[4..8].copy_from_slice(&v4.octets()),
+            None => {
+                bytes[1] |= IPV6;
+                bytes[4..8].copy_from_slice(&self.0[20..24]);
+                bytes.extend_from_slice(&self.0[4..20]);
+            }
+        }
+        bytes
+    }
+
+    /// Checks bytes that a peer handed in.
     pub fn parse(bytes: &[u8]) -> Result<Self, NameError> {
         let array: [u8; NAME_BYTES] = bytes.try_into().map_err(|_| NameError::Length(bytes.len()))?;
         if array[0] != NAME_VERSION {
@@ -108,7 +194,7 @@ impl EpName {
         Ok(Self(array))
     }
 
-    /// The bytes, as clients carry them.
+    /// The bytes, as peers exchange them.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; NAME_BYTES] {
         &self.0
@@ -192,10 +278,15 @@ impl EpName {
 
     /// `N` bytes at a constant offset inside the 64.
     fn array<const N: usize>(&self, at: usize) -> [u8; N] {
-        let mut out = [0; N];
-        out.copy_from_slice(&self.0[at..at + N]);
-        out
+        part(&self.0, at)
     }
+}
+
+/// `N` bytes at a place that is inside.
+fn part<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[at..at + N]);
+    out
 }
 
 /// For messages: `10.0.0.1:4711/1f2e3d4c` (never the capability).
@@ -243,6 +334,46 @@ mod tests {
             assert!(back.is_full() && back.shm() && !back.tcp());
             assert_eq!(back.host_id(), 0x0102_0304_0506_0708);
         }
+    }
+
+    #[test]
+    fn addresses_round_trip() {
+        for (socket, bytes) in [("10.1.2.3:4711", 32), ("0.0.0.0:0", 32), ("[fe80::1%3]:80", 48), ("[::1]:0", 48)] {
+            let parts = parts(socket);
+            for name in [
+                EpName::full(&NameParts { ep_id: endpoint_id(&parts.capability), ..parts }),
+                EpName::service(parts.socket),
+            ] {
+                let address = name.to_address();
+                assert_eq!(address.len(), bytes);
+                assert_eq!(address_bytes([address[0], address[1]]), bytes);
+                assert_eq!(EpName::from_address(&address), Ok(name));
+            }
+        }
+    }
+
+    #[test]
+    fn an_endpoint_id_depends_on_all_of_the_capability() {
+        let ids: Vec<_> = (0..128).map(|bit| endpoint_id(&(1_u128 << bit).to_be_bytes())).collect();
+        let mut distinct = ids.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct.len(), ids.len());
+    }
+
+    #[test]
+    fn foreign_addresses_are_refused() {
+        let good = EpName::full(&parts("10.1.2.3:4711")).to_address();
+        for len in 0..good.len() {
+            assert_eq!(EpName::from_address(&good[..len]), Err(NameError::Length(len)));
+        }
+        assert_eq!(EpName::from_address(&[0; 32]), Err(NameError::Version(0)));
+        assert_eq!(EpName::from_address(&[0xff; 32]), Err(NameError::Version(0xff)));
+        let mut bytes = good.clone();
+        bytes[1] |= 0x80;
+        assert_eq!(EpName::from_address(&bytes), Err(NameError::Flags(bytes[1])));
+        bytes[1] = good[1] | IPV6;
+        assert_eq!(EpName::from_address(&bytes), Err(NameError::Length(32)), "the IPv6 address is missing");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Place in the data flow: `fi_getinfo` turns node and service into addresses, address vectors turn what clients
 //! insert into names, `fi_getname`, `fi_av_lookup` and `fi_av_straddr` go the other way.
 //!
-//! The native format is the 64-byte name itself, opaque to clients. Socket addresses and strings are accepted where
+//! The native format is a name's own, opaque to clients, of 32 bytes (48 with IPv6). Socket addresses and strings are accepted where
 //! clients ask for them; they say only where an endpoint listens, so they become *service* names, and only
 //! endpoints that were opened with such a format (or on an explicit service) accept peers that know no more than
 //! that.
@@ -11,7 +11,7 @@
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-use weft_engine::name::{EpName, NAME_BYTES};
+use weft_engine::name::{EpName, address_bytes};
 use weft_fi_sys as sys;
 
 use crate::errno::Errno;
@@ -27,7 +27,7 @@ const IN6_BYTES: usize = size_of::<libc::sockaddr_in6>();
 /// A format in which a client writes addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// 64 opaque bytes.
+    /// Opaque bytes, which tell their number.
     #[default]
     Native,
     /// `sockaddr_in` or `sockaddr_in6`, told apart by their family (FI_SOCKADDR, FI_SOCKADDR_IP): the number that
@@ -75,7 +75,7 @@ impl Format {
     pub(crate) fn decode(self, bytes: &[u8]) -> Result<EpName, Errno> {
         match self {
             Self::Native => {
-                let name = EpName::parse(bytes).map_err(|error| {
+                let name = EpName::from_address(bytes).map_err(|error| {
                     log::info!("{error}");
                     Errno::INVAL
                 })?;
@@ -98,7 +98,7 @@ impl Format {
     /// A name in this format; [`Errno::ADDRNOTAVAIL`] if it cannot be said in it. Strings include their terminator.
     pub(crate) fn encode(self, name: &EpName) -> Result<Vec<u8>, Errno> {
         match (self, name.socket()) {
-            (Self::Native, _) => Ok(name.as_bytes().to_vec()),
+            (Self::Native, _) => Ok(name.to_address().to_vec()),
             (Self::Text, socket) => {
                 Ok(CString::new(socket_text(socket)).map_err(|_| Errno::INVAL)?.into_bytes_with_nul())
             }
@@ -112,11 +112,13 @@ impl Format {
     /// How many bytes the address at `bytes` has, for walking over an array. `None` if that cannot be told.
     ///
     /// # Safety
-    /// `address` points to an address of this format: at least two bytes for socket addresses. Not for
-    /// [`Format::Text`].
+    /// `address` points to an address of this format: at least two bytes. Not for [`Format::Text`].
     pub(crate) unsafe fn length_at(self, address: *const u8) -> Option<usize> {
         match self {
-            Self::Native => Some(NAME_BYTES),
+            Self::Native => {
+                // SAFETY: the first two bytes, by the caller's promise.
+                Some(address_bytes(unsafe { address.cast::<[u8; 2]>().read() }))
+            }
             Self::In => Some(IN_BYTES),
             Self::In6 => Some(IN6_BYTES),
             Self::Text => None,
@@ -329,8 +331,8 @@ mod tests {
 
     #[test]
     fn foreign_and_short_addresses_are_refused() {
-        // A `sockaddr_un` begins with 1 and 0, as a name of version 1 without any path would.
-        assert!(Format::Native.decode(&[[1, 0].as_slice(), &[b'x'; 62]].concat()).is_err());
+        // A `sockaddr_in` begins with 2 and 0, as an address of version 2 without any path would.
+        assert!(Format::Native.decode(&[[2, 0].as_slice(), &[b'x'; 30]].concat()).is_err());
         for format in [Format::Native, Format::In, Format::In6, Format::Sockaddr(sys::FI_SOCKADDR), Format::Text] {
             assert!(format.decode(&[]).is_err());
             assert!(format.decode(&[0xff; 64]).is_err());
@@ -340,6 +342,22 @@ mod tests {
         assert!(Format::In6.decode(&in4).is_err());
         assert!(Format::In.decode(&in4[..15]).is_err());
         assert_eq!(Format::from_raw(sys::FI_SOCKADDR_IB), None);
+    }
+
+    #[test]
+    fn an_array_of_addresses_is_walked_by_their_own_lengths() {
+        let names = [name("10.1.2.3:4711"), name("[fe80::1%3]:4711"), name("10.1.2.4:4711")];
+        let array: Vec<u8> = names.iter().flat_map(|name| Format::Native.encode(name).unwrap()).collect();
+        let mut at = 0;
+        for name in names {
+            // SAFETY: inside the array, at the beginning of an address.
+            let address = unsafe { array.as_ptr().add(at) };
+            // SAFETY: as above.
+            assert_eq!(unsafe { Format::Native.decode_at(address) }, Ok(name));
+            // SAFETY: as above.
+            at += unsafe { Format::Native.length_at(address) }.unwrap();
+        }
+        assert_eq!(at, array.len());
     }
 
     #[test]

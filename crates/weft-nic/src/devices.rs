@@ -22,7 +22,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use slab::Slab;
 use weft_engine::mem::{Iov, IovList};
-use weft_engine::name::{EpName, NameParts};
+use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, Registrar, RemoteIov, Share, Sink};
 
 use crate::NicError;
@@ -329,11 +329,12 @@ impl Devices {
         if !config.shm && !config.tcp {
             return Err(NicError::NoDevice);
         }
+        let capability = handshake::random().map_err(|_| NicError::Entropy)?;
         let mut me = NameParts {
             socket: host::choose_address(config.iface.as_deref(), config.listen)?,
             host_id: host::host_id(),
-            ep_id: handshake::random().map_err(|_| NicError::Entropy)?,
-            capability: handshake::random().map_err(|_| NicError::Entropy)?,
+            ep_id: endpoint_id(&capability),
+            capability,
             shm: config.shm,
             tcp: config.tcp,
         };

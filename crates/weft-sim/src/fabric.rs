@@ -13,7 +13,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 
 use weft_engine::mem::Iov;
-use weft_engine::name::{EpName, Identity, NameParts};
+use weft_engine::name::{EpName, Identity, NameParts, endpoint_id};
 use weft_engine::nic::{LinkError, LinkId, RemoteIov};
 
 use crate::config::{FabricConfig, Faults};
@@ -151,17 +151,16 @@ impl State {
         let mut rng = Stream::new(self.config.seed, Entity::Endpoint(ep));
         let port = u16::try_from(ep % 60_000).unwrap_or(0) + 1000;
         let octet = u8::try_from(ep / 60_000).unwrap_or(0);
-        let mut parts = NameParts {
+        let mut capability = [0; 16];
+        capability.copy_from_slice(&rng.bytes(16));
+        let name = EpName::full(&NameParts {
             socket: SocketAddr::from((Ipv4Addr::new(10, 0, octet, 1), port)),
             host_id: 1,
-            ep_id: [0; 16],
-            capability: [0; 16],
+            ep_id: endpoint_id(&capability),
+            capability,
             shm: true,
             tcp: true,
-        };
-        parts.ep_id.copy_from_slice(&rng.bytes(16));
-        parts.capability.copy_from_slice(&rng.bytes(16));
-        let name = EpName::full(&parts);
+        });
         self.directory.insert(name.identity(), ep);
         self.directory.insert(name.socket_identity(), ep);
         self.endpoints.push(Endpoint {

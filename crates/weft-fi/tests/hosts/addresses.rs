@@ -6,7 +6,7 @@ use weft_fi_sys::*;
 
 use crate::client::{Info, Lib};
 
-const NATIVE_BYTES: usize = 64;
+const NATIVE_BYTES: usize = 32;
 
 fn hints<'a>(lib: &'a Lib, format: u32) -> Info<'a> {
     let hints = lib.allocinfo();
@@ -27,6 +27,8 @@ fn native(lib: &Lib) {
     assert_eq!(info.dest().map(<[u8]>::len), Some(NATIVE_BYTES));
     assert_eq!(info.src().map(<[u8]>::len), Some(NATIVE_BYTES), "the address that an endpoint will have");
     assert_ne!(info.get().addr_format & FI_PROV_SPECIFIC, 0);
+    let info = lib.getinfo(api, Some(c"::1"), Some(c"4711"), 0, None).unwrap();
+    assert_eq!(info.dest().map(<[u8]>::len), Some(NATIVE_BYTES + 16), "with IPv6");
     let info = lib.getinfo(api, None, Some(c"4711"), FI_SOURCE, None).unwrap();
     assert_eq!(info.src().map(<[u8]>::len), Some(NATIVE_BYTES));
     assert_eq!(info.dest(), None);

@@ -52,7 +52,7 @@ fn foreign_addresses(lib: &Lib) {
             bad.push(("an IPv6 socket", padded(&in6_loopback())));
         }
         if format == FI_FORMAT_UNSPEC {
-            for (what, at, value) in [("another version", 0, 2), ("unknown flags", 1, 0x80)] {
+            for (what, at, value) in [("another version", 0, 3), ("unknown flags", 1, 0x80)] {
                 let mut name = own.clone();
                 name[at] = value;
                 bad.push((what, name));

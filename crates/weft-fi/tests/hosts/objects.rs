@@ -153,7 +153,7 @@ pub(crate) fn endpoint(lib: &Lib) {
             assert_eq!(bind(ep, cq, FI_TRANSMIT | FI_RECV), 0);
             assert_eq!(control(ep, FI_ENABLE, null_mut()), 0, "fi_enable");
             let name = name_of(ep);
-            assert_eq!(name.len(), if format == FI_SOCKADDR_IN { 16 } else { 64 });
+            assert_eq!(name.len(), if format == FI_SOCKADDR_IN { 16 } else { 32 });
             let insert = unsafe { (*(*av).ops).insert.unwrap() };
             let mut number = 77;
             assert_eq!(unsafe { insert(av, name.as_ptr().cast(), 1, &mut number, 0, null_mut()) }, 1);

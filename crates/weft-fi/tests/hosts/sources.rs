@@ -140,7 +140,7 @@ fn strangers(lib: &Lib) {
     let extra = FI_SOURCE | FI_SOURCE_ERR;
     for tagged in [true, false] {
         for len in [0, 40, 100_000] {
-            for (early, room) in [(true, 64), (false, 0), (true, 10)] {
+            for (early, room) in [(true, 32), (false, 0), (true, 10)] {
                 let b = with_caps(lib, FI_MSG | FI_TAGGED | extra);
                 let a = Side::new(lib);
                 let to_b = a.insert(&b.name());
@@ -182,7 +182,7 @@ fn strangers(lib: &Lib) {
                         "{what}"
                     );
                     assert_eq!(lent, name[..room], "{what}");
-                    if room == 64 {
+                    if room == 32 {
                         b.insert(&lent);
                     }
                 }

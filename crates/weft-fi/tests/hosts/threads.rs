@@ -182,7 +182,7 @@ impl Meddled {
             let ops = unsafe { &*(*self.1).ops };
             let mut stranger = self.2.clone();
             // Another endpoint of the same host, which is not there.
-            stranger[40] ^= 0x55;
+            stranger[20] ^= 0x55;
             let name = stranger.as_ptr().cast();
             let inserted = unsafe { ops.insert.unwrap()(self.1, name, 1, &mut addr, 0, null_mut()) };
             if inserted == 1 {

@@ -103,11 +103,11 @@ fn errors(lib: &Lib) {
     let av = opened.av(|_| ()).unwrap();
     let native = {
         let info = lib.getinfo(lib.newest(), Some(c"127.0.0.1"), Some(c"7"), 0, None).unwrap();
-        <[u8; 64]>::try_from(info.dest().unwrap()).unwrap()
+        <[u8; 32]>::try_from(info.dest().unwrap()).unwrap()
     };
     let mut status = [9, 9, 9];
     let mut numbers = [9; 3];
-    let addresses = [[0xff_u8; 64], native, [0; 64]];
+    let addresses = [[0xff_u8; 32], native, [0; 32]];
     let inserted = insert(av, &addresses, numbers.as_mut_ptr(), FI_SYNC_ERR, status.as_mut_ptr().cast());
     assert_eq!((inserted, status), (1, [FI_EINVAL, 0, FI_EINVAL]));
     assert_eq!(numbers, [FI_ADDR_NOTAVAIL, 0, FI_ADDR_NOTAVAIL]);
