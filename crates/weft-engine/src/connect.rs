@@ -43,6 +43,8 @@ pub enum Role {
     /// Any peers, by address (FI_EP_RDM).
     #[default]
     Connectionless,
+    /// Any peers, by address, which may miss what is sent (FI_EP_DGRAM).
+    Datagrams,
     /// One peer, to be connected with (FI_EP_MSG).
     Active,
     /// Hears calls of at most so many peers that are not answered yet (a passive endpoint).
@@ -109,7 +111,7 @@ impl Connection {
     }
 
     pub(crate) const fn is_connectionless(&self) -> bool {
-        matches!(self.role, Role::Connectionless)
+        matches!(self.role, Role::Connectionless | Role::Datagrams)
     }
 }
 
@@ -222,7 +224,9 @@ impl Core {
     pub(crate) fn introduce(&mut self, link: LinkId) {
         let vci = self.link_mut(link).vc;
         let (what, data) = match &mut self.connection.phase {
-            _ if self.connection.role == Role::Connectionless => return self.link_say(link, kind::OPEN, false),
+            _ if matches!(self.connection.role, Role::Connectionless | Role::Datagrams) => {
+                return self.link_say(link, kind::OPEN, false);
+            }
             Phase::Calling(known, data) => {
                 *known = vci;
                 (kind::CALL, data)

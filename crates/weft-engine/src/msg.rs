@@ -13,6 +13,7 @@ use zerocopy::little_endian::{U32, U64};
 
 use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, OpFlags, SendOp};
 use crate::bulk::{reachable, wire_iov};
+use crate::connect::Role;
 use crate::core::{Core, Violation};
 use crate::engine::{Engine, Started};
 use crate::held::Holder;
@@ -109,6 +110,9 @@ impl<N: Nic> Engine<N> {
     /// What [`Engine::send`] does where the fast path does not serve. Errors: as there.
     #[cold]
     pub fn send_later(&mut self, op: &SendOp<'_>) -> Result<(), Error> {
+        if self.core.is_unreliable() {
+            return self.send_datagram(op);
+        }
         let len = mem::total_len(op.iov);
         if op.flags.contains(OpFlags::INJECT) && len > self.core.config.inject_bytes {
             return Err(Error::TooLong);
@@ -131,7 +135,7 @@ impl<N: Nic> Engine<N> {
         if len as u64 > self.core.config.max_msg_bytes { Err(Error::TooLong) } else { Ok(()) }
     }
 
-    fn enqueue_send(&mut self, op: &SendOp<'_>, vci: u32, len: usize) -> Result<(), Error> {
+    pub(crate) fn enqueue_send(&mut self, op: &SendOp<'_>, vci: u32, len: usize) -> Result<(), Error> {
         if len as u64 > self.core.config.max_msg_bytes {
             return Err(Error::TooLong);
         }
@@ -175,6 +179,8 @@ impl<N: Nic> Engine<N> {
             vc.tx_credit -= cost;
             op.phase = Phase::AwaitAck;
             op.pending = u32::from(ack.is_some());
+        } else if self.core.config.role == Role::Datagrams {
+            return Core::drop_datagram(op, &mut self.core.dropped);
         } else {
             let holder = Holder::Part { op: index, part: 0 };
             let direct = reachable(&mut self.nic, &mut self.core.held, &vc.caps, holder, &op.iov);
@@ -228,7 +234,7 @@ fn rts_head<const ROOM: usize>(index: u32, op: &TxOp, ack: bool, room: Option<us
 
 impl Core {
     #[inline]
-    fn complete_send(&mut self, op: &SendOp<'_>, len: usize) {
+    pub(crate) fn complete_send(&mut self, op: &SendOp<'_>, len: usize) {
         self.completions.push(Completion {
             kind: Kind::Send,
             ctx: op.ctx,

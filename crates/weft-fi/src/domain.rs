@@ -10,6 +10,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use weft_fi_sys as sys;
 
 use crate::addr::Format;
 use crate::cntr::Cntr;
-use crate::endpoint::core::{Core, CoreRef};
+use crate::endpoint::core::{Core, CoreRef, Eng};
 use crate::endpoint::route::RegionCounters;
 use crate::endpoint::shared;
 use crate::eq::Eq;
@@ -52,6 +53,8 @@ pub(crate) struct Domain {
     auth_key: Option<Vec<u8>>,
     auto: Option<Arc<AutoProgress>>,
     meter: Arc<Meter>,
+    /// Datagrams that endpoints have dropped which are closed by now.
+    dropped: AtomicU64,
     /// What waits for counters.
     work: Arc<WorkQueue>,
     shared: Mutex<Shared>,
@@ -194,6 +197,7 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
         params,
         auto,
         meter: Arc::default(),
+        dropped: AtomicU64::new(0),
         work,
         shared: Mutex::default(),
         eq: Mutex::new(None),
@@ -293,6 +297,17 @@ impl Domain {
     /// What counts the waits at the locks of the domain's objects.
     pub(crate) const fn meter(&self) -> &Arc<Meter> {
         &self.meter
+    }
+
+    /// An endpoint that is closing has dropped so many datagrams.
+    pub(crate) fn count_dropped(&self, datagrams: u64) {
+        self.dropped.fetch_add(datagrams, Ordering::Relaxed);
+    }
+
+    /// Datagrams that were dropped here.
+    pub(crate) fn dropped(&self) -> u64 {
+        let open: u64 = self.cores().iter().map(|core| core.control().engine.as_ref().map_or(0, Eng::dropped)).sum();
+        open + self.dropped.load(Ordering::Relaxed)
     }
 
     /// How an endpoint of this domain sets up its devices, as [`devices_config`].

@@ -22,6 +22,8 @@ struct Stats {
     lock_waits: u64,
     /// Rounds in which the progress thread found something to do.
     thread_rounds: u64,
+    /// Datagrams that were dropped before they left.
+    datagrams_dropped: u64,
 }
 
 /// `struct weft_stats_ops`.
@@ -47,6 +49,7 @@ unsafe extern "C" fn read(domain: *mut sys::fid_domain, out: *mut Stats, len: us
         let stats = Stats {
             lock_waits: domain.meter().waits(),
             thread_rounds: domain.auto_progress().map_or(0, |auto| auto.rounds()),
+            datagrams_dropped: domain.dropped(),
         };
         // SAFETY: the client's place has `len` bytes.
         unsafe { object::give_known(&stats, out, len) }

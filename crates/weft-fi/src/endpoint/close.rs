@@ -51,6 +51,7 @@ impl Ep {
         setup.stx = None;
         setup.enabled = false;
         if let Some(mut engine) = engine {
+            self.domain.count_dropped(engine.dropped());
             // What comes now would take receives that other endpoints have a use for.
             engine.leave_pool();
             finish(engine, Duration::from_millis(self.domain.params().close_timeout_ms));

@@ -51,7 +51,7 @@ pub(crate) struct Origin {
 impl Origin {
     /// For an endpoint opened with this `fi_info`, whose source address is `local`.
     pub(super) fn of(info: &Hints, ty: EpType, local: Option<EpName>) -> Result<Self, Errno> {
-        if info.handle == 0 || ty == EpType::Rdm {
+        if info.handle == 0 || ty != EpType::Msg {
             return Ok(Self { local, ..Self::default() });
         }
         if let Some(request) = pep::request(info.handle) {

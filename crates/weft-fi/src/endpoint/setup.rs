@@ -15,7 +15,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use weft_engine::api::{Access, Book, Config, Matching, NoBook};
 use weft_engine::name::EpName;
-use weft_engine::{Engine, Pool, Role};
+use weft_engine::{Engine, Pool};
 use weft_fi_sys as sys;
 use weft_nic::NicError;
 
@@ -36,7 +36,7 @@ use crate::eq::Eq;
 use crate::errno::Errno;
 use crate::info::EpType;
 use crate::info::hints::Hints;
-use crate::info::offer::{IOV_LIMIT, MAX_INJECT_BYTES, MAX_MSG_BYTES, MAX_QUEUE, SHARED_CONTEXT};
+use crate::info::offer::{IOV_LIMIT, MAX_INJECT_BYTES, MAX_QUEUE, SHARED_CONTEXT};
 use crate::info::order::Fences;
 use crate::lock::Callers;
 use crate::object::{self, Head, Hold, Uses};
@@ -121,7 +121,7 @@ pub(super) fn open(domain: Hold<Domain>, info: &Hints, kind: Kind, context: *mut
     let sources = Sources::of(caps, domain.api_version());
     let triggers = caps & domain.caps() & sys::FI_TRIGGER != 0;
     let routes = Routes { format, context: context.addr(), ..Routes::default() };
-    let limits = limits_of(domain.params(), info)?;
+    let limits = limits_of(domain.params(), ty, info)?;
     let matching = domain.params().matching;
     let shared =
         (kind == Kind::Receives).then(|| Receives::new(Pool::new(matching, limits.rx_depth, MIN_MULTI_RECV_BYTES)));
@@ -170,14 +170,14 @@ pub(super) fn open(domain: Hold<Domain>, info: &Hints, kind: Kind, context: *mut
 }
 
 /// The bounds that the attributes ask for: zero is the default.
-fn limits_of(params: &Params, info: &Hints) -> Result<Limits, Errno> {
+fn limits_of(params: &Params, ty: EpType, info: &Hints) -> Result<Limits, Errno> {
     let choose = |asked: usize, default: usize| if asked == 0 { default } else { asked };
     let inject_asked = info.tx.map_or(0, |attr| attr.inject_size);
     let limits = Limits {
         iov: IOV_LIMIT,
         rma_iov: IOV_LIMIT,
         inject_bytes: inject_asked.max(params.inject_bytes),
-        max_msg_bytes: choose(info.ep.map_or(0, |attr| attr.max_msg_size), MAX_MSG_BYTES),
+        max_msg_bytes: choose(info.ep.map_or(0, |attr| attr.max_msg_size), ty.max_msg_bytes()),
         tx_depth: choose(info.tx.map_or(0, |attr| attr.size), params.tx_size),
         rx_depth: choose(info.rx.map_or(0, |attr| attr.size), params.rx_size),
     };
@@ -185,7 +185,7 @@ fn limits_of(params: &Params, info: &Hints) -> Result<Limits, Errno> {
     let iov_asked = iov_asked.max(info.rx.map_or(0, |attr| attr.iov_limit));
     let queue_asked = info.tx.map_or(0, |attr| attr.size).max(info.rx.map_or(0, |attr| attr.size));
     if iov_asked > IOV_LIMIT
-        || limits.max_msg_bytes > MAX_MSG_BYTES
+        || limits.max_msg_bytes > ty.max_msg_bytes()
         || inject_asked > MAX_INJECT_BYTES
         || queue_asked > MAX_QUEUE.max(params.tx_size).max(params.rx_size)
     {
@@ -389,7 +389,7 @@ impl Ep {
         let book = match (&setup.av, self.ty) {
             (Some(av), _) => av.book(),
             (None, EpType::Msg) => Arc::new(NoBook) as Book,
-            (None, EpType::Rdm) => return Err(Errno::NOAV),
+            (None, EpType::Rdm | EpType::Dgram) => return Err(Errno::NOAV),
         };
         let reports = self.reports(&setup)?;
         let mut state = self.core.state();
@@ -408,7 +408,7 @@ impl Ep {
             Some(devices) => devices,
             None => {
                 // Whom a connected endpoint calls back has its full name.
-                let open = self.ty == EpType::Rdm && setup.format.is_open();
+                let open = self.ty != EpType::Msg && setup.format.is_open();
                 Devices::new(&self.domain.devices_config(setup.local, open, setup.shm)).map_err(refused)?
             }
         };
@@ -449,7 +449,7 @@ impl Ep {
 
     /// Where connections are reported.
     fn reports(&self, setup: &Setup) -> Result<Option<Reports>, Errno> {
-        if self.ty == EpType::Rdm {
+        if self.ty != EpType::Msg {
             return Ok(None);
         }
         let eq = setup.eq.clone().ok_or(Errno::NOEQ)?;
@@ -463,11 +463,12 @@ impl Ep {
             tx_depth: self.limits.tx_depth,
             rx_depth: self.limits.rx_depth,
             window_bytes: params.unexpected_window_bytes,
-            eager_bytes: params.eager_bytes,
+            // A datagram goes at once or not at all.
+            eager_bytes: if self.ty == EpType::Dgram { Some(self.limits.max_msg_bytes) } else { params.eager_bytes },
             max_msg_bytes: self.limits.max_msg_bytes as u64,
             matching: setup.matching,
             mr_cache: params.mr_cache_limits(),
-            role: if self.ty == EpType::Msg { Role::Active } else { Role::Connectionless },
+            role: self.ty.role(),
         }
     }
 

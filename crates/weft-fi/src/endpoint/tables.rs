@@ -63,7 +63,7 @@ pub(super) fn rma(ty: EpType, caps: u64) -> &'static fi_ops_rma {
     match ty {
         _ if !includes(caps, FI_RMA, RMA_MODIFIERS, FI_READ | FI_WRITE) => &NO_RMA,
         EpType::Msg => &peer::RMA,
-        EpType::Rdm => &rma::OPS,
+        EpType::Rdm | EpType::Dgram => &rma::OPS,
     }
 }
 
@@ -72,6 +72,6 @@ pub(super) fn atomic(ty: EpType, caps: u64) -> &'static fi_ops_atomic {
     match ty {
         _ if !includes(caps, FI_ATOMIC, RMA_MODIFIERS, FI_READ | FI_WRITE) => &NO_ATOMIC,
         EpType::Msg => &peer::ATOMIC,
-        EpType::Rdm => &atomic::OPS,
+        EpType::Rdm | EpType::Dgram => &atomic::OPS,
     }
 }

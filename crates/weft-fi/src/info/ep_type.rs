@@ -1,7 +1,10 @@
 //! Types of endpoint (fi_endpoint(3)): how each differs from the others in what is offered.
 
+use weft_engine::Role;
 use weft_fi_sys as sys;
 use weft_fi_sys::v2;
+
+use crate::info::offer::MAX_MSG_BYTES;
 
 /// A type of endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -11,6 +14,8 @@ pub(crate) enum EpType {
     Rdm,
     /// FI_EP_MSG.
     Msg,
+    /// FI_EP_DGRAM.
+    Dgram,
 }
 
 /// An endpoint with one peer has no source to tell of, nor to choose. Operations that start by themselves name their peers by address.
@@ -18,12 +23,29 @@ const NOT_CONNECTED: u64 = sys::FI_DIRECTED_RECV | sys::FI_SOURCE | sys::FI_SOUR
 /// From API 2.0 on.
 const NOT_CONNECTED_2_0: u64 = v2::FI_TAGGED_DIRECTED_RECV | v2::FI_EXACT_DIRECTED_RECV;
 
+/// What goes further than a datagram is reliable.
+const NOT_UNRELIABLE: u64 = sys::FI_TAGGED
+    | sys::FI_RMA
+    | sys::FI_ATOMIC
+    | sys::FI_READ
+    | sys::FI_WRITE
+    | sys::FI_REMOTE_READ
+    | sys::FI_REMOTE_WRITE
+    | sys::FI_RMA_EVENT
+    | sys::FI_FENCE
+    | sys::FI_TRIGGER;
+/// From API 2.0 on.
+const NOT_UNRELIABLE_2_0: u64 = v2::FI_TAGGED_DIRECTED_RECV | v2::FI_TAGGED_MULTI_RECV;
+/// Longest datagram in bytes: eager on every device.
+const MAX_DATAGRAM_BYTES: usize = 16 << 10;
+
 impl EpType {
     /// From `fi_ep_attr.type`; `None` for types that weft does not have.
     pub(crate) const fn from_raw(raw: sys::fi_ep_type) -> Option<Self> {
         match raw {
             sys::FI_EP_UNSPEC | sys::FI_EP_RDM => Some(Self::Rdm),
             sys::FI_EP_MSG => Some(Self::Msg),
+            sys::FI_EP_DGRAM => Some(Self::Dgram),
             _ => None,
         }
     }
@@ -33,6 +55,7 @@ impl EpType {
         match self {
             Self::Rdm => sys::FI_EP_RDM,
             Self::Msg => sys::FI_EP_MSG,
+            Self::Dgram => sys::FI_EP_DGRAM,
         }
     }
 
@@ -41,7 +64,26 @@ impl EpType {
         match self {
             Self::Rdm => 0,
             Self::Msg if api >= v2::V2_0 => NOT_CONNECTED | NOT_CONNECTED_2_0,
+            Self::Dgram if api >= v2::V2_0 => NOT_UNRELIABLE | NOT_UNRELIABLE_2_0,
             Self::Msg => NOT_CONNECTED,
+            Self::Dgram => NOT_UNRELIABLE,
+        }
+    }
+
+    /// Longest message in bytes.
+    pub(crate) const fn max_msg_bytes(self) -> usize {
+        match self {
+            Self::Rdm | Self::Msg => MAX_MSG_BYTES,
+            Self::Dgram => MAX_DATAGRAM_BYTES,
+        }
+    }
+
+    /// What the engine is for.
+    pub(crate) const fn role(self) -> Role {
+        match self {
+            Self::Rdm => Role::Connectionless,
+            Self::Msg => Role::Active,
+            Self::Dgram => Role::Datagrams,
         }
     }
 }

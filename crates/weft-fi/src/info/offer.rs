@@ -50,6 +50,8 @@ const TX_OP_FLAGS: u64 = sys::FI_COMPLETION
     | sys::FI_REMOTE_CQ_DATA
     | sys::FI_FENCE
     | sys::FI_MORE;
+/// What nobody does for a datagram: answer, or keep others waiting.
+const ANSWERED: u64 = sys::FI_DELIVERY_COMPLETE | sys::FI_MATCH_COMPLETE | sys::FI_FENCE;
 /// The same for a receive context.
 const RX_OP_FLAGS: u64 = sys::FI_COMPLETION | sys::FI_MULTI_RECV | sys::FI_MORE;
 
@@ -85,15 +87,15 @@ impl Offer {
         let Some(format) = Format::from_raw(hints.addr_format) else {
             return Err(reject("addr_format", hints.addr_format, "FI_FORMAT_UNSPEC, FI_SOCKADDR*, FI_ADDR_STR"));
         };
-        let kind = kind(hints)?;
-        let caps = caps::grant(api, kind, hints.caps)?;
+        let ty = ep_type(hints)?;
+        let caps = caps::grant(api, ty, hints.caps)?;
         Ok(Self {
             caps,
             format,
             handle: hints.handle,
-            tx: tx(hints, caps, params)?,
-            rx: rx(hints, caps, params)?,
-            ep: ep(hints, kind)?,
+            tx: tx(hints, ty, caps, params)?,
+            rx: rx(hints, ty, caps, params)?,
+            ep: ep(hints, ty)?,
             domain: domain(api, hints)?,
             ep_auth_key: hints.ep_auth_key.clone(),
             domain_auth_key: hints.domain_auth_key.clone(),
@@ -141,12 +143,12 @@ fn up_to(what: &str, wanted: usize, default: usize, limit: usize) -> Result<usiz
 }
 
 /// The orders that both sides of an endpoint know. Unasked, those that cost nothing.
-fn msg_order(what: &str, wanted: u64) -> Result<u64, Errno> {
-    subset(what, wanted, order::FREE | order::FENCED)?;
+fn msg_order(what: &str, ty: EpType, wanted: u64) -> Result<u64, Errno> {
+    subset(what, wanted, order::FREE | if ty == EpType::Dgram { 0 } else { order::FENCED })?;
     Ok(order::FREE | wanted)
 }
 
-fn tx(hints: &Hints, caps: u64, params: &Params) -> Result<sys::fi_tx_attr, Errno> {
+fn tx(hints: &Hints, ty: EpType, caps: u64, params: &Params) -> Result<sys::fi_tx_attr, Errno> {
     let zero = sys::fi_tx_attr {
         caps: 0,
         mode: 0,
@@ -161,15 +163,18 @@ fn tx(hints: &Hints, caps: u64, params: &Params) -> Result<sys::fi_tx_attr, Errn
     };
     let hint = hints.tx.unwrap_or(zero);
     subset("tx_attr->caps", hint.caps, caps)?;
-    subset("tx_attr->op_flags", hint.op_flags, TX_OP_FLAGS | (caps & sys::FI_TRIGGER))?;
+    let answered = if ty == EpType::Dgram { ANSWERED } else { 0 };
+    subset("tx_attr->op_flags", hint.op_flags, TX_OP_FLAGS & !answered | (caps & sys::FI_TRIGGER))?;
     subset("tx_attr->comp_order", hint.comp_order, 0)?;
+    let longest = ty.max_msg_bytes();
+    let inject = params.inject_bytes.min(longest);
     at_most("tx_attr->iov_limit", hint.iov_limit, IOV_LIMIT)?;
     at_most("tx_attr->rma_iov_limit", hint.rma_iov_limit, IOV_LIMIT)?;
     Ok(sys::fi_tx_attr {
         caps: if hint.caps == 0 { caps::of_tx(caps) } else { hint.caps },
         op_flags: hint.op_flags,
-        msg_order: msg_order("tx_attr->msg_order", hint.msg_order)?,
-        inject_size: up_to("tx_attr->inject_size", hint.inject_size, params.inject_bytes, MAX_INJECT_BYTES)?,
+        msg_order: msg_order("tx_attr->msg_order", ty, hint.msg_order)?,
+        inject_size: up_to("tx_attr->inject_size", hint.inject_size, inject, MAX_INJECT_BYTES.min(longest))?,
         // A client that asks for fewer gets what it asks for: the queue is memory.
         size: if hint.size == 0 { params.tx_size } else { up_to("tx_attr->size", hint.size, 1, MAX_QUEUE)? },
         iov_limit: IOV_LIMIT,
@@ -179,7 +184,7 @@ fn tx(hints: &Hints, caps: u64, params: &Params) -> Result<sys::fi_tx_attr, Errn
     })
 }
 
-fn rx(hints: &Hints, caps: u64, params: &Params) -> Result<sys::fi_rx_attr, Errno> {
+fn rx(hints: &Hints, ty: EpType, caps: u64, params: &Params) -> Result<sys::fi_rx_attr, Errno> {
     let zero = sys::fi_rx_attr {
         caps: 0,
         mode: 0,
@@ -198,7 +203,7 @@ fn rx(hints: &Hints, caps: u64, params: &Params) -> Result<sys::fi_rx_attr, Errn
     Ok(sys::fi_rx_attr {
         caps: if hint.caps == 0 { caps::of_rx(caps) } else { hint.caps },
         op_flags: hint.op_flags,
-        msg_order: msg_order("rx_attr->msg_order", hint.msg_order)?,
+        msg_order: msg_order("rx_attr->msg_order", ty, hint.msg_order)?,
         // The window is per peer, so any total that a client hopes for is met.
         total_buffered_recv: hint.total_buffered_recv,
         size: if hint.size == 0 { params.rx_size } else { up_to("rx_attr->size", hint.size, 1, MAX_QUEUE)? },
@@ -208,12 +213,13 @@ fn rx(hints: &Hints, caps: u64, params: &Params) -> Result<sys::fi_rx_attr, Errn
 }
 
 /// The type of endpoint.
-fn kind(hints: &Hints) -> Result<EpType, Errno> {
+fn ep_type(hints: &Hints) -> Result<EpType, Errno> {
     let wanted = hints.ep.map_or(sys::FI_EP_UNSPEC, |attr| attr.type_);
-    EpType::from_raw(wanted).ok_or_else(|| reject("ep_attr->type", wanted, "FI_EP_RDM (3), FI_EP_MSG (1)"))
+    EpType::from_raw(wanted)
+        .ok_or_else(|| reject("ep_attr->type", wanted, "FI_EP_RDM (3), FI_EP_MSG (1), FI_EP_DGRAM (2)"))
 }
 
-fn ep(hints: &Hints, kind: EpType) -> Result<sys::fi_ep_attr, Errno> {
+fn ep(hints: &Hints, ty: EpType) -> Result<sys::fi_ep_attr, Errno> {
     let zero = sys::fi_ep_attr {
         type_: sys::FI_EP_UNSPEC,
         protocol: sys::FI_PROTO_UNSPEC,
@@ -236,18 +242,19 @@ fn ep(hints: &Hints, kind: EpType) -> Result<sys::fi_ep_attr, Errno> {
     if !matches!(hint.protocol_version, 0 | PROTOCOL_VERSION) {
         return Err(reject("ep_attr->protocol_version", hint.protocol_version, PROTOCOL_VERSION));
     }
-    at_most("ep_attr->max_msg_size", hint.max_msg_size, MAX_MSG_BYTES)?;
-    at_most("ep_attr->max_order_raw_size", hint.max_order_raw_size, order::ORDERED_RMA_BYTES)?;
-    at_most("ep_attr->max_order_war_size", hint.max_order_war_size, order::ORDERED_RMA_BYTES)?;
-    at_most("ep_attr->max_order_waw_size", hint.max_order_waw_size, order::ORDERED_RMA_BYTES)?;
+    at_most("ep_attr->max_msg_size", hint.max_msg_size, ty.max_msg_bytes())?;
+    let ordered = if ty == EpType::Dgram { 0 } else { order::ORDERED_RMA_BYTES };
+    at_most("ep_attr->max_order_raw_size", hint.max_order_raw_size, ordered)?;
+    at_most("ep_attr->max_order_war_size", hint.max_order_war_size, ordered)?;
+    at_most("ep_attr->max_order_waw_size", hint.max_order_waw_size, ordered)?;
     Ok(sys::fi_ep_attr {
-        type_: kind.raw(),
+        type_: ty.raw(),
         protocol: FI_PROTO_WEFT,
         protocol_version: PROTOCOL_VERSION,
-        max_msg_size: MAX_MSG_BYTES,
-        max_order_raw_size: order::ORDERED_RMA_BYTES,
-        max_order_war_size: order::ORDERED_RMA_BYTES,
-        max_order_waw_size: order::ORDERED_RMA_BYTES,
+        max_msg_size: ty.max_msg_bytes(),
+        max_order_raw_size: ordered,
+        max_order_war_size: ordered,
+        max_order_waw_size: ordered,
         mem_tag_format: if hint.mem_tag_format == 0 { TAG_GENERIC } else { hint.mem_tag_format },
         tx_ctx_cnt: contexts("ep_attr->tx_ctx_cnt", hint.tx_ctx_cnt)?,
         rx_ctx_cnt: contexts("ep_attr->rx_ctx_cnt", hint.rx_ctx_cnt)?,
@@ -487,7 +494,7 @@ mod tests {
         };
         assert_eq!(ep(|_| ()), Ok(()));
         assert_eq!(ep(|attr| attr.type_ = sys::FI_EP_SOCK_STREAM), Err(Errno::NODATA));
-        assert_eq!(ep(|attr| attr.type_ = sys::FI_EP_DGRAM), Err(Errno::NODATA));
+        assert_eq!(ep(|attr| attr.type_ = sys::FI_EP_DGRAM), Err(Errno::NODATA), "with such long messages");
         assert_eq!(ep(|attr| attr.max_msg_size = usize::MAX), Err(Errno::NODATA));
         assert_eq!(ep(|attr| attr.protocol = 1), Err(Errno::NODATA));
         assert_eq!(ep(|attr| attr.tx_ctx_cnt = usize::MAX - 1), Err(Errno::NODATA));

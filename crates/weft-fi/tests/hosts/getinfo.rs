@@ -165,7 +165,7 @@ pub(crate) fn rejections(lib: &Lib) {
         assert_eq!(answer, Err(FI_ENODATA), "{what}");
     };
     refused("socket endpoints", &|hints| hints.ep().type_ = FI_EP_SOCK_STREAM);
-    refused("DGRAM endpoints", &|hints| hints.ep().type_ = FI_EP_DGRAM);
+    refused("tagged datagrams", &|hints| hints.ep().type_ = FI_EP_DGRAM);
     refused("device memory", &|hints| hints.get().caps |= FI_HMEM);
     refused("multicast", &|hints| hints.get().caps |= FI_MULTICAST);
     refused("commit complete", &|hints| hints.tx().op_flags = FI_COMMIT_COMPLETE);

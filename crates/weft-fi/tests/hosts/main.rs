@@ -26,6 +26,7 @@ mod client;
 mod closing;
 mod connections;
 mod data;
+mod datagrams;
 mod death;
 mod getinfo;
 mod levels;
@@ -115,6 +116,8 @@ const GROUPS: &[Group] = &[
     Group { name: "closing_tcp", run: closing::all, env: TCP },
     Group { name: "connections_shm", run: connections::all, env: SHM },
     Group { name: "connections_tcp", run: connections::all, env: TCP },
+    Group { name: "datagrams_shm", run: datagrams::all, env: &[SHM[0], SHM[1], WINDOW] },
+    Group { name: "datagrams_tcp", run: datagrams::all, env: &[TCP[0], TCP[1], TCP[2], WINDOW] },
     Group { name: "death_shm", run: death::all, env: SHM },
     Group { name: "death_push", run: death::all, env: SHM_PUSH },
     Group { name: "death_tcp", run: death::all, env: TCP },
@@ -289,7 +292,8 @@ groups! {
     getinfo_defaults getinfo_clients getinfo_rejections getinfo_params getinfo_log getinfo_no_layers
     addresses objects_tables objects_busy objects_left_open objects_endpoint objects_matching vectors regions event_queues data progress_shm progress_tcp
     misuse states access_shm access_push access_tcp atomics_shm atomics_tcp limits_shm limits_push limits_tcp
-    closing_shm closing_push closing_tcp connections_shm connections_tcp death_shm death_push death_tcp
+    closing_shm closing_push closing_tcp connections_shm connections_tcp
+    datagrams_shm datagrams_tcp death_shm death_push death_tcp
     suite_shm receives_shm suite_push receives_push suite_tcp receives_tcp
     suite_sim_direct receives_sim_direct suite_sim_push receives_sim_push suite_sim_unordered receives_sim_unordered
     registration_kept registration_limited registration_unseen registration_none

@@ -466,7 +466,7 @@ fn unsupported(lib: &Lib) {
         assert!(wait.is_null() && poll.is_null() && rx.is_null() && ops.is_null());
     }
     // Endpoints of other types, although nothing of the kind was offered.
-    for kind in [FI_EP_SOCK_STREAM, FI_EP_DGRAM] {
+    for kind in [FI_EP_SOCK_STREAM, FI_EP_SOCK_DGRAM] {
         side.info.ep().type_ = kind;
         let opened: Result<*mut fid_ep, c_int> = open!(domain, endpoint, info);
         assert_eq!(opened, Err(FI_ENOSYS), "endpoint type {kind}");

@@ -1,0 +1,123 @@
+//! Who peers are: names, addresses, and the virtual connections that belong to them.
+//!
+//! Place in the data flow: an operation to an address that is used for the first time, a peer's link, and the client's address vector come
+//! here; the paths of messages only look up what was found ([`Core::known_vc`]).
+//!
+//! Invariant: one virtual connection per endpoint, also where the endpoint was known by its service name first.
+
+use crate::api::{ADDR_NONE, Addr, Error};
+use crate::core::Core;
+use crate::name::EpName;
+use crate::nic::LinkId;
+use crate::vc::{Vc, VcState};
+
+impl Core {
+    #[cold]
+    pub(crate) fn meet(&mut self, addr: Addr) -> Result<u32, Error> {
+        let index = usize::try_from(addr).map_err(|_| Error::NoSuchAddress)?;
+        let name = self.book.name(addr).ok_or_else(|| self.no_peer())?;
+        let vci = self.vc_named(&name);
+        let vc = &mut self.vcs[vci as usize];
+        if vc.addr == ADDR_NONE {
+            vc.addr = addr;
+            self.readdressed();
+        }
+        // The book knows the address, so its index is as dense as the book is.
+        if self.by_addr.len() <= index {
+            self.by_addr.resize((index + 1).next_power_of_two(), 0);
+        }
+        self.by_addr[index] = vci + 1;
+        Ok(vci)
+    }
+
+    /// The connection for a name, new or old.
+    pub(crate) fn vc_named(&mut self, name: &EpName) -> u32 {
+        if let Some(&vci) = self.by_identity.get(&name.identity()) {
+            return vci;
+        }
+        let vci = u32::try_from(self.vcs.len()).unwrap_or(u32::MAX - 1);
+        let mut vc = Vc::new(*name);
+        vc.addr = self.book.addr(name).unwrap_or(ADDR_NONE);
+        self.vcs.push(vc);
+        self.by_identity.insert(name.identity(), vci);
+        vci
+    }
+
+    pub(crate) fn address_added(&mut self, addr: Addr, name: &EpName) {
+        let known = self.by_identity.get(&name.identity());
+        let vc = match known {
+            Some(&vci) => self.vcs.get_mut(vci as usize),
+            // A full name that is not known has no connection; looking further would make start-up quadratic.
+            None if name.is_full() => None,
+            // A stranger's full name may be inserted in its service form.
+            None => self.vcs.iter_mut().find(|vc| vc.name.socket_identity() == name.identity()),
+        };
+        if let Some(vc) = vc
+            && vc.addr == ADDR_NONE
+        {
+            vc.addr = addr;
+            self.readdressed();
+        }
+    }
+
+    fn readdressed(&mut self) {
+        self.tagged.readdressed();
+        self.untagged.readdressed();
+    }
+
+    pub(crate) fn address_removed(&mut self, addr: Addr) {
+        if let Some(n) = usize::try_from(addr).ok().and_then(|i| self.by_addr.get_mut(i)) {
+            *n = 0;
+        }
+        let mut known = false;
+        for vc in self.vcs.iter_mut().filter(|vc| vc.addr == addr) {
+            vc.addr = ADDR_NONE;
+            known = true;
+        }
+        if known {
+            self.readdressed();
+        }
+    }
+
+    /// A connection that was begun under a service name turned out to lead to a known endpoint.
+    pub(crate) fn learn_name(&mut self, link: LinkId, vci: u32, peer: &EpName) -> u32 {
+        match self.by_identity.get(&peer.identity()) {
+            Some(&known) if known != vci => {
+                self.merge(vci, known);
+                if matches!(self.vcs[known as usize].state, VcState::Idle) {
+                    self.vcs[known as usize].state = VcState::Connecting(link);
+                    self.link_mut(link).vc = known;
+                    return known;
+                }
+                self.link_drop(link);
+                known
+            }
+            _ => {
+                self.by_identity.insert(peer.identity(), vci);
+                self.vcs[vci as usize].name = *peer;
+                vci
+            }
+        }
+    }
+
+    /// Moves all that waits on `from` to `to`, which leads to the same endpoint.
+    fn merge(&mut self, from: u32, to: u32) {
+        let old = &mut self.vcs[from as usize];
+        old.state = VcState::Idle;
+        let (waiting, addr, identity) = (std::mem::take(&mut old.tx), old.addr, old.name.identity());
+        for &op in &waiting {
+            self.ops[op as usize].vc = to;
+        }
+        let new = &mut self.vcs[to as usize];
+        new.tx.extend(waiting);
+        if new.addr == ADDR_NONE {
+            new.addr = addr;
+            self.readdressed();
+        }
+        self.by_identity.insert(identity, to);
+        for n in self.by_addr.iter_mut().filter(|n| **n == from + 1) {
+            *n = to + 1;
+        }
+        self.activate(to);
+    }
+}
