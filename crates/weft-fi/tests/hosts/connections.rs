@@ -1,6 +1,6 @@
 //! Connections (FI_EP_MSG): made, refused, aborted, used and ended, between endpoints of one process and with one that dies.
 
-mod ends;
+pub(crate) mod ends;
 mod trouble;
 
 use std::time::Duration;

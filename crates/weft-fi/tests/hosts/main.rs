@@ -127,6 +127,9 @@ const GROUPS: &[Group] = &[
     Group { name: "receives_push", run: suite::others, env: &[SHM[0], SHM[1], SHM_PUSH[2], WINDOW] },
     Group { name: "suite_tcp", run: suite::transfers, env: TCP },
     Group { name: "receives_tcp", run: suite::others, env: &[SHM[0], SHM[1], TCP[2], WINDOW] },
+    Group { name: "suite_connected_shm", run: suite::connections, env: SHM },
+    Group { name: "suite_connected_tcp", run: suite::connections, env: TCP },
+    Group { name: "suite_connected_sim", run: suite::connections, env: &[(SIM, "unordered")] },
     Group { name: "suite_sim_direct", run: suite::transfers, env: &[(SIM, "direct")] },
     Group { name: "receives_sim_direct", run: suite::others, env: &[(SIM, "direct"), WINDOW] },
     Group { name: "suite_sim_push", run: suite::transfers, env: &[(SIM, "push")] },
@@ -295,6 +298,7 @@ groups! {
     closing_shm closing_push closing_tcp connections_shm connections_tcp
     datagrams_shm datagrams_tcp death_shm death_push death_tcp
     suite_shm receives_shm suite_push receives_push suite_tcp receives_tcp
+    suite_connected_shm suite_connected_tcp suite_connected_sim
     suite_sim_direct receives_sim_direct suite_sim_push receives_sim_push suite_sim_unordered receives_sim_unordered
     registration_kept registration_limited registration_unseen registration_none
     suite_sim_registered receives_sim_registered

@@ -61,6 +61,15 @@ pub(crate) fn others(lib: &Lib) {
 
 /// Transfers of every kind.
 pub(crate) fn transfers(lib: &Lib) {
+    run(lib, false);
+}
+
+/// The same over connections, which nobody has with himself.
+pub(crate) fn connections(lib: &Lib) {
+    run(lib, true);
+}
+
+fn run(lib: &Lib, connected: bool) {
     let start = Instant::now();
     let limits = table::Limits::of(lib);
     let wanted = std::env::var("WEFT_SUITE_CASE").unwrap_or_default();
@@ -70,13 +79,13 @@ pub(crate) fn transfers(lib: &Lib) {
         // Virtual time goes on where somebody polls.
         cases.retain(|case| !case.auto);
     }
-    cases.retain(|case| case.name().contains(&wanted));
+    cases.retain(|case| case.name().contains(&wanted) && (!connected || case.get(Axis::Direction) < 2));
     let memory = memory::Memory::new(limits.longest);
     let mut setups: Vec<Setup> = cases.iter().map(Setup::of).collect();
     setups.sort_unstable();
     setups.dedup();
     for setup in setups {
-        let world = World::new(lib, setup, &memory);
+        let world = if connected { World::connected(lib, setup, &memory) } else { World::new(lib, setup, &memory) };
         for case in cases.iter().filter(|case| Setup::of(case) == setup) {
             let _telling = Telling(case);
             transfer::perform(&world, case);

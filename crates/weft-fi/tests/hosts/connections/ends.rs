@@ -11,7 +11,7 @@ use crate::side::{Outcome, Side, err, fabric_err, until};
 
 /// What an event queue says.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Event {
+pub(crate) enum Event {
     Request { pep: usize, info: *mut fi_info, data: Vec<u8> },
     Connected { ep: usize, data: Vec<u8> },
     Shutdown { ep: usize },
@@ -20,17 +20,17 @@ pub(super) enum Event {
 
 /// An event queue.
 #[derive(Clone, Copy)]
-pub(super) struct Queue(pub(super) *mut fid_eq);
+pub(crate) struct Queue(pub(crate) *mut fid_eq);
 
 impl Queue {
     /// A round of progress; events stay in the queue.
-    pub(super) fn progress(self) {
+    pub(crate) fn progress(self) {
         let (mut event, mut buffer) = (0, [0_u8; 512]);
         let read = unsafe { (*(*self.0).ops).read.unwrap() };
         unsafe { read(self.0, &mut event, buffer.as_mut_ptr().cast(), buffer.len(), FI_PEEK) };
     }
 
-    pub(super) fn poll(self) -> Option<Event> {
+    pub(crate) fn poll(self) -> Option<Event> {
         let mut event = 0;
         let mut buffer = [0_u64; 64];
         let read = unsafe { (*(*self.0).ops).read.unwrap() };
@@ -39,7 +39,7 @@ impl Queue {
     }
 
     /// `fi_eq_sread`.
-    pub(super) fn wait(self, timeout_ms: c_int) -> Option<Event> {
+    pub(crate) fn wait(self, timeout_ms: c_int) -> Option<Event> {
         let mut event = 0;
         let mut buffer = [0_u64; 64];
         let sread = unsafe { (*(*self.0).ops).sread.unwrap() };
@@ -69,7 +69,7 @@ impl Queue {
     }
 
     /// The error that is next; with room for so many bytes of its data, or 0: where they are is told.
-    pub(super) fn error(self, room: usize) -> Event {
+    pub(crate) fn error(self, room: usize) -> Event {
         let mut own = vec![0_u8; room];
         let mut entry: fi_eq_err_entry = unsafe { std::mem::zeroed() };
         (entry.err_data, entry.err_data_size) = (own.as_mut_ptr().cast(), room);
@@ -84,7 +84,7 @@ impl Queue {
 
     /// The next event, while the others make progress.
     #[track_caller]
-    pub(super) fn next(self, others: &[Self]) -> Event {
+    pub(crate) fn next(self, others: &[Self]) -> Event {
         until(|| {
             others.iter().for_each(|other| other.progress());
             self.poll()
@@ -93,7 +93,7 @@ impl Queue {
 
     /// There is no event, whatever progress is made.
     #[track_caller]
-    pub(super) fn nothing(self, others: &[Self]) {
+    pub(crate) fn nothing(self, others: &[Self]) {
         for _ in 0..300 {
             others.iter().for_each(|other| other.progress());
             assert_eq!(self.poll(), None);
@@ -102,21 +102,33 @@ impl Queue {
 }
 
 /// An endpoint of type FI_EP_MSG, with its queues.
-pub(super) struct End<'a> {
-    pub(super) side: Side<'a>,
-    pub(super) eq: Queue,
+pub(crate) struct End<'a> {
+    pub(crate) side: Side<'a>,
+    pub(crate) eq: Queue,
 }
 
-pub(super) fn as_msg(hints: &Info<'_>) {
+/// `fi_connect`.
+pub(crate) fn connect(ep: *mut fid_ep, to: &[u8], data: &[u8]) -> c_int {
+    let connect = unsafe { (*(*ep).cm).connect.unwrap() };
+    unsafe { connect(ep, to.as_ptr().cast(), data.as_ptr().cast(), data.len()) }
+}
+
+/// `fi_accept`.
+pub(crate) fn accept(ep: *mut fid_ep, data: &[u8]) -> c_int {
+    let accept = unsafe { (*(*ep).cm).accept.unwrap() };
+    unsafe { accept(ep, data.as_ptr().cast(), data.len()) }
+}
+
+pub(crate) fn as_msg(hints: &Info<'_>) {
     hints.ep().type_ = FI_EP_MSG;
 }
 
 impl<'a> End<'a> {
-    pub(super) fn new(lib: &'a Lib) -> Self {
+    pub(crate) fn new(lib: &'a Lib) -> Self {
         Self::with(lib, |_| ())
     }
 
-    pub(super) fn with(lib: &'a Lib, hints: impl Fn(&Info<'_>)) -> Self {
+    pub(crate) fn with(lib: &'a Lib, hints: impl Fn(&Info<'_>)) -> Self {
         Self::bound(Side::unbound(lib, 0, |info| {
             as_msg(info);
             hints(info);
@@ -124,7 +136,7 @@ impl<'a> End<'a> {
     }
 
     /// The end that answers a call.
-    pub(super) fn answering(lib: &'a Lib, info: *mut fi_info) -> Self {
+    pub(crate) fn answering(lib: &'a Lib, info: *mut fi_info) -> Self {
         Self::bound(Side::unbound_for(lib, lib.own(info)))
     }
 
@@ -136,26 +148,24 @@ impl<'a> End<'a> {
     }
 
     /// As events name it.
-    pub(super) fn fid(&self) -> usize {
+    pub(crate) fn fid(&self) -> usize {
         self.side.ep as usize
     }
 
-    pub(super) fn connect(&self, to: &[u8], data: &[u8]) -> c_int {
-        let connect = unsafe { (*(*self.side.ep).cm).connect.unwrap() };
-        unsafe { connect(self.side.ep, to.as_ptr().cast(), data.as_ptr().cast(), data.len()) }
+    pub(crate) fn connect(&self, to: &[u8], data: &[u8]) -> c_int {
+        connect(self.side.ep, to, data)
     }
 
-    pub(super) fn accept(&self, data: &[u8]) -> c_int {
-        let accept = unsafe { (*(*self.side.ep).cm).accept.unwrap() };
-        unsafe { accept(self.side.ep, data.as_ptr().cast(), data.len()) }
+    pub(crate) fn accept(&self, data: &[u8]) -> c_int {
+        accept(self.side.ep, data)
     }
 
-    pub(super) fn shutdown(&self) -> c_int {
+    pub(crate) fn shutdown(&self) -> c_int {
         unsafe { (*(*self.side.ep).cm).shutdown.unwrap()(self.side.ep, 0) }
     }
 
     /// `fi_getpeer`.
-    pub(super) fn peer(&self) -> Result<Vec<u8>, c_int> {
+    pub(crate) fn peer(&self) -> Result<Vec<u8>, c_int> {
         let mut name = vec![0_u8; 64];
         let mut len = name.len();
         let getpeer = unsafe { (*(*self.side.ep).cm).getpeer.unwrap() };
@@ -170,7 +180,7 @@ impl<'a> End<'a> {
 
     /// The next completion, while the other end makes progress.
     #[track_caller]
-    pub(super) fn next(&self, other: &Self) -> Outcome {
+    pub(crate) fn next(&self, other: &Self) -> Outcome {
         self.side.next(&[&other.side])
     }
 }
@@ -188,27 +198,27 @@ impl Drop for End<'_> {
 }
 
 /// A passive endpoint that listens.
-pub(super) struct Listener<'a> {
-    pub(super) lib: &'a Lib,
-    pub(super) eq: Queue,
+pub(crate) struct Listener<'a> {
+    pub(crate) lib: &'a Lib,
+    pub(crate) eq: Queue,
     /// Null once it is closed.
-    pub(super) pep: *mut fid_pep,
-    pub(super) opened: Opened,
+    pub(crate) pep: *mut fid_pep,
+    pub(crate) opened: Opened,
 }
 
 impl<'a> Listener<'a> {
-    pub(super) fn new(lib: &'a Lib) -> Self {
+    pub(crate) fn new(lib: &'a Lib) -> Self {
         Self::with(lib, |_| ())
     }
 
-    pub(super) fn with(lib: &'a Lib, change: impl Fn(&Info<'_>)) -> Self {
+    pub(crate) fn with(lib: &'a Lib, change: impl Fn(&Info<'_>)) -> Self {
         let listener = Self::idle(lib, change);
         assert_eq!(listener.listen(), 0);
         listener
     }
 
     /// One that does not listen yet.
-    pub(super) fn idle(lib: &'a Lib, change: impl Fn(&Info<'_>)) -> Self {
+    pub(crate) fn idle(lib: &'a Lib, change: impl Fn(&Info<'_>)) -> Self {
         let hints = lib.allocinfo();
         as_msg(&hints);
         change(&hints);
@@ -220,11 +230,11 @@ impl<'a> Listener<'a> {
         Self { lib, eq: Queue(eq), pep, opened }
     }
 
-    pub(super) fn listen(&self) -> c_int {
+    pub(crate) fn listen(&self) -> c_int {
         unsafe { (*(*self.pep).cm).listen.unwrap()(self.pep) }
     }
 
-    pub(super) fn name(&self) -> Vec<u8> {
+    pub(crate) fn name(&self) -> Vec<u8> {
         let mut name = vec![0_u8; 64];
         let mut len = name.len();
         let getname = unsafe { (*(*self.pep).cm).getname.unwrap() };
@@ -233,18 +243,18 @@ impl<'a> Listener<'a> {
         name
     }
 
-    pub(super) fn reject(&self, handle: fid_t, data: &[u8]) -> c_int {
+    pub(crate) fn reject(&self, handle: fid_t, data: &[u8]) -> c_int {
         let reject = unsafe { (*(*self.pep).cm).reject.unwrap() };
         unsafe { reject(self.pep, handle, data.as_ptr().cast(), data.len()) }
     }
 
-    pub(super) fn set_backlog(&self, mut calls: c_int) -> c_int {
+    pub(crate) fn set_backlog(&self, mut calls: c_int) -> c_int {
         control(self.pep, FI_BACKLOG, (&raw mut calls).cast::<c_void>())
     }
 
     /// The next call, and what its caller has to say.
     #[track_caller]
-    pub(super) fn called(&self, caller: &End<'_>) -> (*mut fi_info, Vec<u8>) {
+    pub(crate) fn called(&self, caller: &End<'_>) -> (*mut fi_info, Vec<u8>) {
         match self.eq.next(&[caller.eq]) {
             Event::Request { pep, info, data } => {
                 assert_eq!(pep, self.pep as usize);
@@ -254,7 +264,7 @@ impl<'a> Listener<'a> {
         }
     }
 
-    pub(super) fn close_pep(&mut self) {
+    pub(crate) fn close_pep(&mut self) {
         assert_eq!(close(std::mem::replace(&mut self.pep, null_mut())), 0, "fi_close(pep)");
     }
 }
@@ -273,7 +283,7 @@ impl Drop for Listener<'_> {
 
 /// Two ends of one connection.
 #[track_caller]
-pub(super) fn connected<'a>(listener: &Listener<'a>) -> (End<'a>, End<'a>) {
+pub(crate) fn connected<'a>(listener: &Listener<'a>) -> (End<'a>, End<'a>) {
     let a = End::new(listener.lib);
     assert_eq!(a.connect(&listener.name(), &[]), 0);
     let (info, _) = listener.called(&a);
@@ -285,7 +295,7 @@ pub(super) fn connected<'a>(listener: &Listener<'a>) -> (End<'a>, End<'a>) {
 
 /// Both ends hear that they are connected.
 #[track_caller]
-pub(super) fn meet(a: &End<'_>, b: &End<'_>, data: &[u8]) {
+pub(crate) fn meet(a: &End<'_>, b: &End<'_>, data: &[u8]) {
     assert_eq!(a.eq.next(&[b.eq]), Event::Connected { ep: a.fid(), data: data.to_vec() });
     assert_eq!(b.eq.next(&[a.eq]), Event::Connected { ep: b.fid(), data: Vec::new() });
 }

@@ -1,4 +1,5 @@
-//! What a case needs: two endpoints with queues, counters and regions, and the means to see what happens there.
+//! What a case needs: two endpoints with queues, counters and regions, which know each other or are connected, and the means to see what
+//! happens there.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
@@ -8,7 +9,8 @@ use std::time::Instant;
 use weft_fi_sys::v2::fi_cq_err_entry_1_20;
 use weft_fi_sys::*;
 
-use crate::client::{Lib, bind, close};
+use crate::client::{Info, Lib, bind, close};
+use crate::connections::ends::{Event, Listener, Queue, accept, as_msg, connect};
 use crate::open;
 use crate::rig::{Cntr, MODELS};
 use crate::side::{PATIENCE, Side, err, fabric_err};
@@ -47,6 +49,10 @@ impl Setup {
     pub(super) fn of(case: &Case) -> Self {
         let (selective, counters) = (case.is(Axis::Selective), case.is(Axis::Counters));
         Self { auto: case.auto, format: case.get(Axis::Format), selective, counters }
+    }
+
+    fn ask(self, hints: &Info<'_>) {
+        hints.domain().data_progress = MODELS[usize::from(self.auto)];
     }
 
     /// Whether transmits and receives have a queue each.
@@ -99,9 +105,11 @@ pub(super) struct End<'a> {
     /// Successes and errors that counters must show.
     due: [Cell<(u64, u64)>; 8],
     seen: RefCell<Vec<Seen>>,
+    /// Of a connected one.
+    eq: Option<Queue>,
 }
 
-/// Two endpoints that know each other and themselves.
+/// Two endpoints that know each other and themselves, or that are connected.
 pub(super) struct World<'a> {
     pub(super) setup: Setup,
     pub(super) ends: [End<'a>; 2],
@@ -119,13 +127,18 @@ fn queue(side: &Side<'_>, format: usize) -> *mut fid_cq {
 }
 
 impl<'a> End<'a> {
-    fn new(lib: &'a Lib, setup: Setup, arenas: Arenas) -> Self {
-        let mut side = Side::unbound(lib, 0, |hints| hints.domain().data_progress = MODELS[usize::from(setup.auto)]);
+    /// Of a handle to which nothing is bound.
+    fn new(lib: &'a Lib, setup: Setup, arenas: Arenas, mut side: Side<'a>) -> Self {
+        let connects = side.info.ep().type_ == FI_EP_MSG;
         let tx = queue(&side, setup.format);
         assert_eq!(close(std::mem::replace(&mut side.cq, tx)), 0);
         let rx = if setup.is_split() { queue(&side, setup.format) } else { tx };
         let selective = if setup.selective { FI_SELECTIVE_COMPLETION } else { 0 };
-        assert_eq!(bind(side.ep, side.av, 0), 0);
+        let eq = connects.then(|| Queue(side.opened.eq(|_| ()).unwrap()));
+        match eq {
+            Some(eq) => assert_eq!(bind(side.ep, eq.0, 0), 0),
+            None => assert_eq!(bind(side.ep, side.av, 0), 0),
+        }
         if tx == rx {
             assert_eq!(bind(side.ep, tx, FI_TRANSMIT | FI_RECV | selective), 0);
         } else {
@@ -165,6 +178,7 @@ impl<'a> End<'a> {
             regions,
             due: Default::default(),
             seen: RefCell::default(),
+            eq,
         }
     }
 
@@ -259,12 +273,33 @@ impl<'a> End<'a> {
 
 impl<'a> World<'a> {
     pub(super) fn new(lib: &'a Lib, setup: Setup, memory: &'a Memory) -> Self {
-        let [a, b] = memory.sides.map(|arenas| End::new(lib, setup, arenas));
+        let open = |arenas| End::new(lib, setup, arenas, Side::unbound(lib, 0, |hints| setup.ask(hints)));
+        let [a, b] = memory.sides.map(open);
         let addr = [[a.side.insert(&a.side.name()), a.side.insert(&b.side.name())], {
             let own = b.side.insert(&b.side.name());
             [b.side.insert(&a.side.name()), own]
         }];
         Self { setup, ends: [a, b], addr, memory }
+    }
+
+    /// Two ends of one connection, which have no addresses.
+    pub(super) fn connected(lib: &'a Lib, setup: Setup, memory: &'a Memory) -> Self {
+        let ask = |hints: &Info<'_>| {
+            as_msg(hints);
+            setup.ask(hints);
+        };
+        let listener = Listener::with(lib, ask);
+        let [ours, theirs] = memory.sides;
+        let a = End::new(lib, setup, ours, Side::unbound(lib, 0, ask));
+        assert_eq!(connect(a.side.ep, &listener.name(), &[]), 0);
+        let (mine, calls) = (a.eq.unwrap(), listener.eq);
+        let Event::Request { info, .. } = calls.next(&[mine]) else { panic!("no call") };
+        let b = End::new(lib, setup, theirs, Side::unbound_for(lib, lib.own(info)));
+        assert_eq!(accept(b.side.ep, &[]), 0);
+        let yours = b.eq.unwrap();
+        assert_eq!(mine.next(&[yours]), Event::Connected { ep: a.side.ep as usize, data: Vec::new() });
+        assert_eq!(yours.next(&[mine]), Event::Connected { ep: b.side.ep as usize, data: Vec::new() });
+        Self { setup, ends: [a, b], addr: [[FI_ADDR_NOTAVAIL; 2]; 2], memory }
     }
 
     /// Lets time pass: under manual progress both sides look after their work. Under automatic progress nobody need, and whoever
@@ -353,6 +388,9 @@ impl End<'_> {
         }
         for counted in self.counters {
             assert_eq!(close(counted.cntr.0), 0);
+        }
+        if let Some(eq) = self.eq {
+            assert_eq!(close(eq.0), 0);
         }
         if self.rx != self.tx {
             assert_eq!(close(self.rx), 0);
