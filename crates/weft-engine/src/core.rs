@@ -77,6 +77,10 @@ pub(crate) struct Core {
     pub(crate) vcs: Vec<Vc>,
     /// Address → number of the virtual connection + 1.
     pub(crate) by_addr: Vec<u32>,
+    /// The same for addresses that name a context of a scalable endpoint besides (fi_rx_addr): far too large for an index.
+    pub(crate) by_far_addr: FxHashMap<Addr, u32>,
+    /// Some connection leads to such a context.
+    pub(crate) contexts: bool,
     pub(crate) by_identity: FxHashMap<Identity, u32>,
     links: Vec<Link>,
     pub(crate) link_work: Vec<LinkWork>,
@@ -117,6 +121,8 @@ impl Core {
             book: Arc::new(NoBook),
             vcs: Vec::new(),
             by_addr: Vec::new(),
+            by_far_addr: FxHashMap::default(),
+            contexts: false,
             by_identity: FxHashMap::default(),
             links: Vec::new(),
             link_work: Vec::new(),
@@ -148,8 +154,15 @@ impl Core {
     /// The connection for an address that has been used before.
     #[inline]
     pub(crate) fn known_vc(&self, addr: Addr) -> Option<u32> {
-        let n = *self.by_addr.get(usize::try_from(addr).ok()?)?;
-        n.checked_sub(1)
+        match self.by_addr.get(usize::try_from(addr).ok()?) {
+            Some(n) => n.checked_sub(1),
+            None => self.far_vc(addr),
+        }
+    }
+
+    #[cold]
+    fn far_vc(&self, addr: Addr) -> Option<u32> {
+        self.by_far_addr.get(&addr).copied()
     }
 
     /// The connection for an address; made when the address is used for the first time.

@@ -18,7 +18,12 @@
 //! ```
 //! `flags`: bit 0 = the endpoint id and capability are present (a *full* name; without it the name is a
 //! *service* name: only address and port, as `fi_getinfo(node, service)` makes it); bit 1 = the endpoint
-//! may be reached by shared memory; bit 2 = it may be reached by TCP; bit 3, in addresses: by IPv6.
+//! may be reached by shared memory; bit 2 = it may be reached by TCP; bit 3, in addresses: by IPv6; bit 4 = it is a context of a
+//! scalable endpoint.
+//!
+//! The contexts of a scalable endpoint are endpoints whose names follow from each other: they have one capability, the last byte of
+//! the endpoint id is the context's index, and a receive context listens so many ports after the first. So one name, that of the first
+//! receive context, names them all ([`EpName::context`], [`EpName::base`]); clients carry no other.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -39,6 +44,12 @@ const FULL: u8 = 1;
 const SHM: u8 = 2;
 const TCP: u8 = 4;
 const IPV6: u8 = 8;
+const CONTEXT: u8 = 16;
+
+/// Contexts that a scalable endpoint may have of either kind.
+pub const MAX_CONTEXTS: u8 = 64;
+/// The index of the first transmit context; those of receive contexts are smaller.
+pub const FIRST_TX_CONTEXT: u8 = 128;
 
 /// A name as clients carry it.
 pub type Address = SmallVec<[u8; LONG_ADDRESS_BYTES]>;
@@ -86,6 +97,8 @@ pub struct NameParts {
     pub shm: bool,
     /// May be reached by TCP.
     pub tcp: bool,
+    /// The index, if it is a context of a scalable endpoint: the last byte of the id is replaced by it.
+    pub context: Option<u8>,
 }
 
 /// Why bytes are not a name.
@@ -111,6 +124,10 @@ impl EpName {
         name.0[24..32].copy_from_slice(&parts.host_id.to_be_bytes());
         name.0[32..48].copy_from_slice(&parts.ep_id);
         name.0[48..64].copy_from_slice(&parts.capability);
+        if let Some(index) = parts.context {
+            name.0[1] |= CONTEXT;
+            name.0[47] = index;
+        }
         name
     }
 
@@ -140,7 +157,7 @@ impl EpName {
         if version != ADDRESS_VERSION {
             return Err(NameError::Version(version));
         }
-        if flags & !(FULL | SHM | TCP | IPV6) != 0 {
+        if flags & !(FULL | SHM | TCP | IPV6 | CONTEXT) != 0 || flags & (FULL | CONTEXT) == CONTEXT {
             return Err(NameError::Flags(flags));
         }
         let port = u16::from_be_bytes([bytes[2], bytes[3]]);
@@ -158,11 +175,14 @@ impl EpName {
             name.0[24..32].copy_from_slice(&bytes[8..16]);
             name.0[32..48].copy_from_slice(&endpoint_id(&capability));
             name.0[48..64].copy_from_slice(&capability);
+            if flags & CONTEXT != 0 {
+                name.0[47] = 0;
+            }
         }
         Ok(name)
     }
 
-    /// As clients carry it.
+    /// As clients carry it. Of the contexts of a scalable endpoint they carry only the first.
     #[must_use]
     pub fn to_address(&self) -> Address {
         let mut bytes = Address::from_slice(&[0; ADDRESS_BYTES]);
@@ -188,7 +208,7 @@ impl EpName {
         if array[0] != NAME_VERSION {
             return Err(NameError::Version(array[0]));
         }
-        if array[1] & !(FULL | SHM | TCP) != 0 {
+        if array[1] & !(FULL | SHM | TCP | CONTEXT) != 0 || array[1] & (FULL | CONTEXT) == CONTEXT {
             return Err(NameError::Flags(array[1]));
         }
         Ok(Self(array))
@@ -244,6 +264,46 @@ impl EpName {
     #[must_use]
     pub fn capability(&self) -> [u8; 16] {
         self.array(48)
+    }
+
+    /// The index of a context of a scalable endpoint.
+    #[must_use]
+    pub fn context_index(&self) -> Option<u8> {
+        (self.0[1] & CONTEXT != 0).then(|| self.0[47])
+    }
+
+    /// The name of a receive context of the scalable endpoint that this names: by its first receive context, or by where that
+    /// listens. `None` if there can be no such context.
+    #[must_use]
+    pub fn context(&self, index: u8) -> Option<Self> {
+        if index == 0 {
+            return Some(*self);
+        }
+        if index >= MAX_CONTEXTS || (self.is_full() && self.context_index() != Some(0)) {
+            return None;
+        }
+        let mut name = *self;
+        if self.port() != 0 {
+            name.0[2..4].copy_from_slice(&self.port().checked_add(index.into())?.to_be_bytes());
+        }
+        if self.is_full() {
+            name.0[47] = index;
+        }
+        Some(name)
+    }
+
+    /// The name of the scalable endpoint that this is a context of, or the name itself. A transmit context does not know where
+    /// its endpoint listens: the result has its identity, and another socket.
+    #[must_use]
+    pub fn base(&self) -> Self {
+        let mut name = *self;
+        if let Some(index) = self.context_index() {
+            name.0[47] = 0;
+            if index < FIRST_TX_CONTEXT && self.port() != 0 {
+                name.0[2..4].copy_from_slice(&self.port().saturating_sub(index.into()).to_be_bytes());
+            }
+        }
+        name
     }
 
     /// What to key a table of peers by.
@@ -321,6 +381,7 @@ mod tests {
             capability: [9; 16],
             shm: true,
             tcp: false,
+            context: None,
         }
     }
 
@@ -374,6 +435,32 @@ mod tests {
         assert_eq!(EpName::from_address(&bytes), Err(NameError::Flags(bytes[1])));
         bytes[1] = good[1] | IPV6;
         assert_eq!(EpName::from_address(&bytes), Err(NameError::Length(32)), "the IPv6 address is missing");
+        bytes[1] = CONTEXT;
+        assert_eq!(EpName::from_address(&bytes), Err(NameError::Flags(CONTEXT)), "a service has no index");
+    }
+
+    #[test]
+    fn contexts_are_named_by_the_first() {
+        let parts = |socket| {
+            let parts = parts(socket);
+            NameParts { ep_id: endpoint_id(&parts.capability), ..parts }
+        };
+        let base = EpName::full(&NameParts { context: Some(0), ..parts("1.2.3.4:500") });
+        assert_eq!(EpName::from_address(&base.to_address()), Ok(base));
+        let third = base.context(3).expect("it can be");
+        assert_eq!((third.context_index(), third.socket().port()), (Some(3), 503));
+        assert_eq!((third.base(), base.base()), (base, base));
+        assert_eq!(EpName::parse(third.as_bytes()), Ok(third));
+        assert!(!third.same_endpoint(&base) && third.context(1).is_none());
+        assert_eq!((base.context(0), base.context(MAX_CONTEXTS)), (Some(base), None));
+        let tx = EpName::full(&NameParts { context: Some(FIRST_TX_CONTEXT + 1), ..parts("1.2.3.4:77") });
+        assert_eq!(tx.base().identity(), base.identity());
+        // Where nothing else is known, the ports alone tell.
+        let service = EpName::service("1.2.3.4:500".parse().expect("test address"));
+        assert_eq!(service.context(3).map(|name| name.identity()), Some(third.socket_identity()));
+        // A plain endpoint has no contexts.
+        let plain = EpName::full(&parts("1.2.3.4:500"));
+        assert_eq!((plain.context(1), plain.context(0), plain.base()), (None, Some(plain), plain));
     }
 
     #[test]
@@ -383,6 +470,8 @@ mod tests {
         let mut bytes = *EpName::full(&parts("1.2.3.4:5")).as_bytes();
         bytes[1] = 0x80;
         assert_eq!(EpName::parse(&bytes), Err(NameError::Flags(0x80)));
+        bytes[1] = CONTEXT;
+        assert_eq!(EpName::parse(&bytes), Err(NameError::Flags(CONTEXT)), "a service has no index");
     }
 
     #[test]

@@ -17,6 +17,11 @@ impl Core {
         let index = usize::try_from(addr).map_err(|_| Error::NoSuchAddress)?;
         let name = self.book.name(addr).ok_or_else(|| self.no_peer())?;
         let vci = self.vc_named(&name);
+        if addr > Addr::from(u32::MAX) {
+            // Of a book's numbers none is as large: it has the number of a context in its highest bits.
+            self.by_far_addr.insert(addr, vci);
+            return Ok(vci);
+        }
         let vc = &mut self.vcs[vci as usize];
         if vc.addr == ADDR_NONE {
             vc.addr = addr;
@@ -36,6 +41,7 @@ impl Core {
             return vci;
         }
         let vci = u32::try_from(self.vcs.len()).unwrap_or(u32::MAX - 1);
+        self.contexts |= name.context_index().is_some();
         let mut vc = Vc::new(*name);
         vc.addr = self.book.addr(name).unwrap_or(ADDR_NONE);
         self.vcs.push(vc);
@@ -44,6 +50,9 @@ impl Core {
     }
 
     pub(crate) fn address_added(&mut self, addr: Addr, name: &EpName) {
+        if self.contexts {
+            self.contexts_added(addr, name);
+        }
         let known = self.by_identity.get(&name.identity());
         let vc = match known {
             Some(&vci) => self.vcs.get_mut(vci as usize),
@@ -56,6 +65,22 @@ impl Core {
             && vc.addr == ADDR_NONE
         {
             vc.addr = addr;
+            self.readdressed();
+        }
+    }
+
+    /// The same for the contexts of the scalable endpoint that the name may be of.
+    fn contexts_added(&mut self, addr: Addr, name: &EpName) {
+        let theirs = |vc: &Vc| {
+            let base = vc.name.base();
+            vc.name.context_index().is_some() && [base.identity(), base.socket_identity()].contains(&name.identity())
+        };
+        let mut known = false;
+        for vc in self.vcs.iter_mut().filter(|vc| vc.addr == ADDR_NONE && theirs(vc)) {
+            vc.addr = addr;
+            known = true;
+        }
+        if known {
             self.readdressed();
         }
     }
@@ -74,6 +99,8 @@ impl Core {
             vc.addr = ADDR_NONE;
             known = true;
         }
+        let vcs = &self.vcs;
+        self.by_far_addr.retain(|_, vci| vcs.get(*vci as usize).is_some_and(|vc| vc.addr != ADDR_NONE));
         if known {
             self.readdressed();
         }
@@ -94,6 +121,7 @@ impl Core {
             }
             _ => {
                 self.by_identity.insert(peer.identity(), vci);
+                self.contexts |= peer.context_index().is_some();
                 self.vcs[vci as usize].name = *peer;
                 vci
             }
@@ -117,6 +145,9 @@ impl Core {
         self.by_identity.insert(identity, to);
         for n in self.by_addr.iter_mut().filter(|n| **n == from + 1) {
             *n = to + 1;
+        }
+        for vci in self.by_far_addr.values_mut().filter(|vci| **vci == from) {
+            *vci = to;
         }
         self.activate(to);
     }

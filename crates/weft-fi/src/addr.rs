@@ -381,6 +381,7 @@ mod tests {
             host_id: 1,
             ep_id: [0x11; 16],
             capability: [0xcc; 16],
+            context: None,
             shm: true,
             tcp: true,
         };

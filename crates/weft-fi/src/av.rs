@@ -5,7 +5,7 @@
 //!
 //! FI_AV_MAP behaves as FI_AV_TABLE: numbers are indices in the order of insertion. Insertion is immediate; with
 //! FI_EVENT its result is reported to the event queue besides. Shared (named) vectors, user identifiers and
-//! authorization keys per address are not supported and are refused, as are bits for receive contexts.
+//! authorization keys per address are not supported and are refused.
 
 pub(crate) mod symmetric;
 pub(crate) mod table;
@@ -87,10 +87,11 @@ fn open_vector(domain: Hold<Domain>, attr: &mut sys::fi_av_attr, context: *mut c
         log::info!("fi_av_open: shared address vectors are not supported");
         return Err(Errno::NOSYS);
     }
-    if attr.flags & sys::FI_AV_USER_ID != 0 || attr.rx_ctx_bits != 0 {
-        log::info!("fi_av_open: neither user identifiers nor bits for receive contexts are supported");
+    if attr.flags & sys::FI_AV_USER_ID != 0 {
+        log::info!("fi_av_open: user identifiers are not supported");
         return Err(Errno::NOSYS);
     }
+    let context_bits = u32::try_from(attr.rx_ctx_bits).ok().filter(|&bits| bits <= u8::BITS).ok_or(Errno::INVAL)?;
     if attr.flags & !OPEN_FLAGS != 0 {
         return Err(Errno::BADFLAGS);
     }
@@ -103,7 +104,7 @@ fn open_vector(domain: Hold<Domain>, attr: &mut sys::fi_av_attr, context: *mut c
     let fid = object::new_fid(sys::FI_CLASS_AV, context, &FID_OPS);
     Ok(Arc::new(Av {
         head: Head::new(sys::fid_av { fid, ops: object::table(&AV_OPS.base) }),
-        table: Arc::new(Table::with_room(attr.count)),
+        table: Arc::new(Table::with_room(attr.count, context_bits)),
         format: domain.format(),
         events: attr.flags & sys::FI_EVENT != 0,
         eq: Mutex::new(None),
@@ -194,6 +195,11 @@ impl Av {
     /// The domain.
     pub(crate) const fn domain(&self) -> &Hold<Domain> {
         &self.domain
+    }
+
+    /// The bits of an address that say which endpoint is meant; the others choose its receive context.
+    pub(crate) fn endpoint_mask(&self) -> Addr {
+        self.table.endpoint_mask()
     }
 
     /// What the engine of an endpoint looks addresses up in.
@@ -427,7 +433,7 @@ unsafe extern "C" fn lookup(
         // SAFETY: the client's vector.
         let av = unsafe { object::borrow::<Av>(av) }?;
         let length = NonNull::new(addrlen).ok_or(Errno::INVAL)?;
-        let name = av.table.name(fi_addr).ok_or(Errno::INVAL)?;
+        let name = av.table.name(fi_addr & av.endpoint_mask()).ok_or(Errno::INVAL)?;
         let bytes = av.format.encode(&name)?;
         // SAFETY: the client's buffer and its length.
         unsafe { copy_out(&bytes, addr.cast(), length) };

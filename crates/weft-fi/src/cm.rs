@@ -40,9 +40,8 @@ unsafe extern "C" fn setname(fid: *mut sys::fid, addr: *mut c_void, len: usize) 
     object::guard("fi_setname", || {
         // SAFETY: an endpoint of the client.
         let ep = unsafe { object::borrow_fid::<Ep>(fid) }?;
-        let addr = NonNull::new(addr.cast::<u8>()).ok_or(Errno::INVAL)?;
         // SAFETY: the client's address of that length.
-        let bytes = unsafe { std::slice::from_raw_parts(addr.as_ptr(), len) };
+        let bytes = unsafe { bytes_of(addr, len) }?;
         ep.set_local_address(bytes).map(|()| 0)
     })
 }
@@ -102,6 +101,16 @@ pub(crate) unsafe fn data<'a>(param: *const c_void, len: usize) -> Result<&'a [u
     }
     // SAFETY: by the caller's promise.
     Ok(if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(param.cast(), len) } })
+}
+
+/// A client's address.
+///
+/// # Safety
+/// `addr` is null or valid for `len` bytes during the call.
+pub(crate) unsafe fn bytes_of<'a>(addr: *mut c_void, len: usize) -> Result<&'a [u8], Errno> {
+    let addr = NonNull::new(addr.cast::<u8>()).ok_or(Errno::INVAL)?;
+    // SAFETY: the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(addr.as_ptr(), len) })
 }
 
 /// Copies what fits and says how much there is: -FI_ETOOSMALL when not all of it fitted.

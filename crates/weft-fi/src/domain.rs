@@ -24,7 +24,7 @@ use crate::addr::Format;
 use crate::cntr::Cntr;
 use crate::endpoint::core::{Core, CoreRef, Eng};
 use crate::endpoint::route::RegionCounters;
-use crate::endpoint::shared;
+use crate::endpoint::{scalable, shared};
 use crate::eq::Eq;
 use crate::errno::Errno;
 use crate::fabric::{Fabric, Instances};
@@ -45,6 +45,8 @@ pub(crate) struct Domain {
     /// Opened for endpoints of type FI_EP_MSG.
     connections: bool,
     threading: sys::fi_threading,
+    /// There may be scalable endpoints.
+    scalable: bool,
     mr_mode: c_int,
     av_type: sys::fi_av_type,
     format: Format,
@@ -190,6 +192,7 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
         caps: offer.caps,
         connections: offer.ep.type_ == sys::FI_EP_MSG,
         threading: attr.threading,
+        scalable: attr.max_ep_tx_ctx > 1,
         mr_mode: if attr.mr_mode == 0 { asked_mode } else { attr.mr_mode },
         av_type: attr.av_type,
         format: offer.format,
@@ -281,7 +284,8 @@ impl Domain {
     }
 
     /// Who calls the data path of the domain's objects, the progress thread apart. Where operations are triggered, whoever raises
-    /// a counter, that thread included, may start one on an endpoint that the client uses in another thread.
+    /// a counter, that thread included, may start one on an endpoint that the client uses in another thread; contexts of a scalable
+    /// endpoint drive each other, whatever their queues are.
     ///
     /// Where there are connections, event queues drive endpoints, too, and no level below FI_THREAD_SAFE covers who reads those.
     pub(crate) const fn callers(&self) -> Callers {
@@ -289,7 +293,7 @@ impl Domain {
         match self.threading {
             _ if self.connections => Callers::Any,
             sys::FI_THREAD_DOMAIN if !triggers || self.auto.is_none() => Callers::One,
-            sys::FI_THREAD_COMPLETION if !triggers => Callers::One,
+            sys::FI_THREAD_COMPLETION if !triggers && !self.scalable => Callers::One,
             _ => Callers::Any,
         }
     }
@@ -443,6 +447,7 @@ static DOMAIN_OPS: sys::fi_ops_domain = sys::fi_ops_domain {
     av_open: Some(av::open),
     cq_open: Some(cq::open),
     endpoint: Some(endpoint::open),
+    scalable_ep: Some(scalable::open),
     cntr_open: Some(cntr::open),
     stx_ctx: Some(shared::open_stx),
     srx_ctx: Some(shared::open_srx),

@@ -11,16 +11,19 @@
 //! is atomic; the client serializes such changes with its operations anyway (fi_endpoint.h).
 
 pub(crate) mod args;
+mod bind;
 pub(crate) mod close;
 pub(crate) mod connection;
 pub(crate) mod core;
 pub(crate) mod deferred;
 pub(crate) mod flags;
+mod kind;
 mod matching;
 pub(crate) mod options;
 mod peer;
 mod registration;
 pub(crate) mod route;
+pub(crate) mod scalable;
 pub(crate) mod setup;
 pub(crate) mod shared;
 mod tables;
@@ -28,6 +31,7 @@ mod tables;
 mod tests;
 
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use weft_engine::amo::Amo;
@@ -38,12 +42,14 @@ use weft_fi_sys as sys;
 use crate::domain::Domain;
 use crate::endpoint::core::CoreRef;
 use crate::endpoint::flags::{Defaults, Mode};
+use crate::endpoint::kind::{Kind, Sources};
 use crate::endpoint::route::{Class, User};
+use crate::endpoint::scalable::Place;
 use crate::endpoint::setup::Setup;
 use crate::errno::Errno;
+use crate::info::EpType;
 use crate::info::hints::Hints;
 use crate::info::order::Fences;
-use crate::info::{EpType, caps};
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
 use crate::trigger::op::Op;
@@ -66,60 +72,6 @@ pub(crate) struct Limits {
     pub(crate) rx_depth: usize,
 }
 
-/// What receives do with the source that they name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sources {
-    /// Untagged receives honour it.
-    untagged: bool,
-    /// Tagged receives do.
-    tagged: bool,
-    /// Those that honour it must name one.
-    exact: bool,
-}
-
-impl Sources {
-    /// For an endpoint with these capabilities, of which some bits have their meaning from API 2.0 on.
-    fn of(caps: u64, api: u32) -> Self {
-        let new = if api >= sys::v2::V2_0 { caps } else { 0 };
-        let exact = new & sys::v2::FI_EXACT_DIRECTED_RECV != 0;
-        let only_tagged = new & sys::v2::FI_TAGGED_DIRECTED_RECV != 0;
-        // Exactness alone is for receives of every kind.
-        let untagged = caps & sys::FI_DIRECTED_RECV != 0 || (exact && !only_tagged);
-        Self { untagged, tagged: untagged || only_tagged, exact }
-    }
-
-    #[inline]
-    const fn honoured(self, tagged: bool) -> bool {
-        if tagged { self.tagged } else { self.untagged }
-    }
-}
-
-/// What a handle is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// An endpoint.
-    Whole,
-    /// The receives that several endpoints share.
-    Receives,
-}
-
-impl Kind {
-    const fn class(self) -> u32 {
-        match self {
-            Self::Whole => sys::FI_CLASS_EP,
-            Self::Receives => sys::FI_CLASS_SRX_CTX,
-        }
-    }
-
-    /// What it can do of what the client has asked for.
-    const fn caps(self, asked: u64) -> u64 {
-        match self {
-            Self::Whole => asked,
-            Self::Receives => caps::receiving(asked) & !(sys::FI_RMA | sys::FI_ATOMIC),
-        }
-    }
-}
-
 /// A client's handle on an endpoint, or on a context that is used like one.
 #[repr(C)]
 pub(crate) struct Ep {
@@ -135,6 +87,10 @@ pub(crate) struct Ep {
     /// The client's context of the endpoint, for errors of operations that have none.
     context: usize,
     kind: Kind,
+    /// Where it belongs, if it is a context of a scalable endpoint.
+    place: Option<Place>,
+    /// The bits of an address that say which endpoint is meant.
+    endpoint_mask: AtomicU64,
     /// The type and the capabilities it was opened with.
     ty: EpType,
     caps: u64,
@@ -149,14 +105,15 @@ pub(crate) struct Ep {
 // SAFETY: `repr(C)`, the first field is a `Head` (an `UnsafeCell`) of the fid, whose class is set in `head_of`.
 unsafe impl Object for Ep {
     type Fid = sys::fid_ep;
-    const CLASSES: &'static [u32] = &[sys::FI_CLASS_EP, sys::FI_CLASS_SRX_CTX];
+    const CLASSES: &'static [u32] =
+        &[sys::FI_CLASS_EP, sys::FI_CLASS_SRX_CTX, sys::FI_CLASS_TX_CTX, sys::FI_CLASS_RX_CTX];
 
     fn uses(&self) -> &Uses {
         &self.uses
     }
 
     fn closing(&self) -> Result<(), Errno> {
-        if self.parent.is_none() && self.kind != Kind::Receives {
+        if self.parent.is_none() && self.kind != Kind::Shared {
             self.shut();
         }
         Ok(())
@@ -176,6 +133,7 @@ pub(crate) struct Send<'a> {
 }
 
 /// A receive.
+#[derive(Clone, Copy)]
 pub(crate) struct Recv<'a> {
     pub(crate) iov: &'a [Iov],
     pub(crate) src: sys::fi_addr_t,
@@ -313,10 +271,20 @@ impl Ep {
     /// Posts a receive, or peeks, claims, discards.
     #[inline(always)]
     pub(crate) fn post_recv(&self, recv: &Recv<'_>) -> isize {
-        if self.sources.exact && !self.is_exact(recv) {
-            return Errno::INVAL.size();
+        if self.sources.checked {
+            return self.post_checked(recv);
         }
         self.core.submit_recv(&self.recv_op(recv))
+    }
+
+    #[inline(never)]
+    fn post_checked(&self, recv: &Recv<'_>) -> isize {
+        if !self.is_exact(recv) {
+            return Errno::INVAL.size();
+        }
+        // What comes from a scalable endpoint does not come from one of its receive contexts.
+        let mask = if recv.src == ADDR_NONE { u64::MAX } else { self.endpoint_mask.load(Ordering::Relaxed) };
+        self.core.submit_recv(&self.recv_op(&Recv { src: recv.src & mask, ..*recv }))
     }
 
     /// Whether a receive names a source, if that is asked of it (FI_EXACT_DIRECTED_RECV).
@@ -471,7 +439,7 @@ pub(crate) unsafe extern "C" fn open(
         let domain = unsafe { Hold::<Domain>::of(domain) }?;
         // SAFETY: null, or the client's fi_info, which the host allocated.
         let info = unsafe { Hints::read(info) }?.ok_or(Errno::INVAL)?;
-        let endpoint = setup::open(domain, &info, Kind::Whole, context)?;
+        let endpoint = setup::open(domain, &info, Kind::Whole, None, context)?;
         // SAFETY: the client's place for the new pointer.
         Ok(unsafe { object::give(endpoint, place) })
     })

@@ -133,6 +133,8 @@ params! {
         "Receives that may be posted to an endpoint (default of the receive attribute size).";
     unexpected_window_bytes: usize = "4M", "bytes", "UNEXPECTED_WINDOW_BYTES",
         "Memory that one peer may fill with messages for which no receive is posted yet; it waits beyond.";
+    ep_contexts: usize = "1", "count", "EP_CONTEXTS",
+        "Contexts of either kind that endpoints are said to have (max_ep_tx_ctx, max_ep_rx_ctx) to clients that do not ask. More than 1 invites clients to use scalable endpoints.";
     matching: Matching = "auto", "name", "MATCH",
         "How the queues of receives and messages are searched: list, hash, tree, or auto, which walks short queues and chooses for deep ones.";
     mr_cache: bool = "yes", "yes/no", "MR_CACHE",

@@ -52,6 +52,7 @@ fn device(n: u8) -> Shm {
         host_id: 1,
         ep_id: std::array::from_fn(|i| if i == 0 { n } else { (std::process::id() >> (8 * (i % 4))) as u8 }),
         capability: [1; 16],
+        context: None,
         shm: true,
         tcp: false,
     });

@@ -57,6 +57,7 @@ fn device() -> Tcp {
         host_id: 1,
         ep_id: random,
         capability: [1; 16],
+        context: None,
         shm: false,
         tcp: true,
     };

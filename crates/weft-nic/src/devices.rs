@@ -46,6 +46,8 @@ pub struct Config {
     pub listen: Option<SocketAddr>,
     /// Whoever knows only address and port may connect too.
     pub open: bool,
+    /// The name to have, but for where it listens: that of a context of a scalable endpoint. `None`: a fresh one.
+    pub identity: Option<Identity>,
     /// A secret of any length that both sides must share, if set.
     pub job_key: Option<Vec<u8>>,
     /// Longest time in milliseconds for a connection to be made.
@@ -64,6 +66,25 @@ pub struct Config {
     pub tcp_eager_bytes: Option<usize>,
 }
 
+/// What makes an endpoint's name, apart from where it is reached.
+#[derive(Clone, Copy, Debug)]
+pub struct Identity {
+    /// The capability, from which the endpoint id follows.
+    pub capability: [u8; 16],
+    /// The index of the context (weft-engine, `name`).
+    pub context: Option<u8>,
+}
+
+impl Identity {
+    /// A fresh one.
+    ///
+    /// # Errors
+    /// There is no randomness.
+    pub fn random() -> Result<Self, NicError> {
+        Ok(Self { capability: handshake::random().map_err(|_| NicError::Entropy)?, context: None })
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         let tcp = TcpConfig::default();
@@ -75,6 +96,7 @@ impl Default for Config {
             iface: None,
             listen: None,
             open: false,
+            identity: None,
             job_key: None,
             connect_timeout_ms: tcp.connect_timeout_ms,
             connect_retry_ms: tcp.connect_retry_ms,
@@ -329,12 +351,13 @@ impl Devices {
         if !config.shm && !config.tcp {
             return Err(NicError::NoDevice);
         }
-        let capability = handshake::random().map_err(|_| NicError::Entropy)?;
+        let Identity { capability, context } = config.identity.map_or_else(Identity::random, Ok)?;
         let mut me = NameParts {
             socket: host::choose_address(config.iface.as_deref(), config.listen)?,
             host_id: host::host_id(),
             ep_id: endpoint_id(&capability),
             capability,
+            context,
             shm: config.shm,
             tcp: config.tcp,
         };

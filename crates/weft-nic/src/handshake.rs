@@ -140,6 +140,7 @@ mod tests {
             host_id: 5,
             ep_id: [3; 16],
             capability: [9; 16],
+            context: None,
             shm: true,
             tcp: true,
         })

@@ -15,7 +15,7 @@ pub mod shm;
 pub mod tcp;
 mod unmap;
 
-pub use devices::{Config, Devices, LinkInfo, Stats};
+pub use devices::{Config, Devices, Identity, LinkInfo, Stats};
 pub use error::NicError;
 pub use tcp::{Tcp, TcpConfig};
 pub use unmap::UnmapWatch;

@@ -141,6 +141,7 @@ fn parts(port: u16) -> NameParts {
         host_id: 1,
         ep_id: random[..16].try_into().unwrap(),
         capability: random[16..].try_into().unwrap(),
+        context: None,
         shm: true,
         tcp: true,
     }

@@ -158,6 +158,7 @@ impl State {
             host_id: 1,
             ep_id: endpoint_id(&capability),
             capability,
+            context: None,
             shm: true,
             tcp: true,
         });

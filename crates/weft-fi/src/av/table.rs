@@ -26,7 +26,11 @@ const RESERVE_LIMIT: usize = 1 << 20;
 
 /// The table, shared by the vector and the engines of its endpoints.
 #[derive(Default)]
-pub(crate) struct Table(RwLock<Rows>);
+pub(crate) struct Table {
+    rows: RwLock<Rows>,
+    /// So many of an address's highest bits say which receive context is meant (fi_rx_addr(3)).
+    context_bits: u32,
+}
 
 #[derive(Default)]
 struct Rows {
@@ -56,26 +60,31 @@ pub(crate) struct Inserted {
 }
 
 impl Table {
-    /// Room for so many addresses.
-    pub(crate) fn with_room(count: usize) -> Self {
+    /// Room for so many addresses, of which `context_bits` bits name receive contexts: fewer than 32.
+    pub(crate) fn with_room(count: usize, context_bits: u32) -> Self {
         let rows = Vec::with_capacity(count.min(RESERVE_LIMIT));
-        Self(RwLock::new(Rows { rows, ..Rows::default() }))
+        Self { rows: RwLock::new(Rows { rows, ..Rows::default() }), context_bits }
+    }
+
+    /// The bits of an address that say which endpoint is meant.
+    pub(crate) const fn endpoint_mask(&self) -> Addr {
+        Addr::MAX >> self.context_bits
     }
 
     /// Enters names, in order. `None` where the table is full (2³² rows).
     pub(crate) fn insert(&self, name: &EpName) -> Option<Inserted> {
-        self.0.write().insert(name)
+        self.rows.write().insert(name)
     }
 
     /// Takes a name out, once. `None` if the number is not in use, else whether the name is gone.
     pub(crate) fn remove(&self, addr: Addr) -> Option<bool> {
-        self.0.write().remove(addr)
+        self.rows.write().remove(addr)
     }
 
     /// How many addresses there are.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.0.read().by_identity.len()
+        self.rows.read().by_identity.len()
     }
 }
 
@@ -132,11 +141,16 @@ impl Rows {
 
 impl AddressBook for Table {
     fn name(&self, addr: Addr) -> Option<EpName> {
-        self.0.read().row(addr).map(|row| row.name)
+        let name = self.rows.read().row(addr & self.endpoint_mask())?.name;
+        // Without such bits the context is the first, which has the endpoint's name.
+        let context = addr.checked_shr(Addr::BITS - self.context_bits).unwrap_or(0);
+        name.context(u8::try_from(context).ok()?)
     }
 
     fn addr(&self, name: &EpName) -> Option<Addr> {
-        let rows = self.0.read();
+        // Whatever context of a scalable endpoint it is, the endpoint is what was inserted.
+        let name = name.base();
+        let rows = self.rows.read();
         let by_id = rows.find(&name.identity());
         by_id.or_else(|| rows.find(&name.socket_identity())).map(Addr::from)
     }
@@ -154,16 +168,21 @@ mod tests {
     use super::*;
 
     fn full(number: u64) -> EpName {
+        EpName::full(&parts(number))
+    }
+
+    fn parts(number: u64) -> NameParts {
         let mut ep_id = [7; 16];
         ep_id[..8].copy_from_slice(&number.to_be_bytes());
-        EpName::full(&NameParts {
+        NameParts {
             socket: ([10, (number >> 16) as u8, (number >> 8) as u8, number as u8], 5000).into(),
             host_id: number,
             ep_id,
             capability: [9; 16],
+            context: None,
             shm: true,
             tcp: true,
-        })
+        }
     }
 
     fn service(number: u64) -> EpName {
@@ -182,6 +201,19 @@ mod tests {
         assert_eq!(table.name(1), Some(service(2)));
         assert_eq!(table.name(2), None);
         assert_eq!(table.name(u64::MAX), None);
+    }
+
+    #[test]
+    fn contexts_belong_to_their_endpoint() {
+        let table = Table::with_room(0, 3);
+        let base = EpName::full(&NameParts { context: Some(0), ..parts(1) });
+        table.insert(&full(9)).unwrap();
+        assert_eq!(table.insert(&base), Some(Inserted { addr: 1, fresh: true }));
+        let second = base.context(2).unwrap();
+        assert_eq!((table.name(1), table.name(1 | 2 << 61)), (Some(base), Some(second)));
+        assert_eq!((table.addr(&second), table.addr(&base)), (Some(1), Some(1)));
+        assert_eq!((table.name(1 << 61), table.name(5 << 61 | 2)), (None, None), "no contexts, no endpoint");
+        assert_eq!(Table::default().name(1 << 61), None);
     }
 
     #[test]
@@ -206,13 +238,13 @@ mod tests {
     #[test]
     fn a_million_addresses() {
         const COUNT: u64 = 1_000_000;
-        let table = Table::with_room(COUNT as usize);
+        let table = Table::with_room(COUNT as usize, 0);
         let start = Instant::now();
         for number in 0..COUNT {
             assert_eq!(table.insert(&full(number)).unwrap().addr, number);
         }
         let taken = start.elapsed();
-        let rows = table.0.read();
+        let rows = table.rows.read();
         let bytes = rows.rows.capacity() * size_of::<Row>() + rows.by_identity.allocation_size();
         assert!(bytes < 128 << 20, "{bytes} bytes");
         let limit = if cfg!(debug_assertions) { Duration::from_secs(20) } else { Duration::from_secs(1) };

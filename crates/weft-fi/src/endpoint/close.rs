@@ -38,6 +38,9 @@ impl Ep {
         for cntr in routes.counters.iter().flatten() {
             cntr.sources().remove(&self.core);
         }
+        for cq in routes.foreign.iter().filter_map(Weak::upgrade) {
+            cq.sources().remove(&self.core);
+        }
         for cntr in routes.drivers.iter().filter_map(Weak::upgrade) {
             cntr.sources().remove(&self.core);
         }

@@ -222,6 +222,8 @@ pub(crate) struct Routes {
     pub(crate) regions: FxHashMap<u64, RegionCounters>,
     /// Counters of regions that drive this endpoint, also of regions that have gone since.
     pub(crate) drivers: Vec<Weak<Cntr>>,
+    /// Queues of other contexts of the same scalable endpoint that drive this one.
+    pub(crate) foreign: Vec<Weak<Cq>>,
     /// In which format the client writes addresses.
     pub(crate) format: Format,
     /// Context of errors that belong to no operation: the endpoint's.

@@ -1,6 +1,6 @@
-//! Opening, binding, enabling and adjusting endpoints: everything before the first operation.
+//! Opening, enabling and adjusting endpoints: everything before the first operation but what [`super::bind`] does.
 //!
-//! Place in the data flow: `fi_endpoint` → [`open`]; `fi_ep_bind` → [`Ep::bind`]; `fi_enable` → [`Ep::enable`],
+//! Place in the data flow: `fi_endpoint` → [`open`]; `fi_enable` → [`Ep::enable`],
 //! which makes the devices and the engine and introduces the endpoint to its domain, address vector and progress
 //! thread.
 //!
@@ -11,6 +11,7 @@ use std::cell::RefCell;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use weft_engine::api::{Access, Book, Config, Matching, NoBook};
@@ -22,16 +23,14 @@ use weft_nic::NicError;
 use crate::Devices;
 use crate::addr::Format;
 use crate::av::Av;
-use crate::cntr::Cntr;
-use crate::cq::Cq;
 use crate::domain::Domain;
 use crate::endpoint::connection::{Origin, Reports};
 use crate::endpoint::core::Core;
 use crate::endpoint::flags::Defaults;
-use crate::endpoint::route::{Class, Routes};
+use crate::endpoint::route::Routes;
 use crate::endpoint::shared::{Receives, Stx};
 use crate::endpoint::tables::includes;
-use crate::endpoint::{Ep, Kind, Limits, Sources, head_of};
+use crate::endpoint::{Ep, Kind, Limits, Place, Sources, head_of};
 use crate::eq::Eq;
 use crate::errno::Errno;
 use crate::info::EpType;
@@ -106,7 +105,13 @@ fn open_to(caps: u64) -> Access {
 }
 
 /// Checks the attributes and makes a handle that is not enabled yet.
-pub(super) fn open(domain: Hold<Domain>, info: &Hints, kind: Kind, context: *mut c_void) -> Result<Arc<Ep>, Errno> {
+pub(super) fn open(
+    domain: Hold<Domain>,
+    info: &Hints,
+    kind: Kind,
+    place: Option<Place>,
+    context: *mut c_void,
+) -> Result<Arc<Ep>, Errno> {
     let ty = EpType::from_raw(info.ep.map_or(sys::FI_EP_UNSPEC, |attr| attr.type_)).ok_or(Errno::NOSYS)?;
     if ty == EpType::Msg && domain.callers() == Callers::One {
         log::info!("fi_endpoint: a domain for FI_EP_MSG must be opened with an fi_info of that type");
@@ -114,22 +119,25 @@ pub(super) fn open(domain: Hold<Domain>, info: &Hints, kind: Kind, context: *mut
     }
     let shares =
         info.ep.map_or((false, false), |attr| (attr.tx_ctx_cnt == SHARED_CONTEXT, attr.rx_ctx_cnt == SHARED_CONTEXT));
-    let format = Format::from_raw(info.addr_format).ok_or(Errno::INVAL)?;
-    let local = info.src.as_deref().map(|bytes| decode_local(format, bytes)).transpose()?;
+    // An endpoint as such has one of each.
+    if info.ep.is_some_and(|attr| [attr.tx_ctx_cnt, attr.rx_ctx_cnt].iter().any(|&n| n > 1 && n != SHARED_CONTEXT)) {
+        return Err(Errno::INVAL);
+    }
+    let (format, local) = local(info)?;
     let caps = kind.caps(info.caps);
     let origin = Origin::of(info, ty, local)?;
-    let sources = Sources::of(caps, domain.api_version());
+    let sources = Sources::of(caps, domain.api_version(), kind);
     let triggers = caps & domain.caps() & sys::FI_TRIGGER != 0;
     let routes = Routes { format, context: context.addr(), ..Routes::default() };
     let limits = limits_of(domain.params(), ty, info)?;
     let matching = domain.params().matching;
     let shared =
-        (kind == Kind::Receives).then(|| Receives::new(Pool::new(matching, limits.rx_depth, MIN_MULTI_RECV_BYTES)));
+        (kind == Kind::Shared).then(|| Receives::new(Pool::new(matching, limits.rx_depth, MIN_MULTI_RECV_BYTES)));
     // No threading level covers a context that several endpoints share.
     let callers = if shared.is_some() { Callers::Any } else { domain.callers() };
     // SAFETY: what the client promised for its domain, passed on.
     let core = unsafe { Core::new(&domain, callers, triggers, open_to(caps), routes, shared) };
-    if kind == Kind::Receives {
+    if kind == Kind::Shared {
         // Whether successes make entries is up to the endpoints.
         core.bound.set_rx_selective();
     }
@@ -143,6 +151,8 @@ pub(super) fn open(domain: Hold<Domain>, info: &Hints, kind: Kind, context: *mut
         sources,
         context: context.addr(),
         kind,
+        place,
+        endpoint_mask: AtomicU64::new(u64::MAX),
         ty,
         caps,
         setup: Mutex::new(Setup {
@@ -161,7 +171,7 @@ pub(super) fn open(domain: Hold<Domain>, info: &Hints, kind: Kind, context: *mut
             shm: true,
             matching,
             // A shared context is ready as it is.
-            enabled: kind == Kind::Receives,
+            enabled: kind == Kind::Shared,
         }),
         uses: Uses::new(),
         parent: None,
@@ -204,6 +214,13 @@ pub(crate) fn refused(error: NicError) -> Errno {
     }
 }
 
+/// The address that the client has chosen, and in which format it writes addresses.
+pub(super) fn local(info: &Hints) -> Result<(Format, Option<EpName>), Errno> {
+    let format = Format::from_raw(info.addr_format).ok_or(Errno::INVAL)?;
+    let local = info.src.as_deref().map(|bytes| decode_local(format, bytes)).transpose()?;
+    Ok((format, local))
+}
+
 pub(crate) fn decode_local(format: Format, bytes: &[u8]) -> Result<EpName, Errno> {
     // Strings may come with their terminator.
     let bytes = if format == Format::Text { bytes.strip_suffix(b"\0").unwrap_or(bytes) } else { bytes };
@@ -211,180 +228,22 @@ pub(crate) fn decode_local(format: Format, bytes: &[u8]) -> Result<EpName, Errno
 }
 
 impl Ep {
-    /// `fi_ep_bind`.
-    ///
-    /// # Safety
-    /// `what` is an object of the client.
-    pub(super) unsafe fn bind(&self, what: *mut sys::fid, flags: u64) -> Result<(), Errno> {
-        // SAFETY: the caller's promise.
-        let class = unsafe { object::class_of(what) }?;
-        let class = u32::try_from(class).map_err(|_| Errno::INVAL)?;
-        if self.kind == Kind::Receives {
-            return Err(Errno::INVAL);
-        }
-        match class {
-            sys::FI_CLASS_AV => {
-                // SAFETY: the caller's promise.
-                self.bind_av(unsafe { Hold::of_fid(what) }?)
-            }
-            sys::FI_CLASS_CQ => {
-                // SAFETY: the caller's promise.
-                self.bind_cq(&unsafe { Hold::of_fid(what) }?, flags)
-            }
-            sys::FI_CLASS_CNTR => {
-                // SAFETY: the caller's promise.
-                self.bind_cntr(&unsafe { Hold::of_fid(what) }?, flags)
-            }
-            sys::FI_CLASS_EQ => {
-                // SAFETY: the caller's promise.
-                self.bind_eq(unsafe { Hold::of_fid(what) }?)
-            }
-            sys::FI_CLASS_SRX_CTX => {
-                // SAFETY: the caller's promise.
-                self.bind_srx(unsafe { Hold::of_fid(what) }?)
-            }
-            sys::FI_CLASS_STX_CTX => {
-                // SAFETY: the caller's promise.
-                self.bind_stx(unsafe { Hold::of_fid(what) }?)
-            }
-            _ => Err(Errno::INVAL),
-        }
-    }
-
-    fn bind_av(&self, av: Hold<Av>) -> Result<(), Errno> {
-        if self.ty == EpType::Msg {
-            return Err(Errno::INVAL);
-        }
-        if !av.domain().same(&self.domain) {
-            return Err(Errno::DOMAIN);
-        }
-        let mut setup = self.setup.lock();
-        if setup.enabled {
-            return Err(Errno::OPBADSTATE);
-        }
-        if setup.av.is_some() {
-            return Err(Errno::INVAL);
-        }
-        setup.av = Some(av);
-        Ok(())
-    }
-
-    fn bind_srx(&self, srx: Hold<Self>) -> Result<(), Errno> {
-        if !srx.domain.same(&self.domain) {
-            return Err(Errno::DOMAIN);
-        }
-        let mut setup = self.setup.lock();
-        if setup.enabled {
-            return Err(Errno::OPBADSTATE);
-        }
-        if setup.srx.is_some() {
-            return Err(Errno::INVAL);
-        }
-        setup.srx = Some(srx);
-        Ok(())
-    }
-
-    fn bind_stx(&self, stx: Hold<Stx>) -> Result<(), Errno> {
-        if !stx.domain().same(&self.domain) {
-            return Err(Errno::DOMAIN);
-        }
-        let mut setup = self.setup.lock();
-        if setup.enabled {
-            return Err(Errno::OPBADSTATE);
-        }
-        if setup.stx.is_some() {
-            return Err(Errno::INVAL);
-        }
-        setup.stx = Some(stx);
-        Ok(())
-    }
-
-    fn bind_eq(&self, eq: Hold<Eq>) -> Result<(), Errno> {
-        let mut setup = self.setup.lock();
-        if setup.eq.is_some() || (self.ty == EpType::Msg && setup.enabled) {
-            return Err(Errno::INVAL);
-        }
-        setup.eq = Some(eq);
-        Ok(())
-    }
-
-    fn bind_cq(&self, cq: &Hold<Cq>, flags: u64) -> Result<(), Errno> {
-        let (tx, rx) = (flags & sys::FI_TRANSMIT != 0, flags & sys::FI_RECV != 0);
-        if flags & !(sys::FI_TRANSMIT | sys::FI_RECV | sys::FI_SELECTIVE_COMPLETION) != 0 {
-            return Err(Errno::BADFLAGS);
-        }
-        if !tx && !rx {
-            return Err(Errno::INVAL);
-        }
-        if !cq.domain().same(&self.domain) {
-            return Err(Errno::DOMAIN);
-        }
-        if self.setup.lock().enabled {
-            return Err(Errno::OPBADSTATE);
-        }
-        let selective = flags & sys::FI_SELECTIVE_COMPLETION != 0;
-        let mut state = self.core.state();
-        if (tx && state.routes.tx.is_some()) || (rx && state.routes.rx.is_some()) {
-            return Err(Errno::INVAL);
-        }
-        if tx {
-            state.routes.tx = Some(cq.clone());
-            if selective {
-                self.core.bound.set_tx_selective();
-            }
-        }
-        if rx {
-            state.routes.rx = Some(cq.clone());
-            if selective {
-                self.core.bound.set_rx_selective();
-            }
-        }
-        drop(state);
-        cq.sources().add(&self.core);
-        Ok(())
-    }
-
-    fn bind_cntr(&self, cntr: &Hold<Cntr>, flags: u64) -> Result<(), Errno> {
-        let all = Class::FLAGS.iter().fold(0, |all, (_, flag)| all | flag);
-        if flags & !all != 0 {
-            return Err(Errno::BADFLAGS);
-        }
-        if flags == 0 {
-            return Err(Errno::INVAL);
-        }
-        if !cntr.domain().same(&self.domain) {
-            return Err(Errno::DOMAIN);
-        }
-        let mut state = self.core.state();
-        let wanted = || Class::FLAGS.iter().filter(|(_, flag)| flags & flag != 0).map(|&(class, _)| class);
-        if wanted().any(|class| state.routes.counters[class as usize].is_some()) {
-            return Err(Errno::INVAL);
-        }
-        for class in wanted() {
-            state.routes.counters[class as usize] = Some(cntr.clone());
-            self.core.bound.set_counted(class);
-        }
-        let remote = state.routes.counts_remote();
-        if let Some(engine) = &mut state.engine {
-            engine.set_remote_events(remote);
-        }
-        drop(state);
-        cntr.sources().add(&self.core);
-        Ok(())
-    }
-
     /// `fi_enable`.
     pub(crate) fn enable(&self) -> Result<(), Errno> {
         if self.parent.is_some() {
             return Err(Errno::INVAL);
         }
-        if self.kind == Kind::Receives {
+        if self.kind == Kind::Shared {
             return Ok(());
         }
         let mut setup = self.setup.lock();
         let (sends, receives_shared) = setup.shares;
         if setup.enabled || (sends && setup.stx.is_none()) || (receives_shared && setup.srx.is_none()) {
             return Err(Errno::OPBADSTATE);
+        }
+        let place = self.place.as_ref();
+        if let Some(place) = place {
+            setup.av = place.av();
         }
         let book = match (&setup.av, self.ty) {
             (Some(av), _) => av.book(),
@@ -404,9 +263,10 @@ impl Ep {
         if without || (setup.srx.is_some() && routes.rx.is_none()) {
             return Err(Errno::NOCQ);
         }
-        let devices = match setup.devices.take() {
-            Some(devices) => devices,
-            None => {
+        let devices = match (setup.devices.take(), place) {
+            (Some(devices), _) => devices,
+            (None, Some(place)) => place.devices(setup.shm)?,
+            (None, None) => {
                 // Whom a connected endpoint calls back has its full name.
                 let open = self.ty != EpType::Msg && setup.format.is_open();
                 Devices::new(&self.domain.devices_config(setup.local, open, setup.shm)).map_err(refused)?
@@ -443,6 +303,10 @@ impl Ep {
         if let Some(eq) = setup.eq.as_ref().filter(|_| self.ty == EpType::Msg) {
             eq.drivers().add(Arc::clone(&self.core) as _);
         }
+        if let Some(av) = &setup.av {
+            self.endpoint_mask.store(av.endpoint_mask(), Ordering::Relaxed);
+        }
+        place.inspect(|place| place.join(&self.core));
         setup.enabled = true;
         Ok(())
     }
@@ -527,7 +391,7 @@ impl Ep {
 
     /// A second handle on this endpoint, with default flags of its own in one direction.
     fn alias(self: &Arc<Self>, word: u64) -> Result<Arc<Self>, Errno> {
-        if self.kind == Kind::Receives {
+        if self.kind == Kind::Shared {
             return Err(Errno::INVAL);
         }
         let origin = self.parent.as_ref().map_or(self, Hold::arc);
@@ -543,6 +407,8 @@ impl Ep {
             context: self.context,
             kind: self.kind,
             ty: self.ty,
+            place: None,
+            endpoint_mask: AtomicU64::new(self.endpoint_mask.load(Ordering::Relaxed)),
             caps: self.caps,
             setup: Mutex::new(Setup {
                 av: None,
@@ -564,15 +430,17 @@ impl Ep {
     /// The endpoint's address in the client's format.
     pub(crate) fn own_address(&self) -> Result<Vec<u8>, Errno> {
         let setup = self.setup.lock();
+        let origin = self.parent.as_deref().unwrap_or(self);
         let shown = setup.shown.filter(|_| setup.format.is_open());
-        let name = shown.or_else(|| self.core.name()).or(setup.local).ok_or(Errno::OPBADSTATE)?;
+        let own = || shown.or_else(|| self.core.name()).or(setup.local);
+        let name = origin.place.as_ref().map_or_else(own, Place::name).ok_or(Errno::OPBADSTATE)?;
         setup.format.encode(&name)
     }
 
     /// Chooses the local address: `fi_setname`.
     pub(crate) fn set_local_address(&self, bytes: &[u8]) -> Result<(), Errno> {
         let mut setup = self.setup.lock();
-        if setup.enabled {
+        if setup.enabled || self.place.is_some() {
             return Err(Errno::OPBADSTATE);
         }
         setup.local = Some(decode_local(setup.format, bytes)?);

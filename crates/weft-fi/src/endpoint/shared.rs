@@ -164,7 +164,7 @@ pub(crate) unsafe extern "C" fn open_srx(
         let rx = unsafe { attr.as_ref() }.copied();
         let caps = rx.map(|attr| attr.caps).filter(|&caps| caps != 0).unwrap_or(domain.caps());
         let info = Hints { caps, rx, addr_format: domain.format().raw(), ..Hints::default() };
-        let receives = setup::open(domain, &info, Kind::Receives, context)?;
+        let receives = setup::open(domain, &info, Kind::Shared, None, context)?;
         // SAFETY: the client's place for the new pointer.
         Ok(unsafe { object::give(receives, place) })
     })

@@ -16,8 +16,8 @@ const RMA_MODIFIERS: u64 = sys::FI_READ | sys::FI_WRITE | sys::FI_REMOTE_READ | 
 /// Extras that cost nothing: granted unasked.
 const FREE: u64 = sys::FI_MULTI_RECV | sys::FI_SOURCE | sys::FI_FENCE | sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;
 /// Extras that cost something: every remote access raises an event; an endpoint may be entered by any thread that raises a
-/// counter; what strangers send is an error.
-const PAID: u64 = sys::FI_RMA_EVENT | sys::FI_TRIGGER | sys::FI_SOURCE_ERR;
+/// counter; what strangers send is an error; addresses may name contexts of scalable endpoints.
+const PAID: u64 = sys::FI_RMA_EVENT | sys::FI_TRIGGER | sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX;
 
 /// From API 2.0 on, tagged receives may be directed on their own, which FI_DIRECTED_RECV covers.
 const PRIMARY_2_0: u64 = v2::FI_TAGGED_DIRECTED_RECV;
@@ -66,7 +66,7 @@ pub(crate) const fn offered(api: u32, kind: EpType) -> u64 {
 
 /// What a client gets that asks for nothing in particular.
 const fn full(api: u32, kind: EpType) -> u64 {
-    offered(api, kind) & !(EXACT_2_0 | sys::FI_SOURCE_ERR)
+    offered(api, kind) & !(EXACT_2_0 | sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX)
 }
 
 /// What is granted for `wanted`, or the rejection.
@@ -125,6 +125,11 @@ pub(crate) const fn receiving(caps: u64) -> u64 {
     restricted(caps, sys::FI_RECV, sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE)
 }
 
+/// Those that a transmit-only endpoint has.
+pub(crate) const fn transmitting(caps: u64) -> u64 {
+    restricted(caps, sys::FI_SEND, sys::FI_READ | sys::FI_WRITE)
+}
+
 /// `caps` with, of the modifiers, no others than these. What is left without any is left out.
 const fn restricted(caps: u64, messages: u64, rma: u64) -> u64 {
     const MESSAGES: u64 = sys::FI_MSG | sys::FI_TAGGED;
@@ -152,7 +157,7 @@ mod tests {
     fn nothing_asked_gives_everything() {
         assert_eq!(
             grant(V1_5, EpType::Rdm, 0).unwrap(),
-            offered(V1_5, EpType::Rdm) & !sys::FI_SOURCE_ERR,
+            offered(V1_5, EpType::Rdm) & !(sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX),
             "errors only for those who ask"
         );
         let new = grant(v2::V2_0, EpType::Rdm, 0).unwrap();

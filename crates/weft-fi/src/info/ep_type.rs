@@ -19,7 +19,8 @@ pub(crate) enum EpType {
 }
 
 /// An endpoint with one peer has no source to tell of, nor to choose. Operations that start by themselves name their peers by address.
-const NOT_CONNECTED: u64 = sys::FI_DIRECTED_RECV | sys::FI_SOURCE | sys::FI_SOURCE_ERR | sys::FI_TRIGGER;
+const NOT_CONNECTED: u64 =
+    sys::FI_DIRECTED_RECV | sys::FI_SOURCE | sys::FI_SOURCE_ERR | sys::FI_TRIGGER | sys::FI_NAMED_RX_CTX;
 /// From API 2.0 on.
 const NOT_CONNECTED_2_0: u64 = v2::FI_TAGGED_DIRECTED_RECV | v2::FI_EXACT_DIRECTED_RECV;
 
@@ -33,7 +34,8 @@ const NOT_UNRELIABLE: u64 = sys::FI_TAGGED
     | sys::FI_REMOTE_WRITE
     | sys::FI_RMA_EVENT
     | sys::FI_FENCE
-    | sys::FI_TRIGGER;
+    | sys::FI_TRIGGER
+    | sys::FI_NAMED_RX_CTX;
 /// From API 2.0 on.
 const NOT_UNRELIABLE_2_0: u64 = v2::FI_TAGGED_DIRECTED_RECV | v2::FI_TAGGED_MULTI_RECV;
 /// Longest datagram in bytes: eager on every device.

@@ -32,6 +32,8 @@ const PLENTY: usize = 1 << 16;
 /// The number of weft's protocol: a provider-specific one, as fabric.h marks them.
 const FI_PROTO_WEFT: u32 = sys::FI_PROV_SPECIFIC | 0x7765;
 const PROTOCOL_VERSION: u32 = 1;
+/// Contexts of a scalable endpoint, in either direction.
+const MAX_EP_CONTEXTS: usize = weft_engine::name::MAX_CONTEXTS as usize;
 /// FI_SHARED_CONTEXT as a count of contexts.
 pub(crate) const SHARED_CONTEXT: usize = usize::MAX;
 /// `FI_TAG_GENERIC`: every bit of a tag is the client's, and may be masked singly.
@@ -96,7 +98,7 @@ impl Offer {
             tx: tx(hints, ty, caps, params)?,
             rx: rx(hints, ty, caps, params)?,
             ep: ep(hints, ty)?,
-            domain: domain(api, hints)?,
+            domain: domain(api, hints, params)?,
             ep_auth_key: hints.ep_auth_key.clone(),
             domain_auth_key: hints.domain_auth_key.clone(),
         })
@@ -256,19 +258,18 @@ fn ep(hints: &Hints, ty: EpType) -> Result<sys::fi_ep_attr, Errno> {
         max_order_war_size: ordered,
         max_order_waw_size: ordered,
         mem_tag_format: if hint.mem_tag_format == 0 { TAG_GENERIC } else { hint.mem_tag_format },
-        tx_ctx_cnt: contexts("ep_attr->tx_ctx_cnt", hint.tx_ctx_cnt)?,
-        rx_ctx_cnt: contexts("ep_attr->rx_ctx_cnt", hint.rx_ctx_cnt)?,
+        tx_ctx_cnt: contexts("ep_attr->tx_ctx_cnt", hint.tx_ctx_cnt, ty)?,
+        rx_ctx_cnt: contexts("ep_attr->rx_ctx_cnt", hint.rx_ctx_cnt, ty)?,
         ..zero
     })
 }
 
-/// The contexts of an endpoint in one direction: one of its own, or one that it shares.
-fn contexts(what: &str, wanted: usize) -> Result<usize, Errno> {
-    if wanted == SHARED_CONTEXT {
-        return Ok(SHARED_CONTEXT);
+/// The contexts of an endpoint in one direction: one of its own, one that it shares, or the many of a scalable one.
+fn contexts(what: &str, wanted: usize, ty: EpType) -> Result<usize, Errno> {
+    if wanted != SHARED_CONTEXT {
+        at_most(what, wanted, if ty == EpType::Rdm { MAX_EP_CONTEXTS } else { 1 })?;
     }
-    at_most(what, wanted, 1)?;
-    Ok(1)
+    Ok(wanted.max(1))
 }
 
 /// A domain attribute structure in which everything is zero.
@@ -302,20 +303,25 @@ const NO_DOMAIN: sys::fi_domain_attr = sys::fi_domain_attr {
     tclass: 0,
 };
 
-fn domain(api: u32, hints: &Hints) -> Result<sys::fi_domain_attr, Errno> {
+fn domain(api: u32, hints: &Hints, params: &Params) -> Result<sys::fi_domain_attr, Errno> {
     let hint = hints.domain.unwrap_or(NO_DOMAIN);
     subset("domain_attr->caps", hint.caps, caps::DOMAIN)?;
     at_most("domain_attr->mr_key_size", hint.mr_key_size, DATA_BYTES)?;
     at_most("domain_attr->cq_data_size", hint.cq_data_size, DATA_BYTES)?;
     at_most("domain_attr->mr_iov_limit", hint.mr_iov_limit, IOV_LIMIT)?;
-    // One of each: some clients take more as an invitation to scalable endpoints and shared contexts.
-    at_most("domain_attr->max_ep_tx_ctx", hint.max_ep_tx_ctx, 1)?;
-    at_most("domain_attr->max_ep_rx_ctx", hint.max_ep_rx_ctx, 1)?;
+    at_most("domain_attr->max_ep_tx_ctx", hint.max_ep_tx_ctx, MAX_EP_CONTEXTS)?;
+    at_most("domain_attr->max_ep_rx_ctx", hint.max_ep_rx_ctx, MAX_EP_CONTEXTS)?;
     let ep = |count: fn(&sys::fi_ep_attr) -> usize| hints.ep.as_ref().map_or(0, count);
     let shared = |wanted: usize, count: usize| {
         if wanted == 0 && count != SHARED_CONTEXT { 0 } else { wanted.max(PLENTY) }
     };
     at_most("domain_attr->max_err_data", hint.max_err_data, MAX_ERR_DATA_BYTES)?;
+    // One of each unless asked for: some clients take more as an invitation to scalable endpoints.
+    let several = |count: usize| count > 1 && count != SHARED_CONTEXT;
+    let scalable = hints.caps & sys::FI_NAMED_RX_CTX != 0
+        || [hint.max_ep_tx_ctx, hint.max_ep_rx_ctx].into_iter().any(several)
+        || hints.ep.is_some_and(|ep| several(ep.tx_ctx_cnt) || several(ep.rx_ctx_cnt));
+    let max_ep_ctx = if scalable { MAX_EP_CONTEXTS } else { params.ep_contexts.clamp(1, MAX_EP_CONTEXTS) };
     let count = |wanted: usize| wanted.max(PLENTY);
     Ok(sys::fi_domain_attr {
         threading: one_of("threading", hint.threading, sys::FI_THREAD_ENDPOINT, sys::FI_THREAD_SAFE)?,
@@ -331,8 +337,8 @@ fn domain(api: u32, hints: &Hints) -> Result<sys::fi_domain_attr, Errno> {
         ep_cnt: count(hint.ep_cnt),
         tx_ctx_cnt: count(hint.tx_ctx_cnt),
         rx_ctx_cnt: count(hint.rx_ctx_cnt),
-        max_ep_tx_ctx: 1,
-        max_ep_rx_ctx: 1,
+        max_ep_tx_ctx: max_ep_ctx,
+        max_ep_rx_ctx: max_ep_ctx,
         max_ep_stx_ctx: shared(hint.max_ep_stx_ctx, ep(|attr| attr.tx_ctx_cnt)),
         max_ep_srx_ctx: shared(hint.max_ep_srx_ctx, ep(|attr| attr.rx_ctx_cnt)),
         cntr_cnt: count(hint.cntr_cnt),
@@ -503,6 +509,23 @@ mod tests {
         assert_eq!(select(V1_20, &other).map(|_| ()), Err(Errno::NODATA));
         let ours = Hints { domain_name: Some(crate::NAME.to_owned()), ..Hints::default() };
         assert!(select(V1_20, &ours).is_ok());
+    }
+
+    #[test]
+    fn scalable_endpoints_are_offered_when_asked_for() {
+        let most = |hints: &Hints| select(V1_20, hints).map(|offer| (offer.domain.max_ep_tx_ctx, offer.ep.rx_ctx_cnt));
+        assert_eq!(most(&Hints::default()), Ok((1, 1)));
+        let named = Hints { caps: sys::FI_MSG | sys::FI_NAMED_RX_CTX, ..Hints::default() };
+        assert_eq!(most(&named), Ok((MAX_EP_CONTEXTS, 1)));
+        assert_eq!(most(&with_domain(|attr| attr.max_ep_rx_ctx = 2)), Ok((MAX_EP_CONTEXTS, 1)));
+        let ep = |count| {
+            let ep = Offer::select(V1_20, None, &Params::default()).unwrap().ep;
+            Hints { ep: Some(sys::fi_ep_attr { rx_ctx_cnt: count, ..ep }), ..Hints::default() }
+        };
+        assert_eq!(most(&ep(4)), Ok((MAX_EP_CONTEXTS, 4)));
+        assert_eq!(most(&ep(MAX_EP_CONTEXTS + 1)), Err(Errno::NODATA));
+        let params = Params { ep_contexts: 1000, ..Params::default() };
+        assert_eq!(Offer::select(V1_20, None, &params).unwrap().domain.max_ep_rx_ctx, MAX_EP_CONTEXTS);
     }
 
     #[test]

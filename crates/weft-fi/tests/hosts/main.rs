@@ -38,6 +38,7 @@ mod queues;
 mod regions;
 mod registration;
 mod rig;
+mod scalable;
 mod shared;
 mod side;
 mod sources;
@@ -162,6 +163,8 @@ const GROUPS: &[Group] = &[
     Group { name: "sources_tcp", run: sources::all, env: TCP },
     Group { name: "shared_shm", run: shared::all, env: SHM },
     Group { name: "shared_tcp", run: shared::all, env: TCP },
+    Group { name: "scalable_shm", run: scalable::all, env: SHM },
+    Group { name: "scalable_tcp", run: scalable::all, env: TCP },
     Group { name: "asleep_shm", run: asleep::all, env: SHM },
     Group { name: "asleep_push", run: asleep::all, env: SHM_PUSH },
     Group { name: "asleep_tcp", run: asleep::all, env: TCP },
@@ -305,7 +308,7 @@ groups! {
     suite_sim_tiny receives_sim_tiny suite_sim_rough receives_sim_rough
     triggers_shm triggers_tcp works_shm works_tcp
     levels_shm levels_push levels_tcp sources_shm sources_push sources_tcp
-    shared_shm shared_tcp asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp
+    shared_shm shared_tcp scalable_shm scalable_tcp asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp
     threads_shm threads_push threads_tcp wrong_interface
 }
 

@@ -38,10 +38,18 @@ pub(crate) fn tables(lib: &Lib) {
         full((*ep).atomic);
         full((*ep).collective);
     }
-    // One that is not there answers so.
-    let mut out = null_mut();
-    let scalable = unsafe { (*(*opened.domain).ops).scalable_ep.unwrap() };
-    assert_eq!(unsafe { scalable(opened.domain, info.raw, &mut out, null_mut()) }, -FI_ENOSYS);
+    let sep = open!(opened.domain, scalable_ep, info.raw).unwrap();
+    unsafe {
+        full((*sep).fid.ops);
+        full((*sep).ops);
+        full((*sep).cm);
+        full((*sep).msg);
+        full((*sep).rma);
+        full((*sep).tagged);
+        full((*sep).atomic);
+        full((*sep).collective);
+    }
+    assert_eq!(close(sep), 0);
     let (stx, srx) =
         (open!(opened.domain, stx_ctx, null_mut()).unwrap(), open!(opened.domain, srx_ctx, null_mut()).unwrap());
     unsafe {

@@ -86,7 +86,8 @@ impl<'a> Group<'a> {
     }
 
     /// A tagged message to one of the endpoints, which leaves.
-    fn send(&self, buf: &mut [u8], to: usize) {
+    fn send(&self, buf: &[u8], to: usize) {
+        let buf = buf.to_vec().leak();
         self.peer.start("fi_tsend", &Args { context: 0x5e, ..Args::new(buf, self.to[to]) }, &[&self.side]);
     }
 
@@ -95,7 +96,7 @@ impl<'a> Group<'a> {
     }
 
     /// A message to one of the endpoints, for which there is no receive, has arrived.
-    fn arrived(&self, buf: &mut [u8], to: usize) {
+    fn arrived(&self, buf: &[u8], to: usize) {
         self.send(buf, to);
         self.sent();
         self.side.nothing(&[&self.peer]);
@@ -180,7 +181,7 @@ fn any_endpoint(lib: &Lib) {
         group.trecv(target, at);
     }
     for at in 0..6_u8 {
-        group.send(vec![at + 1; 64].leak(), 2 - at as usize % 3);
+        group.send(&[at + 1; 64], 2 - at as usize % 3);
         group.sent();
         let entry = group.next().done();
         assert_eq!((entry.op_context as usize, entry.len), (at as usize, 64), "the oldest receive");
@@ -215,9 +216,9 @@ fn any_endpoint(lib: &Lib) {
 /// Messages that were there before their receives are received in their order, and by the oldest receive.
 fn oldest_first(lib: &Lib) {
     let group = Group::new(lib, 2);
-    group.arrived(&mut [1; 8], 1);
-    group.arrived(&mut [2; 8], 1);
-    group.arrived(&mut [3; 8], 0);
+    group.arrived(&[1; 8], 1);
+    group.arrived(&[2; 8], 1);
+    group.arrived(&[3; 8], 0);
     let targets = [memory(8), memory(8), memory(8)].map(|target| &*target as *const [u8] as *mut [u8]);
     for (at, &target) in targets.iter().enumerate() {
         group.trecv(unsafe { &mut *target }, at);
@@ -227,7 +228,7 @@ fn oldest_first(lib: &Lib) {
     let ordered: Vec<u8> = got.into_iter().filter(|&byte| byte != 3).collect();
     assert!(ordered == [1, 2] && got.contains(&3), "{got:?}");
     // One that does not fit stays for the one that does.
-    group.arrived(&mut [4; 8], 1);
+    group.arrived(&[4; 8], 1);
     let (other, fitting) = (memory(8), memory(8));
     assert_eq!(group.post("fi_trecv", &Args { tag: 1, context: 0xa, ..Args::new(other, 0) }), 0);
     group.side.nothing(&[&group.peer]);
@@ -236,7 +237,7 @@ fn oldest_first(lib: &Lib) {
     assert!(is_all(fitting, 4));
     group.peer.start(
         "fi_tsend",
-        &Args { tag: 1, context: 0x5e, ..Args::new(&mut [5; 8], group.to[0]) },
+        &Args { tag: 1, context: 0x5e, ..Args::new(vec![5; 8].leak(), group.to[0]) },
         &[&group.side],
     );
     group.sent();
@@ -298,7 +299,7 @@ fn peek_and_claim(lib: &Lib) {
         group.next()
     };
     assert_eq!(look(FI_PEEK, 1).failed().err, FI_ENOMSG);
-    group.arrived(&mut [9; 24], 1);
+    group.arrived(&[9; 24], 1);
     let found = look(FI_PEEK | FI_CLAIM, 2).done();
     assert_eq!((found.op_context as usize, found.len), (2, 24));
     assert_eq!(look(FI_PEEK, 3).failed().err, FI_ENOMSG, "it is reserved");
@@ -306,7 +307,7 @@ fn peek_and_claim(lib: &Lib) {
     assert_eq!(group.post("fi_trecvmsg", &Args { flags: FI_CLAIM, context: 2, ..Args::new(target, 0) }), 0);
     assert_eq!(group.next().done().op_context as usize, 2);
     assert!(is_all(target, 9));
-    group.arrived(&mut [8; 24], 2);
+    group.arrived(&[8; 24], 2);
     assert_eq!(look(FI_PEEK | FI_DISCARD, 4).done().len, 24);
     assert_eq!(look(FI_PEEK, 5).failed().err, FI_ENOMSG, "it was thrown away");
 }
@@ -322,7 +323,7 @@ fn cancel(lib: &Lib) {
     let failed = group.next().failed();
     assert_eq!((failed.op_context as usize, failed.err), (1, FI_ECANCELED));
     assert_eq!(cancel(1), err(FI_ENOENT));
-    group.send(&mut [3; 8], 1);
+    group.send(&[3; 8], 1);
     group.sent();
     assert_eq!(group.next().done().op_context as usize, 2);
     assert!(is_all(second, 3) && is_all(first, 0));
@@ -336,7 +337,7 @@ fn selective(lib: &Lib) {
     let args = Args { flags: FI_COMPLETION, context: 2, ..Args::new(told, 0) };
     assert_eq!(group.post("fi_trecvmsg", &args), 0);
     for byte in [1, 2] {
-        group.send(&mut [byte; 8], 1);
+        group.send(&[byte; 8], 1);
         group.sent();
     }
     assert_eq!(group.next().done().op_context as usize, 2);
@@ -348,7 +349,7 @@ fn selective(lib: &Lib) {
 fn sleeping_reader(lib: &Lib) {
     for progress in [FI_PROGRESS_MANUAL, FI_PROGRESS_AUTO] {
         let group = Group::with(lib, 2, 0, |info| info.domain().data_progress = progress);
-        group.arrived(&mut [6; 8], 1);
+        group.arrived(&[6; 8], 1);
         let (target, cq) = (memory(8), group.side.cq as usize);
         let reader = std::thread::spawn(move || {
             let mut entry: fi_cq_tagged_entry = unsafe { std::mem::zeroed() };
@@ -371,7 +372,7 @@ fn closing(lib: &Lib) {
     group.trecv(target, 1);
     group.side.close_ep();
     group.side.nothing(&[&group.peer]);
-    group.send(&mut [7; 8], 1);
+    group.send(&[7; 8], 1);
     group.sent();
     assert_eq!(group.next().done().op_context as usize, 1);
     assert!(is_all(target, 7));

@@ -71,6 +71,7 @@ fn tcp_takes_over_when_shared_memory_fails() {
         host_id: theirs.host_id(),
         ep_id: theirs.ep_id(),
         capability: theirs.capability(),
+        context: None,
         shm: true,
         tcp: true,
     });

@@ -32,6 +32,7 @@ fn parts(ip: &str) -> NameParts {
         host_id: 1,
         ep_id: random[..16].try_into().unwrap(),
         capability: random[16..].try_into().unwrap(),
+        context: None,
         shm: true,
         tcp: true,
     }
@@ -53,6 +54,7 @@ fn moved(name: &EpName, socket: SocketAddr) -> EpName {
         host_id: name.host_id(),
         ep_id: name.ep_id(),
         capability: name.capability(),
+        context: None,
         shm: name.shm(),
         tcp: name.tcp(),
     })

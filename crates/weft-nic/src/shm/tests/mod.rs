@@ -73,6 +73,7 @@ fn name() -> EpName {
         host_id: 1,
         ep_id: random[..16].try_into().unwrap(),
         capability: random[16..].try_into().unwrap(),
+        context: None,
         shm: true,
         tcp: false,
     })

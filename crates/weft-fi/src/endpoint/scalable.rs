@@ -1,0 +1,422 @@
+//! Scalable endpoints (fi_endpoint(3), "SCALABLE ENDPOINTS"): one name for many transmit and receive contexts.
+//!
+//! Place in the data flow: `fi_scalable_ep` makes a [`Sep`], `fi_tx_context` and `fi_rx_context` make [`Ep`]s of it, each with an engine
+//! of its own: contexts share no lock and no queue. What makes them one endpoint is their names (weft-engine, `name`): the receive contexts
+//! have one endpoint id, but for an index, and listen on successive ports, so that who knows the first one's name, which is the
+//! endpoint's, can reach each; transmit contexts have the same id, too, so that receivers know whose they are. A transmit context and
+//! the receive context of the same index drive each other, whichever queue is read. All is there for peers
+//! from the moment when the endpoint or the first of its contexts is enabled.
+//!
+//! Errors: -FI_EBUSY for a context that is open, -FI_ENOAV if no address vector was bound when something is enabled.
+
+use std::ffi::{c_int, c_void};
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use weft_engine::name::{EpName, FIRST_TX_CONTEXT, MAX_CONTEXTS};
+use weft_engine::nic::Nic;
+use weft_fi_sys as sys;
+use weft_nic::{Identity, NicError};
+
+use super::core::{Core, CoreRef};
+use super::{Ep, Kind, setup};
+use crate::Devices;
+use crate::addr::Format;
+use crate::av::Av;
+use crate::cm;
+use crate::collective;
+use crate::domain::Domain;
+use crate::errno::Errno;
+use crate::info::EpType;
+use crate::info::hints::Hints;
+use crate::noop;
+use crate::object::{self, Head, Hold, Object, Uses};
+
+/// How often to look for successive ports that are free.
+const PORT_SEARCHES: u32 = 64;
+
+/// A scalable endpoint.
+#[repr(C)]
+pub(crate) struct Sep {
+    head: Head<sys::fid_ep>,
+    format: Format,
+    /// How many contexts it has for transmitting and for receiving.
+    counts: [u8; 2],
+    state: Mutex<State>,
+    uses: Uses,
+    /// Last, so that everything above is gone when the domain may go.
+    domain: Hold<Domain>,
+}
+
+struct State {
+    /// What contexts are opened with.
+    info: Hints,
+    av: Option<Hold<Av>>,
+    /// The local address that the client chose.
+    local: Option<EpName>,
+    /// The contexts that are open, by index, for transmitting and for receiving.
+    open: [u64; 2],
+    /// The enabled ones.
+    cores: [Vec<Weak<Core>>; 2],
+    started: Option<Started>,
+}
+
+/// Reading what is bound to one drives the other from now on.
+fn drive_by(driven: &CoreRef, reader: &CoreRef) {
+    let (queues, counters) = {
+        let routes = &reader.control().routes;
+        let queues: Vec<_> = [&routes.tx, &routes.rx].into_iter().flatten().map(|cq| Arc::clone(cq.arc())).collect();
+        let counters: Vec<_> = routes.counters.iter().flatten().map(|cntr| Arc::clone(cntr.arc())).collect();
+        (queues, counters)
+    };
+    queues.iter().for_each(|cq| cq.sources().add(driven));
+    counters.iter().for_each(|cntr| cntr.sources().add(driven));
+    let routes = &mut driven.control().routes;
+    routes.foreign.extend(queues.iter().map(Arc::downgrade));
+    routes.drivers.extend(counters.iter().map(Arc::downgrade));
+}
+
+/// What there is once something is enabled.
+struct Started {
+    identity: Identity,
+    /// The first receive context's.
+    name: EpName,
+    /// Whoever knows only where it listens may connect.
+    open: bool,
+    /// Of the receive contexts that have not been enabled yet: peers may knock there.
+    devices: Vec<Option<Devices>>,
+}
+
+// SAFETY: `repr(C)`, the first field is a `Head` of the fid, whose class is set in `open`.
+unsafe impl Object for Sep {
+    type Fid = sys::fid_ep;
+    const CLASSES: &'static [u32] = &[sys::FI_CLASS_SEP];
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+}
+
+/// A context's place in its endpoint.
+pub(crate) struct Place {
+    sep: Hold<Sep>,
+    kind: Kind,
+    index: u8,
+}
+
+impl Place {
+    /// The endpoint's address vector.
+    pub(super) fn av(&self) -> Option<Hold<Av>> {
+        self.sep.state.lock().av.clone()
+    }
+
+    /// The endpoint's name, once there is one.
+    pub(super) fn name(&self) -> Option<EpName> {
+        self.sep.name()
+    }
+
+    /// The context's devices.
+    pub(super) fn devices(&self, shm: bool) -> Result<Devices, Errno> {
+        let mut state = self.sep.state.lock();
+        let started = self.sep.start(&mut state)?;
+        let ready = started.devices.get_mut(usize::from(self.index)).filter(|_| self.kind == Kind::Receive);
+        match ready.and_then(Option::take) {
+            Some(devices) => Ok(devices),
+            None => self.sep.context_devices(started, self.kind, self.index, shm).map_err(setup::refused),
+        }
+    }
+}
+
+impl Place {
+    /// The context is enabled. Who sends by a context and waits for the answer at the receive context beside it reads only the latter's
+    /// queue, and the other way round: each drives the other, as if they were one endpoint.
+    pub(super) fn join(&self, core: &CoreRef) {
+        let partners: Vec<CoreRef> = {
+            let cores = &mut self.sep.state.lock().cores;
+            let [mine, theirs] = [side(self.kind), 1 - side(self.kind)];
+            cores[mine][usize::from(self.index)] = Arc::downgrade(core);
+            // Where there are fewer of the one kind, several share a partner.
+            let (few, index) = (cores[0].len().min(cores[1].len()), usize::from(self.index));
+            let beside = |&(other, _): &(usize, &Weak<Core>)| other % few == index % few;
+            let beside = cores[theirs].iter().enumerate().filter(beside);
+            beside.filter_map(|(_, core)| core.upgrade()).collect()
+        };
+        for partner in &partners {
+            drive_by(core, partner);
+            drive_by(partner, core);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.sep.state.lock().open[side(self.kind)] &= !(1 << self.index);
+    }
+}
+
+/// Where in a pair the contexts of a kind stand.
+fn side(kind: Kind) -> usize {
+    usize::from(kind == Kind::Receive)
+}
+
+impl Sep {
+    /// The name, once there is one, or what the client has chosen of it.
+    fn name(&self) -> Option<EpName> {
+        let state = self.state.lock();
+        state.started.as_ref().map(|started| started.name).or(state.local)
+    }
+
+    /// Makes sure that peers can reach every receive context.
+    fn start<'a>(&self, state: &'a mut State) -> Result<&'a mut Started, Errno> {
+        if state.av.is_none() {
+            return Err(Errno::NOAV);
+        }
+        let started = match state.started.take() {
+            Some(started) => started,
+            None => self.listen(state.local).map_err(setup::refused)?,
+        };
+        Ok(state.started.insert(started))
+    }
+
+    /// Opens the devices of all receive contexts, on successive ports.
+    fn listen(&self, local: Option<EpName>) -> Result<Started, NicError> {
+        let chosen = local.is_some_and(|name| name.socket().port() != 0);
+        let mut searches = 0;
+        loop {
+            let identity = Identity { context: Some(0), ..Identity::random()? };
+            let mut config = self.domain.devices_config(local, self.format.is_open(), true);
+            config.identity = Some(identity);
+            let first = Devices::new(&config)?;
+            let mut started = Started { identity, name: first.name(), open: config.open, devices: vec![Some(first)] };
+            let others = (1..self.counts[side(Kind::Receive)])
+                .map(|index| self.context_devices(&started, Kind::Receive, index, true).map(Some))
+                .collect::<Result<Vec<_>, _>>();
+            searches += 1;
+            match others {
+                Ok(others) => {
+                    started.devices.extend(others);
+                    return Ok(started);
+                }
+                // Somebody has one of the ports.
+                Err(NicError::Listen { .. }) if !chosen && searches < PORT_SEARCHES => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Opens the devices of one context.
+    fn context_devices(&self, started: &Started, kind: Kind, index: u8, shm: bool) -> Result<Devices, NicError> {
+        let base = started.name;
+        let mut config = self.domain.devices_config(None, false, shm && base.shm());
+        config.tcp &= base.tcp();
+        let expected = if kind == Kind::Receive {
+            let name = base.context(index).ok_or(NicError::NoDevice)?;
+            config.listen = (base.socket().port() != 0).then(|| name.socket());
+            config.open = started.open;
+            config.identity = Some(Identity { context: Some(index), ..started.identity });
+            Some(name)
+        } else {
+            // Nobody calls it, but it says where it calls from.
+            config.listen = base.tcp().then(|| SocketAddr::new(base.socket().ip(), 0));
+            config.identity = Some(Identity { context: Some(FIRST_TX_CONTEXT + index), ..started.identity });
+            None
+        };
+        let devices = Devices::new(&config)?;
+        // A name that does not follow from the first one's would be known to nobody.
+        if expected.is_some_and(|name| name != devices.name()) {
+            log::warn!("context {index} of a scalable endpoint cannot be reached as its first one");
+            return Err(NicError::NoDevice);
+        }
+        Ok(devices)
+    }
+}
+
+impl Sep {
+    /// A handle on a context that is not open.
+    fn context(
+        self: &Arc<Self>,
+        kind: Kind,
+        index: c_int,
+        info: &Hints,
+        context: *mut c_void,
+    ) -> Result<Arc<Ep>, Errno> {
+        let index = u8::try_from(index).ok().filter(|&index| index < self.counts[side(kind)]).ok_or(Errno::INVAL)?;
+        {
+            let open = &mut self.state.lock().open[side(kind)];
+            if *open & (1 << index) != 0 {
+                return Err(Errno::BUSY);
+            }
+            *open |= 1 << index;
+        }
+        let place = Place { sep: Hold::new(Arc::clone(self)), kind, index };
+        setup::open(self.domain.clone(), info, kind, Some(place), context)
+    }
+
+    fn bind(&self, av: Hold<Av>) -> Result<(), Errno> {
+        if !av.domain().same(&self.domain) {
+            return Err(Errno::DOMAIN);
+        }
+        let mut state = self.state.lock();
+        if state.started.is_some() {
+            return Err(Errno::OPBADSTATE);
+        }
+        if state.av.is_some() {
+            return Err(Errno::INVAL);
+        }
+        state.av = Some(av);
+        Ok(())
+    }
+}
+
+static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ..noop::FID };
+static EP_OPS: sys::fi_ops_ep = sys::fi_ops_ep { tx_ctx: Some(tx_context), rx_ctx: Some(rx_context), ..noop::EP };
+static CM_OPS: sys::fi_ops_cm = sys::fi_ops_cm { setname: Some(setname), getname: Some(getname), ..noop::CM };
+static MSG: sys::fi_ops_msg = noop::MSG;
+static RMA: sys::fi_ops_rma = noop::RMA;
+static TAGGED: sys::fi_ops_tagged = noop::TAGGED;
+static ATOMIC: sys::fi_ops_atomic = noop::ATOMIC;
+
+/// Opens a scalable endpoint: `fi_scalable_ep`.
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut sys::fid_domain,
+    info: *mut sys::fi_info,
+    out: *mut *mut sys::fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    object::guard("fi_scalable_ep", || {
+        let place = object::place(out)?;
+        // SAFETY: the client's domain.
+        let domain = unsafe { Hold::<Domain>::of(domain) }?;
+        // SAFETY: null, or the client's fi_info, which the host allocated.
+        let mut info = unsafe { Hints::read(info) }?.ok_or(Errno::INVAL)?;
+        let attr = info.ep.as_mut().ok_or(Errno::INVAL)?;
+        if EpType::from_raw(attr.type_) != Some(EpType::Rdm) {
+            return Err(Errno::NOSYS);
+        }
+        let count = |wanted: usize| u8::try_from(wanted.max(1)).ok().filter(|&count| count <= MAX_CONTEXTS);
+        let counts = [count(attr.tx_ctx_cnt), count(attr.rx_ctx_cnt)].map(|count| count.ok_or(Errno::INVAL));
+        let counts = [counts[0]?, counts[1]?];
+        // To each of its contexts a handle is opened with the same attributes.
+        (attr.tx_ctx_cnt, attr.rx_ctx_cnt) = (1, 1);
+        let (format, local) = setup::local(&info)?;
+        info.src = None;
+        let head = sys::fid_ep {
+            fid: object::new_fid(sys::FI_CLASS_SEP, context, &FID_OPS),
+            ops: object::table(&EP_OPS),
+            cm: object::table(&CM_OPS),
+            msg: object::table(&MSG),
+            rma: object::table(&RMA),
+            tagged: object::table(&TAGGED),
+            atomic: object::table(&ATOMIC),
+            collective: object::table(&collective::OPS),
+        };
+        let cores = counts.map(|count| (0..count).map(|_| Weak::new()).collect());
+        let state = State { info, av: None, local, open: [0; 2], cores, started: None };
+        let sep = Sep { head: Head::new(head), format, counts, state: Mutex::new(state), uses: Uses::new(), domain };
+        // SAFETY: the client's place for the new pointer.
+        Ok(unsafe { object::give(Arc::new(sep), place) })
+    })
+}
+
+unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
+    object::guard("fi_close(sep)", || {
+        // SAFETY: the client closes its endpoint.
+        unsafe { object::close::<Sep>(fid) }.map(|()| 0)
+    })
+}
+
+/// `fi_scalable_ep_bind`: an address vector.
+unsafe extern "C" fn bind(fid: *mut sys::fid, what: *mut sys::fid, flags: u64) -> c_int {
+    object::guard("fi_scalable_ep_bind", || {
+        // SAFETY: the client's endpoint.
+        let sep = unsafe { object::borrow_fid::<Sep>(fid) }?;
+        if flags != 0 {
+            return Err(Errno::BADFLAGS);
+        }
+        // SAFETY: an object of the client's; another class than that of address vectors is refused.
+        sep.bind(unsafe { Hold::of_fid(what) }?).map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, _arg: *mut c_void) -> c_int {
+    object::guard("fi_control(sep)", || {
+        // SAFETY: the client's endpoint.
+        let sep = unsafe { object::borrow_fid::<Sep>(fid) }?;
+        match command.cast_unsigned() {
+            sys::FI_ENABLE => sep.start(&mut sep.state.lock()).map(|_| 0),
+            _ => Err(Errno::NOSYS),
+        }
+    })
+}
+
+unsafe extern "C" fn tx_context(
+    sep: *mut sys::fid_ep,
+    index: c_int,
+    attr: *mut sys::fi_tx_attr,
+    out: *mut *mut sys::fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    object::guard("fi_tx_context", || {
+        let place = object::place(out)?;
+        // SAFETY: the client's endpoint.
+        let sep = unsafe { object::share::<Sep>(sep) }?;
+        let mut info = sep.state.lock().info.clone();
+        // SAFETY: null, or the client's attributes.
+        if let Some(attr) = unsafe { attr.as_ref() } {
+            info.caps = if attr.caps == 0 { info.caps } else { attr.caps };
+            info.tx = Some(*attr);
+        }
+        let context = sep.context(Kind::Transmit, index, &info, context)?;
+        // SAFETY: the client's place for the new pointer.
+        Ok(unsafe { object::give(context, place) })
+    })
+}
+
+unsafe extern "C" fn rx_context(
+    sep: *mut sys::fid_ep,
+    index: c_int,
+    attr: *mut sys::fi_rx_attr,
+    out: *mut *mut sys::fid_ep,
+    context: *mut c_void,
+) -> c_int {
+    object::guard("fi_rx_context", || {
+        let place = object::place(out)?;
+        // SAFETY: the client's endpoint.
+        let sep = unsafe { object::share::<Sep>(sep) }?;
+        let mut info = sep.state.lock().info.clone();
+        // SAFETY: null, or the client's attributes.
+        if let Some(attr) = unsafe { attr.as_ref() } {
+            info.caps = if attr.caps == 0 { info.caps } else { attr.caps };
+            info.rx = Some(*attr);
+        }
+        let context = sep.context(Kind::Receive, index, &info, context)?;
+        // SAFETY: the client's place for the new pointer.
+        Ok(unsafe { object::give(context, place) })
+    })
+}
+
+unsafe extern "C" fn getname(fid: *mut sys::fid, addr: *mut c_void, len: *mut usize) -> c_int {
+    object::guard("fi_getname", || {
+        // SAFETY: an endpoint of the client.
+        let sep = unsafe { object::borrow_fid::<Sep>(fid) }?;
+        let name = sep.format.encode(&sep.name().ok_or(Errno::OPBADSTATE)?)?;
+        // SAFETY: the client's buffer and its length.
+        unsafe { cm::copy_out(&name, addr, len) }.map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn setname(fid: *mut sys::fid, addr: *mut c_void, len: usize) -> c_int {
+    object::guard("fi_setname", || {
+        // SAFETY: an endpoint of the client.
+        let sep = unsafe { object::borrow_fid::<Sep>(fid) }?;
+        // SAFETY: the client's address of that length.
+        let bytes = unsafe { cm::bytes_of(addr, len) }?;
+        let mut state = sep.state.lock();
+        if state.started.is_some() {
+            return Err(Errno::OPBADSTATE);
+        }
+        state.local = Some(setup::decode_local(sep.format, bytes)?);
+        Ok(0)
+    })
+}

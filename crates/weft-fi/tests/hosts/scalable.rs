@@ -1,0 +1,395 @@
+//! Scalable endpoints (fi_endpoint(3), "SCALABLE ENDPOINTS") and addresses that name receive contexts (fi_rx_addr(3)).
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+
+use weft_fi_sys::*;
+
+use crate::client::{Lib, Opened, bind, close, control};
+use crate::open;
+use crate::side::{
+    Args, Outcome, Side, call, err, fabric_err, is_all, long_bytes, memory, name_of, pattern, scenes, until,
+};
+
+pub(crate) fn all(lib: &Lib) {
+    scenes(
+        lib,
+        &[
+            ("offers", offers),
+            ("misuse", misuse),
+            ("every context", every_context),
+            ("directed receives", directed),
+            ("sources", sources),
+            ("remote memory", remote_memory),
+            ("a plain endpoint", plain_endpoint),
+            ("services", services),
+            ("threads", threads),
+        ],
+    );
+}
+
+/// Bits of addresses that say which receive context is meant.
+const BITS: u32 = 3;
+
+/// `fi_rx_addr`.
+const fn rx_addr(addr: u64, index: u64) -> u64 {
+    addr | index << (64 - BITS)
+}
+
+/// A scalable endpoint with everything, one queue for each context.
+struct Many<'a> {
+    /// Of its objects the domain and the address vector are used.
+    side: Side<'a>,
+    sep: *mut fid_ep,
+    tx: Vec<Context>,
+    rx: Vec<Context>,
+    name: Vec<u8>,
+}
+
+#[derive(Clone, Copy)]
+struct Context {
+    ep: *mut fid_ep,
+    cq: *mut fid_cq,
+}
+
+unsafe impl Send for Context {}
+
+impl Context {
+    fn run(self, name: &str, args: &Args) -> isize {
+        unsafe { (call(name).run)(self.ep, args) }
+    }
+
+    /// Starts an operation, whatever progress of this context that takes.
+    #[track_caller]
+    fn start(self, name: &str, args: &Args) {
+        until(|| match self.run(name, args) {
+            0 => Some(()),
+            result => {
+                assert_eq!(result, err(FI_EAGAIN), "{name}");
+                assert!(self.poll().is_none());
+                None
+            }
+        });
+    }
+
+    fn poll(self) -> Option<(Outcome, u64)> {
+        let mut entry: fi_cq_tagged_entry = unsafe { std::mem::zeroed() };
+        let (ops, mut source) = (unsafe { &*(*self.cq).ops }, 0);
+        match unsafe { ops.readfrom.unwrap()(self.cq, (&raw mut entry).cast(), 1, &mut source) } {
+            1 => Some((Outcome::Done(entry), source)),
+            result if result == fabric_err(FI_EAVAIL) => {
+                let mut failed: fi_cq_err_entry = unsafe { std::mem::zeroed() };
+                assert_eq!(unsafe { ops.readerr.unwrap()(self.cq, &mut failed, 0) }, 1);
+                Some((Outcome::Failed(failed), FI_ADDR_NOTAVAIL))
+            }
+            result => {
+                assert_eq!(result, err(FI_EAGAIN));
+                None
+            }
+        }
+    }
+}
+
+/// The next completion at the first of these contexts, while the others make progress, who complete nothing.
+#[track_caller]
+fn next(contexts: &[Context]) -> (fi_cq_tagged_entry, u64) {
+    until(|| {
+        for other in &contexts[1..] {
+            // Their completions stay for later.
+            let none = unsafe { (*(*other.cq).ops).read.unwrap()(other.cq, null_mut(), 0) };
+            assert!([0, err(FI_EAGAIN)].contains(&none));
+        }
+        contexts[0].poll().map(|(outcome, source)| (outcome.done(), source))
+    })
+}
+
+impl<'a> Many<'a> {
+    fn new(lib: &'a Lib, tx: usize, rx: usize, caps: u64) -> Self {
+        let info = lib.ask(lib.newest(), None).unwrap();
+        let all = info.get().caps;
+        let side = Side::unbound(lib, 0, |hints| {
+            hints.get().caps = all | FI_NAMED_RX_CTX | caps;
+        });
+        Self::of(side, tx, rx)
+    }
+
+    fn of(mut side: Side<'a>, tx: usize, rx: usize) -> Self {
+        // The side has opened an endpoint of one context of either kind.
+        if !side.ep.is_null() {
+            side.close_ep();
+        }
+        assert_eq!(close(side.av), 0);
+        side.av = side.opened.av(|attr| attr.rx_ctx_bits = BITS as c_int).unwrap();
+        (side.info.ep().tx_ctx_cnt, side.info.ep().rx_ctx_cnt) = (tx, rx);
+        let sep = open!(side.opened.domain, scalable_ep, side.info.raw).unwrap();
+        assert_eq!(bind(sep, side.av, 0), 0);
+        assert_eq!(control(sep, FI_ENABLE, null_mut()), 0);
+        let name = name_of(sep);
+        let context = |ep: *mut fid_ep, flags| {
+            let cq = side.opened.cq();
+            assert_eq!(bind(ep, cq, flags), 0);
+            assert_eq!(control(ep, FI_ENABLE, null_mut()), 0);
+            assert_eq!(name_of(ep), name, "a context has the name of its endpoint");
+            Context { ep, cq }
+        };
+        let tx = (0..tx).map(|index| context(tx_context(sep, index as c_int).unwrap(), FI_TRANSMIT)).collect();
+        let rx = (0..rx).map(|index| context(rx_context(sep, index as c_int).unwrap(), FI_RECV)).collect();
+        Self { side, sep, tx, rx, name }
+    }
+
+    fn knows(&self, other: &Many<'_>) -> u64 {
+        self.side.insert(&other.name)
+    }
+}
+
+impl Drop for Many<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        assert_eq!(close(self.sep), -FI_EBUSY, "with open contexts");
+        for Context { ep, cq } in self.tx.drain(..).chain(self.rx.drain(..)) {
+            assert_eq!((close(ep), close(cq)), (0, 0));
+        }
+        assert_eq!(close(self.sep), 0);
+    }
+}
+
+fn tx_context(sep: *mut fid_ep, index: c_int) -> Result<*mut fid_ep, c_int> {
+    let mut out = null_mut();
+    let result = unsafe { (*(*sep).ops).tx_ctx.unwrap()(sep, index, null_mut(), &mut out, null_mut()) };
+    if result == 0 { Ok(out) } else { Err(-result) }
+}
+
+fn rx_context(sep: *mut fid_ep, index: c_int) -> Result<*mut fid_ep, c_int> {
+    let mut out = null_mut();
+    let result = unsafe { (*(*sep).ops).rx_ctx.unwrap()(sep, index, null_mut(), &mut out, null_mut()) };
+    if result == 0 { Ok(out) } else { Err(-result) }
+}
+
+fn offers(lib: &Lib) {
+    let plain = lib.ask(lib.newest(), None).unwrap();
+    assert_eq!((plain.domain().max_ep_tx_ctx, plain.domain().max_ep_rx_ctx), (1, 1));
+    assert_eq!(plain.get().caps & FI_NAMED_RX_CTX, 0);
+    let hints = lib.allocinfo();
+    hints.get().caps = FI_MSG | FI_NAMED_RX_CTX;
+    let named = lib.ask(lib.newest(), Some(&hints)).unwrap();
+    assert_eq!((named.domain().max_ep_tx_ctx, named.domain().max_ep_rx_ctx), (64, 64));
+    assert_ne!(named.get().caps & FI_NAMED_RX_CTX, 0);
+}
+
+fn misuse(lib: &Lib) {
+    let many = Many::new(lib, 2, 3, 0);
+    let domain = many.side.opened.domain;
+    assert_eq!(tx_context(many.sep, 1), Err(FI_EBUSY), "it is open");
+    assert_eq!([tx_context(many.sep, 2), rx_context(many.sep, 3), rx_context(many.sep, -1)], [Err(FI_EINVAL); 3]);
+    assert_eq!(bind(many.tx[0].ep, many.side.av, 0), -FI_EINVAL, "a context has the vector of its endpoint");
+    assert_eq!(bind(many.sep, many.tx[0].cq, 0), -FI_EINVAL);
+    assert_eq!(bind(many.sep, many.side.av, 0) as isize, fabric_err(FI_EOPBADSTATE));
+    let ep: Result<*mut fid_ep, c_int> = open!(domain, endpoint, many.side.info.raw);
+    assert_eq!(ep, Err(FI_EINVAL), "an endpoint as such has one context of either kind");
+    let args = Args::new(memory(8), 0);
+    for (ep, names) in [
+        (many.sep, ["fi_send", "fi_trecv", "fi_read"]),
+        (many.tx[0].ep, ["fi_recv", "fi_trecv", "fi_trecvmsg"]),
+        (many.rx[0].ep, ["fi_send", "fi_tinject", "fi_write"]),
+    ] {
+        for name in names {
+            assert_eq!(unsafe { (call(name).run)(ep, &args) }, err(FI_ENOSYS), "{name}");
+        }
+    }
+    for bits in [-1, 9] {
+        assert_eq!(many.side.opened.av(|attr| attr.rx_ctx_bits = bits), Err(FI_EINVAL));
+    }
+    many.side.info.ep().rx_ctx_cnt = 65;
+    let sep: Result<*mut fid_ep, c_int> = open!(domain, scalable_ep, many.side.info.raw);
+    assert_eq!(sep, Err(FI_EINVAL));
+    many.side.info.ep().rx_ctx_cnt = 1;
+    let sep = open!(domain, scalable_ep, many.side.info.raw).unwrap();
+    assert_eq!(control(sep, FI_ENABLE, null_mut()) as isize, fabric_err(FI_ENOAV));
+    let (elsewhere, ctx) = (Opened::new(lib, &many.side.info), rx_context(sep, 0).unwrap());
+    let av = elsewhere.av(|_| ()).unwrap();
+    assert_eq!(bind(sep, av, 0) as isize, fabric_err(FI_EDOMAIN));
+    assert_eq!((close(ctx), close(sep), close(av)), (0, 0, 0));
+    // What was closed may be opened again.
+    let mut many = many;
+    let Context { ep, cq } = many.rx.pop().unwrap();
+    assert_eq!(close(ep), 0);
+    let ep = rx_context(many.sep, 2).unwrap();
+    assert_eq!((bind(ep, cq, FI_RECV), control(ep, FI_ENABLE, null_mut())), (0, 0));
+    assert_eq!(name_of(ep), many.name);
+    many.rx.push(Context { ep, cq });
+}
+
+/// Each transmit context reaches each receive context, and no other, with short and long messages.
+fn every_context(lib: &Lib) {
+    let (a, b) = (Many::new(lib, 2, 1, 0), Many::new(lib, 1, 3, 0));
+    let to_b = a.knows(&b);
+    for (from, tx) in a.tx.iter().enumerate() {
+        for (to, rx) in b.rx.iter().enumerate() {
+            for len in [40, long_bytes()] {
+                let (source, target) = (pattern(len), memory(len));
+                let context = from * 8 + to;
+                rx.start("fi_trecv", &Args { context, ..Args::new(target, 0) });
+                tx.start("fi_tsend", &Args { context: 0x5e, ..Args::new(source, rx_addr(to_b, to as u64)) });
+                assert_eq!(next(&[*rx, *tx]).0.op_context as usize, context);
+                assert_eq!(next(&[*tx, *rx]).0.op_context as usize, 0x5e);
+                assert!(target == source);
+            }
+        }
+    }
+    // An inject, which leaves nothing behind, and the endpoint's own receive context.
+    let own = a.knows(&a);
+    for (byte, dest, rx) in [(1, rx_addr(to_b, 2), b.rx[2]), (2, own, a.rx[0])] {
+        let target = memory(8);
+        rx.start("fi_recv", &Args::new(target, 0));
+        until(|| match a.tx[1].run("fi_inject", &Args::new(&mut [byte; 8], dest)) {
+            0 => Some(()),
+            result => {
+                assert_eq!(result, err(FI_EAGAIN));
+                assert!(a.tx[1].poll().is_none() && rx.poll().is_none());
+                None
+            }
+        });
+        next(&[rx, a.tx[1]]);
+        assert!(is_all(target, byte));
+    }
+    // There are contexts that there are not.
+    assert_eq!(a.tx[0].run("fi_send", &Args::new(&mut [0; 8], rx_addr(to_b + 100, 1))), err(FI_EINVAL));
+}
+
+/// A receive may name its source as the endpoint or as any context of it.
+fn directed(lib: &Lib) {
+    let (a, b) = (Many::new(lib, 2, 1, FI_DIRECTED_RECV), Many::new(lib, 1, 2, FI_DIRECTED_RECV));
+    let (to_b, to_a) = (a.knows(&b), b.knows(&a));
+    for (at, src) in [to_a, rx_addr(to_a, 1), FI_ADDR_UNSPEC].into_iter().enumerate() {
+        let target = memory(8);
+        b.rx[1].start("fi_trecv", &Args { src, context: at, ..Args::new(target, 0) });
+        let args = Args { context: 0x5e, ..Args::new(vec![at as u8 + 1; 8].leak(), rx_addr(to_b, 1)) };
+        a.tx[at % 2].start("fi_tsend", &args);
+        assert_eq!(next(&[b.rx[1], a.tx[at % 2]]).0.op_context as usize, at);
+        assert_eq!(next(&[a.tx[at % 2], b.rx[1]]).0.op_context as usize, 0x5e);
+        assert!(is_all(target, at as u8 + 1));
+    }
+}
+
+/// What comes from a context comes from its endpoint, also where that became known later.
+fn sources(lib: &Lib) {
+    let (a, b) = (Many::new(lib, 2, 1, 0), Many::new(lib, 1, 2, 0));
+    let to_b = a.knows(&b);
+    let receive = || {
+        let target = memory(8);
+        b.rx[1].start("fi_trecv", &Args::new(target, 0));
+        a.tx[1].start("fi_tsend", &Args { context: 0x5e, ..Args::new(pattern(8), rx_addr(to_b, 1)) });
+        let (_, source) = next(&[b.rx[1], a.tx[1]]);
+        next(&[a.tx[1], b.rx[1]]);
+        source
+    };
+    assert_eq!(receive(), FI_ADDR_NOTAVAIL);
+    // Something else is number 0.
+    assert_eq!(b.side.insert(&b.name), 0);
+    let to_a = b.knows(&a);
+    assert_eq!((receive(), to_a), (1, 1));
+    let remove = unsafe { (*(*b.side.av).ops).remove.unwrap() };
+    assert_eq!(unsafe { remove(b.side.av, [to_a].as_mut_ptr(), 1, 0) }, 0);
+    assert_eq!(receive(), FI_ADDR_NOTAVAIL);
+    // The other way: what is not there any more is reached at none of its contexts.
+    let remove = unsafe { (*(*a.side.av).ops).remove.unwrap() };
+    assert_eq!(unsafe { remove(a.side.av, [to_b].as_mut_ptr(), 1, 0) }, 0);
+    assert_eq!(a.tx[1].run("fi_send", &Args::new(&mut [0; 8], rx_addr(to_b, 1))), err(FI_EINVAL));
+}
+
+/// Each receive context gives access to the domain's regions.
+fn remote_memory(lib: &Lib) {
+    let (a, b) = (Many::new(lib, 1, 1, 0), Many::new(lib, 1, 2, 0));
+    let to_b = a.knows(&b);
+    let region = memory(64);
+    let mr = b.side.register(region, FI_REMOTE_READ | FI_REMOTE_WRITE, 7);
+    for to in 0..2 {
+        let (source, back) = (vec![to as u8 + 1; 64].leak(), memory(64));
+        let args = Args { key: 7, ..Args::new(source, rx_addr(to_b, to)) };
+        a.tx[0].start("fi_write", &args);
+        next(&[a.tx[0], b.rx[to as usize]]);
+        a.tx[0].start("fi_read", &Args { key: 7, ..Args::new(back, rx_addr(to_b, to)) });
+        next(&[a.tx[0], b.rx[to as usize]]);
+        assert!(back == source);
+    }
+    assert_eq!(close(mr), 0);
+}
+
+/// An ordinary endpoint may send to contexts, and receive from them.
+fn plain_endpoint(lib: &Lib) {
+    let many = Many::new(lib, 1, 2, 0);
+    let mut side = Side::new(lib);
+    side.close_ep();
+    assert_eq!(close(side.av), 0);
+    side.av = side.opened.av(|attr| attr.rx_ctx_bits = BITS as c_int).unwrap();
+    side.ep = side.another_ep();
+    assert_eq!((bind(side.ep, side.av, 0), bind(side.ep, side.cq, FI_TRANSMIT | FI_RECV), side.enable()), (0, 0, 0));
+    let (to, back) = (side.insert(&many.name), many.side.insert(&side.name()));
+    let (there, here) = (memory(8), memory(8));
+    many.rx[1].start("fi_trecv", &Args::new(there, 0));
+    side.start("fi_tsend", &Args { context: 1, ..Args::new(pattern(8), rx_addr(to, 1)) }, &[]);
+    let plain = Context { ep: side.ep, cq: side.cq };
+    assert_eq!(next(&[many.rx[1], plain]).1, back);
+    assert_eq!(next(&[plain, many.rx[1]]).0.op_context as usize, 1);
+    side.trecv_from(here, to, 2);
+    many.tx[0].start("fi_tsend", &Args::new(pattern(8), back));
+    let (entry, source) = next(&[plain, many.tx[0]]);
+    assert_eq!((entry.op_context as usize, source), (2, to));
+    next(&[many.tx[0], plain]);
+    assert!(here == pattern(8) && there == pattern(8));
+}
+
+/// Who knows only where the first context listens reaches the others, too.
+fn services(lib: &Lib) {
+    let open = || {
+        let side = Side::unbound(lib, 0, |hints| {
+            hints.get().caps = FI_MSG | FI_TAGGED | FI_NAMED_RX_CTX;
+            hints.get().addr_format = FI_SOCKADDR_IN;
+        });
+        Many::of(side, 1, 2)
+    };
+    let (a, b) = (open(), open());
+    assert_eq!(b.name.len(), size_of::<libc::sockaddr_in>());
+    let to_b = a.knows(&b);
+    for (to, rx) in b.rx.iter().enumerate() {
+        let target = memory(8);
+        rx.start("fi_recv", &Args::new(target, 0));
+        a.tx[0].start("fi_send", &Args::new(pattern(8), rx_addr(to_b, to as u64)));
+        next(&[*rx, a.tx[0]]);
+        next(&[a.tx[0], *rx]);
+        assert!(target == pattern(8));
+    }
+}
+
+/// Contexts are used by a thread each.
+fn threads(lib: &Lib) {
+    const MESSAGES: usize = 500;
+    let (a, b) = (Many::new(lib, 3, 3, 0), Many::new(lib, 3, 3, 0));
+    let (to_b, to_a) = (a.knows(&b), b.knows(&a));
+    std::thread::scope(|scope| {
+        for index in 0..3 {
+            for (tx, rx, dest) in [(a.tx[index], a.rx[index], to_b), (b.tx[index], b.rx[index], to_a)] {
+                scope.spawn(move || {
+                    let (tx, rx): (Context, Context) = (tx, rx);
+                    let dest = rx_addr(dest, index as u64);
+                    for at in 0..MESSAGES {
+                        let target = memory(16);
+                        rx.start("fi_trecv", &Args { context: at, tag: at as u64, ..Args::new(target, 0) });
+                        let args = Args { context: at, tag: at as u64, ..Args::new(vec![at as u8; 16].leak(), dest) };
+                        until(|| {
+                            (tx.run("fi_tsend", &args) == 0).then_some(()).or_else(|| {
+                                assert!(tx.poll().is_none());
+                                None
+                            })
+                        });
+                        assert_eq!(next(&[tx]).0.op_context as usize, at);
+                        assert_eq!(next(&[rx]).0.op_context as usize, at);
+                        assert!(is_all(target, at as u8));
+                    }
+                });
+            }
+        }
+    });
+}
