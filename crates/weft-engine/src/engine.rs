@@ -161,7 +161,10 @@ impl<N: Nic> Engine<N> {
 
     /// Whether nothing at all is under way, transfers of peers included (a leak check for tests).
     pub fn at_rest(&self) -> bool {
-        self.quiescent() && self.core.xfers.len() == 0 && self.core.parts.iter().all(|(_, parts)| parts.rest())
+        self.quiescent()
+            && self.core.xfers.len() == 0
+            && self.core.parts.iter().all(|(_, parts)| parts.rest())
+            && self.core.held.as_ref().is_none_or(|held| held.rest())
     }
 
     /// Whether a round of progress could move something on before the device brings anything.

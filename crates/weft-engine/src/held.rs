@@ -60,6 +60,11 @@ impl Held {
         self.pins.contains_key(&holder)
     }
 
+    /// Whether nobody holds anything.
+    pub(crate) fn rest(&self) -> bool {
+        self.pins.is_empty()
+    }
+
     pub(crate) fn let_go(&mut self, holder: Holder) {
         for pin in self.pins.remove(&holder).unwrap_or_default() {
             self.cache.release(pin);
