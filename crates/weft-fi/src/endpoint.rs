@@ -240,7 +240,7 @@ impl Ep {
     }
 
     /// Starts a send.
-    #[inline]
+    #[inline(always)] // Or else what makes up the operation is copied once more.
     pub(crate) fn start_send(&self, send: &Send<'_>) -> isize {
         self.core.submit_send(&self.send_op(send))
     }

@@ -156,7 +156,7 @@ impl Core {
     }
 
     /// Starts a send; returns what the C function returns.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn submit_send(self: &Arc<Self>, op: &SendOp<'_>) -> isize {
         let mut state = self.state.lock();
         let State { engine: Some(engine), routes, stalled, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
