@@ -242,7 +242,7 @@ pub enum Fault {
     /// The message was longer than the buffer by so many bytes.
     #[error("the message was {0} bytes longer than the buffer")]
     Truncated(usize),
-    /// Cancelled by the client.
+    /// Cancelled by the client, or by the orderly end of the connection.
     #[error("cancelled")]
     Canceled,
     /// A peek found nothing.

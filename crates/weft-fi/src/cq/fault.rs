@@ -38,7 +38,7 @@ pub(crate) fn text(number: c_int) -> &'static CStr {
     match number {
         0 => c"no further information",
         1 => c"the message was longer than the receive buffer",
-        2 => c"cancelled by fi_cancel",
+        2 => c"cancelled, by fi_cancel or by the end of the connection",
         3 => c"no message matched",
         4 => c"the target refused the access: no such key, or not with this access",
         5 => c"the target refused the access: outside the registered region",
