@@ -37,7 +37,7 @@ impl<T> List<T> {
     }
 
     /// Appends; the number stays valid until the item is removed.
-    #[inline]
+    #[inline(always)] // It has many callers, and is shorter than a call.
     pub(crate) fn push(&mut self, value: T) -> u32 {
         let key = match self.nodes.get_mut(self.free as usize) {
             Some(node) => {
