@@ -269,7 +269,10 @@ pub enum Fault {
     Refused(Error),
 }
 
-/// One finished operation (or remote event). The fields that a queue entry has, too, come first and in its order.
+/// One finished operation (or remote event).
+///
+/// No two fields stand here side by side that do so in a queue's entry, too: or else they would be copied there by one load, which has
+/// to wait until the two stores that it reads have left the processor's store buffer, and all stores before them.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Completion {
@@ -277,14 +280,14 @@ pub struct Completion {
     pub ctx: Context,
     /// Bytes stored (received), or sent.
     pub len: usize,
-    /// Where a received message begins (its address as a number, for `fi_cq_data_entry.buf`).
-    pub buf: usize,
-    /// The data that came with DATA, else 0.
-    pub data: u64,
     /// The tag that came with a tagged message.
     pub tag: u64,
+    /// Where a received message begins (its address as a number, for `fi_cq_data_entry.buf`).
+    pub buf: usize,
     /// Source of a received message, `ADDR_NONE` if it is in no address vector.
     pub src: Addr,
+    /// The data that came with DATA, else 0.
+    pub data: u64,
     /// What it was.
     pub kind: Kind,
     /// DATA, MULTI (the multi-receive buffer is released), TAGGED; TRANSMIT, DELIVERY as the operation had them.
@@ -340,6 +343,14 @@ pub struct Config {
     pub mr_cache: Limits,
     /// What the engine is for.
     pub role: Role,
+}
+
+impl Config {
+    /// Windows are given back in portions of so many bytes.
+    #[inline(always)]
+    pub(crate) const fn window_quarter(&self) -> u64 {
+        self.window_bytes as u64 / 4
+    }
 }
 
 /// How the oldest match is found in a queue. It is the same whatever is chosen; what differs is the time.

@@ -211,7 +211,7 @@ impl<N: Nic> Engine<N> {
         if !unwatched && self.core.ops.len() >= self.core.config.tx_depth {
             return Err(Error::Again);
         }
-        let index = if unwatched { NO_OP } else { u32::try_from(self.core.ops.vacant_key()).unwrap_or(NO_OP) };
+        let index = if unwatched { NO_OP } else { self.core.ops.next_key() };
         let data = op.flags.contains(OpFlags::DATA).then_some(op.data);
         let id = Op { op: index.into(), part: 0.into() };
         let request = Request::new(op.amo, id, remote, data, false, vc.tx_seq);
@@ -232,10 +232,7 @@ impl<N: Nic> Engine<N> {
         vc.fetching += cost;
         vc.outstanding += 1;
         let iov = if op.amo.fetches() { SmallVec::from_slice(op.result) } else { IovList::new() };
-        let mut entry = new_op(op, vci, iov, remote.len, false);
-        entry.next_part = 1;
-        entry.pending = 1;
-        self.core.ops.insert(entry);
+        self.core.ops.push(|| TxOp { next_part: 1, pending: 1, ..new_op(op, vci, iov, remote.len, false) });
         Ok(true)
     }
 
@@ -255,7 +252,7 @@ impl<N: Nic> Engine<N> {
 
     /// Sends the next part of the operation at the front of the TX queue.
     pub(crate) fn start_atomic(&mut self, index: u32) -> Started {
-        let Some(op) = self.core.ops.get_mut(index as usize) else { return Started::Blocked };
+        let Some(op) = self.core.ops.get_mut(index) else { return Started::Blocked };
         let Phase::Atomic { amo, .. } = op.phase else { return Started::Blocked };
         let vc = &mut self.core.vcs[op.vc as usize];
         let limit = part_limit(amo, vc.caps.mailbox_bytes) as u64;

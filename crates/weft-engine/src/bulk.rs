@@ -195,7 +195,7 @@ impl<N: Nic> Engine<N> {
     ) -> Result<(), Full> {
         let Some(link) = self.core.vcs[vci as usize].link() else { return Ok(()) };
         // The operation may have ended meanwhile: the peer did without us.
-        let Some(op) = self.core.ops.get_mut(index as usize).filter(|op| op.vc == vci && op.awaits(part)) else {
+        let Some(op) = self.core.ops.get_mut(index).filter(|op| op.vc == vci && op.awaits(part)) else {
             return Ok(());
         };
         let iov = part_iov(op, part, len);
@@ -214,7 +214,7 @@ impl<N: Nic> Engine<N> {
 
     fn run_push(&mut self, vci: u32, index: u32, part: u32, window: u64, len: u64) -> Result<(), Full> {
         let Some(link) = self.core.vcs[vci as usize].link() else { return Ok(()) };
-        let Some(op) = self.core.ops.get(index as usize).filter(|op| op.vc == vci) else { return Ok(()) };
+        let Some(op) = self.core.ops.get(index).filter(|op| op.vc == vci) else { return Ok(()) };
         let iov = part_iov(op, part, len);
         self.nic.push(link, window, 0, &iov, push_ctx(index))
     }
@@ -227,7 +227,7 @@ impl<N: Nic> Engine<N> {
         let Some(link) = vc.link() else { return };
         let window = Announced::name(vc.announcing);
         vc.announcing += 1;
-        if let Some(op) = self.core.ops.get_mut(index as usize) {
+        if let Some(op) = self.core.ops.get_mut(index) {
             op.pushing += 1;
         }
         if !vc.bulk.is_empty() || self.nic.push(link, window, 0, iov, push_ctx(index)).is_err() {
@@ -312,7 +312,7 @@ impl Core {
 
     /// The device has let go of the memory of an operation that it helped to move.
     pub(crate) fn assist_done(&mut self, index: u32) {
-        let Some(op) = self.ops.get_mut(index as usize) else { return };
+        let Some(op) = self.ops.get_mut(index) else { return };
         op.assisting = op.assisting.saturating_sub(1);
         self.finish_op(index);
     }
@@ -329,7 +329,7 @@ impl Core {
             }
             XferKind::Write { .. } => self.write_arrived(x.vc, x.kind, x.expect),
             XferKind::ReadHome { op } => {
-                if let Some(mine) = self.ops.get_mut(op as usize) {
+                if let Some(mine) = self.ops.get_mut(op) {
                     mine.pending = mine.pending.saturating_sub(1);
                 }
                 self.finish_op(op);

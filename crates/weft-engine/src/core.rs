@@ -19,6 +19,7 @@ use crate::access::Parts;
 use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Error, Fault, Kind, NoBook, OpFlags};
 use crate::connect::Connection;
 use crate::held::{Held, Holder};
+use crate::list::List;
 use crate::matching::{Body, Matcher};
 use crate::mem::{self, IovList};
 use crate::name::{EpName, Identity};
@@ -86,7 +87,7 @@ pub(crate) struct Core {
     pub(crate) link_work: Vec<LinkWork>,
     /// Messages that overtook the OPEN_OK of their (unordered) link.
     too_early: Vec<(LinkId, Vec<u8>)>,
-    pub(crate) ops: Slab<TxOp>,
+    pub(crate) ops: List<TxOp>,
     pub(crate) xfers: Xfers,
     /// What is registered for them, where a device demands that.
     pub(crate) held: Option<Box<Held>>,
@@ -127,7 +128,7 @@ impl Core {
             links: Vec::new(),
             link_work: Vec::new(),
             too_early: Vec::new(),
-            ops: Slab::new(),
+            ops: List::default(),
             xfers: Xfers::default(),
             held: None,
             multis: Slab::new(),
@@ -387,19 +388,20 @@ impl Core {
         *vc = Vc::new(name);
         vc.addr = addr;
         vc.active = active;
-        let dead: Vec<usize> = self.ops.iter().filter(|(_, op)| op.vc == vci).map(|(i, _)| i).collect();
+        let dead: Vec<u32> = self.ops.iter().filter(|(_, op)| op.vc == vci).map(|(i, _)| i).collect();
         if dead.is_empty() && !in_use {
             self.vcs[vci as usize].refused = Some(why);
         }
         for index in dead {
             // The device has let go of the memory: by contract before `down`, or within `close`.
-            let op = self.ops.remove(index);
             if let Some(held) = &mut self.held {
-                held.let_go_op(u32::try_from(index).unwrap_or(u32::MAX));
+                held.let_go_op(index);
             }
             let lost = self.is_unreliable();
             self.dropped += u64::from(lost);
-            self.complete_op(&op, Some(op.fault.unwrap_or(fault)).filter(|_| !lost));
+            if let Some(op) = self.ops.remove(index) {
+                complete_op(&mut self.completions, &op, Some(op.fault.unwrap_or(fault)).filter(|_| !lost));
+            }
         }
         for token in self.xfers.tokens(|x| x.vc == vci) {
             if let Some(x) = self.xfers.remove(token) {
@@ -484,27 +486,9 @@ impl Core {
 
     // ---- completions -------------------------------------------------------------------------
 
-    /// Reports the end of one of our sends, reads or writes.
-    pub(crate) fn complete_op(&mut self, op: &TxOp, fault: Option<Fault>) {
-        if fault.is_none() && op.flags.contains(OpFlags::QUIET) {
-            return;
-        }
-        self.completions.push(Completion {
-            kind: op.kind,
-            ctx: op.ctx,
-            flags: op.flags,
-            len: usize::try_from(op.len).unwrap_or(usize::MAX),
-            buf: 0,
-            tag: op.tag,
-            data: op.data,
-            src: ADDR_NONE,
-            fault,
-        });
-    }
-
     /// Ends the operation if neither the peer nor the device still works on it.
     pub(crate) fn finish_op(&mut self, index: u32) {
-        let Some(op) = self.ops.get(index as usize) else { return };
+        let Some(op) = self.ops.get(index) else { return };
         let vci = op.vc;
         if op.pending > 0 || op.pushing > 0 || op.assisting > 0 || !op.all_sent() {
             // A part that waits for the others may have its turn now.
@@ -513,21 +497,21 @@ impl Core {
             }
             return;
         }
-        let op = self.ops.remove(index as usize);
+        complete_op(&mut self.completions, op, op.fault);
+        self.ops.drop_item(index);
         if let Some(held) = &mut self.held {
             held.let_go_op(index);
         }
-        let vc = &mut self.vcs[op.vc as usize];
+        let vc = &mut self.vcs[vci as usize];
         vc.outstanding = vc.outstanding.saturating_sub(1);
         if !vc.tx.is_empty() {
-            self.activate(op.vc);
+            self.activate(vci);
         }
-        self.complete_op(&op, op.fault);
     }
 
     /// The operation if it is one of this peer's; anything else is a violation.
     pub(crate) fn op_of(&mut self, vci: u32, index: u32) -> Result<&mut TxOp, Violation> {
-        self.ops.get_mut(index as usize).filter(|op| op.vc == vci).ok_or(Violation)
+        self.ops.get_mut(index).filter(|op| op.vc == vci).ok_or(Violation)
     }
 
     // ---- messages ----------------------------------------------------------------------------
@@ -655,7 +639,7 @@ impl Core {
     // ---- device results ----------------------------------------------------------------------
 
     fn push_done(&mut self, index: u32, result: Result<(), LinkError>) {
-        let Some(op) = self.ops.get_mut(index as usize) else { return };
+        let Some(op) = self.ops.get_mut(index) else { return };
         op.pushing = op.pushing.saturating_sub(1);
         if let Err(why) = result {
             op.fault.get_or_insert(Fault::Link(why));
@@ -665,6 +649,25 @@ impl Core {
         }
         self.finish_op(index);
     }
+}
+
+/// Reports the end of one of our sends, reads or writes.
+#[inline]
+fn complete_op(completions: &mut Vec<Completion>, op: &TxOp, fault: Option<Fault>) {
+    if fault.is_none() && op.flags.contains(OpFlags::QUIET) {
+        return;
+    }
+    completions.push(Completion {
+        kind: op.kind,
+        ctx: op.ctx,
+        flags: op.flags,
+        len: usize::try_from(op.len).unwrap_or(usize::MAX),
+        buf: 0,
+        tag: op.tag,
+        data: op.data,
+        src: ADDR_NONE,
+        fault,
+    });
 }
 
 impl Sink for Core {
@@ -693,7 +696,7 @@ impl Sink for Core {
         self.link_work.retain(|w| w.link != link);
     }
 
-    #[inline]
+    #[inline(never)]
     fn message(&mut self, link: LinkId, bytes: &[u8]) {
         if !self.eager_now(link, bytes) && self.dispatch(link, bytes).is_err() {
             self.violated(link);

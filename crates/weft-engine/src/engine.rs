@@ -187,7 +187,7 @@ impl<N: Nic> Engine<N> {
     }
 
     /// One round of progress: RX, deferred work, TX. Returns 0 when nothing happened.
-    #[inline]
+    #[inline(always)]
     pub fn progress(&mut self) -> usize {
         let mut events = self.nic.poll(&mut self.core);
         if !self.core.link_work.is_empty() {
@@ -224,7 +224,7 @@ impl<N: Nic> Engine<N> {
             return Err(Error::Again);
         }
         let vci = op.vc;
-        let index = u32::try_from(self.core.ops.insert(op)).unwrap_or(u32::MAX);
+        let index = self.core.ops.push(|| op);
         self.core.vcs[vci as usize].tx.push_back(index);
         self.run_vc(vci);
         Ok(())
@@ -407,7 +407,7 @@ impl<N: Nic> Engine<N> {
         loop {
             let vc = &self.core.vcs[vci as usize];
             let Some(&index) = vc.tx.front() else { return moved };
-            let Some(op) = self.core.ops.get(index as usize) else {
+            let Some(op) = self.core.ops.get(index) else {
                 self.core.vcs[vci as usize].tx.pop_front();
                 continue;
             };

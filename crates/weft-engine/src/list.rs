@@ -1,8 +1,8 @@
 //! A doubly linked list with stable numbers: insertion order kept, removal anywhere in constant time.
 //!
-//! Place in the data flow: holds the posted receives and the unexpected messages of [`crate::matching`].
-//! Memory grows to the high-water mark and is reused; pushing allocates only when that mark rises. (A slab would do, but moves
-//! every item twice, which the path of each receive would pay for.)
+//! Place in the data flow: holds the posted receives and the unexpected messages of [`crate::matching`], and the operations that are
+//! not complete. Memory grows to the high-water mark and is reused; pushing allocates only when that mark rises. (A slab would do, but
+//! moves every item twice, which the path of each receive and each write would pay for.)
 
 const NIL: u32 = u32::MAX;
 
@@ -36,19 +36,31 @@ impl<T> List<T> {
         self.len
     }
 
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The number that the next item will have.
+    #[inline]
+    pub(crate) fn next_key(&self) -> u32 {
+        if self.free == NIL { u32::try_from(self.nodes.len()).unwrap_or(NIL) } else { self.free }
+    }
+
     /// Appends; the number stays valid until the item is removed.
-    #[inline(always)] // It has many callers, and is shorter than a call.
-    pub(crate) fn push(&mut self, value: T) -> u32 {
-        let key = match self.nodes.get_mut(self.free as usize) {
-            Some(node) => {
-                let key = std::mem::replace(&mut self.free, node.next);
-                node.prev = self.last;
-                node.next = NIL;
-                node.value = Some(value);
-                key
-            }
-            None => self.push_new(value),
-        };
+    ///
+    /// In line, and the item is made when its place is known: so its words go there one by one, and not by way of the stack.
+    #[inline(always)]
+    pub(crate) fn push(&mut self, make: impl FnOnce() -> T) -> u32 {
+        if self.free == NIL {
+            self.add_node();
+        }
+        let key = self.free;
+        let Some(node) = self.nodes.get_mut(key as usize) else { return NIL };
+        self.free = node.next;
+        node.prev = self.last;
+        node.next = NIL;
+        node.value.get_or_insert_with(make);
         match self.nodes.get_mut(self.last as usize) {
             Some(last) => last.next = key,
             None => self.first = key,
@@ -59,10 +71,10 @@ impl<T> List<T> {
     }
 
     #[cold]
-    fn push_new(&mut self, value: T) -> u32 {
-        let key = u32::try_from(self.nodes.len()).unwrap_or(NIL);
-        self.nodes.push(Node { prev: self.last, next: NIL, value: Some(value) });
-        key
+    #[inline(never)]
+    fn add_node(&mut self) {
+        self.free = u32::try_from(self.nodes.len()).unwrap_or(NIL);
+        self.nodes.push(Node { prev: NIL, next: NIL, value: None });
     }
 
     /// Takes an item out.
@@ -73,7 +85,7 @@ impl<T> List<T> {
     }
 
     /// Ends an item; cheaper than [`List::remove`] for somebody who has seen it already.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn drop_item(&mut self, key: u32) {
         if let Some(node) = self.nodes.get_mut(key as usize).filter(|node| node.value.is_some()) {
             node.value = None;
@@ -82,7 +94,7 @@ impl<T> List<T> {
     }
 
     /// Joins the neighbours of a node that has lost its item, and keeps it for another.
-    #[inline]
+    #[inline(always)]
     fn unlink(&mut self, key: u32) {
         let Some(node) = self.nodes.get_mut(key as usize) else { return };
         let (prev, next) = (node.prev, std::mem::replace(&mut node.next, self.free));
@@ -96,6 +108,11 @@ impl<T> List<T> {
             None => self.last = prev,
         }
         self.len -= 1;
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, key: u32) -> Option<&T> {
+        self.nodes.get(key as usize)?.value.as_ref()
     }
 
     #[inline]
@@ -141,7 +158,7 @@ mod tests {
             let mut model: Vec<(u32, u8)> = Vec::new();
             for (push, x) in ops {
                 if push || model.is_empty() {
-                    model.push((list.push(x), x));
+                    model.push((list.push(|| x), x));
                 } else if x < 64 {
                     let (key, _) = model.remove(usize::from(x) % model.len());
                     list.drop_item(key);

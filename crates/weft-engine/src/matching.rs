@@ -13,20 +13,26 @@ mod pattern;
 mod queue;
 mod tree;
 
+use slab::Slab;
+
 use crate::api::{ADDR_NONE, Addr, Context, Matching};
-use crate::mem::IovList;
+use crate::mem::{Iov, IovList};
 use crate::nic::{LinkError, RemoteIov};
 use pattern::Pattern;
-pub(crate) use queue::Queue;
+use queue::Queue;
 
-/// A receive that waits for a message.
-#[derive(Debug)]
+/// A receive that waits for a message. Plain words, which go where they belong one by one: put together elsewhere and copied by wider
+/// loads, they would have to wait until the processor has stored them.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Posted {
     /// `ADDR_NONE`: from anyone.
     pub(crate) src: Addr,
     pub(crate) tag: u64,
     pub(crate) ignore: u64,
-    pub(crate) iov: IovList,
+    /// The buffer, if it is one piece.
+    pub(crate) piece: Iov,
+    /// Number of its list of pieces in the [`Matcher`], if there are more.
+    pub(crate) pieces: Option<u32>,
     pub(crate) ctx: Context,
     /// Number of the multi-receive buffer, if it is one.
     pub(crate) multi: Option<u32>,
@@ -80,14 +86,14 @@ impl Wanted {
     }
 
     /// What the patterns say, too, but faster: walks ask for each entry.
-    #[inline]
+    #[inline(always)]
     fn accepts(&self, src: Addr, tag: u64) -> bool {
         (self.tag ^ tag) & !self.ignore == 0 && (self.src == ADDR_NONE || self.src == src)
     }
 }
 
 impl Posted {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn wants(&self) -> Wanted {
         Wanted { src: self.src, tag: self.tag, ignore: self.ignore }
     }
@@ -97,25 +103,50 @@ impl Posted {
 pub(crate) struct Matcher {
     pub(crate) posted: Queue<Posted>,
     pub(crate) unexpected: Queue<Unexpected>,
+    /// Buffers of several pieces.
+    pieces: Slab<IovList>,
 }
 
 impl Matcher {
     pub(crate) fn new(how: Matching) -> Self {
-        Self { posted: Queue::new(how), unexpected: Queue::new(how) }
+        Self { posted: Queue::new(how), unexpected: Queue::new(how), pieces: Slab::new() }
+    }
+
+    /// Posts a receive whose buffer is `iov`, whatever `posted` says of that; see [`Matcher::post`].
+    pub(crate) fn post_pieces(&mut self, mut posted: Posted, iov: &[Iov]) -> u32 {
+        match iov {
+            [] => posted.piece = Iov::EMPTY,
+            [one] => posted.piece = *one,
+            many => posted.pieces = u32::try_from(self.pieces.insert(many.into())).ok(),
+        }
+        self.post(posted)
+    }
+
+    /// The buffer of a receive that waits.
+    pub(crate) fn buffer(&self, posted: &Posted) -> IovList {
+        let many = posted.pieces.and_then(|number| self.pieces.get(number as usize));
+        many.cloned().unwrap_or_else(|| IovList::from_slice(&[posted.piece]))
+    }
+
+    /// Takes a receive out; its buffer is forgotten.
+    pub(crate) fn take_posted(&mut self, key: u32) -> Option<Posted> {
+        let posted = self.posted.remove(key)?;
+        posted.pieces.and_then(|number| self.pieces.try_remove(number as usize));
+        Some(posted)
     }
 
     /// Posts a receive; the number stays valid until it has left.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post(&mut self, posted: Posted) -> u32 {
         self.posted.push(posted, |posted| Some(posted.wants().pattern()))
     }
 
     /// The oldest receive that accepts a message of `tag` from `src`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn arrived(&mut self, src: Addr, tag: u64) -> Option<u32> {
         self.posted.find(
-            || Pattern::message(src, tag),
-            |posted| posted.wants().accepts(src, tag),
+            move || Pattern::message(src, tag),
+            move |posted| posted.wants().accepts(src, tag),
             |posted| Some(posted.wants().pattern()),
         )
     }
@@ -172,7 +203,7 @@ mod tests {
     use crate::api::Context;
 
     fn posted(src: Addr, tag: u64, ignore: u64) -> Posted {
-        Posted { src, tag, ignore, iov: IovList::new(), ctx: Context::default(), multi: None }
+        Posted { src, tag, ignore, piece: Iov::EMPTY, pieces: None, ctx: Context::default(), multi: None }
     }
 
     #[test]

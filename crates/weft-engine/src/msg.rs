@@ -83,7 +83,7 @@ impl<N: Nic> Engine<N> {
 
     /// The fast path of [`Engine::send`]. True: the message has left and its send is complete, of which no [`Completion`]
     /// tells. False: nothing has happened, and [`Engine::send_later`] is to be called.
-    #[inline]
+    #[inline(always)]
     pub fn send_now(&mut self, op: &SendOp<'_>) -> bool {
         let len = if let [one] = op.iov { one.len() } else { mem::total_len(op.iov) };
         let Some(vci) = self.core.known_vc(op.dest) else { return false };
@@ -162,7 +162,7 @@ impl<N: Nic> Engine<N> {
 
     /// Sends what the operation at the front of the TX queue has to send.
     pub(crate) fn start_send(&mut self, index: u32) -> Started {
-        let Some(op) = self.core.ops.get_mut(index as usize) else { return Started::Sent };
+        let Some(op) = self.core.ops.get_mut(index) else { return Started::Sent };
         let vc = &mut self.core.vcs[op.vc as usize];
         let Some(link) = vc.link() else { return Started::Blocked };
         let cost = op.len + EAGER_COST;

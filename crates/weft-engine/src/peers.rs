@@ -134,7 +134,9 @@ impl Core {
         old.state = VcState::Idle;
         let (waiting, addr, identity) = (std::mem::take(&mut old.tx), old.addr, old.name.identity());
         for &op in &waiting {
-            self.ops[op as usize].vc = to;
+            if let Some(op) = self.ops.get_mut(op) {
+                op.vc = to;
+            }
         }
         let new = &mut self.vcs[to as usize];
         new.tx.extend(waiting);

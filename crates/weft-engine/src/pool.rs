@@ -13,13 +13,12 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use slab::Slab;
-use smallvec::SmallVec;
 
 use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, Matching, OpFlags, RecvOp};
 use crate::core::Core;
 use crate::engine::Engine;
 use crate::matching::{Matcher, Posted, Wanted};
-use crate::mem::IovList;
+use crate::mem::{Iov, IovList};
 use crate::nic::Nic;
 use crate::ops::{Multi, RecvInfo};
 use crate::recv;
@@ -90,14 +89,16 @@ impl Pool {
         let multi = op.flags.contains(OpFlags::MULTI);
         let buffer = multi.then(|| state.multis.insert(Multi { used: 0, inflight: 0, retired: false }));
         let wanted = recv::wanted(op);
-        state.matcher(tagged).post(Posted {
+        let posted = Posted {
             src: wanted.src,
             tag: wanted.tag,
             ignore: wanted.ignore,
-            iov: SmallVec::from_slice(op.iov),
+            piece: Iov::EMPTY,
+            pieces: None,
             ctx: op.ctx,
             multi: buffer.and_then(|number| u32::try_from(number).ok()),
-        });
+        };
+        state.matcher(tagged).post_pieces(posted, op.iov);
         Ok(std::mem::take(&mut state.awaited))
     }
 
@@ -111,7 +112,7 @@ impl Pool {
         let mut state = self.state();
         let (tagged, key) =
             [true, false].into_iter().find_map(|tagged| Some((tagged, state.matcher(tagged).find_posted(ctx_ptr)?)))?;
-        let posted = state.matcher(tagged).posted.remove(key)?;
+        let posted = state.matcher(tagged).take_posted(key)?;
         let mut flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
         if let Some(number) = posted.multi
             && let Some(multi) = state.multis.get_mut(number as usize)
@@ -140,7 +141,7 @@ impl Pool {
     pub(crate) fn find(&self, tagged: bool, src: Addr, tag: u64) -> Option<Wanted> {
         let mut state = self.state();
         let matcher = state.matcher(tagged);
-        let found = matcher.arrived(src, tag).and_then(|key| Some(matcher.posted.get_mut(key)?.wants()));
+        let found = matcher.arrived(src, tag).and_then(|key| Some(matcher.posted.get(key)?.wants()));
         state.awaited |= found.is_none();
         found
     }
@@ -156,8 +157,9 @@ impl Pool {
     ) -> Option<(IovList, RecvInfo)> {
         let state = &mut *self.state();
         let key = state.matcher(tagged).arrived(src, tag)?;
-        let posted = if tagged { &mut state.tagged.posted } else { &mut state.untagged.posted };
-        let (iov, mut info) = recv::claim(posted, &mut state.multis, state.min_multi_recv, tagged, key, tag, data, len);
+        let matcher = if tagged { &mut state.tagged } else { &mut state.untagged };
+        let (iov, mut info) =
+            recv::claim(matcher, &mut state.multis, state.min_multi_recv, tagged, key, tag, data, len);
         info.multi = info.multi.map(|number| number | POOLED);
         Some((iov, info))
     }

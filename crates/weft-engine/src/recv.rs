@@ -11,7 +11,7 @@ use zerocopy::little_endian::{U32, U64};
 use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp};
 use crate::core::{Core, Violation};
 use crate::engine::Engine;
-use crate::matching::{Body, Matcher, Posted, Queue, Unexpected, Wanted};
+use crate::matching::{Body, Matcher, Posted, Unexpected, Wanted};
 use crate::mem::{self, Iov, IovList};
 use crate::msg::EAGER_COST;
 use crate::nic::{LinkId, Nic, RemoteIov};
@@ -24,14 +24,13 @@ use crate::wire::{self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Reader, Rts, Short, 
 const RENDEZVOUS_LIMIT: u32 = 1 << 17;
 
 impl<N: Nic> Engine<N> {
-    /// The fast path of [`Engine::recv`]: a plain receive of one piece, for which nothing is here yet. False: nothing has
-    /// happened.
+    /// The fast path of [`Engine::recv`]: a plain receive into `piece`, all that `op` has, for which nothing is here yet. False:
+    /// nothing has happened.
     #[inline(always)]
-    pub fn post_now(&mut self, op: &RecvOp<'_>) -> bool {
+    pub fn post_now(&mut self, op: &RecvOp<'_>, piece: Iov) -> bool {
         let other = OpFlags::MULTI | OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD | OpFlags::TRIGGER;
         let tagged = op.flags.contains(OpFlags::TAGGED);
         let matcher = if tagged { &mut self.core.tagged } else { &mut self.core.untagged };
-        let [piece] = op.iov else { return false };
         if op.flags.intersects(other)
             || matcher.unexpected.len() > 0
             || matcher.posted.len() >= self.core.config.rx_depth
@@ -42,7 +41,8 @@ impl<N: Nic> Engine<N> {
             src: op.src,
             tag: if tagged { op.tag } else { 0 },
             ignore: op.ignore,
-            iov: SmallVec::from_buf_and_len([*piece, Iov::EMPTY], 1),
+            piece,
+            pieces: None,
             ctx: op.ctx,
             multi: None,
         });
@@ -53,7 +53,9 @@ impl<N: Nic> Engine<N> {
     ///
     /// Errors: `Again` when the RX queue is full, `NothingClaimed`.
     pub fn recv(&mut self, op: &RecvOp<'_>) -> Result<(), Error> {
-        if self.post_now(op) {
+        if let [piece] = op.iov
+            && self.post_now(op, *piece)
+        {
             return Ok(());
         }
         let tagged = op.flags.contains(OpFlags::TAGGED);
@@ -120,14 +122,16 @@ impl Core {
             return Ok(());
         }
         let buffer = multi.then(|| self.multis.insert(Multi { used: 0, inflight: 0, retired: false }));
-        let posted = self.matcher(tagged).post(Posted {
+        let posted = Posted {
             src: wanted.src,
             tag: wanted.tag,
             ignore: wanted.ignore,
-            iov: SmallVec::from_slice(op.iov),
+            piece: Iov::EMPTY,
+            pieces: None,
             ctx: op.ctx,
             multi: buffer.and_then(|b| u32::try_from(b).ok()),
-        });
+        };
+        let posted = self.matcher(tagged).post_pieces(posted, op.iov);
         // A multi-receive takes what has been waiting, as long as it has room.
         while multi && self.matcher(tagged).posted.get_mut(posted).is_some() {
             let Some(key) = self.find_unexpected(tagged, wanted) else { break };
@@ -251,7 +255,7 @@ impl Core {
 
     /// Ends a posted receive without a message.
     pub(crate) fn end_posted(&mut self, tagged: bool, key: u32, fault: Fault) {
-        let Some(posted) = self.matcher(tagged).posted.remove(key) else { return };
+        let Some(posted) = self.matcher(tagged).take_posted(key) else { return };
         let mut info = RecvInfo {
             ctx: posted.ctx,
             flags: if tagged { OpFlags::TAGGED } else { OpFlags::empty() },
@@ -273,8 +277,8 @@ impl Core {
     /// See [`claim`].
     #[inline]
     fn claim_posted(&mut self, tagged: bool, key: u32, tag: u64, data: Option<u64>, len: u64) -> (IovList, RecvInfo) {
-        let posted = if tagged { &mut self.tagged.posted } else { &mut self.untagged.posted };
-        claim(posted, &mut self.multis, self.min_multi_recv, tagged, key, tag, data, len)
+        let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
+        claim(matcher, &mut self.multis, self.min_multi_recv, tagged, key, tag, data, len)
     }
 
     /// The memory for a message of `len` bytes: from a receive that was posted here, or from the pool. None: it must wait.
@@ -354,27 +358,28 @@ impl Core {
         }
         let cost = rest.len() as u64 + EAGER_COST;
         let matcher = if flags & F_TAGGED != 0 { &mut self.tagged } else { &mut self.untagged };
-        let Some(key) = matcher.arrived(vc.addr, tag) else { return false };
-        let Some(posted) = matcher.posted.get_mut(key) else { return false };
-        let [piece] = posted.iov.as_slice() else { return false };
+        let src = vc.addr;
+        let Some(key) = matcher.arrived(src, tag) else { return false };
+        let Some(posted) = matcher.posted.get(key) else { return false };
         if posted.multi.is_some()
-            || piece.len() < rest.len()
+            || posted.pieces.is_some()
+            || posted.piece.len() < rest.len()
             || vc.rx_used + cost > self.config.window_bytes as u64
-            || (vc.addr == ADDR_NONE && self.source_errors)
+            || (src == ADDR_NONE && self.source_errors)
         {
             return false;
         }
-        piece.write(rest);
+        posted.piece.write(rest);
         let mut told = OpFlags::empty();
         told.set(OpFlags::TAGGED, flags & F_TAGGED != 0);
         told.set(OpFlags::DATA, flags & F_DATA != 0);
         self.completions.push(Completion {
             ctx: posted.ctx,
             len: rest.len(),
-            buf: piece.as_ptr() as usize,
+            buf: posted.piece.as_ptr() as usize,
             data,
             tag,
-            src: vc.addr,
+            src,
             kind: Kind::Recv,
             flags: told,
             fault: None,
@@ -382,7 +387,10 @@ impl Core {
         matcher.posted.drop_item(key);
         vc.rx_seq = vc.rx_seq.wrapping_add(1);
         vc.rx_used += cost;
-        self.return_window(vci, rest.len());
+        vc.credit_owed += cost;
+        if vc.credit_owed >= self.config.window_quarter() {
+            self.send_window(vci);
+        }
         true
     }
 
@@ -477,10 +485,9 @@ impl Core {
     /// The payload of an eager message has been taken: its share of the window goes back, in portions.
     #[inline(always)]
     fn return_window(&mut self, vci: u32, payload_bytes: usize) {
-        let quarter = (self.config.window_bytes / 4) as u64;
         let vc = &mut self.vcs[vci as usize];
         vc.credit_owed += payload_bytes as u64 + EAGER_COST;
-        if vc.credit_owed >= quarter {
+        if vc.credit_owed >= self.config.window_quarter() {
             self.send_window(vci);
         }
     }
@@ -501,7 +508,7 @@ impl Core {
 #[inline]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn claim(
-    posted: &mut Queue<Posted>,
+    matcher: &mut Matcher,
     multis: &mut Slab<Multi>,
     min: usize,
     tagged: bool,
@@ -522,29 +529,29 @@ pub(crate) fn claim(
         excess: 0,
         multi: None,
     };
-    if let Some(p) = posted.get_mut(key)
-        && let Some(number) = p.multi
+    let Some(posted) = matcher.posted.get(key).copied() else { return (IovList::new(), info) };
+    let mut iov = matcher.buffer(&posted);
+    info.ctx = posted.ctx;
+    if let Some(number) = posted.multi
         && let Some(multi) = multis.get_mut(number as usize)
     {
-        info.ctx = p.ctx;
         info.multi = Some(number);
         info.flags |= OpFlags::MULTI;
-        let whole = mem::total_len(&p.iov);
-        let iov = mem::slice(&p.iov, multi.used, whole - multi.used);
+        let whole = mem::total_len(&iov);
+        iov = mem::slice(&iov, multi.used, whole - multi.used);
         info.fit(&iov, len);
         multi.used += info.stored;
         multi.inflight += 1;
         // A full buffer is released even where the client has set no minimum.
         if whole - multi.used < min.max(1) {
             multi.retired = true;
-            posted.remove(key);
+            matcher.take_posted(key);
         }
         return (iov, info);
     }
-    let Some(p) = posted.remove(key) else { return (IovList::new(), info) };
-    info.ctx = p.ctx;
-    info.fit(&p.iov, len);
-    (p.iov, info)
+    matcher.take_posted(key);
+    info.fit(&iov, len);
+    (iov, info)
 }
 
 /// One message less under way into a multi-receive buffer; true if the buffer goes back to the client.

@@ -153,7 +153,7 @@ impl<N: Nic> Engine<N> {
         {
             return false;
         }
-        let index = if nameless { wire::NO_OP } else { u32::try_from(core.ops.vacant_key()).unwrap_or(u32::MAX) };
+        let index = if nameless { wire::NO_OP } else { core.ops.next_key() };
         if self
             .nic
             .send(link, write_head(index, 0, part_flags(op.flags, true), op.data, remote).with_seq(vc.tx_seq), op.iov)
@@ -167,7 +167,7 @@ impl<N: Nic> Engine<N> {
             return true;
         }
         vc.outstanding += 1;
-        core.ops.insert(TxOp {
+        core.ops.push(|| TxOp {
             kind: Kind::Write,
             vc: vci,
             ctx: op.ctx,
@@ -239,7 +239,7 @@ impl<N: Nic> Engine<N> {
     /// Sends the parts of the operation at the front of the TX queue, as many as may go now; those of an atomic, too.
     pub(crate) fn start_rma(&mut self, index: u32) -> Started {
         loop {
-            let Some(op) = self.core.ops.get_mut(index as usize) else { return Started::Sent };
+            let Some(op) = self.core.ops.get_mut(index) else { return Started::Sent };
             let parts = u32::try_from(op.remote.len()).unwrap_or(u32::MAX);
             if op.fault.is_some() {
                 op.next_part = parts;
@@ -256,7 +256,7 @@ impl<N: Nic> Engine<N> {
             if started == Started::Blocked {
                 return Started::Blocked;
             }
-            if let Some(op) = self.core.ops.get_mut(index as usize) {
+            if let Some(op) = self.core.ops.get_mut(index) {
                 op.next_part += 1;
                 op.pending += 1;
                 let vci = op.vc;
@@ -267,7 +267,7 @@ impl<N: Nic> Engine<N> {
     }
 
     fn start_write(&mut self, index: u32, last: bool) -> Started {
-        let Some(op) = self.core.ops.get(index as usize) else { return Started::Blocked };
+        let Some(op) = self.core.ops.get(index) else { return Started::Blocked };
         let vc = &self.core.vcs[op.vc as usize];
         let (Some(link), Some(remote)) = (vc.link(), op.remote.get(op.next_part as usize)) else {
             return Started::Blocked;
@@ -297,7 +297,7 @@ impl<N: Nic> Engine<N> {
     }
 
     fn start_read(&mut self, index: u32, last: bool) -> Started {
-        let Some(op) = self.core.ops.get(index as usize) else { return Started::Blocked };
+        let Some(op) = self.core.ops.get(index) else { return Started::Blocked };
         let vci = op.vc;
         let vc = &self.core.vcs[vci as usize];
         let (Some(link), Some(remote)) = (vc.link(), op.remote.get(op.next_part as usize)) else {

@@ -228,7 +228,7 @@ impl Cq {
     ///
     /// # Safety
     /// `out` and `src` are as the client gave them for `count` entries.
-    #[inline]
+    #[inline(never)]
     unsafe fn read_some(&self, out: *mut c_void, count: usize, src: *mut sys::fi_addr_t) -> isize {
         if self.len.load(Ordering::Relaxed) == 0 || count == 0 {
             let done = self.sources.progress();
@@ -245,7 +245,7 @@ impl Cq {
     ///
     /// # Safety
     /// As for `read_some`.
-    #[inline]
+    #[inline(always)]
     unsafe fn take(&self, out: *mut c_void, count: usize, src: *mut sys::fi_addr_t) -> isize {
         let mut ring = self.ring.lock();
         // SAFETY: the caller's promise.

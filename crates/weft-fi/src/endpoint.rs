@@ -240,9 +240,9 @@ impl Ep {
     }
 
     /// Starts a send.
-    #[inline(always)] // Or else what makes up the operation is copied once more.
+    #[inline(always)]
     pub(crate) fn start_send(&self, send: &Send<'_>) -> isize {
-        self.core.submit_send(&self.send_op(send))
+        self.core.submit_send(self.send_op(send))
     }
 
     /// A send as the engine takes it.
@@ -274,7 +274,7 @@ impl Ep {
         if self.sources.checked {
             return self.post_checked(recv);
         }
-        self.core.submit_recv(&self.recv_op(recv))
+        self.core.submit_recv(self.recv_op(recv))
     }
 
     #[inline(never)]

@@ -31,14 +31,14 @@ pub(crate) const OPS: sys::fi_ops_msg = sys::fi_ops_msg {
 };
 
 /// A plain send with the endpoint's default flags.
-#[inline]
+#[inline(always)]
 fn send_plain(ep: &Ep, iov: &[Iov], dest: sys::fi_addr_t, data: Option<u64>, context: *mut c_void) -> isize {
     let mut mode = ep.tx_mode();
     mode.ops.set(OpFlags::DATA, data.is_some());
     ep.start_send(&Send { iov, dest, tag: 0, data: data.unwrap_or(0), context, mode, entry: ep.tx_entry(mode) })
 }
 
-#[inline]
+#[inline(always)]
 fn inject_plain(ep: &Ep, iov: &[Iov], dest: sys::fi_addr_t, data: Option<u64>) -> isize {
     let mut mode = ep.tx_mode();
     mode.ops |= OpFlags::INJECT;

@@ -29,7 +29,7 @@ pub(crate) const OPS: sys::fi_ops_tagged = sys::fi_ops_tagged {
 };
 
 /// A plain send with the endpoint's default flags.
-#[inline]
+#[inline(always)]
 fn send_plain(ep: &Ep, iov: &[Iov], dest: sys::fi_addr_t, tag: u64, data: Option<u64>, context: *mut c_void) -> isize {
     let mut mode = ep.tx_mode();
     mode.ops |= OpFlags::TAGGED;
@@ -37,7 +37,7 @@ fn send_plain(ep: &Ep, iov: &[Iov], dest: sys::fi_addr_t, tag: u64, data: Option
     ep.start_send(&Send { iov, dest, tag, data: data.unwrap_or(0), context, mode, entry: ep.tx_entry(mode) })
 }
 
-#[inline]
+#[inline(always)]
 fn inject_plain(ep: &Ep, iov: &[Iov], dest: sys::fi_addr_t, tag: u64, data: Option<u64>) -> isize {
     let mut mode = ep.tx_mode();
     mode.ops |= OpFlags::TAGGED | OpFlags::INJECT;

@@ -279,7 +279,7 @@ impl<S: Sink> Sink for Relay<'_, S> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn message(&mut self, link: LinkId, bytes: &[u8]) {
         self.sink.message(self.table.ours(self.via, link), bytes);
     }
@@ -500,6 +500,14 @@ impl Devices {
         }
     }
 
+    #[inline(never)]
+    fn send_by_tcp(&mut self, via: Via, inner: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
+        match &mut self.tcp {
+            Some(tcp) if via == Via::Tcp => tcp.send(inner, head, body),
+            _ => Err(Full),
+        }
+    }
+
     /// Attempts that shared memory gave up go on by TCP.
     #[cold]
     fn fall_back<S: Sink>(&mut self, sink: &mut S) {
@@ -562,10 +570,10 @@ impl Nic for Devices {
     #[inline]
     fn send(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
         let Route { via, inner } = self.table.route(link);
-        match (via, &mut self.shm, &mut self.tcp) {
-            (Via::Shm, Some(shm), _) => shm.send(inner, head, body),
-            (Via::Tcp, _, Some(tcp)) => tcp.send(inner, head, body),
-            _ => Err(Full),
+        match (via, &mut self.shm) {
+            (Via::Shm, Some(shm)) => shm.send(inner, head, body),
+            // Apart, because all that it needs of the stack would have to be prepared for shared memory, too.
+            _ => self.send_by_tcp(via, inner, head, body),
         }
     }
 
@@ -623,7 +631,7 @@ impl Nic for Devices {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn poll<S: Sink>(&mut self, sink: &mut S) -> usize {
         let mut calls = 0;
         if let Some(shm) = &mut self.shm {

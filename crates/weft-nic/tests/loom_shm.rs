@@ -95,15 +95,12 @@ mod lines {
             self.write(at, skip, &mem::to_vec(&[*piece]));
         }
 
-        pub(super) fn write_short(&self, at: u64, skip: usize, bytes: &[u8]) {
-            self.write(at, skip, bytes);
+        pub(super) fn write_line(&self, at: u64, head: &[u8], piece: &Iov) {
+            self.write(at, 8, head);
+            self.write_iov(at, 8 + head.len(), piece);
         }
 
-        pub(super) fn write_short_iov(&self, at: u64, skip: usize, piece: &Iov) {
-            self.write_iov(at, skip, piece);
-        }
-
-        pub(super) fn read(&self, at: u64, skip: usize, len: usize, show: impl FnOnce(&[u8])) {
+        pub(super) fn read(&self, at: u64, skip: usize, len: usize) -> &[u8] {
             let byte = |n: usize| {
                 let (line, offset) = (self.line(at, n), n % LINE_BYTES);
                 if offset >= 8 {
@@ -113,7 +110,11 @@ mod lines {
                     line.word.load(Ordering::Relaxed).to_ne_bytes()[offset]
                 }
             };
-            show(&(skip..skip + len).map(byte).collect::<Vec<u8>>());
+            (skip..skip + len).map(byte).collect::<Vec<u8>>().leak()
+        }
+
+        pub(super) fn read_line(&self, at: u64, len: usize) -> &[u8] {
+            self.read(at, 8, len)
         }
 
         pub(super) fn prefetch(&self, _at: u64) {}
@@ -155,19 +156,19 @@ fn ring_model(lines: usize, lengths: &'static [usize]) {
             }
         });
         for (n, &len) in lengths.iter().enumerate() {
-            let mut got = None;
-            while !rx
-                .take(|record| {
-                    got = Some(match record {
-                        Record::Message(bytes) => bytes.to_vec(),
-                        Record::Push { .. } => unreachable!(),
-                    });
-                })
-                .unwrap()
-            {
+            let need = loop {
+                if let Some(bytes) = rx.peek_line() {
+                    assert_eq!(bytes, vec![n as u8 + 1; len]);
+                    break 1;
+                }
+                if let Some((record, need)) = rx.peek().unwrap() {
+                    let Record::Message(bytes) = record else { unreachable!() };
+                    assert_eq!(bytes, vec![n as u8 + 1; len]);
+                    break need;
+                }
                 loom::thread::yield_now();
-            }
-            assert_eq!(got, Some(vec![n as u8 + 1; len]));
+            };
+            rx.advance(need);
             rx.release();
         }
         producer.join().unwrap();

@@ -70,7 +70,7 @@ impl<T> Queue<T> {
     /// Appends; the number stays valid until the entry is removed.
     #[inline(always)]
     pub(crate) fn push(&mut self, value: T, pattern: impl FnOnce(&T) -> Option<Pattern>) -> u32 {
-        let key = self.list.push(value);
+        let key = self.list.push(move || value);
         if self.by_index {
             self.came(key, pattern);
         }
@@ -89,6 +89,11 @@ impl<T> Queue<T> {
     #[inline]
     pub(crate) fn get_mut(&mut self, key: u32) -> Option<&mut T> {
         self.list.get_mut(key)
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(&self, key: u32) -> Option<&T> {
+        self.list.get(key)
     }
 
     /// From the oldest to the newest.
@@ -152,19 +157,28 @@ impl<T> Queue<T> {
         if self.by_index {
             return self.find_by_index(wanted(), pattern);
         }
-        let mut left = SHORT_WALK;
-        let mut at = self.list.first();
-        while let Some((key, entry, next)) = self.list.at(at) {
+        // Most often it is the first.
+        let (key, entry, next) = self.list.at(self.list.first())?;
+        if accepts(entry) { Some(key) } else { self.find_after(next, wanted, accepts, pattern) }
+    }
+
+    #[inline(never)]
+    fn find_after(
+        &mut self,
+        mut at: u32,
+        wanted: impl FnOnce() -> Pattern,
+        accepts: impl Fn(&T) -> bool,
+        pattern: impl Fn(&T) -> Option<Pattern>,
+    ) -> Option<u32> {
+        for _ in 1..SHORT_WALK {
+            let (key, entry, next) = self.list.at(at)?;
             if accepts(entry) {
                 return Some(key);
             }
             at = next;
-            left -= 1;
-            if left == 0 {
-                return self.find_far(wanted(), accepts, pattern);
-            }
         }
-        None
+        self.list.at(at)?;
+        self.find_far(wanted(), accepts, pattern)
     }
 
     #[cold]

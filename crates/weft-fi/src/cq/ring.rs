@@ -184,7 +184,7 @@ impl Ring {
     ///
     /// # Safety
     /// `out` is writable for `count` entries of `format`, and `src` is null or writable for `count` addresses.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn take(
         &mut self,
         format: Format,
@@ -217,7 +217,7 @@ impl Ring {
     ///
     /// # Safety
     /// As `take`.
-    #[inline]
+    #[inline(always)]
     unsafe fn take_sized<const BYTES: usize>(
         &mut self,
         out: *mut u8,
@@ -229,9 +229,17 @@ impl Ring {
             let Some(entry) = self.front().filter(|entry| !entry.failed) else { break };
             let to = out.wrapping_add(taken * BYTES);
             let from = std::ptr::from_ref(entry).cast::<u8>();
-            // SAFETY: `to` is entry `taken < count` of the caller's buffer; `entry` is 64 bytes long, all of which
-            // are initialised up to and including `src`, and BYTES is at most the offset of `src`.
-            unsafe { std::ptr::copy_nonoverlapping(from, to, BYTES) };
+            // Word by word, as they were stored: a wider load would wait until both of its words have left the store buffer, and the
+            // compiler is not to make one of two.
+            for skip in (0..BYTES).step_by(8) {
+                let word = from.wrapping_add(skip).cast::<u64>();
+                // SAFETY: `entry` is 64 bytes long, all of which are initialised up to and including `src`, whose offset BYTES
+                // does not exceed.
+                let word = unsafe { word.read_volatile() };
+                let place = to.wrapping_add(skip).cast::<u64>();
+                // SAFETY: `to` is entry `taken < count` of the caller's buffer, of BYTES bytes.
+                unsafe { place.write_unaligned(word) };
+            }
             if !src.is_null() {
                 let addr = src.wrapping_add(taken);
                 // SAFETY: `src` has `count` places.

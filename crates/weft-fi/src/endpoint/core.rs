@@ -156,48 +156,66 @@ impl Core {
     }
 
     /// Starts a send; returns what the C function returns.
-    #[inline(never)]
-    pub(crate) fn submit_send(self: &Arc<Self>, op: &SendOp<'_>) -> isize {
+    ///
+    /// This and [`Core::submit_recv`] are in line, and what does not go at once is handed on by value: so an operation that does is
+    /// never put together in memory.
+    #[inline(always)]
+    pub(crate) fn submit_send(self: &Arc<Self>, op: SendOp<'_>) -> isize {
         let mut state = self.state.lock();
-        let State { engine: Some(engine), routes, stalled, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
+        let State { engine: Some(engine), routes, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
         if routes.tx_full() {
             return Errno::AGAIN.size();
         }
-        if engine.send_now(op) {
-            let delivered = routes.deliver(engine);
-            let fired = routes.sent(op) || delivered;
-            // It may have been gathered with others, for the next round of progress.
-            self.leave(state, fired);
-            return 0;
+        if !engine.send_now(&op) {
+            return self.send_later(state, op);
         }
+        let fired = routes.sent(&op);
+        // It may have been gathered with others, for the next round of progress.
+        self.leave(state, fired);
+        0
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn send_later(self: &Arc<Self>, mut state: Guard<'_, State>, op: SendOp<'_>) -> isize {
         if op.flags.contains(OpFlags::TRIGGER) {
             drop(state);
-            return self.trigger(Op::send(op));
+            return self.trigger(Op::send(&op));
         }
-        let (result, fired) = submit(engine, routes, *stalled, |engine| engine.send_later(op));
+        let State { engine: Some(engine), routes, stalled, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
+        let (result, fired) = submit(engine, routes, *stalled, |engine| engine.send_later(&op));
         self.leave(state, fired);
         result
     }
 
     /// Posts a receive; returns what the C function returns.
     #[inline(always)]
-    pub(crate) fn submit_recv(self: &Arc<Self>, op: &RecvOp<'_>) -> isize {
+    pub(crate) fn submit_recv(self: &Arc<Self>, op: RecvOp<'_>) -> isize {
+        // Looked up before the lock, so that it need not come from memory.
+        let piece = if let [one] = op.iov { Some(*one) } else { None };
         let mut state = self.state.lock();
-        let State { engine: Some(engine), routes, stalled, .. } = &mut *state else { return self.post_shared(op) };
+        let State { engine: Some(engine), routes, .. } = &mut *state else { return self.post_shared(op) };
         match &routes.rx {
             Some(cq) if !cq.is_full() => {}
             Some(_) => return Errno::AGAIN.size(),
             // It could not complete anywhere (fi_endpoint(3): -FI_ENOCQ).
             None => return Errno::NOCQ.size(),
         }
-        if engine.post_now(op) {
-            return 0;
+        match piece {
+            Some(piece) if engine.post_now(&op, piece) => 0,
+            _ => self.post_later(state, op),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn post_later(self: &Arc<Self>, mut state: Guard<'_, State>, op: RecvOp<'_>) -> isize {
         if op.flags.contains(OpFlags::TRIGGER) {
             drop(state);
-            return self.trigger(Op::recv(op));
+            return self.trigger(Op::recv(&op));
         }
-        let (result, fired) = submit(engine, routes, *stalled, |engine| engine.recv(op));
+        let State { engine: Some(engine), routes, stalled, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
+        let (result, fired) = submit(engine, routes, *stalled, |engine| engine.recv(&op));
         self.leave(state, fired);
         result
     }
@@ -259,7 +277,7 @@ impl Core {
     }
 
     /// One round of progress by an application thread. Returns 0 when nothing happened.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn progress(&self) -> usize {
         let mut state = self.state.lock();
         // Written under the lock only.
@@ -471,7 +489,7 @@ impl Drop for Visit<'_> {
 
 impl State {
     /// One round of progress, with delivery.
-    #[inline(always)] // It is most of what an empty read does.
+    #[inline(always)]
     pub(crate) fn round(&mut self) -> usize {
         let Self { engine: Some(engine), routes, attend, stalled, .. } = self else { return 0 };
         if routes.flooded() {

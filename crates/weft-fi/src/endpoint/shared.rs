@@ -124,8 +124,8 @@ impl Core {
 
     /// Posts a receive where there is no engine.
     #[cold]
-    pub(super) fn post_shared(&self, op: &RecvOp<'_>) -> isize {
-        let posted = self.shared().ok_or(Errno::OPBADSTATE).and_then(|shared| shared.post(op));
+    pub(super) fn post_shared(&self, op: RecvOp<'_>) -> isize {
+        let posted = self.shared().ok_or(Errno::OPBADSTATE).and_then(|shared| shared.post(&op));
         posted.map_or_else(Errno::size, |()| 0)
     }
 

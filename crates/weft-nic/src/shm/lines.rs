@@ -20,7 +20,8 @@ use super::sync::AtomicU64;
 pub(super) struct Lines {
     /// The first line, inside `map`.
     first: NonNull<u8>,
-    count: u64,
+    /// Number of lines, less one.
+    mask: u64,
     /// Offset of the first line in the mapping.
     offset: usize,
     map: Arc<Mapping>,
@@ -36,27 +37,40 @@ const fn bytes_of(lines: u64) -> usize {
     lines as usize * LINE_BYTES
 }
 
-/// Copies less than a line: a few words cost less than a call of memcpy.
+/// Copies less than a line: a few words cost less than a call of memcpy. The last word may overlap the one before.
 ///
 /// # Safety
 /// `from` is readable and `to` is writable for `len` bytes; they do not overlap.
 #[inline(always)]
 unsafe fn copy_short(from: *const u8, to: *mut u8, len: usize) {
-    let mut done = 0;
-    while done + 8 <= len {
-        // SAFETY: eight bytes of the `len` that the caller promised; alignment is not assumed.
-        let word = unsafe { from.wrapping_add(done).cast::<u64>().read_unaligned() };
+    if len >= 8 {
+        let last = len - 8;
+        let mut done = 0;
+        while done < last {
+            // SAFETY: eight bytes of the `len` that the caller promised.
+            unsafe { copy_chunk::<8>(from, to, done) };
+            done += 8;
+        }
         // SAFETY: as above.
-        unsafe { to.wrapping_add(done).cast::<u64>().write_unaligned(word) };
-        done += 8;
+        unsafe { copy_chunk::<8>(from, to, last) };
+        return;
     }
-    while done < len {
+    for done in 0..len {
         // SAFETY: one byte of the `len` that the caller promised.
-        let byte = unsafe { from.wrapping_add(done).read() };
-        // SAFETY: as above.
-        unsafe { to.wrapping_add(done).write(byte) };
-        done += 1;
+        unsafe { copy_chunk::<1>(from, to, done) };
     }
+}
+
+/// Copies `BYTES` bytes `skip` bytes further on.
+///
+/// # Safety
+/// `from` is readable and `to` is writable for `skip + BYTES` bytes; they do not overlap.
+#[inline(always)]
+unsafe fn copy_chunk<const BYTES: usize>(from: *const u8, to: *mut u8, skip: usize) {
+    // SAFETY: the caller's promise; alignment is that of bytes.
+    let bytes = unsafe { from.wrapping_add(skip).cast::<[u8; BYTES]>().read() };
+    // SAFETY: as above.
+    unsafe { to.wrapping_add(skip).cast::<[u8; BYTES]>().write(bytes) };
 }
 
 impl Lines {
@@ -66,19 +80,19 @@ impl Lines {
         assert!(count.is_power_of_two() && offset + bytes_of(u64::from(count)) <= map.len());
         // SAFETY: inside the mapping, as just checked.
         let first = unsafe { map.base().add(offset) };
-        Self { first, count: u64::from(count), offset, map }
+        Self { first, mask: u64::from(count) - 1, offset, map }
     }
 
     /// Number of lines, a power of two.
     #[inline(always)]
     pub(super) fn count(&self) -> u64 {
-        self.count
+        self.mask + 1
     }
 
     /// Index in the ring of the line with the running number `at`.
     #[inline(always)]
     pub(super) fn index(&self, at: u64) -> u64 {
-        at & (self.count - 1)
+        at & self.mask
     }
 
     /// Obtains the pages of the lines with indices from `from` up to `to`.
@@ -121,31 +135,36 @@ impl Lines {
         unsafe { piece.read_to_ptr(to, piece.len()) };
     }
 
-    /// [`Lines::write`] for bytes that end within the line.
+    /// Copies a message that ends within its line, whose first word is the header: `head`, then the bytes of `piece`.
     #[inline(always)]
-    pub(super) fn write_short(&self, at: u64, skip: usize, bytes: &[u8]) {
-        assert!(skip + bytes.len() <= LINE_BYTES);
+    pub(super) fn write_line(&self, at: u64, head: &[u8], piece: &Iov) {
+        assert!(head.len() + piece.len() <= LINE_BYTES - 8);
+        let to = self.byte(at, 8);
         // SAFETY: within one line, which the ring has claimed; the source is a live slice of that length.
-        unsafe { copy_short(bytes.as_ptr(), self.byte(at, skip), bytes.len()) };
-    }
-
-    /// [`Lines::write_iov`] for bytes that end within the line.
-    #[inline(always)]
-    pub(super) fn write_short_iov(&self, at: u64, skip: usize, piece: &Iov) {
-        assert!(skip + piece.len() <= LINE_BYTES);
+        unsafe { copy_short(head.as_ptr(), to, head.len()) };
+        let to = to.wrapping_add(head.len());
         // SAFETY: within one line, which the ring has claimed; the source is readable by the contract of `Iov::new`.
-        unsafe { copy_short(piece.as_ptr(), self.byte(at, skip), piece.len()) };
+        unsafe { copy_short(piece.as_ptr(), to, piece.len()) };
     }
 
-    /// Shows `len` bytes from byte `skip` of the record that begins at line `at`.
+    /// `len` bytes from byte `skip` of the record that begins at line `at`.
     #[inline(always)]
-    pub(super) fn read(&self, at: u64, skip: usize, len: usize, show: impl FnOnce(&[u8])) {
+    pub(super) fn read(&self, at: u64, skip: usize, len: usize) -> &[u8] {
         assert!(self.holds(at, skip + len));
         let from = self.byte(at, skip);
         // SAFETY: the bytes lie in the ring, as just checked, and stay mapped while `self` is borrowed. A hostile
         // peer can change them meanwhile: whoever gets the slice reads every byte once (contract of
         // `Sink::message`) or only copies it, so a change cannot invalidate an earlier check.
-        show(unsafe { std::slice::from_raw_parts(from, len) });
+        unsafe { std::slice::from_raw_parts(from, len) }
+    }
+
+    /// [`Lines::read`] of a message that ends within its line, as [`Lines::write_line`] wrote it.
+    #[inline(always)]
+    pub(super) fn read_line(&self, at: u64, len: usize) -> &[u8] {
+        assert!(len <= LINE_BYTES - 8);
+        let from = self.byte(at, 8);
+        // SAFETY: within a line of the ring; else as in `read`.
+        unsafe { std::slice::from_raw_parts(from, len) }
     }
 
     /// Fetches a line in advance.
@@ -176,7 +195,7 @@ impl Lines {
     /// Whether `len` bytes from line `at` on lie in the ring without wrapping around.
     #[inline(always)]
     fn holds(&self, at: u64, len: usize) -> bool {
-        bytes_of(self.index(at)) + len <= bytes_of(self.count)
+        bytes_of(self.index(at)) + len <= bytes_of(self.count())
     }
 
     #[inline(always)]

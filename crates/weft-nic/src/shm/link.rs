@@ -25,9 +25,9 @@ use super::transfer::{Help, Slots, Step, Transfer};
 
 /// Pushes, and transfers by address, that one link queues each.
 const QUEUE_DEPTH: usize = 64;
-/// Records that one look at a link takes at most, and the bytes after which it ends.
-const BATCH_RECORDS: usize = 32;
+/// Bytes after which a look at a link ends, and what a shorter record counts as: so it takes at most 32 of them.
 const BATCH_BYTES: usize = 64 * 1024;
+const RECORD_BYTES: usize = BATCH_BYTES / 32;
 /// What one link pushes, and copies by address, before it is another link's turn.
 pub(super) const TURN_BYTES: usize = 128 * 1024;
 
@@ -249,29 +249,39 @@ impl Link {
     }
 
     /// Takes what has arrived, in a bounded portion.
-    #[inline]
+    #[inline(never)]
     pub(super) fn look<S: Sink>(&mut self, id: LinkId, sink: &mut S) -> Look {
         let mut look = Look { calls: 0, drained: false, error: None };
-        let (mut records, mut bytes) = (0, 0);
-        while records < BATCH_RECORDS && bytes < BATCH_BYTES {
-            let taken = self.rx.take(|record| match record {
-                Record::Message(message) => {
-                    bytes += message.len();
+        let mut taken_bytes = 0;
+        while taken_bytes < BATCH_BYTES {
+            if let Some(message) = self.rx.peek_line() {
+                taken_bytes += RECORD_BYTES;
+                look.calls += 1;
+                sink.message(id, message);
+                self.rx.advance(1);
+                continue;
+            }
+            if !self.rx.ready() {
+                look.drained = true;
+                break;
+            }
+            let need = match self.rx.peek() {
+                Ok(Some((Record::Message(message), need))) => {
+                    taken_bytes += message.len().max(RECORD_BYTES);
                     look.calls += 1;
                     sink.message(id, message);
+                    need
                 }
-                Record::Push { window, offset, data } => {
-                    bytes += data.len();
+                Ok(Some((Record::Push { window, offset, data }, need))) => {
+                    taken_bytes += data.len().max(RECORD_BYTES);
                     look.calls += 2;
                     if let Some(to) = sink.place(id, window, offset, data.len()) {
                         mem::scatter(&to, 0, data);
                     }
                     sink.placed(id, window, offset, data.len());
+                    need
                 }
-            });
-            match taken {
-                Ok(true) => records += 1,
-                Ok(false) => {
+                Ok(None) => {
                     look.drained = true;
                     break;
                 }
@@ -279,7 +289,8 @@ impl Link {
                     look.error = Some(why);
                     break;
                 }
-            }
+            };
+            self.rx.advance(need);
         }
         self.rx.release();
         if self.rx.take_released() {

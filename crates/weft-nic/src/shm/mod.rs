@@ -397,7 +397,7 @@ impl Nic for Shm {
     #[inline]
     fn flush(&mut self) {}
 
-    #[inline]
+    #[inline(always)]
     fn poll<S: Sink>(&mut self, sink: &mut S) -> usize {
         self.polls += 1;
         let mut calls = 0;

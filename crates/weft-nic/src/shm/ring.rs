@@ -60,6 +60,8 @@ const HEADER_BYTES: usize = 8;
 /// The consumer publishes its position at least so often, in lines.
 const RELEASE_LINES: u64 = 128;
 
+/// Of a header, from bit 32 on.
+const LENGTH_MASK: u64 = 0x00ff_ffff;
 const KIND_MESSAGE: u64 = 1;
 const KIND_PUSH: u64 = 2;
 const KIND_WRAP: u64 = 3;
@@ -78,6 +80,12 @@ fn header(kind: u64, len: usize, at: u64) -> u64 {
 
 fn stamp(at: u64) -> u64 {
     at & 0xffff_ffff
+}
+
+/// Whether a line's first word is the header of a record that begins at `at`.
+#[inline(always)]
+fn is_header(word: u64, at: u64) -> bool {
+    stamp(word) == stamp(at) && word >> 56 != 0
 }
 
 /// What the consumer takes out of a ring.
@@ -99,6 +107,8 @@ pub(super) struct Tx {
     in_use: u64,
     /// The consumer's position as last read.
     consumed: u64,
+    /// A record may be written at `head` if it ends before this line: one more is free then, and the lap goes on.
+    limit: u64,
     /// Why nothing goes out any more.
     broken: Option<LinkError>,
 }
@@ -108,7 +118,7 @@ impl Tx {
     pub(super) fn new(lines: Lines, role: Role) -> std::io::Result<Self> {
         let in_use = FIRST_LINES.min(lines.count());
         lines.populate(0, in_use)?;
-        Ok(Self { lines, role, head: 0, in_use, consumed: 0, broken: None })
+        Ok(Self { lines, role, head: 0, in_use, consumed: 0, limit: 0, broken: None })
     }
 
     /// Why the link must end, if the peer's words made no sense or memory ran out.
@@ -117,18 +127,28 @@ impl Tx {
     }
 
     /// Publishes a message. The caller then looks whether the peer wants its doorbell rung.
-    #[inline]
+    #[inline(always)]
     pub(super) fn send(&mut self, head: &[u8], body: &[Iov]) -> Result<(), Full> {
-        let body_bytes = match body {
-            [] => 0,
-            [one] => one.len(),
-            many => mem::total_len(many),
+        let piece = match body {
+            [] => Iov::EMPTY,
+            [one] => *one,
+            _ => return self.send_long(head, body),
         };
-        let len = head.len() + body_bytes;
-        assert!(len <= MAILBOX_BYTES, "a message of {len} bytes exceeds the mailbox");
-        if len <= INLINE_BYTES {
-            return self.send_line(head, body, len);
+        let len = head.len() + piece.len();
+        if len > INLINE_BYTES {
+            return self.send_long(head, body);
         }
+        let at = self.claim(1)?;
+        self.lines.write_line(at, head, &piece);
+        self.publish(at, 1, header(KIND_MESSAGE, len, at));
+        Ok(())
+    }
+
+    /// [`Tx::send`] for messages of more lines or pieces than one.
+    #[inline(never)]
+    fn send_long(&mut self, head: &[u8], body: &[Iov]) -> Result<(), Full> {
+        let len = head.len() + mem::total_len(body);
+        assert!(len <= MAILBOX_BYTES, "a message of {len} bytes exceeds the mailbox");
         let need = lines_for(HEADER_BYTES + len);
         let at = self.claim(need)?;
         // The consumer polls the first line: it is written last, in one go, lest it be fetched back in between.
@@ -137,20 +157,6 @@ impl Tx {
         }
         self.fill_part(at, head, body, 0, LINE_BYTES);
         self.publish(at, need, header(KIND_MESSAGE, len, at));
-        Ok(())
-    }
-
-    /// [`Tx::send`] for a message that fits one line.
-    #[inline(always)]
-    fn send_line(&mut self, head: &[u8], body: &[Iov], len: usize) -> Result<(), Full> {
-        let at = self.claim(1)?;
-        self.lines.write_short(at, HEADER_BYTES, head);
-        let mut skip = HEADER_BYTES + head.len();
-        for piece in body {
-            self.lines.write_short_iov(at, skip, piece);
-            skip += piece.len();
-        }
-        self.publish(at, 1, header(KIND_MESSAGE, len, at));
         Ok(())
     }
 
@@ -202,11 +208,7 @@ impl Tx {
     /// consumer sees. The line to write to comes back; if it is not `head`, a WRAP goes to `head`.
     #[inline(always)]
     fn claim(&mut self, need: u64) -> Result<u64, Full> {
-        let index = self.lines.index(self.head);
-        if index + need < self.in_use && self.head + need + 1 - self.consumed <= self.lines.count() {
-            return Ok(self.head);
-        }
-        self.claim_slowly(need)
+        if self.head + need < self.limit { Ok(self.head) } else { self.claim_slowly(need) }
     }
 
     #[cold]
@@ -217,6 +219,8 @@ impl Tx {
                 return Err(Full);
             }
             let index = self.lines.index(self.head);
+            let lap_end = self.head - index + self.in_use;
+            self.limit = lap_end.min(self.consumed + self.lines.count());
             let first = if index + need < self.in_use {
                 self.head
             } else {
@@ -330,15 +334,27 @@ impl Rx {
         for line in 1..self.expect {
             self.lines.prefetch(self.tail + line);
         }
-        stamp(word) == stamp(self.tail) && word >> 56 != 0
+        is_header(word, self.tail)
     }
 
-    /// Takes one record, if there is one, and hands it to `deliver`.
-    #[inline]
-    pub(super) fn take(&mut self, deliver: impl FnOnce(Record<'_>)) -> Result<bool, LinkError> {
+    /// The record that is next, if it is a message on one line: what most are. [`Rx::advance`] by 1 follows.
+    #[inline(always)]
+    pub(super) fn peek_line(&self) -> Option<&[u8]> {
+        let word = self.lines.word(self.tail, 0).load(Ordering::Acquire);
+        let len = (word >> 32 & LENGTH_MASK) as usize;
+        if word & !(LENGTH_MASK << 32) != header(KIND_MESSAGE, 0, self.tail) || len > INLINE_BYTES {
+            return None;
+        }
+        self.lines.prefetch(self.tail + AHEAD_LINES);
+        Some(self.lines.read_line(self.tail, len))
+    }
+
+    /// The record that is next, if there is one, and how many lines it has, for [`Rx::advance`].
+    #[inline(never)]
+    pub(super) fn peek(&mut self) -> Result<Option<(Record<'_>, u64)>, LinkError> {
         let mut word = self.lines.word(self.tail, 0).load(Ordering::Acquire);
-        if stamp(word) != stamp(self.tail) || word >> 56 == 0 {
-            return Ok(false);
+        if !is_header(word, self.tail) {
+            return Ok(None);
         }
         if word >> 56 == KIND_WRAP {
             if self.lines.index(self.tail) == 0 {
@@ -346,11 +362,11 @@ impl Rx {
             }
             self.tail = (self.tail | (self.lines.count() - 1)) + 1;
             word = self.lines.word(self.tail, 0).load(Ordering::Acquire);
-            if stamp(word) != stamp(self.tail) || word >> 56 == 0 {
-                return Ok(false);
+            if !is_header(word, self.tail) {
+                return Ok(None);
             }
         }
-        let len = (word >> 32 & 0x00ff_ffff) as usize;
+        let len = (word >> 32 & LENGTH_MASK) as usize;
         let (skip, longest) = match word >> 56 {
             KIND_MESSAGE => (HEADER_BYTES, MAILBOX_BYTES),
             KIND_PUSH => (LINE_BYTES, PIECE_BYTES),
@@ -361,19 +377,23 @@ impl Rx {
         if len > longest || self.lines.index(self.tail) + need >= self.lines.count() {
             return Err(LinkError::Protocol);
         }
-        if skip == HEADER_BYTES {
-            self.lines.read(self.tail, skip, len, |bytes| deliver(Record::Message(bytes)));
-        } else {
-            let window = self.lines.word(self.tail, 8).load(Ordering::Relaxed);
-            let offset = self.lines.word(self.tail, 16).load(Ordering::Relaxed);
-            self.lines.read(self.tail, skip, len, |data| deliver(Record::Push { window, offset, data }));
+        let bytes = self.lines.read(self.tail, skip, len);
+        if word >> 56 == KIND_MESSAGE {
+            return Ok(Some((Record::Message(bytes), need)));
         }
+        let window = self.lines.word(self.tail, 8).load(Ordering::Relaxed);
+        let offset = self.lines.word(self.tail, 16).load(Ordering::Relaxed);
+        Ok(Some((Record::Push { window, offset, data: bytes }, need)))
+    }
+
+    /// The record that [`Rx::peek`] showed has been taken.
+    #[inline(always)]
+    pub(super) fn advance(&mut self, need: u64) {
         self.tail += need;
         self.expect = if need <= EXPECT_LINES { need } else { 0 };
         if self.tail - self.published >= RELEASE_LINES {
             self.release();
         }
-        Ok(true)
     }
 
     /// Tells the producer which lines are free again.

@@ -433,6 +433,17 @@ impl Tcp {
         self.rearm(id);
     }
 
+    /// The part of a poll that looks at the clock, and mostly at the sockets.
+    #[inline(never)]
+    fn poll_sockets<S: Sink>(&mut self, sink: &mut S, reports: bool) -> usize {
+        let now_ms = sys::now_ms();
+        let busy = !self.links.is_empty() || !self.halves.is_empty() || !self.lingers.is_empty();
+        if !reports && !self.pace.due(busy, now_ms) {
+            return 0;
+        }
+        self.progress(sink, now_ms)
+    }
+
     /// Sends what has been gathered on all links.
     #[inline(always)]
     fn write_dirty(&mut self) {
@@ -539,7 +550,7 @@ impl Nic for Tcp {
         self.write_dirty();
     }
 
-    #[inline]
+    #[inline(always)]
     fn poll<S: Sink>(&mut self, sink: &mut S) -> usize {
         self.writer.round = self.writer.round.wrapping_add(1);
         self.write_dirty();
@@ -547,15 +558,7 @@ impl Nic for Tcp {
             self.unpark();
         }
         let reports = !self.writer.done.is_empty() || !self.failed.is_empty();
-        if !reports && self.pace.pass() {
-            return 0;
-        }
-        let now_ms = sys::now_ms();
-        let busy = !self.links.is_empty() || !self.halves.is_empty() || !self.lingers.is_empty();
-        if !reports && !self.pace.due(busy, now_ms) {
-            return 0;
-        }
-        self.progress(sink, now_ms)
+        if !reports && self.pace.pass() { 0 } else { self.poll_sockets(sink, reports) }
     }
 
     fn close(&mut self, link: LinkId) {
