@@ -284,7 +284,7 @@ impl Ep {
         }
         // What comes from a scalable endpoint does not come from one of its receive contexts.
         let mask = if recv.src == ADDR_NONE { u64::MAX } else { self.endpoint_mask.load(Ordering::Relaxed) };
-        self.core.submit_recv(&self.recv_op(&Recv { src: recv.src & mask, ..*recv }))
+        self.core.submit_recv(self.recv_op(&Recv { src: recv.src & mask, ..*recv }))
     }
 
     /// Whether a receive names a source, if that is asked of it (FI_EXACT_DIRECTED_RECV).
