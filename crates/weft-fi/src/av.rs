@@ -4,9 +4,10 @@
 //! the [`table`] when a peer is met for the first time, and are told of addresses that come and go while they run.
 //!
 //! FI_AV_MAP behaves as FI_AV_TABLE: numbers are indices in the order of insertion. Insertion is immediate; with
-//! FI_EVENT its result is reported to the event queue besides. Shared (named) vectors, user identifiers and
-//! authorization keys per address are not supported and are refused.
+//! FI_EVENT its result is reported to the event queue besides. User identifiers and
+//! authorization keys per address are not supported and are refused. Named vectors are shared between processes ([`shared`]).
 
+mod shared;
 pub(crate) mod symmetric;
 pub(crate) mod table;
 
@@ -21,6 +22,7 @@ use weft_fi_sys as sys;
 use weft_fi_sys::v2::fi_ops_av_1_20;
 
 use crate::addr::{self, Format, Query};
+use crate::av::shared::Shared;
 use crate::av::symmetric::Range;
 use crate::av::table::Table;
 use crate::domain::Domain;
@@ -33,7 +35,9 @@ use crate::object::{self, Head, Hold, Object, Uses};
 /// Flags of insertions. FI_MORE is a hint.
 const INSERT_FLAGS: u64 = sys::FI_MORE | sys::FI_SYNC_ERR;
 /// Flags of `fi_av_open`. FI_SYMMETRIC is a hint.
-const OPEN_FLAGS: u64 = sys::FI_EVENT | sys::FI_SYMMETRIC;
+const OPEN_FLAGS: u64 = sys::FI_EVENT | sys::FI_SYMMETRIC | sys::FI_READ;
+/// Addresses for which a shared vector tells where numbers are to be had (`map_addr`), at least.
+const MAPPED: usize = 1 << 12;
 
 /// New addresses that endpoints are told of in one go.
 const ANNOUNCED_AT_ONCE: usize = 1024;
@@ -43,6 +47,8 @@ const ANNOUNCED_AT_ONCE: usize = 1024;
 pub(crate) struct Av {
     head: Head<sys::fid_av>,
     table: Arc<Table>,
+    /// The numbers in their order, for clients of a shared vector (`map_addr`).
+    _numbers: Vec<u64>,
     format: Format,
     /// Results are reported to the event queue (FI_EVENT).
     events: bool,
@@ -83,10 +89,6 @@ pub(crate) unsafe extern "C" fn open(
 }
 
 fn open_vector(domain: Hold<Domain>, attr: &mut sys::fi_av_attr, context: *mut c_void) -> Result<Arc<Av>, Errno> {
-    if !attr.name.is_null() || attr.flags & sys::FI_READ != 0 {
-        log::info!("fi_av_open: shared address vectors are not supported");
-        return Err(Errno::NOSYS);
-    }
     if attr.flags & sys::FI_AV_USER_ID != 0 {
         log::info!("fi_av_open: user identifiers are not supported");
         return Err(Errno::NOSYS);
@@ -101,10 +103,21 @@ fn open_vector(domain: Hold<Domain>, attr: &mut sys::fi_av_attr, context: *mut c
         sys::FI_AV_MAP | sys::FI_AV_TABLE => {}
         _ => return Err(Errno::INVAL),
     }
+    let mut table = Table::with_room(attr.count, context_bits);
+    let mut numbers = Vec::new();
+    // SAFETY: null, or the client's string.
+    if let Some(name) = unsafe { string(attr.name) } {
+        table = table.with_shared(Shared::open(name, attr.flags & sys::FI_READ != 0)?);
+        numbers = (0..MAPPED.max(attr.count) as u64).collect();
+        attr.map_addr = numbers.as_ptr().cast_mut().cast();
+    } else if attr.flags & sys::FI_READ != 0 {
+        return Err(Errno::INVAL);
+    }
     let fid = object::new_fid(sys::FI_CLASS_AV, context, &FID_OPS);
     Ok(Arc::new(Av {
         head: Head::new(sys::fid_av { fid, ops: object::table(&AV_OPS.base) }),
-        table: Arc::new(Table::with_room(attr.count, context_bits)),
+        table: Arc::new(table),
+        _numbers: numbers,
         format: domain.format(),
         events: attr.flags & sys::FI_EVENT != 0,
         eq: Mutex::new(None),
@@ -134,6 +147,9 @@ impl Results {
     unsafe fn new(av: &Av, numbers: *mut sys::fi_addr_t, flags: u64, context: *mut c_void) -> Result<Self, Errno> {
         if flags & !INSERT_FLAGS != 0 {
             return Err(Errno::BADFLAGS);
+        }
+        if av.table.is_read_only() {
+            return Err(Errno::ACCES);
         }
         let synchronous = flags & sys::FI_SYNC_ERR != 0;
         if av.events && (synchronous || av.eq.lock().is_none()) {
@@ -414,6 +430,9 @@ unsafe extern "C" fn remove(av: *mut sys::fid_av, fi_addr: *mut sys::fi_addr_t, 
         }
         if fi_addr.is_null() && count > 0 {
             return Err(Errno::INVAL);
+        }
+        if av.table.is_read_only() {
+            return Err(Errno::ACCES);
         }
         for index in 0..count {
             // SAFETY: the client's array has `count` elements.

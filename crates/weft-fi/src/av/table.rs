@@ -21,6 +21,8 @@ use rustc_hash::FxBuildHasher;
 use weft_engine::api::{Addr, AddressBook};
 use weft_engine::name::{EpName, Identity};
 
+use super::shared::Shared;
+
 /// Most rows that a client's `count` reserves: more are allocated as they come.
 const RESERVE_LIMIT: usize = 1 << 20;
 
@@ -30,6 +32,8 @@ pub(crate) struct Table {
     rows: RwLock<Rows>,
     /// So many of an address's highest bits say which receive context is meant (fi_rx_addr(3)).
     context_bits: u32,
+    /// Where the rows are that other processes see, too; those here follow them.
+    shared: Option<Shared>,
 }
 
 #[derive(Default)]
@@ -39,6 +43,8 @@ struct Rows {
     by_identity: HashTable<u32>,
     /// Numbers of rows that were removed.
     free: BinaryHeap<Reverse<u32>>,
+    /// How many removals have been followed, of a shared vector.
+    removals: u64,
 }
 
 struct Row {
@@ -63,7 +69,30 @@ impl Table {
     /// Room for so many addresses, of which `context_bits` bits name receive contexts: fewer than 32.
     pub(crate) fn with_room(count: usize, context_bits: u32) -> Self {
         let rows = Vec::with_capacity(count.min(RESERVE_LIMIT));
-        Self { rows: RwLock::new(Rows { rows, ..Rows::default() }), context_bits }
+        Self { rows: RwLock::new(Rows { rows, ..Rows::default() }), context_bits, shared: None }
+    }
+
+    /// The same, shared with other processes.
+    pub(super) fn with_shared(self, shared: Shared) -> Self {
+        Self { shared: Some(shared), ..self }
+    }
+
+    /// Whether nothing may be inserted or removed.
+    pub(super) fn is_read_only(&self) -> bool {
+        self.shared.as_ref().is_some_and(Shared::is_read_only)
+    }
+
+    /// What a look finds here, or once all is known that other processes have done.
+    fn look<T>(&self, find: impl Fn(&Rows) -> Option<T>) -> Option<T> {
+        let found = find(&self.rows.read());
+        match &self.shared {
+            Some(shared) if found.is_none() => {
+                let mut rows = self.rows.write();
+                rows.follow(shared);
+                find(&rows)
+            }
+            _ => found,
+        }
     }
 
     /// The bits of an address that say which endpoint is meant.
@@ -73,12 +102,18 @@ impl Table {
 
     /// Enters names, in order. `None` where the table is full (2³² rows).
     pub(crate) fn insert(&self, name: &EpName) -> Option<Inserted> {
-        self.rows.write().insert(name)
+        match &self.shared {
+            None => self.rows.write().insert(name),
+            Some(shared) => self.rows.write().insert_shared(shared, name),
+        }
     }
 
     /// Takes a name out, once. `None` if the number is not in use, else whether the name is gone.
     pub(crate) fn remove(&self, addr: Addr) -> Option<bool> {
-        self.rows.write().remove(addr)
+        match &self.shared {
+            None => self.rows.write().remove(addr),
+            Some(shared) => self.rows.write().remove_shared(shared, addr),
+        }
     }
 
     /// How many addresses there are.
@@ -117,10 +152,69 @@ impl Rows {
                 at
             }
         };
+        self.remember(&identity, at);
+        Some(Inserted { addr: Addr::from(at), fresh: true })
+    }
+
+    /// Does what other processes have done.
+    fn follow(&mut self, shared: &Shared) {
+        let removals = shared.removals();
+        if removals != std::mem::replace(&mut self.removals, removals) {
+            for at in 0..self.rows.len() {
+                if self.rows[at].uses > 0 && shared.row(at as u64).is_none_or(|row| row.uses == 0) {
+                    self.rows[at].uses = 0;
+                    self.forget(u32::try_from(at).unwrap_or(u32::MAX));
+                }
+            }
+        }
+        while (self.rows.len() as u64) < shared.len().min(u64::from(u32::MAX)) {
+            let Some(row) = shared.row(self.rows.len() as u64) else { return };
+            let at = u32::try_from(self.rows.len()).unwrap_or(u32::MAX);
+            // What is no address keeps its number from being used.
+            let uses = row.name.map_or(0, |_| row.uses);
+            let name = row.name.unwrap_or_else(|| EpName::service(([0; 4], 0).into()));
+            self.rows.push(Row { name, uses });
+            if uses > 0 && self.find(&name.identity()).is_none() {
+                self.remember(&name.identity(), at);
+            }
+        }
+    }
+
+    fn insert_shared(&mut self, shared: &Shared, name: &EpName) -> Option<Inserted> {
+        let _writing = shared.writing()?;
+        self.follow(shared);
+        if let Some(at) = self.find(&name.identity()) {
+            let uses = shared.row(at.into())?.uses;
+            shared.set_uses(at.into(), uses.saturating_add(1))?;
+            return Some(Inserted { addr: at.into(), fresh: false });
+        }
+        let addr = shared.append(name)?;
+        self.follow(shared);
+        Some(Inserted { addr, fresh: true })
+    }
+
+    fn remove_shared(&mut self, shared: &Shared, addr: Addr) -> Option<bool> {
+        let _writing = shared.writing()?;
+        self.follow(shared);
+        self.row(addr)?;
+        let left = shared.row(addr)?.uses.checked_sub(1)?;
+        shared.set_uses(addr, left)?;
+        self.follow(shared);
+        Some(left == 0)
+    }
+
+    fn remember(&mut self, identity: &Identity, at: u32) {
         let rows = &self.rows;
         let rehash = |&at: &u32| rows.get(at as usize).map_or(0, |row| hash(&row.name.identity()));
-        self.by_identity.insert_unique(hash(&identity), at, rehash);
-        Some(Inserted { addr: Addr::from(at), fresh: true })
+        self.by_identity.insert_unique(hash(identity), at, rehash);
+    }
+
+    /// Takes a row's name out of the index.
+    fn forget(&mut self, at: u32) {
+        let Some(row) = self.rows.get(at as usize) else { return };
+        if let Ok(entry) = self.by_identity.find_entry(hash(&row.name.identity()), |&other| other == at) {
+            entry.remove();
+        }
     }
 
     fn remove(&mut self, addr: Addr) -> Option<bool> {
@@ -130,10 +224,7 @@ impl Rows {
         if row.uses > 0 {
             return Some(false);
         }
-        let identity = row.name.identity();
-        if let Ok(entry) = self.by_identity.find_entry(hash(&identity), |&other| other == at) {
-            entry.remove();
-        }
+        self.forget(at);
         self.free.push(Reverse(at));
         Some(true)
     }
@@ -141,7 +232,7 @@ impl Rows {
 
 impl AddressBook for Table {
     fn name(&self, addr: Addr) -> Option<EpName> {
-        let name = self.rows.read().row(addr & self.endpoint_mask())?.name;
+        let name = self.look(|rows| rows.row(addr & self.endpoint_mask()).map(|row| row.name))?;
         // Without such bits the context is the first, which has the endpoint's name.
         let context = addr.checked_shr(Addr::BITS - self.context_bits).unwrap_or(0);
         name.context(u8::try_from(context).ok()?)
@@ -150,9 +241,8 @@ impl AddressBook for Table {
     fn addr(&self, name: &EpName) -> Option<Addr> {
         // Whatever context of a scalable endpoint it is, the endpoint is what was inserted.
         let name = name.base();
-        let rows = self.rows.read();
-        let by_id = rows.find(&name.identity());
-        by_id.or_else(|| rows.find(&name.socket_identity())).map(Addr::from)
+        let find = |rows: &Rows| rows.find(&name.identity()).or_else(|| rows.find(&name.socket_identity()));
+        self.look(find).map(Addr::from)
     }
 }
 

@@ -17,7 +17,7 @@ const RMA_MODIFIERS: u64 = sys::FI_READ | sys::FI_WRITE | sys::FI_REMOTE_READ | 
 const FREE: u64 = sys::FI_MULTI_RECV | sys::FI_SOURCE | sys::FI_FENCE | sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;
 /// Extras that cost something: every remote access raises an event; an endpoint may be entered by any thread that raises a
 /// counter; what strangers send is an error; addresses may name contexts of scalable endpoints.
-const PAID: u64 = sys::FI_RMA_EVENT | sys::FI_TRIGGER | sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX;
+const PAID: u64 = sys::FI_RMA_EVENT | sys::FI_TRIGGER | sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX | sys::FI_SHARED_AV;
 
 /// From API 2.0 on, tagged receives may be directed on their own, which FI_DIRECTED_RECV covers.
 const PRIMARY_2_0: u64 = v2::FI_TAGGED_DIRECTED_RECV;
@@ -66,7 +66,7 @@ pub(crate) const fn offered(api: u32, kind: EpType) -> u64 {
 
 /// What a client gets that asks for nothing in particular.
 const fn full(api: u32, kind: EpType) -> u64 {
-    offered(api, kind) & !(EXACT_2_0 | sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX)
+    offered(api, kind) & !(EXACT_2_0 | sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX | sys::FI_SHARED_AV)
 }
 
 /// What is granted for `wanted`, or the rejection.
@@ -157,7 +157,7 @@ mod tests {
     fn nothing_asked_gives_everything() {
         assert_eq!(
             grant(V1_5, EpType::Rdm, 0).unwrap(),
-            offered(V1_5, EpType::Rdm) & !(sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX),
+            offered(V1_5, EpType::Rdm) & !(sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX | sys::FI_SHARED_AV),
             "errors only for those who ask"
         );
         let new = grant(v2::V2_0, EpType::Rdm, 0).unwrap();

@@ -13,6 +13,51 @@ pub(crate) fn all(lib: &Lib) {
     errors(lib);
     events(lib);
     strings(lib);
+    shared(lib);
+}
+
+/// Vectors of one name have the same addresses under the same numbers, whoever inserts them, and go with the last of them.
+fn shared(lib: &Lib) {
+    let (opened, other) = (opened(lib, FI_SOCKADDR_IN), opened(lib, FI_SOCKADDR_IN));
+    let name = std::ffi::CString::new(format!("vector {}", std::process::id())).unwrap();
+    let named = |attr: &mut fi_av_attr, flags| (attr.name, attr.flags) = (name.as_ptr(), flags);
+    assert_eq!(opened.av(|attr| named(attr, FI_READ)), Err(FI_ENOENT), "nobody has made it");
+    let first = opened.av(|attr| named(attr, 0)).unwrap();
+    let mut numbers = [9_u64; 2];
+    assert_eq!(insert(first, &[socket(1), socket(2)], numbers.as_mut_ptr(), 0, null_mut()), 2);
+    assert_eq!(numbers, [0, 1]);
+    let mut attr: fi_av_attr = unsafe { std::mem::zeroed() };
+    named(&mut attr, FI_READ);
+    let reader: *mut fid_av = crate::open!(other.domain, av_open, &mut attr).unwrap();
+    assert_eq!(unsafe { attr.map_addr.cast::<u64>().add(1).read() }, 1);
+    let second = other.av(|attr| named(attr, 0)).unwrap();
+    // One that is there keeps its number; a new one is known everywhere.
+    assert_eq!(insert(second, &[socket(2), socket(3)], numbers.as_mut_ptr(), 0, null_mut()), 2);
+    assert_eq!(numbers, [1, 2]);
+    for av in [first, second, reader] {
+        for (number, port) in [(0, 1), (1, 2), (2, 3)] {
+            assert_eq!(lookup(av, number).unwrap()[2..4], [0, port]);
+        }
+        assert_eq!(lookup(av, 3), Err(-FI_EINVAL));
+    }
+    assert_eq!(insert(reader, &[socket(4)], numbers.as_mut_ptr(), 0, null_mut()), -FI_EACCES);
+    let remove =
+        |av: *mut fid_av, number: u64| unsafe { (*(*av).ops).remove.unwrap()(av, [number].as_mut_ptr(), 1, 0) };
+    assert_eq!(remove(reader, 0), -FI_EACCES);
+    // It was inserted twice.
+    assert_eq!((remove(first, 1), lookup(first, 1).is_ok(), remove(second, 1)), (0, true, 0));
+    assert_eq!((lookup(second, 1), remove(first, 1)), (Err(-FI_EINVAL), -FI_EINVAL));
+    assert_eq!(insert(first, &[socket(5)], numbers.as_mut_ptr(), 0, null_mut()), 1);
+    assert_eq!((numbers[0], lookup(reader, 3).unwrap()[3]), (3, 5));
+    // Those who have it keep it when the maker has gone; nobody else can have it then.
+    assert_eq!(close(first), 0);
+    assert_eq!(lookup(second, 2).unwrap()[3], 3);
+    assert_eq!(opened.av(|attr| named(attr, FI_READ)), Err(FI_ENOENT));
+    let fresh = opened.av(|attr| named(attr, 0)).unwrap();
+    assert_eq!(lookup(fresh, 0), Err(-FI_EINVAL), "another vector");
+    for av in [second, reader, fresh] {
+        assert_eq!(close(av), 0);
+    }
 }
 
 fn opened(lib: &Lib, format: u32) -> Opened {
@@ -50,7 +95,7 @@ fn kinds(lib: &Lib) {
     let av: *mut fid_av = crate::open!(opened.domain, av_open, &mut attr).unwrap();
     assert_eq!(attr.type_, FI_AV_TABLE, "what was chosen is told");
     assert_eq!(close(av), 0);
-    assert_eq!(opened.av(|attr| attr.name = c"shared".as_ptr()), Err(FI_ENOSYS));
+    assert_eq!(opened.av(|attr| attr.flags = FI_READ), Err(FI_EINVAL), "only by a name");
     assert_eq!(opened.av(|attr| attr.flags = FI_AV_USER_ID), Err(FI_ENOSYS));
     assert_eq!(opened.av(|attr| attr.type_ = 9), Err(FI_EINVAL));
 }

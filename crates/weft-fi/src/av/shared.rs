@@ -1,0 +1,188 @@
+//! An address vector that processes share by name (fi_av(3), `fi_av_attr.name`).
+//!
+//! Place in the data flow: [`super::table::Table`] keeps what is here in memory, too, and comes here to insert, to remove, and for what it
+//! does not know.
+//!
+//! The addresses are in a memfd of whoever was first to open the name. Others find it by two abstract sockets, on which
+//! nobody listens: one makes sure that there is one maker, the name of the other says by which process and number the file is to be had under
+//! /proc. All that goes when the last process goes that has it; nothing has a name in a file system. Only processes of the same user
+//! can open it; what they write is checked as any address is.
+//!
+//! Layout: a head of [`HEAD_BYTES`] (magic, how often something was removed, the name), then rows of [`ROW_BYTES`]: the address, and how
+//! often it was inserted. A row, once there, keeps its number. Writers hold the file's lock.
+
+use std::ffi::CStr;
+use std::fs::{File, OpenOptions};
+use std::hash::BuildHasher;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use rustc_hash::FxBuildHasher;
+use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+use weft_engine::name::{EpName, NAME_BYTES};
+
+use crate::errno::Errno;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"weft av1");
+/// Where the head has the length of the name, and then that.
+const NAME_AT: u64 = 16;
+/// Longest name of a vector in bytes.
+const LONGEST_NAME: usize = 256;
+/// Bytes of the head.
+const HEAD_BYTES: u64 = 512;
+/// Bytes of a row.
+const ROW: usize = NAME_BYTES + 4;
+const ROW_BYTES: u64 = ROW as u64;
+/// How often to look for the maker of a file that is just being made.
+const LOOKS: u32 = 200;
+
+const _: () = assert!(NAME_AT + 8 + LONGEST_NAME as u64 <= HEAD_BYTES);
+
+/// The file, and what tells others of it.
+pub(super) struct Shared {
+    file: File,
+    read_only: bool,
+    _sockets: Vec<OwnedFd>,
+}
+
+/// What a row has.
+pub(super) struct Row {
+    pub(super) name: Option<EpName>,
+    pub(super) uses: u32,
+}
+
+/// Holds the file's lock.
+pub(super) struct Writing<'a>(&'a File);
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        let unlocked = flock(self.0, FlockOperation::Unlock);
+        debug_assert!(unlocked.is_ok());
+    }
+}
+
+/// An abstract socket of that name, which holds the name and no more.
+fn claim(name: &str) -> Result<OwnedFd, rustix::io::Errno> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    Ok(socket)
+}
+
+impl Shared {
+    /// Opens the vector of that name, or makes it.
+    pub(super) fn open(name: &CStr, read_only: bool) -> Result<Self, Errno> {
+        let bytes = name.to_bytes();
+        if bytes.is_empty() || bytes.len() > LONGEST_NAME {
+            return Err(Errno::INVAL);
+        }
+        let user = rustix::process::getuid().as_raw();
+        let public = format!("weft-av-{:016x}", FxBuildHasher.hash_one((user, bytes)));
+        if read_only {
+            return Self::find(&public, bytes, true);
+        }
+        match claim(&public) {
+            Ok(socket) => Self::make(&public, bytes, socket),
+            Err(rustix::io::Errno::ADDRINUSE) => {
+                let found = (0..LOOKS).find_map(|_| {
+                    let found = Self::find(&public, bytes, false);
+                    if found.is_err() {
+                        std::thread::sleep(std::time::Duration::from_millis(1));
+                    }
+                    found.ok()
+                });
+                found.ok_or(Errno::NOENT)
+            }
+            Err(error) => Err(std::io::Error::from(error).into()),
+        }
+    }
+
+    fn make(public: &str, name: &[u8], socket: OwnedFd) -> Result<Self, Errno> {
+        let fd = memfd_create("weft-av", MemfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
+        let file = File::from(fd);
+        file.set_len(HEAD_BYTES)?;
+        file.write_all_at(&(name.len() as u64).to_le_bytes(), NAME_AT)?;
+        file.write_all_at(name, NAME_AT + 8)?;
+        file.write_all_at(&MAGIC.to_le_bytes(), 0)?;
+        let place = format!("{public}-{}-{}", std::process::id(), file.as_raw_fd());
+        let told = claim(&place).map_err(std::io::Error::from)?;
+        Ok(Self { file, read_only: false, _sockets: vec![socket, told] })
+    }
+
+    fn find(public: &str, name: &[u8], read_only: bool) -> Result<Self, Errno> {
+        let sockets = std::fs::read_to_string("/proc/net/unix")?;
+        let prefix = format!("@{public}-");
+        let mut places = sockets.lines().filter_map(|line| line.split_whitespace().last()?.strip_prefix(&prefix));
+        let open = |place: &str| {
+            let (process, number) = place.split_once('-')?;
+            let path = format!("/proc/{}/fd/{}", process.parse::<u32>().ok()?, number.parse::<u32>().ok()?);
+            let file = OpenOptions::new().read(true).write(!read_only).open(path).ok()?;
+            let shared = Self { file, read_only, _sockets: Vec::new() };
+            shared.is_of(name).then_some(shared)
+        };
+        places.find_map(open).ok_or(Errno::NOENT)
+    }
+
+    /// Whether this is a vector of that name.
+    fn is_of(&self, name: &[u8]) -> bool {
+        let mut found = vec![0; name.len()];
+        self.number(0) == Some(MAGIC)
+            && self.number(NAME_AT) == Some(name.len() as u64)
+            && self.file.read_exact_at(&mut found, NAME_AT + 8).is_ok()
+            && found == name
+    }
+
+    fn number(&self, at: u64) -> Option<u64> {
+        let mut bytes = [0; 8];
+        self.file.read_exact_at(&mut bytes, at).ok()?;
+        Some(u64::from_le_bytes(bytes))
+    }
+
+    /// Whether nothing may be inserted or removed here.
+    pub(super) fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Keeps other writers out.
+    pub(super) fn writing(&self) -> Option<Writing<'_>> {
+        flock(&self.file, FlockOperation::LockExclusive).ok()?;
+        Some(Writing(&self.file))
+    }
+
+    /// How many rows there are.
+    pub(super) fn len(&self) -> u64 {
+        self.file.metadata().map_or(0, |data| data.len().saturating_sub(HEAD_BYTES) / ROW_BYTES)
+    }
+
+    /// How often a row was removed so far.
+    pub(super) fn removals(&self) -> u64 {
+        self.number(8).unwrap_or(0)
+    }
+
+    /// One row.
+    pub(super) fn row(&self, at: u64) -> Option<Row> {
+        let mut bytes = [0; ROW];
+        self.file.read_exact_at(&mut bytes, HEAD_BYTES + at * ROW_BYTES).ok()?;
+        let (name, uses) = bytes.split_at(NAME_BYTES);
+        Some(Row { name: EpName::parse(name).ok(), uses: u32::from_le_bytes(uses.try_into().ok()?) })
+    }
+
+    /// Appends a row. Under the lock.
+    pub(super) fn append(&self, name: &EpName) -> Option<u64> {
+        let at = self.len();
+        let mut bytes = [0; ROW];
+        bytes[..NAME_BYTES].copy_from_slice(name.as_bytes());
+        bytes[NAME_BYTES..].copy_from_slice(&1_u32.to_le_bytes());
+        self.file.write_all_at(&bytes, HEAD_BYTES + at * ROW_BYTES).ok()?;
+        Some(at)
+    }
+
+    /// How often the row's address is inserted now. Under the lock.
+    pub(super) fn set_uses(&self, at: u64, uses: u32) -> Option<()> {
+        self.file.write_all_at(&uses.to_le_bytes(), HEAD_BYTES + at * ROW_BYTES + NAME_BYTES as u64).ok()?;
+        if uses == 0 {
+            self.file.write_all_at(&(self.removals() + 1).to_le_bytes(), 8).ok()?;
+        }
+        Some(())
+    }
+}
