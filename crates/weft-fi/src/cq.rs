@@ -160,7 +160,7 @@ impl Appender<'_> {
 }
 
 impl Drop for Appender<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         let len = self.ring.len();
         self.cq.len.store(len, Ordering::Relaxed);

@@ -320,7 +320,7 @@ impl Routes {
 
     /// Hands on the completions of one kind that come first and of which only an entry is to be made: most often these are
     /// all. Returns how many there were.
-    #[inline]
+    #[inline(always)]
     fn deliver_run(&self, completions: &[Completion]) -> usize {
         let Some(kind) = completions.first().map(|completion| completion.kind) else { return 0 };
         let cq = match kind {
@@ -352,10 +352,22 @@ impl Routes {
         done
     }
 
+    #[inline(never)]
     fn deliver_some(&self, engine: &mut Eng) -> bool {
+        let completions = engine.completions();
+        let done = self.deliver_run(completions);
+        if done < completions.len() {
+            return self.deliver_rest(engine, done);
+        }
+        completions.clear();
+        false
+    }
+
+    /// Hands on the completions behind the first `done`, and empties the list. True: programs can go on.
+    #[inline(never)]
+    fn deliver_rest(&self, engine: &mut Eng, done: usize) -> bool {
         let (completions, peers) = engine.outcome();
         let (mut fired, mut connection) = (false, false);
-        let done = self.deliver_run(completions);
         // The queue that the last entry went to stays locked for the next one.
         let mut open: Option<Appender<'_>> = None;
         for completion in completions.iter().skip(done) {

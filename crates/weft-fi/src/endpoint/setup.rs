@@ -1,4 +1,4 @@
-//! Opening, enabling and adjusting endpoints: everything before the first operation but what [`super::bind`] does.
+//! Opening, enabling and adjusting endpoints: everything before the first operation but what [`mod@super::bind`] does.
 //!
 //! Place in the data flow: `fi_endpoint` → [`open`]; `fi_enable` → [`Ep::enable`],
 //! which makes the devices and the engine and introduces the endpoint to its domain, address vector and progress

@@ -65,7 +65,7 @@ impl<T> Guarded<T> {
     }
 
     /// Enters from the data path.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         if self.owned {
             debug_assert!(!self.inside.load(Ordering::Relaxed), "the threading level promised serialized calls");
@@ -214,7 +214,7 @@ impl<T> DerefMut for Guard<'_, T> {
 }
 
 impl<T> Drop for Guard<'_, T> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         if self.held == Held::Flag {
             self.cell.inside.store(false, Ordering::Release);
