@@ -88,8 +88,8 @@ impl Names {
             // sockaddr_in6: the last bytes of the address.
             (weft_client::FORMAT_SOCKADDR_IN6, 28..) => (vec![23, 22, 21, 20], false),
             (weft_client::FORMAT_STRING, _) => (Vec::new(), true),
-            // The endpoint's identity, see docs/protocol.md.
-            (_, 64) if provider == "weft" => (vec![47, 46, 45, 44], false),
+            // The capability, of which the endpoint's identity comes: see docs/protocol.md.
+            (_, 32 | 48) if provider == "weft" => (vec![31, 30, 29, 28], false),
             (format, _) => return Err(Trouble::NotOffered(format!("addresses of format {format} cannot be made up"))),
         };
         Ok(Self { pattern, vary, strings })
