@@ -10,6 +10,7 @@
 mod gauge;
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use weft_engine::program::{Counter, Level};
@@ -40,6 +41,8 @@ pub(crate) struct Cntr {
     gauge: Gauge,
     /// Whether it counts bytes instead of operations.
     bytes: bool,
+    /// By how much the client itself has raised the value, wrapping.
+    by_client: AtomicU64,
     wait: WaitKind,
     waker: OnceLock<Option<Waker>>,
     sources: Sources,
@@ -98,6 +101,7 @@ fn open_counter(
         head: Head::new(head),
         gauge: Gauge::new(),
         bytes: events == sys::v2::FI_CNTR_EVENTS_BYTES,
+        by_client: AtomicU64::new(0),
         wait,
         waker: OnceLock::new(),
         sources: domain.new_sources(),
@@ -109,6 +113,10 @@ fn open_counter(
     }
     Ok(Arc::new(counter))
 }
+
+/// What a counter has counted, apart from what its client has added or set; and its errors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Changes(u64, u64);
 
 impl Cntr {
     /// An operation of so many bytes has completed. True: programs can go on, see [`Cntr::add`].
@@ -138,6 +146,11 @@ impl Cntr {
     /// The error count, without progress.
     pub(crate) fn errors(&self) -> u64 {
         self.gauge.errors()
+    }
+
+    /// What has changed without the client's own calls, so far.
+    pub(crate) fn changes(&self) -> Changes {
+        Changes(self.value().wrapping_sub(self.by_client.load(Ordering::Relaxed)), self.errors())
     }
 
     /// More successes. True: programs can go on, and the caller runs the domain's queue as soon as it holds no lock.
@@ -197,7 +210,7 @@ impl Cntr {
     }
 
     /// Where waiters sleep, made on first use.
-    fn waker(&self) -> Option<&Waker> {
+    pub(crate) fn waker(&self) -> Option<&Waker> {
         self.waker.get_or_init(|| Waker::for_kind(self.wait)).as_ref()
     }
 
@@ -319,12 +332,14 @@ unsafe extern "C" fn readerr(cntr: *mut sys::fid_cntr) -> u64 {
 unsafe extern "C" fn add(cntr: *mut sys::fid_cntr, value: u64) -> c_int {
     // SAFETY: a live counter of the client.
     let cntr = unsafe { counter(cntr) };
+    cntr.by_client.fetch_add(value, Ordering::Relaxed);
     cntr.changed(cntr.add(value))
 }
 
 unsafe extern "C" fn set(cntr: *mut sys::fid_cntr, value: u64) -> c_int {
     // SAFETY: a live counter of the client.
     let cntr = unsafe { counter(cntr) };
+    cntr.by_client.fetch_add(value.wrapping_sub(cntr.value()), Ordering::Relaxed);
     cntr.changed(cntr.set(value))
 }
 

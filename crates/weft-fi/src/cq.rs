@@ -188,6 +188,11 @@ impl Cq {
         self.len.load(Ordering::Relaxed) >= self.size
     }
 
+    /// Whether there is nothing to read, without progress.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len.load(Ordering::Relaxed) == 0
+    }
+
     /// Whether even what peers send must wait.
     #[inline]
     pub(crate) fn is_flooded(&self) -> bool {
@@ -200,7 +205,7 @@ impl Cq {
     }
 
     /// Where readers sleep, made on first use.
-    fn waker(&self) -> Option<&Waker> {
+    pub(crate) fn waker(&self) -> Option<&Waker> {
         self.waker.get_or_init(|| Waker::for_kind(self.wait)).as_ref()
     }
 

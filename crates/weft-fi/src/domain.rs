@@ -34,7 +34,7 @@ use crate::object::{self, Head, Hold, Object, Uses};
 use crate::params::Params;
 use crate::progress::AutoProgress;
 use crate::trigger::WorkQueue;
-use crate::{atomic, av, cntr, cq, endpoint, info, mr, noop, stats};
+use crate::{atomic, av, cntr, cq, endpoint, info, mr, noop, pollset, stats};
 
 /// An open domain.
 #[repr(C)]
@@ -449,6 +449,7 @@ static DOMAIN_OPS: sys::fi_ops_domain = sys::fi_ops_domain {
     endpoint: Some(endpoint::open),
     scalable_ep: Some(scalable::open),
     cntr_open: Some(cntr::open),
+    poll_open: Some(pollset::open),
     stx_ctx: Some(shared::open_stx),
     srx_ctx: Some(shared::open_srx),
     query_atomic: Some(atomic::query),

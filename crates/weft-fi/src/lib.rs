@@ -29,6 +29,7 @@ mod object;
 pub mod params;
 mod pep;
 mod poll;
+mod pollset;
 mod progress;
 mod rma;
 #[cfg(feature = "sim")]

@@ -39,6 +39,7 @@ mod regions;
 mod registration;
 mod rig;
 mod scalable;
+mod sets;
 mod shared;
 mod side;
 mod sources;
@@ -161,6 +162,8 @@ const GROUPS: &[Group] = &[
     Group { name: "sources_shm", run: sources::all, env: SHM },
     Group { name: "sources_push", run: sources::all, env: SHM_PUSH },
     Group { name: "sources_tcp", run: sources::all, env: TCP },
+    Group { name: "sets_shm", run: sets::all, env: SHM },
+    Group { name: "sets_tcp", run: sets::all, env: TCP },
     Group { name: "shared_shm", run: shared::all, env: SHM },
     Group { name: "shared_tcp", run: shared::all, env: TCP },
     Group { name: "scalable_shm", run: scalable::all, env: SHM },
@@ -308,7 +311,7 @@ groups! {
     suite_sim_tiny receives_sim_tiny suite_sim_rough receives_sim_rough
     triggers_shm triggers_tcp works_shm works_tcp
     levels_shm levels_push levels_tcp sources_shm sources_push sources_tcp
-    shared_shm shared_tcp scalable_shm scalable_tcp asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp
+    sets_shm sets_tcp shared_shm shared_tcp scalable_shm scalable_tcp asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp
     threads_shm threads_push threads_tcp wrong_interface
 }
 

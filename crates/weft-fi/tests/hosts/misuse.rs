@@ -440,17 +440,15 @@ fn unsupported(lib: &Lib) {
     let side = Side::new(lib);
     let (fabric, domain, ep) = (side.opened.fabric, side.opened.domain, side.ep);
     let (info, no) = (side.info.raw, null_mut::<c_void>());
-    let (mut wait, mut poll, mut rx) = (null_mut(), null_mut(), null_mut());
+    let (mut wait, mut rx) = (null_mut(), null_mut());
     unsafe {
         let on_fabric = &*(*fabric).ops;
-        let on_domain = &*(*domain).ops;
         let cm = &*(*ep).cm;
         let on_ep = &*(*ep).ops;
         let (mut len, mut ops) = (64, null_mut());
         let mut name = [0_u8; 64];
         let answers = [
             ("fi_wait_open", on_fabric.wait_open.unwrap()(fabric, null_mut(), &mut wait)),
-            ("fi_poll_open", on_domain.poll_open.unwrap()(domain, null_mut(), &mut poll)),
             ("fi_rx_context", on_ep.rx_ctx.unwrap()(ep, 0, null_mut(), &mut rx, no)),
             ("fi_connect", cm.connect.unwrap()(ep, null(), null(), 0)),
             ("fi_listen", cm.listen.unwrap()(ep.cast())),
@@ -463,7 +461,7 @@ fn unsupported(lib: &Lib) {
         for (what, answer) in answers {
             assert_eq!(answer, -FI_ENOSYS, "{what}");
         }
-        assert!(wait.is_null() && poll.is_null() && rx.is_null() && ops.is_null());
+        assert!(wait.is_null() && rx.is_null() && ops.is_null());
     }
     // Endpoints of other types, although nothing of the kind was offered.
     for kind in [FI_EP_SOCK_STREAM, FI_EP_SOCK_DGRAM] {

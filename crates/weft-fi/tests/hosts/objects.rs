@@ -15,7 +15,11 @@ pub(crate) fn tables(lib: &Lib) {
     let av = opened.av(|_| ()).unwrap();
     let (cq, cntr, eq) = (opened.cq(), opened.cntr(), opened.eq(|_| ()).unwrap());
     let ep: *mut fid_ep = open!(opened.domain, endpoint, info.raw).unwrap();
+    let mut poll = null_mut();
+    assert_eq!(unsafe { (*(*opened.domain).ops).poll_open.unwrap()(opened.domain, null_mut(), &mut poll) }, 0);
     unsafe {
+        full((*poll).fid.ops);
+        full((*poll).ops);
         full((*opened.fabric).fid.ops);
         full((*opened.fabric).ops);
         full((*opened.domain).fid.ops);
@@ -64,7 +68,7 @@ pub(crate) fn tables(lib: &Lib) {
         full((*srx).collective);
     }
     assert_eq!((close(stx), close(srx)), (0, 0));
-    for result in [close(ep), close(av), close(cq), close(cntr), close(eq)] {
+    for result in [close(poll), close(ep), close(av), close(cq), close(cntr), close(eq)] {
         assert_eq!(result, 0);
     }
 }

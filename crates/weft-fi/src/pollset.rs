@@ -1,0 +1,257 @@
+//! Poll sets (fi_poll(3)): which of several queues and counters have something for the client.
+//!
+//! Place in the data flow: `fi_poll` → a round of progress on every member, as a read of each would make → the contexts of those that
+//! have something. Members neither know their sets nor are held by them: one that is closed is no member any more.
+//!
+//! A queue is named as long as it has entries, a counter once after each change that is not the client's own.
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use weft_fi_sys as sys;
+
+use crate::cntr::{Changes, Cntr};
+use crate::cq::Cq;
+use crate::domain::Domain;
+use crate::errno::Errno;
+use crate::noop;
+use crate::object::{self, Head, Hold, Object, Uses};
+
+/// A poll set.
+#[repr(C)]
+pub(crate) struct PollSet {
+    head: Head<sys::fid_poll>,
+    members: Mutex<Vec<Member>>,
+    uses: Uses,
+    domain: Hold<Domain>,
+}
+
+// SAFETY: `repr(C)`, the first field is a `Head` of the fid, whose class is set in `open`.
+unsafe impl Object for PollSet {
+    type Fid = sys::fid_poll;
+    const CLASSES: &'static [u32] = &[sys::FI_CLASS_POLL];
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+
+    fn closing(&self) -> Result<(), Errno> {
+        if self.members.lock().iter().any(|member| member.what.open().is_some()) { Err(Errno::BUSY) } else { Ok(()) }
+    }
+}
+
+/// A member, and its context as a number.
+struct Member {
+    what: What,
+    context: usize,
+}
+
+enum What {
+    Queue(Weak<Cq>),
+    /// With what the client has been told of.
+    Counter(Weak<Cntr>, Changes),
+}
+
+/// A member that is open.
+enum Open {
+    Queue(Arc<Cq>),
+    Counter(Arc<Cntr>),
+}
+
+impl What {
+    fn open(&self) -> Option<Open> {
+        match self {
+            Self::Queue(queue) => queue.upgrade().map(Open::Queue),
+            Self::Counter(counter, _) => counter.upgrade().map(Open::Counter),
+        }
+    }
+
+    /// The client's pointer to it, as a number.
+    fn address(&self) -> usize {
+        match self {
+            Self::Queue(queue) => queue.as_ptr().addr(),
+            Self::Counter(counter, _) => counter.as_ptr().addr(),
+        }
+    }
+}
+
+impl Open {
+    fn progress(&self) -> usize {
+        match self {
+            Self::Queue(queue) => queue.sources().progress(),
+            Self::Counter(counter) => counter.sources().progress(),
+        }
+    }
+
+    /// Nothing was found in the whole set after a round in which `done` things happened here.
+    fn read_nothing(&self, done: usize) {
+        match self {
+            Self::Queue(queue) => queue.sources().read_nothing(done, || queue.waker()),
+            Self::Counter(counter) => counter.sources().read_nothing(done, || counter.waker()),
+        }
+    }
+}
+
+impl Member {
+    /// Whether there is something that the client was not told of, which it is now.
+    fn tell(&mut self) -> bool {
+        match &mut self.what {
+            What::Queue(queue) => queue.upgrade().is_some_and(|queue| {
+                let found = !queue.is_empty();
+                if found {
+                    queue.sources().read_something();
+                }
+                found
+            }),
+            What::Counter(counter, told) => counter.upgrade().is_some_and(|counter| {
+                let found = std::mem::replace(told, counter.changes()) != *told;
+                if found {
+                    counter.sources().read_something();
+                }
+                found
+            }),
+        }
+    }
+}
+
+impl PollSet {
+    fn add(&self, what: What, context: *mut c_void) -> Result<(), Errno> {
+        let mut members = self.members.lock();
+        members.retain(|member| member.what.open().is_some());
+        if members.iter().any(|member| member.what.address() == what.address()) {
+            return Err(Errno::ALREADY);
+        }
+        members.push(Member { what, context: context.expose_provenance() });
+        Ok(())
+    }
+
+    fn remove(&self, address: usize) -> Result<(), Errno> {
+        let mut members = self.members.lock();
+        let before = members.len();
+        members.retain(|member| member.what.address() != address);
+        if members.len() < before { Ok(()) } else { Err(Errno::INVAL) }
+    }
+
+    /// Makes progress and names so many members that have something, by their contexts.
+    fn poll(&self, count: usize, mut name: impl FnMut(usize, *mut c_void)) -> usize {
+        let mut members = self.members.lock();
+        let mut rounds = Vec::with_capacity(members.len());
+        members.retain(|member| {
+            let open = member.what.open();
+            let is_open = open.is_some();
+            rounds.extend(open.map(|open| (open.progress(), open)));
+            is_open
+        });
+        let mut named = 0;
+        for at in 0..members.len() {
+            if named == count {
+                // Next time those come first that were not looked at.
+                members.rotate_left(at);
+                break;
+            }
+            let member = &mut members[at];
+            if member.tell() {
+                name(named, std::ptr::with_exposed_provenance_mut(member.context));
+                named += 1;
+            }
+        }
+        if named == 0 {
+            rounds.iter().for_each(|(done, open)| open.read_nothing(*done));
+        }
+        named
+    }
+}
+
+/// `fi_poll_open`.
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut sys::fid_domain,
+    attr: *mut sys::fi_poll_attr,
+    set: *mut *mut sys::fid_poll,
+) -> c_int {
+    object::guard("fi_poll_open", || {
+        let place = object::place(set)?;
+        // SAFETY: the client's domain.
+        let domain = unsafe { Hold::<Domain>::of(domain) }?;
+        // SAFETY: null, or the client's attributes.
+        if unsafe { attr.as_ref() }.is_some_and(|attr| attr.flags != 0) {
+            return Err(Errno::BADFLAGS);
+        }
+        let fid = object::new_fid(sys::FI_CLASS_POLL, std::ptr::null_mut(), &FID_OPS);
+        let head = Head::new(sys::fid_poll { fid, ops: object::table(&POLL_OPS) });
+        let set = Arc::new(PollSet { head, members: Mutex::default(), uses: Uses::new(), domain });
+        // SAFETY: the client's place for the new pointer.
+        Ok(unsafe { object::give(set, place) })
+    })
+}
+
+static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), ..noop::FID };
+
+static POLL_OPS: sys::fi_ops_poll = sys::fi_ops_poll {
+    size: size_of::<sys::fi_ops_poll>(),
+    poll: Some(poll),
+    poll_add: Some(add),
+    poll_del: Some(del),
+};
+
+unsafe extern "C" fn poll(set: *mut sys::fid_poll, contexts: *mut *mut c_void, count: c_int) -> c_int {
+    object::guard("fi_poll", || {
+        // SAFETY: the client's poll set.
+        let set = unsafe { object::borrow::<PollSet>(set) }?;
+        let room = usize::try_from(count).map_err(|_| Errno::INVAL)?;
+        if contexts.is_null() && room > 0 {
+            return Err(Errno::INVAL);
+        }
+        let named = set.poll(room, |at, context| {
+            // SAFETY: the client's array has room for `count` contexts.
+            unsafe { contexts.wrapping_add(at).write(context) };
+        });
+        // No more than `count`.
+        Ok(c_int::try_from(named).unwrap_or(count))
+    })
+}
+
+unsafe extern "C" fn add(set: *mut sys::fid_poll, fid: *mut sys::fid, flags: u64) -> c_int {
+    object::guard("fi_poll_add", || {
+        // SAFETY: the client's poll set.
+        let set = unsafe { object::borrow::<PollSet>(set) }?;
+        if flags != 0 {
+            return Err(Errno::BADFLAGS);
+        }
+        // SAFETY: null, or an object of the client's.
+        let class = unsafe { object::class_of(fid) }?;
+        let (what, domain) = if class == sys::FI_CLASS_CQ as usize {
+            // SAFETY: as above.
+            let queue = unsafe { object::share_fid::<Cq>(fid) }?;
+            (What::Queue(Arc::downgrade(&queue)), queue.domain().clone())
+        } else {
+            // SAFETY: as above; anything else than a counter is refused by its class.
+            let counter = unsafe { object::share_fid::<Cntr>(fid) }?;
+            (What::Counter(Arc::downgrade(&counter), Changes::default()), counter.domain().clone())
+        };
+        if !domain.same(&set.domain) {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: as above; the context is the client's to change, but not during this call.
+        let context = unsafe { (*fid).context };
+        set.add(what, context).map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn del(set: *mut sys::fid_poll, fid: *mut sys::fid, flags: u64) -> c_int {
+    object::guard("fi_poll_del", || {
+        // SAFETY: the client's poll set.
+        let set = unsafe { object::borrow::<PollSet>(set) }?;
+        if flags != 0 {
+            return Err(Errno::BADFLAGS);
+        }
+        set.remove(fid.addr()).map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
+    object::guard("fi_close(poll set)", || {
+        // SAFETY: the client closes its poll set.
+        unsafe { object::close::<PollSet>(fid) }.map(|()| 0)
+    })
+}

@@ -1,0 +1,199 @@
+//! Poll sets: which of several queues and counters have something.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+
+use weft_fi_sys::*;
+
+use crate::client::{Lib, bind, close};
+use crate::rig::{Cntr, MODELS};
+use crate::side::{Side, memory, pattern, scenes, until};
+
+pub(crate) fn all(lib: &Lib) {
+    scenes(lib, &[("who_has_something", who_has_something), ("poll_set_misuse", poll_set_misuse)]);
+}
+
+const BADFLAGS: c_int = FI_EBADFLAGS as c_int;
+/// Contexts of the receiver's queues and counter.
+const SENT: usize = 0x51;
+const RECEIVED: usize = 0x52;
+const COUNTED: usize = 0x53;
+
+/// A receiver with a queue for each direction and a counter of receives.
+struct Receiver<'a> {
+    side: Side<'a>,
+    sent: *mut fid_cq,
+    received: *mut fid_cq,
+    counted: Cntr,
+}
+
+fn open_cq(side: &Side<'_>, context: usize) -> *mut fid_cq {
+    let mut attr: fi_cq_attr = unsafe { std::mem::zeroed() };
+    attr.format = FI_CQ_FORMAT_TAGGED;
+    let (domain, mut cq) = (side.opened.domain, null_mut());
+    let open = unsafe { (*(*domain).ops).cq_open.unwrap() };
+    assert_eq!(unsafe { open(domain, &mut attr, &mut cq, context as *mut c_void) }, 0);
+    cq
+}
+
+fn open_cntr(side: &Side<'_>, context: usize) -> Cntr {
+    let mut attr: fi_cntr_attr = unsafe { std::mem::zeroed() };
+    let (domain, mut cntr) = (side.opened.domain, null_mut());
+    let open = unsafe { (*(*domain).ops).cntr_open.unwrap() };
+    assert_eq!(unsafe { open(domain, &mut attr, &mut cntr, context as *mut c_void) }, 0);
+    Cntr(cntr)
+}
+
+impl<'a> Receiver<'a> {
+    fn new(lib: &'a Lib, progress: fi_progress) -> Self {
+        let side = Side::unbound(lib, 0, |hints| hints.domain().data_progress = progress);
+        let (sent, received, counted) = (open_cq(&side, SENT), open_cq(&side, RECEIVED), open_cntr(&side, COUNTED));
+        assert_eq!(bind(side.ep, side.av, 0), 0);
+        assert_eq!(bind(side.ep, sent, FI_TRANSMIT), 0);
+        assert_eq!(bind(side.ep, received, FI_RECV), 0);
+        assert_eq!(bind(side.ep, counted.0, FI_RECV), 0);
+        assert_eq!(side.enable(), 0);
+        Self { side, sent, received, counted }
+    }
+
+    fn close(mut self) {
+        self.side.close_ep();
+        assert_eq!([close(self.sent), close(self.received), close(self.counted.0)], [0; 3]);
+    }
+}
+
+fn read(cq: *mut fid_cq) -> isize {
+    let mut entry: fi_cq_tagged_entry = unsafe { std::mem::zeroed() };
+    unsafe { (*(*cq).ops).read.unwrap()(cq, (&raw mut entry).cast(), 1) }
+}
+
+#[derive(Clone, Copy)]
+struct PollSet(*mut fid_poll);
+
+impl PollSet {
+    fn new(side: &Side<'_>) -> Self {
+        let (mut attr, mut set) = (fi_poll_attr { flags: 0 }, null_mut());
+        let open = unsafe { (*(*side.opened.domain).ops).poll_open.unwrap() };
+        assert_eq!(unsafe { open(side.opened.domain, &mut attr, &mut set) }, 0);
+        Self(set)
+    }
+
+    fn add<F>(self, object: *mut F) -> c_int {
+        unsafe { (*(*self.0).ops).poll_add.unwrap()(self.0, object.cast(), 0) }
+    }
+
+    fn del<F>(self, object: *mut F) -> c_int {
+        unsafe { (*(*self.0).ops).poll_del.unwrap()(self.0, object.cast(), 0) }
+    }
+
+    /// `fi_poll` for up to so many contexts; in order.
+    fn poll(self, room: usize) -> Vec<usize> {
+        let mut contexts = [null_mut(); 8];
+        let named = unsafe { (*(*self.0).ops).poll.unwrap()(self.0, contexts.as_mut_ptr(), room as c_int) };
+        assert!((0..=room as c_int).contains(&named), "{named}");
+        assert!(contexts[named as usize..].iter().all(|context| context.is_null()), "more than it says");
+        let mut named: Vec<_> = contexts[..named as usize].iter().map(|context| *context as usize).collect();
+        named.sort_unstable();
+        named
+    }
+
+    /// Polls until something is named, while the other side makes progress.
+    #[track_caller]
+    fn next(self, room: usize, other: &Side<'_>) -> Vec<usize> {
+        until(|| {
+            other.progress();
+            Some(self.poll(room)).filter(|named| !named.is_empty())
+        })
+    }
+}
+
+/// What is sent, received and counted is named, as long as it is there or once, and nothing else; nobody but the set drives the receiver.
+fn who_has_something(lib: &Lib) {
+    for progress in MODELS {
+        let (a, receiver) = (Side::new(lib), Receiver::new(lib, progress));
+        let b = &receiver.side;
+        let (to_a, to_b) = (b.insert(&a.name()), a.insert(&b.name()));
+        let set = PollSet::new(b);
+        assert_eq!(set.add(receiver.sent), 0);
+        assert_eq!(set.add(receiver.received), 0);
+        assert_eq!(set.add(receiver.counted.0), 0);
+        let nothing = || (0..300).for_each(|_| assert_eq!(set.poll(8), []));
+        nothing();
+        // A receive fills a queue and raises the counter.
+        b.trecv(memory(8), 1);
+        a.tsend(pattern(8), to_b, 2);
+        let mut named = set.next(8, &a);
+        // Two may come one after the other where a thread makes progress.
+        named.extend(set.poll(8));
+        assert!(named.contains(&RECEIVED) && named.contains(&COUNTED) && !named.contains(&SENT), "{named:x?}");
+        assert_eq!(set.poll(8), [RECEIVED], "until it is read; the counter once");
+        assert_eq!(receiver.counted.read(), 1);
+        assert_eq!(read(receiver.received), 1);
+        nothing();
+        a.next(&[]).done();
+        // A send fills the other queue only.
+        a.trecv(memory(8), 3);
+        b.tsend(pattern(8), to_a, 4);
+        assert_eq!(set.next(8, &a), [SENT]);
+        // One at a time, and each has its turn.
+        b.trecv(memory(8), 5);
+        a.tsend(pattern(8), to_b, 6);
+        until(|| {
+            a.progress();
+            (set.poll(0).is_empty() && receiver.counted.read() == 2).then_some(())
+        });
+        let mut turns: Vec<_> = (0..3).flat_map(|_| set.poll(1)).collect();
+        turns.sort_unstable();
+        assert_eq!(turns, [SENT, RECEIVED, COUNTED]);
+        assert_eq!([read(receiver.sent), read(receiver.received)], [1, 1]);
+        nothing();
+        // The client knows what it does itself; errors are news.
+        receiver.counted.add(5);
+        nothing();
+        receiver.counted.set(1);
+        nothing();
+        receiver.counted.fail(1);
+        assert_eq!(set.poll(8), [COUNTED]);
+        nothing();
+        // Who has left is not named.
+        assert_eq!(set.del(receiver.counted.0), 0);
+        receiver.counted.fail(1);
+        nothing();
+        assert_eq!([set.del(receiver.sent), set.del(receiver.received), close(set.0)], [0; 3]);
+        receiver.close();
+    }
+}
+
+/// Wrong arguments, and the order of closing.
+fn poll_set_misuse(lib: &Lib) {
+    let receiver = Receiver::new(lib, FI_PROGRESS_MANUAL);
+    let (side, other) = (&receiver.side, Side::new(lib));
+    let on_domain = unsafe { &*(*side.opened.domain).ops };
+    let (mut attr, mut out) = (fi_poll_attr { flags: 1 }, null_mut());
+    let open = |attr, out| unsafe { on_domain.poll_open.unwrap()(side.opened.domain, attr, out) };
+    assert_eq!(open(&mut attr, &mut out), -BADFLAGS);
+    assert_eq!(open(&mut attr, null_mut()), -FI_EINVAL);
+    assert!(out.is_null());
+    let set = PollSet::new(side);
+    let ops = unsafe { &*(*set.0).ops };
+    assert_eq!(set.add(null_mut::<fid>()), -FI_EINVAL);
+    for wrong in [side.ep.cast::<fid>(), side.av.cast(), set.0.cast(), other.cq.cast()] {
+        assert_eq!([set.add(wrong), set.del(wrong)], [-FI_EINVAL; 2]);
+    }
+    assert_eq!(set.del(receiver.sent), -FI_EINVAL, "never added");
+    assert_eq!(unsafe { ops.poll_add.unwrap()(set.0, receiver.sent.cast(), 1) }, -BADFLAGS);
+    assert_eq!([set.add(receiver.sent), set.add(receiver.sent)], [0, -FI_EALREADY]);
+    assert_eq!(unsafe { ops.poll_del.unwrap()(set.0, receiver.sent.cast(), 1) }, -BADFLAGS);
+    assert_eq!(unsafe { ops.poll.unwrap()(set.0, null_mut(), 1) }, -FI_EINVAL);
+    assert_eq!(unsafe { ops.poll.unwrap()(set.0, &mut null_mut(), -1) }, -FI_EINVAL);
+    assert_eq!(unsafe { ops.poll.unwrap()(set.0, null_mut(), 0) }, 0);
+    assert_eq!(close(set.0), -FI_EBUSY, "it has a member");
+    assert_eq!([set.del(receiver.sent), set.del(receiver.sent)], [0, -FI_EINVAL]);
+    let passing = open_cq(side, 0);
+    assert_eq!(set.add(passing), 0);
+    // A queue that is closed leaves by itself.
+    assert_eq!(close(passing), 0);
+    assert_eq!(set.poll(8), []);
+    assert_eq!(close(set.0), 0);
+    receiver.close();
+}
