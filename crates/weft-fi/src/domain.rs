@@ -29,6 +29,7 @@ use crate::eq::Eq;
 use crate::errno::Errno;
 use crate::fabric::{Fabric, Instances};
 use crate::info::hints::Hints;
+use crate::info::network::Network;
 use crate::lock::{Callers, Meter};
 use crate::object::{self, Head, Hold, Object, Uses};
 use crate::params::Params;
@@ -51,6 +52,8 @@ pub(crate) struct Domain {
     av_type: sys::fi_av_type,
     format: Format,
     params: Params,
+    /// What endpoints ask of the network by default.
+    network: Network,
     /// The default authorization key of endpoints.
     auth_key: Option<Vec<u8>>,
     auto: Option<Arc<AutoProgress>>,
@@ -169,6 +172,7 @@ pub(crate) unsafe extern "C" fn open2(
 fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Result<Arc<Domain>, Errno> {
     let api_version = fabric.api_version();
     let params = Params::load();
+    let network = Network::of_domain(&info)?;
     // The same decision as in fi_getinfo: a client may have changed what it was given. Bits of mr_mode that it set
     // or left stand for how it will register, so they are kept.
     let asked_mode = info.domain.map_or(0, |attr| attr.mr_mode);
@@ -196,6 +200,7 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
         mr_mode: if attr.mr_mode == 0 { asked_mode } else { attr.mr_mode },
         av_type: attr.av_type,
         format: offer.format,
+        network,
         auth_key: info.domain_auth_key,
         params,
         auto,
@@ -217,6 +222,7 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
 /// shared memory may be used.
 pub(crate) fn devices_config(
     params: &Params,
+    network: &Network,
     auth_key: Option<&[u8]>,
     local: Option<EpName>,
     open: bool,
@@ -230,6 +236,7 @@ pub(crate) fn devices_config(
         // An explicit service is the user's choice to be reachable by those who know only that.
         open: open || chosen.is_some_and(|socket| socket.port() != 0),
         job_key,
+        traffic_class: network.traffic_class,
         shm: params.shm && shm,
         tcp: params.tcp,
         cma: params.cma,
@@ -266,6 +273,11 @@ impl Domain {
     /// In which format addresses are inserted into address vectors.
     pub(crate) const fn format(&self) -> Format {
         self.format
+    }
+
+    /// What endpoints ask of the network by default.
+    pub(crate) const fn network(&self) -> &Network {
+        &self.network
     }
 
     /// The variables in force.
@@ -315,8 +327,14 @@ impl Domain {
     }
 
     /// How an endpoint of this domain sets up its devices, as [`devices_config`].
-    pub(crate) fn devices_config(&self, local: Option<EpName>, open: bool, shm: bool) -> weft_nic::Config {
-        devices_config(&self.params, self.auth_key.as_deref(), local, open, shm)
+    pub(crate) fn devices_config(
+        &self,
+        network: &Network,
+        local: Option<EpName>,
+        open: bool,
+        shm: bool,
+    ) -> weft_nic::Config {
+        devices_config(&self.params, network, self.auth_key.as_deref(), local, open, shm)
     }
 
     /// An endpoint is ready: it gets every region, now and later.

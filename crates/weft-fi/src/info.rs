@@ -7,7 +7,7 @@
 //!
 //! Rules (fi_getinfo(3)): a hint that is zero is a wildcard; anything else must be met or the answer is
 //! -FI_ENODATA, and then one line at info level says which attribute failed, what was wanted and what is offered.
-//! What costs nothing is echoed as asked (threading, progress, AV type, tag format, operation flags). No mode bit
+//! What costs nothing is echoed as asked (threading, progress, AV type, tag format, operation flags, traffic class). No mode bit
 //! is ever required of the client.
 //!
 //! Structures: only fields that libfabric 1.17 has are read or written, see `weft_fi_sys`.
@@ -15,6 +15,7 @@
 pub(crate) mod caps;
 pub(crate) mod ep_type;
 pub(crate) mod hints;
+pub(crate) mod network;
 pub(crate) mod offer;
 pub(crate) mod order;
 

@@ -33,6 +33,7 @@ use crate::fabric::{Fabric, Instances};
 use crate::host::{self, Info};
 use crate::info::EpType;
 use crate::info::hints::Hints;
+use crate::info::network::Network;
 use crate::object::{self, Head, Hold, Object, Uses};
 use crate::params::Params;
 use crate::wait::Waker;
@@ -48,6 +49,7 @@ pub(crate) struct Pep {
     listener: Arc<Listener>,
     setup: Mutex<Setup>,
     params: Params,
+    network: Network,
     auth_key: Option<Vec<u8>>,
     uses: Uses,
     fabric: Hold<Fabric>,
@@ -306,6 +308,7 @@ fn open_passive(fabric: Hold<Fabric>, hints: &Hints, template: Info, context: *m
         head: Head::new(head),
         listener,
         setup: Mutex::new(setup),
+        network: Network::of_domain(hints)?.of_endpoint(hints)?,
         auth_key: hints.domain_auth_key.clone(),
         params,
         uses: Uses::new(),
@@ -317,7 +320,7 @@ impl Pep {
     /// Has devices set up, so that there is an address.
     fn settle(&self, setup: &mut Setup) -> Result<(), Errno> {
         if setup.devices.is_none() {
-            let config = devices_config(&self.params, self.auth_key.as_deref(), setup.local, true, true);
+            let config = devices_config(&self.params, &self.network, self.auth_key.as_deref(), setup.local, true, true);
             let devices = Devices::new(&config).map_err(refused)?;
             setup.name = Some(weft_engine::nic::Nic::name(&devices));
             setup.devices = Some(devices);

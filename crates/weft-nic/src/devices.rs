@@ -50,6 +50,8 @@ pub struct Config {
     pub identity: Option<Identity>,
     /// A secret of any length that both sides must share, if set.
     pub job_key: Option<Vec<u8>>,
+    /// The traffic class byte of TCP's packets (RFC 2474).
+    pub traffic_class: u8,
     /// Longest time in milliseconds for a connection to be made.
     pub connect_timeout_ms: u64,
     /// For so many milliseconds a refused connection is tried again.
@@ -98,6 +100,7 @@ impl Default for Config {
             open: false,
             identity: None,
             job_key: None,
+            traffic_class: tcp.traffic_class,
             connect_timeout_ms: tcp.connect_timeout_ms,
             connect_retry_ms: tcp.connect_retry_ms,
             answer_timeout_ms: 3_600_000,
@@ -120,6 +123,7 @@ impl Config {
             bind: Some(bind),
             open: self.open,
             job_key: self.job_key_bytes(),
+            traffic_class: self.traffic_class,
             connect_timeout_ms: self.connect_timeout_ms,
             connect_retry_ms: self.connect_retry_ms,
             answer_timeout_ms: self.answer_timeout_ms,

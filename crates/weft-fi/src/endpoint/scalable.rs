@@ -30,6 +30,7 @@ use crate::domain::Domain;
 use crate::errno::Errno;
 use crate::info::EpType;
 use crate::info::hints::Hints;
+use crate::info::network::Network;
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
 
@@ -41,6 +42,7 @@ const PORT_SEARCHES: u32 = 64;
 pub(crate) struct Sep {
     head: Head<sys::fid_ep>,
     format: Format,
+    network: Network,
     /// How many contexts it has for transmitting and for receiving.
     counts: [u8; 2],
     state: Mutex<State>,
@@ -117,13 +119,13 @@ impl Place {
     }
 
     /// The context's devices.
-    pub(super) fn devices(&self, shm: bool) -> Result<Devices, Errno> {
+    pub(super) fn devices(&self, network: &Network, shm: bool) -> Result<Devices, Errno> {
         let mut state = self.sep.state.lock();
         let started = self.sep.start(&mut state)?;
         let ready = started.devices.get_mut(usize::from(self.index)).filter(|_| self.kind == Kind::Receive);
         match ready.and_then(Option::take) {
             Some(devices) => Ok(devices),
-            None => self.sep.context_devices(started, self.kind, self.index, shm).map_err(setup::refused),
+            None => self.sep.context_devices(network, started, self.kind, self.index, shm).map_err(setup::refused),
         }
     }
 }
@@ -185,12 +187,12 @@ impl Sep {
         let mut searches = 0;
         loop {
             let identity = Identity { context: Some(0), ..Identity::random()? };
-            let mut config = self.domain.devices_config(local, self.format.is_open(), true);
+            let mut config = self.domain.devices_config(&self.network, local, self.format.is_open(), true);
             config.identity = Some(identity);
             let first = Devices::new(&config)?;
             let mut started = Started { identity, name: first.name(), open: config.open, devices: vec![Some(first)] };
             let others = (1..self.counts[side(Kind::Receive)])
-                .map(|index| self.context_devices(&started, Kind::Receive, index, true).map(Some))
+                .map(|index| self.context_devices(&self.network, &started, Kind::Receive, index, true).map(Some))
                 .collect::<Result<Vec<_>, _>>();
             searches += 1;
             match others {
@@ -206,9 +208,16 @@ impl Sep {
     }
 
     /// Opens the devices of one context.
-    fn context_devices(&self, started: &Started, kind: Kind, index: u8, shm: bool) -> Result<Devices, NicError> {
+    fn context_devices(
+        &self,
+        network: &Network,
+        started: &Started,
+        kind: Kind,
+        index: u8,
+        shm: bool,
+    ) -> Result<Devices, NicError> {
         let base = started.name;
-        let mut config = self.domain.devices_config(None, false, shm && base.shm());
+        let mut config = self.domain.devices_config(network, None, false, shm && base.shm());
         config.tcp &= base.tcp();
         let expected = if kind == Kind::Receive {
             let name = base.context(index).ok_or(NicError::NoDevice)?;
@@ -300,6 +309,7 @@ pub(crate) unsafe extern "C" fn open(
         // To each of its contexts a handle is opened with the same attributes.
         (attr.tx_ctx_cnt, attr.rx_ctx_cnt) = (1, 1);
         let (format, local) = setup::local(&info)?;
+        let network = domain.network().of_endpoint(&info)?;
         info.src = None;
         let head = sys::fid_ep {
             fid: object::new_fid(sys::FI_CLASS_SEP, context, &FID_OPS),
@@ -313,7 +323,8 @@ pub(crate) unsafe extern "C" fn open(
         };
         let cores = counts.map(|count| (0..count).map(|_| Weak::new()).collect());
         let state = State { info, av: None, local, open: [0; 2], cores, started: None };
-        let sep = Sep { head: Head::new(head), format, counts, state: Mutex::new(state), uses: Uses::new(), domain };
+        let sep =
+            Sep { head: Head::new(head), format, network, counts, state: Mutex::new(state), uses: Uses::new(), domain };
         // SAFETY: the client's place for the new pointer.
         Ok(unsafe { object::give(Arc::new(sep), place) })
     })

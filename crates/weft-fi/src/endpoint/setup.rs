@@ -35,6 +35,7 @@ use crate::eq::Eq;
 use crate::errno::Errno;
 use crate::info::EpType;
 use crate::info::hints::Hints;
+use crate::info::network::Network;
 use crate::info::offer::{IOV_LIMIT, MAX_INJECT_BYTES, MAX_QUEUE, SHARED_CONTEXT};
 use crate::info::order::Fences;
 use crate::lock::Callers;
@@ -56,6 +57,8 @@ pub(crate) struct Setup {
     pub(crate) stx: Option<Hold<Stx>>,
     /// Which of them must be bound: for transmitting, for receiving.
     pub(crate) shares: (bool, bool),
+    /// What is asked of the network.
+    pub(crate) network: Network,
     /// In which format the client writes this endpoint's address.
     pub(crate) format: Format,
     /// The local address that the client chose.
@@ -161,6 +164,7 @@ pub(super) fn open(
             srx: None,
             stx: None,
             shares,
+            network: domain.network().of_endpoint(info)?,
             format,
             local: origin.local,
             shown: origin.request.as_ref().map(|request| request.listens_at),
@@ -265,11 +269,12 @@ impl Ep {
         }
         let devices = match (setup.devices.take(), place) {
             (Some(devices), _) => devices,
-            (None, Some(place)) => place.devices(setup.shm)?,
+            (None, Some(place)) => place.devices(&setup.network, setup.shm)?,
             (None, None) => {
                 // Whom a connected endpoint calls back has its full name.
                 let open = self.ty != EpType::Msg && setup.format.is_open();
-                Devices::new(&self.domain.devices_config(setup.local, open, setup.shm)).map_err(refused)?
+                Devices::new(&self.domain.devices_config(&setup.network, setup.local, open, setup.shm))
+                    .map_err(refused)?
             }
         };
         let mut engine = Engine::new(self.engine_config(&setup), devices);

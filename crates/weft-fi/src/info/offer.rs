@@ -12,7 +12,7 @@ use weft_fi_sys::v2;
 use crate::addr::Format;
 use crate::errno::Errno;
 use crate::info::hints::Hints;
-use crate::info::{EpType, caps, order};
+use crate::info::{EpType, caps, network, order};
 use crate::params::Params;
 
 /// Longest message in bytes.
@@ -144,6 +144,13 @@ fn up_to(what: &str, wanted: usize, default: usize, limit: usize) -> Result<usiz
     Ok(default.max(wanted))
 }
 
+/// A traffic class that has a code point.
+fn tclass(what: &str, wanted: u32) -> Result<u32, Errno> {
+    network::traffic_class(wanted)
+        .map(|_| wanted)
+        .ok_or_else(|| reject(what, wanted, "FI_TC_DSCP with 6 bits, FI_TC_* labels"))
+}
+
 /// The orders that both sides of an endpoint know. Unasked, those that cost nothing.
 fn msg_order(what: &str, ty: EpType, wanted: u64) -> Result<u64, Errno> {
     subset(what, wanted, order::FREE | if ty == EpType::Dgram { 0 } else { order::FENCED })?;
@@ -181,7 +188,7 @@ fn tx(hints: &Hints, ty: EpType, caps: u64, params: &Params) -> Result<sys::fi_t
         size: if hint.size == 0 { params.tx_size } else { up_to("tx_attr->size", hint.size, 1, MAX_QUEUE)? },
         iov_limit: IOV_LIMIT,
         rma_iov_limit: if caps & (sys::FI_RMA | sys::FI_ATOMIC) == 0 { 0 } else { IOV_LIMIT },
-        tclass: hint.tclass,
+        tclass: tclass("tx_attr->tclass", hint.tclass)?,
         ..zero
     })
 }
@@ -345,7 +352,7 @@ fn domain(api: u32, hints: &Hints, params: &Params) -> Result<sys::fi_domain_att
         mr_iov_limit: IOV_LIMIT,
         caps: caps::DOMAIN,
         mr_cnt: count(hint.mr_cnt),
-        tclass: hint.tclass,
+        tclass: tclass("domain_attr->tclass", hint.tclass)?,
         max_err_data: MAX_ERR_DATA_BYTES,
         ..NO_DOMAIN
     })

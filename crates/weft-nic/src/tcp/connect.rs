@@ -142,8 +142,7 @@ impl Attempt {
     pub(super) fn dial(&mut self, config: &TcpConfig) -> Result<OwnedFd, Failure> {
         self.tries += 1;
         let to = self.peer.socket();
-        let socket = sys::stream_socket(&to).map_err(sort)?;
-        sys::set_buffers(socket.as_fd(), config).map_err(sort)?;
+        let socket = sys::stream_socket(&to, config).map_err(sort)?;
         sys::set_link_options(socket.as_fd(), config).map_err(sort)?;
         match rustix::net::connect(&socket, &to) {
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}

@@ -62,6 +62,8 @@ pub struct TcpConfig {
     pub open: bool,
     /// Both sides must know it, if set.
     pub job_key: Option<[u8; 32]>,
+    /// IP_TOS and IPV6_TCLASS.
+    pub traffic_class: u8,
     /// Longest time for a connection to be made and, with a service name, to be answered.
     pub connect_timeout_ms: u64,
     /// For so long a refused connection is tried again.
@@ -88,6 +90,7 @@ impl Default for TcpConfig {
             bind: None,
             open: false,
             job_key: None,
+            traffic_class: 0,
             connect_timeout_ms: 10_000,
             connect_retry_ms: 1000,
             answer_timeout_ms: 120_000,
@@ -605,10 +608,9 @@ impl std::fmt::Debug for Tcp {
 
 /// A listening socket and its address.
 fn listen(wanted: &SocketAddr, config: &TcpConfig) -> Result<(OwnedFd, SocketAddr), Errno> {
-    let listener = sys::stream_socket(wanted)?;
+    // Accepted sockets inherit what it has.
+    let listener = sys::stream_socket(wanted, config)?;
     sockopt::set_socket_reuseaddr(&listener, true)?;
-    // Accepted sockets inherit them.
-    sys::set_buffers(listener.as_fd(), config)?;
     rustix::net::bind(&listener, wanted)?;
     rustix::net::listen(&listener, BACKLOG)?;
     let addr = rustix::net::getsockname(&listener)?.try_into()?;

@@ -187,21 +187,24 @@ pub(super) fn now_ms() -> u64 {
     ms
 }
 
-/// A non-blocking stream socket of the address's family.
-pub(super) fn stream_socket(addr: &SocketAddr) -> Result<OwnedFd, Errno> {
+/// A non-blocking stream socket of the address's family, with what must be set before it connects or listens: buffer sizes, for the
+/// window scale to fit, and the traffic class, for the handshake to have it, too.
+pub(super) fn stream_socket(addr: &SocketAddr, config: &TcpConfig) -> Result<OwnedFd, Errno> {
     let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)
-}
-
-/// Sets the buffer sizes, where configured. Must be done before connecting or listening for the window scale to fit.
-pub(super) fn set_buffers(fd: BorrowedFd<'_>, config: &TcpConfig) -> Result<(), Errno> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
     if let Some(bytes) = config.send_buffer_bytes {
-        sockopt::set_socket_send_buffer_size(fd, bytes)?;
+        sockopt::set_socket_send_buffer_size(&socket, bytes)?;
     }
     if let Some(bytes) = config.receive_buffer_bytes {
-        sockopt::set_socket_recv_buffer_size(fd, bytes)?;
+        sockopt::set_socket_recv_buffer_size(&socket, bytes)?;
     }
-    Ok(())
+    match (config.traffic_class, addr) {
+        (0, _) => {}
+        (class, SocketAddr::V4(_)) => sockopt::set_ip_tos(&socket, class)?,
+        (class, SocketAddr::V6(_)) => sockopt::set_ipv6_tclass(&socket, class.into())?,
+    }
+    Ok(socket)
 }
 
 /// Sets what every link has: no Nagle delay, and keep-alive probes that find a vanished host of an idle link.
@@ -248,5 +251,41 @@ pub(super) fn append(queue: &mut Vec<u8>, iov: &[Iov]) {
         unsafe { piece.read_to_ptr(target.as_mut_ptr().cast(), len) };
         // SAFETY: the capacity is there (`reserve`), and the bytes up to `at + len` have just been initialised.
         unsafe { queue.set_len(at + len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// Both ends of a connection have the traffic class of their side, the accepted one that of its listener.
+    #[test]
+    fn sockets_have_the_traffic_class() {
+        let class = |traffic_class| TcpConfig { traffic_class, ..TcpConfig::default() };
+        for addr in ["127.0.0.1:0", "[::1]:0"].map(|text| text.parse::<SocketAddr>().unwrap()) {
+            let Ok(listener) = stream_socket(&addr, &class(0xb8)) else {
+                assert!(addr.is_ipv6(), "only IPv6 may be missing");
+                continue;
+            };
+            if rustix::net::bind(&listener, &addr).is_err() {
+                assert!(addr.is_ipv6(), "only IPv6 may be missing");
+                continue;
+            }
+            rustix::net::listen(&listener, 1).unwrap();
+            let there = SocketAddr::try_from(rustix::net::getsockname(&listener).unwrap()).unwrap();
+            let caller = stream_socket(&addr, &class(0x48)).unwrap();
+            assert!(matches!(rustix::net::connect(&caller, &there), Ok(()) | Err(Errno::INPROGRESS)));
+            let accepted = rustix::net::accept(&listener).unwrap();
+            let plain = stream_socket(&addr, &class(0)).unwrap();
+            for (socket, class) in [(listener, 0xb8), (caller, 0x48), (accepted, 0xb8), (plain, 0)] {
+                let found = if addr.is_ipv4() {
+                    sockopt::ip_tos(&socket).unwrap().into()
+                } else {
+                    sockopt::ipv6_tclass(&socket).unwrap()
+                };
+                assert_eq!(found, class, "{addr}");
+            }
+        }
     }
 }

@@ -1,0 +1,78 @@
+//! What attributes ask of the network: the traffic class (fi_endpoint(3), "tclass").
+//!
+//! Place in the data flow: `fi_domain`, `fi_endpoint`, `fi_scalable_ep` and `fi_passive_ep` make a [`Network`] of their `fi_info`;
+//! devices are set up with it. [`traffic_class`] also says what fi_getinfo may offer.
+//!
+//! A class is marked on TCP's packets as a differentiated services code point. Labels are those of RFC 4594 whose description fits,
+//! and of RFC 8622 for what may be starved.
+
+use weft_fi_sys as sys;
+
+use crate::errno::Errno;
+use crate::info::hints::Hints;
+
+/// Bits of a code point.
+const DSCP_BITS: u32 = 6;
+
+/// What an endpoint asks of the network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Network {
+    /// The traffic class byte of packets.
+    pub(crate) traffic_class: u8,
+}
+
+impl Network {
+    /// What the domain attributes say, which is what endpoints have by default.
+    pub(crate) fn of_domain(info: &Hints) -> Result<Self, Errno> {
+        let tclass = info.domain.map_or(sys::FI_TC_UNSPEC, |attr| attr.tclass);
+        Ok(Self { traffic_class: traffic_class(tclass).ok_or(Errno::INVAL)?.unwrap_or(0) })
+    }
+
+    /// The same with what the endpoint's own attributes say.
+    pub(crate) fn of_endpoint(&self, info: &Hints) -> Result<Self, Errno> {
+        let tclass = info.tx.map_or(sys::FI_TC_UNSPEC, |attr| attr.tclass);
+        Ok(Self { traffic_class: traffic_class(tclass).ok_or(Errno::INVAL)?.unwrap_or(self.traffic_class) })
+    }
+}
+
+/// The traffic class byte that stands for a `tclass`: `Some(None)` if that leaves it open, `None` if it is not one.
+pub(crate) fn traffic_class(tclass: u32) -> Option<Option<u8>> {
+    let dscp = match tclass {
+        sys::FI_TC_UNSPEC => return Some(None),
+        // Default forwarding.
+        sys::FI_TC_BEST_EFFORT => 0,
+        // AF21, "low-latency data".
+        sys::FI_TC_LOW_LATENCY => 18,
+        // EF, the highest below that of the network itself.
+        sys::FI_TC_DEDICATED_ACCESS => 46,
+        // AF11, "high-throughput data".
+        sys::FI_TC_BULK_DATA => 10,
+        // Lower effort.
+        sys::FI_TC_SCAVENGER => 1,
+        // CS6.
+        sys::FI_TC_NETWORK_CTRL => 48,
+        _ => u8::try_from(tclass ^ sys::FI_TC_DSCP).ok().filter(|dscp| dscp >> DSCP_BITS == 0)?,
+    };
+    // The two bits below are those of congestion notification.
+    Some(Some(dscp << (u8::BITS - DSCP_BITS)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_are_code_points() {
+        assert_eq!(traffic_class(sys::FI_TC_UNSPEC), Some(None));
+        assert_eq!(traffic_class(sys::FI_TC_BEST_EFFORT), Some(Some(0)));
+        assert_eq!(traffic_class(sys::FI_TC_DEDICATED_ACCESS), Some(Some(0xb8)));
+        assert_eq!(traffic_class(sys::FI_TC_DSCP), Some(Some(0)));
+        assert_eq!(traffic_class(sys::FI_TC_DSCP | 46), Some(Some(0xb8)));
+        assert_eq!(traffic_class(sys::FI_TC_DSCP | 63), Some(Some(0xfc)));
+        for wrong in
+            [1, 46, sys::FI_TC_DSCP | 64, sys::FI_TC_NETWORK_CTRL + 1, sys::FI_TC_DSCP | sys::FI_TC_LABEL, u32::MAX]
+        {
+            assert_eq!(traffic_class(wrong), None, "{wrong:#x}");
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! What attributes ask of the network: traffic classes.
+
+use weft_fi_sys::*;
+
+use crate::client::{Info, Lib, Opened, close};
+use crate::open;
+use crate::side::{Scene, Side, scenes};
+
+const SCENES: &[Scene] = &[("traffic_classes", traffic_classes), ("wrong_traffic_classes", wrong_traffic_classes)];
+
+pub(crate) fn all(lib: &Lib) {
+    scenes(lib, SCENES);
+}
+
+/// An endpoint's class is that of its attributes, or else its domain's, and marked on its sockets.
+fn traffic_classes(lib: &Lib) {
+    for (domain, endpoint, byte) in [
+        (FI_TC_UNSPEC, FI_TC_UNSPEC, 0),
+        (FI_TC_DSCP | 10, FI_TC_UNSPEC, 10 << 2),
+        (FI_TC_UNSPEC, FI_TC_DSCP | 63, 63 << 2),
+        (FI_TC_BULK_DATA, FI_TC_DEDICATED_ACCESS, 46 << 2),
+        (FI_TC_BULK_DATA, FI_TC_BEST_EFFORT, 0),
+    ] {
+        let side = Side::with(lib, 0, |hints: &Info<'_>| {
+            hints.get().addr_format = FI_SOCKADDR_IN;
+            hints.domain().tclass = domain;
+            hints.tx().tclass = endpoint;
+        });
+        assert_eq!((side.info.domain().tclass, side.info.tx().tclass), (domain, endpoint));
+        assert_eq!(class_of_listener(&side.name()), byte, "{domain:#x}, {endpoint:#x}");
+    }
+}
+
+/// The traffic class byte of the socket that listens at an address.
+fn class_of_listener(name: &[u8]) -> i32 {
+    for fd in 0..1024 {
+        let mut addr: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+        let mut len = size_of_val(&addr) as libc::socklen_t;
+        let (mut class, mut listens) = (0, 0);
+        let ask = |level, option, value: &mut i32| {
+            let mut len = size_of::<i32>() as libc::socklen_t;
+            unsafe { libc::getsockopt(fd, level, option, (&raw mut *value).cast(), &mut len) }
+        };
+        let known = unsafe { libc::getsockname(fd, (&raw mut addr).cast(), &mut len) } == 0
+            && i32::from(addr.sin_family) == libc::AF_INET
+            && addr.sin_port.to_ne_bytes() == name[2..4]
+            && ask(libc::SOL_SOCKET, libc::SO_ACCEPTCONN, &mut listens) == 0;
+        if known && listens == 1 {
+            assert_eq!(ask(libc::IPPROTO_IP, libc::IP_TOS, &mut class), 0);
+            return class;
+        }
+    }
+    panic!("nobody listens at {name:?}");
+}
+
+/// What is no class is not offered, and refused where something is opened with it.
+fn wrong_traffic_classes(lib: &Lib) {
+    for wrong in [1, FI_TC_DSCP | 64, FI_TC_NETWORK_CTRL + 1] {
+        let hints = lib.allocinfo();
+        hints.tx().tclass = wrong;
+        assert_eq!(lib.ask(lib.newest(), Some(&hints)).err(), Some(FI_ENODATA), "{wrong:#x}");
+        hints.tx().tclass = FI_TC_UNSPEC;
+        hints.domain().tclass = wrong;
+        assert_eq!(lib.ask(lib.newest(), Some(&hints)).err(), Some(FI_ENODATA), "{wrong:#x}");
+        let info = lib.ask(lib.newest(), None).unwrap();
+        let opened = Opened::new(lib, &info);
+        info.tx().tclass = wrong;
+        assert_eq!(open!(opened.domain, endpoint, info.raw).map(|ep: *mut fid_ep| close(ep)), Err(FI_EINVAL));
+        (info.tx().tclass, info.domain().tclass) = (FI_TC_UNSPEC, wrong);
+        assert_eq!(open!(opened.fabric, domain, info.raw).map(|domain: *mut fid_domain| close(domain)), Err(FI_EINVAL));
+    }
+}
