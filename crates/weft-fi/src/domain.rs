@@ -54,8 +54,6 @@ pub(crate) struct Domain {
     params: Params,
     /// What endpoints ask of the network by default.
     network: Network,
-    /// The default authorization key of endpoints.
-    auth_key: Option<Vec<u8>>,
     auto: Option<Arc<AutoProgress>>,
     meter: Arc<Meter>,
     /// Datagrams that endpoints have dropped which are closed by now.
@@ -172,7 +170,7 @@ pub(crate) unsafe extern "C" fn open2(
 fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Result<Arc<Domain>, Errno> {
     let api_version = fabric.api_version();
     let params = Params::load();
-    let network = Network::of_domain(&info)?;
+    let network = Network::of_domain(api_version, &info)?;
     // The same decision as in fi_getinfo: a client may have changed what it was given. Bits of mr_mode that it set
     // or left stand for how it will register, so they are kept.
     let asked_mode = info.domain.map_or(0, |attr| attr.mr_mode);
@@ -201,7 +199,6 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
         av_type: attr.av_type,
         format: offer.format,
         network,
-        auth_key: info.domain_auth_key,
         params,
         auto,
         meter: Arc::default(),
@@ -223,13 +220,12 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
 pub(crate) fn devices_config(
     params: &Params,
     network: &Network,
-    auth_key: Option<&[u8]>,
     local: Option<EpName>,
     open: bool,
     shm: bool,
 ) -> weft_nic::Config {
     let chosen = local.map(|name| name.socket());
-    let job_key = auth_key.or_else(|| params.job_key.as_deref().map(str::as_bytes)).map(<[u8]>::to_vec);
+    let job_key = network.auth_key.clone().or_else(|| params.job_key.clone().map(String::into_bytes));
     weft_nic::Config {
         iface: params.iface.clone(),
         listen: chosen,
@@ -334,7 +330,7 @@ impl Domain {
         open: bool,
         shm: bool,
     ) -> weft_nic::Config {
-        devices_config(&self.params, network, self.auth_key.as_deref(), local, open, shm)
+        devices_config(&self.params, network, local, open, shm)
     }
 
     /// An endpoint is ready: it gets every region, now and later.

@@ -50,7 +50,6 @@ pub(crate) struct Pep {
     setup: Mutex<Setup>,
     params: Params,
     network: Network,
-    auth_key: Option<Vec<u8>>,
     uses: Uses,
     fabric: Hold<Fabric>,
 }
@@ -290,6 +289,7 @@ fn open_passive(fabric: Hold<Fabric>, hints: &Hints, template: Info, context: *m
     let format = Format::from_raw(hints.addr_format).ok_or(Errno::INVAL)?;
     let local = hints.src.as_deref().map(|bytes| decode_local(format, bytes)).transpose()?;
     let params = Params::load();
+    let api = fabric.api_version();
     let head = sys::fid_pep {
         fid: object::new_fid(sys::FI_CLASS_PEP, context, &FID_OPS),
         ops: object::table(&EP_OPS),
@@ -308,8 +308,7 @@ fn open_passive(fabric: Hold<Fabric>, hints: &Hints, template: Info, context: *m
         head: Head::new(head),
         listener,
         setup: Mutex::new(setup),
-        network: Network::of_domain(hints)?.of_endpoint(hints)?,
-        auth_key: hints.domain_auth_key.clone(),
+        network: Network::of_domain(api, hints)?.of_endpoint(api, hints)?,
         params,
         uses: Uses::new(),
         fabric,
@@ -320,7 +319,7 @@ impl Pep {
     /// Has devices set up, so that there is an address.
     fn settle(&self, setup: &mut Setup) -> Result<(), Errno> {
         if setup.devices.is_none() {
-            let config = devices_config(&self.params, &self.network, self.auth_key.as_deref(), setup.local, true, true);
+            let config = devices_config(&self.params, &self.network, setup.local, true, true);
             let devices = Devices::new(&config).map_err(refused)?;
             setup.name = Some(weft_engine::nic::Nic::name(&devices));
             setup.devices = Some(devices);

@@ -309,7 +309,7 @@ pub(crate) unsafe extern "C" fn open(
         // To each of its contexts a handle is opened with the same attributes.
         (attr.tx_ctx_cnt, attr.rx_ctx_cnt) = (1, 1);
         let (format, local) = setup::local(&info)?;
-        let network = domain.network().of_endpoint(&info)?;
+        let network = domain.network().of_endpoint(domain.api_version(), &info)?;
         info.src = None;
         let head = sys::fid_ep {
             fid: object::new_fid(sys::FI_CLASS_SEP, context, &FID_OPS),

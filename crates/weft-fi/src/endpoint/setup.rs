@@ -164,7 +164,7 @@ pub(super) fn open(
             srx: None,
             stx: None,
             shares,
-            network: domain.network().of_endpoint(info)?,
+            network: domain.network().of_endpoint(domain.api_version(), info)?,
             format,
             local: origin.local,
             shown: origin.request.as_ref().map(|request| request.listens_at),
@@ -422,6 +422,7 @@ impl Ep {
                 stx: None,
                 request: None,
                 devices: None,
+                network: Network::default(),
                 ..*setup
             }),
             uses: Uses::new(),

@@ -1,4 +1,4 @@
-//! What attributes ask of the network: the traffic class (fi_endpoint(3), "tclass").
+//! What attributes ask of the network: the traffic class and the authorization key (fi_endpoint(3), "tclass", "auth_key").
 //!
 //! Place in the data flow: `fi_domain`, `fi_endpoint`, `fi_scalable_ep` and `fi_passive_ep` make a [`Network`] of their `fi_info`;
 //! devices are set up with it. [`traffic_class`] also says what fi_getinfo may offer.
@@ -11,27 +11,38 @@ use weft_fi_sys as sys;
 use crate::errno::Errno;
 use crate::info::hints::Hints;
 
+/// API version before which authorization keys are ignored.
+const KEYS_SINCE: u32 = sys::version(1, 5);
 /// Bits of a code point.
 const DSCP_BITS: u32 = 6;
 
 /// What an endpoint asks of the network.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Network {
     /// The traffic class byte of packets.
     pub(crate) traffic_class: u8,
+    /// Peers must know it too, if there is one.
+    pub(crate) auth_key: Option<Vec<u8>>,
 }
 
 impl Network {
     /// What the domain attributes say, which is what endpoints have by default.
-    pub(crate) fn of_domain(info: &Hints) -> Result<Self, Errno> {
+    pub(crate) fn of_domain(api: u32, info: &Hints) -> Result<Self, Errno> {
         let tclass = info.domain.map_or(sys::FI_TC_UNSPEC, |attr| attr.tclass);
-        Ok(Self { traffic_class: traffic_class(tclass).ok_or(Errno::INVAL)?.unwrap_or(0) })
+        Ok(Self {
+            traffic_class: traffic_class(tclass).ok_or(Errno::INVAL)?.unwrap_or(0),
+            auth_key: info.domain_auth_key.clone().filter(|_| api >= KEYS_SINCE),
+        })
     }
 
     /// The same with what the endpoint's own attributes say.
-    pub(crate) fn of_endpoint(&self, info: &Hints) -> Result<Self, Errno> {
+    pub(crate) fn of_endpoint(&self, api: u32, info: &Hints) -> Result<Self, Errno> {
         let tclass = info.tx.map_or(sys::FI_TC_UNSPEC, |attr| attr.tclass);
-        Ok(Self { traffic_class: traffic_class(tclass).ok_or(Errno::INVAL)?.unwrap_or(self.traffic_class) })
+        let own_key = info.ep_auth_key.as_ref().filter(|_| api >= KEYS_SINCE);
+        Ok(Self {
+            traffic_class: traffic_class(tclass).ok_or(Errno::INVAL)?.unwrap_or(self.traffic_class),
+            auth_key: own_key.or(self.auth_key.as_ref()).cloned(),
+        })
     }
 }
 

@@ -174,7 +174,8 @@ const GROUPS: &[Group] = &[
     Group { name: "asleep_tcp", run: asleep::all, env: TCP },
     Group { name: "barrier_shm", run: barrier::all, env: SHM },
     Group { name: "barrier_tcp", run: barrier::all, env: TCP },
-    Group { name: "network", run: network::all, env: TCP },
+    Group { name: "network_shm", run: network::all, env: SHM },
+    Group { name: "network_tcp", run: network::tcp, env: TCP },
     Group { name: "threads_shm", run: threads::all, env: SHM },
     Group { name: "threads_push", run: threads::all, env: SHM_PUSH },
     Group { name: "threads_tcp", run: threads::all, env: TCP },
@@ -314,7 +315,7 @@ groups! {
     triggers_shm triggers_tcp works_shm works_tcp
     levels_shm levels_push levels_tcp sources_shm sources_push sources_tcp
     sets_shm sets_tcp shared_shm shared_tcp scalable_shm scalable_tcp asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp
-    network threads_shm threads_push threads_tcp wrong_interface
+    network_shm network_tcp threads_shm threads_push threads_tcp wrong_interface
 }
 
 /// Runs one group in one host, as the environment says. Only [`run`] calls this.

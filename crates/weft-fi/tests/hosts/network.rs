@@ -1,15 +1,67 @@
-//! What attributes ask of the network: traffic classes.
+//! What attributes ask of the network: traffic classes and authorization keys.
+
+use std::ffi::CStr;
 
 use weft_fi_sys::*;
 
 use crate::client::{Info, Lib, Opened, close};
 use crate::open;
-use crate::side::{Scene, Side, scenes};
+use crate::side::{Scene, Side, acquaint, pattern, scenes, works};
 
-const SCENES: &[Scene] = &[("traffic_classes", traffic_classes), ("wrong_traffic_classes", wrong_traffic_classes)];
+const SCENES: &[Scene] = &[("keys", keys), ("old_versions_have_no_keys", old_versions_have_no_keys)];
+const TCP_SCENES: &[Scene] = &[("traffic_classes", traffic_classes), ("wrong_traffic_classes", wrong_traffic_classes)];
 
 pub(crate) fn all(lib: &Lib) {
     scenes(lib, SCENES);
+}
+
+pub(crate) fn tcp(lib: &Lib) {
+    scenes(lib, SCENES);
+    scenes(lib, TCP_SCENES);
+}
+
+/// An endpoint whose attributes have these authorization keys.
+fn keyed<'a>(lib: &'a Lib, api: u32, domain: Option<&CStr>, endpoint: Option<&CStr>) -> Side<'a> {
+    let hints = lib.allocinfo();
+    let give = |key: Option<&CStr>, (place, len): (&mut *mut u8, &mut usize)| {
+        if let Some(key) = key {
+            // The host's to free.
+            (*place, *len) = (unsafe { libc::strdup(key.as_ptr()) }.cast(), key.count_bytes());
+        }
+    };
+    let attr = hints.domain();
+    give(domain, (&mut attr.auth_key, &mut attr.auth_key_size));
+    let attr = hints.ep();
+    give(endpoint, (&mut attr.auth_key, &mut attr.auth_key_size));
+    Side::opened(lib, 0, lib.ask(api, Some(&hints)).unwrap())
+}
+
+/// Endpoints communicate if they have the same key: their own, or else their domain's.
+fn keys(lib: &Lib) {
+    let (red, blue) = (Some(c"red"), Some(c"blue"));
+    for (mine, theirs, agree) in [
+        ((None, red), (None, red), true),
+        ((blue, red), (red, None), true),
+        ((None, red), (None, blue), false),
+        ((red, None), (red, blue), false),
+        ((None, None), (None, red), false),
+    ] {
+        let side = |(domain, endpoint)| keyed(lib, lib.newest(), domain, endpoint);
+        let (a, b, to_b, _) = acquaint(side(mine), side(theirs));
+        if agree {
+            works(&a, &b, to_b);
+        } else {
+            a.tsend(pattern(100), to_b, 1);
+            assert_eq!(a.next(&[&b]).failed().err, libc::EACCES, "{mine:?}, {theirs:?}");
+        }
+    }
+}
+
+/// Before API 1.5 keys are ignored.
+fn old_versions_have_no_keys(lib: &Lib) {
+    let side = |key| keyed(lib, version(1, 4), None, Some(key));
+    let (a, b, to_b, _) = acquaint(side(c"red"), side(c"blue"));
+    works(&a, &b, to_b);
 }
 
 /// An endpoint's class is that of its attributes, or else its domain's, and marked on its sockets.
