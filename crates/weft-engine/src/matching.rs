@@ -112,14 +112,16 @@ impl Matcher {
         Self { posted: Queue::new(how), unexpected: Queue::new(how), pieces: Slab::new() }
     }
 
-    /// Posts a receive whose buffer is `iov`, whatever `posted` says of that; see [`Matcher::post`].
-    pub(crate) fn post_pieces(&mut self, mut posted: Posted, iov: &[Iov]) -> u32 {
-        match iov {
-            [] => posted.piece = Iov::EMPTY,
-            [one] => posted.piece = *one,
-            many => posted.pieces = u32::try_from(self.pieces.insert(many.into())).ok(),
-        }
-        self.post(posted)
+    /// Posts a receive into any number of pieces; `multi` is the number of the multi-receive buffer, if it is one. See [`Matcher::post`].
+    pub(crate) fn post_pieces(&mut self, wanted: Wanted, iov: &[Iov], ctx: Context, multi: Option<usize>) -> u32 {
+        let (piece, pieces) = match iov {
+            [] => (Iov::EMPTY, None),
+            [one] => (*one, None),
+            many => (Iov::EMPTY, Some(self.pieces.insert(many.into()))),
+        };
+        let Wanted { src, tag, ignore } = wanted;
+        let number = |number: Option<usize>| number.and_then(|number| u32::try_from(number).ok());
+        self.post(Posted { src, tag, ignore, piece, pieces: number(pieces), ctx, multi: number(multi) })
     }
 
     /// The buffer of a receive that waits.

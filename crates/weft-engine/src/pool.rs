@@ -17,8 +17,8 @@ use slab::Slab;
 use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, Matching, OpFlags, RecvOp};
 use crate::core::Core;
 use crate::engine::Engine;
-use crate::matching::{Matcher, Posted, Wanted};
-use crate::mem::{Iov, IovList};
+use crate::matching::{Matcher, Wanted};
+use crate::mem::IovList;
 use crate::nic::Nic;
 use crate::ops::{Multi, RecvInfo};
 use crate::recv;
@@ -89,16 +89,7 @@ impl Pool {
         let multi = op.flags.contains(OpFlags::MULTI);
         let buffer = multi.then(|| state.multis.insert(Multi { used: 0, inflight: 0, retired: false }));
         let wanted = recv::wanted(op);
-        let posted = Posted {
-            src: wanted.src,
-            tag: wanted.tag,
-            ignore: wanted.ignore,
-            piece: Iov::EMPTY,
-            pieces: None,
-            ctx: op.ctx,
-            multi: buffer.and_then(|number| u32::try_from(number).ok()),
-        };
-        state.matcher(tagged).post_pieces(posted, op.iov);
+        state.matcher(tagged).post_pieces(wanted, op.iov, op.ctx, buffer);
         Ok(std::mem::take(&mut state.awaited))
     }
 

@@ -122,16 +122,7 @@ impl Core {
             return Ok(());
         }
         let buffer = multi.then(|| self.multis.insert(Multi { used: 0, inflight: 0, retired: false }));
-        let posted = Posted {
-            src: wanted.src,
-            tag: wanted.tag,
-            ignore: wanted.ignore,
-            piece: Iov::EMPTY,
-            pieces: None,
-            ctx: op.ctx,
-            multi: buffer.and_then(|b| u32::try_from(b).ok()),
-        };
-        let posted = self.matcher(tagged).post_pieces(posted, op.iov);
+        let posted = self.matcher(tagged).post_pieces(wanted, op.iov, op.ctx, buffer);
         // A multi-receive takes what has been waiting, as long as it has room.
         while multi && self.matcher(tagged).posted.get_mut(posted).is_some() {
             let Some(key) = self.find_unexpected(tagged, wanted) else { break };
