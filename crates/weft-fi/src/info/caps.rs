@@ -35,7 +35,8 @@ const TX: u64 = sys::FI_MSG
     | sys::FI_READ
     | sys::FI_WRITE
     | sys::FI_FENCE
-    | sys::FI_TRIGGER;
+    | sys::FI_TRIGGER
+    | sys::FI_NAMED_RX_CTX;
 /// What matters to a receive context.
 const RX: u64 = sys::FI_MSG
     | sys::FI_TAGGED
@@ -171,6 +172,14 @@ mod tests {
             let granted = grant(api, EpType::Rdm, 0).unwrap();
             assert_eq!(grant(api, EpType::Rdm, granted).unwrap(), granted);
         }
+    }
+
+    #[test]
+    fn every_primary_is_an_attribute_of_a_context() {
+        let granted = grant(V1_5, EpType::Rdm, sys::FI_MSG | sys::FI_NAMED_RX_CTX | sys::FI_DIRECTED_RECV).unwrap();
+        assert_eq!((of_tx(granted) | of_rx(granted)) & PRIMARY & granted, granted & PRIMARY);
+        assert_eq!(of_rx(granted) & sys::FI_NAMED_RX_CTX, 0, "who sends names the context");
+        assert_ne!(of_tx(granted) & sys::FI_NAMED_RX_CTX, 0);
     }
 
     #[test]
