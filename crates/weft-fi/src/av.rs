@@ -4,8 +4,8 @@
 //! the [`table`] when a peer is met for the first time, and are told of addresses that come and go while they run.
 //!
 //! FI_AV_MAP behaves as FI_AV_TABLE: numbers are indices in the order of insertion. Insertion is immediate; with
-//! FI_EVENT its result is reported to the event queue besides. User identifiers and
-//! authorization keys per address are not supported and are refused. Named vectors are shared between processes ([`shared`]).
+//! FI_EVENT its result is reported to the event queue besides. Authorization keys
+//! per address are not supported and are refused. User identifiers are looked up when completions are handed on (`endpoint/route.rs`). Named vectors are shared between processes ([`shared`]).
 
 mod shared;
 pub(crate) mod symmetric;
@@ -35,7 +35,9 @@ use crate::object::{self, Head, Hold, Object, Uses};
 /// Flags of insertions. FI_MORE is a hint.
 const INSERT_FLAGS: u64 = sys::FI_MORE | sys::FI_SYNC_ERR;
 /// Flags of `fi_av_open`. FI_SYMMETRIC is a hint.
-const OPEN_FLAGS: u64 = sys::FI_EVENT | sys::FI_SYMMETRIC | sys::FI_READ;
+const OPEN_FLAGS: u64 = sys::FI_EVENT | sys::FI_SYMMETRIC | sys::FI_READ | sys::FI_AV_USER_ID;
+/// API version from which clients can say by which numbers completions name addresses (`fi_av_set_user_id`).
+pub(crate) const USER_IDS_SINCE: u32 = sys::version(1, 20);
 /// Addresses for which a shared vector tells where numbers are to be had (`map_addr`), at least.
 const MAPPED: usize = 1 << 12;
 
@@ -89,8 +91,9 @@ pub(crate) unsafe extern "C" fn open(
 }
 
 fn open_vector(domain: Hold<Domain>, attr: &mut sys::fi_av_attr, context: *mut c_void) -> Result<Arc<Av>, Errno> {
-    if attr.flags & sys::FI_AV_USER_ID != 0 {
-        log::info!("fi_av_open: user identifiers are not supported");
+    let user_ids = attr.flags & sys::FI_AV_USER_ID != 0;
+    if user_ids && domain.api_version() < USER_IDS_SINCE {
+        log::info!("fi_av_open: user identifiers come with API 1.20");
         return Err(Errno::NOSYS);
     }
     let context_bits = u32::try_from(attr.rx_ctx_bits).ok().filter(|&bits| bits <= u8::BITS).ok_or(Errno::INVAL)?;
@@ -104,6 +107,9 @@ fn open_vector(domain: Hold<Domain>, attr: &mut sys::fi_av_attr, context: *mut c
         _ => return Err(Errno::INVAL),
     }
     let mut table = Table::with_room(attr.count, context_bits);
+    if user_ids {
+        table = table.with_user_ids();
+    }
     let mut numbers = Vec::new();
     // SAFETY: null, or the client's string.
     if let Some(name) = unsafe { string(attr.name) } {
@@ -218,6 +224,11 @@ impl Av {
         self.table.endpoint_mask()
     }
 
+    /// Where it is looked up what completions name addresses by, if not by their numbers.
+    pub(crate) fn user_ids(&self) -> Option<Arc<Table>> {
+        self.table.has_user_ids().then(|| Arc::clone(&self.table))
+    }
+
     /// What the engine of an endpoint looks addresses up in.
     pub(crate) fn book(&self) -> Book {
         Arc::clone(&self.table) as Book
@@ -281,6 +292,7 @@ static AV_OPS: fi_ops_av_1_20 = fi_ops_av_1_20 {
         straddr: Some(straddr),
         ..noop::AV_1_20.base
     },
+    set_user_id: Some(set_user_id),
     ..noop::AV_1_20
 };
 
@@ -439,6 +451,26 @@ unsafe extern "C" fn remove(av: *mut sys::fid_av, fi_addr: *mut sys::fi_addr_t, 
             av.remove(unsafe { fi_addr.wrapping_add(index).read() })?;
         }
         Ok(0)
+    })
+}
+
+unsafe extern "C" fn set_user_id(
+    av: *mut sys::fid_av,
+    fi_addr: sys::fi_addr_t,
+    user_id: sys::fi_addr_t,
+    flags: u64,
+) -> c_int {
+    object::guard("fi_av_set_user_id", || {
+        // SAFETY: the client's vector.
+        let av = unsafe { object::borrow::<Av>(av) }?;
+        // FI_AUTH_KEY: there are no keys of addresses.
+        if flags != 0 {
+            return Err(Errno::BADFLAGS);
+        }
+        if !av.table.has_user_ids() {
+            return Err(Errno::INVAL);
+        }
+        av.table.set_user_id(fi_addr, user_id).ok_or(Errno::INVAL).map(|()| 0)
     })
 }
 

@@ -18,7 +18,7 @@ use std::hash::BuildHasher;
 use hashbrown::HashTable;
 use parking_lot::RwLock;
 use rustc_hash::FxBuildHasher;
-use weft_engine::api::{Addr, AddressBook};
+use weft_engine::api::{ADDR_NONE, Addr, AddressBook};
 use weft_engine::name::{EpName, Identity};
 
 use super::shared::Shared;
@@ -32,6 +32,8 @@ pub(crate) struct Table {
     rows: RwLock<Rows>,
     /// So many of an address's highest bits say which receive context is meant (fi_rx_addr(3)).
     context_bits: u32,
+    /// Completions name addresses by numbers of the client's choice (FI_AV_USER_ID).
+    has_user_ids: bool,
     /// Where the rows are that other processes see, too; those here follow them.
     shared: Option<Shared>,
 }
@@ -45,6 +47,8 @@ struct Rows {
     free: BinaryHeap<Reverse<u32>>,
     /// How many removals have been followed, of a shared vector.
     removals: u64,
+    /// What completions name addresses by, up to the last one for which that was said.
+    user_ids: Vec<Addr>,
 }
 
 struct Row {
@@ -69,12 +73,40 @@ impl Table {
     /// Room for so many addresses, of which `context_bits` bits name receive contexts: fewer than 32.
     pub(crate) fn with_room(count: usize, context_bits: u32) -> Self {
         let rows = Vec::with_capacity(count.min(RESERVE_LIMIT));
-        Self { rows: RwLock::new(Rows { rows, ..Rows::default() }), context_bits, shared: None }
+        Self { rows: RwLock::new(Rows { rows, ..Rows::default() }), context_bits, ..Self::default() }
     }
 
     /// The same, shared with other processes.
     pub(super) fn with_shared(self, shared: Shared) -> Self {
         Self { shared: Some(shared), ..self }
+    }
+
+    /// The same, with numbers of the client's choice in completions.
+    pub(super) fn with_user_ids(self) -> Self {
+        Self { has_user_ids: true, ..self }
+    }
+
+    /// Whether completions name addresses by numbers of the client's choice.
+    pub(super) const fn has_user_ids(&self) -> bool {
+        self.has_user_ids
+    }
+
+    /// Chooses what completions name an address by. `None` if the number is not in use.
+    pub(super) fn set_user_id(&self, addr: Addr, id: Addr) -> Option<()> {
+        self.look(|rows| rows.row(addr).map(|_| ()))?;
+        let at = usize::try_from(addr).ok()?;
+        let ids = &mut self.rows.write().user_ids;
+        if ids.len() <= at {
+            ids.resize(at + 1, ADDR_NONE);
+        }
+        ids[at] = id;
+        Some(())
+    }
+
+    /// What completions name an address by: [`ADDR_NONE`] until that is said.
+    pub(crate) fn user_id(&self, addr: Addr) -> Addr {
+        let at = usize::try_from(addr).unwrap_or(usize::MAX);
+        self.rows.read().user_ids.get(at).copied().unwrap_or(ADDR_NONE)
     }
 
     /// Whether nothing may be inserted or removed.
@@ -212,6 +244,9 @@ impl Rows {
     /// Takes a row's name out of the index.
     fn forget(&mut self, at: u32) {
         let Some(row) = self.rows.get(at as usize) else { return };
+        if let Some(id) = self.user_ids.get_mut(at as usize) {
+            *id = ADDR_NONE;
+        }
         if let Ok(entry) = self.by_identity.find_entry(hash(&row.name.identity()), |&other| other == at) {
             entry.remove();
         }
@@ -304,6 +339,18 @@ mod tests {
         assert_eq!((table.addr(&second), table.addr(&base)), (Some(1), Some(1)));
         assert_eq!((table.name(1 << 61), table.name(5 << 61 | 2)), (None, None), "no contexts, no endpoint");
         assert_eq!(Table::default().name(1 << 61), None);
+    }
+
+    #[test]
+    fn user_ids_go_with_their_addresses() {
+        let table = Table::default().with_user_ids();
+        table.insert(&full(1)).unwrap();
+        table.insert(&full(2)).unwrap();
+        assert_eq!((table.set_user_id(1, 77), table.set_user_id(2, 78)), (Some(()), None));
+        assert_eq!([0, 1, 2, ADDR_NONE].map(|addr| table.user_id(addr)), [ADDR_NONE, 77, ADDR_NONE, ADDR_NONE]);
+        table.remove(1).unwrap();
+        assert_eq!(table.insert(&full(3)).unwrap().addr, 1);
+        assert_eq!(table.user_id(1), ADDR_NONE);
     }
 
     #[test]

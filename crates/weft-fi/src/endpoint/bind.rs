@@ -177,7 +177,7 @@ impl Ep {
             return Err(Errno::INVAL);
         }
         for class in wanted() {
-            state.routes.counters[class as usize] = Some(cntr.clone());
+            state.routes.set_counter(class, cntr.clone());
             self.core.bound.set_counted(class);
         }
         let remote = state.routes.counts_remote();

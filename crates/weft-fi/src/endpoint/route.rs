@@ -20,6 +20,7 @@ use weft_engine::mem;
 use weft_fi_sys as sys;
 
 use crate::addr::Format;
+use crate::av::table::Table;
 use crate::cntr::Cntr;
 use crate::cq::fault;
 use crate::cq::ring::{Entry, Failure};
@@ -218,6 +219,10 @@ pub(crate) struct Routes {
     pub(crate) rx: Option<Hold<Cq>>,
     /// By class.
     pub(crate) counters: [Option<Hold<Cntr>>; 6],
+    /// By class: successes do not only make entries, or not as the engine has them.
+    pub(super) watched: [bool; 6],
+    /// What completions name sources by, if not by their addresses (FI_AV_USER_ID).
+    pub(super) user_ids: Option<Arc<Table>>,
     /// By key: regions with counters of their own.
     pub(crate) regions: FxHashMap<u64, RegionCounters>,
     /// Counters of regions that drive this endpoint, also of regions that have gone since.
@@ -253,6 +258,18 @@ impl Routes {
     #[inline]
     pub(crate) fn flooded(&self) -> bool {
         self.rx.as_ref().is_some_and(|cq| cq.is_flooded())
+    }
+
+    /// What counts a class.
+    pub(crate) fn set_counter(&mut self, class: Class, cntr: Hold<Cntr>) {
+        self.counters[class as usize] = Some(cntr);
+        self.watched[class as usize] = true;
+    }
+
+    /// Completions name sources by the numbers that this table has for that.
+    pub(crate) fn set_user_ids(&mut self, table: Arc<Table>) {
+        self.user_ids = Some(table);
+        self.watched[Class::Recv as usize] = true;
     }
 
     /// The counters of a region.
@@ -328,7 +345,7 @@ impl Routes {
             Kind::Recv => &self.rx,
             _ => &self.tx,
         };
-        let Some(cq) = cq.as_deref().filter(|_| self.counters[Class::of(kind) as usize].is_none()) else { return 0 };
+        let Some(cq) = cq.as_deref().filter(|_| !self.watched[Class::of(kind) as usize]) else { return 0 };
         let plain = |completion: &&Completion| {
             completion.kind == kind
                 && completion.fault.is_none()
@@ -416,9 +433,13 @@ impl Routes {
                     other.insert(cq.appender(self.visited))
                 }
             };
+            let mut entry = self.entry(completion);
+            if let Some(table) = &self.user_ids {
+                entry.src = table.user_id(entry.src);
+            }
             match completion.fault {
-                None => appender.push(self.entry(completion)),
-                Some(fault) => appender.push_failed(self.entry(completion), self.failure(fault, peers)),
+                None => appender.push(entry),
+                Some(fault) => appender.push_failed(entry, self.failure(fault, peers)),
             }
         }
         drop(open);

@@ -288,6 +288,9 @@ impl Ep {
         }
         state.install(engine, book);
         state.routes.reports = reports;
+        if let Some(table) = setup.av.as_ref().and_then(|av| av.user_ids()) {
+            state.routes.set_user_ids(table);
+        }
         drop(state);
         if let Some(av) = &setup.av {
             av.attach(&self.core);

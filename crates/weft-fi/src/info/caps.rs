@@ -3,6 +3,7 @@
 use weft_fi_sys as sys;
 use weft_fi_sys::v2;
 
+use crate::av::USER_IDS_SINCE;
 use crate::errno::Errno;
 use crate::info::ep_type::EpType;
 use crate::info::offer::reject;
@@ -58,16 +59,22 @@ const RX: u64 = sys::FI_MSG
 /// Those that domains have.
 pub(crate) const DOMAIN: u64 = sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;
 
+/// FI_AV_USER_ID, where it is known. Granted only when asked for.
+pub(crate) const fn user_ids(api: u32) -> u64 {
+    if api >= USER_IDS_SINCE { sys::FI_AV_USER_ID } else { 0 }
+}
+
 /// Everything that a client of this API version may ask for. Bits 44 to 48 mean something else before 2.0, nothing
 /// that weft has.
 pub(crate) const fn offered(api: u32, kind: EpType) -> u64 {
-    let new = if api >= v2::V2_0 { PRIMARY_2_0 | EXACT_2_0 | FREE_2_0 } else { 0 };
+    let new = if api >= v2::V2_0 { PRIMARY_2_0 | EXACT_2_0 | FREE_2_0 } else { 0 } | user_ids(api);
     (PRIMARY | MESSAGE_MODIFIERS | RMA_MODIFIERS | FREE | PAID | new) & !kind.lacks(api)
 }
 
 /// What a client gets that asks for nothing in particular.
 const fn full(api: u32, kind: EpType) -> u64 {
-    offered(api, kind) & !(EXACT_2_0 | sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX | sys::FI_SHARED_AV)
+    offered(api, kind)
+        & !(EXACT_2_0 | sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX | sys::FI_SHARED_AV | sys::FI_AV_USER_ID)
 }
 
 /// What is granted for `wanted`, or the rejection.
@@ -91,7 +98,7 @@ pub(crate) fn grant(api: u32, kind: EpType, wanted: u64) -> Result<u64, Errno> {
     let granted = base
         | modifiers(messages, wanted & MESSAGE_MODIFIERS, MESSAGE_MODIFIERS)
         | modifiers(rma, wanted & RMA_MODIFIERS, RMA_MODIFIERS)
-        | wanted & (PAID | EXACT_2_0)
+        | wanted & (PAID | EXACT_2_0 | sys::FI_AV_USER_ID)
         | offered(api, kind) & (FREE | if api >= v2::V2_0 { FREE_2_0 } else { 0 });
     let receives = granted & sys::FI_RECV != 0;
     let mut without = if receives { 0 } else { sys::FI_MULTI_RECV };

@@ -19,8 +19,12 @@ pub(crate) enum EpType {
 }
 
 /// An endpoint with one peer has no source to tell of, nor to choose. Operations that start by themselves name their peers by address.
-const NOT_CONNECTED: u64 =
-    sys::FI_DIRECTED_RECV | sys::FI_SOURCE | sys::FI_SOURCE_ERR | sys::FI_TRIGGER | sys::FI_NAMED_RX_CTX;
+const NOT_CONNECTED: u64 = sys::FI_DIRECTED_RECV
+    | sys::FI_SOURCE
+    | sys::FI_SOURCE_ERR
+    | sys::FI_TRIGGER
+    | sys::FI_NAMED_RX_CTX
+    | sys::FI_AV_USER_ID;
 /// From API 2.0 on.
 const NOT_CONNECTED_2_0: u64 = v2::FI_TAGGED_DIRECTED_RECV | v2::FI_EXACT_DIRECTED_RECV;
 

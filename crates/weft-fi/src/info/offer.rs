@@ -312,7 +312,7 @@ const NO_DOMAIN: sys::fi_domain_attr = sys::fi_domain_attr {
 
 fn domain(api: u32, hints: &Hints, params: &Params) -> Result<sys::fi_domain_attr, Errno> {
     let hint = hints.domain.unwrap_or(NO_DOMAIN);
-    subset("domain_attr->caps", hint.caps, caps::DOMAIN)?;
+    subset("domain_attr->caps", hint.caps, caps::DOMAIN | caps::user_ids(api))?;
     at_most("domain_attr->mr_key_size", hint.mr_key_size, DATA_BYTES)?;
     at_most("domain_attr->cq_data_size", hint.cq_data_size, DATA_BYTES)?;
     at_most("domain_attr->mr_iov_limit", hint.mr_iov_limit, IOV_LIMIT)?;
@@ -350,7 +350,7 @@ fn domain(api: u32, hints: &Hints, params: &Params) -> Result<sys::fi_domain_att
         max_ep_srx_ctx: shared(hint.max_ep_srx_ctx, ep(|attr| attr.rx_ctx_cnt)),
         cntr_cnt: count(hint.cntr_cnt),
         mr_iov_limit: IOV_LIMIT,
-        caps: caps::DOMAIN,
+        caps: caps::DOMAIN | hint.caps | (hints.caps & caps::user_ids(api)),
         mr_cnt: count(hint.mr_cnt),
         tclass: tclass("domain_attr->tclass", hint.tclass)?,
         max_err_data: MAX_ERR_DATA_BYTES,

@@ -306,7 +306,8 @@ impl<'a> Side<'a> {
         Self::unbound(lib, cq_size, hints).bound()
     }
 
-    fn bound(self) -> Self {
+    /// Binds and enables it.
+    pub(crate) fn bound(self) -> Self {
         assert_eq!(bind(self.ep, self.av, 0), 0);
         assert_eq!(bind(self.ep, self.cq, FI_TRANSMIT | FI_RECV), 0);
         assert_eq!(self.enable(), 0, "fi_enable");

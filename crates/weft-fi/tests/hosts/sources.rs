@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 use weft_fi_sys::v2::{self, fi_cq_err_entry_1_20};
 use weft_fi_sys::*;
 
-use crate::client::{Info, Lib};
+use crate::client::{Info, Lib, close};
 use crate::side::{
     Args, Outcome, Side, acquaint, by_itself, err, fabric_err, long_bytes, memory, pattern, scenes, until, works,
 };
@@ -23,6 +23,7 @@ pub(crate) fn all(lib: &Lib) {
             ("strangers_uncounted", strangers_uncounted),
             ("tagged_multi", tagged_multi),
             ("cut", cut),
+            ("user_ids", user_ids),
         ],
     );
 }
@@ -70,6 +71,62 @@ fn recv_from(side: &Side<'_>, tagged: bool, buf: &mut [u8], source: u64, context
             (*(*side.ep).msg).recv.unwrap()(side.ep, ptr, len, null_mut(), source, context)
         }
     }
+}
+
+/// FI_AV_USER_ID: completions name sources as the client has said, and none where it has not; operations name peers as ever.
+fn user_ids(lib: &Lib) {
+    if lib.newest() < version(1, 20) {
+        return;
+    }
+    let caps = FI_MSG | FI_TAGGED | FI_SOURCE | FI_DIRECTED_RECV | FI_AV_USER_ID;
+    let hints = lib.allocinfo();
+    (hints.get().caps, hints.domain().caps) = (caps, FI_AV_USER_ID);
+    let info = lib.ask(lib.newest(), Some(&hints)).unwrap();
+    assert_eq!((info.get().caps & FI_AV_USER_ID, info.domain().caps & FI_AV_USER_ID), (FI_AV_USER_ID, FI_AV_USER_ID));
+    let mut b = Side::unbound_for(lib, info);
+    let set = |av: *mut fid_av, addr, id, flags| unsafe {
+        let ops: *const v2::fi_ops_av_1_20 = (*av).ops.cast();
+        (*ops).set_user_id.unwrap()(av, addr, id, flags)
+    };
+    assert_eq!(set(b.av, 0, 1, 0), -FI_EINVAL, "not a vector for that");
+    assert_eq!(close(b.av), 0);
+    b.av = b.opened.av(|attr| attr.flags = FI_AV_USER_ID).unwrap();
+    let b = b.bound();
+    let a = Side::new(lib);
+    let to_b = a.insert(&b.name());
+    // That a is not number 0 shows that its number is not taken for another.
+    b.insert(&Side::new(lib).name());
+    let to_a = b.insert(&a.name());
+    assert_eq!(set(b.av, to_a + 1, 5, 0), -FI_EINVAL, "no such address");
+    assert_eq!(set(b.av, to_a, 5, 1), -FI_EBADFLAGS.cast_signed());
+    let source_is = |id: u64| {
+        // Whether the receive or the message comes first; one that names its source does so by the number.
+        for (early, from) in [(true, FI_ADDR_UNSPEC), (false, to_a), (true, to_a)] {
+            let target = memory(8);
+            let post = |target: &mut [u8]| assert_eq!(recv_from(&b, true, target, from, 1), 0);
+            if early {
+                post(target);
+            }
+            a.tsend(pattern(8), to_b, 2);
+            a.next(&[&b]).done();
+            if !early {
+                post(target);
+            }
+            let readfrom = unsafe { (*(*b.cq).ops).readfrom.unwrap() };
+            let mut entry: fi_cq_tagged_entry = unsafe { std::mem::zeroed() };
+            let mut source = 0;
+            until(|| {
+                a.progress();
+                (unsafe { readfrom(b.cq, (&raw mut entry).cast(), 1, &mut source) } == 1).then_some(())
+            });
+            assert_eq!((entry.op_context as usize, source), (1, id), "early: {early}, from {from:#x}");
+        }
+    };
+    source_is(FI_ADDR_NOTAVAIL);
+    assert_eq!(set(b.av, to_a, 0x1234_5678_9abc, 0), 0);
+    source_is(0x1234_5678_9abc);
+    assert_eq!(set(b.av, to_a, 7, 0), 0);
+    source_is(7);
 }
 
 /// FI_EXACT_DIRECTED_RECV, alone and as a modifier: sources are honoured, and must be named.
