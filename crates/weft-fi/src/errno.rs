@@ -161,6 +161,18 @@ impl From<rustix::io::Errno> for Errno {
     }
 }
 
+/// Runs something that leaves the C library's `errno` as it was.
+pub(crate) fn kept<T>(body: impl FnOnce() -> T) -> T {
+    // SAFETY: the address of this thread's errno.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: valid for this thread, as the C library says.
+    let saved: c_int = unsafe { errno.read() };
+    let value = body();
+    // SAFETY: as above.
+    unsafe { errno.write(saved) };
+    value
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

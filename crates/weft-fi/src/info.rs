@@ -26,7 +26,7 @@ use weft_engine::name::EpName;
 use weft_fi_sys as sys;
 
 use crate::addr::{self, Format, Query};
-use crate::errno::Errno;
+use crate::errno::{self, Errno};
 use crate::host::{self, Host, Info};
 use crate::info::hints::Hints;
 use crate::info::offer::Offer;
@@ -59,7 +59,8 @@ pub(crate) unsafe extern "C" fn getinfo(
         // SAFETY: null or a structure that the host made, with what the client put into it.
         let hints = unsafe { Hints::read(hints) }?;
         let question = Question { api: version, node, service, flags, hints };
-        let answer = question.answer(&Params::load())?;
+        // What is looked for and not there, as a route, is no error of a call of the client's.
+        let answer = errno::kept(|| question.answer(&Params::load()))?;
         let filled = answer.write(host)?;
         if info.is_null() {
             return Err(Errno::INVAL);

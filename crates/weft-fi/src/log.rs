@@ -12,6 +12,7 @@ use std::ffi::{CString, c_int};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use weft_fi_sys as sys;
 
+use crate::errno;
 use crate::host::{self, Host};
 
 /// The backend. It has no state: the host and the provider are static.
@@ -86,18 +87,12 @@ impl Log for HostLog {
 }
 
 fn print(host: &Host, record: &Record<'_>) {
-    // SAFETY: the address of this thread's errno.
-    let errno = unsafe { libc::__errno_location() };
-    // SAFETY: valid for this thread, as the C library says.
-    let saved: c_int = unsafe { errno.read() };
     let text = CString::new(record.args().to_string().replace('\0', " ")).unwrap_or_default();
     let module = record.module_path().unwrap_or_default();
     let function = CString::new(module.rsplit("::").next().unwrap_or_default()).unwrap_or_default();
     let line = record.line().and_then(|line| c_int::try_from(line).ok()).unwrap_or(0);
     let (level, subsys) = (level_of(record.level()), subsys_of(record.target()));
-    host.log(crate::provider_ptr(), level, subsys, &function, line, &text);
-    // SAFETY: as above.
-    unsafe { errno.write(saved) };
+    errno::kept(|| host.log(crate::provider_ptr(), level, subsys, &function, line, &text));
 }
 
 #[cfg(test)]
