@@ -13,6 +13,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use weft_engine::program::{Counter, Level};
 use weft_fi_sys as sys;
 
@@ -24,6 +25,7 @@ use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
 use crate::poll::{self, Sources, Waitable, Waited};
 use crate::wait::{Deadline, WaitKind, Waker};
+use crate::waitset::{self, Member, WaitSet};
 
 /// What `gauge` is made of.
 mod sync {
@@ -45,6 +47,9 @@ pub(crate) struct Cntr {
     by_client: AtomicU64,
     wait: WaitKind,
     waker: OnceLock<Option<Waker>>,
+    set: Option<Hold<WaitSet>>,
+    /// Successes and errors when those who wait for a change last looked.
+    looked: Mutex<(u64, u64)>,
     sources: Sources,
     uses: Uses,
     /// Last, so that everything above is gone when the domain may go.
@@ -86,6 +91,9 @@ fn open_counter(
     context: *mut c_void,
 ) -> Result<Arc<Cntr>, Errno> {
     let wait = WaitKind::from_attr(attr.map_or(sys::FI_WAIT_NONE, |attr| attr.wait_obj))?;
+    // SAFETY: the client's wait set, where the attributes name one.
+    let set =
+        unsafe { waitset::named(wait, attr.map_or(std::ptr::null_mut(), |attr| attr.wait_set), domain.fabric()) }?;
     let events = attr.map_or(sys::FI_CNTR_EVENTS_COMP, |attr| attr.events);
     if events != sys::FI_CNTR_EVENTS_COMP && events != sys::v2::FI_CNTR_EVENTS_BYTES {
         return Err(Errno::INVAL);
@@ -104,6 +112,8 @@ fn open_counter(
         by_client: AtomicU64::new(0),
         wait,
         waker: OnceLock::new(),
+        set,
+        looked: Mutex::default(),
         sources: domain.new_sources(),
         uses: Uses::new(),
         domain,
@@ -111,7 +121,12 @@ fn open_counter(
     if wait.needs_waker() && counter.waker().is_none() {
         return Err(Errno::MFILE);
     }
-    Ok(Arc::new(counter))
+    let counter = Arc::new(counter);
+    if let Some(set) = &counter.set {
+        let member: Arc<dyn Member> = Arc::<Cntr>::clone(&counter);
+        set.add(Arc::downgrade(&member));
+    }
+    Ok(counter)
 }
 
 /// What a counter has counted, apart from what its client has added or set; and its errors.
@@ -211,7 +226,7 @@ impl Cntr {
 
     /// Where waiters sleep, made on first use.
     pub(crate) fn waker(&self) -> Option<&Waker> {
-        self.waker.get_or_init(|| Waker::for_kind(self.wait)).as_ref()
+        self.waker.get_or_init(|| waitset::new_waker(self.wait, self.set.as_ref())).as_ref()
     }
 
     fn wait_for(&self, threshold: u64, timeout_ms: c_int) -> Result<(), Errno> {
@@ -224,12 +239,31 @@ impl Cntr {
         }
     }
 
-    /// For `fi_trywait`: the next change of the value wakes whoever polls the descriptor.
+    /// For `fi_trywait`: the next change of the values wakes whoever polls the descriptor. -FI_EAGAIN when they have changed since
+    /// the last call, which the client may not have seen.
     pub(crate) fn trywait(&self) -> Result<(), Errno> {
         let waker = self.waker().ok_or(Errno::INVAL)?;
-        let next = self.value().saturating_add(1);
-        let waiter = Waiter { cntr: self, threshold: next, errors: self.errors() };
+        if self.stirred() {
+            return Err(Errno::AGAIN);
+        }
+        let (value, errors) = *self.looked.lock();
+        let waiter = Waiter { cntr: self, threshold: value.saturating_add(1), errors };
         self.sources.trywait(&waiter, waker)
+    }
+}
+
+impl Member for Cntr {
+    fn progress(&self) -> usize {
+        self.sources.progress()
+    }
+
+    fn stirred(&self) -> bool {
+        let now = (self.value(), self.errors());
+        std::mem::replace(&mut *self.looked.lock(), now) != now
+    }
+
+    fn trywait(&self) -> Result<(), Errno> {
+        Self::trywait(self)
     }
 }
 

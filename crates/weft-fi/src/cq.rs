@@ -30,6 +30,7 @@ use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
 use crate::poll::{self, Sources, Waitable, Waited};
 use crate::wait::{Deadline, WaitKind, Waker};
+use crate::waitset::{self, Member, WaitSet};
 
 /// Size of a queue for which the client named none.
 const DEFAULT_ENTRIES: usize = 8192;
@@ -58,6 +59,7 @@ pub(crate) struct Cq {
     api: u32,
     /// Made when first needed.
     waker: OnceLock<Option<Waker>>,
+    set: Option<Hold<WaitSet>>,
     /// `fi_cq_signal` was called and no reader has seen it yet.
     signaled: AtomicBool,
     uses: Uses,
@@ -97,6 +99,9 @@ pub(crate) unsafe extern "C" fn open(
 fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mut c_void) -> Result<Arc<Cq>, Errno> {
     let format = attr.map_or(sys::FI_CQ_FORMAT_UNSPEC, |attr| attr.format);
     let wait = WaitKind::from_attr(attr.map_or(sys::FI_WAIT_NONE, |attr| attr.wait_obj))?;
+    // SAFETY: the client's wait set, where the attributes name one.
+    let set =
+        unsafe { waitset::named(wait, attr.map_or(std::ptr::null_mut(), |attr| attr.wait_set), domain.fabric()) }?;
     // FI_AFFINITY only says that signaling_vector is set, which is a hint.
     if attr.is_some_and(|attr| attr.flags & !sys::FI_AFFINITY != 0) {
         log::info!("fi_cq_open: unknown flags {:#x}", attr.map_or(0, |attr| attr.flags));
@@ -124,6 +129,7 @@ fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mu
         threshold: attr.is_some_and(|attr| attr.wait_cond == sys::FI_CQ_COND_THRESHOLD),
         api: domain.api_version(),
         waker: OnceLock::new(),
+        set,
         signaled: AtomicBool::new(false),
         uses: Uses::new(),
         domain,
@@ -131,7 +137,12 @@ fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mu
     if wait.needs_waker() && queue.waker().is_none() {
         return Err(Errno::MFILE);
     }
-    Ok(Arc::new(queue))
+    let queue = Arc::new(queue);
+    if let Some(set) = &queue.set {
+        let member: Arc<dyn Member> = Arc::<Cq>::clone(&queue);
+        set.add(Arc::downgrade(&member));
+    }
+    Ok(queue)
 }
 
 /// Appends entries under one lock; publishes them, and wakes whoever waits for them, when dropped.
@@ -206,7 +217,7 @@ impl Cq {
 
     /// Where readers sleep, made on first use.
     pub(crate) fn waker(&self) -> Option<&Waker> {
-        self.waker.get_or_init(|| Waker::for_kind(self.wait)).as_ref()
+        self.waker.get_or_init(|| waitset::new_waker(self.wait, self.set.as_ref())).as_ref()
     }
 
     #[cold]
@@ -325,6 +336,20 @@ impl Cq {
             waker.ring();
         }
         Ok(())
+    }
+}
+
+impl Member for Cq {
+    fn progress(&self) -> usize {
+        self.sources.progress()
+    }
+
+    fn stirred(&self) -> bool {
+        !self.is_empty() || Reader { cq: self, wanted: 1 }.interrupted()
+    }
+
+    fn trywait(&self) -> Result<(), Errno> {
+        Self::trywait(self)
     }
 }
 

@@ -64,7 +64,7 @@ pub(crate) struct Domain {
     /// Bound by `fi_domain_bind`, and whether registrations are reported there (FI_REG_MR).
     eq: Mutex<Option<(Hold<Eq>, bool)>>,
     uses: Uses,
-    _fabric: Hold<Fabric>,
+    fabric: Hold<Fabric>,
 }
 
 /// What endpoints and regions share.
@@ -207,7 +207,7 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
         shared: Mutex::default(),
         eq: Mutex::new(None),
         uses: Uses::new(),
-        _fabric: fabric,
+        fabric,
     });
     OPEN.add(Arc::as_ptr(&domain) as usize);
     Ok(domain)
@@ -249,6 +249,11 @@ impl Domain {
     /// The API version that the client asked for.
     pub(crate) const fn api_version(&self) -> u32 {
         self.api_version
+    }
+
+    /// The fabric.
+    pub(crate) const fn fabric(&self) -> &Hold<Fabric> {
+        &self.fabric
     }
 
     /// The capabilities that the `fi_info` had with which the domain was opened.

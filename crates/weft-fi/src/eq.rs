@@ -26,6 +26,7 @@ use crate::host::Info;
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
 use crate::wait::{Deadline, WaitKind, Waker, Woken};
+use crate::waitset::{self, Member, WaitSet};
 
 /// Size of a queue for which the client named none.
 const DEFAULT_EVENTS: usize = 1024;
@@ -47,6 +48,7 @@ pub(crate) struct Eq {
     size: usize,
     wait: WaitKind,
     waker: Option<Waker>,
+    set: Option<Hold<WaitSet>>,
     /// Whether the client may write.
     writable: bool,
     uses: Uses,
@@ -116,6 +118,8 @@ pub(crate) unsafe extern "C" fn open(
 
 fn open_queue(fabric: Hold<Fabric>, attr: Option<&sys::fi_eq_attr>, context: *mut c_void) -> Result<Arc<Eq>, Errno> {
     let wait = WaitKind::from_attr(attr.map_or(sys::FI_WAIT_UNSPEC, |attr| attr.wait_obj))?;
+    // SAFETY: the client's wait set, where the attributes name one.
+    let set = unsafe { waitset::named(wait, attr.map_or(std::ptr::null_mut(), |attr| attr.wait_set), &fabric) }?;
     let flags = attr.map_or(0, |attr| attr.flags);
     if flags & !(sys::FI_WRITE | sys::FI_AFFINITY) != 0 {
         return Err(Errno::BADFLAGS);
@@ -123,10 +127,10 @@ fn open_queue(fabric: Hold<Fabric>, attr: Option<&sys::fi_eq_attr>, context: *mu
     let size = attr.map_or(0, |attr| attr.size);
     let waker = match wait {
         WaitKind::None | WaitKind::Yield => None,
-        kind => Some(Waker::for_kind(kind).ok_or(Errno::MFILE)?),
+        kind => Some(waitset::new_waker(kind, set.as_ref()).ok_or(Errno::MFILE)?),
     };
     let fid = object::new_fid(sys::FI_CLASS_EQ, context, &FID_OPS);
-    Ok(Arc::new(Eq {
+    let queue = Arc::new(Eq {
         head: Head::new(sys::fid_eq { fid, ops: object::table(&EQ_OPS) }),
         events: Mutex::new(VecDeque::new()),
         err_data: Mutex::default(),
@@ -134,10 +138,16 @@ fn open_queue(fabric: Hold<Fabric>, attr: Option<&sys::fi_eq_attr>, context: *mu
         size: if size == 0 { DEFAULT_EVENTS } else { size },
         wait,
         waker,
+        set,
         writable: flags & sys::FI_WRITE != 0,
         uses: Uses::new(),
         fabric,
-    }))
+    });
+    if let Some(set) = &queue.set {
+        let member: Arc<dyn Member> = Arc::<Eq>::clone(&queue);
+        set.add(Arc::downgrade(&member));
+    }
+    Ok(queue)
 }
 
 impl Eq {
@@ -241,6 +251,20 @@ impl Eq {
 
     fn is_empty(&self) -> bool {
         self.events.lock().is_empty()
+    }
+}
+
+impl Member for Eq {
+    fn progress(&self) -> usize {
+        self.drivers.progress()
+    }
+
+    fn stirred(&self) -> bool {
+        !self.is_empty()
+    }
+
+    fn trywait(&self) -> Result<(), Errno> {
+        Self::trywait(self)
     }
 }
 

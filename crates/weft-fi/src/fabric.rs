@@ -14,6 +14,7 @@ use crate::cq::Cq;
 use crate::eq::Eq;
 use crate::errno::Errno;
 use crate::object::{self, Head, Object, Uses};
+use crate::waitset::{self, WaitSet};
 use crate::{domain, eq, noop, pep};
 
 /// An open fabric.
@@ -115,6 +116,7 @@ static FABRIC_OPS: sys::fi_ops_fabric = sys::fi_ops_fabric {
     domain2: Some(domain::open2),
     passive_ep: Some(pep::open),
     eq_open: Some(eq::open),
+    wait_open: Some(waitset::open),
     trywait: Some(trywait),
     ..noop::FABRIC
 };
@@ -126,7 +128,7 @@ unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
     })
 }
 
-/// `fi_trywait`: whether the client may block on the descriptors of all these queues and counters.
+/// `fi_trywait`: whether the client may block on the descriptors of all these queues, counters and wait sets.
 unsafe extern "C" fn trywait(_fabric: *mut sys::fid_fabric, fids: *mut *mut sys::fid, count: c_int) -> c_int {
     object::guard("fi_trywait", || {
         let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
@@ -154,6 +156,9 @@ unsafe fn trywait_one(fid: *mut sys::fid) -> Result<(), Errno> {
     } else if class == sys::FI_CLASS_CNTR as usize {
         // SAFETY: as above.
         unsafe { object::borrow_fid::<Cntr>(fid) }?.trywait()
+    } else if class == sys::FI_CLASS_WAIT as usize {
+        // SAFETY: as above.
+        unsafe { object::borrow_fid::<WaitSet>(fid) }?.trywait()
     } else {
         // SAFETY: as above; anything else than an event queue is refused by its class.
         unsafe { object::borrow_fid::<Eq>(fid) }?.trywait()

@@ -38,6 +38,7 @@ mod stats;
 mod tagged;
 mod trigger;
 mod wait;
+mod waitset;
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_void};

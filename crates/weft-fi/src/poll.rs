@@ -32,13 +32,13 @@ use crate::progress::AutoProgress;
 use crate::wait::{Deadline, Waker, Woken};
 
 /// Longest sleep between looks at the engines.
-const SLICE: Duration = Duration::from_millis(100);
+pub(crate) const SLICE: Duration = Duration::from_millis(100);
 /// The same while another thread polls an endpoint that we sleep on.
 const BUSY_SLICE: Duration = Duration::from_millis(2);
 /// Fruitless rounds before the first yield: some 10 µs.
-const SPINS: u32 = 200;
+pub(crate) const SPINS: u32 = 200;
 /// Further fruitless rounds, each with a yield, before a blocking call sleeps.
-const YIELDS: u32 = 20;
+pub(crate) const YIELDS: u32 = 20;
 /// A non-blocking reader that found nothing for `SPINS` reads yields at every so-manieth read from then on.
 const READS_PER_YIELD: u32 = 32;
 /// A poller whose core others have used for so long between two yields has competitors. Less is noise: the ticks of
@@ -192,8 +192,10 @@ impl Sources {
         }
         if self.auto.is_none() {
             let parked = self.park(waker, Sleep::Outside).ok_or(Errno::AGAIN)?;
-            *self.parked_list.lock() = parked;
+            // Another thread may have been here since the last read.
+            let before = std::mem::replace(&mut *self.parked_list.lock(), parked);
             self.parked.store(true, Ordering::Relaxed);
+            unpark(&before, Sleep::Outside);
         }
         if !what.arm() {
             return Err(Errno::AGAIN);

@@ -8,8 +8,9 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
@@ -28,7 +29,8 @@ const BELL: u64 = u64::MAX;
 pub(crate) struct Waker {
     epoll: OwnedFd,
     bell: OwnedFd,
-    condition: Option<Condition>,
+    /// Shared by the members of a wait set.
+    condition: Option<Arc<Condition>>,
 }
 
 /// Why a sleep ended.
@@ -60,8 +62,15 @@ impl Waker {
                 return None;
             }
         };
-        waker.condition = (kind == WaitKind::MutexCond).then(Condition::new);
+        waker.condition = (kind == WaitKind::MutexCond).then(|| Arc::new(Condition::new()));
         Some(waker)
+    }
+
+    /// A waker for a member of the wait set whose waker this is: what wakes there wakes here.
+    pub(crate) fn new_member(&self) -> Option<Self> {
+        let mut waker = Self::for_kind(WaitKind::Set)?;
+        waker.condition.clone_from(&self.condition);
+        self.watch(waker.epoll.as_fd()).ok().map(|()| waker)
     }
 
     /// The descriptor that a client may poll: readable when there may be something to do.
@@ -138,10 +147,12 @@ pub(crate) enum WaitKind {
     MutexCond,
     /// FI_WAIT_YIELD: the client blocks in our calls, which never sleep.
     Yield,
+    /// FI_WAIT_SET: the client waits on the set.
+    Set,
 }
 
 impl WaitKind {
-    /// From an attribute. Wait sets (FI_WAIT_SET) and descriptor lists (FI_WAIT_POLLFD) are not supported here.
+    /// From an attribute. Descriptor lists (FI_WAIT_POLLFD) are not supported.
     pub(crate) fn from_attr(object: sys::fi_wait_obj) -> Result<Self, Errno> {
         match object {
             sys::FI_WAIT_NONE => Ok(Self::None),
@@ -149,14 +160,15 @@ impl WaitKind {
             sys::FI_WAIT_FD => Ok(Self::Fd),
             sys::FI_WAIT_MUTEX_COND => Ok(Self::MutexCond),
             sys::FI_WAIT_YIELD => Ok(Self::Yield),
-            sys::FI_WAIT_SET | sys::FI_WAIT_POLLFD => Err(Errno::NOSYS),
+            sys::FI_WAIT_SET => Ok(Self::Set),
+            sys::FI_WAIT_POLLFD => Err(Errno::NOSYS),
             _ => Err(Errno::INVAL),
         }
     }
 
-    /// Whether the client will ask for the waker's objects.
+    /// Whether the client relies on the waker's objects.
     pub(crate) fn needs_waker(self) -> bool {
-        matches!(self, Self::Fd | Self::MutexCond)
+        matches!(self, Self::Fd | Self::MutexCond | Self::Set)
     }
 
     /// FI_GETWAIT and FI_GETWAITOBJ for an object of this kind.
@@ -167,7 +179,8 @@ impl WaitKind {
         let arg = NonNull::new(arg).ok_or(Errno::INVAL)?;
         match command.cast_unsigned() {
             sys::FI_GETWAIT => {
-                let waker = waker.filter(|_| self != Self::None && self != Self::Yield).ok_or(Errno::NODATA)?;
+                let waker =
+                    waker.filter(|_| !matches!(self, Self::None | Self::Yield | Self::Set)).ok_or(Errno::NODATA)?;
                 if let Some(condition) = &waker.condition {
                     // SAFETY: the client's `fi_mutex_cond`.
                     unsafe { arg.cast::<sys::fi_mutex_cond>().write(condition.objects()) };
@@ -184,6 +197,8 @@ impl WaitKind {
                     Self::Unspec | Self::Fd => sys::FI_WAIT_FD,
                     Self::MutexCond => sys::FI_WAIT_MUTEX_COND,
                     Self::Yield => sys::FI_WAIT_YIELD,
+                    // Which has the object to wait on.
+                    Self::Set => sys::FI_WAIT_SET,
                 };
                 // SAFETY: the client's `enum fi_wait_obj`.
                 unsafe { arg.cast::<sys::fi_wait_obj>().write(object) };

@@ -98,8 +98,11 @@ impl Drivers {
     /// For `fi_trywait`: the client may sleep on the waker's descriptor until it reads again. `false`: it may not.
     pub(super) fn park_for_client(&self, waker: &Waker) -> bool {
         let Some(parked) = self.park(waker, Sleep::Outside, |driver| !driver.is_relieved()) else { return false };
-        self.parked.store(!parked.is_empty(), Ordering::Relaxed);
-        *self.parked_list.lock() = parked;
+        let some = !parked.is_empty();
+        // Another thread may have been here since the last read.
+        let before = std::mem::replace(&mut *self.parked_list.lock(), parked);
+        self.parked.store(some, Ordering::Relaxed);
+        unpark(&before, Sleep::Outside);
         true
     }
 

@@ -49,6 +49,7 @@ mod suite;
 mod threads;
 mod triggers;
 mod vectors;
+mod waitsets;
 mod works;
 
 use std::path::{Path, PathBuf};
@@ -179,6 +180,8 @@ const GROUPS: &[Group] = &[
     Group { name: "threads_shm", run: threads::all, env: SHM },
     Group { name: "threads_push", run: threads::all, env: SHM_PUSH },
     Group { name: "threads_tcp", run: threads::all, env: TCP },
+    Group { name: "waitsets_shm", run: waitsets::all, env: SHM },
+    Group { name: "waitsets_tcp", run: waitsets::all, env: TCP },
     Group { name: "wrong_interface", run: states::wrong_interface, env: WRONG },
 ];
 
@@ -315,7 +318,7 @@ groups! {
     triggers_shm triggers_tcp works_shm works_tcp
     levels_shm levels_push levels_tcp sources_shm sources_push sources_tcp
     sets_shm sets_tcp shared_shm shared_tcp scalable_shm scalable_tcp asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp
-    network_shm network_tcp threads_shm threads_push threads_tcp wrong_interface
+    network_shm network_tcp threads_shm threads_push threads_tcp waitsets_shm waitsets_tcp wrong_interface
 }
 
 /// Runs one group in one host, as the environment says. Only [`run`] calls this.

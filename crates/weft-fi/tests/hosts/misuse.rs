@@ -438,17 +438,15 @@ fn open_flags(side: &Side<'_>) {
 /// Objects and calls that there are not: -FI_ENOSYS.
 fn unsupported(lib: &Lib) {
     let side = Side::new(lib);
-    let (fabric, domain, ep) = (side.opened.fabric, side.opened.domain, side.ep);
+    let (domain, ep) = (side.opened.domain, side.ep);
     let (info, no) = (side.info.raw, null_mut::<c_void>());
-    let (mut wait, mut rx) = (null_mut(), null_mut());
+    let mut rx = null_mut();
     unsafe {
-        let on_fabric = &*(*fabric).ops;
         let cm = &*(*ep).cm;
         let on_ep = &*(*ep).ops;
         let (mut len, mut ops) = (64, null_mut());
         let mut name = [0_u8; 64];
         let answers = [
-            ("fi_wait_open", on_fabric.wait_open.unwrap()(fabric, null_mut(), &mut wait)),
             ("fi_rx_context", on_ep.rx_ctx.unwrap()(ep, 0, null_mut(), &mut rx, no)),
             ("fi_connect", cm.connect.unwrap()(ep, null(), null(), 0)),
             ("fi_listen", cm.listen.unwrap()(ep.cast())),
@@ -461,7 +459,7 @@ fn unsupported(lib: &Lib) {
         for (what, answer) in answers {
             assert_eq!(answer, -FI_ENOSYS, "{what}");
         }
-        assert!(wait.is_null() && rx.is_null() && ops.is_null());
+        assert!(rx.is_null() && ops.is_null());
     }
     // Endpoints of other types, although nothing of the kind was offered.
     for kind in [FI_EP_SOCK_STREAM, FI_EP_SOCK_DGRAM] {
@@ -471,9 +469,9 @@ fn unsupported(lib: &Lib) {
     }
     side.info.ep().type_ = FI_EP_RDM;
     let mut attr: fi_cq_attr = unsafe { std::mem::zeroed() };
-    attr.wait_obj = FI_WAIT_SET;
+    attr.wait_obj = FI_WAIT_POLLFD;
     let opened: Result<*mut fid_cq, c_int> = open!(domain, cq_open, &mut attr);
-    assert_eq!(opened, Err(FI_ENOSYS), "a queue in a wait set");
+    assert_eq!(opened, Err(FI_ENOSYS), "a queue with a list of descriptors");
     let (a, b, to_b, _) = acquaint(side, Side::new(lib));
     works(&a, &b, to_b);
 }

@@ -17,9 +17,13 @@ pub(crate) fn tables(lib: &Lib) {
     let ep: *mut fid_ep = open!(opened.domain, endpoint, info.raw).unwrap();
     let mut poll = null_mut();
     assert_eq!(unsafe { (*(*opened.domain).ops).poll_open.unwrap()(opened.domain, null_mut(), &mut poll) }, 0);
+    let mut wait = null_mut();
+    assert_eq!(unsafe { (*(*opened.fabric).ops).wait_open.unwrap()(opened.fabric, null_mut(), &mut wait) }, 0);
     unsafe {
         full((*poll).fid.ops);
         full((*poll).ops);
+        full((*wait).fid.ops);
+        full((*wait).ops);
         full((*opened.fabric).fid.ops);
         full((*opened.fabric).ops);
         full((*opened.domain).fid.ops);
@@ -68,7 +72,7 @@ pub(crate) fn tables(lib: &Lib) {
         full((*srx).collective);
     }
     assert_eq!((close(stx), close(srx)), (0, 0));
-    for result in [close(poll), close(ep), close(av), close(cq), close(cntr), close(eq)] {
+    for result in [close(poll), close(wait), close(ep), close(av), close(cq), close(cntr), close(eq)] {
         assert_eq!(result, 0);
     }
 }

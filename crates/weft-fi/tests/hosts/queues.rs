@@ -84,7 +84,8 @@ fn wait_objects(opened: &Opened) {
     assert_eq!(trywait(), 0);
     assert!(!readable(0));
     assert_eq!(close(eq), 0);
-    assert_eq!(opened.eq(|attr| attr.wait_obj = FI_WAIT_SET), Err(FI_ENOSYS));
+    assert_eq!(opened.eq(|attr| attr.wait_obj = FI_WAIT_SET), Err(FI_EINVAL), "no set");
+    assert_eq!(opened.eq(|attr| attr.wait_obj = FI_WAIT_POLLFD), Err(FI_ENOSYS));
     let never = opened.eq(|attr| attr.wait_obj = FI_WAIT_NONE).unwrap();
     let sread = unsafe { (*(*never).ops).sread.unwrap() };
     assert_eq!(unsafe { sread(never, &mut 0, null_mut(), 0, 0, 0) }, -(FI_EINVAL as isize));

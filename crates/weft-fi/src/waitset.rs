@@ -1,0 +1,195 @@
+//! Wait sets (fi_poll(3)): waiting for several queues and counters at once.
+//!
+//! Place in the data flow: a queue or counter opened with FI_WAIT_SET has a waker of its own, which the set's waker watches. `fi_wait`
+//! does for all members what `fi_trywait` does for a client, and sleeps on the set's waker. Members hold the set; it looks at
+//! those that are open.
+//!
+//! No wake-up is lost: whoever sleeps has armed and parked each member ([`crate::poll`]), and all that wakes one is level-triggered up to
+//! the set's descriptor. Slices are for time-outs inside the engines.
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use weft_fi_sys as sys;
+
+use crate::errno::Errno;
+use crate::fabric::Fabric;
+use crate::noop;
+use crate::object::{self, Head, Hold, Object, Uses};
+use crate::poll::{SLICE, SPINS, YIELDS};
+use crate::wait::{Deadline, WaitKind, Waker, Woken};
+
+/// A wait set.
+#[repr(C)]
+pub(crate) struct WaitSet {
+    head: Head<sys::fid_wait>,
+    kind: WaitKind,
+    waker: Waker,
+    members: Mutex<Vec<Weak<dyn Member>>>,
+    uses: Uses,
+    fabric: Hold<Fabric>,
+}
+
+// SAFETY: `repr(C)`, the first field is a `Head` of the fid, whose class is set in `open_set`.
+unsafe impl Object for WaitSet {
+    type Fid = sys::fid_wait;
+    const CLASSES: &'static [u32] = &[sys::FI_CLASS_WAIT];
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+}
+
+/// A queue or counter in a wait set.
+pub(crate) trait Member: Send + Sync {
+    /// One round on all that brings something about here. Returns 0 when nothing happened.
+    fn progress(&self) -> usize;
+    /// Whether the client has to look: a queue that has something, a counter that has changed since it was asked for.
+    fn stirred(&self) -> bool;
+    /// Ok: whatever comes wakes those who sleep on the waker, until the next round of progress.
+    fn trywait(&self) -> Result<(), Errno>;
+}
+
+/// The set that the attributes of an object name, if its kind is one in a set.
+///
+/// # Safety
+/// `set` is the attributes' pointer: with this kind a wait set of the client.
+pub(crate) unsafe fn named(
+    kind: WaitKind,
+    set: *mut sys::fid_wait,
+    fabric: &Hold<Fabric>,
+) -> Result<Option<Hold<WaitSet>>, Errno> {
+    if kind != WaitKind::Set {
+        return Ok(None);
+    }
+    // SAFETY: by the caller's promise; null is refused.
+    let set = unsafe { Hold::<WaitSet>::of(set) }?;
+    if set.fabric.same(fabric) { Ok(Some(set)) } else { Err(Errno::INVAL) }
+}
+
+/// The waker of an object of this kind; `None` where descriptors have run out.
+pub(crate) fn new_waker(kind: WaitKind, set: Option<&Hold<WaitSet>>) -> Option<Waker> {
+    match set {
+        Some(set) => set.waker.new_member(),
+        None => Waker::for_kind(kind),
+    }
+}
+
+impl WaitSet {
+    /// One more member, whose waker [`new_waker`] has made.
+    pub(crate) fn add(&self, member: Weak<dyn Member>) {
+        let mut members = self.members.lock();
+        members.retain(|known| known.strong_count() > 0);
+        members.push(member);
+    }
+
+    fn open_members(&self) -> Vec<Arc<dyn Member>> {
+        self.members.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// `fi_wait`.
+    fn wait(&self, deadline: Deadline) -> Result<(), Errno> {
+        while !self.attend(deadline)? {
+            // Nobody is held in here, so that members can be closed meanwhile.
+            let time = deadline.left().map_or(SLICE, |left| left.min(SLICE));
+            if self.waker.sleep(Some(time)) == Woken::Signal {
+                let members = self.open_members();
+                members.iter().for_each(|member| _ = member.progress());
+                return if members.iter().any(|member| member.stirred()) { Ok(()) } else { Err(Errno::INTR) };
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes progress until a member has stirred; `false`: until all are prepared for the caller to sleep.
+    fn attend(&self, deadline: Deadline) -> Result<bool, Errno> {
+        let members = self.open_members();
+        let mut fruitless = 0;
+        loop {
+            let done: usize = members.iter().map(|member| member.progress()).sum();
+            if members.iter().any(|member| member.stirred()) {
+                return Ok(true);
+            }
+            fruitless = if done > 0 { 0 } else { fruitless + 1 };
+            // The clock is not read for each of the spins.
+            if (fruitless == 1 || fruitless > SPINS) && deadline.over() {
+                return Err(Errno::TIMEDOUT);
+            }
+            if fruitless <= SPINS {
+                std::hint::spin_loop();
+            } else if fruitless <= SPINS + YIELDS || self.kind == WaitKind::Yield {
+                std::thread::yield_now();
+            } else if members.iter().all(|member| member.trywait().is_ok()) {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// For `fi_trywait`: Ok when the client may block on the set's descriptor.
+    pub(crate) fn trywait(&self) -> Result<(), Errno> {
+        if self.kind == WaitKind::Yield {
+            return Err(Errno::INVAL);
+        }
+        self.open_members().iter().try_for_each(|member| member.trywait())
+    }
+}
+
+/// `fi_wait_open`.
+pub(crate) unsafe extern "C" fn open(
+    fabric: *mut sys::fid_fabric,
+    attr: *mut sys::fi_wait_attr,
+    set: *mut *mut sys::fid_wait,
+) -> c_int {
+    object::guard("fi_wait_open", || {
+        let place = object::place(set)?;
+        // SAFETY: the client's fabric.
+        let fabric = unsafe { Hold::<Fabric>::of(fabric) }?;
+        // SAFETY: null, or the client's attributes.
+        let attr = unsafe { attr.as_ref() };
+        let set = open_set(fabric, attr)?;
+        // SAFETY: the client's place for the new pointer.
+        Ok(unsafe { object::give(set, place) })
+    })
+}
+
+fn open_set(fabric: Hold<Fabric>, attr: Option<&sys::fi_wait_attr>) -> Result<Arc<WaitSet>, Errno> {
+    if attr.is_some_and(|attr| attr.flags != 0) {
+        return Err(Errno::BADFLAGS);
+    }
+    let kind = WaitKind::from_attr(attr.map_or(sys::FI_WAIT_UNSPEC, |attr| attr.wait_obj))?;
+    if matches!(kind, WaitKind::None | WaitKind::Set) {
+        return Err(Errno::INVAL);
+    }
+    let waker = Waker::for_kind(kind).ok_or(Errno::MFILE)?;
+    let fid = object::new_fid(sys::FI_CLASS_WAIT, std::ptr::null_mut(), &FID_OPS);
+    let head = Head::new(sys::fid_wait { fid, ops: object::table(&WAIT_OPS) });
+    Ok(Arc::new(WaitSet { head, kind, waker, members: Mutex::default(), uses: Uses::new(), fabric }))
+}
+
+static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), control: Some(control), ..noop::FID };
+
+static WAIT_OPS: sys::fi_ops_wait = sys::fi_ops_wait { size: size_of::<sys::fi_ops_wait>(), wait: Some(wait) };
+
+unsafe extern "C" fn wait(set: *mut sys::fid_wait, timeout_ms: c_int) -> c_int {
+    object::guard("fi_wait", || {
+        // SAFETY: the client's wait set.
+        unsafe { object::borrow::<WaitSet>(set) }?.wait(Deadline::after_ms(timeout_ms)).map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
+    object::guard("fi_close(wait set)", || {
+        // SAFETY: the client closes its wait set.
+        unsafe { object::close::<WaitSet>(fid) }.map(|()| 0)
+    })
+}
+
+unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_void) -> c_int {
+    object::guard("fi_control(wait set)", || {
+        // SAFETY: the client's wait set.
+        let set = unsafe { object::borrow_fid::<WaitSet>(fid) }?;
+        // SAFETY: the client's argument for this command.
+        unsafe { set.kind.control(Some(&set.waker), command, arg) }.map(|()| 0)
+    })
+}
