@@ -153,7 +153,9 @@ fn memory_is_told_apart() {
         let row = rows.iter().find(|row| row["op"] == op && row["metric"] == metric);
         row.and_then(|row| row["median"].as_f64()).unwrap_or_else(|| panic!("{op} {metric}: {rows:?}"))
     };
-    assert!(value("idle peer", "shared") <= value("idle peer", "resident"));
+    // Between the two looks the process may also have given some private pages back.
+    let private = value("idle peer", "resident") - value("idle peer", "shared");
+    assert!(value("idle peer", "shared") > 0.0 && private > -4096.0, "{rows:?}");
     // Names alone take 64 bytes.
     assert!(value("av insert", "heap") > 60.0 && value("idle peer", "heap") > 60.0);
     assert!(value("av insert", "time") > 0.0);
