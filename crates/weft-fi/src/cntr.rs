@@ -122,10 +122,7 @@ fn open_counter(
         return Err(Errno::MFILE);
     }
     let counter = Arc::new(counter);
-    if let Some(set) = &counter.set {
-        let member: Arc<dyn Member> = Arc::<Cntr>::clone(&counter);
-        set.add(Arc::downgrade(&member));
-    }
+    waitset::join(counter.set.as_ref(), &counter);
     Ok(counter)
 }
 

@@ -138,10 +138,7 @@ fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mu
         return Err(Errno::MFILE);
     }
     let queue = Arc::new(queue);
-    if let Some(set) = &queue.set {
-        let member: Arc<dyn Member> = Arc::<Cq>::clone(&queue);
-        set.add(Arc::downgrade(&member));
-    }
+    waitset::join(queue.set.as_ref(), &queue);
     Ok(queue)
 }
 

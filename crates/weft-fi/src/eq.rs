@@ -25,13 +25,12 @@ use crate::fabric::Fabric;
 use crate::host::Info;
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
+use crate::poll::YIELDS;
 use crate::wait::{Deadline, WaitKind, Waker, Woken};
 use crate::waitset::{self, Member, WaitSet};
 
 /// Size of a queue for which the client named none.
 const DEFAULT_EVENTS: usize = 1024;
-/// Fruitless rounds, each with a yield, before a blocking call sleeps.
-const YIELDS: u32 = 20;
 /// API version from which a client may bring its own buffer for the data of an error.
 const ERR_DATA_COPIED: u32 = sys::version(1, 5);
 /// Longest event that a client may write, in bytes.
@@ -143,10 +142,7 @@ fn open_queue(fabric: Hold<Fabric>, attr: Option<&sys::fi_eq_attr>, context: *mu
         uses: Uses::new(),
         fabric,
     });
-    if let Some(set) = &queue.set {
-        let member: Arc<dyn Member> = Arc::<Eq>::clone(&queue);
-        set.add(Arc::downgrade(&member));
-    }
+    waitset::join(queue.set.as_ref(), &queue);
     Ok(queue)
 }
 

@@ -76,14 +76,16 @@ pub(crate) fn new_waker(kind: WaitKind, set: Option<&Hold<WaitSet>>) -> Option<W
     }
 }
 
-impl WaitSet {
-    /// One more member, whose waker [`new_waker`] has made.
-    pub(crate) fn add(&self, member: Weak<dyn Member>) {
-        let mut members = self.members.lock();
-        members.retain(|known| known.strong_count() > 0);
-        members.push(member);
-    }
+/// Makes an object a member of its set, if it is in one; [`new_waker`] has made its waker.
+pub(crate) fn join<M: Member + 'static>(set: Option<&Hold<WaitSet>>, member: &Arc<M>) {
+    let Some(set) = set else { return };
+    let member: Weak<M> = Arc::downgrade(member);
+    let mut members = set.members.lock();
+    members.retain(|known| known.strong_count() > 0);
+    members.push(member);
+}
 
+impl WaitSet {
     fn open_members(&self) -> Vec<Arc<dyn Member>> {
         self.members.lock().iter().filter_map(Weak::upgrade).collect()
     }

@@ -6,7 +6,7 @@
 //! holds handles ([`crate::endpoint::Ep`]), of which aliases share one core.
 //!
 //! Invariants: one engine, one lock. Whoever called into the engine delivers its completions before leaving, except
-//! control calls: they leave them to the next data-path caller, so that a queue's ring is only entered by those
+//! control calls: they leave them to the next round of progress, so that a queue's ring is only entered by those
 //! whom the threading level covers, and by the progress thread ([`Visit`]), which the rings know. Whoever
 //! delivers runs, once it has left, the programs that were set free by it ([`crate::trigger`]), or leaves that to the next round
 //! by [`State::attend`].
