@@ -106,6 +106,8 @@ impl Stage {
         }
     }
 
+    // Every look at a socket that has nothing comes here, so it is not left to the compiler whether it is a call.
+    #[inline(always)]
     fn read_frames<S: Sink>(
         &mut self,
         fd: BorrowedFd<'_>,
