@@ -306,6 +306,16 @@ impl EpName {
         name
     }
 
+    /// Whether the endpoint id of a full name follows from its capability, so that whoever shows the capability may use the id.
+    #[must_use]
+    pub fn is_genuine(&self) -> bool {
+        let mut id = endpoint_id(&self.capability());
+        if let Some(index) = self.context_index() {
+            id[15] = index;
+        }
+        self.is_full() && id == self.ep_id()
+    }
+
     /// What to key a table of peers by.
     #[must_use]
     pub fn identity(&self) -> Identity {

@@ -83,7 +83,10 @@ pub enum LinkError {
     #[error("no route to the peer's address")]
     Unreachable,
     /// The peer failed authentication, or we failed it.
-    #[error("the peer refused our credentials, or failed to prove its own")]
+    #[error(
+        "denied: one of the two has another job key than the other, or none (FI_WEFT_JOB_KEY, or the auth_key of domain and endpoint, \
+         must be the same in all processes), or is closed to whoever does not know its full address"
+    )]
     Denied,
     /// The peer broke the protocol.
     #[error("the peer sent something that the protocol does not allow")]

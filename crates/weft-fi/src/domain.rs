@@ -67,6 +67,9 @@ pub(crate) struct Domain {
     fabric: Hold<Fabric>,
 }
 
+/// FI_KEY_NOTAVAIL: what fi_mr_key(3) answers where there is no key.
+const KEY_NOT_AVAILABLE: u64 = u64::MAX;
+
 /// What endpoints and regions share.
 #[derive(Default)]
 struct Shared {
@@ -74,8 +77,6 @@ struct Shared {
     regions: FxHashMap<u64, Registered>,
     /// Counters that drive every endpoint.
     drivers: Vec<Weak<Cntr>>,
-    /// The next key, where keys are ours to choose (FI_MR_PROV_KEY).
-    next_key: u64,
 }
 
 /// A region that peers can reach.
@@ -383,14 +384,13 @@ impl Domain {
         }
     }
 
-    /// A key that no region has.
-    pub(crate) fn free_key(&self) -> u64 {
-        let mut shared = self.shared.lock();
+    /// A key that no region has and that nobody can guess (FI_MR_PROV_KEY).
+    pub(crate) fn free_key(&self) -> Result<u64, Errno> {
+        let shared = self.shared.lock();
         loop {
-            let key = shared.next_key;
-            shared.next_key = key.wrapping_add(1);
-            if !shared.regions.contains_key(&key) {
-                return key;
+            let key = u64::from_ne_bytes(weft_nic::handshake::random()?);
+            if key != KEY_NOT_AVAILABLE && !shared.regions.contains_key(&key) {
+                return Ok(key);
             }
         }
     }

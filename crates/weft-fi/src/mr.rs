@@ -108,7 +108,7 @@ fn register(domain: Hold<Domain>, request: Request) -> Result<Arc<Mr>, Errno> {
     let mode = domain.mr_mode();
     let basic = mode == sys::FI_MR_BASIC.cast_signed();
     let bits = if basic || mode == sys::FI_MR_SCALABLE.cast_signed() { 0 } else { mode };
-    let key = if basic || bits & sys::FI_MR_PROV_KEY != 0 { domain.free_key() } else { request.requested_key };
+    let key = if basic || bits & sys::FI_MR_PROV_KEY != 0 { domain.free_key()? } else { request.requested_key };
     let virtual_address = basic || bits & sys::FI_MR_VIRT_ADDR != 0;
     let base = if virtual_address { request.iov.first().map_or(0, Iov::addr) } else { 0 };
     let access =

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use weft_engine::mem::{IovList, Owned};
-use weft_engine::name::{EpName, NameParts};
+use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, RemoteIov, Sink};
 use weft_nic::shm::{Shm, ShmConfig};
 
@@ -46,12 +46,13 @@ impl Sink for Count {
     }
 }
 
-fn device(n: u8) -> Shm {
+fn device() -> Shm {
+    let capability = weft_nic::handshake::random().unwrap();
     let name = EpName::full(&NameParts {
         socket: SocketAddr::from(([127, 0, 0, 1], 0)),
         host_id: 1,
-        ep_id: std::array::from_fn(|i| if i == 0 { n } else { (std::process::id() >> (8 * (i % 4))) as u8 }),
-        capability: [1; 16],
+        ep_id: endpoint_id(&capability),
+        capability,
         context: None,
         shm: true,
         tcp: false,
@@ -62,11 +63,11 @@ fn device(n: u8) -> Shm {
 /// Two endpoints, and their links to each other, after some idle peers have connected to both.
 #[allow(clippy::type_complexity)]
 fn pair(idle: u8) -> ((Shm, LinkId), (Shm, LinkId), Vec<(Shm, Count)>) {
-    let (mut a, mut b) = (device(1), device(2));
+    let (mut a, mut b) = (device(), device());
     let (mut sink_a, mut sink_b) = (Count::default(), Count::default());
     let mut others = Vec::new();
-    for n in 0..idle {
-        let mut other = (device(10 + n), Count::default());
+    for _ in 0..idle {
+        let mut other = (device(), Count::default());
         other.0.connect(&a.name()).unwrap();
         other.0.connect(&b.name()).unwrap();
         while other.1.up.len() < 2 {

@@ -9,7 +9,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use weft_engine::mem::{IovList, Owned};
-use weft_engine::name::NameParts;
+use weft_engine::name::{NameParts, endpoint_id};
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
 use weft_nic::{Config, Devices, Tcp, TcpConfig};
 
@@ -50,13 +50,12 @@ struct End<N> {
 }
 
 fn device() -> Tcp {
-    let mut random = [0u8; 16];
-    getrandom::fill(&mut random).unwrap();
+    let capability = weft_nic::handshake::random().unwrap();
     let parts = NameParts {
         socket: SocketAddr::from(([127, 0, 0, 1], 0)),
         host_id: 1,
-        ep_id: random,
-        capability: [1; 16],
+        ep_id: endpoint_id(&capability),
+        capability,
         context: None,
         shm: false,
         tcp: true,

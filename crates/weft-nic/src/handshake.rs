@@ -117,7 +117,8 @@ pub fn public_part(name: &EpName) -> [u8; NAME_BYTES] {
     bytes
 }
 
-/// The full name made of a public part and a capability; `None` if the public part is not one of a full name.
+/// The full name made of a public part and a capability; `None` if the public part is not one of a full name, or its endpoint
+/// id is not the one of this capability: nobody speaks for an endpoint of which he has only seen the public name.
 #[must_use]
 pub fn with_capability(public: &[u8; NAME_BYTES], capability: &Capability) -> Option<EpName> {
     let mut bytes = *public;
@@ -125,20 +126,20 @@ pub fn with_capability(public: &[u8; NAME_BYTES], capability: &Capability) -> Op
         return None;
     }
     bytes[CAPABILITY_AT..].copy_from_slice(capability);
-    EpName::parse(&bytes).ok().filter(EpName::is_full)
+    EpName::parse(&bytes).ok().filter(EpName::is_genuine)
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use weft_engine::name::NameParts;
+    use weft_engine::name::{NameParts, endpoint_id};
 
     fn name() -> EpName {
         EpName::full(&NameParts {
             socket: "10.0.0.1:7".parse().unwrap(),
             host_id: 5,
-            ep_id: [3; 16],
+            ep_id: endpoint_id(&[9; 16]),
             capability: [9; 16],
             context: None,
             shm: true,
@@ -172,6 +173,8 @@ mod tests {
         assert_eq!(with_capability(&public, &[9; 16]), Some(name()));
         // A name that carries a secret in the clear, or that is not a full one, is not accepted.
         assert_eq!(with_capability(name().as_bytes(), &[9; 16]), None);
+        // Nor one whose id belongs to another capability.
+        assert_eq!(with_capability(&public, &[8; 16]), None);
         let service = EpName::service("10.0.0.1:7".parse().unwrap());
         assert_eq!(with_capability(&public_part(&service), &[9; 16]), None);
     }

@@ -6,7 +6,7 @@ mod suite;
 use std::net::SocketAddr;
 
 use suite::Device;
-use weft_engine::name::{EpName, NameParts};
+use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_nic::shm::{Shm, ShmConfig};
 use weft_nic::{Config, Devices, Tcp, TcpConfig};
 
@@ -134,13 +134,12 @@ fn full_name(port: u16) -> EpName {
 }
 
 fn parts(port: u16) -> NameParts {
-    let mut random = [0u8; 32];
-    getrandom::fill(&mut random).unwrap();
+    let capability = weft_nic::handshake::random().unwrap();
     NameParts {
         socket: SocketAddr::from(([127, 0, 0, 1], port)),
         host_id: 1,
-        ep_id: random[..16].try_into().unwrap(),
-        capability: random[16..].try_into().unwrap(),
+        ep_id: endpoint_id(&capability),
+        capability,
         context: None,
         shm: true,
         tcp: true,

@@ -50,7 +50,9 @@ pub(crate) fn text(number: c_int) -> &'static CStr {
         18 => c"connection refused: no endpoint listens at that address",
         19 => c"no answer within the connect time-out (FI_WEFT_CONNECT_TIMEOUT_MS)",
         20 => c"no route to the peer's address",
-        21 => c"the peer refused our credentials, or failed to prove its own",
+        21 => {
+            c"denied: another job key, or none, at one of the two (FI_WEFT_JOB_KEY, auth_key), or the full address is needed"
+        }
         22 => c"the peer sent something that the protocol does not allow",
         23 => c"direct access to the peer's memory failed",
         24 => c"out of descriptors or memory",

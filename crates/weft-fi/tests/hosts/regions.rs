@@ -71,16 +71,29 @@ fn keys(lib: &Lib) {
     assert_eq!(close(whole), 0);
 }
 
-/// Modes in which we choose: every registration has its own key, whatever is asked for.
+/// Modes in which we choose: every registration has its own key, whatever is asked for, and nobody finds it by trying: keys are
+/// spread over all 64 bits, and not repeated.
 fn provider_keys(lib: &Lib) {
     for mode in [FI_MR_BASIC as c_int, FI_MR_PROV_KEY | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_LOCAL] {
         let opened = opened(lib, mode);
         let mut memory = [0; 64];
         let first = register(&opened, &mut memory, REMOTE, 0, 0).unwrap();
         let second = register(&opened, &mut memory, REMOTE, 0, 0).unwrap();
-        assert_ne!(unsafe { (*first).key }, unsafe { (*second).key });
+        let [a, b] = [first, second].map(|mr| unsafe { (*mr).key });
         assert_eq!(close(first), 0);
         assert_eq!(close(second), 0);
+        let mut keys = vec![a, b];
+        for _ in 0..62 {
+            let mr = register(&opened, &mut memory, REMOTE, 0, 0).unwrap();
+            keys.push(unsafe { (*mr).key });
+            assert_eq!(close(mr), 0);
+        }
+        // Each bit is 0 in some of 64 random keys and 1 in others, but for one case in 10^17; so are the differences.
+        for differ in [0, 1] {
+            let values = keys.windows(2).map(|pair| pair[0].wrapping_sub(pair[1] * differ));
+            let (or, and) = values.fold((0, u64::MAX), |(or, and), value| (or | value, and & value));
+            assert_eq!((or, and), (u64::MAX, 0));
+        }
     }
 }
 

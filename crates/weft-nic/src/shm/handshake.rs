@@ -376,7 +376,7 @@ impl Handshake {
     fn ready(&self, frame: &Frame, map: Arc<Mapping>, lines: u32, door: OwnedFd) -> Result<Step, LinkError> {
         let peer = EpName::parse(&frame.name).map_err(|_| LinkError::Protocol)?;
         let expected = self.role == Role::Acceptor || self.service || peer.ep_id() == self.target.ep_id();
-        if !peer.is_full() || !expected {
+        if !peer.is_genuine() || !expected {
             return Err(LinkError::Protocol);
         }
         Ok(Step::Ready(Box::new(Offer {

@@ -19,6 +19,7 @@
 //!
 //! Errors: [`Failure::Retry`] for what may pass by itself, [`Failure::Final`] for the rest.
 
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -183,15 +184,20 @@ impl Attempt {
         now_ms: u64,
     ) -> Result<Option<EpName>, Failure> {
         if self.stage == Stage::Connecting {
-            if !connected(socket)? {
-                return Ok(None);
+            match connected(socket) {
+                Ok(false) => return Ok(None),
+                // A connection that ends was made: somebody is there, who had to drop it.
+                outcome @ (Ok(true) | Err(Errno::CONNRESET | Errno::PIPE)) => {
+                    self.stage = Stage::Answer;
+                    outcome.map_err(sort)?;
+                }
+                Err(errno) => return Err(sort(errno)),
             }
             // The peer's host answers and somebody listens. A peer that was named exactly may be busy computing.
             if self.peer.is_full() {
                 self.deadline_ms = self.deadline_ms.max(now_ms.saturating_add(config.answer_timeout_ms));
             }
             self.say_hello(socket, local)?;
-            self.stage = Stage::Answer;
         }
         if self.stage == Stage::Answer {
             if !self.fill(socket, size_of::<Answer>())? {
@@ -272,10 +278,32 @@ impl Attempt {
     }
 }
 
+/// Whose connections are counted together as long as nothing is proven: one IPv4 address, or one IPv6 network of 64 bits, of
+/// which a host may have every address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Source(IpAddr);
+
+impl Source {
+    pub(super) fn of(addr: Option<SocketAddr>) -> Self {
+        Self(match addr.map(|addr| addr.ip().to_canonical()) {
+            Some(IpAddr::V6(v6)) => IpAddr::V6((v6.to_bits() & !u128::from(u64::MAX)).into()),
+            Some(v4) => v4,
+            None => IpAddr::V6(0.into()),
+        })
+    }
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// A connection that a peer has made and that has not proven anything yet.
 #[derive(Debug)]
 pub(super) struct Half {
     pub(super) socket: OwnedFd,
+    pub(super) source: Source,
     pub(super) generation: u32,
     pub(super) since_ms: u64,
     buffer: [u8; size_of::<Hello>()],
@@ -292,8 +320,8 @@ struct Said {
 }
 
 impl Half {
-    pub(super) fn new(socket: OwnedFd, generation: u32, now_ms: u64) -> Self {
-        Self { socket, generation, since_ms: now_ms, buffer: [0; size_of::<Hello>()], have: 0, said: None }
+    pub(super) fn new(socket: OwnedFd, source: Source, generation: u32, now_ms: u64) -> Self {
+        Self { socket, source, generation, since_ms: now_ms, buffer: [0; size_of::<Hello>()], have: 0, said: None }
     }
 
     /// From when on it makes room for another if there are too many. Initiators call again, so little is lost.
@@ -366,7 +394,7 @@ impl Half {
             return Err(LinkError::Denied);
         }
         let capability = said.key.seal(Role::Initiator, &dialogue, &finish.sealed);
-        handshake::with_capability(&said.hello.name, &capability).ok_or(LinkError::Protocol)
+        handshake::with_capability(&said.hello.name, &capability).ok_or(LinkError::Denied)
     }
 }
 
@@ -392,14 +420,12 @@ fn answer_body(answer: &Answer) -> &[u8] {
 }
 
 /// Whether the kernel has connected the socket; its error if it could not.
-fn connected(socket: BorrowedFd<'_>) -> Result<bool, Failure> {
-    if let Err(errno) = sockopt::socket_error(socket).map_err(sort)? {
-        return Err(sort(errno));
-    }
+fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
+    sockopt::socket_error(socket)??;
     match rustix::net::getpeername(socket) {
         Ok(_) => Ok(true),
         Err(Errno::NOTCONN) => Ok(false),
-        Err(errno) => Err(sort(errno)),
+        Err(errno) => Err(errno),
     }
 }
 

@@ -40,7 +40,7 @@ mod wire;
 use connect::{Attempt, Failure, Half, Local};
 use linger::Linger;
 use pace::Pace;
-use progress::Focus;
+use progress::{Accepts, Focus};
 use rx::{Rx, Stage};
 use tx::{Pumped, Tx, Writer};
 
@@ -117,6 +117,8 @@ pub struct TcpStats {
     pub links_up: u64,
     /// Connections of peers that did not get past the handshake.
     pub refused: u64,
+    /// Those of them whose proof was wrong, or who had none.
+    pub denied: u64,
     /// Links open now.
     pub links: usize,
     /// Connections of peers that have not proven anything yet.
@@ -144,6 +146,11 @@ pub struct Tcp {
     listener: OwnedFd,
     /// When a listener that was set aside is watched again.
     listener_resume_ms: Option<u64>,
+    accepts: Accepts,
+    /// Until then a connection that has just come is looked after in every poll.
+    greeting_until_ms: u64,
+    /// No descriptors or memory for connections, and the user has been told.
+    short: bool,
     epoll: OwnedFd,
     timer: OwnedFd,
     generation: u32,
@@ -257,6 +264,9 @@ impl Tcp {
             addr,
             listener,
             listener_resume_ms: None,
+            accepts: Accepts::default(),
+            greeting_until_ms: 0,
+            short: false,
             epoll,
             timer,
             generation: 0,

@@ -20,16 +20,19 @@ use weft_engine::mem::IovList;
 use weft_engine::name::EpName;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
 
-use super::connect::{Failure, Half};
+use super::connect::{Failure, Half, Source};
 use super::linger::LINGER_CHECK_MS;
 use super::{EVENTS, Link, State, Tcp, Token, sys};
 
 /// Bytes that one link may bring in one poll while others wait.
 const READ_BUDGET_BYTES: usize = 1024 * 1024;
-/// Connections accepted in one poll.
+/// Connections accepted in one poll, and in one tick of the clock while half-open ones crowd: who floods the port gets a small part
+/// of the time.
 const ACCEPTS: usize = 32;
 /// For so long the listener is set aside when there are too many connections, or no descriptors.
 const LISTENER_PAUSE_MS: u64 = 50;
+/// For so long all sockets are asked for in every poll after a connection has come: its handshake shall not wait.
+const GREETING_MS: u64 = 20;
 /// An acknowledgement may be missing for so many tries before a host is suspected.
 const UNANSWERED: u32 = 2;
 
@@ -90,6 +93,24 @@ impl Focus {
     }
 }
 
+/// How many connections may still be accepted in this tick of the clock.
+#[derive(Debug, Default)]
+pub(super) struct Accepts {
+    tick_ms: u64,
+    taken: usize,
+}
+
+impl Accepts {
+    /// Takes one, if any is left.
+    fn take(&mut self, now_ms: u64) -> bool {
+        if self.tick_ms != now_ms {
+            *self = Self { tick_ms: now_ms, taken: 0 };
+        }
+        self.taken += 1;
+        self.taken <= ACCEPTS
+    }
+}
+
 /// Counts the calls that go to a sink.
 struct Tally<'a, S> {
     sink: &'a mut S,
@@ -138,13 +159,13 @@ impl Tcp {
         let mut tally = Tally { sink, calls: 0 };
         self.report(&mut tally);
         let direct = self.focus.direct();
-        let mut ask = !direct || self.armed > 0 || !self.calling.is_empty() || !self.halves.is_empty();
+        let mut ask = !direct || self.armed > 0 || !self.calling.is_empty() || now_ms < self.greeting_until_ms;
         if !ask {
             for id in self.focus.hot {
                 ask |= !self.read_direct(id, &mut tally);
             }
         }
-        if ask || self.focus.ask_all(self.links.len()) {
+        if ask || self.focus.ask_all(self.links.len() + self.halves.len()) {
             self.take_events(&mut tally, now_ms);
         }
         if now_ms >= self.next_timer_ms {
@@ -379,15 +400,28 @@ impl Tcp {
 
     fn accept<S: Sink>(&mut self, now_ms: u64, sink: &mut S) {
         for _ in 0..ACCEPTS {
-            if self.halves.len() >= self.config.half_open && !self.make_room(now_ms) {
-                return self.pause_listener(now_ms);
+            let crowded = self.halves.len() * 2 >= self.config.half_open;
+            if crowded && !self.accepts.take(now_ms) {
+                return self.pause_listener(now_ms, 1);
             }
-            match rustix::net::accept_with(&self.listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
-                Ok(socket) => self.greet(socket, now_ms, sink),
+            if self.halves.len() >= self.config.half_open && !self.make_room(now_ms) {
+                return self.pause_listener(now_ms, LISTENER_PAUSE_MS);
+            }
+            match rustix::net::acceptfrom_with(&self.listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+                Ok((socket, from)) => {
+                    if !crowded {
+                        self.greeting_until_ms = now_ms + GREETING_MS;
+                    }
+                    let source = Source::of(from.and_then(|addr| addr.try_into().ok()));
+                    self.greet(socket, source, now_ms, sink);
+                }
                 Err(Errno::AGAIN) => return,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
-                    log::warn!("tcp: out of descriptors or memory: new connections wait (raise `ulimit -n`)");
-                    return self.pause_listener(now_ms);
+                    // Who has proven nothing is the first to go.
+                    if !self.make_room(now_ms) || self.halves.is_empty() {
+                        self.tell_of_shortage();
+                        return self.pause_listener(now_ms, LISTENER_PAUSE_MS);
+                    }
                 }
                 // A connection that died in the queue; errors of the network below it, see accept(2).
                 Err(_) => {}
@@ -395,11 +429,23 @@ impl Tcp {
         }
     }
 
-    /// Drops the half-open connection that has outstayed its grace for longest, if any has. Returns whether there is room.
+    /// Once, and not again while it goes on.
+    fn tell_of_shortage(&mut self) {
+        if !std::mem::replace(&mut self.short, true) {
+            log::warn!("tcp: out of descriptors or memory: new connections wait (raise `ulimit -n`)");
+        }
+    }
+
+    /// Drops a half-open connection. If one source has most of them, the one of its that has waited for longest; else the one that has
+    /// outstayed its grace for longest, if any has. Returns whether there is room.
     fn make_room(&mut self, now_ms: u64) -> bool {
-        let oldest = self.halves.iter().min_by_key(|(_, half)| half.yields_at_ms());
-        let Some((index, half)) = oldest else { return true };
-        if now_ms < half.yields_at_ms() {
+        let count = |source| self.halves.iter().filter(|(_, half)| half.source == source).count();
+        let newest = self.halves.iter().max_by_key(|(_, half)| half.since_ms).map(|(_, half)| half.source);
+        // Whoever has most of them is likely to have the newest one; if not, it will in one of the next calls.
+        let flooding = newest.filter(|&source| count(source) * 2 > self.halves.len());
+        let candidates = self.halves.iter().filter(|(_, half)| flooding.is_none_or(|source| half.source == source));
+        let Some((index, half)) = candidates.min_by_key(|(_, half)| half.yields_at_ms()) else { return true };
+        if flooding.is_none() && now_ms < half.yields_at_ms() {
             return false;
         }
         self.refuse(index, LinkError::Timeout);
@@ -407,11 +453,11 @@ impl Tcp {
     }
 
     /// The listener would be reported again and again: it is set aside for a while.
-    fn pause_listener(&mut self, now_ms: u64) {
+    fn pause_listener(&mut self, now_ms: u64, pause_ms: u64) {
         let data = epoll::EventData::new_u64(Token::Listener.pack());
         match epoll::modify(&self.epoll, &self.listener, data, epoll::EventFlags::empty()) {
             Ok(()) => {
-                let resume_ms = now_ms + LISTENER_PAUSE_MS;
+                let resume_ms = now_ms + pause_ms;
                 self.listener_resume_ms = Some(resume_ms);
                 self.set_timer(resume_ms);
             }
@@ -420,13 +466,10 @@ impl Tcp {
     }
 
     /// A connection has been made by somebody.
-    fn greet<S: Sink>(&mut self, socket: OwnedFd, now_ms: u64, sink: &mut S) {
-        if let Err(errno) = sys::set_link_options(socket.as_fd(), &self.config) {
-            log::debug!("tcp: a connection died while it was accepted: {errno}");
-            return;
-        }
+    fn greet<S: Sink>(&mut self, socket: OwnedFd, source: Source, now_ms: u64, sink: &mut S) {
+        self.short = false;
         let generation = self.next_generation();
-        let half = Half::new(socket, generation, now_ms);
+        let half = Half::new(socket, source, generation, now_ms);
         let deadline_ms = half.deadline_ms(&self.config);
         let index = self.halves.insert(half);
         let Ok(id) = u32::try_from(index) else { return };
@@ -458,6 +501,10 @@ impl Tcp {
     /// A half-open connection has become a link.
     fn adopt<S: Sink>(&mut self, half: Half, peer: EpName, sink: &mut S) {
         let generation = self.next_generation();
+        if let Err(errno) = sys::set_link_options(half.socket.as_fd(), &self.config) {
+            log::debug!("tcp: a connection died while it was accepted: {errno}");
+            return self.unwatch(&half.socket);
+        }
         let Ok(id) = self.insert(Some(half.socket), generation, State::Up) else { return };
         let data = epoll::EventData::new_u64(Token::Link(id, generation).pack());
         let socket = self.links.get(id as usize).and_then(|link| link.socket.as_ref());
@@ -471,10 +518,13 @@ impl Tcp {
     fn refuse(&mut self, index: usize, why: LinkError) {
         if let Some(half) = self.halves.try_remove(index) {
             self.stats.refused += 1;
-            match rustix::net::getpeername(&half.socket) {
-                Ok(from) => log::debug!("tcp: a connection from {from:?} was refused: {why}"),
-                Err(_) => log::debug!("tcp: a connection was refused: {why}"),
+            if why == LinkError::Denied {
+                self.stats.denied += 1;
             }
+            // Nobody fills the log: the first, second, fourth, eighth, … denial is told.
+            let loud = why == LinkError::Denied && self.stats.denied.is_power_of_two();
+            let level = if loud { log::Level::Warn } else { log::Level::Debug };
+            log::log!(level, "tcp: a connection from {} was refused: {why}", half.source);
             self.unwatch(&half.socket);
         }
     }

@@ -7,6 +7,7 @@ mod suite;
 
 mod both;
 mod economy;
+mod flood;
 mod hostile;
 mod links;
 mod raw;
@@ -15,7 +16,7 @@ mod transfers;
 use std::net::SocketAddr;
 
 use suite::{Node, World};
-use weft_engine::name::{EpName, NameParts};
+use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::Nic;
 use weft_nic::{Tcp, TcpConfig};
 
@@ -25,13 +26,12 @@ fn config() -> TcpConfig {
 }
 
 fn parts(ip: &str) -> NameParts {
-    let mut random = [0u8; 32];
-    getrandom::fill(&mut random).unwrap();
+    let capability = weft_nic::handshake::random().unwrap();
     NameParts {
         socket: SocketAddr::new(ip.parse().unwrap(), 0),
         host_id: 1,
-        ep_id: random[..16].try_into().unwrap(),
-        capability: random[16..].try_into().unwrap(),
+        ep_id: endpoint_id(&capability),
+        capability,
         context: None,
         shm: true,
         tcp: true,

@@ -43,6 +43,20 @@ pub fn finish(me: &EpName, key: &Key, hello: &[u8], answer: &[u8]) -> [u8; FINIS
     bytes
 }
 
+/// The whole handshake as an initiator; the verdict's status, if there is one.
+pub fn try_join(me: &EpName, peer: &EpName) -> Option<u8> {
+    let mut stream = dial(peer.socket());
+    let hello = hello(me, peer);
+    stream.write_all(&hello).ok()?;
+    let mut answer = [0; ANSWER];
+    stream.read_exact(&mut answer).ok()?;
+    let key = Key::new(&peer.capability(), None);
+    stream.write_all(&finish(me, &key, &hello, &answer)).ok()?;
+    let mut verdict = [9; 8];
+    stream.read_exact(&mut verdict).ok()?;
+    Some(verdict[0])
+}
+
 /// The whole handshake as an initiator; frames may follow.
 pub fn join(me: &EpName, peer: &EpName) -> TcpStream {
     let mut stream = dial(peer.socket());

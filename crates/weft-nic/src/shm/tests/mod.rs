@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use weft_engine::mem::IovList;
-use weft_engine::name::{EpName, NameParts};
+use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
 
 use super::{Shm, ShmConfig};
@@ -66,13 +66,12 @@ impl Node {
 
 /// A name with a random id and capability.
 fn name() -> EpName {
-    let mut random = [0u8; 32];
-    getrandom::fill(&mut random).unwrap();
+    let capability = crate::handshake::random().unwrap();
     EpName::full(&NameParts {
         socket: SocketAddr::from(([127, 0, 0, 1], 0)),
         host_id: 1,
-        ep_id: random[..16].try_into().unwrap(),
-        capability: random[16..].try_into().unwrap(),
+        ep_id: endpoint_id(&capability),
+        capability,
         context: None,
         shm: true,
         tcp: false,
