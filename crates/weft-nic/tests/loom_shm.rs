@@ -77,6 +77,10 @@ mod lines {
             &self.0.1[role as usize]
         }
 
+        pub(super) fn consumed_timed(&self, role: Role) -> (u64, u64) {
+            (self.consumed(role).load(Ordering::Acquire), 0)
+        }
+
         pub(super) fn write(&self, at: u64, skip: usize, bytes: &[u8]) {
             for (n, &byte) in bytes.iter().enumerate() {
                 let (line, offset) = (self.line(at, skip + n), (skip + n) % LINE_BYTES);
@@ -91,13 +95,13 @@ mod lines {
             }
         }
 
-        pub(super) fn write_iov(&self, at: u64, skip: usize, piece: &Iov) {
+        pub(super) fn write_iov(&self, at: u64, skip: usize, piece: &Iov, _streaming: bool) {
             self.write(at, skip, &mem::to_vec(&[*piece]));
         }
 
         pub(super) fn write_line(&self, at: u64, head: &[u8], piece: &Iov) {
             self.write(at, 8, head);
-            self.write_iov(at, 8 + head.len(), piece);
+            self.write_iov(at, 8 + head.len(), piece, false);
         }
 
         pub(super) fn read(&self, at: u64, skip: usize, len: usize) -> &[u8] {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use weft_engine::mem::Iov;
 
 use super::segment::{LINE_BYTES, Mapping, Role};
-use super::sync::AtomicU64;
+use super::sync::{AtomicU64, Ordering};
 
 /// The lines of a ring, inside a mapping that is kept alive.
 pub(super) struct Lines {
@@ -73,6 +73,59 @@ unsafe fn copy_chunk<const BYTES: usize>(from: *const u8, to: *mut u8, skip: usi
     unsafe { to.wrapping_add(skip).cast::<[u8; BYTES]>().write(bytes) };
 }
 
+/// Shorter pieces do not go past the caches: their ends would be too large a part of them.
+const STREAM_BYTES: usize = 8 * LINE_BYTES;
+
+/// Copies past the caches. What is written is visible to others before any later store.
+///
+/// # Safety
+/// `from` is readable and `to` is writable for `len` bytes; they do not overlap.
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+unsafe fn copy_streaming(from: *const u8, to: *mut u8, len: usize) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    const WORD: usize = size_of::<__m128i>();
+    // Only whole lines are worth it: a line of which a part is missing goes to memory in pieces.
+    let before = to.align_offset(LINE_BYTES).min(len);
+    let whole = (len - before) / LINE_BYTES * LINE_BYTES;
+    // SAFETY: the first part of what the caller promised.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, before) };
+    let mut done = before;
+    while done < before + whole {
+        let load = |word: usize| {
+            // SAFETY: four words of a line of the `len` bytes that the caller promised; this load needs no alignment.
+            unsafe { _mm_loadu_si128(from.wrapping_add(done + word * WORD).cast()) }
+        };
+        let words = [load(0), load(1), load(2), load(3)];
+        for (word, value) in words.into_iter().enumerate() {
+            // SAFETY: as above, and `to` is aligned to a line after `before` bytes.
+            unsafe { _mm_stream_si128(to.wrapping_add(done + word * WORD).cast(), value) };
+        }
+        done += LINE_BYTES;
+    }
+    // SAFETY: the last part of what the caller promised.
+    unsafe { std::ptr::copy_nonoverlapping(from.wrapping_add(done), to.wrapping_add(done), len - done) };
+    // SAFETY: every x86-64 has it. It is what orders streaming stores before the one that publishes the record.
+    unsafe { _mm_sfence() };
+}
+
+/// The processor's clock, read when everything before is done.
+fn cycles() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_mm_lfence, _rdtsc};
+        // SAFETY: every x86-64 has it; it touches nothing.
+        unsafe { _mm_lfence() };
+        // SAFETY: as above. Where a process is forbidden to read the clock, it is killed at its first use of the libc's clock already.
+        let now = unsafe { _rdtsc() };
+        // SAFETY: as above.
+        unsafe { _mm_lfence() };
+        now
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    0
+}
+
 impl Lines {
     /// The ring that `writer` writes, in a segment with rings of `count` lines.
     pub(super) fn new(map: Arc<Mapping>, writer: Role, count: u32) -> Self {
@@ -116,6 +169,13 @@ impl Lines {
         &self.map.side(role).consumed.0
     }
 
+    /// [`Lines::consumed`], and what reading it took, in cycles of the processor's clock; 0 where it has none to read.
+    pub(super) fn consumed_timed(&self, role: Role) -> (u64, u64) {
+        let before = cycles();
+        let consumed = self.consumed(role).load(Ordering::Acquire);
+        (consumed, cycles().saturating_sub(before))
+    }
+
     /// Copies `bytes` to byte `skip` of the record that begins at line `at`.
     #[inline(always)]
     pub(super) fn write(&self, at: u64, skip: usize, bytes: &[u8]) {
@@ -126,11 +186,19 @@ impl Lines {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
-    /// Copies client memory to byte `skip` of the record that begins at line `at`.
+    /// Copies client memory to byte `skip` of the record that begins at line `at`, past the caches if `streaming`.
     #[inline(always)]
-    pub(super) fn write_iov(&self, at: u64, skip: usize, piece: &Iov) {
+    pub(super) fn write_iov(&self, at: u64, skip: usize, piece: &Iov, streaming: bool) {
         debug_assert!(self.holds(at, skip + piece.len()));
         let to = self.byte(at, skip);
+        #[cfg(target_arch = "x86_64")]
+        if streaming && piece.len() >= STREAM_BYTES {
+            // SAFETY: as in `write`; the source is readable by the contract of `Iov::new`, and no client has the ring's memory.
+            unsafe { copy_streaming(piece.as_ptr(), to, piece.len()) };
+            return;
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = streaming;
         // SAFETY: as in `write`; the source is readable by the contract of `Iov::new`.
         unsafe { piece.read_to_ptr(to, piece.len()) };
     }

@@ -203,7 +203,6 @@ impl Limits {
             ((9..=SWEPT_BYTES).collect(), 16),
             (around(self.ordered), 6),
             (around(self.inject), 6),
-            (around(weft_nic::shm::EAGER_DIRECT_BYTES), 6),
             (around(weft_nic::shm::EAGER_BYTES), 6),
             (around(tcp.eager_bytes), 6),
             (around(tcp.segment_bytes), 3),

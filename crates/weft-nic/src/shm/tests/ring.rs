@@ -9,7 +9,7 @@ use weft_engine::mem::Owned;
 use weft_engine::nic::LinkError;
 
 use crate::shm::lines::Lines;
-use crate::shm::ring::{MAILBOX_BYTES, MIN_LINES, PIECE_BYTES, Record, Rx, Tx};
+use crate::shm::ring::{Distance, MAILBOX_BYTES, MIN_LINES, PIECE_BYTES, Record, Rx, Tx};
 use crate::shm::segment::{Mapping, Role, segment_bytes};
 
 /// What is done to the ring and to the queue.
@@ -249,6 +249,47 @@ fn a_hostile_peer_ends_its_link_only() {
         }
     }
     assert!(violations > 50, "{violations}");
+}
+
+/// Records that go past the caches, from any alignment to any, in one piece and in several.
+#[test]
+fn what_goes_past_the_caches_arrives() {
+    for far in [false, true] {
+        let mut pair = Pair::new(MIN_LINES);
+        let cycles = if far { 500 } else { 130 };
+        (0..10).for_each(|_| pair.tx.distance.note(cycles));
+        for (skip, len) in (0..130).zip([1400, 1500, 1535, 1536, 2000, 8100, 8192, 16_000, 32_768].into_iter().cycle())
+        {
+            let source: Vec<u8> = (0..skip + len).map(|i| (i * 7 + i / 253) as u8).collect();
+            let mut body = Owned::new(source.clone());
+            let head = &source[..skip];
+            for cut in [0, len / 3, len - 1] {
+                let whole = body.iov().slice(skip, usize::MAX);
+                let pieces = [whole.slice(0, cut), whole.slice(cut, usize::MAX)];
+                let expected = Expected::Message([head, &source[skip..]].concat());
+                pair.note(|tx| tx.send(head, &pieces).is_ok(), expected);
+                assert!(pair.take());
+                pair.rx.release();
+            }
+        }
+        assert_eq!(pair.refused, 0);
+    }
+}
+
+#[test]
+fn a_consumer_is_far_when_most_looks_say_so() {
+    let mut distance = Distance::default();
+    let near = distance.stream_lines();
+    (0..100).for_each(|_| distance.note(60));
+    assert_eq!(distance.stream_lines(), near, "a line of the own cache says nothing");
+    distance.note(400);
+    let far = distance.stream_lines();
+    assert!(far < near);
+    (0..100).for_each(|_| distance.note(400));
+    (0..3).for_each(|_| distance.note(130));
+    assert_eq!(distance.stream_lines(), far, "single answers do not turn it");
+    (0..3).for_each(|_| distance.note(130));
+    assert_eq!(distance.stream_lines(), near);
 }
 
 /// Writes a word into a mapping.
