@@ -55,7 +55,7 @@ impl Core {
     /// begins ends by [`Core::part_done`] or [`Core::part_failed`].
     #[inline]
     pub(crate) fn part_begins(&mut self, vci: u32, id: Op, more: bool) -> Option<u32> {
-        if !more && self.vcs[vci as usize].parts.is_none() {
+        if !more && self.vcs[vci as usize].waiting.as_ref().is_none_or(|waiting| waiting.parts.is_none()) {
             return None;
         }
         self.one_of_several(vci, id.part.get() == 0, more)
@@ -64,10 +64,10 @@ impl Core {
     #[cold]
     fn one_of_several(&mut self, vci: u32, first: bool, more: bool) -> Option<u32> {
         // Who was refused one part may not send the rest.
-        if first && let Some(cut) = self.vcs[vci as usize].parts.take() {
+        if first && let Some(cut) = self.waiting(vci).parts.take() {
             self.cut_parts(cut);
         }
-        let open = self.vcs[vci as usize].parts.take();
+        let open = self.waiting(vci).parts.take();
         if open.is_none() && !more {
             return None;
         }
@@ -75,7 +75,7 @@ impl Core {
         let parts = self.parts.get_mut(number as usize)?;
         parts.under_way += 1;
         parts.open = more;
-        self.vcs[vci as usize].parts = more.then_some(number);
+        self.waiting(vci).parts = more.then_some(number);
         Some(number)
     }
 

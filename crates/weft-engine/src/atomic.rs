@@ -202,7 +202,7 @@ impl<N: Nic> Engine<N> {
         let vc = &mut self.core.vcs[vci as usize];
         let Some(link) = vc.link() else { return Ok(false) };
         let cost = fetch_cost(op.amo, remote.len);
-        if !vc.tx.is_empty()
+        if !vc.tx_is_empty()
             || remote.len > part_limit(op.amo, vc.caps.mailbox_bytes) as u64
             || vc.fetching + cost > FETCH_WINDOW_BYTES
         {
@@ -285,7 +285,8 @@ impl<N: Nic> Engine<N> {
     /// Sends the results of a peer's operations, as many as the device takes now.
     pub(crate) fn run_results(&mut self, vci: u32) -> bool {
         let vc = &mut self.core.vcs[vci as usize];
-        let (Some(link), Some(results)) = (vc.link(), vc.results.as_mut()) else { return false };
+        let (Some(link), Some(waiting)) = (vc.link(), vc.waiting.as_mut()) else { return false };
+        let Some(results) = waiting.results.as_mut() else { return false };
         let mut moved = false;
         while let Some(message) = results.first() {
             wire::number(message, vc.tx_seq);
@@ -423,9 +424,8 @@ impl Core {
         let mut family = OpFlags::ATOMIC;
         let kind = if amo.fetches() {
             family.set(OpFlags::CHANGES, amo.changes());
-            let vc = &mut self.vcs[vci as usize];
-            let room = part_room(vc);
-            let results = vc.results.get_or_insert_default();
+            let room = part_room(&self.vcs[vci as usize]);
+            let results = self.waiting(vci).results.get_or_insert_default();
             if results.cost + fetch_cost(amo, len as u64) > FETCH_WINDOW_BYTES {
                 return Err(Violation);
             }

@@ -10,6 +10,8 @@
 //! Where a device pushes in order with messages (`push_follows`), the bytes of a long write follow their announcement at once,
 //! into a window that the writer names ([`Announced`]); the target throws them away if it refuses the write.
 
+use std::collections::VecDeque;
+
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
@@ -21,7 +23,7 @@ use crate::mem::{self, Iov};
 use crate::nic::{Full, LinkError, Nic, RemoteIov, Share};
 use crate::ops::{Phase, XferKind, assist_ctx, push_ctx};
 use crate::rma::part_iov;
-use crate::vc::{Answer, Haul, PathCaps, Queue};
+use crate::vc::{Answer, Haul, PathCaps};
 use crate::wire::{self, Assist, Cts, Op, Reader, Short, Status, WireIov, kind};
 
 /// Most pieces of memory for which help is asked: the message stays short.
@@ -37,7 +39,8 @@ const ANNOUNCED: u64 = 1 << 63;
 pub(crate) struct Announced {
     count: u64,
     /// Transfers of the last of them, oldest first; 0: over, or refused.
-    tokens: Queue<u64>,
+    #[allow(clippy::box_collection)] // A pointer is less than the queue's own four words.
+    tokens: Option<Box<VecDeque<u64>>>,
 }
 
 impl Announced {
@@ -49,10 +52,10 @@ impl Announced {
     /// Enters the next window, with the token of its transfer, or 0 if its bytes are to be thrown away.
     pub(crate) fn enter(&mut self, token: u64) -> Result<(), Violation> {
         self.count += 1;
-        if token != 0 || !self.tokens.is_empty() {
-            self.tokens.push_back(token);
+        if token != 0 || self.len() > 0 {
+            self.tokens.get_or_insert_default().push_back(token);
         }
-        if self.tokens.len() > ANNOUNCED_LIMIT { Err(Violation) } else { Ok(()) }
+        if self.len() > ANNOUNCED_LIMIT { Err(Violation) } else { Ok(()) }
     }
 
     /// The name of the next window to be announced.
@@ -66,19 +69,30 @@ impl Announced {
         if n >= self.count {
             return Err(Violation);
         }
-        let first = self.count - self.tokens.len() as u64;
+        let first = self.count - self.len() as u64;
         Ok(n.checked_sub(first).and_then(|i| usize::try_from(i).ok()))
     }
 
     fn over(&mut self, window: u64) {
-        if let Ok(Some(index)) = self.index(window)
-            && let Some(token) = self.tokens.get_mut(index)
+        let index = self.index(window);
+        let Some(tokens) = &mut self.tokens else { return };
+        if let Ok(Some(index)) = index
+            && let Some(token) = tokens.get_mut(index)
         {
             *token = 0;
         }
-        while self.tokens.front() == Some(&0) {
-            self.tokens.pop_front();
+        while tokens.front() == Some(&0) {
+            tokens.pop_front();
         }
+    }
+
+    fn len(&self) -> usize {
+        self.tokens.as_ref().map_or(0, |tokens| tokens.len())
+    }
+
+    /// Gives back memory, if there are no entries.
+    pub(crate) fn shrink(&mut self) {
+        self.tokens.take_if(|tokens| tokens.is_empty());
     }
 }
 
@@ -116,14 +130,14 @@ impl<N: Nic> Engine<N> {
     /// Hands bulk data to the device, as much as it takes now.
     pub(crate) fn run_bulk(&mut self, vci: u32) -> bool {
         let mut moved = false;
-        while let Some(work) = self.core.vcs[vci as usize].bulk.pop_front() {
+        while let Some(work) = self.core.waiting(vci).bulk.pop_front() {
             let taken = match &work {
                 Haul::Transfer(token) => self.run_transfer(vci, *token),
                 Haul::Push { op, part, window, len } => self.run_push(vci, *op, *part, *window, *len),
                 Haul::Assist { op, part, share, len, far } => self.run_assist(vci, *op, *part, *share, *len, far),
             };
             if taken.is_err() {
-                self.core.vcs[vci as usize].bulk.push_front(work);
+                self.core.waiting(vci).bulk.push_front(work);
                 break;
             }
             moved = true;
@@ -230,7 +244,8 @@ impl<N: Nic> Engine<N> {
         if let Some(op) = self.core.ops.get_mut(index) {
             op.pushing += 1;
         }
-        if !vc.bulk.is_empty() || self.nic.push(link, window, 0, iov, push_ctx(index)).is_err() {
+        let queued = vc.waiting.as_ref().is_some_and(|waiting| !waiting.bulk.is_empty());
+        if queued || self.nic.push(link, window, 0, iov, push_ctx(index)).is_err() {
             let len = mem::total_len(iov) as u64;
             self.core.defer_bulk(vci, Haul::Push { op: index, part, window, len });
         }
@@ -245,7 +260,8 @@ impl Core {
         }
         let Some(vc) = self.vcs.get(vci as usize) else { return Ok(None) };
         let index = vc.announced.index(window)?;
-        Ok(index.and_then(|index| vc.announced.tokens.get(index)).copied().filter(|&token| token != 0))
+        let tokens = vc.announced.tokens.as_ref();
+        Ok(index.and_then(|index| tokens?.get(index).copied()).filter(|&token| token != 0))
     }
 
     /// Bytes of a push have been stored or thrown away.

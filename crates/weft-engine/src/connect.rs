@@ -258,7 +258,7 @@ impl Core {
         if open.version != PROTOCOL_VERSION || self.link_mut(link).state != LinkState::Incoming {
             return Err(Violation);
         }
-        let Some(up) = self.link_mut(link).up.take() else { return Err(Violation) };
+        let Some(rising) = self.link_mut(link).rising.take() else { return Err(Violation) };
         if self.connection.calls.len() >= backlog {
             self.decline(link, &[]);
             return Ok(());
@@ -267,7 +267,7 @@ impl Core {
         let call = self.connection.next_call;
         self.connection.next_call += 1;
         self.connection.calls.insert(call, link);
-        self.announce(ConnEvent::Request { call, peer: up.peer, data });
+        self.announce(ConnEvent::Request { call, peer: rising.up.peer, data });
         Ok(())
     }
 
@@ -286,7 +286,9 @@ impl Core {
         if open.version != PROTOCOL_VERSION || self.link_mut(link).state != LinkState::Incoming {
             return Err(Violation);
         }
-        let Some(peer) = self.link_mut(link).up.as_ref().map(|up| up.peer) else { return Err(Violation) };
+        let Some(peer) = self.link_mut(link).rising.as_ref().map(|rising| rising.up.peer) else {
+            return Err(Violation);
+        };
         self.retire_links(called);
         self.vcs[called as usize].state = VcState::Idle;
         let vci = self.vc_named(&peer);

@@ -22,12 +22,14 @@ use crate::held::{Held, Holder};
 use crate::list::List;
 use crate::matching::{Body, Matcher};
 use crate::mem::{self, IovList};
-use crate::name::{EpName, Identity};
+use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
 use crate::ops::{Ctx, Multi, Phase, RecvInfo, TxOp, Xfer, XferKind, Xfers};
+use crate::peers::Index;
 use crate::pool::Pool;
 use crate::rma::Regions;
-use crate::vc::{DEFERRED_LIMIT, Deferred, Haul, PathCaps, Vc, VcState};
+use crate::room;
+use crate::vc::{DEFERRED_LIMIT, Deferred, Haul, PathCaps, Queues, Vc, VcState, Waiting};
 use crate::wire::{self, Head, Open, PROTOCOL_VERSION, Reader, Short, kind};
 
 /// The peer did something that the protocol forbids: its link is closed.
@@ -48,8 +50,8 @@ pub(crate) enum LinkState {
     Opening,
     /// Theirs, up, silent so far.
     Incoming,
-    /// Theirs, has sent OPEN while our own attempt is under way; the window it granted.
-    Parked(u64),
+    /// Theirs, has sent OPEN while our own attempt is under way.
+    Parked,
     /// Theirs, has called this listener.
     Heard,
     /// In use.
@@ -60,8 +62,23 @@ pub(crate) struct Link {
     pub(crate) state: LinkState,
     /// Number of the virtual connection, once known.
     pub(crate) vc: u32,
-    /// What the device said of it, until the link carries messages.
-    pub(crate) up: Option<Box<LinkUp>>,
+    /// What is known of it, until it carries messages.
+    pub(crate) rising: Option<Box<Rising>>,
+}
+
+impl Link {
+    const FREE: Self = Self { state: LinkState::Free, vc: u32::MAX, rising: None };
+}
+
+// There is one for each peer.
+const _: () = assert!(size_of::<Link>() <= 16);
+
+/// A link that is up and carries no messages yet.
+pub(crate) struct Rising {
+    /// What the device said of it.
+    pub(crate) up: LinkUp,
+    /// The window that the peer's OPEN has granted.
+    window: u64,
 }
 
 /// Something to send on a link itself, after the poll.
@@ -82,7 +99,8 @@ pub(crate) struct Core {
     pub(crate) by_far_addr: FxHashMap<Addr, u32>,
     /// Some connection leads to such a context.
     pub(crate) contexts: bool,
-    pub(crate) by_identity: FxHashMap<Identity, u32>,
+    pub(crate) index: Index,
+    pub(crate) queues: Queues,
     links: Vec<Link>,
     pub(crate) link_work: Vec<LinkWork>,
     /// Messages that overtook the OPEN_OK of their (unordered) link.
@@ -124,7 +142,8 @@ impl Core {
             by_addr: Vec::new(),
             by_far_addr: FxHashMap::default(),
             contexts: false,
-            by_identity: FxHashMap::default(),
+            index: Index::default(),
+            queues: Queues::default(),
             links: Vec::new(),
             link_work: Vec::new(),
             too_early: Vec::new(),
@@ -185,15 +204,21 @@ impl Core {
         }
     }
 
+    /// What waits at a connection, for something to be added.
+    #[inline]
+    pub(crate) fn waiting(&mut self, vci: u32) -> &mut Waiting {
+        self.vcs[vci as usize].waiting.get_or_insert_with(|| self.queues.lend())
+    }
+
     /// Queues bulk data for the device.
     pub(crate) fn defer_bulk(&mut self, vci: u32, work: Haul) {
-        self.vcs[vci as usize].bulk.push_back(work);
+        self.waiting(vci).bulk.push_back(work);
         self.activate(vci);
     }
 
     /// Queues a header (and no payload) behind the other deferred work of the connection.
     pub(crate) fn defer(&mut self, vci: u32, work: Deferred) {
-        self.vcs[vci as usize].deferred.push_back(work);
+        self.waiting(vci).deferred.push_back(work);
         self.activate(vci);
     }
 
@@ -205,14 +230,21 @@ impl Core {
 
     pub(crate) fn link_mut(&mut self, link: LinkId) -> &mut Link {
         let index = link.0 as usize;
-        while self.links.len() <= index {
-            self.links.push(Link { state: LinkState::Free, vc: u32::MAX, up: None });
+        if self.links.len() <= index {
+            self.enlarge_links(index + 1);
         }
         &mut self.links[index]
     }
 
+    #[cold]
+    fn enlarge_links(&mut self, len: usize) {
+        let more = len - self.links.len();
+        room::reserve(&mut self.links, more);
+        self.links.resize_with(len, || Link::FREE);
+    }
+
     pub(crate) fn free_link(&mut self, link: LinkId) {
-        *self.link_mut(link) = Link { state: LinkState::Free, vc: u32::MAX, up: None };
+        *self.link_mut(link) = Link::FREE;
         self.too_early.retain(|(l, _)| *l != link);
     }
 
@@ -239,17 +271,19 @@ impl Core {
         if open.version != PROTOCOL_VERSION || !expected {
             return Err(Violation);
         }
-        let Some(peer) = self.link_mut(link).up.as_ref().map(|up| up.peer) else { return Err(Violation) };
+        let window = open.window_bytes.get();
+        let Some(rising) = &mut self.link_mut(link).rising else { return Err(Violation) };
+        rising.window = window;
+        let peer = rising.up.peer;
         let vci = self.vc_named(&peer);
         self.link_mut(link).vc = vci;
-        let window = open.window_bytes.get();
         let to_self = peer == self.me;
         match self.vcs[vci as usize].state {
             _ if to_self => {
                 // The two ends of one link meet in this engine: this one only listens.
                 let slot = self.link_mut(link);
                 slot.state = LinkState::Carrying;
-                slot.up = None;
+                slot.rising = None;
                 self.link_say(link, kind::OPEN_OK, false);
             }
             VcState::Idle => self.adopt(link, vci, window),
@@ -258,8 +292,8 @@ impl Core {
                 self.adopt(link, vci, window);
             }
             VcState::Connecting(_) => {
-                self.link_mut(link).state = LinkState::Parked(window);
-                self.vcs[vci as usize].parked = Some(link);
+                self.link_mut(link).state = LinkState::Parked;
+                self.waiting(vci).parked = Some(link);
             }
             VcState::Greeting(_) | VcState::Up(_) => {
                 self.free_link(link);
@@ -291,7 +325,7 @@ impl Core {
         let slot = self.link_mut(link);
         slot.state = LinkState::Carrying;
         slot.vc = vci;
-        let Some(caps) = slot.up.take().map(|up| PathCaps::new(&up.caps, eager)) else { return };
+        let Some(caps) = slot.rising.take().map(|rising| PathCaps::new(&rising.up.caps, eager)) else { return };
         self.vcs[vci as usize].open(state, caps, window);
         self.activate(vci);
     }
@@ -305,7 +339,7 @@ impl Core {
         let vci = self.link_mut(link).vc;
         self.carry(link, vci, VcState::Up(link), open.window_bytes.get());
         self.called_back(vci);
-        if let Some(parked) = self.vcs[vci as usize].parked.take() {
+        if let Some(parked) = self.unpark(vci) {
             self.free_link(parked);
             self.link_say(parked, kind::OPEN_DUP, true);
         }
@@ -330,7 +364,7 @@ impl Core {
             vc.redials += 1;
             if vc.redials > REDIAL_LIMIT {
                 self.vc_fail(vci, LinkError::Refused);
-            } else if let Some(parked) = self.vcs[vci as usize].parked.take() {
+            } else if let Some(parked) = self.unpark(vci) {
                 self.take_parked(parked, vci);
             } else {
                 self.activate(vci);
@@ -340,9 +374,14 @@ impl Core {
     }
 
     fn take_parked(&mut self, parked: LinkId, vci: u32) {
-        if let LinkState::Parked(window) = self.link_mut(parked).state {
+        if let Some(window) = self.link_mut(parked).rising.as_ref().map(|rising| rising.window) {
             self.adopt(parked, vci, window);
         }
+    }
+
+    /// The peer's attempt that waits for the end of ours does so no longer.
+    fn unpark(&mut self, vci: u32) -> Option<LinkId> {
+        self.vcs[vci as usize].waiting.as_mut()?.parked.take()
     }
 
     // ---- ends --------------------------------------------------------------------------------
@@ -362,13 +401,15 @@ impl Core {
         }
         match state {
             LinkState::Free | LinkState::Incoming | LinkState::Heard => {}
-            LinkState::Parked(_) => self.vcs[vci as usize].parked = None,
+            LinkState::Parked => {
+                self.unpark(vci);
+            }
             LinkState::Dialing | LinkState::Opening => {
                 if self.vcs[vci as usize].state != VcState::Connecting(link) {
                     return;
                 }
                 self.vcs[vci as usize].state = VcState::Idle;
-                match self.vcs[vci as usize].parked.take() {
+                match self.unpark(vci) {
                     Some(parked) => self.take_parked(parked, vci),
                     None => self.vc_fail(vci, why),
                 }
@@ -384,7 +425,11 @@ impl Core {
         let vc = &mut self.vcs[vci as usize];
         let name = vc.name;
         let (addr, active) = (vc.addr, vc.active);
-        let (in_use, parts) = (vc.link().is_some(), vc.parts.take());
+        let in_use = vc.link().is_some();
+        let parts = vc.waiting.take().and_then(|waiting| {
+            self.queues.lost();
+            waiting.parts
+        });
         *vc = Vc::new(name);
         vc.addr = addr;
         vc.active = active;
@@ -492,7 +537,7 @@ impl Core {
         let vci = op.vc;
         if op.pending > 0 || op.pushing > 0 || op.assisting > 0 || !op.all_sent() {
             // A part that waits for the others may have its turn now.
-            if !self.vcs[vci as usize].tx.is_empty() {
+            if !self.vcs[vci as usize].tx_is_empty() {
                 self.activate(vci);
             }
             return;
@@ -504,7 +549,7 @@ impl Core {
         }
         let vc = &mut self.vcs[vci as usize];
         vc.outstanding = vc.outstanding.saturating_sub(1);
-        if !vc.tx.is_empty() {
+        if !vc.tx_is_empty() {
             self.activate(vci);
         }
     }
@@ -554,14 +599,15 @@ impl Core {
             _ => return Err(Violation),
         }
         let vc = &mut self.vcs[vci as usize];
-        if vc.deferred.len().max(vc.bulk.len()) > DEFERRED_LIMIT {
+        let waiting = vc.waiting.as_ref();
+        if waiting.is_some_and(|waiting| waiting.deferred.len().max(waiting.bulk.len()) > DEFERRED_LIMIT) {
             return Err(Violation);
         }
         let seq = head.seq.get();
         if seq == vc.rx_seq {
             vc.rx_seq = seq.wrapping_add(1);
             self.sequenced(vci, head, r)?;
-            if self.vcs[vci as usize].early.is_some() {
+            if self.vcs[vci as usize].waiting.as_ref().is_some_and(|waiting| !waiting.early.is_empty()) {
                 return self.drain_early(vci);
             }
             return Ok(());
@@ -571,7 +617,7 @@ impl Core {
 
     fn may_overtake(&mut self, link: LinkId) -> bool {
         let room = self.too_early.len() < REORDER_LIMIT as usize;
-        room && self.link_mut(link).up.as_ref().is_some_and(|up| !up.caps.ordered)
+        room && self.link_mut(link).rising.as_ref().is_some_and(|rising| !rising.up.caps.ordered)
     }
 
     #[cold]
@@ -582,7 +628,7 @@ impl Core {
         }
         let ahead = seq.wrapping_sub(vc.rx_seq);
         if ahead < REORDER_LIMIT {
-            vc.early.get_or_insert_default().insert(seq, bytes.to_vec());
+            self.waiting(vci).early.insert(seq, bytes.to_vec());
             Ok(())
         } else if vc.rx_seq.wrapping_sub(seq) < REORDER_LIMIT {
             Ok(()) // a duplicate of something already taken
@@ -595,13 +641,8 @@ impl Core {
     fn drain_early(&mut self, vci: u32) -> Result<(), Violation> {
         loop {
             let vc = &mut self.vcs[vci as usize];
-            let Some(early) = vc.early.as_mut() else { return Ok(()) };
-            let Some(bytes) = early.remove(&vc.rx_seq) else {
-                if early.is_empty() {
-                    vc.early = None;
-                }
-                return Ok(());
-            };
+            let early = vc.waiting.as_mut().map(|waiting| &mut waiting.early);
+            let Some(bytes) = early.and_then(|early| early.remove(&vc.rx_seq)) else { return Ok(()) };
             vc.rx_seq = vc.rx_seq.wrapping_add(1);
             let mut r = Reader(&bytes);
             let head: Head = r.take().ok_or(Violation)?;
@@ -673,7 +714,7 @@ fn complete_op(completions: &mut Vec<Completion>, op: &TxOp, fault: Option<Fault
 impl Sink for Core {
     fn up(&mut self, link: LinkId, info: LinkUp) {
         let slot = self.link_mut(link);
-        slot.up = Some(Box::new(info));
+        slot.rising = Some(Box::new(Rising { up: info, window: 0 }));
         if !info.initiator {
             slot.state = LinkState::Incoming;
             slot.vc = u32::MAX;
@@ -719,6 +760,12 @@ impl Sink for Core {
     fn placed(&mut self, link: LinkId, window: u64, _offset: u64, len: usize) {
         let Some(vci) = self.links.get(link.0 as usize).map(|l| l.vc) else { return };
         self.push_placed(vci, window, len);
+    }
+
+    fn peer(&self, link: LinkId) -> Option<EpName> {
+        let slot = self.links.get(link.0 as usize)?;
+        let rising = || slot.rising.as_ref().map(|rising| rising.up.peer);
+        self.vcs.get(slot.vc as usize).map(|vc| vc.name).or_else(rising)
     }
 
     fn done(&mut self, _link: LinkId, ctx: u64, result: Result<(), LinkError>) {

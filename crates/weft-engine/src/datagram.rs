@@ -40,7 +40,8 @@ impl<N: Nic> Engine<N> {
         }
         let vci = self.core.vc_for(op.dest)?;
         let vc = &self.core.vcs[vci as usize];
-        let crowded = vc.tx.len() >= WAITING_LIMIT || self.core.ops.len() >= self.core.config.tx_depth;
+        let queued = vc.waiting.as_ref().map_or(0, |waiting| waiting.tx.len());
+        let crowded = queued >= WAITING_LIMIT || self.core.ops.len() >= self.core.config.tx_depth;
         if crowded || (vc.link().is_some() && len as u64 + EAGER_COST > vc.tx_credit) {
             self.core.dropped += 1;
             if !op.flags.contains(OpFlags::QUIET) {

@@ -225,7 +225,7 @@ impl<N: Nic> Engine<N> {
         }
         let vci = op.vc;
         let index = self.core.ops.push(|| op);
-        self.core.vcs[vci as usize].tx.push_back(index);
+        self.core.waiting(vci).tx.push_back(index);
         self.run_vc(vci);
         Ok(())
     }
@@ -311,6 +311,7 @@ impl<N: Nic> Engine<N> {
     fn run_vc(&mut self, vci: u32) -> bool {
         let vc = &self.core.vcs[vci as usize];
         if !vc.has_work() {
+            self.core.queues.take_back(&mut self.core.vcs[vci as usize]);
             return false;
         }
         match vc.state {
@@ -327,6 +328,8 @@ impl<N: Nic> Engine<N> {
                     | self.run_tx(vci);
                 if self.core.vcs[vci as usize].has_work() {
                     self.core.activate(vci);
+                } else {
+                    self.core.queues.take_back(&mut self.core.vcs[vci as usize]);
                 }
                 moved
             }
@@ -340,7 +343,7 @@ impl<N: Nic> Engine<N> {
                 let slot = self.core.link_mut(link);
                 slot.state = LinkState::Dialing;
                 slot.vc = vci;
-                slot.up = None;
+                slot.rising = None;
                 self.core.vcs[vci as usize].state = VcState::Connecting(link);
             }
             Err(why) => self.core.vc_fail(vci, why),
@@ -349,9 +352,9 @@ impl<N: Nic> Engine<N> {
 
     fn run_deferred(&mut self, vci: u32) -> bool {
         let mut moved = false;
-        while let Some(work) = self.core.vcs[vci as usize].deferred.pop_front() {
+        while let Some(work) = self.core.waiting(vci).deferred.pop_front() {
             if self.run_work(vci, &work).is_err() {
-                self.core.vcs[vci as usize].deferred.push_front(work);
+                self.core.waiting(vci).deferred.push_front(work);
                 break;
             }
             moved = true;
@@ -387,17 +390,21 @@ impl<N: Nic> Engine<N> {
         let mut moved = false;
         loop {
             let vc = &mut self.core.vcs[vci as usize];
-            let Some(link) = vc.link().filter(|_| !vc.acks.is_empty()) else { return moved };
-            let batch = vc.acks.len().min(BATCH);
+            let (Some(link), Some(waiting)) = (vc.link(), vc.waiting.as_mut()) else { return moved };
+            let acks = &mut waiting.acks;
+            if acks.is_empty() {
+                return moved;
+            }
+            let batch = acks.len().min(BATCH);
             let mut w = crate::wire::Writer::<{ 8 + BATCH * 4 }>::new(kind::ACK, u8::try_from(batch).unwrap_or(0));
-            for op in vc.acks.iter().take(batch) {
+            for op in acks.iter().take(batch) {
                 w.put(&U32::new(*op));
             }
             if self.nic.send(link, w.with_seq(vc.tx_seq), &[]).is_err() {
                 return moved;
             }
             vc.tx_seq = vc.tx_seq.wrapping_add(1);
-            vc.acks.drain(..batch);
+            acks.drain(..batch);
             moved = true;
         }
     }
@@ -406,9 +413,9 @@ impl<N: Nic> Engine<N> {
         let mut moved = false;
         loop {
             let vc = &self.core.vcs[vci as usize];
-            let Some(&index) = vc.tx.front() else { return moved };
+            let Some(&index) = vc.waiting.as_ref().and_then(|waiting| waiting.tx.front()) else { return moved };
             let Some(op) = self.core.ops.get(index) else {
-                self.core.vcs[vci as usize].tx.pop_front();
+                self.core.waiting(vci).tx.pop_front();
                 continue;
             };
             let fresh = op.next_part == 0;
@@ -420,9 +427,8 @@ impl<N: Nic> Engine<N> {
                 return moved;
             }
             moved = true;
-            let vc = &mut self.core.vcs[vci as usize];
-            vc.tx.pop_front();
-            vc.outstanding += 1;
+            self.core.waiting(vci).tx.pop_front();
+            self.core.vcs[vci as usize].outstanding += 1;
             self.core.finish_op(index);
         }
     }

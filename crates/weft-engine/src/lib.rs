@@ -31,6 +31,7 @@ mod pool;
 pub mod program;
 mod recv;
 mod rma;
+pub mod room;
 mod vc;
 mod wire;
 

@@ -90,7 +90,7 @@ impl<N: Nic> Engine<N> {
         let Some(vc) = self.core.vcs.get_mut(vci as usize) else { return false };
         let cost = len as u64 + EAGER_COST;
         let Some(link) = vc.link() else { return false };
-        if !vc.tx.is_empty()
+        if !vc.tx_is_empty()
             || len > vc.caps.eager_bytes as usize
             || cost > vc.tx_credit
             || op.flags.intersects(vc.caps.slow_sends)
@@ -258,7 +258,7 @@ impl Core {
     /// Tells the peer that its operation ended well; several such go in one message.
     #[inline]
     pub(crate) fn ack(&mut self, vci: u32, op: u32) {
-        self.vcs[vci as usize].acks.push(op);
+        self.waiting(vci).acks.push(op);
         self.activate(vci);
     }
 

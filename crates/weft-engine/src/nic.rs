@@ -276,6 +276,10 @@ pub trait Sink {
     fn place(&mut self, link: LinkId, window: u64, offset: u64, len: usize) -> Option<crate::mem::IovList>;
     /// The first `len` (≤ what `place` was asked for, 0 allowed) of those bytes have been stored or thrown away.
     fn placed(&mut self, link: LinkId, window: u64, offset: u64, len: usize);
+    /// Who is at the other end of a link that is up, for what a device tells the user.
+    fn peer(&self, _link: LinkId) -> Option<EpName> {
+        None
+    }
     /// A push, put, get or assist has finished and its local memory is free.
     fn done(&mut self, link: LinkId, ctx: u64, result: Result<(), LinkError>);
 }

@@ -5,11 +5,55 @@
 //!
 //! Invariant: one virtual connection per endpoint, also where the endpoint was known by its service name first.
 
+use std::hash::BuildHasher;
+
+use hashbrown::HashTable;
+use rustc_hash::{FxBuildHasher, FxHashMap};
+
 use crate::api::{ADDR_NONE, Addr, Error};
 use crate::core::Core;
-use crate::name::EpName;
+use crate::name::{EpName, Identity};
 use crate::nic::LinkId;
+use crate::room;
 use crate::vc::{Vc, VcState};
+
+/// Virtual connections by the identities of their names.
+#[derive(Default)]
+pub(crate) struct Index {
+    /// Numbers of connections, by the names that they have: the names are not here once more.
+    by_name: HashTable<u32>,
+    /// Identities under which endpoints were known before their full names were.
+    former: FxHashMap<Identity, u32>,
+}
+
+fn hash(name: &EpName) -> u64 {
+    FxBuildHasher.hash_one(name.identity())
+}
+
+impl Index {
+    fn find(&self, vcs: &[Vc], name: &EpName) -> Option<u32> {
+        if let Some(&vci) = self.former.get(&name.identity()) {
+            return Some(vci);
+        }
+        let same = |&vci: &u32| vcs.get(vci as usize).is_some_and(|vc| vc.name.same_endpoint(name));
+        self.by_name.find(hash(name), same).copied()
+    }
+
+    /// A connection has its name.
+    fn insert(&mut self, vcs: &[Vc], vci: u32) {
+        let hash = |&vci: &u32| vcs.get(vci as usize).map_or(0, |vc| hash(&vc.name));
+        self.by_name.insert_unique(hash(&vci), vci, hash);
+    }
+
+    /// A connection is about to lose its name, by which `now` is to be found.
+    fn replace(&mut self, vcs: &[Vc], vci: u32, now: u32) {
+        let Some(vc) = vcs.get(vci as usize) else { return };
+        if let Ok(entry) = self.by_name.find_entry(hash(&vc.name), |&other| other == vci) {
+            entry.remove();
+        }
+        self.former.insert(vc.name.identity(), now);
+    }
+}
 
 impl Core {
     #[cold]
@@ -29,7 +73,9 @@ impl Core {
         }
         // The book knows the address, so its index is as dense as the book is.
         if self.by_addr.len() <= index {
-            self.by_addr.resize((index + 1).next_power_of_two(), 0);
+            let more = index + 1 - self.by_addr.len();
+            room::reserve(&mut self.by_addr, more);
+            self.by_addr.resize(index + 1, 0);
         }
         self.by_addr[index] = vci + 1;
         Ok(vci)
@@ -37,15 +83,16 @@ impl Core {
 
     /// The connection for a name, new or old.
     pub(crate) fn vc_named(&mut self, name: &EpName) -> u32 {
-        if let Some(&vci) = self.by_identity.get(&name.identity()) {
+        if let Some(vci) = self.index.find(&self.vcs, name) {
             return vci;
         }
         let vci = u32::try_from(self.vcs.len()).unwrap_or(u32::MAX - 1);
         self.contexts |= name.context_index().is_some();
         let mut vc = Vc::new(*name);
         vc.addr = self.book.addr(name).unwrap_or(ADDR_NONE);
+        room::reserve(&mut self.vcs, 1);
         self.vcs.push(vc);
-        self.by_identity.insert(name.identity(), vci);
+        self.index.insert(&self.vcs, vci);
         vci
     }
 
@@ -53,9 +100,8 @@ impl Core {
         if self.contexts {
             self.contexts_added(addr, name);
         }
-        let known = self.by_identity.get(&name.identity());
-        let vc = match known {
-            Some(&vci) => self.vcs.get_mut(vci as usize),
+        let vc = match self.index.find(&self.vcs, name) {
+            Some(vci) => self.vcs.get_mut(vci as usize),
             // A full name that is not known has no connection; looking further would make start-up quadratic.
             None if name.is_full() => None,
             // A stranger's full name may be inserted in its service form.
@@ -108,8 +154,8 @@ impl Core {
 
     /// A connection that was begun under a service name turned out to lead to a known endpoint.
     pub(crate) fn learn_name(&mut self, link: LinkId, vci: u32, peer: &EpName) -> u32 {
-        match self.by_identity.get(&peer.identity()) {
-            Some(&known) if known != vci => {
+        match self.index.find(&self.vcs, peer) {
+            Some(known) if known != vci => {
                 self.merge(vci, known);
                 if matches!(self.vcs[known as usize].state, VcState::Idle) {
                     self.vcs[known as usize].state = VcState::Connecting(link);
@@ -120,9 +166,10 @@ impl Core {
                 known
             }
             _ => {
-                self.by_identity.insert(peer.identity(), vci);
+                self.index.replace(&self.vcs, vci, vci);
                 self.contexts |= peer.context_index().is_some();
                 self.vcs[vci as usize].name = *peer;
+                self.index.insert(&self.vcs, vci);
                 vci
             }
         }
@@ -132,19 +179,20 @@ impl Core {
     fn merge(&mut self, from: u32, to: u32) {
         let old = &mut self.vcs[from as usize];
         old.state = VcState::Idle;
-        let (waiting, addr, identity) = (std::mem::take(&mut old.tx), old.addr, old.name.identity());
-        for &op in &waiting {
+        let tx = old.waiting.as_mut().map(|waiting| std::mem::take(&mut waiting.tx)).unwrap_or_default();
+        let addr = old.addr;
+        for &op in &tx {
             if let Some(op) = self.ops.get_mut(op) {
                 op.vc = to;
             }
         }
+        self.waiting(to).tx.extend(tx);
         let new = &mut self.vcs[to as usize];
-        new.tx.extend(waiting);
         if new.addr == ADDR_NONE {
             new.addr = addr;
             self.readdressed();
         }
-        self.by_identity.insert(identity, to);
+        self.index.replace(&self.vcs, from, to);
         for n in self.by_addr.iter_mut().filter(|n| **n == from + 1) {
             *n = to + 1;
         }

@@ -146,7 +146,7 @@ impl<N: Nic> Engine<N> {
         let vc = &mut core.vcs[vci as usize];
         let Some(link) = vc.link() else { return false };
         let nameless = op.flags.contains(OpFlags::QUIET | OpFlags::INJECT);
-        if !vc.tx.is_empty()
+        if !vc.tx_is_empty()
             || len > u64::from(vc.caps.eager_bytes)
             || op.flags.contains(OpFlags::FENCE)
             || (!nameless && core.ops.len() >= core.config.tx_depth)
@@ -473,8 +473,8 @@ impl Core {
 
     /// Answers that were about to read a region which goes away are refusals instead.
     fn revoke_replies(&mut self, gone: u64) {
-        for vc in &mut self.vcs {
-            for work in vc.deferred.iter_mut() {
+        for waiting in self.vcs.iter_mut().filter_map(|vc| vc.waiting.as_mut()) {
+            for work in &mut waiting.deferred {
                 if let Deferred::Reply { op, key, .. } = work
                     && *key == gone
                 {

@@ -5,8 +5,8 @@
 //! (here: `Nic::poll`), deferred work (what RX caused), TX. A queue is worked off until it is empty or the device is full,
 //! and a stall in one never blocks another.
 //!
-//! Cost: an idle connection is this struct (at most [`VC_BYTES_BUDGET`] bytes) and nothing on the heap, not even once it was used:
-//! queues that are seldom needed are a pointer ([`Queue`]) until they are.
+//! Cost: an idle connection is this struct (at most [`VC_BYTES_BUDGET`] bytes). What waits at a connection is apart ([`Waiting`]): lent by
+//! the engine while anything waits, and taken back then, but for the few connections that had it first ([`Queues`]).
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -21,7 +21,7 @@ use crate::nic::{LinkError, LinkId, NicCaps, RemoteIov, Share};
 use crate::wire::Op;
 
 /// What an idle peer may cost in the engine, in bytes.
-pub(crate) const VC_BYTES_BUDGET: usize = 296;
+pub(crate) const VC_BYTES_BUDGET: usize = 192;
 
 /// RMA operations up to so many bytes always travel within messages and take effect in the order of the messages, whatever the
 /// eager threshold is (`max_order_{raw,war,waw}_size` of libfabric).
@@ -30,59 +30,14 @@ pub(crate) const ORDERED_RMA_BYTES: usize = 128;
 /// Requests of one peer that may wait for an answer: far beyond any TX queue, so only an attacker gets there.
 pub(crate) const DEFERRED_LIMIT: usize = 1 << 17;
 
+/// Connections that keep their queues when nothing waits, and queues that are kept for others.
+const KEPT_QUEUES: usize = 8;
+
+/// Elements up to which a queue's memory is kept.
+const KEPT_ELEMENTS: usize = 64;
+
 /// Sends that need more than to leave.
 const SLOW_SENDS: OpFlags = OpFlags::DELIVERY.union(OpFlags::FENCE).union(OpFlags::TRIGGER);
-
-/// A queue that takes a pointer until it is first used, and keeps its memory then.
-#[allow(clippy::box_collection)] // A pointer is less than the queue's own four words.
-pub(crate) struct Queue<T>(Option<Box<VecDeque<T>>>);
-
-impl<T> Default for Queue<T> {
-    fn default() -> Self {
-        Self(None)
-    }
-}
-
-impl<T> Queue<T> {
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.as_ref().is_none_or(|queue| queue.is_empty())
-    }
-
-    #[inline]
-    pub(crate) fn len(&self) -> usize {
-        self.0.as_ref().map_or(0, |queue| queue.len())
-    }
-
-    pub(crate) fn front(&self) -> Option<&T> {
-        self.0.as_ref()?.front()
-    }
-
-    pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut T> {
-        self.0.as_mut()?.get_mut(index)
-    }
-
-    pub(crate) fn get(&self, index: usize) -> Option<&T> {
-        self.0.as_ref()?.get(index)
-    }
-
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.0.iter_mut().flat_map(|queue| queue.iter_mut())
-    }
-
-    pub(crate) fn push_back(&mut self, value: T) {
-        self.0.get_or_insert_default().push_back(value);
-    }
-
-    pub(crate) fn push_front(&mut self, value: T) {
-        self.0.get_or_insert_default().push_front(value);
-    }
-
-    #[inline]
-    pub(crate) fn pop_front(&mut self) -> Option<T> {
-        self.0.as_mut()?.pop_front()
-    }
-}
 
 /// How far along a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,8 +141,6 @@ pub(crate) struct Vc {
     pub(crate) refused: Option<LinkError>,
     /// How often we were told that the peer still holds an earlier link.
     pub(crate) redials: u16,
-    /// The peer's own attempt, kept until ours has succeeded or failed.
-    pub(crate) parked: Option<LinkId>,
     /// Number of the next message to send, and of the next to take.
     pub(crate) tx_seq: u32,
     pub(crate) rx_seq: u32,
@@ -199,6 +152,8 @@ pub(crate) struct Vc {
     pub(crate) credit_owed: u64,
     /// Unexpected messages whose payload waits at the peer.
     pub(crate) rendezvous_waiting: u32,
+    /// Operations that have left the TX queue and are not complete.
+    pub(crate) outstanding: u32,
     /// Writes and atomics sent whose success nobody waits for: so many failures of nameless operations may be reported.
     pub(crate) quiet_writes: u64,
     /// Results of our atomics that are under way, in bytes with their names.
@@ -206,21 +161,87 @@ pub(crate) struct Vc {
     /// Pushes that we have announced on this link, and the peer's.
     pub(crate) announcing: u64,
     pub(crate) announced: Announced,
-    /// Operations that have left the TX queue and are not complete.
-    pub(crate) outstanding: u32,
-    /// Operations that wait, by number.
+    /// What waits, if anything does ([`Core::waiting`](crate::core::Core::waiting)).
+    pub(crate) waiting: Option<Box<Waiting>>,
+}
+
+/// What waits at a connection.
+#[derive(Default)]
+pub(crate) struct Waiting {
+    /// Operations, by number.
     pub(crate) tx: VecDeque<u32>,
-    pub(crate) deferred: Queue<Deferred>,
-    pub(crate) bulk: Queue<Haul>,
+    pub(crate) deferred: VecDeque<Deferred>,
+    pub(crate) bulk: VecDeque<Haul>,
     /// Operations of the peer that have ended well and must be told so.
     pub(crate) acks: Vec<u32>,
-    /// The peer's operation of which more parts follow ([`crate::access`]).
-    pub(crate) parts: Option<u32>,
     /// What the peer's atomics have fetched.
     pub(crate) results: Option<Box<Results>>,
+    /// The peer's operation of which more parts follow ([`crate::access`]).
+    pub(crate) parts: Option<u32>,
+    /// The peer's own attempt, kept until ours has succeeded or failed.
+    pub(crate) parked: Option<LinkId>,
     /// Messages that overtook others on an unordered link.
-    #[allow(clippy::box_collection)] // As for `Queue`.
-    pub(crate) early: Option<Box<BTreeMap<u32, Vec<u8>>>>,
+    pub(crate) early: BTreeMap<u32, Vec<u8>>,
+}
+
+impl Waiting {
+    /// Whether anything waits to be sent.
+    #[inline]
+    fn to_send(&self) -> bool {
+        !(self.tx.is_empty() && self.deferred.is_empty() && self.bulk.is_empty() && self.acks.is_empty())
+            || self.results.as_ref().is_some_and(|results| results.wait())
+    }
+
+    /// Whether nothing at all waits.
+    fn is_empty(&self) -> bool {
+        !self.to_send() && self.parts.is_none() && self.parked.is_none() && self.early.is_empty()
+    }
+
+    /// Whether its memory, when nothing waits, is worth keeping for another connection.
+    fn is_small(&self) -> bool {
+        self.tx.capacity().max(self.deferred.capacity()).max(self.bulk.capacity()).max(self.acks.capacity())
+            <= KEPT_ELEMENTS
+    }
+}
+
+/// Queues that are lent to connections.
+#[derive(Default)]
+pub(crate) struct Queues {
+    lent: usize,
+    spare: Vec<Box<Waiting>>,
+}
+
+impl Queues {
+    /// Queues for a connection that has none.
+    #[cold]
+    pub(crate) fn lend(&mut self) -> Box<Waiting> {
+        self.lent += 1;
+        self.spare.pop().unwrap_or_default()
+    }
+
+    /// Takes back the queues of a connection at which nothing is to be sent, if many are lent and nothing else waits there.
+    #[inline]
+    pub(crate) fn take_back(&mut self, vc: &mut Vc) {
+        if self.lent > KEPT_QUEUES {
+            self.take_back_now(vc);
+        }
+    }
+
+    #[inline(never)]
+    fn take_back_now(&mut self, vc: &mut Vc) {
+        if let Some(waiting) = vc.waiting.take_if(|waiting| waiting.is_empty()) {
+            self.lent -= 1;
+            vc.announced.shrink();
+            if waiting.is_small() && self.spare.len() < KEPT_QUEUES {
+                self.spare.push(waiting);
+            }
+        }
+    }
+
+    /// A connection's queues are gone.
+    pub(crate) fn lost(&mut self) {
+        self.lent -= 1;
+    }
 }
 
 const _: () = assert!(size_of::<Vc>() <= VC_BYTES_BUDGET);
@@ -245,25 +266,18 @@ impl Vc {
             active: false,
             refused: None,
             redials: 0,
-            parked: None,
             tx_seq: 0,
             rx_seq: 0,
             tx_credit: 0,
             rx_used: 0,
             credit_owed: 0,
             rendezvous_waiting: 0,
+            outstanding: 0,
             quiet_writes: 0,
             fetching: 0,
             announcing: 0,
             announced: Announced::default(),
-            outstanding: 0,
-            tx: VecDeque::new(),
-            deferred: Queue::default(),
-            bulk: Queue::default(),
-            acks: Vec::new(),
-            parts: None,
-            results: None,
-            early: None,
+            waiting: None,
         }
     }
 
@@ -291,15 +305,25 @@ impl Vc {
         }
     }
 
+    /// Whether no operation waits for others to leave first.
+    #[inline]
+    pub(crate) fn tx_is_empty(&self) -> bool {
+        self.waiting.as_ref().is_none_or(|waiting| waiting.tx.is_empty())
+    }
+
     /// Whether a message with this number is the next of an undisturbed stream.
     #[inline]
     pub(crate) fn is_next(&self, seq: u32) -> bool {
-        seq == self.rx_seq && self.early.is_none() && self.deferred.len() <= DEFERRED_LIMIT
+        seq == self.rx_seq
+            && self
+                .waiting
+                .as_ref()
+                .is_none_or(|waiting| waiting.early.is_empty() && waiting.deferred.len() <= DEFERRED_LIMIT)
     }
 
     /// Whether anything waits to be sent.
+    #[inline]
     pub(crate) fn has_work(&self) -> bool {
-        !(self.tx.is_empty() && self.deferred.is_empty() && self.bulk.is_empty() && self.acks.is_empty())
-            || self.results.as_ref().is_some_and(|results| results.wait())
+        self.waiting.as_ref().is_some_and(|waiting| waiting.to_send())
     }
 }

@@ -19,11 +19,12 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
-use slab::Slab;
 use weft_engine::mem::{Iov, IovList};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, Registrar, RemoteIov, Share, Sink};
+use weft_engine::room;
 
 use crate::NicError;
 use crate::handshake;
@@ -166,26 +167,40 @@ impl Via {
     }
 }
 
-/// Where the calls for one of our links go.
+/// How far a link is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// There is none with this number.
+    Free,
+    /// We are connecting.
+    Attempt,
+    Up,
+}
+
+/// Where the calls for one of our links go, and what else is known of it. Who the peer is the engine knows ([`Sink::peer`]).
 #[derive(Clone, Copy, Debug)]
 struct Route {
     via: Via,
+    stage: Stage,
+    initiator: bool,
+    /// Why shared memory, though tried, does not serve the link.
+    shm_failed: Option<LinkError>,
     inner: LinkId,
 }
 
-const NOWHERE: Route = Route { via: Via::Neither, inner: LinkId(u32::MAX) };
+// There is one for each peer, and it is looked up for every message.
+const _: () = assert!(size_of::<Route>() == 8);
+
+const NOWHERE: Route =
+    Route { via: Via::Neither, stage: Stage::Free, initiator: false, shm_failed: None, inner: LinkId(u32::MAX) };
 const UNMAPPED: u32 = u32::MAX;
 
-/// What is rarely needed of a link.
+/// What is to be known while we connect.
 #[derive(Clone, Debug)]
-struct Detail {
+struct Attempt {
     peer: EpName,
-    initiator: bool,
-    up: bool,
     /// TCP may follow if shared memory fails.
     may_fall_back: bool,
-    /// Why shared memory, though tried, does not serve the link.
-    shm_failed: Option<LinkError>,
 }
 
 /// Our links and the devices'.
@@ -193,8 +208,10 @@ struct Detail {
 struct Table {
     /// By our number.
     routes: Vec<Route>,
+    /// Numbers that may be used again.
+    free: Vec<u32>,
     /// By our number.
-    details: Slab<Detail>,
+    attempts: FxHashMap<u32, Attempt>,
     /// Our number by device and the device's number.
     ours: [Vec<u32>; 2],
     /// Attempts that shared memory gave up and TCP shall take over.
@@ -202,18 +219,58 @@ struct Table {
 }
 
 impl Table {
-    fn insert(&mut self, detail: Detail) -> u32 {
-        let id = u32::try_from(self.details.insert(detail)).unwrap_or(UNMAPPED);
-        if self.routes.len() <= id as usize {
-            self.routes.resize(id as usize + 1, NOWHERE);
+    /// A number for a new link.
+    fn insert(&mut self, initiator: bool, shm_failed: Option<LinkError>) -> u32 {
+        let stage = if initiator { Stage::Attempt } else { Stage::Up };
+        let route = Route { stage, initiator, shm_failed, ..NOWHERE };
+        match self.free.pop() {
+            Some(id) => {
+                self.routes[id as usize] = route;
+                id
+            }
+            None => {
+                room::reserve(&mut self.routes, 1);
+                self.routes.push(route);
+                u32::try_from(self.routes.len() - 1).unwrap_or(UNMAPPED)
+            }
         }
+    }
+
+    /// A number for a link that we make.
+    fn begin(&mut self, attempt: Attempt, shm_failed: Option<LinkError>) -> u32 {
+        let id = self.insert(true, shm_failed);
+        self.attempts.insert(id, attempt);
         id
     }
 
+    /// An attempt is over.
+    fn end_attempt(&mut self, id: u32) -> Option<Attempt> {
+        let attempt = self.attempts.remove(&id);
+        if self.attempts.is_empty() {
+            // Many may have been made at once.
+            self.attempts = FxHashMap::default();
+        }
+        attempt
+    }
+
+    /// There is no such link any more. Returns where it was.
+    fn remove(&mut self, id: u32) -> Route {
+        let was = self.unmap(id);
+        if was.stage != Stage::Free {
+            self.routes[id as usize] = NOWHERE;
+            self.end_attempt(id);
+            self.free.push(id);
+        }
+        was
+    }
+
     fn map(&mut self, id: u32, via: Via, inner: LinkId) {
-        self.routes[id as usize] = Route { via, inner };
+        let route = &mut self.routes[id as usize];
+        (route.via, route.inner) = (via, inner);
         let ours = &mut self.ours[via as usize];
         if ours.len() <= inner.0 as usize {
+            let more = inner.0 as usize + 1 - ours.len();
+            room::reserve(ours, more);
             ours.resize(inner.0 as usize + 1, UNMAPPED);
         }
         debug_assert_eq!(ours[inner.0 as usize], UNMAPPED);
@@ -223,7 +280,8 @@ impl Table {
     /// Separates our link from its device's. Returns what it was.
     fn unmap(&mut self, id: u32) -> Route {
         let Some(route) = self.routes.get_mut(id as usize) else { return NOWHERE };
-        let was = std::mem::replace(route, NOWHERE);
+        let was = *route;
+        (route.via, route.inner) = (Via::Neither, NOWHERE.inner);
         if was.via != Via::Neither {
             self.ours[was.via as usize][was.inner.0 as usize] = UNMAPPED;
         }
@@ -253,12 +311,11 @@ impl<S: Sink> Sink for Relay<'_, S> {
         let mut id = self.table.ours(self.via, link).0;
         if id == UNMAPPED {
             debug_assert!(!info.initiator);
-            let detail = Detail { peer: info.peer, initiator: false, up: true, may_fall_back: false, shm_failed: None };
-            id = self.table.insert(detail);
+            id = self.table.insert(false, None);
             self.table.map(id, self.via, link);
-        } else if let Some(detail) = self.table.details.get_mut(id as usize) {
-            detail.up = true;
-            detail.peer = info.peer;
+        } else {
+            self.table.routes[id as usize].stage = Stage::Up;
+            self.table.end_attempt(id);
         }
         let direction = if info.initiator { "to" } else { "from" };
         log::info!("link {direction} {} over {}", info.peer, info.caps.device);
@@ -267,20 +324,24 @@ impl<S: Sink> Sink for Relay<'_, S> {
 
     fn down(&mut self, link: LinkId, why: LinkError) {
         let id = self.table.ours(self.via, link).0;
-        let Some(detail) = self.table.details.get(id as usize) else { return };
-        if detail.may_fall_back && !detail.up && self.via == Via::Shm {
+        if id == UNMAPPED {
+            return;
+        }
+        let attempt = self.table.attempts.get(&id);
+        if self.via == Via::Shm && attempt.is_some_and(|attempt| attempt.may_fall_back) {
             self.table.unmap(id);
             self.table.fallbacks.push((id, why));
-        } else {
-            match (detail.up, why) {
-                (true, LinkError::Closed) => log::debug!("link with {}: {why}", detail.peer),
-                (true, _) => log::warn!("link with {} over {} ended: {why}", detail.peer, self.via.name()),
-                (false, _) => log::warn!("cannot reach {}: {why}", detail.peer),
-            }
-            self.table.unmap(id);
-            self.table.details.remove(id as usize);
-            self.sink.down(LinkId(id), why);
+            return;
         }
+        match (attempt, why) {
+            (Some(attempt), _) => log::warn!("cannot reach {}: {why}", attempt.peer),
+            (None, LinkError::Closed) => log::debug!("link with {}: {why}", shown(self.sink.peer(LinkId(id)))),
+            (None, _) => {
+                log::warn!("link with {} over {} ended: {why}", shown(self.sink.peer(LinkId(id))), self.via.name());
+            }
+        }
+        self.table.remove(id);
+        self.sink.down(LinkId(id), why);
     }
 
     #[inline(always)]
@@ -303,13 +364,16 @@ impl<S: Sink> Sink for Relay<'_, S> {
     }
 }
 
+/// A peer in a message to the user.
+fn shown(peer: Option<EpName>) -> String {
+    peer.map_or_else(|| "a peer".to_owned(), |peer| peer.to_string())
+}
+
 /// What is known of one link, for diagnosis.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkInfo {
     /// The device that serves it; `None` while an attempt changes the device.
     pub device: Option<&'static str>,
-    /// The peer.
-    pub peer: EpName,
     /// Whether our side connected.
     pub initiator: bool,
     /// Whether it is up.
@@ -476,15 +540,16 @@ impl Devices {
     /// What is known of a link.
     #[must_use]
     pub fn describe(&self, link: LinkId) -> Option<LinkInfo> {
-        let detail = self.table.details.get(link.0 as usize)?;
         let route = self.table.route(link);
+        if route.stage == Stage::Free {
+            return None;
+        }
         let tcp = self.tcp.as_ref().filter(|_| route.via == Via::Tcp).and_then(|tcp| tcp.describe(route.inner));
         Some(LinkInfo {
             device: self.device(link),
-            peer: detail.peer,
-            initiator: detail.initiator,
-            up: detail.up,
-            shm_failed: detail.shm_failed,
+            initiator: route.initiator,
+            up: route.stage == Stage::Up,
+            shm_failed: route.shm_failed,
             tcp,
         })
     }
@@ -516,17 +581,16 @@ impl Devices {
     #[cold]
     fn fall_back<S: Sink>(&mut self, sink: &mut S) {
         for (id, why) in std::mem::take(&mut self.table.fallbacks) {
-            let Some(detail) = self.table.details.get_mut(id as usize) else { continue };
-            log::info!("no shared memory with {}: {why}; using TCP", detail.peer);
+            let Some(peer) = self.table.attempts.get(&id).map(|attempt| attempt.peer) else { continue };
+            log::info!("no shared memory with {peer}: {why}; using TCP");
             self.fallbacks += 1;
-            detail.shm_failed = Some(why);
-            let peer = detail.peer;
+            self.table.routes[id as usize].shm_failed = Some(why);
             let attempt = self.tcp.as_mut().map_or(Err(why), |tcp| tcp.connect(&peer));
             match attempt {
                 Ok(inner) => self.table.map(id, Via::Tcp, inner),
                 Err(why) => {
                     log::warn!("cannot reach {peer}: {why}");
-                    self.table.details.remove(id as usize);
+                    self.table.remove(id);
                     sink.down(LinkId(id), why);
                 }
             }
@@ -545,11 +609,12 @@ impl Nic for Devices {
     fn connect(&mut self, peer: &EpName) -> Result<LinkId, LinkError> {
         let may_tcp = peer.tcp() && self.tcp.is_some();
         let near = peer.shm() && self.shm.is_some() && self.is_near(peer);
-        let mut detail = Detail { peer: *peer, initiator: true, up: false, may_fall_back: may_tcp, shm_failed: None };
+        let attempt = Attempt { peer: *peer, may_fall_back: may_tcp };
+        let mut shm_failed = None;
         if let Some(shm) = self.shm.as_mut().filter(|_| near) {
             match shm.connect(peer) {
                 Ok(inner) => {
-                    let id = self.table.insert(detail);
+                    let id = self.table.begin(attempt, None);
                     self.table.map(id, Via::Shm, inner);
                     return Ok(LinkId(id));
                 }
@@ -557,7 +622,7 @@ impl Nic for Devices {
                 Err(why) => {
                     log::info!("no shared memory with {peer}: {why}; using TCP");
                     self.fallbacks += 1;
-                    detail.shm_failed = Some(why);
+                    shm_failed = Some(why);
                 }
             }
         }
@@ -566,14 +631,14 @@ impl Nic for Devices {
             return Err(LinkError::Unreachable);
         };
         let inner = tcp.connect(peer)?;
-        let id = self.table.insert(detail);
+        let id = self.table.begin(attempt, shm_failed);
         self.table.map(id, Via::Tcp, inner);
         Ok(LinkId(id))
     }
 
     #[inline]
     fn send(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
-        let Route { via, inner } = self.table.route(link);
+        let Route { via, inner, .. } = self.table.route(link);
         match (via, &mut self.shm) {
             (Via::Shm, Some(shm)) => shm.send(inner, head, body),
             // Apart, because all that it needs of the stack would have to be prepared for shared memory, too.
@@ -582,7 +647,7 @@ impl Nic for Devices {
     }
 
     fn push(&mut self, link: LinkId, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
-        let Route { via, inner } = self.table.route(link);
+        let Route { via, inner, .. } = self.table.route(link);
         match (via, &mut self.shm, &mut self.tcp) {
             (Via::Shm, Some(shm), _) => shm.push(inner, window, offset, src, ctx),
             (Via::Tcp, _, Some(tcp)) => tcp.push(inner, window, offset, src, ctx),
@@ -591,7 +656,7 @@ impl Nic for Devices {
     }
 
     fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
-        let Route { via, inner } = self.table.route(link);
+        let Route { via, inner, .. } = self.table.route(link);
         match (via, &mut self.shm, &mut self.tcp) {
             (Via::Shm, Some(shm), _) => shm.get(inner, local, remote, ctx),
             (Via::Tcp, _, Some(tcp)) => tcp.get(inner, local, remote, ctx),
@@ -600,7 +665,7 @@ impl Nic for Devices {
     }
 
     fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
-        let Route { via, inner } = self.table.route(link);
+        let Route { via, inner, .. } = self.table.route(link);
         match (via, &mut self.shm, &mut self.tcp) {
             (Via::Shm, Some(shm), _) => shm.put(inner, local, remote, ctx),
             (Via::Tcp, _, Some(tcp)) => tcp.put(inner, local, remote, ctx),
@@ -617,7 +682,7 @@ impl Nic for Devices {
         remote: &[RemoteIov],
         ctx: u64,
     ) -> Result<(), Full> {
-        let Route { via, inner } = self.table.route(link);
+        let Route { via, inner, .. } = self.table.route(link);
         match (via, &mut self.shm, &mut self.tcp) {
             (Via::Shm, Some(shm), _) => shm.assist(inner, share, put, local, remote, ctx),
             (Via::Tcp, _, Some(tcp)) => tcp.assist(inner, share, put, local, remote, ctx),
@@ -656,8 +721,7 @@ impl Nic for Devices {
     }
 
     fn close(&mut self, link: LinkId) {
-        let Route { via, inner } = self.table.unmap(link.0);
-        self.table.details.try_remove(link.0 as usize);
+        let Route { via, inner, .. } = self.table.remove(link.0);
         self.table.fallbacks.retain(|&(id, _)| id != link.0);
         match (via, &mut self.shm, &mut self.tcp) {
             (Via::Shm, Some(shm), _) => shm.close(inner),

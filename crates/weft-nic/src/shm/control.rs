@@ -13,7 +13,6 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
@@ -351,7 +350,7 @@ impl Shm {
         let id = initiator.unwrap_or_else(|| self.number());
         let direct = self.config.cma && cma::reaches(offer.pid, offer.probe_addr, &offer.probe_value);
         let info = LinkUp { peer: offer.peer, initiator: offer.role == Role::Initiator, caps: self.caps(direct) };
-        let bell = Bell::adopt(offer.door.as_fd(), offer.slot).map_err(handshake::adoption_error);
+        let bell = Bell::adopt(offer.door.as_fd()).map_err(handshake::adoption_error);
         let agreed = bell.and_then(|bell| {
             let local = local(&self.me, &self.config.job_key, &self.door, self.barriers, &self.probe_value, self.lines);
             if offer.role == Role::Acceptor {
@@ -396,10 +395,11 @@ impl Shm {
         // Our publications are ordered by the peer's membarrier calls, if we are registered and it can call.
         let must_fence = !(self.barriers.registered && offer.flags & FLAG_CALLABLE != 0);
         let parts = Parts {
-            map: Arc::clone(&offer.map),
+            map: offer.map,
             role: offer.role,
             lines: offer.lines,
             bell,
+            slot: offer.slot,
             socket,
             pidfd,
             pid: offer.pid,

@@ -95,19 +95,18 @@ impl Door {
 /// A peer's doorbell.
 pub(super) struct Bell {
     map: Mapping,
-    slot: u32,
 }
 
 impl Bell {
     /// Maps what the peer passed.
-    pub(super) fn adopt(file: BorrowedFd<'_>, slot: u32) -> io::Result<Self> {
-        Ok(Self { map: Mapping::adopt(file, PAGE_FILE_BYTES)?, slot })
+    pub(super) fn adopt(file: BorrowedFd<'_>) -> io::Result<Self> {
+        Ok(Self { map: Mapping::adopt(file, PAGE_FILE_BYTES)? })
     }
 
-    /// Tells the peer that there is something for it on our link, waking it through `socket` if it sleeps.
+    /// Tells the peer that there is something for it on our link, which has `slot` there, waking it through `socket` if it sleeps.
     #[cold]
-    pub(super) fn ring(&self, socket: BorrowedFd<'_>) {
-        if page(&self.map).ring(self.slot) {
+    pub(super) fn ring(&self, slot: u32, socket: BorrowedFd<'_>) {
+        if page(&self.map).ring(slot) {
             // A full socket buffer means that wakes are waiting there already; a broken socket is noticed elsewhere.
             let _ = rustix::net::send(socket, WAKE, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         }

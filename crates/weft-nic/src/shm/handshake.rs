@@ -27,7 +27,6 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -120,7 +119,7 @@ pub(super) struct Local<'a> {
 /// What a finished handshake has brought.
 pub(super) struct Offer {
     pub(super) role: Role,
-    pub(super) map: Arc<Mapping>,
+    pub(super) map: Mapping,
     pub(super) lines: u32,
     pub(super) peer: EpName,
     /// Of the process that made the other end, as the kernel says; 0 if it is not visible from here.
@@ -148,7 +147,7 @@ enum State {
     /// Initiator: waits for the challenge.
     Greeted,
     /// Initiator: waits for the answer to the offer.
-    Offered(Arc<Mapping>),
+    Offered(Mapping),
     /// Acceptor: waits for the greeting.
     Accepted,
     /// Acceptor: waits for the offer.
@@ -346,7 +345,7 @@ impl Handshake {
         frame.slot = self.link.unwrap_or(0) % SLOTS;
         frame.lines = local.lines;
         send(self.socket.as_fd(), &frame, &[file.as_fd(), local.door])?;
-        self.state = State::Offered(Arc::new(map));
+        self.state = State::Offered(map);
         Ok(Step::Wait)
     }
 
@@ -359,21 +358,21 @@ impl Handshake {
             return Err(LinkError::Protocol);
         }
         let map = Mapping::adopt(file.as_fd(), segment_bytes(frame.lines)).map_err(adoption_error)?;
-        self.ready(frame, Arc::new(map), frame.lines, door)
+        self.ready(frame, map, frame.lines, door)
     }
 
     fn take_answer(
         &self,
         frame: &Frame,
         fds: Vec<OwnedFd>,
-        map: Arc<Mapping>,
+        map: Mapping,
         local: &Local<'_>,
     ) -> Result<Step, LinkError> {
         let [door] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| LinkError::Protocol)?;
         self.ready(frame, map, local.lines, door)
     }
 
-    fn ready(&self, frame: &Frame, map: Arc<Mapping>, lines: u32, door: OwnedFd) -> Result<Step, LinkError> {
+    fn ready(&self, frame: &Frame, map: Mapping, lines: u32, door: OwnedFd) -> Result<Step, LinkError> {
         let peer = EpName::parse(&frame.name).map_err(|_| LinkError::Protocol)?;
         let expected = self.role == Role::Acceptor || self.service || peer.ep_id() == self.target.ep_id();
         if !peer.is_genuine() || !expected {

@@ -9,25 +9,23 @@
 //! This file is apart from the rings so that a model checker can put its own memory under the rings' algorithm.
 
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 use weft_engine::mem::Iov;
 
-use super::segment::{LINE_BYTES, Mapping, Role};
+use super::segment::{self, LINE_BYTES, Mapping, Role};
 use super::sync::{AtomicU64, Ordering};
 
-/// The lines of a ring, inside a mapping that is kept alive.
+/// The lines of a ring, inside a segment that whoever made this keeps mapped.
 pub(super) struct Lines {
-    /// The first line, inside `map`.
+    /// The first line.
     first: NonNull<u8>,
     /// Number of lines, less one.
     mask: u64,
-    /// Offset of the first line in the mapping.
-    offset: usize,
-    map: Arc<Mapping>,
+    /// The segment.
+    base: NonNull<u8>,
 }
 
-// SAFETY: `first` points into memory that belongs to the process and that `map`, which is `Send`, keeps mapped.
+// SAFETY: the pointers lead to memory that belongs to the process, and that is written through atomics or by the ring's only producer.
 unsafe impl Send for Lines {}
 
 /// Lines in bytes. Rings are small: at most `MAX_LINES`.
@@ -128,12 +126,15 @@ fn cycles() -> u64 {
 
 impl Lines {
     /// The ring that `writer` writes, in a segment with rings of `count` lines.
-    pub(super) fn new(map: Arc<Mapping>, writer: Role, count: u32) -> Self {
+    ///
+    /// # Safety
+    /// `map` lives as long as the result is used.
+    pub(super) unsafe fn new(map: &Mapping, writer: Role, count: u32) -> Self {
         let offset = Mapping::ring_offset(writer, count);
         assert!(count.is_power_of_two() && offset + bytes_of(u64::from(count)) <= map.len());
         // SAFETY: inside the mapping, as just checked.
         let first = unsafe { map.base().add(offset) };
-        Self { first, mask: u64::from(count) - 1, offset, map }
+        Self { first, mask: u64::from(count) - 1, base: map.base() }
     }
 
     /// Number of lines, a power of two.
@@ -150,7 +151,10 @@ impl Lines {
 
     /// Obtains the pages of the lines with indices from `from` up to `to`.
     pub(super) fn populate(&self, from: u64, to: u64) -> std::io::Result<()> {
-        self.map.populate(self.offset + bytes_of(from), bytes_of(to - from))
+        assert!(from <= to && to <= self.count());
+        let offset = self.first.as_ptr() as usize - self.base.as_ptr() as usize + bytes_of(from);
+        // SAFETY: lines of the ring, which is mapped by the promise of `new`.
+        unsafe { segment::populate(self.base, offset, bytes_of(to - from)) }
     }
 
     /// The word at byte `skip` of a line.
@@ -166,7 +170,8 @@ impl Lines {
     /// How far `role` has consumed its incoming ring.
     #[inline(always)]
     pub(super) fn consumed(&self, role: Role) -> &AtomicU64 {
-        &self.map.side(role).consumed.0
+        // SAFETY: the segment is mapped as long as `self` is used, by the promise of `new`.
+        &unsafe { segment::side(self.base, role) }.consumed.0
     }
 
     /// [`Lines::consumed`], and what reading it took, in cycles of the processor's clock; 0 where it has none to read.

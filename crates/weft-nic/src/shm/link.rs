@@ -8,8 +8,8 @@
 //! its transfers by address run in order; both queues are bounded.
 
 use std::collections::VecDeque;
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence, fence};
 
 use weft_engine::mem::{self, Iov, IovList};
@@ -61,10 +61,12 @@ pub(super) struct Look {
 
 /// What a link is made of.
 pub(super) struct Parts {
-    pub(super) map: Arc<Mapping>,
+    pub(super) map: Mapping,
     pub(super) role: Role,
     pub(super) lines: u32,
     pub(super) bell: Bell,
+    /// The link's slot there.
+    pub(super) slot: u32,
     pub(super) socket: OwnedFd,
     pub(super) pidfd: Option<OwnedFd>,
     pub(super) pid: i32,
@@ -75,7 +77,6 @@ pub(super) struct Parts {
 }
 
 /// Bulk data under way.
-#[derive(Default)]
 struct Bulk {
     pushes: VecDeque<Push>,
     transfers: VecDeque<Transfer>,
@@ -84,6 +85,12 @@ struct Bulk {
 }
 
 impl Bulk {
+    /// None. `lap`: that of the transfer that was shared last.
+    fn new(lap: u16) -> Self {
+        let slots = Slots::new(lap);
+        Self { pushes: VecDeque::new(), transfers: VecDeque::new(), helps: VecDeque::new(), slots }
+    }
+
     fn is_empty(&self) -> bool {
         self.pushes.is_empty() && self.transfers.is_empty() && self.helps.is_empty()
     }
@@ -93,20 +100,24 @@ impl Bulk {
 pub(super) struct Link {
     tx: Tx,
     rx: Rx,
-    map: Arc<Mapping>,
+    /// What the rings lie in: it goes when they go.
+    map: Mapping,
     role: Role,
     must_fence: bool,
     bell: Bell,
+    slot: u32,
     socket: OwnedFd,
     pidfd: Option<OwnedFd>,
     pid: i32,
     direct: bool,
-    /// Made when first needed.
+    /// Made when needed ([`Link::give_back`]).
     bulk: Option<Box<Bulk>>,
+    /// That of the transfer that was shared last, while there is no `bulk`.
+    lap: u16,
     /// The peer broke the rules of shared transfers.
     misled: bool,
     /// A send found no room for so many bytes.
-    refused_bytes: Option<usize>,
+    refused_bytes: Option<NonZeroU32>,
     /// In the device's list of links that are looked at in every poll.
     pub(super) hot: bool,
     /// In the device's list of links with bulk work.
@@ -119,21 +130,30 @@ pub(super) struct Link {
     pub(super) hung_up: bool,
 }
 
+// There is one for each peer; the allocator adds eight bytes and rounds up to sixteen.
+const _: () = assert!(size_of::<Link>() <= 184);
+
 impl Link {
     pub(super) fn new(parts: Parts) -> std::io::Result<Self> {
         parts.map.populate(0, 1)?;
+        // SAFETY: the link keeps the mapping, and uses the rings only while it lives.
+        let outgoing = unsafe { Lines::new(&parts.map, parts.role, parts.lines) };
+        // SAFETY: as above.
+        let incoming = unsafe { Lines::new(&parts.map, parts.role.other(), parts.lines) };
         Ok(Self {
-            tx: Tx::new(Lines::new(Arc::clone(&parts.map), parts.role, parts.lines), parts.role)?,
-            rx: Rx::new(Lines::new(Arc::clone(&parts.map), parts.role.other(), parts.lines), parts.role)?,
+            tx: Tx::new(outgoing, parts.role)?,
+            rx: Rx::new(incoming, parts.role)?,
             map: parts.map,
             role: parts.role,
             must_fence: parts.must_fence,
             bell: parts.bell,
+            slot: parts.slot,
             socket: parts.socket,
             pidfd: parts.pidfd,
             pid: parts.pid,
             direct: parts.direct,
             bulk: None,
+            lap: 0,
             misled: false,
             refused_bytes: None,
             hot: false,
@@ -176,7 +196,8 @@ impl Link {
                 Ok(())
             }
             Err(Full) => {
-                self.refused_bytes = Some(head.len() + mem::total_len(body));
+                let bytes = u32::try_from(head.len() + mem::total_len(body));
+                self.refused_bytes = bytes.ok().and_then(NonZeroU32::new);
                 Err(Full)
             }
         }
@@ -184,7 +205,7 @@ impl Link {
 
     /// Queues a push.
     pub(super) fn push(&mut self, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
-        let pushes = &mut self.bulk.get_or_insert_default().pushes;
+        let pushes = &mut self.bulk.get_or_insert_with(|| Box::new(Bulk::new(self.lap))).pushes;
         if pushes.len() >= QUEUE_DEPTH {
             return Err(Full);
         }
@@ -206,7 +227,7 @@ impl Link {
             return Ok(Begun::Ended(if closed { copied.and(Err(LinkError::Closed)) } else { copied }));
         }
         let awake = self.peer_side().polled.0.load(Ordering::Relaxed) != 0;
-        let bulk = self.bulk.get_or_insert_default();
+        let bulk = self.bulk.get_or_insert_with(|| Box::new(Bulk::new(self.lap)));
         let mut transfer = Transfer::new(span, ctx);
         let mut share = None;
         if awake && transfer.total_bytes() >= SHARE_BYTES {
@@ -222,7 +243,7 @@ impl Link {
 
     /// Queues our help with a transfer of the peer's.
     pub(super) fn assist(&mut self, span: Span, share: Share, ctx: u64) -> Result<(), Full> {
-        let helps = &mut self.bulk.get_or_insert_default().helps;
+        let helps = &mut self.bulk.get_or_insert_with(|| Box::new(Bulk::new(self.lap))).helps;
         if helps.len() >= QUEUE_DEPTH {
             return Err(Full);
         }
@@ -233,6 +254,13 @@ impl Link {
     /// Whether pushes or transfers are under way.
     pub(super) fn has_bulk(&self) -> bool {
         self.bulk.as_ref().is_some_and(|bulk| !bulk.is_empty())
+    }
+
+    /// Gives back the memory of bulk data that is over.
+    pub(super) fn give_back(&mut self) {
+        if let Some(bulk) = self.bulk.take_if(|bulk| bulk.is_empty()) {
+            self.lap = bulk.slots.lap();
+        }
     }
 
     /// Whether there is something to copy by address, or to report of it, without the peer's doing anything.
@@ -296,7 +324,7 @@ impl Link {
         if self.rx.take_released() {
             self.order();
             if self.peer_side().wants_space.0.load(Ordering::Relaxed) != 0 {
-                self.bell.ring(self.socket.as_fd());
+                self.bell.ring(self.slot, self.socket.as_fd());
             }
         }
         look
@@ -403,7 +431,7 @@ impl Link {
     fn announce(&self) {
         self.order();
         if self.peer_side().polled.0.load(Ordering::Relaxed) == 0 {
-            self.bell.ring(self.socket.as_fd());
+            self.bell.ring(self.slot, self.socket.as_fd());
         }
     }
 
@@ -436,7 +464,7 @@ impl Link {
     /// Whether what waits for space could go now. Forgets a refused send: whoever made it is about to try again.
     pub(super) fn space_has_come(&mut self) -> bool {
         if let Some(bytes) = self.refused_bytes
-            && self.tx.has_space(bytes)
+            && self.tx.has_space(bytes.get() as usize)
         {
             self.refused_bytes = None;
             return true;

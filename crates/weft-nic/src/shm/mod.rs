@@ -54,6 +54,7 @@ use slab::Slab;
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
 use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, Registrar, RemoteIov, Share, Sink};
+use weft_engine::room;
 
 use cma::Span;
 use doorbell::{Barriers, Door};
@@ -237,6 +238,7 @@ impl Shm {
     /// A number for a new link.
     fn number(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
+            room::reserve(&mut self.links, 1);
             self.links.push(Slot::Free);
             u32::try_from(self.links.len() - 1).expect("fewer than 2^32 links")
         })
@@ -294,6 +296,9 @@ impl Shm {
                 self.busy.push_back(id);
             } else {
                 link.busy = false;
+                if !link.hot {
+                    link.give_back();
+                }
             }
             budget = budget.saturating_sub(moved);
             if budget == 0 {

@@ -110,7 +110,7 @@ pub(super) struct Tx {
     /// Running number of the next line to write.
     head: u64,
     /// Lines in use from the first on; pages of exactly these are present.
-    in_use: u64,
+    in_use: u32,
     /// The consumer's position as last read.
     consumed: u64,
     /// A record may be written at `head` if it ends before this line: one more is free then, and the lap goes on.
@@ -161,9 +161,10 @@ impl Distance {
 impl Tx {
     /// The end that `role` writes. An error: memory has run out.
     pub(super) fn new(lines: Lines, role: Role) -> std::io::Result<Self> {
-        let in_use = FIRST_LINES.min(lines.count());
-        lines.populate(0, in_use)?;
-        Ok(Self { lines, role, head: 0, in_use, consumed: 0, limit: 0, distance: Distance::default(), broken: None })
+        let distance = Distance::default();
+        let mut tx = Self { lines, role, head: 0, in_use: 0, consumed: 0, limit: 0, distance, broken: None };
+        tx.use_lines(FIRST_LINES.min(tx.lines.count()))?;
+        Ok(tx)
     }
 
     /// Why the link must end, if the peer's words made no sense or memory ran out.
@@ -266,17 +267,18 @@ impl Tx {
                 return Err(Full);
             }
             let index = self.lines.index(self.head);
-            let lap_end = self.head - index + self.in_use;
+            let in_use = u64::from(self.in_use);
+            let lap_end = self.head - index + in_use;
             self.limit = lap_end.min(self.consumed + self.lines.count());
-            let first = if index + need < self.in_use {
+            let first = if index + need < in_use {
                 self.head
             } else {
                 // The end of the lap. The consumer lags by more than half of what is in use, or the record is long
                 // (lines that the consumer has just read are the dearest to write: half round trips of 2 KiB take 0.91 µs
                 // in the whole ring, 1.21 µs in 4 KiB of it), or it does not even fit before this line: use more of the
                 // ring, if there is more.
-                let lags = need > LONG_LINES || 2 * (self.head - self.consumed) > self.in_use || need + 1 > index;
-                if lags && self.in_use < self.lines.count() {
+                let lags = need > LONG_LINES || 2 * (self.head - self.consumed) > in_use || need + 1 > index;
+                if lags && in_use < self.lines.count() {
                     self.grow(index + need + 1);
                     continue;
                 }
@@ -289,11 +291,17 @@ impl Tx {
 
     /// Uses more of the ring: twice as much, or as much as `at_least`.
     fn grow(&mut self, at_least: u64) {
-        let wanted = (2 * self.in_use).max((at_least + 1).next_power_of_two()).min(self.lines.count());
-        match self.lines.populate(self.in_use, wanted) {
-            Ok(()) => self.in_use = wanted,
-            Err(_) => self.broken = Some(LinkError::Resources),
+        let wanted = (2 * u64::from(self.in_use)).max((at_least + 1).next_power_of_two()).min(self.lines.count());
+        if self.use_lines(wanted).is_err() {
+            self.broken = Some(LinkError::Resources);
         }
+    }
+
+    /// Uses so many lines. An error: memory has run out.
+    fn use_lines(&mut self, count: u64) -> std::io::Result<()> {
+        self.lines.populate(self.in_use.into(), count)?;
+        self.in_use = u32::try_from(count).unwrap_or(MAX_LINES);
+        Ok(())
     }
 
     /// Reads the consumer's position once, and checks it.
@@ -366,7 +374,7 @@ pub(super) struct Rx {
     /// arrived these lines are fetched along with the first, so that a message of two to five lines does not cost a
     /// second miss after the first (measured: 180 instead of 290 ns half round trip for two lines; beyond
     /// five the processor's own prefetching wins).
-    expect: u64,
+    expect: u8,
 }
 
 impl Rx {
@@ -386,7 +394,7 @@ impl Rx {
     #[inline(always)]
     pub(super) fn ready(&self) -> bool {
         let word = self.lines.word(self.tail, 0).load(Ordering::Relaxed);
-        for line in 1..self.expect {
+        for line in 1..u64::from(self.expect) {
             self.lines.prefetch(self.tail + line);
         }
         is_header(word, self.tail)
@@ -445,7 +453,9 @@ impl Rx {
     #[inline(always)]
     pub(super) fn advance(&mut self, need: u64) {
         self.tail += need;
-        self.expect = if need <= EXPECT_LINES { need } else { 0 };
+        #[allow(clippy::cast_possible_truncation)] // As just compared.
+        let few = if need <= EXPECT_LINES { need as u8 } else { 0 };
+        self.expect = few;
         if self.tail - self.published >= RELEASE_LINES {
             self.release();
         }

@@ -160,24 +160,15 @@ impl Mapping {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let page = offset & !4095;
-        let start = self.base.as_ptr().wrapping_add(page).cast();
-        // SAFETY: the range lies in the mapping; populating changes no content.
-        match unsafe { rustix::mm::madvise(start, len + offset - page, Advice::LinuxPopulateWrite) } {
-            // Before Linux 5.14 there is no such advice, and pages come when they are touched.
-            Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(()),
-            Err(errno) => Err(errno.into()),
-        }
+        // SAFETY: the range lies in the mapping, which begins with a page.
+        unsafe { populate(self.base, offset, len) }
     }
 
     /// The side block of `role`, in a segment.
     pub(super) fn side(&self, role: Role) -> &SideBlock {
-        let at = role.index() * SIDE_BYTES;
         debug_assert!(self.len >= RINGS_AT);
-        let block = self.base.as_ptr().wrapping_add(at).cast::<SideBlock>();
-        // SAFETY: inside the mapping (whose length both makers and adopters have checked to be at least that
-        // of a segment), aligned, made of atomics for which every bit pattern is valid.
-        unsafe { &*block }
+        // SAFETY: the length is at least that of a segment, as both makers and adopters have checked.
+        unsafe { side(self.base, role) }
     }
 
     /// Slot `index` of the transfers that `owner` shares, in a segment.
@@ -193,6 +184,32 @@ impl Mapping {
     /// Offset of the ring that `role` writes, in a segment with rings of `lines` lines.
     pub(super) fn ring_offset(role: Role, lines: u32) -> usize {
         RINGS_AT + role.index() * lines as usize * LINE_BYTES
+    }
+}
+
+/// The side block of `role`, in the segment at `base`.
+///
+/// # Safety
+/// A segment is mapped there as long as the block is used.
+#[inline(always)]
+pub(super) unsafe fn side<'a>(base: NonNull<u8>, role: Role) -> &'a SideBlock {
+    let block = base.as_ptr().wrapping_add(role.index() * SIDE_BYTES).cast::<SideBlock>();
+    // SAFETY: inside the segment by the caller's promise, aligned, made of atomics for which every bit pattern is valid.
+    unsafe { &*block }
+}
+
+/// Obtains the pages of a range of the memory at `base`.
+///
+/// # Safety
+/// The range is mapped, and `base` is at the beginning of a page.
+pub(super) unsafe fn populate(base: NonNull<u8>, offset: usize, len: usize) -> io::Result<()> {
+    let page = offset & !4095;
+    let start = base.as_ptr().wrapping_add(page).cast();
+    // SAFETY: mapped by the caller's promise; populating changes no content.
+    match unsafe { rustix::mm::madvise(start, len + offset - page, Advice::LinuxPopulateWrite) } {
+        // Before Linux 5.14 there is no such advice, and pages come when they are touched.
+        Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(()),
+        Err(errno) => Err(errno.into()),
     }
 }
 

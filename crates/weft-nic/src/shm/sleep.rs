@@ -246,6 +246,7 @@ impl Shm {
     pub(super) fn cool(&mut self, id: u32) {
         if let Some(link) = self.link(LinkId(id)) {
             link.hot = false;
+            link.give_back();
         }
         self.hot.retain(|&hot| hot != id);
     }

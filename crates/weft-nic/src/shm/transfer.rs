@@ -46,7 +46,6 @@ struct Shared {
 }
 
 /// The slots of one side, and their laps.
-#[derive(Default)]
 pub(super) struct Slots {
     used: [bool; SLOTS as usize],
     lap: u16,
@@ -66,6 +65,16 @@ fn slot_of(map: &Mapping, owner: Role, share: Share) -> &Slot {
 }
 
 impl Slots {
+    /// All free. `lap`: the last one.
+    pub(super) fn new(lap: u16) -> Self {
+        Self { used: [false; SLOTS as usize], lap }
+    }
+
+    /// The last lap.
+    pub(super) fn lap(&self) -> u16 {
+        self.lap
+    }
+
     /// A free slot of ours, opened.
     fn open(&mut self, map: &Mapping, role: Role) -> Option<Share> {
         let index = self.used.iter().position(|used| !used)?;

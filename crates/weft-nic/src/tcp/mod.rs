@@ -25,6 +25,7 @@ use slab::Slab;
 use weft_engine::mem::Iov;
 use weft_engine::name::{EpName, NameParts};
 use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, Registrar, RemoteIov, Share, Sink};
+use weft_engine::room;
 
 use crate::NicError;
 
@@ -387,6 +388,9 @@ impl Tcp {
 
     /// Puts a link into the table.
     fn insert(&mut self, socket: Option<OwnedFd>, generation: u32, state: State) -> Result<u32, LinkError> {
+        if self.links.len() == self.links.capacity() {
+            self.links.reserve_exact(room::growth(self.links.len()));
+        }
         let entry = self.links.vacant_entry();
         let id = u32::try_from(entry.key()).map_err(|_| LinkError::Resources)?;
         entry.insert(Link { socket, generation, state, rx: Rx::START, tx: Tx::default() });

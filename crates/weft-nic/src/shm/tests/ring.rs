@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 
 use proptest::prelude::*;
 use weft_engine::mem::Owned;
@@ -50,15 +49,21 @@ struct Pair {
     queue: VecDeque<Expected>,
     sent: u64,
     refused: u64,
+    /// What the ends lie in.
+    _maps: [Mapping; 2],
 }
 
 impl Pair {
     fn new(lines: u32) -> Self {
         let (fd, map) = Mapping::create(c"weft-test", segment_bytes(lines)).unwrap();
-        let (near, far) = (Arc::new(map), Arc::new(Mapping::adopt(fd.as_fd(), segment_bytes(lines)).unwrap()));
-        let tx = Tx::new(Lines::new(near, Role::Initiator, lines), Role::Initiator).unwrap();
-        let rx = Rx::new(Lines::new(far, Role::Initiator, lines), Role::Acceptor).unwrap();
-        Self { tx, rx, queue: VecDeque::new(), sent: 0, refused: 0 }
+        let maps = [map, Mapping::adopt(fd.as_fd(), segment_bytes(lines)).unwrap()];
+        // SAFETY: the pair keeps the mapping.
+        let near = unsafe { Lines::new(&maps[0], Role::Initiator, lines) };
+        // SAFETY: as above.
+        let far = unsafe { Lines::new(&maps[1], Role::Initiator, lines) };
+        let tx = Tx::new(near, Role::Initiator).unwrap();
+        let rx = Rx::new(far, Role::Acceptor).unwrap();
+        Self { tx, rx, queue: VecDeque::new(), sent: 0, refused: 0, _maps: maps }
     }
 
     fn send(&mut self, head: &[u8], body: Vec<u8>) {
@@ -215,9 +220,11 @@ fn a_hostile_peer_ends_its_link_only() {
     for _ in 0..300 {
         let (fd, map) = Mapping::create(c"weft-test", segment_bytes(lines)).unwrap();
         let hostile = Mapping::adopt(fd.as_fd(), segment_bytes(lines)).unwrap();
-        let map = Arc::new(map);
-        let mut tx = Tx::new(Lines::new(Arc::clone(&map), Role::Acceptor, lines), Role::Acceptor).unwrap();
-        let mut rx = Rx::new(Lines::new(Arc::clone(&map), Role::Initiator, lines), Role::Acceptor).unwrap();
+        // SAFETY: the mapping lives as long as the ends do.
+        let [outgoing, incoming] =
+            [Role::Acceptor, Role::Initiator].map(|writer| unsafe { Lines::new(&map, writer, lines) });
+        let mut tx = Tx::new(outgoing, Role::Acceptor).unwrap();
+        let mut rx = Rx::new(incoming, Role::Acceptor).unwrap();
         let mut position = 0u64;
         for _ in 0..400 {
             // A header with the right stamp, so that the rest of it is looked at.

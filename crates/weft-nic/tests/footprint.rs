@@ -1,0 +1,156 @@
+//! What an idle peer costs: heap of an engine and its devices, counted while that engine runs and rounded up as glibc's allocator
+//! does, so that the result is the same in every run. A program of its own, because it has an allocator of its own.
+#![allow(clippy::unwrap_used)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use weft_engine::api::{ADDR_NONE, Addr, AddressBook, Config, Context, OpFlags, RecvOp, SendOp};
+use weft_engine::mem::Owned;
+use weft_engine::name::EpName;
+use weft_engine::nic::Nic;
+use weft_engine::{Engine, mem};
+use weft_nic::Devices;
+
+/// What a connected idle peer may cost an endpoint, in bytes of the heap.
+const BUDGET_BYTES: isize = 512;
+/// Peers, so many that tables have been enlarged some times.
+const PEERS: usize = 200;
+/// So many come first: what an endpoint keeps for those that are busy is no idle peer's.
+const FIRST: usize = 16;
+/// Peers from which on the budget holds.
+const FEW: usize = 64;
+
+thread_local! {
+    /// Whether what this thread allocates and frees is counted, and the bytes so far.
+    static COUNTED: (Cell<bool>, Cell<isize>) = const { (Cell::new(false), Cell::new(0)) };
+}
+
+struct Counting;
+
+impl Counting {
+    /// Notes that a block came (`sign` 1) or went (-1).
+    fn note(layout: Layout, sign: isize) {
+        // A block has a word in front, and is a multiple of 16 and at least 32 bytes.
+        let block = (layout.size() + size_of::<usize>()).next_multiple_of(16).max(32);
+        COUNTED.with(|(on, bytes)| {
+            if on.get() {
+                bytes.set(bytes.get() + sign * isize::try_from(block).unwrap_or(0));
+            }
+        });
+    }
+}
+
+// SAFETY: the system's allocator does everything.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        Self::note(layout, 1);
+        // SAFETY: the caller's promises are those that the system's allocator wants.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        Self::note(layout, -1);
+        // SAFETY: as above; the block is one of the system's.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// What `run` has added to the heap, and what it returns.
+fn counted<T>(run: impl FnOnce() -> T) -> (isize, T) {
+    COUNTED.with(|(on, bytes)| {
+        bytes.set(0);
+        on.set(true);
+    });
+    let result = run();
+    COUNTED.with(|(on, bytes)| {
+        on.set(false);
+        (bytes.get(), result)
+    })
+}
+
+/// Address vector: the names by number.
+struct Names(Vec<EpName>);
+
+impl AddressBook for Names {
+    fn name(&self, addr: Addr) -> Option<EpName> {
+        self.0.get(usize::try_from(addr).ok()?).copied()
+    }
+
+    fn addr(&self, name: &EpName) -> Option<Addr> {
+        self.0.iter().position(|known| known.same_endpoint(name)).map(|at| at as Addr)
+    }
+}
+
+fn endpoint(shm: bool) -> Engine<Devices> {
+    let config =
+        weft_nic::Config { shm, tcp: !shm, listen: Some(([127, 0, 0, 1], 0).into()), ..weft_nic::Config::default() };
+    Engine::new(Config::default(), Devices::new(&config).unwrap())
+}
+
+/// One short message there and one of `len` bytes back. Returns what it has added to the hub's heap.
+fn greet(hub: &mut Engine<Devices>, peer: &mut Engine<Devices>, to: Addr, len: usize) -> isize {
+    let mut memory = [Owned::new(vec![7; len]), Owned::new(vec![0; len])];
+    let [source, target] = memory.each_mut().map(|memory| [memory.iov()]);
+    let (ctx, flags, tag) = (Context::default(), OpFlags::TAGGED, 1);
+    let short = mem::slice(&source, 0, 8);
+    let recv = RecvOp { src: ADDR_NONE, iov: &target, tag, ignore: 0, ctx, flags };
+    let send = |dest, iov| SendOp { dest, iov, tag, data: 0, ctx, flags };
+    let mut growth = counted(|| {
+        hub.recv(&recv).unwrap();
+        hub.send(&send(to, &short)).unwrap();
+    })
+    .0;
+    peer.recv(&recv).unwrap();
+    let patience = Instant::now() + Duration::from_secs(20);
+    let (mut said, mut done) = (false, 0);
+    while done < 2 || !hub.at_rest() || !peer.at_rest() {
+        assert!(Instant::now() < patience, "no answer");
+        let (more, completed) = counted(|| {
+            hub.progress();
+            hub.completions().drain(..).count()
+        });
+        growth += more;
+        done += completed;
+        peer.progress();
+        if peer.completions().drain(..).count() > 0 && !said {
+            said = true;
+            peer.send(&send(0, &source)).unwrap();
+        }
+    }
+    growth
+}
+
+/// The heap that each of [`PEERS`] takes at an endpoint that is connected with them, at any number of them. `len`: bytes that each
+/// has sent.
+fn holds(shm: bool, len: usize) {
+    let mut hub = endpoint(shm);
+    let mut peers: Vec<_> = (0..FIRST + PEERS).map(|_| endpoint(shm)).collect();
+    hub.bind_book(Arc::new(Names(peers.iter().map(|peer| peer.nic().name()).collect())));
+    let mine = Arc::new(Names(vec![hub.nic().name()]));
+    let mut growth = 0;
+    for (addr, peer) in peers.iter_mut().enumerate() {
+        peer.bind_book(mine.clone());
+        let more = greet(&mut hub, peer, addr as Addr, len);
+        let Some(number) = (addr + 1).checked_sub(FIRST).filter(|number| *number > 0) else { continue };
+        growth += more;
+        let each = growth / isize::try_from(number).unwrap();
+        assert!(number < FEW || each <= BUDGET_BYTES, "{number} peers (shm {shm}, {len} B): {each} B each");
+    }
+    println!("shm {shm}, {len} B: {} B each", growth / PEERS as isize);
+}
+
+/// Both devices in one test: descriptors are limited.
+#[test]
+fn an_idle_peer_costs_no_more_than_its_budget() {
+    for shm in [true, false] {
+        holds(shm, 8);
+        // Long enough to move apart from messages, by both sides where they share memory.
+        holds(shm, 200_000);
+    }
+}
