@@ -3,7 +3,7 @@
 //! Place in the data flow: [`super::Av`] fills it, engines look in it (as [`AddressBook`]) when they meet a peer
 //! for the first time.
 //!
-//! Size: a row is 72 bytes, an index entry 5 to 10, so a million addresses take about 90 MB. Insertion is a hash
+//! Size: a row is 68 bytes, an index entry 6 to 12, so a million addresses take about 80 MB. Insertion is a hash
 //! and a push.
 //!
 //! Invariants: numbers are dense from 0 in the order of insertion; a number that was removed is the next one to be
