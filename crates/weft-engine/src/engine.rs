@@ -18,7 +18,7 @@ use crate::mrcache::{Limits, MrCache};
 use crate::name::EpName;
 use crate::nic::{Full, Nic};
 use crate::ops::TxOp;
-use crate::vc::{Deferred, ORDERED_RMA_BYTES, Vc, VcState};
+use crate::vc::{Deferred, Kinds, ORDERED_RMA_BYTES, Vc, VcState};
 use crate::wire::{Short, kind};
 
 /// One endpoint.
@@ -310,7 +310,9 @@ impl<N: Nic> Engine<N> {
     /// Returns whether anything moved.
     fn run_vc(&mut self, vci: u32) -> bool {
         let vc = &self.core.vcs[vci as usize];
-        if !vc.has_work() {
+        let Some(waiting) = vc.waiting.as_ref() else { return false };
+        let kinds = waiting.kinds();
+        if kinds.is_empty() {
             self.core.queues.take_back(&mut self.core.vcs[vci as usize]);
             return false;
         }
@@ -321,11 +323,11 @@ impl<N: Nic> Engine<N> {
             }
             VcState::Connecting(_) | VcState::Greeting(_) => false,
             VcState::Up(_) => {
-                let moved = self.run_deferred(vci)
-                    | self.run_acks(vci)
-                    | self.run_results(vci)
-                    | self.run_bulk(vci)
-                    | self.run_tx(vci);
+                let mut moved = kinds.contains(Kinds::DEFERRED) && self.run_deferred(vci);
+                moved |= kinds.contains(Kinds::ACKS) && self.run_acks(vci);
+                moved |= kinds.contains(Kinds::RESULTS) && self.run_results(vci);
+                moved |= kinds.contains(Kinds::BULK) && self.run_bulk(vci);
+                moved |= kinds.contains(Kinds::TX) && self.run_tx(vci);
                 if self.core.vcs[vci as usize].has_work() {
                     self.core.activate(vci);
                 } else {

@@ -165,6 +165,18 @@ pub(crate) struct Vc {
     pub(crate) waiting: Option<Box<Waiting>>,
 }
 
+bitflags::bitflags! {
+    /// Queues in which something waits to be sent.
+    #[derive(Clone, Copy)]
+    pub(crate) struct Kinds: u8 {
+        const DEFERRED = 1;
+        const ACKS = 1 << 1;
+        const RESULTS = 1 << 2;
+        const BULK = 1 << 3;
+        const TX = 1 << 4;
+    }
+}
+
 /// What waits at a connection.
 #[derive(Default)]
 pub(crate) struct Waiting {
@@ -185,6 +197,18 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
+    /// What waits to be sent.
+    #[inline]
+    pub(crate) fn kinds(&self) -> Kinds {
+        let mut kinds = Kinds::empty();
+        kinds.set(Kinds::DEFERRED, !self.deferred.is_empty());
+        kinds.set(Kinds::ACKS, !self.acks.is_empty());
+        kinds.set(Kinds::RESULTS, self.results.as_ref().is_some_and(|results| results.wait()));
+        kinds.set(Kinds::BULK, !self.bulk.is_empty());
+        kinds.set(Kinds::TX, !self.tx.is_empty());
+        kinds
+    }
+
     /// Whether anything waits to be sent.
     #[inline]
     fn to_send(&self) -> bool {

@@ -294,8 +294,8 @@ impl Table {
     }
 
     #[inline]
-    fn route(&self, link: LinkId) -> Route {
-        self.routes.get(link.0 as usize).copied().unwrap_or(NOWHERE)
+    fn way(&self, link: LinkId) -> (Via, LinkId) {
+        self.routes.get(link.0 as usize).map_or((NOWHERE.via, NOWHERE.inner), |route| (route.via, route.inner))
     }
 }
 
@@ -533,17 +533,14 @@ impl Devices {
     /// Which device serves a link: `shm` or `tcp`.
     #[must_use]
     pub fn device(&self, link: LinkId) -> Option<&'static str> {
-        let via = self.table.route(link).via;
+        let (via, _) = self.table.way(link);
         (via != Via::Neither).then(|| via.name())
     }
 
     /// What is known of a link.
     #[must_use]
     pub fn describe(&self, link: LinkId) -> Option<LinkInfo> {
-        let route = self.table.route(link);
-        if route.stage == Stage::Free {
-            return None;
-        }
+        let route = self.table.routes.get(link.0 as usize).filter(|route| route.stage != Stage::Free)?;
         let tcp = self.tcp.as_ref().filter(|_| route.via == Via::Tcp).and_then(|tcp| tcp.describe(route.inner));
         Some(LinkInfo {
             device: self.device(link),
@@ -638,7 +635,7 @@ impl Nic for Devices {
 
     #[inline]
     fn send(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
-        let Route { via, inner, .. } = self.table.route(link);
+        let (via, inner) = self.table.way(link);
         match (via, &mut self.shm) {
             (Via::Shm, Some(shm)) => shm.send(inner, head, body),
             // Apart, because all that it needs of the stack would have to be prepared for shared memory, too.
@@ -647,7 +644,7 @@ impl Nic for Devices {
     }
 
     fn push(&mut self, link: LinkId, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
-        let Route { via, inner, .. } = self.table.route(link);
+        let (via, inner) = self.table.way(link);
         match (via, &mut self.shm, &mut self.tcp) {
             (Via::Shm, Some(shm), _) => shm.push(inner, window, offset, src, ctx),
             (Via::Tcp, _, Some(tcp)) => tcp.push(inner, window, offset, src, ctx),
@@ -656,7 +653,7 @@ impl Nic for Devices {
     }
 
     fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
-        let Route { via, inner, .. } = self.table.route(link);
+        let (via, inner) = self.table.way(link);
         match (via, &mut self.shm, &mut self.tcp) {
             (Via::Shm, Some(shm), _) => shm.get(inner, local, remote, ctx),
             (Via::Tcp, _, Some(tcp)) => tcp.get(inner, local, remote, ctx),
@@ -665,7 +662,7 @@ impl Nic for Devices {
     }
 
     fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
-        let Route { via, inner, .. } = self.table.route(link);
+        let (via, inner) = self.table.way(link);
         match (via, &mut self.shm, &mut self.tcp) {
             (Via::Shm, Some(shm), _) => shm.put(inner, local, remote, ctx),
             (Via::Tcp, _, Some(tcp)) => tcp.put(inner, local, remote, ctx),
@@ -682,7 +679,7 @@ impl Nic for Devices {
         remote: &[RemoteIov],
         ctx: u64,
     ) -> Result<(), Full> {
-        let Route { via, inner, .. } = self.table.route(link);
+        let (via, inner) = self.table.way(link);
         match (via, &mut self.shm, &mut self.tcp) {
             (Via::Shm, Some(shm), _) => shm.assist(inner, share, put, local, remote, ctx),
             (Via::Tcp, _, Some(tcp)) => tcp.assist(inner, share, put, local, remote, ctx),
