@@ -6,6 +6,7 @@
 #   make deps     everything that building, demo and tests need
 #   make bench    everything that is measured of weft beside its peers (ten minutes on a quiet machine), and the documents that show it
 #   make man      man/fi_weft.7, from man/fi_weft.7.in and the table of variables
+#   make fuzz     every fuzz target, each for MINUTES=1, all together some eight times that; what it finds is stored
 #   make icount   the instructions that operations take, in weft and in libfabric's shm and tcp
 #   make icount-baseline   stores them: weft's in tests/icount.toml, which `make test` holds weft against, all in docs/benchmarking.md
 
@@ -19,7 +20,7 @@ DIST := $(TARGET)/dist
 LOGS := $(TARGET)/test-logs
 PYTHON := .venv-mpich/bin/python
 
-.PHONY: all bench dist build-deps deps demo demo-deps test test-deps man clean icount icount-baseline icount-program
+.PHONY: all bench fuzz dist build-deps deps demo demo-deps test test-deps man clean icount icount-baseline icount-program
 .PHONY: check-format check-clippy check-docs check-bindings check-cargo check-pytest
 
 all: dist
@@ -51,6 +52,15 @@ bench: test-deps dist
 	@mkdir -p $(TARGET)/demo
 	@.venv-mpich/bin/mpicc -O2 -Wall -o $(TARGET)/demo/mpi_bench scripts/mpi_bench.c
 	@$(PYTHON) scripts/bench.py
+
+# Targets are tests of their crates, and run for a moment in `make test`, too. getinfo_hints runs once in each libfabric there is.
+fuzz: export WEFT_FUZZ_STORE := 1
+fuzz: export WEFT_FUZZ_MINUTES := $(or $(MINUTES),1)
+fuzz: test-deps
+	cargo test -p weft-engine --test fuzz -- --nocapture
+	cargo test -p weft-nic --lib --test tcp -- --nocapture fuzz
+	cargo test -p weft-fi --lib -- --nocapture fuzz
+	cargo test -p weft-fi --test hosts -- --nocapture getinfo_hints
 
 # The provider's packages are named as well, so that they are built with the same features and not once more.
 icount-program: dist

@@ -374,6 +374,30 @@ mod tests {
         }
     }
 
+    /// Whatever a client gives as an address, in whatever format: a name that can be written again, or an error.
+    #[test]
+    fn fuzz_address_strings() {
+        let seeds: [&[u8]; 5] = [
+            b"fi_sockaddr_in://1.2.3.4:5",
+            b"fi_sockaddr_in6://[fe80::1%3]:65535",
+            b"fi_weft://0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+            &[2, 0, 0, 80, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0],
+            &[10, 0, 0, 80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 3, 0, 0, 0],
+        ];
+        let seeds = seeds.map(<[u8]>::to_vec);
+        weft_fuzz::fuzz("address-strings", &seeds, |input| {
+            let mut seen = 0;
+            for (bit, format) in [(0, Format::Text), (1, Format::In), (2, Format::In6), (3, Format::Native)] {
+                if let Ok(name) = format.decode(input) {
+                    seen |= 1 << bit | u64::from(name.as_bytes()[1]) << 8;
+                    let again = EpName::from_address(&name.to_address());
+                    assert_eq!(again, Ok(name), "{}", describe(&name));
+                }
+            }
+            seen
+        });
+    }
+
     #[test]
     fn a_description_keeps_the_secret() {
         let parts = weft_engine::name::NameParts {

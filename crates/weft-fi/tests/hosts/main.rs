@@ -29,6 +29,7 @@ mod data;
 mod datagrams;
 mod death;
 mod getinfo;
+mod hints;
 mod levels;
 mod limits;
 mod misuse;
@@ -93,6 +94,7 @@ const GROUPS: &[Group] = &[
     Group { name: "getinfo_params", run: getinfo::params, env: &[("FI_WEFT_INJECT_BYTES", "8K")] },
     Group { name: "getinfo_log", run: getinfo::log_lines, env: &[("FI_LOG_LEVEL", "info"), ("FI_LOG_PROV", "weft")] },
     Group { name: "getinfo_no_layers", run: getinfo::no_layers, env: &[("FI_PROVIDER", "")] },
+    Group { name: "getinfo_hints", run: hints::fuzzed, env: &[] },
     Group { name: "addresses", run: addresses::all, env: &[] },
     Group { name: "objects_tables", run: objects::tables, env: &[] },
     Group { name: "objects_busy", run: objects::busy, env: &[] },
@@ -237,7 +239,9 @@ fn run_child(group: &Group, host: &Path, dir: &Path, decoy: Option<&Path>) -> Ou
     }
     command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
     let mut child = command.spawn().unwrap();
-    let end = Instant::now() + LIMIT;
+    // A fuzz target runs for as long as is asked for.
+    let minutes = std::env::var("WEFT_FUZZ_MINUTES").ok().and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0);
+    let end = Instant::now() + LIMIT + Duration::from_secs_f64(60.0 * minutes);
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > end {
             child.kill().unwrap();
@@ -304,7 +308,7 @@ macro_rules! groups {
 }
 
 groups! {
-    getinfo_defaults getinfo_clients getinfo_rejections getinfo_params getinfo_log getinfo_no_layers
+    getinfo_defaults getinfo_clients getinfo_rejections getinfo_params getinfo_log getinfo_no_layers getinfo_hints
     addresses objects_tables objects_busy objects_left_open objects_endpoint objects_matching vectors regions event_queues data progress_shm progress_tcp
     misuse states access_shm access_push access_tcp atomics_shm atomics_tcp limits_shm limits_push limits_tcp
     closing_shm closing_push closing_tcp connections_shm connections_tcp

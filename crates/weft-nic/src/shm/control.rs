@@ -35,7 +35,7 @@ const EVENTS: usize = 64;
 /// Connections accepted in one check.
 const ACCEPTS: usize = 16;
 /// Handshakes that peers began and that may be under way; for one more the oldest is given up, so that connections that
-/// say nothing cannot shut others out.
+/// say nothing cannot shut others out. Where the process may have few descriptors, they get an eighth of them.
 const MAX_ACCEPTED: usize = 1024;
 /// Cold links that the slow scan looks at in one clock tick.
 const SCAN_LINKS: usize = 8;
@@ -245,7 +245,7 @@ impl Shm {
     fn accept_connections<S: Sink>(&mut self, by_port: bool, sink: &mut S) -> usize {
         let mut calls = 0;
         for _ in 0..ACCEPTS {
-            let Some(socket) = self.accept_one(by_port) else { break };
+            let Some(socket) = self.accept_one(by_port) else { return calls };
             // A foreign user is hung up on without an answer.
             let Ok(handshake) = Handshake::accepted(socket, &self.me, by_port, self.deadline_ns()) else { continue };
             self.make_room_for_handshake();
@@ -258,6 +258,8 @@ impl Shm {
             }
             calls += self.step_handshake(key, sink);
         }
+        // There may be more, which nobody reports again before the next look.
+        self.attention = ATTENTION;
         calls
     }
 
@@ -283,7 +285,9 @@ impl Shm {
 
     /// Gives up the oldest handshake that a peer began, if there are too many.
     fn make_room_for_handshake(&mut self) {
-        if self.accepted.len() >= MAX_ACCEPTED
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let share = limit.and_then(|limit| usize::try_from(limit / 8).ok()).unwrap_or(MAX_ACCEPTED);
+        if self.accepted.len() >= MAX_ACCEPTED.min(share)
             && let Some(&oldest) = self.accepted.front()
         {
             self.handshakes[oldest].refuse(LinkError::Resources);

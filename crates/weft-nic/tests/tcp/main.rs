@@ -8,6 +8,7 @@ mod suite;
 mod both;
 mod economy;
 mod flood;
+mod fuzz;
 mod hostile;
 mod links;
 mod raw;

@@ -11,6 +11,7 @@ pub const HELLO: usize = 112;
 pub const ANSWER: usize = 144;
 pub const PROOF_AT: usize = 112;
 pub const FINISH: usize = 48;
+pub const VERDICT: usize = 8;
 
 /// A connection to an endpoint.
 pub fn dial(to: SocketAddr) -> TcpStream {

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod death;
+mod foreign;
+mod fuzz;
 mod hostile;
 mod many;
 mod ring;

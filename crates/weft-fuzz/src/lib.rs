@@ -1,0 +1,251 @@
+//! Drives fuzz targets: what a peer or a client may hand over is mutated again and again, and nothing may panic, hang or be
+//! touched that was not offered.
+//!
+//! Place in the data flow: the tests of the other crates call [`fuzz`] with a target, a function of some bytes; so targets
+//! reach what is private to their crates. `cargo test` runs each for [`SECONDS`], `make fuzz MINUTES=60` for longer.
+//!
+//! Stored inputs are in `corpus/<target>/`; each is run first, and its like after it. A target returns what it has *seen*, a number
+//! of its choice: an input with a result that is new is kept, in memory, and with `WEFT_FUZZ_STORE=1` in the corpus, too. So the search
+//! gets deeper without the compiler's help. (`make fuzz` has no need of a nightly compiler.)
+//!
+//! An input that fails is written to `corpus/<target>/failing-*`, where it is run first from then on; one that kills
+//! the process is left in `<temporary directory>/weft-fuzz-<target>`.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long a target runs where nothing else is said.
+pub const SECONDS: f64 = 1.5;
+/// Longest input.
+const MAX_BYTES: usize = 4096;
+/// Inputs kept in memory.
+const MAX_POOL: usize = 20_000;
+/// One run takes no longer.
+const MAX_RUN: Duration = Duration::from_secs(5);
+
+/// Pseudo-random numbers (SplitMix64).
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next number.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    }
+
+    /// A number below `n`; 0 if `n` is 0.
+    pub fn below(&mut self, n: usize) -> usize {
+        // The remainder is smaller than a usize.
+        #[allow(clippy::cast_possible_truncation)]
+        let below = self.bits().checked_rem(n as u64).unwrap_or(0) as usize;
+        below
+    }
+}
+
+/// Reads an input as numbers; behind its end there are zeros.
+#[derive(Clone, Copy, Debug)]
+pub struct Reader<'a>(pub &'a [u8]);
+
+impl<'a> Reader<'a> {
+    /// The next `n` bytes, or what is left of them.
+    pub fn bytes(&mut self, n: usize) -> &'a [u8] {
+        let (now, later) = self.0.split_at(n.min(self.0.len()));
+        self.0 = later;
+        now
+    }
+
+    /// The next byte.
+    pub fn byte(&mut self) -> u8 {
+        self.bytes(1).first().copied().unwrap_or(0)
+    }
+
+    /// The next eight bytes, as a little-endian number.
+    pub fn word(&mut self) -> u64 {
+        let mut word = [0; 8];
+        let bytes = self.bytes(8);
+        word[..bytes.len()].copy_from_slice(bytes);
+        u64::from_le_bytes(word)
+    }
+
+    /// Whether all has been read.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Runs `target` on what is stored for `name`, on `seeds`, and on mutations of both until the time is over.
+///
+/// # Panics
+/// If the target panics, or takes too long; then the input is in a file, which the message names.
+pub fn fuzz(name: &str, seeds: &[Vec<u8>], mut target: impl FnMut(&[u8]) -> u64) {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
+    let current = std::env::temp_dir().join(format!("weft-fuzz-{name}-{}", std::process::id()));
+    let Ok(record) = File::create(&current) else { panic!("cannot write {}", current.display()) };
+    let number = |variable: &str| std::env::var(variable).ok().and_then(|text| text.parse::<f64>().ok());
+    let seconds = number("WEFT_FUZZ_MINUTES").map_or(SECONDS, |minutes| minutes * 60.0);
+    let store = number("WEFT_FUZZ_STORE").is_some_and(|yes| yes > 0.0);
+    let seed = std::env::var("WEFT_FUZZ_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    let mut random = Random(seed);
+    let mut seen = HashSet::new();
+    let mut pool = stored(&corpus);
+    pool.extend_from_slice(seeds);
+    pool.push(Vec::new());
+    let known = pool.len();
+    let mut run = |input: &[u8]| {
+        // The last input is on disk if it kills the process.
+        let _ = record.set_len(input.len() as u64).and_then(|()| record.write_all_at(input, 0));
+        let start = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| target(input)));
+        let path = corpus.join(format!("failing-{:016x}", hash(input)));
+        let late = start.elapsed() > MAX_RUN;
+        if late || outcome.is_err() {
+            let _ = fs::create_dir_all(&corpus).and_then(|()| fs::write(&path, input));
+        }
+        assert!(!late, "fuzz target {name} took {:?} for {}", start.elapsed(), path.display());
+        outcome.unwrap_or_else(|cause| {
+            eprintln!("fuzz target {name} failed for {}", path.display());
+            resume_unwind(cause)
+        })
+    };
+    for input in &pool {
+        seen.insert(run(input));
+    }
+    let (start, mut runs) = (Instant::now(), 0_u64);
+    while start.elapsed() < Duration::from_secs_f64(seconds) {
+        let input = mutate(&pool, &mut random);
+        runs += 1;
+        if seen.insert(run(&input)) {
+            if store {
+                let _ = fs::create_dir_all(&corpus)
+                    .and_then(|()| fs::write(corpus.join(format!("{:016x}", hash(&input))), &input));
+            }
+            if pool.len() < MAX_POOL {
+                pool.push(input);
+            }
+        }
+    }
+    let _ = fs::remove_file(&current);
+    eprintln!(
+        "fuzz target {name}: {known} stored inputs, {runs} mutated ones in {seconds:.1} s (seed {seed}), {} outcomes",
+        seen.len()
+    );
+}
+
+/// The stored inputs, in the order of their names.
+fn stored(corpus: &Path) -> Vec<Vec<u8>> {
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(corpus).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.sort();
+    paths.iter().filter_map(|path| fs::read(path).ok()).collect()
+}
+
+/// FNV-1a; names files.
+#[must_use]
+pub fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// A stored input with some changes, or several joined.
+fn mutate(pool: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
+    // What was found last has been looked at least.
+    let pick = |random: &mut Random| {
+        let from = if random.below(2) == 0 { pool.len().saturating_sub(32) } else { 0 };
+        &pool[from + random.below(pool.len() - from)]
+    };
+    let mut bytes = pick(random).clone();
+    for _ in 0..=random.below(6) {
+        change(&mut bytes, pick(random), random);
+    }
+    bytes.truncate(MAX_BYTES);
+    bytes
+}
+
+/// One change.
+fn change(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
+    const NUMBERS: [u64; 14] =
+        [0, 1, 7, 8, 16, 63, 64, 255, 4096, 65_535, 65_536, 1 << 31, u32::MAX as u64, u64::MAX - 7];
+    let at = random.below(bytes.len() + 1);
+    let len = random.below(bytes.len() - at + 1).min(1 + random.below(64));
+    match random.below(9) {
+        0 => bytes[at..].iter_mut().take(1).for_each(|byte| *byte ^= 1 << random.below(8)),
+        1 => bytes[at..].iter_mut().take(1).for_each(|byte| *byte = random.bits().to_le_bytes()[0]),
+        2 => drop(bytes.drain(at..at + len)),
+        3 => {
+            let copy = bytes[at..at + len].to_vec();
+            bytes.splice(at..at, copy);
+        }
+        4 => {
+            let from = random.below(other.len() + 1);
+            let piece = &other[from..][..random.below(other.len() - from + 1).min(256)];
+            bytes.splice(at..at + len, piece.iter().copied());
+        }
+        5 | 6 => {
+            // A number, whole or near one that is special, of any width.
+            let number = match random.below(3) {
+                0 => NUMBERS[random.below(NUMBERS.len())].wrapping_add(random.below(3) as u64).wrapping_sub(1),
+                1 => random.below(300) as u64,
+                _ => random.bits(),
+            };
+            let width = 1 << random.below(4);
+            for (to, from) in bytes[at..].iter_mut().zip(&number.to_le_bytes()[..width]) {
+                *to = *from;
+            }
+        }
+        7 => bytes.truncate(at),
+        _ => {
+            let more: Vec<u8> = (0..random.below(32)).map(|_| random.bits().to_le_bytes()[0]).collect();
+            bytes.splice(at..at, more);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a target distinguishes is found step by step, which blind mutation would not in this time.
+    #[test]
+    fn new_outcomes_lead_on() {
+        let mut deepest = 0;
+        fuzz("self-test", &[b"w___".to_vec()], |input| {
+            let depth = input.iter().zip(b"weft").take_while(|(a, b)| a == b).count();
+            deepest = deepest.max(depth);
+            depth as u64
+        });
+        assert_eq!(deepest, 4);
+    }
+
+    #[test]
+    #[should_panic(expected = "found")]
+    fn a_panic_fails_the_test_and_leaves_its_input() {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/self-test-panic");
+        let _ = fs::remove_dir_all(&corpus);
+        let outcome = catch_unwind(|| {
+            fuzz("self-test-panic", &[vec![1, 2, 3]], |input| {
+                assert!(input.first() != Some(&1), "found");
+                0
+            });
+        });
+        assert_eq!(stored(&corpus), [vec![1, 2, 3]]);
+        let _ = fs::remove_dir_all(&corpus);
+        if let Err(cause) = outcome {
+            resume_unwind(cause);
+        }
+    }
+
+    #[test]
+    fn readers_end_in_zeros() {
+        let mut reader = Reader(&[1, 2, 0, 0, 0, 0, 0, 0, 0, 9]);
+        assert_eq!((reader.byte(), reader.word(), reader.byte(), reader.word()), (1, 2, 9, 0));
+        assert!(reader.is_empty());
+    }
+}

@@ -1,0 +1,74 @@
+//! Processes of other users: nothing but a hang-up comes of it, in either direction, however much they know.
+//!
+//! A thread may have another user id than its process (only the C library's functions change all threads), and the kernel
+//! tells peers that of the thread which has connected or listens. Changing it takes root; without, there is nothing to test.
+
+use std::os::fd::OwnedFd;
+use std::thread;
+
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketType};
+use weft_engine::nic::{LinkError, Nic};
+
+use super::{Node, join, name, until};
+use crate::shm::{ShmConfig, handshake};
+
+/// Runs a function on a thread of the user `nobody`. None: we may not.
+fn as_nobody<T: Send>(run: impl FnOnce() -> T + Send) -> Option<T> {
+    thread::scope(|scope| {
+        let nobody = scope.spawn(|| {
+            const NOBODY: libc::c_long = 65_534;
+            // SAFETY: changes the calling thread's user ids and no memory.
+            let result = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
+            (result == 0).then(run)
+        });
+        nobody.join().unwrap()
+    })
+}
+
+fn socket() -> OwnedFd {
+    rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap()
+}
+
+/// A foreign user connects, with the right address: it is hung up on before it has said anything.
+#[test]
+fn a_foreign_user_is_hung_up_on() {
+    let mut victim = Node::new(&ShmConfig::default());
+    let address = SocketAddrUnix::new_abstract_name(&handshake::id_address(&victim.nic.name().ep_id())).unwrap();
+    let connected = as_nobody(|| {
+        let sockets: Vec<OwnedFd> = (0..500).map(|_| socket()).collect();
+        sockets.iter().for_each(|socket| rustix::net::connect(socket, &address).unwrap());
+        sockets
+    });
+    let Some(sockets) = connected else { return eprintln!("not tested: this user may not become another one") };
+    // Honest peers wait behind them for a moment only.
+    let mut friend = Node::new(&ShmConfig::default());
+    join(&mut friend, &mut victim);
+    assert!(victim.nic.handshakes.is_empty());
+    assert_eq!(victim.inbox.up.len(), 1);
+    for socket in &sockets {
+        let mut byte = [0];
+        let end = rustix::net::recv(socket, &mut byte, RecvFlags::DONTWAIT);
+        assert!(matches!(end, Ok((_, 0)) | Err(rustix::io::Errno::CONNRESET)), "{end:?}");
+    }
+}
+
+/// A foreign user listens where a peer of ours was: it hears nothing from us.
+#[test]
+fn a_foreign_listener_is_denied() {
+    let theirs = name();
+    let address = SocketAddrUnix::new_abstract_name(&handshake::id_address(&theirs.ep_id())).unwrap();
+    let listening = as_nobody(|| {
+        let listener = socket();
+        rustix::net::bind(&listener, &address).unwrap();
+        rustix::net::listen(&listener, 5).unwrap();
+        listener
+    });
+    let Some(listener) = listening else { return eprintln!("not tested: this user may not become another one") };
+    let mut node = Node::new(&ShmConfig::default());
+    let link = node.nic.connect(&theirs).unwrap();
+    until("denial", &mut [&mut node], |nodes| !nodes[0].inbox.down.is_empty());
+    assert_eq!(node.inbox.down, [(link, LinkError::Denied)]);
+    let caller = rustix::net::accept(&listener).unwrap();
+    let mut byte = [0];
+    assert_eq!(rustix::net::recv(&caller, &mut byte, RecvFlags::empty()).unwrap().1, 0, "not a word");
+}
