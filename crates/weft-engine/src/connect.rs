@@ -24,8 +24,9 @@ use std::collections::{BTreeMap, VecDeque};
 use smallvec::SmallVec;
 
 use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp};
-use crate::core::{Core, LinkState, LinkWork, Violation};
+use crate::core::{Core, Violation};
 use crate::engine::Engine;
+use crate::links::{LinkState, LinkWork};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic};
 use crate::recv;

@@ -11,8 +11,9 @@ use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
 use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Context, Error, Fault, Kind, OpFlags};
-use crate::core::{Core, LinkState, LinkWork};
+use crate::core::Core;
 use crate::held::Held;
+use crate::links::{LinkState, LinkWork};
 use crate::mem::Iov;
 use crate::mrcache::{Limits, MrCache};
 use crate::name::EpName;

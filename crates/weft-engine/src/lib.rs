@@ -17,6 +17,7 @@ mod core;
 mod datagram;
 mod engine;
 mod held;
+mod links;
 mod list;
 mod matching;
 #[allow(unsafe_code)]

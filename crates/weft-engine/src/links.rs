@@ -1,0 +1,273 @@
+//! Links from their first message to their end: which of them carries a virtual connection's messages.
+//!
+//! Place in the data flow: what a device says of links, and the messages of links themselves, come here from [`crate::core`]; what is to be
+//! said on a link waits as [`LinkWork`] until the device is not borrowed.
+//!
+//! Our own attempt goes Dialing → Opening (OPEN sent) → Carrying (OPEN_OK received). A peer's goes
+//! Incoming → (OPEN received) → Carrying, unless both sides connected at once: then the attempt of the endpoint with the
+//! smaller name wins. The other endpoint drops its own attempt when it sees the winner's OPEN; the winner parks
+//! the loser's attempt until its own has succeeded (then it refuses the parked one) or failed (then it takes it), so that a pair in
+//! which only one direction can connect still meets.
+
+use smallvec::SmallVec;
+
+use crate::core::{Core, Violation};
+use crate::nic::{LinkError, LinkId, LinkUp, Sink};
+use crate::room;
+use crate::vc::{PathCaps, VcState};
+use crate::wire::{Open, PROTOCOL_VERSION, Reader, Short, kind};
+
+/// How often to call again a peer that still believes in an earlier link.
+const REDIAL_LIMIT: u16 = 1000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkState {
+    Free,
+    /// Ours, not up yet.
+    Dialing,
+    /// Ours, OPEN sent.
+    Opening,
+    /// Theirs, up, silent so far.
+    Incoming,
+    /// Theirs, has sent OPEN while our own attempt is under way.
+    Parked,
+    /// Theirs, has called this listener.
+    Heard,
+    /// In use.
+    Carrying,
+}
+
+pub(crate) struct Link {
+    pub(crate) state: LinkState,
+    /// Number of the virtual connection, once known.
+    pub(crate) vc: u32,
+    /// What is known of it, until it carries messages.
+    pub(crate) rising: Option<Box<Rising>>,
+}
+
+impl Link {
+    const FREE: Self = Self { state: LinkState::Free, vc: u32::MAX, rising: None };
+}
+
+// There is one for each peer.
+const _: () = assert!(size_of::<Link>() <= 16);
+
+/// A link that is up and carries no messages yet.
+pub(crate) struct Rising {
+    /// What the device said of it.
+    pub(crate) up: LinkUp,
+    /// The window that the peer's OPEN has granted.
+    window: u64,
+}
+
+impl Rising {
+    pub(crate) fn new(up: LinkUp) -> Self {
+        Self { up, window: 0 }
+    }
+}
+
+/// Something to send on a link itself, after the poll.
+pub(crate) struct LinkWork {
+    pub(crate) link: LinkId,
+    pub(crate) message: Option<SmallVec<[u8; 24]>>,
+    pub(crate) close: bool,
+}
+
+impl Core {
+    pub(crate) fn link_mut(&mut self, link: LinkId) -> &mut Link {
+        let index = link.0 as usize;
+        if self.links.len() <= index {
+            self.enlarge_links(index + 1);
+        }
+        &mut self.links[index]
+    }
+
+    #[cold]
+    fn enlarge_links(&mut self, len: usize) {
+        let more = len - self.links.len();
+        room::reserve(&mut self.links, more);
+        self.links.resize_with(len, || Link::FREE);
+    }
+
+    pub(crate) fn free_link(&mut self, link: LinkId) {
+        *self.link_mut(link) = Link::FREE;
+        self.too_early.retain(|(l, _)| *l != link);
+    }
+
+    /// Sends `kind` on the link (OPEN, OPEN_OK with our window; OPEN_DUP without), then perhaps closes it.
+    pub(crate) fn link_say(&mut self, link: LinkId, what: u8, close: bool) {
+        let mut w = Short::new(what, 0);
+        if what != kind::OPEN_DUP {
+            let window_bytes = (self.config.window_bytes as u64).into();
+            w.put(&Open { version: PROTOCOL_VERSION, reserved: [0; 7], window_bytes });
+        }
+        let message = Some(SmallVec::from_slice(w.bytes()));
+        self.link_work.push(LinkWork { link, message, close });
+    }
+
+    /// Closes a link without a word.
+    pub(crate) fn link_drop(&mut self, link: LinkId) {
+        self.free_link(link);
+        self.link_work.push(LinkWork { link, message: None, close: true });
+    }
+
+    pub(crate) fn on_open(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
+        let open: Open = r.take().ok_or(Violation)?;
+        let expected = self.connection.is_connectionless() && self.link_mut(link).state == LinkState::Incoming;
+        if open.version != PROTOCOL_VERSION || !expected {
+            return Err(Violation);
+        }
+        let window = open.window_bytes.get();
+        let Some(rising) = &mut self.link_mut(link).rising else { return Err(Violation) };
+        rising.window = window;
+        let peer = rising.up.peer;
+        let vci = self.vc_named(&peer);
+        self.link_mut(link).vc = vci;
+        let to_self = peer == self.me;
+        match self.vcs[vci as usize].state {
+            _ if to_self => {
+                // The two ends of one link meet in this engine: this one only listens.
+                let slot = self.link_mut(link);
+                slot.state = LinkState::Carrying;
+                slot.rising = None;
+                self.link_say(link, kind::OPEN_OK, false);
+            }
+            VcState::Idle => self.adopt(link, vci, window),
+            VcState::Connecting(mine) if peer < self.me => {
+                self.link_drop(mine);
+                self.adopt(link, vci, window);
+            }
+            VcState::Connecting(_) => {
+                self.link_mut(link).state = LinkState::Parked;
+                self.waiting(vci).parked = Some(link);
+            }
+            VcState::Greeting(_) | VcState::Up(_) => {
+                self.free_link(link);
+                self.link_say(link, kind::OPEN_DUP, true);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a peer's link into use.
+    pub(crate) fn adopt(&mut self, link: LinkId, vci: u32, window: u64) {
+        self.carry(link, vci, VcState::Greeting(link), window);
+        self.link_say(link, kind::OPEN_OK, false);
+    }
+
+    /// A message of the link itself has left: after OPEN_OK the connection may send.
+    pub(crate) fn link_said(&mut self, link: LinkId) {
+        let vci = self.link_mut(link).vc;
+        if let Some(vc) = self.vcs.get_mut(vci as usize)
+            && vc.state == VcState::Greeting(link)
+        {
+            vc.state = VcState::Up(link);
+            self.activate(vci);
+        }
+    }
+
+    fn carry(&mut self, link: LinkId, vci: u32, state: VcState, window: u64) {
+        let eager = self.config.eager_bytes;
+        let slot = self.link_mut(link);
+        slot.state = LinkState::Carrying;
+        slot.vc = vci;
+        let Some(caps) = slot.rising.take().map(|rising| PathCaps::new(&rising.up.caps, eager)) else { return };
+        self.vcs[vci as usize].open(state, caps, window);
+        self.activate(vci);
+    }
+
+    pub(crate) fn on_open_ok(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
+        let open: Open = r.take().ok_or(Violation)?;
+        let expected = self.may_be_opened() && self.link_mut(link).state == LinkState::Opening;
+        if open.version != PROTOCOL_VERSION || !expected {
+            return Err(Violation);
+        }
+        let vci = self.link_mut(link).vc;
+        self.carry(link, vci, VcState::Up(link), open.window_bytes.get());
+        self.called_back(vci);
+        if let Some(parked) = self.unpark(vci) {
+            self.free_link(parked);
+            self.link_say(parked, kind::OPEN_DUP, true);
+        }
+        let mut waiting = std::mem::take(&mut self.too_early);
+        for (_, bytes) in waiting.extract_if(.., |(l, _)| *l == link) {
+            self.message(link, &bytes);
+        }
+        self.too_early.append(&mut waiting);
+        Ok(())
+    }
+
+    /// The peer holds another link with us, which we may have seen break before the peer did: call again.
+    pub(crate) fn on_open_dup(&mut self, link: LinkId) -> Result<(), Violation> {
+        if !self.connection.is_connectionless() || self.link_mut(link).state != LinkState::Opening {
+            return Err(Violation);
+        }
+        let vci = self.link_mut(link).vc;
+        self.link_drop(link);
+        let vc = &mut self.vcs[vci as usize];
+        if vc.state == VcState::Connecting(link) {
+            vc.state = VcState::Idle;
+            vc.redials += 1;
+            if vc.redials > REDIAL_LIMIT {
+                self.vc_fail(vci, LinkError::Refused);
+            } else if let Some(parked) = self.unpark(vci) {
+                self.take_parked(parked, vci);
+            } else {
+                self.activate(vci);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_parked(&mut self, parked: LinkId, vci: u32) {
+        if let Some(window) = self.link_mut(parked).rising.as_ref().map(|rising| rising.window) {
+            self.adopt(parked, vci, window);
+        }
+    }
+
+    /// The peer's attempt that waits for the end of ours does so no longer.
+    fn unpark(&mut self, vci: u32) -> Option<LinkId> {
+        self.vcs[vci as usize].waiting.as_mut()?.parked.take()
+    }
+
+    /// The link is of no use any more; its connection fails unless another link can take over.
+    pub(crate) fn link_lost(&mut self, link: LinkId, why: LinkError) {
+        let (state, vci) = {
+            let slot = self.link_mut(link);
+            (slot.state, slot.vc)
+        };
+        self.free_link(link);
+        if state == LinkState::Heard {
+            self.caller_gone(link);
+        }
+        if vci == u32::MAX {
+            return;
+        }
+        match state {
+            LinkState::Free | LinkState::Incoming | LinkState::Heard => {}
+            LinkState::Parked => {
+                self.unpark(vci);
+            }
+            LinkState::Dialing | LinkState::Opening => {
+                if self.vcs[vci as usize].state != VcState::Connecting(link) {
+                    return;
+                }
+                self.vcs[vci as usize].state = VcState::Idle;
+                match self.unpark(vci) {
+                    Some(parked) => self.take_parked(parked, vci),
+                    None => self.vc_fail(vci, why),
+                }
+            }
+            LinkState::Carrying => self.vc_fail(vci, why),
+        }
+    }
+
+    /// Closes every link of the connection (there are two when it leads to ourselves).
+    pub(crate) fn retire_links(&mut self, vci: u32) {
+        for index in 0..self.links.len() {
+            if self.links[index].vc == vci && self.links[index].state != LinkState::Free {
+                self.link_drop(LinkId(u32::try_from(index).unwrap_or(u32::MAX)));
+            }
+        }
+    }
+}
