@@ -306,9 +306,13 @@ impl Shm {
             return 0;
         }
         let initiator = self.handshakes[key].link;
-        self.attention = ATTENTION;
         match self.try_step(key) {
-            Ok(Step::Wait) => 0,
+            // Whoever connects and says nothing does not get our attention, unless it is we who wait for room to connect.
+            Ok(Step::Wait) if !self.handshakes[key].is_connecting() => 0,
+            Ok(Step::Wait | Step::Spoken) => {
+                self.attention = ATTENTION;
+                0
+            }
             Ok(Step::Ready(offer)) => self.finish_handshake(key, initiator, *offer, sink),
             Err(why) => {
                 self.handshakes[key].refuse(why);

@@ -136,6 +136,8 @@ pub(super) struct Offer {
 pub(super) enum Step {
     /// Nothing to do before the peer speaks.
     Wait,
+    /// The same, and it is our turn that is over: the peer's next frame is due.
+    Spoken,
     /// The handshake is over; the acceptor still has to say [`Handshake::accept`].
     Ready(Box<Offer>),
 }
@@ -316,7 +318,7 @@ impl Handshake {
         frame.nonce = self.nonces[0];
         send(self.socket.as_fd(), &frame, &[])?;
         self.state = State::Greeted;
-        Ok(Step::Wait)
+        Ok(Step::Spoken)
     }
 
     fn challenge(&mut self, hello: &Frame, local: &Local<'_>) -> Result<Step, LinkError> {
@@ -330,7 +332,7 @@ impl Handshake {
         frame.proof = self.key(local).proof(handshake::Role::Acceptor, &self.dialogue());
         send(self.socket.as_fd(), &frame, &[])?;
         self.state = State::Challenged;
-        Ok(Step::Wait)
+        Ok(Step::Spoken)
     }
 
     fn make_offer(&mut self, challenge: &Frame, local: &Local<'_>) -> Result<Step, LinkError> {
@@ -346,7 +348,7 @@ impl Handshake {
         frame.lines = local.lines;
         send(self.socket.as_fd(), &frame, &[file.as_fd(), local.door])?;
         self.state = State::Offered(map);
-        Ok(Step::Wait)
+        Ok(Step::Spoken)
     }
 
     fn take_offer(&self, frame: &Frame, fds: Vec<OwnedFd>, local: &Local<'_>) -> Result<Step, LinkError> {
