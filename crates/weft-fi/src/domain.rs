@@ -35,7 +35,7 @@ use crate::object::{self, Head, Hold, Object, Uses};
 use crate::params::Params;
 use crate::progress::AutoProgress;
 use crate::trigger::WorkQueue;
-use crate::{atomic, av, cntr, cq, endpoint, info, mr, noop, pollset, stats};
+use crate::{atomic, av, cntr, cq, endpoint, flusher, info, mr, noop, pollset, stats};
 
 /// An open domain.
 #[repr(C)]
@@ -336,7 +336,8 @@ impl Domain {
         open: bool,
         shm: bool,
     ) -> weft_nic::Config {
-        devices_config(&self.params, network, local, open, shm)
+        let config = devices_config(&self.params, network, local, open, shm);
+        weft_nic::Config { on_unsent: Some(flusher::call), ..config }
     }
 
     /// An endpoint is ready: it gets every region, now and later.

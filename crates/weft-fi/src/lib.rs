@@ -18,6 +18,7 @@ mod endpoint;
 mod eq;
 pub mod errno;
 mod fabric;
+mod flusher;
 mod host;
 mod info;
 mod lock;

@@ -371,7 +371,7 @@ fn processors(list: &str) -> Option<CpuSet> {
 }
 
 /// Signals are the client's: its handlers must not run on a thread that it does not know.
-fn block_signals() {
+pub(crate) fn block_signals() {
     let mut all = std::mem::MaybeUninit::uninit();
     // SAFETY: initialises the set.
     unsafe { libc::sigfillset(all.as_mut_ptr()) };

@@ -9,13 +9,14 @@
 //! Invariant: the fabric, which is made for one thread, is only touched under [`FABRIC`]'s lock.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
 use weft_engine::nic::{Demands, Full, LinkError, LinkId, Nic, Refused, Registrar, RemoteIov, Share, Sink, Span};
-use weft_nic::{Config, NicError, UnmapWatch};
+use weft_nic::{Config, NicError, UnmapWatch, Unsent};
 use weft_sim::{Fabric, FabricConfig, Registration, SimNic};
 
 /// The fabric of this process.
@@ -126,6 +127,18 @@ impl Devices {
     #[allow(clippy::unused_self)]
     pub(crate) fn listens(&self) -> bool {
         false
+    }
+
+    /// Nothing is kept without being polled for.
+    #[allow(clippy::unused_self)]
+    pub(crate) fn unsent(&self) -> Option<&Arc<Unsent>> {
+        None
+    }
+
+    /// The same.
+    #[allow(clippy::unused_self, clippy::needless_pass_by_ref_mut)]
+    pub(crate) fn drain(&mut self) -> bool {
+        true
     }
 
     /// Nothing was parked.

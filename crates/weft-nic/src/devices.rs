@@ -17,6 +17,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustc_hash::FxHashMap;
@@ -30,7 +31,7 @@ use crate::NicError;
 use crate::handshake;
 use crate::host;
 use crate::shm::{Shm, ShmConfig};
-use crate::tcp::{Tcp, TcpConfig, TcpLinkInfo, TcpStats};
+use crate::tcp::{Tcp, TcpConfig, TcpLinkInfo, TcpStats, Unsent};
 
 /// Settings of an endpoint's devices. Every default is right for somebody who sets nothing.
 #[derive(Clone, Debug)]
@@ -67,6 +68,8 @@ pub struct Config {
     pub shm_eager_bytes: Option<usize>,
     /// Longest eager payload in bytes by TCP. `None`: the device's choice.
     pub tcp_eager_bytes: Option<usize>,
+    /// Called when the first message is kept to leave together with others ([`Unsent`]).
+    pub on_unsent: Option<fn()>,
 }
 
 /// What makes an endpoint's name, apart from where it is reached.
@@ -108,6 +111,7 @@ impl Default for Config {
             dead_peer_ms: tcp.dead_peer_ms,
             shm_eager_bytes: None,
             tcp_eager_bytes: None,
+            on_unsent: None,
         }
     }
 }
@@ -130,6 +134,7 @@ impl Config {
             answer_timeout_ms: self.answer_timeout_ms,
             dead_peer_ms: self.dead_peer_ms,
             eager_bytes: self.tcp_eager_bytes.unwrap_or(defaults.eager_bytes),
+            unsent: self.on_unsent.map(|call| Arc::new(Unsent::new(call))),
             ..defaults
         }
     }
@@ -488,6 +493,17 @@ impl Devices {
         self.table.fallbacks.is_empty()
             && self.tcp.as_ref().is_none_or(|tcp| !tcp.has_work())
             && self.shm.as_ref().is_none_or(Shm::listens)
+    }
+
+    /// Where it is noted that messages are kept that were accepted, if anybody is to be told.
+    #[must_use]
+    pub fn unsent(&self) -> Option<&Arc<Unsent>> {
+        self.tcp.as_ref().and_then(Tcp::unsent)
+    }
+
+    /// Hands on what it can of messages that were accepted, without a poll. Returns whether none is left.
+    pub fn drain(&mut self) -> bool {
+        self.tcp.as_mut().is_none_or(Tcp::drain)
     }
 
     /// The caller of [`Self::hold`] is awake, and about to poll.

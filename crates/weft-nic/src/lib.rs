@@ -17,5 +17,5 @@ mod unmap;
 
 pub use devices::{Config, Devices, Identity, LinkInfo, Stats};
 pub use error::NicError;
-pub use tcp::{Tcp, TcpConfig};
+pub use tcp::{Tcp, TcpConfig, Unsent};
 pub use unmap::UnmapWatch;

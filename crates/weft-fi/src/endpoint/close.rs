@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::endpoint::Ep;
 use crate::endpoint::core::Eng;
+use crate::flusher;
 
 /// Fruitless rounds before the closing thread starts to sleep between them.
 const BUSY_ROUNDS: u32 = 1000;
@@ -20,6 +21,7 @@ impl Ep {
     /// Takes the endpoint out of everything that drives it, lets the engine finish, and drops it.
     pub(super) fn shut(&self) {
         let mut setup = self.setup.lock();
+        flusher::leave(&self.core);
         if let Some(auto) = self.domain.auto_progress() {
             auto.leave(&self.core);
         }

@@ -33,6 +33,7 @@ use crate::endpoint::tables::includes;
 use crate::endpoint::{Ep, Kind, Limits, Place, Sources, head_of};
 use crate::eq::Eq;
 use crate::errno::Errno;
+use crate::flusher;
 use crate::info::EpType;
 use crate::info::hints::Hints;
 use crate::info::network::Network;
@@ -315,6 +316,7 @@ impl Ep {
             self.endpoint_mask.store(av.endpoint_mask(), Ordering::Relaxed);
         }
         place.inspect(|place| place.join(&self.core));
+        flusher::join(&self.core);
         setup.enabled = true;
         Ok(())
     }

@@ -1,6 +1,8 @@
 //! Automatic progress for a target that never calls libfabric: it accepts connections, answers remote access, atomics and rendezvous in
 //! both directions, and starts deferred work.
 //!
+//! And a sender with manual progress, which does not come back once its sends are complete.
+//!
 //! Both ends live in this process; between [`nap`] and the end of a scene only the initiator's objects are called.
 
 use std::ptr::null_mut;
@@ -10,7 +12,7 @@ use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close};
 use crate::rig::{Cntr, Rig, Work, queue};
-use crate::side::{Args, Side, Watched, acquaint, memory, pattern, scenes, until};
+use crate::side::{Args, Side, Watched, acquaint, memory, pattern, scenes, until, works};
 
 const REMOTE: u64 = FI_REMOTE_READ | FI_REMOTE_WRITE;
 const KEY: u64 = 5;
@@ -27,6 +29,7 @@ pub(crate) fn all(lib: &Lib) {
             ("messages_of_a_sleeper", messages_of_a_sleeper),
             ("triggered_answers", triggered_answers),
             ("a_crowd_of_sleepers", a_crowd_of_sleepers),
+            ("a_sender_that_is_gone", a_sender_that_is_gone),
         ],
     );
 }
@@ -215,5 +218,34 @@ fn a_crowd_of_sleepers(lib: &Lib) {
     assert_eq!(close(mr), 0);
     for ep in others {
         assert_eq!(close(ep), 0);
+    }
+}
+
+/// With manual progress: what was sent arrives, though the sender calls nothing after it has read its last completion, or has injected.
+fn a_sender_that_is_gone(lib: &Lib) {
+    const MESSAGES: usize = 20;
+    for threading in [FI_THREAD_SAFE, FI_THREAD_DOMAIN, FI_THREAD_COMPLETION] {
+        let open = || Side::with(lib, 0, |hints| hints.domain().threading = threading);
+        let (a, b, to_b, _) = acquaint(open(), open());
+        works(&a, &b, to_b);
+        for (len, inject) in [(8, false), (8, true), (1000, false), (1000, true), (5000, false)] {
+            let received: Vec<&mut [u8]> = (0..MESSAGES).map(|_| memory(len)).collect();
+            let contexts: Vec<usize> =
+                received.into_iter().enumerate().map(|(n, buf)| (b.trecv(buf, n), n).1).collect();
+            for n in 0..MESSAGES {
+                if inject {
+                    let args = Args::new(pattern(len), to_b);
+                    until(|| (a.run("fi_tinject", &args) == 0).then_some(()));
+                } else {
+                    a.tsend(pattern(len), to_b, n);
+                }
+            }
+            for n in 0..MESSAGES * usize::from(!inject) {
+                assert_eq!(a.next(&[]).context(), n, "{len}");
+            }
+            for n in contexts {
+                assert_eq!(b.next(&[]).context(), n, "{len}, injected: {inject}");
+            }
+        }
     }
 }

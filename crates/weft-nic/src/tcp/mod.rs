@@ -2,7 +2,7 @@
 //!
 //! Place in the data flow: [`crate::Devices`] drives it through [`Nic`]; below it are the kernel's sockets. The parts:
 //! `wire` (layouts) · `connect` (handshake) · `tx` and `rx` (a link's two halves) · `progress` (what a poll does) ·
-//! `pace` (how often a poll asks the kernel) · `linger` (links that are closed but not yet silent) · `sys` (system calls).
+//! `unsent` (who is told of messages that wait for others) · `pace` (how often a poll asks the kernel) · `linger` (links that are closed but not yet silent) · `sys` (system calls).
 //!
 //! Invariants: no call blocks. An idle link holds no buffer and costs a poll nothing. Nothing a peer sends makes us
 //! allocate more than one mailbox per link. Client memory that `push` borrowed is let go of when `done` is called or the link is
@@ -16,6 +16,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -36,6 +37,7 @@ mod progress;
 mod rx;
 mod sys;
 mod tx;
+mod unsent;
 mod wire;
 
 use connect::{Attempt, Failure, Half, Local};
@@ -44,6 +46,8 @@ use pace::Pace;
 use progress::{Accepts, Focus};
 use rx::{Rx, Stage};
 use tx::{Pumped, Tx, Writer};
+
+pub use unsent::Unsent;
 
 /// Connections that may wait to be accepted; the system cuts it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
@@ -83,6 +87,8 @@ pub struct TcpConfig {
     pub segment_bytes: usize,
     /// Connections of unproven peers at a time.
     pub half_open: usize,
+    /// Told of messages that are kept to leave together with others.
+    pub unsent: Option<Arc<Unsent>>,
 }
 
 impl Default for TcpConfig {
@@ -101,6 +107,7 @@ impl Default for TcpConfig {
             eager_bytes: 64 * 1024,
             segment_bytes: 256 * 1024,
             half_open: 128,
+            unsent: None,
         }
     }
 }
@@ -310,6 +317,30 @@ impl Tcp {
         self.epoll.as_fd()
     }
 
+    /// Hands to the kernel what it takes of the messages that were accepted, without a poll. Returns whether none is left.
+    pub fn drain(&mut self) -> bool {
+        self.write_dirty();
+        let kept: Vec<u32> = self
+            .links
+            .iter()
+            .filter(|(_, link)| link.tx.queued() > 0 && !link.tx.broken)
+            .filter_map(|(id, _)| u32::try_from(id).ok())
+            .collect();
+        for &id in &kept {
+            if let Some(link) = self.links.get_mut(id as usize) {
+                link.tx.blocked = false;
+            }
+            self.pump(id);
+        }
+        kept.iter().all(|&id| self.links.get(id as usize).is_none_or(|link| link.tx.queued() == 0 || link.tx.broken))
+    }
+
+    /// Where it is noted that messages are kept.
+    #[must_use]
+    pub fn unsent(&self) -> Option<&Arc<Unsent>> {
+        self.config.unsent.as_ref()
+    }
+
     /// Prepares for the caller to sleep on [`Self::wait_fd`]. `false`: there is something to do now.
     pub fn park(&mut self) -> bool {
         self.write_dirty();
@@ -516,6 +547,11 @@ impl Nic for Tcp {
         self.pace.wake();
         let outcome = self.writer.message(socket.as_fd(), &mut link.tx, head, body);
         let tx = &mut link.tx;
+        if tx.queued() > 0
+            && let Some(unsent) = &self.config.unsent
+        {
+            unsent.note();
+        }
         if tx.blocked {
             self.rearm(id);
         } else if tx.queued() > 0 && !tx.dirty {

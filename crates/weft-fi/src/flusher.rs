@@ -1,0 +1,150 @@
+//! A thread that hands on what clients have sent when they do not come back.
+//!
+//! Place in the data flow: TCP gathers short messages that follow one another and writes them together, at the next round of
+//! progress at the latest. A client whose sends are complete owes us no such round: it may go and compute, or wait by
+//! means of its own for what its message brings about. So the device says that it keeps something
+//! ([`weft_nic::Unsent`]), and this thread, one for the process, looks after a [`TICK`] whether anything was added; if not, it
+//! enters the endpoint like a control call, and has the device write.
+//!
+//! It is started by the first message that is kept, sleeps while there is none, and is gone when the last endpoint is closed. It makes no
+//! progress: what arrives stays where it is until the client asks.
+//!
+//! Order of locks: the members, then an endpoint's engine, then the handle.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use weft_nic::Unsent;
+
+use crate::endpoint::core::CoreRef;
+use crate::progress::block_signals;
+
+/// A message waits for one to two of these. A thread that wakes so often takes less than a hundredth of a core.
+const TICK: Duration = Duration::from_millis(1);
+/// Ticks without anything kept before the thread sleeps until it is called.
+const QUIET_TICKS: u32 = 20;
+
+static FLUSHER: Flusher = Flusher {
+    members: Mutex::new(Vec::new()),
+    handle: Mutex::new(None),
+    asleep: AtomicBool::new(true),
+    stop: AtomicBool::new(false),
+};
+
+struct Flusher {
+    members: Mutex<Vec<Member>>,
+    /// A leaf: taken under engines' locks.
+    handle: Mutex<Option<JoinHandle<()>>>,
+    /// There is no thread, or it waits to be called.
+    asleep: AtomicBool,
+    stop: AtomicBool,
+}
+
+struct Member {
+    core: CoreRef,
+    unsent: Arc<Unsent>,
+    /// What the device said at the last look.
+    seen: Option<u32>,
+}
+
+/// An endpoint is ready: it is looked after from now on.
+pub(crate) fn join(core: &CoreRef) {
+    let unsent = core.control().engine.as_ref().and_then(|engine| engine.nic().unsent().cloned());
+    if let Some(unsent) = unsent {
+        FLUSHER.members.lock().push(Member { core: Arc::clone(core), unsent, seen: None });
+    }
+}
+
+/// On return the thread does not look at the endpoint any more, and is gone if it was the last.
+pub(crate) fn leave(core: &CoreRef) {
+    let mut members = FLUSHER.members.lock();
+    members.retain(|member| !Arc::ptr_eq(&member.core, core));
+    if !members.is_empty() {
+        return;
+    }
+    let thread = FLUSHER.handle.lock().take();
+    if let Some(thread) = thread {
+        FLUSHER.stop.store(true, Ordering::Release);
+        thread.thread().unpark();
+        if thread.join().is_err() {
+            log::error!("the thread that sends what clients left behind has ended by a panic");
+        }
+        FLUSHER.stop.store(false, Ordering::Release);
+        FLUSHER.asleep.store(true, Ordering::Release);
+    }
+}
+
+/// A device keeps something after it has kept nothing ([`Unsent::new`]).
+pub(crate) fn call() {
+    if FLUSHER.asleep.load(Ordering::Relaxed) && FLUSHER.asleep.swap(false, Ordering::AcqRel) {
+        FLUSHER.wake();
+    }
+}
+
+impl Flusher {
+    #[cold]
+    fn wake(&'static self) {
+        let mut handle = self.handle.lock();
+        if let Some(thread) = &*handle {
+            thread.thread().unpark();
+            return;
+        }
+        match std::thread::Builder::new().name("weft-flusher".into()).spawn(|| self.run()) {
+            Ok(thread) => *handle = Some(thread),
+            Err(error) => {
+                self.asleep.store(true, Ordering::Release);
+                log::warn!(
+                    "no thread can be started ({error}): messages over TCP may wait until the next call of libfabric; raise \
+                     the limit of threads (ulimit -u, pids.max)"
+                );
+            }
+        }
+    }
+
+    fn run(&self) {
+        block_signals();
+        let mut quiet = 0;
+        while !self.stop.load(Ordering::Acquire) {
+            std::thread::park_timeout(TICK);
+            // Whoever closes the last endpoint waits for us and holds this.
+            let Some(mut members) = self.members.try_lock() else { continue };
+            quiet = if look(&mut members) { 0 } else { quiet + 1 };
+            if quiet < QUIET_TICKS {
+                continue;
+            }
+            quiet = 0;
+            self.asleep.store(true, Ordering::Relaxed);
+            // Either the device's holder sees that we sleep, or we see what it keeps.
+            fence(Ordering::SeqCst);
+            let kept = members.iter().any(|member| member.unsent.kept().is_some());
+            drop(members);
+            if kept {
+                self.asleep.store(false, Ordering::Relaxed);
+            }
+            while self.asleep.load(Ordering::Acquire) && !self.stop.load(Ordering::Acquire) {
+                std::thread::park();
+            }
+        }
+    }
+}
+
+/// Looks at every endpoint once. Returns whether anything is kept.
+fn look(members: &mut [Member]) -> bool {
+    let mut busy = false;
+    for member in members {
+        let kept = member.unsent.kept();
+        busy |= kept.is_some();
+        // What grows will be written by whoever adds to it.
+        if std::mem::replace(&mut member.seen, kept) == kept
+            && kept.is_some()
+            && let Some(engine) = &mut member.core.control().engine
+            && engine.nic_mut().drain()
+        {
+            member.unsent.clear();
+        }
+    }
+    busy
+}

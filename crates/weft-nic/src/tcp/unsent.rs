@@ -1,0 +1,50 @@
+//! What a device tells of messages that it has taken and not handed to the kernel yet.
+//!
+//! Place in the data flow: `Tcp::send` notes here that it keeps bytes; whoever owns the device hands a [`Unsent`] to
+//! somebody who sees to it that they leave even if the client, whose sends are complete, does not come back
+//! ([`super::Tcp::drain`]).
+//!
+//! Protocol: [`Unsent::note`] comes from whoever holds the device, [`Unsent::clear`] as well, after it has seen that nothing is kept. Between the two,
+//! the flag is set. The caller of `calls` that is about to sleep must first say so and then look at the flag, with a fence
+//! between; `note` sets the flag and calls then, in this order.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+
+/// The flag of one device.
+#[derive(Debug)]
+pub struct Unsent {
+    kept: AtomicBool,
+    times: AtomicU32,
+    calls: fn(),
+}
+
+impl Unsent {
+    /// `calls` is called when there is something, after there was nothing: it must be quick.
+    #[must_use]
+    pub const fn new(calls: fn()) -> Self {
+        Self { kept: AtomicBool::new(false), times: AtomicU32::new(0), calls }
+    }
+
+    /// A message is kept.
+    #[inline]
+    pub(super) fn note(&self) {
+        // Only the holder of the device writes these.
+        self.times.store(self.times.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        if !self.kept.load(Ordering::Relaxed) {
+            self.kept.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            (self.calls)();
+        }
+    }
+
+    /// Nothing is kept any more. Only for the holder of the device.
+    pub fn clear(&self) {
+        self.kept.store(false, Ordering::Relaxed);
+    }
+
+    /// If something may be kept: a number that changes with every message that was.
+    #[must_use]
+    pub fn kept(&self) -> Option<u32> {
+        self.kept.load(Ordering::Relaxed).then(|| self.times.load(Ordering::Relaxed))
+    }
+}
