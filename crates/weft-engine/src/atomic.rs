@@ -35,14 +35,14 @@ const PART_BYTES: usize = 4096;
 /// What a result costs of the window beside its bytes: its name.
 const RESULT_HEAD_BYTES: usize = size_of::<Op>();
 /// Results of one peer that may be under way.
-const FETCH_WINDOW_BYTES: usize = 256 << 10;
+const FETCH_WINDOW_BYTES: u32 = 256 << 10;
 /// Head, names, data, and the length of a read.
 const REQUEST_HEAD_BYTES: usize = size_of::<Head>() + size_of::<AtomicHead>() + 16;
 
 // A part of any type fits the smallest mailbox (256 bytes, see `PathCaps`), and its result fits the window.
 const _: () = {
     assert!((256 - REQUEST_HEAD_BYTES) / 2 >= LARGEST_BYTES);
-    assert!(PART_BYTES.is_multiple_of(LARGEST_BYTES) && PART_BYTES < FETCH_WINDOW_BYTES / 2);
+    assert!(PART_BYTES.is_multiple_of(LARGEST_BYTES) && PART_BYTES < FETCH_WINDOW_BYTES as usize / 2);
 };
 
 /// Results that wait until they can leave.
@@ -136,8 +136,8 @@ fn part_limit(amo: Amo, mailbox_bytes: u32) -> usize {
 }
 
 /// What a part costs of the window of results.
-fn fetch_cost(amo: Amo, len: u64) -> usize {
-    if amo.fetches() { RESULT_HEAD_BYTES + usize::try_from(len).unwrap_or(usize::MAX / 2) } else { 0 }
+fn fetch_cost(amo: Amo, len: u64) -> u32 {
+    if amo.fetches() { u32::try_from(len.saturating_add(RESULT_HEAD_BYTES as u64)).unwrap_or(u32::MAX / 2) } else { 0 }
 }
 
 impl<N: Nic> Engine<N> {
@@ -350,7 +350,7 @@ impl TxOp {
 
     /// Where the results of a part go, if it was sent and fetches; and the cost of it.
     #[inline]
-    fn awaited_results(&self, part: u32) -> Option<(IovList, usize)> {
+    fn awaited_results(&self, part: u32) -> Option<(IovList, u32)> {
         let Phase::Atomic { amo, sources } = self.phase else { return None };
         if !amo.fetches() || part >= self.next_part || self.pending == 0 {
             return None;
@@ -421,12 +421,15 @@ impl Core {
                 return Ok(());
             }
         };
+        if amo.changes() {
+            self.memory_changes(vci)?;
+        }
         let mut family = OpFlags::ATOMIC;
         let kind = if amo.fetches() {
             family.set(OpFlags::CHANGES, amo.changes());
             let room = part_room(&self.vcs[vci as usize]);
             let results = self.waiting(vci).results.get_or_insert_default();
-            if results.cost + fetch_cost(amo, len as u64) > FETCH_WINDOW_BYTES {
+            if results.cost + fetch_cost(amo, len as u64) as usize > FETCH_WINDOW_BYTES as usize {
                 return Err(Violation);
             }
             amo.execute(&target, asked.sources, Some(results.begin(id, len, room)));
@@ -450,7 +453,7 @@ impl Core {
             let id: Op = r.take().ok_or(Violation)?;
             let op = self.op_of(vci, id.op.get())?;
             let (home, cost) = op.awaited_results(id.part.get()).ok_or(Violation)?;
-            let payload = r.take_bytes(cost - RESULT_HEAD_BYTES).ok_or(Violation)?;
+            let payload = r.take_bytes(cost as usize - RESULT_HEAD_BYTES).ok_or(Violation)?;
             mem::scatter(&home, 0, payload);
             op.pending -= 1;
             let vc = &mut self.vcs[vci as usize];

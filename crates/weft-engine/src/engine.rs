@@ -14,12 +14,12 @@ use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Context, Error, Faul
 use crate::core::Core;
 use crate::held::Held;
 use crate::links::{LinkState, LinkWork};
-use crate::mem::Iov;
+use crate::mem::{self, Iov};
 use crate::mrcache::{Limits, MrCache};
 use crate::name::EpName;
 use crate::nic::{Full, Nic};
 use crate::ops::TxOp;
-use crate::vc::{Deferred, Kinds, ORDERED_RMA_BYTES, Vc, VcState};
+use crate::vc::{Deferred, Kinds, PROMPT_REPLY_BYTES, Vc, VcState, reply_cost};
 use crate::wire::{Short, kind};
 
 /// One endpoint.
@@ -368,10 +368,15 @@ impl<N: Nic> Engine<N> {
     fn run_work(&mut self, vci: u32, work: &Deferred) -> Result<(), Full> {
         match work {
             Deferred::Message(bytes) => self.numbered(vci, bytes, &[]),
-            Deferred::Reply { op, iov, .. } => {
+            Deferred::Reply { op, iov, copy, .. } => {
                 let mut w = Short::new(kind::READ_DATA, 0);
                 w.put(op);
-                self.numbered(vci, w.bytes(), iov)
+                self.numbered(vci, w.bytes(), iov)?;
+                if copy.is_some() {
+                    let copied = &mut self.core.waiting(vci).copied;
+                    *copied = copied.saturating_sub(reply_cost(mem::total_len(iov) as u64));
+                }
+                Ok(())
             }
         }
     }
@@ -380,7 +385,7 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn numbered(&mut self, vci: u32, head: &[u8], body: &[Iov]) -> Result<(), Full> {
         let vc = &mut self.core.vcs[vci as usize];
         let Some(link) = vc.link() else { return Ok(()) };
-        let mut bytes: SmallVec<[u8; 16 + ORDERED_RMA_BYTES]> = SmallVec::from_slice(head);
+        let mut bytes: SmallVec<[u8; 16 + PROMPT_REPLY_BYTES]> = SmallVec::from_slice(head);
         crate::wire::number(&mut bytes, vc.tx_seq);
         self.nic.send(link, &bytes, body)?;
         vc.tx_seq = vc.tx_seq.wrapping_add(1);

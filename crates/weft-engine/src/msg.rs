@@ -295,7 +295,12 @@ impl Core {
         if let Some(fault) = status.fault() {
             op.fault.get_or_insert(fault);
         }
-        if is_read && window != 0 {
+        let part = u32::try_from(window).ok();
+        if is_read && let Some(part) = part {
+            // Refused: of a read within messages the part is named, since no transfer has so small a token.
+            let len = op.remote.get(part as usize).filter(|_| part < op.next_part).map(|remote| remote.len);
+            self.part_read(vci, len.ok_or(Violation)?);
+        } else if is_read {
             let home = self
                 .xfers
                 .get_mut(window)

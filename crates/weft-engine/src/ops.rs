@@ -126,9 +126,9 @@ pub(crate) struct Xfers {
 }
 
 impl Xfers {
-    /// Enters a transfer and returns its token. Bit 63 is never set: see [`push_ctx`].
+    /// Enters a transfer and returns its token. Bit 63 is never set: see [`push_ctx`]; it exceeds any number of 32 bits.
     pub(crate) fn insert(&mut self, vc: u32, kind: XferKind, iov: IovList, remote: Vec<RemoteIov>, expect: u64) -> u64 {
-        self.generation = (self.generation + 1) & 0x7fff_ffff;
+        self.generation = self.generation % 0x7fff_ffff + 1;
         let generation = self.generation;
         let index = self.slab.insert(Xfer { generation, vc, kind, iov, remote, expect, placed: 0 });
         u64::from(generation) << 32 | index as u64

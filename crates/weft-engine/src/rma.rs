@@ -21,7 +21,7 @@ use crate::mem::{self, IovList};
 use crate::msg::keep;
 use crate::nic::{LinkError, Nic, RemoteIov};
 use crate::ops::{Phase, TxOp, XferKind};
-use crate::vc::{Deferred, Haul, ORDERED_RMA_BYTES};
+use crate::vc::{Deferred, HEADER_BYTES, Haul, PROMPT_REPLY_BYTES, REPLY_WINDOW_BYTES, reply_cost};
 use crate::wire::{self, Bulk, F_DATA, F_MORE, Long, Op, Reader, RmaHead, Short, Status, kind};
 
 /// What a write and a read need of a region.
@@ -131,7 +131,7 @@ impl<N: Nic> Engine<N> {
         }
         if op.flags.must_leave() && op.remote.len() == 1 && !op.flags.contains(OpFlags::FENCE) {
             let vc = &self.core.vcs[vci as usize];
-            if vc.link().is_none() || len <= u64::from(vc.caps.eager_bytes) {
+            if vc.link().is_none() || len <= u64::from(vc.caps.rma_bytes) {
                 return self.not_yet(vci, Kind::Write, op.ctx, op.flags);
             }
         }
@@ -147,7 +147,7 @@ impl<N: Nic> Engine<N> {
         let Some(link) = vc.link() else { return false };
         let nameless = op.flags.contains(OpFlags::QUIET | OpFlags::INJECT);
         if !vc.tx_is_empty()
-            || len > u64::from(vc.caps.eager_bytes)
+            || len > u64::from(vc.caps.rma_bytes)
             || op.flags.contains(OpFlags::FENCE)
             || (!nameless && core.ops.len() >= core.config.tx_depth)
         {
@@ -275,7 +275,7 @@ impl<N: Nic> Engine<N> {
         let part = op.next_part;
         let iov = part_iov(op, part, remote.len);
         let bits = part_flags(op.flags, last);
-        let sent = if remote.len <= u64::from(vc.caps.eager_bytes) {
+        let sent = if remote.len <= u64::from(vc.caps.rma_bytes) {
             self.nic.send(link, write_head(index, part, bits, op.data, remote).with_seq(vc.tx_seq), &iov)
         } else {
             let holder = Holder::Part { op: index, part };
@@ -304,12 +304,19 @@ impl<N: Nic> Engine<N> {
             return Started::Blocked;
         };
         let (part, seq, bits) = (op.next_part, vc.tx_seq, part_flags(OpFlags::empty(), last));
-        if remote.len <= u64::from(vc.caps.eager_bytes) {
+        if remote.len <= u64::from(vc.caps.rma_bytes) {
+            let cost = reply_cost(remote.len);
+            if vc.reading + cost > REPLY_WINDOW_BYTES {
+                return Started::Blocked;
+            }
             let mut w = Long::new(kind::READ, bits);
             w.put(&rma_head(index, part, 0, remote));
             put_bulk(&mut w, remote.len, 0, &[]);
-            let sent = self.nic.send(link, w.with_seq(seq), &[]);
-            return if sent.is_ok() { Started::Sent } else { Started::Blocked };
+            if self.nic.send(link, w.with_seq(seq), &[]).is_err() {
+                return Started::Blocked;
+            }
+            self.core.vcs[vci as usize].reading += cost;
+            return Started::Sent;
         }
         let iov = part_iov(op, part, remote.len);
         let holder = Holder::Part { op: index, part };
@@ -379,6 +386,7 @@ impl Core {
         let parts = self.part_begins(vci, head.op, flags & F_MORE != 0);
         match self.regions.check(head.key.get(), head.addr.get(), payload.len() as u64, WRITE) {
             Ok(iov) => {
+                self.memory_changes(vci)?;
                 mem::scatter(&iov, 0, payload);
                 let data = (flags & F_DATA != 0).then_some(head.data.get());
                 self.part_done(vci, parts, &written(head.key.get(), data, payload.len()));
@@ -436,7 +444,7 @@ impl Core {
         let head: RmaHead = r.take().ok_or(Violation)?;
         let (bulk, home) = take_bulk(&mut r)?;
         let (key, len, window) = (head.key.get(), bulk.len.get(), bulk.window.get());
-        if !in_bulk && len.saturating_add(128) > u64::from(self.vcs[vci as usize].caps.mailbox_bytes) {
+        if !in_bulk && len.saturating_add(HEADER_BYTES as u64) > u64::from(self.vcs[vci as usize].caps.mailbox_bytes) {
             return Err(Violation);
         }
         let parts = self.part_begins(vci, head.op, flags & F_MORE != 0);
@@ -454,18 +462,21 @@ impl Core {
             }
             Err(status) => {
                 self.part_failed(parts);
-                self.fin(vci, head.op.op.get(), status, window);
+                self.fin(vci, head.op.op.get(), status, if in_bulk { window } else { head.op.part.get().into() });
             }
         }
         Ok(())
     }
 
-    /// Answers a read. The bytes of a short one are taken now, before a write that follows it can change them.
+    /// Answers a read. The bytes of a short one are taken now; those of a longer one when the answer leaves, or before the same peer
+    /// changes memory.
     fn reply(&mut self, vci: u32, op: Op, key: u64, iov: IovList) {
-        if mem::total_len(&iov) > ORDERED_RMA_BYTES {
-            return self.defer(vci, Deferred::Reply { op, key, iov });
+        let len = mem::total_len(&iov);
+        if len > PROMPT_REPLY_BYTES {
+            self.waiting(vci).replies |= reply_cost(len as u64) > 0;
+            return self.defer(vci, Deferred::Reply { op, key, iov, copy: None });
         }
-        let mut w = wire::Writer::<{ 16 + ORDERED_RMA_BYTES }>::new(kind::READ_DATA, 0);
+        let mut w = wire::Writer::<{ 16 + PROMPT_REPLY_BYTES }>::new(kind::READ_DATA, 0);
         w.put(&op);
         w.gather(&iov);
         self.defer_message(vci, &w);
@@ -475,16 +486,34 @@ impl Core {
     fn revoke_replies(&mut self, gone: u64) {
         for waiting in self.vcs.iter_mut().filter_map(|vc| vc.waiting.as_mut()) {
             for work in &mut waiting.deferred {
-                if let Deferred::Reply { op, key, .. } = work
+                if let Deferred::Reply { op, key, copy: None, .. } = work
                     && *key == gone
                 {
                     let mut w = Short::new(kind::FIN, 0);
                     let status = Status::BadKey.to_wire().into();
-                    w.put(&wire::Fin { op: op.op, status, window: 0.into() });
+                    w.put(&wire::Fin { op: op.op, status, window: u64::from(op.part.get()).into() });
                     *work = Deferred::Message(SmallVec::from_slice(w.bytes()));
                 }
             }
         }
+    }
+
+    /// A request of the peer is about to change memory that its earlier reads may be about.
+    #[inline]
+    pub(crate) fn memory_changes(&mut self, vci: u32) -> Result<(), Violation> {
+        if let Some(waiting) = &mut self.vcs[vci as usize].waiting
+            && waiting.replies
+            && !waiting.keep_replies()
+        {
+            return Err(Violation);
+        }
+        Ok(())
+    }
+
+    /// A part of a read has been answered, or refused without a window of its own.
+    pub(crate) fn part_read(&mut self, vci: u32, len: u64) {
+        let vc = &mut self.vcs[vci as usize];
+        vc.reading = vc.reading.saturating_sub(reply_cost(len));
     }
 
     /// The bytes of a long write are stored.
@@ -519,6 +548,7 @@ impl Core {
         }
         mem::scatter(&part_iov(op, part, payload.len() as u64), 0, payload);
         op.pending -= 1;
+        self.part_read(vci, payload.len() as u64);
         self.finish_op(index);
         Ok(())
     }

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use crate::api::{ADDR_NONE, Addr, OpFlags};
 use crate::atomic::Results;
 use crate::bulk::Announced;
-use crate::mem::IovList;
+use crate::mem::{self, IovList, Owned};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, NicCaps, RemoteIov, Share};
 use crate::wire::Op;
@@ -23,9 +23,22 @@ use crate::wire::Op;
 /// What an idle peer may cost in the engine, in bytes. (weft-nic's tests hold what it costs altogether.)
 pub(crate) const VC_BYTES_BUDGET: usize = 240;
 
-/// RMA operations up to so many bytes always travel within messages and take effect in the order of the messages, whatever the
-/// eager threshold is (`max_order_{raw,war,waw}_size` of libfabric).
-pub(crate) const ORDERED_RMA_BYTES: usize = 128;
+/// RMA operations up to so many bytes travel within messages where those have the room, and take effect in the order of the messages,
+/// whatever the eager threshold is (`max_order_{raw,war,waw}_size` of libfabric).
+pub(crate) const ORDERED_RMA_BYTES: usize = 32 << 10;
+
+/// The answer to a read of up to so many bytes is made when the read is taken. A longer one gathers its bytes when it leaves, unless the peer
+/// changes memory before.
+pub(crate) const PROMPT_REPLY_BYTES: usize = 128;
+
+/// Answers to reads of one peer, of those that may have to be copied, that may be under way.
+pub(crate) const REPLY_WINDOW_BYTES: u32 = 4 << 20;
+
+/// What the answer to a read of `len` bytes may cost of that window.
+pub(crate) fn reply_cost(len: u64) -> u32 {
+    let ordered = len > PROMPT_REPLY_BYTES as u64 && len <= ORDERED_RMA_BYTES as u64;
+    u32::try_from(len).ok().filter(|_| ordered).unwrap_or(0)
+}
 
 /// Requests of one peer that may wait for an answer: far beyond any TX queue, so only an attacker gets there.
 pub(crate) const DEFERRED_LIMIT: usize = 1 << 17;
@@ -35,6 +48,9 @@ const KEPT_QUEUES: usize = 8;
 
 /// Elements up to which a queue's memory is kept.
 const KEPT_ELEMENTS: usize = 64;
+
+/// Room that a mailbox leaves for the longest header.
+pub(crate) const HEADER_BYTES: usize = 128;
 
 /// Sends that need more than to leave.
 const SLOW_SENDS: OpFlags = OpFlags::DELIVERY.union(OpFlags::FENCE).union(OpFlags::TRIGGER);
@@ -54,10 +70,10 @@ pub(crate) enum VcState {
 
 /// Work that an arrival has caused, in the order in which it arose.
 pub(crate) enum Deferred {
-    /// A finished message without its number; in-line up to the answer to a read of [`ORDERED_RMA_BYTES`].
-    Message(SmallVec<[u8; 16 + ORDERED_RMA_BYTES]>),
-    /// READ_DATA out of a region.
-    Reply { op: Op, key: u64, iov: IovList },
+    /// A finished message without its number; in-line up to the answer to a read of [`PROMPT_REPLY_BYTES`].
+    Message(SmallVec<[u8; 16 + PROMPT_REPLY_BYTES]>),
+    /// READ_DATA out of a region, or out of a copy, which `iov` describes then.
+    Reply { op: Op, key: u64, iov: IovList, copy: Option<Owned> },
 }
 
 /// Bulk data to be handed to the device. It waits apart from messages, because the device takes only so much at a time.
@@ -84,7 +100,10 @@ pub(crate) enum Answer {
 /// What a connection's device can do, as far as every message needs it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathCaps {
+    /// Longest message that goes eagerly.
     pub(crate) eager_bytes: u32,
+    /// Longest part of a read or write that does.
+    pub(crate) rma_bytes: u32,
     pub(crate) mailbox_bytes: u32,
     pub(crate) get: bool,
     pub(crate) put: bool,
@@ -113,9 +132,11 @@ impl PathCaps {
     /// `eager` overrides the device's own switch; both leave room for the longest header.
     pub(crate) fn new(caps: &NicCaps, eager: Option<usize>) -> Self {
         let clamp = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let room = caps.mailbox_bytes.saturating_sub(128);
+        let room = caps.mailbox_bytes.saturating_sub(HEADER_BYTES);
+        let eager = eager.unwrap_or(caps.eager_bytes);
         Self {
-            eager_bytes: clamp(eager.unwrap_or(caps.eager_bytes).max(ORDERED_RMA_BYTES).min(room)),
+            eager_bytes: clamp(eager.min(room)),
+            rma_bytes: clamp(eager.max(ORDERED_RMA_BYTES).min(room)),
             mailbox_bytes: clamp(caps.mailbox_bytes),
             get: caps.get,
             put: caps.put,
@@ -157,7 +178,9 @@ pub(crate) struct Vc {
     /// Writes and atomics sent whose success nobody waits for: so many failures of nameless operations may be reported.
     pub(crate) quiet_writes: u64,
     /// Results of our atomics that are under way, in bytes with their names.
-    pub(crate) fetching: usize,
+    pub(crate) fetching: u32,
+    /// Answers to our reads that are under way and may have to be copied, in bytes.
+    pub(crate) reading: u32,
     /// Pushes that we have announced on this link, and the peer's.
     pub(crate) announcing: u64,
     pub(crate) announced: Announced,
@@ -183,6 +206,9 @@ pub(crate) struct Waiting {
     /// Operations, by number.
     pub(crate) tx: VecDeque<u32>,
     pub(crate) deferred: VecDeque<Deferred>,
+    /// Answers to the peer's reads among it would perhaps have to be copied if the peer changed memory now; the bytes of those that were.
+    pub(crate) replies: bool,
+    pub(crate) copied: u32,
     pub(crate) bulk: VecDeque<Haul>,
     /// Operations of the peer that have ended well and must be told so.
     pub(crate) acks: Vec<u32>,
@@ -214,6 +240,26 @@ impl Waiting {
     fn to_send(&self) -> bool {
         !(self.tx.is_empty() && self.deferred.is_empty() && self.bulk.is_empty() && self.acks.is_empty())
             || self.results.as_ref().is_some_and(|results| results.wait())
+    }
+
+    /// The peer changes memory: answers that have not left keep what they were to say. False: more than the peer may ask for.
+    #[cold]
+    pub(crate) fn keep_replies(&mut self) -> bool {
+        self.replies = false;
+        for work in self.deferred.iter_mut().rev() {
+            let Deferred::Reply { iov, copy, .. } = work else { continue };
+            let cost = reply_cost(mem::total_len(iov) as u64);
+            if copy.is_some() {
+                // And so are all before it.
+                break;
+            } else if cost > 0 {
+                let mut owned = Owned::new(mem::to_vec(iov));
+                *iov = smallvec::smallvec![owned.iov()];
+                *copy = Some(owned);
+                self.copied = self.copied.saturating_add(cost);
+            }
+        }
+        self.copied <= REPLY_WINDOW_BYTES
     }
 
     /// Whether nothing at all waits.
@@ -279,6 +325,7 @@ impl Vc {
             state: VcState::Idle,
             caps: PathCaps {
                 eager_bytes: 0,
+                rma_bytes: 0,
                 mailbox_bytes: 0,
                 get: false,
                 put: false,
@@ -300,6 +347,7 @@ impl Vc {
             outstanding: 0,
             quiet_writes: 0,
             fetching: 0,
+            reading: 0,
             announcing: 0,
             announced: Announced::default(),
             waiting: None,
@@ -350,5 +398,28 @@ impl Vc {
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
         self.waiting.as_ref().is_some_and(|waiting| waiting.to_send())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_copied_once_and_within_a_bound() {
+        let mut memory = Owned::new(vec![7; ORDERED_RMA_BYTES]);
+        let iov = IovList::from_slice(&[memory.iov()]);
+        let reply = || {
+            let op = Op { op: 0.into(), part: 0.into() };
+            Deferred::Reply { op, key: 1, iov: iov.clone(), copy: None }
+        };
+        let mut waiting = Waiting::default();
+        waiting.deferred.extend((0..REPLY_WINDOW_BYTES as usize / ORDERED_RMA_BYTES).map(|_| reply()));
+        for _ in 0..2 {
+            assert!(waiting.keep_replies());
+            assert_eq!(waiting.copied, REPLY_WINDOW_BYTES);
+        }
+        waiting.deferred.push_back(reply());
+        assert!(!waiting.keep_replies(), "more than a peer may ask for");
     }
 }

@@ -107,6 +107,11 @@ impl Devices {
         Ok(Self { nic: Some(nic), fd, unmaps })
     }
 
+    /// The longest message of the fabric's links.
+    pub(crate) fn least_mailbox_bytes() -> usize {
+        config(&std::env::var("FI_WEFT_SIM").unwrap_or_default()).map_or(usize::MAX, |config| config.caps.mailbox_bytes)
+    }
+
     /// Never readable.
     pub(crate) fn wait_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

@@ -416,6 +416,13 @@ const _: fn() = || {
 };
 
 impl Devices {
+    /// The longest message that every link carries, whichever device it is of.
+    #[must_use]
+    pub const fn least_mailbox_bytes() -> usize {
+        let (shm, tcp) = (crate::shm::MAILBOX_BYTES, crate::tcp::MAILBOX_BYTES);
+        if shm < tcp { shm } else { tcp }
+    }
+
     /// Sets up the devices of a new endpoint, with a fresh name.
     ///
     /// # Errors

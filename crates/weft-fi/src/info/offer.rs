@@ -252,7 +252,7 @@ fn ep(hints: &Hints, ty: EpType) -> Result<sys::fi_ep_attr, Errno> {
         return Err(reject("ep_attr->protocol_version", hint.protocol_version, PROTOCOL_VERSION));
     }
     at_most("ep_attr->max_msg_size", hint.max_msg_size, ty.max_msg_bytes())?;
-    let ordered = if ty == EpType::Dgram { 0 } else { order::ORDERED_RMA_BYTES };
+    let ordered = if ty == EpType::Dgram { 0 } else { order::ordered_rma_bytes() };
     at_most("ep_attr->max_order_raw_size", hint.max_order_raw_size, ordered)?;
     at_most("ep_attr->max_order_war_size", hint.max_order_war_size, ordered)?;
     at_most("ep_attr->max_order_waw_size", hint.max_order_waw_size, ordered)?;

@@ -5,7 +5,7 @@
 //! is free. An RMA operation that fits a message takes effect at its place too; a longer one only begins there and
 //! moves its data beside the stream, while later operations proceed. Therefore:
 //!
-//! - RMA against RMA (and atomics against atomics) is ordered up to [`ORDERED_RMA_BYTES`]; that is what the attributes
+//! - RMA and atomics among each other are ordered up to [`ordered_rma_bytes`]; that is what the attributes
 //!   `max_order_{raw,war,waw}_size` are for, and the flags are granted with these limits.
 //! - A send against an RMA operation, in either direction, has no such limit in libfabric's attributes, so it must
 //!   hold for all sizes. Where a client asks for one (SAW: Global Arrays' ComEx), later operations of that kind
@@ -17,8 +17,10 @@
 use weft_fi_sys as sys;
 
 /// RMA operations up to this many bytes take effect in order: they travel inside messages whatever the eager
-/// thresholds are.
-pub(crate) const ORDERED_RMA_BYTES: usize = weft_engine::ORDERED_RMA_BYTES;
+/// thresholds are. A constant of the real devices, whose mailboxes have the room.
+pub(crate) fn ordered_rma_bytes() -> usize {
+    weft_engine::ordered_rma_bytes(crate::Devices::least_mailbox_bytes())
+}
 
 /// Always held, or limited by a size that is reported.
 pub(crate) const FREE: u64 = sys::FI_ORDER_SAS

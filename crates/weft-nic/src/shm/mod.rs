@@ -60,7 +60,8 @@ use cma::Span;
 use doorbell::{Barriers, Door};
 use handshake::Handshake;
 use link::{Begun, Link};
-use ring::{INLINE_BYTES, MAILBOX_BYTES, MAX_LINES, MIN_LINES};
+pub(crate) use ring::MAILBOX_BYTES;
+use ring::{INLINE_BYTES, MAX_LINES, MIN_LINES};
 use segment::LINE_BYTES;
 use sleep::Rest;
 

@@ -35,7 +35,7 @@ use super::sync::Ordering;
 /// Longest message on one line, in bytes.
 pub(super) const INLINE_BYTES: usize = LINE_BYTES - HEADER_BYTES;
 /// Longest message in bytes: a round number, and what the engine writes before it.
-pub(super) const MAILBOX_BYTES: usize = 32 * 1024 + 256;
+pub(crate) const MAILBOX_BYTES: usize = 32 * 1024 + 256;
 /// Longest piece of a push in bytes: two of them fit a first-level cache.
 pub(super) const PIECE_BYTES: usize = 16 * 1024;
 /// Fewest lines of a ring: three of the longest records.

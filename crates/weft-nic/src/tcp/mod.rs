@@ -46,6 +46,7 @@ use pace::Pace;
 use progress::{Accepts, Focus};
 use rx::{Rx, Stage};
 use tx::{Pumped, Tx, Writer};
+pub(crate) use wire::MAILBOX_BYTES;
 
 pub use unsent::Unsent;
 

@@ -19,7 +19,7 @@ pub(super) const MAGIC: [u8; 8] = *b"weft-tcp";
 pub(super) const VERSION: u8 = 1;
 
 /// Longest message (head and body): 64 KiB of payload and the engine's header.
-pub(super) const MAILBOX_BYTES: usize = 64 * 1024 + 256;
+pub(crate) const MAILBOX_BYTES: usize = 64 * 1024 + 256;
 /// Longest payload of one push segment that is accepted from a peer.
 pub(super) const SEGMENT_MAX_BYTES: usize = 1024 * 1024;
 
