@@ -210,7 +210,7 @@ impl Eq {
         Ok((number, stored))
     }
 
-    /// Sleeps until there is an event or the time is up.
+    /// Sleeps until there is an event, the time is up, or a signal has come.
     fn wait(&self, deadline: &Deadline) -> Result<(), Errno> {
         let mut fruitless = 0;
         while self.is_empty() {
@@ -227,7 +227,8 @@ impl Eq {
                 Some(waker) => {
                     waker.hush();
                     if self.drivers.sleep(waker, deadline, || self.is_empty()) == Woken::Signal {
-                        return Err(Errno::INTR);
+                        // fi_eq(3): a thread that is signaled returns as one whose time is up.
+                        return if self.is_empty() { Err(Errno::AGAIN) } else { Ok(()) };
                     }
                 }
             }

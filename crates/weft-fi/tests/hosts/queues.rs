@@ -13,6 +13,7 @@ pub(crate) fn all(lib: &Lib) {
     let opened = Opened::new(lib, &info);
     write_and_read(&opened);
     wait_objects(&opened);
+    signaled(&opened);
     blocking(&opened);
 }
 
@@ -90,6 +91,30 @@ fn wait_objects(opened: &Opened) {
     let sread = unsafe { (*(*never).ops).sread.unwrap() };
     assert_eq!(unsafe { sread(never, &mut 0, null_mut(), 0, 0, 0) }, -(FI_EINVAL as isize));
     assert_eq!(close(never), 0);
+}
+
+/// A thread that is signaled returns from fi_eq_sread as one whose time is up (fi_eq(3)).
+fn signaled(opened: &Opened) {
+    extern "C" fn nothing(_: c_int) {}
+    let eq = opened.eq(|attr| attr.wait_obj = FI_WAIT_UNSPEC).unwrap();
+    let handler: extern "C" fn(c_int) = nothing;
+    let before = unsafe { libc::signal(libc::SIGUSR1, handler as libc::sighandler_t) };
+    let (sleeper, woken) = (unsafe { libc::pthread_self() } as usize, std::sync::atomic::AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !woken.load(std::sync::atomic::Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(20));
+                assert_eq!(unsafe { libc::pthread_kill(sleeper as libc::pthread_t, libc::SIGUSR1) }, 0);
+            }
+        });
+        let sread = unsafe { (*(*eq).ops).sread.unwrap() };
+        let (mut event, mut buffer) = (0, [0_u8; 8]);
+        let result = unsafe { sread(eq, &mut event, buffer.as_mut_ptr().cast(), 8, -1, 0) };
+        woken.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(result, -(FI_EAGAIN as isize));
+    });
+    assert_ne!(unsafe { libc::signal(libc::SIGUSR1, before) }, libc::SIG_ERR);
+    assert_eq!(close(eq), 0);
 }
 
 fn blocking(opened: &Opened) {
