@@ -292,8 +292,8 @@ impl EpName {
         Some(name)
     }
 
-    /// The name of the scalable endpoint that this is a context of, or the name itself. A transmit context does not know where
-    /// its endpoint listens: the result has its identity, and another socket.
+    /// The name of the scalable endpoint that this is a context of, or the name itself. A transmit context's name has the socket of its
+    /// endpoint.
     #[must_use]
     pub fn base(&self) -> Self {
         let mut name = *self;

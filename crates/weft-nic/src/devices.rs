@@ -50,6 +50,8 @@ pub struct Config {
     pub open: bool,
     /// The name to have, but for where it listens: that of a context of a scalable endpoint. `None`: a fresh one.
     pub identity: Option<Identity>,
+    /// What the name says of where it listens, if not that: a context that nobody calls has the socket of its endpoint.
+    pub named_socket: Option<SocketAddr>,
     /// A secret of any length that both sides must share, if set.
     pub job_key: Option<Vec<u8>>,
     /// The traffic class byte of TCP's packets (RFC 2474).
@@ -103,6 +105,7 @@ impl Default for Config {
             listen: None,
             open: false,
             identity: None,
+            named_socket: None,
             job_key: None,
             traffic_class: tcp.traffic_class,
             connect_timeout_ms: tcp.connect_timeout_ms,
@@ -442,6 +445,7 @@ impl Devices {
             tcp: config.tcp,
         };
         let tcp = if config.tcp { open_tcp(config, &mut me)? } else { None };
+        me.socket = config.named_socket.unwrap_or(me.socket);
         // The name that peers see must say what there is in the end; only shared memory can still fail.
         let shm = if config.shm { open_shm(config, &mut me, tcp.is_some())? } else { None };
         let tcp = match tcp {

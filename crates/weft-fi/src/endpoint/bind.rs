@@ -186,6 +186,9 @@ impl Ep {
         }
         drop(state);
         cntr.sources().add(&self.core);
+        if let Some(place) = &self.place {
+            place.counted(&self.core, cntr);
+        }
         Ok(())
     }
 }

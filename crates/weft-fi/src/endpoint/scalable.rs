@@ -25,6 +25,7 @@ use crate::Devices;
 use crate::addr::Format;
 use crate::av::Av;
 use crate::cm;
+use crate::cntr::Cntr;
 use crate::collective;
 use crate::domain::Domain;
 use crate::errno::Errno;
@@ -131,22 +132,33 @@ impl Place {
 }
 
 impl Place {
+    /// The enabled contexts of the other kind that stand beside this one. Where there are fewer of the one kind, several share a partner.
+    fn partners(&self) -> Vec<CoreRef> {
+        let cores = &self.sep.state.lock().cores;
+        let (few, index) = (cores[0].len().min(cores[1].len()), usize::from(self.index));
+        let beside = cores[1 - side(self.kind)].iter().enumerate().filter(|&(other, _)| other % few == index % few);
+        beside.filter_map(|(_, core)| core.upgrade()).collect()
+    }
+
+    /// A counter is bound to the context: it drives the partners as well, if the context is enabled. (Else it will by [`Self::join`].)
+    pub(super) fn counted(&self, core: &CoreRef, cntr: &Hold<Cntr>) {
+        let mine = self.sep.state.lock().cores[side(self.kind)][usize::from(self.index)].upgrade();
+        if mine.is_none_or(|mine| !Arc::ptr_eq(&mine, core)) {
+            return;
+        }
+        for partner in self.partners() {
+            cntr.sources().add(&partner);
+            partner.control().routes.drivers.push(Arc::downgrade(cntr.arc()));
+        }
+    }
+
     /// The context is enabled. Who sends by a context and waits for the answer at the receive context beside it reads only the latter's
     /// queue, and the other way round: each drives the other, as if they were one endpoint.
     pub(super) fn join(&self, core: &CoreRef) {
-        let partners: Vec<CoreRef> = {
-            let cores = &mut self.sep.state.lock().cores;
-            let [mine, theirs] = [side(self.kind), 1 - side(self.kind)];
-            cores[mine][usize::from(self.index)] = Arc::downgrade(core);
-            // Where there are fewer of the one kind, several share a partner.
-            let (few, index) = (cores[0].len().min(cores[1].len()), usize::from(self.index));
-            let beside = |&(other, _): &(usize, &Weak<Core>)| other % few == index % few;
-            let beside = cores[theirs].iter().enumerate().filter(beside);
-            beside.filter_map(|(_, core)| core.upgrade()).collect()
-        };
-        for partner in &partners {
-            drive_by(core, partner);
-            drive_by(partner, core);
+        self.sep.state.lock().cores[side(self.kind)][usize::from(self.index)] = Arc::downgrade(core);
+        for partner in self.partners() {
+            drive_by(core, &partner);
+            drive_by(&partner, core);
         }
     }
 }
@@ -226,8 +238,9 @@ impl Sep {
             config.identity = Some(Identity { context: Some(index), ..started.identity });
             Some(name)
         } else {
-            // Nobody calls it, but it says where it calls from.
+            // Nobody calls it, but it says whose it is, also to those who know only where the endpoint listens.
             config.listen = base.tcp().then(|| SocketAddr::new(base.socket().ip(), 0));
+            config.named_socket = Some(base.socket());
             config.identity = Some(Identity { context: Some(FIRST_TX_CONTEXT + index), ..started.identity });
             None
         };

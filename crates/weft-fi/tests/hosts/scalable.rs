@@ -7,6 +7,7 @@ use weft_fi_sys::*;
 
 use crate::client::{Lib, Opened, bind, close, control};
 use crate::open;
+use crate::rig::Cntr;
 use crate::side::{
     Args, Outcome, Side, call, err, fabric_err, is_all, long_bytes, memory, name_of, pattern, scenes, until,
 };
@@ -23,6 +24,7 @@ pub(crate) fn all(lib: &Lib) {
             ("remote memory", remote_memory),
             ("a plain endpoint", plain_endpoint),
             ("services", services),
+            ("late counters", late_counters),
             ("threads", threads),
         ],
     );
@@ -352,15 +354,40 @@ fn services(lib: &Lib) {
     };
     let (a, b) = (open(), open());
     assert_eq!(b.name.len(), size_of::<libc::sockaddr_in>());
-    let to_b = a.knows(&b);
+    // Something else is number 0.
+    assert_eq!(b.knows(&b), 0);
+    let (to_b, to_a) = (a.knows(&b), b.knows(&a));
     for (to, rx) in b.rx.iter().enumerate() {
         let target = memory(8);
         rx.start("fi_recv", &Args::new(target, 0));
         a.tx[0].start("fi_send", &Args::new(pattern(8), rx_addr(to_b, to as u64)));
-        next(&[*rx, a.tx[0]]);
+        assert_eq!(next(&[*rx, a.tx[0]]).1, to_a, "a transmit context is known by its endpoint's service");
         next(&[a.tx[0], *rx]);
         assert!(target == pattern(8));
     }
+}
+
+/// A counter that is bound to an enabled context drives the context beside it, too, as its queue does.
+fn late_counters(lib: &Lib) {
+    let (a, mut b) = (Many::new(lib, 1, 1, 0), Many::new(lib, 1, 1, 0));
+    let (to_b, cntr) = (a.knows(&b), Cntr(b.side.opened.cntr()));
+    assert_eq!(bind(b.tx[0].ep, cntr.0, FI_SEND), 0);
+    let (source, target) = (pattern(long_bytes()), memory(long_bytes()));
+    b.rx[0].start("fi_recv", &Args::new(target, 0));
+    a.tx[0].start("fi_send", &Args::new(source, to_b));
+    // Nobody reads the queues of the receiver.
+    until(|| {
+        assert_eq!(cntr.read(), 0);
+        a.tx[0].poll()
+    });
+    until(|| {
+        assert_eq!(cntr.read(), 0);
+        std::hint::black_box(target.as_ptr());
+        (target == source).then_some(())
+    });
+    until(|| b.rx[0].poll());
+    let Context { ep, cq } = b.tx.pop().unwrap();
+    assert_eq!([close(ep), close(cq), close(cntr.0)], [0; 3]);
 }
 
 /// Contexts are used by a thread each.
