@@ -85,11 +85,14 @@ pub(crate) struct Registered {
     pub(crate) counters: RegionCounters,
     /// The endpoint to which it belongs (FI_MR_ENDPOINT); all of the domain's otherwise.
     pub(crate) only: Option<Weak<Core>>,
+    /// Peers reach it through endpoints with this authorization key, if any.
+    pub(crate) auth_key: Option<Vec<u8>>,
 }
 
 impl Registered {
     fn is_for(&self, core: &CoreRef) -> bool {
         self.only.as_ref().is_none_or(|only| std::ptr::eq(only.as_ptr(), Arc::as_ptr(core)))
+            && self.auth_key.as_ref().is_none_or(|key| core.auth_key.as_ref() == Some(key))
     }
 }
 

@@ -11,7 +11,8 @@
 //! need.
 //!
 //! Invariants: while a region is open its key is unique in the domain (-FI_ENOKEY); registrations without remote
-//! access have no region and their keys are not compared. `fi_mr_reg(NULL, ~0)` is allowed: offsets are then
+//! access have no region and their keys are not compared. A region with an authorization key, its own or the domain's, is reached
+//! through endpoints with the same key. `fi_mr_reg(NULL, ~0)` is allowed: offsets are then
 //! addresses.
 
 use std::ffi::{c_int, c_void};
@@ -29,6 +30,8 @@ use crate::endpoint::Ep;
 use crate::endpoint::route::RegionCounters;
 use crate::errno::Errno;
 use crate::info::IOV_LIMIT;
+use crate::info::hints::AUTH_KEY_LIMIT_BYTES;
+use crate::info::network::KEYS_SINCE;
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
 
@@ -59,6 +62,8 @@ pub(crate) struct Mr {
 struct State {
     /// What `enable` hands to the domain; `None` once it has, or if peers get no access.
     waiting: Option<Region>,
+    /// Endpoints must have it, too.
+    auth_key: Option<Vec<u8>>,
     /// Whether the domain has it.
     active: bool,
     /// Counters that were bound before it was enabled.
@@ -95,6 +100,7 @@ struct Request {
     requested_key: u64,
     flags: u64,
     context: *mut c_void,
+    auth_key: Option<Vec<u8>>,
 }
 
 /// Registers, and reports that to the domain's event queue where the client asked for it.
@@ -123,6 +129,7 @@ fn register(domain: Hold<Domain>, request: Request) -> Result<Arc<Mr>, Errno> {
         base,
         state: Mutex::new(State {
             waiting: region,
+            auth_key: request.auth_key.or_else(|| domain.network().auth_key.clone()),
             active: false,
             counters: RegionCounters::default(),
             endpoint: None,
@@ -149,7 +156,8 @@ impl Mr {
         let Some(region) = state.waiting.clone() else { return Ok(()) };
         let counters = state.counters.clone();
         let only = state.endpoint.as_ref().map(|endpoint| Arc::downgrade(endpoint.core()));
-        self.domain.add_region(Registered { region, counters, only })?;
+        let auth_key = state.auth_key.clone();
+        self.domain.add_region(Registered { region, counters, only, auth_key })?;
         state.waiting = None;
         state.active = true;
         Ok(())
@@ -257,7 +265,7 @@ unsafe extern "C" fn reg(
         let piece = libc::iovec { iov_base: buf.cast_mut(), iov_len: len };
         // SAFETY: one element, on our stack, which describes the client's memory.
         let iov = unsafe { pieces(&raw const piece, 1) }?;
-        let request = Request { iov, access, offset, requested_key, flags, context };
+        let request = Request { iov, access, offset, requested_key, flags, context, auth_key: None };
         // SAFETY: the client's domain and its place for the new pointer.
         unsafe { register_for(fid, request, mr) }
     })
@@ -277,7 +285,7 @@ unsafe extern "C" fn regv(
     object::guard("fi_mr_regv", || {
         // SAFETY: the client's vector.
         let iov = unsafe { pieces(iov, count) }?;
-        let request = Request { iov, access, offset, requested_key, flags, context };
+        let request = Request { iov, access, offset, requested_key, flags, context, auth_key: None };
         // SAFETY: the client's domain and its place for the new pointer.
         unsafe { register_for(fid, request, mr) }
     })
@@ -314,15 +322,40 @@ unsafe extern "C" fn regattr(
                 return Err(Errno::NOSYS);
             }
         }
+        let auth_key = if api >= KEYS_SINCE {
+            // SAFETY: these fields are there in this version; the key is the client's, of the length that it says.
+            unsafe { authorization(attr) }?
+        } else {
+            None
+        };
         // SAFETY: these fields are there in every version.
         let AttrHead { mr_iov, iov_count, access, offset, requested_key, context } =
             unsafe { attr.cast::<AttrHead>().read() };
         // SAFETY: the client's vector.
         let iov = unsafe { pieces(mr_iov, iov_count) }?;
-        let request = Request { iov, access, offset, requested_key, flags, context };
+        let request = Request { iov, access, offset, requested_key, flags, context, auth_key };
         // SAFETY: the client's domain and its place for the new pointer.
         unsafe { register_for(fid, request, mr) }
     })
+}
+
+/// The authorization key of a region. -FI_EINVAL for one that no endpoint can have.
+///
+/// # Safety
+/// `attr` has the fields of a key, which is readable at the length that it says.
+unsafe fn authorization(attr: *const sys::fi_mr_attr) -> Result<Option<Vec<u8>>, Errno> {
+    // SAFETY: by the caller's promise.
+    let len = unsafe { (*attr).auth_key_size };
+    if len == 0 {
+        return Ok(None);
+    }
+    // SAFETY: as above.
+    let key = unsafe { (*attr).auth_key };
+    if key.is_null() || len > AUTH_KEY_LIMIT_BYTES {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: as above.
+    Ok(Some(unsafe { std::slice::from_raw_parts(key, len) }.to_vec()))
 }
 
 unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {

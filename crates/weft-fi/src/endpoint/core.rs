@@ -67,6 +67,8 @@ pub(crate) struct Core {
     open_to: Access,
     /// In the place of an engine: the receives of a shared context.
     shared: Option<Receives>,
+    /// What peers had to know besides the name (fi_endpoint(3), "auth_key").
+    pub(crate) auth_key: Option<Vec<u8>>,
 }
 
 /// Where a thread of the client sleeps.
@@ -139,6 +141,7 @@ impl Core {
             triggers,
             open_to,
             shared,
+            auth_key: None,
         }
     }
 

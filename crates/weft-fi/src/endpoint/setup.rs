@@ -140,7 +140,9 @@ pub(super) fn open(
     // No threading level covers a context that several endpoints share.
     let callers = if shared.is_some() { Callers::Any } else { domain.callers() };
     // SAFETY: what the client promised for its domain, passed on.
-    let core = unsafe { Core::new(&domain, callers, triggers, open_to(caps), routes, shared) };
+    let mut core = unsafe { Core::new(&domain, callers, triggers, open_to(caps), routes, shared) };
+    let network = domain.network().of_endpoint(domain.api_version(), info)?;
+    core.auth_key.clone_from(&network.auth_key);
     if kind == Kind::Shared {
         // Whether successes make entries is up to the endpoints.
         core.bound.set_rx_selective();
@@ -165,7 +167,7 @@ pub(super) fn open(
             srx: None,
             stx: None,
             shares,
-            network: domain.network().of_endpoint(domain.api_version(), info)?,
+            network,
             format,
             local: origin.local,
             shown: origin.request.as_ref().map(|request| request.listens_at),

@@ -12,7 +12,7 @@ use crate::errno::Errno;
 use crate::info::hints::Hints;
 
 /// API version before which authorization keys are ignored.
-const KEYS_SINCE: u32 = sys::version(1, 5);
+pub(crate) const KEYS_SINCE: u32 = sys::version(1, 5);
 /// Bits of a code point.
 const DSCP_BITS: u32 = 6;
 

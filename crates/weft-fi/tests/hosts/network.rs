@@ -6,9 +6,10 @@ use weft_fi_sys::*;
 
 use crate::client::{Info, Lib, Opened, close};
 use crate::open;
-use crate::side::{Scene, Side, acquaint, pattern, scenes, works};
+use crate::side::{Args, Scene, Side, acquaint, memory, pattern, scenes, works};
 
-const SCENES: &[Scene] = &[("keys", keys), ("old_versions_have_no_keys", old_versions_have_no_keys)];
+const SCENES: &[Scene] =
+    &[("keys", keys), ("old_versions_have_no_keys", old_versions_have_no_keys), ("keys_of_regions", keys_of_regions)];
 const TCP_SCENES: &[Scene] = &[("traffic_classes", traffic_classes), ("wrong_traffic_classes", wrong_traffic_classes)];
 
 pub(crate) fn all(lib: &Lib) {
@@ -54,6 +55,49 @@ fn keys(lib: &Lib) {
             a.tsend(pattern(100), to_b, 1);
             assert_eq!(a.next(&[&b]).failed().err, libc::EACCES, "{mine:?}, {theirs:?}");
         }
+    }
+}
+
+/// `fi_mr_regattr` with an authorization key of the region's own.
+fn register(side: &Side<'_>, target: &mut [u8], key: Option<&[u8]>) -> Result<*mut fid_mr, i32> {
+    let iov = libc::iovec { iov_base: target.as_mut_ptr().cast(), iov_len: target.len() };
+    let mut attr: fi_mr_attr = unsafe { std::mem::zeroed() };
+    (attr.mr_iov, attr.iov_count, attr.access, attr.requested_key) = (&raw const iov, 1, FI_REMOTE_WRITE, 7);
+    if let Some(key) = key {
+        (attr.auth_key, attr.auth_key_size) = (key.as_ptr().cast_mut(), key.len());
+    }
+    let (domain, mut mr) = (side.opened.domain, std::ptr::null_mut());
+    match unsafe { (*(*domain).mr).regattr.unwrap()(domain.cast(), &attr, 0, &mut mr) } {
+        0 => Ok(mr),
+        error => Err(error),
+    }
+}
+
+/// A region is reached through endpoints that have its key: its own, or else its domain's, if that has one.
+fn keys_of_regions(lib: &Lib) {
+    let red = Some(c"red");
+    for (domain, own, reached) in [
+        (None, None, true),
+        (None, Some(&b"red"[..]), true),
+        (None, Some(b"blue"), false),
+        (Some(c"blue"), None, false),
+        (Some(c"blue"), Some(b"red"), true),
+    ] {
+        let (a, b) = (keyed(lib, lib.newest(), None, red), keyed(lib, lib.newest(), domain, red));
+        let (a, b, to_b, _) = acquaint(a, b);
+        let target = memory(8);
+        let mr = register(&b, target, own).unwrap();
+        a.start("fi_write", &Args { key: 7, ..Args::new(pattern(8), to_b) }, &[&b]);
+        let end = a.next(&[&b]);
+        if reached {
+            end.done();
+            assert_eq!(target, pattern(8));
+        } else {
+            assert_eq!(end.failed().err, libc::EKEYREJECTED, "{domain:?}, {own:?}");
+            assert_eq!(target, [0; 8]);
+        }
+        assert_eq!(close(mr), 0);
+        assert_eq!(register(&b, target, Some(&[1; 257])), Err(-libc::EINVAL));
     }
 }
 
