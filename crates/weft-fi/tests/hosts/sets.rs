@@ -5,12 +5,19 @@ use std::ptr::null_mut;
 
 use weft_fi_sys::*;
 
-use crate::client::{Lib, bind, close};
+use crate::client::{Lib, bind, close, control};
 use crate::rig::{Cntr, MODELS};
-use crate::side::{Side, memory, pattern, scenes, until};
+use crate::side::{Args, Side, call, memory, name_of, pattern, scenes, until};
 
 pub(crate) fn all(lib: &Lib) {
-    scenes(lib, &[("who_has_something", who_has_something), ("poll_set_misuse", poll_set_misuse)]);
+    scenes(
+        lib,
+        &[
+            ("who_has_something", who_has_something),
+            ("several_endpoints", several_endpoints),
+            ("poll_set_misuse", poll_set_misuse),
+        ],
+    );
 }
 
 const BADFLAGS: c_int = FI_EBADFLAGS as c_int;
@@ -165,6 +172,55 @@ fn who_has_something(lib: &Lib) {
 }
 
 /// Wrong arguments, and the order of closing.
+/// Queues and counters of two endpoints in one set: each is named for its own endpoint's messages, and the set drives both.
+fn several_endpoints(lib: &Lib) {
+    const QUEUE: usize = 0x61;
+    const COUNTER: usize = 0x62;
+    for progress in MODELS {
+        let (a, receiver) = (Side::new(lib), Receiver::new(lib, progress));
+        let b = &receiver.side;
+        let (second, cq, cntr) = (b.another_ep(), open_cq(b, QUEUE), open_cntr(b, COUNTER));
+        assert_eq!(
+            [bind(second, b.av, 0), bind(second, cq, FI_TRANSMIT | FI_RECV), bind(second, cntr.0, FI_RECV)],
+            [0; 3]
+        );
+        assert_eq!(control(second, FI_ENABLE, null_mut()), 0);
+        let (to_first, to_second) = (a.insert(&b.name()), a.insert(&name_of(second)));
+        let set = PollSet::new(b);
+        assert_eq!([set.add(receiver.received), set.add(receiver.counted.0), set.add(cq), set.add(cntr.0)], [0; 4]);
+        // Whom a message to these endpoints has named.
+        let named = |to: &[(*mut fid_ep, u64)]| {
+            for &(ep, dest) in to {
+                assert_eq!(unsafe { (call("fi_trecv").run)(ep, &Args { tag: dest, ..Args::new(memory(8), 0) }) }, 0);
+                a.start("fi_tsend", &Args { tag: dest, ..Args::new(pattern(8), dest) }, &[]);
+            }
+            let mut named = Vec::new();
+            until(|| {
+                a.progress();
+                named.extend(set.poll(8));
+                named.sort_unstable();
+                named.dedup();
+                (named.len() == 2 * to.len()).then_some(())
+            });
+            for _ in to {
+                a.next(&[]).done();
+            }
+            named
+        };
+        assert_eq!(named(&[(second, to_second)]), [QUEUE, COUNTER]);
+        assert_eq!((set.poll(8), read(cq), cntr.read(), receiver.counted.read()), (vec![QUEUE], 1, 1, 0));
+        assert_eq!(set.poll(8), []);
+        assert_eq!(named(&[(b.ep, to_first)]), [RECEIVED, COUNTED]);
+        assert_eq!(read(receiver.received), 1);
+        assert_eq!(named(&[(b.ep, to_first), (second, to_second)]), [RECEIVED, COUNTED, QUEUE, COUNTER]);
+        assert_eq!([read(cq), read(receiver.received)], [1; 2]);
+        assert_eq!(set.poll(8), []);
+        assert_eq!([set.del(receiver.received), set.del(receiver.counted.0), set.del(cq), set.del(cntr.0)], [0; 4]);
+        assert_eq!([close(set.0), close(second), close(cq), close(cntr.0)], [0; 4]);
+        receiver.close();
+    }
+}
+
 fn poll_set_misuse(lib: &Lib) {
     let receiver = Receiver::new(lib, FI_PROGRESS_MANUAL);
     let (side, other) = (&receiver.side, Side::new(lib));
