@@ -133,7 +133,7 @@ fn open_queue(fabric: Hold<Fabric>, attr: Option<&sys::fi_eq_attr>, context: *mu
         head: Head::new(sys::fid_eq { fid, ops: object::table(&EQ_OPS) }),
         events: Mutex::new(VecDeque::new()),
         err_data: Mutex::default(),
-        drivers: Drivers::default(),
+        drivers: Drivers::new(),
         size: if size == 0 { DEFAULT_EVENTS } else { size },
         wait,
         waker,
@@ -240,7 +240,7 @@ impl Eq {
     pub(crate) fn trywait(&self) -> Result<(), Errno> {
         let waker = self.waker.as_ref().ok_or(Errno::INVAL)?;
         waker.hush();
-        if self.drivers.progress() > 0 || !self.drivers.park_for_client(waker) || !self.is_empty() {
+        if self.drivers.progress() > 0 || !self.drivers.may_sleep(waker, || self.is_empty()) {
             return Err(Errno::AGAIN);
         }
         Ok(())

@@ -14,20 +14,21 @@
 //! sleeper takes over when another thread, whose polls have ended the parking meanwhile, goes away.
 
 mod presence;
+pub(crate) mod tried;
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::time::ClockId;
-use smallvec::SmallVec;
 
 use crate::domain::Domain;
-use crate::endpoint::core::{CoreRef, Sleep};
+use crate::endpoint::core::{Core, CoreRef, Sleep};
 use crate::errno::Errno;
 use crate::lock::Guarded;
 use crate::poll::presence::Presence;
+pub(crate) use crate::poll::presence::this_thread;
+use crate::poll::tried::{List, Rest, Tried, unpark};
 use crate::progress::AutoProgress;
 use crate::wait::{Deadline, Waker, Woken};
 
@@ -50,6 +51,13 @@ const CROWDED: Duration = Duration::from_micros(100);
 const NAPS: u32 = 64;
 /// Longest nap: the client may have more to poll than our queues.
 const NAP: Duration = Duration::from_micros(200);
+
+/// What the file that the model checker tries imports from here.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicBool, Ordering};
+
+    pub(super) use parking_lot::Mutex;
+}
 
 /// What a thread knows of its competitors for a core.
 #[derive(Clone, Copy, Default)]
@@ -78,15 +86,24 @@ pub(crate) struct Sources {
     list: Guarded<Vec<CoreRef>>,
     /// Who reads here, and how long in vain.
     presence: Arc<Presence>,
-    /// Whether `fi_trywait` has parked the devices, until the next read.
-    parked: AtomicBool,
-    /// Those it parked.
-    parked_list: parking_lot::Mutex<Parked>,
+    /// What `fi_trywait` has parked.
+    tried: Tried<CoreRef>,
     /// The thread that progresses the endpoints while the client does not, with automatic progress.
     auto: Option<Arc<AutoProgress>>,
 }
 
-type Parked = SmallVec<[CoreRef; 4]>;
+impl Rest for CoreRef {
+    type Waker = Waker;
+    type Sleep = Sleep;
+
+    fn park(&self, waker: &Waker, sleep: Sleep) -> bool {
+        Core::park(self, waker, sleep)
+    }
+
+    fn unpark(&self, sleep: Sleep) {
+        Core::unpark(self, sleep);
+    }
+}
 
 impl Domain {
     /// For a new queue or counter of this domain.
@@ -94,13 +111,7 @@ impl Domain {
         // SAFETY: what the client promised when it opened the domain: calls on a queue or counter are serialized with
         // those on everything bound to it.
         let list = unsafe { Guarded::new(self.callers(), self.meter(), Vec::new()) };
-        Sources {
-            list,
-            presence: Presence::enter(),
-            parked: AtomicBool::new(false),
-            parked_list: parking_lot::Mutex::default(),
-            auto: self.auto_progress().cloned(),
-        }
+        Sources { list, presence: Presence::enter(), tried: Tried::new(), auto: self.auto_progress().cloned() }
     }
 }
 
@@ -118,15 +129,13 @@ impl Sources {
     pub(crate) fn remove(&self, core: &CoreRef) {
         self.list.intrude().retain(|known| !Arc::ptr_eq(known, core));
         self.presence.drives_no_more(Arc::as_ptr(core).addr());
-        self.parked_list.lock().retain(|known| !Arc::ptr_eq(known, core));
+        self.tried.forget(|known| Arc::ptr_eq(known, core));
     }
 
     /// One round of progress on every endpoint. Returns 0 when nothing happened.
     #[inline(never)] // One function, with all that a fruitless round takes in line.
     pub(crate) fn progress(&self) -> usize {
-        if self.parked.load(Ordering::Relaxed) {
-            self.unpark_tried();
-        }
+        self.tried.read(this_thread, Sleep::Outside);
         // Another thread that holds the list is progressing just these endpoints.
         let Some(list) = self.list.try_lock() else { return 0 };
         list.iter().map(|core| core.progress()).sum()
@@ -172,17 +181,8 @@ impl Sources {
     }
 
     /// Parks the devices of every endpoint, all or none.
-    fn park(&self, waker: &Waker, sleep: Sleep) -> Option<Parked> {
-        let list = self.list.lock();
-        let mut parked = Parked::new();
-        for core in list.iter() {
-            if !core.park(waker, sleep) {
-                unpark(&parked, sleep);
-                return None;
-            }
-            parked.push(Arc::clone(core));
-        }
-        Some(parked)
+    fn park(&self, waker: &Waker, sleep: Sleep) -> Option<List<CoreRef>> {
+        tried::park(self.list.lock().iter(), waker, sleep)
     }
 
     /// For `fi_trywait`: Ok when the client may block on the waker's descriptor until it reads again.
@@ -190,39 +190,22 @@ impl Sources {
         if what.ready() || (self.progress() > 0 && what.ready()) {
             return Err(Errno::AGAIN);
         }
-        if self.auto.is_none() {
-            let parked = self.park(waker, Sleep::Outside).ok_or(Errno::AGAIN)?;
-            // Another thread may have been here since the last read.
-            let before = std::mem::replace(&mut *self.parked_list.lock(), parked);
-            self.parked.store(true, Ordering::Relaxed);
-            unpark(&before, Sleep::Outside);
-        }
+        let Some(auto) = &self.auto else {
+            let parked = self.park(waker, Sleep::Outside);
+            let may = self.tried.may_sleep(this_thread(), parked, Sleep::Outside, || what.arm());
+            return if may { Ok(()) } else { Err(Errno::AGAIN) };
+        };
         if !what.arm() {
             return Err(Errno::AGAIN);
         }
-        if let Some(auto) = &self.auto {
-            auto.take_over();
-        }
+        auto.take_over();
         Ok(())
-    }
-
-    #[cold]
-    fn unpark_tried(&self) {
-        self.parked.store(false, Ordering::Relaxed);
-        let parked = std::mem::take(&mut *self.parked_list.lock());
-        unpark(&parked, Sleep::Outside);
     }
 }
 
 impl Drop for Sources {
     fn drop(&mut self) {
         self.presence.leave();
-    }
-}
-
-fn unpark(parked: &[CoreRef], sleep: Sleep) {
-    for core in parked {
-        core.unpark(sleep);
     }
 }
 

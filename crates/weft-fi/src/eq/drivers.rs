@@ -7,12 +7,13 @@
 //! after it has hushed the bell. The slices are for others, whose polls end the parking.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::endpoint::core::{Core, Sleep};
+use crate::poll::this_thread;
+use crate::poll::tried::{self, List, Rest, Tried, unpark};
 use crate::wait::{Deadline, Waker, Woken};
 
 /// Longest sleep between looks at the engines.
@@ -48,18 +49,34 @@ impl Driver for Core {
     }
 }
 
-type List = Vec<Arc<dyn Driver>>;
+type DriverRef = Arc<dyn Driver>;
+
+impl Rest for DriverRef {
+    type Waker = Waker;
+    type Sleep = Sleep;
+
+    fn park(&self, waker: &Waker, sleep: Sleep) -> bool {
+        Driver::park(&**self, waker, sleep)
+    }
+
+    fn unpark(&self, sleep: Sleep) {
+        Driver::unpark(&**self, sleep);
+    }
+}
 
 /// The engines that one queue drives.
-#[derive(Default)]
 pub(crate) struct Drivers {
-    list: Mutex<List>,
-    /// Whether `fi_trywait` has parked devices, until the next read, and which.
-    parked: AtomicBool,
-    parked_list: Mutex<List>,
+    list: Mutex<Vec<DriverRef>>,
+    /// What `fi_trywait` has parked.
+    tried: Tried<DriverRef>,
 }
 
 impl Drivers {
+    /// None.
+    pub(super) fn new() -> Self {
+        Self { list: Mutex::default(), tried: Tried::new() }
+    }
+
     /// One more.
     pub(crate) fn add(&self, driver: Arc<dyn Driver>) {
         self.list.lock().push(driver);
@@ -69,14 +86,12 @@ impl Drivers {
     pub(crate) fn remove<D: Driver + 'static>(&self, driver: &Arc<D>) {
         let known = |other: &Arc<dyn Driver>| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(driver));
         self.list.lock().retain(|other| !known(other));
-        self.parked_list.lock().retain(|other| !known(other));
+        self.tried.forget(known);
     }
 
     /// One round of each. Returns 0 when nothing happened.
     pub(super) fn progress(&self) -> usize {
-        if self.parked.load(Ordering::Relaxed) && self.parked.swap(false, Ordering::Relaxed) {
-            unpark(&std::mem::take(&mut *self.parked_list.lock()), Sleep::Outside);
-        }
+        self.tried.read(this_thread, Sleep::Outside);
         // Another thread that holds the list is doing just this.
         let Some(list) = self.list.try_lock() else { return 0 };
         list.iter().map(|driver| driver.progress()).sum()
@@ -95,34 +110,14 @@ impl Drivers {
         woken
     }
 
-    /// For `fi_trywait`: the client may sleep on the waker's descriptor until it reads again. `false`: it may not.
-    pub(super) fn park_for_client(&self, waker: &Waker) -> bool {
-        let Some(parked) = self.park(waker, Sleep::Outside, |driver| !driver.is_relieved()) else { return false };
-        let some = !parked.is_empty();
-        // Another thread may have been here since the last read.
-        let before = std::mem::replace(&mut *self.parked_list.lock(), parked);
-        self.parked.store(some, Ordering::Relaxed);
-        unpark(&before, Sleep::Outside);
-        true
+    /// For `fi_trywait`: the client may sleep on the waker's descriptor until it reads again, if `still` says so when everything is parked.
+    pub(super) fn may_sleep(&self, waker: &Waker, still: impl FnOnce() -> bool) -> bool {
+        let parked = self.park(waker, Sleep::Outside, |driver| !driver.is_relieved());
+        self.tried.may_sleep(this_thread(), parked, Sleep::Outside, still)
     }
 
     /// Parks the devices of those that are `wanted`, all or none.
-    fn park(&self, waker: &Waker, sleep: Sleep, wanted: impl Fn(&dyn Driver) -> bool) -> Option<List> {
-        let list = self.list.lock();
-        let mut parked = List::new();
-        for driver in list.iter().filter(|driver| wanted(&***driver)) {
-            if !driver.park(waker, sleep) {
-                unpark(&parked, sleep);
-                return None;
-            }
-            parked.push(Arc::clone(driver));
-        }
-        Some(parked)
-    }
-}
-
-fn unpark(parked: &[Arc<dyn Driver>], sleep: Sleep) {
-    for driver in parked {
-        driver.unpark(sleep);
+    fn park(&self, waker: &Waker, sleep: Sleep, wanted: impl Fn(&dyn Driver) -> bool) -> Option<List<DriverRef>> {
+        tried::park(self.list.lock().iter().filter(|driver| wanted(&***driver)), waker, sleep)
     }
 }

@@ -86,7 +86,7 @@ impl Presence {
 /// A number of this thread's that no other living thread has: its thread pointer, which takes one instruction. (A variable of the thread's
 /// takes a call in a library that is loaded late.)
 #[inline(always)]
-fn this_thread() -> usize {
+pub(crate) fn this_thread() -> usize {
     #[cfg(target_arch = "x86_64")]
     {
         let pointer;

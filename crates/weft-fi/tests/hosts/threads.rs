@@ -3,7 +3,7 @@
 //! Two sides send to each other in several streams, whose messages have every kind of length. What differs between the levels is which
 //! thread may call what at the same time (fi_domain(3)); control calls may come at any time from any thread, and do.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close, control};
 use crate::open;
-use crate::side::{PATIENCE, Side, acquaint, err, memory, name_of, scenes};
+use crate::side::{PATIENCE, Side, acquaint, err, memory, name_of, pattern, scenes, until, works};
 
 /// Inside a header, in a message, beside it.
 const LENGTHS: [usize; 5] = [8, 64, 700, 5000, 40_000];
@@ -29,6 +29,7 @@ pub(crate) fn all(lib: &Lib) {
             ("endpoint", |lib| level(lib, FI_THREAD_ENDPOINT, endpoint)),
             ("completion", |lib| level(lib, FI_THREAD_COMPLETION, completion)),
             ("domain", |lib| level(lib, FI_THREAD_DOMAIN, domain)),
+            ("a reader beside a sleeper", reader_beside_sleeper),
         ],
     );
 }
@@ -318,4 +319,39 @@ fn domain(a: Side<'_>, b: Side<'_>) {
         }
     });
     both.iter().for_each(End::check);
+}
+
+/// A thread is about to sleep on a queue's descriptor while another one reads the queue, once, and goes away: what comes then wakes the
+/// sleeper.
+fn reader_beside_sleeper(lib: &Lib) {
+    let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+    works(&a, &b, to_b);
+    let mut fd: c_int = -1;
+    assert_eq!(control(b.cq, FI_GETWAIT, (&raw mut fd).cast()), 0);
+    let trywait = || {
+        let (fabric, mut fids) = (b.opened.fabric, [b.cq.cast::<fid>()]);
+        unsafe { (*(*fabric).ops).trywait.unwrap()(fabric, fids.as_mut_ptr(), 1) }
+    };
+    for round in 0..20 {
+        b.trecv(memory(8), 1);
+        until(|| {
+            assert!(b.poll().is_none());
+            (trywait() == 0).then_some(())
+        });
+        let cq = b.cq as usize;
+        let reader = std::thread::spawn(move || {
+            let cq = cq as *mut fid_cq;
+            assert_eq!(unsafe { (*(*cq).ops).read.unwrap()(cq, null_mut(), 0) }, err(FI_EAGAIN));
+        });
+        reader.join().unwrap();
+        a.tsend(pattern(8), to_b, 2);
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        assert_eq!(
+            unsafe { libc::poll(&mut poll, 1, PATIENCE.as_millis() as c_int) },
+            1,
+            "round {round}: a lost wake-up"
+        );
+        b.next(&[&a]);
+        a.next(&[&b]);
+    }
 }

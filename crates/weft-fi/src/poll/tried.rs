@@ -1,0 +1,122 @@
+//! `Tried`: what a successful `fi_trywait` leaves behind until the thread reads again: parked devices, for a sleep that we cannot see.
+//!
+//! Place in the data flow: [`crate::poll`] and [`crate::eq`] → here → `park` and `unpark` of endpoints. It is a file of its own so that a
+//! model checker can try the interleavings (`tests/loom_trywait.rs`).
+//!
+//! No wake-up is lost: the client sleeps only after the devices were parked, which refuse if something has come, and the queue was
+//! armed after that and found empty. Who polls an endpoint that is parked for others parks it again. Only a read by the thread that
+//! asked ends the parking: another thread may read the same queue and go away, while the sleeper still relies on it.
+
+use smallvec::SmallVec;
+
+use super::sync::{AtomicBool, Mutex, Ordering};
+
+/// Endpoints that were parked.
+pub(crate) type List<C> = SmallVec<[C; 4]>;
+
+/// Something whose devices can be parked.
+pub(crate) trait Rest {
+    /// Where the sleeper sleeps.
+    type Waker;
+    /// How it sleeps.
+    type Sleep: Copy;
+
+    /// Prepares for sleep; `false`: there is something to do.
+    fn park(&self, waker: &Self::Waker, sleep: Self::Sleep) -> bool;
+    /// Ends what a successful `park` began.
+    fn unpark(&self, sleep: Self::Sleep);
+}
+
+/// Parks all or none.
+pub(crate) fn park<'a, C: Rest + Clone + 'a>(
+    list: impl Iterator<Item = &'a C>,
+    waker: &C::Waker,
+    sleep: C::Sleep,
+) -> Option<List<C>> {
+    let mut parked = List::new();
+    for member in list {
+        if !member.park(waker, sleep) {
+            unpark(&parked, sleep);
+            return None;
+        }
+        parked.push(member.clone());
+    }
+    Some(parked)
+}
+
+/// Ends what [`park`] began.
+pub(crate) fn unpark<C: Rest>(parked: &[C], sleep: C::Sleep) {
+    for member in parked {
+        member.unpark(sleep);
+    }
+}
+
+/// What is parked, by the thread that asked.
+type Promises<C> = SmallVec<[(usize, List<C>); 1]>;
+
+/// What is parked for threads of the client that sleep where we cannot see them.
+pub(crate) struct Tried<C> {
+    /// Whether there is any. A reader that sees it late has asked for nothing itself.
+    some: AtomicBool,
+    promises: Mutex<Promises<C>>,
+}
+
+impl<C: Rest> Tried<C> {
+    pub(crate) fn new() -> Self {
+        Self { some: AtomicBool::new(false), promises: Mutex::new(SmallVec::new()) }
+    }
+
+    /// Whether the thread may sleep: all are `parked` ([`park`]), and the queue, which is armed only then, is still empty.
+    pub(crate) fn may_sleep(
+        &self,
+        thread: usize,
+        parked: Option<List<C>>,
+        sleep: C::Sleep,
+        arm: impl FnOnce() -> bool,
+    ) -> bool {
+        let Some(parked) = parked else { return false };
+        let armed = arm();
+        let gone = if armed {
+            let mut promises = self.promises.lock();
+            let before = take(&mut promises, thread);
+            promises.push((thread, parked));
+            self.some.store(true, Ordering::Relaxed);
+            before
+        } else {
+            Some(parked)
+        };
+        gone.inspect(|gone| unpark(gone, sleep));
+        armed
+    }
+
+    /// A thread reads.
+    #[inline]
+    pub(crate) fn read(&self, thread: impl FnOnce() -> usize, sleep: C::Sleep) {
+        if self.some.load(Ordering::Relaxed) {
+            self.is_back(thread(), sleep);
+        }
+    }
+
+    #[cold]
+    fn is_back(&self, thread: usize, sleep: C::Sleep) {
+        let gone = {
+            let mut promises = self.promises.lock();
+            let gone = take(&mut promises, thread);
+            self.some.store(!promises.is_empty(), Ordering::Relaxed);
+            gone
+        };
+        gone.inspect(|gone| unpark(gone, sleep));
+    }
+
+    /// Something is closed.
+    pub(crate) fn forget(&self, gone: impl Fn(&C) -> bool) {
+        for (_, parked) in self.promises.lock().iter_mut() {
+            parked.retain(|member| !gone(member));
+        }
+    }
+}
+
+fn take<C>(promises: &mut Promises<C>, thread: usize) -> Option<List<C>> {
+    let at = promises.iter().position(|(asked, _)| *asked == thread)?;
+    Some(promises.swap_remove(at).1)
+}

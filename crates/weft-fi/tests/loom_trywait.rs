@@ -1,0 +1,261 @@
+//! `fi_trywait` and the sleep on a descriptor that follows, under a model checker, which tries every interleaving (up to a bound of
+//! preemptions): whatever comes, and whoever else reads or counts meanwhile, a client that was told that it may sleep is woken. (The checker
+//! reports a sleeper whom nobody wakes as a deadlock.)
+//!
+//! What is parked until the next read, and the counter's gauge, are included as they ship. Around them is a model: an endpoint whose
+//! device wakes a sleeper only while it is parked (how it does that is checked in weft-nic, `tests/loom_shm.rs`), a queue with a lock,
+//! and a descriptor that is readable as an epoll descriptor is.
+#![allow(clippy::unwrap_used)]
+#![allow(missing_docs, unreachable_pub, dead_code)]
+
+use std::sync::{Arc, Weak};
+
+use loom::sync::{Condvar, Mutex};
+
+/// What the files under test import from their neighbours.
+mod sync {
+    use loom::sync::MutexGuard;
+    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+    /// To the checker sequentially consistent accesses are acquires and releases; only fences are more.
+    pub(super) fn ordered() {
+        loom::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// The checker's mutex, called as the one that ships.
+    pub(super) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(super) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        pub(super) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap()
+        }
+    }
+}
+
+#[path = "../src/cntr/gauge.rs"]
+mod gauge;
+#[path = "../src/poll/tried.rs"]
+mod tried;
+
+use gauge::Gauge;
+use tried::{Rest, Tried};
+
+/// What a client sleeps on: readable while the bell has been rung or a parked device has seen something come.
+#[derive(Default)]
+struct Fd {
+    ready: Mutex<(bool, bool)>,
+    changed: Condvar,
+}
+
+impl Fd {
+    fn ring(&self) {
+        self.ready.lock().unwrap().0 = true;
+        self.changed.notify_all();
+    }
+
+    fn hush(&self) {
+        self.ready.lock().unwrap().0 = false;
+    }
+
+    fn device(&self, readable: bool) {
+        self.ready.lock().unwrap().1 = readable;
+        self.changed.notify_all();
+    }
+
+    fn sleep(&self) {
+        let mut ready = self.ready.lock().unwrap();
+        while *ready == (false, false) {
+            ready = self.changed.wait(ready).unwrap();
+        }
+    }
+}
+
+/// What an endpoint's lock guards.
+#[derive(Default)]
+struct State {
+    /// Messages that have come and were not polled.
+    come: usize,
+    /// The device wakes who sleeps.
+    parked: bool,
+    /// Sleepers who rely on that.
+    external: u32,
+}
+
+/// A queue that one endpoint fills, or a counter that it raises.
+struct Model {
+    fd: Fd,
+    state: Mutex<State>,
+    tried: Tried<Arc<Endpoint>>,
+    /// Entries, and whether somebody wants to be rung when there are any.
+    queue: Mutex<(usize, bool)>,
+    gauge: Gauge,
+}
+
+/// The model once more, as the thing that is parked.
+struct Endpoint(Weak<Model>);
+
+impl Rest for Arc<Endpoint> {
+    type Waker = ();
+    type Sleep = ();
+
+    fn park(&self, (): &(), (): ()) -> bool {
+        let model = self.0.upgrade().unwrap();
+        let mut state = model.state.lock().unwrap();
+        if state.come > 0 {
+            return false;
+        }
+        state.parked = true;
+        state.external += 1;
+        true
+    }
+
+    fn unpark(&self, (): ()) {
+        let model = self.0.upgrade().unwrap();
+        let mut state = model.state.lock().unwrap();
+        state.external -= 1;
+        state.parked &= state.external > 0;
+    }
+}
+
+impl Model {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            fd: Fd::default(),
+            state: Mutex::default(),
+            tried: Tried::new(),
+            queue: Mutex::default(),
+            gauge: Gauge::new(),
+        })
+    }
+
+    /// A message comes from outside.
+    fn comes(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.come += 1;
+        if std::mem::take(&mut state.parked) {
+            self.fd.device(true);
+        }
+    }
+
+    /// `Core::progress`: a round, after which the device is parked again for those who sleep.
+    fn progress(&self) {
+        let mut state = self.state.lock().unwrap();
+        let come = std::mem::take(&mut state.come);
+        self.fd.device(false);
+        state.parked = state.external > 0;
+        if come == 0 {
+            return;
+        }
+        let mut queue = self.queue.lock().unwrap();
+        queue.0 += come;
+        if std::mem::take(&mut queue.1) {
+            self.fd.ring();
+        }
+        drop(queue);
+        if self.gauge.add(come as u64) && self.gauge.due().sleepers {
+            self.fd.ring();
+        }
+    }
+
+    fn may_sleep(self: &Arc<Self>, thread: usize, arm: impl FnOnce() -> bool) -> bool {
+        let endpoint = Arc::new(Endpoint(Arc::downgrade(self)));
+        self.tried.may_sleep(thread, tried::park([endpoint].iter(), &(), ()), (), arm)
+    }
+
+    fn arm_queue(&self) -> bool {
+        let mut queue = self.queue.lock().unwrap();
+        if queue.0 > 0 {
+            return false;
+        }
+        self.fd.hush();
+        queue.1 = true;
+        true
+    }
+
+    fn arm_counter(&self) -> bool {
+        self.fd.hush();
+        self.gauge.arm_sleeper(1);
+        self.gauge.value() == 0
+    }
+
+    /// `fi_cq_read`, or fi_cntr_read if nothing is `taken`.
+    fn read(&self, thread: usize, taken: bool) -> bool {
+        self.tried.read(|| thread, ());
+        self.progress();
+        let mut queue = self.queue.lock().unwrap();
+        let some = queue.0 > 0;
+        queue.0 -= usize::from(some && taken);
+        some
+    }
+
+    /// A client that reads a queue until a message is there, and sleeps on the descriptor meanwhile.
+    fn receive(self: &Arc<Self>, thread: usize) {
+        while !self.read(thread, true) {
+            if self.may_sleep(thread, || self.arm_queue()) {
+                self.fd.sleep();
+            }
+        }
+    }
+
+    /// The same with a counter.
+    fn count(self: &Arc<Self>, thread: usize) {
+        while self.gauge.value() == 0 {
+            self.read(thread, false);
+            if self.may_sleep(thread, || self.arm_counter()) {
+                self.fd.sleep();
+            }
+        }
+    }
+}
+
+fn check(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+/// A client, messages from outside, and another thread, which does something and goes away.
+fn together(client: fn(&Arc<Model>), other: fn(&Arc<Model>)) {
+    check(move || {
+        let model = Model::new();
+        let (beside, outside) = (Arc::clone(&model), Arc::clone(&model));
+        let threads = [loom::thread::spawn(move || other(&beside)), loom::thread::spawn(move || outside.comes())];
+        client(&model);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn a_message_wakes_a_sleeper() {
+    together(|model| model.receive(1), |_| ());
+}
+
+#[test]
+fn a_reader_that_goes_away_leaves_the_sleeper_its_wake_up() {
+    together(|model| model.receive(1), |model| _ = model.read(2, false));
+}
+
+#[test]
+fn two_sleepers_have_a_message_each() {
+    together(
+        |model| model.receive(1),
+        |model| {
+            model.comes();
+            model.receive(2);
+        },
+    );
+}
+
+#[test]
+fn progress_by_others_wakes_a_sleeper() {
+    together(|model| model.receive(1), |model| model.progress());
+}
+
+#[test]
+fn a_count_wakes_a_sleeper() {
+    together(|model| model.count(1), |model| _ = model.read(2, false));
+}
