@@ -21,7 +21,7 @@ LOGS := $(TARGET)/test-logs
 PYTHON := .venv-mpich/bin/python
 
 .PHONY: all bench fuzz dist build-deps deps demo demo-deps test test-deps man clean icount icount-baseline icount-program
-.PHONY: check-format check-clippy check-docs check-bindings check-cargo check-pytest
+.PHONY: check-format check-clippy check-docs check-bindings check-cargo check-sim check-pytest
 
 all: dist
 
@@ -75,7 +75,7 @@ icount-baseline: test-deps icount-program
 # The checks run one after the other, cheap ones first; each writes its log, and the closing lines of all are repeated at the end.
 test: test-deps
 	@rm -rf $(LOGS) && mkdir -p $(LOGS)
-	@$(MAKE) --no-print-directory check-format check-clippy check-docs check-bindings check-cargo check-pytest
+	@$(MAKE) --no-print-directory check-format check-clippy check-docs check-bindings check-cargo check-sim check-pytest
 	@scripts/closing-lines.sh $(LOGS)
 
 check-format:
@@ -93,6 +93,11 @@ check-bindings:
 # The workspace's own tests, among them the provider inside Debian's libfabric and those that the MPI libraries bring.
 check-cargo:
 	cargo test --workspace 2>&1 | tee $(LOGS)/cargo-test.log
+
+# The engine under simulated faults; and the engine with bugs planted in it, which that must find.
+check-sim: dist
+	$(DIST)/weft sim faults --seeds 10000 2>&1 | tee $(LOGS)/sim.log
+	cargo test -p weft-sim --features mutants --test planted 2>&1 | tee $(LOGS)/planted.log
 
 # Real jobs over the provider.
 check-pytest: dist icount-program

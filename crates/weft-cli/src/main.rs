@@ -4,7 +4,7 @@
 //! endpoint asks (host identity, choice of address, the devices' probes, the table of variables) and print the answers, for people
 //! as tables, for programs with `--json`.
 //!
-//! Exit status: 0, or 1 when `weft doctor` found something that keeps weft from working, or when output failed; 2 for wrong usage.
+//! Exit status: 0, or 1 when `weft doctor` found something that keeps weft from working, when a simulated run failed, or when output failed; 2 for wrong usage.
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +14,7 @@ mod info;
 mod library;
 mod man;
 mod render;
+mod sim;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -48,6 +49,9 @@ enum Command {
     /// Prints the man page fi_weft(7), in roff.
     Man,
     Bench(Box<bench::Options>),
+    /// Runs the engine on a simulated fabric, in virtual time.
+    #[command(subcommand)]
+    Sim(sim::Command),
     /// A process of `weft bench`.
     #[command(hide = true)]
     BenchChild {
@@ -81,6 +85,7 @@ fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
         }
         Command::Man => out.write_all(man::page().as_bytes())?,
         Command::Bench(options) => return bench::run(options, out),
+        Command::Sim(command) => return sim::run(command, out),
         Command::BenchChild { task } => return Ok(bench::run_child(task)),
     }
     Ok(ExitCode::SUCCESS)

@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use crate::api::{Completion, Context, Kind, OpFlags};
 use crate::core::Core;
+use crate::mutant::{Mutant, strikes};
 use crate::wire::Op;
 
 /// Regions that one operation may reach; far beyond what a client can name in one call.
@@ -106,6 +107,7 @@ impl Core {
     pub(crate) fn part_done(&mut self, vci: u32, number: Option<u32>, reached: &Reached) {
         match number {
             None => self.report(vci, reached),
+            Some(_) if strikes(Mutant::EventPerPart) => self.report(vci, reached),
             Some(number) => self.several_done(vci, number, reached),
         }
     }

@@ -23,6 +23,7 @@ use crate::core::{Core, Violation};
 use crate::engine::{Engine, Started};
 use crate::mem::{self, Iov, IovList};
 use crate::msg::keep;
+use crate::mutant::{Mutant, strikes};
 use crate::nic::Nic;
 use crate::ops::{Phase, TxOp};
 use crate::vc::Vc;
@@ -437,6 +438,9 @@ impl Core {
             Kind::RemoteRead
         } else {
             amo.execute(&target, asked.sources, None);
+            if strikes(Mutant::AtomicTwice) {
+                amo.execute(&target, asked.sources, None);
+            }
             if id.op.get() != NO_OP {
                 self.ack(vci, id.op.get());
             }

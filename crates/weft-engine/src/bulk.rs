@@ -20,6 +20,7 @@ use crate::core::{Core, Violation};
 use crate::engine::Engine;
 use crate::held::{Held, Holder};
 use crate::mem::{self, Iov};
+use crate::mutant::{Mutant, strikes};
 use crate::nic::{Full, LinkError, Nic, RemoteIov, Share};
 use crate::ops::{Phase, XferKind, assist_ctx, push_ctx};
 use crate::rma::part_iov;
@@ -230,7 +231,14 @@ impl<N: Nic> Engine<N> {
         let Some(link) = self.core.vcs[vci as usize].link() else { return Ok(()) };
         let Some(op) = self.core.ops.get(index).filter(|op| op.vc == vci) else { return Ok(()) };
         let iov = part_iov(op, part, len);
-        self.nic.push(link, window, 0, &iov, push_ctx(index))
+        self.nic.push(link, window, 0, &iov, push_ctx(index))?;
+        if strikes(Mutant::PushStillReads)
+            && let Some(op) = self.core.ops.get_mut(index)
+        {
+            op.pending = 0;
+            self.core.finish_op(index);
+        }
+        Ok(())
     }
 }
 

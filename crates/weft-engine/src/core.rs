@@ -17,6 +17,7 @@ use crate::links::{Link, LinkState, LinkWork, Rising};
 use crate::list::List;
 use crate::matching::{Body, Matcher};
 use crate::mem::{self, IovList};
+use crate::mutant::{Mutant, strikes};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
 use crate::ops::{Ctx, Multi, Phase, RecvInfo, TxOp, Xfer, XferKind, Xfers};
@@ -192,7 +193,7 @@ impl Core {
         if dead.is_empty() && !in_use {
             self.vcs[vci as usize].refused = Some(why);
         }
-        for index in dead {
+        for index in dead.into_iter().skip(usize::from(strikes(Mutant::DeathForgotten))) {
             // The device has let go of the memory: by contract before `down`, or within `close`.
             if let Some(held) = &mut self.held {
                 held.let_go_op(index);
@@ -212,7 +213,9 @@ impl Core {
         if let Some(parts) = parts {
             self.cut_parts(parts);
         }
-        self.orphan_unexpected(vci, why);
+        if !strikes(Mutant::OrphanOvertakes) {
+            self.orphan_unexpected(vci, why);
+        }
         if why != LinkError::Closed && addr != ADDR_NONE && !self.is_unreliable() {
             self.fail_directed_receives(addr, fault);
         }
@@ -281,7 +284,8 @@ impl Core {
     pub(crate) fn finish_op(&mut self, index: u32) {
         let Some(op) = self.ops.get(index) else { return };
         let vci = op.vc;
-        if op.pending > 0 || op.pushing > 0 || op.assisting > 0 || !op.all_sent() {
+        let pushing = op.pushing > 0 && !strikes(Mutant::PushStillReads);
+        if op.pending > 0 || pushing || op.assisting > 0 || !op.all_sent() {
             // A part that waits for the others may have its turn now.
             if !self.vcs[vci as usize].tx_is_empty() {
                 self.activate(vci);
@@ -376,6 +380,10 @@ impl Core {
         if ahead < REORDER_LIMIT {
             self.waiting(vci).early.insert(seq, bytes.to_vec());
             Ok(())
+        } else if strikes(Mutant::DuplicateTaken) {
+            let mut r = Reader(bytes);
+            let head: Head = r.take().ok_or(Violation)?;
+            self.sequenced(vci, head, r)
         } else if vc.rx_seq.wrapping_sub(seq) < REORDER_LIMIT {
             Ok(()) // a duplicate of something already taken
         } else {
@@ -441,7 +449,7 @@ impl Core {
 /// Reports the end of one of our sends, reads or writes.
 #[inline]
 fn complete_op(completions: &mut Vec<Completion>, op: &TxOp, fault: Option<Fault>) {
-    if fault.is_none() && op.flags.contains(OpFlags::QUIET) {
+    if fault.is_none() && op.flags.contains(OpFlags::QUIET) && !strikes(Mutant::QuietTold) {
         return;
     }
     completions.push(Completion {

@@ -16,6 +16,7 @@ use crate::held::Held;
 use crate::links::{LinkState, LinkWork};
 use crate::mem::{self, Iov};
 use crate::mrcache::{Limits, MrCache};
+use crate::mutant::{Mutant, strikes};
 use crate::name::EpName;
 use crate::nic::{Full, Nic};
 use crate::ops::TxOp;
@@ -142,6 +143,13 @@ impl<N: Nic> Engine<N> {
         self.core.config.rx_depth.saturating_sub(longest)
     }
 
+    /// The windows of eager bytes shared with the peer at `addr`, while it is connected: what may still be sent there, and what it has
+    /// used here and not been given back.
+    pub fn window(&self, addr: Addr) -> Option<(u64, u64)> {
+        let vc = self.core.vcs.get(self.core.known_vc(addr)? as usize)?;
+        vc.link().map(|_| (vc.tx_credit, vc.rx_used))
+    }
+
     /// How many receives are posted (tagged and untagged).
     pub fn posted_receives(&self) -> usize {
         self.core.tagged.posted.len() + self.core.untagged.posted.len()
@@ -222,6 +230,11 @@ impl<N: Nic> Engine<N> {
     #[inline(always)] // Or else the operation is copied once more.
     pub(crate) fn enqueue(&mut self, op: TxOp) -> Result<(), Error> {
         if self.core.ops.len() >= self.core.config.tx_depth {
+            if strikes(Mutant::AgainWithEffect) && op.kind == Kind::Send {
+                let vci = op.vc;
+                let index = self.core.ops.push(|| op);
+                self.core.waiting(vci).tx.push_back(index);
+            }
             return Err(Error::Again);
         }
         let vci = op.vc;
@@ -420,6 +433,15 @@ impl<N: Nic> Engine<N> {
     fn run_tx(&mut self, vci: u32) -> bool {
         let mut moved = false;
         loop {
+            if strikes(Mutant::OrderSwapped) {
+                let Core { vcs, ops, .. } = &mut self.core;
+                if let Some(waiting) = vcs[vci as usize].waiting.as_mut()
+                    && waiting.tx.len() > 1
+                    && ops.get(waiting.tx[0]).is_some_and(|op| op.next_part == 0)
+                {
+                    waiting.tx.swap(0, 1);
+                }
+            }
             let vc = &self.core.vcs[vci as usize];
             let Some(&index) = vc.waiting.as_ref().and_then(|waiting| waiting.tx.front()) else { return moved };
             let Some(op) = self.core.ops.get(index) else {
@@ -427,7 +449,7 @@ impl<N: Nic> Engine<N> {
                 continue;
             };
             let fresh = op.next_part == 0;
-            if fresh && op.flags.contains(OpFlags::FENCE) && vc.outstanding > 0 {
+            if fresh && op.flags.contains(OpFlags::FENCE) && vc.outstanding > 0 && !strikes(Mutant::FenceIgnored) {
                 return moved;
             }
             let started = if op.kind == Kind::Send { self.start_send(index) } else { self.start_rma(index) };

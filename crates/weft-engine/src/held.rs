@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 
 use crate::mem::Iov;
 use crate::mrcache::{MrCache, Pin};
+use crate::mutant::{Mutant, strikes};
 use crate::nic::{Registrar, Span};
 
 /// For whom memory is registered.
@@ -51,6 +52,9 @@ impl Held {
                     return false;
                 }
             }
+        }
+        if strikes(Mutant::RegistrationEndsEarly) {
+            pins.drain(..).for_each(|pin| self.cache.release(pin));
         }
         self.pins.insert(holder, pins);
         true

@@ -24,6 +24,11 @@ mod matching;
 pub mod mem;
 pub mod mrcache;
 mod msg;
+#[cfg(feature = "mutants")]
+pub mod mutant;
+#[cfg(not(feature = "mutants"))]
+#[allow(dead_code, unreachable_pub)] // Named where a bug would be planted, and nothing else.
+mod mutant;
 pub mod name;
 pub mod nic;
 mod ops;

@@ -18,6 +18,7 @@ use crate::core::{Core, Violation};
 use crate::engine::{Engine, Started};
 use crate::held::Holder;
 use crate::mem::{self, Iov, IovList, Owned};
+use crate::mutant::{Mutant, strikes};
 use crate::nic::Nic;
 use crate::ops::{Phase, TxOp, XferKind};
 use crate::vc::Answer;
@@ -203,7 +204,7 @@ impl<N: Nic> Engine<N> {
 
 /// The memory of an operation that has to wait: its own pieces, or for an inject a private copy.
 pub(crate) fn keep(iov: &[Iov], flags: OpFlags) -> (IovList, Option<Owned>) {
-    if !flags.contains(OpFlags::INJECT) {
+    if !flags.contains(OpFlags::INJECT) || strikes(Mutant::InjectNotCopied) {
         return (SmallVec::from_slice(iov), None);
     }
     let mut owned = Owned::new(mem::to_vec(iov));

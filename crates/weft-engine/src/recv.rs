@@ -14,6 +14,7 @@ use crate::engine::Engine;
 use crate::matching::{Body, Matcher, Posted, Unexpected, Wanted};
 use crate::mem::{self, Iov, IovList};
 use crate::msg::EAGER_COST;
+use crate::mutant::{Mutant, strikes};
 use crate::nic::{LinkId, Nic, RemoteIov};
 use crate::ops::{Multi, RecvInfo, XferKind};
 use crate::pool::Pool;
@@ -117,7 +118,10 @@ impl Core {
         }
         let wanted = wanted(op);
         let multi = op.flags.contains(OpFlags::MULTI);
-        if !multi && let Some(key) = self.find_unexpected(tagged, wanted) {
+        let overlooked = strikes(Mutant::UnexpectedOverlooked) && op.tag == 1;
+        if !(multi || overlooked)
+            && let Some(key) = self.find_unexpected(tagged, wanted)
+        {
             self.take_unexpected(tagged, key, op);
             return Ok(());
         }
@@ -191,10 +195,10 @@ impl Core {
                 let vci = message.vc;
                 completion.src = self.vcs[vci as usize].addr;
             }
-            if claim {
+            if claim && !strikes(Mutant::ClaimForgotten) {
                 self.matcher(tagged).claim(key, op.ctx.ptr);
             }
-            if op.flags.contains(OpFlags::DISCARD) {
+            if op.flags.contains(OpFlags::DISCARD) || strikes(Mutant::PeekTakes) {
                 self.discard(tagged, key);
             }
         }
@@ -246,7 +250,8 @@ impl Core {
 
     /// Ends a posted receive without a message.
     pub(crate) fn end_posted(&mut self, tagged: bool, key: u32, fault: Fault) {
-        let Some(posted) = self.matcher(tagged).take_posted(key) else { return };
+        let left = strikes(Mutant::CancelLeaves).then(|| self.matcher(tagged).posted.get(key).copied()).flatten();
+        let Some(posted) = left.or_else(|| self.matcher(tagged).take_posted(key)) else { return };
         let mut info = RecvInfo {
             ctx: posted.ctx,
             flags: if tagged { OpFlags::TAGGED } else { OpFlags::empty() },
@@ -314,7 +319,8 @@ impl Core {
             tag: info.tag,
             data: info.data,
             src,
-            fault: fault.or((info.excess > 0).then_some(Fault::Truncated(info.excess))),
+            fault: fault
+                .or((info.excess > 0 && !strikes(Mutant::TruncationUntold)).then_some(Fault::Truncated(info.excess))),
         });
     }
 
@@ -391,7 +397,7 @@ impl Core {
         let tag = if tagged { r.take::<U64>().ok_or(Violation)?.get() } else { 0 };
         let data = if flags & F_DATA != 0 { Some(r.take::<U64>().ok_or(Violation)?.get()) } else { None };
         let mut ack = if flags & F_ACK != 0 { Some(r.take::<[U32; 2]>().ok_or(Violation)?[0].get()) } else { None };
-        if flags & F_ARRIVAL != 0
+        if (flags & F_ARRIVAL != 0 || strikes(Mutant::AckBeforeMatch))
             && let Some(op) = ack.take()
         {
             self.ack(vci, op);
@@ -429,7 +435,7 @@ impl Core {
         }
         let tagged = flags & F_TAGGED != 0;
         let tag = if tagged { rts.tag.get() } else { 0 };
-        let data = (flags & F_DATA != 0).then_some(rts.data.get());
+        let data = (flags & F_DATA != 0 && !strikes(Mutant::DataDropped)).then_some(rts.data.get());
         let (op, ack) = (rts.op.get(), flags & F_ACK != 0);
         let src = self.vcs[vci as usize].addr;
         if let Some((iov, info)) = self.receive_for(tagged, src, tag, data, len) {
@@ -462,9 +468,10 @@ impl Core {
             return self.fin(vci, op, Status::Ok, 0);
         }
         let want = info.stored as u64;
+        let want = if strikes(Mutant::RendezvousShort) && want > 1 { want - 1 } else { want };
         truncate_remote(&mut source, want);
         let direct = self.vcs[vci as usize].caps.get && !source.is_empty();
-        let iov = mem::slice(&iov, 0, info.stored);
+        let iov = mem::slice(&iov, 0, usize::try_from(want).unwrap_or(info.stored));
         let token = self.xfers.insert(vci, XferKind::Recv { info, op, ack }, iov, source, want);
         if direct {
             self.defer_bulk(vci, Haul::Transfer(token));
@@ -478,6 +485,9 @@ impl Core {
     fn return_window(&mut self, vci: u32, payload_bytes: usize) {
         let vc = &mut self.vcs[vci as usize];
         vc.credit_owed += payload_bytes as u64 + EAGER_COST;
+        if strikes(Mutant::CreditTwice) {
+            vc.credit_owed += EAGER_COST;
+        }
         if vc.credit_owed >= self.config.window_quarter() {
             self.send_window(vci);
         }
@@ -488,6 +498,7 @@ impl Core {
         let vc = &mut self.vcs[vci as usize];
         let owed = std::mem::take(&mut vc.credit_owed);
         vc.rx_used = vc.rx_used.saturating_sub(owed);
+        let owed = if strikes(Mutant::CreditLost) { owed - EAGER_COST.min(owed) } else { owed };
         let mut w = Short::new(kind::CREDIT, 0);
         w.put(&U64::new(owed));
         self.defer_message(vci, &w);
@@ -531,7 +542,7 @@ pub(crate) fn claim(
         let whole = mem::total_len(&iov);
         iov = mem::slice(&iov, multi.used, whole - multi.used);
         info.fit(&iov, len);
-        multi.used += info.stored;
+        multi.used += info.stored - usize::from(strikes(Mutant::MultiOverlaps) && info.stored > 0);
         multi.inflight += 1;
         // A full buffer is released even where the client has set no minimum.
         if whole - multi.used < min.max(1) {
@@ -549,6 +560,9 @@ pub(crate) fn claim(
 pub(crate) fn leave(multis: &mut Slab<Multi>, number: u32) -> bool {
     let Some(multi) = multis.get_mut(number as usize) else { return false };
     multi.inflight = multi.inflight.saturating_sub(1);
+    if strikes(Mutant::MultiReleasedEarly) && multi.retired && multi.inflight > 0 {
+        return true;
+    }
     let over = multi.retired && multi.inflight == 0;
     if over {
         multis.remove(number as usize);
@@ -585,6 +599,9 @@ impl RecvInfo {
         // `stored` is at most the room, which is a usize.
         self.stored = usize::try_from(len.min(room)).unwrap_or(usize::MAX);
         self.excess = usize::try_from(len.saturating_sub(room)).unwrap_or(usize::MAX);
+        if strikes(Mutant::TruncationOffByOne) && self.excess > 0 {
+            self.excess -= 1;
+        }
         self.buf = iov.first().map_or(0, |piece| piece.as_ptr() as usize);
     }
 }

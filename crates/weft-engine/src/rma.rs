@@ -19,6 +19,7 @@ use crate::engine::{Engine, Started};
 use crate::held::Holder;
 use crate::mem::{self, IovList};
 use crate::msg::keep;
+use crate::mutant::{Mutant, strikes};
 use crate::nic::{LinkError, Nic, RemoteIov};
 use crate::ops::{Phase, TxOp, XferKind};
 use crate::vc::{Deferred, HEADER_BYTES, Haul, PROMPT_REPLY_BYTES, REPLY_WINDOW_BYTES, reply_cost};
@@ -46,13 +47,14 @@ impl Regions {
     /// The memory of an access that needs these rights.
     pub(crate) fn check(&self, key: u64, addr: u64, len: u64, need: Access) -> Result<IovList, Status> {
         let region = &self.by_key.get(&key).ok_or(Status::BadKey)?.region;
-        if (need.write && !region.access.write) || (need.read && !region.access.read) {
+        let allowed = (region.access.write || !need.write) && (region.access.read || !need.read);
+        if !allowed && !strikes(Mutant::AccessIgnored) {
             return Err(Status::BadKey);
         }
         let size = region.iov.iter().map(|i| i.len() as u64).fold(0, u64::saturating_add);
         let offset = addr.checked_sub(region.base).ok_or(Status::BadRange)?;
         let end = offset.checked_add(len).ok_or(Status::BadRange)?;
-        if end > size {
+        if end > size + u64::from(strikes(Mutant::RangeOffByOne)) {
             return Err(Status::BadRange);
         }
         let (Ok(offset), Ok(len)) = (usize::try_from(offset), usize::try_from(len)) else {

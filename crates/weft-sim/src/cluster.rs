@@ -7,11 +7,12 @@
 //! turn has moved nothing.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use weft_engine::Engine;
 use weft_engine::api::{Addr, AddressBook, Completion, Config};
 use weft_engine::name::EpName;
-use weft_engine::nic::Nic;
 
 use crate::config::FabricConfig;
 use crate::fabric::Fabric;
@@ -29,23 +30,35 @@ pub enum Turn {
     Idle,
 }
 
+/// Who there is, in the order of ranks; a rank that has not begun is in no address book.
+#[derive(Debug)]
+struct Everybody {
+    names: Vec<EpName>,
+    known: Vec<AtomicBool>,
+}
+
 /// Every rank's address book: the ranks' names, rotated, so that no two ranks agree on an address.
 #[derive(Debug)]
 struct Names {
-    names: Vec<EpName>,
+    all: Arc<Everybody>,
     rotation: usize,
 }
 
 impl AddressBook for Names {
     fn name(&self, addr: Addr) -> Option<EpName> {
-        let index = usize::try_from(addr).ok().filter(|index| *index < self.names.len())?;
-        self.names.get((index + self.rotation) % self.names.len()).copied()
+        let count = self.all.names.len();
+        let index = usize::try_from(addr).ok().filter(|index| *index < count)?;
+        let rank = (index + self.rotation) % count;
+        self.all.known[rank].load(Relaxed).then(|| self.all.names[rank])
     }
 
     fn addr(&self, name: &EpName) -> Option<Addr> {
-        let rank =
-            self.names.iter().position(|own| own.same_endpoint(name) || own.socket_identity() == name.identity())?;
-        Some(((rank + self.names.len() - self.rotation) % self.names.len()) as Addr)
+        let Everybody { names, known } = &*self.all;
+        let at = |rank: &usize| known[*rank].load(Relaxed);
+        let exact = (0..names.len()).filter(at).find(|rank| names[*rank].same_endpoint(name));
+        let service = || (0..names.len()).filter(at).find(|rank| names[*rank].socket_identity() == name.identity());
+        let rank = exact.or_else(service)?;
+        Some(((rank + names.len() - self.rotation) % names.len()) as Addr)
     }
 }
 
@@ -54,12 +67,19 @@ struct Node {
     schedule: Stream,
     /// A rank that is slow takes part in so many turns out of 1000.
     diligence_permille: u32,
+    /// A rank that stands still takes part in none before this.
+    still_until_ns: u64,
 }
 
 /// N engines on one fabric.
 pub struct Cluster {
     fabric: Fabric,
+    config: Config,
+    everybody: Arc<Everybody>,
     nodes: Vec<Option<Node>>,
+    places: Vec<usize>,
+    /// Whether ranks may be slow.
+    slow: bool,
 }
 
 impl Cluster {
@@ -73,27 +93,104 @@ impl Cluster {
     /// for the test to play.
     #[must_use]
     pub fn with_impostors(fabric: FabricConfig, engine: Config, ranks: usize, impostors: usize) -> (Self, Vec<SimNic>) {
-        let seed = fabric.seed;
-        let fabric = Fabric::new(fabric);
-        let mut engines = (0..ranks).map(|_| Engine::new(engine, fabric.nic())).collect::<Vec<_>>();
-        let nics = (0..impostors).map(|_| fabric.nic()).collect::<Vec<_>>();
-        let names = engines.iter().map(Engine::name).chain(nics.iter().map(Nic::name)).collect::<Vec<_>>();
-        for (rank, engine) in engines.iter_mut().enumerate() {
-            engine.bind_book(Arc::new(Names { names: names.clone(), rotation: rank }));
-        }
-        let nodes = engines.into_iter().enumerate().map(|(rank, engine)| {
-            let mut schedule = Stream::new(seed, Entity::Schedule(rank));
-            let diligence_permille = if schedule.chance(250) { 200 } else { 1000 };
-            Some(Node { engine, schedule, diligence_permille })
+        let mut cluster = Self::of(fabric, engine, ranks, &vec![None; impostors]);
+        let nics = (ranks..ranks + impostors).map(|rank| {
+            cluster.everybody.known[rank].store(true, Relaxed);
+            cluster.fabric.start(rank)
         });
-        let nodes = nodes.chain((0..impostors).map(|_| None)).collect();
-        (Self { nodes, fabric }, nics)
+        let nics = nics.collect();
+        cluster.slow = true;
+        (cluster, nics)
+    }
+
+    /// `ranks` engines, and after them as many ranks as there are `successors`: each will begin when [`Cluster::restart`] says so, at the
+    /// address of the rank that stands there.
+    #[must_use]
+    pub fn with_successors(fabric: FabricConfig, engine: Config, ranks: usize, successors: &[usize]) -> Self {
+        let places = successors.iter().map(|rank| Some(*rank)).collect::<Vec<_>>();
+        Self::of(fabric, engine, ranks, &places)
+    }
+
+    fn of(fabric: FabricConfig, config: Config, ranks: usize, places: &[Option<usize>]) -> Self {
+        let fabric = Fabric::new(fabric);
+        let total = ranks + places.len();
+        for rank in 0..total {
+            // Endpoints have the numbers of their ranks.
+            let _ = fabric.reserve(rank.checked_sub(ranks).and_then(|n| places[n]));
+        }
+        let names = (0..total).map(|rank| fabric.name(rank)).collect();
+        let known = (0..total).map(|_| AtomicBool::new(false)).collect();
+        let everybody = Arc::new(Everybody { names, known });
+        let nodes = (0..total).map(|_| None).collect();
+        let places = (0..total).map(|rank| rank.checked_sub(ranks).and_then(|n| places[n]).unwrap_or(rank)).collect();
+        let mut cluster = Self { fabric, config, everybody, nodes, places, slow: true };
+        for rank in 0..ranks {
+            cluster.everybody.known[rank].store(true, Relaxed);
+        }
+        for rank in 0..ranks {
+            cluster.begin(rank);
+        }
+        cluster
+    }
+
+    fn begin(&mut self, rank: usize) {
+        let mut engine = Engine::new(self.config, self.fabric.start(rank));
+        engine.bind_book(Arc::new(Names { all: Arc::clone(&self.everybody), rotation: rank }));
+        let mut schedule = Stream::new(self.fabric.seed(), Entity::Schedule(rank));
+        let diligence_permille = if schedule.chance(250) { 200 } else { 1000 };
+        self.nodes[rank] = Some(Node { engine, schedule, diligence_permille, still_until_ns: 0 });
+    }
+
+    /// A rank that has not begun takes the place of another one, which has gone. From now on everybody knows it.
+    pub fn restart(&mut self, rank: usize) {
+        self.everybody.known[rank].store(true, Relaxed);
+        let name = self.everybody.names[rank];
+        for other in self.living() {
+            let addr = self.addr(other, rank);
+            if let Some(engine) = self.engine(other) {
+                engine.address_added(addr, &name);
+            }
+        }
+        self.begin(rank);
+    }
+
+    /// The rank at whose address this one is: itself, or the one whose place it takes.
+    #[must_use]
+    pub fn place(&self, rank: usize) -> usize {
+        self.places.get(rank).copied().unwrap_or(rank)
+    }
+
+    /// Whether ranks may be slow: a quarter of them is, unless this says no.
+    pub fn set_slow(&mut self, slow: bool) {
+        self.slow = slow;
+    }
+
+    /// The rank stands still for a while: it is not progressed.
+    pub fn stand_still(&mut self, rank: usize, ns: u64) {
+        let until_ns = self.fabric.now_ns() + ns;
+        self.fabric.tick_in(ns);
+        if let Some(Some(node)) = self.nodes.get_mut(rank) {
+            node.still_until_ns = until_ns;
+        }
+    }
+
+    /// Whether the rank stands still.
+    #[must_use]
+    pub fn stands_still(&self, rank: usize) -> bool {
+        let now_ns = self.fabric.now_ns();
+        self.nodes.get(rank).and_then(Option::as_ref).is_some_and(|node| node.still_until_ns > now_ns)
     }
 
     /// The fabric.
     #[must_use]
     pub fn fabric(&self) -> &Fabric {
         &self.fabric
+    }
+
+    /// What the engines were made with.
+    #[must_use]
+    pub fn engine_config(&self) -> &Config {
+        &self.config
     }
 
     /// How many ranks there were at the start.
@@ -159,11 +256,16 @@ impl Cluster {
     /// streams give; calls `each` after each engine. If nothing moved, time goes on.
     pub fn turn(&mut self, mut each: impl FnMut(&mut Self, usize)) -> Turn {
         let full_before = self.fabric.stats().full;
+        let now_ns = self.fabric.now_ns();
         let (mut order, mut slow) = (Vec::with_capacity(self.nodes.len()), Vec::new());
         for (rank, node) in self.nodes.iter_mut().enumerate() {
             let Some(node) = node else { continue };
             let place = node.schedule.bits();
             let takes_part = node.diligence_permille == 1000 || node.schedule.chance(node.diligence_permille);
+            let takes_part = takes_part || !self.slow;
+            if node.still_until_ns > now_ns {
+                continue;
+            }
             if takes_part { order.push((place, rank)) } else { slow.push((place, rank)) }
         }
         order.sort_unstable();
@@ -175,6 +277,11 @@ impl Cluster {
         if moved > 0 {
             self.fabric.pass(10);
             return Turn::Moved;
+        }
+        if order.iter().chain(&slow).any(|(_, rank)| self.fabric.stirs(*rank)) {
+            // A device has handed over nothing although it has something: it is asked again at once.
+            self.fabric.pass(10);
+            return Turn::Advanced;
         }
         let retry = self.fabric.waiting() || self.fabric.stats().full > full_before;
         if self.fabric.advance() || retry { Turn::Advanced } else { Turn::Idle }

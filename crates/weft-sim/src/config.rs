@@ -6,6 +6,7 @@
 
 use weft_engine::nic::{Demands, NicCaps};
 
+use crate::hazard::{Hazard, Hazards};
 use crate::rng::{Entity, Stream};
 
 /// Faults and disturbances, each off at 0.
@@ -35,6 +36,12 @@ pub struct Faults {
     pub push_overtakes_permille: u32,
     /// A poll hands over nothing although something has arrived.
     pub idle_poll_permille: u32,
+    /// A packet beneath the device is lost or damaged: everything behind it waits until it is sent again.
+    pub resend_permille: u32,
+    /// A message of an unordered fabric arrives a second time.
+    pub double_permille: u32,
+    /// Memory cannot be registered.
+    pub unregistrable_permille: u32,
 }
 
 /// Registration, on a fabric whose gets and puts reach only registered memory. Registering and deregistering stop everything for as
@@ -136,12 +143,23 @@ impl FabricConfig {
         config
     }
 
-    /// A configuration drawn from the seed.
+    /// A configuration drawn from the seed, with those faults that a device may always have.
     #[must_use]
     pub fn swarm(seed: u64) -> Self {
         let mut rng = Stream::new(seed, Entity::Run);
+        let harmless = [Hazard::Delay, Hazard::Partial, Hazard::Full, Hazard::Registration];
+        let some = harmless.into_iter().filter(|_| rng.chance(400)).collect::<Hazards>();
+        Self::draw(seed, some.with(Hazard::Reorder))
+    }
+
+    /// A configuration drawn from the seed, with these faults at random strength. What is drawn does not depend on which faults there
+    /// are, so that one less leaves the rest as it was.
+    #[must_use]
+    pub fn draw(seed: u64, hazards: Hazards) -> Self {
+        let mut rng = Stream::new(seed, Entity::Run);
         let mut config = Self::new(seed);
         let mailbox_bytes = *rng.pick(&[256, 300, 512, 1024, 4096, 16 << 10]);
+        let ordered = rng.chance(600);
         config.caps = NicCaps {
             device: "sim",
             mailbox_bytes,
@@ -149,50 +167,63 @@ impl FabricConfig {
             eager_bytes: rng.between(0, mailbox_bytes - 128),
             get: rng.chance(500),
             put: rng.chance(500),
-            ordered: rng.chance(600),
-            push_follows: false,
-            survives: false,
+            ordered,
+            push_follows: rng.chance(500) && ordered,
+            survives: rng.chance(500),
             registered: false,
         };
         config.latency_ns = *rng.pick(&[0, 100, 1000, 50_000]);
         config.jitter_ns = *rng.pick(&[0, 10, 1000, 20_000]);
         config.ps_per_byte = *rng.pick(&[0, 100, 1000, 8000]);
         config.connect_ns = *rng.pick(&[0, 1000, 100_000]);
-        config.queue_depth = *rng.pick(&[1, 2, 3, 8, 64, 1024]);
-        config.transfer_depth = *rng.pick(&[1, 2, 16]);
         config.share_permille = *rng.pick(&[0, 300, 1000]);
         config.segment_bytes = *rng.pick(&[33, 200, 4096, 65536]);
         config.poll_budget = *rng.pick(&[1, 2, 16, 256]);
-        let mut faults = Faults { reorder_ns: 20_000, stall_ns: 200_000, ..Faults::default() };
-        for (fault, strength) in [
-            (&mut faults.full_permille, 300),
-            (&mut faults.stall_permille, 50),
-            (&mut faults.connect_slow_permille, 300),
-            (&mut faults.short_place_permille, 500),
-            (&mut faults.gather_permille, 700),
-            (&mut faults.idle_poll_permille, 300),
-        ] {
-            if rng.chance(400) {
-                *fault = 1 + u32::try_from(rng.below(strength)).unwrap_or(0);
-            }
-        }
-        if !config.caps.ordered {
-            faults.reorder_permille = 1 + u32::try_from(rng.below(900)).unwrap_or(0);
-        }
-        config.faults = faults;
-        config.caps.push_follows = config.caps.ordered && rng.chance(500);
-        config.caps.survives = rng.chance(500);
-        if rng.chance(300) {
-            let demands = Demands {
-                cost_ns: *rng.pick(&[0, 100, 10_000]),
-                // Runs repeat exactly only where it does not matter at which addresses buffers lie.
-                align_bytes: 1,
-                regions: *rng.pick(&[1, 2, 5, 1000]),
-                bytes: *rng.pick(&[1000, 100_000, u64::MAX]),
-            };
-            let end_ns = rng.below(demands.cost_ns + 1);
-            config.registration = Some(Registration { demands, end_ns, observed: rng.chance(700) });
-        }
+        let depths = (*rng.pick(&[1, 2, 3, 8, 64]), *rng.pick(&[1, 2, 16]));
+        (config.queue_depth, config.transfer_depth) = if hazards.has(Hazard::Full) { depths } else { (1024, 64) };
+        config.registration = Registration::draw(&mut rng, hazards.has(Hazard::Registration));
+        config.faults = Faults::draw(seed, hazards);
         config
+    }
+}
+
+impl Registration {
+    fn draw(rng: &mut Stream, tight: bool) -> Option<Self> {
+        let exists = rng.chance(300);
+        let cost_ns = *rng.pick(&[0, 100, 10_000]);
+        let limits = (*rng.pick(&[1, 2, 5, 1000]), *rng.pick(&[1000, 100_000, u64::MAX]));
+        let (regions, bytes) = if tight { limits } else { (1000, u64::MAX) };
+        // Runs repeat exactly only where it does not matter at which addresses buffers lie.
+        let demands = Demands { cost_ns, align_bytes: 1, regions, bytes };
+        let registration = Self { demands, end_ns: rng.below(cost_ns + 1), observed: rng.chance(700) };
+        (exists || tight).then_some(registration)
+    }
+}
+
+impl Faults {
+    fn draw(seed: u64, hazards: Hazards) -> Self {
+        let strength = |hazard: Hazard, most: u64, rng: &mut Stream| {
+            let drawn = 1 + u32::try_from(rng.below(most)).unwrap_or(0);
+            if hazards.has(hazard) { drawn } else { 0 }
+        };
+        let mut of = Hazard::ALL.map(|hazard| hazard.stream(seed));
+        let mut draw = |hazard: Hazard, most: u64| strength(hazard, most, &mut of[hazard as usize]);
+        Self {
+            full_permille: draw(Hazard::Full, 300),
+            reorder_permille: draw(Hazard::Reorder, 900),
+            reorder_ns: 20_000,
+            stall_permille: draw(Hazard::Delay, 50),
+            stall_ns: 200_000,
+            connect_fail_permille: draw(Hazard::Refuse, 300),
+            connect_slow_permille: draw(Hazard::Delay, 300),
+            short_place_permille: draw(Hazard::Partial, 500),
+            gather_permille: draw(Hazard::Partial, 700),
+            idle_poll_permille: draw(Hazard::Partial, 300),
+            resend_permille: draw(Hazard::Drop, 30) + draw(Hazard::Corrupt, 10),
+            double_permille: draw(Hazard::Duplicate, 200),
+            unregistrable_permille: draw(Hazard::Registration, 300),
+            access_fail_permille: 0,
+            push_overtakes_permille: 0,
+        }
     }
 }

@@ -36,6 +36,10 @@ pub struct Stats {
     pub messages: u64,
     /// Messages that overtook an earlier one on the way to the inbox.
     pub overtakes: u64,
+    /// Messages that came a second time.
+    pub doubles: u64,
+    /// Messages that were nonsense when they arrived.
+    pub garbled: u64,
     /// Pieces of pushes handed over.
     pub segments: u64,
     /// Transfers finished without error.
@@ -54,6 +58,8 @@ pub struct Stats {
     pub ups: u64,
     /// Links that ended with `down`.
     pub downs: u64,
+    /// Time that passed in steps of more than a millisecond in which nothing happened.
+    pub still_ns: u64,
 }
 
 /// What becomes of a message.
@@ -146,11 +152,13 @@ impl State {
         self.trace.record(self.now_ns, what, who, a, b, bytes);
     }
 
-    fn add_endpoint(&mut self) -> usize {
+    /// A new endpoint, at the address of another one (`place`) or at one of its own; it lives when it is told to.
+    fn add_endpoint(&mut self, place: Option<usize>) -> usize {
         let ep = self.endpoints.len();
         let mut rng = Stream::new(self.config.seed, Entity::Endpoint(ep));
-        let port = u16::try_from(ep % 60_000).unwrap_or(0) + 1000;
-        let octet = u8::try_from(ep / 60_000).unwrap_or(0);
+        let place = place.unwrap_or(ep);
+        let port = u16::try_from(place % 60_000).unwrap_or(0) + 1000;
+        let octet = u8::try_from(place / 60_000).unwrap_or(0);
         let mut capability = [0; 16];
         capability.copy_from_slice(&rng.bytes(16));
         let name = EpName::full(&NameParts {
@@ -163,10 +171,9 @@ impl State {
             tcp: true,
         });
         self.directory.insert(name.identity(), ep);
-        self.directory.insert(name.socket_identity(), ep);
         self.endpoints.push(Endpoint {
             name,
-            alive: true,
+            alive: false,
             links: Vec::new(),
             inbox: VecDeque::new(),
             rng,
@@ -175,6 +182,12 @@ impl State {
             registered: Registered::default(),
         });
         ep
+    }
+
+    fn enliven(&mut self, ep: usize) {
+        let name = self.endpoints[ep].name;
+        self.endpoints[ep].alive = true;
+        self.directory.insert(name.socket_identity(), ep);
     }
 
     /// The lowest free link number of an endpoint, now taken by `id`.
@@ -259,13 +272,17 @@ impl State {
         let now_ns = self.now_ns;
         let target = self.end(acceptor).ep;
         let listens = self.endpoints.get(target).is_some_and(|endpoint| endpoint.alive);
+        let at_address = self.endpoints.get(target).and_then(|e| self.directory.get(&e.name.socket_identity()));
+        let taken = at_address.is_some_and(|other| *other != target && self.endpoints[*other].alive);
         let Self { config, wires, agenda, .. } = self;
         let [ours, theirs] = &mut wires[wire].ends;
         let back_ns = now_ns + theirs.flight_ns(config);
         if !listens {
-            // A dead host answers nothing; a dead process's host refuses.
+            // A dead host answers nothing; a dead process's host refuses; whoever has its address now has not its capability.
             let silent = ours.rng.chance(300);
-            let (at_ns, why) = if silent {
+            let (at_ns, why) = if taken {
+                (back_ns, LinkError::Denied)
+            } else if silent {
                 (now_ns + config.connect_timeout_ns, LinkError::Timeout)
             } else {
                 (back_ns, LinkError::Refused)
@@ -290,6 +307,14 @@ impl State {
         let before_ns = end.end_arrival_ns(config, *now_ns);
         let at_ns = end.arrival_ns(config, *now_ns, bytes.len());
         stats.overtakes += u64::from(at_ns < before_ns && !config.caps.ordered);
+        // The first message of a direction is how the two ends come to know each other.
+        let first = !std::mem::replace(&mut end.has_spoken, true);
+        if !config.caps.ordered && !first && end.rng.chance(config.faults.double_permille) {
+            let again_ns = at_ns + end.rng.below(config.faults.reorder_ns + 1);
+            end.in_flight += 1;
+            stats.doubles += 1;
+            agenda.schedule(again_ns, Event::Message { to: from.other(), bytes: bytes.clone() });
+        }
         agenda.schedule(at_ns, Event::Message { to: from.other(), bytes });
     }
 
@@ -395,8 +420,19 @@ impl State {
         endpoint.dirty.clear();
     }
 
-    /// Breaks every link between two endpoints: both sides see a reset, each at its own time.
-    fn break_links(&mut self, a: usize, b: usize) -> usize {
+    /// The next message from `a` to `b` keeps `bytes` bytes and is nonsense.
+    fn garble(&mut self, a: usize, b: usize, bytes: usize) {
+        for wire in &mut self.wires {
+            for side in [0, 1] {
+                if (wire.ends[side].ep, wire.ends[1 - side].ep) == (a, b) && wire.ends[1 - side].phase == Phase::Up {
+                    wire.ends[1 - side].garbled = Some(bytes);
+                }
+            }
+        }
+    }
+
+    /// Breaks every link between two endpoints: both sides see a reset, each at its own time, `b` so much later.
+    fn break_links(&mut self, a: usize, b: usize, later_ns: u64) -> usize {
         let mut broken = 0;
         for wire in 0..self.wires.len() {
             let [x, y] = &self.wires[wire].ends;
@@ -408,7 +444,8 @@ impl State {
             for side in [Side::Initiator, Side::Acceptor] {
                 let to = EndId { wire, side };
                 let wait_ns = 2 * (self.config.latency_ns + self.config.jitter_ns) + 1;
-                let at_ns = self.now_ns + self.end(to).rng.below(wait_ns);
+                let later_ns = if self.end(to).ep == b { later_ns } else { 0 };
+                let at_ns = self.now_ns + later_ns + self.end(to).rng.below(wait_ns);
                 self.agenda.schedule(at_ns, Event::Down { to, why: LinkError::Gone });
             }
         }
@@ -431,8 +468,27 @@ impl Fabric {
     /// its process's orderly end.
     #[must_use]
     pub fn nic(&self) -> SimNic {
-        let ep = self.0.borrow_mut().add_endpoint();
+        let ep = self.reserve(None);
+        self.start(ep)
+    }
+
+    /// Numbers and names an endpoint that does not live yet; `place`: at the address of that one, which must have gone when this one starts.
+    #[must_use]
+    pub fn reserve(&self, place: Option<usize>) -> usize {
+        self.0.borrow_mut().add_endpoint(place)
+    }
+
+    /// The device of an endpoint that was reserved.
+    #[must_use]
+    pub fn start(&self, ep: usize) -> SimNic {
+        self.0.borrow_mut().enliven(ep);
         SimNic::new(Rc::clone(&self.0), ep)
+    }
+
+    /// The name of an endpoint.
+    #[must_use]
+    pub fn name(&self, ep: usize) -> EpName {
+        self.0.borrow().endpoints[ep].name
     }
 
     /// From now on clients bring their own memory: this finds what a peer names, in place of the run's buffers.
@@ -446,9 +502,24 @@ impl Fabric {
         self.0.borrow().config.clone()
     }
 
+    /// The seed.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.0.borrow().config.seed
+    }
+
     /// Changes the faults from now on, e.g. to none for a phase in which everything must converge.
     pub fn set_faults(&self, faults: Faults) {
         self.0.borrow_mut().config.faults = faults;
+    }
+
+    /// Nothing goes wrong from now on.
+    pub fn heal(&self) {
+        let mut state = self.0.borrow_mut();
+        state.config.faults = Faults::default();
+        for wire in &mut state.wires {
+            wire.ends.iter_mut().for_each(|end| end.garbled = None);
+        }
     }
 
     /// Virtual time.
@@ -461,6 +532,8 @@ impl Fabric {
     pub fn advance(&self) -> bool {
         let mut state = self.0.borrow_mut();
         let Some(next_ns) = state.agenda.next_ns() else { return false };
+        let step_ns = next_ns.saturating_sub(state.now_ns);
+        state.stats.still_ns += if step_ns > 1_000_000 { step_ns } else { 0 };
         state.now_ns = state.now_ns.max(next_ns);
         state.happen();
         true
@@ -484,14 +557,26 @@ impl Fabric {
         self.0.borrow().endpoints.iter().any(|endpoint| endpoint.alive && !endpoint.inbox.is_empty())
     }
 
+    /// Whether something waits to be taken by the `poll` of an endpoint.
+    #[must_use]
+    pub fn stirs(&self, ep: usize) -> bool {
+        self.0.borrow().endpoints.get(ep).is_some_and(|endpoint| endpoint.alive && !endpoint.inbox.is_empty())
+    }
+
     /// Ends an endpoint abruptly, as the loss of its host does. Its engine should be dropped with it.
     pub fn kill(&self, ep: usize) {
         self.0.borrow_mut().leave(ep, true);
     }
 
-    /// Breaks the links between two endpoints, which live on; returns how many there were.
-    pub fn break_links(&self, a: usize, b: usize) -> usize {
-        self.0.borrow_mut().break_links(a, b)
+    /// Breaks the links between two endpoints, which live on; returns how many there were. `b` learns of it so much later, and until then
+    /// what it sends is lost.
+    pub fn break_links(&self, a: usize, b: usize, later_ns: u64) -> usize {
+        self.0.borrow_mut().break_links(a, b, later_ns)
+    }
+
+    /// The next message from `a` to `b` on a link that is up arrives as nonsense of so many bytes.
+    pub fn garble(&self, a: usize, b: usize, bytes: usize) {
+        self.0.borrow_mut().garble(a, b, bytes);
     }
 
     /// From now on everything that is handed over passes through `meddle`.

@@ -12,10 +12,10 @@ use weft_engine::api::{
 use weft_engine::mem::IovList;
 
 use crate::cluster::{Cluster, Turn};
-use crate::config::{FabricConfig, Faults};
+use crate::config::FabricConfig;
 use crate::memory::Buffer;
 use crate::oracle::{CANARY, Criteria, Op, Oracle, PeekRecord, Record, RecvRecord, RecvState, RmaRecord, SendRecord};
-use crate::oracle::{context, payload};
+use crate::oracle::{context, describe, payload};
 use crate::rng::Stream;
 use crate::trace::What;
 
@@ -23,9 +23,6 @@ pub use atomic::{Atomic, COUNTERS, SLOT_BYTES};
 
 /// Turns after which a run that has not come to rest is called a hang.
 const PATIENCE_TURNS: usize = 200_000;
-
-/// Room for any message, in the receives that end a run.
-const LONGEST_BYTES: usize = 32 << 10;
 
 /// A send to be posted.
 #[derive(Clone, Debug, Default)]
@@ -89,6 +86,16 @@ pub struct Window {
     pub access: Access,
     /// Whether it reports every access.
     pub events: bool,
+    /// Whether it is for atomic operations.
+    pub atomic: bool,
+}
+
+/// How far to shift pieces of a region so that each ends outside: of one piece, by the last byte.
+fn beyond(region_bytes: usize, offset: usize, pieces: &[usize]) -> usize {
+    match pieces {
+        [one] => region_bytes + 1 - (offset + one),
+        _ => region_bytes + 1,
+    }
 }
 
 impl Window {
@@ -97,7 +104,8 @@ impl Window {
         let granted = if kind == Kind::Write { self.access.write } else { self.access.read };
         let must_fail = if granted { rma.spoil } else { Some(Fault::BadKey) };
         let key = if rma.spoil == Some(Fault::BadKey) { self.key ^ 1 << 40 } else { self.key };
-        let shift = if rma.spoil == Some(Fault::BadRange) { self.memory.len() + 1 } else { 0 };
+        let shift =
+            if rma.spoil == Some(Fault::BadRange) { beyond(self.memory.len(), rma.offset, &rma.remote) } else { 0 };
         let (mut remote, mut there) = (Vec::new(), Vec::new());
         let mut at = rma.offset;
         for len in &rma.remote {
@@ -118,6 +126,8 @@ pub struct Harness {
     oracle: Oracle,
     tamper: Option<Tamper>,
     windows: Vec<Window>,
+    /// By rank.
+    windows_of: Vec<Vec<usize>>,
 }
 
 impl Harness {
@@ -130,7 +140,8 @@ impl Harness {
     /// Observes a cluster that has not begun.
     #[must_use]
     pub fn of(cluster: Cluster) -> Self {
-        Self { cluster, oracle: Oracle::new(), tamper: None, windows: Vec::new() }
+        let windows_of = vec![Vec::new(); cluster.ranks()];
+        Self { cluster, oracle: Oracle::new(), tamper: None, windows: Vec::new(), windows_of }
     }
 
     /// The cluster.
@@ -269,18 +280,27 @@ impl Harness {
 
     // ---- remote memory -----------------------------------------------------------------------
 
-    /// Registers a region of `len` bytes, filled with a pattern of its key.
+    /// The regions of a rank, in the order in which they were registered.
+    #[must_use]
+    pub fn windows_of(&self, rank: usize) -> &[usize] {
+        &self.windows_of[rank]
+    }
+
+    /// Registers a region of `len` bytes, filled with a pattern of its number.
     pub fn add_window(&mut self, rank: usize, len: usize, access: Access, events: bool) -> Result<usize, Error> {
+        // A rank that takes another's place registers the same keys.
+        let place = self.cluster.place(rank);
+        let key = (1 << 63) | (place as u64) << 32 | self.windows_of[rank].len() as u64;
         let index = self.windows.len();
-        let key = (1 << 63) | index as u64;
         let memory = self.cluster.fabric().alloc(rank, len);
         memory.write(&payload(index, len));
-        let base = if index.is_multiple_of(2) { 0 } else { 0x1000_0000 * index as u64 };
+        let base = if key.is_multiple_of(2) { 0 } else { 0x1000_0000 * (place as u64 + 1) };
         let iov = memory.pieces(&[len / 2]);
         let region = Region { key, iov, base, access, user: index as u64, events };
         let Some(engine) = self.cluster.engine(rank) else { return Err(Error::Invalid) };
         engine.add_region(region)?;
-        self.windows.push(Window { rank, key, base, memory, access, events });
+        self.windows.push(Window { rank, key, base, memory, access, events, atomic: false });
+        self.windows_of[rank].push(index);
         Ok(index)
     }
 
@@ -367,6 +387,7 @@ impl Harness {
     /// One turn of the cluster.
     pub fn turn(&mut self) -> Turn {
         let Self { cluster, oracle, tamper, .. } = self;
+        oracle.now_ns = cluster.fabric().now_ns();
         cluster.turn(|cluster, rank| absorb(cluster, oracle, tamper.as_mut(), rank))
     }
 
@@ -397,35 +418,64 @@ impl Harness {
         Err(format!("not reached after {PATIENCE_TURNS} turns"))
     }
 
-    /// Breaks the links between two ranks.
-    pub fn break_links(&mut self, a: usize, b: usize) {
+    /// Breaks the links between two ranks; the second learns of it so much later.
+    pub fn break_links(&mut self, a: usize, b: usize, later_ns: u64) {
         self.oracle.broke(a, b);
-        self.cluster.fabric().break_links(a, b);
+        self.cluster.fabric().break_links(a, b, later_ns);
+    }
+
+    /// The next message from one rank to another arrives as nonsense of so many bytes.
+    pub fn garble(&mut self, from: usize, to: usize, bytes: usize) {
+        self.oracle.garbled(from, to);
+        self.cluster.fabric().garble(from, to, bytes);
+    }
+
+    /// What is under way from and to a rank, and whatever is started later, may fail.
+    fn lose(&mut self, rank: usize) {
+        self.oracle.now_ns = self.cluster.fabric().now_ns();
+        for other in 0..self.cluster.ranks() {
+            self.oracle.broke(rank, other);
+        }
+        self.oracle.died(rank);
     }
 
     /// Kills a rank.
     pub fn kill(&mut self, rank: usize) {
-        for other in 0..self.cluster.ranks() {
-            self.oracle.broke(rank, other);
-        }
+        self.lose(rank);
         self.cluster.kill(rank);
     }
 
     /// A rank leaves in order. What it accepted may still fail; nobody else's does, except with it.
     pub fn leave(&mut self, rank: usize) {
-        for other in 0..self.cluster.ranks() {
-            self.oracle.broke(rank, other);
-        }
+        self.lose(rank);
         self.cluster.leave(rank);
+    }
+
+    /// A rank takes the place of another one, which is killed if it still lives.
+    pub fn restart(&mut self, rank: usize) {
+        let before = self.cluster.place(rank);
+        if self.cluster.lives(before) {
+            self.kill(before);
+        }
+        self.cluster.restart(rank);
+    }
+
+    /// A rank died so long ago that nothing may wait for it any more.
+    pub(crate) fn judge_death(&mut self, rank: usize) {
+        let cluster = &self.cluster;
+        for late in self.oracle.overdue(rank, |rank| cluster.lives(rank) && !cluster.stands_still(rank)) {
+            self.oracle.complain(late);
+        }
     }
 
     /// Brings the run to its end: faults off, everything received, receives that are left canceled; then judges it.
     /// Returns all that is wrong.
     pub fn finish(&mut self) -> Vec<String> {
-        self.cluster.fabric().set_faults(Faults::default());
+        self.cluster.fabric().heal();
         let mut wrong = Vec::new();
         wrong.extend(self.settle().err());
         wrong.extend(self.receive_everything().err());
+        wrong.extend(self.converse().err());
         for rank in self.cluster.living() {
             for op in self.oracle.posted(rank) {
                 self.cancel(op);
@@ -445,13 +495,41 @@ impl Harness {
         wrong
     }
 
+    /// With all faults gone, each rank must be able to reach others: in a large cluster its neighbours.
+    fn converse(&mut self) -> Result<(), String> {
+        let living = self.cluster.living();
+        let mut sent = Vec::new();
+        for (n, rank) in living.iter().enumerate() {
+            for distance in 1..living.len().min(4) {
+                let other = living[(n + distance) % living.len()];
+                let send = Send { tag: Some(0xFEED), len: 16, flags: OpFlags::DELIVERY, ..Send::default() };
+                let mut posted = self.send(*rank, other, &send);
+                if posted == Err(Error::Again) {
+                    // The queue may be as short as one operation.
+                    self.receive_everything()?;
+                    posted = self.send(*rank, other, &send);
+                }
+                sent.push(posted.map_err(|error| format!("rank {rank} cannot send to {other} after all: {error}"))?);
+            }
+        }
+        self.settle()?;
+        self.receive_everything()?;
+        match sent.iter().find(|op| !matches!(self.oracle.record(**op), Record::Send(send) if send.end == Some(Ok(()))))
+        {
+            Some(op) => {
+                Err(format!("nothing stands in its way, and yet failed: {}", describe(self.oracle.record(*op))))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Posts receives that take anything until all messages that will ever come have come.
     fn receive_everything(&mut self) -> Result<(), String> {
         let mut before = usize::MAX;
         for rank in self.cluster.living() {
             for op in self.oracle.reserved(rank) {
-                self.claim(op, Some(LONGEST_BYTES))
-                    .map_err(|error| format!("operation {op}: a claim was refused: {error}"))?;
+                let len = self.oracle.longest_undelivered(rank);
+                self.claim(op, Some(len)).map_err(|error| format!("operation {op}: a claim was refused: {error}"))?;
             }
         }
         loop {
@@ -471,9 +549,10 @@ impl Harness {
     /// Posts as many receives for everything as there are messages; returns how many that is.
     fn receive_all(&mut self, rank: usize, tagged: bool) -> usize {
         let missing = self.oracle.undelivered(rank, tagged);
+        let len = self.oracle.longest_undelivered(rank).max(1);
         let mut old = self.oracle.posted(rank);
         let tag = tagged.then_some((0, u64::MAX));
-        let all = Recv { tag, len: LONGEST_BYTES, ..Recv::default() };
+        let all = Recv { tag, len, ..Recv::default() };
         for _ in 0..missing {
             while self.recv(rank, &all) == Err(Error::Again) {
                 // The queue may be full of receives that nothing matches.
@@ -482,6 +561,23 @@ impl Harness {
             }
         }
         missing
+    }
+
+    /// With nothing under way, what a sender may still send and what the receiver has not given back yet are the whole window.
+    fn credits(&mut self) -> Vec<String> {
+        let mut out = Vec::new();
+        let living = self.cluster.living();
+        for (a, b) in living.iter().flat_map(|a| living.iter().map(move |b| (*a, *b))) {
+            let (there, back) = (self.cluster.addr(a, b), self.cluster.addr(b, a));
+            let sender = self.cluster.engine(a).and_then(|engine| engine.window(there));
+            let receiver = self.cluster.engine(b).and_then(|engine| engine.window(back));
+            let (Some((credit, _)), Some((_, used))) = (sender, receiver) else { continue };
+            let window = self.cluster.engine_config().window_bytes as u64;
+            if credit + used != window {
+                out.push(format!("window of {window} bytes from {a} to {b}: {credit} left, {used} not given back"));
+            }
+        }
+        out
     }
 
     /// What is still held though nothing goes on.
@@ -494,6 +590,12 @@ impl Harness {
                 out.push(format!(
                     "rank {rank} at the end: {posted} posted receives, {unexpected} unexpected messages, at rest: {rest}"
                 ));
+            }
+        }
+        out.extend(self.credits());
+        for (index, window) in self.windows.iter().enumerate().filter(|(_, window)| !window.atomic) {
+            if let Some(at) = self.oracle.stray_write(index, window.memory) {
+                out.push(format!("region {index} of rank {}: byte {at} was written by nobody's write", window.rank));
             }
         }
         let transfers = self.cluster.fabric().transfers();

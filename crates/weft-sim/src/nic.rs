@@ -269,6 +269,12 @@ impl State {
         let (ep, phase) = (end.ep, end.phase);
         let Some(link) = end.link.filter(|_| phase == Phase::Up) else { return Handover::Nothing };
         end.spoken_to = true;
+        if let Some(keep) = end.garbled.take() {
+            // No message has such a kind, nor as few bytes as may be left.
+            bytes.truncate(keep);
+            bytes.iter_mut().take(1).for_each(|kind| *kind = 0xEE);
+            self.stats.garbled += 1;
+        }
         match self.meddle(to, true, &mut bytes) {
             Fate::Deliver => {}
             Fate::Lose => return Handover::Nothing,

@@ -98,7 +98,8 @@ impl Registrar for SimNic {
         if !(span.start | span.len).is_multiple_of(demands.align_bytes) {
             state.violation(self.ep, "a registration that is not aligned");
         }
-        if !state.memory.registrable(&span) {
+        let fails_permille = state.config.faults.unregistrable_permille;
+        if !state.memory.registrable(&span) || state.endpoints[self.ep].rng.chance(fails_permille) {
             return Err(Refused::Memory);
         }
         let registered = &mut state.endpoints[self.ep].registered;

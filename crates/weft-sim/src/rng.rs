@@ -29,6 +29,10 @@ pub enum Entity {
     Schedule(usize),
     /// The operations that a rank issues.
     Workload(usize),
+    /// What may go wrong in a run, and how long it is.
+    Plan,
+    /// One of the things that go wrong.
+    Hazard(usize),
     /// Free for tests.
     Test(usize),
 }
@@ -45,6 +49,8 @@ impl Entity {
             Self::Schedule(n) => (3, n as u64),
             Self::Workload(n) => (4, n as u64),
             Self::Test(n) => (5, n as u64),
+            Self::Plan => (6, 0),
+            Self::Hazard(n) => (7, n as u64),
         };
         (kind << 60) | (id & ((1 << 60) - 1))
     }

@@ -8,6 +8,11 @@ use weft_engine::nic::{LinkError, LinkId};
 use crate::config::FabricConfig;
 use crate::rng::{Entity, Stream};
 
+/// After how long a packet without answer is sent again; doubles each time (TCP's least on Linux).
+const RESEND_NS: u64 = 200_000_000;
+/// No longer than that.
+const RESEND_LONGEST_NS: u64 = 8 * RESEND_NS;
+
 /// Which end of a wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Side {
@@ -71,6 +76,10 @@ pub(crate) struct End {
     pub(crate) spoken_to: bool,
     /// Messages sent from here that the peer has not taken yet.
     pub(crate) in_flight: usize,
+    /// Something has left from here.
+    pub(crate) has_spoken: bool,
+    /// The next message that this end is handed is nonsense: it keeps so many bytes.
+    pub(crate) garbled: Option<usize>,
     /// Messages that wait for `flush`.
     pub(crate) gathered: Vec<Vec<u8>>,
     /// Transfers that this end has started and that are not reported finished.
@@ -96,6 +105,8 @@ impl End {
             ending: None,
             spoken_to: false,
             in_flight: 0,
+            has_spoken: false,
+            garbled: None,
             gathered: Vec::new(),
             transfers: 0,
             free_at_ns: 0,
@@ -111,9 +122,14 @@ impl End {
         self.phase != Phase::Closed && self.ending.is_none()
     }
 
-    /// When `len` bytes that leave now have left.
+    /// When `len` bytes that leave now have left: beneath the device they may have to be sent again, and what is behind them waits.
     pub(crate) fn depart(&mut self, config: &FabricConfig, now_ns: u64, len: usize) -> u64 {
         self.free_at_ns = self.free_at_ns.max(now_ns) + len as u64 * config.ps_per_byte / 1000;
+        let mut timeout_ns = RESEND_NS;
+        while timeout_ns < RESEND_LONGEST_NS && self.rng.chance(config.faults.resend_permille) {
+            self.free_at_ns += timeout_ns;
+            timeout_ns *= 2;
+        }
         self.free_at_ns
     }
 

@@ -1,58 +1,35 @@
-//! Random workloads: everything a client can ask of an endpoint, drawn from a seed, on a fabric drawn from the same seed.
+//! Random operations: everything a client can ask of an endpoint, drawn from a seed.
 //!
-//! Place in the data flow: [`run`] is one whole run: it draws fabric, engine and operations, drives the
-//! [`Harness`], and returns what was wrong. The same seed and scenario give the same trace hash.
+//! Place in the data flow: [`run`](crate::run) has ranks take [`Workload::step`]s; each rank draws from its own stream what it does, and
+//! does it through the [`Harness`].
 
 use weft_engine::amo::{Amo, Class, Form, OPS, Op as What, TYPES, Type};
 use weft_engine::api::{Access, Config, Error, Fault, Matching, OpFlags};
 use weft_engine::mrcache::Limits;
 
 use crate::config::FabricConfig;
-use crate::fabric::Stats;
 use crate::harness::{Atomic, COUNTERS, Harness, Recv, Rma, SLOT_BYTES, Send, random_pieces};
+use crate::hazard::Hazard;
 use crate::oracle::{ID_BYTES, Op, Record};
+use crate::plan::{Act, Plan};
 use crate::rng::{Entity, Stream};
 
-/// What a run is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scenario {
-    /// Everything must succeed.
-    Lossless,
-    /// Connection attempts fail now and then.
-    ConnectFailures,
-    /// Links between living ranks break.
-    Breaks,
-    /// A rank dies.
-    Death,
-    /// A rank leaves in order.
-    Departure,
-}
+/// Room for what comes, but for the longest.
+const ROOM_BYTES: usize = 30_000;
+/// The longest message.
+const LONGEST_BYTES: usize = 1 << 20;
 
-/// The outcome of a run.
-#[derive(Clone, Debug)]
-pub struct Report {
-    /// Everything that was wrong.
-    pub wrong: Vec<String>,
-    /// The trace's hash.
-    pub hash: [u8; 32],
-    /// What went through the fabric.
-    pub stats: Stats,
-    /// Operations accepted.
-    pub accepted: usize,
-    /// Operations refused with `Again`.
-    pub refused: usize,
-    /// The end of the trace and the configuration, for a failure's report.
-    pub detail: String,
-}
-
-/// The engine's configuration of a run.
+/// The engine's configuration of a run: `starved`, if its windows and queues may be as small as can be.
 #[must_use]
-pub fn engine_config(rng: &mut Stream) -> Config {
+pub fn engine_config(rng: &mut Stream, starved: bool) -> Config {
+    let least = (*rng.pick(&[1, 2, 8, 64, 4096]), *rng.pick(&[4, 64, 1 << 20]), *rng.pick(&[0, 256, 1000, 10_000]));
+    let plenty = (*rng.pick(&[64, 4096]), 1 << 20, *rng.pick(&[10_000, 100_000, 1 << 22]));
+    let (tx_depth, rx_depth, window_bytes) = if starved { least } else { plenty };
     Config {
         inject_bytes: *rng.pick(&[0, 8, 64, 256, 4096]),
-        tx_depth: *rng.pick(&[1, 2, 8, 64, 4096]),
-        rx_depth: *rng.pick(&[4, 64, 1 << 20]),
-        window_bytes: *rng.pick(&[0, 256, 1000, 10_000, 1 << 22]),
+        tx_depth,
+        rx_depth,
+        window_bytes,
         eager_bytes: if rng.chance(300) { Some(rng.between(0, 5000)) } else { None },
         matching: *rng.pick(&[Matching::Auto, Matching::List, Matching::Hash, Matching::Tree]),
         mr_cache: Limits {
@@ -66,58 +43,30 @@ pub fn engine_config(rng: &mut Stream) -> Config {
     }
 }
 
-struct Workload {
+/// What the ranks of a run do.
+pub(crate) struct Workload {
     harness: Harness,
+    plan: Plan,
     rngs: Vec<Stream>,
-    scenario: Scenario,
     engine: Config,
     /// Lengths at which some protocol switches.
     lens: Vec<usize>,
+    /// Whether a message may be very long.
+    long: bool,
+    /// Ranks that have begun, the dead among them: to whom operations go.
+    begun: Vec<usize>,
     /// Per rank: peeks that may have claimed a message.
     claims: Vec<Vec<Op>>,
     /// Where the next write to each window goes.
     cursors: Vec<usize>,
     next_data: u64,
-    accepted: usize,
-    refused: usize,
-}
-
-/// One run.
-#[must_use]
-pub fn run(seed: u64, scenario: Scenario) -> Report {
-    run_with(seed, scenario, |_| {})
-}
-
-/// One run whose harness is prepared first.
-#[must_use]
-pub fn run_with(seed: u64, scenario: Scenario, prepare: impl FnOnce(&mut Harness)) -> Report {
-    let mut fabric = FabricConfig::swarm(seed);
-    let mut rng = Stream::new(seed, Entity::Test(usize::MAX >> 8));
-    if scenario == Scenario::ConnectFailures {
-        fabric.faults.connect_fail_permille = 200;
-    }
-    let engine = engine_config(&mut rng);
-    let ranks = rng.between(2, 8);
-    let steps = rng.between(10, 100);
-    let detail = format!("{ranks} ranks, {scenario:?}\n{fabric:?}\n{engine:?}\n");
-    let mut workload = Workload::new(fabric, engine, ranks, scenario);
-    prepare(&mut workload.harness);
-    workload.play(steps, &mut rng);
-    let wrong = workload.harness.finish();
-    let fabric = workload.harness.cluster().fabric().clone();
-    Report {
-        wrong,
-        hash: fabric.trace_hash(),
-        stats: fabric.stats(),
-        accepted: workload.accepted,
-        refused: workload.refused,
-        detail: detail + &fabric.trace_tail(),
-    }
+    done: usize,
+    pub(crate) accepted: usize,
+    pub(crate) refused: usize,
 }
 
 impl Workload {
-    fn new(fabric: FabricConfig, engine: Config, ranks: usize, scenario: Scenario) -> Self {
-        let seed = fabric.seed;
+    pub(crate) fn new(harness: Harness, plan: &Plan, fabric: &FabricConfig, engine: Config) -> Self {
         let eager_bytes = engine.eager_bytes.unwrap_or(fabric.caps.eager_bytes);
         let mut lens = vec![0, 1, ID_BYTES, 100, 20_000];
         let switches = [
@@ -132,94 +81,102 @@ impl Workload {
         for len in switches {
             lens.extend([len.saturating_sub(1), len, len + 1]);
         }
-        let mut harness = Harness::new(fabric, engine, ranks);
-        for rank in 0..ranks {
-            // Cannot fail: the keys are new.
-            let _ = harness.add_window(rank, 30_000, Access { read: true, write: false }, rank.is_multiple_of(2));
-            let _ = harness.add_window(rank, 60_000, Access { read: false, write: true }, rank.is_multiple_of(3));
+        let mut workload = Self {
+            rngs: Vec::new(),
+            claims: Vec::new(),
+            cursors: Vec::new(),
+            harness,
+            plan: *plan,
+            engine,
+            lens,
+            // In small segments they would take all the time there is.
+            long: fabric.segment_bytes >= 4096,
+            begun: Vec::new(),
+            next_data: 1,
+            done: 0,
+            accepted: 0,
+            refused: 0,
+        };
+        let total = workload.harness.cluster().ranks();
+        workload.rngs = (0..total).map(|rank| Stream::new(plan.seed, Entity::Workload(rank))).collect();
+        workload.claims = vec![Vec::new(); total];
+        for rank in workload.harness.cluster().living() {
+            workload.begin(rank);
         }
-        // After the others. Two lack a right.
-        for rank in 0..ranks {
-            let access = Access { read: rank != 3, write: rank != 5 };
-            let _ = harness.add_atomic_window(rank, access, rank.is_multiple_of(3));
-        }
-        if scenario == Scenario::ConnectFailures {
-            for a in 0..ranks {
-                for b in a..ranks {
-                    harness.oracle_mut().broke(a, b);
+        if plan.hazards.has(Hazard::Refuse) {
+            for a in 0..total {
+                for b in a..total {
+                    workload.harness.oracle_mut().broke(a, b);
                 }
             }
         }
-        Self {
-            rngs: (0..ranks).map(|rank| Stream::new(seed, Entity::Workload(rank))).collect(),
-            claims: vec![Vec::new(); ranks],
-            cursors: vec![0; 2 * ranks],
-            harness,
-            scenario,
-            engine,
-            lens,
-            next_data: 1,
-            accepted: 0,
-            refused: 0,
+        workload
+    }
+
+    pub(crate) fn harness(&mut self) -> &mut Harness {
+        &mut self.harness
+    }
+
+    /// A rank begins: it registers its regions.
+    pub(crate) fn begin(&mut self, rank: usize) {
+        let place = self.harness.cluster().place(rank);
+        let read_only = Access { read: true, write: false };
+        let write_only = Access { read: false, write: true };
+        // Two lack a right.
+        let atomic = Access { read: place != 3, write: place != 5 };
+        // Cannot fail: the keys are new.
+        let _ = self.harness.add_window(rank, 30_000, read_only, place.is_multiple_of(2));
+        let _ = self.harness.add_window(rank, 60_000, write_only, place.is_multiple_of(3));
+        let _ = self.harness.add_atomic_window(rank, atomic, place.is_multiple_of(3));
+        self.cursors.resize(self.harness.windows().len(), 0);
+        self.begun.push(rank);
+        let min = *self.rngs[rank].pick(&[ID_BYTES, 64, 1000, 20_000]);
+        if let Some(engine) = self.harness.cluster().engine(rank) {
+            engine.set_min_multi_recv(min);
+        }
+    }
+
+    /// Every rank does some things, or nothing.
+    pub(crate) fn step(&mut self) {
+        for rank in self.harness.cluster().living() {
+            if self.harness.cluster().stands_still(rank) {
+                continue;
+            }
+            for _ in 0..self.rngs[rank].index(4) {
+                let act = match self.rngs[rank].index(100) {
+                    0..40 => Act::Send,
+                    40..72 => Act::Recv,
+                    72..80 => Act::Peek,
+                    80..84 => Act::Cancel,
+                    84..89 => Act::Write,
+                    89..94 => Act::Read,
+                    _ => Act::Atomic,
+                };
+                if self.done < self.plan.ops && self.plan.acts.has(act) {
+                    self.done += 1;
+                    self.act(rank, act);
+                }
+            }
         }
     }
 
     /// Messages can be lost, so each must be recognisable by its bytes.
     fn lossy(&self) -> bool {
-        self.scenario != Scenario::Lossless
+        self.plan.hazards.lose()
     }
 
-    fn play(&mut self, steps: usize, rng: &mut Stream) {
-        for rank in self.harness.cluster().living() {
-            let min = *rng.pick(&[ID_BYTES, 64, 1000, 20_000]);
-            if let Some(engine) = self.harness.cluster().engine(rank) {
-                engine.set_min_multi_recv(min);
-            }
-        }
-        let disasters = if self.scenario == Scenario::Breaks { 8 } else { 1 };
-        let disasters = (0..disasters).map(|_| rng.index(steps)).collect::<Vec<_>>();
-        for step in 0..steps {
-            for _ in disasters.iter().filter(|at| **at == step) {
-                self.strike(rng);
-            }
-            for rank in self.harness.cluster().living() {
-                for _ in 0..self.rngs[rank].index(4) {
-                    self.act(rank);
-                }
-            }
-            for _ in 0..rng.index(6) {
-                self.harness.turn();
-            }
-            if rng.chance(20) {
-                // A lull, in which everything under way arrives.
-                let _ = self.harness.settle();
-            }
-        }
-    }
-
-    fn strike(&mut self, rng: &mut Stream) {
-        let ranks = self.harness.cluster().ranks();
-        let (victim, other) = (rng.index(ranks), rng.index(ranks));
-        match self.scenario {
-            Scenario::Lossless | Scenario::ConnectFailures => {}
-            Scenario::Breaks => self.harness.break_links(victim, other),
-            Scenario::Death => self.harness.kill(victim),
-            Scenario::Departure => self.harness.leave(victim),
-        }
-    }
-
-    fn act(&mut self, rank: usize) {
-        let result = match self.rngs[rank].index(100) {
-            0..40 => self.send(rank),
-            40..72 => self.recv(rank),
-            72..80 => self.peek(rank),
-            80..84 => {
+    fn act(&mut self, rank: usize, act: Act) {
+        let result = match act {
+            Act::Send => self.send(rank),
+            Act::Recv => self.recv(rank),
+            Act::Peek => self.peek(rank),
+            Act::Cancel => {
                 self.cancel(rank);
                 Ok(())
             }
-            84..89 => self.rma(rank, true),
-            89..94 => self.rma(rank, false),
-            _ => self.atomic(rank),
+            Act::Write => self.rma(rank, true),
+            Act::Read => self.rma(rank, false),
+            Act::Atomic => self.atomic(rank),
         };
         match result {
             Ok(()) => self.accepted += 1,
@@ -242,8 +199,11 @@ impl Workload {
     fn send(&mut self, rank: usize) -> Result<(), Error> {
         let mut len = self.len(rank);
         let data = self.data(rank);
-        let ranks = self.rngs.len();
         let rng = &mut self.rngs[rank];
+        let dest = *rng.pick(&self.begun);
+        if self.long && rng.chance(5) {
+            len = rng.between(ROOM_BYTES, LONGEST_BYTES);
+        }
         let mut flags = OpFlags::empty();
         for (flag, permille) in [
             (OpFlags::INJECT, 200),
@@ -255,7 +215,7 @@ impl Workload {
             flags.set(flag, rng.chance(permille));
         }
         if flags.contains(OpFlags::INJECT) && len > self.engine.inject_bytes {
-            if self.scenario == Scenario::Lossless {
+            if !self.plan.hazards.lose() {
                 len = self.engine.inject_bytes;
             } else {
                 flags -= OpFlags::INJECT;
@@ -263,14 +223,12 @@ impl Workload {
         }
         let tag = rng.chance(600).then(|| rng.below(4));
         let send = Send { tag, data, len, flags, pieces: random_pieces(rng, len) };
-        let dest = rng.index(ranks);
         self.harness.send(rank, dest, &send).map(drop)
     }
 
     fn criteria(&mut self, rank: usize) -> Recv {
-        let ranks = self.rngs.len();
         let rng = &mut self.rngs[rank];
-        let src = rng.chance(500).then(|| rng.index(ranks));
+        let src = rng.chance(500).then(|| *rng.pick(&self.begun));
         let tag = rng.chance(600).then(|| (rng.below(4), *rng.pick(&[0, 0, 1, 3, u64::MAX])));
         Recv { src, tag, ..Recv::default() }
     }
@@ -280,7 +238,10 @@ impl Workload {
         let mut recv = self.criteria(rank);
         let rng = &mut self.rngs[rank];
         recv.multi = rng.chance(150);
-        recv.len = if rng.chance(150) { short } else { 30_000 };
+        recv.len = if rng.chance(150) { short } else { ROOM_BYTES };
+        if self.long && rng.chance(5) {
+            recv.len = LONGEST_BYTES;
+        }
         if recv.multi {
             recv.len = recv.len.max(1);
         } else {
@@ -293,7 +254,7 @@ impl Workload {
         if let Some(op) = self.claims[rank].pop() {
             let found = matches!(self.harness.oracle().record(op), Record::Peek(peek) if peek.found.iter().flatten().count() > 0);
             let keep = self.lossy() || self.rngs[rank].chance(700);
-            return if found { self.harness.claim(op, keep.then_some(30_000)) } else { Ok(()) };
+            return if found { self.harness.claim(op, keep.then_some(ROOM_BYTES)) } else { Ok(()) };
         }
         let recv = self.criteria(rank);
         let lossy = self.lossy();
@@ -320,9 +281,8 @@ impl Workload {
     fn rma(&mut self, rank: usize, write: bool) -> Result<(), Error> {
         let len = self.len(rank);
         let data = self.data(rank).filter(|_| write);
-        let ranks = self.rngs.len();
         let rng = &mut self.rngs[rank];
-        let window = 2 * rng.index(ranks) + usize::from(write);
+        let window = self.harness.windows_of(*rng.pick(&self.begun))[usize::from(write)];
         let size = self.harness.windows()[window].memory.len();
         let offset = if write { self.cursors[window] } else { rng.index(size - len) };
         if offset + len > size {
@@ -352,9 +312,8 @@ impl Workload {
 
     fn atomic(&mut self, rank: usize) -> Result<(), Error> {
         let data = self.data(rank);
-        let ranks = self.rngs.len();
         let rng = &mut self.rngs[rank];
-        let window = 2 * ranks + rng.index(ranks);
+        let window = self.harness.windows_of(*rng.pick(&self.begun))[2];
         let access = self.harness.windows()[window].access;
         let counts = rng.chance(500);
         let amo = if counts { Some(count(rng)) } else { any_amo(rng) };

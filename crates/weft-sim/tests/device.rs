@@ -468,7 +468,7 @@ fn an_orderly_exit_delivers_everything() {
 fn a_reset_is_seen_by_both_sides() {
     let mut bench = Bench::new(FabricConfig::new(1), 2);
     bench.link(0, 1);
-    assert_eq!(bench.fabric.break_links(0, 1), 1);
+    assert_eq!(bench.fabric.break_links(0, 1, 0), 1);
     bench.settle();
     assert_eq!((bench.downs(0), bench.downs(1)), (vec![LinkError::Gone], vec![LinkError::Gone]));
     assert_eq!((bench.fabric.links(0), bench.fabric.links(1)), (0, 0));

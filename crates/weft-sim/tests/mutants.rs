@@ -7,8 +7,8 @@ use std::rc::Rc;
 use weft_engine::api::{Access, Completion, Fault, Kind, OpFlags};
 use weft_engine::nic::LinkError;
 use weft_sim::oracle::Record;
-use weft_sim::workload::{Scenario, run_with};
-use weft_sim::{Fabric, FabricConfig, Fate, Harness, Recv, Rma, Send};
+use weft_sim::run::run_with;
+use weft_sim::{Fabric, FabricConfig, Fate, Harness, Plan, Recv, Rma, Send};
 
 /// Runs with the mutant switched on until it is caught; it must have struck before.
 /// `strike` gets a batch of completions and says whether it changed anything.
@@ -22,7 +22,7 @@ fn completions_mutant(name: &str, strike: impl Fn(&mut Vec<Completion>) -> bool 
         let before = struck.get();
         let counter = Rc::clone(&struck);
         let mut wait = 20 + seed;
-        let report = run_with(seed, Scenario::Lossless, move |harness| {
+        let report = run_with(&Plan::lossless(seed), move |harness| {
             harness.set_tamper(Box::new(move |_, batch| {
                 if wait > 0 {
                     wait -= 1;
@@ -156,8 +156,8 @@ fn a_delivery_that_was_not() {
     // Receives are reported late: every delivery-complete send is then too early.
     let mut caught = 0;
     for seed in 0..20 {
-        let report = run_with(seed, Scenario::Lossless, |harness| {
-            let mut held: Vec<Vec<Completion>> = vec![Vec::new(); 8];
+        let report = run_with(&Plan::lossless(seed), |harness| {
+            let mut held: Vec<Vec<Completion>> = vec![Vec::new(); 64];
             let mut calls = 0_u64;
             harness.set_tamper(Box::new(move |rank, batch| {
                 calls += 1;
@@ -181,7 +181,7 @@ fn wire_mutant(name: &str, meddle: impl Fn(bool, &mut Vec<u8>) -> Option<Fate> +
         let before = struck.get();
         let counter = Rc::clone(&struck);
         let mut wait = 30 + seed;
-        let report = run_with(seed, Scenario::Lossless, move |harness| {
+        let report = run_with(&Plan::lossless(seed), move |harness| {
             harness.cluster().fabric().set_meddler(Box::new(move |_, _, whole, bytes| {
                 if wait > 0 || counter.get() > before {
                     wait = wait.saturating_sub(1);

@@ -12,7 +12,7 @@ use weft_sim::{Cluster, FabricConfig, Turn};
 /// Random operations on the same few bytes, all under way at once, against a model that executes them one by one.
 fn overlapping(seed: u64) {
     let mut rng = Stream::new(seed, Entity::Test(0));
-    let config = Config { tx_depth: 4096, inject_bytes: 4096, ..engine_config(&mut rng) };
+    let config = Config { tx_depth: 4096, inject_bytes: 4096, ..engine_config(&mut rng, true) };
     let swarm = FabricConfig::swarm(seed);
     let len = weft_engine::ordered_rma_bytes(swarm.caps.mailbox_bytes);
     let mut cluster = Cluster::new(swarm, config, 2);
@@ -86,7 +86,7 @@ fn answers_find_room_again() {
     let mut config = FabricConfig::new(1);
     config.caps.mailbox_bytes = 16 << 10;
     let len = weft_engine::ordered_rma_bytes(config.caps.mailbox_bytes);
-    let engine = Config { tx_depth: 4 * READS, ..engine_config(&mut Stream::new(1, Entity::Test(0))) };
+    let engine = Config { tx_depth: 4 * READS, ..engine_config(&mut Stream::new(1, Entity::Test(0)), true) };
     let mut cluster = Cluster::new(config, engine, 2);
     let fabric = cluster.fabric().clone();
     let memory = fabric.alloc(1, len);

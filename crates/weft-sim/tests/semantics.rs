@@ -539,7 +539,7 @@ fn after_a_reset_the_pair_meets_again() {
                     h.turn();
                 }
             }
-            h.break_links(0, 1);
+            h.break_links(0, 1, 0);
             h.settle().unwrap();
         }
         let last = h.send(0, 1, &Send { tag: Some(99), len: 3000, ..Send::default() }).unwrap();

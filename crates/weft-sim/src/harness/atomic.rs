@@ -7,7 +7,7 @@
 use weft_engine::amo::{Amo, Op as What, Type};
 use weft_engine::api::{Access, AtomicOp, Error, Fault, OpFlags, RmaIov};
 
-use super::{CANARY, Harness, pieces, with};
+use super::{CANARY, Harness, beyond, pieces, with};
 use crate::oracle::{AtomicRecord, Op, Record, context};
 
 /// Shared numbers at the beginning of an atomic window.
@@ -51,6 +51,7 @@ impl Harness {
         let len = COUNTERS * 8 + self.cluster.ranks() * SLOT_BYTES;
         let index = self.add_window(rank, len, access, events)?;
         self.windows[index].memory.fill(0);
+        self.windows[index].atomic = true;
         Ok(index)
     }
 
@@ -75,7 +76,9 @@ impl Harness {
         let granted = (window.access.read || !amo.fetches()) && (window.access.write || !amo.changes());
         let must_fail = if granted { atomic.spoil } else { Some(Fault::BadKey) };
         let key = if atomic.spoil == Some(Fault::BadKey) { window.key ^ 1 << 40 } else { window.key };
-        let shift = if atomic.spoil == Some(Fault::BadRange) { window.memory.len() + 1 } else { 0 };
+        let region_bytes = window.memory.len();
+        let shift =
+            if atomic.spoil == Some(Fault::BadRange) { beyond(region_bytes, atomic.offset, &atomic.remote) } else { 0 };
         let mut remote = Vec::new();
         let mut at = atomic.offset;
         for len in &atomic.remote {

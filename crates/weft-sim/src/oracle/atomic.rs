@@ -107,6 +107,7 @@ impl Oracle {
 
     pub(super) fn atomic_completed(
         &mut self,
+        op: Op,
         atomic: &mut AtomicRecord,
         c: &Completion,
         at: u64,
@@ -127,6 +128,7 @@ impl Oracle {
         }
         expect(!atomic.flags.contains(OpFlags::QUIET), "a quiet operation reported success")?;
         expect(c.len == atomic.len, "length")?;
+        self.outlived(op, atomic.target)?;
         let local = atomic.buffer.bytes();
         let (sources, results) = local.split_at(atomic.sources.len());
         if atomic.flags.contains(OpFlags::INJECT) {

@@ -26,6 +26,9 @@ pub const CANARY: u8 = 0xC3;
 /// Messages at least this long name themselves in their first bytes.
 pub const ID_BYTES: usize = 8;
 
+/// How long after a rank's death everybody must know of it, in virtual time: a second, and as long as a rank may stand still.
+pub const DEATH_BOUND_NS: u64 = 1_500_000_000;
+
 /// An operation's number, also its context pointer.
 pub type Op = usize;
 
@@ -185,6 +188,52 @@ pub enum Record {
     Refused,
 }
 
+impl Record {
+    /// Whose it is.
+    #[must_use]
+    pub fn rank(&self) -> Option<usize> {
+        match self {
+            Self::Send(send) => Some(send.rank),
+            Self::Recv(recv) => Some(recv.rank),
+            Self::Peek(peek) => Some(peek.rank),
+            Self::Rma(rma) => Some(rma.rank),
+            Self::Atomic(atomic) => Some(atomic.rank),
+            Self::Refused => None,
+        }
+    }
+
+    /// Whom it goes to.
+    #[must_use]
+    pub fn target(&self) -> Option<usize> {
+        match self {
+            Self::Send(send) => Some(send.dest),
+            Self::Rma(rma) => Some(rma.target),
+            Self::Atomic(atomic) => Some(atomic.target),
+            Self::Recv(_) | Self::Peek(_) | Self::Refused => None,
+        }
+    }
+
+    /// Whether it waits for all before it.
+    fn is_fenced(&self) -> bool {
+        match self {
+            Self::Send(send) => send.flags.contains(OpFlags::FENCE),
+            Self::Rma(rma) => rma.flags.contains(OpFlags::FENCE),
+            Self::Atomic(atomic) => atomic.flags.contains(OpFlags::FENCE),
+            Self::Recv(_) | Self::Peek(_) | Self::Refused => false,
+        }
+    }
+
+    /// Whether it tells nobody of its success.
+    fn is_quiet(&self) -> bool {
+        match self {
+            Self::Send(send) => send.flags.contains(OpFlags::QUIET),
+            Self::Rma(rma) => rma.flags.contains(OpFlags::QUIET),
+            Self::Atomic(atomic) => atomic.flags.contains(OpFlags::QUIET),
+            Self::Recv(_) | Self::Peek(_) | Self::Refused => false,
+        }
+    }
+}
+
 /// The model of one run.
 #[derive(Debug, Default)]
 pub struct Oracle {
@@ -193,6 +242,13 @@ pub struct Oracle {
     complaints: Vec<String>,
     /// Pairs of ranks between which links broke: there, operations may fail with a link's error.
     broken: BTreeSet<(usize, usize)>,
+    /// Pairs of ranks between which a message was nonsense: there, links may also end for a violated protocol.
+    garbled: BTreeSet<(usize, usize)>,
+    /// Virtual time, as the harness tells it; and when each operation was numbered.
+    pub(crate) now_ns: u64,
+    posted_ns: Vec<u64>,
+    /// When ranks died.
+    died_ns: BTreeMap<usize, u64>,
     /// Sends that promised delivery and completed: receives of the same batch may follow.
     to_confirm: Vec<Op>,
     /// Remote events seen, by rank, region, and whether writes.
@@ -206,12 +262,13 @@ impl Oracle {
     #[must_use]
     pub fn new() -> Self {
         // Number 0 is nobody's, so that a zeroed context is noticed.
-        Self { ops: vec![Record::Refused], ..Self::default() }
+        Self { ops: vec![Record::Refused], posted_ns: vec![0], ..Self::default() }
     }
 
     /// The number for the next operation.
     pub fn number(&mut self) -> Op {
         self.ops.push(Record::Refused);
+        self.posted_ns.push(self.now_ns);
         self.ops.len() - 1
     }
 
@@ -243,10 +300,53 @@ impl Oracle {
         self.broken.contains(&(a.min(b), a.max(b)))
     }
 
+    /// A message between the two ranks was made nonsense: their link ends.
+    pub fn garbled(&mut self, a: usize, b: usize) {
+        self.broke(a, b);
+        self.garbled.insert((a.min(b), a.max(b)));
+    }
+
+    /// A rank has died.
+    pub fn died(&mut self, rank: usize) {
+        self.died_ns.entry(rank).or_insert(self.now_ns);
+    }
+
     /// Whether an operation between the two ranks may fail for this reason. No breakage excuses a violated protocol.
     #[must_use]
     pub fn excuses(&self, why: LinkError, a: usize, b: usize) -> bool {
-        why != LinkError::Protocol && self.may_fail(a, b)
+        let violated = why == LinkError::Protocol && !self.garbled.contains(&(a.min(b), a.max(b)));
+        !violated && self.may_fail(a, b)
+    }
+
+    /// Operations of living ranks to `rank`, which died too long ago for them to be still under way.
+    #[must_use]
+    pub fn overdue(&self, rank: usize, lives: impl Fn(usize) -> bool) -> Vec<String> {
+        let Some(died_ns) = self.died_ns.get(&rank) else { return Vec::new() };
+        let late = |(op, record): &(Op, &Record)| {
+            let posted = self.posted_ns.get(*op).is_some_and(|posted_ns| posted_ns <= died_ns);
+            posted && record.target() == Some(rank) && !record.is_quiet() && !self.ended(*op)
+        };
+        let living = |(_, record): &(Op, &Record)| record.rank().is_some_and(&lives);
+        let all = self.ops.iter().enumerate().filter(living).filter(late);
+        all.map(|(op, record)| format!("operation {op} still waits for rank {rank}, long dead: {}", describe(record)))
+            .collect()
+    }
+
+    /// An operation has ended well: its target cannot have been dead for long when it was posted.
+    fn outlived(&self, op: Op, target: usize) -> Result<(), String> {
+        let posted_ns = self.posted_ns.get(op).copied().unwrap_or(0);
+        let dead = self.died_ns.get(&target).is_some_and(|died_ns| died_ns + DEATH_BOUND_NS < posted_ns);
+        if dead { Err(format!("succeeded, and rank {target} had long been dead")) } else { Ok(()) }
+    }
+
+    /// The longest message sent to a rank that is not known to be received, in bytes.
+    #[must_use]
+    pub fn longest_undelivered(&self, rank: usize) -> usize {
+        let lens = self.ops.iter().filter_map(|record| match record {
+            Record::Send(send) if send.dest == rank && send.received_by.is_none() => Some(send.len),
+            _ => None,
+        });
+        lens.max().unwrap_or(0)
     }
 
     /// Something is wrong.
@@ -345,21 +445,8 @@ impl Oracle {
     pub fn pending(&self, lives: impl Fn(usize) -> bool) -> Vec<String> {
         let mut out = Vec::new();
         for (op, record) in self.ops.iter().enumerate() {
-            let rank = match record {
-                Record::Send(send) => send.rank,
-                Record::Recv(recv) => recv.rank,
-                Record::Peek(peek) => peek.rank,
-                Record::Rma(rma) => rma.rank,
-                Record::Atomic(atomic) => atomic.rank,
-                Record::Refused => continue,
-            };
-            let silent = match record {
-                Record::Send(send) => send.flags.contains(OpFlags::QUIET),
-                Record::Rma(rma) => rma.flags.contains(OpFlags::QUIET),
-                Record::Atomic(atomic) => atomic.flags.contains(OpFlags::QUIET),
-                _ => false,
-            };
-            if lives(rank) && !silent && !self.ended(op) {
+            let Some(rank) = record.rank() else { continue };
+            if lives(rank) && !record.is_quiet() && !self.ended(op) {
                 out.push(format!("operation {op} never completed: {}", describe(record)));
             }
         }
@@ -376,16 +463,9 @@ impl Oracle {
             return None;
         }
         let op = c.ctx.ptr;
-        let owner = match self.ops.get(op) {
-            Some(Record::Send(send)) => send.rank,
-            Some(Record::Recv(recv)) => recv.rank,
-            Some(Record::Peek(peek)) => peek.rank,
-            Some(Record::Rma(rma)) => rma.rank,
-            Some(Record::Atomic(atomic)) => atomic.rank,
-            Some(Record::Refused) | None => {
-                self.complain(format!("rank {rank}: completion of an operation that was never accepted: {c:?}"));
-                return None;
-            }
+        let Some(owner) = self.ops.get(op).and_then(Record::rank) else {
+            self.complain(format!("rank {rank}: completion of an operation that was never accepted: {c:?}"));
+            return None;
         };
         if owner != rank || c.ctx != context(op) {
             self.complain(format!("rank {rank}: completion with a foreign context (operation of rank {owner}): {c:?}"));
@@ -397,15 +477,29 @@ impl Oracle {
             Record::Recv(recv) => self.recv_completed(op, recv, c, src, at),
             Record::Peek(peek) => peek_completed(peek, c, src, at),
             Record::Rma(rma) => self.rma_completed(op, rma, c),
-            Record::Atomic(atomic) => self.atomic_completed(atomic, c, at),
+            Record::Atomic(atomic) => self.atomic_completed(op, atomic, c, at),
             Record::Refused => Ok(None),
         };
+        let problem = problem.and_then(|buffer| self.fenced(op, &record, c).map(|()| buffer));
         let text = describe(&record);
         self.ops[op] = record;
         problem.unwrap_or_else(|problem| {
             self.complain(format!("rank {rank}, operation {op}: {problem}\n    {c:?}\n    {text}"));
             None
         })
+    }
+
+    /// A fenced operation begins when all earlier ones to the same peer have ended, so it cannot end well before them.
+    fn fenced(&self, op: Op, record: &Record, c: &Completion) -> Result<(), String> {
+        if c.fault.is_some() || !record.is_fenced() {
+            return Ok(());
+        }
+        let passed = (0..op).find(|earlier| {
+            let other = &self.ops[*earlier];
+            let same = (other.rank(), other.target()) == (record.rank(), record.target());
+            same && !other.is_quiet() && !self.ended(*earlier)
+        });
+        passed.map_or(Ok(()), |earlier| Err(format!("it is fenced, and operation {earlier} has not ended")))
     }
 
     fn send_completed(&mut self, op: Op, send: &mut SendRecord, c: &Completion) -> Result<Option<Buffer>, String> {
@@ -423,6 +517,7 @@ impl Oracle {
         expect(c.len == send.len, "length")?;
         expect(c.flags.contains(OpFlags::TAGGED) == send.tag.is_some(), "tagged flag")?;
         expect(send.tag.is_none_or(|tag| c.tag == tag), "tag")?;
+        self.outlived(op, send.dest)?;
         if send.flags.contains(OpFlags::DELIVERY) {
             self.to_confirm.push(op);
         }
@@ -507,10 +602,12 @@ impl Oracle {
         let excusable = match fault {
             // Whether it was canceled is the harness's to know; it says so by the state.
             Fault::Canceled => true,
-            Fault::Link(LinkError::Protocol) => false,
             Fault::Link(why) => match recv.want.src {
                 Some(src) => self.excuses(why, recv.rank, src),
-                None => self.broken.iter().any(|(a, b)| *a == recv.rank || *b == recv.rank),
+                None => {
+                    let mine = |(a, b): &&(usize, usize)| *a == recv.rank || *b == recv.rank;
+                    self.broken.iter().filter(mine).any(|(a, b)| self.excuses(why, *a, *b))
+                }
             },
             _ => false,
         };

@@ -65,6 +65,7 @@ impl Oracle {
         }
         expect(!rma.flags.contains(OpFlags::QUIET), "a quiet operation reported success")?;
         expect(c.len == rma.len, "length")?;
+        self.outlived(op, rma.target)?;
         if let (Kind::Read, Some(buffer)) = (rma.kind, rma.buffer) {
             expect(buffer.bytes() == rma.expected, "the bytes read")?;
         }
@@ -146,6 +147,23 @@ impl Oracle {
                 out.push(format!("region {} of rank {}: {seen} remote events, not {count}", key.1, key.0));
             }
         }
+    }
+
+    /// Where a region differs from what it was filled with, outside of the writes that went there.
+    pub(crate) fn stray_write(&self, index: usize, region: Buffer) -> Option<usize> {
+        let mut untouched = payload(index, region.len());
+        let bytes = region.bytes();
+        let base = region.iov().addr();
+        for record in &self.ops {
+            let Record::Rma(rma) = record else { continue };
+            if rma.region == index as u64 && rma.kind == Kind::Write && rma.must_fail.is_none() {
+                for part in &rma.remote {
+                    let at = usize::try_from(part.iov().addr() - base).unwrap_or(0);
+                    untouched[at..at + part.len()].copy_from_slice(&bytes[at..at + part.len()]);
+                }
+            }
+        }
+        untouched.iter().zip(&bytes).position(|(was, is)| was != is)
     }
 
     /// What must stand in the regions at the end.

@@ -1,0 +1,212 @@
+//! One run: a workload on a simulated fabric, disasters, and the judgement.
+//!
+//! Place in the data flow: [`run`] takes a [`Plan`], draws fabric, engines and operations from its seed, drives the
+//! [`Harness`], and returns what was wrong. The same plan gives the same trace hash.
+//!
+//! A run has two phases. In the first, ranks work: bursts of operations, close together or with pauses of up to seconds in which they
+//! compute, while the plan's hazards strike. In the second all faults are gone, and everything must converge: what was accepted ends,
+//! what was sent arrives, ranks reach each other, nothing is left.
+
+use crate::cluster::Cluster;
+use crate::config::FabricConfig;
+use crate::fabric::Stats;
+use crate::harness::Harness;
+use crate::hazard::Hazard;
+use crate::oracle::DEATH_BOUND_NS;
+use crate::plan::Plan;
+use crate::rng::{Entity, Stream};
+use crate::workload::{Workload, engine_config};
+
+/// How much later one side of a half-open link learns of its end, in virtual time.
+const HALF_OPEN_NS: u64 = 500_000_000;
+/// How long a rank may stand still.
+const STILL_NS: u64 = 300_000_000;
+
+/// The outcome of a run.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Everything that was wrong.
+    pub wrong: Vec<String>,
+    /// The trace's hash.
+    pub hash: [u8; 32],
+    /// What went through the fabric.
+    pub stats: Stats,
+    /// Operations accepted.
+    pub accepted: usize,
+    /// Operations refused with `Again`.
+    pub refused: usize,
+    /// Virtual time.
+    pub virtual_ns: u64,
+    /// The end of the trace and the configuration, for a failure's report.
+    pub detail: String,
+}
+
+/// Something that happens at a step of the workload.
+#[derive(Clone, Copy, Debug)]
+struct Disaster {
+    step: usize,
+    hazard: Hazard,
+    a: usize,
+    b: usize,
+    /// Of nonsense: how many bytes. Of a pause: how long, in nanoseconds.
+    amount: u64,
+}
+
+/// One run.
+#[must_use]
+pub fn run(plan: &Plan) -> Report {
+    run_with(plan, |_| {})
+}
+
+/// One run whose harness is prepared first.
+#[must_use]
+pub fn run_with(plan: &Plan, prepare: impl FnOnce(&mut Harness)) -> Report {
+    let fabric = FabricConfig::draw(plan.seed, plan.hazards);
+    let mut rng = Stream::new(plan.seed, Entity::Test(usize::MAX >> 8));
+    let engine = engine_config(&mut rng, plan.hazards.has(Hazard::Starvation));
+    let minutes = usize::try_from(plan.millis.div_ceil(60_000)).unwrap_or(usize::MAX);
+    let steps = rng.between(10, 100).saturating_mul(minutes);
+    let disasters = disasters(plan, steps);
+    let detail = format!("{plan}\n{fabric:?}\n{engine:?}\n{disasters:?}\n");
+    let restarts = disasters.iter().filter(|disaster| disaster.hazard == Hazard::Restart);
+    let successors = restarts.map(|disaster| disaster.a).collect::<Vec<_>>();
+    let mut cluster = Cluster::with_successors(fabric.clone(), engine, plan.ranks, &successors);
+    cluster.set_slow(plan.hazards.has(Hazard::Slow));
+    let mut workload = Workload::new(Harness::of(cluster), plan, &fabric, engine);
+    prepare(workload.harness());
+    let mut run = Run { rng, deaths: Vec::new(), next_successor: plan.ranks };
+    run.play(&mut workload, plan, steps, &disasters);
+    let wrong = workload.harness().finish();
+    let fabric = workload.harness().cluster().fabric().clone();
+    Report {
+        wrong,
+        hash: fabric.trace_hash(),
+        stats: fabric.stats(),
+        accepted: workload.accepted,
+        refused: workload.refused,
+        virtual_ns: fabric.now_ns(),
+        detail: detail + &fabric.trace_tail(),
+    }
+}
+
+/// What strikes when. Each hazard draws for itself.
+fn disasters(plan: &Plan, steps: usize) -> Vec<Disaster> {
+    let mut all: Vec<Disaster> = Vec::new();
+    for hazard in plan.hazards.iter() {
+        let most = match hazard {
+            Hazard::Reset | Hazard::Truncate => 8,
+            Hazard::HalfOpen | Hazard::Slow => 4,
+            Hazard::Restart => 2,
+            Hazard::Death | Hazard::Departure => 1,
+            _ => continue,
+        };
+        // Apart from what the fabric's configuration draws of the same hazard.
+        let mut rng = Stream::new(plan.seed, Entity::Hazard(Hazard::ALL.len() + hazard as usize));
+        for _ in 0..rng.between(1, most) {
+            let (step, a, b) = (rng.index(steps), rng.index(plan.ranks), rng.index(plan.ranks));
+            let amount = if hazard == Hazard::Slow { rng.below(STILL_NS) } else { rng.below(16) };
+            let again = |other: &Disaster| other.hazard == Hazard::Restart && other.a == a;
+            if hazard != Hazard::Restart || !all.iter().any(again) {
+                all.push(Disaster { step, hazard, a, b, amount });
+            }
+        }
+    }
+    all.sort_by_key(|disaster| disaster.step);
+    all
+}
+
+struct Run {
+    rng: Stream,
+    /// Who died, and when all must know.
+    deaths: Vec<(usize, u64)>,
+    /// The rank that the next restart begins.
+    next_successor: usize,
+}
+
+impl Run {
+    fn play(&mut self, workload: &mut Workload, plan: &Plan, steps: usize, disasters: &[Disaster]) {
+        let end_ns = plan.millis.saturating_mul(1_000_000);
+        // One pause in ten is long; together they take the time that there is.
+        let long_ns = end_ns / (steps as u64) * 10;
+        for step in 0..steps {
+            for disaster in disasters.iter().filter(|disaster| disaster.step == step) {
+                self.strike(workload, *disaster);
+            }
+            workload.step();
+            for _ in 0..self.rng.index(6) {
+                self.turn(workload.harness());
+            }
+            let pause_ns = match self.rng.index(20) {
+                0..12 => 0,
+                12..15 => self.rng.below(10_000),
+                15..18 => self.rng.below(1_000_000),
+                _ => self.rng.below(2 * long_ns),
+            };
+            let until_ns = workload.harness().cluster().fabric().now_ns() + pause_ns;
+            self.compute(workload.harness(), until_ns);
+            if workload.harness().cluster().fabric().now_ns() >= end_ns {
+                break;
+            }
+        }
+        self.compute(workload.harness(), end_ns);
+        // Those that died last still have their time to be noticed.
+        if let Some((_, until_ns)) = self.deaths.last().copied() {
+            self.compute(workload.harness(), until_ns);
+        }
+    }
+
+    /// Ranks start nothing until then; what is under way goes on.
+    fn compute(&mut self, harness: &mut Harness, until_ns: u64) {
+        let now_ns = harness.cluster().fabric().now_ns();
+        if now_ns >= until_ns {
+            return;
+        }
+        harness.cluster().fabric().tick_in(until_ns - now_ns);
+        while harness.cluster().fabric().now_ns() < until_ns {
+            self.turn(harness);
+        }
+    }
+
+    fn turn(&mut self, harness: &mut Harness) {
+        harness.turn();
+        let now_ns = harness.cluster().fabric().now_ns();
+        self.deaths.retain(|(rank, by_ns)| {
+            if now_ns >= *by_ns {
+                harness.judge_death(*rank);
+            }
+            now_ns < *by_ns
+        });
+    }
+
+    fn strike(&mut self, workload: &mut Workload, disaster: Disaster) {
+        let Disaster { a, b, amount, .. } = disaster;
+        let harness = workload.harness();
+        match disaster.hazard {
+            Hazard::Reset => harness.break_links(a, b, 0),
+            Hazard::HalfOpen => harness.break_links(a, b, HALF_OPEN_NS),
+            Hazard::Truncate => harness.garble(a, b, usize::try_from(amount).unwrap_or(0)),
+            Hazard::Slow => harness.cluster().stand_still(a, amount),
+            Hazard::Restart => {
+                harness.restart(self.next_successor);
+                workload.begin(self.next_successor);
+                self.next_successor += 1;
+                self.note_death(workload.harness(), a);
+            }
+            Hazard::Death | Hazard::Departure if !harness.cluster().lives(a) => {}
+            Hazard::Death => {
+                harness.kill(a);
+                self.note_death(harness, a);
+            }
+            Hazard::Departure => {
+                harness.leave(a);
+                self.note_death(harness, a);
+            }
+            _ => {}
+        }
+    }
+
+    fn note_death(&mut self, harness: &mut Harness, rank: usize) {
+        let by_ns = harness.cluster().fabric().now_ns() + DEATH_BOUND_NS;
+        self.deaths.push((rank, by_ns));
+    }
+}

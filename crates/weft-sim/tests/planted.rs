@@ -1,0 +1,41 @@
+//! The oracle on trial, once more: bugs planted in the engine must be found by the runs that everything else is tested by.
+//! `cargo test -p weft-sim --features mutants --test planted`; docs/testing.md lists what catches each.
+#![cfg(feature = "mutants")]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use weft_engine::mutant::{Mutant, switch};
+use weft_sim::Plan;
+use weft_sim::run::run;
+
+/// So many runs a bug may survive.
+const SEEDS: u64 = 400;
+
+/// The first complaint about a run; a panic is one, too.
+fn complaint(plan: &Plan) -> Option<String> {
+    match std::panic::catch_unwind(|| run(plan)) {
+        Ok(report) => report.wrong.first().cloned(),
+        Err(panic) => Some(format!("panicked: {:?}", panic.downcast_ref::<String>())),
+    }
+}
+
+#[test]
+fn every_planted_bug_is_caught() {
+    let mut alive = Vec::new();
+    for mutant in Mutant::ALL {
+        switch(Some(mutant));
+        let caught = (0..SEEDS).find_map(|seed| complaint(&Plan::draw(seed)).map(|why| (seed, why)));
+        switch(None);
+        match caught {
+            Some((seed, why)) => println!("{mutant:?}: seed {seed}: {}", why.lines().next().unwrap_or("?")),
+            None => alive.push(mutant),
+        }
+    }
+    assert!(alive.is_empty(), "not caught in {SEEDS} runs: {alive:?}");
+}
+
+#[test]
+fn without_a_bug_there_is_no_complaint() {
+    for seed in 0..40 {
+        assert_eq!(complaint(&Plan::draw(seed)), None, "seed {seed}");
+    }
+}

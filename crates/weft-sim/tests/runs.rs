@@ -1,0 +1,85 @@
+//! Random runs with random faults, judged by the oracle. A failure names the command that plays it again.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use weft_sim::run::{Report, run};
+use weft_sim::{Hazard, Hazards, Plan};
+
+/// What [`traces_are_the_same_everywhere`] expects.
+const GOLDEN: &str = "d716cdc5b1664202 a41f8023e8dfcc68 ab299ebe060aef4f";
+
+/// Plays the plans; all must be good.
+fn play(plans: impl Iterator<Item = Plan>) -> Vec<Report> {
+    let mut reports = Vec::new();
+    let mut failures = Vec::new();
+    for plan in plans {
+        match std::panic::catch_unwind(|| run(&plan)) {
+            Ok(report) if report.wrong.is_empty() => reports.push(report),
+            Ok(report) => failures.push(format!("{}\n  weft sim faults {plan}", report.wrong[0])),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+                failures.push(format!("panicked: {text}\n  weft sim faults {plan}"));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} runs fail:\n{}", failures.len(), failures.join("\n"));
+    reports
+}
+
+fn total(reports: &[Report], count: impl Fn(&Report) -> u64) -> u64 {
+    reports.iter().map(count).sum()
+}
+
+#[test]
+fn nothing_is_lost_where_nothing_breaks() {
+    let reports = play((0..300).map(Plan::lossless));
+    // The runs must really have been through all that they are there for.
+    assert!(total(&reports, |r| r.accepted as u64) > 10_000);
+    assert!(total(&reports, |r| r.refused as u64) > 1000, "back-pressure");
+    assert!(total(&reports, |r| r.stats.full) > 10_000, "full devices");
+    assert!(total(&reports, |r| r.stats.overtakes) > 1000, "reordering");
+    assert!(total(&reports, |r| r.stats.doubles) > 300, "duplicates");
+    assert!(total(&reports, |r| r.stats.gets) > 100 && total(&reports, |r| r.stats.puts) > 100);
+    assert!(total(&reports, |r| r.stats.pushes) > 1000);
+    assert!(total(&reports, |r| r.stats.assists) > 100);
+    assert!(total(&reports, |r| r.stats.registrations) > 1000);
+}
+
+/// Each hazard alone, so that what it does is not hidden by another.
+#[test]
+fn each_hazard_alone() {
+    for hazard in Hazard::ALL {
+        let reports = play((0..25).map(|seed| Plan { hazards: Hazards::NONE.with(hazard), ..Plan::draw(seed) }));
+        let downs = total(&reports, |r| r.stats.downs);
+        let ends_links = hazard.loses() && hazard != Hazard::Departure;
+        assert!(!ends_links || downs > 20, "{hazard:?} ended {downs} links");
+        assert!(hazard != Hazard::Truncate || total(&reports, |r| r.stats.garbled) > 20);
+    }
+}
+
+#[test]
+fn random_hazards() {
+    play((0..300).map(Plan::draw));
+}
+
+#[test]
+fn the_same_seed_gives_the_same_trace() {
+    let mut hashes = Vec::new();
+    for seed in 0..20 {
+        let [first, second] = [0, 1].map(|_| run(&Plan::draw(seed)).hash);
+        assert_eq!(first, second, "seed {seed}");
+        hashes.push(first);
+    }
+    hashes.sort_unstable();
+    hashes.dedup();
+    assert_eq!(hashes.len(), 20);
+}
+
+/// The traces of some seeds, the same on every machine. They change when what the engine sends changes: then renew them.
+#[test]
+fn traces_are_the_same_everywhere() {
+    let hashes = (1..=3).map(|seed| {
+        let hash = run(&Plan { millis: 20_000, ..Plan::draw(seed) }).hash;
+        hash.iter().take(8).fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
+    });
+    assert_eq!(hashes.collect::<Vec<_>>().join(" "), GOLDEN);
+}
