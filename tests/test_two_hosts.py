@@ -41,3 +41,19 @@ def test_paths(runner: harness.Runner, per_host: int) -> None:
         assert len(far) == per_host, f"rank {rank} should reach each rank of the other host by TCP: {links}"
         assert len(near) >= per_host - 1, f"rank {rank} should reach its neighbour by shared memory: {links}"
         assert not {host(peer) for peer in near} & {host(peer) for peer in far}, f"rank {rank}: {links}"
+
+
+def test_connections_that_break(runner: harness.Runner) -> None:
+    """A job whose TCP connections are reset again and again, and whose link is down for two seconds, ends right."""
+    harness.need_sandbox()
+    if harness.PROVIDER != "weft":
+        pytest.skip("only weft makes connections anew")
+    launcher = ["-launcher", "ssh", "-launcher-exec", str(harness.SUPPORT / "netns-ssh.sh")]
+    place = ["-iface", "wbr0", "-hosts", "h1,h2", "-ppn", "1", "-prepend-rank"]
+    command = jobs.mpich(2, [harness.PYTHON, str(harness.PROGRAMS / "all_pairs.py"), "8"], *launcher, *place)
+    env = jobs.mpich_environment(harness.PROVIDER, FI_LOG_LEVEL="info", FI_LOG_PROV="weft")
+    hosts, breaking = (str(harness.SUPPORT / name) for name in ("two-hosts.sh", "breaking.sh"))
+    outcome = runner.run([hosts, breaking, *command], env, timeout_s=120).check()
+    assert "all pairs: good" in outcome.output
+    resumed = len(re.findall("there is a connection with .* again", outcome.output))
+    assert resumed >= 5, f"{resumed} connections were made anew"

@@ -1,9 +1,11 @@
 """An MPI program: every pair of ranks exchanges messages of many sizes, then all reduce, then all write and read windows.
 
-Everything received is compared with what must have been sent. Rank 0 prints "all pairs: good" at the end.
+Everything received is compared with what must have been sent. Rank 0 prints "all pairs: good" at the end. An argument is for how many
+seconds all this is done again and again.
 """
 
 import sys
+import time
 
 import numpy as np
 from mpi4py import MPI
@@ -46,13 +48,22 @@ def windows() -> None:
     window.Free()
 
 
-for peer in range(ranks):
-    for size in SIZES:
-        exchange(rank ^ peer if (rank ^ peer) < ranks else rank, size)
-total = np.empty(1000)
-world.Allreduce(np.full(1000, rank + 1.0), total)
-assert np.all(total == ranks * (ranks + 1) / 2), "allreduce"
-windows()
-world.Barrier()
+def everything() -> None:
+    """All of it once."""
+    for peer in range(ranks):
+        for size in SIZES:
+            exchange(rank ^ peer if (rank ^ peer) < ranks else rank, size)
+    total = np.empty(1000)
+    world.Allreduce(np.full(1000, rank + 1.0), total)
+    assert np.all(total == ranks * (ranks + 1) / 2), "allreduce"
+    windows()
+    world.Barrier()
+
+
+until = time.monotonic() + (float(sys.argv[1]) if len(sys.argv) > 1 else 0)
+again = True
+while again:
+    everything()
+    again = world.bcast(time.monotonic() < until)
 if rank == 0:
     print("all pairs: good", flush=True)

@@ -243,6 +243,7 @@ pub(crate) fn devices_config(
         observe_unmap: params.mr_cache_monitor,
         connect_timeout_ms: params.connect_timeout_ms,
         connect_retry_ms: params.connect_retry_ms,
+        resume_ms: params.tcp_resume_ms,
         shm_eager_bytes: params.shm_eager_bytes,
         tcp_eager_bytes: params.tcp_eager_bytes,
         ..weft_nic::Config::default()

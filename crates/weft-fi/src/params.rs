@@ -119,6 +119,8 @@ params! {
         "How long to try to reach a peer before its operations fail.";
     connect_retry_ms: u64 = "1000", "ms", "CONNECT_RETRY_MS",
         "For how long a TCP connection that is refused is tried again: the peer may be about to listen.";
+    tcp_resume_ms: u64 = "10000", "ms", "TCP_RESUME_MS",
+        "For how long a peer whose TCP connection broke is called again, unless it is known to be gone; what it had not got is sent once more. 0: the link ends at once.";
     eager_bytes: Option<usize> = "", "bytes", "EAGER_BYTES",
         "Longest message that is sent without asking the receiver, on every device. Default: the device's.";
     shm_eager_bytes: Option<usize> = "", "bytes", "SHM_EAGER_BYTES",

@@ -64,6 +64,8 @@ pub struct Config {
     pub answer_timeout_ms: u64,
     /// A host that acknowledges nothing for so many milliseconds is given up. 0: the kernel's own limits.
     pub dead_peer_ms: u64,
+    /// For so many milliseconds a peer whose TCP connection broke is called again. 0: not at all.
+    pub resume_ms: u64,
     /// Observe unmapping ([`UnmapWatch`](crate::UnmapWatch)), where a device demands registration.
     pub observe_unmap: bool,
     /// Longest eager payload in bytes by shared memory. `None`: the device's choice.
@@ -112,6 +114,7 @@ impl Default for Config {
             connect_retry_ms: tcp.connect_retry_ms,
             answer_timeout_ms: 3_600_000,
             dead_peer_ms: tcp.dead_peer_ms,
+            resume_ms: tcp.resume_ms,
             shm_eager_bytes: None,
             tcp_eager_bytes: None,
             on_unsent: None,
@@ -136,6 +139,7 @@ impl Config {
             connect_retry_ms: self.connect_retry_ms,
             answer_timeout_ms: self.answer_timeout_ms,
             dead_peer_ms: self.dead_peer_ms,
+            resume_ms: self.resume_ms,
             eager_bytes: self.tcp_eager_bytes.unwrap_or(defaults.eager_bytes),
             unsent: self.on_unsent.map(|call| Arc::new(Unsent::new(call))),
             ..defaults

@@ -75,6 +75,14 @@ impl Key {
         blake3::Hash::from(self.proof(role, dialogue)) == blake3::Hash::from(*proof)
     }
 
+    /// The number and the key of the session that begins with this dialogue: by them it is known, and proven, later.
+    #[must_use]
+    pub fn session(&self, dialogue: &[&[u8]]) -> (u64, Self) {
+        let number = self.keyed(b"session: number ", dialogue);
+        let number = number.as_bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        (number, Self(*self.keyed(b"session: secret ", dialogue).as_bytes()))
+    }
+
     /// Seals or opens (the same operation) the capability that `role` sends in this dialogue.
     #[must_use]
     pub fn seal(&self, role: Role, dialogue: &[&[u8]], capability: &Capability) -> Capability {

@@ -29,6 +29,7 @@ use weft_engine::nic::LinkError;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::TcpConfig;
+use super::resume::Returning;
 use super::sys::{self, Pieces};
 use super::wire::{self, Answer, Finish, Hello, MAGIC, VERSION, Verdict};
 use crate::handshake::{self, Capability, Key, Role};
@@ -66,6 +67,15 @@ pub(super) enum Failure {
 
 use Failure::{Final, Retry};
 
+/// A peer that has proven itself.
+#[derive(Debug)]
+pub(super) struct Found {
+    /// Its full name.
+    pub(super) peer: EpName,
+    /// What only the two of us know: the session's number and key.
+    pub(super) session: (u64, Key),
+}
+
 /// How far an attempt has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -88,8 +98,8 @@ pub(super) struct Attempt {
     /// What has come of the message that is awaited.
     buffer: [u8; size_of::<Answer>()],
     have: usize,
-    /// The peer's full name, once it has proven itself.
-    found: Option<EpName>,
+    /// The peer, once it has proven itself.
+    found: Option<Found>,
     tries: u32,
     dial_at_ms: u64,
     /// Until then refused connections are tried again.
@@ -182,7 +192,7 @@ impl Attempt {
         local: &Local,
         config: &TcpConfig,
         now_ms: u64,
-    ) -> Result<Option<EpName>, Failure> {
+    ) -> Result<Option<Found>, Failure> {
         if self.stage == Stage::Connecting {
             match connected(socket) {
                 Ok(false) => return Ok(None),
@@ -212,7 +222,7 @@ impl Attempt {
                 return Ok(None);
             }
             return match self.buffer[0] {
-                wire::OK => Ok(self.found),
+                wire::OK => Ok(self.found.take()),
                 wire::DENIED => Err(Final(LinkError::Denied)),
                 _ => Err(Final(LinkError::Protocol)),
             };
@@ -260,9 +270,12 @@ impl Attempt {
             return Err(Final(LinkError::Protocol));
         }
         // Where it was reached is what the caller knows, even if the peer calls itself differently.
-        self.found = Some(if self.peer.is_full() { self.peer } else { found });
-        let sealed = key.seal(Role::Initiator, &dialogue, &local.name.capability());
+        let peer = if self.peer.is_full() { self.peer } else { found };
+        let mine = local.name.capability();
+        let sealed = key.seal(Role::Initiator, &dialogue, &mine);
         let proof = key.proof(Role::Initiator, &[dialogue[0], dialogue[1], &sealed]);
+        let session = key.session(&[dialogue[0], dialogue[1], &sealed, &mine]);
+        self.found = Some(Found { peer, session });
         say(socket, Finish { sealed, proof }.as_bytes())
     }
 
@@ -310,6 +323,21 @@ pub(super) struct Half {
     have: usize,
     /// What was said, once the hello has been answered.
     said: Option<Box<Said>>,
+    /// The same of one that wants to carry a link on.
+    pub(super) returning: Option<Box<Returning>>,
+}
+
+/// Where a half-open connection stands.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// More has to come.
+    Wait,
+    /// The link is up with this peer, and the peer knows.
+    Up(Found),
+    /// The hello asks for a link that had another connection; [`Half::returning`] is to be set.
+    Returns(Hello),
+    /// The finish of such a dialogue.
+    Returned(Finish),
 }
 
 #[derive(Debug)]
@@ -321,46 +349,67 @@ struct Said {
 
 impl Half {
     pub(super) fn new(socket: OwnedFd, source: Source, generation: u32, now_ms: u64) -> Self {
-        Self { socket, source, generation, since_ms: now_ms, buffer: [0; size_of::<Hello>()], have: 0, said: None }
+        Self {
+            socket,
+            source,
+            generation,
+            since_ms: now_ms,
+            buffer: [0; size_of::<Hello>()],
+            have: 0,
+            said: None,
+            returning: None,
+        }
+    }
+
+    /// Whether its hello was good.
+    fn is_greeted(&self) -> bool {
+        self.said.is_some() || self.returning.is_some()
     }
 
     /// From when on it makes room for another if there are too many. Initiators call again, so little is lost.
     pub(super) fn yields_at_ms(&self) -> u64 {
-        self.since_ms + if self.said.is_some() { GREETED_GRACE_MS } else { SILENT_GRACE_MS }
+        self.since_ms + if self.is_greeted() { GREETED_GRACE_MS } else { SILENT_GRACE_MS }
     }
 
     /// When it is dropped if nothing happens.
     pub(super) fn deadline_ms(&self, config: &TcpConfig) -> u64 {
-        let patience_ms = if self.said.is_some() { config.answer_timeout_ms } else { config.connect_timeout_ms };
+        let patience_ms = if self.is_greeted() { config.answer_timeout_ms } else { config.connect_timeout_ms };
         self.since_ms.saturating_add(patience_ms)
     }
 
-    /// Goes on as far as possible without waiting. `Some`: the link is up with this peer, and the peer knows.
-    pub(super) fn advance(&mut self, local: &Local) -> Result<Option<EpName>, LinkError> {
-        if self.said.is_none() {
+    /// Goes on as far as possible without waiting.
+    pub(super) fn advance(&mut self, local: &Local) -> Result<Step, LinkError> {
+        if !self.is_greeted() {
             if !fill(self.socket.as_fd(), &mut self.buffer, &mut self.have)? {
-                return Ok(None);
+                return Ok(Step::Wait);
             }
-            self.answer(local)?;
             self.have = 0;
+            let hello = Hello::read_from_bytes(&self.buffer).map_err(|_| LinkError::Protocol)?;
+            if hello.magic != MAGIC {
+                return Err(LinkError::Protocol);
+            }
+            if hello.flags & wire::RETURNS != 0 {
+                return Ok(Step::Returns(hello));
+            }
+            self.answer(hello, local)?;
         }
         let need = size_of::<Finish>();
         if !fill(self.socket.as_fd(), &mut self.buffer[..need], &mut self.have)? {
-            return Ok(None);
+            return Ok(Step::Wait);
         }
-        let outcome = self.check_finish();
+        let (finish, _) = Finish::read_from_prefix(&self.buffer).map_err(|_| LinkError::Protocol)?;
+        if self.returning.is_some() {
+            return Ok(Step::Returned(finish));
+        }
+        let outcome = self.check_finish(&finish);
         let status = if outcome.is_ok() { wire::OK } else { wire::DENIED };
         let verdict = Verdict { status, reserved: [0; 7] };
         say(self.socket.as_fd(), verdict.as_bytes()).map_err(|_| LinkError::Gone)?;
-        outcome.map(Some)
+        outcome.map(Step::Up)
     }
 
-    /// Reads the hello, and answers it with our proof or with the reason why not.
-    fn answer(&mut self, local: &Local) -> Result<(), LinkError> {
-        let hello = Hello::read_from_bytes(&self.buffer).map_err(|_| LinkError::Protocol)?;
-        if hello.magic != MAGIC {
-            return Err(LinkError::Protocol);
-        }
+    /// Answers the hello with our proof or with the reason why not.
+    fn answer(&mut self, hello: Hello, local: &Local) -> Result<(), LinkError> {
         let status = judge_hello(&hello, local);
         let mut answer = Answer::new_zeroed();
         (answer.magic, answer.version, answer.status) = (MAGIC, VERSION, status);
@@ -384,9 +433,8 @@ impl Half {
         Ok(())
     }
 
-    /// Checks the initiator's proof; returns its full name.
-    fn check_finish(&self) -> Result<EpName, LinkError> {
-        let (finish, _) = Finish::read_from_prefix(&self.buffer).map_err(|_| LinkError::Protocol)?;
+    /// Checks the initiator's proof.
+    fn check_finish(&self, finish: &Finish) -> Result<Found, LinkError> {
         let said = self.said.as_deref().ok_or(LinkError::Protocol)?;
         let dialogue = [said.hello.as_bytes(), answer_body(&said.answer)];
         let with_seal = [dialogue[0], dialogue[1], &finish.sealed];
@@ -394,7 +442,9 @@ impl Half {
             return Err(LinkError::Denied);
         }
         let capability = said.key.seal(Role::Initiator, &dialogue, &finish.sealed);
-        handshake::with_capability(&said.hello.name, &capability).ok_or(LinkError::Denied)
+        let peer = handshake::with_capability(&said.hello.name, &capability).ok_or(LinkError::Denied)?;
+        let session = said.key.session(&[dialogue[0], dialogue[1], &finish.sealed, &capability]);
+        Ok(Found { peer, session })
     }
 }
 
@@ -414,13 +464,13 @@ fn judge_hello(hello: &Hello, local: &Local) -> u8 {
 }
 
 /// The part of an answer that its proof covers.
-fn answer_body(answer: &Answer) -> &[u8] {
+pub(super) fn answer_body(answer: &Answer) -> &[u8] {
     let bytes = answer.as_bytes();
     &bytes[..bytes.len() - size_of::<handshake::Proof>()]
 }
 
 /// Whether the kernel has connected the socket; its error if it could not.
-fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
+pub(super) fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
     sockopt::socket_error(socket)??;
     match rustix::net::getpeername(socket) {
         Ok(_) => Ok(true),
@@ -430,7 +480,7 @@ fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
 }
 
 /// What an error of the socket means for the attempt.
-fn sort(errno: Errno) -> Failure {
+pub(super) fn sort(errno: Errno) -> Failure {
     match errno {
         // ECONNABORTED, ECONNRESET: the acceptor's queue overflowed or its process just died.
         Errno::CONNREFUSED | Errno::CONNRESET | Errno::CONNABORTED | Errno::PIPE => Retry(LinkError::Refused),
@@ -445,7 +495,7 @@ fn sort(errno: Errno) -> Failure {
 }
 
 /// Sends one message of the handshake whole. A fresh socket has room for all of them.
-fn say(socket: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Failure> {
+pub(super) fn say(socket: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Failure> {
     let mut pieces = Pieces::new();
     pieces.bytes(bytes);
     match sys::send(socket, &pieces) {
@@ -456,7 +506,7 @@ fn say(socket: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Failure> {
 }
 
 /// Receives the rest of `buffer`, of which `have` bytes are there. Returns whether it is full.
-fn fill(socket: BorrowedFd<'_>, buffer: &mut [u8], have: &mut usize) -> Result<bool, LinkError> {
+pub(super) fn fill(socket: BorrowedFd<'_>, buffer: &mut [u8], have: &mut usize) -> Result<bool, LinkError> {
     while *have < buffer.len() {
         match sys::receive_one(socket, &mut buffer[*have..]) {
             Ok(0) => return Err(LinkError::Gone),

@@ -1,8 +1,9 @@
 //! The TCP device: one non-blocking socket per link, all behind one epoll descriptor.
 //!
 //! Place in the data flow: [`crate::Devices`] drives it through [`Nic`]; below it are the kernel's sockets. The parts:
-//! `wire` (layouts) · `connect` (handshake) · `tx` and `rx` (a link's two halves) · `progress` (what a poll does) ·
-//! `unsent` (who is told of messages that wait for others) · `pace` (how often a poll asks the kernel) · `linger` (links that are closed but not yet silent) · `sys` (system calls).
+//! `wire` (layouts) · `connect` (handshake) · `tx` (with `kept` and `pushes`) and `rx`, a link's two halves · `resume` (connections that
+//! break) · `progress` (what a poll does) · `unsent` (who is told of messages that wait for others) · `pace` (how often a poll asks the
+//! kernel) · `linger` (links that are closed but not yet silent) · `sys` (system calls).
 //!
 //! Invariants: no call blocks. An idle link holds no buffer and costs a poll nothing. Nothing a peer sends makes us
 //! allocate more than one mailbox per link. Client memory that `push` borrowed is let go of when `done` is called or the link is
@@ -31,9 +32,12 @@ use weft_engine::room;
 use crate::NicError;
 
 mod connect;
+mod kept;
 mod linger;
 mod pace;
 mod progress;
+mod pushes;
+mod resume;
 mod rx;
 mod sys;
 mod tx;
@@ -44,7 +48,8 @@ use connect::{Attempt, Failure, Half, Local};
 use linger::Linger;
 use pace::Pace;
 use progress::{Accepts, Focus};
-use rx::{Rx, Stage};
+use resume::{Redial, Session};
+use rx::{Intake, Stage};
 use tx::{Pumped, Tx, Writer};
 pub(crate) use wire::MAILBOX_BYTES;
 
@@ -78,6 +83,8 @@ pub struct TcpConfig {
     pub answer_timeout_ms: u64,
     /// A host that acknowledges nothing for so long is given up. 0: the kernel's own limits.
     pub dead_peer_ms: u64,
+    /// For so long a peer whose connection broke, and whose host cannot be reached, is called again. 0: not at all.
+    pub resume_ms: u64,
     /// SO_SNDBUF, where the kernel's own choice is not wanted.
     pub send_buffer_bytes: Option<usize>,
     /// SO_RCVBUF, where the kernel's own choice is not wanted.
@@ -103,6 +110,7 @@ impl Default for TcpConfig {
             connect_retry_ms: 1000,
             answer_timeout_ms: 120_000,
             dead_peer_ms: 30_000,
+            resume_ms: 10_000,
             send_buffer_bytes: None,
             receive_buffer_bytes: None,
             eager_bytes: 64 * 1024,
@@ -124,6 +132,10 @@ pub struct TcpStats {
     pub wait_calls: u64,
     /// Links that came up.
     pub links_up: u64,
+    /// Connections that broke and were to be made anew.
+    pub breaks: u64,
+    /// Links that went on with another connection.
+    pub resumed: u64,
     /// Connections of peers that did not get past the handshake.
     pub refused: u64,
     /// Those of them whose proof was wrong, or who had none.
@@ -143,6 +155,8 @@ pub struct TcpLinkInfo {
     pub remote: Option<SocketAddr>,
     /// Bytes of messages that the kernel has not taken yet.
     pub queued_bytes: usize,
+    /// Bytes of messages that the peer has not acknowledged, with those.
+    pub kept_bytes: usize,
     /// Pushes that are not finished.
     pub pushes: usize,
 }
@@ -166,13 +180,16 @@ pub struct Tcp {
     links: Slab<Link>,
     halves: Slab<Half>,
     lingers: Slab<Linger>,
-    /// Links whose connection is being made.
+    /// Links whose connection is being made, for the first time or anew.
     calling: Vec<u32>,
     /// Links that failed outside a poll.
     failed: Vec<(u32, LinkError)>,
     /// Links that can send more now.
     dirty: Vec<u32>,
     dirty_spare: Vec<u32>,
+    /// Links whose peers have sent messages and have not been told that they came.
+    owing: Vec<u32>,
+    next_ack_ms: u64,
     /// Links whose writability is watched.
     armed: usize,
     stage: Stage,
@@ -196,14 +213,18 @@ struct Link {
     socket: Option<OwnedFd>,
     generation: u32,
     state: State,
-    rx: Rx,
+    rx: Intake,
     tx: Tx,
+    /// Since it came up.
+    session: Option<Box<Session>>,
 }
 
 #[derive(Debug)]
 enum State {
     Calling(Box<Attempt>),
     Up,
+    /// The connection broke and is being made anew. Nothing is sent or accepted meanwhile.
+    Broken(Box<Redial>),
     /// Could not even be tried; `down` follows in the next poll.
     Failed,
 }
@@ -286,6 +307,8 @@ impl Tcp {
             failed: Vec::new(),
             dirty: Vec::new(),
             dirty_spare: Vec::new(),
+            owing: Vec::new(),
+            next_ack_ms: u64::MAX,
             armed: 0,
             stage: Stage::new(),
             writer: Writer::new(config.segment_bytes, QUEUE_BYTES),
@@ -324,7 +347,7 @@ impl Tcp {
         let kept: Vec<u32> = self
             .links
             .iter()
-            .filter(|(_, link)| link.tx.queued() > 0 && !link.tx.broken)
+            .filter(|(_, link)| link.tx.queued() > 0 && !link.tx.broken && matches!(link.state, State::Up))
             .filter_map(|(id, _)| u32::try_from(id).ok())
             .collect();
         for &id in &kept {
@@ -393,6 +416,7 @@ impl Tcp {
             local: socket.and_then(|fd| rustix::net::getsockname(fd).ok()?.try_into().ok()),
             remote: socket.and_then(|fd| rustix::net::getpeername(fd).ok()??.try_into().ok()),
             queued_bytes: link.tx.queued(),
+            kept_bytes: link.tx.kept(),
             pushes: link.tx.pushes(),
         })
     }
@@ -425,7 +449,7 @@ impl Tcp {
         }
         let entry = self.links.vacant_entry();
         let id = u32::try_from(entry.key()).map_err(|_| LinkError::Resources)?;
-        entry.insert(Link { socket, generation, state, rx: Rx::START, tx: Tx::default() });
+        entry.insert(Link { socket, generation, state, rx: Intake::START, tx: Tx::default(), session: None });
         Ok(id)
     }
 
@@ -449,7 +473,7 @@ impl Tcp {
     #[inline]
     fn rearm(&mut self, id: u32) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
-        let want = link.tx.blocked || (link.tx.armed && !link.tx.is_empty());
+        let want = link.tx.blocked || (link.tx.armed && link.tx.has_more());
         if want == link.tx.armed {
             return;
         }
@@ -470,11 +494,20 @@ impl Tcp {
         }
     }
 
+    /// A link is to be pumped at the next flush.
+    fn mark_dirty(&mut self, id: u32) {
+        if let Some(link) = self.links.get_mut(id as usize)
+            && !std::mem::replace(&mut link.tx.dirty, true)
+        {
+            self.dirty.push(id);
+        }
+    }
+
     /// Sends what a link has, within a budget.
     fn pump(&mut self, id: u32) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
-        let Some(socket) = &link.socket else { return };
-        let pumped = self.writer.pump(socket.as_fd(), LinkId(id), &mut link.tx, SEND_BUDGET_BYTES);
+        let (State::Up, Some(socket)) = (&link.state, &link.socket) else { return };
+        let pumped = self.writer.pump(socket.as_fd(), &mut link.tx, &mut link.rx, SEND_BUDGET_BYTES);
         if pumped == Pumped::More && !link.tx.dirty {
             link.tx.dirty = true;
             self.dirty.push(id);
@@ -546,7 +579,7 @@ impl Nic for Tcp {
         let Some(link) = self.links.get_mut(id as usize) else { return Err(Full) };
         let (State::Up, Some(socket)) = (&link.state, &link.socket) else { return Err(Full) };
         self.pace.wake();
-        let outcome = self.writer.message(socket.as_fd(), &mut link.tx, head, body);
+        let outcome = self.writer.message(socket.as_fd(), &mut link.tx, &mut link.rx, head, body);
         let tx = &mut link.tx;
         if tx.queued() > 0
             && let Some(unsent) = &self.config.unsent
@@ -576,9 +609,8 @@ impl Nic for Tcp {
         // The first of several begins to leave at once: its owner may go away to compute.
         if link.tx.pushes() == 1 {
             self.pump(id);
-        } else if !link.tx.dirty {
-            link.tx.dirty = true;
-            self.dirty.push(id);
+        } else {
+            self.mark_dirty(id);
         }
         Ok(())
     }
@@ -620,16 +652,21 @@ impl Nic for Tcp {
         self.forget(link.0, &link_gone);
         self.writer.done.retain(|&(id, _)| id != link);
         self.failed.retain(|&(id, _)| id != link.0);
-        self.stage.recycle(link_gone.rx);
-        if let (State::Up, Some(socket)) = (link_gone.state, link_gone.socket) {
-            let bytes = if link_gone.tx.broken { Vec::new() } else { self.writer.farewell(&mut link_gone.tx) };
+        if let (State::Up, Some(socket)) = (&link_gone.state, link_gone.socket.take()) {
+            let broken = link_gone.tx.broken;
+            let bytes = if broken { Vec::new() } else { self.writer.farewell(&mut link_gone.tx, &link_gone.rx) };
             self.linger(socket, bytes);
         }
+        self.writer.forget(&mut link_gone.tx);
+        self.stage.recycle(link_gone.rx.rx);
     }
 
     fn drained(&self) -> bool {
         self.writer.done.is_empty()
-            && self.links.iter().all(|(_, link)| link.tx.is_empty() || link.tx.broken)
+            && self.links.iter().all(|(_, link)| match link.state {
+                State::Broken(_) => link.tx.kept() == 0 && link.tx.pushes() == 0,
+                _ => link.tx.is_empty() || link.tx.broken,
+            })
             && self.lingers.iter().all(|(_, linger)| linger.delivered())
     }
 }

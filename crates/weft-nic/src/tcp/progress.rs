@@ -17,11 +17,11 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use weft_engine::mem::IovList;
-use weft_engine::name::EpName;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
 
-use super::connect::{Failure, Half, Source};
+use super::connect::{Failure, Found, Half, Source, Step};
 use super::linger::LINGER_CHECK_MS;
+use super::resume::Session;
 use super::{EVENTS, Link, State, Tcp, Token, sys};
 
 /// Bytes that one link may bring in one poll while others wait.
@@ -33,6 +33,10 @@ const ACCEPTS: usize = 32;
 const LISTENER_PAUSE_MS: u64 = 50;
 /// For so long all sockets are asked for in every poll after a connection has come: its handshake shall not wait.
 const GREETING_MS: u64 = 20;
+/// For so long a peer may be left without being told that its messages have come.
+const TELL_MS: u64 = 200;
+/// A connection is suspected after this part of the time after which a silent host is given up.
+const STALLS: u64 = 6;
 /// An acknowledgement may be missing for so many tries before a host is suspected.
 const UNANSWERED: u32 = 2;
 
@@ -236,6 +240,7 @@ impl Tcp {
                 }
             }
             State::Calling(_) => self.call(id, sink, now_ms),
+            State::Broken(_) => self.call_again(id, now_ms),
             State::Failed => {}
         }
     }
@@ -244,7 +249,7 @@ impl Tcp {
     #[inline]
     fn read_direct<S: Sink>(&mut self, id: u32, sink: &mut S) -> bool {
         // The rest of a frame is on its way: whoever tries to read takes the socket's lock, and holds up those who bring it.
-        if self.links.get(id as usize).is_some_and(|link| link.rx.within()) {
+        if self.links.get(id as usize).is_some_and(|link| link.rx.rx.within()) {
             return false;
         }
         self.read(id, sink);
@@ -257,8 +262,8 @@ impl Tcp {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let (State::Up, Some(socket)) = (&link.state, &link.socket) else { return };
         let mut bytes = 0;
-        let end = loop {
-            match self.stage.read(socket.as_fd(), &mut link.rx, bytes > 0, LinkId(id), sink) {
+        let mut end = loop {
+            match self.stage.read(socket.as_fd(), &mut link.rx.rx, bytes > 0, LinkId(id), sink) {
                 Ok(Some(progress)) => {
                     bytes += progress.bytes;
                     if !progress.more || bytes >= READ_BUDGET_BYTES {
@@ -272,8 +277,50 @@ impl Tcp {
         if bytes > 0 {
             self.focus.brought(id);
         }
-        if let Some(why) = end {
+        // What was heard together with a goodbye counts, too, and is not to be taken for another link's.
+        if (bytes > 0 && link.rx.took(bytes)) || self.stage.has_heard() {
+            end = self.account(id).err().or(end);
+        }
+        if let Some(why) = end
+            && !(why == LinkError::Gone && self.lost(id, 0))
+        {
             self.end(id, why, sink);
+        }
+    }
+
+    /// What has come is more than messages, or the peer is to be told that it came.
+    #[inline(never)]
+    fn account(&mut self, id: u32) -> Result<(), LinkError> {
+        let heard = self.stage.heard();
+        let Some(link) = self.links.get_mut(id as usize) else { return Ok(()) };
+        let mut tell = false;
+        if let Some(heard) = heard {
+            link.rx.discount(&heard);
+            tell = heard.ack_wanted;
+            if let Some(position) = heard.ack {
+                self.writer.acknowledged(LinkId(id), &mut link.tx, position)?;
+                if link.tx.has_more() && !link.tx.blocked {
+                    self.mark_dirty(id);
+                }
+            }
+        }
+        self.tell(id, tell);
+        Ok(())
+    }
+
+    /// Has the peer told what has come of its stream: now, if there is reason to, or else soon.
+    fn tell(&mut self, id: u32, now: bool) {
+        let Some(link) = self.links.get_mut(id as usize) else { return };
+        if now || link.rx.owes_much() {
+            link.tx.ack_due = true;
+            self.mark_dirty(id);
+        } else if link.rx.owes() && !link.rx.is_listed() {
+            link.rx.list(true);
+            if self.owing.is_empty() {
+                self.next_ack_ms = sys::now_ms() + TELL_MS;
+                self.set_timer(self.next_ack_ms);
+            }
+            self.owing.push(id);
         }
     }
 
@@ -290,7 +337,8 @@ impl Tcp {
         for ctx in link.tx.abandon() {
             sink.done(LinkId(id), ctx, Err(why));
         }
-        self.stage.recycle(link.rx);
+        self.writer.forget(&mut link.tx);
+        self.stage.recycle(link.rx.rx);
         sink.down(LinkId(id), why);
     }
 
@@ -299,7 +347,10 @@ impl Tcp {
         if link.tx.armed {
             self.armed -= 1;
         }
-        if let State::Calling(_) = link.state {
+        if link.rx.is_listed() {
+            self.owing.retain(|&other| other != id);
+        }
+        if let State::Calling(_) | State::Broken(_) = link.state {
             self.calling.retain(|&other| other != id);
         }
         if let Some(socket) = &link.socket {
@@ -373,24 +424,28 @@ impl Tcp {
                 if let Err(errno) = epoll::modify(&self.epoll, socket, data, epoll::EventFlags::IN) {
                     log::warn!("tcp: epoll_ctl: {errno}");
                 }
-                if let Some(peer) = found {
-                    link.state = State::Up;
+                if let Some(found) = found {
                     self.calling.retain(|&other| other != id);
-                    self.up(id, peer, true, sink);
+                    self.up(id, found, true, sink);
                 }
             }
             Err(failure) => self.retry(id, failure, now_ms),
         }
     }
 
-    fn up<S: Sink>(&mut self, id: u32, peer: EpName, initiator: bool, sink: &mut S) {
+    fn up<S: Sink>(&mut self, id: u32, found: Found, initiator: bool, sink: &mut S) {
+        let peer = found.peer;
         log::debug!("tcp: link {id} to {peer} is up ({})", if initiator { "ours" } else { "theirs" });
         self.stats.links_up += 1;
-        if let Some(socket) = self.links.get(id as usize).and_then(|link| link.socket.as_ref()) {
-            sys::keep_little_unsent(socket.as_fd());
+        if let Some(link) = self.links.get_mut(id as usize) {
+            link.state = State::Up;
+            link.session = Some(Box::new(Session::new(found.session, &peer, &self.local, initiator)));
+            if let Some(socket) = &link.socket {
+                sys::keep_little_unsent(socket.as_fd());
+            }
         }
         if self.next_scan_ms == u64::MAX && self.config.dead_peer_ms > 0 {
-            self.next_scan_ms = sys::now_ms() + self.config.dead_peer_ms / 4;
+            self.next_scan_ms = sys::now_ms() + self.scan_ms();
             self.set_timer(self.next_scan_ms);
         }
         sink.up(LinkId(id), LinkUp { peer, initiator, caps: self.caps() });
@@ -489,17 +544,26 @@ impl Tcp {
         let at = index as usize;
         let Some(half) = self.halves.get_mut(at).filter(|half| half.generation == generation) else { return };
         match half.advance(&self.local) {
-            Ok(None) => {}
-            Ok(Some(peer)) => {
+            Ok(Step::Wait) => {}
+            Ok(Step::Up(found)) => {
                 let half = self.halves.remove(at);
-                self.adopt(half, peer, sink);
+                self.adopt(half, found, sink);
             }
+            Ok(Step::Returns(hello)) => match self.answer_return(&hello, self.halves[at].socket.as_fd()) {
+                Ok(returning) => {
+                    self.halves[at].returning = Some(returning);
+                    // The finish is not there yet, or would be missed if it were.
+                    self.half_event(index, generation, sink);
+                }
+                Err(why) => self.refuse(at, why),
+            },
+            Ok(Step::Returned(finish)) => self.take_back(at, &finish),
             Err(why) => self.refuse(at, why),
         }
     }
 
     /// A half-open connection has become a link.
-    fn adopt<S: Sink>(&mut self, half: Half, peer: EpName, sink: &mut S) {
+    fn adopt<S: Sink>(&mut self, half: Half, found: Found, sink: &mut S) {
         let generation = self.next_generation();
         if let Err(errno) = sys::set_link_options(half.socket.as_fd(), &self.config) {
             log::debug!("tcp: a connection died while it was accepted: {errno}");
@@ -512,10 +576,10 @@ impl Tcp {
         if let Some(Err(errno)) = watched {
             log::warn!("tcp: epoll_ctl: {errno}");
         }
-        self.up(id, peer, false, sink);
+        self.up(id, found, false, sink);
     }
 
-    fn refuse(&mut self, index: usize, why: LinkError) {
+    pub(super) fn refuse(&mut self, index: usize, why: LinkError) {
         if let Some(half) = self.halves.try_remove(index) {
             self.stats.refused += 1;
             if why == LinkError::Denied {
@@ -538,6 +602,7 @@ impl Tcp {
         self.time_calls(sink, now_ms);
         self.time_halves(now_ms);
         self.time_lingers(now_ms);
+        self.time_acks(now_ms);
         if now_ms >= self.next_scan_ms {
             self.scan(sink, now_ms);
         }
@@ -562,7 +627,10 @@ impl Tcp {
     fn time_calls<S: Sink>(&mut self, sink: &mut S, now_ms: u64) {
         for id in self.calling.clone() {
             let Some(link) = self.links.get(id as usize) else { continue };
-            let State::Calling(attempt) = &link.state else { continue };
+            let State::Calling(attempt) = &link.state else {
+                self.redial_when_due(id, now_ms);
+                continue;
+            };
             if attempt.expired(now_ms) {
                 log::debug!("tcp: no answer from {}", attempt.peer());
                 self.end(id, LinkError::Timeout, sink);
@@ -594,6 +662,21 @@ impl Tcp {
         self.set_timer(next_ms);
     }
 
+    /// Peers whose messages have come for a while are told, so that they need not keep them.
+    fn time_acks(&mut self, now_ms: u64) {
+        if now_ms < self.next_ack_ms {
+            return self.set_timer(self.next_ack_ms);
+        }
+        self.next_ack_ms = u64::MAX;
+        for id in std::mem::take(&mut self.owing) {
+            if let Some(link) = self.links.get_mut(id as usize) {
+                link.rx.list(false);
+                let owes = link.rx.owes();
+                self.tell(id, owes);
+            }
+        }
+    }
+
     fn time_lingers(&mut self, now_ms: u64) {
         if self.lingers.is_empty() {
             return;
@@ -618,7 +701,8 @@ impl Tcp {
     /// own limit is a quarter of an hour. A peer that merely does not read answers the kernel's window probes and is
     /// left alone, however long it computes (TCP_USER_TIMEOUT would end its link).
     fn scan<S: Sink>(&mut self, sink: &mut S, now_ms: u64) {
-        let mut dead: Vec<u32> = Vec::new();
+        let patience_ms = self.patience_ms();
+        let mut silent: Vec<(u32, u64)> = Vec::new();
         for (id, link) in &mut self.links {
             let Some(socket) = link.socket.as_ref().filter(|_| link.tx.unproven) else { continue };
             let fd = socket.as_fd();
@@ -626,16 +710,28 @@ impl Tcp {
                 link.tx.unproven = false;
             } else if let Some(state) = sys::liveness(fd)
                 && state.unanswered >= UNANSWERED
-                && u64::from(state.silent_ms) >= self.config.dead_peer_ms
+                && u64::from(state.silent_ms) >= patience_ms
             {
-                dead.extend(u32::try_from(id));
+                silent.extend(u32::try_from(id).map(|id| (id, state.silent_ms.into())));
             }
         }
-        for id in dead {
-            log::debug!("tcp: the host of link {id} has not answered for {} ms", self.config.dead_peer_ms);
-            self.end(id, LinkError::Gone, sink);
+        for (id, silent_ms) in silent {
+            log::debug!("tcp: the host of link {id} has not answered for {silent_ms} ms");
+            if !self.lost(id, silent_ms) {
+                self.end(id, LinkError::Gone, sink);
+            }
         }
-        self.next_scan_ms =
-            if self.links.is_empty() { u64::MAX } else { now_ms + (self.config.dead_peer_ms / 4).max(10) };
+        self.next_scan_ms = if self.links.is_empty() { u64::MAX } else { now_ms + self.scan_ms() };
+    }
+
+    /// How long a host may be silent with our bytes under way. Where a new connection can be tried, in vain at worst, it is tried earlier:
+    /// something between may have forgotten the old one.
+    fn patience_ms(&self) -> u64 {
+        self.config.dead_peer_ms / if self.config.resume_ms > 0 { STALLS } else { 1 }
+    }
+
+    /// How often hosts are looked at.
+    fn scan_ms(&self) -> u64 {
+        (self.patience_ms() / 2).clamp(10, (self.config.dead_peer_ms / 4).max(10))
     }
 }

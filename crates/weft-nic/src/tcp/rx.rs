@@ -5,7 +5,10 @@
 //! payload of a push segment that has only begun to arrive is received straight into the memory that the sink names,
 //! and whatever follows it comes along in the same call.
 //!
-//! Invariants: between two reads a link keeps nothing but [`Rx`]: no bytes of it are left in the staging buffer, and no memory
+//! The bytes of frames are counted ([`Intake`]): that is what the peer is told with acknowledgements, and where the stream goes on when the
+//! connection breaks. Acknowledgements themselves do not count, because nobody repeats them.
+//!
+//! Invariants: between two reads a link keeps nothing but its [`Intake`]: no bytes of it are left in the staging buffer, and no memory
 //! of the sink's is kept. A link that is between frames holds no buffer. Every length was checked by
 //! [`super::wire`] before it is used; a frame of a peer allocates at most one mailbox.
 //!
@@ -18,7 +21,7 @@ use weft_engine::mem::{self, Iov};
 use weft_engine::nic::{LinkError, LinkId, Sink};
 
 use super::sys::{self, Pieces};
-use super::wire::{self, Frame, HEAD_BYTES, MAILBOX_BYTES, PUSH_HEAD_BYTES};
+use super::wire::{self, ACK_BYTES, Frame, HEAD_BYTES, MAILBOX_BYTES, PUSH_HEAD_BYTES};
 
 /// The staging buffer of a device.
 const STAGE_BYTES: usize = 128 * 1024;
@@ -29,6 +32,8 @@ const LOOK_BYTES: usize = 20 * 1024;
 const LOOK_BEHIND_BYTES: usize = 1024;
 /// Mailbox buffers that are kept for the next partial message.
 const SPARE_MAILBOXES: usize = 8;
+/// Bytes of messages after which the peer is told that they have come.
+const TELL_BYTES: i64 = 256 * 1024;
 
 /// Where a link stands in its incoming stream.
 #[derive(Debug)]
@@ -38,7 +43,7 @@ pub(super) enum Rx {
     /// Within a message of `need` bytes, of which the first `have` bytes are in `buffer`.
     Body { buffer: Box<[u8]>, have: usize, need: usize },
     /// Within a push segment's payload: `left` bytes to come, the next one for `offset`.
-    Push { window: u64, offset: u64, left: usize },
+    Push { window: u64, offset: u64, left: usize, ack_wanted: bool },
 }
 
 impl Rx {
@@ -50,6 +55,101 @@ impl Rx {
 
     /// Between frames.
     pub(super) const START: Self = Self::Head { bytes: [0; PUSH_HEAD_BYTES], have: 0 };
+}
+
+/// The receiving half of a link.
+#[derive(Debug)]
+pub(super) struct Intake {
+    pub(super) rx: Rx,
+    /// Bytes taken from the stream so far, with those of a header that has only begun.
+    taken: u64,
+    /// Bytes of messages that have come until the peer is told; at most 0: it is time. [`UNLISTED`] less while the device does not
+    /// look after the rest, so that both are one comparison.
+    until_told: i64,
+}
+
+/// See [`Intake::until_told`].
+const UNLISTED: i64 = 1 << 40;
+
+impl Intake {
+    pub(super) const START: Self = Self { rx: Rx::START, taken: 0, until_told: TELL_BYTES - UNLISTED };
+
+    /// Accounts for bytes that have come. Returns whether something is to be done about telling the peer.
+    #[inline]
+    pub(super) fn took(&mut self, bytes: usize) -> bool {
+        self.taken += bytes as u64;
+        // Nothing in memory has 2^63 bytes.
+        #[allow(clippy::cast_possible_wrap)]
+        let bytes = bytes as i64;
+        self.until_told -= bytes;
+        self.until_told <= 0
+    }
+
+    /// Corrects the account: what came was partly acknowledgements, which are not of the stream, and pushes, whose sender asks.
+    pub(super) fn discount(&mut self, heard: &Heard) {
+        // Where the link ends, what came with the end has not been added.
+        self.taken = self.taken.saturating_sub(heard.acks as u64);
+        self.until_told += i64::try_from(heard.acks + heard.pushed).unwrap_or(0);
+    }
+
+    /// Bytes of messages that the peer has not been told of.
+    fn owed(&self) -> i64 {
+        TELL_BYTES - self.until_told - if self.is_listed() { 0 } else { UNLISTED }
+    }
+
+    /// Whether the device looks after what is owed.
+    pub(super) fn is_listed(&self) -> bool {
+        self.until_told > -UNLISTED / 2
+    }
+
+    pub(super) fn list(&mut self, listed: bool) {
+        self.until_told += UNLISTED * (i64::from(listed) - i64::from(self.is_listed()));
+    }
+
+    /// Whether the peer is to be told now.
+    pub(super) fn owes_much(&self) -> bool {
+        self.owed() >= TELL_BYTES
+    }
+
+    /// Whether the peer keeps what it could let go of.
+    pub(super) fn owes(&self) -> bool {
+        self.owed() > 0
+    }
+
+    /// The peer is told [`Self::position`].
+    pub(super) fn told(&mut self) {
+        self.until_told += self.owed();
+    }
+
+    /// Where the stream goes on if the connection breaks now: a header that has only begun comes again whole, because what began may be
+    /// no frame of the stream.
+    pub(super) fn position(&self) -> u64 {
+        match self.rx {
+            Rx::Head { have, .. } => self.taken - u64::from(have),
+            _ => self.taken,
+        }
+    }
+
+    /// The connection has broken: the stream goes on at [`Self::position`].
+    pub(super) fn rewind(&mut self) {
+        self.taken = self.position();
+        if let Rx::Head { .. } = self.rx {
+            self.rx = Rx::START;
+        }
+    }
+}
+
+/// What was found between the frames that go to the sink.
+#[derive(Debug, Default)]
+pub(super) struct Heard {
+    /// The peer has so many bytes of our stream.
+    pub(super) ack: Option<u64>,
+    /// The peer waits for an acknowledgement.
+    pub(super) ack_wanted: bool,
+    /// Bytes of acknowledgements.
+    acks: usize,
+    /// Bytes of pushes that went to their place.
+    pushed: usize,
 }
 
 /// What one read brought.
@@ -64,18 +164,44 @@ pub(super) struct Progress {
 /// The device's staging buffer.
 pub(super) struct Stage {
     bytes: Box<[u8]>,
+    notes: Notes,
+    /// System calls made.
+    pub(super) calls: u64,
+}
+
+/// What frames leave behind in the device.
+#[derive(Default)]
+struct Notes {
     /// How far the next first read looks: little after a long push (what comes of the next one shall be received into
     /// its place), further when that has cut a message.
     look: usize,
     /// Mailbox buffers of messages that have become whole.
     spare: Vec<Box<[u8]>>,
-    /// System calls made.
-    pub(super) calls: u64,
+    heard: Option<Heard>,
+}
+
+impl Notes {
+    #[cold]
+    fn heard(&mut self) -> &mut Heard {
+        self.heard.get_or_insert_default()
+    }
 }
 
 impl Stage {
     pub(super) fn new() -> Self {
-        Self { bytes: vec![0; STAGE_BYTES].into_boxed_slice(), look: LOOK_BYTES, spare: Vec::new(), calls: 0 }
+        let notes = Notes { look: LOOK_BYTES, ..Notes::default() };
+        Self { bytes: vec![0; STAGE_BYTES].into_boxed_slice(), notes, calls: 0 }
+    }
+
+    /// Whether [`Self::heard`] has anything.
+    #[inline]
+    pub(super) fn has_heard(&self) -> bool {
+        self.notes.heard.is_some()
+    }
+
+    /// What has been found beside frames for the sink since the last call.
+    pub(super) fn heard(&mut self) -> Option<Heard> {
+        self.notes.heard.take()
     }
 
     /// One system call on a link's socket, and everything that follows from what it brought. `again`: an earlier
@@ -100,9 +226,9 @@ impl Stage {
     /// Gives back what a link that has ended held.
     pub(super) fn recycle(&mut self, rx: Rx) {
         if let Rx::Body { buffer, .. } = rx
-            && self.spare.len() < SPARE_MAILBOXES
+            && self.notes.spare.len() < SPARE_MAILBOXES
         {
-            self.spare.push(buffer);
+            self.notes.spare.push(buffer);
         }
     }
 
@@ -119,10 +245,10 @@ impl Stage {
         let Rx::Head { bytes, have } = rx else { return Err(LinkError::Protocol) };
         let have = usize::from(*have);
         self.bytes[..have].copy_from_slice(&bytes[..have]);
-        let far = if again { self.bytes.len() } else { self.look };
+        let far = if again { self.bytes.len() } else { self.notes.look };
         let Some(n) = check(sys::receive_one(fd, &mut self.bytes[have..far]))? else { return Ok(None) };
         let more = have + n == far;
-        *rx = parse(&self.bytes[..have + n], &mut self.spare, &mut self.look, link, sink)?;
+        *rx = parse(&self.bytes[..have + n], &mut self.notes, link, sink)?;
         Ok(Some(Progress { bytes: n, more }))
     }
 
@@ -145,7 +271,7 @@ impl Stage {
         if *have == *need {
             sink.message(link, &buffer[..*need]);
             self.recycle(std::mem::replace(rx, Rx::START));
-            *rx = parse(&self.bytes[..n - into], &mut self.spare, &mut self.look, link, sink)?;
+            *rx = parse(&self.bytes[..n - into], &mut self.notes, link, sink)?;
         }
         Ok(Some(Progress { bytes: n, more: n == asked }))
     }
@@ -158,7 +284,7 @@ impl Stage {
         link: LinkId,
         sink: &mut S,
     ) -> Result<Option<Progress>, LinkError> {
-        let Rx::Push { window, offset, left } = rx else { return Err(LinkError::Protocol) };
+        let Rx::Push { window, offset, left, ack_wanted } = rx else { return Err(LinkError::Protocol) };
         let placed = sink.place(link, *window, *offset, *left);
         let placed = placed.as_deref().map(|iov| mem::slice(iov, 0, *left)).unwrap_or_default();
         let mut pieces = Pieces::new();
@@ -181,10 +307,13 @@ impl Stage {
         sink.placed(link, *window, *offset, into);
         *offset += into as u64;
         *left -= into;
+        let heard = self.notes.heard();
+        heard.pushed += into;
+        heard.ack_wanted |= *left == 0 && *ack_wanted;
         let staged = n - n.min(room);
         let thrown_away = into - into.min(room);
         if *left == 0 {
-            *rx = parse(&self.bytes[thrown_away..staged], &mut self.spare, &mut self.look, link, sink)?;
+            *rx = parse(&self.bytes[thrown_away..staged], &mut self.notes, link, sink)?;
         }
         Ok(Some(Progress { bytes: n, more: n == asked }))
     }
@@ -203,31 +332,25 @@ fn check(outcome: Result<usize, Errno>) -> Result<Option<usize>, LinkError> {
 
 /// Hands over the whole frames in `bytes`; returns how far the frame that is cut off has come.
 #[inline]
-fn parse<S: Sink>(
-    mut bytes: &[u8],
-    spare: &mut Vec<Box<[u8]>>,
-    look: &mut usize,
-    link: LinkId,
-    sink: &mut S,
-) -> Result<Rx, LinkError> {
+fn parse<S: Sink>(mut bytes: &[u8], notes: &mut Notes, link: LinkId, sink: &mut S) -> Result<Rx, LinkError> {
     loop {
         let Some((head, rest)) = bytes.split_first_chunk::<HEAD_BYTES>() else { return Ok(cut_head(bytes)) };
         match wire::decode(head).ok_or(LinkError::Protocol)? {
             Frame::Message(len) => {
                 let Some((message, rest)) = rest.split_at_checked(len) else {
-                    *look = if len >= LOOK_BYTES { STAGE_BYTES } else { LOOK_BYTES.max(*look) };
-                    return Ok(cut_message(rest, len, spare));
+                    notes.look = if len >= LOOK_BYTES { STAGE_BYTES } else { LOOK_BYTES.max(notes.look) };
+                    return Ok(cut_message(rest, len, &mut notes.spare));
                 };
                 sink.message(link, message);
                 bytes = rest;
             }
-            Frame::Push(payload) => {
+            Frame::Push(payload, ack_wanted) => {
                 let Some((head, rest)) = bytes.split_first_chunk::<PUSH_HEAD_BYTES>() else {
                     return Ok(cut_head(bytes));
                 };
                 let (window, offset) = wire::decode_push(head, payload).ok_or(LinkError::Protocol)?;
                 if payload >= LOOK_BYTES {
-                    *look = LOOK_BEHIND_BYTES;
+                    notes.look = LOOK_BEHIND_BYTES;
                 }
                 let (here, rest) = rest.split_at(payload.min(rest.len()));
                 if !here.is_empty() {
@@ -235,8 +358,18 @@ fn parse<S: Sink>(
                 }
                 if here.len() < payload {
                     let offset = offset + here.len() as u64;
-                    return Ok(Rx::Push { window, offset, left: payload - here.len() });
+                    return Ok(Rx::Push { window, offset, left: payload - here.len(), ack_wanted });
                 }
+                if ack_wanted {
+                    notes.heard().ack_wanted = true;
+                }
+                bytes = rest;
+            }
+            Frame::Ack => {
+                let Some((whole, rest)) = bytes.split_first_chunk::<ACK_BYTES>() else { return Ok(cut_head(bytes)) };
+                let heard = notes.heard();
+                heard.ack = Some(wire::decode_ack(whole));
+                heard.acks += ACK_BYTES;
                 bytes = rest;
             }
             Frame::Goodbye => return Err(LinkError::Closed),
@@ -387,7 +520,7 @@ mod tests {
                         messages.push(body);
                     }
                     Item::Push(window, len) => {
-                        bytes.extend_from_slice(&wire::push_head(len, window, total));
+                        bytes.extend_from_slice(&wire::push_head(len, window, total, total % 2 == 0));
                         bytes.extend((0..len).map(byte));
                         pushed.push((window, total, len));
                         total += len as u64;
@@ -424,7 +557,7 @@ mod tests {
         /// Memory that is too short swallows the rest, and the stream goes on behind it.
         #[test]
         fn short_memory_loses_nothing_else(len in 1usize..60_000, short in 1usize..50, chunk in 20usize..20_000) {
-            let mut bytes = wire::push_head(len, 1, 0).to_vec();
+            let mut bytes = wire::push_head(len, 1, 0, false).to_vec();
             bytes.extend((0..len).map(byte));
             bytes.extend_from_slice(&wire::message_head(5));
             bytes.extend_from_slice(b"after");

@@ -16,7 +16,7 @@ use crate::handshake::{Capability, Nonce, Proof};
 /// First bytes of every handshake.
 pub(super) const MAGIC: [u8; 8] = *b"weft-tcp";
 /// The version of handshake and frames that this code speaks.
-pub(super) const VERSION: u8 = 1;
+pub(super) const VERSION: u8 = 2;
 
 /// Longest message (head and body): 64 KiB of payload and the engine's header.
 pub(crate) const MAILBOX_BYTES: usize = 64 * 1024 + 256;
@@ -27,13 +27,24 @@ pub(super) const SEGMENT_MAX_BYTES: usize = 1024 * 1024;
 pub(super) const HEAD_BYTES: usize = size_of::<FrameHead>();
 /// Length of a push segment's header: frame header, window, offset.
 pub(super) const PUSH_HEAD_BYTES: usize = size_of::<PushHead>();
+/// Length of a whole acknowledgement.
+pub(super) const ACK_BYTES: usize = HEAD_BYTES + size_of::<U64>();
 
 const KIND_MESSAGE: u8 = 1;
 const KIND_PUSH: u8 = 2;
 const KIND_GOODBYE: u8 = 3;
+const KIND_ACK: u8 = 4;
+
+/// In [`FrameHead::flags`] of a push segment: its sender waits for the acknowledgement.
+const ACK_WANTED: u8 = 1;
 
 /// In [`Hello::flags`]: the initiator was given the full name, and the key is made from its capability.
 pub(super) const KNOWS_CAPABILITY: u8 = 1;
+
+/// The same: a link that had another connection is to go on. Then the name begins with the session's number, and the rest of it is zeros.
+pub(super) const RETURNS: u8 = 2;
+/// With [`RETURNS`]: the side that made the link speaks.
+pub(super) const INITIATOR: u8 = 4;
 
 /// In [`Answer::status`] and [`Verdict::status`]: go on.
 pub(super) const OK: u8 = 0;
@@ -43,6 +54,11 @@ pub(super) const BAD_VERSION: u8 = 1;
 pub(super) const NOT_HERE: u8 = 2;
 /// The proof is wrong, or a capability is needed.
 pub(super) const DENIED: u8 = 3;
+
+/// No such link: it was closed, or has been given up.
+pub(super) const UNKNOWN: u8 = 4;
+/// An attempt of the other side goes first.
+pub(super) const BUSY: u8 = 5;
 
 /// Initiator → acceptor: who I am, and whom I want.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -92,10 +108,20 @@ pub(super) struct Verdict {
     pub(super) reserved: [u8; 7],
 }
 
+/// The verdict where a link is to go on.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct ReturnVerdict {
+    pub(super) status: u8,
+    pub(super) reserved: [u8; 7],
+    /// Bytes of the stream to here that have been taken.
+    pub(super) position: U64,
+}
+
 const _: () = assert!(size_of::<Hello>() == 112);
 const _: () = assert!(size_of::<Answer>() == 144);
 const _: () = assert!(size_of::<Finish>() == 48);
-const _: () = assert!(size_of::<Verdict>() == 8);
+const _: () = assert!(size_of::<Verdict>() == 8 && size_of::<ReturnVerdict>() == 16);
 const _: () = assert!(HEAD_BYTES == 8 && PUSH_HEAD_BYTES == 24);
 
 /// Header of every frame.
@@ -105,7 +131,8 @@ struct FrameHead {
     /// Bytes that follow these eight.
     len: U32,
     kind: u8,
-    reserved: [u8; 3],
+    flags: u8,
+    reserved: [u8; 2],
 }
 
 /// Header of a push segment.
@@ -122,8 +149,10 @@ struct PushHead {
 pub(super) enum Frame {
     /// A message of so many bytes follows.
     Message(usize),
-    /// A push segment: 16 more header bytes, then so many bytes of payload.
-    Push(usize),
+    /// A push segment: 16 more header bytes, then so many bytes of payload; and whether an acknowledgement is wanted.
+    Push(usize, bool),
+    /// An acknowledgement: 8 more bytes.
+    Ack,
     /// The peer closes in an orderly way; nothing follows.
     Goodbye,
 }
@@ -133,16 +162,24 @@ pub(super) enum Frame {
 pub(super) fn decode(bytes: &[u8; HEAD_BYTES]) -> Option<Frame> {
     let head = FrameHead::ref_from_bytes(bytes).ok()?;
     let len = usize::try_from(head.len.get()).ok()?;
-    if head.reserved != [0; 3] {
+    // Mostly it is a message, and no other: one comparison.
+    if bytes[4..] == [KIND_MESSAGE, 0, 0, 0] && len <= MAILBOX_BYTES {
+        return Some(Frame::Message(len));
+    }
+    decode_other(head, len)
+}
+
+fn decode_other(head: &FrameHead, len: usize) -> Option<Frame> {
+    if head.reserved != [0; 2] {
         return None;
     }
-    match head.kind {
-        KIND_MESSAGE if len <= MAILBOX_BYTES => Some(Frame::Message(len)),
-        KIND_PUSH => {
+    match (head.kind, head.flags) {
+        (KIND_PUSH, 0 | ACK_WANTED) => {
             let payload = len.checked_sub(PUSH_HEAD_BYTES - HEAD_BYTES)?;
-            (1..=SEGMENT_MAX_BYTES).contains(&payload).then_some(Frame::Push(payload))
+            (1..=SEGMENT_MAX_BYTES).contains(&payload).then_some(Frame::Push(payload, head.flags == ACK_WANTED))
         }
-        KIND_GOODBYE if len == 0 => Some(Frame::Goodbye),
+        (KIND_ACK, 0) if len == ACK_BYTES - HEAD_BYTES => Some(Frame::Ack),
+        (KIND_GOODBYE, 0) if len == 0 => Some(Frame::Goodbye),
         _ => None,
     }
 }
@@ -160,14 +197,15 @@ pub(super) fn decode_push(bytes: &[u8; PUSH_HEAD_BYTES], payload: usize) -> Opti
 #[inline]
 pub(super) fn message_head(len: usize) -> [u8; HEAD_BYTES] {
     debug_assert!(len <= MAILBOX_BYTES);
-    head(len, KIND_MESSAGE)
+    head(len, KIND_MESSAGE, 0)
 }
 
 /// The header of a push segment of `payload` bytes, which is at most [`SEGMENT_MAX_BYTES`].
-pub(super) fn push_head(payload: usize, window: u64, offset: u64) -> [u8; PUSH_HEAD_BYTES] {
+pub(super) fn push_head(payload: usize, window: u64, offset: u64, ack_wanted: bool) -> [u8; PUSH_HEAD_BYTES] {
     debug_assert!((1..=SEGMENT_MAX_BYTES).contains(&payload));
     let mut bytes = [0; PUSH_HEAD_BYTES];
-    bytes[..HEAD_BYTES].copy_from_slice(&head(payload + PUSH_HEAD_BYTES - HEAD_BYTES, KIND_PUSH));
+    let len = payload + PUSH_HEAD_BYTES - HEAD_BYTES;
+    bytes[..HEAD_BYTES].copy_from_slice(&head(len, KIND_PUSH, u8::from(ack_wanted) * ACK_WANTED));
     bytes[HEAD_BYTES..HEAD_BYTES + 8].copy_from_slice(&window.to_le_bytes());
     bytes[HEAD_BYTES + 8..].copy_from_slice(&offset.to_le_bytes());
     bytes
@@ -175,17 +213,31 @@ pub(super) fn push_head(payload: usize, window: u64, offset: u64) -> [u8; PUSH_H
 
 /// The whole goodbye frame.
 pub(super) fn goodbye() -> [u8; HEAD_BYTES] {
-    head(0, KIND_GOODBYE)
+    head(0, KIND_GOODBYE, 0)
+}
+
+/// A whole acknowledgement: so many bytes of the stream have been taken.
+pub(super) fn ack(position: u64) -> [u8; ACK_BYTES] {
+    let mut bytes = [0; ACK_BYTES];
+    bytes[..HEAD_BYTES].copy_from_slice(&head(ACK_BYTES - HEAD_BYTES, KIND_ACK, 0));
+    bytes[HEAD_BYTES..].copy_from_slice(&position.to_le_bytes());
+    bytes
+}
+
+/// The position that an acknowledgement tells.
+pub(super) fn decode_ack(bytes: &[u8; ACK_BYTES]) -> u64 {
+    bytes.last_chunk().map_or(0, |position| u64::from_le_bytes(*position))
 }
 
 #[inline]
-fn head(len: usize, kind: u8) -> [u8; HEAD_BYTES] {
+fn head(len: usize, kind: u8, flags: u8) -> [u8; HEAD_BYTES] {
     // Every caller's length is below 2^21.
     #[allow(clippy::cast_possible_truncation)]
     let len = len as u32;
     let mut bytes = [0; HEAD_BYTES];
     bytes[..4].copy_from_slice(&len.to_le_bytes());
     bytes[4] = kind;
+    bytes[5] = flags;
     bytes
 }
 
@@ -199,9 +251,13 @@ mod tests {
         assert_eq!(decode(&message_head(0)), Some(Frame::Message(0)));
         assert_eq!(decode(&message_head(MAILBOX_BYTES)), Some(Frame::Message(MAILBOX_BYTES)));
         assert_eq!(decode(&goodbye()), Some(Frame::Goodbye));
-        let push = push_head(77, 5, 1 << 40);
-        assert_eq!(decode(push.first_chunk().unwrap()), Some(Frame::Push(77)));
-        assert_eq!(decode_push(&push, 77), Some((5, 1 << 40)));
+        for wanted in [false, true] {
+            let push = push_head(77, 5, 1 << 40, wanted);
+            assert_eq!(decode(push.first_chunk().unwrap()), Some(Frame::Push(77, wanted)));
+            assert_eq!(decode_push(&push, 77), Some((5, 1 << 40)));
+        }
+        assert_eq!(decode(ack(7 << 50).first_chunk().unwrap()), Some(Frame::Ack));
+        assert_eq!(decode_ack(&ack(7 << 50)), 7 << 50);
     }
 
     #[test]
@@ -223,6 +279,12 @@ mod tests {
         assert_eq!(wild(0, 0, 0), None);
         assert_eq!(wild(0, 9, 0), None);
         assert_eq!(wild(0, KIND_GOODBYE, 1), None);
-        assert_eq!(decode_push(&push_head(2, 0, u64::MAX - 1), 2), None);
+        assert_eq!(wild(7, KIND_ACK, 0), None);
+        assert_eq!(wild(9, KIND_ACK, 0), None);
+        for kind in [KIND_MESSAGE, KIND_PUSH, KIND_GOODBYE, KIND_ACK] {
+            assert!((0..64).all(|len| decode(&head(len, kind, ACK_WANTED << 1)).is_none()));
+            assert!(kind == KIND_PUSH || (0..64).all(|len| decode(&head(len, kind, ACK_WANTED)).is_none()));
+        }
+        assert_eq!(decode_push(&push_head(2, 0, u64::MAX - 1, false), 2), None);
     }
 }

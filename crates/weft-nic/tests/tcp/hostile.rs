@@ -134,7 +134,7 @@ fn an_impostor_is_found_out() {
         stream.read_exact(&mut said).unwrap();
         let mut answer = [0; raw::ANSWER];
         answer[..8].copy_from_slice(b"weft-tcp");
-        answer[8] = 1;
+        answer[8] = 2;
         answer[32..96].copy_from_slice(&weft_nic::handshake::public_part(&peer));
         stream.write_all(&answer).unwrap();
         let mut rest = Vec::new();

@@ -12,6 +12,7 @@ mod fuzz;
 mod hostile;
 mod links;
 mod raw;
+mod resume;
 mod transfers;
 
 use std::net::SocketAddr;

@@ -26,7 +26,7 @@ pub fn dial(to: SocketAddr) -> TcpStream {
 pub fn hello(me: &EpName, peer: &EpName) -> [u8; HELLO] {
     let mut bytes = [0; HELLO];
     bytes[..8].copy_from_slice(b"weft-tcp");
-    bytes[8] = 1;
+    bytes[8] = 2;
     bytes[9] = u8::from(peer.is_full());
     bytes[16..32].copy_from_slice(&handshake::random::<16>().unwrap());
     bytes[32..96].copy_from_slice(&handshake::public_part(me));
@@ -65,7 +65,7 @@ pub fn join(me: &EpName, peer: &EpName) -> TcpStream {
     stream.write_all(&hello).unwrap();
     let mut answer = [0; ANSWER];
     stream.read_exact(&mut answer).unwrap();
-    assert_eq!((&answer[..8], answer[8], answer[9]), (&b"weft-tcp"[..], 1, 0));
+    assert_eq!((&answer[..8], answer[8], answer[9]), (&b"weft-tcp"[..], 2, 0));
     let key = Key::new(&peer.capability(), None);
     let proof = answer[PROOF_AT..].try_into().unwrap();
     assert!(key.verify(Role::Acceptor, &[&hello, &answer[..PROOF_AT]], &proof));
@@ -95,5 +95,84 @@ pub fn has_ended(stream: &mut TcpStream) -> bool {
     match stream.read_to_end(&mut rest) {
         Ok(_) => true,
         Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+    }
+}
+
+/// Who is to make a link.
+pub struct Visit {
+    pub me: EpName,
+    pub target: EpName,
+}
+
+/// A link made by hand, with what it takes to carry it on.
+pub struct Joined {
+    pub stream: TcpStream,
+    pub target: EpName,
+    pub number: u64,
+    pub key: Key,
+}
+
+impl Visit {
+    /// The whole handshake as an initiator, and the session that begins with it.
+    pub fn join(&self) -> Joined {
+        let Self { me, target } = *self;
+        let mut stream = dial(target.socket());
+        let hello = hello(&me, &target);
+        stream.write_all(&hello).unwrap();
+        let mut answer = [0; ANSWER];
+        stream.read_exact(&mut answer).unwrap();
+        let key = Key::new(&target.capability(), None);
+        let finish = finish(&me, &key, &hello, &answer);
+        stream.write_all(&finish).unwrap();
+        let mut verdict = [9; 8];
+        stream.read_exact(&mut verdict).unwrap();
+        assert_eq!(verdict, [0; 8]);
+        let (number, key) = key.session(&[&hello, &answer[..PROOF_AT], &finish[..16], &me.capability()]);
+        Joined { stream, target, number, key }
+    }
+}
+
+impl Joined {
+    /// The same link, as one who has another connection to the endpoint.
+    pub fn again(&self) -> Self {
+        Self { stream: dial(self.target.socket()), target: self.target, number: self.number, key: self.key.clone() }
+    }
+
+    /// Wants to carry the link on: a new connection and the endpoint's position, or the status that refuses.
+    pub fn come_back(
+        &self,
+        key: &Key,
+        epoch: u64,
+        position: u64,
+        record: Option<&mut Vec<u8>>,
+    ) -> Result<(TcpStream, u64), u8> {
+        let mut stream = dial(self.target.socket());
+        let mut hello = [0; HELLO];
+        hello[..8].copy_from_slice(b"weft-tcp");
+        hello[8..10].copy_from_slice(&[2, 2 | 4]);
+        hello[16..32].copy_from_slice(&handshake::random::<16>().unwrap());
+        hello[32..40].copy_from_slice(&self.number.to_le_bytes());
+        hello[96..].copy_from_slice(&self.target.ep_id());
+        stream.write_all(&hello).unwrap();
+        let mut answer = [0; ANSWER];
+        stream.read_exact(&mut answer).unwrap();
+        if answer[9] != 0 {
+            return Err(answer[9]);
+        }
+        let mut finish = [0; FINISH];
+        finish[..8].copy_from_slice(&epoch.to_le_bytes());
+        finish[8..16].copy_from_slice(&position.to_le_bytes());
+        let proof = key.proof(Role::Initiator, &[&hello, &answer[..PROOF_AT], &finish[..16]]);
+        finish[16..].copy_from_slice(&proof);
+        stream.write_all(&finish).unwrap();
+        if let Some(record) = record {
+            *record = [&hello[..], &finish[..]].concat();
+        }
+        let mut verdict = [9; 16];
+        stream.read_exact(&mut verdict).unwrap();
+        match verdict[0] {
+            0 => Ok((stream, u64::from_le_bytes(verdict[8..].try_into().unwrap()))),
+            status => Err(status),
+        }
     }
 }

@@ -1,0 +1,235 @@
+//! The messages of a link that have been accepted and that the peer has not yet acknowledged.
+//!
+//! Place in the data flow: [`super::tx`] puts frames in at the tail and writes them to the socket from here; what has been written stays until
+//! the peer's endpoint (not its system) has said that it has it, because the connection may break before. Then it is written once more,
+//! to the next connection.
+//!
+//! A ring whose size is a power of two and grows with what is in it. The three marks count bytes since the link came up:
+//! `head` ≤ `sent` ≤ `tail`. Empty, it holds no memory.
+
+use weft_engine::mem::{self, Iov};
+
+use super::wire::{self, HEAD_BYTES};
+
+/// The smallest ring.
+const LEAST_BYTES: usize = 512;
+/// A ring that is too small is replaced by one so many times as large, or by as large a one as is needed.
+const GROWTH: usize = 8;
+/// Up to this size.
+const COMMON_BYTES: usize = 256 * 1024;
+/// Rings that wait for the next link that sends.
+const SPARE_RINGS: usize = 8;
+/// The bytes of all of them.
+const SPARE_BYTES: usize = 2 * 1024 * 1024;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    ring: Box<[u8]>,
+    /// The first byte that is not acknowledged.
+    pub(super) head: u64,
+    /// The first byte that has not been handed to the kernel.
+    pub(super) sent: u64,
+    /// Where the next frame goes.
+    tail: u64,
+}
+
+/// Rings that no link uses.
+#[derive(Debug, Default)]
+pub(super) struct Spare {
+    rings: Vec<Box<[u8]>>,
+    bytes: usize,
+}
+
+impl Kept {
+    /// Bytes that are here.
+    #[inline]
+    pub(super) fn held(&self) -> usize {
+        // The difference is at most the ring's size.
+        #[allow(clippy::cast_possible_truncation)]
+        let held = (self.tail - self.head) as usize;
+        held
+    }
+
+    /// Bytes that have not been handed to the kernel.
+    #[inline]
+    pub(super) fn waiting(&self) -> usize {
+        // The difference is at most the ring's size.
+        #[allow(clippy::cast_possible_truncation)]
+        let waiting = (self.tail - self.sent) as usize;
+        waiting
+    }
+
+    /// Where in the ring a byte lies.
+    #[inline]
+    fn index(&self, at: u64) -> usize {
+        // Cut to the ring's size.
+        #[allow(clippy::cast_possible_truncation)]
+        let at = at as usize;
+        at & self.ring.len().saturating_sub(1)
+    }
+
+    /// Appends a message's frame; `len` is that of `head` and `body` together. Returns it, if it lies in one piece.
+    #[inline]
+    pub(super) fn append(&mut self, head: &[u8], body: &[Iov], len: usize, spare: &mut Spare) -> Option<&[u8]> {
+        let frame_bytes = HEAD_BYTES + len;
+        if self.ring.len() - self.held() < frame_bytes {
+            self.grow(frame_bytes, spare);
+        }
+        let at = self.index(self.tail);
+        if self.ring.len() - at < frame_bytes {
+            self.append_around(head, body, len);
+            return None;
+        }
+        self.tail += frame_bytes as u64;
+        let frame = self.ring.get_mut(at..at + frame_bytes)?;
+        let (front, rest) = frame.split_at_mut(HEAD_BYTES);
+        front.copy_from_slice(&wire::message_head(len));
+        let (middle, rest) = rest.split_at_mut(head.len());
+        middle.copy_from_slice(head);
+        mem::gather(body, rest);
+        Some(frame)
+    }
+
+    /// The same across the ring's end.
+    #[cold]
+    fn append_around(&mut self, head: &[u8], body: &[Iov], len: usize) {
+        for part in [&wire::message_head(len)[..], head] {
+            let (front, back) = self.area(part.len());
+            let (first, second) = part.split_at(front.len());
+            front.copy_from_slice(first);
+            back.copy_from_slice(second);
+            self.tail += part.len() as u64;
+        }
+        let rest = len - head.len();
+        let (front, back) = self.area(rest);
+        mem::gather(&mem::slice(body, 0, front.len()), front);
+        mem::gather(&mem::slice(body, front.len(), usize::MAX), back);
+        self.tail += rest as u64;
+    }
+
+    /// The next `len` bytes behind the tail, which are free.
+    fn area(&mut self, len: usize) -> (&mut [u8], &mut [u8]) {
+        let at = self.index(self.tail);
+        let (start, end) = self.ring.split_at_mut(at);
+        let first = len.min(end.len());
+        (&mut end[..first], &mut start[..len - first])
+    }
+
+    /// What has not been handed to the kernel.
+    #[inline]
+    pub(super) fn unsent(&self) -> (&[u8], &[u8]) {
+        let (at, len) = (self.index(self.sent), self.waiting());
+        match self.ring.get(at..at + len) {
+            Some(whole) => (whole, &[]),
+            None => (&self.ring[at..], &self.ring[..at + len - self.ring.len()]),
+        }
+    }
+
+    /// Makes room for `more` bytes.
+    #[cold]
+    fn grow(&mut self, more: usize, spare: &mut Spare) {
+        let held = self.held();
+        let roomy = (self.ring.len() * GROWTH).clamp(LEAST_BYTES, COMMON_BYTES);
+        let mut ring = spare.take((held + more).next_power_of_two().max(roomy));
+        if held > 0 {
+            // Cut to the ring's size.
+            #[allow(clippy::cast_possible_truncation)]
+            let (from, to) = (self.index(self.head), self.head as usize & (ring.len() - 1));
+            let mask = (self.ring.len() - 1, ring.len() - 1);
+            let mut done = 0;
+            while done < held {
+                let (from, to) = ((from + done) & mask.0, (to + done) & mask.1);
+                let n = (held - done).min(self.ring.len() - from).min(ring.len() - to);
+                ring[to..to + n].copy_from_slice(&self.ring[from..from + n]);
+                done += n;
+            }
+        }
+        spare.put(std::mem::replace(&mut self.ring, ring));
+    }
+
+    /// Gives the ring back, if nothing is in it.
+    pub(super) fn release(&mut self, spare: &mut Spare) {
+        if self.tail == self.head {
+            spare.put(std::mem::take(&mut self.ring));
+        }
+    }
+
+    /// Forgets everything.
+    pub(super) fn clear(&mut self, spare: &mut Spare) {
+        (self.head, self.sent) = (self.tail, self.tail);
+        self.release(spare);
+    }
+}
+
+impl Spare {
+    /// A ring of at least `least` bytes, which is a power of two.
+    fn take(&mut self, least: usize) -> Box<[u8]> {
+        match self.rings.iter().position(|ring| ring.len() >= least) {
+            Some(index) => {
+                let ring = self.rings.swap_remove(index);
+                self.bytes -= ring.len();
+                ring
+            }
+            None => vec![0; least].into_boxed_slice(),
+        }
+    }
+
+    fn put(&mut self, ring: Box<[u8]>) {
+        if !ring.is_empty() && self.rings.len() < SPARE_RINGS && self.bytes + ring.len() <= SPARE_BYTES {
+            self.bytes += ring.len();
+            self.rings.push(ring);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    use proptest::prelude::*;
+    use weft_engine::mem::Owned;
+
+    proptest! {
+        /// Whatever is put in, written, acknowledged and written again, the bytes are those of the frames, in order.
+        #[test]
+        fn bytes_stay_in_order(steps in prop::collection::vec((0usize..4, 0usize..700, any::<u8>()), 1..200)) {
+            let (mut kept, mut spare) = (Kept::default(), Spare::default());
+            // Everything since the start.
+            let mut all = Vec::new();
+            for (what, size, byte) in steps {
+                match what {
+                    0 => {
+                        let head = vec![byte; size / 3];
+                        let mut body = Owned::new(vec![byte ^ 1; size - size / 3]);
+                        let iov = body.iov();
+                        kept.append(&head, &[iov.slice(0, size / 5), iov.slice(size / 5, usize::MAX)], size, &mut spare);
+                        all.extend(wire::message_head(size));
+                        all.extend(&head);
+                        all.extend(vec![byte ^ 1; size - size / 3]);
+                    }
+                    1 => kept.sent += size.min(kept.waiting()) as u64,
+                    2 => kept.head += (size as u64).min(kept.sent - kept.head),
+                    _ => kept.sent = kept.head.max(kept.sent.saturating_sub(size as u64)),
+                }
+                prop_assert_eq!(kept.tail, all.len() as u64);
+                let (front, back) = kept.unsent();
+                prop_assert_eq!(&[front, back].concat(), &all[usize::try_from(kept.sent).unwrap()..]);
+                kept.release(&mut spare);
+                prop_assert!(kept.ring.is_empty() == (kept.held() == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_ring_holds_nothing() {
+        let (mut kept, mut spare) = (Kept::default(), Spare::default());
+        kept.append(b"head", &[], 4, &mut spare);
+        assert_eq!(kept.ring.len(), LEAST_BYTES);
+        kept.clear(&mut spare);
+        assert_eq!((kept.ring.len(), spare.bytes), (0, LEAST_BYTES));
+        kept.append(&[0; 5000], &[], 5000, &mut spare);
+        assert_eq!((kept.ring.len(), spare.bytes), (8192, LEAST_BYTES));
+    }
+}

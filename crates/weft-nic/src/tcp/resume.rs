@@ -1,0 +1,508 @@
+//! A link outlives its connection: how one that breaks while both endpoints live is made anew, and the stream goes on.
+//!
+//! Place in the data flow: [`super::progress`] calls [`Tcp::lost`] where a connection has ended without a goodbye. The link keeps all its
+//! state but the socket; both sides dial, because either may be the one who has noticed, or who can reach the other. Whoever is called
+//! answers in a half-open connection, as for new links ([`Tcp::answer_return`], [`Tcp::take_back`]).
+//!
+//! ```text
+//!  dialler                                                        the other
+//!     | ── Hello   { nonce, session }                         ──► |
+//!     | ◄─ Answer  { nonce, epoch, proof }                     ── |   or Answer { status } and the end
+//!     | ── Finish  { epoch, position, proof }                 ──► |   here the other lets go of its own connection
+//!     | ◄─ Verdict { status, position }                        ── |   frames follow, each side's from the other's position
+//! ```
+//! The proofs are keyed by a secret that both sides made of the first handshake, so they show the same capability, job key and dialogue.
+//!
+//! Invariants: a position is told only when no connection is left from which more could come. Each finish has an epoch above all that its side
+//! has given or taken, and is taken only if it is above all that the other has (or equal, from the side that made the link):
+//! so what an abandoned attempt has said counts for nothing once a later one has succeeded, and of two that meet one succeeds.
+//!
+//! Errors: the link ends with `Gone` when the peer's host says that nobody listens, when another endpoint does, when the peer does not
+//! know the session, or when `resume_ms` is over; with `Protocol` if a peer that has proven itself breaks the rules.
+
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use weft_engine::name::EpName;
+use weft_engine::nic::{LinkError, LinkId};
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::connect::{Failure, Half, Local, answer_body, connected, fill, say};
+use super::wire::{self, Answer, Finish, Hello, MAGIC, ReturnVerdict, VERSION};
+use super::{State, Tcp, TcpConfig, Token, sys};
+use crate::handshake::{self, Key, Role};
+
+use Failure::{Final, Retry};
+
+/// First pause before another attempt; it doubles each time.
+const BACKOFF_MS: u64 = 5;
+/// Longest pause.
+const BACKOFF_MAX_MS: u64 = 250;
+/// The side that did not make the link leaves the other the first attempt.
+const COURTESY_MS: u64 = 50;
+/// A host that has not answered for so long is dialled afresh: the kernel would wait ever longer.
+const CONNECT_MS: u64 = 1000;
+/// A peer on another host may be refused by what lies between for so long; on the same host nobody listens for certain.
+const REFUSED_MS: u64 = 400;
+/// Attempts at most that were accepted and then dropped.
+const MEETINGS: u32 = 64;
+
+/// What a link needs to be made anew. Every idle link has it, so it is small.
+#[derive(Debug)]
+pub(super) struct Session {
+    number: u64,
+    key: Key,
+    ip: Ipv6Addr,
+    ep_id: [u8; 16],
+    scope: u32,
+    /// The highest that was given or taken.
+    epoch: u32,
+    port: u16,
+    initiator: bool,
+    /// The peer is on this host.
+    near: bool,
+}
+
+impl Session {
+    pub(super) fn new((number, key): (u64, Key), peer: &EpName, local: &Local, initiator: bool) -> Self {
+        let (socket, ep_id, host_id) = (peer.socket(), peer.ep_id(), peer.host_id());
+        let (ip, scope) = match socket {
+            SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
+            SocketAddr::V6(v6) => (*v6.ip(), v6.scope_id()),
+        };
+        let near = host_id != 0 && host_id == local.name.host_id();
+        Self { number, key, ip, ep_id, scope, epoch: 0, port: socket.port(), initiator, near }
+    }
+
+    /// Where the peer listens.
+    fn socket(&self) -> SocketAddr {
+        match self.ip.to_ipv4_mapped() {
+            Some(v4) => SocketAddr::from((v4, self.port)),
+            None => SocketAddrV6::new(self.ip, self.port, 0, self.scope).into(),
+        }
+    }
+}
+
+/// How far an attempt has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Waiting,
+    Connecting,
+    Answer,
+    Verdict,
+}
+
+/// Our side's attempts to reach the peer again.
+#[derive(Debug)]
+pub(super) struct Redial {
+    stage: Stage,
+    hello: Hello,
+    buffer: [u8; size_of::<Answer>()],
+    have: usize,
+    near: bool,
+    tries: u32,
+    meetings: u32,
+    /// When it wants to be looked at without its socket having reported anything.
+    wake_ms: u64,
+    /// A host that is not reached until then is given up.
+    until_ms: u64,
+    refused_since_ms: Option<u64>,
+}
+
+impl Redial {
+    fn new(session: &Session, until_ms: u64, now_ms: u64) -> Self {
+        let pause_ms = if session.initiator || session.near { 0 } else { COURTESY_MS };
+        Self {
+            stage: Stage::Waiting,
+            hello: Hello::new_zeroed(),
+            buffer: [0; size_of::<Answer>()],
+            have: 0,
+            near: session.near,
+            tries: 0,
+            meetings: 0,
+            wake_ms: now_ms + pause_ms,
+            until_ms,
+            refused_since_ms: None,
+        }
+    }
+
+    fn dial(&mut self, to: SocketAddr, config: &TcpConfig, now_ms: u64) -> Result<OwnedFd, Errno> {
+        self.tries += 1;
+        self.have = 0;
+        self.stage = Stage::Connecting;
+        self.wake_ms = now_ms + CONNECT_MS;
+        let socket = sys::stream_socket(&to, config)?;
+        sys::set_link_options(socket.as_fd(), config)?;
+        match rustix::net::connect(&socket, &to) {
+            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(socket),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// An errno as the failure that it is: only a refusal says something of the peer's endpoint.
+    fn sort(errno: Errno) -> Failure {
+        if errno == Errno::CONNREFUSED { Retry(LinkError::Refused) } else { Retry(LinkError::Unreachable) }
+    }
+
+    /// Plans another attempt, or says that it is over. The socket is to be closed either way.
+    fn pause(&mut self, failure: Failure, resume_ms: u64, now_ms: u64) -> Result<(), LinkError> {
+        let why = match failure {
+            Final(why) => return Err(why),
+            Retry(why) => why,
+        };
+        if matches!(self.stage, Stage::Answer | Stage::Verdict) {
+            // The host was reached, and the process may be there.
+            self.meetings += 1;
+            self.until_ms = self.until_ms.max(now_ms.saturating_add(resume_ms));
+            self.refused_since_ms = None;
+        } else if why == LinkError::Refused {
+            let since_ms = *self.refused_since_ms.get_or_insert(now_ms);
+            if self.near || now_ms >= since_ms + REFUSED_MS {
+                return Err(LinkError::Gone);
+            }
+        } else {
+            self.refused_since_ms = None;
+        }
+        let pause_ms = (BACKOFF_MS << self.tries.min(8)).min(BACKOFF_MAX_MS);
+        let jitter_ms = u64::from(self.hello.nonce[0]) * pause_ms / 512;
+        self.wake_ms = now_ms + pause_ms + jitter_ms;
+        self.stage = Stage::Waiting;
+        if self.meetings > MEETINGS || self.wake_ms >= self.until_ms { Err(LinkError::Gone) } else { Ok(()) }
+    }
+
+    /// Goes on as far as possible without waiting. `Some`: the peer's position, from which on our stream goes on.
+    fn advance(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        session: &mut Session,
+        position: u64,
+        config: &TcpConfig,
+        now_ms: u64,
+    ) -> Result<Option<u64>, Failure> {
+        if self.stage == Stage::Connecting {
+            if !connected(socket).map_err(Self::sort)? {
+                return Ok(None);
+            }
+            // The peer's host answers and somebody listens, who may be busy computing.
+            self.stage = Stage::Answer;
+            self.wake_ms = now_ms.saturating_add(config.answer_timeout_ms);
+            let from = if session.initiator { wire::INITIATOR } else { 0 };
+            let mut name = [0; size_of::<EpName>()];
+            name[..8].copy_from_slice(&session.number.to_le_bytes());
+            self.hello = Hello {
+                magic: MAGIC,
+                version: VERSION,
+                flags: wire::RETURNS | from,
+                reserved: [0; 6],
+                nonce: handshake::random().map_err(Final)?,
+                name,
+                target: session.ep_id,
+            };
+            say(socket, self.hello.as_bytes())?;
+        }
+        if self.stage == Stage::Answer {
+            if !self.fill(socket, size_of::<Answer>())? {
+                return Ok(None);
+            }
+            self.check_answer(socket, session, position)?;
+            self.stage = Stage::Verdict;
+            self.have = 0;
+        }
+        if self.stage == Stage::Verdict {
+            if !self.fill(socket, size_of::<ReturnVerdict>())? {
+                return Ok(None);
+            }
+            let (verdict, _) = ReturnVerdict::read_from_prefix(&self.buffer).map_err(|_| Final(LinkError::Protocol))?;
+            return match verdict.status {
+                wire::OK => Ok(Some(verdict.position.get())),
+                wire::BUSY => Err(Retry(LinkError::Refused)),
+                wire::UNKNOWN => Err(Final(LinkError::Gone)),
+                _ => Err(Final(LinkError::Protocol)),
+            };
+        }
+        Ok(None)
+    }
+
+    /// Checks the peer's proof and gives ours.
+    fn check_answer(&mut self, socket: BorrowedFd<'_>, session: &mut Session, position: u64) -> Result<(), Failure> {
+        let answer = Answer::read_from_bytes(&self.buffer).map_err(|_| Final(LinkError::Protocol))?;
+        match (answer.version, answer.status) {
+            (VERSION, wire::OK) => {}
+            // Another endpoint, or one that has given the link up.
+            (_, wire::NOT_HERE | wire::UNKNOWN | wire::BAD_VERSION) => return Err(Final(LinkError::Gone)),
+            _ => return Err(Final(LinkError::Protocol)),
+        }
+        let dialogue = [self.hello.as_bytes(), answer_body(&answer)];
+        if !session.key.verify(Role::Acceptor, &dialogue, &answer.proof) {
+            return Err(Final(LinkError::Gone));
+        }
+        let (theirs, _) = U64::read_from_prefix(&answer.name).map_err(|_| Final(LinkError::Protocol))?;
+        let theirs = u32::try_from(theirs.get()).map_err(|_| Final(LinkError::Protocol))?;
+        session.epoch = session.epoch.max(theirs).checked_add(1).ok_or(Final(LinkError::Protocol))?;
+        let mut sealed = [0; 16];
+        sealed[..8].copy_from_slice(&u64::from(session.epoch).to_le_bytes());
+        sealed[8..].copy_from_slice(&position.to_le_bytes());
+        let proof = session.key.proof(Role::Initiator, &[dialogue[0], dialogue[1], &sealed]);
+        say(socket, Finish { sealed, proof }.as_bytes())
+    }
+
+    /// Receives up to `need` bytes of the awaited message. Returns whether it is whole.
+    fn fill(&mut self, socket: BorrowedFd<'_>, need: usize) -> Result<bool, Failure> {
+        let whole = fill(socket, &mut self.buffer[..need], &mut self.have)
+            .map_err(|why| if why == LinkError::Gone { Retry(LinkError::Unreachable) } else { Final(why) })?;
+        // Another program may listen at that address by now.
+        if self.stage == Stage::Answer && self.have >= MAGIC.len() && self.buffer[..MAGIC.len()] != MAGIC {
+            return Err(Final(LinkError::Gone));
+        }
+        Ok(whole)
+    }
+}
+
+/// What was said in a half-open connection that is to carry a link on.
+#[derive(Debug)]
+pub(super) struct Returning {
+    link: u32,
+    hello: Hello,
+    answer: Answer,
+}
+
+impl Tcp {
+    /// A link's connection has ended without a goodbye. True: it is being made anew. `silent_ms`: for so long nothing had
+    /// been heard of the peer's host.
+    pub(super) fn lost(&mut self, id: u32, silent_ms: u64) -> bool {
+        if self.config.resume_ms == 0 {
+            return false;
+        }
+        let now_ms = sys::now_ms();
+        let Some(link) = self.links.get_mut(id as usize) else { return false };
+        let (State::Up, Some(session)) = (&link.state, &link.session) else { return false };
+        let patience_ms =
+            self.config.resume_ms.max(self.config.dead_peer_ms.saturating_sub(silent_ms) * u64::from(silent_ms > 0));
+        let redial = Redial::new(session, now_ms.saturating_add(patience_ms), now_ms);
+        log::info!("tcp: the connection with {} broke; calling again", session.socket());
+        link.state = State::Broken(Box::new(redial));
+        self.calling.push(id);
+        self.drop_socket(id);
+        self.stats.breaks += 1;
+        self.redial_when_due(id, now_ms);
+        true
+    }
+
+    /// Lets go of a link's connection; no position is told before.
+    fn drop_socket(&mut self, id: u32) {
+        let Some(link) = self.links.get_mut(id as usize) else { return };
+        if std::mem::take(&mut link.tx.armed) {
+            self.armed -= 1;
+        }
+        (link.tx.blocked, link.tx.broken, link.tx.unproven) = (false, false, false);
+        link.rx.rewind();
+        if let Some(socket) = link.socket.take() {
+            self.unwatch(&socket);
+        }
+    }
+
+    /// Dials if it is time to, and gives up an attempt that has taken too long.
+    pub(super) fn redial_when_due(&mut self, id: u32, now_ms: u64) {
+        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let (State::Broken(redial), Some(session)) = (&mut link.state, &link.session) else { return };
+        if now_ms < redial.wake_ms {
+            let wake_ms = redial.wake_ms;
+            return self.set_timer(wake_ms);
+        }
+        if redial.stage != Stage::Waiting {
+            return self.redial_failed(id, Retry(LinkError::Timeout), now_ms);
+        }
+        let dialled = redial.dial(session.socket(), &self.config, now_ms);
+        let wake_ms = redial.wake_ms;
+        let generation = self.next_generation();
+        let watched = dialled.map_err(Redial::sort).and_then(|socket| {
+            self.watch(&socket, Token::Link(id, generation), epoll::EventFlags::IN | epoll::EventFlags::OUT)?;
+            Ok(socket)
+        });
+        match watched {
+            Ok(socket) => {
+                if let Some(link) = self.links.get_mut(id as usize) {
+                    (link.socket, link.generation) = (Some(socket), generation);
+                }
+                self.set_timer(wake_ms);
+                self.pace.wake();
+            }
+            Err(failure) => self.redial_failed(id, failure, now_ms),
+        }
+    }
+
+    fn redial_failed(&mut self, id: u32, failure: Failure, now_ms: u64) {
+        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let State::Broken(redial) = &mut link.state else { return };
+        let verdict = redial.pause(failure, self.config.resume_ms, now_ms);
+        let wake_ms = redial.wake_ms;
+        if let Some(socket) = link.socket.take() {
+            self.unwatch(&socket);
+        }
+        match verdict {
+            Ok(()) => self.set_timer(wake_ms),
+            Err(why) => {
+                log::debug!("tcp: link {id} is not made anew: {failure:?}");
+                self.fail(id, why);
+            }
+        }
+    }
+
+    /// The link's end is reported in the next poll.
+    fn fail(&mut self, id: u32, why: LinkError) {
+        if let Some(link) = self.links.get_mut(id as usize) {
+            link.state = State::Failed;
+            self.calling.retain(|&other| other != id);
+            self.failed.push((id, why));
+        }
+    }
+
+    /// Goes on with an attempt whose socket reported something.
+    pub(super) fn call_again(&mut self, id: u32, now_ms: u64) {
+        let Some(link) = self.links.get_mut(id as usize) else { return };
+        let (State::Broken(redial), Some(socket), Some(session)) = (&mut link.state, &link.socket, &mut link.session)
+        else {
+            return;
+        };
+        match redial.advance(socket.as_fd(), session, link.rx.position(), &self.config, now_ms) {
+            Err(failure) => self.redial_failed(id, failure, now_ms),
+            Ok(_) if redial.stage == Stage::Connecting => {}
+            Ok(found) => {
+                let (wake_ms, token) = (redial.wake_ms, Token::Link(id, link.generation));
+                if let Err(errno) =
+                    epoll::modify(&self.epoll, socket, epoll::EventData::new_u64(token.pack()), epoll::EventFlags::IN)
+                {
+                    log::warn!("tcp: epoll_ctl: {errno}");
+                }
+                match found {
+                    Some(position) => self.resumed(id, position),
+                    None => self.set_timer(wake_ms),
+                }
+            }
+        }
+    }
+
+    /// The link has a connection again, on which the peer expects our stream from `position` on.
+    fn resumed(&mut self, id: u32, position: u64) {
+        let Some(link) = self.links.get_mut(id as usize) else { return };
+        link.state = State::Up;
+        self.calling.retain(|&other| other != id);
+        if let Err(why) = self.writer.rewind(LinkId(id), &mut link.tx, position) {
+            return self.fail(id, why);
+        }
+        link.tx.ack_due |= link.rx.owes();
+        if let Some(socket) = &link.socket {
+            sys::keep_little_unsent(socket.as_fd());
+        }
+        self.stats.resumed += 1;
+        if let Some(session) = &link.session {
+            log::info!("tcp: there is a connection with {} again", session.socket());
+        }
+        self.mark_dirty(id);
+        self.pace.wake();
+    }
+
+    // ---- the side that is called ---------------------------------------------------------------
+
+    /// Answers a hello that wants to carry a link on; nothing has been proven yet.
+    pub(super) fn answer_return(&self, hello: &Hello, socket: BorrowedFd<'_>) -> Result<Box<Returning>, LinkError> {
+        let mut answer = Answer::new_zeroed();
+        (answer.magic, answer.version) = (MAGIC, VERSION);
+        let from_initiator = hello.flags == wire::RETURNS | wire::INITIATOR;
+        let well_formed = (from_initiator || hello.flags == wire::RETURNS)
+            && hello.version == VERSION
+            && hello.reserved == [0; 6]
+            && hello.name[8..].iter().all(|&byte| byte == 0);
+        let here = hello.target == self.local.name.ep_id();
+        if let Some((id, session)) = if well_formed && here { self.session_of(hello, from_initiator) } else { None } {
+            answer.nonce = handshake::random()?;
+            answer.name[..8].copy_from_slice(&u64::from(session.epoch).to_le_bytes());
+            answer.proof = session.key.proof(Role::Acceptor, &[hello.as_bytes(), answer_body(&answer)]);
+            say(socket, answer.as_bytes()).map_err(|_| LinkError::Gone)?;
+            return Ok(Box::new(Returning { link: id, hello: *hello, answer }));
+        }
+        let refusal = match (well_formed, here) {
+            (false, _) => wire::BAD_VERSION,
+            (true, false) => wire::NOT_HERE,
+            (true, true) => wire::UNKNOWN,
+        };
+        answer.status = refusal;
+        // It may not arrive; the connection is refused all the same.
+        let _ = say(socket, answer.as_bytes());
+        Err(if refusal == wire::BAD_VERSION { LinkError::Protocol } else { LinkError::Denied })
+    }
+
+    /// The link that a hello names, which the other side of it made, or we.
+    fn session_of(&self, hello: &Hello, from_initiator: bool) -> Option<(u32, &Session)> {
+        let (id, session) = self.links.iter().find_map(|(id, link)| {
+            let session = link.session.as_deref()?;
+            let named = hello.name[..8] == session.number.to_le_bytes() && session.initiator != from_initiator;
+            named.then_some((id, session))
+        })?;
+        Some((u32::try_from(id).ok()?, session))
+    }
+
+    /// Checks the proof of who wants to carry a link on. Gives the link and the position from which on our stream is wanted, or what
+    /// to say instead.
+    fn judge_return(&mut self, returning: &Returning, finish: &Finish) -> Result<u64, u8> {
+        let link = self.links.get_mut(returning.link as usize).ok_or(wire::UNKNOWN)?;
+        let session = link.session.as_mut().ok_or(wire::UNKNOWN)?;
+        if returning.hello.name[..8] != session.number.to_le_bytes() || matches!(link.state, State::Failed) {
+            return Err(wire::UNKNOWN);
+        }
+        let dialogue = [returning.hello.as_bytes(), answer_body(&returning.answer), &finish.sealed[..]];
+        if !session.key.verify(Role::Initiator, &dialogue, &finish.proof) {
+            return Err(wire::DENIED);
+        }
+        let [epoch, position] = <[U64; 2]>::read_from_bytes(&finish.sealed).map_err(|_| wire::DENIED)?;
+        // Of two attempts that meet, that of the side that made the link goes first.
+        let epoch = u32::try_from(epoch.get()).map_err(|_| wire::DENIED)?;
+        let later = epoch > session.epoch || (epoch == session.epoch && !session.initiator);
+        if !later {
+            return Err(wire::BUSY);
+        }
+        session.epoch = epoch;
+        Ok(position.get())
+    }
+
+    /// A half-open connection has said all; it carries a link on if its proof is right.
+    pub(super) fn take_back(&mut self, index: usize, finish: &Finish) {
+        let Some(returning) = self.halves.get_mut(index).and_then(|half| half.returning.take()) else { return };
+        let judged = self.judge_return(&returning, finish);
+        let id = returning.link;
+        let mut verdict = ReturnVerdict::new_zeroed();
+        if let Err(status) = judged {
+            verdict.status = status;
+            if let Some(half) = self.halves.get(index) {
+                let _ = say(half.socket.as_fd(), verdict.as_bytes());
+            }
+            let why = if status == wire::DENIED { LinkError::Denied } else { LinkError::Gone };
+            return self.refuse(index, why);
+        }
+        // Nothing may come by the old connection after the position has been told.
+        self.drop_socket(id);
+        let Half { socket, .. } = self.halves.remove(index);
+        let generation = self.next_generation();
+        let Some(link) = self.links.get_mut(id as usize) else { return };
+        verdict.position = link.rx.position().into();
+        if let Err(errno) = sys::set_link_options(socket.as_fd(), &self.config) {
+            log::debug!("tcp: {errno}");
+        }
+        // If it does not arrive, the peer dials again.
+        let said = say(socket.as_fd(), verdict.as_bytes());
+        let token = epoll::EventData::new_u64(Token::Link(id, generation).pack());
+        if let Err(errno) = epoll::modify(&self.epoll, &socket, token, epoll::EventFlags::IN) {
+            log::warn!("tcp: epoll_ctl: {errno}");
+        }
+        (link.socket, link.generation) = (Some(socket), generation);
+        if let Ok(position) = judged {
+            self.resumed(id, position);
+        }
+        if said.is_err() {
+            self.lost(id, 0);
+        }
+    }
+}

@@ -1,0 +1,448 @@
+//! Connections that break while both endpoints live: nothing is lost, nothing comes twice, and what is really over is told soon.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use weft_engine::mem::Owned;
+use weft_engine::name::{EpName, NameParts};
+use weft_engine::nic::{LinkError, LinkId};
+use weft_nic::handshake::Key;
+use weft_nic::{Tcp, TcpConfig};
+
+use super::suite::{Node, Random, Window, World, pattern};
+use super::{config, moved, parts, raw, while_running, world};
+
+/// Two endpoints of different hosts, as their names say.
+fn far_world(config: &TcpConfig) -> World<Tcp> {
+    let node = |host_id| Node::new(Tcp::new(config, &NameParts { host_id, ..parts("127.0.0.1") }).unwrap());
+    World { nodes: vec![node(1), node(2)] }
+}
+
+/// What a connection through the forwarder goes through.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    /// Bytes that pass from the caller to the endpoint, and the other way. The first to be reached ends it.
+    after: [usize; 2],
+    /// By reset, or by the end of the stream.
+    reset: bool,
+}
+
+/// A forwarder to `back`; its n-th connection suffers the n-th cut, later ones none. Stops when told to.
+fn forwarder(back: SocketAddr, cuts: Vec<Cut>) -> (SocketAddr, Arc<AtomicBool>, thread::JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let front = listener.local_addr().unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let told = stop.clone();
+    let thread = thread::spawn(move || {
+        let mut cuts = cuts.into_iter();
+        let mut pairs: Vec<([TcpStream; 2], Option<Cut>, [usize; 2])> = Vec::new();
+        while !told.load(Ordering::Relaxed) {
+            if let Ok((near, _)) = listener.accept() {
+                let far = TcpStream::connect(back).unwrap();
+                for stream in [&near, &far] {
+                    stream.set_nonblocking(true).unwrap();
+                    stream.set_nodelay(true).unwrap();
+                }
+                pairs.push(([near, far], cuts.next(), [0, 0]));
+            }
+            pairs.retain_mut(|(ends, cut, passed)| (0..2).all(|way| carry(ends, way, *cut, passed)));
+            thread::yield_now();
+        }
+    });
+    (front, stop, thread)
+}
+
+/// Carries bytes one way; false: both connections are to end, and if by a cut with a reset they have been told so.
+fn carry(ends: &mut [TcpStream; 2], way: usize, cut: Option<Cut>, passed: &mut [usize; 2]) -> bool {
+    let most = cut.map_or(1 << 16, |cut| cut.after[way] - passed[way]);
+    let over = |ends: &[TcpStream; 2]| {
+        if cut.is_some_and(|cut| cut.reset) {
+            for end in ends {
+                rustix::net::sockopt::set_socket_linger(end, Some(Duration::ZERO)).unwrap();
+            }
+        }
+        false
+    };
+    if most == 0 {
+        return over(ends);
+    }
+    let mut bytes = vec![0; most.min(1 << 16)];
+    match ends[way].read(&mut bytes) {
+        Ok(0) => false,
+        Ok(n) => {
+            // Little is under way, so the other end takes it.
+            let mut rest = &bytes[..n];
+            while !rest.is_empty() {
+                match ends[1 - way].write(rest) {
+                    Ok(n) => rest = &rest[n..],
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => thread::yield_now(),
+                    Err(_) => return false,
+                }
+            }
+            passed[way] += n;
+            true
+        }
+        Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
+    }
+}
+
+/// Both sides say some short messages and push something; everything arrives once and in order, and all pushes are done.
+fn dialogue(world: &mut World<Tcp>, links: [LinkId; 2]) {
+    let push = pattern(7, 40);
+    let mut memory = Owned::new(push.clone());
+    for node in 0..2 {
+        world.nodes[node].inbox.windows.insert(1, Window::announced(40, 2));
+    }
+    for (node, &link) in links.iter().enumerate() {
+        for text in [&b"first"[..], b"second"] {
+            world.until("room", |nodes| nodes[node].send(link, 2, text).is_ok());
+        }
+        world.until("room", |nodes| nodes[node].push(link, 1, &[memory.iov()], 1).is_ok());
+        world.until("room", |nodes| nodes[node].send(link, 2, b"third").is_ok());
+    }
+    world.until("everything", |nodes| {
+        nodes.iter().all(|node| {
+            node.inbox.messages.len() >= 3 && node.inbox.windows[&1].full() && node.inbox.done.contains_key(&1)
+        })
+    });
+    world.rounds(20);
+    for (node, &link) in links.iter().enumerate() {
+        assert_eq!(world.nodes[node].take_messages(link), [&b"first"[..], b"second", b"third"]);
+        let inbox = &mut world.nodes[node].inbox;
+        assert_eq!(inbox.windows.remove(&1).unwrap().bytes(), push);
+        assert_eq!(inbox.done.remove(&1), Some(Ok(())));
+        assert!(inbox.down.is_empty());
+    }
+}
+
+/// Links two endpoints through a forwarder with these cuts, has them talk, and returns how often a link went on.
+fn talk_through(cuts: Vec<Cut>) -> u64 {
+    let mut world = far_world(&TcpConfig { connect_timeout_ms: 20_000, answer_timeout_ms: 20_000, ..config() });
+    let (front, stop, thread) = forwarder(world.nodes[1].nic.local_addr(), cuts);
+    let peer = moved(&world.nodes[1].name(), front);
+    let near = world.nodes[0].connect(&peer);
+    world.until("up", |nodes| nodes[0].inbox.up.contains_key(&near) && !nodes[1].inbox.order.is_empty());
+    let far = world.nodes[1].inbox.order[0];
+    dialogue(&mut world, [near, far]);
+    let resumed = world.nodes[0].nic.stats().resumed;
+    stop.store(true, Ordering::Relaxed);
+    thread.join().unwrap();
+    resumed
+}
+
+const NEVER: usize = usize::MAX;
+/// What each side says before frames follow.
+const SHAKEN: [usize; 2] = [raw::HELLO + raw::FINISH, raw::ANSWER + 8];
+/// The frames of one side's part of the dialogue, without acknowledgements.
+const SAID: usize = 13 + 14 + 64 + 13;
+
+/// Cut behind each byte of either side's part, by reset or by an end of the stream.
+#[test]
+fn a_dialogue_survives_a_cut_at_every_byte() {
+    for way in 0..2 {
+        // With the first byte from the initiator its link is up for certain.
+        for n in usize::from(way == 0)..SAID {
+            let mut after = [NEVER; 2];
+            after[way] = SHAKEN[way] + n;
+            let resumed = talk_through(vec![Cut { after, reset: n % 2 == 0 }]);
+            assert!(resumed >= 1, "{after:?}");
+        }
+    }
+}
+
+/// The same while the link is being made anew, and in what follows.
+fn cut_resumptions(way: usize) {
+    let first = Cut { after: [SHAKEN[0] + 50, NEVER], reset: true };
+    let shaken = [SHAKEN[0], raw::ANSWER + 16];
+    for n in 0..shaken[way] + 40 {
+        let mut after = [NEVER; 2];
+        after[way] = n;
+        talk_through(vec![first, Cut { after, reset: n % 2 == 0 }]);
+    }
+}
+
+#[test]
+fn a_resumption_survives_a_cut_at_every_byte_of_the_caller() {
+    cut_resumptions(0);
+}
+
+#[test]
+fn a_resumption_survives_a_cut_at_every_byte_of_the_called() {
+    cut_resumptions(1);
+}
+
+/// Ends a link's connection as if both hosts had forgotten it: nothing that lies in their buffers arrives.
+fn break_connection(node: &Node<Tcp>, link: LinkId) -> bool {
+    let Some(info) = node.nic.describe(link) else { return false };
+    let (Some(local), Some(remote)) = (info.local, info.remote) else { return false };
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
+        let Ok(fd) = entry.file_name().to_string_lossy().parse::<i32>() else { continue };
+        // The listing's own descriptor is closed soon; no other is, while this thread is here.
+        if !std::fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().starts_with("socket:")) {
+            continue;
+        }
+        // SAFETY: it is a socket of this process, and lives: the endpoint that owns it is borrowed, or it is another's whose addresses differ.
+        let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+        let addr = |of: rustix::net::SocketAddrAny| SocketAddr::try_from(of).ok();
+        let here = rustix::net::getsockname(socket).ok().and_then(addr);
+        let there = rustix::net::getpeername(socket).ok().flatten().and_then(addr);
+        if (here, there) == (Some(local), Some(remote)) {
+            // Back to a fresh socket: the kernel throws away what it has, and resets the other end.
+            return rustix::net::connect_unspec(socket).is_ok();
+        }
+    }
+    false
+}
+
+/// Messages of all sizes and pushes, both ways, while connections break again and again in the middle.
+#[test]
+fn a_mixed_stream_survives_many_breaks() {
+    for buffer_bytes in [Some(4608), None] {
+        let settings = TcpConfig {
+            send_buffer_bytes: buffer_bytes,
+            receive_buffer_bytes: buffer_bytes,
+            segment_bytes: if buffer_bytes.is_some() { 3001 } else { 65_536 },
+            ..config()
+        };
+        mixed_stream(far_world(&settings), 40);
+        mixed_stream(world(&settings, 2), 20);
+    }
+}
+
+fn mixed_stream(mut world: World<Tcp>, breaks: usize) {
+    const MESSAGES: u64 = 400;
+    const PUSHES: u64 = 60;
+    let (near, far) = world.join_and_greet(0, 1);
+    let links = [near, far];
+    let length = |n: u64| 8 + (n * 7919 % if n.is_multiple_of(7) { 65_000 } else { 300 }) as usize;
+    let size = |n: u64| 1 + (n * 104_729 % 200_000) as usize;
+    let mut memory = Owned::new(pattern(3, 200_001));
+    let whole = memory.iov();
+    let (mut sent, mut got, mut pushed) = ([0u64; 2], [0u64; 2], [0u64; 2]);
+    for node in 0..2 {
+        for n in 0..PUSHES {
+            world.nodes[node].inbox.windows.insert(n, Window::new(size(n)));
+        }
+    }
+    let mut random = Random(77);
+    let mut broken = 0;
+    let start = Instant::now();
+    let ended = |world: &World<Tcp>, got: [u64; 2]| {
+        got == [MESSAGES; 2] && world.nodes.iter().all(|node| node.inbox.done.len() as u64 == PUSHES)
+    };
+    while !ended(&world, got) {
+        assert!(start.elapsed() < Duration::from_secs(120), "{got:?} of {MESSAGES}, {broken} breaks");
+        for node in 0..2 {
+            let link = links[node];
+            if sent[node] < MESSAGES && random.below(3) > 0 {
+                let n = sent[node];
+                let mut message = pattern(n, length(n));
+                message[..8].copy_from_slice(&n.to_le_bytes());
+                sent[node] += u64::from(world.nodes[node].send(link, 8, &message).is_ok());
+            }
+            let n = pushed[node];
+            if n < PUSHES && random.below(8) == 0 {
+                pushed[node] += u64::from(world.nodes[node].push(link, n, &[whole.slice(0, size(n))], n).is_ok());
+            }
+            world.nodes[node].poll();
+            for message in world.nodes[node].take_messages(link) {
+                let n = got[node];
+                assert_eq!(message[..8], n.to_le_bytes(), "each once, and in order");
+                assert!(message[8..] == pattern(n, length(n))[8..]);
+                got[node] += 1;
+            }
+        }
+        if broken < breaks && random.below(60) == 0 {
+            let node = random.below(2);
+            broken += usize::from(break_connection(&world.nodes[node], links[node]));
+        }
+    }
+    world.rounds(100);
+    for node in 0..2 {
+        assert!(world.nodes[node].inbox.down.is_empty() && world.nodes[node].inbox.messages.is_empty());
+        for (&n, window) in &mut world.nodes[node].inbox.windows {
+            assert_eq!(window.placed, size(n));
+            assert!(window.bytes() == pattern(3, 200_001)[..size(n)]);
+        }
+        assert!(world.nodes[node].inbox.done.values().all(Result::is_ok));
+    }
+    let stats = world.nodes[0].nic.stats();
+    assert!(stats.resumed >= 5 && stats.resumed <= stats.breaks + broken as u64, "{stats:?}");
+}
+
+/// What is acknowledged is let go of: soon, even if nothing more is said.
+#[test]
+fn an_idle_link_keeps_nothing() {
+    let mut world = world(&config(), 2);
+    let (near, far) = world.join_and_greet(0, 1);
+    for n in 0..50 {
+        world.nodes[0].send(near, 4, &[n; 1000]).unwrap();
+    }
+    assert!(world.nodes[0].nic.describe(near).unwrap().kept_bytes >= 50_000);
+    world.until("messages", |nodes| nodes[1].inbox.messages.len() == 50);
+    world.until("nothing kept", |nodes| nodes[0].nic.describe(near).unwrap().kept_bytes == 0);
+    assert_eq!(world.nodes[1].nic.describe(far).unwrap().kept_bytes, 0);
+    // What a peer leaves unread stays bounded.
+    let mut accepted = 0;
+    while world.nodes[0].send(near, 4, &[0; 10_000]).is_ok() {
+        accepted += 1;
+        world.nodes[0].poll();
+    }
+    assert!((20..=105).contains(&accepted), "{accepted}");
+    world.until("messages", |nodes| nodes[1].inbox.messages.len() == 50 + accepted);
+    world.until("room", |nodes| nodes[0].send(near, 4, &[0; 10_000]).is_ok());
+}
+
+/// A peer made by hand has made a link to the endpoint, and has gone. Its name leads to `at`.
+fn visitor(world: &World<Tcp>, at: SocketAddr, host_id: u64) -> (EpName, raw::Visit) {
+    let me = EpName::full(&NameParts { socket: at, host_id, ..parts("127.0.0.1") });
+    let target = world.nodes[0].name();
+    (me, raw::Visit { me, target })
+}
+
+/// Time from the break of a visitor's connection until its link has ended.
+fn time_to_end(settings: &TcpConfig, at: SocketAddr, host_id: u64) -> (LinkError, Duration) {
+    let mut world = world(settings, 1);
+    let (_, visit) = visitor(&world, at, host_id);
+    let thread = thread::spawn(move || visit.join());
+    let joined = while_running(&mut world, thread);
+    let mut memory = Owned::new(vec![1; 1000]);
+    world.until("up", |nodes| nodes[0].inbox.order.len() == 1);
+    let link = world.nodes[0].inbox.order[0];
+    world.nodes[0].push(link, 1, &[memory.iov()], 5).unwrap();
+    world.rounds(10);
+    joined.stream.shutdown(Shutdown::Both).unwrap();
+    drop(joined);
+    let start = Instant::now();
+    world.until("end", |nodes| !nodes[0].inbox.down.is_empty());
+    assert!(world.nodes[0].inbox.done[&5].is_err(), "what was not acknowledged fails");
+    (world.nodes[0].inbox.down[0].1, start.elapsed())
+}
+
+/// Nobody listens where a peer of this host did; of another host that is believed after a moment.
+#[test]
+fn the_dead_are_told_from_the_cut_off() {
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (why, took) = time_to_end(&config(), nobody, 1);
+    assert_eq!(why, LinkError::Gone);
+    assert!(took < Duration::from_millis(300), "{took:?}");
+    let (why, took) = time_to_end(&config(), nobody, 2);
+    assert_eq!(why, LinkError::Gone);
+    assert!((Duration::from_millis(300)..Duration::from_millis(1000)).contains(&took), "{took:?}");
+}
+
+/// Another endpoint listens there now, or another program.
+#[test]
+fn a_successor_is_not_the_peer() {
+    let mut other = world(&config(), 1);
+    let at = other.nodes[0].nic.local_addr();
+    let stop = Arc::new(AtomicBool::new(false));
+    let told = stop.clone();
+    let thread = thread::spawn(move || {
+        while !told.load(Ordering::Relaxed) {
+            other.nodes[0].poll();
+        }
+        other.nodes[0].inbox.order.len()
+    });
+    let (why, took) = time_to_end(&config(), at, 1);
+    assert_eq!(why, LinkError::Gone);
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    stop.store(true, Ordering::Relaxed);
+    assert_eq!(thread.join().unwrap(), 0);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let thread = thread::spawn(move || listener.accept().unwrap().0.write_all(b"220 mail.example ESMTP\r\n").unwrap());
+    assert_eq!(time_to_end(&config(), at, 1).0, LinkError::Gone);
+    thread.join().unwrap();
+}
+
+/// A host that says nothing is called again until the time is over, and no longer.
+#[test]
+fn retries_end() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let at = listener.local_addr().unwrap();
+    let _fill: Vec<_> = (0..3).map(|_| TcpStream::connect_timeout(&at, Duration::from_millis(100))).collect();
+    for resume_ms in [1500, 400] {
+        let (why, took) = time_to_end(&TcpConfig { resume_ms, ..config() }, at, 2);
+        assert_eq!(why, LinkError::Gone);
+        let least = Duration::from_millis(resume_ms.min(1000));
+        assert!((least..Duration::from_millis(resume_ms + 2500)).contains(&took), "{resume_ms}: {took:?}");
+    }
+    let (why, took) = time_to_end(&TcpConfig { resume_ms: 0, ..config() }, at, 2);
+    assert_eq!(why, LinkError::Gone);
+    assert!(took < Duration::from_millis(300), "{took:?}");
+}
+
+/// The same endpoint, opened anew at the same address with the same name, knows nothing of earlier links.
+#[test]
+fn a_reopened_endpoint_does_not_know_the_session() {
+    let mut world = world(&config(), 1);
+    let mine = NameParts { host_id: 2, ..parts("127.0.0.1") };
+    let first = Tcp::new(&config(), &mine).unwrap();
+    let at = first.local_addr();
+    world.nodes.push(Node::new(first));
+    let (near, _) = world.join_and_greet(0, 1);
+    let before = world.nodes[0].nic.stats();
+    // As if its process had died: no goodbye.
+    let gone = world.nodes.pop().unwrap();
+    break_connection(&gone, gone.inbox.order[0]);
+    drop(gone);
+    world.nodes.push(Node::new(Tcp::new(&TcpConfig { bind: Some(at), ..config() }, &mine).unwrap()));
+    let start = Instant::now();
+    world.until("end", |nodes| !nodes[0].inbox.down.is_empty());
+    assert_eq!(world.nodes[0].inbox.down, [(near, LinkError::Gone)]);
+    assert!(start.elapsed() < Duration::from_secs(2));
+    assert!(world.nodes[1].inbox.order.is_empty());
+    assert_eq!(world.nodes[0].nic.stats().resumed, before.resumed);
+}
+
+/// Whoever has seen a session's number, or a whole dialogue, cannot take a link over: it goes on with its own connection.
+#[test]
+fn nobody_else_carries_a_link_on() {
+    let mut world = world(&config(), 1);
+    let (_, visit) = visitor(&world, "127.0.0.1:9".parse().unwrap(), 2);
+    let target = world.nodes[0].name();
+    let thread = thread::spawn(move || {
+        let mut joined = visit.join();
+        let stolen = Key::new(&[7; 16], None);
+        assert_eq!(joined.come_back(&stolen, 5, 0, None).err(), Some(3), "a wrong key");
+        let mut record = Vec::new();
+        let unknown = raw::Joined { number: joined.number ^ 1, ..joined.again() };
+        assert_eq!(unknown.come_back(&joined.key.clone(), 5, 0, None).err(), Some(4), "no such session");
+        let frame = raw::frame(1, b"still here");
+        joined.stream.write_all(&frame).unwrap();
+        let (stream, position) = joined.come_back(&joined.key.clone(), 5, 0, Some(&mut record)).unwrap();
+        // It may have been read, or have been lost with the old connection.
+        assert!([0, 18].contains(&position));
+        assert!(raw::has_ended(&mut joined.stream), "the old connection is over");
+        assert_eq!(joined.come_back(&joined.key.clone(), 4, 0, None).err(), Some(5), "an epoch of the past");
+        // A dialogue that was recorded: the nonce of the other side is another one now.
+        let mut replay = raw::dial(target.socket());
+        replay.write_all(&record[..raw::HELLO]).unwrap();
+        let mut answer = [0; raw::ANSWER];
+        replay.read_exact(&mut answer).unwrap();
+        replay.write_all(&record[raw::HELLO..]).unwrap();
+        let mut verdict = [9; 16];
+        replay.read_exact(&mut verdict).unwrap();
+        assert_eq!(verdict[0], 3);
+        let mut stream = stream;
+        stream.write_all(&frame[position as usize..]).unwrap();
+        stream.write_all(&raw::frame(1, b"and here")).unwrap();
+        stream
+    });
+    let mut stream = while_running(&mut world, thread);
+    world.until("messages", |nodes| nodes[0].inbox.messages.len() == 2);
+    let link = world.nodes[0].inbox.order[0];
+    assert_eq!(world.nodes[0].take_messages(link), [&b"still here"[..], b"and here"]);
+    assert!(world.nodes[0].inbox.down.is_empty());
+    // Positions that were never sent end the link.
+    stream.write_all(&raw::frame(4, &1000u64.to_le_bytes())).unwrap();
+    world.until("end", |nodes| !nodes[0].inbox.down.is_empty());
+    assert_eq!(world.nodes[0].inbox.down[0].1, LinkError::Protocol);
+}

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Runs a command between the two hosts of two-hosts.sh, whose connections are cut meanwhile: reset again and again, and once the link
+# is down for two seconds. The launcher's own connections lead elsewhere and are left alone.
+#
+#   two-hosts.sh breaking.sh COMMAND ARGUMENT...
+set -euo pipefail
+
+trouble() {
+  for round in $(seq 200); do
+    sleep 0.3
+    ip netns exec h1 ss --kill --tcp --no-header dst 10.77.0.2 >/dev/null
+    if [ "$round" = 6 ]; then
+      ip link set wve1 down
+      sleep 2
+      ip link set wve1 up
+    fi
+  done
+}
+trouble &
+trap 'kill $!' EXIT
+"$@"
