@@ -1,6 +1,6 @@
 //! Random operations: everything a client can ask of an endpoint, drawn from a seed.
 //!
-//! Place in the data flow: [`run`](crate::run) has ranks take [`Workload::step`]s; each rank draws from its own stream what it does, and
+//! Place in the data flow: [`run`](crate::run) has ranks take `Workload::step`s; each rank draws from its own stream what it does, and
 //! does it through the [`Harness`].
 
 use weft_engine::amo::{Amo, Class, Form, OPS, Op as What, TYPES, Type};
