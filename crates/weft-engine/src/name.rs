@@ -166,6 +166,10 @@ impl EpName {
             SocketAddr::new(Ipv4Addr::from(four).into(), port)
         } else {
             let ip = Ipv6Addr::from(part::<16>(bytes, 32));
+            // There is one form for each address, and this one has no room for a scope.
+            if ip.to_ipv4_mapped().is_some() {
+                return Err(NameError::Flags(flags));
+            }
             SocketAddr::V6(SocketAddrV6::new(ip, port, 0, u32::from_be_bytes(four)))
         };
         let mut name = Self::service(socket);
