@@ -28,7 +28,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
 
 use super::page::Padded;
 use super::share::{self, Slot};
@@ -116,9 +118,12 @@ impl Mapping {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         // Kernels from 6.3 on want to be told that the file is not executable; older ones refuse the flag.
         let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
-            Err(rustix::io::Errno::INVAL) => rustix::fs::memfd_create(name, flags)?,
+            Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags)?,
             other => other?,
         };
+        if getrlimit(Resource::Fsize).current.is_some_and(|most| most < len as u64) {
+            return Err(Errno::FBIG.into()); // asking for more would bring a signal (SIGXFSZ), which ends the client
+        }
         rustix::fs::ftruncate(&fd, len as u64)?;
         rustix::fs::fcntl_add_seals(&fd, size_seals())?;
         let map = Self::map(fd.as_fd(), len)?;
@@ -208,7 +213,7 @@ pub(super) unsafe fn populate(base: NonNull<u8>, offset: usize, len: usize) -> i
     // SAFETY: mapped by the caller's promise; populating changes no content.
     match unsafe { rustix::mm::madvise(start, len + offset - page, Advice::LinuxPopulateWrite) } {
         // Before Linux 5.14 there is no such advice, and pages come when they are touched.
-        Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(()),
+        Ok(()) | Err(Errno::INVAL) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
 }
