@@ -168,7 +168,9 @@ impl Redial {
         }
         let pause_ms = (BACKOFF_MS << self.tries.min(8)).min(BACKOFF_MAX_MS);
         let jitter_ms = u64::from(self.hello.nonce[0]) * pause_ms / 512;
-        self.wake_ms = now_ms + pause_ms + jitter_ms;
+        // The attempt that decides is not put off: who has died is to be known within a second.
+        let decided_ms = self.refused_since_ms.map_or(u64::MAX, |since_ms| since_ms + REFUSED_MS);
+        self.wake_ms = (now_ms + pause_ms + jitter_ms).min(decided_ms);
         self.stage = Stage::Waiting;
         if self.meetings > MEETINGS || self.wake_ms >= self.until_ms { Err(LinkError::Gone) } else { Ok(()) }
     }
