@@ -7,6 +7,7 @@
 #   make bench    everything that is measured of weft beside its peers (ten minutes on a quiet machine), and the documents that show it
 #   make man      man/fi_weft.7, from man/fi_weft.7.in and the table of variables
 #   make fuzz     every fuzz target, each for MINUTES=1, all together some eight times that; what it finds is stored
+#   make faults   the matrix of real faults (tests/test_faults.py), each cell RUNS=100 times: with as many, some two hours
 #   make icount   the instructions that operations take, in weft and in libfabric's shm and tcp
 #   make icount-baseline   stores them: weft's in tests/icount.toml, which `make test` holds weft against, all in docs/benchmarking.md
 
@@ -20,7 +21,7 @@ DIST := $(TARGET)/dist
 LOGS := $(TARGET)/test-logs
 PYTHON := .venv-mpich/bin/python
 
-.PHONY: all bench fuzz dist build-deps deps demo demo-deps test test-deps man clean icount icount-baseline icount-program
+.PHONY: all bench faults fuzz dist build-deps deps demo demo-deps test test-deps man clean icount icount-baseline icount-program
 .PHONY: check-format check-clippy check-docs check-bindings check-cargo check-sim check-pytest
 
 all: dist
@@ -61,6 +62,11 @@ fuzz: test-deps
 	cargo test -p weft-nic --lib --test tcp -- --nocapture fuzz
 	cargo test -p weft-fi --lib -- --nocapture fuzz
 	cargo test -p weft-fi --test hosts -- --nocapture getinfo_hints
+
+faults: export WEFT_FAULT_RUNS := $(or $(RUNS),100)
+faults: export WEFT_FAULT_SEED := $(or $(SEED),1)
+faults: test-deps dist
+	$(PYTHON) -m pytest tests/test_faults.py -rP $(if $(CELL),-k $(CELL))
 
 # The provider's packages are named as well, so that they are built with the same features and not once more.
 icount-program: dist

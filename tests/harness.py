@@ -102,6 +102,7 @@ class Runner:
         return outcome
 
 
+@functools.cache
 def compile_c(name: str, *options: str, compiler: str = "cc") -> Path:
     """Compiles tests/programs/NAME.c; the program goes to the target directory."""
     built = jobs.TARGET / "tests" / name

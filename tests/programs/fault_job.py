@@ -1,0 +1,329 @@
+"""Plays one cell of the fault matrix some times over: starts ranks (fault_rank.c), has one fault strike one of them, and judges.
+
+    fault_job.py PROGRAM PATH FAULT SEED RUNS
+
+PATH: `shm`, `tcp` (on one host), `any` (of the two) or `hosts` (ranks on h1 and h2 in turn, two-hosts.sh).
+Prints one JSON object a run: `seed`, `ranks`, `victim`, `messages`, `slowest_ms` (from the death to the last failure), `wrong`
+(empty if all was right). Everything is bounded in time; what does not end is killed and counts as wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+BOUND_MS = 1000.0  # within what operations with the dead must have failed
+RETRY_MS = 1000.0  # a later one has a refused connection tried again for so long (FI_WEFT_CONNECT_RETRY_MS)
+PATIENCE_S = 15.0  # for anything else
+STANDSTILL_S = 0.3  # a machine that stops for longer measures nothing
+SECOND_LIFE = 8
+PATHS = {"shm": {"FI_WEFT_TCP": "no"}, "tcp": {"FI_WEFT_SHM": "no"}, "hosts": {}, "any": {}}
+DEADLY = ("kill", "exit", "freeze-kill", "restart", "early-kill")
+# The victim may be cut off from some peers, or end; which is said to both sides, and nobody else may notice.
+CUTTING = ("descriptors", "late-descriptors", "late-memory")
+GONE = {104, 108, 111}  # connection reset, endpoint shut down, connection refused: what becomes of operations with the dead
+
+
+class Wrong(Exception):
+    """The run is not as it should be."""
+
+
+class Clock(threading.Thread):
+    """Notices when the machine stands still."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.worst = 0.0
+        self.start()
+
+    def run(self) -> None:
+        before = time.monotonic()
+        while True:
+            time.sleep(0.01)
+            now = time.monotonic()
+            self.worst = max(self.worst, now - before)
+            before = now
+
+
+class Rank:
+    """One process of the job."""
+
+    def __init__(self, number: int, argv: list[str], env: dict[str, str]) -> None:
+        self.number = number
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self.process = subprocess.Popen(argv, env=env, **pipes)
+        os.set_blocking(self.process.stdout.fileno(), False)
+        self.rest = b""
+        self.name = ""
+        self.ready: set[int] = set()
+        self.lost: dict[int, list[int]] = {}
+        self.messages: int | None = None
+        self.closed = False
+        self.noise: list[str] = []
+        self.dead = False
+
+    def say(self, line: str) -> None:
+        """Tells it something."""
+        try:
+            self.process.stdin.write(line.encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass
+
+    def hear(self) -> bool:
+        """Takes in what it has said; False at the end."""
+        data = self.process.stdout.read()
+        if data == b"":
+            return False
+        *lines, self.rest = (self.rest + (data or b"")).split(b"\n")
+        for line in lines:
+            word, _, rest = line.decode(errors="replace").partition(" ")
+            if word == "name":
+                self.name = rest
+            elif word == "ready":
+                self.ready.add(int(rest))
+            elif word == "lost":
+                peer, *numbers = map(int, rest.split())
+                self.lost[peer] = numbers
+            elif word == "done":
+                self.messages = int(rest.split()[0])
+            elif word == "closed":
+                self.closed = True
+            else:
+                self.noise.append(f"{word} {rest}")
+                if word == "wrong":
+                    raise Wrong(f"rank {self.number}: {rest}")
+        return True
+
+
+class Job:
+    """One run."""
+
+    def __init__(self, program: str, path: str, fault: str, seed: int) -> None:
+        self.program, self.path, self.fault, self.seed = program, path, fault, seed
+        self.random = random.Random(f"{path} {fault} {seed}")
+        self.size = self.random.randint(2, 8)
+        self.victim = self.random.randrange(self.size)
+        self.env = {**os.environ, **PATHS[path], "FI_WEFT_CONNECT_TIMEOUT_MS": "4000"}
+        if fault == "restart":
+            self.env["FAULT_PORTS"] = "yes"
+        # Debian's libfabric brings a handler (PSM's) that would write a file when the victim aborts.
+        self.env |= {"HFI_NO_BACKTRACE": "1", "IPATH_NO_BACKTRACE": "1"}
+        if fault in CUTTING:  # who is lost may come back
+            self.env["FAULT_CUTS"] = "yes"
+        if fault in ("undumpable", "untraceable", "other-user"):
+            self.env["FAULT_USER"] = "65534"
+        self.selector = selectors.DefaultSelector()
+        self.ranks: list[Rank] = []
+        self.slowest_ms = 0.0
+
+    def start(self, number: int, fault: str) -> Rank:
+        """Starts a rank."""
+        argv = [self.program, str(number), str(self.seed), fault]
+        if self.path == "hosts":
+            argv = ["ip", "netns", "exec", f"h{number % SECOND_LIFE % 2 + 1}", *argv]
+        if fault == "namespace":
+            argv = ["unshare", "--user", "--map-root-user", *argv]
+        rank = Rank(number, argv, self.env)
+        self.ranks.append(rank)
+        self.selector.register(rank.process.stdout, selectors.EVENT_READ, rank)
+        return rank
+
+    def wait(self, what: str, condition, limit_s: float = PATIENCE_S) -> None:
+        """Until it holds; everything that the ranks say meanwhile is taken in."""
+        deadline = time.monotonic() + limit_s
+        while not condition():
+            for key, _ in self.selector.select(0.02):
+                rank = key.data
+                if not rank.hear():
+                    self.selector.unregister(key.fileobj)
+                    self.ended(rank)
+            if time.monotonic() > deadline:
+                raise Wrong(f"not in {limit_s} s: {what}")
+
+    def settle(self, seconds: float) -> None:
+        """Lets time go by."""
+        end = time.monotonic() + seconds
+        self.wait("", lambda: time.monotonic() > end)
+
+    def ended(self, rank: Rank) -> None:
+        """A rank is no more: it should have been told to, or be the victim."""
+        status = rank.process.wait()
+        victim = rank is self.ranks[self.victim] and (self.fault in DEADLY or self.fault in CUTTING)
+        if victim and not rank.dead:
+            rank.dead = True
+            for other in self.living():
+                if self.fault not in DEADLY:
+                    other.say(f"gone {rank.number}")
+        elif not (rank.closed and status == 0) and not rank.dead:
+            raise Wrong(f"rank {rank.number} ended with {status}: {' '.join(rank.noise)[-2000:]}")
+
+    def living(self) -> list[Rank]:
+        """Who is there."""
+        return [rank for rank in self.ranks if not rank.dead]
+
+    def introduce(self, rank: Rank) -> None:
+        """Tells a rank and those before it of each other."""
+        for other in self.living():
+            if other is not rank:
+                other.say(f"peer {rank.number} {rank.name}")
+                rank.say(f"peer {other.number} {other.name}")
+
+    def all_ready(self) -> bool:
+        """Whether everyone has heard of everyone, as far as nobody is cut off."""
+        living = self.living()
+        for rank in living:
+            for other in living:
+                if rank is not other and other.number not in rank.ready and other.number not in rank.lost:
+                    return False
+        return True
+
+    def cut(self) -> None:
+        """Whoever has lost somebody: the other one may never hear of it."""
+        for rank in self.living():
+            for peer in rank.lost:
+                others = [other for other in self.living() if other.number == peer]
+                if others and rank.number not in others[0].lost:
+                    others[0].say(f"gone {rank.number}")
+
+    def die(self) -> None:
+        """The victim goes, and everyone notices in time."""
+        victim = self.ranks[self.victim]
+        pid = victim.process.pid
+        if self.fault == "freeze-kill":
+            os.kill(pid, signal.SIGSTOP)
+            self.settle(self.random.uniform(0.05, 0.5))
+        clock = Clock()
+        at_ns = time.monotonic_ns()
+        os.kill(pid, signal.SIGUSR1 if self.fault == "exit" else signal.SIGKILL)
+        self.wait("the victim is dead", lambda: victim.dead)
+        number = victim.number
+        early = self.fault == "early-kill"
+
+        def noticed() -> bool:
+            return all(number in rank.lost for rank in self.living())
+
+        if early:  # a receive from someone who was never met goes on waiting
+            self.settle(1.0)
+            for rank in self.living():
+                rank.say(f"gone {number}")
+        self.wait("everyone has noticed the death", noticed)
+        late_ms = 0.0
+        for rank in self.living():
+            last_ns, late_ns, *errors = rank.lost[number]
+            if not set(errors) <= (GONE | {110, 113} if early else GONE):
+                raise Wrong(f"rank {rank.number}: operations with the dead failed with {errors}")
+            if early:
+                continue
+            self.slowest_ms = max(self.slowest_ms, (last_ns - at_ns) / 1e6)
+            late_ms = max(late_ms, late_ns / 1e6)
+        if clock.worst < STANDSTILL_S and (self.slowest_ms >= BOUND_MS or late_ms >= RETRY_MS + BOUND_MS):
+            raise Wrong(f"operations with the dead failed after {self.slowest_ms:.0f} ms, later ones after {late_ms:.0f} ms")
+
+    def strike(self) -> None:
+        """The fault."""
+        victim = self.ranks[self.victim]
+        if self.fault in DEADLY:
+            self.die()
+        elif self.fault == "freeze":
+            for _ in range(2):
+                os.kill(victim.process.pid, signal.SIGSTOP)
+                self.settle(self.random.uniform(0.02, 0.6))
+                os.kill(victim.process.pid, signal.SIGCONT)
+                self.settle(0.1)
+        elif self.fault.startswith("late-"):
+            os.kill(victim.process.pid, signal.SIGUSR1)
+
+    def play(self) -> None:
+        """The whole of it."""
+        for number in range(self.size):
+            own = {"exit": "late-exit", "freeze": "none"}.get(self.fault, self.fault)
+            self.start(number, own if number == self.victim else "none")
+        may_refuse = self.fault in CUTTING
+        self.wait("everyone has a name", lambda: all(rank.name for rank in self.living()))
+        living = self.living()
+        for rank in living:
+            for other in living:
+                if rank is not other:
+                    rank.say(f"peer {other.number} {other.name}")
+        if self.fault != "early-kill":
+            if may_refuse:
+                self.wait("everyone is ready or cut off", lambda: self.cut() or self.all_ready())
+            else:
+                self.wait("everyone is ready", self.all_ready)
+        self.settle(self.random.uniform(0, 0.25) if self.fault != "early-kill" else self.random.uniform(0, 0.02))
+        self.strike()
+        self.settle(0.1)
+        if not may_refuse:
+            self.judge()
+        if self.fault == "restart":
+            again = self.start(self.victim + SECOND_LIFE, "none")
+            self.wait("the victim lives again", lambda: bool(again.name))
+            self.introduce(again)
+            self.wait("everyone is ready again", self.all_ready)
+            self.settle(0.1)
+        for rank in self.living():
+            rank.say("stop")
+        self.wait("everything has arrived", lambda: (self.cut() if may_refuse else None) or all(rank.messages is not None for rank in self.living()))
+        self.judge()
+        for rank in self.living():
+            rank.say("close")
+        self.wait("everyone has closed", lambda: all(rank.process.poll() is not None for rank in self.living()))
+        self.wait("", lambda: not self.selector.get_map())
+        for rank in self.living():
+            if not rank.closed or rank.process.returncode != 0:
+                raise Wrong(f"rank {rank.number} did not close: {rank.process.returncode} {' '.join(rank.noise)[-2000:]}")
+
+    def judge(self) -> None:
+        """Nobody has lost anyone but the victim."""
+        for rank in self.living():
+            strange = set(rank.lost) - ({self.victim} if self.fault in DEADLY else set())
+            if self.fault in CUTTING:
+                strange = set() if rank.number == self.victim else strange - {self.victim}
+            if strange:
+                raise Wrong(f"rank {rank.number} has lost {[(peer, rank.lost[peer]) for peer in strange]}, who live")
+
+    def run(self) -> dict:
+        """Plays it; nothing of it is left afterwards."""
+        wrong = ""
+        try:
+            self.play()
+        except Wrong as why:
+            wrong = str(why)
+            state = [f"{rank.number}: ready {sorted(rank.ready)} lost {rank.lost} done {rank.messages}" for rank in self.ranks]
+            wrong += " | " + "; ".join(state) + " | " + " ".join(" ".join(rank.noise)[-500:] for rank in self.ranks)
+        finally:
+            for rank in self.ranks:
+                rank.process.kill()
+                rank.process.wait()
+        messages = sum(rank.messages or 0 for rank in self.ranks)
+        return {
+            "seed": self.seed,
+            "ranks": self.size,
+            "victim": self.victim,
+            "messages": messages,
+            "slowest_ms": round(self.slowest_ms, 1),
+            "wrong": wrong,
+        }
+
+
+def main() -> int:
+    """Plays the runs."""
+    program, path, fault, seed, runs = sys.argv[1:]
+    good = True
+    for number in range(int(runs)):
+        result = Job(program, path, fault, int(seed) + number).run()
+        print(json.dumps(result), flush=True)
+        good &= not result["wrong"]
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""The fault matrix: jobs of 2 to 8 ranks under load, in which something real goes wrong with one of them, at a random moment.
+
+Each cell is a path and a fault; programs/fault_rank.c says what is exchanged and checked, programs/fault_job.py what is demanded.
+WEFT_FAULT_RUNS (or `make faults RUNS=100`) says how often each cell is played, WEFT_FAULT_SEED from which seed on; the same seed draws the same
+ranks, victim and sizes, though not the same interleaving.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+import harness
+import jobs
+import pytest
+
+RUNS = int(os.environ.get("WEFT_FAULT_RUNS", "2"))
+SEED = int(os.environ.get("WEFT_FAULT_SEED", "1"))
+RUN_S = 40  # at most
+
+DEATHS = ["kill", "exit", "freeze", "freeze-kill", "restart", "early-kill"]
+CELLS = [(path, fault) for path in ("shm", "hosts") for fault in DEATHS] + [
+    ("shm", "attach"),  # cross-memory attach is forbidden from the start (seccomp)
+    ("shm", "late-attach"),  # or all at once, with transfers under way
+    ("shm", "undumpable"),  # prctl
+    ("shm", "untraceable"),  # prctl
+    ("shm", "tiny-shm"),  # 64 KiB of /dev/shm
+    ("shm", "read-only-shm"),
+    ("any", "other-user"),
+    ("any", "namespace"),  # of users
+    ("any", "files"),  # RLIMIT_FSIZE, which counts for shared memory, too
+    ("any", "locked"),  # RLIMIT_MEMLOCK
+    ("any", "late-descriptors"),  # RLIMIT_NOFILE: not one more
+    ("hosts", "late-descriptors"),
+    ("any", "late-memory"),  # RLIMIT_AS: not one page more
+    ("hosts", "late-memory"),
+]
+SMALL = {"tiny-shm": "mount -o remount,size=64k /dev/shm", "read-only-shm": "mount -o remount,ro /dev/shm"}
+
+
+@pytest.mark.timeout(60 + RUNS * RUN_S)
+@pytest.mark.parametrize(("path", "fault"), CELLS, ids=[f"{path}-{fault}" for path, fault in CELLS])
+def test_cell(runner: harness.Runner, path: str, fault: str) -> None:
+    """Every run of the cell is right, and leaves nothing on the machine."""
+    harness.need_sandbox()
+    program = harness.compile_c("fault_rank", "-lfabric")
+    own = "none" if fault in SMALL else fault
+    job = [harness.PYTHON, str(harness.PROGRAMS / "fault_job.py"), str(program), path, own, str(SEED), str(RUNS)]
+    if path == "hosts":
+        job = [str(harness.SUPPORT / "two-hosts.sh"), *job]
+    if fault in SMALL:
+        job = ["sh", "-c", f'{SMALL[fault]} && exec "$@"', "sh", *job]
+    outcome = runner.run(job, jobs.environment(harness.PROVIDER), 30 + RUNS * RUN_S)
+    runs = [json.loads(line) for line in outcome.output.splitlines() if line.startswith("{")]
+    wrong = [run for run in runs if run["wrong"]]
+    messages, slowest = sum(run["messages"] for run in runs), max((run["slowest_ms"] for run in runs), default=0)
+    print(f"{path}-{fault}: {len(runs)} runs, {len(wrong)} wrong, {messages} messages, slowest failure after {slowest} ms")
+    assert not wrong, "\n".join(f"seed {run['seed']}: {run['wrong']}" for run in wrong)
+    assert outcome.status == 0 and len(runs) == RUNS, outcome.output[-3000:]
+    assert outcome.left is not None and outcome.left.nothing(), outcome.left
