@@ -342,7 +342,8 @@ impl Core {
         }
         match state {
             LinkState::Carrying => {}
-            LinkState::Opening if self.may_overtake(link) => {
+            // Nonsense is not kept: it may have been the OPEN_OK, and nothing else would ever come.
+            LinkState::Opening if head.kind <= wire::LAST_KIND && self.may_overtake(link) => {
                 self.too_early.push((link, bytes.to_vec()));
                 return Ok(());
             }

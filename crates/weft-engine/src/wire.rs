@@ -57,6 +57,8 @@ pub(crate) mod kind {
 
 /// See [`kind`].
 pub(crate) const FIRST_SEQUENCED: u8 = kind::EAGER;
+/// The last of [`kind`]: no message has a higher one.
+pub(crate) const LAST_KIND: u8 = kind::RESULTS;
 
 /// `Head::flags`: a tag follows.
 pub(crate) const F_TAGGED: u8 = 1;

@@ -7,11 +7,13 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use weft_engine::amo::{Amo, Form, Op as What, Type};
-use weft_engine::api::{Access, AtomicOp, Completion, Config, Context, Kind, OpFlags, RecvOp, RmaIov, RmaOp, SendOp};
+use weft_engine::api::{
+    Access, AtomicOp, Completion, Config, Context, Fault, Kind, OpFlags, RecvOp, RmaIov, RmaOp, SendOp,
+};
 use weft_engine::mem::IovList;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
 use weft_sim::rng::{Entity, Stream};
-use weft_sim::{Buffer, Cluster, FabricConfig, Harness, Recv, Send, SimNic};
+use weft_sim::{Buffer, Cluster, FabricConfig, Fate, Harness, Recv, Send, SimNic};
 
 /// Contexts of operations that the oracle is not told of begin here.
 const UNWATCHED: usize = 1 << 40;
@@ -475,5 +477,30 @@ fn a_hostile_peer_harms_nobody() {
     for kind in [0, 1, 8, 9, 10, 11, 12, 14, 15, 16, 17, 18, 20, 21] {
         let n = kinds.get(&kind).copied().unwrap_or(0);
         assert!(n > 0 || count < 100, "no victim ever sent a message of kind {kind}: {kinds:?}");
+    }
+}
+
+/// On links without order other messages may come before OPEN_OK; nonsense in its place must not be waited out as one of them.
+#[test]
+fn nonsense_in_place_of_open_ok_ends_the_link() {
+    for (ordered, len) in [true, false].into_iter().flat_map(|ordered| (0..=24).map(move |len| (ordered, len))) {
+        let mut config = FabricConfig::new(1);
+        config.caps.ordered = ordered;
+        config.caps.push_follows = ordered;
+        let mut h = Harness::new(config, Config::default(), 2);
+        h.oracle_mut().garbled(0, 1);
+        let mut spoilt = false;
+        h.cluster().fabric().set_meddler(Box::new(move |_, _, whole, bytes| {
+            if whole && bytes[0] == 1 && !std::mem::replace(&mut spoilt, true) {
+                bytes.truncate(len);
+                bytes.iter_mut().take(1).for_each(|kind| *kind = 0xEE);
+            }
+            Fate::Deliver
+        }));
+        let op = h.send(0, 1, &Send { len: 8, ..Send::default() }).unwrap();
+        h.settle().unwrap();
+        assert_eq!(h.oracle().fault(op), Some(Fault::Link(LinkError::Protocol)), "{len} bytes, ordered: {ordered}");
+        // Among the rest: the two can talk after all.
+        assert_eq!(h.finish(), Vec::<String>::new(), "{len} bytes, ordered: {ordered}");
     }
 }
