@@ -18,7 +18,7 @@
 //! `send` has copied `head` and `body` when it returns `Ok`. `push`, `put`, `get` and `assist` borrow the client's
 //! memory until [`Sink::done`] is called with their `ctx`, exactly once per accepted call: with an error, before
 //! `down`, if the link ends first. `close(link)` abandons them: when it returns the device has let go of the memory, and
-//! no `done` follows.
+//! no `done` follows. After `close` or `down` no transfer of the peer begins with another piece of memory here, or ends well.
 //!
 //! Where `caps.registered`, the engine has registered what it lets a get or put touch, here or at the peer, until `done` or
 //! until the operation that announced the memory ends.

@@ -214,6 +214,8 @@ impl Nic for SimNic {
         for number in state.transfers_of(id) {
             state.forget(number);
         }
+        // What the peer has under way moves no further: the memory is our user's again.
+        state.wires[id.wire].cut = true;
         let was_ending = state.end(id).ending.is_some();
         state.free_link(id);
         if !was_ending {

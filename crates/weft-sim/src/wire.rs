@@ -181,6 +181,6 @@ pub(crate) struct Wire {
     pub(crate) withdrawn: bool,
     /// The request has reached the acceptor, which knows of the link or soon will.
     pub(crate) knocked: bool,
-    /// One end has been told that the wire is broken: no transfer moves any more.
+    /// One end has closed it, or has been told that it is broken: no transfer moves any more.
     pub(crate) cut: bool,
 }

@@ -14,6 +14,8 @@ use crate::oracle::{AtomicRecord, Op, Record, context};
 pub const COUNTERS: usize = 4;
 /// Bytes that each rank has there for itself.
 pub const SLOT_BYTES: usize = 6 << 10;
+/// Longest atomic operation that is sure to be one message.
+const SHORT_BYTES: usize = 64;
 
 /// An atomic operation to be posted: on consecutive parts of one region.
 #[derive(Clone, Debug)]
@@ -77,8 +79,12 @@ impl Harness {
         let must_fail = if granted { atomic.spoil } else { Some(Fault::BadKey) };
         let key = if atomic.spoil == Some(Fault::BadKey) { window.key ^ 1 << 40 } else { window.key };
         let region_bytes = window.memory.len();
-        let shift =
-            if atomic.spoil == Some(Fault::BadRange) { beyond(region_bytes, atomic.offset, &atomic.remote) } else { 0 };
+        let shift = match atomic.spoil {
+            // Each part of a long one is checked for itself: those inside would take effect.
+            Some(Fault::BadRange) if len > SHORT_BYTES => region_bytes + 1,
+            Some(Fault::BadRange) => beyond(region_bytes, atomic.offset, &atomic.remote),
+            _ => 0,
+        };
         let mut remote = Vec::new();
         let mut at = atomic.offset;
         for len in &atomic.remote {
