@@ -206,7 +206,12 @@ impl<N: Nic> Engine<N> {
             events += self.run_active();
             // What has just been handed to the device as bulk need not wait until somebody asks again.
             if std::mem::take(&mut self.core.hauled) {
-                events += self.nic.poll(&mut self.core) + self.run_active();
+                events += self.nic.poll(&mut self.core);
+                if !self.core.link_work.is_empty() {
+                    // Links that end are closed before the memory of their transfers is let go.
+                    events += usize::from(self.run_links());
+                }
+                events += self.run_active();
             }
         }
         self.settle();
