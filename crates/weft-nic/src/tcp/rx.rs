@@ -41,7 +41,7 @@ pub(super) enum Rx {
     /// Within a header, of which the first `have` bytes have come.
     Head { bytes: [u8; PUSH_HEAD_BYTES], have: u8 },
     /// Within a message of `need` bytes, of which the first `have` bytes are in `buffer`.
-    Body { buffer: Box<[u8]>, have: usize, need: usize },
+    Body { buffer: Box<[u8; MAILBOX_BYTES]>, have: usize, need: usize },
     /// Within a push segment's payload: `left` bytes to come, the next one for `offset`.
     Push { window: u64, offset: u64, left: usize, ack_wanted: bool },
 }
@@ -176,7 +176,7 @@ struct Notes {
     /// its place), further when that has cut a message.
     look: usize,
     /// Mailbox buffers of messages that have become whole.
-    spare: Vec<Box<[u8]>>,
+    spare: Vec<Box<[u8; MAILBOX_BYTES]>>,
     heard: Option<Heard>,
 }
 
@@ -393,8 +393,8 @@ fn cut_head(bytes: &[u8]) -> Rx {
     Rx::Head { bytes: kept, have }
 }
 
-fn cut_message(bytes: &[u8], need: usize, spare: &mut Vec<Box<[u8]>>) -> Rx {
-    let mut buffer = spare.pop().unwrap_or_else(|| vec![0; MAILBOX_BYTES].into_boxed_slice());
+fn cut_message(bytes: &[u8], need: usize, spare: &mut Vec<Box<[u8; MAILBOX_BYTES]>>) -> Rx {
+    let mut buffer = spare.pop().unwrap_or_else(|| Box::new([0; MAILBOX_BYTES]));
     buffer[..bytes.len()].copy_from_slice(bytes);
     Rx::Body { buffer, have: bytes.len(), need }
 }
