@@ -75,6 +75,8 @@ fn what_failed_once() {
         // Of an atomic operation beyond the end of a region, some parts lay inside.
         (1763, 2, 14, "none", 106),
         (2110, 4, 14, "none", 253),
+        // Memory was deregistered while the device still worked on it.
+        (3487, 7, 60_000, "truncate,partial,reset,restart", usize::MAX),
     ];
     play(old.into_iter().map(|(seed, ranks, millis, hazards, ops)| {
         let hazards = hazards.parse().expect("names");
