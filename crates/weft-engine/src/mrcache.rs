@@ -196,7 +196,8 @@ impl MrCache {
 
     fn find(&self, want: &Span) -> Option<usize> {
         let (_, &id) = self.by_start.range(..=want.start).next_back()?;
-        self.entries.get(id).filter(|entry| entry.span.contains(want)).map(|_| id)
+        let serves = |entry: &&Entry| if entry.watched { entry.span.contains(want) } else { entry.span == *want };
+        self.entries.get(id).filter(serves).map(|_| id)
     }
 
     /// The entries that requests find and that stand in this relation to `span`, by address. No entry further down than the first
@@ -210,7 +211,18 @@ impl MrCache {
     // ---- registering -------------------------------------------------------------------------
 
     /// Registers `want` together with all that it overlaps or borders on; if that is too much, alone.
+    ///
+    /// What is not watched is never more than its users want, and serves requests for just that: whatever else it covered might be unmapped
+    /// meanwhile, and other memory be there, unnoticed.
     fn coalesce<R: Registrar + ?Sized>(&mut self, device: &mut R, want: Span) -> Option<Pin> {
+        if !self.keeps() {
+            let found = self.touching(&want, Span::overlaps).is_empty();
+            let pin = self.enter(device, want, found)?;
+            if found {
+                self.publish(&pin);
+            }
+            return Some(pin);
+        }
         let mut union = want;
         let mut in_use: SmallVec<[usize; 4]> = SmallVec::new();
         for id in self.touching(&want, borders) {
@@ -231,7 +243,10 @@ impl MrCache {
                 self.retire(id);
             }
             // Only now, so that the place of the new one was not yet taken.
-            self.publish(&pin);
+            match self.entries.get_mut(pin.0) {
+                Some(entry) if !entry.watched && union != want => entry.found = false,
+                _ => self.publish(&pin),
+            }
             return Some(pin);
         }
         if union == want {

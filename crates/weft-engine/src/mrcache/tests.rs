@@ -24,6 +24,13 @@ const FORBIDDEN: Span = Span { start: 200, len: 8 };
 /// Can be, but nobody sees it unmapped.
 const UNSEEN: Span = Span { start: 100, len: 8 };
 
+/// What is reported when `span` is unmapped: its parts that are seen.
+fn seen(span: &Span) -> Vec<Span> {
+    let part = |start: u64, end: u64| Span { start, len: end.saturating_sub(start) };
+    let parts = [part(span.start, span.end().min(UNSEEN.start)), part(span.start.max(UNSEEN.end()), span.end())];
+    parts.into_iter().filter(|part| part.len > 0).collect()
+}
+
 impl Device {
     fn new(demands: Demands) -> Self {
         let generations = vec![0; usize::try_from(SPACE).unwrap()];
@@ -40,9 +47,7 @@ impl Device {
         for at in span.start..span.end() {
             self.generations[usize::try_from(at).unwrap()] += 1;
         }
-        if !span.overlaps(&UNSEEN) {
-            self.reports.push(span);
-        }
+        self.reports.extend(seen(&span));
     }
 
     fn spans(&self) -> Vec<Span> {
@@ -166,10 +171,16 @@ impl Model {
         if !self.limits.on {
             return self.make(first, last, false);
         }
-        let serves = self.living().find(|(_, plain)| plain.found && plain.first <= first && last <= plain.last);
+        let exact = |plain: &Plain| (plain.first, plain.last) == (first, last);
+        let covers = |plain: &Plain| plain.watched && plain.first <= first && last <= plain.last;
+        let serves = self.living().find(|(_, plain)| plain.found && (exact(plain) || covers(plain)));
         if let Some(n) = serves.map(|(n, _)| n) {
             self.list[n].as_mut().unwrap().users += 1;
             return Some(n);
+        }
+        if !self.keeps() {
+            let alone = !self.living().any(|(_, plain)| plain.found && plain.first <= last && first <= plain.last);
+            return self.make(first, last, alone);
         }
         let near = self
             .living()
@@ -186,6 +197,8 @@ impl Model {
             for (old, _) in used {
                 self.list[old].as_mut().unwrap().found = false;
             }
+            let new = self.list[n].as_mut().unwrap();
+            new.found = new.watched || (low, high) == (first, last);
             return Some(n);
         }
         if (low, high) == (first, last) { None } else { self.make(first, last, used.is_empty()) }
@@ -228,18 +241,17 @@ impl Model {
     }
 
     fn unmap(&mut self, span: Span) {
-        if span.overlaps(&UNSEEN) {
-            return;
-        }
-        for plain in &mut self.list {
-            if let Some(entry) = plain
-                && entry.found
-                && entry.first < span.end()
-                && entry.last >= span.start
-            {
-                entry.found = false;
-                if entry.users == 0 {
-                    *plain = None;
+        for span in seen(&span) {
+            for plain in &mut self.list {
+                if let Some(entry) = plain
+                    && entry.found
+                    && entry.first < span.end()
+                    && entry.last >= span.start
+                {
+                    entry.found = false;
+                    if entry.users == 0 {
+                        *plain = None;
+                    }
                 }
             }
         }
