@@ -45,6 +45,13 @@ const GREETED_GRACE_MS: u64 = 2000;
 /// Attempts at most, if the acceptor hangs up again and again.
 const TRIES: u32 = 32;
 
+/// How long to wait before the attempt after `tries`, in milliseconds. Many who failed at the same time should not all come back at the same
+/// time, so a part of it comes from the hello's nonce.
+pub(super) fn backoff_ms(tries: u32, hello: &Hello) -> u64 {
+    let pause_ms = (BACKOFF_MS << tries.min(8)).min(BACKOFF_MAX_MS);
+    pause_ms + u64::from(hello.nonce[0]) * pause_ms / 512
+}
+
 /// What our side brings into every handshake.
 #[derive(Debug)]
 pub(super) struct Local {
@@ -173,10 +180,7 @@ impl Attempt {
         };
         // A connection that was made and then dropped shows that somebody is there: such tries are only counted.
         let met = matches!(self.stage, Stage::Answer | Stage::Verdict);
-        let pause_ms = (BACKOFF_MS << self.tries.min(8)).min(BACKOFF_MAX_MS);
-        // Many who failed at the same time should not all come back at the same time.
-        let jitter_ms = u64::from(self.hello.nonce[0]) * pause_ms / 512;
-        let next_ms = now_ms + pause_ms + jitter_ms;
+        let next_ms = now_ms + backoff_ms(self.tries, &self.hello);
         if self.tries >= TRIES || next_ms >= self.deadline_ms || (!met && next_ms > self.retry_until_ms) {
             return Err(why);
         }

@@ -508,9 +508,8 @@ impl Tcp {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let (State::Up, Some(socket)) = (&link.state, &link.socket) else { return };
         let pumped = self.writer.pump(socket.as_fd(), &mut link.tx, &mut link.rx, SEND_BUDGET_BYTES);
-        if pumped == Pumped::More && !link.tx.dirty {
-            link.tx.dirty = true;
-            self.dirty.push(id);
+        if pumped == Pumped::More {
+            self.mark_dirty(id);
         }
         self.rearm(id);
     }

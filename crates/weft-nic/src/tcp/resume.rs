@@ -30,17 +30,13 @@ use weft_engine::nic::{LinkError, LinkId};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::connect::{Failure, Half, Local, answer_body, connected, fill, say};
+use super::connect::{Failure, Half, Local, answer_body, backoff_ms, connected, fill, say};
 use super::wire::{self, Answer, Finish, Hello, MAGIC, ReturnVerdict, VERSION};
 use super::{State, Tcp, TcpConfig, Token, sys};
 use crate::handshake::{self, Key, Role};
 
 use Failure::{Final, Retry};
 
-/// First pause before another attempt; it doubles each time.
-const BACKOFF_MS: u64 = 5;
-/// Longest pause.
-const BACKOFF_MAX_MS: u64 = 250;
 /// The side that did not make the link leaves the other the first attempt.
 const COURTESY_MS: u64 = 50;
 /// A host that has not answered for so long is dialled afresh: the kernel would wait ever longer.
@@ -166,11 +162,10 @@ impl Redial {
         } else {
             self.refused_since_ms = None;
         }
-        let pause_ms = (BACKOFF_MS << self.tries.min(8)).min(BACKOFF_MAX_MS);
-        let jitter_ms = u64::from(self.hello.nonce[0]) * pause_ms / 512;
+        let pause_ms = backoff_ms(self.tries, &self.hello);
         // The attempt that decides is not put off: who has died is to be known within a second.
         let decided_ms = self.refused_since_ms.map_or(u64::MAX, |since_ms| since_ms + REFUSED_MS);
-        self.wake_ms = (now_ms + pause_ms + jitter_ms).min(decided_ms);
+        self.wake_ms = (now_ms + pause_ms).min(decided_ms);
         self.stage = Stage::Waiting;
         if self.meetings > MEETINGS || self.wake_ms >= self.until_ms { Err(LinkError::Gone) } else { Ok(()) }
     }

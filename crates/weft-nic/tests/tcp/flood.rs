@@ -164,6 +164,7 @@ fn a_peer_that_says_hello_and_hangs_up_leaves_nothing() {
         }
     });
     while_running(&mut world, thread);
-    world.until("their end", |nodes| nodes[0].nic.stats().half_open == 0);
+    // The last of them may still be in the listener's queue.
+    world.until("their end", |nodes| nodes[0].nic.stats().refused >= 200 && nodes[0].nic.stats().half_open == 0);
     assert_eq!(world.nodes[0].nic.stats().refused, 200);
 }
