@@ -43,15 +43,18 @@ def test_paths(runner: harness.Runner, per_host: int) -> None:
         assert not {host(peer) for peer in near} & {host(peer) for peer in far}, f"rank {rank}: {links}"
 
 
-def test_connections_that_break(runner: harness.Runner) -> None:
-    """A job whose TCP connections are reset again and again, and whose link is down for two seconds, ends right."""
+@pytest.mark.parametrize("encrypt", ["0", "1"])
+def test_connections_that_break(runner: harness.Runner, encrypt: str) -> None:
+    """A job whose TCP connections, plain or encrypted, are reset again and again, and whose link is down for two seconds, ends right."""
     harness.need_sandbox()
     if harness.PROVIDER != "weft":
         pytest.skip("only weft makes connections anew")
     launcher = ["-launcher", "ssh", "-launcher-exec", str(harness.SUPPORT / "netns-ssh.sh")]
     place = ["-iface", "wbr0", "-hosts", "h1,h2", "-ppn", "1", "-prepend-rank"]
     command = jobs.mpich(2, [harness.PYTHON, str(harness.PROGRAMS / "all_pairs.py"), "8"], *launcher, *place)
-    env = jobs.mpich_environment(harness.PROVIDER, FI_LOG_LEVEL="info", FI_LOG_PROV="weft")
+    env = jobs.mpich_environment(
+        harness.PROVIDER, FI_LOG_LEVEL="info", FI_LOG_PROV="weft", FI_WEFT_TCP_ENCRYPT=encrypt
+    )
     hosts, breaking = (str(harness.SUPPORT / name) for name in ("two-hosts.sh", "breaking.sh"))
     outcome = runner.run([hosts, breaking, *command], env, timeout_s=120).check()
     assert "all pairs: good" in outcome.output

@@ -88,6 +88,9 @@ pub enum LinkError {
          must be the same in all processes), or is closed to whoever does not know its full address"
     )]
     Denied,
+    /// Only one of the two sides encrypts.
+    #[error("only one of the two encrypts TCP: FI_WEFT_TCP_ENCRYPT must be the same in all processes")]
+    Encryption,
     /// The peer broke the protocol.
     #[error("the peer sent something that the protocol does not allow")]
     Protocol,

@@ -237,6 +237,7 @@ pub(crate) fn devices_config(
         open: open || chosen.is_some_and(|socket| socket.port() != 0),
         job_key,
         traffic_class: network.traffic_class,
+        encrypt: params.tcp_encrypt,
         shm: params.shm && shm,
         tcp: params.tcp,
         cma: params.cma,

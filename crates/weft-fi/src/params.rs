@@ -153,6 +153,8 @@ params! {
         "Observe by userfaultfd(2) what is unmapped, so that registrations may be kept; without it none is kept that nobody uses.";
     job_key: Option<String> = "", "text", "JOB_KEY",
         "A secret that all processes of a job share. When set, only peers that know it can connect.";
+    tcp_encrypt: bool = "no", "yes/no", "TCP_ENCRYPT",
+        "Encrypt TCP connections, with keys that follow from the job key and the endpoints' addresses. The same in all processes of a job.";
     close_timeout_ms: u64 = "5000", "ms", "CLOSE_TIMEOUT_MS",
         "How long closing an endpoint waits until what was sent has left.";
     progress_spin_us: u64 = "20", "µs", "PROGRESS_SPIN_US",

@@ -1,4 +1,4 @@
-//! How long the TCP device takes over loopback, against bare sockets in the same run.
+//! How long the TCP device takes over loopback, plain and encrypted, against bare sockets in the same run.
 //!
 //! `cargo bench -p weft-nic --bench tcp [-- ROUNDS]`. Both ends run in one thread, so that the figures are processor time and not the
 //! scheduler's. The two contestants take turns, and each figure is the best of all rounds, because the machine may be shared.
@@ -49,7 +49,7 @@ struct End<N> {
     sink: Count,
 }
 
-fn device() -> Tcp {
+fn device(encrypt: bool) -> Tcp {
     let capability = weft_nic::handshake::random().unwrap();
     let parts = NameParts {
         socket: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -60,7 +60,7 @@ fn device() -> Tcp {
         shm: false,
         tcp: true,
     };
-    Tcp::new(&TcpConfig::default(), &parts).unwrap()
+    Tcp::new(&TcpConfig { encrypt, ..TcpConfig::default() }, &parts).unwrap()
 }
 
 /// Two endpoints and their links to each other.
@@ -232,35 +232,42 @@ fn beside_shm(tcp: bool, tcp_links: usize, rounds: u32) -> f64 {
 
 fn main() {
     let rounds: u32 = std::env::args().filter_map(|arg| arg.parse().ok()).next().unwrap_or(30);
-    println!("{:<34}{:>10}{:>10}{:>8}", "", "bare", "weft", "ratio");
+    println!("{:<34}{:>10}{:>10}{:>8}{:>11}{:>8}", "", "bare", "weft", "ratio", "encrypted", "ratio");
     let row = |what: &str, bare: f64, weft: f64| println!("{what:<34}{bare:>10.0}{weft:>10.0}{:>8.2}", weft / bare);
+    let rows = |what: &str, bare: f64, weft: f64, secret: f64| {
+        println!("{what:<34}{bare:>10.0}{weft:>10.0}{:>8.2}{secret:>11.0}{:>8.2}", weft / bare, secret / weft);
+    };
     let mut raw = raw_pair();
-    let (mut a, mut b) = join(device(), device());
+    let (mut a, mut b) = join(device(false), device(false));
+    let (mut c, mut d) = join(device(true), device(true));
     for size in [1, 64, 1024, 4096, 16_384, 65_536] {
-        let (mut bare, mut weft) = (f64::MAX, f64::MAX);
+        let (mut bare, mut weft, mut secret) = (f64::MAX, f64::MAX, f64::MAX);
         for _ in 0..rounds {
             bare = bare.min(raw_ping_pong(&mut raw, size));
             weft = weft.min(ping_pong(&mut a, &mut b, size));
+            secret = secret.min(ping_pong(&mut c, &mut d, size));
         }
-        row(&format!("ping-pong, {size} B, ns"), bare, weft);
+        rows(&format!("ping-pong, {size} B, ns"), bare, weft, secret);
     }
     for size in [8, 256, 4096] {
-        let (mut bare, mut weft) = (f64::MAX, f64::MAX);
+        let (mut bare, mut weft, mut secret) = (f64::MAX, f64::MAX, f64::MAX);
         for _ in 0..rounds.div_ceil(4) {
             bare = bare.min(raw_stream(&mut raw, size, 32));
             weft = weft.min(stream(&mut a, &mut b, size, 32));
+            secret = secret.min(stream(&mut c, &mut d, size, 32));
         }
-        row(&format!("bursts of 32, {size} B, ns"), bare, weft);
+        rows(&format!("bursts of 32, {size} B, ns"), bare, weft, secret);
     }
     for size in [65_536, 1 << 20, 16 << 20] {
-        let (mut bare, mut weft) = (f64::MAX, f64::MAX);
+        let (mut bare, mut weft, mut secret) = (f64::MAX, f64::MAX, f64::MAX);
         let (mut source, mut target) = (Owned::new(vec![1; size]), Owned::new(vec![0; size]));
         let (raw_source, mut raw_target) = (vec![1; size], vec![0; size]);
         for _ in 0..rounds * 4 {
             bare = bare.min(raw_bulk(&mut raw, &raw_source, &mut raw_target));
             weft = weft.min(bulk(&mut a, &mut b, &mut source, &mut target));
+            secret = secret.min(bulk(&mut c, &mut d, &mut source, &mut target));
         }
-        row(&format!("transfer, {} KiB, ns", size / 1024), bare, weft);
+        rows(&format!("transfer, {} KiB, ns", size / 1024), bare, weft, secret);
     }
     let alone = beside_shm(false, 0, rounds * 10);
     row("shm with TCP off | on, ns", alone, beside_shm(true, 0, rounds * 10));

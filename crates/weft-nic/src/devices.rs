@@ -54,6 +54,8 @@ pub struct Config {
     pub named_socket: Option<SocketAddr>,
     /// A secret of any length that both sides must share, if set.
     pub job_key: Option<Vec<u8>>,
+    /// Encrypt TCP; the same on both sides.
+    pub encrypt: bool,
     /// The traffic class byte of TCP's packets (RFC 2474).
     pub traffic_class: u8,
     /// Longest time in milliseconds for a connection to be made.
@@ -109,6 +111,7 @@ impl Default for Config {
             identity: None,
             named_socket: None,
             job_key: None,
+            encrypt: tcp.encrypt,
             traffic_class: tcp.traffic_class,
             connect_timeout_ms: tcp.connect_timeout_ms,
             connect_retry_ms: tcp.connect_retry_ms,
@@ -134,6 +137,7 @@ impl Config {
             bind: Some(bind),
             open: self.open,
             job_key: self.job_key_bytes(),
+            encrypt: self.encrypt,
             traffic_class: self.traffic_class,
             connect_timeout_ms: self.connect_timeout_ms,
             connect_retry_ms: self.connect_retry_ms,

@@ -10,7 +10,8 @@
 //! in another dialogue, in the other role, or with another name. Capabilities travel only sealed: XORed with
 //! a keystream from the same key and dialogue, so that the peer learns the full name and a listener on the wire does not.
 //!
-//! What this does not do: it does not encrypt or authenticate what travels on the link afterwards.
+//! What travels on the link afterwards is neither encrypted nor authenticated by this; where that is wanted, session keys are
+//! agreed upon under the same key and dialogue ([`Key::noise`]).
 //!
 //! Sources: the BLAKE3 paper, sections 2.3 (keyed hash) and 2.3 (key derivation).
 
@@ -96,6 +97,18 @@ impl Key {
             *byte ^= mask;
         }
         out
+    }
+
+    /// The pre-shared key and the prologue of the exchange of session keys that follows a dialogue.
+    #[must_use]
+    pub fn noise(&self, dialogue: &[&[u8]]) -> ([u8; 32], [u8; 32]) {
+        (*self.keyed(b"noise: key      ", dialogue).as_bytes(), *self.keyed(b"noise: prologue ", dialogue).as_bytes())
+    }
+
+    /// The key of a session whose two sides have agreed upon a secret besides: whoever learns this key's origins does not know it.
+    #[must_use]
+    pub fn agreed(&self, secret: &[&[u8]]) -> Self {
+        Self(*self.keyed(b"session: agreed ", secret).as_bytes())
     }
 
     /// Every part is preceded by its length, so that no two dialogues hash the same bytes.

@@ -37,7 +37,8 @@ macro_rules! conformance {
 conformance! {
     shm: super::ShmDevice<true>,
     shm_without_cma: super::ShmDevice<false>,
-    tcp: super::TcpDevice,
+    tcp: super::TcpDevice<false>,
+    tcp_encrypted: super::TcpDevice<true>,
     both: super::BothDevices<true>,
     both_without_shm: super::BothDevices<false>,
 }
@@ -66,17 +67,23 @@ impl<const CMA: bool> Device for ShmDevice<CMA> {
     }
 }
 
-/// TCP over the loopback interface.
-pub struct TcpDevice;
+/// TCP over the loopback interface, plain or encrypted.
+pub struct TcpDevice<const ENCRYPT: bool>;
 
-impl TcpDevice {
+impl<const ENCRYPT: bool> TcpDevice<ENCRYPT> {
     fn open_with(config: TcpConfig) -> Tcp {
-        let config = TcpConfig { connect_timeout_ms: 1000, answer_timeout_ms: 1000, connect_retry_ms: 100, ..config };
+        let config = TcpConfig {
+            encrypt: ENCRYPT,
+            connect_timeout_ms: 1000,
+            answer_timeout_ms: 1000,
+            connect_retry_ms: 100,
+            ..config
+        };
         Tcp::new(&config, &parts(0)).unwrap()
     }
 }
 
-impl Device for TcpDevice {
+impl<const ENCRYPT: bool> Device for TcpDevice<ENCRYPT> {
     type Nic = Tcp;
 
     fn open() -> Tcp {

@@ -29,6 +29,7 @@ pub(crate) fn number(fault: Fault) -> c_int {
             LinkError::Protocol => 22,
             LinkError::Access => 23,
             LinkError::Resources => 24,
+            LinkError::Encryption => 25,
         },
     }
 }
@@ -56,6 +57,7 @@ pub(crate) fn text(number: c_int) -> &'static CStr {
         22 => c"the peer sent something that the protocol does not allow",
         23 => c"direct access to the peer's memory failed",
         24 => c"out of descriptors or memory",
+        25 => c"only one of the two encrypts TCP: FI_WEFT_TCP_ENCRYPT must be the same in all processes",
         _ => c"unknown error number",
     }
 }
@@ -78,6 +80,7 @@ mod tests {
             LinkError::Protocol,
             LinkError::Access,
             LinkError::Resources,
+            LinkError::Encryption,
         ];
         let mut faults = vec![
             Fault::Truncated(1),

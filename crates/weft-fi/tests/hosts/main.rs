@@ -75,6 +75,7 @@ type Env = &'static [(&'static str, &'static str)];
 const SHM: Env = &[("FI_WEFT_CLOSE_TIMEOUT_MS", "40"), ("FI_WEFT_CONNECT_RETRY_MS", "50")];
 const SHM_PUSH: Env = &[SHM[0], SHM[1], ("FI_WEFT_CMA", "0")];
 const TCP: Env = &[SHM[0], SHM[1], ("FI_WEFT_SHM", "0")];
+const ENCRYPTED: Env = &[SHM[0], SHM[1], TCP[2], ("FI_WEFT_TCP_ENCRYPT", "1")];
 /// Little room for messages that nobody has asked for.
 const WINDOW: (&str, &str) = ("FI_WEFT_UNEXPECTED_WINDOW_BYTES", "128K");
 
@@ -133,6 +134,7 @@ const GROUPS: &[Group] = &[
     Group { name: "receives_push", run: suite::others, env: &[SHM[0], SHM[1], SHM_PUSH[2], WINDOW] },
     Group { name: "suite_tcp", run: suite::transfers, env: TCP },
     Group { name: "receives_tcp", run: suite::others, env: &[SHM[0], SHM[1], TCP[2], WINDOW] },
+    Group { name: "suite_encrypted", run: suite::transfers, env: ENCRYPTED },
     Group { name: "suite_connected_shm", run: suite::connections, env: SHM },
     Group { name: "suite_connected_tcp", run: suite::connections, env: TCP },
     Group { name: "suite_connected_sim", run: suite::connections, env: &[(SIM, "unordered")] },
@@ -314,7 +316,7 @@ groups! {
     closing_shm closing_push closing_tcp connections_shm connections_tcp
     datagrams_shm datagrams_tcp death_shm death_push death_tcp
     suite_shm receives_shm suite_push receives_push suite_tcp receives_tcp
-    suite_connected_shm suite_connected_tcp suite_connected_sim
+    suite_encrypted suite_connected_shm suite_connected_tcp suite_connected_sim
     suite_sim_direct receives_sim_direct suite_sim_push receives_sim_push suite_sim_unordered receives_sim_unordered
     registration_kept registration_limited registration_unseen registration_none
     suite_sim_registered receives_sim_registered

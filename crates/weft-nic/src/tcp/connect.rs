@@ -10,6 +10,8 @@
 //!     | ── Finish  { sealed capability, proof }                 ──► |
 //!     | ◄─ Verdict { status }                                     ── |   frames follow
 //! ```
+//! Where both sides encrypt, a message of the exchange of keys ([`super::noise`]) follows the finish, and another the verdict, for which
+//! it vouches.
 //! The initiator's link comes up with the verdict, not before: an acceptor that had to drop a half-open connection has
 //! then lost nothing, and the initiator calls again.
 //!
@@ -29,7 +31,9 @@ use weft_engine::nic::LinkError;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::TcpConfig;
+use super::noise::{self, Noise};
 use super::resume::Returning;
+use super::stream::Keys;
 use super::sys::{self, Pieces};
 use super::wire::{self, Answer, Finish, Hello, MAGIC, VERSION, Verdict};
 use crate::handshake::{self, Capability, Key, Role};
@@ -61,6 +65,8 @@ pub(super) struct Local {
     pub(super) job_key: Option<[u8; 32]>,
     /// Whoever knows only the address may connect.
     pub(super) open: bool,
+    /// What follows the handshake is encrypted.
+    pub(super) encrypt: bool,
 }
 
 /// Why an attempt has failed.
@@ -81,6 +87,16 @@ pub(super) struct Found {
     pub(super) peer: EpName,
     /// What only the two of us know: the session's number and key.
     pub(super) session: (u64, Key),
+    /// Where the connection is encrypted.
+    pub(super) keys: Option<Keys>,
+}
+
+impl Found {
+    /// The exchange of keys is over.
+    fn encrypt(&mut self, noise: &mut Noise) {
+        self.keys = Some(noise.keys());
+        self.session.1 = noise.session(&self.session.1);
+    }
 }
 
 /// How far an attempt has come.
@@ -107,6 +123,7 @@ pub(super) struct Attempt {
     have: usize,
     /// The peer, once it has proven itself.
     found: Option<Found>,
+    noise: Option<Noise>,
     tries: u32,
     dial_at_ms: u64,
     /// Until then refused connections are tried again.
@@ -124,6 +141,7 @@ impl Attempt {
             buffer: [0; size_of::<Answer>()],
             have: 0,
             found: None,
+            noise: None,
             tries: 0,
             dial_at_ms: now_ms,
             retry_until_ms: now_ms.saturating_add(config.connect_retry_ms),
@@ -222,11 +240,19 @@ impl Attempt {
             self.have = 0;
         }
         if self.stage == Stage::Verdict {
-            if !self.fill(socket, size_of::<Verdict>())? {
+            let noise_bytes = if self.noise.is_some() { noise::message_bytes(size_of::<Verdict>()) } else { 0 };
+            if !self.fill(socket, size_of::<Verdict>() + noise_bytes)? {
                 return Ok(None);
             }
             return match self.buffer[0] {
-                wire::OK => Ok(self.found.take()),
+                wire::OK => {
+                    if let (Some(noise), Some(found)) = (&mut self.noise, &mut self.found) {
+                        let (verdict, rest) = self.buffer.split_at(size_of::<Verdict>());
+                        noise.read(&rest[..noise_bytes], verdict).map_err(Final)?;
+                        found.encrypt(noise);
+                    }
+                    Ok(self.found.take())
+                }
                 wire::DENIED => Err(Final(LinkError::Denied)),
                 _ => Err(Final(LinkError::Protocol)),
             };
@@ -238,7 +264,8 @@ impl Attempt {
         self.hello = Hello {
             magic: MAGIC,
             version: VERSION,
-            flags: if self.peer.is_full() { wire::KNOWS_CAPABILITY } else { 0 },
+            flags: if self.peer.is_full() { wire::KNOWS_CAPABILITY } else { 0 }
+                | if local.encrypt { wire::ENCRYPTS } else { 0 },
             reserved: [0; 6],
             nonce: handshake::random().map_err(Final)?,
             name: handshake::public_part(&local.name),
@@ -257,6 +284,7 @@ impl Attempt {
             wire::OK => {}
             wire::NOT_HERE => return Err(Final(LinkError::Refused)),
             wire::DENIED => return Err(Final(LinkError::Denied)),
+            wire::ENCRYPTION => return Err(Final(LinkError::Encryption)),
             _ => return Err(Final(LinkError::Protocol)),
         }
         let key = Key::new(&self.peer.capability(), local.job_key.as_ref());
@@ -279,8 +307,16 @@ impl Attempt {
         let sealed = key.seal(Role::Initiator, &dialogue, &mine);
         let proof = key.proof(Role::Initiator, &[dialogue[0], dialogue[1], &sealed]);
         let session = key.session(&[dialogue[0], dialogue[1], &sealed, &mine]);
-        self.found = Some(Found { peer, session });
-        say(socket, Finish { sealed, proof }.as_bytes())
+        self.found = Some(Found { peer, session, keys: None });
+        let finish = Finish { sealed, proof };
+        let mut said = finish.as_bytes().to_vec();
+        if local.encrypt {
+            let dialogue = [dialogue[0], dialogue[1], finish.as_bytes()];
+            let mut noise = Noise::new(Role::Initiator, &key, &dialogue).map_err(Final)?;
+            said.extend_from_slice(&noise.write(&[]).map_err(Final)?);
+            self.noise = Some(noise);
+        }
+        say(socket, &said)
     }
 
     /// Receives up to `need` bytes of the awaited message. Returns whether it is whole.
@@ -397,7 +433,7 @@ impl Half {
             }
             self.answer(hello, local)?;
         }
-        let need = size_of::<Finish>();
+        let need = size_of::<Finish>() + if local.encrypt { noise::FIRST_BYTES } else { 0 };
         if !fill(self.socket.as_fd(), &mut self.buffer[..need], &mut self.have)? {
             return Ok(Step::Wait);
         }
@@ -405,11 +441,29 @@ impl Half {
         if self.returning.is_some() {
             return Ok(Step::Returned(finish));
         }
-        let outcome = self.check_finish(&finish);
+        let outcome = self.check_finish(&finish, local);
         let status = if outcome.is_ok() { wire::OK } else { wire::DENIED };
         let verdict = Verdict { status, reserved: [0; 7] };
-        say(self.socket.as_fd(), verdict.as_bytes()).map_err(|_| LinkError::Gone)?;
+        let mut said = verdict.as_bytes().to_vec();
+        let outcome = outcome.and_then(|(mut found, noise)| {
+            if let Some(mut noise) = noise {
+                said.extend_from_slice(&noise.write(verdict.as_bytes())?);
+                found.encrypt(&mut noise);
+            }
+            Ok(found)
+        });
+        if local.encrypt && status != wire::OK {
+            said.resize(size_of::<Verdict>() + noise::message_bytes(size_of::<Verdict>()), 0);
+        }
+        say(self.socket.as_fd(), &said).map_err(|_| LinkError::Gone)?;
         outcome.map(Step::Up)
+    }
+
+    /// Takes what an initiator that encrypts has said behind its finish, of the exchange of keys.
+    pub(super) fn agree(&self, key: &Key, dialogue: &[&[u8]]) -> Result<Noise, LinkError> {
+        let mut noise = Noise::new(Role::Acceptor, key, dialogue)?;
+        noise.read(&self.buffer[size_of::<Finish>()..][..noise::FIRST_BYTES], &[])?;
+        Ok(noise)
     }
 
     /// Answers the hello with our proof or with the reason why not.
@@ -420,9 +474,13 @@ impl Half {
         if status != wire::OK {
             // It may not arrive; the link is refused all the same.
             let _ = say(self.socket.as_fd(), answer.as_bytes());
-            return Err(if status == wire::BAD_VERSION { LinkError::Protocol } else { LinkError::Denied });
+            return Err(match status {
+                wire::BAD_VERSION => LinkError::Protocol,
+                wire::ENCRYPTION => LinkError::Encryption,
+                _ => LinkError::Denied,
+            });
         }
-        let knows = hello.flags == wire::KNOWS_CAPABILITY;
+        let knows = hello.flags & wire::KNOWS_CAPABILITY != 0;
         let capability: Capability = if knows { local.name.capability() } else { [0; 16] };
         let key = Key::new(&capability, local.job_key.as_ref());
         answer.nonce = handshake::random()?;
@@ -438,7 +496,7 @@ impl Half {
     }
 
     /// Checks the initiator's proof.
-    fn check_finish(&self, finish: &Finish) -> Result<Found, LinkError> {
+    fn check_finish(&self, finish: &Finish, local: &Local) -> Result<(Found, Option<Noise>), LinkError> {
         let said = self.said.as_deref().ok_or(LinkError::Protocol)?;
         let dialogue = [said.hello.as_bytes(), answer_body(&said.answer)];
         let with_seal = [dialogue[0], dialogue[1], &finish.sealed];
@@ -448,20 +506,24 @@ impl Half {
         let capability = said.key.seal(Role::Initiator, &dialogue, &finish.sealed);
         let peer = handshake::with_capability(&said.hello.name, &capability).ok_or(LinkError::Denied)?;
         let session = said.key.session(&[dialogue[0], dialogue[1], &finish.sealed, &capability]);
-        Ok(Found { peer, session })
+        let noise = local.encrypt.then(|| self.agree(&said.key, &[dialogue[0], dialogue[1], finish.as_bytes()]));
+        Ok((Found { peer, session, keys: None }, noise.transpose()?))
     }
 }
 
 /// The status that a hello deserves.
 fn judge_hello(hello: &Hello, local: &Local) -> u8 {
-    let knows = hello.flags == wire::KNOWS_CAPABILITY;
+    let knows = hello.flags & wire::KNOWS_CAPABILITY != 0;
+    let known = wire::KNOWS_CAPABILITY | wire::ENCRYPTS;
     let full = EpName::parse(&hello.name).is_ok_and(|name| name.is_full());
-    if hello.version != VERSION || hello.flags > wire::KNOWS_CAPABILITY || hello.reserved != [0; 6] || !full {
+    if hello.version != VERSION || hello.flags & !known != 0 || hello.reserved != [0; 6] || !full {
         wire::BAD_VERSION
     } else if knows && hello.target != local.name.ep_id() {
         wire::NOT_HERE
     } else if !knows && !local.open {
         wire::DENIED
+    } else if (hello.flags & wire::ENCRYPTS != 0) != local.encrypt {
+        wire::ENCRYPTION
     } else {
         wire::OK
     }

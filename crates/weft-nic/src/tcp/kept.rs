@@ -70,7 +70,7 @@ impl Kept {
     }
 
     /// Appends a message's frame; `len` is that of `head` and `body` together. Returns it, if it lies in one piece.
-    #[inline]
+    #[inline(always)] // for a plain and for an encrypted link: two callers
     pub(super) fn append(&mut self, head: &[u8], body: &[Iov], len: usize, spare: &mut Spare) -> Option<&[u8]> {
         let frame_bytes = HEAD_BYTES + len;
         if self.ring.len() - self.held() < frame_bytes {

@@ -34,11 +34,13 @@ use crate::NicError;
 mod connect;
 mod kept;
 mod linger;
+mod noise;
 mod pace;
 mod progress;
 mod pushes;
 mod resume;
 mod rx;
+mod stream;
 mod sys;
 mod tx;
 mod unsent;
@@ -50,6 +52,7 @@ use pace::Pace;
 use progress::{Accepts, Focus};
 use resume::{Redial, Session};
 use rx::{Intake, Stage};
+use stream::Secrets;
 use tx::{Pumped, Tx, Writer};
 pub(crate) use wire::MAILBOX_BYTES;
 
@@ -73,6 +76,8 @@ pub struct TcpConfig {
     pub open: bool,
     /// Both sides must know it, if set.
     pub job_key: Option<[u8; 32]>,
+    /// Whether connections are encrypted; the same on both sides.
+    pub encrypt: bool,
     /// IP_TOS and IPV6_TCLASS.
     pub traffic_class: u8,
     /// Longest time for a connection to be made and, with a service name, to be answered.
@@ -105,6 +110,7 @@ impl Default for TcpConfig {
             bind: None,
             open: false,
             job_key: None,
+            encrypt: false,
             traffic_class: 0,
             connect_timeout_ms: 10_000,
             connect_retry_ms: 1000,
@@ -178,6 +184,7 @@ pub struct Tcp {
     timer: OwnedFd,
     generation: u32,
     links: Slab<Link>,
+    secrets: Secrets,
     halves: Slab<Half>,
     lingers: Slab<Linger>,
     /// Links whose connection is being made, for the first time or anew.
@@ -290,7 +297,7 @@ impl Tcp {
             epoll::add(&epoll, fd, data, epoll::EventFlags::IN).map_err(NicError::system("epoll_ctl"))?;
         }
         Ok(Self {
-            local: Local { name, job_key: config.job_key, open: config.open },
+            local: Local { name, job_key: config.job_key, open: config.open, encrypt: config.encrypt },
             addr,
             listener,
             listener_resume_ms: None,
@@ -301,6 +308,7 @@ impl Tcp {
             timer,
             generation: 0,
             links: Slab::new(),
+            secrets: Secrets::default(),
             halves: Slab::new(),
             lingers: Slab::new(),
             calling: Vec::new(),
@@ -347,7 +355,7 @@ impl Tcp {
         let kept: Vec<u32> = self
             .links
             .iter()
-            .filter(|(_, link)| link.tx.queued() > 0 && !link.tx.broken && matches!(link.state, State::Up))
+            .filter(|(_, link)| link.tx.is_unsent() && !link.tx.broken && matches!(link.state, State::Up))
             .filter_map(|(id, _)| u32::try_from(id).ok())
             .collect();
         for &id in &kept {
@@ -356,7 +364,7 @@ impl Tcp {
             }
             self.pump(id);
         }
-        kept.iter().all(|&id| self.links.get(id as usize).is_none_or(|link| link.tx.queued() == 0 || link.tx.broken))
+        kept.iter().all(|&id| self.links.get(id as usize).is_none_or(|link| !link.tx.is_unsent() || link.tx.broken))
     }
 
     /// Where it is noted that messages are kept.
@@ -507,7 +515,13 @@ impl Tcp {
     fn pump(&mut self, id: u32) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let (State::Up, Some(socket)) = (&link.state, &link.socket) else { return };
-        let pumped = self.writer.pump(socket.as_fd(), &mut link.tx, &mut link.rx, SEND_BUDGET_BYTES);
+        let fd = socket.as_fd();
+        let pumped = if self.config.encrypt {
+            let Some(wire) = self.secrets.of(id, fd) else { return };
+            self.writer.pump(wire, &mut link.tx, &mut link.rx, SEND_BUDGET_BYTES)
+        } else {
+            self.writer.pump(fd, &mut link.tx, &mut link.rx, SEND_BUDGET_BYTES)
+        };
         if pumped == Pumped::More {
             self.mark_dirty(id);
         }
@@ -551,6 +565,48 @@ impl Tcp {
         let data = epoll::EventData::new_u64(token.pack());
         epoll::add(&self.epoll, socket, data, flags).map_err(|_| Failure::Final(LinkError::Resources))
     }
+
+    /// Accepts a message, for links that are all encrypted or all plain.
+    #[inline(always)]
+    fn send_on<const SEALED: bool>(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
+        let id = link.0;
+        let Some(link) = self.links.get_mut(id as usize) else { return Err(Full) };
+        let (State::Up, Some(socket)) = (&link.state, &link.socket) else { return Err(Full) };
+        self.pace.wake();
+        let fd = socket.as_fd();
+        let outcome = if SEALED {
+            let Some(wire) = self.secrets.of(id, fd) else { return Err(Full) };
+            self.writer.message(wire, &mut link.tx, &mut link.rx, head, body)
+        } else {
+            self.writer.message(fd, &mut link.tx, &mut link.rx, head, body)
+        };
+        let tx = &mut link.tx;
+        if tx.queued() > 0
+            && let Some(unsent) = &self.config.unsent
+        {
+            unsent.note();
+        }
+        if tx.blocked {
+            if SEALED
+                && tx.holds
+                && let Some(unsent) = &self.config.unsent
+            {
+                unsent.note();
+            }
+            self.rearm(id);
+        } else if tx.queued() > 0 && !tx.dirty {
+            tx.dirty = true;
+            self.dirty.push(id);
+        }
+        outcome
+    }
+
+    /// [`Nic::send`] for encrypted links, out of the others' way.
+    #[cold]
+    #[inline(never)]
+    fn send_sealed(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
+        self.send_on::<true>(link, head, body)
+    }
 }
 
 /// It reaches any memory.
@@ -574,24 +630,10 @@ impl Nic for Tcp {
 
     #[inline]
     fn send(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
-        let id = link.0;
-        let Some(link) = self.links.get_mut(id as usize) else { return Err(Full) };
-        let (State::Up, Some(socket)) = (&link.state, &link.socket) else { return Err(Full) };
-        self.pace.wake();
-        let outcome = self.writer.message(socket.as_fd(), &mut link.tx, &mut link.rx, head, body);
-        let tx = &mut link.tx;
-        if tx.queued() > 0
-            && let Some(unsent) = &self.config.unsent
-        {
-            unsent.note();
+        if self.config.encrypt {
+            return self.send_sealed(link, head, body);
         }
-        if tx.blocked {
-            self.rearm(id);
-        } else if tx.queued() > 0 && !tx.dirty {
-            tx.dirty = true;
-            self.dirty.push(id);
-        }
-        outcome
+        self.send_on::<false>(link, head, body)
     }
 
     fn push(&mut self, link: LinkId, window: u64, offset: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
@@ -654,8 +696,10 @@ impl Nic for Tcp {
         if let (State::Up, Some(socket)) = (&link_gone.state, link_gone.socket.take()) {
             let broken = link_gone.tx.broken;
             let bytes = if broken { Vec::new() } else { self.writer.farewell(&mut link_gone.tx, &link_gone.rx) };
+            let bytes = self.secrets.finish(link.0, bytes);
             self.linger(socket, bytes);
         }
+        self.secrets.set(link.0, None);
         self.writer.forget(&mut link_gone.tx);
         self.stage.recycle(link_gone.rx.rx);
     }

@@ -5,7 +5,7 @@
 //!
 //! While the traffic is that of one or two links only, and of whole messages, their sockets are read directly, which saves the
 //! question which sockets are ready; the others are asked for every few polls ([`Focus`]). Otherwise one call tells all ready
-//! sockets, whatever the number of idle ones. Every portion is bounded: [`READ_BUDGET_BYTES`] per link, [`super::EVENTS`] sockets and
+//! sockets, whatever the number of idle ones. Every portion is bounded: [`super::rx::READ_BUDGET_BYTES`] per link, [`super::EVENTS`] sockets and
 //! [`ACCEPTS`] new connections per poll.
 //!
 //! Invariants: a link ends in [`Tcp::end`] and nowhere else (or in `close`): first its `done`s, then `down`.
@@ -24,8 +24,6 @@ use super::linger::LINGER_CHECK_MS;
 use super::resume::Session;
 use super::{EVENTS, Link, State, Tcp, Token, sys};
 
-/// Bytes that one link may bring in one poll while others wait.
-const READ_BUDGET_BYTES: usize = 1024 * 1024;
 /// Connections accepted in one poll, and in one tick of the clock while half-open ones crowd: who floods the port gets a small part
 /// of the time.
 const ACCEPTS: usize = 32;
@@ -259,20 +257,29 @@ impl Tcp {
     /// Reads what a link has, within the budget.
     #[inline]
     fn read<S: Sink>(&mut self, id: u32, sink: &mut S) {
+        if self.config.encrypt {
+            return self.read_sealed(id, sink);
+        }
+        self.read_on::<false, S>(id, sink);
+    }
+
+    /// The same of encrypted links, out of the others' way.
+    #[cold]
+    #[inline(never)]
+    fn read_sealed<S: Sink>(&mut self, id: u32, sink: &mut S) {
+        self.read_on::<true, S>(id, sink);
+    }
+
+    #[inline(always)]
+    fn read_on<const SEALED: bool, S: Sink>(&mut self, id: u32, sink: &mut S) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let (State::Up, Some(socket)) = (&link.state, &link.socket) else { return };
-        let mut bytes = 0;
-        let mut end = loop {
-            match self.stage.read(socket.as_fd(), &mut link.rx.rx, bytes > 0, LinkId(id), sink) {
-                Ok(Some(progress)) => {
-                    bytes += progress.bytes;
-                    if !progress.more || bytes >= READ_BUDGET_BYTES {
-                        break None;
-                    }
-                }
-                Ok(None) => break None,
-                Err(why) => break Some(why),
-            }
+        let (fd, rx) = (socket.as_fd(), &mut link.rx.rx);
+        let (bytes, mut end) = if SEALED {
+            let Some(wire) = self.secrets.of(id, fd) else { return };
+            self.stage.read_all(wire, rx, LinkId(id), sink)
+        } else {
+            self.stage.read_all(fd, rx, LinkId(id), sink)
         };
         if bytes > 0 {
             self.focus.brought(id);
@@ -330,6 +337,7 @@ impl Tcp {
     fn end<S: Sink>(&mut self, id: u32, why: LinkError, sink: &mut S) {
         let Some(mut link) = self.links.try_remove(id as usize) else { return };
         self.forget(id, &link);
+        self.secrets.set(id, None);
         log::debug!("tcp: link {id} ended: {why}");
         for (done, ctx) in self.writer.done.drain(..) {
             sink.done(done, ctx, Ok(()));
@@ -434,6 +442,7 @@ impl Tcp {
     }
 
     fn up<S: Sink>(&mut self, id: u32, found: Found, initiator: bool, sink: &mut S) {
+        self.secrets.set(id, found.keys.as_ref());
         let peer = found.peer;
         log::debug!("tcp: link {id} to {peer} is up ({})", if initiator { "ours" } else { "theirs" });
         self.stats.links_up += 1;
@@ -582,11 +591,10 @@ impl Tcp {
     pub(super) fn refuse(&mut self, index: usize, why: LinkError) {
         if let Some(half) = self.halves.try_remove(index) {
             self.stats.refused += 1;
-            if why == LinkError::Denied {
-                self.stats.denied += 1;
-            }
+            let denied = matches!(why, LinkError::Denied | LinkError::Encryption);
+            self.stats.denied += u64::from(denied);
             // Nobody fills the log: the first, second, fourth, eighth, … denial is told.
-            let loud = why == LinkError::Denied && self.stats.denied.is_power_of_two();
+            let loud = denied && self.stats.denied.is_power_of_two();
             let level = if loud { log::Level::Warn } else { log::Level::Debug };
             log::log!(level, "tcp: a connection from {} was refused: {why}", half.source);
             self.unwatch(&half.socket);

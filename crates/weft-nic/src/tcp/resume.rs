@@ -31,6 +31,8 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::connect::{Failure, Half, Local, answer_body, backoff_ms, connected, fill, say};
+use super::noise::{self, Noise};
+use super::stream::Keys;
 use super::wire::{self, Answer, Finish, Hello, MAGIC, ReturnVerdict, VERSION};
 use super::{State, Tcp, TcpConfig, Token, sys};
 use crate::handshake::{self, Key, Role};
@@ -101,6 +103,7 @@ pub(super) struct Redial {
     near: bool,
     tries: u32,
     meetings: u32,
+    noise: Option<Noise>,
     /// When it wants to be looked at without its socket having reported anything.
     wake_ms: u64,
     /// A host that is not reached until then is given up.
@@ -116,6 +119,7 @@ impl Redial {
             hello: Hello::new_zeroed(),
             buffer: [0; size_of::<Answer>()],
             have: 0,
+            noise: None,
             near: session.near,
             tries: 0,
             meetings: 0,
@@ -178,7 +182,7 @@ impl Redial {
         position: u64,
         config: &TcpConfig,
         now_ms: u64,
-    ) -> Result<Option<u64>, Failure> {
+    ) -> Result<Option<(u64, Option<Keys>)>, Failure> {
         if self.stage == Stage::Connecting {
             if !connected(socket).map_err(Self::sort)? {
                 return Ok(None);
@@ -204,17 +208,26 @@ impl Redial {
             if !self.fill(socket, size_of::<Answer>())? {
                 return Ok(None);
             }
-            self.check_answer(socket, session, position)?;
+            self.check_answer(socket, session, position, config.encrypt)?;
             self.stage = Stage::Verdict;
             self.have = 0;
         }
         if self.stage == Stage::Verdict {
-            if !self.fill(socket, size_of::<ReturnVerdict>())? {
+            let noise_bytes = if self.noise.is_some() { noise::message_bytes(size_of::<ReturnVerdict>()) } else { 0 };
+            if !self.fill(socket, size_of::<ReturnVerdict>() + noise_bytes)? {
                 return Ok(None);
             }
             let (verdict, _) = ReturnVerdict::read_from_prefix(&self.buffer).map_err(|_| Final(LinkError::Protocol))?;
             return match verdict.status {
-                wire::OK => Ok(Some(verdict.position.get())),
+                wire::OK => {
+                    let mut keys = None;
+                    if let Some(noise) = &mut self.noise {
+                        let message = &self.buffer[size_of::<ReturnVerdict>()..][..noise_bytes];
+                        noise.read(message, verdict.as_bytes()).map_err(Final)?;
+                        keys = Some(noise.keys());
+                    }
+                    Ok(Some((verdict.position.get(), keys)))
+                }
                 wire::BUSY => Err(Retry(LinkError::Refused)),
                 wire::UNKNOWN => Err(Final(LinkError::Gone)),
                 _ => Err(Final(LinkError::Protocol)),
@@ -224,7 +237,13 @@ impl Redial {
     }
 
     /// Checks the peer's proof and gives ours.
-    fn check_answer(&mut self, socket: BorrowedFd<'_>, session: &mut Session, position: u64) -> Result<(), Failure> {
+    fn check_answer(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        session: &mut Session,
+        position: u64,
+        encrypt: bool,
+    ) -> Result<(), Failure> {
         let answer = Answer::read_from_bytes(&self.buffer).map_err(|_| Final(LinkError::Protocol))?;
         match (answer.version, answer.status) {
             (VERSION, wire::OK) => {}
@@ -243,7 +262,15 @@ impl Redial {
         sealed[..8].copy_from_slice(&u64::from(session.epoch).to_le_bytes());
         sealed[8..].copy_from_slice(&position.to_le_bytes());
         let proof = session.key.proof(Role::Initiator, &[dialogue[0], dialogue[1], &sealed]);
-        say(socket, Finish { sealed, proof }.as_bytes())
+        let finish = Finish { sealed, proof };
+        let mut said = finish.as_bytes().to_vec();
+        if encrypt {
+            let dialogue = [dialogue[0], dialogue[1], finish.as_bytes()];
+            let mut noise = Noise::new(Role::Initiator, &session.key, &dialogue).map_err(Final)?;
+            said.extend_from_slice(&noise.write(&[]).map_err(Final)?);
+            self.noise = Some(noise);
+        }
+        say(socket, &said)
     }
 
     /// Receives up to `need` bytes of the awaited message. Returns whether it is whole.
@@ -294,7 +321,7 @@ impl Tcp {
         if std::mem::take(&mut link.tx.armed) {
             self.armed -= 1;
         }
-        (link.tx.blocked, link.tx.broken, link.tx.unproven) = (false, false, false);
+        (link.tx.blocked, link.tx.broken, link.tx.unproven, link.tx.holds) = (false, false, false, false);
         link.rx.rewind();
         if let Some(socket) = link.socket.take() {
             self.unwatch(&socket);
@@ -375,7 +402,10 @@ impl Tcp {
                     log::warn!("tcp: epoll_ctl: {errno}");
                 }
                 match found {
-                    Some(position) => self.resumed(id, position),
+                    Some((position, keys)) => {
+                        self.secrets.set(id, keys.as_ref());
+                        self.resumed(id, position);
+                    }
                     None => self.set_timer(wake_ms),
                 }
             }
@@ -465,16 +495,32 @@ impl Tcp {
         Ok(position.get())
     }
 
+    /// The exchange of new keys for a link that goes on, if it is encrypted.
+    fn agree_again(&self, index: usize, returning: &Returning, finish: &Finish) -> Result<Option<Noise>, LinkError> {
+        let session = self.links.get(returning.link as usize).and_then(|link| link.session.as_ref());
+        let (Some(half), Some(session)) = (self.halves.get(index), session) else { return Err(LinkError::Gone) };
+        let dialogue = [returning.hello.as_bytes(), answer_body(&returning.answer), finish.as_bytes()];
+        self.config.encrypt.then(|| half.agree(&session.key, &dialogue)).transpose()
+    }
+
     /// A half-open connection has said all; it carries a link on if its proof is right.
     pub(super) fn take_back(&mut self, index: usize, finish: &Finish) {
         let Some(returning) = self.halves.get_mut(index).and_then(|half| half.returning.take()) else { return };
-        let judged = self.judge_return(&returning, finish);
+        let mut agreed = None;
+        let judged = self.judge_return(&returning, finish).and_then(|position| {
+            agreed = self.agree_again(index, &returning, finish).map_err(|_| wire::DENIED)?;
+            Ok(position)
+        });
         let id = returning.link;
         let mut verdict = ReturnVerdict::new_zeroed();
         if let Err(status) = judged {
             verdict.status = status;
             if let Some(half) = self.halves.get(index) {
-                let _ = say(half.socket.as_fd(), verdict.as_bytes());
+                let mut said = verdict.as_bytes().to_vec();
+                if self.config.encrypt {
+                    said.resize(said.len() + noise::message_bytes(said.len()), 0);
+                }
+                let _ = say(half.socket.as_fd(), &said);
             }
             let why = if status == wire::DENIED { LinkError::Denied } else { LinkError::Gone };
             return self.refuse(index, why);
@@ -488,8 +534,17 @@ impl Tcp {
         if let Err(errno) = sys::set_link_options(socket.as_fd(), &self.config) {
             log::debug!("tcp: {errno}");
         }
+        let mut bytes = verdict.as_bytes().to_vec();
+        let keys = agreed.map(|mut noise| noise.write(verdict.as_bytes()).map(|message| (message, noise.keys())));
         // If it does not arrive, the peer dials again.
-        let said = say(socket.as_fd(), verdict.as_bytes());
+        let said = match keys.transpose() {
+            Ok(keys) => {
+                bytes.extend(keys.iter().flat_map(|(message, _)| message));
+                self.secrets.set(id, keys.as_ref().map(|(_, keys)| keys));
+                say(socket.as_fd(), &bytes).map_err(drop)
+            }
+            Err(_) => Err(()),
+        };
         let token = epoll::EventData::new_u64(Token::Link(id, generation).pack());
         if let Err(errno) = epoll::modify(&self.epoll, &socket, token, epoll::EventFlags::IN) {
             log::warn!("tcp: epoll_ctl: {errno}");

@@ -14,15 +14,16 @@
 //!
 //! Errors: `Closed` after a goodbye, `Gone` for an end of stream or a socket error, `Protocol` for nonsense.
 
-use std::os::fd::BorrowedFd;
-
 use rustix::io::Errno;
 use weft_engine::mem::{self, Iov};
 use weft_engine::nic::{LinkError, LinkId, Sink};
 
-use super::sys::{self, Pieces};
+use super::stream::Wire;
+use super::sys::Pieces;
 use super::wire::{self, ACK_BYTES, Frame, HEAD_BYTES, MAILBOX_BYTES, PUSH_HEAD_BYTES};
 
+/// Bytes that one link may bring in one poll while others wait.
+pub(super) const READ_BUDGET_BYTES: usize = 1024 * 1024;
 /// The staging buffer of a device.
 const STAGE_BYTES: usize = 128 * 1024;
 /// How far the first read of a poll looks when it may meet anything: an eager message of the default size fits.
@@ -204,12 +205,38 @@ impl Stage {
         self.notes.heard.take()
     }
 
+    /// Reads what there is, within the budget. Gives the bytes that came, and why the link ends, if it does.
+    #[inline(always)]
+    pub(super) fn read_all<W: Wire, S: Sink>(
+        &mut self,
+        wire: W,
+        rx: &mut Rx,
+        link: LinkId,
+        sink: &mut S,
+    ) -> (usize, Option<LinkError>) {
+        let mut bytes = 0;
+        let end = loop {
+            match self.read(wire, rx, bytes > 0, link, sink) {
+                Ok(Some(progress)) => {
+                    bytes += progress.bytes;
+                    // What has come through an encrypted connection is taken all the same: the socket does not tell of it.
+                    if !progress.more || (bytes >= READ_BUDGET_BYTES && !wire.has_more()) {
+                        break None;
+                    }
+                }
+                Ok(None) => break None,
+                Err(why) => break Some(why),
+            }
+        };
+        (bytes, end)
+    }
+
     /// One system call on a link's socket, and everything that follows from what it brought. `again`: an earlier
     /// one in this poll filled all it had. `None`: nothing was there.
     #[inline]
-    pub(super) fn read<S: Sink>(
+    pub(super) fn read<W: Wire, S: Sink>(
         &mut self,
-        fd: BorrowedFd<'_>,
+        wire: W,
         rx: &mut Rx,
         again: bool,
         link: LinkId,
@@ -217,9 +244,9 @@ impl Stage {
     ) -> Result<Option<Progress>, LinkError> {
         self.calls += 1;
         match rx {
-            Rx::Head { .. } => self.read_frames(fd, rx, again, link, sink),
-            Rx::Body { .. } => self.read_body(fd, rx, link, sink),
-            Rx::Push { .. } => self.read_push(fd, rx, link, sink),
+            Rx::Head { .. } => self.read_frames(wire, rx, again, link, sink),
+            Rx::Body { .. } => self.read_body(wire, rx, link, sink),
+            Rx::Push { .. } => self.read_push(wire, rx, link, sink),
         }
     }
 
@@ -234,9 +261,9 @@ impl Stage {
 
     // Every look at a socket that has nothing comes here, so it is not left to the compiler whether it is a call.
     #[inline(always)]
-    fn read_frames<S: Sink>(
+    fn read_frames<W: Wire, S: Sink>(
         &mut self,
-        fd: BorrowedFd<'_>,
+        wire: W,
         rx: &mut Rx,
         again: bool,
         link: LinkId,
@@ -246,16 +273,16 @@ impl Stage {
         let have = usize::from(*have);
         self.bytes[..have].copy_from_slice(&bytes[..have]);
         let far = if again { self.bytes.len() } else { self.notes.look };
-        let Some(n) = check(sys::receive_one(fd, &mut self.bytes[have..far]))? else { return Ok(None) };
+        let Some(n) = check(wire.receive_one(&mut self.bytes[have..far]))? else { return Ok(None) };
         let more = have + n == far;
         *rx = parse(&self.bytes[..have + n], &mut self.notes, link, sink)?;
         Ok(Some(Progress { bytes: n, more }))
     }
 
     /// The rest of a message, and what follows it.
-    fn read_body<S: Sink>(
+    fn read_body<W: Wire, S: Sink>(
         &mut self,
-        fd: BorrowedFd<'_>,
+        wire: W,
         rx: &mut Rx,
         link: LinkId,
         sink: &mut S,
@@ -265,7 +292,7 @@ impl Stage {
         pieces.buffer(&mut buffer[*have..*need]);
         pieces.buffer(&mut self.bytes[..LOOK_BYTES]);
         let asked = pieces.len();
-        let Some(n) = check(sys::receive(fd, &mut pieces))? else { return Ok(None) };
+        let Some(n) = check(wire.receive(&mut pieces))? else { return Ok(None) };
         let into = n.min(*need - *have);
         *have += into;
         if *have == *need {
@@ -277,9 +304,9 @@ impl Stage {
     }
 
     /// The rest of a segment's payload straight into the sink's memory, and what follows it.
-    fn read_push<S: Sink>(
+    fn read_push<W: Wire, S: Sink>(
         &mut self,
-        fd: BorrowedFd<'_>,
+        wire: W,
         rx: &mut Rx,
         link: LinkId,
         sink: &mut S,
@@ -295,7 +322,7 @@ impl Stage {
             pieces.buffer(&mut self.bytes[..LOOK_BEHIND_BYTES]);
         }
         let asked = pieces.len();
-        let n = match check(sys::receive(fd, &mut pieces)) {
+        let n = match check(wire.receive(&mut pieces)) {
             Ok(Some(n)) => n,
             nothing => {
                 // Whoever was asked for memory is told that it is not used any more.
@@ -326,6 +353,8 @@ fn check(outcome: Result<usize, Errno>) -> Result<Option<usize>, LinkError> {
         Ok(0) => Err(LinkError::Gone),
         Ok(n) => Ok(Some(n)),
         Err(Errno::AGAIN) => Ok(None),
+        // A record that is not genuine.
+        Err(Errno::BADMSG) => Err(LinkError::Protocol),
         Err(_) => Err(LinkError::Gone),
     }
 }
@@ -404,7 +433,6 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
     use super::*;
     use std::io::Write;
-    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
     use proptest::prelude::*;
@@ -464,6 +492,7 @@ mod tests {
     fn feed(bytes: &[u8], chunks: &[usize], heard: &mut Heard) -> Option<LinkError> {
         let (mut near, far) = UnixStream::pair().unwrap();
         far.set_nonblocking(true).unwrap();
+        let far = std::os::fd::AsFd::as_fd(&far);
         let (mut stage, mut rx) = (Stage::new(), Rx::START);
         let mut rest = bytes;
         let mut sizes = chunks.iter().cycle();
@@ -473,7 +502,7 @@ mod tests {
             rest = later;
             let mut again = false;
             loop {
-                match stage.read(far.as_fd(), &mut rx, again, LINK, heard) {
+                match stage.read(far, &mut rx, again, LINK, heard) {
                     Ok(None) => break,
                     Ok(Some(_)) => again = true,
                     Err(why) => return Some(why),

@@ -63,6 +63,35 @@ impl<'a> Pieces<'a> {
         true
     }
 
+    /// Copies their bytes from `skip` on to a buffer, as many as there are or as it takes.
+    pub(super) fn read(&self, mut skip: usize, into: &mut [u8]) -> usize {
+        let mut n = 0;
+        for piece in self.iter() {
+            n += piece.slice(skip, usize::MAX).read(&mut into[n..]);
+            skip = skip.saturating_sub(piece.len());
+        }
+        n
+    }
+
+    /// Stores bytes in them from `skip` on, as many as there are or as they take.
+    pub(super) fn write(&mut self, mut skip: usize, bytes: &[u8]) -> usize {
+        let mut n = 0;
+        for piece in self.iter() {
+            n += piece.slice(skip, usize::MAX).write(&bytes[n..]);
+            skip = skip.saturating_sub(piece.len());
+        }
+        n
+    }
+
+    fn iter(&self) -> impl Iterator<Item = Iov> {
+        self.list[..self.count].iter().map(|piece| {
+            // SAFETY: the first `count` entries are initialised.
+            let piece = unsafe { piece.assume_init() };
+            // SAFETY: each is readable, and writable where it is to be filled, for as long as `self` lives.
+            unsafe { Iov::new(piece.iov_base.cast(), piece.iov_len) }
+        })
+    }
+
     /// Places left.
     #[inline]
     pub(super) fn free(&self) -> usize {

@@ -16,8 +16,6 @@
 //! Errors: a socket error sets `broken`; the receiving half then finds the cause. A peer that acknowledges what was not sent breaks the
 //! protocol.
 
-use std::os::fd::BorrowedFd;
-
 use rustix::io::Errno;
 use weft_engine::mem::{self, Iov};
 use weft_engine::nic::{Full, LinkError, LinkId};
@@ -25,6 +23,7 @@ use weft_engine::nic::{Full, LinkError, LinkId};
 use super::kept::{Kept, Spare};
 use super::pushes::{Pushes, Segment};
 use super::rx::Intake;
+use super::stream::Wire;
 use super::sys::{self, Pieces};
 use super::wire::{self, ACK_BYTES, HEAD_BYTES, MAILBOX_BYTES};
 
@@ -53,6 +52,8 @@ pub(super) struct Tx {
     pub(super) blocked: bool,
     /// Writability is being watched.
     pub(super) armed: bool,
+    /// Encrypted bytes wait for the socket.
+    pub(super) holds: bool,
     /// The link is on the device's list of those to be flushed.
     pub(super) dirty: bool,
     /// The socket has failed.
@@ -69,7 +70,12 @@ impl Tx {
     /// Whether everything accepted has been handed to the kernel.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.queued() == 0 && self.pushes.as_ref().is_none_or(|pushes| pushes.written())
+        !self.is_unsent() && self.pushes.as_ref().is_none_or(|pushes| pushes.written())
+    }
+
+    /// Whether messages have not been handed to the kernel.
+    pub(super) fn is_unsent(&self) -> bool {
+        self.queued() > 0 || self.holds
     }
 
     /// Whether the socket could be given anything.
@@ -79,6 +85,7 @@ impl Tx {
             || self.ack_due
             || self.cut_ack.is_some()
             || self.pushes.as_ref().is_some_and(|pushes| pushes.has_more())
+            || self.holds
     }
 
     /// Bytes of messages not yet handed to the kernel.
@@ -149,9 +156,9 @@ impl Writer {
 
     /// Takes one message: copies it, and hands it to the kernel at once if it does not follow another.
     #[inline]
-    pub(super) fn message(
+    pub(super) fn message<W: Wire>(
         &mut self,
-        fd: BorrowedFd<'_>,
+        wire: W,
         tx: &mut Tx,
         rx: &mut Intake,
         head: &[u8],
@@ -170,14 +177,14 @@ impl Writer {
         if (begins || first && len >= DIRECT_BYTES)
             && let Some(frame) = frame
         {
-            let (outcome, asked) = (sys::send_one(fd, frame), frame_bytes);
-            if let Some(n) = self.judge(tx, outcome, asked) {
+            let (outcome, asked) = (wire.send_one(frame), frame_bytes);
+            if let Some(n) = self.judge(wire, tx, outcome, asked) {
                 tx.kept.sent += n as u64;
                 tx.within = n < asked;
                 tx.round = self.round;
             }
         } else if !tx.blocked && (begins || len >= DIRECT_BYTES || queued + frame_bytes >= FLUSH_BYTES) {
-            self.pump(fd, tx, rx, 1);
+            self.pump(wire, tx, rx, 1);
         }
         Ok(())
     }
@@ -213,15 +220,15 @@ impl Writer {
     }
 
     /// Hands to the kernel what it takes, up to about `budget` bytes and one segment.
-    pub(super) fn pump(&mut self, fd: BorrowedFd<'_>, tx: &mut Tx, rx: &mut Intake, mut budget: usize) -> Pumped {
+    pub(super) fn pump<W: Wire>(&mut self, wire: W, tx: &mut Tx, rx: &mut Intake, mut budget: usize) -> Pumped {
         while !tx.blocked && !tx.broken && tx.has_more() {
             if budget == 0 {
                 return Pumped::More;
             }
             let ack = (tx.ack_due && tx.cut_ack.is_none()).then(|| wire::ack(rx.position()));
             let fresh = tx.pushes.as_ref().and_then(|pushes| pushes.next_segment(self.segment_bytes));
-            let (outcome, asked) = write_once(fd, tx, ack.as_ref(), fresh.as_ref());
-            let Some(n) = self.judge(tx, outcome, asked) else { break };
+            let (outcome, asked) = write_once(wire, tx, ack.as_ref(), fresh.as_ref());
+            let Some(n) = self.judge(wire, tx, outcome, asked) else { break };
             advance(tx, rx, n, ack, fresh);
             budget = budget.saturating_sub(n);
         }
@@ -230,12 +237,16 @@ impl Writer {
 
     /// Bytes that a write of `asked` bytes brought on their way; `None` if the socket has failed.
     #[inline]
-    fn judge(&mut self, tx: &mut Tx, outcome: Result<usize, Errno>, asked: usize) -> Option<usize> {
+    fn judge<W: Wire>(&mut self, wire: W, tx: &mut Tx, outcome: Result<usize, Errno>, asked: usize) -> Option<usize> {
         self.calls += 1;
         match outcome {
             Ok(n) => {
                 tx.unproven = true;
                 tx.blocked = n < asked;
+                if W::HOLDS {
+                    tx.holds = wire.holds();
+                    tx.blocked |= tx.holds;
+                }
                 Some(n)
             }
             Err(Errno::AGAIN) => {
@@ -366,8 +377,8 @@ fn acknowledges_first(tx: &Tx) -> bool {
 
 /// One vectored write: the frame under way, the messages, an acknowledgement before or behind them, and the segment `fresh`,
 /// which begins. Returns how many bytes it tried to write.
-fn write_once(
-    fd: BorrowedFd<'_>,
+fn write_once<W: Wire>(
+    wire: W,
     tx: &Tx,
     ack: Option<&[u8; ACK_BYTES]>,
     fresh: Option<&Segment>,
@@ -398,5 +409,5 @@ fn write_once(
         pieces.bytes(&segment.head);
         pieces.client(&pushes.payload(segment), 0);
     }
-    (sys::send(fd, &pieces), pieces.len())
+    (wire.send(&pieces), pieces.len())
 }

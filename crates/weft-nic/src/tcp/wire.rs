@@ -40,6 +40,8 @@ const ACK_WANTED: u8 = 1;
 
 /// In [`Hello::flags`]: the initiator was given the full name, and the key is made from its capability.
 pub(super) const KNOWS_CAPABILITY: u8 = 1;
+/// In the same: what follows the handshake is to be encrypted.
+pub(super) const ENCRYPTS: u8 = 8;
 
 /// The same: a link that had another connection is to go on. Then the name begins with the session's number, and the rest of it is zeros.
 pub(super) const RETURNS: u8 = 2;
@@ -54,6 +56,8 @@ pub(super) const BAD_VERSION: u8 = 1;
 pub(super) const NOT_HERE: u8 = 2;
 /// The proof is wrong, or a capability is needed.
 pub(super) const DENIED: u8 = 3;
+/// Only one of the two sides wants to encrypt.
+pub(super) const ENCRYPTION: u8 = 6;
 
 /// No such link: it was closed, or has been given up.
 pub(super) const UNKNOWN: u8 = 4;

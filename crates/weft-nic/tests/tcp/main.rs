@@ -7,6 +7,7 @@ mod suite;
 
 mod both;
 mod economy;
+mod encrypted;
 mod flood;
 mod fuzz;
 mod hostile;

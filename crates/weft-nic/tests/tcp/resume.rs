@@ -17,7 +17,7 @@ use super::suite::{Node, Random, Window, World, pattern};
 use super::{config, moved, parts, raw, while_running, world};
 
 /// Two endpoints of different hosts, as their names say.
-fn far_world(config: &TcpConfig) -> World<Tcp> {
+pub fn far_world(config: &TcpConfig) -> World<Tcp> {
     let node = |host_id| Node::new(Tcp::new(config, &NameParts { host_id, ..parts("127.0.0.1") }).unwrap());
     World { nodes: vec![node(1), node(2)] }
 }
@@ -211,6 +211,7 @@ fn a_mixed_stream_survives_many_breaks() {
         };
         mixed_stream(far_world(&settings), 40);
         mixed_stream(world(&settings, 2), 20);
+        mixed_stream(far_world(&TcpConfig { encrypt: true, ..settings }), 20);
     }
 }
 

@@ -1,0 +1,598 @@
+//! A connection as [`super::tx`] and [`super::rx`] see it: bytes in order, plain or encrypted.
+//!
+//! Place in the data flow: between the frames of a link and [`super::sys`]. A plain connection is its socket. On an encrypted one
+//! whatever is written in one go is cut into *records* of at most [`RECORD_BYTES`], each a length and the sealed bytes; the keys
+//! come from the handshake ([`super::connect`]), anew for every connection, so that a link that is re-established goes on above this.
+//!
+//! Invariants: each direction has its own key, which is replaced by a new one every [`KEY_RECORDS`] records, and a counter of records
+//! as nonce, which ends the connection before it could repeat. What has been sealed is kept until the kernel takes it; while any of it is, nothing more is accepted. Nothing is handed
+//! on of a record that is not genuine.
+//!
+//! Errors: [`Errno::BADMSG`] for a record that is not genuine or too long; otherwise those of the socket.
+//!
+//! Sources: NIST SP 800-38D (AES-GCM; section 8.2.1 for the nonces); RFC 8446, section 5.5 (limits of a key); the Noise protocol
+//! framework, revision 34, section 4.2 (REKEY).
+
+use std::cell::RefCell;
+use std::os::fd::BorrowedFd;
+
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use rustc_hash::FxHashMap;
+use rustix::io::Errno;
+
+use super::sys::{self, Pieces};
+
+/// Plain bytes of a record at most.
+pub(super) const RECORD_BYTES: usize = 32 * 1024;
+/// The length before a record.
+const LENGTH_BYTES: usize = 4;
+/// Records under one key: at most 32 GiB, far below what AES-GCM's confidentiality bears (2^31 blocks; TLS 1.3 allows 2^34.5).
+const KEY_RECORDS: u64 = 1 << 20;
+/// What sealing adds.
+const TAG_BYTES: usize = 16;
+/// A whole record at most.
+const SEALED_BYTES: usize = LENGTH_BYTES + RECORD_BYTES + TAG_BYTES;
+/// Sealed bytes that are handed to the kernel in one call.
+const OUT_BYTES: usize = 4 * SEALED_BYTES;
+/// Sealed bytes that are taken from the kernel in one call.
+const IN_BYTES: usize = 2 * SEALED_BYTES;
+
+/// The two keys of one side.
+pub(super) struct Keys {
+    /// For what we send.
+    pub(super) ours: [u8; 32],
+    /// For what the peer sends.
+    pub(super) theirs: [u8; 32],
+}
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Keys(..)")
+    }
+}
+
+/// The encrypted connections of a device, by link. Each is borrowed for single calls only.
+#[derive(Debug, Default)]
+pub(super) struct Secrets(FxHashMap<u32, RefCell<Secret>>);
+
+impl Secrets {
+    /// The link's connection is encrypted from now on, or plain if there are no keys.
+    pub(super) fn set(&mut self, link: u32, keys: Option<&Keys>) {
+        match keys {
+            Some(keys) => drop(self.0.insert(link, RefCell::new(Secret::new(keys)))),
+            None => drop(self.0.remove(&link)),
+        }
+    }
+
+    /// What bytes of an encrypted link go through, to its socket.
+    pub(super) fn of<'a>(&'a self, link: u32, fd: BorrowedFd<'a>) -> Option<Sealed<'a>> {
+        self.0.get(&link).map(|secret| Sealed { fd, secret })
+    }
+
+    /// A link's connection ends: what is still to be written to the socket for `last` to come last.
+    pub(super) fn finish(&mut self, link: u32, last: Vec<u8>) -> Vec<u8> {
+        match self.0.remove(&link) {
+            None => last,
+            Some(secret) => secret.into_inner().finish(&last),
+        }
+    }
+}
+
+/// A connection's two directions, for a call. What is done on links is compiled for either kind, so that plain ones pay nothing but a look
+/// at whether the device encrypts.
+pub(super) trait Wire: Copy {
+    /// Whether it takes bytes that have not reached the kernel.
+    const HOLDS: bool;
+    /// Sends the pieces. Returns how many of their bytes were taken.
+    fn send(self, pieces: &Pieces<'_>) -> Result<usize, Errno>;
+    /// Sends one buffer.
+    fn send_one(self, bytes: &[u8]) -> Result<usize, Errno>;
+    /// Fills the pieces. Returns how many bytes came; 0 is the end. If fewer came than there is room for, nothing is left.
+    fn receive(self, pieces: &mut Pieces<'_>) -> Result<usize, Errno>;
+    /// Fills one buffer from its start. The same.
+    fn receive_one(self, buffer: &mut [u8]) -> Result<usize, Errno>;
+    /// Whether bytes that were taken have not reached the kernel.
+    fn holds(self) -> bool;
+    /// Whether bytes have come that nobody has been given, so that the socket does not tell of them. If so, reading goes on until
+    /// these are given, and takes no more from the kernel before.
+    fn has_more(self) -> bool;
+}
+
+/// A plain connection.
+impl Wire for BorrowedFd<'_> {
+    const HOLDS: bool = false;
+    #[inline]
+    fn send(self, pieces: &Pieces<'_>) -> Result<usize, Errno> {
+        sys::send(self, pieces)
+    }
+    #[inline]
+    fn send_one(self, bytes: &[u8]) -> Result<usize, Errno> {
+        sys::send_one(self, bytes)
+    }
+    #[inline]
+    fn receive(self, pieces: &mut Pieces<'_>) -> Result<usize, Errno> {
+        sys::receive(self, pieces)
+    }
+    #[inline]
+    fn receive_one(self, buffer: &mut [u8]) -> Result<usize, Errno> {
+        sys::receive_one(self, buffer)
+    }
+    #[inline]
+    fn holds(self) -> bool {
+        false
+    }
+    #[inline]
+    fn has_more(self) -> bool {
+        false
+    }
+}
+
+/// An encrypted connection.
+#[derive(Clone, Copy)]
+pub(super) struct Sealed<'a> {
+    fd: BorrowedFd<'a>,
+    secret: &'a RefCell<Secret>,
+}
+
+impl Wire for Sealed<'_> {
+    const HOLDS: bool = true;
+    fn send(self, pieces: &Pieces<'_>) -> Result<usize, Errno> {
+        self.secret.borrow_mut().send(self.fd, pieces)
+    }
+    fn send_one(self, bytes: &[u8]) -> Result<usize, Errno> {
+        let mut pieces = Pieces::new();
+        pieces.bytes(bytes);
+        self.send(&pieces)
+    }
+    fn receive(self, pieces: &mut Pieces<'_>) -> Result<usize, Errno> {
+        self.secret.borrow_mut().receive(self.fd, pieces)
+    }
+    fn receive_one(self, buffer: &mut [u8]) -> Result<usize, Errno> {
+        let mut pieces = Pieces::new();
+        pieces.buffer(buffer);
+        self.receive(&mut pieces)
+    }
+    fn holds(self) -> bool {
+        self.secret.borrow().holds()
+    }
+    fn has_more(self) -> bool {
+        self.secret.borrow_mut().has_more()
+    }
+}
+
+/// One direction.
+struct Direction {
+    key: LessSafeKey,
+    /// Records so far.
+    records: u64,
+}
+
+impl Direction {
+    fn new(key: &[u8; 32]) -> Self {
+        match UnboundKey::new(&AES_256_GCM, key) {
+            Ok(key) => Self { key: LessSafeKey::new(key), records: 0 },
+            Err(_) => unreachable!("the key has the cipher's length"),
+        }
+    }
+
+    /// A nonce that no other record of this direction has; the key is the one that goes with it.
+    fn nonce(&mut self) -> Result<Nonce, Errno> {
+        let number = self.records;
+        self.records = number.checked_add(1).ok_or(Errno::OVERFLOW)?;
+        if number > 0 && number.is_multiple_of(KEY_RECORDS) {
+            self.rekey()?;
+        }
+        Ok(nonce(number))
+    }
+
+    /// The next key, as Noise has it: 32 zero bytes, sealed with the one nonce that no record has.
+    fn rekey(&mut self) -> Result<(), Errno> {
+        let mut key = [0; 32];
+        let sealed = self.key.seal_in_place_separate_tag(nonce(u64::MAX), Aad::empty(), &mut key);
+        if sealed.is_err() {
+            return Err(Errno::OVERFLOW);
+        }
+        self.key = Self::new(&key).key;
+        Ok(())
+    }
+}
+
+fn nonce(number: u64) -> Nonce {
+    let mut nonce = [0; 12];
+    nonce[4..].copy_from_slice(&number.to_be_bytes());
+    Nonce::assume_unique_for_key(nonce)
+}
+
+/// What an encrypted connection needs.
+struct Secret {
+    seal: Direction,
+    open: Direction,
+    /// Sealed bytes, of which the kernel has taken the first `out_at`.
+    out: Vec<u8>,
+    out_at: usize,
+    /// From `plain` to `sealed` opened bytes, from `sealed` to `end` bytes as they came.
+    input: Vec<u8>,
+    plain: usize,
+    /// Where the opened bytes end; the tag behind them is skipped.
+    opened: usize,
+    sealed: usize,
+    end: usize,
+    /// Nothing is taken from the kernel before all that is here has been given.
+    drains: bool,
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl Secret {
+    fn new(keys: &Keys) -> Self {
+        let (seal, open) = (Direction::new(&keys.ours), Direction::new(&keys.theirs));
+        let (out, input) = (Vec::new(), Vec::new());
+        Self { seal, open, out, out_at: 0, input, plain: 0, opened: 0, sealed: 0, end: 0, drains: false }
+    }
+
+    fn holds(&self) -> bool {
+        self.out_at < self.out.len()
+    }
+
+    fn has_more(&mut self) -> bool {
+        let rest = &self.input[self.sealed..self.end];
+        let next = rest.split_first_chunk::<LENGTH_BYTES>();
+        let whole = next.is_some_and(|(length, rest)| rest.len() >= u32::from_le_bytes(*length) as usize);
+        self.drains = self.plain < self.opened || whole;
+        self.drains
+    }
+
+    /// Seals and writes as long as the kernel takes it.
+    fn send(&mut self, fd: BorrowedFd<'_>, pieces: &Pieces<'_>) -> Result<usize, Errno> {
+        self.flush(fd)?;
+        let mut taken = 0;
+        while taken < pieces.len() && !self.holds() {
+            while taken < pieces.len() && self.out.len() + SEALED_BYTES <= OUT_BYTES {
+                taken += self.seal_record(|buffer| pieces.read(taken, buffer), pieces.len() - taken)?;
+            }
+            match self.flush(fd) {
+                Ok(()) | Err(Errno::AGAIN) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Appends one record of at most `most` bytes, which `read` puts into a buffer.
+    fn seal_record(&mut self, read: impl FnOnce(&mut [u8]) -> usize, most: usize) -> Result<usize, Errno> {
+        let (start, len) = (self.out.len(), most.min(RECORD_BYTES));
+        let body = start + LENGTH_BYTES;
+        self.out.resize(body + len, 0);
+        // At most RECORD_BYTES + TAG_BYTES.
+        #[allow(clippy::cast_possible_truncation)]
+        let length = ((len + TAG_BYTES) as u32).to_le_bytes();
+        self.out[start..body].copy_from_slice(&length);
+        let copied = read(&mut self.out[body..]);
+        debug_assert_eq!(copied, len);
+        let nonce = self.seal.nonce()?;
+        let tag = self.seal.key.seal_in_place_separate_tag(nonce, Aad::from(length), &mut self.out[body..]);
+        self.out.extend_from_slice(tag.map_err(|_| Errno::OVERFLOW)?.as_ref());
+        Ok(len)
+    }
+
+    /// Hands what has been sealed to the kernel. `AGAIN`: not all of it.
+    fn flush(&mut self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+        while self.holds() {
+            self.out_at += sys::send_one(fd, &self.out[self.out_at..])?;
+        }
+        self.out.clear();
+        self.out_at = 0;
+        Ok(())
+    }
+
+    /// Takes bytes from the kernel and opens them until the pieces are full, or nothing is left.
+    fn receive(&mut self, fd: BorrowedFd<'_>, pieces: &mut Pieces<'_>) -> Result<usize, Errno> {
+        let mut given = 0;
+        loop {
+            given += self.give(pieces, given);
+            if given == pieces.len() {
+                return Ok(given);
+            }
+            if self.open_record()? {
+                continue;
+            }
+            let filled = if std::mem::take(&mut self.drains) { Err(Errno::AGAIN) } else { self.fill(fd) };
+            match filled {
+                Ok(0) | Err(_) if given > 0 => return Ok(given),
+                Ok(0) => return Ok(0),
+                Ok(_) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    /// Gives opened bytes to the pieces, from `at` of them on.
+    fn give(&mut self, pieces: &mut Pieces<'_>, at: usize) -> usize {
+        let n = pieces.write(at, &self.input[self.plain..self.opened]);
+        self.plain += n;
+        n
+    }
+
+    /// Opens the next record, if it is there as a whole. The one before it has been given away.
+    fn open_record(&mut self) -> Result<bool, Errno> {
+        let rest = &mut self.input[self.sealed..self.end];
+        let Some((length, rest)) = rest.split_first_chunk_mut::<LENGTH_BYTES>() else { return Ok(false) };
+        let len = u32::from_le_bytes(*length) as usize;
+        if !(TAG_BYTES + 1..=RECORD_BYTES + TAG_BYTES).contains(&len) {
+            return Err(Errno::BADMSG);
+        }
+        let Some(record) = rest.get_mut(..len) else { return Ok(false) };
+        let nonce = self.open.nonce()?;
+        self.open.key.open_in_place(nonce, Aad::from(*length), record).map_err(|_| Errno::BADMSG)?;
+        self.plain = self.sealed + LENGTH_BYTES;
+        self.sealed = self.plain + len;
+        self.opened = self.sealed - TAG_BYTES;
+        Ok(true)
+    }
+
+    /// Takes more bytes from the kernel, behind those of a record that is not whole.
+    fn fill(&mut self, fd: BorrowedFd<'_>) -> Result<usize, Errno> {
+        self.input.copy_within(self.sealed..self.end, 0);
+        self.end -= self.sealed;
+        (self.plain, self.opened, self.sealed) = (0, 0, 0);
+        self.input.resize(IN_BYTES, 0);
+        let n = sys::receive_one(fd, &mut self.input[self.end..])?;
+        self.end += n;
+        Ok(n)
+    }
+
+    fn finish(mut self, last: &[u8]) -> Vec<u8> {
+        self.out.drain(..self.out_at);
+        self.out_at = 0;
+        for piece in last.chunks(RECORD_BYTES) {
+            let read = |buffer: &mut [u8]| {
+                buffer.copy_from_slice(piece);
+                piece.len()
+            };
+            if self.seal_record(read, piece.len()).is_err() {
+                break;
+            }
+        }
+        self.out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+    use super::*;
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::os::unix::net::UnixStream;
+
+    use proptest::prelude::*;
+
+    /// One end of a connection.
+    struct Stream {
+        socket: OwnedFd,
+        secrets: Secrets,
+    }
+
+    impl AsFd for Stream {
+        fn as_fd(&self) -> BorrowedFd<'_> {
+            self.socket.as_fd()
+        }
+    }
+
+    impl Stream {
+        fn new(socket: OwnedFd, keys: Option<&Keys>) -> Self {
+            let mut secrets = Secrets::default();
+            secrets.set(0, keys);
+            Self { socket, secrets }
+        }
+        fn wire(&self) -> Sealed<'_> {
+            self.secrets.of(0, self.socket.as_fd()).unwrap()
+        }
+        fn finish(mut self, last: Vec<u8>) -> (OwnedFd, Vec<u8>) {
+            let bytes = self.secrets.finish(0, last);
+            (self.socket, bytes)
+        }
+    }
+
+    fn keys(swap: bool) -> Keys {
+        if swap { Keys { ours: [2; 32], theirs: [1; 32] } } else { Keys { ours: [1; 32], theirs: [2; 32] } }
+    }
+
+    /// Two ends of one connection, over sockets that do not block.
+    fn pair() -> (Stream, Stream) {
+        let (a, b) = raw_pair();
+        (Stream::new(a, Some(&keys(false))), Stream::new(b, Some(&keys(true))))
+    }
+
+    fn raw_pair() -> (OwnedFd, OwnedFd) {
+        let (a, b) = UnixStream::pair().unwrap();
+        a.set_nonblocking(true).unwrap();
+        b.set_nonblocking(true).unwrap();
+        (a.into(), b.into())
+    }
+
+    fn bytes(len: usize) -> Vec<u8> {
+        (0..len).map(|n| (n * 31 % 251) as u8).collect()
+    }
+
+    /// Writes as a link does: what was not taken is offered again.
+    fn push(stream: &Stream, rest: &mut &[u8], cut: usize) {
+        let (front, back) = rest.split_at(rest.len().min(cut));
+        let mut pieces = Pieces::new();
+        pieces.bytes(&front[..front.len() / 2]);
+        pieces.bytes(&front[front.len() / 2..]);
+        match stream.wire().send(&pieces) {
+            Ok(n) => *rest = if n == front.len() { back } else { &rest[n..] },
+            Err(errno) => assert_eq!(errno, Errno::AGAIN),
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+        /// Whatever is written in whatever portions is read in whatever portions.
+        #[test]
+        fn bytes_survive(
+            len in 1usize..1_500_000,
+            writes in prop::collection::vec(prop_oneof![1usize..100, 1..200_000usize], 1..6),
+            reads in prop::collection::vec(prop_oneof![1usize..100, 1..200_000usize], 1..6),
+        ) {
+            let (a, b) = pair();
+            let all = bytes(len);
+            let (mut rest, mut got) = (&all[..], Vec::new());
+            let floor = len / 300 + 1;
+            let (mut writes, mut reads) = (writes.iter().cycle(), reads.iter().cycle());
+            while got.len() < len {
+                push(&a, &mut rest, *writes.next().unwrap() + floor);
+                let mut buffer = vec![0; *reads.next().unwrap() + floor];
+                match b.wire().receive_one(&mut buffer) {
+                    Ok(n) => {
+                        prop_assert!(n > 0);
+                        // Less than asked for: nothing is left that the socket would not tell of.
+                        prop_assert!(n == buffer.len() || !b.wire().has_more());
+                        got.extend_from_slice(&buffer[..n]);
+                    }
+                    Err(errno) => prop_assert_eq!(errno, Errno::AGAIN),
+                }
+            }
+            prop_assert!(got == all && rest.is_empty() && !a.wire().holds());
+        }
+
+        /// One bit of what is under way is changed, or bytes are repeated, left out or put in: nothing of that comes out.
+        #[test]
+        fn changes_are_found(at in 0usize..400, bit in 0u8..8, how in 0u8..4) {
+            let (a, wire) = raw_pair();
+            let a = Stream::new(a, Some(&keys(false)));
+            for n in 0..4 {
+                a.wire().send_one(&bytes(80 + n)).unwrap();
+            }
+            let mut sealed = vec![0; 4096];
+            let n = sys::receive_one(wire.as_fd(), &mut sealed).unwrap();
+            sealed.truncate(n);
+            let at = at.min(n - 1);
+            match how {
+                0 => sealed[at] ^= 1 << bit,
+                1 => drop(sealed.remove(at)),
+                2 => sealed.insert(at, 1 << bit),
+                // The second record once more in the place of the third, which has one byte more.
+                _ => {
+                    let second = sealed[100..201].to_vec();
+                    sealed.splice(201..303, second);
+                }
+            }
+            let (other, b) = raw_pair();
+            sys::send_one(other.as_fd(), &sealed).unwrap();
+            drop(other);
+            let b = Stream::new(b, Some(&keys(true)));
+            let (mut got, mut buffer) = (Vec::new(), vec![0; 4096]);
+            let end = loop {
+                match b.wire().receive_one(&mut buffer) {
+                    Ok(0) => break None,
+                    Ok(n) => got.extend_from_slice(&buffer[..n]),
+                    Err(errno) => break Some(errno),
+                }
+            };
+            let sent: Vec<u8> = (0..4).flat_map(|n| bytes(80 + n)).collect();
+            prop_assert!(sent.starts_with(&got) && got.len() < sent.len(), "{} of {}", got.len(), sent.len());
+            prop_assert!(matches!(end, None | Some(Errno::BADMSG)));
+        }
+    }
+
+    /// What the kernel has not taken is held, and a link that ends gives all of it away.
+    #[test]
+    fn nothing_is_lost_at_the_end() {
+        let (a, b) = pair();
+        let all = bytes(3_000_000);
+        let mut rest = &all[..];
+        while !a.wire().holds() {
+            push(&a, &mut rest, 100_000);
+        }
+        let taken = all.len() - rest.len();
+        let (socket, last) = a.finish(b"goodbye".to_vec());
+        let (mut got, mut last, mut buffer) = (Vec::new(), &last[..], vec![0; 100_000]);
+        while got.len() < taken + 7 {
+            if let Ok(n) = sys::send_one(socket.as_fd(), last) {
+                last = &last[n..];
+            }
+            if let Ok(n) = b.wire().receive_one(&mut buffer) {
+                got.extend_from_slice(&buffer[..n]);
+            }
+        }
+        assert!(got[..taken] == all[..taken] && got[taken..] == *b"goodbye");
+    }
+
+    /// The two directions have different keys, and every record another nonce: equal bytes never look equal.
+    #[test]
+    fn equal_bytes_do_not_look_equal() {
+        let (a, b) = raw_pair();
+        let (one, two) = (Stream::new(a, Some(&keys(false))), Stream::new(b, Some(&keys(true))));
+        let mut seen = std::collections::HashSet::new();
+        for _ in 0..100 {
+            one.wire().send_one(&[7; 64]).unwrap();
+            let mut sealed = [0; 84];
+            assert_eq!(sys::receive_one(two.as_fd(), &mut sealed), Ok(84));
+            assert!(seen.insert(sealed) && !sealed.windows(8).any(|part| part == [7; 8]));
+            two.wire().send_one(&[7; 64]).unwrap();
+            let mut sealed = [0; 84];
+            assert_eq!(sys::receive_one(one.as_fd(), &mut sealed), Ok(84));
+            assert!(seen.insert(sealed));
+        }
+    }
+
+    /// What we have said is not taken for the peer's.
+    #[test]
+    fn an_echo_is_not_genuine() {
+        let (a, mirror) = raw_pair();
+        let a = Stream::new(a, Some(&keys(false)));
+        a.wire().send_one(b"who is there").unwrap();
+        let mut sealed = [0; 32];
+        assert_eq!(sys::receive_one(mirror.as_fd(), &mut sealed), Ok(32));
+        sys::send_one(mirror.as_fd(), &sealed).unwrap();
+        assert_eq!(a.wire().receive_one(&mut [0; 32]), Err(Errno::BADMSG));
+    }
+
+    /// Both sides change to the next key at the same record; the first one opens what came before it, and nothing that follows.
+    #[test]
+    fn keys_are_replaced() {
+        let ((near, tap), (relay, far)) = (raw_pair(), raw_pair());
+        let (a, b) = (Stream::new(near, Some(&keys(false))), Stream::new(far, Some(&keys(true))));
+        let start = KEY_RECORDS - 2;
+        a.secrets.0[&0].borrow_mut().seal.records = start;
+        b.secrets.0[&0].borrow_mut().open.records = start;
+        let first = Direction::new(&keys(false).ours).key;
+        for number in start..KEY_RECORDS + 2 {
+            let said = number.to_le_bytes();
+            a.wire().send_one(&said).unwrap();
+            let mut sealed = [0; 28];
+            assert_eq!(sys::receive_one(tap.as_fd(), &mut sealed), Ok(28));
+            sys::send_one(relay.as_fd(), &sealed).unwrap();
+            let mut got = [0; 8];
+            assert_eq!((b.wire().receive_one(&mut got), got), (Ok(8), said));
+            let (length, body) = sealed.split_first_chunk_mut::<LENGTH_BYTES>().unwrap();
+            let opened = first.open_in_place(nonce(number), Aad::from(*length), body);
+            assert_eq!(opened.is_ok(), number < KEY_RECORDS);
+        }
+    }
+
+    /// A direction ends before a nonce could come again.
+    #[test]
+    fn nonces_end() {
+        let (a, _b) = pair();
+        a.secrets.0[&0].borrow_mut().seal.records = u64::MAX - 1;
+        assert_eq!(a.wire().send_one(b"last"), Ok(4));
+        assert_eq!(a.wire().send_one(b"none"), Err(Errno::OVERFLOW));
+    }
+
+    #[test]
+    fn wild_lengths_are_refused() {
+        for length in [0, 16, RECORD_BYTES as u32 + 17, u32::MAX] {
+            let (near, far) = raw_pair();
+            let far = Stream::new(far, Some(&keys(true)));
+            sys::send_one(near.as_fd(), &length.to_le_bytes()).unwrap();
+            assert_eq!(far.wire().receive_one(&mut [0; 10]), Err(Errno::BADMSG), "{length}");
+        }
+    }
+}
