@@ -20,6 +20,7 @@ use std::os::unix::fs::FileExt;
 use rustc_hash::FxBuildHasher;
 use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+use rustix::process::{Resource, getrlimit};
 use weft_engine::name::{EpName, NAME_BYTES};
 
 use crate::errno::Errno;
@@ -30,7 +31,8 @@ const NAME_AT: u64 = 16;
 /// Longest name of a vector in bytes.
 const LONGEST_NAME: usize = 256;
 /// Bytes of the head.
-const HEAD_BYTES: u64 = 512;
+const HEAD: usize = 512;
+const HEAD_BYTES: u64 = HEAD as u64;
 /// Bytes of a row.
 const ROW: usize = NAME_BYTES + 4;
 const ROW_BYTES: u64 = ROW as u64;
@@ -69,6 +71,14 @@ fn claim(name: &str) -> Result<OwnedFd, rustix::io::Errno> {
     Ok(socket)
 }
 
+/// Writes where the process may: beyond RLIMIT_FSIZE a signal (SIGXFSZ) would end the client.
+fn write(file: &File, bytes: &[u8], at: u64) -> std::io::Result<()> {
+    if getrlimit(Resource::Fsize).current.is_some_and(|most| most < at + bytes.len() as u64) {
+        return Err(rustix::io::Errno::FBIG.into());
+    }
+    file.write_all_at(bytes, at)
+}
+
 impl Shared {
     /// Opens the vector of that name, or makes it.
     pub(super) fn open(name: &CStr, read_only: bool) -> Result<Self, Errno> {
@@ -100,10 +110,10 @@ impl Shared {
     fn make(public: &str, name: &[u8], socket: OwnedFd) -> Result<Self, Errno> {
         let fd = memfd_create("weft-av", MemfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
         let file = File::from(fd);
-        file.set_len(HEAD_BYTES)?;
-        file.write_all_at(&(name.len() as u64).to_le_bytes(), NAME_AT)?;
-        file.write_all_at(name, NAME_AT + 8)?;
-        file.write_all_at(&MAGIC.to_le_bytes(), 0)?;
+        write(&file, &[0; HEAD], 0)?;
+        write(&file, &(name.len() as u64).to_le_bytes(), NAME_AT)?;
+        write(&file, name, NAME_AT + 8)?;
+        write(&file, &MAGIC.to_le_bytes(), 0)?;
         let place = format!("{public}-{}-{}", std::process::id(), file.as_raw_fd());
         let told = claim(&place).map_err(std::io::Error::from)?;
         Ok(Self { file, read_only: false, _sockets: vec![socket, told] })
@@ -173,15 +183,15 @@ impl Shared {
         let mut bytes = [0; ROW];
         bytes[..NAME_BYTES].copy_from_slice(name.as_bytes());
         bytes[NAME_BYTES..].copy_from_slice(&1_u32.to_le_bytes());
-        self.file.write_all_at(&bytes, HEAD_BYTES + at * ROW_BYTES).ok()?;
+        write(&self.file, &bytes, HEAD_BYTES + at * ROW_BYTES).ok()?;
         Some(at)
     }
 
     /// How often the row's address is inserted now. Under the lock.
     pub(super) fn set_uses(&self, at: u64, uses: u32) -> Option<()> {
-        self.file.write_all_at(&uses.to_le_bytes(), HEAD_BYTES + at * ROW_BYTES + NAME_BYTES as u64).ok()?;
+        write(&self.file, &uses.to_le_bytes(), HEAD_BYTES + at * ROW_BYTES + NAME_BYTES as u64).ok()?;
         if uses == 0 {
-            self.file.write_all_at(&(self.removals() + 1).to_le_bytes(), 8).ok()?;
+            write(&self.file, &(self.removals() + 1).to_le_bytes(), 8).ok()?;
         }
         Some(())
     }

@@ -55,9 +55,25 @@ fn shared(lib: &Lib) {
     assert_eq!(opened.av(|attr| named(attr, FI_READ)), Err(FI_ENOENT));
     let fresh = opened.av(|attr| named(attr, 0)).unwrap();
     assert_eq!(lookup(fresh, 0), Err(-FI_EINVAL), "another vector");
+    short_files(|| {
+        assert!(opened.av(|attr| attr.name = c"another name".as_ptr()).is_err(), "no room for a new one");
+        assert!(insert(second, &[socket(6)], numbers.as_mut_ptr(), 0, null_mut()) <= 0, "no room for another row");
+        assert_eq!(lookup(second, 2).unwrap()[3], 3);
+    });
+    assert_eq!(insert(second, &[socket(6)], numbers.as_mut_ptr(), 0, null_mut()), 1);
     for av in [second, reader, fresh] {
         assert_eq!(close(av), 0);
     }
+}
+
+/// Does something while the process may write no file of more than 256 bytes, on pain of a signal. Nobody else is here.
+fn short_files(what: impl FnOnce()) {
+    let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) }, 0);
+    let short = libc::rlimit { rlim_cur: 256, ..limit };
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &short) }, 0);
+    what();
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) }, 0);
 }
 
 fn opened(lib: &Lib, format: u32) -> Opened {
