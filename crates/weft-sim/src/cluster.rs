@@ -3,8 +3,9 @@
 //! Place in the data flow: a test (or [`Harness`](crate::Harness), which also checks) calls the engines' operations and
 //! [`Cluster::turn`]; completions collect here until they are taken.
 //!
-//! Invariant: one turn progresses every living engine at most once; virtual time jumps to the next event only when a
-//! turn has moved nothing.
+//! Invariants: one turn progresses every living engine at most once; virtual time jumps to the next event only when a
+//! turn has moved nothing. An engine has no clock, so one whose last round moved nothing and was refused nothing, and that neither a
+//! caller nor its device has anything new for, would move nothing again: it is passed over.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -64,6 +65,8 @@ impl AddressBook for Names {
 
 struct Node {
     engine: Engine<SimNic>,
+    /// Since its last round somebody has called the engine, or that round moved something or met a full device: another may, too.
+    touched: bool,
     schedule: Stream,
     /// A rank that is slow takes part in so many turns out of 1000.
     diligence_permille: u32,
@@ -80,6 +83,8 @@ pub struct Cluster {
     places: Vec<usize>,
     /// Whether ranks may be slow.
     slow: bool,
+    /// Polling takes time, so nobody is passed over.
+    all_poll: bool,
 }
 
 impl Cluster {
@@ -112,6 +117,7 @@ impl Cluster {
     }
 
     fn of(fabric: FabricConfig, config: Config, ranks: usize, places: &[Option<usize>]) -> Self {
+        let all_poll = fabric.poll_ns > 0;
         let fabric = Fabric::new(fabric);
         let total = ranks + places.len();
         for rank in 0..total {
@@ -123,7 +129,7 @@ impl Cluster {
         let everybody = Arc::new(Everybody { names, known });
         let nodes = (0..total).map(|_| None).collect();
         let places = (0..total).map(|rank| rank.checked_sub(ranks).and_then(|n| places[n]).unwrap_or(rank)).collect();
-        let mut cluster = Self { fabric, config, everybody, nodes, places, slow: true };
+        let mut cluster = Self { fabric, config, everybody, nodes, places, slow: true, all_poll };
         for rank in 0..ranks {
             cluster.everybody.known[rank].store(true, Relaxed);
         }
@@ -138,7 +144,7 @@ impl Cluster {
         engine.bind_book(Arc::new(Names { all: Arc::clone(&self.everybody), rotation: rank }));
         let mut schedule = Stream::new(self.fabric.seed(), Entity::Schedule(rank));
         let diligence_permille = if schedule.chance(250) { 200 } else { 1000 };
-        self.nodes[rank] = Some(Node { engine, schedule, diligence_permille, still_until_ns: 0 });
+        self.nodes[rank] = Some(Node { engine, touched: true, schedule, diligence_permille, still_until_ns: 0 });
     }
 
     /// A rank that has not begun takes the place of another one, which has gone. From now on everybody knows it.
@@ -226,12 +232,16 @@ impl Cluster {
 
     /// A living rank's engine.
     pub fn engine(&mut self, rank: usize) -> Option<&mut Engine<SimNic>> {
-        self.nodes.get_mut(rank)?.as_mut().map(|node| &mut node.engine)
+        self.nodes.get_mut(rank)?.as_mut().map(|node| {
+            node.touched = true;
+            &mut node.engine
+        })
     }
 
     /// What has completed at a rank.
     pub fn take_completions(&mut self, rank: usize) -> Vec<Completion> {
-        self.engine(rank).map(|engine| std::mem::take(engine.completions())).unwrap_or_default()
+        let node = self.nodes.get_mut(rank).and_then(Option::as_mut);
+        node.map(|node| std::mem::take(node.engine.completions())).unwrap_or_default()
     }
 
     /// The rank's host is lost: its engine is gone, and what was under way is cut off.
@@ -252,14 +262,17 @@ impl Cluster {
         }
     }
 
-    /// One progress round of every living engine (slow ones now and then pass), in an order that their own random
-    /// streams give; calls `each` after each engine. If nothing moved, time goes on.
+    /// One progress round of every living engine that may have something to do (slow ones now and then pass), in an order that their
+    /// own random streams give; calls `each` after each engine. If nothing moved, time goes on.
     pub fn turn(&mut self, mut each: impl FnMut(&mut Self, usize)) -> Turn {
         let full_before = self.fabric.stats().full;
         let now_ns = self.fabric.now_ns();
         let (mut order, mut slow) = (Vec::with_capacity(self.nodes.len()), Vec::new());
         for (rank, node) in self.nodes.iter_mut().enumerate() {
             let Some(node) = node else { continue };
+            if !(node.touched || self.all_poll || self.fabric.calls(rank)) {
+                continue;
+            }
             let place = node.schedule.bits();
             let takes_part = node.diligence_permille == 1000 || node.schedule.chance(node.diligence_permille);
             let takes_part = takes_part || !self.slow;
@@ -290,10 +303,12 @@ impl Cluster {
     fn progress(&mut self, order: &[(u64, usize)], each: &mut impl FnMut(&mut Self, usize)) -> usize {
         let mut moved = 0;
         for (_, rank) in order {
-            if let Some(engine) = self.engine(*rank) {
-                moved += engine.progress() + engine.completions().len();
-                each(self, *rank);
-            }
+            let full_before = self.fabric.stats().full;
+            let Some(Some(Node { engine, touched, .. })) = self.nodes.get_mut(*rank) else { continue };
+            let here = engine.progress() + engine.completions().len();
+            *touched = here > 0 || self.fabric.stats().full > full_before;
+            moved += here;
+            each(self, *rank);
         }
         moved
     }

@@ -3,7 +3,7 @@
 //! Invariant: two events are never equal in order, so the order in which they happen depends on nothing
 //! but their times and the order in which they were scheduled.
 
-use std::cmp::{Ordering, Reverse};
+use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use weft_engine::nic::LinkError;
@@ -33,46 +33,37 @@ pub(crate) enum Event {
     Tick,
 }
 
-#[derive(Debug)]
-struct Entry {
-    time_ns: u64,
-    sequence: u64,
-    event: Event,
-}
-
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-impl Eq for Entry {}
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (self.time_ns, self.sequence).cmp(&(other.time_ns, other.sequence))
-    }
-}
+/// Time and, below it, sequence number; and which of the events. Small, as the heap moves it about.
+type Entry = (u128, usize);
 
 /// The future.
 #[derive(Debug, Default)]
 pub(crate) struct Agenda {
     heap: BinaryHeap<Reverse<Entry>>,
+    events: Vec<Event>,
+    free: Vec<usize>,
     sequence: u64,
 }
 
 impl Agenda {
     pub(crate) fn schedule(&mut self, time_ns: u64, event: Event) {
         self.sequence += 1;
-        self.heap.push(Reverse(Entry { time_ns, sequence: self.sequence, event }));
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.events[index] = event;
+                index
+            }
+            None => {
+                self.events.push(event);
+                self.events.len() - 1
+            }
+        };
+        self.heap.push(Reverse((u128::from(time_ns) << 64 | u128::from(self.sequence), index)));
     }
 
     /// When the next event happens.
     pub(crate) fn next_ns(&self) -> Option<u64> {
-        self.heap.peek().map(|Reverse(entry)| entry.time_ns)
+        self.heap.peek().map(|Reverse((key, _))| (key >> 64) as u64)
     }
 
     /// Takes the next event if it is due.
@@ -80,6 +71,8 @@ impl Agenda {
         if self.next_ns()? > now_ns {
             return None;
         }
-        self.heap.pop().map(|Reverse(entry)| entry.event)
+        let Reverse((_, index)) = self.heap.pop()?;
+        self.free.push(index);
+        Some(std::mem::replace(&mut self.events[index], Event::Tick))
     }
 }

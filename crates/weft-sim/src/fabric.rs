@@ -100,6 +100,13 @@ pub(crate) struct Endpoint {
     pub(crate) registered: Registered,
 }
 
+impl Endpoint {
+    /// Whether something waits to be taken by a `poll`.
+    fn stirs(&self) -> bool {
+        self.alive && !self.inbox.is_empty()
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) config: FabricConfig,
@@ -554,13 +561,21 @@ impl Fabric {
     /// Whether something waits to be taken by a `poll`.
     #[must_use]
     pub fn waiting(&self) -> bool {
-        self.0.borrow().endpoints.iter().any(|endpoint| endpoint.alive && !endpoint.inbox.is_empty())
+        self.0.borrow().endpoints.iter().any(Endpoint::stirs)
     }
 
     /// Whether something waits to be taken by the `poll` of an endpoint.
     #[must_use]
     pub fn stirs(&self, ep: usize) -> bool {
-        self.0.borrow().endpoints.get(ep).is_some_and(|endpoint| endpoint.alive && !endpoint.inbox.is_empty())
+        self.0.borrow().endpoints.get(ep).is_some_and(Endpoint::stirs)
+    }
+
+    /// Whether a round of progress of the endpoint's user could find something new in its device.
+    #[must_use]
+    pub(crate) fn calls(&self, ep: usize) -> bool {
+        let state = self.0.borrow();
+        let endpoint = &state.endpoints[ep];
+        endpoint.stirs() || !endpoint.dirty.is_empty() || endpoint.registered.has_reports()
     }
 
     /// Ends an endpoint abruptly, as the loss of its host does. Its engine should be dropped with it.
@@ -587,7 +602,19 @@ impl Fabric {
     /// A buffer in the address space of endpoint `ep`.
     #[must_use]
     pub fn alloc(&self, ep: usize, len: usize) -> Buffer {
-        self.0.borrow_mut().memory.alloc(ep, len)
+        self.alloc_filled(ep, len, 0)
+    }
+
+    /// A buffer in the address space of endpoint `ep`, full of one byte.
+    #[must_use]
+    pub fn alloc_filled(&self, ep: usize, len: usize, byte: u8) -> Buffer {
+        self.0.borrow_mut().memory.alloc(ep, len, |bytes| bytes.resize(bytes.len() + len, byte))
+    }
+
+    /// A buffer in the address space of endpoint `ep`, of the bytes that `append` appends, `len` of them.
+    #[must_use]
+    pub fn alloc_of(&self, ep: usize, len: usize, append: impl FnOnce(&mut Vec<u8>)) -> Buffer {
+        self.0.borrow_mut().memory.alloc(ep, len, append)
     }
 
     /// Ends the use of a buffer; a later write to it is found by [`Fabric::violations`].
@@ -649,7 +676,7 @@ impl Fabric {
 
     /// The hash of the trace so far.
     #[must_use]
-    pub fn trace_hash(&self) -> [u8; 32] {
+    pub fn trace_hash(&self) -> u128 {
         self.0.borrow().trace.hash()
     }
 

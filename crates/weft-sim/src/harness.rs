@@ -15,7 +15,7 @@ use crate::cluster::{Cluster, Turn};
 use crate::config::FabricConfig;
 use crate::memory::Buffer;
 use crate::oracle::{CANARY, Criteria, Op, Oracle, PeekRecord, Record, RecvRecord, RecvState, RmaRecord, SendRecord};
-use crate::oracle::{context, describe, payload};
+use crate::oracle::{context, describe, extend_payload};
 use crate::rng::Stream;
 use crate::trace::What;
 
@@ -177,8 +177,7 @@ impl Harness {
     pub fn send(&mut self, rank: usize, dest: usize, send: &Send) -> Result<Op, Error> {
         let op = self.oracle.number();
         let flags = with(send.flags, send.tag.is_some(), send.data.is_some());
-        let buffer = self.cluster.fabric().alloc(rank, send.len);
-        buffer.write(&payload(op, send.len));
+        let buffer = self.cluster.fabric().alloc_of(rank, send.len, |bytes| extend_payload(bytes, op, send.len));
         let iov = pieces(buffer, &send.pieces);
         let (tag, data) = (send.tag.unwrap_or(0), send.data.unwrap_or(0));
         let dest_addr = self.cluster.addr(rank, dest);
@@ -204,8 +203,7 @@ impl Harness {
         let op = self.oracle.number();
         let order = self.oracle.tick();
         let flags = recv_flags(recv);
-        let buffer = self.cluster.fabric().alloc(rank, recv.len);
-        buffer.fill(CANARY);
+        let buffer = self.cluster.fabric().alloc_filled(rank, recv.len, CANARY);
         let posted = self.call_recv(rank, op, recv, flags, buffer);
         self.note_post(rank, op, recv.len, posted.is_ok());
         match posted {
@@ -254,8 +252,7 @@ impl Harness {
         let recv = Recv { src: want.src, tag: want.tag, len: len.unwrap_or(0), ..Recv::default() };
         let discard = if len.is_none() { OpFlags::DISCARD } else { OpFlags::empty() };
         let flags = recv_flags(&recv) | OpFlags::CLAIM | discard;
-        let buffer = self.cluster.fabric().alloc(rank, recv.len);
-        buffer.fill(CANARY);
+        let buffer = self.cluster.fabric().alloc_filled(rank, recv.len, CANARY);
         let posted = self.call_recv(rank, op, &recv, flags, buffer);
         if posted.is_err() || len.is_none() {
             self.cluster.fabric().free(buffer);
@@ -292,8 +289,7 @@ impl Harness {
         let place = self.cluster.place(rank);
         let key = (1 << 63) | (place as u64) << 32 | self.windows_of[rank].len() as u64;
         let index = self.windows.len();
-        let memory = self.cluster.fabric().alloc(rank, len);
-        memory.write(&payload(index, len));
+        let memory = self.cluster.fabric().alloc_of(rank, len, |bytes| extend_payload(bytes, index, len));
         let base = if key.is_multiple_of(2) { 0 } else { 0x1000_0000 * (place as u64 + 1) };
         let iov = memory.pieces(&[len / 2]);
         let region = Region { key, iov, base, access, user: index as u64, events };
@@ -328,9 +324,10 @@ impl Harness {
         let window = self.windows[index];
         let len = rma.remote.iter().sum();
         let flags = with(rma.flags, false, rma.data.is_some());
-        let buffer = self.cluster.fabric().alloc(rank, len);
-        let fill = if kind == Kind::Write { payload(op, len) } else { vec![CANARY; len] };
-        buffer.write(&fill);
+        let buffer = match kind {
+            Kind::Write => self.cluster.fabric().alloc_of(rank, len, |bytes| extend_payload(bytes, op, len)),
+            _ => self.cluster.fabric().alloc_filled(rank, len, CANARY),
+        };
         let iov = pieces(buffer, &rma.pieces);
         let (remote, there, must_fail) = window.reach(rma, kind);
         let mut expected = Vec::new();
@@ -506,6 +503,7 @@ impl Harness {
                 let mut posted = self.send(*rank, other, &send);
                 if posted == Err(Error::Again) {
                     // The queue may be as short as one operation.
+                    self.settle()?;
                     self.receive_everything()?;
                     posted = self.send(*rank, other, &send);
                 }
@@ -549,6 +547,9 @@ impl Harness {
     /// Posts as many receives for everything as there are messages; returns how many that is.
     fn receive_all(&mut self, rank: usize, tagged: bool) -> usize {
         let missing = self.oracle.undelivered(rank, tagged);
+        if missing == 0 {
+            return 0;
+        }
         let len = self.oracle.longest_undelivered(rank).max(1);
         let mut old = self.oracle.posted(rank);
         let tag = tagged.then_some((0, u64::MAX));

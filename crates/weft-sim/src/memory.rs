@@ -18,6 +18,8 @@ const GUARD_BYTES: usize = 32;
 const GUARD: u8 = 0xA5;
 /// What a freed buffer is filled with.
 const FREED: u8 = 0xDD;
+/// Memory is filled and compared in blocks, for there is much of it.
+const BLOCK_BYTES: usize = 1024;
 
 /// A buffer of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,10 +60,27 @@ impl Buffer {
 
     /// Fills it with one byte.
     pub fn fill(&self, byte: u8) {
-        let block = [byte; 512];
+        let block = [byte; BLOCK_BYTES];
         for at in (0..self.len()).step_by(block.len()) {
             self.iov.slice(at, block.len()).write(&block);
         }
+    }
+
+    /// Whether its bytes are these.
+    #[must_use]
+    pub fn holds(&self, bytes: &[u8]) -> bool {
+        let mut here = [0; BLOCK_BYTES];
+        bytes.len() == self.len()
+            && bytes.chunks(BLOCK_BYTES).enumerate().all(|(n, chunk)| {
+                let read = self.iov.slice(n * BLOCK_BYTES, BLOCK_BYTES).read(&mut here);
+                here[..read] == *chunk
+            })
+    }
+
+    /// Whether all of it is one byte.
+    #[must_use]
+    pub fn is_filled(&self, byte: u8) -> bool {
+        is_filled(&self.iov, byte)
     }
 
     /// The part of it that begins at `offset` and has `len` bytes.
@@ -87,17 +106,12 @@ impl Buffer {
 }
 
 /// Whether all bytes of `iov` are `byte`.
-fn holds_only(iov: &[Iov], byte: u8, scratch: &mut Vec<u8>) -> bool {
-    scratch.clear();
-    scratch.resize(mem::total_len(iov), 0);
-    mem::gather(iov, scratch);
-    is_filled(scratch, byte)
-}
-
-/// Whether all of `bytes` are `byte`; by comparison of blocks, for there are many.
-pub(crate) fn is_filled(bytes: &[u8], byte: u8) -> bool {
-    let block = [byte; 512];
-    bytes.chunks(block.len()).all(|chunk| *chunk == block[..chunk.len()])
+fn is_filled(iov: &Iov, byte: u8) -> bool {
+    let (block, mut here) = ([byte; BLOCK_BYTES], [0; BLOCK_BYTES]);
+    (0..iov.len()).step_by(BLOCK_BYTES).all(|at| {
+        let n = iov.slice(at, BLOCK_BYTES).read(&mut here);
+        here[..n] == block[..n]
+    })
 }
 
 #[derive(Debug)]
@@ -106,7 +120,6 @@ struct Block {
     memory: Owned,
     buffer: Buffer,
     freed: bool,
-    unregistrable: bool,
 }
 
 /// All buffers of a run.
@@ -114,21 +127,26 @@ struct Block {
 pub(crate) struct Memory {
     blocks: Vec<Block>,
     by_address: BTreeMap<u64, usize>,
+    unregistrable: Vec<Buffer>,
     live: usize,
     /// Stands for all address spaces, where clients bring their own memory.
     pub(crate) resolver: Option<fn(RemoteIov) -> Iov>,
 }
 
 impl Memory {
-    /// A buffer in the address space of endpoint `owner`.
-    pub(crate) fn alloc(&mut self, owner: usize, len: usize) -> Buffer {
-        let mut memory = Owned::new(vec![GUARD; len + 2 * GUARD_BYTES]);
+    /// A buffer in the address space of endpoint `owner`, of the bytes that `append` appends, at most `len`.
+    pub(crate) fn alloc(&mut self, owner: usize, len: usize, append: impl FnOnce(&mut Vec<u8>)) -> Buffer {
+        let mut bytes = Vec::with_capacity(len + 2 * GUARD_BYTES);
+        bytes.resize(GUARD_BYTES, GUARD);
+        append(&mut bytes);
+        let len = bytes.len() - GUARD_BYTES;
+        bytes.resize(bytes.len() + GUARD_BYTES, GUARD);
+        let mut memory = Owned::new(bytes);
         let iov = memory.iov().slice(GUARD_BYTES, len);
         let id = self.blocks.len();
         let buffer = Buffer { id, iov };
-        buffer.fill(0);
         self.by_address.insert(iov.addr(), id);
-        self.blocks.push(Block { owner, memory, buffer, freed: false, unregistrable: false });
+        self.blocks.push(Block { owner, memory, buffer, freed: false });
         self.live += 1;
         buffer
     }
@@ -144,18 +162,13 @@ impl Memory {
 
     /// See [`crate::Fabric::forbid_registration`].
     pub(crate) fn forbid_registration(&mut self, buffer: Buffer) {
-        if let Some(block) = self.blocks.get_mut(buffer.id) {
-            block.unregistrable = true;
-        }
+        self.unregistrable.push(buffer);
     }
 
     /// Whether nothing in `span` forbids to register it.
     pub(crate) fn registrable(&self, span: &Span) -> bool {
-        let forbids = |block: &Block| {
-            let iov = block.buffer.iov;
-            block.unregistrable && span.overlaps(&Span { start: iov.addr(), len: iov.len() as u64 })
-        };
-        !self.blocks.iter().any(forbids)
+        let forbids = |buffer: &Buffer| span.overlaps(&Span { start: buffer.iov.addr(), len: buffer.len() as u64 });
+        !self.unregistrable.iter().any(forbids)
     }
 
     /// Buffers not freed.
@@ -166,15 +179,14 @@ impl Memory {
     /// What was written where nothing may be written: guards and freed buffers.
     pub(crate) fn damage(&mut self) -> Vec<String> {
         let mut found = Vec::new();
-        let mut scratch = Vec::new();
         for block in &mut self.blocks {
             let whole = block.memory.iov();
             let end = GUARD_BYTES + block.buffer.len();
             let guards = [whole.slice(0, GUARD_BYTES), whole.slice(end, GUARD_BYTES)];
-            if !holds_only(&guards, GUARD, &mut scratch) {
+            if !guards.iter().all(|guard| is_filled(guard, GUARD)) {
                 found.push(format!("buffer {} of endpoint {} was written outside", block.buffer.id, block.owner));
             }
-            if block.freed && !holds_only(&[block.buffer.iov], FREED, &mut scratch) {
+            if block.freed && !block.buffer.is_filled(FREED) {
                 found.push(format!(
                     "buffer {} of endpoint {} was written after it was free",
                     block.buffer.id, block.owner
@@ -210,7 +222,7 @@ mod tests {
     #[test]
     fn an_address_resolves_only_inside_a_buffer_of_its_owner() {
         let mut memory = Memory::default();
-        let buffer = memory.alloc(1, 100);
+        let buffer = memory.alloc(1, 100, |bytes| bytes.extend([0; 100]));
         let at = buffer.iov().addr();
         let inside = [RemoteIov { addr: at + 10, len: 90 }];
         assert_eq!(memory.resolve(1, &inside).map(|iov| mem::total_len(&iov)), Some(90));
@@ -223,8 +235,8 @@ mod tests {
     #[test]
     fn late_and_stray_writes_are_found() {
         let mut memory = Memory::default();
-        let good = memory.alloc(0, 8);
-        let late = memory.alloc(0, 8);
+        let good = memory.alloc(0, 8, |bytes| bytes.extend([0; 8]));
+        let late = memory.alloc(0, 8, |bytes| bytes.extend([0; 8]));
         good.fill(1);
         memory.free(late);
         assert!(memory.damage().is_empty());

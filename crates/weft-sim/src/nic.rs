@@ -187,6 +187,9 @@ impl Nic for SimNic {
             let mut state = self.state.borrow_mut();
             state.now_ns += state.config.poll_ns;
             state.happen();
+            if state.endpoints[self.ep].inbox.is_empty() {
+                return 0;
+            }
             let (most, idle) = (state.config.poll_budget, state.config.faults.idle_poll_permille);
             let rng = &mut state.endpoints[self.ep].rng;
             if rng.chance(idle) { 0 } else { rng.between(1, most) }

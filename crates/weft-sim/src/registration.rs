@@ -33,6 +33,11 @@ impl Registered {
         span.len == 0 || self.by_number.values().any(|one| one.contains(span))
     }
 
+    /// Whether it waits to be asked what was unmapped.
+    pub(crate) fn has_reports(&self) -> bool {
+        !self.reports.is_empty()
+    }
+
     /// The memory is gone.
     pub(crate) fn unmapped(&mut self, iov: &Iov) {
         if self.watches {

@@ -28,7 +28,7 @@ pub struct Report {
     /// Everything that was wrong.
     pub wrong: Vec<String>,
     /// The trace's hash.
-    pub hash: [u8; 32],
+    pub hash: u128,
     /// What went through the fabric.
     pub stats: Stats,
     /// Operations accepted.

@@ -158,7 +158,8 @@ impl State {
         if !self.check_registered(number) {
             return self.refuse_access(number);
         }
-        let (segment_bytes, access_fail) = (self.config.segment_bytes, self.config.faults.access_fail_permille);
+        let segment_bytes = self.config.segment_bytes.max(len.div_ceil(self.config.most_segments));
+        let access_fail = self.config.faults.access_fail_permille;
         let end = self.end(id);
         let want = if end.rng.chance(200) { end.rng.between(1, segment_bytes) } else { segment_bytes };
         let fails = sent == 0 && end.rng.chance(access_fail);

@@ -15,7 +15,7 @@ use crate::plan::{Act, Plan};
 use crate::rng::{Entity, Stream};
 
 /// Room for what comes, but for the longest.
-const ROOM_BYTES: usize = 30_000;
+const ROOM_BYTES: usize = 20_100;
 /// The longest message.
 const LONGEST_BYTES: usize = 1 << 20;
 

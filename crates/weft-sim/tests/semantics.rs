@@ -65,7 +65,7 @@ fn exact(tag: u64, len: usize) -> Recv {
 
 fn got_lens(harness: &Harness, op: Op) -> Vec<usize> {
     let Record::Recv(recv) = harness.oracle().record(op) else { panic!("not a receive") };
-    recv.got.iter().map(|got| got.bytes.len()).collect()
+    recv.got.iter().map(|got| got.len).collect()
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn truncation_stores_what_fits_and_says_so() {
                 let op = first.unwrap_or_else(|| receive(h));
                 h.settle().unwrap();
                 let Record::Recv(recv) = h.oracle().record(op) else { panic!() };
-                assert_eq!((recv.got[0].bytes.len(), recv.got[0].full_len), (room, len));
+                assert_eq!((recv.got[0].len, recv.got[0].full_len), (room, len));
                 assert!(h.oracle().ended(send) && h.oracle().fault(send).is_none(), "the sender is not to blame");
             }
         }

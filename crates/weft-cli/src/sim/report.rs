@@ -44,7 +44,7 @@ pub(crate) struct Summary {
     /// Of all traces: of one run its own, of several their sum by exclusive or.
     pub(crate) trace_hash: String,
     #[serde(skip)]
-    hash: [u8; 32],
+    hash: u128,
     pub(crate) failures: Vec<Failure>,
 }
 
@@ -60,13 +60,8 @@ impl Summary {
         self.links_lost += stats.downs;
         self.virtual_s += report.virtual_ns as f64 / 1e9;
         self.still_s += stats.still_ns as f64 / 1e9;
-        for (sum, byte) in self.hash.iter_mut().zip(report.hash) {
-            *sum ^= byte;
-        }
-        self.trace_hash = self.hash.iter().take(16).fold(String::new(), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        });
+        self.hash ^= report.hash;
+        self.trace_hash = format!("{:032x}", self.hash);
     }
 }
 

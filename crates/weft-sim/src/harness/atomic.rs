@@ -70,8 +70,8 @@ impl Harness {
         let (amo, len) = (atomic.amo, atomic.remote.iter().sum::<usize>());
         let flags = with(atomic.flags, false, atomic.data.is_some());
         let sent = amo.sources() * len;
-        let buffer = self.cluster.fabric().alloc(rank, sent + if amo.fetches() { len } else { 0 });
-        buffer.fill(CANARY);
+        let local_bytes = sent + if amo.fetches() { len } else { 0 };
+        let buffer = self.cluster.fabric().alloc_filled(rank, local_bytes, CANARY);
         buffer.write(&atomic.sources[..sent]);
         let array = |n: usize| buffer.part(n * len, len);
         let arrays = [array(0), array(1), array(amo.sources())].map(|array| pieces(array, &atomic.pieces));

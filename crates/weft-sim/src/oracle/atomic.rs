@@ -15,7 +15,7 @@ use weft_engine::api::{Completion, Fault, Kind, OpFlags};
 use weft_engine::mem::Owned;
 
 use super::{Op, Oracle, Record, expect};
-use crate::memory::{Buffer, is_filled};
+use crate::memory::Buffer;
 
 /// An accepted atomic operation.
 #[derive(Clone, Debug)]
@@ -129,15 +129,16 @@ impl Oracle {
         expect(!atomic.flags.contains(OpFlags::QUIET), "a quiet operation reported success")?;
         expect(c.len == atomic.len, "length")?;
         self.outlived(op, atomic.target)?;
-        let local = atomic.buffer.bytes();
-        let (sources, results) = local.split_at(atomic.sources.len());
-        if atomic.flags.contains(OpFlags::INJECT) {
-            expect(is_filled(sources, 0x1F), "sources were written")?;
+        let sources = atomic.buffer.part(0, atomic.sources.len());
+        let results = atomic.buffer.part(atomic.sources.len(), usize::MAX).bytes();
+        let untouched = if atomic.flags.contains(OpFlags::INJECT) {
+            sources.is_filled(0x1F)
         } else {
-            expect(sources == atomic.sources, "sources were written")?;
-        }
+            sources.bytes() == atomic.sources
+        };
+        expect(untouched, "sources were written")?;
         if atomic.amo.fetches() {
-            atomic.fetched = results.to_vec();
+            atomic.fetched.clone_from(&results);
             // After a break the model may be ahead of the target.
             let sure = !atomic.counts && !self.may_fail(atomic.rank, atomic.target);
             expect(!sure || results == atomic.expected, "what was fetched")?;
@@ -148,9 +149,7 @@ impl Oracle {
     /// A remote event of an atomic operation with data.
     pub(super) fn atomic_event(&mut self, rank: usize, c: &Completion, src: Option<usize>) {
         let found = self.ops.iter().enumerate().find_map(|(op, record)| match record {
-            Record::Atomic(atomic) if atomic.data == Some(c.data) && atomic.target == rank => {
-                Some((op, atomic.clone()))
-            }
+            Record::Atomic(atomic) if atomic.data == Some(c.data) && atomic.target == rank => Some((op, atomic)),
             _ => None,
         });
         let Some((op, atomic)) = found else {
@@ -175,7 +174,8 @@ impl Oracle {
             ""
         };
         if !problem.is_empty() {
-            self.complain(format!("operation {op}: {problem}: {c:?}\n    {}", describe(&atomic)));
+            let text = describe(atomic);
+            self.complain(format!("operation {op}: {problem}: {c:?}\n    {text}"));
         }
         if let Some(Record::Atomic(atomic)) = self.ops.get_mut(op) {
             atomic.events += 1;

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use weft_engine::api::{Fault, OpFlags};
 
-use super::{Got, Op, Oracle, PeekRecord, Record, RecvRecord, RecvState, SendRecord, describe};
+use super::{Got, ID_BYTES, Op, Oracle, PeekRecord, Record, RecvRecord, RecvState, SendRecord, describe};
 
 /// Where a message ended up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,10 +73,8 @@ impl Oracle {
                 names.collect::<Vec<_>>().concat()
             ));
         }
-        for record in &self.ops {
-            if let Record::Peek(peek) = record
-                && peek.rank == rank
-            {
+        for (_, record) in self.wanted_by(rank) {
+            if let Record::Peek(peek) = record {
                 self.judge_peek(peek, &messages, out);
             }
         }
@@ -84,14 +82,8 @@ impl Oracle {
 
     /// All messages sent to a rank, by sender and then in the order in which they were sent.
     fn messages(&self, rank: usize) -> Vec<Message<'_>> {
-        let mut messages = Vec::new();
-        for (op, record) in self.ops.iter().enumerate() {
-            if let Record::Send(send) = record
-                && send.dest == rank
-            {
-                messages.push(Message { op, send, place: None, at: 0 });
-            }
-        }
+        let message = |(op, send)| Message { op, send, place: None, at: 0 };
+        let mut messages = self.sent_to(rank).map(message).collect::<Vec<_>>();
         messages.sort_by_key(|m| (m.send.rank, m.op));
         messages
     }
@@ -99,12 +91,10 @@ impl Oracle {
     /// Finds out where each message went: by the number in its bytes, else by its turn among those of the same sender and tag.
     fn place(&self, rank: usize, messages: &mut [Message<'_>], out: &mut Vec<String>) {
         let mut by_turn: BTreeMap<Stream, Vec<(Place, &Got)>> = BTreeMap::new();
-        for (op, record) in self.ops.iter().enumerate() {
+        for (op, record) in self.wanted_by(rank) {
             let (order, all) = match record {
-                Record::Recv(recv) if recv.rank == rank => (recv.order, in_buffer_order(recv)),
-                Record::Peek(peek) if peek.rank == rank && peek.discarded => {
-                    (peek.order, peek.found.iter().flatten().collect())
-                }
+                Record::Recv(recv) => (recv.order, in_buffer_order(recv)),
+                Record::Peek(peek) if peek.discarded => (peek.order, peek.found.iter().flatten().collect()),
                 _ => continue,
             };
             for (position, got) in all.into_iter().enumerate() {
@@ -124,9 +114,10 @@ impl Oracle {
                     out.push(format!("operation {} received a message that nobody sent: {got:?}", place.op));
                     continue;
                 };
-                let bytes = super::payload(message.op, message.send.len);
-                let cut = got.bytes.len().min(bytes.len());
-                if (message.send.data, message.send.len) != (got.data, got.full_len) || got.bytes[..] != bytes[..cut] {
+                let bytes = super::payload(message.op, message.send.len.min(ID_BYTES));
+                let stored = got.len.min(ID_BYTES);
+                let same = bytes.get(..stored) == Some(&got.head[..stored]);
+                if (message.send.data, message.send.len) != (got.data, got.full_len) || !same {
                     let sent = describe(&self.ops[message.op]);
                     out.push(format!("operation {} got {got:?}\n    instead of {} {sent}", place.op, message.op));
                 }
@@ -150,11 +141,8 @@ impl Oracle {
                 edges.push((*i, *j));
             }
         }
-        for (op, record) in self.ops.iter().enumerate() {
+        for (op, record) in self.wanted_by(rank) {
             let Record::Recv(recv) = record else { continue };
-            if recv.rank != rank {
-                continue;
-            }
             let of_recv =
                 Place { order: recv.order, position: 0, op }..=Place { order: recv.order, position: usize::MAX, op };
             let last = index.range(of_recv).next_back().map(|(_, i)| *i);
@@ -200,7 +188,7 @@ impl Oracle {
 /// A receive's messages in the order in which they were matched: by address, empty ones before what begins there.
 fn in_buffer_order(recv: &RecvRecord) -> Vec<&Got> {
     let mut all = recv.got.iter().collect::<Vec<_>>();
-    all.sort_by_key(|got| (got.offset, !got.bytes.is_empty(), got.at));
+    all.sort_by_key(|got| (got.offset, got.len > 0, got.at));
     all
 }
 

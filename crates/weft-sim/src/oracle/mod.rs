@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use weft_engine::api::{Completion, Context, Fault, Kind, OpFlags};
 use weft_engine::nic::LinkError;
 
-use crate::memory::{Buffer, is_filled};
+use crate::memory::Buffer;
 pub use atomic::AtomicRecord;
 pub use rma::RmaRecord;
 
@@ -32,20 +32,25 @@ pub const DEATH_BOUND_NS: u64 = 1_500_000_000;
 /// An operation's number, also its context pointer.
 pub type Op = usize;
 
-/// The payload of operation `op`: its number, then bytes that depend on it; cut to `len`.
+/// The payload of operation `op`: its number, then bytes that depend on it and on where they are; cut to `len`.
 #[must_use]
 pub fn payload(op: Op, len: usize) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(len + ID_BYTES);
-    bytes.extend_from_slice(&(op as u64).to_le_bytes());
-    let mut x = (op as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    while bytes.len() < len {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        bytes.extend_from_slice(&x.to_le_bytes());
-    }
-    bytes.truncate(len);
+    let mut bytes = Vec::with_capacity(len);
+    extend_payload(&mut bytes, op, len);
     bytes
+}
+
+/// Appends the payload of operation `op`.
+pub fn extend_payload(bytes: &mut Vec<u8>, op: Op, len: usize) {
+    let start = (op as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let word = |n: u64| {
+        let x = start.wrapping_add(n.wrapping_mul(0xD6E8_FEB8_6659_FD93));
+        let word = if n == 0 { op as u64 } else { (x ^ x >> 32).wrapping_mul(0xFF51_AFD7_ED55_8CCD) };
+        word.to_le_bytes()
+    };
+    let words = (len / ID_BYTES) as u64;
+    bytes.extend((0..words).flat_map(word));
+    bytes.extend(&word(words)[..len % ID_BYTES]);
 }
 
 /// The context of an operation.
@@ -108,8 +113,10 @@ pub struct Got {
     pub tag: Option<u64>,
     /// Immediate data.
     pub data: Option<u64>,
-    /// Bytes that were stored (empty for a peek).
-    pub bytes: Vec<u8>,
+    /// How many bytes were stored (none for a peek).
+    pub len: usize,
+    /// The first of them: all of a message too short to name itself.
+    pub head: [u8; ID_BYTES],
     /// Length of the message.
     pub full_len: usize,
     /// Where in the buffer it begins.
@@ -244,6 +251,9 @@ pub struct Oracle {
     broken: BTreeSet<(usize, usize)>,
     /// Pairs of ranks between which a message was nonsense: there, links may also end for a violated protocol.
     garbled: BTreeSet<(usize, usize)>,
+    /// By rank: the sends that go to it, and what it receives and peeks at.
+    sent_to: Vec<Vec<Op>>,
+    wanted_by: Vec<Vec<Op>>,
     /// Virtual time, as the harness tells it; and when each operation was numbered.
     pub(crate) now_ns: u64,
     posted_ns: Vec<u64>,
@@ -274,7 +284,30 @@ impl Oracle {
 
     /// Enters what was accepted under a number.
     pub fn accepted(&mut self, op: Op, record: Record) {
+        let (lists, rank) = match &record {
+            Record::Send(send) => (&mut self.sent_to, send.dest),
+            Record::Recv(recv) => (&mut self.wanted_by, recv.rank),
+            Record::Peek(peek) => (&mut self.wanted_by, peek.rank),
+            Record::Rma(_) | Record::Atomic(_) | Record::Refused => return self.ops[op] = record,
+        };
+        if lists.len() <= rank {
+            lists.resize_with(rank + 1, Vec::new);
+        }
+        lists[rank].push(op);
         self.ops[op] = record;
+    }
+
+    /// The sends that go to a rank, in the order in which they were started.
+    fn sent_to(&self, rank: usize) -> impl Iterator<Item = (Op, &SendRecord)> {
+        self.sent_to.get(rank).into_iter().flatten().filter_map(|op| match &self.ops[*op] {
+            Record::Send(send) => Some((*op, send)),
+            _ => None,
+        })
+    }
+
+    /// The receives and peeks of a rank, in the order in which they were started.
+    fn wanted_by(&self, rank: usize) -> impl Iterator<Item = (Op, &Record)> {
+        self.wanted_by.get(rank).into_iter().flatten().map(|op| (*op, &self.ops[*op]))
     }
 
     /// What is known of an operation.
@@ -342,11 +375,8 @@ impl Oracle {
     /// The longest message sent to a rank that is not known to be received, in bytes.
     #[must_use]
     pub fn longest_undelivered(&self, rank: usize) -> usize {
-        let lens = self.ops.iter().filter_map(|record| match record {
-            Record::Send(send) if send.dest == rank && send.received_by.is_none() => Some(send.len),
-            _ => None,
-        });
-        lens.max().unwrap_or(0)
+        let left = self.sent_to(rank).filter(|(_, send)| send.received_by.is_none());
+        left.map(|(_, send)| send.len).max().unwrap_or(0)
     }
 
     /// Something is wrong.
@@ -404,40 +434,32 @@ impl Oracle {
     /// Receives that are posted at a rank.
     #[must_use]
     pub fn posted(&self, rank: usize) -> Vec<Op> {
-        let posted = |record: &Record| matches!(record, Record::Recv(recv) if recv.rank == rank && recv.state == RecvState::Posted);
-        (0..self.ops.len()).filter(|op| posted(&self.ops[*op])).collect()
+        let posted = |record: &Record| matches!(record, Record::Recv(recv) if recv.state == RecvState::Posted);
+        self.wanted_by(rank).filter(|(_, record)| posted(record)).map(|(op, _)| op).collect()
     }
 
     /// Peeks of a rank that hold a message which nobody has claimed or thrown away.
     #[must_use]
     pub fn reserved(&self, rank: usize) -> Vec<Op> {
         let holds = |record: &Record| {
-            matches!(record, Record::Peek(peek) if peek.rank == rank
-                && peek.flags.contains(OpFlags::CLAIM)
+            matches!(record, Record::Peek(peek) if peek.flags.contains(OpFlags::CLAIM)
                 && matches!(peek.found, Some(Some(_)))
                 && !peek.discarded
                 && !peek.discarding)
         };
-        (0..self.ops.len()).filter(|op| holds(&self.ops[*op])).collect()
+        self.wanted_by(rank).filter(|(_, record)| holds(record)).map(|(op, _)| op).collect()
     }
 
     /// Messages sent to a rank that are neither received nor thrown away, tagged or not.
     #[must_use]
     pub fn undelivered(&self, rank: usize, tagged: bool) -> usize {
-        let mut count = 0_usize;
-        for record in &self.ops {
-            match record {
-                Record::Send(send) if send.dest == rank && send.tag.is_some() == tagged => count += 1,
-                Record::Recv(recv) if recv.rank == rank && recv.want.tag.is_some() == tagged => {
-                    count = count.saturating_sub(recv.got.len());
-                }
-                Record::Peek(peek) if peek.rank == rank && peek.want.tag.is_some() == tagged => {
-                    count = count.saturating_sub(usize::from(peek.discarded));
-                }
-                _ => {}
-            }
-        }
-        count
+        let sent = self.sent_to(rank).filter(|(_, send)| send.tag.is_some() == tagged).count();
+        let taken = self.wanted_by(rank).map(|(_, record)| match record {
+            Record::Recv(recv) if recv.want.tag.is_some() == tagged => recv.got.len(),
+            Record::Peek(peek) if peek.want.tag.is_some() == tagged => usize::from(peek.discarded),
+            _ => 0,
+        });
+        sent.saturating_sub(taken.sum())
     }
 
     /// Operations of living ranks that have not ended, described.
@@ -481,10 +503,11 @@ impl Oracle {
             Record::Refused => Ok(None),
         };
         let problem = problem.and_then(|buffer| self.fenced(op, &record, c).map(|()| buffer));
-        let text = describe(&record);
+        let outcome = problem
+            .map_err(|problem| format!("rank {rank}, operation {op}: {problem}\n    {c:?}\n    {}", describe(&record)));
         self.ops[op] = record;
-        problem.unwrap_or_else(|problem| {
-            self.complain(format!("rank {rank}, operation {op}: {problem}\n    {c:?}\n    {text}"));
+        outcome.unwrap_or_else(|wrong| {
+            self.complain(wrong);
             None
         })
     }
@@ -542,7 +565,7 @@ impl Oracle {
                 peek.rank == send.dest && (peek.discarded || peek.discarding) && peek.want.accept(send.rank, send.tag)
             }
             Record::Recv(recv) => {
-                let short = recv.got.iter().any(|got| got.bytes.len() < ID_BYTES && got.full_len == send.len);
+                let short = recv.got.iter().any(|got| got.len < ID_BYTES && got.full_len == send.len);
                 recv.rank == send.dest && short && recv.want.accept(send.rank, send.tag)
             }
             _ => false,
@@ -575,18 +598,20 @@ impl Oracle {
         let end = offset.checked_add(c.len).filter(|end| *end <= recv.buffer.len());
         let end = end.ok_or("stored outside the buffer")?;
         expect(multi || offset == 0, "buffer address")?;
-        let overlaps = |g: &Got| g.offset < end && offset < g.offset + g.bytes.len();
+        let overlaps = |g: &Got| g.offset < end && offset < g.offset + g.len;
         expect(!recv.got.iter().any(overlaps), "two messages overlap in a multi-receive")?;
-        let all = recv.buffer.bytes();
         if !multi {
-            expect(is_filled(&all[end..], CANARY), "written beyond what was received")?;
-            expect(excess == 0 || end == all.len(), "cut although there was room")?;
+            let beyond = recv.buffer.part(end, usize::MAX);
+            expect(beyond.is_filled(CANARY), "written beyond what was received")?;
+            expect(excess == 0 || beyond.is_empty(), "cut although there was room")?;
         }
         let data = c.flags.contains(OpFlags::DATA).then_some(c.data);
         let tag = recv.want.tag.map(|_| c.tag);
-        let bytes = all[offset..end].to_vec();
-        let mut got = Got { src, tag, data, bytes, full_len: c.len + excess, offset, send: None, at };
-        let outcome = self.check_got(op, recv, &mut got);
+        let stored = recv.buffer.part(offset, c.len);
+        let mut head = [0; ID_BYTES];
+        stored.iov().read(&mut head);
+        let mut got = Got { src, tag, data, len: c.len, head, full_len: c.len + excess, offset, send: None, at };
+        let outcome = self.check_got(op, recv, &mut got, stored);
         recv.got.push(got);
         outcome.map(|()| released.then_some(recv.buffer))
     }
@@ -618,7 +643,7 @@ impl Oracle {
     }
 
     /// A received message against the send that it names.
-    fn check_got(&mut self, op: Op, recv: &RecvRecord, got: &mut Got) -> Result<(), String> {
+    fn check_got(&mut self, op: Op, recv: &RecvRecord, got: &mut Got, stored: Buffer) -> Result<(), String> {
         let src = got.src.ok_or("source unknown")?;
         if !recv.want.accept(src, got.tag) {
             return Err(format!("got a message that it does not want: from {src}, tag {:x?}", got.tag));
@@ -627,8 +652,10 @@ impl Oracle {
             let same = (claimed.src, claimed.tag, claimed.data, claimed.full_len);
             expect(same == (got.src, got.tag, got.data, got.full_len), "not the message that was claimed")?;
         }
-        let Some(id) = got.bytes.get(..ID_BYTES) else { return Ok(()) };
-        let id = id.iter().rev().fold(0_usize, |id, byte| id << 8 | usize::from(*byte));
+        if got.len < ID_BYTES {
+            return Ok(());
+        }
+        let id = got.head.iter().rev().fold(0_usize, |id, byte| id << 8 | usize::from(*byte));
         let Some(Record::Send(send)) = self.ops.get_mut(id) else {
             return Err(format!("received bytes that nobody sent (they name operation {id:#x})"));
         };
@@ -636,7 +663,7 @@ impl Oracle {
         if same != (got.src, recv.rank, got.tag, got.data, got.full_len) {
             return Err(format!("differs from what was sent as operation {id}: {send:?}"));
         }
-        if got.bytes != payload(id, send.len)[..got.bytes.len()] {
+        if !stored.holds(&payload(id, send.len)[..got.len]) {
             return Err(format!("bytes differ from what was sent as operation {id}: {send:?}"));
         }
         if let Some(other) = send.received_by.replace(op) {
@@ -670,7 +697,7 @@ fn peek_completed(
         None => {}
     }
     let (tag, data) = (peek.want.tag.map(|_| c.tag), c.flags.contains(OpFlags::DATA).then_some(c.data));
-    let got = Got { src, tag, data, bytes: Vec::new(), full_len: c.len, offset: 0, send: None, at };
+    let got = Got { src, tag, data, len: 0, head: [0; ID_BYTES], full_len: c.len, offset: 0, send: None, at };
     peek.found = Some(Some(got));
     peek.discarded = peek.flags.contains(OpFlags::DISCARD);
     let wanted = src.is_some_and(|src| peek.want.accept(src, tag));

@@ -67,7 +67,7 @@ impl Oracle {
         expect(c.len == rma.len, "length")?;
         self.outlived(op, rma.target)?;
         if let (Kind::Read, Some(buffer)) = (rma.kind, rma.buffer) {
-            expect(buffer.bytes() == rma.expected, "the bytes read")?;
+            expect(buffer.holds(&rma.expected), "the bytes read")?;
         }
         if rma.kind == Kind::Write && rma.flags.contains(OpFlags::DELIVERY) {
             expect(stored(op, rma), "delivery complete before the target's memory was written")?;
@@ -84,7 +84,7 @@ impl Oracle {
             return self.atomic_event(rank, c, src);
         }
         let found = self.ops.iter().enumerate().find_map(|(op, record)| match record {
-            Record::Rma(rma) if rma.data == Some(c.data) && rma.target == rank => Some((op, rma.clone())),
+            Record::Rma(rma) if rma.data == Some(c.data) && rma.target == rank => Some((op, rma)),
             _ => None,
         });
         let Some((op, rma)) = found else {
@@ -103,13 +103,14 @@ impl Oracle {
             "the wrong source of a remote write"
         } else if c.len != rma.len {
             "the wrong length of a remote write"
-        } else if !stored(op, &rma) {
+        } else if !stored(op, rma) {
             "data of a remote write before its bytes"
         } else {
             ""
         };
         if !problem.is_empty() {
-            self.complain(format!("operation {op}: {problem}: {c:?}\n    {}", describe(&rma)));
+            let text = describe(rma);
+            self.complain(format!("operation {op}: {problem}: {c:?}\n    {text}"));
         }
         if let Some(Record::Rma(rma)) = self.ops.get_mut(op) {
             rma.events += 1;
@@ -162,6 +163,9 @@ impl Oracle {
                     untouched[at..at + part.len()].copy_from_slice(&bytes[at..at + part.len()]);
                 }
             }
+        }
+        if untouched == bytes {
+            return None;
         }
         untouched.iter().zip(&bytes).position(|(was, is)| was != is)
     }
