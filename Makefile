@@ -102,7 +102,7 @@ check-cargo:
 
 # The engine under simulated faults; and the engine with bugs planted in it, which that must find.
 check-sim: dist
-	$(DIST)/weft sim faults --seed 0 --seeds 300 2>&1 | tee $(LOGS)/sim.log
+	$(DIST)/weft sim faults --seed 0 --seeds 10000 2>&1 | tee $(LOGS)/sim.log
 	cargo test -p weft-sim --features mutants --test planted 2>&1 | tee $(LOGS)/planted.log
 
 # Real jobs over the provider.
