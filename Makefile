@@ -7,6 +7,7 @@
 #   make bench    everything that is measured of weft beside its peers (ten minutes on a quiet machine), and the documents that show it
 #   make man      man/fi_weft.7, from man/fi_weft.7.in and the table of variables
 #   make fuzz     every fuzz target, each for MINUTES=1, all together some eight times that; what it finds is stored
+#   make asan     the provider under the address sanitizer, inside every host library, by all its clients in tests/hosts
 #   make faults   the matrix of real faults (tests/test_faults.py), each cell RUNS=100 times: with as many, some two hours
 #   make icount   the instructions that operations take, in weft and in libfabric's shm and tcp
 #   make icount-baseline   stores them: weft's in tests/icount.toml, which `make test` holds weft against, all in docs/benchmarking.md
@@ -19,9 +20,11 @@ SHELL := bash
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 DIST := $(TARGET)/dist
 LOGS := $(TARGET)/test-logs
+# Named, so that what runs at build time is not sanitized.
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 PYTHON := .venv-mpich/bin/python
 
-.PHONY: all bench faults fuzz dist build-deps deps demo demo-deps test test-deps man clean icount icount-baseline icount-program
+.PHONY: all asan bench faults fuzz dist build-deps deps demo demo-deps test test-deps man clean icount icount-baseline icount-program
 .PHONY: check-format check-clippy check-docs check-bindings check-cargo check-sim check-pytest
 
 all: dist
@@ -62,6 +65,15 @@ fuzz: test-deps
 	cargo test -p weft-nic --lib --test tcp -- --nocapture fuzz
 	cargo test -p weft-fi --lib -- --nocapture fuzz
 	cargo test -p weft-fi --test hosts -- --nocapture getinfo_hints
+
+# The sanitizer comes with the compiler, which wants to be told that we know it to be unstable. Leaks are of the hosts, too, which
+# never unload the provider.
+asan: export WEFT_TEST_ASAN := 1
+asan: export RUSTC_BOOTSTRAP := 1
+asan: export RUSTFLAGS := -Zsanitizer=address
+asan: export ASAN_OPTIONS := detect_leaks=0:abort_on_error=1
+asan: test-deps
+	cargo test --target $(HOST) --target-dir $(TARGET)/asan -p weft-fi --test hosts $(if $(GROUP),-- $(GROUP))
 
 faults: export WEFT_FAULT_RUNS := $(or $(RUNS),100)
 faults: export WEFT_FAULT_SEED := $(or $(SEED),1)

@@ -34,7 +34,14 @@ CELLS = [(path, fault) for path in ("shm", "hosts") for fault in DEATHS] + [
     ("hosts", "late-descriptors"),
     ("any", "late-memory"),  # RLIMIT_AS: not one page more
     ("hosts", "late-memory"),
+    ("hosts", "reset"),  # all connections, again and again
+    ("hosts6", "reset"),
+    ("hosts", "link"),  # down for up to two seconds
+    ("hosts", "lossy"),  # frames are lost and late
+    ("hosts", "forget"),  # a middle box forgets the connections
+    ("hosts6", "forget"),
 ]
+HOSTS = {"hosts6": {"WEFT_TEST_HOSTS": "6"}}
 SMALL = {"tiny-shm": "mount -o remount,size=64k /dev/shm", "read-only-shm": "mount -o remount,ro /dev/shm"}
 
 
@@ -46,15 +53,17 @@ def test_cell(runner: harness.Runner, path: str, fault: str) -> None:
     program = harness.compile_c("fault_rank", "-lfabric")
     own = "none" if fault in SMALL else fault
     job = [harness.PYTHON, str(harness.PROGRAMS / "fault_job.py"), str(program), path, own, str(SEED), str(RUNS)]
-    if path == "hosts":
+    if path.startswith("hosts"):
         job = [str(harness.SUPPORT / "two-hosts.sh"), *job]
     if fault in SMALL:
         job = ["sh", "-c", f'{SMALL[fault]} && exec "$@"', "sh", *job]
-    outcome = runner.run(job, jobs.environment(harness.PROVIDER), 30 + RUNS * RUN_S)
+    outcome = runner.run(job, jobs.environment(harness.PROVIDER, **HOSTS.get(path, {})), 30 + RUNS * RUN_S)
     runs = [json.loads(line) for line in outcome.output.splitlines() if line.startswith("{")]
     wrong = [run for run in runs if run["wrong"]]
     messages, slowest = sum(run["messages"] for run in runs), max((run["slowest_ms"] for run in runs), default=0)
-    print(f"{path}-{fault}: {len(runs)} runs, {len(wrong)} wrong, {messages} messages, slowest failure after {slowest} ms")
+    resumed = sum(run["resumed"] for run in runs)
+    print(f"{path}-{fault}: {len(runs)} runs, {len(wrong)} wrong, {messages} messages, slowest failure after {slowest} ms, {resumed} links resumed")
     assert not wrong, "\n".join(f"seed {run['seed']}: {run['wrong']}" for run in wrong)
+    assert resumed or fault not in ("reset", "forget")
     assert outcome.status == 0 and len(runs) == RUNS, outcome.output[-3000:]
     assert outcome.left is not None and outcome.left.nothing(), outcome.left

@@ -2,9 +2,9 @@
 
     fault_job.py PROGRAM PATH FAULT SEED RUNS
 
-PATH: `shm`, `tcp` (on one host), `any` (of the two) or `hosts` (ranks on h1 and h2 in turn, two-hosts.sh).
-Prints one JSON object a run: `seed`, `ranks`, `victim`, `messages`, `slowest_ms` (from the death to the last failure), `wrong`
-(empty if all was right). Everything is bounded in time; what does not end is killed and counts as wrong.
+PATH: `shm`, `tcp` (on one host), `any` (of the two), `hosts` (ranks on h1 and h2 in turn, two-hosts.sh) or `hosts6` (the same by IPv6).
+Prints one JSON object a run: `seed`, `ranks`, `victim`, `messages`, `slowest_ms` (from the death to the last failure), `resumed` (links
+that went on with another connection, counted on both sides), `wrong` (empty if all was right). Everything is bounded in time; what does not end is killed and counts as wrong.
 """
 
 from __future__ import annotations
@@ -18,14 +18,19 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 BOUND_MS = 1000.0  # within what operations with the dead must have failed
 RETRY_MS = 1000.0  # a later one has a refused connection tried again for so long (FI_WEFT_CONNECT_RETRY_MS)
 PATIENCE_S = 15.0  # for anything else
 STANDSTILL_S = 0.3  # a machine that stops for longer measures nothing
 SECOND_LIFE = 8
-PATHS = {"shm": {"FI_WEFT_TCP": "no"}, "tcp": {"FI_WEFT_SHM": "no"}, "hosts": {}, "any": {}}
+PATHS = {"shm": {"FI_WEFT_TCP": "no"}, "tcp": {"FI_WEFT_SHM": "no"}, "hosts": {}, "hosts6": {}, "any": {}}
 DEADLY = ("kill", "exit", "freeze-kill", "restart", "early-kill")
+# Connections break, which nobody may notice.
+BREAKING = ("reset", "link", "lossy", "forget")
+RESUMED = "there is a connection with"
+FORWARDER = Path(__file__).parent.parent / "support" / "forwarder.py"
 # The victim may be cut off from some peers, or end; which is said to both sides, and nobody else may notice.
 CUTTING = ("descriptors", "late-descriptors", "late-memory")
 GONE = {104, 108, 111}  # connection reset, endpoint shut down, connection refused: what becomes of operations with the dead
@@ -116,6 +121,8 @@ class Job:
             self.env["FAULT_PORTS"] = "yes"
         # Debian's libfabric brings a handler (PSM's) that would write a file when the victim aborts.
         self.env |= {"HFI_NO_BACKTRACE": "1", "IPATH_NO_BACKTRACE": "1"}
+        if fault in BREAKING:  # who counts the connections that were made anew
+            self.env |= {"FI_LOG_LEVEL": "info", "FI_LOG_PROV": "weft"}
         if fault in CUTTING:  # who is lost may come back
             self.env["FAULT_CUTS"] = "yes"
         if fault in ("undumpable", "untraceable", "other-user"):
@@ -123,11 +130,12 @@ class Job:
         self.selector = selectors.DefaultSelector()
         self.ranks: list[Rank] = []
         self.slowest_ms = 0.0
+        self.forwarder: subprocess.Popen | None = None
 
     def start(self, number: int, fault: str) -> Rank:
         """Starts a rank."""
         argv = [self.program, str(number), str(self.seed), fault]
-        if self.path == "hosts":
+        if self.path.startswith("hosts"):
             argv = ["ip", "netns", "exec", f"h{number % SECOND_LIFE % 2 + 1}", *argv]
         if fault == "namespace":
             argv = ["unshare", "--user", "--map-root-user", *argv]
@@ -227,10 +235,43 @@ class Job:
         if clock.worst < STANDSTILL_S and (self.slowest_ms >= BOUND_MS or late_ms >= RETRY_MS + BOUND_MS):
             raise Wrong(f"operations with the dead failed after {self.slowest_ms:.0f} ms, later ones after {late_ms:.0f} ms")
 
+    def stand_between(self) -> None:
+        """All frames between the hosts go through our hands."""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.forwarder = subprocess.Popen([sys.executable, str(FORWARDER), str(self.seed)], **pipes)
+        if self.forwarder.stdout.readline() != "ready\n":
+            raise Wrong("the forwarder does not start")
+
+    def order(self, line: str) -> None:
+        """Tells the forwarder something."""
+        self.forwarder.stdin.write(line + "\n")
+        self.forwarder.stdin.flush()
+
+    def breaks(self) -> None:
+        """Connections between the hosts break, or as good as."""
+        for _ in range(self.random.randint(1, 3)):
+            if self.fault == "reset":
+                for number in (1, 2):
+                    command = ["ip", "netns", "exec", f"h{number}", "ss", "--kill", "--tcp", "--no-header", "not", "src", "127.0.0.1"]
+                    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+            elif self.fault == "link":
+                subprocess.run(["ip", "link", "set", "wve1", "down"], check=True)
+                self.settle(self.random.uniform(0.05, 2))
+                subprocess.run(["ip", "link", "set", "wve1", "up"], check=True)
+            elif self.fault == "lossy":
+                self.order(f"lossy {self.random.uniform(0, 0.05)} {self.random.uniform(0, 5)}")
+            else:
+                self.order("forget")
+            self.settle(self.random.uniform(0.1, 1))
+        if self.fault == "lossy":
+            self.order("lossy 0 0")
+
     def strike(self) -> None:
         """The fault."""
         victim = self.ranks[self.victim]
-        if self.fault in DEADLY:
+        if self.fault in BREAKING:
+            self.breaks()
+        elif self.fault in DEADLY:
             self.die()
         elif self.fault == "freeze":
             for _ in range(2):
@@ -243,8 +284,10 @@ class Job:
 
     def play(self) -> None:
         """The whole of it."""
+        if self.fault in ("lossy", "forget"):
+            self.stand_between()
         for number in range(self.size):
-            own = {"exit": "late-exit", "freeze": "none"}.get(self.fault, self.fault)
+            own = "none" if self.fault in BREAKING else {"exit": "late-exit", "freeze": "none"}.get(self.fault, self.fault)
             self.start(number, own if number == self.victim else "none")
         may_refuse = self.fault in CUTTING
         self.wait("everyone has a name", lambda: all(rank.name for rank in self.living()))
@@ -303,6 +346,9 @@ class Job:
             for rank in self.ranks:
                 rank.process.kill()
                 rank.process.wait()
+            if self.forwarder:
+                self.forwarder.kill()
+                self.forwarder.wait()
         messages = sum(rank.messages or 0 for rank in self.ranks)
         return {
             "seed": self.seed,
@@ -310,6 +356,7 @@ class Job:
             "victim": self.victim,
             "messages": messages,
             "slowest_ms": round(self.slowest_ms, 1),
+            "resumed": sum(RESUMED in line for rank in self.ranks for line in rank.noise),
             "wrong": wrong,
         }
 

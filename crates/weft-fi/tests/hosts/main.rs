@@ -59,6 +59,8 @@ use std::time::{Duration, Instant};
 
 /// How long one group may take in one host.
 const LIMIT: Duration = Duration::from_secs(60);
+/// The same under the address sanitizer (`make asan`).
+const ASAN_LIMIT: Duration = Duration::from_secs(600);
 
 /// A group: its name, what runs in the child, and what its environment has besides.
 struct Group {
@@ -243,7 +245,8 @@ fn run_child(group: &Group, host: &Path, dir: &Path, decoy: Option<&Path>) -> Ou
     let mut child = command.spawn().unwrap();
     // A fuzz target runs for as long as is asked for.
     let minutes = std::env::var("WEFT_FUZZ_MINUTES").ok().and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0);
-    let end = Instant::now() + LIMIT + Duration::from_secs_f64(60.0 * minutes);
+    let limit = if std::env::var_os("WEFT_TEST_ASAN").is_some() { ASAN_LIMIT } else { LIMIT };
+    let end = Instant::now() + limit + Duration::from_secs_f64(60.0 * minutes);
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > end {
             child.kill().unwrap();
