@@ -5,8 +5,9 @@
 //! is remembered as [`Mark`]s: where in the stream which bytes stood.
 //!
 //! Invariants: `segment`, if set, is one of `list[current]`, and the last mark is its. The marks are those of the segments not acknowledged, in
-//! order, and begin in `list[0]` at its `acked`. The peer is asked for an acknowledgement with the last segment of each push and with every
-//! [`ASK_EVERY`]th, so that the marks, of which there are at most [`MARKS`], never fill up for good.
+//! order, and begin in `list[0]` at its `acked`. The peer is asked for an acknowledgement with the end of the last push that waits, with the
+//! segment that makes [`ASK_BYTES`] together with an end that has not asked, and with every [`ASK_EVERY`]th, so that the marks, of which there
+//! are at most [`MARKS`], never fill up for good.
 
 use std::collections::VecDeque;
 
@@ -21,6 +22,24 @@ const BULKS: usize = 1024;
 const MARKS: usize = 256;
 /// Segments after which an acknowledgement is asked for.
 const ASK_EVERY: u32 = 16;
+/// Bytes for which the end of a push waits at most, if others follow it: an acknowledgement is a system call and a packet against the stream.
+const ASK_BYTES: usize = 256 * 1024;
+
+/// What has been written since an acknowledgement was asked for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unasked {
+    segments: u32,
+    /// Of payload.
+    bytes: usize,
+    /// The end of a push is among it.
+    ended: bool,
+}
+
+impl Unasked {
+    fn and(self, segment: &Segment) -> Self {
+        Self { segments: self.segments + 1, bytes: self.bytes + segment.len, ended: self.ended || segment.ends }
+    }
+}
 
 /// A push that is not done.
 #[derive(Debug)]
@@ -48,6 +67,8 @@ pub(super) struct Segment {
     /// Bytes of header and payload that have left.
     sent: usize,
     ack_wanted: bool,
+    /// It ends its push.
+    ends: bool,
 }
 
 /// A segment that has begun to leave and is not acknowledged.
@@ -76,8 +97,7 @@ pub(super) struct Pushes {
     at: usize,
     pub(super) segment: Option<Segment>,
     marks: VecDeque<Mark>,
-    /// Segments since an acknowledgement was asked for.
-    unasked: u32,
+    unasked: Unasked,
 }
 
 impl Pushes {
@@ -115,9 +135,12 @@ impl Pushes {
         let (bulk, at) = if over { (self.current + 1, 0) } else { (self.current, at) };
         let push = self.list.get(bulk)?;
         let len = (push.total - at).min(segment_bytes);
-        let ack_wanted = at + len == push.total || self.unasked + 1 >= ASK_EVERY;
+        let ends = at + len == push.total;
+        let ack_wanted = ends && bulk + 1 == self.list.len()
+            || (ends || self.unasked.ended) && self.unasked.bytes + len >= ASK_BYTES
+            || self.unasked.segments + 1 >= ASK_EVERY;
         let head = wire::push_head(len, push.window, push.offset.wrapping_add(at as u64), ack_wanted);
-        Some(Segment { head, bulk, at, len, sent: 0, ack_wanted })
+        Some(Segment { head, bulk, at, len, sent: 0, ack_wanted, ends })
     }
 
     /// A segment's whole payload.
@@ -137,7 +160,7 @@ impl Pushes {
     pub(super) fn begin(&mut self, segment: Segment, after: u64) {
         debug_assert!(self.segment.is_none() && segment.bulk == self.current);
         self.marks.push_back(Mark { after, len: segment.len, ack_wanted: segment.ack_wanted });
-        self.unasked = if segment.ack_wanted { 0 } else { self.unasked + 1 };
+        self.unasked = if segment.ack_wanted { Unasked::default() } else { self.unasked.and(&segment) };
         self.segment = Some(segment);
     }
 
@@ -190,7 +213,7 @@ impl Pushes {
 
     /// The stream goes on at `position`, which does not count the segments acknowledged.
     pub(super) fn rewind(&mut self, position: u64) {
-        (self.segment, self.current, self.unasked) = (None, 0, 0);
+        (self.segment, self.current, self.unasked) = (None, 0, Unasked::default());
         let Some(push) = self.list.front() else { return };
         self.at = push.acked;
         let within = self.marks.front().filter(|mark| position > mark.after);
@@ -203,6 +226,7 @@ impl Pushes {
             #[allow(clippy::cast_possible_truncation)]
             sent: (position - mark.after) as usize,
             ack_wanted: mark.ack_wanted,
+            ends: self.at + mark.len == push.total,
         });
         self.marks.truncate(usize::from(self.segment.is_some()));
     }
