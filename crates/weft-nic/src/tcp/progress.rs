@@ -8,7 +8,8 @@
 //! sockets, whatever the number of idle ones. Every portion is bounded: [`super::rx::READ_BUDGET_BYTES`] per link, [`super::EVENTS`] sockets and
 //! [`ACCEPTS`] new connections per poll.
 //!
-//! Invariants: a link ends in [`Tcp::end`] and nowhere else (or in `close`): first its `done`s, then `down`.
+//! Invariants: a link ends in [`Tcp::end`] and nowhere else (or in `close`): first its `done`s, then `down`. Ends are reported last in a poll, after
+//! all sockets have been asked: what a peer sends to several endpoints before it closes one of them is there before the end.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -166,6 +167,7 @@ impl Tcp {
             for id in self.focus.hot {
                 ask |= !self.read_direct(id, &mut tally);
             }
+            ask |= !self.failed.is_empty();
         }
         if ask || self.focus.ask_all(self.links.len() + self.halves.len()) {
             self.take_events(&mut tally, now_ms);
@@ -290,8 +292,10 @@ impl Tcp {
         }
         if let Some(why) = end
             && !(why == LinkError::Gone && self.lost(id, 0))
+            && let Some(link) = self.links.get_mut(id as usize)
         {
-            self.end(id, why, sink);
+            link.state = State::Failed;
+            self.failed.push((id, why));
         }
     }
 
