@@ -67,13 +67,14 @@ fuzz: test-deps
 	cargo test -p weft-fi --test hosts -- --nocapture getinfo_hints
 
 # The sanitizer comes with the compiler, which wants to be told that we know it to be unstable. Leaks are of the hosts, too, which
-# never unload the provider.
+# never unload the provider. The provider, which is loaded, finds the sanitizer in the program, which therefore has to show it.
 asan: export WEFT_TEST_ASAN := 1
 asan: export RUSTC_BOOTSTRAP := 1
 asan: export RUSTFLAGS := -Zsanitizer=address
 asan: export ASAN_OPTIONS := detect_leaks=0:abort_on_error=1
 asan: test-deps
-	cargo test --target $(HOST) --target-dir $(TARGET)/asan -p weft-fi --test hosts $(if $(GROUP),-- $(GROUP))
+	cargo rustc --target $(HOST) --target-dir $(TARGET)/asan -p weft-fi --test hosts -- -Clink-arg=-rdynamic
+	$$(ls -t $(TARGET)/asan/$(HOST)/debug/deps/hosts-* | grep -v '\.d$$' | head -1) $(GROUP)
 
 faults: export WEFT_FAULT_RUNS := $(or $(RUNS),100)
 faults: export WEFT_FAULT_SEED := $(or $(SEED),1)
