@@ -8,8 +8,8 @@
 //! sockets, whatever the number of idle ones. Every portion is bounded: [`super::rx::READ_BUDGET_BYTES`] per link, [`super::EVENTS`] sockets and
 //! [`ACCEPTS`] new connections per poll.
 //!
-//! Invariants: a link ends in [`Tcp::end`] and nowhere else (or in `close`): first its `done`s, then `down`. Ends are reported last in a poll, after
-//! all sockets have been asked: what a peer sends to several endpoints before it closes one of them is there before the end.
+//! Invariants: a link ends in [`Tcp::end`] and nowhere else (or in `close`): first its `done`s, then `down`. What ends by itself is reported
+//! in the next poll: what a peer sends to several endpoints before it closes one of them has come to all by then, if they are polled in turn.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -160,7 +160,8 @@ impl Tcp {
     /// One real poll. Returns how many sink calls were made.
     pub(super) fn progress<S: Sink>(&mut self, sink: &mut S, now_ms: u64) -> usize {
         let mut tally = Tally { sink, calls: 0 };
-        self.report(&mut tally);
+        self.report_done(&mut tally);
+        self.report_ends(&mut tally);
         let direct = self.focus.direct();
         let mut ask = !direct || self.armed > 0 || !self.calling.is_empty() || now_ms < self.greeting_until_ms;
         if !ask {
@@ -176,19 +177,24 @@ impl Tcp {
             self.run_timers(&mut tally, now_ms);
         }
         // What this poll has completed is reported in it.
-        self.report(&mut tally);
+        self.report_done(&mut tally);
         if tally.calls > 0 {
             self.pace.wake();
         }
         tally.calls
     }
 
-    /// Reports what happened between the polls.
+    /// Reports pushes that are done.
     #[inline]
-    fn report<S: Sink>(&mut self, sink: &mut S) {
+    fn report_done<S: Sink>(&mut self, sink: &mut S) {
         for (link, ctx) in self.writer.done.drain(..) {
             sink.done(link, ctx, Ok(()));
         }
+    }
+
+    /// Reports the links that have ended since the last poll began.
+    #[inline]
+    fn report_ends<S: Sink>(&mut self, sink: &mut S) {
         if !self.failed.is_empty() {
             for (id, why) in std::mem::take(&mut self.failed) {
                 self.end(id, why, sink);
