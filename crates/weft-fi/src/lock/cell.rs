@@ -75,7 +75,8 @@ impl<T> Guarded<T> {
             // done by the intruder's membarrier.
             light_fence();
             if self.intruder.load(Ordering::Acquire) {
-                return self.lock_after_intruder();
+                self.step_out();
+                return Guard { cell: self, held: Held::Mutex };
             }
             return Guard { cell: self, held: Held::Flag };
         }
@@ -83,12 +84,12 @@ impl<T> Guarded<T> {
         Guard { cell: self, held: Held::Mutex }
     }
 
-    /// The owner met an intruder: it steps out and queues up.
+    /// The owner met an intruder: it steps out and queues up. (It returns nothing, so that the compiler knows of every guard of
+    /// [`Guarded::lock`] what its end must undo.)
     #[cold]
-    fn lock_after_intruder(&self) -> Guard<'_, T> {
+    fn step_out(&self) {
         self.inside.store(false, Ordering::Release);
         self.queue_up();
-        Guard { cell: self, held: Held::Mutex }
     }
 
     /// How often a caller had to wait at one of the domain's locks.
