@@ -4,7 +4,8 @@
 //! endpoint asks (host identity, choice of address, the devices' probes, the table of variables) and print the answers, for people
 //! as tables, for programs with `--json`.
 //!
-//! Exit status: 0, or 1 when `weft doctor` found something that keeps weft from working, when a simulated run failed, or when output failed; 2 for wrong usage.
+//! Exit status: 0, or 1 when `weft doctor` found something that keeps weft from working, when `weft stat` could not look at the process,
+//! when a simulated run failed, or when output failed; 2 for wrong usage.
 
 #![forbid(unsafe_code)]
 
@@ -15,9 +16,11 @@ mod library;
 mod man;
 mod render;
 mod sim;
+mod stat;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
@@ -46,6 +49,23 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Shows what the endpoints of a running process count: messages, bytes, stalls, links, failures.
+    Stat {
+        /// The process.
+        pid: u32,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Shows this user's processes that use weft, and what they are doing, again and again.
+    Top {
+        /// Watch for one interval, print one table, and end.
+        #[arg(long)]
+        once: bool,
+        /// Seconds between two tables.
+        #[arg(long, default_value_t = 1.0, value_parser = interval)]
+        interval: f64,
+    },
     /// Prints the man page fi_weft(7), in roff.
     Man,
     Bench(Box<bench::Options>),
@@ -58,6 +78,12 @@ enum Command {
         /// What it is to do, as JSON.
         task: String,
     },
+}
+
+/// Between a tenth of a second and a day.
+fn interval(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|error| format!("{error}"))?;
+    if (0.1..=86400.0).contains(&seconds) { Ok(seconds) } else { Err("must be 0.1 to 86400 seconds".to_owned()) }
 }
 
 fn main() -> ExitCode {
@@ -83,6 +109,8 @@ fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCode> {
                 return Ok(ExitCode::FAILURE);
             }
         }
+        Command::Stat { pid, json } => render::print(out, &stat::look(*pid)?, *json)?,
+        Command::Top { once, interval } => return stat::run_top(Duration::from_secs_f64(*interval), *once, out),
         Command::Man => out.write_all(man::page().as_bytes())?,
         Command::Bench(options) => return bench::run(options, out),
         Command::Sim(command) => return sim::run(command, out),

@@ -1,12 +1,15 @@
 //! `weft man`: the man page fi_weft(7).
 //!
-//! Its text is `man/fi_weft.7.in`; the lines that say so are replaced by the table of variables and that of atomic operations, so
+//! Its text is `man/fi_weft.7.in`; the lines that say so are replaced by the tables of variables, atomic operations and counters, so
 //! that the page cannot tell other names, defaults and operations than the code has.
 
 use std::fmt::Write;
 
 use weft_engine::amo::{Class, Form, OPS, OpRow, TYPES};
 use weft_fi::params::TABLE;
+use weft_fi::publish::layout::{Endpoint, Peer};
+
+use crate::stat::PUBLISHED_OTHERWISE;
 
 const TEMPLATE: &str = include_str!("../../../man/fi_weft.7.in");
 /// A comment in roff, alone on its line.
@@ -14,11 +17,18 @@ const PARAMETERS: &str = ".\\\" @PARAMETERS@\n";
 /// Likewise.
 const ATOMICS: &str = ".\\\" @ATOMICS@\n";
 
+/// Likewise.
+const ENDPOINT_COUNTERS: &str = ".\\\" @ENDPOINT_COUNTERS@\n";
+/// Likewise.
+const PEER_COUNTERS: &str = ".\\\" @PEER_COUNTERS@\n";
+
 /// The page, in roff.
 pub(crate) fn page() -> String {
     TEMPLATE
         .replace(PARAMETERS, &parameters())
         .replace(ATOMICS, &atomics())
+        .replace(ENDPOINT_COUNTERS, &counters(Endpoint::FIELDS))
+        .replace(PEER_COUNTERS, &counters(Peer::FIELDS))
         .replace("@VERSION@", env!("CARGO_PKG_VERSION"))
 }
 
@@ -38,6 +48,12 @@ fn parameters() -> String {
         );
     }
     text
+}
+
+/// One tagged paragraph for each counter.
+fn counters(fields: &[(&str, &str)]) -> String {
+    let shown = fields.iter().filter(|(name, _)| !PUBLISHED_OTHERWISE.contains(name));
+    shown.map(|(name, help)| format!(".TP\n.B {}\n{}\n", escape(name), escape(help))).collect()
 }
 
 /// One tagged paragraph for each kind of atomic operation: the operations, their forms, and the types that they are for.

@@ -26,6 +26,7 @@ use crate::msg::keep;
 use crate::mutant::{Mutant, strikes};
 use crate::nic::Nic;
 use crate::ops::{Phase, TxOp};
+use crate::traffic::Way;
 use crate::vc::Vc;
 use crate::wire::{self, AtomicHead, F_DATA, F_FETCH, F_MORE, Head, NO_OP, Op, Reader, Status, kind};
 
@@ -205,7 +206,7 @@ impl<N: Nic> Engine<N> {
         let cost = fetch_cost(op.amo, remote.len);
         if !vc.tx_is_empty()
             || remote.len > part_limit(op.amo, vc.caps.mailbox_bytes) as u64
-            || vc.fetching + cost > FETCH_WINDOW_BYTES
+            || vc.fetching() + cost > FETCH_WINDOW_BYTES
         {
             return Ok(false);
         }
@@ -226,11 +227,12 @@ impl<N: Nic> Engine<N> {
             return Ok(false);
         }
         vc.tx_seq = vc.tx_seq.wrapping_add(1);
+        vc.count_access(Way::Sent, remote.len);
         if unwatched {
-            vc.quiet_writes += 1;
+            vc.more().quiet_writes += 1;
             return Ok(true);
         }
-        vc.fetching += cost;
+        vc.more().fetching += cost;
         vc.outstanding += 1;
         let iov = if op.amo.fetches() { SmallVec::from_slice(op.result) } else { IovList::new() };
         self.core.ops.push(|| TxOp { next_part: 1, pending: 1, ..new_op(op, vci, iov, remote.len, false) });
@@ -264,7 +266,7 @@ impl<N: Nic> Engine<N> {
             return Started::Blocked;
         };
         let cost = fetch_cost(amo, remote.len);
-        if vc.fetching + cost > FETCH_WINDOW_BYTES {
+        if vc.fetching() + cost > FETCH_WINDOW_BYTES {
             return Started::Blocked;
         }
         let mut body = IovList::new();
@@ -279,7 +281,7 @@ impl<N: Nic> Engine<N> {
         if self.nic.send(link, request.bytes(), &body).is_err() {
             return Started::Blocked;
         }
-        vc.fetching += cost;
+        vc.more().fetching += cost;
         Started::Sent
     }
 
@@ -412,6 +414,7 @@ impl Core {
     pub(crate) fn on_atomic(&mut self, vci: u32, head: Head, r: Reader<'_>) -> Result<(), Violation> {
         let asked = Asked::read(head, r).ok_or(Violation)?;
         let Asked { amo, id, key, len, .. } = asked;
+        self.vcs[vci as usize].count_access(Way::Received, len as u64);
         let need = Access { read: amo.fetches(), write: amo.changes() };
         let parts = self.part_begins(vci, id, asked.more);
         let target = match self.regions.check(key, asked.addr, len as u64, need) {
@@ -461,7 +464,7 @@ impl Core {
             mem::scatter(&home, 0, payload);
             op.pending -= 1;
             let vc = &mut self.vcs[vci as usize];
-            vc.fetching = vc.fetching.saturating_sub(cost);
+            vc.more().fetching = vc.fetching().saturating_sub(cost);
             self.finish_op(id.op.get());
         }
         Ok(())
@@ -476,7 +479,7 @@ impl Core {
         op.fault.get_or_insert(fault);
         op.pending -= 1;
         let vc = &mut self.vcs[vci as usize];
-        vc.fetching = vc.fetching.saturating_sub(cost);
+        vc.more().fetching = vc.fetching().saturating_sub(cost);
         self.finish_op(index);
         Ok(())
     }

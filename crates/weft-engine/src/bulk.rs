@@ -247,8 +247,8 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn push_behind(&mut self, vci: u32, index: u32, part: u32, iov: &[Iov]) {
         let vc = &mut self.core.vcs[vci as usize];
         let Some(link) = vc.link() else { return };
-        let window = Announced::name(vc.announcing);
-        vc.announcing += 1;
+        let window = vc.announcing();
+        vc.more().announcing += 1;
         if let Some(op) = self.core.ops.get_mut(index) {
             op.pushing += 1;
         }
@@ -267,8 +267,9 @@ impl Core {
             return Ok(Some(window));
         }
         let Some(vc) = self.vcs.get(vci as usize) else { return Ok(None) };
-        let index = vc.announced.index(window)?;
-        let tokens = vc.announced.tokens.as_ref();
+        let announced = &vc.more.as_ref().ok_or(Violation)?.announced;
+        let index = announced.index(window)?;
+        let tokens = announced.tokens.as_ref();
         Ok(index.and_then(|index| tokens?.get(index).copied()).filter(|&token| token != 0))
     }
 
@@ -282,7 +283,7 @@ impl Core {
         }
         self.xfer_arrived(token);
         if window != token {
-            self.vcs[vci as usize].announced.over(window);
+            self.vcs[vci as usize].more().announced.over(window);
         }
     }
 

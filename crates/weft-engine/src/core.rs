@@ -186,7 +186,9 @@ impl Core {
             self.queues.lost();
             waiting.parts
         });
+        let tally = vc.close_books();
         *vc = Vc::new(name);
+        vc.more().tally = tally;
         vc.addr = addr;
         vc.active = active;
         let dead: Vec<u32> = self.ops.iter().filter(|(_, op)| op.vc == vci).map(|(i, _)| i).collect();

@@ -459,6 +459,7 @@ impl<N: Nic> Engine<N> {
             }
             let started = if op.kind == Kind::Send { self.start_send(index) } else { self.start_rma(index) };
             if started == Started::Blocked {
+                self.core.vcs[vci as usize].tally().retries += 1;
                 return moved;
             }
             moved = true;

@@ -38,6 +38,7 @@ pub mod program;
 mod recv;
 mod rma;
 pub mod room;
+pub mod traffic;
 mod vc;
 mod wire;
 

@@ -112,11 +112,14 @@ pub(crate) struct Matcher {
     pub(crate) unexpected: Queue<Unexpected>,
     /// Buffers of several pieces.
     pieces: Slab<IovList>,
+    /// Messages that waited so far, and the most at a time.
+    pub(crate) kept: u64,
+    pub(crate) most_unexpected: usize,
 }
 
 impl Matcher {
     pub(crate) fn new(how: Matching) -> Self {
-        Self { posted: Queue::new(how), unexpected: Queue::new(how), pieces: Slab::new() }
+        Self { posted: Queue::new(how), unexpected: Queue::new(how), pieces: Slab::new(), kept: 0, most_unexpected: 0 }
     }
 
     /// Posts a receive into any number of pieces; `multi` is the number of the multi-receive buffer, if it is one. See [`Matcher::post`].
@@ -163,6 +166,8 @@ impl Matcher {
     /// Keeps a message that no receive accepts; `src` is its connection's address.
     pub(crate) fn keep(&mut self, message: Unexpected, src: Addr) {
         self.unexpected.push(message, |message| Some(Pattern::message(src, message.tag)));
+        self.kept += 1;
+        self.most_unexpected = self.most_unexpected.max(self.unexpected.len());
     }
 
     /// The oldest unclaimed message that `wanted` accepts; `addr_of` tells a connection's address, see [`Matcher::readdressed`].

@@ -21,6 +21,7 @@ use crate::mem::{self, Iov, IovList, Owned};
 use crate::mutant::{Mutant, strikes};
 use crate::nic::Nic;
 use crate::ops::{Phase, TxOp, XferKind};
+use crate::traffic::Way;
 use crate::vc::Answer;
 use crate::wire::{
     self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Fin, LONG_ROOM, Reader, Rts, SHORT_ROOM, Short, Status, Writer, kind,
@@ -105,6 +106,7 @@ impl<N: Nic> Engine<N> {
         }
         vc.tx_seq = vc.tx_seq.wrapping_add(1);
         vc.tx_credit -= cost;
+        vc.count_message(Way::Sent, cost);
         true
     }
 
@@ -178,6 +180,7 @@ impl<N: Nic> Engine<N> {
                 return Started::Blocked;
             }
             vc.tx_credit -= cost;
+            vc.count_message(Way::Sent, cost);
             op.phase = Phase::AwaitAck;
             op.pending = u32::from(ack.is_some());
         } else if self.core.config.role == Role::Datagrams {
@@ -196,6 +199,10 @@ impl<N: Nic> Engine<N> {
             }
             op.phase = Phase::AwaitCts;
             op.pending = 1;
+            if op.len <= u64::from(vc.caps.eager_bytes) {
+                vc.tally().stalls += 1;
+            }
+            vc.count_rendezvous(Way::Sent, op.len);
         }
         vc.tx_seq = vc.tx_seq.wrapping_add(1);
         Started::Sent
@@ -267,8 +274,8 @@ impl Core {
         let fin: Fin = r.take().ok_or(Violation)?;
         let status = Status::from_wire(fin.status.get()).ok_or(Violation)?;
         if fin.op.get() == wire::NO_OP {
-            let vc = &mut self.vcs[vci as usize];
-            vc.quiet_writes = vc.quiet_writes.checked_sub(1).ok_or(Violation)?;
+            let more = self.vcs[vci as usize].more.as_mut().ok_or(Violation)?;
+            more.quiet_writes = more.quiet_writes.checked_sub(1).ok_or(Violation)?;
             self.nameless_fault(status);
             return Ok(());
         }

@@ -18,6 +18,7 @@ use crate::mutant::{Mutant, strikes};
 use crate::nic::{LinkId, Nic, RemoteIov};
 use crate::ops::{Multi, RecvInfo, XferKind};
 use crate::pool::Pool;
+use crate::traffic::Way;
 use crate::vc::Haul;
 use crate::wire::{self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Reader, Rts, Short, Status, kind};
 
@@ -384,6 +385,7 @@ impl Core {
         matcher.posted.drop_item(key);
         vc.rx_seq = vc.rx_seq.wrapping_add(1);
         vc.rx_used += cost;
+        vc.count_message(Way::Received, cost);
         vc.credit_owed += cost;
         if vc.credit_owed >= self.config.window_quarter() {
             self.send_window(vci);
@@ -405,10 +407,12 @@ impl Core {
         let payload = r.rest();
         let window = self.config.window_bytes as u64;
         let vc = &mut self.vcs[vci as usize];
-        vc.rx_used += payload.len() as u64 + EAGER_COST;
+        let cost = payload.len() as u64 + EAGER_COST;
+        vc.rx_used += cost;
         if vc.rx_used > window {
             return Err(Violation);
         }
+        vc.count_message(Way::Received, cost);
         let src = vc.addr;
         let Some((iov, info)) = self.receive_for(tagged, src, tag, data, payload.len() as u64) else {
             let body = Body::Eager { bytes: Box::from(payload), ack };
@@ -437,7 +441,9 @@ impl Core {
         let tag = if tagged { rts.tag.get() } else { 0 };
         let data = (flags & F_DATA != 0 && !strikes(Mutant::DataDropped)).then_some(rts.data.get());
         let (op, ack) = (rts.op.get(), flags & F_ACK != 0);
-        let src = self.vcs[vci as usize].addr;
+        let vc = &mut self.vcs[vci as usize];
+        vc.count_rendezvous(Way::Received, len);
+        let src = vc.addr;
         if let Some((iov, info)) = self.receive_for(tagged, src, tag, data, len) {
             self.start_rendezvous(vci, iov, info, op, source, ack);
             return Ok(());

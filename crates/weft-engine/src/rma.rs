@@ -13,7 +13,7 @@ use zerocopy::little_endian::U32;
 
 use crate::access::Reached;
 use crate::api::{Access, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
-use crate::bulk::{Announced, reachable, wire_iov};
+use crate::bulk::{reachable, wire_iov};
 use crate::core::{Core, Violation};
 use crate::engine::{Engine, Started};
 use crate::held::Holder;
@@ -22,6 +22,7 @@ use crate::msg::keep;
 use crate::mutant::{Mutant, strikes};
 use crate::nic::{LinkError, Nic, RemoteIov};
 use crate::ops::{Phase, TxOp, XferKind};
+use crate::traffic::Way;
 use crate::vc::{Deferred, HEADER_BYTES, Haul, PROMPT_REPLY_BYTES, REPLY_WINDOW_BYTES, reply_cost};
 use crate::wire::{self, Bulk, F_DATA, F_MORE, Long, Op, Reader, RmaHead, Short, Status, kind};
 
@@ -164,8 +165,9 @@ impl<N: Nic> Engine<N> {
             return false;
         }
         vc.tx_seq = vc.tx_seq.wrapping_add(1);
+        vc.count_access(Way::Sent, len);
         if nameless {
-            vc.quiet_writes += 1;
+            vc.more().quiet_writes += 1;
             return true;
         }
         vc.outstanding += 1;
@@ -261,9 +263,10 @@ impl<N: Nic> Engine<N> {
             if let Some(op) = self.core.ops.get_mut(index) {
                 op.next_part += 1;
                 op.pending += 1;
-                let vci = op.vc;
+                let (vci, len) = (op.vc, op.remote.get(op.next_part as usize - 1).map_or(0, |part| part.len));
                 let vc = &mut self.core.vcs[vci as usize];
                 vc.tx_seq = vc.tx_seq.wrapping_add(1);
+                vc.count_access(Way::Sent, len);
             }
         }
     }
@@ -284,7 +287,7 @@ impl<N: Nic> Engine<N> {
             let direct = reachable(&mut self.nic, &mut self.core.held, &vc.caps, holder, &iov);
             let source = if direct { wire_iov(&iov, vc.caps.mailbox_bytes as usize) } else { SmallVec::new() };
             let follows = source.is_empty() && vc.caps.push_follows;
-            let window = if follows { Announced::name(vc.announcing) } else { 0 };
+            let window = if follows { vc.announcing() } else { 0 };
             let mut w = Long::new(kind::WRITE_RTS, bits);
             w.put(&rma_head(index, part, op.data, remote));
             put_bulk(&mut w, remote.len, window, &source);
@@ -308,7 +311,7 @@ impl<N: Nic> Engine<N> {
         let (part, seq, bits) = (op.next_part, vc.tx_seq, part_flags(OpFlags::empty(), last));
         if remote.len <= u64::from(vc.caps.rma_bytes) {
             let cost = reply_cost(remote.len);
-            if vc.reading + cost > REPLY_WINDOW_BYTES {
+            if vc.reading() + cost > REPLY_WINDOW_BYTES {
                 return Started::Blocked;
             }
             let mut w = Long::new(kind::READ, bits);
@@ -317,7 +320,7 @@ impl<N: Nic> Engine<N> {
             if self.nic.send(link, w.with_seq(seq), &[]).is_err() {
                 return Started::Blocked;
             }
-            self.core.vcs[vci as usize].reading += cost;
+            self.core.vcs[vci as usize].more().reading += cost;
             return Started::Sent;
         }
         let iov = part_iov(op, part, remote.len);
@@ -389,6 +392,7 @@ impl Core {
         match self.regions.check(head.key.get(), head.addr.get(), payload.len() as u64, WRITE) {
             Ok(iov) => {
                 self.memory_changes(vci)?;
+                self.vcs[vci as usize].count_access(Way::Received, payload.len() as u64);
                 mem::scatter(&iov, 0, payload);
                 let data = (flags & F_DATA != 0).then_some(head.data.get());
                 self.part_done(vci, parts, &written(head.key.get(), data, payload.len()));
@@ -408,10 +412,14 @@ impl Core {
         let head: RmaHead = r.take().ok_or(Violation)?;
         let (bulk, source) = take_bulk(&mut r)?;
         let (key, len) = (head.key.get(), bulk.len.get());
-        let vc = &self.vcs[vci as usize];
+        self.vcs[vci as usize].count_access(Way::Received, len);
+        let vc = &mut self.vcs[vci as usize];
         let follows = bulk.window.get() != 0;
         if follows
-            && (!vc.caps.push_follows || bulk.window.get() != vc.announced.next() || !source.is_empty() || len == 0)
+            && (!vc.caps.push_follows
+                || bulk.window.get() != vc.more().announced.next()
+                || !source.is_empty()
+                || len == 0)
         {
             return Err(Violation);
         }
@@ -424,7 +432,7 @@ impl Core {
                 let kind = XferKind::Write { op: head.op, key, data, parts };
                 let token = self.xfers.insert(vci, kind, iov, source, len);
                 if follows {
-                    self.vcs[vci as usize].announced.enter(token)?;
+                    self.vcs[vci as usize].more().announced.enter(token)?;
                 } else if direct {
                     self.defer_bulk(vci, Haul::Transfer(token));
                 } else {
@@ -434,7 +442,7 @@ impl Core {
             Err(status) => {
                 self.part_failed(parts);
                 if follows {
-                    self.vcs[vci as usize].announced.enter(0)?;
+                    self.vcs[vci as usize].more().announced.enter(0)?;
                 }
                 self.fin(vci, head.op.op.get(), status, 0);
             }
@@ -446,6 +454,7 @@ impl Core {
         let head: RmaHead = r.take().ok_or(Violation)?;
         let (bulk, home) = take_bulk(&mut r)?;
         let (key, len, window) = (head.key.get(), bulk.len.get(), bulk.window.get());
+        self.vcs[vci as usize].count_access(Way::Received, len);
         if !in_bulk && len.saturating_add(HEADER_BYTES as u64) > u64::from(self.vcs[vci as usize].caps.mailbox_bytes) {
             return Err(Violation);
         }
@@ -515,7 +524,7 @@ impl Core {
     /// A part of a read has been answered, or refused without a window of its own.
     pub(crate) fn part_read(&mut self, vci: u32, len: u64) {
         let vc = &mut self.vcs[vci as usize];
-        vc.reading = vc.reading.saturating_sub(reply_cost(len));
+        vc.more().reading = vc.reading().saturating_sub(reply_cost(len));
     }
 
     /// The bytes of a long write are stored.

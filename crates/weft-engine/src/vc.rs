@@ -18,10 +18,11 @@ use crate::bulk::Announced;
 use crate::mem::{self, IovList, Owned};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, NicCaps, RemoteIov, Share};
+use crate::traffic::Tally;
 use crate::wire::Op;
 
 /// What an idle peer may cost in the engine, in bytes. (weft-nic's tests hold what it costs altogether.)
-pub(crate) const VC_BYTES_BUDGET: usize = 240;
+pub(crate) const VC_BYTES_BUDGET: usize = 192;
 
 /// RMA operations up to so many bytes travel within messages where those have the room, and take effect in the order of the messages,
 /// whatever the eager threshold is (`max_order_{raw,war,waw}_size` of libfabric).
@@ -165,6 +166,10 @@ pub(crate) struct Vc {
     /// Number of the next message to send, and of the next to take.
     pub(crate) tx_seq: u32,
     pub(crate) rx_seq: u32,
+    /// What was sent and received, for who looks from outside ([`crate::traffic`]).
+    pub(crate) costs: [u64; 2],
+    pub(crate) messages: [u32; 2],
+    pub(crate) rendezvous: [u16; 2],
     /// Eager bytes that we may still send.
     pub(crate) tx_credit: u64,
     /// Eager bytes that the peer has used and not been given back.
@@ -175,6 +180,15 @@ pub(crate) struct Vc {
     pub(crate) rendezvous_waiting: u32,
     /// Operations that have left the TX queue and are not complete.
     pub(crate) outstanding: u32,
+    /// What waits, if anything does ([`Core::waiting`](crate::core::Core::waiting)).
+    pub(crate) waiting: Option<Box<Waiting>>,
+    /// What more there is, if the peer has had more than a few messages ([`Vc::more`]).
+    pub(crate) more: Option<Box<More>>,
+}
+
+/// What a connection has that one does not need which is idle, or has had only a few messages: the state of remote accesses, and counts.
+#[derive(Default)]
+pub(crate) struct More {
     /// Writes and atomics sent whose success nobody waits for: so many failures of nameless operations may be reported.
     pub(crate) quiet_writes: u64,
     /// Results of our atomics that are under way, in bytes with their names.
@@ -184,8 +198,13 @@ pub(crate) struct Vc {
     /// Pushes that we have announced on this link, and the peer's.
     pub(crate) announcing: u64,
     pub(crate) announced: Announced,
-    /// What waits, if anything does ([`Core::waiting`](crate::core::Core::waiting)).
-    pub(crate) waiting: Option<Box<Waiting>>,
+    pub(crate) tally: Tally,
+}
+
+#[cold]
+#[inline(never)]
+fn more() -> Box<More> {
+    Box::default()
 }
 
 bitflags::bitflags! {
@@ -302,7 +321,9 @@ impl Queues {
     fn take_back_now(&mut self, vc: &mut Vc) {
         if let Some(waiting) = vc.waiting.take_if(|waiting| waiting.is_empty()) {
             self.lent -= 1;
-            vc.announced.shrink();
+            if let Some(more) = &mut vc.more {
+                more.announced.shrink();
+            }
             if waiting.is_small() && self.spare.len() < KEPT_QUEUES {
                 self.spare.push(waiting);
             }
@@ -340,17 +361,16 @@ impl Vc {
             redials: 0,
             tx_seq: 0,
             rx_seq: 0,
+            costs: [0; 2],
+            messages: [0; 2],
+            rendezvous: [0; 2],
             tx_credit: 0,
             rx_used: 0,
             credit_owed: 0,
             rendezvous_waiting: 0,
             outstanding: 0,
-            quiet_writes: 0,
-            fetching: 0,
-            reading: 0,
-            announcing: 0,
-            announced: Announced::default(),
             waiting: None,
+            more: None,
         }
     }
 
@@ -365,8 +385,33 @@ impl Vc {
         self.tx_credit = window_bytes;
         self.rx_used = 0;
         self.credit_owed = 0;
-        self.announcing = 0;
-        self.announced = Announced::default();
+        if let Some(more) = &mut self.more {
+            more.announcing = 0;
+            more.announced = Announced::default();
+        }
+    }
+
+    /// What more there is, from now on.
+    #[inline(always)]
+    pub(crate) fn more(&mut self) -> &mut More {
+        self.more.get_or_insert_with(more)
+    }
+
+    /// Bytes of results that are under way.
+    #[inline]
+    pub(crate) fn fetching(&self) -> u32 {
+        self.more.as_ref().map_or(0, |more| more.fetching)
+    }
+
+    /// Bytes of answers that are under way.
+    #[inline]
+    pub(crate) fn reading(&self) -> u32 {
+        self.more.as_ref().map_or(0, |more| more.reading)
+    }
+
+    /// The name of the next window that we announce.
+    pub(crate) fn announcing(&self) -> u64 {
+        Announced::name(self.more.as_ref().map_or(0, |more| more.announcing))
     }
 
     /// The link over which to send, when up.

@@ -3,7 +3,7 @@
 //! Place in the data flow: a client calls libfabric; libfabric (the *host*, which loaded this library) calls
 //! [`fi_prov_ini`] once and then the operation tables of our objects, which translate into engine calls. Each file
 //! here is named as the libfabric man page it implements; `object` holds the conventions that all share, [`errno`]
-//! the error table, [`params`] the variables, `host` how the host is found. As a Rust library the crate offers only
+//! the error table, [`params`] the variables, [`publish`] what others may see, `host` how the host is found. As a Rust library the crate offers only
 //! the tables, for the `weft` command.
 
 mod addr;
@@ -32,6 +32,7 @@ mod pep;
 mod poll;
 mod pollset;
 mod progress;
+pub mod publish;
 mod rma;
 #[cfg(feature = "sim")]
 mod sim;

@@ -151,6 +151,8 @@ params! {
         "Memory in such registrations. Default: no limit.";
     mr_cache_monitor: bool = "yes", "yes/no", "MR_CACHE_MONITOR",
         "Observe by userfaultfd(2) what is unmapped, so that registrations may be kept; without it none is kept that nobody uses.";
+    stats: bool = "yes", "yes/no", "STATS",
+        "Let the commands weft stat and weft top read what endpoints count; it takes a descriptor for each.";
     job_key: Option<String> = "", "text", "JOB_KEY",
         "A secret that all processes of a job share. When set, only peers that know it can connect.";
     tcp_encrypt: bool = "no", "yes/no", "TCP_ENCRYPT",

@@ -34,6 +34,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use crate::endpoint::core::CoreRef;
 use crate::errno::Errno;
 use crate::lock;
+use crate::publish::{BEFORE_SLEEP, INTERVAL};
 use crate::wait::Waker;
 
 /// How often an endpoint that the client progresses is looked at.
@@ -53,6 +54,8 @@ const MOST_PATIENCE: u32 = 256;
 const RESTS: u32 = 16;
 /// So often in a row the thread is woken beside a client that sleeps in our calls, and is woken as well, before it leaves it alone.
 const NEEDLESS_WAKES: u32 = 16;
+/// Rounds with work between two looks at whether something is to be published.
+const ROUNDS_PER_PUBLISHING: u64 = 64;
 /// Longest sleep: time-outs inside the engine are noticed within it.
 const SLICE: Duration = Duration::from_millis(100);
 
@@ -320,11 +323,13 @@ impl Member {
         let attend = state.attend;
         if moved || attend {
             self.did = Some((before, self.core.waits()));
+            if auto.rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(ROUNDS_PER_PUBLISHING) {
+                self.core.publish(&mut state, INTERVAL);
+            }
             if attend {
                 // Operations were triggered, or wait for room that there may be now.
                 self.core.attend(state);
             }
-            auto.rounds.fetch_add(1, Ordering::Relaxed);
             self.worked = Some(Instant::now());
             return Next::Now;
         }
@@ -334,6 +339,7 @@ impl Member {
         self.worked = None;
         self.needless_wakes += u32::from(sleeper);
         if state.auto_listen(&auto.waker) {
+            self.core.publish(&mut state, BEFORE_SLEEP);
             self.restless = 0;
             // The devices have just been told to wake whoever sleeps, so the client will be woken without us as well.
             if self.needless_wakes > NEEDLESS_WAKES {

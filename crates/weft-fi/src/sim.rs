@@ -16,7 +16,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
 use weft_engine::nic::{Demands, Full, LinkError, LinkId, Nic, Refused, Registrar, RemoteIov, Share, Sink, Span};
-use weft_nic::{Config, NicError, UnmapWatch, Unsent};
+use weft_nic::{Config, NicError, Stats, UnmapWatch, Unsent};
 use weft_sim::{Fabric, FabricConfig, Registration, SimNic};
 
 /// The fabric of this process.
@@ -110,6 +110,18 @@ impl Devices {
     /// The longest message of the fabric's links.
     pub(crate) fn least_mailbox_bytes() -> usize {
         config(&std::env::var("FI_WEFT_SIM").unwrap_or_default()).map_or(usize::MAX, |config| config.caps.mailbox_bytes)
+    }
+
+    /// The one device.
+    #[allow(clippy::unused_self)]
+    pub(crate) fn device(&self, _link: LinkId) -> Option<&'static str> {
+        Some("sim")
+    }
+
+    /// The fabric counts nothing.
+    #[allow(clippy::unused_self)]
+    pub(crate) fn stats(&self) -> Stats {
+        Stats::default()
     }
 
     /// Never readable.

@@ -32,6 +32,7 @@ impl Ep {
         let mut state = self.core.control();
         let engine = state.engine.take();
         let routes = std::mem::take(&mut state.routes);
+        state.publisher = None;
         drop(state);
         self.domain.work().forget(&self.core);
         for cq in [&routes.tx, &routes.rx].into_iter().flatten() {

@@ -15,6 +15,7 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use weft_engine::Engine;
 use weft_engine::api::{Access, Addr, Book, Error, OpFlags, RecvOp, Region, SendOp};
@@ -27,12 +28,15 @@ use crate::endpoint::shared::Receives;
 use crate::errno::Errno;
 use crate::lock::{Callers, Guard, Guarded};
 use crate::progress::AutoProgress;
+use crate::publish::{Around, BEFORE_SLEEP, INTERVAL, Publisher, ROUNDS_PER_LOOK};
 use crate::trigger::WorkQueue;
 use crate::trigger::op::Op;
 use crate::wait::Waker;
 
 /// The engine over the real devices.
 pub(crate) type Eng = Engine<Devices>;
+
+const _: () = assert!(ROUNDS_PER_LOOK.is_multiple_of(ROUNDS_PER_CPU));
 
 /// Rounds after which a caller that wants the endpoint idle gives up for this time.
 const SETTLE_ROUNDS: u32 = 64;
@@ -41,7 +45,7 @@ const SETTLE_ROUNDS: u32 = 64;
 /// blocking call makes before it sleeps.
 pub(crate) const UNAIDED_ROUNDS: u32 = 256;
 
-/// The processor is looked up only so often.
+/// So many rounds of the client lie between two looks at what changes slowly. [`ROUNDS_PER_LOOK`] is a multiple.
 const ROUNDS_PER_CPU: u64 = 64;
 
 /// An endpoint as queues, counters and regions see it.
@@ -101,6 +105,10 @@ pub(crate) struct State {
     pub(crate) attend: bool,
     /// Programs wait for room in this engine.
     pub(crate) stalled: bool,
+    /// Lets others see what happens here.
+    pub(super) publisher: Option<Box<Publisher>>,
+    /// It may be time to publish.
+    look_due: bool,
 }
 
 impl Core {
@@ -127,6 +135,8 @@ impl Core {
             unaided: 0,
             attend: false,
             stalled: false,
+            publisher: None,
+            look_due: false,
         };
         Self {
             // SAFETY: the caller's promise.
@@ -269,11 +279,15 @@ impl Core {
         self.triggers
     }
 
-    /// Runs the domain's programs, once out of the engine, and lets those try again that waited for room in it.
+    /// Lets others see what has happened, where that is due. Runs the domain's programs, once out of the engine, and lets those
+    /// try again that waited for room in it.
     #[cold]
     pub(crate) fn attend(&self, mut state: impl DerefMut<Target = State>) {
         state.attend = false;
         state.stalled = false;
+        if std::mem::take(&mut state.look_due) {
+            self.publish(&mut state, INTERVAL);
+        }
         drop(state);
         self.work.retry(self);
         self.work.run();
@@ -286,9 +300,13 @@ impl Core {
         // Written under the lock only.
         let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
         self.polls.store(polls, Ordering::Relaxed);
-        // Only the progress thread asks.
-        if polls.is_multiple_of(ROUNDS_PER_CPU) && self.auto.is_some() {
-            self.cpu.store(this_cpu(), Ordering::Relaxed);
+        if polls.is_multiple_of(ROUNDS_PER_CPU) {
+            // Only the progress thread asks.
+            if self.auto.is_some() {
+                self.cpu.store(this_cpu(), Ordering::Relaxed);
+            }
+            state.look_due = polls.is_multiple_of(ROUNDS_PER_LOOK);
+            state.attend |= state.look_due;
         }
         let done = state.round();
         if state.auto_listens || state.external > 0 {
@@ -298,6 +316,18 @@ impl Core {
             self.attend(state);
         }
         done
+    }
+
+    /// Lets others see what has happened, if that was not done within the interval.
+    pub(crate) fn publish(&self, state: &mut State, interval: Duration) {
+        let State { engine: Some(engine), routes, publisher: Some(publisher), .. } = state else { return };
+        publisher.look(engine, interval, || Around {
+            rounds: self.polls.load(Ordering::Relaxed),
+            sleepers: self.sleepers.load(Ordering::Relaxed).into(),
+            lock_waits: self.state.waits(),
+            failures: routes.failures.get(),
+            again: routes.again.get(),
+        });
     }
 
     /// The client has made a round although others rely on the devices' parking.
@@ -349,7 +379,12 @@ impl Core {
     /// watches them. False: there was something to do, look again. Balanced by [`Core::unpark`].
     pub(crate) fn park(&self, waker: &Waker, sleep: Sleep) -> bool {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
-        let parked = self.state.lock().park(waker, sleep);
+        let mut state = self.state.lock();
+        let parked = state.park(waker, sleep);
+        if parked {
+            self.publish(&mut state, BEFORE_SLEEP);
+        }
+        drop(state);
         if !parked {
             self.sleepers.fetch_sub(1, Ordering::Relaxed);
         }
@@ -603,9 +638,10 @@ impl State {
     }
 
     /// Installs the engine that enable has made.
-    pub(crate) fn install(&mut self, mut engine: Eng, book: Book) {
+    pub(crate) fn install(&mut self, mut engine: Eng, book: Book, publisher: Option<Box<Publisher>>) {
         engine.bind_book(book);
         self.engine = Some(engine);
+        self.publisher = publisher;
     }
 }
 
@@ -627,9 +663,18 @@ fn submit(
     fired |= routes.deliver(engine);
     let value = match result {
         Ok(()) => 0,
-        Err(error) => Errno::from(error).size(),
+        Err(error) => refused(routes, error),
     };
     (value, fired)
+}
+
+/// What the C function returns of an operation that was not started.
+#[cold]
+fn refused(routes: &Routes, error: Error) -> isize {
+    if error == Error::Again {
+        routes.again.update(|again| again + 1);
+    }
+    Errno::from(error).size()
 }
 
 /// One round of progress. True: programs can go on, among them those that are `stalled` for want of room.

@@ -8,7 +8,7 @@
 //! error count of its counter; a released multi-receive buffer always makes an entry; each operation is counted
 //! exactly once, by the counter of its class, whether or not it makes an entry.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -239,6 +239,9 @@ pub(crate) struct Routes {
     pub(crate) reports: Option<Reports>,
     /// Deferred work whose operation is under way.
     pub(crate) works: RefCell<Slab<Report>>,
+    /// Operations that have failed, and that were refused for want of room.
+    pub(super) failures: Cell<u64>,
+    pub(super) again: Cell<u64>,
 }
 
 impl Routes {
@@ -488,6 +491,7 @@ impl Routes {
     /// What an error entry says about a fault.
     #[cold]
     fn failure(&self, fault: Fault, peers: Peers<'_>) -> Failure {
+        self.failures.update(|failures| failures + u64::from(is_failure(fault)));
         let olen = if let Fault::Truncated(bytes) = fault { bytes } else { 0 };
         let source = if let Fault::Stranger(number) = fault { peers.name(number) } else { None };
         // Nothing, if the address cannot be written in the client's format.

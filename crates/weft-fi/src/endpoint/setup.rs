@@ -43,6 +43,7 @@ use crate::lock::Callers;
 use crate::object::{self, Head, Hold, Uses};
 use crate::params::Params;
 use crate::pep::Request;
+use crate::publish::{INTERVAL, Publisher};
 
 /// Default of FI_OPT_MIN_MULTI_RECV, in bytes.
 const MIN_MULTI_RECV_BYTES: usize = 64;
@@ -289,7 +290,9 @@ impl Ep {
             shared.attach(&self.core, setup.av.as_ref())?;
             engine.bind_pool(Arc::clone(&shared.pool), self.core.pool_user());
         }
-        state.install(engine, book);
+        let publisher = if self.domain.params().stats { Publisher::new() } else { None };
+        state.install(engine, book, publisher);
+        self.core.publish(&mut state, INTERVAL);
         state.routes.reports = reports;
         if let Some(table) = setup.av.as_ref().and_then(|av| av.user_ids()) {
             state.routes.set_user_ids(table);

@@ -36,6 +36,7 @@ mod misuse;
 mod network;
 mod objects;
 mod progress;
+mod published;
 mod queues;
 mod regions;
 mod registration;
@@ -108,6 +109,8 @@ const GROUPS: &[Group] = &[
     Group { name: "regions", run: regions::all, env: &[] },
     Group { name: "event_queues", run: queues::all, env: &[] },
     Group { name: "data", run: data::all, env: &[] },
+    Group { name: "published_shm", run: published::all, env: SHM },
+    Group { name: "published_tcp", run: published::all, env: TCP },
     Group { name: "progress_shm", run: progress::all, env: SHM_APART },
     Group { name: "progress_tcp", run: progress::all, env: TCP_APART },
     Group { name: "misuse", run: misuse::all, env: SHM },
@@ -314,7 +317,8 @@ macro_rules! groups {
 
 groups! {
     getinfo_defaults getinfo_clients getinfo_rejections getinfo_params getinfo_log getinfo_no_layers getinfo_hints
-    addresses objects_tables objects_busy objects_left_open objects_endpoint objects_matching vectors regions event_queues data progress_shm progress_tcp
+    addresses objects_tables objects_busy objects_left_open objects_endpoint objects_matching vectors regions event_queues data
+    published_shm published_tcp progress_shm progress_tcp
     misuse states access_shm access_push access_tcp atomics_shm atomics_tcp limits_shm limits_push limits_tcp
     closing_shm closing_push closing_tcp connections_shm connections_tcp
     datagrams_shm datagrams_tcp death_shm death_push death_tcp

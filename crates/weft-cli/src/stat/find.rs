@@ -1,0 +1,219 @@
+//! Processes with open endpoints, and what these publish.
+//!
+//! Place in the data flow: `/proc/PID/fd` → memfds of `weft_fi::publish` → here → `weft stat`, `weft top`. Who may not inspect a
+//! process is told so by the kernel, when it opens the file.
+//!
+//! Trust: none. A descriptor of that name may be anything: it is opened without waiting, must be a regular file, and a bounded
+//! number of bytes is read of it.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::time::{ClockId, clock_gettime};
+use weft_fi::publish::layout::{self, Endpoint, Head, Peer};
+
+/// A block that is just being written is read again, so often.
+const TRIES: usize = 5;
+/// Endpoints of one process that are shown.
+const ENDPOINTS_MOST: usize = 1024;
+
+/// A process.
+#[derive(Clone, Debug)]
+pub(crate) struct Process {
+    pub(crate) pid: u32,
+    pub(crate) command: String,
+    /// The version of weft that it uses.
+    pub(crate) version: String,
+    /// In the order in which they were opened.
+    pub(crate) endpoints: Vec<Published>,
+}
+
+/// What one endpoint has published.
+#[derive(Clone, Debug)]
+pub(crate) struct Published {
+    pub(crate) endpoint: Endpoint,
+    /// How long ago that was.
+    pub(crate) age: Duration,
+    pub(crate) peers: Vec<Peer>,
+}
+
+/// Why a process is not shown.
+#[derive(Debug)]
+pub(crate) enum Missing {
+    /// There is none.
+    Gone(u32),
+    /// It is none of ours.
+    Refused(u32, io::Error),
+    /// It publishes nothing.
+    Silent(u32),
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gone(pid) => write!(f, "there is no process {pid} (any more)"),
+            Self::Refused(pid, error) => write!(
+                f,
+                "process {pid} may not be inspected: {error}; it belongs to another user or has changed its credentials: ask as root"
+            ),
+            Self::Silent(pid) => write!(
+                f,
+                "process {pid} has no open weft endpoint to be seen: it uses another provider, has FI_WEFT_STATS=no, or another version of weft"
+            ),
+        }
+    }
+}
+
+impl From<Missing> for io::Error {
+    fn from(missing: Missing) -> Self {
+        Self::other(missing.to_string())
+    }
+}
+
+/// What the endpoints of a process publish.
+pub(crate) fn process(pid: u32) -> Result<Process, Missing> {
+    let dir = PathBuf::from(format!("/proc/{pid}"));
+    let status = fs::read_to_string(dir.join("status")).map_err(|_| Missing::Gone(pid))?;
+    let own_pid = own_pid(&status).unwrap_or(pid);
+    let refused = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => Missing::Gone(pid),
+        _ if !dir.exists() => Missing::Gone(pid),
+        _ => Missing::Refused(pid, error),
+    };
+    let mut version = String::new();
+    let mut endpoints = Vec::new();
+    for entry in fs::read_dir(dir.join("fd")).map_err(refused)?.flatten() {
+        let link = entry.path();
+        if endpoints.len() == ENDPOINTS_MOST || !fs::read_link(&link).is_ok_and(|to| to == Path::new(layout::LINK)) {
+            continue;
+        }
+        let Some((head, published)) = open(&link).and_then(|file| read(&file)) else { continue };
+        // A child that was forked holds its parent's endpoints, which are not its own.
+        if head.pid == u64::from(own_pid) {
+            version = head.version;
+            endpoints.push(published);
+        }
+    }
+    if endpoints.is_empty() {
+        return Err(Missing::Silent(pid));
+    }
+    endpoints.sort_by_key(|published| published.endpoint.opened_ns);
+    Ok(Process { pid, command: command(&dir), version, endpoints })
+}
+
+/// All processes of this user that have open endpoints.
+pub(crate) fn all() -> io::Result<Vec<Process>> {
+    let user = rustix::process::geteuid().as_raw();
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        if entry.metadata().is_ok_and(|meta| meta.uid() == user) {
+            found.extend(process(pid));
+        }
+    }
+    found.sort_by_key(|process| process.pid);
+    Ok(found)
+}
+
+/// The number that a process has in its own namespace.
+fn own_pid(status: &str) -> Option<u32> {
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_whitespace().last()?.parse().ok()
+}
+
+/// The command line, or the name in its place.
+fn command(dir: &Path) -> String {
+    let line = fs::read(dir.join("cmdline")).unwrap_or_default();
+    let line = String::from_utf8_lossy(&line).replace('\0', " ");
+    let line = line.trim();
+    let name = || fs::read_to_string(dir.join("comm")).unwrap_or_default().trim().to_owned();
+    let text = if line.is_empty() { name() } else { line.to_owned() };
+    text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
+}
+
+fn open(link: &Path) -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = rustix::fs::open(link, flags, Mode::empty()).ok()?;
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&file).ok()?.st_mode);
+    (kind == FileType::RegularFile).then_some(file)
+}
+
+fn read(file: &OwnedFd) -> Option<(Head, Published)> {
+    let mut head = [0; layout::HEAD_BYTES];
+    rustix::io::pread(file, &mut head[..], 0).ok()?;
+    let head = Head::parse(&head)?;
+    let endpoint = Endpoint::from_words(&block(file, layout::ENDPOINT_AT, head.endpoint_words)?);
+    let count = usize::try_from(endpoint.peers).unwrap_or(usize::MAX).min(layout::PEERS_MOST);
+    let rows = (0..count).map_while(|number| {
+        // Behind the end there is nothing more.
+        let at = layout::PEERS_AT + number * layout::PEER_BYTES;
+        let there = rustix::io::pread(file, &mut [0; 1][..], at as u64).is_ok_and(|bytes| bytes > 0);
+        there.then(|| block(file, at, head.peer_words).map(|words| Peer::from_words(&words)))
+    });
+    let peers = rows.flatten().collect();
+    let age = Duration::from_nanos(now_ns().saturating_sub(endpoint.published_ns));
+    Some((head, Published { endpoint, age, peers }))
+}
+
+fn block(file: &OwnedFd, at: usize, words: usize) -> Option<Vec<u64>> {
+    let mut bytes = vec![0; (words + 2) * 8];
+    (0..TRIES).find_map(|_| {
+        rustix::io::pread(file, &mut bytes[..], at as u64).ok()?;
+        layout::take(&bytes, words)
+    })
+}
+
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn file(content: &[u8]) -> OwnedFd {
+        let file = rustix::fs::memfd_create(c"weft-stats", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::io::pwrite(&file, content, 0).unwrap();
+        file
+    }
+
+    #[test]
+    fn numbers_of_namespaces_are_told_apart() {
+        assert_eq!(own_pid("Name:\tx\nNSpid:\t4711\t12\nThreads:\t1\n"), Some(12));
+        assert_eq!(own_pid("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn a_file_that_says_nothing_is_no_endpoint() {
+        assert!(read(&file(b"")).is_none());
+        assert!(read(&file(&Head::ours(1).bytes())).is_none());
+        let wild: Vec<u8> = (0..4096_u32).map(|n| n.to_le_bytes()[0]).collect();
+        assert!(read(&file(&wild)).is_none());
+    }
+
+    #[test]
+    fn an_endpoint_that_claims_countless_peers_is_read_to_its_end() {
+        let mut content = Head::ours(1).bytes().to_vec();
+        let endpoint = Endpoint { peers: u64::MAX, ..Endpoint::default() };
+        let words = std::iter::once(1).chain(endpoint.words()).chain([1]);
+        content.extend(words.flat_map(u64::to_le_bytes));
+        content.resize(layout::PEERS_AT + 3 * layout::PEER_BYTES, 0);
+        let (_, published) = read(&file(&content)).unwrap();
+        assert_eq!(published.endpoint.peers, u64::MAX);
+        assert!(published.peers.is_empty());
+    }
+
+    #[test]
+    fn who_has_no_endpoint_is_told_from_who_is_not_there() {
+        assert!(matches!(process(std::process::id()), Err(Missing::Silent(_))));
+        assert!(matches!(process(u32::MAX), Err(Missing::Gone(_))));
+    }
+}

@@ -1,0 +1,157 @@
+//! `weft stat PID`: what the endpoints of a process count; `top.rs`: the same of all processes, again and again.
+//!
+//! Place in the data flow: reads what `weft_fi::publish` has written. Nothing here stops, wakes or changes a process.
+
+mod find;
+mod top;
+
+use std::fmt::Write as _;
+use std::io;
+
+use serde::{Serialize, Serializer};
+use serde_json::{Map, Value};
+use weft_fi::publish::layout::{Endpoint, Peer};
+
+use crate::render::{self, Text};
+use find::{Process, Published};
+
+pub(crate) use top::run as run_top;
+
+/// What `weft stat` found.
+pub(crate) struct Stat(Process);
+
+/// Looks at a process.
+pub(crate) fn look(pid: u32) -> io::Result<Stat> {
+    Ok(Stat(find::process(pid)?))
+}
+
+/// What there is in JSON, in other words than those that were published.
+pub(crate) const PUBLISHED_OTHERWISE: &[&str] =
+    &["ip_high", "ip_low", "port", "id", "address", "state", "device", "published_ns", "opened_ns"];
+
+fn counters(fields: &[(&str, &str)], words: impl Iterator<Item = u64>) -> Map<String, Value> {
+    let named = fields.iter().zip(words).filter(|((name, _), _)| !PUBLISHED_OTHERWISE.contains(name));
+    named.map(|((name, _), word)| ((*name).to_owned(), word.into())).collect()
+}
+
+fn peer_json(peer: &Peer) -> Value {
+    let mut map = counters(Peer::FIELDS, peer.words());
+    map.insert("name".into(), peer.name().into());
+    map.insert("state".into(), peer.state_name().into());
+    map.insert("device".into(), peer.device_name().into());
+    map.insert("address".into(), (peer.address != u64::MAX).then_some(peer.address).into());
+    map.into()
+}
+
+fn endpoint_json(published: &Published) -> Value {
+    let Published { endpoint, age, peers } = published;
+    let ms = |ns: u64| ns / 1_000_000;
+    let mut map = counters(Endpoint::FIELDS, endpoint.words());
+    map.insert("name".into(), endpoint.name().into());
+    map.insert("age_ms".into(), u64::try_from(age.as_millis()).unwrap_or(u64::MAX).into());
+    map.insert("open_ms".into(), ms(endpoint.published_ns.saturating_sub(endpoint.opened_ns)).into());
+    map.insert("peer_list".into(), peers.iter().filter(|peer| known(peer)).map(peer_json).collect());
+    map.into()
+}
+
+/// Whether there is anything to tell of a peer. (What was begun under a service name may have gone on under the full one.)
+fn known(peer: &Peer) -> bool {
+    peer.state != 0 || peer.words().skip(7).any(|word| word != 0)
+}
+
+impl Serialize for Stat {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Process { pid, command, version, endpoints } = &self.0;
+        let value = serde_json::json!({
+            "pid": pid,
+            "command": command,
+            "weft": version,
+            "endpoints": endpoints.iter().map(endpoint_json).collect::<Vec<_>>(),
+        });
+        value.serialize(serializer)
+    }
+}
+
+impl Text for Stat {
+    fn text(&self) -> String {
+        let Process { pid, command, version, endpoints } = &self.0;
+        let mut text = format!("process {pid}, weft {version}: {command}\n");
+        for published in endpoints {
+            let Published { endpoint, age, peers } = published;
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "\nendpoint {}, as of {} ms ago", endpoint.name(), age.as_millis());
+            let told = Endpoint::FIELDS.iter().zip(endpoint.words());
+            let told = told.filter(|((name, _), word)| *word != 0 && !PUBLISHED_OTHERWISE.contains(name));
+            text += &render::table(
+                ["counter", "value", "meaning"],
+                told.map(|((name, help), word)| [(*name).to_owned(), word.to_string(), (*help).to_owned()]),
+            );
+            text += "\n";
+            let pair = |sent: u64, received: u64| format!("{sent} / {received}");
+            text += &render::table(
+                [
+                    "peer",
+                    "link",
+                    "messages",
+                    "bytes",
+                    "rendezvous",
+                    "accesses",
+                    "bytes",
+                    "stalls",
+                    "retries",
+                    "waiting",
+                ],
+                peers.iter().filter(|peer| known(peer)).map(|peer| {
+                    [
+                        peer.name(),
+                        peer.device_name().unwrap_or_else(|| peer.state_name().to_owned()),
+                        pair(peer.messages_sent, peer.messages_received),
+                        pair(peer.bytes_sent, peer.bytes_received),
+                        pair(peer.rendezvous_sent, peer.rendezvous_received),
+                        pair(peer.accesses_sent, peer.accesses_received),
+                        pair(peer.access_bytes_sent, peer.access_bytes_received),
+                        peer.stalls.to_string(),
+                        peer.retries.to_string(),
+                        (peer.waiting.saturating_add(peer.outstanding)).to_string(),
+                    ]
+                }),
+            );
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::time::Duration;
+
+    use super::*;
+
+    fn sample() -> Stat {
+        let endpoint = Endpoint { peers: 2, unexpected: 3, ..Endpoint::default() };
+        let peer = Peer { state: 2, messages_sent: 5, address: u64::MAX, ..Peer::default() };
+        let nobody = Peer { address: 1, ..Peer::default() };
+        let published = Published { endpoint, age: Duration::from_millis(12), peers: vec![peer, nobody] };
+        Stat(Process { pid: 9, command: "a.out".into(), version: "1".into(), endpoints: vec![published] })
+    }
+
+    #[test]
+    fn json_has_every_counter_under_its_name() {
+        let value = serde_json::to_value(sample()).unwrap();
+        let endpoint = &value["endpoints"][0];
+        assert_eq!((&endpoint["unexpected"], &endpoint["age_ms"]), (&3.into(), &12.into()));
+        let peers = endpoint["peer_list"].as_array().unwrap();
+        assert_eq!(peers.len(), 1, "one of whom there is nothing to tell is not told of");
+        assert_eq!((&peers[0]["messages_sent"], &peers[0]["address"]), (&5.into(), &Value::Null));
+        for (name, _) in Peer::FIELDS.iter().filter(|(name, _)| !PUBLISHED_OTHERWISE.contains(name)) {
+            assert!(peers[0].get(name).is_some(), "{name}");
+        }
+    }
+
+    #[test]
+    fn text_tells_what_is_not_zero() {
+        let text = sample().text();
+        assert!(text.contains("unexpected") && text.contains("5 / 0") && !text.contains("tcp_sends"), "{text}");
+    }
+}

@@ -1,0 +1,179 @@
+//! `weft top`: a table of this user's processes that use weft, with what they did since the last one.
+//!
+//! Place in the data flow: as for `weft stat`; two looks make rates. Rates are of the time between two publications, which a
+//! process that is computing does not make: it shows zeros and its age grows.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use console::Term;
+use weft_fi::publish::layout::{Endpoint, Peer};
+
+use super::find::{self, Process, Published};
+use crate::render;
+
+/// What peers' rows add up to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Sums {
+    sent: f64,
+    received: f64,
+    accesses: f64,
+    bytes: f64,
+}
+
+impl Sums {
+    /// What was counted between two looks at an endpoint, by the second.
+    fn rates(before: &Published, after: &Published) -> Self {
+        let ns = after.endpoint.published_ns.saturating_sub(before.endpoint.published_ns);
+        if ns == 0 {
+            return Self::default();
+        }
+        let mut sums = Self::default();
+        for (number, peer) in after.peers.iter().enumerate() {
+            let earlier = before.peers.get(number).copied().unwrap_or_default();
+            let seconds = Duration::from_nanos(ns).as_secs_f64();
+            // Counts stay far below 2⁵³.
+            #[allow(clippy::cast_precision_loss)]
+            let rate = |count: fn(&Peer) -> u64| count(peer).saturating_sub(count(&earlier)) as f64 / seconds;
+            sums.sent += rate(|peer| peer.messages_sent);
+            sums.received += rate(|peer| peer.messages_received);
+            sums.accesses += rate(|peer| peer.accesses_sent) + rate(|peer| peer.accesses_received);
+            sums.bytes += rate(|peer| peer.bytes_sent)
+                + rate(|peer| peer.bytes_received)
+                + rate(|peer| peer.access_bytes_sent)
+                + rate(|peer| peer.access_bytes_received);
+        }
+        sums
+    }
+
+    fn add(&mut self, other: Self) {
+        self.sent += other.sent;
+        self.received += other.received;
+        self.accesses += other.accesses;
+        self.bytes += other.bytes;
+    }
+}
+
+const HEADS: [&str; 13] = [
+    "pid", "links", "sent/s", "recv/s", "access/s", "bytes/s", "posted", "unexp", "waiting", "stalls", "failed", "age",
+    "command",
+];
+
+/// The row of one process.
+fn row(before: Option<&Process>, after: &Process) -> [String; 13] {
+    let mut sums = Sums::default();
+    for published in &after.endpoints {
+        let same = |other: &&Published| other.endpoint.opened_ns == published.endpoint.opened_ns;
+        if let Some(earlier) = before.and_then(|before| before.endpoints.iter().find(same)) {
+            sums.add(Sums::rates(earlier, published));
+        }
+    }
+    let of_endpoints = |count: fn(&Endpoint) -> u64| {
+        after.endpoints.iter().map(|published| count(&published.endpoint)).fold(0, u64::saturating_add)
+    };
+    let peers = || after.endpoints.iter().flat_map(|published| &published.peers);
+    let of_peers = |count: fn(&Peer) -> u64| peers().map(count).fold(0, u64::saturating_add);
+    let oldest = after.endpoints.iter().map(|published| published.age).max().unwrap_or_default();
+    [
+        after.pid.to_string(),
+        peers().filter(|peer| peer.state == 2).count().to_string(),
+        scaled(sums.sent),
+        scaled(sums.received),
+        scaled(sums.accesses),
+        scaled(sums.bytes),
+        of_endpoints(|endpoint| endpoint.posted).to_string(),
+        of_endpoints(|endpoint| endpoint.unexpected).to_string(),
+        of_peers(|peer| peer.waiting.saturating_add(peer.outstanding)).to_string(),
+        of_peers(|peer| peer.stalls).to_string(),
+        of_endpoints(|endpoint| endpoint.failures).to_string(),
+        format!("{:.1} s", oldest.as_secs_f64()),
+        after.command.chars().take(40).collect(),
+    ]
+}
+
+/// With three digits and a prefix of SI.
+fn scaled(value: f64) -> String {
+    let mut value = value;
+    for prefix in ["", " k", " M", " G"] {
+        if value < 999.5 {
+            let digits = if value == 0.0 || (prefix.is_empty() && value >= 9.95) || value >= 99.5 {
+                0
+            } else {
+                usize::from(value < 9.95) + 1
+            };
+            return format!("{value:.digits$}{prefix}");
+        }
+        value /= 1000.0;
+    }
+    format!("{value:.0} T")
+}
+
+fn table(before: &BTreeMap<u32, Process>, after: &BTreeMap<u32, Process>) -> String {
+    if after.is_empty() {
+        return "no process of this user has an open weft endpoint\n".to_owned();
+    }
+    render::table(HEADS, after.values().map(|process| row(before.get(&process.pid), process)))
+}
+
+fn look() -> io::Result<BTreeMap<u32, Process>> {
+    Ok(find::all()?.into_iter().map(|process| (process.pid, process)).collect())
+}
+
+/// Shows the table: once, or again and again until a signal comes.
+pub(crate) fn run(interval: Duration, once: bool, out: &mut impl Write) -> io::Result<ExitCode> {
+    let term = Term::stdout();
+    let mut before = look()?;
+    loop {
+        std::thread::sleep(interval);
+        let after = look()?;
+        let text = table(&before, &after);
+        if once {
+            out.write_all(text.as_bytes())?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        if term.is_term() {
+            term.clear_screen()?;
+        }
+        out.write_all(text.as_bytes())?;
+        out.flush()?;
+        before = after;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn published(published_ns: u64, messages_sent: u64) -> Published {
+        Published {
+            endpoint: Endpoint { published_ns, opened_ns: 1, ..Endpoint::default() },
+            age: Duration::from_millis(20),
+            peers: vec![Peer { messages_sent, bytes_sent: 8 * messages_sent, state: 2, ..Peer::default() }],
+        }
+    }
+
+    #[test]
+    fn rates_are_of_the_time_between_publications() {
+        let process = |published| Process {
+            pid: 3,
+            command: "x".repeat(100),
+            version: String::new(),
+            endpoints: vec![published],
+        };
+        let (before, after) = (process(published(1_000_000_000, 100)), process(published(3_000_000_000, 3100)));
+        let shown = row(Some(&before), &after);
+        assert_eq!(shown[..6], ["3", "1", "1.50 k", "0", "0", "12.0 k"].map(str::to_owned));
+        assert_eq!(shown[12].len(), 40);
+        // One that has published nothing since, and one that was not there before.
+        assert_eq!(row(Some(&after), &after)[2], "0");
+        assert_eq!(row(None, &after)[2], "0");
+    }
+
+    #[test]
+    fn numbers_are_shown_with_three_digits() {
+        let shown = [0.0, 1.0, 15.2, 999.0, 999.6, 12_340.0, 9_999_999.0, 3.2e9, 5e15].map(scaled);
+        assert_eq!(shown, ["0", "1.00", "15", "999", "1.00 k", "12.3 k", "10.0 M", "3.20 G", "5000 T"]);
+    }
+}

@@ -1,0 +1,279 @@
+//! What has passed between an endpoint and its peers, in numbers, for whoever looks from outside.
+//!
+//! Place in the data flow: beside it. Whoever sends or takes a message adds to plain numbers in its connection ([`Vc`]), beside what it
+//! changes anyhow: two instructions. They have few bytes; before they are too large they are moved to the peer's [`Tally`]. There also
+//! stand remote accesses and what is rare, in memory that a peer has not with whom there were but messages.
+//!
+//! Invariant: what a peer says can make numbers wrong, never more than that.
+
+use std::mem::take;
+
+use crate::api::Addr;
+use crate::core::Core;
+use crate::engine::Engine;
+use crate::mrcache;
+use crate::msg::EAGER_COST;
+use crate::name::EpName;
+use crate::nic::{LinkId, Nic};
+use crate::vc::{Vc, VcState};
+
+/// One direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flow {
+    /// Messages of clients, of any length.
+    pub messages: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// How many of them went by rendezvous.
+    pub rendezvous: u64,
+    /// Remote accesses (reads, writes, atomics, by their parts), counted in the direction of the request.
+    pub accesses: u64,
+    /// The bytes that they are about.
+    pub access_bytes: u64,
+}
+
+/// A direction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Way {
+    /// From us to the peer.
+    Sent,
+    /// From the peer to us.
+    Received,
+}
+
+/// What is counted for one peer besides: one that is idle, or has had messages only, has none.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    /// What has passed, but for the messages that are still counted in [`Vc`].
+    flows: [Flow; 2],
+    /// Short messages that went by rendezvous because the peer's window was used up.
+    pub(crate) stalls: u64,
+    /// How often what was to be sent found no room in the device.
+    pub(crate) retries: u64,
+    /// Links that have ended, and attempts to make one that failed.
+    links_ended: u64,
+    calls_failed: u64,
+}
+
+impl Vc {
+    /// Where to count what is rare.
+    #[inline(always)]
+    pub(crate) fn tally(&mut self) -> &mut Tally {
+        &mut self.more().tally
+    }
+
+    /// Another message. `cost`: its bytes and [`EAGER_COST`], which is at hand where windows are reckoned with.
+    #[inline(always)]
+    pub(crate) fn count_message(&mut self, way: Way, cost: u64) {
+        self.messages[way as usize] = self.messages[way as usize].wrapping_add(1);
+        self.costs[way as usize] = self.costs[way as usize].wrapping_add(cost);
+    }
+
+    /// Another message, which goes by rendezvous.
+    pub(crate) fn count_rendezvous(&mut self, way: Way, bytes: u64) {
+        self.count_message(way, bytes.wrapping_add(EAGER_COST));
+        self.rendezvous[way as usize] += 1;
+        if self.rendezvous[way as usize] == u16::MAX {
+            self.fold();
+        }
+    }
+
+    /// Another access, or a part of one.
+    #[inline(always)]
+    pub(crate) fn count_access(&mut self, way: Way, bytes: u64) {
+        let flow = &mut self.tally().flows[way as usize];
+        flow.accesses += 1;
+        flow.access_bytes = flow.access_bytes.wrapping_add(bytes);
+    }
+
+    /// What was sent, and received.
+    fn flows(&self) -> [Flow; 2] {
+        let mut flows = self.more.as_ref().map_or_else(Default::default, |more| more.tally.flows);
+        for (way, flow) in flows.iter_mut().enumerate() {
+            let messages = u64::from(self.messages[way]);
+            flow.messages += messages;
+            flow.bytes = flow.bytes.wrapping_add(self.costs[way].wrapping_sub(messages * EAGER_COST));
+            flow.rendezvous += u64::from(self.rendezvous[way]);
+        }
+        flows
+    }
+
+    /// Moves what the paths have counted to the tally.
+    #[cold]
+    fn fold(&mut self) {
+        self.tally().flows = self.flows();
+        (self.messages, self.costs, self.rendezvous) = ([0; 2], [0; 2], [0; 2]);
+    }
+
+    /// Moves it before it is too large. (Nobody sends 2³¹ messages between two rounds of progress.)
+    fn fold_much(&mut self) {
+        if self.messages.into_iter().any(|count| count >= 1 << 31) {
+            self.fold();
+        }
+    }
+
+    /// The connection's link, or an attempt to make one, has ended: what must be known of it.
+    pub(crate) fn close_books(&mut self) -> Tally {
+        self.fold();
+        let (carried, called) = match self.state {
+            VcState::Idle => (false, false),
+            VcState::Connecting(_) => (false, true),
+            VcState::Greeting(_) | VcState::Up(_) => (true, false),
+        };
+        let tally = self.tally();
+        tally.links_ended += u64::from(carried);
+        tally.calls_failed += u64::from(called);
+        take(tally)
+    }
+}
+/// How far a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerState {
+    /// There is no link.
+    Idle,
+    /// One is being made.
+    Connecting,
+    /// There is one.
+    Up(LinkId),
+}
+
+/// What an engine tells of one peer.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerReport {
+    /// The peer.
+    pub name: EpName,
+    /// In the address vector.
+    pub addr: Addr,
+    /// The connection.
+    pub state: PeerState,
+    /// From us to the peer.
+    pub sent: Flow,
+    /// From the peer to us.
+    pub received: Flow,
+    /// Short messages that went by rendezvous because the peer's window was used up.
+    pub stalls: u64,
+    /// How often what was to be sent found no room in the device.
+    pub retries: u64,
+    /// Operations that wait to be sent.
+    pub waiting: u64,
+    /// Operations that were sent and are not complete.
+    pub outstanding: u64,
+    /// Links that have come up.
+    pub links_up: u64,
+    /// Links that have ended.
+    pub links_down: u64,
+    /// Attempts to make one that failed.
+    pub calls_failed: u64,
+}
+
+/// What an engine tells of itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Report {
+    /// Peers that were ever met.
+    pub peers: u64,
+    /// Operations under way.
+    pub operations: u64,
+    /// Receives that are posted.
+    pub posted: u64,
+    /// Messages that wait for a receive.
+    pub unexpected: u64,
+    /// Most that ever did, in one queue.
+    pub unexpected_most: u64,
+    /// Messages that came before their receive, so far.
+    pub unexpected_total: u64,
+    /// Datagrams that were dropped before they left.
+    pub dropped: u64,
+    /// The registration cache, where there is one.
+    pub cache: mrcache::Counts,
+}
+
+impl<N: Nic> Engine<N> {
+    /// What happens, in numbers.
+    pub fn report(&self) -> Report {
+        let Core { vcs, ops, tagged, untagged, held, dropped, .. } = &self.core;
+        let count = |count: usize| count as u64;
+        Report {
+            peers: count(vcs.len()),
+            operations: count(ops.len()),
+            posted: count(self.posted_receives()),
+            unexpected: count(self.unexpected_messages()),
+            unexpected_most: count(tagged.most_unexpected.max(untagged.most_unexpected)),
+            unexpected_total: tagged.kept + untagged.kept,
+            dropped: *dropped,
+            cache: held.as_ref().map(|held| held.cache.counts()).unwrap_or_default(),
+        }
+    }
+
+    /// The same of the peer with that number (they count from 0 on, in the order in which they were met).
+    pub fn peer_report(&mut self, number: usize) -> Option<PeerReport> {
+        let vc = self.core.vcs.get_mut(number)?;
+        vc.fold_much();
+        let [sent, received] = vc.flows();
+        let (stalls, retries, links_down, calls_failed) = vc.more.as_ref().map_or((0, 0, 0, 0), |more| {
+            let Tally { stalls, retries, links_ended, calls_failed, .. } = more.tally;
+            (stalls, retries, links_ended, calls_failed)
+        });
+        let state = match vc.state {
+            VcState::Idle => PeerState::Idle,
+            VcState::Connecting(_) => PeerState::Connecting,
+            VcState::Greeting(link) | VcState::Up(link) => PeerState::Up(link),
+        };
+        Some(PeerReport {
+            name: vc.name,
+            addr: vc.addr,
+            state,
+            sent,
+            received,
+            stalls,
+            retries,
+            waiting: vc.waiting.as_ref().map_or(0, |waiting| waiting.tx.len()) as u64,
+            outstanding: vc.outstanding.into(),
+            links_up: links_down + u64::from(matches!(state, PeerState::Up(_))),
+            links_down,
+            calls_failed,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vc() -> Vc {
+        Vc::new(EpName::service(([127, 0, 0, 1], 1).into()))
+    }
+
+    #[test]
+    fn what_no_longer_fits_is_not_lost() {
+        let mut vc = vc();
+        for _ in 0..100_000 {
+            vc.count_rendezvous(Way::Sent, 5 << 30);
+            vc.count_access(Way::Received, 3 << 40);
+        }
+        vc.count_message(Way::Received, 8 + EAGER_COST);
+        let [sent, received] = vc.flows();
+        assert_eq!((sent.messages, sent.rendezvous, sent.bytes), (100_000, 100_000, 500_000 << 30));
+        assert_eq!((received.messages, received.rendezvous, received.bytes), (1, 0, 8));
+        assert_eq!((received.accesses, received.access_bytes, sent.accesses), (100_000, 300_000 << 40, 0));
+    }
+
+    #[test]
+    fn numbers_are_moved_before_they_begin_again() {
+        let mut vc = vc();
+        for _ in 0..5 {
+            vc.messages[Way::Sent as usize] += 1 << 31;
+            vc.fold_much();
+        }
+        assert_eq!(vc.flows()[Way::Sent as usize].messages, 5 << 31);
+    }
+
+    #[test]
+    fn what_was_counted_outlives_links() {
+        let mut vc = vc();
+        vc.count_message(Way::Sent, 9 + EAGER_COST);
+        vc.state = VcState::Connecting(LinkId(1));
+        let tally = vc.close_books();
+        let [sent, _] = tally.flows;
+        assert_eq!((sent.messages, sent.bytes, tally.calls_failed, tally.links_ended), (1, 9, 1, 0));
+    }
+}

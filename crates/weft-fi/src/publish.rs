@@ -1,0 +1,228 @@
+//! What an endpoint lets others see of it: counters in a memfd, for `weft stat` and `weft top`.
+//!
+//! Place in the data flow: beside it. Every [`ROUNDS_PER_LOOK`] rounds of progress, and before a thread sleeps, an endpoint looks at
+//! the coarse clock; every [`INTERVAL`], or before a sleep every [`BEFORE_SLEEP`], it writes what its engine ([`weft_engine::traffic`]) and
+//! devices know by then. So a process that makes no call publishes nothing either, and what it did last may be missing: what is
+//! published says when that was.
+//!
+//! A reader opens the memfd through `/proc/PID/fd`, which the kernel allows to whoever may inspect the process: the same user and
+//! root. Nothing has a name in a file system, no thread answers, and what a reader does cannot disturb the process, because nothing is
+//! ever read from the memfd here. It is written by pwrite(2) and not mapped: so there are no signals when memory runs out, and no cost
+//! for those whom nobody looks at beyond two system calls in each interval.
+//!
+//! Errors: an endpoint that cannot publish does not, and works like any other.
+
+pub mod layout;
+
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, Mode};
+use rustix::process::{Resource, getpid, getrlimit};
+use rustix::time::{ClockId, clock_gettime};
+use weft_engine::name::EpName;
+use weft_engine::traffic::{PeerReport, PeerState};
+
+use crate::Devices;
+use crate::endpoint::core::Eng;
+use layout::{Endpoint, Head, Peer};
+
+/// Rounds of progress between two looks at the clock.
+pub(crate) const ROUNDS_PER_LOOK: u64 = 256;
+/// How often something is published by who makes progress.
+pub(crate) const INTERVAL: Duration = Duration::from_millis(100);
+/// How often by who sleeps then, and might not do so again for long.
+pub(crate) const BEFORE_SLEEP: Duration = Duration::from_millis(10);
+/// Peers that are published at a time: those of a large job take turns.
+const PEERS_AT_A_TIME: usize = 64;
+
+/// The publisher of one endpoint.
+pub(crate) struct Publisher {
+    file: OwnedFd,
+    /// A child that was forked has the file, too, and is somebody else.
+    owner: rustix::process::Pid,
+    opened_ns: u64,
+    published_ns: u64,
+    round: u64,
+    /// The peer whose turn is next.
+    next_peer: usize,
+    /// Kept to reuse its allocation.
+    bytes: Vec<u8>,
+}
+
+/// What the engine does not know.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Around {
+    /// Rounds of progress.
+    pub(crate) rounds: u64,
+    /// Threads that sleep.
+    pub(crate) sleepers: u64,
+    /// Waits at locks.
+    pub(crate) lock_waits: u64,
+    /// Operations that have failed.
+    pub(crate) failures: u64,
+    /// Operations that were refused.
+    pub(crate) again: u64,
+}
+
+impl Publisher {
+    /// Ready to publish; `None` where the system does not let us.
+    pub(crate) fn new() -> Option<Box<Self>> {
+        let flags = MemfdFlags::CLOEXEC;
+        // Kernels from 6.3 on want to be told that the file is not executable; older ones refuse the flag.
+        let file = match rustix::fs::memfd_create(c"weft-stats", flags | MemfdFlags::NOEXEC_SEAL) {
+            Err(rustix::io::Errno::INVAL) => rustix::fs::memfd_create(c"weft-stats", flags),
+            other => other,
+        };
+        let file = file
+            .inspect_err(|errno| {
+                log::info!(
+                    "no counters for `weft stat`: memfd_create: {errno}; raise the limit of descriptors or memory"
+                );
+            })
+            .ok()?;
+        // Who else gets at the descriptor, by being forked or being sent it, cannot open the file anew. A memfd takes this of its owner.
+        let _ = rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR);
+        let (owner, opened_ns) = (getpid(), now_ns());
+        let mut this = Self { file, owner, opened_ns, published_ns: 0, round: 0, next_peer: 0, bytes: Vec::new() };
+        let head = Head::ours(owner.as_raw_nonzero().get().unsigned_abs().into());
+        this.bytes.extend_from_slice(&head.bytes());
+        this.write(0).then(|| Box::new(this))
+    }
+
+    /// Publishes, if that was not done within the interval.
+    pub(crate) fn look(&mut self, engine: &mut Eng, interval: Duration, around: impl FnOnce() -> Around) {
+        let now_ns = now_ns();
+        let since = Duration::from_nanos(now_ns.saturating_sub(self.published_ns));
+        if since >= interval && getpid() == self.owner {
+            self.published_ns = now_ns;
+            self.publish(engine, &around(), now_ns);
+        }
+    }
+
+    fn publish(&mut self, engine: &mut Eng, around: &Around, now_ns: u64) {
+        self.round += 1;
+        let report = engine.report();
+        let peers = usize::try_from(report.peers).unwrap_or(usize::MAX).min(layout::PEERS_MOST);
+        if self.next_peer >= peers {
+            self.next_peer = 0;
+        }
+        let first = self.next_peer;
+        self.next_peer = peers.min(first + PEERS_AT_A_TIME);
+        self.bytes.clear();
+        for number in first..self.next_peer {
+            let row = self.bytes.len();
+            if let Some(report) = engine.peer_report(number) {
+                layout::put(&mut self.bytes, self.round, peer(&report, engine.nic()).words());
+            }
+            self.bytes.resize(row + layout::PEER_BYTES, 0);
+        }
+        if !self.bytes.is_empty() && !self.write(layout::PEERS_AT + first * layout::PEER_BYTES) {
+            return;
+        }
+        let [ip_high, ip_low, port, id] = name(&engine.name());
+        let mut endpoint = Endpoint {
+            ip_high,
+            ip_low,
+            port,
+            id,
+            published_ns: now_ns,
+            opened_ns: self.opened_ns,
+            rounds: around.rounds,
+            sleepers: around.sleepers,
+            peers: report.peers,
+            operations: report.operations,
+            posted: report.posted,
+            unexpected: report.unexpected,
+            unexpected_most: report.unexpected_most,
+            unexpected_total: report.unexpected_total,
+            failures: around.failures,
+            again: around.again,
+            datagrams_dropped: report.dropped,
+            lock_waits: around.lock_waits,
+            cache_hits: report.cache.hits,
+            cache_misses: report.cache.misses,
+            cache_bytes: report.cache.bytes,
+            ..Endpoint::default()
+        };
+        let stats = engine.nic().stats();
+        endpoint.shm_fallbacks = stats.fallbacks;
+        if let Some(tcp) = stats.tcp {
+            endpoint.tcp_sends = tcp.send_calls;
+            endpoint.tcp_receives = tcp.receive_calls;
+            endpoint.tcp_waits = tcp.wait_calls;
+            endpoint.tcp_half_open = tcp.half_open as u64;
+            endpoint.tcp_refused = tcp.refused;
+        }
+        self.bytes.clear();
+        layout::put(&mut self.bytes, self.round, endpoint.words());
+        self.write(layout::ENDPOINT_AT);
+    }
+
+    /// Writes what was gathered; false if it cannot be.
+    fn write(&self, at: usize) -> bool {
+        let end = (at + self.bytes.len()) as u64;
+        // Beyond the limit the system would not refuse but send a signal.
+        let within = getrlimit(Resource::Fsize).current.is_none_or(|limit| end <= limit);
+        within && rustix::io::pwrite(&self.file, &self.bytes, at as u64) == Ok(self.bytes.len())
+    }
+}
+
+fn name(name: &EpName) -> [u64; 4] {
+    let socket = name.socket();
+    let ip = match socket.ip() {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    let [high, low] = halves(ip.to_bits());
+    let id = if name.is_full() { halves(u128::from_be_bytes(name.ep_id()))[0] } else { 0 };
+    [high, low, socket.port().into(), id]
+}
+
+fn peer(report: &PeerReport, devices: &Devices) -> Peer {
+    let [ip_high, ip_low, port, id] = name(&report.name);
+    let (state, device) = match report.state {
+        PeerState::Idle => (0, None),
+        PeerState::Connecting => (1, None),
+        PeerState::Up(link) => (2, devices.device(link)),
+    };
+    Peer {
+        ip_high,
+        ip_low,
+        port,
+        id,
+        address: report.addr,
+        state,
+        device: layout::name_word(device.unwrap_or_default()),
+        messages_sent: report.sent.messages,
+        bytes_sent: report.sent.bytes,
+        rendezvous_sent: report.sent.rendezvous,
+        messages_received: report.received.messages,
+        bytes_received: report.received.bytes,
+        rendezvous_received: report.received.rendezvous,
+        accesses_sent: report.sent.accesses,
+        access_bytes_sent: report.sent.access_bytes,
+        accesses_received: report.received.accesses,
+        access_bytes_received: report.received.access_bytes,
+        stalls: report.stalls,
+        retries: report.retries,
+        waiting: report.waiting,
+        outstanding: report.outstanding,
+        links_up: report.links_up,
+        links_down: report.links_down,
+        calls_failed: report.calls_failed,
+    }
+}
+
+/// The upper and the lower half.
+#[allow(clippy::cast_possible_truncation)] // What is cut off is the other half.
+const fn halves(word: u128) -> [u64; 2] {
+    [(word >> 64) as u64, word as u64]
+}
+
+/// The coarse monotonic clock: a tick of some milliseconds, and read without a system call.
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
