@@ -182,6 +182,8 @@ pub struct Tcp {
     short: bool,
     epoll: OwnedFd,
     timer: OwnedFd,
+    /// Given up for a moment where descriptors have run out.
+    spare: Option<OwnedFd>,
     generation: u32,
     links: Slab<Link>,
     secrets: Secrets,
@@ -292,6 +294,7 @@ impl Tcp {
         let timer =
             rustix::time::timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)
                 .map_err(NicError::system("timerfd_create"))?;
+        let spare = Some(timer.try_clone().map_err(NicError::system("dup"))?);
         for (fd, token) in [(&listener, Token::Listener), (&timer, Token::Timer)] {
             let data = epoll::EventData::new_u64(token.pack());
             epoll::add(&epoll, fd, data, epoll::EventFlags::IN).map_err(NicError::system("epoll_ctl"))?;
@@ -306,6 +309,7 @@ impl Tcp {
             short: false,
             epoll,
             timer,
+            spare,
             generation: 0,
             links: Slab::new(),
             secrets: Secrets::default(),

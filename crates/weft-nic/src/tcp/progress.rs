@@ -494,6 +494,7 @@ impl Tcp {
                     // Who has proven nothing is the first to go.
                     if !self.make_room(now_ms) || self.halves.is_empty() {
                         self.tell_of_shortage();
+                        self.hang_up();
                         return self.pause_listener(now_ms, LISTENER_PAUSE_MS);
                     }
                 }
@@ -501,6 +502,14 @@ impl Tcp {
                 Err(_) => {}
             }
         }
+    }
+
+    /// Nobody can be let in: whoever has waited for longest learns it, and calls again some times, before it takes us for a host that
+    /// is silent.
+    fn hang_up(&mut self) {
+        self.spare = None;
+        let _ = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC);
+        self.spare = self.timer.try_clone().ok();
     }
 
     /// Once, and not again while it goes on.
