@@ -268,7 +268,10 @@ impl Av {
     }
 
     fn report_failure(&self, context: usize, index: usize, errno: Errno) {
-        log::info!("address {index} cannot be inserted: error {}", errno.get());
+        log::info!(
+            "address {index} of fi_av_insert is not one of weft's, or there is no room for it (errno {})",
+            errno.get()
+        );
         if let Some(eq) = self.eq.lock().as_ref().filter(|_| self.events) {
             let fid = std::ptr::from_ref(self) as usize;
             eq.report_failure(Failure { fid, context, data: index as u64, errno, more: Box::default() });

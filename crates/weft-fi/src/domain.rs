@@ -406,7 +406,9 @@ impl Domain {
         let mut shared = self.shared.lock();
         let key = registered.region.key;
         if shared.regions.contains_key(&key) {
-            log::info!("fi_mr_reg: key {key:#x} is in use");
+            log::info!(
+                "fi_mr_reg: key {key:#x} is in use; ask for another, or leave the choice to weft (FI_MR_PROV_KEY)"
+            );
             return Err(Errno::NOKEY);
         }
         let cores: Vec<CoreRef> = shared.cores.iter().filter_map(Weak::upgrade).collect();

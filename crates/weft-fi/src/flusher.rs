@@ -70,7 +70,9 @@ pub(crate) fn leave(core: &CoreRef) {
         FLUSHER.stop.store(true, Ordering::Release);
         thread.thread().unpark();
         if thread.join().is_err() {
-            log::error!("the thread that sends what clients left behind has ended by a panic");
+            log::error!(
+                "the thread that sends what clients left behind has ended by a panic, which is a fault of weft: please report what was printed"
+            );
         }
         FLUSHER.stop.store(false, Ordering::Release);
         FLUSHER.asleep.store(true, Ordering::Release);

@@ -169,7 +169,9 @@ impl AutoProgress {
         if let Some(thread) = thread
             && thread.join().is_err()
         {
-            log::error!("the progress thread ended by a panic");
+            log::error!(
+                "the progress thread has ended by a panic, which is a fault of weft: please report what was printed"
+            );
         }
     }
 
@@ -190,7 +192,9 @@ impl AutoProgress {
         if let Some(set) = &self.processors
             && let Err(errno) = sched_setaffinity(None, set)
         {
-            log::warn!("the progress thread cannot run where FI_WEFT_PROGRESS_AFFINITY says: {errno}");
+            log::warn!(
+                "the progress thread cannot run where FI_WEFT_PROGRESS_AFFINITY says: {errno}; name processors that this process may use"
+            );
         }
         // Rings that arrive from here on are about things that the coming look may miss.
         self.waker.hush();

@@ -58,7 +58,9 @@ impl Waker {
         let mut waker = match Self::new() {
             Ok(waker) => waker,
             Err(errno) => {
-                log::warn!("no descriptor for a wait object: {errno}; blocking calls will yield instead of sleeping");
+                log::warn!(
+                    "no descriptor for a wait object: {errno}; blocking calls will yield instead of sleeping (raise `ulimit -n`)"
+                );
                 return None;
             }
         };

@@ -68,7 +68,10 @@ impl Ep {
 /// Progresses until all that was accepted has left, says goodbye, and drops the engine; each within the time.
 pub(crate) fn finish(mut engine: Eng, limit: Duration) {
     if !settle(&mut engine, limit, Eng::quiescent) {
-        log::warn!("closing an endpoint whose peers have not taken everything within {} ms", limit.as_millis());
+        log::warn!(
+            "closing an endpoint whose peers have not taken everything within {} ms (FI_WEFT_CLOSE_TIMEOUT_MS)",
+            limit.as_millis()
+        );
     }
     engine.shutdown();
     settle(&mut engine, limit, |engine| weft_engine::nic::Nic::drained(engine.nic()));

@@ -477,7 +477,7 @@ impl Tcp {
         let at = Timespec { tv_sec: (at_ms / 1000) as i64, tv_nsec: (at_ms % 1000 * 1_000_000) as i64 };
         let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: at };
         if let Err(errno) = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &once) {
-            log::warn!("tcp: cannot arm the timer: {errno}");
+            log::warn!("tcp: timerfd_settime: {errno}; while the endpoint sleeps, time-outs come late");
         }
     }
 
@@ -494,7 +494,7 @@ impl Tcp {
         let data = epoll::EventData::new_u64(Token::Link(id, link.generation).pack());
         if let Err(errno) = epoll::modify(&self.epoll, socket, data, flags) {
             // Without events the link would hang: let the receiving half find the socket's error.
-            log::warn!("tcp: cannot watch a socket: {errno}");
+            sys::cannot_watch(errno);
             link.tx.broken = true;
             return;
         }

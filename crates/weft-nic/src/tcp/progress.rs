@@ -210,7 +210,11 @@ impl Tcp {
         let events = match epoll::wait(&self.epoll, &mut space, Some(&NOW)) {
             Ok((events, _)) => events,
             Err(Errno::INTR) => return,
-            Err(errno) => return log::error!("tcp: epoll_wait: {errno}"),
+            Err(errno) => {
+                return log::error!(
+                    "tcp: epoll_wait: {errno}; has the process closed a descriptor that is not its own?"
+                );
+            }
         };
         for event in events {
             let (flags, data) = (event.flags, event.data.u64());
@@ -440,7 +444,7 @@ impl Tcp {
                 // From now on the socket is watched for reading: an attempt waits for the peer.
                 let data = epoll::EventData::new_u64(Token::Link(id, link.generation).pack());
                 if let Err(errno) = epoll::modify(&self.epoll, socket, data, epoll::EventFlags::IN) {
-                    log::warn!("tcp: epoll_ctl: {errno}");
+                    sys::cannot_watch(errno);
                 }
                 if let Some(found) = found {
                     self.calling.retain(|&other| other != id);
@@ -544,7 +548,7 @@ impl Tcp {
                 self.listener_resume_ms = Some(resume_ms);
                 self.set_timer(resume_ms);
             }
-            Err(errno) => log::warn!("tcp: epoll_ctl: {errno}"),
+            Err(errno) => sys::cannot_watch(errno),
         }
     }
 
@@ -558,7 +562,7 @@ impl Tcp {
         let Ok(id) = u32::try_from(index) else { return };
         let data = epoll::EventData::new_u64(Token::Half(id, generation).pack());
         if let Err(errno) = epoll::add(&self.epoll, &self.halves[index].socket, data, epoll::EventFlags::IN) {
-            log::warn!("tcp: epoll_ctl: {errno}");
+            sys::cannot_watch(errno);
             self.halves.remove(index);
             return;
         }
@@ -602,7 +606,7 @@ impl Tcp {
         let socket = self.links.get(id as usize).and_then(|link| link.socket.as_ref());
         let watched = socket.map(|socket| epoll::modify(&self.epoll, socket, data, epoll::EventFlags::IN));
         if let Some(Err(errno)) = watched {
-            log::warn!("tcp: epoll_ctl: {errno}");
+            sys::cannot_watch(errno);
         }
         self.up(id, found, false, sink);
     }
@@ -645,7 +649,7 @@ impl Tcp {
         match epoll::modify(&self.epoll, &self.listener, data, epoll::EventFlags::IN) {
             Ok(()) => self.listener_resume_ms = None,
             Err(errno) => {
-                log::warn!("tcp: epoll_ctl: {errno}");
+                sys::cannot_watch(errno);
                 self.set_timer(now_ms + LISTENER_PAUSE_MS);
             }
         }

@@ -399,7 +399,7 @@ impl Tcp {
                 if let Err(errno) =
                     epoll::modify(&self.epoll, socket, epoll::EventData::new_u64(token.pack()), epoll::EventFlags::IN)
                 {
-                    log::warn!("tcp: epoll_ctl: {errno}");
+                    sys::cannot_watch(errno);
                 }
                 match found {
                     Some((position, keys)) => {
@@ -547,7 +547,7 @@ impl Tcp {
         };
         let token = epoll::EventData::new_u64(Token::Link(id, generation).pack());
         if let Err(errno) = epoll::modify(&self.epoll, &socket, token, epoll::EventFlags::IN) {
-            log::warn!("tcp: epoll_ctl: {errno}");
+            sys::cannot_watch(errno);
         }
         (link.socket, link.generation) = (Some(socket), generation);
         if let Ok(position) = judged {

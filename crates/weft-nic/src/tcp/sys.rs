@@ -283,6 +283,14 @@ pub(super) fn append(queue: &mut Vec<u8>, iov: &[Iov]) {
     }
 }
 
+/// Says that the kernel does not watch a socket as it should.
+#[cold]
+pub(super) fn cannot_watch(errno: Errno) {
+    log::warn!(
+        "tcp: a socket cannot be watched (epoll_ctl: {errno}): memory is short, or fs.epoll.max_user_watches is too low"
+    );
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
