@@ -1,7 +1,7 @@
 //! What has passed between an endpoint and its peers, in numbers, for whoever looks from outside.
 //!
-//! Place in the data flow: beside it. Whoever sends or takes a message adds to plain numbers in its connection ([`Vc`]), beside what it
-//! changes anyhow: two instructions. They have few bytes; before they are too large they are moved to the peer's [`Tally`]. There also
+//! Place in the data flow: beside it. Whoever sends or takes a message adds to plain numbers in its connection (`Vc`), beside what it
+//! changes anyhow: two instructions. They have few bytes; before they are too large they are moved to the peer's `Tally`. There also
 //! stand remote accesses and what is rare, in memory that a peer has not with whom there were but messages.
 //!
 //! Invariant: what a peer says can make numbers wrong, never more than that.

@@ -1,7 +1,7 @@
 //! What an endpoint lets others see of it: counters in a memfd, for `weft stat` and `weft top`.
 //!
-//! Place in the data flow: beside it. Every [`ROUNDS_PER_LOOK`] rounds of progress, and before a thread sleeps, an endpoint looks at
-//! the coarse clock; every [`INTERVAL`], or before a sleep every [`BEFORE_SLEEP`], it writes what its engine ([`weft_engine::traffic`]) and
+//! Place in the data flow: beside it. Every `ROUNDS_PER_LOOK` rounds of progress, and before a thread sleeps, an endpoint looks at
+//! the coarse clock; every `INTERVAL`, or before a sleep every `BEFORE_SLEEP`, it writes what its engine ([`weft_engine::traffic`]) and
 //! devices know by then. So a process that makes no call publishes nothing either, and what it did last may be missing: what is
 //! published says when that was.
 //!
