@@ -268,7 +268,7 @@ mod tests {
         let words = take(&bytes, Endpoint::FIELDS.len()).unwrap();
         assert_eq!(Endpoint::from_words(&words), endpoint);
         // A reader of a later version, and one of an earlier.
-        assert_eq!(Endpoint::from_words(&words[..1]), Endpoint { published_ns: 5, ..Endpoint::default() });
+        assert_eq!(Endpoint::from_words(&words[..5]), Endpoint { published_ns: 5, ..Endpoint::default() });
         // Torn, and never written.
         bytes[0] ^= 1;
         assert_eq!(take(&bytes, Endpoint::FIELDS.len()), None);
