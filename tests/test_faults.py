@@ -40,8 +40,10 @@ CELLS = [(path, fault) for path in ("shm", "hosts") for fault in DEATHS] + [
     ("hosts", "lossy"),  # frames are lost and late
     ("hosts", "forget"),  # a middle box forgets the connections
     ("hosts6", "forget"),
+    ("hosts-encrypted", "reset"),
+    ("hosts-encrypted", "forget"),
 ]
-HOSTS = {"hosts6": {"WEFT_TEST_HOSTS": "6"}}
+HOSTS = {"hosts6": {"WEFT_TEST_HOSTS": "6"}, "hosts-encrypted": {"FI_WEFT_TCP_ENCRYPT": "1"}}
 SMALL = {"tiny-shm": "mount -o remount,size=64k /dev/shm", "read-only-shm": "mount -o remount,ro /dev/shm"}
 
 

@@ -2,7 +2,8 @@
 
     fault_job.py PROGRAM PATH FAULT SEED RUNS
 
-PATH: `shm`, `tcp` (on one host), `any` (of the two), `hosts` (ranks on h1 and h2 in turn, two-hosts.sh) or `hosts6` (the same by IPv6).
+PATH: `shm`, `tcp` (on one host), `any` (of the two), `hosts` (ranks on h1 and h2 in turn, two-hosts.sh), `hosts6` (the same by IPv6)
+or `hosts-encrypted`.
 Prints one JSON object a run: `seed`, `ranks`, `victim`, `messages`, `slowest_ms` (from the death to the last failure), `resumed` (links
 that went on with another connection, counted on both sides), `wrong` (empty if all was right). Everything is bounded in time; what does not end is killed and counts as wrong.
 """
@@ -25,7 +26,7 @@ RETRY_MS = 1000.0  # a later one has a refused connection tried again for so lon
 PATIENCE_S = 15.0  # for anything else
 STANDSTILL_S = 0.3  # a machine that stops for longer measures nothing
 SECOND_LIFE = 8
-PATHS = {"shm": {"FI_WEFT_TCP": "no"}, "tcp": {"FI_WEFT_SHM": "no"}, "hosts": {}, "hosts6": {}, "any": {}}
+PATHS = {"shm": {"FI_WEFT_TCP": "no"}, "tcp": {"FI_WEFT_SHM": "no"}, "hosts": {}, "hosts6": {}, "hosts-encrypted": {}, "any": {}}
 DEADLY = ("kill", "exit", "freeze-kill", "restart", "early-kill")
 # Connections break, which nobody may notice.
 BREAKING = ("reset", "link", "lossy", "forget")
