@@ -40,11 +40,11 @@ PARTS: dict[str, tuple[str, bool]] = {
         "overlap --providers weft,shm,tcp --progress auto --bind apart --wait yield --sizes 64K,256K,1M,4M --rounds 5",
         False,
     ),
-    "peers": ("peers --providers weft,shm,tcp,weft:FI_WEFT_SHM=0 --peers 1,16,64,256 --rounds 5", True),
+    "peers": ("peers --providers weft,shm,tcp,weft:FI_WEFT_SHM=0 --peers 1,16,64,256 --rounds 9", True),
     "match": ("match --providers weft,shm,tcp --depths 0,16,256,4096 --rounds 3 --sample-ms 80", True),
     "memory": ("memory --providers weft,shm,tcp,weft:FI_WEFT_SHM=0 --peers 256 --rounds 3", False),
     "counter": (
-        "counter --providers weft,shm,tcp;ofi_rxm,weft:FI_WEFT_SHM=0 --wait yield --adders 1,2,4,8,16 --rounds 3",
+        "counter --providers weft,shm,tcp;ofi_rxm,weft:FI_WEFT_SHM=0 --wait yield --adders 1,2,4,8,16 --rounds 7",
         False,
     ),
     "oversubscribe": ("oversubscribe --providers weft,shm,sm2 --rounds 3", False),
