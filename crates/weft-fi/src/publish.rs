@@ -19,10 +19,11 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, Mode};
-use rustix::process::{Resource, getpid, getrlimit};
+use rustix::process::getpid;
 use rustix::time::{ClockId, clock_gettime};
 use weft_engine::name::EpName;
 use weft_engine::traffic::{PeerReport, PeerState};
+use weft_nic::memfile;
 
 use crate::Devices;
 use crate::endpoint::core::Eng;
@@ -69,13 +70,7 @@ pub(crate) struct Around {
 impl Publisher {
     /// Ready to publish; `None` where the system does not let us.
     pub(crate) fn new() -> Option<Box<Self>> {
-        let flags = MemfdFlags::CLOEXEC;
-        // Kernels from 6.3 on want to be told that the file is not executable; older ones refuse the flag.
-        let file = match rustix::fs::memfd_create(c"weft-stats", flags | MemfdFlags::NOEXEC_SEAL) {
-            Err(rustix::io::Errno::INVAL) => rustix::fs::memfd_create(c"weft-stats", flags),
-            other => other,
-        };
-        let file = file
+        let file = memfile::create(c"weft-stats", MemfdFlags::empty())
             .inspect_err(|errno| {
                 log::info!(
                     "no counters for `weft stat`: memfd_create: {errno}; raise the limit of descriptors or memory"
@@ -163,9 +158,8 @@ impl Publisher {
     /// Writes what was gathered; false if it cannot be.
     fn write(&self, at: usize) -> bool {
         let end = (at + self.bytes.len()) as u64;
-        // Beyond the limit the system would not refuse but send a signal.
-        let within = getrlimit(Resource::Fsize).current.is_none_or(|limit| end <= limit);
-        within && rustix::io::pwrite(&self.file, &self.bytes, at as u64) == Ok(self.bytes.len())
+        let written = memfile::may_have(end).and_then(|()| rustix::io::pwrite(&self.file, &self.bytes, at as u64));
+        written == Ok(self.bytes.len())
     }
 }
 

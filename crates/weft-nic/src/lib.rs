@@ -7,15 +7,18 @@
 //! Errors: [`NicError`] for what cannot be set up; `weft_engine::nic::LinkError` for single links. Messages
 //! for people go through the `log` facade.
 
+mod config;
 mod devices;
 mod error;
 pub mod handshake;
 pub mod host;
+pub mod memfile;
 pub mod shm;
 pub mod tcp;
 mod unmap;
 
-pub use devices::{Config, Devices, Identity, LinkInfo, Stats};
+pub use config::{Config, Identity};
+pub use devices::{Devices, LinkInfo, Stats};
 pub use error::NicError;
 pub use tcp::{Tcp, TcpConfig, Unsent};
 pub use unmap::UnmapWatch;

@@ -6,7 +6,7 @@ mod suite;
 use std::net::SocketAddr;
 
 use suite::Device;
-use weft_engine::name::{EpName, NameParts, endpoint_id};
+use weft_engine::name::{EpName, NameParts};
 use weft_nic::shm::{Shm, ShmConfig};
 use weft_nic::{Config, Devices, Tcp, TcpConfig};
 
@@ -141,14 +141,5 @@ fn full_name(port: u16) -> EpName {
 }
 
 fn parts(port: u16) -> NameParts {
-    let capability = weft_nic::handshake::random().unwrap();
-    NameParts {
-        socket: SocketAddr::from(([127, 0, 0, 1], port)),
-        host_id: 1,
-        ep_id: endpoint_id(&capability),
-        capability,
-        context: None,
-        shm: true,
-        tcp: true,
-    }
+    suite::parts(SocketAddr::from(([127, 0, 0, 1], port)))
 }

@@ -10,21 +10,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use suite::{Node, World};
-use weft_engine::name::{NameParts, endpoint_id};
 use weft_engine::nic::LinkError;
 use weft_nic::{Tcp, TcpConfig};
 
 fn node() -> Node<Tcp> {
-    let capability = weft_nic::handshake::random().unwrap();
-    let name = NameParts {
-        socket: SocketAddr::new([127, 0, 0, 1].into(), 0),
-        host_id: 1,
-        ep_id: endpoint_id(&capability),
-        capability,
-        context: None,
-        shm: true,
-        tcp: true,
-    };
+    let name = suite::parts(SocketAddr::new([127, 0, 0, 1].into(), 0));
     Node::new(Tcp::new(&TcpConfig::default(), &name).unwrap())
 }
 

@@ -18,10 +18,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use rustc_hash::FxBuildHasher;
-use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
+use rustix::fs::{FlockOperation, MemfdFlags, flock};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
-use rustix::process::{Resource, getrlimit};
 use weft_engine::name::{EpName, NAME_BYTES};
+use weft_nic::memfile;
 
 use crate::errno::Errno;
 
@@ -71,11 +71,9 @@ fn claim(name: &str) -> Result<OwnedFd, rustix::io::Errno> {
     Ok(socket)
 }
 
-/// Writes where the process may: beyond RLIMIT_FSIZE a signal (SIGXFSZ) would end the client.
+/// Writes where the process may.
 fn write(file: &File, bytes: &[u8], at: u64) -> std::io::Result<()> {
-    if getrlimit(Resource::Fsize).current.is_some_and(|most| most < at + bytes.len() as u64) {
-        return Err(rustix::io::Errno::FBIG.into());
-    }
+    memfile::may_have(at + bytes.len() as u64)?;
     file.write_all_at(bytes, at)
 }
 
@@ -108,7 +106,7 @@ impl Shared {
     }
 
     fn make(public: &str, name: &[u8], socket: OwnedFd) -> Result<Self, Errno> {
-        let fd = memfd_create("weft-av", MemfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
+        let fd = memfile::create(c"weft-av", MemfdFlags::empty()).map_err(std::io::Error::from)?;
         let file = File::from(fd);
         write(&file, &[0; HEAD], 0)?;
         write(&file, &(name.len() as u64).to_le_bytes(), NAME_AT)?;

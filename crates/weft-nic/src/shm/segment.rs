@@ -30,10 +30,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use rustix::process::{Resource, getrlimit};
 
 use super::page::Padded;
 use super::share::{self, Slot};
+use crate::memfile;
 
 /// Bytes of a cache line, and of a line of a ring.
 pub(super) const LINE_BYTES: usize = 64;
@@ -115,15 +115,8 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Makes a memfd of `len` bytes, its size sealed, and maps it.
     pub(super) fn create(name: &CStr, len: usize) -> io::Result<(OwnedFd, Self)> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        // Kernels from 6.3 on want to be told that the file is not executable; older ones refuse the flag.
-        let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
-            Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags)?,
-            other => other?,
-        };
-        if getrlimit(Resource::Fsize).current.is_some_and(|most| most < len as u64) {
-            return Err(Errno::FBIG.into()); // asking for more would bring a signal (SIGXFSZ), which ends the client
-        }
+        let fd = memfile::create(name, MemfdFlags::ALLOW_SEALING)?;
+        memfile::may_have(len as u64)?;
         rustix::fs::ftruncate(&fd, len as u64)?;
         rustix::fs::fcntl_add_seals(&fd, size_seals())?;
         let map = Self::map(fd.as_fd(), len)?;

@@ -35,12 +35,6 @@ struct Unasked {
     ended: bool,
 }
 
-impl Unasked {
-    fn and(self, segment: &Segment) -> Self {
-        Self { segments: self.segments + 1, bytes: self.bytes + segment.len, ended: self.ended || segment.ends }
-    }
-}
-
 /// A push that is not done.
 #[derive(Debug)]
 struct Bulk {
@@ -67,8 +61,6 @@ pub(super) struct Segment {
     /// Bytes of header and payload that have left.
     sent: usize,
     ack_wanted: bool,
-    /// It ends its push.
-    ends: bool,
 }
 
 /// A segment that has begun to leave and is not acknowledged.
@@ -140,7 +132,7 @@ impl Pushes {
             || (ends || self.unasked.ended) && self.unasked.bytes + len >= ASK_BYTES
             || self.unasked.segments + 1 >= ASK_EVERY;
         let head = wire::push_head(len, push.window, push.offset.wrapping_add(at as u64), ack_wanted);
-        Some(Segment { head, bulk, at, len, sent: 0, ack_wanted, ends })
+        Some(Segment { head, bulk, at, len, sent: 0, ack_wanted })
     }
 
     /// A segment's whole payload.
@@ -160,7 +152,13 @@ impl Pushes {
     pub(super) fn begin(&mut self, segment: Segment, after: u64) {
         debug_assert!(self.segment.is_none() && segment.bulk == self.current);
         self.marks.push_back(Mark { after, len: segment.len, ack_wanted: segment.ack_wanted });
-        self.unasked = if segment.ack_wanted { Unasked::default() } else { self.unasked.and(&segment) };
+        let ends = self.list.get(segment.bulk).is_some_and(|push| segment.at + segment.len == push.total);
+        let Unasked { segments, bytes, ended } = self.unasked;
+        self.unasked = if segment.ack_wanted {
+            Unasked::default()
+        } else {
+            Unasked { segments: segments + 1, bytes: bytes + segment.len, ended: ended || ends }
+        };
         self.segment = Some(segment);
     }
 
@@ -226,7 +224,6 @@ impl Pushes {
             #[allow(clippy::cast_possible_truncation)]
             sent: (position - mark.after) as usize,
             ack_wanted: mark.ack_wanted,
-            ends: self.at + mark.len == push.total,
         });
         self.marks.truncate(usize::from(self.segment.is_some()));
     }

@@ -5,15 +5,22 @@
 //! no call for a link that is not up, exactly one `down`, `done` exactly once and only for accepted calls.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use weft_engine::mem::{Iov, IovList, Owned};
-use weft_engine::name::EpName;
+use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Share, Sink};
 
 pub mod bulk;
 pub mod links;
 pub mod messages;
+
+/// The name of a new endpoint of this host, but for where it listens.
+pub fn parts(socket: SocketAddr) -> NameParts {
+    let capability = weft_nic::handshake::random().unwrap();
+    NameParts { socket, host_id: 1, ep_id: endpoint_id(&capability), capability, context: None, shm: true, tcp: true }
+}
 
 /// How long a condition may take to come true.
 const PATIENCE: Duration = Duration::from_secs(20);

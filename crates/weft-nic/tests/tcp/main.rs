@@ -19,7 +19,7 @@ mod transfers;
 use std::net::SocketAddr;
 
 use suite::{Node, World};
-use weft_engine::name::{EpName, NameParts, endpoint_id};
+use weft_engine::name::{EpName, NameParts};
 use weft_engine::nic::Nic;
 use weft_nic::{Tcp, TcpConfig};
 
@@ -29,16 +29,7 @@ fn config() -> TcpConfig {
 }
 
 fn parts(ip: &str) -> NameParts {
-    let capability = weft_nic::handshake::random().unwrap();
-    NameParts {
-        socket: SocketAddr::new(ip.parse().unwrap(), 0),
-        host_id: 1,
-        ep_id: endpoint_id(&capability),
-        capability,
-        context: None,
-        shm: true,
-        tcp: true,
-    }
+    suite::parts(SocketAddr::new(ip.parse().unwrap(), 0))
 }
 
 fn open(config: &TcpConfig) -> Tcp {
