@@ -291,8 +291,12 @@ impl Cluster {
             self.fabric.pass(10);
             return Turn::Moved;
         }
-        if order.iter().chain(&slow).any(|(_, rank)| self.fabric.stirs(*rank)) {
-            // A device has handed over nothing although it has something: it is asked again at once.
+        let awake = |(rank, node): (usize, &Option<Node>)| {
+            node.as_ref().is_some_and(|node| node.still_until_ns <= now_ns) && self.fabric.stirs(rank)
+        };
+        if self.nodes.iter().enumerate().any(awake) {
+            // A device has handed over nothing although it has something, or has come to have something in this very turn (what
+            // registers memory lets time pass): it is asked at once.
             self.fabric.pass(10);
             return Turn::Advanced;
         }

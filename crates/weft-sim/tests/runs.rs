@@ -1,12 +1,13 @@
 //! Random runs with random faults, judged by the oracle. A failure names the command that plays it again.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use weft_engine::api::{Config, OpFlags};
 use weft_sim::run::{Report, run};
-use weft_sim::{Hazard, Hazards, Plan};
+use weft_sim::{FabricConfig, Harness, Hazard, Hazards, Plan, Recv, Send};
 
 /// What [`traces_are_the_same_everywhere`] expects.
 const GOLDEN: &str =
-    "9bec21e3f2055c47056aff6c82494a92 d714405b5b175ca8ec2b76503486a1d0 49a7f2f46269fb60821861f3184c5805";
+    "9bec21e3f2055c47056aff6c82494a92 d714405b5b175ca8ec2b76503486a1d0 d255b72fc5b15ec308a2a66adeb5cbb6";
 
 /// Plays the plans; all must be good.
 fn play(plans: impl Iterator<Item = Plan>) -> Vec<Report> {
@@ -83,6 +84,32 @@ fn what_failed_once() {
         let hazards = hazards.parse().expect("names");
         Plan { ranks, millis, ops, hazards, ..Plan::draw(seed) }
     }));
+}
+
+/// What comes to a rank while another one lets time pass within its turn (registering memory does) is taken before time goes on.
+#[test]
+fn time_passes_over_nobody() {
+    const LATE_NS: u64 = 1_000_000_000;
+    let mut h = Harness::new(FabricConfig::new(1), Config::default(), 2);
+    // The second message moves nothing at its sender.
+    for flags in [OpFlags::empty(), OpFlags::QUIET] {
+        h.recv(1, &Recv { tag: Some((1, 0)), ..Recv::default() }).unwrap();
+        h.settle().unwrap();
+        h.send(0, 1, &Send { tag: Some(1), flags, ..Send::default() }).unwrap();
+        if flags.is_empty() {
+            h.settle().unwrap();
+        }
+    }
+    h.cluster().fabric().tick_in(LATE_NS);
+    let late_ns = h.cluster().fabric().now_ns() + LATE_NS;
+    let mut received = 0;
+    while h.cluster().fabric().now_ns() < late_ns {
+        h.cluster().turn(|cluster, _| {
+            cluster.fabric().pass(1_000_000);
+            received += cluster.take_completions(1).len();
+        });
+    }
+    assert_eq!(received, 1);
 }
 
 #[test]
