@@ -18,14 +18,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a target runs where nothing else is said.
+use rustix::time::{ClockId, clock_gettime};
+
+/// How long a target runs where nothing else is said, in its thread's processor time: how deep it gets shall depend as little as can be
+/// on what else the machine does.
 pub const SECONDS: f64 = 1.5;
 /// Longest input.
 const MAX_BYTES: usize = 4096;
 /// Inputs kept in memory.
 const MAX_POOL: usize = 20_000;
-/// One run takes no longer.
+/// One run takes no longer of the processor.
 const MAX_RUN: Duration = Duration::from_secs(5);
+/// Nor longer altogether, on a machine that has other things to do.
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// Pseudo-random numbers (SplitMix64).
 #[derive(Clone, Debug)]
@@ -103,14 +108,15 @@ pub fn fuzz(name: &str, seeds: &[Vec<u8>], mut target: impl FnMut(&[u8]) -> u64)
     let mut run = |input: &[u8]| {
         // The last input is on disk if it kills the process.
         let _ = record.set_len(input.len() as u64).and_then(|()| record.write_all_at(input, 0));
-        let start = Instant::now();
+        let (start, start_processor) = (Instant::now(), processor_time());
         let outcome = catch_unwind(AssertUnwindSafe(|| target(input)));
         let path = corpus.join(format!("failing-{:016x}", hash(input)));
-        let late = start.elapsed() > MAX_RUN;
+        let (took, waited) = (processor_time().saturating_sub(start_processor), start.elapsed());
+        let late = took > MAX_RUN || waited > MAX_WAIT;
         if late || outcome.is_err() {
             let _ = fs::create_dir_all(&corpus).and_then(|()| fs::write(&path, input));
         }
-        assert!(!late, "fuzz target {name} took {:?} for {}", start.elapsed(), path.display());
+        assert!(!late, "fuzz target {name} took {took:?} of {waited:?} for {}", path.display());
         outcome.unwrap_or_else(|cause| {
             eprintln!("fuzz target {name} failed for {}", path.display());
             resume_unwind(cause)
@@ -119,8 +125,8 @@ pub fn fuzz(name: &str, seeds: &[Vec<u8>], mut target: impl FnMut(&[u8]) -> u64)
     for input in &pool {
         seen.insert(run(input));
     }
-    let (start, mut runs) = (Instant::now(), 0_u64);
-    while start.elapsed() < Duration::from_secs_f64(seconds) {
+    let (end, mut runs) = (processor_time() + Duration::from_secs_f64(seconds), 0_u64);
+    while processor_time() < end {
         let input = mutate(&pool, &mut random);
         runs += 1;
         if seen.insert(run(&input)) {
@@ -138,6 +144,12 @@ pub fn fuzz(name: &str, seeds: &[Vec<u8>], mut target: impl FnMut(&[u8]) -> u64)
         "fuzz target {name}: {known} stored inputs, {runs} mutated ones in {seconds:.1} s (seed {seed}), {} outcomes",
         seen.len()
     );
+}
+
+/// What this thread has had of the processor.
+fn processor_time() -> Duration {
+    // Both parts of a time that passes are positive.
+    clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default()
 }
 
 /// The stored inputs, in the order of their names.
