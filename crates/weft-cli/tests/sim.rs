@@ -36,6 +36,7 @@ fn wrong_arguments_are_explained() {
         ("sim faults --minutes 0", "more than 0"),
         ("sim faults --faults drop,rust", "no fault `rust`"),
         ("sim faults --do sent", "no operation `sent`"),
+        ("sim faults --endpoints rdma", "no endpoints `rdma`"),
     ] {
         let output = weft(arguments);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -203,7 +203,11 @@ impl Core {
             let lost = self.is_unreliable();
             self.dropped += u64::from(lost);
             if let Some(op) = self.ops.remove(index) {
-                complete_op(&mut self.completions, &op, Some(op.fault.unwrap_or(fault)).filter(|_| !lost));
+                complete_op(
+                    &mut self.completions,
+                    &op,
+                    Some(op.fault.unwrap_or(fault)).filter(|_| !lost || strikes(Mutant::LossTold)),
+                );
             }
         }
         for token in self.xfers.tokens(|x| x.vc == vci) {

@@ -13,6 +13,7 @@ use crate::core::Core;
 use crate::engine::{Engine, Started};
 use crate::mem;
 use crate::msg::EAGER_COST;
+use crate::mutant::{Mutant, strikes};
 use crate::nic::Nic;
 use crate::ops::{Phase, TxOp};
 
@@ -44,7 +45,7 @@ impl<N: Nic> Engine<N> {
         let crowded = queued >= WAITING_LIMIT || self.core.ops.len() >= self.core.config.tx_depth;
         if crowded || (vc.link().is_some() && len as u64 + EAGER_COST > vc.tx_credit) {
             self.core.dropped += 1;
-            if !op.flags.contains(OpFlags::QUIET) {
+            if !op.flags.contains(OpFlags::QUIET) && !strikes(Mutant::DropUntold) {
                 self.core.complete_send(op, len);
             }
             return Ok(());
@@ -57,7 +58,7 @@ impl<N: Nic> Engine<N> {
 impl Core {
     /// The operation whose turn it is would have to wait for its receiver: it is dropped.
     pub(crate) fn drop_datagram(op: &mut TxOp, dropped: &mut u64) -> Started {
-        *dropped += 1;
+        *dropped += u64::from(!strikes(Mutant::DropUncounted));
         op.phase = Phase::AwaitAck;
         Started::Sent
     }

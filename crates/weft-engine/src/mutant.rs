@@ -37,11 +37,14 @@ pub enum Mutant {
     OrderSwapped,
     RegistrationEndsEarly,
     OrphanOvertakes,
+    DropUncounted,
+    DropUntold,
+    LossTold,
 }
 
 impl Mutant {
     /// All.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 33] = [
         Self::CreditLost,
         Self::CreditTwice,
         Self::IgnoreSwapped,
@@ -72,6 +75,9 @@ impl Mutant {
         Self::OrderSwapped,
         Self::RegistrationEndsEarly,
         Self::OrphanOvertakes,
+        Self::DropUncounted,
+        Self::DropUntold,
+        Self::LossTold,
     ];
 }
 

@@ -5,6 +5,7 @@
 //! buffer as soon as the operation lets go of it, so that a late access is noticed.
 
 mod atomic;
+mod datagram;
 
 use weft_engine::api::{
     ADDR_NONE, Access, Completion, Config, Error, Fault, Kind, OpFlags, RecvOp, Region, RmaIov, RmaOp, SendOp,
@@ -128,6 +129,7 @@ pub struct Harness {
     windows: Vec<Window>,
     /// By rank.
     windows_of: Vec<Vec<usize>>,
+    lost: u64,
 }
 
 impl Harness {
@@ -141,7 +143,7 @@ impl Harness {
     #[must_use]
     pub fn of(cluster: Cluster) -> Self {
         let windows_of = vec![Vec::new(); cluster.ranks()];
-        Self { cluster, oracle: Oracle::new(), tamper: None, windows: Vec::new(), windows_of }
+        Self { cluster, oracle: Oracle::new(), tamper: None, windows: Vec::new(), windows_of, lost: 0 }
     }
 
     /// The cluster.
@@ -472,7 +474,8 @@ impl Harness {
         let mut wrong = Vec::new();
         wrong.extend(self.settle().err());
         wrong.extend(self.receive_everything().err());
-        wrong.extend(self.converse().err());
+        let datagrams = self.oracle.datagrams();
+        wrong.extend(if datagrams { self.converse_by_datagrams() } else { self.converse() }.err());
         for rank in self.cluster.living() {
             for op in self.oracle.posted(rank) {
                 self.cancel(op);
@@ -480,6 +483,9 @@ impl Harness {
         }
         wrong.extend(self.settle().err());
         wrong.extend(self.leaks());
+        if datagrams {
+            wrong.extend(self.losses());
+        }
         wrong.extend(self.judge());
         wrong
     }

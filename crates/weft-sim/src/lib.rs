@@ -10,6 +10,7 @@
 
 mod cluster;
 mod config;
+mod endpoints;
 mod event;
 mod fabric;
 mod harness;
@@ -29,6 +30,7 @@ pub mod workload;
 
 pub use cluster::{Cluster, Turn};
 pub use config::{FabricConfig, Faults, Registration};
+pub use endpoints::Endpoints;
 pub use fabric::{Fabric, Fate, Meddle, Stats};
 pub use harness::{Atomic, COUNTERS, Harness, Recv, Rma, SLOT_BYTES, Send, Tamper, Window, random_pieces};
 pub use hazard::{Hazard, Hazards};

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::endpoints::Endpoints;
 use crate::hazard::Hazards;
 use crate::rng::{Entity, Stream};
 
@@ -63,6 +64,12 @@ impl Acts {
         self.0 >> act as u8 & 1 == 1
     }
 
+    /// Whether it is the only one.
+    #[must_use]
+    pub const fn is_only(self, act: Act) -> bool {
+        self.0 == 1 << act as u8
+    }
+
     /// With one less.
     #[must_use]
     pub const fn without(self, act: Act) -> Self {
@@ -114,6 +121,8 @@ pub struct Plan {
     pub hazards: Hazards,
     /// What ranks do.
     pub acts: Acts,
+    /// Of what kind ranks are.
+    pub endpoints: Endpoints,
 }
 
 impl Plan {
@@ -124,7 +133,8 @@ impl Plan {
         let mut rng = Stream::new(seed, Entity::Hazard(63));
         let few = rng.between(2, 8);
         let ranks = if rng.chance(30) { rng.between(9, 32) } else { few };
-        Self { seed, ranks, millis: 60_000, ops: usize::MAX, hazards: Hazards::draw(seed), acts: Acts::ALL }
+        let (hazards, endpoints) = (Hazards::draw(seed), Endpoints::draw(seed));
+        Self { seed, ranks, millis: 60_000, ops: usize::MAX, hazards, acts: Acts::ALL, endpoints }
     }
 
     /// The same run without anything that operations could fail of.
@@ -156,6 +166,7 @@ impl fmt::Display for Plan {
         let minutes = format!("{}.{:05}", self.millis / 60_000, self.millis % 60_000 * 100_000 / 60_000);
         let minutes = minutes.trim_end_matches('0').trim_end_matches('.');
         write!(f, "--seed {} --ranks {} --minutes {minutes} --faults {}", self.seed, self.ranks, self.hazards)?;
+        write!(f, " --endpoints {}", self.endpoints)?;
         if self.ops < usize::MAX {
             write!(f, " --ops {}", self.ops)?;
         }
@@ -173,9 +184,11 @@ mod tests {
     #[test]
     fn a_plan_is_written_as_arguments() {
         let plan = Plan { ops: 17, millis: 1500, ranks: 3, hazards: Hazards::NONE, ..Plan::draw(5) };
+        let plan = Plan { endpoints: Endpoints::Dgram, ..plan };
         let acts = plan.acts.without(Act::Peek);
         let plan = Plan { acts, ..plan };
-        let text = "--seed 5 --ranks 3 --minutes 0.025 --faults none --ops 17 --do send,recv,cancel,write,read,atomic";
+        let text = "--seed 5 --ranks 3 --minutes 0.025 --faults none --endpoints dgram --ops 17 \
+                    --do send,recv,cancel,write,read,atomic";
         assert_eq!(plan.to_string(), text);
         assert_eq!(acts.to_string().parse(), Ok(acts));
         assert!("send,sent".parse::<Acts>().is_err());

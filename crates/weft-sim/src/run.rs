@@ -15,7 +15,7 @@ use crate::hazard::Hazard;
 use crate::oracle::DEATH_BOUND_NS;
 use crate::plan::Plan;
 use crate::rng::{Entity, Stream};
-use crate::workload::{Workload, engine_config};
+use crate::workload::{Workload, endpoints_config, engine_config};
 
 /// How much later one side of a half-open link learns of its end, in virtual time.
 const HALF_OPEN_NS: u64 = 500_000_000;
@@ -35,6 +35,8 @@ pub struct Report {
     pub accepted: usize,
     /// Operations refused with `Again`.
     pub refused: usize,
+    /// Datagrams between living ranks whose links did not break that have not arrived.
+    pub lost: u64,
     /// Virtual time.
     pub virtual_ns: u64,
     /// The end of the trace and the configuration, for a failure's report.
@@ -63,7 +65,8 @@ pub fn run(plan: &Plan) -> Report {
 pub fn run_with(plan: &Plan, prepare: impl FnOnce(&mut Harness)) -> Report {
     let fabric = FabricConfig::draw(plan.seed, plan.hazards);
     let mut rng = Stream::new(plan.seed, Entity::Test(usize::MAX >> 8));
-    let engine = engine_config(&mut rng, plan.hazards.has(Hazard::Starvation));
+    let mut engine = engine_config(&mut rng, plan.hazards.has(Hazard::Starvation));
+    endpoints_config(plan, &fabric, &mut engine);
     let minutes = usize::try_from(plan.millis.div_ceil(60_000)).unwrap_or(usize::MAX);
     let steps = rng.between(10, 100).saturating_mul(minutes);
     let disasters = disasters(plan, steps);
@@ -84,6 +87,7 @@ pub fn run_with(plan: &Plan, prepare: impl FnOnce(&mut Harness)) -> Report {
         stats: fabric.stats(),
         accepted: workload.accepted,
         refused: workload.refused,
+        lost: workload.harness().lost(),
         virtual_ns: fabric.now_ns(),
         detail: detail + &fabric.trace_tail(),
     }

@@ -38,6 +38,9 @@ pub fn shrink(plan: Plan, ops: usize, plays: usize, mut fails: impl FnMut(&Plan)
             attempt(&mut best, smaller);
         }
         for act in Act::ALL.into_iter().filter(|act| before.acts.has(*act)) {
+            if best.acts.is_only(act) {
+                continue;
+            }
             let smaller = Plan { acts: best.acts.without(act), ..best };
             attempt(&mut best, smaller);
         }

@@ -3,11 +3,15 @@
 //! Place in the data flow: [`run`](crate::run) has ranks take `Workload::step`s; each rank draws from its own stream what it does, and
 //! does it through the [`Harness`].
 
+mod datagram;
+
+use weft_engine::Role;
 use weft_engine::amo::{Amo, Class, Form, OPS, Op as What, TYPES, Type};
 use weft_engine::api::{Access, Config, Error, Fault, Matching, OpFlags};
 use weft_engine::mrcache::Limits;
 
 use crate::config::FabricConfig;
+use crate::endpoints::Endpoints;
 use crate::harness::{Atomic, COUNTERS, Harness, Recv, Rma, SLOT_BYTES, Send, random_pieces};
 use crate::hazard::Hazard;
 use crate::oracle::{ID_BYTES, Op, Record};
@@ -40,6 +44,18 @@ pub fn engine_config(rng: &mut Stream, starved: bool) -> Config {
             stale_bytes: *rng.pick(&[0, 3000, u64::MAX]),
         },
         ..Config::default()
+    }
+}
+
+/// Makes of a run's configuration that of its kind of endpoints.
+pub(crate) fn endpoints_config(plan: &Plan, fabric: &FabricConfig, engine: &mut Config) {
+    if plan.endpoints == Endpoints::Dgram {
+        let mut rng = Stream::new(plan.seed, Entity::Hazard(61));
+        // All that is allowed is eager on every device, as in weft-fi.
+        let longest = fabric.caps.mailbox_bytes - 128;
+        let longest = if rng.chance(500) { longest } else { rng.between(ID_BYTES, longest) };
+        engine.role = Role::Datagrams;
+        (engine.eager_bytes, engine.max_msg_bytes) = (Some(longest), longest as u64);
     }
 }
 
@@ -103,6 +119,9 @@ impl Workload {
         for rank in workload.harness.cluster().living() {
             workload.begin(rank);
         }
+        if plan.endpoints == Endpoints::Dgram {
+            workload.harness.expect_datagrams();
+        }
         if plan.hazards.has(Hazard::Refuse) {
             for a in 0..total {
                 for b in a..total {
@@ -152,6 +171,7 @@ impl Workload {
                     89..94 => Act::Read,
                     _ => Act::Atomic,
                 };
+                let act = if self.plan.endpoints == Endpoints::Dgram { Self::datagram_act(act) } else { act };
                 if self.done < self.plan.ops && self.plan.acts.has(act) {
                     self.done += 1;
                     self.act(rank, act);
@@ -162,11 +182,13 @@ impl Workload {
 
     /// Messages can be lost, so each must be recognisable by its bytes.
     fn lossy(&self) -> bool {
-        self.plan.hazards.lose()
+        self.plan.hazards.lose() || self.plan.endpoints == Endpoints::Dgram
     }
 
     fn act(&mut self, rank: usize, act: Act) {
         let result = match act {
+            Act::Send if self.plan.endpoints == Endpoints::Dgram => self.send_datagram(rank),
+            Act::Recv if self.plan.endpoints == Endpoints::Dgram => self.recv_datagram(rank),
             Act::Send => self.send(rank),
             Act::Recv => self.recv(rank),
             Act::Peek => self.peek(rank),

@@ -17,7 +17,7 @@ use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use weft_sim::run::{Report, run as play};
 use weft_sim::shrink::shrink;
-use weft_sim::{Acts, Hazards, Plan};
+use weft_sim::{Acts, Endpoints, Hazards, Plan};
 
 use crate::render;
 use report::{Failure, Summary};
@@ -57,6 +57,9 @@ pub(crate) struct FaultOptions {
     /// Which faults, with commas between (drop, reset, …), `all` or `none`; without it, a random subset for each seed.
     #[arg(long, value_name = "FAULTS")]
     faults: Option<Hazards>,
+    /// Of what kind endpoints are: rdm, dgram; without it, as each seed has it (two in three: rdm).
+    #[arg(long, value_name = "KIND")]
+    endpoints: Option<Endpoints>,
     /// Only so many operations of each run.
     #[arg(long)]
     ops: Option<usize>,
@@ -89,6 +92,7 @@ impl FaultOptions {
             ops: self.ops.unwrap_or(drawn.ops),
             hazards: self.faults.unwrap_or(drawn.hazards),
             acts: self.acts.unwrap_or(drawn.acts),
+            endpoints: self.endpoints.unwrap_or(drawn.endpoints),
         };
         plan.check().map(|()| plan)
     }

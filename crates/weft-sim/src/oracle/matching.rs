@@ -56,7 +56,7 @@ impl Oracle {
     fn judge_receiver(&self, rank: usize, lives: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
         let mut messages = self.messages(rank);
         self.place(rank, &mut messages, out);
-        let sure = |send: &SendRecord| !self.may_fail(send.rank, send.dest) && lives(send.rank);
+        let sure = |send: &SendRecord| !self.datagrams && !self.may_fail(send.rank, send.dest) && lives(send.rank);
         for m in messages.iter().filter(|m| m.place.is_none()) {
             let promised = m.send.end == Some(Ok(())) && m.send.flags.contains(OpFlags::DELIVERY);
             if sure(m.send) || promised {
@@ -132,7 +132,7 @@ impl Oracle {
             messages.iter().enumerate().filter_map(|(i, m)| m.place.map(|place| (place, i))).collect();
         let mut edges = Vec::new();
         for (i, pair) in messages.windows(2).enumerate() {
-            if pair[0].send.rank == pair[1].send.rank {
+            if pair[0].send.rank == pair[1].send.rank && !self.datagrams {
                 edges.push((i, i + 1));
             }
         }

@@ -1,0 +1,59 @@
+//! The end of a run with datagrams: what must arrive after all, and what may be missing.
+
+use crate::harness::{Harness, Send};
+use crate::oracle::{ID_BYTES, Record, describe};
+
+/// Bytes of a datagram that must arrive, and what it takes of its receiver's window.
+const LEN: usize = ID_BYTES;
+const COST: u64 = LEN as u64 + 64;
+
+impl Harness {
+    /// Messages are datagrams.
+    pub(crate) fn expect_datagrams(&mut self) {
+        self.oracle.expect_datagrams();
+    }
+
+    /// With all faults gone, and with room for it, each rank's datagram must reach its neighbours.
+    pub(super) fn converse_by_datagrams(&mut self) -> Result<(), String> {
+        let living = self.cluster.living();
+        let window = self.cluster.engine_config().window_bytes as u64;
+        let mut sent = Vec::new();
+        for (n, rank) in living.iter().enumerate() {
+            for distance in 1..living.len().min(4) {
+                let other = living[(n + distance) % living.len()];
+                let addr = self.cluster.addr(*rank, other);
+                let left = self.cluster.engine(*rank).and_then(|engine| engine.window(addr));
+                let sure = left.map_or(window, |(left, _)| left) >= COST;
+                let send = Send { len: LEN, ..Send::default() };
+                let posted = self.send(*rank, other, &send);
+                let op = posted.map_err(|error| format!("rank {rank} cannot send to {other} after all: {error}"))?;
+                sent.extend(sure.then_some(op));
+                // A second one might find the queue full.
+                self.settle()?;
+            }
+        }
+        self.receive_everything()?;
+        let missing =
+            |op: &&usize| matches!(self.oracle.record(**op), Record::Send(send) if send.received_by.is_none());
+        let wrong = |op| format!("nothing stands in its way, and yet lost: {}", describe(self.oracle.record(op)));
+        sent.iter().find(missing).map_or(Ok(()), |op| Err(wrong(*op)))
+    }
+
+    /// How many datagrams between living ranks did not arrive, and where nobody has dropped them.
+    pub(super) fn losses(&mut self) -> Vec<String> {
+        let mut out = Vec::new();
+        for rank in self.cluster.living() {
+            let dropped = self.cluster.engine(rank).map_or(0, |engine| engine.dropped());
+            let (lost, wrong) = self.oracle.judge_losses(rank, dropped);
+            self.lost += lost;
+            out.extend(wrong);
+        }
+        out
+    }
+
+    /// How many datagrams between living ranks whose links did not break have not arrived.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+}
