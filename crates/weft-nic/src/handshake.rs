@@ -126,6 +126,10 @@ impl Key {
 /// Fresh random bytes from the operating system.
 pub fn random<const N: usize>() -> Result<[u8; N], LinkError> {
     let mut bytes = [0; N];
+    #[cfg(test)]
+    if crate::tcp::faults::net::random(&mut bytes) {
+        return Ok(bytes);
+    }
     getrandom::fill(&mut bytes).map_err(|_| LinkError::Resources)?;
     Ok(bytes)
 }

@@ -25,7 +25,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
-use rustix::net::sockopt;
 use weft_engine::name::EpName;
 use weft_engine::nic::LinkError;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -180,10 +179,7 @@ impl Attempt {
         let to = self.peer.socket();
         let socket = sys::stream_socket(&to, config).map_err(sort)?;
         sys::set_link_options(socket.as_fd(), config).map_err(sort)?;
-        match rustix::net::connect(&socket, &to) {
-            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
-            Err(errno) => return Err(sort(errno)),
-        }
+        sys::connect(socket.as_fd(), &to).map_err(sort)?;
         self.stage = Stage::Connecting;
         self.have = 0;
         self.found = None;
@@ -216,7 +212,7 @@ impl Attempt {
         now_ms: u64,
     ) -> Result<Option<Found>, Failure> {
         if self.stage == Stage::Connecting {
-            match connected(socket) {
+            match sys::connected(socket) {
                 Ok(false) => return Ok(None),
                 // A connection that ends was made: somebody is there, who had to drop it.
                 outcome @ (Ok(true) | Err(Errno::CONNRESET | Errno::PIPE)) => {
@@ -533,16 +529,6 @@ fn judge_hello(hello: &Hello, local: &Local) -> u8 {
 pub(super) fn answer_body(answer: &Answer) -> &[u8] {
     let bytes = answer.as_bytes();
     &bytes[..bytes.len() - size_of::<handshake::Proof>()]
-}
-
-/// Whether the kernel has connected the socket; its error if it could not.
-pub(super) fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
-    sockopt::socket_error(socket)??;
-    match rustix::net::getpeername(socket) {
-        Ok(_) => Ok(true),
-        Err(Errno::NOTCONN) => Ok(false),
-        Err(errno) => Err(errno),
-    }
 }
 
 /// What an error of the socket means for the attempt.

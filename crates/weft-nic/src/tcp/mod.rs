@@ -3,7 +3,7 @@
 //! Place in the data flow: [`crate::Devices`] drives it through [`Nic`]; below it are the kernel's sockets. The parts:
 //! `wire` (layouts) · `connect` (handshake) · `tx` (with `kept` and `pushes`) and `rx`, a link's two halves · `resume` (connections that
 //! break) · `progress` (what a poll does) · `unsent` (who is told of messages that wait for others) · `pace` (how often a poll asks the
-//! kernel) · `linger` (links that are closed but not yet silent) · `sys` (system calls).
+//! kernel) · `linger` (links that are closed but not yet silent) · `sys` (system calls) · `mutant` (planted bugs).
 //!
 //! Invariants: no call blocks. An idle link holds no buffer and costs a poll nothing. Nothing a peer sends makes us
 //! allocate more than one mailbox per link. Client memory that `push` borrowed is let go of when `done` is called or the link is
@@ -20,8 +20,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::epoll;
-use rustix::io::Errno;
-use rustix::net::sockopt;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use slab::Slab;
 use weft_engine::mem::Iov;
@@ -32,8 +30,11 @@ use weft_engine::room;
 use crate::NicError;
 
 mod connect;
+#[cfg(test)]
+pub(crate) mod faults;
 mod kept;
 mod linger;
+mod mutant;
 mod noise;
 mod pace;
 mod progress;
@@ -58,8 +59,6 @@ pub(crate) use wire::MAILBOX_BYTES;
 
 pub use unsent::Unsent;
 
-/// Connections that may wait to be accepted; the system cuts it to net.core.somaxconn.
-const BACKLOG: i32 = 4096;
 /// Bytes that one link may send in one go while others wait.
 const SEND_BUDGET_BYTES: usize = 1024 * 1024;
 /// Bytes that may be gathered on one link.
@@ -286,7 +285,7 @@ impl Tcp {
     pub fn new(config: &TcpConfig, me: &NameParts) -> Result<Self, NicError> {
         let wanted = config.bind.unwrap_or_else(|| SocketAddr::new(me.socket.ip(), 0));
         let (listener, addr) =
-            listen(&wanted, config).map_err(|errno| NicError::Listen { addr: wanted, source: errno.into() })?;
+            sys::listen(&wanted, config).map_err(|errno| NicError::Listen { addr: wanted, source: errno.into() })?;
         let mut socket = if addr.ip().is_unspecified() { me.socket } else { addr };
         socket.set_port(addr.port());
         let name = EpName::full(&NameParts { socket, ..*me });
@@ -739,15 +738,4 @@ impl std::fmt::Debug for Tcp {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tcp").field("addr", &self.addr).field("stats", &self.stats()).finish_non_exhaustive()
     }
-}
-
-/// A listening socket and its address.
-fn listen(wanted: &SocketAddr, config: &TcpConfig) -> Result<(OwnedFd, SocketAddr), Errno> {
-    // Accepted sockets inherit what it has.
-    let listener = sys::stream_socket(wanted, config)?;
-    sockopt::set_socket_reuseaddr(&listener, true)?;
-    rustix::net::bind(&listener, wanted)?;
-    rustix::net::listen(&listener, BACKLOG)?;
-    let addr = rustix::net::getsockname(&listener)?.try_into()?;
-    Ok((listener, addr))
 }

@@ -16,7 +16,6 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::SocketFlags;
 use weft_engine::mem::IovList;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
 
@@ -485,13 +484,12 @@ impl Tcp {
             if self.halves.len() >= self.config.half_open && !self.make_room(now_ms) {
                 return self.pause_listener(now_ms, LISTENER_PAUSE_MS);
             }
-            match rustix::net::acceptfrom_with(&self.listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+            match sys::accept(self.listener.as_fd()) {
                 Ok((socket, from)) => {
                     if !crowded {
                         self.greeting_until_ms = now_ms + GREETING_MS;
                     }
-                    let source = Source::of(from.and_then(|addr| addr.try_into().ok()));
-                    self.greet(socket, source, now_ms, sink);
+                    self.greet(socket, Source::of(from), now_ms, sink);
                 }
                 Err(Errno::AGAIN) => return,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
@@ -512,7 +510,7 @@ impl Tcp {
     /// is silent.
     fn hang_up(&mut self) {
         self.spare = None;
-        let _ = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC);
+        let _ = sys::accept(self.listener.as_fd());
         self.spare = self.timer.try_clone().ok();
     }
 

@@ -20,6 +20,7 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
 
+use super::mutant::{Mutant, strikes};
 use super::sys::{self, Pieces};
 
 /// Plain bytes of a record at most.
@@ -62,6 +63,12 @@ impl Secrets {
             Some(keys) => drop(self.0.insert(link, RefCell::new(Secret::new(keys)))),
             None => drop(self.0.remove(&link)),
         }
+    }
+
+    /// How many there are.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
     }
 
     /// What bytes of an encrypted link go through, to its socket.
@@ -258,6 +265,9 @@ impl Secret {
             if let Err(errno) = self.flush(fd)
                 && errno != Errno::AGAIN
             {
+                if strikes(Mutant::SealedForgotten) {
+                    return Err(errno);
+                }
                 break;
             }
         }

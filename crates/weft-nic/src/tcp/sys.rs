@@ -8,6 +8,9 @@
 //!
 //! What moves data enters the kernel directly: libc's functions are points of cancellation (pthreads(7)), at which a client's thread must
 //! not end while it holds our locks, and take 60 instructions more once a process has two threads.
+//!
+//! Everything that concerns other hosts, and the time, is here, so that tests can have a network of their own in the kernel's place
+//! ([`super::faults`]).
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -21,7 +24,11 @@ use rustix::time::{ClockId, clock_gettime};
 use weft_engine::mem::Iov;
 
 use super::TcpConfig;
+#[cfg(test)]
+use super::faults::net;
 
+/// Connections that may wait to be accepted; the system cuts it to net.core.somaxconn.
+const BACKLOG: i32 = 4096;
 /// Most pieces in one vectored call.
 pub(super) const PIECES: usize = 24;
 
@@ -117,6 +124,10 @@ impl<'a> Pieces<'a> {
 /// Sends the pieces. Returns how many bytes the kernel took.
 #[inline]
 pub(super) fn send(fd: BorrowedFd<'_>, pieces: &Pieces<'_>) -> Result<usize, Errno> {
+    #[cfg(test)]
+    if let Some(outcome) = net::send(fd, pieces) {
+        return outcome;
+    }
     // SAFETY: an all-zero msghdr is a valid one: no name, no pieces, no control data.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = pieces.list.as_ptr().cast_mut().cast();
@@ -132,12 +143,20 @@ pub(super) fn send(fd: BorrowedFd<'_>, pieces: &Pieces<'_>) -> Result<usize, Err
 /// Sends one buffer. Cheaper than the same bytes as pieces.
 #[inline]
 pub(super) fn send_one(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
+    #[cfg(test)]
+    if let Some(outcome) = net::send_one(fd, bytes) {
+        return outcome;
+    }
     retried(rustix::net::send(fd, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT))
 }
 
 /// Fills the pieces. Returns how many bytes came; 0 is the end of the stream.
 #[inline]
 pub(super) fn receive(fd: BorrowedFd<'_>, pieces: &mut Pieces<'_>) -> Result<usize, Errno> {
+    #[cfg(test)]
+    if let Some(outcome) = net::receive(fd, pieces) {
+        return outcome;
+    }
     // `count` is at most `PIECES`.
     #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
     let count = pieces.count as libc::c_int;
@@ -150,6 +169,10 @@ pub(super) fn receive(fd: BorrowedFd<'_>, pieces: &mut Pieces<'_>) -> Result<usi
 /// Fills one buffer from its start. Returns how many bytes came; 0 is the end of the stream.
 #[inline]
 pub(super) fn receive_one(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
+    #[cfg(test)]
+    if let Some(outcome) = net::receive_one(fd, buffer) {
+        return outcome;
+    }
     retried(rustix::net::recv(fd, buffer, RecvFlags::DONTWAIT).map(|(n, _)| n))
 }
 
@@ -170,6 +193,10 @@ fn last_errno() -> Errno {
 
 /// Bytes sent and not yet acknowledged by the peer's kernel.
 pub(super) fn unacknowledged(fd: BorrowedFd<'_>) -> usize {
+    #[cfg(test)]
+    if let Some(outcome) = net::unacknowledged(fd) {
+        return outcome;
+    }
     let mut bytes: libc::c_int = 0;
     // SAFETY: SIOCOUTQ (the same number as TIOCOUTQ) stores one int.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
@@ -187,6 +214,10 @@ pub(super) struct Liveness {
 
 /// Asks the kernel how alive the peer's host is.
 pub(super) fn liveness(fd: BorrowedFd<'_>) -> Option<Liveness> {
+    #[cfg(test)]
+    if let Some(outcome) = net::liveness(fd) {
+        return outcome;
+    }
     let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
     // The structure has some hundred bytes.
     #[allow(clippy::cast_possible_truncation)]
@@ -209,6 +240,10 @@ pub(super) fn liveness(fd: BorrowedFd<'_>) -> Option<Liveness> {
 /// Milliseconds of the coarse monotonic clock.
 #[inline]
 pub(super) fn now_ms() -> u64 {
+    #[cfg(test)]
+    if let Some(outcome) = net::now_ms() {
+        return outcome;
+    }
     let now = clock_gettime(ClockId::MonotonicCoarse);
     // The monotonic clock is never negative.
     #[allow(clippy::cast_sign_loss)]
@@ -219,6 +254,10 @@ pub(super) fn now_ms() -> u64 {
 /// A non-blocking stream socket of the address's family, with what must be set before it connects or listens: buffer sizes, for the
 /// window scale to fit, and the traffic class, for the handshake to have it, too.
 pub(super) fn stream_socket(addr: &SocketAddr, config: &TcpConfig) -> Result<OwnedFd, Errno> {
+    #[cfg(test)]
+    if let Some(outcome) = net::socket() {
+        return outcome;
+    }
     let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
@@ -236,8 +275,63 @@ pub(super) fn stream_socket(addr: &SocketAddr, config: &TcpConfig) -> Result<Own
     Ok(socket)
 }
 
+/// A listening socket and its address.
+pub(super) fn listen(wanted: &SocketAddr, config: &TcpConfig) -> Result<(OwnedFd, SocketAddr), Errno> {
+    #[cfg(test)]
+    if let Some(listener) = net::listen() {
+        return listener;
+    }
+    // Accepted sockets inherit what it has.
+    let listener = stream_socket(wanted, config)?;
+    sockopt::set_socket_reuseaddr(&listener, true)?;
+    rustix::net::bind(&listener, wanted)?;
+    rustix::net::listen(&listener, BACKLOG)?;
+    let addr = rustix::net::getsockname(&listener)?.try_into()?;
+    Ok((listener, addr))
+}
+
+/// The next connection that somebody has made, and from where.
+pub(super) fn accept(listener: BorrowedFd<'_>) -> Result<(OwnedFd, Option<SocketAddr>), Errno> {
+    #[cfg(test)]
+    if let Some(outcome) = net::accept(listener) {
+        return outcome;
+    }
+    let (socket, from) = rustix::net::acceptfrom_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?;
+    Ok((socket, from.and_then(|addr| addr.try_into().ok())))
+}
+
+/// Starts to connect a socket.
+pub(super) fn connect(socket: BorrowedFd<'_>, to: &SocketAddr) -> Result<(), Errno> {
+    #[cfg(test)]
+    if let Some(outcome) = net::connect(socket, to) {
+        return outcome;
+    }
+    match rustix::net::connect(socket, to) {
+        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Whether the kernel has connected the socket; its error if it could not.
+pub(super) fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
+    #[cfg(test)]
+    if let Some(outcome) = net::connected(socket) {
+        return outcome;
+    }
+    sockopt::socket_error(socket)??;
+    match rustix::net::getpeername(socket) {
+        Ok(_) => Ok(true),
+        Err(Errno::NOTCONN) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
 /// Sets what every link has: no Nagle delay, and keep-alive probes that find a vanished host of an idle link.
 pub(super) fn set_link_options(fd: BorrowedFd<'_>, config: &TcpConfig) -> Result<(), Errno> {
+    #[cfg(test)]
+    if let Some(outcome) = net::set_link_options(fd) {
+        return outcome;
+    }
     const PROBES: u32 = 4;
     sockopt::set_tcp_nodelay(fd, true)?;
     if config.dead_peer_ms > 0 {

@@ -21,6 +21,7 @@ use weft_engine::mem::{self, Iov};
 use weft_engine::nic::{Full, LinkError, LinkId};
 
 use super::kept::{Kept, Spare};
+use super::mutant::{Mutant, strikes};
 use super::pushes::{Pushes, Segment};
 use super::rx::Intake;
 use super::stream::Wire;
@@ -225,7 +226,8 @@ impl Writer {
             if budget == 0 {
                 return Pumped::More;
             }
-            let ack = (tx.ack_due && tx.cut_ack.is_none()).then(|| wire::ack(rx.position()));
+            let ack = (tx.ack_due && tx.cut_ack.is_none())
+                .then(|| wire::ack(rx.position() + u64::from(strikes(Mutant::AckTooFar))));
             let fresh = tx.pushes.as_ref().and_then(|pushes| pushes.next_segment(self.segment_bytes));
             let (outcome, asked) = write_once(wire, tx, ack.as_ref(), fresh.as_ref());
             let Some(n) = self.judge(wire, tx, outcome, asked) else { break };
@@ -282,14 +284,20 @@ impl Writer {
 
     /// The stream goes on at `position` on another connection: what the peer's endpoint has not got is to be sent again.
     pub(super) fn rewind(&mut self, link: LinkId, tx: &mut Tx, position: u64) -> Result<(), LinkError> {
+        let before = tx.kept.head;
         self.acknowledged(link, tx, position)?;
+        if strikes(Mutant::FrameTwice) && tx.kept.held() > 0 {
+            tx.kept.head = before;
+        }
         tx.kept.sent = tx.kept.head;
         if let Some(pushes) = &mut tx.pushes {
             pushes.rewind(position - tx.others);
         }
         // It may have ended anywhere.
         tx.within = true;
-        tx.ack_due |= tx.cut_ack.take().is_some();
+        if !strikes(Mutant::AckGoesOn) {
+            tx.ack_due |= tx.cut_ack.take().is_some();
+        }
         (tx.blocked, tx.broken) = (false, false);
         Ok(())
     }

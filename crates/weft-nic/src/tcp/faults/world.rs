@@ -1,0 +1,585 @@
+//! One run: some devices on a network of their own, what they say to each other, and whether all of it arrives.
+//!
+//! Place in the data flow: [`super`] calls [`run`] with a seed, which decides everything. Each link carries messages and pushes both ways
+//! while the network's faults last; all content follows from link, direction and number, so what is lost, doubled, changed
+//! or out of order is noticed at once. Then some links are closed, and all must come to rest.
+
+use std::collections::HashMap;
+
+use weft_engine::mem::{self, IovList, Owned};
+use weft_engine::name::{EpName, NameParts, endpoint_id};
+use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
+use weft_fuzz::Random;
+
+use super::super::{State, Tcp, TcpConfig};
+use super::net::{self, Cuts, Faults, Net};
+
+/// A run takes no longer, in rounds.
+const ROUNDS: usize = 400_000;
+/// Devices come to rest within this time.
+const REST_MS: u64 = 300_000;
+/// After so many rounds without anything the next is what somebody waits for.
+const IDLE_ROUNDS: usize = 100;
+/// Link and number in front of every message.
+const HEAD_BYTES: usize = 8;
+/// Pushes of a link have numbers below.
+const PUSHES: usize = 1000;
+
+/// What a run has seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Report {
+    pub(super) messages: u64,
+    pub(super) pushes: u64,
+    pub(super) breaks: u64,
+    pub(super) resumed: u64,
+    pub(super) closed: u64,
+    trace: u64,
+}
+
+impl Report {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.messages += other.messages;
+        self.pushes += other.pushes;
+        self.breaks += other.breaks;
+        self.resumed += other.resumed;
+        self.closed += other.closed;
+        self.trace ^= other.trace;
+    }
+}
+
+/// What the n-th message or push of a stream says.
+fn contents(stream: u64, n: usize, len: usize) -> Vec<u8> {
+    let mut random = Random(stream << 40 ^ (n as u64) << 20);
+    let mut bytes = vec![0; len];
+    for word in bytes.chunks_mut(8) {
+        word.copy_from_slice(&random.bits().to_le_bytes()[..word.len()]);
+    }
+    bytes
+}
+
+/// What one side of a link says.
+struct Script {
+    /// Distinguishes all streams of a run.
+    stream: u64,
+    /// Lengths of the messages, and of the pushes.
+    messages: Vec<usize>,
+    pushes: Vec<usize>,
+    sent: usize,
+    pushed: usize,
+    /// Messages that were sent before each push.
+    after: Vec<usize>,
+    /// What the pushes are read from; each is the client's again when it is done.
+    sources: Vec<Option<Owned>>,
+    done: Vec<bool>,
+    /// Messages that have come to the other side.
+    got: usize,
+    /// Where pushes go there, and how far they have come.
+    windows: Vec<Owned>,
+    placed: Vec<usize>,
+}
+
+impl Script {
+    /// `bulk`: mainly long pushes.
+    fn draw(stream: u64, bulk: bool, random: &mut Random) -> Self {
+        let count = |random: &mut Random, most| if random.below(4) == 0 { 0 } else { random.below(most) };
+        let messages = 1 + count(random, 50);
+        let messages = (0..messages).map(|_| HEAD_BYTES + message_bytes(random)).collect();
+        let pushes = count(random, 10);
+        let pushes: Vec<usize> =
+            (0..pushes).map(|_| if bulk { 1 + random.below(400_000) } else { push_bytes(random) }).collect();
+        let (done, placed) = (vec![false; pushes.len()], vec![0; pushes.len()]);
+        let windows = pushes.iter().map(|&len| Owned::new(vec![0; len])).collect();
+        Self {
+            stream,
+            messages,
+            sent: 0,
+            pushed: 0,
+            after: Vec::new(),
+            sources: Vec::new(),
+            done,
+            got: 0,
+            windows,
+            placed,
+            pushes,
+        }
+    }
+
+    fn message(&self, link: usize, n: usize) -> Vec<u8> {
+        let mut bytes = contents(self.stream, PUSHES + n, self.messages[n]);
+        bytes[..4].copy_from_slice(&(link as u32).to_le_bytes());
+        bytes[4..HEAD_BYTES].copy_from_slice(&(n as u32).to_le_bytes());
+        bytes
+    }
+
+    /// Whether everything has been said and has come.
+    fn over(&self) -> bool {
+        self.got == self.messages.len() && self.done.iter().all(|&done| done)
+    }
+}
+
+fn message_bytes(random: &mut Random) -> usize {
+    match random.below(20) {
+        0 => random.below(60_000),
+        1..=3 => random.below(12_000),
+        _ => random.below(300),
+    }
+}
+
+fn push_bytes(random: &mut Random) -> usize {
+    1 + match random.below(6) {
+        0 => random.below(150_000),
+        1 | 2 => random.below(20_000),
+        _ => random.below(600),
+    }
+}
+
+/// What becomes of a link when everything has been said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Stays,
+    /// Side 0 or 1 closes it.
+    Closed(usize),
+}
+
+struct Link {
+    /// The caller's and the called one's node, and its number there.
+    nodes: [usize; 2],
+    ids: [Option<LinkId>; 2],
+    scripts: [Script; 2],
+    end: End,
+    /// By which side.
+    closed: [bool; 2],
+    heard_down: [Option<LinkError>; 2],
+}
+
+/// All links of a run, as the sink of one node.
+struct Book<'a> {
+    node: usize,
+    links: &'a mut [Link],
+    /// Links that came up at this node and that no message has told apart yet.
+    strangers: &'a mut Vec<LinkId>,
+    known: &'a mut HashMap<LinkId, (usize, usize)>,
+    wrong: &'a mut Vec<String>,
+}
+
+impl Book<'_> {
+    fn wrong(&mut self, what: String) {
+        self.wrong.push(format!("node {}: {what}", self.node));
+    }
+
+    /// The link, and our side of it.
+    fn at(&mut self, id: LinkId) -> Option<(usize, usize)> {
+        let at = self.known.get(&id).copied();
+        if at.is_none() {
+            self.wrong(format!("something comes by {id:?}, which nobody knows"));
+        }
+        at
+    }
+
+    fn push(&mut self, id: LinkId, window: u64) -> Option<(&mut Script, usize)> {
+        let (link, side) = self.at(id)?;
+        let script = &mut self.links[link].scripts[1 - side];
+        Some((script, window as usize))
+    }
+}
+
+impl Sink for Book<'_> {
+    fn up(&mut self, id: LinkId, info: LinkUp) {
+        if !info.initiator {
+            self.strangers.push(id);
+        } else if self.at(id).is_none() {
+            self.wrong(format!("{id:?} is up"));
+        }
+    }
+
+    fn down(&mut self, id: LinkId, why: LinkError) {
+        if let Some(at) = self.strangers.iter().position(|&stranger| stranger == id) {
+            // The verdict did not arrive, and the caller has called again.
+            self.strangers.swap_remove(at);
+            if why != LinkError::Gone {
+                self.wrong(format!("a link that its caller does not know ended: {why}"));
+            }
+            return;
+        }
+        let Some((link, side)) = self.at(id) else { return };
+        self.known.remove(&id);
+        let one = &mut self.links[link];
+        let (twice, expected) = (one.heard_down[side].replace(why).is_some(), one.closed[1 - side]);
+        if twice || !expected || !matches!(why, LinkError::Closed | LinkError::Gone) {
+            self.wrong(format!("link {link} ended: {why}"));
+        }
+    }
+
+    fn message(&mut self, id: LinkId, bytes: &[u8]) {
+        if let Some(at) = self.strangers.iter().position(|&stranger| stranger == id) {
+            self.strangers.swap_remove(at);
+            let link = bytes.first_chunk().map_or(usize::MAX, |bytes| u32::from_le_bytes(*bytes) as usize);
+            match self.links.get_mut(link) {
+                Some(one) if one.nodes[1] == self.node && one.ids[1].is_none() => one.ids[1] = Some(id),
+                _ => return self.wrong(format!("the first message is none: {bytes:?}")),
+            }
+            self.known.insert(id, (link, 1));
+        }
+        let Some((link, side)) = self.at(id) else { return };
+        let script = &mut self.links[link].scripts[1 - side];
+        let n = script.got;
+        script.got += 1;
+        if n >= script.sent {
+            return self.wrong(format!("link {link}: message {n} was not sent"));
+        }
+        let expected = script.message(link, n);
+        if bytes != expected {
+            let at = bytes.iter().zip(&expected).position(|(a, b)| a != b);
+            self.wrong(format!(
+                "link {link}: message {n}: {} of {} bytes, wrong at {at:?}",
+                bytes.len(),
+                expected.len()
+            ));
+        }
+    }
+
+    fn place(&mut self, id: LinkId, window: u64, offset: u64, len: usize) -> Option<IovList> {
+        let (script, n) = self.push(id, window)?;
+        let offset = offset as usize;
+        if n >= script.pushed || offset != script.placed[n] || offset + len > script.pushes[n] || script.done[n] {
+            self.wrong(format!("{id:?}: push {n}: {len} bytes for {offset}"));
+            return None;
+        }
+        if script.got < script.after[n] {
+            let (got, after) = (script.got, script.after[n]);
+            self.wrong(format!("{id:?}: push {n} overtook messages: {got} of {after}"));
+            return None;
+        }
+        Some(mem::slice(&[script.windows[n].iov()], offset, len))
+    }
+
+    fn placed(&mut self, id: LinkId, window: u64, offset: u64, len: usize) {
+        let Some((script, n)) = self.push(id, window) else { return };
+        if script.placed.get(n).is_some_and(|&placed| placed == offset as usize) {
+            script.placed[n] += len;
+        }
+    }
+
+    fn done(&mut self, id: LinkId, ctx: u64, result: Result<(), LinkError>) {
+        let Some((link, side)) = self.at(id) else { return };
+        let script = &mut self.links[link].scripts[side];
+        let n = ctx as usize;
+        if n >= script.pushed || std::mem::replace(&mut script.done[n], true) || result.is_err() {
+            return self.wrong(format!("link {link}: push {n} is done: {result:?}"));
+        }
+        let len = script.pushes[n];
+        if script.placed[n] != len {
+            let placed = script.placed[n];
+            return self.wrong(format!("link {link}: push {n} is done, {placed} of {len} bytes have come"));
+        }
+        // Its owner may do with it what it likes.
+        if let Some(source) = &mut script.sources[n] {
+            source.iov().write(&vec![0xdd; len]);
+        }
+        if mem::to_vec(&[script.windows[n].iov()]) != contents(script.stream, n, len) {
+            self.wrong(format!("link {link}: push {n}: wrong bytes"));
+        }
+    }
+}
+
+struct Node {
+    tcp: Tcp,
+    strangers: Vec<LinkId>,
+    known: HashMap<LinkId, (usize, usize)>,
+    /// Not polled until then.
+    sleeps_until_ms: u64,
+}
+
+struct World {
+    random: Random,
+    nodes: Vec<Node>,
+    links: Vec<Link>,
+    wrong: Vec<String>,
+    /// Of 100 rounds so many pass over a node.
+    lazy: usize,
+    /// Of 1000 rounds so many send it to sleep.
+    sleepy: usize,
+}
+
+fn cuts(random: &mut Random) -> Cuts {
+    let most = [1, 3, 30, 3000, 100_000][random.below(5)];
+    let percent = if random.below(3) == 0 { 0 } else { random.below(if most < 30 { 60 } else { 90 }) };
+    Cuts { percent, nothing: random.below(60), most }
+}
+
+fn faults(random: &mut Random) -> Faults {
+    Faults {
+        writes: cuts(random),
+        reads: cuts(random),
+        small: [0, 0, 5, 40][random.below(4)],
+        window: [300, 5000, 60_000, 1 << 20][random.below(4)],
+        delays: [0, 0, 3, 20][random.below(4)],
+        delay_ms: [1, 10, 300][random.below(3)],
+        breaks: [2, 10, 60][random.below(3)],
+        early_breaks: [0, 30, 150][random.below(3)],
+        budget: random.below(13),
+    }
+}
+
+impl World {
+    fn draw(seed: u64) -> Self {
+        let mut random = Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
+        let (encrypt, bulk) = (seed % 2 == 1, seed % 16 >= 14);
+        let mut faults = faults(&mut random);
+        if bulk {
+            (faults.breaks, faults.window, faults.writes.percent) = (250, 1 << 20, faults.writes.percent / 4);
+        }
+        net::install(Some(Net::new(random.bits(), faults)));
+        let segment_bytes = [256 * 1024, 100, 3001, 65_536][if bulk { 0 } else { random.below(4) }];
+        let config = TcpConfig { encrypt, segment_bytes, ..TcpConfig::default() };
+        let hosts = 1 + random.below(2) as u64;
+        let nodes: Vec<Node> = (0..2 + random.below(2) as u64).map(|n| node(&config, 1 + n % hosts)).collect();
+        let links = (0..1 + random.below(3)).map(|link| Link::draw(link, nodes.len(), bulk, &mut random)).collect();
+        let (lazy, sleepy) = ([0, 50, 90][random.below(3)], [0, 0, 5][random.below(3)]);
+        Self { random, nodes, links, wrong: Vec::new(), lazy, sleepy }
+    }
+
+    fn connect(&mut self) {
+        let names: Vec<EpName> = self.nodes.iter().map(|node| node.tcp.name()).collect();
+        for (index, link) in self.links.iter_mut().enumerate() {
+            let node = &mut self.nodes[link.nodes[0]];
+            match node.tcp.connect(&names[link.nodes[1]]) {
+                Ok(id) => {
+                    link.ids[0] = Some(id);
+                    node.known.insert(id, (index, 0));
+                }
+                Err(why) => self.wrong.push(format!("connect: {why}")),
+            }
+        }
+    }
+
+    /// One side of a link says something, if it has anything to say.
+    fn speak(&mut self, index: usize, side: usize) -> bool {
+        let link = &mut self.links[index];
+        let Some(id) = link.ids[side].filter(|_| !link.closed[side] && link.heard_down[side].is_none()) else {
+            return false;
+        };
+        let (tcp, script) = (&mut self.nodes[link.nodes[side]].tcp, &mut link.scripts[side]);
+        let n = script.pushed;
+        // The first message says which link it is.
+        if script.sent > 0
+            && n < script.pushes.len()
+            && (script.sent == script.messages.len() || self.random.below(5) == 0)
+        {
+            let mut source = Owned::new(contents(script.stream, n, script.pushes[n]));
+            let iov = source.iov();
+            let cut = self.random.below(iov.len());
+            let pieces = [iov.slice(0, cut), iov.slice(cut, usize::MAX)];
+            if tcp.push(id, n as u64, 0, &pieces, n as u64).is_err() {
+                return false;
+            }
+            script.sources.push(Some(source));
+            script.after.push(script.sent);
+            script.pushed += 1;
+            return true;
+        }
+        let n = script.sent;
+        if n == script.messages.len() {
+            return false;
+        }
+        let mut message = Owned::new(script.message(index, n));
+        let iov = message.iov();
+        let cut = self.random.below(HEAD_BYTES + 1);
+        let head = mem::to_vec(&[iov.slice(0, cut)]);
+        let accepted = tcp.send(id, &head, &[iov.slice(cut, usize::MAX)]).is_ok();
+        script.sent += usize::from(accepted);
+        accepted
+    }
+
+    /// Some links are closed when everything has been said.
+    fn close(&mut self) {
+        for link in &mut self.links {
+            let End::Closed(side) = link.end else { continue };
+            if link.closed[side] || !link.scripts.iter().all(Script::over) {
+                continue;
+            }
+            if let Some(id) = link.ids[side] {
+                let node = &mut self.nodes[link.nodes[side]];
+                link.closed[side] = true;
+                node.known.remove(&id);
+                node.tcp.close(id);
+            }
+        }
+    }
+
+    fn poll(&mut self, node: usize) -> bool {
+        let Node { tcp, strangers, known, sleeps_until_ms } = &mut self.nodes[node];
+        let now_ms = net::with(|net| net.now_ms).unwrap_or(0);
+        if now_ms < *sleeps_until_ms {
+            return false;
+        }
+        if self.random.below(1000) < self.sleepy {
+            *sleeps_until_ms = now_ms + self.random.below(400) as u64;
+        }
+        match self.random.below(20) {
+            0 => tcp.flush(),
+            1 => drop(tcp.drain()),
+            _ => {}
+        }
+        let mut book = Book { node, links: &mut self.links, strangers, known, wrong: &mut self.wrong };
+        tcp.poll(&mut book) > 0
+    }
+
+    /// One round of everything. Returns whether anything has moved.
+    fn round(&mut self, idle: usize) -> bool {
+        let mut moved = false;
+        for index in 0..self.links.len() {
+            for side in 0..2 {
+                if self.random.below(3) == 0 {
+                    moved |= self.speak(index, side);
+                }
+            }
+        }
+        self.close();
+        for node in 0..self.nodes.len() {
+            if idle > 2 || self.random.below(100) >= self.lazy {
+                moved |= self.poll(node);
+            }
+        }
+        moved | net::with(Net::step).unwrap_or(false)
+    }
+
+    /// What has not come to an end, if anything has not.
+    fn unfinished(&self) -> Option<String> {
+        for (index, link) in self.links.iter().enumerate() {
+            for (side, script) in link.scripts.iter().enumerate() {
+                if !script.over() {
+                    let done = script.done.iter().filter(|&&done| done).count();
+                    return Some(format!(
+                        "link {index} from side {side}: {} of {} messages came, {} were sent, {done} of {} pushes are done, {} were begun",
+                        script.got,
+                        script.messages.len(),
+                        script.sent,
+                        script.pushes.len(),
+                        script.pushed
+                    ));
+                }
+            }
+            if let End::Closed(side) = link.end
+                && !(link.closed[side] && link.heard_down[1 - side].is_some())
+            {
+                return Some(format!("link {index} has not ended"));
+            }
+        }
+        None
+    }
+
+    /// What is left over, if anything is.
+    fn leftover(&self) -> Option<String> {
+        let mut left = Vec::new();
+        let lasting = self.links.iter().filter(|link| link.end == End::Stays);
+        for (number, node) in self.nodes.iter().enumerate() {
+            let tcp = &node.tcp;
+            let ends = lasting.clone().flat_map(|link| link.nodes).filter(|&at| at == number).count();
+            let mut expect = |what: &str, is: usize, shall: usize| {
+                if is != shall {
+                    left.push(format!("node {number}: {what}: {is}, not {shall}"));
+                }
+            };
+            expect("links", tcp.links.len(), ends);
+            expect("half-open connections", tcp.halves.len(), 0);
+            expect("lingering sockets", tcp.lingers.len(), 0);
+            expect("calls", tcp.calling.len(), 0);
+            expect("secrets", tcp.secrets.len(), if tcp.config.encrypt { ends } else { 0 });
+            expect("acknowledgements owed", tcp.owing.len(), 0);
+            expect("writability watched", tcp.armed, 0);
+            expect("links to be flushed", tcp.dirty.len(), 0);
+            expect("strangers", node.strangers.len(), 0);
+            for (_, link) in &tcp.links {
+                expect("bytes kept", link.tx.kept(), 0);
+                expect("pushes", link.tx.pushes(), 0);
+                expect("links that are not up", usize::from(!matches!(link.state, State::Up)), 0);
+                expect("frames under way", usize::from(link.rx.rx.within()), 0);
+            }
+        }
+        let connections = net::with(|net| net.connections()).unwrap_or(0);
+        if connections != lasting.count() {
+            left.push(format!("{connections} connections"));
+        }
+        (!left.is_empty()).then(|| left.join("; "))
+    }
+
+    /// Plays until nothing is `open`.
+    fn until(&mut self, open: impl Fn(&Self) -> Option<String>, patience_ms: u64) -> Result<(), String> {
+        let start_ms = net::with(|net| net.now_ms).unwrap_or(0);
+        let mut idle = 0;
+        for round in 0.. {
+            let moved = self.round(idle);
+            if let Some(why) = self.wrong.first() {
+                return Err(why.clone());
+            }
+            let Some(why) = open(self) else { return Ok(()) };
+            idle = if moved { 0 } else { idle + 1 };
+            let now_ms = net::with(|net| net.now_ms).unwrap_or(0);
+            if round > ROUNDS || now_ms - start_ms > patience_ms {
+                net::with(|net| net.tell());
+                for node in &self.nodes {
+                    node.tcp.links.iter().for_each(|(id, link)| log::trace!("{} link {id}: {link:?}", node.tcp.addr));
+                }
+                return Err(format!("does not come to an end in {} ms: {why}", now_ms - start_ms));
+            }
+            let timers = self.nodes.iter().map(|node| node.tcp.next_timer_ms.max(node.sleeps_until_ms)).min();
+            net::with(|net| {
+                // By then every device has asked for all of its sockets.
+                if idle > 2 && idle % IDLE_ROUNDS == 0 {
+                    net.now_ms = net.next_ms().min(timers.unwrap_or(u64::MAX)).clamp(now_ms + 1, now_ms + 10_000);
+                } else if idle > 2 || round % 16 == 0 {
+                    net.now_ms += 1;
+                }
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Link {
+    fn draw(index: usize, nodes: usize, bulk: bool, random: &mut Random) -> Self {
+        let from = random.below(nodes);
+        let to = (from + 1 + random.below(nodes - 1)) % nodes;
+        let script = |side: u64, random: &mut Random| Script::draw(2 * index as u64 + side, bulk, random);
+        let scripts = [script(0, random), script(1, random)];
+        let end = [End::Stays, End::Stays, End::Closed(0), End::Closed(1)][random.below(4)];
+        Self { nodes: [from, to], ids: [None; 2], scripts, end, closed: [false; 2], heard_down: [None; 2] }
+    }
+}
+
+fn node(config: &TcpConfig, host_id: u64) -> Node {
+    let capability = crate::handshake::random().expect("the network's own");
+    let me = NameParts {
+        socket: ([127, 0, 0, 1], 0).into(),
+        host_id,
+        ep_id: endpoint_id(&capability),
+        capability,
+        context: None,
+        shm: false,
+        tcp: true,
+    };
+    let tcp = Tcp::new(config, &me).expect("a device");
+    Node { tcp, strangers: Vec::new(), known: HashMap::new(), sleeps_until_ms: 0 }
+}
+
+/// Plays the run of a seed. The error says what was wrong.
+pub(super) fn run(seed: u64) -> Result<Report, String> {
+    let mut world = World::draw(seed);
+    world.connect();
+    world.until(World::unfinished, REST_MS)?;
+    net::with(|net| net.faults.budget = 0);
+    world.until(World::leftover, REST_MS)?;
+    let mut report = Report { trace: net::with(|net| net.trace).unwrap_or(0), ..Report::default() };
+    for node in &world.nodes {
+        let stats = node.tcp.stats();
+        report.breaks += stats.breaks;
+        report.resumed += stats.resumed;
+    }
+    for link in &world.links {
+        report.messages += link.scripts.iter().map(|script| script.got as u64).sum::<u64>();
+        report.pushes += link.scripts.iter().map(|script| script.pushes.len() as u64).sum::<u64>();
+        report.closed += u64::from(link.end != End::Stays);
+    }
+    Ok(report)
+}
