@@ -337,6 +337,8 @@ pub struct Config {
     pub eager_bytes: Option<usize>,
     /// Longest message.
     pub max_msg_bytes: u64,
+    /// Peers in no address vector that may be connected, or have left messages here: others' links are closed.
+    pub max_strangers: usize,
     /// How queues of receives and messages are searched.
     pub matching: Matching,
     /// What the registration cache may keep, where a device demands registration.
@@ -391,6 +393,7 @@ impl Default for Config {
             window_bytes: 4 << 20,
             eager_bytes: None,
             max_msg_bytes: 1 << 40,
+            max_strangers: 16 << 10,
             matching: Matching::Auto,
             mr_cache: Limits::default(),
             role: Role::Connectionless,

@@ -39,6 +39,10 @@ pub(crate) struct Core {
     pub(crate) me: EpName,
     pub(crate) book: Book,
     pub(crate) vcs: Vec<Vc>,
+    /// Numbers of connections that nobody has any more.
+    pub(crate) vacant: Vec<u32>,
+    /// Strangers that went, and messages of such that were taken, since it was last looked who has left nothing here.
+    pub(crate) departed: usize,
     /// Address → number of the virtual connection + 1.
     pub(crate) by_addr: Vec<u32>,
     /// The same for addresses that name a context of a scalable endpoint besides (fi_rx_addr): far too large for an index.
@@ -48,6 +52,8 @@ pub(crate) struct Core {
     pub(crate) index: Index,
     pub(crate) queues: Queues,
     pub(crate) links: Vec<Link>,
+    /// Peers' links that have said nothing yet, and some that have, oldest first.
+    pub(crate) silent: Vec<LinkId>,
     pub(crate) link_work: Vec<LinkWork>,
     /// Messages that overtook the OPEN_OK of their (unordered) link.
     pub(crate) too_early: Vec<(LinkId, Vec<u8>)>,
@@ -85,12 +91,15 @@ impl Core {
             me,
             book: Arc::new(NoBook),
             vcs: Vec::new(),
+            vacant: Vec::new(),
+            departed: 0,
             by_addr: Vec::new(),
             by_far_addr: FxHashMap::default(),
             contexts: false,
             index: Index::default(),
             queues: Queues::default(),
             links: Vec::new(),
+            silent: Vec::new(),
             link_work: Vec::new(),
             too_early: Vec::new(),
             ops: List::default(),
@@ -181,6 +190,7 @@ impl Core {
         let vc = &mut self.vcs[vci as usize];
         let name = vc.name;
         let (addr, active) = (vc.addr, vc.active);
+        self.departed += usize::from(addr == ADDR_NONE);
         let in_use = vc.link().is_some();
         let parts = vc.waiting.take().and_then(|waiting| {
             self.queues.lost();
@@ -479,6 +489,7 @@ impl Sink for Core {
         if !info.initiator {
             slot.state = LinkState::Incoming;
             slot.vc = u32::MAX;
+            self.expect_words(link);
             return;
         }
         if slot.state != LinkState::Dialing {

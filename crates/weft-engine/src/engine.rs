@@ -185,7 +185,7 @@ impl<N: Nic> Engine<N> {
     pub fn shutdown(&mut self) {
         for vci in 0..self.core.vcs.len() {
             let vci = u32::try_from(vci).unwrap_or(u32::MAX);
-            if self.core.vcs[vci as usize].state != VcState::Idle {
+            if !matches!(self.core.vcs[vci as usize].state, VcState::Idle | VcState::Vacant) {
                 self.core.vc_fail(vci, crate::nic::LinkError::Closed);
             }
         }
@@ -340,7 +340,7 @@ impl<N: Nic> Engine<N> {
                 self.dial(vci);
                 true
             }
-            VcState::Connecting(_) | VcState::Greeting(_) => false,
+            VcState::Connecting(_) | VcState::Greeting(_) | VcState::Vacant => false,
             VcState::Up(_) => {
                 let mut moved = kinds.contains(Kinds::DEFERRED) && self.run_deferred(vci);
                 moved |= kinds.contains(Kinds::ACKS) && self.run_acks(vci);

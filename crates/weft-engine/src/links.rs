@@ -17,6 +17,11 @@ use crate::room;
 use crate::vc::{PathCaps, VcState};
 use crate::wire::{Open, PROTOCOL_VERSION, Reader, Short, kind};
 
+/// Most links of peers that may be up and silent. Peers speak as soon as a link is up.
+const MAX_SILENT: usize = 1024;
+/// Most such links of one peer. One that knows us by several names calls under each, before it finds that we are the same.
+const MAX_SILENT_OF_PEER: usize = 8;
+
 /// How often to call again a peer that still believes in an earlier link.
 const REDIAL_LIMIT: u16 = 1000;
 
@@ -105,6 +110,24 @@ impl Core {
         self.link_work.push(LinkWork { link, message, close });
     }
 
+    /// A peer's link is up, and the peer has the word. Whoever opens links and says nothing on them shall not have many.
+    pub(crate) fn expect_words(&mut self, link: LinkId) {
+        let links = &self.links;
+        let slot = |link: LinkId| links.get(link.0 as usize);
+        self.silent
+            .retain(|other| *other != link && slot(*other).is_some_and(|slot| slot.state == LinkState::Incoming));
+        let peer = |link| slot(link).and_then(|slot| slot.rising.as_ref()).map(|rising| rising.up.peer);
+        let newest = peer(link);
+        let mut of_peer = self.silent.iter().copied().filter(|other| peer(*other) == newest);
+        let oldest = of_peer.next().filter(|_| of_peer.count() + 1 >= MAX_SILENT_OF_PEER);
+        let oldest = oldest.or(self.silent.first().copied().filter(|_| self.silent.len() >= MAX_SILENT));
+        self.silent.push(link);
+        if let Some(oldest) = oldest {
+            self.silent.retain(|other| *other != oldest);
+            self.link_drop(oldest);
+        }
+    }
+
     /// Closes a link without a word.
     pub(crate) fn link_drop(&mut self, link: LinkId) {
         self.free_link(link);
@@ -121,7 +144,10 @@ impl Core {
         let Some(rising) = &mut self.link_mut(link).rising else { return Err(Violation) };
         rising.window = window;
         let peer = rising.up.peer;
-        let vci = self.vc_named(&peer);
+        let Some(vci) = self.vc_of_caller(&peer) else {
+            self.link_drop(link);
+            return Ok(());
+        };
         self.link_mut(link).vc = vci;
         let to_self = peer == self.me;
         match self.vcs[vci as usize].state {
@@ -141,7 +167,8 @@ impl Core {
                 self.link_mut(link).state = LinkState::Parked;
                 self.waiting(vci).parked = Some(link);
             }
-            VcState::Greeting(_) | VcState::Up(_) => {
+            // (Nobody is vacant who was found by name.)
+            VcState::Greeting(_) | VcState::Up(_) | VcState::Vacant => {
                 self.free_link(link);
                 self.link_say(link, kind::OPEN_DUP, true);
             }

@@ -153,6 +153,11 @@ impl Xfers {
             .collect()
     }
 
+    /// All of them.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Xfer> {
+        self.slab.iter().map(|(_, xfer)| xfer)
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.slab.len()
     }

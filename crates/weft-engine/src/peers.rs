@@ -10,13 +10,16 @@ use std::hash::BuildHasher;
 use hashbrown::HashTable;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use crate::api::{ADDR_NONE, Addr, Error};
+use crate::api::{ADDR_NONE, Addr, Error, Fault};
 use crate::core::Core;
 use crate::mutant::{Mutant, strikes};
 use crate::name::{EpName, Identity};
 use crate::nic::LinkId;
 use crate::room;
 use crate::vc::{Vc, VcState};
+
+/// So often strangers must have gone (or what they left must have) before it is worth the time to look who has left nothing.
+const SWEEP_AFTER: usize = 64;
 
 /// Virtual connections by the identities of their names.
 #[derive(Default)]
@@ -48,11 +51,24 @@ impl Index {
 
     /// A connection is about to lose its name, by which `now` is to be found.
     fn replace(&mut self, vcs: &[Vc], vci: u32, now: u32) {
+        self.remove(vcs, vci);
+        if let Some(vc) = vcs.get(vci as usize) {
+            self.former.insert(vc.name.identity(), now);
+        }
+    }
+
+    /// A connection is about to lose its name.
+    fn remove(&mut self, vcs: &[Vc], vci: u32) {
         let Some(vc) = vcs.get(vci as usize) else { return };
         if let Ok(entry) = self.by_name.find_entry(hash(&vc.name), |&other| other == vci) {
             entry.remove();
         }
-        self.former.insert(vc.name.identity(), now);
+    }
+
+    /// The peer is forgotten under all its names.
+    fn forget(&mut self, vcs: &[Vc], vci: u32) {
+        self.remove(vcs, vci);
+        self.former.retain(|_, known| *known != vci);
     }
 }
 
@@ -88,18 +104,79 @@ impl Core {
             return vci;
         }
         if strikes(Mutant::StaleEpoch)
-            && let Some(vci) = self.vcs.iter().position(|vc| vc.name.socket_identity() == name.socket_identity())
+            && let Some(vci) = self
+                .vcs
+                .iter()
+                .position(|vc| vc.state != VcState::Vacant && vc.name.socket_identity() == name.socket_identity())
         {
             return u32::try_from(vci).unwrap_or(0);
         }
-        let vci = u32::try_from(self.vcs.len()).unwrap_or(u32::MAX - 1);
         self.contexts |= name.context_index().is_some();
         let mut vc = Vc::new(*name);
         vc.addr = self.book.addr(name).unwrap_or(ADDR_NONE);
-        room::reserve(&mut self.vcs, 1);
-        self.vcs.push(vc);
+        let vci = match self.vacant.pop() {
+            Some(vci) => {
+                self.vcs[vci as usize] = vc;
+                vci
+            }
+            None => {
+                room::reserve(&mut self.vcs, 1);
+                self.vcs.push(vc);
+                u32::try_from(self.vcs.len() - 1).unwrap_or(u32::MAX - 1)
+            }
+        };
         self.index.insert(&self.vcs, vci);
         vci
+    }
+
+    /// The connection for the name of a peer that calls; none if it is a stranger and there are as many as may be.
+    pub(crate) fn vc_of_caller(&mut self, name: &EpName) -> Option<u32> {
+        let max = self.config.max_strangers;
+        let crowded = |core: &Self| core.vcs.len() - core.vacant.len() >= max && core.strangers() >= max;
+        if self.departed >= SWEEP_AFTER || (self.departed > 0 && crowded(self)) {
+            self.forget_the_gone();
+        }
+        if self.index.find(&self.vcs, name).is_none() && self.book.addr(name).is_none() && crowded(self) {
+            return None;
+        }
+        Some(self.vc_named(name))
+    }
+
+    /// Peers in no address vector that are connected, or have left something here.
+    fn strangers(&self) -> usize {
+        self.vcs.iter().filter(|vc| vc.addr == ADDR_NONE && vc.state != VcState::Vacant).count()
+    }
+
+    /// Strangers come and go, as long as an endpoint lives: of those that have left nothing here, nothing is kept.
+    #[cold]
+    fn forget_the_gone(&mut self) {
+        self.departed = 0;
+        let mut gone = self.vcs.iter().map(Vc::is_gone).collect::<Vec<_>>();
+        let mut keep = |vci: u32| {
+            if let Some(gone) = gone.get_mut(vci as usize) {
+                *gone = false;
+            }
+        };
+        self.links.iter().for_each(|link| keep(link.vc));
+        self.active.iter().copied().for_each(&mut keep);
+        self.ops.iter().for_each(|(_, op)| keep(op.vc));
+        self.xfers.iter().for_each(|xfer| keep(xfer.vc));
+        self.by_addr.iter().filter_map(|n| n.checked_sub(1)).for_each(&mut keep);
+        self.by_far_addr.values().copied().for_each(&mut keep);
+        for matcher in [&self.tagged, &self.untagged] {
+            matcher.unexpected.iter().for_each(|(_, message)| keep(message.vc));
+        }
+        for completion in &self.completions {
+            if let Some(Fault::Stranger(vci)) = completion.fault {
+                keep(vci);
+            }
+        }
+        for vci in (0..).zip(gone).filter_map(|(vci, gone)| gone.then_some(vci)) {
+            self.index.forget(&self.vcs, vci);
+            let vc = &mut self.vcs[vci as usize];
+            *vc = Vc { state: VcState::Vacant, ..Vc::new(vc.name) };
+            self.vacant.push(vci);
+        }
     }
 
     pub(crate) fn address_added(&mut self, addr: Addr, name: &EpName) {
@@ -111,7 +188,10 @@ impl Core {
             // A full name that is not known has no connection; looking further would make start-up quadratic.
             None if name.is_full() => None,
             // A stranger's full name may be inserted in its service form.
-            None => self.vcs.iter_mut().find(|vc| vc.name.socket_identity() == name.identity()),
+            None => self
+                .vcs
+                .iter_mut()
+                .find(|vc| vc.state != VcState::Vacant && vc.name.socket_identity() == name.identity()),
         };
         if let Some(vc) = vc
             && vc.addr == ADDR_NONE
@@ -128,7 +208,7 @@ impl Core {
             vc.name.context_index().is_some() && [base.identity(), base.socket_identity()].contains(&name.identity())
         };
         let mut known = false;
-        for vc in self.vcs.iter_mut().filter(|vc| vc.addr == ADDR_NONE && theirs(vc)) {
+        for vc in self.vcs.iter_mut().filter(|vc| vc.addr == ADDR_NONE && vc.state != VcState::Vacant && theirs(vc)) {
             vc.addr = addr;
             known = true;
         }

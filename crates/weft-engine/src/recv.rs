@@ -151,7 +151,9 @@ impl Core {
         match message.body {
             Body::Eager { bytes, ack } => {
                 mem::scatter(&iov, 0, &bytes);
-                if !message.orphan {
+                if message.orphan {
+                    self.departed += 1;
+                } else {
                     self.return_window(vci, bytes.len());
                 }
                 self.received(&info, vci);
@@ -165,6 +167,7 @@ impl Core {
                 self.start_rendezvous(vci, iov, info, op, source, ack);
             }
             Body::Lost { why, .. } => {
+                self.departed += 1;
                 info.stored = 0;
                 let src = self.vcs[vci as usize].addr;
                 self.complete_recv(&info, src, Some(Fault::Link(why)));
@@ -232,7 +235,9 @@ impl Core {
         let Some(message) = self.matcher(tagged).unexpected.remove(key) else { return ADDR_NONE };
         match message.body {
             Body::Eager { bytes, ack } => {
-                if !message.orphan {
+                if message.orphan {
+                    self.departed += 1;
+                } else {
                     self.return_window(message.vc, bytes.len());
                 }
                 if let Some(op) = ack {
@@ -244,7 +249,7 @@ impl Core {
                 *waiting = waiting.saturating_sub(1);
                 self.fin(message.vc, op, Status::Ok, 0);
             }
-            Body::Lost { .. } => {}
+            Body::Lost { .. } => self.departed += 1,
         }
         self.vcs[message.vc as usize].addr
     }

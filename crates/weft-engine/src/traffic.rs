@@ -116,7 +116,7 @@ impl Vc {
     pub(crate) fn close_books(&mut self) -> Tally {
         self.fold();
         let (carried, called) = match self.state {
-            VcState::Idle => (false, false),
+            VcState::Idle | VcState::Vacant => (false, false),
             VcState::Connecting(_) => (false, true),
             VcState::Greeting(_) | VcState::Up(_) => (true, false),
         };
@@ -169,7 +169,7 @@ pub struct PeerReport {
 /// What an engine tells of itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Report {
-    /// Peers that were ever met.
+    /// Numbers of peers that are in use or were ([`Engine::peer_report`]).
     pub peers: u64,
     /// Operations under way.
     pub operations: u64,
@@ -204,9 +204,10 @@ impl<N: Nic> Engine<N> {
         }
     }
 
-    /// The same of the peer with that number (they count from 0 on, in the order in which they were met).
+    /// The same of the peer with that number (they count from 0 on, in the order in which they were met; a stranger
+    /// that went may have left its number to another one).
     pub fn peer_report(&mut self, number: usize) -> Option<PeerReport> {
-        let vc = self.core.vcs.get_mut(number)?;
+        let vc = self.core.vcs.get_mut(number).filter(|vc| vc.state != VcState::Vacant)?;
         vc.fold_much();
         let [sent, received] = vc.flows();
         let (stalls, retries, links_down, calls_failed) = vc.more.as_ref().map_or((0, 0, 0, 0), |more| {
@@ -214,7 +215,7 @@ impl<N: Nic> Engine<N> {
             (stalls, retries, links_ended, calls_failed)
         });
         let state = match vc.state {
-            VcState::Idle => PeerState::Idle,
+            VcState::Idle | VcState::Vacant => PeerState::Idle,
             VcState::Connecting(_) => PeerState::Connecting,
             VcState::Greeting(link) | VcState::Up(link) => PeerState::Up(link),
         };

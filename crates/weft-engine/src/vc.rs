@@ -67,6 +67,8 @@ pub(crate) enum VcState {
     Greeting(LinkId),
     /// Usable.
     Up(LinkId),
+    /// There is no peer: this was the connection of a stranger that went, and its number is free.
+    Vacant,
 }
 
 /// Work that an arrival has caused, in the order in which it arose.
@@ -437,6 +439,12 @@ impl Vc {
                 .waiting
                 .as_ref()
                 .is_none_or(|waiting| waiting.early.is_empty() && waiting.deferred.len() <= DEFERRED_LIMIT)
+    }
+
+    /// Whether this is the connection of a stranger with whom nothing is under way.
+    pub(crate) fn is_gone(&self) -> bool {
+        let idle = self.state == VcState::Idle && self.waiting.is_none() && self.outstanding == 0;
+        self.addr == ADDR_NONE && idle
     }
 
     /// Whether anything waits to be sent.

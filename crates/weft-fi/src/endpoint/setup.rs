@@ -345,6 +345,7 @@ impl Ep {
             // A datagram goes at once or not at all.
             eager_bytes: if self.ty == EpType::Dgram { Some(self.limits.max_msg_bytes) } else { params.eager_bytes },
             max_msg_bytes: self.limits.max_msg_bytes as u64,
+            max_strangers: params.max_unknown_peers,
             matching: setup.matching,
             mr_cache: params.mr_cache_limits(),
             role: self.ty.role(),

@@ -1,0 +1,240 @@
+//! Peers that are in no address vector: what they can make an endpoint hold is bounded, and nothing is kept of those that went.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use weft_engine::Engine;
+use weft_engine::api::{
+    ADDR_NONE, Addr, AddressBook, Completion, Config, Context, Fault, Kind, OpFlags, RecvOp, SendOp,
+};
+use weft_engine::mem::IovList;
+use weft_engine::name::EpName;
+use weft_engine::nic::{LinkId, LinkUp, Nic, Sink};
+use weft_sim::{Fabric, FabricConfig, SimNic};
+
+const LEN: usize = 40;
+
+/// The one address that clients know.
+#[derive(Debug)]
+struct Only(EpName);
+
+impl AddressBook for Only {
+    fn name(&self, addr: Addr) -> Option<EpName> {
+        (addr == 0).then_some(self.0)
+    }
+
+    fn addr(&self, name: &EpName) -> Option<Addr> {
+        self.0.same_endpoint(name).then_some(0)
+    }
+}
+
+/// A server that knows nobody, and those that call it.
+struct World {
+    fabric: Fabric,
+    server: Engine<SimNic>,
+    clients: Vec<Engine<SimNic>>,
+    /// What has completed at the server.
+    done: Vec<Completion>,
+}
+
+impl World {
+    fn new(max_strangers: usize) -> Self {
+        let fabric = Fabric::new(FabricConfig::new(1));
+        let mut server = Engine::new(Config { max_strangers, ..Config::default() }, fabric.nic());
+        server.set_source_errors(true);
+        Self { fabric, server, clients: Vec::new(), done: Vec::new() }
+    }
+
+    /// Another client calls, with a message for the tag.
+    fn call(&mut self, tag: u64) {
+        let mut client = Engine::new(Config::default(), self.fabric.nic());
+        client.bind_book(Arc::new(Only(self.server.name())));
+        let bytes = self.fabric.alloc_filled(client.nic().endpoint(), LEN, u8::try_from(tag % 251).unwrap());
+        let send = SendOp {
+            dest: 0,
+            iov: &IovList::from_slice(&[bytes.iov()]),
+            tag,
+            data: 0,
+            ctx: Context::default(),
+            flags: OpFlags::TAGGED,
+        };
+        client.send(&send).unwrap();
+        self.clients.push(client);
+    }
+
+    /// Until nothing moves.
+    fn settle(&mut self) {
+        let mut idle = 0;
+        while idle < 3 {
+            let mut moved = self.server.progress();
+            self.done.append(self.server.completions());
+            for client in &mut self.clients {
+                moved += client.progress();
+            }
+            idle = if moved > 0 || self.fabric.advance() { 0 } else { idle + 1 };
+        }
+    }
+
+    /// All clients leave; how many messages have left them for good.
+    fn leave(&mut self) -> usize {
+        let done = |client: &mut Engine<SimNic>| client.completions().iter().filter(|c| c.fault.is_none()).count();
+        let sent = self.clients.iter_mut().map(done).sum();
+        self.clients.iter_mut().for_each(Engine::shutdown);
+        self.settle();
+        self.clients.clear();
+        self.settle();
+        sent
+    }
+
+    /// The server receives a message with the tag; who sent it, if the server can tell.
+    fn receive(&mut self, tag: u64) -> Option<EpName> {
+        let buffer = self.fabric.alloc(0, LEN);
+        let iov = IovList::from_slice(&[buffer.iov()]);
+        let ctx = Context { ptr: usize::try_from(tag).unwrap(), ..Context::default() };
+        let recv = RecvOp { src: ADDR_NONE, iov: &iov, tag, ignore: 0, ctx, flags: OpFlags::TAGGED };
+        self.server.recv(&recv).unwrap();
+        let (completions, peers) = self.server.outcome();
+        let done = completions.drain(..).find(|c| c.kind == Kind::Recv)?;
+        let name = match done.fault {
+            Some(Fault::Stranger(number)) => peers.name(number),
+            _ => None,
+        };
+        let bytes = weft_engine::mem::to_vec(&iov);
+        assert_eq!((done.len, bytes), (LEN, vec![u8::try_from(tag % 251).unwrap(); LEN]));
+        self.fabric.free(buffer);
+        name
+    }
+}
+
+#[test]
+fn nothing_is_kept_of_those_that_went() {
+    let mut world = World::new(usize::MAX);
+    for round in 0..100 {
+        let tags = (round * 20..round * 20 + 20).collect::<Vec<_>>();
+        tags.iter().for_each(|tag| world.call(*tag));
+        world.settle();
+        let names = world.clients.iter().map(Engine::name).collect::<Vec<_>>();
+        for (tag, name) in tags.iter().zip(names) {
+            assert!(world.receive(*tag).is_some_and(|source| source.same_endpoint(&name)), "tag {tag}");
+        }
+        assert_eq!(world.leave(), 20);
+        // As many as make it worth looking, and those of one round.
+        let peers = world.server.report().peers;
+        assert!(peers <= 84 + 20, "{peers} peers after round {round}");
+    }
+    assert_eq!(world.server.unexpected_messages(), 0);
+}
+
+#[test]
+fn what_those_have_left_that_went_is_kept() {
+    let mut world = World::new(usize::MAX);
+    let mut names = Vec::new();
+    for tag in 0..500 {
+        world.call(tag);
+        names.push(world.clients[0].name());
+        world.settle();
+        // Each fifth message is received only in the end, when its sender's number would have been another's for long.
+        if tag % 5 != 0 {
+            let _ = world.receive(tag);
+        }
+        assert_eq!(world.leave(), 1);
+    }
+    assert!(world.server.report().peers < 200);
+    for (tag, name) in (0..).zip(names).filter(|(tag, _)| tag % 5 == 0) {
+        assert!(world.receive(tag).is_some_and(|source| source.same_endpoint(&name)), "tag {tag}");
+    }
+}
+
+#[test]
+fn too_many_are_turned_away() {
+    let mut world = World::new(10);
+    (0..30).for_each(|tag| world.call(tag));
+    world.settle();
+    assert_eq!(world.server.unexpected_messages(), 10);
+    let refused = |client: &mut Engine<SimNic>| client.completions().iter().any(|c| c.fault.is_some());
+    assert_eq!(world.clients.iter_mut().filter_map(|client| refused(client).then_some(())).count(), 20);
+    // Those that are known to an address vector are not meant: the client called by the server.
+    world.call(30);
+    let name = world.clients[30].name();
+    world.server.bind_book(Arc::new(Only(name)));
+    world.settle();
+    assert_eq!(world.server.unexpected_messages(), 11);
+    // Who goes makes room; who has left messages does not, before they are received.
+    assert_eq!(world.leave(), 11);
+    (100..110).for_each(|tag| world.call(tag));
+    world.settle();
+    assert_eq!(world.server.unexpected_messages(), 11);
+    for tag in 0..31 {
+        let _ = world.receive(tag);
+    }
+    assert_eq!(world.leave(), 0);
+    (200..220).for_each(|tag| world.call(tag));
+    world.settle();
+    assert_eq!(world.server.unexpected_messages(), 10);
+}
+
+/// A peer's device, and nothing above it.
+#[derive(Default)]
+struct Deaf {
+    up: Vec<LinkId>,
+}
+
+impl Sink for Deaf {
+    fn up(&mut self, link: LinkId, _: LinkUp) {
+        self.up.push(link);
+    }
+
+    fn down(&mut self, link: LinkId, _: weft_engine::nic::LinkError) {
+        self.up.retain(|other| *other != link);
+    }
+
+    fn message(&mut self, _: LinkId, _: &[u8]) {}
+
+    fn place(&mut self, _: LinkId, _: u64, _: u64, _: usize) -> Option<IovList> {
+        None
+    }
+
+    fn placed(&mut self, _: LinkId, _: u64, _: u64, _: usize) {}
+
+    fn done(&mut self, _: LinkId, _: u64, _: Result<(), weft_engine::nic::LinkError>) {}
+
+    fn peer(&self, _: LinkId) -> Option<EpName> {
+        None
+    }
+}
+
+#[test]
+fn who_says_nothing_has_few_links() {
+    let mut world = World::new(usize::MAX);
+    let name = world.server.name();
+    let mut silent = (0..3).map(|_| (world.fabric.nic(), Deaf::default())).collect::<Vec<_>>();
+    for _ in 0..50 {
+        for (nic, _) in &mut silent {
+            nic.connect(&name).unwrap();
+        }
+        for _ in 0..20 {
+            world.server.progress();
+            for (nic, links) in &mut silent {
+                nic.poll(links);
+            }
+            world.fabric.advance();
+        }
+    }
+    assert_eq!(world.fabric.links(0), 3 * 8);
+    assert!(silent.iter().all(|(_, links)| links.up.len() == 8));
+    // Many peers: the oldest link makes room.
+    let mut crowd = (0..1200).map(|_| (world.fabric.nic(), Deaf::default())).collect::<Vec<_>>();
+    for (nic, links) in &mut crowd {
+        nic.connect(&name).unwrap();
+        for _ in 0..10 {
+            world.server.progress();
+            nic.poll(links);
+            world.fabric.advance();
+        }
+    }
+    assert_eq!(world.fabric.links(0), 1024);
+    // And who speaks is heard.
+    world.call(7);
+    world.settle();
+    assert!(world.receive(7).is_some());
+}
