@@ -81,12 +81,25 @@ fn conduct(ranks: &mut [Rank], inbox: &Receiver<(usize, Event)>, deadline: Insta
             Event::Said(ToParent::Result(result)) => measures.extend(result),
             Event::Said(ToParent::Done) => done += 1,
             Event::Said(ToParent::NotOffered(why)) => return Outcome::NotOffered(why),
-            Event::Said(ToParent::Failed(why)) => return Outcome::Failed(format!("rank {rank}: {why}")),
+            Event::Said(ToParent::Failed(why)) => {
+                return gave_up(inbox).unwrap_or_else(|| Outcome::Failed(format!("rank {rank}: {why}")));
+            }
             Event::Said(ToParent::Library(..)) => {}
             Event::Closed => return Outcome::Failed(format!("rank {rank} {}", ranks[rank].last_words())),
         }
     }
     if measures.is_empty() { Outcome::Failed("nothing was measured".to_owned()) } else { Outcome::Measured(measures) }
+}
+
+/// A rank has failed: of that, perhaps, that another one has hung up, which says a moment later that there is nothing to be measured.
+fn gave_up(inbox: &Receiver<(usize, Event)>) -> Option<Outcome> {
+    let end = Instant::now() + Duration::from_millis(500);
+    while let Ok((_, event)) = inbox.recv_timeout(end.saturating_duration_since(Instant::now())) {
+        if let Event::Said(ToParent::NotOffered(why)) = event {
+            return Some(Outcome::NotOffered(why));
+        }
+    }
+    None
 }
 
 /// Tells everybody everybody's addresses. One that cannot be told has ended, which its output will tell.
