@@ -5,7 +5,7 @@
 //! reach what is private to their crates. `cargo test` runs each for [`SECONDS`], `make fuzz MINUTES=60` for longer.
 //!
 //! Stored inputs are in `corpus/<target>/`; each is run first, and its like after it. A target returns what it has *seen*, a number
-//! of its choice: an input with a result that is new is kept, in memory, and with `WEFT_FUZZ_STORE=1` in the corpus, too. So the search
+//! of its choice: an input with a result that is new is kept, in memory, and with `WEFT_FUZZ_STORE=1` in the corpus, too (so many as fit there). So the search
 //! gets deeper without the compiler's help. (`make fuzz` has no need of a nightly compiler.)
 //!
 //! An input that fails is written to `corpus/<target>/failing-*`, where it is run first from then on; one that kills
@@ -25,6 +25,8 @@ use rustix::time::{ClockId, clock_gettime};
 pub const SECONDS: f64 = 1.5;
 /// Longest input.
 const MAX_BYTES: usize = 4096;
+/// Inputs stored for a target: what it tells apart may be without end.
+const MAX_STORED: usize = 256;
 /// Inputs kept in memory.
 const MAX_POOL: usize = 20_000;
 /// One run takes no longer of the processor.
@@ -102,6 +104,7 @@ pub fn fuzz(name: &str, seeds: &[Vec<u8>], mut target: impl FnMut(&[u8]) -> u64)
     let mut random = Random(seed);
     let mut seen = HashSet::new();
     let mut pool = stored(&corpus);
+    let mut room = if store { MAX_STORED.saturating_sub(pool.len()) } else { 0 };
     pool.extend_from_slice(seeds);
     pool.push(Vec::new());
     let known = pool.len();
@@ -130,7 +133,8 @@ pub fn fuzz(name: &str, seeds: &[Vec<u8>], mut target: impl FnMut(&[u8]) -> u64)
         let input = mutate(&pool, &mut random);
         runs += 1;
         if seen.insert(run(&input)) {
-            if store {
+            if room > 0 {
+                room -= 1;
                 let _ = fs::create_dir_all(&corpus)
                     .and_then(|()| fs::write(corpus.join(format!("{:016x}", hash(&input))), &input));
             }
