@@ -158,6 +158,11 @@ impl Attempt {
         if self.stage == Stage::Waiting { self.dial_at_ms.min(self.deadline_ms) } else { self.deadline_ms }
     }
 
+    /// Whether all that is missing is the verdict on this session.
+    pub(super) fn awaits_verdict_on(&self, number: u64) -> bool {
+        self.stage == Stage::Verdict && self.found.as_ref().is_some_and(|found| found.session.0 == number)
+    }
+
     /// Whether the kernel still connects.
     pub(super) fn is_connecting(&self) -> bool {
         self.stage == Stage::Connecting

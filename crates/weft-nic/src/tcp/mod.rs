@@ -186,8 +186,11 @@ pub struct Tcp {
     generation: u32,
     links: Slab<Link>,
     secrets: Secrets,
+    /// Links that have come up, in the order of their sessions' keys.
+    sessions: Vec<u32>,
     halves: Slab<Half>,
-    lingers: Slab<Linger>,
+    /// Links that our side has closed.
+    closed: Vec<u32>,
     /// Links whose connection is being made, for the first time or anew.
     calling: Vec<u32>,
     /// Links that failed outside a poll.
@@ -227,12 +230,30 @@ struct Link {
     session: Option<Box<Session>>,
 }
 
+impl Link {
+    /// What is still to be said, if our side has closed it.
+    fn linger(&self) -> Option<&Linger> {
+        match &self.state {
+            State::Closed(linger) => Some(linger),
+            State::Broken(redial) => redial.closed.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// Whether our side has closed it: the engine knows it no more.
+    fn is_closed(&self) -> bool {
+        self.linger().is_some()
+    }
+}
+
 #[derive(Debug)]
 enum State {
     Calling(Box<Attempt>),
     Up,
     /// The connection broke and is being made anew. Nothing is sent or accepted meanwhile.
     Broken(Box<Redial>),
+    /// Closed by us: the last bytes are on their way.
+    Closed(Box<Linger>),
     /// Could not even be tried; `down` follows in the next poll.
     Failed,
 }
@@ -247,7 +268,6 @@ enum Token {
     Timer,
     Link(u32, u32),
     Half(u32, u32),
-    Linger(u32, u32),
 }
 
 /// Generations take part in tokens with so many bits.
@@ -260,7 +280,6 @@ impl Token {
             Self::Timer => (1, 0, 0),
             Self::Link(index, generation) => (2, index, generation),
             Self::Half(index, generation) => (3, index, generation),
-            Self::Linger(index, generation) => (4, index, generation),
         };
         kind << 56 | u64::from(generation) << 32 | u64::from(index)
     }
@@ -273,8 +292,7 @@ impl Token {
             0 => Self::Listener,
             1 => Self::Timer,
             2 => Self::Link(index, generation),
-            3 => Self::Half(index, generation),
-            _ => Self::Linger(index, generation),
+            _ => Self::Half(index, generation),
         }
     }
 }
@@ -312,8 +330,9 @@ impl Tcp {
             generation: 0,
             links: Slab::new(),
             secrets: Secrets::default(),
+            sessions: Vec::new(),
             halves: Slab::new(),
-            lingers: Slab::new(),
+            closed: Vec::new(),
             calling: Vec::new(),
             failed: Vec::new(),
             dirty: Vec::new(),
@@ -412,7 +431,7 @@ impl Tcp {
         TcpStats {
             receive_calls: self.stage.calls,
             send_calls: self.writer.calls,
-            links: self.links.len(),
+            links: self.links.len() - self.closed.len(),
             half_open: self.halves.len(),
             ..self.stats
         }
@@ -421,7 +440,7 @@ impl Tcp {
     /// What is known of a link.
     #[must_use]
     pub fn describe(&self, link: LinkId) -> Option<TcpLinkInfo> {
-        let link = self.links.get(link.0 as usize)?;
+        let link = self.links.get(link.0 as usize).filter(|link| !link.is_closed())?;
         let socket = link.socket.as_ref();
         Some(TcpLinkInfo {
             local: socket.and_then(|fd| rustix::net::getsockname(fd).ok()?.try_into().ok()),
@@ -535,7 +554,7 @@ impl Tcp {
     #[inline(never)]
     fn poll_sockets<S: Sink>(&mut self, sink: &mut S, reports: bool) -> usize {
         let now_ms = sys::now_ms();
-        let busy = !self.links.is_empty() || !self.halves.is_empty() || !self.lingers.is_empty();
+        let busy = !self.links.is_empty() || !self.halves.is_empty();
         if !reports && !self.pace.due(busy, now_ms) {
             return 0;
         }
@@ -692,28 +711,23 @@ impl Nic for Tcp {
     }
 
     fn close(&mut self, link: LinkId) {
-        let Some(mut link_gone) = self.links.try_remove(link.0 as usize) else { return };
-        self.forget(link.0, &link_gone);
         self.writer.done.retain(|&(id, _)| id != link);
         self.failed.retain(|&(id, _)| id != link.0);
-        if let (State::Up, Some(socket)) = (&link_gone.state, link_gone.socket.take()) {
-            let broken = link_gone.tx.broken;
-            let bytes = if broken { Vec::new() } else { self.writer.farewell(&mut link_gone.tx, &link_gone.rx) };
-            let bytes = self.secrets.finish(link.0, bytes);
-            self.linger(socket, bytes);
+        match self.links.get(link.0 as usize) {
+            Some(gone) if gone.is_closed() => {}
+            Some(Link { state: State::Up | State::Broken(_), .. }) => self.part(link.0),
+            _ => self.retire(link.0),
         }
-        self.secrets.set(link.0, None);
-        self.writer.forget(&mut link_gone.tx);
-        self.stage.recycle(link_gone.rx.rx);
     }
 
     fn drained(&self) -> bool {
         self.writer.done.is_empty()
             && self.links.iter().all(|(_, link)| match link.state {
+                State::Closed(_) => true,
                 State::Broken(_) => link.tx.kept() == 0 && link.tx.pushes() == 0,
                 _ => link.tx.is_empty() || link.tx.broken,
             })
-            && self.lingers.iter().all(|(_, linger)| linger.delivered())
+            && self.closed.iter().all(|&id| self.has_parted(id))
     }
 }
 

@@ -8,7 +8,7 @@
 //! sockets, whatever the number of idle ones. Every portion is bounded: [`super::rx::READ_BUDGET_BYTES`] per link, [`super::EVENTS`] sockets and
 //! [`ACCEPTS`] new connections per poll.
 //!
-//! Invariants: a link ends in [`Tcp::end`] and nowhere else (or in `close`): first its `done`s, then `down`. What ends by itself is reported
+//! Invariants: a link ends in [`Tcp::end`] and nowhere else (or by `close`): first its `done`s, then `down`. What ends by itself is reported
 //! in the next poll: what a peer sends to several endpoints before it closes one of them has come to all by then, if they are polled in turn.
 
 use std::mem::MaybeUninit;
@@ -20,7 +20,6 @@ use weft_engine::mem::IovList;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
 
 use super::connect::{Failure, Found, Half, Source, Step};
-use super::linger::LINGER_CHECK_MS;
 use super::resume::Session;
 use super::{EVENTS, Link, State, Tcp, Token, sys};
 
@@ -220,11 +219,6 @@ impl Tcp {
             match Token::unpack(data) {
                 Token::Link(id, generation) => self.link_event(id, generation, flags, sink, now_ms),
                 Token::Half(index, generation) => self.half_event(index, generation, sink),
-                Token::Linger(index, generation) => {
-                    if self.lingers.get(index as usize).is_some_and(|linger| linger.generation == generation) {
-                        self.linger_event(index);
-                    }
-                }
                 Token::Listener => self.accept(now_ms, sink),
                 Token::Timer => {
                     let mut count = [0; 8];
@@ -250,6 +244,7 @@ impl Tcp {
             }
             State::Calling(_) => self.call(id, sink, now_ms),
             State::Broken(_) => self.call_again(id, now_ms),
+            State::Closed(_) => self.linger_event(id),
             State::Failed => {}
         }
     }
@@ -348,6 +343,9 @@ impl Tcp {
 
     /// A link ends by itself.
     fn end<S: Sink>(&mut self, id: u32, why: LinkError, sink: &mut S) {
+        if self.links.get(id as usize).is_some_and(Link::is_closed) {
+            return self.retire(id);
+        }
         let Some(mut link) = self.links.try_remove(id as usize) else { return };
         self.forget(id, &link);
         self.secrets.set(id, None);
@@ -373,6 +371,9 @@ impl Tcp {
         }
         if let State::Calling(_) | State::Broken(_) = link.state {
             self.calling.retain(|&other| other != id);
+        }
+        if link.session.is_some() {
+            self.sessions.retain(|&other| other != id);
         }
         if let Some(socket) = &link.socket {
             self.unwatch(socket);
@@ -461,11 +462,13 @@ impl Tcp {
         self.stats.links_up += 1;
         if let Some(link) = self.links.get_mut(id as usize) {
             link.state = State::Up;
-            link.session = Some(Box::new(Session::new(found.session, &peer, &self.local, initiator)));
+            let session = Session::new(found.session, &peer, &self.local, initiator);
+            link.session = Some(Box::new(session));
             if let Some(socket) = &link.socket {
                 sys::keep_little_unsent(socket.as_fd());
             }
         }
+        self.enlist(id);
         if self.next_scan_ms == u64::MAX && self.config.dead_peer_ms > 0 {
             self.next_scan_ms = sys::now_ms() + self.scan_ms();
             self.set_timer(self.next_scan_ms);
@@ -630,7 +633,7 @@ impl Tcp {
         self.time_listener(now_ms);
         self.time_calls(sink, now_ms);
         self.time_halves(now_ms);
-        self.time_lingers(now_ms);
+        self.time_closed(now_ms);
         self.time_acks(now_ms);
         if now_ms >= self.next_scan_ms {
             self.scan(sink, now_ms);
@@ -703,26 +706,6 @@ impl Tcp {
                 let owes = link.rx.owes();
                 self.tell(id, owes);
             }
-        }
-    }
-
-    fn time_lingers(&mut self, now_ms: u64) {
-        if self.lingers.is_empty() {
-            return;
-        }
-        let over: Vec<(usize, bool)> = self
-            .lingers
-            .iter()
-            .map(|(index, linger)| (index, now_ms >= linger.deadline_ms || linger.delivered()))
-            .filter(|&(_, over)| over)
-            .collect();
-        for (index, _) in over {
-            if let Ok(index) = u32::try_from(index) {
-                self.end_linger(index);
-            }
-        }
-        if !self.lingers.is_empty() {
-            self.set_timer(now_ms + LINGER_CHECK_MS);
         }
     }
 

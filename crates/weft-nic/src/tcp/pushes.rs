@@ -229,6 +229,11 @@ impl Pushes {
         self.marks.truncate(usize::from(self.segment.is_some()));
     }
 
+    /// The bytes of the segments that have begun and are not acknowledged, and how many bytes of messages stand before the end of the last.
+    pub(super) fn written_bytes(&self) -> (u64, u64) {
+        (self.marks.iter().map(Mark::bytes).sum(), self.marks.back().map_or(0, |mark| mark.after))
+    }
+
     /// Lets go of all; their contexts in order.
     pub(super) fn abandon(&mut self) -> impl Iterator<Item = u64> + use<> {
         std::mem::take(self).list.into_iter().map(|push| push.ctx)

@@ -27,15 +27,17 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use weft_engine::name::EpName;
 use weft_engine::nic::{LinkError, LinkId};
+use weft_engine::room;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::connect::{Failure, Half, Local, answer_body, backoff_ms, fill, say};
+use super::linger::Linger;
 use super::mutant::{Mutant, strikes};
 use super::noise::{self, Noise};
 use super::stream::Keys;
 use super::wire::{self, Answer, Finish, Hello, MAGIC, ReturnVerdict, VERSION};
-use super::{State, Tcp, TcpConfig, Token, sys};
+use super::{Link, State, Tcp, TcpConfig, Token, sys};
 use crate::handshake::{self, Key, Role};
 
 use Failure::{Final, Retry};
@@ -76,6 +78,15 @@ impl Session {
         Self { number, key, ip, ep_id, scope, epoch: 0, port: socket.port(), initiator, near }
     }
 
+    /// By what it is found. The two ends of a link of an endpoint with itself have the same number.
+    fn key(&self) -> u64 {
+        Self::key_of(self.number, self.initiator)
+    }
+
+    fn key_of(number: u64, initiator: bool) -> u64 {
+        number ^ u64::from(initiator)
+    }
+
     /// Where the peer listens.
     fn socket(&self) -> SocketAddr {
         match self.ip.to_ipv4_mapped() {
@@ -110,6 +121,8 @@ pub(super) struct Redial {
     /// A host that is not reached until then is given up.
     until_ms: u64,
     refused_since_ms: Option<u64>,
+    /// Our side has closed the link: what is still to be said.
+    pub(super) closed: Option<Box<Linger>>,
 }
 
 impl Redial {
@@ -127,6 +140,7 @@ impl Redial {
             wake_ms: now_ms + pause_ms,
             until_ms,
             refused_since_ms: None,
+            closed: None,
         }
     }
 
@@ -301,10 +315,18 @@ impl Tcp {
         }
         let now_ms = sys::now_ms();
         let Some(link) = self.links.get_mut(id as usize) else { return false };
-        let (State::Up, Some(session)) = (&link.state, &link.session) else { return false };
+        let Some(session) = &link.session else { return false };
         let patience_ms =
             self.config.resume_ms.max(self.config.dead_peer_ms.saturating_sub(silent_ms) * u64::from(silent_ms > 0));
-        let redial = Redial::new(session, now_ms.saturating_add(patience_ms), now_ms);
+        let mut redial = Redial::new(session, now_ms.saturating_add(patience_ms), now_ms);
+        match std::mem::replace(&mut link.state, State::Failed) {
+            State::Up => {}
+            State::Closed(linger) if now_ms < linger.until_ms => redial.closed = Some(linger),
+            other => {
+                link.state = other;
+                return false;
+            }
+        }
         log::info!("tcp: the connection with {} broke; calling again", session.socket());
         link.state = State::Broken(Box::new(redial));
         self.calling.push(id);
@@ -321,7 +343,13 @@ impl Tcp {
             self.armed -= 1;
         }
         (link.tx.blocked, link.tx.broken, link.tx.unproven, link.tx.holds) = (false, false, false, false);
-        link.rx.rewind();
+        match link.linger() {
+            None => link.rx.rewind(),
+            Some(linger) => {
+                let heeded = linger.heeded;
+                self.stage.recycle(link.rx.rewind_to(heeded));
+            }
+        }
         if let Some(socket) = link.socket.take() {
             self.unwatch(&socket);
         }
@@ -331,8 +359,11 @@ impl Tcp {
     pub(super) fn redial_when_due(&mut self, id: u32, now_ms: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let (State::Broken(redial), Some(session)) = (&mut link.state, &link.session) else { return };
+        if redial.closed.as_ref().is_some_and(|linger| now_ms >= linger.until_ms) {
+            return self.retire(id);
+        }
         if now_ms < redial.wake_ms {
-            let wake_ms = redial.wake_ms;
+            let wake_ms = redial.wake_ms.min(redial.closed.as_ref().map_or(u64::MAX, |linger| linger.until_ms));
             return self.set_timer(wake_ms);
         }
         if redial.stage != Stage::Waiting {
@@ -376,6 +407,9 @@ impl Tcp {
 
     /// The link's end is reported in the next poll.
     fn fail(&mut self, id: u32, why: LinkError) {
+        if self.links.get(id as usize).is_some_and(Link::is_closed) {
+            return self.retire(id);
+        }
         if let Some(link) = self.links.get_mut(id as usize) {
             link.state = State::Failed;
             self.calling.retain(|&other| other != id);
@@ -414,8 +448,17 @@ impl Tcp {
     /// The link has a connection again, on which the peer expects our stream from `position` on.
     fn resumed(&mut self, id: u32, position: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
-        link.state = State::Up;
+        let before = std::mem::replace(&mut link.state, State::Up);
         self.calling.retain(|&other| other != id);
+        self.stats.resumed += 1;
+        let closed = match before {
+            State::Broken(redial) => redial.closed,
+            State::Closed(linger) => Some(linger),
+            _ => None,
+        };
+        if let Some(linger) = closed {
+            return self.part_again(id, linger, position);
+        }
         if let Err(why) = self.writer.rewind(LinkId(id), &mut link.tx, position) {
             return self.fail(id, why);
         }
@@ -423,7 +466,6 @@ impl Tcp {
         if let Some(socket) = &link.socket {
             sys::keep_little_unsent(socket.as_fd());
         }
-        self.stats.resumed += 1;
         if let Some(session) = &link.session {
             log::info!("tcp: there is a connection with {} again", session.socket());
         }
@@ -450,6 +492,10 @@ impl Tcp {
             say(socket, answer.as_bytes()).map_err(|_| LinkError::Gone)?;
             return Ok(Box::new(Returning { link: id, hello: *hello, answer }));
         }
+        if well_formed && here && self.will_know(hello, from_initiator) {
+            // The verdict may have come and not been read: whoever calls does so again.
+            return Err(LinkError::Gone);
+        }
         let refusal = match (well_formed, here) {
             (false, _) => wire::BAD_VERSION,
             (true, false) => wire::NOT_HERE,
@@ -461,14 +507,40 @@ impl Tcp {
         Err(if refusal == wire::BAD_VERSION { LinkError::Protocol } else { LinkError::Denied })
     }
 
+    /// Notes that a link has a session.
+    pub(super) fn enlist(&mut self, id: u32) {
+        let Some(key) = self.session_key(id) else { return };
+        if self.sessions.len() == self.sessions.capacity() {
+            self.sessions.reserve_exact(room::growth(self.sessions.len()));
+        }
+        self.sessions.insert(self.place_of(key), id);
+    }
+
+    fn session_key(&self, id: u32) -> Option<u64> {
+        self.links.get(id as usize)?.session.as_ref().map(|session| session.key())
+    }
+
+    /// Where in [`Tcp::sessions`] a key stands, or would.
+    fn place_of(&self, key: u64) -> usize {
+        self.sessions.partition_point(|&id| self.session_key(id).is_some_and(|other| other < key))
+    }
+
     /// The link that a hello names, which the other side of it made, or we.
     fn session_of(&self, hello: &Hello, from_initiator: bool) -> Option<(u32, &Session)> {
-        let (id, session) = self.links.iter().find_map(|(id, link)| {
-            let session = link.session.as_deref()?;
-            let named = hello.name[..8] == session.number.to_le_bytes() && session.initiator != from_initiator;
-            named.then_some((id, session))
-        })?;
-        Some((u32::try_from(id).ok()?, session))
+        let (number, _) = U64::read_from_prefix(&hello.name).ok()?;
+        let id = *self.sessions.get(self.place_of(Session::key_of(number.get(), !from_initiator)))?;
+        let session = self.links.get(id as usize)?.session.as_deref()?;
+        (session.number == number.get() && session.initiator != from_initiator).then_some((id, session))
+    }
+
+    /// Whether a hello names a link that is coming up, and whose connection broke on the peer's side already.
+    fn will_know(&self, hello: &Hello, from_initiator: bool) -> bool {
+        let Ok((number, _)) = U64::read_from_prefix(&hello.name) else { return false };
+        !from_initiator
+            && self.calling.iter().any(|&id| {
+                let state = self.links.get(id as usize).map(|link| &link.state);
+                matches!(state, Some(State::Calling(attempt)) if attempt.awaits_verdict_on(number.get()))
+            })
     }
 
     /// Checks the proof of who wants to carry a link on. Gives the link and the position from which on our stream is wanted, or what

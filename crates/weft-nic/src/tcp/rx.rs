@@ -143,6 +143,38 @@ impl Intake {
     }
 }
 
+/// How far the stream of the peer had come when our side closed the link.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Heeded {
+    position: u64,
+    /// Bytes to come of the frame at the position.
+    left: usize,
+}
+
+impl Intake {
+    /// What comes from now on is thrown away.
+    pub(super) fn heeded(&self) -> Heeded {
+        let left = match self.rx {
+            Rx::Head { .. } => 0,
+            Rx::Body { have, need, .. } => need - have,
+            Rx::Push { left, .. } => left,
+        };
+        Heeded { position: self.position(), left }
+    }
+
+    /// The connection has broken, and what came since then was thrown away: the stream goes on there, or else it would count as taken.
+    /// Returns where it stood.
+    pub(super) fn rewind_to(&mut self, heeded: Heeded) -> Rx {
+        self.taken = heeded.position;
+        let rx = match heeded.left {
+            0 => Rx::START,
+            // A window that nobody has.
+            left => Rx::Push { window: 0, offset: 0, left, ack_wanted: false },
+        };
+        std::mem::replace(&mut self.rx, rx)
+    }
+}
+
 /// What was found between the frames that go to the sink.
 #[derive(Debug, Default)]
 pub(super) struct Heard {

@@ -76,11 +76,11 @@ impl Secrets {
         self.0.get(&link).map(|secret| Sealed { fd, secret })
     }
 
-    /// A link's connection ends: what is still to be written to the socket for `last` to come last.
-    pub(super) fn finish(&mut self, link: u32, last: Vec<u8>) -> Vec<u8> {
-        match self.0.remove(&link) {
+    /// A link's connection is to end: what is still to be written to the socket for `last` to come last. Nothing else is sent from now on.
+    pub(super) fn finish(&self, link: u32, last: Vec<u8>) -> Vec<u8> {
+        match self.0.get(&link) {
             None => last,
-            Some(secret) => secret.into_inner().finish(&last),
+            Some(secret) => secret.borrow_mut().finish(&last),
         }
     }
 }
@@ -357,7 +357,7 @@ impl Secret {
         Ok(n)
     }
 
-    fn finish(mut self, last: &[u8]) -> Vec<u8> {
+    fn finish(&mut self, last: &[u8]) -> Vec<u8> {
         self.out.drain(..self.out_at);
         self.out_at = 0;
         for piece in last.chunks(RECORD_BYTES) {
@@ -369,7 +369,7 @@ impl Secret {
                 break;
             }
         }
-        self.out
+        std::mem::take(&mut self.out)
     }
 }
 
@@ -403,7 +403,7 @@ mod tests {
         fn wire(&self) -> Sealed<'_> {
             self.secrets.of(0, self.socket.as_fd()).unwrap()
         }
-        fn finish(mut self, last: Vec<u8>) -> (OwnedFd, Vec<u8>) {
+        fn finish(self, last: Vec<u8>) -> (OwnedFd, Vec<u8>) {
             let bytes = self.secrets.finish(0, last);
             (self.socket, bytes)
         }

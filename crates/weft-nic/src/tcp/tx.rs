@@ -110,10 +110,38 @@ impl Tx {
         self.pushes.take().into_iter().flat_map(|mut pushes| pushes.abandon())
     }
 
+    /// A closed link's stream from `position` on; none if that is not there any more, or never was.
+    pub(super) fn end_from(&mut self, position: u64, rest: &Rest) -> Option<Vec<u8>> {
+        let at = (position + rest.bytes.len() as u64).checked_sub(self.others + rest.before)?;
+        let into_rest = usize::try_from(at).ok()?.min(rest.bytes.len());
+        let sent = rest.before + (at - into_rest as u64);
+        if sent > self.kept.head + self.kept.held() as u64 {
+            return None;
+        }
+        self.kept.sent = sent;
+        let (front, back) = self.kept.unsent();
+        Some([&rest.bytes[into_rest..], front, back].concat())
+    }
+
     /// A frame that has begun is neither a message nor finished.
     #[inline]
     fn is_cut(&self) -> bool {
         self.cut_ack.is_some() || self.pushes.as_ref().is_some_and(|pushes| pushes.segment.is_some())
+    }
+}
+
+/// What is left of the pushes of a closed link.
+#[derive(Debug)]
+pub(super) struct Rest {
+    /// The rest of the segment that was under way.
+    bytes: Vec<u8>,
+    /// Bytes of messages before it: of the stream before that, nothing can be said once more.
+    before: u64,
+}
+
+impl Rest {
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
     }
 }
 
@@ -302,17 +330,27 @@ impl Writer {
         Ok(())
     }
 
-    /// Everything that must still leave before a link may be closed, copied: the rest of the frame under way, the messages, an
-    /// acknowledgement, and the goodbye. The link lets go of all pushes.
-    pub(super) fn farewell(&mut self, tx: &mut Tx, rx: &Intake) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(tx.queued() + ACK_BYTES + HEAD_BYTES);
-        if let Some(cut) = tx.cut_ack.take() {
-            bytes.extend_from_slice(&cut.1[cut.0..]);
-        }
-        if let Some((head, payload)) = tx.pushes.as_ref().and_then(|pushes| pushes.rest()) {
+    /// The link is closed: lets go of all pushes, and gives a copy of what has not left of the segment under way.
+    pub(super) fn part(&mut self, tx: &mut Tx) -> Rest {
+        let Some(pushes) = tx.pushes.take() else { return Rest { bytes: Vec::new(), before: tx.kept.head } };
+        let mut bytes = Vec::new();
+        if let Some((head, payload)) = pushes.rest() {
             bytes.extend_from_slice(head);
             sys::append(&mut bytes, &payload);
         }
+        let (written, before) = pushes.written_bytes();
+        tx.others += written;
+        Rest { bytes, before: before.max(tx.kept.head) }
+    }
+
+    /// Everything that must still leave before a closed link's connection may end, copied: the rest of the frame under way, the messages, an
+    /// acknowledgement, and the goodbye.
+    pub(super) fn farewell(&mut self, tx: &mut Tx, rx: &Intake, rest: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(rest.len() + tx.queued() + 2 * ACK_BYTES + HEAD_BYTES);
+        if let Some(cut) = tx.cut_ack.take() {
+            bytes.extend_from_slice(&cut.1[cut.0..]);
+        }
+        bytes.extend_from_slice(rest);
         let (front, back) = tx.kept.unsent();
         bytes.extend_from_slice(front);
         bytes.extend_from_slice(back);
@@ -320,7 +358,6 @@ impl Writer {
             bytes.extend_from_slice(&wire::ack(rx.position()));
         }
         bytes.extend_from_slice(&wire::goodbye());
-        self.forget(tx);
         bytes
     }
 

@@ -170,6 +170,13 @@ impl Net {
         }
     }
 
+    /// Nothing takes long from now on, and little breaks.
+    pub(super) fn calm(&mut self) {
+        self.faults.delays = 0;
+        self.faults.window = self.faults.window.max(60_000);
+        self.faults.budget = self.faults.budget.min(2);
+    }
+
     /// Tells where everything stands.
     pub(super) fn tell(&self) {
         log::trace!("{} net: {:?}\n{:#?}", self.now_ms, self.faults, self.connections);
@@ -177,7 +184,7 @@ impl Net {
 
     /// Connections that either side still has.
     pub(super) fn connections(&self) -> usize {
-        self.connections.len()
+        self.connections.iter().filter(|one| one.ends.iter().any(|end| end.ours.is_some())).count()
     }
 
     fn end(&mut self, fd: RawFd) -> Option<(usize, usize)> {
@@ -210,6 +217,7 @@ impl Net {
         let up_ms = self.now_ms + if late { self.random.below(1500) as u64 } else { 0 };
         let end = |fd, ours| End { fd, ours, reset: false, forsaken: None, said_all: false };
         let ends = [end(fd, Some(ours)), end(UNBORN, None)];
+        log::trace!("{} net: connection {} to port {} by socket {fd}", self.now_ms, self.connections.len(), to.port());
         self.connections.push(Connection { ends, ways: Default::default(), up_ms, to: to.port() });
         Ok(())
     }
@@ -284,7 +292,6 @@ impl Net {
                 moved |= self.take(index, side) | self.carry(index, side);
             }
         }
-        self.connections.retain(|one| one.ends.iter().any(|end| end.ours.is_some()) || one.ends[1].fd == UNBORN);
         moved
     }
 
@@ -462,7 +469,8 @@ impl Net {
         log::trace!("{} net: connection {index} ends for side {side}, unread bytes lost: {unread}", self.now_ms);
         self.note(7 + side as u64);
         let one = &mut self.connections[index];
-        one.ends[side].reset |= unread;
+        // Linux gives what has arrived before a reset if the other side had said all.
+        one.ends[side].reset |= unread && !one.ends[1 - side].said_all;
         one.ends[side].ours = None;
         one.ends[side].forsaken = None;
         one.ways[side].under_way.clear();
@@ -470,11 +478,9 @@ impl Net {
 
     fn unacknowledged(&mut self, fd: RawFd) -> Option<usize> {
         let (index, side) = self.end(fd)?;
-        let one = &self.connections[index];
-        if one.ends[side].ours.is_none() {
-            return Some(0);
-        }
-        Some((one.ways[side].written - one.ways[side].arrived) as usize)
+        let way = &self.connections[index].ways[side];
+        // The end counts as a byte, and is only asked for by whoever has said it.
+        Some((way.written - way.arrived) as usize + usize::from(!way.ended))
     }
 
     fn liveness(&mut self, fd: RawFd) -> Option<Liveness> {

@@ -111,6 +111,11 @@ impl Script {
         bytes
     }
 
+    /// Whether everything has been said, and the pushes are done.
+    fn said(&self) -> bool {
+        self.sent == self.messages.len() && self.done.iter().all(|&done| done)
+    }
+
     /// Whether everything has been said and has come.
     fn over(&self) -> bool {
         self.got == self.messages.len() && self.done.iter().all(|&done| done)
@@ -137,8 +142,10 @@ fn push_bytes(random: &mut Random) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Stays,
-    /// Side 0 or 1 closes it.
+    /// Side 0 or 1 closes it, when everything has come.
     Closed(usize),
+    /// The same, as soon as it has said all, and its pushes are done.
+    Early(usize),
 }
 
 struct Link {
@@ -205,7 +212,7 @@ impl Sink for Book<'_> {
         self.known.remove(&id);
         let one = &mut self.links[link];
         let (twice, expected) = (one.heard_down[side].replace(why).is_some(), one.closed[1 - side]);
-        if twice || !expected || !matches!(why, LinkError::Closed | LinkError::Gone) {
+        if twice || !expected || why != LinkError::Closed {
             self.wrong(format!("link {link} ended: {why}"));
         }
     }
@@ -262,8 +269,12 @@ impl Sink for Book<'_> {
 
     fn done(&mut self, id: LinkId, ctx: u64, result: Result<(), LinkError>) {
         let Some((link, side)) = self.at(id) else { return };
+        let over = self.links[link].closed[1 - side];
         let script = &mut self.links[link].scripts[side];
         let n = ctx as usize;
+        if result == Err(LinkError::Closed) && over {
+            return;
+        }
         if n >= script.pushed || std::mem::replace(&mut script.done[n], true) || result.is_err() {
             return self.wrong(format!("link {link}: push {n} is done: {result:?}"));
         }
@@ -299,6 +310,15 @@ struct World {
     lazy: usize,
     /// Of 1000 rounds so many send it to sleep.
     sleepy: usize,
+}
+
+impl Drop for World {
+    /// A device that has panicked may do so again while it says goodbye.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::mem::forget(std::mem::take(&mut self.nodes));
+        }
+    }
 }
 
 fn cuts(random: &mut Random) -> Cuts {
@@ -394,13 +414,19 @@ impl World {
     /// Some links are closed when everything has been said.
     fn close(&mut self) {
         for link in &mut self.links {
-            let End::Closed(side) = link.end else { continue };
-            if link.closed[side] || !link.scripts.iter().all(Script::over) {
+            let (side, ready) = match link.end {
+                End::Stays => continue,
+                End::Closed(side) => (side, link.scripts.iter().all(Script::over)),
+                End::Early(side) => (side, link.scripts[side].said()),
+            };
+            if link.closed[side] || !ready {
                 continue;
             }
             if let Some(id) = link.ids[side] {
                 let node = &mut self.nodes[link.nodes[side]];
                 link.closed[side] = true;
+                // Its end is waited for no longer than a while.
+                net::with(Net::calm);
                 node.known.remove(&id);
                 node.tcp.close(id);
             }
@@ -448,7 +474,8 @@ impl World {
     fn unfinished(&self) -> Option<String> {
         for (index, link) in self.links.iter().enumerate() {
             for (side, script) in link.scripts.iter().enumerate() {
-                if !script.over() {
+                // Whoever closes early does not listen any more.
+                if !script.over() && link.end != End::Early(1 - side) {
                     let done = script.done.iter().filter(|&&done| done).count();
                     return Some(format!(
                         "link {index} from side {side}: {} of {} messages came, {} were sent, {done} of {} pushes are done, {} were begun",
@@ -460,7 +487,7 @@ impl World {
                     ));
                 }
             }
-            if let End::Closed(side) = link.end
+            if let End::Closed(side) | End::Early(side) = link.end
                 && !(link.closed[side] && link.heard_down[1 - side].is_some())
             {
                 return Some(format!("link {index} has not ended"));
@@ -483,9 +510,10 @@ impl World {
             };
             expect("links", tcp.links.len(), ends);
             expect("half-open connections", tcp.halves.len(), 0);
-            expect("lingering sockets", tcp.lingers.len(), 0);
+            expect("closed links", tcp.closed.len(), 0);
             expect("calls", tcp.calling.len(), 0);
             expect("secrets", tcp.secrets.len(), if tcp.config.encrypt { ends } else { 0 });
+            expect("sessions", tcp.sessions.len(), ends);
             expect("acknowledgements owed", tcp.owing.len(), 0);
             expect("writability watched", tcp.armed, 0);
             expect("links to be flushed", tcp.dirty.len(), 0);
@@ -543,7 +571,8 @@ impl Link {
         let to = (from + 1 + random.below(nodes - 1)) % nodes;
         let script = |side: u64, random: &mut Random| Script::draw(2 * index as u64 + side, bulk, random);
         let scripts = [script(0, random), script(1, random)];
-        let end = [End::Stays, End::Stays, End::Closed(0), End::Closed(1)][random.below(4)];
+        let ends = [End::Stays, End::Stays, End::Closed(0), End::Closed(1), End::Early(0), End::Early(1)];
+        let end = ends[random.below(ends.len())];
         Self { nodes: [from, to], ids: [None; 2], scripts, end, closed: [false; 2], heard_down: [None; 2] }
     }
 }
