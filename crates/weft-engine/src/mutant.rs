@@ -40,11 +40,21 @@ pub enum Mutant {
     DropUncounted,
     DropUntold,
     LossTold,
+    ThresholdTwice,
+    ThresholdEarly,
+    ThresholdsUnordered,
+    CancelledStarts,
+    ActLost,
+    LaneOvertaken,
+    PoisonForgotten,
+    ErrorsUncounted,
+    ArmedLate,
+    CancelBlocks,
 }
 
 impl Mutant {
     /// All.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 43] = [
         Self::CreditLost,
         Self::CreditTwice,
         Self::IgnoreSwapped,
@@ -78,6 +88,16 @@ impl Mutant {
         Self::DropUncounted,
         Self::DropUntold,
         Self::LossTold,
+        Self::ThresholdTwice,
+        Self::ThresholdEarly,
+        Self::ThresholdsUnordered,
+        Self::CancelledStarts,
+        Self::ActLost,
+        Self::LaneOvertaken,
+        Self::PoisonForgotten,
+        Self::ErrorsUncounted,
+        Self::ArmedLate,
+        Self::CancelBlocks,
     ];
 }
 

@@ -26,6 +26,8 @@ use std::collections::{BTreeMap, VecDeque};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use crate::mutant::{Mutant, strikes};
+
 /// What a counter says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Level {
@@ -243,7 +245,7 @@ impl<C: Counter, A, M> Programs<C, A, M> {
                 Turn::Program(number) => {
                     let Some(entry) = self.all.get_mut(&number) else { continue };
                     let Some(Task::Act { lane, .. }) = entry.tasks.last() else { continue };
-                    if let Some(stalled) = self.lanes.get_mut(lane) {
+                    if let Some(stalled) = self.lanes.get_mut(lane).filter(|_| !strikes(Mutant::LaneOvertaken)) {
                         stalled.queue.push_back(number);
                     } else if let Some(act) = self.take_act(number) {
                         return Some(act);
@@ -271,6 +273,9 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         if running.cancelled {
             self.resume_lane(running.lane);
             return self.finish(running.program, End::Cancelled);
+        }
+        if strikes(Mutant::ActLost) {
+            return self.finish(running.program, End::Done);
         }
         if let Some(entry) = self.all.get_mut(&running.program) {
             entry.tasks.push(Task::Act { lane: running.lane, act });
@@ -308,6 +313,7 @@ impl<C: Counter, A, M> Programs<C, A, M> {
                     cancelled.running = Some(number);
                     cancelled.count -= 1;
                 }
+                _ if strikes(Mutant::CancelledStarts) => {}
                 _ => {
                     self.leave(number);
                     self.finish(number, End::Cancelled);
@@ -420,16 +426,29 @@ impl<C: Counter, A, M> Programs<C, A, M> {
                 self.waits.remove(&counter);
                 return;
             };
-            let level = waits.counter.arm(lowest);
-            if level.errors > 0 && waits.delicate > 0 {
+            let mut level = waits.counter.arm(lowest.saturating_add(u64::from(strikes(Mutant::ArmedLate))));
+            if strikes(Mutant::ErrorsUncounted) {
+                level.errors = 0;
+            }
+            let early = u64::from(strikes(Mutant::ThresholdEarly));
+            if level.errors > 0 && waits.delicate > 0 && !strikes(Mutant::PoisonForgotten) {
                 self.poison(counter, level.successes);
             }
             let Some(waits) = self.waits.get_mut(&counter) else { return };
             let before = waits.queue.len();
-            while let Some(first) = waits.queue.first_entry().filter(|first| first.key().0 <= level.total()) {
+            while let Some(first) =
+                waits.queue.first_entry().filter(|first| first.key().0 <= level.total().saturating_add(early))
+            {
                 let ((_, number), errors) = first.remove_entry();
                 waits.delicate -= usize::from(errors == Errors::Poison);
-                moving.push_back(number);
+                if strikes(Mutant::ThresholdsUnordered) {
+                    moving.push_front(number)
+                } else {
+                    moving.push_back(number)
+                }
+                if strikes(Mutant::ThresholdTwice) {
+                    moving.push_back(number);
+                }
             }
             // Once nobody is set free, those who are left wait for more than the level that was seen after arming. If the
             // first has just gone, the counter is not armed for the next yet.
@@ -463,7 +482,7 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         match (entry.waiting, entry.tasks.last()) {
             (Some((counter, threshold)), _) => self.leave_counter(number, counter, threshold),
             // Whoever comes next must not wait behind one that has gone.
-            (_, Some(&Task::Act { lane, .. })) => self.resume_lane(lane),
+            (_, Some(&Task::Act { lane, .. })) if !strikes(Mutant::CancelBlocks) => self.resume_lane(lane),
             _ => {}
         }
     }

@@ -187,6 +187,12 @@ impl Cluster {
         self.nodes.get(rank).and_then(Option::as_ref).is_some_and(|node| node.still_until_ns > now_ns)
     }
 
+    /// Whether its last round moved something or met a full device, or somebody has called its engine since.
+    #[must_use]
+    pub fn stirred(&self, rank: usize) -> bool {
+        self.nodes.get(rank).and_then(Option::as_ref).is_some_and(|node| node.touched)
+    }
+
     /// The fabric.
     #[must_use]
     pub fn fabric(&self) -> &Fabric {

@@ -5,7 +5,9 @@
 //! buffer as soon as the operation lets go of it, so that a late access is noticed.
 
 mod atomic;
+mod barrier;
 mod datagram;
+pub(crate) mod program;
 
 use weft_engine::api::{
     ADDR_NONE, Access, Completion, Config, Error, Fault, Kind, OpFlags, RecvOp, Region, RmaIov, RmaOp, SendOp,
@@ -21,9 +23,14 @@ use crate::rng::Stream;
 use crate::trace::What;
 
 pub use atomic::{Atomic, COUNTERS, SLOT_BYTES};
+pub use barrier::{ANY_TAG, Signals};
+pub use program::{FREE_COUNTER, Job, ProgramStats, RANK_COUNTERS, Task};
 
 /// Turns after which a run that has not come to rest is called a hang.
 const PATIENCE_TURNS: usize = 200_000;
+
+/// Every message: without a tag, with any.
+const ALL_TAGS: [Option<(u64, u64)>; 2] = [None, Some((0, u64::MAX))];
 
 /// A send to be posted.
 #[derive(Clone, Debug, Default)]
@@ -130,6 +137,10 @@ pub struct Harness {
     /// By rank.
     windows_of: Vec<Vec<usize>>,
     lost: u64,
+    /// By rank, where programs are allowed.
+    queues: Vec<Option<program::Queue>>,
+    barriers: Vec<barrier::Barrier>,
+    program_stats: ProgramStats,
 }
 
 impl Harness {
@@ -143,7 +154,18 @@ impl Harness {
     #[must_use]
     pub fn of(cluster: Cluster) -> Self {
         let windows_of = vec![Vec::new(); cluster.ranks()];
-        Self { cluster, oracle: Oracle::new(), tamper: None, windows: Vec::new(), windows_of, lost: 0 }
+        let queues = (0..cluster.ranks()).map(|_| None).collect();
+        Self {
+            cluster,
+            oracle: Oracle::new(),
+            tamper: None,
+            windows: Vec::new(),
+            windows_of,
+            lost: 0,
+            queues,
+            barriers: Vec::new(),
+            program_stats: ProgramStats::default(),
+        }
     }
 
     /// The cluster.
@@ -378,16 +400,24 @@ impl Harness {
         self.cluster.fabric().record(What::Post, rank, op as u64, len as u64, &[u8::from(accepted)]);
     }
 
-    /// Hands a rank's completions to the oracle, and frees what they free.
+    /// Hands a rank's completions to the oracle, frees what they free, and performs what they set free.
     pub fn absorb(&mut self, rank: usize) {
-        absorb(&mut self.cluster, &mut self.oracle, self.tamper.as_mut(), rank);
+        absorb(&mut self.cluster, &mut self.oracle, self.tamper.as_mut(), self.queues[rank].as_mut(), rank);
+        self.run_programs(rank);
     }
 
     /// One turn of the cluster.
     pub fn turn(&mut self) -> Turn {
-        let Self { cluster, oracle, tamper, .. } = self;
+        let Self { cluster, oracle, tamper, queues, .. } = self;
         oracle.now_ns = cluster.fabric().now_ns();
-        cluster.turn(|cluster, rank| absorb(cluster, oracle, tamper.as_mut(), rank))
+        let turn = cluster.turn(|cluster, rank| {
+            let mut queue = queues[rank].as_mut();
+            absorb(cluster, oracle, tamper.as_mut(), queue.as_deref_mut(), rank);
+            if let Some(queue) = queue {
+                queue.progressed(cluster, rank, oracle);
+            }
+        });
+        self.run_all(turn)
     }
 
     /// Turns until nothing moves any more; an error if that does not happen.
@@ -436,6 +466,8 @@ impl Harness {
             self.oracle.broke(rank, other);
         }
         self.oracle.died(rank);
+        self.queues[rank] = None;
+        self.oracle.programs_gone(rank);
     }
 
     /// Kills a rank.
@@ -473,7 +505,10 @@ impl Harness {
         self.cluster.fabric().heal();
         let mut wrong = Vec::new();
         wrong.extend(self.settle().err());
-        wrong.extend(self.receive_everything().err());
+        if self.queues.iter().any(Option::is_some) {
+            wrong.extend(self.finish_programs().err());
+        }
+        wrong.extend(self.receive_everything(&ALL_TAGS).err());
         let datagrams = self.oracle.datagrams();
         wrong.extend(if datagrams { self.converse_by_datagrams() } else { self.converse() }.err());
         for rank in self.cluster.living() {
@@ -510,14 +545,14 @@ impl Harness {
                 if posted == Err(Error::Again) {
                     // The queue may be as short as one operation.
                     self.settle()?;
-                    self.receive_everything()?;
+                    self.receive_everything(&ALL_TAGS)?;
                     posted = self.send(*rank, other, &send);
                 }
                 sent.push(posted.map_err(|error| format!("rank {rank} cannot send to {other} after all: {error}"))?);
             }
         }
         self.settle()?;
-        self.receive_everything()?;
+        self.receive_everything(&ALL_TAGS)?;
         match sent.iter().find(|op| !matches!(self.oracle.record(**op), Record::Send(send) if send.end == Some(Ok(()))))
         {
             Some(op) => {
@@ -527,8 +562,8 @@ impl Harness {
         }
     }
 
-    /// Posts receives that take anything until all messages that will ever come have come.
-    fn receive_everything(&mut self) -> Result<(), String> {
+    /// Posts receives for untagged messages (`None`), and tags with bits to ignore, until all of these that will ever come have come.
+    fn receive_everything(&mut self, tags: &[Option<(u64, u64)>]) -> Result<(), String> {
         let mut before = usize::MAX;
         for rank in self.cluster.living() {
             for op in self.oracle.reserved(rank) {
@@ -539,7 +574,7 @@ impl Harness {
         loop {
             let mut missing = 0;
             for rank in self.cluster.living() {
-                missing += self.receive_all(rank, false) + self.receive_all(rank, true);
+                missing += tags.iter().map(|tag| self.receive_all(rank, *tag)).sum::<usize>();
             }
             // Where links broke, some never come.
             if missing == 0 || missing == before {
@@ -550,15 +585,14 @@ impl Harness {
         }
     }
 
-    /// Posts as many receives for everything as there are messages; returns how many that is.
-    fn receive_all(&mut self, rank: usize, tagged: bool) -> usize {
-        let missing = self.oracle.undelivered(rank, tagged);
+    /// Posts as many receives for this as there are messages; returns how many that is.
+    fn receive_all(&mut self, rank: usize, tag: Option<(u64, u64)>) -> usize {
+        let missing = self.oracle.undelivered(rank, tag);
         if missing == 0 {
             return 0;
         }
         let len = self.oracle.longest_undelivered(rank).max(1);
-        let mut old = self.oracle.posted(rank);
-        let tag = tagged.then_some((0, u64::MAX));
+        let mut old = self.own_receives(rank);
         let all = Recv { tag, len, ..Recv::default() };
         for _ in 0..missing {
             while self.recv(rank, &all) == Err(Error::Again) {
@@ -613,7 +647,13 @@ impl Harness {
     }
 }
 
-fn absorb(cluster: &mut Cluster, oracle: &mut Oracle, tamper: Option<&mut Tamper>, rank: usize) {
+fn absorb(
+    cluster: &mut Cluster,
+    oracle: &mut Oracle,
+    tamper: Option<&mut Tamper>,
+    mut queue: Option<&mut program::Queue>,
+    rank: usize,
+) {
     let mut batch = cluster.take_completions(rank);
     if let Some(tamper) = tamper {
         tamper(rank, &mut batch);
@@ -625,6 +665,9 @@ fn absorb(cluster: &mut Cluster, oracle: &mut Oracle, tamper: Option<&mut Tamper
         cluster.fabric().record(What::Complete, rank, c.ctx.ptr as u64, kind, &line);
         if let Some(buffer) = oracle.completed(rank, &c, src) {
             cluster.fabric().free(buffer);
+        }
+        if let Some(queue) = queue.as_deref_mut() {
+            queue.completed(rank, &c, oracle);
         }
     }
     oracle.batch_ended();

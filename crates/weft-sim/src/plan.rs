@@ -28,12 +28,14 @@ pub enum Act {
     Read,
     /// An atomic operation of any form.
     Atomic,
+    /// Work that waits for counters, in all that belongs to it; barriers of such work.
+    Program,
 }
 
 impl Act {
     /// All.
-    pub const ALL: [Self; 7] =
-        [Self::Send, Self::Recv, Self::Peek, Self::Cancel, Self::Write, Self::Read, Self::Atomic];
+    pub const ALL: [Self; 8] =
+        [Self::Send, Self::Recv, Self::Peek, Self::Cancel, Self::Write, Self::Read, Self::Atomic, Self::Program];
 
     /// As the command line names it.
     #[must_use]
@@ -46,6 +48,7 @@ impl Act {
             Self::Write => "write",
             Self::Read => "read",
             Self::Atomic => "atomic",
+            Self::Program => "program",
         }
     }
 }
@@ -188,7 +191,7 @@ mod tests {
         let acts = plan.acts.without(Act::Peek);
         let plan = Plan { acts, ..plan };
         let text = "--seed 5 --ranks 3 --minutes 0.025 --faults none --endpoints dgram --ops 17 \
-                    --do send,recv,cancel,write,read,atomic";
+                    --do send,recv,cancel,write,read,atomic,program";
         assert_eq!(plan.to_string(), text);
         assert_eq!(acts.to_string().parse(), Ok(acts));
         assert!("send,sent".parse::<Acts>().is_err());

@@ -10,7 +10,7 @@
 use crate::cluster::Cluster;
 use crate::config::FabricConfig;
 use crate::fabric::Stats;
-use crate::harness::Harness;
+use crate::harness::{Harness, ProgramStats};
 use crate::hazard::Hazard;
 use crate::oracle::DEATH_BOUND_NS;
 use crate::plan::Plan;
@@ -31,6 +31,8 @@ pub struct Report {
     pub hash: u128,
     /// What went through the fabric.
     pub stats: Stats,
+    /// What became of programs.
+    pub programs: ProgramStats,
     /// Operations accepted.
     pub accepted: usize,
     /// Operations refused with `Again`.
@@ -83,6 +85,7 @@ pub fn run_with(plan: &Plan, prepare: impl FnOnce(&mut Harness)) -> Report {
     let fabric = workload.harness().cluster().fabric().clone();
     Report {
         wrong,
+        programs: workload.harness().program_stats(),
         hash: fabric.trace_hash(),
         stats: fabric.stats(),
         accepted: workload.accepted,

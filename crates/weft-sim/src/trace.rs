@@ -49,6 +49,8 @@ pub enum What {
     Register,
     /// A registration ended.
     Deregister,
+    /// An act of a program was performed, or tried.
+    Act,
     /// Free for tests.
     Note,
 }

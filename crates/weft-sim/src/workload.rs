@@ -4,6 +4,7 @@
 //! does it through the [`Harness`].
 
 mod datagram;
+mod program;
 
 use weft_engine::Role;
 use weft_engine::amo::{Amo, Class, Form, OPS, Op as What, TYPES, Type};
@@ -12,7 +13,7 @@ use weft_engine::mrcache::Limits;
 
 use crate::config::FabricConfig;
 use crate::endpoints::Endpoints;
-use crate::harness::{Atomic, COUNTERS, Harness, Recv, Rma, SLOT_BYTES, Send, random_pieces};
+use crate::harness::{ANY_TAG, Atomic, COUNTERS, Harness, Recv, Rma, SLOT_BYTES, Send, random_pieces};
 use crate::hazard::Hazard;
 use crate::oracle::{ID_BYTES, Op, Record};
 use crate::plan::{Act, Plan};
@@ -22,6 +23,9 @@ use crate::rng::{Entity, Stream};
 const ROOM_BYTES: usize = 20_100;
 /// The longest message.
 const LONGEST_BYTES: usize = 1 << 20;
+
+/// Tasks that a rank may have waiting.
+const MOST_TASKS: usize = 120;
 
 /// The engine's configuration of a run: `starved`, if its windows and queues may be as small as can be.
 #[must_use]
@@ -153,6 +157,9 @@ impl Workload {
         if let Some(engine) = self.harness.cluster().engine(rank) {
             engine.set_min_multi_recv(min);
         }
+        if self.plan.acts.has(Act::Program) && self.plan.endpoints == Endpoints::Rdm {
+            self.harness.allow_programs(rank, MOST_TASKS);
+        }
     }
 
     /// Every rank does some things, or nothing.
@@ -163,13 +170,14 @@ impl Workload {
             }
             for _ in 0..self.rngs[rank].index(4) {
                 let act = match self.rngs[rank].index(100) {
-                    0..40 => Act::Send,
-                    40..72 => Act::Recv,
-                    72..80 => Act::Peek,
-                    80..84 => Act::Cancel,
-                    84..89 => Act::Write,
-                    89..94 => Act::Read,
-                    _ => Act::Atomic,
+                    0..36 => Act::Send,
+                    36..65 => Act::Recv,
+                    65..72 => Act::Peek,
+                    72..76 => Act::Cancel,
+                    76..81 => Act::Write,
+                    81..86 => Act::Read,
+                    86..92 => Act::Atomic,
+                    _ => Act::Program,
                 };
                 let act = if self.plan.endpoints == Endpoints::Dgram { Self::datagram_act(act) } else { act };
                 if self.done < self.plan.ops && self.plan.acts.has(act) {
@@ -199,6 +207,7 @@ impl Workload {
             Act::Write => self.rma(rank, true),
             Act::Read => self.rma(rank, false),
             Act::Atomic => self.atomic(rank),
+            Act::Program => self.program(rank),
         };
         match result {
             Ok(()) => self.accepted += 1,
@@ -219,6 +228,11 @@ impl Workload {
     }
 
     fn send(&mut self, rank: usize) -> Result<(), Error> {
+        let (dest, send) = self.draw_send(rank);
+        self.harness.send(rank, dest, &send).map(drop)
+    }
+
+    fn draw_send(&mut self, rank: usize) -> (usize, Send) {
         let mut len = self.len(rank);
         let data = self.data(rank);
         let rng = &mut self.rngs[rank];
@@ -244,18 +258,22 @@ impl Workload {
             }
         }
         let tag = rng.chance(600).then(|| rng.below(4));
-        let send = Send { tag, data, len, flags, pieces: random_pieces(rng, len) };
-        self.harness.send(rank, dest, &send).map(drop)
+        (dest, Send { tag, data, len, flags, pieces: random_pieces(rng, len) })
     }
 
     fn criteria(&mut self, rank: usize) -> Recv {
         let rng = &mut self.rngs[rank];
         let src = rng.chance(500).then(|| *rng.pick(&self.begun));
-        let tag = rng.chance(600).then(|| (rng.below(4), *rng.pick(&[0, 0, 1, 3, u64::MAX])));
+        let tag = rng.chance(600).then(|| (rng.below(4), *rng.pick(&[0, 0, 1, 3, ANY_TAG])));
         Recv { src, tag, ..Recv::default() }
     }
 
     fn recv(&mut self, rank: usize) -> Result<(), Error> {
+        let recv = self.draw_recv(rank);
+        self.harness.recv(rank, &recv).map(drop)
+    }
+
+    fn draw_recv(&mut self, rank: usize) -> Recv {
         let short = self.len(rank);
         let mut recv = self.criteria(rank);
         let rng = &mut self.rngs[rank];
@@ -269,7 +287,7 @@ impl Workload {
         } else {
             recv.pieces = random_pieces(rng, recv.len);
         }
-        self.harness.recv(rank, &recv).map(drop)
+        recv
     }
 
     fn peek(&mut self, rank: usize) -> Result<(), Error> {
@@ -293,7 +311,7 @@ impl Workload {
     }
 
     fn cancel(&mut self, rank: usize) {
-        let posted = self.harness.oracle().posted(rank);
+        let posted = self.harness.own_receives(rank);
         if !posted.is_empty() {
             let op = *self.rngs[rank].pick(&posted);
             self.harness.cancel(op);
@@ -301,6 +319,13 @@ impl Workload {
     }
 
     fn rma(&mut self, rank: usize, write: bool) -> Result<(), Error> {
+        let Some((window, rma)) = self.draw_rma(rank, write) else { return Ok(()) };
+        let harness = &mut self.harness;
+        if write { harness.write(rank, window, &rma).map(drop) } else { harness.read(rank, window, &rma).map(drop) }
+    }
+
+    /// An operation on a window, if there is room in it.
+    fn draw_rma(&mut self, rank: usize, write: bool) -> Option<(usize, Rma)> {
         let len = self.len(rank);
         let data = self.data(rank).filter(|_| write);
         let rng = &mut self.rngs[rank];
@@ -308,7 +333,7 @@ impl Workload {
         let size = self.harness.windows()[window].memory.len();
         let offset = if write { self.cursors[window] } else { rng.index(size - len) };
         if offset + len > size {
-            return Ok(());
+            return None;
         }
         let mut rma = Rma { offset, data, pieces: random_pieces(rng, len), ..Rma::default() };
         let first = if rng.chance(300) { rng.between(0, len) } else { len };
@@ -326,20 +351,24 @@ impl Workload {
         }
         if write {
             self.cursors[window] += len;
-            self.harness.write(rank, window, &rma).map(drop)
-        } else {
-            self.harness.read(rank, window, &rma).map(drop)
         }
+        Some((window, rma))
     }
 
     fn atomic(&mut self, rank: usize) -> Result<(), Error> {
+        let Some((window, atomic)) = self.draw_atomic(rank) else { return Ok(()) };
+        self.harness.atomic(rank, window, &atomic).map(drop)
+    }
+
+    /// An operation on an atomic window, if there is one of the kind that was drawn.
+    fn draw_atomic(&mut self, rank: usize) -> Option<(usize, Atomic)> {
         let data = self.data(rank);
         let rng = &mut self.rngs[rank];
         let window = self.harness.windows_of(*rng.pick(&self.begun))[2];
         let access = self.harness.windows()[window].access;
         let counts = rng.chance(500);
         let amo = if counts { Some(count(rng)) } else { any_amo(rng) };
-        let Some(amo) = amo else { return Ok(()) };
+        let amo = amo?;
         let size = amo.ty().size();
         let room = if counts { COUNTERS } else { SLOT_BYTES / size };
         let numbers = if rng.chance(700) { 1 + rng.index(4) } else { 1 + rng.index(room) }.min(room);
@@ -365,8 +394,8 @@ impl Workload {
         // A failure of what nobody waits for has no name.
         let fails = spoil.is_some() || !allows(access, amo);
         flags.set(OpFlags::QUIET, !fails && rng.chance(150));
-        let atomic = Atomic { amo, offset, remote, sources, data, flags, pieces: random_pieces(rng, len), spoil };
-        self.harness.atomic(rank, window, &atomic).map(drop)
+        let pieces = random_pieces(rng, len);
+        Some((window, Atomic { amo, offset, remote, sources, data, flags, pieces, spoil }))
     }
 }
 

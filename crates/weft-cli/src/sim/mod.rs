@@ -63,7 +63,7 @@ pub(crate) struct FaultOptions {
     /// Only so many operations of each run.
     #[arg(long)]
     ops: Option<usize>,
-    /// Only these kinds of operations: send, recv, peek, cancel, write, read, atomic.
+    /// Only these kinds of operations: send, recv, peek, cancel, write, read, atomic, program.
     #[arg(long = "do", value_name = "KINDS")]
     acts: Option<Acts>,
     /// How many runs at a time; without it, as many as there are processors.

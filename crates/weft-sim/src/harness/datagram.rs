@@ -1,6 +1,6 @@
 //! The end of a run with datagrams: what must arrive after all, and what may be missing.
 
-use crate::harness::{Harness, Send};
+use crate::harness::{ALL_TAGS, Harness, Send};
 use crate::oracle::{ID_BYTES, Record, describe};
 
 /// Bytes of a datagram that must arrive, and what it takes of its receiver's window.
@@ -32,7 +32,7 @@ impl Harness {
                 self.settle()?;
             }
         }
-        self.receive_everything()?;
+        self.receive_everything(&ALL_TAGS)?;
         let missing =
             |op: &&usize| matches!(self.oracle.record(**op), Record::Send(send) if send.received_by.is_none());
         let wrong = |op| format!("nothing stands in its way, and yet lost: {}", describe(self.oracle.record(op)));

@@ -11,6 +11,7 @@
 mod atomic;
 mod datagram;
 mod matching;
+pub(crate) mod program;
 mod rma;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +21,7 @@ use weft_engine::nic::LinkError;
 
 use crate::memory::Buffer;
 pub use atomic::AtomicRecord;
+pub use program::{Change, Origin};
 pub use rma::RmaRecord;
 
 /// What buffers hold before anything is received into them.
@@ -268,6 +270,8 @@ pub struct Oracle {
     events: BTreeMap<(usize, u64, bool), usize>,
     /// What atomic operations make of the slots, by region.
     models: BTreeMap<u64, Vec<u8>>,
+    /// What waits for counters.
+    pub(crate) deferred: program::Deferred,
 }
 
 impl Oracle {
@@ -283,6 +287,12 @@ impl Oracle {
         self.ops.push(Record::Refused);
         self.posted_ns.push(self.now_ns);
         self.ops.len() - 1
+    }
+
+    /// The number that [`Oracle::number`] will give next.
+    #[must_use]
+    pub(crate) fn next(&self) -> Op {
+        self.ops.len()
     }
 
     /// Enters what was accepted under a number.
@@ -453,13 +463,14 @@ impl Oracle {
         self.wanted_by(rank).filter(|(_, record)| holds(record)).map(|(op, _)| op).collect()
     }
 
-    /// Messages sent to a rank that are neither received nor thrown away, tagged or not.
+    /// Messages sent to a rank that are neither received nor thrown away: untagged ones, or those with this tag but for bits to ignore.
     #[must_use]
-    pub fn undelivered(&self, rank: usize, tagged: bool) -> usize {
-        let sent = self.sent_to(rank).filter(|(_, send)| send.tag.is_some() == tagged).count();
+    pub fn undelivered(&self, rank: usize, tag: Option<(u64, u64)>) -> usize {
+        let wanted = |got: Option<u64>| Criteria { src: None, tag }.accept(rank, got);
+        let sent = self.sent_to(rank).filter(|(_, send)| wanted(send.tag)).count();
         let taken = self.wanted_by(rank).map(|(_, record)| match record {
-            Record::Recv(recv) if recv.want.tag.is_some() == tagged => recv.got.len(),
-            Record::Peek(peek) if peek.want.tag.is_some() == tagged => usize::from(peek.discarded),
+            Record::Recv(recv) if wanted(recv.want.tag.map(|(tag, _)| tag)) => recv.got.len(),
+            Record::Peek(peek) if wanted(peek.want.tag.map(|(tag, _)| tag)) => usize::from(peek.discarded),
             _ => 0,
         });
         sent.saturating_sub(taken.sum())
@@ -485,6 +496,7 @@ impl Oracle {
         let at = self.tick();
         if matches!(c.kind, Kind::RemoteWrite | Kind::RemoteRead) {
             self.remote_event(rank, c, src);
+            self.count(rank, c);
             return None;
         }
         let op = c.ctx.ptr;
@@ -509,6 +521,7 @@ impl Oracle {
         let outcome = problem
             .map_err(|problem| format!("rank {rank}, operation {op}: {problem}\n    {c:?}\n    {}", describe(&record)));
         self.ops[op] = record;
+        self.count(rank, c);
         outcome.unwrap_or_else(|wrong| {
             self.complain(wrong);
             None

@@ -1,0 +1,299 @@
+//! Barriers made of deferred work alone.
+//!
+//! A barrier of n ranks has ⌈log₂ n⌉ rounds: in round k the member at place i signals the one 2^k places further, and waits for
+//! a signal of the one 2^k places before. A signal is a message under a tag of its own, or a write that the target's region
+//! reports. Each member posts its part as programs, then or earlier, and enters by raising one counter; everything else
+//! happens without it. Round k's counter gets one from the signal and one when round k−1 is over, so a signal that comes early
+//! sets nothing free. Errors poison what follows: a member that has lost a signal never leaves.
+
+use weft_engine::api::{Access, Error, OpFlags};
+use weft_engine::program::Errors;
+
+use super::program::{Job, Task};
+use super::{Harness, Recv, Rma, Send};
+use crate::oracle::program::Change;
+use crate::oracle::{Op, Record};
+
+/// Tags of barriers have this bit, which nobody else's have.
+const BARRIER_TAG: u64 = 1 << 63;
+/// Bits to ignore for any tag that is no barrier's.
+pub const ANY_TAG: u64 = !BARRIER_TAG;
+/// The bits of a barrier's tags that tell rounds apart.
+const ROUND_BITS: u64 = 0xFF;
+/// So many that can still be left are open at a time: each may hold a receive, and no queue is shorter. Where few operations may be
+/// under way, only one: a signal of another could take all the room, and its receive wait for that one's.
+const MOST_OPEN: usize = 3;
+const ROOM_OPS: usize = 64;
+
+/// How ranks signal each other in a barrier.
+#[derive(Clone, Copy, Debug)]
+pub struct Signals {
+    /// By writes, instead of by messages.
+    pub write: bool,
+    /// How long they are.
+    pub len: usize,
+    /// Behaviour.
+    pub flags: OpFlags,
+}
+
+/// A member's part in a barrier.
+#[derive(Clone, Debug, Default)]
+struct Seat {
+    rank: usize,
+    /// Counters: to enter, signals sent, rounds.
+    bell: usize,
+    sent: usize,
+    rounds: Vec<usize>,
+    /// Windows that are signalled by writes, by round.
+    windows: Vec<usize>,
+    posted: bool,
+    entered: bool,
+    abandoned: bool,
+}
+
+/// A barrier.
+#[derive(Debug)]
+pub(super) struct Barrier {
+    signals: Signals,
+    seats: Vec<Seat>,
+}
+
+/// The tag of the first round of a barrier.
+const fn first_tag(n: usize) -> u64 {
+    BARRIER_TAG | (n as u64) << 8
+}
+
+impl Barrier {
+    fn place(&self, rank: usize) -> Option<usize> {
+        self.seats.iter().position(|seat| seat.rank == rank)
+    }
+}
+
+impl Harness {
+    /// A barrier of all ranks that live, with the counters and the windows that it needs. `None` if enough are open.
+    pub fn open_barrier(&mut self, signals: Signals) -> Option<usize> {
+        let open = (0..self.barriers.len()).filter(|n| self.barrier_stands(*n) && self.holds(*n)).count();
+        let most = if self.cluster.engine_config().tx_depth < ROOM_OPS { 1 } else { MOST_OPEN };
+        if open >= most {
+            return None;
+        }
+        let members = self.cluster.living().into_iter().filter(|rank| self.has_programs(*rank)).collect::<Vec<_>>();
+        let rounds = members.len().next_power_of_two().trailing_zeros();
+        let seats = members.iter().map(|&rank| {
+            let (bell, sent) = (self.new_counter(rank), self.new_counter(rank));
+            let mut seat = Seat { rank, bell, sent, ..Seat::default() };
+            for _ in 0..rounds {
+                let counter = self.new_counter(rank);
+                seat.rounds.push(counter);
+                if signals.write {
+                    let access = Access { read: false, write: true };
+                    // Cannot fail: the key is new.
+                    let Ok(window) = self.add_window(rank, signals.len, access, true) else { continue };
+                    self.count_window_at(rank, window, counter);
+                    seat.windows.push(window);
+                }
+            }
+            seat
+        });
+        let seats = seats.collect();
+        self.barriers.push(Barrier { signals, seats });
+        Some(self.oracle.gate(members))
+    }
+
+    /// A barrier that the rank is in and has not entered.
+    #[must_use]
+    pub fn barrier_ahead(&self, rank: usize) -> Option<usize> {
+        self.barriers.iter().position(|barrier| {
+            barrier.place(rank).is_some_and(|place| !barrier.seats[place].entered && !barrier.seats[place].abandoned)
+        })
+    }
+
+    /// A barrier that the rank has not left and that can fail, since a member is dead or a link has broken.
+    #[must_use]
+    pub fn barrier_broken(&self, rank: usize) -> Option<usize> {
+        (0..self.barriers.len()).find(|n| {
+            let place = self.barriers[*n].place(rank);
+            let mine = place.is_some_and(|place| !self.barriers[*n].seats[place].abandoned);
+            mine && !self.barrier_stands(*n) && self.oracle.gate_holds(*n).contains(&rank)
+        })
+    }
+
+    /// Whether nothing has happened by which a barrier may fail.
+    fn barrier_stands(&self, n: usize) -> bool {
+        let seats = &self.barriers[n].seats;
+        let alive = seats.iter().all(|seat| self.cluster.lives(seat.rank) && !seat.abandoned);
+        let breaks = |a: &Seat| seats.iter().any(|b| self.oracle.may_fail(a.rank, b.rank));
+        alive && !seats.iter().any(breaks)
+    }
+
+    fn holds(&self, n: usize) -> bool {
+        !self.oracle.gate_holds(n).is_empty()
+    }
+
+    /// A member posts its part: as pieces of deferred work, or `whole`, as one program.
+    pub fn post_barrier(&mut self, n: usize, rank: usize, whole: bool) -> Result<(), Error> {
+        let Some(place) = self.barriers[n].place(rank) else { return Err(Error::Invalid) };
+        let seat = &self.barriers[n].seats[place];
+        if seat.posted || seat.abandoned {
+            return Ok(());
+        }
+        let programs = self.part(n, place, whole);
+        if self.oracle.tasks_left(rank) < programs.iter().map(Vec::len).sum() {
+            return Err(Error::Again);
+        }
+        self.barriers[n].seats[place].posted = true;
+        programs.into_iter().try_for_each(|tasks| self.submit(rank, tasks, Some(n)))
+    }
+
+    /// The programs of the member at `place`.
+    fn part(&self, n: usize, place: usize, whole: bool) -> Vec<Vec<Task>> {
+        let Barrier { signals, seats } = &self.barriers[n];
+        let Seat { bell, sent, rounds, .. } = &seats[place];
+        let tag = |round: usize| Some(first_tag(n) | round as u64);
+        let wait = |counter: &usize, threshold| Task::Wait(*counter, threshold, Errors::Poison);
+        let signal = |round: usize| {
+            let to = &seats[(place + (1 << round)) % seats.len()];
+            let job = if signals.write {
+                let rma = Rma { remote: vec![signals.len], flags: signals.flags, ..Rma::default() };
+                Job::Write(to.windows[round], rma)
+            } else {
+                let send = Send { tag: tag(round), len: signals.len, flags: signals.flags, ..Send::default() };
+                Job::Send(to.rank, send)
+            };
+            Task::Do(job, Some(*sent))
+        };
+        let receive = |round: usize| {
+            let from = &seats[(place + seats.len() - (1 << round) % seats.len()) % seats.len()];
+            let tag = tag(round).map(|tag| (tag, 0));
+            let recv = Recv { src: Some(from.rank), tag, len: signals.len, ..Recv::default() };
+            (!signals.write).then(|| Task::Do(Job::Recv(recv), Some(rounds[round])))
+        };
+        let leave = Task::Do(Job::Leave(n), None);
+        let all_sent = wait(sent, rounds.len() as u64);
+        if whole {
+            let mut tasks = if rounds.is_empty() { None } else { receive(0) }.into_iter().collect::<Vec<_>>();
+            tasks.push(wait(bell, 1));
+            for (round, counter) in rounds.iter().enumerate() {
+                tasks.extend([signal(round), wait(counter, 1)]);
+                tasks.extend(if round + 1 < rounds.len() { receive(round + 1) } else { None });
+            }
+            tasks.extend([all_sent, leave]);
+            return vec![tasks];
+        }
+        let mut programs = Vec::new();
+        let mut before = wait(bell, 1);
+        for (round, counter) in rounds.iter().enumerate() {
+            let step = Task::Do(Job::Change(*counter, Change::Add(1)), None);
+            programs.push(vec![before.clone(), step]);
+            programs.push(vec![before.clone(), signal(round)]);
+            // The first receive waits for nobody.
+            programs.extend(receive(round).map(|task| if round == 0 { vec![task] } else { vec![before, task] }));
+            before = wait(counter, 2);
+        }
+        // A signal that fails ends this at once.
+        programs.push(vec![all_sent, before, leave]);
+        programs
+    }
+
+    /// A member enters a barrier whose part it has posted.
+    pub fn enter_barrier(&mut self, n: usize, rank: usize) {
+        let Some(place) = self.barriers[n].place(rank) else { return };
+        let seat = &mut self.barriers[n].seats[place];
+        if seat.posted && !seat.entered && !seat.abandoned {
+            seat.entered = true;
+            let bell = seat.bell;
+            self.oracle.gate_entered(n, rank);
+            self.change(rank, bell, Change::Add(1));
+        }
+    }
+
+    pub(super) fn leave_barrier(&mut self, n: usize, rank: usize) {
+        self.program_stats.left += 1;
+        self.oracle.gate_left(n, rank);
+    }
+
+    /// A member gives a barrier up, with everything that waits for it.
+    pub fn abandon_barrier(&mut self, n: usize, rank: usize) {
+        let Some(place) = self.barriers[n].place(rank) else { return };
+        self.barriers[n].seats[place].abandoned = true;
+        self.cancel_programs(rank, |origin| origin.barrier == Some(n));
+        let of_barrier = |tag: u64| tag & !ROUND_BITS == first_tag(n);
+        for op in self.oracle.posted(rank) {
+            if self.tag_of(op).is_some_and(of_barrier) {
+                self.cancel(op);
+            }
+        }
+    }
+
+    /// The tag under which a receive waits for a signal.
+    fn tag_of(&self, op: Op) -> Option<u64> {
+        match self.oracle.record(op) {
+            Record::Recv(recv) => recv.want.tag.filter(|(_, ignore)| *ignore == 0).map(|(tag, _)| tag),
+            _ => None,
+        }
+    }
+
+    /// Receives of a rank that are no barrier's.
+    #[must_use]
+    pub fn own_receives(&self, rank: usize) -> Vec<Op> {
+        let mut posted = self.oracle.posted(rank);
+        posted.retain(|op| self.tag_of(*op).is_none_or(|tag| tag & BARRIER_TAG == 0));
+        posted
+    }
+
+    /// All faults are gone: what waits must come to its end. Broken barriers are given up, the others entered by whoever has
+    /// not; of other programs some are cancelled, for the rest counters are raised to what they wait for.
+    pub(super) fn finish_programs(&mut self) -> Result<(), String> {
+        for rank in self.cluster.living() {
+            while let Some(n) = self.barrier_broken(rank) {
+                self.abandon_barrier(n, rank);
+            }
+        }
+        for round in 0..100 {
+            let living = self.cluster.living();
+            for rank in &living {
+                while let Some(n) = self.barrier_ahead(*rank) {
+                    if self.post_barrier(n, *rank, round % 2 == 0).is_err() {
+                        break;
+                    }
+                    self.enter_barrier(n, *rank);
+                }
+                if round == 0 && rank % 3 == 2 {
+                    self.cancel_programs(*rank, |origin| origin.barrier.is_none());
+                }
+                for (counter, amount) in self.oracle.missing(*rank) {
+                    self.change(*rank, counter, Change::Add(amount));
+                }
+            }
+            self.settle()?;
+            // Signals of barriers that were given up must not stand in the way.
+            let mut tags = vec![None, Some((0, ANY_TAG))];
+            let lost = (0..self.barriers.len()).filter(|n| !self.barrier_stands(*n));
+            tags.extend(lost.map(|n| Some((first_tag(n), ROUND_BITS))));
+            self.receive_everything(&tags)?;
+            self.settle()?;
+            let over = |rank: &usize| self.programs_over(*rank) && self.barrier_ahead(*rank).is_none();
+            if living.iter().all(over) {
+                break;
+            }
+            for rank in living {
+                if self.programs_stalled(rank) {
+                    // The queue may be full of receives that nothing matches.
+                    for op in self.own_receives(rank) {
+                        self.cancel(op);
+                    }
+                }
+            }
+        }
+        let mut left = self.cluster.living().into_iter().flat_map(|rank| self.oracle.programs_left(rank));
+        if let Some(first) = left.next() {
+            return Err(first);
+        }
+        drop(left);
+        let held = (0..self.barriers.len()).find(|n| self.barrier_stands(*n) && self.holds(*n));
+        held.map_or(Ok(()), |n| {
+            let who = self.oracle.gate_holds(n);
+            Err(format!("barrier {n} never let ranks {who:?} go: {:?}", self.barriers[n]))
+        })
+    }
+}

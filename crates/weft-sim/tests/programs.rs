@@ -1,0 +1,84 @@
+//! Work that waits for counters, by itself: barriers of every size, and what the oracle says of one that lets somebody go too early.
+#![allow(clippy::unwrap_used)]
+
+use weft_engine::api::{Config, OpFlags};
+use weft_engine::program::Errors;
+use weft_sim::oracle::Change;
+use weft_sim::{FREE_COUNTER, FabricConfig, Harness, Job, Signals, Task};
+
+fn ranks(seed: u64, count: usize) -> Harness {
+    let mut harness = Harness::new(FabricConfig::new(seed), Config::default(), count);
+    for rank in 0..count {
+        harness.allow_programs(rank, 120);
+    }
+    harness
+}
+
+#[test]
+fn barriers_of_every_size_let_everybody_go() {
+    for count in 1..=9 {
+        for write in [false, true] {
+            let mut harness = ranks(count as u64, count);
+            let n = harness.open_barrier(Signals { write, len: 8, flags: OpFlags::empty() }).unwrap();
+            for rank in 0..count {
+                assert_eq!(harness.program_stats().left, 0, "{count} ranks: nobody before the last");
+                harness.post_barrier(n, rank, rank % 2 == 1).unwrap();
+                harness.settle().unwrap();
+                harness.enter_barrier(n, rank);
+                harness.settle().unwrap();
+            }
+            assert_eq!(harness.program_stats().left, count as u64);
+            assert_eq!(harness.finish(), [""; 0]);
+        }
+    }
+}
+
+#[test]
+fn who_leaves_too_early_is_noticed() {
+    let mut harness = ranks(1, 2);
+    let n = harness.open_barrier(Signals { write: false, len: 8, flags: OpFlags::empty() }).unwrap();
+    harness.post_barrier(n, 0, true).unwrap();
+    harness.enter_barrier(n, 0);
+    harness.submit(0, vec![Task::Do(Job::Leave(n), None)], None).unwrap();
+    assert!(harness.oracle().complaints()[0].contains("before rank 1 has entered"));
+}
+
+#[test]
+fn a_member_that_dies_keeps_the_others_in() {
+    for write in [false, true] {
+        let mut harness = ranks(2, 4);
+        let n = harness.open_barrier(Signals { write, len: 8, flags: OpFlags::empty() }).unwrap();
+        harness.kill(3);
+        for rank in 0..3 {
+            harness.post_barrier(n, rank, false).unwrap();
+            harness.enter_barrier(n, rank);
+        }
+        harness.settle().unwrap();
+        assert_eq!(harness.finish(), [""; 0]);
+        assert_eq!(harness.program_stats().left, 0);
+        let [.., poisoned, cancelled] = harness.program_stats().ends;
+        assert!(poisoned > 0, "whose signal to the dead failed");
+        assert!(cancelled > 0, "who waits for the dead gives up");
+    }
+}
+
+#[test]
+fn a_chain_from_counter_to_counter() {
+    let mut harness = ranks(3, 1);
+    let wait = |counter, threshold| Task::Wait(counter, threshold, Errors::Count);
+    let add = |counter| Task::Do(Job::Change(counter, Change::Add(1)), None);
+    harness.submit(0, vec![wait(FREE_COUNTER, 2), add(FREE_COUNTER + 1)], None).unwrap();
+    harness
+        .submit(
+            0,
+            vec![wait(FREE_COUNTER + 1, 1), add(FREE_COUNTER), wait(FREE_COUNTER, 3), Task::Do(Job::Fail, None)],
+            None,
+        )
+        .unwrap();
+    harness.change(0, FREE_COUNTER, Change::Add(1));
+    assert_eq!(harness.level(0, FREE_COUNTER + 1).total(), 0);
+    harness.change(0, FREE_COUNTER, Change::AddErrors(1));
+    assert_eq!(harness.level(0, FREE_COUNTER).total(), 3);
+    assert_eq!(harness.program_stats().ends, [1, 1, 0, 0]);
+    assert_eq!(harness.finish(), [""; 0]);
+}
