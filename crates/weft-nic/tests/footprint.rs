@@ -16,6 +16,8 @@ use weft_nic::Devices;
 
 /// What a connected idle peer may cost an endpoint, in bytes of the heap.
 const BUDGET_BYTES: isize = 512;
+/// The same where it is encrypted: two expanded keys.
+const ENCRYPTED_BUDGET_BYTES: isize = 3072;
 /// Peers, so many that tables have been enlarged some times.
 const PEERS: usize = 200;
 /// So many come first: what an endpoint keeps for those that are busy is no idle peer's.
@@ -87,9 +89,24 @@ impl AddressBook for Names {
     }
 }
 
-fn endpoint(shm: bool) -> Engine<Devices> {
-    let config =
-        weft_nic::Config { shm, tcp: !shm, listen: Some(([127, 0, 0, 1], 0).into()), ..weft_nic::Config::default() };
+/// How the peers are reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Shm,
+    Tcp,
+    Encrypted,
+}
+
+impl Kind {
+    fn budget_bytes(self) -> isize {
+        if self == Self::Encrypted { ENCRYPTED_BUDGET_BYTES } else { BUDGET_BYTES }
+    }
+}
+
+fn endpoint(kind: Kind) -> Engine<Devices> {
+    let listen = Some(([127, 0, 0, 1], 0).into());
+    let (shm, encrypt) = (kind == Kind::Shm, kind == Kind::Encrypted);
+    let config = weft_nic::Config { shm, tcp: !shm, encrypt, listen, ..weft_nic::Config::default() };
     Engine::new(Config::default(), Devices::new(&config).unwrap())
 }
 
@@ -140,9 +157,10 @@ fn settle(hub: &mut Engine<Devices>, peers: &mut [Engine<Devices>]) -> isize {
 
 /// The heap that each of [`PEERS`] takes at an endpoint that is connected with them, at any number of them. `len`: bytes that each
 /// has sent.
-fn holds(shm: bool, len: usize) {
-    let mut hub = endpoint(shm);
-    let mut peers: Vec<_> = (0..FIRST + PEERS).map(|_| endpoint(shm)).collect();
+fn holds(kind: Kind, len: usize) {
+    let (shm, budget_bytes) = (kind == Kind::Shm, kind.budget_bytes());
+    let mut hub = endpoint(kind);
+    let mut peers: Vec<_> = (0..FIRST + PEERS).map(|_| endpoint(kind)).collect();
     hub.bind_book(Arc::new(Names(peers.iter().map(|peer| peer.nic().name()).collect())));
     let mine = Arc::new(Names(vec![hub.nic().name()]));
     let mut growth = 0;
@@ -162,23 +180,23 @@ fn holds(shm: bool, len: usize) {
             }
             for _ in 0..20 {
                 growth += settle(&mut hub, &mut peers);
-                if growth / isize::try_from(number).unwrap() <= BUDGET_BYTES {
+                if growth / isize::try_from(number).unwrap() <= budget_bytes {
                     break;
                 }
             }
         }
         let each = growth / isize::try_from(number).unwrap();
-        assert!(number < FEW || each <= BUDGET_BYTES, "{number} peers (shm {shm}, {len} B): {each} B each");
+        assert!(number < FEW || each <= budget_bytes, "{number} peers ({kind:?}, {len} B): {each} B each");
     }
-    println!("shm {shm}, {len} B: {} B each", growth / PEERS as isize);
+    println!("{kind:?}, {len} B: {} B each", growth / PEERS as isize);
 }
 
 /// Both devices in one test: descriptors are limited.
 #[test]
 fn an_idle_peer_costs_no_more_than_its_budget() {
-    for shm in [true, false] {
-        holds(shm, 8);
+    for kind in [Kind::Shm, Kind::Tcp, Kind::Encrypted] {
+        holds(kind, 8);
         // Long enough to move apart from messages, by both sides where they share memory.
-        holds(shm, 200_000);
+        holds(kind, 200_000);
     }
 }

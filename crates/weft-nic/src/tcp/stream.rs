@@ -5,8 +5,8 @@
 //! come from the handshake ([`super::connect`]), anew for every connection, so that a link that is re-established goes on above this.
 //!
 //! Invariants: each direction has its own key, which is replaced by a new one every [`KEY_RECORDS`] records, and a counter of records
-//! as nonce, which ends the connection before it could repeat. What has been sealed is kept until the kernel takes it; while any of it is, nothing more is accepted. Nothing is handed
-//! on of a record that is not genuine.
+//! as nonce, which ends the connection before it could repeat. What has been sealed is kept until the kernel takes it; while any of it is, nothing more is
+//! accepted. Nothing is handed on of a record that is not genuine. Buffers are lent to connections while something is in them: an idle one has none.
 //!
 //! Errors: [`Errno::BADMSG`] for a record that is not genuine or too long; otherwise those of the socket.
 //!
@@ -54,31 +54,58 @@ impl std::fmt::Debug for Keys {
 
 /// The encrypted connections of a device, by link. Each is borrowed for single calls only.
 #[derive(Debug, Default)]
-pub(super) struct Secrets(FxHashMap<u32, RefCell<Secret>>);
+pub(super) struct Secrets {
+    links: FxHashMap<u32, RefCell<Secret>>,
+    spare: RefCell<Spare>,
+}
+
+/// Buffers that no connection has bytes in: one that is idle holds none.
+#[derive(Default)]
+struct Spare {
+    input: Vec<Vec<u8>>,
+    out: Vec<Vec<u8>>,
+}
+
+impl std::fmt::Debug for Spare {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Spare(..)")
+    }
+}
+
+/// Buffers of either kind that are kept.
+const SPARE_BUFFERS: usize = 4;
+
+/// Gives a buffer back.
+fn put_back(spare: &mut Vec<Vec<u8>>, buffer: &mut Vec<u8>) {
+    let buffer = std::mem::take(buffer);
+    if buffer.capacity() > 0 && spare.len() < SPARE_BUFFERS {
+        spare.push(buffer);
+    }
+}
 
 impl Secrets {
     /// The link's connection is encrypted from now on, or plain if there are no keys.
     pub(super) fn set(&mut self, link: u32, keys: Option<&Keys>) {
         match keys {
-            Some(keys) => drop(self.0.insert(link, RefCell::new(Secret::new(keys)))),
-            None => drop(self.0.remove(&link)),
+            Some(keys) => drop(self.links.insert(link, RefCell::new(Secret::new(keys)))),
+            None => drop(self.links.remove(&link)),
         }
     }
 
     /// How many there are.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.0.len()
+        self.links.len()
     }
 
     /// What bytes of an encrypted link go through, to its socket.
     pub(super) fn of<'a>(&'a self, link: u32, fd: BorrowedFd<'a>) -> Option<Sealed<'a>> {
-        self.0.get(&link).map(|secret| Sealed { fd, secret })
+        self.links.get(&link).map(|secret| Sealed { fd, secret, spare: &self.spare })
     }
 
     /// A link's connection is to end: what is still to be written to the socket for `last` to come last. Nothing else is sent from now on.
     pub(super) fn finish(&self, link: u32, last: Vec<u8>) -> Vec<u8> {
-        match self.0.get(&link) {
+        match self.links.get(&link) {
             None => last,
             Some(secret) => secret.borrow_mut().finish(&last),
         }
@@ -139,12 +166,13 @@ impl Wire for BorrowedFd<'_> {
 pub(super) struct Sealed<'a> {
     fd: BorrowedFd<'a>,
     secret: &'a RefCell<Secret>,
+    spare: &'a RefCell<Spare>,
 }
 
 impl Wire for Sealed<'_> {
     const HOLDS: bool = true;
     fn send(self, pieces: &Pieces<'_>) -> Result<usize, Errno> {
-        self.secret.borrow_mut().send(self.fd, pieces)
+        self.secret.borrow_mut().send(self.fd, pieces, &mut self.spare.borrow_mut())
     }
     fn send_one(self, bytes: &[u8]) -> Result<usize, Errno> {
         let mut pieces = Pieces::new();
@@ -152,7 +180,7 @@ impl Wire for Sealed<'_> {
         self.send(&pieces)
     }
     fn receive(self, pieces: &mut Pieces<'_>) -> Result<usize, Errno> {
-        self.secret.borrow_mut().receive(self.fd, pieces)
+        self.secret.borrow_mut().receive(self.fd, pieces, &mut self.spare.borrow_mut())
     }
     fn receive_one(self, buffer: &mut [u8]) -> Result<usize, Errno> {
         let mut pieces = Pieces::new();
@@ -254,8 +282,19 @@ impl Secret {
     }
 
     /// Seals and writes as long as the kernel takes it.
-    fn send(&mut self, fd: BorrowedFd<'_>, pieces: &Pieces<'_>) -> Result<usize, Errno> {
+    fn send(&mut self, fd: BorrowedFd<'_>, pieces: &Pieces<'_>, spare: &mut Spare) -> Result<usize, Errno> {
         self.flush(fd)?;
+        if self.out.capacity() == 0 {
+            self.out = spare.out.pop().unwrap_or_default();
+        }
+        let sent = self.seal(fd, pieces);
+        if self.out.is_empty() {
+            put_back(&mut spare.out, &mut self.out);
+        }
+        sent
+    }
+
+    fn seal(&mut self, fd: BorrowedFd<'_>, pieces: &Pieces<'_>) -> Result<usize, Errno> {
         let mut taken = 0;
         while taken < pieces.len() && !self.holds() {
             while taken < pieces.len() && self.out.len() + SEALED_BYTES <= OUT_BYTES {
@@ -302,7 +341,19 @@ impl Secret {
     }
 
     /// Takes bytes from the kernel and opens them until the pieces are full, or nothing is left.
-    fn receive(&mut self, fd: BorrowedFd<'_>, pieces: &mut Pieces<'_>) -> Result<usize, Errno> {
+    fn receive(&mut self, fd: BorrowedFd<'_>, pieces: &mut Pieces<'_>, spare: &mut Spare) -> Result<usize, Errno> {
+        if self.input.is_empty() {
+            self.input = spare.input.pop().unwrap_or_else(|| vec![0; IN_BYTES]);
+        }
+        let outcome = self.take(fd, pieces);
+        if self.plain == self.opened && self.sealed == self.end {
+            (self.plain, self.opened, self.sealed, self.end) = (0, 0, 0, 0);
+            put_back(&mut spare.input, &mut self.input);
+        }
+        outcome
+    }
+
+    fn take(&mut self, fd: BorrowedFd<'_>, pieces: &mut Pieces<'_>) -> Result<usize, Errno> {
         let mut given = 0;
         loop {
             given += self.give(pieces, given);
@@ -351,7 +402,6 @@ impl Secret {
         self.input.copy_within(self.sealed..self.end, 0);
         self.end -= self.sealed;
         (self.plain, self.opened, self.sealed) = (0, 0, 0);
-        self.input.resize(IN_BYTES, 0);
         let n = sys::receive_one(fd, &mut self.input[self.end..])?;
         self.end += n;
         Ok(n)
@@ -587,8 +637,8 @@ mod tests {
         let ((near, tap), (relay, far)) = (raw_pair(), raw_pair());
         let (a, b) = (Stream::new(near, Some(&keys(false))), Stream::new(far, Some(&keys(true))));
         let start = KEY_RECORDS - 2;
-        a.secrets.0[&0].borrow_mut().seal.records = start;
-        b.secrets.0[&0].borrow_mut().open.records = start;
+        a.secrets.links[&0].borrow_mut().seal.records = start;
+        b.secrets.links[&0].borrow_mut().open.records = start;
         let first = Direction::new(&keys(false).ours).key;
         for number in start..KEY_RECORDS + 2 {
             let said = number.to_le_bytes();
@@ -608,7 +658,7 @@ mod tests {
     #[test]
     fn nonces_end() {
         let (a, _b) = pair();
-        a.secrets.0[&0].borrow_mut().seal.records = u64::MAX - 1;
+        a.secrets.links[&0].borrow_mut().seal.records = u64::MAX - 1;
         assert_eq!(a.wire().send_one(b"last"), Ok(4));
         assert_eq!(a.wire().send_one(b"none"), Err(Errno::OVERFLOW));
     }
