@@ -1,8 +1,8 @@
 //! The TCP device: one non-blocking socket per link, all behind one epoll descriptor.
 //!
 //! Place in the data flow: [`crate::Devices`] drives it through [`Nic`]; below it are the kernel's sockets. The parts:
-//! `wire` (layouts) · `connect` (handshake) · `tx` (with `kept` and `pushes`) and `rx`, a link's two halves · `resume` (connections that
-//! break) · `progress` (what a poll does) · `unsent` (who is told of messages that wait for others) · `pace` (how often a poll asks the
+//! `config` · `link` (what is known of one) · `wire` (layouts) · `connect` and `accept` (handshake) · `tx` (with `kept` and `pushes`) and `rx`, a link's two halves · `resume` (connections that
+//! break) · `progress` (what a poll does) · `time` (what a poll does by the clock) · `unsent` (who is told of messages that wait for others) · `pace` (how often a poll asks the
 //! kernel) · `linger` (links that are closed but not yet silent) · `sys` (system calls) · `mutant` (planted bugs).
 //!
 //! Invariants: no call blocks. An idle link holds no buffer and costs a poll nothing. Nothing a peer sends makes us
@@ -29,11 +29,14 @@ use weft_engine::room;
 
 use crate::NicError;
 
+mod accept;
+mod config;
 mod connect;
 #[cfg(test)]
 pub(crate) mod faults;
 mod kept;
 mod linger;
+mod link;
 mod mutant;
 mod noise;
 mod pace;
@@ -43,20 +46,22 @@ mod resume;
 mod rx;
 mod stream;
 mod sys;
+mod time;
 mod tx;
 mod unsent;
 mod wire;
 
+use accept::Accepts;
 use connect::{Attempt, Failure, Half, Local};
-use linger::Linger;
+use link::{GENERATION_BITS, Link, State, Token};
 use pace::Pace;
-use progress::{Accepts, Focus};
-use resume::{Redial, Session};
+use progress::Focus;
 use rx::{Intake, Stage};
 use stream::Secrets;
 use tx::{Pumped, Tx, Writer};
 pub(crate) use wire::MAILBOX_BYTES;
 
+pub use config::{TcpConfig, TcpLinkInfo, TcpStats};
 pub use unsent::Unsent;
 
 /// Bytes that one link may send in one go while others wait.
@@ -65,106 +70,6 @@ const SEND_BUDGET_BYTES: usize = 1024 * 1024;
 const QUEUE_BYTES: usize = 256 * 1024;
 /// Events taken from the kernel at a time.
 const EVENTS: usize = 64;
-
-/// Settings of the TCP device. Sizes in bytes, times in milliseconds.
-#[derive(Clone, Debug)]
-pub struct TcpConfig {
-    /// Where to listen: an explicit service. `None`: any free port of the address in the endpoint's name.
-    pub bind: Option<SocketAddr>,
-    /// Whoever knows only address and port may connect too.
-    pub open: bool,
-    /// Both sides must know it, if set.
-    pub job_key: Option<[u8; 32]>,
-    /// Whether connections are encrypted; the same on both sides.
-    pub encrypt: bool,
-    /// IP_TOS and IPV6_TCLASS.
-    pub traffic_class: u8,
-    /// Longest time for a connection to be made and, with a service name, to be answered.
-    pub connect_timeout_ms: u64,
-    /// For so long a refused connection is tried again.
-    pub connect_retry_ms: u64,
-    /// Longest time for an endpoint whose host has answered to answer itself: it may be computing.
-    pub answer_timeout_ms: u64,
-    /// A host that acknowledges nothing for so long is given up. 0: the kernel's own limits.
-    pub dead_peer_ms: u64,
-    /// For so long a peer whose connection broke, and whose host cannot be reached, is called again. 0: not at all.
-    pub resume_ms: u64,
-    /// SO_SNDBUF, where the kernel's own choice is not wanted.
-    pub send_buffer_bytes: Option<usize>,
-    /// SO_RCVBUF, where the kernel's own choice is not wanted.
-    pub receive_buffer_bytes: Option<usize>,
-    /// Longest eager payload.
-    pub eager_bytes: usize,
-    /// Payload of one push segment.
-    pub segment_bytes: usize,
-    /// Connections of unproven peers at a time.
-    pub half_open: usize,
-    /// Told of messages that are kept to leave together with others.
-    pub unsent: Option<Arc<Unsent>>,
-}
-
-impl Default for TcpConfig {
-    fn default() -> Self {
-        Self {
-            bind: None,
-            open: false,
-            job_key: None,
-            encrypt: false,
-            traffic_class: 0,
-            connect_timeout_ms: 10_000,
-            connect_retry_ms: 1000,
-            answer_timeout_ms: 120_000,
-            dead_peer_ms: 30_000,
-            resume_ms: 10_000,
-            send_buffer_bytes: None,
-            receive_buffer_bytes: None,
-            eager_bytes: 64 * 1024,
-            segment_bytes: 256 * 1024,
-            half_open: 128,
-            unsent: None,
-        }
-    }
-}
-
-/// What the device has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TcpStats {
-    /// Calls that received.
-    pub receive_calls: u64,
-    /// Calls that sent.
-    pub send_calls: u64,
-    /// Calls that asked which sockets are ready.
-    pub wait_calls: u64,
-    /// Links that came up.
-    pub links_up: u64,
-    /// Connections that broke and were to be made anew.
-    pub breaks: u64,
-    /// Links that went on with another connection.
-    pub resumed: u64,
-    /// Connections of peers that did not get past the handshake.
-    pub refused: u64,
-    /// Those of them whose proof was wrong, or who had none.
-    pub denied: u64,
-    /// Links open now.
-    pub links: usize,
-    /// Connections of peers that have not proven anything yet.
-    pub half_open: usize,
-}
-
-/// What is known of one link, for diagnosis.
-#[derive(Clone, Copy, Debug)]
-pub struct TcpLinkInfo {
-    /// Our end.
-    pub local: Option<SocketAddr>,
-    /// The peer's end.
-    pub remote: Option<SocketAddr>,
-    /// Bytes of messages that the kernel has not taken yet.
-    pub queued_bytes: usize,
-    /// Bytes of messages that the peer has not acknowledged, with those.
-    pub kept_bytes: usize,
-    /// Pushes that are not finished.
-    pub pushes: usize,
-}
 
 /// The TCP device of one endpoint.
 pub struct Tcp {
@@ -215,86 +120,6 @@ pub struct Tcp {
     stats: TcpStats,
     /// The process that made the device.
     owner: rustix::process::Pid,
-}
-
-/// One link.
-#[derive(Debug)]
-struct Link {
-    /// None while an attempt pauses.
-    socket: Option<OwnedFd>,
-    generation: u32,
-    state: State,
-    rx: Intake,
-    tx: Tx,
-    /// Since it came up.
-    session: Option<Box<Session>>,
-}
-
-impl Link {
-    /// What is still to be said, if our side has closed it.
-    fn linger(&self) -> Option<&Linger> {
-        match &self.state {
-            State::Closed(linger) => Some(linger),
-            State::Broken(redial) => redial.closed.as_deref(),
-            _ => None,
-        }
-    }
-
-    /// Whether our side has closed it: the engine knows it no more.
-    fn is_closed(&self) -> bool {
-        self.linger().is_some()
-    }
-}
-
-#[derive(Debug)]
-enum State {
-    Calling(Box<Attempt>),
-    Up,
-    /// The connection broke and is being made anew. Nothing is sent or accepted meanwhile.
-    Broken(Box<Redial>),
-    /// Closed by us: the last bytes are on their way.
-    Closed(Box<Linger>),
-    /// Could not even be tried; `down` follows in the next poll.
-    Failed,
-}
-
-// Ten thousand idle links shall not cost more than a few megabytes here.
-const _: () = assert!(size_of::<Link>() <= 256);
-
-/// What a watched descriptor is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Token {
-    Listener,
-    Timer,
-    Link(u32, u32),
-    Half(u32, u32),
-}
-
-/// Generations take part in tokens with so many bits.
-const GENERATION_BITS: u32 = 24;
-
-impl Token {
-    fn pack(self) -> u64 {
-        let (kind, index, generation) = match self {
-            Self::Listener => (0, 0, 0),
-            Self::Timer => (1, 0, 0),
-            Self::Link(index, generation) => (2, index, generation),
-            Self::Half(index, generation) => (3, index, generation),
-        };
-        kind << 56 | u64::from(generation) << 32 | u64::from(index)
-    }
-
-    fn unpack(word: u64) -> Self {
-        // The three fields are cut out by mask and shift.
-        #[allow(clippy::cast_possible_truncation)]
-        let (index, generation) = (word as u32, (word >> 32) as u32 & ((1 << GENERATION_BITS) - 1));
-        match word >> 56 {
-            0 => Self::Listener,
-            1 => Self::Timer,
-            2 => Self::Link(index, generation),
-            _ => Self::Half(index, generation),
-        }
-    }
 }
 
 impl Tcp {

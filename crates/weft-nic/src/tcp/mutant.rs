@@ -1,4 +1,4 @@
-//! Planted bugs, which prove that the runs of [`super::faults`] find such.
+//! Planted bugs, which prove that the runs of `tcp/faults` find such.
 //!
 //! Place in the data flow: none. In the crate's own tests a thread may switch one on; otherwise [`strikes`] is false at compile time, and
 //! nothing of this is left. docs/testing.md says what catches each.

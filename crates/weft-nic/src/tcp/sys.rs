@@ -10,7 +10,7 @@
 //! not end while it holds our locks, and take 60 instructions more once a process has two threads.
 //!
 //! Everything that concerns other hosts, and the time, is here, so that tests can have a network of their own in the kernel's place
-//! ([`super::faults`]).
+//! (`tcp/faults`).
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;

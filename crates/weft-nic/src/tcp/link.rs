@@ -1,0 +1,92 @@
+//! A link of the TCP device, and the words by which epoll names what it watches.
+//!
+//! Place in the data flow: the table of [`super::Tcp`] holds links; what becomes of them is in the other parts.
+
+use std::os::fd::OwnedFd;
+
+use super::connect::Attempt;
+use super::linger::Linger;
+use super::resume::{Redial, Session};
+use super::rx::Intake;
+use super::tx::Tx;
+
+/// One link.
+#[derive(Debug)]
+pub(super) struct Link {
+    /// None while an attempt pauses.
+    pub(super) socket: Option<OwnedFd>,
+    pub(super) generation: u32,
+    pub(super) state: State,
+    pub(super) rx: Intake,
+    pub(super) tx: Tx,
+    /// Since it came up.
+    pub(super) session: Option<Box<Session>>,
+}
+
+impl Link {
+    /// What is still to be said, if our side has closed it.
+    pub(super) fn linger(&self) -> Option<&Linger> {
+        match &self.state {
+            State::Closed(linger) => Some(linger),
+            State::Broken(redial) => redial.closed.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// Whether our side has closed it: the engine knows it no more.
+    pub(super) fn is_closed(&self) -> bool {
+        self.linger().is_some()
+    }
+}
+
+/// What a link is doing.
+#[derive(Debug)]
+pub(super) enum State {
+    Calling(Box<Attempt>),
+    Up,
+    /// The connection broke and is being made anew. Nothing is sent or accepted meanwhile.
+    Broken(Box<Redial>),
+    /// Closed by us: the last bytes are on their way.
+    Closed(Box<Linger>),
+    /// Could not even be tried; `down` follows in the next poll.
+    Failed,
+}
+
+// Ten thousand idle links shall not cost more than a few megabytes here.
+const _: () = assert!(size_of::<Link>() <= 256);
+
+/// What a watched descriptor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Token {
+    Listener,
+    Timer,
+    Link(u32, u32),
+    Half(u32, u32),
+}
+
+/// Generations take part in tokens with so many bits.
+pub(super) const GENERATION_BITS: u32 = 24;
+
+impl Token {
+    pub(super) fn pack(self) -> u64 {
+        let (kind, index, generation) = match self {
+            Self::Listener => (0, 0, 0),
+            Self::Timer => (1, 0, 0),
+            Self::Link(index, generation) => (2, index, generation),
+            Self::Half(index, generation) => (3, index, generation),
+        };
+        kind << 56 | u64::from(generation) << 32 | u64::from(index)
+    }
+
+    pub(super) fn unpack(word: u64) -> Self {
+        // The three fields are cut out by mask and shift.
+        #[allow(clippy::cast_possible_truncation)]
+        let (index, generation) = (word as u32, (word >> 32) as u32 & ((1 << GENERATION_BITS) - 1));
+        match word >> 56 {
+            0 => Self::Listener,
+            1 => Self::Timer,
+            2 => Self::Link(index, generation),
+            _ => Self::Half(index, generation),
+        }
+    }
+}
