@@ -50,11 +50,15 @@ pub enum Mutant {
     ErrorsUncounted,
     ArmedLate,
     CancelBlocks,
+    PoolOverlooked,
+    PoolTakenTwice,
+    PoolOvertaken,
+    PoolCancelLeaves,
 }
 
 impl Mutant {
     /// All.
-    pub const ALL: [Self; 43] = [
+    pub const ALL: [Self; 47] = [
         Self::CreditLost,
         Self::CreditTwice,
         Self::IgnoreSwapped,
@@ -98,6 +102,10 @@ impl Mutant {
         Self::ErrorsUncounted,
         Self::ArmedLate,
         Self::CancelBlocks,
+        Self::PoolOverlooked,
+        Self::PoolTakenTwice,
+        Self::PoolOvertaken,
+        Self::PoolCancelLeaves,
     ];
 }
 

@@ -19,6 +19,7 @@ use crate::core::Core;
 use crate::engine::Engine;
 use crate::matching::{Matcher, Wanted};
 use crate::mem::IovList;
+use crate::mutant::{Mutant, strikes};
 use crate::nic::Nic;
 use crate::ops::{Multi, RecvInfo};
 use crate::recv;
@@ -103,7 +104,8 @@ impl Pool {
         let mut state = self.state();
         let (tagged, key) =
             [true, false].into_iter().find_map(|tagged| Some((tagged, state.matcher(tagged).find_posted(ctx_ptr)?)))?;
-        let posted = state.matcher(tagged).take_posted(key)?;
+        let left = strikes(Mutant::PoolCancelLeaves).then(|| state.matcher(tagged).posted.get(key).copied()).flatten();
+        let posted = left.or_else(|| state.matcher(tagged).take_posted(key))?;
         let mut flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
         if let Some(number) = posted.multi
             && let Some(multi) = state.multis.get_mut(number as usize)
@@ -133,7 +135,7 @@ impl Pool {
         let mut state = self.state();
         let matcher = state.matcher(tagged);
         let found = matcher.arrived(src, tag).and_then(|key| Some(matcher.posted.get(key)?.wants()));
-        state.awaited |= found.is_none();
+        state.awaited |= found.is_none() && !strikes(Mutant::PoolOverlooked);
         found
     }
 
@@ -148,10 +150,14 @@ impl Pool {
     ) -> Option<(IovList, RecvInfo)> {
         let state = &mut *self.state();
         let key = state.matcher(tagged).arrived(src, tag)?;
+        let left = strikes(Mutant::PoolTakenTwice).then(|| state.matcher(tagged).posted.get(key).copied()).flatten();
         let matcher = if tagged { &mut state.tagged } else { &mut state.untagged };
         let (iov, mut info) =
             recv::claim(matcher, &mut state.multis, state.min_multi_recv, tagged, key, tag, data, len);
         info.multi = info.multi.map(|number| number | POOLED);
+        if let Some(posted) = left.filter(|posted| posted.multi.is_none()) {
+            state.matcher(tagged).post(posted);
+        }
         Some((iov, info))
     }
 
@@ -209,7 +215,7 @@ impl Core {
         let (pool, user) = self.pool.clone()?;
         loop {
             let wanted = pool.find(tagged, src, tag)?;
-            if self.find_unexpected(tagged, wanted).is_some() {
+            if self.find_unexpected(tagged, wanted).is_some() && !strikes(Mutant::PoolOvertaken) {
                 // Who posted that receive has not been here yet: what waits is older than what comes.
                 self.feed(tagged, wanted);
             } else if let Some((iov, mut info)) = pool.take(tagged, src, tag, data, len) {

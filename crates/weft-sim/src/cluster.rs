@@ -7,18 +7,22 @@
 //! turn has moved nothing. An engine has no clock, so one whose last round moved nothing and was refused nothing, and that neither a
 //! caller nor its device has anything new for, would move nothing again: it is passed over.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use weft_engine::Engine;
 use weft_engine::api::{Addr, AddressBook, Completion, Config};
 use weft_engine::name::EpName;
+use weft_engine::{Engine, Pool};
 
 use crate::config::FabricConfig;
 use crate::fabric::Fabric;
 use crate::nic::SimNic;
 use crate::rng::{Entity, Stream};
+
+/// What is left of a shared multi-receive that is released, unless a rank asks for something else.
+const MIN_MULTI_RECV_BYTES: usize = 64;
 
 /// What a turn did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +85,10 @@ pub struct Cluster {
     everybody: Arc<Everybody>,
     nodes: Vec<Option<Node>>,
     places: Vec<usize>,
+    /// By rank: the process that it is an endpoint of, which is the number of its first rank.
+    processes: Vec<usize>,
+    /// The receives that the endpoints of a process share.
+    pools: BTreeMap<usize, Arc<Pool>>,
     /// Whether ranks may be slow.
     slow: bool,
     /// Polling takes time, so nobody is passed over.
@@ -129,7 +137,8 @@ impl Cluster {
         let everybody = Arc::new(Everybody { names, known });
         let nodes = (0..total).map(|_| None).collect();
         let places = (0..total).map(|rank| rank.checked_sub(ranks).and_then(|n| places[n]).unwrap_or(rank)).collect();
-        let mut cluster = Self { fabric, config, everybody, nodes, places, slow: true, all_poll };
+        let (processes, pools) = ((0..total).collect(), BTreeMap::new());
+        let mut cluster = Self { fabric, config, everybody, nodes, places, processes, pools, slow: true, all_poll };
         for rank in 0..ranks {
             cluster.everybody.known[rank].store(true, Relaxed);
         }
@@ -141,10 +150,52 @@ impl Cluster {
 
     fn begin(&mut self, rank: usize) {
         let mut engine = Engine::new(self.config, self.fabric.start(rank));
-        engine.bind_book(Arc::new(Names { all: Arc::clone(&self.everybody), rotation: rank }));
+        self.join(rank, &mut engine);
         let mut schedule = Stream::new(self.fabric.seed(), Entity::Schedule(rank));
         let diligence_permille = if schedule.chance(250) { 200 } else { 1000 };
         self.nodes[rank] = Some(Node { engine, touched: true, schedule, diligence_permille, still_until_ns: 0 });
+    }
+
+    /// An engine gets what the endpoints of its process have in common.
+    fn join(&self, rank: usize, engine: &mut Engine<SimNic>) {
+        let process = self.processes[rank];
+        engine.bind_book(Arc::new(Names { all: Arc::clone(&self.everybody), rotation: process }));
+        if let Some(pool) = self.pools.get(&process) {
+            engine.bind_pool(Arc::clone(pool), 0);
+        }
+    }
+
+    /// From now on ranks are endpoints of processes (by rank, the first rank of its own), whose endpoints share their receives. Nothing
+    /// has been done yet.
+    pub(crate) fn share_receives(&mut self, processes: Vec<usize>) {
+        self.fabric.share_memory(processes.clone());
+        for process in &processes {
+            let pool = || Arc::new(Pool::new(self.config.matching, self.config.rx_depth, MIN_MULTI_RECV_BYTES));
+            self.pools.entry(*process).or_insert_with(pool);
+        }
+        self.processes = processes;
+        for rank in self.living() {
+            if let Some(mut node) = self.nodes[rank].take() {
+                self.join(rank, &mut node.engine);
+                self.nodes[rank] = Some(node);
+            }
+        }
+    }
+
+    /// By rank, who receives for it, if ranks share their receives.
+    pub(crate) fn receivers(&self) -> Vec<usize> {
+        if self.pools.is_empty() { Vec::new() } else { self.processes.clone() }
+    }
+
+    /// The receives that a rank shares with others.
+    pub(crate) fn pool(&self, rank: usize) -> Option<Arc<Pool>> {
+        self.pools.get(self.processes.get(rank)?).map(Arc::clone)
+    }
+
+    /// All that are, have been or will be endpoints of a rank's process.
+    #[must_use]
+    pub fn process(&self, rank: usize) -> Vec<usize> {
+        (0..self.processes.len()).filter(|other| self.processes[*other] == self.processes[rank]).collect()
     }
 
     /// A rank that has not begun takes the place of another one, which has gone. From now on everybody knows it.
@@ -226,14 +277,14 @@ impl Cluster {
     /// Rank `peer` in the address book of rank `rank`.
     #[must_use]
     pub fn addr(&self, rank: usize, peer: usize) -> Addr {
-        ((peer + self.nodes.len() - rank % self.nodes.len()) % self.nodes.len()) as Addr
+        ((peer + self.nodes.len() - self.processes[rank]) % self.nodes.len()) as Addr
     }
 
     /// The rank behind an address of rank `rank`.
     #[must_use]
     pub fn rank_of(&self, rank: usize, addr: Addr) -> Option<usize> {
         let index = usize::try_from(addr).ok().filter(|index| *index < self.nodes.len())?;
-        Some((index + rank) % self.nodes.len())
+        Some((index + self.processes[rank]) % self.nodes.len())
     }
 
     /// A living rank's engine.
@@ -260,11 +311,17 @@ impl Cluster {
 
     /// The rank's process ends in order: it says goodbye, drains, and goes.
     pub fn leave(&mut self, rank: usize) {
-        if let Some(engine) = self.engine(rank) {
-            engine.shutdown();
-        }
+        self.say_goodbye(rank);
         if let Some(node) = self.nodes.get_mut(rank) {
             *node = None;
+        }
+    }
+
+    /// The rank closes its endpoint: what is under way there fails.
+    pub(crate) fn say_goodbye(&mut self, rank: usize) {
+        if let Some(engine) = self.engine(rank) {
+            engine.leave_pool();
+            engine.shutdown();
         }
     }
 

@@ -1,10 +1,11 @@
 //! What kind of endpoints a run has.
 //!
-//! Place in the data flow: a [`Plan`](crate::Plan) has one kind, drawn from its seed; engines, operations and the oracle's rules follow it.
+//! Place in the data flow: a [`Plan`] has one kind, drawn from its seed; engines, operations and the oracle's rules follow it.
 
 use std::fmt;
 use std::str::FromStr;
 
+use crate::plan::Plan;
 use crate::rng::{Entity, Stream};
 
 /// A kind of endpoints.
@@ -14,6 +15,8 @@ pub enum Endpoints {
     Rdm,
     /// Datagrams (FI_EP_DGRAM).
     Dgram,
+    /// Some endpoints in each process, which share their receives (`fi_srx_context`).
+    Shared,
 }
 
 /// So many runs of 1000 have plain endpoints; the others are shared out evenly.
@@ -21,7 +24,7 @@ const PLAIN_PERMILLE: u32 = 667;
 
 impl Endpoints {
     /// All.
-    pub const ALL: [Self; 2] = [Self::Rdm, Self::Dgram];
+    pub const ALL: [Self; 3] = [Self::Rdm, Self::Dgram, Self::Shared];
 
     /// As the command line names it.
     #[must_use]
@@ -29,6 +32,7 @@ impl Endpoints {
         match self {
             Self::Rdm => "rdm",
             Self::Dgram => "dgram",
+            Self::Shared => "shared",
         }
     }
 
@@ -40,6 +44,20 @@ impl Endpoints {
         let plain = rng.chance(PLAIN_PERMILLE);
         if plain { Self::Rdm } else { *rng.pick(&Self::ALL[1..]) }
     }
+}
+
+/// Of which processes ranks are endpoints: by rank, the first of its process.
+pub(crate) fn processes(plan: &Plan) -> Vec<usize> {
+    let size = match plan.endpoints {
+        Endpoints::Rdm | Endpoints::Dgram => 1,
+        Endpoints::Shared => own(plan.seed).between(2, 4),
+    };
+    (0..plan.ranks).map(|rank| rank - rank % size).collect()
+}
+
+/// Where the details of a kind come from.
+pub(crate) fn own(seed: u64) -> Stream {
+    Stream::new(seed, Entity::Hazard(61))
 }
 
 impl fmt::Display for Endpoints {

@@ -620,9 +620,19 @@ impl Fabric {
     /// Ends the use of a buffer; a later write to it is found by [`Fabric::violations`].
     pub fn free(&self, buffer: Buffer) {
         let mut state = self.0.borrow_mut();
+        let state = &mut *state;
         if let Some(owner) = state.memory.free(buffer) {
-            state.endpoints[owner].registered.unmapped(&buffer.iov());
+            for (ep, endpoint) in state.endpoints.iter_mut().enumerate() {
+                if state.memory.is_shared(ep, owner) {
+                    endpoint.registered.unmapped(&buffer.iov());
+                }
+            }
         }
+    }
+
+    /// Endpoints share address spaces: by endpoint, the number of its own.
+    pub(crate) fn share_memory(&self, spaces: Vec<usize>) {
+        self.0.borrow_mut().memory.share(spaces);
     }
 
     /// No device can register this buffer.

@@ -8,6 +8,7 @@ mod atomic;
 mod barrier;
 mod datagram;
 pub(crate) mod program;
+mod shared;
 
 use weft_engine::api::{
     ADDR_NONE, Access, Completion, Config, Error, Fault, Kind, OpFlags, RecvOp, Region, RmaIov, RmaOp, SendOp,
@@ -141,6 +142,8 @@ pub struct Harness {
     queues: Vec<Option<program::Queue>>,
     barriers: Vec<barrier::Barrier>,
     program_stats: ProgramStats,
+    /// What endpoints of one process have completed one after the other, within one call.
+    early: Vec<(usize, Vec<Completion>)>,
 }
 
 impl Harness {
@@ -154,10 +157,12 @@ impl Harness {
     #[must_use]
     pub fn of(cluster: Cluster) -> Self {
         let windows_of = vec![Vec::new(); cluster.ranks()];
+        let mut oracle = Oracle::new();
+        oracle.share_receives(cluster.receivers());
         let queues = (0..cluster.ranks()).map(|_| None).collect();
         Self {
             cluster,
-            oracle: Oracle::new(),
+            oracle,
             tamper: None,
             windows: Vec::new(),
             windows_of,
@@ -165,6 +170,7 @@ impl Harness {
             queues,
             barriers: Vec::new(),
             program_stats: ProgramStats::default(),
+            early: Vec::new(),
         }
     }
 
@@ -239,7 +245,7 @@ impl Harness {
             }
             Err(_) => self.cluster.fabric().free(buffer),
         }
-        self.absorb(rank);
+        self.absorb_shared(rank);
         posted.map(|()| op)
     }
 
@@ -247,8 +253,12 @@ impl Harness {
         let iov = pieces(buffer, &recv.pieces);
         let src = recv.src.map_or(ADDR_NONE, |src| self.cluster.addr(rank, src));
         let (tag, ignore) = recv.tag.unwrap_or((0, 0));
+        let op = RecvOp { src, iov: &iov, tag, ignore, ctx: context(op), flags };
+        if let Some(pool) = self.cluster.pool(rank) {
+            return self.post_shared(&pool, rank, &op);
+        }
         let Some(engine) = self.cluster.engine(rank) else { return Err(Error::Invalid) };
-        engine.recv(&RecvOp { src, iov: &iov, tag, ignore, ctx: context(op), flags })
+        engine.recv(&op)
     }
 
     /// Looks for a message; `extra` is empty, CLAIM or DISCARD.
@@ -265,7 +275,7 @@ impl Harness {
             let record = PeekRecord { rank, want, flags, order, found: None, discarded, discarding };
             self.oracle.accepted(op, Record::Peek(record));
         }
-        self.absorb(rank);
+        self.absorb_shared(rank);
         posted.map(|()| op)
     }
 
@@ -273,6 +283,11 @@ impl Harness {
     pub fn claim(&mut self, op: Op, len: Option<usize>) -> Result<(), Error> {
         let Record::Peek(peek) = self.oracle.record(op) else { return Err(Error::Invalid) };
         let (rank, want) = (peek.rank, peek.want);
+        let found = peek.found.iter().flatten().next();
+        if found.is_some_and(|found| !self.cluster.lives(found.dest)) {
+            // It has gone with the endpoint at which it waited.
+            return Ok(());
+        }
         let recv = Recv { src: want.src, tag: want.tag, len: len.unwrap_or(0), ..Recv::default() };
         let discard = if len.is_none() { OpFlags::DISCARD } else { OpFlags::empty() };
         let flags = recv_flags(&recv) | OpFlags::CLAIM | discard;
@@ -286,7 +301,7 @@ impl Harness {
             (Ok(()), None) => self.oracle.discard(op),
             (Err(_), _) => {}
         }
-        self.absorb(rank);
+        self.absorb_shared(rank);
         posted
     }
 
@@ -294,8 +309,11 @@ impl Harness {
     pub fn cancel(&mut self, op: Op) -> bool {
         let Record::Recv(recv) = self.oracle.record(op) else { return false };
         let rank = recv.rank;
-        let found = self.cluster.engine(rank).is_some_and(|engine| engine.cancel(context(op).ptr));
-        self.absorb(rank);
+        let found = match self.cluster.pool(rank) {
+            Some(pool) => self.cancel_shared(&pool, rank, op),
+            None => self.cluster.engine(rank).is_some_and(|engine| engine.cancel(context(op).ptr)),
+        };
+        self.absorb_shared(rank);
         found
     }
 
@@ -402,8 +420,17 @@ impl Harness {
 
     /// Hands a rank's completions to the oracle, frees what they free, and performs what they set free.
     pub fn absorb(&mut self, rank: usize) {
-        absorb(&mut self.cluster, &mut self.oracle, self.tamper.as_mut(), self.queues[rank].as_mut(), rank);
+        self.absorb_batch(rank);
+        self.oracle.batch_ended();
         self.run_programs(rank);
+    }
+
+    fn absorb_batch(&mut self, rank: usize) {
+        let Self { cluster, oracle, tamper, queues, .. } = self;
+        for (rank, batch) in std::mem::take(&mut self.early) {
+            report(cluster, oracle, tamper.as_mut(), None, rank, batch);
+        }
+        absorb(cluster, oracle, tamper.as_mut(), queues[rank].as_mut(), rank);
     }
 
     /// One turn of the cluster.
@@ -413,6 +440,7 @@ impl Harness {
         let turn = cluster.turn(|cluster, rank| {
             let mut queue = queues[rank].as_mut();
             absorb(cluster, oracle, tamper.as_mut(), queue.as_deref_mut(), rank);
+            oracle.batch_ended();
             if let Some(queue) = queue {
                 queue.progressed(cluster, rank, oracle);
             }
@@ -479,6 +507,11 @@ impl Harness {
     /// A rank leaves in order. What it accepted may still fail; nobody else's does, except with it.
     pub fn leave(&mut self, rank: usize) {
         self.lose(rank);
+        if self.cluster.pool(rank).is_some() {
+            // The others of its process hear of the receives that it had taken.
+            self.cluster.say_goodbye(rank);
+            self.absorb(rank);
+        }
         self.cluster.leave(rank);
     }
 
@@ -634,6 +667,7 @@ impl Harness {
             }
         }
         out.extend(self.credits());
+        out.extend(self.pooled());
         for (index, window) in self.windows.iter().enumerate().filter(|(_, window)| !window.atomic) {
             if let Some(at) = self.oracle.stray_write(index, window.memory) {
                 out.push(format!("region {index} of rank {}: byte {at} was written by nobody's write", window.rank));
@@ -651,10 +685,21 @@ fn absorb(
     cluster: &mut Cluster,
     oracle: &mut Oracle,
     tamper: Option<&mut Tamper>,
-    mut queue: Option<&mut program::Queue>,
+    queue: Option<&mut program::Queue>,
     rank: usize,
 ) {
-    let mut batch = cluster.take_completions(rank);
+    let batch = cluster.take_completions(rank);
+    report(cluster, oracle, tamper, queue, rank, batch);
+}
+
+fn report(
+    cluster: &mut Cluster,
+    oracle: &mut Oracle,
+    tamper: Option<&mut Tamper>,
+    mut queue: Option<&mut program::Queue>,
+    rank: usize,
+    mut batch: Vec<Completion>,
+) {
     if let Some(tamper) = tamper {
         tamper(rank, &mut batch);
     }
@@ -670,7 +715,6 @@ fn absorb(
             queue.completed(rank, &c, oracle);
         }
     }
-    oracle.batch_ended();
 }
 
 fn with(flags: OpFlags, tagged: bool, data: bool) -> OpFlags {

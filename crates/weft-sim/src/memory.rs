@@ -129,6 +129,8 @@ pub(crate) struct Memory {
     by_address: BTreeMap<u64, usize>,
     unregistrable: Vec<Buffer>,
     live: usize,
+    /// By endpoint: whose address space it has. Without an entry, its own.
+    spaces: Vec<usize>,
     /// Stands for all address spaces, where clients bring their own memory.
     pub(crate) resolver: Option<fn(RemoteIov) -> Iov>,
 }
@@ -158,6 +160,17 @@ impl Memory {
         block.buffer.fill(FREED);
         self.live -= 1;
         Some(block.owner)
+    }
+
+    /// Endpoints share address spaces: by endpoint, the number of its own.
+    pub(crate) fn share(&mut self, spaces: Vec<usize>) {
+        self.spaces = spaces;
+    }
+
+    /// Whether two endpoints have one address space.
+    pub(crate) fn is_shared(&self, a: usize, b: usize) -> bool {
+        let space = |owner: usize| self.spaces.get(owner).copied().unwrap_or(owner);
+        space(a) == space(b)
     }
 
     /// See [`crate::Fabric::forbid_registration`].
@@ -211,7 +224,7 @@ impl Memory {
         let offset = usize::try_from(piece.addr - start).ok()?;
         let len = usize::try_from(piece.len).ok()?;
         let inside = offset.checked_add(len).is_some_and(|end| end <= block.buffer.len());
-        (inside && block.owner == owner).then(|| block.buffer.iov.slice(offset, len))
+        (inside && self.is_shared(block.owner, owner)).then(|| block.buffer.iov.slice(offset, len))
     }
 }
 

@@ -9,6 +9,7 @@
 
 use crate::cluster::Cluster;
 use crate::config::FabricConfig;
+use crate::endpoints::{Endpoints, processes};
 use crate::fabric::Stats;
 use crate::harness::{Harness, ProgramStats};
 use crate::hazard::Hazard;
@@ -74,8 +75,19 @@ pub fn run_with(plan: &Plan, prepare: impl FnOnce(&mut Harness)) -> Report {
     let disasters = disasters(plan, steps);
     let detail = format!("{plan}\n{fabric:?}\n{engine:?}\n{disasters:?}\n");
     let restarts = disasters.iter().filter(|disaster| disaster.hazard == Hazard::Restart);
-    let successors = restarts.map(|disaster| disaster.a).collect::<Vec<_>>();
+    // Processes restart with all of their endpoints.
+    let mut processes = processes(plan);
+    let mut successors = Vec::new();
+    for disaster in restarts {
+        let first = processes.len();
+        let again = (0..plan.ranks).filter(|rank| processes[*rank] == processes[disaster.a]).collect::<Vec<_>>();
+        processes.resize(first + again.len(), first);
+        successors.extend(again);
+    }
     let mut cluster = Cluster::with_successors(fabric.clone(), engine, plan.ranks, &successors);
+    if plan.endpoints == Endpoints::Shared {
+        cluster.share_receives(processes);
+    }
     cluster.set_slow(plan.hazards.has(Hazard::Slow));
     let mut workload = Workload::new(Harness::of(cluster), plan, &fabric, engine);
     prepare(workload.harness());
@@ -99,6 +111,7 @@ pub fn run_with(plan: &Plan, prepare: impl FnOnce(&mut Harness)) -> Report {
 /// What strikes when. Each hazard draws for itself.
 fn disasters(plan: &Plan, steps: usize) -> Vec<Disaster> {
     let mut all: Vec<Disaster> = Vec::new();
+    let processes = processes(plan);
     for hazard in plan.hazards.iter() {
         let most = match hazard {
             Hazard::Reset | Hazard::Truncate => 8,
@@ -112,7 +125,7 @@ fn disasters(plan: &Plan, steps: usize) -> Vec<Disaster> {
         for _ in 0..rng.between(1, most) {
             let (step, a, b) = (rng.index(steps), rng.index(plan.ranks), rng.index(plan.ranks));
             let amount = if hazard == Hazard::Slow { rng.below(STILL_NS) } else { rng.below(16) };
-            let again = |other: &Disaster| other.hazard == Hazard::Restart && other.a == a;
+            let again = |other: &Disaster| other.hazard == Hazard::Restart && processes[other.a] == processes[a];
             if hazard != Hazard::Restart || !all.iter().any(again) {
                 all.push(Disaster { step, hazard, a, b, amount });
             }
@@ -194,15 +207,27 @@ impl Run {
             Hazard::Truncate => harness.garble(a, b, usize::try_from(amount).unwrap_or(0)),
             Hazard::Slow => harness.cluster().stand_still(a, amount),
             Hazard::Restart => {
-                harness.restart(self.next_successor);
-                workload.begin(self.next_successor);
-                self.next_successor += 1;
-                self.note_death(workload.harness(), a);
+                let process = harness.cluster().process(a);
+                for rank in &process {
+                    if harness.cluster().lives(*rank) {
+                        harness.kill(*rank);
+                    }
+                }
+                for rank in process {
+                    workload.harness().restart(self.next_successor);
+                    workload.begin(self.next_successor);
+                    self.next_successor += 1;
+                    self.note_death(workload.harness(), rank);
+                }
             }
             Hazard::Death | Hazard::Departure if !harness.cluster().lives(a) => {}
             Hazard::Death => {
-                harness.kill(a);
-                self.note_death(harness, a);
+                for rank in harness.cluster().process(a) {
+                    if harness.cluster().lives(rank) {
+                        harness.kill(rank);
+                        self.note_death(harness, rank);
+                    }
+                }
             }
             Hazard::Departure => {
                 harness.leave(a);

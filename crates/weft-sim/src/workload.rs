@@ -12,7 +12,7 @@ use weft_engine::api::{Access, Config, Error, Fault, Matching, OpFlags};
 use weft_engine::mrcache::Limits;
 
 use crate::config::FabricConfig;
-use crate::endpoints::Endpoints;
+use crate::endpoints::{Endpoints, own};
 use crate::harness::{ANY_TAG, Atomic, COUNTERS, Harness, Recv, Rma, SLOT_BYTES, Send, random_pieces};
 use crate::hazard::Hazard;
 use crate::oracle::{ID_BYTES, Op, Record};
@@ -54,7 +54,7 @@ pub fn engine_config(rng: &mut Stream, starved: bool) -> Config {
 /// Makes of a run's configuration that of its kind of endpoints.
 pub(crate) fn endpoints_config(plan: &Plan, fabric: &FabricConfig, engine: &mut Config) {
     if plan.endpoints == Endpoints::Dgram {
-        let mut rng = Stream::new(plan.seed, Entity::Hazard(61));
+        let mut rng = own(plan.seed);
         // All that is allowed is eager on every device, as in weft-fi.
         let longest = fabric.caps.mailbox_bytes - 128;
         let longest = if rng.chance(500) { longest } else { rng.between(ID_BYTES, longest) };
@@ -154,7 +154,9 @@ impl Workload {
         self.cursors.resize(self.harness.windows().len(), 0);
         self.begun.push(rank);
         let min = *self.rngs[rank].pick(&[ID_BYTES, 64, 1000, 20_000]);
-        if let Some(engine) = self.harness.cluster().engine(rank) {
+        if let Some(pool) = self.harness.cluster().pool(rank) {
+            pool.set_min_multi_recv(min);
+        } else if let Some(engine) = self.harness.cluster().engine(rank) {
             engine.set_min_multi_recv(min);
         }
         if self.plan.acts.has(Act::Program) && self.plan.endpoints == Endpoints::Rdm {
@@ -179,7 +181,18 @@ impl Workload {
                     86..92 => Act::Atomic,
                     _ => Act::Program,
                 };
-                let act = if self.plan.endpoints == Endpoints::Dgram { Self::datagram_act(act) } else { act };
+                let act = match self.plan.endpoints {
+                    Endpoints::Rdm => act,
+                    Endpoints::Dgram => Self::datagram_act(act),
+                    // Programs are for ranks that receive for themselves.
+                    Endpoints::Shared => {
+                        if act == Act::Program {
+                            Act::Atomic
+                        } else {
+                            act
+                        }
+                    }
+                };
                 if self.done < self.plan.ops && self.plan.acts.has(act) {
                     self.done += 1;
                     self.act(rank, act);

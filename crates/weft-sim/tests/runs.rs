@@ -11,6 +11,7 @@ const GOLDEN: &[&str] = &[
     "649e827c155f4d05aeb7f913afe43460",
     "9c23171876fe60d0c677db4f7bd620db",
     "2b898641dc5ac7713c2d91a34405da48",
+    "b1d2f30dbfc76eebeead859dcb30f933",
 ];
 
 /// Plays the plans; all must be good.
@@ -81,6 +82,17 @@ fn datagrams() {
     let (accepted, lost) = (total(&reports, |r| r.accepted as u64), total(&reports, |r| r.lost));
     assert!(accepted > 10_000 && lost > 500 && lost < accepted / 5, "{lost} of {accepted}");
     play((0..300).map(|seed| dgram(Plan::draw(seed))));
+}
+
+/// Endpoints that share their receives.
+#[test]
+fn shared_receives() {
+    let shared = |plan| Plan { endpoints: Endpoints::Shared, ..plan };
+    let reports = play((0..200).map(|seed| shared(Plan::lossless(seed))));
+    assert!(total(&reports, |r| r.stats.messages) > 10_000);
+    play((0..300).map(|seed| shared(Plan::draw(seed))));
+    let departure = Hazards::NONE.with(Hazard::Departure);
+    play((0..50).map(|seed| shared(Plan { hazards: departure, ..Plan::draw(seed) })));
 }
 
 /// Runs that failed once, as the shrinker left them.

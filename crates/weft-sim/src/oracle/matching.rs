@@ -24,8 +24,8 @@ struct Place {
     op: Op,
 }
 
-/// Messages that matching cannot tell apart: their sender and tag.
-type Stream = (Option<usize>, Option<u64>);
+/// Messages that matching cannot tell apart: their sender, the endpoint that they go to, and their tag.
+type Stream = (Option<usize>, usize, Option<u64>);
 
 /// A message of one receiver.
 struct Message<'a> {
@@ -46,7 +46,8 @@ impl Oracle {
             Record::Send(send) => send.dest.max(send.rank) + 1,
             _ => 0,
         });
-        for rank in (0..ranks.max().unwrap_or(0)).filter(|rank| lives(*rank)) {
+        let receivers = (0..ranks.max().unwrap_or(0)).filter(|rank| self.receiver(*rank) == *rank);
+        for rank in receivers.filter(|rank| self.receives(*rank, &lives)) {
             self.judge_receiver(rank, &lives, &mut out);
         }
         self.judge_memory(&lives, &mut out);
@@ -80,11 +81,11 @@ impl Oracle {
         }
     }
 
-    /// All messages sent to a rank, by sender and then in the order in which they were sent.
+    /// All messages sent to a receiver, by sender and endpoint, and then in the order in which they were sent.
     fn messages(&self, rank: usize) -> Vec<Message<'_>> {
         let message = |(op, send)| Message { op, send, place: None, at: 0 };
         let mut messages = self.sent_to(rank).map(message).collect::<Vec<_>>();
-        messages.sort_by_key(|m| (m.send.rank, m.op));
+        messages.sort_by_key(|m| (m.send.rank, m.send.dest, m.op));
         messages
     }
 
@@ -101,14 +102,15 @@ impl Oracle {
                 let place = Place { order, position, op };
                 match got.send.and_then(|send| messages.iter_mut().find(|m| m.op == send)) {
                     Some(message) => (message.place, message.at) = (Some(place), got.at),
-                    None => by_turn.entry((got.src, got.tag)).or_default().push((place, got)),
+                    None => by_turn.entry((got.src, got.dest, got.tag)).or_default().push((place, got)),
                 }
             }
         }
-        for ((src, tag), mut places) in by_turn {
+        for ((src, dest, tag), mut places) in by_turn {
             places.sort_by_key(|(place, _)| *place);
-            let mut waiting =
-                messages.iter_mut().filter(|m| m.place.is_none() && Some(m.send.rank) == src && m.send.tag == tag);
+            let mut waiting = messages
+                .iter_mut()
+                .filter(|m| m.place.is_none() && (Some(m.send.rank), m.send.dest, m.send.tag) == (src, dest, tag));
             for (place, got) in places {
                 let Some(message) = waiting.next() else {
                     out.push(format!("operation {} received a message that nobody sent: {got:?}", place.op));
@@ -132,29 +134,37 @@ impl Oracle {
             messages.iter().enumerate().filter_map(|(i, m)| m.place.map(|place| (place, i))).collect();
         let mut edges = Vec::new();
         for (i, pair) in messages.windows(2).enumerate() {
-            if pair[0].send.rank == pair[1].send.rank && !self.datagrams {
+            let same = (pair[0].send.rank, pair[0].send.dest) == (pair[1].send.rank, pair[1].send.dest);
+            if same && !self.datagrams {
                 edges.push((i, i + 1));
             }
         }
-        for ((a, i), (b, j)) in index.iter().zip(index.iter().skip(1)) {
-            if a.op == b.op {
-                edges.push((*i, *j));
+        // At each endpoint: the message before, of one multi-receive.
+        let mut before = BTreeMap::new();
+        for (place, i) in &index {
+            if let Some((op, earlier)) = before.insert(messages[*i].send.dest, (place.op, *i))
+                && op == place.op
+            {
+                edges.push((earlier, *i));
             }
         }
         for (op, record) in self.wanted_by(rank) {
             let Record::Recv(recv) = record else { continue };
             let of_recv =
                 Place { order: recv.order, position: 0, op }..=Place { order: recv.order, position: usize::MAX, op };
-            let last = index.range(of_recv).next_back().map(|(_, i)| *i);
+            // The last message that it got, at each endpoint.
+            let last = index.range(of_recv).map(|(_, i)| (messages[*i].send.dest, *i)).collect::<BTreeMap<_, _>>();
             for (i, m) in messages.iter().enumerate() {
                 let Some(place) = m.place else { continue };
                 if place.op == op || recv.order > place.order || !recv.want.accept(m.send.rank, m.send.tag) {
                     continue;
                 }
-                match (recv.state, last) {
-                    (RecvState::Done, Some(last)) => edges.push((last, i)),
-                    (RecvState::Ended(Fault::Canceled, ended), _) if m.at > ended => {}
-                    (RecvState::Ended(Fault::Link(_), _), _) => {}
+                match recv.state {
+                    RecvState::Done if !last.is_empty() => {
+                        edges.extend(last.get(&m.send.dest).map(|last| (*last, i)));
+                    }
+                    RecvState::Ended(Fault::Canceled, ended) if m.at > ended => {}
+                    RecvState::Ended(Fault::Link(_), _) => {}
                     _ => out.push(format!(
                         "operation {} should have been received by operation {op}, not by {}: {}\n    {}\n    {}",
                         m.op,
@@ -172,10 +182,12 @@ impl Oracle {
     /// A peek reports, per sender, the first message that it wants of those that no earlier receive took.
     fn judge_peek(&self, peek: &PeekRecord, messages: &[Message<'_>], out: &mut Vec<String>) {
         let Some(Some(found)) = &peek.found else { return };
-        let lossy = found.src.is_some_and(|src| self.may_fail(src, peek.rank));
+        let lossy = found.src.is_some_and(|src| self.may_fail(src, found.dest));
         let first = messages.iter().find(|m| {
             let later = m.place.is_none_or(|place| place.order >= peek.order);
-            Some(m.send.rank) == found.src && later && peek.want.accept(m.send.rank, m.send.tag)
+            (Some(m.send.rank), m.send.dest) == (found.src, found.dest)
+                && later
+                && peek.want.accept(m.send.rank, m.send.tag)
         });
         let same =
             first.is_some_and(|m| (m.send.tag, m.send.data, m.send.len) == (found.tag, found.data, found.full_len));

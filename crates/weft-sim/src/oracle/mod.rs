@@ -13,6 +13,7 @@ mod datagram;
 mod matching;
 pub(crate) mod program;
 mod rma;
+mod shared;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -112,6 +113,8 @@ impl Criteria {
 pub struct Got {
     /// Sender; `None` if it was not told.
     pub src: Option<usize>,
+    /// Where it was reported.
+    pub dest: usize,
     /// Tag.
     pub tag: Option<u64>,
     /// Immediate data.
@@ -256,6 +259,8 @@ pub struct Oracle {
     garbled: BTreeSet<(usize, usize)>,
     /// Messages may be lost, and come in any order.
     datagrams: bool,
+    /// By rank: who receives for it. Empty: each for itself.
+    processes: Vec<usize>,
     /// By rank: the sends that go to it, and what it receives and peeks at.
     sent_to: Vec<Vec<Op>>,
     wanted_by: Vec<Vec<Op>>,
@@ -303,6 +308,7 @@ impl Oracle {
             Record::Peek(peek) => (&mut self.wanted_by, peek.rank),
             Record::Rma(_) | Record::Atomic(_) | Record::Refused => return self.ops[op] = record,
         };
+        let rank = self.processes.get(rank).copied().unwrap_or(rank);
         if lists.len() <= rank {
             lists.resize_with(rank + 1, Vec::new);
         }
@@ -312,7 +318,7 @@ impl Oracle {
 
     /// The sends that go to a rank, in the order in which they were started.
     fn sent_to(&self, rank: usize) -> impl Iterator<Item = (Op, &SendRecord)> {
-        self.sent_to.get(rank).into_iter().flatten().filter_map(|op| match &self.ops[*op] {
+        self.sent_to.get(self.receiver(rank)).into_iter().flatten().filter_map(|op| match &self.ops[*op] {
             Record::Send(send) => Some((*op, send)),
             _ => None,
         })
@@ -320,7 +326,7 @@ impl Oracle {
 
     /// The receives and peeks of a rank, in the order in which they were started.
     fn wanted_by(&self, rank: usize) -> impl Iterator<Item = (Op, &Record)> {
-        self.wanted_by.get(rank).into_iter().flatten().map(|op| (*op, &self.ops[*op]))
+        self.wanted_by.get(self.receiver(rank)).into_iter().flatten().map(|op| (*op, &self.ops[*op]))
     }
 
     /// What is known of an operation.
@@ -481,8 +487,7 @@ impl Oracle {
     pub fn pending(&self, lives: impl Fn(usize) -> bool) -> Vec<String> {
         let mut out = Vec::new();
         for (op, record) in self.ops.iter().enumerate() {
-            let Some(rank) = record.rank() else { continue };
-            if lives(rank) && !record.is_quiet() && !self.ended(op) {
+            if self.is_awaited(record, &lives) && !self.ended(op) {
                 out.push(format!("operation {op} never completed: {}", describe(record)));
             }
         }
@@ -504,15 +509,15 @@ impl Oracle {
             self.complain(format!("rank {rank}: completion of an operation that was never accepted: {c:?}"));
             return None;
         };
-        if owner != rank || c.ctx != context(op) {
+        if !self.may_report(rank, owner, &self.ops[op]) || c.ctx != context(op) {
             self.complain(format!("rank {rank}: completion with a foreign context (operation of rank {owner}): {c:?}"));
             return None;
         }
         let mut record = std::mem::replace(&mut self.ops[op], Record::Refused);
         let problem = match &mut record {
             Record::Send(send) => self.send_completed(op, send, c),
-            Record::Recv(recv) => self.recv_completed(op, recv, c, src, at),
-            Record::Peek(peek) => peek_completed(peek, c, src, at),
+            Record::Recv(recv) => self.recv_completed(op, recv, c, (src, rank), at),
+            Record::Peek(peek) => peek_completed(peek, c, (src, rank), at),
             Record::Rma(rma) => self.rma_completed(op, rma, c),
             Record::Atomic(atomic) => self.atomic_completed(op, atomic, c, at),
             Record::Refused => Ok(None),
@@ -581,11 +586,13 @@ impl Oracle {
     fn can_confirm(&self, send: &SendRecord) -> bool {
         !self.ops.iter().any(|record| match record {
             Record::Peek(peek) => {
-                peek.rank == send.dest && (peek.discarded || peek.discarding) && peek.want.accept(send.rank, send.tag)
+                self.receiver(peek.rank) == self.receiver(send.dest)
+                    && (peek.discarded || peek.discarding)
+                    && peek.want.accept(send.rank, send.tag)
             }
             Record::Recv(recv) => {
                 let short = recv.got.iter().any(|got| got.len < ID_BYTES && got.full_len == send.len);
-                recv.rank == send.dest && short && recv.want.accept(send.rank, send.tag)
+                self.receiver(recv.rank) == self.receiver(send.dest) && short && recv.want.accept(send.rank, send.tag)
             }
             _ => false,
         })
@@ -596,7 +603,7 @@ impl Oracle {
         op: Op,
         recv: &mut RecvRecord,
         c: &Completion,
-        src: Option<usize>,
+        (src, dest): (Option<usize>, usize),
         at: u64,
     ) -> Result<Option<Buffer>, String> {
         if recv.state != RecvState::Posted {
@@ -610,7 +617,7 @@ impl Oracle {
         let excess = match c.fault {
             None => 0,
             Some(Fault::Truncated(excess)) => excess,
-            Some(fault) => return self.recv_ended(recv, fault, released, at),
+            Some(fault) => return self.recv_ended(recv, dest, fault, released, at),
         };
         recv.state = if released { RecvState::Done } else { RecvState::Posted };
         let offset = if c.len == 0 && !multi { 0 } else { c.buf.wrapping_sub(recv.buffer.iov().as_ptr() as usize) };
@@ -629,7 +636,7 @@ impl Oracle {
         let stored = recv.buffer.part(offset, c.len);
         let mut head = [0; ID_BYTES];
         stored.iov().read(&mut head);
-        let mut got = Got { src, tag, data, len: c.len, head, full_len: c.len + excess, offset, send: None, at };
+        let mut got = Got { src, dest, tag, data, len: c.len, head, full_len: c.len + excess, offset, send: None, at };
         let outcome = self.check_got(op, recv, &mut got, stored);
         recv.got.push(got);
         outcome.map(|()| released.then_some(recv.buffer))
@@ -639,6 +646,7 @@ impl Oracle {
     fn recv_ended(
         &self,
         recv: &mut RecvRecord,
+        rank: usize,
         fault: Fault,
         released: bool,
         at: u64,
@@ -649,9 +657,9 @@ impl Oracle {
             // Nothing waits for a datagram that has begun to arrive, nor for anybody in particular.
             Fault::Link(_) if self.datagrams => false,
             Fault::Link(why) => match recv.want.src {
-                Some(src) => self.excuses(why, recv.rank, src),
+                Some(src) => self.excuses(why, rank, src),
                 None => {
-                    let mine = |(a, b): &&(usize, usize)| *a == recv.rank || *b == recv.rank;
+                    let mine = |(a, b): &&(usize, usize)| *a == rank || *b == rank;
                     self.broken.iter().filter(mine).any(|(a, b)| self.excuses(why, *a, *b))
                 }
             },
@@ -681,7 +689,7 @@ impl Oracle {
             return Err(format!("received bytes that nobody sent (they name operation {id:#x})"));
         };
         let same = (Some(send.rank), send.dest, send.tag, send.data, send.len);
-        if same != (got.src, recv.rank, got.tag, got.data, got.full_len) {
+        if same != (got.src, got.dest, got.tag, got.data, got.full_len) {
             return Err(format!("differs from what was sent as operation {id}: {send:?}"));
         }
         if !stored.holds(&payload(id, send.len)[..got.len]) {
@@ -698,7 +706,7 @@ impl Oracle {
 fn peek_completed(
     peek: &mut PeekRecord,
     c: &Completion,
-    src: Option<usize>,
+    (src, dest): (Option<usize>, usize),
     at: u64,
 ) -> Result<Option<Buffer>, String> {
     expect(c.kind == Kind::Recv, "kind")?;
@@ -718,7 +726,7 @@ fn peek_completed(
         None => {}
     }
     let (tag, data) = (peek.want.tag.map(|_| c.tag), c.flags.contains(OpFlags::DATA).then_some(c.data));
-    let got = Got { src, tag, data, len: 0, head: [0; ID_BYTES], full_len: c.len, offset: 0, send: None, at };
+    let got = Got { src, dest, tag, data, len: 0, head: [0; ID_BYTES], full_len: c.len, offset: 0, send: None, at };
     peek.found = Some(Some(got));
     peek.discarded = peek.flags.contains(OpFlags::DISCARD);
     let wanted = src.is_some_and(|src| peek.want.accept(src, tag));

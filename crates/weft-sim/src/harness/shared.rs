@@ -1,0 +1,101 @@
+//! Receives that the endpoints of a process share: what weft-fi does around the engine's pool (`endpoint/shared.rs`).
+
+use std::sync::Arc;
+
+use weft_engine::Pool;
+use weft_engine::api::{Error, OpFlags, RecvOp};
+
+use crate::harness::Harness;
+use crate::oracle::{Op, context};
+
+/// What takes no buffer into the pool.
+const LOOKS: OpFlags = OpFlags::PEEK.union(OpFlags::CLAIM).union(OpFlags::DISCARD);
+
+impl Harness {
+    /// The living endpoints of a rank's process.
+    fn siblings(&self, rank: usize) -> Vec<usize> {
+        self.cluster.process(rank).into_iter().filter(|rank| self.cluster.lives(*rank)).collect()
+    }
+
+    /// Posts a receive for all endpoints of a rank's process, or has them look, claim or discard.
+    pub(super) fn post_shared(&mut self, pool: &Arc<Pool>, rank: usize, op: &RecvOp<'_>) -> Result<(), Error> {
+        let siblings = self.siblings(rank);
+        if op.flags.intersects(LOOKS) {
+            return self.look(&siblings, op);
+        }
+        if !pool.post(op)? {
+            return Ok(());
+        }
+        // Others make progress meanwhile.
+        if op.ctx.ptr.is_multiple_of(3) {
+            for rank in siblings.iter().rev().take(op.ctx.ptr % 4) {
+                self.cluster.engine(*rank).map(|engine| engine.progress());
+                self.note_early(*rank);
+            }
+        }
+        let mut waiting = false;
+        for rank in siblings {
+            if let Some(engine) = self.cluster.engine(rank) {
+                engine.feed(op);
+                waiting |= engine.unexpected_messages() > 0;
+            }
+            self.note_early(rank);
+        }
+        if waiting {
+            pool.await_more();
+        }
+        Ok(())
+    }
+
+    /// What an endpoint has completed within a call comes before what the next one will.
+    fn note_early(&mut self, rank: usize) {
+        let batch = self.cluster.take_completions(rank);
+        self.early.push((rank, batch));
+    }
+
+    /// The first endpoint that has such a message answers; else the last one says that there is none.
+    fn look(&mut self, siblings: &[usize], op: &RecvOp<'_>) -> Result<(), Error> {
+        let mut chosen = *siblings.last().ok_or(Error::Invalid)?;
+        for rank in siblings {
+            let Some(engine) = self.cluster.engine(*rank) else { continue };
+            engine.progress();
+            let found = engine.has_message_for(op);
+            self.note_early(*rank);
+            if found {
+                chosen = *rank;
+                break;
+            }
+        }
+        self.cluster.engine(chosen).ok_or(Error::Invalid)?.recv(op)
+    }
+
+    /// Cancels a receive; one of the endpoints reports it.
+    pub(super) fn cancel_shared(&mut self, pool: &Arc<Pool>, rank: usize, op: Op) -> bool {
+        let Some(canceled) = pool.cancel(context(op).ptr) else { return false };
+        let first = self.siblings(rank).first().copied();
+        if let Some(engine) = first.and_then(|rank| self.cluster.engine(rank)) {
+            engine.completions().push(canceled);
+        }
+        true
+    }
+
+    /// A receive was posted, or canceled: what has completed at a rank, and at whoever shares its receives.
+    pub(super) fn absorb_shared(&mut self, rank: usize) {
+        if self.cluster.pool(rank).is_none() {
+            return self.absorb(rank);
+        }
+        // All of them have been at work: what one has sent another may have answered.
+        for rank in self.siblings(rank) {
+            self.absorb_batch(rank);
+        }
+        self.oracle.batch_ended();
+    }
+
+    /// With nothing under way, nothing is posted in the pools.
+    pub(super) fn pooled(&self) -> Vec<String> {
+        let depth = self.cluster.engine_config().rx_depth;
+        let left = |rank: &usize| self.cluster.pool(*rank).map_or(0, |pool| depth - pool.free());
+        let living = self.cluster.living().into_iter().filter(|rank| left(rank) > 0);
+        living.map(|rank| format!("rank {rank} at the end: {} receives posted in its pool", left(&rank))).collect()
+    }
+}
