@@ -79,7 +79,7 @@ asan: test-deps
 faults: export WEFT_FAULT_RUNS := $(or $(RUNS),100)
 faults: export WEFT_FAULT_SEED := $(or $(SEED),1)
 faults: test-deps dist
-	$(PYTHON) -m pytest tests/test_faults.py -rP $(if $(CELL),-k $(CELL))
+	$(PYTHON) -m pytest tests/test_faults.py -rP $(if $(CELL),-k "$(CELL)")
 
 # The provider's packages are named as well, so that they are built with the same features and not once more.
 icount-program: dist
