@@ -27,6 +27,7 @@ STORE = jobs.TARGET / "bench"
 PLOTS = jobs.ROOT / "docs/plots"
 
 ALL = "weft,shm,sm2,tcp,weft:FI_WEFT_SHM=0"
+TRUST = ",".join(["tcp", *bench_report.TRUST])
 # What `weft bench` measures: its arguments, and whether the document has a drawing of it.
 PARTS: dict[str, tuple[str, bool]] = {
     "pingpong": (f"pingpong --providers {ALL} --sizes 8,64,1K,4K,16K,64K,256K,1M --rounds 5", True),
@@ -47,6 +48,8 @@ PARTS: dict[str, tuple[str, bool]] = {
         "counter --providers weft,shm,tcp;ofi_rxm,weft:FI_WEFT_SHM=0 --wait yield --adders 1,2,4,8,16 --rounds 7",
         False,
     ),
+    "trust-latency": (f"pingpong --providers {TRUST} --sizes 8,4K,64K,1M --rounds 7", False),
+    "trust-bandwidth": (f"bandwidth --providers {TRUST} --sizes 64K,1M --rounds 7", False),
     "oversubscribe": ("oversubscribe --providers weft,shm,sm2 --rounds 3", False),
 }
 

@@ -12,6 +12,9 @@ from typing import Any, Callable
 BEGIN, END = "<!-- {} -->\n", "<!-- end of {} -->\n"
 NEAR, FAR = ("shm", "sm2"), ("tcp", "tcp;ofi_rxm", "sockets")
 OVER_TCP = "weft:FI_WEFT_SHM=0"
+# What authentication and encryption cost is measured over these.
+KEY = ":FI_WEFT_JOB_KEY=secret"
+TRUST = ("weft", f"weft{KEY}", OVER_TCP, f"{OVER_TCP}{KEY}", f"{OVER_TCP}{KEY}:FI_WEFT_TCP_ENCRYPT=1")
 OPERATIONS = {"tagged": "tagged", "write": "write", "read": "read", "fetch-add": "fetch-and-add"}
 SUBJECTS = {"own": "MPICH's own shared memory", "ucx": "UCX", "shm": "shm", "sm2": "sm2", "weft": "weft"}
 
@@ -255,6 +258,23 @@ def mpi_section(results: Results) -> str:
     return "\n".join(tables)
 
 
+def trust(results: Results) -> str:
+    """What a job key and encryption cost: each beside the same without it."""
+    rows: list[list[str]] = []
+    for part, what, unit, sizes in (
+        ("trust-latency", "half round trip", "ns", (8, 4 << 10, 64 << 10, 1 << 20)),
+        ("trust-bandwidth", "bandwidth", "MB/s", (64 << 10, 1 << 20)),
+    ):
+        measured, less = results.get(part), unit == "ns"
+        for size in sizes:
+            plain, keyed, over, over_keyed, encrypted = (value(measured, one, size=size) for one in TRUST)
+            cells = [amount(plain, unit), ratio(keyed, plain, less), amount(over, unit), ratio(over_keyed, over, less)]
+            cells += [amount(encrypted, unit), ratio(encrypted, over, less)]
+            rows.append([f"{what}, {size_text(size)}", *cells, amount(value(measured, "tcp", size=size), unit)])
+    heads = ["", "weft", "with a job key", "weft over TCP", "with a job key", "encrypted", "to plain", "tcp"]
+    return markdown(heads, rows)
+
+
 def replace(file: Path, name: str, text: str) -> None:
     """Puts a text between its marks in a document."""
     begin, end = BEGIN.format(name), END.format(name)
@@ -272,3 +292,4 @@ def renew(root: Path, results: Results) -> None:
         replace(file, "figures", figures(results))
     replace(document, "what is wanted", acceptance(results))
     replace(document, "figures of mpi", mpi_section(results))
+    replace(document, "figures of trust", trust(results))
