@@ -54,11 +54,13 @@ pub enum Mutant {
     PoolTakenTwice,
     PoolOvertaken,
     PoolCancelLeaves,
+    ContextIgnored,
+    ContextStranger,
 }
 
 impl Mutant {
     /// All.
-    pub const ALL: [Self; 47] = [
+    pub const ALL: [Self; 49] = [
         Self::CreditLost,
         Self::CreditTwice,
         Self::IgnoreSwapped,
@@ -106,6 +108,8 @@ impl Mutant {
         Self::PoolTakenTwice,
         Self::PoolOvertaken,
         Self::PoolCancelLeaves,
+        Self::ContextIgnored,
+        Self::ContextStranger,
     ];
 }
 

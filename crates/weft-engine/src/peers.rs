@@ -77,6 +77,7 @@ impl Core {
     pub(crate) fn meet(&mut self, addr: Addr) -> Result<u32, Error> {
         let index = usize::try_from(addr).map_err(|_| Error::NoSuchAddress)?;
         let name = self.book.name(addr).ok_or_else(|| self.no_peer())?;
+        let name = if strikes(Mutant::ContextIgnored) { name.base() } else { name };
         let vci = self.vc_named(&name);
         if addr > Addr::from(u32::MAX) {
             // Of a book's numbers none is as large: it has the number of a context in its highest bits.
@@ -114,6 +115,9 @@ impl Core {
         self.contexts |= name.context_index().is_some();
         let mut vc = Vc::new(*name);
         vc.addr = self.book.addr(name).unwrap_or(ADDR_NONE);
+        if strikes(Mutant::ContextStranger) && name.context_index().is_some_and(|index| index > 0) {
+            vc.addr = ADDR_NONE;
+        }
         let vci = match self.vacant.pop() {
             Some(vci) => {
                 self.vcs[vci as usize] = vc;

@@ -24,6 +24,9 @@ use crate::rng::{Entity, Stream};
 /// What is left of a shared multi-receive that is released, unless a rank asks for something else.
 const MIN_MULTI_RECV_BYTES: usize = 64;
 
+/// Where an address has the number of a scalable endpoint's context.
+const CONTEXT_SHIFT: u32 = 56;
+
 /// What a turn did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
@@ -39,6 +42,8 @@ pub enum Turn {
 #[derive(Debug)]
 struct Everybody {
     names: Vec<EpName>,
+    /// By rank: under whose address it is known, its own or that of its scalable endpoint's first context.
+    known_as: Vec<usize>,
     known: Vec<AtomicBool>,
 }
 
@@ -52,14 +57,18 @@ struct Names {
 impl AddressBook for Names {
     fn name(&self, addr: Addr) -> Option<EpName> {
         let count = self.all.names.len();
-        let index = usize::try_from(addr).ok().filter(|index| *index < count)?;
+        let (index, context) = (addr & ((1 << CONTEXT_SHIFT) - 1), addr >> CONTEXT_SHIFT);
+        let index = usize::try_from(index).ok().filter(|index| *index < count)?;
         let rank = (index + self.rotation) % count;
-        self.all.known[rank].load(Relaxed).then(|| self.all.names[rank])
+        let name = self.all.known[rank].load(Relaxed).then(|| self.all.names[rank])?;
+        name.context(u8::try_from(context).ok()?)
     }
 
     fn addr(&self, name: &EpName) -> Option<Addr> {
-        let Everybody { names, known } = &*self.all;
+        let Everybody { names, known, .. } = &*self.all;
         let at = |rank: &usize| known[*rank].load(Relaxed);
+        // Whose context it is, if it is one.
+        let name = &name.base();
         let exact = (0..names.len()).filter(at).find(|rank| names[*rank].same_endpoint(name));
         let service = || (0..names.len()).filter(at).find(|rank| names[*rank].socket_identity() == name.identity());
         let rank = exact.or_else(service)?;
@@ -106,7 +115,7 @@ impl Cluster {
     /// for the test to play.
     #[must_use]
     pub fn with_impostors(fabric: FabricConfig, engine: Config, ranks: usize, impostors: usize) -> (Self, Vec<SimNic>) {
-        let mut cluster = Self::of(fabric, engine, ranks, &vec![None; impostors]);
+        let mut cluster = Self::of(fabric, engine, ranks, &vec![None; impostors], &[]);
         let nics = (ranks..ranks + impostors).map(|rank| {
             cluster.everybody.known[rank].store(true, Relaxed);
             cluster.fabric.start(rank)
@@ -117,14 +126,20 @@ impl Cluster {
     }
 
     /// `ranks` engines, and after them as many ranks as there are `successors`: each will begin when [`Cluster::restart`] says so, at the
-    /// address of the rank that stands there.
+    /// address of the rank that stands there. If there are `contexts`, all are contexts of scalable endpoints: by rank, the first of its own.
     #[must_use]
-    pub fn with_successors(fabric: FabricConfig, engine: Config, ranks: usize, successors: &[usize]) -> Self {
+    pub fn with_successors(
+        fabric: FabricConfig,
+        engine: Config,
+        ranks: usize,
+        successors: &[usize],
+        contexts: &[usize],
+    ) -> Self {
         let places = successors.iter().map(|rank| Some(*rank)).collect::<Vec<_>>();
-        Self::of(fabric, engine, ranks, &places)
+        Self::of(fabric, engine, ranks, &places, contexts)
     }
 
-    fn of(fabric: FabricConfig, config: Config, ranks: usize, places: &[Option<usize>]) -> Self {
+    fn of(fabric: FabricConfig, config: Config, ranks: usize, places: &[Option<usize>], contexts: &[usize]) -> Self {
         let all_poll = fabric.poll_ns > 0;
         let fabric = Fabric::new(fabric);
         let total = ranks + places.len();
@@ -132,12 +147,15 @@ impl Cluster {
             // Endpoints have the numbers of their ranks.
             let _ = fabric.reserve(rank.checked_sub(ranks).and_then(|n| places[n]));
         }
+        fabric.scale(contexts);
         let names = (0..total).map(|rank| fabric.name(rank)).collect();
         let known = (0..total).map(|_| AtomicBool::new(false)).collect();
-        let everybody = Arc::new(Everybody { names, known });
+        let known_as: Vec<usize> = (0..total).map(|rank| contexts.get(rank).copied().unwrap_or(rank)).collect();
+        let processes = known_as.clone();
+        let everybody = Arc::new(Everybody { names, known_as, known });
         let nodes = (0..total).map(|_| None).collect();
         let places = (0..total).map(|rank| rank.checked_sub(ranks).and_then(|n| places[n]).unwrap_or(rank)).collect();
-        let (processes, pools) = ((0..total).collect(), BTreeMap::new());
+        let pools = BTreeMap::new();
         let mut cluster = Self { fabric, config, everybody, nodes, places, processes, pools, slow: true, all_poll };
         for rank in 0..ranks {
             cluster.everybody.known[rank].store(true, Relaxed);
@@ -182,6 +200,16 @@ impl Cluster {
         }
     }
 
+    /// Under whose address a rank is known: its own, or that of its scalable endpoint's first context.
+    pub(crate) fn known_as(&self, rank: usize) -> usize {
+        self.everybody.known_as[rank]
+    }
+
+    /// By rank, under whose address it is known.
+    pub(crate) fn sources(&self) -> Vec<usize> {
+        self.everybody.known_as.clone()
+    }
+
     /// By rank, who receives for it, if ranks share their receives.
     pub(crate) fn receivers(&self) -> Vec<usize> {
         if self.pools.is_empty() { Vec::new() } else { self.processes.clone() }
@@ -202,7 +230,9 @@ impl Cluster {
     pub fn restart(&mut self, rank: usize) {
         self.everybody.known[rank].store(true, Relaxed);
         let name = self.everybody.names[rank];
-        for other in self.living() {
+        // Contexts are in address books by the first of them.
+        let others = if self.known_as(rank) == rank { self.living() } else { Vec::new() };
+        for other in others {
             let addr = self.addr(other, rank);
             if let Some(engine) = self.engine(other) {
                 engine.address_added(addr, &name);
@@ -277,7 +307,9 @@ impl Cluster {
     /// Rank `peer` in the address book of rank `rank`.
     #[must_use]
     pub fn addr(&self, rank: usize, peer: usize) -> Addr {
-        ((peer + self.nodes.len() - self.processes[rank]) % self.nodes.len()) as Addr
+        let first = self.known_as(peer);
+        let index = (first + self.nodes.len() - self.processes[rank]) % self.nodes.len();
+        (((peer - first) << CONTEXT_SHIFT) | index) as Addr
     }
 
     /// The rank behind an address of rank `rank`.

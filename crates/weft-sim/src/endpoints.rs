@@ -15,6 +15,8 @@ pub enum Endpoints {
     Rdm,
     /// Datagrams (FI_EP_DGRAM).
     Dgram,
+    /// Contexts of scalable endpoints (`fi_scalable_ep`), one endpoint in each process.
+    Scalable,
     /// Some endpoints in each process, which share their receives (`fi_srx_context`).
     Shared,
 }
@@ -24,7 +26,7 @@ const PLAIN_PERMILLE: u32 = 667;
 
 impl Endpoints {
     /// All.
-    pub const ALL: [Self; 3] = [Self::Rdm, Self::Dgram, Self::Shared];
+    pub const ALL: [Self; 4] = [Self::Rdm, Self::Dgram, Self::Shared, Self::Scalable];
 
     /// As the command line names it.
     #[must_use]
@@ -33,6 +35,7 @@ impl Endpoints {
             Self::Rdm => "rdm",
             Self::Dgram => "dgram",
             Self::Shared => "shared",
+            Self::Scalable => "scalable",
         }
     }
 
@@ -50,7 +53,7 @@ impl Endpoints {
 pub(crate) fn processes(plan: &Plan) -> Vec<usize> {
     let size = match plan.endpoints {
         Endpoints::Rdm | Endpoints::Dgram => 1,
-        Endpoints::Shared => own(plan.seed).between(2, 4),
+        Endpoints::Shared | Endpoints::Scalable => own(plan.seed).between(2, 4),
     };
     (0..plan.ranks).map(|rank| rank - rank % size).collect()
 }

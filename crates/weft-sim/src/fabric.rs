@@ -191,6 +191,25 @@ impl State {
         ep
     }
 
+    /// Endpoints that have not been started become the contexts of scalable ones: by endpoint, the first context of its own.
+    fn scale(&mut self, first: &[usize]) {
+        for (ep, first) in first.iter().enumerate() {
+            let name = self.endpoints[ep].name;
+            let parts = |capability: [u8; 16]| NameParts {
+                socket: name.socket(),
+                host_id: name.host_id(),
+                ep_id: endpoint_id(&capability),
+                capability,
+                context: u8::try_from(ep - first).ok(),
+                shm: name.shm(),
+                tcp: name.tcp(),
+            };
+            let name = EpName::full(&parts(self.endpoints[*first].name.capability()));
+            self.directory.insert(name.identity(), ep);
+            self.endpoints[ep].name = name;
+        }
+    }
+
     fn enliven(&mut self, ep: usize) {
         let name = self.endpoints[ep].name;
         self.endpoints[ep].alive = true;
@@ -483,6 +502,11 @@ impl Fabric {
     #[must_use]
     pub fn reserve(&self, place: Option<usize>) -> usize {
         self.0.borrow_mut().add_endpoint(place)
+    }
+
+    /// Makes endpoints that were reserved the contexts of scalable ones: by endpoint, the first context of its own.
+    pub(crate) fn scale(&self, first: &[usize]) {
+        self.0.borrow_mut().scale(first);
     }
 
     /// The device of an endpoint that was reserved.

@@ -159,6 +159,7 @@ impl Harness {
         let windows_of = vec![Vec::new(); cluster.ranks()];
         let mut oracle = Oracle::new();
         oracle.share_receives(cluster.receivers());
+        oracle.share_addresses(cluster.sources());
         let queues = (0..cluster.ranks()).map(|_| None).collect();
         Self {
             cluster,
@@ -238,7 +239,8 @@ impl Harness {
         self.note_post(rank, op, recv.len, posted.is_ok());
         match posted {
             Ok(()) => {
-                let (want, state) = (Criteria { src: recv.src, tag: recv.tag }, RecvState::Posted);
+                let src = recv.src.map(|src| self.cluster.known_as(src));
+                let (want, state) = (Criteria { src, tag: recv.tag }, RecvState::Posted);
                 let (got, claimed) = (Vec::new(), None);
                 let record = RecvRecord { rank, want, flags, buffer, order, state, got, claimed };
                 self.oracle.accepted(op, Record::Recv(record));
@@ -251,7 +253,7 @@ impl Harness {
 
     fn call_recv(&mut self, rank: usize, op: Op, recv: &Recv, flags: OpFlags, buffer: Buffer) -> Result<(), Error> {
         let iov = pieces(buffer, &recv.pieces);
-        let src = recv.src.map_or(ADDR_NONE, |src| self.cluster.addr(rank, src));
+        let src = recv.src.map_or(ADDR_NONE, |src| self.cluster.addr(rank, self.cluster.known_as(src)));
         let (tag, ignore) = recv.tag.unwrap_or((0, 0));
         let op = RecvOp { src, iov: &iov, tag, ignore, ctx: context(op), flags };
         if let Some(pool) = self.cluster.pool(rank) {
@@ -270,7 +272,8 @@ impl Harness {
         let posted = self.call_recv(rank, op, recv, flags, nothing);
         self.cluster.fabric().free(nothing);
         if posted.is_ok() {
-            let want = Criteria { src: recv.src, tag: recv.tag };
+            let src = recv.src.map(|src| self.cluster.known_as(src));
+            let want = Criteria { src, tag: recv.tag };
             let (discarded, discarding) = (false, false);
             let record = PeekRecord { rank, want, flags, order, found: None, discarded, discarding };
             self.oracle.accepted(op, Record::Peek(record));

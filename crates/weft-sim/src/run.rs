@@ -84,7 +84,9 @@ pub fn run_with(plan: &Plan, prepare: impl FnOnce(&mut Harness)) -> Report {
         processes.resize(first + again.len(), first);
         successors.extend(again);
     }
-    let mut cluster = Cluster::with_successors(fabric.clone(), engine, plan.ranks, &successors);
+    let scalable = plan.endpoints == Endpoints::Scalable;
+    let contexts = if scalable { &processes[..] } else { &[] };
+    let mut cluster = Cluster::with_successors(fabric.clone(), engine, plan.ranks, &successors, contexts);
     if plan.endpoints == Endpoints::Shared {
         cluster.share_receives(processes);
     }

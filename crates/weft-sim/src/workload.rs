@@ -184,8 +184,8 @@ impl Workload {
                 let act = match self.plan.endpoints {
                     Endpoints::Rdm => act,
                     Endpoints::Dgram => Self::datagram_act(act),
-                    // Programs are for ranks that receive for themselves.
-                    Endpoints::Shared => {
+                    // Programs are for ranks that receive for themselves and have an address of their own.
+                    Endpoints::Shared | Endpoints::Scalable => {
                         if act == Act::Program {
                             Act::Atomic
                         } else {
@@ -203,7 +203,8 @@ impl Workload {
 
     /// Messages can be lost, so each must be recognisable by its bytes.
     fn lossy(&self) -> bool {
-        self.plan.hazards.lose() || self.plan.endpoints == Endpoints::Dgram
+        // Where several are known by one address, it does not tell them apart.
+        self.plan.hazards.lose() || matches!(self.plan.endpoints, Endpoints::Dgram | Endpoints::Scalable)
     }
 
     fn act(&mut self, rank: usize, act: Act) {
@@ -246,6 +247,7 @@ impl Workload {
     }
 
     fn draw_send(&mut self, rank: usize) -> (usize, Send) {
+        let lossy = self.lossy();
         let mut len = self.len(rank);
         let data = self.data(rank);
         let rng = &mut self.rngs[rank];
@@ -264,7 +266,7 @@ impl Workload {
             flags.set(flag, rng.chance(permille));
         }
         if flags.contains(OpFlags::INJECT) && len > self.engine.inject_bytes {
-            if !self.plan.hazards.lose() {
+            if !lossy {
                 len = self.engine.inject_bytes;
             } else {
                 flags -= OpFlags::INJECT;

@@ -12,6 +12,7 @@ const GOLDEN: &[&str] = &[
     "9c23171876fe60d0c677db4f7bd620db",
     "2b898641dc5ac7713c2d91a34405da48",
     "b1d2f30dbfc76eebeead859dcb30f933",
+    "3fb8e88803d8d73df2f7d515f3ffa278",
 ];
 
 /// Plays the plans; all must be good.
@@ -93,6 +94,15 @@ fn shared_receives() {
     play((0..300).map(|seed| shared(Plan::draw(seed))));
     let departure = Hazards::NONE.with(Hazard::Departure);
     play((0..50).map(|seed| shared(Plan { hazards: departure, ..Plan::draw(seed) })));
+}
+
+/// Contexts of scalable endpoints.
+#[test]
+fn scalable_endpoints() {
+    let scalable = |plan| Plan { endpoints: Endpoints::Scalable, ..plan };
+    let reports = play((0..100).map(|seed| scalable(Plan::lossless(seed))));
+    assert!(total(&reports, |r| r.stats.messages) > 10_000);
+    play((0..200).map(|seed| scalable(Plan::draw(seed))));
 }
 
 /// Runs that failed once, as the shrinker left them.

@@ -166,7 +166,7 @@ impl Oracle {
             "the same operation was reported twice"
         } else if c.ctx.user != atomic.region {
             "the wrong region of a remote event"
-        } else if src != Some(atomic.rank) {
+        } else if src != Some(self.known_as(atomic.rank)) {
             "the wrong source of a remote event"
         } else if c.len != atomic.len {
             "the wrong length of a remote event"

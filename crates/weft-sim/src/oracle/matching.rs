@@ -108,9 +108,9 @@ impl Oracle {
         }
         for ((src, dest, tag), mut places) in by_turn {
             places.sort_by_key(|(place, _)| *place);
-            let mut waiting = messages
-                .iter_mut()
-                .filter(|m| m.place.is_none() && (Some(m.send.rank), m.send.dest, m.send.tag) == (src, dest, tag));
+            let mut waiting = messages.iter_mut().filter(|m| {
+                m.place.is_none() && (Some(self.known_as(m.send.rank)), m.send.dest, m.send.tag) == (src, dest, tag)
+            });
             for (place, got) in places {
                 let Some(message) = waiting.next() else {
                     out.push(format!("operation {} received a message that nobody sent: {got:?}", place.op));
@@ -156,7 +156,10 @@ impl Oracle {
             let last = index.range(of_recv).map(|(_, i)| (messages[*i].send.dest, *i)).collect::<BTreeMap<_, _>>();
             for (i, m) in messages.iter().enumerate() {
                 let Some(place) = m.place else { continue };
-                if place.op == op || recv.order > place.order || !recv.want.accept(m.send.rank, m.send.tag) {
+                if place.op == op
+                    || recv.order > place.order
+                    || !recv.want.accept(self.known_as(m.send.rank), m.send.tag)
+                {
                     continue;
                 }
                 match recv.state {
@@ -182,17 +185,22 @@ impl Oracle {
     /// A peek reports, per sender, the first message that it wants of those that no earlier receive took.
     fn judge_peek(&self, peek: &PeekRecord, messages: &[Message<'_>], out: &mut Vec<String>) {
         let Some(Some(found)) = &peek.found else { return };
-        let lossy = found.src.is_some_and(|src| self.may_fail(src, found.dest));
-        let first = messages.iter().find(|m| {
+        let lossy = found.src.is_some_and(|src| self.any_may_fail(src, found.dest));
+        let wanted = |m: &&Message<'_>| {
             let later = m.place.is_none_or(|place| place.order >= peek.order);
-            (Some(m.send.rank), m.send.dest) == (found.src, found.dest)
-                && later
-                && peek.want.accept(m.send.rank, m.send.tag)
-        });
+            let source = self.known_as(m.send.rank);
+            (Some(source), m.send.dest) == (found.src, found.dest) && later && peek.want.accept(source, m.send.tag)
+        };
+        // Messages are sorted by sender: here the first one of each.
+        let mut first = messages.iter().filter(wanted).collect::<Vec<_>>();
+        first.dedup_by_key(|m| m.send.rank);
         let same =
-            first.is_some_and(|m| (m.send.tag, m.send.data, m.send.len) == (found.tag, found.data, found.full_len));
+            first.iter().any(|m| (m.send.tag, m.send.data, m.send.len) == (found.tag, found.data, found.full_len));
         if !same && !lossy {
-            out.push(format!("{peek:?}\n    should have found {:?}", first.map(|m| describe(&self.ops[m.op]))));
+            out.push(format!(
+                "{peek:?}\n    should have found {:?}",
+                first.iter().map(|m| describe(&self.ops[m.op])).collect::<Vec<_>>()
+            ));
         }
     }
 }

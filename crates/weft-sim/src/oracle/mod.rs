@@ -13,6 +13,7 @@ mod datagram;
 mod matching;
 pub(crate) mod program;
 mod rma;
+mod scalable;
 mod shared;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -259,6 +260,8 @@ pub struct Oracle {
     garbled: BTreeSet<(usize, usize)>,
     /// Messages may be lost, and come in any order.
     datagrams: bool,
+    /// By rank: by whose address it is known. Without an entry, by its own.
+    sources: Vec<usize>,
     /// By rank: who receives for it. Empty: each for itself.
     processes: Vec<usize>,
     /// By rank: the sends that go to it, and what it receives and peeks at.
@@ -588,11 +591,13 @@ impl Oracle {
             Record::Peek(peek) => {
                 self.receiver(peek.rank) == self.receiver(send.dest)
                     && (peek.discarded || peek.discarding)
-                    && peek.want.accept(send.rank, send.tag)
+                    && peek.want.accept(self.known_as(send.rank), send.tag)
             }
             Record::Recv(recv) => {
                 let short = recv.got.iter().any(|got| got.len < ID_BYTES && got.full_len == send.len);
-                self.receiver(recv.rank) == self.receiver(send.dest) && short && recv.want.accept(send.rank, send.tag)
+                self.receiver(recv.rank) == self.receiver(send.dest)
+                    && short
+                    && recv.want.accept(self.known_as(send.rank), send.tag)
             }
             _ => false,
         })
@@ -657,7 +662,7 @@ impl Oracle {
             // Nothing waits for a datagram that has begun to arrive, nor for anybody in particular.
             Fault::Link(_) if self.datagrams => false,
             Fault::Link(why) => match recv.want.src {
-                Some(src) => self.excuses(why, rank, src),
+                Some(src) => self.excuses_any(why, rank, src),
                 None => {
                     let mine = |(a, b): &&(usize, usize)| *a == rank || *b == rank;
                     self.broken.iter().filter(mine).any(|(a, b)| self.excuses(why, *a, *b))
@@ -685,10 +690,11 @@ impl Oracle {
             return Ok(());
         }
         let id = got.head.iter().rev().fold(0_usize, |id, byte| id << 8 | usize::from(*byte));
+        let source = self.ops.get(id).and_then(Record::rank).map_or(0, |rank| self.known_as(rank));
         let Some(Record::Send(send)) = self.ops.get_mut(id) else {
             return Err(format!("received bytes that nobody sent (they name operation {id:#x})"));
         };
-        let same = (Some(send.rank), send.dest, send.tag, send.data, send.len);
+        let same = (Some(source), send.dest, send.tag, send.data, send.len);
         if same != (got.src, got.dest, got.tag, got.data, got.full_len) {
             return Err(format!("differs from what was sent as operation {id}: {send:?}"));
         }

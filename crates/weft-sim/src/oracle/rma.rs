@@ -99,7 +99,7 @@ impl Oracle {
             "the same remote write was reported twice"
         } else if c.ctx.user != rma.region {
             "the wrong region of a remote write"
-        } else if src != Some(rma.rank) {
+        } else if src != Some(self.known_as(rma.rank)) {
             "the wrong source of a remote write"
         } else if c.len != rma.len {
             "the wrong length of a remote write"
