@@ -27,6 +27,7 @@ use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFla
 use crate::core::{Core, Violation};
 use crate::engine::Engine;
 use crate::links::{LinkState, LinkWork};
+use crate::mutant::{Mutant, strikes};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic};
 use crate::recv;
@@ -309,6 +310,7 @@ impl Core {
         self.connection.phase = Phase::Over;
         self.retire_links(vci);
         self.vcs[vci as usize].state = VcState::Idle;
+        let data = if strikes(Mutant::RefusalMute) { Box::default() } else { data };
         self.announce(ConnEvent::Refused { data });
         Ok(())
     }
@@ -346,12 +348,15 @@ impl Core {
                 // What has come can still be received; nothing else will.
                 self.config.rx_depth = 0;
                 let fault = if why == LinkError::Closed { Fault::Canceled } else { Fault::Link(why) };
-                for tagged in [true, false] {
+                let ends = if strikes(Mutant::EndKeepsReceives) { &[true][..] } else { &[true, false] };
+                for &tagged in ends {
                     while let Some(key) = self.matcher(tagged).find_posted_where(|_| true) {
                         self.end_posted(tagged, key, fault);
                     }
                 }
-                self.announce(ConnEvent::Ended(why));
+                for _ in 0..1 + i32::from(strikes(Mutant::EndTwice)) - i32::from(strikes(Mutant::EndUntold)) {
+                    self.announce(ConnEvent::Ended(why));
+                }
             }
             _ => {}
         }

@@ -56,11 +56,15 @@ pub enum Mutant {
     PoolCancelLeaves,
     ContextIgnored,
     ContextStranger,
+    EndUntold,
+    EndTwice,
+    RefusalMute,
+    EndKeepsReceives,
 }
 
 impl Mutant {
     /// All.
-    pub const ALL: [Self; 49] = [
+    pub const ALL: [Self; 53] = [
         Self::CreditLost,
         Self::CreditTwice,
         Self::IgnoreSwapped,
@@ -110,6 +114,10 @@ impl Mutant {
         Self::PoolCancelLeaves,
         Self::ContextIgnored,
         Self::ContextStranger,
+        Self::EndUntold,
+        Self::EndTwice,
+        Self::RefusalMute,
+        Self::EndKeepsReceives,
     ];
 }
 

@@ -7,14 +7,14 @@
 //! turn has moved nothing. An engine has no clock, so one whose last round moved nothing and was refused nothing, and that neither a
 //! caller nor its device has anything new for, would move nothing again: it is passed over.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use weft_engine::api::{Addr, AddressBook, Completion, Config};
+use weft_engine::api::{ADDR_NONE, Addr, AddressBook, Completion, Config};
 use weft_engine::name::EpName;
-use weft_engine::{Engine, Pool};
+use weft_engine::{ConnEvent, Engine, PEER, Pool, Role};
 
 use crate::config::FabricConfig;
 use crate::fabric::Fabric;
@@ -85,6 +85,8 @@ struct Node {
     diligence_permille: u32,
     /// A rank that stands still takes part in none before this.
     still_until_ns: u64,
+    /// What it has heard of connections and nobody has taken.
+    events: VecDeque<ConnEvent>,
 }
 
 /// N engines on one fabric.
@@ -98,6 +100,8 @@ pub struct Cluster {
     processes: Vec<usize>,
     /// The receives that the endpoints of a process share.
     pools: BTreeMap<usize, Arc<Pool>>,
+    /// By rank: of an end of a connection, the other one. Empty: there are no connections.
+    partners: Vec<Option<usize>>,
     /// Whether ranks may be slow.
     slow: bool,
     /// Polling takes time, so nobody is passed over.
@@ -156,7 +160,18 @@ impl Cluster {
         let nodes = (0..total).map(|_| None).collect();
         let places = (0..total).map(|rank| rank.checked_sub(ranks).and_then(|n| places[n]).unwrap_or(rank)).collect();
         let pools = BTreeMap::new();
-        let mut cluster = Self { fabric, config, everybody, nodes, places, processes, pools, slow: true, all_poll };
+        let mut cluster = Self {
+            fabric,
+            config,
+            everybody,
+            nodes,
+            places,
+            processes,
+            pools,
+            partners: Vec::new(),
+            slow: true,
+            all_poll,
+        };
         for rank in 0..ranks {
             cluster.everybody.known[rank].store(true, Relaxed);
         }
@@ -166,12 +181,67 @@ impl Cluster {
         cluster
     }
 
+    /// `processes` listeners, after them those that will begin in the places of others, and then so many ends of connections, which
+    /// begin when [`Cluster::open`] says so.
+    pub(crate) fn connected(
+        fabric: FabricConfig,
+        engine: Config,
+        processes: usize,
+        successors: &[usize],
+        ends: usize,
+    ) -> Self {
+        let mut places = successors.iter().map(|rank| Some(*rank)).collect::<Vec<_>>();
+        places.resize(places.len() + ends, None);
+        let mut cluster = Self::of(fabric, engine, processes, &places, &[]);
+        for (n, process) in successors.iter().enumerate() {
+            cluster.processes[processes + n] = *process;
+        }
+        cluster.partners = vec![None; cluster.nodes.len()];
+        cluster
+    }
+
+    /// An end of a connection begins in this process; the other end, if there is to be one, is `peer`.
+    pub(crate) fn open(&mut self, rank: usize, process: usize, peer: usize) {
+        self.processes[rank] = process;
+        self.partners[rank] = Some(peer);
+        self.begin_as(rank, Role::Active);
+    }
+
+    /// The other end of the connection that this one is for.
+    pub(crate) fn partner(&self, rank: usize) -> Option<usize> {
+        self.partners.get(rank).copied().flatten()
+    }
+
+    /// Whether ranks are connected in pairs.
+    pub(crate) fn connects(&self) -> bool {
+        !self.partners.is_empty()
+    }
+
+    /// Whether the rank only hears calls.
+    pub(crate) fn listens(&self, rank: usize) -> bool {
+        self.connects() && self.partner(rank).is_none()
+    }
+
+    /// The next thing that a rank has heard of connections.
+    pub(crate) fn connection_event(&mut self, rank: usize) -> Option<ConnEvent> {
+        let node = self.nodes.get_mut(rank)?.as_mut()?;
+        node.events.extend(node.engine.take_connection_events());
+        node.events.pop_front()
+    }
+
     fn begin(&mut self, rank: usize) {
-        let mut engine = Engine::new(self.config, self.fabric.start(rank));
-        self.join(rank, &mut engine);
+        self.begin_as(rank, self.config.role);
+    }
+
+    fn begin_as(&mut self, rank: usize, role: Role) {
+        let mut engine = Engine::new(Config { role, ..self.config }, self.fabric.start(rank));
+        if matches!(role, Role::Connectionless | Role::Datagrams) {
+            self.join(rank, &mut engine);
+        }
         let mut schedule = Stream::new(self.fabric.seed(), Entity::Schedule(rank));
         let diligence_permille = if schedule.chance(250) { 200 } else { 1000 };
-        self.nodes[rank] = Some(Node { engine, touched: true, schedule, diligence_permille, still_until_ns: 0 });
+        let (touched, still_until_ns, events) = (true, 0, VecDeque::new());
+        self.nodes[rank] = Some(Node { engine, touched, schedule, diligence_permille, still_until_ns, events });
     }
 
     /// An engine gets what the endpoints of its process have in common.
@@ -231,7 +301,8 @@ impl Cluster {
         self.everybody.known[rank].store(true, Relaxed);
         let name = self.everybody.names[rank];
         // Contexts are in address books by the first of them.
-        let others = if self.known_as(rank) == rank { self.living() } else { Vec::new() };
+        let by_name = self.known_as(rank) == rank && !self.connects();
+        let others = if by_name { self.living() } else { Vec::new() };
         for other in others {
             let addr = self.addr(other, rank);
             if let Some(engine) = self.engine(other) {
@@ -307,6 +378,9 @@ impl Cluster {
     /// Rank `peer` in the address book of rank `rank`.
     #[must_use]
     pub fn addr(&self, rank: usize, peer: usize) -> Addr {
+        if self.partner(rank).is_some() {
+            return PEER;
+        }
         let first = self.known_as(peer);
         let index = (first + self.nodes.len() - self.processes[rank]) % self.nodes.len();
         (((peer - first) << CONTEXT_SHIFT) | index) as Addr
@@ -315,6 +389,10 @@ impl Cluster {
     /// The rank behind an address of rank `rank`.
     #[must_use]
     pub fn rank_of(&self, rank: usize, addr: Addr) -> Option<usize> {
+        if let Some(partner) = self.partner(rank) {
+            // As a source it has no name.
+            return (addr == ADDR_NONE).then_some(partner);
+        }
         let index = usize::try_from(addr).ok().filter(|index| *index < self.nodes.len())?;
         Some((index + self.processes[rank]) % self.nodes.len())
     }

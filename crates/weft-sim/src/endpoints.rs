@@ -17,6 +17,8 @@ pub enum Endpoints {
     Dgram,
     /// Contexts of scalable endpoints (`fi_scalable_ep`), one endpoint in each process.
     Scalable,
+    /// Connected ones (FI_EP_MSG), and a listener in each process.
+    Msg,
     /// Some endpoints in each process, which share their receives (`fi_srx_context`).
     Shared,
 }
@@ -26,7 +28,7 @@ const PLAIN_PERMILLE: u32 = 667;
 
 impl Endpoints {
     /// All.
-    pub const ALL: [Self; 4] = [Self::Rdm, Self::Dgram, Self::Shared, Self::Scalable];
+    pub const ALL: [Self; 5] = [Self::Rdm, Self::Dgram, Self::Shared, Self::Scalable, Self::Msg];
 
     /// As the command line names it.
     #[must_use]
@@ -36,6 +38,7 @@ impl Endpoints {
             Self::Dgram => "dgram",
             Self::Shared => "shared",
             Self::Scalable => "scalable",
+            Self::Msg => "msg",
         }
     }
 
@@ -52,7 +55,7 @@ impl Endpoints {
 /// Of which processes ranks are endpoints: by rank, the first of its process.
 pub(crate) fn processes(plan: &Plan) -> Vec<usize> {
     let size = match plan.endpoints {
-        Endpoints::Rdm | Endpoints::Dgram => 1,
+        Endpoints::Rdm | Endpoints::Dgram | Endpoints::Msg => 1,
         Endpoints::Shared | Endpoints::Scalable => own(plan.seed).between(2, 4),
     };
     (0..plan.ranks).map(|rank| rank - rank % size).collect()

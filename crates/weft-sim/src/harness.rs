@@ -6,6 +6,7 @@
 
 mod atomic;
 mod barrier;
+mod connection;
 mod datagram;
 pub(crate) mod program;
 mod shared;
@@ -545,6 +546,7 @@ impl Harness {
             wrong.extend(self.finish_programs().err());
         }
         wrong.extend(self.receive_everything(&ALL_TAGS).err());
+        wrong.extend(self.misheard());
         let datagrams = self.oracle.datagrams();
         wrong.extend(if datagrams { self.converse_by_datagrams() } else { self.converse() }.err());
         for rank in self.cluster.living() {
@@ -571,21 +573,17 @@ impl Harness {
 
     /// With all faults gone, each rank must be able to reach others: in a large cluster its neighbours.
     fn converse(&mut self) -> Result<(), String> {
-        let living = self.cluster.living();
         let mut sent = Vec::new();
-        for (n, rank) in living.iter().enumerate() {
-            for distance in 1..living.len().min(4) {
-                let other = living[(n + distance) % living.len()];
-                let send = Send { tag: Some(0xFEED), len: 16, flags: OpFlags::DELIVERY, ..Send::default() };
-                let mut posted = self.send(*rank, other, &send);
-                if posted == Err(Error::Again) {
-                    // The queue may be as short as one operation.
-                    self.settle()?;
-                    self.receive_everything(&ALL_TAGS)?;
-                    posted = self.send(*rank, other, &send);
-                }
-                sent.push(posted.map_err(|error| format!("rank {rank} cannot send to {other} after all: {error}"))?);
+        for (rank, other) in self.acquainted() {
+            let send = Send { tag: Some(0xFEED), len: 16, flags: OpFlags::DELIVERY, ..Send::default() };
+            let mut posted = self.send(rank, other, &send);
+            if posted == Err(Error::Again) {
+                // The queue may be as short as one operation.
+                self.settle()?;
+                self.receive_everything(&ALL_TAGS)?;
+                posted = self.send(rank, other, &send);
             }
+            sent.push(posted.map_err(|error| format!("rank {rank} cannot send to {other} after all: {error}"))?);
         }
         self.settle()?;
         self.receive_everything(&ALL_TAGS)?;
@@ -645,6 +643,9 @@ impl Harness {
         let mut out = Vec::new();
         let living = self.cluster.living();
         for (a, b) in living.iter().flat_map(|a| living.iter().map(move |b| (*a, *b))) {
+            if self.cluster.connects() && self.cluster.partner(a) != Some(b) {
+                continue;
+            }
             let (there, back) = (self.cluster.addr(a, b), self.cluster.addr(b, a));
             let sender = self.cluster.engine(a).and_then(|engine| engine.window(there));
             let receiver = self.cluster.engine(b).and_then(|engine| engine.window(back));
@@ -711,6 +712,10 @@ fn report(
         let kind = c.kind as u64 | u64::from(c.flags.bits()) << 8;
         let line = [c.tag.to_le_bytes(), c.data.to_le_bytes(), [u8::from(c.fault.is_some()); 8]].concat();
         cluster.fabric().record(What::Complete, rank, c.ctx.ptr as u64, kind, &line);
+        if c.kind == Kind::Connection {
+            oracle.heard(rank, &c, cluster.connection_event(rank));
+            continue;
+        }
         if let Some(buffer) = oracle.completed(rank, &c, src) {
             cluster.fabric().free(buffer);
         }

@@ -16,7 +16,7 @@ use crate::hazard::Hazard;
 use crate::oracle::DEATH_BOUND_NS;
 use crate::plan::Plan;
 use crate::rng::{Entity, Stream};
-use crate::workload::{Workload, endpoints_config, engine_config};
+use crate::workload::{ENDS, Workload, endpoints_config, engine_config};
 
 /// How much later one side of a half-open link learns of its end, in virtual time.
 const HALF_OPEN_NS: u64 = 500_000_000;
@@ -34,6 +34,8 @@ pub struct Report {
     pub stats: Stats,
     /// What became of programs.
     pub programs: ProgramStats,
+    /// How often an end of a connection heard that it was made, declined, failed, ended.
+    pub connections: [u64; 4],
     /// Operations accepted.
     pub accepted: usize,
     /// Operations refused with `Again`.
@@ -84,9 +86,14 @@ pub fn run_with(plan: &Plan, prepare: impl FnOnce(&mut Harness)) -> Report {
         processes.resize(first + again.len(), first);
         successors.extend(again);
     }
+    let connected = plan.endpoints == Endpoints::Msg;
     let scalable = plan.endpoints == Endpoints::Scalable;
     let contexts = if scalable { &processes[..] } else { &[] };
-    let mut cluster = Cluster::with_successors(fabric.clone(), engine, plan.ranks, &successors, contexts);
+    let mut cluster = if connected {
+        Cluster::connected(fabric.clone(), engine, plan.ranks, &successors, ENDS)
+    } else {
+        Cluster::with_successors(fabric.clone(), engine, plan.ranks, &successors, contexts)
+    };
     if plan.endpoints == Endpoints::Shared {
         cluster.share_receives(processes);
     }
@@ -100,6 +107,7 @@ pub fn run_with(plan: &Plan, prepare: impl FnOnce(&mut Harness)) -> Report {
     Report {
         wrong,
         programs: workload.harness().program_stats(),
+        connections: workload.harness().oracle().heard_of_connections(),
         hash: fabric.trace_hash(),
         stats: fabric.stats(),
         accepted: workload.accepted,
@@ -108,6 +116,11 @@ pub fn run_with(plan: &Plan, prepare: impl FnOnce(&mut Harness)) -> Report {
         virtual_ns: fabric.now_ns(),
         detail: detail + &fabric.trace_tail(),
     }
+}
+
+/// Whether a disaster strikes a process, or else its links.
+const fn strikes_processes(hazard: Hazard) -> bool {
+    matches!(hazard, Hazard::Restart | Hazard::Death | Hazard::Departure)
 }
 
 /// What strikes when. Each hazard draws for itself.
@@ -201,7 +214,13 @@ impl Run {
     }
 
     fn strike(&mut self, workload: &mut Workload, disaster: Disaster) {
-        let Disaster { a, b, amount, .. } = disaster;
+        let Disaster { mut a, mut b, amount, .. } = disaster;
+        let process = workload.harness().cluster().process(a);
+        if workload.harness().cluster().connects() && !strikes_processes(disaster.hazard) {
+            // Links are between ends, and between those that call and listeners.
+            let Some(pair) = workload.linked(a, b + usize::try_from(amount).unwrap_or(0)) else { return };
+            (a, b) = pair;
+        }
         let harness = workload.harness();
         match disaster.hazard {
             Hazard::Reset => harness.break_links(a, b, 0),
@@ -209,16 +228,13 @@ impl Run {
             Hazard::Truncate => harness.garble(a, b, usize::try_from(amount).unwrap_or(0)),
             Hazard::Slow => harness.cluster().stand_still(a, amount),
             Hazard::Restart => {
-                let process = harness.cluster().process(a);
                 for rank in &process {
                     if harness.cluster().lives(*rank) {
                         harness.kill(*rank);
                     }
                 }
                 for rank in process {
-                    workload.harness().restart(self.next_successor);
-                    workload.begin(self.next_successor);
-                    self.next_successor += 1;
+                    self.next_successor += usize::from(workload.restart(rank, self.next_successor));
                     self.note_death(workload.harness(), rank);
                 }
             }

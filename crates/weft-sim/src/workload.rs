@@ -3,9 +3,11 @@
 //! Place in the data flow: [`run`](crate::run) has ranks take `Workload::step`s; each rank draws from its own stream what it does, and
 //! does it through the [`Harness`].
 
+mod connection;
 mod datagram;
 mod program;
 
+use connection::Ends;
 use weft_engine::Role;
 use weft_engine::amo::{Amo, Class, Form, OPS, Op as What, TYPES, Type};
 use weft_engine::api::{Access, Config, Error, Fault, Matching, OpFlags};
@@ -23,6 +25,9 @@ use crate::rng::{Entity, Stream};
 const ROOM_BYTES: usize = 20_100;
 /// The longest message.
 const LONGEST_BYTES: usize = 1 << 20;
+
+/// Ends of connections that a run may have at most.
+pub(crate) const ENDS: usize = 64;
 
 /// Tasks that a rank may have waiting.
 const MOST_TASKS: usize = 120;
@@ -53,6 +58,9 @@ pub fn engine_config(rng: &mut Stream, starved: bool) -> Config {
 
 /// Makes of a run's configuration that of its kind of endpoints.
 pub(crate) fn endpoints_config(plan: &Plan, fabric: &FabricConfig, engine: &mut Config) {
+    if plan.endpoints == Endpoints::Msg {
+        engine.role = Role::Listener(own(plan.seed).between(1, 4));
+    }
     if plan.endpoints == Endpoints::Dgram {
         let mut rng = own(plan.seed);
         // All that is allowed is eager on every device, as in weft-fi.
@@ -75,6 +83,8 @@ pub(crate) struct Workload {
     long: bool,
     /// Ranks that have begun, the dead among them: to whom operations go.
     begun: Vec<usize>,
+    /// Ends of connections.
+    ends: Ends,
     /// Per rank: peeks that may have claimed a message.
     claims: Vec<Vec<Op>>,
     /// Where the next write to each window goes.
@@ -103,6 +113,7 @@ impl Workload {
         }
         let mut workload = Self {
             rngs: Vec::new(),
+            ends: Ends::default(),
             claims: Vec::new(),
             cursors: Vec::new(),
             harness,
@@ -123,6 +134,10 @@ impl Workload {
         for rank in workload.harness.cluster().living() {
             workload.begin(rank);
         }
+        if let Role::Listener(backlog) = engine.role {
+            workload.ends = Ends::new(plan.ranks, total - ENDS, total);
+            workload.harness.oracle_mut().expect_connections(backlog);
+        }
         if plan.endpoints == Endpoints::Dgram {
             workload.harness.expect_datagrams();
         }
@@ -142,6 +157,9 @@ impl Workload {
 
     /// A rank begins: it registers its regions.
     pub(crate) fn begin(&mut self, rank: usize) {
+        if self.harness.cluster().listens(rank) {
+            return;
+        }
         let place = self.harness.cluster().place(rank);
         let read_only = Access { read: true, write: false };
         let write_only = Access { read: false, write: true };
@@ -166,6 +184,9 @@ impl Workload {
 
     /// Every rank does some things, or nothing.
     pub(crate) fn step(&mut self) {
+        if self.plan.endpoints == Endpoints::Msg {
+            return self.step_connected();
+        }
         for rank in self.harness.cluster().living() {
             if self.harness.cluster().stands_still(rank) {
                 continue;
@@ -182,7 +203,7 @@ impl Workload {
                     _ => Act::Program,
                 };
                 let act = match self.plan.endpoints {
-                    Endpoints::Rdm => act,
+                    Endpoints::Rdm | Endpoints::Msg => act,
                     Endpoints::Dgram => Self::datagram_act(act),
                     // Programs are for ranks that receive for themselves and have an address of their own.
                     Endpoints::Shared | Endpoints::Scalable => {
@@ -203,8 +224,9 @@ impl Workload {
 
     /// Messages can be lost, so each must be recognisable by its bytes.
     fn lossy(&self) -> bool {
-        // Where several are known by one address, it does not tell them apart.
-        self.plan.hazards.lose() || matches!(self.plan.endpoints, Endpoints::Dgram | Endpoints::Scalable)
+        // Where several are known by one address, it does not tell them apart; with connections, what is under way ends.
+        self.plan.hazards.lose()
+            || matches!(self.plan.endpoints, Endpoints::Dgram | Endpoints::Scalable | Endpoints::Msg)
     }
 
     fn act(&mut self, rank: usize, act: Act) {
@@ -247,11 +269,11 @@ impl Workload {
     }
 
     fn draw_send(&mut self, rank: usize) -> (usize, Send) {
-        let lossy = self.lossy();
+        let (lossy, peer) = (self.lossy(), self.harness.cluster().partner(rank));
         let mut len = self.len(rank);
         let data = self.data(rank);
         let rng = &mut self.rngs[rank];
-        let dest = *rng.pick(&self.begun);
+        let dest = peer.unwrap_or_else(|| *rng.pick(&self.begun));
         if self.long && rng.chance(5) {
             len = rng.between(ROOM_BYTES, LONGEST_BYTES);
         }
@@ -277,8 +299,9 @@ impl Workload {
     }
 
     fn criteria(&mut self, rank: usize) -> Recv {
+        let connected = self.plan.endpoints == Endpoints::Msg;
         let rng = &mut self.rngs[rank];
-        let src = rng.chance(500).then(|| *rng.pick(&self.begun));
+        let src = (!connected && rng.chance(500)).then(|| *rng.pick(&self.begun));
         let tag = rng.chance(600).then(|| (rng.below(4), *rng.pick(&[0, 0, 1, 3, ANY_TAG])));
         Recv { src, tag, ..Recv::default() }
     }
@@ -343,8 +366,10 @@ impl Workload {
     fn draw_rma(&mut self, rank: usize, write: bool) -> Option<(usize, Rma)> {
         let len = self.len(rank);
         let data = self.data(rank).filter(|_| write);
+        let peer = self.harness.cluster().partner(rank);
         let rng = &mut self.rngs[rank];
-        let window = self.harness.windows_of(*rng.pick(&self.begun))[usize::from(write)];
+        let target = peer.unwrap_or_else(|| *rng.pick(&self.begun));
+        let window = self.harness.windows_of(target)[usize::from(write)];
         let size = self.harness.windows()[window].memory.len();
         let offset = if write { self.cursors[window] } else { rng.index(size - len) };
         if offset + len > size {
@@ -378,8 +403,10 @@ impl Workload {
     /// An operation on an atomic window, if there is one of the kind that was drawn.
     fn draw_atomic(&mut self, rank: usize) -> Option<(usize, Atomic)> {
         let data = self.data(rank);
+        let peer = self.harness.cluster().partner(rank);
         let rng = &mut self.rngs[rank];
-        let window = self.harness.windows_of(*rng.pick(&self.begun))[2];
+        let target = peer.unwrap_or_else(|| *rng.pick(&self.begun));
+        let window = self.harness.windows_of(target)[2];
         let access = self.harness.windows()[window].access;
         let counts = rng.chance(500);
         let amo = if counts { Some(count(rng)) } else { any_amo(rng) };

@@ -13,6 +13,7 @@ const GOLDEN: &[&str] = &[
     "2b898641dc5ac7713c2d91a34405da48",
     "b1d2f30dbfc76eebeead859dcb30f933",
     "3fb8e88803d8d73df2f7d515f3ffa278",
+    "4d690b51459dbffe95ef1469ed653288",
 ];
 
 /// Plays the plans; all must be good.
@@ -103,6 +104,18 @@ fn scalable_endpoints() {
     let reports = play((0..100).map(|seed| scalable(Plan::lossless(seed))));
     assert!(total(&reports, |r| r.stats.messages) > 10_000);
     play((0..200).map(|seed| scalable(Plan::draw(seed))));
+}
+
+/// Connected endpoints.
+#[test]
+fn connections() {
+    let msg = |plan| Plan { endpoints: Endpoints::Msg, ..plan };
+    let reports = play((0..200).map(|seed| msg(Plan::lossless(seed))));
+    assert!(total(&reports, |r| r.stats.messages) > 10_000 && total(&reports, |r| r.accepted as u64) > 10_000);
+    let reports = play((0..300).map(|seed| msg(Plan::draw(seed))));
+    for (event, what) in ["made", "declined", "failed", "ended"].into_iter().enumerate() {
+        assert!(total(&reports, |r| r.connections[event]) > 200, "connections that were {what}");
+    }
 }
 
 /// Runs that failed once, as the shrinker left them.

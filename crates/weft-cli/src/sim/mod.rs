@@ -57,7 +57,7 @@ pub(crate) struct FaultOptions {
     /// Which faults, with commas between (drop, reset, …), `all` or `none`; without it, a random subset for each seed.
     #[arg(long, value_name = "FAULTS")]
     faults: Option<Hazards>,
-    /// Of what kind endpoints are: rdm, dgram, shared, scalable; without it, as each seed has it (two in three: rdm).
+    /// Of what kind endpoints are: rdm, dgram, shared, scalable, msg; without it, as each seed has it (two in three: rdm).
     #[arg(long, value_name = "KIND")]
     endpoints: Option<Endpoints>,
     /// Only so many operations of each run.

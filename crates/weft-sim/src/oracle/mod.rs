@@ -9,6 +9,7 @@
 //! reference matcher makes for some order of arrival.
 
 mod atomic;
+pub(crate) mod connection;
 mod datagram;
 mod matching;
 pub(crate) mod program;
@@ -278,6 +279,7 @@ pub struct Oracle {
     events: BTreeMap<(usize, u64, bool), usize>,
     /// What atomic operations make of the slots, by region.
     models: BTreeMap<u64, Vec<u8>>,
+    connections: connection::Connections,
     /// What waits for counters.
     pub(crate) deferred: program::Deferred,
 }

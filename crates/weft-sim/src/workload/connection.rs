@@ -1,0 +1,170 @@
+//! Random connections: each process has a listener, calls others, answers or declines, works through what it is connected by, hangs up and calls anew.
+
+use weft_engine::api::Error;
+
+use super::Workload;
+use crate::oracle::connection::{Request, Stage};
+use crate::plan::Act;
+
+/// Ends that a process may have at a time by calling.
+const MOST_CALLS: usize = 3;
+
+/// Ends of connections: those that may begin, and those that have.
+#[derive(Default)]
+pub(super) struct Ends {
+    /// The next pair of ranks that have not begun, and where they end.
+    next: usize,
+    end: usize,
+    begun: Vec<usize>,
+    /// By process: its listener.
+    listeners: Vec<usize>,
+    /// Calls that nobody has answered.
+    requests: Vec<Request>,
+}
+
+impl Ends {
+    pub(super) fn new(processes: usize, next: usize, end: usize) -> Self {
+        Self { next, end, begun: Vec::new(), listeners: (0..processes).collect(), requests: Vec::new() }
+    }
+}
+
+impl Workload {
+    /// Every process does some things with its connections, or nothing.
+    pub(super) fn step_connected(&mut self) {
+        let new = self.harness.take_requests();
+        self.ends.requests.extend(new);
+        for request in std::mem::take(&mut self.ends.requests) {
+            self.attend(request);
+        }
+        for process in 0..self.plan.ranks {
+            self.call_somebody(process);
+        }
+        for rank in self.ends.begun.clone() {
+            let cluster = self.harness.cluster();
+            if cluster.lives(rank) && !cluster.stands_still(rank) {
+                self.step_end(rank);
+            }
+        }
+        let cluster = self.harness.cluster();
+        self.ends.begun.retain(|rank| cluster.lives(*rank));
+    }
+
+    /// A rank's place is taken by its successor, unless it was the end of a connection: whether it is.
+    pub(crate) fn restart(&mut self, rank: usize, successor: usize) -> bool {
+        if rank >= self.plan.ranks {
+            return false;
+        }
+        self.harness.restart(successor);
+        if let Some(listener) = self.ends.listeners.get_mut(rank) {
+            *listener = successor;
+        }
+        self.begin(successor);
+        true
+    }
+
+    /// Two between whom there is or may come to be a link, one of them of this process.
+    pub(crate) fn linked(&mut self, process: usize, choice: usize) -> Option<(usize, usize)> {
+        let of_process = self.harness.cluster().process(process);
+        let mut pairs = Vec::new();
+        for rank in self.ends.begun.iter().filter(|rank| of_process.contains(rank)) {
+            let other =
+                self.harness.cluster().partner(*rank).filter(|other| self.harness.oracle().stage(*other).is_some());
+            pairs.extend(other.map(|other| (*rank, other)));
+            pairs.extend(self.harness.oracle().called(*rank).map(|listener| (*rank, listener)));
+        }
+        pairs.get(choice % pairs.len().max(1)).copied()
+    }
+
+    fn attend(&mut self, request: Request) {
+        if !self.harness.cluster().lives(request.listener) {
+            return;
+        }
+        let process = self.harness.cluster().place(request.listener);
+        let rng = &mut self.rngs[request.listener];
+        let (choice, len) = (rng.index(100), rng.index(40));
+        let data = rng.bytes(len);
+        match choice {
+            0..70 => {
+                // The other of the pair.
+                let rank = request.caller + 1;
+                self.harness.answer(request, rank, process, &data);
+                self.begin(rank);
+                self.ends.begun.push(rank);
+            }
+            70..82 => self.harness.decline(request, &data),
+            _ => self.ends.requests.push(request),
+        }
+    }
+
+    fn call_somebody(&mut self, process: usize) {
+        let listener = self.ends.listeners[process];
+        let cluster = self.harness.cluster();
+        if !cluster.lives(listener) || cluster.stands_still(listener) || self.ends.next == self.ends.end {
+            return;
+        }
+        let of_process = cluster.process(process);
+        let open = self.ends.begun.iter().filter(|rank| of_process.contains(rank)).count();
+        let rng = &mut self.rngs[listener];
+        if open >= MOST_CALLS || !rng.chance(250) {
+            return;
+        }
+        let target = self.ends.listeners[rng.index(self.plan.ranks)];
+        let len = rng.index(100);
+        let data = rng.bytes(len);
+        let rank = self.ends.next;
+        self.ends.next += 2;
+        self.harness.call(rank, process, rank + 1, target, &data);
+        self.begin(rank);
+        self.ends.begun.push(rank);
+    }
+
+    fn step_end(&mut self, rank: usize) {
+        let Some(stage) = self.harness.oracle().stage(rank) else { return };
+        let (choice, count) = (self.rngs[rank].index(1000), self.rngs[rank].index(4));
+        // Whoever hangs up lets operations fail, as a fault does.
+        match (stage, choice) {
+            (Stage::Connected | Stage::Waiting, _) if !self.plan.hazards.lose() => {}
+            (Stage::Connected, 0..15) => return self.harness.hang_up(rank),
+            (Stage::Connected | Stage::Waiting, 15..20) | (Stage::Over, 0..300) => return self.harness.leave(rank),
+            _ => {}
+        }
+        for _ in 0..count {
+            let act = match (stage, self.rngs[rank].index(100)) {
+                (Stage::Waiting, _) => Act::Recv,
+                (_, 0..40) => Act::Send,
+                (_, 40..70) => Act::Recv,
+                (_, 70..77) => Act::Peek,
+                (_, 77..81) => Act::Cancel,
+                (_, 81..86) => Act::Write,
+                (_, 86..92) => Act::Read,
+                (_, _) => Act::Atomic,
+            };
+            if self.done >= self.plan.ops || !self.plan.acts.has(act) {
+                continue;
+            }
+            self.done += 1;
+            // What it has done may have been the end of its connection.
+            if self.harness.oracle().stage(rank) == Some(Stage::Over) {
+                self.act_too_late(rank, act);
+            } else {
+                self.act(rank, act);
+            }
+        }
+    }
+
+    /// When a connection is over, what has come can still be received; nothing can be sent.
+    fn act_too_late(&mut self, rank: usize, act: Act) {
+        let result = match act {
+            Act::Recv => self.recv(rank),
+            Act::Send => self.send(rank).and(Err(Error::Invalid)),
+            _ => return,
+        };
+        let expected = matches!(result, Err(Error::NotConnected))
+            || act == Act::Recv && matches!(result, Ok(()) | Err(Error::Again));
+        if !expected {
+            self.harness
+                .oracle_mut()
+                .complain(format!("rank {rank} has no connection, and {act:?} comes to {result:?}"));
+        }
+    }
+}
