@@ -90,6 +90,8 @@ bitflags::bitflags! {
         const CHANGES = 1 << 15;
         /// No queue entry tells of success, only a counter: as `QUIET`, but with a [`Completion`].
         const COUNTED = 1 << 16;
+        /// Completions: of a multi-receive of a pool. Whether it is released is asked when it is handed on ([`crate::Leaving`]).
+        const POOLED = 1 << 17;
     }
 }
 

@@ -3,6 +3,7 @@
 //! Place in the data flow: `Nic::poll` → here → `msg`/`rma` (what the message means) → completions, or
 //! deferred work that [`crate::Engine::progress`] sends after the poll. Nothing here calls the device: it is borrowed while it polls.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -68,6 +69,8 @@ pub(crate) struct Core {
     pub(crate) pool: Option<(Arc<Pool>, u64)>,
     /// Messages may take receives from there.
     pub(crate) draws: bool,
+    /// The multi-receives that were taken from there by what `completions` calls POOLED, in the same order.
+    pub(crate) leaving: VecDeque<u32>,
     pub(crate) regions: Regions,
     /// Peers' operations of several parts that have begun.
     pub(crate) parts: Slab<Parts>,
@@ -109,6 +112,7 @@ impl Core {
             tagged: Matcher::new(config.matching),
             untagged: Matcher::new(config.matching),
             pool: None,
+            leaving: VecDeque::new(),
             draws: false,
             regions: Regions::default(),
             parts: Slab::new(),

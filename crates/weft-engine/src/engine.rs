@@ -20,6 +20,7 @@ use crate::mutant::{Mutant, strikes};
 use crate::name::EpName;
 use crate::nic::{Full, Nic};
 use crate::ops::TxOp;
+use crate::pool::Leaving;
 use crate::vc::{Deferred, Kinds, PROMPT_REPLY_BYTES, Vc, VcState, reply_cost};
 use crate::wire::{Short, kind};
 
@@ -120,10 +121,11 @@ impl<N: Nic> Engine<N> {
         self.settle();
     }
 
-    /// The completions, and the names of the peers that they tell of.
+    /// The completions, the names of the peers that they tell of, and what those that are POOLED have to ask before they are handed on.
     #[inline]
-    pub fn outcome(&mut self) -> (&mut Vec<Completion>, Peers<'_>) {
-        (&mut self.core.completions, Peers(&self.core.vcs))
+    pub fn outcome(&mut self) -> (&mut Vec<Completion>, Peers<'_>, Leaving<'_>) {
+        let Core { completions, vcs, pool, leaving, .. } = &mut self.core;
+        (completions, Peers(vcs), Leaving::new(pool.as_ref(), leaving))
     }
 
     /// What has completed, in order; the caller drains it after every call into the engine.

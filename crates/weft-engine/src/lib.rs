@@ -44,7 +44,7 @@ mod wire;
 
 pub use connect::{ConnEvent, MAX_CONN_DATA, PEER, Role};
 pub use engine::{Engine, Peers};
-pub use pool::Pool;
+pub use pool::{Leaving, Left, Pool};
 
 /// The longest atomic operation, in bytes at the target.
 pub const MAX_ATOMIC_BYTES: usize = atomic::MAX_ATOMIC_BYTES;

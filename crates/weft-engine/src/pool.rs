@@ -4,13 +4,16 @@
 //! the engine's own takes the oldest that accepts it here (`Core::receive_for`), or waits in its engine. Who posts here asks
 //! [`Pool::post`] whether engines may have such messages, and has each of them look ([`Engine::feed`]).
 //!
-//! Invariants: the pool's lock is a leaf; an engine takes it while it is entered, and holds it for a look. A message that waits is older
+//! Invariants: an engine takes the pool's lock while it is entered, and holds it for a look; who hands completions on, until they are
+//! where the client sees them. A message that waits is older
 //! than a receive that it accepts only as long as nobody has looked: [`Pool::post`] makes the receive visible before engines are asked to
 //! feed, and an engine looks here before it keeps a message, so one of the two sees the other. Posting and the feeding after it are
 //! one step among those who post: they have a lock around both. A multi-receive stays here while it
-//! has room, whichever engines fill it.
+//! has room, whichever engines fill it. A message leaves it only when the client can see its completion ([`Leaving`]): those of several
+//! engines become visible in any order, and the last of them says that the buffer is the client's again.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slab::Slab;
 
@@ -99,25 +102,30 @@ impl Pool {
         self.state().awaited = true;
     }
 
-    /// Takes the oldest receive with this context pointer out. Its completion is for whoever reports it.
-    pub fn cancel(&self, ctx_ptr: usize) -> Option<Completion> {
+    /// Takes the oldest receive with this context pointer out, where no engine is that could report it ([`Engine::cancel_pooled`]).
+    pub fn cancel(&self, ctx_ptr: usize) -> bool {
+        let canceled = self.take_out(ctx_ptr);
+        if let Some((_, Some(number))) = canceled {
+            recv::leave(&mut self.state().multis, number);
+        }
+        canceled.is_some()
+    }
+
+    /// Takes the oldest receive with this context pointer out. If it is a multi-receive, its number: the completion must leave it.
+    fn take_out(&self, ctx_ptr: usize) -> Option<(Completion, Option<u32>)> {
         let mut state = self.state();
         let (tagged, key) =
             [true, false].into_iter().find_map(|tagged| Some((tagged, state.matcher(tagged).find_posted(ctx_ptr)?)))?;
         let left = strikes(Mutant::PoolCancelLeaves).then(|| state.matcher(tagged).posted.get(key).copied()).flatten();
         let posted = left.or_else(|| state.matcher(tagged).take_posted(key))?;
         let mut flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
-        if let Some(number) = posted.multi
-            && let Some(multi) = state.multis.get_mut(number as usize)
-        {
+        let number = posted.multi.filter(|number| state.multis.contains(*number as usize));
+        if let Some(multi) = number.and_then(|number| state.multis.get_mut(number as usize)) {
             multi.retired = true;
-            // Otherwise the last message that is under way into it says so.
-            if multi.inflight == 0 {
-                state.multis.remove(number as usize);
-                flags |= OpFlags::MULTI;
-            }
+            multi.inflight += 1;
+            flags |= OpFlags::POOLED;
         }
-        Some(Completion {
+        let completion = Completion {
             kind: Kind::Recv,
             ctx: posted.ctx,
             flags,
@@ -127,7 +135,8 @@ impl Pool {
             data: 0,
             src: ADDR_NONE,
             fault: Some(Fault::Canceled),
-        })
+        };
+        Some((completion, number))
     }
 
     /// What the oldest receive wants that accepts such a message. None: the message must wait, and the next receive will be told of it.
@@ -160,17 +169,42 @@ impl Pool {
         }
         Some((iov, info))
     }
+}
 
-    /// One message less is under way into a multi-receive; true if the buffer goes back to the client. `None`: it is not one of a pool's.
-    pub(crate) fn leave(pool: Option<&Self>, number: u32) -> Option<bool> {
-        let number = number.checked_sub(POOLED)?;
-        Some(pool.is_some_and(|pool| recv::leave(&mut pool.state().multis, number)))
+/// What engines have received into multi-receives of their pool, in the order of the completions that say so (`OpFlags::POOLED`).
+pub struct Leaving<'a> {
+    pool: Option<&'a (Arc<Pool>, u64)>,
+    numbers: &'a mut VecDeque<u32>,
+}
+
+impl<'a> Leaving<'a> {
+    pub(crate) const fn new(pool: Option<&'a (Arc<Pool>, u64)>, numbers: &'a mut VecDeque<u32>) -> Self {
+        Self { pool, numbers }
+    }
+
+    /// None of the completions is such.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.numbers.is_empty()
+    }
+
+    /// The client is about to see the next of these completions: sets or clears its MULTI. The client must be able to see it before what
+    /// is returned is dropped.
+    #[cold]
+    pub fn next(&mut self, flags: &mut OpFlags) -> Option<Left<'a>> {
+        let (mut state, number) = (self.pool?.0.state(), self.numbers.pop_front()?);
+        flags.set(OpFlags::MULTI, recv::leave(&mut state.multis, number));
+        Some(Left(state))
     }
 }
 
+/// Nobody else leaves a multi-receive of the pool meanwhile.
+pub struct Left<'a>(#[allow(dead_code, reason = "held")] MutexGuard<'a, State>);
+
 impl<N: Nic> Engine<N> {
     /// Messages may take receives from this pool from now on. `user` is added to their contexts' `user`.
-    pub fn bind_pool(&mut self, pool: std::sync::Arc<Pool>, user: u64) {
+    pub fn bind_pool(&mut self, pool: Arc<Pool>, user: u64) {
         self.core.pool = Some((pool, user));
         self.core.draws = true;
     }
@@ -191,6 +225,16 @@ impl<N: Nic> Engine<N> {
         fed
     }
 
+    /// Cancels a receive of the pool and reports that here; whether there was one.
+    pub fn cancel_pooled(&mut self, ctx_ptr: usize) -> bool {
+        let Some((completion, number)) = self.core.pool.as_ref().and_then(|(pool, _)| pool.take_out(ctx_ptr)) else {
+            return false;
+        };
+        self.core.leaving.extend(number);
+        self.core.completions.push(completion);
+        true
+    }
+
     /// Whether a message waits here that such a receive accepts, or that it has claimed.
     pub fn has_message_for(&mut self, op: &RecvOp<'_>) -> bool {
         let tagged = op.flags.contains(OpFlags::TAGGED);
@@ -202,6 +246,15 @@ impl<N: Nic> Engine<N> {
 }
 
 impl Core {
+    /// A message has been received into a multi-receive; whether the buffer is the client's, as far as that is known now.
+    pub(crate) fn leave_multi(&mut self, number: u32) -> OpFlags {
+        if let Some(pooled) = number.checked_sub(POOLED) {
+            self.leaving.push_back(pooled);
+            return OpFlags::POOLED;
+        }
+        if recv::leave(&mut self.multis, number) { OpFlags::MULTI } else { OpFlags::empty() }
+    }
+
     /// The memory for a message of `len` bytes from the pool. None: it must wait.
     #[cold]
     pub(crate) fn draw(

@@ -17,7 +17,6 @@ use crate::msg::EAGER_COST;
 use crate::mutant::{Mutant, strikes};
 use crate::nic::{LinkId, Nic, RemoteIov};
 use crate::ops::{Multi, RecvInfo, XferKind};
-use crate::pool::Pool;
 use crate::traffic::Way;
 use crate::vc::Haul;
 use crate::wire::{self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Reader, Rts, Short, Status, kind};
@@ -314,7 +313,7 @@ impl Core {
     pub(crate) fn complete_recv(&mut self, info: &RecvInfo, src: Addr, fault: Option<Fault>) {
         let mut flags = info.flags;
         if let Some(number) = info.multi {
-            flags.set(OpFlags::MULTI, self.leave_multi(number));
+            flags = (flags - OpFlags::MULTI) | self.leave_multi(number);
         }
         self.completions.push(Completion {
             kind: Kind::Recv,
@@ -328,12 +327,6 @@ impl Core {
             fault: fault
                 .or((info.excess > 0 && !strikes(Mutant::TruncationUntold)).then_some(Fault::Truncated(info.excess))),
         });
-    }
-
-    /// See [`leave`].
-    fn leave_multi(&mut self, number: u32) -> bool {
-        Pool::leave(self.pool.as_ref().map(|(pool, _)| &**pool), number)
-            .unwrap_or_else(|| leave(&mut self.multis, number))
     }
 
     // ---- arrivals ----------------------------------------------------------------------------

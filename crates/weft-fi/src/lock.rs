@@ -18,7 +18,7 @@
 //! A client that progresses by itself therefore pays nothing for having such a thread.
 //!
 //! Invariants: at most one guard exists at a time; no method may be called while the same thread holds a guard
-//! of the same cell. Lock order of the crate: a poll list, then an endpoint's engine, then a queue's ring; rings are
+//! of the same cell. Lock order of the crate: a poll list, then an endpoint's engine, then a pool of shared receives, then a queue's ring; rings are
 //! leaves. [`Meter`] counts the callers that had to wait, which costs the others nothing.
 
 mod cell;

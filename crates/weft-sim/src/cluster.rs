@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use weft_engine::api::{ADDR_NONE, Addr, AddressBook, Completion, Config};
+use weft_engine::api::{ADDR_NONE, Addr, AddressBook, Completion, Config, OpFlags};
 use weft_engine::name::EpName;
 use weft_engine::{ConnEvent, Engine, PEER, Pool, Role};
 
@@ -407,8 +407,12 @@ impl Cluster {
 
     /// What has completed at a rank.
     pub fn take_completions(&mut self, rank: usize) -> Vec<Completion> {
-        let node = self.nodes.get_mut(rank).and_then(Option::as_mut);
-        node.map(|node| std::mem::take(node.engine.completions())).unwrap_or_default()
+        let Some(node) = self.nodes.get_mut(rank).and_then(Option::as_mut) else { return Vec::new() };
+        let (completions, _, mut leaving) = node.engine.outcome();
+        for completion in completions.iter_mut().filter(|completion| completion.flags.contains(OpFlags::POOLED)) {
+            leaving.next(&mut completion.flags);
+        }
+        std::mem::take(completions)
     }
 
     /// The rank's host is lost: its engine is gone, and what was under way is cut off.

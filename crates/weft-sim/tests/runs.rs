@@ -11,7 +11,7 @@ const GOLDEN: &[&str] = &[
     "649e827c155f4d05aeb7f913afe43460",
     "9c23171876fe60d0c677db4f7bd620db",
     "2b898641dc5ac7713c2d91a34405da48",
-    "b1d2f30dbfc76eebeead859dcb30f933",
+    "69147fcac2d1a661ac278ed78c43f1d8",
     "3fb8e88803d8d73df2f7d515f3ffa278",
     "4d690b51459dbffe95ef1469ed653288",
 ];

@@ -93,7 +93,7 @@ impl World {
         let ctx = Context { ptr: usize::try_from(tag).unwrap(), ..Context::default() };
         let recv = RecvOp { src: ADDR_NONE, iov: &iov, tag, ignore: 0, ctx, flags: OpFlags::TAGGED };
         self.server.recv(&recv).unwrap();
-        let (completions, peers) = self.server.outcome();
+        let (completions, peers, _) = self.server.outcome();
         let done = completions.drain(..).find(|c| c.kind == Kind::Recv)?;
         let name = match done.fault {
             Some(Fault::Stranger(number)) => peers.name(number),

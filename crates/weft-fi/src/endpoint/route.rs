@@ -14,9 +14,9 @@ use std::sync::{Arc, Weak};
 
 use rustc_hash::FxHashMap;
 use slab::Slab;
-use weft_engine::Peers;
 use weft_engine::api::{ADDR_NONE, Completion, Context, Fault, Kind, OpFlags, SendOp};
 use weft_engine::mem;
+use weft_engine::{Leaving, Peers};
 use weft_fi_sys as sys;
 
 use crate::addr::Format;
@@ -352,7 +352,7 @@ impl Routes {
         let plain = |completion: &&Completion| {
             completion.kind == kind
                 && completion.fault.is_none()
-                && !completion.flags.contains(OpFlags::MULTI)
+                && !completion.flags.intersects(OpFlags::MULTI.union(OpFlags::POOLED))
                 && User(completion.ctx.user).is_plain()
         };
         if completions.first().is_none_or(|completion| !plain(&completion)) {
@@ -386,11 +386,44 @@ impl Routes {
     /// Hands on the completions behind the first `done`, and empties the list. True: programs can go on.
     #[inline(never)]
     fn deliver_rest(&self, engine: &mut Eng, done: usize) -> bool {
-        let (completions, peers) = engine.outcome();
+        let (completions, peers, leaving) = engine.outcome();
+        let rest = completions.get_mut(done..).unwrap_or_default();
+        let (fired, connection) =
+            if leaving.is_empty() { self.hand_on(rest, peers) } else { self.hand_on_leaving(rest, peers, leaving) };
+        completions.clear();
+        if connection {
+            self.report_connection(engine);
+        }
+        fired
+    }
+
+    /// The same where messages leave multi-receives that this endpoint shares: each is in its queue before the pool says of another one
+    /// that it is the last.
+    #[cold]
+    fn hand_on_leaving(
+        &self,
+        completions: &mut [Completion],
+        peers: Peers<'_>,
+        mut leaving: Leaving<'_>,
+    ) -> (bool, bool) {
+        let mut outcome = (false, false);
+        for completion in completions {
+            let left =
+                completion.flags.contains(OpFlags::POOLED).then(|| leaving.next(&mut completion.flags)).flatten();
+            let (fired, connection) = self.hand_on(std::slice::from_ref(completion), peers);
+            drop(left);
+            outcome = (outcome.0 | fired, outcome.1 | connection);
+        }
+        outcome
+    }
+
+    /// Whether programs can go on, and whether there is news of the connection.
+    #[inline(always)]
+    fn hand_on(&self, completions: &[Completion], peers: Peers<'_>) -> (bool, bool) {
         let (mut fired, mut connection) = (false, false);
         // The queue that the last entry went to stays locked for the next one.
         let mut open: Option<Appender<'_>> = None;
-        for completion in completions.iter().skip(done) {
+        for completion in completions {
             let user = User(completion.ctx.user);
             let (cq, wanted, mut counted) = match completion.kind {
                 Kind::Send | Kind::Read | Kind::Write | Kind::Atomic | Kind::FetchAtomic => {
@@ -445,12 +478,7 @@ impl Routes {
                 Some(fault) => appender.push_failed(entry, self.failure(fault, peers)),
             }
         }
-        drop(open);
-        completions.clear();
-        if connection {
-            self.report_connection(engine);
-        }
-        fired
+        (fired, connection)
     }
 
     /// Raises the counters of the region that a peer has reached. True: programs can go on.

@@ -108,11 +108,12 @@ impl Receives {
 
     /// Cancels a receive. That it was cancelled is reported at one of the endpoints, if there are any.
     fn cancel(&self, context: usize) -> Result<(), Errno> {
-        let canceled = self.pool.cancel(context).ok_or(Errno::NOENT)?;
-        if let Some(core) = self.cores().first() {
-            core.meddle(|engine| (true, engine.completions().push(canceled)));
-        }
-        Ok(())
+        let report = |engine: &mut Eng| {
+            let canceled = engine.cancel_pooled(context);
+            (canceled, canceled)
+        };
+        let canceled = self.cores().iter().find_map(|core| core.meddle(report));
+        if canceled.unwrap_or_else(|| self.pool.cancel(context)) { Ok(()) } else { Err(Errno::NOENT) }
     }
 }
 

@@ -22,6 +22,7 @@ pub(crate) fn all(lib: &Lib) {
             ("oldest first", oldest_first),
             ("long messages", long_messages),
             ("multi-receives", multi_receives),
+            ("the release comes last", release_comes_last),
             ("peek and claim", peek_and_claim),
             ("cancel", cancel),
             ("selective completion", selective),
@@ -69,6 +70,9 @@ impl<'a> Group<'a> {
             assert_eq!(bind(ep, side.av, 0), 0);
             assert_eq!(bind(ep, side.cq, FI_TRANSMIT | FI_RECV | selective), 0);
             assert_eq!((bind(ep, srx, 0), bind(ep, stx, 0)), (0, 0));
+        }
+        // Not in the order in which the queue drives them.
+        for &ep in others.iter().rev().chain([&side.ep]) {
             assert_eq!(control(ep, FI_ENABLE, null_mut()), 0);
         }
         let back = side.insert(&peer.name());
@@ -99,6 +103,43 @@ impl<'a> Group<'a> {
     fn arrived(&self, buf: &[u8], to: usize) {
         self.send(buf, to);
         self.sent();
+        self.side.nothing(&[&self.peer]);
+    }
+
+    /// An untagged message to one of the endpoints, which leaves.
+    fn plain(&self, buf: &mut [u8], to: usize) {
+        self.peer.start("fi_send", &Args { context: 0x5e, ..Args::new(buf, self.to[to]) }, &[&self.side]);
+        self.sent();
+    }
+
+    fn set_min_multi_recv(&self, bytes: usize) {
+        let setopt = unsafe { (*(*self.srx).ops).setopt.unwrap() };
+        let value = (&raw const bytes).cast::<c_void>();
+        let name = FI_OPT_MIN_MULTI_RECV as i32;
+        assert_eq!(unsafe { setopt(self.srx.cast(), FI_OPT_ENDPOINT as i32, name, value, size_of::<usize>()) }, 0);
+    }
+
+    fn multi_recv(&self, buf: &mut [u8], context: usize) {
+        assert_eq!(self.post("fi_recvmsg", &Args { flags: FI_MULTI_RECV, context, ..Args::new(buf, 0) }), 0);
+    }
+
+    /// A multi-receive takes a message that has waited at each of two endpoints, and has no room for more.
+    fn fill_multi(&self) {
+        self.set_min_multi_recv(16);
+        self.plain(&mut [1; 20], 0);
+        self.plain(&mut [2; 20], 1);
+        self.side.nothing(&[&self.peer]);
+        self.multi_recv(memory(48), 7);
+    }
+
+    /// The messages of [`Group::fill_multi`] are reported, and with the last of them, that the buffer is the client's.
+    fn multi_filled(&self) {
+        let flags = [(); 2].map(|()| {
+            let entry = self.next().done();
+            assert_eq!((entry.op_context as usize, entry.len), (7, 20));
+            entry.flags & FI_MULTI_RECV
+        });
+        assert_eq!(flags, [0, FI_MULTI_RECV]);
         self.side.nothing(&[&self.peer]);
     }
 
@@ -265,22 +306,15 @@ fn long_messages(lib: &Lib) {
 /// A buffer for several messages takes them from all endpoints, those that waited included, and is released once.
 fn multi_receives(lib: &Lib) {
     let group = Group::new(lib, 2);
-    let (name, value) = (FI_OPT_MIN_MULTI_RECV as i32, 16_usize);
-    let setopt = unsafe { (*(*group.srx).ops).setopt.unwrap() };
-    let value = (&raw const value).cast::<c_void>();
-    assert_eq!(unsafe { setopt(group.srx.cast(), FI_OPT_ENDPOINT as i32, name, value, 8) }, 0);
-    let plain = |buf: &mut [u8], to: usize| {
-        group.peer.start("fi_send", &Args { context: 0x5e, ..Args::new(buf, group.to[to]) }, &[&group.side]);
-        group.sent();
-    };
-    plain(&mut [1; 20], 1);
+    group.set_min_multi_recv(16);
+    group.plain(&mut [1; 20], 1);
     group.side.nothing(&[&group.peer]);
     let target = memory(80);
     let start = target.as_ptr() as usize;
-    assert_eq!(group.post("fi_recvmsg", &Args { flags: FI_MULTI_RECV, context: 7, ..Args::new(target, 0) }), 0);
+    group.multi_recv(target, 7);
     for at in 0..4_u8 {
         if at > 0 {
-            plain(&mut [at + 1; 20], at as usize % 2);
+            group.plain(&mut [at + 1; 20], at as usize % 2);
         }
         let entry = group.next().done();
         assert_eq!((entry.op_context as usize, entry.len, entry.buf as usize - start), (7, 20, at as usize * 20));
@@ -289,6 +323,13 @@ fn multi_receives(lib: &Lib) {
     assert!((0..4).all(|at| is_all(&target[at * 20..][..20], at as u8 + 1)));
     let left = unsafe { (*(*group.srx).ops).rx_size_left.unwrap()(group.srx) };
     assert_eq!(left, group.side.info.rx().size as isize, "nothing is posted any more");
+}
+
+/// A buffer is not the client's again before all that is in it has been reported, at whichever endpoints.
+fn release_comes_last(lib: &Lib) {
+    let group = Group::new(lib, 2);
+    group.fill_multi();
+    group.multi_filled();
 }
 
 fn peek_and_claim(lib: &Lib) {

@@ -71,12 +71,12 @@ impl Harness {
 
     /// Cancels a receive; one of the endpoints reports it.
     pub(super) fn cancel_shared(&mut self, pool: &Arc<Pool>, rank: usize, op: Op) -> bool {
-        let Some(canceled) = pool.cancel(context(op).ptr) else { return false };
+        let ptr = context(op).ptr;
         let first = self.siblings(rank).first().copied();
-        if let Some(engine) = first.and_then(|rank| self.cluster.engine(rank)) {
-            engine.completions().push(canceled);
+        match first.and_then(|rank| self.cluster.engine(rank)) {
+            Some(engine) => engine.cancel_pooled(ptr),
+            None => pool.cancel(ptr),
         }
-        true
     }
 
     /// A receive was posted, or canceled: what has completed at a rank, and at whoever shares its receives.
