@@ -3,7 +3,8 @@
 //! Place in the data flow: `fi_close(ep)`, once no alias is left. Clients do not flush before they close (an
 //! injected message may be the last thing a process does), so what was accepted must leave first. Completions of
 //! operations that were still under way are discarded, as fi_endpoint(3) says of close; those that are in queues
-//! stay there.
+//! stay there. Receives of a shared context are not the endpoint's own: those that it has taken are reported, done or failed, so
+//! that nobody waits for their buffers.
 
 use std::sync::Weak;
 use std::time::{Duration, Instant};
@@ -31,7 +32,7 @@ impl Ep {
         self.domain.detach(&self.core);
         let mut state = self.core.control();
         let engine = state.engine.take();
-        let routes = std::mem::take(&mut state.routes);
+        let mut routes = std::mem::take(&mut state.routes);
         state.publisher = None;
         drop(state);
         self.domain.work().forget(&self.core);
@@ -51,8 +52,9 @@ impl Ep {
             eq.drivers().remove(&self.core);
         }
         (setup.request, setup.devices) = (None, None);
-        if let Some(srx) = setup.srx.take() {
-            srx.receives().inspect(|shared| shared.detach(&self.core));
+        let srx = setup.srx.take();
+        if let Some(shared) = srx.as_ref().and_then(|srx| srx.receives()) {
+            shared.detach(&self.core);
         }
         setup.stx = None;
         setup.enabled = false;
@@ -60,29 +62,47 @@ impl Ep {
             self.domain.count_dropped(engine.dropped());
             // What comes now would take receives that other endpoints have a use for.
             engine.leave_pool();
-            finish(engine, Duration::from_millis(self.domain.params().close_timeout_ms));
+            let limit = Duration::from_millis(self.domain.params().close_timeout_ms);
+            if srx.is_none() {
+                finish(engine, limit, |engine| engine.completions().clear());
+                return;
+            }
+            // As the progress thread does: no threading level covers who closes.
+            routes.visited = true;
+            let mut fired = false;
+            finish(engine, limit, |engine| fired |= routes.deliver_received(engine));
+            routes.rx.inspect(|cq| cq.end_visits());
+            drop(setup);
+            if fired {
+                self.domain.work().run();
+            }
         }
     }
 }
 
-/// Progresses until all that was accepted has left, says goodbye, and drops the engine; each within the time.
-pub(crate) fn finish(mut engine: Eng, limit: Duration) {
-    if !settle(&mut engine, limit, Eng::quiescent) {
+/// Progresses until all that was accepted has left, says goodbye, and drops the engine; each within the time. `hand_on` empties the list
+/// of completions.
+pub(crate) fn finish(mut engine: Eng, limit: Duration, mut hand_on: impl FnMut(&mut Eng)) {
+    hand_on(&mut engine);
+    if !settle(&mut engine, limit, Eng::quiescent, &mut hand_on) {
         log::warn!(
             "closing an endpoint whose peers have not taken everything within {} ms (FI_WEFT_CLOSE_TIMEOUT_MS)",
             limit.as_millis()
         );
     }
     engine.shutdown();
-    settle(&mut engine, limit, |engine| weft_engine::nic::Nic::drained(engine.nic()));
+    hand_on(&mut engine);
+    settle(&mut engine, limit, |engine| weft_engine::nic::Nic::drained(engine.nic()), &mut hand_on);
 }
 
 /// Whether `done` came true within the time.
-fn settle(engine: &mut Eng, limit: Duration, done: impl Fn(&Eng) -> bool) -> bool {
+fn settle(engine: &mut Eng, limit: Duration, done: impl Fn(&Eng) -> bool, hand_on: &mut impl FnMut(&mut Eng)) -> bool {
     let end = Instant::now() + limit;
     let mut fruitless = 0;
     while !done(engine) {
-        if engine.progress() > 0 {
+        let moved = engine.progress() > 0;
+        hand_on(engine);
+        if moved {
             fruitless = 0;
         } else {
             fruitless += 1;
@@ -91,7 +111,6 @@ fn settle(engine: &mut Eng, limit: Duration, done: impl Fn(&Eng) -> bool) -> boo
             }
             if fruitless < BUSY_ROUNDS { std::thread::yield_now() } else { std::thread::sleep(NAP) }
         }
-        engine.completions().clear();
     }
     true
 }

@@ -308,6 +308,12 @@ impl Routes {
         !engine.completions().is_empty() && self.deliver_some(engine)
     }
 
+    /// The endpoint closes: of the engine's completions only those of receives are handed on, the others forgotten. True: programs can go on.
+    pub(super) fn deliver_received(&self, engine: &mut Eng) -> bool {
+        engine.completions().retain(|completion| completion.kind == Kind::Recv);
+        self.deliver(engine)
+    }
+
     /// A send was complete when the call returned. True: programs can go on.
     #[inline(always)]
     pub(crate) fn sent(&self, op: &SendOp<'_>) -> bool {

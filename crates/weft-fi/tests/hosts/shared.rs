@@ -28,6 +28,8 @@ pub(crate) fn all(lib: &Lib) {
             ("selective completion", selective),
             ("a sleeping reader", sleeping_reader),
             ("an endpoint that closes", closing),
+            ("closing with a receive under way", closing_under_way),
+            ("closing with the last of a multi-receive", closing_multi),
         ],
     );
 }
@@ -417,4 +419,32 @@ fn closing(lib: &Lib) {
     group.sent();
     assert_eq!(group.next().done().op_context as usize, 1);
     assert!(is_all(target, 7));
+}
+
+/// What a closing endpoint has received, or not to the end, is reported.
+fn closing_under_way(lib: &Lib) {
+    for size in [8, long_bytes()] {
+        let mut group = Group::new(lib, 2);
+        let target = memory(size);
+        group.send(pattern(size), 0);
+        group.side.nothing(&[&group.peer]);
+        group.trecv(target, 1);
+        group.side.close_ep();
+        match group.next() {
+            Outcome::Done(entry) => {
+                assert_eq!(entry.op_context as usize, 1);
+                assert!(target == pattern(size));
+            }
+            Outcome::Failed(entry) => assert!(entry.op_context as usize == 1 && size > 8),
+        }
+        group.side.nothing(&[&group.peer]);
+    }
+}
+
+/// The endpoints that are left get a buffer back in which another one was the last to receive.
+fn closing_multi(lib: &Lib) {
+    let mut group = Group::new(lib, 2);
+    group.fill_multi();
+    group.side.close_ep();
+    group.multi_filled();
 }
