@@ -12,6 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::mutant::{Mutant, switch};
 
 pub(crate) mod net;
+mod verdict;
 mod world;
 
 /// Runs of an ordinary test.

@@ -144,6 +144,8 @@ pub(super) struct Net {
     /// Sockets that are not connected yet.
     fresh: Vec<(RawFd, OwnedFd)>,
     connections: Vec<Connection>,
+    /// Of this connection the caller finds nothing to read.
+    pub(super) deaf: Option<usize>,
     /// Connections that were broken.
     pub(super) broken: usize,
     /// A hash of everything that was carried: lengths and times.
@@ -165,6 +167,7 @@ impl Net {
             listeners: Vec::new(),
             fresh: Vec::new(),
             connections: Vec::new(),
+            deaf: None,
             broken: 0,
             trace: 0,
         }
@@ -267,7 +270,7 @@ impl Net {
             return Some(Err(Errno::CONNRESET));
         }
         let most = self.faults.reads.draw(pieces.len(), &mut self.random);
-        if most == 0 && pieces.len() > 0 {
+        if (most == 0 && pieces.len() > 0) || (side == 0 && self.deaf == Some(index)) {
             return Some(Err(Errno::AGAIN));
         }
         let mut bytes = vec![0; most];
@@ -465,7 +468,7 @@ impl Net {
     }
 
     /// One side learns that its connection is broken; what it has not read is lost or not.
-    fn lose(&mut self, index: usize, side: usize, unread: bool) {
+    pub(super) fn lose(&mut self, index: usize, side: usize, unread: bool) {
         log::trace!("{} net: connection {index} ends for side {side}, unread bytes lost: {unread}", self.now_ms);
         self.note(7 + side as u64);
         let one = &mut self.connections[index];

@@ -578,6 +578,11 @@ impl Link {
 }
 
 fn node(config: &TcpConfig, host_id: u64) -> Node {
+    Node { tcp: device(config, host_id), strangers: Vec::new(), known: HashMap::new(), sleeps_until_ms: 0 }
+}
+
+/// A device on this thread's network.
+pub(super) fn device(config: &TcpConfig, host_id: u64) -> Tcp {
     let capability = crate::handshake::random().expect("the network's own");
     let me = NameParts {
         socket: ([127, 0, 0, 1], 0).into(),
@@ -588,8 +593,7 @@ fn node(config: &TcpConfig, host_id: u64) -> Node {
         shm: false,
         tcp: true,
     };
-    let tcp = Tcp::new(config, &me).expect("a device");
-    Node { tcp, strangers: Vec::new(), known: HashMap::new(), sleeps_until_ms: 0 }
+    Tcp::new(config, &me).expect("a device")
 }
 
 /// Plays the run of a seed. The error says what was wrong.
