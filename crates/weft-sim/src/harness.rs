@@ -8,6 +8,7 @@ mod atomic;
 mod barrier;
 mod connection;
 mod datagram;
+mod finish;
 pub(crate) mod program;
 mod shared;
 
@@ -20,7 +21,7 @@ use crate::cluster::{Cluster, Turn};
 use crate::config::FabricConfig;
 use crate::memory::Buffer;
 use crate::oracle::{CANARY, Criteria, Op, Oracle, PeekRecord, Record, RecvRecord, RecvState, RmaRecord, SendRecord};
-use crate::oracle::{context, describe, extend_payload};
+use crate::oracle::{context, extend_payload};
 use crate::rng::Stream;
 use crate::trace::What;
 
@@ -534,154 +535,6 @@ impl Harness {
         for late in self.oracle.overdue(rank, |rank| cluster.lives(rank) && !cluster.stands_still(rank)) {
             self.oracle.complain(late);
         }
-    }
-
-    /// Brings the run to its end: faults off, everything received, receives that are left canceled; then judges it.
-    /// Returns all that is wrong.
-    pub fn finish(&mut self) -> Vec<String> {
-        self.cluster.fabric().heal();
-        let mut wrong = Vec::new();
-        wrong.extend(self.settle().err());
-        if self.queues.iter().any(Option::is_some) {
-            wrong.extend(self.finish_programs().err());
-        }
-        wrong.extend(self.receive_everything(&ALL_TAGS).err());
-        wrong.extend(self.misheard());
-        let datagrams = self.oracle.datagrams();
-        wrong.extend(if datagrams { self.converse_by_datagrams() } else { self.converse() }.err());
-        for rank in self.cluster.living() {
-            for op in self.oracle.posted(rank) {
-                self.cancel(op);
-            }
-        }
-        wrong.extend(self.settle().err());
-        wrong.extend(self.leaks());
-        if datagrams {
-            wrong.extend(self.losses());
-        }
-        wrong.extend(self.judge());
-        wrong
-    }
-
-    /// Judges the run as it stands, without looking for leaks.
-    pub fn judge(&mut self) -> Vec<String> {
-        let cluster = &self.cluster;
-        let mut wrong = self.oracle.verdict(|rank| cluster.lives(rank));
-        wrong.extend(cluster.fabric().violations());
-        wrong
-    }
-
-    /// With all faults gone, each rank must be able to reach others: in a large cluster its neighbours.
-    fn converse(&mut self) -> Result<(), String> {
-        let mut sent = Vec::new();
-        for (rank, other) in self.acquainted() {
-            let send = Send { tag: Some(0xFEED), len: 16, flags: OpFlags::DELIVERY, ..Send::default() };
-            let mut posted = self.send(rank, other, &send);
-            if posted == Err(Error::Again) {
-                // The queue may be as short as one operation.
-                self.settle()?;
-                self.receive_everything(&ALL_TAGS)?;
-                posted = self.send(rank, other, &send);
-            }
-            sent.push(posted.map_err(|error| format!("rank {rank} cannot send to {other} after all: {error}"))?);
-        }
-        self.settle()?;
-        self.receive_everything(&ALL_TAGS)?;
-        match sent.iter().find(|op| !matches!(self.oracle.record(**op), Record::Send(send) if send.end == Some(Ok(()))))
-        {
-            Some(op) => {
-                Err(format!("nothing stands in its way, and yet failed: {}", describe(self.oracle.record(*op))))
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Posts receives for untagged messages (`None`), and tags with bits to ignore, until all of these that will ever come have come.
-    fn receive_everything(&mut self, tags: &[Option<(u64, u64)>]) -> Result<(), String> {
-        let mut before = usize::MAX;
-        for rank in self.cluster.living() {
-            for op in self.oracle.reserved(rank) {
-                let len = self.oracle.longest_undelivered(rank);
-                self.claim(op, Some(len)).map_err(|error| format!("operation {op}: a claim was refused: {error}"))?;
-            }
-        }
-        loop {
-            let mut missing = 0;
-            for rank in self.cluster.living() {
-                missing += tags.iter().map(|tag| self.receive_all(rank, *tag)).sum::<usize>();
-            }
-            // Where links broke, some never come.
-            if missing == 0 || missing == before {
-                return Ok(());
-            }
-            before = missing;
-            self.settle()?;
-        }
-    }
-
-    /// Posts as many receives for this as there are messages; returns how many that is.
-    fn receive_all(&mut self, rank: usize, tag: Option<(u64, u64)>) -> usize {
-        let missing = self.oracle.undelivered(rank, tag);
-        if missing == 0 {
-            return 0;
-        }
-        let len = self.oracle.longest_undelivered(rank).max(1);
-        let mut old = self.own_receives(rank);
-        let all = Recv { tag, len, ..Recv::default() };
-        for _ in 0..missing {
-            while self.recv(rank, &all) == Err(Error::Again) {
-                // The queue may be full of receives that nothing matches.
-                let Some(op) = old.pop() else { return missing };
-                self.cancel(op);
-            }
-        }
-        missing
-    }
-
-    /// With nothing under way, what a sender may still send and what the receiver has not given back yet are the whole window.
-    fn credits(&mut self) -> Vec<String> {
-        let mut out = Vec::new();
-        let living = self.cluster.living();
-        for (a, b) in living.iter().flat_map(|a| living.iter().map(move |b| (*a, *b))) {
-            if self.cluster.connects() && self.cluster.partner(a) != Some(b) {
-                continue;
-            }
-            let (there, back) = (self.cluster.addr(a, b), self.cluster.addr(b, a));
-            let sender = self.cluster.engine(a).and_then(|engine| engine.window(there));
-            let receiver = self.cluster.engine(b).and_then(|engine| engine.window(back));
-            let (Some((credit, _)), Some((_, used))) = (sender, receiver) else { continue };
-            let window = self.cluster.engine_config().window_bytes as u64;
-            if credit + used != window {
-                out.push(format!("window of {window} bytes from {a} to {b}: {credit} left, {used} not given back"));
-            }
-        }
-        out
-    }
-
-    /// What is still held though nothing goes on.
-    fn leaks(&mut self) -> Vec<String> {
-        let mut out = Vec::new();
-        for rank in self.cluster.living() {
-            let Some(engine) = self.cluster.engine(rank) else { continue };
-            let (posted, unexpected, rest) = (engine.posted_receives(), engine.unexpected_messages(), engine.at_rest());
-            if posted > 0 || unexpected > 0 || !rest {
-                out.push(format!(
-                    "rank {rank} at the end: {posted} posted receives, {unexpected} unexpected messages, at rest: {rest}"
-                ));
-            }
-        }
-        out.extend(self.credits());
-        out.extend(self.pooled());
-        for (index, window) in self.windows.iter().enumerate().filter(|(_, window)| !window.atomic) {
-            if let Some(at) = self.oracle.stray_write(index, window.memory) {
-                out.push(format!("region {index} of rank {}: byte {at} was written by nobody's write", window.rank));
-            }
-        }
-        let transfers = self.cluster.fabric().transfers();
-        if transfers > 0 {
-            out.push(format!("{transfers} transfers of the devices never ended"));
-        }
-        out
     }
 }
 

@@ -1,0 +1,205 @@
+//! Completions of sends, receives and peeks, against what was asked for and what was sent.
+
+use weft_engine::api::{Completion, Fault, Kind, OpFlags};
+
+use super::{
+    CANARY, Got, ID_BYTES, Op, Oracle, PeekRecord, Record, RecvRecord, RecvState, SendRecord, describe, expect, payload,
+};
+use crate::memory::Buffer;
+
+impl Oracle {
+    pub(super) fn send_completed(
+        &mut self,
+        op: Op,
+        send: &mut SendRecord,
+        c: &Completion,
+    ) -> Result<Option<Buffer>, String> {
+        if send.end.is_some() {
+            return Err("completed twice".into());
+        }
+        send.end = Some(c.fault.map_or(Ok(()), Err));
+        match c.fault {
+            None if send.flags.contains(OpFlags::QUIET) => return Err("a quiet send reported success".into()),
+            Some(fault) if self.datagrams => return Err(Self::datagram_failed(fault)),
+            Some(Fault::Link(why)) if self.excuses(why, send.rank, send.dest) => return Ok(send.buffer),
+            Some(fault) => return Err(format!("failed: {fault}")),
+            None => {}
+        }
+        expect(c.kind == Kind::Send, "kind")?;
+        expect(c.len == send.len, "length")?;
+        expect(c.flags.contains(OpFlags::TAGGED) == send.tag.is_some(), "tagged flag")?;
+        expect(send.tag.is_none_or(|tag| c.tag == tag), "tag")?;
+        if !self.datagrams {
+            self.outlived(op, send.dest)?;
+        }
+        if send.flags.contains(OpFlags::DELIVERY) {
+            self.to_confirm.push(op);
+        }
+        Ok(send.buffer)
+    }
+
+    /// The end of a batch of completions of one rank: what they promise together must hold now.
+    pub fn batch_ended(&mut self) {
+        for op in std::mem::take(&mut self.to_confirm) {
+            let Record::Send(send) = &self.ops[op] else { continue };
+            if send.len >= ID_BYTES && send.received_by.is_none() && self.can_confirm(send) {
+                let text = describe(&self.ops[op]);
+                self.complain(format!("operation {op}: delivery complete before its receive: {text}"));
+            }
+        }
+    }
+
+    /// Whether a delivered message would have been recognised: neither discarded nor cut too short.
+    fn can_confirm(&self, send: &SendRecord) -> bool {
+        !self.ops.iter().any(|record| match record {
+            Record::Peek(peek) => {
+                self.receiver(peek.rank) == self.receiver(send.dest)
+                    && (peek.discarded || peek.discarding)
+                    && peek.want.accept(self.known_as(send.rank), send.tag)
+            }
+            Record::Recv(recv) => {
+                let short = recv.got.iter().any(|got| got.len < ID_BYTES && got.full_len == send.len);
+                self.receiver(recv.rank) == self.receiver(send.dest)
+                    && short
+                    && recv.want.accept(self.known_as(send.rank), send.tag)
+            }
+            _ => false,
+        })
+    }
+
+    pub(super) fn recv_completed(
+        &mut self,
+        op: Op,
+        recv: &mut RecvRecord,
+        c: &Completion,
+        (src, dest): (Option<usize>, usize),
+        at: u64,
+    ) -> Result<Option<Buffer>, String> {
+        if recv.state != RecvState::Posted {
+            return Err("completed twice".into());
+        }
+        let multi = recv.flags.contains(OpFlags::MULTI);
+        let released = !multi || c.flags.contains(OpFlags::MULTI);
+        expect(c.kind == Kind::Recv, "kind")?;
+        expect(c.flags.contains(OpFlags::TAGGED) == recv.want.tag.is_some(), "tagged flag")?;
+        expect(multi || !c.flags.contains(OpFlags::MULTI), "released flag on a plain receive")?;
+        let excess = match c.fault {
+            None => 0,
+            Some(Fault::Truncated(excess)) => excess,
+            Some(fault) => return self.recv_ended(recv, dest, fault, released, at),
+        };
+        recv.state = if released { RecvState::Done } else { RecvState::Posted };
+        let offset = if c.len == 0 && !multi { 0 } else { c.buf.wrapping_sub(recv.buffer.iov().as_ptr() as usize) };
+        let end = offset.checked_add(c.len).filter(|end| *end <= recv.buffer.len());
+        let end = end.ok_or("stored outside the buffer")?;
+        expect(multi || offset == 0, "buffer address")?;
+        let overlaps = |g: &Got| g.offset < end && offset < g.offset + g.len;
+        expect(!recv.got.iter().any(overlaps), "two messages overlap in a multi-receive")?;
+        if !multi {
+            let beyond = recv.buffer.part(end, usize::MAX);
+            expect(beyond.is_filled(CANARY), "written beyond what was received")?;
+            expect(excess == 0 || beyond.is_empty(), "cut although there was room")?;
+        }
+        let data = c.flags.contains(OpFlags::DATA).then_some(c.data);
+        let tag = recv.want.tag.map(|_| c.tag);
+        let stored = recv.buffer.part(offset, c.len);
+        let mut head = [0; ID_BYTES];
+        stored.iov().read(&mut head);
+        let mut got = Got { src, dest, tag, data, len: c.len, head, full_len: c.len + excess, offset, send: None, at };
+        let outcome = self.check_got(op, recv, &mut got, stored);
+        recv.got.push(got);
+        outcome.map(|()| released.then_some(recv.buffer))
+    }
+
+    /// A receive ended without a message.
+    fn recv_ended(
+        &self,
+        recv: &mut RecvRecord,
+        rank: usize,
+        fault: Fault,
+        released: bool,
+        at: u64,
+    ) -> Result<Option<Buffer>, String> {
+        let excusable = match fault {
+            // Whether it was canceled is the harness's to know; it says so by the state.
+            Fault::Canceled => true,
+            // Nothing waits for a datagram that has begun to arrive, nor for anybody in particular.
+            Fault::Link(_) if self.datagrams => false,
+            Fault::Link(why) => match recv.want.src {
+                Some(src) => self.excuses_any(why, rank, src),
+                None => {
+                    let mine = |(a, b): &&(usize, usize)| *a == rank || *b == rank;
+                    self.broken.iter().filter(mine).any(|(a, b)| self.excuses(why, *a, *b))
+                }
+            },
+            _ => false,
+        };
+        if released {
+            recv.state = RecvState::Ended(fault, at);
+        }
+        if excusable { Ok(released.then_some(recv.buffer)) } else { Err(format!("failed: {fault}")) }
+    }
+
+    /// A received message against the send that it names.
+    fn check_got(&mut self, op: Op, recv: &RecvRecord, got: &mut Got, stored: Buffer) -> Result<(), String> {
+        let src = got.src.ok_or("source unknown")?;
+        if !recv.want.accept(src, got.tag) {
+            return Err(format!("got a message that it does not want: from {src}, tag {:x?}", got.tag));
+        }
+        if let Some(claimed) = &recv.claimed {
+            let same = (claimed.src, claimed.tag, claimed.data, claimed.full_len);
+            expect(same == (got.src, got.tag, got.data, got.full_len), "not the message that was claimed")?;
+        }
+        if got.len < ID_BYTES {
+            return Ok(());
+        }
+        let id = got.head.iter().rev().fold(0_usize, |id, byte| id << 8 | usize::from(*byte));
+        let source = self.ops.get(id).and_then(Record::rank).map_or(0, |rank| self.known_as(rank));
+        let Some(Record::Send(send)) = self.ops.get_mut(id) else {
+            return Err(format!("received bytes that nobody sent (they name operation {id:#x})"));
+        };
+        let same = (Some(source), send.dest, send.tag, send.data, send.len);
+        if same != (got.src, got.dest, got.tag, got.data, got.full_len) {
+            return Err(format!("differs from what was sent as operation {id}: {send:?}"));
+        }
+        if !stored.holds(&payload(id, send.len)[..got.len]) {
+            return Err(format!("bytes differ from what was sent as operation {id}: {send:?}"));
+        }
+        if let Some(other) = send.received_by.replace(op) {
+            return Err(format!("the message of operation {id} was received before, by operation {other}"));
+        }
+        got.send = Some(id);
+        Ok(())
+    }
+}
+
+pub(super) fn peek_completed(
+    peek: &mut PeekRecord,
+    c: &Completion,
+    (src, dest): (Option<usize>, usize),
+    at: u64,
+) -> Result<Option<Buffer>, String> {
+    expect(c.kind == Kind::Recv, "kind")?;
+    expect(c.flags.contains(OpFlags::TAGGED) == peek.want.tag.is_some(), "tagged flag")?;
+    if peek.discarding {
+        peek.discarding = false;
+        peek.discarded = true;
+        return c.fault.map_or(Ok(None), |fault| Err(format!("a discard failed: {fault}")));
+    }
+    if peek.found.is_some() {
+        return Err("completed twice".into());
+    }
+    peek.found = Some(None);
+    match c.fault {
+        Some(Fault::NoMessage) => return Ok(None),
+        Some(fault) => return Err(format!("a peek failed: {fault}")),
+        None => {}
+    }
+    let (tag, data) = (peek.want.tag.map(|_| c.tag), c.flags.contains(OpFlags::DATA).then_some(c.data));
+    let got = Got { src, dest, tag, data, len: 0, head: [0; ID_BYTES], full_len: c.len, offset: 0, send: None, at };
+    peek.found = Some(Some(got));
+    peek.discarded = peek.flags.contains(OpFlags::DISCARD);
+    let wanted = src.is_some_and(|src| peek.want.accept(src, tag));
+    expect(wanted, "a peek reported a message that it does not want")?;
+    Ok(None)
+}
