@@ -54,6 +54,7 @@ pub enum Mutant {
     PoolTakenTwice,
     PoolOvertaken,
     PoolCancelLeaves,
+    PoolReleasedEarly,
     ContextIgnored,
     ContextStranger,
     EndUntold,
@@ -64,7 +65,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All.
-    pub const ALL: [Self; 53] = [
+    pub const ALL: [Self; 54] = [
         Self::CreditLost,
         Self::CreditTwice,
         Self::IgnoreSwapped,
@@ -112,6 +113,7 @@ impl Mutant {
         Self::PoolTakenTwice,
         Self::PoolOvertaken,
         Self::PoolCancelLeaves,
+        Self::PoolReleasedEarly,
         Self::ContextIgnored,
         Self::ContextStranger,
         Self::EndUntold,

@@ -249,6 +249,12 @@ impl Core {
     /// A message has been received into a multi-receive; whether the buffer is the client's, as far as that is known now.
     pub(crate) fn leave_multi(&mut self, number: u32) -> OpFlags {
         if let Some(pooled) = number.checked_sub(POOLED) {
+            if strikes(Mutant::PoolReleasedEarly)
+                && let Some((pool, _)) = &self.pool
+            {
+                let last = recv::leave(&mut pool.state().multis, pooled);
+                return if last { OpFlags::MULTI } else { OpFlags::empty() };
+            }
             self.leaving.push_back(pooled);
             return OpFlags::POOLED;
         }

@@ -405,14 +405,19 @@ impl Cluster {
         })
     }
 
-    /// What has completed at a rank.
+    /// What has completed at a rank. The client has not seen what is POOLED there ([`Cluster::show`]).
     pub fn take_completions(&mut self, rank: usize) -> Vec<Completion> {
         let Some(node) = self.nodes.get_mut(rank).and_then(Option::as_mut) else { return Vec::new() };
-        let (completions, _, mut leaving) = node.engine.outcome();
-        for completion in completions.iter_mut().filter(|completion| completion.flags.contains(OpFlags::POOLED)) {
-            leaving.next(&mut completion.flags);
+        std::mem::take(node.engine.completions())
+    }
+
+    /// A rank's client sees the next completion with these flags, which says by its MULTI whether a shared multi-receive is released.
+    pub(crate) fn show(&mut self, rank: usize, flags: &mut OpFlags) {
+        if let Some(node) = self.nodes.get_mut(rank).and_then(Option::as_mut)
+            && flags.contains(OpFlags::POOLED)
+        {
+            drop(node.engine.outcome().2.next(flags));
         }
-        std::mem::take(completions)
     }
 
     /// The rank's host is lost: its engine is gone, and what was under way is cut off.

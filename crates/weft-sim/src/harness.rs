@@ -146,6 +146,8 @@ pub struct Harness {
     program_stats: ProgramStats,
     /// What endpoints of one process have completed one after the other, within one call.
     early: Vec<(usize, Vec<Completion>)>,
+    /// See [`Harness::turn`].
+    turns: u64,
 }
 
 impl Harness {
@@ -174,6 +176,7 @@ impl Harness {
             barriers: Vec::new(),
             program_stats: ProgramStats::default(),
             early: Vec::new(),
+            turns: 0,
         }
     }
 
@@ -243,8 +246,8 @@ impl Harness {
             Ok(()) => {
                 let src = recv.src.map(|src| self.cluster.known_as(src));
                 let (want, state) = (Criteria { src, tag: recv.tag }, RecvState::Posted);
-                let (got, claimed) = (Vec::new(), None);
-                let record = RecvRecord { rank, want, flags, buffer, order, state, got, claimed };
+                let (got, claimed, failed) = (Vec::new(), None, None);
+                let record = RecvRecord { rank, want, flags, buffer, order, state, got, claimed, failed };
                 self.oracle.accepted(op, Record::Recv(record));
             }
             Err(_) => self.cluster.fabric().free(buffer),
@@ -450,6 +453,7 @@ impl Harness {
                 queue.progressed(cluster, rank, oracle);
             }
         });
+        self.show_some(turn == Turn::Idle);
         self.run_all(turn)
     }
 
@@ -516,6 +520,7 @@ impl Harness {
             // The others of its process hear of the receives that it had taken.
             self.cluster.say_goodbye(rank);
             self.absorb(rank);
+            self.show(rank);
         }
         self.cluster.leave(rank);
     }

@@ -91,6 +91,31 @@ impl Harness {
         self.oracle.batch_ended();
     }
 
+    /// Clients see what their endpoints have reported of shared multi-receives: of each endpoint in order, of several in any. `all`: now;
+    /// else some of them do.
+    pub(super) fn show_some(&mut self, all: bool) {
+        self.turns += 1;
+        let bits = self.turns.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 8;
+        for rank in self.oracle.unseen() {
+            if all || bits >> rank & 3 == 0 {
+                self.show(rank);
+            }
+        }
+    }
+
+    /// A rank's client sees all that the rank has reported.
+    pub(super) fn show(&mut self, rank: usize) {
+        if !self.cluster.lives(rank) {
+            return self.oracle.forget_unseen(rank);
+        }
+        while let Some(mut flags) = self.oracle.next_unseen(rank) {
+            self.cluster.show(rank, &mut flags);
+            if let Some(buffer) = self.oracle.seen(rank, flags) {
+                self.cluster.fabric().free(buffer);
+            }
+        }
+    }
+
     /// With nothing under way, nothing is posted in the pools.
     pub(super) fn pooled(&self) -> Vec<String> {
         let depth = self.cluster.engine_config().rx_depth;

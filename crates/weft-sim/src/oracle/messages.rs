@@ -79,10 +79,15 @@ impl Oracle {
             return Err("completed twice".into());
         }
         let multi = recv.flags.contains(OpFlags::MULTI);
-        let released = !multi || c.flags.contains(OpFlags::MULTI);
+        let shared = multi && self.shares();
+        let released = !multi || (!shared && c.flags.contains(OpFlags::MULTI));
         expect(c.kind == Kind::Recv, "kind")?;
         expect(c.flags.contains(OpFlags::TAGGED) == recv.want.tag.is_some(), "tagged flag")?;
         expect(multi || !c.flags.contains(OpFlags::MULTI), "released flag on a plain receive")?;
+        if shared {
+            self.report_shared(dest, op, c.flags);
+            recv.failed = c.fault.filter(|fault| !matches!(fault, Fault::Truncated(_))).map(|fault| (fault, at));
+        }
         let excess = match c.fault {
             None => 0,
             Some(Fault::Truncated(excess)) => excess,

@@ -19,7 +19,7 @@ mod rma;
 mod scalable;
 mod shared;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use weft_engine::api::{Completion, Fault, Kind, OpFlags};
 use weft_engine::nic::LinkError;
@@ -52,6 +52,8 @@ pub struct Oracle {
     sources: Vec<usize>,
     /// By rank: who receives for it. Empty: each for itself.
     processes: Vec<usize>,
+    /// By rank: what it has reported of shared multi-receives, and its client has not seen.
+    unseen: BTreeMap<usize, VecDeque<shared::Unseen>>,
     /// By rank: the sends that go to it, and what it receives and peeks at.
     sent_to: Vec<Vec<Op>>,
     wanted_by: Vec<Vec<Op>>,
@@ -232,7 +234,17 @@ impl Oracle {
         let claimed = peek.found.clone().flatten();
         let (rank, want, order) = (peek.rank, peek.want, peek.order);
         let state = RecvState::Posted;
-        self.ops[op] = Record::Recv(RecvRecord { rank, want, flags, buffer, order, state, got: Vec::new(), claimed });
+        self.ops[op] = Record::Recv(RecvRecord {
+            rank,
+            want,
+            flags,
+            buffer,
+            order,
+            state,
+            got: Vec::new(),
+            claimed,
+            failed: None,
+        });
     }
 
     /// A discard was called for the message that a peek reserved.

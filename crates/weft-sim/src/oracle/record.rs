@@ -140,6 +140,8 @@ pub struct RecvRecord {
     pub got: Vec<Got>,
     /// What the peek reported that claimed for it.
     pub claimed: Option<Got>,
+    /// Where it is shared and for several messages: with what the last completion failed, and when.
+    pub failed: Option<(Fault, u64)>,
 }
 
 /// An accepted peek.

@@ -4,12 +4,66 @@
 //! of messages that wait at several endpoints, a receive may take from any. So what explains a matching is
 //! what happened at one endpoint (file `matching`).
 
-use super::{Oracle, Record};
+use weft_engine::api::OpFlags;
+
+use super::{Op, Oracle, Record, RecvState};
+use crate::memory::Buffer;
+
+/// An endpoint has reported something of a shared multi-receive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unseen {
+    op: Op,
+    flags: OpFlags,
+}
 
 impl Oracle {
     /// Ranks are endpoints of processes: by rank, the first of its own.
     pub(crate) fn share_receives(&mut self, processes: Vec<usize>) {
         self.processes = processes;
+    }
+
+    /// Whether endpoints share receives.
+    pub(super) fn shares(&self) -> bool {
+        !self.processes.is_empty()
+    }
+
+    pub(super) fn report_shared(&mut self, rank: usize, op: Op, flags: OpFlags) {
+        self.unseen.entry(rank).or_default().push_back(Unseen { op, flags });
+    }
+
+    /// Ranks that have reported what their clients have not seen.
+    pub(crate) fn unseen(&self) -> Vec<usize> {
+        self.unseen.iter().filter(|(_, unseen)| !unseen.is_empty()).map(|(rank, _)| *rank).collect()
+    }
+
+    /// The flags of what a rank's client will see next.
+    pub(crate) fn next_unseen(&self, rank: usize) -> Option<OpFlags> {
+        Some(self.unseen.get(&rank)?.front()?.flags)
+    }
+
+    /// Nobody will see what a rank has reported.
+    pub(crate) fn forget_unseen(&mut self, rank: usize) {
+        self.unseen.remove(&rank);
+    }
+
+    /// A rank's client sees that. With MULTI the buffer is its own again: all that was reported of it must have been seen.
+    pub(crate) fn seen(&mut self, rank: usize, flags: OpFlags) -> Option<Buffer> {
+        let op = self.unseen.get_mut(&rank)?.pop_front()?.op;
+        if !flags.contains(OpFlags::MULTI) {
+            return None;
+        }
+        if let Some((other, _)) = self.unseen.iter().find(|(_, unseen)| unseen.iter().any(|unseen| unseen.op == op)) {
+            self.complain(format!(
+                "operation {op}: released, and rank {other} has yet to say what was received into it"
+            ));
+        }
+        let Record::Recv(recv) = &mut self.ops[op] else { return None };
+        if recv.state != RecvState::Posted {
+            self.complain(format!("operation {op}: released twice"));
+            return None;
+        }
+        recv.state = recv.failed.map_or(RecvState::Done, |(fault, at)| RecvState::Ended(fault, at));
+        Some(recv.buffer)
     }
 
     /// Who receives for a rank: itself, or the first of its process.
