@@ -26,6 +26,7 @@ RETRY_MS = 1000.0  # a later one has a refused connection tried again for so lon
 PATIENCE_S = 15.0  # for anything else
 STANDSTILL_S = 0.3  # a machine that stops for longer measures nothing
 SECOND_LIFE = 8
+NOISE = 4000  # of what each rank has said, so much is told if a run goes wrong
 PATHS = {"shm": {"FI_WEFT_TCP": "no"}, "tcp": {"FI_WEFT_SHM": "no"}, "hosts": {}, "hosts6": {}, "hosts-encrypted": {}, "any": {}}
 DEADLY = ("kill", "exit", "freeze-kill", "restart", "early-kill")
 # Connections break, which nobody may notice.
@@ -334,15 +335,28 @@ class Job:
             if strange:
                 raise Wrong(f"rank {rank.number} has lost {[(peer, rank.lost[peer]) for peer in strange]}, who live")
 
+    def inquest(self) -> str:
+        """How everything stands in a run that has gone wrong."""
+        try:
+            for rank in self.living():
+                rank.say("tell")
+            self.settle(0.5)
+        except Wrong:
+            pass
+        found = [f"{rank.number}: ready {sorted(rank.ready)} lost {rank.lost} done {rank.messages}" for rank in self.ranks]
+        found += [f"{rank.number} says: " + "; ".join(rank.noise)[-NOISE:] for rank in self.ranks]
+        for host in ("h1", "h2") if self.path.startswith("hosts") else ():
+            sockets = subprocess.run(["ip", "netns", "exec", host, "ss", "-tinop"], capture_output=True, text=True, check=False)
+            found.append(f"{host} has: {sockets.stdout}")
+        return "\n".join(found)
+
     def run(self) -> dict:
         """Plays it; nothing of it is left afterwards."""
         wrong = ""
         try:
             self.play()
         except Wrong as why:
-            wrong = str(why)
-            state = [f"{rank.number}: ready {sorted(rank.ready)} lost {rank.lost} done {rank.messages}" for rank in self.ranks]
-            wrong += " | " + "; ".join(state) + " | " + " ".join(" ".join(rank.noise)[-500:] for rank in self.ranks)
+            wrong = f"{why} | {self.inquest()}"
         finally:
             for rank in self.ranks:
                 rank.process.kill()

@@ -6,7 +6,7 @@
  * only if its peer has been lost; then all that are under way to that peer must, and so must one that is started later.
  *
  * It reads `peer RANK NAME`, `gone RANK` (receives from it may be cancelled), `stop` (send no more, and see that everything
- * has arrived) and `close`; it says `name`, `ready RANK` (a message came from it), `lost RANK LAST LATE ERRORS...`
+ * has arrived), `tell` (what is open) and `close`; it says `name`, `ready RANK` (a message came from it), `lost RANK LAST LATE ERRORS...`
  * (when the last operation failed, and how long the later send took), `done`, `closed` and, if anything is not as it should be, `wrong` and why. Times are CLOCK_MONOTONIC in nanoseconds.
  *
  * FAULT strikes this rank itself, at the start or, with `late-` before it, at SIGUSR1: see strike().
@@ -430,6 +430,22 @@ static void say_if_done(void) {
     fflush(stdout);
 }
 
+/* What is not as it shall be in the end: for who looks into a run that has come to a halt. */
+static void tell(void) {
+    for (int i = 0; i < RANKS; i++) {
+        struct peer *peer = &peers[i];
+        if (!peer->known || peer->gone) continue;
+        printf("open with %d: sent %lu, received %lu of %ld, %d pending, rounds %lu%s:", i, peer->sent, peer->received,
+               peer->final_came ? (long)peer->final.messages : -1L, peer->pending, peer->round, peer->lost ? ", lost" : "");
+        const struct op *ops[2 * WINDOW + 4] = {&peer->last_send, &peer->last_receive, &peer->access, &peer->late};
+        for (int k = 0; k < WINDOW; k++) ops[4 + k] = &peer->sends[k], ops[4 + WINDOW + k] = &peer->receives[k];
+        for (int k = 0; k < 2 * WINDOW + 4; k++)
+            if (ops[k]->kind != IDLE) printf(" %s %lu of %zu bytes,", KIND[ops[k]->kind], ops[k]->sequence, ops[k]->length);
+        printf("\n");
+    }
+    fflush(stdout);
+}
+
 /* -- What it is told ---------------------------------------------------------------------------------------------- */
 
 static void meet(int number, const char *hex) {
@@ -476,6 +492,7 @@ static void obey(void) {
         }
         if (!strcmp(line, "stop")) stopping = 1;
         if (!strcmp(line, "close")) closing = 1;
+        if (!strcmp(line, "tell")) tell();
         line = end + 1;
     }
     have = strlen(line);

@@ -504,7 +504,8 @@ impl Tcp {
         answer.status = refusal;
         // It may not arrive; the connection is refused all the same.
         let _ = say(socket, answer.as_bytes());
-        Err(if refusal == wire::BAD_VERSION { LinkError::Protocol } else { LinkError::Denied })
+        // It is no intruder: of two attempts that meet, one side drops its own, of which the other may believe that it broke.
+        Err(if refusal == wire::BAD_VERSION { LinkError::Protocol } else { LinkError::Gone })
     }
 
     /// Notes that a link has a session.
