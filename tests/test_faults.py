@@ -63,8 +63,11 @@ def test_cell(runner: harness.Runner, path: str, fault: str) -> None:
     runs = [json.loads(line) for line in outcome.output.splitlines() if line.startswith("{")]
     wrong = [run for run in runs if run["wrong"]]
     messages, slowest = sum(run["messages"] for run in runs), max((run["slowest_ms"] for run in runs), default=0)
-    resumed = sum(run["resumed"] for run in runs)
-    print(f"{path}-{fault}: {len(runs)} runs, {len(wrong)} wrong, {messages} messages, slowest failure after {slowest} ms, {resumed} links resumed")
+    resumed, arrival = sum(run["resumed"] for run in runs), max((run["arrival_ms"] for run in runs), default=0)
+    print(
+        f"{path}-{fault}: {len(runs)} runs, {len(wrong)} wrong, {messages} messages, slowest failure after {slowest} ms, "
+        f"{resumed} links resumed, last messages after {arrival} ms"
+    )
     assert not wrong, "\n".join(f"seed {run['seed']}: {run['wrong']}" for run in wrong)
     assert resumed or fault not in ("reset", "forget")
     assert outcome.status == 0 and len(runs) == RUNS, outcome.output[-3000:]

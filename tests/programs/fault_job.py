@@ -4,7 +4,8 @@
 
 PATH: `shm`, `tcp` (on one host), `any` (of the two), `hosts` (ranks on h1 and h2 in turn, two-hosts.sh), `hosts6` (the same by IPv6)
 or `hosts-encrypted`.
-Prints one JSON object a run: `seed`, `ranks`, `victim`, `messages`, `slowest_ms` (from the death to the last failure), `resumed` (links
+Prints one JSON object a run: `seed`, `ranks`, `victim`, `messages`, `slowest_ms` (from the death to the last failure), `arrival_ms` (until
+everything has come when ranks send no more), `resumed` (links
 that went on with another connection, counted on both sides), `wrong` (empty if all was right). Everything is bounded in time; what does not end is killed and counts as wrong.
 """
 
@@ -132,6 +133,7 @@ class Job:
         self.selector = selectors.DefaultSelector()
         self.ranks: list[Rank] = []
         self.slowest_ms = 0.0
+        self.arrival_ms = 0.0
         self.forwarder: subprocess.Popen | None = None
 
     def start(self, number: int, fault: str) -> Rank:
@@ -316,7 +318,9 @@ class Job:
             self.settle(0.1)
         for rank in self.living():
             rank.say("stop")
+        stopped = time.monotonic()
         self.wait("everything has arrived", lambda: (self.cut() if may_refuse else None) or all(rank.messages is not None for rank in self.living()))
+        self.arrival_ms = (time.monotonic() - stopped) * 1000
         self.judge()
         for rank in self.living():
             rank.say("close")
@@ -371,6 +375,7 @@ class Job:
             "victim": self.victim,
             "messages": messages,
             "slowest_ms": round(self.slowest_ms, 1),
+            "arrival_ms": round(self.arrival_ms, 1),
             "resumed": sum(RESUMED in line for rank in self.ranks for line in rank.noise),
             "wrong": wrong,
         }
