@@ -5,8 +5,7 @@
 PATH: `shm`, `tcp` (on one host), `any` (of the two), `hosts` (ranks on h1 and h2 in turn, two-hosts.sh), `hosts6` (the same by IPv6)
 or `hosts-encrypted`.
 Prints one JSON object a run: `seed`, `ranks`, `victim`, `messages`, `slowest_ms` (from the death to the last failure), `arrival_ms` (until
-everything has come when ranks send no more), `resumed` (links
-that went on with another connection, counted on both sides), `wrong` (empty if all was right). Everything is bounded in time; what does not end is killed and counts as wrong.
+everything has come when ranks send no more), `resumed` (links that went on with another connection, counted on both sides), `wrong` (empty if all was right). Everything is bounded in time; what does not end is killed and counts as wrong.
 """
 
 from __future__ import annotations

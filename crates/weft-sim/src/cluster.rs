@@ -405,7 +405,7 @@ impl Cluster {
         })
     }
 
-    /// What has completed at a rank. The client has not seen what is POOLED there ([`Cluster::show`]).
+    /// What has completed at a rank. The client has not seen what is POOLED there (`show`).
     pub fn take_completions(&mut self, rank: usize) -> Vec<Completion> {
         let Some(node) = self.nodes.get_mut(rank).and_then(Option::as_mut) else { return Vec::new() };
         std::mem::take(node.engine.completions())

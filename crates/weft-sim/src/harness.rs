@@ -146,7 +146,7 @@ pub struct Harness {
     program_stats: ProgramStats,
     /// What endpoints of one process have completed one after the other, within one call.
     early: Vec<(usize, Vec<Completion>)>,
-    /// See [`Harness::turn`].
+    /// So far: they decide when clients see what ([`Harness::show_some`]).
     turns: u64,
 }
 
