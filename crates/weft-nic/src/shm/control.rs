@@ -26,9 +26,9 @@ use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
 
 use super::doorbell::{Barriers, Bell};
 use super::handshake::{self, FLAG_CALLABLE, FLAG_REGISTERED, Handshake, Local, Offer, Step};
-use super::link::{Link, Parts};
+use super::link::{self, Link, Parts};
 use super::segment::Role;
-use super::{Event, Shm, Slot, cma};
+use super::{Event, Shm, Slot, cma, page, rights};
 
 /// Events taken from epoll at once.
 const EVENTS: usize = 64;
@@ -44,6 +44,11 @@ const SCAN_LINKS: usize = 8;
 const ATTENTION: u32 = 256;
 /// While a connection waits for room in a backlog it is tried again so often when asleep.
 const RETRY_NS: u64 = 2_000_000;
+/// While foreign users keep us from accepting it is tried again so often when asleep.
+const ACCEPT_AGAIN_NS: u64 = 50_000_000;
+
+/// What is awaited of the socket of a handshake or of a link.
+const WATCH: EventFlags = EventFlags::IN.union(EventFlags::RDHUP);
 
 const TOKEN_ID: u64 = 0;
 const TOKEN_PORT: u64 = 1;
@@ -56,6 +61,10 @@ const TOKEN_PID: u64 = 3 << 32;
 pub(super) struct Control {
     by_id: OwnedFd,
     by_port: Option<OwnedFd>,
+    /// Foreign users cannot send us descriptors.
+    pub(super) refuses_rights: bool,
+    /// The socket of one that cannot be closed yet. Until it is, nobody is accepted.
+    pub(super) stranger: Option<OwnedFd>,
     timer: OwnedFd,
     timer_armed: bool,
     /// Given up for a moment where descriptors have run out.
@@ -80,7 +89,21 @@ impl Control {
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
         epoll::add(epoll, &timer, EventData::new_u64(TOKEN_TIMER), EventFlags::IN)?;
         let spare = Some(timer.try_clone()?);
-        Ok(Self { by_id, by_port, timer, timer_armed: false, spare, now_ns: coarse_ns() })
+        let refuses_rights = rights::allow(by_id.as_fd(), false);
+        let now_ns = coarse_ns();
+        Ok(Self { by_id, by_port, refuses_rights, stranger: None, timer, timer_armed: false, spare, now_ns })
+    }
+
+    /// As on a system where sockets cannot refuse descriptors.
+    #[cfg(test)]
+    pub(super) fn accept_rights(&mut self) {
+        self.refuses_rights = false;
+        assert!(rights::allow(self.by_id.as_fd(), true));
+    }
+
+    fn listeners(&self) -> impl Iterator<Item = (&OwnedFd, u64)> {
+        let by_port = self.by_port.iter().map(|socket| (socket, TOKEN_PORT));
+        [(&self.by_id, TOKEN_ID)].into_iter().chain(by_port)
     }
 }
 
@@ -131,6 +154,7 @@ impl Shm {
             }
         }
         if ticked {
+            self.accept_again();
             if !self.handshakes.is_empty() {
                 calls += self.check_deadlines(sink);
             }
@@ -139,7 +163,7 @@ impl Shm {
         calls
     }
 
-    /// Whether a socket has something to say. Wake-up bytes of earlier sleeps are thrown away.
+    /// Whether a socket has something to say. Wake-up bytes are thrown away; they end a sleep that is announced.
     pub(super) fn sockets_ready(&mut self) -> bool {
         let mut buffer = [MaybeUninit::uninit(); EVENTS];
         let Ok((ready, _)) = epoll::wait(&self.epoll, &mut buffer, Some(&Timespec::default())) else {
@@ -149,7 +173,14 @@ impl Shm {
         for event in ready {
             let (kind, id) = parts_of(event.data.u64());
             let flags = event.flags;
-            serious |= kind != TOKEN_LINK || flags != EventFlags::IN || !matches!(self.hear(id), Ok(true));
+            serious |= kind != TOKEN_LINK || flags != EventFlags::IN;
+            if !serious {
+                let heard = self.hear(id);
+                if let Err(why) = heard {
+                    self.fail(id, why);
+                }
+                serious = heard != Ok(true);
+            }
         }
         serious
     }
@@ -173,19 +204,26 @@ impl Shm {
             }
             _ if token == TOKEN_TIMER => {
                 self.disarm_timer();
+                self.accept_again();
                 self.check_deadlines(sink)
             }
             _ => self.accept_connections(token == TOKEN_PORT, sink),
         }
     }
 
-    /// Reads wake-up bytes from a life line. True: that was all.
+    /// Reads wake-up bytes from a life line, which end a sleep that is announced. True: that was all.
     fn hear(&mut self, id: u32) -> Result<bool, LinkError> {
-        let Some(link) = self.link(LinkId(id)) else { return Ok(true) };
+        let Some(Slot::Up(link)) = self.links.get(id as usize) else { return Ok(true) };
         let mut buffer = [0u8; 2];
         for _ in 0..8 {
             match rustix::net::recv(link.socket(), &mut buffer, RecvFlags::DONTWAIT) {
-                Ok((_, 1)) => {}
+                Ok((_, 1)) => {
+                    self.door.unpark();
+                    // Its bit is set, unless another peer has cleared it.
+                    if link.ready() {
+                        self.door.page().ring(id % page::SLOTS);
+                    }
+                }
                 Ok((_, 0)) => {
                     self.hang_up(id);
                     return Ok(false);
@@ -246,8 +284,14 @@ impl Shm {
         let mut calls = 0;
         for _ in 0..ACCEPTS {
             let Some(socket) = self.accept_one(by_port) else { return calls };
-            // A foreign user is hung up on without an answer.
-            let Ok(handshake) = Handshake::accepted(socket, &self.me, by_port, self.deadline_ns()) else { continue };
+            let handshake = match Handshake::accepted(socket, &self.me, by_port, self.deadline_ns()) {
+                Ok(handshake) => handshake,
+                // A foreign user is hung up on without an answer.
+                Err(socket) => {
+                    self.dismiss(socket);
+                    continue;
+                }
+            };
             self.make_room_for_handshake();
             let key = self.handshakes.insert(handshake);
             self.accepted.push_back(key);
@@ -263,8 +307,41 @@ impl Shm {
         calls
     }
 
+    /// Parts with the socket of a foreign user.
+    fn dismiss(&mut self, socket: OwnedFd) {
+        if self.control.refuses_rights {
+            return;
+        }
+        if let Err(socket) = rights::dismiss(socket) {
+            self.control.stranger = Some(socket);
+            self.listen(false);
+        }
+    }
+
+    /// Whether those are reported who connect.
+    fn listen(&self, yes: bool) {
+        let flags = if yes { EventFlags::IN } else { EventFlags::empty() };
+        for (socket, token) in self.control.listeners() {
+            // Fails for no reason that the manual knows for a descriptor that is there; the next clock tick tries again.
+            let _ = epoll::modify(&self.epoll, socket, EventData::new_u64(token), flags);
+        }
+    }
+
+    /// Goes on accepting, if that was held up and need not be any more.
+    fn accept_again(&mut self) {
+        if let Some(socket) = self.control.stranger.take() {
+            match rights::dismiss(socket) {
+                Ok(()) => self.listen(true),
+                Err(socket) => self.control.stranger = Some(socket),
+            }
+        }
+    }
+
     /// The next connection that waits at a listener.
     fn accept_one(&mut self, by_port: bool) -> Option<OwnedFd> {
+        if self.control.stranger.is_some() {
+            return None;
+        }
         let listener = if by_port { self.control.by_port.as_ref()? } else { &self.control.by_id };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match rustix::net::accept_with(listener, flags) {
@@ -275,6 +352,7 @@ impl Shm {
                 self.control.spare = None;
                 if let Ok(socket) = rustix::net::accept_with(listener, flags) {
                     handshake::turn_away(&socket);
+                    self.dismiss(socket);
                 }
                 self.control.spare = self.control.timer.try_clone().ok();
                 None
@@ -297,7 +375,7 @@ impl Shm {
 
     fn watch_handshake(&self, key: usize) -> io::Result<()> {
         let socket = self.handshakes[key].socket();
-        Ok(epoll::add(&self.epoll, socket, token_of(TOKEN_HANDSHAKE, key), EventFlags::IN | EventFlags::RDHUP)?)
+        Ok(epoll::add(&self.epoll, socket, token_of(TOKEN_HANDSHAKE, key), WATCH)?)
     }
 
     /// Lets a handshake go as far as it gets.
@@ -348,6 +426,11 @@ impl Shm {
 
     fn drop_handshake(&mut self, key: usize) {
         let handshake = self.take_handshake(key);
+        self.part_from(&handshake);
+    }
+
+    /// Ends a connection that does not become a link.
+    fn part_from(&self, handshake: &Handshake) {
         // Explicitly: a forked child may hold the socket open, and events would go on.
         let _ = epoll::delete(&self.epoll, handshake.socket());
         hang_up_on(handshake.socket());
@@ -358,63 +441,58 @@ impl Shm {
         let id = initiator.unwrap_or_else(|| self.number());
         let direct = self.config.cma && cma::reaches(offer.pid, offer.probe_addr, &offer.probe_value);
         let info = LinkUp { peer: offer.peer, initiator: offer.role == Role::Initiator, caps: self.caps(direct) };
-        let bell = Bell::adopt(offer.door.as_fd()).map_err(handshake::adoption_error);
-        let agreed = bell.and_then(|bell| {
-            let local = local(&self.me, &self.config.job_key, &self.door, self.barriers, &self.probe_value, self.lines);
-            if offer.role == Role::Acceptor {
-                self.handshakes[key].accept(id, &local)?;
-            }
-            Ok(bell)
-        });
-        let made = match agreed {
-            Ok(bell) => {
-                let handshake = self.take_handshake(key);
-                let _ = epoll::delete(&self.epoll, handshake.socket());
-                self.make_link(id, handshake.into_socket(), bell, offer, direct)
-            }
-            Err(why) => {
-                self.handshakes[key].refuse(why);
-                self.drop_handshake(key);
-                Err(why)
-            }
-        };
-        match (made, initiator) {
-            (Ok(link), _) => {
+        match self.make_link(id, key, offer, direct) {
+            Ok(link) => {
                 self.links[id as usize] = Slot::Up(Box::new(link));
                 sink.up(LinkId(id), info);
                 1
             }
-            (Err(why), Some(_)) => {
-                self.end(id, why);
-                0
-            }
-            (Err(_), None) => {
-                self.links[id as usize] = Slot::Free;
-                self.free.push(id);
+            Err(why) => {
+                match initiator {
+                    Some(id) => self.end(id, why),
+                    None => self.release_number(id),
+                }
                 0
             }
         }
     }
 
-    fn make_link(&self, id: u32, socket: OwnedFd, bell: Bell, offer: Offer, direct: bool) -> Result<Link, LinkError> {
-        let watch = EventFlags::IN | EventFlags::RDHUP;
-        epoll::add(&self.epoll, &socket, token_of(TOKEN_LINK, id as usize), watch).map_err(|_| LinkError::Resources)?;
-        let pidfd = self.watch_process(id, offer.pid);
-        // Our publications are ordered by the peer's membarrier calls, if we are registered and it can call.
-        let must_fence = !(self.barriers.registered && offer.flags & FLAG_CALLABLE != 0);
-        let parts = Parts {
+    /// The link of a handshake, which is over in any case.
+    fn make_link(&mut self, id: u32, key: usize, offer: Offer, direct: bool) -> Result<Link, LinkError> {
+        let handshake = self.take_handshake(key);
+        match self.prepare_link(id, &handshake, offer, direct) {
+            Ok(parts) => Ok(Link::new(parts, handshake.into_socket())),
+            Err(why) => {
+                handshake.refuse(why);
+                self.part_from(&handshake);
+                Err(why)
+            }
+        }
+    }
+
+    /// Everything that may fail. The peer is told last that it is accepted: where it hears of a failure instead, it goes another way.
+    fn prepare_link(&self, id: u32, handshake: &Handshake, offer: Offer, direct: bool) -> Result<Parts, LinkError> {
+        let bell = Bell::adopt(&offer.door).map_err(handshake::adoption_error)?;
+        let (tx, rx) = link::rings(&offer.map, offer.role, offer.lines).map_err(|_| LinkError::Resources)?;
+        let token = token_of(TOKEN_LINK, id as usize);
+        epoll::modify(&self.epoll, handshake.socket(), token, WATCH).map_err(|_| LinkError::Resources)?;
+        if offer.role == Role::Acceptor {
+            let local = local(&self.me, &self.config.job_key, &self.door, self.barriers, &self.probe_value, self.lines);
+            handshake::accept(handshake.socket(), id, &local)?;
+        }
+        Ok(Parts {
             map: offer.map,
+            tx,
+            rx,
             role: offer.role,
-            lines: offer.lines,
             bell,
             slot: offer.slot,
-            socket,
-            pidfd,
+            pidfd: self.watch_process(id, offer.pid),
             pid: offer.pid,
-            must_fence,
+            // Our publications are ordered by the peer's membarrier calls, if we are registered and it can call.
+            must_fence: !(self.barriers.registered && offer.flags & FLAG_CALLABLE != 0),
             direct,
-        };
-        Link::new(parts).map_err(|_| LinkError::Resources)
+        })
     }
 
     /// Watches the peer's process itself: a child that it forked may keep its life line open. A convenience, given
@@ -449,13 +527,14 @@ impl Shm {
         calls
     }
 
-    /// Before sleeping: wakes us when a handshake needs attention.
+    /// Before sleeping: wakes us when a handshake needs attention, or a listener.
     pub(super) fn arm_timer(&mut self) {
         let soonest = self.handshakes.iter().map(|(_, handshake)| {
             let retry = self.control.now_ns.saturating_add(RETRY_NS);
             if handshake.is_connecting() { retry } else { handshake.deadline_ns }
         });
-        if let Some(at_ns) = soonest.min() {
+        let retry = self.control.stranger.is_some().then(|| self.control.now_ns.saturating_add(ACCEPT_AGAIN_NS));
+        if let Some(at_ns) = soonest.chain(retry).min() {
             self.control.timer_armed = true;
             // One coarse tick later, so that the coarse clock has reached the deadline, too.
             self.set_timer(at_ns.saturating_add(10_000_000));
@@ -542,8 +621,14 @@ impl Shm {
         for (_, handshake) in &self.handshakes {
             hang_up_on(handshake.socket());
         }
-        for listener in self.control.by_port.iter().chain([&self.control.by_id]) {
+        for (listener, _) in self.control.listeners() {
             hang_up_on(listener.as_fd());
+            // What still waits there the kernel would close with the listener.
+            while !self.control.refuses_rights
+                && let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC)
+            {
+                rights::dismiss_at_last(socket);
+            }
         }
     }
 
@@ -610,7 +695,7 @@ fn local<'a>(
     Local {
         me: *me,
         job_key,
-        door: door.file(),
+        door: door.files(),
         flags: registered | callable,
         probe_addr: std::ptr::from_ref(probe_value) as usize as u64,
         probe_value: *probe_value,

@@ -1,7 +1,7 @@
 //! Our doorbell, the peers' doorbells, and the asymmetric fence that keeps the fast side cheap.
 //!
 //! Place in the data flow: a producer publishes a record, looks at one word (`SideBlock::polled`), and goes on if
-//! the consumer polls that ring; else it rings the consumer's [`Page`], and wakes it if it sleeps.
+//! the consumer polls that ring; else it rings the consumer's [`Page`], and wakes it if its [`Bed`] says that it sleeps.
 //!
 //! Waking is one byte on the link's Unix socket, and not a futex, because a thread must be able to sleep on shared
 //! memory and TCP at once and clients want a file descriptor; and not an eventfd of the peer's, because
@@ -19,21 +19,22 @@
 //!
 //! Sources: membarrier(2); M. Desnoyers' asymmetric barriers in liburcu.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::SendFlags;
 use rustix::thread::MembarrierCommand;
 
-use super::page::Page;
-use super::segment::Mapping;
+use super::page::{Bed, Page};
+use super::segment::{Mapping, second_at};
 
-/// Size of the file behind a page.
+/// Size of the file behind either page.
 const PAGE_FILE_BYTES: usize = 4096;
 /// What is sent to wake a peer.
 const WAKE: &[u8] = &[1];
 
-const _: () = assert!(size_of::<Page>() <= PAGE_FILE_BYTES);
+const _: () = assert!(size_of::<Page>() <= PAGE_FILE_BYTES && size_of::<Bed>() <= PAGE_FILE_BYTES);
 
 /// Whether this process takes part in asymmetric fences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,48 +69,87 @@ impl Barriers {
 
 /// Our doorbell.
 pub(super) struct Door {
-    file: OwnedFd,
-    map: Mapping,
+    files: [OwnedFd; 2],
+    /// What peers write.
+    page: Mapping,
+    /// What they only read.
+    bed: Mapping,
+    /// Number of the last sleep that was announced.
+    sleeps: u64,
 }
 
 impl Door {
     /// A new one.
     pub(super) fn new() -> io::Result<Self> {
-        let (file, map) = Mapping::create(c"weft-doorbell", PAGE_FILE_BYTES)?;
-        map.populate(0, PAGE_FILE_BYTES)?;
-        Ok(Self { file, map })
+        let (page_file, page) = Mapping::create(c"weft-doorbell", PAGE_FILE_BYTES)?;
+        let (bed_file, bed) = Mapping::create_for_readers(c"weft-sleep", PAGE_FILE_BYTES)?;
+        page.populate(0, PAGE_FILE_BYTES)?;
+        bed.populate(0, PAGE_FILE_BYTES)?;
+        Ok(Self { files: [page_file, bed_file], page, bed, sleeps: 0 })
     }
 
-    /// The file to pass to peers.
-    pub(super) fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+    /// The files to pass to peers.
+    pub(super) fn files(&self) -> [BorrowedFd<'_>; 2] {
+        [self.files[0].as_fd(), self.files[1].as_fd()]
     }
 
-    /// The page.
+    /// The page that peers write.
     #[inline(always)]
     pub(super) fn page(&self) -> &Page {
-        page(&self.map)
+        page(&self.page)
+    }
+
+    fn bed(&self) -> &Bed {
+        bed(&self.bed, 0)
+    }
+
+    /// Announces that we will sleep. False, and not announced, if somebody has rung.
+    #[must_use]
+    pub(super) fn park(&mut self) -> bool {
+        self.sleeps += 1;
+        self.bed().park(self.sleeps, self.page())
+    }
+
+    /// Whether we have announced to sleep, and have taken no wake-up since.
+    pub(super) fn parked(&self) -> bool {
+        self.bed().parked()
+    }
+
+    /// We do not sleep (any more).
+    pub(super) fn unpark(&self) {
+        self.bed().unpark();
     }
 }
 
 /// A peer's doorbell.
 pub(super) struct Bell {
+    /// The page that we write, and behind it the one that we read.
     map: Mapping,
+    /// The sleep of which we have woken the peer last.
+    ended: Cell<u64>,
 }
 
 impl Bell {
     /// Maps what the peer passed.
-    pub(super) fn adopt(file: BorrowedFd<'_>) -> io::Result<Self> {
-        Ok(Self { map: Mapping::adopt(file, PAGE_FILE_BYTES)? })
+    pub(super) fn adopt(files: &[OwnedFd; 2]) -> io::Result<Self> {
+        Ok(Self { map: Mapping::adopt_two(files, PAGE_FILE_BYTES)?, ended: Cell::new(0) })
     }
 
     /// Tells the peer that there is something for it on our link, which has `slot` there, waking it through `socket` if it sleeps.
     #[cold]
     pub(super) fn ring(&self, slot: u32, socket: BorrowedFd<'_>) {
-        if page(&self.map).ring(slot) {
+        page(&self.map).ring(slot);
+        if let Some(sleep) = bed(&self.map, second_at(PAGE_FILE_BYTES)).to_end(self.ended.get()) {
             // A full socket buffer means that wakes are waiting there already; a broken socket is noticed elsewhere.
             let _ = rustix::net::send(socket, WAKE, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            self.ended.set(sleep);
         }
+    }
+
+    /// What is mapped.
+    #[cfg(test)]
+    pub(super) fn map(&self) -> &Mapping {
+        &self.map
     }
 }
 
@@ -119,4 +159,12 @@ fn page(map: &Mapping) -> &Page {
     // SAFETY: both constructors map `PAGE_FILE_BYTES`, which hold a page; aligned to the system's page size; a
     // page is made of atomics, for which every bit pattern is valid.
     unsafe { map.base().cast::<Page>().as_ref() }
+}
+
+/// The other page, `offset` bytes into a mapping.
+fn bed(map: &Mapping, offset: usize) -> &Bed {
+    debug_assert!(map.len() >= offset + size_of::<Bed>());
+    let at = map.base().as_ptr().wrapping_add(offset).cast::<Bed>();
+    // SAFETY: as for `page`. Where it is mapped for reading only, in a bell, it is only read.
+    unsafe { &*at }
 }

@@ -7,8 +7,8 @@
 //!  initiator                                             acceptor
 //!     | ── Hello      { nonce }                           ──► |  (both: SO_PEERCRED must show our own uid)
 //!     | ◄─ Challenge  { nonce, proof }                    ──  |
-//!     | ── Offer      { proof, name, segment, doorbell }  ──► |
-//!     | ◄─ Accept     { name, slot, doorbell }            ──  |   or Refuse { reason } instead of any answer
+//!     | ── Offer      { proof, name, segment, doorbells } ──► |
+//!     | ◄─ Accept     { name, slot, doorbells }           ──  |   or Refuse { reason } instead of any answer
 //! ```
 //! A proof ([`crate::handshake`]) covers both nonces and the prover's role under a key made of the acceptor's capability,
 //! which whoever holds the acceptor's full name knows, and the job key, if one is set. Connections
@@ -40,16 +40,17 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 use crate::handshake::{self, Key};
 
 use super::page::SLOTS;
+use super::rights;
 use super::ring::{MAX_LINES, MIN_LINES};
 use super::segment::{Mapping, Role, segment_bytes};
 
 const MAGIC: [u8; 8] = *b"weft-shm";
 /// Raised with every change of the frames, the segment, the rings or the doorbell page.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Connections that may wait to be accepted; the system cuts it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
 /// Most descriptors in a frame.
-const MAX_FDS: usize = 2;
+const MAX_FDS: usize = 3;
 
 const HELLO: u32 = 1;
 const CHALLENGE: u32 = 2;
@@ -107,7 +108,7 @@ pub(super) struct Local<'a> {
     pub(super) me: EpName,
     /// Joined to the capability in every proof.
     pub(super) job_key: &'a [u8; 32],
-    pub(super) door: BorrowedFd<'a>,
+    pub(super) door: [BorrowedFd<'a>; 2],
     /// FLAG_REGISTERED, FLAG_CALLABLE.
     pub(super) flags: u32,
     pub(super) probe_addr: u64,
@@ -124,7 +125,7 @@ pub(super) struct Offer {
     pub(super) peer: EpName,
     /// Of the process that made the other end, as the kernel says; 0 if it is not visible from here.
     pub(super) pid: i32,
-    pub(super) door: OwnedFd,
+    pub(super) door: [OwnedFd; 2],
     /// Our bit in the peer's doorbell (known to the acceptor from the offer, to the initiator from the answer).
     pub(super) slot: u32,
     pub(super) flags: u32,
@@ -138,7 +139,7 @@ pub(super) enum Step {
     Wait,
     /// The same, and it is our turn that is over: the peer's next frame is due.
     Spoken,
-    /// The handshake is over; the acceptor still has to say [`Handshake::accept`].
+    /// The handshake is over; the acceptor still has to say [`accept`].
     Ready(Box<Offer>),
 }
 
@@ -183,7 +184,15 @@ pub(super) fn turn_away(socket: &OwnedFd) {
     let _ = send(socket.as_fd(), &frame, &[]);
 }
 
-/// A listening socket on the abstract name of an endpoint (full name) or service.
+/// Acceptor: agrees to the offer that came by `socket`; `link` is our number for it.
+pub(super) fn accept(socket: BorrowedFd<'_>, link: u32, local: &Local<'_>) -> Result<(), LinkError> {
+    let mut frame = local_frame(ACCEPT, local);
+    frame.slot = link % SLOTS;
+    send(socket, &frame, &local.door)
+}
+
+/// A listening socket on the abstract name of an endpoint (full name) or service. Those that it accepts take descriptors when they are
+/// [`accepted`](Handshake::accepted), not before.
 pub(super) fn listen(name: &[u8]) -> io::Result<OwnedFd> {
     let socket = unix_socket()?;
     rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
@@ -207,7 +216,9 @@ pub(super) fn port_address(port: u16) -> Vec<u8> {
 
 fn unix_socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rights::allow(socket.as_fd(), false);
+    Ok(socket)
 }
 
 impl Handshake {
@@ -226,9 +237,11 @@ impl Handshake {
         })
     }
 
-    /// Takes a connection that a peer has made to the listener of our name (`service`: of our port).
-    pub(super) fn accepted(socket: OwnedFd, me: &EpName, service: bool, deadline_ns: u64) -> Result<Self, LinkError> {
-        let pid = peer_pid(socket.as_fd())?;
+    /// Takes a connection that a peer has made to the listener of our name (`service`: of our port). A foreign user's comes back.
+    pub(super) fn accepted(socket: OwnedFd, me: &EpName, service: bool, deadline_ns: u64) -> Result<Self, OwnedFd> {
+        let Ok(nonce) = handshake::random() else { return Err(socket) };
+        let Ok(pid) = peer_pid(socket.as_fd()) else { return Err(socket) };
+        rights::allow(socket.as_fd(), true);
         Ok(Self {
             socket,
             role: Role::Acceptor,
@@ -236,7 +249,7 @@ impl Handshake {
             target: *me,
             link: None,
             service,
-            nonces: [[0; 32], handshake::random()?],
+            nonces: [[0; 32], nonce],
             pid,
             deadline_ns,
         })
@@ -280,13 +293,6 @@ impl Handshake {
         }
     }
 
-    /// Acceptor: agrees to the offer; `link` is our number for it.
-    pub(super) fn accept(&self, link: u32, local: &Local<'_>) -> Result<(), LinkError> {
-        let mut frame = local_frame(ACCEPT, local);
-        frame.slot = link % SLOTS;
-        send(self.socket.as_fd(), &frame, &[local.door])
-    }
-
     /// Acceptor: tells the initiator why not. Best effort: it sees the hang-up otherwise.
     pub(super) fn refuse(&self, why: LinkError) {
         if self.role == Role::Acceptor {
@@ -313,6 +319,7 @@ impl Handshake {
             Err(_) => return Err(LinkError::Resources),
         }
         self.pid = peer_pid(self.socket.as_fd())?;
+        rights::allow(self.socket.as_fd(), true);
         let mut frame = Frame::new(HELLO);
         frame.flags = if self.service { FLAG_SERVICE } else { 0 };
         frame.nonce = self.nonces[0];
@@ -346,7 +353,7 @@ impl Handshake {
         frame.proof = self.key(local).proof(handshake::Role::Initiator, &self.dialogue());
         frame.slot = self.link.unwrap_or(0) % SLOTS;
         frame.lines = local.lines;
-        send(self.socket.as_fd(), &frame, &[file.as_fd(), local.door])?;
+        send(self.socket.as_fd(), &frame, &[file.as_fd(), local.door[0], local.door[1]])?;
         self.state = State::Offered(map);
         Ok(Step::Spoken)
     }
@@ -355,12 +362,12 @@ impl Handshake {
         if !self.key(local).verify(handshake::Role::Initiator, &self.dialogue(), &frame.proof) {
             return Err(LinkError::Denied);
         }
-        let [file, door] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| LinkError::Protocol)?;
+        let [file, page, bed] = <[OwnedFd; 3]>::try_from(fds).map_err(|_| LinkError::Protocol)?;
         if !frame.lines.is_power_of_two() || !(MIN_LINES..=MAX_LINES).contains(&frame.lines) {
             return Err(LinkError::Protocol);
         }
         let map = Mapping::adopt(file.as_fd(), segment_bytes(frame.lines)).map_err(adoption_error)?;
-        self.ready(frame, map, frame.lines, door)
+        self.ready(frame, map, frame.lines, [page, bed])
     }
 
     fn take_answer(
@@ -370,11 +377,11 @@ impl Handshake {
         map: Mapping,
         local: &Local<'_>,
     ) -> Result<Step, LinkError> {
-        let [door] = <[OwnedFd; 1]>::try_from(fds).map_err(|_| LinkError::Protocol)?;
+        let door = <[OwnedFd; 2]>::try_from(fds).map_err(|_| LinkError::Protocol)?;
         self.ready(frame, map, local.lines, door)
     }
 
-    fn ready(&self, frame: &Frame, map: Mapping, lines: u32, door: OwnedFd) -> Result<Step, LinkError> {
+    fn ready(&self, frame: &Frame, map: Mapping, lines: u32, door: [OwnedFd; 2]) -> Result<Step, LinkError> {
         let peer = EpName::parse(&frame.name).map_err(|_| LinkError::Protocol)?;
         let expected = self.role == Role::Acceptor || self.service || peer.ep_id() == self.target.ep_id();
         if !peer.is_genuine() || !expected {

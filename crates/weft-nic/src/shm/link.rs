@@ -62,12 +62,13 @@ pub(super) struct Look {
 /// What a link is made of.
 pub(super) struct Parts {
     pub(super) map: Mapping,
+    /// The rings in it, from [`rings`].
+    pub(super) tx: Tx,
+    pub(super) rx: Rx,
     pub(super) role: Role,
-    pub(super) lines: u32,
     pub(super) bell: Bell,
     /// The link's slot there.
     pub(super) slot: u32,
-    pub(super) socket: OwnedFd,
     pub(super) pidfd: Option<OwnedFd>,
     pub(super) pid: i32,
     /// Our publications need a fence of their own.
@@ -131,24 +132,30 @@ pub(super) struct Link {
 }
 
 // There is one for each peer; the allocator adds eight bytes and rounds up to sixteen.
-const _: () = assert!(size_of::<Link>() <= 184);
+const _: () = assert!(size_of::<Link>() <= 200);
+
+/// Our ends of the rings of a segment, which the link keeps together with it.
+pub(super) fn rings(map: &Mapping, role: Role, lines: u32) -> std::io::Result<(Tx, Rx)> {
+    map.populate(0, 1)?;
+    // SAFETY: the link keeps the mapping, and uses the rings only while it lives.
+    let outgoing = unsafe { Lines::new(map, role, lines) };
+    // SAFETY: as above.
+    let incoming = unsafe { Lines::new(map, role.other(), lines) };
+    Ok((Tx::new(outgoing, role)?, Rx::new(incoming, role)?))
+}
 
 impl Link {
-    pub(super) fn new(parts: Parts) -> std::io::Result<Self> {
-        parts.map.populate(0, 1)?;
-        // SAFETY: the link keeps the mapping, and uses the rings only while it lives.
-        let outgoing = unsafe { Lines::new(&parts.map, parts.role, parts.lines) };
-        // SAFETY: as above.
-        let incoming = unsafe { Lines::new(&parts.map, parts.role.other(), parts.lines) };
-        Ok(Self {
-            tx: Tx::new(outgoing, parts.role)?,
-            rx: Rx::new(incoming, parts.role)?,
+    /// A link whose life line is `socket`.
+    pub(super) fn new(parts: Parts, socket: OwnedFd) -> Self {
+        Self {
+            tx: parts.tx,
+            rx: parts.rx,
             map: parts.map,
             role: parts.role,
             must_fence: parts.must_fence,
             bell: parts.bell,
             slot: parts.slot,
-            socket: parts.socket,
+            socket,
             pidfd: parts.pidfd,
             pid: parts.pid,
             direct: parts.direct,
@@ -161,7 +168,12 @@ impl Link {
             waiting: false,
             last_active: 0,
             hung_up: false,
-        })
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn bell(&self) -> &Bell {
+        &self.bell
     }
 
     #[cfg(test)]
@@ -395,13 +407,16 @@ impl Link {
                     // The owner may have gone to sleep until this.
                     self.announce();
                 }
-                Step::Ended(..) | Step::Waits => {
+                Step::Ended(_, copied) => {
                     let ctx = help.ctx;
                     bulk.helps.pop_front();
+                    if copied.is_err() {
+                        self.announce();
+                    }
                     sink.done(id, ctx, Ok(()));
                     calls += 1;
                 }
-                Step::Broken => return self.mislead(calls, moved),
+                Step::Waits | Step::Broken => return self.mislead(calls, moved),
             }
         }
         (calls, moved)
@@ -461,15 +476,15 @@ impl Link {
         self.refused_bytes.is_some() || self.has_pushes()
     }
 
-    /// Whether what waits for space could go now. Forgets a refused send: whoever made it is about to try again.
+    /// Whether what waits for space could go now, or will never go. Forgets a refused send: whoever made it is about to try again.
     pub(super) fn space_has_come(&mut self) -> bool {
         if let Some(bytes) = self.refused_bytes
-            && self.tx.has_space(bytes.get() as usize)
+            && (self.tx.has_space(bytes.get() as usize) || self.broken().is_some())
         {
             self.refused_bytes = None;
             return true;
         }
-        self.has_pushes() && self.tx.has_push_space()
+        self.has_pushes() && (self.tx.has_push_space() || self.broken().is_some())
     }
 
     fn has_pushes(&self) -> bool {

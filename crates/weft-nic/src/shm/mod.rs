@@ -33,6 +33,7 @@ mod lines;
 mod link;
 mod page;
 mod probe;
+mod rights;
 mod ring;
 mod segment;
 mod share;
@@ -43,7 +44,7 @@ mod transfer;
 
 /// The atomics of the doorbell page; a model checker puts its own here.
 mod sync {
-    pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
 }
 
 use std::collections::VecDeque;
@@ -258,7 +259,8 @@ impl Shm {
             self.fail(id, why);
         } else if !look.drained && !self.is_hot(id) {
             // The rest is taken in a later poll: ring our own doorbell, unless the link is looked at anyhow.
-            let _ = self.door.page().ring(id % page::SLOTS);
+            self.door.unpark();
+            self.door.page().ring(id % page::SLOTS);
         }
         look.calls
     }
@@ -450,6 +452,7 @@ impl Drop for Shm {
         // A forked child shares our memory and our sockets: what it says there would be taken for our word.
         if rustix::process::getpid() == self.owner {
             self.hang_up_on_all();
+            self.control.stranger.take().into_iter().for_each(rights::dismiss_at_last);
         }
     }
 }

@@ -7,21 +7,26 @@
 //! handshake), a slot has a bit, and a summary word has a bit for each of the 64 words of bits.
 //! Links that share a slot are all looked at, so the page serves any number of peers.
 //!
+//! A second page, which the peers can only read, holds the number of the consumer's present sleep.
+//!
 //! Why no wake-up is lost:
 //! - Bit against consumer. The producer publishes, executes a full fence, and either sets the bit or sees it
 //!   set. The consumer clears the bit, executes a full fence, and looks at the ring. A bit that the
 //!   producer saw set is cleared later, so the look at the ring comes after the publication.
-//! - Bit against summary. The summary bit is set after the word's bit, and cleared before the word is.
-//! - Sleep. The consumer sets `parked`, fences, and looks at the summary; the producer sets the summary, fences, and
-//!   looks at `parked`: one of them sees the other. Who clears `parked` delivers the wake-up, so there is
-//!   at most one for each sleep.
+//! - Bit against summary. The summary bit is set after the word's bit, and cleared before the word is. Every producer sees to both.
+//! - Sleep. The consumer writes the number, fences, and looks at the summary; the producer sets the summary, fences, and
+//!   looks at the number: one of them sees the other. A producer that sees a sleep which it has not ended yet sends a
+//!   wake-up, so there is at most one of each link for each sleep. It does not clear the number: its wake-up may get lost (the
+//!   consumer has just closed that link), and then the others' have to come.
+//! - A wake-up that the consumer takes without having slept ends the sleep that was announced: whoever sent it for that sleep will not
+//!   send another.
 //!
-//! A producer that dies between the two bits, or a hostile one that clears the bits of others, can delay
-//! others' messages until the consumer's slow scan of all links; it cannot corrupt anything.
+//! A hostile producer that clears the bits of others cannot corrupt anything. While the consumer sleeps it does not matter, because
+//! a wake-up tells the link by which it comes; else messages are delayed until the slow scan of all links.
 //!
 //! The atomics come from `super::sync`, so that a model checker can put its own there.
 
-use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
+use super::sync::{AtomicU64, Ordering, fence};
 
 /// Number of bits.
 pub(super) const SLOTS: u32 = 4096;
@@ -31,21 +36,26 @@ pub(super) const SLOTS: u32 = 4096;
 #[derive(Default)]
 pub(super) struct Padded<T>(pub(super) T);
 
-/// The shared page. All zero at the start.
+/// The page that all peers write. All zero at the start.
 #[repr(C)]
 pub(super) struct Page {
     /// Bit w: word w has a bit set.
     summary: Padded<AtomicU64>,
-    /// 1: the consumer sleeps.
-    parked: Padded<AtomicU32>,
     /// One bit per slot.
     words: [AtomicU64; (SLOTS / 64) as usize],
+}
+
+/// The page that only its owner writes. All zero at the start.
+#[repr(C)]
+pub(super) struct Bed {
+    /// 0: the consumer is awake. Else which of its sleeps this is; none has the number of an earlier one.
+    sleep: AtomicU64,
 }
 
 #[cfg(not(test))]
 const _: () = {
     // As docs/protocol.md says.
-    assert!(std::mem::offset_of!(Page, parked) == 128 && std::mem::offset_of!(Page, words) == 256);
+    assert!(std::mem::offset_of!(Page, words) == 128 && std::mem::offset_of!(Bed, sleep) == 0);
 };
 
 impl Page {
@@ -53,28 +63,24 @@ impl Page {
     #[cfg(test)]
     #[allow(dead_code)]
     pub(super) fn new() -> Self {
-        Self {
-            summary: Padded::default(),
-            parked: Padded::default(),
-            words: std::array::from_fn(|_| AtomicU64::new(0)),
-        }
+        Self { summary: Padded::default(), words: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
-    /// Producer: there is something on the link with this slot. True: the consumer sleeps, and the caller
-    /// must wake it.
-    #[must_use]
-    pub(super) fn ring(&self, slot: u32) -> bool {
+    /// Producer: there is something on the link with this slot. Look at the consumer's [`Bed`] after this.
+    pub(super) fn ring(&self, slot: u32) {
         fence(Ordering::SeqCst);
         let index = slot / 64 % (SLOTS / 64);
         let word = &self.words[index as usize];
         let bit = 1 << (slot % 64);
-        // Looking first saves two locked operations for each further message to a consumer that is busy.
+        // Looking first saves two locked operations for each further message to a consumer that is busy. Who has set the one need
+        // not come to set the other.
         if word.load(Ordering::SeqCst) & bit == 0 {
             word.fetch_or(bit, Ordering::SeqCst);
-            self.summary.0.fetch_or(1 << index, Ordering::SeqCst);
-            fence(Ordering::SeqCst);
         }
-        self.parked.0.load(Ordering::SeqCst) != 0 && self.parked.0.swap(0, Ordering::SeqCst) != 0
+        if self.summary.0.load(Ordering::SeqCst) & 1 << index == 0 {
+            self.summary.0.fetch_or(1 << index, Ordering::SeqCst);
+        }
+        fence(Ordering::SeqCst);
     }
 
     /// Consumer: whether any bit is set. One load.
@@ -94,26 +100,41 @@ impl Page {
         fence(Ordering::SeqCst);
         bits
     }
+}
 
-    /// Consumer: announces that it will sleep. False, and not announced, if a bit is set.
+impl Bed {
+    /// A page outside shared memory, for the model checker.
+    #[cfg(test)]
+    #[allow(dead_code)]
+    pub(super) fn new() -> Self {
+        Self { sleep: AtomicU64::new(0) }
+    }
+
+    /// Producer, after [`Page::ring`]: the sleep from which the consumer must be woken, if it is not the one that was `ended` last.
+    pub(super) fn to_end(&self, ended: u64) -> Option<u64> {
+        let sleep = self.sleep.load(Ordering::SeqCst);
+        (sleep != 0 && sleep != ended).then_some(sleep)
+    }
+
+    /// Consumer: announces its sleep `number`, which is new and not 0. False, and not announced, if a bit is set.
     #[must_use]
-    pub(super) fn park(&self) -> bool {
-        self.parked.0.store(1, Ordering::SeqCst);
+    pub(super) fn park(&self, number: u64, page: &Page) -> bool {
+        self.sleep.store(number, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        if self.summary.0.load(Ordering::SeqCst) != 0 {
+        if page.summary.0.load(Ordering::SeqCst) != 0 {
             self.unpark();
             return false;
         }
         true
     }
 
-    /// Consumer: whether it has announced to sleep, and nobody has rung since.
+    /// Consumer: whether it has announced to sleep, and has taken no wake-up since.
     pub(super) fn parked(&self) -> bool {
-        self.parked.0.load(Ordering::Relaxed) != 0
+        self.sleep.load(Ordering::Relaxed) != 0
     }
 
     /// Consumer: does not sleep (any more).
     pub(super) fn unpark(&self) {
-        self.parked.0.store(0, Ordering::SeqCst);
+        self.sleep.store(0, Ordering::SeqCst);
     }
 }

@@ -12,12 +12,13 @@
 //! 128 bytes of its own, because processors fetch cache lines in pairs.
 //!
 //! Invariants:
-//! - The memory behind a [`Mapping`] cannot vanish: the file's size is sealed before it is mapped (by the
-//!   maker) or the seals and the size are verified before it is mapped (by the receiver), so that a peer
+//! - The memory behind a [`Mapping`] cannot vanish: the file's size is sealed before it is passed on (by the
+//!   maker), or the seals and the size are verified before it is mapped (by the receiver), so that a peer
 //!   that truncates the file cannot raise SIGBUS here. Only memfds on tmpfs are taken: huge pages could
 //!   run out at a page fault.
 //! - Pages are obtained explicitly before they are written ([`Mapping::populate`]): where memory has run
-//!   out the answer is an error, not a signal.
+//!   out the answer is an error, not a signal. (A hostile peer can have pages given back, by hole punching; they come anew when they
+//!   are touched.)
 //!
 //! Sources: memfd_create(2), fcntl(2) F_ADD_SEALS, madvise(2) MADV_POPULATE_WRITE.
 
@@ -115,23 +116,46 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Makes a memfd of `len` bytes, its size sealed, and maps it.
     pub(super) fn create(name: &CStr, len: usize) -> io::Result<(OwnedFd, Self)> {
+        let (fd, map) = Self::unsealed(name, len)?;
+        rustix::fs::fcntl_add_seals(&fd, size_seals())?;
+        Ok((fd, map))
+    }
+
+    /// The same for one that nobody but us can write: others may map it for reading only.
+    pub(super) fn create_for_readers(name: &CStr, len: usize) -> io::Result<(OwnedFd, Self)> {
+        let (fd, map) = Self::unsealed(name, len)?;
+        // Before Linux 5.1 there is no such seal, and peers only promise to map it so.
+        rustix::fs::fcntl_add_seals(&fd, size_seals() | SealFlags::FUTURE_WRITE)
+            .or_else(|_| rustix::fs::fcntl_add_seals(&fd, size_seals()))?;
+        Ok((fd, map))
+    }
+
+    fn unsealed(name: &CStr, len: usize) -> io::Result<(OwnedFd, Self)> {
         let fd = memfile::create(name, MemfdFlags::ALLOW_SEALING)?;
         memfile::may_have(len as u64)?;
         rustix::fs::ftruncate(&fd, len as u64)?;
-        rustix::fs::fcntl_add_seals(&fd, size_seals())?;
         let map = Self::map(fd.as_fd(), len)?;
         Ok((fd, map))
     }
 
     /// Maps a memfd that a peer sent, if it is one, has exactly `len` bytes and can never have fewer.
     pub(super) fn adopt(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
-        let sealed = rustix::fs::fcntl_get_seals(fd)?.contains(size_seals());
-        let tmpfs = rustix::fs::fstatfs(fd)?.f_type as i64 == TMPFS_MAGIC;
-        let size = rustix::fs::fstat(fd)?.st_size;
-        if !sealed || !tmpfs || u64::try_from(size) != Ok(len as u64) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a shared memory file is not sealed as it must be"));
-        }
+        check(fd, len)?;
         Self::map(fd, len)
+    }
+
+    /// Maps two such files of `len` bytes each, the second for reading only and [`second_at`] behind the first.
+    pub(super) fn adopt_two(files: &[OwnedFd; 2], len: usize) -> io::Result<Self> {
+        for file in files {
+            check(file.as_fd(), len)?;
+        }
+        // For a moment it is longer than the file.
+        let map = Self::map(files[0].as_fd(), second_at(len) + len)?;
+        let second = map.base.as_ptr().wrapping_add(second_at(len)).cast();
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: replaces the end of a mapping that we have just made, and that nobody has used yet.
+        unsafe { rustix::mm::mmap(second, len, ProtFlags::READ, flags, &files[1], 0) }?;
+        Ok(map)
     }
 
     fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
@@ -211,9 +235,25 @@ pub(super) unsafe fn populate(base: NonNull<u8>, offset: usize, len: usize) -> i
     }
 }
 
+/// Where the second file of [`Mapping::adopt_two`] begins.
+pub(super) fn second_at(len: usize) -> usize {
+    len.next_multiple_of(rustix::param::page_size())
+}
+
+/// Whether a file is a memfd that has exactly `len` bytes, and can never have fewer.
+fn check(fd: BorrowedFd<'_>, len: usize) -> io::Result<()> {
+    let sealed = rustix::fs::fcntl_get_seals(fd)?.contains(size_seals());
+    let tmpfs = rustix::fs::fstatfs(fd)?.f_type as i64 == TMPFS_MAGIC;
+    let size = rustix::fs::fstat(fd)?.st_size;
+    if sealed && tmpfs && u64::try_from(size) == Ok(len as u64) {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidData, "a shared memory file is not sealed as it must be"))
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: exactly what `map` mapped; all pointers into it live in structures that hold the mapping.
+        // SAFETY: what `map` mapped, be it that its end was replaced; all pointers into it live in structures that hold the mapping.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

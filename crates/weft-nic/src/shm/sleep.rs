@@ -58,10 +58,13 @@ impl Shm {
         self.set_waiting_wants(true);
         // The announcement comes before the fence, the looks after it. Of a device that is held the peers have known since an
         // earlier fence that nobody looks at their rings; only what waits for space is news.
-        let announced = self.door.page().park();
+        let announced = self.door.park();
         let news = was == Rest::Awake || !(self.waiting.is_empty() && self.busy.is_empty());
         let fenced = announced && (!news || self.barriers.fence().is_ok());
-        if !fenced || self.something_came() || self.door.page().rung() {
+        let busy = !fenced || self.something_came() || self.door.page().rung();
+        // A wake-up that the look has taken off a socket may have been for this sleep, and its sender will send no other: for a new one
+        // it will. Its bit was set before, and is seen now.
+        if busy || !(self.door.parked() || self.door.park()) {
             self.rest = was;
             match was {
                 Rest::Held => self.rouse(),
@@ -89,12 +92,12 @@ impl Shm {
     /// Whether peers will wake whoever sleeps on [`Shm::wait_fd`], and there is nothing to do before.
     #[must_use]
     pub fn listens(&self) -> bool {
-        self.busy.is_empty() && self.events.is_empty() && self.dying.is_empty() && self.door.page().parked()
+        self.busy.is_empty() && self.events.is_empty() && self.dying.is_empty() && self.door.parked()
     }
 
     /// The caller of [`Shm::hold`] is awake, and about to poll.
     pub fn rouse(&mut self) {
-        self.door.page().unpark();
+        self.door.unpark();
         self.control_due = true;
     }
 
@@ -107,7 +110,7 @@ impl Shm {
 
     fn wake(&mut self) {
         self.rest = Rest::Awake;
-        self.door.page().unpark();
+        self.door.unpark();
         self.set_hot_polled(true);
         self.set_waiting_wants(false);
         // Wake-up bytes wait on the sockets, and whatever else has woken us.
@@ -142,7 +145,7 @@ impl Shm {
                 at += 1;
             }
         }
-        // What is on the sockets now (wake-up bytes of an earlier sleep, too) would end the sleep at once.
+        // What is on the sockets now would end the sleep at once.
         came || self.sockets_ready()
     }
 

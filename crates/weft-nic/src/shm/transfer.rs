@@ -178,15 +178,16 @@ impl Help {
         Self { span, share, owner, cut, taken: 0, ctx }
     }
 
-    /// Copies one portion. `Moved`: the owner must be told.
+    /// Copies one portion. `Moved`, or `Ended` with an error: the owner must be told. Never `Waits`.
     pub(super) fn step(&mut self, pid: i32, map: &Mapping) -> Step {
         let slot = slot_of(map, self.owner, self.share);
         match slot.claim(lap_of(self.share), self.cut, End::Back, self.taken) {
             Claim::Bytes { offset, len, units } => {
                 self.taken += units;
-                let copied = self.span.copy(pid, offset, len).is_ok();
-                slot.helped(copied.then_some(units));
-                Step::Moved(len)
+                let copied = self.span.copy(pid, offset, len);
+                slot.helped(copied.is_ok().then_some(units));
+                // After a failure the owner may end the transfer at any time, and use the slot for another one.
+                if copied.is_ok() { Step::Moved(len) } else { Step::Ended(len, copied) }
             }
             Claim::Nothing => Step::Ended(0, Ok(())),
             Claim::Nonsense => Step::Broken,

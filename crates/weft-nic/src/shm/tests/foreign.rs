@@ -3,10 +3,15 @@
 //! A thread may have another user id than its process (only the C library's functions change all threads), and the kernel
 //! tells peers that of the thread which has connected or listens. Changing it takes root; without, there is nothing to test.
 
-use std::os::fd::OwnedFd;
+use std::io::{IoSlice, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
+use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketType};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,
+};
 use weft_engine::nic::{LinkError, Nic};
 
 use super::{Node, join, name, until};
@@ -50,6 +55,64 @@ fn a_foreign_user_is_hung_up_on() {
         let end = rustix::net::recv(socket, &mut byte, RecvFlags::DONTWAIT);
         assert!(matches!(end, Ok((_, 0)) | Err(rustix::io::Errno::CONNRESET)), "{end:?}");
     }
+}
+
+/// A TCP socket that takes five seconds to close, or until its other end is closed.
+fn lingering() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    sender.set_nonblocking(true).unwrap();
+    while sender.write(&[0; 1 << 16]).is_ok() {}
+    rustix::net::sockopt::set_socket_linger(&sender, Some(Duration::from_secs(5))).unwrap();
+    (sender, listener.accept().unwrap().0)
+}
+
+/// A foreign user puts descriptors into his connections that block whoever closes them: they do not block us. `old`: on a system where
+/// he can do so.
+fn descriptors_block_nobody(old: bool) {
+    let mut victim = Node::new(&ShmConfig::default());
+    if old {
+        assert!(victim.nic.control.refuses_rights, "a system since 6.16");
+        victim.nic.control.accept_rights();
+    }
+    let address = SocketAddrUnix::new_abstract_name(&handshake::id_address(&victim.nic.name().ep_id())).unwrap();
+    // More than may wait to be closed.
+    let attack = as_nobody(|| {
+        let hold_up = |_| {
+            let (socket, (blocking, other)) = (socket(), lingering());
+            rustix::net::connect(&socket, &address).unwrap();
+            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let fds = [blocking.as_fd()];
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+            let sent = rustix::net::sendmsg(&socket, &[IoSlice::new(b"hold this")], &mut control, SendFlags::empty());
+            // Closed in this order, or not by us.
+            (other, sent, (!old).then_some(blocking))
+        };
+        (0..70).map(hold_up).collect::<Vec<_>>()
+    });
+    let Some(attack) = attack else { return eprintln!("not tested: this user may not become another one") };
+    assert!(attack.iter().all(|(_, sent, _)| sent.is_ok() == old), "{:?}", attack[0].1);
+    let start = Instant::now();
+    for _ in 0..20_000 {
+        victim.poll();
+    }
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert_eq!(victim.nic.control.stranger.is_some(), old);
+    drop(attack);
+    let mut friend = Node::new(&ShmConfig::default());
+    join(&mut friend, &mut victim);
+    assert!(victim.nic.handshakes.is_empty() && victim.nic.control.stranger.is_none());
+}
+
+#[test]
+fn a_foreign_user_sends_no_descriptors() {
+    descriptors_block_nobody(false);
+}
+
+#[test]
+fn a_foreign_users_descriptors_are_closed_by_others() {
+    descriptors_block_nobody(true);
 }
 
 /// A foreign user listens where a peer of ours was: it hears nothing from us.

@@ -2,12 +2,14 @@
 
 use std::os::fd::AsFd;
 
+use rustix::event::{PollFd, PollFlags};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
 use weft_engine::mem::Owned;
 use weft_engine::nic::{LinkError, LinkId, Nic};
 
 use super::ring::poke;
 use super::{Node, join, until};
-use crate::shm::segment::{LINE_BYTES, Mapping};
+use crate::shm::segment::{LINE_BYTES, Mapping, second_at};
 use crate::shm::{ShmConfig, Slot, handshake};
 
 fn segment(node: &Node, link: LinkId) -> &Mapping {
@@ -70,6 +72,45 @@ fn random_words_harm_only_the_link() {
     assert!(ended > 10, "{ended}");
 }
 
+/// The doorbell, which all peers share, overwritten at random by one of them while the victim sleeps: the others wake it all the same, and it finds
+/// their messages. What says that it sleeps, peers cannot write.
+#[test]
+fn a_spoiled_doorbell_silences_nobody() {
+    let (mut victim, mut hostile) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+    let mut friend = Node::new(&ShmConfig::default());
+    let (theirs, _) = join(&mut hostile, &mut victim);
+    let (near, _) = join(&mut friend, &mut victim);
+    let Slot::Up(link) = &hostile.nic.links[theirs.0 as usize] else { panic!("the link is not up") };
+    let bell = link.bell().map();
+    let mut random = Random(0x5eed_0000_1234_5678);
+    for turn in 1..=300 {
+        while !victim.nic.park() {
+            victim.poll();
+        }
+        friend.nic.send(near, b"from a friend", &[]).unwrap();
+        for at in 0..4096 / 8 {
+            poke(bell, at * 8, if turn % 2 == 0 { 0 } else { random.next() });
+        }
+        let mut fds = [PollFd::from_borrowed_fd(victim.nic.wait_fd(), PollFlags::IN)];
+        let limit = rustix::time::Timespec { tv_sec: 5, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut fds, Some(&limit)).unwrap(), 1, "turn {turn}: asleep");
+        victim.nic.unpark();
+        victim.poll();
+        victim.poll();
+        assert_eq!(victim.inbox.messages.len(), turn);
+    }
+    assert!(victim.inbox.down.is_empty());
+    let bed = bell.base().as_ptr().wrapping_add(second_at(4096));
+    // SAFETY: changes how a page that is mapped there may be used, if it is allowed.
+    let writable = unsafe { libc::mprotect(bed.cast(), 4096, libc::PROT_READ | libc::PROT_WRITE) };
+    assert_eq!(writable, -1);
+    let [_, file] = victim.nic.door.files();
+    // SAFETY: a new mapping touches no existing memory.
+    let map = unsafe { mmap(std::ptr::null_mut(), 4096, ProtFlags::WRITE, MapFlags::SHARED, file, 0) };
+    assert_eq!(map.unwrap_err(), rustix::io::Errno::PERM);
+    assert!(rustix::io::write(file, &[1]).is_err());
+}
+
 /// A consumer that claims to have consumed what was never sent.
 #[test]
 fn an_impossible_position_ends_the_link() {
@@ -79,6 +120,19 @@ fn an_impossible_position_ends_the_link() {
     poke(segment(&hostile, theirs), 0, u64::MAX);
     while victim.nic.send(mine, &[1; 40], &[]).is_ok() {}
     until("end", &mut [&mut victim], |nodes| !nodes[0].inbox.down.is_empty());
+    assert_eq!(victim.inbox.down, [(mine, LinkError::Protocol)]);
+}
+
+/// The same when the victim waits for space and is about to sleep: nobody would wake it.
+#[test]
+fn an_impossible_position_ends_a_wait_for_space() {
+    let (mut victim, mut hostile) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+    let (theirs, mine) = join(&mut hostile, &mut victim);
+    while victim.nic.send(mine, &[1; 40], &[]).is_ok() {}
+    poke(segment(&hostile, theirs), 0, u64::MAX);
+    assert!(!victim.nic.park());
+    assert!(victim.nic.send(mine, &[1; 40], &[]).is_err(), "the engine tries again what had to wait");
+    victim.poll();
     assert_eq!(victim.inbox.down, [(mine, LinkError::Protocol)]);
 }
 
