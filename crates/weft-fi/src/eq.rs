@@ -363,7 +363,7 @@ unsafe extern "C" fn readerr(eq: *mut sys::fid_eq, buf: *mut sys::fi_eq_err_entr
         let old = unsafe { out.read() };
         let copies = old.err_data_size > 0 && eq.fabric.api_version() >= ERR_DATA_COPIED;
         let (err_data, err_data_size) = if copies {
-            let fits = failure.more.len().min(old.err_data_size);
+            let fits = if old.err_data.is_null() { 0 } else { failure.more.len().min(old.err_data_size) };
             if fits > 0 {
                 // SAFETY: the client's buffer, of the size that it says.
                 unsafe { std::ptr::copy_nonoverlapping(failure.more.as_ptr(), old.err_data.cast::<u8>(), fits) };

@@ -64,8 +64,9 @@ fn introductions(lib: &Lib) {
     assert_eq!(b.accept(b"welcome"), 0);
     meet(&a, &b, b"welcome");
     assert_eq!((a.peer(), b.peer()), (Ok(b.side.name()), Ok(a.side.name())));
-    // Refused, with the data copied to the client's buffer or left in ours, cut or whole.
-    for (room, expected) in [(0, b"not you".as_slice()), (100, b"not you"), (3, b"not")] {
+    // Refused, with the data copied to the client's buffer or left in ours, cut or whole, or dropped.
+    for (room, expected) in [(Some(0), b"not you".as_slice()), (Some(100), b"not you"), (Some(3), b"not"), (None, &[])]
+    {
         let c = End::new(lib);
         assert_eq!(c.connect(&listener.name(), &[]), 0);
         let (info, data) = listener.called(&c);
@@ -80,7 +81,12 @@ fn introductions(lib: &Lib) {
         crate::side::until(|| (read() == crate::side::fabric_err(FI_EAVAIL)).then_some(()));
         let data = expected.to_vec();
         let context = crate::side::EP_CONTEXT;
-        assert_eq!(c.eq.error(room), Event::Failed { ep: c.fid(), context, err: FI_ECONNREFUSED, data });
+        match room {
+            Some(room) => {
+                assert_eq!(c.eq.error(room), Event::Failed { ep: c.fid(), context, err: FI_ECONNREFUSED, data });
+            }
+            None => assert_eq!(c.eq.error_nowhere(), 0),
+        }
         assert_eq!(c.peer(), Err(FI_ENOTCONN));
     }
     b.eq.nothing(&[a.eq, listener.eq]);

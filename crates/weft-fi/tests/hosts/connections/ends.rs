@@ -82,6 +82,17 @@ impl Queue {
         Event::Failed { ep: entry.fid as usize, context: entry.context as usize, err: entry.err, data }
     }
 
+    /// The error that is next, read into an entry that says that it has a buffer, and has none: how much data there is.
+    pub(crate) fn error_nowhere(self) -> usize {
+        let mut entry: fi_eq_err_entry = unsafe { std::mem::zeroed() };
+        entry.err_data_size = 100;
+        let readerr = unsafe { (*(*self.0).ops).readerr.unwrap() };
+        assert_eq!(unsafe { readerr(self.0, &mut entry, 0) }, size_of::<fi_eq_err_entry>() as isize);
+        assert!(entry.err_data.is_null());
+        assert_eq!(entry.err, FI_ECONNREFUSED);
+        entry.err_data_size
+    }
+
     /// The next event, while the others make progress.
     #[track_caller]
     pub(crate) fn next(self, others: &[Self]) -> Event {
