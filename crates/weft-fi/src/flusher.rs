@@ -13,14 +13,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use weft_nic::Unsent;
 
 use crate::endpoint::core::CoreRef;
-use crate::progress::block_signals;
+use crate::worker::Worker;
 
 /// A message waits for one to two of these. A thread that wakes so often takes less than a hundredth of a core.
 const TICK: Duration = Duration::from_millis(1);
@@ -37,7 +36,7 @@ static FLUSHER: Flusher = Flusher {
 struct Flusher {
     members: Mutex<Vec<Member>>,
     /// A leaf: taken under engines' locks.
-    handle: Mutex<Option<JoinHandle<()>>>,
+    handle: Mutex<Option<Worker>>,
     /// There is no thread, or it waits to be called.
     asleep: AtomicBool,
     stop: AtomicBool,
@@ -68,12 +67,8 @@ pub(crate) fn leave(core: &CoreRef) {
     let thread = FLUSHER.handle.lock().take();
     if let Some(thread) = thread {
         FLUSHER.stop.store(true, Ordering::Release);
-        thread.thread().unpark();
-        if thread.join().is_err() {
-            log::error!(
-                "the thread that sends what clients left behind has ended by a panic, which is a fault of weft: please report what was printed"
-            );
-        }
+        thread.unpark();
+        thread.join();
         FLUSHER.stop.store(false, Ordering::Release);
         FLUSHER.asleep.store(true, Ordering::Release);
     }
@@ -91,10 +86,10 @@ impl Flusher {
     fn wake(&'static self) {
         let mut handle = self.handle.lock();
         if let Some(thread) = &*handle {
-            thread.thread().unpark();
+            thread.unpark();
             return;
         }
-        match std::thread::Builder::new().name("weft-flusher".into()).spawn(|| self.run()) {
+        match Worker::spawn("weft-flusher", || self.run()) {
             Ok(thread) => *handle = Some(thread),
             Err(error) => {
                 self.asleep.store(true, Ordering::Release);
@@ -107,7 +102,6 @@ impl Flusher {
     }
 
     fn run(&self) {
-        block_signals();
         let mut quiet = 0;
         while !self.stop.load(Ordering::Acquire) {
             std::thread::park_timeout(TICK);

@@ -41,6 +41,7 @@ mod tagged;
 mod trigger;
 mod wait;
 mod waitset;
+mod worker;
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_void};

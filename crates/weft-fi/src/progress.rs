@@ -25,7 +25,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -36,6 +35,7 @@ use crate::errno::Errno;
 use crate::lock;
 use crate::publish::{BEFORE_SLEEP, INTERVAL};
 use crate::wait::Waker;
+use crate::worker::Worker;
 
 /// How often an endpoint that the client progresses is looked at.
 const TICK: Duration = Duration::from_millis(1);
@@ -71,7 +71,7 @@ pub(crate) struct AutoProgress {
     /// The client said that it will not progress by itself for a while.
     relieve: AtomicBool,
     stop: AtomicBool,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<Worker>>,
 }
 
 /// An endpoint, and what the thread knows of it.
@@ -166,12 +166,8 @@ impl AutoProgress {
         self.stop.store(true, Ordering::Release);
         self.waker.ring();
         let thread = self.thread.lock().take();
-        if let Some(thread) = thread
-            && thread.join().is_err()
-        {
-            log::error!(
-                "the progress thread has ended by a panic, which is a fault of weft: please report what was printed"
-            );
+        if let Some(thread) = thread {
+            thread.join();
         }
     }
 
@@ -180,14 +176,12 @@ impl AutoProgress {
         if thread.is_none() {
             self.stop.store(false, Ordering::Release);
             let this = Arc::clone(self);
-            let handle = std::thread::Builder::new().name("weft-progress".into()).spawn(move || this.run())?;
-            *thread = Some(handle);
+            *thread = Some(Worker::spawn("weft-progress", move || this.run())?);
         }
         Ok(())
     }
 
     fn run(&self) {
-        block_signals();
         lock::visit_only();
         if let Some(set) = &self.processors
             && let Err(errno) = sched_setaffinity(None, set)
@@ -378,15 +372,6 @@ fn processors(list: &str) -> Option<CpuSet> {
         (first..=last).for_each(|processor| set.set(processor));
     }
     Some(set)
-}
-
-/// Signals are the client's: its handlers must not run on a thread that it does not know.
-pub(crate) fn block_signals() {
-    let mut all = std::mem::MaybeUninit::uninit();
-    // SAFETY: initialises the set.
-    unsafe { libc::sigfillset(all.as_mut_ptr()) };
-    // SAFETY: an initialised set; the old mask is not wanted.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut()) };
 }
 
 #[cfg(test)]
