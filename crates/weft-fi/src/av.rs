@@ -15,7 +15,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use weft_engine::api::{Addr, AddressBook, Book};
 use weft_engine::name::EpName;
 use weft_fi_sys as sys;
@@ -55,6 +55,9 @@ pub(crate) struct Av {
     /// Results are reported to the event queue (FI_EVENT).
     events: bool,
     eq: Mutex<Option<Hold<Eq>>>,
+    /// Held from a change of the table until the endpoints know of it: else a number could be given anew before they have let go of
+    /// whom it named. Taken before every other lock.
+    changing: Mutex<()>,
     /// The endpoints that are enabled with this vector.
     cores: Mutex<Vec<Weak<Core>>>,
     uses: Uses,
@@ -127,6 +130,7 @@ fn open_vector(domain: Hold<Domain>, attr: &mut sys::fi_av_attr, context: *mut c
         format: domain.format(),
         events: attr.flags & sys::FI_EVENT != 0,
         eq: Mutex::new(None),
+        changing: Mutex::new(()),
         cores: Mutex::new(Vec::new()),
         uses: Uses::new(),
         domain,
@@ -134,7 +138,9 @@ fn open_vector(domain: Hold<Domain>, attr: &mut sys::fi_av_attr, context: *mut c
 }
 
 /// Where one insertion call puts its results.
-struct Results {
+struct Results<'a> {
+    /// From the first change on, until the endpoints know of all.
+    changing: Option<MutexGuard<'a, ()>>,
     /// Null, or a place for each number.
     numbers: *mut sys::fi_addr_t,
     /// Null, or a place for each error (FI_SYNC_ERR).
@@ -147,10 +153,10 @@ struct Results {
     fresh: Vec<(Addr, EpName)>,
 }
 
-impl Results {
+impl<'a> Results<'a> {
     /// # Safety
     /// `numbers`, and with FI_SYNC_ERR also `context`, are null or have a place for every address of the call.
-    unsafe fn new(av: &Av, numbers: *mut sys::fi_addr_t, flags: u64, context: *mut c_void) -> Result<Self, Errno> {
+    unsafe fn new(av: &'a Av, numbers: *mut sys::fi_addr_t, flags: u64, context: *mut c_void) -> Result<Self, Errno> {
         if flags & !INSERT_FLAGS != 0 {
             return Err(Errno::BADFLAGS);
         }
@@ -162,12 +168,13 @@ impl Results {
             return Err(if synchronous { Errno::BADFLAGS } else { Errno::NOEQ });
         }
         let errors = if synchronous { context.cast() } else { std::ptr::null_mut() };
-        Ok(Self { numbers, errors, context: context as usize, done: 0, good: 0, fresh: Vec::new() })
+        Ok(Self { changing: None, numbers, errors, context: context as usize, done: 0, good: 0, fresh: Vec::new() })
     }
 
     /// Inserts the next address, if it is one.
-    fn insert(&mut self, av: &Av, name: Result<EpName, Errno>) {
+    fn insert(&mut self, av: &'a Av, name: Result<EpName, Errno>) {
         let inserted = name.and_then(|name| {
+            self.changing.get_or_insert_with(|| av.changing.lock());
             let inserted = av.table.insert(&name).ok_or(Errno::NOSPC)?;
             if inserted.fresh {
                 self.fresh.push((inserted.addr, name));
@@ -261,6 +268,7 @@ impl Av {
     }
 
     fn remove(&self, addr: Addr) -> Result<(), Errno> {
+        let _changing = self.changing.lock();
         if self.table.remove(addr).ok_or(Errno::INVAL)? {
             self.each_core(|core| core.address_removed(addr));
         }
@@ -424,14 +432,14 @@ unsafe extern "C" fn insertsym(
         // SAFETY: as above.
         let service = unsafe { string(service) }.ok_or(Errno::INVAL)?;
         let range = Range::new(node, service)?;
-        for node_index in 0..nodecnt {
-            for service_index in 0..svccnt {
-                let name = range
-                    .at(node_index, service_index)
-                    .and_then(|(node, service)| av.resolve(Some(&node), Some(&service)));
-                results.insert(av, name);
-            }
-        }
+        let name = |node_index, service_index| {
+            let (node, service) = range.at(node_index, service_index)?;
+            av.resolve(Some(&node), Some(&service))
+        };
+        // Asking for names may take long: others may change the vector meanwhile.
+        let places = (0..nodecnt).flat_map(|node| (0..svccnt).map(move |service| (node, service)));
+        let names: Vec<_> = places.map(|(node, service)| name(node, service)).collect();
+        names.into_iter().for_each(|name| results.insert(av, name));
         results.finish(av)
     })
 }

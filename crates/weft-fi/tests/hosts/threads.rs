@@ -7,13 +7,13 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close, control};
 use crate::open;
-use crate::side::{PATIENCE, Side, acquaint, err, memory, name_of, pattern, scenes, until, works};
+use crate::side::{Args, PATIENCE, Side, acquaint, err, memory, name_of, pattern, scenes, until, works};
 
 /// Inside a header, in a message, beside it.
 const LENGTHS: [usize; 5] = [8, 64, 700, 5000, 40_000];
@@ -30,6 +30,7 @@ pub(crate) fn all(lib: &Lib) {
             ("completion", |lib| level(lib, FI_THREAD_COMPLETION, completion)),
             ("domain", |lib| level(lib, FI_THREAD_DOMAIN, domain)),
             ("a reader beside a sleeper", reader_beside_sleeper),
+            ("numbers are given anew", numbers_are_given_anew),
         ],
     );
 }
@@ -191,7 +192,7 @@ impl Meddled {
             }
             assert_eq!(close(mr), 0);
             key += 1;
-            std::thread::sleep(std::time::Duration::from_micros(200));
+            std::thread::sleep(Duration::from_micros(200));
         }
     }
 }
@@ -354,4 +355,76 @@ fn reader_beside_sleeper(lib: &Lib) {
         b.next(&[&a]);
         a.next(&[&b]);
     }
+}
+
+/// What two threads share that remove and insert addresses.
+struct Shared<'a>(&'a Side<'a>, &'a Side<'a>);
+
+// Everything in it is thread safe.
+unsafe impl Send for Shared<'_> {}
+unsafe impl Sync for Shared<'_> {}
+
+/// Says at its end, whatever that is, that something is over.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// While one thread removes an address, another inserts one that gets the same number, and sends to it at once: no message goes to the
+/// peer that was removed.
+fn numbers_are_given_anew(lib: &Lib) {
+    const TIME: Duration = Duration::from_secs(1);
+    let [sender, old, new] = [(); 3].map(|()| Side::new(lib));
+    let (name_of_old, name_of_new) = (old.name(), new.name());
+    let to = |side: &Side<'_>, number| {
+        sender.start("fi_tinject", &Args::new(pattern(8), number), &[side]);
+        side.trecv(memory(8), 3);
+        side.next(&[&sender]).done();
+    };
+    let remove = |side: &Side<'_>, mut number: u64| {
+        assert_eq!(unsafe { (*(*side.av).ops).remove.unwrap()(side.av, &mut number, 1, 0) }, 0);
+    };
+    // Both are connected before.
+    for (side, name) in [(&old, &name_of_old), (&new, &name_of_new)] {
+        let number = sender.insert(name);
+        to(side, number);
+        remove(&sender, number);
+    }
+    let end = Instant::now() + TIME;
+    let mut rounds = 0;
+    while Instant::now() < end {
+        let number = sender.insert(&name_of_old);
+        to(&old, number);
+        let over = AtomicBool::new(false);
+        let shared = Shared(&sender, &new);
+        std::thread::scope(|scope| {
+            let (over, shared) = (&over, &shared);
+            // Keeps the endpoint busy, so that who removes has to wait for it.
+            scope.spawn(move || {
+                let Shared(sender, _) = shared;
+                while !over.load(Ordering::Relaxed) {
+                    sender.progress();
+                }
+            });
+            scope.spawn(move || remove(shared.0, number));
+            let _over = Over(over);
+            let got = loop {
+                let got = shared.0.insert(&name_of_new);
+                if got == number {
+                    break got;
+                }
+                remove(shared.0, got);
+            };
+            to(shared.1, got);
+        });
+        assert!(old.poll().is_none());
+        to(&new, number);
+        remove(&sender, number);
+        rounds += 1;
+    }
+    assert!(rounds > 0);
+    old.nothing(&[&sender]);
 }
