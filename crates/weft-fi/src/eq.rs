@@ -19,7 +19,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use weft_fi_sys as sys;
 
-use crate::eq::drivers::Drivers;
+use crate::eq::drivers::{Driver, Drivers};
 use crate::errno::Errno;
 use crate::fabric::Fabric;
 use crate::host::Info;
@@ -172,6 +172,12 @@ impl Eq {
         &self.drivers
     }
 
+    /// Reading drives one more, which is ready. Who sleeps here already has not parked it: it has to look again.
+    pub(crate) fn drive(&self, driver: Arc<dyn Driver>) {
+        self.drivers.add(driver);
+        self.ring();
+    }
+
     /// The fabric.
     pub(crate) const fn fabric(&self) -> &Hold<Fabric> {
         &self.fabric
@@ -184,6 +190,11 @@ impl Eq {
 
     fn push(&self, event: Event) {
         self.events.lock().push_back(event);
+        self.ring();
+    }
+
+    /// Wakes whoever sleeps here, to look for itself.
+    pub(crate) fn ring(&self) {
         if let Some(waker) = &self.waker {
             waker.ring();
         }

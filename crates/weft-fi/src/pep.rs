@@ -362,7 +362,7 @@ impl Pep {
         };
         *self.listener.engine.lock() = Some(Engine::new(config, devices));
         *self.listener.reports.lock() = Some(Reports { eq: eq.clone(), fid: std::ptr::from_ref(self).addr() });
-        eq.drivers().add(Arc::clone(&self.listener) as _);
+        eq.drive(Arc::clone(&self.listener) as _);
         setup.listening = true;
         Ok(())
     }

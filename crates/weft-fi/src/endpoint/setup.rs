@@ -315,7 +315,7 @@ impl Ep {
             return Err(errno);
         }
         if let Some(eq) = setup.eq.as_ref().filter(|_| self.ty == EpType::Msg) {
-            eq.drivers().add(Arc::clone(&self.core) as _);
+            eq.drive(Arc::clone(&self.core) as _);
         }
         if let Some(av) = &setup.av {
             self.endpoint_mask.store(av.endpoint_mask(), Ordering::Relaxed);

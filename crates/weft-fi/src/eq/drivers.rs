@@ -77,8 +77,8 @@ impl Drivers {
         Self { list: Mutex::default(), tried: Tried::new() }
     }
 
-    /// One more.
-    pub(crate) fn add(&self, driver: Arc<dyn Driver>) {
+    /// One more. A sleeper does not know it yet.
+    pub(super) fn add(&self, driver: Arc<dyn Driver>) {
         self.list.lock().push(driver);
     }
 

@@ -1,0 +1,118 @@
+//! A thread sleeps on a queue or counter, and only then comes what makes events or completions there: an endpoint is opened, a passive
+//! one listens, a connection is begun. It is woken by what these bring.
+//!
+//! Between the moment at which it sleeps and the end of its sleep nobody else drives what it sleeps on.
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::time::{Duration, Instant};
+
+use weft_fi_sys::*;
+
+use crate::client::{Lib, control};
+use crate::connections::ends::{End, Event, Listener, Queue};
+use crate::side::{scenes, until};
+
+/// What a sleeper waits at most: somebody would notice that it was not woken.
+const LONG: Duration = Duration::from_secs(5);
+/// When it has been woken.
+const SOON: Duration = Duration::from_secs(3);
+/// After that a thread that has nothing to do sleeps.
+const ASLEEP: Duration = Duration::from_millis(50);
+
+pub(crate) fn all(lib: &Lib) {
+    scenes(
+        lib,
+        &[
+            ("a listener begins", a_listener_begins),
+            ("a connection begins", a_connection_begins),
+            ("a listener begins beside a descriptor", a_listener_begins_beside_a_descriptor),
+        ],
+    );
+}
+
+/// Somebody is blocked in `fi_eq_sread` meanwhile, and gets an event: if that is a call, its information.
+fn slept_through(eq: Queue, meanwhile: impl FnOnce(&dyn Fn() -> bool)) -> *mut fi_info {
+    let address = eq.0 as usize;
+    let sleeper = std::thread::spawn(move || {
+        let start = Instant::now();
+        let event = Queue(address as *mut fid_eq).wait(LONG.as_millis() as c_int);
+        let time = start.elapsed();
+        assert!(event.is_some() && time < SOON, "slept for {time:?} and then got {event:?}");
+        event.map_or(0, |event| info_of(&event) as usize)
+    });
+    std::thread::sleep(ASLEEP);
+    meanwhile(&|| sleeper.is_finished());
+    sleeper.join().unwrap() as *mut fi_info
+}
+
+fn info_of(event: &Event) -> *mut fi_info {
+    if let Event::Request { info, .. } = event { *info } else { null_mut() }
+}
+
+/// While somebody waits in `fi_eq_sread`, a passive endpoint begins to listen, and is called.
+fn a_listener_begins(lib: &Lib) {
+    let listener = Listener::idle(lib, |_| ());
+    let caller = End::new(lib);
+    let called = slept_through(listener.eq, |over| {
+        assert_eq!(listener.listen(), 0);
+        assert_eq!(caller.connect(&listener.name(), &[]), 0);
+        until(|| {
+            caller.eq.progress();
+            over().then_some(())
+        });
+    });
+    drop(lib.own(called));
+}
+
+/// While somebody waits in `fi_eq_sread`, an endpoint calls, and is answered.
+fn a_connection_begins(lib: &Lib) {
+    let listener = Listener::new(lib);
+    let caller = End::new(lib);
+    slept_through(caller.eq, |over| {
+        assert_eq!(caller.connect(&listener.name(), &[]), 0);
+        let Event::Request { info, .. } = listener.eq.next(&[]) else { panic!("no call") };
+        let answering = End::answering(lib, info);
+        assert_eq!(answering.accept(&[]), 0);
+        until(|| {
+            answering.eq.progress();
+            over().then_some(())
+        });
+    });
+}
+
+/// `fi_trywait` of one object.
+fn trywait<F>(fabric: *mut fid_fabric, object: *mut F) -> c_int {
+    let mut fids = [object.cast::<fid>()];
+    unsafe { (*(*fabric).ops).trywait.unwrap()(fabric, fids.as_mut_ptr(), 1) }
+}
+
+/// The descriptor of an object.
+fn descriptor<F>(object: *mut F) -> c_int {
+    let mut fd = -1;
+    assert_eq!(control(object, FI_GETWAIT, (&raw mut fd).cast()), 0);
+    fd
+}
+
+fn readable(fd: c_int, time: Duration) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    unsafe { libc::poll(&mut poll, 1, time.as_millis() as c_int) == 1 }
+}
+
+/// The same for one who sleeps on the descriptor of the queue.
+fn a_listener_begins_beside_a_descriptor(lib: &Lib) {
+    let listener = Listener::idle(lib, |_| ());
+    let (fabric, eq) = (listener.opened.fabric, listener.eq);
+    let fd = descriptor(eq.0);
+    assert_eq!(trywait(fabric, eq.0), 0);
+    assert_eq!(listener.listen(), 0);
+    let caller = End::new(lib);
+    assert_eq!(caller.connect(&listener.name(), &[]), 0);
+    (0..300).for_each(|_| caller.eq.progress());
+    assert!(readable(fd, LONG), "a lost wake-up");
+    let event = until(|| {
+        caller.eq.progress();
+        eq.poll()
+    });
+    drop(lib.own(info_of(&event)));
+}
