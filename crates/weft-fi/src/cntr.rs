@@ -206,9 +206,7 @@ impl Cntr {
 
     /// Wakes whoever sleeps here, to look for itself.
     pub(crate) fn ring(&self) {
-        if let Some(Some(waker)) = self.waker.get() {
-            waker.ring();
-        }
+        self.sources.call(self.waker.get().and_then(Option::as_ref));
     }
 
     /// The domain.

@@ -18,6 +18,7 @@ pub(crate) mod tried;
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::time::ClockId;
@@ -88,6 +89,8 @@ pub(crate) struct Sources {
     presence: Arc<Presence>,
     /// What `fi_trywait` has parked.
     tried: Tried<CoreRef>,
+    /// How often sleepers were told to look for themselves.
+    calls: AtomicU64,
     /// The thread that progresses the endpoints while the client does not, with automatic progress.
     auto: Option<Arc<AutoProgress>>,
 }
@@ -111,7 +114,8 @@ impl Domain {
         // SAFETY: what the client promised when it opened the domain: calls on a queue or counter are serialized with
         // those on everything bound to it.
         let list = unsafe { Guarded::new(self.callers(), self.meter(), Vec::new()) };
-        Sources { list, presence: Presence::enter(), tried: Tried::new(), auto: self.auto_progress().cloned() }
+        let (presence, calls) = (Presence::enter(), AtomicU64::new(0));
+        Sources { list, presence, tried: Tried::new(), calls, auto: self.auto_progress().cloned() }
     }
 }
 
@@ -130,6 +134,18 @@ impl Sources {
         self.list.intrude().retain(|known| !Arc::ptr_eq(known, core));
         self.presence.drives_no_more(Arc::as_ptr(core).addr());
         self.tried.forget(|known| Arc::ptr_eq(known, core));
+    }
+
+    /// Whoever sleeps, or is about to, has to look for itself: an endpoint of these has changed in a way that it did not expect, and may
+    /// not be parked for it. Somebody who [arms](Waitable::arm) takes back the ring, but not this.
+    #[cold]
+    pub(crate) fn call(&self, waker: Option<&Waker>) {
+        self.calls.fetch_add(1, Ordering::Release);
+        waker.inspect(|waker| waker.ring());
+    }
+
+    fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Acquire)
     }
 
     /// One round of progress on every endpoint. Returns 0 when nothing happened.
@@ -190,12 +206,14 @@ impl Sources {
         if what.ready() || (self.progress() > 0 && what.ready()) {
             return Err(Errno::AGAIN);
         }
+        let calls = self.calls();
+        let arm = || what.arm() && self.calls() == calls;
         let Some(auto) = &self.auto else {
             let parked = self.park(waker, Sleep::Outside);
-            let may = self.tried.may_sleep(this_thread(), parked, Sleep::Outside, || what.arm());
+            let may = self.tried.may_sleep(this_thread(), parked, Sleep::Outside, arm);
             return if may { Ok(()) } else { Err(Errno::AGAIN) };
         };
-        if !what.arm() {
+        if !arm() {
             return Err(Errno::AGAIN);
         }
         auto.take_over();
@@ -275,9 +293,11 @@ pub(crate) fn wait(what: &impl Waitable, deadline: Deadline) -> Waited {
 
 /// Parks and sleeps once, unless there turns out to be something to do.
 fn sleep(what: &impl Waitable, waker: &Waker, deadline: Deadline, slice: &mut Duration) -> Woken {
-    let Some(parked) = what.sources().park(waker, Sleep::Inside) else { return Woken::Event };
+    let sources = what.sources();
+    let calls = sources.calls();
+    let Some(parked) = sources.park(waker, Sleep::Inside) else { return Woken::Event };
     let before = rounds(&parked);
-    let woken = if what.arm() {
+    let woken = if what.arm() && sources.calls() == calls {
         waker.sleep(Some(deadline.left().map_or(*slice, |left| left.min(*slice))))
     } else {
         Woken::Event

@@ -186,6 +186,8 @@ impl Ep {
         }
         drop(state);
         cntr.sources().add(&self.core);
+        // The endpoint may be enabled.
+        cntr.ring();
         if let Some(place) = &self.place {
             place.counted(&self.core, cntr);
         }

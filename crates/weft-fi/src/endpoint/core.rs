@@ -482,6 +482,7 @@ impl Core {
     pub(crate) fn set_region_counters(self: &Arc<Self>, key: u64, counters: RegionCounters) {
         for cntr in [&counters.write, &counters.read].into_iter().flatten() {
             cntr.sources().add(self);
+            cntr.ring();
         }
         self.state.intrude().routes.set_region_counters(key, counters);
     }

@@ -322,6 +322,8 @@ impl Ep {
         }
         place.inspect(|place| place.join(&self.core));
         flusher::join(&self.core);
+        // Who sleeps on a queue or counter already has not parked these devices.
+        self.core.state().routes.ring();
         setup.enabled = true;
         Ok(())
     }

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use weft_fi_sys::*;
 
-use crate::client::{Lib, control};
+use crate::client::{Lib, bind, close, control};
 use crate::connections::ends::{End, Event, Listener, Queue};
-use crate::side::{scenes, until};
+use crate::open;
+use crate::rig::Cntr;
+use crate::side::{Args, Side, memory, pair, pattern, scenes, until, works};
 
 /// What a sleeper waits at most: somebody would notice that it was not woken.
 const LONG: Duration = Duration::from_secs(5);
@@ -27,6 +29,8 @@ pub(crate) fn all(lib: &Lib) {
             ("a listener begins", a_listener_begins),
             ("a connection begins", a_connection_begins),
             ("a listener begins beside a descriptor", a_listener_begins_beside_a_descriptor),
+            ("an endpoint joins a queue", an_endpoint_joins_a_queue),
+            ("an endpoint joins a counter", an_endpoint_joins_a_counter),
         ],
     );
 }
@@ -115,4 +119,66 @@ fn a_listener_begins_beside_a_descriptor(lib: &Lib) {
         eq.poll()
     });
     drop(lib.own(info_of(&event)));
+}
+
+/// A message comes to a client that sleeps on an object's descriptor since before the object was ready for it. Nobody else drives its side.
+fn message_wakes<F>(a: &Side<'_>, b: &Side<'_>, object: *mut F) {
+    let fd = descriptor(object);
+    let to_b = a.insert(&b.name());
+    b.trecv(memory(8), 1);
+    a.tsend(pattern(8), to_b, 2);
+    let mut sleeps = true;
+    until(|| {
+        (0..300).for_each(|_| a.progress());
+        assert!(!sleeps || readable(fd, LONG), "a lost wake-up");
+        let outcome = b.poll();
+        sleeps = outcome.is_none() && trywait(b.opened.fabric, object) == 0;
+        outcome
+    })
+    .done();
+    a.next(&[b]).done();
+}
+
+/// Once it may sleep.
+fn sleeps<F>(side: &Side<'_>, object: *mut F) {
+    until(|| (trywait(side.opened.fabric, object) == 0).then_some(()));
+}
+
+/// Beside a client that sleeps on a completion queue an endpoint is bound and enabled, or only enabled.
+fn an_endpoint_joins_a_queue(lib: &Lib) {
+    let (a, b) = (Side::new(lib), Side::unbound(lib, 0, |_| ()));
+    sleeps(&b, b.cq);
+    let mut b = b.bound();
+    message_wakes(&a, &b, b.cq);
+    // It need not be the first one.
+    let first = b.ep;
+    b.ep = b.another_ep();
+    assert_eq!([bind(b.ep, b.av, 0), bind(b.ep, b.cq, FI_TRANSMIT | FI_RECV)], [0; 2]);
+    sleeps(&b, b.cq);
+    assert_eq!(b.enable(), 0);
+    message_wakes(&a, &b, b.cq);
+    assert_eq!(close(first), 0);
+}
+
+/// Beside a client that sleeps on a counter the counter is bound to an endpoint that works already, or to a memory region.
+fn an_endpoint_joins_a_counter(lib: &Lib) {
+    let (a, mut b, to_b, _) = pair(lib);
+    works(&a, &b, to_b);
+    let mut attr: fi_cntr_attr = unsafe { std::mem::zeroed() };
+    attr.wait_obj = FI_WAIT_FD;
+    let open = || -> *mut fid_cntr { open!(b.opened.domain, cntr_open, &mut { attr }).unwrap() };
+    let (received, written) = (open(), open());
+    sleeps(&b, received);
+    assert_eq!(bind(b.ep, received, FI_RECV), 0);
+    message_wakes(&a, &b, received);
+    sleeps(&b, written);
+    let mr = b.register(memory(8), FI_REMOTE_WRITE, 5);
+    assert_eq!(bind(mr, written, FI_REMOTE_WRITE), 0);
+    a.start("fi_write", &Args { key: 5, ..Args::new(pattern(8), to_b) }, &[]);
+    (0..300).for_each(|_| a.progress());
+    assert!(readable(descriptor(written), LONG), "a lost wake-up");
+    a.next(&[&b]).done();
+    until(|| (Cntr(written).read() == 1).then_some(()));
+    b.close_ep();
+    assert_eq!([close(mr), close(written), close(received)], [0; 3]);
 }
