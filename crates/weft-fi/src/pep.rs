@@ -9,7 +9,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -101,6 +101,8 @@ static CALLS: Mutex<Vec<Arc<Request>>> = Mutex::new(Vec::new());
 pub(crate) struct Listener {
     me: Weak<Self>,
     engine: Mutex<Option<Eng>>,
+    /// Who relies on the devices being parked. Changed with the engine locked.
+    sleepers: AtomicUsize,
     reports: Mutex<Option<Reports>>,
     /// What the answer to the client's fi_getinfo was, for calls.
     template: Mutex<Info>,
@@ -187,6 +189,20 @@ impl Drop for Listener {
 }
 
 impl Listener {
+    /// One round. Returns 0 when nothing happened.
+    fn round(&self, engine: &mut Eng) -> usize {
+        let done = engine.progress();
+        self.report(engine);
+        done
+    }
+
+    /// Somebody has polled, who may now go away, while others rely on the devices' parking, which that has ended.
+    fn call_sleepers(&self) {
+        if self.sleepers.load(Ordering::Relaxed) > 0 {
+            self.reports.lock().as_ref().inspect(|reports| reports.eq.ring());
+        }
+    }
+
     /// Hands calls on to the event queue.
     fn report(&self, engine: &mut Eng) {
         engine.completions().clear();
@@ -235,21 +251,32 @@ impl Driver for Listener {
     fn progress(&self) -> usize {
         let mut engine = self.engine.lock();
         let Some(engine) = &mut *engine else { return 0 };
-        let done = engine.progress();
-        self.report(engine);
+        let done = self.round(engine);
+        if !(done == 0 && self.sleepers.load(Ordering::Relaxed) > 0 && engine.nic_mut().park()) {
+            self.call_sleepers();
+        }
         done
     }
 
     fn park(&self, waker: &Waker, _sleep: Sleep) -> bool {
         let mut engine = self.engine.lock();
-        let Some(engine) = &mut *engine else { return true };
-        let done = engine.progress();
-        self.report(engine);
-        done == 0 && waker.watch(engine.nic().wait_fd()).is_ok() && engine.nic_mut().park()
+        if let Some(engine) = &mut *engine {
+            let parked =
+                self.round(engine) == 0 && waker.watch(engine.nic().wait_fd()).is_ok() && engine.nic_mut().park();
+            if !parked {
+                self.call_sleepers();
+                return false;
+            }
+        }
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        true
     }
 
     fn unpark(&self, _sleep: Sleep) {
-        if let Some(engine) = &mut *self.engine.lock() {
+        let mut engine = self.engine.lock();
+        if self.sleepers.fetch_sub(1, Ordering::Relaxed) == 1
+            && let Some(engine) = &mut *engine
+        {
             engine.nic_mut().unpark();
         }
     }
@@ -298,6 +325,7 @@ fn open_passive(fabric: Hold<Fabric>, hints: &Hints, template: Info, context: *m
     let listener = Arc::new_cyclic(|me| Listener {
         me: me.clone(),
         engine: Mutex::new(None),
+        sleepers: AtomicUsize::new(0),
         reports: Mutex::new(None),
         template: Mutex::new(template),
         format,

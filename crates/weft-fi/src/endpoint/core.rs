@@ -159,11 +159,11 @@ impl Core {
     #[inline]
     pub(crate) fn submit_tx(&self, start: impl Fn(&mut Eng) -> Result<(), Error>) -> isize {
         let mut state = self.state.lock();
-        let State { engine: Some(engine), routes, stalled, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
+        let State { engine: Some(_), routes, .. } = &*state else { return Errno::OPBADSTATE.size() };
         if routes.tx_full() {
             return Errno::AGAIN.size();
         }
-        let (result, fired) = submit(engine, routes, *stalled, start);
+        let (result, fired) = state.submit(start);
         self.leave(state, fired);
         result
     }
@@ -195,8 +195,7 @@ impl Core {
             drop(state);
             return self.trigger(Op::send(&op));
         }
-        let State { engine: Some(engine), routes, stalled, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
-        let (result, fired) = submit(engine, routes, *stalled, |engine| engine.send_later(&op));
+        let (result, fired) = state.submit(|engine| engine.send_later(&op));
         self.leave(state, fired);
         result
     }
@@ -227,8 +226,7 @@ impl Core {
             drop(state);
             return self.trigger(Op::recv(&op));
         }
-        let State { engine: Some(engine), routes, stalled, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
-        let (result, fired) = submit(engine, routes, *stalled, |engine| engine.recv(&op));
+        let (result, fired) = state.submit(|engine| engine.recv(&op));
         self.leave(state, fired);
         result
     }
@@ -341,9 +339,8 @@ impl Core {
             self.auto.as_ref().inspect(|auto| auto.wake());
         }
         self.call_listener(state);
-        if state.external > 0 && !(state.settle() && state.park_devices()) {
-            // Too much is going on to park: let the sleepers come and look.
-            state.routes.ring();
+        if state.external > 0 {
+            state.park_again();
         }
     }
 
@@ -383,6 +380,8 @@ impl Core {
         let parked = state.park(waker, sleep);
         if parked {
             self.publish(&mut state, BEFORE_SLEEP);
+        } else if state.external > 0 {
+            state.park_again();
         }
         drop(state);
         if !parked {
@@ -550,6 +549,50 @@ impl State {
         rounds == 0
     }
 
+    /// Starts an operation; a full queue is given one round of progress to drain. Returns what the C function returns, and
+    /// whether programs can go on.
+    #[inline]
+    fn submit(&mut self, start: impl Fn(&mut Eng) -> Result<(), Error>) -> (isize, bool) {
+        let Self { engine: Some(engine), routes, .. } = self else { return (Errno::OPBADSTATE.size(), false) };
+        let result = start(engine);
+        if result == Err(Error::Again) {
+            return self.submit_again(start);
+        }
+        let fired = routes.deliver(engine);
+        (returned(routes, result), fired)
+    }
+
+    #[cold]
+    fn submit_again(&mut self, start: impl Fn(&mut Eng) -> Result<(), Error>) -> (isize, bool) {
+        let room = self.make_room();
+        let Self { engine: Some(engine), routes, .. } = self else { return (Errno::OPBADSTATE.size(), false) };
+        let result = start(engine);
+        let fired = routes.deliver(engine);
+        (returned(routes, result), room || fired)
+    }
+
+    /// A round of progress, in which there may become room. True: programs can go on, among them those that are stalled for want of it.
+    #[cold]
+    pub(super) fn make_room(&mut self) -> bool {
+        let Self { engine: Some(engine), routes, stalled, .. } = self else { return false };
+        let moved = engine.progress() > 0;
+        let mut fired = routes.deliver(engine) || (moved && *stalled);
+        if self.external > 0 {
+            self.park_again();
+            fired |= self.attend;
+        }
+        fired
+    }
+
+    /// Somebody has made a round although threads of the client rely on the devices' parking, and may now go away.
+    #[cold]
+    fn park_again(&mut self) {
+        if !(self.settle() && self.park_devices()) {
+            // Too much is going on to park: let the sleepers come and look.
+            self.routes.ring();
+        }
+    }
+
     /// See [`Core::park`].
     fn park(&mut self, waker: &Waker, sleep: Sleep) -> bool {
         if !(self.listen(waker) && self.park_devices()) {
@@ -646,43 +689,22 @@ impl State {
     }
 }
 
-/// Starts an operation; a full queue is given one round of progress to drain. Returns what the C function returns, and
-/// whether programs can go on.
+/// What the C function returns.
 #[inline]
-fn submit(
-    engine: &mut Eng,
-    routes: &Routes,
-    stalled: bool,
-    start: impl Fn(&mut Eng) -> Result<(), Error>,
-) -> (isize, bool) {
-    let mut result = start(engine);
-    let mut fired = false;
-    if result == Err(Error::Again) {
-        fired = make_room(engine, routes, stalled);
-        result = start(engine);
-    }
-    fired |= routes.deliver(engine);
-    let value = match result {
+fn returned(routes: &Routes, result: Result<(), Error>) -> isize {
+    match result {
         Ok(()) => 0,
         Err(error) => refused(routes, error),
-    };
-    (value, fired)
+    }
 }
 
-/// What the C function returns of an operation that was not started.
+/// The same of an operation that was not started.
 #[cold]
 fn refused(routes: &Routes, error: Error) -> isize {
     if error == Error::Again {
         routes.again.update(|again| again + 1);
     }
     Errno::from(error).size()
-}
-
-/// One round of progress. True: programs can go on, among them those that are `stalled` for want of room.
-#[cold]
-pub(super) fn make_room(engine: &mut Eng, routes: &Routes, stalled: bool) -> bool {
-    let moved = engine.progress() > 0;
-    routes.deliver(engine) || (moved && stalled)
 }
 
 /// The processor that runs this thread.

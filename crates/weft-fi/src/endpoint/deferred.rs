@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use weft_engine::api::{Completion, Error, Fault};
 
-use crate::endpoint::core::{Core, State, make_room};
+use crate::endpoint::core::{Core, State};
 use crate::endpoint::route::is_failure;
 use crate::endpoint::route::{Routes, User};
 use crate::errno::Errno;
@@ -60,7 +60,7 @@ impl Core {
     /// The queues' bounds are not asked: the operation was admitted when it was submitted.
     pub(crate) fn start(&self, op: &mut Op, report: &mut Option<Report>) -> bool {
         let mut state = self.state();
-        let State { engine: Some(engine), routes, stalled, .. } = &mut *state else {
+        let State { engine: Some(engine), routes, .. } = &mut *state else {
             // Closed meanwhile: as everything else that was under way, it is discarded.
             return true;
         };
@@ -72,9 +72,10 @@ impl Core {
         let mut result = op.start(engine);
         if result == Err(Error::Again) {
             // What this sets free, here and below, is found by the caller, who runs the queue.
-            let _ = make_room(engine, routes, false);
-            result = op.start(engine);
+            let _ = state.make_room();
+            result = state.engine.as_mut().map_or(result, |engine| op.start(engine));
         }
+        let State { engine: Some(engine), routes, stalled, .. } = &mut *state else { return true };
         match result {
             Err(Error::Again) => {
                 *report = number.map(|number| routes.works.get_mut().remove(number));

@@ -29,6 +29,7 @@ pub(crate) fn all(lib: &Lib) {
             ("a listener begins", a_listener_begins),
             ("a connection begins", a_connection_begins),
             ("a listener begins beside a descriptor", a_listener_begins_beside_a_descriptor),
+            ("a reader beside a sleeper", a_reader_beside_a_sleeper),
             ("an endpoint joins a queue", an_endpoint_joins_a_queue),
             ("an endpoint joins a counter", an_endpoint_joins_a_counter),
         ],
@@ -119,6 +120,26 @@ fn a_listener_begins_beside_a_descriptor(lib: &Lib) {
         eq.poll()
     });
     drop(lib.own(info_of(&event)));
+}
+
+/// Beside a client that sleeps on the descriptor another thread reads the queue while a call is on its way, and goes away.
+fn a_reader_beside_a_sleeper(lib: &Lib) {
+    let listener = Listener::new(lib);
+    let (fabric, eq) = (listener.opened.fabric, listener.eq);
+    for rounds in 0..20 {
+        let caller = End::new(lib);
+        until(|| (trywait(fabric, eq.0) == 0).then_some(()));
+        assert_eq!(caller.connect(&listener.name(), &[]), 0);
+        let queues = [eq.0 as usize, caller.eq.0 as usize];
+        let reader = std::thread::spawn(move || {
+            (0..rounds).for_each(|_| queues.iter().for_each(|&queue| Queue(queue as *mut fid_eq).progress()));
+        });
+        reader.join().unwrap();
+        (0..300).for_each(|_| caller.eq.progress());
+        assert!(readable(descriptor(eq.0), LONG), "{rounds} rounds, and a lost wake-up");
+        let (info, _) = listener.called(&caller);
+        drop(lib.own(info));
+    }
 }
 
 /// A message comes to a client that sleeps on an object's descriptor since before the object was ready for it. Nobody else drives its side.

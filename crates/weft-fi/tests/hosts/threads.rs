@@ -13,7 +13,7 @@ use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close, control};
 use crate::open;
-use crate::side::{Args, PATIENCE, Side, acquaint, err, memory, name_of, pattern, scenes, until, works};
+use crate::side::{Args, PATIENCE, Side, acquaint, err, long_bytes, memory, name_of, pattern, scenes, until, works};
 
 /// Inside a header, in a message, beside it.
 const LENGTHS: [usize; 5] = [8, 64, 700, 5000, 40_000];
@@ -30,6 +30,7 @@ pub(crate) fn all(lib: &Lib) {
             ("completion", |lib| level(lib, FI_THREAD_COMPLETION, completion)),
             ("domain", |lib| level(lib, FI_THREAD_DOMAIN, domain)),
             ("a reader beside a sleeper", reader_beside_sleeper),
+            ("a sender beside a sleeper", sender_beside_sleeper),
             ("numbers are given anew", numbers_are_given_anew),
         ],
     );
@@ -354,6 +355,46 @@ fn reader_beside_sleeper(lib: &Lib) {
         );
         b.next(&[&a]);
         a.next(&[&b]);
+    }
+}
+
+/// A thread is about to sleep on a queue's descriptor while another one starts a send for which there is no room, which looks for some,
+/// and goes away: what comes then wakes the sleeper.
+fn sender_beside_sleeper(lib: &Lib) {
+    let small = Side::with(lib, 0, |hints| hints.tx().size = 4);
+    let (a, b, to_b, to_a) = acquaint(Side::new(lib), small);
+    works(&a, &b, to_b);
+    let mut fd: c_int = -1;
+    assert_eq!(control(b.cq, FI_GETWAIT, (&raw mut fd).cast()), 0);
+    let long = Args { tag: 9, ..Args::new(pattern(long_bytes()), to_a) };
+    let mut under_way = 0;
+    while b.run("fi_tsend", &long) == 0 {
+        under_way += 1;
+    }
+    for round in 0..20 {
+        b.trecv(memory(8), 1);
+        until(|| {
+            assert!(b.poll().is_none());
+            let (fabric, mut fids) = (b.opened.fabric, [b.cq.cast::<fid>()]);
+            (unsafe { (*(*fabric).ops).trywait.unwrap()(fabric, fids.as_mut_ptr(), 1) } == 0).then_some(())
+        });
+        // It reads nothing, so it may be this thread as well.
+        assert_eq!(b.run("fi_tsend", &long), err(FI_EAGAIN));
+        a.tsend(pattern(8), to_b, 2);
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        assert_eq!(
+            unsafe { libc::poll(&mut poll, 1, PATIENCE.as_millis() as c_int) },
+            1,
+            "round {round}: a lost wake-up"
+        );
+        b.next(&[&a]);
+        a.next(&[&b]);
+    }
+    let target = memory(long.len);
+    for _ in 0..under_way {
+        a.start("fi_trecv", &Args { tag: 9, ..Args::new(target, 0) }, &[]);
+        a.next(&[&b]).done();
+        b.next(&[&a]).done();
     }
 }
 
