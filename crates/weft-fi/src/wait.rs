@@ -8,19 +8,24 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno as Sys;
 use weft_fi_sys as sys;
 
 use crate::errno::Errno;
+use crate::worker::Worker;
 
 /// Events that one sleep reports at most; more are found by the next one.
 const EVENTS: usize = 8;
+/// So long at a time a helper waits for a client's mutex, and so whoever closes for a helper.
+const PATIENCE: Duration = Duration::from_millis(10);
 /// The key of the bell in the epoll set.
 const BELL: u64 = u64::MAX;
 
@@ -64,7 +69,17 @@ impl Waker {
                 return None;
             }
         };
-        waker.condition = (kind == WaitKind::MutexCond).then(|| Arc::new(Condition::new()));
+        if kind == WaitKind::MutexCond {
+            match Condition::new() {
+                Ok(condition) => waker.condition = Some(Arc::new(condition)),
+                Err(error) => {
+                    log::warn!(
+                        "no thread for a condition variable: {error}; raise the limit of threads (ulimit -u, pids.max)"
+                    );
+                    return None;
+                }
+            }
+        }
         Some(waker)
     }
 
@@ -214,35 +229,127 @@ impl WaitKind {
 /// A mutex and a condition variable for clients that asked for FI_WAIT_MUTEX_COND: signalled whenever the bell
 /// rings. With manual progress nobody rings while every thread of the client waits here; that is the model's own
 /// limit.
+///
+/// The client holds the mutex from before `fi_trywait` until it waits, and so in calls of ours that take our locks and ring; who rings
+/// holds such locks. So only a thread that holds nothing else waits for the mutex.
 struct Condition {
-    mutex: Box<UnsafeCell<libc::pthread_mutex_t>>,
-    cond: Box<UnsafeCell<libc::pthread_cond_t>>,
+    shared: Arc<Shared>,
+    /// Present until the end.
+    helper: Option<Worker>,
 }
 
-// SAFETY: both objects exist for being used by several threads, and never move.
-unsafe impl Send for Condition {}
-// SAFETY: as above.
-unsafe impl Sync for Condition {}
-
 impl Condition {
-    fn new() -> Self {
-        Self {
-            mutex: Box::new(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER)),
-            cond: Box::new(UnsafeCell::new(libc::PTHREAD_COND_INITIALIZER)),
-        }
+    fn new() -> std::io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let theirs = Arc::clone(&shared);
+        let helper = Worker::spawn("weft-condition", move || theirs.attend())?;
+        Ok(Self { shared, helper: Some(helper) })
     }
 
     fn objects(&self) -> sys::fi_mutex_cond {
-        sys::fi_mutex_cond { mutex: self.mutex.get(), cond: self.cond.get() }
+        let Objects { mutex, cond } = &**self.shared.objects;
+        sys::fi_mutex_cond { mutex: mutex.get(), cond: cond.get() }
     }
 
     fn signal(&self) {
-        // SAFETY: an initialised mutex, not held by this thread: clients hold it only around their wait.
-        unsafe { libc::pthread_mutex_lock(self.mutex.get()) };
+        self.shared.call(|calls| calls.signal = true);
+    }
+}
+
+impl Drop for Condition {
+    fn drop(&mut self) {
+        self.shared.call(|calls| calls.stop = true);
+        if let Some(helper) = self.helper.take() {
+            helper.join();
+        }
+    }
+}
+
+/// What the client waits on.
+struct Objects {
+    mutex: UnsafeCell<libc::pthread_mutex_t>,
+    cond: UnsafeCell<libc::pthread_cond_t>,
+}
+
+// SAFETY: both objects exist for being used by several threads, and never move.
+unsafe impl Sync for Objects {}
+
+/// What a condition and its helper share.
+struct Shared {
+    objects: ManuallyDrop<Box<Objects>>,
+    calls: Mutex<Calls>,
+    called: Condvar,
+}
+
+/// What the helper has to do.
+#[derive(Default)]
+struct Calls {
+    signal: bool,
+    stop: bool,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        let objects = Objects {
+            mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
+            cond: UnsafeCell::new(libc::PTHREAD_COND_INITIALIZER),
+        };
+        Self { objects: ManuallyDrop::new(Box::new(objects)), calls: Mutex::default(), called: Condvar::new() }
+    }
+}
+
+impl Shared {
+    fn call(&self, what: impl FnOnce(&mut Calls)) {
+        what(&mut self.calls.lock());
+        self.called.notify_one();
+    }
+
+    /// The helper's work.
+    fn attend(&self) {
+        let mut calls = self.calls.lock();
+        while !calls.stop {
+            if !std::mem::take(&mut calls.signal) {
+                self.called.wait(&mut calls);
+                continue;
+            }
+            drop(calls);
+            let done = self.broadcast();
+            calls = self.calls.lock();
+            calls.signal |= !done;
+        }
+    }
+
+    /// Wakes who waits, and who will have begun to wait when the mutex is free. False: it was not free for [`PATIENCE`].
+    fn broadcast(&self) -> bool {
+        let end = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + PATIENCE;
+        let end = libc::timespec {
+            tv_sec: libc::time_t::try_from(end.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: end.subsec_nanos().into(),
+        };
+        let Objects { mutex, cond } = &**self.objects;
+        // SAFETY: an initialised mutex, which this thread does not hold.
+        if unsafe { libc::pthread_mutex_timedlock(mutex.get(), &raw const end) } != 0 {
+            return false;
+        }
         // SAFETY: an initialised condition variable.
-        unsafe { libc::pthread_cond_broadcast(self.cond.get()) };
+        unsafe { libc::pthread_cond_broadcast(cond.get()) };
         // SAFETY: locked above.
-        unsafe { libc::pthread_mutex_unlock(self.mutex.get()) };
+        unsafe { libc::pthread_mutex_unlock(mutex.get()) };
+        true
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // A client that closes while it holds the mutex will still unlock it: then the objects stay.
+        let mutex = self.objects.mutex.get();
+        // SAFETY: an initialised mutex.
+        if unsafe { libc::pthread_mutex_trylock(mutex) } == 0 {
+            // SAFETY: locked above.
+            unsafe { libc::pthread_mutex_unlock(mutex) };
+            // SAFETY: nobody uses them afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.objects) };
+        }
     }
 }
 
