@@ -140,6 +140,8 @@ impl EpName {
         bytes[2..4].copy_from_slice(&socket.port().to_be_bytes());
         let (ip, scope) = match socket {
             SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
+            // A scope means nothing to an IPv4 address, and would make two names of one endpoint.
+            SocketAddr::V6(v6) if v6.ip().to_ipv4_mapped().is_some() => (*v6.ip(), 0),
             SocketAddr::V6(v6) => (*v6.ip(), v6.scope_id()),
         };
         bytes[4..20].copy_from_slice(&ip.octets());

@@ -377,12 +377,14 @@ mod tests {
     /// Whatever a client gives as an address, in whatever format: a name that can be written again, or an error.
     #[test]
     fn fuzz_address_strings() {
-        let seeds: [&[u8]; 5] = [
+        let seeds: [&[u8]; 6] = [
             b"fi_sockaddr_in://1.2.3.4:5",
             b"fi_sockaddr_in6://[fe80::1%3]:65535",
             b"fi_weft://0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
             &[2, 0, 0, 80, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0],
             &[10, 0, 0, 80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 3, 0, 0, 0],
+            // An IPv4 address with a scope.
+            &[10, 0, 0, 80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 127, 0, 0, 1, 3, 0, 0, 0],
         ];
         let seeds = seeds.map(<[u8]>::to_vec);
         weft_fuzz::fuzz("address-strings", &seeds, |input| {
