@@ -10,6 +10,7 @@ use std::io;
 use std::thread::{Builder, JoinHandle};
 
 use rustix::process::{Pid, getpid};
+use weft_nic::signals;
 
 /// A thread of this process, or of the one that has forked it.
 pub(crate) struct Worker {
@@ -21,7 +22,7 @@ impl Worker {
     /// Starts it.
     pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let handle = Builder::new().name(name.into()).spawn(|| {
-            block_signals();
+            signals::block();
             run();
         })?;
         Ok(Self { handle, owner: getpid() })
@@ -46,13 +47,4 @@ impl Worker {
             );
         }
     }
-}
-
-/// None runs on this thread from now on.
-fn block_signals() {
-    let mut all = std::mem::MaybeUninit::uninit();
-    // SAFETY: initialises the set.
-    unsafe { libc::sigfillset(all.as_mut_ptr()) };
-    // SAFETY: an initialised set; the old mask is not wanted.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut()) };
 }

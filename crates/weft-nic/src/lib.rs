@@ -14,6 +14,7 @@ pub mod handshake;
 pub mod host;
 pub mod memfile;
 pub mod shm;
+pub mod signals;
 pub mod tcp;
 mod unmap;
 

@@ -18,6 +18,8 @@ use std::thread;
 
 use rustix::process::{Pid, getpid};
 
+use crate::signals;
+
 /// On all architectures that use the generic numbers, among them x86-64, aarch64 and riscv64.
 const SO_PASSRIGHTS: libc::c_int = 83;
 /// Sockets of foreign users that wait to be closed.
@@ -41,7 +43,11 @@ pub(super) fn dismiss(socket: OwnedFd) -> Result<(), OwnedFd> {
     if closer.as_ref().is_none_or(|(owner, _)| *owner != getpid()) {
         let (sender, receiver) = sync_channel::<OwnedFd>(MOST);
         let thread = thread::Builder::new().name("weft-dismiss".to_owned());
-        if thread.spawn(move || receiver.into_iter().for_each(drop)).is_err() {
+        let run = move || {
+            signals::block();
+            receiver.into_iter().for_each(drop);
+        };
+        if thread.spawn(run).is_err() {
             return Err(socket);
         }
         *closer = Some((getpid(), sender));
