@@ -490,9 +490,13 @@ impl Core {
     pub(crate) fn remove_region(&self, key: u64) {
         let mut state = self.state.intrude();
         state.routes.regions.remove(&key);
-        if let Some(engine) = &mut state.engine {
-            engine.remove_region(key);
+        let State { engine: Some(engine), .. } = &mut *state else { return };
+        engine.remove_region(key);
+        // Its rounds may have brought what others sleep for, and have ended the devices' parking.
+        if state.external > 0 || state.sleeping > 0 {
+            state.routes.ring();
         }
+        self.call_auto(&mut state);
     }
 }
 

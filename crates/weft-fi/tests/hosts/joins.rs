@@ -13,7 +13,7 @@ use crate::client::{Lib, bind, close, control};
 use crate::connections::ends::{End, Event, Listener, Queue};
 use crate::open;
 use crate::rig::Cntr;
-use crate::side::{Args, Side, memory, pair, pattern, scenes, until, works};
+use crate::side::{Args, Side, Watched, long_bytes, memory, pair, pattern, scenes, until, works};
 
 /// What a sleeper waits at most: somebody would notice that it was not woken.
 const LONG: Duration = Duration::from_secs(5);
@@ -32,6 +32,7 @@ pub(crate) fn all(lib: &Lib) {
             ("a reader beside a sleeper", a_reader_beside_a_sleeper),
             ("an endpoint joins a queue", an_endpoint_joins_a_queue),
             ("an endpoint joins a counter", an_endpoint_joins_a_counter),
+            ("a region leaves", a_region_leaves),
         ],
     );
 }
@@ -202,4 +203,39 @@ fn an_endpoint_joins_a_counter(lib: &Lib) {
     until(|| (Cntr(written).read() == 1).then_some(()));
     b.close_ep();
     assert_eq!([close(mr), close(written), close(received)], [0; 3]);
+}
+
+/// Beside a client that sleeps on the descriptor of a completion queue a region is closed that a peer reads: what comes while the
+/// closing waits for that peer wakes the sleeper.
+fn a_region_leaves(lib: &Lib) {
+    const KEY: u64 = 7;
+    let (reader, b, to_b, _) = pair(lib);
+    works(&reader, &b, to_b);
+    let sender = Side::new(lib);
+    let b_of_sender = sender.insert(&b.name());
+    works(&sender, &b, b_of_sender);
+    let bytes = long_bytes();
+    let (local, remote) = (memory(bytes), pattern(bytes));
+    let watched = Watched::new(local);
+    let region = b.register(remote, FI_REMOTE_READ, KEY);
+    reader.start("fi_read", &Args { key: KEY, ..Args::new(local, to_b) }, &[]);
+    until(|| {
+        reader.progress();
+        b.progress();
+        watched.begun().then_some(())
+    });
+    // The reader does nothing more, so that what is under way waits for it.
+    b.trecv(memory(8), 1);
+    let fd = descriptor(b.cq);
+    until(|| {
+        b.progress();
+        (trywait(b.opened.fabric, b.cq) == 0 && !readable(fd, ASLEEP)).then_some(())
+    });
+    sender.tsend(pattern(8), b_of_sender, 1);
+    (0..300).for_each(|_| sender.progress());
+    assert_eq!(close(region), 0);
+    assert!(readable(fd, LONG), "a lost wake-up");
+    b.next(&[&sender]).done();
+    sender.next(&[&b]).done();
+    reader.next(&[&b]);
 }

@@ -197,6 +197,7 @@ const GROUPS: &[Group] = &[
     Group { name: "forks_shm", run: forks::all, env: SHM },
     Group { name: "forks_tcp", run: forks::all, env: TCP },
     Group { name: "joins_shm", run: joins::all, env: SHM },
+    Group { name: "joins_push", run: joins::all, env: SHM_PUSH },
     Group { name: "joins_tcp", run: joins::all, env: TCP },
     Group { name: "conditions_shm", run: conditions::all, env: SHM },
     Group { name: "conditions_tcp", run: conditions::all, env: TCP },
@@ -341,7 +342,7 @@ groups! {
     levels_shm levels_push levels_tcp sources_shm sources_push sources_tcp
     sets_shm sets_tcp shared_shm shared_tcp scalable_shm scalable_tcp asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp
     network_shm network_tcp threads_shm threads_push threads_tcp waitsets_shm waitsets_tcp
-    forks_shm forks_tcp joins_shm joins_tcp conditions_shm conditions_tcp wrong_interface
+    forks_shm forks_tcp joins_shm joins_push joins_tcp conditions_shm conditions_tcp wrong_interface
 }
 
 /// Runs one group in one host, as the environment says. Only [`run`] calls this.
