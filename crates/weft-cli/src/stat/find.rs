@@ -79,7 +79,7 @@ impl From<Missing> for io::Error {
 /// What the endpoints of a process publish.
 pub(crate) fn process(pid: u32) -> Result<Process, Missing> {
     let dir = PathBuf::from(format!("/proc/{pid}"));
-    let status = fs::read_to_string(dir.join("status")).map_err(|_| Missing::Gone(pid))?;
+    let status = text(&dir.join("status")).map_err(|_| Missing::Gone(pid))?;
     let own_pid = own_pid(&status).unwrap_or(pid);
     let refused = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => Missing::Gone(pid),
@@ -127,12 +127,16 @@ fn own_pid(status: &str) -> Option<u32> {
     line.split_whitespace().last()?.parse().ok()
 }
 
+/// What is readable of a file. Names of processes are any bytes.
+fn text(path: &Path) -> io::Result<String> {
+    fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
 /// The command line, or the name in its place.
 fn command(dir: &Path) -> String {
-    let line = fs::read(dir.join("cmdline")).unwrap_or_default();
-    let line = String::from_utf8_lossy(&line).replace('\0', " ");
+    let line = text(&dir.join("cmdline")).unwrap_or_default().replace('\0', " ");
     let line = line.trim();
-    let name = || fs::read_to_string(dir.join("comm")).unwrap_or_default().trim().to_owned();
+    let name = || text(&dir.join("comm")).unwrap_or_default().trim().to_owned();
     let text = if line.is_empty() { name() } else { line.to_owned() };
     text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
 }
@@ -209,6 +213,19 @@ mod tests {
         let (_, published) = read(&file(&content)).unwrap();
         assert_eq!(published.endpoint.peers, u64::MAX);
         assert!(published.peers.is_empty());
+    }
+
+    #[test]
+    fn names_of_processes_are_any_bytes() {
+        // To those who ask for it, the directory of a thread is one of a process.
+        let named = || {
+            rustix::thread::set_name(c"\xff\xfe weft").unwrap();
+            let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+            let found = process(thread);
+            assert!(matches!(found, Err(Missing::Silent(_))), "{found:?}");
+            assert_eq!(text(Path::new(&format!("/proc/{thread}/comm"))).unwrap(), "\u{fffd}\u{fffd} weft\n");
+        };
+        std::thread::spawn(named).join().unwrap();
     }
 
     #[test]
