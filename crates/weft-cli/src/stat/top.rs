@@ -63,9 +63,14 @@ const HEADS: [&str; 13] = [
 
 /// The row of one process.
 fn row(before: Option<&Process>, after: &Process) -> [String; 13] {
+    // Many are opened within one tick of the clock.
+    let identity = |published: &Published| {
+        let Endpoint { opened_ns, ip_high, ip_low, port, id, .. } = published.endpoint;
+        (opened_ns, ip_high, ip_low, port, id)
+    };
     let mut sums = Sums::default();
     for published in &after.endpoints {
-        let same = |other: &&Published| other.endpoint.opened_ns == published.endpoint.opened_ns;
+        let same = |other: &&Published| identity(other) == identity(published);
         if let Some(earlier) = before.and_then(|before| before.endpoints.iter().find(same)) {
             sums.add(Sums::rates(earlier, published));
         }
@@ -169,6 +174,25 @@ mod tests {
         // One that has published nothing since, and one that was not there before.
         assert_eq!(row(Some(&after), &after)[2], "0");
         assert_eq!(row(None, &after)[2], "0");
+    }
+
+    #[test]
+    fn rates_are_of_each_endpoint_though_several_were_opened_in_one_tick() {
+        let process = |published_ns, counts: [u64; 3]| {
+            let endpoints = (1..).zip(counts).map(|(number, count)| {
+                let Published { endpoint, age, peers } = published(published_ns, count);
+                // By port, by address, by identifier.
+                let endpoint = match number {
+                    1 => Endpoint { port: 1, ..endpoint },
+                    2 => Endpoint { ip_low: 1, ..endpoint },
+                    _ => Endpoint { id: 1, ..endpoint },
+                };
+                Published { endpoint, age, peers }
+            });
+            Process { pid: 3, command: String::new(), version: String::new(), endpoints: endpoints.collect() }
+        };
+        let before = process(1_000_000_000, [1000, 100, 0]);
+        assert_eq!(row(Some(&before), &process(2_000_000_000, [1010, 110, 10]))[2], "30");
     }
 
     #[test]
