@@ -112,7 +112,7 @@ impl Tx {
 
     /// A closed link's stream from `position` on; none if that is not there any more, or never was.
     pub(super) fn end_from(&mut self, position: u64, rest: &Rest) -> Option<Vec<u8>> {
-        let at = (position + rest.bytes.len() as u64).checked_sub(self.others + rest.before)?;
+        let at = position.checked_add(rest.bytes.len() as u64)?.checked_sub(self.others + rest.before)?;
         let into_rest = usize::try_from(at).ok()?.min(rest.bytes.len());
         let sent = rest.before + (at - into_rest as u64);
         if sent > self.kept.head + self.kept.held() as u64 {

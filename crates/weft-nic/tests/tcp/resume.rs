@@ -300,16 +300,15 @@ fn an_idle_link_keeps_nothing() {
 }
 
 /// A peer made by hand has made a link to the endpoint, and has gone. Its name leads to `at`.
-fn visitor(world: &World<Tcp>, at: SocketAddr, host_id: u64) -> (EpName, raw::Visit) {
+fn visitor(world: &World<Tcp>, at: SocketAddr, host_id: u64) -> raw::Visit {
     let me = EpName::full(&NameParts { socket: at, host_id, ..parts("127.0.0.1") });
-    let target = world.nodes[0].name();
-    (me, raw::Visit { me, target })
+    raw::Visit { me, target: world.nodes[0].name() }
 }
 
 /// Time from the break of a visitor's connection until its link has ended.
 fn time_to_end(settings: &TcpConfig, at: SocketAddr, host_id: u64) -> (LinkError, Duration) {
     let mut world = world(settings, 1);
-    let (_, visit) = visitor(&world, at, host_id);
+    let visit = visitor(&world, at, host_id);
     let thread = thread::spawn(move || visit.join());
     let joined = while_running(&mut world, thread);
     let mut memory = Owned::new(vec![1; 1000]);
@@ -362,6 +361,30 @@ fn a_successor_is_not_the_peer() {
     thread.join().unwrap();
 }
 
+/// A link that was closed in the middle of a segment, and whose peer asks for its end from an impossible position on, is forgotten.
+#[test]
+fn a_closed_link_has_no_end_at_an_impossible_position() {
+    let settings = TcpConfig { send_buffer_bytes: Some(4608), segment_bytes: 1 << 20, ..config() };
+    let mut world = world(&settings, 1);
+    let visit = visitor(&world, "127.0.0.1:9".parse().unwrap(), 2);
+    let thread = thread::spawn(move || visit.join());
+    let joined = while_running(&mut world, thread);
+    world.until("up", |nodes| nodes[0].inbox.order.len() == 1);
+    let link = world.nodes[0].inbox.order[0];
+    let mut memory = Owned::new(vec![1; 1 << 24]);
+    world.nodes[0].push(link, 1, &[memory.iov()], 5).unwrap();
+    world.rounds(10);
+    world.nodes[0].close(link);
+    let thread = thread::spawn(move || {
+        let mut carried = joined.come_back(&joined.key.clone(), 5, u64::MAX, None).unwrap().0;
+        raw::has_ended(&mut carried)
+    });
+    assert!(while_running(&mut world, thread));
+    // The endpoint has come through it.
+    world.nodes.push(Node::new(Tcp::new(&settings, &parts("127.0.0.1")).unwrap()));
+    world.join_and_greet(0, 1);
+}
+
 /// A host that says nothing is called again until the time is over, and no longer.
 #[test]
 fn retries_end() {
@@ -407,7 +430,7 @@ fn a_reopened_endpoint_does_not_know_the_session() {
 #[test]
 fn nobody_else_carries_a_link_on() {
     let mut world = world(&config(), 1);
-    let (_, visit) = visitor(&world, "127.0.0.1:9".parse().unwrap(), 2);
+    let visit = visitor(&world, "127.0.0.1:9".parse().unwrap(), 2);
     let target = world.nodes[0].name();
     let thread = thread::spawn(move || {
         let mut joined = visit.join();
