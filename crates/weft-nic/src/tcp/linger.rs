@@ -24,7 +24,7 @@ use super::stream::Wire;
 use super::sys::{self, Pieces};
 use super::tx::Rest;
 use super::wire;
-use super::{State, Tcp, Token};
+use super::{Link, State, Tcp, Token};
 
 /// For so long nothing may go on.
 const LINGER_MS: u64 = 5000;
@@ -207,7 +207,8 @@ impl Tcp {
 
     /// Gives a closed link up whose connection broke, where there are too many of them.
     fn limit_partings(&mut self, id: u32) {
-        if self.closed.len() > PARTINGS {
+        let is_parting = |&&id: &&u32| self.links.get(id as usize).is_some_and(Link::is_closed);
+        if self.calling.iter().filter(is_parting).count() > PARTINGS {
             self.retire(id);
         }
     }

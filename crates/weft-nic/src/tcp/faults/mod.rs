@@ -11,6 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::mutant::{Mutant, switch};
 
+mod moments;
 pub(crate) mod net;
 mod verdict;
 mod world;

@@ -1,6 +1,6 @@
 //! A link whose acceptor has lost the connection before the caller has read the verdict: neither side may give it up.
 //!
-//! Place in the data flow: beside [`super::world`]'s runs, which seldom come to this moment.
+//! Place in the data flow: beside [`super::world`]'s runs, which seldom come to this moment. [`super::moments`] has others.
 
 use weft_engine::mem::{IovList, Owned};
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
@@ -10,26 +10,26 @@ use super::net::{self, Cuts, Faults, Net};
 use super::world::device;
 
 /// Polls after which a device has asked for all of its sockets.
-const ROUNDS: usize = 120;
+pub(super) const ROUNDS: usize = 120;
 /// So long are a step of the clock, the caller's deafness and what is left to it for making the link whole again.
-const STEP_MS: u64 = 5;
+pub(super) const STEP_MS: u64 = 5;
 const DEAF_MS: u64 = 150;
 const MENDING_MS: u64 = 600;
 
-/// What a side has heard of its only link.
+/// What a device has heard.
 #[derive(Debug, Default)]
-struct Heard {
-    up: Vec<LinkId>,
-    down: Vec<LinkError>,
-    messages: Vec<Vec<u8>>,
+pub(super) struct Heard {
+    pub(super) up: Vec<LinkId>,
+    pub(super) down: Vec<(LinkId, LinkError)>,
+    pub(super) messages: Vec<Vec<u8>>,
 }
 
 impl Sink for Heard {
     fn up(&mut self, id: LinkId, _: LinkUp) {
         self.up.push(id);
     }
-    fn down(&mut self, _: LinkId, why: LinkError) {
-        self.down.push(why);
+    fn down(&mut self, id: LinkId, why: LinkError) {
+        self.down.push((id, why));
     }
     fn message(&mut self, _: LinkId, bytes: &[u8]) {
         self.messages.push(bytes.to_vec());
@@ -41,37 +41,12 @@ impl Sink for Heard {
     fn done(&mut self, _: LinkId, _: u64, _: Result<(), LinkError>) {}
 }
 
-/// Caller and acceptor.
-struct Two([(Tcp, Heard); 2]);
+/// Some devices on a network that does nothing to them by itself.
+pub(super) struct Quiet(pub(super) Vec<(Tcp, Heard)>);
 
-impl Two {
-    fn poll(&mut self, side: usize) {
-        let (tcp, heard) = &mut self.0[side];
-        tcp.poll(heard);
-        net::with(Net::step);
-    }
-
-    /// Both are polled for so many milliseconds of virtual time.
-    fn pass(&mut self, ms: u64) {
-        for _ in 0..ms / STEP_MS {
-            for _ in 0..ROUNDS {
-                self.poll(0);
-                self.poll(1);
-            }
-            net::with(|net| net.now_ms += STEP_MS);
-        }
-    }
-
-    fn say(&mut self, side: usize, word: &[u8]) {
-        let (tcp, heard) = &mut self.0[side];
-        let mut message = Owned::new(word.to_vec());
-        tcp.send(heard.up[0], &[], &[message.iov()]).expect("room for a message");
-    }
-}
-
-#[test]
-fn a_verdict_may_lie_unread_while_the_acceptor_calls_again() {
-    for encrypt in [false, true] {
+impl Quiet {
+    /// Two of different hosts: caller and acceptor.
+    pub(super) fn new(config: &TcpConfig) -> Self {
         let whole = Cuts { percent: 0, nothing: 0, most: 1 };
         let faults = Faults {
             writes: whole,
@@ -85,17 +60,68 @@ fn a_verdict_may_lie_unread_while_the_acceptor_calls_again() {
             budget: 0,
         };
         net::install(Some(Net::new(1, faults)));
-        let config = TcpConfig { encrypt, ..TcpConfig::default() };
-        let mut two = Two([1, 2].map(|host| (device(&config, host), Heard::default())));
-        let there = two.0[1].0.name();
-        two.0[0].0.connect(&there).expect("a call");
+        Self([1, 2].map(|host| (device(config, host), Heard::default())).into())
+    }
+
+    /// Device `from` calls device `to`; returns when the latter has said the verdict.
+    pub(super) fn call(&mut self, from: usize, to: usize) -> LinkId {
+        let there = self.0[to].0.name();
+        let before = self.0[to].1.up.len();
+        let link = self.0[from].0.connect(&there).expect("a call");
         for _ in 0..10 * ROUNDS {
-            two.poll(0);
-            two.poll(1);
-            if !two.0[1].1.up.is_empty() {
-                break;
+            self.poll(from);
+            self.poll(to);
+            if self.0[to].1.up.len() > before {
+                return link;
             }
         }
+        panic!("nobody answers");
+    }
+
+    pub(super) fn poll(&mut self, at: usize) {
+        let (tcp, heard) = &mut self.0[at];
+        tcp.poll(heard);
+        net::with(Net::step);
+    }
+
+    /// All are polled for so many milliseconds of virtual time.
+    pub(super) fn pass(&mut self, ms: u64) {
+        self.pass_without(usize::MAX, ms);
+    }
+
+    /// The same, while one device computes.
+    pub(super) fn pass_without(&mut self, busy: usize, ms: u64) {
+        let step_ms = (ms / 200).max(STEP_MS);
+        for _ in 0..ms.div_ceil(step_ms) {
+            for _ in 0..ROUNDS {
+                (0..self.0.len()).filter(|&at| at != busy).for_each(|at| self.poll(at));
+            }
+            net::with(|net| net.now_ms += step_ms);
+        }
+    }
+
+    pub(super) fn say(&mut self, at: usize, link: LinkId, word: &[u8]) {
+        let mut message = Owned::new(word.to_vec());
+        self.0[at].0.send(link, &[], &[message.iov()]).expect("room for a message");
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        // A device that has panicked may do so again while it says goodbye.
+        match std::thread::panicking() {
+            true => std::mem::forget(std::mem::take(&mut self.0)),
+            false => self.0.clear(),
+        }
+        net::install(None);
+    }
+}
+
+#[test]
+fn a_verdict_may_lie_unread_while_the_acceptor_calls_again() {
+    for encrypt in [false, true] {
+        let mut two = Quiet::new(&TcpConfig { encrypt, ..TcpConfig::default() });
+        two.call(0, 1);
         assert_eq!((two.0[0].1.up.len(), two.0[1].1.up.len()), (0, 1), "the verdict has just been said");
 
         net::with(|net| {
@@ -111,13 +137,12 @@ fn a_verdict_may_lie_unread_while_the_acceptor_calls_again() {
             assert_eq!((heard.up.len(), &heard.down[..]), (1, &[][..]), "side {side}, encrypted: {encrypt}");
         }
         for side in 0..2 {
-            two.say(side, &[side as u8; 9]);
+            let link = two.0[side].1.up[0];
+            two.say(side, link, &[side as u8; 9]);
         }
         two.pass(STEP_MS);
         for (side, (_, heard)) in two.0.iter().enumerate() {
             assert_eq!(heard.messages, [vec![1 - side as u8; 9]], "side {side}, encrypted: {encrypt}");
         }
-        drop(two);
-        net::install(None);
     }
 }
