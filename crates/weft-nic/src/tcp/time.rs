@@ -71,7 +71,9 @@ impl Tcp {
         let patience_ms = self.patience_ms();
         let mut silent: Vec<(u32, u64)> = Vec::new();
         for (id, link) in &mut self.links {
-            let Some(socket) = link.socket.as_ref().filter(|_| link.tx.unproven) else { continue };
+            // Of a link that has failed the next poll tells.
+            let watched = link.tx.unproven && !matches!(link.state, State::Failed);
+            let Some(socket) = link.socket.as_ref().filter(|_| watched) else { continue };
             let fd = socket.as_fd();
             if sys::unacknowledged(fd) == 0 {
                 link.tx.unproven = false;

@@ -2,15 +2,56 @@
 
 use weft_engine::nic::{LinkError, LinkId, Nic};
 
-use super::super::{Tcp, TcpConfig};
-use super::net;
+use super::super::{State, Tcp, TcpConfig, sys};
+use super::net::{self, Net};
 use super::verdict::{Quiet, ROUNDS, STEP_MS};
 
 /// So long both sides take to read a verdict, or a link to be made anew where nothing hinders it.
 const SOON_MS: u64 = 300;
+/// A host is suspected after so long by default, and some looks more.
+const SUSPECTED_MS: u64 = 8000;
+
+/// Calls, and lets both sides learn that the link is up. Gives the link at either.
+fn joined(quiet: &mut Quiet, from: usize, to: usize) -> [LinkId; 2] {
+    let near = quiet.call(from, to);
+    quiet.pass(STEP_MS);
+    assert_eq!(quiet.0[from].1.up.last(), Some(&near));
+    [near, *quiet.0[to].1.up.last().expect("it is up")]
+}
 
 fn lose(index: usize, side: usize) {
     net::with(|net| net.lose(index, side, true));
+}
+
+/// A link ends with nonsense in the poll in which its host would have been suspected: it ends once, for the first reason, and the next link
+/// of the same number is another.
+#[test]
+fn a_link_that_has_failed_ends_once() {
+    let mut quiet = Quiet::new(&TcpConfig::default());
+    let links = joined(&mut quiet, 0, 1);
+    let far = &quiet.0[1].0.links[links[1].0 as usize];
+    let socket = far.socket.as_ref().expect("it is up");
+    assert_eq!(sys::send_one(std::os::fd::AsFd::as_fd(socket), &[0xff; 8]), Ok(8));
+    while net::with(Net::step) == Some(true) {}
+    net::with(|net| net.forsake(0, 0));
+    quiet.say(0, links[0], b"into the void");
+    net::with(|net| net.now_ms += SUSPECTED_MS);
+    let (tcp, heard) = &mut quiet.0[0];
+    for _ in 0..ROUNDS {
+        if !matches!(tcp.links.get(0).map(|link| &link.state), Some(State::Up)) {
+            break;
+        }
+        tcp.poll(heard);
+    }
+    let there = quiet.0[1].0.name();
+    let (tcp, heard) = &mut quiet.0[0];
+    let next = tcp.connect(&there).expect("a call");
+    for _ in 0..ROUNDS {
+        tcp.poll(heard);
+    }
+    assert_eq!(heard.down, [(links[0], LinkError::Protocol)]);
+    quiet.pass(SOON_MS);
+    assert_eq!(quiet.0[0].1.up, [links[0], next]);
 }
 
 /// So many links have said something and been closed; none of it has arrived.

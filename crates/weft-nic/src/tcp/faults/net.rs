@@ -479,6 +479,11 @@ impl Net {
         one.ways[side].under_way.clear();
     }
 
+    /// What a side says from now on arrives nowhere, and nobody answers it.
+    pub(super) fn forsake(&mut self, index: usize, side: usize) {
+        self.connections[index].ends[side].forsaken = Some((self.now_ms, u64::MAX));
+    }
+
     fn unacknowledged(&mut self, fd: RawFd) -> Option<usize> {
         let (index, side) = self.end(fd)?;
         let way = &self.connections[index].ways[side];
