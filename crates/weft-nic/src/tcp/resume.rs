@@ -463,6 +463,12 @@ impl Tcp {
             return self.fail(id, why);
         }
         link.tx.ack_due |= link.rx.owes();
+        // While there was no connection, nothing was found that could be sent.
+        if link.tx.queued() > 0
+            && let Some(unsent) = &self.config.unsent
+        {
+            unsent.note();
+        }
         if let Some(socket) = &link.socket {
             sys::keep_little_unsent(socket.as_fd());
         }

@@ -1,8 +1,10 @@
 //! Moments that [`super::world`]'s runs come to seldom or never, each brought about by hand.
 
+use std::sync::Arc;
+
 use weft_engine::nic::{LinkError, LinkId, Nic};
 
-use super::super::{State, Tcp, TcpConfig, sys};
+use super::super::{State, Tcp, TcpConfig, Unsent, sys};
 use super::net::{self, Net};
 use super::verdict::{Quiet, ROUNDS, STEP_MS};
 
@@ -96,4 +98,24 @@ fn partings_without_a_connection_are_bounded() {
     (0..280).for_each(|index| lose(index, 0));
     let tcp = notice(&mut quiet);
     assert_eq!((tcp.closed.len(), tcp.calling.len()), (256 + 20, 256));
+}
+
+/// Messages that are to be said once more are noted as unsent, though somebody found that nothing could be sent meanwhile.
+#[test]
+fn what_is_said_once_more_is_noted() {
+    let unsent = Arc::new(Unsent::new(|| {}));
+    let mut quiet = Quiet::new(&TcpConfig { unsent: Some(Arc::clone(&unsent)), ..TcpConfig::default() });
+    let links = joined(&mut quiet, 0, 1);
+    lose(0, 1);
+    quiet.say(0, links[0], b"lost");
+    lose(0, 0);
+    let (tcp, heard) = &mut quiet.0[0];
+    while tcp.stats().breaks == 0 {
+        tcp.poll(heard);
+    }
+    assert!(tcp.drain(), "there is no connection");
+    unsent.clear();
+    quiet.pass(SOON_MS);
+    assert_eq!(quiet.0[1].1.messages, [b"lost"]);
+    assert!(unsent.kept().is_some());
 }
