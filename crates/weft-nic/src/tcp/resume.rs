@@ -17,6 +17,9 @@
 //! has given or taken, and is taken only if it is above all that the other has (or equal, from the side that made the link):
 //! so what an abandoned attempt has said counts for nothing once a later one has succeeded, and of two that meet one succeeds.
 //!
+//! A transmit context of a scalable endpoint cannot be called: its name leads to where the first receive context listens. The other side of its
+//! link asks there whether the endpoint lives, and waits for the context's call as long as it does, for `answer_timeout_ms` at most.
+//!
 //! Errors: the link ends with `Gone` when the peer's host says that nobody listens, when another endpoint does, when the peer does not
 //! know the session, or when `resume_ms` is over; with `Protocol` if a peer that has proven itself breaks the rules.
 
@@ -25,7 +28,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll;
 use rustix::io::Errno;
-use weft_engine::name::EpName;
+use weft_engine::name::{EpName, FIRST_TX_CONTEXT};
 use weft_engine::nic::{LinkError, LinkId};
 use weft_engine::room;
 use zerocopy::little_endian::U64;
@@ -48,6 +51,8 @@ const COURTESY_MS: u64 = 50;
 const CONNECT_MS: u64 = 1000;
 /// A peer on another host may be refused by what lies between for so long; on the same host nobody listens for certain.
 const REFUSED_MS: u64 = 400;
+/// So often it is asked whether the endpoint of a transmit context lives.
+const ASK_MS: u64 = 2000;
 /// Attempts at most that were accepted and then dropped.
 const MEETINGS: u32 = 64;
 
@@ -65,6 +70,8 @@ pub(super) struct Session {
     initiator: bool,
     /// The peer is on this host.
     near: bool,
+    /// The peer is a transmit context, and cannot be called.
+    transmits: bool,
 }
 
 impl Session {
@@ -75,7 +82,8 @@ impl Session {
             SocketAddr::V6(v6) => (*v6.ip(), v6.scope_id()),
         };
         let near = host_id != 0 && host_id == local.name.host_id();
-        Self { number, key, ip, ep_id, scope, epoch: 0, port: socket.port(), initiator, near }
+        let transmits = peer.context_index().is_some_and(|index| index >= FIRST_TX_CONTEXT);
+        Self { number, key, ip, ep_id, scope, epoch: 0, port: socket.port(), initiator, near, transmits }
     }
 
     /// By what it is found. The two ends of a link of an endpoint with itself have the same number.
@@ -87,7 +95,16 @@ impl Session {
         number ^ u64::from(initiator)
     }
 
-    /// Where the peer listens.
+    /// Who is asked for: in the place of a transmit context the first receive context of its endpoint.
+    fn target(&self) -> [u8; 16] {
+        let mut id = self.ep_id;
+        if self.transmits {
+            id[15] = 0;
+        }
+        id
+    }
+
+    /// Where the peer listens, or its endpoint.
     fn socket(&self) -> SocketAddr {
         match self.ip.to_ipv4_mapped() {
             Some(v4) => SocketAddr::from((v4, self.port)),
@@ -103,6 +120,8 @@ enum Stage {
     Connecting,
     Answer,
     Verdict,
+    /// The endpoint lives whose transmit context is to call.
+    Alive,
 }
 
 /// Our side's attempts to reach the peer again.
@@ -121,13 +140,15 @@ pub(super) struct Redial {
     /// A host that is not reached until then is given up.
     until_ms: u64,
     refused_since_ms: Option<u64>,
+    /// A transmit context whose endpoint lives is waited for until then.
+    called_until_ms: Option<u64>,
     /// Our side has closed the link: what is still to be said.
     pub(super) closed: Option<Box<Linger>>,
 }
 
 impl Redial {
     fn new(session: &Session, until_ms: u64, now_ms: u64) -> Self {
-        let pause_ms = if session.initiator || session.near { 0 } else { COURTESY_MS };
+        let pause_ms = if session.initiator || (session.near && !session.transmits) { 0 } else { COURTESY_MS };
         Self {
             stage: Stage::Waiting,
             hello: Hello::new_zeroed(),
@@ -140,6 +161,7 @@ impl Redial {
             wake_ms: now_ms + pause_ms,
             until_ms,
             refused_since_ms: None,
+            called_until_ms: None,
             closed: None,
         }
     }
@@ -161,15 +183,25 @@ impl Redial {
     }
 
     /// Plans another attempt, or says that it is over. The socket is to be closed either way.
-    fn pause(&mut self, failure: Failure, resume_ms: u64, now_ms: u64) -> Result<(), LinkError> {
+    fn pause(&mut self, failure: Failure, config: &TcpConfig, now_ms: u64) -> Result<(), LinkError> {
         let why = match failure {
             Final(why) => return Err(why),
             Retry(why) => why,
         };
+        if self.stage == Stage::Alive {
+            let answer_ms = config.answer_timeout_ms;
+            let called_until_ms = *self.called_until_ms.get_or_insert(now_ms.saturating_add(answer_ms));
+            let next_ms = now_ms + ASK_MS;
+            self.wake_ms = next_ms.min(called_until_ms);
+            self.until_ms = self.until_ms.max(next_ms.saturating_add(config.resume_ms));
+            self.refused_since_ms = None;
+            self.stage = Stage::Waiting;
+            return if now_ms >= called_until_ms { Err(LinkError::Gone) } else { Ok(()) };
+        }
         if matches!(self.stage, Stage::Answer | Stage::Verdict) {
             // The host was reached, and the process may be there.
             self.meetings += 1;
-            self.until_ms = self.until_ms.max(now_ms.saturating_add(resume_ms));
+            self.until_ms = self.until_ms.max(now_ms.saturating_add(config.resume_ms));
             self.refused_since_ms = None;
         } else if why == LinkError::Refused {
             let since_ms = *self.refused_since_ms.get_or_insert(now_ms);
@@ -213,7 +245,7 @@ impl Redial {
                 reserved: [0; 6],
                 nonce: handshake::random().map_err(Final)?,
                 name,
-                target: session.ep_id,
+                target: session.target(),
             };
             say(socket, self.hello.as_bytes())?;
         }
@@ -260,6 +292,10 @@ impl Redial {
         let answer = Answer::read_from_bytes(&self.buffer).map_err(|_| Final(LinkError::Protocol))?;
         match (answer.version, answer.status) {
             (VERSION, wire::OK) => {}
+            (VERSION, wire::UNKNOWN) if session.transmits => {
+                self.stage = Stage::Alive;
+                return Err(Retry(LinkError::Unreachable));
+            }
             // Another endpoint, or one that has given the link up.
             (_, wire::NOT_HERE | wire::UNKNOWN | wire::BAD_VERSION) => return Err(Final(LinkError::Gone)),
             _ => return Err(Final(LinkError::Protocol)),
@@ -391,7 +427,7 @@ impl Tcp {
     fn redial_failed(&mut self, id: u32, failure: Failure, now_ms: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let State::Broken(redial) = &mut link.state else { return };
-        let verdict = redial.pause(failure, self.config.resume_ms, now_ms);
+        let verdict = redial.pause(failure, &self.config, now_ms);
         let wake_ms = redial.wake_ms;
         if let Some(socket) = link.socket.take() {
             self.unwatch(&socket);

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use weft_engine::mem::Owned;
-use weft_engine::name::{EpName, NameParts};
+use weft_engine::name::{EpName, FIRST_TX_CONTEXT, NameParts, endpoint_id};
 use weft_engine::nic::{LinkError, LinkId};
 use weft_nic::handshake::Key;
 use weft_nic::{Tcp, TcpConfig};
@@ -307,8 +307,12 @@ fn visitor(world: &World<Tcp>, at: SocketAddr, host_id: u64) -> raw::Visit {
 
 /// Time from the break of a visitor's connection until its link has ended.
 fn time_to_end(settings: &TcpConfig, at: SocketAddr, host_id: u64) -> (LinkError, Duration) {
-    let mut world = world(settings, 1);
+    let world = world(settings, 1);
     let visit = visitor(&world, at, host_id);
+    time_to_end_of(world, visit)
+}
+
+fn time_to_end_of(mut world: World<Tcp>, visit: raw::Visit) -> (LinkError, Duration) {
     let thread = thread::spawn(move || visit.join());
     let joined = while_running(&mut world, thread);
     let mut memory = Owned::new(vec![1; 1000]);
@@ -359,6 +363,40 @@ fn a_successor_is_not_the_peer() {
     let thread = thread::spawn(move || listener.accept().unwrap().0.write_all(b"220 mail.example ESMTP\r\n").unwrap());
     assert_eq!(time_to_end(&config(), at, 1).0, LinkError::Gone);
     thread.join().unwrap();
+}
+
+/// A transmit context cannot be called. Whether its endpoint lives is asked where the first receive context listens: nobody may listen there,
+/// another endpoint, or the endpoint, whose transmit context has `answer_timeout_ms` to call.
+#[test]
+fn the_end_of_a_transmit_context_is_noticed() {
+    for host_id in [1, 2] {
+        let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let me = NameParts { host_id, ..parts("127.0.0.1") };
+        let mut others = World { nodes: Vec::new() };
+        for capability in [me.capability, parts("127.0.0.1").capability] {
+            let other = NameParts { context: Some(0), capability, ep_id: endpoint_id(&capability), ..me };
+            others.nodes.push(Node::new(Tcp::new(&config(), &other).unwrap()));
+        }
+        let [endpoint, successor] = [0, 1].map(|at| others.nodes[at].nic.local_addr());
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = stop.clone();
+        let thread = thread::spawn(move || {
+            while !told.load(Ordering::Relaxed) {
+                others.rounds(1);
+            }
+        });
+        for (at, least_ms, most_ms) in [(nobody, 0, 1000), (successor, 0, 1000), (endpoint, 950, 3000)] {
+            let name = NameParts { socket: at, context: Some(FIRST_TX_CONTEXT), ..me };
+            let world = world(&config(), 1);
+            let visit = raw::Visit { me: EpName::full(&name), target: world.nodes[0].name() };
+            let (why, took) = time_to_end_of(world, visit);
+            assert_eq!(why, LinkError::Gone);
+            let expected = Duration::from_millis(least_ms)..Duration::from_millis(most_ms);
+            assert!(expected.contains(&took), "{took:?}, not {expected:?}");
+        }
+        stop.store(true, Ordering::Relaxed);
+        thread.join().unwrap();
+    }
 }
 
 /// A link that was closed in the middle of a segment, and whose peer asks for its end from an impossible position on, is forgotten.

@@ -7,6 +7,7 @@ use weft_engine::nic::{LinkError, LinkId, Nic};
 use super::super::{State, Tcp, TcpConfig, Unsent, sys};
 use super::net::{self, Net};
 use super::verdict::{Quiet, ROUNDS, STEP_MS};
+use super::world::contexts;
 
 /// So long both sides take to read a verdict, or a link to be made anew where nothing hinders it.
 const SOON_MS: u64 = 300;
@@ -23,6 +24,54 @@ fn joined(quiet: &mut Quiet, from: usize, to: usize) -> [LinkId; 2] {
 
 fn lose(index: usize, side: usize) {
     net::with(|net| net.lose(index, side, true));
+}
+
+fn made() -> usize {
+    net::with(|net| net.made()).expect("a network")
+}
+
+/// The acceptor of a transmit context's link cannot call back: it waits, as long as the endpoint lives.
+#[test]
+fn a_link_of_a_transmit_context_waits_to_be_called() {
+    for (encrypt, to) in [(false, 0), (false, 1), (true, 1)] {
+        let config = TcpConfig { encrypt, ..TcpConfig::default() };
+        let mut quiet = Quiet::new(&config);
+        quiet.0.extend(contexts(&config, 1).map(|tcp| (tcp, Default::default())));
+        let links = joined(&mut quiet, 3, to);
+        // Only the acceptor notices.
+        lose(0, 1);
+        quiet.pass(15_000);
+        assert_eq!((quiet.0[to].0.stats().breaks, &quiet.0[to].1.down[..]), (1, &[][..]), "{to}");
+        assert!(made() < 12, "{} connections", made());
+        lose(0, 0);
+        quiet.pass(SOON_MS);
+        for (at, link) in [(3, links[0]), (to, links[1])] {
+            assert_eq!((quiet.0[at].0.stats().resumed, &quiet.0[at].1.down[..]), (1, &[][..]), "{at}");
+            quiet.say(at, link, &[at as u8; 9]);
+        }
+        quiet.pass(STEP_MS);
+        assert_eq!(quiet.0[to].1.messages, [[3; 9]]);
+        assert_eq!(quiet.0[3].1.messages, [[to as u8; 9]]);
+        // Both notice while the initiator computes, for longer than a host may be silent.
+        let last = made() - 1;
+        lose(last, 1);
+        lose(last, 0);
+        quiet.pass_without(3, 60_000);
+        assert_eq!(quiet.0[to].1.down, []);
+        quiet.pass(SOON_MS);
+        assert_eq!((quiet.0[3].0.stats().resumed, quiet.0[to].0.stats().resumed), (2, 2));
+        // It has left the link for good, and nobody says so.
+        let link = &mut quiet.0[3].0.links[links[0].0 as usize];
+        link.session = None;
+        quiet.0[3].0.sessions.clear();
+        let last = made() - 1;
+        lose(last, 1);
+        lose(last, 0);
+        quiet.pass(config.answer_timeout_ms - 5000);
+        assert_eq!(quiet.0[to].1.down, []);
+        quiet.pass(10_000);
+        assert_eq!(quiet.0[to].1.down, [(links[1], LinkError::Gone)]);
+    }
 }
 
 /// A link ends with nonsense in the poll in which its host would have been suspected: it ends once, for the first reason, and the next link

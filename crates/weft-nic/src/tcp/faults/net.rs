@@ -484,6 +484,11 @@ impl Net {
         self.connections[index].ends[side].forsaken = Some((self.now_ms, u64::MAX));
     }
 
+    /// Connections that there have been.
+    pub(super) fn made(&self) -> usize {
+        self.connections.len()
+    }
+
     fn unacknowledged(&mut self, fd: RawFd) -> Option<usize> {
         let (index, side) = self.end(fd)?;
         let way = &self.connections[index].ways[side];

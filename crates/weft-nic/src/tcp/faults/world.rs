@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use weft_engine::mem::{self, IovList, Owned};
-use weft_engine::name::{EpName, NameParts, endpoint_id};
+use weft_engine::name::{EpName, FIRST_TX_CONTEXT, NameParts, endpoint_id};
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
 use weft_fuzz::Random;
 
@@ -353,8 +353,19 @@ impl World {
         let segment_bytes = [256 * 1024, 100, 3001, 65_536][if bulk { 0 } else { random.below(4) }];
         let config = TcpConfig { encrypt, segment_bytes, ..TcpConfig::default() };
         let hosts = 1 + random.below(2) as u64;
-        let nodes: Vec<Node> = (0..2 + random.below(2) as u64).map(|n| node(&config, 1 + n % hosts)).collect();
-        let links = (0..1 + random.below(3)).map(|link| Link::draw(link, nodes.len(), bulk, &mut random)).collect();
+        let mut nodes: Vec<Node> =
+            (0..2 + random.below(2) as u64).map(|n| node(device(&config, 1 + n % hosts))).collect();
+        // The last one of some runs is a transmit context: it calls, and cannot be called.
+        let transmits = seed % 5 == 4;
+        if transmits {
+            nodes.extend(contexts(&config, 1).map(node));
+        }
+        let called = nodes.len() - usize::from(transmits);
+        let mut links: Vec<Link> =
+            (0..1 + random.below(3)).map(|link| Link::draw(link, called, bulk, &mut random)).collect();
+        if transmits {
+            links[0].nodes[0] = called;
+        }
         let (lazy, sleepy) = ([0, 50, 90][random.below(3)], [0, 0, 5][random.below(3)]);
         Self { random, nodes, links, wrong: Vec::new(), lazy, sleepy }
     }
@@ -577,14 +588,14 @@ impl Link {
     }
 }
 
-fn node(config: &TcpConfig, host_id: u64) -> Node {
-    Node { tcp: device(config, host_id), strangers: Vec::new(), known: HashMap::new(), sleeps_until_ms: 0 }
+fn node(tcp: Tcp) -> Node {
+    Node { tcp, strangers: Vec::new(), known: HashMap::new(), sleeps_until_ms: 0 }
 }
 
-/// A device on this thread's network.
-pub(super) fn device(config: &TcpConfig, host_id: u64) -> Tcp {
+/// The name of an endpoint, but for its port.
+fn parts(host_id: u64) -> NameParts {
     let capability = crate::handshake::random().expect("the network's own");
-    let me = NameParts {
+    NameParts {
         socket: ([127, 0, 0, 1], 0).into(),
         host_id,
         ep_id: endpoint_id(&capability),
@@ -592,8 +603,22 @@ pub(super) fn device(config: &TcpConfig, host_id: u64) -> Tcp {
         context: None,
         shm: false,
         tcp: true,
-    };
-    Tcp::new(config, &me).expect("a device")
+    }
+}
+
+/// A device on this thread's network.
+pub(super) fn device(config: &TcpConfig, host_id: u64) -> Tcp {
+    Tcp::new(config, &parts(host_id)).expect("a device")
+}
+
+/// The devices of a scalable endpoint's first receive context and of a transmit context, whose name has the other's socket.
+pub(super) fn contexts(config: &TcpConfig, host_id: u64) -> [Tcp; 2] {
+    let me = parts(host_id);
+    let open = |index| Tcp::new(config, &NameParts { context: Some(index), ..me }).expect("a device");
+    let (receive, mut transmit) = (open(0), open(FIRST_TX_CONTEXT));
+    let socket = receive.name().socket();
+    transmit.rename(EpName::full(&NameParts { socket, context: Some(FIRST_TX_CONTEXT), ..me }));
+    [receive, transmit]
 }
 
 /// Plays the run of a seed. The error says what was wrong.
