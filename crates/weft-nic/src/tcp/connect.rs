@@ -168,6 +168,16 @@ impl Attempt {
         self.stage == Stage::Connecting
     }
 
+    /// Whether it waits for what the peer says next.
+    pub(super) fn has_spoken(&self) -> bool {
+        matches!(self.stage, Stage::Answer | Stage::Verdict)
+    }
+
+    /// The peer's host answered, and does no more: it has as long as in the beginning to do so again.
+    pub(super) fn has_lost(&mut self, config: &TcpConfig, now_ms: u64) {
+        self.deadline_ms = self.deadline_ms.min(now_ms.saturating_add(config.connect_timeout_ms));
+    }
+
     /// Whether its time is over.
     pub(super) fn expired(&self, now_ms: u64) -> bool {
         now_ms >= self.deadline_ms
@@ -198,7 +208,7 @@ impl Attempt {
             Retry(why) => why,
         };
         // A connection that was made and then dropped shows that somebody is there: such tries are only counted.
-        let met = matches!(self.stage, Stage::Answer | Stage::Verdict);
+        let met = self.has_spoken();
         let next_ms = now_ms + backoff_ms(self.tries, &self.hello);
         if self.tries >= TRIES || next_ms >= self.deadline_ms || (!met && next_ms > self.retry_until_ms) {
             return Err(why);

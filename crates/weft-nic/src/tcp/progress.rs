@@ -382,7 +382,7 @@ impl Tcp {
     }
 
     /// An attempt failed: another one later, or the end.
-    fn retry(&mut self, id: u32, failure: Failure, now_ms: u64) {
+    pub(super) fn retry(&mut self, id: u32, failure: Failure, now_ms: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let State::Calling(attempt) = &mut link.state else { return };
         let verdict = attempt.pause(failure, now_ms);
@@ -419,6 +419,8 @@ impl Tcp {
                 if let Some(found) = found {
                     self.calling.retain(|&other| other != id);
                     self.up(id, found, true, sink);
+                } else {
+                    self.plan_scan();
                 }
             }
             Err(failure) => self.retry(id, failure, now_ms),
@@ -439,10 +441,7 @@ impl Tcp {
             }
         }
         self.enlist(id);
-        if self.next_scan_ms == u64::MAX && self.config.dead_peer_ms > 0 {
-            self.next_scan_ms = sys::now_ms() + self.scan_ms();
-            self.set_timer(self.next_scan_ms);
-        }
+        self.plan_scan();
         sink.up(LinkId(id), LinkUp { peer, initiator, caps: self.caps() });
     }
 }

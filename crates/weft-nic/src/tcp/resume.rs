@@ -166,6 +166,11 @@ impl Redial {
         }
     }
 
+    /// Whether it waits for what the peer says next.
+    pub(super) fn has_spoken(&self) -> bool {
+        matches!(self.stage, Stage::Answer | Stage::Verdict)
+    }
+
     fn dial(&mut self, to: SocketAddr, config: &TcpConfig, now_ms: u64) -> Result<OwnedFd, Errno> {
         self.tries += 1;
         self.have = 0;
@@ -198,7 +203,7 @@ impl Redial {
             self.stage = Stage::Waiting;
             return if now_ms >= called_until_ms { Err(LinkError::Gone) } else { Ok(()) };
         }
-        if matches!(self.stage, Stage::Answer | Stage::Verdict) {
+        if self.has_spoken() {
             // The host was reached, and the process may be there.
             self.meetings += 1;
             self.until_ms = self.until_ms.max(now_ms.saturating_add(config.resume_ms));
@@ -424,7 +429,7 @@ impl Tcp {
         }
     }
 
-    fn redial_failed(&mut self, id: u32, failure: Failure, now_ms: u64) {
+    pub(super) fn redial_failed(&mut self, id: u32, failure: Failure, now_ms: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let State::Broken(redial) = &mut link.state else { return };
         let verdict = redial.pause(failure, &self.config, now_ms);

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 
 use weft_engine::nic::{LinkError, Sink};
 
+use super::connect::Failure;
 use super::{Link, State, Tcp, sys};
 
 /// A connection is suspected after this part of the time after which a silent host is given up.
@@ -64,15 +65,28 @@ impl Tcp {
         }
     }
 
-    /// Looks for hosts that have vanished with our bytes under way: keep-alive probes are not sent then, and the kernel's
+    /// Has [`Self::scan`] look at hosts from now on.
+    pub(super) fn plan_scan(&mut self) {
+        if self.next_scan_ms == u64::MAX && self.config.dead_peer_ms > 0 {
+            self.next_scan_ms = sys::now_ms() + self.scan_ms();
+            self.set_timer(self.next_scan_ms);
+        }
+    }
+
+    /// Looks for hosts that have vanished with our bytes under way, those of a handshake among them: keep-alive probes are not sent then, and the kernel's
     /// own limit is a quarter of an hour. A peer that merely does not read answers the kernel's window probes and is
     /// left alone, however long it computes (TCP_USER_TIMEOUT would end its link).
     fn scan<S: Sink>(&mut self, sink: &mut S, now_ms: u64) {
         let patience_ms = self.patience_ms();
         let mut silent: Vec<(u32, u64)> = Vec::new();
         for (id, link) in &mut self.links {
-            // Of a link that has failed the next poll tells.
-            let watched = link.tx.unproven && !matches!(link.state, State::Failed);
+            let watched = match &link.state {
+                State::Calling(attempt) => attempt.has_spoken(),
+                State::Broken(redial) => redial.has_spoken(),
+                State::Up | State::Closed(_) => link.tx.unproven,
+                // The next poll tells of it.
+                State::Failed => false,
+            };
             let Some(socket) = link.socket.as_ref().filter(|_| watched) else { continue };
             let fd = socket.as_fd();
             if sys::unacknowledged(fd) == 0 {
@@ -86,8 +100,17 @@ impl Tcp {
         }
         for (id, silent_ms) in silent {
             log::debug!("tcp: the host of link {id} has not answered for {silent_ms} ms");
-            if !self.lost(id, silent_ms) {
-                self.end(id, LinkError::Gone, sink);
+            match self.links.get_mut(id as usize).map(|link| &mut link.state) {
+                Some(State::Calling(attempt)) => {
+                    attempt.has_lost(&self.config, now_ms);
+                    self.retry(id, Failure::Retry(LinkError::Timeout), now_ms);
+                }
+                Some(State::Broken(_)) => self.redial_failed(id, Failure::Retry(LinkError::Timeout), now_ms),
+                _ => {
+                    if !self.lost(id, silent_ms) {
+                        self.end(id, LinkError::Gone, sink);
+                    }
+                }
             }
         }
         self.next_scan_ms = if self.links.is_empty() { u64::MAX } else { now_ms + self.scan_ms() };
@@ -100,7 +123,7 @@ impl Tcp {
     }
 
     /// How often hosts are looked at.
-    pub(super) fn scan_ms(&self) -> u64 {
+    fn scan_ms(&self) -> u64 {
         (self.patience_ms() / 2).clamp(10, (self.config.dead_peer_ms / 4).max(10))
     }
 }

@@ -149,6 +149,53 @@ fn partings_without_a_connection_are_bounded() {
     assert_eq!((tcp.closed.len(), tcp.calling.len()), (256 + 20, 256));
 }
 
+/// The caller's host reached the other, and then no more: it is called again. One that lives and computes is waited for.
+#[test]
+fn a_host_that_falls_silent_in_the_handshake_is_called_again() {
+    let mut quiet = Quiet::new(&TcpConfig::default());
+    let there = quiet.0[1].0.name();
+    let link = quiet.0[0].0.connect(&there).expect("a call");
+    net::with(Net::step);
+    net::with(|net| net.forsake(0, 0));
+    quiet.pass(SUSPECTED_MS);
+    assert_eq!(quiet.0[0].1.up, [link]);
+    assert_eq!(made(), 2);
+
+    // The same when it is made anew, and the other side does not know yet.
+    lose(1, 0);
+    while made() == 2 {
+        quiet.poll(0);
+    }
+    net::with(|net| net.forsake(2, 0));
+    quiet.pass(SUSPECTED_MS);
+    assert_eq!((quiet.0[0].0.stats().resumed, made()), (1, 4));
+
+    // The other side is busy.
+    let second = quiet.0[0].0.connect(&there).expect("a call");
+    quiet.pass_without(1, 50_000);
+    lose(3, 0);
+    quiet.pass_without(1, 50_000);
+    assert_eq!(made(), 6);
+    quiet.pass(SOON_MS);
+    assert_eq!((&quiet.0[0].1.up[..], &quiet.0[0].1.down[..]), (&[link, second][..], &[][..]));
+    assert_eq!(quiet.0[0].0.stats().resumed, 2);
+}
+
+/// A host that vanishes in the handshake, and does not come back, is given up.
+#[test]
+fn a_host_that_vanishes_in_the_handshake_is_given_up() {
+    let mut quiet = Quiet::new(&TcpConfig::default());
+    let there = quiet.0[1].0.name();
+    let link = quiet.0[0].0.connect(&there).expect("a call");
+    net::with(Net::step);
+    net::with(|net| {
+        net.forsake(0, 0);
+        net.vanished = true;
+    });
+    quiet.pass_without(1, 30_000);
+    assert_eq!(quiet.0[0].1.down, [(link, LinkError::Timeout)]);
+}
+
 /// Messages that are to be said once more are noted as unsent, though somebody found that nothing could be sent meanwhile.
 #[test]
 fn what_is_said_once_more_is_noted() {

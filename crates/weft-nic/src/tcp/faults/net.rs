@@ -146,6 +146,8 @@ pub(super) struct Net {
     connections: Vec<Connection>,
     /// Of this connection the caller finds nothing to read.
     pub(super) deaf: Option<usize>,
+    /// No connection is made any more.
+    pub(super) vanished: bool,
     /// Connections that were broken.
     pub(super) broken: usize,
     /// A hash of everything that was carried: lengths and times.
@@ -168,6 +170,7 @@ impl Net {
             fresh: Vec::new(),
             connections: Vec::new(),
             deaf: None,
+            vanished: false,
             broken: 0,
             trace: 0,
         }
@@ -218,6 +221,7 @@ impl Net {
         let (_, ours) = self.fresh.swap_remove(at);
         let late = self.random.below(100) < self.faults.delays;
         let up_ms = self.now_ms + if late { self.random.below(1500) as u64 } else { 0 };
+        let up_ms = if self.vanished { u64::MAX } else { up_ms };
         let end = |fd, ours| End { fd, ours, reset: false, forsaken: None, said_all: false };
         let ends = [end(fd, Some(ours)), end(UNBORN, None)];
         log::trace!("{} net: connection {} to port {} by socket {fd}", self.now_ms, self.connections.len(), to.port());
