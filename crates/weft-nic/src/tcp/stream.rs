@@ -318,6 +318,8 @@ impl Secret {
         let nonce = self.seal.nonce()?;
         let (start, len) = (self.out.len(), most.min(RECORD_BYTES));
         let body = start + LENGTH_BYTES;
+        // A peer that does not read pins no more than what is sealed.
+        self.out.reserve_exact(LENGTH_BYTES + len + TAG_BYTES);
         self.out.resize(body + len, 0);
         // At most RECORD_BYTES + TAG_BYTES.
         #[allow(clippy::cast_possible_truncation)]
@@ -599,6 +601,21 @@ mod tests {
         let sent = a.wire().send_one(&all).unwrap();
         assert!((OUT_BYTES / 2..all.len()).contains(&sent), "{sent}");
         assert!(a.wire().send_one(&all[sent..]).is_err());
+    }
+
+    /// Of a peer that does not read, some records are kept, and not a byte of memory more.
+    #[test]
+    fn what_waits_for_the_socket_is_bounded() {
+        let (a, _unread) = raw_pair();
+        let stream = Stream::new(a, Some(&keys(false)));
+        let all = bytes(16 * OUT_BYTES);
+        let mut sent = 0;
+        while let Ok(n @ 1..) = stream.wire().send_one(&all[sent..]) {
+            sent += n;
+        }
+        let secret = stream.secrets.links[&0].borrow();
+        assert!(secret.holds() && sent < all.len(), "{sent}");
+        assert!(secret.out.capacity() <= OUT_BYTES, "{}", secret.out.capacity());
     }
 
     /// The two directions have different keys, and every record another nonce: equal bytes never look equal.
