@@ -16,8 +16,8 @@
 //! then lost nothing, and the initiator calls again.
 //!
 //! Invariants: every message has a fixed size and is read exactly, so that no byte of a frame is swallowed. A
-//! capability never travels in the clear, except that of an endpoint which was opened for everybody (then the key is
-//! no secret). A nonce is used once.
+//! capability never travels in the clear; but where the initiator knows only a service name and there is no job key, the key
+//! is no secret, and so neither are both capabilities. A nonce is used once.
 //!
 //! Errors: [`Failure::Retry`] for what may pass by itself, [`Failure::Final`] for the rest.
 
