@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use super::connect::Attempt;
 use super::linger::Linger;
-use super::resume::{Redial, Session};
+use super::redial::{Redial, Session};
 use super::rx::Intake;
 use super::tx::Tx;
 

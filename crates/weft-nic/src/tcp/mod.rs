@@ -1,7 +1,7 @@
 //! The TCP device: one non-blocking socket per link, all behind one epoll descriptor.
 //!
 //! Place in the data flow: [`crate::Devices`] drives it through [`Nic`]; below it are the kernel's sockets. The parts:
-//! `config` · `link` (what is known of one) · `wire` (layouts) · `connect` and `accept` (handshake) · `tx` (with `kept` and `pushes`) and `rx`, a link's two halves · `resume` (connections that
+//! `config` · `link` (what is known of one) · `wire` (layouts) · `connect` and `accept` (handshake) · `tx` (with `kept` and `pushes`) and `rx`, a link's two halves · `resume` and `redial` (connections that
 //! break) · `progress` (what a poll does) · `time` (what a poll does by the clock) · `unsent` (who is told of messages that wait for others) · `pace` (how often a poll asks the
 //! kernel) · `linger` (links that are closed but not yet silent) · `sys` (system calls) · `mutant` (planted bugs).
 //!
@@ -42,6 +42,7 @@ mod noise;
 mod pace;
 mod progress;
 mod pushes;
+mod redial;
 mod resume;
 mod rx;
 mod stream;

@@ -20,7 +20,7 @@ use weft_engine::mem::IovList;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
 
 use super::connect::{Failure, Found};
-use super::resume::Session;
+use super::redial::Session;
 use super::{EVENTS, Link, State, Tcp, Token, sys};
 
 /// For so long a peer may be left without being told that its messages have come.

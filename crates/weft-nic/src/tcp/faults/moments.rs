@@ -1,4 +1,6 @@
-//! Moments that [`super::world`]'s runs come to seldom or never, each brought about by hand.
+//! Moments that the runs come to seldom or never, each brought about by hand.
+//!
+//! Place in the data flow: beside [`super::world`], on the network of [`super::verdict`].
 
 use std::sync::Arc;
 

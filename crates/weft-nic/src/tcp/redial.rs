@@ -1,0 +1,332 @@
+//! A link's session, and our side's attempts to reach the peer again when its connection has broken.
+//!
+//! Place in the data flow: [`super::resume`] has a [`Redial`] for each broken link, and calls `advance` when its socket reports something. What is said is
+//! there.
+//!
+//! A transmit context of a scalable endpoint cannot be called: its name leads to where the first receive context listens. The other side of its
+//! link asks there whether the endpoint lives, and waits for the context's call as long as it does, for `answer_timeout_ms` at most.
+//!
+//! Errors: [`Failure::Retry`] for what may pass by itself, [`Failure::Final`] for the rest.
+
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use weft_engine::name::{EpName, FIRST_TX_CONTEXT};
+use weft_engine::nic::LinkError;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::connect::{Failure, Local, answer_body, backoff_ms, fill, say};
+use super::linger::Linger;
+use super::noise::{self, Noise};
+use super::stream::Keys;
+use super::wire::{self, Answer, Finish, Hello, MAGIC, ReturnVerdict, VERSION};
+use super::{TcpConfig, sys};
+use crate::handshake::{self, Key, Role};
+
+use Failure::{Final, Retry};
+
+/// The side that did not make the link leaves the other the first attempt.
+const COURTESY_MS: u64 = 50;
+/// A host that has not answered for so long is dialled afresh: the kernel would wait ever longer.
+const CONNECT_MS: u64 = 1000;
+/// A peer on another host may be refused by what lies between for so long; on the same host nobody listens for certain.
+const REFUSED_MS: u64 = 400;
+/// So often it is asked whether the endpoint of a transmit context lives.
+const ASK_MS: u64 = 2000;
+/// Attempts at most that were accepted and then dropped.
+const MEETINGS: u32 = 64;
+
+/// What a link needs to be made anew. Every idle link has it, so it is small.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) number: u64,
+    pub(super) key: Key,
+    ip: Ipv6Addr,
+    ep_id: [u8; 16],
+    scope: u32,
+    /// The highest that was given or taken.
+    pub(super) epoch: u32,
+    port: u16,
+    pub(super) initiator: bool,
+    /// The peer is on this host.
+    near: bool,
+    /// The peer is a transmit context, and cannot be called.
+    transmits: bool,
+}
+
+impl Session {
+    pub(super) fn new((number, key): (u64, Key), peer: &EpName, local: &Local, initiator: bool) -> Self {
+        let (socket, ep_id, host_id) = (peer.socket(), peer.ep_id(), peer.host_id());
+        let (ip, scope) = match socket {
+            SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
+            SocketAddr::V6(v6) => (*v6.ip(), v6.scope_id()),
+        };
+        let near = host_id != 0 && host_id == local.name.host_id();
+        let transmits = peer.context_index().is_some_and(|index| index >= FIRST_TX_CONTEXT);
+        Self { number, key, ip, ep_id, scope, epoch: 0, port: socket.port(), initiator, near, transmits }
+    }
+
+    /// By what it is found. The two ends of a link of an endpoint with itself have the same number.
+    pub(super) fn key(&self) -> u64 {
+        Self::key_of(self.number, self.initiator)
+    }
+
+    pub(super) fn key_of(number: u64, initiator: bool) -> u64 {
+        number ^ u64::from(initiator)
+    }
+
+    /// Who is asked for: in the place of a transmit context the first receive context of its endpoint.
+    fn target(&self) -> [u8; 16] {
+        let mut id = self.ep_id;
+        if self.transmits {
+            id[15] = 0;
+        }
+        id
+    }
+
+    /// Where the peer listens, or its endpoint.
+    pub(super) fn socket(&self) -> SocketAddr {
+        match self.ip.to_ipv4_mapped() {
+            Some(v4) => SocketAddr::from((v4, self.port)),
+            None => SocketAddrV6::new(self.ip, self.port, 0, self.scope).into(),
+        }
+    }
+}
+
+/// How far an attempt has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Waiting,
+    Connecting,
+    Answer,
+    Verdict,
+    /// The endpoint lives whose transmit context is to call.
+    Alive,
+}
+
+/// Our side's attempts to reach the peer again.
+#[derive(Debug)]
+pub(super) struct Redial {
+    stage: Stage,
+    hello: Hello,
+    buffer: [u8; size_of::<Answer>()],
+    have: usize,
+    near: bool,
+    tries: u32,
+    meetings: u32,
+    noise: Option<Noise>,
+    /// When it wants to be looked at without its socket having reported anything.
+    pub(super) wake_ms: u64,
+    /// A host that is not reached until then is given up.
+    until_ms: u64,
+    refused_since_ms: Option<u64>,
+    /// A transmit context whose endpoint lives is waited for until then.
+    called_until_ms: Option<u64>,
+    /// Our side has closed the link: what is still to be said.
+    pub(super) closed: Option<Box<Linger>>,
+}
+
+impl Redial {
+    pub(super) fn new(session: &Session, until_ms: u64, now_ms: u64) -> Self {
+        let pause_ms = if session.initiator || (session.near && !session.transmits) { 0 } else { COURTESY_MS };
+        Self {
+            stage: Stage::Waiting,
+            hello: Hello::new_zeroed(),
+            buffer: [0; size_of::<Answer>()],
+            have: 0,
+            noise: None,
+            near: session.near,
+            tries: 0,
+            meetings: 0,
+            wake_ms: now_ms + pause_ms,
+            until_ms,
+            refused_since_ms: None,
+            called_until_ms: None,
+            closed: None,
+        }
+    }
+
+    /// Whether it pauses.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.stage == Stage::Waiting
+    }
+
+    /// Whether the kernel still connects.
+    pub(super) fn is_connecting(&self) -> bool {
+        self.stage == Stage::Connecting
+    }
+
+    /// Whether it waits for what the peer says next.
+    pub(super) fn has_spoken(&self) -> bool {
+        matches!(self.stage, Stage::Answer | Stage::Verdict)
+    }
+
+    pub(super) fn dial(&mut self, to: SocketAddr, config: &TcpConfig, now_ms: u64) -> Result<OwnedFd, Errno> {
+        self.tries += 1;
+        self.have = 0;
+        self.stage = Stage::Connecting;
+        self.wake_ms = now_ms + CONNECT_MS;
+        let socket = sys::stream_socket(&to, config)?;
+        sys::set_link_options(socket.as_fd(), config)?;
+        sys::connect(socket.as_fd(), &to)?;
+        Ok(socket)
+    }
+
+    /// An errno as the failure that it is: only a refusal says something of the peer's endpoint.
+    pub(super) fn sort(errno: Errno) -> Failure {
+        if errno == Errno::CONNREFUSED { Retry(LinkError::Refused) } else { Retry(LinkError::Unreachable) }
+    }
+
+    /// Plans another attempt, or says that it is over. The socket is to be closed either way.
+    pub(super) fn pause(&mut self, failure: Failure, config: &TcpConfig, now_ms: u64) -> Result<(), LinkError> {
+        let why = match failure {
+            Final(why) => return Err(why),
+            Retry(why) => why,
+        };
+        if self.stage == Stage::Alive {
+            let answer_ms = config.answer_timeout_ms;
+            let called_until_ms = *self.called_until_ms.get_or_insert(now_ms.saturating_add(answer_ms));
+            let next_ms = now_ms + ASK_MS;
+            self.wake_ms = next_ms.min(called_until_ms);
+            self.until_ms = self.until_ms.max(next_ms.saturating_add(config.resume_ms));
+            self.refused_since_ms = None;
+            self.stage = Stage::Waiting;
+            return if now_ms >= called_until_ms { Err(LinkError::Gone) } else { Ok(()) };
+        }
+        if self.has_spoken() {
+            // The host was reached, and the process may be there.
+            self.meetings += 1;
+            self.until_ms = self.until_ms.max(now_ms.saturating_add(config.resume_ms));
+            self.refused_since_ms = None;
+        } else if why == LinkError::Refused {
+            let since_ms = *self.refused_since_ms.get_or_insert(now_ms);
+            if self.near || now_ms >= since_ms + REFUSED_MS {
+                return Err(LinkError::Gone);
+            }
+        } else {
+            self.refused_since_ms = None;
+        }
+        let pause_ms = backoff_ms(self.tries, &self.hello);
+        // The attempt that decides is not put off: who has died is to be known within a second.
+        let decided_ms = self.refused_since_ms.map_or(u64::MAX, |since_ms| since_ms + REFUSED_MS);
+        self.wake_ms = (now_ms + pause_ms).min(decided_ms);
+        self.stage = Stage::Waiting;
+        if self.meetings > MEETINGS || self.wake_ms >= self.until_ms { Err(LinkError::Gone) } else { Ok(()) }
+    }
+
+    /// Goes on as far as possible without waiting. `Some`: the peer's position, from which on our stream goes on.
+    pub(super) fn advance(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        session: &mut Session,
+        position: u64,
+        config: &TcpConfig,
+        now_ms: u64,
+    ) -> Result<Option<(u64, Option<Keys>)>, Failure> {
+        if self.stage == Stage::Connecting {
+            if !sys::connected(socket).map_err(Self::sort)? {
+                return Ok(None);
+            }
+            // The peer's host answers and somebody listens, who may be busy computing.
+            self.stage = Stage::Answer;
+            self.wake_ms = now_ms.saturating_add(config.answer_timeout_ms);
+            let from = if session.initiator { wire::INITIATOR } else { 0 };
+            let mut name = [0; size_of::<EpName>()];
+            name[..8].copy_from_slice(&session.number.to_le_bytes());
+            self.hello = Hello {
+                magic: MAGIC,
+                version: VERSION,
+                flags: wire::RETURNS | from,
+                reserved: [0; 6],
+                nonce: handshake::random().map_err(Final)?,
+                name,
+                target: session.target(),
+            };
+            say(socket, self.hello.as_bytes())?;
+        }
+        if self.stage == Stage::Answer {
+            if !self.fill(socket, size_of::<Answer>())? {
+                return Ok(None);
+            }
+            self.check_answer(socket, session, position, config.encrypt)?;
+            self.stage = Stage::Verdict;
+            self.have = 0;
+        }
+        if self.stage == Stage::Verdict {
+            let noise_bytes = if self.noise.is_some() { noise::message_bytes(size_of::<ReturnVerdict>()) } else { 0 };
+            if !self.fill(socket, size_of::<ReturnVerdict>() + noise_bytes)? {
+                return Ok(None);
+            }
+            let (verdict, _) = ReturnVerdict::read_from_prefix(&self.buffer).map_err(|_| Final(LinkError::Protocol))?;
+            return match verdict.status {
+                wire::OK => {
+                    let mut keys = None;
+                    if let Some(noise) = &mut self.noise {
+                        let message = &self.buffer[size_of::<ReturnVerdict>()..][..noise_bytes];
+                        noise.read(message, verdict.as_bytes()).map_err(Final)?;
+                        keys = Some(noise.keys());
+                    }
+                    Ok(Some((verdict.position.get(), keys)))
+                }
+                wire::BUSY => Err(Retry(LinkError::Refused)),
+                wire::UNKNOWN => Err(Final(LinkError::Gone)),
+                _ => Err(Final(LinkError::Protocol)),
+            };
+        }
+        Ok(None)
+    }
+
+    /// Checks the peer's proof and gives ours.
+    fn check_answer(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        session: &mut Session,
+        position: u64,
+        encrypt: bool,
+    ) -> Result<(), Failure> {
+        let answer = Answer::read_from_bytes(&self.buffer).map_err(|_| Final(LinkError::Protocol))?;
+        match (answer.version, answer.status) {
+            (VERSION, wire::OK) => {}
+            (VERSION, wire::UNKNOWN) if session.transmits => {
+                self.stage = Stage::Alive;
+                return Err(Retry(LinkError::Unreachable));
+            }
+            // Another endpoint, or one that has given the link up.
+            (_, wire::NOT_HERE | wire::UNKNOWN | wire::BAD_VERSION) => return Err(Final(LinkError::Gone)),
+            _ => return Err(Final(LinkError::Protocol)),
+        }
+        let dialogue = [self.hello.as_bytes(), answer_body(&answer)];
+        if !session.key.verify(Role::Acceptor, &dialogue, &answer.proof) {
+            return Err(Final(LinkError::Gone));
+        }
+        let (theirs, _) = U64::read_from_prefix(&answer.name).map_err(|_| Final(LinkError::Protocol))?;
+        let theirs = u32::try_from(theirs.get()).map_err(|_| Final(LinkError::Protocol))?;
+        session.epoch = session.epoch.max(theirs).checked_add(1).ok_or(Final(LinkError::Protocol))?;
+        let mut sealed = [0; 16];
+        sealed[..8].copy_from_slice(&u64::from(session.epoch).to_le_bytes());
+        sealed[8..].copy_from_slice(&position.to_le_bytes());
+        let proof = session.key.proof(Role::Initiator, &[dialogue[0], dialogue[1], &sealed]);
+        let finish = Finish { sealed, proof };
+        let mut said = finish.as_bytes().to_vec();
+        if encrypt {
+            let dialogue = [dialogue[0], dialogue[1], finish.as_bytes()];
+            let mut noise = Noise::new(Role::Initiator, &session.key, &dialogue).map_err(Final)?;
+            said.extend_from_slice(&noise.write(&[]).map_err(Final)?);
+            self.noise = Some(noise);
+        }
+        say(socket, &said)
+    }
+
+    /// Receives up to `need` bytes of the awaited message. Returns whether it is whole.
+    fn fill(&mut self, socket: BorrowedFd<'_>, need: usize) -> Result<bool, Failure> {
+        let whole = fill(socket, &mut self.buffer[..need], &mut self.have)
+            .map_err(|why| if why == LinkError::Gone { Retry(LinkError::Unreachable) } else { Final(why) })?;
+        // Another program may listen at that address by now.
+        if self.stage == Stage::Answer && self.have >= MAGIC.len() && self.buffer[..MAGIC.len()] != MAGIC {
+            return Err(Final(LinkError::Gone));
+        }
+        Ok(whole)
+    }
+}
