@@ -10,8 +10,9 @@
 //!
 //! No wake-up is lost: a sleeper first arms its queue or counter, finding it still empty under the same lock (or in
 //! the same total order of atomics) in which others fill it, and parks each endpoint's devices, which refuse if
-//! something has arrived. Sleeps are cut in slices all the same: time-outs inside the engine are noticed, and a
-//! sleeper takes over when another thread, whose polls have ended the parking meanwhile, goes away.
+//! something has arrived. Whoever changes what a sleeper has parked, or adds to it, calls it ([`Sources::call`]). Sleeps are cut in slices
+//! all the same: time-outs inside the engine are noticed, and a sleeper takes over when another thread, whose polls have ended the
+//! parking meanwhile, goes away.
 
 mod presence;
 pub(crate) mod tried;
