@@ -354,10 +354,11 @@ impl Core {
             }
             XferKind::Write { .. } => self.write_arrived(x.vc, x.kind, x.expect),
             XferKind::ReadHome { op } => {
-                if let Some(mine) = self.ops.get_mut(op) {
+                if let Ok(mine) = self.op_of(x.vc, op) {
                     mine.pending = mine.pending.saturating_sub(1);
+                    mine.pushing = mine.pushing.saturating_sub(1);
+                    self.finish_op(op);
                 }
-                self.finish_op(op);
             }
             XferKind::Serve { key, parts, .. } => {
                 self.regions.release(key);

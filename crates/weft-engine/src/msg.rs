@@ -20,7 +20,7 @@ use crate::held::Holder;
 use crate::mem::{self, Iov, IovList, Owned};
 use crate::mutant::{Mutant, strikes};
 use crate::nic::Nic;
-use crate::ops::{Phase, TxOp, XferKind};
+use crate::ops::{Phase, TxOp};
 use crate::traffic::Way;
 use crate::vc::Answer;
 use crate::wire::{
@@ -298,25 +298,12 @@ impl Core {
         if op.kind == Kind::FetchAtomic {
             return self.fetch_refused(vci, index, window, status);
         }
-        let is_read = op.kind == Kind::Read;
+        if op.kind == Kind::Read {
+            return self.read_ended(vci, index, window, status);
+        }
         op.pending -= 1;
         if let Some(fault) = status.fault() {
             op.fault.get_or_insert(fault);
-        }
-        let part = u32::try_from(window).ok();
-        if is_read && let Some(part) = part {
-            // Refused: of a read within messages the part is named, since no transfer has so small a token.
-            let len = op.remote.get(part as usize).filter(|_| part < op.next_part).map(|remote| remote.len);
-            self.part_read(vci, len.ok_or(Violation)?);
-        } else if is_read {
-            let home = self
-                .xfers
-                .get_mut(window)
-                .is_some_and(|x| x.vc == vci && matches!(x.kind, XferKind::ReadHome { op } if op == index));
-            if !home {
-                return Err(Violation);
-            }
-            self.xfers.remove(window);
         }
         self.finish_op(index);
         Ok(())

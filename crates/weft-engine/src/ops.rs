@@ -49,7 +49,7 @@ pub(crate) struct TxOp {
     pub(crate) next_part: u32,
     /// RMA: parts sent and not acknowledged.
     pub(crate) pending: u32,
-    /// Pushes that the device still works on: the memory is not free before they end.
+    /// Pushes that the device still works on, of a read those of the target that have not all come: the memory is not free before they end.
     pub(crate) pushing: u32,
     /// The same for parts that the device helps the peer to move.
     pub(crate) assisting: u32,
@@ -72,6 +72,13 @@ impl TxOp {
             Kind::Atomic | Kind::FetchAtomic => false,
             _ => part < self.next_part && self.pending > 0,
         }
+    }
+
+    /// The length of a part of a read, if the target may answer it by a message.
+    pub(crate) fn answerable(&self, part: u32) -> Option<u64> {
+        // As many parts as are to be pushed end when their windows are full, and not before.
+        let awaited = self.kind == Kind::Read && part < self.next_part && self.pending > self.pushing;
+        self.remote.get(part as usize).filter(|_| awaited).map(|remote| remote.len)
     }
 
     /// Where in the local memory part `part` begins, in bytes.

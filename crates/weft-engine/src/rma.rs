@@ -21,7 +21,7 @@ use crate::mem::{self, IovList};
 use crate::msg::keep;
 use crate::mutant::{Mutant, strikes};
 use crate::nic::{LinkError, Nic, RemoteIov};
-use crate::ops::{Phase, TxOp, XferKind};
+use crate::ops::{Phase, TxOp, Xfer, XferKind};
 use crate::traffic::Way;
 use crate::vc::{Deferred, HEADER_BYTES, Haul, PROMPT_REPLY_BYTES, REPLY_WINDOW_BYTES, reply_cost};
 use crate::wire::{self, Bulk, F_DATA, F_MORE, Long, Op, Reader, RmaHead, Short, Status, kind};
@@ -112,7 +112,7 @@ impl<N: Nic> Engine<N> {
             }
             self.progress();
         }
-        let uses = |x: &crate::ops::Xfer| match x.kind {
+        let uses = |x: &Xfer| match x.kind {
             XferKind::Write { key: k, .. } | XferKind::Serve { key: k, .. } => k == key,
             _ => false,
         };
@@ -337,6 +337,9 @@ impl<N: Nic> Engine<N> {
             self.core.xfers.remove(token);
             return Started::Blocked;
         }
+        if let Some(op) = self.core.ops.get_mut(index) {
+            op.pushing += 1;
+        }
         Started::Sent
     }
 }
@@ -552,14 +555,34 @@ impl Core {
         let payload = r.rest();
         let (index, part) = (id.op.get(), id.part.get());
         let op = self.op_of(vci, index)?;
-        let expected = op.remote.get(part as usize).map(|remote| remote.len);
-        let sent = op.kind == Kind::Read && part < op.next_part && op.pending > 0;
-        if !sent || expected != Some(payload.len() as u64) {
+        if op.answerable(part) != Some(payload.len() as u64) {
             return Err(Violation);
         }
         mem::scatter(&part_iov(op, part, payload.len() as u64), 0, payload);
         op.pending -= 1;
         self.part_read(vci, payload.len() as u64);
+        self.finish_op(index);
+        Ok(())
+    }
+
+    /// A part of a read was refused, or the target's device has put the bytes of a long one in their place. A short one has no window:
+    /// it is named by its number, since no transfer has so small a token.
+    pub(crate) fn read_ended(&mut self, vci: u32, index: u32, window: u64, status: Status) -> Result<(), Violation> {
+        let op = self.ops.get_mut(index).ok_or(Violation)?;
+        if let Ok(part) = u32::try_from(window) {
+            let len = op.answerable(part).filter(|_| status != Status::Ok).ok_or(Violation)?;
+            op.pending -= 1;
+            self.part_read(vci, len);
+        } else {
+            let home = |x: &&mut Xfer| x.vc == vci && matches!(x.kind, XferKind::ReadHome { op } if op == index);
+            self.xfers.get_mut(window).filter(home).ok_or(Violation)?;
+            self.xfers.remove(window);
+            op.pending -= 1;
+            op.pushing = op.pushing.saturating_sub(1);
+        }
+        if let (Some(op), Some(fault)) = (self.ops.get_mut(index), status.fault()) {
+            op.fault.get_or_insert(fault);
+        }
         self.finish_op(index);
         Ok(())
     }

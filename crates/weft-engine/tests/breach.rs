@@ -1,0 +1,104 @@
+//! Peers that break the protocol in one way each: the link is cut, no memory is touched after the client was told that it is free, and
+//! what a peer can make an endpoint hold is bounded. What is found by chance beside this is found by `fuzz.rs` and weft-sim's `hostile.rs`.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+
+mod told;
+
+use told::{CAPS, Case, pair, u32_at, u64_at, words};
+use weft_engine::api::{Config, Context, OpFlags, RmaIov, RmaOp};
+use weft_engine::mem::{self, Iov, Owned};
+
+const FIN: u8 = 11;
+const READ: u8 = 16;
+const READ_BULK: u8 = 17;
+const READ_DATA: u8 = 18;
+
+/// Longer than what travels within messages.
+const LONG: u64 = 6000;
+
+fn read(case: &mut Case, iov: Iov, parts: &[u64]) {
+    let remote = parts.iter().map(|&len| RmaIov { addr: 0, len, key: 7 }).collect::<Vec<_>>();
+    let ctx = Context { ptr: 1, user: 0 };
+    let op = RmaOp { dest: 0, iov: &[iov], remote: &remote, data: 0, ctx, flags: OpFlags::empty() };
+    case.engine.read(&op).unwrap();
+    case.run();
+}
+
+/// A read of these parts has been sent; its memory, the operation's number and the window of its last long part.
+fn reading(parts: &[u64]) -> (Case, Owned, u64, u64) {
+    let mut case = Case::new(CAPS, Config::default());
+    case.connect(0, 2);
+    let mut memory = Owned::new(vec![0; usize::try_from(parts.iter().sum::<u64>()).unwrap()]);
+    read(&mut case, memory.iov(), parts);
+    let request = case.sent(READ_BULK);
+    let (op, window) = (u32_at(&request, 8).into(), u64_at(&request, 48));
+    (case, memory, op, window)
+}
+
+/// The peer has been found out: the read has failed, once, and its memory is left alone.
+fn found_out(mut case: Case, mut memory: Owned, window: u64) {
+    let ends = case.done();
+    assert!(ends.len() == 1 && ends[0].fault.is_some(), "{ends:?}");
+    let before = mem::to_vec(&[memory.iov()]);
+    case.push(window, 0, &[9; LONG as usize]);
+    assert!(mem::to_vec(&[memory.iov()]) == before, "written after the end of the operation");
+    assert!(case.is_cut() && case.done().is_empty() && case.engine.at_rest());
+}
+
+/// A long read is over when its bytes are here, whatever its target says.
+#[test]
+fn a_long_read_is_not_ended_by_the_number_of_its_part() {
+    for status in [0, 1] {
+        let (mut case, memory, op, window) = reading(&[LONG]);
+        case.say(FIN, 0, &words(&[pair(op, status), 0]));
+        found_out(case, memory, window);
+    }
+}
+
+#[test]
+fn a_long_part_is_not_ended_by_the_answers_to_a_short_one() {
+    let (mut case, memory, op, window) = reading(&[100, LONG]);
+    for _ in 0..2 {
+        case.say(READ_DATA, 0, &[words(&[pair(op, 0)]), vec![5; 100]].concat());
+    }
+    found_out(case, memory, window);
+}
+
+#[test]
+fn a_long_part_is_not_answered_like_a_short_one() {
+    // It would fit a message of a peer with a larger mailbox threshold.
+    let (mut case, memory, op, window) = reading(&[3980]);
+    case.say(READ_DATA, 0, &[words(&[pair(op, 0)]), vec![5; 3980]].concat());
+    found_out(case, memory, window);
+}
+
+#[test]
+fn a_short_read_does_not_end_well_without_its_bytes() {
+    for acknowledged in [false, true] {
+        let mut case = Case::new(CAPS, Config::default());
+        case.connect(0, 2);
+        let mut memory = Owned::new(vec![0; 100]);
+        read(&mut case, memory.iov(), &[100]);
+        let op = u32_at(&case.sent(READ), 8);
+        if acknowledged {
+            case.say(12, 1, &op.to_le_bytes());
+        } else {
+            case.say(FIN, 0, &words(&[op.into(), 0]));
+        }
+        let ends = case.done();
+        assert!(case.is_cut() && ends.len() == 1 && ends[0].fault.is_some(), "{ends:?}");
+    }
+}
+
+/// What honest targets say.
+#[test]
+fn parts_of_reads_end_in_any_order() {
+    let (mut case, mut memory, op, window) = reading(&[100, LONG, 50]);
+    case.say(READ_DATA, 0, &[words(&[pair(op, 2)]), vec![3; 50]].concat());
+    case.say(READ_DATA, 0, &[words(&[pair(op, 0)]), vec![1; 100]].concat());
+    assert!(case.done().is_empty());
+    case.push(window, 0, &[2; LONG as usize]);
+    assert_eq!(case.done()[0].fault, None);
+    assert_eq!(mem::to_vec(&[memory.iov()]), [vec![1; 100], vec![2; LONG as usize], vec![3; 50]].concat());
+    assert!(case.engine.at_rest() && !case.is_cut());
+}

@@ -1,0 +1,304 @@
+//! A device whose peers say what a test has them say: messages, pushes, links that come and go, and ends of transfers. What the engine
+//! hands to it is kept, with the memory that the device may still touch.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // Each test has its own copy, and uses part of it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use weft_engine::Engine;
+use weft_engine::api::{Addr, AddressBook, Completion, Config};
+use weft_engine::mem::{self, Iov, IovList};
+use weft_engine::name::{EpName, NameParts, endpoint_id};
+use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Registrar, RemoteIov, Share, Sink};
+
+/// An endpoint's name. The greater the byte, the greater the name of the same host and port.
+pub fn name(byte: u8) -> EpName {
+    let capability = [byte; 16];
+    EpName::full(&NameParts {
+        socket: "10.0.0.1:7".parse().unwrap(),
+        host_id: 5,
+        ep_id: endpoint_id(&capability),
+        capability,
+        context: None,
+        shm: true,
+        tcp: true,
+    })
+}
+
+/// Capabilities of a device that keeps order, and gets and puts nothing.
+pub const CAPS: NicCaps = NicCaps {
+    device: "told",
+    mailbox_bytes: 4096,
+    inline_bytes: 64,
+    eager_bytes: 2048,
+    get: false,
+    put: false,
+    ordered: true,
+    push_follows: false,
+    survives: false,
+    registered: false,
+};
+
+/// What comes from the peers.
+pub enum Event {
+    Up {
+        link: LinkId,
+        peer: EpName,
+        initiator: bool,
+    },
+    Down(LinkId),
+    Message(LinkId, Vec<u8>),
+    Push {
+        link: LinkId,
+        window: u64,
+        offset: u64,
+        bytes: Vec<u8>,
+    },
+    /// The oldest transfer that is under way ends.
+    Done(Result<(), LinkError>),
+}
+
+/// A transfer that the device has accepted.
+pub struct Busy {
+    pub link: LinkId,
+    pub ctx: u64,
+    pub local: IovList,
+    /// It writes the memory, and does not only read it.
+    pub writes: bool,
+}
+
+pub struct Told {
+    pub caps: NicCaps,
+    pub events: VecDeque<Event>,
+    /// Messages that the engine has sent.
+    pub sent: Vec<(LinkId, Vec<u8>)>,
+    /// So many more are taken.
+    pub room: usize,
+    /// Transfers that the device works on; it takes so many at a time.
+    pub busy: VecDeque<Busy>,
+    pub depth: usize,
+    /// Links that are up or being made; those that the engine has closed.
+    pub open: Vec<LinkId>,
+    pub closed: Vec<LinkId>,
+    /// The next connection that the engine makes has this number.
+    pub dials: Option<u32>,
+}
+
+impl Told {
+    pub fn new(caps: NicCaps) -> Self {
+        Self {
+            caps,
+            events: VecDeque::new(),
+            sent: Vec::new(),
+            room: usize::MAX,
+            busy: VecDeque::new(),
+            depth: 64,
+            open: Vec::new(),
+            closed: Vec::new(),
+            dials: None,
+        }
+    }
+
+    fn take(&mut self, link: LinkId, local: &[Iov], ctx: u64, writes: bool) -> Result<(), Full> {
+        assert!(self.open.contains(&link), "a transfer on a link that is not open");
+        if self.busy.len() >= self.depth {
+            return Err(Full);
+        }
+        self.busy.push_back(Busy { link, ctx, local: local.into(), writes });
+        Ok(())
+    }
+
+    fn leave(&mut self, link: LinkId) {
+        self.open.retain(|other| *other != link);
+        self.busy.retain(|busy| busy.link != link);
+    }
+}
+
+impl Registrar for Told {}
+
+impl Nic for Told {
+    fn name(&self) -> EpName {
+        name(1)
+    }
+    fn connect(&mut self, _: &EpName) -> Result<LinkId, LinkError> {
+        let link = LinkId(self.dials.ok_or(LinkError::Unreachable)?);
+        self.dials = Some(link.0 + 1);
+        self.open.push(link);
+        Ok(link)
+    }
+    fn send(&mut self, link: LinkId, head: &[u8], body: &[Iov]) -> Result<(), Full> {
+        assert!(self.open.contains(&link), "a message on a link that is not open");
+        self.room = self.room.checked_sub(1).ok_or(Full)?;
+        let mut bytes = head.to_vec();
+        bytes.extend(mem::to_vec(body));
+        assert!(
+            bytes.len() <= self.caps.mailbox_bytes,
+            "{} bytes in a mailbox of {}",
+            bytes.len(),
+            self.caps.mailbox_bytes
+        );
+        self.sent.push((link, bytes));
+        Ok(())
+    }
+    fn push(&mut self, link: LinkId, _: u64, _: u64, src: &[Iov], ctx: u64) -> Result<(), Full> {
+        self.take(link, src, ctx, false)
+    }
+    fn get(&mut self, link: LinkId, local: &[Iov], _: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
+        self.take(link, local, ctx, true).map(|()| None)
+    }
+    fn put(&mut self, link: LinkId, local: &[Iov], _: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full> {
+        self.take(link, local, ctx, false).map(|()| None)
+    }
+    fn assist(
+        &mut self,
+        link: LinkId,
+        _: Share,
+        put: bool,
+        local: &[Iov],
+        _: &[RemoteIov],
+        ctx: u64,
+    ) -> Result<(), Full> {
+        self.take(link, local, ctx, !put)
+    }
+    fn flush(&mut self) {}
+    fn poll<S: Sink>(&mut self, sink: &mut S) -> usize {
+        let Some(event) = self.events.pop_front() else { return 0 };
+        match event {
+            Event::Up { link, peer, initiator } => {
+                if !initiator {
+                    self.open.push(link);
+                }
+                sink.up(link, LinkUp { peer, initiator, caps: self.caps });
+            }
+            Event::Down(link) if self.open.contains(&link) => {
+                for busy in self.busy.iter().filter(|busy| busy.link == link) {
+                    sink.done(link, busy.ctx, Err(LinkError::Gone));
+                }
+                self.leave(link);
+                sink.down(link, LinkError::Gone);
+            }
+            Event::Message(link, bytes) if self.open.contains(&link) => sink.message(link, &bytes),
+            Event::Push { link, window, offset, bytes } if self.open.contains(&link) => {
+                let placed = sink.place(link, window, offset, bytes.len());
+                mem::scatter(placed.as_deref().unwrap_or_default(), 0, &bytes);
+                sink.placed(link, window, offset, bytes.len());
+            }
+            Event::Done(result) => {
+                let Some(busy) = self.busy.pop_front() else { return 1 };
+                if busy.writes && result.is_ok() {
+                    mem::scatter(&busy.local, 0, &vec![0x3c; mem::total_len(&busy.local)]);
+                }
+                sink.done(busy.link, busy.ctx, result);
+            }
+            // The engine has closed the link: nothing comes from there any more.
+            _ => {}
+        }
+        1
+    }
+    fn close(&mut self, link: LinkId) {
+        assert!(self.open.contains(&link), "a link is closed that is not open");
+        self.closed.push(link);
+        self.leave(link);
+    }
+    fn drained(&self) -> bool {
+        true
+    }
+}
+
+/// The peers, by the bytes of their names: 2 is at 0, and so on.
+#[derive(Debug)]
+pub struct Known;
+
+impl AddressBook for Known {
+    fn name(&self, addr: Addr) -> Option<EpName> {
+        (addr < 8).then(|| name(u8::try_from(addr).unwrap() + 2))
+    }
+    fn addr(&self, wanted: &EpName) -> Option<Addr> {
+        (0..8).find(|addr| self.name(*addr).unwrap().same_endpoint(wanted))
+    }
+}
+
+/// An engine, and what its peers have said so far.
+pub struct Case {
+    pub engine: Engine<Told>,
+    /// Messages said on the link that was made last.
+    seq: u32,
+    pub link: LinkId,
+}
+
+impl Case {
+    pub fn new(caps: NicCaps, config: Config) -> Self {
+        let mut engine = Engine::new(config, Told::new(caps));
+        engine.bind_book(Arc::new(Known));
+        Self { engine, seq: 0, link: LinkId(u32::MAX) }
+    }
+
+    /// The link to the peer that is called `byte` comes up, made by the peer, and grants a window of 1 MiB.
+    pub fn connect(&mut self, link: u32, byte: u8) {
+        let link = LinkId(link);
+        self.tell(Event::Up { link, peer: name(byte), initiator: false });
+        self.tell(Event::Message(link, open(0)));
+        (self.link, self.seq) = (link, 0);
+    }
+
+    pub fn tell(&mut self, event: Event) {
+        self.engine.nic_mut().events.push_back(event);
+        self.run();
+    }
+
+    pub fn run(&mut self) {
+        while self.engine.progress() > 0 {}
+    }
+
+    /// The peer says this next.
+    pub fn say(&mut self, kind: u8, flags: u8, body: &[u8]) {
+        self.say_as([kind, flags, 0, 0], body);
+    }
+
+    pub fn say_as(&mut self, head: [u8; 4], body: &[u8]) {
+        let bytes = [&head[..], &self.seq.to_le_bytes(), body].concat();
+        self.seq += 1;
+        self.tell(Event::Message(self.link, bytes));
+    }
+
+    pub fn push(&mut self, window: u64, offset: u64, bytes: &[u8]) {
+        self.tell(Event::Push { link: self.link, window, offset, bytes: bytes.to_vec() });
+    }
+
+    /// The last message of a kind that the engine has sent.
+    pub fn sent(&self, kind: u8) -> Vec<u8> {
+        let sent = &self.engine.nic().sent;
+        sent.iter().rfind(|(_, bytes)| bytes[0] == kind).map(|(_, bytes)| bytes.clone()).unwrap()
+    }
+
+    pub fn done(&mut self) -> Vec<Completion> {
+        self.engine.completions().drain(..).collect()
+    }
+
+    /// Whether the engine has closed the link that was made last.
+    pub fn is_cut(&self) -> bool {
+        self.engine.nic().closed.contains(&self.link)
+    }
+}
+
+/// OPEN (0) or OPEN_OK (1).
+pub fn open(kind: u8) -> Vec<u8> {
+    words(&[u64::from(kind), 1, 1 << 20])
+}
+
+pub fn words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Two numbers of 32 bits in a word, such as an operation and its part.
+pub fn pair(first: u64, second: u64) -> u64 {
+    first | second << 32
+}
+
+pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).map_or(0, |b| u32::from_le_bytes(b.try_into().unwrap()))
+}
+
+pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).map_or(0, |b| u64::from_le_bytes(b.try_into().unwrap()))
+}
