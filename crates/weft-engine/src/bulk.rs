@@ -261,11 +261,17 @@ impl<N: Nic> Engine<N> {
 }
 
 impl Core {
-    /// The transfer that bytes for `window` belong to; `None`: they are to be thrown away.
-    pub(crate) fn pushed_into(&self, vci: u32, window: u64) -> Result<Option<u64>, Violation> {
-        if window & ANNOUNCED == 0 {
-            return Ok(Some(window));
-        }
+    /// The transfer that bytes for `window` belong to; `None`: they are to be thrown away. A transfer whose bytes the peer was not
+    /// asked to push is none of its business: a device of ours may be working on it.
+    pub(crate) fn pushed_into(&mut self, vci: u32, window: u64) -> Result<Option<u64>, Violation> {
+        let token = if window & ANNOUNCED == 0 { Some(window) } else { self.announced(vci, window)? };
+        let Some(x) = token.and_then(|token| self.xfers.get_mut(token)).filter(|x| x.vc == vci) else {
+            return Ok(None);
+        };
+        if x.takes(window) { Ok(token) } else { Err(Violation) }
+    }
+
+    fn announced(&self, vci: u32, window: u64) -> Result<Option<u64>, Violation> {
         let Some(vc) = self.vcs.get(vci as usize) else { return Ok(None) };
         let announced = &vc.more.as_ref().ok_or(Violation)?.announced;
         let index = announced.index(window)?;
@@ -276,7 +282,7 @@ impl Core {
     /// Bytes of a push have been stored or thrown away.
     pub(crate) fn push_placed(&mut self, vci: u32, window: u64, len: usize) {
         let Ok(Some(token)) = self.pushed_into(vci, window) else { return };
-        let Some(xfer) = self.xfers.get_mut(token).filter(|x| x.vc == vci) else { return };
+        let Some(xfer) = self.xfers.get_mut(token) else { return };
         xfer.placed = xfer.placed.saturating_add(len as u64);
         if xfer.placed < xfer.expect {
             return;
@@ -287,7 +293,9 @@ impl Core {
         }
     }
 
+    /// Asks the peer to push the bytes of a transfer.
     pub(crate) fn cts(&mut self, vci: u32, op: u32, part: u32, window: u64, len: u64) {
+        self.xfers.open(window, window);
         let mut w = Short::new(kind::CTS, 0);
         w.put(&Cts { op: wire::Op { op: op.into(), part: part.into() }, window: window.into(), len: len.into() });
         self.defer_message(vci, &w);
@@ -360,10 +368,8 @@ impl Core {
                     self.finish_op(op);
                 }
             }
-            XferKind::Serve { key, parts, .. } => {
-                self.regions.release(key);
-                self.part_failed(parts);
-            }
+            // Nobody may push into what is being read.
+            XferKind::Serve { .. } => {}
         }
     }
 

@@ -526,8 +526,8 @@ impl Sink for Core {
             self.violated(link);
             return None;
         };
-        let xfer = self.xfers.get_mut(token?).filter(|x| x.vc == vci)?;
-        if matches!(xfer.kind, XferKind::Serve { .. }) || offset.checked_add(len as u64)? > xfer.expect {
+        let xfer = self.xfers.get_mut(token?)?;
+        if offset.checked_add(len as u64)? > xfer.expect {
             return None;
         }
         Some(mem::slice(&xfer.iov, usize::try_from(offset).ok()?, len))

@@ -123,6 +123,15 @@ pub(crate) struct Xfer {
     pub(crate) remote: Vec<RemoteIov>,
     pub(crate) expect: u64,
     pub(crate) placed: u64,
+    /// The window by which the peer may push the bytes; 0: it may not, because a device of ours moves them.
+    window: u64,
+}
+
+impl Xfer {
+    /// Whether bytes for `window` may be stored, or counted.
+    pub(crate) fn takes(&self, window: u64) -> bool {
+        self.window == window
+    }
 }
 
 /// All transfers of an endpoint.
@@ -137,13 +146,20 @@ impl Xfers {
     pub(crate) fn insert(&mut self, vc: u32, kind: XferKind, iov: IovList, remote: Vec<RemoteIov>, expect: u64) -> u64 {
         self.generation = self.generation % 0x7fff_ffff + 1;
         let generation = self.generation;
-        let index = self.slab.insert(Xfer { generation, vc, kind, iov, remote, expect, placed: 0 });
+        let index = self.slab.insert(Xfer { generation, vc, kind, iov, remote, expect, placed: 0, window: 0 });
         u64::from(generation) << 32 | index as u64
     }
 
     pub(crate) fn get_mut(&mut self, token: u64) -> Option<&mut Xfer> {
         let (index, generation) = split(token);
         self.slab.get_mut(index).filter(|x| x.generation == generation)
+    }
+
+    /// The peer is told, or has said itself, by which window it may push.
+    pub(crate) fn open(&mut self, token: u64, window: u64) {
+        if let Some(x) = self.get_mut(token) {
+            x.window = window;
+        }
     }
 
     pub(crate) fn remove(&mut self, token: u64) -> Option<Xfer> {

@@ -330,6 +330,7 @@ impl<N: Nic> Engine<N> {
         let len = remote.len;
         let head = rma_head(index, part, 0, remote);
         let token = self.core.xfers.insert(vci, XferKind::ReadHome { op: index }, iov, Vec::new(), len);
+        self.core.xfers.open(token, token);
         let mut w = Long::new(kind::READ_BULK, bits);
         w.put(&head);
         put_bulk(&mut w, len, token, &home);
@@ -435,6 +436,7 @@ impl Core {
                 let kind = XferKind::Write { op: head.op, key, data, parts };
                 let token = self.xfers.insert(vci, kind, iov, source, len);
                 if follows {
+                    self.xfers.open(token, bulk.window.get());
                     self.vcs[vci as usize].more().announced.enter(token)?;
                 } else if direct {
                     self.defer_bulk(vci, Haul::Transfer(token));

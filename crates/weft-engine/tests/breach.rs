@@ -5,16 +5,21 @@
 mod told;
 
 use told::{CAPS, Case, pair, u32_at, u64_at, words};
-use weft_engine::api::{Config, Context, OpFlags, RmaIov, RmaOp};
-use weft_engine::mem::{self, Iov, Owned};
+use weft_engine::api::{ADDR_NONE, Access, Config, Context, OpFlags, RecvOp, Region, RmaIov, RmaOp};
+use weft_engine::mem::{self, Iov, IovList, Owned};
+use weft_engine::nic::NicCaps;
 
+const RTS: u8 = 9;
 const FIN: u8 = 11;
+const WRITE_RTS: u8 = 15;
 const READ: u8 = 16;
 const READ_BULK: u8 = 17;
 const READ_DATA: u8 = 18;
 
 /// Longer than what travels within messages.
 const LONG: u64 = 6000;
+/// What an engine calls its first transfer.
+const FIRST_TOKEN: u64 = 1 << 32;
 
 fn read(case: &mut Case, iov: Iov, parts: &[u64]) {
     let remote = parts.iter().map(|&len| RmaIov { addr: 0, len, key: 7 }).collect::<Vec<_>>();
@@ -101,4 +106,67 @@ fn parts_of_reads_end_in_any_order() {
     assert_eq!(case.done()[0].fault, None);
     assert_eq!(mem::to_vec(&[memory.iov()]), [vec![1; 100], vec![2; LONG as usize], vec![3; 50]].concat());
     assert!(case.engine.at_rest() && !case.is_cut());
+}
+
+/// The engine lets a region go while no device reads it, and a push of the reader's changes nothing about that.
+#[test]
+fn a_region_that_is_being_served_cannot_be_pushed_into() {
+    for put in [false, true] {
+        let mut case = Case::new(NicCaps { put, ..CAPS }, Config::default());
+        case.connect(0, 2);
+        let mut memory = Owned::new(vec![1; LONG as usize]);
+        let access = Access { read: true, write: false };
+        let iov = IovList::from_slice(&[memory.iov()]);
+        case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: false }).unwrap();
+        let pieces = u64::from(put);
+        let home = if put { vec![4096, LONG] } else { vec![] };
+        case.say(READ_BULK, 0, &words(&[&[3, 7, 0, 0, LONG, 77 << 32, pieces][..], &home].concat()));
+        assert_eq!(case.engine.nic().busy.len(), 1, "the device serves");
+        case.push(FIRST_TOKEN, 0, &[9; LONG as usize]);
+        case.engine.remove_region(7);
+        assert!(case.engine.nic().busy.is_empty(), "memory was let go that the device reads");
+        assert!(case.is_cut() && mem::to_vec(&[memory.iov()]) == vec![1; LONG as usize]);
+    }
+}
+
+#[test]
+fn what_the_device_fetches_cannot_be_pushed() {
+    for write in [false, true] {
+        let mut case = Case::new(NicCaps { get: true, ..CAPS }, Config::default());
+        case.connect(0, 2);
+        let mut memory = Owned::new(vec![1; LONG as usize]);
+        let iov = IovList::from_slice(&[memory.iov()]);
+        if write {
+            let access = Access { read: false, write: true };
+            case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: true }).unwrap();
+            case.say(WRITE_RTS, 0, &words(&[3, 7, 0, 0, LONG, 0, 1, 4096, LONG]));
+        } else {
+            let ctx = Context { ptr: 1, user: 0 };
+            let recv = RecvOp { src: ADDR_NONE, iov: &iov, tag: 0, ignore: 0, ctx, flags: OpFlags::empty() };
+            case.engine.recv(&recv).unwrap();
+            case.say(RTS, 0, &words(&[pair(3, 1), 0, 0, LONG, 4096, LONG]));
+        }
+        assert_eq!(case.engine.nic().busy.len(), 1, "the device fetches");
+        case.push(FIRST_TOKEN, 0, &[9; LONG as usize]);
+        let ends = case.done();
+        assert!(case.engine.nic().busy.is_empty(), "{ends:?}, but the device writes the memory");
+        assert!(case.is_cut() && mem::to_vec(&[memory.iov()]) == vec![1; LONG as usize]);
+        assert!(ends.iter().all(|end| end.fault.is_some()) && case.engine.at_rest(), "{ends:?}");
+    }
+}
+
+/// Bytes that were announced have one name, not two.
+#[test]
+fn what_was_announced_is_not_pushed_under_another_name() {
+    let mut case = Case::new(NicCaps { push_follows: true, ..CAPS }, Config::default());
+    case.connect(0, 2);
+    let mut memory = Owned::new(vec![1; LONG as usize]);
+    let access = Access { read: false, write: true };
+    let iov = IovList::from_slice(&[memory.iov()]);
+    case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: true }).unwrap();
+    for (announced, pushed) in [(1 << 63, 1 << 63), (1 << 63 | 1, FIRST_TOKEN + (1 << 32))] {
+        case.say(WRITE_RTS, 0, &words(&[3, 7, 0, 0, LONG, announced, 0]));
+        case.push(pushed, 0, &[9; LONG as usize]);
+        assert_eq!((case.is_cut(), case.done().len()), (pushed != announced, usize::from(pushed == announced)));
+    }
 }
