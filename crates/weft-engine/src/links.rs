@@ -165,7 +165,10 @@ impl Core {
             }
             VcState::Connecting(_) => {
                 self.link_mut(link).state = LinkState::Parked;
-                self.waiting(vci).parked = Some(link);
+                // The peer has given up its earlier call.
+                if let Some(earlier) = self.waiting(vci).parked.replace(link) {
+                    self.link_drop(earlier);
+                }
             }
             // (Nobody is vacant who was found by name.)
             VcState::Greeting(_) | VcState::Up(_) | VcState::Vacant => {

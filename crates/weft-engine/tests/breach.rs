@@ -4,11 +4,13 @@
 
 mod told;
 
-use told::{CAPS, Case, pair, u32_at, u64_at, words};
-use weft_engine::api::{ADDR_NONE, Access, Config, Context, OpFlags, RecvOp, Region, RmaIov, RmaOp};
+use told::{CAPS, Case, Event, name, open, pair, u32_at, u64_at, words};
+use weft_engine::api::{ADDR_NONE, Access, Config, Context, OpFlags, RecvOp, Region, RmaIov, RmaOp, SendOp};
 use weft_engine::mem::{self, Iov, IovList, Owned};
-use weft_engine::nic::NicCaps;
+use weft_engine::nic::{LinkId, NicCaps};
 
+const OPEN_OK: u8 = 1;
+const EAGER: u8 = 8;
 const RTS: u8 = 9;
 const FIN: u8 = 11;
 const WRITE_RTS: u8 = 15;
@@ -169,4 +171,46 @@ fn what_was_announced_is_not_pushed_under_another_name() {
         case.push(pushed, 0, &[9; LONG as usize]);
         assert_eq!((case.is_cut(), case.done().len()), (pushed != announced, usize::from(pushed == announced)));
     }
+}
+
+/// Our own call is under way to a peer whose name is greater than ours, so that the peer's calls wait; and the byte of its name.
+fn calling() -> (Case, u8) {
+    let mut case = Case::new(CAPS, Config::default());
+    case.engine.nic_mut().dials = Some(100);
+    let byte = (2..10).find(|byte| name(*byte) > name(1)).unwrap();
+    let (dest, iov) = (u64::from(byte) - 2, IovList::new());
+    let send = SendOp { dest, iov: &iov, tag: 0, data: 0, ctx: Context::default(), flags: OpFlags::empty() };
+    case.engine.send(&send).unwrap();
+    (case, byte)
+}
+
+#[test]
+fn one_call_of_a_peer_waits_and_not_all() {
+    let (mut case, byte) = calling();
+    for link in 0..20 {
+        case.connect(link, byte);
+        assert_eq!(case.engine.nic().open, [LinkId(100), LinkId(link)], "ours and the last one of the peer's");
+    }
+    // When ours has failed it is taken into use, and the send leaves on it.
+    case.tell(Event::Down(LinkId(100)));
+    let sent = &case.engine.nic().sent;
+    assert!(sent.iter().map(|(link, bytes)| (link.0, bytes[0])).eq([(19, OPEN_OK), (19, EAGER)]));
+}
+
+/// The end of a call that waited and was replaced is not the end of the one in its place.
+#[test]
+fn who_hangs_up_an_older_call_is_not_forgotten() {
+    let (mut case, byte) = calling();
+    let nic = case.engine.nic_mut();
+    for link in [0, 1] {
+        nic.events.push_back(Event::Up { link: LinkId(link), peer: name(byte), initiator: false });
+        nic.events.push_back(Event::Message(LinkId(link), open(0)));
+    }
+    // The device has not been told to close it when it ends.
+    nic.events.push_back(Event::Down(LinkId(0)));
+    nic.burst = true;
+    case.run();
+    assert_eq!(case.engine.nic().open, [LinkId(100), LinkId(1)]);
+    case.tell(Event::Down(LinkId(100)));
+    assert_eq!(case.engine.nic().sent.len(), 2, "OPEN_OK and the message");
 }

@@ -82,6 +82,8 @@ pub struct Told {
     pub closed: Vec<LinkId>,
     /// The next connection that the engine makes has this number.
     pub dials: Option<u32>,
+    /// A poll brings all that there is.
+    pub burst: bool,
 }
 
 impl Told {
@@ -96,6 +98,7 @@ impl Told {
             open: Vec::new(),
             closed: Vec::new(),
             dials: None,
+            burst: false,
         }
     }
 
@@ -162,7 +165,24 @@ impl Nic for Told {
     }
     fn flush(&mut self) {}
     fn poll<S: Sink>(&mut self, sink: &mut S) -> usize {
-        let Some(event) = self.events.pop_front() else { return 0 };
+        let events = if self.burst { self.events.len() } else { self.events.len().min(1) };
+        for event in self.events.drain(..events).collect::<Vec<_>>() {
+            self.bring(event, sink);
+        }
+        events
+    }
+    fn close(&mut self, link: LinkId) {
+        assert!(self.open.contains(&link), "a link is closed that is not open");
+        self.closed.push(link);
+        self.leave(link);
+    }
+    fn drained(&self) -> bool {
+        true
+    }
+}
+
+impl Told {
+    fn bring<S: Sink>(&mut self, event: Event, sink: &mut S) {
         match event {
             Event::Up { link, peer, initiator } => {
                 if !initiator {
@@ -184,7 +204,7 @@ impl Nic for Told {
                 sink.placed(link, window, offset, bytes.len());
             }
             Event::Done(result) => {
-                let Some(busy) = self.busy.pop_front() else { return 1 };
+                let Some(busy) = self.busy.pop_front() else { return };
                 if busy.writes && result.is_ok() {
                     mem::scatter(&busy.local, 0, &vec![0x3c; mem::total_len(&busy.local)]);
                 }
@@ -193,15 +213,6 @@ impl Nic for Told {
             // The engine has closed the link: nothing comes from there any more.
             _ => {}
         }
-        1
-    }
-    fn close(&mut self, link: LinkId) {
-        assert!(self.open.contains(&link), "a link is closed that is not open");
-        self.closed.push(link);
-        self.leave(link);
-    }
-    fn drained(&self) -> bool {
-        true
     }
 }
 
