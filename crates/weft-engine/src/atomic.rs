@@ -415,6 +415,12 @@ impl Core {
         let asked = Asked::read(head, r).ok_or(Violation)?;
         let Asked { amo, id, key, len, .. } = asked;
         self.vcs[vci as usize].count_access(Way::Received, len as u64);
+        if amo.fetches() && !self.may_fetch(vci, len) {
+            return Err(Violation);
+        }
+        if amo.changes() {
+            self.memory_changes(vci)?;
+        }
         let need = Access { read: amo.fetches(), write: amo.changes() };
         let parts = self.part_begins(vci, id, asked.more);
         let target = match self.regions.check(key, asked.addr, len as u64, need) {
@@ -425,17 +431,11 @@ impl Core {
                 return Ok(());
             }
         };
-        if amo.changes() {
-            self.memory_changes(vci)?;
-        }
         let mut family = OpFlags::ATOMIC;
         let kind = if amo.fetches() {
             family.set(OpFlags::CHANGES, amo.changes());
             let room = part_room(&self.vcs[vci as usize]);
             let results = self.waiting(vci).results.get_or_insert_default();
-            if results.cost + fetch_cost(amo, len as u64) as usize > FETCH_WINDOW_BYTES as usize {
-                return Err(Violation);
-            }
             amo.execute(&target, asked.sources, Some(results.begin(id, len, room)));
             self.activate(vci);
             Kind::RemoteRead
@@ -451,6 +451,15 @@ impl Core {
         };
         self.part_done(vci, parts, &Reached { kind, family, key, data: asked.data, len });
         Ok(())
+    }
+
+    /// Whether what a request fetches has room in a message, and in the window of results.
+    fn may_fetch(&self, vci: u32, len: usize) -> bool {
+        let vc = &self.vcs[vci as usize];
+        let results = vc.waiting.as_ref().and_then(|waiting| waiting.results.as_ref());
+        let cost = RESULT_HEAD_BYTES + len;
+        results.map_or(0, |results| results.cost) + cost <= FETCH_WINDOW_BYTES as usize
+            && size_of::<Head>() + cost <= part_room(vc)
     }
 
     // ---- at the initiator --------------------------------------------------------------------

@@ -392,10 +392,10 @@ impl Core {
         let head: RmaHead = r.take().ok_or(Violation)?;
         let payload = r.rest();
         let op = head.op.op.get();
+        self.memory_changes(vci)?;
         let parts = self.part_begins(vci, head.op, flags & F_MORE != 0);
         match self.regions.check(head.key.get(), head.addr.get(), payload.len() as u64, WRITE) {
             Ok(iov) => {
-                self.memory_changes(vci)?;
                 self.vcs[vci as usize].count_access(Way::Received, payload.len() as u64);
                 mem::scatter(&iov, 0, payload);
                 let data = (flags & F_DATA != 0).then_some(head.data.get());

@@ -17,6 +17,8 @@ const WRITE_RTS: u8 = 15;
 const READ: u8 = 16;
 const READ_BULK: u8 = 17;
 const READ_DATA: u8 = 18;
+const ATOMIC: u8 = 20;
+const RESULTS: u8 = 21;
 
 /// Longer than what travels within messages.
 const LONG: u64 = 6000;
@@ -213,4 +215,24 @@ fn who_hangs_up_an_older_call_is_not_forgotten() {
     assert_eq!(case.engine.nic().open, [LinkId(100), LinkId(1)]);
     case.tell(Event::Down(LinkId(100)));
     assert_eq!(case.engine.nic().sent.len(), 2, "OPEN_OK and the message");
+}
+
+/// What a request fetches fits a message, its names included.
+#[test]
+fn a_result_longer_than_a_message_is_refused() {
+    const ATOMIC_READ: u8 = 10;
+    for (len, refused) in [(4080, false), (4096, true)] {
+        let mut case = Case::new(CAPS, Config::default());
+        case.connect(0, 2);
+        let mut memory = Owned::new(vec![1; 8192]);
+        let access = Access { read: true, write: true };
+        let iov = IovList::from_slice(&[memory.iov()]);
+        case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: false }).unwrap();
+        case.say_as([ATOMIC, 8 | 16, 0, ATOMIC_READ], &words(&[3, 7, 0, len]));
+        assert_eq!(case.is_cut(), refused);
+        assert!(case.engine.at_rest(), "a part of an operation is under way");
+        if !refused {
+            assert_eq!(case.sent(RESULTS).len() as u64, 16 + len);
+        }
+    }
 }
