@@ -232,11 +232,12 @@ impl Core {
         }
         let mut known = false;
         for vc in self.vcs.iter_mut().filter(|vc| vc.addr == addr) {
-            vc.addr = ADDR_NONE;
+            // The book may have it under another name.
+            vc.addr = self.book.addr(&vc.name).unwrap_or(ADDR_NONE);
             known = true;
         }
-        let vcs = &self.vcs;
-        self.by_far_addr.retain(|_, vci| vcs.get(*vci as usize).is_some_and(|vc| vc.addr != ADDR_NONE));
+        let book = &self.book;
+        self.by_far_addr.retain(|&far, _| book.name(far).is_some());
         if known {
             self.readdressed();
         }

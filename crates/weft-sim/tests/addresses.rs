@@ -173,6 +173,40 @@ fn a_stranger_becomes_known_and_unknown_again() {
     assert_eq!(pair.received(1), [(4, again)]);
 }
 
+/// Of an endpoint's two addresses, the other one stays, whichever goes.
+#[test]
+fn an_endpoint_that_loses_one_of_its_addresses_is_known_by_the_other() {
+    for (service_first, service_goes) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut pair = Pair::new(FabricConfig::new(1));
+        let [a, b] = pair.names();
+        let to_b = pair.insert(0, b);
+        let mut both = [EpName::service(a.socket()), a].map(|name| pair.insert(1, name));
+        if !service_first {
+            both.reverse();
+        }
+        for (tag, addr) in (1..).zip(both) {
+            pair.send(1, addr, tag).unwrap();
+            pair.recv(0, ADDR_NONE, tag, 0);
+        }
+        pair.settle();
+        assert_eq!(pair.received(0).len(), 2);
+        let _ = pair.received(1);
+        let (gone, stays) = if service_first == service_goes { (both[0], both[1]) } else { (both[1], both[0]) };
+        pair.remove(1, gone);
+        assert_eq!(pair.send(1, gone, 3), Err(Error::NoSuchAddress));
+        pair.recv(1, stays, 4, 0);
+        pair.recv(1, ADDR_NONE, 5, 0);
+        pair.send(0, to_b, 4).unwrap();
+        pair.send(0, to_b, 5).unwrap();
+        pair.settle();
+        assert_eq!(pair.received(1), [(4, stays), (5, stays)], "{service_first} {service_goes}");
+        pair.send(1, stays, 6).unwrap();
+        pair.recv(0, ADDR_NONE, 6, 0);
+        pair.settle();
+        assert_eq!(pair.received(0).len(), 1);
+    }
+}
+
 #[test]
 fn an_unknown_address_is_refused() {
     let mut pair = Pair::new(FabricConfig::new(1));
