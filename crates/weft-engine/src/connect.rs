@@ -225,6 +225,7 @@ impl Core {
     /// The first message on a link that we have made, which may have turned out to belong to another virtual connection.
     pub(crate) fn introduce(&mut self, link: LinkId) {
         let vci = self.link_mut(link).vc;
+        let open = self.grant(link, vci);
         let (what, data) = match &mut self.connection.phase {
             _ if matches!(self.connection.role, Role::Connectionless | Role::Datagrams) => {
                 return self.link_say(link, kind::OPEN, false);
@@ -240,8 +241,7 @@ impl Core {
             _ => return self.link_drop(link),
         };
         let mut w = Short::new(what, 0);
-        let window_bytes = (self.config.window_bytes as u64).into();
-        w.put(&Open { version: PROTOCOL_VERSION, reserved: [0; 7], window_bytes });
+        w.put(&open);
         let mut message = SmallVec::from_slice(w.bytes());
         message.extend_from_slice(data);
         self.link_work.push(LinkWork { link, message: Some(message), close: false });

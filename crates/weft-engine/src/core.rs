@@ -201,7 +201,9 @@ impl Core {
             waiting.parts
         });
         let tally = vc.close_books();
+        let (left, came) = (vc.rx_used.saturating_sub(vc.credit_owed), vc.rendezvous_waiting > 0);
         *vc = Vc::new(name);
+        vc.rx_used = left;
         vc.more().tally = tally;
         vc.addr = addr;
         vc.active = active;
@@ -233,7 +235,7 @@ impl Core {
         if let Some(parts) = parts {
             self.cut_parts(parts);
         }
-        if !strikes(Mutant::OrphanOvertakes) {
+        if (left > 0 || came) && !strikes(Mutant::OrphanOvertakes) {
             self.orphan_unexpected(vci, why);
         }
         if why != LinkError::Closed && addr != ADDR_NONE && !self.is_unreliable() {
@@ -257,8 +259,8 @@ impl Core {
         }
     }
 
-    /// Messages whose payload stayed with the dead cannot be received any more; those that came whole can, but
-    /// nobody waits for their acknowledgement or their share of the window: the next link begins afresh.
+    /// Messages whose payload stayed with the dead cannot be received any more; those that came whole can, but nobody waits for their
+    /// acknowledgement. Their share of the window stays theirs.
     fn orphan_unexpected(&mut self, vci: u32, why: LinkError) {
         for matcher in [&mut self.tagged, &mut self.untagged] {
             let theirs: Vec<u32> =

@@ -63,11 +63,13 @@ pub(crate) struct Rising {
     pub(crate) up: LinkUp,
     /// The window that the peer's OPEN has granted.
     window: u64,
+    /// The window that ours has.
+    granted: u64,
 }
 
 impl Rising {
     pub(crate) fn new(up: LinkUp) -> Self {
-        Self { up, window: 0 }
+        Self { up, window: 0, granted: 0 }
     }
 }
 
@@ -103,11 +105,21 @@ impl Core {
     pub(crate) fn link_say(&mut self, link: LinkId, what: u8, close: bool) {
         let mut w = Short::new(what, 0);
         if what != kind::OPEN_DUP {
-            let window_bytes = (self.config.window_bytes as u64).into();
-            w.put(&Open { version: PROTOCOL_VERSION, reserved: [0; 7], window_bytes });
+            let vci = self.link_mut(link).vc;
+            w.put(&self.grant(link, vci));
         }
         let message = Some(SmallVec::from_slice(w.bytes()));
         self.link_work.push(LinkWork { link, message, close });
+    }
+
+    /// What OPEN, and its like, say to the peer of that connection: of the window, messages that an earlier link has left here take their part.
+    pub(crate) fn grant(&mut self, link: LinkId, vci: u32) -> Open {
+        let used = self.vcs.get(vci as usize).map_or(0, |vc| vc.rx_used);
+        let window = (self.config.window_bytes as u64).saturating_sub(used);
+        if let Some(rising) = &mut self.link_mut(link).rising {
+            rising.granted = window;
+        }
+        Open { version: PROTOCOL_VERSION, reserved: [0; 7], window_bytes: window.into() }
     }
 
     /// A peer's link is up, and the peer has the word. Whoever opens links and says nothing on them shall not have many.
@@ -181,6 +193,7 @@ impl Core {
 
     /// Takes a peer's link into use.
     pub(crate) fn adopt(&mut self, link: LinkId, vci: u32, window: u64) {
+        self.grant(link, vci);
         self.carry(link, vci, VcState::Greeting(link), window);
         self.link_say(link, kind::OPEN_OK, false);
     }
@@ -201,8 +214,13 @@ impl Core {
         let slot = self.link_mut(link);
         slot.state = LinkState::Carrying;
         slot.vc = vci;
-        let Some(caps) = slot.rising.take().map(|rising| PathCaps::new(&rising.up.caps, eager)) else { return };
-        self.vcs[vci as usize].open(state, caps, window);
+        let Some(rising) = slot.rising.take() else { return };
+        let used = (self.config.window_bytes as u64).saturating_sub(rising.granted);
+        let vc = &mut self.vcs[vci as usize];
+        vc.open(state, PathCaps::new(&rising.up.caps, eager), window, used);
+        if vc.credit_owed >= self.config.window_quarter() {
+            self.send_window(vci);
+        }
         self.activate(vci);
     }
 
@@ -212,8 +230,14 @@ impl Core {
         if open.version != PROTOCOL_VERSION || !expected {
             return Err(Violation);
         }
-        let vci = self.link_mut(link).vc;
-        self.carry(link, vci, VcState::Up(link), open.window_bytes.get());
+        let (vci, window) = (self.link_mut(link).vc, open.window_bytes.get());
+        if self.vcs[vci as usize].name == self.me
+            && let Some(rising) = &mut self.link_mut(link).rising
+        {
+            // The other end is this engine, too: what it grants is what it has granted.
+            rising.granted = window;
+        }
+        self.carry(link, vci, VcState::Up(link), window);
         self.called_back(vci);
         if let Some(parked) = self.unpark(vci) {
             self.free_link(parked);

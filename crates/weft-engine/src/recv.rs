@@ -18,7 +18,7 @@ use crate::mutant::{Mutant, strikes};
 use crate::nic::{LinkId, Nic, RemoteIov};
 use crate::ops::{Multi, RecvInfo, XferKind};
 use crate::traffic::Way;
-use crate::vc::Haul;
+use crate::vc::{Haul, VcState};
 use crate::wire::{self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Reader, Rts, Short, Status, kind};
 
 /// Rendezvous requests of one peer that may wait unmatched; far beyond any TX queue.
@@ -150,11 +150,7 @@ impl Core {
         match message.body {
             Body::Eager { bytes, ack } => {
                 mem::scatter(&iov, 0, &bytes);
-                if message.orphan {
-                    self.departed += 1;
-                } else {
-                    self.return_window(vci, bytes.len());
-                }
+                self.eager_taken(vci, bytes.len(), message.orphan);
                 self.received(&info, vci);
                 if let Some(op) = ack {
                     self.ack(vci, op);
@@ -234,11 +230,7 @@ impl Core {
         let Some(message) = self.matcher(tagged).unexpected.remove(key) else { return ADDR_NONE };
         match message.body {
             Body::Eager { bytes, ack } => {
-                if message.orphan {
-                    self.departed += 1;
-                } else {
-                    self.return_window(message.vc, bytes.len());
-                }
+                self.eager_taken(message.vc, bytes.len(), message.orphan);
                 if let Some(op) = ack {
                     self.ack(message.vc, op);
                 }
@@ -406,10 +398,10 @@ impl Core {
         let window = self.config.window_bytes as u64;
         let vc = &mut self.vcs[vci as usize];
         let cost = payload.len() as u64 + EAGER_COST;
-        vc.rx_used += cost;
-        if vc.rx_used > window {
+        if vc.rx_used + cost > window {
             return Err(Violation);
         }
+        vc.rx_used += cost;
         vc.count_message(Way::Received, cost);
         let src = vc.addr;
         let Some((iov, info)) = self.receive_for(tagged, src, tag, data, payload.len() as u64) else {
@@ -484,6 +476,17 @@ impl Core {
         }
     }
 
+    /// A message that has waited here is taken. Its share of the window is the next link's, if it came over one that has ended.
+    fn eager_taken(&mut self, vci: u32, payload_bytes: usize, orphan: bool) {
+        self.departed += usize::from(orphan);
+        let vc = &mut self.vcs[vci as usize];
+        if matches!(vc.state, VcState::Greeting(_) | VcState::Up(_)) {
+            self.return_window(vci, payload_bytes);
+        } else {
+            vc.rx_used = vc.rx_used.saturating_sub(payload_bytes as u64 + EAGER_COST);
+        }
+    }
+
     /// The payload of an eager message has been taken: its share of the window goes back, in portions.
     #[inline(always)]
     fn return_window(&mut self, vci: u32, payload_bytes: usize) {
@@ -498,7 +501,7 @@ impl Core {
     }
 
     #[cold]
-    fn send_window(&mut self, vci: u32) {
+    pub(crate) fn send_window(&mut self, vci: u32) {
         let vc = &mut self.vcs[vci as usize];
         let owed = std::mem::take(&mut vc.credit_owed);
         vc.rx_used = vc.rx_used.saturating_sub(owed);

@@ -174,7 +174,7 @@ pub(crate) struct Vc {
     pub(crate) rendezvous: [u16; 2],
     /// Eager bytes that we may still send.
     pub(crate) tx_credit: u64,
-    /// Eager bytes that the peer has used and not been given back.
+    /// Eager bytes that the peer has used and not been given back, be it over an earlier link: without a link, those of messages that wait.
     pub(crate) rx_used: u64,
     /// Eager bytes to give back.
     pub(crate) credit_owed: u64,
@@ -376,8 +376,9 @@ impl Vc {
         }
     }
 
-    /// Fresh numbering and a fresh window, for a link that is (or soon will be) usable.
-    pub(crate) fn open(&mut self, state: VcState, caps: PathCaps, window_bytes: u64) {
+    /// Fresh numbering and fresh windows, for a link that is (or soon will be) usable. `used`: what the peer has not been granted of its
+    /// own, which is what waited here when that was said.
+    pub(crate) fn open(&mut self, state: VcState, caps: PathCaps, window_bytes: u64, used: u64) {
         self.state = state;
         self.caps = caps;
         self.refused = None;
@@ -385,8 +386,8 @@ impl Vc {
         self.tx_seq = 0;
         self.rx_seq = 0;
         self.tx_credit = window_bytes;
-        self.rx_used = 0;
-        self.credit_owed = 0;
+        self.credit_owed = used.saturating_sub(self.rx_used);
+        self.rx_used = used;
         if let Some(more) = &mut self.more {
             more.announcing = 0;
             more.announced = Announced::default();

@@ -9,10 +9,12 @@ use weft_engine::api::{ADDR_NONE, Access, Config, Context, OpFlags, RecvOp, Regi
 use weft_engine::mem::{self, Iov, IovList, Owned};
 use weft_engine::nic::{LinkId, NicCaps};
 
+const OPEN: u8 = 0;
 const OPEN_OK: u8 = 1;
 const EAGER: u8 = 8;
 const RTS: u8 = 9;
 const FIN: u8 = 11;
+const CREDIT: u8 = 13;
 const WRITE_RTS: u8 = 15;
 const READ: u8 = 16;
 const READ_BULK: u8 = 17;
@@ -235,4 +237,54 @@ fn a_result_longer_than_a_message_is_refused() {
             assert_eq!(case.sent(RESULTS).len() as u64, 16 + len);
         }
     }
+}
+
+/// What a peer may leave here without a receive is one window, however often it calls; what it is granted is what is left of that.
+#[test]
+fn messages_without_a_receive_stay_within_the_window_of_their_peer() {
+    const WINDOW: u64 = 10_000;
+    const COST: u64 = 1000 + 64;
+    let config = Config { window_bytes: WINDOW as usize, ..Config::default() };
+    let mut case = Case::new(CAPS, config);
+    let mut waiting = 0;
+    for link in 0..100 {
+        case.connect(link, 2);
+        assert_eq!(u64_at(&case.sent(OPEN_OK), 16), WINDOW - waiting * COST);
+        // It keeps to that the first times, and then overdraws it.
+        let left = (WINDOW / COST - waiting).min(4);
+        (0..left).for_each(|_| case.say(EAGER, 0, &[7; 1000]));
+        assert!(!case.is_cut());
+        waiting += left;
+        if link > 50 {
+            case.say(EAGER, 0, &[7; 1000]);
+            assert!(case.is_cut());
+        }
+        case.tell(Event::Down(LinkId(link)));
+        assert_eq!(case.engine.unexpected_messages() as u64, waiting);
+    }
+    // While it is away, and while its next call is under way, messages are received: that it learns.
+    let mut memory = Owned::new(vec![0; 1000]);
+    let mut receive = |case: &mut Case| {
+        let ctx = Context { ptr: 1, user: 0 };
+        let iov = [memory.iov()];
+        let recv = RecvOp { src: ADDR_NONE, iov: &iov, tag: 0, ignore: 0, ctx, flags: OpFlags::empty() };
+        case.engine.recv(&recv).unwrap();
+        case.run();
+        assert_eq!(case.done().iter().filter(|end| end.fault.is_none()).count(), 1);
+    };
+    (0..3).for_each(|_| receive(&mut case));
+    case.engine.nic_mut().dials = Some(100);
+    let send = SendOp { dest: 0, iov: &[], tag: 0, data: 0, ctx: Context::default(), flags: OpFlags::empty() };
+    case.engine.send(&send).unwrap();
+    (case.link, case.seq) = (LinkId(100), 0);
+    case.tell(Event::Up { link: case.link, peer: name(2), initiator: true });
+    assert_eq!(u64_at(&case.sent(OPEN), 16), WINDOW - 6 * COST);
+    (0..3).for_each(|_| receive(&mut case));
+    case.tell(Event::Message(case.link, open(1)));
+    assert_eq!(u64_at(&case.sent(CREDIT), 8), 3 * COST);
+    let _ = case.done();
+    (0..3).for_each(|_| receive(&mut case));
+    assert_eq!(u64_at(&case.sent(CREDIT), 8), 3 * COST);
+    assert_eq!(case.engine.window(0), Some(((1 << 20) - 64, 0)));
+    assert_eq!(case.engine.unexpected_messages(), 0);
 }

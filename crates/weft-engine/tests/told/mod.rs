@@ -233,7 +233,7 @@ impl AddressBook for Known {
 pub struct Case {
     pub engine: Engine<Told>,
     /// Messages said on the link that was made last.
-    seq: u32,
+    pub seq: u32,
     pub link: LinkId,
 }
 
