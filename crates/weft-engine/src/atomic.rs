@@ -210,8 +210,8 @@ impl<N: Nic> Engine<N> {
         {
             return Ok(false);
         }
-        if !unwatched && self.core.ops.len() >= self.core.config.tx_depth {
-            return Err(Error::Again);
+        if !unwatched && self.core.ops.len() >= self.core.fast_depth {
+            return if self.core.ops.len() >= self.core.config.tx_depth { Err(Error::Again) } else { Ok(false) };
         }
         let index = if unwatched { NO_OP } else { self.core.ops.next_key() };
         let data = op.flags.contains(OpFlags::DATA).then_some(op.data);

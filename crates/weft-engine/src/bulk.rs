@@ -24,14 +24,12 @@ use crate::mutant::{Mutant, strikes};
 use crate::nic::{Full, LinkError, Nic, RemoteIov, Share};
 use crate::ops::{Phase, XferKind, assist_ctx, push_ctx};
 use crate::rma::part_iov;
-use crate::vc::{Answer, Haul, PathCaps};
+use crate::vc::{Answer, Haul, PathCaps, REQUEST_LIMIT};
 use crate::wire::{self, Assist, Cts, Op, Reader, Short, Status, WireIov, kind};
 
 /// Most pieces of memory for which help is asked: the message stays short.
 const ASSIST_PIECES: usize = 2;
 
-/// Announced pushes of one peer whose bytes may be missing: far beyond any TX queue, so only an attacker gets there.
-const ANNOUNCED_LIMIT: usize = 1 << 17;
 /// In the name of a window: the pusher has named it. The tokens of transfers never have this bit.
 const ANNOUNCED: u64 = 1 << 63;
 
@@ -56,7 +54,7 @@ impl Announced {
         if token != 0 || self.len() > 0 {
             self.tokens.get_or_insert_default().push_back(token);
         }
-        if self.len() > ANNOUNCED_LIMIT { Err(Violation) } else { Ok(()) }
+        if self.len() > REQUEST_LIMIT { Err(Violation) } else { Ok(()) }
     }
 
     /// The name of the next window to be announced.

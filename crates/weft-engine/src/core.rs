@@ -25,7 +25,7 @@ use crate::ops::{Ctx, Multi, Phase, RecvInfo, TxOp, Xfer, XferKind, Xfers};
 use crate::peers::Index;
 use crate::pool::Pool;
 use crate::rma::Regions;
-use crate::vc::{DEFERRED_LIMIT, Deferred, Haul, Queues, Vc, VcState, Waiting};
+use crate::vc::{Deferred, Haul, QUEUED_LIMIT, Queues, Vc, VcState, Waiting};
 use crate::wire::{self, Head, Reader, kind};
 
 /// The peer did something that the protocol forbids: its link is closed.
@@ -59,6 +59,8 @@ pub(crate) struct Core {
     /// Messages that overtook the OPEN_OK of their (unordered) link.
     pub(crate) too_early: Vec<(LinkId, Vec<u8>)>,
     pub(crate) ops: List<TxOp>,
+    /// While more of them are under way the fast paths do not serve.
+    pub(crate) fast_depth: usize,
     pub(crate) xfers: Xfers,
     /// What is registered for them, where a device demands that.
     pub(crate) held: Option<Box<Held>>,
@@ -106,6 +108,7 @@ impl Core {
             link_work: Vec::new(),
             too_early: Vec::new(),
             ops: List::default(),
+            fast_depth: config.tx_depth.min(QUEUED_LIMIT),
             xfers: Xfers::default(),
             held: None,
             multis: Slab::new(),
@@ -314,13 +317,14 @@ impl Core {
             }
             return;
         }
+        let parts = op.parts();
         complete_op(&mut self.completions, op, op.fault);
         self.ops.drop_item(index);
         if let Some(held) = &mut self.held {
             held.let_go_op(index);
         }
         let vc = &mut self.vcs[vci as usize];
-        vc.outstanding = vc.outstanding.saturating_sub(1);
+        vc.outstanding = vc.outstanding.saturating_sub(parts);
         if !vc.tx_is_empty() {
             self.activate(vci);
         }
@@ -373,7 +377,7 @@ impl Core {
         }
         let vc = &mut self.vcs[vci as usize];
         let waiting = vc.waiting.as_ref();
-        if waiting.is_some_and(|waiting| waiting.deferred.len().max(waiting.bulk.len()) > DEFERRED_LIMIT) {
+        if waiting.is_some_and(|waiting| waiting.is_too_much()) {
             return Err(Violation);
         }
         let seq = head.seq.get();

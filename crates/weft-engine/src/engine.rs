@@ -415,26 +415,23 @@ impl<N: Nic> Engine<N> {
     fn run_acks(&mut self, vci: u32) -> bool {
         /// Operation numbers in one ACK: the count must fit one byte, the message the smallest mailbox.
         const BATCH: usize = 48;
-        let mut moved = false;
-        loop {
-            let vc = &mut self.core.vcs[vci as usize];
-            let (Some(link), Some(waiting)) = (vc.link(), vc.waiting.as_mut()) else { return moved };
-            let acks = &mut waiting.acks;
-            if acks.is_empty() {
-                return moved;
-            }
-            let batch = acks.len().min(BATCH);
-            let mut w = crate::wire::Writer::<{ 8 + BATCH * 4 }>::new(kind::ACK, u8::try_from(batch).unwrap_or(0));
-            for op in acks.iter().take(batch) {
+        let vc = &mut self.core.vcs[vci as usize];
+        let (Some(link), Some(waiting)) = (vc.link(), vc.waiting.as_mut()) else { return false };
+        let mut sent = 0;
+        for batch in waiting.acks.chunks(BATCH) {
+            let mut w =
+                crate::wire::Writer::<{ 8 + BATCH * 4 }>::new(kind::ACK, u8::try_from(batch.len()).unwrap_or(0));
+            for op in batch {
                 w.put(&U32::new(*op));
             }
             if self.nic.send(link, w.with_seq(vc.tx_seq), &[]).is_err() {
-                return moved;
+                break;
             }
             vc.tx_seq = vc.tx_seq.wrapping_add(1);
-            acks.drain(..batch);
-            moved = true;
+            sent += batch.len();
         }
+        waiting.acks.drain(..sent);
+        sent > 0
     }
 
     fn run_tx(&mut self, vci: u32) -> bool {
@@ -466,7 +463,9 @@ impl<N: Nic> Engine<N> {
             }
             moved = true;
             self.core.waiting(vci).tx.pop_front();
-            self.core.vcs[vci as usize].outstanding += 1;
+            let parts = self.core.ops.get(index).map_or(1, TxOp::parts);
+            let vc = &mut self.core.vcs[vci as usize];
+            vc.outstanding = vc.outstanding.saturating_add(parts);
             self.core.finish_op(index);
         }
     }

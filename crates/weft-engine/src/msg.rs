@@ -167,7 +167,7 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn start_send(&mut self, index: u32) -> Started {
         let Some(op) = self.core.ops.get_mut(index) else { return Started::Sent };
         let vc = &mut self.core.vcs[op.vc as usize];
-        let Some(link) = vc.link() else { return Started::Blocked };
+        let Some(link) = vc.link().filter(|_| vc.may_ask(0)) else { return Started::Blocked };
         let cost = op.len + EAGER_COST;
         let ack = match vc.caps.answer_to(op.flags) {
             Answer::Nothing => None,

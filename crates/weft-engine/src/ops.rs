@@ -65,6 +65,12 @@ impl TxOp {
         }
     }
 
+    /// How many requests it has taken, when all of it is sent.
+    #[inline]
+    pub(crate) fn parts(&self) -> u32 {
+        self.next_part.max(1)
+    }
+
     /// Whether the peer may be moving bulk data of this part.
     pub(crate) fn awaits(&self, part: u32) -> bool {
         match self.kind {

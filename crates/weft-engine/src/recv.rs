@@ -18,11 +18,8 @@ use crate::mutant::{Mutant, strikes};
 use crate::nic::{LinkId, Nic, RemoteIov};
 use crate::ops::{Multi, RecvInfo, XferKind};
 use crate::traffic::Way;
-use crate::vc::{Haul, VcState};
+use crate::vc::{Haul, REQUEST_LIMIT, VcState};
 use crate::wire::{self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Reader, Rts, Short, Status, kind};
-
-/// Rendezvous requests of one peer that may wait unmatched; far beyond any TX queue.
-const RENDEZVOUS_LIMIT: u32 = 1 << 17;
 
 impl<N: Nic> Engine<N> {
     /// The fast path of [`Engine::recv`]: a plain receive into `piece`, all that `op` has, for which nothing is here yet. False:
@@ -440,7 +437,7 @@ impl Core {
         }
         let waiting = &mut self.vcs[vci as usize].rendezvous_waiting;
         *waiting += 1;
-        if *waiting > RENDEZVOUS_LIMIT {
+        if *waiting as usize > REQUEST_LIMIT {
             return Err(Violation);
         }
         let body = Body::Rendezvous { op, len, source, ack };

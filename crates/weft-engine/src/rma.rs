@@ -23,7 +23,7 @@ use crate::mutant::{Mutant, strikes};
 use crate::nic::{LinkError, Nic, RemoteIov};
 use crate::ops::{Phase, TxOp, Xfer, XferKind};
 use crate::traffic::Way;
-use crate::vc::{Deferred, HEADER_BYTES, Haul, PROMPT_REPLY_BYTES, REPLY_WINDOW_BYTES, reply_cost};
+use crate::vc::{Deferred, HEADER_BYTES, Haul, PROMPT_REPLY_BYTES, REPLY_WINDOW_BYTES, REQUEST_LIMIT, reply_cost};
 use crate::wire::{self, Bulk, F_DATA, F_MORE, Long, Op, Reader, RmaHead, Short, Status, kind};
 
 /// What a write and a read need of a region.
@@ -152,7 +152,7 @@ impl<N: Nic> Engine<N> {
         if !vc.tx_is_empty()
             || len > u64::from(vc.caps.rma_bytes)
             || op.flags.contains(OpFlags::FENCE)
-            || (!nameless && core.ops.len() >= core.config.tx_depth)
+            || (!nameless && core.ops.len() >= core.fast_depth)
         {
             return false;
         }
@@ -250,6 +250,9 @@ impl<N: Nic> Engine<N> {
             }
             if op.next_part >= parts {
                 return Started::Sent;
+            }
+            if !self.core.vcs[op.vc as usize].may_ask(op.pending) {
+                return Started::Blocked;
             }
             let last = op.next_part + 1 == parts;
             let started = match op.kind {
@@ -435,6 +438,11 @@ impl Core {
                 self.regions.hold(key);
                 let kind = XferKind::Write { op: head.op, key, data, parts };
                 let token = self.xfers.insert(vci, kind, iov, source, len);
+                let writing = &mut self.vcs[vci as usize].more().writing;
+                *writing += 1;
+                if *writing > REQUEST_LIMIT {
+                    return Err(Violation);
+                }
                 if follows {
                     self.xfers.open(token, bulk.window.get());
                     self.vcs[vci as usize].more().announced.enter(token)?;
@@ -535,6 +543,8 @@ impl Core {
     /// The bytes of a long write are stored.
     pub(crate) fn write_arrived(&mut self, vci: u32, what: XferKind, len: u64) {
         let XferKind::Write { op, key, data, parts } = what else { return };
+        let writing = &mut self.vcs[vci as usize].more().writing;
+        *writing = writing.saturating_sub(1);
         self.part_done(vci, parts, &written(key, data, usize::try_from(len).unwrap_or(usize::MAX)));
         self.regions.release(key);
         self.ack(vci, op.op.get());

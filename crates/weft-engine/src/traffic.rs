@@ -156,7 +156,7 @@ pub struct PeerReport {
     pub retries: u64,
     /// Operations that wait to be sent.
     pub waiting: u64,
-    /// Operations that were sent and are not complete.
+    /// Operations that were sent and are not complete; of those in parts, the parts.
     pub outstanding: u64,
     /// Links that have come up.
     pub links_up: u64,

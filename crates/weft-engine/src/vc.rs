@@ -41,8 +41,16 @@ pub(crate) fn reply_cost(len: u64) -> u32 {
     u32::try_from(len).ok().filter(|_| ordered).unwrap_or(0)
 }
 
-/// Requests of one peer that may wait for an answer: far beyond any TX queue, so only an attacker gets there.
-pub(crate) const DEFERRED_LIMIT: usize = 1 << 17;
+/// Requests that may be under way to one peer without an answer: messages by rendezvous, messages to be acknowledged, parts of remote
+/// accesses. An engine keeps to that whatever its TX queue holds, so more is a breach of the protocol (docs/protocol.md).
+pub(crate) const REQUEST_LIMIT: usize = 1 << 17;
+
+/// Operations that wait for room send more while at most so many requests are under way. The other half is for the fast paths, which do
+/// not count what is under way to each peer: they serve while no more operations are under way altogether.
+pub(crate) const QUEUED_LIMIT: usize = REQUEST_LIMIT / 2;
+
+/// What may wait to be sent, or to be handed to the device: answers to the peer's requests, and what our own have led to.
+pub(crate) const DEFERRED_LIMIT: usize = 2 * REQUEST_LIMIT;
 
 /// Connections that keep their queues when nothing waits, and queues that are kept for others.
 const KEPT_QUEUES: usize = 8;
@@ -180,7 +188,7 @@ pub(crate) struct Vc {
     pub(crate) credit_owed: u64,
     /// Unexpected messages whose payload waits at the peer.
     pub(crate) rendezvous_waiting: u32,
-    /// Operations that have left the TX queue and are not complete.
+    /// Operations that have left the TX queue and are not complete; as many as they have parts.
     pub(crate) outstanding: u32,
     /// What waits, if anything does ([`Core::waiting`](crate::core::Core::waiting)).
     pub(crate) waiting: Option<Box<Waiting>>,
@@ -197,6 +205,8 @@ pub(crate) struct More {
     pub(crate) fetching: u32,
     /// Answers to our reads that are under way and may have to be copied, in bytes.
     pub(crate) reading: u32,
+    /// Long writes of the peer whose bytes are not all here.
+    pub(crate) writing: usize,
     /// Pushes that we have announced on this link, and the peer's.
     pub(crate) announcing: u64,
     pub(crate) announced: Announced,
@@ -281,6 +291,12 @@ impl Waiting {
             }
         }
         self.copied <= REPLY_WINDOW_BYTES
+    }
+
+    /// Whether the peer has asked for more than it may before it takes the answers.
+    #[inline]
+    pub(crate) fn is_too_much(&self) -> bool {
+        self.deferred.len().max(self.bulk.len()).max(2 * self.acks.len()) > DEFERRED_LIMIT
     }
 
     /// Whether nothing at all waits.
@@ -446,6 +462,12 @@ impl Vc {
     pub(crate) fn is_gone(&self) -> bool {
         let idle = self.state == VcState::Idle && self.waiting.is_none() && self.outstanding == 0;
         self.addr == ADDR_NONE && idle
+    }
+
+    /// Whether one more request may leave, besides `pending` of an operation that has not left altogether.
+    #[inline]
+    pub(crate) fn may_ask(&self, pending: u32) -> bool {
+        (self.outstanding.saturating_add(pending) as usize) < QUEUED_LIMIT
     }
 
     /// Whether anything waits to be sent.

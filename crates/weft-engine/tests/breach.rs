@@ -14,7 +14,9 @@ const OPEN_OK: u8 = 1;
 const EAGER: u8 = 8;
 const RTS: u8 = 9;
 const FIN: u8 = 11;
+const ACK: u8 = 12;
 const CREDIT: u8 = 13;
+const WRITE: u8 = 14;
 const WRITE_RTS: u8 = 15;
 const READ: u8 = 16;
 const READ_BULK: u8 = 17;
@@ -287,4 +289,100 @@ fn messages_without_a_receive_stay_within_the_window_of_their_peer() {
     assert_eq!(u64_at(&case.sent(CREDIT), 8), 3 * COST);
     assert_eq!(case.engine.window(0), Some(((1 << 20) - 64, 0)));
     assert_eq!(case.engine.unexpected_messages(), 0);
+}
+
+/// Requests of one peer that may be under way (docs/protocol.md).
+const REQUESTS: usize = 131_072;
+
+/// A peer asks and asks, and takes no answers, or gives none: at the limit it may still go on, beyond it is cut off.
+#[test]
+fn requests_are_limited() {
+    // Acknowledgements, refusals, answers, windows for long writes, messages without a receive.
+    let asks: [(u8, &[u64], usize); 5] = [
+        (WRITE, &[1, 7, 0, 0], REQUESTS),
+        (WRITE, &[1, 8, 0, 0], 2 * REQUESTS),
+        (READ, &[1, 7, 0, 0, 8, 0, 0], 2 * REQUESTS),
+        (WRITE_RTS, &[1, 7, 0, 0, 100, 0, 0], REQUESTS),
+        (RTS, &[1, 0, 0, 100], REQUESTS),
+    ];
+    for (kind, body, limit) in asks {
+        let mut case = Case::new(CAPS, Config::default());
+        case.connect(0, 2);
+        let mut memory = Owned::new(vec![1; 100]);
+        let access = Access { read: true, write: true };
+        let iov = IovList::from_slice(&[memory.iov()]);
+        case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: false }).unwrap();
+        if kind != WRITE_RTS {
+            case.engine.nic_mut().room = 0;
+        }
+        let body = words(body);
+        for n in 0..=limit {
+            assert!(!case.is_cut(), "kind {kind}: cut off after {n}");
+            case.say(kind, 0, &body);
+        }
+        case.say(kind, 0, &body);
+        assert!(case.is_cut(), "kind {kind}: {limit} were not enough");
+        assert!(case.engine.at_rest());
+    }
+}
+
+#[test]
+fn acknowledgements_leave_in_order_when_they_can() {
+    let mut case = Case::new(CAPS, Config::default());
+    case.connect(0, 2);
+    let mut memory = Owned::new(vec![1; 100]);
+    let access = Access { read: true, write: true };
+    let iov = IovList::from_slice(&[memory.iov()]);
+    case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: false }).unwrap();
+    case.engine.nic_mut().room = 0;
+    (0..1000).for_each(|op| case.say(WRITE, 0, &words(&[op, 7, 0, 0])));
+    let mut told = Vec::new();
+    for room in [1, 0, 5, 100] {
+        case.engine.nic_mut().room = room;
+        case.run();
+    }
+    for (_, bytes) in case.engine.nic().sent.iter().filter(|(_, bytes)| bytes[0] == ACK) {
+        assert_eq!(usize::from(bytes[1]) * 4, bytes.len() - 8);
+        told.extend(bytes[8..].chunks(4).map(|op| u32_at(op, 0)));
+    }
+    assert!(told.into_iter().eq(0..1000));
+}
+
+/// Who has a large TX queue asks no more of a peer than that one lets him, and goes on when it is answered.
+#[test]
+fn a_large_queue_asks_no_more_than_a_peer_answers() {
+    let mut case = Case::new(CAPS, Config { tx_depth: 1 << 20, ..Config::default() });
+    case.connect(0, 2);
+    let mut memory = Owned::new(vec![1; 64]);
+    let iov = [memory.iov()];
+    let ctx = Context { ptr: 1, user: 0 };
+    let (one, eight) = ([RmaIov { addr: 0, len: 64, key: 7 }], [RmaIov { addr: 0, len: 8, key: 7 }; 8]);
+    let mut begun = 0;
+    for n in 0..150_000 {
+        let remote = if n % 5 == 0 { &eight[..] } else { &one };
+        let op = RmaOp { dest: 0, iov: &iov, remote, data: 0, ctx, flags: OpFlags::empty() };
+        if n % 5 == 4 {
+            let flags = OpFlags::DELIVERY;
+            case.engine.send(&SendOp { dest: 0, iov: &iov, tag: 0, data: 0, ctx, flags }).unwrap();
+        } else {
+            case.engine.write(&op).unwrap();
+        }
+        begun += 1;
+    }
+    let mut ended = 0;
+    while ended < begun {
+        case.run();
+        let mut asked = std::mem::take(&mut case.engine.nic_mut().sent);
+        asked.retain(|(_, bytes)| bytes[0] != OPEN_OK);
+        assert!(asked.len() <= REQUESTS, "{} at once", asked.len());
+        assert!(!asked.is_empty(), "{ended} of {begun} have ended, and nothing goes on");
+        let ops = asked.iter().map(|(_, bytes)| u32_at(bytes, 8).to_le_bytes()).collect::<Vec<_>>();
+        for batch in ops.chunks(48) {
+            case.say(ACK, u8::try_from(batch.len()).unwrap(), &batch.concat());
+        }
+        let done = case.done();
+        assert!(done.iter().all(|end| end.fault.is_none()), "{:?}", done.last());
+        ended += done.len();
+    }
+    assert!(case.engine.at_rest() && !case.is_cut());
 }
