@@ -16,10 +16,9 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use weft_nic::Unsent;
+use weft_nic::{Unsent, Worker};
 
 use crate::endpoint::core::CoreRef;
-use crate::worker::Worker;
 
 /// A message waits for one to two of these. A thread that wakes so often takes less than a hundredth of a core.
 const TICK: Duration = Duration::from_millis(1);

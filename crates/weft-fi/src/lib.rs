@@ -41,7 +41,6 @@ mod tagged;
 mod trigger;
 mod wait;
 mod waitset;
-mod worker;
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_void};

@@ -29,13 +29,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::thread::{CpuSet, sched_setaffinity};
+use weft_nic::Worker;
 
 use crate::endpoint::core::CoreRef;
 use crate::errno::Errno;
 use crate::lock;
 use crate::publish::{BEFORE_SLEEP, INTERVAL};
 use crate::wait::Waker;
-use crate::worker::Worker;
 
 /// How often an endpoint that the client progresses is looked at.
 const TICK: Duration = Duration::from_millis(1);

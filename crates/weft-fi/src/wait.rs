@@ -18,9 +18,9 @@ use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno as Sys;
 use weft_fi_sys as sys;
+use weft_nic::Worker;
 
 use crate::errno::Errno;
-use crate::worker::Worker;
 
 /// Events that one sleep reports at most; more are found by the next one.
 const EVENTS: usize = 8;

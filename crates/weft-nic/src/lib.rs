@@ -14,12 +14,13 @@ pub mod handshake;
 pub mod host;
 pub mod memfile;
 pub mod shm;
-pub mod signals;
 pub mod tcp;
 mod unmap;
+mod worker;
 
 pub use config::{Config, Identity};
 pub use devices::{Devices, LinkInfo, Stats};
 pub use error::NicError;
 pub use tcp::{Tcp, TcpConfig, Unsent};
 pub use unmap::UnmapWatch;
+pub use worker::Worker;

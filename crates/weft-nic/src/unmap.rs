@@ -16,12 +16,13 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use rustix::mm::UserfaultfdFlags;
 use weft_engine::nic::Span;
+
+use crate::Worker;
 
 /// `struct uffdio_api`.
 #[repr(C)]
@@ -120,7 +121,7 @@ struct Monitor {
     fd: Option<Arc<OwnedFd>>,
     log: Arc<Log>,
     stop: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Worker>,
 }
 
 static MONITOR: Mutex<Weak<Monitor>> = Mutex::new(Weak::new());
@@ -131,7 +132,7 @@ impl Monitor {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let log = Arc::new(Log::new());
         let (reader, told, stopped) = (Arc::clone(&fd), Arc::clone(&log), Arc::clone(&stop));
-        let thread = std::thread::Builder::new().name("weft-unmap".into()).spawn(move || run(&reader, &told, &stopped));
+        let thread = Worker::spawn("weft-unmap", move || run(&reader, &told, &stopped));
         let thread = Some(thread.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?);
         Ok(Self { fd: Some(fd), log, stop, thread })
     }
@@ -142,10 +143,12 @@ impl Drop for Monitor {
         // The thread has the last of the descriptor, and closes it. From then on nobody who unmaps something is waited for; till
         // then it reads. Were it the other way round, what is freed here could wait for ever.
         self.fd = None;
-        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        let Some(thread) = self.thread.take() else { return };
+        // In a forked child there is no thread to stop but the parent's.
+        if thread.is_ours() {
+            let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
         }
+        thread.join();
     }
 }
 
@@ -178,7 +181,6 @@ fn open() -> rustix::io::Result<OwnedFd> {
 
 /// What the thread does until it is told to stop.
 fn run(fd: &OwnedFd, log: &Log, stop: &OwnedFd) {
-    block_signals();
     let mut messages = [0_u8; MESSAGE_BYTES * 16];
     loop {
         let mut polled = [PollFd::new(fd, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
@@ -199,15 +201,6 @@ fn run(fd: &OwnedFd, log: &Log, stop: &OwnedFd) {
         }
         log.done.store(begun, Ordering::SeqCst);
     }
-}
-
-/// The client's signal handlers run elsewhere: they may unmap memory.
-fn block_signals() {
-    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: it writes the whole set.
-    unsafe { libc::sigfillset(all.as_mut_ptr()) };
-    // SAFETY: the set was just filled.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut()) };
 }
 
 /// The memory that a message says is gone.

@@ -14,19 +14,16 @@
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
 
-use rustix::process::{Pid, getpid};
-
-use crate::signals;
+use crate::Worker;
 
 /// On all architectures that use the generic numbers, among them x86-64, aarch64 and riscv64.
 const SO_PASSRIGHTS: libc::c_int = 83;
 /// Sockets of foreign users that wait to be closed.
 const MOST: usize = 64;
 
-/// The thread that closes, and whose child it is: a forked process has none.
-static CLOSER: Mutex<Option<(Pid, SyncSender<OwnedFd>)>> = Mutex::new(None);
+/// The thread that closes, and the way to it.
+static CLOSER: Mutex<Option<(Worker, SyncSender<OwnedFd>)>> = Mutex::new(None);
 
 /// Whether descriptors may come in by a socket. False: the system has no such setting.
 pub(super) fn allow(socket: BorrowedFd<'_>, yes: bool) -> bool {
@@ -40,17 +37,13 @@ pub(super) fn allow(socket: BorrowedFd<'_>, yes: bool) -> bool {
 /// Closes the socket of a foreign user, and what he has put into it, without waiting for it. Gives it back where that is not possible now.
 pub(super) fn dismiss(socket: OwnedFd) -> Result<(), OwnedFd> {
     let mut closer = CLOSER.lock().unwrap_or_else(PoisonError::into_inner);
-    if closer.as_ref().is_none_or(|(owner, _)| *owner != getpid()) {
+    if closer.as_ref().is_none_or(|(thread, _)| !thread.is_ours()) {
         let (sender, receiver) = sync_channel::<OwnedFd>(MOST);
-        let thread = thread::Builder::new().name("weft-dismiss".to_owned());
-        let run = move || {
-            signals::block();
-            receiver.into_iter().for_each(drop);
-        };
-        if thread.spawn(run).is_err() {
+        let Ok(thread) = Worker::spawn("weft-dismiss", || receiver.into_iter().for_each(drop)) else {
             return Err(socket);
-        }
-        *closer = Some((getpid(), sender));
+        };
+        // What a parent has left here is not ours to close.
+        std::mem::forget(closer.replace((thread, sender)));
     }
     let Some((_, sender)) = &*closer else { return Err(socket) };
     sender.try_send(socket).map_err(|error| match error {

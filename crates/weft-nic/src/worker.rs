@@ -1,7 +1,7 @@
 //! `Worker`: a thread of ours, which whoever has started it ends and waits for.
 //!
-//! Place in the data flow: the progress thread ([`crate::progress`]), the flusher ([`crate::flusher`]) and the helpers of condition
-//! variables ([`crate::wait`]) are such threads.
+//! Place in the data flow: who closes what strangers have sent, who is told what the client unmaps, and in weft-fi the progress thread, the
+//! flusher and the helpers of condition variables are such threads.
 //!
 //! Signals are the client's: its handlers do not run here. A child that the client forks has the structures, but no such thread: there
 //! nobody waits for it.
@@ -10,32 +10,40 @@ use std::io;
 use std::thread::{Builder, JoinHandle};
 
 use rustix::process::{Pid, getpid};
-use weft_nic::signals;
 
 /// A thread of this process, or of the one that has forked it.
-pub(crate) struct Worker {
+pub struct Worker {
     handle: JoinHandle<()>,
     owner: Pid,
 }
 
 impl Worker {
     /// Starts it.
-    pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// Of pthread_create(3): the process may have no more threads.
+    pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let handle = Builder::new().name(name.into()).spawn(|| {
-            signals::block();
+            block_signals();
             run();
         })?;
         Ok(Self { handle, owner: getpid() })
     }
 
     /// Ends its `std::thread::park`.
-    pub(crate) fn unpark(&self) {
+    pub fn unpark(&self) {
         self.handle.thread().unpark();
     }
 
+    /// Whether this process has the thread.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        self.owner == getpid()
+    }
+
     /// Waits for its end, which it has been told of.
-    pub(crate) fn join(self) {
-        if self.owner != getpid() {
+    pub fn join(self) {
+        if !self.is_ours() {
             // Even to let go of the handle would touch what the system keeps of a thread that never was.
             std::mem::forget(self.handle);
             return;
@@ -47,4 +55,13 @@ impl Worker {
             );
         }
     }
+}
+
+/// None runs on this thread from now on.
+fn block_signals() {
+    let mut all = std::mem::MaybeUninit::uninit();
+    // SAFETY: initialises the set.
+    unsafe { libc::sigfillset(all.as_mut_ptr()) };
+    // SAFETY: an initialised set; the old mask is not wanted.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut()) };
 }
