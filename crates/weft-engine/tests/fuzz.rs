@@ -2,6 +2,10 @@
 //! whatever it likes.
 #![allow(clippy::unwrap_used)]
 
+#[path = "fuzz/answers.rs"]
+mod answers;
+mod told;
+
 use std::collections::VecDeque;
 
 use weft_engine::Engine;
@@ -11,18 +15,7 @@ use weft_engine::name::{EpName, NameParts, address_bytes, endpoint_id};
 use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Registrar, RemoteIov, Share, Sink};
 use weft_fuzz::{Reader, fuzz, hash};
 
-fn name(byte: u8) -> EpName {
-    let capability = [byte; 16];
-    EpName::full(&NameParts {
-        socket: "10.0.0.1:7".parse().unwrap(),
-        host_id: 5,
-        ep_id: endpoint_id(&capability),
-        capability,
-        context: None,
-        shm: true,
-        tcp: true,
-    })
-}
+use told::name;
 
 /// Bytes that are an address, or a name, come out as they went in; others are refused.
 #[test]
@@ -224,7 +217,8 @@ fn messages() {
         }
         let nic = Told { caps, up: false, events, answers: 0, down: false };
         let mut engine = Engine::new(Config { window_bytes: 64 * 1024, ..Config::default() }, nic);
-        let (mut region, reachable) = guarded(256);
+        // Longer than what a request may fetch.
+        let (mut region, reachable) = guarded(8192);
         let (mut secret, unreadable) = guarded(256);
         let access = |read, write| Access { read, write };
         for (key, iov, access) in [(7, reachable, access(true, true)), (9, unreadable, access(false, false))] {
