@@ -82,7 +82,10 @@ impl World {
 
     /// The client takes its region back.
     fn withdraw(&mut self) {
+        // What is under way does not last.
+        self.case.engine.nic_mut().hurry = true;
         self.case.engine.remove_region(7);
+        self.case.engine.nic_mut().hurry = false;
         self.offered = false;
         let iov = self.region.iov();
         self.idle(iov, "a region");
@@ -282,6 +285,7 @@ fn answers() {
     let seeds = [
         // Reads in every way, and their answers.
         vec![0, 0, 2, 6, 0, 1, 0, 0, 0, 0, 2, 2, 0, 1, 0, 0, 0, 0, 66, 6, 0, 1, 0, 0, 0, 1, 1, 0, 0],
+        vec![0, 0, 2, 6, 0, 0, 2, 6, 0, 1, 1, 3, 4, 1, 0, 0, 0, 0, 2, 2, 0, 1, 0, 2, 4, 0, 2, 6, 0, 1, 0, 5, 0],
         // Writes and sends, which are asked for, and acknowledged.
         vec![8, 0, 1, 6, 0, 1, 0, 0, 0, 1, 0, 2, 0, 0, 0, 6, 0, 1, 0, 0, 0, 6, 0, 0, 0, 0, 1, 2, 0, 1, 0, 0, 0],
         // Atomics.
@@ -291,7 +295,7 @@ fn answers() {
         vec![8, 0, 6, 6, 0, 4, 1, 6, 0, 1, 0, 0, 0, 4, 5, 6, 0, 6, 4, 0, 0, 7, 0, 0, 0, 4, 0, 2, 0, 0, 6, 2, 0],
         vec![0, 4, 3, 6, 4, 5, 128, 6, 0, 4, 4, 2, 0, 6, 4, 0, 0],
     ];
-    fuzz("client-answers", &seeds, |input| {
+    fuzz("answers", &seeds, |input| {
         let mut input = Reader(input);
         let mut world = World::new(input.byte());
         for _ in 0..64 {
@@ -301,7 +305,6 @@ fn answers() {
             world.step(&mut input);
             world.hear(false);
         }
-        let sent = world.case.engine.nic().sent.iter().fold(0_u64, |kinds, (_, bytes)| kinds | 1 << (bytes[0] & 31));
-        sent << 32 | world.end()
+        world.end()
     });
 }
