@@ -231,7 +231,7 @@ impl Core {
             return Err(Violation);
         }
         let (vci, window) = (self.link_mut(link).vc, open.window_bytes.get());
-        if self.vcs[vci as usize].name == self.me
+        if self.vcs[vci as usize].name.same_endpoint(&self.me)
             && let Some(rising) = &mut self.link_mut(link).rising
         {
             // The other end is this engine, too: what it grants is what it has granted.
