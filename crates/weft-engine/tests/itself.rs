@@ -61,7 +61,8 @@ fn send(case: &mut Case, tag: u64, memory: &mut Owned) {
 
 fn recv(case: &mut Case, tag: u64, memory: &mut Owned) {
     let iov = [memory.iov()];
-    let op = RecvOp { src: ADDR_NONE, iov: &iov, tag, ignore: 0, ctx: Context { ptr: 2, user: 0 }, flags: OpFlags::TAGGED };
+    let op =
+        RecvOp { src: ADDR_NONE, iov: &iov, tag, ignore: 0, ctx: Context { ptr: 2, user: 0 }, flags: OpFlags::TAGGED };
     case.engine.recv(&op).unwrap();
     case.run();
 }

@@ -1,4 +1,4 @@
-//! Sockets and time: new connections, handshakes, hang-ups, time-outs, and how links end.
+//! Sockets and time: handshakes, hang-ups, time-outs, and how links end.
 //!
 //! Place in the data flow: part of [`Shm`]; `poll` calls [`Shm::check_control`] now and then.
 //!
@@ -32,16 +32,11 @@ use super::{Event, Shm, Slot, cma, page, rights};
 
 /// Events taken from epoll at once.
 const EVENTS: usize = 64;
-/// Connections accepted in one check.
-const ACCEPTS: usize = 16;
-/// Handshakes that peers began and that may be under way; for one more the oldest is given up, so that connections that
-/// say nothing cannot shut others out. Where the process may have few descriptors, they get an eighth of them.
-const MAX_ACCEPTED: usize = 1024;
 /// Cold links that the slow scan looks at in one clock tick.
 const SCAN_LINKS: usize = 8;
 /// After something has happened in a handshake so many looks at the sockets are made early: its next frame is due in
 /// some microseconds. A peer that does not answer, because it computes, does not slow us down for longer.
-const ATTENTION: u32 = 256;
+pub(super) const ATTENTION: u32 = 256;
 /// While a connection waits for room in a backlog it is tried again so often when asleep.
 const RETRY_NS: u64 = 2_000_000;
 /// While foreign users keep us from accepting it is tried again so often when asleep.
@@ -59,16 +54,16 @@ const TOKEN_PID: u64 = 3 << 32;
 
 /// Listeners, timer, clock.
 pub(super) struct Control {
-    by_id: OwnedFd,
-    by_port: Option<OwnedFd>,
+    pub(super) by_id: OwnedFd,
+    pub(super) by_port: Option<OwnedFd>,
     /// Foreign users cannot send us descriptors.
     pub(super) refuses_rights: bool,
     /// The socket of one that cannot be closed yet. Until it is, nobody is accepted.
     pub(super) stranger: Option<OwnedFd>,
-    timer: OwnedFd,
+    pub(super) timer: OwnedFd,
     timer_armed: bool,
     /// Given up for a moment where descriptors have run out.
-    spare: Option<OwnedFd>,
+    pub(super) spare: Option<OwnedFd>,
     /// The coarse clock as last read.
     now_ns: u64,
 }
@@ -101,7 +96,7 @@ impl Control {
         assert!(rights::allow(self.by_id.as_fd(), true));
     }
 
-    fn listeners(&self) -> impl Iterator<Item = (&OwnedFd, u64)> {
+    pub(super) fn listeners(&self) -> impl Iterator<Item = (&OwnedFd, u64)> {
         let by_port = self.by_port.iter().map(|socket| (socket, TOKEN_PORT));
         [(&self.by_id, TOKEN_ID)].into_iter().chain(by_port)
     }
@@ -276,110 +271,17 @@ impl Shm {
         }
     }
 
-    fn deadline_ns(&self) -> u64 {
+    pub(super) fn deadline_ns(&self) -> u64 {
         coarse_ns().saturating_add(self.config.connect_timeout_ms.saturating_mul(1_000_000))
     }
 
-    fn accept_connections<S: Sink>(&mut self, by_port: bool, sink: &mut S) -> usize {
-        let mut calls = 0;
-        for _ in 0..ACCEPTS {
-            let Some(socket) = self.accept_one(by_port) else { return calls };
-            let handshake = match Handshake::accepted(socket, &self.me, by_port, self.deadline_ns()) {
-                Ok(handshake) => handshake,
-                // A foreign user is hung up on without an answer.
-                Err(socket) => {
-                    self.dismiss(socket);
-                    continue;
-                }
-            };
-            self.make_room_for_handshake();
-            let key = self.handshakes.insert(handshake);
-            self.accepted.push_back(key);
-            if self.watch_handshake(key).is_err() {
-                self.handshakes[key].refuse(LinkError::Resources);
-                self.drop_handshake(key);
-                continue;
-            }
-            calls += self.step_handshake(key, sink);
-        }
-        // There may be more, which nobody reports again before the next look.
-        self.attention = ATTENTION;
-        calls
-    }
-
-    /// Parts with the socket of a foreign user.
-    fn dismiss(&mut self, socket: OwnedFd) {
-        if self.control.refuses_rights {
-            return;
-        }
-        if let Err(socket) = rights::dismiss(socket) {
-            self.control.stranger = Some(socket);
-            self.listen(false);
-        }
-    }
-
-    /// Whether those are reported who connect.
-    fn listen(&self, yes: bool) {
-        let flags = if yes { EventFlags::IN } else { EventFlags::empty() };
-        for (socket, token) in self.control.listeners() {
-            // Fails for no reason that the manual knows for a descriptor that is there; the next clock tick tries again.
-            let _ = epoll::modify(&self.epoll, socket, EventData::new_u64(token), flags);
-        }
-    }
-
-    /// Goes on accepting, if that was held up and need not be any more.
-    fn accept_again(&mut self) {
-        if let Some(socket) = self.control.stranger.take() {
-            match rights::dismiss(socket) {
-                Ok(()) => self.listen(true),
-                Err(socket) => self.control.stranger = Some(socket),
-            }
-        }
-    }
-
-    /// The next connection that waits at a listener.
-    fn accept_one(&mut self, by_port: bool) -> Option<OwnedFd> {
-        if self.control.stranger.is_some() {
-            return None;
-        }
-        let listener = if by_port { self.control.by_port.as_ref()? } else { &self.control.by_id };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        match rustix::net::accept_with(listener, flags) {
-            Ok(socket) => Some(socket),
-            Err(Errno::MFILE | Errno::NFILE) => {
-                // Descriptors have run out. The connection must not stay, or the listener would wake us for ever:
-                // the spare descriptor serves to tell the peer, which then goes another way.
-                self.control.spare = None;
-                if let Ok(socket) = rustix::net::accept_with(listener, flags) {
-                    handshake::turn_away(&socket);
-                    self.dismiss(socket);
-                }
-                self.control.spare = self.control.timer.try_clone().ok();
-                None
-            }
-            Err(_) => None,
-        }
-    }
-
-    /// Gives up the oldest handshake that a peer began, if there are too many.
-    fn make_room_for_handshake(&mut self) {
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let share = limit.and_then(|limit| usize::try_from(limit / 8).ok()).unwrap_or(MAX_ACCEPTED);
-        if self.accepted.len() >= MAX_ACCEPTED.min(share)
-            && let Some(&oldest) = self.accepted.front()
-        {
-            self.handshakes[oldest].refuse(LinkError::Resources);
-            self.drop_handshake(oldest);
-        }
-    }
-
-    fn watch_handshake(&self, key: usize) -> io::Result<()> {
+    pub(super) fn watch_handshake(&self, key: usize) -> io::Result<()> {
         let socket = self.handshakes[key].socket();
         Ok(epoll::add(&self.epoll, socket, token_of(TOKEN_HANDSHAKE, key), WATCH)?)
     }
 
     /// Lets a handshake go as far as it gets.
-    fn step_handshake<S: Sink>(&mut self, key: usize, sink: &mut S) -> usize {
+    pub(super) fn step_handshake<S: Sink>(&mut self, key: usize, sink: &mut S) -> usize {
         if !self.handshakes.contains(key) {
             return 0;
         }
@@ -424,7 +326,7 @@ impl Shm {
         self.handshakes.remove(key)
     }
 
-    fn drop_handshake(&mut self, key: usize) {
+    pub(super) fn drop_handshake(&mut self, key: usize) {
         let handshake = self.take_handshake(key);
         self.part_from(&handshake);
     }

@@ -6,7 +6,8 @@
 //! - `segment.rs`: sealed memfds and what lies where in them; `lines.rs`, `ring.rs`: one direction of a pair;
 //! - `page.rs`, `doorbell.rs`: how a consumer learns of rings that it does not look at in every poll, and how it is
 //!   woken; `sleep.rs`: which links are looked at in every poll, and sleeping;
-//! - `handshake.rs`: how a pair comes about; `control.rs`: sockets, time-outs, links that end;
+//! - `accept.rs`, `handshake.rs`: how a pair comes about, `rights.rs`: without a foreign user's descriptors; `control.rs`: sockets,
+//!   time-outs, links that end;
 //! - `link.rs`: one end of a pair; `transfer.rs`, `share.rs`, `cma.rs`: transfers by address, which both sides copy together;
 //!   `probe.rs`: what the system allows.
 //!
@@ -25,6 +26,7 @@
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("the shared-memory device needs 64-bit addresses and atomics");
 
+mod accept;
 mod cma;
 mod control;
 mod doorbell;

@@ -1,0 +1,115 @@
+//! Connections that peers make, until they are handshakes: bounded in number, and none from another user.
+//!
+//! Place in the data flow: part of [`Shm`]; [`super::control`] calls it for what epoll reports of the listeners, and when the clock ticks.
+
+use std::os::fd::OwnedFd;
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+use weft_engine::nic::{LinkError, Sink};
+
+use super::control::ATTENTION;
+use super::handshake::{self, Handshake};
+use super::{Shm, rights};
+
+/// Connections accepted in one check.
+const ACCEPTS: usize = 16;
+/// Handshakes that peers began and that may be under way; for one more the oldest is given up, so that connections that
+/// say nothing cannot shut others out. Where the process may have few descriptors, they get an eighth of them.
+const MAX_ACCEPTED: usize = 1024;
+
+impl Shm {
+    pub(super) fn accept_connections<S: Sink>(&mut self, by_port: bool, sink: &mut S) -> usize {
+        let mut calls = 0;
+        for _ in 0..ACCEPTS {
+            let Some(socket) = self.accept_one(by_port) else { return calls };
+            let handshake = match Handshake::accepted(socket, &self.me, by_port, self.deadline_ns()) {
+                Ok(handshake) => handshake,
+                // A foreign user is hung up on without an answer.
+                Err(socket) => {
+                    self.dismiss(socket);
+                    continue;
+                }
+            };
+            self.make_room_for_handshake();
+            let key = self.handshakes.insert(handshake);
+            self.accepted.push_back(key);
+            if self.watch_handshake(key).is_err() {
+                self.handshakes[key].refuse(LinkError::Resources);
+                self.drop_handshake(key);
+                continue;
+            }
+            calls += self.step_handshake(key, sink);
+        }
+        // There may be more, which nobody reports again before the next look.
+        self.attention = ATTENTION;
+        calls
+    }
+
+    /// Parts with the socket of a foreign user.
+    pub(super) fn dismiss(&mut self, socket: OwnedFd) {
+        if self.control.refuses_rights {
+            return;
+        }
+        if let Err(socket) = rights::dismiss(socket) {
+            self.control.stranger = Some(socket);
+            self.listen(false);
+        }
+    }
+
+    /// Whether those are reported who connect.
+    fn listen(&self, yes: bool) {
+        let flags = if yes { EventFlags::IN } else { EventFlags::empty() };
+        for (socket, token) in self.control.listeners() {
+            // Fails for no reason that the manual knows for a descriptor that is there; the next clock tick tries again.
+            let _ = epoll::modify(&self.epoll, socket, EventData::new_u64(token), flags);
+        }
+    }
+
+    /// Goes on accepting, if that was held up and need not be any more.
+    pub(super) fn accept_again(&mut self) {
+        if let Some(socket) = self.control.stranger.take() {
+            match rights::dismiss(socket) {
+                Ok(()) => self.listen(true),
+                Err(socket) => self.control.stranger = Some(socket),
+            }
+        }
+    }
+
+    /// The next connection that waits at a listener.
+    fn accept_one(&mut self, by_port: bool) -> Option<OwnedFd> {
+        if self.control.stranger.is_some() {
+            return None;
+        }
+        let listener = if by_port { self.control.by_port.as_ref()? } else { &self.control.by_id };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match rustix::net::accept_with(listener, flags) {
+            Ok(socket) => Some(socket),
+            Err(Errno::MFILE | Errno::NFILE) => {
+                // Descriptors have run out. The connection must not stay, or the listener would wake us for ever:
+                // the spare descriptor serves to tell the peer, which then goes another way.
+                self.control.spare = None;
+                if let Ok(socket) = rustix::net::accept_with(listener, flags) {
+                    handshake::turn_away(&socket);
+                    self.dismiss(socket);
+                }
+                self.control.spare = self.control.timer.try_clone().ok();
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// Gives up the oldest handshake that a peer began, if there are too many.
+    fn make_room_for_handshake(&mut self) {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let share = limit.and_then(|limit| usize::try_from(limit / 8).ok()).unwrap_or(MAX_ACCEPTED);
+        if self.accepted.len() >= MAX_ACCEPTED.min(share)
+            && let Some(&oldest) = self.accepted.front()
+        {
+            self.handshakes[oldest].refuse(LinkError::Resources);
+            self.drop_handshake(oldest);
+        }
+    }
+}
