@@ -53,7 +53,7 @@ impl Shm {
             return;
         }
         if let Err(socket) = rights::dismiss(socket) {
-            self.control.stranger = Some(socket);
+            self.control.strangers.push(socket);
             self.listen(false);
         }
     }
@@ -69,17 +69,20 @@ impl Shm {
 
     /// Goes on accepting, if that was held up and need not be any more.
     pub(super) fn accept_again(&mut self) {
-        if let Some(socket) = self.control.stranger.take() {
-            match rights::dismiss(socket) {
-                Ok(()) => self.listen(true),
-                Err(socket) => self.control.stranger = Some(socket),
+        if self.control.strangers.is_empty() {
+            return;
+        }
+        while let Some(socket) = self.control.strangers.pop() {
+            if let Err(socket) = rights::dismiss(socket) {
+                return self.control.strangers.push(socket);
             }
         }
+        self.listen(true);
     }
 
     /// The next connection that waits at a listener.
     fn accept_one(&mut self, by_port: bool) -> Option<OwnedFd> {
-        if self.control.stranger.is_some() {
+        if !self.control.strangers.is_empty() {
             return None;
         }
         let listener = if by_port { self.control.by_port.as_ref()? } else { &self.control.by_id };

@@ -58,8 +58,8 @@ pub(super) struct Control {
     pub(super) by_port: Option<OwnedFd>,
     /// Foreign users cannot send us descriptors.
     pub(super) refuses_rights: bool,
-    /// The socket of one that cannot be closed yet. Until it is, nobody is accepted.
-    pub(super) stranger: Option<OwnedFd>,
+    /// The sockets of those that cannot be closed yet. Until they are, nobody is accepted.
+    pub(super) strangers: Vec<OwnedFd>,
     pub(super) timer: OwnedFd,
     timer_armed: bool,
     /// Given up for a moment where descriptors have run out.
@@ -86,7 +86,7 @@ impl Control {
         let spare = Some(timer.try_clone()?);
         let refuses_rights = rights::allow(by_id.as_fd(), false);
         let now_ns = coarse_ns();
-        Ok(Self { by_id, by_port, refuses_rights, stranger: None, timer, timer_armed: false, spare, now_ns })
+        Ok(Self { by_id, by_port, refuses_rights, strangers: Vec::new(), timer, timer_armed: false, spare, now_ns })
     }
 
     /// As on a system where sockets cannot refuse descriptors.
@@ -305,7 +305,7 @@ impl Shm {
         }
     }
 
-    fn try_step(&mut self, key: usize) -> Result<Step, LinkError> {
+    pub(super) fn try_step(&mut self, key: usize) -> Result<Step, LinkError> {
         let was_connecting = self.handshakes[key].is_connecting();
         let step = self.handshakes[key].step(&local(
             &self.me,
@@ -329,6 +329,9 @@ impl Shm {
     pub(super) fn drop_handshake(&mut self, key: usize) {
         let handshake = self.take_handshake(key);
         self.part_from(&handshake);
+        if handshake.may_be_foreign() {
+            self.dismiss(handshake.into_socket());
+        }
     }
 
     /// Ends a connection that does not become a link.
@@ -435,7 +438,7 @@ impl Shm {
             let retry = self.control.now_ns.saturating_add(RETRY_NS);
             if handshake.is_connecting() { retry } else { handshake.deadline_ns }
         });
-        let retry = self.control.stranger.is_some().then(|| self.control.now_ns.saturating_add(ACCEPT_AGAIN_NS));
+        let retry = (!self.control.strangers.is_empty()).then(|| self.control.now_ns.saturating_add(ACCEPT_AGAIN_NS));
         if let Some(at_ns) = soonest.chain(retry).min() {
             self.control.timer_armed = true;
             // One coarse tick later, so that the coarse clock has reached the deadline, too.

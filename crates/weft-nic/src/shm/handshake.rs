@@ -147,6 +147,8 @@ pub(super) enum Step {
 enum State {
     /// Initiator: the listener's backlog was full.
     Connecting,
+    /// Initiator: connected to somebody whose user is not known yet.
+    Reached,
     /// Initiator: waits for the challenge.
     Greeted,
     /// Initiator: waits for the answer to the offer.
@@ -270,6 +272,11 @@ impl Handshake {
         matches!(self.state, State::Connecting)
     }
 
+    /// Whether the other end may be a foreign user's.
+    pub(super) fn may_be_foreign(&self) -> bool {
+        matches!(self.state, State::Reached)
+    }
+
     /// Goes as far as it gets without waiting.
     pub(super) fn step(&mut self, local: &Local<'_>) -> Result<Step, LinkError> {
         if self.is_connecting() {
@@ -318,6 +325,7 @@ impl Handshake {
             Err(Errno::ACCESS | Errno::PERM) => return Err(LinkError::Denied),
             Err(_) => return Err(LinkError::Resources),
         }
+        self.state = State::Reached;
         self.pid = peer_pid(self.socket.as_fd())?;
         rights::allow(self.socket.as_fd(), true);
         let mut frame = Frame::new(HELLO);

@@ -454,7 +454,7 @@ impl Drop for Shm {
         // A forked child shares our memory and our sockets: what it says there would be taken for our word.
         if rustix::process::getpid() == self.owner {
             self.hang_up_on_all();
-            self.control.stranger.take().into_iter().for_each(rights::dismiss_at_last);
+            self.control.strangers.drain(..).for_each(rights::dismiss_at_last);
         }
     }
 }

@@ -15,7 +15,8 @@ use rustix::net::{
 use weft_engine::nic::{LinkError, Nic};
 
 use super::{Node, join, name, until};
-use crate::shm::{ShmConfig, handshake};
+use crate::shm::handshake::Handshake;
+use crate::shm::{ShmConfig, handshake, rights};
 
 /// Runs a function on a thread of the user `nobody`. None: we may not.
 fn as_nobody<T: Send>(run: impl FnOnce() -> T + Send) -> Option<T> {
@@ -67,6 +68,14 @@ fn lingering() -> (TcpStream, TcpStream) {
     (sender, listener.accept().unwrap().0)
 }
 
+fn hand_over(by: &OwnedFd, blocking: &TcpStream) -> rustix::io::Result<usize> {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [blocking.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    rustix::net::sendmsg(by, &[IoSlice::new(b"hold this")], &mut control, SendFlags::empty())
+}
+
 /// A foreign user puts descriptors into his connections that block whoever closes them: they do not block us. `old`: on a system where
 /// he can do so.
 fn descriptors_block_nobody(old: bool) {
@@ -81,11 +90,7 @@ fn descriptors_block_nobody(old: bool) {
         let hold_up = |_| {
             let (socket, (blocking, other)) = (socket(), lingering());
             rustix::net::connect(&socket, &address).unwrap();
-            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            let fds = [blocking.as_fd()];
-            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-            let sent = rustix::net::sendmsg(&socket, &[IoSlice::new(b"hold this")], &mut control, SendFlags::empty());
+            let sent = hand_over(&socket, &blocking);
             // Closed in this order, or not by us.
             (other, sent, (!old).then_some(blocking))
         };
@@ -98,11 +103,45 @@ fn descriptors_block_nobody(old: bool) {
         victim.poll();
     }
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
-    assert_eq!(victim.nic.control.stranger.is_some(), old);
+    assert_eq!(victim.nic.control.strangers.is_empty(), !old);
     drop(attack);
     let mut friend = Node::new(&ShmConfig::default());
     join(&mut friend, &mut victim);
-    assert!(victim.nic.handshakes.is_empty() && victim.nic.control.stranger.is_none());
+    assert!(victim.nic.handshakes.is_empty() && victim.nic.control.strangers.is_empty());
+}
+
+/// The same by one who listens where we call, before we have seen who he is: 70 calls.
+#[test]
+fn a_foreign_listeners_descriptors_are_closed_by_others() {
+    let mut caller = Node::new(&ShmConfig::default());
+    caller.nic.control.accept_rights();
+    let wanted = name();
+    let listener = socket();
+    let address = SocketAddrUnix::new_abstract_name(&handshake::id_address(&wanted.ep_id())).unwrap();
+    rustix::net::bind(&listener, &address).unwrap();
+    if as_nobody(|| rustix::net::listen(&listener, 100).unwrap()).is_none() {
+        return eprintln!("not tested: this user may not become another one");
+    }
+    let mut attack = Vec::new();
+    let mut calls = Vec::new();
+    for link in 0..70 {
+        let call = caller.nic.handshakes.insert(Handshake::connect(&wanted, link, u64::MAX).unwrap());
+        assert_eq!(caller.nic.try_step(call).err(), Some(LinkError::Denied));
+        rights::allow(caller.nic.handshakes[call].socket(), true);
+        let (blocking, other) = lingering();
+        hand_over(&rustix::net::accept(&listener).unwrap(), &blocking).unwrap();
+        attack.push(other);
+        calls.push(call);
+    }
+    let start = Instant::now();
+    calls.into_iter().for_each(|call| caller.nic.drop_handshake(call));
+    for _ in 0..20_000 {
+        caller.poll();
+    }
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    drop(attack);
+    join(&mut caller, &mut Node::new(&ShmConfig::default()));
+    assert!(caller.nic.control.strangers.is_empty());
 }
 
 #[test]
