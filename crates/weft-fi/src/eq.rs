@@ -236,7 +236,6 @@ impl Eq {
             match self.waker.as_ref().filter(|_| fruitless > YIELDS) {
                 None => std::thread::yield_now(),
                 Some(waker) => {
-                    waker.hush();
                     if self.drivers.sleep(waker, deadline, || self.is_empty()) == Woken::Signal {
                         // fi_eq(3): a thread that is signaled returns as one whose time is up.
                         return if self.is_empty() { Err(Errno::AGAIN) } else { Ok(()) };
@@ -250,7 +249,6 @@ impl Eq {
     /// For `fi_trywait`: Ok when the client may block on the descriptor.
     pub(crate) fn trywait(&self) -> Result<(), Errno> {
         let waker = self.waker.as_ref().ok_or(Errno::INVAL)?;
-        waker.hush();
         if self.drivers.progress() > 0 || !self.drivers.may_sleep(waker, || self.is_empty()) {
             return Err(Errno::AGAIN);
         }

@@ -19,7 +19,6 @@ pub(crate) mod tried;
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::time::ClockId;
@@ -56,7 +55,7 @@ const NAP: Duration = Duration::from_micros(200);
 
 /// What the file that the model checker tries imports from here.
 mod sync {
-    pub(super) use std::sync::atomic::{AtomicBool, Ordering};
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     pub(super) use parking_lot::Mutex;
 }
@@ -90,8 +89,6 @@ pub(crate) struct Sources {
     presence: Arc<Presence>,
     /// What `fi_trywait` has parked.
     tried: Tried<CoreRef>,
-    /// How often sleepers were told to look for themselves.
-    calls: AtomicU64,
     /// The thread that progresses the endpoints while the client does not, with automatic progress.
     auto: Option<Arc<AutoProgress>>,
 }
@@ -107,6 +104,10 @@ impl Rest for CoreRef {
     fn unpark(&self, sleep: Sleep) {
         Core::unpark(self, sleep);
     }
+
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(self, other)
+    }
 }
 
 impl Domain {
@@ -115,8 +116,7 @@ impl Domain {
         // SAFETY: what the client promised when it opened the domain: calls on a queue or counter are serialized with
         // those on everything bound to it.
         let list = unsafe { Guarded::new(self.callers(), self.meter(), Vec::new()) };
-        let (presence, calls) = (Presence::enter(), AtomicU64::new(0));
-        Sources { list, presence, tried: Tried::new(), calls, auto: self.auto_progress().cloned() }
+        Sources { list, presence: Presence::enter(), tried: Tried::new(), auto: self.auto_progress().cloned() }
     }
 }
 
@@ -138,15 +138,23 @@ impl Sources {
     }
 
     /// Whoever sleeps, or is about to, has to look for itself: an endpoint of these has changed in a way that it did not expect, and may
-    /// not be parked for it. Somebody who [arms](Waitable::arm) takes back the ring, but not this.
+    /// not be parked for it.
     #[cold]
     pub(crate) fn call(&self, waker: Option<&Waker>) {
-        self.calls.fetch_add(1, Ordering::Release);
+        self.tried.call();
         waker.inspect(|waker| waker.ring());
     }
 
-    fn calls(&self) -> u64 {
-        self.calls.load(Ordering::Acquire)
+    /// Arms what is waited for, unless there was a call since there had been so many of them: others may have slept through it.
+    fn arm(&self, what: &impl Waitable, waker: &Waker, calls: u64) -> bool {
+        if !what.arm() {
+            return false;
+        }
+        let same = self.tried.calls() == calls;
+        if !same {
+            waker.ring();
+        }
+        same
     }
 
     /// One round of progress on every endpoint. Returns 0 when nothing happened.
@@ -207,11 +215,11 @@ impl Sources {
         if what.ready() || (self.progress() > 0 && what.ready()) {
             return Err(Errno::AGAIN);
         }
-        let calls = self.calls();
-        let arm = || what.arm() && self.calls() == calls;
+        let calls = self.tried.calls();
+        let arm = || self.arm(what, waker, calls);
         let Some(auto) = &self.auto else {
             let parked = self.park(waker, Sleep::Outside);
-            let may = self.tried.may_sleep(this_thread(), parked, Sleep::Outside, arm);
+            let may = self.tried.may_sleep(this_thread(), parked, waker, Sleep::Outside, arm);
             return if may { Ok(()) } else { Err(Errno::AGAIN) };
         };
         if !arm() {
@@ -295,10 +303,10 @@ pub(crate) fn wait(what: &impl Waitable, deadline: Deadline) -> Waited {
 /// Parks and sleeps once, unless there turns out to be something to do.
 fn sleep(what: &impl Waitable, waker: &Waker, deadline: Deadline, slice: &mut Duration) -> Woken {
     let sources = what.sources();
-    let calls = sources.calls();
+    let calls = sources.tried.calls();
     let Some(parked) = sources.park(waker, Sleep::Inside) else { return Woken::Event };
     let before = rounds(&parked);
-    let woken = if what.arm() && sources.calls() == calls {
+    let woken = if sources.tried.share(&parked, waker, Sleep::Outside) && sources.arm(what, waker, calls) {
         waker.sleep(Some(deadline.left().map_or(*slice, |left| left.min(*slice))))
     } else {
         Woken::Event

@@ -47,7 +47,8 @@ use tried::{Rest, Tried};
 /// What a client sleeps on: readable while the bell has been rung or a parked device has seen something come.
 #[derive(Default)]
 struct Fd {
-    ready: Mutex<(bool, bool)>,
+    /// The bell, the devices.
+    ready: Mutex<(bool, [bool; 2])>,
     changed: Condvar,
 }
 
@@ -61,14 +62,14 @@ impl Fd {
         self.ready.lock().unwrap().0 = false;
     }
 
-    fn device(&self, readable: bool) {
-        self.ready.lock().unwrap().1 = readable;
+    fn device(&self, which: usize, readable: bool) {
+        self.ready.lock().unwrap().1[which] = readable;
         self.changed.notify_all();
     }
 
     fn sleep(&self) {
         let mut ready = self.ready.lock().unwrap();
-        while *ready == (false, false) {
+        while *ready == (false, [false; 2]) {
             ready = self.changed.wait(ready).unwrap();
         }
     }
@@ -85,10 +86,12 @@ struct State {
     external: u32,
 }
 
-/// A queue that one endpoint fills, or a counter that it raises.
+/// A queue that endpoints fill, or a counter that they raise.
 struct Model {
     fd: Fd,
-    state: Mutex<State>,
+    states: [Mutex<State>; 2],
+    /// How many of the endpoints there are by now.
+    joined: Mutex<usize>,
     tried: Tried<Arc<Endpoint>>,
     /// Entries, and whether somebody wants to be rung when there are any.
     queue: Mutex<(usize, bool)>,
@@ -96,7 +99,7 @@ struct Model {
 }
 
 /// The model once more, as the thing that is parked.
-struct Endpoint(Weak<Model>);
+struct Endpoint(Weak<Model>, usize);
 
 impl Rest for Arc<Endpoint> {
     type Waker = ();
@@ -104,7 +107,7 @@ impl Rest for Arc<Endpoint> {
 
     fn park(&self, (): &(), (): ()) -> bool {
         let model = self.0.upgrade().unwrap();
-        let mut state = model.state.lock().unwrap();
+        let mut state = model.states[self.1].lock().unwrap();
         if state.come > 0 {
             return false;
         }
@@ -115,9 +118,13 @@ impl Rest for Arc<Endpoint> {
 
     fn unpark(&self, (): ()) {
         let model = self.0.upgrade().unwrap();
-        let mut state = model.state.lock().unwrap();
+        let mut state = model.states[self.1].lock().unwrap();
         state.external -= 1;
         state.parked &= state.external > 0;
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        self.1 == other.1
     }
 }
 
@@ -125,7 +132,8 @@ impl Model {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             fd: Fd::default(),
-            state: Mutex::default(),
+            states: Default::default(),
+            joined: Mutex::new(1),
             tried: Tried::new(),
             queue: Mutex::default(),
             gauge: Gauge::new(),
@@ -133,19 +141,32 @@ impl Model {
     }
 
     /// A message comes from outside.
-    fn comes(&self) {
-        let mut state = self.state.lock().unwrap();
+    fn comes(&self, to: usize) {
+        let mut state = self.states[to].lock().unwrap();
         state.come += 1;
         if std::mem::take(&mut state.parked) {
-            self.fd.device(true);
+            self.fd.device(to, true);
         }
+    }
+
+    /// The other endpoint is bound to the queue.
+    fn joins(&self) {
+        *self.joined.lock().unwrap() = 2;
+        self.tried.call();
+        self.fd.ring();
     }
 
     /// `Core::progress`: a round, after which the device is parked again for those who sleep.
     fn progress(&self) {
-        let mut state = self.state.lock().unwrap();
+        for which in 0..*self.joined.lock().unwrap() {
+            self.round(which);
+        }
+    }
+
+    fn round(&self, which: usize) {
+        let mut state = self.states[which].lock().unwrap();
         let come = std::mem::take(&mut state.come);
-        self.fd.device(false);
+        self.fd.device(which, false);
         state.parked = state.external > 0;
         if come == 0 {
             return;
@@ -161,9 +182,19 @@ impl Model {
         }
     }
 
+    /// `Sources::trywait`.
     fn may_sleep(self: &Arc<Self>, thread: usize, arm: impl FnOnce() -> bool) -> bool {
-        let endpoint = Arc::new(Endpoint(Arc::downgrade(self)));
-        self.tried.may_sleep(thread, tried::park([endpoint].iter(), &(), ()), (), arm)
+        let calls = self.tried.calls();
+        let joined = *self.joined.lock().unwrap();
+        let list = (0..joined).map(|which| Arc::new(Endpoint(Arc::downgrade(self), which))).collect::<Vec<_>>();
+        self.tried.may_sleep(thread, tried::park(list.iter(), &(), ()), &(), (), || {
+            let armed = arm();
+            if armed && self.tried.calls() != calls {
+                self.fd.ring();
+                return false;
+            }
+            armed
+        })
     }
 
     fn arm_queue(&self) -> bool {
@@ -223,7 +254,7 @@ fn together(client: fn(&Arc<Model>), other: fn(&Arc<Model>)) {
     check(move || {
         let model = Model::new();
         let (beside, outside) = (Arc::clone(&model), Arc::clone(&model));
-        let threads = [loom::thread::spawn(move || other(&beside)), loom::thread::spawn(move || outside.comes())];
+        let threads = [loom::thread::spawn(move || other(&beside)), loom::thread::spawn(move || outside.comes(0))];
         client(&model);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
@@ -244,7 +275,7 @@ fn two_sleepers_have_a_message_each() {
     together(
         |model| model.receive(1),
         |model| {
-            model.comes();
+            model.comes(0);
             model.receive(2);
         },
     );
@@ -258,4 +289,35 @@ fn progress_by_others_wakes_a_sleeper() {
 #[test]
 fn a_count_wakes_a_sleeper() {
     together(|model| model.count(1), |model| _ = model.read(2, false));
+}
+
+/// An endpoint joins while a client sleeps, or is about to, and then its message comes.
+fn joins(beside: fn(&Arc<Model>)) {
+    check(move || {
+        let model = Model::new();
+        let (other, outside) = (Arc::clone(&model), Arc::clone(&model));
+        let threads = [
+            loom::thread::spawn(move || beside(&other)),
+            loom::thread::spawn(move || {
+                outside.joins();
+                outside.comes(1);
+            }),
+        ];
+        model.receive(1);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn a_sleeper_hears_of_an_endpoint_that_joins() {
+    joins(|_| ());
+}
+
+/// Another thread was about to sleep, too, took back the ring, and goes away.
+#[test]
+fn a_sleeper_hears_of_an_endpoint_that_joins_whoever_takes_back_the_ring() {
+    joins(|model| {
+        model.may_sleep(2, || model.arm_queue());
+        model.read(2, false);
+    });
 }

@@ -4,7 +4,7 @@
 //! none of the economy of [`crate::poll`]: a list behind a mutex, and a sleep that is cut in slices.
 //!
 //! No wake-up is lost: who sleeps has first parked all devices, which refuse if something has come, and found the queue still empty
-//! after it has hushed the bell. The slices are for others, whose polls end the parking.
+//! after it has hushed the bell ([`tried`]). The slices are for others, whose polls end the parking.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,6 +62,10 @@ impl Rest for DriverRef {
     fn unpark(&self, sleep: Sleep) {
         Driver::unpark(&**self, sleep);
     }
+
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(self, other)
+    }
 }
 
 /// The engines that one queue drives.
@@ -77,9 +81,10 @@ impl Drivers {
         Self { list: Mutex::default(), tried: Tried::new() }
     }
 
-    /// One more. A sleeper does not know it yet.
+    /// One more. A sleeper does not know it yet: the bell is to be rung.
     pub(super) fn add(&self, driver: Arc<dyn Driver>) {
         self.list.lock().push(driver);
+        self.tried.call();
     }
 
     /// One less. On return nobody is at work on it from here.
@@ -97,10 +102,12 @@ impl Drivers {
         list.iter().map(|driver| driver.progress()).sum()
     }
 
-    /// Sleeps once, unless there is something to do, or `still` says no when everything is parked.
-    pub(super) fn sleep(&self, waker: &Waker, deadline: &Deadline, still: impl FnOnce() -> bool) -> Woken {
+    /// Sleeps once, unless there is something to do, or `arm` says no when everything is parked.
+    pub(super) fn sleep(&self, waker: &Waker, deadline: &Deadline, arm: impl FnOnce() -> bool) -> Woken {
+        let calls = self.tried.calls();
         let Some(parked) = self.park(waker, Sleep::Inside, |_| true) else { return Woken::Event };
-        let woken = if still() {
+        let for_others = parked.iter().filter(|driver| !driver.is_relieved()).cloned().collect::<List<_>>();
+        let woken = if self.tried.share(&for_others, waker, Sleep::Outside) && self.arm(waker, calls, arm) {
             let slice = deadline.left().map_or(SLICE, |left| left.min(SLICE));
             waker.sleep(if parked.is_empty() { deadline.left() } else { Some(slice) })
         } else {
@@ -110,10 +117,22 @@ impl Drivers {
         woken
     }
 
-    /// For `fi_trywait`: the client may sleep on the waker's descriptor until it reads again, if `still` says so when everything is parked.
-    pub(super) fn may_sleep(&self, waker: &Waker, still: impl FnOnce() -> bool) -> bool {
+    /// For `fi_trywait`: the client may sleep on the waker's descriptor until it reads again, if `arm` says so when everything is parked.
+    pub(super) fn may_sleep(&self, waker: &Waker, arm: impl FnOnce() -> bool) -> bool {
+        let calls = self.tried.calls();
         let parked = self.park(waker, Sleep::Outside, |driver| !driver.is_relieved());
-        self.tried.may_sleep(this_thread(), parked, Sleep::Outside, still)
+        self.tried.may_sleep(this_thread(), parked, waker, Sleep::Outside, || self.arm(waker, calls, arm))
+    }
+
+    /// Takes back the ring, unless somebody joined since there had been so many calls: others may sleep who have not parked it.
+    fn arm(&self, waker: &Waker, calls: u64, arm: impl FnOnce() -> bool) -> bool {
+        waker.hush();
+        // What has come is for all who sleep.
+        let armed = arm() && self.tried.calls() == calls;
+        if !armed {
+            waker.ring();
+        }
+        armed
     }
 
     /// Parks the devices of those that are `wanted`, all or none.

@@ -6,10 +6,13 @@
 //! No wake-up is lost: the client sleeps only after the devices were parked, which refuse if something has come, and the queue was
 //! armed after that and found empty. Who polls an endpoint that is parked for others parks it again. Only a read by the thread that
 //! asked ends the parking: another thread may read the same queue and go away, while the sleeper still relies on it.
+//!
+//! Where an endpoint joins, the bell is rung for those who have not parked it ([`Tried::call`]). Whoever takes that ring back, to sleep
+//! as well, may have woken nobody else by then: so everything that it has parked is parked for the other sleepers first.
 
 use smallvec::SmallVec;
 
-use super::sync::{AtomicBool, Mutex, Ordering};
+use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 
 /// Endpoints that were parked.
 pub(crate) type List<C> = SmallVec<[C; 4]>;
@@ -25,6 +28,8 @@ pub(crate) trait Rest {
     fn park(&self, waker: &Self::Waker, sleep: Self::Sleep) -> bool;
     /// Ends what a successful `park` began.
     fn unpark(&self, sleep: Self::Sleep);
+    /// Whether both are one.
+    fn is(&self, other: &Self) -> bool;
 }
 
 /// Parks all or none.
@@ -59,11 +64,26 @@ pub(crate) struct Tried<C> {
     /// Whether there is any. A reader that sees it late has asked for nothing itself.
     some: AtomicBool,
     promises: Mutex<Promises<C>>,
+    /// How often sleepers were told to look for themselves.
+    calls: AtomicU64,
 }
 
-impl<C: Rest> Tried<C> {
+impl<C: Rest + Clone> Tried<C> {
     pub(crate) fn new() -> Self {
-        Self { some: AtomicBool::new(false), promises: Mutex::new(SmallVec::new()) }
+        Self { some: AtomicBool::new(false), promises: Mutex::new(SmallVec::new()), calls: AtomicU64::new(0) }
+    }
+
+    /// Whoever sleeps, or is about to, has to look for itself, and the bell is to be rung: an endpoint has joined, or changed in a way
+    /// that a sleeper did not expect, and may not be parked for it.
+    #[cold]
+    pub(crate) fn call(&self) {
+        self.calls.fetch_add(1, Ordering::Release);
+    }
+
+    /// To be asked before anything is parked for a sleep, and after the bell was hushed for it: if they differ the ring may have been
+    /// taken back that was meant for others, and the bell is to be rung again.
+    pub(crate) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Acquire)
     }
 
     /// Whether the thread may sleep: all are `parked` ([`park`]), and the queue, which is armed only then, is still empty.
@@ -71,22 +91,32 @@ impl<C: Rest> Tried<C> {
         &self,
         thread: usize,
         parked: Option<List<C>>,
+        waker: &C::Waker,
         sleep: C::Sleep,
         arm: impl FnOnce() -> bool,
     ) -> bool {
         let Some(parked) = parked else { return false };
-        let armed = arm();
-        let gone = if armed {
+        // Seen by whoever arms after this thread, before this one has looked whether it was called.
+        let (before, shared) = {
             let mut promises = self.promises.lock();
             let before = take(&mut promises, thread);
+            let shared = share(&mut promises, &parked, waker, sleep);
             promises.push((thread, parked));
             self.some.store(true, Ordering::Relaxed);
-            before
-        } else {
-            Some(parked)
+            (before, shared)
         };
-        gone.inspect(|gone| unpark(gone, sleep));
+        before.inspect(|gone| unpark(gone, sleep));
+        let armed = shared && arm();
+        if !armed {
+            self.is_back(thread, sleep);
+        }
         armed
+    }
+
+    /// Before a thread that has `parked` these for a sleep inside takes back the ring: parks them for those who sleep outside, too. False:
+    /// there is something to do.
+    pub(crate) fn share(&self, parked: &[C], waker: &C::Waker, sleep: C::Sleep) -> bool {
+        share(&mut self.promises.lock(), parked, waker, sleep)
     }
 
     /// A thread reads.
@@ -114,6 +144,21 @@ impl<C: Rest> Tried<C> {
             parked.retain(|member| !gone(member));
         }
     }
+}
+
+fn share<C: Rest + Clone>(promises: &mut Promises<C>, parked: &[C], waker: &C::Waker, sleep: C::Sleep) -> bool {
+    promises.iter_mut().all(|(_, theirs)| {
+        parked.iter().all(|member| {
+            if theirs.iter().any(|known| known.is(member)) {
+                return true;
+            }
+            let parks = member.park(waker, sleep);
+            if parks {
+                theirs.push(member.clone());
+            }
+            parks
+        })
+    })
 }
 
 fn take<C>(promises: &mut Promises<C>, thread: usize) -> Option<List<C>> {
