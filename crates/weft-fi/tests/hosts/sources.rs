@@ -153,11 +153,12 @@ fn exact(lib: &Lib) {
             }
             // The first receive is for the third, whose message comes last.
             let (from_third, from_a) = (memory(8), memory(8));
+            let (by_a, by_third) = (&mut [0xaa; 8], &mut [0x33; 8]);
             assert_eq!(recv_from(&b, tagged, from_third, to_third, 2), 0);
             assert_eq!(recv_from(&b, tagged, from_a, to_a, 3), 0);
-            a.start(send, &Args::new(&mut [0xaa; 8], to_b), &[&b]);
+            a.start(send, &Args::new(by_a, to_b), &[&b]);
             assert_eq!(b.next(&[&a]).done().op_context as usize, 3);
-            third.start(send, &Args::new(&mut [0x33; 8], third_to_b), &[&b]);
+            third.start(send, &Args::new(by_third, third_to_b), &[&b]);
             assert_eq!(b.next(&[&third]).done().op_context as usize, 2);
             assert_eq!((from_a[0], from_third[0]), (0xaa, 0x33));
             a.next(&[&b]).done();
