@@ -58,6 +58,11 @@ impl Window {
         Self { memory: Owned::new(vec![0xee; len]), len, placed: 0, next: 0, after }
     }
 
+    /// Whether this is the next piece, and fits.
+    fn awaits(&self, offset: u64, len: usize) -> bool {
+        self.next == offset && offset.checked_add(len as u64).is_some_and(|end| end <= self.len as u64)
+    }
+
     /// Whether everything has been placed.
     pub fn full(&self) -> bool {
         self.placed == self.len
@@ -82,6 +87,8 @@ pub struct Inbox {
     pub messages: VecDeque<(LinkId, Vec<u8>)>,
     /// Where pushes go.
     pub windows: HashMap<u64, Window>,
+    /// Peers may break the protocol: pieces that no window awaits are refused, as engines do, and are not the device's fault.
+    pub from_anybody: bool,
     /// Finished pushes and transfers.
     pub done: HashMap<u64, Result<(), LinkError>>,
     /// Accepted and not finished.
@@ -117,6 +124,9 @@ impl Sink for Inbox {
         assert!(self.piece.is_none(), "`placed` is missing");
         self.piece = Some((link, window, offset, len));
         let window = self.windows.get_mut(&window)?;
+        if self.from_anybody && !window.awaits(offset, len) {
+            return None;
+        }
         assert_eq!(window.next, offset, "pieces in order");
         assert!(self.messages.len() >= window.after, "a push overtook a message");
         let whole = window.memory.iov();
@@ -126,7 +136,8 @@ impl Sink for Inbox {
     fn placed(&mut self, link: LinkId, window: u64, offset: u64, len: usize) {
         let asked = self.piece.take();
         assert!(matches!(asked, Some((l, w, o, n)) if (l, w, o) == (link, window, offset) && len <= n), "{asked:?}");
-        if let Some(window) = self.windows.get_mut(&window) {
+        let window = self.windows.get_mut(&window);
+        if let Some(window) = window.filter(|window| !self.from_anybody || window.awaits(offset, len)) {
             window.next += len as u64;
             window.placed += len;
         }

@@ -63,6 +63,7 @@ fn frames() {
         let node = &mut world.nodes[0];
         node.inbox = super::suite::Inbox::default();
         node.inbox.windows.insert(5, Window::new(200));
+        node.inbox.from_anybody = true;
         let me = stranger();
         let mut stream = join(node, &me, &target);
         let cut = usize::from(reader.byte()).max(1) * 4;
