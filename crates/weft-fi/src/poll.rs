@@ -145,18 +145,6 @@ impl Sources {
         waker.inspect(|waker| waker.ring());
     }
 
-    /// Arms what is waited for, unless there was a call since there had been so many of them: others may have slept through it.
-    fn arm(&self, what: &impl Waitable, waker: &Waker, calls: u64) -> bool {
-        if !what.arm() {
-            return false;
-        }
-        let same = self.tried.calls() == calls;
-        if !same {
-            waker.ring();
-        }
-        same
-    }
-
     /// One round of progress on every endpoint. Returns 0 when nothing happened.
     #[inline(never)] // One function, with all that a fruitless round takes in line.
     pub(crate) fn progress(&self) -> usize {
@@ -216,7 +204,7 @@ impl Sources {
             return Err(Errno::AGAIN);
         }
         let calls = self.tried.calls();
-        let arm = || self.arm(what, waker, calls);
+        let arm = || self.tried.arm(calls, || what.arm(), || waker.ring());
         let Some(auto) = &self.auto else {
             let parked = self.park(waker, Sleep::Outside);
             let may = self.tried.may_sleep(this_thread(), parked, waker, Sleep::Outside, arm);
@@ -306,7 +294,8 @@ fn sleep(what: &impl Waitable, waker: &Waker, deadline: Deadline, slice: &mut Du
     let calls = sources.tried.calls();
     let Some(parked) = sources.park(waker, Sleep::Inside) else { return Woken::Event };
     let before = rounds(&parked);
-    let woken = if sources.tried.share(&parked, waker, Sleep::Outside) && sources.arm(what, waker, calls) {
+    let tried = &sources.tried;
+    let woken = if tried.share(&parked, waker, Sleep::Outside) && tried.arm(calls, || what.arm(), || waker.ring()) {
         waker.sleep(Some(deadline.left().map_or(*slice, |left| left.min(*slice))))
     } else {
         Woken::Event

@@ -187,14 +187,8 @@ impl Model {
         let calls = self.tried.calls();
         let joined = *self.joined.lock().unwrap();
         let list = (0..joined).map(|which| Arc::new(Endpoint(Arc::downgrade(self), which))).collect::<Vec<_>>();
-        self.tried.may_sleep(thread, tried::park(list.iter(), &(), ()), &(), (), || {
-            let armed = arm();
-            if armed && self.tried.calls() != calls {
-                self.fd.ring();
-                return false;
-            }
-            armed
-        })
+        let arm = || self.tried.arm(calls, arm, || self.fd.ring());
+        self.tried.may_sleep(thread, tried::park(list.iter(), &(), ()), &(), (), arm)
     }
 
     fn arm_queue(&self) -> bool {

@@ -124,15 +124,18 @@ impl Drivers {
         self.tried.may_sleep(this_thread(), parked, waker, Sleep::Outside, || self.arm(waker, calls, arm))
     }
 
-    /// Takes back the ring, unless somebody joined since there had been so many calls: others may sleep who have not parked it.
+    /// Takes back the ring, for a sleep before which there had been so many calls.
     fn arm(&self, waker: &Waker, calls: u64, arm: impl FnOnce() -> bool) -> bool {
-        waker.hush();
-        // What has come is for all who sleep.
-        let armed = arm() && self.tried.calls() == calls;
-        if !armed {
-            waker.ring();
-        }
-        armed
+        let empty = || {
+            waker.hush();
+            // What has come is for all who sleep.
+            let empty = arm();
+            if !empty {
+                waker.ring();
+            }
+            empty
+        };
+        self.tried.arm(calls, empty, || waker.ring())
     }
 
     /// Parks the devices of those that are `wanted`, all or none.

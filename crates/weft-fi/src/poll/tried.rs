@@ -80,10 +80,22 @@ impl<C: Rest + Clone> Tried<C> {
         self.calls.fetch_add(1, Ordering::Release);
     }
 
-    /// To be asked before anything is parked for a sleep, and after the bell was hushed for it: if they differ the ring may have been
-    /// taken back that was meant for others, and the bell is to be rung again.
+    /// To be asked before anything is parked for a sleep ([`Tried::arm`]).
     pub(crate) fn calls(&self) -> u64 {
         self.calls.load(Ordering::Acquire)
+    }
+
+    /// Arms what is waited for, for a sleep before which there had been so many `calls`. False: not to be slept. If there was a call
+    /// since, the ring may have been taken back that was meant for others who sleep: the bell is rung again.
+    pub(crate) fn arm(&self, calls: u64, arm: impl FnOnce() -> bool, ring: impl FnOnce()) -> bool {
+        if !arm() {
+            return false;
+        }
+        let same = self.calls() == calls;
+        if !same {
+            ring();
+        }
+        same
     }
 
     /// Whether the thread may sleep: all are `parked` ([`park`]), and the queue, which is armed only then, is still empty.
