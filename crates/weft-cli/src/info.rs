@@ -67,7 +67,7 @@ pub(crate) fn gather() -> Info {
 }
 
 /// What shared memory must have to exist at all; the rest of the probe's findings only make it faster.
-pub(crate) const SHM_NEEDS: &[&str] = &["sealed memfd", "abstract Unix socket"];
+pub(crate) const SHM_NEEDS: &[&str] = &["sealed memfd", "abstract Unix socket", "user id"];
 
 fn shm_path(params: &Params) -> PathFact {
     let reaches = "endpoints on this host, in the same network namespace, of a user we may share memory with";
@@ -151,11 +151,16 @@ pub(crate) fn params() -> ParamList {
                 name: param.name,
                 default: param.default,
                 unit: param.unit,
-                set: std::env::var(format!("FI_WEFT_{}", param.name)).ok(),
+                set: std::env::var(format!("FI_WEFT_{}", param.name)).ok().map(|text| shown(param.name, text)),
                 help: param.help,
             })
             .collect(),
     )
+}
+
+/// What of a variable's text may be shown: this is pasted into reports.
+fn shown(name: &str, text: String) -> String {
+    if name == "JOB_KEY" { "(set)".to_owned() } else { text }
 }
 
 impl Text for ParamList {

@@ -132,8 +132,9 @@ impl Config {
         ShmConfig {
             service,
             cma: self.cma,
+            connect_timeout_ms: self.connect_timeout_ms,
             // A peer that is busy computing answers neither way: what TCP would wait is waited here.
-            connect_timeout_ms: self.answer_timeout_ms.max(self.connect_timeout_ms),
+            answer_timeout_ms: self.answer_timeout_ms.max(self.connect_timeout_ms),
             eager_bytes: self.shm_eager_bytes,
             job_key: self.job_key_bytes().unwrap_or_default(),
             ..defaults

@@ -383,6 +383,22 @@ impl Devices {
             && self.shm.as_ref().is_none_or(Shm::listens)
     }
 
+    /// Whether nothing could be moved on by a poll before something comes, but for messages that whoever is told of ([`Self::unsent`])
+    /// sees to.
+    #[must_use]
+    pub fn idles(&self) -> bool {
+        self.table.fallbacks.is_empty()
+            && self.tcp.as_ref().is_none_or(Tcp::idles)
+            && self.shm.as_ref().is_none_or(Shm::idles)
+    }
+
+    /// Whether this process has made the devices. A child that it forks has copies, of which nothing may be used: what lies behind them
+    /// is its parent's.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        self.tcp.as_ref().is_none_or(Tcp::is_ours) && self.shm.as_ref().is_none_or(Shm::is_ours)
+    }
+
     /// Where it is noted that messages are kept that were accepted, if anybody is to be told.
     #[must_use]
     pub fn unsent(&self) -> Option<&Arc<Unsent>> {

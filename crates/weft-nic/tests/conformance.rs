@@ -48,7 +48,8 @@ pub struct ShmDevice<const CMA: bool>;
 
 impl<const CMA: bool> ShmDevice<CMA> {
     fn open_with(service: Option<u16>) -> Shm {
-        let config = ShmConfig { service, cma: CMA, connect_timeout_ms: 1000, ..ShmConfig::default() };
+        let config =
+            ShmConfig { service, cma: CMA, connect_timeout_ms: 1000, answer_timeout_ms: 1000, ..ShmConfig::default() };
         Shm::new(&config, full_name(service.unwrap_or(0))).unwrap()
     }
 }

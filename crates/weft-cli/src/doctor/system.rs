@@ -47,7 +47,9 @@ fn shared_memory(params: &Params) -> Vec<Finding> {
 
 /// What to do when a probe fails.
 fn remedy(what: &str) -> &'static str {
-    if SHM_NEEDS.contains(&what) {
+    if what == "user id" {
+        "run as another user, or map all users into the namespace (user_namespaces(7))"
+    } else if SHM_NEEDS.contains(&what) {
         "allow memfd_create(2) and abstract Unix sockets (a seccomp or AppArmor profile forbids them)"
     } else if what.starts_with("cross-memory attach") {
         "allow process_vm_readv(2): in a container add the capability SYS_PTRACE, or a seccomp profile with the call"

@@ -28,6 +28,7 @@ use super::doorbell::{Barriers, Bell};
 use super::handshake::{self, FLAG_CALLABLE, FLAG_REGISTERED, Handshake, Local, Offer, Step};
 use super::link::{self, Link, Parts};
 use super::segment::Role;
+use super::sleep::Rest;
 use super::{Event, Shm, Slot, cma, page, rights};
 
 /// Events taken from epoll at once.
@@ -105,6 +106,11 @@ impl Control {
 fn coarse_ns() -> u64 {
     let now = rustix::time::clock_gettime(ClockId::MonotonicCoarse);
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
+
+/// When a handshake that begins now has taken too long.
+pub(super) fn deadline_ns(patience_ms: u64) -> u64 {
+    coarse_ns().saturating_add(patience_ms.saturating_mul(1_000_000))
 }
 
 /// Kind and index of a token.
@@ -251,7 +257,8 @@ impl Shm {
             return Err(LinkError::Unreachable);
         }
         let id = self.number();
-        let deadline_ns = self.deadline_ns();
+        let patience_ms = if peer.is_full() { self.config.answer_timeout_ms } else { self.config.connect_timeout_ms };
+        let deadline_ns = deadline_ns(patience_ms);
         match Handshake::connect(peer, id, deadline_ns) {
             Ok(handshake) => {
                 let key = self.handshakes.insert(handshake);
@@ -262,6 +269,10 @@ impl Shm {
                     self.end(id, why);
                 }
                 self.attention = ATTENTION;
+                if self.rest != Rest::Awake {
+                    // Another thread sleeps until its sockets stir, or the timer.
+                    self.arm_timer();
+                }
                 Ok(LinkId(id))
             }
             Err(why) => {
@@ -269,10 +280,6 @@ impl Shm {
                 Err(why)
             }
         }
-    }
-
-    pub(super) fn deadline_ns(&self) -> u64 {
-        coarse_ns().saturating_add(self.config.connect_timeout_ms.saturating_mul(1_000_000))
     }
 
     pub(super) fn watch_handshake(&self, key: usize) -> io::Result<()> {
@@ -460,6 +467,17 @@ impl Shm {
         let spec = Itimerspec { it_interval: Timespec::default(), it_value };
         // Cannot fail with a valid time; if it did, the next clock tick would do instead.
         let _ = timerfd_settime(&self.control.timer, TimerfdTimerFlags::ABSTIME, &spec);
+    }
+
+    /// Before memory of a peer is used by process id: whether that is still the peer's, if the system was not asked in this tick of the
+    /// clock. The number may have been given anew, or the program have been replaced (execve(2)), while our client was computing.
+    pub(super) fn look_for_process(&mut self, id: LinkId) {
+        if coarse_ns() != self.control.now_ns
+            && let Some(Slot::Up(link)) = self.links.get(id.0 as usize)
+            && !link.is_there()
+        {
+            self.hang_up(id.0);
+        }
     }
 
     /// The peer is gone: deliver what is left, then say so.

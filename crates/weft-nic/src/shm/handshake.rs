@@ -456,10 +456,27 @@ fn peer_pid(socket: BorrowedFd<'_>) -> Result<i32, LinkError> {
     let to = (&raw mut cred).cast();
     // SAFETY: `to` and `len` describe a live `ucred`, which the kernel fills at most up to `len`.
     let result = unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, to, &raw mut len) };
-    if result != 0 || cred.uid != rustix::process::geteuid().as_raw() {
+    let own = rustix::process::geteuid().as_raw();
+    if result != 0 || cred.uid != own || !tells_users_apart(own) {
         return Err(LinkError::Denied);
     }
     Ok(cred.pid)
+}
+
+/// Whether only one user is shown to us by this number. The kernel shows all whom our user namespace does not know by one and the same
+/// (user_namespaces(7), "Unmapped user and group IDs"), which may be how it shows ourselves.
+pub(super) fn tells_users_apart(uid: u32) -> bool {
+    const OVERFLOW_UID: u32 = 65534;
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let overflow = read("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(OVERFLOW_UID);
+    uid != overflow || knows_all_users(&read("/proc/self/uid_map"))
+}
+
+/// Whether a map of users, as in /proc, leaves nobody out.
+pub(super) fn knows_all_users(map: &str) -> bool {
+    let count = |line: &str| line.split_whitespace().nth(2).and_then(|count| count.parse::<u64>().ok());
+    // The last number, 2^32 - 1, is nobody's.
+    map.lines().filter_map(count).sum::<u64>() == u64::from(u32::MAX)
 }
 
 fn send(socket: BorrowedFd<'_>, frame: &Frame, fds: &[BorrowedFd<'_>]) -> Result<(), LinkError> {

@@ -12,6 +12,8 @@ use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{Ordering, compiler_fence, fence};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
+use smallvec::SmallVec;
 use weft_engine::mem::{self, Iov, IovList};
 use weft_engine::nic::{Full, LinkError, LinkId, Share, Sink};
 
@@ -181,6 +183,11 @@ impl Link {
         &self.map
     }
 
+    #[cfg(test)]
+    pub(super) fn set_pid(&mut self, pid: i32) {
+        self.pid = pid;
+    }
+
     /// Whether transfers by address are possible.
     pub(super) fn is_direct(&self) -> bool {
         self.direct
@@ -192,6 +199,21 @@ impl Link {
 
     pub(super) fn pidfd(&self) -> Option<BorrowedFd<'_>> {
         self.pidfd.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Whether the peer's process is there, as the system sees it. A child that it forked may keep its life line open, so that a process
+    /// for which there is no pidfd may be missed.
+    pub(super) fn is_there(&self) -> bool {
+        let line = PollFd::new(&self.socket, PollFlags::RDHUP);
+        let process = self.pidfd.as_ref().map(|pidfd| PollFd::new(pidfd, PollFlags::IN));
+        let mut looked: SmallVec<[PollFd<'_>; 2]> = std::iter::once(line).chain(process).collect();
+        // A signal may come in between, which says nothing.
+        !matches!(rustix::event::poll(&mut looked, Some(&Timespec::default())), Ok(gone) if gone > 0)
+    }
+
+    /// Whether something is to be copied by address.
+    pub(super) fn copies(&self) -> bool {
+        self.bulk.as_ref().is_some_and(|bulk| !(bulk.transfers.is_empty() && bulk.helps.is_empty()))
     }
 
     /// Why the link works no more.
@@ -233,10 +255,9 @@ impl Link {
             return Err(Full);
         }
         if span.total_bytes() < SHARE_BYTES && !self.has_bulk() {
-            let copied = if self.peer_has_closed() { Ok(()) } else { span.copy(self.pid, 0, span.total_bytes()) };
+            let copied = if self.is_over() { Ok(()) } else { span.copy(self.pid, 0, span.total_bytes()) };
             // What was copied from a peer that has closed may be anything.
-            let closed = self.peer_has_closed();
-            return Ok(Begun::Ended(if closed { copied.and(Err(LinkError::Closed)) } else { copied }));
+            return Ok(Begun::Ended(if self.is_over() { copied.and(Err(self.verdict())) } else { copied }));
         }
         let awake = self.peer_side().polled.0.load(Ordering::Relaxed) != 0;
         let bulk = self.bulk.get_or_insert_with(|| Box::new(Bulk::new(self.lap)));
@@ -376,7 +397,7 @@ impl Link {
     /// Moves transfers by address on: our own first, then those that we help with.
     fn copy<S: Sink>(&mut self, bulk: &mut Bulk, id: LinkId, sink: &mut S, budget: usize) -> (usize, usize) {
         let (mut calls, mut moved, mut at) = (0, 0, 0);
-        if bulk.transfers.is_empty() && bulk.helps.is_empty() || self.peer_has_closed() {
+        if bulk.transfers.is_empty() && bulk.helps.is_empty() || self.is_over() {
             return (calls, moved);
         }
         while moved < budget
@@ -391,8 +412,7 @@ impl Link {
                     let ctx = transfer.ctx;
                     bulk.transfers.remove(at);
                     // What was copied since may be anything.
-                    let closed = self.peer_has_closed();
-                    sink.done(id, ctx, if closed { result.and(Err(LinkError::Closed)) } else { result });
+                    sink.done(id, ctx, if self.is_over() { result.and(Err(self.verdict())) } else { result });
                     calls += 1;
                 }
                 Step::Broken => return self.mislead(calls, moved),
@@ -425,6 +445,11 @@ impl Link {
     /// Whether the peer has said goodbye: its client has its memory back, so nothing may be copied from or to there.
     fn peer_has_closed(&self) -> bool {
         self.peer_side().closed.0.load(Ordering::Acquire) != 0
+    }
+
+    /// Whether the peer's memory is out of reach: the peer says so, or has hung up.
+    fn is_over(&self) -> bool {
+        self.hung_up || self.peer_has_closed()
     }
 
     #[cold]

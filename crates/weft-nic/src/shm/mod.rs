@@ -89,8 +89,10 @@ pub struct ShmConfig {
     pub service: Option<u16>,
     /// Use cross-memory attach where the system allows it.
     pub cma: bool,
-    /// After so many milliseconds an attempt to connect has failed.
+    /// After so many milliseconds a call to a service name has failed.
     pub connect_timeout_ms: u64,
+    /// The same of a call to an endpoint that was named exactly, whose process may be computing, and of a caller that says no more.
+    pub answer_timeout_ms: u64,
     /// Longest payload in bytes that goes eagerly. `None`: [`EAGER_BYTES`].
     pub eager_bytes: Option<usize>,
     /// Size in bytes of each ring of segments that we make; rounded to a power of two within the limits.
@@ -105,6 +107,7 @@ impl Default for ShmConfig {
             service: None,
             cma: true,
             connect_timeout_ms: 10_000,
+            answer_timeout_ms: 10_000,
             eager_bytes: None,
             ring_bytes: 256 * 1024,
             job_key: [0; 32],
@@ -291,6 +294,9 @@ impl Shm {
         let mut budget = BULK_BYTES_PER_POLL;
         for _ in 0..self.busy.len() {
             let Some(id) = self.busy.pop_front() else { break };
+            if self.link(LinkId(id)).is_some_and(|link| link.copies()) {
+                self.look_for_process(LinkId(id));
+            }
             let Some(link) = self.link(LinkId(id)) else { continue };
             let (made, moved) = link.bulk(LinkId(id), sink, budget);
             calls += made;
@@ -322,8 +328,15 @@ impl Shm {
         }
     }
 
+    /// Whether this process has made the device.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        rustix::process::getpid() == self.owner
+    }
+
     /// Begins a transfer by address.
     fn transfer(&mut self, link: LinkId, span: Span, ctx: u64) -> Result<Option<Share>, Full> {
+        self.look_for_process(link);
         let up = self.link(link).ok_or(Full)?;
         debug_assert!(up.is_direct());
         match up.transfer(span, ctx)? {
@@ -452,7 +465,7 @@ impl Nic for Shm {
 impl Drop for Shm {
     fn drop(&mut self) {
         // A forked child shares our memory and our sockets: what it says there would be taken for our word.
-        if rustix::process::getpid() == self.owner {
+        if self.is_ours() {
             self.hang_up_on_all();
             self.control.strangers.drain(..).for_each(rights::dismiss_at_last);
         }

@@ -37,11 +37,12 @@ pub fn probe() -> Vec<Finding> {
     vec![
         Finding::new("sealed memfd", try_memfd()),
         Finding::new("abstract Unix socket", try_socket()),
+        Finding::new("user id", try_user()),
         Finding::new("membarrier", try_barriers()),
         Finding::new("pidfd", try_pidfd()),
         Finding::new("cross-memory attach to this process", try_self()),
         Finding::new("cross-memory attach to a child", try_child()),
-        Finding::new("cross-memory attach between siblings", Ok(yama())),
+        Finding::new("cross-memory attach between siblings", yama()),
     ]
 }
 
@@ -61,6 +62,17 @@ fn try_socket() -> Result<String, String> {
     match handshake::listen(name.as_bytes()) {
         Ok(_) => Ok("abstract names can be bound; peers must be in the same network namespace".into()),
         Err(error) => Err(format!("{error}; peers on this host are reached by TCP")),
+    }
+}
+
+fn try_user() -> Result<String, String> {
+    let uid = rustix::process::geteuid().as_raw();
+    if handshake::tells_users_apart(uid) {
+        Ok(format!("user {uid} is told from others"))
+    } else {
+        Err(format!(
+            "{uid} is how this user namespace shows every user that it has no number for; peers on this host are reached by TCP"
+        ))
     }
 }
 
@@ -132,14 +144,14 @@ fn explain(error: &io::Error) -> String {
 }
 
 /// Whether processes that are not each other's ancestors may attach.
-fn yama() -> String {
+fn yama() -> Result<String, String> {
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").map(|text| text.trim().to_owned());
     match scope.as_deref() {
-        Err(_) => "Yama is not active: processes of one user may attach".into(),
-        Ok("0") => "Yama ptrace_scope is 0: processes of one user may attach".into(),
-        Ok("1") => "Yama ptrace_scope is 1: only ancestors may attach, so large messages between ranks are copied \
-                    twice; `sysctl kernel.yama.ptrace_scope=0` would allow single copies"
-            .into(),
-        Ok(scope) => format!("Yama ptrace_scope is {scope}: attaching needs CAP_SYS_PTRACE, or is off altogether"),
+        Err(_) => Ok("Yama is not active: processes of one user may attach".into()),
+        Ok("0") => Ok("Yama ptrace_scope is 0: processes of one user may attach".into()),
+        Ok("1") => Err("Yama ptrace_scope is 1: only ancestors may attach; `sysctl kernel.yama.ptrace_scope=0` would \
+                        allow it between ranks"
+            .into()),
+        Ok(scope) => Err(format!("Yama ptrace_scope is {scope}: attaching needs CAP_SYS_PTRACE, or is off altogether")),
     }
 }

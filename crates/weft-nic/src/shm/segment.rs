@@ -225,7 +225,7 @@ pub(super) unsafe fn side<'a>(base: NonNull<u8>, role: Role) -> &'a SideBlock {
 /// # Safety
 /// The range is mapped, and `base` is at the beginning of a page.
 pub(super) unsafe fn populate(base: NonNull<u8>, offset: usize, len: usize) -> io::Result<()> {
-    let page = offset & !4095;
+    let page = offset & !(rustix::param::page_size() - 1);
     let start = base.as_ptr().wrapping_add(page).cast();
     // SAFETY: mapped by the caller's promise; populating changes no content.
     match unsafe { rustix::mm::madvise(start, len + offset - page, Advice::LinuxPopulateWrite) } {

@@ -92,7 +92,13 @@ impl Shm {
     /// Whether peers will wake whoever sleeps on [`Shm::wait_fd`], and there is nothing to do before.
     #[must_use]
     pub fn listens(&self) -> bool {
-        self.busy.is_empty() && self.events.is_empty() && self.dying.is_empty() && self.door.parked()
+        self.idles() && self.door.parked()
+    }
+
+    /// Whether there is nothing to do until something comes.
+    #[must_use]
+    pub fn idles(&self) -> bool {
+        self.busy.is_empty() && self.events.is_empty() && self.dying.is_empty()
     }
 
     /// The caller of [`Shm::hold`] is awake, and about to poll.

@@ -239,6 +239,21 @@ impl Tcp {
         !(self.dirty.is_empty() && self.writer.done.is_empty() && self.failed.is_empty())
     }
 
+    /// The same, but for messages that whoever is told of ([`Self::unsent`]) sees to.
+    #[must_use]
+    pub fn idles(&self) -> bool {
+        let keeps = |id: &u32| self.links.get(*id as usize).is_none_or(|link| link.tx.pushes() == 0);
+        self.writer.done.is_empty()
+            && self.failed.is_empty()
+            && (self.dirty.is_empty() || self.config.unsent.is_some() && self.dirty.iter().all(keeps))
+    }
+
+    /// Whether this process has made the device.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        rustix::process::getpid() == self.owner
+    }
+
     /// The caller is awake again.
     pub fn unpark(&mut self) {
         self.parked = false;
@@ -310,7 +325,13 @@ impl Tcp {
     }
 
     fn set_timer(&mut self, at_ms: u64) {
-        self.next_timer_ms = self.next_timer_ms.min(at_ms);
+        if at_ms < self.next_timer_ms {
+            self.next_timer_ms = at_ms;
+            if self.parked {
+                // Another thread sleeps, until sockets stir or the timer.
+                self.arm_timer(at_ms);
+            }
+        }
     }
 
     /// Makes the timer descriptor readable at `at_ms`, or a little later because the coarse clock lags.
@@ -372,6 +393,10 @@ impl Tcp {
         };
         if pumped == Pumped::More {
             self.mark_dirty(id);
+        } else if link.tx.unreadable {
+            log::warn!("tcp: the memory of a transfer cannot be read; the link to its peer ends");
+            link.state = State::Failed;
+            self.failed.push((id, LinkError::Access));
         }
         self.rearm(id);
     }
@@ -561,7 +586,7 @@ impl Drop for Tcp {
     /// Links that were not closed say goodbye, as far as that is possible without waiting.
     /// A forked child only closes its copies of the descriptors: the links, and what epoll watches, are its parent's.
     fn drop(&mut self) {
-        if rustix::process::getpid() != self.owner {
+        if !self.is_ours() {
             return;
         }
         for id in 0..self.links.capacity() {

@@ -38,6 +38,9 @@ const ASK_MS: u64 = 2000;
 /// Attempts at most that were accepted and then dropped.
 const MEETINGS: u32 = 64;
 
+/// A connection that nobody has used may break later than so, and be made anew, as often as it likes.
+const SHORT_LIVED_MS: u32 = 60_000;
+
 /// What a link needs to be made anew. Every idle link has it, so it is small.
 #[derive(Debug)]
 pub(super) struct Session {
@@ -54,6 +57,11 @@ pub(super) struct Session {
     near: bool,
     /// The peer is a transmit context, and cannot be called.
     transmits: bool,
+    /// So many connections in a row were made and broke before anything got through.
+    fruitless: u8,
+    /// When the last one broke, and how much had got through by then, in both directions together; the low bits of both.
+    broke_ms: u32,
+    through: u32,
 }
 
 impl Session {
@@ -65,7 +73,31 @@ impl Session {
         };
         let near = host_id != 0 && host_id == local.name.host_id();
         let transmits = peer.context_index().is_some_and(|index| index >= FIRST_TX_CONTEXT);
-        Self { number, key, ip, ep_id, scope, epoch: 0, port: socket.port(), initiator, near, transmits }
+        Self {
+            number,
+            key,
+            ip,
+            ep_id,
+            scope,
+            epoch: 0,
+            port: socket.port(),
+            initiator,
+            near,
+            transmits,
+            fruitless: 0,
+            broke_ms: 0,
+            through: 0,
+        }
+    }
+
+    /// The connection breaks, after so many bytes of both streams have got `through`. Attempts that come up and carry nothing, because only
+    /// short packets pass, or because the peer drops them, are attempts that failed.
+    #[allow(clippy::cast_possible_truncation)] // Low bits suffice to tell whether something has changed.
+    pub(super) fn breaks(&mut self, through: u64, now_ms: u64) {
+        let (through, now_ms) = (through as u32, now_ms as u32);
+        let again = self.through == through && now_ms.wrapping_sub(self.broke_ms) < SHORT_LIVED_MS;
+        self.fruitless = if again { self.fruitless.saturating_add(1) } else { 0 };
+        (self.through, self.broke_ms) = (through, now_ms);
     }
 
     /// By what it is found. The two ends of a link of an endpoint with itself have the same number.
@@ -130,22 +162,33 @@ pub(super) struct Redial {
 
 impl Redial {
     pub(super) fn new(session: &Session, until_ms: u64, now_ms: u64) -> Self {
-        let pause_ms = if session.initiator || (session.near && !session.transmits) { 0 } else { COURTESY_MS };
+        let hello = Hello::new_zeroed();
+        let fruitless = u32::from(session.fruitless);
+        let pause_ms = match fruitless {
+            0 if session.initiator || (session.near && !session.transmits) => 0,
+            0 => COURTESY_MS,
+            tries => backoff_ms(tries, &hello),
+        };
         Self {
             stage: Stage::Waiting,
-            hello: Hello::new_zeroed(),
+            hello,
             buffer: [0; size_of::<Answer>()],
             have: 0,
             noise: None,
             near: session.near,
-            tries: 0,
-            meetings: 0,
+            tries: fruitless,
+            meetings: fruitless,
             wake_ms: now_ms + pause_ms,
             until_ms,
             refused_since_ms: None,
             called_until_ms: None,
             closed: None,
         }
+    }
+
+    /// Whether all has been tried.
+    pub(super) fn is_hopeless(&self) -> bool {
+        self.meetings > MEETINGS
     }
 
     /// Whether it pauses.
@@ -213,7 +256,7 @@ impl Redial {
         let decided_ms = self.refused_since_ms.map_or(u64::MAX, |since_ms| since_ms + REFUSED_MS);
         self.wake_ms = (now_ms + pause_ms).min(decided_ms);
         self.stage = Stage::Waiting;
-        if self.meetings > MEETINGS || self.wake_ms >= self.until_ms { Err(LinkError::Gone) } else { Ok(()) }
+        if self.is_hopeless() || self.wake_ms >= self.until_ms { Err(LinkError::Gone) } else { Ok(()) }
     }
 
     /// Goes on as far as possible without waiting. `Some`: the peer's position, from which on our stream goes on.
@@ -328,5 +371,42 @@ impl Redial {
             return Err(Final(LinkError::Gone));
         }
         Ok(whole)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_engine::name::NameParts;
+
+    use super::*;
+
+    /// Connections that come up and carry nothing are failures, however often they come up; what carries something, or lives long, is none.
+    #[test]
+    fn fruitless_connections_are_counted() {
+        let name = EpName::full(&NameParts {
+            socket: SocketAddr::from(([127, 0, 0, 1], 9)),
+            host_id: 1,
+            ep_id: [1; 16],
+            capability: [2; 16],
+            context: None,
+            shm: false,
+            tcp: true,
+        });
+        let local = Local { name, job_key: None, open: false, encrypt: false };
+        let fresh = || Session::new((1, Key::new(&[3; 16], None)), &name, &local, true);
+        let attempts = |session: &mut Session, through: &dyn Fn(u64) -> u64, every_ms: u64| {
+            (1..1000).find(|n| {
+                session.breaks(through(*n), n * every_ms);
+                Redial::new(session, u64::MAX, n * every_ms).is_hopeless()
+            })
+        };
+        assert_eq!(attempts(&mut fresh(), &|_| 500, 10), Some(u64::from(MEETINGS) + 2));
+        assert_eq!(attempts(&mut fresh(), &|n| n, 10), None);
+        assert_eq!(attempts(&mut fresh(), &|_| 500, 60_000), None);
+        let mut session = fresh();
+        session.breaks(5, 1);
+        assert_eq!(Redial::new(&session, u64::MAX, 1).wake_ms, 1, "the first attempt is made at once");
+        session.breaks(5, 2);
+        assert!(Redial::new(&session, u64::MAX, 2).wake_ms > 2);
     }
 }

@@ -390,6 +390,8 @@ fn check(outcome: Result<usize, Errno>) -> Result<Option<usize>, LinkError> {
         Err(Errno::AGAIN) => Ok(None),
         // A record that is not genuine.
         Err(Errno::BADMSG) => Err(LinkError::Protocol),
+        // Memory that was offered to the peer is not there: no other connection would change that.
+        Err(Errno::FAULT) => Err(LinkError::Access),
         Err(_) => Err(LinkError::Gone),
     }
 }

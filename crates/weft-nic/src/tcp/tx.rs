@@ -13,7 +13,7 @@
 //! writability has been seen since. What is kept is bounded by `KEPT_BYTES`, of which `queue_bytes` may wait for the socket, and pushes by
 //! their number. A link with nothing unacknowledged holds no buffer.
 //!
-//! Errors: a socket error sets `broken`; the receiving half then finds the cause. A peer that acknowledges what was not sent breaks the
+//! Errors: a socket error sets `broken`; the receiving half then finds the cause. Where there is none (`unreadable`), the caller ends the link. A peer that acknowledges what was not sent breaks the
 //! protocol.
 
 use rustix::io::Errno;
@@ -59,6 +59,8 @@ pub(super) struct Tx {
     pub(super) dirty: bool,
     /// The socket has failed.
     pub(super) broken: bool,
+    /// It has not: the client's memory cannot be read.
+    pub(super) unreadable: bool,
     /// Bytes have been handed to the kernel since somebody looked whether the peer acknowledges them.
     pub(super) unproven: bool,
     /// An acknowledgement is to be sent.
@@ -98,6 +100,11 @@ impl Tx {
     /// Pushes that are not done.
     pub(super) fn pushes(&self) -> usize {
         self.pushes.as_ref().map_or(0, |pushes| pushes.len())
+    }
+
+    /// How far the peer's endpoint has acknowledged the stream.
+    pub(super) fn acknowledged(&self) -> u64 {
+        self.others + self.kept.head
     }
 
     /// Bytes of messages that are kept.
@@ -283,8 +290,9 @@ impl Writer {
                 tx.blocked = true;
                 Some(0)
             }
-            Err(_) => {
+            Err(errno) => {
                 tx.broken = true;
+                tx.unreadable = errno == Errno::FAULT;
                 None
             }
         }

@@ -132,6 +132,40 @@ fn a_killed_peer_is_gone() {
     }
 }
 
+/// Who has asked for a copy is dead, and its number belongs to another process by the time our client looks again.
+#[test]
+fn a_number_that_was_given_anew_is_not_the_peer() {
+    let mut host = Node::new(&ShmConfig::default());
+    let to = host.nic.name();
+    let child = Child::run(|| {
+        let (mut node, _) = guest(&to);
+        loop {
+            node.poll();
+        }
+    });
+    until("guest", &mut [&mut host], |nodes| !nodes[0].inbox.messages.is_empty());
+    let (link, info) = host.inbox.up[0];
+    if !info.caps.get {
+        return;
+    }
+    child.kill();
+    assert!(!child.ended_well());
+    // The clock has gone on since the last poll.
+    std::thread::sleep(Duration::from_millis(20));
+    let Some(crate::shm::Slot::Up(up)) = host.nic.links.get_mut(link.0 as usize) else { panic!("no link") };
+    up.set_pid(rustix::process::getpid().as_raw_pid());
+    let (mut own, mut secret) = (Owned::new(vec![0; 100_000]), Owned::new(vec![7; 100_000]));
+    let foreign = secret.iov().addr();
+    for (ctx, len) in [(1, 100), (2, 100_000)] {
+        let there = RemoteIov { addr: foreign, len };
+        // Without room for it there is nothing to be copied either.
+        let _ = host.nic.get(link, &[own.iov().slice(0, len as usize)], &[there], ctx);
+    }
+    until("end", &mut [&mut host], |nodes| !nodes[0].inbox.down.is_empty());
+    assert!(weft_engine::mem::to_vec(&[own.iov()]).iter().all(|&byte| byte == 0), "a stranger's memory was read");
+    assert!(host.inbox.done.iter().all(|(_, result)| *result == Err(LinkError::Gone)), "{:?}", host.inbox.done);
+}
+
 /// A grandchild inherits the life line and lives on: only the process's own end counts.
 #[test]
 fn a_peer_whose_fork_lives_on_is_gone() {
@@ -191,27 +225,39 @@ fn a_forked_copy_is_silent() {
     until("message", &mut [&mut a, &mut b], |nodes| nodes[1].inbox.messages == [(far, b"alive".to_vec())]);
 }
 
-/// Another user, and another network namespace, are not reached, and do not reach us. (Needs to be root.)
+/// Another user, and another network namespace, are not reached, and do not reach us; nor does somebody whose user namespace shows all
+/// users by one number, its own. (Needs to be root.)
 #[test]
 fn strangers_are_kept_apart() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
-    for foreign_user in [true, false] {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Stranger {
+        User,
+        Network,
+        Unmapped,
+    }
+    for stranger in [Stranger::User, Stranger::Network, Stranger::Unmapped] {
         let mut host = Node::new(&ShmConfig::default());
         let to = host.nic.name();
         let child = Child::run(|| {
-            if foreign_user {
+            let namespace = match stranger {
+                Stranger::User => 0,
+                Stranger::Network => libc::CLONE_NEWNET,
+                Stranger::Unmapped => libc::CLONE_NEWUSER,
+            };
+            if stranger == Stranger::User {
                 // SAFETY: changes the ids of this process, which has one thread.
                 assert_eq!(unsafe { libc::setresuid(65534, 65534, 65534) }, 0);
             } else {
-                // SAFETY: moves this process, which has one thread, to an empty network namespace.
-                assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+                // SAFETY: moves this process, which has one thread, to an empty namespace.
+                assert_eq!(unsafe { libc::unshare(namespace) }, 0);
             }
             let mut node = Node::new(&ShmConfig::default());
             node.nic.connect(&to).unwrap();
             until("refusal", &mut [&mut node], |nodes| !nodes[0].inbox.down.is_empty());
-            let expected = if foreign_user { LinkError::Denied } else { LinkError::Refused };
+            let expected = if stranger == Stranger::Network { LinkError::Refused } else { LinkError::Denied };
             assert_eq!(node.inbox.down[0].1, expected);
         });
         for _ in 0..3000 {

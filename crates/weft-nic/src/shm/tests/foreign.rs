@@ -174,3 +174,14 @@ fn a_foreign_listener_is_denied() {
     let mut byte = [0];
     assert_eq!(rustix::net::recv(&caller, &mut byte, RecvFlags::empty()).unwrap().1, 0, "not a word");
 }
+
+/// Only a map that has a number for everybody lets the number of the others stand for one user.
+#[test]
+fn maps_of_users_are_read_right() {
+    use crate::shm::handshake::knows_all_users;
+    assert!(knows_all_users("         0          0 4294967295\n"));
+    assert!(knows_all_users("0 0 1000\n1000 1000 4294966295\n"));
+    for map in ["", "0 1000 1\n", "0 1000 1\n1 100000 65536\n", "nonsense", "1 2 x\n"] {
+        assert!(!knows_all_users(map), "{map}");
+    }
+}

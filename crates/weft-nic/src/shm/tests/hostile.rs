@@ -151,7 +151,7 @@ fn rubbish_on_the_life_line_ends_the_link() {
 /// Connections that say nothing, nonsense, or half a handshake: no link, no memory kept, others are served.
 #[test]
 fn nonsense_in_the_handshake_is_refused() {
-    let mut victim = Node::new(&ShmConfig { connect_timeout_ms: 300, ..ShmConfig::default() });
+    let mut victim = Node::new(&ShmConfig { answer_timeout_ms: 300, ..ShmConfig::default() });
     let address = rustix::net::SocketAddrUnix::new_abstract_name(&handshake::id_address(&victim.nic.name().ep_id()));
     let address = address.unwrap();
     let mut sockets = Vec::new();

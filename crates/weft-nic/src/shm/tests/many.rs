@@ -63,7 +63,7 @@ fn three_hundred_links_and_nothing_is_left() {
 #[test]
 fn failed_attempts_leave_nothing() {
     alone(|| {
-        let mut host = Node::new(&ShmConfig { connect_timeout_ms: 20, ..ShmConfig::default() });
+        let mut host = Node::new(&ShmConfig { answer_timeout_ms: 20, ..ShmConfig::default() });
         let silent = Node::new(&ShmConfig::default());
         let gone = super::name();
         let (fds, maps) = (descriptors(), mapped_segments());

@@ -273,9 +273,32 @@ fn hot_and_cold_links_are_heard() {
 /// An unanswered attempt to connect ends the sleep by its time-out.
 #[test]
 fn a_time_out_wakes() {
-    let config = ShmConfig { connect_timeout_ms: 50, ..ShmConfig::default() };
+    let config = ShmConfig { answer_timeout_ms: 50, ..ShmConfig::default() };
     let (mut a, silent) = (Node::new(&config), Node::new(&config));
     a.nic.connect(&silent.nic.name()).unwrap();
     work(&mut a, |a| !a.inbox.down.is_empty());
     assert_eq!(a.inbox.down[0].1, weft_engine::nic::LinkError::Timeout);
+    // The same of an attempt that somebody else makes while its thread sleeps.
+    while !a.nic.park() {
+        a.poll();
+    }
+    a.nic.connect(&silent.nic.name()).unwrap();
+    let mut fds = [rustix::event::PollFd::from_borrowed_fd(a.nic.wait_fd(), rustix::event::PollFlags::IN)];
+    let limit = rustix::time::Timespec { tv_sec: 10, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut fds, Some(&limit)).unwrap(), 1, "the time-out does not wake");
+    work(&mut a, |a| a.inbox.down.len() == 2);
+}
+
+/// A listener that is named by its port only has shorter to answer.
+#[test]
+fn a_service_has_its_own_time_out() {
+    let service = Some(40_777);
+    let silent = Node::new(&ShmConfig { service, ..ShmConfig::default() });
+    let mut a = Node::new(&ShmConfig { connect_timeout_ms: 50, answer_timeout_ms: 60_000, ..ShmConfig::default() });
+    let named = a.nic.connect(&silent.nic.name()).unwrap();
+    let by_port = weft_engine::name::EpName::service(([127, 0, 0, 1], 40_777).into());
+    let called = a.nic.connect(&by_port).unwrap();
+    work(&mut a, |a| !a.inbox.down.is_empty());
+    assert_eq!(a.inbox.down, [(called, weft_engine::nic::LinkError::Timeout)]);
+    a.nic.close(named);
 }
