@@ -52,25 +52,23 @@ struct Member {
 pub(crate) fn join(core: &CoreRef) {
     let unsent = core.control().engine.as_ref().and_then(|engine| engine.nic().unsent().cloned());
     if let Some(unsent) = unsent {
+        FLUSHER.forget_parents();
         FLUSHER.members.lock().push(Member { core: Arc::clone(core), unsent, seen: None });
     }
 }
 
-/// On return the thread does not look at the endpoint any more, and is gone if it was the last.
+/// After the endpoint's engine has sent its last. On return the thread does not look at the endpoint any more, and is gone if it was the last.
 pub(crate) fn leave(core: &CoreRef) {
     let mut members = FLUSHER.members.lock();
     members.retain(|member| !Arc::ptr_eq(&member.core, core));
-    if !members.is_empty() {
-        return;
+    if members.is_empty() {
+        FLUSHER.end(&members);
     }
-    let thread = FLUSHER.handle.lock().take();
-    if let Some(thread) = thread {
-        FLUSHER.stop.store(true, Ordering::Release);
-        thread.unpark();
-        thread.join();
-        FLUSHER.stop.store(false, Ordering::Release);
-        FLUSHER.asleep.store(true, Ordering::Release);
-    }
+}
+
+/// Ends the thread, although there may be endpoints.
+pub(crate) fn stop() {
+    FLUSHER.end(&FLUSHER.members.lock());
 }
 
 /// A device keeps something after it has kept nothing ([`Unsent::new`]).
@@ -81,6 +79,27 @@ pub(crate) fn call() {
 }
 
 impl Flusher {
+    /// Whoever holds the members knows that the thread is in no engine, whose holder may wait for the handle.
+    fn end(&self, _members: &[Member]) {
+        let mut handle = self.handle.lock();
+        if let Some(thread) = handle.take() {
+            self.stop.store(true, Ordering::Release);
+            thread.unpark();
+            thread.join();
+            self.stop.store(false, Ordering::Release);
+            self.asleep.store(true, Ordering::Release);
+        }
+    }
+
+    /// A child that was forked has neither the thread nor the endpoints of its parent.
+    fn forget_parents(&self) {
+        let mut handle = self.handle.lock();
+        if handle.as_ref().is_some_and(|thread| !thread.is_ours()) {
+            handle.take().into_iter().for_each(Worker::join);
+            self.asleep.store(true, Ordering::Release);
+        }
+    }
+
     #[cold]
     fn wake(&'static self) {
         let mut handle = self.handle.lock();
@@ -136,6 +155,7 @@ fn look(members: &mut [Member]) -> bool {
         if std::mem::replace(&mut member.seen, kept) == kept
             && kept.is_some()
             && let Some(engine) = &mut member.core.control().engine
+            && engine.nic().is_ours()
             && engine.nic_mut().drain()
         {
             member.unsent.clear();

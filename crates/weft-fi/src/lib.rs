@@ -150,6 +150,7 @@ extern "C" fn start(caller: *const c_void) -> *mut sys::fi_provider {
 unsafe extern "C" fn cleanup() {
     object::guard("cleanup", || {
         domain::stop_all();
+        flusher::stop();
         Ok(0)
     });
 }

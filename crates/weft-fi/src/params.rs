@@ -116,13 +116,13 @@ params! {
     cma: bool = "yes", "yes/no", "CMA",
         "Let large messages inside a host be copied once, by process_vm_readv(2), where the kernel permits it.";
     connect_timeout_ms: u64 = "10000", "ms", "CONNECT_TIMEOUT_MS",
-        "How long to try to reach a peer before its operations fail.";
+        "How long to try to reach a peer, in each way that there is, before its operations fail. A process on the same host, or one that takes connections, is waited for for an hour if its address is complete: it may be computing.";
     connect_retry_ms: u64 = "1000", "ms", "CONNECT_RETRY_MS",
         "For how long a TCP connection that is refused is tried again: the peer may be about to listen.";
     tcp_resume_ms: u64 = "10000", "ms", "TCP_RESUME_MS",
         "For how long a peer whose TCP connection broke is called again, unless it is known to be gone; what it had not got is sent once more. 0: the link ends at once.";
     eager_bytes: Option<usize> = "", "bytes", "EAGER_BYTES",
-        "Longest message that is sent without asking the receiver, on every device. Default: the device's.";
+        "Longest message that is sent without asking the receiver, on every device; what a device does not take is cut to its most (32,896 for shared memory, 65,664 for TCP). Default: the device's.";
     shm_eager_bytes: Option<usize> = "", "bytes", "SHM_EAGER_BYTES",
         "The same for shared memory only.";
     tcp_eager_bytes: Option<usize> = "", "bytes", "TCP_EAGER_BYTES",
@@ -158,7 +158,7 @@ params! {
     job_key: Option<String> = "", "text", "JOB_KEY",
         "A secret that all processes of a job share. When set, only peers that know it can connect.";
     tcp_encrypt: bool = "no", "yes/no", "TCP_ENCRYPT",
-        "Encrypt TCP connections, with keys that follow from the job key and the endpoints' addresses. The same in all processes of a job.";
+        "Encrypt TCP connections, with fresh keys that job key and addresses authenticate. The same in all processes of a job.";
     close_timeout_ms: u64 = "5000", "ms", "CLOSE_TIMEOUT_MS",
         "How long closing an endpoint waits until what was sent has left.";
     progress_spin_us: u64 = "20", "µs", "PROGRESS_SPIN_US",

@@ -146,6 +146,17 @@ impl Devices {
         false
     }
 
+    /// The same: nothing is kept here.
+    pub(crate) fn idles(&self) -> bool {
+        self.listens()
+    }
+
+    /// They are memory of whatever process has them.
+    #[allow(clippy::unused_self)] // as the real ones
+    pub(crate) fn is_ours(&self) -> bool {
+        true
+    }
+
     /// Nothing is kept without being polled for.
     #[allow(clippy::unused_self)]
     pub(crate) fn unsent(&self) -> Option<&Arc<Unsent>> {

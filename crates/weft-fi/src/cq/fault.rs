@@ -49,7 +49,7 @@ pub(crate) fn text(number: c_int) -> &'static CStr {
         16 => c"the peer closed its endpoint",
         17 => c"the peer is gone (hang-up or reset)",
         18 => c"connection refused: no endpoint listens at that address",
-        19 => c"no answer within the connect time-out (FI_WEFT_CONNECT_TIMEOUT_MS)",
+        19 => c"no answer within the connect time-out (FI_WEFT_CONNECT_TIMEOUT_MS; an hour where the peer's system has answered and its process has not)",
         20 => c"no route to the peer's address",
         21 => {
             c"denied: another job key, or none, at one of the two (FI_WEFT_JOB_KEY, auth_key), or the full address is needed"

@@ -21,8 +21,13 @@ const NAP: Duration = Duration::from_micros(50);
 impl Ep {
     /// Takes the endpoint out of everything that drives it, lets the engine finish, and drops it.
     pub(super) fn shut(&self) {
-        let mut setup = self.setup.lock();
+        self.disown();
+        self.take_apart();
         flusher::leave(&self.core);
+    }
+
+    fn take_apart(&self) {
+        let mut setup = self.setup.lock();
         if let Some(auto) = self.domain.auto_progress() {
             auto.leave(&self.core);
         }
@@ -78,11 +83,21 @@ impl Ep {
             }
         }
     }
+
+    /// In a child of the process whose endpoint this is a copy of: lets go of the devices before anything is done with them. What is in
+    /// shared memory and on the sockets is the parent's.
+    fn disown(&self) {
+        let mut state = self.core.control();
+        state.engine.take_if(|engine| !engine.nic().is_ours());
+    }
 }
 
 /// Progresses until all that was accepted has left, says goodbye, and drops the engine; each within the time. `hand_on` empties the list
-/// of completions.
+/// of completions. In a forked child, whose devices these are not, it is only dropped.
 pub(crate) fn finish(mut engine: Eng, limit: Duration, mut hand_on: impl FnMut(&mut Eng)) {
+    if !engine.nic().is_ours() {
+        return;
+    }
     hand_on(&mut engine);
     if !settle(&mut engine, limit, Eng::quiescent, &mut hand_on) {
         log::warn!(

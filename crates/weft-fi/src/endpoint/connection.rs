@@ -148,7 +148,9 @@ impl Ep {
         let State { engine: Some(engine), routes, attend, .. } = &mut *state else { return Err(Errno::OPBADSTATE) };
         step(engine).map_err(refused)?;
         *attend |= routes.deliver(engine);
-        self.core.call_listener(&mut state);
+        if self.core.call_listener(&mut state) {
+            state.routes.ring();
+        }
         Ok(())
     }
 

@@ -99,6 +99,8 @@ pub(crate) struct State {
     auto_listens: bool,
     /// It sleeps, and was not called yet.
     auto_asleep: bool,
+    /// Any of these sleeps.
+    relied_on: bool,
     /// Rounds that the client has made since the progress thread was of use.
     unaided: u32,
     /// Programs were set free in here, or may go on: whoever finds this set runs them, once out of the engine.
@@ -132,6 +134,7 @@ impl Core {
             external: 0,
             auto_listens: false,
             auto_asleep: false,
+            relied_on: false,
             unaided: 0,
             attend: false,
             stalled: false,
@@ -234,8 +237,7 @@ impl Core {
     /// Ends a call that has started something. `fired`: programs can go on.
     #[inline(always)]
     fn leave(&self, mut state: impl DerefMut<Target = State>, fired: bool) {
-        self.call_listener(&mut state);
-        if fired {
+        if self.call_listener(&mut state) || fired {
             self.attend(state);
         }
     }
@@ -338,33 +340,52 @@ impl Core {
             self.dismissed.store(true, Ordering::Relaxed);
             self.auto.as_ref().inspect(|auto| auto.wake());
         }
-        self.call_listener(state);
         if state.external > 0 {
             state.park_again();
+        } else if state.auto_asleep {
+            let _ = self.call_if_deaf(state);
         }
     }
 
-    /// The client leaves an endpoint to whose devices the progress thread listens: calls it, once, if they will not wake it by
-    /// themselves for what there is to do.
+    /// The client leaves an endpoint on which another thread sleeps, having started something: sees to it that this goes on, if the
+    /// devices will not wake that thread by themselves for what there is to do. True: programs can go on.
     #[inline(always)]
-    pub(super) fn call_listener(&self, state: &mut State) {
-        if state.auto_asleep {
-            self.call_if_deaf(state);
-        }
+    pub(super) fn call_listener(&self, state: &mut State) -> bool {
+        state.relied_on && self.call_if_deaf(state)
     }
 
     #[cold]
-    fn call_if_deaf(&self, state: &mut State) {
-        if state.engine.as_ref().is_some_and(|engine| engine.has_work() || !engine.nic().listens()) {
-            self.call_auto(state);
+    fn call_if_deaf(&self, state: &mut State) -> bool {
+        let Some(engine) = &state.engine else { return false };
+        if state.auto_asleep {
+            if engine.has_work() || !engine.nic().listens() {
+                self.call_auto(state);
+            }
+        } else if engine.has_work() || !engine.nic().idles() {
+            if state.external > 0 {
+                state.park_again();
+                return state.attend;
+            }
+            state.routes.ring();
         }
+        false
     }
 
     /// Calls the progress thread, if it sleeps.
     pub(super) fn call_auto(&self, state: &mut State) {
         if std::mem::take(&mut state.auto_asleep) {
+            state.note_sleepers();
             self.auto.as_ref().inspect(|auto| auto.wake());
         }
+    }
+
+    /// After a control call: whoever sleeps looks for itself, since there may be completions that were not delivered, and the devices'
+    /// parking may have ended.
+    fn call_sleepers(&self, state: &mut State) {
+        if state.external > 0 || state.sleeping > 0 {
+            state.routes.ring();
+        }
+        self.call_auto(state);
     }
 
     /// For the progress thread: whether the client has taken over.
@@ -454,15 +475,19 @@ impl Core {
 
     /// The address vector has gained addresses. A control call.
     pub(crate) fn addresses_added(&self, fresh: &[(Addr, EpName)]) {
-        if let Some(engine) = &mut self.state.intrude().engine {
+        let mut state = self.state.intrude();
+        if let Some(engine) = &mut state.engine {
             fresh.iter().for_each(|(addr, name)| engine.address_added(*addr, name));
+            self.call_sleepers(&mut state);
         }
     }
 
     /// The address vector has lost an address. A control call.
     pub(crate) fn address_removed(&self, addr: Addr) {
-        if let Some(engine) = &mut self.state.intrude().engine {
+        let mut state = self.state.intrude();
+        if let Some(engine) = &mut state.engine {
             engine.address_removed(addr);
+            self.call_sleepers(&mut state);
         }
     }
 
@@ -491,12 +516,12 @@ impl Core {
         let mut state = self.state.intrude();
         state.routes.regions.remove(&key);
         let State { engine: Some(engine), .. } = &mut *state else { return };
-        engine.remove_region(key);
-        // Its rounds may have brought what others sleep for, and have ended the devices' parking.
-        if state.external > 0 || state.sleeping > 0 {
-            state.routes.ring();
+        if !engine.nic().is_ours() {
+            // A forked child closes what it has inherited.
+            return;
         }
-        self.call_auto(&mut state);
+        engine.remove_region(key);
+        self.call_sleepers(&mut state);
     }
 }
 
@@ -606,7 +631,13 @@ impl State {
             Sleep::Inside => self.sleeping += 1,
             Sleep::Outside => self.external += 1,
         }
+        self.relied_on = true;
         true
+    }
+
+    /// After somebody has woken up.
+    fn note_sleepers(&mut self) {
+        self.relied_on = self.auto_asleep || self.sleeping > 0 || self.external > 0;
     }
 
     fn unpark(&mut self, sleep: Sleep) {
@@ -616,6 +647,7 @@ impl State {
         };
         debug_assert!(*count > 0);
         *count = count.saturating_sub(1);
+        self.note_sleepers();
         // Devices that somebody else still sleeps on stay parked until the next poll.
         if self.sleeping == 0 && self.external == 0 && !self.auto_listens {
             self.wake_devices();
@@ -651,7 +683,7 @@ impl State {
         if !(self.listen(waker) && self.engine.as_mut().is_none_or(|engine| engine.nic_mut().hold())) {
             return false;
         }
-        self.auto_asleep = true;
+        (self.auto_asleep, self.relied_on) = (true, true);
         if !std::mem::replace(&mut self.auto_listens, true) {
             self.unaided = 0;
         }
@@ -660,10 +692,11 @@ impl State {
 
     /// For the progress thread: it is awake; if it slept, the devices know why it does not any more.
     pub(crate) fn auto_rouse(&mut self) {
-        if std::mem::take(&mut self.auto_asleep)
-            && let Some(engine) = &mut self.engine
-        {
-            engine.nic_mut().rouse();
+        if std::mem::take(&mut self.auto_asleep) {
+            self.note_sleepers();
+            if let Some(engine) = &mut self.engine {
+                engine.nic_mut().rouse();
+            }
         }
     }
 
@@ -675,6 +708,7 @@ impl State {
     /// The progress thread listens no more.
     pub(crate) fn auto_awake(&mut self) {
         self.auto_asleep = false;
+        self.note_sleepers();
         if std::mem::take(&mut self.auto_listens) && self.sleeping == 0 && self.external == 0 {
             self.wake_devices();
         }

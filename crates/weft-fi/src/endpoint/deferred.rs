@@ -86,7 +86,10 @@ impl Core {
             Ok(()) => {}
         }
         let _ = routes.deliver(engine);
-        self.call_listener(&mut state);
+        if self.call_listener(&mut state) {
+            // More than the caller runs may go on.
+            state.routes.ring();
+        }
         true
     }
 

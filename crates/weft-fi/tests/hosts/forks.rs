@@ -7,24 +7,23 @@ use std::time::{Duration, Instant};
 
 use weft_fi_sys::*;
 
-use crate::client::Lib;
-use crate::side::{PATIENCE, Side, acquaint, scenes, works};
+use crate::client::{Lib, close};
+use crate::side::{Args, PATIENCE, Side, acquaint, long_bytes, memory, pattern, scenes, works};
 
 pub(crate) fn all(lib: &Lib) {
-    scenes(lib, &[("a child exits", a_child_exits)]);
+    scenes(lib, &[("a child exits", a_child_exits), ("a child closes", a_child_closes)]);
 }
 
-/// What a child that calls exit() prints, which must end well.
-fn printed_at_exit() -> String {
+/// What a child prints that does this and calls exit(), which must end well.
+fn printed_at_exit(before: impl FnOnce()) -> String {
     let mut ends: [RawFd; 2] = [-1; 2];
     assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
-        unsafe {
-            libc::dup2(ends[1], 2);
-            libc::exit(0);
-        }
+        unsafe { libc::dup2(ends[1], 2) };
+        before();
+        unsafe { libc::exit(0) };
     }
     unsafe { libc::close(ends[1]) };
     let end = Instant::now() + PATIENCE;
@@ -46,7 +45,43 @@ fn a_child_exits(lib: &Lib) {
     let (a, b, to_b, _) = acquaint(open(), open());
     for _ in 0..5 {
         works(&a, &b, to_b);
-        assert_eq!(printed_at_exit(), "");
+        assert_eq!(printed_at_exit(|| ()), "");
     }
     works(&a, &b, to_b);
+}
+
+/// The child closes what it has inherited, as destructors do at the end of a program: its parent goes on, and loses nothing of what was
+/// under way.
+fn a_child_closes(lib: &Lib) {
+    let (a, b, to_b, to_a) = acquaint(Side::new(lib), Side::new(lib));
+    let region = b.register(memory(64), FI_REMOTE_WRITE, 3);
+    works(&a, &b, to_b);
+    for round in 0..5 {
+        let (source, target) = (pattern(long_bytes() + round), memory(long_bytes() + round));
+        for context in 1..20 {
+            a.tsend(pattern(8), to_b, context);
+        }
+        a.start("fi_tsend", &Args { tag: 5, ..Args::new(source, to_b) }, &[]);
+        let printed = printed_at_exit(|| {
+            assert_eq!(close(region), 0);
+            for side in [&a, &b] {
+                assert_eq!(close(side.ep), 0);
+                assert_eq!(close(side.cq), 0);
+                assert_eq!(close(side.av), 0);
+            }
+        });
+        assert_eq!(printed, "");
+        for context in 1..20 {
+            b.trecv(memory(8), context);
+            b.next(&[&a]).done();
+        }
+        b.start("fi_trecv", &Args { tag: 5, ..Args::new(target, 0) }, &[]);
+        b.next(&[&a]).done();
+        assert!(target == source);
+        for _ in 0..20 {
+            a.next(&[&b]).done();
+        }
+        works(&b, &a, to_a);
+    }
+    assert_eq!(close(region), 0);
 }

@@ -31,6 +31,7 @@ pub(crate) fn all(lib: &Lib) {
             ("domain", |lib| level(lib, FI_THREAD_DOMAIN, domain)),
             ("a reader beside a sleeper", reader_beside_sleeper),
             ("a sender beside a sleeper", sender_beside_sleeper),
+            ("a starter beside a sleeper", starter_beside_sleeper),
             ("numbers are given anew", numbers_are_given_anew),
         ],
     );
@@ -396,6 +397,58 @@ fn sender_beside_sleeper(lib: &Lib) {
         a.next(&[&b]).done();
         b.next(&[&a]).done();
     }
+}
+
+/// A thread sleeps on a queue's descriptor while another one starts something, which is taken, and goes away: the sleeper is woken for
+/// what is to be done for it, and for its completion.
+fn starter_beside_sleeper(lib: &Lib) {
+    let (a, b, _, to_a) = acquaint(Side::new(lib), Side::new(lib));
+    works(&b, &a, to_a);
+    let mut fd: c_int = -1;
+    assert_eq!(control(b.cq, FI_GETWAIT, (&raw mut fd).cast()), 0);
+    let may_sleep = || {
+        let (fabric, mut fids) = (b.opened.fabric, [b.cq.cast::<fid>()]);
+        unsafe { (*(*fabric).ops).trywait.unwrap()(fabric, fids.as_mut_ptr(), 1) == 0 }
+    };
+    // It may be one thread as well: the sleeper reads only what it is woken for.
+    let beside = |name: &str, args: &Args, others: &[&Side<'_>]| {
+        until(|| {
+            assert!(b.poll().is_none());
+            may_sleep().then_some(())
+        });
+        assert_eq!(b.run(name, args), 0);
+        let mut asleep = true;
+        until(|| {
+            for other in others {
+                assert!(other.poll().is_none());
+            }
+            let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            if asleep && unsafe { libc::poll(&mut poll, 1, 0) } == 0 {
+                return None;
+            }
+            let found = b.poll();
+            asleep = found.is_none() && may_sleep();
+            found
+        })
+    };
+    let target = memory(long_bytes());
+    let region = a.register(target, FI_REMOTE_WRITE, 9);
+    for round in 0..10 {
+        let source = pattern(long_bytes() - round);
+        beside("fi_write", &Args { key: 9, ..Args::new(source, to_a) }, &[&a]).done();
+        assert!(target[..source.len()] == *source);
+    }
+    assert_eq!(close(region), 0);
+    // A peer that is new, and one that has gone.
+    let c = Side::new(lib);
+    let to_c = b.insert(&c.name());
+    let region = c.register(target, FI_REMOTE_WRITE, 9);
+    beside("fi_write", &Args { key: 9, ..Args::new(pattern(8), to_c) }, &[&c]).done();
+    assert_eq!(close(region), 0);
+    let mut d = Side::new(lib);
+    let to_d = b.insert(&d.name());
+    d.close_ep();
+    beside("fi_tsend", &Args::new(pattern(8), to_d), &[]).failed();
 }
 
 /// What two threads share that remove and insert addresses.
