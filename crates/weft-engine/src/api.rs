@@ -92,6 +92,8 @@ bitflags::bitflags! {
         const COUNTED = 1 << 16;
         /// Completions: of a multi-receive of a pool. Whether it is released is asked when it is handed on ([`crate::Leaving`]).
         const POOLED = 1 << 17;
+        /// Sends: leave only after all earlier remote accesses of this peer have completed (FI_ORDER_SAW, FI_ORDER_SAR).
+        const AFTER_ACCESSES = 1 << 18;
     }
 }
 

@@ -234,6 +234,7 @@ impl<N: Nic> Engine<N> {
         }
         vc.more().fetching += cost;
         vc.outstanding += 1;
+        vc.more().accesses += 1;
         let iov = if op.amo.fetches() { SmallVec::from_slice(op.result) } else { IovList::new() };
         self.core.ops.push(|| TxOp { next_part: 1, pending: 1, ..new_op(op, vci, iov, remote.len, false) });
         Ok(true)

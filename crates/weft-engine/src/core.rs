@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use crate::access::Parts;
 use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Error, Fault, Kind, NoBook, OpFlags};
-use crate::connect::Connection;
+use crate::connect::{Connection, Role};
 use crate::held::{Held, Holder};
 use crate::links::{Link, LinkState, LinkWork, Rising};
 use crate::list::List;
@@ -241,8 +241,11 @@ impl Core {
         if (left > 0 || came) && !strikes(Mutant::OrphanOvertakes) {
             self.orphan_unexpected(vci, why);
         }
-        if why != LinkError::Closed && addr != ADDR_NONE && !self.is_unreliable() {
+        if why != LinkError::Closed && addr != ADDR_NONE && !self.is_unreliable() && !self.is_reached(addr) {
             self.fail_directed_receives(addr, fault);
+        }
+        if matches!(self.config.role, Role::Connectionless | Role::Datagrams) {
+            self.forget_way(vci);
         }
         self.connection_lost(vci, why);
     }
@@ -286,6 +289,12 @@ impl Core {
     }
 
     /// A receive that names the dead as its only source would wait for ever.
+    /// Whether there is a link to that address: of several contexts of one endpoint, or after another endpoint has taken the place of one.
+    fn is_reached(&self, addr: Addr) -> bool {
+        let up = |vc: &Vc| vc.addr == addr && matches!(vc.state, VcState::Greeting(_) | VcState::Up(_));
+        self.vcs.iter().any(up)
+    }
+
     fn fail_directed_receives(&mut self, addr: Addr, fault: Fault) {
         for tagged in [true, false] {
             let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
@@ -317,7 +326,7 @@ impl Core {
             }
             return;
         }
-        let parts = op.parts();
+        let (parts, access) = (op.parts(), op.kind != Kind::Send);
         complete_op(&mut self.completions, op, op.fault);
         self.ops.drop_item(index);
         if let Some(held) = &mut self.held {
@@ -325,6 +334,9 @@ impl Core {
         }
         let vc = &mut self.vcs[vci as usize];
         vc.outstanding = vc.outstanding.saturating_sub(parts);
+        if access && let Some(more) = &mut vc.more {
+            more.accesses = more.accesses.saturating_sub(parts);
+        }
         if !vc.tx_is_empty() {
             self.activate(vci);
         }

@@ -453,7 +453,7 @@ impl<N: Nic> Engine<N> {
                 continue;
             };
             let fresh = op.next_part == 0;
-            if fresh && op.flags.contains(OpFlags::FENCE) && vc.outstanding > 0 && !strikes(Mutant::FenceIgnored) {
+            if fresh && vc.holds_back(op.flags) && !strikes(Mutant::FenceIgnored) {
                 return moved;
             }
             let started = if op.kind == Kind::Send { self.start_send(index) } else { self.start_rma(index) };
@@ -463,9 +463,13 @@ impl<N: Nic> Engine<N> {
             }
             moved = true;
             self.core.waiting(vci).tx.pop_front();
-            let parts = self.core.ops.get(index).map_or(1, TxOp::parts);
+            let (parts, access) = self.core.ops.get(index).map_or((1, false), |op| (op.parts(), op.kind != Kind::Send));
             let vc = &mut self.core.vcs[vci as usize];
             vc.outstanding = vc.outstanding.saturating_add(parts);
+            if access {
+                let more = vc.more();
+                more.accesses = more.accesses.saturating_add(parts);
+            }
             self.core.finish_op(index);
         }
     }

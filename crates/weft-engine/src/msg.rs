@@ -125,7 +125,8 @@ impl<N: Nic> Engine<N> {
         // Too long for the device, or without window, it goes by rendezvous, which takes progress on both sides anyhow.
         let eager = len <= vc.caps.eager_bytes as usize && len as u64 + EAGER_COST <= vc.tx_credit;
         let wants_room = vc.link().is_none() || eager;
-        let unanswered = !op.flags.intersects(OpFlags::DELIVERY | OpFlags::TRANSMIT | OpFlags::FENCE);
+        let unanswered =
+            !op.flags.intersects(OpFlags::DELIVERY | OpFlags::TRANSMIT | OpFlags::FENCE | OpFlags::AFTER_ACCESSES);
         if op.flags.must_leave() && wants_room && unanswered {
             return self.not_yet(vci, Kind::Send, op.ctx, op.flags);
         }

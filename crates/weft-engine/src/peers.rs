@@ -84,11 +84,7 @@ impl Core {
             self.by_far_addr.insert(addr, vci);
             return Ok(vci);
         }
-        let vc = &mut self.vcs[vci as usize];
-        if vc.addr == ADDR_NONE {
-            vc.addr = addr;
-            self.readdressed();
-        }
+        self.is_at(vci, addr);
         // The book knows the address, so its index is as dense as the book is.
         if self.by_addr.len() <= index {
             let more = index + 1 - self.by_addr.len();
@@ -187,15 +183,13 @@ impl Core {
         if self.contexts {
             self.contexts_added(addr, name);
         }
+        let there = |vc: &&mut Vc| vc.state != VcState::Vacant && vc.name.socket_identity() == name.identity();
         let vc = match self.index.find(&self.vcs, name) {
             Some(vci) => self.vcs.get_mut(vci as usize),
             // A full name that is not known has no connection; looking further would make start-up quadratic.
             None if name.is_full() => None,
-            // A stranger's full name may be inserted in its service form.
-            None => self
-                .vcs
-                .iter_mut()
-                .find(|vc| vc.state != VcState::Vacant && vc.name.socket_identity() == name.identity()),
+            // A stranger's full name may be inserted in its service form. Of several that were there it is the one that is.
+            None => self.vcs.iter_mut().filter(there).max_by_key(|vc| vc.link().is_some()),
         };
         if let Some(vc) = vc
             && vc.addr == ADDR_NONE
@@ -219,6 +213,33 @@ impl Core {
         if known {
             self.readdressed();
         }
+    }
+
+    /// A connection has turned out to lead to an address. What came by it when it was a stranger's may be what receives from there wait for.
+    fn is_at(&mut self, vci: u32, addr: Addr) {
+        let vc = &mut self.vcs[vci as usize];
+        if vc.addr == ADDR_NONE && addr != ADDR_NONE {
+            vc.addr = addr;
+            self.readdressed();
+            self.match_again(vci);
+        }
+    }
+
+    /// The link of a peer has ended that was known by its service name first: what listens there next may be another endpoint, so the next
+    /// operation asks again.
+    pub(crate) fn forget_way(&mut self, vci: u32) {
+        if !self.index.former.values().any(|&known| known == vci) {
+            return;
+        }
+        self.index.former.retain(|_, known| *known != vci);
+        let book = &self.book;
+        let leads_elsewhere = |addr: Addr| book.name(addr).is_none_or(|name| !name.is_full());
+        for (addr, n) in (0..).zip(&mut self.by_addr) {
+            if *n == vci + 1 && leads_elsewhere(addr) {
+                *n = 0;
+            }
+        }
+        self.by_far_addr.retain(|&addr, known| *known != vci || !leads_elsewhere(addr));
     }
 
     fn readdressed(&mut self) {
@@ -271,18 +292,16 @@ impl Core {
         let old = &mut self.vcs[from as usize];
         old.state = VcState::Idle;
         let tx = old.waiting.as_mut().map(|waiting| std::mem::take(&mut waiting.tx)).unwrap_or_default();
-        let addr = old.addr;
+        // Nobody has to do with this one any more.
+        let addr = std::mem::replace(&mut old.addr, ADDR_NONE);
+        self.departed += 1;
         for &op in &tx {
             if let Some(op) = self.ops.get_mut(op) {
                 op.vc = to;
             }
         }
         self.waiting(to).tx.extend(tx);
-        let new = &mut self.vcs[to as usize];
-        if new.addr == ADDR_NONE {
-            new.addr = addr;
-            self.readdressed();
-        }
+        self.is_at(to, addr);
         self.index.replace(&self.vcs, from, to);
         for n in self.by_addr.iter_mut().filter(|n| **n == from + 1) {
             *n = to + 1;

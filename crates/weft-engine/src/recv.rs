@@ -288,6 +288,32 @@ impl Core {
         }
     }
 
+    /// The peer's address is known now: gives what is here of it to receives that name the address.
+    #[cold]
+    pub(crate) fn match_again(&mut self, vci: u32) {
+        for tagged in [true, false] {
+            let theirs = |message: &Unexpected| message.vc == vci && message.claimed.is_none();
+            let keys: Vec<u32> = self
+                .matcher(tagged)
+                .unexpected
+                .iter()
+                .filter_map(|(key, message)| theirs(message).then_some(key))
+                .collect();
+            for key in keys {
+                let (src, Some(message)) = (self.vcs[vci as usize].addr, self.matcher(tagged).unexpected.get(key))
+                else {
+                    continue;
+                };
+                let (tag, data, len) = (message.tag, message.data, message.len());
+                if let Some((iov, info)) = self.receive_for(tagged, src, tag, data, len)
+                    && let Some(message) = self.matcher(tagged).unexpected.remove(key)
+                {
+                    self.deliver_unexpected(message, iov, info);
+                }
+            }
+        }
+    }
+
     /// Reports a message that has been received.
     #[inline]
     pub(crate) fn received(&mut self, info: &RecvInfo, vci: u32) {

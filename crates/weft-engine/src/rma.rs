@@ -171,6 +171,7 @@ impl<N: Nic> Engine<N> {
             return true;
         }
         vc.outstanding += 1;
+        vc.more().accesses += 1;
         core.ops.push(|| TxOp {
             kind: Kind::Write,
             vc: vci,

@@ -62,7 +62,8 @@ const KEPT_ELEMENTS: usize = 64;
 pub(crate) const HEADER_BYTES: usize = 128;
 
 /// Sends that need more than to leave.
-const SLOW_SENDS: OpFlags = OpFlags::DELIVERY.union(OpFlags::FENCE).union(OpFlags::TRIGGER);
+const SLOW_SENDS: OpFlags =
+    OpFlags::DELIVERY.union(OpFlags::FENCE).union(OpFlags::AFTER_ACCESSES).union(OpFlags::TRIGGER);
 
 /// How far along a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,6 +200,8 @@ pub(crate) struct Vc {
 /// What a connection has that one does not need which is idle, or has had only a few messages: the state of remote accesses, and counts.
 #[derive(Default)]
 pub(crate) struct More {
+    /// Remote accesses among the outstanding operations, by parts.
+    pub(crate) accesses: u32,
     /// Writes and atomics sent whose success nobody waits for: so many failures of nameless operations may be reported.
     pub(crate) quiet_writes: u64,
     /// Results of our atomics that are under way, in bytes with their names.
@@ -462,6 +465,13 @@ impl Vc {
     pub(crate) fn is_gone(&self) -> bool {
         let idle = self.state == VcState::Idle && self.waiting.is_none() && self.outstanding == 0;
         self.addr == ADDR_NONE && idle
+    }
+
+    /// Whether an operation with these flags must wait for others that have left.
+    #[inline]
+    pub(crate) fn holds_back(&self, flags: OpFlags) -> bool {
+        flags.contains(OpFlags::FENCE) && self.outstanding > 0
+            || flags.contains(OpFlags::AFTER_ACCESSES) && self.more.as_ref().is_some_and(|more| more.accesses > 0)
     }
 
     /// Whether one more request may leave, besides `pending` of an operation that has not left altogether.

@@ -49,7 +49,6 @@ use crate::endpoint::setup::Setup;
 use crate::errno::Errno;
 use crate::info::EpType;
 use crate::info::hints::Hints;
-use crate::info::order::Fences;
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
 use crate::trigger::op::Op;
@@ -79,8 +78,8 @@ pub(crate) struct Ep {
     core: CoreRef,
     tx: Defaults,
     rx: Defaults,
-    /// What must be fenced for the order that was promised.
-    fences: Fences,
+    /// What sends do for the order that was promised ([`order::AFTER_ACCESSES`](crate::info::order::AFTER_ACCESSES)).
+    send_order: OpFlags,
     limits: Limits,
     /// What receives do with the source that they name.
     sources: Sources,
@@ -248,10 +247,7 @@ impl Ep {
     /// A send as the engine takes it.
     #[inline(always)]
     pub(crate) fn send_op<'a>(&self, send: &Send<'a>) -> SendOp<'a> {
-        let mut flags = send.mode.ops;
-        if self.fences.sends {
-            flags |= OpFlags::FENCE;
-        }
+        let mut flags = send.mode.ops | self.send_order;
         flags |= self.told(send.entry, Class::Send);
         if flags.contains(OpFlags::INJECT | OpFlags::QUIET) {
             // Nobody learns when it is done, and its buffer is free already: no completion level can be observed.
@@ -330,11 +326,7 @@ impl Ep {
     /// A write as the engine takes it.
     #[inline]
     pub(crate) fn write_op<'a>(&self, rma: &Rma<'a>) -> RmaOp<'a> {
-        let mut flags = rma.mode.ops;
-        if self.fences.writes {
-            flags |= OpFlags::FENCE;
-        }
-        self.rma_op(rma, flags, Class::Write, sys::FI_RMA | sys::FI_WRITE)
+        self.rma_op(rma, rma.mode.ops, Class::Write, sys::FI_RMA | sys::FI_WRITE)
     }
 
     /// Starts an RMA read.
@@ -351,10 +343,7 @@ impl Ep {
     #[inline]
     pub(crate) fn read_op<'a>(&self, rma: &Rma<'a>) -> RmaOp<'a> {
         // A read completes with its data, whatever level is asked for, and carries none of its own.
-        let mut flags = rma.mode.ops & (OpFlags::FENCE | OpFlags::TRIGGER);
-        if self.fences.reads {
-            flags |= OpFlags::FENCE;
-        }
+        let flags = rma.mode.ops & (OpFlags::FENCE | OpFlags::TRIGGER);
         self.rma_op(rma, flags, Class::Read, sys::FI_RMA | sys::FI_READ)
     }
 
@@ -372,17 +361,13 @@ impl Ep {
     #[inline]
     pub(crate) fn atomic_op<'a>(&self, atomic: &Atomic<'a>) -> AtomicOp<'a> {
         let mut flags = atomic.mode.ops;
-        let (class, completion, fenced) = if atomic.amo.fetches() {
+        let (class, completion) = if atomic.amo.fetches() {
             // It completes with what it fetched, whatever level is asked for.
             flags -= OpFlags::DELIVERY | OpFlags::TRANSMIT;
-            let writes = atomic.amo.changes() && self.fences.writes;
-            (Class::Read, sys::FI_ATOMIC | sys::FI_READ, self.fences.reads || writes)
+            (Class::Read, sys::FI_ATOMIC | sys::FI_READ)
         } else {
-            (Class::Write, sys::FI_ATOMIC | sys::FI_WRITE, self.fences.writes)
+            (Class::Write, sys::FI_ATOMIC | sys::FI_WRITE)
         };
-        if fenced {
-            flags |= OpFlags::FENCE;
-        }
         flags |= self.told(atomic.entry, class);
         AtomicOp {
             dest: atomic.dest,

@@ -283,6 +283,7 @@ impl Workload {
             (OpFlags::DELIVERY, 250),
             (OpFlags::TRANSMIT, 100),
             (OpFlags::FENCE, 50),
+            (OpFlags::AFTER_ACCESSES, 100),
             (OpFlags::QUIET, 100),
         ] {
             flags.set(flag, rng.chance(permille));

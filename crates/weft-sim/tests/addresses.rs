@@ -3,11 +3,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use weft_engine::Engine;
 use weft_engine::api::{
     ADDR_NONE, Addr, AddressBook, Completion, Config, Context, Error, Kind, OpFlags, RecvOp, SendOp,
 };
 use weft_engine::name::EpName;
+use weft_engine::{Engine, Role};
 use weft_sim::{Fabric, FabricConfig, SimNic};
 
 /// An address vector whose entries come and go.
@@ -32,17 +32,24 @@ struct Pair {
     engines: Vec<Engine<SimNic>>,
     books: Vec<Arc<Book>>,
     done: Vec<Vec<Completion>>,
+    /// Of sends.
+    level: OpFlags,
 }
 
 impl Pair {
     fn new(config: FabricConfig) -> Self {
+        Self::with(config, &Config::default())
+    }
+
+    fn with(config: FabricConfig, engine: &Config) -> Self {
         let fabric = Fabric::new(config);
-        let mut engines = [0, 1].map(|_| Engine::new(Config::default(), fabric.nic()));
+        let mut engines = [0, 1].map(|_| Engine::new(*engine, fabric.nic()));
         let books = [0, 1].map(|_| Arc::new(Book::default()));
         for (engine, book) in engines.iter_mut().zip(&books) {
             engine.bind_book(Arc::clone(book) as Arc<dyn AddressBook>);
         }
-        Self { fabric, engines: engines.into(), books: books.into(), done: vec![Vec::new(), Vec::new()] }
+        let level = if engine.role == Role::Datagrams { OpFlags::empty() } else { OpFlags::DELIVERY };
+        Self { fabric, engines: engines.into(), books: books.into(), done: vec![Vec::new(), Vec::new()], level }
     }
 
     fn insert(&mut self, at: usize, name: EpName) -> Addr {
@@ -61,7 +68,7 @@ impl Pair {
     }
 
     fn send(&mut self, at: usize, dest: Addr, tag: u64) -> Result<(), Error> {
-        let flags = OpFlags::TAGGED | OpFlags::DELIVERY;
+        let flags = OpFlags::TAGGED | self.level;
         let ctx = Context { ptr: tag as usize, user: 0 };
         self.engines[at].send(&SendOp { dest, iov: &[], tag, data: 0, ctx, flags })
     }
@@ -215,4 +222,56 @@ fn an_unknown_address_is_refused() {
     }
     pair.settle();
     assert_eq!(pair.fabric.links(0), 0);
+}
+
+/// A service is served by another process after the one that did has gone: who knows only the service reaches it, whichever of the two
+/// calls first, and whether or not the address is given anew.
+#[test]
+fn a_service_leads_to_whoever_listens_there_now() {
+    for (calls_first, inserted_anew, unreliable) in
+        (0..8).map(|n| (n & 1 != 0, n & 2 != 0, n & 4 != 0)).filter(|(_, anew, unreliable)| !(*anew && *unreliable))
+    {
+        let what = format!("calls first: {calls_first}, anew: {inserted_anew}, datagrams: {unreliable}");
+        let config = Config { role: if unreliable { Role::Datagrams } else { Role::default() }, ..Config::default() };
+        let mut pair = Pair::with(FabricConfig::new(1), &config);
+        let mut successor = 1;
+        let mut service = ADDR_NONE;
+        for process in 0..4 {
+            if process > 0 {
+                pair.fabric.kill(successor);
+                successor = pair.fabric.reserve(Some(1));
+            }
+            let nic = if process > 0 { Some(pair.fabric.start(successor)) } else { None };
+            if let Some(nic) = nic {
+                pair.engines[1] = Engine::new(config, nic);
+                pair.engines[1].bind_book(Arc::clone(&pair.books[1]) as Arc<dyn AddressBook>);
+            }
+            let [a, b] = pair.names();
+            if process == 0 || inserted_anew {
+                if process > 0 {
+                    pair.remove(0, service);
+                }
+                service = pair.insert(0, EpName::service(b.socket()));
+            }
+            let back = if process == 0 { pair.insert(1, a) } else { 0 };
+            if process > 0 {
+                // The end of the link is noticed by the first who uses it.
+                pair.settle();
+                pair.done[0].clear();
+            }
+            let tag = 10 * process;
+            if calls_first && process > 0 {
+                pair.recv(0, service, tag + 2, 0);
+                pair.send(1, back, tag + 2).unwrap();
+                pair.settle();
+                assert_eq!(pair.received(0), [(tag + 2, service)], "{what}, process {process}");
+                let _ = pair.received(1);
+            }
+            pair.recv(1, ADDR_NONE, tag + 1, 0);
+            pair.send(0, service, tag + 1).unwrap();
+            pair.settle();
+            assert_eq!(pair.received(1), [(tag + 1, back)], "{what}, process {process}");
+            let _ = pair.received(0);
+        }
+    }
 }

@@ -7,13 +7,13 @@ use weft_sim::{Endpoints, FabricConfig, Harness, Hazard, Hazards, Plan, Recv, Se
 
 /// What [`traces_are_the_same_everywhere`] expects.
 const GOLDEN: &[&str] = &[
-    "ee4789a94f35415fc95d723b55ca6133",
-    "649e827c155f4d05aeb7f913afe43460",
-    "9c23171876fe60d0c677db4f7bd620db",
+    "8d13b325df563df155db7d391c33eb14",
+    "585e77e68d85770ddbbda2f2ee53a479",
+    "32a0a1b950bd628a6a74ff5ae9580857",
     "2b898641dc5ac7713c2d91a34405da48",
-    "8094b4b7a839bc531140c94d0f759016",
-    "3fb8e88803d8d73df2f7d515f3ffa278",
-    "4d690b51459dbffe95ef1469ed653288",
+    "9bf04c6fe5c63c5a8d42ae3a41629464",
+    "1239fbbeea09039108fd88fc0415221c",
+    "f3a9c4036a7faffeca19c2dd1a184a24",
 ];
 
 /// Plays the plans; all must be good.

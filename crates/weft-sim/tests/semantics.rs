@@ -492,6 +492,31 @@ fn a_fence_waits_for_what_was_before() {
     });
 }
 
+/// A send that is to follow accesses follows them, and nothing else: what nobody has asked for yet does not hold it up.
+#[test]
+fn a_send_after_accesses_waits_for_no_send() {
+    everywhere(2, Config::default(), |h| {
+        let window = h.add_window(1, 60_000, Access { read: true, write: true }, false).unwrap();
+        let mut offset = 0;
+        for (n, len) in [8, 900, 5000, 20_000].into_iter().enumerate() {
+            let n = n as u64;
+            h.send(0, 1, &Send { tag: Some(2 * n), len, flags: OpFlags::DELIVERY, ..Send::default() }).unwrap();
+            let write = h.write(0, window, &Rma { offset, remote: vec![len], ..Rma::default() }).unwrap();
+            offset += len;
+            let flags = OpFlags::AFTER_ACCESSES;
+            let follows = h.send(0, 1, &Send { tag: Some(2 * n + 1), len: 8, flags, ..Send::default() }).unwrap();
+            let receive = |tag| Recv { tag: Some((tag, 0)), len: 20_000, ..Recv::default() };
+            let asked = h.recv(1, &receive(2 * n + 1)).unwrap();
+            h.settle_until(|oracle| oracle.ended(asked)).unwrap();
+            assert!(h.oracle().ended(asked), "{len}: it waits for a message that nobody has asked for");
+            h.settle_until(|oracle| oracle.ended(follows)).unwrap();
+            assert!(h.oracle().ended(write), "{len}: it has overtaken a write");
+            h.recv(1, &receive(2 * n)).unwrap();
+            h.settle().unwrap();
+        }
+    });
+}
+
 #[test]
 fn when_a_peer_dies_its_operations_fail_and_the_others_go_on() {
     everywhere(3, Config::default(), |h| {

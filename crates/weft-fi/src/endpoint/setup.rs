@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use weft_engine::api::{Access, Book, Config, Matching, NoBook};
+use weft_engine::api::{Access, Book, Config, Matching, NoBook, OpFlags};
 use weft_engine::name::EpName;
 use weft_engine::{Engine, Pool};
 use weft_fi_sys as sys;
@@ -38,7 +38,7 @@ use crate::info::EpType;
 use crate::info::hints::Hints;
 use crate::info::network::Network;
 use crate::info::offer::{IOV_LIMIT, MAX_INJECT_BYTES, MAX_QUEUE, SHARED_CONTEXT};
-use crate::info::order::Fences;
+use crate::info::order;
 use crate::lock::Callers;
 use crate::object::{self, Head, Hold, Uses};
 use crate::params::Params;
@@ -153,7 +153,10 @@ pub(super) fn open(
         core: Arc::new(core),
         tx: Defaults::transmit(info.tx.map_or(0, |attr| attr.op_flags))?,
         rx: Defaults::receive(info.rx.map_or(0, |attr| attr.op_flags))?,
-        fences: Fences::of(info.tx.map_or(0, |attr| attr.msg_order)),
+        send_order: info
+            .tx
+            .filter(|attr| attr.msg_order & order::AFTER_ACCESSES != 0)
+            .map_or(OpFlags::empty(), |_| OpFlags::AFTER_ACCESSES),
         limits,
         sources,
         context: context.addr(),
@@ -419,7 +422,7 @@ impl Ep {
             core: Arc::clone(&self.core),
             tx: Defaults::transmit(self.tx.word())?,
             rx: Defaults::receive(self.rx.word())?,
-            fences: self.fences,
+            send_order: self.send_order,
             limits: self.limits,
             sources: self.sources,
             context: self.context,

@@ -153,7 +153,7 @@ fn tclass(what: &str, wanted: u32) -> Result<u32, Errno> {
 
 /// The orders that both sides of an endpoint know. Unasked, those that cost nothing.
 fn msg_order(what: &str, ty: EpType, wanted: u64) -> Result<u64, Errno> {
-    subset(what, wanted, order::FREE | if ty == EpType::Dgram { 0 } else { order::FENCED })?;
+    subset(what, wanted, order::FREE | if ty == EpType::Dgram { 0 } else { order::ASKED_FOR })?;
     Ok(order::FREE | wanted)
 }
 
@@ -436,7 +436,7 @@ mod tests {
         assert_eq!((offer.domain.max_ep_tx_ctx, offer.domain.max_ep_stx_ctx), (1, 0));
         assert_eq!((offer.tx.inject_size, offer.tx.size), (4096, 4096));
         assert_eq!(offer.ep.type_, sys::FI_EP_RDM);
-        assert_eq!(offer.tx.msg_order & order::FENCED, 0);
+        assert_eq!(offer.tx.msg_order & order::ASKED_FOR, 0);
     }
 
     #[test]

@@ -7,10 +7,12 @@
 //!
 //! - RMA and atomics among each other are ordered up to [`ordered_rma_bytes`]; that is what the attributes
 //!   `max_order_{raw,war,waw}_size` are for, and the flags are granted with these limits.
-//! - A send against an RMA operation, in either direction, has no such limit in libfabric's attributes, so it must
-//!   hold for all sizes. Where a client asks for one (SAW: Global Arrays' ComEx), later operations of that kind
-//!   wait for earlier operations to the same peer, as FI_FENCE does: see [`Fences`]. Clients that do not ask pay
-//!   nothing, and the flags are not offered unasked.
+//! - An RMA operation after a send begins behind it in the stream: whoever sees what it did finds the message. (That the message has been
+//!   received cannot be meant: nobody may ever ask for it.)
+//! - A send after an RMA operation has no such limit in libfabric's attributes, so it must hold for all sizes. Where a client asks for
+//!   that (SAW: Global Arrays' ComEx), sends wait for earlier RMA operations to the same peer, and for nothing else: an earlier send may be
+//!   received only after this one. Clients that do not ask pay nothing.
+//! - These two are not offered unasked.
 //! - Completions are written when operations complete, in whatever order that is: FI_ORDER_STRICT and FI_ORDER_DATA
 //!   as completion orders are not available. A short send after a long one would have to wait for it.
 
@@ -37,42 +39,20 @@ pub(crate) const FREE: u64 = sys::FI_ORDER_SAS
     | sys::FI_ORDER_ATOMIC_WAR
     | sys::FI_ORDER_ATOMIC_WAW;
 
-/// Held by fencing, where asked for.
-pub(crate) const FENCED: u64 = sys::FI_ORDER_SAR | sys::FI_ORDER_SAW | sys::FI_ORDER_RAS | sys::FI_ORDER_WAS;
+/// Held where asked for.
+pub(crate) const ASKED_FOR: u64 = sys::FI_ORDER_RAS | sys::FI_ORDER_WAS | AFTER_ACCESSES;
 
-/// Which operations an endpoint must fence to keep the order that it promised.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Fences {
-    /// Sends wait for earlier RMA operations.
-    pub(crate) sends: bool,
-    /// RMA reads wait for earlier sends.
-    pub(crate) reads: bool,
-    /// RMA writes wait for earlier sends.
-    pub(crate) writes: bool,
-}
-
-impl Fences {
-    /// For an endpoint whose transmit attributes have this `msg_order`.
-    pub(crate) const fn of(msg_order: u64) -> Self {
-        Self {
-            sends: msg_order & (sys::FI_ORDER_SAR | sys::FI_ORDER_SAW) != 0,
-            reads: msg_order & sys::FI_ORDER_RAS != 0,
-            writes: msg_order & sys::FI_ORDER_WAS != 0,
-        }
-    }
-}
+/// With any of these, sends wait for earlier RMA operations.
+pub(crate) const AFTER_ACCESSES: u64 = sys::FI_ORDER_SAR | sys::FI_ORDER_SAW;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn only_mixed_orders_cost() {
-        assert_eq!(Fences::of(FREE), Fences::default());
-        assert_eq!(Fences::of(FREE | sys::FI_ORDER_SAW), Fences { sends: true, ..Fences::default() });
-        assert_eq!(Fences::of(FENCED), Fences { sends: true, reads: true, writes: true });
-        assert_eq!(FREE & FENCED, 0);
+    fn every_order_is_there() {
+        assert_eq!(FREE & ASKED_FOR, 0);
         // Together they are all that the 1.x "strict" order means.
-        assert_eq!((FREE | FENCED) & sys::FI_ORDER_STRICT, sys::FI_ORDER_STRICT);
+        assert_eq!((FREE | ASKED_FOR) & sys::FI_ORDER_STRICT, sys::FI_ORDER_STRICT);
     }
 }

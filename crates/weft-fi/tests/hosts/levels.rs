@@ -21,6 +21,7 @@ pub(crate) fn all(lib: &Lib) {
             ("default_levels", default_levels),
             ("inject_frees_its_buffer", inject_frees_its_buffer),
             ("injects_leave", injects_leave),
+            ("sends_after_accesses", sends_after_accesses),
             ("remote_events", remote_events),
             ("remote_data", remote_data),
             ("counters_before_and_after_enable", counters_before_and_after_enable),
@@ -31,6 +32,36 @@ pub(crate) fn all(lib: &Lib) {
 
 fn tcp() -> bool {
     std::env::var("FI_WEFT_SHM").is_ok_and(|value| value == "0")
+}
+
+/// With FI_ORDER_SAW, or every order that there is, a send follows the writes before it, however long these are. It does not wait for an
+/// earlier send, which may be received after it; nor does a write.
+fn sends_after_accesses(lib: &Lib) {
+    for order in [FI_ORDER_SAW, FI_ORDER_STRICT] {
+        for len in LENGTHS {
+            let open = || Side::with(lib, 0, |hints| hints.tx().msg_order = order);
+            let (a, b, to_b, _) = acquaint(open(), open());
+            works(&a, &b, to_b);
+            let (source, target) = (pattern(len), memory(len));
+            let written = memory(LENGTHS[2]);
+            let region = b.register(written, FI_REMOTE_WRITE, 4);
+            let tagged = |tag: u64, bytes: &mut [u8]| Args { tag, ..Args::new(bytes, to_b) };
+            let late = Args { flags: FI_DELIVERY_COMPLETE, context: 1, ..tagged(1, source) };
+            a.start("fi_tsendmsg", &late, &[]);
+            a.start("fi_write", &Args { key: 4, context: 2, ..Args::new(pattern(LENGTHS[2]), to_b) }, &[]);
+            a.start("fi_tsend", &Args { context: 3, ..tagged(2, pattern(8)) }, &[]);
+            b.start("fi_trecv", &Args { tag: 2, ..Args::new(memory(8), 0) }, &[]);
+            b.next(&[&a]).done();
+            assert!(written == pattern(LENGTHS[2]), "{order:x}: the send has overtaken a write");
+            b.start("fi_trecv", &Args { tag: 1, ..Args::new(target, 0) }, &[]);
+            b.next(&[&a]).done();
+            assert!(target == source);
+            let mut contexts: Vec<_> = (0..3).map(|_| a.next(&[&b]).done().op_context as usize).collect();
+            contexts.sort_unstable();
+            assert_eq!(contexts, [1, 2, 3]);
+            assert_eq!(close(region), 0);
+        }
+    }
 }
 
 /// Whether the send with that context is complete by now, without the peer's doing anything.

@@ -337,15 +337,16 @@ impl Oracle {
         })
     }
 
-    /// A fenced operation begins when all earlier ones to the same peer have ended, so it cannot end well before them.
+    /// A fenced operation begins when all earlier ones to the same peer have ended, so it cannot end well before them; a send may be fenced
+    /// from accesses only.
     fn fenced(&self, op: Op, record: &Record, c: &Completion) -> Result<(), String> {
-        if c.fault.is_some() || !record.is_fenced() {
+        if c.fault.is_some() || !record.may_wait() {
             return Ok(());
         }
         let passed = (0..op).find(|earlier| {
             let other = &self.ops[*earlier];
             let same = (other.rank(), other.target()) == (record.rank(), record.target());
-            same && !other.is_quiet() && !self.ended(*earlier)
+            same && record.waits_for(other) && !other.is_quiet() && !self.ended(*earlier)
         });
         passed.map_or(Ok(()), |earlier| Err(format!("it is fenced, and operation {earlier} has not ended")))
     }

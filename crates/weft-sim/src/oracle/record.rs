@@ -205,13 +205,24 @@ impl Record {
         }
     }
 
-    /// Whether it waits for all before it.
-    pub(super) fn is_fenced(&self) -> bool {
+    /// Whether it waits for `other`, which is an earlier one to the same peer.
+    pub(super) fn waits_for(&self, other: &Self) -> bool {
         match self {
-            Self::Send(send) => send.flags.contains(OpFlags::FENCE),
+            Self::Send(send) => {
+                let access = matches!(other, Self::Rma(_) | Self::Atomic(_));
+                send.flags.contains(OpFlags::FENCE) || access && send.flags.contains(OpFlags::AFTER_ACCESSES)
+            }
             Self::Rma(rma) => rma.flags.contains(OpFlags::FENCE),
             Self::Atomic(atomic) => atomic.flags.contains(OpFlags::FENCE),
             Self::Recv(_) | Self::Peek(_) | Self::Refused => false,
+        }
+    }
+
+    /// Whether it may wait for others.
+    pub(super) fn may_wait(&self) -> bool {
+        match self {
+            Self::Send(send) => send.flags.intersects(OpFlags::FENCE | OpFlags::AFTER_ACCESSES),
+            _ => self.waits_for(self),
         }
     }
 
