@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use crate::access::Parts;
 use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Error, Fault, Kind, NoBook, OpFlags};
-use crate::connect::{Connection, Role};
+use crate::connect::Connection;
 use crate::held::{Held, Holder};
 use crate::links::{Link, LinkState, LinkWork, Rising};
 use crate::list::List;
@@ -85,6 +85,8 @@ pub(crate) struct Core {
     pub(crate) remote_events: bool,
     /// Messages of strangers are reported as such.
     pub(crate) source_errors: bool,
+    /// A stranger may have an address by now.
+    pub(crate) looks_again: bool,
     pub(crate) connection: Connection,
     /// Datagrams.
     pub(crate) dropped: u64,
@@ -125,6 +127,7 @@ impl Core {
             min_multi_recv: 64,
             remote_events: false,
             source_errors: false,
+            looks_again: false,
             connection: Connection::new(config.role),
             dropped: 0,
             config,
@@ -244,8 +247,12 @@ impl Core {
         if why != LinkError::Closed && addr != ADDR_NONE && !self.is_unreliable() && !self.is_reached(addr) {
             self.fail_directed_receives(addr, fault);
         }
-        if matches!(self.config.role, Role::Connectionless | Role::Datagrams) {
+        // What an inject is still to be told is told by way of the address.
+        if self.vcs[vci as usize].refused.is_none() {
             self.forget_way(vci);
+        }
+        if left == 0 && !came {
+            self.leave_service(vci);
         }
         self.connection_lost(vci, why);
     }

@@ -80,6 +80,7 @@ impl<N: Nic> Engine<N> {
 
     /// Where to look addresses up from now on.
     pub fn bind_book(&mut self, book: Book) {
+        self.core.looks_again = book.grows_unseen();
         self.core.book = book;
     }
 
@@ -257,6 +258,7 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn not_yet(&mut self, vci: u32, kind: Kind, ctx: Context, flags: OpFlags) -> Result<(), Error> {
         let vc = &mut self.core.vcs[vci as usize];
         if let Some(why) = vc.refused.take() {
+            self.core.forget_way(vci);
             self.core.completions.push(Completion {
                 kind,
                 ctx,

@@ -122,11 +122,13 @@ impl<N: Nic> Engine<N> {
         }
         let vci = self.core.vc_for(op.dest)?;
         let vc = &self.core.vcs[vci as usize];
+        if op.flags.contains(OpFlags::AFTER_ACCESSES) && vc.tx_is_empty() && !vc.holds_back(OpFlags::AFTER_ACCESSES) {
+            return self.send(&SendOp { flags: op.flags - OpFlags::AFTER_ACCESSES, ..*op });
+        }
         // Too long for the device, or without window, it goes by rendezvous, which takes progress on both sides anyhow.
         let eager = len <= vc.caps.eager_bytes as usize && len as u64 + EAGER_COST <= vc.tx_credit;
         let wants_room = vc.link().is_none() || eager;
-        let unanswered =
-            !op.flags.intersects(OpFlags::DELIVERY | OpFlags::TRANSMIT | OpFlags::FENCE | OpFlags::AFTER_ACCESSES);
+        let unanswered = !op.flags.intersects(OpFlags::DELIVERY | OpFlags::TRANSMIT | OpFlags::FENCE);
         if op.flags.must_leave() && wants_room && unanswered {
             return self.not_yet(vci, Kind::Send, op.ctx, op.flags);
         }

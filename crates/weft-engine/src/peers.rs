@@ -5,12 +5,14 @@
 //!
 //! Invariant: one virtual connection per endpoint, also where the endpoint was known by its service name first.
 
+use std::collections::VecDeque;
 use std::hash::BuildHasher;
 
 use hashbrown::HashTable;
-use rustc_hash::{FxBuildHasher, FxHashMap};
+use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 
 use crate::api::{ADDR_NONE, Addr, Error, Fault};
+use crate::connect::Role;
 use crate::core::Core;
 use crate::mutant::{Mutant, strikes};
 use crate::name::{EpName, Identity};
@@ -20,6 +22,9 @@ use crate::vc::{Vc, VcState};
 
 /// So often strangers must have gone (or what they left must have) before it is worth the time to look who has left nothing.
 const SWEEP_AFTER: usize = 64;
+
+/// An address that is known by its socket belongs to so many endpoints at most, one after the other: where they listen is their own word.
+const MOST_CLAIMANTS: usize = 4;
 
 /// Virtual connections by the identities of their names.
 #[derive(Default)]
@@ -35,7 +40,7 @@ fn hash(name: &EpName) -> u64 {
 }
 
 impl Index {
-    fn find(&self, vcs: &[Vc], name: &EpName) -> Option<u32> {
+    pub(crate) fn find(&self, vcs: &[Vc], name: &EpName) -> Option<u32> {
         if let Some(&vci) = self.former.get(&name.identity()) {
             return Some(vci);
         }
@@ -136,8 +141,14 @@ impl Core {
         if self.departed >= SWEEP_AFTER || (self.departed > 0 && crowded(self)) {
             self.forget_the_gone();
         }
-        if self.index.find(&self.vcs, name).is_none() && self.book.addr(name).is_none() && crowded(self) {
-            return None;
+        if self.index.find(&self.vcs, name).is_none() {
+            let refused = match self.book.addr(name) {
+                None => crowded(self),
+                Some(addr) => self.is_overclaimed(addr, name),
+            };
+            if refused {
+                return None;
+            }
         }
         Some(self.vc_named(name))
     }
@@ -216,7 +227,7 @@ impl Core {
     }
 
     /// A connection has turned out to lead to an address. What came by it when it was a stranger's may be what receives from there wait for.
-    fn is_at(&mut self, vci: u32, addr: Addr) {
+    pub(crate) fn is_at(&mut self, vci: u32, addr: Addr) {
         let vc = &mut self.vcs[vci as usize];
         if vc.addr == ADDR_NONE && addr != ADDR_NONE {
             vc.addr = addr;
@@ -225,10 +236,35 @@ impl Core {
         }
     }
 
+    /// If a stranger is whom the book has at an address by now, it is there.
+    #[cold]
+    pub(crate) fn meet_stranger(&mut self, addr: Addr) {
+        let Some(name) = self.book.name(addr) else { return };
+        let there =
+            |vc: &Vc| vc.addr == ADDR_NONE && vc.link().is_some() && vc.name.socket_identity() == name.identity();
+        let found = self.index.find(&self.vcs, &name).or_else(|| {
+            let by_socket = (!name.is_full()).then(|| self.vcs.iter().position(there)).flatten();
+            by_socket.and_then(|vci| u32::try_from(vci).ok())
+        });
+        if let Some(vci) = found {
+            self.is_at(vci, addr);
+        }
+    }
+
+    /// Whether an address is in the book by a socket only, which as many endpoints as there may be claim to have already.
+    fn is_overclaimed(&self, addr: Addr, name: &EpName) -> bool {
+        if self.book.name(addr).is_none_or(|row| row.is_full()) {
+            return false;
+        }
+        let claimants: FxHashSet<Identity> =
+            self.vcs.iter().filter(|vc| vc.addr == addr).map(|vc| vc.name.base().identity()).collect();
+        claimants.len() >= MOST_CLAIMANTS && !claimants.contains(&name.base().identity())
+    }
+
     /// The link of a peer has ended that was known by its service name first: what listens there next may be another endpoint, so the next
     /// operation asks again.
     pub(crate) fn forget_way(&mut self, vci: u32) {
-        if !self.index.former.values().any(|&known| known == vci) {
+        if !self.has_addresses() || !self.index.former.values().any(|&known| known == vci) {
             return;
         }
         self.index.former.retain(|_, known| *known != vci);
@@ -240,6 +276,23 @@ impl Core {
             }
         }
         self.by_far_addr.retain(|&addr, known| *known != vci || !leads_elsewhere(addr));
+    }
+
+    /// A peer that was at an address by its socket has gone and left nothing: nor is the address its own.
+    pub(crate) fn leave_service(&mut self, vci: u32) {
+        let vc = &mut self.vcs[vci as usize];
+        let service = vc.name.is_full() && self.book.name(vc.addr).is_some_and(|row| !row.is_full());
+        let in_use = self.by_addr.contains(&(vci + 1)) || self.by_far_addr.values().any(|&known| known == vci);
+        if service && vc.refused.is_none() && !in_use {
+            vc.addr = ADDR_NONE;
+            self.departed += 1;
+            self.readdressed();
+        }
+    }
+
+    /// Whether peers are named by addresses.
+    fn has_addresses(&self) -> bool {
+        matches!(self.config.role, Role::Connectionless | Role::Datagrams)
     }
 
     fn readdressed(&mut self) {
@@ -291,10 +344,18 @@ impl Core {
     fn merge(&mut self, from: u32, to: u32) {
         let old = &mut self.vcs[from as usize];
         old.state = VcState::Idle;
-        let tx = old.waiting.as_mut().map(|waiting| std::mem::take(&mut waiting.tx)).unwrap_or_default();
+        let waiting = old.waiting.take();
         // Nobody has to do with this one any more.
         let addr = std::mem::replace(&mut old.addr, ADDR_NONE);
         self.departed += 1;
+        let mut tx = VecDeque::new();
+        if let Some(waiting) = waiting {
+            self.queues.lost();
+            tx = waiting.tx;
+            if let Some(parked) = waiting.parked {
+                self.link_drop(parked);
+            }
+        }
         for &op in &tx {
             if let Some(op) = self.ops.get_mut(op) {
                 op.vc = to;

@@ -284,6 +284,21 @@ impl Core {
         }
     }
 
+    /// The same for a message that waits here, and whose turn it is.
+    pub(crate) fn draw_for_waiting(
+        &mut self,
+        tagged: bool,
+        src: Addr,
+        tag: u64,
+        data: Option<u64>,
+        len: u64,
+    ) -> Option<(IovList, RecvInfo)> {
+        let (pool, user) = self.pool.as_ref()?;
+        let (iov, mut info) = pool.take(tagged, src, tag, data, len)?;
+        info.ctx.user |= user;
+        Some((iov, info))
+    }
+
     /// Messages that wait here and are `wanted` take receives from the pool. Returns how many did.
     fn feed(&mut self, tagged: bool, wanted: Wanted) -> usize {
         let mut fed = 0;

@@ -102,10 +102,11 @@ impl Core {
     }
 
     pub(crate) fn find_unexpected(&mut self, tagged: bool, wanted: Wanted) -> Option<u32> {
-        let (matcher, vcs) = if tagged { (&mut self.tagged, &self.vcs) } else { (&mut self.untagged, &self.vcs) };
-        if matcher.unexpected.len() == 0 {
+        if self.matcher(tagged).unexpected.len() == 0 {
             return None;
         }
+        self.look_for_source(wanted.src);
+        let (matcher, vcs) = if tagged { (&mut self.tagged, &self.vcs) } else { (&mut self.untagged, &self.vcs) };
         matcher.find_unexpected(wanted, |vc| vcs.get(vc as usize).map_or(ADDR_NONE, |vc| vc.addr))
     }
 
@@ -288,6 +289,24 @@ impl Core {
         }
     }
 
+    /// Where a peer's message comes from.
+    #[inline]
+    fn source_of(&mut self, vci: u32) -> Addr {
+        let vc = &self.vcs[vci as usize];
+        if vc.addr == ADDR_NONE && self.looks_again {
+            let addr = self.book.addr(&vc.name).unwrap_or(ADDR_NONE);
+            self.is_at(vci, addr);
+        }
+        self.vcs[vci as usize].addr
+    }
+
+    /// Before a receive from there is looked for among what is here: whether a stranger is it.
+    fn look_for_source(&mut self, addr: Addr) {
+        if addr != ADDR_NONE && self.looks_again {
+            self.meet_stranger(addr);
+        }
+    }
+
     /// The peer's address is known now: gives what is here of it to receives that name the address.
     #[cold]
     pub(crate) fn match_again(&mut self, vci: u32) {
@@ -305,7 +324,12 @@ impl Core {
                     continue;
                 };
                 let (tag, data, len) = (message.tag, message.data, message.len());
-                if let Some((iov, info)) = self.receive_for(tagged, src, tag, data, len)
+                let taken = match self.matcher(tagged).arrived(src, tag) {
+                    Some(posted) => Some(self.claim_posted(tagged, posted, tag, data, len)),
+                    None if self.draws => self.draw_for_waiting(tagged, src, tag, data, len),
+                    None => None,
+                };
+                if let Some((iov, info)) = taken
                     && let Some(message) = self.matcher(tagged).unexpected.remove(key)
                 {
                     self.deliver_unexpected(message, iov, info);
@@ -376,7 +400,7 @@ impl Core {
             || posted.pieces.is_some()
             || posted.piece.len() < rest.len()
             || vc.rx_used + cost > self.config.window_bytes as u64
-            || (src == ADDR_NONE && self.source_errors)
+            || (src == ADDR_NONE && (self.source_errors || self.looks_again))
         {
             return false;
         }
@@ -426,7 +450,7 @@ impl Core {
         }
         vc.rx_used += cost;
         vc.count_message(Way::Received, cost);
-        let src = vc.addr;
+        let src = self.source_of(vci);
         let Some((iov, info)) = self.receive_for(tagged, src, tag, data, payload.len() as u64) else {
             let body = Body::Eager { bytes: Box::from(payload), ack };
             let message = Unexpected { vc: vci, tag, data, body, claimed: None, orphan: false };
@@ -456,7 +480,7 @@ impl Core {
         let (op, ack) = (rts.op.get(), flags & F_ACK != 0);
         let vc = &mut self.vcs[vci as usize];
         vc.count_rendezvous(Way::Received, len);
-        let src = vc.addr;
+        let src = self.source_of(vci);
         if let Some((iov, info)) = self.receive_for(tagged, src, tag, data, len) {
             self.start_rendezvous(vci, iov, info, op, source, ack);
             return Ok(());

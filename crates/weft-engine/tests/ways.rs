@@ -4,9 +4,13 @@
 mod told;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use told::{CAPS, Case, Event, name};
-use weft_engine::api::{ADDR_NONE, Addr, AddressBook, Completion, Config, Context, OpFlags, RecvOp, SendOp};
+use weft_engine::Pool;
+use weft_engine::api::{
+    ADDR_NONE, Addr, AddressBook, Completion, Config, Context, Error, Matching, OpFlags, RecvOp, SendOp,
+};
 use weft_engine::name::EpName;
 use weft_engine::nic::LinkId;
 
@@ -42,6 +46,11 @@ fn recv(case: &mut Case, tag: u64, ptr: usize) {
     case.run();
 }
 
+fn send(case: &mut Case, flags: OpFlags) -> Result<(), Error> {
+    let ctx = Context { ptr: 3, user: 0 };
+    case.engine.send(&SendOp { dest: 0, iov: &[], tag: 0, data: 0, ctx, flags })
+}
+
 fn received(case: &mut Case) -> Vec<(usize, Addr)> {
     let done: Vec<Completion> = case.done();
     assert!(done.iter().all(|c| c.fault.is_none()), "{done:?}");
@@ -59,8 +68,7 @@ fn a_message_meets_the_receive_that_was_posted_for_its_address() {
     recv(&mut case, 5, 2);
     assert!(received(&mut case).is_empty(), "nobody knows yet that it is from there");
     case.engine.nic_mut().dials = Some(9);
-    let ctx = Context { ptr: 3, user: 0 };
-    case.engine.send(&SendOp { dest: 0, iov: &[], tag: 0, data: 0, ctx, flags: OpFlags::QUIET }).unwrap();
+    send(&mut case, OpFlags::QUIET).unwrap();
     case.tell(Event::Up { link: LinkId(9), peer: name(2), initiator: true });
     assert_eq!(received(&mut case), [(1, 0)]);
     case.say(EAGER, TAGGED, &5u64.to_le_bytes());
@@ -85,4 +93,121 @@ fn receives_from_an_address_live_as_long_as_a_link() {
         matches!(&done[..], [Completion { fault: Some(_), src: ADDR_NONE, ctx: Context { ptr: 2, .. }, .. }]),
         "{done:?}"
     );
+}
+
+/// A book that other processes write.
+#[derive(Debug, Default)]
+struct Foreign(AtomicBool);
+
+impl AddressBook for Foreign {
+    fn name(&self, addr: Addr) -> Option<EpName> {
+        (addr == 0 && self.0.load(Ordering::Relaxed)).then(|| name(2))
+    }
+    fn addr(&self, wanted: &EpName) -> Option<Addr> {
+        (self.0.load(Ordering::Relaxed) && name(2).same_endpoint(wanted)).then_some(0)
+    }
+    fn grows_unseen(&self) -> bool {
+        true
+    }
+}
+
+/// A peer that was a stranger when it called, and is in the book by the time its address is wanted: what had come by then, and what comes later.
+#[test]
+fn a_stranger_is_found_in_a_book_that_others_write() {
+    for receives_first in [false, true] {
+        let mut case = Case::new(CAPS, Config::default());
+        let book = Arc::new(Foreign::default());
+        case.engine.bind_book(Arc::clone(&book) as Arc<dyn AddressBook>);
+        case.connect(0, 2);
+        let say = |case: &mut Case| case.say(EAGER, TAGGED, &5u64.to_le_bytes());
+        if receives_first {
+            recv(&mut case, 5, 1);
+            book.0.store(true, Ordering::Relaxed);
+            say(&mut case);
+        } else {
+            say(&mut case);
+            book.0.store(true, Ordering::Relaxed);
+            recv(&mut case, 5, 1);
+        }
+        assert_eq!(received(&mut case), [(1, 0)], "{receives_first}");
+    }
+}
+
+/// The same where receives are shared: one message takes one of them.
+#[test]
+fn a_message_meets_one_shared_receive() {
+    let mut case = case(Book { name: EpName::service("10.0.0.9:7".parse().unwrap()), knows: false });
+    let pool = Arc::new(Pool::new(Matching::default(), 8, 64));
+    case.engine.bind_pool(Arc::clone(&pool), 0);
+    case.connect(0, 2);
+    case.say(EAGER, TAGGED, &5u64.to_le_bytes());
+    for ptr in [1, 2] {
+        let ctx = Context { ptr, user: 0 };
+        pool.post(&RecvOp { src: 0, iov: &[], tag: 5, ignore: 0, ctx, flags: OpFlags::TAGGED }).unwrap();
+    }
+    case.engine.nic_mut().dials = Some(9);
+    send(&mut case, OpFlags::QUIET).unwrap();
+    case.tell(Event::Up { link: LinkId(9), peer: name(2), initiator: true });
+    assert_eq!(received(&mut case), [(1, 0)]);
+    assert_eq!(pool.free(), 7, "the second receive waits");
+    case.say(EAGER, TAGGED, &5u64.to_le_bytes());
+    assert_eq!(received(&mut case), [(2, 0)]);
+}
+
+/// An inject that nobody is told of is refused until it can leave, or taken and failed; also where the name behind a service was learned before
+/// its peer hung up, however long the client waits between.
+#[test]
+fn an_inject_to_a_service_that_hangs_up_fails_in_the_end() {
+    let mut case = case(Book { name: EpName::service("10.0.0.9:7".parse().unwrap()), knows: false });
+    case.engine.nic_mut().dials = Some(9);
+    let flags = OpFlags::INJECT | OpFlags::QUIET;
+    for link in 9.. {
+        if send(&mut case, flags) == Ok(()) {
+            break;
+        }
+        assert!(link < 12, "refused again and again");
+        case.run();
+        case.tell(Event::Up { link: LinkId(link), peer: name(2), initiator: true });
+        case.tell(Event::Down(LinkId(link)));
+    }
+    assert!(matches!(case.done()[..], [Completion { fault: Some(_), .. }]));
+}
+
+/// The same of injects that follow accesses: they are not kept for later, and take the short way where nothing is in it.
+#[test]
+fn an_inject_after_accesses_leaves_or_is_refused() {
+    let mut case = case(Book { name: name(2), knows: true });
+    case.engine.nic_mut().dials = Some(9);
+    let flags = OpFlags::INJECT | OpFlags::QUIET | OpFlags::AFTER_ACCESSES;
+    assert_eq!(send(&mut case, flags), Err(Error::Again));
+    case.connect(0, 2);
+    assert_eq!(send(&mut case, flags), Ok(()));
+    assert_eq!(case.sent(EAGER)[0], EAGER);
+    case.engine.nic_mut().room = 0;
+    assert_eq!(send(&mut case, flags), Err(Error::Again));
+}
+
+/// The endpoints of a host and port that the book has are whoever says so: only some of them are believed.
+#[test]
+fn a_service_has_few_claimants() {
+    #[derive(Debug)]
+    struct Anybody;
+    impl AddressBook for Anybody {
+        fn name(&self, addr: Addr) -> Option<EpName> {
+            (addr == 0).then(|| EpName::service(name(2).socket()))
+        }
+        fn addr(&self, wanted: &EpName) -> Option<Addr> {
+            (wanted.socket() == name(2).socket()).then_some(0)
+        }
+    }
+    let mut case = Case::new(CAPS, Config::default());
+    case.engine.bind_book(Arc::new(Anybody));
+    (2..22).for_each(|peer| case.connect(peer.into(), peer));
+    assert_eq!(case.engine.nic().open.len(), 4);
+    // Whoever has gone and left nothing makes room.
+    let first = case.engine.nic().open[0];
+    case.tell(Event::Down(first));
+    case.connect(30, 30);
+    assert_eq!(case.engine.nic().open.len(), 4);
+    assert!(case.engine.nic().open.contains(&LinkId(30)));
 }

@@ -22,6 +22,8 @@ use crate::endpoint::core::CoreRef;
 
 /// A message waits for one to two of these. A thread that wakes so often takes less than a hundredth of a core.
 const TICK: Duration = Duration::from_millis(1);
+/// A round of the thread is over long before.
+const STUCK: Duration = Duration::from_millis(100);
 /// Ticks without anything kept before the thread sleeps until it is called.
 const QUIET_TICKS: u32 = 20;
 
@@ -66,9 +68,12 @@ pub(crate) fn leave(core: &CoreRef) {
     }
 }
 
-/// Ends the thread, although there may be endpoints.
+/// At the end of the program: ends the thread, although there may be endpoints, unless it is stuck.
 pub(crate) fn stop() {
-    FLUSHER.end(&FLUSHER.members.lock());
+    // In a forked child, or in a handler of a signal, whoever holds this may never go on.
+    if let Some(members) = FLUSHER.members.try_lock_for(STUCK) {
+        FLUSHER.end(&members);
+    }
 }
 
 /// A device keeps something after it has kept nothing ([`Unsent::new`]).
@@ -97,6 +102,10 @@ impl Flusher {
         if handle.as_ref().is_some_and(|thread| !thread.is_ours()) {
             handle.take().into_iter().for_each(Worker::join);
             self.asleep.store(true, Ordering::Release);
+            // To let go of them would be to close them.
+            if let Some(mut members) = self.members.try_lock() {
+                std::mem::forget(std::mem::take(&mut *members));
+            }
         }
     }
 

@@ -44,6 +44,7 @@ mod waitset;
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[cfg(feature = "sim")]
 use sim::Devices;
@@ -130,9 +131,16 @@ pub unsafe extern "C" fn fi_prov_ini() -> *mut sys::fi_provider {
     start(std::ptr::null())
 }
 
+/// The host has the provider. It may find our library a second time, by another path: it would give back the first when it throws away the
+/// second, which is the same, and with it what it knows of our variables.
+static HANDED_OUT: AtomicBool = AtomicBool::new(false);
+
 /// Attaches to the host. Null, which makes the host unload us, when the caller is no libfabric that we know how to work
-/// with, or when another one was first.
+/// with, or when another one was first, or the same.
 extern "C" fn start(caller: *const c_void) -> *mut sys::fi_provider {
+    if HANDED_OUT.load(Ordering::Acquire) {
+        return std::ptr::null_mut();
+    }
     let started = std::panic::catch_unwind(|| {
         if !host::attach(caller) {
             return false;
@@ -142,7 +150,9 @@ extern "C" fn start(caller: *const c_void) -> *mut sys::fi_provider {
         params::define(host);
         true
     });
-    if started.unwrap_or(false) { provider_ptr() } else { std::ptr::null_mut() }
+    let started = started.unwrap_or(false);
+    HANDED_OUT.store(started, Ordering::Release);
+    if started { provider_ptr() } else { std::ptr::null_mut() }
 }
 
 /// The host is about to unload us. Threads belong to domains, and end with them; those that a client left open at
@@ -151,6 +161,7 @@ unsafe extern "C" fn cleanup() {
     object::guard("cleanup", || {
         domain::stop_all();
         flusher::stop();
+        HANDED_OUT.store(false, Ordering::Release);
         Ok(0)
     });
 }

@@ -304,6 +304,10 @@ struct AttrHead {
 
 const _: () = assert!(size_of::<AttrHead>() == std::mem::offset_of!(sys::fi_mr_attr, auth_key_size));
 
+/// The interfaces of fi_mr(3) by which memory is not the process's own.
+const DEVICE_MEMORY: [sys::fi_hmem_iface; 5] =
+    [sys::FI_HMEM_CUDA, sys::FI_HMEM_ROCR, sys::FI_HMEM_ZE, sys::FI_HMEM_NEURON, sys::FI_HMEM_SYNAPSEAI];
+
 unsafe extern "C" fn regattr(
     fid: *mut sys::fid,
     attr: *const sys::fi_mr_attr,
@@ -318,7 +322,8 @@ unsafe extern "C" fn regattr(
         if api >= VERSION_WITH_IFACE {
             // SAFETY: the field is there in this version.
             let iface = unsafe { (*attr).iface };
-            if iface != sys::FI_HMEM_SYSTEM {
+            // It is to be ignored, as FI_HMEM is not there; but memory of a device would be touched as if it were ours.
+            if DEVICE_MEMORY.contains(&iface) {
                 return Err(Errno::NOSYS);
             }
         }

@@ -100,7 +100,9 @@ macro_rules! params {
         impl Params {
             /// The values that `source` gives for the names, or the defaults.
             fn read(source: impl Fn(&str) -> Option<String>) -> Self {
-                Self { $($field: value($name, $default, source($name))),* }
+                let read = Self { $($field: value($name, $default, source($name))),* };
+                // A queue without room would be full for ever.
+                Self { tx_size: read.tx_size.max(1), rx_size: read.rx_size.max(1), ..read }
             }
         }
     };

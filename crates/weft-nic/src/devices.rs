@@ -669,7 +669,7 @@ fn open_tcp(config: &Config, me: &mut NameParts) -> Result<Option<Tcp>, NicError
             me.socket = weft_engine::nic::Nic::name(&tcp).socket();
             Ok(Some(tcp))
         }
-        Err(error) if config.shm && config.listen.is_none() => {
+        Err(error) if config.shm && config.listen.is_none_or(|at| at.port() == 0) => {
             log::warn!("no TCP: {error}");
             me.tcp = false;
             Ok(None)

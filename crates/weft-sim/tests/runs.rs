@@ -7,12 +7,12 @@ use weft_sim::{Endpoints, FabricConfig, Harness, Hazard, Hazards, Plan, Recv, Se
 
 /// What [`traces_are_the_same_everywhere`] expects.
 const GOLDEN: &[&str] = &[
-    "8d13b325df563df155db7d391c33eb14",
-    "585e77e68d85770ddbbda2f2ee53a479",
-    "32a0a1b950bd628a6a74ff5ae9580857",
+    "9d52f3bb8383e0acfd99c88ac24a0e8f",
+    "c580f168843c53b2f0105d1f870902c8",
+    "5f79a838d6fd809124c3f99fff780730",
     "2b898641dc5ac7713c2d91a34405da48",
-    "9bf04c6fe5c63c5a8d42ae3a41629464",
-    "1239fbbeea09039108fd88fc0415221c",
+    "c6209350b7ae14c8c93f12ffdc9a2be9",
+    "e2dfbb1c840f8b6e91a0f4256fb7c556",
     "f3a9c4036a7faffeca19c2dd1a184a24",
 ];
 

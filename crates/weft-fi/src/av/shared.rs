@@ -15,7 +15,7 @@ use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
 use std::hash::BuildHasher;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 
 use rustc_hash::FxBuildHasher;
 use rustix::fs::{FlockOperation, MemfdFlags, flock};
@@ -124,7 +124,13 @@ impl Shared {
         let open = |place: &str| {
             let (process, number) = place.split_once('-')?;
             let path = format!("/proc/{}/fd/{}", process.parse::<u32>().ok()?, number.parse::<u32>().ok()?);
-            let file = OpenOptions::new().read(true).write(!read_only).open(path).ok()?;
+            // What is there may be anybody's, and anything: nobody shall wait for it, or be told of peers by it.
+            let flags = libc::O_NONBLOCK | libc::O_CLOEXEC;
+            let file = OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(path).ok()?;
+            let data = file.metadata().ok()?;
+            if !data.is_file() || data.uid() != rustix::process::geteuid().as_raw() {
+                return None;
+            }
             let shared = Self { file, read_only, _sockets: Vec::new() };
             shared.is_of(name).then_some(shared)
         };
@@ -153,8 +159,13 @@ impl Shared {
 
     /// Keeps other writers out.
     pub(super) fn writing(&self) -> Option<Writing<'_>> {
-        flock(&self.file, FlockOperation::LockExclusive).ok()?;
-        Some(Writing(&self.file))
+        loop {
+            match flock(&self.file, FlockOperation::LockExclusive) {
+                Ok(()) => return Some(Writing(&self.file)),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return None,
+            }
+        }
     }
 
     /// How many rows there are.

@@ -195,7 +195,7 @@ impl Rows {
             for at in 0..self.rows.len() {
                 if self.rows[at].uses > 0 && shared.row(at as u64).is_none_or(|row| row.uses == 0) {
                     self.rows[at].uses = 0;
-                    self.forget(u32::try_from(at).unwrap_or(u32::MAX));
+                    self.forget_followed(u32::try_from(at).unwrap_or(u32::MAX));
                 }
             }
         }
@@ -247,8 +247,21 @@ impl Rows {
         if let Some(id) = self.user_ids.get_mut(at as usize) {
             *id = ADDR_NONE;
         }
-        if let Ok(entry) = self.by_identity.find_entry(hash(&row.name.identity()), |&other| other == at) {
+        let identity = row.name.identity();
+        if let Ok(entry) = self.by_identity.find_entry(hash(&identity), |&other| other == at) {
             entry.remove();
+        }
+    }
+
+    /// Another process has removed a row, and may have inserted its name once more before that was seen here.
+    fn forget_followed(&mut self, at: u32) {
+        self.forget(at);
+        let Some(identity) = self.rows.get(at as usize).map(|row| row.name.identity()) else { return };
+        let again = self.rows.iter().position(|row| row.uses > 0 && row.name.identity() == identity);
+        if let Some(again) = again.and_then(|again| u32::try_from(again).ok())
+            && self.find(&identity).is_none()
+        {
+            self.remember(&identity, again);
         }
     }
 
@@ -271,6 +284,10 @@ impl AddressBook for Table {
         // Without such bits the context is the first, which has the endpoint's name.
         let context = addr.checked_shr(Addr::BITS - self.context_bits).unwrap_or(0);
         name.context(u8::try_from(context).ok()?)
+    }
+
+    fn grows_unseen(&self) -> bool {
+        self.shared.is_some()
     }
 
     fn addr(&self, name: &EpName) -> Option<Addr> {

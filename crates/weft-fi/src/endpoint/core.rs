@@ -361,12 +361,14 @@ impl Core {
             if engine.has_work() || !engine.nic().listens() {
                 self.call_auto(state);
             }
-        } else if engine.has_work() || !engine.nic().idles() {
-            if state.external > 0 {
-                state.park_again();
-                return state.attend;
+        } else if state.external == 0 {
+            // A thread in one of our calls looks for itself now and then; what only waits for the peer has time until then.
+            if !engine.nic().idles() {
+                state.routes.ring();
             }
-            state.routes.ring();
+        } else if engine.has_work() || !engine.nic().idles() {
+            state.park_again();
+            return state.attend;
         }
         false
     }
@@ -403,6 +405,9 @@ impl Core {
             self.publish(&mut state, BEFORE_SLEEP);
         } else if state.external > 0 {
             state.park_again();
+        } else if state.auto_asleep {
+            // The look may have taken off what was to wake it.
+            let _ = self.call_if_deaf(&mut state);
         }
         drop(state);
         if !parked {

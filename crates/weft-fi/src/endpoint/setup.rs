@@ -37,7 +37,7 @@ use crate::flusher;
 use crate::info::EpType;
 use crate::info::hints::Hints;
 use crate::info::network::Network;
-use crate::info::offer::{IOV_LIMIT, MAX_INJECT_BYTES, MAX_QUEUE, SHARED_CONTEXT};
+use crate::info::offer::{self, IOV_LIMIT, MAX_INJECT_BYTES, SHARED_CONTEXT};
 use crate::info::order;
 use crate::lock::Callers;
 use crate::object::{self, Head, Hold, Uses};
@@ -207,8 +207,8 @@ fn limits_of(params: &Params, ty: EpType, info: &Hints) -> Result<Limits, Errno>
     let queue_asked = info.tx.map_or(0, |attr| attr.size).max(info.rx.map_or(0, |attr| attr.size));
     if iov_asked > IOV_LIMIT
         || limits.max_msg_bytes > ty.max_msg_bytes()
-        || inject_asked > MAX_INJECT_BYTES
-        || queue_asked > MAX_QUEUE.max(params.tx_size).max(params.rx_size)
+        || inject_asked > MAX_INJECT_BYTES.max(params.inject_bytes)
+        || queue_asked > offer::longest_queue(params)
     {
         return Err(Errno::INVAL);
     }

@@ -138,6 +138,11 @@ fn subset(what: &str, wanted: u64, offered: u64) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Operations or receives that a client may ask room for: what variables offer can be asked for, too.
+pub(crate) fn longest_queue(params: &Params) -> usize {
+    MAX_QUEUE.max(params.tx_size).max(params.rx_size)
+}
+
 /// A number that is granted up to a limit: the default, or more if asked for.
 fn up_to(what: &str, wanted: usize, default: usize, limit: usize) -> Result<usize, Errno> {
     at_most(what, wanted, limit.max(default))?;
@@ -183,9 +188,18 @@ fn tx(hints: &Hints, ty: EpType, caps: u64, params: &Params) -> Result<sys::fi_t
         caps: if hint.caps == 0 { caps::of_tx(caps) } else { hint.caps },
         op_flags: hint.op_flags,
         msg_order: msg_order("tx_attr->msg_order", ty, hint.msg_order)?,
-        inject_size: up_to("tx_attr->inject_size", hint.inject_size, inject, MAX_INJECT_BYTES.min(longest))?,
+        inject_size: up_to(
+            "tx_attr->inject_size",
+            hint.inject_size,
+            inject,
+            MAX_INJECT_BYTES.max(params.inject_bytes).min(longest),
+        )?,
         // A client that asks for fewer gets what it asks for: the queue is memory.
-        size: if hint.size == 0 { params.tx_size } else { up_to("tx_attr->size", hint.size, 1, MAX_QUEUE)? },
+        size: if hint.size == 0 {
+            params.tx_size
+        } else {
+            up_to("tx_attr->size", hint.size, 1, longest_queue(params))?
+        },
         iov_limit: IOV_LIMIT,
         rma_iov_limit: if caps & (sys::FI_RMA | sys::FI_ATOMIC) == 0 { 0 } else { IOV_LIMIT },
         tclass: tclass("tx_attr->tclass", hint.tclass)?,
@@ -215,7 +229,11 @@ fn rx(hints: &Hints, ty: EpType, caps: u64, params: &Params) -> Result<sys::fi_r
         msg_order: msg_order("rx_attr->msg_order", ty, hint.msg_order)?,
         // The window is per peer, so any total that a client hopes for is met.
         total_buffered_recv: hint.total_buffered_recv,
-        size: if hint.size == 0 { params.rx_size } else { up_to("rx_attr->size", hint.size, 1, MAX_QUEUE)? },
+        size: if hint.size == 0 {
+            params.rx_size
+        } else {
+            up_to("rx_attr->size", hint.size, 1, longest_queue(params))?
+        },
         iov_limit: IOV_LIMIT,
         ..zero
     })

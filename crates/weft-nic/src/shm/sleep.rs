@@ -92,12 +92,16 @@ impl Shm {
     /// Whether peers will wake whoever sleeps on [`Shm::wait_fd`], and there is nothing to do before.
     #[must_use]
     pub fn listens(&self) -> bool {
-        self.idles() && self.door.parked()
+        self.has_nothing() && self.door.parked()
     }
 
-    /// Whether there is nothing to do until something comes.
+    /// Whether there is nothing to do until something comes, and peers were told what to tell, if the caller sleeps.
     #[must_use]
     pub fn idles(&self) -> bool {
+        self.has_nothing() && self.waiting.is_empty()
+    }
+
+    fn has_nothing(&self) -> bool {
         self.busy.is_empty() && self.events.is_empty() && self.dying.is_empty()
     }
 

@@ -38,8 +38,10 @@ const ASK_MS: u64 = 2000;
 /// Attempts at most that were accepted and then dropped.
 const MEETINGS: u32 = 64;
 
-/// A connection that nobody has used may break later than so, and be made anew, as often as it likes.
-const SHORT_LIVED_MS: u32 = 60_000;
+/// A connection that breaks after so long was of no use if there was something to carry, and nothing got through.
+const USELESS_MS: u32 = 60_000;
+/// The same of one that had nothing to carry.
+const SHORT_LIVED_MS: u32 = 2000;
 
 /// What a link needs to be made anew. Every idle link has it, so it is small.
 #[derive(Debug)]
@@ -90,12 +92,13 @@ impl Session {
         }
     }
 
-    /// The connection breaks, after so many bytes of both streams have got `through`. Attempts that come up and carry nothing, because only
-    /// short packets pass, or because the peer drops them, are attempts that failed.
+    /// The connection breaks, after so many bytes of both streams have got `through`. `pending`: there is something that has not. Attempts
+    /// that come up and carry nothing, because only short packets pass, or because the peer drops them, are attempts that failed.
     #[allow(clippy::cast_possible_truncation)] // Low bits suffice to tell whether something has changed.
-    pub(super) fn breaks(&mut self, through: u64, now_ms: u64) {
+    pub(super) fn breaks(&mut self, through: u64, pending: bool, now_ms: u64) {
         let (through, now_ms) = (through as u32, now_ms as u32);
-        let again = self.through == through && now_ms.wrapping_sub(self.broke_ms) < SHORT_LIVED_MS;
+        let useless_ms = if pending { USELESS_MS } else { SHORT_LIVED_MS };
+        let again = self.through == through && now_ms.wrapping_sub(self.broke_ms) < useless_ms;
         self.fruitless = if again { self.fruitless.saturating_add(1) } else { 0 };
         (self.through, self.broke_ms) = (through, now_ms);
     }
@@ -394,19 +397,21 @@ mod tests {
         });
         let local = Local { name, job_key: None, open: false, encrypt: false };
         let fresh = || Session::new((1, Key::new(&[3; 16], None)), &name, &local, true);
-        let attempts = |session: &mut Session, through: &dyn Fn(u64) -> u64, every_ms: u64| {
+        let attempts = |session: &mut Session, through: &dyn Fn(u64) -> u64, pending: bool, every_ms: u64| {
             (1..1000).find(|n| {
-                session.breaks(through(*n), n * every_ms);
+                session.breaks(through(*n), pending, n * every_ms);
                 Redial::new(session, u64::MAX, n * every_ms).is_hopeless()
             })
         };
-        assert_eq!(attempts(&mut fresh(), &|_| 500, 10), Some(u64::from(MEETINGS) + 2));
-        assert_eq!(attempts(&mut fresh(), &|n| n, 10), None);
-        assert_eq!(attempts(&mut fresh(), &|_| 500, 60_000), None);
+        assert_eq!(attempts(&mut fresh(), &|_| 500, true, 10_000), Some(u64::from(MEETINGS) + 2));
+        assert_eq!(attempts(&mut fresh(), &|_| 500, false, 10), Some(u64::from(MEETINGS) + 2));
+        assert_eq!(attempts(&mut fresh(), &|n| n, true, 10), None);
+        assert_eq!(attempts(&mut fresh(), &|_| 500, false, 10_000), None);
+        assert_eq!(attempts(&mut fresh(), &|_| 500, true, 60_000), None);
         let mut session = fresh();
-        session.breaks(5, 1);
+        session.breaks(5, false, 1);
         assert_eq!(Redial::new(&session, u64::MAX, 1).wake_ms, 1, "the first attempt is made at once");
-        session.breaks(5, 2);
+        session.breaks(5, false, 2);
         assert!(Redial::new(&session, u64::MAX, 2).wake_ms > 2);
     }
 }

@@ -54,7 +54,8 @@ impl Tcp {
         let now_ms = sys::now_ms();
         let Some(link) = self.links.get_mut(id as usize) else { return false };
         let Some(session) = &mut link.session else { return false };
-        session.breaks(link.rx.position().wrapping_add(link.tx.acknowledged()), now_ms);
+        let pending = link.tx.kept() > 0 || link.tx.pushes() > 0 || link.rx.owes();
+        session.breaks(link.rx.position().wrapping_add(link.tx.acknowledged()), pending, now_ms);
         let patience_ms =
             self.config.resume_ms.max(self.config.dead_peer_ms.saturating_sub(silent_ms) * u64::from(silent_ms > 0));
         let mut redial = Redial::new(session, now_ms.saturating_add(patience_ms), now_ms);
