@@ -304,17 +304,25 @@ impl Domain {
 
     /// Who calls the data path of the domain's objects, the progress thread apart. Where operations are triggered, whoever raises
     /// a counter, that thread included, may start one on an endpoint that the client uses in another thread; contexts of a scalable
-    /// endpoint drive each other, whatever their queues are.
+    /// endpoint drive each other, whatever their queues are. A counter of a region drives every endpoint, and shares no completion
+    /// structure with them: FI_THREAD_COMPLETION lets another thread read it.
     ///
     /// Where there are connections, event queues drive endpoints, too, and no level below FI_THREAD_SAFE covers who reads those.
     pub(crate) const fn callers(&self) -> Callers {
         let triggers = self.caps & sys::FI_TRIGGER != 0;
+        let apart = self.caps & (sys::FI_TRIGGER | sys::FI_RMA_EVENT) == 0;
         match self.threading {
             _ if self.connections => Callers::Any,
             sys::FI_THREAD_DOMAIN if !triggers || self.auto.is_none() => Callers::One,
-            sys::FI_THREAD_COMPLETION if !triggers && !self.scalable => Callers::One,
+            sys::FI_THREAD_COMPLETION if apart && !self.scalable => Callers::One,
             _ => Callers::Any,
         }
+    }
+
+    /// Whether contexts of a scalable endpoint may drive each other: always, but where the client serializes no more than the calls
+    /// on one context and its queues, and has not said that there would be such endpoints.
+    pub(crate) fn joins_contexts(&self) -> bool {
+        self.threading != sys::FI_THREAD_COMPLETION || self.callers() == Callers::Any
     }
 
     /// What counts the waits at the locks of the domain's objects.
