@@ -315,12 +315,6 @@ impl Cq {
         1
     }
 
-    /// For `fi_trywait`: Ok when the client may block on the descriptor, -FI_EAGAIN when there is something to read.
-    pub(crate) fn trywait(&self) -> Result<(), Errno> {
-        let waker = self.waker().ok_or(Errno::INVAL)?;
-        self.sources.trywait(&Reader { cq: self, wanted: 1 }, waker)
-    }
-
     /// Wakes a blocked reader.
     fn signal(&self) -> Result<(), Errno> {
         if self.wait == WaitKind::None {
@@ -340,11 +334,19 @@ impl Member for Cq {
     }
 
     fn stirred(&self) -> bool {
-        !self.is_empty() || Reader { cq: self, wanted: 1 }.interrupted()
+        !self.is_empty() || self.signaled.load(Ordering::Acquire)
     }
 
-    fn trywait(&self) -> Result<(), Errno> {
-        Self::trywait(self)
+    fn told(&self) {
+        // Where there is something to read it was that.
+        if self.is_empty() {
+            Reader { cq: self, wanted: 1 }.interrupted();
+        }
+    }
+
+    fn may_sleep(&self) -> Result<(), Errno> {
+        let waker = self.waker().ok_or(Errno::INVAL)?;
+        self.sources.trywait(&Reader { cq: self, wanted: 1 }, waker)
     }
 }
 
@@ -382,12 +384,15 @@ impl Waitable for Reader<'_> {
         if self.satisfied(&ring) {
             return false;
         }
-        if let Some(waker) = self.cq.waker() {
-            waker.hush();
-        }
+        let waker = self.cq.waker();
+        waker.inspect(|waker| waker.hush());
         ring.wake_at = ring.wake_at.min(self.wanted);
-        // A signal that was given before the hush must not be slept over.
-        !self.cq.signaled.load(Ordering::Acquire)
+        // A signal that was given before the hush must not be slept over, nor any other call that the hush took back with it.
+        let signaled = self.cq.signaled.load(Ordering::Acquire);
+        if signaled {
+            waker.inspect(|waker| waker.ring());
+        }
+        !signaled
     }
 }
 

@@ -25,7 +25,7 @@ use crate::fabric::Fabric;
 use crate::host::Info;
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
-use crate::poll::YIELDS;
+use crate::poll::{ROUNDS_PER_CLOCK, YIELDS};
 use crate::wait::{Deadline, WaitKind, Waker, Woken};
 use crate::waitset::{self, Member, WaitSet};
 
@@ -223,16 +223,16 @@ impl Eq {
 
     /// Sleeps until there is an event, the time is up, or a signal has come.
     fn wait(&self, deadline: &Deadline) -> Result<(), Errno> {
-        let mut fruitless = 0;
+        let (mut fruitless, mut fruitful) = (0, 0_u32);
         while self.is_empty() {
-            if self.drivers.progress() > 0 {
-                fruitless = 0;
-                continue;
-            }
-            if deadline.over() {
+            let moved = self.drivers.progress() > 0;
+            (fruitless, fruitful) = if moved { (0, fruitful.wrapping_add(1)) } else { (fruitless + 1, fruitful) };
+            if (!moved || fruitful.is_multiple_of(ROUNDS_PER_CLOCK)) && deadline.over() {
                 return if self.is_empty() { Err(Errno::AGAIN) } else { Ok(()) };
             }
-            fruitless += 1;
+            if moved {
+                continue;
+            }
             match self.waker.as_ref().filter(|_| fruitless > YIELDS) {
                 None => std::thread::yield_now(),
                 Some(waker) => {
@@ -242,15 +242,6 @@ impl Eq {
                     }
                 }
             }
-        }
-        Ok(())
-    }
-
-    /// For `fi_trywait`: Ok when the client may block on the descriptor.
-    pub(crate) fn trywait(&self) -> Result<(), Errno> {
-        let waker = self.waker.as_ref().ok_or(Errno::INVAL)?;
-        if self.drivers.progress() > 0 || !self.drivers.may_sleep(waker, || self.is_empty()) {
-            return Err(Errno::AGAIN);
         }
         Ok(())
     }
@@ -269,8 +260,14 @@ impl Member for Eq {
         !self.is_empty()
     }
 
-    fn trywait(&self) -> Result<(), Errno> {
-        Self::trywait(self)
+    fn told(&self) {}
+
+    fn may_sleep(&self) -> Result<(), Errno> {
+        let waker = self.waker.as_ref().ok_or(Errno::INVAL)?;
+        if self.drivers.progress() > 0 || !self.drivers.may_sleep(waker, || self.is_empty()) {
+            return Err(Errno::AGAIN);
+        }
+        Ok(())
     }
 }
 
