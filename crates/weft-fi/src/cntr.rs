@@ -227,7 +227,8 @@ impl Cntr {
     fn wait_for(&self, threshold: u64, timeout_ms: c_int) -> Result<(), Errno> {
         let waiter = Waiter { cntr: self, threshold, errors: self.errors() };
         match poll::wait(&waiter, Deadline::after_ms(timeout_ms)) {
-            Waited::Ready if self.value() >= threshold => Ok(()),
+            // Without an error the threshold was reached, even if the client has set another value since.
+            Waited::Ready if self.value() >= threshold || self.errors() == waiter.errors => Ok(()),
             Waited::Ready => Err(Errno::AVAIL),
             Waited::TimedOut => Err(Errno::TIMEDOUT),
             Waited::Interrupted => Err(Errno::INTR),

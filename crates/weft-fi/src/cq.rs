@@ -291,12 +291,19 @@ impl Cq {
         }
         // The condition is the number itself, not a pointer to it.
         let wanted = if self.threshold { cond.addr().clamp(1, count.max(1)) } else { 1 };
-        let waited = poll::wait(&Reader { cq: self, wanted }, Deadline::after_ms(timeout_ms));
-        if waited != Waited::Ready && self.len.load(Ordering::Relaxed) == 0 {
-            return Errno::AGAIN.size();
+        let deadline = Deadline::after_ms(timeout_ms);
+        loop {
+            let waited = poll::wait(&Reader { cq: self, wanted }, deadline);
+            if waited != Waited::Ready && self.len.load(Ordering::Relaxed) == 0 {
+                return Errno::AGAIN.size();
+            }
+            // SAFETY: the caller's promise.
+            let taken = unsafe { self.take(out, count, src) };
+            if waited != Waited::Ready || taken != Errno::AGAIN.size() {
+                return taken;
+            }
+            // Another reader was faster.
         }
-        // SAFETY: the caller's promise.
-        unsafe { self.take(out, count, src) }
     }
 
     /// Takes the error entry that is next.
