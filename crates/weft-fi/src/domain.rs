@@ -362,7 +362,7 @@ impl Domain {
         }
         shared.cores.push(Arc::downgrade(core));
         for cntr in shared.drivers.iter().filter_map(Weak::upgrade) {
-            cntr.sources().add(core);
+            drive_by(core, &cntr);
         }
         Ok(())
     }
@@ -380,8 +380,10 @@ impl Domain {
         shared.drivers.retain(|known| known.strong_count() > 0);
         shared.drivers.push(Arc::downgrade(cntr.arc()));
         for core in shared.cores.iter().filter_map(Weak::upgrade) {
-            cntr.sources().add(&core);
+            drive_by(&core, cntr.arc());
         }
+        // Who sleeps there already has not parked these.
+        cntr.ring();
     }
 
     /// The endpoints that are ready.
@@ -391,11 +393,7 @@ impl Domain {
 
     /// An endpoint is closing.
     pub(crate) fn detach(&self, core: &CoreRef) {
-        let mut shared = self.shared.lock();
-        shared.cores.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(core)));
-        for cntr in shared.drivers.iter().filter_map(Weak::upgrade) {
-            cntr.sources().remove(core);
-        }
+        self.shared.lock().cores.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(core)));
     }
 
     /// A key that no region has and that nobody can guess (FI_MR_PROV_KEY).
@@ -464,6 +462,12 @@ impl Domain {
             THREADS.lock().retain(|thread| !std::ptr::eq(thread.as_ptr(), Arc::as_ptr(auto)));
         }
     }
+}
+
+/// Reading the counter drives the endpoint from now on, until it closes.
+fn drive_by(core: &CoreRef, cntr: &Arc<Cntr>) {
+    cntr.sources().add(core);
+    core.control().routes.add_driver(cntr);
 }
 
 /// Gives one endpoint one region, with its counters.

@@ -194,7 +194,7 @@ impl Eq {
     }
 
     /// Wakes whoever sleeps here, to look for itself.
-    pub(crate) fn ring(&self) {
+    fn ring(&self) {
         if let Some(waker) = &self.waker {
             waker.ring();
         }
@@ -204,6 +204,12 @@ impl Eq {
     ///
     /// # Safety
     /// `buf` is valid for `len` bytes.
+    /// The same where what is driven has changed in a way that a sleeper, or one who is about to be, did not expect.
+    pub(crate) fn call(&self) {
+        self.drivers.call();
+        self.ring();
+    }
+
     unsafe fn take(&self, buf: *mut c_void, len: usize, peek: bool) -> Result<(u32, usize), Errno> {
         let mut events = self.events.lock();
         let (number, bytes) = events.front().ok_or(Errno::AGAIN)?.success().ok_or(Errno::AVAIL)?;
