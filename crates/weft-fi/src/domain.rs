@@ -5,8 +5,8 @@
 //! each of which has an engine of its own: the domain hands every region to every endpoint
 //! ([`Domain::add_region`]), and an endpoint that is enabled later all that there are ([`Domain::attach`]).
 //!
-//! Invariants: lock order is regions, then an endpoint's engine. `close` answers -FI_EBUSY while any object of the
-//! domain is open.
+//! Invariants: lock order is regions, then an endpoint's engine, also that of one that is closing. `close` answers -FI_EBUSY while any
+//! object of the domain is open.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::NonNull;
@@ -77,7 +77,12 @@ struct Shared {
     regions: FxHashMap<u64, Registered>,
     /// Counters that drive every endpoint.
     drivers: Vec<Weak<Cntr>>,
+    /// Of endpoints that are closing: peers may still be served there.
+    closing: Vec<Closing>,
 }
+
+/// An engine that its endpoint has given up, and which still finishes what was accepted.
+pub(crate) type Closing = Arc<Mutex<Eng>>;
 
 /// A region that peers can reach.
 pub(crate) struct Registered {
@@ -393,7 +398,22 @@ impl Domain {
 
     /// An endpoint is closing.
     pub(crate) fn detach(&self, core: &CoreRef) {
-        self.shared.lock().cores.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(core)));
+        forget(&mut self.shared.lock(), core);
+    }
+
+    /// The same for one that works. Its engine is the caller's now; regions that are closed meanwhile leave it, too, until
+    /// [`Domain::closed`].
+    pub(crate) fn retire(&self, core: &CoreRef) -> Option<Closing> {
+        let mut shared = self.shared.lock();
+        forget(&mut shared, core);
+        let engine = Arc::new(Mutex::new(core.control().engine.take()?));
+        shared.closing.push(Arc::clone(&engine));
+        Some(engine)
+    }
+
+    /// The engine will make no more progress.
+    pub(crate) fn closed(&self, engine: &Closing) {
+        self.shared.lock().closing.retain(|known| !Arc::ptr_eq(known, engine));
     }
 
     /// A key that no region has and that nobody can guess (FI_MR_PROV_KEY).
@@ -448,6 +468,13 @@ impl Domain {
             for core in shared.cores.iter().filter_map(Weak::upgrade).filter(|core| registered.is_for(core)) {
                 core.remove_region(key);
             }
+            for engine in &shared.closing {
+                let mut engine = engine.lock();
+                // A forked child closes what it has inherited.
+                if engine.nic().is_ours() {
+                    engine.remove_region(key);
+                }
+            }
         }
     }
 
@@ -462,6 +489,11 @@ impl Domain {
             THREADS.lock().retain(|thread| !std::ptr::eq(thread.as_ptr(), Arc::as_ptr(auto)));
         }
     }
+}
+
+/// The endpoint gets no more regions.
+fn forget(shared: &mut Shared, core: &CoreRef) {
+    shared.cores.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(core)));
 }
 
 /// Reading the counter drives the endpoint from now on, until it closes.

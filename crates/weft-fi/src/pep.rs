@@ -183,7 +183,7 @@ pub(crate) fn surrender(handle: usize) -> Result<(Option<Devices>, Option<EpName
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Some(engine) = self.engine.get_mut().take() {
-            finish(engine, self.close_timeout, |engine| engine.completions().clear());
+            finish(&Mutex::new(engine), self.close_timeout, |engine| engine.completions().clear());
         }
     }
 }
