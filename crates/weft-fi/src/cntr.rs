@@ -48,7 +48,7 @@ pub(crate) struct Cntr {
     wait: WaitKind,
     waker: OnceLock<Option<Waker>>,
     set: Option<Hold<WaitSet>>,
-    /// Successes and errors when those who wait for a change last looked.
+    /// Successes and errors when the client was last told to look, by those who wait for a change.
     looked: Mutex<(u64, u64)>,
     sources: Sources,
     uses: Uses,
@@ -227,23 +227,17 @@ impl Cntr {
     fn wait_for(&self, threshold: u64, timeout_ms: c_int) -> Result<(), Errno> {
         let waiter = Waiter { cntr: self, threshold, errors: self.errors() };
         match poll::wait(&waiter, Deadline::after_ms(timeout_ms)) {
-            Waited::Ready if self.value() >= threshold => Ok(()),
+            // Without an error the threshold was reached, even if the client has set another value since.
+            Waited::Ready if self.value() >= threshold || self.errors() == waiter.errors => Ok(()),
             Waited::Ready => Err(Errno::AVAIL),
             Waited::TimedOut => Err(Errno::TIMEDOUT),
             Waited::Interrupted => Err(Errno::INTR),
         }
     }
 
-    /// For `fi_trywait`: the next change of the values wakes whoever polls the descriptor. -FI_EAGAIN when they have changed since
-    /// the last call, which the client may not have seen.
-    pub(crate) fn trywait(&self) -> Result<(), Errno> {
-        let waker = self.waker().ok_or(Errno::INVAL)?;
-        if self.stirred() {
-            return Err(Errno::AGAIN);
-        }
-        let (value, errors) = *self.looked.lock();
-        let waiter = Waiter { cntr: self, threshold: value.saturating_add(1), errors };
-        self.sources.trywait(&waiter, waker)
+    /// Both values, without progress.
+    fn values(&self) -> (u64, u64) {
+        (self.value(), self.errors())
     }
 }
 
@@ -253,12 +247,24 @@ impl Member for Cntr {
     }
 
     fn stirred(&self) -> bool {
-        let now = (self.value(), self.errors());
-        std::mem::replace(&mut *self.looked.lock(), now) != now
+        *self.looked.lock() != self.values()
     }
 
-    fn trywait(&self) -> Result<(), Errno> {
-        Self::trywait(self)
+    fn told(&self) {
+        let mut looked = self.looked.lock();
+        *looked = self.values();
+    }
+
+    /// The next change of the values wakes whoever polls the descriptor. -FI_EAGAIN when they have changed since the client was told.
+    fn may_sleep(&self) -> Result<(), Errno> {
+        let waker = self.waker().ok_or(Errno::INVAL)?;
+        let looked = *self.looked.lock();
+        if looked != self.values() {
+            return Err(Errno::AGAIN);
+        }
+        let (value, errors) = looked;
+        let waiter = Waiter { cntr: self, threshold: value.saturating_add(1), errors };
+        self.sources.trywait(&waiter, waker)
     }
 }
 

@@ -291,12 +291,19 @@ impl Cq {
         }
         // The condition is the number itself, not a pointer to it.
         let wanted = if self.threshold { cond.addr().clamp(1, count.max(1)) } else { 1 };
-        let waited = poll::wait(&Reader { cq: self, wanted }, Deadline::after_ms(timeout_ms));
-        if waited != Waited::Ready && self.len.load(Ordering::Relaxed) == 0 {
-            return Errno::AGAIN.size();
+        let deadline = Deadline::after_ms(timeout_ms);
+        loop {
+            let waited = poll::wait(&Reader { cq: self, wanted }, deadline);
+            if waited != Waited::Ready && self.len.load(Ordering::Relaxed) == 0 {
+                return Errno::AGAIN.size();
+            }
+            // SAFETY: the caller's promise.
+            let taken = unsafe { self.take(out, count, src) };
+            if waited != Waited::Ready || taken != Errno::AGAIN.size() {
+                return taken;
+            }
+            // Another reader was faster.
         }
-        // SAFETY: the caller's promise.
-        unsafe { self.take(out, count, src) }
     }
 
     /// Takes the error entry that is next.
@@ -313,12 +320,6 @@ impl Cq {
         unsafe { ring::write_error(out, self.api, &entry, failure) };
         self.len.store(ring.len(), Ordering::Relaxed);
         1
-    }
-
-    /// For `fi_trywait`: Ok when the client may block on the descriptor, -FI_EAGAIN when there is something to read.
-    pub(crate) fn trywait(&self) -> Result<(), Errno> {
-        let waker = self.waker().ok_or(Errno::INVAL)?;
-        self.sources.trywait(&Reader { cq: self, wanted: 1 }, waker)
     }
 
     /// Wakes a blocked reader.
@@ -340,11 +341,19 @@ impl Member for Cq {
     }
 
     fn stirred(&self) -> bool {
-        !self.is_empty() || Reader { cq: self, wanted: 1 }.interrupted()
+        !self.is_empty() || self.signaled.load(Ordering::Acquire)
     }
 
-    fn trywait(&self) -> Result<(), Errno> {
-        Self::trywait(self)
+    fn told(&self) {
+        // Where there is something to read it was that.
+        if self.is_empty() {
+            Reader { cq: self, wanted: 1 }.interrupted();
+        }
+    }
+
+    fn may_sleep(&self) -> Result<(), Errno> {
+        let waker = self.waker().ok_or(Errno::INVAL)?;
+        self.sources.trywait(&Reader { cq: self, wanted: 1 }, waker)
     }
 }
 
@@ -382,12 +391,15 @@ impl Waitable for Reader<'_> {
         if self.satisfied(&ring) {
             return false;
         }
-        if let Some(waker) = self.cq.waker() {
-            waker.hush();
-        }
+        let waker = self.cq.waker();
+        waker.inspect(|waker| waker.hush());
         ring.wake_at = ring.wake_at.min(self.wanted);
-        // A signal that was given before the hush must not be slept over.
-        !self.cq.signaled.load(Ordering::Acquire)
+        // A signal that was given before the hush must not be slept over, nor any other call that the hush took back with it.
+        let signaled = self.cq.signaled.load(Ordering::Acquire);
+        if signaled {
+            waker.inspect(|waker| waker.ring());
+        }
+        !signaled
     }
 }
 

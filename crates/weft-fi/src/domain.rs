@@ -5,8 +5,8 @@
 //! each of which has an engine of its own: the domain hands every region to every endpoint
 //! ([`Domain::add_region`]), and an endpoint that is enabled later all that there are ([`Domain::attach`]).
 //!
-//! Invariants: lock order is regions, then an endpoint's engine. `close` answers -FI_EBUSY while any object of the
-//! domain is open.
+//! Invariants: lock order is regions, then an endpoint's engine, also that of one that is closing. `close` answers -FI_EBUSY while any
+//! object of the domain is open.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::NonNull;
@@ -77,7 +77,12 @@ struct Shared {
     regions: FxHashMap<u64, Registered>,
     /// Counters that drive every endpoint.
     drivers: Vec<Weak<Cntr>>,
+    /// Of endpoints that are closing: peers may still be served there.
+    closing: Vec<Closing>,
 }
+
+/// An engine that its endpoint has given up, and which still finishes what was accepted.
+pub(crate) type Closing = Arc<Mutex<Eng>>;
 
 /// A region that peers can reach.
 pub(crate) struct Registered {
@@ -304,17 +309,25 @@ impl Domain {
 
     /// Who calls the data path of the domain's objects, the progress thread apart. Where operations are triggered, whoever raises
     /// a counter, that thread included, may start one on an endpoint that the client uses in another thread; contexts of a scalable
-    /// endpoint drive each other, whatever their queues are.
+    /// endpoint drive each other, whatever their queues are. A counter of a region drives every endpoint, and shares no completion
+    /// structure with them: FI_THREAD_COMPLETION lets another thread read it.
     ///
     /// Where there are connections, event queues drive endpoints, too, and no level below FI_THREAD_SAFE covers who reads those.
     pub(crate) const fn callers(&self) -> Callers {
         let triggers = self.caps & sys::FI_TRIGGER != 0;
+        let apart = self.caps & (sys::FI_TRIGGER | sys::FI_RMA_EVENT) == 0;
         match self.threading {
             _ if self.connections => Callers::Any,
             sys::FI_THREAD_DOMAIN if !triggers || self.auto.is_none() => Callers::One,
-            sys::FI_THREAD_COMPLETION if !triggers && !self.scalable => Callers::One,
+            sys::FI_THREAD_COMPLETION if apart && !self.scalable => Callers::One,
             _ => Callers::Any,
         }
+    }
+
+    /// Whether contexts of a scalable endpoint may drive each other: always, but where the client serializes no more than the calls
+    /// on one context and its queues, and has not said that there would be such endpoints.
+    pub(crate) fn joins_contexts(&self) -> bool {
+        self.threading != sys::FI_THREAD_COMPLETION || self.callers() == Callers::Any
     }
 
     /// What counts the waits at the locks of the domain's objects.
@@ -354,7 +367,7 @@ impl Domain {
         }
         shared.cores.push(Arc::downgrade(core));
         for cntr in shared.drivers.iter().filter_map(Weak::upgrade) {
-            cntr.sources().add(core);
+            drive_by(core, &cntr);
         }
         Ok(())
     }
@@ -372,8 +385,10 @@ impl Domain {
         shared.drivers.retain(|known| known.strong_count() > 0);
         shared.drivers.push(Arc::downgrade(cntr.arc()));
         for core in shared.cores.iter().filter_map(Weak::upgrade) {
-            cntr.sources().add(&core);
+            drive_by(&core, cntr.arc());
         }
+        // Who sleeps there already has not parked these.
+        cntr.ring();
     }
 
     /// The endpoints that are ready.
@@ -383,11 +398,22 @@ impl Domain {
 
     /// An endpoint is closing.
     pub(crate) fn detach(&self, core: &CoreRef) {
+        forget(&mut self.shared.lock(), core);
+    }
+
+    /// The same for one that works. Its engine is the caller's now; regions that are closed meanwhile leave it, too, until
+    /// [`Domain::closed`].
+    pub(crate) fn retire(&self, core: &CoreRef) -> Option<Closing> {
         let mut shared = self.shared.lock();
-        shared.cores.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(core)));
-        for cntr in shared.drivers.iter().filter_map(Weak::upgrade) {
-            cntr.sources().remove(core);
-        }
+        forget(&mut shared, core);
+        let engine = Arc::new(Mutex::new(core.control().engine.take()?));
+        shared.closing.push(Arc::clone(&engine));
+        Some(engine)
+    }
+
+    /// The engine will make no more progress.
+    pub(crate) fn closed(&self, engine: &Closing) {
+        self.shared.lock().closing.retain(|known| !Arc::ptr_eq(known, engine));
     }
 
     /// A key that no region has and that nobody can guess (FI_MR_PROV_KEY).
@@ -442,6 +468,13 @@ impl Domain {
             for core in shared.cores.iter().filter_map(Weak::upgrade).filter(|core| registered.is_for(core)) {
                 core.remove_region(key);
             }
+            for engine in &shared.closing {
+                let mut engine = engine.lock();
+                // A forked child closes what it has inherited.
+                if engine.nic().is_ours() {
+                    engine.remove_region(key);
+                }
+            }
         }
     }
 
@@ -456,6 +489,17 @@ impl Domain {
             THREADS.lock().retain(|thread| !std::ptr::eq(thread.as_ptr(), Arc::as_ptr(auto)));
         }
     }
+}
+
+/// The endpoint gets no more regions.
+fn forget(shared: &mut Shared, core: &CoreRef) {
+    shared.cores.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(core)));
+}
+
+/// Reading the counter drives the endpoint from now on, until it closes.
+fn drive_by(core: &CoreRef, cntr: &Arc<Cntr>) {
+    cntr.sources().add(core);
+    core.control().routes.add_driver(cntr);
 }
 
 /// Gives one endpoint one region, with its counters.

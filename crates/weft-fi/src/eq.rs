@@ -5,7 +5,8 @@
 //! enough. Reading drives what brings connections about ([`drivers`]).
 //!
 //! Invariants: events leave in the order in which they came; while an error is the next one, `fi_eq_read` answers
-//! -FI_EAVAIL and only `fi_eq_readerr` takes it. The queue is bounded: a client's write beyond the bound is
+//! -FI_EAVAIL and only `fi_eq_readerr` takes it; what a peer has to say with a connection is cut to the reader's room, any other event is
+//! taken whole or not at all (-FI_ETOOSMALL). The queue is bounded: a client's write beyond the bound is
 //! -FI_EAGAIN; events of ours are one per call that the client made, and are taken in any case, since there is
 //! nobody to refuse them to.
 
@@ -25,7 +26,7 @@ use crate::fabric::Fabric;
 use crate::host::Info;
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
-use crate::poll::YIELDS;
+use crate::poll::{ROUNDS_PER_CLOCK, YIELDS};
 use crate::wait::{Deadline, WaitKind, Waker, Woken};
 use crate::waitset::{self, Member, WaitSet};
 
@@ -67,16 +68,19 @@ unsafe impl Object for Eq {
 enum Event {
     /// Its number and its bytes, as `fi_eq_read` gives them.
     Success(u32, Box<[u8]>),
-    /// FI_CONNREQ, whose bytes begin with the address of the structure, which is the reader's.
-    Request(Info, Box<[u8]>),
+    /// The same of a connection: a `fi_eq_cm_entry` and what the peer has to say. With FI_CONNREQ the entry has the address of the
+    /// structure, which is the reader's.
+    Connection(u32, Option<Info>, Box<[u8]>),
     Failure(Failure),
 }
 
 impl Event {
-    fn success(&self) -> Option<(u32, &[u8])> {
+    /// The number, the bytes, and how many of these a reader must have room for.
+    fn success(&self) -> Option<(u32, &[u8], usize)> {
         match self {
-            Self::Success(number, bytes) => Some((*number, bytes)),
-            Self::Request(_, bytes) => Some((sys::FI_CONNREQ, bytes)),
+            Self::Success(number, bytes) => Some((*number, bytes, bytes.len())),
+            // fi_eq(3): "The amount of data will be limited to the buffer space that the application provides".
+            Self::Connection(number, _, bytes) => Some((*number, bytes, size_of::<sys::fi_eq_cm_entry>())),
             Self::Failure(_) => None,
         }
     }
@@ -158,13 +162,13 @@ impl Eq {
 
     /// Reports what became of a connection: an event of the form `fi_eq_cm_entry` with what the peer has to say.
     pub(crate) fn report_connection(&self, event: u32, fid: usize, data: &[u8]) {
-        self.push(Event::Success(event, connection_entry(fid, 0, data)));
+        self.push(Event::Connection(event, None, connection_entry(fid, 0, data)));
     }
 
     /// Reports that somebody calls the passive endpoint `fid`.
     pub(crate) fn report_request(&self, fid: usize, info: Info, data: &[u8]) {
         let bytes = connection_entry(fid, info.as_ptr().expose_provenance(), data);
-        self.push(Event::Request(info, bytes));
+        self.push(Event::Connection(sys::FI_CONNREQ, Some(info), bytes));
     }
 
     /// What reading drives.
@@ -194,10 +198,16 @@ impl Eq {
     }
 
     /// Wakes whoever sleeps here, to look for itself.
-    pub(crate) fn ring(&self) {
+    fn ring(&self) {
         if let Some(waker) = &self.waker {
             waker.ring();
         }
+    }
+
+    /// The same where what is driven has changed in a way that a sleeper, or one who is about to be, did not expect.
+    pub(crate) fn call(&self) {
+        self.drivers.call();
+        self.ring();
     }
 
     /// Takes the next event, or with `peek` only looks: its number and how many bytes were stored at `buf`.
@@ -206,16 +216,16 @@ impl Eq {
     /// `buf` is valid for `len` bytes.
     unsafe fn take(&self, buf: *mut c_void, len: usize, peek: bool) -> Result<(u32, usize), Errno> {
         let mut events = self.events.lock();
-        let (number, bytes) = events.front().ok_or(Errno::AGAIN)?.success().ok_or(Errno::AVAIL)?;
-        if bytes.len() > len {
+        let (number, bytes, needed) = events.front().ok_or(Errno::AGAIN)?.success().ok_or(Errno::AVAIL)?;
+        if needed > len {
             return Err(Errno::TOOSMALL);
         }
-        if !bytes.is_empty() {
-            // SAFETY: by the caller's promise, and the check above.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buf.cast::<u8>(), bytes.len()) };
+        let stored = bytes.len().min(len);
+        if stored > 0 {
+            // SAFETY: by the caller's promise, and the line above.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buf.cast::<u8>(), stored) };
         }
-        let stored = bytes.len();
-        if !peek && let Some(Event::Request(info, _)) = events.pop_front() {
+        if !peek && let Some(Event::Connection(_, Some(info), _)) = events.pop_front() {
             info.into_raw();
         }
         Ok((number, stored))
@@ -223,16 +233,16 @@ impl Eq {
 
     /// Sleeps until there is an event, the time is up, or a signal has come.
     fn wait(&self, deadline: &Deadline) -> Result<(), Errno> {
-        let mut fruitless = 0;
+        let (mut fruitless, mut fruitful) = (0, 0_u32);
         while self.is_empty() {
-            if self.drivers.progress() > 0 {
-                fruitless = 0;
-                continue;
-            }
-            if deadline.over() {
+            let moved = self.drivers.progress() > 0;
+            (fruitless, fruitful) = if moved { (0, fruitful.wrapping_add(1)) } else { (fruitless + 1, fruitful) };
+            if (!moved || fruitful.is_multiple_of(ROUNDS_PER_CLOCK)) && deadline.over() {
                 return if self.is_empty() { Err(Errno::AGAIN) } else { Ok(()) };
             }
-            fruitless += 1;
+            if moved {
+                continue;
+            }
             match self.waker.as_ref().filter(|_| fruitless > YIELDS) {
                 None => std::thread::yield_now(),
                 Some(waker) => {
@@ -242,15 +252,6 @@ impl Eq {
                     }
                 }
             }
-        }
-        Ok(())
-    }
-
-    /// For `fi_trywait`: Ok when the client may block on the descriptor.
-    pub(crate) fn trywait(&self) -> Result<(), Errno> {
-        let waker = self.waker.as_ref().ok_or(Errno::INVAL)?;
-        if self.drivers.progress() > 0 || !self.drivers.may_sleep(waker, || self.is_empty()) {
-            return Err(Errno::AGAIN);
         }
         Ok(())
     }
@@ -269,8 +270,14 @@ impl Member for Eq {
         !self.is_empty()
     }
 
-    fn trywait(&self) -> Result<(), Errno> {
-        Self::trywait(self)
+    fn told(&self) {}
+
+    fn may_sleep(&self) -> Result<(), Errno> {
+        let waker = self.waker.as_ref().ok_or(Errno::INVAL)?;
+        if self.drivers.progress() > 0 || !self.drivers.may_sleep(waker, || self.is_empty()) {
+            return Err(Errno::AGAIN);
+        }
+        Ok(())
     }
 }
 

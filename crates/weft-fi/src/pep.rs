@@ -183,7 +183,7 @@ pub(crate) fn surrender(handle: usize) -> Result<(Option<Devices>, Option<EpName
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Some(engine) = self.engine.get_mut().take() {
-            finish(engine, self.close_timeout, |engine| engine.completions().clear());
+            finish(&Mutex::new(engine), self.close_timeout, |engine| engine.completions().clear());
         }
     }
 }
@@ -199,7 +199,7 @@ impl Listener {
     /// Somebody has polled, who may now go away, while others rely on the devices' parking, which that has ended.
     fn call_sleepers(&self) {
         if self.sleepers.load(Ordering::Relaxed) > 0 {
-            self.reports.lock().as_ref().inspect(|reports| reports.eq.ring());
+            self.reports.lock().as_ref().inspect(|reports| reports.eq.call());
         }
     }
 

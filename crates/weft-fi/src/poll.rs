@@ -39,6 +39,8 @@ pub(crate) const SLICE: Duration = Duration::from_millis(100);
 const BUSY_SLICE: Duration = Duration::from_millis(2);
 /// Fruitless rounds before the first yield: some 10 µs.
 pub(crate) const SPINS: u32 = 200;
+/// A blocking call in which every round brings something about, but not what it waits for, looks at the clock at every so-manieth.
+pub(crate) const ROUNDS_PER_CLOCK: u32 = 64;
 /// Further fruitless rounds, each with a yield, before a blocking call sleeps.
 pub(crate) const YIELDS: u32 = 20;
 /// A non-blocking reader that found nothing for `SPINS` reads yields at every so-manieth read from then on.
@@ -233,6 +235,10 @@ fn rounds(parked: &[CoreRef]) -> u64 {
 pub(crate) trait Waitable {
     /// Whose progress brings it about.
     fn sources(&self) -> &Sources;
+    /// One round. Returns 0 when nothing happened.
+    fn progress(&self) -> usize {
+        self.sources().progress()
+    }
     /// Where to sleep; `None`: only spin and yield.
     fn waker(&self) -> Option<&Waker>;
     /// Whether the wait is over.
@@ -256,7 +262,7 @@ pub(crate) enum Waited {
 
 /// Waits, with progress, until `what` is ready.
 pub(crate) fn wait(what: &impl Waitable, deadline: Deadline) -> Waited {
-    let mut fruitless = 0;
+    let (mut fruitless, mut fruitful) = (0, 0_u32);
     let mut slice = SLICE;
     loop {
         if what.ready() {
@@ -265,16 +271,15 @@ pub(crate) fn wait(what: &impl Waitable, deadline: Deadline) -> Waited {
         if what.interrupted() {
             return Waited::Interrupted;
         }
-        if what.sources().progress() > 0 {
-            fruitless = 0;
-            continue;
-        }
-        fruitless += 1;
+        let moved = what.progress() > 0;
+        (fruitless, fruitful) = if moved { (0, fruitful.wrapping_add(1)) } else { (fruitless + 1, fruitful) };
         // The clock is not read for each of the spins.
-        if (fruitless == 1 || fruitless > SPINS) && deadline.over() {
+        let look = if moved { fruitful.is_multiple_of(ROUNDS_PER_CLOCK) } else { fruitless == 1 || fruitless > SPINS };
+        if look && deadline.over() {
             return if what.ready() { Waited::Ready } else { Waited::TimedOut };
         }
         match what.waker() {
+            _ if moved => {}
             _ if fruitless <= SPINS => std::hint::spin_loop(),
             Some(waker) if fruitless > SPINS + YIELDS => {
                 if sleep(what, waker, deadline, &mut slice) == Woken::Signal {

@@ -4,6 +4,9 @@
 //! does for all members what `fi_trywait` does for a client, and sleeps on the set's waker. Members hold the set; it looks at
 //! those that are open.
 //!
+//! What a member has to say only once (that a counter has changed, that a queue was signaled) is over when the client is told to look, and
+//! not before: by an answer of `fi_trywait` or the return of `fi_wait`.
+//!
 //! No wake-up is lost: whoever sleeps has armed and parked each member ([`crate::poll`]), and all that wakes one is level-triggered up to
 //! the set's descriptor. Slices are for time-outs inside the engines.
 
@@ -17,7 +20,7 @@ use crate::errno::Errno;
 use crate::fabric::Fabric;
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
-use crate::poll::{SLICE, SPINS, YIELDS};
+use crate::poll::{ROUNDS_PER_CLOCK, SLICE, SPINS, YIELDS};
 use crate::wait::{Deadline, WaitKind, Waker, Woken};
 
 /// A wait set.
@@ -41,14 +44,35 @@ unsafe impl Object for WaitSet {
     }
 }
 
-/// A queue or counter in a wait set.
+/// What a client may wait for, alone or in a wait set: a queue or a counter.
 pub(crate) trait Member: Send + Sync {
     /// One round on all that brings something about here. Returns 0 when nothing happened.
     fn progress(&self) -> usize;
-    /// Whether the client has to look: a queue that has something, a counter that has changed since it was asked for.
+    /// Whether the client has to look: a queue that has something or was signaled, a counter that has changed. It stays so until
+    /// [`Member::told`].
     fn stirred(&self) -> bool;
-    /// Ok: whatever comes wakes those who sleep on the waker, until the next round of progress.
-    fn trywait(&self) -> Result<(), Errno>;
+    /// The client hears that it has to look. What it does not find by itself when it looks is over: a signal, a change.
+    fn told(&self);
+    /// Ok: whatever comes wakes those who sleep on the waker, until the next round of progress. -FI_EAGAIN if it has stirred, or may have.
+    fn may_sleep(&self) -> Result<(), Errno>;
+
+    /// The same for `fi_trywait`, whose answer the client hears.
+    fn trywait(&self) -> Result<(), Errno> {
+        let answer = self.may_sleep();
+        if answer == Err(Errno::AGAIN) {
+            self.told();
+        }
+        answer
+    }
+}
+
+/// Whether the client of these has to look, which it is told then.
+fn tell(members: &[Arc<dyn Member>]) -> bool {
+    let stirred = members.iter().any(|member| member.stirred());
+    if stirred {
+        members.iter().for_each(|member| member.told());
+    }
+    stirred
 }
 
 /// The set that the attributes of an object name, if its kind is one in a set.
@@ -98,31 +122,33 @@ impl WaitSet {
             if self.waker.sleep(Some(time)) == Woken::Signal {
                 let members = self.open_members();
                 members.iter().for_each(|member| _ = member.progress());
-                return if members.iter().any(|member| member.stirred()) { Ok(()) } else { Err(Errno::INTR) };
+                return if tell(&members) { Ok(()) } else { Err(Errno::INTR) };
             }
         }
         Ok(())
     }
 
-    /// Makes progress until a member has stirred; `false`: until all are prepared for the caller to sleep.
+    /// Makes progress until a member has stirred, which the client is to be told; `false`: until all are prepared for the caller to sleep.
     fn attend(&self, deadline: Deadline) -> Result<bool, Errno> {
         let members = self.open_members();
-        let mut fruitless = 0;
+        let (mut fruitless, mut fruitful) = (0, 0_u32);
         loop {
-            let done: usize = members.iter().map(|member| member.progress()).sum();
-            if members.iter().any(|member| member.stirred()) {
+            let moved = members.iter().map(|member| member.progress()).sum::<usize>() > 0;
+            if tell(&members) {
                 return Ok(true);
             }
-            fruitless = if done > 0 { 0 } else { fruitless + 1 };
+            (fruitless, fruitful) = if moved { (0, fruitful.wrapping_add(1)) } else { (fruitless + 1, fruitful) };
             // The clock is not read for each of the spins.
-            if (fruitless == 1 || fruitless > SPINS) && deadline.over() {
+            let look =
+                if moved { fruitful.is_multiple_of(ROUNDS_PER_CLOCK) } else { fruitless == 1 || fruitless > SPINS };
+            if look && deadline.over() {
                 return Err(Errno::TIMEDOUT);
             }
             if fruitless <= SPINS {
                 std::hint::spin_loop();
             } else if fruitless <= SPINS + YIELDS || self.kind == WaitKind::Yield {
                 std::thread::yield_now();
-            } else if members.iter().all(|member| member.trywait().is_ok()) {
+            } else if members.iter().all(|member| member.may_sleep().is_ok()) {
                 return Ok(false);
             }
         }

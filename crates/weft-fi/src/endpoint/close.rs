@@ -5,9 +5,13 @@
 //! operations that were still under way are discarded, as fi_endpoint(3) says of close; those that are in queues
 //! stay there. Receives of a shared context are not the endpoint's own: those that it has taken are reported, done or failed, so
 //! that nobody waits for their buffers.
+//!
+//! Meanwhile peers are served as before, so regions that another thread closes leave the engine, too ([`crate::domain::Domain::retire`]).
 
 use std::sync::Weak;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::endpoint::Ep;
 use crate::endpoint::core::Eng;
@@ -34,9 +38,8 @@ impl Ep {
         if let Some(av) = setup.av.take() {
             av.detach(&self.core);
         }
-        self.domain.detach(&self.core);
+        let engine = self.domain.retire(&self.core);
         let mut state = self.core.control();
-        let engine = state.engine.take();
         let mut routes = std::mem::take(&mut state.routes);
         state.publisher = None;
         drop(state);
@@ -53,6 +56,8 @@ impl Ep {
         for cntr in routes.drivers.iter().filter_map(Weak::upgrade) {
             cntr.sources().remove(&self.core);
         }
+        // Nothing is counted there any more, so the counters may be closed.
+        routes.regions.clear();
         if let Some(eq) = setup.eq.take() {
             eq.drivers().remove(&self.core);
         }
@@ -63,19 +68,28 @@ impl Ep {
         }
         setup.stx = None;
         setup.enabled = false;
-        if let Some(mut engine) = engine {
-            self.domain.count_dropped(engine.dropped());
-            // What comes now would take receives that other endpoints have a use for.
-            engine.leave_pool();
+        if let Some(engine) = engine {
+            {
+                let mut engine = engine.lock();
+                self.domain.count_dropped(engine.dropped());
+                // What comes now would take receives that other endpoints have a use for.
+                engine.leave_pool();
+            }
             let limit = Duration::from_millis(self.domain.params().close_timeout_ms);
             if srx.is_none() {
-                finish(engine, limit, |engine| engine.completions().clear());
+                finish(&engine, limit, |engine| engine.completions().clear());
+                self.domain.closed(&engine);
                 return;
             }
             // As the progress thread does: no threading level covers who closes.
             routes.visited = true;
             let mut fired = false;
-            finish(engine, limit, |engine| fired |= routes.deliver_received(engine));
+            let mut hand_on = |engine: &mut Eng| fired |= routes.deliver_received(engine);
+            finish(&engine, limit, &mut hand_on);
+            self.domain.closed(&engine);
+            // Closing a region may have moved something on.
+            hand_on(&mut engine.lock());
+            drop(engine);
             routes.rx.inspect(|cq| cq.end_visits());
             drop(setup);
             if fired {
@@ -92,31 +106,46 @@ impl Ep {
     }
 }
 
-/// Progresses until all that was accepted has left, says goodbye, and drops the engine; each within the time. `hand_on` empties the list
-/// of completions. In a forked child, whose devices these are not, it is only dropped.
-pub(crate) fn finish(mut engine: Eng, limit: Duration, mut hand_on: impl FnMut(&mut Eng)) {
-    if !engine.nic().is_ours() {
+/// Progresses until all that was accepted has left, and says goodbye, so that the engine may be dropped; each within the time. `hand_on`
+/// empties the list of completions. Between two rounds others may enter. In a forked child, whose devices these are not, nothing is done.
+pub(crate) fn finish(engine: &Mutex<Eng>, limit: Duration, mut hand_on: impl FnMut(&mut Eng)) {
+    if !engine.lock().nic().is_ours() {
         return;
     }
-    hand_on(&mut engine);
-    if !settle(&mut engine, limit, Eng::quiescent, &mut hand_on) {
+    hand_on(&mut engine.lock());
+    if !settle(engine, limit, Eng::quiescent, &mut hand_on) {
         log::warn!(
             "closing an endpoint whose peers have not taken everything within {} ms (FI_WEFT_CLOSE_TIMEOUT_MS)",
             limit.as_millis()
         );
     }
-    engine.shutdown();
-    hand_on(&mut engine);
-    settle(&mut engine, limit, |engine| weft_engine::nic::Nic::drained(engine.nic()), &mut hand_on);
+    {
+        let mut engine = engine.lock();
+        engine.shutdown();
+        hand_on(&mut engine);
+    }
+    settle(engine, limit, |engine| weft_engine::nic::Nic::drained(engine.nic()), &mut hand_on);
 }
 
 /// Whether `done` came true within the time.
-fn settle(engine: &mut Eng, limit: Duration, done: impl Fn(&Eng) -> bool, hand_on: &mut impl FnMut(&mut Eng)) -> bool {
+fn settle(
+    engine: &Mutex<Eng>,
+    limit: Duration,
+    done: impl Fn(&Eng) -> bool,
+    hand_on: &mut impl FnMut(&mut Eng),
+) -> bool {
     let end = Instant::now() + limit;
     let mut fruitless = 0;
-    while !done(engine) {
-        let moved = engine.progress() > 0;
-        hand_on(engine);
+    loop {
+        let moved = {
+            let mut engine = engine.lock();
+            if done(&engine) {
+                return true;
+            }
+            let moved = engine.progress() > 0;
+            hand_on(&mut engine);
+            moved
+        };
         if moved {
             fruitless = 0;
         } else {
@@ -127,5 +156,4 @@ fn settle(engine: &mut Eng, limit: Duration, done: impl Fn(&Eng) -> bool, hand_o
             if fruitless < BUSY_ROUNDS { std::thread::yield_now() } else { std::thread::sleep(NAP) }
         }
     }
-    true
 }

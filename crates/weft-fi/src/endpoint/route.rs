@@ -225,7 +225,8 @@ pub(crate) struct Routes {
     pub(super) user_ids: Option<Arc<Table>>,
     /// By key: regions with counters of their own.
     pub(crate) regions: FxHashMap<u64, RegionCounters>,
-    /// Counters of regions that drive this endpoint, also of regions that have gone since.
+    /// Counters that drive this endpoint and are not bound to it: those of regions, also of regions that have gone since, of other contexts of
+    /// the same scalable endpoint, of deferred work.
     pub(crate) drivers: Vec<Weak<Cntr>>,
     /// Queues of other contexts of the same scalable endpoint that drive this one.
     pub(crate) foreign: Vec<Weak<Cq>>,
@@ -278,12 +279,17 @@ impl Routes {
     /// The counters of a region.
     pub(crate) fn set_region_counters(&mut self, key: u64, counters: RegionCounters) {
         for cntr in [&counters.write, &counters.read].into_iter().flatten() {
-            let cntr = Arc::downgrade(cntr.arc());
-            if !self.drivers.iter().any(|known| known.ptr_eq(&cntr)) {
-                self.drivers.push(cntr);
-            }
+            self.add_driver(cntr.arc());
         }
         self.regions.insert(key, counters);
+    }
+
+    /// A counter drives this endpoint, which must tell whoever sleeps there, and forgets it when it closes.
+    pub(crate) fn add_driver(&mut self, cntr: &Arc<Cntr>) {
+        if !self.drivers.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(cntr))) {
+            self.drivers.retain(|known| known.strong_count() > 0);
+            self.drivers.push(Arc::downgrade(cntr));
+        }
     }
 
     /// Whether peers' accesses are counted.
@@ -291,13 +297,18 @@ impl Routes {
         [Class::RemoteWrite, Class::RemoteRead].into_iter().any(|class| self.counters[class as usize].is_some())
     }
 
-    /// Wakes whoever sleeps on a queue or counter of this endpoint.
+    /// Wakes whoever sleeps on what drives this endpoint: its queues and counters, and those that are not bound to it.
     pub(crate) fn ring(&self) {
         for cq in [&self.tx, &self.rx].into_iter().flatten() {
             cq.ring();
         }
         for cntr in self.counters.iter().flatten() {
             cntr.ring();
+        }
+        self.foreign.iter().filter_map(Weak::upgrade).for_each(|cq| cq.ring());
+        self.drivers.iter().filter_map(Weak::upgrade).for_each(|cntr| cntr.ring());
+        if let Some(reports) = &self.reports {
+            reports.eq.call();
         }
     }
 

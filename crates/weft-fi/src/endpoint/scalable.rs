@@ -7,7 +7,8 @@
 //! the receive context of the same index drive each other, whichever queue is read. All is there for peers
 //! from the moment when the endpoint or the first of its contexts is enabled.
 //!
-//! Errors: -FI_EBUSY for a context that is open, -FI_ENOAV if no address vector was bound when something is enabled.
+//! Errors: -FI_EBUSY for a context that is open, -FI_ENOAV if no address vector was bound when something is enabled, -FI_EINVAL where
+//! the domain was not opened for such endpoints and its level of threading keeps contexts from driving each other.
 
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
@@ -315,6 +316,12 @@ pub(crate) unsafe extern "C" fn open(
         let attr = info.ep.as_mut().ok_or(Errno::INVAL)?;
         if EpType::from_raw(attr.type_) != Some(EpType::Rdm) {
             return Err(Errno::NOSYS);
+        }
+        if !domain.joins_contexts() {
+            log::info!(
+                "fi_scalable_ep: under FI_THREAD_COMPLETION the domain must be opened with an fi_info that asks for several contexts"
+            );
+            return Err(Errno::INVAL);
         }
         let count = |wanted: usize| u8::try_from(wanted.max(1)).ok().filter(|&count| count <= MAX_CONTEXTS);
         let counts = [count(attr.tx_ctx_cnt), count(attr.rx_ctx_cnt)].map(|count| count.ok_or(Errno::INVAL));

@@ -87,6 +87,11 @@ impl Drivers {
         self.tried.call();
     }
 
+    /// One of them may not be parked any more for those who sleep: the bell is to be rung.
+    pub(super) fn call(&self) {
+        self.tried.call();
+    }
+
     /// One less. On return nobody is at work on it from here.
     pub(crate) fn remove<D: Driver + 'static>(&self, driver: &Arc<D>) {
         let known = |other: &Arc<dyn Driver>| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(driver));

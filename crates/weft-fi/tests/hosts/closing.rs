@@ -1,14 +1,15 @@
 //! Endpoints that are closed with operations under way: fi_close(3) returns 0 in bounded time, gives all buffers back,
 //! and peers that were in the middle of something with the endpoint are told so.
 //!
-//! One thread drives both sides here, so while one side closes the other makes no progress: the close runs into
+//! One thread drives both sides here, mostly, so while one side closes the other makes no progress: the close runs into
 //! FI_WEFT_CLOSE_TIMEOUT_MS, which these tests set to a fraction of a second.
 
 use std::time::{Duration, Instant};
 
 use weft_fi_sys::*;
 
-use crate::client::{Lib, close};
+use crate::client::{Lib, bind, close};
+use crate::rig::Cntr;
 use crate::side::{
     Args, Outcome, Side, Watched, acquaint, by_itself, err, is_all, long_bytes, memory, pair, pattern, scenes, until,
     works,
@@ -58,6 +59,7 @@ pub(crate) fn all(lib: &Lib) {
             ("ends_of_rma", ends_of_rma),
             ("last_words", last_words),
             ("with_nobody", with_nobody),
+            ("regions_meanwhile", regions_meanwhile),
         ],
     );
 }
@@ -103,6 +105,35 @@ fn with_work(lib: &Lib) {
     let c = Side::new(lib);
     let to_c = b.insert(&c.name());
     works(&b, &c, to_c);
+}
+
+/// While one thread closes an endpoint, which takes its time, another one closes a region, and the counter of that: peers do not reach it
+/// afterwards, although they are served until the end.
+fn regions_meanwhile(lib: &Lib) {
+    const KEY: u64 = 1;
+    for _ in 0..3 {
+        let (a, mut b, to_b, to_a) = pair(lib);
+        works(&a, &b, to_b);
+        works(&b, &a, to_a);
+        let (target, written) = (memory(8), Cntr(b.opened.cntr()));
+        let region = b.register(target, FI_REMOTE_WRITE, KEY);
+        assert_eq!(bind(region, written.0, FI_REMOTE_WRITE), 0);
+        let write = Args { key: KEY, ..Args::new(pattern(8), to_b) };
+        a.start("fi_write", &write, &[&b]);
+        a.next(&[&b]).done();
+        // Nobody takes it.
+        b.start("fi_tsend", &Args::new(pattern(long_bytes()), to_a), &[]);
+        let ep = std::mem::replace(&mut b.ep, std::ptr::null_mut()) as usize;
+        let closing = std::thread::spawn(move || close(ep as *mut fid_ep));
+        std::thread::sleep(Duration::from_millis(10));
+        assert_eq!([close(region), close(written.0)], [0; 2]);
+        target.fill(0);
+        a.start("fi_write", &write, &[]);
+        let outcome = a.next(&[]);
+        assert_eq!(closing.join().unwrap(), 0);
+        assert!(is_all(target, 0), "memory of a region that is closed");
+        outcome.failed();
+    }
 }
 
 /// The sender closes while its message is being received, and reuses the memory.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use weft_fi_sys::*;
 
-use self::ends::{End, Event, Listener, as_msg, connected, meet};
+use self::ends::{End, Event, Listener, Queue, as_msg, connected, meet};
 use crate::client::{Lib, close, control};
 use crate::side::{Args, CALLS, Form, Side, err, memory, name_of, pattern, scenes};
 
@@ -23,6 +23,7 @@ pub(crate) fn all(lib: &Lib) {
         lib,
         &[("offers", offers), ("introductions", introductions), ("limits", limits), ("operations", operations)],
     );
+    scenes(lib, &[("little_room", little_room)]);
     scenes(lib, &[("endings", endings), ("crowd", crowd), ("sockets", sockets), ("waiting", waiting)]);
     trouble::all(lib);
 }
@@ -120,6 +121,53 @@ fn limits(lib: &Lib) {
     assert_eq!(b.accept(data), 0);
     assert_eq!(b.accept(data), -(FI_EOPBADSTATE as i32));
     meet(&a, &b, data);
+}
+
+/// What the other side has to say is cut to the room that the client has for it (fi_eq(3)); for the entry itself there must be room.
+fn little_room(lib: &Lib) {
+    const ENTRY: usize = size_of::<fi_eq_cm_entry>();
+    let read = |eq: Queue, room: usize, flags: u64| {
+        let (mut event, mut buffer) = (0, [0xaa_u8; 64]);
+        let read = unsafe { (*(*eq.0).ops).read.unwrap() };
+        let result = unsafe { read(eq.0, &mut event, buffer.as_mut_ptr().cast(), room, flags) };
+        assert!(buffer[room..].iter().all(|&byte| byte == 0xaa), "beyond the room");
+        (result, event, buffer)
+    };
+    let said = |eq: Queue, other: Queue, event: u32, data: &[u8]| {
+        crate::side::until(|| {
+            other.progress();
+            (read(eq, 64, FI_PEEK).0 > 0).then_some(())
+        });
+        for room in [0, ENTRY - 1] {
+            assert_eq!(read(eq, room, 0).0, crate::side::fabric_err(FI_ETOOSMALL));
+        }
+        // Peeking leaves it whole.
+        for (room, flags) in [(ENTRY, FI_PEEK), (ENTRY + 3, FI_PEEK), (64, FI_PEEK), (ENTRY + 2, 0)] {
+            let len = room.min(ENTRY + data.len());
+            let (result, number, buffer) = read(eq, room, flags);
+            assert_eq!((result, number), (len as isize, event));
+            assert_eq!(buffer[ENTRY..len], data[..len - ENTRY]);
+        }
+        assert_eq!(read(eq, 64, 0).0, err(FI_EAGAIN));
+    };
+    let listener = Listener::new(lib);
+    let a = End::new(lib);
+    assert_eq!(a.connect(&listener.name(), b"a caller"), 0);
+    let whole = crate::side::until(|| {
+        a.eq.progress();
+        let (result, _, buffer) = read(listener.eq, 64, FI_PEEK);
+        (result > 0).then_some(buffer)
+    });
+    said(listener.eq, a.eq, FI_CONNREQ, b"a caller");
+    let info = usize::from_ne_bytes(whole[8..16].try_into().unwrap()) as *mut fi_info;
+    let b = End::answering(lib, info);
+    assert_eq!(b.accept(b"who accepts"), 0);
+    said(a.eq, b.eq, FI_CONNECTED, b"who accepts");
+    said(b.eq, a.eq, FI_CONNECTED, &[]);
+    assert_eq!(a.shutdown(), 0);
+    for (end, other) in [(&a, &b), (&b, &a)] {
+        said(end.eq, other.eq, FI_SHUTDOWN, &[]);
+    }
 }
 
 /// Every operation reaches the peer, whatever destination it names, also with the implicit fi_enable of `fi_connect`.

@@ -13,7 +13,7 @@ use crate::client::{Lib, bind, close, control};
 use crate::connections::ends::{End, Event, Listener, Queue};
 use crate::open;
 use crate::rig::Cntr;
-use crate::side::{Args, Side, Watched, long_bytes, memory, pair, pattern, scenes, until, works};
+use crate::side::{Args, Side, Watched, call, long_bytes, memory, pair, pattern, scenes, until, works};
 
 /// What a sleeper waits at most: somebody would notice that it was not woken.
 const LONG: Duration = Duration::from_secs(5);
@@ -33,6 +33,8 @@ pub(crate) fn all(lib: &Lib) {
             ("an endpoint joins a queue", an_endpoint_joins_a_queue),
             ("an endpoint joins a counter", an_endpoint_joins_a_counter),
             ("a region leaves", a_region_leaves),
+            ("a peek beside an event queue", a_peek_beside_an_event_queue),
+            ("a peek beside a counter", a_peek_beside_a_counter),
         ],
     );
 }
@@ -238,4 +240,84 @@ fn a_region_leaves(lib: &Lib) {
     b.next(&[&sender]).done();
     sender.next(&[&b]).done();
     reader.next(&[&b]);
+}
+
+/// A receive context that an endpoint shares, bound to it.
+fn share(side: &Side<'_>) -> *mut fid_ep {
+    let srx = open!(side.opened.domain, srx_ctx, side.info.get().rx_attr).unwrap();
+    assert_eq!(bind(side.ep, srx, 0), 0);
+    srx
+}
+
+/// Looks for a message in a shared context, which makes progress at its endpoint. Nobody else does while `meanwhile` runs.
+fn beside_a_peek(side: &Side<'_>, srx: *mut fid_ep, meanwhile: impl FnOnce()) {
+    let args = Args { flags: FI_PEEK, ..Args::new(memory(8), 0) };
+    assert_eq!(unsafe { (call("fi_trecvmsg").run)(srx, &args) }, 0);
+    meanwhile();
+    assert_eq!(side.next(&[]).failed().err, FI_ENOMSG);
+}
+
+/// Beside a client that sleeps on the descriptor of an event queue another thread looks for a message in a receive context that the endpoint
+/// shares. What becomes of the connection wakes the sleeper all the same.
+fn a_peek_beside_an_event_queue(lib: &Lib) {
+    let listener = Listener::new(lib);
+    let mut a = End::with(lib, |hints| hints.ep().rx_ctx_cnt = FI_SHARED_CONTEXT as usize);
+    let srx = share(&a.side);
+    let fd = descriptor(a.eq.0);
+    let next = |others: &[Queue]| {
+        until(|| {
+            // The others do what they can: if the sleeper is not woken then, it never is.
+            let progress = || (0..300).for_each(|_| others.iter().for_each(|other| other.progress()));
+            progress();
+            let event = a.eq.poll();
+            if event.is_none() && trywait(a.side.opened.fabric, a.eq.0) == 0 {
+                beside_a_peek(&a.side, srx, || {
+                    progress();
+                    assert!(readable(fd, LONG), "a lost wake-up");
+                });
+            }
+            event
+        })
+    };
+    assert_eq!(a.connect(&listener.name(), &[]), 0);
+    let (info, _) = listener.called(&a);
+    let b = End::answering(lib, info);
+    assert_eq!(b.accept(&[]), 0);
+    assert_eq!(next(&[listener.eq, b.eq]), Event::Connected { ep: a.fid(), data: Vec::new() });
+    assert_eq!(b.eq.next(&[a.eq]), Event::Connected { ep: b.fid(), data: Vec::new() });
+    assert_eq!(b.shutdown(), 0);
+    assert_eq!(next(&[b.eq]), Event::Shutdown { ep: a.fid() });
+    a.side.close_ep();
+    assert_eq!(close(srx), 0);
+}
+
+/// The same beside one who sleeps on the counter of a region, and what a peer writes.
+fn a_peek_beside_a_counter(lib: &Lib) {
+    const KEY: u64 = 7;
+    let a = Side::new(lib);
+    let b = Side::unbound(lib, 0, |hints| hints.ep().rx_ctx_cnt = FI_SHARED_CONTEXT as usize);
+    let srx = share(&b);
+    let mut b = b.bound();
+    let to_b = a.insert(&b.name());
+    let mut attr: fi_cntr_attr = unsafe { std::mem::zeroed() };
+    attr.wait_obj = FI_WAIT_FD;
+    let written: *mut fid_cntr = open!(b.opened.domain, cntr_open, &mut attr).unwrap();
+    let region = b.register(memory(8), FI_REMOTE_WRITE, KEY);
+    assert_eq!(bind(region, written, FI_REMOTE_WRITE), 0);
+    a.start("fi_write", &Args { key: KEY, ..Args::new(pattern(8), to_b) }, &[&b]);
+    a.next(&[&b]).done();
+    for writes in 1..10 {
+        until(|| {
+            assert_eq!(Cntr(written).read(), writes);
+            (trywait(b.opened.fabric, written) == 0).then_some(())
+        });
+        beside_a_peek(&b, srx, || {
+            a.start("fi_write", &Args { key: KEY, ..Args::new(pattern(8), to_b) }, &[]);
+            (0..300).for_each(|_| a.progress());
+            assert!(readable(descriptor(written), LONG), "a lost wake-up");
+        });
+        a.next(&[&b]).done();
+    }
+    b.close_ep();
+    assert_eq!([close(region), close(written), close(srx)], [0; 3]);
 }

@@ -26,6 +26,7 @@ pub(crate) fn all(lib: &Lib) {
             ("services", services),
             ("late counters", late_counters),
             ("threads", threads),
+            ("levels", levels),
         ],
     );
 }
@@ -419,4 +420,27 @@ fn threads(lib: &Lib) {
             }
         }
     });
+}
+
+/// Contexts drive each other. A domain that was opened for them is ready for that at every level of threading; one that was not refuses them
+/// where the client may use each context in a thread of its own without a word.
+fn levels(lib: &Lib) {
+    let levels = [FI_THREAD_SAFE, FI_THREAD_FID, FI_THREAD_DOMAIN, FI_THREAD_COMPLETION, FI_THREAD_ENDPOINT];
+    for threading in levels {
+        for (ready, tx) in [(true, 1), (true, 2), (false, 1), (false, 2)] {
+            let side = Side::unbound(lib, 0, |hints| {
+                // With FI_TRIGGER, which the defaults include, there are locks at any level.
+                hints.get().caps = FI_TAGGED;
+                hints.domain().threading = threading;
+                hints.domain().max_ep_rx_ctx = if ready { 2 } else { 0 };
+            });
+            (side.info.ep().tx_ctx_cnt, side.info.ep().rx_ctx_cnt) = (tx, 1);
+            let sep: Result<*mut fid_ep, c_int> = open!(side.opened.domain, scalable_ep, side.info.raw);
+            if ready || threading != FI_THREAD_COMPLETION {
+                assert_eq!(close(sep.unwrap()), 0);
+            } else {
+                assert_eq!(sep, Err(FI_EINVAL));
+            }
+        }
+    }
 }

@@ -13,6 +13,7 @@ use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close, control};
 use crate::open;
+use crate::rig::Cntr;
 use crate::side::{Args, PATIENCE, Side, acquaint, err, long_bytes, memory, name_of, pattern, scenes, until, works};
 
 /// Inside a header, in a message, beside it.
@@ -29,6 +30,7 @@ pub(crate) fn all(lib: &Lib) {
             ("endpoint", |lib| level(lib, FI_THREAD_ENDPOINT, endpoint)),
             ("completion", |lib| level(lib, FI_THREAD_COMPLETION, completion)),
             ("domain", |lib| level(lib, FI_THREAD_DOMAIN, domain)),
+            ("a region's counter", region_counter),
             ("a reader beside a sleeper", reader_beside_sleeper),
             ("a sender beside a sleeper", sender_beside_sleeper),
             ("a starter beside a sleeper", starter_beside_sleeper),
@@ -252,6 +254,44 @@ fn endpoint(a: Side<'_>, b: Side<'_>) {
         }
     });
     both.iter().for_each(End::check);
+}
+
+/// FI_THREAD_COMPLETION: one thread reads the counter of a region, which drives every endpoint, another one the queue of an endpoint: they
+/// share no completion structure.
+fn region_counter(lib: &Lib) {
+    const TIME: Duration = Duration::from_millis(100);
+    let open = || {
+        Side::with(lib, 0, |hints| {
+            hints.get().caps = FI_TAGGED | FI_RMA | FI_RMA_EVENT;
+            hints.domain().threading = FI_THREAD_COMPLETION;
+        })
+    };
+    let (a, b, to_b, to_a) = acquaint(open(), open());
+    works(&a, &b, to_b);
+    works(&b, &a, to_a);
+    let (target, written) = (memory(8), Cntr(b.opened.cntr()));
+    let region = b.register(target, FI_REMOTE_WRITE, 9);
+    assert_eq!(bind(region, written.0, FI_REMOTE_WRITE), 0);
+    let mut writes = 0;
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let over = &over;
+        let _over = Over(over);
+        scope.spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                written.read();
+            }
+        });
+        let end = Instant::now() + TIME;
+        while Instant::now() < end {
+            a.start("fi_write", &Args { key: 9, ..Args::new(pattern(8), to_b) }, &[&b]);
+            a.next(&[&b]).done();
+            works(&b, &a, to_a);
+            writes += 1;
+        }
+    });
+    written.reaches(writes, &[&a, &b]);
+    assert_eq!([close(region), close(written.0)], [0; 2]);
 }
 
 /// Each thread has an endpoint and a queue of its own, in one domain with those of the others.

@@ -22,6 +22,7 @@ pub(crate) fn all(lib: &Lib) {
             ("sleepers_in_calls", |lib| sleepers(lib, true)),
             ("sleepers_on_descriptors", |lib| sleepers(lib, false)),
             ("other_members", other_members),
+            ("told_once", told_once),
             ("wait_set_misuse", wait_set_misuse),
         ],
     );
@@ -231,6 +232,50 @@ fn other_members(lib: &Lib) {
     write(eq);
     assert_eq!(set.wait(PATIENCE), 0);
     assert_eq!([close(set.0), close(eq), close(set.0)], [-FI_EBUSY, 0, 0]);
+}
+
+/// fi_trywait says once that a queue was signaled and that a counter has changed, whether it is asked for the object or for its set.
+fn told_once(lib: &Lib) {
+    let side = Side::new(lib);
+    let set = WaitSet::new(&side, FI_WAIT_FD);
+    let trywait = |object: *mut fid| {
+        let (fabric, mut fids) = (side.opened.fabric, [object]);
+        unsafe { (*(*fabric).ops).trywait.unwrap()(fabric, fids.as_mut_ptr(), 1) }
+    };
+    let mut attr: fi_cq_attr = unsafe { std::mem::zeroed() };
+    attr.wait_obj = FI_WAIT_FD;
+    let alone: *mut fid_cq = open!(side.opened.domain, cq_open, &mut attr).unwrap();
+    let (cq, cntr) = (set.cq(&side).unwrap(), set.cntr(&side).unwrap());
+    let signal = |cq: *mut fid_cq| assert_eq!(unsafe { (*(*cq).ops).signal.unwrap()(cq) }, 0);
+    let mut fd = -1;
+    assert_eq!(control(alone, FI_GETWAIT, (&raw mut fd).cast()), 0);
+    let told = |object: *mut fid, fd: c_int| {
+        assert_eq!(trywait(object), -FI_EAGAIN);
+        assert_eq!(trywait(object), 0);
+        assert!(!epoll(fd, Duration::ZERO), "the next one is waited for");
+    };
+    for _ in 0..2 {
+        signal(alone);
+        told(alone.cast(), fd);
+        // While somebody may sleep already.
+        signal(alone);
+        assert!(epoll(fd, PATIENCE));
+        told(alone.cast(), fd);
+        signal(cq);
+        assert!(epoll(set.descriptor(), PATIENCE));
+        told(set.0.cast(), set.descriptor());
+        signal(cq);
+        told(cq.cast(), set.descriptor());
+        cntr.add(1);
+        told(set.0.cast(), set.descriptor());
+        cntr.fail(1);
+        told(cntr.0.cast(), set.descriptor());
+        signal(cq);
+        cntr.add(1);
+        assert_eq!(set.wait(PATIENCE), 0);
+        assert_eq!(trywait(set.0.cast()), 0);
+    }
+    assert_eq!([close(alone), close(cq), close(cntr.0), close(set.0)], [0; 4]);
 }
 
 /// Wrong arguments, and what the objects say of themselves.

@@ -1,7 +1,7 @@
 //! Waiting: blocking reads, counters, descriptors, and a target that never calls.
 
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use weft_fi_sys as sys;
@@ -53,6 +53,50 @@ fn blocked_readers_wake_up() {
         });
         assert!(begin.elapsed() < Duration::from_secs(10), "a wake-up was lost");
     }
+}
+
+/// A thread waits for ever while another one reads the same queue and is faster now and then: it waits on.
+#[test]
+fn a_blocked_reader_waits_on_when_another_one_was_faster() {
+    const TIME: Duration = Duration::from_millis(1500);
+    let (a, b, to_b, _) = pair(Options { threading: sys::FI_THREAD_SAFE, ..Options::default() });
+    let [read, in_vain] = [(); 2].map(|()| AtomicU32::new(0));
+    let over = AtomicBool::new(false);
+    let mut buffer = [0_u8; 8];
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            loop {
+                match sread(&b, -1) {
+                    1 => _ = read.fetch_add(1, Ordering::Relaxed),
+                    _ if over.load(Ordering::Relaxed) => return,
+                    result => {
+                        assert_eq!(result, -11);
+                        in_vain.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            }
+        });
+        let begin = Instant::now();
+        let mut sent = 0;
+        while begin.elapsed() < TIME {
+            assert_eq!(b.recv(&mut buffer, 0), 0);
+            until(|| (a.inject(b"faster", to_b) == 0).then_some(()).or_else(|| a.cq_read(0).ok().and(None)));
+            sent += 1;
+            until(|| {
+                if b.poll().is_some() {
+                    read.fetch_add(1, Ordering::Relaxed);
+                }
+                (read.load(Ordering::Relaxed) == sent).then_some(())
+            });
+        }
+        over.store(true, Ordering::Relaxed);
+        until(|| {
+            ok(unsafe { ((*(*b.cq).ops).signal.unwrap())(b.cq) });
+            std::thread::sleep(Duration::from_millis(1));
+            reader.is_finished().then_some(())
+        });
+    });
+    assert_eq!(in_vain.into_inner(), 0, "who waits for ever is answered without an entry");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::multiple_unsafe_ops_per_block, clippy::undocumented_unsafe_blocks)]
 
 mod blocking;
+mod members;
 mod side;
 
 use std::ffi::c_void;
