@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
+use rustix::process::{Pid, getpid};
 use weft_engine::api::Region;
 use weft_engine::name::EpName;
 use weft_fi_sys as sys;
@@ -65,6 +66,8 @@ pub(crate) struct Domain {
     eq: Mutex<Option<(Hold<Eq>, bool)>>,
     uses: Uses,
     fabric: Hold<Fabric>,
+    /// The process that has opened it.
+    owner: Pid,
 }
 
 /// FI_KEY_NOTAVAIL: what fi_mr_key(3) answers where there is no key.
@@ -217,6 +220,7 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
         eq: Mutex::new(None),
         uses: Uses::new(),
         fabric,
+        owner: getpid(),
     });
     OPEN.add(Arc::as_ptr(&domain) as usize);
     Ok(domain)
@@ -300,6 +304,11 @@ impl Domain {
     /// The thread for automatic progress, if there is one.
     pub(crate) const fn auto_progress(&self) -> Option<&Arc<AutoProgress>> {
         self.auto.as_ref()
+    }
+
+    /// Whether this process has opened it, and not one that has forked this one.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.owner == getpid()
     }
 
     /// What waits for counters.
@@ -464,16 +473,13 @@ impl Domain {
     /// Peers no longer reach a region; on return nothing touches its memory.
     pub(crate) fn remove_region(&self, key: u64) {
         let mut shared = self.shared.lock();
-        if let Some(registered) = shared.regions.remove(&key) {
+        // What a forked child closes goes on to be its parent's.
+        if let Some(registered) = shared.regions.remove(&key).filter(|_| self.is_ours()) {
             for core in shared.cores.iter().filter_map(Weak::upgrade).filter(|core| registered.is_for(core)) {
                 core.remove_region(key);
             }
             for engine in &shared.closing {
-                let mut engine = engine.lock();
-                // A forked child closes what it has inherited.
-                if engine.nic().is_ours() {
-                    engine.remove_region(key);
-                }
+                engine.lock().remove_region(key);
             }
         }
     }

@@ -73,7 +73,10 @@ unsafe impl Object for Pep {
             // An endpoint may have been opened for it.
             call.answered.store(true, Ordering::Release);
         }
-        if let Some(engine) = &mut *self.listener.engine.lock() {
+        // A forked child has a copy of what is its parent's.
+        if let Some(engine) = &mut *self.listener.engine.lock()
+            && engine.nic().is_ours()
+        {
             engine.stop_listening();
         }
         Ok(())

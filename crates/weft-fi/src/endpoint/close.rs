@@ -25,14 +25,18 @@ const NAP: Duration = Duration::from_micros(50);
 impl Ep {
     /// Takes the endpoint out of everything that drives it, lets the engine finish, and drops it.
     pub(super) fn shut(&self) {
-        self.disown();
-        self.take_apart();
-        flusher::leave(&self.core);
+        let ours = self.domain.is_ours();
+        if ours || self.disown() {
+            self.take_apart(ours);
+        }
+        if ours {
+            flusher::leave(&self.core);
+        }
     }
 
-    fn take_apart(&self) {
+    fn take_apart(&self, ours: bool) {
         let mut setup = self.setup.lock();
-        if let Some(auto) = self.domain.auto_progress() {
+        if let Some(auto) = self.domain.auto_progress().filter(|_| ours) {
             auto.leave(&self.core);
         }
         if let Some(av) = setup.av.take() {
@@ -99,10 +103,12 @@ impl Ep {
     }
 
     /// In a child of the process whose endpoint this is a copy of: lets go of the devices before anything is done with them. What is in
-    /// shared memory and on the sockets is the parent's.
-    fn disown(&self) {
-        let mut state = self.core.control();
-        state.engine.take_if(|engine| !engine.nic().is_ours());
+    /// shared memory and on the sockets is the parent's. False: a thread was at work there when the process was forked, so there is no way in
+    /// any more. The threads that look after endpoints are not asked to forget it: there are none, and one may have been looking.
+    fn disown(&self) -> bool {
+        let Some(mut state) = self.core.try_visit() else { return false };
+        state.engine = None;
+        true
     }
 }
 

@@ -521,10 +521,6 @@ impl Core {
         let mut state = self.state.intrude();
         state.routes.regions.remove(&key);
         let State { engine: Some(engine), .. } = &mut *state else { return };
-        if !engine.nic().is_ours() {
-            // A forked child closes what it has inherited.
-            return;
-        }
         engine.remove_region(key);
         self.call_sleepers(&mut state);
     }
