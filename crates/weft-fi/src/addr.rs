@@ -168,22 +168,14 @@ fn socket_text(socket: SocketAddr) -> String {
     }
 }
 
-/// A string address (fi_getinfo(3)): `fi_sockaddr://`, `fi_sockaddr_in://`, `fi_sockaddr_in6://` with an address, or a port behind a colon, or
-/// both.
+/// A string address. Accepted: `fi_sockaddr://`, `fi_sockaddr_in://`, `fi_sockaddr_in6://` with address and port.
 fn parse_text(text: &str) -> Result<EpName, Errno> {
     let (scheme, rest) = text.split_once("://").ok_or(Errno::INVAL)?;
     let rest = rest.split(['/', '?']).next().unwrap_or_default();
     if rest.len() > STRING_BYTES {
         return Err(Errno::INVAL);
     }
-    let any =
-        if scheme == "fi_sockaddr_in6" { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { Ipv4Addr::UNSPECIFIED.into() };
-    let socket = if let Some(port) = rest.strip_prefix(':').filter(|port| !port.contains(':')) {
-        SocketAddr::new(any, port.parse().map_err(|_| Errno::INVAL)?)
-    } else {
-        let bare = rest.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(rest);
-        rest.parse().or_else(|_| bare.parse().map(|ip| SocketAddr::new(ip, 0))).map_err(|_| Errno::INVAL)?
-    };
+    let socket: SocketAddr = rest.parse().map_err(|_| Errno::INVAL)?;
     match (scheme, socket) {
         ("fi_sockaddr" | "fi_sockaddr_ip", _)
         | ("fi_sockaddr_in", SocketAddr::V4(_))
