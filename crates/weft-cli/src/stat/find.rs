@@ -160,8 +160,10 @@ fn read(file: &OwnedFd) -> Option<(Head, Published)> {
         let there = rustix::io::pread(file, &mut [0; 1][..], at as u64).is_ok_and(|bytes| bytes > 0);
         there.then(|| block(file, at, head.peer_words).map(|words| Peer::from_words(&words)))
     });
-    // Who cannot be read keeps a place: rows are compared with those of the last look by their numbers.
-    let peers = rows.map(Option::unwrap_or_default).collect();
+    let mut rows: Vec<Option<Peer>> = rows.collect();
+    // Behind the last there is nothing; who cannot be read before keeps a place: rows are compared with those of the last look by numbers.
+    while rows.pop_if(|row| row.is_none()).is_some() {}
+    let peers = rows.into_iter().map(Option::unwrap_or_default).collect();
     let age = Duration::from_nanos(now_ns().saturating_sub(endpoint.published_ns));
     Some((head, Published { endpoint, age, peers }))
 }
