@@ -38,10 +38,12 @@ const ASK_MS: u64 = 2000;
 /// Attempts at most that were accepted and then dropped.
 const MEETINGS: u32 = 64;
 
-/// A connection that breaks after so long was of no use if there was something to carry, and nothing got through.
-const USELESS_MS: u32 = 60_000;
+/// When connections break is remembered in these.
+const TICK_MS: u64 = 4096;
+/// A connection that breaks before so long was of no use if there was something to carry, and nothing got through.
+const USELESS_TICKS: u8 = 15;
 /// The same of one that had nothing to carry.
-const SHORT_LIVED_MS: u32 = 2000;
+const SHORT_LIVED_TICKS: u8 = 2;
 
 /// What a link needs to be made anew. Every idle link has it, so it is small.
 #[derive(Debug)]
@@ -61,9 +63,10 @@ pub(super) struct Session {
     transmits: bool,
     /// So many connections in a row were made and broke before anything got through.
     fruitless: u8,
-    /// When the last one broke, and how much had got through by then, in both directions together; the low bits of both.
-    broke_ms: u32,
-    through: u32,
+    /// When the last one broke, in ticks, and how much had got through by then, in both directions together: a few bits of both, since only a
+    /// long row of connections counts.
+    broke: u8,
+    through: u8,
 }
 
 impl Session {
@@ -87,20 +90,21 @@ impl Session {
             near,
             transmits,
             fruitless: 0,
-            broke_ms: 0,
+            broke: 0,
             through: 0,
         }
     }
 
     /// The connection breaks, after so many bytes of both streams have got `through`. `pending`: there is something that has not. Attempts
     /// that come up and carry nothing, because only short packets pass, or because the peer drops them, are attempts that failed.
-    #[allow(clippy::cast_possible_truncation)] // Low bits suffice to tell whether something has changed.
+    #[allow(clippy::cast_possible_truncation)] // Some bits suffice to tell whether something has changed.
     pub(super) fn breaks(&mut self, through: u64, pending: bool, now_ms: u64) {
-        let (through, now_ms) = (through as u32, now_ms as u32);
-        let useless_ms = if pending { USELESS_MS } else { SHORT_LIVED_MS };
-        let again = self.through == through && now_ms.wrapping_sub(self.broke_ms) < useless_ms;
+        let through = through.to_le_bytes().into_iter().fold(0_u8, |sum, byte| sum.rotate_left(3) ^ byte);
+        let now = (now_ms / TICK_MS) as u8;
+        let useless = if pending { USELESS_TICKS } else { SHORT_LIVED_TICKS };
+        let again = self.through == through && now.wrapping_sub(self.broke) < useless;
         self.fruitless = if again { self.fruitless.saturating_add(1) } else { 0 };
-        (self.through, self.broke_ms) = (through, now_ms);
+        (self.through, self.broke) = (through, now);
     }
 
     /// By what it is found. The two ends of a link of an endpoint with itself have the same number.
@@ -407,7 +411,7 @@ mod tests {
         assert_eq!(attempts(&mut fresh(), &|_| 500, false, 10), Some(u64::from(MEETINGS) + 2));
         assert_eq!(attempts(&mut fresh(), &|n| n, true, 10), None);
         assert_eq!(attempts(&mut fresh(), &|_| 500, false, 10_000), None);
-        assert_eq!(attempts(&mut fresh(), &|_| 500, true, 60_000), None);
+        assert_eq!(attempts(&mut fresh(), &|_| 500, true, 70_000), None);
         let mut session = fresh();
         session.breaks(5, false, 1);
         assert_eq!(Redial::new(&session, u64::MAX, 1).wake_ms, 1, "the first attempt is made at once");

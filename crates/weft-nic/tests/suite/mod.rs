@@ -68,12 +68,6 @@ impl Window {
         self.placed == self.len
     }
 
-    /// Where it lies.
-    #[allow(dead_code)] // Not every suite asks.
-    pub fn iov(&mut self) -> Iov {
-        self.memory.iov()
-    }
-
     /// What is in it.
     pub fn bytes(&mut self) -> Vec<u8> {
         weft_engine::mem::to_vec(&[self.memory.iov()])
