@@ -236,7 +236,18 @@ impl Core {
 
     /// Ends a call that has started something. `fired`: programs can go on.
     #[inline(always)]
-    fn leave(&self, mut state: impl DerefMut<Target = State>, fired: bool) {
+    fn leave(&self, state: impl DerefMut<Target = State>, fired: bool) {
+        if state.relied_on {
+            self.leave_sleeper(state, fired);
+        } else if fired {
+            self.attend(state);
+        }
+    }
+
+    /// The same where another thread sleeps on the endpoint.
+    #[cold]
+    #[inline(never)]
+    fn leave_sleeper(&self, mut state: impl DerefMut<Target = State>, fired: bool) {
         if self.call_listener(&mut state) || fired {
             self.attend(state);
         }
