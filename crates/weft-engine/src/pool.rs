@@ -271,15 +271,14 @@ impl Core {
         data: Option<u64>,
         len: u64,
     ) -> Option<(IovList, RecvInfo)> {
-        let (pool, user) = self.pool.clone()?;
+        let pool = Arc::clone(&self.pool.as_ref()?.0);
         loop {
             let wanted = pool.find(tagged, src, tag)?;
             if self.find_unexpected(tagged, wanted).is_some() && !strikes(Mutant::PoolOvertaken) {
                 // Who posted that receive has not been here yet: what waits is older than what comes.
                 self.feed(tagged, wanted);
-            } else if let Some((iov, mut info)) = pool.take(tagged, src, tag, data, len) {
-                info.ctx.user |= user;
-                return Some((iov, info));
+            } else if let Some(drawn) = self.draw_for_waiting(tagged, src, tag, data, len) {
+                return Some(drawn);
             }
         }
     }
