@@ -44,7 +44,7 @@ use super::rights;
 use super::ring::{MAX_LINES, MIN_LINES};
 use super::segment::{Mapping, Role, segment_bytes};
 
-const MAGIC: [u8; 8] = *b"weft-shm";
+pub(super) const MAGIC: [u8; 8] = *b"weft-shm";
 /// Raised with every change of the frames, the segment, the rings or the doorbell page.
 const VERSION: u32 = 2;
 /// Connections that may wait to be accepted; the system cuts it to net.core.somaxconn.
@@ -52,11 +52,11 @@ const BACKLOG: i32 = 4096;
 /// Most descriptors in a frame.
 const MAX_FDS: usize = 3;
 
-const HELLO: u32 = 1;
-const CHALLENGE: u32 = 2;
-const OFFER: u32 = 3;
-const ACCEPT: u32 = 4;
-const REFUSE: u32 = 5;
+pub(super) const HELLO: u32 = 1;
+pub(super) const CHALLENGE: u32 = 2;
+pub(super) const OFFER: u32 = 3;
+pub(super) const ACCEPT: u32 = 4;
+pub(super) const REFUSE: u32 = 5;
 
 /// The sender's process takes part in membarrier calls of others.
 pub(super) const FLAG_REGISTERED: u32 = 1;
@@ -65,24 +65,24 @@ pub(super) const FLAG_CALLABLE: u32 = 2;
 /// The initiator knows only a service name.
 const FLAG_SERVICE: u32 = 4;
 
-const REASON_PROTOCOL: u32 = 1;
-const REASON_DENIED: u32 = 2;
+pub(super) const REASON_PROTOCOL: u32 = 1;
+pub(super) const REASON_DENIED: u32 = 2;
 const REASON_RESOURCES: u32 = 3;
 
 /// Every frame. Fields that a kind does not use are zero. Native byte order: both ends are on one host.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
-struct Frame {
+pub(super) struct Frame {
     magic: [u8; 8],
     version: u32,
-    kind: u32,
+    pub(super) kind: u32,
     flags: u32,
-    reason: u32,
-    nonce: [u8; 32],
-    proof: [u8; 32],
-    name: [u8; 64],
+    pub(super) reason: u32,
+    pub(super) nonce: [u8; 32],
+    pub(super) proof: [u8; 32],
+    pub(super) name: [u8; 64],
     /// Lines per ring of the segment that comes along.
-    lines: u32,
+    pub(super) lines: u32,
     /// The sender's doorbell slot for this link.
     slot: u32,
     /// Where in the sender's memory the receiver finds `probe_value`.
@@ -93,7 +93,7 @@ struct Frame {
 const _: () = assert!(size_of::<Frame>() == 184);
 
 impl Frame {
-    fn new(kind: u32) -> Self {
+    pub(super) fn new(kind: u32) -> Self {
         let mut frame = Self::new_zeroed();
         frame.magic = MAGIC;
         frame.version = VERSION;
@@ -496,7 +496,7 @@ fn send(socket: BorrowedFd<'_>, frame: &Frame, fds: &[BorrowedFd<'_>]) -> Result
 }
 
 /// One frame and its descriptors, or `None` if none is there.
-fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Frame, Vec<OwnedFd>)>, LinkError> {
+pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Frame, Vec<OwnedFd>)>, LinkError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut frame = Frame::new_zeroed();

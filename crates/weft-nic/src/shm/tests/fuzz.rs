@@ -1,22 +1,23 @@
 //! Fuzz targets: what a peer writes into the pair's memory, and what it says on the socket before that.
 
-use std::os::fd::OwnedFd;
+use std::ffi::CStr;
+use std::mem::offset_of;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::fs::MemfdFlags;
 use weft_engine::mem::Owned;
 use weft_engine::nic::{LinkError, LinkId, Nic};
 use weft_fuzz::{Reader, fuzz, hash};
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::ring::poke;
-use super::{Inbox, Node, join};
-use crate::shm::segment::{LINE_BYTES, Mapping};
+use super::{Inbox, Node, join, raw, segment};
+use crate::handshake::Role;
+use crate::shm::handshake::{CHALLENGE, Frame, OFFER, REASON_DENIED, REASON_PROTOCOL, REFUSE};
+use crate::shm::ring::MIN_LINES;
+use crate::shm::segment::{LINE_BYTES, Mapping, segment_bytes};
 use crate::shm::{ShmConfig, Slot, handshake};
-
-fn segment(node: &Node, link: LinkId) -> &Mapping {
-    match &node.nic.links[link.0 as usize] {
-        Slot::Up(link) => link.segment(),
-        _ => panic!("the link is not up"),
-    }
-}
 
 /// Two endpoints with a link, of which the second plays the hostile one.
 fn pair() -> (Node, Node, LinkId, LinkId) {
@@ -86,51 +87,253 @@ fn rings() {
     });
 }
 
-/// Frames of any content and length at any point of the handshake: no link comes of them.
+/// In the first byte of an input: the peer knows the capability.
+const KNOWS: u8 = 1;
+/// In the first byte of a frame of an input: how many pieces of it are changed.
+const CHANGES: u8 = 3;
+/// Its length is changed.
+const LENGTH: u8 = 4;
+/// Other files go with it.
+const FILES: u8 = 8;
+
+/// Most frames that an input says.
+const MOST_FRAMES: usize = 4;
+/// What [`answer`] gives where nothing has come.
+const SILENCE: u8 = 255;
+
+/// An honest frame with some of its bytes changed, or of another length, and the files that go with it, which may be others: so many
+/// of `files` as `right` says, or what the input picks.
+fn spoil<'a>(
+    reader: &mut Reader<'_>,
+    honest: &Frame,
+    files: &'a [OwnedFd],
+    right: Range<usize>,
+) -> (Vec<u8>, Vec<BorrowedFd<'a>>) {
+    let mut bytes = honest.as_bytes().to_vec();
+    let mut with = raw::lent(&files[right]);
+    let how = reader.byte();
+    for _ in 0..how & CHANGES {
+        let at = usize::from(reader.byte()) % bytes.len();
+        let len = usize::from(reader.byte() & 15);
+        bytes[at..].iter_mut().zip(reader.bytes(len)).for_each(|(to, from)| *to = *from);
+    }
+    if how & LENGTH != 0 {
+        bytes.resize(usize::from(u16::from_le_bytes([reader.byte(), reader.byte()])) % 400, 0);
+    }
+    if how & FILES != 0 {
+        let count = usize::from(reader.byte()) % (raw::MOST_FILES + 1);
+        with = (0..count).map(|_| files[usize::from(reader.byte()) % files.len()].as_fd()).collect();
+    }
+    (bytes, with)
+}
+
+/// Files of all kinds. The first three are what an offer brings.
+fn all_files(name: &CStr) -> Vec<OwnedFd> {
+    let mut files = Vec::from(raw::files(name));
+    for len in [1, 4096 - 1, 4096 + 1, segment_bytes(MIN_LINES) - 64, 2 * segment_bytes(MIN_LINES)] {
+        files.push(Mapping::create(name, len).unwrap().0);
+    }
+    for len in [0, 4096, segment_bytes(MIN_LINES)] {
+        let loose = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&loose, len as u64).unwrap();
+        files.push(loose);
+    }
+    files.push(std::fs::File::open("/dev/null").unwrap().into());
+    files
+}
+
+/// What has come, in a byte, and the frame.
+fn answer(socket: &OwnedFd) -> (u8, Option<Frame>) {
+    match handshake::receive(socket.as_fd()) {
+        Ok(Some((frame, _))) => ((frame.kind * 16 + frame.reason) as u8, Some(frame)),
+        Ok(None) => (SILENCE, None),
+        Err(_) => (254, None),
+    }
+}
+
+/// What callers say, and hand over, at any point of the handshake: no link comes of it without a proof, and nothing is kept.
 #[test]
 fn handshakes() {
-    let frame = |kind: u8, flags: u8| {
-        let mut bytes = vec![0_u8; 184];
-        bytes[..8].copy_from_slice(b"weft-shm");
-        (bytes[8], bytes[12], bytes[16]) = (1, kind, flags);
-        bytes
-    };
+    let (lines, name, proof) =
+        (offset_of!(Frame, lines) as u8, offset_of!(Frame, name) as u8, offset_of!(Frame, proof) as u8);
+    let kind = offset_of!(Frame, kind) as u8;
     let seeds = [
-        frame(1, 0),
-        [frame(1, 0), frame(3, 0)].concat(),
-        [frame(1, 4), frame(3, 3)].concat(),
-        [frame(2, 0), frame(5, 0)].concat(),
+        // All as it is to be; without the capability; with another proof.
+        vec![KNOWS, 0, 0],
+        vec![0, 0, 0],
+        vec![KNOWS, 0, 1, proof, 2, 0, 0],
+        // Not sealed, too short, too long, no file, too few, more than fit.
+        vec![KNOWS, 0, FILES, 3, 10, 1, 2],
+        vec![KNOWS, 0, FILES, 3, 6, 1, 2],
+        vec![KNOWS, 0, FILES, 3, 0, 5, 4],
+        vec![KNOWS, 0, FILES, 3, 0, 1, 11],
+        vec![KNOWS, 0, FILES, 2, 0, 1],
+        vec![KNOWS, 0, FILES, 5, 0, 1, 2, 2, 2],
+        // Lines that are no power of two, and too many; somebody else's name.
+        vec![KNOWS, 0, 1, lines, 1, 1],
+        vec![KNOWS, 0, 1, lines, 4, 0, 0, 0, 1],
+        vec![KNOWS, 0, 1, name + 40, 1, 1],
+        // Files at once; another length, a service's caller; out of turn.
+        vec![KNOWS, FILES, 3, 0, 1, 2, 0],
+        vec![KNOWS, LENGTH, 183, 0],
+        vec![KNOWS, 1, kind + 4, 1, 4],
+        vec![KNOWS, 1, kind, 1, 3],
     ];
+    const NAME: &CStr = c"weft-fuzz-caller";
+    let files = all_files(NAME);
+    let before = raw::held(NAME);
     let mut victim = Node::new(&ShmConfig::default());
-    let address = handshake::id_address(&victim.nic.name().ep_id());
-    let address = rustix::net::SocketAddrUnix::new_abstract_name(&address).unwrap();
+    let (target, me) = (victim.nic.name(), super::name());
+    // Challenged, denied after that, refused with a good proof, linked.
+    let mut reached = [0_u64; 4];
     fuzz("shm-handshakes", &seeds, |input| {
-        let kind = rustix::net::SocketType::SEQPACKET;
-        let socket = rustix::net::socket(rustix::net::AddressFamily::UNIX, kind, None).unwrap();
-        rustix::net::connect(&socket, &address).unwrap();
-        let mut answers = Vec::new();
-        for frame in input.chunks(184) {
-            let _ =
-                rustix::net::send(&socket, frame, rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL);
+        let mut reader = Reader(input);
+        let capability = if reader.byte() & KNOWS != 0 { target.capability() } else { [0; 16] };
+        let socket = raw::call(&target);
+        let mut nonces = [[1; 32], [0; 32]];
+        let (mut challenged, mut proven, mut seen) = (false, false, Vec::new());
+        for turn in 0..MOST_FRAMES {
+            let (bytes, with) = match turn {
+                0 => spoil(&mut reader, &raw::hello(&nonces), &files, 0..0),
+                _ => spoil(
+                    &mut reader,
+                    &raw::offer(&me, raw::proof(&capability, Role::Initiator, &nonces)),
+                    &files,
+                    0..3,
+                ),
+            };
+            if let (0, Ok(frame)) = (turn, Frame::read_from_bytes(&bytes)) {
+                nonces[0] = frame.nonce;
+            }
+            let right = raw::proof(&target.capability(), Role::Initiator, &nonces);
+            proven |= challenged && Frame::read_from_bytes(&bytes).is_ok_and(|frame| frame.proof == right);
+            raw::say(&socket, &bytes, &with);
+            seen.push(with.len() as u8);
             for _ in 0..3 {
                 let _ = victim.nic.check_control(&mut victim.inbox);
             }
-            answers.push(answer(&socket));
+            let (heard, frame) = answer(&socket);
+            seen.push(heard);
+            match frame {
+                Some(frame) if frame.kind == CHALLENGE => {
+                    (challenged, nonces[1]) = (true, frame.nonce);
+                    reached[0] += 1;
+                }
+                Some(frame) if frame.kind == REFUSE => {
+                    reached[1] += u64::from(challenged && frame.reason == REASON_DENIED);
+                    reached[2] += u64::from(proven && frame.reason == REASON_PROTOCOL);
+                    break;
+                }
+                None if heard == SILENCE => {}
+                _ => break,
+            }
         }
-        drop(socket);
-        let _ = victim.nic.check_control(&mut victim.inbox);
-        assert!(victim.inbox.up.is_empty(), "a link without a proof");
-        assert!(victim.nic.handshakes.is_empty());
-        hash(&answers)
+        if let Some((link, _)) = victim.inbox.up.pop() {
+            assert!(proven, "a link without a proof");
+            reached[3] += 1;
+            // Whatever the offer said of its maker, the link can be used.
+            let sent = victim.nic.send(link, &[1; 40], &[]).is_ok();
+            seen.extend([u8::from(sent), victim.poll() as u8]);
+        }
+        hang_up(socket, &mut victim);
+        seen.extend(victim.inbox.down.drain(..).map(|(_, why)| why as u8));
+        hash(&seen)
     });
+    drop(victim);
+    assert!(reached.iter().all(|&times| times > 0), "{reached:?}");
+    assert_eq!(raw::held(NAME), before, "files or mappings are left");
 }
 
-/// The kind of the frame that has come and its reason, 254 for a hang-up, 255 for nothing.
-fn answer(socket: &OwnedFd) -> u8 {
-    let mut frame = [0_u8; 184];
-    match rustix::net::recv(socket, &mut frame, rustix::net::RecvFlags::DONTWAIT) {
-        Ok((_, 0)) => 254,
-        Ok(_) => frame[12] * 16 + frame[20],
-        Err(_) => 255,
-    }
+/// What somebody answers who listens where we call: he hears nothing of us, and there is no link, unless he proves to know the capability.
+#[test]
+fn answers() {
+    let (proof, name) = (offset_of!(Frame, proof) as u8, offset_of!(Frame, name) as u8);
+    let kind = offset_of!(Frame, kind) as u8;
+    let seeds = [
+        // All as it is to be; without the capability; with another proof.
+        vec![KNOWS, 0, 0],
+        vec![0, 0, 0],
+        vec![KNOWS, 1, proof, 2, 0, 0],
+        // Not sealed, too long, no file, too few, one too many.
+        vec![KNOWS, 0, FILES, 2, 9, 2],
+        vec![KNOWS, 0, FILES, 2, 1, 5],
+        vec![KNOWS, 0, FILES, 2, 11, 2],
+        vec![KNOWS, 0, FILES, 1, 1],
+        vec![KNOWS, 0, FILES, 3, 1, 2, 2],
+        // Somebody else's name; a refusal; an acceptance at once; files at once; another length.
+        vec![KNOWS, 0, 1, name + 40, 1, 1],
+        vec![KNOWS, 0, 1, kind, 1, 5],
+        vec![KNOWS, 1, kind, 1, 4],
+        vec![KNOWS, FILES, 3, 0, 1, 2, 0],
+        vec![KNOWS, LENGTH, 185, 0, 0],
+    ];
+    const NAME: &CStr = c"weft-fuzz-listener";
+    let files = all_files(NAME);
+    let before = raw::held(NAME);
+    let mut victim = Node::new(&ShmConfig::default());
+    let me = super::name();
+    let listener = raw::listen(&me);
+    // Denied, offered, linked.
+    let mut reached = [0_u64; 3];
+    fuzz("shm-answers", &seeds, |input| {
+        let mut reader = Reader(input);
+        let capability = if reader.byte() & KNOWS != 0 { me.capability() } else { [0; 16] };
+        let link = victim.nic.connect(&me).unwrap();
+        let socket = rustix::net::accept(&listener).unwrap();
+        let (_, hello) = answer(&socket);
+        let mut nonces = [hello.unwrap().nonce, [2; 32]];
+        let (mut proven, mut seen) = (false, Vec::new());
+        for turn in 0..MOST_FRAMES {
+            let (bytes, with) = match turn {
+                0 => spoil(
+                    &mut reader,
+                    &raw::challenge(&nonces, raw::proof(&capability, Role::Acceptor, &nonces)),
+                    &files,
+                    0..0,
+                ),
+                _ => spoil(&mut reader, &raw::acceptance(&me), &files, 1..3),
+            };
+            if let (0, Ok(frame)) = (turn, Frame::read_from_bytes(&bytes)) {
+                nonces[1] = frame.nonce;
+                proven = frame.proof == raw::proof(&me.capability(), Role::Acceptor, &nonces);
+            }
+            raw::say(&socket, &bytes, &with);
+            seen.push(with.len() as u8);
+            for _ in 0..3 {
+                let _ = victim.nic.check_control(&mut victim.inbox);
+            }
+            let (heard, frame) = answer(&socket);
+            seen.push(heard);
+            if let Some(frame) = frame {
+                assert!(proven, "kind {} to somebody without a proof", frame.kind);
+                reached[1] += u64::from(frame.kind == OFFER);
+            } else if heard != SILENCE || !victim.inbox.up.is_empty() {
+                break;
+            }
+        }
+        if let Some((up, _)) = victim.inbox.up.pop() {
+            assert!(proven && up == link, "a link without a proof");
+            reached[2] += 1;
+            let sent = victim.nic.send(link, &[1; 40], &[]).is_ok();
+            seen.extend([u8::from(sent), victim.poll() as u8]);
+        }
+        hang_up(socket, &mut victim);
+        let (ended, why) = victim.inbox.down.pop().unwrap();
+        assert!(ended == link && victim.inbox.down.is_empty());
+        reached[0] += u64::from(why == LinkError::Denied);
+        seen.push(why as u8);
+        hash(&seen)
+    });
+    drop(victim);
+    assert!(reached.iter().all(|&times| times > 0), "{reached:?}");
+    assert_eq!(raw::held(NAME), before, "files or mappings are left");
+}
+
+/// The other end of a handshake, or of a link, goes: nothing is left of it.
+fn hang_up(socket: OwnedFd, victim: &mut Node) {
+    drop(socket);
+    let _ = victim.nic.check_control(&mut victim.inbox);
+    victim.poll();
+    assert!(victim.nic.handshakes.is_empty());
+    assert!(!victim.nic.links.iter().any(|slot| matches!(slot, Slot::Up(_))));
 }

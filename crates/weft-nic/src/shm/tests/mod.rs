@@ -7,6 +7,7 @@ mod foreign;
 mod fuzz;
 mod hostile;
 mod many;
+mod raw;
 mod ring;
 mod sleep;
 
@@ -17,7 +18,8 @@ use weft_engine::mem::IovList;
 use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
 
-use super::{Shm, ShmConfig};
+use super::segment::Mapping;
+use super::{Shm, ShmConfig, Slot};
 
 /// What a device has told.
 #[derive(Default)]
@@ -88,6 +90,14 @@ fn until(what: &str, nodes: &mut [&mut Node], mut condition: impl FnMut(&mut [&m
             node.poll();
         }
         assert!(start.elapsed() < Duration::from_secs(20), "{what}: did not happen");
+    }
+}
+
+/// What a node shares with the peer of a link that is up.
+fn segment(node: &Node, link: LinkId) -> &Mapping {
+    match &node.nic.links[link.0 as usize] {
+        Slot::Up(link) => link.segment(),
+        _ => panic!("the link is not up"),
     }
 }
 
