@@ -1,23 +1,20 @@
 //! A peer that has joined properly and then writes whatever it likes.
 
-use std::os::fd::AsFd;
+use std::ffi::CStr;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use weft_engine::mem::Owned;
-use weft_engine::nic::{LinkError, LinkId, Nic};
+use weft_engine::nic::{LinkError, Nic};
+use zerocopy::IntoBytes;
 
 use super::ring::poke;
-use super::{Node, join, until};
-use crate::shm::segment::{LINE_BYTES, Mapping, second_at};
+use super::{Node, join, name, raw, segment, until};
+use crate::handshake::Role;
+use crate::shm::handshake::{ACCEPT, Frame, OFFER, REASON_DENIED, REFUSE};
+use crate::shm::segment::{LINE_BYTES, second_at};
 use crate::shm::{ShmConfig, Slot, handshake};
-
-fn segment(node: &Node, link: LinkId) -> &Mapping {
-    match &node.nic.links[link.0 as usize] {
-        Slot::Up(link) => link.segment(),
-        _ => panic!("the link is not up"),
-    }
-}
 
 struct Random(u64);
 
@@ -152,14 +149,11 @@ fn rubbish_on_the_life_line_ends_the_link() {
 #[test]
 fn nonsense_in_the_handshake_is_refused() {
     let mut victim = Node::new(&ShmConfig { answer_timeout_ms: 300, ..ShmConfig::default() });
-    let address = rustix::net::SocketAddrUnix::new_abstract_name(&handshake::id_address(&victim.nic.name().ep_id()));
-    let address = address.unwrap();
+    let target = victim.nic.name();
     let mut sockets = Vec::new();
     let mut random = Random(99);
     for n in 0..200u64 {
-        let socket =
-            rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET, None).unwrap();
-        rustix::net::connect(&socket, &address).unwrap();
+        let socket = raw::call(&target);
         let bytes: Vec<u8> = (0..[0, 1, 184, 4000][n as usize % 4]).map(|_| random.next() as u8).collect();
         if !bytes.is_empty() {
             rustix::net::send(&socket, &bytes, rustix::net::SendFlags::DONTWAIT).unwrap();
@@ -173,6 +167,88 @@ fn nonsense_in_the_handshake_is_refused() {
     assert_eq!(victim.inbox.up.len(), 1);
     assert!(victim.inbox.down.is_empty());
     assert!(sockets.iter().all(|socket| socket.as_fd().try_clone_to_owned().is_ok()));
+}
+
+/// Who speaks the handshake rightly up to a proof that is not his to make: no link, and nothing of his is kept.
+#[test]
+fn a_wrong_proof_is_denied() {
+    const NAME: &CStr = c"weft-wrong-proof";
+    let mut victim = Node::new(&ShmConfig::default());
+    let (target, me) = (victim.nic.name(), name());
+    let files = raw::files(NAME);
+    let nothing = raw::held(NAME);
+    let mut nonces = [[5; 32], [0; 32]];
+    let mut recorded = None;
+    // The right one; the same once more, with the same nonce of his; what the acceptor proves; another capability's; the right one again.
+    for turn in 0..5 {
+        let socket = raw::call(&target);
+        raw::say(&socket, raw::hello(&nonces).as_bytes(), &[]);
+        nonces[1] = hear(&socket, &mut victim).nonce;
+        let honest = raw::proof(&target.capability(), Role::Initiator, &nonces);
+        let proof = match turn {
+            0 | 4 => honest,
+            1 => recorded.unwrap(),
+            2 => raw::proof(&target.capability(), Role::Acceptor, &nonces),
+            _ => raw::proof(&me.capability(), Role::Initiator, &nonces),
+        };
+        recorded = recorded.or(Some(proof));
+        raw::say(&socket, raw::offer(&me, proof).as_bytes(), &raw::lent(&files));
+        let verdict = hear(&socket, &mut victim);
+        if proof == honest {
+            assert_eq!((verdict.kind, victim.inbox.up.pop().is_some()), (ACCEPT, true), "{turn}");
+            assert_ne!(raw::held(NAME), nothing, "{turn}: what is offered is mapped");
+            drop(socket);
+            until("end", &mut [&mut victim], |nodes| nodes[0].inbox.down.pop().is_some());
+        } else {
+            assert_eq!((verdict.kind, verdict.reason), (REFUSE, REASON_DENIED), "{turn}");
+        }
+        assert!(victim.inbox.up.is_empty() && victim.inbox.down.is_empty() && victim.nic.handshakes.is_empty());
+        assert_eq!(raw::held(NAME), nothing, "{turn}");
+    }
+    join(&mut Node::new(&ShmConfig::default()), &mut victim);
+}
+
+/// The same of who listens where we call: he gets neither our name nor anything of ours.
+#[test]
+fn a_listeners_wrong_proof_is_denied() {
+    let mut victim = Node::new(&ShmConfig::default());
+    let wanted = name();
+    let listener = raw::listen(&wanted);
+    // The right one; the same once more, with the same nonce of his; what a caller proves; another capability's; the right one again.
+    let mut recorded = None;
+    for turn in 0..5 {
+        let link = victim.nic.connect(&wanted).unwrap();
+        let socket = rustix::net::accept(&listener).unwrap();
+        let nonces = [hear(&socket, &mut victim).nonce, [6; 32]];
+        let honest = raw::proof(&wanted.capability(), Role::Acceptor, &nonces);
+        let proof = match turn {
+            0 | 4 => honest,
+            1 => recorded.unwrap(),
+            2 => raw::proof(&wanted.capability(), Role::Initiator, &nonces),
+            _ => raw::proof(&[0; 16], Role::Acceptor, &nonces),
+        };
+        recorded = recorded.or(Some(proof));
+        raw::say(&socket, raw::challenge(&nonces, proof).as_bytes(), &[]);
+        if proof == honest {
+            assert_eq!(hear(&socket, &mut victim).kind, OFFER, "{turn}");
+            victim.nic.close(link);
+        } else {
+            until("denial", &mut [&mut victim], |nodes| !nodes[0].inbox.down.is_empty());
+            assert_eq!(victim.inbox.down.pop(), Some((link, LinkError::Denied)), "{turn}");
+            assert_eq!(handshake::receive(socket.as_fd()).err(), Some(LinkError::Gone), "{turn}: not a word");
+        }
+    }
+    assert!(victim.inbox.up.is_empty() && victim.nic.handshakes.is_empty());
+}
+
+/// The frame that comes.
+fn hear(socket: &OwnedFd, victim: &mut Node) -> Frame {
+    let mut frame = None;
+    until("answer", &mut [victim], |_| {
+        frame = handshake::receive(socket.as_fd()).unwrap().map(|(frame, _)| frame);
+        frame.is_some()
+    });
+    frame.unwrap()
 }
 
 /// Endpoints with different job keys do not meet; with the same key they do.
@@ -191,17 +267,13 @@ fn job_keys_must_agree() {
 #[test]
 fn silent_connections_shut_nobody_out() {
     let mut victim = Node::new(&ShmConfig::default());
-    let address = rustix::net::SocketAddrUnix::new_abstract_name(&handshake::id_address(&victim.nic.name().ep_id()));
-    let address = address.unwrap();
+    let target = victim.nic.name();
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let silent = limit.current.unwrap_or(4096) / 2;
     let silent = silent.saturating_sub(300).min(1500);
     let mut sockets = Vec::new();
     for _ in 0..silent {
-        let socket =
-            rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET, None).unwrap();
-        rustix::net::connect(&socket, &address).unwrap();
-        sockets.push(socket);
+        sockets.push(raw::call(&target));
         for _ in 0..20 {
             victim.poll();
         }
