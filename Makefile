@@ -6,7 +6,7 @@
 #   make deps     everything that building, demo and tests need
 #   make bench    everything that is measured of weft beside its peers (ten minutes on a quiet machine), and the documents that show it
 #   make man      man/fi_weft.7, from man/fi_weft.7.in and the table of variables
-#   make fuzz     every fuzz target, each for MINUTES=1 of the processor, all together some twelve times that; what it finds is stored
+#   make fuzz     every fuzz target, each for MINUTES=1 of the processor, all together some thirteen times that; what it finds is stored
 #   make asan     the provider under the address sanitizer, inside every host library, by all its clients in tests/hosts
 #   make faults   the matrix of real faults (tests/test_faults.py), each cell RUNS=100 times: with as many, some two hours
 #   make icount   the instructions that operations take, in weft and in libfabric's shm and tcp

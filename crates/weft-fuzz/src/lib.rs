@@ -8,6 +8,8 @@
 //! of its choice: an input with a result that is new is kept, in memory, and with `WEFT_FUZZ_STORE=1` in the corpus, too (so many as fit there). So the search
 //! gets deeper without the compiler's help. (`make fuzz` has no need of a nightly compiler.)
 //!
+//! What depends on more than bytes, as on another thread, is driven by [`rounds`], with nothing stored.
+//!
 //! An input that fails is written to `corpus/<target>/failing-*`, where it is run first from then on; one that kills
 //! the process is left in `<temporary directory>/weft-fuzz-<target>`.
 
@@ -97,10 +99,8 @@ pub fn fuzz(name: &str, seeds: &[Vec<u8>], mut target: impl FnMut(&[u8]) -> u64)
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
     let current = std::env::temp_dir().join(format!("weft-fuzz-{name}-{}", std::process::id()));
     let Ok(record) = File::create(&current) else { panic!("cannot write {}", current.display()) };
-    let number = |variable: &str| std::env::var(variable).ok().and_then(|text| text.parse::<f64>().ok());
-    let seconds = number("WEFT_FUZZ_MINUTES").map_or(SECONDS, |minutes| minutes * 60.0);
     let store = number("WEFT_FUZZ_STORE").is_some_and(|yes| yes > 0.0);
-    let seed = std::env::var("WEFT_FUZZ_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    let (seconds, seed) = (seconds(), seed());
     let mut random = Random(seed);
     let mut seen = HashSet::new();
     let mut pool = stored(&corpus);
@@ -148,6 +148,32 @@ pub fn fuzz(name: &str, seeds: &[Vec<u8>], mut target: impl FnMut(&[u8]) -> u64)
         "fuzz target {name}: {known} stored inputs, {runs} mutated ones in {seconds:.1} s (seed {seed}), {} outcomes",
         seen.len()
     );
+}
+
+/// Runs `round` again and again, with random numbers, for as long as a target runs.
+pub fn rounds(name: &str, mut round: impl FnMut(&mut Random)) {
+    let (seconds, seed) = (seconds(), seed());
+    let (mut random, mut runs) = (Random(seed), 0_u64);
+    let end = processor_time() + Duration::from_secs_f64(seconds);
+    while processor_time() < end {
+        round(&mut random);
+        runs += 1;
+    }
+    eprintln!("fuzz target {name}: {runs} rounds in {seconds:.1} s (seed {seed})");
+}
+
+fn number(variable: &str) -> Option<f64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+/// How long a target runs.
+fn seconds() -> f64 {
+    number("WEFT_FUZZ_MINUTES").map_or(SECONDS, |minutes| minutes * 60.0)
+}
+
+/// Where its random numbers begin.
+fn seed() -> u64 {
+    std::env::var("WEFT_FUZZ_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
 /// What this thread has had of the processor.

@@ -1,5 +1,7 @@
 //! Fuzz targets: what a peer writes into the pair's memory, and what it says on the socket before that.
 
+mod race;
+
 use std::ffi::CStr;
 use std::mem::offset_of;
 use std::ops::Range;

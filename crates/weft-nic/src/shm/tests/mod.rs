@@ -14,7 +14,7 @@ mod sleep;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use weft_engine::mem::IovList;
+use weft_engine::mem::{Iov, IovList};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
 
@@ -29,6 +29,10 @@ struct Inbox {
     messages: Vec<(LinkId, Vec<u8>)>,
     done: Vec<(u64, Result<(), LinkError>)>,
     placed: usize,
+    /// Where bytes of pushes go, if they have room there; else nowhere.
+    window: Option<Iov>,
+    /// The bytes for which a place was asked.
+    asked: Option<(LinkId, u64, u64, usize)>,
 }
 
 impl Sink for Inbox {
@@ -41,10 +45,13 @@ impl Sink for Inbox {
     fn message(&mut self, link: LinkId, bytes: &[u8]) {
         self.messages.push((link, bytes.to_vec()));
     }
-    fn place(&mut self, _: LinkId, _: u64, _: u64, _: usize) -> Option<IovList> {
-        None
+    fn place(&mut self, link: LinkId, window: u64, offset: u64, len: usize) -> Option<IovList> {
+        self.asked = Some((link, window, offset, len));
+        let to = self.window?.slice(usize::try_from(offset).ok()?, len);
+        (to.len() == len).then(|| [to].as_slice().into())
     }
-    fn placed(&mut self, _: LinkId, _: u64, _: u64, len: usize) {
+    fn placed(&mut self, link: LinkId, window: u64, offset: u64, len: usize) {
+        assert_eq!(self.asked.take(), Some((link, window, offset, len)));
         self.placed += len;
     }
     fn done(&mut self, _: LinkId, ctx: u64, result: Result<(), LinkError>) {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
 use weft_engine::mem::Owned;
@@ -300,9 +301,14 @@ fn a_consumer_is_far_when_most_looks_say_so() {
 }
 
 /// Writes a word into a mapping.
-pub(super) fn poke(map: &Mapping, offset: usize, word: u64) {
+pub(super) fn poke(map: &Mapping, offset: usize, to: u64) {
+    word(map, offset).store(to, Ordering::Relaxed);
+}
+
+/// A word of a mapping.
+pub(super) fn word(map: &Mapping, offset: usize) -> &AtomicU64 {
     assert!(offset + 8 <= map.len() && offset.is_multiple_of(8));
-    let to = map.base().as_ptr().wrapping_add(offset).cast::<std::sync::atomic::AtomicU64>();
+    let at = map.base().as_ptr().wrapping_add(offset).cast::<AtomicU64>();
     // SAFETY: inside the mapping and aligned, as just checked.
-    unsafe { &*to }.store(word, std::sync::atomic::Ordering::Relaxed);
+    unsafe { &*at }
 }

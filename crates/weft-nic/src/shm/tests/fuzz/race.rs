@@ -1,0 +1,373 @@
+//! A peer whose other thread changes what it shares with us, as fast as it can, while we use it.
+//!
+//! The targets beside this one write a word and then let the victim look. Here a word changes between two looks of the victim's, so that one
+//! which is checked and then read again is found out.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use weft_engine::mem::{self, Iov, Owned};
+use weft_engine::nic::{LinkError, LinkId, Nic, RemoteIov, Share};
+use weft_fuzz::Random;
+
+use crate::shm::ring::{MAILBOX_BYTES, PIECE_BYTES};
+use crate::shm::segment::{LINE_BYTES, Mapping, Role};
+use crate::shm::share::SHARE_BYTES;
+use crate::shm::tests::ring::{poke, word};
+use crate::shm::tests::{Node, join, segment, until};
+use crate::shm::{ShmConfig, Slot};
+
+/// What the victim does in a round: it sends, begins transfers, and polls so many times.
+const TURNS: u64 = 50;
+const POLLS: u64 = 100;
+/// A transfer by address that both sides copy.
+const BULK_BYTES: usize = SHARE_BYTES + 7777;
+/// What guards are filled with, and their length on either side of a piece of memory.
+const GUARD: u8 = 0xa5;
+const GUARD_BYTES: usize = 4096;
+
+/// Memory between guards.
+struct Guarded(Owned);
+
+impl Guarded {
+    fn new(len: usize) -> Self {
+        Self(Owned::new(vec![GUARD; len + 2 * GUARD_BYTES]))
+    }
+
+    fn iov(&mut self) -> Iov {
+        let whole = self.0.iov();
+        whole.slice(GUARD_BYTES, whole.len() - 2 * GUARD_BYTES)
+    }
+
+    fn check(&mut self) {
+        let whole = self.0.iov();
+        let guards = [whole.slice(0, GUARD_BYTES), whole.slice(whole.len() - GUARD_BYTES, GUARD_BYTES)];
+        assert!(mem::to_vec(&guards).iter().all(|&byte| byte == GUARD), "written outside");
+    }
+}
+
+fn there(iov: Iov) -> [RemoteIov; 1] {
+    [RemoteIov { addr: iov.addr(), len: iov.len() as u64 }]
+}
+
+/// Bytes number `n` of an honest exchange.
+fn pattern(n: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|i| (n.wrapping_mul(31) + i * 7 + i / 251) as u8).collect()
+}
+
+/// Message number `n` of one.
+fn message(n: u64) -> Vec<u8> {
+    pattern(n, n as usize * 13 % 300)
+}
+
+/// Where the slots of shared transfers lie in a segment, eight of either side.
+const SHARES_AT: usize = 1024;
+const SHARE_SLOTS: usize = 16;
+
+/// Where a side's block lies in a segment.
+fn side_at(role: Role) -> usize {
+    if role == Role::Initiator { 0 } else { 512 }
+}
+
+/// What the hostile peer changes in a round.
+#[derive(Clone, Copy, PartialEq)]
+enum Habit {
+    /// Headers of records, each of which may stand where it does: the link goes on.
+    Records,
+    /// The same, and the words of shared transfers.
+    Shares,
+    /// Everything that it can write.
+    Everything,
+}
+
+/// What is done to a word, again and again.
+enum Change {
+    /// It is one and then the other.
+    Between(u64, u64),
+    /// So much is added and then taken away, whatever else happens to it.
+    By(u64),
+}
+
+/// The hostile thread: picks a word and changes it for a while.
+struct Spoiler<'a> {
+    map: &'a Mapping,
+    /// The victim's doorbell.
+    bell: &'a Mapping,
+    /// The victim's side of the link.
+    victim: Role,
+    habit: Habit,
+    random: Random,
+}
+
+impl<'a> Spoiler<'a> {
+    fn run(mut self, stop: &AtomicBool) {
+        while !stop.load(Ordering::Relaxed) {
+            let (word, change) = self.pick();
+            // How long a value stands decides which two looks it comes between.
+            let pauses = [0, 1].map(|_| self.random.below(2) * self.random.below(6));
+            let pause = |n: usize| (0..pauses[n]).for_each(|_| std::hint::spin_loop());
+            for _ in 0..self.random.below(100) {
+                match change {
+                    Change::Between(one, _) => word.store(one, Ordering::Relaxed),
+                    Change::By(amount) => drop(word.fetch_add(amount, Ordering::Relaxed)),
+                }
+                pause(0);
+                match change {
+                    Change::Between(_, other) => word.store(other, Ordering::Relaxed),
+                    Change::By(amount) => drop(word.fetch_sub(amount, Ordering::Relaxed)),
+                }
+                pause(1);
+            }
+        }
+    }
+
+    fn pick(&mut self) -> (&'a AtomicU64, Change) {
+        let (map, bell) = (self.map, self.bell);
+        let any = |random: &mut Random| Change::Between(random.bits() >> random.below(64), random.bits());
+        match (self.habit, self.random.below(12)) {
+            (Habit::Everything, 0) => (word(map, self.random.below(map.len() / 8) * 8), any(&mut self.random)),
+            (Habit::Everything, 1) => (word(bell, self.random.below(4096 / 8) * 8), any(&mut self.random)),
+            (Habit::Everything, 2..4) => {
+                // Its side block: what it has consumed, and what it says of itself.
+                let at = side_at(self.victim.other()) + 128 * self.random.below(4);
+                (
+                    word(map, at),
+                    Change::Between(self.random.below(2) as u64, self.random.bits() >> self.random.below(64)),
+                )
+            }
+            (Habit::Everything | Habit::Shares, 4..6) => {
+                // Units claimed from the front or the back, and units copied, of a transfer that is under way.
+                let from = self.random.below(SHARE_SLOTS);
+                let mut slots = (from..from + SHARE_SLOTS).map(|slot| SHARES_AT + slot % SHARE_SLOTS * 128);
+                let open = slots.find(|&at| word(map, at).load(Ordering::Relaxed) != 0).unwrap_or(SHARES_AT);
+                let (at, shift) = [(0, 0), (0, 24), (64, 0)][self.random.below(3)];
+                (word(map, open + at), Change::By((self.random.below(16) as u64) << shift))
+            }
+            (_, 6) => {
+                // Where a piece of a push goes.
+                let (at, _) = self.line();
+                (
+                    word(map, at + 8 + 8 * self.random.below(2)),
+                    Change::Between(self.random.below(4096) as u64, self.random.bits()),
+                )
+            }
+            _ => {
+                let (at, number) = self.line();
+                (word(map, at), Change::Between(self.header(number), self.header(number)))
+            }
+        }
+    }
+
+    /// Where one of the lines lies that the victim takes next, and its running number.
+    fn line(&mut self) -> (usize, u64) {
+        let lines = (self.map.len() - 4096) / (2 * LINE_BYTES);
+        let number = self.map.side(self.victim).consumed.0.load(Ordering::Relaxed) + self.random.below(3) as u64;
+        let ring = Mapping::ring_offset(self.victim.other(), lines as u32);
+        (ring + number as usize % lines * LINE_BYTES, number)
+    }
+
+    /// A header of the record that begins there: a legal one, unless everything is spoiled.
+    fn header(&mut self, number: u64) -> u64 {
+        let (kind, longest) = if self.random.below(3) == 0 { (2, PIECE_BYTES) } else { (1, MAILBOX_BYTES) };
+        let len = [self.random.below(57), self.random.below(2000), longest][self.random.below(3)];
+        let (kind, len) = match self.random.below(40) {
+            0 => (3, 0),
+            1..12 if self.habit == Habit::Everything => (self.random.below(5), self.random.below(1 << 24)),
+            _ => (kind, len),
+        };
+        (kind as u64) << 56 | (len as u64) << 32 | number & 0xffff_ffff
+    }
+}
+
+/// What two honest endpoints say to each other, and copy from and to each other's memory, all of it checked.
+struct Exchange {
+    /// The victim's, and the friend's.
+    links: [LinkId; 2],
+    sent: [u64; 2],
+    heard: [u64; 2],
+    memory: [Guarded; 2],
+    /// Transfers so far, and those that the friend has helped with.
+    transfers: u64,
+    shared: u64,
+    /// How many have still to say that the transfer is done.
+    pending: usize,
+    direct: bool,
+}
+
+impl Exchange {
+    /// The context of a transfer of either side; those with the hostile peer have others.
+    const CTX: u64 = 1 << 40;
+
+    fn step(&mut self, nodes: &mut [&mut Node; 2]) {
+        for (side, node) in nodes.iter_mut().enumerate() {
+            let sent = &mut self.sent[side];
+            *sent += u64::from(node.nic.send(self.links[side], &message(*sent), &[]).is_ok());
+        }
+        if self.pending == 0 && self.direct {
+            self.begin(nodes);
+        }
+        nodes[1].poll();
+        self.take(nodes);
+    }
+
+    /// A get or a put of the victim's, with the friend's help.
+    fn begin(&mut self, [victim, friend]: &mut [&mut Node; 2]) {
+        let put = self.transfers % 2 == 1;
+        let [near, far] = self.memory.each_mut().map(Guarded::iov);
+        let from = if put { near } else { far };
+        from.write(&pattern(self.transfers, BULK_BYTES));
+        let (link, local, remote) = (self.links[0], [near], there(far));
+        let begun = if put {
+            victim.nic.put(link, &local, &remote, Self::CTX)
+        } else {
+            victim.nic.get(link, &local, &remote, Self::CTX)
+        };
+        let Ok(share) = begun else { return };
+        self.pending = 1;
+        if let Some(share) = share {
+            friend.nic.assist(self.links[1], share, !put, &[far], &there(near), Self::CTX).unwrap();
+            self.pending = 2;
+            self.shared += 1;
+        }
+    }
+
+    /// Checks what has come.
+    fn take(&mut self, nodes: &mut [&mut Node; 2]) {
+        let mut ended = false;
+        for (side, node) in nodes.iter_mut().enumerate() {
+            for (link, bytes) in node.inbox.messages.drain(..) {
+                if link == self.links[side] {
+                    let n = self.heard[side];
+                    assert!(bytes == message(n), "message {n} to {side}");
+                    self.heard[side] += 1;
+                }
+            }
+            for (ctx, result) in node.inbox.done.drain(..) {
+                if ctx == Self::CTX {
+                    assert_eq!(result, Ok(()));
+                    self.pending -= 1;
+                    ended |= self.pending == 0;
+                }
+            }
+        }
+        if ended {
+            let expected = pattern(self.transfers, BULK_BYTES);
+            for memory in &mut self.memory {
+                memory.check();
+                assert!(mem::to_vec(&[memory.iov()]) == expected, "transfer {}", self.transfers);
+            }
+            self.transfers += 1;
+        }
+    }
+
+    /// Everything that is under way ends.
+    fn finish(&mut self, victim: &mut Node, friend: &mut Node) {
+        until("the friend's part", &mut [victim, friend], |nodes| {
+            let [victim, friend] = nodes else { unreachable!() };
+            self.take(&mut [victim, friend]);
+            self.pending == 0 && self.heard == [self.sent[1], self.sent[0]]
+        });
+    }
+}
+
+/// The victim ends that link or goes on; what it exchanges with others is right, and nothing is touched that is not to be.
+#[test]
+fn words_change_while_they_are_used() {
+    let (mut victim, mut friend) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+    let (near, far) = join(&mut friend, &mut victim);
+    let direct = victim.inbox.up[0].1.caps.get;
+    let mut exchange = Exchange {
+        links: [far, near],
+        sent: [0; 2],
+        heard: [0; 2],
+        memory: [Guarded::new(BULK_BYTES), Guarded::new(BULK_BYTES)],
+        transfers: 0,
+        shared: 0,
+        pending: 0,
+        direct,
+    };
+    let [mut window, mut near, mut far] = [4096, BULK_BYTES, BULK_BYTES].map(Guarded::new);
+    victim.inbox.window = Some(window.iov());
+    let (mut ended, mut survived, mut taken) = (0, 0, 0);
+    weft_fuzz::rounds("shm-race", |random| {
+        let mut hostile = Node::new(&ShmConfig::default());
+        let ((theirs, mine), role) = if random.below(2) == 0 {
+            (join(&mut hostile, &mut victim), Role::Acceptor)
+        } else {
+            let (mine, theirs) = join(&mut victim, &mut hostile);
+            ((theirs, mine), Role::Initiator)
+        };
+        // It is looked at in every poll from the first message on, and shares transfers with a peer that says to look in every poll, too.
+        hostile.nic.send(theirs, b"hello", &[]).unwrap();
+        until("hello", &mut [&mut victim], |nodes| nodes[0].inbox.messages.iter().any(|(link, _)| *link == mine));
+        let spoiled = segment(&hostile, theirs);
+        poke(spoiled, side_at(role.other()) + 128, 1);
+        let Slot::Up(link) = &hostile.nic.links[theirs.0 as usize] else { panic!("the link is not up") };
+        let spoiler = Spoiler {
+            map: spoiled,
+            bell: link.bell().map(),
+            victim: role,
+            habit: [Habit::Records, Habit::Shares, Habit::Everything][random.below(3)],
+            random: Random(random.bits()),
+        };
+        let (stop, start) = (AtomicBool::new(false), Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                start.wait();
+                spoiler.run(&stop);
+            });
+            start.wait();
+            let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                for turn in 0..TURNS {
+                    let _ = victim.nic.send(mine, &pattern(turn, random.below(200)), &[]);
+                    let (here, there) = ([near.iov()], there(far.iov()));
+                    if turn % 8 == 0 {
+                        let _ = victim.nic.push(mine, turn, 0, &here, turn);
+                    }
+                    if direct && turn % 4 == 0 {
+                        let _ = victim.nic.get(mine, &here, &there, turn);
+                        let _ = victim.nic.put(mine, &here, &there, turn);
+                        // Help with a transfer of the peer's, which it opens as it is to be.
+                        let (slot, lap) = (turn % 8, 1 + turn);
+                        let at = SHARES_AT + side_at(role.other()) * 2 + slot as usize * 128;
+                        poke(spoiled, at + 64, 0);
+                        poke(spoiled, at, lap << 48);
+                        let share = Share((lap << 16 | slot) as u32);
+                        let _ = victim.nic.assist(mine, share, random.below(2) == 0, &here, &there, turn);
+                    }
+                    for _ in 0..POLLS {
+                        taken += victim.poll();
+                    }
+                    exchange.step(&mut [&mut victim, &mut friend]);
+                    if !victim.inbox.down.is_empty() {
+                        break;
+                    }
+                }
+                exchange.finish(&mut victim, &mut friend);
+            }));
+            stop.store(true, Ordering::Relaxed);
+            stopped.unwrap_or_else(|cause| std::panic::resume_unwind(cause));
+        });
+        match victim.inbox.down.pop() {
+            Some(end) => {
+                assert_eq!(end, (mine, LinkError::Protocol));
+                ended += 1;
+            }
+            None => {
+                victim.nic.close(mine);
+                survived += 1;
+            }
+        }
+        assert!(victim.inbox.down.is_empty() && friend.inbox.down.is_empty());
+        [&mut window, &mut near, &mut far].into_iter().for_each(Guarded::check);
+    });
+    let Exchange { heard, transfers, shared, .. } = exchange;
+    eprintln!(
+        "{ended} links ended, {survived} went on, {taken} things came; {heard:?} honest ones, {transfers} transfers, {shared} shared"
+    );
+    assert!(ended > 0 && survived > 0 && taken > 0);
+    if !direct {
+        return eprintln!("transfers not tested: no cross-memory attach");
+    }
+    assert!(shared > 0);
+}
