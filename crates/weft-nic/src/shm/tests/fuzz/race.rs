@@ -22,16 +22,15 @@ const TURNS: u64 = 50;
 const POLLS: u64 = 100;
 /// A transfer by address that both sides copy.
 const BULK_BYTES: usize = SHARE_BYTES + 7777;
-/// What guards are filled with, and their length on either side of a piece of memory.
-const GUARD: u8 = 0xa5;
+/// Length of the guards on either side of a piece of memory.
 const GUARD_BYTES: usize = 4096;
 
-/// Memory between guards.
-struct Guarded(Owned);
+/// Memory between guards, which are filled with a byte that no other guards have: what is copied from between those is seen here.
+struct Guarded(Owned, u8);
 
 impl Guarded {
-    fn new(len: usize) -> Self {
-        Self(Owned::new(vec![GUARD; len + 2 * GUARD_BYTES]))
+    fn new(len: usize, guard: u8) -> Self {
+        Self(Owned::new(vec![guard; len + 2 * GUARD_BYTES]), guard)
     }
 
     fn iov(&mut self) -> Iov {
@@ -42,7 +41,7 @@ impl Guarded {
     fn check(&mut self) {
         let whole = self.0.iov();
         let guards = [whole.slice(0, GUARD_BYTES), whole.slice(whole.len() - GUARD_BYTES, GUARD_BYTES)];
-        assert!(mem::to_vec(&guards).iter().all(|&byte| byte == GUARD), "written outside");
+        assert!(mem::to_vec(&guards).iter().all(|&byte| byte == self.1), "written outside");
     }
 }
 
@@ -280,13 +279,13 @@ fn words_change_while_they_are_used() {
         links: [far, near],
         sent: [0; 2],
         heard: [0; 2],
-        memory: [Guarded::new(BULK_BYTES), Guarded::new(BULK_BYTES)],
+        memory: [1, 2].map(|guard| Guarded::new(BULK_BYTES, guard)),
         transfers: 0,
         shared: 0,
         pending: 0,
         direct,
     };
-    let [mut window, mut near, mut far] = [4096, BULK_BYTES, BULK_BYTES].map(Guarded::new);
+    let [mut window, mut near, mut far] = [3, 4, 5].map(|guard| Guarded::new(BULK_BYTES, guard));
     victim.inbox.window = Some(window.iov());
     let (mut ended, mut survived, mut taken) = (0, 0, 0);
     weft_fuzz::rounds("shm-race", |random| {
