@@ -19,6 +19,8 @@
 //! the front is not what we left there, or units overlap, is a violation. What a peer claims and does not copy, or counts
 //! wrongly, damages its own transfer. The helper copies between the memory that its own engine named
 //! and addresses that the kernel checks, whatever the words say.
+//!
+//! The atomics come from `super::sync`, so that a model checker can put its own there (`tests/loom_share.rs`).
 
 use super::sync::{AtomicU64, Ordering};
 
@@ -28,8 +30,8 @@ pub(super) const SLOTS: u32 = 8;
 pub(super) const SHARE_BYTES: usize = 40 * 1024;
 /// Smallest unit in bytes; longer transfers have larger ones, so that the counts fit.
 const UNIT_BYTES: u64 = 4096;
-const COUNT_BITS: u32 = 24;
-const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
+pub(super) const COUNT_BITS: u32 = 24;
+pub(super) const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
 /// Least that is claimed at a time, while there is that much: a system call must pay.
 const LEAST_BYTES: u64 = 16 * 1024;
 /// Most that is claimed at a time.
@@ -96,7 +98,7 @@ impl Cut {
         ideal.clamp(units(LEAST_BYTES), units(MOST_BYTES)).min(left)
     }
 
-    fn bytes(self, first: u64, units: u64) -> Claim {
+    pub(super) fn bytes(self, first: u64, units: u64) -> Claim {
         // Within the transfer's length, which was a usize.
         let offset = first * self.unit_bytes;
         let len = (units * self.unit_bytes).min(self.total_bytes - offset);
@@ -106,6 +108,12 @@ impl Cut {
 }
 
 impl Slot {
+    /// A slot outside shared memory that has this claim word, for tests and the model checker.
+    #[cfg(test)]
+    pub(super) fn new(word: u64) -> Self {
+        Self { claim: AtomicU64::new(word), _apart: [0; 7], helped: AtomicU64::new(0) }
+    }
+
     /// Owner: begins lap `lap` (1 to 65535).
     pub(super) fn open(&self, lap: u64) {
         self.helped.store(0, Ordering::Relaxed);
@@ -165,83 +173,5 @@ impl Slot {
                 Err(now) => word = now,
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use proptest::prelude::*;
-
-    fn slot() -> Slot {
-        Slot { claim: AtomicU64::new(0), _apart: [0; 7], helped: AtomicU64::new(0) }
-    }
-
-    proptest! {
-        /// Whoever takes, and in whatever order: every byte is claimed exactly once, by a side that is told so.
-        #[test]
-        fn claims_cover_the_transfer_once(total in 1usize..3_000_000, turns in proptest::collection::vec(any::<bool>(), 64)) {
-            let (slot, cut) = (slot(), Cut::new(total));
-            slot.open(7);
-            let (mut taken, mut covered) = ([0u64; 2], vec![]);
-            for front in turns.into_iter().chain([true; 64]) {
-                let end = if front { End::Front } else { End::Back };
-                match slot.claim(7, cut, end, taken[usize::from(front)]) {
-                    Claim::Bytes { offset, len, units } => {
-                        taken[usize::from(front)] += units;
-                        covered.push((offset, len));
-                    }
-                    Claim::Nothing => prop_assert!(!slot.wants_help(7, cut)),
-                    Claim::Nonsense => prop_assert!(false),
-                }
-            }
-            covered.sort_unstable();
-            let mut at = 0;
-            for (offset, len) in covered {
-                prop_assert_eq!(offset, at);
-                at += len;
-            }
-            prop_assert_eq!(at, total);
-            prop_assert_eq!(taken[0] + taken[1], cut.units());
-        }
-
-        /// Whatever a peer writes into the word, a claim lies within the transfer and follows what we had.
-        #[test]
-        fn nonsense_claims_nothing_outside(word in any::<u64>(), total in 1usize..3_000_000, taken in 0u64..800) {
-            let (slot, cut) = (slot(), Cut::new(total));
-            slot.claim.store(word, Ordering::Relaxed);
-            for (end, bits) in [(End::Front, word & COUNT_MASK), (End::Back, word >> COUNT_BITS & COUNT_MASK)] {
-                if let Claim::Bytes { offset, len, units } = slot.claim(word >> 48, cut, end, taken) {
-                    prop_assert!(len > 0 && offset + len <= total);
-                    prop_assert!(bits == taken && taken + units <= cut.units());
-                    slot.claim.store(word, Ordering::Relaxed);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_late_helper_finds_nothing() {
-        let (slot, cut) = (slot(), Cut::new(1 << 20));
-        slot.open(3);
-        assert!(slot.wants_help(3, cut));
-        assert_eq!(slot.close(3), 0);
-        assert_eq!(slot.claim(3, cut, End::Back, 0), Claim::Nothing);
-        slot.open(4);
-        assert_eq!(slot.claim(3, cut, End::Back, 0), Claim::Nothing);
-        assert!(matches!(slot.claim(4, cut, End::Back, 0), Claim::Bytes { .. }));
-        slot.helped(Some(2));
-        assert_eq!(slot.help(), Some(2));
-        slot.helped(None);
-        assert_eq!(slot.help(), None);
-        assert!(slot.close(4) > 0);
-    }
-
-    #[test]
-    fn a_terabyte_has_few_enough_units() {
-        let cut = Cut::new(1 << 42);
-        assert!(cut.units() <= COUNT_MASK);
-        assert!(matches!(cut.bytes(cut.units() - 1, 1), Claim::Bytes { len, .. } if len > 0));
     }
 }

@@ -9,6 +9,7 @@ mod hostile;
 mod many;
 mod raw;
 mod ring;
+mod share;
 mod sleep;
 
 use std::net::SocketAddr;

@@ -1,0 +1,224 @@
+//! A transfer by address that both sides of a link copy at once, under a model checker, which tries every interleaving (up to a bound of
+//! preemptions) and every value that a load may return under the C11 memory model: each byte is copied once, and whoever has heard that the
+//! transfer is over has the memory to itself.
+//!
+//! The slots (`share.rs`) and what owner and helper do with them (`transfer.rs`) are included as they ship. The memory to be copied is
+//! the checker's: an access to it that is not ordered after the one before is reported.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, clippy::arc_with_non_send_sync)]
+#![allow(missing_docs, unreachable_pub, dead_code)]
+
+use std::sync::Arc;
+
+use weft_engine::nic::{LinkError, Share};
+
+/// What the files under test import from their neighbours.
+mod sync {
+    pub(super) use loom::sync::atomic::{AtomicU64, Ordering};
+}
+
+mod link {
+    pub(super) const TURN_BYTES: usize = 128 * 1024;
+}
+
+mod segment {
+    use super::share::{SLOTS, Slot};
+
+    #[derive(Clone, Copy)]
+    pub(super) enum Role {
+        Initiator,
+        Acceptor,
+    }
+
+    /// The slots of the one side that is modelled.
+    pub(super) struct Mapping([Slot; SLOTS as usize]);
+
+    impl Mapping {
+        pub(super) fn new() -> Self {
+            Self(std::array::from_fn(|_| Slot::new(0)))
+        }
+
+        pub(super) fn share(&self, _owner: Role, index: u32) -> &Slot {
+            &self.0[index as usize]
+        }
+    }
+}
+
+mod cma {
+    //! Memory in pieces, each of which tells how often it was copied.
+
+    use std::sync::Arc;
+
+    use loom::cell::UnsafeCell;
+    use weft_engine::nic::LinkError;
+
+    const PIECE_BYTES: usize = 4096;
+
+    pub(super) struct Memory(Vec<UnsafeCell<u32>>);
+
+    impl Memory {
+        pub(super) fn new(bytes: usize) -> Arc<Self> {
+            Arc::new(Self((0..bytes / PIECE_BYTES).map(|_| UnsafeCell::new(0)).collect()))
+        }
+
+        /// Only for who has it to itself.
+        pub(super) fn copied(&self) -> Vec<u32> {
+            // SAFETY: the checker reports it if anything else has access.
+            self.0.iter().map(|piece| piece.with_mut(|times| unsafe { *times })).collect()
+        }
+    }
+
+    /// One side's way to copy.
+    pub(super) struct Span {
+        pub(super) memory: Arc<Memory>,
+        pub(super) works: bool,
+    }
+
+    impl Span {
+        pub(super) fn total_bytes(&self) -> usize {
+            self.memory.0.len() * PIECE_BYTES
+        }
+
+        pub(super) fn copy(&self, _pid: i32, offset: usize, len: usize) -> Result<(), LinkError> {
+            assert!(len > 0 && offset % PIECE_BYTES == 0 && offset + len <= self.total_bytes());
+            for piece in &self.memory.0[offset / PIECE_BYTES..(offset + len).div_ceil(PIECE_BYTES)] {
+                // SAFETY: as above.
+                piece.with_mut(|times| unsafe { *times += u32::from(self.works) });
+            }
+            if self.works { Ok(()) } else { Err(LinkError::Access) }
+        }
+    }
+}
+
+#[path = "../src/shm/share.rs"]
+mod share;
+#[path = "../src/shm/transfer.rs"]
+mod transfer;
+
+use cma::{Memory, Span};
+use segment::{Mapping, Role};
+use share::SHARE_BYTES;
+use transfer::{Help, Slots, Step, Transfer};
+
+/// The owner takes more than half of it, the helper the rest, and if that one is late the owner has two claims more.
+const BYTES: usize = SHARE_BYTES + 8192;
+
+fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+/// The owner's side of a link.
+struct Owner {
+    map: Arc<Mapping>,
+    slots: Slots,
+}
+
+impl Owner {
+    /// `lap`: that of the transfer that was shared last.
+    fn new(lap: u16) -> Self {
+        Self { map: Arc::new(Mapping::new()), slots: Slots::new(lap) }
+    }
+
+    fn begin(&mut self, memory: &Arc<Memory>, works: bool) -> (Transfer, Share) {
+        let mut transfer = Transfer::new(Span { memory: Arc::clone(memory), works }, 0);
+        let share = transfer.offer(&self.map, Role::Initiator, &mut self.slots).unwrap();
+        (transfer, share)
+    }
+
+    /// Moves a transfer on until it has ended; while the peer is at work it sleeps. (`Link::copy`, `Link::can_copy`.)
+    fn end(&mut self, mut transfer: Transfer) -> Result<(), LinkError> {
+        loop {
+            match transfer.step(0, &self.map, &mut self.slots) {
+                Step::Moved(_) => {}
+                Step::Waits => {
+                    while !transfer.can_step(&self.map) {
+                        loom::thread::yield_now();
+                    }
+                }
+                Step::Ended(_, result) => return result,
+                Step::Broken => panic!("the owner was misled"),
+            }
+        }
+    }
+
+    /// The peer comes to help.
+    fn helper(&self, memory: &Arc<Memory>, share: Share, works: bool) -> loom::thread::JoinHandle<()> {
+        let map = Arc::clone(&self.map);
+        let mut help = Help::new(Span { memory: Arc::clone(memory), works }, Role::Initiator, share, 0);
+        loom::thread::spawn(move || {
+            loop {
+                match help.step(0, &map) {
+                    Step::Moved(_) => {}
+                    Step::Ended(..) => return,
+                    Step::Waits | Step::Broken => panic!("the helper was misled"),
+                }
+            }
+        })
+    }
+}
+
+#[test]
+fn each_byte_is_copied_once_before_the_end() {
+    check(3, || {
+        let (mut owner, memory) = (Owner::new(0), Memory::new(BYTES));
+        let (transfer, share) = owner.begin(&memory, true);
+        let helper = owner.helper(&memory, share, true);
+        assert_eq!(owner.end(transfer), Ok(()));
+        assert!(memory.copied().iter().all(|&times| times == 1));
+        helper.join().unwrap();
+    });
+}
+
+/// The slot serves the next transfer while the helper of the one before has not gone, or not come yet.
+#[test]
+fn a_late_helper_stays_out_of_the_next_transfer() {
+    check(2, || {
+        let mut owner = Owner::new(u16::MAX - 1);
+        let memories = [Memory::new(BYTES), Memory::new(BYTES)];
+        let helpers = [0, 1].map(|n| {
+            let (transfer, share) = owner.begin(&memories[n], true);
+            assert_eq!(share.0 & 0xffff, 0, "the same slot");
+            let helper = owner.helper(&memories[n], share, true);
+            assert_eq!(owner.end(transfer), Ok(()));
+            assert!(memories[n].copied().iter().all(|&times| times == 1));
+            helper
+        });
+        helpers.into_iter().for_each(|helper| helper.join().unwrap());
+    });
+}
+
+/// The owner, or the helper, cannot copy: in the end the memory is the owner's all the same, and the slot good for another transfer.
+fn fails(owner_works: bool, helper_works: bool) {
+    check(2, move || {
+        let (mut owner, memory) = (Owner::new(0), Memory::new(BYTES));
+        let (transfer, share) = owner.begin(&memory, owner_works);
+        let late = owner.helper(&memory, share, helper_works);
+        let result = owner.end(transfer);
+        let copied = memory.copied();
+        assert!(copied.iter().all(|&times| times <= 1));
+        assert!(result.is_err() || copied.iter().all(|&times| times == 1));
+
+        let next = Memory::new(BYTES);
+        let (transfer, share) = owner.begin(&next, true);
+        let helper = owner.helper(&next, share, true);
+        assert_eq!(owner.end(transfer), Ok(()));
+        assert!(next.copied().iter().all(|&times| times == 1));
+        [late, helper].into_iter().for_each(|helper| helper.join().unwrap());
+    });
+}
+
+#[test]
+fn an_owner_that_withdraws_waits_for_what_the_helper_has_begun() {
+    fails(false, true);
+}
+
+#[test]
+fn a_helper_that_fails_ends_the_transfer() {
+    fails(true, false);
+}
+
+#[test]
+fn both_fail() {
+    fails(false, false);
+}
