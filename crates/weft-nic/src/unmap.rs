@@ -8,13 +8,12 @@
 //! which nobody ever sets: so there are no page faults to answer. Memory of which the system makes no reports (mapped
 //! from files read-only, watched by somebody else) is not watched, and [`UnmapWatch::watch`] says so.
 //!
-//! Invariants. The thread neither allocates nor frees nor takes a lock: each may unmap memory, and it would wait for itself. So reports go
-//! into a ring of fixed size; who has not read one before it is overwritten takes it that everything was unmapped.
-//! A report is in the ring before anybody can rely on it: [`Log::begun`] is raised before the system is asked for reports, whereupon the unmapping
-//! call may return, and readers wait until [`Log::done`] has followed.
+//! Invariant: the thread neither allocates nor frees nor takes a lock: each may unmap memory, and it would wait for itself. So reports go
+//! into a ring of fixed size ([`Log`]).
+
+mod log;
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -23,6 +22,13 @@ use rustix::mm::UserfaultfdFlags;
 use weft_engine::nic::Span;
 
 use crate::Worker;
+use crate::unmap::log::Log;
+
+/// What the file that the model checker tries imports from here.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering};
+    pub(super) use std::thread::yield_now;
+}
 
 /// `struct uffdio_api`.
 #[repr(C)]
@@ -63,57 +69,6 @@ const MESSAGE_BYTES: usize = 32;
 
 /// Reports that are kept for those who have not read them.
 const KEPT: usize = 1024;
-const EVERYTHING: Span = Span { start: 0, len: u64::MAX };
-
-/// The reports of the process so far.
-struct Log {
-    begun: AtomicU64,
-    done: AtomicU64,
-    count: AtomicU64,
-    spans: [[AtomicU64; 2]; KEPT],
-}
-
-impl Log {
-    fn new() -> Self {
-        let spans = std::array::from_fn(|_| [AtomicU64::new(0), AtomicU64::new(0)]);
-        Self { begun: AtomicU64::new(0), done: AtomicU64::new(0), count: AtomicU64::new(0), spans }
-    }
-
-    /// Only the thread writes.
-    fn write(&self, span: Span) {
-        let count = self.count.load(Ordering::Relaxed);
-        let [start, len] = &self.spans[slot(count)];
-        start.store(span.start, Ordering::SeqCst);
-        len.store(span.len, Ordering::SeqCst);
-        self.count.store(count + 1, Ordering::SeqCst);
-    }
-
-    /// The next report behind `read` of them.
-    fn next(&self, read: &mut u64) -> Option<Span> {
-        let begun = self.begun.load(Ordering::SeqCst);
-        while self.done.load(Ordering::SeqCst) < begun {
-            std::thread::yield_now();
-        }
-        if *read == self.count.load(Ordering::SeqCst) {
-            return None;
-        }
-        let [start, len] = &self.spans[slot(*read)];
-        let span = Span { start: start.load(Ordering::SeqCst), len: len.load(Ordering::SeqCst) };
-        let count = self.count.load(Ordering::SeqCst);
-        // The slot is written anew while the count is so far ahead, or further.
-        if count - *read >= KEPT as u64 {
-            *read = count;
-            return Some(EVERYTHING);
-        }
-        *read += 1;
-        Some(span)
-    }
-}
-
-/// Where report number `count` stands.
-fn slot(count: u64) -> usize {
-    usize::try_from(count % KEPT as u64).unwrap_or(0)
-}
 
 /// The descriptor and the thread that reads it.
 struct Monitor {
@@ -191,15 +146,10 @@ fn run(fd: &OwnedFd, log: &Log, stop: &OwnedFd) {
         if !polled[1].revents().is_empty() {
             return;
         }
-        let begun = log.begun.load(Ordering::Relaxed) + 1;
-        log.begun.store(begun, Ordering::SeqCst);
-        let len = rustix::io::read(fd, &mut messages[..]).unwrap_or(0);
-        for message in messages[..len].chunks_exact(MESSAGE_BYTES) {
-            if let Some(span) = reported(message) {
-                log.write(span);
-            }
-        }
-        log.done.store(begun, Ordering::SeqCst);
+        log.round(|| {
+            let len = rustix::io::read(fd, &mut messages[..]).unwrap_or(0);
+            messages[..len].chunks_exact(MESSAGE_BYTES).filter_map(reported).for_each(|span| log.write(span));
+        });
     }
 }
 
@@ -234,7 +184,7 @@ impl UnmapWatch {
                     monitor
                 }
                 Err(error) => {
-                    log::warn!(
+                    ::log::warn!(
                         "the system does not report what is unmapped (userfaultfd: {error}): \
                          memory is deregistered as soon as it is not used (no lazy deregistration)"
                     );
@@ -242,7 +192,7 @@ impl UnmapWatch {
                 }
             },
         };
-        let read = monitor.log.count.load(Ordering::SeqCst);
+        let read = monitor.log.count();
         Some(Self { monitor, read })
     }
 
@@ -268,6 +218,7 @@ impl UnmapWatch {
 
 #[cfg(test)]
 mod tests {
+    use super::log::EVERYTHING;
     use super::*;
 
     #[test]

@@ -1,0 +1,129 @@
+//! The reports of what was unmapped, under a model checker, which tries every interleaving (up to a bound of preemptions) and every value
+//! that a load may return under the C11 memory model: whoever has unmapped something finds it reported, once and whole, or hears that
+//! everything was unmapped.
+//!
+//! The ring is included as it ships, but for its size. The system is a queue with a lock, in which whoever unmaps something waits until the
+//! thread has read of it.
+#![allow(clippy::unwrap_used)]
+#![allow(missing_docs, unreachable_pub, dead_code)]
+
+use std::sync::Arc;
+
+use loom::sync::{Condvar, Mutex};
+use weft_engine::nic::Span;
+
+/// What the file under test imports from its neighbours.
+mod sync {
+    pub(super) use loom::sync::atomic::{AtomicU64, Ordering};
+    pub(super) use loom::thread::yield_now;
+}
+
+const KEPT: usize = 2;
+
+#[path = "../src/unmap/log.rs"]
+mod log;
+
+use log::{EVERYTHING, Log};
+
+fn check(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+/// Report number `n`: its words belong together.
+fn span(n: u64) -> Span {
+    Span { start: n + 1, len: 10 * (n + 1) }
+}
+
+/// What was unmapped and is not reported yet, and how much was read of that.
+#[derive(Default)]
+struct System {
+    events: Mutex<(Vec<Span>, usize)>,
+    changed: Condvar,
+}
+
+impl System {
+    /// munmap(2), of something that is watched.
+    fn unmap(&self, span: Span) {
+        let mut events = self.events.lock().unwrap();
+        events.0.push(span);
+        let number = events.0.len();
+        self.changed.notify_all();
+        while events.1 < number {
+            events = self.changed.wait(events).unwrap();
+        }
+    }
+
+    /// What the thread does until it has reported so many: waits until there is something, and reads it.
+    fn report(&self, log: &Log, all: usize) {
+        let mut told = 0;
+        while told < all {
+            let mut events = self.events.lock().unwrap();
+            while events.0.len() == told {
+                events = self.changed.wait(events).unwrap();
+            }
+            drop(events);
+            log.round(|| {
+                let mut events = self.events.lock().unwrap();
+                let spans = events.0[told..].to_vec();
+                told = events.0.len();
+                events.1 = told;
+                self.changed.notify_all();
+                drop(events);
+                spans.into_iter().for_each(|span| log.write(span));
+            });
+        }
+    }
+}
+
+/// A thread unmaps something and looks for the report, while another one unmaps, too. (Only one looks: the checker cannot tell
+/// two that yield to each other for ever from progress.)
+#[test]
+fn what_a_thread_has_unmapped_is_reported_to_it() {
+    check(|| {
+        let (system, log) = (Arc::new(System::default()), Arc::new(Log::new()));
+        let (asked, told) = (Arc::clone(&system), Arc::clone(&log));
+        let other = Arc::clone(&system);
+        let threads =
+            [loom::thread::spawn(move || asked.report(&told, 2)), loom::thread::spawn(move || other.unmap(span(1)))];
+        let mut read = log.count();
+        system.unmap(span(0));
+        let heard: Vec<_> = std::iter::from_fn(|| log.next(&mut read)).collect();
+        assert!(heard.contains(&span(0)) || heard.contains(&EVERYTHING), "{heard:?}");
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+/// A reader beside a thread that overtakes it: it gets each report once, in order and whole, until it hears that it was too slow.
+#[test]
+fn reports_are_read_once_and_whole_or_given_up() {
+    check(|| {
+        const REPORTS: u64 = 4;
+        let log = Arc::new(Log::new());
+        let writer = {
+            let log = Arc::clone(&log);
+            loom::thread::spawn(move || (0..REPORTS).for_each(|n| log.round(|| log.write(span(n)))))
+        };
+        let (mut read, mut heard) = (0, 0);
+        let mut hear = || {
+            let before = read;
+            match log.next(&mut read) {
+                Some(EVERYTHING) => assert!(read >= before + KEPT as u64, "given up without need"),
+                Some(report) => {
+                    assert_eq!((report, read), (span(before), before + 1));
+                    heard += 1;
+                }
+                None => return false,
+            }
+            true
+        };
+        for _ in 0..2 {
+            hear();
+        }
+        writer.join().unwrap();
+        while hear() {}
+        assert_eq!(read, REPORTS);
+        assert!(heard <= REPORTS);
+    });
+}
