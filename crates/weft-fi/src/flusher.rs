@@ -11,14 +11,17 @@
 //!
 //! Order of locks: the members, then an endpoint's engine, then the handle.
 
+mod rest;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use weft_nic::{Unsent, Worker};
 
 use crate::endpoint::core::CoreRef;
+use crate::flusher::rest::Rest;
+use crate::flusher::sync::AtomicBool;
 
 /// A message waits for one to two of these. A thread that wakes so often takes less than a hundredth of a core.
 const TICK: Duration = Duration::from_millis(1);
@@ -30,17 +33,19 @@ const QUIET_TICKS: u32 = 20;
 static FLUSHER: Flusher = Flusher {
     members: Mutex::new(Vec::new()),
     handle: Mutex::new(None),
-    asleep: AtomicBool::new(true),
-    stop: AtomicBool::new(false),
+    rest: Rest { asleep: AtomicBool::new(true), stop: AtomicBool::new(false) },
 };
+
+/// What the file that the model checker tries imports from here.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicBool, Ordering, fence};
+}
 
 struct Flusher {
     members: Mutex<Vec<Member>>,
     /// A leaf: taken under engines' locks.
     handle: Mutex<Option<Worker>>,
-    /// There is no thread, or it waits to be called.
-    asleep: AtomicBool,
-    stop: AtomicBool,
+    rest: Rest,
 }
 
 struct Member {
@@ -78,7 +83,7 @@ pub(crate) fn stop() {
 
 /// A device keeps something after it has kept nothing ([`Unsent::new`]).
 pub(crate) fn call() {
-    if FLUSHER.asleep.load(Ordering::Relaxed) && FLUSHER.asleep.swap(false, Ordering::AcqRel) {
+    if FLUSHER.rest.is_called() {
         FLUSHER.wake();
     }
 }
@@ -88,11 +93,10 @@ impl Flusher {
     fn end(&self, _members: &[Member]) {
         let mut handle = self.handle.lock();
         if let Some(thread) = handle.take() {
-            self.stop.store(true, Ordering::Release);
+            self.rest.end();
             thread.unpark();
             thread.join();
-            self.stop.store(false, Ordering::Release);
-            self.asleep.store(true, Ordering::Release);
+            self.rest.has_ended();
         }
     }
 
@@ -101,7 +105,7 @@ impl Flusher {
         let mut handle = self.handle.lock();
         if handle.as_ref().is_some_and(|thread| !thread.is_ours()) {
             handle.take().into_iter().for_each(Worker::join);
-            self.asleep.store(true, Ordering::Release);
+            self.rest.is_nobody();
             // To let go of them would be to close them.
             if let Some(mut members) = self.members.try_lock() {
                 std::mem::forget(std::mem::take(&mut *members));
@@ -119,7 +123,7 @@ impl Flusher {
         match Worker::spawn("weft-flusher", || self.run()) {
             Ok(thread) => *handle = Some(thread),
             Err(error) => {
-                self.asleep.store(true, Ordering::Release);
+                self.rest.is_nobody();
                 log::warn!(
                     "no thread can be started ({error}): messages over TCP may wait until the next call of libfabric; raise \
                      the limit of threads (ulimit -u, pids.max)"
@@ -130,7 +134,7 @@ impl Flusher {
 
     fn run(&self) {
         let mut quiet = 0;
-        while !self.stop.load(Ordering::Acquire) {
+        while !self.rest.ends() {
             std::thread::park_timeout(TICK);
             // Whoever closes the last endpoint waits for us and holds this.
             let Some(mut members) = self.members.try_lock() else { continue };
@@ -139,17 +143,8 @@ impl Flusher {
                 continue;
             }
             quiet = 0;
-            self.asleep.store(true, Ordering::Relaxed);
-            // Either the device's holder sees that we sleep, or we see what it keeps.
-            fence(Ordering::SeqCst);
-            let kept = members.iter().any(|member| member.unsent.kept().is_some());
-            drop(members);
-            if kept {
-                self.asleep.store(false, Ordering::Relaxed);
-            }
-            while self.asleep.load(Ordering::Acquire) && !self.stop.load(Ordering::Acquire) {
-                std::thread::park();
-            }
+            self.rest.lie_down(move || members.iter().any(|member| member.unsent.kept().is_some()));
+            self.rest.sleep(std::thread::park);
         }
     }
 }

@@ -79,7 +79,7 @@ mod cma {
         }
 
         pub(super) fn copy(&self, _pid: i32, offset: usize, len: usize) -> Result<(), LinkError> {
-            assert!(len > 0 && offset % PIECE_BYTES == 0 && offset + len <= self.total_bytes());
+            assert!(len > 0 && offset.is_multiple_of(PIECE_BYTES) && offset + len <= self.total_bytes());
             for piece in &self.memory.0[offset / PIECE_BYTES..(offset + len).div_ceil(PIECE_BYTES)] {
                 // SAFETY: as above.
                 piece.with_mut(|times| unsafe { *times += u32::from(self.works) });

@@ -52,6 +52,11 @@ mod tx;
 mod unsent;
 mod wire;
 
+/// What the file that the model checker tries imports from here.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+}
+
 use accept::Accepts;
 use connect::{Attempt, Failure, Half, Local};
 use link::{GENERATION_BITS, Link, State, Token};

@@ -6,9 +6,9 @@
 //!
 //! Protocol: [`Unsent::note`] comes from whoever holds the device, [`Unsent::clear`] as well, after it has seen that nothing is kept. Between the two,
 //! the flag is set. The caller of `calls` that is about to sleep must first say so and then look at the flag, with a fence
-//! between; `note` sets the flag and calls then, in this order.
+//! between; `note` sets the flag and calls then, in this order. (weft-fi's `tests/loom_flusher.rs` tries the interleavings.)
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use super::sync::{AtomicBool, AtomicU32, Ordering, fence};
 
 /// The flag of one device.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub struct Unsent {
 impl Unsent {
     /// `calls` is called when there is something, after there was nothing: it must be quick.
     #[must_use]
-    pub const fn new(calls: fn()) -> Self {
+    pub fn new(calls: fn()) -> Self {
         Self { kept: AtomicBool::new(false), times: AtomicU32::new(0), calls }
     }
 
