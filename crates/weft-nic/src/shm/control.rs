@@ -27,8 +27,8 @@ use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
 use super::doorbell::{Barriers, Bell};
 use super::handshake::{self, FLAG_CALLABLE, FLAG_REGISTERED, Handshake, Local, Offer, Step};
 use super::link::{self, Link, Parts};
+use super::rest::Rest;
 use super::segment::Role;
-use super::sleep::Rest;
 use super::{Event, Shm, Slot, cma, page, rights};
 
 /// Events taken from epoll at once.

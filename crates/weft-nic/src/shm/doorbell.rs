@@ -138,12 +138,10 @@ impl Bell {
     /// Tells the peer that there is something for it on our link, which has `slot` there, waking it through `socket` if it sleeps.
     #[cold]
     pub(super) fn ring(&self, slot: u32, socket: BorrowedFd<'_>) {
-        page(&self.map).ring(slot);
-        if let Some(sleep) = bed(&self.map, second_at(PAGE_FILE_BYTES)).to_end(self.ended.get()) {
+        bed(&self.map, second_at(PAGE_FILE_BYTES)).ring(page(&self.map), slot, &self.ended, || {
             // A full socket buffer means that wakes are waiting there already; a broken socket is noticed elsewhere.
             let _ = rustix::net::send(socket, WAKE, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-            self.ended.set(sleep);
-        }
+        });
     }
 
     /// What is mapped.

@@ -15,6 +15,9 @@ use weft_engine::mem::Iov;
 use super::segment::{self, LINE_BYTES, Mapping, Role};
 use super::sync::{AtomicU64, Ordering};
 
+/// Lines that a ring uses at the start: one page.
+pub(super) const FIRST_LINES: u64 = 64;
+
 /// The lines of a ring, inside a segment that whoever made this keeps mapped.
 pub(super) struct Lines {
     /// The first line.

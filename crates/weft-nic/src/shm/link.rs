@@ -10,7 +10,6 @@
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{Ordering, compiler_fence, fence};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use smallvec::SmallVec;
@@ -20,9 +19,11 @@ use weft_engine::nic::{Full, LinkError, LinkId, Share, Sink};
 use super::cma::Span;
 use super::doorbell::Bell;
 use super::lines::Lines;
+use super::rest;
 use super::ring::{PIECE_BYTES, Record, Rx, Tx};
 use super::segment::{Mapping, Role};
 use super::share::SHARE_BYTES;
+use super::sync::{AtomicU32, Ordering};
 use super::transfer::{Help, Slots, Step, Transfer};
 
 /// Pushes, and transfers by address, that one link queues each.
@@ -354,11 +355,8 @@ impl Link {
             self.rx.advance(need);
         }
         self.rx.release();
-        if self.rx.take_released() {
-            self.order();
-            if self.peer_side().wants_space.0.load(Ordering::Relaxed) != 0 {
-                self.bell.ring(self.slot, self.socket.as_fd());
-            }
+        if self.rx.take_released() && rest::is_set(&self.peer_side().wants_space.0, self.must_fence) {
+            self.bell.ring(self.slot, self.socket.as_fd());
         }
         look
     }
@@ -469,31 +467,25 @@ impl Link {
     /// After a publication: rings the peer's doorbell unless the peer looks at this ring in every poll.
     #[inline(always)]
     fn announce(&self) {
-        self.order();
-        if self.peer_side().polled.0.load(Ordering::Relaxed) == 0 {
+        if !rest::is_set(&self.peer_side().polled.0, self.must_fence) {
             self.bell.ring(self.slot, self.socket.as_fd());
-        }
-    }
-
-    /// The frequent side's half of the asymmetric fence.
-    #[inline(always)]
-    fn order(&self) {
-        if self.must_fence {
-            fence(Ordering::SeqCst);
-        } else {
-            compiler_fence(Ordering::SeqCst);
         }
     }
 
     /// Tells the peer whether we look at its ring in every poll. Before relying on its doorbell: fence, then
     /// look once more.
     pub(super) fn set_polled(&self, polled: bool) {
-        self.map.side(self.role).polled.0.store(u32::from(polled), Ordering::SeqCst);
+        rest::set(self.polled(), polled);
+    }
+
+    /// The word that tells it.
+    pub(super) fn polled(&self) -> &AtomicU32 {
+        &self.map.side(self.role).polled.0
     }
 
     /// Tells the peer whether we want to be rung when it releases space.
     pub(super) fn set_wants_space(&self, wants: bool) {
-        self.map.side(self.role).wants_space.0.store(u32::from(wants), Ordering::SeqCst);
+        rest::set(&self.map.side(self.role).wants_space.0, wants);
     }
 
     /// Whether something of ours waits for space in the outgoing ring.

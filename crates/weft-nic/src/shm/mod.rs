@@ -5,7 +5,7 @@
 //! Where to read what:
 //! - `segment.rs`: sealed memfds and what lies where in them; `lines.rs`, `ring.rs`: one direction of a pair;
 //! - `page.rs`, `doorbell.rs`: how a consumer learns of rings that it does not look at in every poll, and how it is
-//!   woken; `sleep.rs`: which links are looked at in every poll, and sleeping;
+//!   woken; `sleep.rs`: which links are looked at in every poll, and sleeping, `rest.rs`: its steps in their order;
 //! - `accept.rs`, `handshake.rs`: how a pair comes about, `rights.rs`: without a foreign user's descriptors; `control.rs`: sockets,
 //!   time-outs, links that end;
 //! - `link.rs`: one end of a pair; `transfer.rs`, `share.rs`, `cma.rs`: transfers by address, which both sides copy together;
@@ -35,6 +35,7 @@ mod lines;
 mod link;
 mod page;
 mod probe;
+mod rest;
 mod rights;
 mod ring;
 mod segment;
@@ -44,9 +45,16 @@ mod sleep;
 mod tests;
 mod transfer;
 
-/// The atomics of the doorbell page; a model checker puts its own here.
+/// What the lock-free parts are made of; a model checker puts its own here.
 mod sync {
-    pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
+    use std::sync::atomic::compiler_fence;
+    pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+    /// The frequent side's half of the asymmetric fence.
+    #[inline(always)]
+    pub(super) fn light_fence() {
+        compiler_fence(Ordering::SeqCst);
+    }
 }
 
 use std::collections::VecDeque;
@@ -63,10 +71,10 @@ use cma::Span;
 use doorbell::{Barriers, Door};
 use handshake::Handshake;
 use link::{Begun, Link};
+use rest::Rest;
 pub(crate) use ring::MAILBOX_BYTES;
 use ring::{INLINE_BYTES, MAX_LINES, MIN_LINES};
 use segment::LINE_BYTES;
-use sleep::Rest;
 
 pub use probe::{Finding, probe};
 

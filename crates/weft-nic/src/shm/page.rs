@@ -26,6 +26,8 @@
 //!
 //! The atomics come from `super::sync`, so that a model checker can put its own there.
 
+use std::cell::Cell;
+
 use super::sync::{AtomicU64, Ordering, fence};
 
 /// Number of bits.
@@ -66,7 +68,7 @@ impl Page {
         Self { summary: Padded::default(), words: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
-    /// Producer: there is something on the link with this slot. Look at the consumer's [`Bed`] after this.
+    /// Producer: there is something on the link with this slot. If the consumer may sleep: [`Bed::ring`].
     pub(super) fn ring(&self, slot: u32) {
         fence(Ordering::SeqCst);
         let index = slot / 64 % (SLOTS / 64);
@@ -110,8 +112,17 @@ impl Bed {
         Self { sleep: AtomicU64::new(0) }
     }
 
+    /// Producer: rings at the consumer's `page`, and wakes it by `wake` if it sleeps, once for each sleep. `ended`: the one that was ended last.
+    pub(super) fn ring(&self, page: &Page, slot: u32, ended: &Cell<u64>, wake: impl FnOnce()) {
+        page.ring(slot);
+        if let Some(sleep) = self.to_end(ended.get()) {
+            wake();
+            ended.set(sleep);
+        }
+    }
+
     /// Producer, after [`Page::ring`]: the sleep from which the consumer must be woken, if it is not the one that was `ended` last.
-    pub(super) fn to_end(&self, ended: u64) -> Option<u64> {
+    fn to_end(&self, ended: u64) -> Option<u64> {
         let sleep = self.sleep.load(Ordering::SeqCst);
         (sleep != 0 && sleep != ended).then_some(sleep)
     }

@@ -28,7 +28,7 @@
 use weft_engine::mem::{self, Iov};
 use weft_engine::nic::{Full, LinkError};
 
-use super::lines::Lines;
+use super::lines::{FIRST_LINES, Lines};
 use super::segment::{LINE_BYTES, Role};
 use super::sync::Ordering;
 
@@ -42,8 +42,6 @@ pub(super) const PIECE_BYTES: usize = 16 * 1024;
 pub(super) const MIN_LINES: u32 = 2048;
 /// Most lines of a ring (64 MiB).
 pub(super) const MAX_LINES: u32 = 1 << 20;
-/// Lines in use at the start: one page.
-const FIRST_LINES: u64 = 64;
 /// Most lines that the consumer fetches in advance.
 const EXPECT_LINES: u64 = 5;
 /// So far ahead of a record both sides fetch a line, the producer to write it: a line takes as long from one core to the

@@ -16,23 +16,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use weft_engine::nic::{LinkId, Sink};
 
+use super::rest::{self, Rest, Sleeper};
 use super::{HOT_LINKS, Shm, Slot, page};
 
 /// A hot link that was quiet for so many polls may be moved out for another.
 const QUIET_POLLS: u64 = 4096;
 /// So many polls pass between two moves: each costs a membarrier, that is, some microseconds.
 const DEMOTION_POLLS: u64 = 1024;
-
-/// Whether the peers were told that nobody polls, and until when.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rest {
-    /// They were not: hot links are looked at.
-    Awake,
-    /// Until the next poll.
-    UntilPoll,
-    /// Polls are made now and then, but nobody relies on them.
-    Held,
-}
 
 impl Shm {
     /// The descriptor that becomes readable when there is something to poll, after [`Shm::park`].
@@ -48,32 +38,8 @@ impl Shm {
         if self.rest == Rest::UntilPoll {
             return true;
         }
-        if !self.events.is_empty() || !self.dying.is_empty() || self.door.page().rung() {
+        if !self.events.is_empty() || !self.dying.is_empty() || !rest::park(self) {
             return false;
-        }
-        let was = std::mem::replace(&mut self.rest, Rest::UntilPoll);
-        if was == Rest::Awake {
-            self.set_hot_polled(false);
-        }
-        self.set_waiting_wants(true);
-        // The announcement comes before the fence, the looks after it. Of a device that is held the peers have known since an
-        // earlier fence that nobody looks at their rings; only what waits for space is news.
-        let announced = self.door.park();
-        let news = was == Rest::Awake || !(self.waiting.is_empty() && self.busy.is_empty());
-        let fenced = announced && (!news || self.barriers.fence().is_ok());
-        let busy = !fenced || self.something_came() || self.door.page().rung();
-        // A wake-up that the look has taken off a socket may have been for this sleep, and its sender will send no other: for a new one
-        // it will. Its bit was set before, and is seen now.
-        if busy || !(self.door.parked() || self.door.park()) {
-            self.rest = was;
-            match was {
-                Rest::Held => self.rouse(),
-                _ => self.wake(),
-            }
-            return false;
-        }
-        if was == Rest::Held {
-            self.rest = was;
         }
         self.arm_timer();
         true
@@ -107,71 +73,13 @@ impl Shm {
 
     /// The caller of [`Shm::hold`] is awake, and about to poll.
     pub fn rouse(&mut self) {
-        self.door.unpark();
-        self.control_due = true;
+        rest::rouse(self);
     }
 
     /// The caller is awake.
     pub fn unpark(&mut self) {
         if self.rest != Rest::Awake {
-            self.wake();
-        }
-    }
-
-    fn wake(&mut self) {
-        self.rest = Rest::Awake;
-        self.door.unpark();
-        self.set_hot_polled(true);
-        self.set_waiting_wants(false);
-        // Wake-up bytes wait on the sockets, and whatever else has woken us.
-        self.control_due = true;
-    }
-
-    /// A last look before sleeping.
-    fn something_came(&mut self) -> bool {
-        if self.hot.iter().any(|&id| matches!(&self.links[id as usize], Slot::Up(link) if link.ready())) {
-            return true;
-        }
-        // Bulk work goes on, except for pushes that wait for space and transfers of which the peer copies the rest.
-        let mut came = false;
-        for at in 0..self.busy.len() {
-            if let Some(Slot::Up(link)) = self.links.get_mut(self.busy[at] as usize) {
-                came |= link.can_copy() || link.space_has_come();
-            }
-        }
-        let mut at = 0;
-        while let Some(&id) = self.waiting.get(at) {
-            let Some(Slot::Up(link)) = self.links.get_mut(id as usize) else {
-                self.waiting.swap_remove(at);
-                continue;
-            };
-            let freed = link.space_has_come();
-            came |= freed;
-            if freed || !link.wants_space() {
-                link.waiting = false;
-                link.set_wants_space(false);
-                self.waiting.swap_remove(at);
-            } else {
-                at += 1;
-            }
-        }
-        // What is on the sockets now would end the sleep at once.
-        came || self.sockets_ready()
-    }
-
-    fn set_hot_polled(&self, polled: bool) {
-        for &id in &self.hot {
-            if let Some(Slot::Up(link)) = self.links.get(id as usize) {
-                link.set_polled(polled);
-            }
-        }
-    }
-
-    fn set_waiting_wants(&self, wants: bool) {
-        for &id in self.waiting.iter().chain(&self.busy) {
-            if let Some(Slot::Up(link)) = self.links.get(id as usize) {
-                link.set_wants_space(wants && link.wants_space());
-            }
+            rest::wake(self);
         }
     }
 
@@ -242,9 +150,7 @@ impl Shm {
             return false;
         }
         let Some(Slot::Up(link)) = self.links.get(quietest as usize) else { return false };
-        link.set_polled(false);
-        if self.barriers.fence().is_err() {
-            link.set_polled(self.rest == Rest::Awake);
+        if !rest::stop_looking(link.polled(), self.rest == Rest::Awake, || self.barriers.fence().is_ok()) {
             return false;
         }
         self.cool(quietest);
@@ -262,5 +168,87 @@ impl Shm {
             link.give_back();
         }
         self.hot.retain(|&hot| hot != id);
+    }
+}
+
+/// What the steps of `rest.rs` are for a device with all its links.
+impl Sleeper for Shm {
+    fn rest(&mut self) -> &mut Rest {
+        &mut self.rest
+    }
+
+    fn is_rung(&self) -> bool {
+        self.door.page().rung()
+    }
+
+    fn announce(&mut self) -> bool {
+        self.door.park()
+    }
+
+    fn is_announced(&self) -> bool {
+        self.door.parked()
+    }
+
+    fn withdraw(&self) {
+        self.door.unpark();
+    }
+
+    fn may_wait_for_space(&self) -> bool {
+        !(self.waiting.is_empty() && self.busy.is_empty())
+    }
+
+    fn fence(&self) -> bool {
+        self.barriers.fence().is_ok()
+    }
+
+    fn note_sockets(&mut self) {
+        self.control_due = true;
+    }
+
+    fn something_came(&mut self) -> bool {
+        if self.hot.iter().any(|&id| matches!(&self.links[id as usize], Slot::Up(link) if link.ready())) {
+            return true;
+        }
+        // Bulk work goes on, except for pushes that wait for space and transfers of which the peer copies the rest.
+        let mut came = false;
+        for at in 0..self.busy.len() {
+            if let Some(Slot::Up(link)) = self.links.get_mut(self.busy[at] as usize) {
+                came |= link.can_copy() || link.space_has_come();
+            }
+        }
+        let mut at = 0;
+        while let Some(&id) = self.waiting.get(at) {
+            let Some(Slot::Up(link)) = self.links.get_mut(id as usize) else {
+                self.waiting.swap_remove(at);
+                continue;
+            };
+            let freed = link.space_has_come();
+            came |= freed;
+            if freed || !link.wants_space() {
+                link.waiting = false;
+                link.set_wants_space(false);
+                self.waiting.swap_remove(at);
+            } else {
+                at += 1;
+            }
+        }
+        // What is on the sockets now would end the sleep at once.
+        came || self.sockets_ready()
+    }
+
+    fn set_hot_polled(&self, polled: bool) {
+        for &id in &self.hot {
+            if let Some(Slot::Up(link)) = self.links.get(id as usize) {
+                link.set_polled(polled);
+            }
+        }
+    }
+
+    fn set_waiting_wants(&self, wants: bool) {
+        for &id in self.waiting.iter().chain(&self.busy) {
+            if let Some(Slot::Up(link)) = self.links.get(id as usize) {
+                link.set_wants_space(wants && link.wants_space());
+            }
+        }
     }
 }
