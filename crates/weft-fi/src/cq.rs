@@ -14,15 +14,17 @@
 
 pub(crate) mod fault;
 pub(crate) mod ring;
+mod signal;
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use weft_fi_sys as sys;
 
 use crate::cq::ring::{Entry, Failure, Format, Nothing, Ring};
+use crate::cq::signal::Signal;
 use crate::domain::Domain;
 use crate::errno::Errno;
 use crate::lock::{Guard, Guarded};
@@ -31,6 +33,11 @@ use crate::object::{self, Head, Hold, Object, Uses};
 use crate::poll::{self, Sources, Waitable, Waited};
 use crate::wait::{Deadline, WaitKind, Waker};
 use crate::waitset::{self, Member, WaitSet};
+
+/// What the file that the model checker tries imports from here.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicBool, Ordering};
+}
 
 /// Size of a queue for which the client named none.
 const DEFAULT_ENTRIES: usize = 8192;
@@ -60,8 +67,7 @@ pub(crate) struct Cq {
     /// Made when first needed.
     waker: OnceLock<Option<Waker>>,
     set: Option<Hold<WaitSet>>,
-    /// `fi_cq_signal` was called and no reader has seen it yet.
-    signaled: AtomicBool,
+    signal: Signal,
     uses: Uses,
     /// Last, so that everything above is gone when the domain may go.
     domain: Hold<Domain>,
@@ -130,7 +136,7 @@ fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mu
         api: domain.api_version(),
         waker: OnceLock::new(),
         set,
-        signaled: AtomicBool::new(false),
+        signal: Signal::new(),
         uses: Uses::new(),
         domain,
     };
@@ -327,10 +333,9 @@ impl Cq {
         if self.wait == WaitKind::None {
             return Err(Errno::INVAL);
         }
-        self.signaled.store(true, Ordering::Release);
-        if let Some(waker) = self.waker() {
-            waker.ring();
-        }
+        self.signal.give(|| {
+            self.waker().inspect(|waker| waker.ring());
+        });
         Ok(())
     }
 }
@@ -341,7 +346,7 @@ impl Member for Cq {
     }
 
     fn stirred(&self) -> bool {
-        !self.is_empty() || self.signaled.load(Ordering::Acquire)
+        !self.is_empty() || self.signal.is_given()
     }
 
     fn told(&self) {
@@ -383,7 +388,7 @@ impl Waitable for Reader<'_> {
     }
 
     fn interrupted(&self) -> bool {
-        self.cq.signaled.load(Ordering::Acquire) && self.cq.signaled.swap(false, Ordering::AcqRel)
+        self.cq.signal.take()
     }
 
     fn arm(&self) -> bool {
@@ -392,14 +397,9 @@ impl Waitable for Reader<'_> {
             return false;
         }
         let waker = self.cq.waker();
-        waker.inspect(|waker| waker.hush());
-        ring.wake_at = ring.wake_at.min(self.wanted);
-        // A signal that was given before the hush must not be slept over, nor any other call that the hush took back with it.
-        let signaled = self.cq.signaled.load(Ordering::Acquire);
-        if signaled {
-            waker.inspect(|waker| waker.ring());
-        }
-        !signaled
+        let hush = || _ = waker.inspect(|waker| waker.hush());
+        let wish = || ring.wake_at = ring.wake_at.min(self.wanted);
+        self.cq.signal.arm(hush, wish, || _ = waker.inspect(|waker| waker.ring()))
     }
 }
 

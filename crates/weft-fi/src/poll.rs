@@ -205,14 +205,13 @@ impl Sources {
         if what.ready() || (self.progress() > 0 && what.ready()) {
             return Err(Errno::AGAIN);
         }
-        let calls = self.tried.calls();
-        let arm = || self.tried.arm(calls, || what.arm(), || waker.ring());
+        let (arm, ring) = (|| what.arm(), || waker.ring());
         let Some(auto) = &self.auto else {
-            let parked = self.park(waker, Sleep::Outside);
-            let may = self.tried.may_sleep(this_thread(), parked, waker, Sleep::Outside, arm);
+            let park = || self.park(waker, Sleep::Outside);
+            let may = self.tried.ask(this_thread(), park, waker, Sleep::Outside, arm, ring);
             return if may { Ok(()) } else { Err(Errno::AGAIN) };
         };
-        if !arm() {
+        if !self.tried.arm(self.tried.calls(), arm, ring) {
             return Err(Errno::AGAIN);
         }
         auto.take_over();

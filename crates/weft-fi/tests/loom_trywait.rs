@@ -2,7 +2,7 @@
 //! preemptions): whatever comes, and whoever else reads or counts meanwhile, a client that was told that it may sleep is woken. (The checker
 //! reports a sleeper whom nobody wakes as a deadlock.)
 //!
-//! What is parked until the next read, and the counter's gauge, are included as they ship. Around them is a model: an endpoint whose
+//! What is parked until the next read, the counter's gauge and a queue's signal are included as they ship. Around them is a model: an endpoint whose
 //! device wakes a sleeper only while it is parked (how it does that is checked in weft-nic, `tests/loom_shm.rs`), a queue with a lock,
 //! and a descriptor that is readable as an epoll descriptor is.
 #![allow(clippy::unwrap_used)]
@@ -38,10 +38,13 @@ mod sync {
 
 #[path = "../src/cntr/gauge.rs"]
 mod gauge;
+#[path = "../src/cq/signal.rs"]
+mod signal;
 #[path = "../src/poll/tried.rs"]
 mod tried;
 
 use gauge::Gauge;
+use signal::Signal;
 use tried::{Rest, Tried};
 
 /// What a client sleeps on: readable while the bell has been rung or a parked device has seen something come.
@@ -95,6 +98,7 @@ struct Model {
     tried: Tried<Arc<Endpoint>>,
     /// Entries, and whether somebody wants to be rung when there are any.
     queue: Mutex<(usize, bool)>,
+    signal: Signal,
     gauge: Gauge,
 }
 
@@ -136,6 +140,7 @@ impl Model {
             joined: Mutex::new(1),
             tried: Tried::new(),
             queue: Mutex::default(),
+            signal: Signal::new(),
             gauge: Gauge::new(),
         })
     }
@@ -184,11 +189,12 @@ impl Model {
 
     /// `Sources::trywait`.
     fn may_sleep(self: &Arc<Self>, thread: usize, arm: impl FnOnce() -> bool) -> bool {
-        let calls = self.tried.calls();
-        let joined = *self.joined.lock().unwrap();
-        let list = (0..joined).map(|which| Arc::new(Endpoint(Arc::downgrade(self), which))).collect::<Vec<_>>();
-        let arm = || self.tried.arm(calls, arm, || self.fd.ring());
-        self.tried.may_sleep(thread, tried::park(list.iter(), &(), ()), &(), (), arm)
+        let park = || {
+            let joined = *self.joined.lock().unwrap();
+            let list = (0..joined).map(|which| Arc::new(Endpoint(Arc::downgrade(self), which))).collect::<Vec<_>>();
+            tried::park(list.iter(), &(), ())
+        };
+        self.tried.ask(thread, park, &(), (), arm, || self.fd.ring())
     }
 
     fn arm_queue(&self) -> bool {
@@ -196,9 +202,7 @@ impl Model {
         if queue.0 > 0 {
             return false;
         }
-        self.fd.hush();
-        queue.1 = true;
-        true
+        self.signal.arm(|| self.fd.hush(), || queue.1 = true, || self.fd.ring())
     }
 
     fn arm_counter(&self) -> bool {
@@ -220,6 +224,16 @@ impl Model {
     /// A client that reads a queue until a message is there, and sleeps on the descriptor meanwhile.
     fn receive(self: &Arc<Self>, thread: usize) {
         while !self.read(thread, true) {
+            if self.may_sleep(thread, || self.arm_queue()) {
+                self.fd.sleep();
+            }
+        }
+    }
+
+    /// The same until somebody signals.
+    fn heed(self: &Arc<Self>, thread: usize) {
+        while !self.signal.take() {
+            self.read(thread, true);
             if self.may_sleep(thread, || self.arm_queue()) {
                 self.fd.sleep();
             }
@@ -283,6 +297,11 @@ fn progress_by_others_wakes_a_sleeper() {
 #[test]
 fn a_count_wakes_a_sleeper() {
     together(|model| model.count(1), |model| _ = model.read(2, false));
+}
+
+#[test]
+fn a_signal_wakes_a_sleeper() {
+    together(|model| model.heed(1), |model| model.signal.give(|| model.fd.ring()));
 }
 
 /// An endpoint joins while a client sleeps, or is about to, and then its message comes.

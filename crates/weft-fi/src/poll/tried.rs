@@ -85,6 +85,21 @@ impl<C: Rest + Clone> Tried<C> {
         self.calls.load(Ordering::Acquire)
     }
 
+    /// `fi_trywait`, where the client drives the endpoints: parks them all by `park`, and arms what is waited for. True: the thread may sleep
+    /// until it reads.
+    pub(crate) fn ask(
+        &self,
+        thread: usize,
+        park: impl FnOnce() -> Option<List<C>>,
+        waker: &C::Waker,
+        sleep: C::Sleep,
+        arm: impl FnOnce() -> bool,
+        ring: impl FnOnce(),
+    ) -> bool {
+        let calls = self.calls();
+        self.may_sleep(thread, park(), waker, sleep, || self.arm(calls, arm, ring))
+    }
+
     /// Arms what is waited for, for a sleep before which there had been so many `calls`. False: not to be slept. If there was a call
     /// since, the ring may have been taken back that was meant for others who sleep: the bell is rung again.
     pub(crate) fn arm(&self, calls: u64, arm: impl FnOnce() -> bool, ring: impl FnOnce()) -> bool {
