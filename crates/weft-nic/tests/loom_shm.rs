@@ -227,7 +227,7 @@ fn ring_model(lines: usize, records: &'static [Sent]) {
 
 #[test]
 fn short_messages_pass_a_ring_and_its_end() {
-    ring_model(4, &[Message(1), Message(2), Message(1), Message(2), Message(1)]);
+    ring_model(4, &[Message(1), Message(2), Message(1), Message(2), Message(1), Message(2)]);
 }
 
 /// Of which four lines are in use at the start.
