@@ -189,6 +189,8 @@ const GROUPS: &[Group] = &[
     Group { name: "barrier_tcp", run: barrier::all, env: TCP },
     Group { name: "network_shm", run: network::all, env: SHM },
     Group { name: "network_tcp", run: network::tcp, env: TCP },
+    Group { name: "job_key_shm", run: network::job_key, env: &[SHM[0], SHM[1], network::JOB_KEY] },
+    Group { name: "job_key_tcp", run: network::job_key, env: &[TCP[0], TCP[1], TCP[2], network::JOB_KEY] },
     Group { name: "threads_shm", run: threads::all, env: SHM },
     Group { name: "threads_push", run: threads::all, env: SHM_PUSH },
     Group { name: "threads_tcp", run: threads::all, env: TCP },
@@ -341,7 +343,7 @@ groups! {
     triggers_shm triggers_tcp works_shm works_tcp
     levels_shm levels_push levels_tcp sources_shm sources_push sources_tcp
     sets_shm sets_tcp shared_shm shared_tcp scalable_shm scalable_tcp asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp
-    network_shm network_tcp threads_shm threads_push threads_tcp waitsets_shm waitsets_tcp
+    network_shm network_tcp job_key_shm job_key_tcp threads_shm threads_push threads_tcp waitsets_shm waitsets_tcp
     forks_shm forks_tcp joins_shm joins_push joins_tcp conditions_shm conditions_tcp wrong_interface
 }
 

@@ -21,6 +21,17 @@ pub(crate) fn tcp(lib: &Lib) {
     scenes(lib, TCP_SCENES);
 }
 
+/// Where FI_WEFT_JOB_KEY is [`JOB_KEY`].
+pub(crate) fn job_key(lib: &Lib) {
+    scenes(lib, &[("keys_of_the_job", keys_of_the_job)]);
+}
+
+/// What every process of a job has in its environment.
+pub(crate) const JOB_KEY: (&str, &str) = ("FI_WEFT_JOB_KEY", "green");
+
+/// The authorization keys of a domain and of its endpoint.
+type Keys = (Option<&'static CStr>, Option<&'static CStr>);
+
 /// An endpoint whose attributes have these authorization keys.
 fn keyed<'a>(lib: &'a Lib, api: u32, domain: Option<&CStr>, endpoint: Option<&CStr>) -> Side<'a> {
     let hints = lib.allocinfo();
@@ -37,16 +48,9 @@ fn keyed<'a>(lib: &'a Lib, api: u32, domain: Option<&CStr>, endpoint: Option<&CS
     Side::opened(lib, 0, lib.ask(api, Some(&hints)).unwrap())
 }
 
-/// Endpoints communicate if they have the same key: their own, or else their domain's.
-fn keys(lib: &Lib) {
-    let (red, blue) = (Some(c"red"), Some(c"blue"));
-    for (mine, theirs, agree) in [
-        ((None, red), (None, red), true),
-        ((blue, red), (red, None), true),
-        ((None, red), (None, blue), false),
-        ((red, None), (red, blue), false),
-        ((None, None), (None, red), false),
-    ] {
+/// Two endpoints communicate, or are denied.
+fn agree(lib: &Lib, cases: &[(Keys, Keys, bool)]) {
+    for &(mine, theirs, agree) in cases {
         let side = |(domain, endpoint)| keyed(lib, lib.newest(), domain, endpoint);
         let (a, b, to_b, _) = acquaint(side(mine), side(theirs));
         if agree {
@@ -56,6 +60,33 @@ fn keys(lib: &Lib) {
             assert_eq!(a.next(&[&b]).failed().err, libc::EACCES, "{mine:?}, {theirs:?}");
         }
     }
+}
+
+/// Endpoints communicate if they have the same key: their own, or else their domain's.
+fn keys(lib: &Lib) {
+    let (red, blue) = (Some(c"red"), Some(c"blue"));
+    let cases = [
+        ((None, red), (None, red), true),
+        ((blue, red), (red, None), true),
+        ((None, red), (None, blue), false),
+        ((red, None), (red, blue), false),
+        ((None, None), (None, red), false),
+    ];
+    agree(lib, &cases);
+}
+
+/// The environment's key is that of all who have none, and of nobody else: who has been given that same key in another way has it, too.
+fn keys_of_the_job(lib: &Lib) {
+    let (red, green) = (Some(c"red"), Some(c"green"));
+    let cases = [
+        ((None, None), (None, None), true),
+        ((None, None), (None, green), true),
+        ((green, None), (None, None), true),
+        ((None, None), (red, None), false),
+        ((None, red), (None, None), false),
+        ((red, None), (None, red), true),
+    ];
+    agree(lib, &cases);
 }
 
 /// `fi_mr_regattr` with an authorization key of the region's own.
