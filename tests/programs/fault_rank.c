@@ -7,9 +7,9 @@
  *
  * It reads `peer RANK NAME`, `gone RANK` (receives from it may be cancelled), `stop` (send no more, and see that everything
  * has arrived), `tell` (what is open) and `close`; it says `name`, `ready RANK` (a message came from it), `lost RANK LAST LATE ERRORS...`
- * (when the last operation failed, and how long the later send took), `done`, `closed` and, if anything is not as it should be, `wrong` and why. Times are CLOCK_MONOTONIC in nanoseconds.
+ * (when the last operation failed, and how long the later send took), `done`, `closed` (`refused` where there could be no endpoint) and, if anything is not as it should be, `wrong` and why. Times are CLOCK_MONOTONIC in nanoseconds.
  *
- * FAULT strikes this rank itself, at the start or, with `late-` before it, at SIGUSR1: see strike().
+ * FAULT strikes this rank itself, at the start or, with `late-` before it, at SIGUSR1: see strike(). With FAULT_AUTO there is automatic progress.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -187,6 +187,12 @@ static void become(unsigned user) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
 }
 
+/* The stack counts, too, and a process whose stack cannot grow ends by SIGSEGV, whatever asks for it: so it has all it needs. */
+static void deepen(void) {
+    volatile char room[512 << 10];
+    for (size_t i = 0; i < sizeof room; i += 4096) room[i] = 0;
+}
+
 static void strike(const char *what) {
     int highest;
     if (!strcmp(what, "exit")) exit(0);
@@ -200,6 +206,7 @@ static void strike(const char *what) {
     }
     if (!strcmp(what, "memory")) {
         unsigned long pages = 0;
+        deepen();
         FILE *file = fopen("/proc/self/statm", "r");
         if (!file || fscanf(file, "%lu", &pages) != 1) wrong("no statm");
         fclose(file);
@@ -533,6 +540,7 @@ static void get_info(void) {
     hints->caps = FI_TAGGED | FI_RMA | FI_ATOMIC | FI_DIRECTED_RECV;
     hints->mode = FI_CONTEXT | FI_CONTEXT2;
     hints->domain_attr->mr_mode = 0;
+    if (getenv("FAULT_AUTO")) hints->domain_attr->data_progress = FI_PROGRESS_AUTO;
     hints->fabric_attr->prov_name = strdup(getenv("FI_PROVIDER"));
     char service[8];
     snprintf(service, sizeof service, "%d", 7000 + me % 8);
@@ -564,6 +572,8 @@ int main(int argc, char **argv) {
     int late = !strncmp(fault, "late-", 5), highest;
     const char *user = getenv("FAULT_USER");
     if (user && strcmp(fault, "other-user")) become((unsigned)atoi(user));
+    /* Long enough for a thread that makes progress to find us away. */
+    long pause_ns = getenv("FAULT_AUTO") ? 3000000 : 20000;
     int before = open_descriptors(&highest);
     if (!late) strike(fault);
     open_all();
@@ -585,7 +595,7 @@ int main(int argc, char **argv) {
         for (int i = 0; i < 64 && complete(); i++) busy = 1;
         for (int i = 0; i < RANKS; i++) post(&peers[i]);
         say_if_done();
-        if (!busy) nanosleep(&(struct timespec){0, 20000}, NULL);
+        if (!busy) nanosleep(&(struct timespec){0, pause_ns}, NULL);
     }
     int pending = 1;
     for (int i = 0; i < RANKS; i++) cancel_receives(&peers[i]);
