@@ -262,12 +262,12 @@ class Job:
 
     def breaks(self) -> None:
         """Connections between the hosts break, or as good as."""
-        for _ in range(self.random.randint(1, 3)):
+        for turn in range(self.random.randint(1, 3)):
             if self.fault == "reset":
                 self.reset("h1")
                 self.reset("h2")
             elif self.fault == "link":
-                self.unplug()
+                self.unplug(self.random.choice(("h1", "h2")) if (self.seed + turn) % 2 else "")
             elif self.fault == "lossy":
                 self.order(f"lossy {self.random.uniform(0, 0.05)} {self.random.uniform(0, 5)}")
             else:
@@ -281,9 +281,8 @@ class Job:
         command = ["ip", "netns", "exec", host, "ss", "--kill", "--tcp", "--no-header", "not", "src", "127.0.0.1"]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
 
-    def unplug(self) -> None:
+    def unplug(self, host: str) -> None:
         """A link is gone for some seconds: at the bridge, or it is a host's own interface, with which its routes and IPv6 addresses go."""
-        host = self.random.choice(("", "h1", "h2"))
         link = ["ip", "-n", host, "link", "set", "eth0"] if host else ["ip", "link", "set", "wve1"]
         subprocess.run([*link, "down"], check=True)
         if host and self.random.random() < 0.5:  # what is under way then, and the attempts to go on, meet an address that is nowhere
