@@ -132,11 +132,7 @@ fn an_impostor_is_found_out() {
         let (mut stream, _) = listener.accept().unwrap();
         let mut said = [0; raw::HELLO];
         stream.read_exact(&mut said).unwrap();
-        let mut answer = [0; raw::ANSWER];
-        answer[..8].copy_from_slice(b"weft-tcp");
-        answer[8] = 2;
-        answer[32..96].copy_from_slice(&weft_nic::handshake::public_part(&peer));
-        stream.write_all(&answer).unwrap();
+        stream.write_all(&raw::answer(&peer)).unwrap();
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
         assert!(rest.is_empty());

@@ -7,6 +7,8 @@ use std::time::Duration;
 use weft_engine::name::EpName;
 use weft_nic::handshake::{self, Key, Role};
 
+/// The version of docs/protocol.md; that the device speaks it is seen in [`join`].
+pub const VERSION: u8 = 2;
 pub const HELLO: usize = 112;
 pub const ANSWER: usize = 144;
 pub const PROOF_AT: usize = 112;
@@ -26,11 +28,31 @@ pub fn dial(to: SocketAddr) -> TcpStream {
 pub fn hello(me: &EpName, peer: &EpName) -> [u8; HELLO] {
     let mut bytes = [0; HELLO];
     bytes[..8].copy_from_slice(b"weft-tcp");
-    bytes[8] = 2;
+    bytes[8] = VERSION;
     bytes[9] = u8::from(peer.is_full());
     bytes[16..32].copy_from_slice(&handshake::random::<16>().unwrap());
     bytes[32..96].copy_from_slice(&handshake::public_part(me));
     bytes[96..].copy_from_slice(&peer.ep_id());
+    bytes
+}
+
+/// The hello of who made a link to the endpoint with this id, and wants to carry on its session.
+pub fn hello_again(number: u64, ep_id: &[u8; 16]) -> [u8; HELLO] {
+    let mut bytes = [0; HELLO];
+    bytes[..8].copy_from_slice(b"weft-tcp");
+    bytes[8..10].copy_from_slice(&[VERSION, 2 | 4]);
+    bytes[16..32].copy_from_slice(&handshake::random::<16>().unwrap());
+    bytes[32..40].copy_from_slice(&number.to_le_bytes());
+    bytes[96..].copy_from_slice(ep_id);
+    bytes
+}
+
+/// The answer of `me`, still without a proof.
+pub fn answer(me: &EpName) -> [u8; ANSWER] {
+    let mut bytes = [0; ANSWER];
+    bytes[..8].copy_from_slice(b"weft-tcp");
+    bytes[8] = VERSION;
+    bytes[32..96].copy_from_slice(&handshake::public_part(me));
     bytes
 }
 
@@ -65,7 +87,7 @@ pub fn join(me: &EpName, peer: &EpName) -> TcpStream {
     stream.write_all(&hello).unwrap();
     let mut answer = [0; ANSWER];
     stream.read_exact(&mut answer).unwrap();
-    assert_eq!((&answer[..8], answer[8], answer[9]), (&b"weft-tcp"[..], 2, 0));
+    assert_eq!((&answer[..8], answer[8], answer[9]), (&b"weft-tcp"[..], VERSION, 0));
     let key = Key::new(&peer.capability(), None);
     let proof = answer[PROOF_AT..].try_into().unwrap();
     assert!(key.verify(Role::Acceptor, &[&hello, &answer[..PROOF_AT]], &proof));
@@ -147,12 +169,7 @@ impl Joined {
         record: Option<&mut Vec<u8>>,
     ) -> Result<(TcpStream, u64), u8> {
         let mut stream = dial(self.target.socket());
-        let mut hello = [0; HELLO];
-        hello[..8].copy_from_slice(b"weft-tcp");
-        hello[8..10].copy_from_slice(&[2, 2 | 4]);
-        hello[16..32].copy_from_slice(&handshake::random::<16>().unwrap());
-        hello[32..40].copy_from_slice(&self.number.to_le_bytes());
-        hello[96..].copy_from_slice(&self.target.ep_id());
+        let hello = hello_again(self.number, &self.target.ep_id());
         stream.write_all(&hello).unwrap();
         let mut answer = [0; ANSWER];
         stream.read_exact(&mut answer).unwrap();
