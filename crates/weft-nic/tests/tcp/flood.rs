@@ -77,16 +77,17 @@ fn slow_hellos_are_cut_off() {
     world.join_and_greet(1, 0);
 }
 
-/// Ten thousand connections, of which all stay open as far as the stranger is concerned: the endpoint keeps few of them, meanwhile
-/// carries messages between peers, and takes a new one.
+/// Ten thousand connections, one after another, of which the stranger keeps the last 300 open, more than the endpoint does: that one keeps few of them,
+/// meanwhile carries messages between peers, and takes a new one.
 #[test]
 fn ten_thousand_connections_cost_few_descriptors() {
     const CONNECTIONS: usize = 10_000;
+    const OPEN: usize = 300;
     let mut world = world(&patient(), 3);
     let (link, _) = world.join_and_greet(1, 0);
     let target = world.nodes[0].name();
     let thread = thread::spawn(move || {
-        // Descriptors of this process as well: most are closed again by their maker, as a scanner would.
+        // Descriptors of this process as well: they are closed again by their maker, as a scanner would.
         let mut open = std::collections::VecDeque::new();
         for n in 0..CONNECTIONS {
             let mut stream = dial_from((n % 4) as u8 + 1, target.socket());
@@ -94,7 +95,7 @@ fn ten_thousand_connections_cost_few_descriptors() {
                 let _ = stream.write_all(b"GET / HTTP/1.0\r\n\r\n");
             }
             open.push_back(stream);
-            if open.len() > 100 {
+            if open.len() > OPEN {
                 open.pop_front();
             }
         }
