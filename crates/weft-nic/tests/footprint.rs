@@ -1,23 +1,32 @@
-//! What an idle peer costs: heap of an engine and its devices, counted while that engine runs and rounded up as glibc's allocator
-//! does, so that the result is the same in every run. A program of its own, because it has an allocator of its own.
+//! What an idle peer costs, and a stranger who has proven nothing: heap of an engine and its devices, counted while that engine runs and rounded up as
+//! glibc's allocator does, so that the result is the same in every run. A program of its own, because it has an allocator of its own.
 #![allow(clippy::unwrap_used)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::collections::VecDeque;
+use std::io::Write;
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weft_engine::api::{ADDR_NONE, Addr, AddressBook, Config, Context, OpFlags, RecvOp, SendOp};
 use weft_engine::mem::Owned;
-use weft_engine::name::EpName;
-use weft_engine::nic::Nic;
+use weft_engine::name::{EpName, NameParts, endpoint_id};
+use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
 use weft_engine::{Engine, mem};
-use weft_nic::Devices;
+use weft_nic::{Devices, Tcp, TcpConfig};
+
+#[allow(dead_code, unreachable_pub)]
+#[path = "tcp/raw.rs"]
+mod raw;
 
 /// What a connected idle peer may cost an endpoint, in bytes of the heap.
 const BUDGET_BYTES: isize = 512;
 /// The same where it is encrypted: two expanded keys.
 const ENCRYPTED_BUDGET_BYTES: isize = 3072;
+/// What a half-open connection may cost, and one whose hello was good.
+const HALF_OPEN_BYTES: [isize; 2] = [200, 500];
 /// Peers, so many that tables have been enlarged some times.
 const PEERS: usize = 200;
 /// So many come first: what an endpoint keeps for those that are busy is no idle peer's.
@@ -198,5 +207,54 @@ fn an_idle_peer_costs_no_more_than_its_budget() {
         holds(kind, 8);
         // Long enough to move apart from messages, by both sides where they share memory.
         holds(kind, 200_000);
+    }
+}
+
+/// Hears nothing, and is told nothing.
+struct Deaf;
+
+impl Sink for Deaf {
+    fn up(&mut self, _: LinkId, _: LinkUp) {}
+    fn down(&mut self, _: LinkId, _: LinkError) {}
+    fn message(&mut self, _: LinkId, _: &[u8]) {}
+    fn place(&mut self, _: LinkId, _: u64, _: u64, _: usize) -> Option<mem::IovList> {
+        None
+    }
+    fn placed(&mut self, _: LinkId, _: u64, _: u64, _: usize) {}
+    fn done(&mut self, _: LinkId, _: u64, _: Result<(), LinkError>) {}
+}
+
+/// A thousand connections of strangers, silent ones or such with a good hello, of which 300 stay open: the most that is held on the heap.
+#[test]
+fn a_flood_costs_no_more_than_its_budget() {
+    let half_open = TcpConfig::default().half_open;
+    for (greets, budget_bytes) in [false, true].into_iter().zip(HALF_OPEN_BYTES) {
+        let capability = [7; 16];
+        let socket = ([127, 0, 0, 1], 0).into();
+        let (ep_id, context) = (endpoint_id(&capability), None);
+        let name = NameParts { socket, host_id: 1, ep_id, capability, context, shm: false, tcp: true };
+        let mut nic = Tcp::new(&TcpConfig::default(), &name).unwrap();
+        let (target, me) = (nic.name(), EpName::full(&name));
+        let (mut held, mut growth, mut most, mut crowd) = (VecDeque::new(), 0, 0, 0);
+        let patience = Instant::now() + Duration::from_secs(20);
+        for n in 1..=1000 {
+            let mut stream = TcpStream::connect(target.socket()).unwrap();
+            if greets {
+                stream.write_all(&raw::hello(&me, &target)).unwrap();
+            }
+            held.push_back(stream);
+            held.drain(..held.len().saturating_sub(300));
+            while nic.stats().refused + (nic.stats().half_open as u64) < n {
+                assert!(Instant::now() < patience, "{n} connections");
+                growth += counted(|| nic.poll(&mut Deaf)).0;
+                most = most.max(growth);
+                crowd = crowd.max(nic.stats().half_open);
+            }
+        }
+        // The last one makes room for the next, which may not have come yet.
+        assert!((half_open - 1..=half_open).contains(&crowd), "{crowd}");
+        let each = most / isize::try_from(crowd).unwrap();
+        println!("half-open, good hello: {greets}: {each} B each");
+        assert!((1..=budget_bytes).contains(&each), "good hello: {greets}: {each} B each");
     }
 }

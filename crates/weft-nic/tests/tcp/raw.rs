@@ -100,7 +100,7 @@ pub fn join(me: &EpName, peer: &EpName) -> TcpStream {
 
 /// A frame.
 pub fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
-    let mut bytes = (body.len() as u32).to_le_bytes().to_vec();
+    let mut bytes = u32::try_from(body.len()).unwrap().to_le_bytes().to_vec();
     bytes.extend_from_slice(&[kind, 0, 0, 0]);
     bytes.extend_from_slice(body);
     bytes
