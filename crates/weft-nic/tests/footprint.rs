@@ -1,5 +1,5 @@
-//! What an idle peer costs, and a stranger who has proven nothing: heap of an engine and its devices, counted while that engine runs and rounded up as
-//! glibc's allocator does, so that the result is the same in every run. A program of its own, because it has an allocator of its own.
+//! What an idle peer costs, and a stranger who has proven nothing: heap of an engine and its devices, counted while that engine runs and
+//! rounded up as glibc's allocator does, so that the result is the same in every run. A program of its own, because it has an allocator of its own.
 #![allow(clippy::unwrap_used)]
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -77,8 +77,8 @@ fn slow_hellos_are_cut_off() {
     world.join_and_greet(1, 0);
 }
 
-/// Ten thousand connections, one after another, of which the stranger keeps the last 300 open, more than the endpoint does: that one keeps few of them,
-/// meanwhile carries messages between peers, and takes a new one.
+/// Ten thousand connections, one after another, of which the stranger keeps the last 300 open, more than the endpoint does: that one keeps
+/// few of them, meanwhile carries messages between peers, and takes a new one.
 #[test]
 fn ten_thousand_connections_cost_few_descriptors() {
     const CONNECTIONS: usize = 10_000;
