@@ -17,7 +17,7 @@ use crate::msg::EAGER_COST;
 use crate::mutant::{Mutant, strikes};
 use crate::nic::{LinkId, Nic, RemoteIov};
 use crate::ops::{Multi, RecvInfo, XferKind};
-use crate::traffic::Way;
+use crate::traffic::{Wait, Way};
 use crate::vc::{Haul, REQUEST_LIMIT, VcState};
 use crate::wire::{self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Reader, Rts, Short, Status, kind};
 
@@ -145,6 +145,9 @@ impl Core {
 
     pub(crate) fn deliver_unexpected(&mut self, message: Unexpected, iov: IovList, mut info: RecvInfo) {
         let vci = message.vc;
+        if !matches!(message.body, Body::Lost { .. }) {
+            self.vcs[vci as usize].count_wait(Wait::Over);
+        }
         match message.body {
             Body::Eager { bytes, ack } => {
                 mem::scatter(&iov, 0, &bytes);
@@ -454,7 +457,7 @@ impl Core {
         let Some((iov, info)) = self.receive_for(tagged, src, tag, data, payload.len() as u64) else {
             let body = Body::Eager { bytes: Box::from(payload), ack };
             let message = Unexpected { vc: vci, tag, data, body, claimed: None, orphan: false };
-            self.matcher(tagged).keep(message, src);
+            self.keep(tagged, message, src);
             return Ok(());
         };
         self.return_window(vci, payload.len());
@@ -492,8 +495,14 @@ impl Core {
         }
         let body = Body::Rendezvous { op, len, source, ack };
         let message = Unexpected { vc: vci, tag, data, body, claimed: None, orphan: false };
-        self.matcher(tagged).keep(message, src);
+        self.keep(tagged, message, src);
         Ok(())
+    }
+
+    /// A message finds no receive, and waits for one.
+    fn keep(&mut self, tagged: bool, message: Unexpected, src: Addr) {
+        self.vcs[message.vc as usize].count_wait(Wait::Begun);
+        self.matcher(tagged).keep(message, src);
     }
 
     /// Fetches the payload of a matched message, or asks for it.

@@ -41,11 +41,22 @@ pub(crate) enum Way {
     Received,
 }
 
+/// What becomes of a message that finds no receive when it comes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wait {
+    /// It begins to wait.
+    Begun,
+    /// A receive has taken it.
+    Over,
+}
+
 /// What is counted for one peer besides: one that is idle, or has had messages only, has none.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     /// What has passed, but for the messages that are still counted in [`Vc`].
     flows: [Flow; 2],
+    /// Messages received that had to wait, and those that a receive has taken after that.
+    waited: [u64; 2],
     /// Short messages that went by rendezvous because the peer's window was used up.
     pub(crate) stalls: u64,
     /// How often what was to be sent found no room in the device.
@@ -73,7 +84,16 @@ impl Vc {
     pub(crate) fn count_rendezvous(&mut self, way: Way, bytes: u64) {
         self.count_message(way, bytes.wrapping_add(EAGER_COST));
         self.rendezvous[way as usize] += 1;
-        if self.rendezvous[way as usize] == u16::MAX {
+        if self.rendezvous[way as usize] == u8::MAX {
+            self.fold();
+        }
+    }
+
+    /// A message that was counted as received begins to wait for a receive, or has been taken by one after that. Those that never waited
+    /// are the rest: so nobody counts them.
+    pub(crate) fn count_wait(&mut self, what: Wait) {
+        self.waited[what as usize] += 1;
+        if self.waited[what as usize] == u8::MAX {
             self.fold();
         }
     }
@@ -98,11 +118,22 @@ impl Vc {
         flows
     }
 
+    /// Messages received that had to wait, and those that a receive has taken after that.
+    fn waited(&self) -> [u64; 2] {
+        let mut waited = self.more.as_ref().map_or_else(Default::default, |more| more.tally.waited);
+        for (sum, count) in waited.iter_mut().zip(self.waited) {
+            *sum += u64::from(count);
+        }
+        waited
+    }
+
     /// Moves what the paths have counted to the tally.
     #[cold]
     fn fold(&mut self) {
-        self.tally().flows = self.flows();
-        (self.messages, self.costs, self.rendezvous) = ([0; 2], [0; 2], [0; 2]);
+        let (flows, waited) = (self.flows(), self.waited());
+        let tally = self.tally();
+        (tally.flows, tally.waited) = (flows, waited);
+        (self.messages, self.costs, self.rendezvous, self.waited) = ([0; 2], [0; 2], [0; 2], [0; 2]);
     }
 
     /// Moves it before it is too large. (Nobody sends 2³¹ messages between two rounds of progress.)
@@ -150,6 +181,10 @@ pub struct PeerReport {
     pub sent: Flow,
     /// From the peer to us.
     pub received: Flow,
+    /// Messages received whose receive was posted already when they came.
+    pub matched_on_arrival: u64,
+    /// Messages received that had to wait, and that a receive has taken since.
+    pub matched_on_posting: u64,
     /// Short messages that went by rendezvous because the peer's window was used up.
     pub stalls: u64,
     /// How often what was to be sent found no room in the device.
@@ -210,6 +245,7 @@ impl<N: Nic> Engine<N> {
         let vc = self.core.vcs.get_mut(number).filter(|vc| vc.state != VcState::Vacant)?;
         vc.fold_much();
         let [sent, received] = vc.flows();
+        let [waited, taken] = vc.waited();
         let (stalls, retries, links_down, calls_failed) = vc.more.as_ref().map_or((0, 0, 0, 0), |more| {
             let Tally { stalls, retries, links_ended, calls_failed, .. } = more.tally;
             (stalls, retries, links_ended, calls_failed)
@@ -225,6 +261,8 @@ impl<N: Nic> Engine<N> {
             state,
             sent,
             received,
+            matched_on_arrival: received.messages.saturating_sub(waited),
+            matched_on_posting: taken,
             stalls,
             retries,
             waiting: vc.waiting.as_ref().map_or(0, |waiting| waiting.tx.len()) as u64,
@@ -250,12 +288,15 @@ mod tests {
         for _ in 0..100_000 {
             vc.count_rendezvous(Way::Sent, 5 << 30);
             vc.count_access(Way::Received, 3 << 40);
+            vc.count_wait(Wait::Begun);
         }
+        vc.count_wait(Wait::Over);
         vc.count_message(Way::Received, 8 + EAGER_COST);
         let [sent, received] = vc.flows();
         assert_eq!((sent.messages, sent.rendezvous, sent.bytes), (100_000, 100_000, 500_000 << 30));
         assert_eq!((received.messages, received.rendezvous, received.bytes), (1, 0, 8));
         assert_eq!((received.accesses, received.access_bytes, sent.accesses), (100_000, 300_000 << 40, 0));
+        assert_eq!(vc.waited(), [100_000, 1]);
     }
 
     #[test]

@@ -180,7 +180,9 @@ pub(crate) struct Vc {
     /// What was sent and received, for who looks from outside ([`crate::traffic`]).
     pub(crate) costs: [u64; 2],
     pub(crate) messages: [u32; 2],
-    pub(crate) rendezvous: [u16; 2],
+    pub(crate) rendezvous: [u8; 2],
+    /// Of the messages received, those that had to wait for a receive, and those of them that one has taken.
+    pub(crate) waited: [u8; 2],
     /// Eager bytes that we may still send.
     pub(crate) tx_credit: u64,
     /// Eager bytes that the peer has used and not been given back, be it over an earlier link: without a link, those of messages that wait.
@@ -385,6 +387,7 @@ impl Vc {
             costs: [0; 2],
             messages: [0; 2],
             rendezvous: [0; 2],
+            waited: [0; 2],
             tx_credit: 0,
             rx_used: 0,
             credit_owed: 0,

@@ -22,10 +22,10 @@ use rustix::fs::{MemfdFlags, Mode};
 use rustix::process::getpid;
 use rustix::time::{ClockId, clock_gettime};
 use weft_engine::name::EpName;
-use weft_engine::traffic::{PeerReport, PeerState};
-use weft_nic::memfile;
+use weft_engine::nic::LinkId;
+use weft_engine::traffic::{PeerReport, PeerState, Report};
+use weft_nic::{Stats, memfile};
 
-use crate::Devices;
 use crate::endpoint::core::Eng;
 use layout::{Endpoint, Head, Peer};
 
@@ -109,47 +109,15 @@ impl Publisher {
         for number in first..self.next_peer {
             let row = self.bytes.len();
             if let Some(report) = engine.peer_report(number) {
-                layout::put(&mut self.bytes, self.round, peer(&report, engine.nic()).words());
+                layout::put(&mut self.bytes, self.round, peer(&report, |link| engine.nic().device(link)).words());
             }
             self.bytes.resize(row + layout::PEER_BYTES, 0);
         }
         if !self.bytes.is_empty() && !self.write(layout::PEERS_AT + first * layout::PEER_BYTES) {
             return;
         }
-        let [ip_high, ip_low, port, id] = name(&engine.name());
-        let mut endpoint = Endpoint {
-            ip_high,
-            ip_low,
-            port,
-            id,
-            published_ns: now_ns,
-            opened_ns: self.opened_ns,
-            rounds: around.rounds,
-            sleepers: around.sleepers,
-            peers: report.peers,
-            operations: report.operations,
-            posted: report.posted,
-            unexpected: report.unexpected,
-            unexpected_most: report.unexpected_most,
-            unexpected_total: report.unexpected_total,
-            failures: around.failures,
-            again: around.again,
-            datagrams_dropped: report.dropped,
-            lock_waits: around.lock_waits,
-            cache_hits: report.cache.hits,
-            cache_misses: report.cache.misses,
-            cache_bytes: report.cache.bytes,
-            ..Endpoint::default()
-        };
-        let stats = engine.nic().stats();
-        endpoint.shm_fallbacks = stats.fallbacks;
-        if let Some(tcp) = stats.tcp {
-            endpoint.tcp_sends = tcp.send_calls;
-            endpoint.tcp_receives = tcp.receive_calls;
-            endpoint.tcp_waits = tcp.wait_calls;
-            endpoint.tcp_half_open = tcp.half_open as u64;
-            endpoint.tcp_refused = tcp.refused;
-        }
+        let mut endpoint = endpoint(&engine.name(), &report, around, &engine.nic().stats());
+        (endpoint.published_ns, endpoint.opened_ns) = (now_ns, self.opened_ns);
         self.bytes.clear();
         layout::put(&mut self.bytes, self.round, endpoint.words());
         self.write(layout::ENDPOINT_AT);
@@ -174,12 +142,50 @@ fn name(name: &EpName) -> [u64; 4] {
     [high, low, socket.port().into(), id]
 }
 
-fn peer(report: &PeerReport, devices: &Devices) -> Peer {
+/// What an endpoint tells of itself, but for the times.
+fn endpoint(of: &EpName, report: &Report, around: &Around, stats: &Stats) -> Endpoint {
+    let [ip_high, ip_low, port, id] = name(of);
+    let mut endpoint = Endpoint {
+        ip_high,
+        ip_low,
+        port,
+        id,
+        rounds: around.rounds,
+        sleepers: around.sleepers,
+        peers: report.peers,
+        operations: report.operations,
+        posted: report.posted,
+        unexpected: report.unexpected,
+        unexpected_most: report.unexpected_most,
+        unexpected_total: report.unexpected_total,
+        failures: around.failures,
+        again: around.again,
+        datagrams_dropped: report.dropped,
+        lock_waits: around.lock_waits,
+        cache_hits: report.cache.hits,
+        cache_misses: report.cache.misses,
+        cache_bytes: report.cache.bytes,
+        ..Endpoint::default()
+    };
+    endpoint.shm_fallbacks = stats.fallbacks;
+    if let Some(tcp) = &stats.tcp {
+        endpoint.tcp_sends = tcp.send_calls;
+        endpoint.tcp_receives = tcp.receive_calls;
+        endpoint.tcp_waits = tcp.wait_calls;
+        endpoint.tcp_half_open = tcp.half_open as u64;
+        endpoint.tcp_refused = tcp.refused;
+        endpoint.tcp_breaks = tcp.breaks;
+        endpoint.tcp_resumed = tcp.resumed;
+    }
+    endpoint
+}
+
+fn peer(report: &PeerReport, device: impl FnOnce(LinkId) -> Option<&'static str>) -> Peer {
     let [ip_high, ip_low, port, id] = name(&report.name);
     let (state, device) = match report.state {
         PeerState::Idle => (0, None),
         PeerState::Connecting => (1, None),
-        PeerState::Up(link) => (2, devices.device(link)),
+        PeerState::Up(link) => (2, device(link)),
     };
     Peer {
         ip_high,
@@ -206,6 +212,8 @@ fn peer(report: &PeerReport, devices: &Devices) -> Peer {
         links_up: report.links_up,
         links_down: report.links_down,
         calls_failed: report.calls_failed,
+        matched_on_arrival: report.matched_on_arrival,
+        matched_on_posting: report.matched_on_posting,
     }
 }
 
@@ -219,4 +227,136 @@ const fn halves(word: u128) -> [u64; 2] {
 fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::MonotonicCoarse);
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_engine::mrcache::Counts;
+    use weft_engine::traffic::Flow;
+    use weft_nic::tcp::TcpStats;
+
+    use super::*;
+
+    /// 10.0.0.7:4711, without an id.
+    fn somebody() -> EpName {
+        EpName::service(([10, 0, 0, 7], 4711).into())
+    }
+
+    /// Every counter has a number that no other one has.
+    #[test]
+    fn every_word_of_an_endpoint_comes_from_its_own_counter() {
+        let report = Report {
+            peers: 1,
+            operations: 2,
+            posted: 3,
+            unexpected: 4,
+            unexpected_most: 5,
+            unexpected_total: 6,
+            dropped: 7,
+            cache: Counts { hits: 8, misses: 9, bytes: 10, ..Counts::default() },
+        };
+        let around = Around { rounds: 11, sleepers: 12, lock_waits: 13, failures: 14, again: 15 };
+        let tcp = TcpStats {
+            receive_calls: 16,
+            send_calls: 17,
+            wait_calls: 18,
+            links_up: 19,
+            breaks: 20,
+            resumed: 21,
+            refused: 22,
+            denied: 23,
+            links: 24,
+            half_open: 25,
+        };
+        let found = endpoint(&somebody(), &report, &around, &Stats { tcp: Some(tcp), fallbacks: 26 });
+        assert_eq!(found.name(), "10.0.0.7:4711/00000000");
+        let Endpoint { ip_high, ip_low, port, id, .. } = found;
+        let expected = Endpoint {
+            ip_high,
+            ip_low,
+            port,
+            id,
+            published_ns: 0,
+            opened_ns: 0,
+            rounds: 11,
+            sleepers: 12,
+            peers: 1,
+            operations: 2,
+            posted: 3,
+            unexpected: 4,
+            unexpected_most: 5,
+            unexpected_total: 6,
+            failures: 14,
+            again: 15,
+            datagrams_dropped: 7,
+            lock_waits: 13,
+            cache_hits: 8,
+            cache_misses: 9,
+            cache_bytes: 10,
+            shm_fallbacks: 26,
+            tcp_sends: 17,
+            tcp_receives: 16,
+            tcp_waits: 18,
+            tcp_half_open: 25,
+            tcp_refused: 22,
+            tcp_breaks: 20,
+            tcp_resumed: 21,
+        };
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn every_word_of_a_peer_comes_from_its_own_counter() {
+        let report = PeerReport {
+            name: somebody(),
+            addr: 1,
+            state: PeerState::Up(LinkId(77)),
+            sent: Flow { messages: 3, bytes: 4, rendezvous: 5, accesses: 6, access_bytes: 7 },
+            received: Flow { messages: 8, bytes: 9, rendezvous: 10, accesses: 11, access_bytes: 12 },
+            matched_on_arrival: 13,
+            matched_on_posting: 14,
+            stalls: 15,
+            retries: 16,
+            waiting: 17,
+            outstanding: 18,
+            links_up: 19,
+            links_down: 20,
+            calls_failed: 21,
+        };
+        let found = peer(&report, |link| (link == LinkId(77)).then_some("shm"));
+        assert_eq!(found.name(), "10.0.0.7:4711/00000000");
+        assert_eq!((found.state_name(), found.device_name().as_deref()), ("up", Some("shm")));
+        let Peer { ip_high, ip_low, port, id, state, device, .. } = found;
+        let expected = Peer {
+            ip_high,
+            ip_low,
+            port,
+            id,
+            address: 1,
+            state,
+            device,
+            messages_sent: 3,
+            bytes_sent: 4,
+            rendezvous_sent: 5,
+            messages_received: 8,
+            bytes_received: 9,
+            rendezvous_received: 10,
+            accesses_sent: 6,
+            access_bytes_sent: 7,
+            accesses_received: 11,
+            access_bytes_received: 12,
+            stalls: 15,
+            retries: 16,
+            waiting: 17,
+            outstanding: 18,
+            links_up: 19,
+            links_down: 20,
+            calls_failed: 21,
+            matched_on_arrival: 13,
+            matched_on_posting: 14,
+        };
+        assert_eq!(found, expected);
+        let idle = peer(&PeerReport { state: PeerState::Idle, ..report }, |_| Some("shm"));
+        assert_eq!((idle.state_name(), idle.device_name()), ("idle", None));
+    }
 }

@@ -50,8 +50,20 @@ fn endpoint_json(published: &Published) -> Value {
     map.insert("name".into(), endpoint.name().into());
     map.insert("age_ms".into(), u64::try_from(age.as_millis()).unwrap_or(u64::MAX).into());
     map.insert("open_ms".into(), ms(endpoint.published_ns.saturating_sub(endpoint.opened_ns)).into());
+    map.insert("peer_sums".into(), counters(Peer::FIELDS, together(peers).words()).into());
     map.insert("peer_list".into(), peers.iter().filter(|peer| known(peer)).map(peer_json).collect());
     map.into()
+}
+
+/// What the peers' counters add up to.
+fn together(peers: &[Peer]) -> Peer {
+    let mut sums = vec![0_u64; Peer::FIELDS.len()];
+    for peer in peers {
+        for (sum, word) in sums.iter_mut().zip(peer.words()) {
+            *sum = sum.saturating_add(word);
+        }
+    }
+    Peer::from_words(&sums)
 }
 
 /// Whether there is anything to tell of a peer. (What was begun under a service name may have gone on under the full one.)
@@ -87,7 +99,11 @@ impl Text for Stat {
                 told.map(|((name, help), word)| [(*name).to_owned(), word.to_string(), (*help).to_owned()]),
             );
             text += "\n";
-            let pair = |sent: u64, received: u64| format!("{sent} / {received}");
+            let shown = peers.iter().filter(|peer| known(peer));
+            let link = |peer: &Peer| peer.device_name().unwrap_or_else(|| peer.state_name().to_owned());
+            let all = (shown.clone().count() > 1).then(|| ("together".to_owned(), String::new(), together(peers)));
+            let rows = shown.map(|peer| (peer.name(), link(peer), *peer)).chain(all);
+            let pair = |one: u64, other: u64| format!("{one} / {other}");
             text += &render::table(
                 [
                     "peer",
@@ -95,19 +111,21 @@ impl Text for Stat {
                     "messages",
                     "bytes",
                     "rendezvous",
+                    "matched",
                     "accesses",
                     "bytes",
                     "stalls",
                     "retries",
                     "waiting",
                 ],
-                peers.iter().filter(|peer| known(peer)).map(|peer| {
+                rows.map(|(name, link, peer)| {
                     [
-                        peer.name(),
-                        peer.device_name().unwrap_or_else(|| peer.state_name().to_owned()),
+                        name,
+                        link,
                         pair(peer.messages_sent, peer.messages_received),
                         pair(peer.bytes_sent, peer.bytes_received),
                         pair(peer.rendezvous_sent, peer.rendezvous_received),
+                        pair(peer.matched_on_arrival, peer.matched_on_posting),
                         pair(peer.accesses_sent, peer.accesses_received),
                         pair(peer.access_bytes_sent, peer.access_bytes_received),
                         peer.stalls.to_string(),
@@ -146,6 +164,7 @@ mod tests {
         assert_eq!((&peers[0]["messages_sent"], &peers[0]["address"]), (&5.into(), &Value::Null));
         for (name, _) in Peer::FIELDS.iter().filter(|(name, _)| !PUBLISHED_OTHERWISE.contains(name)) {
             assert!(peers[0].get(name).is_some(), "{name}");
+            assert_eq!(endpoint["peer_sums"][name], peers[0][name], "{name}");
         }
     }
 
@@ -153,5 +172,22 @@ mod tests {
     fn text_tells_what_is_not_zero() {
         let text = sample().text();
         assert!(text.contains("unexpected") && text.contains("5 / 0") && !text.contains("tcp_sends"), "{text}");
+        assert!(!text.contains("together"), "there is one peer:\n{text}");
+    }
+
+    #[test]
+    fn several_peers_are_told_together_too() {
+        let Stat(mut process) = sample();
+        let peer = Peer { messages_received: 9, matched_on_arrival: 7, matched_on_posting: 2, ..Peer::default() };
+        process.endpoints[0].peers.extend([peer, peer]);
+        let stat = Stat(process.clone());
+        let text = stat.text();
+        let line = text.lines().find(|line| line.contains("together")).unwrap();
+        assert!(line.contains("5 / 18") && line.contains("14 / 4"), "{text}");
+        process.endpoints[0].peers.push(Peer { matched_on_arrival: u64::MAX, ..peer });
+        let sums = &serde_json::to_value(Stat(process)).unwrap()["endpoints"][0]["peer_sums"];
+        assert_eq!((&sums["messages_sent"], &sums["messages_received"]), (&5.into(), &27.into()));
+        assert_eq!((&sums["matched_on_arrival"], &sums["matched_on_posting"]), (&u64::MAX.into(), &6.into()));
+        assert!(text.contains("7 / 2"), "{text}");
     }
 }

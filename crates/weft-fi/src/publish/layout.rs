@@ -88,6 +88,8 @@ block! {
         tcp_waits: "System calls that asked which sockets are ready.",
         tcp_half_open: "Connections of peers that have proven nothing yet.",
         tcp_refused: "Connections of peers that did not get past the handshake.",
+        tcp_breaks: "Connections of links that broke while the link was to go on.",
+        tcp_resumed: "Connections made in the place of broken ones, over which the link went on.",
     }
 }
 
@@ -118,6 +120,8 @@ block! {
         links_up: "Links that have come up.",
         links_down: "Links that have ended.",
         calls_failed: "Attempts to make one that failed.",
+        matched_on_arrival: "Messages received from it whose receive was posted already.",
+        matched_on_posting: "Messages received from it that waited until a receive took them.",
     }
 }
 
