@@ -28,6 +28,7 @@ PLOTS = jobs.ROOT / "docs/plots"
 
 ALL = "weft,shm,sm2,tcp,weft:FI_WEFT_SHM=0"
 TRUST = ",".join(["tcp", *bench_report.TRUST])
+COUNTING = ",".join(bench_report.COUNTING)
 # What `weft bench` measures: its arguments, and whether the document has a drawing of it.
 PARTS: dict[str, tuple[str, bool]] = {
     "pingpong": (f"pingpong --providers {ALL} --sizes 8,64,1K,4K,16K,64K,256K,1M --rounds 5", True),
@@ -50,6 +51,8 @@ PARTS: dict[str, tuple[str, bool]] = {
     ),
     "trust-latency": (f"pingpong --providers {TRUST} --sizes 8,4K,64K,1M --rounds 7", False),
     "trust-bandwidth": (f"bandwidth --providers {TRUST} --sizes 64K,1M --rounds 7", False),
+    "counting-latency": (f"pingpong --providers {COUNTING} --sizes 8,4K --rounds 15", False),
+    "counting-rate": (f"rate --providers {COUNTING} --op tagged,write --rounds 15", False),
     "oversubscribe": ("oversubscribe --providers weft,shm,sm2 --rounds 3", False),
 }
 

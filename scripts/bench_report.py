@@ -15,6 +15,9 @@ OVER_TCP = "weft:FI_WEFT_SHM=0"
 # What authentication and encryption cost is measured over these.
 KEY = ":FI_WEFT_JOB_KEY=secret"
 TRUST = ("weft", f"weft{KEY}", OVER_TCP, f"{OVER_TCP}{KEY}", f"{OVER_TCP}{KEY}:FI_WEFT_TCP_ENCRYPT=1")
+# What the counters for `weft stat` cost is measured over these: with them, as weft comes, and without.
+SILENT = ":FI_WEFT_STATS=no"
+COUNTING = ("weft", f"weft{SILENT}", OVER_TCP, f"{OVER_TCP}{SILENT}")
 OPERATIONS = {"tagged": "tagged", "write": "write", "read": "read", "fetch-add": "fetch-and-add"}
 SUBJECTS = {"own": "MPICH's own shared memory", "ucx": "UCX", "shm": "shm", "sm2": "sm2", "weft": "weft"}
 
@@ -275,6 +278,22 @@ def trust(results: Results) -> str:
     return markdown(heads, rows)
 
 
+def counting(results: Results) -> str:
+    """What publishing counters costs: weft as it comes, to the same without."""
+    rows: list[list[str]] = []
+    cases = [("counting-latency", f"half round trip, {size_text(size)}", "ns", {"size": size}) for size in (8, 4 << 10)]
+    for op in ("tagged", "write"):
+        cases.append(("counting-rate", f"rate, {OPERATIONS[op]}, 8 B", "Mop/s", {"op": op, "size": 8, "metric": "rate"}))
+    for part, what, unit, wanted in cases:
+        cells = [what]
+        for mine, silent in (COUNTING[:2], COUNTING[2:]):
+            one, other = (value(results.get(part), name, **wanted) for name in (mine, silent))
+            cells += [amount(one, unit), amount(other, unit), ratio(one, other, unit == "ns")]
+        rows.append(cells)
+    heads = ["", "weft", "without counters", "ratio", "weft over TCP", "without counters", "ratio"]
+    return markdown(heads, rows)
+
+
 def replace(file: Path, name: str, text: str) -> None:
     """Puts a text between its marks in a document."""
     begin, end = BEGIN.format(name), END.format(name)
@@ -293,3 +312,4 @@ def renew(root: Path, results: Results) -> None:
     replace(document, "what is wanted", acceptance(results))
     replace(document, "figures of mpi", mpi_section(results))
     replace(document, "figures of trust", trust(results))
+    replace(document, "figures of counting", counting(results))
