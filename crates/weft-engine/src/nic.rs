@@ -64,41 +64,54 @@ pub struct NicCaps {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
-/// Why a link ended or a transfer failed.
+/// Why a link ended or a transfer failed. The text is for logs: the cause, a semicolon, and what to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
     /// The peer closed the link in an orderly way.
-    #[error("closed by the peer")]
+    #[error("closed by the peer; where that is too early, look for the reason there")]
     Closed,
     /// The peer vanished: hang-up, reset, or death of its process.
-    #[error("the peer is gone (hang-up or reset)")]
+    #[error("the peer is gone (hang-up or reset); look whether its process or its host has ended, and why")]
     Gone,
     /// Nobody accepted connections at the address.
-    #[error("connection refused: no endpoint listens at that address")]
+    #[error(
+        "connection refused: no endpoint listens at that address; look whether the peer runs, and whether the address is of an earlier run"
+    )]
     Refused,
     /// No answer within the connect time-out.
-    #[error("no answer within the connect time-out (FI_WEFT_CONNECT_TIMEOUT_MS)")]
+    #[error(
+        "no answer within the connect time-out; look for a firewall, choose another interface (FI_WEFT_IFACE), or allow more time \
+         (FI_WEFT_CONNECT_TIMEOUT_MS)"
+    )]
     Timeout,
     /// No route to the address.
-    #[error("no route to the peer's address")]
+    #[error(
+        "no route to the peer's address; choose an interface that all hosts reach (FI_WEFT_IFACE), and allow a device that reaches the \
+         peer, here and there (FI_WEFT_SHM, FI_WEFT_TCP)"
+    )]
     Unreachable,
     /// The peer failed authentication, or we failed it.
     #[error(
-        "denied: one of the two has another job key than the other, or none (FI_WEFT_JOB_KEY, or the auth_key of domain and endpoint, \
-         must be the same in all processes), or is closed to whoever does not know its full address"
+        "denied: one of the two has another job key than the other, or none, is another user's, or is closed to whoever does not know \
+         its full address; give all processes the same FI_WEFT_JOB_KEY, or auth_key of domain and endpoint, and the same user"
     )]
     Denied,
     /// Only one of the two sides encrypts.
-    #[error("only one of the two encrypts TCP: FI_WEFT_TCP_ENCRYPT must be the same in all processes")]
+    #[error("only one of the two encrypts TCP; set FI_WEFT_TCP_ENCRYPT to the same in all processes")]
     Encryption,
     /// The peer broke the protocol.
-    #[error("the peer sent something that the protocol does not allow")]
+    #[error(
+        "the peer sent something that the protocol does not allow; use the same version of weft everywhere, and report it if it is"
+    )]
     Protocol,
     /// A direct access to the peer's memory was refused by the operating system, or the address was bad.
-    #[error("direct access to the peer's memory failed")]
+    #[error(
+        "direct access to the peer's memory failed; look whether a buffer was unmapped while it was in use, or do without such access \
+         (FI_WEFT_CMA=0)"
+    )]
     Access,
     /// Descriptors, memory or another local resource ran out.
-    #[error("out of descriptors or memory")]
+    #[error("out of descriptors or memory; raise `ulimit -n`, or the memory that the process may have")]
     Resources,
 }
 

@@ -76,7 +76,7 @@ impl Format {
         match self {
             Self::Native => {
                 let name = EpName::from_address(bytes).map_err(|error| {
-                    log::info!("{error}");
+                    log::info!("no address of ours: {error}; pass what fi_getname of a weft endpoint gave");
                     Errno::INVAL
                 })?;
                 // Every endpoint can be reached somehow; this is somebody else's address that begins like one of ours.
@@ -280,7 +280,12 @@ fn getaddrinfo(query: &Query<'_>) -> Result<Vec<SocketAddr>, Errno> {
         let reason = unsafe { libc::gai_strerror(result) };
         // SAFETY: it returns a constant C string.
         let reason = unsafe { CStr::from_ptr(reason) };
-        log::info!("{:?}:{:?} cannot be resolved: {}", query.node, query.service, reason.to_string_lossy());
+        log::info!(
+            "{:?}:{:?} cannot be resolved: {}; look whether the host knows the name, and has an address of that format",
+            query.node,
+            query.service,
+            reason.to_string_lossy()
+        );
         return Err(Errno::NODATA);
     }
     let mut sockets = Vec::new();

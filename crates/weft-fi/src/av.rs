@@ -96,7 +96,9 @@ pub(crate) unsafe extern "C" fn open(
 fn open_vector(domain: Hold<Domain>, attr: &mut sys::fi_av_attr, context: *mut c_void) -> Result<Arc<Av>, Errno> {
     let user_ids = attr.flags & sys::FI_AV_USER_ID != 0;
     if user_ids && domain.api_version() < USER_IDS_SINCE {
-        log::info!("fi_av_open: user identifiers come with API 1.20");
+        log::info!(
+            "fi_av_open: user identifiers come with API 1.20; ask fi_getinfo for that version, or leave FI_AV_USER_ID out"
+        );
         return Err(Errno::NOSYS);
     }
     let context_bits = u32::try_from(attr.rx_ctx_bits).ok().filter(|&bits| bits <= u8::BITS).ok_or(Errno::INVAL)?;
@@ -277,7 +279,7 @@ impl Av {
 
     fn report_failure(&self, context: usize, index: usize, errno: Errno) {
         log::info!(
-            "address {index} of fi_av_insert is not one of weft's, or there is no room for it (errno {})",
+            "address {index} of fi_av_insert is not one of weft's, or there is no room for it (errno {}); pass what fi_getname gave",
             errno.get()
         );
         if let Some(eq) = self.eq.lock().as_ref().filter(|_| self.events) {

@@ -110,13 +110,13 @@ fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mu
         unsafe { waitset::named(wait, attr.map_or(std::ptr::null_mut(), |attr| attr.wait_set), domain.fabric()) }?;
     // FI_AFFINITY only says that signaling_vector is set, which is a hint.
     if attr.is_some_and(|attr| attr.flags & !sys::FI_AFFINITY != 0) {
-        log::info!("fi_cq_open: unknown flags {:#x}", attr.map_or(0, |attr| attr.flags));
+        log::info!("fi_cq_open: unknown flags {:#x}; only FI_AFFINITY is known", attr.map_or(0, |attr| attr.flags));
         return Err(Errno::BADFLAGS);
     }
     let size = attr.map_or(0, |attr| attr.size);
     let size = if size == 0 { DEFAULT_ENTRIES } else { size };
     if size > MAX_ENTRIES {
-        log::info!("fi_cq_open: size: wanted {size}, offered {MAX_ENTRIES}");
+        log::info!("fi_cq_open: size: wanted {size}, offered {MAX_ENTRIES}; ask for no more, or for 0, the default");
         return Err(Errno::NOMEM);
     }
     let callers = domain.callers();

@@ -99,6 +99,40 @@ fn print(host: &Host, record: &Record<'_>) {
 mod tests {
     use super::*;
 
+    /// The sources of this crate and of the devices.
+    fn sources(dir: &std::path::Path, found: &mut Vec<std::path::PathBuf>) {
+        for entry in std::fs::read_dir(dir).expect("a folder of sources").flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                sources(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+
+    /// A warning is what happened, why, and after a semicolon what to do; or it ends in the text of an error that is all that.
+    #[test]
+    fn warnings_say_what_to_do() {
+        let mut files = Vec::new();
+        for dir in ["src", "../weft-nic/src", "../weft-engine/src"] {
+            sources(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(dir), &mut files);
+        }
+        let mut warnings = 0;
+        for file in files {
+            let text = std::fs::read_to_string(&file).expect("a source");
+            for call in text.split("log::").skip(1) {
+                let Some(rest) = call.strip_prefix("warn!(").or_else(|| call.strip_prefix("error!(")) else { continue };
+                let end = [");\n", "),\n"].iter().filter_map(|end| rest.find(end)).min();
+                let words = &rest[..end.unwrap_or(rest.len())];
+                let whole = ["; ", "{why}", ": {error}\"", "remedy(", "LinkError::"].iter().any(|mark| words.contains(mark));
+                assert!(whole, "{}: no remedy: {words}", file.display());
+                warnings += 1;
+            }
+        }
+        assert!(warnings > 15, "only {warnings} were found");
+    }
+
     #[test]
     fn modules_have_their_subsystems() {
         assert_eq!(subsys_of("weft_fi::av"), sys::FI_LOG_AV);

@@ -175,7 +175,7 @@ impl Mr {
             return Err(Errno::DOMAIN);
         }
         if self.domain.caps() & sys::FI_RMA_EVENT == 0 {
-            log::info!("fi_mr_bind: counters at regions need the capability FI_RMA_EVENT");
+            log::info!("fi_mr_bind: counters at regions need the capability FI_RMA_EVENT; open the domain with it");
             return Err(Errno::OPNOTSUPP);
         }
         let change = |counters: &mut RegionCounters| {

@@ -274,7 +274,7 @@ pub(crate) fn guard_size(function: &'static str, body: impl FnOnce() -> Result<i
 #[inline(never)]
 fn report(function: &'static str, panic: &(dyn std::any::Any + Send)) {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    log::error!("{function}: a broken invariant inside weft, please report it: {}", text.unwrap_or("(no message)"));
+    log::error!("{function}: a broken invariant inside weft: {}; please report it", text.unwrap_or("(no message)"));
 }
 
 /// Where a client wants the pointer to a new object. Asked before the object is made: one that is never handed over

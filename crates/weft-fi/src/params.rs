@@ -100,7 +100,7 @@ macro_rules! params {
         impl Params {
             /// The values that `source` gives for the names, or the defaults.
             fn read(source: impl Fn(&str) -> Option<String>) -> Self {
-                let read = Self { $($field: value($name, $default, source($name))),* };
+                let read = Self { $($field: value($name, $default, $unit, source($name))),* };
                 // A queue without room would be full for ever.
                 Self { tx_size: read.tx_size.max(1), rx_size: read.rx_size.max(1), ..read }
             }
@@ -169,12 +169,24 @@ params! {
         "Processors that the thread for automatic progress may run on, such as 1,4-7. Default: those of the thread that enables the first endpoint.";
 }
 
+/// The values that variables of a unit may have, in words.
+fn understood(unit: &str) -> &'static str {
+    match unit {
+        "yes/no" => "yes or no",
+        "bytes" | "count" | "ms" | "µs" => "a number from 0 on, which may end in K, M or G",
+        _ => "one of the values that fi_weft(7) names",
+    }
+}
+
 /// The value of one variable: what is set, if it parses, else the default.
-fn value<T: Value>(name: &str, default: &'static str, set: Option<String>) -> T {
+fn value<T: Value>(name: &str, default: &'static str, unit: &str, set: Option<String>) -> T {
     if let Some(text) = set {
         match T::parse(text.trim()) {
             Some(value) => return value,
-            None => log::warn!("FI_WEFT_{name}={text} is not understood; using the default ({default})"),
+            None => log::warn!(
+                "FI_WEFT_{name}={text} is not understood, using the default ({default}); set it to {}",
+                understood(unit)
+            ),
         }
     }
     match T::parse(default) {

@@ -171,7 +171,10 @@ pub(crate) fn request(handle: usize) -> Option<Arc<Request>> {
 /// The devices and the address of the passive endpoint that a handle names, which does not listen: another endpoint takes them over.
 pub(crate) fn surrender(handle: usize) -> Result<(Option<Devices>, Option<EpName>), Errno> {
     if !OPEN.contains(handle) {
-        log::info!("fi_endpoint: the handle is neither a call that waits nor an open passive endpoint");
+        log::info!(
+            "fi_endpoint: the handle is neither a call that waits (its caller may have gone) nor an open passive endpoint; pass that \
+             of an fi_info as it came"
+        );
         return Err(Errno::INVAL);
     }
     // SAFETY: one of ours that is open; the client does not close it while it uses it.
@@ -313,7 +316,7 @@ pub(crate) unsafe extern "C" fn open(
 
 fn open_passive(fabric: Hold<Fabric>, hints: &Hints, template: Info, context: *mut c_void) -> Result<Arc<Pep>, Errno> {
     if hints.ep.and_then(|attr| EpType::from_raw(attr.type_)) != Some(EpType::Msg) {
-        log::info!("fi_passive_ep: only endpoints of type FI_EP_MSG listen");
+        log::info!("fi_passive_ep: only endpoints of type FI_EP_MSG listen; ask for that type");
         return Err(Errno::INVAL);
     }
     let format = Format::from_raw(hints.addr_format).ok_or(Errno::INVAL)?;

@@ -117,7 +117,9 @@ impl AutoProgress {
         let processors = affinity.map(|list| {
             let set = processors(list);
             if set.is_none() {
-                log::warn!("FI_WEFT_PROGRESS_AFFINITY={list} is no list of processors; ignoring it");
+                log::warn!(
+                    "FI_WEFT_PROGRESS_AFFINITY={list} is no list of processors, ignoring it; name them by numbers and ranges, such as 1,4-7"
+                );
             }
             set
         });

@@ -64,7 +64,7 @@ impl Waker {
             Ok(waker) => waker,
             Err(errno) => {
                 log::warn!(
-                    "no descriptor for a wait object: {errno}; blocking calls will yield instead of sleeping (raise `ulimit -n`)"
+                    "no descriptor for a wait object: {errno}; blocking calls will yield instead of sleeping; raise `ulimit -n`"
                 );
                 return None;
             }

@@ -29,6 +29,7 @@ use weft_engine::room;
 
 use crate::NicError;
 use crate::config::{Config, Identity};
+use crate::error::remedy;
 use crate::host;
 use crate::shm::Shm;
 use crate::tcp::{Tcp, TcpLinkInfo, TcpStats, Unsent};
@@ -499,7 +500,7 @@ impl Devices {
     fn fall_back<S: Sink>(&mut self, sink: &mut S) {
         for (id, why) in std::mem::take(&mut self.table.fallbacks) {
             let Some(peer) = self.table.attempts.get(&id).map(|attempt| attempt.peer) else { continue };
-            log::info!("no shared memory with {peer}: {why}; using TCP");
+            log::info!("no shared memory with {peer}, using TCP: {why}");
             self.fallbacks += 1;
             self.table.routes[id as usize].shm_failed = Some(why);
             let attempt = self.tcp.as_mut().map_or(Err(why), |tcp| tcp.connect(&peer));
@@ -537,14 +538,16 @@ impl Nic for Devices {
                 }
                 Err(why) if !may_tcp => return Err(why),
                 Err(why) => {
-                    log::info!("no shared memory with {peer}: {why}; using TCP");
+                    log::info!("no shared memory with {peer}, using TCP: {why}");
                     self.fallbacks += 1;
                     shm_failed = Some(why);
                 }
             }
         }
         let Some(tcp) = self.tcp.as_mut().filter(|_| may_tcp) else {
-            log::info!("no way to {peer}: it is on another host, and TCP is disabled here or there");
+            log::info!(
+                "no way to {peer}: it is on another host, and TCP is disabled here or there; allow it (FI_WEFT_TCP)"
+            );
             return Err(LinkError::Unreachable);
         };
         let inner = tcp.connect(peer)?;
@@ -670,7 +673,7 @@ fn open_tcp(config: &Config, me: &mut NameParts) -> Result<Option<Tcp>, NicError
             Ok(Some(tcp))
         }
         Err(error) if config.shm && config.listen.is_none_or(|at| at.port() == 0) => {
-            log::warn!("no TCP: {error}");
+            log::warn!("no TCP, only peers on this host are reached: {error}");
             me.tcp = false;
             Ok(None)
         }
@@ -686,7 +689,10 @@ fn open_shm(config: &Config, me: &mut NameParts, tcp: bool) -> Result<Option<Shm
     let opened = match Shm::new(&config.shm_config(service), name) {
         Err(error) if service.is_some() && error.raw_os_error() == Some(libc::EADDRINUSE) => {
             // Port numbers are one space for all addresses of the host here.
-            log::warn!("another endpoint serves port {port} by shared memory: clients that know only the port use TCP");
+            log::warn!(
+                "another endpoint serves port {port} by shared memory: clients that know only the port use TCP; choose another port for \
+                 shared memory"
+            );
             Shm::new(&config.shm_config(None), name)
         }
         opened => opened,
@@ -694,7 +700,7 @@ fn open_shm(config: &Config, me: &mut NameParts, tcp: bool) -> Result<Option<Shm
     match opened {
         Ok(shm) => Ok(Some(shm)),
         Err(error) if tcp => {
-            log::warn!("no shared memory: {error}");
+            log::warn!("no shared memory, peers on this host are reached by TCP: {error}{}", remedy(&error));
             me.shm = false;
             Ok(None)
         }

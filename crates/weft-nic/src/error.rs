@@ -6,12 +6,12 @@
 use std::io;
 use std::net::SocketAddr;
 
-/// A set-up error. Its text names the cause and a remedy.
+/// A set-up error. Its text names the cause and, after a semicolon, a remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum NicError {
     /// The interface that was asked for does not exist.
     #[error(
-        "no network interface has the name or address `{name}`; there are: {available} (set FI_WEFT_IFACE to one of them, or unset it)"
+        "no network interface has the name or address `{name}`; there are: {available}; set FI_WEFT_IFACE to one of them, or unset it"
     )]
     NoSuchInterface {
         /// What was asked for.
@@ -21,7 +21,7 @@ pub enum NicError {
     },
     /// The interface that was asked for cannot be used.
     #[error(
-        "network interface `{name}` {problem} (set FI_WEFT_IFACE to another one, or unset it; there are: {available})"
+        "network interface `{name}` {problem}; set FI_WEFT_IFACE to another one, or unset it (there are: {available})"
     )]
     UnusableInterface {
         /// What was asked for.
@@ -32,7 +32,9 @@ pub enum NicError {
         available: String,
     },
     /// Both devices are switched off.
-    #[error("shared memory and TCP are both disabled (FI_WEFT_SHM, FI_WEFT_TCP): nothing is left to communicate with")]
+    #[error(
+        "shared memory and TCP are both disabled: nothing is left to communicate with; set FI_WEFT_SHM or FI_WEFT_TCP to yes"
+    )]
     NoDevice,
     /// The TCP listener could not be bound.
     #[error("cannot listen on {addr}: {source}{}", remedy(.source))]
@@ -43,10 +45,12 @@ pub enum NicError {
         source: io::Error,
     },
     /// Shared memory could not be set up, and there is no TCP to fall back to.
-    #[error("cannot set up shared memory: {0} (allow TCP as well: FI_WEFT_TCP=1)")]
+    #[error("cannot set up shared memory: {}{}, or allow TCP as well (FI_WEFT_TCP=yes)", .0, remedy(.0))]
     Shm(io::Error),
     /// The system has no random numbers for us.
-    #[error("the operating system gives no random numbers (getrandom failed)")]
+    #[error(
+        "the operating system gives no random numbers (getrandom failed); allow the call in the sandbox, or use Linux 3.17 or newer"
+    )]
     Entropy,
     /// Another system call failed.
     #[error("{what}: {source}{}", remedy(.source))]
@@ -79,15 +83,90 @@ impl NicError {
     }
 }
 
-fn remedy(source: &io::Error) -> &'static str {
+/// What to do about an answer of the system, to follow the words that name it.
+pub(crate) fn remedy(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
-        Some(libc::EADDRINUSE) => {
-            " (another program listens there: choose another service, or wait until it has ended)"
+        Some(libc::EADDRINUSE) => "; another program listens there: choose another service, or wait until it has ended",
+        Some(libc::EADDRNOTAVAIL) => {
+            "; no interface of this host has that address: choose one that it has (FI_WEFT_IFACE)"
         }
-        Some(libc::EADDRNOTAVAIL) => " (no interface of this host has that address)",
-        Some(libc::EACCES) => " (ports below 1024 need a privilege: choose a higher one)",
-        Some(libc::EMFILE) => " (the process is out of file descriptors: raise `ulimit -n`)",
-        Some(libc::ENFILE) => " (the host is out of file descriptors: raise fs.file-max)",
-        _ => "",
+        Some(libc::EAFNOSUPPORT | libc::EPROTONOSUPPORT) => {
+            "; the kernel lacks that kind of network: choose an interface with the other version of IP (FI_WEFT_IFACE)"
+        }
+        Some(libc::EACCES | libc::EPERM) => {
+            "; a port below 1024 needs a privilege: choose a higher one; else a sandbox or security policy forbids the call: allow it"
+        }
+        Some(libc::EMFILE) => "; the process is out of file descriptors: raise `ulimit -n`",
+        Some(libc::ENFILE) => "; the host is out of file descriptors: raise fs.file-max",
+        Some(libc::ENOMEM | libc::ENOBUFS) => "; memory is short: raise the limit of the process or its control group",
+        Some(libc::ENOSPC) => {
+            "; a limit of the kernel is reached: raise fs.epoll.max_user_watches, or free memory of the host"
+        }
+        Some(libc::EFBIG) => "; a file of that length is not allowed: raise `ulimit -f`",
+        Some(libc::ENOSYS) => "; the kernel or a sandbox lacks the call: use a newer kernel, or allow the call",
+        _ => "; see what `weft doctor` says of this host, and report it if that is nothing",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_engine::nic::LinkError;
+
+    use super::*;
+
+    /// Cause and remedy: there is something on both sides of the first semicolon.
+    #[track_caller]
+    fn is_whole(text: &str) {
+        let parts = text.split_once("; ").unwrap_or_default();
+        assert!(parts.0.len() > 10 && parts.1.len() > 10, "{text:?}");
+        assert!(!text.contains(";;") && !text.contains("; ;") && !text.contains("  "), "{text:?}");
+    }
+
+    #[test]
+    fn every_end_of_a_link_has_a_remedy() {
+        use LinkError::*;
+        let next = |error| match error {
+            Closed => Some(Gone),
+            Gone => Some(Refused),
+            Refused => Some(Timeout),
+            Timeout => Some(Unreachable),
+            Unreachable => Some(Denied),
+            Denied => Some(Encryption),
+            Encryption => Some(Protocol),
+            Protocol => Some(Access),
+            Access => Some(Resources),
+            Resources => None,
+        };
+        let all: Vec<_> = std::iter::successors(Some(Closed), |&error| next(error)).collect();
+        assert_eq!(all.len(), 10);
+        all.iter().for_each(|error| is_whole(&error.to_string()));
+    }
+
+    #[test]
+    fn every_set_up_error_has_a_remedy() {
+        // Whatever the system answers, also what no system answers today.
+        for errno in 0..200 {
+            let source = || io::Error::from_raw_os_error(errno);
+            let addr = ([127, 0, 0, 1], 1).into();
+            is_whole(&NicError::Listen { addr, source: source() }.to_string());
+            is_whole(&NicError::Shm(source()).to_string());
+            is_whole(&NicError::System { what: "epoll_create1", source: source() }.to_string());
+        }
+        let (name, available) = ("eth9".to_owned(), "lo (127.0.0.1)".to_owned());
+        let others = [
+            NicError::NoSuchInterface { name: name.clone(), available: available.clone() },
+            NicError::UnusableInterface { name, problem: "has no address", available },
+            NicError::NoDevice,
+            NicError::Entropy,
+        ];
+        for error in others {
+            // Who adds one adds it here, or above.
+            match error {
+                NicError::NoSuchInterface { .. } | NicError::UnusableInterface { .. } => {}
+                NicError::NoDevice | NicError::Entropy => {}
+                NicError::Listen { .. } | NicError::Shm(_) | NicError::System { .. } => unreachable!("above"),
+            }
+            is_whole(&error.to_string());
+        }
     }
 }

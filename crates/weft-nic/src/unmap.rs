@@ -186,7 +186,8 @@ impl UnmapWatch {
                 Err(error) => {
                     ::log::warn!(
                         "the system does not report what is unmapped (userfaultfd: {error}): \
-                         memory is deregistered as soon as it is not used (no lazy deregistration)"
+                         memory is deregistered as soon as it is not used (no lazy deregistration); set vm.unprivileged_userfaultfd=1, or allow the \
+                         call in the sandbox"
                     );
                     return None;
                 }

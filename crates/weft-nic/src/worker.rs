@@ -51,7 +51,7 @@ impl Worker {
         let name = self.handle.thread().name().unwrap_or_default().to_owned();
         if self.handle.join().is_err() {
             log::error!(
-                "the thread {name} has ended by a panic, which is a fault of weft: please report what was printed"
+                "the thread {name} has ended by a panic, which is a fault of weft; please report what was printed"
             );
         }
     }

@@ -121,7 +121,8 @@ pub(crate) fn finish(engine: &Mutex<Eng>, limit: Duration, mut hand_on: impl FnM
     hand_on(&mut engine.lock());
     if !settle(engine, limit, Eng::quiescent, &mut hand_on) {
         log::warn!(
-            "closing an endpoint whose peers have not taken everything within {} ms (FI_WEFT_CLOSE_TIMEOUT_MS)",
+            "closing an endpoint whose peers have not taken everything within {} ms: they make no calls, or are gone; what is left is \
+             lost: let them go on, or allow more time (FI_WEFT_CLOSE_TIMEOUT_MS)",
             limit.as_millis()
         );
     }

@@ -248,7 +248,10 @@ impl Sep {
         let devices = Devices::new(&config)?;
         // A name that does not follow from the first one's would be known to nobody.
         if expected.is_some_and(|name| name != devices.name()) {
-            log::warn!("context {index} of a scalable endpoint cannot be reached as its first one");
+            log::warn!(
+                "context {index} of a scalable endpoint cannot be reached as its first one (a device is missing, or its port is taken); \
+                 see the lines before, or choose another service"
+            );
             return Err(NicError::NoDevice);
         }
         Ok(devices)

@@ -62,7 +62,7 @@ const MR_SCALABLE: i32 = 2;
 
 /// Logs why hints cannot be met, and is the error for that.
 pub(crate) fn reject(what: &str, wanted: impl Display, offered: impl Display) -> Errno {
-    log::info!("fi_getinfo: {what}: wanted {wanted}, offered {offered}");
+    log::info!("fi_getinfo: {what}: wanted {wanted}, offered {offered}; ask for what is offered, or leave it open");
     Errno::NODATA
 }
 

@@ -33,6 +33,7 @@ impl Shm {
                 Ok(handshake) => handshake,
                 // A foreign user is hung up on without an answer.
                 Err(socket) => {
+                    self.tell_of_denial();
                     self.dismiss(socket);
                     continue;
                 }
@@ -50,6 +51,15 @@ impl Shm {
         // There may be more, which nobody reports again before the next look.
         self.attention = ATTENTION;
         calls
+    }
+
+    /// Nobody fills the log: the first, second, fourth, eighth, … denial is told.
+    #[cold]
+    pub(super) fn tell_of_denial(&mut self) {
+        self.control.denied += 1;
+        if self.control.denied.is_power_of_two() {
+            log::warn!("shm: a connection from this host was refused: {}", LinkError::Denied);
+        }
     }
 
     /// Parts with the socket of a foreign user.

@@ -61,6 +61,8 @@ pub(super) struct Control {
     pub(super) refuses_rights: bool,
     /// The sockets of those that cannot be closed yet. Until they are, nobody is accepted.
     pub(super) strangers: Vec<OwnedFd>,
+    /// Callers that were denied a link.
+    pub(super) denied: u64,
     pub(super) timer: OwnedFd,
     timer_armed: bool,
     /// Given up for a moment where descriptors have run out.
@@ -87,7 +89,17 @@ impl Control {
         let spare = Some(timer.try_clone()?);
         let refuses_rights = rights::allow(by_id.as_fd(), false);
         let now_ns = coarse_ns();
-        Ok(Self { by_id, by_port, refuses_rights, strangers: Vec::new(), timer, timer_armed: false, spare, now_ns })
+        Ok(Self {
+            by_id,
+            by_port,
+            refuses_rights,
+            strangers: Vec::new(),
+            denied: 0,
+            timer,
+            timer_armed: false,
+            spare,
+            now_ns,
+        })
     }
 
     /// As on a system where sockets cannot refuse descriptors.
@@ -303,6 +315,9 @@ impl Shm {
             Ok(Step::Ready(offer)) => self.finish_handshake(key, initiator, *offer, sink),
             Err(why) => {
                 self.handshakes[key].refuse(why);
+                if initiator.is_none() && why == LinkError::Denied {
+                    self.tell_of_denial();
+                }
                 self.drop_handshake(key);
                 if let Some(id) = initiator {
                     self.end(id, why);

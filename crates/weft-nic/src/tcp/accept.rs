@@ -81,7 +81,7 @@ impl Tcp {
     /// Once, and not again while it goes on.
     fn tell_of_shortage(&mut self) {
         if !std::mem::replace(&mut self.short, true) {
-            log::warn!("tcp: out of descriptors or memory: new connections wait (raise `ulimit -n`)");
+            log::warn!("tcp: out of descriptors or memory: new connections wait; raise `ulimit -n`");
         }
     }
 

@@ -347,7 +347,10 @@ impl Tcp {
         let at = Timespec { tv_sec: (at_ms / 1000) as i64, tv_nsec: (at_ms % 1000 * 1_000_000) as i64 };
         let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: at };
         if let Err(errno) = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &once) {
-            log::warn!("tcp: timerfd_settime: {errno}; while the endpoint sleeps, time-outs come late");
+            log::warn!(
+                "tcp: timerfd_settime: {errno}: while the endpoint sleeps, time-outs come late; does the process close a descriptor \
+                 that is not its own?"
+            );
         }
     }
 
@@ -399,7 +402,10 @@ impl Tcp {
         if pumped == Pumped::More {
             self.mark_dirty(id);
         } else if link.tx.unreadable {
-            log::warn!("tcp: the memory of a transfer cannot be read; the link to its peer ends");
+            log::warn!(
+                "tcp: the memory of a transfer cannot be read (unmapped while in use?): the link to its peer ends; leave buffers alone \
+                 until their operations are complete"
+            );
             link.state = State::Failed;
             self.failed.push((id, LinkError::Access));
         }

@@ -44,6 +44,9 @@ pub(super) struct Returning {
     answer: Answer,
 }
 
+/// What is done about a connection that broke, and what may be.
+const CALLING: &str = "calling again, nothing is lost; where it happens often, look at the network and its firewalls";
+
 impl Tcp {
     /// A link's connection has ended without a goodbye. True: it is being made anew. `silent_ms`: for so long nothing had
     /// been heard of the peer's host.
@@ -70,7 +73,12 @@ impl Tcp {
                 return false;
             }
         }
-        log::info!("tcp: the connection with {} broke; calling again", session.socket());
+        let peer = session.socket();
+        if silent_ms > 0 {
+            log::info!("tcp: the connection with {peer} broke: its host was silent for {silent_ms} ms; {CALLING}");
+        } else {
+            log::info!("tcp: the connection with {peer} broke: hang-up or reset without a goodbye; {CALLING}");
+        }
         link.state = State::Broken(Box::new(redial));
         self.calling.push(id);
         self.drop_socket(id);

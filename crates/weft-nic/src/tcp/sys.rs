@@ -381,7 +381,7 @@ pub(super) fn append(queue: &mut Vec<u8>, iov: &[Iov]) {
 #[cold]
 pub(super) fn cannot_watch(errno: Errno) {
     log::warn!(
-        "tcp: a socket cannot be watched (epoll_ctl: {errno}): memory is short, or fs.epoll.max_user_watches is too low"
+        "tcp: a socket cannot be watched (epoll_ctl: {errno}): memory is short, or fs.epoll.max_user_watches is too low; raise it"
     );
 }
 

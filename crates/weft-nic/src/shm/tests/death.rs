@@ -270,5 +270,6 @@ fn strangers_are_kept_apart() {
             host.poll();
         }
         assert!(host.inbox.up.is_empty() && host.nic.handshakes.is_empty());
+        assert_eq!(host.nic.control.denied, u64::from(stranger != Stranger::Network));
     }
 }
