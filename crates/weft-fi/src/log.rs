@@ -125,7 +125,8 @@ mod tests {
                 let Some(rest) = call.strip_prefix("warn!(").or_else(|| call.strip_prefix("error!(")) else { continue };
                 let end = [");\n", "),\n"].iter().filter_map(|end| rest.find(end)).min();
                 let words = &rest[..end.unwrap_or(rest.len())];
-                let whole = ["; ", "{why}", ": {error}\"", "remedy(", "LinkError::"].iter().any(|mark| words.contains(mark));
+                let whole =
+                    ["; ", "{why}", ": {error}\"", "remedy(", "LinkError::"].iter().any(|mark| words.contains(mark));
                 assert!(whole, "{}: no remedy: {words}", file.display());
                 warnings += 1;
             }

@@ -119,7 +119,9 @@ pub(super) fn open(
 ) -> Result<Arc<Ep>, Errno> {
     let ty = EpType::from_raw(info.ep.map_or(sys::FI_EP_UNSPEC, |attr| attr.type_)).ok_or(Errno::NOSYS)?;
     if ty == EpType::Msg && domain.callers() == Callers::One {
-        log::info!("fi_endpoint: the domain was opened for another type than FI_EP_MSG; open one with an fi_info of that type");
+        log::info!(
+            "fi_endpoint: the domain was opened for another type than FI_EP_MSG; open one with an fi_info of that type"
+        );
         return Err(Errno::INVAL);
     }
     let shares =

@@ -1,21 +1,52 @@
 //! What endpoints publish for `weft stat`: right numbers, one descriptor for each endpoint, which goes with it, for nobody else's eyes;
 //! and an endpoint that cannot publish works all the same.
+//!
+//! What is counted in seldom cases has a scene that brings the case about; that no two words are confused is a unit test of `publish.rs`.
 
+use std::io::Write;
+use std::net::{Ipv6Addr, SocketAddr, TcpStream};
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
 
+use rustix::net::{AddressFamily, Shutdown, SocketType, getpeername, shutdown, sockopt};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use weft_fi::publish::layout::{self, Endpoint, Head, Peer};
 use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close};
-use crate::side::{Args, Side, acquaint, memory, pattern, scenes, until, works};
+use crate::registration;
+use crate::side::{Args, Side, acquaint, memory, off, pair, pattern, scenes, until, works};
 
 /// All of them.
 pub(crate) fn all(lib: &Lib) {
     scenes(
         lib,
-        &[("counts", counts), ("files_too_small", files_too_small), ("descriptors_used_up", descriptors_used_up)],
+        &[
+            ("counts", counts),
+            ("matches", matches),
+            ("stalls", stalls),
+            ("strangers", strangers),
+            if off("FI_WEFT_SHM") { ("breaks", breaks) } else { ("fallbacks", fallbacks) },
+            if off("FI_WEFT_SHM") { ("system_calls", system_calls) } else { ("retries", retries) },
+            ("files_too_small", files_too_small),
+            ("descriptors_used_up", descriptors_used_up),
+        ],
     );
+}
+
+/// What is published where a device demands registration.
+pub(crate) fn registered(lib: &Lib) {
+    let len = 256 << 10;
+    let mut pair = registration::Pair::new(lib, len);
+    let source = pattern(len);
+    (0..10).for_each(|_| pair.send(source));
+    let ours = registration::counts(&pair.a);
+    assert_eq!((ours.hits + ours.misses, ours.hits > ours.bytes), (10, false), "{ours:?}");
+    let told = |at: &Endpoint, peer: &Peer| {
+        peer.messages_sent == 10
+            && [at.cache_hits, at.cache_misses, at.cache_bytes] == [ours.hits, ours.misses, ours.bytes]
+    };
+    seen(&[&pair.a, &pair.b], told);
 }
 
 /// What this process publishes, page by page.
@@ -40,6 +71,25 @@ fn published() -> Vec<(Endpoint, Peer)> {
         Some((endpoint, Peer::from_words(&block(layout::PEERS_AT, head.peer_words)?)))
     };
     pages().into_iter().filter_map(read).collect()
+}
+
+/// An endpoint of those that these sides have published, as soon as it is as wanted.
+#[track_caller]
+fn seen(sides: &[&Side<'_>], mut wanted: impl FnMut(&Endpoint, &Peer) -> bool) -> (Endpoint, Peer) {
+    until(|| {
+        sides.iter().for_each(|side| side.progress());
+        published().into_iter().find(|(endpoint, peer)| wanted(endpoint, peer))
+    })
+}
+
+/// This process's sockets.
+fn sockets(wanted: impl Fn(BorrowedFd<'_>) -> bool) -> Vec<BorrowedFd<'static>> {
+    let entries = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let ours =
+        entries.filter(|path| std::fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("socket:")));
+    let numbers = ours.map(|path| path.file_name().unwrap().to_str().unwrap().parse().unwrap());
+    // Nothing is closed while they are looked at.
+    numbers.map(|number| unsafe { BorrowedFd::borrow_raw(number) }).filter(|fd| wanted(*fd)).collect()
 }
 
 fn counts(lib: &Lib) {
@@ -87,6 +137,156 @@ fn counts(lib: &Lib) {
     assert_eq!(close(mr), 0);
     b.close_ep();
     assert_eq!(pages().len(), 0);
+}
+
+/// A message counts as matched on arrival, or on posting, or not yet; one that is thrown away was never matched, and accesses are none.
+fn matches(lib: &Lib) {
+    let (a, b, to_b, _) = pair(lib);
+    works(&a, &b, to_b);
+    let source = pattern(1 << 20);
+    let target = memory(1 << 20);
+    // The last one by rendezvous.
+    let lens = [8, 8, 8, 1 << 20];
+    for len in lens {
+        a.tsend(&mut source[..len], to_b, 0xa);
+    }
+    let of_target = |at: &Peer| [at.messages_received, at.matched_on_arrival, at.matched_on_posting];
+    let (endpoint, _) = seen(&[&a, &b], |_, peer| of_target(peer) == [5, 1, 0]);
+    assert_eq!((endpoint.unexpected, endpoint.unexpected_most, endpoint.unexpected_total), (4, 4, 4), "{endpoint:?}");
+    for len in lens {
+        b.trecv(&mut target[..len], 0xb);
+        b.next(&[&a]).done();
+        a.next(&[&b]).done();
+    }
+    let (endpoint, _) = seen(&[&a, &b], |_, peer| of_target(peer) == [5, 1, 4]);
+    assert_eq!((endpoint.unexpected, endpoint.unexpected_most, endpoint.unexpected_total), (0, 4, 4), "{endpoint:?}");
+    a.tsend(&mut source[..8], to_b, 0xa);
+    a.next(&[&b]).done();
+    let (endpoint, _) = seen(&[&a, &b], |_, peer| of_target(peer) == [6, 1, 4]);
+    assert_eq!((endpoint.unexpected, endpoint.unexpected_total), (1, 5), "{endpoint:?}");
+    b.start("fi_trecvmsg", &Args { flags: FI_PEEK | FI_DISCARD, ..Args::new(&mut target[..8], 0) }, &[&a]);
+    b.next(&[&a]).done();
+    let mr = b.register(target, FI_REMOTE_WRITE, 1);
+    for name in ["fi_write", "fi_writev"] {
+        a.start(name, &Args { key: 1, ..Args::new(&mut source[..8], to_b) }, &[&b]);
+        a.next(&[&b]).done();
+    }
+    works(&a, &b, to_b);
+    let (endpoint, peer) = seen(&[&a, &b], |_, peer| of_target(peer) == [7, 2, 4]);
+    assert_eq!((endpoint.unexpected, endpoint.unexpected_total), (0, 5), "{endpoint:?}");
+    assert_eq!(peer.accesses_received, 2);
+    assert_eq!(close(mr), 0);
+}
+
+/// What the peer's window has no room for goes by rendezvous, however short it is.
+fn stalls(lib: &Lib) {
+    let (a, b, to_b, _) = pair(lib);
+    works(&a, &b, to_b);
+    let of_sender = |at: &Peer| [at.messages_sent, at.rendezvous_sent, at.stalls];
+    seen(&[&a, &b], |_, peer| of_sender(peer) == [1, 0, 0]);
+    // Each takes 64 bytes besides, and the first message has used some.
+    let (len, count) = (4000, 40);
+    let fit = (128 * 1024 - 164) / (len + 64);
+    let (source, target) = (pattern(len), memory(len));
+    for _ in 0..count {
+        a.tsend(source, to_b, 0xa);
+    }
+    let beyond = (count - fit) as u64;
+    seen(&[&a, &b], |_, peer| of_sender(peer) == [1 + count as u64, beyond, beyond]);
+    for _ in 0..count {
+        b.trecv(target, 0xb);
+        b.next(&[&a]).done();
+        a.next(&[&b]).done();
+    }
+}
+
+/// A ring that nobody reads is full at some time: what is to be sent then is tried again.
+fn retries(lib: &Lib) {
+    let (a, b, to_b, _) = pair(lib);
+    works(&a, &b, to_b);
+    seen(&[&a, &b], |_, peer| (peer.messages_sent, peer.retries) == (1, 0));
+    let (source, target) = (pattern(4000), memory(4000));
+    let mut sent = 0;
+    seen(&[&a], |_, peer| {
+        sent += usize::from(sent < 4000 && a.run("fi_tsend", &Args::new(source, to_b)) == 0);
+        peer.retries > 0
+    });
+    for _ in 0..sent {
+        b.trecv(target, 0xb);
+        b.next(&[&a]).done();
+        a.next(&[&b]).done();
+    }
+}
+
+/// Who connects and proves nothing, and who says what is no handshake.
+fn strangers(lib: &Lib) {
+    let (a, b, to_b, _) = pair(lib);
+    works(&a, &b, to_b);
+    let (at, _) = seen(&[&a, &b], |_, peer| peer.messages_received == 1);
+    assert_eq!((at.tcp_half_open, at.tcp_refused), (0, 0), "{at:?}");
+    let of_target = |peer: &Peer| peer.messages_received == 1;
+    let ip = Ipv6Addr::from(u128::from(at.ip_high) << 64 | u128::from(at.ip_low)).to_canonical();
+    let mut stranger = TcpStream::connect(SocketAddr::new(ip, at.port.try_into().unwrap())).unwrap();
+    seen(&[&a, &b], |at, peer| of_target(peer) && (at.tcp_half_open, at.tcp_refused) == (1, 0));
+    stranger.write_all(&[0x5a; 1000]).unwrap();
+    seen(&[&a, &b], |at, peer| of_target(peer) && (at.tcp_half_open, at.tcp_refused) == (0, 1));
+    works(&a, &b, to_b);
+}
+
+/// A peer on this host whose shared memory does not answer is reached by TCP.
+fn fallbacks(lib: &Lib) {
+    let (a, b, to_b, _) = pair(lib);
+    let deaf = sockets(|fd| {
+        let local = sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX);
+        local && sockopt::socket_acceptconn(fd) == Ok(true)
+    });
+    assert_eq!(deaf.len(), 2, "one for each endpoint");
+    deaf.iter().for_each(|fd| shutdown(fd, Shutdown::Both).unwrap());
+    works(&a, &b, to_b);
+    let (endpoint, peer) = seen(&[&a, &b], |_, peer| peer.messages_sent == 1);
+    assert_eq!((endpoint.shm_fallbacks, peer.device_name().as_deref()), (1, Some("tcp")), "{endpoint:?}");
+    let (endpoint, _) = seen(&[&a, &b], |_, peer| peer.messages_received == 1);
+    assert_eq!(endpoint.shm_fallbacks, 0, "only who calls falls back: {endpoint:?}");
+}
+
+/// A connection that breaks is made anew; until then there is no room for what is to be sent.
+fn breaks(lib: &Lib) {
+    let (a, b, to_b, _) = pair(lib);
+    works(&a, &b, to_b);
+    let of_sender = |peer: &Peer| peer.messages_sent > 0;
+    let counts = |at: &Endpoint| [at.tcp_breaks, at.tcp_resumed];
+    let (endpoint, peer) = seen(&[&a, &b], |_, peer| of_sender(peer));
+    assert_eq!((counts(&endpoint), peer.retries), ([0, 0], 0), "{endpoint:?}");
+    let ends = sockets(|fd| sockopt::socket_type(fd) == Ok(SocketType::STREAM) && getpeername(fd).is_ok());
+    assert_eq!(ends.len(), 2);
+    ends.iter().for_each(|fd| shutdown(fd, Shutdown::Both).unwrap());
+    // The peer, who would have to answer, does nothing.
+    seen(&[&a], |at, peer| of_sender(peer) && counts(at) == [1, 0]);
+    let (source, target) = (pattern(100), memory(100));
+    a.tsend(source, to_b, 0xa);
+    seen(&[&a], |at, peer| of_sender(peer) && counts(at) == [1, 0] && peer.retries > 0);
+    b.trecv(target, 0xb);
+    b.next(&[&a]).done();
+    a.next(&[&b]).done();
+    let (_, peer) = seen(&[&a, &b], |at, peer| of_sender(peer) && counts(at) == [1, 1]);
+    assert_eq!((peer.messages_sent, peer.links_up, peer.links_down), (2, 1, 0), "{peer:?}");
+}
+
+/// Of messages that wait for each other each is sent and received by a call of its own; the sockets are asked for as well.
+fn system_calls(lib: &Lib) {
+    let (a, b, to_b, to_a) = pair(lib);
+    works(&a, &b, to_b);
+    let calls = |at: &Endpoint| [at.tcp_sends, at.tcp_receives, at.tcp_waits];
+    let (before, _) = seen(&[&a, &b], |_, peer| peer.messages_sent == 1);
+    for _ in 0..100 {
+        works(&a, &b, to_b);
+        works(&b, &a, to_a);
+    }
+    let (after, _) = seen(&[&a, &b], |_, peer| peer.messages_sent == 101);
+    let ([sends, receives, waits], [more_sends, more_receives, more_waits]) = (calls(&before), calls(&after));
+    assert!(more_sends >= sends + 100 && more_receives >= receives + 100, "{before:?} {after:?}");
+    // The sockets that something is expected of are read without being asked.
+    assert!(more_waits > waits, "{before:?} {after:?}");
 }
 
 /// Changes the soft limit while something runs.

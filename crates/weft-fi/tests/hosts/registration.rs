@@ -23,16 +23,16 @@ struct Limits {
 /// `struct weft_mr_cache_counts`, with a member that this provider does not know.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Counts {
-    hits: u64,
-    misses: u64,
+pub(crate) struct Counts {
+    pub(crate) hits: u64,
+    pub(crate) misses: u64,
     refusals: u64,
     coalesced: u64,
     evictions: u64,
     unmapped: u64,
     unwatched: u64,
     entries: u64,
-    bytes: u64,
+    pub(crate) bytes: u64,
     stale: u64,
     stale_bytes: u64,
     future: u64,
@@ -58,7 +58,7 @@ fn ops(ep: *mut fid_ep) -> &'static Ops {
     }
 }
 
-fn counts(side: &Side<'_>) -> Counts {
+pub(crate) fn counts(side: &Side<'_>) -> Counts {
     let mut counts: Counts = unsafe { std::mem::MaybeUninit::zeroed().assume_init() };
     counts.future = 9;
     assert_eq!(unsafe { (ops(side.ep).read)(side.ep, &mut counts, size_of::<Counts>()) }, 0);
@@ -77,22 +77,22 @@ fn get(side: &Side<'_>) -> Limits {
 }
 
 /// Two endpoints, and a transfer from the first to the second.
-struct Pair<'a> {
-    a: Side<'a>,
-    b: Side<'a>,
+pub(crate) struct Pair<'a> {
+    pub(crate) a: Side<'a>,
+    pub(crate) b: Side<'a>,
     to_b: u64,
     target: &'static mut [u8],
 }
 
 impl<'a> Pair<'a> {
-    fn new(lib: &'a Lib, len: usize) -> Self {
+    pub(crate) fn new(lib: &'a Lib, len: usize) -> Self {
         let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
         Self { a, b, to_b, target: memory(len) }
     }
 
     /// Sends the bytes of `source`, which must arrive.
     #[track_caller]
-    fn send(&mut self, source: &mut [u8]) {
+    pub(crate) fn send(&mut self, source: &mut [u8]) {
         self.target.fill(0);
         self.b.trecv(self.target, 1);
         self.a.tsend(source, self.to_b, 2);

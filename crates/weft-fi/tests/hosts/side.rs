@@ -84,7 +84,8 @@ pub(crate) fn by_itself() -> bool {
     !off("FI_WEFT_SHM") && !off("FI_WEFT_CMA")
 }
 
-fn off(variable: &str) -> bool {
+/// Whether the group has switched something off.
+pub(crate) fn off(variable: &str) -> bool {
     std::env::var(variable).is_ok_and(|value| value == "0")
 }
 
