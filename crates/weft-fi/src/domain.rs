@@ -281,6 +281,12 @@ impl Domain {
         self.mr_mode
     }
 
+    /// The bits of [`Self::mr_mode`] (FI_MR_ENDPOINT and others), if it is made of any.
+    pub(crate) fn mr_bits(&self) -> c_int {
+        let whole = [sys::FI_MR_BASIC, sys::FI_MR_SCALABLE].map(u32::cast_signed);
+        if whole.contains(&self.mr_mode) { 0 } else { self.mr_mode }
+    }
+
     /// The type of address vectors that leave it open.
     pub(crate) const fn av_type(&self) -> sys::fi_av_type {
         self.av_type

@@ -111,9 +111,8 @@ fn register(domain: Hold<Domain>, request: Request) -> Result<Arc<Mr>, Errno> {
     if request.flags & !FLAGS != 0 {
         return Err(Errno::BADFLAGS);
     }
-    let mode = domain.mr_mode();
-    let basic = mode == sys::FI_MR_BASIC.cast_signed();
-    let bits = if basic || mode == sys::FI_MR_SCALABLE.cast_signed() { 0 } else { mode };
+    let basic = domain.mr_mode() == sys::FI_MR_BASIC.cast_signed();
+    let bits = domain.mr_bits();
     let key = if basic || bits & sys::FI_MR_PROV_KEY != 0 { domain.free_key()? } else { request.requested_key };
     let virtual_address = basic || bits & sys::FI_MR_VIRT_ADDR != 0;
     let base = if virtual_address { request.iov.first().map_or(0, Iov::addr) } else { 0 };
@@ -150,10 +149,14 @@ fn register(domain: Hold<Domain>, request: Request) -> Result<Arc<Mr>, Errno> {
 }
 
 impl Mr {
-    /// Hands the region to the domain. Enabling twice changes nothing.
+    /// Hands the region to the domain. Enabling twice changes nothing. Where regions belong to endpoints, one of none
+    /// stays disabled: it would be everybody's.
     fn enable(&self) -> Result<(), Errno> {
         let mut state = self.state.lock();
         let Some(region) = state.waiting.clone() else { return Ok(()) };
+        if state.endpoint.is_none() && self.domain.mr_bits() & sys::FI_MR_ENDPOINT != 0 {
+            return Err(Errno::INVAL);
+        }
         let counters = state.counters.clone();
         let only = state.endpoint.as_ref().map(|endpoint| Arc::downgrade(endpoint.core()));
         let auth_key = state.auth_key.clone();

@@ -2,13 +2,14 @@
 //! written, and the connection goes on (fi_domain(3), "Unmatched RMA, RMA Overrun": a transmit error).
 
 use std::ffi::c_void;
+use std::ptr::null_mut;
 
 use weft_fi_sys::*;
 
-use crate::client::{Lib, bind, close};
+use crate::client::{Lib, bind, close, control};
 use crate::side::{
-    Args, CALLS, EP_CONTEXT, Form, Outcome, Side, Watched, acquaint, is_all, long_bytes, memory, pattern, scenes,
-    until, works,
+    Args, CALLS, EP_CONTEXT, Form, Outcome, Side, Watched, acquaint, is_all, long_bytes, memory, name_of, pattern,
+    scenes, until, works,
 };
 
 /// Bytes of the regions.
@@ -58,6 +59,8 @@ pub(crate) fn all(lib: &Lib) {
         &[
             ("refused", refused),
             ("roles", roles),
+            ("endpoints", endpoints),
+            ("domains", domains),
             ("pieces", pieces),
             ("virtual_addresses", virtual_addresses),
             ("closed_under_way", closed_under_way),
@@ -145,6 +148,88 @@ fn roles(lib: &Lib) {
         works(&a, &b, to_b);
         assert_eq!(close(mr), 0);
     }
+}
+
+/// A write, a read and an atomic operation, short and long, on a region of [`REGION_BYTES`]: all are done, or all are refused and
+/// nothing has happened.
+#[track_caller]
+fn reaches(a: &Side<'_>, b: &Side<'_>, dest: u64, (region, key): (Watched, u64), allowed: bool) {
+    let ended = |what: &str| match a.next(&[b]) {
+        Outcome::Done(_) => assert!(allowed, "{what}"),
+        Outcome::Failed(entry) => assert_eq!((entry.err, allowed), (FI_EKEYREJECTED, false), "{what}"),
+    };
+    for len in LENGTHS {
+        region.bytes().fill(0x11);
+        a.start("fi_write", &Args { key, ..Args::new(pattern(len), dest) }, &[b]);
+        ended("fi_write");
+        assert_eq!(region.bytes()[..len] == *pattern(len), allowed, "fi_write of {len} bytes");
+        let back = memory(len);
+        a.start("fi_read", &Args { key, ..Args::new(back, dest) }, &[b]);
+        ended("fi_read");
+        assert_eq!(*back == *pattern(len), allowed, "fi_read of {len} bytes");
+        let atomic = unsafe { (*(*a.ep).atomic).write.unwrap() };
+        let (buf, count) = (pattern(len).as_mut_ptr().cast(), len / 8);
+        region.bytes().fill(0x11);
+        let ctx = 0xc9 as *mut c_void;
+        assert_eq!(unsafe { atomic(a.ep, buf, count, null_mut(), dest, 0, key, FI_UINT64, FI_ATOMIC_WRITE, ctx) }, 0);
+        ended("fi_atomic");
+        assert_eq!(region.bytes()[..len] == *pattern(len), allowed, "fi_atomic of {len} bytes");
+        assert!(is_all(region.bytes(), 0x11) != allowed, "all was left alone, or something written");
+    }
+    b.nothing(&[a]);
+}
+
+/// A region that belongs to one endpoint (FI_MR_ENDPOINT) is reached through that one, once it is enabled, and through no other of its
+/// domain: neither one that was there before nor one that comes later.
+fn endpoints(lib: &Lib) {
+    let b = Side::with_changed(lib, |info| info.domain().mr_mode = FI_MR_ENDPOINT);
+    let (a, b, to_b, _) = acquaint(Side::new(lib), b);
+    let ready = || {
+        let ep = b.another_ep();
+        assert_eq!(bind(ep, b.av, 0), 0);
+        assert_eq!(bind(ep, b.cq, FI_TRANSMIT | FI_RECV), 0);
+        assert_eq!(control(ep, FI_ENABLE, null_mut()), 0);
+        (ep, a.insert(&name_of(ep)))
+    };
+    let (early, to_early) = ready();
+    let target = memory(REGION_BYTES);
+    let region = (Watched::new(target), WRITABLE);
+    let mr = b.register(target, FI_REMOTE_READ | FI_REMOTE_WRITE, WRITABLE);
+    assert_eq!(control(mr, FI_ENABLE, null_mut()), -FI_EINVAL, "of no endpoint yet");
+    reaches(&a, &b, to_b, region, false);
+    reaches(&a, &b, to_early, region, false);
+    assert_eq!(bind(mr, b.ep, 0), 0);
+    assert_eq!(bind(mr, early, 0), -FI_EINVAL, "one endpoint");
+    reaches(&a, &b, to_b, region, false);
+    assert_eq!(control(mr, FI_ENABLE, null_mut()), 0);
+    let (late, to_late) = ready();
+    for _ in 0..2 {
+        reaches(&a, &b, to_b, region, true);
+        reaches(&a, &b, to_early, region, false);
+        reaches(&a, &b, to_late, region, false);
+        // Neither changes whose it is.
+        assert_eq!(control(mr, FI_REFRESH, null_mut()), 0);
+        assert_eq!(control(mr, FI_ENABLE, null_mut()), 0);
+    }
+    assert_eq!(close(mr), 0);
+    reaches(&a, &b, to_b, region, false);
+    works(&a, &b, to_b);
+    assert_eq!([close(early), close(late)], [0, 0]);
+}
+
+/// The key of a region opens nothing at an endpoint of another domain, in the same process or not.
+fn domains(lib: &Lib) {
+    let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+    let c = Side::new(lib);
+    let to_c = a.insert(&c.name());
+    let target = memory(REGION_BYTES);
+    let region = (Watched::new(target), WRITABLE);
+    let access = FI_REMOTE_READ | FI_REMOTE_WRITE;
+    let (mr, own) = (c.register(target, access, WRITABLE), b.register(memory(REGION_BYTES), access, READABLE));
+    reaches(&a, &c, to_c, region, true);
+    reaches(&a, &b, to_b, region, false);
+    works(&a, &b, to_b);
+    assert_eq!([close(mr), close(own)], [0, 0]);
 }
 
 /// What lies within the region up to its last byte is allowed; nothing at its end, too.
