@@ -1,6 +1,13 @@
-//! What an idle peer costs, and a stranger who has proven nothing: heap of an engine and its devices, counted while that engine runs and
-//! rounded up as glibc's allocator does, so that the result is the same in every run. A program of its own, because it has an allocator of its own.
+//! What a peer costs: one that is idle, one that does its worst, and a stranger who has proven nothing. Heap of an engine and its devices,
+//! counted while that engine runs and rounded up as glibc's allocator does, so that the result is the same in every run. A program of its
+//! own, because it has an allocator of its own.
 #![allow(clippy::unwrap_used)]
+
+#[allow(dead_code, unreachable_pub, clippy::cast_possible_truncation)]
+#[path = "tcp/raw.rs"]
+mod raw;
+#[path = "../../weft-engine/tests/told/mod.rs"]
+mod told;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -10,16 +17,13 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use weft_engine::api::{ADDR_NONE, Addr, AddressBook, Config, Context, OpFlags, RecvOp, SendOp};
-use weft_engine::mem::Owned;
+use told::{CAPS, Case, Event, pair, words};
+use weft_engine::api::{ADDR_NONE, Access, Addr, AddressBook, Config, Context, OpFlags, RecvOp, Region, SendOp};
+use weft_engine::mem::{IovList, Owned};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
-use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
+use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, NicCaps, Sink};
 use weft_engine::{Engine, mem};
 use weft_nic::{Devices, Tcp, TcpConfig};
-
-#[allow(dead_code, unreachable_pub)]
-#[path = "tcp/raw.rs"]
-mod raw;
 
 /// What a connected idle peer may cost an endpoint, in bytes of the heap.
 const BUDGET_BYTES: isize = 512;
@@ -257,4 +261,160 @@ fn a_flood_costs_no_more_than_its_budget() {
         println!("half-open, good hello: {greets}: {each} B each");
         assert!((1..=budget_bytes).contains(&each), "good hello: {greets}: {each} B each");
     }
+}
+
+// ---- a peer that does its worst --------------------------------------------------------------
+
+const EAGER: u8 = 8;
+const RTS: u8 = 9;
+const WRITE: u8 = 14;
+const WRITE_RTS: u8 = 15;
+const READ: u8 = 16;
+const READ_BULK: u8 = 17;
+const ATOMIC: u8 = 20;
+
+/// An engine with a region, whose peer takes no message, and whose device no transfer.
+fn besieged(caps: NicCaps) -> (Case, Owned) {
+    let mut case = Case::new(caps, Config::default());
+    case.connect(0, 2);
+    let mut memory = Owned::new(vec![1; 8192]);
+    let access = Access { read: true, write: true };
+    let iov = IovList::from_slice(&[memory.iov()]);
+    case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: false }).unwrap();
+    (case.engine.nic_mut().room, case.engine.nic_mut().depth) = (0, 0);
+    (case, memory)
+}
+
+/// Has the peer say something again and again, until it is cut off. Returns the most that the engine has kept meanwhile, in bytes of
+/// the heap, what it keeps afterwards, and how often it was said.
+fn siege(case: &mut Case, mut say: impl FnMut(&mut Case)) -> (isize, isize, usize) {
+    let (mut kept, mut most, mut times) = (0, 0, 0);
+    while !case.is_cut() {
+        kept += counted(|| say(case)).0;
+        most = most.max(kept);
+        times += 1;
+        assert!(times < 1_000_000, "nobody minds");
+    }
+    (most, kept, times)
+}
+
+/// What docs/security.md says, in bytes of the heap.
+const RESULTS_BYTES: isize = 512 << 10;
+const REQUESTS_BYTES: isize = 250 << 20;
+const ALL_REQUESTS_BYTES: isize = 450 << 20;
+const UNEXPECTED_BYTES: isize = 8 << 20;
+
+/// Each way to have something kept by asking: what is asked for, and not taken or not given, again and again.
+#[test]
+fn what_a_peer_has_an_engine_keep_is_bounded() {
+    let (id, pieces) = (pair(3, 0), (0..32).flat_map(|n| [4096 * (n + 1), 200]).collect::<Vec<u64>>());
+    let in_pieces = |head: &[u64]| words(&[head, &pieces].concat());
+    let (fetch, long) = ([ATOMIC, 8, 0, 10], 32 * 200);
+    let plain = |kind| [kind, 0, 0, 0];
+    for (what, head, body, bound) in [
+        ("results of one byte", fetch, words(&[id, 7, 0, 1]), RESULTS_BYTES),
+        ("results of which two fit no message", fetch, words(&[id, 7, 0, 2100]), RESULTS_BYTES),
+        ("the longest results", fetch, words(&[id, 7, 0, 4080]), RESULTS_BYTES),
+        ("acknowledgements", plain(WRITE), words(&[id, 7, 0, 0]), REQUESTS_BYTES),
+        ("refusals", plain(WRITE), words(&[id, 8, 0, 0]), REQUESTS_BYTES),
+        ("short reads", plain(READ), words(&[id, 7, 0, 0, 128, 0, 0]), REQUESTS_BYTES),
+        ("long reads", plain(READ_BULK), in_pieces(&[id, 7, 0, 0, long, 77 << 32, 32]), REQUESTS_BYTES),
+        ("long writes", plain(WRITE_RTS), in_pieces(&[id, 7, 0, 0, long, 0, 32]), REQUESTS_BYTES),
+        ("long writes to be pushed", plain(WRITE_RTS), words(&[id, 7, 0, 0, long, 0, 0]), REQUESTS_BYTES),
+        ("long messages", plain(RTS), in_pieces(&[pair(3, 32), 0, 0, long]), REQUESTS_BYTES),
+        ("messages of nothing", plain(EAGER), vec![], UNEXPECTED_BYTES),
+        ("messages of one byte", plain(EAGER), vec![1], UNEXPECTED_BYTES),
+        ("messages", plain(EAGER), vec![1; 2000], UNEXPECTED_BYTES),
+    ] {
+        for direct in [false, true] {
+            let (mut case, _memory) = besieged(NicCaps { get: direct, put: direct, ..CAPS });
+            let (most, kept, times) = siege(&mut case, |case| case.say_as(head, &body));
+            println!("{what}: {most} B for {times}, {kept} B afterwards");
+            assert!(most <= bound, "{what}: {most} B for {times}");
+            // Tables do not become smaller, and messages stay.
+            assert!(bound != RESULTS_BYTES || kept < 1024, "{what}: {kept} B are left");
+        }
+    }
+}
+
+/// As many of the requests that cost the most as there may be, of each kind.
+#[test]
+fn what_all_kinds_of_requests_have_an_engine_keep_is_bounded() {
+    const REQUESTS: usize = 131_072;
+    let (id, pieces) = (pair(3, 0), (0..32).flat_map(|n| [4096 * (n + 1), 200]).collect::<Vec<u64>>());
+    let [message, write, read] =
+        [&[pair(3, 32), 0, 0, 6400][..], &[id, 7, 0, 0, 6400, 0, 32], &[id, 7, 0, 0, 6400, 77 << 32, 32]]
+            .map(|head| words(&[head, &pieces].concat()));
+    let (mut case, _memory) = besieged(CAPS);
+    let mut times = 0;
+    let (most, ..) = siege(&mut case, |case| {
+        if times < REQUESTS {
+            case.say(RTS, 0, &message);
+            case.say(WRITE_RTS, 0, &write);
+        }
+        case.say(READ_BULK, 0, &read);
+        times += 1;
+    });
+    println!("all kinds of requests: {most} B");
+    assert!(times > REQUESTS && most <= ALL_REQUESTS_BYTES, "{most} B for {times} of each");
+}
+
+/// Messages before their turn, and such that come before the connection is made: none on a device that keeps order, as shm and tcp do.
+#[test]
+fn messages_out_of_order_are_bounded() {
+    let unordered = NicCaps { ordered: false, ..CAPS };
+    let whole = vec![1; CAPS.mailbox_bytes - 8];
+    let each = isize::try_from(CAPS.mailbox_bytes).unwrap() + 128;
+    for (caps, most_messages) in [(CAPS, 0), (unordered, 4096)] {
+        let (mut case, _memory) = besieged(caps);
+        case.seq = 1;
+        let (most, kept, times) = siege(&mut case, |case| case.say(EAGER, 0, &whole));
+        assert!(times <= 1 + most_messages && most <= 1024 + each * most_messages as isize, "{most} B for {times}");
+        assert!(kept < 1024, "{kept} B are left");
+
+        let mut case = Case::new(caps, Config::default());
+        case.engine.nic_mut().dials = Some(0);
+        let (ctx, flags) = (Context::default(), OpFlags::empty());
+        case.engine.send(&SendOp { dest: 0, iov: &[], tag: 0, data: 0, ctx, flags }).unwrap();
+        case.link = LinkId(0);
+        case.tell(Event::Up { link: case.link, peer: told::name(2), initiator: true });
+        let (most, _, times) = siege(&mut case, |case| case.say(EAGER, 0, &whole));
+        assert!(times <= 1 + most_messages && most <= 1024 + each * most_messages as isize, "{most} B for {times}");
+    }
+}
+
+/// A message of which the last byte never comes, on each of many links: one mailbox for each.
+#[test]
+fn a_message_that_does_not_end_takes_one_mailbox() {
+    const LINKS: usize = 16;
+    const MAILBOX: usize = (64 << 10) + 256;
+    let mut hub = endpoint(Kind::Tcp);
+    let target = hub.nic().name();
+    let (said, all_said) = std::sync::mpsc::channel();
+    let peers = std::thread::spawn(move || {
+        let streams = (0..LINKS).map(|_| {
+            let capability = weft_nic::handshake::random().unwrap();
+            let (socket, ep_id) = (target.socket(), endpoint_id(&capability));
+            let me = NameParts { socket, host_id: 1, ep_id, capability, context: None, shm: false, tcp: true };
+            let mut stream = raw::join(&EpName::full(&me), &target);
+            let frame = raw::frame(1, &[7; MAILBOX]);
+            stream.write_all(&frame[..frame.len() - 1]).unwrap();
+            stream
+        });
+        said.send(streams.collect::<Vec<_>>()).unwrap();
+    });
+    let (mut growth, start) = (0, Instant::now());
+    let mut streams = None;
+    // All has been written when the peers say so, and a while later it has come.
+    let mut until = start + Duration::from_secs(20);
+    while Instant::now() < until {
+        growth += counted(|| hub.progress()).0;
+        if let Ok(all) = all_said.try_recv() {
+            (streams, until) = (Some(all), Instant::now() + Duration::from_millis(300));
+        }
+    }
+    peers.join().unwrap();
+    assert_eq!(streams.map(|all| all.len()), Some(LINKS));
+    let each = growth / LINKS as isize;
+    assert!((MAILBOX..MAILBOX + 2048).contains(&usize::try_from(each).unwrap()), "{each} B for each link");
 }
