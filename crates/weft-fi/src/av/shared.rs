@@ -6,7 +6,8 @@
 //! The addresses are in a memfd of whoever was first to open the name. Others find it by two abstract sockets, on which
 //! nobody listens: one makes sure that there is one maker, the name of the other says by which process and number the file is to be had under
 //! /proc. All that goes when the last process goes that has it; nothing has a name in a file system. Only processes of the same user
-//! can open it; what they write is checked as any address is.
+//! can open it; what they write is checked as any address is. Abstract names are anybody's to take: who takes the first one without having the
+//! file, another user for instance, keeps the vector from being made, which is an error (-FI_EADDRINUSE), and no more.
 //!
 //! Layout: a head of [`HEAD_BYTES`] (magic, how often something was removed, the name), then rows of [`ROW_BYTES`]: the address, and how
 //! often it was inserted. A row, once there, keeps its number. Writers hold the file's lock.
@@ -99,7 +100,13 @@ impl Shared {
                     }
                     found.ok()
                 });
-                found.ok_or(Errno::NOENT)
+                found.ok_or_else(|| {
+                    log::warn!(
+                        "fi_av_open: the socket @{public}, which stands for the name of this address vector, is held by a process that has no such \
+                         vector of this user's; `ss -xap` tells whose it is. End that process, or give the vector another name"
+                    );
+                    Errno::ADDRINUSE
+                })
             }
             Err(error) => Err(std::io::Error::from(error).into()),
         }

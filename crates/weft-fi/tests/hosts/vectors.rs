@@ -1,6 +1,9 @@
 //! Address vectors.
 
 use std::ffi::{CStr, c_int, c_void};
+use std::os::fd::AsRawFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::ptr::{null, null_mut};
 
 use weft_fi_sys::*;
@@ -14,6 +17,7 @@ pub(crate) fn all(lib: &Lib) {
     events(lib);
     strings(lib);
     shared(lib);
+    occupied(lib);
 }
 
 /// Vectors of one name have the same addresses under the same numbers, whoever inserts them, and go with the last of them.
@@ -64,6 +68,33 @@ fn shared(lib: &Lib) {
     for av in [second, reader, fresh] {
         assert_eq!(close(av), 0);
     }
+}
+
+/// Somebody else holds the socket of a vector's name, as any user can, and perhaps says of a file of ours that it is the vector: an error, within
+/// bounds, and no vector; it is there again when he goes.
+fn occupied(lib: &Lib) {
+    let opened = opened(lib, FI_SOCKADDR_IN);
+    let name = std::ffi::CString::new(format!("occupied {}", std::process::id())).unwrap();
+    let open = || opened.av(|attr| attr.name = name.as_ptr());
+    let bound = || -> Vec<String> {
+        let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+        sockets.lines().filter_map(|line| Some(line.split_once("@weft-av-")?.1.to_owned())).collect()
+    };
+    let (before, av) = (bound(), open().unwrap());
+    // Which of them it is: the maker's number is in the name of the second socket.
+    let mine = format!("-{}-", std::process::id());
+    let new = bound().into_iter().find(|name| name.contains(&mine) && !before.contains(name)).unwrap();
+    assert_eq!(close(av), 0);
+    let public = format!("weft-av-{}", new.split_once('-').unwrap().0);
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    let lies = ["-1-1".to_owned(), format!("{mine}{}", file.as_raw_fd()), "-x".to_owned()];
+    let hold = |name: String| UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
+    let mut held = vec![hold(public.clone())];
+    held.extend(lies.map(|lie| hold(format!("{public}{lie}"))));
+    assert_eq!(open(), Err(FI_EADDRINUSE));
+    assert_eq!(opened.av(|attr| (attr.name, attr.flags) = (name.as_ptr(), FI_READ)), Err(FI_ENOENT));
+    drop(held);
+    assert_eq!(close(open().unwrap()), 0);
 }
 
 /// Does something while the process may write no file of more than 256 bytes, on pain of a signal. Nobody else is here.
