@@ -309,6 +309,7 @@ impl Cluster {
                 engine.address_added(addr, &name);
             }
         }
+        self.fabric.count(|stats| stats.restarts += 1);
         self.begin(rank);
     }
 
@@ -447,9 +448,10 @@ impl Cluster {
     /// One progress round of every living engine that may have something to do (slow ones now and then pass), in an order that their
     /// own random streams give; calls `each` after each engine. If nothing moved, time goes on.
     pub fn turn(&mut self, mut each: impl FnMut(&mut Self, usize)) -> Turn {
-        let full_before = self.fabric.stats().full;
+        let full_before = self.fabric.full();
         let now_ns = self.fabric.now_ns();
         let (mut order, mut slow) = (Vec::with_capacity(self.nodes.len()), Vec::new());
+        let mut still = 0;
         for (rank, node) in self.nodes.iter_mut().enumerate() {
             let Some(node) = node else { continue };
             if !(node.touched || self.all_poll || self.fabric.calls(rank)) {
@@ -459,10 +461,12 @@ impl Cluster {
             let takes_part = node.diligence_permille == 1000 || node.schedule.chance(node.diligence_permille);
             let takes_part = takes_part || !self.slow;
             if node.still_until_ns > now_ns {
+                still += 1;
                 continue;
             }
             if takes_part { order.push((place, rank)) } else { slow.push((place, rank)) }
         }
+        self.fabric.count(|stats| stats.pauses += still + slow.len() as u64);
         order.sort_unstable();
         let mut moved = self.progress(&order, &mut each);
         if moved == 0 && !slow.is_empty() {
@@ -482,17 +486,17 @@ impl Cluster {
             self.fabric.pass(10);
             return Turn::Advanced;
         }
-        let retry = self.fabric.waiting() || self.fabric.stats().full > full_before;
+        let retry = self.fabric.waiting() || self.fabric.full() > full_before;
         if self.fabric.advance() || retry { Turn::Advanced } else { Turn::Idle }
     }
 
     fn progress(&mut self, order: &[(u64, usize)], each: &mut impl FnMut(&mut Self, usize)) -> usize {
         let mut moved = 0;
         for (_, rank) in order {
-            let full_before = self.fabric.stats().full;
+            let full_before = self.fabric.full();
             let Some(Some(Node { engine, touched, .. })) = self.nodes.get_mut(*rank) else { continue };
             let here = engine.progress() + engine.completions().len();
-            *touched = here > 0 || self.fabric.stats().full > full_before;
+            *touched = here > 0 || self.fabric.full() > full_before;
             moved += here;
             each(self, *rank);
         }

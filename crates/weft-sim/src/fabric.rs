@@ -40,6 +40,28 @@ pub struct Stats {
     pub doubles: u64,
     /// Messages that were nonsense when they arrived.
     pub garbled: u64,
+    /// Those of them that were only cut.
+    pub cut: u64,
+    /// Packets beneath the devices that were sent again.
+    pub resends: u64,
+    /// Messages and connection attempts that took long.
+    pub stalls: u64,
+    /// Messages that waited for `flush`, pieces of pushes that were stored in several steps, and polls that brought nothing though something had come.
+    pub partial: u64,
+    /// Connection attempts that failed though there was somebody.
+    pub refusals: u64,
+    /// Links that broke; see `half_open`.
+    pub resets: u64,
+    /// Of these, links of whose end one side learned later.
+    pub half_open: u64,
+    /// Endpoints that died, that left in order, and that took the place of another.
+    pub deaths: u64,
+    /// See `deaths`.
+    pub departures: u64,
+    /// See `deaths`.
+    pub restarts: u64,
+    /// Turns in which a rank that is slow or stands still took no part.
+    pub pauses: u64,
     /// Pieces of pushes handed over.
     pub segments: u64,
     /// Transfers finished without error.
@@ -54,6 +76,8 @@ pub struct Stats {
     pub full: u64,
     /// Times that memory was registered.
     pub registrations: u64,
+    /// Times that it could not be.
+    pub unregistrable: u64,
     /// Links that came up (each end counts).
     pub ups: u64,
     /// Links that ended with `down`.
@@ -269,15 +293,17 @@ impl State {
 
     /// What becomes of a connection attempt.
     fn decide_connection(&mut self, id: EndId) {
-        let Self { config, wires, .. } = self;
+        let Self { config, wires, stats, .. } = self;
         let end = &mut wires[id.wire].ends[id.side.index()];
         let faults = &config.faults;
         let mut after_ns = config.connect_ns + end.flight_ns(config);
         if end.rng.chance(faults.connect_slow_permille) {
             after_ns = (after_ns * 100).min(config.connect_timeout_ns);
+            stats.stalls += 1;
         }
         let event = if end.rng.chance(faults.connect_fail_permille) {
             let why = *end.rng.pick(&[LinkError::Refused, LinkError::Timeout, LinkError::Unreachable]);
+            stats.refusals += 1;
             if why == LinkError::Timeout {
                 after_ns = config.connect_timeout_ns;
             }
@@ -424,7 +450,10 @@ impl State {
             return;
         }
         self.record(What::Exit, ep, u64::from(abrupt), 0, &[]);
-        if !abrupt {
+        if abrupt {
+            self.stats.deaths += 1;
+        } else {
+            self.stats.departures += 1;
             self.flush(ep);
         }
         self.drop_transfers_of(ep);
@@ -467,6 +496,8 @@ impl State {
                 continue;
             }
             broken += 1;
+            self.stats.resets += 1;
+            self.stats.half_open += u64::from(later_ns > 0);
             for side in [Side::Initiator, Side::Acceptor] {
                 let to = EndId { wire, side };
                 let wait_ns = 2 * (self.config.latency_ns + self.config.jitter_ns) + 1;
@@ -700,7 +731,21 @@ impl Fabric {
     /// What has gone through.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.0.borrow().stats
+        let state = self.0.borrow();
+        let ends = || state.wires.iter().flat_map(|wire| &wire.ends);
+        let (resends, stalls) = (ends().map(|end| end.resends).sum(), ends().map(|end| end.stalls).sum::<u64>());
+        Stats { resends, stalls: state.stats.stalls + stalls, ..state.stats }
+    }
+
+    /// How often devices have answered `Full`.
+    #[must_use]
+    pub(crate) fn full(&self) -> u64 {
+        self.0.borrow().stats.full
+    }
+
+    /// Counts what ranks do.
+    pub(crate) fn count(&self, what: impl FnOnce(&mut Stats)) {
+        what(&mut self.0.borrow_mut().stats);
     }
 
     /// Adds to the trace.

@@ -26,6 +26,21 @@ pub struct SimNic {
     pub(crate) ep: usize,
 }
 
+/// Every message of an engine begins with so many bytes.
+const HEAD_BYTES: usize = 8;
+/// Kinds of message in which whatever follows these is the client's: cut behind them, one is only shorter.
+const OPEN_ENDED: [u8; 2] = [5, 8];
+
+/// Makes nonsense of a message: it keeps so many bytes, fewer than it has. They are of a kind that no message has, or are `only_cut`.
+fn spoil(bytes: &mut Vec<u8>, keep: usize, only_cut: bool) {
+    let open_ended = bytes.first().is_some_and(|kind| OPEN_ENDED.contains(kind));
+    let keep = if only_cut && open_ended { keep % HEAD_BYTES } else { keep };
+    bytes.truncate(keep.min(bytes.len().saturating_sub(1)));
+    if !only_cut {
+        bytes.iter_mut().take(1).for_each(|kind| *kind = 0xEE);
+    }
+}
+
 /// What `poll` hands over, with the fabric's state no longer borrowed.
 enum Handover {
     Nothing,
@@ -90,8 +105,11 @@ impl SimNic {
             let left = bytes.len() - at;
             let here = offset.wrapping_add(at as u64);
             let portion = {
-                let rng = &mut self.state.borrow_mut().endpoints[self.ep].rng;
-                if rng.chance(short_permille) { rng.between(0, left) } else { left }
+                let mut state = self.state.borrow_mut();
+                let rng = &mut state.endpoints[self.ep].rng;
+                let portion = if rng.chance(short_permille) { rng.between(0, left) } else { left };
+                state.stats.partial += u64::from(portion < left);
+                portion
             };
             if let Some(iov) = sink.place(link, window, here, left) {
                 mem::scatter(&iov, 0, bytes.get(at..at + portion).unwrap_or_default());
@@ -143,7 +161,9 @@ impl Nic for SimNic {
         let gather = !end.gathered.is_empty() || end.rng.chance(faults.gather_permille);
         if gather {
             end.gathered.push(bytes);
-            if end.gathered.len() == 1 {
+            let first = end.gathered.len() == 1;
+            state.stats.partial += 1;
+            if first {
                 state.endpoints[self.ep].dirty.push(id);
             }
         } else {
@@ -192,7 +212,9 @@ impl Nic for SimNic {
             }
             let (most, idle) = (state.config.poll_budget, state.config.faults.idle_poll_permille);
             let rng = &mut state.endpoints[self.ep].rng;
-            if rng.chance(idle) { 0 } else { rng.between(1, most) }
+            let budget = if rng.chance(idle) { 0 } else { rng.between(1, most) };
+            state.stats.partial += u64::from(budget == 0);
+            budget
         };
         let mut calls = 0;
         for _ in 0..budget {
@@ -275,10 +297,10 @@ impl State {
         let Some(link) = end.link.filter(|_| phase == Phase::Up) else { return Handover::Nothing };
         end.spoken_to = true;
         if let Some(keep) = end.garbled.take() {
-            // No message has such a kind, nor as few bytes as may be left.
-            bytes.truncate(keep);
-            bytes.iter_mut().take(1).for_each(|kind| *kind = 0xEE);
             self.stats.garbled += 1;
+            let only_cut = self.stats.garbled.is_multiple_of(2);
+            self.stats.cut += u64::from(only_cut);
+            spoil(&mut bytes, keep, only_cut);
         }
         match self.meddle(to, true, &mut bytes) {
             Fate::Deliver => {}

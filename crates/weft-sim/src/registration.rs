@@ -105,10 +105,12 @@ impl Registrar for SimNic {
         }
         let fails_permille = state.config.faults.unregistrable_permille;
         if !state.memory.registrable(&span) || state.endpoints[self.ep].rng.chance(fails_permille) {
+            state.stats.unregistrable += 1;
             return Err(Refused::Memory);
         }
         let registered = &mut state.endpoints[self.ep].registered;
         if registered.by_number.len() >= demands.regions || registered.bytes.saturating_add(span.len) > demands.bytes {
+            state.stats.unregistrable += 1;
             return Err(Refused::Full);
         }
         registered.next += 1;

@@ -80,6 +80,9 @@ pub(crate) struct End {
     pub(crate) has_spoken: bool,
     /// The next message that this end is handed is nonsense: it keeps so many bytes.
     pub(crate) garbled: Option<usize>,
+    /// How often a packet from here was sent again, and how often a message stalled.
+    pub(crate) resends: u64,
+    pub(crate) stalls: u64,
     /// Messages that wait for `flush`.
     pub(crate) gathered: Vec<Vec<u8>>,
     /// Transfers that this end has started and that are not reported finished.
@@ -107,6 +110,8 @@ impl End {
             in_flight: 0,
             has_spoken: false,
             garbled: None,
+            resends: 0,
+            stalls: 0,
             gathered: Vec::new(),
             transfers: 0,
             free_at_ns: 0,
@@ -129,6 +134,7 @@ impl End {
         while timeout_ns < RESEND_LONGEST_NS && self.rng.chance(config.faults.resend_permille) {
             self.free_at_ns += timeout_ns;
             timeout_ns *= 2;
+            self.resends += 1;
         }
         self.free_at_ns
     }
@@ -150,6 +156,7 @@ impl End {
         let mut at_ns = self.depart(config, now_ns, len) + self.flight_ns(config);
         if self.rng.chance(faults.stall_permille) {
             at_ns += self.rng.below(faults.stall_ns + 1);
+            self.stalls += 1;
         }
         if config.caps.ordered {
             at_ns = at_ns.max(self.last_arrival_ns);
