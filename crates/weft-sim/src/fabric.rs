@@ -283,7 +283,7 @@ impl State {
             ends[1].phase = Phase::Closed;
         }
         let wire = self.wires.len();
-        self.wires.push(Wire { ends, withdrawn: false, knocked: false, cut: false });
+        self.wires.push(Wire { ends, withdrawn: false, knocked: false, cut: false, broken: false });
         let id = EndId { wire, side: Side::Initiator };
         let link = self.number_link(ep, id);
         self.record(What::Connect, ep, to as u64, u64::from(link.0), &[]);
@@ -496,6 +496,7 @@ impl State {
                 continue;
             }
             broken += 1;
+            self.wires[wire].broken = true;
             self.stats.resets += 1;
             self.stats.half_open += u64::from(later_ns > 0);
             for side in [Side::Initiator, Side::Acceptor] {
@@ -642,6 +643,15 @@ impl Fabric {
     /// what it sends is lost.
     pub fn break_links(&self, a: usize, b: usize, later_ns: u64) -> usize {
         self.0.borrow_mut().break_links(a, b, later_ns)
+    }
+
+    /// Whether a link between two endpoints breaks, and one of them has not learned of it.
+    pub(crate) fn breaks(&self, a: usize, b: usize) -> bool {
+        let between = |wire: &&Wire| {
+            let eps = [wire.ends[0].ep, wire.ends[1].ep];
+            eps == [a, b] || eps == [b, a]
+        };
+        self.0.borrow().wires.iter().filter(between).any(Wire::breaks)
     }
 
     /// The next message from `a` to `b` on a link that is up arrives as nonsense of so many bytes.

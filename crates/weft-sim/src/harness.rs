@@ -148,6 +148,8 @@ pub struct Harness {
     early: Vec<(usize, Vec<Completion>)>,
     /// So far: they decide when clients see what ([`Harness::show_some`]).
     turns: u64,
+    /// Pairs of ranks whose links break, and not both ends know of it.
+    breaking: Vec<(usize, usize)>,
 }
 
 impl Harness {
@@ -177,6 +179,7 @@ impl Harness {
             program_stats: ProgramStats::default(),
             early: Vec::new(),
             turns: 0,
+            breaking: Vec::new(),
         }
     }
 
@@ -453,6 +456,8 @@ impl Harness {
                 queue.progressed(cluster, rank, oracle);
             }
         });
+        self.oracle.now_ns = self.cluster.fabric().now_ns();
+        self.mend();
         self.show_some(turn == Turn::Idle);
         self.run_all(turn)
     }
@@ -488,12 +493,26 @@ impl Harness {
     pub fn break_links(&mut self, a: usize, b: usize, later_ns: u64) {
         self.oracle.broke(a, b);
         self.cluster.fabric().break_links(a, b, later_ns);
+        self.breaking.push((a, b));
+    }
+
+    /// Where both ends have learned that their link is broken, operations are safe again. A connection ends with its link.
+    fn mend(&mut self) {
+        let Self { breaking, cluster, oracle, .. } = self;
+        breaking.retain(|(a, b)| {
+            let breaks = cluster.connects() || cluster.fabric().breaks(*a, *b);
+            if !breaks && cluster.lives(*a) && cluster.lives(*b) {
+                oracle.mended(*a, *b);
+            }
+            breaks
+        });
     }
 
     /// The next message from one rank to another arrives as nonsense of so many bytes.
     pub fn garble(&mut self, from: usize, to: usize, bytes: usize) {
         self.oracle.garbled(from, to);
         self.cluster.fabric().garble(from, to, bytes);
+        self.breaking.push((from, to));
     }
 
     /// What is under way from and to a rank, and whatever is started later, may fail.

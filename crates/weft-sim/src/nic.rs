@@ -297,6 +297,7 @@ impl State {
         let Some(link) = end.link.filter(|_| phase == Phase::Up) else { return Handover::Nothing };
         end.spoken_to = true;
         if let Some(keep) = end.garbled.take() {
+            self.wires[to.wire].broken = true;
             self.stats.garbled += 1;
             let only_cut = self.stats.garbled.is_multiple_of(2);
             self.stats.cut += u64::from(only_cut);

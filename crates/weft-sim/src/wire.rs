@@ -190,4 +190,14 @@ pub(crate) struct Wire {
     pub(crate) knocked: bool,
     /// One end has closed it, or has been told that it is broken: no transfer moves any more.
     pub(crate) cut: bool,
+    /// It breaks: it was reset, or something on it was nonsense.
+    pub(crate) broken: bool,
+}
+
+impl Wire {
+    /// Whether it breaks, or will, and one of its ends has not learned of it.
+    pub(crate) fn breaks(&self) -> bool {
+        let broken = self.broken || self.ends.iter().any(|end| end.garbled.is_some());
+        broken && self.ends.iter().any(|end| end.phase != Phase::Closed)
+    }
 }

@@ -142,11 +142,7 @@ impl Workload {
             workload.harness.expect_datagrams();
         }
         if plan.hazards.has(Hazard::Refuse) {
-            for a in 0..total {
-                for b in a..total {
-                    workload.harness.oracle_mut().broke(a, b);
-                }
-            }
+            workload.harness.oracle_mut().expect_refusals();
         }
         workload
     }

@@ -8,11 +8,19 @@ use weft_engine::api::{Access, Completion, Fault, Kind, OpFlags};
 use weft_engine::nic::LinkError;
 use weft_sim::oracle::Record;
 use weft_sim::run::run_with;
-use weft_sim::{Fabric, FabricConfig, Fate, Harness, Plan, Recv, Rma, Send};
+use weft_sim::{Endpoints, Fabric, FabricConfig, Fate, Harness, Hazard, Hazards, Plan, Recv, Rma, Send};
 
 /// Runs with the mutant switched on until it is caught; it must have struck before.
 /// `strike` gets a batch of completions and says whether it changed anything.
 fn completions_mutant(name: &str, strike: impl Fn(&mut Vec<Completion>) -> bool + Copy + 'static) {
+    completions_mutant_in(Plan::lossless, name, strike);
+}
+
+fn completions_mutant_in(
+    plan: impl Fn(u64) -> Plan,
+    name: &str,
+    strike: impl Fn(&mut Vec<Completion>) -> bool + Copy + 'static,
+) {
     let struck = Rc::new(Cell::new(0));
     for seed in 0..40 {
         // Enough is enough; but rare things need many runs.
@@ -22,7 +30,7 @@ fn completions_mutant(name: &str, strike: impl Fn(&mut Vec<Completion>) -> bool 
         let before = struck.get();
         let counter = Rc::clone(&struck);
         let mut wait = 20 + seed;
-        let report = run_with(&Plan::lossless(seed), move |harness| {
+        let report = run_with(&plan(seed), move |harness| {
             harness.set_tamper(Box::new(move |_, batch| {
                 if wait > 0 {
                     wait -= 1;
@@ -137,6 +145,50 @@ fn an_error_out_of_nothing() {
             let honest = |c: &Completion| c.kind == Kind::Send || c.kind == Kind::Write;
             one(batch, |c| honest(c) && replace(&mut c.fault, |_| Some(fault)))
         });
+    }
+}
+
+/// Calls that may be refused excuse neither that a link breaks nor that a message disappears of which nobody is told.
+#[test]
+fn what_a_refusal_does_not_excuse() {
+    let plan = |seed| {
+        let (hazards, endpoints) = (Hazards::NONE.with(Hazard::Refuse), Endpoints::Rdm);
+        Plan { hazards, endpoints, ..Plan::lossless(seed) }
+    };
+    completions_mutant_in(plan, "a link that broke", |batch| {
+        let gone = Some(Fault::Link(LinkError::Gone));
+        one(batch, |c| (c.kind == Kind::Send || c.kind == Kind::Write) && replace(&mut c.fault, |_| gone))
+    });
+    completions_mutant_in(plan, "a refusal of which nobody is told", |batch| {
+        let untold = |c: &Completion| c.kind == Kind::Send && c.flags.contains(OpFlags::QUIET) && c.fault.is_some();
+        let at = batch.iter().position(untold);
+        at.map(|at| batch.remove(at)).is_some()
+    });
+}
+
+/// A link that breaks excuses what was under way, and nothing that is started when both ends know of it.
+#[test]
+fn what_a_break_does_not_excuse() {
+    for strikes in [false, true] {
+        let mut harness = Harness::new(FabricConfig::new(1), weft_engine::api::Config::default(), 2);
+        let exchange = |harness: &mut Harness| {
+            harness.recv(1, &Recv { len: 64, ..Recv::default() }).unwrap();
+            harness.send(0, 1, &Send { len: 32, ..Send::default() }).unwrap();
+        };
+        exchange(&mut harness);
+        harness.settle().unwrap();
+        exchange(&mut harness);
+        harness.break_links(0, 1, 0);
+        harness.settle().unwrap();
+        let mut strikes_still = strikes;
+        harness.set_tamper(Box::new(move |_, batch| {
+            let gone = Some(Fault::Link(LinkError::Gone));
+            let strike = |c: &mut Completion| c.kind == Kind::Send && replace(&mut c.fault, |_| gone);
+            strikes_still = strikes_still && !one(batch, strike);
+        }));
+        exchange(&mut harness);
+        harness.settle().unwrap();
+        assert_eq!(harness.finish().is_empty(), !strikes);
     }
 }
 

@@ -56,6 +56,7 @@ struct Seat {
 pub(super) struct Barrier {
     signals: Signals,
     seats: Vec<Seat>,
+    opened_ns: u64,
 }
 
 /// The tag of the first round of a barrier.
@@ -96,7 +97,7 @@ impl Harness {
             seat
         });
         let seats = seats.collect();
-        self.barriers.push(Barrier { signals, seats });
+        self.barriers.push(Barrier { signals, seats, opened_ns: self.oracle.now_ns });
         Some(self.oracle.gate(members))
     }
 
@@ -120,9 +121,9 @@ impl Harness {
 
     /// Whether nothing has happened by which a barrier may fail.
     fn barrier_stands(&self, n: usize) -> bool {
-        let seats = &self.barriers[n].seats;
+        let Barrier { seats, opened_ns, .. } = &self.barriers[n];
         let alive = seats.iter().all(|seat| self.cluster.lives(seat.rank) && !seat.abandoned);
-        let breaks = |a: &Seat| seats.iter().any(|b| self.oracle.may_fail(a.rank, b.rank));
+        let breaks = |a: &Seat| seats.iter().any(|b| self.oracle.disturbed_since(a.rank, b.rank, *opened_ns));
         alive && !seats.iter().any(breaks)
     }
 
@@ -147,7 +148,7 @@ impl Harness {
 
     /// The programs of the member at `place`.
     fn part(&self, n: usize, place: usize, whole: bool) -> Vec<Vec<Task>> {
-        let Barrier { signals, seats } = &self.barriers[n];
+        let Barrier { signals, seats, .. } = &self.barriers[n];
         let Seat { bell, sent, rounds, .. } = &seats[place];
         let tag = |round: usize| Some(first_tag(n) | round as u64);
         let wait = |counter: &usize, threshold| Task::Wait(*counter, threshold, Errors::Poison);

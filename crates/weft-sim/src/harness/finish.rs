@@ -12,6 +12,7 @@ impl Harness {
         self.cluster.fabric().heal();
         let mut wrong = Vec::new();
         wrong.extend(self.settle().err());
+        self.oracle.refusals_end();
         if self.queues.iter().any(Option::is_some) {
             wrong.extend(self.finish_programs().err());
         }

@@ -119,7 +119,7 @@ impl Oracle {
         expect(c.kind == atomic.kind(), "kind")?;
         match (c.fault, atomic.must_fail) {
             (Some(fault), Some(must)) if fault == must => return Ok(Some(atomic.buffer)),
-            (Some(Fault::Link(why)), _) if self.excuses(why, atomic.rank, atomic.target) => {
+            (Some(Fault::Link(why)), _) if self.excuses(op, why, atomic.rank, atomic.target) => {
                 return Ok(Some(atomic.buffer));
             }
             (Some(fault), _) => return Err(format!("failed: {fault}")),
@@ -139,11 +139,26 @@ impl Oracle {
         expect(untouched, "sources were written")?;
         if atomic.amo.fetches() {
             atomic.fetched.clone_from(&results);
-            // After a break the model may be ahead of the target.
-            let sure = !atomic.counts && !self.may_fail(atomic.rank, atomic.target);
+            let sure = !atomic.counts && self.model_holds(atomic);
             expect(!sure || results == atomic.expected, "what was fetched")?;
         }
         Ok(Some(atomic.buffer))
+    }
+
+    /// Whether what a rank has done to its slot is known: no operation there has failed of a link, or may be lost.
+    fn model_holds(&self, atomic: &AtomicRecord) -> bool {
+        let (rank, target) = (atomic.rank, atomic.target);
+        let same = |other: &AtomicRecord| (other.rank, other.region, other.counts) == (rank, atomic.region, false);
+        let broken = |op: Op, other: &AtomicRecord| {
+            let failed = other.must_fail.is_none() && matches!(other.end, Some((Err(_), _)));
+            failed || self.may_be_lost(op, rank, target)
+        };
+        !self.disturbed_since(rank, target, 0)
+            || !self
+                .ops
+                .iter()
+                .enumerate()
+                .any(|(op, record)| matches!(record, Record::Atomic(other) if same(other) && broken(op, other)))
     }
 
     /// A remote event of an atomic operation with data.
@@ -194,7 +209,8 @@ impl Oracle {
         let mut unsure = Vec::new();
         for (op, record) in self.ops.iter().enumerate() {
             let Record::Atomic(atomic) = record else { continue };
-            let sure = lives(atomic.rank) && lives(atomic.target) && !self.may_fail(atomic.rank, atomic.target);
+            let lost = self.may_be_lost(op, atomic.rank, atomic.target);
+            let sure = lives(atomic.rank) && lives(atomic.target) && !lost;
             if !sure {
                 unsure.push(atomic.region);
                 continue;
@@ -218,7 +234,7 @@ impl Oracle {
                         ended: atomic.end.map(|(_, at)| at),
                     });
                 }
-            } else {
+            } else if self.model_holds(atomic) {
                 let model = self.models.get(&atomic.region).map_or(&[][..], |model| &model[atomic.offset..]);
                 if !model.starts_with(&atomic.there.bytes()) {
                     out.push(format!("operation {op}: not what the target must hold at the end: {}", describe(atomic)));

@@ -171,7 +171,7 @@ impl Oracle {
             }
             ConnEvent::Ended(why) => {
                 holds(end.stage == Stage::Connected, "ended twice, or was never made")?;
-                holds(self.excuses(*why, rank, end.peer), "ended without a cause")?;
+                holds(self.parts(*why, rank, end.peer), "ended without a cause")?;
                 (Stage::Over, 3)
             }
             ConnEvent::Request { .. } => return Ok(()),
@@ -204,8 +204,8 @@ impl Oracle {
     fn may_not_be_made(&self, rank: usize, end: &End) -> bool {
         let other = self.connections.ends.get(&end.peer);
         let gave_up = other.is_some_and(|other| other.stage == Stage::Over);
-        let deaf = end.listener.is_some_and(|listener| self.may_fail(rank, listener));
-        gave_up || deaf || self.excuses(LinkError::Gone, rank, end.peer)
+        let deaf = end.listener.is_some_and(|listener| self.parts(LinkError::Gone, rank, listener));
+        gave_up || deaf || self.parts(LinkError::Gone, rank, end.peer)
     }
 
     /// The connections that stand, each as a pair of its ends and the other way round.

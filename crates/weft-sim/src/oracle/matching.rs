@@ -28,6 +28,7 @@ struct Place {
 type Stream = (Option<usize>, usize, Option<u64>);
 
 /// A message of one receiver.
+#[derive(Clone, Copy)]
 struct Message<'a> {
     op: Op,
     send: &'a SendRecord,
@@ -57,13 +58,17 @@ impl Oracle {
     fn judge_receiver(&self, rank: usize, lives: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
         let mut messages = self.messages(rank);
         self.place(rank, &mut messages, out);
-        let sure = |send: &SendRecord| !self.datagrams && !self.may_fail(send.rank, send.dest) && lives(send.rank);
+        let sure = |op: Op, send: &SendRecord| {
+            let failed = matches!(send.end, Some(Err(_)));
+            !self.datagrams && !failed && !self.may_be_lost(op, send.rank, send.dest) && lives(send.rank)
+        };
         for m in messages.iter().filter(|m| m.place.is_none()) {
             let promised = m.send.end == Some(Ok(())) && m.send.flags.contains(OpFlags::DELIVERY);
-            if sure(m.send) || promised {
+            if sure(m.op, m.send) || promised {
                 out.push(format!("operation {} was never received: {}", m.op, describe(&self.ops[m.op])));
             }
         }
+        let all = messages.clone();
         messages.retain(|m| m.place.is_some());
         let edges = self.explain(rank, &messages, out);
         if let Some(stuck) = cycle(messages.len(), &edges) {
@@ -76,7 +81,7 @@ impl Oracle {
         }
         for (_, record) in self.wanted_by(rank) {
             if let Record::Peek(peek) = record {
-                self.judge_peek(peek, &messages, out);
+                self.judge_peek(peek, &all, out);
             }
         }
     }
@@ -182,21 +187,27 @@ impl Oracle {
         edges
     }
 
-    /// A peek reports, per sender, the first message that it wants of those that no earlier receive took.
+    /// A peek reports, per sender, the first message that it wants of those that no earlier receive took; not one that was lost.
     fn judge_peek(&self, peek: &PeekRecord, messages: &[Message<'_>], out: &mut Vec<String>) {
         let Some(Some(found)) = &peek.found else { return };
-        let lossy = found.src.is_some_and(|src| self.any_may_fail(src, found.dest));
         let wanted = |m: &&Message<'_>| {
             let later = m.place.is_none_or(|place| place.order >= peek.order);
             let source = self.known_as(m.send.rank);
             (Some(source), m.send.dest) == (found.src, found.dest) && later && peek.want.accept(source, m.send.tag)
         };
-        // Messages are sorted by sender: here the first one of each.
+        // Messages are sorted by sender: here the first one of each, and those that were lost before it.
         let mut first = messages.iter().filter(wanted).collect::<Vec<_>>();
-        first.dedup_by_key(|m| m.send.rank);
+        let mut barred = None;
+        first.retain(|m| {
+            let behind = barred == Some(m.send.rank);
+            if m.place.is_some() {
+                barred = Some(m.send.rank);
+            }
+            !behind
+        });
         let same =
             first.iter().any(|m| (m.send.tag, m.send.data, m.send.len) == (found.tag, found.data, found.full_len));
-        if !same && !lossy {
+        if !same {
             out.push(format!(
                 "{peek:?}\n    should have found {:?}",
                 first.iter().map(|m| describe(&self.ops[m.op])).collect::<Vec<_>>()

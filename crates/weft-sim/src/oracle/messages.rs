@@ -21,7 +21,7 @@ impl Oracle {
         match c.fault {
             None if send.flags.contains(OpFlags::QUIET) => return Err("a quiet send reported success".into()),
             Some(fault) if self.datagrams => return Err(Self::datagram_failed(fault)),
-            Some(Fault::Link(why)) if self.excuses(why, send.rank, send.dest) => return Ok(send.buffer),
+            Some(Fault::Link(why)) if self.excuses(op, why, send.rank, send.dest) => return Ok(send.buffer),
             Some(fault) => return Err(format!("failed: {fault}")),
             None => {}
         }
@@ -91,7 +91,7 @@ impl Oracle {
         let excess = match c.fault {
             None => 0,
             Some(Fault::Truncated(excess)) => excess,
-            Some(fault) => return self.recv_ended(recv, dest, fault, released, at),
+            Some(fault) => return self.recv_ended(op, recv, dest, fault, released, at),
         };
         recv.state = if released { RecvState::Done } else { RecvState::Posted };
         let offset = if c.len == 0 && !multi { 0 } else { c.buf.wrapping_sub(recv.buffer.iov().as_ptr() as usize) };
@@ -119,6 +119,7 @@ impl Oracle {
     /// A receive ended without a message.
     fn recv_ended(
         &self,
+        op: Op,
         recv: &mut RecvRecord,
         rank: usize,
         fault: Fault,
@@ -131,10 +132,10 @@ impl Oracle {
             // Nothing waits for a datagram that has begun to arrive, nor for anybody in particular.
             Fault::Link(_) if self.datagrams => false,
             Fault::Link(why) => match recv.want.src {
-                Some(src) => self.excuses_any(why, rank, src),
+                Some(src) => self.contexts(src).any(|src| self.excuses(op, why, rank, src)),
                 None => {
                     let mine = |(a, b): &&(usize, usize)| *a == rank || *b == rank;
-                    self.broken.iter().filter(mine).any(|(a, b)| self.excuses(why, *a, *b))
+                    self.broken.keys().filter(mine).any(|(a, b)| self.excuses(op, why, *a, *b))
                 }
             },
             _ => false,

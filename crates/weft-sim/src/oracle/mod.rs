@@ -42,8 +42,10 @@ pub struct Oracle {
     ops: Vec<Record>,
     clock: u64,
     complaints: Vec<String>,
-    /// Pairs of ranks between which links broke: there, operations may fail with a link's error.
-    broken: BTreeSet<(usize, usize)>,
+    /// Pairs of ranks between which links broke: what was posted there before then may be lost, or fail with a link's error.
+    broken: BTreeMap<(usize, usize), u64>,
+    /// Calls may be refused: what was posted before then may fail of that.
+    refused_ns: Option<u64>,
     /// Pairs of ranks between which a message was nonsense: there, links may also end for a violated protocol.
     garbled: BTreeSet<(usize, usize)>,
     /// Messages may be lost, and come in any order.
@@ -135,15 +137,38 @@ impl Oracle {
         self.clock
     }
 
-    /// From now on operations between the two ranks may fail.
+    /// From now on operations between the two ranks may fail, and messages be lost.
     pub fn broke(&mut self, a: usize, b: usize) {
-        self.broken.insert((a.min(b), a.max(b)));
+        self.broken.insert((a.min(b), a.max(b)), u64::MAX);
     }
 
-    /// Whether operations between the two ranks may fail.
+    /// The link between the two ranks that broke is known at both ends to have ended: nothing that is posted later goes with it.
+    pub(crate) fn mended(&mut self, a: usize, b: usize) {
+        self.broken.insert((a.min(b), a.max(b)), self.now_ns);
+    }
+
+    /// Until [`Oracle::refusals_end`], calls may be refused: operations may fail of that, but none may disappear.
+    pub(crate) fn expect_refusals(&mut self) {
+        self.refused_ns = Some(u64::MAX);
+    }
+
+    /// Nobody is refused any more.
+    pub(crate) fn refusals_end(&mut self) {
+        self.refused_ns = self.refused_ns.map(|_| self.now_ns);
+    }
+
+    /// Whether links between the two ranks broke since then, or calls may have been refused.
     #[must_use]
-    pub fn may_fail(&self, a: usize, b: usize) -> bool {
-        self.broken.contains(&(a.min(b), a.max(b)))
+    pub(crate) fn disturbed_since(&self, a: usize, b: usize, since_ns: u64) -> bool {
+        let broke = self.broken.get(&(a.min(b), a.max(b)));
+        broke.max(self.refused_ns.as_ref()).is_some_and(|until_ns| *until_ns >= since_ns)
+    }
+
+    /// Whether an operation between the two ranks may have gone with their link, whatever was said of its end.
+    #[must_use]
+    pub(crate) fn may_be_lost(&self, op: Op, a: usize, b: usize) -> bool {
+        let posted_ns = self.posted_ns.get(op).copied().unwrap_or(0);
+        self.broken.get(&(a.min(b), a.max(b))).is_some_and(|until_ns| posted_ns < *until_ns)
     }
 
     /// A message between the two ranks was made nonsense: their link ends.
@@ -159,9 +184,23 @@ impl Oracle {
 
     /// Whether an operation between the two ranks may fail for this reason. No breakage excuses a violated protocol.
     #[must_use]
-    pub fn excuses(&self, why: LinkError, a: usize, b: usize) -> bool {
+    pub(crate) fn excuses(&self, op: Op, why: LinkError, a: usize, b: usize) -> bool {
+        let posted_ns = self.posted_ns.get(op).copied().unwrap_or(0);
         let violated = why == LinkError::Protocol && !self.garbled.contains(&(a.min(b), a.max(b)));
-        !violated && self.may_fail(a, b)
+        !violated && (self.may_be_lost(op, a, b) || self.may_be_refused(why, posted_ns))
+    }
+
+    /// Whether what was posted then may fail since a call was refused.
+    fn may_be_refused(&self, why: LinkError, posted_ns: u64) -> bool {
+        let refused = matches!(why, LinkError::Refused | LinkError::Timeout | LinkError::Unreachable);
+        refused && self.refused_ns.is_some_and(|until_ns| posted_ns < until_ns)
+    }
+
+    /// Whether the connection of two ranks may end for this reason, or not be made.
+    pub(super) fn parts(&self, why: LinkError, a: usize, b: usize) -> bool {
+        let pair = (a.min(b), a.max(b));
+        let violated = why == LinkError::Protocol && !self.garbled.contains(&pair);
+        !violated && (self.broken.contains_key(&pair) || self.refused_ns.is_some())
     }
 
     /// Operations of living ranks to `rank`, which died too long ago for them to be still under way.

@@ -58,7 +58,7 @@ impl Oracle {
         expect(c.kind == rma.kind, "kind")?;
         match (c.fault, rma.must_fail) {
             (Some(fault), Some(must)) if fault == must => return Ok(rma.buffer),
-            (Some(Fault::Link(why)), _) if self.excuses(why, rma.rank, rma.target) => return Ok(rma.buffer),
+            (Some(Fault::Link(why)), _) if self.excuses(op, why, rma.rank, rma.target) => return Ok(rma.buffer),
             (Some(fault), _) => return Err(format!("failed: {fault}")),
             (None, Some(fault)) => return Err(format!("succeeded, and should have failed: {fault}")),
             (None, None) => {}
@@ -121,11 +121,11 @@ impl Oracle {
     fn judge_events(&self, lives: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
         let mut expected = BTreeMap::new();
         let mut unsure = BTreeSet::new();
-        for record in &self.ops {
+        for (op, record) in self.ops.iter().enumerate() {
             if let Record::Atomic(atomic) = record {
                 let (key, count) = Self::atomic_events(atomic);
                 *expected.entry(key).or_insert(0) += count;
-                if !lives(atomic.rank) || self.may_fail(atomic.rank, atomic.target) {
+                if !lives(atomic.rank) || self.may_be_lost(op, atomic.rank, atomic.target) {
                     unsure.insert(key);
                 }
             }
@@ -135,7 +135,7 @@ impl Oracle {
             if rma.end.is_none_or(|end| end.is_ok()) && rma.must_fail.is_none() && reported {
                 *expected.entry(key).or_insert(0) += 1;
             }
-            if !lives(rma.rank) || self.may_fail(rma.rank, rma.target) {
+            if !lives(rma.rank) || self.may_be_lost(op, rma.rank, rma.target) {
                 unsure.insert(key);
             }
         }
@@ -176,7 +176,7 @@ impl Oracle {
         self.judge_atomics(lives, out);
         for (op, record) in self.ops.iter().enumerate() {
             let Record::Rma(rma) = record else { continue };
-            let sure = lives(rma.rank) && lives(rma.target) && !self.may_fail(rma.rank, rma.target);
+            let sure = lives(rma.rank) && lives(rma.target) && !self.may_be_lost(op, rma.rank, rma.target);
             let succeeded = rma.end.is_none_or(|end| end.is_ok()) && rma.must_fail.is_none();
             if rma.kind != Kind::Write || !sure {
                 continue;
