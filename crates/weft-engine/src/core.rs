@@ -244,7 +244,8 @@ impl Core {
         if (left > 0 || came) && !strikes(Mutant::OrphanOvertakes) {
             self.orphan_unexpected(vci, why);
         }
-        if why != LinkError::Closed && addr != ADDR_NONE && !self.is_unreliable() && !self.is_reached(addr) {
+        let told = !strikes(Mutant::DeathUntold);
+        if told && why != LinkError::Closed && addr != ADDR_NONE && !self.is_unreliable() && !self.is_reached(addr) {
             self.fail_directed_receives(addr, fault);
         }
         // What an inject is still to be told is told by way of the address.
@@ -295,13 +296,13 @@ impl Core {
         }
     }
 
-    /// A receive that names the dead as its only source would wait for ever.
     /// Whether there is a link to that address: of several contexts of one endpoint, or after another endpoint has taken the place of one.
     fn is_reached(&self, addr: Addr) -> bool {
         let up = |vc: &Vc| vc.addr == addr && matches!(vc.state, VcState::Greeting(_) | VcState::Up(_));
         self.vcs.iter().any(up)
     }
 
+    /// A receive that names the dead as its only source would wait for ever.
     fn fail_directed_receives(&mut self, addr: Addr, fault: Fault) {
         for tagged in [true, false] {
             let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };

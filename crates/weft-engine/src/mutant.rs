@@ -16,6 +16,7 @@ pub enum Mutant {
     TruncationOffByOne,
     TruncationUntold,
     DeathForgotten,
+    DeathUntold,
     StaleEpoch,
     AgainWithEffect,
     FenceIgnored,
@@ -65,7 +66,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All.
-    pub const ALL: [Self; 54] = [
+    pub const ALL: [Self; 55] = [
         Self::CreditLost,
         Self::CreditTwice,
         Self::IgnoreSwapped,
@@ -75,6 +76,7 @@ impl Mutant {
         Self::TruncationOffByOne,
         Self::TruncationUntold,
         Self::DeathForgotten,
+        Self::DeathUntold,
         Self::StaleEpoch,
         Self::AgainWithEffect,
         Self::FenceIgnored,

@@ -645,6 +645,16 @@ impl Fabric {
         self.0.borrow_mut().break_links(a, b, later_ns)
     }
 
+    /// Whether an endpoint has a link to another on which that one has spoken.
+    pub(crate) fn talks(&self, ep: usize, to: usize) -> bool {
+        let talks = |end: &End, other: &End| {
+            let spoke = end.phase == Phase::Up && end.spoken_to && end.alive();
+            (end.ep, other.ep) == (ep, to) && spoke
+        };
+        let state = self.0.borrow();
+        state.wires.iter().any(|Wire { ends: [a, b], .. }| talks(a, b) || talks(b, a))
+    }
+
     /// Whether a link between two endpoints breaks, and one of them has not learned of it.
     pub(crate) fn breaks(&self, a: usize, b: usize) -> bool {
         let between = |wire: &&Wire| {

@@ -32,6 +32,9 @@ pub use program::{FREE_COUNTER, Job, ProgramStats, RANK_COUNTERS, Task};
 /// Turns after which a run that has not come to rest is called a hang.
 const PATIENCE_TURNS: usize = 200_000;
 
+/// Turns of a run after which it is called endless: fifty times what long ones take.
+const MOST_TURNS: u64 = 20_000_000;
+
 /// Every message: without a tag, with any.
 const ALL_TAGS: [Option<(u64, u64)>; 2] = [None, Some((0, u64::MAX))];
 
@@ -148,6 +151,7 @@ pub struct Harness {
     early: Vec<(usize, Vec<Completion>)>,
     /// So far: they decide when clients see what ([`Harness::show_some`]).
     turns: u64,
+    most_turns: u64,
     /// Pairs of ranks whose links break, and not both ends know of it.
     breaking: Vec<(usize, usize)>,
 }
@@ -179,6 +183,7 @@ impl Harness {
             program_stats: ProgramStats::default(),
             early: Vec::new(),
             turns: 0,
+            most_turns: MOST_TURNS,
             breaking: Vec::new(),
         }
     }
@@ -249,8 +254,8 @@ impl Harness {
             Ok(()) => {
                 let src = recv.src.map(|src| self.cluster.known_as(src));
                 let (want, state) = (Criteria { src, tag: recv.tag }, RecvState::Posted);
-                let (got, claimed, failed) = (Vec::new(), None, None);
-                let record = RecvRecord { rank, want, flags, buffer, order, state, got, claimed, failed };
+                let (got, claimed, failed, cut) = (Vec::new(), None, None, false);
+                let record = RecvRecord { rank, want, flags, buffer, order, state, got, claimed, failed, cut };
                 self.oracle.accepted(op, Record::Recv(record));
             }
             Err(_) => self.cluster.fabric().free(buffer),
@@ -444,8 +449,23 @@ impl Harness {
         absorb(cluster, oracle, tamper.as_mut(), queues[rank].as_mut(), rank);
     }
 
+    /// After so many turns a run is called endless.
+    pub fn limit_turns(&mut self, turns: u64) {
+        self.most_turns = turns;
+    }
+
+    /// Turns so far.
+    #[must_use]
+    pub fn turns(&self) -> u64 {
+        self.turns
+    }
+
     /// One turn of the cluster.
+    ///
+    /// # Panics
+    /// When the run does not come to an end, which whoever plays it reports with the command that plays it again.
     pub fn turn(&mut self) -> Turn {
+        assert!(self.turns < self.most_turns, "no end after {} turns, at {} ns", self.turns, self.oracle.now_ns);
         let Self { cluster, oracle, tamper, queues, .. } = self;
         oracle.now_ns = cluster.fabric().now_ns();
         let turn = cluster.turn(|cluster, rank| {
@@ -529,6 +549,14 @@ impl Harness {
     /// Kills a rank.
     pub fn kill(&mut self, rank: usize) {
         self.lose(rank);
+        // Contexts of one endpoint share an address: who receives from it waits for none of them alone. What endpoints share is no single one's.
+        let alone = !self.cluster.connects() && self.cluster.process(rank) == [rank] && !self.oracle.datagrams();
+        let alone = alone && self.cluster.pool(rank).is_none();
+        for other in self.cluster.living() {
+            if alone && other != rank && self.cluster.fabric().talks(other, rank) {
+                self.oracle.bereaves(rank, other);
+            }
+        }
         self.cluster.kill(rank);
     }
 
@@ -555,6 +583,7 @@ impl Harness {
 
     /// A rank died so long ago that nothing may wait for it any more.
     pub(crate) fn judge_death(&mut self, rank: usize) {
+        self.oracle.now_ns = self.cluster.fabric().now_ns();
         let cluster = &self.cluster;
         for late in self.oracle.overdue(rank, |rank| cluster.lives(rank) && !cluster.stands_still(rank)) {
             self.oracle.complain(late);

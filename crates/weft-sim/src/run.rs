@@ -44,6 +44,8 @@ pub struct Report {
     pub lost: u64,
     /// Virtual time.
     pub virtual_ns: u64,
+    /// Turns of the cluster.
+    pub turns: u64,
     /// The end of the trace and the configuration, for a failure's report.
     pub detail: String,
 }
@@ -114,6 +116,7 @@ pub fn run_with(plan: &Plan, prepare: impl FnOnce(&mut Harness)) -> Report {
         refused: workload.refused,
         lost: workload.harness().lost(),
         virtual_ns: fabric.now_ns(),
+        turns: workload.harness().turns(),
         detail: detail + &fabric.trace_tail(),
     }
 }
@@ -152,7 +155,7 @@ fn disasters(plan: &Plan, steps: usize) -> Vec<Disaster> {
 
 struct Run {
     rng: Stream,
-    /// Who died, and when all must know.
+    /// Who died, and when to ask next whether anybody still waits for them.
     deaths: Vec<(usize, u64)>,
     /// The rank that the next restart begins.
     next_successor: usize,
@@ -185,7 +188,7 @@ impl Run {
         }
         self.compute(workload.harness(), end_ns);
         // Those that died last still have their time to be noticed.
-        if let Some((_, until_ns)) = self.deaths.last().copied() {
+        if let Some(until_ns) = self.deaths.iter().map(|(_, by_ns)| *by_ns).max() {
             self.compute(workload.harness(), until_ns);
         }
     }
@@ -205,12 +208,13 @@ impl Run {
     fn turn(&mut self, harness: &mut Harness) {
         harness.turn();
         let now_ns = harness.cluster().fabric().now_ns();
-        self.deaths.retain(|(rank, by_ns)| {
+        for (rank, by_ns) in &mut self.deaths {
             if now_ns >= *by_ns {
                 harness.judge_death(*rank);
+                // What is started later has to end, too.
+                *by_ns = now_ns + DEATH_BOUND_NS;
             }
-            now_ns < *by_ns
-        });
+        }
     }
 
     fn strike(&mut self, workload: &mut Workload, disaster: Disaster) {

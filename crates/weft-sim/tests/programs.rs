@@ -19,7 +19,7 @@ fn barriers_of_every_size_let_everybody_go() {
     for count in 1..=9 {
         for write in [false, true] {
             let mut harness = ranks(count as u64, count);
-            let n = harness.open_barrier(Signals { write, len: 8, flags: OpFlags::empty() }).unwrap();
+            let n = harness.open_barrier(Signals { write, sum: false, len: 8, flags: OpFlags::empty() }).unwrap();
             for rank in 0..count {
                 assert_eq!(harness.program_stats().left, 0, "{count} ranks: nobody before the last");
                 harness.post_barrier(n, rank, rank % 2 == 1).unwrap();
@@ -36,7 +36,7 @@ fn barriers_of_every_size_let_everybody_go() {
 #[test]
 fn who_leaves_too_early_is_noticed() {
     let mut harness = ranks(1, 2);
-    let n = harness.open_barrier(Signals { write: false, len: 8, flags: OpFlags::empty() }).unwrap();
+    let n = harness.open_barrier(Signals { write: false, sum: false, len: 8, flags: OpFlags::empty() }).unwrap();
     harness.post_barrier(n, 0, true).unwrap();
     harness.enter_barrier(n, 0);
     harness.submit(0, vec![Task::Do(Job::Leave(n), None)], None).unwrap();
@@ -44,10 +44,37 @@ fn who_leaves_too_early_is_noticed() {
 }
 
 #[test]
+fn sums_are_those_of_their_tree() {
+    for count in 1..=17 {
+        let mut harness = ranks(count as u64, count);
+        let n = harness.open_barrier(Signals { write: false, sum: true, len: 8, flags: OpFlags::empty() }).unwrap();
+        for rank in (0..count).rev() {
+            assert_eq!(harness.program_stats().left, 0, "{count} ranks: nobody before the last");
+            harness.post_barrier(n, rank, false).unwrap();
+            harness.settle().unwrap();
+            harness.enter_barrier(n, rank);
+            harness.settle().unwrap();
+        }
+        assert_eq!(harness.program_stats().left, count as u64);
+        assert_eq!(harness.finish(), [""; 0]);
+    }
+}
+
+#[test]
+fn a_sum_of_another_order_is_noticed() {
+    let mut harness = ranks(1, 3);
+    let n = harness.open_barrier(Signals { write: false, sum: true, len: 8, flags: OpFlags::empty() }).unwrap();
+    harness.post_barrier(n, 0, false).unwrap();
+    harness.enter_barrier(n, 0);
+    harness.submit(0, vec![Task::Do(Job::Leave(n), None)], None).unwrap();
+    assert!(harness.oracle().complaints().iter().any(|wrong| wrong.contains("its tree adds up to")));
+}
+
+#[test]
 fn a_member_that_dies_keeps_the_others_in() {
     for write in [false, true] {
         let mut harness = ranks(2, 4);
-        let n = harness.open_barrier(Signals { write, len: 8, flags: OpFlags::empty() }).unwrap();
+        let n = harness.open_barrier(Signals { write, sum: false, len: 8, flags: OpFlags::empty() }).unwrap();
         harness.kill(3);
         for rank in 0..3 {
             harness.post_barrier(n, rank, false).unwrap();

@@ -7,13 +7,13 @@ use weft_sim::{Endpoints, FabricConfig, Harness, Hazard, Hazards, Plan, Recv, Se
 
 /// What [`traces_are_the_same_everywhere`] expects.
 const GOLDEN: &[&str] = &[
-    "9d52f3bb8383e0acfd99c88ac24a0e8f",
-    "c580f168843c53b2f0105d1f870902c8",
-    "5f79a838d6fd809124c3f99fff780730",
-    "2b898641dc5ac7713c2d91a34405da48",
-    "c6209350b7ae14c8c93f12ffdc9a2be9",
-    "e2dfbb1c840f8b6e91a0f4256fb7c556",
-    "f3a9c4036a7faffeca19c2dd1a184a24",
+    "4f4fd12489a4d30cac1067fda2bb49c9",
+    "26b31dd2404ef23ac5bb18532c1e2df3",
+    "43c892f085869adcb1431a809d92c495",
+    "73f6639015d711e525537b59e447829e",
+    "ab6263c2132c3813fa5ece3d7b8be969",
+    "acfe423d7277bf86e9e3bd3e7533cef9",
+    "0f0fe687c6db3f26d1642d8051d5c3de",
 ];
 
 /// Plays the plans; all must be good.

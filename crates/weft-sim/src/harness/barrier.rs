@@ -5,6 +5,10 @@
 //! reports. Each member posts its part as programs, then or earlier, and enters by raising one counter; everything else
 //! happens without it. Round k's counter gets one from the signal and one when round k−1 is over, so a signal that comes early
 //! sets nothing free. Errors poison what follows: a member that has lost a signal never leaves.
+//!
+//! A barrier may be an allreduce: each member brings a number, and signals carry numbers, as immediate data of messages, up a binomial tree
+//! and down again. Member p has its p without the lowest bit as parent; it adds to its own number those of its children, the nearest
+//! first. The engine moves and orders, the client adds: the sum is that of this tree bit for bit.
 
 use weft_engine::api::{Access, Error, OpFlags};
 use weft_engine::program::Errors;
@@ -30,6 +34,8 @@ const ROOM_OPS: usize = 64;
 pub struct Signals {
     /// By writes, instead of by messages.
     pub write: bool,
+    /// Along a tree, with numbers of which everybody is to learn the sum. By messages.
+    pub sum: bool,
     /// How long they are.
     pub len: usize,
     /// Behaviour.
@@ -46,6 +52,8 @@ struct Seat {
     rounds: Vec<usize>,
     /// Windows that are signalled by writes, by round.
     windows: Vec<usize>,
+    /// Of an allreduce: what the member knows of the sum.
+    value: f64,
     posted: bool,
     entered: bool,
     abandoned: bool,
@@ -64,6 +72,20 @@ const fn first_tag(n: usize) -> u64 {
     BARRIER_TAG | (n as u64) << 8
 }
 
+/// Tags of signals down the tree have this bit.
+const DOWN: u64 = 0x80;
+
+/// The children of a member in a tree of so many, the nearest first.
+pub(crate) fn children(place: usize, members: usize) -> impl Iterator<Item = usize> {
+    let bits = if place == 0 { usize::BITS } else { place.trailing_zeros() };
+    (0..bits).map_while(move |bit| place.checked_add(1 << bit).filter(|child| *child < members))
+}
+
+/// The parent of a member that has one.
+const fn parent(place: usize) -> usize {
+    place & (place - 1)
+}
+
 impl Barrier {
     fn place(&self, rank: usize) -> Option<usize> {
         self.seats.iter().position(|seat| seat.rank == rank)
@@ -79,14 +101,16 @@ impl Harness {
             return None;
         }
         let members = self.cluster.living().into_iter().filter(|rank| self.has_programs(*rank)).collect::<Vec<_>>();
-        let rounds = members.len().next_power_of_two().trailing_zeros();
-        let seats = members.iter().map(|&rank| {
+        // Of an allreduce: numbers from the children, the sum.
+        let rounds = if signals.sum { 2 } else { members.len().next_power_of_two().trailing_zeros() };
+        let numbers = self.oracle.operands(members.len());
+        let seats = members.iter().zip(&numbers).map(|(&rank, &value)| {
             let (bell, sent) = (self.new_counter(rank), self.new_counter(rank));
-            let mut seat = Seat { rank, bell, sent, ..Seat::default() };
+            let mut seat = Seat { rank, bell, sent, value, ..Seat::default() };
             for _ in 0..rounds {
                 let counter = self.new_counter(rank);
                 seat.rounds.push(counter);
-                if signals.write {
+                if signals.write && !signals.sum {
                     let access = Access { read: false, write: true };
                     // Cannot fail: the key is new.
                     let Ok(window) = self.add_window(rank, signals.len, access, true) else { continue };
@@ -98,7 +122,7 @@ impl Harness {
         });
         let seats = seats.collect();
         self.barriers.push(Barrier { signals, seats, opened_ns: self.oracle.now_ns });
-        Some(self.oracle.gate(members))
+        Some(self.oracle.gate(members, signals.sum.then_some(numbers)))
     }
 
     /// A barrier that the rank is in and has not entered.
@@ -149,6 +173,9 @@ impl Harness {
     /// The programs of the member at `place`.
     fn part(&self, n: usize, place: usize, whole: bool) -> Vec<Vec<Task>> {
         let Barrier { signals, seats, .. } = &self.barriers[n];
+        if signals.sum {
+            return vec![self.sum_part(n, place)];
+        }
         let Seat { bell, sent, rounds, .. } = &seats[place];
         let tag = |round: usize| Some(first_tag(n) | round as u64);
         let wait = |counter: &usize, threshold| Task::Wait(*counter, threshold, Errors::Poison);
@@ -196,6 +223,50 @@ impl Harness {
         programs
     }
 
+    /// The program of the member at `place` of an allreduce.
+    fn sum_part(&self, n: usize, place: usize) -> Vec<Task> {
+        let Barrier { signals, seats, .. } = &self.barriers[n];
+        let Seat { bell, sent, rounds, .. } = &seats[place];
+        let wait = |counter: usize, threshold: usize| Task::Wait(counter, threshold as u64, Errors::Poison);
+        let receive = |from: usize, tag: u64, counter| {
+            let tag = Some((first_tag(n) | tag, 0));
+            let recv = Recv { src: Some(seats[from].rank), tag, len: signals.len, ..Recv::default() };
+            Task::Do(Job::Recv(recv), Some(counter))
+        };
+        let pass = |to: usize, tag: u64| Task::Do(Job::Pass(n, seats[to].rank, first_tag(n) | tag), Some(*sent));
+        let children = children(place, seats.len()).collect::<Vec<_>>();
+        let mut tasks = children.iter().map(|child| receive(*child, *child as u64, rounds[0])).collect::<Vec<_>>();
+        tasks.extend([wait(*bell, 1), wait(rounds[0], children.len())]);
+        tasks.extend(children.iter().map(|child| Task::Do(Job::Take(n, first_tag(n) | *child as u64, true), None)));
+        let mut sends = children.len();
+        if place > 0 {
+            let down = DOWN | place as u64;
+            tasks.extend([receive(parent(place), down, rounds[1]), pass(parent(place), place as u64)]);
+            tasks.extend([wait(rounds[1], 1), Task::Do(Job::Take(n, first_tag(n) | down, false), None)]);
+            sends += 1;
+        }
+        tasks.extend(children.iter().map(|child| pass(*child, DOWN | *child as u64)));
+        tasks.extend([wait(*sent, sends), Task::Do(Job::Leave(n), None)]);
+        tasks
+    }
+
+    /// A member sends what it knows of the sum.
+    pub(super) fn pass(&mut self, n: usize, rank: usize, to: usize, tag: u64) -> Result<Op, Error> {
+        let Some(place) = self.barriers[n].place(rank) else { return Err(Error::Invalid) };
+        let Barrier { signals, seats, .. } = &self.barriers[n];
+        let (data, len, flags) = (Some(seats[place].value.to_bits()), signals.len, signals.flags);
+        self.send(rank, to, &Send { tag: Some(tag), data, len, flags, ..Send::default() })
+    }
+
+    /// A member takes a number that it has received under this tag: adds it to its own, or has it in the place of that.
+    pub(super) fn take(&mut self, n: usize, rank: usize, tag: u64, adds: bool) -> Result<(), Error> {
+        let data = self.oracle.received_under(rank, tag);
+        let (Some(data), Some(place)) = (data, self.barriers[n].place(rank)) else { return Err(Error::Invalid) };
+        let value = &mut self.barriers[n].seats[place].value;
+        *value = if adds { *value + f64::from_bits(data) } else { f64::from_bits(data) };
+        Ok(())
+    }
+
     /// A member enters a barrier whose part it has posted.
     pub fn enter_barrier(&mut self, n: usize, rank: usize) {
         let Some(place) = self.barriers[n].place(rank) else { return };
@@ -211,6 +282,10 @@ impl Harness {
     pub(super) fn leave_barrier(&mut self, n: usize, rank: usize) {
         self.program_stats.left += 1;
         self.oracle.gate_left(n, rank);
+        let place = self.barriers[n].place(rank);
+        if let Some(seat) = place.map(|place| &self.barriers[n].seats[place]) {
+            self.oracle.summed(n, rank, seat.value);
+        }
     }
 
     /// A member gives a barrier up, with everything that waits for it.

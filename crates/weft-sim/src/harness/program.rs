@@ -80,14 +80,18 @@ pub enum Job {
     Fail,
     /// The rank leaves a barrier.
     Leave(usize),
+    /// Of an allreduce: what the rank knows of the sum goes to another, under a tag.
+    Pass(usize, usize, u64),
+    /// Of an allreduce: the rank adds what it has received under a tag to its number, or has it in the place of that.
+    Take(usize, u64, bool),
 }
 
 impl Job {
     fn lane(&self) -> u64 {
         match self {
-            Self::Send(..) | Self::Write(..) | Self::Read(..) | Self::Atomic(..) => TRANSMIT_LANE,
+            Self::Send(..) | Self::Write(..) | Self::Read(..) | Self::Atomic(..) | Self::Pass(..) => TRANSMIT_LANE,
             Self::Recv(_) => RECEIVE_LANE,
-            Self::Change(..) | Self::Fail | Self::Leave(_) => FREE_LANE,
+            Self::Change(..) | Self::Fail | Self::Leave(_) | Self::Take(..) => FREE_LANE,
         }
     }
 }
@@ -384,6 +388,8 @@ impl Harness {
                 Ok(op)
             }
             Job::Fail => return Err(Error::Invalid),
+            Job::Pass(barrier, to, tag) => self.pass(*barrier, rank, *to, *tag),
+            Job::Take(barrier, tag, adds) => self.take(*barrier, rank, *tag, *adds).map(|()| op),
             Job::Leave(barrier) => {
                 self.leave_barrier(*barrier, rank);
                 Ok(op)

@@ -113,7 +113,11 @@ impl Oracle {
         let mut got = Got { src, dest, tag, data, len: c.len, head, full_len: c.len + excess, offset, send: None, at };
         let outcome = self.check_got(op, recv, &mut got, stored);
         recv.got.push(got);
-        outcome.map(|()| released.then_some(recv.buffer))
+        outcome?;
+        if released {
+            intact(recv)?;
+        }
+        Ok(released.then_some(recv.buffer))
     }
 
     /// A receive ended without a message.
@@ -140,8 +144,10 @@ impl Oracle {
             },
             _ => false,
         };
+        recv.cut |= fault != Fault::Canceled;
         if released {
             recv.state = RecvState::Ended(fault, at);
+            intact(recv)?;
         }
         if excusable { Ok(released.then_some(recv.buffer)) } else { Err(format!("failed: {fault}")) }
     }
@@ -177,6 +183,25 @@ impl Oracle {
         got.send = Some(id);
         Ok(())
     }
+}
+
+/// The buffer of a receive is the client's again: all that was received into it still stands there, and around that nothing was written.
+pub(super) fn intact(recv: &RecvRecord) -> Result<(), String> {
+    let mut all = recv.got.iter().filter(|got| got.len > 0).collect::<Vec<_>>();
+    all.sort_by_key(|got| got.offset);
+    let mut at = 0;
+    for got in all {
+        let stored = recv.buffer.part(got.offset, got.len);
+        let head = got.head.get(..got.len.min(ID_BYTES)).unwrap_or_default();
+        let same = match got.send {
+            Some(send) => stored.holds(&payload(send, got.full_len)[..got.len]),
+            None => stored.part(0, ID_BYTES).holds(head),
+        };
+        expect(same, "what was received was changed before the buffer was released")?;
+        expect(recv.cut || recv.buffer.part(at, got.offset - at).is_filled(CANARY), "written between messages")?;
+        at = got.offset + got.len;
+    }
+    expect(recv.cut || recv.buffer.part(at, usize::MAX).is_filled(CANARY), "written beyond what was received")
 }
 
 pub(super) fn peek_completed(

@@ -62,8 +62,9 @@ pub struct Oracle {
     /// Virtual time, as the harness tells it; and when each operation was numbered.
     pub(crate) now_ns: u64,
     posted_ns: Vec<u64>,
-    /// When ranks died.
+    /// When ranks died, and who had a link to them then.
     died_ns: BTreeMap<usize, u64>,
+    bereaved: BTreeSet<(usize, usize)>,
     /// Sends that promised delivery and completed: receives of the same batch may follow.
     to_confirm: Vec<Op>,
     /// Remote events seen, by rank, region, and whether writes.
@@ -182,6 +183,11 @@ impl Oracle {
         self.died_ns.entry(rank).or_insert(self.now_ns);
     }
 
+    /// A rank dies to which `other` has a link: of what `other` receives from nobody else it will be told.
+    pub(crate) fn bereaves(&mut self, rank: usize, other: usize) {
+        self.bereaved.insert((rank, other));
+    }
+
     /// Whether an operation between the two ranks may fail for this reason. No breakage excuses a violated protocol.
     #[must_use]
     pub(crate) fn excuses(&self, op: Op, why: LinkError, a: usize, b: usize) -> bool {
@@ -203,13 +209,22 @@ impl Oracle {
         !violated && (self.broken.contains_key(&pair) || self.refused_ns.is_some())
     }
 
-    /// Operations of living ranks to `rank`, which died too long ago for them to be still under way.
+    /// Operations of living ranks to `rank`, which died too long ago for them to be still under way; also receives from it alone that were
+    /// posted while there was a link to it.
     #[must_use]
     pub fn overdue(&self, rank: usize, lives: impl Fn(usize) -> bool) -> Vec<String> {
         let Some(died_ns) = self.died_ns.get(&rank) else { return Vec::new() };
         let late = |(op, record): &(Op, &Record)| {
-            let posted = self.posted_ns.get(*op).is_some_and(|posted_ns| posted_ns <= died_ns);
-            posted && record.target() == Some(rank) && !record.is_quiet() && !self.ended(*op)
+            let posted_ns = self.posted_ns.get(*op).copied().unwrap_or(0);
+            let waits = match record {
+                Record::Recv(recv) => {
+                    let told = self.bereaved.contains(&(rank, recv.rank)) && posted_ns < *died_ns;
+                    told && recv.want.src == Some(rank)
+                }
+                _ => record.target() == Some(rank) && !record.is_quiet(),
+            };
+            let long = posted_ns.max(*died_ns) + DEATH_BOUND_NS <= self.now_ns;
+            waits && long && !self.ended(*op)
         };
         let living = |(_, record): &(Op, &Record)| record.rank().is_some_and(&lives);
         let all = self.ops.iter().enumerate().filter(living).filter(late);
@@ -283,6 +298,7 @@ impl Oracle {
             got: Vec::new(),
             claimed,
             failed: None,
+            cut: false,
         });
     }
 

@@ -217,6 +217,8 @@ struct Gate {
     members: Vec<usize>,
     entered: BTreeSet<usize>,
     left: BTreeSet<usize>,
+    /// Of an allreduce: what its tree adds up to.
+    sum: Option<f64>,
 }
 
 /// Everything that waits for counters.
@@ -401,9 +403,39 @@ impl Oracle {
     // ---- barriers ----------------------------------------------------------------------------
 
     /// A new barrier of these ranks; its number.
-    pub(crate) fn gate(&mut self, members: Vec<usize>) -> usize {
-        self.deferred.gates.push(Gate { members, entered: BTreeSet::new(), left: BTreeSet::new() });
+    pub(crate) fn gate(&mut self, members: Vec<usize>, numbers: Option<Vec<f64>>) -> usize {
+        let sum = numbers.map(|numbers| tree_sum(&numbers));
+        self.deferred.gates.push(Gate { members, entered: BTreeSet::new(), left: BTreeSet::new(), sum });
         self.deferred.gates.len() - 1
+    }
+
+    /// Numbers for so many members of an allreduce. Of very different magnitudes: in another order their sum is another.
+    pub(crate) fn operands(&self, members: usize) -> Vec<f64> {
+        let gate = self.deferred.gates.len();
+        let number = |n: usize| {
+            let bits = ((gate * 64 + n + 1) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            let scale = i32::try_from(bits >> 32 & 31).unwrap_or(0);
+            f64::from(u32::try_from(bits >> 40).unwrap_or(1)) / 3.0 * 2_f64.powi(2 * scale)
+        };
+        (0..members).map(number).collect()
+    }
+
+    /// A rank leaves an allreduce with this sum.
+    pub(crate) fn summed(&mut self, gate: usize, rank: usize, sum: f64) {
+        let expected = self.deferred.gates[gate].sum;
+        if let Some(expected) = expected.filter(|expected| expected.to_bits() != sum.to_bits()) {
+            self.complain(format!(
+                "rank {rank} leaves allreduce {gate} with {sum:e}, and its tree adds up to {expected:e}"
+            ));
+        }
+    }
+
+    /// The immediate data of what a rank has received under a tag that nobody else uses.
+    pub(crate) fn received_under(&self, rank: usize, tag: u64) -> Option<u64> {
+        self.wanted_by(rank).find_map(|(_, record)| match record {
+            Record::Recv(recv) if recv.want.tag == Some((tag, 0)) => recv.got.first()?.data,
+            _ => None,
+        })
     }
 
     /// A rank enters a barrier.
@@ -413,7 +445,7 @@ impl Oracle {
 
     /// A rank leaves a barrier: all must have entered.
     pub(crate) fn gate_left(&mut self, gate: usize, rank: usize) {
-        let Gate { members, entered, left } = &mut self.deferred.gates[gate];
+        let Gate { members, entered, left, .. } = &mut self.deferred.gates[gate];
         let twice = !left.insert(rank);
         let missing = members.iter().find(|member| !entered.contains(member)).copied();
         if twice {
@@ -429,4 +461,19 @@ impl Oracle {
         let Gate { members, left, .. } = &self.deferred.gates[gate];
         members.iter().filter(|member| !left.contains(member)).copied().collect()
     }
+}
+
+/// The sum of an allreduce, by what is declared of its tree: member 2^k m, m odd, adds to its number the sums of the members 2^k m + 2^j,
+/// j from 0 to k - 1, in this order; member 0 those of all powers of two.
+fn tree_sum(numbers: &[f64]) -> f64 {
+    let mut sums = numbers.to_vec();
+    // All trees of 2 members, then of 4, and so on: at each step a member takes in one child.
+    let mut width = 1;
+    while width < sums.len() {
+        for root in (0..sums.len() - width).step_by(2 * width) {
+            sums[root] += sums[root + width];
+        }
+        width *= 2;
+    }
+    sums.first().copied().unwrap_or(0.0)
 }

@@ -142,6 +142,8 @@ pub struct RecvRecord {
     pub claimed: Option<Got>,
     /// Where it is shared and for several messages: with what the last completion failed, and when.
     pub failed: Option<(Fault, u64)>,
+    /// For several messages: the link of one of them broke, and nobody says what of it was stored where.
+    pub cut: bool,
 }
 
 /// An accepted peek.

@@ -6,7 +6,7 @@
 
 use weft_engine::api::OpFlags;
 
-use super::{Op, Oracle, Record, RecvState};
+use super::{Op, Oracle, Record, RecvState, messages};
 use crate::memory::Buffer;
 
 /// An endpoint has reported something of a shared multi-receive.
@@ -63,7 +63,11 @@ impl Oracle {
             return None;
         }
         recv.state = recv.failed.map_or(RecvState::Done, |(fault, at)| RecvState::Ended(fault, at));
-        Some(recv.buffer)
+        let buffer = recv.buffer;
+        if let Err(wrong) = messages::intact(recv) {
+            self.complain(format!("operation {op}: {wrong}"));
+        }
+        Some(buffer)
     }
 
     /// Who receives for a rank: itself, or the first of its process.

@@ -119,7 +119,10 @@ impl Workload {
         let mut flags = OpFlags::empty();
         flags.set(OpFlags::DELIVERY, rng.chance(250));
         flags.set(OpFlags::FENCE, rng.chance(50));
-        let signals = Signals { write: rng.chance(400), len: *rng.pick(&[0, 8, 8, 300]), flags };
+        let (write, len) = (rng.chance(400), *rng.pick(&[0, 8, 8, 300]));
+        // Without a draw: every second one that is not of writes.
+        let sum = !write && self.next_data.is_multiple_of(2);
+        let signals = Signals { write, sum, len, flags };
         let Some(barrier) = self.harness.open_barrier(signals) else { return Ok(()) };
         self.cursors.resize(self.harness.windows().len(), 0);
         for member in self.harness.cluster().living() {
