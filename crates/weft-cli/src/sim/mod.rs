@@ -11,11 +11,12 @@ use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
-use weft_sim::run::{Report, run as play};
+use weft_sim::run::{Report, run as play_run};
 use weft_sim::shrink::shrink;
 use weft_sim::{Acts, Endpoints, Hazards, Plan};
 
@@ -24,8 +25,12 @@ use report::{Failure, Summary};
 
 /// Runs that a shrinker may make of one failure.
 const SHRINK_PLAYS: usize = 400;
-/// So many failures are cut down and shown.
+/// So many failures are cut down and shown; of the others, the commands that play them again.
 const SHOWN: usize = 5;
+/// After so many failures no other run is begun.
+const ENOUGH: usize = 100;
+/// A run that takes longer is named, as it may never end.
+const LONG_S: u64 = 60;
 
 /// What to simulate.
 #[derive(Subcommand)]
@@ -110,29 +115,42 @@ pub(crate) fn run(command: &Command, out: &mut impl Write) -> io::Result<ExitCod
         eprintln!("weft sim: {why}");
         return Ok(ExitCode::from(2));
     }
-    let summary = faults(options);
+    let summary = faults(options, &play_run);
     let failed = !summary.failures.is_empty();
     render::print(out, &summary, options.json)?;
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// One run, whose panic is a failure like others.
-fn attempt(plan: &Plan) -> Result<Report, String> {
-    panic::catch_unwind(AssertUnwindSafe(|| play(plan))).map_err(|panic| {
+/// Plays a plan.
+type Play<'a> = &'a (dyn Fn(&Plan) -> Report + Sync);
+
+/// One run, whose panic is a failure like others. One that takes long is named while it goes on.
+fn attempt(play: Play<'_>, plan: &Plan) -> Result<Report, String> {
+    let (over, end) = mpsc::channel::<()>();
+    let command = again(plan);
+    // A loop without end inside of one call can be neither counted nor stopped.
+    std::thread::spawn(move || {
+        if end.recv_timeout(Duration::from_secs(LONG_S)) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("still running after {LONG_S} s: {command}");
+        }
+    });
+    let outcome = panic::catch_unwind(AssertUnwindSafe(|| play(plan))).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         format!("panicked: {}", text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("?"))
-    })
+    });
+    drop(over);
+    outcome
 }
 
-/// What is wrong with a run, and how many operations it had.
-fn complaints(plan: &Plan) -> (Vec<String>, usize, String) {
-    match attempt(plan) {
-        Ok(report) => (report.wrong, report.accepted + report.refused, report.detail),
-        Err(panic) => (vec![panic], usize::MAX >> 1, String::new()),
+/// What is wrong with a run, how many operations it had, its trace's hash and its end.
+fn complaints(play: Play<'_>, plan: &Plan) -> (Vec<String>, usize, String, String) {
+    match attempt(play, plan) {
+        Ok(report) => (report.wrong, report.accepted + report.refused, format!("{:032x}", report.hash), report.detail),
+        Err(panic) => (vec![panic], usize::MAX >> 1, String::new(), String::new()),
     }
 }
 
-fn faults(options: &FaultOptions) -> Summary {
+fn faults(options: &FaultOptions, play: Play<'_>) -> Summary {
     let start = Instant::now();
     let bar = ProgressBar::new(options.seeds);
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} runs, {msg} failed, {eta} left");
@@ -154,7 +172,7 @@ fn faults(options: &FaultOptions) -> Summary {
                         return;
                     }
                     let Ok(plan) = options.plan(options.seed.wrapping_add(n)) else { return };
-                    let outcome = attempt(&plan);
+                    let outcome = attempt(play, &plan);
                     let (Ok(mut summary), Ok(mut failed)) = (summary.lock(), failed.lock()) else { return };
                     summary.runs += 1;
                     match outcome {
@@ -168,7 +186,7 @@ fn faults(options: &FaultOptions) -> Summary {
                     }
                     bar.set_message(failed.len().to_string());
                     bar.inc(1);
-                    enough.store(failed.len() >= 100, Relaxed);
+                    enough.store(failed.len() >= ENOUGH, Relaxed);
                 }
             });
         }
@@ -179,21 +197,105 @@ fn faults(options: &FaultOptions) -> Summary {
     let failed = failed.into_inner().unwrap_or_default();
     summary.failed = failed.len();
     for plan in failed.values().take(SHOWN) {
-        summary.failures.push(examine(plan, options.no_shrink));
+        summary.failures.push(examine(play, plan, options.no_shrink));
     }
+    summary.others = failed.values().skip(SHOWN).map(again).collect();
     panic::set_hook(hook);
     summary
 }
 
-fn examine(plan: &Plan, whole: bool) -> Failure {
-    let (wrong, ops, detail) = complaints(plan);
-    let small = if whole { *plan } else { shrink(*plan, ops, SHRINK_PLAYS, |plan| !complaints(plan).0.is_empty()) };
-    let (shorter, _, detail) = if small == *plan { (wrong.clone(), ops, detail) } else { complaints(&small) };
+/// The command that plays it again.
+fn again(plan: &Plan) -> String {
+    format!("weft sim faults {plan}")
+}
+
+fn examine(play: Play<'_>, plan: &Plan, whole: bool) -> Failure {
+    let (wrong, ops, trace_hash, detail) = complaints(play, plan);
+    let fails = |plan: &Plan| !complaints(play, plan).0.is_empty();
+    let small = if whole { *plan } else { shrink(*plan, ops, SHRINK_PLAYS, fails) };
+    let (shorter, detail) = if small == *plan {
+        (wrong.clone(), detail)
+    } else {
+        let (shorter, _, _, detail) = complaints(play, &small);
+        (shorter, detail)
+    };
     Failure {
         wrong,
-        command: format!("weft sim faults {plan}"),
-        smaller: (small != *plan).then(|| format!("weft sim faults {small}")),
+        command: again(plan),
+        trace_hash,
+        smaller: (small != *plan).then(|| again(&small)),
         smaller_wrong: shorter,
         detail,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use weft_sim::run::run_with;
+
+    use super::*;
+    use crate::Cli;
+
+    /// A run in which one completion is lost, as soon as there is one behind the first few.
+    fn loses_one(plan: &Plan) -> Report {
+        run_with(plan, |harness| {
+            let mut wait = 5;
+            harness.set_tamper(Box::new(move |_, batch| {
+                if wait == 0 && batch.iter().any(|c| c.fault.is_none()) {
+                    batch.pop();
+                    wait = usize::MAX;
+                }
+                wait = wait.saturating_sub(1);
+            }));
+        })
+    }
+
+    /// The options that a command line stands for.
+    fn parsed(command: &str) -> FaultOptions {
+        match Cli::try_parse_from(command.split_whitespace()) {
+            Ok(Cli { command: crate::Command::Sim(Command::Faults(options)) }) => options,
+            Ok(_) => panic!("another command: {command}"),
+            Err(error) => panic!("{command}: {error}"),
+        }
+    }
+
+    /// What follows a word at the beginning of lines.
+    fn after<'a>(text: &'a str, word: &str) -> Vec<&'a str> {
+        text.lines().filter_map(|line| line.strip_prefix(word)).map(str::trim).collect()
+    }
+
+    #[test]
+    fn what_is_printed_of_a_failure_plays_it_again() {
+        let count = SHOWN + 2;
+        let summary = faults(&parsed(&format!("weft sim faults --seed 1 --seeds {count} --jobs 2")), &loses_one);
+        let text = render::Text::text(&summary);
+        let (commands, traces) = (after(&text, "again:"), after(&text, "trace:"));
+        assert_eq!((summary.failed, commands.len(), traces.len()), (count, count, SHOWN), "{text}");
+        assert!(!after(&text, "smaller:").is_empty(), "{text}");
+        for (n, command) in commands.iter().enumerate() {
+            let again = faults(&FaultOptions { no_shrink: true, ..parsed(command) }, &loses_one);
+            assert_eq!(again.failed, 1, "{command}");
+            if let Some(first) = summary.failures.get(n) {
+                let [failure] = &again.failures[..] else { panic!("{} failures", again.failures.len()) };
+                assert_eq!((&failure.wrong, &failure.trace_hash[..]), (&first.wrong, traces[n]), "{command}");
+                assert_eq!(again.trace_hash, traces[n], "{command}");
+            }
+        }
+        for (command, failure) in
+            after(&text, "smaller:").iter().zip(summary.failures.iter().filter(|f| f.smaller.is_some()))
+        {
+            let again = faults(&FaultOptions { no_shrink: true, ..parsed(command) }, &loses_one);
+            assert_eq!(again.failures[0].wrong, failure.smaller_wrong, "{command}");
+        }
+    }
+
+    #[test]
+    fn a_run_without_end_is_a_failure_with_a_command() {
+        let short = |plan: &Plan| run_with(plan, |harness| harness.limit_turns(100));
+        let summary = faults(&parsed("weft sim faults --seed 3 --no-shrink"), &short);
+        let [failure] = &summary.failures[..] else { panic!("{} failures", summary.failures.len()) };
+        assert!(failure.wrong[0].contains("no end after 100 turns"), "{:?}", failure.wrong);
+        assert!(failure.command.starts_with("weft sim faults --seed 3 "), "{}", failure.command);
     }
 }

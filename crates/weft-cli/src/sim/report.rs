@@ -12,8 +12,10 @@ use crate::render::Text;
 pub(crate) struct Failure {
     /// What was wrong.
     pub(crate) wrong: Vec<String>,
-    /// What plays it again.
+    /// What plays it again, and the hash of its trace (none of a panic).
     pub(crate) command: String,
+    /// See `command`.
+    pub(crate) trace_hash: String,
     /// What plays a smaller run that fails.
     pub(crate) smaller: Option<String>,
     /// What was wrong with that one.
@@ -46,6 +48,8 @@ pub(crate) struct Summary {
     #[serde(skip)]
     hash: u128,
     pub(crate) failures: Vec<Failure>,
+    /// What plays the other runs again that failed, which were neither cut down nor looked into.
+    pub(crate) others: Vec<String>,
 }
 
 impl Summary {
@@ -72,6 +76,7 @@ impl Text for Summary {
         for failure in &self.failures {
             let _ = writeln!(text, "{}", failure.wrong.join("\n"));
             let _ = writeln!(text, "again:   {}", failure.command);
+            let _ = writeln!(text, "trace:   {}", failure.trace_hash);
             if let Some(smaller) = &failure.smaller {
                 let _ = writeln!(text, "smaller: {smaller}\n{}", failure.smaller_wrong.join("\n"));
             }
@@ -79,6 +84,9 @@ impl Text for Summary {
                 let _ = writeln!(text, "{}", failure.detail);
             }
             text.push('\n');
+        }
+        for other in &self.others {
+            let _ = writeln!(text, "again:   {other}");
         }
         let (ratio, still) = (self.virtual_s / self.real_s.max(1e-9), 100.0 * self.still_s / self.virtual_s.max(1e-9));
         let per_s = self.operations as f64 / self.real_s.max(1e-9);
