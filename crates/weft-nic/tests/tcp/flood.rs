@@ -13,7 +13,7 @@ use weft_nic::TcpConfig;
 use super::{config, open, parts, raw, while_running, world};
 
 /// A connection from one of the host's many loopback addresses.
-fn dial_from(from: u8, to: SocketAddr) -> TcpStream {
+pub fn dial_from(from: u8, to: SocketAddr) -> TcpStream {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::new(127, 0, 9, from), 0))).unwrap();
     rustix::net::connect(&socket, &to).unwrap();

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use weft_engine::nic::LinkError;
 use weft_nic::TcpConfig;
 use weft_nic::handshake::Key;
 
+use super::flood::dial_from;
 use super::suite::{Random, Window};
 use super::{config, open, parts, raw, while_running, world};
 
@@ -70,6 +72,48 @@ fn a_wrong_proof_is_denied() {
     });
     while_running(&mut world, thread);
     assert!(world.nodes[0].inbox.up.is_empty());
+}
+
+/// What the endpoints of all tests here have warned of.
+struct Warnings(Mutex<Vec<String>>);
+
+static WARNINGS: Warnings = Warnings(Mutex::new(Vec::new()));
+
+impl log::Log for Warnings {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::Level::Warn
+    }
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            self.0.lock().unwrap().push(record.args().to_string());
+        }
+    }
+    fn flush(&self) {}
+}
+
+/// Of those that are denied the first, second, fourth, … is told, so that nobody fills the log by knocking.
+#[test]
+fn denials_do_not_fill_the_log() {
+    log::set_logger(&WARNINGS).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
+    let mut world = world(&config(), 1);
+    let target = world.nodes[0].name();
+    let thread = thread::spawn(move || {
+        let (me, wrong) = (stranger(), Key::new(&[7; 16], None));
+        for _ in 0..20 {
+            let mut stream = dial_from(77, target.socket());
+            let hello = raw::hello(&me, &target);
+            stream.write_all(&hello).unwrap();
+            let mut answer = [0; raw::ANSWER];
+            stream.read_exact(&mut answer).unwrap();
+            stream.write_all(&raw::finish(&me, &wrong, &hello, &answer)).unwrap();
+            assert!(raw::has_ended(&mut stream));
+        }
+    });
+    while_running(&mut world, thread);
+    assert_eq!(world.nodes[0].nic.stats().denied, 20);
+    let warnings = WARNINGS.0.lock().unwrap();
+    assert_eq!(warnings.iter().filter(|text| text.contains("127.0.9.77 ")).count(), 5, "{warnings:?}");
 }
 
 /// What a whole honest initiator said, said again: the acceptor's nonce is another one.
@@ -254,6 +298,32 @@ fn a_peer_may_die_in_the_middle_of_a_frame() {
             thread.join().unwrap();
         }
     }
+}
+
+/// A peer that takes everything and acknowledges nothing: of what it is sent 1 MiB is kept, and then its link is full.
+#[test]
+fn what_a_peer_does_not_acknowledge_is_bounded() {
+    let mut world = world(&config(), 1);
+    let target = world.nodes[0].name();
+    let thread = thread::spawn(move || {
+        let mut stream = raw::join(&stranger(), &target);
+        stream.write_all(&raw::frame(1, b"hello")).unwrap();
+        let (mut bytes, mut taken) = (vec![0; 1 << 16], 0);
+        while let Ok(n @ 1..) = stream.read(&mut bytes) {
+            taken += n;
+        }
+        taken
+    });
+    world.until("hello", |nodes| !nodes[0].inbox.messages.is_empty());
+    let (link, _) = world.nodes[0].inbox.messages[0];
+    let (mut kept, end) = (0, Instant::now() + Duration::from_millis(500));
+    while Instant::now() < end {
+        kept += if world.nodes[0].send(link, 8, &[7; 10_000]).is_ok() { 10_000 } else { 0 };
+        world.rounds(1);
+    }
+    assert!((900_000..=1 << 20).contains(&kept), "{kept} bytes");
+    drop(world);
+    assert!(thread.join().unwrap() >= kept, "they had left: nothing but the peer's word was missing");
 }
 
 /// Hello but no finish: dropped after the time-out.

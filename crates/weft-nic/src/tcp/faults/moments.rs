@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use weft_engine::mem::Owned;
 use weft_engine::nic::{LinkError, LinkId, Nic};
 
 use super::super::{State, Tcp, TcpConfig, Unsent, sys};
@@ -149,6 +150,20 @@ fn partings_without_a_connection_are_bounded() {
     (0..280).for_each(|index| lose(index, 0));
     let tcp = notice(&mut quiet);
     assert_eq!((tcp.closed.len(), tcp.calling.len()), (256 + 20, 256));
+}
+
+/// A peer that reads nothing more is given up by a link that our side has closed, 5 s after its system took something for the last time.
+#[test]
+fn a_parting_without_progress_ends() {
+    let mut quiet = Quiet::new(&TcpConfig::default());
+    let [link, _] = joined(&mut quiet, 0, 1);
+    let mut words = Owned::new(vec![7; 60_000]);
+    while quiet.0[0].0.send(link, &[], &[words.iov()]).is_ok() {}
+    quiet.0[0].0.close(link);
+    quiet.pass_without(1, 4000);
+    assert_eq!(quiet.0[0].0.closed.len(), 1);
+    quiet.pass_without(1, 2000);
+    assert_eq!(quiet.0[0].0.closed.len(), 0);
 }
 
 /// The caller's host reached the other, and then no more: it is called again. One that lives and computes is waited for.
