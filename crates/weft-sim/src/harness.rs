@@ -578,6 +578,7 @@ impl Harness {
         if self.cluster.lives(before) {
             self.kill(before);
         }
+        self.oracle.succeeded(before);
         self.cluster.restart(rank);
     }
 

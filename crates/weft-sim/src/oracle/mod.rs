@@ -188,6 +188,12 @@ impl Oracle {
         self.bereaved.insert((rank, other));
     }
 
+    /// Another rank takes the place of a dead one. Who meets the new one before the end of the old one has come to its notice goes on
+    /// waiting: what it receives from that address may come from there.
+    pub(crate) fn succeeded(&mut self, rank: usize) {
+        self.bereaved.retain(|&(dead, _)| dead != rank);
+    }
+
     /// Whether an operation between the two ranks may fail for this reason. No breakage excuses a violated protocol.
     #[must_use]
     pub(crate) fn excuses(&self, op: Op, why: LinkError, a: usize, b: usize) -> bool {
