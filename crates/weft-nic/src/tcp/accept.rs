@@ -159,10 +159,6 @@ impl Tcp {
     /// A half-open connection has become a link.
     fn adopt<S: Sink>(&mut self, half: Half, found: Found, sink: &mut S) {
         let generation = self.next_generation();
-        if let Err(errno) = sys::set_link_options(half.socket.as_fd(), &self.config) {
-            log::debug!("tcp: a connection died while it was accepted: {errno}");
-            return self.unwatch(&half.socket);
-        }
         let Ok(id) = self.insert(Some(half.socket), generation, State::Up) else { return };
         let data = epoll::EventData::new_u64(Token::Link(id, generation).pack());
         let socket = self.links.get(id as usize).and_then(|link| link.socket.as_ref());

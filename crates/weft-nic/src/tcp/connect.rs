@@ -193,7 +193,6 @@ impl Attempt {
         self.tries += 1;
         let to = self.peer.socket();
         let socket = sys::stream_socket(&to, config).map_err(sort)?;
-        sys::set_link_options(socket.as_fd(), config).map_err(sort)?;
         sys::connect(socket.as_fd(), &to).map_err(sort)?;
         self.stage = Stage::Connecting;
         self.have = 0;

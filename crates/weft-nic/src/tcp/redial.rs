@@ -219,7 +219,6 @@ impl Redial {
         self.stage = Stage::Connecting;
         self.wake_ms = now_ms + CONNECT_MS;
         let socket = sys::stream_socket(&to, config)?;
-        sys::set_link_options(socket.as_fd(), config)?;
         sys::connect(socket.as_fd(), &to)?;
         Ok(socket)
     }

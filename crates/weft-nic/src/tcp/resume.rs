@@ -361,9 +361,6 @@ impl Tcp {
         let generation = self.next_generation();
         let Some(link) = self.links.get_mut(id as usize) else { return };
         verdict.position = link.rx.position().saturating_sub(u64::from(strikes(Mutant::PositionShort))).into();
-        if let Err(errno) = sys::set_link_options(socket.as_fd(), &self.config) {
-            log::debug!("tcp: {errno}");
-        }
         let mut bytes = verdict.as_bytes().to_vec();
         let keys = agreed.map(|mut noise| noise.write(verdict.as_bytes()).map(|message| (message, noise.keys())));
         // If it does not arrive, the peer dials again.

@@ -251,13 +251,15 @@ pub(super) fn now_ms() -> u64 {
     ms
 }
 
-/// A non-blocking stream socket of the address's family, with what must be set before it connects or listens: buffer sizes, for the
-/// window scale to fit, and the traffic class, for the handshake to have it, too.
+/// A non-blocking stream socket of the address's family, with all that links have: no Nagle delay, and keep-alive probes that find a
+/// vanished host of an idle link; buffer sizes and the traffic class, which must be set before it connects or listens, for the window
+/// scale to fit and for the handshake to have it, too.
 pub(super) fn stream_socket(addr: &SocketAddr, config: &TcpConfig) -> Result<OwnedFd, Errno> {
     #[cfg(test)]
     if let Some(outcome) = net::socket() {
         return outcome;
     }
+    const PROBES: u32 = 4;
     let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
@@ -271,6 +273,16 @@ pub(super) fn stream_socket(addr: &SocketAddr, config: &TcpConfig) -> Result<Own
         (0, _) => {}
         (class, SocketAddr::V4(_)) => sockopt::set_ip_tos(&socket, class)?,
         (class, SocketAddr::V6(_)) => sockopt::set_ipv6_tclass(&socket, class.into())?,
+    }
+    sockopt::set_tcp_nodelay(&socket, true)?;
+    if config.dead_peer_ms > 0 {
+        let total_s = config.dead_peer_ms.div_ceil(1000).max(u64::from(PROBES) + 1);
+        let interval_s = (total_s / 2).div_ceil(u64::from(PROBES)).max(1);
+        let idle_s = total_s.saturating_sub(interval_s * u64::from(PROBES)).max(1);
+        sockopt::set_socket_keepalive(&socket, true)?;
+        sockopt::set_tcp_keepidle(&socket, Duration::from_secs(idle_s))?;
+        sockopt::set_tcp_keepintvl(&socket, Duration::from_secs(interval_s))?;
+        sockopt::set_tcp_keepcnt(&socket, PROBES)?;
     }
     Ok(socket)
 }
@@ -326,26 +338,6 @@ pub(super) fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
     }
 }
 
-/// Sets what every link has: no Nagle delay, and keep-alive probes that find a vanished host of an idle link.
-pub(super) fn set_link_options(fd: BorrowedFd<'_>, config: &TcpConfig) -> Result<(), Errno> {
-    #[cfg(test)]
-    if let Some(outcome) = net::set_link_options(fd) {
-        return outcome;
-    }
-    const PROBES: u32 = 4;
-    sockopt::set_tcp_nodelay(fd, true)?;
-    if config.dead_peer_ms > 0 {
-        let total_s = config.dead_peer_ms.div_ceil(1000).max(u64::from(PROBES) + 1);
-        let interval_s = (total_s / 2).div_ceil(u64::from(PROBES)).max(1);
-        let idle_s = total_s.saturating_sub(interval_s * u64::from(PROBES)).max(1);
-        sockopt::set_socket_keepalive(fd, true)?;
-        sockopt::set_tcp_keepidle(fd, Duration::from_secs(idle_s))?;
-        sockopt::set_tcp_keepintvl(fd, Duration::from_secs(interval_s))?;
-        sockopt::set_tcp_keepcnt(fd, PROBES)?;
-    }
-    Ok(())
-}
-
 /// Where the two ends of a connected socket are on one host: lets the kernel hold little that it has not sent. Otherwise
 /// messages, and answers that let the peer go on, wait behind megabytes of bulk data, and what the kernel holds falls
 /// out of the processor's cache. Between hosts it may hold what it likes, and goes on sending while the client computes.
@@ -390,9 +382,9 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    /// Both ends of a connection have the traffic class of their side, the accepted one that of its listener.
+    /// Both ends of a connection have the traffic class of their side and what links have, the accepted one by its listener.
     #[test]
-    fn sockets_have_the_traffic_class() {
+    fn accepted_sockets_have_what_their_listener_has() {
         let class = |traffic_class| TcpConfig { traffic_class, ..TcpConfig::default() };
         for addr in ["127.0.0.1:0", "[::1]:0"].map(|text| text.parse::<SocketAddr>().unwrap()) {
             let Ok(listener) = stream_socket(&addr, &class(0xb8)) else {
@@ -410,6 +402,11 @@ mod tests {
             let accepted = rustix::net::accept(&listener).unwrap();
             let plain = stream_socket(&addr, &class(0)).unwrap();
             for (socket, class) in [(listener, 0xb8), (caller, 0x48), (accepted, 0xb8), (plain, 0)] {
+                assert!(sockopt::tcp_nodelay(&socket).unwrap() && sockopt::socket_keepalive(&socket).unwrap());
+                let [idle, between] =
+                    [sockopt::tcp_keepidle(&socket), sockopt::tcp_keepintvl(&socket)].map(Result::unwrap);
+                let last = between * sockopt::tcp_keepcnt(&socket).unwrap();
+                assert_eq!(idle + last, Duration::from_millis(TcpConfig::default().dead_peer_ms), "{addr}");
                 let found = if addr.is_ipv4() {
                     sockopt::ip_tos(&socket).unwrap().into()
                 } else {

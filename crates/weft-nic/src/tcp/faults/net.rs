@@ -557,10 +557,6 @@ pub(in super::super) fn socket() -> Option<Result<OwnedFd, Errno>> {
     })
 }
 
-pub(in super::super) fn set_link_options(_: BorrowedFd<'_>) -> Option<Result<(), Errno>> {
-    with(|_| Ok(()))
-}
-
 pub(in super::super) fn listen() -> Option<Result<(OwnedFd, SocketAddr), Errno>> {
     with(|net| {
         let (theirs, bell) = pair();
