@@ -199,19 +199,26 @@ impl Tcp {
     }
 
     /// Drops half-open connections that have taken too long.
-    pub(super) fn time_halves(&mut self, now_ms: u64) {
-        let mut late: Vec<usize> = Vec::new();
+    pub(super) fn time_halves<S: Sink>(&mut self, now_ms: u64, sink: &mut S) {
+        let mut late: Vec<(u32, u32)> = Vec::new();
         let mut next_ms = u64::MAX;
         for (index, half) in &self.halves {
             let deadline_ms = half.deadline_ms(&self.config);
             if now_ms >= deadline_ms {
-                late.push(index);
+                late.extend(u32::try_from(index).map(|index| (index, half.generation)));
             } else {
                 next_ms = next_ms.min(deadline_ms);
             }
         }
-        for index in late {
-            self.refuse(index, LinkError::Timeout);
+        for (index, generation) in late {
+            self.half_event(index, generation, sink);
+            let Some(half) = self.halves.get(index as usize) else { continue };
+            let deadline_ms = half.deadline_ms(&self.config);
+            if now_ms >= deadline_ms {
+                self.refuse(index as usize, LinkError::Timeout);
+            } else {
+                next_ms = next_ms.min(deadline_ms);
+            }
         }
         self.set_timer(next_ms);
     }

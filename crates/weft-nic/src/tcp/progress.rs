@@ -402,7 +402,7 @@ impl Tcp {
     }
 
     /// Goes on with an attempt whose socket reported something.
-    fn call<S: Sink>(&mut self, id: u32, sink: &mut S, now_ms: u64) {
+    pub(super) fn call<S: Sink>(&mut self, id: u32, sink: &mut S, now_ms: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let (State::Calling(attempt), Some(socket)) = (&mut link.state, &link.socket) else { return };
         let outcome = attempt.advance(socket.as_fd(), &self.local, &self.config, now_ms);

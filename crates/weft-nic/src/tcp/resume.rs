@@ -106,7 +106,7 @@ impl Tcp {
         }
     }
 
-    /// Dials if it is time to, and gives up an attempt that has taken too long.
+    /// Dials if it is time to, and gives up an attempt that has taken too long and has nothing to say.
     pub(super) fn redial_when_due(&mut self, id: u32, now_ms: u64) {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let (State::Broken(redial), Some(session)) = (&mut link.state, &link.session) else { return };
@@ -118,7 +118,12 @@ impl Tcp {
             return self.set_timer(wake_ms);
         }
         if !redial.is_waiting() {
-            return self.redial_failed(id, Failure::Retry(LinkError::Timeout), now_ms);
+            self.call_again(id, now_ms);
+            let state = self.links.get(id as usize).map(|link| &link.state);
+            if matches!(state, Some(State::Broken(redial)) if !redial.is_waiting() && now_ms >= redial.wake_ms) {
+                self.redial_failed(id, Failure::Retry(LinkError::Timeout), now_ms);
+            }
+            return;
         }
         let dialled = redial.dial(session.socket(), &self.config, now_ms);
         let wake_ms = redial.wake_ms;

@@ -1,6 +1,8 @@
 //! What the TCP device does by the clock: attempts, acknowledgements, hosts that have fallen silent.
 //!
 //! Place in the data flow: [`super::progress`] calls [`Tcp::run_timers`] when the next of them is due.
+//!
+//! Invariants: nobody is late before its socket has been asked. The process may have been away, and a poll is told of [`super::EVENTS`] sockets only.
 
 use std::os::fd::AsFd;
 
@@ -20,7 +22,7 @@ impl Tcp {
         self.next_timer_ms = u64::MAX;
         self.time_listener(now_ms);
         self.time_calls(sink, now_ms);
-        self.time_halves(now_ms);
+        self.time_halves(now_ms, sink);
         self.time_closed(now_ms);
         self.time_acks(now_ms);
         if now_ms >= self.next_scan_ms {
@@ -37,14 +39,15 @@ impl Tcp {
                 continue;
             };
             if attempt.expired(now_ms) {
-                log::debug!("tcp: no answer from {}", attempt.peer());
-                self.end(id, LinkError::Timeout, sink);
-                continue;
-            }
-            if attempt.wants_dial(now_ms) {
+                self.call(id, sink, now_ms);
+            } else if attempt.wants_dial(now_ms) {
                 self.dial(id, now_ms);
             }
-            if let Some(Link { state: State::Calling(attempt), .. }) = self.links.get(id as usize) {
+            let Some(Link { state: State::Calling(attempt), .. }) = self.links.get(id as usize) else { continue };
+            if attempt.expired(now_ms) {
+                log::debug!("tcp: no answer from {}", attempt.peer());
+                self.end(id, LinkError::Timeout, sink);
+            } else {
                 self.set_timer(attempt.wake_ms());
             }
         }

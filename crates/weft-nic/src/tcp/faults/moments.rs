@@ -7,7 +7,7 @@ use std::sync::Arc;
 use weft_engine::mem::Owned;
 use weft_engine::nic::{LinkError, LinkId, Nic};
 
-use super::super::{State, Tcp, TcpConfig, Unsent, sys};
+use super::super::{EVENTS, State, Tcp, TcpConfig, Unsent, sys};
 use super::net::{self, Net};
 use super::verdict::{Quiet, ROUNDS, STEP_MS};
 use super::world::contexts;
@@ -16,6 +16,10 @@ use super::world::contexts;
 const SOON_MS: u64 = 300;
 /// A host is suspected after so long by default, and some looks more.
 const SUSPECTED_MS: u64 = 8000;
+/// For so long a caller computes who comes back after all time-outs by default, but for that of an answer.
+const AWAY_MS: u64 = 11_000;
+/// More links than one poll is told of.
+const CROWD: usize = EVENTS + 36;
 
 /// Calls, and lets both sides learn that the link is up. Gives the link at either.
 fn joined(quiet: &mut Quiet, from: usize, to: usize) -> [LinkId; 2] {
@@ -27,6 +31,11 @@ fn joined(quiet: &mut Quiet, from: usize, to: usize) -> [LinkId; 2] {
 
 fn lose(index: usize, side: usize) {
     net::with(|net| net.lose(index, side, true));
+}
+
+/// The network carries all that has been said.
+fn settle() {
+    while net::with(Net::step) == Some(true) {}
 }
 
 fn made() -> usize {
@@ -86,7 +95,7 @@ fn a_link_that_has_failed_ends_once() {
     let far = &quiet.0[1].0.links[links[1].0 as usize];
     let socket = far.socket.as_ref().expect("it is up");
     assert_eq!(sys::send_one(std::os::fd::AsFd::as_fd(socket), &[0xff; 8]), Ok(8));
-    while net::with(Net::step) == Some(true) {}
+    settle();
     net::with(|net| net.forsake(0, 0));
     quiet.say(0, links[0], b"into the void");
     net::with(|net| net.now_ms += SUSPECTED_MS);
@@ -231,4 +240,57 @@ fn what_is_said_once_more_is_noted() {
     quiet.pass(SOON_MS);
     assert_eq!(quiet.0[1].1.messages, [b"lost"]);
     assert!(unsent.kept().is_some());
+}
+
+/// A crowd of calls; nobody has been polled since.
+fn crowd() -> Quiet {
+    let mut quiet = Quiet::new(&TcpConfig::default());
+    let there = quiet.0[1].0.name();
+    for _ in 0..CROWD {
+        quiet.0[0].0.connect(&there).expect("a call");
+    }
+    quiet
+}
+
+/// The network does its part while all are away, for too long but for that.
+fn come_back(quiet: &mut Quiet) {
+    settle();
+    net::with(|net| net.now_ms += AWAY_MS);
+    quiet.pass(20 * STEP_MS);
+}
+
+/// Who comes back after the time-out to more connections than one poll is told of finds them made, not late.
+#[test]
+fn connections_made_while_the_caller_was_away_are_not_late() {
+    let mut quiet = crowd();
+    come_back(&mut quiet);
+    assert_eq!((quiet.0[0].1.up.len(), &quiet.0[0].1.down[..]), (CROWD, &[][..]));
+}
+
+/// The same of the side that is called: hellos that came while it was away are not late.
+#[test]
+fn hellos_that_came_while_the_acceptor_was_away_are_not_late() {
+    let mut quiet = crowd();
+    settle();
+    quiet.pass_without(0, 5 * STEP_MS);
+    notice(&mut quiet);
+    come_back(&mut quiet);
+    assert_eq!((quiet.0[0].1.up.len(), quiet.0[1].1.up.len(), made()), (CROWD, CROWD, CROWD));
+    assert_eq!(quiet.0[1].0.stats().refused, 0);
+}
+
+/// The same of links that are made anew, which would end with all that they have kept.
+#[test]
+fn links_made_anew_while_the_caller_was_away_are_not_late() {
+    let mut quiet = Quiet::new(&TcpConfig::default());
+    for _ in 0..CROWD {
+        quiet.call(0, 1);
+    }
+    quiet.pass(STEP_MS);
+    (0..CROWD).for_each(|index| lose(index, 0));
+    assert_eq!(notice(&mut quiet).stats().breaks, CROWD as u64);
+    come_back(&mut quiet);
+    for (tcp, heard) in &quiet.0 {
+        assert_eq!((tcp.stats().resumed, &heard.down[..]), (CROWD as u64, &[][..]));
+    }
 }
