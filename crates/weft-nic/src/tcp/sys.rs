@@ -325,17 +325,26 @@ pub(super) fn connect(socket: BorrowedFd<'_>, to: &SocketAddr) -> Result<(), Err
 }
 
 /// Whether the kernel has connected the socket; its error if it could not.
+///
+/// A call to a port of our own host where nobody listens may leave from that very port, and meets itself (TCP's simultaneous open). It is
+/// refused as from any other port.
 pub(super) fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
     #[cfg(test)]
     if let Some(outcome) = net::connected(socket) {
         return outcome;
     }
     sockopt::socket_error(socket)??;
-    match rustix::net::getpeername(socket) {
-        Ok(_) => Ok(true),
-        Err(Errno::NOTCONN) => Ok(false),
-        Err(errno) => Err(errno),
+    let there = match rustix::net::getpeername(socket) {
+        Ok(there) => there,
+        Err(Errno::NOTCONN) => return Ok(false),
+        Err(errno) => return Err(errno),
+    };
+    if there != Some(rustix::net::getsockname(socket)?) {
+        return Ok(true);
     }
+    // Closed with a reset: it would keep the port for a minute more (TIME_WAIT), and the late listener off it.
+    sockopt::set_socket_linger(socket, Some(Duration::ZERO))?;
+    Err(Errno::CONNREFUSED)
 }
 
 /// Where the two ends of a connected socket are on one host: lets the kernel hold little that it has not sent. Otherwise
@@ -380,6 +389,8 @@ pub(super) fn cannot_watch(errno: Errno) {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::os::fd::AsFd;
+
     use super::*;
 
     /// Both ends of a connection have the traffic class of their side and what links have, the accepted one by its listener.
@@ -415,5 +426,19 @@ mod tests {
                 assert_eq!(found, class, "{addr}");
             }
         }
+    }
+
+    /// Who meets itself at a port where nobody listens has met nobody, and leaves the port to the listener that may come.
+    #[test]
+    fn a_socket_that_meets_itself_is_refused() {
+        let config = TcpConfig::default();
+        let addr = "127.0.0.1:0".parse().unwrap();
+        let caller = stream_socket(&addr, &config).unwrap();
+        rustix::net::bind(&caller, &addr).unwrap();
+        let here = rustix::net::getsockname(&caller).unwrap().try_into().unwrap();
+        connect(caller.as_fd(), &here).unwrap();
+        assert_eq!(connected(caller.as_fd()), Err(Errno::CONNREFUSED));
+        drop(caller);
+        assert_eq!(listen(&here, &config).unwrap().1, here);
     }
 }
