@@ -145,9 +145,14 @@ impl Ep {
 
     fn step(&self, step: impl FnOnce(&mut Eng) -> Result<(), Error>) -> Result<(), Errno> {
         let mut state = self.core.control();
-        let State { engine: Some(engine), routes, attend, .. } = &mut *state else { return Err(Errno::OPBADSTATE) };
+        let State { engine: Some(engine), routes, attend, stalled, .. } = &mut *state else {
+            return Err(Errno::OPBADSTATE);
+        };
         step(engine).map_err(refused)?;
-        *attend |= routes.deliver(engine);
+        *attend |= routes.deliver(engine) || *stalled;
+        if state.attend {
+            self.core.call_sleepers(&mut state);
+        }
         if self.core.call_listener(&mut state) {
             state.routes.ring();
         }

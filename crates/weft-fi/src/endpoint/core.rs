@@ -9,7 +9,8 @@
 //! control calls: they leave them to the next round of progress, so that a queue's ring is only entered by those
 //! whom the threading level covers, and by the progress thread ([`Visit`]), which the rings know. Whoever
 //! delivers runs, once it has left, the programs that were set free by it ([`crate::trigger`]), or leaves that to the next round
-//! by [`State::attend`].
+//! by [`State::attend`]. The same goes for programs that are [`State::stalled`]: any call into the engine in which it may make progress
+//! may have made the room that they wait for, and no later round need find anything.
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
@@ -230,6 +231,8 @@ impl Core {
             return self.trigger(Op::recv(&op));
         }
         let (result, fired) = state.submit(|engine| engine.recv(&op));
+        // A peek is a round of progress, and there are clients that make no other.
+        let fired = fired || state.attend || state.stalled;
         self.leave(state, fired);
         result
     }
@@ -392,9 +395,10 @@ impl Core {
         }
     }
 
-    /// After a control call: whoever sleeps looks for itself, since there may be completions that were not delivered, and the devices'
-    /// parking may have ended.
-    fn call_sleepers(&self, state: &mut State) {
+    /// After a control call: whoever sleeps looks for itself, since there may be completions that were not delivered, room for what is
+    /// stalled, and the devices' parking may have ended.
+    pub(super) fn call_sleepers(&self, state: &mut State) {
+        state.attend |= state.stalled;
         if state.external > 0 || state.sleeping > 0 {
             state.routes.ring();
         }
@@ -636,7 +640,8 @@ impl State {
 
     /// See [`Core::park`].
     fn park(&mut self, waker: &Waker, sleep: Sleep) -> bool {
-        if !(self.listen(waker) && self.park_devices()) {
+        // Nothing will come to the devices on account of what is to be attended to.
+        if !(self.listen(waker) && !self.attend && self.park_devices()) {
             return false;
         }
         match sleep {

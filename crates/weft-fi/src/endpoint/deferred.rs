@@ -70,27 +70,32 @@ impl Core {
             number
         });
         let mut result = op.start(engine);
+        let mut room = false;
         if result == Err(Error::Again) {
             // What this sets free, here and below, is found by the caller, who runs the queue.
-            let _ = state.make_room();
+            room = state.make_room();
             result = state.engine.as_mut().map_or(result, |engine| op.start(engine));
         }
-        let State { engine: Some(engine), routes, stalled, .. } = &mut *state else { return true };
+        let State { engine: Some(engine), routes, attend, stalled, .. } = &mut *state else { return true };
+        let started = result != Err(Error::Again);
         match result {
-            Err(Error::Again) => {
-                *report = number.map(|number| routes.works.get_mut().remove(number));
-                *stalled = true;
-                return false;
-            }
+            Err(Error::Again) => *report = number.map(|number| routes.works.get_mut().remove(number)),
             Err(error) => engine.completions().push(op.ended(Fault::Refused(error))),
             Ok(()) => {}
         }
         let _ = routes.deliver(engine);
+        // What is stalled in the other lane may have room now. That is left to the next round, or two lanes that are full would
+        // send the caller to and fro for as long as anything comes.
+        *attend |= room || (started && *stalled);
+        *stalled |= !started;
+        if state.attend {
+            self.call_sleepers(&mut state);
+        }
         if self.call_listener(&mut state) {
             // More than the caller runs may go on.
             state.routes.ring();
         }
-        true
+        started
     }
 
     /// Cancels deferred work that was started, where it is a receive that nothing has matched.

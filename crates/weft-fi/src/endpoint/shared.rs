@@ -143,6 +143,7 @@ impl Core {
         let mut state = self.control();
         let (happened, result) = act(state.engine.as_mut()?);
         if happened {
+            state.attend |= state.stalled;
             state.routes.ring();
             self.call_auto(&mut state);
         }

@@ -26,6 +26,7 @@ const SCENES: &[Scene] = &[
     ("flushed", flushed),
     ("bad requests", bad_requests),
     ("full queues", full_queues),
+    ("the other queue", the_other_queue),
     ("things that close", things_that_close),
     ("regions", regions),
     ("many threads", many_threads),
@@ -453,18 +454,14 @@ fn bad_requests(lib: &Lib) {
 /// Operations that find the endpoint's queues full when they are triggered wait, in their order.
 fn full_queues(lib: &Lib) {
     const COUNT: u64 = 200;
-    for model in MODELS {
+    for (model, peeks) in [(FI_PROGRESS_MANUAL, false), (FI_PROGRESS_MANUAL, true), (FI_PROGRESS_AUTO, false)] {
         let rig = Rig::with(lib, model, 4);
         let (a, b) = (&rig.a, &rig.b);
         let (trigger, done, received) = (rig.cntr(a), rig.cntr(a), rig.cntr(b));
         let far = rig.cntr(b);
         let target = memory(8 * COUNT as usize);
-        // Long enough that each waits for its receiver.
         for (n, place) in target.chunks_mut(8).enumerate() {
-            let flags = FI_DELIVERY_COMPLETE;
-            let mut request = Request { flags, ..Request::new(trigger, 1, Some(done)) };
-            let bytes = (n as u64 + 1).to_le_bytes().to_vec().leak();
-            assert_eq!(request.queue(a, &Work::Send(bytes, rig.to_b)), 0);
+            wait_for_receivers(&rig, trigger, done, n as u64 + 1..n as u64 + 2);
             queue(b, far, 1, Some(received), Work::Recv(place));
         }
         trigger.add(1);
@@ -478,12 +475,60 @@ fn full_queues(lib: &Lib) {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
+        if peeks {
+            // The queue is never empty when it is read, so that a peek is all the progress that there is.
+            until(|| {
+                a.start("fi_trecvmsg", &Args { flags: FI_PEEK, ..Args::new(&mut [], 0) }, &[]);
+                assert_eq!(a.poll().map(|outcome| outcome.failed().err), Some(FI_ENOMSG));
+                b.progress();
+                (received.read() == COUNT).then_some(())
+            });
+        }
         done.reaches(COUNT, &rig.sides());
         received.reaches(COUNT, &rig.sides());
         for (n, place) in target.chunks(8).enumerate() {
             assert_eq!(place, (n as u64 + 1).to_le_bytes());
         }
     }
+}
+
+/// Work that sends these numbers, each of which waits for its receiver.
+fn wait_for_receivers(rig: &Rig<'_>, trigger: Cntr, done: Cntr, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        let mut request = Request { flags: FI_DELIVERY_COMPLETE, ..Request::new(trigger, 1, Some(done)) };
+        assert_eq!(request.queue(&rig.a, &Work::Send(number.to_le_bytes().to_vec().leak(), rig.to_b)), 0);
+    }
+}
+
+/// A receive that finds its queue full makes room in the other one: what waits there goes on.
+fn the_other_queue(lib: &Lib) {
+    let rig = Rig::with(lib, FI_PROGRESS_MANUAL, 4);
+    let (a, b) = (&rig.a, &rig.b);
+    let (trigger, done, received) = (rig.cntr(a), rig.cntr(a), rig.cntr(b));
+    wait_for_receivers(&rig, trigger, done, 0..8);
+    trigger.add(1);
+    silence(&rig);
+    let deferred = |count| {
+        for _ in 0..count {
+            queue(b, received, 0, Some(received), Work::Recv(memory(8)));
+        }
+    };
+    deferred(4);
+    received.reaches(4, &[]);
+    // What says that they were received is on its way, or there.
+    std::thread::sleep(Duration::from_millis(20));
+    for _ in 0..4 {
+        assert_eq!(a.run("fi_recv", &Args::new(memory(8), 0)), 0);
+    }
+    queue(a, trigger, 1, None, Work::Recv(memory(8)));
+    assert_eq!(a.tx_left(), 4, "its attempt has found them all");
+    deferred(4);
+    for _ in 0..20 {
+        rig.sides().iter().for_each(|side| side.progress());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(received.read(), 8);
+    done.reaches(8, &rig.sides());
 }
 
 /// A counter that work names stays open; an endpoint takes its work with it.
