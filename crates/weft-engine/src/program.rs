@@ -187,6 +187,8 @@ pub struct Programs<C, A, M> {
     lanes: FxHashMap<u64, Lane>,
     running: Option<Running>,
     finished: Vec<Finished<C, A, M>>,
+    /// By number: those that were cancelled while an act was out that was not performed.
+    withdrawn: BTreeMap<u64, Finished<C, A, M>>,
     submitted: u64,
     /// Tasks of all programs, as they were submitted.
     tasks: usize,
@@ -204,6 +206,7 @@ impl<C: Counter, A, M> Programs<C, A, M> {
             lanes: FxHashMap::default(),
             running: None,
             finished: Vec::new(),
+            withdrawn: BTreeMap::new(),
             submitted: 0,
             tasks: 0,
             limit,
@@ -267,20 +270,23 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         if running.cancelled { self.finish(running.program, End::Cancelled) } else { self.advance(running.program) }
     }
 
-    /// The act could not be performed yet. It is due again when somebody calls [`Programs::retry`].
+    /// The act could not be performed yet. It is due again when somebody calls [`Programs::retry`]; or, if it was cancelled meanwhile,
+    /// it is among what is left of its program ([`Programs::take_withdrawn`]).
     pub fn again(&mut self, act: A) {
         let Some(running) = self.running.take() else { return };
-        if running.cancelled {
-            self.resume_lane(running.lane);
-            return self.finish(running.program, End::Cancelled);
-        }
-        if strikes(Mutant::ActLost) {
+        if !running.cancelled && strikes(Mutant::ActLost) {
             return self.finish(running.program, End::Done);
         }
         if let Some(entry) = self.all.get_mut(&running.program) {
             entry.tasks.push(Task::Act { lane: running.lane, act });
-            self.lanes.entry(running.lane).or_default().queue.push_front(running.program);
         }
+        if running.cancelled {
+            self.resume_lane(running.lane);
+            let ended = self.end(running.program, End::Cancelled);
+            self.withdrawn.extend(ended.map(|ended| (running.program, ended)));
+            return;
+        }
+        self.lanes.entry(running.lane).or_default().queue.push_front(running.program);
         if running.retry {
             self.resume_lane(running.lane);
         }
@@ -301,7 +307,8 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         }
     }
 
-    /// Ends every program that is `wanted`. One whose act is out ends with it: its number is returned.
+    /// Ends every program that is `wanted`. One whose act is out ends with it: its number is returned. Whether that act was performed the
+    /// caller learns by [`Programs::take_withdrawn`], once it is out no more.
     pub fn cancel(&mut self, mut wanted: impl FnMut(&M) -> bool) -> Cancelled {
         let numbers: Vec<u64> =
             self.all.iter().filter(|(_, entry)| wanted(&entry.origin)).map(|(&number, _)| number).collect();
@@ -347,9 +354,14 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         self.all.is_empty()
     }
 
-    /// Those that have ended since the last call, in that order.
+    /// Those that have ended since the last call, in that order, but for those that [`Programs::take_withdrawn`] gives.
     pub fn take_finished(&mut self) -> Vec<Finished<C, A, M>> {
         std::mem::take(&mut self.finished)
+    }
+
+    /// What is left of a program that was cancelled while its act was out, if that act came back: it is for who has cancelled it.
+    pub fn take_withdrawn(&mut self, program: u64) -> Option<Finished<C, A, M>> {
+        self.withdrawn.remove(&program)
     }
 
     // ---- inside ------------------------------------------------------------------------------
@@ -499,9 +511,14 @@ impl<C: Counter, A, M> Programs<C, A, M> {
     }
 
     fn finish(&mut self, number: u64, end: End) {
-        let Some(Entry { tasks, size, origin, .. }) = self.all.remove(&number) else { return };
+        let ended = self.end(number, end);
+        self.finished.extend(ended);
+    }
+
+    fn end(&mut self, number: u64, end: End) -> Option<Finished<C, A, M>> {
+        let Entry { tasks, size, origin, .. } = self.all.remove(&number)?;
         self.tasks -= size;
-        self.finished.push(Finished { origin, end, left: tasks });
+        Some(Finished { origin, end, left: tasks })
     }
 }
 

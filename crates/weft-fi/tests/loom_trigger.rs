@@ -183,6 +183,41 @@ fn what_is_cancelled_is_not_performed_afterwards() {
     });
 }
 
+/// What finds its queue full while it is cancelled is performed later or handed to the canceller: one of the two, and once.
+#[test]
+fn what_is_cancelled_in_vain_is_not_lost() {
+    check(|| {
+        let domain = Domain::new();
+        domain.submit(1);
+        together(
+            &domain,
+            &[
+                |domain| {
+                    let mut full = true;
+                    let mut perform = |threshold| {
+                        if std::mem::take(&mut full) {
+                            return Outcome::Again(threshold);
+                        }
+                        domain.performed.lock().push(threshold);
+                        Outcome::Done
+                    };
+                    if domain.counter.0.add(1) && domain.counter.0.due().programs && domain.queue.look(1) {
+                        domain.queue.run(&mut perform);
+                        domain.queue.retry(0);
+                        domain.queue.run(&mut perform);
+                    }
+                },
+                |domain| {
+                    let returned = domain.queue.cancel(|_| true);
+                    let left = returned.iter().filter(|ended| !ended.left.is_empty());
+                    domain.performed.lock().extend(left.map(|ended| ended.origin));
+                },
+            ],
+        );
+        assert_eq!(domain.performed(), [1]);
+    });
+}
+
 /// A sleeper whose threshold is higher than a program's is not forgotten when the program is called.
 #[test]
 fn a_sleeper_and_a_program_share_a_counter() {

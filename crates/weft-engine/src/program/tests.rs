@@ -246,6 +246,11 @@ fn a_program_is_cancelled_wherever_it_is() {
     assert_eq!(programs.cancel(|_| true).running, Some(5));
     programs.again("x");
     assert!(programs.is_empty() && run(&mut programs).is_empty(), "what was cancelled is not tried again");
+    assert!(programs.take_finished().is_empty(), "whoever performs has not cancelled it");
+    let withdrawn = programs.take_withdrawn(5).unwrap();
+    assert_eq!((withdrawn.origin, withdrawn.end), (6, End::Cancelled));
+    assert!(matches!(withdrawn.left[..], [Task::Act { lane: 7, act: "x" }]));
+    assert!(programs.take_withdrawn(5).is_none());
 }
 
 #[test]

@@ -266,11 +266,18 @@ impl Core {
             *attend |= routes.deliver(engine) || *stalled;
         } else {
             drop(state);
-            let Some(waiting) = self.work.cancel_operation(self, context) else { return Errno::NOENT.size() };
+            let waiting = self.work.cancel_operation(self, context);
             state = self.state.lock();
-            let State { engine: Some(engine), routes, attend, .. } = &mut *state else { return 0 };
-            engine.completions().push(waiting);
-            *attend |= routes.deliver(engine);
+            let State { engine: Some(engine), routes, attend, stalled, .. } = &mut *state else {
+                return Errno::NOENT.size();
+            };
+            match waiting {
+                Some(waiting) => engine.completions().push(waiting),
+                // It may be a receive that was being started.
+                None if self.triggers && engine.cancel(context) => {}
+                None => return Errno::NOENT.size(),
+            }
+            *attend |= routes.deliver(engine) || *stalled;
         }
         if state.attend {
             self.attend(state);

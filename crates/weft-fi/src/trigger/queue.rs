@@ -71,17 +71,19 @@ impl<C: Counter, A, M> Queue<C, A, M> {
         }
     }
 
-    /// Ends the programs that are `wanted`; on return none of their acts is out or will be. What is returned must be
-    /// dropped by a caller that holds no lock, who then runs the queue: others may have stood behind.
+    /// Ends the programs that are `wanted`; on return none of their acts is out or will be. What is returned, with all that was not
+    /// performed, must be dropped by a caller that holds no lock, who then runs the queue: others may have stood behind.
     pub(crate) fn cancel(&self, wanted: impl FnMut(&M) -> bool) -> Vec<Finished<C, A, M>> {
         let mut programs = self.programs.lock();
         let cancelled = programs.cancel(wanted);
-        let finished = programs.take_finished();
-        drop(programs);
+        let mut finished = programs.take_finished();
         if let Some(number) = cancelled.running {
-            while self.programs.lock().is_running(number) {
+            while programs.is_running(number) {
+                drop(programs);
                 yield_now();
+                programs = self.programs.lock();
             }
+            finished.extend(programs.take_withdrawn(number));
         }
         finished
     }
