@@ -175,7 +175,9 @@ impl Cntr {
     /// Another value. True: as for [`Cntr::add`].
     #[must_use]
     pub(crate) fn set(&self, value: u64) -> bool {
-        self.gauge.set(value) && self.notify()
+        let mut freed = false;
+        let called = self.gauge.set(value, || freed = self.look());
+        (called && self.notify()) | freed
     }
 
     fn add_errors(&self, amount: u64) -> bool {
@@ -183,7 +185,9 @@ impl Cntr {
     }
 
     fn set_errors(&self, value: u64) -> bool {
-        self.gauge.set_errors(value) && self.notify()
+        let mut freed = false;
+        let called = self.gauge.set_errors(value, || freed = self.look());
+        (called && self.notify()) | freed
     }
 
     /// Tells those who wait of a change.
@@ -193,7 +197,12 @@ impl Cntr {
         if due.sleepers {
             self.ring();
         }
-        due.programs && self.domain.work().look(self.id())
+        due.programs && self.look()
+    }
+
+    /// Calls the programs that wait. True: as for [`Cntr::add`].
+    fn look(&self) -> bool {
+        self.domain.work().look(self.id())
     }
 
     /// Runs what a client's change of the counter set free.

@@ -67,6 +67,8 @@ struct Domain {
     counter: Handle,
     queue: Arc<Queue<Handle, u64, u64>>,
     performed: Arc<sync::Mutex<Vec<u64>>>,
+    /// Whether the counter never falls.
+    rises: bool,
 }
 
 impl Domain {
@@ -75,6 +77,7 @@ impl Domain {
             counter: Handle(Arc::new(Gauge::new())),
             queue: Arc::new(Queue::new(100)),
             performed: Arc::new(sync::Mutex::new(Vec::new())),
+            rises: true,
         }
     }
 
@@ -89,6 +92,16 @@ impl Domain {
         self.follow(called);
     }
 
+    /// As `Cntr::set` and its caller.
+    fn reset(&self) {
+        let mut freed = false;
+        let called = self.counter.0.set(0, || freed = self.queue.look(1));
+        self.follow(called);
+        if freed {
+            self.run();
+        }
+    }
+
     fn follow(&self, called: bool) {
         if called && self.counter.0.due().programs && self.queue.look(1) {
             self.run();
@@ -98,7 +111,7 @@ impl Domain {
     /// Performing an act takes a lock, as entering an endpoint does; it must have come so far.
     fn run(&self) {
         self.queue.run(|threshold| {
-            assert!(self.counter.0.value() + self.counter.0.errors() >= threshold, "too early");
+            assert!(!self.rises || self.counter.0.value() + self.counter.0.errors() >= threshold, "too early");
             self.performed.lock().push(threshold);
             Outcome::Done
         });
@@ -161,6 +174,25 @@ fn an_error_and_a_success_meet_a_submission() {
         let domain = Domain::new();
         together(&domain, &[Domain::raise, Domain::fail, |domain| domain.submit(2)]);
         assert_eq!(domain.performed(), [2]);
+    });
+}
+
+/// A client that has seen a counter at a threshold may set it back: what waited goes on, though whoever raised it looks too late.
+#[test]
+fn a_threshold_that_was_seen_was_reached() {
+    check(|| {
+        let domain = Domain { rises: false, ..Domain::new() };
+        domain.submit(1);
+        together(
+            &domain,
+            &[Domain::raise, |domain| {
+                while domain.counter.0.value() < 1 {
+                    loom::thread::yield_now();
+                }
+                domain.reset();
+            }],
+        );
+        assert_eq!(domain.performed(), [1]);
     });
 }
 

@@ -8,7 +8,8 @@
 //! then reads `watch_at`; all of it sequentially consistent, so that at least one of the two sees the other (`ordered` marks
 //! these places for the checker, which knows sequential consistency only of fences; it is nothing otherwise). A raise that
 //! reaches `watch_at` takes all wishes at once ([`Gauge::due`]); those that are not fulfilled yet are renewed by the waiters.
-//! Being called needlessly must therefore harm nobody.
+//! Being called needlessly must therefore harm nobody. A value is seen before its raiser has called the programs that wait for it, so
+//! whoever sets a lower one calls them first.
 
 use super::sync::{AtomicBool, AtomicU64, Ordering, ordered};
 
@@ -69,9 +70,12 @@ impl Gauge {
         value >= self.watch_at.load(Ordering::SeqCst)
     }
 
-    /// Another number of successes. True: as for [`Gauge::add`].
+    /// Another number of successes. `look` calls the programs that wait, if it is a lower one. True: as for [`Gauge::add`].
     #[must_use]
-    pub(crate) fn set(&self, value: u64) -> bool {
+    pub(crate) fn set(&self, value: u64, look: impl FnOnce()) -> bool {
+        if value < self.value() && self.programs.load(Ordering::SeqCst) {
+            look();
+        }
         self.value.store(value, Ordering::SeqCst);
         ordered();
         value >= self.watch_at.load(Ordering::SeqCst)
@@ -85,9 +89,12 @@ impl Gauge {
         self.watch_at.load(Ordering::SeqCst) != NOBODY
     }
 
-    /// Another number of failures. True: as for [`Gauge::add`].
+    /// Another number of failures. `look` and true: as for [`Gauge::set`].
     #[must_use]
-    pub(crate) fn set_errors(&self, value: u64) -> bool {
+    pub(crate) fn set_errors(&self, value: u64, look: impl FnOnce()) -> bool {
+        if value < self.errors() && self.programs.load(Ordering::SeqCst) {
+            look();
+        }
         self.errors.store(value, Ordering::SeqCst);
         ordered();
         self.watch_at.load(Ordering::SeqCst) != NOBODY

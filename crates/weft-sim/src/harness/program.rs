@@ -173,11 +173,12 @@ impl Queue {
 
     fn change(&mut self, counter: usize, change: Change) {
         let Handle { id, gauge } = &self.counters[counter];
+        let look = || self.programs.look(*id);
         let watched = match change {
             Change::Add(more) => gauge.add(more),
             Change::AddErrors(more) => gauge.add_errors(more),
-            Change::Set(value) => gauge.set(value),
-            Change::SetErrors(value) => gauge.set_errors(value),
+            Change::Set(value) => gauge.set(value, look),
+            Change::SetErrors(value) => gauge.set_errors(value, look),
         };
         if watched && gauge.due().programs {
             self.programs.look(*id);
