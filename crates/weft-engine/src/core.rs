@@ -17,7 +17,7 @@ use crate::held::{Held, Holder};
 use crate::links::{Link, LinkState, LinkWork, Rising};
 use crate::list::List;
 use crate::matching::{Body, Matcher};
-use crate::mem::{self, IovList};
+use crate::mem::{self, IovList, Owned};
 use crate::mutant::{Mutant, strikes};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
@@ -59,6 +59,8 @@ pub(crate) struct Core {
     /// Messages that overtook the OPEN_OK of their (unordered) link.
     pub(crate) too_early: Vec<(LinkId, Vec<u8>)>,
     pub(crate) ops: List<TxOp>,
+    /// Private copies of operations that have failed, which the device reads until the link is closed.
+    pub(crate) lingering: Vec<(LinkId, Owned)>,
     /// While more of them are under way the fast paths do not serve.
     pub(crate) fast_depth: usize,
     pub(crate) xfers: Xfers,
@@ -110,6 +112,7 @@ impl Core {
             link_work: Vec::new(),
             too_early: Vec::new(),
             ops: List::default(),
+            lingering: Vec::new(),
             fast_depth: config.tx_depth.min(QUEUED_LIMIT),
             xfers: Xfers::default(),
             held: None,
@@ -201,7 +204,7 @@ impl Core {
         let name = vc.name;
         let (addr, active) = (vc.addr, vc.active);
         self.departed += usize::from(addr == ADDR_NONE);
-        let in_use = vc.link().is_some();
+        let link = vc.link();
         let parts = vc.waiting.take().and_then(|waiting| {
             self.queues.lost();
             waiting.parts
@@ -214,17 +217,23 @@ impl Core {
         vc.addr = addr;
         vc.active = active;
         let dead: Vec<u32> = self.ops.iter().filter(|(_, op)| op.vc == vci).map(|(i, _)| i).collect();
-        if dead.is_empty() && !in_use {
+        if dead.is_empty() && link.is_none() {
             self.vcs[vci as usize].refused = Some(why);
         }
         for index in dead.into_iter().skip(usize::from(strikes(Mutant::DeathForgotten))) {
-            // The device has let go of the memory: by contract before `down`, or within `close`.
+            // The device lets go of the memory before `down`, or within `close`, which follows the poll: the client learns of the end, and
+            // registrations end, behind that.
             if let Some(held) = &mut self.held {
                 held.let_go_op(index);
             }
             let lost = self.is_unreliable();
             self.dropped += u64::from(lost);
-            if let Some(op) = self.ops.remove(index) {
+            if let Some(mut op) = self.ops.remove(index) {
+                if (op.pushing > 0 || op.assisting > 0)
+                    && let (Some(link), Some(copy)) = (link, op.owned.take())
+                {
+                    self.lingering.push((link, copy));
+                }
                 complete_op(
                     &mut self.completions,
                     &op,
@@ -537,6 +546,7 @@ impl Sink for Core {
         self.link_lost(link, why);
         // The device has ended the link itself: it must not be told to close a number that it may reuse.
         self.link_work.retain(|w| w.link != link);
+        self.lingering.retain(|(other, _)| *other != link);
     }
 
     #[inline(never)]

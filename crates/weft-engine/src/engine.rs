@@ -309,6 +309,7 @@ impl<N: Nic> Engine<N> {
         }
         // Closing makes no work; still, nothing may be lost if that ever changes.
         work.append(&mut self.core.link_work);
+        self.core.lingering.retain(|(link, _)| work.iter().any(|w| w.link == *link));
         self.core.link_work = work;
         moved
     }

@@ -38,7 +38,6 @@ pub(crate) struct TxOp {
     pub(crate) flags: OpFlags,
     pub(crate) iov: IovList,
     /// The private copy that `iov` describes, for an inject that had to wait.
-    #[expect(dead_code, reason = "held for its memory")]
     pub(crate) owned: Option<Owned>,
     pub(crate) tag: u64,
     pub(crate) data: u64,

@@ -14,6 +14,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io::Write;
 use std::net::TcpStream;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -267,6 +268,7 @@ fn a_flood_costs_no_more_than_its_budget() {
 
 const EAGER: u8 = 8;
 const RTS: u8 = 9;
+const CTS: u8 = 10;
 const WRITE: u8 = 14;
 const WRITE_RTS: u8 = 15;
 const READ: u8 = 16;
@@ -381,6 +383,32 @@ fn messages_out_of_order_are_bounded() {
         let (most, _, times) = siege(&mut case, |case| case.say(EAGER, 0, &whole));
         assert!(times <= 1 + most_messages && most <= 1024 + each * most_messages as isize, "{most} B for {times}");
     }
+}
+
+/// A breach of the protocol fails an inject at once, but the device goes on with its link until the poll is over.
+#[test]
+fn what_the_device_reads_lives_until_its_link_is_closed() {
+    const LEN: usize = 100_000;
+    let config = Config { inject_bytes: LEN, ..Config::default() };
+    let mut case = Case::new(CAPS, config);
+    case.connect(0, 2);
+    let mut memory = Owned::new(vec![7; LEN]);
+    let iov = [memory.iov()];
+    let (ctx, flags) = (Context::default(), OpFlags::INJECT);
+    case.engine.send(&SendOp { dest: 0, iov: &iov, tag: 0, data: 0, ctx, flags }).unwrap();
+    let op = told::u32_at(&case.sent(RTS), 8);
+    case.say(CTS, 0, &words(&[op.into(), 77, LEN as u64]));
+    assert_eq!(case.engine.nic().busy.len(), 1, "the device pushes");
+    let before_close = Rc::new(Cell::new(0));
+    let seen = Rc::clone(&before_close);
+    let nic = case.engine.nic_mut();
+    nic.burst = true;
+    nic.events.push_back(Event::Message(case.link, vec![255; 8]));
+    nic.events.push_back(Event::Look(Box::new(move || seen.set(COUNTED.with(|(_, bytes)| bytes.get())))));
+    let (kept, ()) = counted(|| case.run());
+    assert!(case.is_cut() && case.done().len() == 1);
+    assert!(before_close.get() > -1024, "{} B were freed that the device reads", -before_close.get());
+    assert!(kept < -(LEN as isize), "{kept} B: the copy is kept");
 }
 
 /// A message of which the last byte never comes, on each of many links: one mailbox for each.

@@ -56,6 +56,8 @@ pub enum Event {
     },
     /// The oldest transfer that is under way ends.
     Done(Result<(), LinkError>),
+    /// Nothing; the test has a look while the device is polled.
+    Look(Box<dyn FnOnce()>),
 }
 
 /// A transfer that the device has accepted.
@@ -221,6 +223,7 @@ impl Told {
                 }
                 sink.done(busy.link, busy.ctx, result);
             }
+            Event::Look(look) => look(),
             // The engine has closed the link: nothing comes from there any more.
             _ => {}
         }
