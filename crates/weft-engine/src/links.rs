@@ -226,7 +226,9 @@ impl Core {
 
     pub(crate) fn on_open_ok(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
         let open: Open = r.take().ok_or(Violation)?;
-        let expected = self.may_be_opened() && self.link_mut(link).state == LinkState::Opening;
+        // Who answers what has not been said would have a link in use whose close waits until that is: then memory is not free when it should be.
+        let said = self.link_work.iter().all(|work| work.link != link);
+        let expected = said && self.may_be_opened() && self.link_mut(link).state == LinkState::Opening;
         if open.version != PROTOCOL_VERSION || !expected {
             return Err(Violation);
         }

@@ -221,6 +221,20 @@ fn who_hangs_up_an_older_call_is_not_forgotten() {
     assert_eq!(case.engine.nic().sent.len(), 2, "OPEN_OK and the message");
 }
 
+/// A link in use has nothing of its own left to say that could hold up its close.
+#[test]
+fn nobody_answers_a_call_that_has_not_been_said() {
+    let (mut case, byte) = calling();
+    case.engine.nic_mut().room = 0;
+    case.tell(Event::Up { link: LinkId(100), peer: name(byte), initiator: true });
+    case.tell(Event::Message(LinkId(100), open(OPEN_OK)));
+    assert_eq!(case.engine.window(u64::from(byte) - 2), None, "in use, though the device has not taken its OPEN");
+    assert!(case.done().iter().all(|end| end.fault.is_some()));
+    case.engine.nic_mut().room = usize::MAX;
+    case.run();
+    assert!(case.engine.nic().open.is_empty());
+}
+
 /// What a request fetches fits a message, its names included.
 #[test]
 fn a_result_longer_than_a_message_is_refused() {
