@@ -42,7 +42,8 @@ pub(crate) struct Core {
     pub(crate) vcs: Vec<Vc>,
     /// Numbers of connections that nobody has any more.
     pub(crate) vacant: Vec<u32>,
-    /// Strangers that went, and messages of such that were taken, since it was last looked who has left nothing here.
+    /// Strangers that went, such that became so afterwards, and messages of such that were taken, since it was last looked who has left
+    /// nothing here.
     pub(crate) departed: usize,
     /// Address → number of the virtual connection + 1.
     pub(crate) by_addr: Vec<u32>,

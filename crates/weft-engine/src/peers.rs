@@ -83,6 +83,9 @@ impl Core {
         let index = usize::try_from(addr).map_err(|_| Error::NoSuchAddress)?;
         let name = self.book.name(addr).ok_or_else(|| self.no_peer())?;
         let name = if strikes(Mutant::ContextIgnored) { name.base() } else { name };
+        if self.departed >= SWEEP_AFTER {
+            self.forget_the_gone();
+        }
         let vci = self.vc_named(&name);
         if addr > Addr::from(u32::MAX) {
             // Of a book's numbers none is as large: it has the number of a context in its highest bits.
@@ -308,6 +311,7 @@ impl Core {
         for vc in self.vcs.iter_mut().filter(|vc| vc.addr == addr) {
             // The book may have it under another name.
             vc.addr = self.book.addr(&vc.name).unwrap_or(ADDR_NONE);
+            self.departed += usize::from(vc.is_gone());
             known = true;
         }
         let book = &self.book;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use weft_engine::Engine;
 use weft_engine::api::{
-    ADDR_NONE, Addr, AddressBook, Completion, Config, Context, Fault, Kind, OpFlags, RecvOp, SendOp,
+    ADDR_NONE, Addr, AddressBook, Completion, Config, Context, Fault, Kind, NoBook, OpFlags, RecvOp, SendOp,
 };
 use weft_engine::mem::IovList;
 use weft_engine::name::EpName;
@@ -60,6 +60,17 @@ impl World {
         };
         client.send(&send).unwrap();
         self.clients.push(client);
+    }
+
+    /// The server's address vector has the client, and nobody else.
+    fn insert(&mut self, name: EpName) {
+        self.server.bind_book(Arc::new(Only(name)));
+        self.server.address_added(0, &name);
+    }
+
+    fn remove(&mut self) {
+        self.server.bind_book(Arc::new(NoBook));
+        self.server.address_removed(0);
     }
 
     /// Until nothing moves.
@@ -171,6 +182,33 @@ fn too_many_are_turned_away() {
     (200..220).for_each(|tag| world.call(tag));
     world.settle();
     assert_eq!(world.server.unexpected_messages(), 10);
+}
+
+#[test]
+fn nothing_is_kept_of_those_whose_address_is_removed() {
+    let mut world = World::new(4);
+    for tag in 0..10 {
+        world.call(tag);
+        world.settle();
+        assert_eq!(world.server.unexpected_messages(), 1, "call {tag} was turned away");
+        world.insert(world.clients[0].name());
+        let _ = world.receive(tag);
+        assert_eq!(world.leave(), 1);
+        world.remove();
+    }
+    // Nobody calls.
+    for _ in 0..200 {
+        world.clients.push(Engine::new(Config::default(), world.fabric.nic()));
+        world.insert(world.clients[0].name());
+        let (ctx, flags) = (Context::default(), OpFlags::empty());
+        world.server.send(&SendOp { dest: 0, iov: &[], tag: 0, data: 0, ctx, flags }).unwrap();
+        world.settle();
+        assert_eq!(world.clients[0].unexpected_messages(), 1);
+        world.leave();
+        world.remove();
+    }
+    let peers = world.server.report().peers;
+    assert!(peers <= 70, "{peers} peers");
 }
 
 /// A peer's device, and nothing above it.
