@@ -205,7 +205,7 @@ impl Core {
         let name = vc.name;
         let (addr, active) = (vc.addr, vc.active);
         self.departed += usize::from(addr == ADDR_NONE);
-        let link = vc.link();
+        let (link, in_use) = (vc.link(), vc.is_in_use());
         let parts = vc.waiting.take().and_then(|waiting| {
             self.queues.lost();
             waiting.parts
@@ -218,7 +218,7 @@ impl Core {
         vc.addr = addr;
         vc.active = active;
         let dead: Vec<u32> = self.ops.iter().filter(|(_, op)| op.vc == vci).map(|(i, _)| i).collect();
-        if dead.is_empty() && link.is_none() {
+        if dead.is_empty() && !in_use {
             self.vcs[vci as usize].refused = Some(why);
         }
         for index in dead.into_iter().skip(usize::from(strikes(Mutant::DeathForgotten))) {
@@ -262,9 +262,7 @@ impl Core {
         if self.vcs[vci as usize].refused.is_none() {
             self.forget_way(vci);
         }
-        if left == 0 && !came {
-            self.leave_service(vci);
-        }
+        self.leave_service(vci);
         self.connection_lost(vci, why);
     }
 
@@ -308,7 +306,7 @@ impl Core {
 
     /// Whether there is a link to that address: of several contexts of one endpoint, or after another endpoint has taken the place of one.
     fn is_reached(&self, addr: Addr) -> bool {
-        let up = |vc: &Vc| vc.addr == addr && matches!(vc.state, VcState::Greeting(_) | VcState::Up(_));
+        let up = |vc: &Vc| vc.addr == addr && vc.is_in_use();
         self.vcs.iter().any(up)
     }
 

@@ -14,6 +14,7 @@ use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use crate::api::{ADDR_NONE, Addr, Error, Fault};
 use crate::connect::Role;
 use crate::core::Core;
+use crate::matching::Matcher;
 use crate::mutant::{Mutant, strikes};
 use crate::name::{EpName, Identity};
 use crate::nic::LinkId;
@@ -92,7 +93,6 @@ impl Core {
             self.by_far_addr.insert(addr, vci);
             return Ok(vci);
         }
-        self.is_at(vci, addr);
         // The book knows the address, so its index is as dense as the book is.
         if self.by_addr.len() <= index {
             let more = index + 1 - self.by_addr.len();
@@ -100,6 +100,7 @@ impl Core {
             self.by_addr.resize(index + 1, 0);
         }
         self.by_addr[index] = vci + 1;
+        self.is_at(vci, addr);
         Ok(vci)
     }
 
@@ -229,7 +230,8 @@ impl Core {
         }
     }
 
-    /// A connection has turned out to lead to an address. What came by it when it was a stranger's may be what receives from there wait for.
+    /// A connection has turned out to lead to an address, as whatever looks it up by that finds. What came by it when it was a stranger's may be
+    /// what receives from there wait for.
     pub(crate) fn is_at(&mut self, vci: u32, addr: Addr) {
         let vc = &mut self.vcs[vci as usize];
         if vc.addr == ADDR_NONE && addr != ADDR_NONE {
@@ -281,13 +283,18 @@ impl Core {
         self.by_far_addr.retain(|&addr, known| *known != vci || !leads_elsewhere(addr));
     }
 
-    /// A peer that was at an address by its socket has gone and left nothing: nor is the address its own.
+    /// A peer has gone, or something is taken that it left. If it was at an address by its socket and nothing of it is left, the address is its
+    /// own no more.
     pub(crate) fn leave_service(&mut self, vci: u32) {
-        let vc = &mut self.vcs[vci as usize];
-        let service = vc.name.is_full() && self.book.name(vc.addr).is_some_and(|row| !row.is_full());
+        let vc = &self.vcs[vci as usize];
+        let gone = vc.state == VcState::Idle && vc.refused.is_none() && vc.rx_used == 0;
+        if !gone || !vc.name.is_full() || self.book.name(vc.addr).is_none_or(|row| row.is_full()) {
+            return;
+        }
         let in_use = self.by_addr.contains(&(vci + 1)) || self.by_far_addr.values().any(|&known| known == vci);
-        if service && vc.refused.is_none() && !in_use {
-            vc.addr = ADDR_NONE;
+        let theirs = |matcher: &Matcher| matcher.unexpected.iter().any(|(_, message)| message.vc == vci);
+        if !in_use && !theirs(&self.tagged) && !theirs(&self.untagged) {
+            self.vcs[vci as usize].addr = ADDR_NONE;
             self.departed += 1;
             self.readdressed();
         }
@@ -366,7 +373,6 @@ impl Core {
             }
         }
         self.waiting(to).tx.extend(tx);
-        self.is_at(to, addr);
         self.index.replace(&self.vcs, from, to);
         for n in self.by_addr.iter_mut().filter(|n| **n == from + 1) {
             *n = to + 1;
@@ -374,6 +380,7 @@ impl Core {
         for vci in self.by_far_addr.values_mut().filter(|vci| **vci == from) {
             *vci = to;
         }
+        self.is_at(to, addr);
         self.activate(to);
     }
 }

@@ -18,7 +18,7 @@ use crate::mutant::{Mutant, strikes};
 use crate::nic::{LinkId, Nic, RemoteIov};
 use crate::ops::{Multi, RecvInfo, XferKind};
 use crate::traffic::{Wait, Way};
-use crate::vc::{Haul, REQUEST_LIMIT, VcState};
+use crate::vc::{Haul, REQUEST_LIMIT};
 use crate::wire::{self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Reader, Rts, Short, Status, kind};
 
 impl<N: Nic> Engine<N> {
@@ -144,14 +144,14 @@ impl Core {
     }
 
     pub(crate) fn deliver_unexpected(&mut self, message: Unexpected, iov: IovList, mut info: RecvInfo) {
-        let vci = message.vc;
+        let (vci, orphan) = (message.vc, message.orphan);
         if !matches!(message.body, Body::Lost { .. }) {
             self.vcs[vci as usize].count_wait(Wait::Over);
         }
         match message.body {
             Body::Eager { bytes, ack } => {
                 mem::scatter(&iov, 0, &bytes);
-                self.eager_taken(vci, bytes.len(), message.orphan);
+                self.eager_taken(vci, bytes.len(), orphan);
                 self.received(&info, vci);
                 if let Some(op) = ack {
                     self.ack(vci, op);
@@ -168,6 +168,9 @@ impl Core {
                 let src = self.vcs[vci as usize].addr;
                 self.complete_recv(&info, src, Some(Fault::Link(why)));
             }
+        }
+        if orphan {
+            self.leave_service(vci);
         }
     }
 
@@ -229,6 +232,7 @@ impl Core {
     /// Throws a message away as if it had been received; returns where it came from.
     fn discard(&mut self, tagged: bool, key: u32) -> Addr {
         let Some(message) = self.matcher(tagged).unexpected.remove(key) else { return ADDR_NONE };
+        let src = self.vcs[message.vc as usize].addr;
         match message.body {
             Body::Eager { bytes, ack } => {
                 self.eager_taken(message.vc, bytes.len(), message.orphan);
@@ -243,7 +247,10 @@ impl Core {
             }
             Body::Lost { .. } => self.departed += 1,
         }
-        self.vcs[message.vc as usize].addr
+        if message.orphan {
+            self.leave_service(message.vc);
+        }
+        src
     }
 
     /// Ends a posted receive without a message.
@@ -536,7 +543,7 @@ impl Core {
     fn eager_taken(&mut self, vci: u32, payload_bytes: usize, orphan: bool) {
         self.departed += usize::from(orphan);
         let vc = &mut self.vcs[vci as usize];
-        if matches!(vc.state, VcState::Greeting(_) | VcState::Up(_)) {
+        if vc.is_in_use() {
             self.return_window(vci, payload_bytes);
         } else {
             vc.rx_used = vc.rx_used.saturating_sub(payload_bytes as u64 + EAGER_COST);

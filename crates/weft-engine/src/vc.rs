@@ -448,6 +448,11 @@ impl Vc {
         }
     }
 
+    /// Whether a link carries its messages.
+    pub(crate) fn is_in_use(&self) -> bool {
+        matches!(self.state, VcState::Greeting(_) | VcState::Up(_))
+    }
+
     /// Whether no operation waits for others to leave first.
     #[inline]
     pub(crate) fn tx_is_empty(&self) -> bool {

@@ -6,7 +6,7 @@ mod told;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use told::{CAPS, Case, Event, name};
+use told::{CAPS, Case, Event, name, open, words};
 use weft_engine::Pool;
 use weft_engine::api::{
     ADDR_NONE, Addr, AddressBook, Completion, Config, Context, Error, Matching, OpFlags, RecvOp, SendOp,
@@ -14,8 +14,9 @@ use weft_engine::api::{
 use weft_engine::name::EpName;
 use weft_engine::nic::LinkId;
 
-/// EAGER, tagged.
 const EAGER: u8 = 8;
+const RTS: u8 = 9;
+/// The flag of a message with a tag.
 const TAGGED: u8 = 1;
 
 /// The peers called 2 and 3 are both at 0, which has this name.
@@ -41,8 +42,12 @@ fn case(book: Book) -> Case {
 }
 
 fn recv(case: &mut Case, tag: u64, ptr: usize) {
-    let ctx = Context { ptr, user: 0 };
-    case.engine.recv(&RecvOp { src: 0, iov: &[], tag, ignore: 0, ctx, flags: OpFlags::TAGGED }).unwrap();
+    recv_as(case, tag, ptr, OpFlags::empty());
+}
+
+fn recv_as(case: &mut Case, tag: u64, ptr: usize, flags: OpFlags) {
+    let (ctx, flags) = (Context { ptr, user: 0 }, OpFlags::TAGGED | flags);
+    case.engine.recv(&RecvOp { src: 0, iov: &[], tag, ignore: 0, ctx, flags }).unwrap();
     case.run();
 }
 
@@ -72,6 +77,25 @@ fn a_message_meets_the_receive_that_was_posted_for_its_address() {
     case.tell(Event::Up { link: LinkId(9), peer: name(2), initiator: true });
     assert_eq!(received(&mut case), [(1, 0)]);
     case.say(EAGER, TAGGED, &5u64.to_le_bytes());
+    assert_eq!(received(&mut case), [(2, 0)]);
+}
+
+/// The same where the peer has gone meanwhile, and is called: it stays at its address when nothing of what it left is here any more.
+#[test]
+fn a_message_of_one_who_went_meets_the_receive_for_its_address() {
+    let mut case = case(Book { name: EpName::service("10.0.0.9:7".parse().unwrap()), knows: false });
+    case.connect(0, 2);
+    case.say(EAGER, TAGGED, &words(&[5]));
+    case.tell(Event::Down(case.link));
+    recv(&mut case, 5, 1);
+    recv(&mut case, 5, 2);
+    case.engine.nic_mut().dials = Some(9);
+    send(&mut case, OpFlags::QUIET).unwrap();
+    (case.link, case.seq) = (LinkId(9), 0);
+    case.tell(Event::Up { link: case.link, peer: name(2), initiator: true });
+    assert_eq!(received(&mut case), [(1, 0)]);
+    case.tell(Event::Message(case.link, open(1)));
+    case.say(EAGER, TAGGED, &words(&[5]));
     assert_eq!(received(&mut case), [(2, 0)]);
 }
 
@@ -187,19 +211,22 @@ fn an_inject_after_accesses_leaves_or_is_refused() {
     assert_eq!(send(&mut case, flags), Err(Error::Again));
 }
 
+/// Everybody at one host and port is at 0, which has these.
+#[derive(Debug)]
+struct Anybody;
+
+impl AddressBook for Anybody {
+    fn name(&self, addr: Addr) -> Option<EpName> {
+        (addr == 0).then(|| EpName::service(name(2).socket()))
+    }
+    fn addr(&self, wanted: &EpName) -> Option<Addr> {
+        (wanted.socket() == name(2).socket()).then_some(0)
+    }
+}
+
 /// The endpoints of a host and port that the book has are whoever says so: only some of them are believed.
 #[test]
 fn a_service_has_few_claimants() {
-    #[derive(Debug)]
-    struct Anybody;
-    impl AddressBook for Anybody {
-        fn name(&self, addr: Addr) -> Option<EpName> {
-            (addr == 0).then(|| EpName::service(name(2).socket()))
-        }
-        fn addr(&self, wanted: &EpName) -> Option<Addr> {
-            (wanted.socket() == name(2).socket()).then_some(0)
-        }
-    }
     let mut case = Case::new(CAPS, Config::default());
     case.engine.bind_book(Arc::new(Anybody));
     (2..22).for_each(|peer| case.connect(peer.into(), peer));
@@ -210,4 +237,51 @@ fn a_service_has_few_claimants() {
     case.connect(30, 30);
     assert_eq!(case.engine.nic().open.len(), 4);
     assert!(case.engine.nic().open.contains(&LinkId(30)));
+}
+
+/// So does whoever has gone before our answer left, or has left what is gone by now: a message that was received or thrown away since, a long
+/// one that nobody had claimed, or whose loss was told.
+#[test]
+fn those_who_went_claim_no_service() {
+    type Step<'a> = &'a dyn Fn(&mut Case);
+    let message = |case: &mut Case| case.say(EAGER, TAGGED, &words(&[5]));
+    let long = |case: &mut Case| case.say(RTS, TAGGED, &words(&[3, 5, 0, 100]));
+    let claimed = |case: &mut Case| {
+        long(case);
+        recv_as(case, 5, 1, OpFlags::PEEK | OpFlags::CLAIM);
+    };
+    let ways: [(usize, Step<'_>, Step<'_>); 5] = [
+        (0, &|_| {}, &|_| {}),
+        (9, &message, &|case| recv(case, 5, 1)),
+        (9, &message, &|case| recv_as(case, 5, 1, OpFlags::PEEK | OpFlags::DISCARD)),
+        (9, &long, &|_| {}),
+        (9, &claimed, &|case| recv_as(case, 5, 1, OpFlags::CLAIM)),
+    ];
+    for (way, (room, before, after)) in ways.into_iter().enumerate() {
+        let mut case = Case::new(CAPS, Config::default());
+        case.engine.bind_book(Arc::new(Anybody));
+        for peer in 2..12 {
+            case.engine.nic_mut().room = room;
+            case.connect(peer.into(), peer);
+            assert!(!case.is_cut(), "way {way}: {peer} is turned away");
+            before(&mut case);
+            case.tell(Event::Down(case.link));
+            after(&mut case);
+            let done = case.done();
+            assert!(done.iter().all(|c| c.src == 0), "way {way}: {done:?}");
+            assert_eq!(case.engine.unexpected_messages(), 0, "way {way}");
+        }
+    }
+}
+
+/// What fails is told of calls of ours: a peer that called and went before our answer left is called when there is something to say.
+#[test]
+fn an_inject_does_not_fail_of_a_call_that_was_not_ours() {
+    let mut case = case(Book { name: name(2), knows: true });
+    case.engine.nic_mut().room = 0;
+    case.connect(0, 2);
+    case.tell(Event::Down(LinkId(0)));
+    case.engine.nic_mut().dials = Some(9);
+    assert_eq!(send(&mut case, OpFlags::INJECT | OpFlags::QUIET), Err(Error::Again));
+    assert_eq!(case.engine.nic().open, [LinkId(9)]);
 }
