@@ -9,6 +9,7 @@ use crate::amo::Amo;
 use crate::connect::Role;
 use crate::mem::Iov;
 use crate::mrcache::Limits;
+use crate::msg::EAGER_COST;
 use crate::name::EpName;
 use crate::nic::LinkError;
 
@@ -356,6 +357,14 @@ pub struct Config {
 }
 
 impl Config {
+    /// The smallest `window_bytes` in which an eager message of so many bytes fits whenever none waits, though almost a quarter of the window is
+    /// to be given back.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "a small number")]
+    pub const fn least_window_bytes(longest: usize) -> usize {
+        ((longest + EAGER_COST as usize) * 4).div_ceil(3)
+    }
+
     /// Windows are given back in portions of so many bytes.
     #[inline(always)]
     pub(crate) const fn window_quarter(&self) -> u64 {

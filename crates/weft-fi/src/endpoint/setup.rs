@@ -348,7 +348,7 @@ impl Ep {
             inject_bytes: self.limits.inject_bytes,
             tx_depth: self.limits.tx_depth,
             rx_depth: self.limits.rx_depth,
-            window_bytes: params.unexpected_window_bytes,
+            window_bytes: params.unexpected_window_bytes.max(self.ty.least_window_bytes()),
             // A datagram goes at once or not at all.
             eager_bytes: if self.ty == EpType::Dgram { Some(self.limits.max_msg_bytes) } else { params.eager_bytes },
             max_msg_bytes: self.limits.max_msg_bytes as u64,

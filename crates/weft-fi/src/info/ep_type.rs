@@ -1,6 +1,7 @@
 //! Types of endpoint (fi_endpoint(3)): how each differs from the others in what is offered.
 
 use weft_engine::Role;
+use weft_engine::api::Config;
 use weft_fi_sys as sys;
 use weft_fi_sys::v2;
 
@@ -81,6 +82,14 @@ impl EpType {
         match self {
             Self::Rdm | Self::Msg => MAX_MSG_BYTES,
             Self::Dgram => MAX_DATAGRAM_BYTES,
+        }
+    }
+
+    /// The least that a peer may fill with messages for which there is no receive: what finds no room there is lost, or takes another way.
+    pub(crate) const fn least_window_bytes(self) -> usize {
+        match self {
+            Self::Rdm | Self::Msg => 0,
+            Self::Dgram => Config::least_window_bytes(MAX_DATAGRAM_BYTES),
         }
     }
 

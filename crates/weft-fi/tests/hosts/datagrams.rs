@@ -18,6 +18,10 @@ pub(crate) fn all(lib: &Lib) {
     );
 }
 
+pub(crate) fn tight(lib: &Lib) {
+    scenes(lib, &[("a small window", small_window)]);
+}
+
 fn as_datagram(hints: &Info<'_>) {
     hints.ep().type_ = FI_EP_DGRAM;
 }
@@ -144,6 +148,22 @@ fn deaf(lib: &Lib) {
     a.start("fi_inject", &Args::new(pattern(8), to_b), &[]);
     assert_eq!(b.next(&[&a]).done().len, 8);
     b.start("fi_inject", &Args::new(pattern(8), to_a), &[]);
+}
+
+/// However small the window is, the longest fits as long as none waits, whatever has been received before.
+fn small_window(lib: &Lib) {
+    let (a, b, to_b, _) = acquaint(side(lib), side(lib));
+    for (context, len) in [1000, 1000, 1000, 1000, MOST, MOST, 3000, 1350, MOST].into_iter().enumerate() {
+        let (source, target) = (pattern(len), memory(len));
+        b.start("fi_recv", &Args { context, ..Args::new(target, 0) }, &[]);
+        a.start("fi_send", &Args::new(source, to_b), &[]);
+        a.next(&[&b]).done();
+        assert_eq!(dropped(&a), 0, "the {context}th, of {len} bytes");
+        assert_eq!(b.next(&[&a]).done().op_context as usize, context);
+        assert!(target == source);
+        // What is given back of the window arrives.
+        a.nothing(&[&b]);
+    }
 }
 
 /// Who is not there, or goes away, costs the sender nothing but messages.

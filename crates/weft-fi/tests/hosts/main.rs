@@ -138,6 +138,7 @@ const GROUPS: &[Group] = &[
     Group { name: "connections_tcp", run: connections::all, env: TCP },
     Group { name: "datagrams_shm", run: datagrams::all, env: &[SHM[0], SHM[1], WINDOW] },
     Group { name: "datagrams_tcp", run: datagrams::all, env: &[TCP[0], TCP[1], TCP[2], WINDOW] },
+    Group { name: "datagrams_tight", run: datagrams::tight, env: &[SHM[0], SHM[1], (WINDOW.0, "20000")] },
     Group { name: "death_shm", run: death::all, env: SHM },
     Group { name: "death_push", run: death::all, env: SHM_PUSH },
     Group { name: "death_tcp", run: death::all, env: TCP },
@@ -346,7 +347,7 @@ groups! {
     published_shm published_tcp published_registered progress_shm progress_tcp
     misuse states access_shm access_push access_tcp atomics_shm atomics_tcp limits_shm limits_push limits_tcp
     closing_shm closing_push closing_tcp connections_shm connections_tcp
-    datagrams_shm datagrams_tcp death_shm death_push death_tcp
+    datagrams_shm datagrams_tcp datagrams_tight death_shm death_push death_tcp
     suite_shm receives_shm suite_push receives_push suite_tcp receives_tcp
     suite_encrypted suite_connected_shm suite_connected_tcp suite_connected_sim
     suite_sim_direct receives_sim_direct suite_sim_push receives_sim_push suite_sim_unordered receives_sim_unordered
