@@ -74,7 +74,7 @@ impl Unexpected {
 }
 
 /// What a receive asks for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) src: Addr,
     pub(crate) tag: u64,

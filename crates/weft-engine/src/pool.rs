@@ -7,7 +7,8 @@
 //! Invariants: an engine takes the pool's lock while it is entered, and holds it for a look; who hands completions on, until they are
 //! where the client sees them. A message that waits is older
 //! than a receive that it accepts only as long as nobody has looked: [`Pool::post`] makes the receive visible before engines are asked to
-//! feed, and an engine looks here before it keeps a message, so one of the two sees the other. Posting and the feeding after it are
+//! feed, and an engine looks here before it keeps a message, so one of the two sees the other. An engine gives a receive to what comes only
+//! when nothing that waits is accepted by that one: it takes the one that it has found, or looks again. Posting and the feeding after it are
 //! one step among those who post: they have a lock around both. A multi-receive stays here while it
 //! has room, whichever engines fill it. A message leaves it only when the client can see its completion ([`Leaving`]): those of several
 //! engines become visible in any order, and the last of them says that the buffer is the client's again.
@@ -148,9 +149,10 @@ impl Pool {
         found
     }
 
-    /// Takes the memory for such a message from the oldest receive that accepts it.
+    /// Takes the memory for such a message from the oldest receive that accepts it, if that is one that wants what was `found`.
     pub(crate) fn take(
         &self,
+        found: Option<Wanted>,
         tagged: bool,
         src: Addr,
         tag: u64,
@@ -159,6 +161,11 @@ impl Pool {
     ) -> Option<(IovList, RecvInfo)> {
         let state = &mut *self.state();
         let key = state.matcher(tagged).arrived(src, tag)?;
+        if let Some(found) = found
+            && state.matcher(tagged).posted.get(key).is_none_or(|posted| posted.wants() != found)
+        {
+            return None;
+        }
         let left = strikes(Mutant::PoolTakenTwice).then(|| state.matcher(tagged).posted.get(key).copied()).flatten();
         let matcher = if tagged { &mut state.tagged } else { &mut state.untagged };
         let (iov, mut info) =
@@ -271,31 +278,30 @@ impl Core {
         data: Option<u64>,
         len: u64,
     ) -> Option<(IovList, RecvInfo)> {
-        let pool = Arc::clone(&self.pool.as_ref()?.0);
+        let (pool, user) = self.pool.as_ref()?;
+        let (pool, user) = (Arc::clone(pool), *user);
         loop {
             let wanted = pool.find(tagged, src, tag)?;
             if self.find_unexpected(tagged, wanted).is_some() && !strikes(Mutant::PoolOvertaken) {
                 // Who posted that receive has not been here yet: what waits is older than what comes.
                 self.feed(tagged, wanted);
-            } else if let Some(drawn) = self.draw_for_waiting(tagged, src, tag, data, len) {
-                return Some(drawn);
+            } else if let Some((iov, mut info)) = pool.take(Some(wanted), tagged, src, tag, data, len) {
+                info.ctx.user |= user;
+                return Some((iov, info));
             }
+            // Or else another engine has taken that receive meanwhile, and for the next one something else may wait.
         }
     }
 
-    /// The same for a message that waits here, and whose turn it is.
-    pub(crate) fn draw_for_waiting(
-        &mut self,
-        tagged: bool,
-        src: Addr,
-        tag: u64,
-        data: Option<u64>,
-        len: u64,
-    ) -> Option<(IovList, RecvInfo)> {
-        let (pool, user) = self.pool.as_ref()?;
-        let (iov, mut info) = pool.take(tagged, src, tag, data, len)?;
-        info.ctx.user |= user;
-        Some((iov, info))
+    /// The message that waits as `key` has come to be accepted by receives of the pool: as long as it waits, they take what they want, the oldest
+    /// first.
+    pub(crate) fn draw_for_waiting(&mut self, tagged: bool, key: u32, src: Addr, tag: u64) {
+        let Some(pool) = self.pool.as_ref().map(|(pool, _)| Arc::clone(pool)) else { return };
+        while self.matcher(tagged).unexpected.get(key).is_some()
+            && let Some(wanted) = pool.find(tagged, src, tag)
+        {
+            self.feed(tagged, wanted);
+        }
     }
 
     /// Messages that wait here and are `wanted` take receives from the pool. Returns how many did.
@@ -307,7 +313,7 @@ impl Core {
             let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
             let Some(message) = matcher.unexpected.get_mut(key) else { break };
             let src = self.vcs[message.vc as usize].addr;
-            let taken = pool.take(tagged, src, message.tag, message.data, message.len());
+            let taken = pool.take(None, tagged, src, message.tag, message.data, message.len());
             let Some((iov, mut info)) = taken else { break };
             info.ctx.user |= user;
             let Some(message) = matcher.unexpected.remove(key) else { break };
@@ -315,5 +321,29 @@ impl Core {
             fed += 1;
         }
         fed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::api::Context;
+
+    /// Between the look for what waits and the taking, another engine takes the receive, and one is posted for which something may wait.
+    #[test]
+    fn no_receive_is_taken_but_the_one_that_was_found() {
+        let pool = Pool::new(Matching::default(), 8, 64);
+        let post = |ptr, tag, ignore| {
+            let (ctx, flags) = (Context { ptr, user: 0 }, OpFlags::TAGGED);
+            pool.post(&RecvOp { src: ADDR_NONE, iov: &[], tag, ignore, ctx, flags }).unwrap();
+        };
+        let take = |found| pool.take(found, true, 0, 2, None, 0).map(|(_, info)| info.ctx.ptr);
+        post(1, 2, 0);
+        let found = pool.find(true, 0, 2);
+        post(2, 0, u64::MAX);
+        assert_eq!(take(None), Some(1), "by another engine");
+        assert_eq!(take(found), None);
+        assert_eq!(take(pool.find(true, 0, 2)), Some(2));
     }
 }

@@ -334,15 +334,13 @@ impl Core {
                     continue;
                 };
                 let (tag, data, len) = (message.tag, message.data, message.len());
-                let taken = match self.matcher(tagged).arrived(src, tag) {
-                    Some(posted) => Some(self.claim_posted(tagged, posted, tag, data, len)),
-                    None if self.draws => self.draw_for_waiting(tagged, src, tag, data, len),
-                    None => None,
-                };
-                if let Some((iov, info)) = taken
-                    && let Some(message) = self.matcher(tagged).unexpected.remove(key)
-                {
-                    self.deliver_unexpected(message, iov, info);
+                if let Some(posted) = self.matcher(tagged).arrived(src, tag) {
+                    let (iov, info) = self.claim_posted(tagged, posted, tag, data, len);
+                    if let Some(message) = self.matcher(tagged).unexpected.remove(key) {
+                        self.deliver_unexpected(message, iov, info);
+                    }
+                } else if self.draws {
+                    self.draw_for_waiting(tagged, key, src, tag);
                 }
             }
         }
