@@ -9,7 +9,8 @@ use weft_fi_sys::*;
 use crate::client::{Info, Lib, Opened, bind, close, control};
 use crate::open;
 use crate::side::{
-    Args, Outcome, Side, call, err, fabric_err, is_all, long_bytes, memory, name_of, pattern, scenes, until,
+    Args, Outcome, Side, call, err, fabric_err, is_all, long_bytes, memory, name_of, pattern, scenes,
+    set_min_multi_recv, until,
 };
 
 pub(crate) fn all(lib: &Lib) {
@@ -114,20 +115,13 @@ impl<'a> Group<'a> {
         self.sent();
     }
 
-    fn set_min_multi_recv(&self, bytes: usize) {
-        let setopt = unsafe { (*(*self.srx).ops).setopt.unwrap() };
-        let value = (&raw const bytes).cast::<c_void>();
-        let name = FI_OPT_MIN_MULTI_RECV as i32;
-        assert_eq!(unsafe { setopt(self.srx.cast(), FI_OPT_ENDPOINT as i32, name, value, size_of::<usize>()) }, 0);
-    }
-
     fn multi_recv(&self, buf: &mut [u8], context: usize) {
         assert_eq!(self.post("fi_recvmsg", &Args { flags: FI_MULTI_RECV, context, ..Args::new(buf, 0) }), 0);
     }
 
     /// A multi-receive takes a message that has waited at each of two endpoints, and has no room for more.
     fn fill_multi(&self) {
-        self.set_min_multi_recv(16);
+        set_min_multi_recv(self.srx, 16);
         self.plain(&mut [1; 20], 0);
         self.plain(&mut [2; 20], 1);
         self.side.nothing(&[&self.peer]);
@@ -308,7 +302,7 @@ fn long_messages(lib: &Lib) {
 /// A buffer for several messages takes them from all endpoints, those that waited included, and is released once.
 fn multi_receives(lib: &Lib) {
     let group = Group::new(lib, 2);
-    group.set_min_multi_recv(16);
+    set_min_multi_recv(group.srx, 16);
     group.plain(&mut [1; 20], 1);
     group.side.nothing(&[&group.peer]);
     let target = memory(80);

@@ -526,6 +526,25 @@ pub(crate) fn name_of(ep: *mut fid_ep) -> Vec<u8> {
     name
 }
 
+/// `fi_ep_alias`: another handle, whose default flags of one direction are these.
+pub(crate) fn alias(ep: *mut fid_ep, flags: u64) -> *mut fid_ep {
+    let mut out: *mut fid = null_mut();
+    let mut request = fi_alias { fid: &mut out, flags };
+    assert_eq!(control(ep, FI_ALIAS, (&raw mut request).cast()), 0);
+    out.cast()
+}
+
+/// `fi_setopt` of an endpoint.
+pub(crate) fn setopt<T>(ep: *mut fid_ep, name: c_int, value: T) -> c_int {
+    let set = unsafe { (*(*ep).ops).setopt.unwrap() };
+    unsafe { set(ep.cast(), FI_OPT_ENDPOINT as c_int, name, (&raw const value).cast(), size_of::<T>()) }
+}
+
+/// Below how many bytes a multi-receive is released.
+pub(crate) fn set_min_multi_recv(ep: *mut fid_ep, bytes: usize) {
+    assert_eq!(setopt(ep, FI_OPT_MIN_MULTI_RECV as c_int, bytes), 0);
+}
+
 /// Two endpoints that know each other, and their numbers for the other.
 pub(crate) fn pair<'a>(lib: &'a Lib) -> (Side<'a>, Side<'a>, u64, u64) {
     acquaint(Side::new(lib), Side::new(lib))

@@ -5,9 +5,9 @@ use std::ptr::null_mut;
 
 use weft_fi_sys::*;
 
-use crate::client::{Lib, bind, close, control};
+use crate::client::{Lib, bind, close};
 use crate::rig::{Cntr, MODELS, Rig, condition, start_on};
-use crate::side::{Args, CALLS, Form, Scene, Side, err, fabric_err, memory, pattern, scenes};
+use crate::side::{Args, CALLS, Form, Scene, Side, alias, err, fabric_err, memory, pattern, scenes};
 
 const SCENES: &[Scene] = &[
     ("every form", every_form),
@@ -36,20 +36,12 @@ fn silence(rig: &Rig<'_>) {
     rig.b.nothing(&[&rig.a]);
 }
 
-/// An alias of the endpoint whose operations of one direction are triggered by default.
-fn alias(side: &Side<'_>, direction: u64) -> *mut fid_ep {
-    let mut out: *mut fid = null_mut();
-    let mut request = fi_alias { fid: &mut out, flags: direction | FI_TRIGGER };
-    assert_eq!(control(side.ep, FI_ALIAS, (&raw mut request).cast()), 0);
-    out.cast()
-}
-
 /// Every function but the injects: nothing happens before the threshold, then what would have happened, with its context.
 fn every_form(lib: &Lib) {
     both(lib, |rig| {
         let (a, b) = (&rig.a, &rig.b);
         let trigger = rig.cntr(a);
-        let [transmits, receives] = [FI_TRANSMIT, FI_RECV].map(|direction| alias(a, direction));
+        let [transmits, receives] = [FI_TRANSMIT, FI_RECV].map(|direction| alias(a.ep, direction | FI_TRIGGER));
         let (window, mut threshold) = (memory(64), 0);
         let mr = b.register(window, FI_REMOTE_READ | FI_REMOTE_WRITE, 0);
         for call in CALLS.iter().filter(|call| call.form != Form::Inject) {

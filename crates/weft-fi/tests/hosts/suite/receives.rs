@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use weft_fi_sys::*;
 
 use crate::client::Lib;
-use crate::side::{Args, Outcome, Side, err, is_all, memory, pair, pattern, until, works};
+use crate::side::{Args, Outcome, Side, err, is_all, memory, pair, pattern, set_min_multi_recv, until, works};
 
 use super::table::Limits;
 
@@ -210,7 +210,7 @@ const MESSAGES: usize = 5;
 
 /// A buffer for several messages, of which some come before it is posted.
 fn multi(pair: &Pair<'_>, kind: Kind, len: usize, early: usize, min: usize) {
-    set_min(&pair.b, min);
+    set_min_multi_recv(pair.b.ep, min);
     let source = pattern(len + MESSAGES);
     let send = |at: usize| pair.send(kind, &mut source[at..at + len].to_vec().leak()[..], 0x21, at, 0);
     (0..early).for_each(send);
@@ -273,13 +273,6 @@ fn checked(pair: &Pair<'_>, kind: Kind, released: bool) -> (usize, usize, usize)
     assert_eq!(flags & FI_MULTI_RECV != 0, released, "released");
     assert_eq!(flags & !FI_MULTI_RECV, kind.flags() | FI_REMOTE_CQ_DATA);
     (buf as usize, len, excess)
-}
-
-fn set_min(side: &Side<'_>, min: usize) {
-    let (level, name) = (FI_OPT_ENDPOINT as i32, FI_OPT_MIN_MULTI_RECV as i32);
-    let value: *const c_void = (&raw const min).cast();
-    let setopt = unsafe { (*(*side.ep).ops).setopt.unwrap() };
-    assert_eq!(unsafe { setopt(side.ep.cast(), level, name, value, size_of::<usize>()) }, 0);
 }
 
 /// Receives that are taken back, first, in the middle and last; the others get their messages in order.
