@@ -204,6 +204,12 @@ impl Ep {
         self.rx.mode()
     }
 
+    /// The same of tagged receives.
+    #[inline]
+    pub(crate) fn tagged_rx_mode(&self) -> Mode {
+        self.rx.tagged()
+    }
+
     /// Whether a transmit operation of this mode makes a queue entry when it succeeds.
     #[inline]
     pub(crate) fn tx_entry(&self, mode: Mode) -> bool {

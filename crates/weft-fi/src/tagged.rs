@@ -170,7 +170,7 @@ unsafe extern "C" fn recv(
 ) -> isize {
     // SAFETY: the client's endpoint.
     let ep = unsafe { ep(fid) };
-    let mut mode = ep.rx_mode();
+    let mut mode = ep.tagged_rx_mode();
     mode.ops |= OpFlags::TAGGED;
     // SAFETY: the client's buffer, left to us until the completion.
     match unsafe { piece(buf, len) } {
@@ -191,7 +191,7 @@ unsafe extern "C" fn recvv(
 ) -> isize {
     // SAFETY: the client's endpoint.
     let ep = unsafe { ep(fid) };
-    let mut mode = ep.rx_mode();
+    let mut mode = ep.tagged_rx_mode();
     mode.ops |= OpFlags::TAGGED;
     // SAFETY: the client's vector and buffers, the latter left to us until the completion.
     match unsafe { iovs(iov, count, ep.limits().iov) } {

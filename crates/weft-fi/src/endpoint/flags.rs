@@ -105,6 +105,8 @@ pub(crate) struct Defaults {
     word: AtomicU64,
     /// `OpFlags` in the low half, FI_COMPLETION in bit 32.
     mode: AtomicU64,
+    /// The same of tagged operations, without the flag that says that they are.
+    tagged: AtomicU64,
 }
 
 const COMPLETION_BIT: u64 = 1 << 32;
@@ -112,16 +114,20 @@ const COMPLETION_BIT: u64 = 1 << 32;
 impl Defaults {
     /// From the attribute `op_flags` of the transmit side.
     pub(crate) fn transmit(word: u64) -> Result<Self, Errno> {
-        Ok(Self::with(word, transmit(word)?))
+        Ok(Self::with(word, transmit(word)?, OpFlags::empty()))
     }
 
-    /// From the attribute `op_flags` of the receive side.
-    pub(crate) fn receive(word: u64) -> Result<Self, Errno> {
-        Ok(Self::with(word, receive(word)?))
+    /// From the attribute `op_flags` of the receive side of an endpoint with these capabilities. Its FI_MULTI_RECV is for tagged receives,
+    /// too, where they may have it (FI_TAGGED_MULTI_RECV).
+    pub(crate) fn receive(word: u64, caps: u64, api: u32) -> Result<Self, Errno> {
+        let several = api >= sys::v2::V2_0 && caps & sys::v2::FI_TAGGED_MULTI_RECV != 0;
+        Ok(Self::with(word, receive(word)?, if several { OpFlags::empty() } else { OpFlags::MULTI }))
     }
 
-    fn with(word: u64, mode: Mode) -> Self {
-        Self { word: AtomicU64::new(word), mode: AtomicU64::new(Self::pack(mode)) }
+    fn with(word: u64, mode: Mode, untagged: OpFlags) -> Self {
+        let tagged = Mode { ops: mode.ops - untagged, ..mode };
+        let [mode, tagged] = [mode, tagged].map(|mode| AtomicU64::new(Self::pack(mode)));
+        Self { word: AtomicU64::new(word), mode, tagged }
     }
 
     fn pack(mode: Mode) -> u64 {
@@ -132,6 +138,7 @@ impl Defaults {
     pub(crate) fn set(&self, other: &Self) {
         self.word.store(other.word(), Ordering::Relaxed);
         self.mode.store(other.mode.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.tagged.store(other.tagged.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// As the client set them.
@@ -142,7 +149,17 @@ impl Defaults {
     /// For an operation.
     #[inline]
     pub(crate) fn mode(&self) -> Mode {
-        let packed = self.mode.load(Ordering::Relaxed);
+        Self::unpack(self.mode.load(Ordering::Relaxed))
+    }
+
+    /// For a tagged one.
+    #[inline]
+    pub(crate) fn tagged(&self) -> Mode {
+        Self::unpack(self.tagged.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    fn unpack(packed: u64) -> Mode {
         // The low half is what `pack` put there.
         #[allow(clippy::cast_possible_truncation)]
         let ops = OpFlags::from_bits_retain(packed as u32);
@@ -191,6 +208,15 @@ mod tests {
         defaults.set(&Defaults::transmit(sys::FI_INJECT).unwrap());
         assert_eq!(defaults.mode(), Mode { ops: OpFlags::INJECT, completion: false });
         assert_eq!(defaults.word(), sys::FI_INJECT);
-        assert_eq!(Defaults::receive(sys::FI_MULTI_RECV).unwrap().mode().ops, OpFlags::MULTI);
+        let (several, new) = (sys::v2::FI_TAGGED_MULTI_RECV, sys::v2::V2_0);
+        for (caps, api, tagged) in [
+            (several, new, OpFlags::MULTI),
+            (0, new, OpFlags::empty()),
+            // The bit means something else there.
+            (several, sys::version(1, 20), OpFlags::empty()),
+        ] {
+            let defaults = Defaults::receive(sys::FI_MULTI_RECV, caps, api).unwrap();
+            assert_eq!((defaults.mode().ops, defaults.tagged().ops), (OpFlags::MULTI, tagged));
+        }
     }
 }

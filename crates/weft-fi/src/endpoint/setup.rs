@@ -154,7 +154,7 @@ pub(super) fn open(
         head: Head::new(head_of(kind, ty, caps, context)),
         core: Arc::new(core),
         tx: Defaults::transmit(info.tx.map_or(0, |attr| attr.op_flags))?,
-        rx: Defaults::receive(info.rx.map_or(0, |attr| attr.op_flags))?,
+        rx: Defaults::receive(info.rx.map_or(0, |attr| attr.op_flags), caps, domain.api_version())?,
         send_order: info
             .tx
             .filter(|attr| attr.msg_order & order::AFTER_ACCESSES != 0)
@@ -407,9 +407,13 @@ impl Ep {
     fn set_defaults(&self, word: u64) -> Result<(), Errno> {
         let flags = word & !(sys::FI_TRANSMIT | sys::FI_RECV);
         let defaults = self.defaults(word)?;
-        let new = if word & sys::FI_TRANSMIT != 0 { Defaults::transmit(flags) } else { Defaults::receive(flags) }?;
+        let new = if word & sys::FI_TRANSMIT != 0 { Defaults::transmit(flags) } else { self.receive_defaults(flags) }?;
         defaults.set(&new);
         Ok(())
+    }
+
+    fn receive_defaults(&self, flags: u64) -> Result<Defaults, Errno> {
+        Defaults::receive(flags, self.caps, self.domain.api_version())
     }
 
     /// A second handle on this endpoint, with default flags of its own in one direction.
@@ -423,7 +427,7 @@ impl Ep {
             head: Head::new(head_of(self.kind, self.ty, self.caps, self.context())),
             core: Arc::clone(&self.core),
             tx: Defaults::transmit(self.tx.word())?,
-            rx: Defaults::receive(self.rx.word())?,
+            rx: self.receive_defaults(self.rx.word())?,
             send_order: self.send_order,
             limits: self.limits,
             sources: self.sources,

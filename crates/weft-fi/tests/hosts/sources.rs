@@ -9,7 +9,8 @@ use weft_fi_sys::*;
 
 use crate::client::{Info, Lib, close};
 use crate::side::{
-    Args, Outcome, Side, acquaint, by_itself, err, fabric_err, long_bytes, memory, pattern, scenes, until, works,
+    Args, Outcome, Side, acquaint, by_itself, err, fabric_err, is_all, long_bytes, memory, pattern, scenes,
+    set_min_multi_recv, until, works,
 };
 use crate::side::{Watched, pair};
 
@@ -22,6 +23,7 @@ pub(crate) fn all(lib: &Lib) {
             ("strangers", strangers),
             ("strangers_uncounted", strangers_uncounted),
             ("tagged_multi", tagged_multi),
+            ("untagged_multi", untagged_multi),
             ("cut", cut),
             ("user_ids", user_ids),
         ],
@@ -286,12 +288,7 @@ fn tagged_multi(lib: &Lib) {
     let caps = FI_TAGGED | FI_MULTI_RECV | if new_bits(lib) { v2::FI_TAGGED_MULTI_RECV } else { 0 };
     let (a, b, to_b, _) = acquaint(with_caps(lib, caps), with_caps(lib, caps));
     works(&a, &b, to_b);
-    let min = 500_usize;
-    let setopt = unsafe { (*(*b.ep).ops).setopt.unwrap() };
-    let value: *const c_void = (&raw const min).cast();
-    let level = FI_OPT_ENDPOINT as i32;
-    let name = FI_OPT_MIN_MULTI_RECV as i32;
-    assert_eq!(unsafe { setopt(b.ep.cast(), level, name, value, size_of::<usize>()) }, 0);
+    set_min_multi_recv(b.ep, 500);
     let buf = memory(4000);
     let begin = buf.as_ptr() as usize;
     b.start("fi_trecvmsg", &Args { flags: FI_MULTI_RECV, context: 0x71, ..Args::new(buf, 0) }, &[]);
@@ -313,6 +310,40 @@ fn tagged_multi(lib: &Lib) {
     let entry = b.next(&[&a]).done();
     assert_eq!(entry.flags, FI_RECV | FI_TAGGED | FI_MULTI_RECV, "499 bytes are left");
     b.nothing(&[&a]);
+}
+
+/// FI_MULTI_RECV as a default flag is for untagged receives, unless the client has been granted FI_TAGGED_MULTI_RECV.
+fn untagged_multi(lib: &Lib) {
+    for api in [lib.newest().min(version(1, 17)), lib.newest()] {
+        let hints = lib.allocinfo();
+        hints.get().caps = FI_MSG | FI_TAGGED;
+        hints.rx().op_flags = FI_MULTI_RECV;
+        let b = Side::opened(lib, 0, lib.ask(api, Some(&hints)).unwrap());
+        let (a, b, to_b, _) = acquaint(Side::new(lib), b);
+        for recv in ["fi_trecv", "fi_trecvv", "fi_recv", "fi_recvv"] {
+            let tagged = recv.contains("_t");
+            let send = if tagged { "fi_tsend" } else { "fi_send" };
+            let several = !tagged || api >= v2::V2_0;
+            // After two messages too little is left.
+            let (buf, next) = (memory(250), memory(100));
+            b.start(recv, &Args { context: 0x71, ..Args::new(buf, 0) }, &[]);
+            for _ in 0..2 {
+                a.start(send, &Args::new(pattern(100), to_b), &[&b]);
+                a.next(&[&b]).done();
+            }
+            assert_eq!(b.next(&[&a]).done().op_context as usize, 0x71, "{recv}");
+            if !several {
+                b.nothing(&[&a]);
+                assert!(buf[..100] == *pattern(100) && is_all(&buf[100..], 0), "{recv}: the buffer is the client's");
+                b.start("fi_trecvmsg", &Args { context: 0x72, ..Args::new(next, 0) }, &[]);
+            }
+            let entry = b.next(&[&a]).done();
+            let (context, flag) = if several { (0x71, FI_MULTI_RECV) } else { (0x72, 0) };
+            assert_eq!((entry.op_context as usize, entry.flags & FI_MULTI_RECV), (context, flag), "{recv}");
+            let target = if several { &buf[100..200] } else { &next[..] };
+            assert_eq!(target, pattern(100), "{recv}");
+        }
+    }
 }
 
 /// The sender of a long message closes its endpoint: the receive says what has come, not what was announced.
