@@ -5,7 +5,7 @@
 //! translate calls and come back here to [`Ep::start_send`], [`Ep::post_recv`], [`Ep::start_write`],
 //! [`Ep::start_read`], [`Ep::start_atomic`], which enter the core.
 //!
-//! An alias (`fi_ep_alias`) is a second handle on the same core with default flags of its own.
+//! An alias (`fi_ep_alias`) is a second handle on the same core, and on what is set up before enable, with default flags of its own.
 //!
 //! Invariants: the hot fields stand first, next to the `fid`. What changes after creation and is read on the data path
 //! is atomic; the client serializes such changes with its operations anyway (fi_endpoint.h).
@@ -31,6 +31,7 @@ mod tables;
 mod tests;
 
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -86,14 +87,15 @@ pub(crate) struct Ep {
     /// The client's context of the endpoint, for errors of operations that have none.
     context: usize,
     kind: Kind,
-    /// Where it belongs, if it is a context of a scalable endpoint.
+    /// Where it belongs, if it is a context of a scalable endpoint. An alias has its origin's.
     place: Option<Place>,
     /// The bits of an address that say which endpoint is meant.
     endpoint_mask: AtomicU64,
     /// The type and the capabilities it was opened with.
     ty: EpType,
     caps: u64,
-    setup: Mutex<Setup>,
+    /// Aliases share it.
+    setup: Arc<Mutex<Setup>>,
     uses: Uses,
     /// What an alias is an alias of.
     parent: Option<Hold<Ep>>,
@@ -185,6 +187,16 @@ impl Ep {
     /// The part that outlives the handle.
     pub(crate) const fn core(&self) -> &CoreRef {
         &self.core
+    }
+
+    /// What an alias is an alias of, or the endpoint itself.
+    pub(crate) fn origin(&self) -> &Self {
+        self.parent.as_deref().unwrap_or(self)
+    }
+
+    /// Where it belongs, if it is a context of a scalable endpoint.
+    fn place(&self) -> Option<&Place> {
+        self.origin().place.as_ref()
     }
 
     /// The domain.

@@ -67,7 +67,7 @@ impl Ep {
             return Err(Errno::DOMAIN);
         }
         // A context has that of its endpoint.
-        if self.place.is_some() {
+        if self.place().is_some() {
             return Err(Errno::INVAL);
         }
         let mut setup = self.setup.lock();
@@ -93,7 +93,7 @@ impl Ep {
             return Err(Errno::INVAL);
         }
         // A context of a scalable endpoint is one by itself.
-        if self.place.is_some() {
+        if self.place().is_some() {
             return Err(Errno::INVAL);
         }
         setup.srx = Some(srx);
@@ -188,7 +188,7 @@ impl Ep {
         cntr.sources().add(&self.core);
         // The endpoint may be enabled.
         cntr.ring();
-        if let Some(place) = &self.place {
+        if let Some(place) = self.place() {
             place.counted(&self.core, cntr);
         }
         Ok(())

@@ -140,7 +140,7 @@ impl Ep {
 
     /// Enabled, if it was not.
     fn ready(&self) -> Result<(), Errno> {
-        if self.setup.lock().enabled { Ok(()) } else { self.enable() }
+        if self.setup.lock().enabled { Ok(()) } else { self.origin().enable() }
     }
 
     fn step(&self, step: impl FnOnce(&mut Eng) -> Result<(), Error>) -> Result<(), Errno> {

@@ -167,7 +167,7 @@ pub(super) fn open(
         endpoint_mask: AtomicU64::new(u64::MAX),
         ty,
         caps,
-        setup: Mutex::new(Setup {
+        setup: Arc::new(Mutex::new(Setup {
             av: None,
             eq: None,
             srx: None,
@@ -185,7 +185,7 @@ pub(super) fn open(
             matching,
             // A shared context is ready as it is.
             enabled: kind == Kind::Shared,
-        }),
+        })),
         uses: Uses::new(),
         parent: None,
         domain,
@@ -254,7 +254,7 @@ impl Ep {
         if setup.enabled || (sends && setup.stx.is_none()) || (receives_shared && setup.srx.is_none()) {
             return Err(Errno::OPBADSTATE);
         }
-        let place = self.place.as_ref();
+        let place = self.place();
         if let Some(place) = place {
             setup.av = place.av();
         }
@@ -422,7 +422,6 @@ impl Ep {
             return Err(Errno::INVAL);
         }
         let origin = self.parent.as_ref().map_or(self, Hold::arc);
-        let setup = self.setup.lock();
         let alias = Self {
             head: Head::new(head_of(self.kind, self.ty, self.caps, self.context())),
             core: Arc::clone(&self.core),
@@ -437,16 +436,7 @@ impl Ep {
             place: None,
             endpoint_mask: AtomicU64::new(self.endpoint_mask.load(Ordering::Relaxed)),
             caps: self.caps,
-            setup: Mutex::new(Setup {
-                av: None,
-                eq: None,
-                srx: None,
-                stx: None,
-                request: None,
-                devices: None,
-                network: Network::default(),
-                ..*setup
-            }),
+            setup: Arc::clone(&self.setup),
             uses: Uses::new(),
             parent: Some(Hold::new(Arc::clone(origin))),
             domain: self.domain.clone(),
@@ -458,17 +448,16 @@ impl Ep {
     /// The endpoint's address in the client's format.
     pub(crate) fn own_address(&self) -> Result<Vec<u8>, Errno> {
         let setup = self.setup.lock();
-        let origin = self.parent.as_deref().unwrap_or(self);
         let shown = setup.shown.filter(|_| setup.format.is_open());
         let own = || shown.or_else(|| self.core.name()).or(setup.local);
-        let name = origin.place.as_ref().map_or_else(own, Place::name).ok_or(Errno::OPBADSTATE)?;
+        let name = self.place().map_or_else(own, Place::name).ok_or(Errno::OPBADSTATE)?;
         setup.format.encode(&name)
     }
 
     /// Chooses the local address: `fi_setname`.
     pub(crate) fn set_local_address(&self, bytes: &[u8]) -> Result<(), Errno> {
         let mut setup = self.setup.lock();
-        if setup.enabled || self.place.is_some() {
+        if setup.enabled || self.place().is_some() {
             return Err(Errno::OPBADSTATE);
         }
         setup.local = Some(decode_local(setup.format, bytes)?);

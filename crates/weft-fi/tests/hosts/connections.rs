@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use weft_fi_sys::*;
 
-use self::ends::{End, Event, Listener, Queue, as_msg, connected, meet};
+use self::ends::{End, Event, Listener, Queue, as_msg, connect, connected, meet};
 use crate::client::{Lib, close, control};
-use crate::side::{Args, CALLS, Form, Side, err, memory, name_of, pattern, scenes};
+use crate::side::{Args, CALLS, Form, Side, alias, err, memory, name_of, pattern, scenes};
 
 pub(crate) use self::trouble::caller;
 
@@ -21,7 +21,13 @@ const NOWHERE: u64 = 77;
 pub(crate) fn all(lib: &Lib) {
     scenes(
         lib,
-        &[("offers", offers), ("introductions", introductions), ("limits", limits), ("operations", operations)],
+        &[
+            ("offers", offers),
+            ("introductions", introductions),
+            ("aliases", aliases),
+            ("limits", limits),
+            ("operations", operations),
+        ],
     );
     scenes(lib, &[("little_room", little_room)]);
     scenes(lib, &[("endings", endings), ("crowd", crowd), ("sockets", sockets), ("waiting", waiting)]);
@@ -91,6 +97,19 @@ fn introductions(lib: &Lib) {
         assert_eq!(c.peer(), Err(FI_ENOTCONN));
     }
     b.eq.nothing(&[a.eq, listener.eq]);
+}
+
+/// An alias that was made before its endpoint was enabled connects it, as the endpoint itself would.
+fn aliases(lib: &Lib) {
+    let listener = Listener::new(lib);
+    let a = End::new(lib);
+    let other = alias(a.side.ep, FI_TRANSMIT);
+    assert_eq!(connect(other, &listener.name(), &[]), 0);
+    let (info, _) = listener.called(&a);
+    let b = End::answering(lib, info);
+    assert_eq!(b.accept(&[]), 0);
+    meet(&a, &b, &[]);
+    assert_eq!(close(other), 0);
 }
 
 /// As much data as may be, and no more.

@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close, control};
-use crate::side::{Args, CALLS, Side, acquaint, fabric_err, memory, pattern, scenes, works};
+use crate::side::{Args, CALLS, Side, acquaint, alias, fabric_err, memory, pattern, scenes, set_min_multi_recv, works};
 
 const BAD_STATE: i32 = -(FI_EOPBADSTATE as i32);
 
@@ -21,6 +21,7 @@ pub(crate) fn all(lib: &Lib) {
             ("busy_parents", busy_parents),
             ("older_info", older_info),
             ("aliases", aliases),
+            ("early aliases", early_aliases),
         ],
     );
 }
@@ -219,20 +220,40 @@ fn busy_parents(lib: &Lib) {
 /// An alias keeps its endpoint; each closes once.
 fn aliases(lib: &Lib) {
     let mut side = Side::new(lib);
-    let mut handle: *mut fid = null_mut();
-    let mut request: fi_alias = unsafe { std::mem::zeroed() };
-    (request.fid, request.flags) = (&raw mut handle, FI_TRANSMIT);
-    assert_eq!(control(side.ep, FI_ALIAS, (&raw mut request).cast()), 0);
+    let other = alias(side.ep, FI_TRANSMIT);
     assert_eq!(close(side.ep), -FI_EBUSY);
     // An alias is enabled with its endpoint and cannot be by itself.
-    assert_eq!(control(handle, FI_ENABLE, null_mut()), -FI_EINVAL);
-    assert_eq!(close(handle), 0);
+    assert_eq!(control(other, FI_ENABLE, null_mut()), -FI_EINVAL);
+    assert_eq!(close(other), 0);
     // No direction, or both.
+    let mut handle: *mut fid = null_mut();
+    let mut request = fi_alias { fid: &mut handle, flags: 0 };
     for flags in [0, FI_TRANSMIT | FI_RECV, FI_TRANSMIT | FI_PEEK] {
         request.flags = flags;
         assert_eq!(control(side.ep, FI_ALIAS, (&raw mut request).cast()), -FI_EINVAL, "{flags:#x}");
     }
     side.close_ep();
+}
+
+/// An alias differs from its endpoint by its default flags only: what is set up by one that was made before fi_enable is the endpoint's.
+fn early_aliases(lib: &Lib) {
+    let side = Side::unbound(lib, 0, |_| ());
+    let other = alias(side.ep, FI_TRANSMIT);
+    assert_eq!((bind(other, side.av, 0), bind(other, side.cq, FI_TRANSMIT | FI_RECV)), (0, 0));
+    assert_eq!(bind(side.ep, side.av, 0), -FI_EINVAL, "bound already");
+    set_min_multi_recv(other, 500);
+    assert_eq!(side.enable(), 0);
+    let (mut bytes, mut len) = (0_usize, size_of::<usize>());
+    let getopt = unsafe { (*(*side.ep).ops).getopt.unwrap() };
+    let (level, name) = (FI_OPT_ENDPOINT as i32, FI_OPT_MIN_MULTI_RECV as i32);
+    assert_eq!(unsafe { getopt(side.ep.cast(), level, name, (&raw mut bytes).cast(), &mut len) }, 0);
+    assert_eq!(bytes, 500);
+    let mut name = side.name();
+    let setname = unsafe { (*(*other).cm).setname.unwrap() };
+    assert_eq!(unsafe { setname(other.cast(), name.as_mut_ptr().cast(), name.len()) }, BAD_STATE);
+    let (a, b, to_b, _) = acquaint(side, Side::new(lib));
+    works(&a, &b, to_b);
+    assert_eq!(close(other), 0);
 }
 
 /// FI_WEFT_IFACE names an address that this host does not have.
