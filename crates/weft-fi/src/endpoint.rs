@@ -89,7 +89,7 @@ pub(crate) struct Ep {
     kind: Kind,
     /// Where it belongs, if it is a context of a scalable endpoint. An alias has its origin's.
     place: Option<Place>,
-    /// The bits of an address that say which endpoint is meant.
+    /// The bits of an address that say which endpoint is meant, once the address vector is known. An alias has its origin's.
     endpoint_mask: AtomicU64,
     /// The type and the capabilities it was opened with.
     ty: EpType,
@@ -293,24 +293,27 @@ impl Ep {
 
     #[inline(never)]
     fn post_checked(&self, recv: &Recv<'_>) -> isize {
-        if !self.is_exact(recv) {
-            return Errno::INVAL.size();
+        self.checked_recv_op(recv).map_or_else(Errno::size, |op| self.core.submit_recv(op))
+    }
+
+    /// A receive as the engine takes it, if it names a source where that is asked of it (FI_EXACT_DIRECTED_RECV).
+    #[inline]
+    pub(crate) fn checked_recv_op<'a>(&self, recv: &Recv<'a>) -> Result<RecvOp<'a>, Errno> {
+        let Sources { exact, .. } = self.sources;
+        if recv.src == ADDR_NONE {
+            if exact && self.sources.honoured(recv.mode.ops.contains(OpFlags::TAGGED)) {
+                return Err(Errno::INVAL);
+            }
+            return Ok(self.recv_op(recv));
         }
         // What comes from a scalable endpoint does not come from one of its receive contexts.
-        let mask = if recv.src == ADDR_NONE { u64::MAX } else { self.endpoint_mask.load(Ordering::Relaxed) };
-        self.core.submit_recv(self.recv_op(&Recv { src: recv.src & mask, ..*recv }))
+        let mask = self.origin().endpoint_mask.load(Ordering::Relaxed);
+        Ok(self.recv_op(&Recv { src: recv.src & mask, ..*recv }))
     }
 
-    /// Whether a receive names a source, if that is asked of it (FI_EXACT_DIRECTED_RECV).
-    #[cold]
-    pub(crate) fn is_exact(&self, recv: &Recv<'_>) -> bool {
-        let Sources { exact, .. } = self.sources;
-        !exact || recv.src != ADDR_NONE || !self.sources.honoured(recv.mode.ops.contains(OpFlags::TAGGED))
-    }
-
-    /// A receive as the engine takes it.
+    /// A receive as the engine takes it, of whose source nothing is asked.
     #[inline(always)]
-    pub(crate) fn recv_op<'a>(&self, recv: &Recv<'a>) -> RecvOp<'a> {
+    fn recv_op<'a>(&self, recv: &Recv<'a>) -> RecvOp<'a> {
         let mut flags = recv.mode.ops;
         let tagged = flags.contains(OpFlags::TAGGED);
         let family = if tagged { sys::FI_TAGGED } else { sys::FI_MSG };

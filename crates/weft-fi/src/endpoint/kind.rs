@@ -62,7 +62,8 @@ impl Sources {
         let only_tagged = new & sys::v2::FI_TAGGED_DIRECTED_RECV != 0;
         // Exactness alone is for receives of every kind.
         let untagged = caps & sys::FI_DIRECTED_RECV != 0 || (exact && !only_tagged);
-        let contexts = kind == Kind::Receive || caps & sys::FI_NAMED_RX_CTX != 0;
+        // Attributes of receive contexts say nothing of them, nor do those of shared ones.
+        let contexts = matches!(kind, Kind::Receive | Kind::Shared) || caps & sys::FI_NAMED_RX_CTX != 0;
         Self { untagged, tagged: untagged || only_tagged, exact, checked: exact || contexts }
     }
 

@@ -295,6 +295,12 @@ impl Ep {
             shared.attach(&self.core, setup.av.as_ref())?;
             engine.bind_pool(Arc::clone(&shared.pool), self.core.pool_user());
         }
+        if let Some(av) = &setup.av {
+            // The receives that are shared are for endpoints with the same vector.
+            for ep in std::iter::once(self).chain(setup.srx.as_deref()) {
+                ep.endpoint_mask.store(av.endpoint_mask(), Ordering::Relaxed);
+            }
+        }
         let publisher = if self.domain.params().stats { Publisher::new() } else { None };
         state.install(engine, book, publisher);
         self.core.publish(&mut state, INTERVAL);
@@ -321,9 +327,6 @@ impl Ep {
         }
         if let Some(eq) = setup.eq.as_ref().filter(|_| self.ty == EpType::Msg) {
             eq.drive(Arc::clone(&self.core) as _);
-        }
-        if let Some(av) = &setup.av {
-            self.endpoint_mask.store(av.endpoint_mask(), Ordering::Relaxed);
         }
         place.inspect(|place| place.join(&self.core));
         flusher::join(&self.core);
@@ -434,7 +437,7 @@ impl Ep {
             kind: self.kind,
             ty: self.ty,
             place: None,
-            endpoint_mask: AtomicU64::new(self.endpoint_mask.load(Ordering::Relaxed)),
+            endpoint_mask: AtomicU64::new(u64::MAX),
             caps: self.caps,
             setup: Arc::clone(&self.setup),
             uses: Uses::new(),

@@ -290,11 +290,7 @@ unsafe fn message<'a>(
     let op = if send {
         Op::send(&ep.send_op(&Send { iov: &iov, dest: addr, tag, data, context, mode, entry }))
     } else {
-        let recv = Recv { iov: &iov, src: addr, tag, ignore, context, mode, entry };
-        if !ep.is_exact(&recv) {
-            return Err(Errno::INVAL);
-        }
-        Op::recv(&ep.recv_op(&recv))
+        Op::recv(&ep.checked_recv_op(&Recv { iov: &iov, src: addr, tag, ignore, context, mode, entry })?)
     };
     Ok((ep, op, entry))
 }

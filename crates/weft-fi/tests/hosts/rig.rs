@@ -128,6 +128,8 @@ pub(crate) enum Work {
     Recv(Bytes),
     TaggedSend(Bytes, u64, u64),
     TaggedRecv(Bytes, u64),
+    /// From one source.
+    TaggedRecvFrom(Bytes, u64, u64),
     Write(Bytes, u64, fi_rma_iov),
     Read(Bytes, u64, fi_rma_iov),
     Atomic(Amo),
@@ -172,6 +174,7 @@ impl Request {
         | Work::Recv(buf)
         | Work::TaggedSend(buf, ..)
         | Work::TaggedRecv(buf, _)
+        | Work::TaggedRecvFrom(buf, ..)
         | Work::Write(buf, ..)
         | Work::Read(buf, ..) = work
         {
@@ -194,8 +197,9 @@ impl Request {
                 let msg = fi_msg_tagged { addr: *addr, tag: *tag, ..tagged(&iov, count, context) };
                 self.submit(side, FI_OP_TSEND, |op| op.tagged = leak(fi_op_tagged { ep, msg, flags }))
             }
-            Work::TaggedRecv(_, tag) => {
-                let msg = fi_msg_tagged { tag: *tag, ..tagged(&iov, count, context) };
+            &Work::TaggedRecv(_, tag) | &Work::TaggedRecvFrom(_, _, tag) => {
+                let addr = if let &Work::TaggedRecvFrom(_, from, _) = work { from } else { FI_ADDR_UNSPEC };
+                let msg = fi_msg_tagged { addr, tag, ..tagged(&iov, count, context) };
                 self.submit(side, FI_OP_TRECV, |op| op.tagged = leak(fi_op_tagged { ep, msg, flags }))
             }
             Work::Write(_, addr, place) | Work::Read(_, addr, place) => {

@@ -7,9 +7,9 @@ use weft_fi_sys::*;
 
 use crate::client::{Lib, Opened, bind, close, control};
 use crate::open;
-use crate::rig::Cntr;
+use crate::rig::{Cntr, Request, Work};
 use crate::side::{
-    Args, Outcome, Side, call, err, fabric_err, is_all, long_bytes, memory, name_of, pattern, scenes, until,
+    Args, Outcome, Side, alias, call, err, fabric_err, is_all, long_bytes, memory, name_of, pattern, scenes, until,
 };
 
 pub(crate) fn all(lib: &Lib) {
@@ -21,6 +21,7 @@ pub(crate) fn all(lib: &Lib) {
             ("every context", every_context),
             ("directed receives", directed),
             ("sources", sources),
+            ("named sources", named_sources),
             ("remote memory", remote_memory),
             ("a plain endpoint", plain_endpoint),
             ("services", services),
@@ -300,6 +301,61 @@ fn sources(lib: &Lib) {
     let remove = unsafe { (*(*a.side.av).ops).remove.unwrap() };
     assert_eq!(unsafe { remove(a.side.av, [to_b].as_mut_ptr(), 1, 0) }, 0);
     assert_eq!(a.tx[1].run("fi_send", &Args::new(&mut [0; 8], rx_addr(to_b, 1))), err(FI_EINVAL));
+}
+
+/// A source that is named by one of its contexts is its endpoint, whichever way a receive is posted.
+fn named_sources(lib: &Lib) {
+    let many = Many::new(lib, 2, 1, 0);
+    let caps = many.side.info.get().caps | FI_DIRECTED_RECV;
+    for shared in [false, true] {
+        let mut side = Side::unbound(lib, 0, |hints| {
+            hints.get().caps = caps;
+            // FI_SHARED_CONTEXT.
+            hints.ep().rx_ctx_cnt = if shared { usize::MAX } else { 1 };
+        });
+        assert_eq!(close(side.av), 0);
+        side.av = side.opened.av(|attr| attr.rx_ctx_bits = BITS as c_int).unwrap();
+        let [other, srx] = if shared {
+            let srx = open!(side.opened.domain, srx_ctx, side.info.get().rx_attr).unwrap();
+            assert_eq!(bind(side.ep, srx, 0), 0);
+            [null_mut(), srx]
+        } else {
+            [alias(side.ep, FI_RECV), null_mut()]
+        };
+        let side = side.bound();
+        let (to, counter) = (many.side.insert(&side.name()), Cntr(side.opened.cntr()));
+        let src = rx_addr(side.insert(&many.name), 1);
+        let plain = Context { ep: side.ep, cq: side.cq };
+        let receive = |post: &dyn Fn(&mut [u8])| {
+            let target = memory(8);
+            post(target);
+            many.tx[1].start("fi_tsend", &Args::new(pattern(8), to));
+            next(&[many.tx[1], plain]);
+            next(&[plain, many.tx[1]]);
+            assert!(target == pattern(8));
+        };
+        for ep in [other, srx].into_iter().filter(|ep| !ep.is_null()) {
+            receive(&|target| {
+                assert_eq!(unsafe { (call("fi_trecv").run)(ep, &Args { src, ..Args::new(target, 0) }) }, 0);
+            });
+        }
+        if !shared {
+            counter.add(1);
+            receive(&|target| {
+                let tag = Args::new(target, 0).tag;
+                let mut request = Request::new(counter, 1, None);
+                request.flags = FI_COMPLETION;
+                assert_eq!(request.queue(&side, &Work::TaggedRecvFrom(target, src, tag)), 0);
+            });
+            assert_eq!(close(other), 0);
+        }
+        assert_eq!(close(counter.0), 0);
+        let mut side = side;
+        side.close_ep();
+        if shared {
+            assert_eq!(close(srx), 0);
+        }
+    }
 }
 
 /// Each receive context gives access to the domain's regions.
