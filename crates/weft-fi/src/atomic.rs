@@ -250,7 +250,8 @@ struct Target {
 /// Starts an operation on one remote piece, as long as the local ones, with the endpoint's defaults.
 #[inline]
 fn start(ep: &Ep, amo: Amo, [iov, compare, result]: [&[Iov]; 3], to: Target, context: *mut c_void) -> isize {
-    let mode = ep.tx_mode();
+    let mut mode = ep.tx_mode();
+    mode.ops -= OpFlags::DATA;
     start_as(ep, amo, [iov, compare, result], to, context, mode, ep.tx_entry(mode))
 }
 

@@ -79,6 +79,7 @@ pub(crate) fn all(lib: &Lib) {
             ("refused", refusals::refused),
             ("reports", reports::reports),
             ("quiet", reports::quiet),
+            ("no_data", reports::no_data),
             ("in_order", mixes::in_order),
             ("asleep", mixes::asleep),
             ("every_mix", mixes::every_mix),

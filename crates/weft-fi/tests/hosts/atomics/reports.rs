@@ -143,3 +143,34 @@ pub(crate) fn quiet(lib: &Lib) {
     }
     assert_eq!(close(mr), 0);
 }
+
+/// Data goes along with calls that have some, whatever the endpoint's default flags are.
+pub(crate) fn no_data(lib: &Lib) {
+    let a = Side::with(lib, 0, |hints| hints.tx().op_flags = FI_REMOTE_CQ_DATA);
+    let (a, b, to_b, _) = acquaint(a, Side::new(lib));
+    let target = memory(64);
+    let mr = b.register(target, FI_REMOTE_READ | FI_REMOTE_WRITE, KEY);
+    let (local, result) = (pattern(64), memory(64));
+    for form in FORMS {
+        let op = if form == Form::Compare { Op::Cswap } else { Op::Sum };
+        let amo = Amo::new(form, Type::Uint64, op).unwrap();
+        let args = Args {
+            buf: local.as_mut_ptr(),
+            compare: local.as_mut_ptr(),
+            result: result.as_mut_ptr(),
+            flags: 0,
+            ..Args::new(amo, 2, to_b)
+        };
+        for way in ways(form) {
+            until(|| {
+                b.progress();
+                (args.run(a.ep, *way) == 0).then_some(())
+            });
+            if *way != Way::Inject {
+                a.next(&[&b]).done();
+            }
+            b.nothing(&[&a]);
+        }
+    }
+    assert_eq!(close(mr), 0);
+}
