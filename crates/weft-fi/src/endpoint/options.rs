@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use weft_fi_sys as sys;
 use weft_fi_sys::v2;
 
-use crate::endpoint::Ep;
+use crate::endpoint::{Ep, Kind};
 use crate::errno::Errno;
 use crate::info::EpType;
 
@@ -83,6 +83,11 @@ impl Ep {
                 let mut setup = self.setup.lock();
                 if setup.enabled {
                     return Err(Errno::OPBADSTATE);
+                }
+                // Such devices are there already, and others may know that they have shared memory: a passive endpoint's, or those by which
+                // a scalable endpoint's receive contexts are reached.
+                if !permitted && (setup.devices.is_some() || self.kind == Kind::Receive) {
+                    return Err(Errno::OPNOTSUPP);
                 }
                 setup.shm = permitted;
                 Ok(())

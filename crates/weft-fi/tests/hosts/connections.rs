@@ -9,7 +9,7 @@ use weft_fi_sys::*;
 
 use self::ends::{End, Event, Listener, Queue, as_msg, connect, connected, meet};
 use crate::client::{Lib, close, control};
-use crate::side::{Args, CALLS, Form, Side, alias, err, memory, name_of, pattern, scenes};
+use crate::side::{Args, CALLS, Form, Side, alias, err, memory, name_of, pattern, scenes, setopt};
 
 pub(crate) use self::trouble::caller;
 
@@ -334,6 +334,9 @@ fn sockets(lib: &Lib) {
         hints.get().handle = handle;
     });
     idle.close_pep();
+    // The listener's devices are there already, shared memory among them.
+    let permitted = |value: bool| setopt(a.side.ep, v2::FI_OPT_SHARED_MEMORY_PERMITTED, value);
+    assert_eq!((permitted(false), permitted(true)), (-FI_EOPNOTSUPP, 0));
     assert_eq!(a.connect(&name, &[]), 0);
     assert_eq!(name_of(a.side.ep), own);
     let (info, _) = listener.called(&a);

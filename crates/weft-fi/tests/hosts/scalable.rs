@@ -9,7 +9,8 @@ use crate::client::{Lib, Opened, bind, close, control};
 use crate::open;
 use crate::rig::{Cntr, Request, Work};
 use crate::side::{
-    Args, Outcome, Side, alias, call, err, fabric_err, is_all, long_bytes, memory, name_of, pattern, scenes, until,
+    Args, Outcome, Side, alias, call, err, fabric_err, is_all, long_bytes, memory, name_of, pattern, scenes, setopt,
+    until,
 };
 
 pub(crate) fn all(lib: &Lib) {
@@ -23,6 +24,7 @@ pub(crate) fn all(lib: &Lib) {
             ("sources", sources),
             ("named sources", named_sources),
             ("remote memory", remote_memory),
+            ("shared memory", shared_memory),
             ("a plain endpoint", plain_endpoint),
             ("services", services),
             ("late counters", late_counters),
@@ -356,6 +358,18 @@ fn named_sources(lib: &Lib) {
             assert_eq!(close(srx), 0);
         }
     }
+}
+
+/// Receive contexts have the devices that their endpoint has opened, shared memory among them; transmit contexts have their own.
+fn shared_memory(lib: &Lib) {
+    let many = Many::new(lib, 1, 1, 0);
+    (many.side.info.ep().tx_ctx_cnt, many.side.info.ep().rx_ctx_cnt) = (1, 1);
+    let sep = open!(many.side.opened.domain, scalable_ep, many.side.info.raw).unwrap();
+    let (tx, rx) = (tx_context(sep, 0).unwrap(), rx_context(sep, 0).unwrap());
+    let permitted = |ep, value: bool| setopt(ep, v2::FI_OPT_SHARED_MEMORY_PERMITTED, value);
+    assert_eq!((permitted(rx, false), permitted(rx, true)), (-FI_EOPNOTSUPP, 0));
+    assert_eq!((permitted(tx, false), permitted(tx, true)), (0, 0));
+    assert_eq!((close(tx), close(rx), close(sep)), (0, 0, 0));
 }
 
 /// Each receive context gives access to the domain's regions.
