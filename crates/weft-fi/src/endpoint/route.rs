@@ -286,10 +286,12 @@ impl Routes {
 
     /// A counter drives this endpoint, which must tell whoever sleeps there, and forgets it when it closes.
     pub(crate) fn add_driver(&mut self, cntr: &Arc<Cntr>) {
-        if !self.drivers.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(cntr))) {
-            self.drivers.retain(|known| known.strong_count() > 0);
-            self.drivers.push(Arc::downgrade(cntr));
-        }
+        note(&mut self.drivers, cntr);
+    }
+
+    /// A queue of another context drives this one; the same holds.
+    pub(crate) fn add_foreign(&mut self, cq: &Arc<Cq>) {
+        note(&mut self.foreign, cq);
     }
 
     /// Whether peers' accesses are counted.
@@ -558,6 +560,14 @@ impl Routes {
             src: completion.src,
             failed: false,
         }
+    }
+}
+
+/// Adds what is not in the list, from which goes what is not there any more.
+fn note<T>(list: &mut Vec<Weak<T>>, new: &Arc<T>) {
+    if !list.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(new))) {
+        list.retain(|known| known.strong_count() > 0);
+        list.push(Arc::downgrade(new));
     }
 }
 

@@ -77,8 +77,8 @@ fn drive_by(driven: &CoreRef, reader: &CoreRef) {
     queues.iter().for_each(|cq| cq.sources().add(driven));
     counters.iter().for_each(|cntr| cntr.sources().add(driven));
     let routes = &mut driven.control().routes;
-    routes.foreign.extend(queues.iter().map(Arc::downgrade));
-    routes.drivers.extend(counters.iter().map(Arc::downgrade));
+    queues.iter().for_each(|cq| routes.add_foreign(cq));
+    counters.iter().for_each(|cntr| routes.add_driver(cntr));
 }
 
 /// What there is once something is enabled.
@@ -149,7 +149,7 @@ impl Place {
         }
         for partner in self.partners() {
             cntr.sources().add(&partner);
-            partner.control().routes.drivers.push(Arc::downgrade(cntr.arc()));
+            partner.control().routes.add_driver(cntr.arc());
         }
     }
 

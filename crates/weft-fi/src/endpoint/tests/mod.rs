@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use weft_fi_sys as sys;
 
+use crate::endpoint::Ep;
+use crate::object;
 use side::{Options, Side, both, close, nothing, of, ok, pair, pattern, until, until_error, zeroed};
 
 fn exchange(options: Options) {
@@ -382,6 +384,54 @@ fn an_alias_has_flags_of_its_own() {
     assert_eq!(flags, 0);
     assert_eq!(close(a.ep), -16, "an alias is open");
     ok(close(alias));
+}
+
+/// A context of a scalable endpoint that is opened again and again leaves nothing of its queues and counters with the one beside it.
+#[test]
+fn what_drove_a_context_is_forgotten() {
+    let side = Side::open_disabled(Options::default());
+    let mut ep_attr: sys::fi_ep_attr = zeroed();
+    ep_attr.type_ = sys::FI_EP_RDM;
+    let mut info: sys::fi_info = zeroed();
+    (info.caps, info.ep_attr) = (side::ALL_CAPS, &raw mut ep_attr);
+    let (mut sep, mut receiver) = (null_mut(), null_mut());
+    let enable = |ep: *mut sys::fid_ep| unsafe {
+        ((*(*ep).fid.ops).control.unwrap())(ep.cast(), sys::FI_ENABLE.cast_signed(), null_mut())
+    };
+    let bind = |ep: *mut sys::fid_ep, what: *mut sys::fid, flags| unsafe {
+        ((*(*ep).fid.ops).bind.unwrap())(ep.cast(), what, flags)
+    };
+    let mut cq_attr: sys::fi_cq_attr = zeroed();
+    let mut cntr_attr: sys::fi_cntr_attr = zeroed();
+    unsafe {
+        let ops = &*(*side.domain).ops;
+        ok((ops.scalable_ep.unwrap())(side.domain, &raw mut info, &raw mut sep, null_mut()));
+        ok(bind(sep, side.av.cast(), 0));
+        ok(((*(*sep).ops).rx_ctx.unwrap())(sep, 0, null_mut(), &raw mut receiver, null_mut()));
+        ok(bind(receiver, side.cq.cast(), sys::FI_RECV));
+        ok(enable(receiver));
+        for _ in 0..20 {
+            let (mut sender, mut cq, mut cntr) = (null_mut(), null_mut(), null_mut());
+            ok((ops.cq_open.unwrap())(side.domain, &raw mut cq_attr, &raw mut cq, null_mut()));
+            ok((ops.cntr_open.unwrap())(side.domain, &raw mut cntr_attr, &raw mut cntr, null_mut()));
+            ok(((*(*sep).ops).tx_ctx.unwrap())(sep, 0, null_mut(), &raw mut sender, null_mut()));
+            ok(bind(sender, cq.cast(), sys::FI_TRANSMIT));
+            ok(bind(sender, cntr.cast(), sys::FI_SEND));
+            ok(enable(sender));
+            // Bound to a context that is enabled.
+            ok(bind(sender, cntr.cast(), sys::FI_READ));
+            for result in [close(sender), close(cq), close(cntr)] {
+                ok(result);
+            }
+        }
+        let known = {
+            let routes = &object::borrow::<Ep>(receiver).unwrap().core().control().routes;
+            (routes.foreign.len(), routes.drivers.len())
+        };
+        assert_eq!(known, (1, 1), "queues and counters of the last one");
+        ok(close(receiver));
+        ok(close(sep));
+    }
 }
 
 #[test]
