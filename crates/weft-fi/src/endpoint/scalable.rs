@@ -30,9 +30,9 @@ use crate::cntr::Cntr;
 use crate::collective;
 use crate::domain::Domain;
 use crate::errno::Errno;
-use crate::info::EpType;
 use crate::info::hints::Hints;
 use crate::info::network::Network;
+use crate::info::{EpType, caps};
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
 
@@ -398,7 +398,7 @@ unsafe extern "C" fn tx_context(
         let mut info = sep.state.lock().info.clone();
         // SAFETY: null, or the client's attributes.
         if let Some(attr) = unsafe { attr.as_ref() } {
-            info.caps = if attr.caps == 0 { info.caps } else { attr.caps };
+            info.caps = caps::of_context(info.caps, attr.caps);
             info.tx = Some(*attr);
         }
         let context = sep.context(Kind::Transmit, index, &info, context)?;
@@ -421,7 +421,7 @@ unsafe extern "C" fn rx_context(
         let mut info = sep.state.lock().info.clone();
         // SAFETY: null, or the client's attributes.
         if let Some(attr) = unsafe { attr.as_ref() } {
-            info.caps = if attr.caps == 0 { info.caps } else { attr.caps };
+            info.caps = caps::of_context(info.caps, attr.caps);
             info.rx = Some(*attr);
         }
         let context = sep.context(Kind::Receive, index, &info, context)?;

@@ -128,6 +128,18 @@ pub(crate) const fn of_rx(caps: u64) -> u64 {
     caps & RX
 }
 
+/// Those of a context of a scalable endpoint that is opened with `context`. Where these name a kind of operation and no modifier of it, they
+/// say no more than the endpoint's: fi_getinfo gives what is left of a context's capabilities without those that do not matter to it.
+pub(crate) const fn of_context(endpoint: u64, context: u64) -> u64 {
+    const fn inherited(endpoint: u64, context: u64, all: u64) -> u64 {
+        if context & all == 0 { endpoint & all } else { 0 }
+    }
+    if context == 0 {
+        return endpoint;
+    }
+    context | inherited(endpoint, context, MESSAGE_MODIFIERS) | inherited(endpoint, context, RMA_MODIFIERS)
+}
+
 /// Those of `caps` that a receive-only endpoint has: without any kind of operation that it would not take part in.
 pub(crate) const fn receiving(caps: u64) -> u64 {
     restricted(caps, sys::FI_RECV, sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE)
@@ -196,6 +208,16 @@ mod tests {
         assert_eq!(granted & MESSAGE_MODIFIERS, MESSAGE_MODIFIERS);
         assert_eq!(granted & (RMA_MODIFIERS | PAID), 0);
         assert_eq!(granted & FREE, FREE);
+    }
+
+    #[test]
+    fn contexts_are_not_wider_than_their_endpoint() {
+        let whole = grant(V1_5, EpType::Rdm, sys::FI_MSG | sys::FI_RMA | sys::FI_RECV | sys::FI_WRITE).unwrap();
+        assert_eq!(receiving(of_context(whole, of_rx(whole))) & (PRIMARY | RMA_MODIFIERS), sys::FI_MSG);
+        assert_eq!(transmitting(of_context(whole, of_tx(whole))) & (PRIMARY | MESSAGE_MODIFIERS), sys::FI_RMA);
+        assert_eq!(of_context(whole, 0), whole);
+        let asked = sys::FI_RMA | sys::FI_REMOTE_WRITE;
+        assert_eq!(of_context(whole, asked) & RMA_MODIFIERS, sys::FI_REMOTE_WRITE, "what is asked for by name");
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub(crate) fn all(lib: &Lib) {
             ("sources", sources),
             ("named sources", named_sources),
             ("remote memory", remote_memory),
+            ("as little as the endpoint", as_little),
             ("shared memory", shared_memory),
             ("a plain endpoint", plain_endpoint),
             ("services", services),
@@ -146,6 +147,16 @@ impl<'a> Many<'a> {
     fn knows(&self, other: &Many<'_>) -> u64 {
         self.side.insert(&other.name)
     }
+
+    /// Opens the first contexts anew, with attributes.
+    fn reopen(&mut self, tx: *mut fi_tx_attr, rx: *mut fi_rx_attr) {
+        assert_eq!((close(self.tx[0].ep), close(self.rx[0].ep)), (0, 0));
+        self.tx[0].ep = tx_context_with(self.sep, 0, tx).unwrap();
+        self.rx[0].ep = rx_context_with(self.sep, 0, rx).unwrap();
+        for (Context { ep, cq }, flags) in [(self.tx[0], FI_TRANSMIT), (self.rx[0], FI_RECV)] {
+            assert_eq!((bind(ep, cq, flags), control(ep, FI_ENABLE, null_mut())), (0, 0));
+        }
+    }
 }
 
 impl Drop for Many<'_> {
@@ -162,14 +173,22 @@ impl Drop for Many<'_> {
 }
 
 fn tx_context(sep: *mut fid_ep, index: c_int) -> Result<*mut fid_ep, c_int> {
+    tx_context_with(sep, index, null_mut())
+}
+
+fn tx_context_with(sep: *mut fid_ep, index: c_int, attr: *mut fi_tx_attr) -> Result<*mut fid_ep, c_int> {
     let mut out = null_mut();
-    let result = unsafe { (*(*sep).ops).tx_ctx.unwrap()(sep, index, null_mut(), &mut out, null_mut()) };
+    let result = unsafe { (*(*sep).ops).tx_ctx.unwrap()(sep, index, attr, &mut out, null_mut()) };
     if result == 0 { Ok(out) } else { Err(-result) }
 }
 
 fn rx_context(sep: *mut fid_ep, index: c_int) -> Result<*mut fid_ep, c_int> {
+    rx_context_with(sep, index, null_mut())
+}
+
+fn rx_context_with(sep: *mut fid_ep, index: c_int, attr: *mut fi_rx_attr) -> Result<*mut fid_ep, c_int> {
     let mut out = null_mut();
-    let result = unsafe { (*(*sep).ops).rx_ctx.unwrap()(sep, index, null_mut(), &mut out, null_mut()) };
+    let result = unsafe { (*(*sep).ops).rx_ctx.unwrap()(sep, index, attr, &mut out, null_mut()) };
     if result == 0 { Ok(out) } else { Err(-result) }
 }
 
@@ -358,6 +377,31 @@ fn named_sources(lib: &Lib) {
             assert_eq!(close(srx), 0);
         }
     }
+}
+
+/// Attributes of a context that name no role leave it those of its endpoint, also where the endpoint has none in that direction.
+fn as_little(lib: &Lib) {
+    let with = |caps| Many::of(Side::unbound(lib, 0, |hints| hints.get().caps = caps | FI_NAMED_RX_CTX), 1, 1);
+    let (a, mut b) = (Many::new(lib, 1, 1, 0), with(FI_MSG | FI_RMA | FI_READ | FI_WRITE));
+    let to_b = a.knows(&b);
+    let region = memory(8);
+    let mr = b.side.register(region, FI_REMOTE_READ | FI_REMOTE_WRITE, 7);
+    let (tx, rx) = (b.side.info.get().tx_attr, b.side.info.get().rx_attr);
+    b.reopen(tx, rx);
+    for name in ["fi_write", "fi_read"] {
+        a.tx[0].start(name, &Args { key: 7, ..Args::new(pattern(8), to_b) });
+        let (outcome, _) = until(|| {
+            assert!(b.rx[0].poll().is_none());
+            a.tx[0].poll()
+        });
+        assert_eq!(outcome.failed().err, FI_EKEYREJECTED, "{name}");
+    }
+    assert!(is_all(region, 0));
+    assert_eq!(close(mr), 0);
+    let mut receiver = with(FI_MSG | FI_RECV);
+    let (tx, rx) = (receiver.side.info.get().tx_attr, receiver.side.info.get().rx_attr);
+    receiver.reopen(tx, rx);
+    assert_eq!(receiver.tx[0].run("fi_send", &Args::new(memory(8), 0)), err(FI_ENOSYS));
 }
 
 /// Receive contexts have the devices that their endpoint has opened, shared memory among them; transmit contexts have their own.
