@@ -12,6 +12,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
+use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -21,7 +22,7 @@ use weft_fi_sys as sys;
 use weft_nic::{Identity, NicError};
 
 use super::core::{Core, CoreRef};
-use super::{Ep, Kind, setup};
+use super::{Ep, Kind, Limits, setup};
 use crate::Devices;
 use crate::addr::Format;
 use crate::av::Av;
@@ -32,7 +33,7 @@ use crate::domain::Domain;
 use crate::errno::Errno;
 use crate::info::hints::Hints;
 use crate::info::network::Network;
-use crate::info::{EpType, caps};
+use crate::info::{EpType, caps, offer, order};
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
 
@@ -384,6 +385,65 @@ unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, _arg: *mut c_vo
     })
 }
 
+impl Ep {
+    /// What a transmit context has of what was asked of it.
+    fn tx_attr(&self, asked: &sys::fi_tx_attr) -> sys::fi_tx_attr {
+        let Limits { iov, rma_iov, inject_bytes, tx_depth, .. } = self.limits;
+        sys::fi_tx_attr {
+            caps: caps::of_tx(self.caps),
+            mode: 0,
+            msg_order: order::FREE | asked.msg_order,
+            comp_order: 0,
+            inject_size: inject_bytes,
+            size: tx_depth,
+            iov_limit: iov,
+            rma_iov_limit: if self.caps & (sys::FI_RMA | sys::FI_ATOMIC) == 0 { 0 } else { rma_iov },
+            ..*asked
+        }
+    }
+
+    /// The same of a receive context.
+    fn rx_attr(&self, asked: &sys::fi_rx_attr) -> sys::fi_rx_attr {
+        sys::fi_rx_attr {
+            caps: caps::of_rx(self.caps),
+            mode: 0,
+            msg_order: order::FREE | asked.msg_order,
+            comp_order: 0,
+            size: self.limits.rx_depth,
+            iov_limit: self.limits.iov,
+            ..*asked
+        }
+    }
+}
+
+/// Since this API version `fi_tx_attr` has its last field, `tclass`.
+const VERSION_WITH_TCLASS: u32 = sys::version(1, 9);
+
+/// How much there is of a `fi_tx_attr` that a client of this API version has allocated.
+const fn tx_attr_bytes(api: u32) -> usize {
+    if api >= VERSION_WITH_TCLASS {
+        size_of::<sys::fi_tx_attr>()
+    } else {
+        std::mem::offset_of!(sys::fi_tx_attr, tclass)
+    }
+}
+
+/// What a client asks of a transmit context. What its structure does not have is the endpoint's.
+///
+/// # Safety
+/// `attr` is null or the attributes of a client of this API version.
+unsafe fn read_tx_attr(
+    attr: *const sys::fi_tx_attr,
+    api: u32,
+    endpoint: Option<sys::fi_tx_attr>,
+) -> Option<sys::fi_tx_attr> {
+    let attr = NonNull::new(attr.cast_mut().cast::<u8>())?;
+    let mut copy = endpoint.unwrap_or(offer::NO_TX);
+    // SAFETY: the client has so much of it, and any bytes are such a structure.
+    unsafe { attr.copy_to_nonoverlapping(NonNull::from(&mut copy).cast(), tx_attr_bytes(api)) };
+    Some(copy)
+}
+
 unsafe extern "C" fn tx_context(
     sep: *mut sys::fid_ep,
     index: c_int,
@@ -396,12 +456,17 @@ unsafe extern "C" fn tx_context(
         // SAFETY: the client's endpoint.
         let sep = unsafe { object::share::<Sep>(sep) }?;
         let mut info = sep.state.lock().info.clone();
+        let api = sep.domain.api_version();
         // SAFETY: null, or the client's attributes.
-        if let Some(attr) = unsafe { attr.as_ref() } {
+        if let Some(attr) = unsafe { read_tx_attr(attr, api, info.tx) } {
             info.caps = caps::of_context(info.caps, attr.caps);
-            info.tx = Some(*attr);
+            info.tx = Some(attr);
         }
         let context = sep.context(Kind::Transmit, index, &info, context)?;
+        if let Some(asked) = info.tx.filter(|_| !attr.is_null()) {
+            // SAFETY: the client's attributes, as long as its API version has them.
+            unsafe { object::give_known(&context.tx_attr(&asked), attr, tx_attr_bytes(api)) }?;
+        }
         // SAFETY: the client's place for the new pointer.
         Ok(unsafe { object::give(context, place) })
     })
@@ -425,6 +490,10 @@ unsafe extern "C" fn rx_context(
             info.rx = Some(*attr);
         }
         let context = sep.context(Kind::Receive, index, &info, context)?;
+        if let (Some(asked), Some(attr)) = (info.rx, NonNull::new(attr)) {
+            // SAFETY: the client's attributes.
+            unsafe { attr.write(context.rx_attr(&asked)) };
+        }
         // SAFETY: the client's place for the new pointer.
         Ok(unsafe { object::give(context, place) })
     })

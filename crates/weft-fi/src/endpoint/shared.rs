@@ -9,6 +9,7 @@
 //! by a control call then. So completions that come of it are delivered by whoever makes progress there next, who is woken.
 
 use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -211,8 +212,9 @@ pub(crate) unsafe extern "C" fn open_stx(
         let place = object::place(out)?;
         // SAFETY: the client's domain.
         let domain = unsafe { Hold::<Domain>::of(domain) }?;
-        // SAFETY: null, or the client's attributes.
-        Defaults::transmit(unsafe { attr.as_ref() }.map_or(0, |attr| attr.op_flags))?;
+        // SAFETY: null, or the client's attributes, which have this field in every API version.
+        let flags = NonNull::new(attr).map_or(0, |attr| unsafe { (*attr.as_ptr()).op_flags });
+        Defaults::transmit(flags)?;
         let fid = object::new_fid(sys::FI_CLASS_STX_CTX, context, &STX_FID_OPS);
         let head = Head::new(sys::fid_stx { fid, ops: object::table(&STX_OPS) });
         let stx = Arc::new(Stx { head, uses: Uses::new(), domain });

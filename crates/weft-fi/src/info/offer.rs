@@ -162,20 +162,22 @@ fn msg_order(what: &str, ty: EpType, wanted: u64) -> Result<u64, Errno> {
     Ok(order::FREE | wanted)
 }
 
+/// Transmit attributes in which everything is zero.
+pub(crate) const NO_TX: sys::fi_tx_attr = sys::fi_tx_attr {
+    caps: 0,
+    mode: 0,
+    op_flags: 0,
+    msg_order: 0,
+    comp_order: 0,
+    inject_size: 0,
+    size: 0,
+    iov_limit: 0,
+    rma_iov_limit: 0,
+    tclass: 0,
+};
+
 fn tx(hints: &Hints, ty: EpType, caps: u64, params: &Params) -> Result<sys::fi_tx_attr, Errno> {
-    let zero = sys::fi_tx_attr {
-        caps: 0,
-        mode: 0,
-        op_flags: 0,
-        msg_order: 0,
-        comp_order: 0,
-        inject_size: 0,
-        size: 0,
-        iov_limit: 0,
-        rma_iov_limit: 0,
-        tclass: 0,
-    };
-    let hint = hints.tx.unwrap_or(zero);
+    let hint = hints.tx.unwrap_or(NO_TX);
     subset("tx_attr->caps", hint.caps, caps)?;
     let answered = if ty == EpType::Dgram { ANSWERED } else { 0 };
     subset("tx_attr->op_flags", hint.op_flags, TX_OP_FLAGS & !answered | (caps & sys::FI_TRIGGER))?;
@@ -203,7 +205,7 @@ fn tx(hints: &Hints, ty: EpType, caps: u64, params: &Params) -> Result<sys::fi_t
         iov_limit: IOV_LIMIT,
         rma_iov_limit: if caps & (sys::FI_RMA | sys::FI_ATOMIC) == 0 { 0 } else { IOV_LIMIT },
         tclass: tclass("tx_attr->tclass", hint.tclass)?,
-        ..zero
+        ..NO_TX
     })
 }
 

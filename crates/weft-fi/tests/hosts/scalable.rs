@@ -24,6 +24,8 @@ pub(crate) fn all(lib: &Lib) {
             ("sources", sources),
             ("named sources", named_sources),
             ("remote memory", remote_memory),
+            ("attributes", attributes),
+            ("attributes of an older client", older_attributes),
             ("as little as the endpoint", as_little),
             ("shared memory", shared_memory),
             ("a plain endpoint", plain_endpoint),
@@ -377,6 +379,42 @@ fn named_sources(lib: &Lib) {
             assert_eq!(close(srx), 0);
         }
     }
+}
+
+/// What a context has is told (fi_endpoint(3)): where the client leaves the choice, and where it does not.
+fn attributes(lib: &Lib) {
+    let mut many = Many::new(lib, 1, 1, 0);
+    let (whole_tx, whole_rx) = (*many.side.info.tx(), *many.side.info.rx());
+    for size in [0, 77] {
+        let mut tx: fi_tx_attr = unsafe { std::mem::zeroed() };
+        let mut rx: fi_rx_attr = unsafe { std::mem::zeroed() };
+        (tx.size, rx.size) = (size, size);
+        many.reopen(&mut tx, &mut rx);
+        assert_eq!(tx.size, if size == 0 { whole_tx.size } else { size });
+        assert_eq!(rx.size, if size == 0 { whole_rx.size } else { size });
+        let limits = |tx: &fi_tx_attr, rx: &fi_rx_attr| (tx.inject_size, tx.iov_limit, tx.rma_iov_limit, rx.iov_limit);
+        assert_eq!(limits(&tx, &rx), limits(&whole_tx, &whole_rx));
+        assert_eq!((tx.msg_order, rx.msg_order), (whole_tx.msg_order, whole_rx.msg_order));
+        assert_eq!((tx.caps, rx.caps), (whole_tx.caps, whole_rx.caps));
+        // They are good for another context.
+        let again = (tx.size, tx.caps, rx.size, rx.caps);
+        many.reopen(&mut tx, &mut rx);
+        assert_eq!((tx.size, tx.caps, rx.size, rx.caps), again);
+    }
+}
+
+/// Before API 1.9 `fi_tx_attr` ends before `tclass`: behind it there is nothing that is ours to read or write.
+fn older_attributes(lib: &Lib) {
+    let hints = lib.allocinfo();
+    hints.get().caps = FI_MSG | FI_NAMED_RX_CTX;
+    let many = Many::of(Side::unbound_for(lib, lib.ask(version(1, 8), Some(&hints)).unwrap()), 1, 1);
+    let len = std::mem::offset_of!(fi_tx_attr, tclass);
+    let mut room = vec![0xff_u8; size_of::<fi_tx_attr>()];
+    room[..len].fill(0);
+    let mut many = many;
+    // Not a traffic class.
+    many.reopen(room.as_mut_ptr().cast(), null_mut());
+    assert!(is_all(&room[len..], 0xff));
 }
 
 /// Attributes of a context that name no role leave it those of its endpoint, also where the endpoint has none in that direction.
