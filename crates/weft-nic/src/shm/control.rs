@@ -318,12 +318,26 @@ impl Shm {
                 if initiator.is_none() && why == LinkError::Denied {
                     self.tell_of_denial();
                 }
-                self.drop_handshake(key);
-                if let Some(id) = initiator {
-                    self.end(id, why);
+                match initiator {
+                    Some(id) => self.end_call(key, id, why),
+                    None => self.drop_handshake(key),
                 }
                 0
             }
+        }
+    }
+
+    /// Our call has failed.
+    fn end_call(&mut self, key: usize, id: u32, why: LinkError) {
+        let again = if why == LinkError::Refused { self.handshakes[key].again() } else { None };
+        self.drop_handshake(key);
+        let Some(handshake) = again else { return self.end(id, why) };
+        let key = self.handshakes.insert(handshake);
+        self.links[id as usize] = Slot::Connecting(key);
+        self.attention = ATTENTION;
+        if let Err(why) = self.try_step(key) {
+            self.drop_handshake(key);
+            self.end(id, why);
         }
     }
 
@@ -339,6 +353,8 @@ impl Shm {
         ))?;
         if was_connecting && !self.handshakes[key].is_connecting() {
             self.watch_handshake(key).map_err(|_| LinkError::Resources)?;
+            let process = self.watch_process(token_of(TOKEN_HANDSHAKE, key), self.handshakes[key].pid())?;
+            self.handshakes[key].pidfd = process;
         }
         Ok(step)
     }
@@ -360,6 +376,9 @@ impl Shm {
     fn part_from(&self, handshake: &Handshake) {
         // Explicitly: a forked child may hold the socket open, and events would go on.
         let _ = epoll::delete(&self.epoll, handshake.socket());
+        if let Some(pidfd) = &handshake.pidfd {
+            let _ = epoll::delete(&self.epoll, pidfd);
+        }
         hang_up_on(handshake.socket());
     }
 
@@ -386,8 +405,8 @@ impl Shm {
 
     /// The link of a handshake, which is over in any case.
     fn make_link(&mut self, id: u32, key: usize, offer: Offer, direct: bool) -> Result<Link, LinkError> {
-        let handshake = self.take_handshake(key);
-        match self.prepare_link(id, &handshake, offer, direct) {
+        let mut handshake = self.take_handshake(key);
+        match self.prepare_link(id, &mut handshake, offer, direct) {
             Ok(parts) => Ok(Link::new(parts, handshake.into_socket())),
             Err(why) => {
                 handshake.refuse(why);
@@ -398,15 +417,22 @@ impl Shm {
     }
 
     /// Everything that may fail. The peer is told last that it is accepted: where it hears of a failure instead, it goes another way.
-    fn prepare_link(&self, id: u32, handshake: &Handshake, offer: Offer, direct: bool) -> Result<Parts, LinkError> {
+    fn prepare_link(&self, id: u32, handshake: &mut Handshake, offer: Offer, direct: bool) -> Result<Parts, LinkError> {
         let bell = Bell::adopt(&offer.door).map_err(handshake::adoption_error)?;
         let (tx, rx) = link::rings(&offer.map, offer.role, offer.lines).map_err(|_| LinkError::Resources)?;
         let token = token_of(TOKEN_LINK, id as usize);
         epoll::modify(&self.epoll, handshake.socket(), token, WATCH).map_err(|_| LinkError::Resources)?;
-        if offer.role == Role::Acceptor {
+        let token = token_of(TOKEN_PID, id as usize);
+        let pidfd = if offer.role == Role::Acceptor {
             let local = local(&self.me, &self.config.job_key, &self.door, self.barriers, &self.probe_value, self.lines);
             handshake::accept(handshake.socket(), id, &local)?;
-        }
+            self.watch_process(token, offer.pid)?
+        } else {
+            if let Some(pidfd) = &handshake.pidfd {
+                epoll::modify(&self.epoll, pidfd, token, EventFlags::IN).map_err(|_| LinkError::Resources)?;
+            }
+            handshake.pidfd.take()
+        };
         Ok(Parts {
             map: offer.map,
             tx,
@@ -414,7 +440,7 @@ impl Shm {
             role: offer.role,
             bell,
             slot: offer.slot,
-            pidfd: self.watch_process(id, offer.pid),
+            pidfd,
             pid: offer.pid,
             // Our publications are ordered by the peer's membarrier calls, if we are registered and it can call.
             must_fence: !(self.barriers.registered && offer.flags & FLAG_CALLABLE != 0),
@@ -422,19 +448,21 @@ impl Shm {
         })
     }
 
-    /// Watches the peer's process itself: a child that it forked may keep its life line open. A convenience, given
-    /// up where the process is ours or not visible, or where descriptors are getting scarce.
-    fn watch_process(&self, id: u32, pid: i32) -> Option<OwnedFd> {
+    /// Watches the peer's process itself: a child that it forked may keep its life line open, and its listener. A convenience, given
+    /// up where the process is ours or not visible, or where descriptors are getting scarce. `Gone`: it has ended.
+    fn watch_process(&self, token: EventData, pid: i32) -> Result<Option<OwnedFd>, LinkError> {
         use std::os::fd::AsRawFd;
-        let pid = Pid::from_raw(pid).filter(|&pid| pid != self.owner)?;
-        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        let Some(pid) = Pid::from_raw(pid).filter(|&pid| pid != self.owner) else { return Ok(None) };
+        let pidfd = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(pidfd) => pidfd,
+            Err(Errno::SRCH) => return Err(LinkError::Gone),
+            Err(_) => return Ok(None),
+        };
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let number = u64::try_from(pidfd.as_raw_fd()).ok()?;
-        if limit.is_some_and(|limit| number > limit / 2) {
-            return None;
-        }
-        epoll::add(&self.epoll, &pidfd, token_of(TOKEN_PID, id as usize), EventFlags::IN).ok()?;
-        Some(pidfd)
+        let number = u64::try_from(pidfd.as_raw_fd()).unwrap_or(u64::MAX);
+        let scarce = limit.is_some_and(|limit| number > limit / 2);
+        let watched = !scarce && epoll::add(&self.epoll, &pidfd, token, EventFlags::IN).is_ok();
+        Ok(watched.then_some(pidfd))
     }
 
     fn check_deadlines<S: Sink>(&mut self, sink: &mut S) -> usize {

@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use weft_engine::mem::Owned;
-use weft_engine::nic::{LinkError, LinkId, Nic, RemoteIov};
+use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, RemoteIov};
 
-use super::{Node, name, until};
+use super::{Inbox, Node, name, until};
 use crate::shm::{Shm, ShmConfig};
+use crate::{Config, Devices};
 
 /// A forked child; killed and reaped when dropped.
 struct Child(rustix::process::Pid);
@@ -26,6 +27,10 @@ impl Child {
 
     fn kill(&self) {
         rustix::process::kill_process(self.0, rustix::process::Signal::KILL).unwrap();
+    }
+
+    fn stop(&self) {
+        rustix::process::kill_process(self.0, rustix::process::Signal::STOP).unwrap();
     }
 
     /// Waits for its end; true: it ended by itself, and well.
@@ -53,11 +58,16 @@ impl Drop for Child {
 
 /// In the child: an endpoint that connects to `to` and says hello.
 fn guest(to: &weft_engine::name::EpName) -> (Node, LinkId) {
-    let mut node = Node { nic: Shm::new(&ShmConfig::default(), name()).unwrap(), inbox: super::Inbox::default() };
+    let mut node = Node { nic: Shm::new(&ShmConfig::default(), name()).unwrap(), inbox: Inbox::default() };
     let link = node.nic.connect(to).unwrap();
     until("connect", &mut [&mut node], |nodes| !nodes[0].inbox.up.is_empty());
     node.nic.send(link, b"hello", &[]).unwrap();
     (node, link)
+}
+
+/// In a child: a process of its own, which has copies of everything and lives for five seconds.
+fn leave_a_fork() {
+    std::mem::forget(Child::run(|| std::thread::sleep(Duration::from_secs(5))));
 }
 
 #[test]
@@ -168,23 +178,71 @@ fn a_number_that_was_given_anew_is_not_the_peer() {
     assert!(host.inbox.done.iter().all(|(_, result)| *result == Err(LinkError::Gone)), "{:?}", host.inbox.done);
 }
 
-/// A grandchild inherits the life line and lives on: only the process's own end counts.
+/// A grandchild inherits the life line and the listener, and lives on: only the process's own end counts, for a link, for a call that it has not
+/// answered, and for one that comes later.
 #[test]
 fn a_peer_whose_fork_lives_on_is_gone() {
-    let mut host = Node::new(&ShmConfig::default());
+    let mut host = Node::new(&ShmConfig { answer_timeout_ms: 60_000, ..ShmConfig::default() });
     let to = host.nic.name();
     let child = Child::run(|| {
-        let (mut node, _) = guest(&to);
-        let grandchild = Child::run(|| std::thread::sleep(Duration::from_secs(5)));
-        std::mem::forget(grandchild);
+        let (mut node, link) = guest(&to);
+        leave_a_fork();
+        node.nic.send(link, b"forked", &[]).unwrap();
         loop {
             node.poll();
         }
     });
-    until("guest", &mut [&mut host], |nodes| !nodes[0].inbox.messages.is_empty());
+    until("guest", &mut [&mut host], |nodes| nodes[0].inbox.messages.len() == 2);
+    let (link, peer) = (host.inbox.up[0].0, host.inbox.up[0].1.peer);
+    child.stop();
+    let call = host.nic.connect(&peer).unwrap();
+    host.poll();
     child.kill();
-    until("end", &mut [&mut host], |nodes| !nodes[0].inbox.down.is_empty());
-    assert_eq!(host.inbox.down[0].1, LinkError::Gone);
+    let start = Instant::now();
+    until("end", &mut [&mut host], |nodes| nodes[0].inbox.down.len() == 2);
+    assert!(host.inbox.down.contains(&(link, LinkError::Gone)), "{:?}", host.inbox.down);
+    assert!(host.inbox.down.contains(&(call, LinkError::Gone)), "{:?}", host.inbox.down);
+    // Not waited for yet, then waited for.
+    for child in [Some(child), None] {
+        host.inbox.down.clear();
+        let call = host.nic.connect(&peer).unwrap();
+        until("end of a call", &mut [&mut host], |nodes| !nodes[0].inbox.down.is_empty());
+        assert_eq!(host.inbox.down, [(call, LinkError::Gone)]);
+        assert!(child.is_none_or(|child| !child.ended_well()));
+    }
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+}
+
+/// The grandchild has the TCP listener, too: nobody tries there.
+#[test]
+fn the_dead_are_not_called_by_tcp() {
+    let config = Config { listen: Some(([127, 0, 0, 1], 0).into()), answer_timeout_ms: 60_000, ..Config::default() };
+    let (mut host, mut inbox) = (Devices::new(&config).unwrap(), Inbox::default());
+    let to = host.name();
+    let child = Child::run(|| {
+        let (mut guest, mut inbox) = (Devices::new(&config).unwrap(), Inbox::default());
+        leave_a_fork();
+        guest.connect(&to).unwrap();
+        loop {
+            guest.poll(&mut inbox);
+        }
+    });
+    let start = Instant::now();
+    while inbox.up.is_empty() {
+        host.poll(&mut inbox);
+        assert!(start.elapsed() < Duration::from_secs(20));
+    }
+    let (_, LinkUp { peer, caps, .. }) = inbox.up[0];
+    assert!(caps.device == "shm" && peer.tcp());
+    child.kill();
+    host.connect(&peer).unwrap();
+    let start = Instant::now();
+    while inbox.down.len() < 2 {
+        host.poll(&mut inbox);
+        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", inbox.down);
+    }
+    assert!(inbox.down.iter().all(|&(_, why)| why == LinkError::Gone), "{:?}", inbox.down);
+    assert_eq!(host.stats().fallbacks, 0);
 }
 
 /// The same when the process has closed the link itself: the inherited life line does not hold the end back.
