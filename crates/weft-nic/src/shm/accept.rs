@@ -2,14 +2,14 @@
 //!
 //! Place in the data flow: part of [`Shm`]; [`super::control`] calls it for what epoll reports of the listeners, and when the clock ticks.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use weft_engine::nic::{LinkError, Sink};
 
-use super::control::ATTENTION;
+use super::control::{ATTENTION, hang_up_on};
 use super::handshake::{self, Handshake};
 use super::{Shm, rights};
 
@@ -18,6 +18,13 @@ const ACCEPTS: usize = 16;
 /// Handshakes that peers began and that may be under way; for one more the oldest is given up, so that connections that
 /// say nothing cannot shut others out. Where the process may have few descriptors, they get an eighth of them.
 const MAX_ACCEPTED: usize = 1024;
+
+/// [`MAX_ACCEPTED`], or that eighth. As many sockets of strangers are kept that cannot be closed.
+pub(super) fn most_accepted() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let share = limit.and_then(|limit| usize::try_from(limit / 8).ok()).unwrap_or(MAX_ACCEPTED);
+    MAX_ACCEPTED.min(share)
+}
 
 impl Shm {
     pub(super) fn accept_connections<S: Sink>(&mut self, by_port: bool, sink: &mut S) -> usize {
@@ -50,6 +57,9 @@ impl Shm {
         }
         // There may be more, which nobody reports again before the next look.
         self.attention = ATTENTION;
+        if self.control.shut {
+            self.listen(true);
+        }
         calls
     }
 
@@ -62,42 +72,65 @@ impl Shm {
         }
     }
 
-    /// Parts with the socket of a foreign user.
+    /// Parts with the socket of a foreign user. Where it cannot be closed now it is kept. If too many are, nobody is accepted; callers
+    /// that have another way are sent there, for good.
     pub(super) fn dismiss(&mut self, socket: OwnedFd) {
         if self.control.refuses_rights {
             return;
         }
-        if let Err(socket) = rights::dismiss(socket) {
-            self.control.strangers.push(socket);
+        // Whoever it is need not wait for the end.
+        hang_up_on(socket.as_fd());
+        let Err(socket) = rights::dismiss(socket) else { return };
+        self.control.strangers.push(socket);
+        if self.is_crowded() {
+            if self.me.tcp() && !self.control.shut {
+                log::warn!("shm: another user of this host holds up whoever connects; new peers use TCP from now on");
+                self.control.shut = true;
+                self.control.listeners().for_each(|(listener, _)| hang_up_on(listener.as_fd()));
+            }
             self.listen(false);
         }
     }
 
+    /// Whether so many sockets of strangers are kept that nobody can be accepted.
+    fn is_crowded(&self) -> bool {
+        let kept = self.control.strangers.len();
+        kept > 0 && (self.control.spare.is_none() || kept >= most_accepted())
+    }
+
     /// Whether those are reported who connect.
     fn listen(&self, yes: bool) {
-        let flags = if yes { EventFlags::IN } else { EventFlags::empty() };
+        let mut flags = if yes { EventFlags::IN } else { EventFlags::empty() };
+        if self.control.shut {
+            // Its end would be reported for ever.
+            flags |= EventFlags::ET;
+        }
         for (socket, token) in self.control.listeners() {
             // Fails for no reason that the manual knows for a descriptor that is there; the next clock tick tries again.
             let _ = epoll::modify(&self.epoll, socket, EventData::new_u64(token), flags);
         }
     }
 
-    /// Goes on accepting, if that was held up and need not be any more.
+    /// Tries again to part with strangers, and goes on accepting, if that was held up and need not be any more.
     pub(super) fn accept_again(&mut self) {
-        if self.control.strangers.is_empty() {
-            return;
-        }
+        let was_crowded = self.is_crowded();
         while let Some(socket) = self.control.strangers.pop() {
             if let Err(socket) = rights::dismiss(socket) {
-                return self.control.strangers.push(socket);
+                self.control.strangers.push(socket);
+                break;
             }
         }
-        self.listen(true);
+        if self.control.spare.is_none() {
+            self.control.spare = self.control.timer.try_clone().ok();
+        }
+        if was_crowded && !self.is_crowded() {
+            self.listen(true);
+        }
     }
 
     /// The next connection that waits at a listener.
     fn accept_one(&mut self, by_port: bool) -> Option<OwnedFd> {
-        if !self.control.strangers.is_empty() {
+        if self.is_crowded() {
             return None;
         }
         let listener = if by_port { self.control.by_port.as_ref()? } else { &self.control.by_id };
@@ -113,6 +146,9 @@ impl Shm {
                     self.dismiss(socket);
                 }
                 self.control.spare = self.control.timer.try_clone().ok();
+                if self.is_crowded() {
+                    self.listen(false);
+                }
                 None
             }
             Err(_) => None,
@@ -121,9 +157,7 @@ impl Shm {
 
     /// Gives up the oldest handshake that a peer began, if there are too many.
     fn make_room_for_handshake(&mut self) {
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let share = limit.and_then(|limit| usize::try_from(limit / 8).ok()).unwrap_or(MAX_ACCEPTED);
-        if self.accepted.len() >= MAX_ACCEPTED.min(share)
+        if self.accepted.len() >= most_accepted()
             && let Some(&oldest) = self.accepted.front()
         {
             self.handshakes[oldest].refuse(LinkError::Resources);

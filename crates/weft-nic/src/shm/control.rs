@@ -59,8 +59,10 @@ pub(super) struct Control {
     pub(super) by_port: Option<OwnedFd>,
     /// Foreign users cannot send us descriptors.
     pub(super) refuses_rights: bool,
-    /// The sockets of those that cannot be closed yet. Until they are, nobody is accepted.
+    /// The sockets of those that cannot be closed yet. While there are too many nobody is accepted.
     pub(super) strangers: Vec<OwnedFd>,
+    /// The listeners are shut down, because there were too many: callers are refused.
+    pub(super) shut: bool,
     /// Callers that were denied a link.
     pub(super) denied: u64,
     pub(super) timer: OwnedFd,
@@ -94,6 +96,7 @@ impl Control {
             by_port,
             refuses_rights,
             strangers: Vec::new(),
+            shut: false,
             denied: 0,
             timer,
             timer_armed: false,
@@ -593,7 +596,10 @@ impl Shm {
             while !self.control.refuses_rights
                 && let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC)
             {
-                rights::dismiss_at_last(socket);
+                hang_up_on(socket.as_fd());
+                if handshake::is_foreign(socket.as_fd()) {
+                    rights::dismiss_at_last(socket);
+                }
             }
         }
     }
@@ -642,7 +648,7 @@ impl Shm {
 }
 
 /// Ends the connection itself, not only our descriptor of it.
-fn hang_up_on(socket: BorrowedFd<'_>) {
+pub(super) fn hang_up_on(socket: BorrowedFd<'_>) {
     // Fails only where the peer has hung up first.
     let _ = rustix::net::shutdown(socket, Shutdown::Both);
 }

@@ -484,6 +484,11 @@ pub(super) fn adoption_error(error: io::Error) -> LinkError {
     if error.kind() == io::ErrorKind::InvalidData { LinkError::Protocol } else { LinkError::Resources }
 }
 
+/// Whether the other end may be another user's.
+pub(super) fn is_foreign(socket: BorrowedFd<'_>) -> bool {
+    peer_pid(socket).is_err()
+}
+
 /// The process id of the other end, which must belong to our own user.
 fn peer_pid(socket: BorrowedFd<'_>) -> Result<i32, LinkError> {
     // Not rustix: its type cannot express process id 0, which the kernel gives for a process that is not

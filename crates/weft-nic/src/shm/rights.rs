@@ -6,8 +6,8 @@
 //! Whoever may connect to a Unix socket can put descriptors into it, and whoever closes that socket closes those, too. That may
 //! take as long as their maker likes: a TCP socket with unsent data lingers (SO_LINGER). So that no other user of the host can hold up
 //! a thread of ours, his descriptors must not come in. Since Linux 6.16 a socket can refuse them, and so do those that are made of a
-//! listener that does. On older systems another thread closes what foreign users have connected, a bounded number at a time; while
-//! there are more nobody is accepted.
+//! listener that does. On older systems another thread closes what foreign users have connected; who held it up would find a bounded number
+//! of sockets waiting for it, and then listeners that refuse callers, who go by TCP (`accept.rs`).
 //!
 //! Sources: unix(7), socket(7) SO_LINGER; SO_PASSRIGHTS in Linux 6.16.
 

@@ -9,14 +9,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,
 };
+use weft_engine::name::{EpName, NameParts};
 use weft_engine::nic::{LinkError, Nic};
 
-use super::{Node, join, name, until};
+use super::many::alone;
+use super::{Inbox, Node, join, name, name_parts, until};
+use crate::shm::accept::most_accepted;
 use crate::shm::handshake::Handshake;
-use crate::shm::{ShmConfig, handshake, rights};
+use crate::shm::{Shm, ShmConfig, handshake, rights};
 
 /// Runs a function on a thread of the user `nobody`. None: we may not.
 fn as_nobody<T: Send>(run: impl FnOnce() -> T + Send) -> Option<T> {
@@ -104,11 +108,50 @@ fn descriptors_block_nobody(old: bool) {
     }
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     assert_eq!(victim.nic.control.strangers.is_empty(), !old);
-    drop(attack);
-    let mut friend = Node::new(&ShmConfig::default());
+    // Meanwhile others are accepted, or hear at once that they are not.
+    let mut friend = Node::new(&ShmConfig { answer_timeout_ms: 60_000, ..ShmConfig::default() });
     join(&mut friend, &mut victim);
     assert!(victim.nic.handshakes.is_empty());
-    until("closing", &mut [&mut victim], |nodes| nodes[0].nic.control.strangers.is_empty());
+    let call = friend.nic.connect(&victim.nic.name()).unwrap();
+    drop(victim);
+    until("hang-up", &mut [&mut friend], |nodes| nodes[0].inbox.down.contains(&(call, LinkError::Refused)));
+    drop(attack);
+}
+
+/// More of them than are kept: callers are refused, so that they go another way. Who waits already is accepted when there is room again.
+#[test]
+fn too_many_held_up_by_a_foreign_user_send_callers_elsewhere() {
+    alone(|| {
+        let name = EpName::full(&NameParts { tcp: true, ..name_parts() });
+        let mut victim = Node { nic: Shm::new(&ShmConfig::default(), name).unwrap(), inbox: Inbox::default() };
+        victim.nic.control.accept_rights();
+        let address = SocketAddrUnix::new_abstract_name(&handshake::id_address(&name.ep_id())).unwrap();
+        let attack = as_nobody(|| {
+            let (blocking, other) = lingering();
+            let sockets: Vec<OwnedFd> = (0..most_accepted() + 100).map(|_| socket()).collect();
+            sockets.iter().for_each(|socket| rustix::net::connect(socket, &address).unwrap());
+            hand_over(&sockets[0], &blocking).unwrap();
+            (sockets, other)
+        });
+        let Some(attack) = attack else { return eprintln!("not tested: this user may not become another one") };
+        let patient = ShmConfig { answer_timeout_ms: 60_000, ..ShmConfig::default() };
+        let (mut early, mut late) = (Node::new(&patient), Node::new(&patient));
+        early.nic.connect(&name).unwrap();
+        until("crowd", &mut [&mut victim], |nodes| nodes[0].nic.control.shut);
+        late.nic.connect(&name).unwrap();
+        until("refusal", &mut [&mut late], |nodes| !nodes[0].inbox.down.is_empty());
+        assert_eq!(late.inbox.down[0].1, LinkError::Refused);
+        // It can sleep.
+        until("sleep", &mut [&mut victim], |nodes| nodes[0].nic.park());
+        let mut fds = [PollFd::from_borrowed_fd(victim.nic.wait_fd(), PollFlags::IN)];
+        assert_eq!(rustix::event::poll(&mut fds, Some(&Timespec::default())).unwrap(), 0);
+        assert!(victim.inbox.up.is_empty() && early.inbox.down.is_empty());
+        drop(attack);
+        until("room", &mut [&mut victim, &mut early], |nodes| {
+            nodes[0].inbox.up.len() == 1 && nodes[1].inbox.up.len() == 1
+        });
+        until("closing", &mut [&mut victim], |nodes| nodes[0].nic.control.strangers.is_empty());
+    });
 }
 
 /// The same by one who listens where we call, before we have seen who he is: 70 calls.

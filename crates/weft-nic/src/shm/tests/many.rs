@@ -18,7 +18,7 @@ fn descriptors() -> usize {
 }
 
 /// Runs `body` in a forked child, where no other test opens or closes anything.
-fn alone(body: impl FnOnce()) {
+pub(super) fn alone(body: impl FnOnce()) {
     // SAFETY: the child allocates, which glibc permits after fork, and ends by `_exit`.
     let pid = unsafe { libc::fork() };
     if pid == 0 {

@@ -78,8 +78,12 @@ impl Node {
 
 /// A name with a random id and capability.
 fn name() -> EpName {
+    EpName::full(&name_parts())
+}
+
+fn name_parts() -> NameParts {
     let capability = crate::handshake::random().unwrap();
-    EpName::full(&NameParts {
+    NameParts {
         socket: SocketAddr::from(([127, 0, 0, 1], 0)),
         host_id: 1,
         ep_id: endpoint_id(&capability),
@@ -87,7 +91,7 @@ fn name() -> EpName {
         context: None,
         shm: true,
         tcp: false,
-    })
+    }
 }
 
 /// Polls the nodes until the condition holds.
