@@ -571,6 +571,8 @@ impl Shm {
     #[cold]
     pub(super) fn fail(&mut self, id: u32, why: LinkError) {
         let Some(link) = self.link(LinkId(id)) else { return };
+        // A peer that lives may be copying, and sees the hang-up later than this.
+        link.say_failed();
         hang_up_on(link.socket());
         for ctx in link.take_bulk() {
             self.events.push_back(Event::Done(LinkId(id), ctx, Err(why)));

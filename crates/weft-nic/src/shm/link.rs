@@ -33,6 +33,9 @@ const BATCH_BYTES: usize = 64 * 1024;
 const RECORD_BYTES: usize = BATCH_BYTES / 32;
 /// What one link pushes, and copies by address, before it is another link's turn.
 pub(super) const TURN_BYTES: usize = 128 * 1024;
+/// What a side says in its `closed` word: goodbye, or that the link has failed.
+const CLOSED: u32 = 1;
+const FAILED: u32 = 2;
 
 /// A push under way.
 struct Push {
@@ -440,14 +443,14 @@ impl Link {
         (calls, moved)
     }
 
-    /// Whether the peer has said goodbye: its client has its memory back, so nothing may be copied from or to there.
-    fn peer_has_closed(&self) -> bool {
-        self.peer_side().closed.0.load(Ordering::Acquire) != 0
+    /// What the peer says of the link's end; 0: nothing.
+    fn peer_closed(&self) -> u32 {
+        self.peer_side().closed.0.load(Ordering::Acquire)
     }
 
-    /// Whether the peer's memory is out of reach: the peer says so, or has hung up.
+    /// Whether the peer's memory is out of reach: its client has it back, as the peer says, or it has hung up.
     fn is_over(&self) -> bool {
-        self.hung_up || self.peer_has_closed()
+        self.hung_up || self.peer_closed() != 0
     }
 
     #[cold]
@@ -510,12 +513,17 @@ impl Link {
 
     /// Says goodbye: what the peer has not taken yet it can still take.
     pub(super) fn say_closed(&self) {
-        self.map.side(self.role).closed.0.store(1, Ordering::Release);
+        self.map.side(self.role).closed.0.store(CLOSED, Ordering::Release);
+    }
+
+    /// Says that the link has failed: what the peer copies from now on may be anything.
+    pub(super) fn say_failed(&self) {
+        self.map.side(self.role).closed.0.store(FAILED, Ordering::Release);
     }
 
     /// How the link ended, now that the peer has hung up.
     pub(super) fn verdict(&self) -> LinkError {
-        if self.peer_has_closed() { LinkError::Closed } else { LinkError::Gone }
+        if self.peer_closed() == CLOSED { LinkError::Closed } else { LinkError::Gone }
     }
 
     #[inline(always)]

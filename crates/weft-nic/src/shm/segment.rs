@@ -57,7 +57,7 @@ pub(super) struct SideBlock {
     pub(super) polled: Padded<AtomicU32>,
     /// 1: this side sleeps and wants its doorbell rung when its outgoing ring gets space.
     pub(super) wants_space: Padded<AtomicU32>,
-    /// 1: this side has closed the link in an orderly way.
+    /// 1: this side has closed the link in an orderly way. 2: for it the link has failed.
     pub(super) closed: Padded<AtomicU32>,
 }
 

@@ -263,6 +263,30 @@ fn a_close_is_seen_although_a_fork_lives_on() {
     assert_eq!(b.inbox.down[2].1, LinkError::Refused);
 }
 
+/// A link that has failed at one end, where the client has its memory back: the other end, in the middle of a copy, does not call that good.
+#[test]
+fn nothing_is_copied_from_where_the_link_has_failed() {
+    const BYTES: usize = 1_000_000;
+    let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+    let (near, far) = super::join(&mut a, &mut b);
+    if !b.inbox.up[0].1.caps.get {
+        return eprintln!("not tested: no cross-memory attach");
+    }
+    let (mut theirs, mut ours) = (Owned::new(vec![1; BYTES]), Owned::new(vec![0; BYTES]));
+    let there = RemoteIov { addr: theirs.iov().addr(), len: BYTES as u64 };
+    b.nic.get(far, &[ours.iov()], &[there], 7).unwrap();
+    // The next look at the sockets is a tick of the clock away.
+    b.nic.control_due = true;
+    b.poll();
+    assert!(b.inbox.done.is_empty());
+    a.nic.fail(near.0, LinkError::Resources);
+    until("end", &mut [&mut a], |nodes| nodes[0].inbox.down == [(near, LinkError::Resources)]);
+    weft_engine::mem::scatter(&[theirs.iov()], 0, &[2; BYTES]);
+    until("end", &mut [&mut b], |nodes| !nodes[0].inbox.down.is_empty());
+    assert_eq!((&*b.inbox.done, &*b.inbox.down), (&[(7, Err(LinkError::Gone))][..], &[(far, LinkError::Gone)][..]));
+    assert!(!weft_engine::mem::to_vec(&[ours.iov()]).contains(&2), "another's bytes were copied");
+}
+
 /// A forked child that drops its copy of a device does not say goodbye for its parent.
 #[test]
 fn a_forked_copy_is_silent() {
