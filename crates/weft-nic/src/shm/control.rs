@@ -2,10 +2,10 @@
 //!
 //! Place in the data flow: part of [`Shm`]; `poll` calls [`Shm::check_control`] now and then.
 //!
-//! The check costs a system call, so it is made when the coarse clock (read every 64th poll) has advanced, after
-//! every 512 polls in a row that found nothing, every 16th poll while a handshake is getting on, and
-//! after sleeping. Hence a hang-up is noticed within a clock tick (1 to 10 ms), usually within
-//! microseconds of idleness.
+//! The check costs a system call, so it is made when the coarse clock has advanced, after every 512 polls in a row that found nothing,
+//! and after sleeping. The clock is read in every 8th poll that found nothing and in every 64th of the others; while a handshake is getting on
+//! the check is made then in any case. Hence a hang-up is noticed within a clock tick (1 to 10 ms), usually within
+//! microseconds of idleness, and by whoever polls more seldom than the clock ticks, within eight polls in vain.
 //!
 //! A link that hangs up is drained first: what the peer has published before it closed is still delivered, then
 //! `done` for what was under way, then `down`.
@@ -37,7 +37,10 @@ const EVENTS: usize = 64;
 const SCAN_LINKS: usize = 8;
 /// After something has happened in a handshake so many looks at the sockets are made early: its next frame is due in
 /// some microseconds. A peer that does not answer, because it computes, does not slow us down for longer.
-pub(super) const ATTENTION: u32 = 256;
+pub(super) const ATTENTION: u32 = 512;
+/// The clock is read once in so many polls that find nothing, and once in so many that find something, about. Powers of two.
+const EMPTY_POLLS_PER_LOOK: u32 = 8;
+const POLLS_PER_LOOK: u64 = 64;
 /// While a connection waits for room in a backlog it is tried again so often when asleep.
 const RETRY_NS: u64 = 2_000_000;
 /// While foreign users keep us from accepting it is tried again so often when asleep.
@@ -141,14 +144,16 @@ impl Shm {
     /// Whether the sockets should be looked at after a poll that made so many sink calls.
     #[inline(always)]
     pub(super) fn control_is_due(&mut self, calls: usize) -> bool {
-        self.empty_polls = if calls == 0 { self.empty_polls + 1 } else { 0 };
-        if self.control_due || self.empty_polls >= 512 {
-            return true;
-        }
-        if self.polls & 15 != 0 {
-            return false;
-        }
-        self.attention > 0 || (self.polls & 63 == 0 && coarse_ns() != self.control.now_ns)
+        let clock_is_due = if calls == 0 {
+            self.empty_polls += 1;
+            self.empty_polls.is_multiple_of(EMPTY_POLLS_PER_LOOK)
+        } else {
+            // No more in a row, but on the way to the next look they count.
+            self.empty_polls %= EMPTY_POLLS_PER_LOOK;
+            self.polls.is_multiple_of(POLLS_PER_LOOK)
+        };
+        self.control_due
+            || (clock_is_due && (self.attention > 0 || self.empty_polls >= 512 || coarse_ns() != self.control.now_ns))
     }
 
     /// Looks at the sockets, the clock and some of the cold links. Returns the sink calls made.

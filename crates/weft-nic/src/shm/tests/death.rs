@@ -178,6 +178,33 @@ fn a_number_that_was_given_anew_is_not_the_peer() {
     assert!(host.inbox.done.iter().all(|(_, result)| *result == Err(LinkError::Gone)), "{:?}", host.inbox.done);
 }
 
+/// Who polls now and then only hears of calls and deaths in time, too.
+#[test]
+fn a_seldom_poll_sees_calls_and_deaths() {
+    let mut host = Node::new(&ShmConfig::default());
+    let to = host.nic.name();
+    let child = Child::run(|| {
+        let (mut node, _) = guest(&to);
+        loop {
+            node.poll();
+        }
+    });
+    let mut polls_until = |condition: fn(&Inbox) -> bool| {
+        let polls = (1..).take_while(|_| {
+            std::thread::sleep(Duration::from_millis(20));
+            host.poll();
+            !condition(&host.inbox)
+        });
+        polls.take(100).count()
+    };
+    // Of a handshake's steps two are ours.
+    let polls = polls_until(|inbox| !inbox.messages.is_empty());
+    assert!(polls <= 20, "{polls}");
+    child.kill();
+    let polls = polls_until(|inbox| !inbox.down.is_empty());
+    assert!(polls <= 10, "{polls}");
+}
+
 /// A grandchild inherits the life line and the listener, and lives on: only the process's own end counts, for a link, for a call that it has not
 /// answered, and for one that comes later.
 #[test]
