@@ -188,14 +188,18 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
     let asked_mode = info.domain.map_or(0, |attr| attr.mr_mode);
     let offer = info::offer::Offer::select(api_version, Some(&info), &params)?;
     let attr = &offer.domain;
-    let auto = match attr.data_progress {
-        sys::FI_PROGRESS_AUTO => {
-            let spin = Duration::from_micros(params.progress_spin_us);
-            let auto = AutoProgress::new(spin, params.progress_affinity.as_deref())?;
-            THREADS.lock().push(Arc::downgrade(&auto));
-            Some(auto)
-        }
-        _ => None,
+    let connections = offer.ep.type_ == sys::FI_EP_MSG;
+    // Connections are all that control operations leave to be done later: where there are none, a client that wants only those to
+    // progress by themselves is not given a thread beside its own on the data path.
+    let automatic =
+        attr.data_progress == sys::FI_PROGRESS_AUTO || connections && attr.control_progress == sys::FI_PROGRESS_AUTO;
+    let auto = if automatic {
+        let spin = Duration::from_micros(params.progress_spin_us);
+        let auto = AutoProgress::new(spin, params.progress_affinity.as_deref())?;
+        THREADS.lock().push(Arc::downgrade(&auto));
+        Some(auto)
+    } else {
+        None
     };
     let fid = object::new_fid(sys::FI_CLASS_DOMAIN, context, &FID_OPS);
     let head = sys::fid_domain { fid, ops: object::table(&DOMAIN_OPS), mr: object::table(&mr::OPS) };
@@ -204,7 +208,7 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
         head: Head::new(head),
         api_version,
         caps: offer.caps,
-        connections: offer.ep.type_ == sys::FI_EP_MSG,
+        connections,
         threading: attr.threading,
         scalable: attr.max_ep_tx_ctx > 1,
         mr_mode: if attr.mr_mode == 0 { asked_mode } else { attr.mr_mode },

@@ -31,6 +31,7 @@ pub(crate) fn all(lib: &Lib) {
     );
     scenes(lib, &[("little_room", little_room)]);
     scenes(lib, &[("endings", endings), ("crowd", crowd), ("sockets", sockets), ("waiting", waiting)]);
+    scenes(lib, &[("unattended", unattended)]);
     trouble::all(lib);
 }
 
@@ -386,4 +387,19 @@ fn waiting(lib: &Lib) {
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(b.shutdown(), 0);
     });
+}
+
+/// With automatic progress of control operations a connection is made although its caller does nothing more for it (fi_domain(3)).
+fn unattended(lib: &Lib) {
+    let listener = Listener::new(lib);
+    let a = End::with(lib, |hints| {
+        hints.domain().control_progress = FI_PROGRESS_AUTO;
+        hints.domain().data_progress = FI_PROGRESS_MANUAL;
+    });
+    assert_eq!(a.connect(&listener.name(), &[]), 0);
+    let Event::Request { info, .. } = listener.eq.next(&[]) else { panic!("no call") };
+    let b = End::answering(lib, info);
+    assert_eq!(b.accept(b"x"), 0);
+    assert_eq!(b.eq.next(&[]), Event::Connected { ep: b.fid(), data: Vec::new() });
+    assert_eq!(a.eq.poll(), Some(Event::Connected { ep: a.fid(), data: b"x".to_vec() }));
 }
