@@ -125,9 +125,14 @@ static OPEN: Instances = Instances::new();
 /// The threads of all domains, for a client that ends without closing them.
 static THREADS: Mutex<Vec<Weak<AutoProgress>>> = Mutex::new(Vec::new());
 
-/// The domain that was opened first, for `fi_domain_attr.domain`.
-pub(crate) fn first_open() -> *mut sys::fid_domain {
-    OPEN.first().map_or(std::ptr::null_mut(), |address| address as *mut sys::fid_domain)
+/// The domain that was opened first, of this fabric unless that is null, for `fi_domain_attr.domain`.
+pub(crate) fn first_open(fabric: *mut sys::fid_fabric) -> *mut sys::fid_domain {
+    let of_it = |address: usize| {
+        // SAFETY: an open domain of ours; one that closes leaves the list, which is locked meanwhile, before it is gone.
+        let domain = unsafe { object::borrow::<Domain>(address as *mut sys::fid_domain) };
+        fabric.is_null() || domain.is_ok_and(|domain| std::ptr::addr_eq(Arc::as_ptr(domain.fabric.arc()), fabric))
+    };
+    OPEN.find(of_it).map_or(std::ptr::null_mut(), |address| address as *mut sys::fid_domain)
 }
 
 /// Whether this is an open domain of ours.

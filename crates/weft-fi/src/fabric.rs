@@ -60,8 +60,9 @@ impl Instances {
         self.0.lock().contains(&address)
     }
 
-    pub(crate) fn first(&self) -> Option<usize> {
-        self.0.lock().first().copied()
+    /// The one that was opened first of those that are `wanted`, which are asked with the list locked.
+    pub(crate) fn find(&self, wanted: impl Fn(usize) -> bool) -> Option<usize> {
+        self.0.lock().iter().copied().find(|&known| wanted(known))
     }
 }
 
@@ -69,7 +70,7 @@ static OPEN: Instances = Instances::new();
 
 /// The fabric that was opened first, for `fi_fabric_attr.fabric`.
 pub(crate) fn first_open() -> *mut sys::fid_fabric {
-    OPEN.first().map_or(std::ptr::null_mut(), |address| address as *mut sys::fid_fabric)
+    OPEN.find(|_| true).map_or(std::ptr::null_mut(), |address| address as *mut sys::fid_fabric)
 }
 
 /// Whether this is an open fabric of ours.

@@ -180,7 +180,7 @@ impl Answer {
     /// # Safety
     /// The five pointers are valid.
     unsafe fn fill_attributes(&self, out: &mut sys::fi_info) {
-        let Offer { tx, rx, ep, domain, .. } = &self.offer;
+        let Offer { tx, rx, ep, domain, fabric: named, .. } = &self.offer;
         // SAFETY: by the caller's promise, as below.
         unsafe { out.tx_attr.write(*tx) };
         // SAFETY: as above.
@@ -193,7 +193,9 @@ impl Answer {
             (domain.auth_key, domain.auth_key_size) = auth_key(key);
         }
         domain.name = host::malloc_string(crate::NAME);
-        domain.domain = crate::domain::first_open();
+        if domain.domain.is_null() {
+            domain.domain = crate::domain::first_open(*named);
+        }
         // SAFETY: as above.
         unsafe { out.ep_attr.write(ep) };
         // SAFETY: as above.
@@ -201,7 +203,7 @@ impl Answer {
         // SAFETY: as above.
         let fabric = unsafe { &mut *out.fabric_attr };
         fabric.name = host::malloc_string(crate::NAME);
-        fabric.fabric = crate::fabric::first_open();
+        fabric.fabric = if named.is_null() { crate::fabric::first_open() } else { *named };
         // prov_name, prov_version and api_version are the host's to fill in; it insists on finding no name here.
     }
 }

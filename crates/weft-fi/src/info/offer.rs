@@ -76,6 +76,8 @@ pub(crate) struct Offer {
     pub(crate) rx: sys::fi_rx_attr,
     pub(crate) ep: sys::fi_ep_attr,
     pub(crate) domain: sys::fi_domain_attr,
+    /// The open fabric that the client has named, or null.
+    pub(crate) fabric: *mut sys::fid_fabric,
     pub(crate) ep_auth_key: Option<Vec<u8>>,
     pub(crate) domain_auth_key: Option<Vec<u8>>,
 }
@@ -99,6 +101,7 @@ impl Offer {
             rx: rx(hints, ty, caps, params)?,
             ep: ep(hints, ty)?,
             domain: domain(api, hints, params)?,
+            fabric: hints.fabric.map_or(std::ptr::null_mut(), |attr| attr.fabric),
             ep_auth_key: hints.ep_auth_key.clone(),
             domain_auth_key: hints.domain_auth_key.clone(),
         })
@@ -351,6 +354,7 @@ fn domain(api: u32, hints: &Hints, params: &Params) -> Result<sys::fi_domain_att
     let max_ep_ctx = if scalable { MAX_EP_CONTEXTS } else { params.ep_contexts.clamp(1, MAX_EP_CONTEXTS) };
     let count = |wanted: usize| wanted.max(PLENTY);
     Ok(sys::fi_domain_attr {
+        domain: hint.domain,
         threading: one_of("threading", hint.threading, sys::FI_THREAD_ENDPOINT, sys::FI_THREAD_SAFE)?,
         control_progress: progress("control_progress", api, hint.control_progress)?,
         data_progress: progress("data_progress", api, hint.data_progress)?,

@@ -2,11 +2,12 @@
 
 use std::ffi::{CStr, CString};
 use std::path::Path;
+use std::ptr::null_mut;
 
 use weft_fi_sys::v2::*;
 use weft_fi_sys::*;
 
-use crate::client::{Info, Lib};
+use crate::client::{Info, Lib, Opened};
 
 const V1_5: u32 = version(1, 5);
 const DATA_CAPS: u64 = FI_MSG | FI_TAGGED | FI_RMA;
@@ -194,6 +195,24 @@ pub(crate) fn rejections(lib: &Lib) {
     refused("another fabric", &|hints| hints.fabric().name = unsafe { libc::strdup(c"10.0.0.0/8".as_ptr()) });
     let hints = hinted(lib, FI_TAGGED);
     assert!(lib.ask(api, Some(&hints)).is_ok(), "the same hints without the attribute");
+}
+
+/// A client that names the fabric or the domain it has open gets that one, and the first that is open only if it names none.
+pub(crate) fn instances(lib: &Lib) {
+    let api = lib.newest();
+    let info = lib.ask(api, None).unwrap();
+    let opened = [Opened::new(lib, &info), Opened::new(lib, &info)];
+    let named = |domain: *mut fid_domain, fabric: *mut fid_fabric| {
+        let hints = hinted(lib, FI_TAGGED);
+        (hints.domain().domain, hints.fabric().fabric) = (domain, fabric);
+        let answer = lib.ask(api, Some(&hints)).unwrap();
+        (answer.domain().domain, answer.fabric().fabric)
+    };
+    for Opened { domain, fabric, .. } in &opened {
+        assert_eq!(named(*domain, *fabric), (*domain, *fabric));
+        assert_eq!(named(null_mut(), *fabric), (*domain, *fabric), "output is restricted to the fabric");
+    }
+    assert_eq!(named(null_mut(), null_mut()), (opened[0].domain, opened[0].fabric));
 }
 
 /// Variables are known to the host, and obeyed.

@@ -98,6 +98,7 @@ const GROUPS: &[Group] = &[
     Group { name: "getinfo_defaults", run: getinfo::defaults, env: &[] },
     Group { name: "getinfo_clients", run: getinfo::clients, env: &[] },
     Group { name: "getinfo_rejections", run: getinfo::rejections, env: &[] },
+    Group { name: "getinfo_instances", run: getinfo::instances, env: &[] },
     Group { name: "getinfo_params", run: getinfo::params, env: &[("FI_WEFT_INJECT_BYTES", "8K")] },
     Group {
         name: "getinfo_log",
@@ -342,8 +343,8 @@ macro_rules! groups {
 }
 
 groups! {
-    getinfo_defaults getinfo_clients getinfo_rejections getinfo_params getinfo_log getinfo_no_layers getinfo_hints
-    addresses objects_tables objects_busy objects_left_open objects_endpoint objects_matching vectors regions event_queues data
+    getinfo_defaults getinfo_clients getinfo_rejections getinfo_instances getinfo_params getinfo_log getinfo_no_layers
+    getinfo_hints addresses objects_tables objects_busy objects_left_open objects_endpoint objects_matching vectors regions event_queues data
     published_shm published_tcp published_registered progress_shm progress_tcp
     misuse states access_shm access_push access_tcp atomics_shm atomics_tcp limits_shm limits_push limits_tcp
     closing_shm closing_push closing_tcp connections_shm connections_tcp
