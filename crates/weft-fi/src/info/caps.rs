@@ -59,6 +59,11 @@ const RX: u64 = sys::FI_MSG
 /// Those that domains have.
 pub(crate) const DOMAIN: u64 = sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;
 
+/// Those that domains have when asked for them, there or among all.
+pub(crate) const fn domain_extras(api: u32) -> u64 {
+    sys::FI_SHARED_AV | user_ids(api)
+}
+
 /// FI_AV_USER_ID, where it is known. Granted only when asked for.
 pub(crate) const fn user_ids(api: u32) -> u64 {
     if api >= USER_IDS_SINCE { sys::FI_AV_USER_ID } else { 0 }

@@ -335,7 +335,7 @@ const NO_DOMAIN: sys::fi_domain_attr = sys::fi_domain_attr {
 
 fn domain(api: u32, hints: &Hints, params: &Params) -> Result<sys::fi_domain_attr, Errno> {
     let hint = hints.domain.unwrap_or(NO_DOMAIN);
-    subset("domain_attr->caps", hint.caps, caps::DOMAIN | caps::user_ids(api))?;
+    subset("domain_attr->caps", hint.caps, caps::DOMAIN | caps::domain_extras(api))?;
     at_most("domain_attr->mr_key_size", hint.mr_key_size, DATA_BYTES)?;
     at_most("domain_attr->cq_data_size", hint.cq_data_size, DATA_BYTES)?;
     at_most("domain_attr->mr_iov_limit", hint.mr_iov_limit, IOV_LIMIT)?;
@@ -374,7 +374,7 @@ fn domain(api: u32, hints: &Hints, params: &Params) -> Result<sys::fi_domain_att
         max_ep_srx_ctx: shared(hint.max_ep_srx_ctx, ep(|attr| attr.rx_ctx_cnt)),
         cntr_cnt: count(hint.cntr_cnt),
         mr_iov_limit: IOV_LIMIT,
-        caps: caps::DOMAIN | hint.caps | (hints.caps & caps::user_ids(api)),
+        caps: caps::DOMAIN | hint.caps | (hints.caps & caps::domain_extras(api)),
         mr_cnt: count(hint.mr_cnt),
         tclass: tclass("domain_attr->tclass", hint.tclass)?,
         max_err_data: MAX_ERR_DATA_BYTES,
@@ -461,6 +461,17 @@ mod tests {
         assert_eq!((offer.tx.inject_size, offer.tx.size), (4096, 4096));
         assert_eq!(offer.ep.type_, sys::FI_EP_RDM);
         assert_eq!(offer.tx.msg_order & order::ASKED_FOR, 0);
+    }
+
+    /// A domain has those that are its own, asked for there or among all.
+    #[test]
+    fn capabilities_of_domains() {
+        let domain_caps = |hints: &Hints| select(V1_20, hints).map(|offer| offer.domain.caps);
+        let own = caps::DOMAIN | sys::FI_SHARED_AV;
+        assert_eq!(domain_caps(&Hints::default()), Ok(caps::DOMAIN));
+        assert_eq!(domain_caps(&with_domain(|attr| attr.caps = sys::FI_SHARED_AV)), Ok(own));
+        assert_eq!(domain_caps(&Hints { caps: sys::FI_MSG | sys::FI_SHARED_AV, ..Hints::default() }), Ok(own));
+        assert_eq!(domain_caps(&with_domain(|attr| attr.caps = sys::FI_MSG)), Err(Errno::NODATA));
     }
 
     #[test]
