@@ -207,7 +207,7 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
         None
     };
     let fid = object::new_fid(sys::FI_CLASS_DOMAIN, context, &FID_OPS);
-    let head = sys::fid_domain { fid, ops: object::table(&DOMAIN_OPS), mr: object::table(&mr::OPS) };
+    let head = sys::fid_domain { fid, ops: object::table(&DOMAIN_OPS.base), mr: object::table(&mr::OPS) };
     let work = Arc::new(WorkQueue::new());
     let domain = Arc::new(Domain {
         head: Head::new(head),
@@ -535,19 +535,39 @@ fn hand_out(core: &CoreRef, registered: &Registered) -> Result<(), Errno> {
 static FID_OPS: sys::fi_ops =
     sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ops_open: Some(ops_open), ..noop::FID };
 
-static DOMAIN_OPS: sys::fi_ops_domain = sys::fi_ops_domain {
-    av_open: Some(av::open),
-    cq_open: Some(cq::open),
-    endpoint: Some(endpoint::open),
-    scalable_ep: Some(scalable::open),
-    cntr_open: Some(cntr::open),
-    poll_open: Some(pollset::open),
-    stx_ctx: Some(shared::open_stx),
-    srx_ctx: Some(shared::open_srx),
-    query_atomic: Some(atomic::query),
-    endpoint2: Some(endpoint2),
-    ..noop::DOMAIN
+/// The operations, with the slot that later versions of libfabric call without looking whether it is there.
+#[repr(C)]
+struct DomainOps {
+    base: sys::fi_ops_domain,
+    xpu_ctx: unsafe extern "C" fn(*mut sys::fid_domain, *mut c_void, *mut *mut c_void, *mut c_void) -> c_int,
+}
+
+static DOMAIN_OPS: DomainOps = DomainOps {
+    base: sys::fi_ops_domain {
+        size: size_of::<DomainOps>(),
+        av_open: Some(av::open),
+        cq_open: Some(cq::open),
+        endpoint: Some(endpoint::open),
+        scalable_ep: Some(scalable::open),
+        cntr_open: Some(cntr::open),
+        poll_open: Some(pollset::open),
+        stx_ctx: Some(shared::open_stx),
+        srx_ctx: Some(shared::open_srx),
+        query_atomic: Some(atomic::query),
+        endpoint2: Some(endpoint2),
+        ..noop::DOMAIN
+    },
+    xpu_ctx,
 };
+
+unsafe extern "C" fn xpu_ctx(
+    _domain: *mut sys::fid_domain,
+    _attr: *mut c_void,
+    _ctx: *mut *mut c_void,
+    _context: *mut c_void,
+) -> c_int {
+    Errno::NOSYS.code()
+}
 
 unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
     object::guard("fi_close(domain)", || {

@@ -22,7 +22,7 @@ use weft_fi_sys as sys;
 use weft_nic::{Identity, NicError};
 
 use super::core::{Core, CoreRef};
-use super::{Ep, Kind, Limits, setup};
+use super::{Ep, EpOps, Kind, Limits, export_xpu, setup};
 use crate::Devices;
 use crate::addr::Format;
 use crate::av::Av;
@@ -297,7 +297,10 @@ impl Sep {
 }
 
 static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ..noop::FID };
-static EP_OPS: sys::fi_ops_ep = sys::fi_ops_ep { tx_ctx: Some(tx_context), rx_ctx: Some(rx_context), ..noop::EP };
+static EP_OPS: EpOps = EpOps {
+    base: sys::fi_ops_ep { size: size_of::<EpOps>(), tx_ctx: Some(tx_context), rx_ctx: Some(rx_context), ..noop::EP },
+    export_xpu,
+};
 static CM_OPS: sys::fi_ops_cm = sys::fi_ops_cm { setname: Some(setname), getname: Some(getname), ..noop::CM };
 static MSG: sys::fi_ops_msg = noop::MSG;
 static RMA: sys::fi_ops_rma = noop::RMA;
@@ -337,7 +340,7 @@ pub(crate) unsafe extern "C" fn open(
         info.src = None;
         let head = sys::fid_ep {
             fid: object::new_fid(sys::FI_CLASS_SEP, context, &FID_OPS),
-            ops: object::table(&EP_OPS),
+            ops: object::table(&EP_OPS.base),
             cm: object::table(&CM_OPS),
             msg: object::table(&MSG),
             rma: object::table(&RMA),
