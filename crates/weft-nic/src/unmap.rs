@@ -5,14 +5,17 @@
 //!
 //! A process has one descriptor, because memory can be watched through one only, and one thread that reads it, because
 //! whoever unmaps watched memory sleeps in the system until the report has been read. The memory is watched for write protection,
-//! which nobody ever sets: so there are no page faults to answer. Memory of which the system makes no reports (mapped
-//! from files read-only, watched by somebody else) is not watched, and [`UnmapWatch::watch`] says so.
+//! which nobody ever sets: so there are no page faults to answer. Only private memory of no file is watched, unless somebody else does, and
+//! [`UnmapWatch::watch`] says so: of what shmdt(2) detaches, and of what is cut or punched out of files in memory (ftruncate(2),
+//! fallocate(2)), the system makes no reports.
 //!
 //! Invariant: the thread neither allocates nor frees nor takes a lock: each may unmap memory, and it would wait for itself. So reports go
 //! into a ring of fixed size ([`Log`]).
 
 mod log;
 
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -57,8 +60,6 @@ const UFFDIO_REGISTER: u64 = request(0, size_of::<Register>());
 const UFFD_API: u64 = 0xAA;
 const MODE_WP: u64 = 1 << 1;
 const EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
-/// Since Linux 6.6: every kind of memory can be watched for write protection.
-const WP_ASYNC: u64 = 1 << 15;
 /// Faults inside system calls are not for us: what an unprivileged process may ask for.
 const USER_MODE_ONLY: u32 = 1;
 const EVENT_REMAP: u8 = 0x14;
@@ -110,28 +111,44 @@ impl Drop for Monitor {
 /// A descriptor that reports what is unmapped, moved and discarded.
 fn open() -> rustix::io::Result<OwnedFd> {
     let mut refused = Errno::NOSYS;
-    for features in [EVENTS | WP_ASYNC, EVENTS] {
-        for mode in [USER_MODE_ONLY, 0] {
-            let flags =
-                UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK | UserfaultfdFlags::from_bits_retain(mode);
-            // SAFETY: the descriptor is only used to watch memory for write protection, which changes nothing in it.
-            let fd = match unsafe { rustix::mm::userfaultfd(flags) } {
-                Ok(fd) => fd,
-                Err(error) => {
-                    refused = error;
-                    continue;
-                }
-            };
-            let mut api = Api { api: UFFD_API, features, ioctls: 0 };
-            // SAFETY: the request takes this structure.
-            let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut api) };
-            if result == 0 {
-                return Ok(fd);
+    for mode in [USER_MODE_ONLY, 0] {
+        let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK | UserfaultfdFlags::from_bits_retain(mode);
+        // SAFETY: the descriptor is only used to watch memory for write protection, which changes nothing in it.
+        let fd = match unsafe { rustix::mm::userfaultfd(flags) } {
+            Ok(fd) => fd,
+            Err(error) => {
+                refused = error;
+                continue;
             }
-            refused = Errno::INVAL;
+        };
+        // Not UFFD_FEATURE_WP_ASYNC, by which memory of any file could be watched, and segments of shmget(2).
+        let mut api = Api { api: UFFD_API, features: EVENTS, ioctls: 0 };
+        // SAFETY: the request takes this structure.
+        let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut api) };
+        if result == 0 {
+            return Ok(fd);
         }
+        refused = Errno::INVAL;
     }
     Err(refused)
+}
+
+/// Whether all that is mapped there is private memory of no file, by proc_pid_maps(5).
+fn is_private(start: u64, end: u64) -> bool {
+    let Ok(maps) = File::open("/proc/self/maps") else { return false };
+    let mappings = BufReader::new(maps).split(b'\n').map(|line| mapping(&String::from_utf8_lossy(&line.ok()?)));
+    let here = mappings.skip_while(|mapping| matches!(mapping, Some((_, to, _)) if *to <= start));
+    let mut here = here.take_while(|mapping| !matches!(mapping, Some((from, ..)) if *from >= end));
+    here.all(|mapping| matches!(mapping, Some((.., true))))
+}
+
+/// Where the mapping of a line begins and ends, and whether it is private and of no file.
+fn mapping(line: &str) -> Option<(u64, u64, bool)> {
+    let mut words = line.split_ascii_whitespace();
+    let (from, to) = words.next()?.split_once('-')?;
+    let address = |text| u64::from_str_radix(text, 16).ok();
+    let (private, inode) = (words.next()?.ends_with('p'), words.nth(2)?);
+    Some((address(from)?, address(to)?, private && inode == "0"))
 }
 
 /// What the thread does until it is told to stop.
@@ -203,12 +220,10 @@ impl UnmapWatch {
         let page = rustix::param::page_size() as u64;
         let start = span.start & !(page - 1);
         let end = span.end().saturating_add(page - 1) & !(page - 1);
+        let Some(fd) = self.monitor.fd.as_ref().filter(|_| is_private(start, end)) else { return false };
         let mut range = Register { start, len: end - start, mode: MODE_WP, ioctls: 0 };
         // SAFETY: the request takes this structure; it changes nothing in the memory.
-        self.monitor
-            .fd
-            .as_ref()
-            .is_some_and(|fd| unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut range) } == 0)
+        unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut range) == 0 }
     }
 
     /// What has been unmapped, one report at a time; perhaps more than was watched.
@@ -236,6 +251,18 @@ mod tests {
         log.write(Span { start: 7, len: 1 });
         assert_eq!(log.next(&mut late), Some(EVERYTHING), "the first is about to be overwritten");
         assert_eq!((log.next(&mut late), log.next(&mut quick)), (None, Some(Span { start: 7, len: 1 })));
+    }
+
+    #[test]
+    fn lines_say_what_is_mapped() {
+        let heap = "5581e000-5583f000 rw-p 00000000 00:00 0                                  [heap]";
+        assert_eq!(mapping(heap), Some((0x5581_e000, 0x5583_f000, true)));
+        for of_a_file in
+            ["1000-3000 rw-p 00002000 fd:01 17 /a b", "1000-3000 rw-s 00000000 00:01 9 /SYSV00000000 (deleted)"]
+        {
+            assert_eq!(mapping(of_a_file), Some((0x1000, 0x3000, false)));
+        }
+        assert_eq!((mapping(""), mapping("1000-x rw-p 0 0:0 0")), (None, None));
     }
 
     #[test]

@@ -113,4 +113,42 @@ fn memory_without_reports_is_not_taken_for_watched() {
     let at = unsafe { mmap(null_mut(), 4096, ProtFlags::READ, MapFlags::SHARED, &file, 0) }.unwrap();
     assert!(!watch.watch(span(at, 4096)), "a file that cannot be written");
     unmap(at, 4096);
+    // SAFETY: makes a segment, which goes with the last that attaches it.
+    let segment = unsafe { libc::shmget(libc::IPC_PRIVATE, PAGES, 0o600) };
+    // SAFETY: new memory.
+    let at = unsafe { libc::shmat(segment, null_mut(), 0) };
+    // SAFETY: a segment of this test's.
+    unsafe { libc::shmctl(segment, libc::IPC_RMID, null_mut()) };
+    assert!(!watch.watch(span(at, PAGES)), "shmdt is not reported");
+    // SAFETY: attached above, and not used afterwards.
+    unsafe { libc::shmdt(at) };
+    // SAFETY: new memory.
+    let at =
+        unsafe { mmap_anonymous(null_mut(), PAGES, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED) }.unwrap();
+    assert!(!watch.watch(span(at, PAGES)), "nor is what becomes of a file");
+    unmap(at, PAGES);
+    let at = map();
+    let third = at.wrapping_byte_add(2 * 4096);
+    let file = rustix::fs::memfd_create("part", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 4096).unwrap();
+    // SAFETY: memory of this test.
+    unsafe { mmap(third, 4096, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED, &file, 0) }
+        .unwrap();
+    assert!(!watch.watch(span(at, PAGES)), "partly of a file");
+    unmap(at, PAGES);
+}
+
+/// What is private but in several mappings, which the system has not joined, is watched all the same.
+#[test]
+fn memory_in_pieces_is_watched() {
+    let Some(mut watch) = observed() else { return };
+    let at = map();
+    for page in [0, 3, 4, 9] {
+        // SAFETY: memory of this test.
+        unsafe { rustix::mm::mprotect(at.wrapping_byte_add(page * 4096), 4096, rustix::mm::MprotectFlags::READ) }
+            .unwrap();
+    }
+    assert!(watch.watch(span(at, PAGES)));
+    unmap(at, PAGES);
+    assert!(std::iter::from_fn(|| watch.unmapped()).any(|gone| gone.contains(&span(at, 4096))));
 }
