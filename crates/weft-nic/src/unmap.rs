@@ -9,15 +9,19 @@
 //! [`UnmapWatch::watch`] says so: of what shmdt(2) detaches, and of what is cut or punched out of files in memory (ftruncate(2),
 //! fallocate(2)), the system makes no reports.
 //!
+//! The descriptor is closed in children that are forked (`fork.rs`): with a copy of it in any process, whoever unmaps watched memory would go on
+//! to wait for a report that nobody reads any more once the thread has ended.
+//!
 //! Invariant: the thread neither allocates nor frees nor takes a lock: each may unmap memory, and it would wait for itself. So reports go
 //! into a ring of fixed size ([`Log`]).
 
+mod fork;
 mod log;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
@@ -80,10 +84,18 @@ struct Monitor {
     thread: Option<Worker>,
 }
 
+/// Locked while a monitor begins or ends, and while the process forks.
 static MONITOR: Mutex<Weak<Monitor>> = Mutex::new(Weak::new());
+
+fn lock() -> MutexGuard<'static, Weak<Monitor>> {
+    MONITOR.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl Monitor {
     fn start() -> rustix::io::Result<Self> {
+        if !fork::is_handled() {
+            return Err(Errno::NOMEM);
+        }
         let fd = Arc::new(open()?);
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let log = Arc::new(Log::new());
@@ -183,15 +195,23 @@ fn reported(message: &[u8]) -> Option<Span> {
 
 /// One reader of the reports.
 pub struct UnmapWatch {
-    monitor: Arc<Monitor>,
+    /// `None` while it ends.
+    monitor: Option<Arc<Monitor>>,
     read: u64,
+}
+
+impl Drop for UnmapWatch {
+    fn drop(&mut self) {
+        let _slot = lock();
+        self.monitor = None;
+    }
 }
 
 impl UnmapWatch {
     /// Starts to observe; `None`, and a warning in the log, where the system does not let us.
     #[must_use]
     pub fn new() -> Option<Self> {
-        let mut slot = MONITOR.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = lock();
         let monitor = match slot.upgrade() {
             Some(monitor) => monitor,
             None => match Monitor::start() {
@@ -211,7 +231,7 @@ impl UnmapWatch {
             },
         };
         let read = monitor.log.count();
-        Some(Self { monitor, read })
+        Some(Self { monitor: Some(monitor), read })
     }
 
     /// Has the pages of `span` watched; false: the system makes no reports of them.
@@ -220,7 +240,8 @@ impl UnmapWatch {
         let page = rustix::param::page_size() as u64;
         let start = span.start & !(page - 1);
         let end = span.end().saturating_add(page - 1) & !(page - 1);
-        let Some(fd) = self.monitor.fd.as_ref().filter(|_| is_private(start, end)) else { return false };
+        let fd = self.monitor.as_ref().and_then(|monitor| monitor.fd.as_ref());
+        let Some(fd) = fd.filter(|_| is_private(start, end)) else { return false };
         let mut range = Register { start, len: end - start, mode: MODE_WP, ioctls: 0 };
         // SAFETY: the request takes this structure; it changes nothing in the memory.
         unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut range) == 0 }
@@ -228,7 +249,7 @@ impl UnmapWatch {
 
     /// What has been unmapped, one report at a time; perhaps more than was watched.
     pub fn unmapped(&mut self) -> Option<Span> {
-        self.monitor.log.next(&mut self.read)
+        self.monitor.as_ref()?.log.next(&mut self.read)
     }
 }
 

@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
+use std::time::{Duration, Instant};
 
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap, munmap};
 use weft_engine::nic::Span;
@@ -151,4 +153,53 @@ fn memory_in_pieces_is_watched() {
     assert!(watch.watch(span(at, PAGES)));
     unmap(at, PAGES);
     assert!(std::iter::from_fn(|| watch.unmapped()).any(|gone| gone.contains(&span(at, 4096))));
+}
+
+/// What a forked child finds, which is ended together with its own children.
+fn in_a_child(find: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child calls `find` and is gone.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: no memory is concerned.
+        unsafe { libc::setpgid(0, 0) };
+        let found = catch_unwind(AssertUnwindSafe(find)).unwrap_or(false);
+        // SAFETY: as above.
+        unsafe { libc::_exit(i32::from(!found)) };
+    }
+    let (end, mut status) = (Instant::now() + Duration::from_secs(10), 1);
+    // SAFETY: a child of this test and a place for its status.
+    while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == 0 {
+        if Instant::now() > end {
+            // SAFETY: no memory is concerned.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // SAFETY: as above.
+    unsafe { libc::kill(-child, libc::SIGKILL) };
+    status == 0
+}
+
+/// A child that lives on holds up nobody who unmaps what was observed when it was forked.
+#[test]
+fn whoever_unmaps_does_not_wait_for_a_forked_child() {
+    if observed().is_none() {
+        return;
+    }
+    for _ in 0..20 {
+        assert!(in_a_child(|| {
+            let Some(watch) = UnmapWatch::new() else { return false };
+            let at = map();
+            let watched = watch.watch(span(at, PAGES));
+            // SAFETY: the child only waits for its end.
+            if unsafe { libc::fork() } == 0 {
+                loop {
+                    std::thread::park();
+                }
+            }
+            drop(watch);
+            unmap(at, PAGES);
+            watched
+        }));
+    }
 }
