@@ -104,6 +104,11 @@ impl Monitor {
         let thread = Some(thread.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?);
         Ok(Self { fd: Some(fd), log, stop, thread })
     }
+
+    /// Whether this process has started it, and not one that has forked this one: the descriptor and the reports are of that one's memory.
+    fn is_ours(&self) -> bool {
+        self.thread.as_ref().is_some_and(Worker::is_ours)
+    }
 }
 
 impl Drop for Monitor {
@@ -212,7 +217,7 @@ impl UnmapWatch {
     #[must_use]
     pub fn new() -> Option<Self> {
         let mut slot = lock();
-        let monitor = match slot.upgrade() {
+        let monitor = match slot.upgrade().filter(|monitor| monitor.is_ours()) {
             Some(monitor) => monitor,
             None => match Monitor::start() {
                 Ok(monitor) => {
@@ -240,7 +245,7 @@ impl UnmapWatch {
         let page = rustix::param::page_size() as u64;
         let start = span.start & !(page - 1);
         let end = span.end().saturating_add(page - 1) & !(page - 1);
-        let fd = self.monitor.as_ref().and_then(|monitor| monitor.fd.as_ref());
+        let fd = self.monitor.as_ref().filter(|monitor| monitor.is_ours()).and_then(|monitor| monitor.fd.as_ref());
         let Some(fd) = fd.filter(|_| is_private(start, end)) else { return false };
         let mut range = Register { start, len: end - start, mode: MODE_WP, ioctls: 0 };
         // SAFETY: the request takes this structure; it changes nothing in the memory.

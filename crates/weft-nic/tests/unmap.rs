@@ -97,10 +97,9 @@ fn it_ends_and_begins_again() {
     for _ in 0..20 {
         let Some(mut watch) = observed() else { return };
         let at = map();
-        // Another test may just be ending its own.
-        let watched = watch.watch(span(at, PAGES));
+        assert!(watch.watch(span(at, PAGES)));
         unmap(at, 4096);
-        assert_eq!(told(&mut watch, span(at, 4096)), watched);
+        assert!(told(&mut watch, span(at, 4096)));
         drop(watch);
         unmap(at.wrapping_byte_add(4096), PAGES - 4096);
     }
@@ -200,6 +199,21 @@ fn whoever_unmaps_does_not_wait_for_a_forked_child() {
             drop(watch);
             unmap(at, PAGES);
             watched
+        }));
+    }
+}
+
+/// A child begins anew, although it has a copy of what its parent uses.
+#[test]
+fn a_forked_child_observes_its_own_memory() {
+    let Some(inherited) = observed() else { return };
+    for _ in 0..20 {
+        assert!(in_a_child(|| {
+            let Some(mut watch) = UnmapWatch::new() else { return false };
+            let at = map();
+            let watched = !inherited.watch(span(at, PAGES)) && watch.watch(span(at, PAGES));
+            unmap(at, PAGES);
+            watched && told(&mut watch, span(at, PAGES))
         }));
     }
 }
