@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use weft_engine::program::{Counter, Level};
 use weft_fi_sys as sys;
 
@@ -48,8 +49,8 @@ pub(crate) struct Cntr {
     wait: WaitKind,
     waker: OnceLock<Option<Waker>>,
     set: Option<Hold<WaitSet>>,
-    /// Successes and errors when the client was last told to look, by those who wait for a change.
-    looked: Mutex<(u64, u64)>,
+    /// Who was told to look, by those who wait for a change.
+    told: Mutex<Told>,
     sources: Sources,
     uses: Uses,
     /// Last, so that everything above is gone when the domain may go.
@@ -113,7 +114,7 @@ fn open_counter(
         wait,
         waker: OnceLock::new(),
         set,
-        looked: Mutex::default(),
+        told: Mutex::default(),
         sources: domain.new_sources(),
         uses: Uses::new(),
         domain,
@@ -124,6 +125,28 @@ fn open_counter(
     let counter = Arc::new(counter);
     waitset::join(counter.set.as_ref(), &counter);
     Ok(counter)
+}
+
+/// Which threads of the client were told of these values.
+#[derive(Default)]
+struct Told {
+    /// Successes and errors.
+    values: (u64, u64),
+    /// `None`: all know these, with which the counter began.
+    threads: Option<SmallVec<[usize; 2]>>,
+}
+
+impl Told {
+    fn knows(&self, thread: usize, values: (u64, u64)) -> bool {
+        self.values == values && self.threads.as_ref().is_none_or(|threads| threads.contains(&thread))
+    }
+
+    fn tell(&mut self, thread: usize, values: (u64, u64)) {
+        if self.values != values {
+            *self = Self { values, threads: Some(SmallVec::new()) };
+        }
+        self.threads.iter_mut().filter(|threads| !threads.contains(&thread)).for_each(|threads| threads.push(thread));
+    }
 }
 
 /// What a counter has counted, apart from what its client has added or set; and its errors.
@@ -256,22 +279,21 @@ impl Member for Cntr {
     }
 
     fn stirred(&self) -> bool {
-        *self.looked.lock() != self.values()
+        !self.told.lock().knows(poll::this_thread(), self.values())
     }
 
     fn told(&self) {
-        let mut looked = self.looked.lock();
-        *looked = self.values();
+        self.told.lock().tell(poll::this_thread(), self.values());
     }
 
-    /// The next change of the values wakes whoever polls the descriptor. -FI_EAGAIN when they have changed since the client was told.
+    /// The next change of the values wakes whoever polls the descriptor. -FI_EAGAIN when they have changed since the calling thread was told:
+    /// another one's having been told says nothing about what this one has seen.
     fn may_sleep(&self) -> Result<(), Errno> {
         let waker = self.waker().ok_or(Errno::INVAL)?;
-        let looked = *self.looked.lock();
-        if looked != self.values() {
+        let (value, errors) = self.values();
+        if !self.told.lock().knows(poll::this_thread(), (value, errors)) {
             return Err(Errno::AGAIN);
         }
-        let (value, errors) = looked;
         let waiter = Waiter { cntr: self, threshold: value.saturating_add(1), errors };
         self.sources.trywait(&waiter, waker)
     }
@@ -302,11 +324,8 @@ impl Waitable for Waiter<'_> {
     }
 
     fn arm(&self) -> bool {
-        if let Some(waker) = self.cntr.waker() {
-            waker.hush();
-        }
-        self.cntr.gauge.arm_sleeper(self.threshold);
-        !self.ready()
+        let wish = || self.cntr.gauge.arm_sleeper(self.threshold);
+        self.cntr.sources.take_back(self.cntr.waker(), wish, || self.ready())
     }
 }
 

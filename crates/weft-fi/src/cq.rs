@@ -396,9 +396,16 @@ impl Waitable for Reader<'_> {
         if self.satisfied(&ring) {
             return false;
         }
+        // Those who sleep outside wait for the first entry, and may not have heard the bell yet if there is one.
+        let wanted = if self.wanted > 1 && self.cq.sources.has_promised() { 1 } else { self.wanted };
+        if ring.len() >= wanted {
+            drop(ring);
+            poll::give_way();
+            return false;
+        }
         let waker = self.cq.waker();
         let hush = || _ = waker.inspect(|waker| waker.hush());
-        let wish = || ring.wake_at = ring.wake_at.min(self.wanted);
+        let wish = || ring.wake_at = ring.wake_at.min(wanted);
         self.cq.signal.arm(hush, wish, || _ = waker.inspect(|waker| waker.ring()))
     }
 }

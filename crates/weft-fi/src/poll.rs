@@ -58,6 +58,7 @@ const NAP: Duration = Duration::from_micros(200);
 /// What the file that the model checker tries imports from here.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    pub(super) use std::time::Instant;
 
     pub(super) use parking_lot::Mutex;
 }
@@ -89,7 +90,7 @@ pub(crate) struct Sources {
     list: Guarded<Vec<CoreRef>>,
     /// Who reads here, and how long in vain.
     presence: Arc<Presence>,
-    /// What `fi_trywait` has parked.
+    /// What `fi_trywait` has parked: nothing, with automatic progress.
     tried: Tried<CoreRef>,
     /// The thread that progresses the endpoints while the client does not, with automatic progress.
     auto: Option<Arc<AutoProgress>>,
@@ -205,17 +206,27 @@ impl Sources {
         if what.ready() || (self.progress() > 0 && what.ready()) {
             return Err(Errno::AGAIN);
         }
-        let (arm, ring) = (|| what.arm(), || waker.ring());
-        let Some(auto) = &self.auto else {
-            let park = || self.park(waker, Sleep::Outside);
-            let may = self.tried.ask(this_thread(), park, waker, Sleep::Outside, arm, ring);
-            return if may { Ok(()) } else { Err(Errno::AGAIN) };
-        };
-        if !self.tried.arm(self.tried.calls(), arm, ring) {
+        let park = || if self.auto.is_some() { Some(List::new()) } else { self.park(waker, Sleep::Outside) };
+        if !self.tried.ask(this_thread(), park, waker, Sleep::Outside, || what.arm(), || waker.ring()) {
             return Err(Errno::AGAIN);
         }
-        auto.take_over();
+        self.auto.as_ref().inspect(|auto| auto.take_over());
         Ok(())
+    }
+
+    /// For a sleeper with a wish of its own, see [`Tried::take_back`].
+    pub(crate) fn take_back(&self, waker: Option<&Waker>, wish: impl FnOnce(), ready: impl Fn() -> bool) -> bool {
+        let (hush, ring) = (|| _ = waker.inspect(|waker| waker.hush()), || _ = waker.inspect(|waker| waker.ring()));
+        let sleeps = self.tried.take_back(hush, wish, &ready, ring);
+        if !sleeps && !ready() {
+            give_way();
+        }
+        sleeps
+    }
+
+    /// Whether there may be threads that sleep outside, see [`Tried::has_promised`].
+    pub(crate) fn has_promised(&self) -> bool {
+        self.tried.has_promised()
     }
 }
 
@@ -223,6 +234,11 @@ impl Drop for Sources {
     fn drop(&mut self) {
         self.presence.leave();
     }
+}
+
+/// A thread cannot sleep, since the bell is left ringing for others: lets these run, so that they hear it.
+pub(crate) fn give_way() {
+    std::thread::sleep(NAP);
 }
 
 /// Rounds of progress that any thread has made on these endpoints.
@@ -299,7 +315,8 @@ fn sleep(what: &impl Waitable, waker: &Waker, deadline: Deadline, slice: &mut Du
     let Some(parked) = sources.park(waker, Sleep::Inside) else { return Woken::Event };
     let before = rounds(&parked);
     let tried = &sources.tried;
-    let woken = if tried.share(&parked, waker, Sleep::Outside) && tried.arm(calls, || what.arm(), || waker.ring()) {
+    let for_others = if sources.auto.is_some() { &[] } else { &*parked };
+    let woken = if tried.share(for_others, waker, Sleep::Outside) && tried.arm(calls, || what.arm(), || waker.ring()) {
         waker.sleep(Some(deadline.left().map_or(*slice, |left| left.min(*slice))))
     } else {
         Woken::Event

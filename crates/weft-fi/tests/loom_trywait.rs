@@ -14,12 +14,27 @@ use loom::sync::{Condvar, Mutex};
 
 /// What the files under test import from their neighbours.
 mod sync {
+    use std::time::Duration;
+
     use loom::sync::MutexGuard;
     pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     /// To the checker sequentially consistent accesses are acquires and releases; only fences are more.
     pub(super) fn ordered() {
         loom::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// A clock that stands: nobody is given up.
+    pub(super) struct Instant;
+
+    impl Instant {
+        pub(super) fn now() -> Self {
+            Self
+        }
+
+        pub(super) fn elapsed(&self) -> Duration {
+            Duration::ZERO
+        }
     }
 
     /// The checker's mutex, called as the one that ships.
@@ -183,6 +198,7 @@ impl Model {
         }
         drop(queue);
         if self.gauge.add(come as u64) && self.gauge.due().sleepers {
+            self.tried.call();
             self.fd.ring();
         }
     }
@@ -205,10 +221,9 @@ impl Model {
         self.signal.arm(|| self.fd.hush(), || queue.1 = true, || self.fd.ring())
     }
 
-    fn arm_counter(&self) -> bool {
-        self.fd.hush();
-        self.gauge.arm_sleeper(1);
-        self.gauge.value() == 0
+    fn arm_counter(&self, at: u64) -> bool {
+        let (hush, ring) = (|| self.fd.hush(), || self.fd.ring());
+        self.tried.take_back(hush, || self.gauge.arm_sleeper(at), || self.gauge.value() >= at, ring)
     }
 
     /// `fi_cq_read`, or fi_cntr_read if nothing is `taken`.
@@ -240,26 +255,32 @@ impl Model {
         }
     }
 
-    /// The same with a counter.
-    fn count(self: &Arc<Self>, thread: usize) {
-        while self.gauge.value() == 0 {
+    /// The same until a counter is so high.
+    fn count(self: &Arc<Self>, thread: usize, at: u64) {
+        while self.gauge.value() < at {
             self.read(thread, false);
-            if self.may_sleep(thread, || self.arm_counter()) {
+            if self.may_sleep(thread, || self.arm_counter(at)) {
                 self.fd.sleep();
+            } else {
+                loom::thread::yield_now();
             }
         }
     }
 }
 
-fn check(model: impl Fn() + Sync + Send + 'static) {
+fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
+    builder.preemption_bound = Some(preemptions);
     builder.check(model);
 }
 
 /// A client, messages from outside, and another thread, which does something and goes away.
 fn together(client: fn(&Arc<Model>), other: fn(&Arc<Model>)) {
-    check(move || {
+    bounded(3, client, other);
+}
+
+fn bounded(preemptions: usize, client: fn(&Arc<Model>), other: fn(&Arc<Model>)) {
+    check(preemptions, move || {
         let model = Model::new();
         let (beside, outside) = (Arc::clone(&model), Arc::clone(&model));
         let threads = [loom::thread::spawn(move || other(&beside)), loom::thread::spawn(move || outside.comes(0))];
@@ -296,7 +317,25 @@ fn progress_by_others_wakes_a_sleeper() {
 
 #[test]
 fn a_count_wakes_a_sleeper() {
-    together(|model| model.count(1), |model| _ = model.read(2, false));
+    together(|model| model.count(1, 1), |model| _ = model.read(2, false));
+}
+
+#[test]
+fn a_count_wakes_two_sleepers() {
+    bounded(2, |model| model.count(1, 1), |model| model.count(2, 1));
+}
+
+/// Who waits for less brings about what the other waits for.
+#[test]
+fn a_count_wakes_a_sleeper_beside_one_who_waits_for_more() {
+    bounded(
+        2,
+        |model| {
+            model.count(1, 1);
+            model.comes(0);
+        },
+        |model| model.count(2, 2),
+    );
 }
 
 #[test]
@@ -306,7 +345,7 @@ fn a_signal_wakes_a_sleeper() {
 
 /// An endpoint joins while a client sleeps, or is about to, and then its message comes.
 fn joins(beside: fn(&Arc<Model>)) {
-    check(move || {
+    check(3, move || {
         let model = Model::new();
         let (other, outside) = (Arc::clone(&model), Arc::clone(&model));
         let threads = [

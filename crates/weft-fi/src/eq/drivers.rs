@@ -126,7 +126,7 @@ impl Drivers {
     pub(super) fn may_sleep(&self, waker: &Waker, arm: impl FnOnce() -> bool) -> bool {
         let calls = self.tried.calls();
         let parked = self.park(waker, Sleep::Outside, |driver| !driver.is_relieved());
-        self.tried.may_sleep(this_thread(), parked, waker, Sleep::Outside, || self.arm(waker, calls, arm))
+        self.tried.may_sleep(this_thread(), calls, parked, waker, Sleep::Outside, || self.arm(waker, calls, arm))
     }
 
     /// Takes back the ring, for a sleep before which there had been so many calls.

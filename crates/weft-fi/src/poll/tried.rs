@@ -9,10 +9,19 @@
 //!
 //! Where an endpoint joins, the bell is rung for those who have not parked it ([`Tried::call`]). Whoever takes that ring back, to sleep
 //! as well, may have woken nobody else by then: so everything that it has parked is parked for the other sleepers first.
+//!
+//! A counter's bell rings for all who sleep, but not all of them wait for the same value: whoever goes on waiting leaves it ringing until
+//! those who sleep outside have come back ([`Tried::take_back`]), or have had [`PATIENCE`] to. (A client may ask in one thread and sleep in
+//! another, so some never come back.)
+
+use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+use super::sync::{AtomicBool, AtomicU64, Instant, Mutex, Ordering};
+
+/// So long a bell is left ringing for threads that were called: longer than a thread that is woken waits for a core.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Endpoints that were parked.
 pub(crate) type List<C> = SmallVec<[C; 4]>;
@@ -56,8 +65,18 @@ pub(crate) fn unpark<C: Rest>(parked: &[C], sleep: C::Sleep) {
     }
 }
 
-/// What is parked, by the thread that asked.
-type Promises<C> = SmallVec<[(usize, List<C>); 1]>;
+/// A thread was told that it may sleep.
+struct Promise<C> {
+    thread: usize,
+    /// What is parked for it.
+    parked: List<C>,
+    /// The calls before it asked.
+    calls: u64,
+    /// When it was first seen that it has been called since.
+    called: Option<Instant>,
+}
+
+type Promises<C> = SmallVec<[Promise<C>; 1]>;
 
 /// What is parked for threads of the client that sleep where we cannot see them.
 pub(crate) struct Tried<C> {
@@ -85,8 +104,7 @@ impl<C: Rest + Clone> Tried<C> {
         self.calls.load(Ordering::Acquire)
     }
 
-    /// `fi_trywait`, where the client drives the endpoints: parks them all by `park`, and arms what is waited for. True: the thread may sleep
-    /// until it reads.
+    /// `fi_trywait`: parks by `park` what the client drives, and arms what is waited for. True: the thread may sleep until it reads.
     pub(crate) fn ask(
         &self,
         thread: usize,
@@ -97,7 +115,7 @@ impl<C: Rest + Clone> Tried<C> {
         ring: impl FnOnce(),
     ) -> bool {
         let calls = self.calls();
-        self.may_sleep(thread, park(), waker, sleep, || self.arm(calls, arm, ring))
+        self.may_sleep(thread, calls, park(), waker, sleep, || self.arm(calls, arm, ring))
     }
 
     /// Arms what is waited for, for a sleep before which there had been so many `calls`. False: not to be slept. If there was a call
@@ -113,10 +131,47 @@ impl<C: Rest + Clone> Tried<C> {
         same
     }
 
-    /// Whether the thread may sleep: all are `parked` ([`park`]), and the queue, which is armed only then, is still empty.
+    /// For a sleeper with a wish of its own: takes earlier rings back by `hush`, and makes the wish. False: not to be slept, since it is `ready`,
+    /// or a ring was meant for somebody who may not have heard it yet. Then the bell is rung again.
+    pub(crate) fn take_back(
+        &self,
+        hush: impl FnOnce(),
+        wish: impl FnOnce(),
+        ready: impl FnOnce() -> bool,
+        ring: impl FnOnce(),
+    ) -> bool {
+        hush();
+        wish();
+        // Whoever was called is seen to be, if the hush has taken its ring back. What has come is for all who sleep.
+        let sleeps = !ready() && !self.awaits();
+        if !sleeps {
+            ring();
+        }
+        sleeps
+    }
+
+    /// Whether a thread that sleeps outside was called, and has not come back yet.
+    fn awaits(&self) -> bool {
+        let mut promises = self.promises.lock();
+        let calls = self.calls();
+        let mut awaits = false;
+        for promise in promises.iter_mut().filter(|promise| promise.calls != calls) {
+            awaits |= promise.called.get_or_insert_with(Instant::now).elapsed() < PATIENCE;
+        }
+        awaits
+    }
+
+    /// Whether there may be threads that sleep outside. Whoever arms after such a thread, by the same lock, is told of it.
+    pub(crate) fn has_promised(&self) -> bool {
+        self.some.load(Ordering::Relaxed)
+    }
+
+    /// Whether the thread may sleep: all are `parked` ([`park`]) after there had been so many `calls`, and the queue, which is armed only then,
+    /// is still empty.
     pub(crate) fn may_sleep(
         &self,
         thread: usize,
+        calls: u64,
         parked: Option<List<C>>,
         waker: &C::Waker,
         sleep: C::Sleep,
@@ -128,7 +183,7 @@ impl<C: Rest + Clone> Tried<C> {
             let mut promises = self.promises.lock();
             let before = take(&mut promises, thread);
             let shared = share(&mut promises, &parked, waker, sleep);
-            promises.push((thread, parked));
+            promises.push(Promise { thread, parked, calls, called: None });
             self.some.store(true, Ordering::Relaxed);
             (before, shared)
         };
@@ -167,14 +222,14 @@ impl<C: Rest + Clone> Tried<C> {
 
     /// Something is closed.
     pub(crate) fn forget(&self, gone: impl Fn(&C) -> bool) {
-        for (_, parked) in self.promises.lock().iter_mut() {
-            parked.retain(|member| !gone(member));
+        for promise in self.promises.lock().iter_mut() {
+            promise.parked.retain(|member| !gone(member));
         }
     }
 }
 
 fn share<C: Rest + Clone>(promises: &mut Promises<C>, parked: &[C], waker: &C::Waker, sleep: C::Sleep) -> bool {
-    promises.iter_mut().all(|(_, theirs)| {
+    promises.iter_mut().all(|Promise { parked: theirs, .. }| {
         parked.iter().all(|member| {
             if theirs.iter().any(|known| known.is(member)) {
                 return true;
@@ -189,6 +244,6 @@ fn share<C: Rest + Clone>(promises: &mut Promises<C>, parked: &[C], waker: &C::W
 }
 
 fn take<C>(promises: &mut Promises<C>, thread: usize) -> Option<List<C>> {
-    let at = promises.iter().position(|(asked, _)| *asked == thread)?;
-    Some(promises.swap_remove(at).1)
+    let at = promises.iter().position(|promise| promise.thread == thread)?;
+    Some(promises.swap_remove(at).parked)
 }

@@ -90,19 +90,19 @@ fn a_connection_begins(lib: &Lib) {
 }
 
 /// `fi_trywait` of one object.
-fn trywait<F>(fabric: *mut fid_fabric, object: *mut F) -> c_int {
+pub(crate) fn trywait<F>(fabric: *mut fid_fabric, object: *mut F) -> c_int {
     let mut fids = [object.cast::<fid>()];
     unsafe { (*(*fabric).ops).trywait.unwrap()(fabric, fids.as_mut_ptr(), 1) }
 }
 
 /// The descriptor of an object.
-fn descriptor<F>(object: *mut F) -> c_int {
+pub(crate) fn descriptor<F>(object: *mut F) -> c_int {
     let mut fd = -1;
     assert_eq!(control(object, FI_GETWAIT, (&raw mut fd).cast()), 0);
     fd
 }
 
-fn readable(fd: c_int, time: Duration) -> bool {
+pub(crate) fn readable(fd: c_int, time: Duration) -> bool {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     unsafe { libc::poll(&mut poll, 1, time.as_millis() as c_int) == 1 }
 }

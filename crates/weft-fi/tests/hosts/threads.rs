@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close, control};
+use crate::joins::{descriptor, readable, trywait};
 use crate::open;
-use crate::rig::Cntr;
+use crate::rig::{Cntr, MODELS};
 use crate::side::{Args, PATIENCE, Side, acquaint, err, long_bytes, memory, name_of, pattern, scenes, until, works};
 
 /// Inside a header, in a message, beside it.
@@ -34,6 +35,8 @@ pub(crate) fn all(lib: &Lib) {
             ("a reader beside a sleeper", reader_beside_sleeper),
             ("a sender beside a sleeper", sender_beside_sleeper),
             ("a starter beside a sleeper", starter_beside_sleeper),
+            ("waiters for a counter", waiters_for_a_counter),
+            ("waiters for several entries", waiters_for_several_entries),
             ("numbers are given anew", numbers_are_given_anew),
         ],
     );
@@ -396,6 +399,90 @@ fn reader_beside_sleeper(lib: &Lib) {
         );
         b.next(&[&a]);
         a.next(&[&b]);
+    }
+}
+
+/// Two threads wait for a counter. What one of them is told, and its going on to wait, takes nothing from the other, which is about to sleep
+/// on the descriptor.
+fn waiters_for_a_counter(lib: &Lib) {
+    for progress in MODELS {
+        let side = Side::with(lib, 0, |hints| hints.domain().data_progress = progress);
+        let mut attr: fi_cntr_attr = unsafe { std::mem::zeroed() };
+        attr.wait_obj = FI_WAIT_FD;
+        let cntr = Cntr(open!(side.opened.domain, cntr_open, &mut attr).unwrap());
+        let (fabric, fd) = (side.opened.fabric as usize, descriptor(cntr.0));
+        let may_sleep = move || {
+            let counter = cntr;
+            trywait(fabric as *mut fid_fabric, counter.0)
+        };
+        let other = |run: &(dyn Fn() + Sync)| std::thread::scope(|scope| scope.spawn(run).join().unwrap());
+        assert_eq!(cntr.read(), 0);
+        cntr.add(1);
+        other(&|| assert_eq!(may_sleep(), -FI_EAGAIN));
+        assert_eq!(may_sleep(), -FI_EAGAIN, "this thread has read 0");
+        assert_eq!((cntr.read(), may_sleep()), (1, 0));
+        cntr.add(1);
+        other(&|| {
+            assert_eq!((may_sleep(), cntr.read()), (-FI_EAGAIN, 2));
+            assert_eq!(may_sleep(), -FI_EAGAIN, "the sleeper may not have heard the bell");
+        });
+        assert!(readable(fd, Duration::ZERO), "a lost wake-up");
+        assert_eq!((cntr.read(), may_sleep(), may_sleep()), (2, -FI_EAGAIN, 0));
+        cntr.add(1);
+        other(&|| assert_eq!(cntr.wait(100, Duration::from_millis(5)), -FI_ETIMEDOUT));
+        assert!(readable(fd, Duration::ZERO), "a lost wake-up");
+        // A thread that was called and does not come back is not waited for long.
+        assert_eq!((cntr.read(), may_sleep()), (3, -FI_EAGAIN));
+        other(&|| assert_eq!((may_sleep(), may_sleep()), (-FI_EAGAIN, 0)));
+        cntr.add(1);
+        let start = Instant::now();
+        until(|| (may_sleep() == 0).then_some(()));
+        assert!(start.elapsed() >= Duration::from_millis(50), "it was not waited for");
+        assert!(!readable(fd, Duration::ZERO));
+        cntr.add(1);
+        assert!(readable(fd, Duration::ZERO));
+        assert_eq!(close(cntr.0), 0);
+    }
+}
+
+/// While a thread waits for several entries at once, the first one wakes another thread, which sleeps on the descriptor.
+fn waiters_for_several_entries(lib: &Lib) {
+    const WANTED: usize = 5;
+    for progress in MODELS {
+        let with = |hints: &crate::client::Info<'_>| hints.domain().data_progress = progress;
+        let b = Side::unbound(lib, 0, with);
+        let mut attr: fi_cq_attr = unsafe { std::mem::zeroed() };
+        (attr.format, attr.wait_obj, attr.wait_cond) = (FI_CQ_FORMAT_TAGGED, FI_WAIT_FD, FI_CQ_COND_THRESHOLD);
+        let cq: *mut fid_cq = open!(b.opened.domain, cq_open, &mut attr).unwrap();
+        assert_eq!([bind(b.ep, b.av, 0), bind(b.ep, b.cq, FI_TRANSMIT), bind(b.ep, cq, FI_RECV), b.enable()], [0; 4]);
+        let a = Side::with(lib, 0, with);
+        let to_b = a.insert(&b.name());
+        let fd = descriptor(cq);
+        let send = || {
+            a.tsend(pattern(8), to_b, 1);
+            a.next(&[]).done();
+        };
+        (0..=WANTED).for_each(|_| b.trecv(memory(8), 2));
+        until(|| (trywait(b.opened.fabric, cq) == 0).then_some(()));
+        let queue = cq as usize;
+        let patient = std::thread::spawn(move || {
+            let cq = queue as *mut fid_cq;
+            let mut entries: [fi_cq_tagged_entry; WANTED] = unsafe { std::mem::zeroed() };
+            let sread = unsafe { (*(*cq).ops).sread.unwrap() };
+            let timeout = PATIENCE.as_millis() as c_int;
+            unsafe { sread(cq, entries.as_mut_ptr().cast(), WANTED, WANTED as *const c_void, timeout) }
+        });
+        send();
+        // The other thread has taken notice, and is asleep again.
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(readable(fd, PATIENCE / 4), "a lost wake-up");
+        let mut entry: fi_cq_tagged_entry = unsafe { std::mem::zeroed() };
+        assert_eq!(unsafe { (*(*cq).ops).read.unwrap()(cq, (&raw mut entry).cast(), 1) }, 1);
+        (0..WANTED).for_each(|_| send());
+        assert_eq!(patient.join().unwrap(), WANTED as isize);
+        let mut b = b;
+        b.close_ep();
+        assert_eq!(close(cq), 0);
     }
 }
 
