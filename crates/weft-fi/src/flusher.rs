@@ -31,18 +31,25 @@ const STUCK: Duration = Duration::from_millis(100);
 const QUIET_TICKS: u32 = 20;
 
 static FLUSHER: Flusher = Flusher {
-    members: Mutex::new(Vec::new()),
+    members: Mutex::new(&FIRST),
     handle: Mutex::new(None),
     rest: Rest { asleep: AtomicBool::new(true), stop: AtomicBool::new(false) },
 };
+
+/// The endpoints of the process that has loaded us.
+static FIRST: Members = Mutex::new(Vec::new());
 
 /// What the file that the model checker tries imports from here.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicBool, Ordering, fence};
 }
 
+type Members = Mutex<Vec<Member>>;
+
 struct Flusher {
-    members: Mutex<Vec<Member>>,
+    /// The endpoints that are looked after. A forked child has others than its parent, whose thread may have held theirs at that moment: so this
+    /// lock, which says where they are, is never taken by the thread. A leaf.
+    members: Mutex<&'static Members>,
     /// A leaf: taken under engines' locks.
     handle: Mutex<Option<Worker>>,
     rest: Rest,
@@ -60,13 +67,13 @@ pub(crate) fn join(core: &CoreRef) {
     let unsent = core.control().engine.as_ref().and_then(|engine| engine.nic().unsent().cloned());
     if let Some(unsent) = unsent {
         FLUSHER.forget_parents();
-        FLUSHER.members.lock().push(Member { core: Arc::clone(core), unsent, seen: None });
+        FLUSHER.members().lock().push(Member { core: Arc::clone(core), unsent, seen: None });
     }
 }
 
 /// After the endpoint's engine has sent its last. On return the thread does not look at the endpoint any more, and is gone if it was the last.
 pub(crate) fn leave(core: &CoreRef) {
-    let mut members = FLUSHER.members.lock();
+    let mut members = FLUSHER.members().lock();
     members.retain(|member| !Arc::ptr_eq(&member.core, core));
     if members.is_empty() {
         FLUSHER.end(&members);
@@ -75,8 +82,9 @@ pub(crate) fn leave(core: &CoreRef) {
 
 /// At the end of the program: ends the thread, although there may be endpoints, unless it is stuck.
 pub(crate) fn stop() {
-    // In a forked child, or in a handler of a signal, whoever holds this may never go on.
-    if let Some(members) = FLUSHER.members.try_lock_for(STUCK) {
+    // In a forked child, or in a handler of a signal, whoever holds these may never go on.
+    let members = FLUSHER.members.try_lock_for(STUCK).map(|members| *members);
+    if let Some(members) = members.and_then(|members| members.try_lock_for(STUCK)) {
         FLUSHER.end(&members);
     }
 }
@@ -89,6 +97,10 @@ pub(crate) fn call() {
 }
 
 impl Flusher {
+    fn members(&self) -> &'static Members {
+        *self.members.lock()
+    }
+
     /// Whoever holds the members knows that the thread is in no engine, whose holder may wait for the handle.
     fn end(&self, _members: &[Member]) {
         let mut handle = self.handle.lock();
@@ -106,10 +118,8 @@ impl Flusher {
         if handle.as_ref().is_some_and(|thread| !thread.is_ours()) {
             handle.take().into_iter().for_each(Worker::join);
             self.rest.is_nobody();
-            // To let go of them would be to close them.
-            if let Some(mut members) = self.members.try_lock() {
-                std::mem::forget(std::mem::take(&mut *members));
-            }
+            // To let go of its parent's would be to close them, and they may stay locked for ever.
+            *self.members.lock() = Box::leak(Box::default());
         }
     }
 
@@ -120,7 +130,8 @@ impl Flusher {
             thread.unpark();
             return;
         }
-        match Worker::spawn("weft-flusher", || self.run()) {
+        let members = self.members();
+        match Worker::spawn("weft-flusher", || self.run(members)) {
             Ok(thread) => *handle = Some(thread),
             Err(error) => {
                 self.rest.is_nobody();
@@ -132,12 +143,12 @@ impl Flusher {
         }
     }
 
-    fn run(&self) {
+    fn run(&self, members: &Members) {
         let mut quiet = 0;
         while !self.rest.ends() {
             std::thread::park_timeout(TICK);
             // Whoever closes the last endpoint waits for us and holds this.
-            let Some(mut members) = self.members.try_lock() else { continue };
+            let Some(mut members) = members.try_lock() else { continue };
             quiet = if look(&mut members) { 0 } else { quiet + 1 };
             if quiet < QUIET_TICKS {
                 continue;
@@ -166,4 +177,40 @@ fn look(members: &mut [Member]) -> bool {
         }
     }
     busy
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// The thread was at work when the client forked: the child, which goes on to open an endpoint, does not wait for it.
+    #[test]
+    fn a_child_does_not_wait_for_its_parents_thread() {
+        let (ready, is_ready) = mpsc::channel();
+        let (over, is_over) = mpsc::channel::<()>();
+        let holder = std::thread::spawn(move || {
+            let _held = FLUSHER.members().lock();
+            assert!(ready.send(()).is_ok() && is_over.recv().is_ok());
+        });
+        assert!(is_ready.recv().is_ok());
+        FLUSHER.wake();
+        // SAFETY: the child calls nothing that another thread of its parent may hold, but for what is tried here.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: no handler: it ends the child.
+            unsafe { libc::alarm(5) };
+            FLUSHER.forget_parents();
+            drop(FLUSHER.members().lock());
+            // SAFETY: the child's end.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = -1;
+        // SAFETY: the child's status is the caller's.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(over.send(()).is_ok() && holder.join().is_ok());
+        FLUSHER.end(&FLUSHER.members().lock());
+        assert_eq!(status, 0);
+    }
 }
