@@ -130,7 +130,7 @@ impl WaitSet {
 
     /// Makes progress until a member has stirred, which the client is to be told; `false`: until all are prepared for the caller to sleep.
     fn attend(&self, deadline: Deadline) -> Result<bool, Errno> {
-        let members = self.open_members();
+        let mut members = self.open_members();
         let (mut fruitless, mut fruitful) = (0, 0_u32);
         loop {
             let moved = members.iter().map(|member| member.progress()).sum::<usize>() > 0;
@@ -144,12 +144,19 @@ impl WaitSet {
             if look && deadline.over() {
                 return Err(Errno::TIMEDOUT);
             }
+            let yields = fruitless <= SPINS + YIELDS || self.kind == WaitKind::Yield;
             if fruitless <= SPINS {
                 std::hint::spin_loop();
-            } else if fruitless <= SPINS + YIELDS || self.kind == WaitKind::Yield {
-                std::thread::yield_now();
-            } else if members.iter().all(|member| member.may_sleep().is_ok()) {
+            } else if !yields && members.iter().all(|member| member.may_sleep().is_ok()) {
                 return Ok(false);
+            }
+            if look {
+                // This may go on for long, while members are closed and others opened.
+                members.clear();
+                if fruitless > SPINS && yields {
+                    std::thread::yield_now();
+                }
+                members = self.open_members();
             }
         }
     }

@@ -23,6 +23,7 @@ pub(crate) fn all(lib: &Lib) {
             ("sleepers_on_descriptors", |lib| sleepers(lib, false)),
             ("other_members", other_members),
             ("told_once", told_once),
+            ("closed_meanwhile", closed_meanwhile),
             ("wait_set_misuse", wait_set_misuse),
         ],
     );
@@ -276,6 +277,28 @@ fn told_once(lib: &Lib) {
         assert_eq!(trywait(set.0.cast()), 0);
     }
     assert_eq!([close(alone), close(cq), close(cntr.0), close(set.0)], [0; 4]);
+}
+
+/// Members are closed, and others opened, while a thread waits that never sleeps.
+fn closed_meanwhile(lib: &Lib) {
+    let side = Side::new(lib);
+    let set = WaitSet::new(&side, FI_WAIT_YIELD);
+    let first = set.cq(&side).unwrap();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(move || {
+            let set = set;
+            set.wait(PATIENCE)
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        let start = Instant::now();
+        assert_eq!(close(first), 0);
+        assert!(start.elapsed() < Duration::from_secs(1), "it was held");
+        let late = set.cq(&side).unwrap();
+        assert_eq!(unsafe { (*(*late).ops).signal.unwrap()(late) }, 0);
+        assert_eq!(waiter.join().unwrap(), 0);
+        assert_eq!(close(late), 0);
+    });
+    assert_eq!(close(set.0), 0);
 }
 
 /// Wrong arguments, and what the objects say of themselves.
