@@ -144,7 +144,7 @@ pub(crate) fn is_open(domain: *mut sys::fid_domain) -> bool {
 pub(crate) fn stop_all() {
     for thread in std::mem::take(&mut *THREADS.lock()) {
         if let Some(thread) = thread.upgrade() {
-            thread.stop();
+            thread.stop_at_end();
         }
     }
 }

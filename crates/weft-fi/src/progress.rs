@@ -59,6 +59,9 @@ const ROUNDS_PER_PUBLISHING: u64 = 64;
 /// Longest sleep: time-outs inside the engine are noticed within it.
 const SLICE: Duration = Duration::from_millis(100);
 
+/// A round of the thread, and what it waits for, is over long before.
+const STUCK: Duration = Duration::from_secs(1);
+
 /// The thread of one domain.
 pub(crate) struct AutoProgress {
     waker: Waker,
@@ -165,12 +168,19 @@ impl AutoProgress {
 
     /// Ends the thread and waits for its end.
     pub(crate) fn stop(&self) {
+        self.end().into_iter().for_each(Worker::join);
+    }
+
+    /// The same at the end of the program, which a handler of a signal may have brought about: if the thread waits for the call that was
+    /// interrupted, it does so for ever.
+    pub(crate) fn stop_at_end(&self) {
+        self.end().into_iter().for_each(|thread| thread.join_within(STUCK));
+    }
+
+    fn end(&self) -> Option<Worker> {
         self.stop.store(true, Ordering::Release);
         self.waker.ring();
-        let thread = self.thread.lock().take();
-        if let Some(thread) = thread {
-            thread.join();
-        }
+        self.thread.lock().take()
     }
 
     fn start(self: &Arc<Self>) -> Result<(), Errno> {
@@ -209,9 +219,7 @@ impl AutoProgress {
             self.waker.sleep(Some(time));
             self.waker.hush();
         }
-        for member in self.members.lock().iter_mut() {
-            member.step_back(&self.waker);
-        }
+        // Endpoints that are still open, at the end of the program, are not waited for: a call may have been interrupted in them for ever.
     }
 
     /// Looks at every endpoint once.

@@ -8,8 +8,12 @@
 
 use std::io;
 use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, getpid};
+
+/// Between two looks whether a thread has ended that is not waited for without limit.
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// A thread of this process, or of the one that has forked it.
 pub struct Worker {
@@ -39,6 +43,18 @@ impl Worker {
     #[must_use]
     pub fn is_ours(&self) -> bool {
         self.owner == getpid()
+    }
+
+    /// Waits for its end, which it has been told of, but not for longer than that: then it is left alone.
+    pub fn join_within(self, time: Duration) {
+        let end = Instant::now() + time;
+        while self.is_ours() && !self.handle.is_finished() {
+            if Instant::now() > end {
+                return;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        self.join();
     }
 
     /// Waits for its end, which it has been told of.

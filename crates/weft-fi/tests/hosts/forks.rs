@@ -3,6 +3,7 @@
 
 use std::io::Read;
 use std::os::fd::{FromRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use weft_fi_sys::*;
@@ -11,7 +12,10 @@ use crate::client::{Lib, close};
 use crate::side::{Args, PATIENCE, Side, acquaint, long_bytes, memory, pattern, scenes, works};
 
 pub(crate) fn all(lib: &Lib) {
-    scenes(lib, &[("a child exits", a_child_exits), ("a child closes", a_child_closes)]);
+    scenes(
+        lib,
+        &[("a child exits", a_child_exits), ("a child closes", a_child_closes), ("a handler exits", a_handler_exits)],
+    );
 }
 
 /// What a child prints that does this and calls exit(), which must end well.
@@ -48,6 +52,42 @@ fn a_child_exits(lib: &Lib) {
         assert_eq!(printed_at_exit(|| ()), "");
     }
     works(&a, &b, to_b);
+}
+
+/// A handler of a signal that interrupts a read of a queue ends the program, while our thread is at work on the endpoint.
+fn a_handler_exits(lib: &Lib) {
+    const POLLING: Duration = Duration::from_micros(300);
+    static READING: AtomicBool = AtomicBool::new(false);
+    extern "C" fn handler(_: i32) {
+        if READING.load(Ordering::Relaxed) {
+            unsafe { libc::exit(0) };
+        }
+    }
+    for round in 0..20 {
+        let printed = printed_at_exit(|| {
+            let side = Side::with(lib, 0, |hints| hints.domain().data_progress = FI_PROGRESS_AUTO);
+            let begin = Instant::now();
+            assert_ne!(
+                unsafe { libc::signal(libc::SIGALRM, handler as *const () as libc::sighandler_t) },
+                libc::SIG_ERR
+            );
+            let interval = libc::timeval { tv_sec: 0, tv_usec: 171 };
+            let first = libc::timeval { tv_sec: 0, tv_usec: 10_000 + 13 * round };
+            let timer = libc::itimerval { it_interval: interval, it_value: first };
+            assert_eq!(unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()) }, 0);
+            while begin.elapsed() < PATIENCE {
+                let turn = Instant::now();
+                while turn.elapsed() < POLLING {
+                    READING.store(true, Ordering::Relaxed);
+                    assert!(side.poll().is_none());
+                    READING.store(false, Ordering::Relaxed);
+                }
+                std::thread::sleep(5 * POLLING);
+            }
+            unsafe { libc::_exit(1) };
+        });
+        assert_eq!(printed, "");
+    }
 }
 
 /// The child closes what it has inherited, as destructors do at the end of a program: its parent goes on, and loses nothing of what was
