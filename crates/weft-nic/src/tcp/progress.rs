@@ -231,7 +231,7 @@ impl Tcp {
     }
 
     /// Reads what a link has, within the budget.
-    #[inline]
+    #[inline(always)]
     fn read<S: Sink>(&mut self, id: u32, sink: &mut S) {
         if self.config.encrypt {
             return self.read_sealed(id, sink);
