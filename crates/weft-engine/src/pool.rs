@@ -293,14 +293,15 @@ impl Core {
         }
     }
 
-    /// The message that waits as `key` has come to be accepted by receives of the pool: as long as it waits, they take what they want, the oldest
-    /// first.
+    /// The message that waits as `key` has come to be accepted by receives of the pool: as long as it waits, the oldest of them takes one message,
+    /// the oldest that it wants. What else it wants may not be next: another receive may take something older.
     pub(crate) fn draw_for_waiting(&mut self, tagged: bool, key: u32, src: Addr, tag: u64) {
         let Some(pool) = self.pool.as_ref().map(|(pool, _)| Arc::clone(pool)) else { return };
         while self.matcher(tagged).unexpected.get(key).is_some()
             && let Some(wanted) = pool.find(tagged, src, tag)
+            && let Some(oldest) = self.find_unexpected(tagged, wanted)
         {
-            self.feed(tagged, wanted);
+            self.feed_one(tagged, oldest, (oldest == key).then_some(wanted));
         }
     }
 
@@ -308,19 +309,26 @@ impl Core {
     fn feed(&mut self, tagged: bool, wanted: Wanted) -> usize {
         let mut fed = 0;
         while let Some(key) = self.find_unexpected(tagged, wanted)
-            && let Some((pool, user)) = self.pool.as_ref()
+            && self.feed_one(tagged, key, None)
         {
-            let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
-            let Some(message) = matcher.unexpected.get_mut(key) else { break };
-            let src = self.vcs[message.vc as usize].addr;
-            let taken = pool.take(None, tagged, src, message.tag, message.data, message.len());
-            let Some((iov, mut info)) = taken else { break };
-            info.ctx.user |= user;
-            let Some(message) = matcher.unexpected.remove(key) else { break };
-            self.deliver_unexpected(message, iov, info);
             fed += 1;
         }
         fed
+    }
+
+    /// The message that waits as `key` takes the oldest receive of the pool that accepts it, if that is one that wants what was `found`. Whether it
+    /// did.
+    fn feed_one(&mut self, tagged: bool, key: u32, found: Option<Wanted>) -> bool {
+        let Some((pool, user)) = self.pool.as_ref() else { return false };
+        let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
+        let Some(message) = matcher.unexpected.get(key) else { return false };
+        let src = self.vcs[message.vc as usize].addr;
+        let taken = pool.take(found, tagged, src, message.tag, message.data, message.len());
+        let Some((iov, mut info)) = taken else { return false };
+        info.ctx.user |= user;
+        let Some(message) = matcher.unexpected.remove(key) else { return false };
+        self.deliver_unexpected(message, iov, info);
+        true
     }
 }
 

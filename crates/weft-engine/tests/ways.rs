@@ -157,25 +157,41 @@ fn a_stranger_is_found_in_a_book_that_others_write() {
     }
 }
 
-/// The same where receives are shared: one message takes one of them.
-#[test]
-fn a_message_meets_one_shared_receive() {
+/// A stranger sends messages with these tags, receives are shared that are for a tag of 5 but for these bits of it, and then the stranger turns
+/// out to be at their address.
+fn shared(tags: &[u64], ignored: &[u64]) -> (Case, Arc<Pool>) {
     let mut case = case(Book { name: EpName::service("10.0.0.9:7".parse().unwrap()), knows: false });
     let pool = Arc::new(Pool::new(Matching::default(), 8, 64));
     case.engine.bind_pool(Arc::clone(&pool), 0);
     case.connect(0, 2);
-    case.say(EAGER, TAGGED, &5u64.to_le_bytes());
-    for ptr in [1, 2] {
+    tags.iter().for_each(|tag| case.say(EAGER, TAGGED, &tag.to_le_bytes()));
+    for (ptr, &ignore) in (1..).zip(ignored) {
         let ctx = Context { ptr, user: 0 };
-        pool.post(&RecvOp { src: 0, iov: &[], tag: 5, ignore: 0, ctx, flags: OpFlags::TAGGED }).unwrap();
+        pool.post(&RecvOp { src: 0, iov: &[], tag: 5, ignore, ctx, flags: OpFlags::TAGGED }).unwrap();
     }
     case.engine.nic_mut().dials = Some(9);
     send(&mut case, OpFlags::QUIET).unwrap();
     case.tell(Event::Up { link: LinkId(9), peer: name(2), initiator: true });
+    (case, pool)
+}
+
+/// The same where receives are shared: one message takes one of them.
+#[test]
+fn a_message_meets_one_shared_receive() {
+    let (mut case, pool) = shared(&[5], &[0, 0]);
     assert_eq!(received(&mut case), [(1, 0)]);
     assert_eq!(pool.free(), 7, "the second receive waits");
     case.say(EAGER, TAGGED, &5u64.to_le_bytes());
     assert_eq!(received(&mut case), [(2, 0)]);
+}
+
+/// Of several messages that one of them accepts it takes the oldest, though the one before it was for a younger one, too.
+#[test]
+fn shared_receives_meet_messages_in_their_order() {
+    let (mut case, _pool) = shared(&[5, 6, 5], &[0, u64::MAX]);
+    let done: Vec<_> = case.done().iter().map(|c| (c.ctx.ptr, c.tag)).collect();
+    assert_eq!(done, [(1, 5), (2, 6)]);
+    assert_eq!(case.engine.unexpected_messages(), 1);
 }
 
 /// An inject that nobody is told of is refused until it can leave, or taken and failed; also where the name behind a service was learned before
