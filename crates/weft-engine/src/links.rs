@@ -188,6 +188,8 @@ impl Core {
                 self.link_say(link, kind::OPEN_DUP, true);
             }
         }
+        // Not before it has a link: or else it would leave its service with the last of what it had left here.
+        self.look_up(vci);
         Ok(())
     }
 

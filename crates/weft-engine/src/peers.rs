@@ -119,10 +119,7 @@ impl Core {
         }
         self.contexts |= name.context_index().is_some();
         let mut vc = Vc::new(*name);
-        vc.addr = self.book.addr(name).unwrap_or(ADDR_NONE);
-        if strikes(Mutant::ContextStranger) && name.context_index().is_some_and(|index| index > 0) {
-            vc.addr = ADDR_NONE;
-        }
+        vc.addr = self.addr_of(name);
         let vci = match self.vacant.pop() {
             Some(vci) => {
                 self.vcs[vci as usize] = vc;
@@ -138,16 +135,27 @@ impl Core {
         vci
     }
 
-    /// The connection for the name of a peer that calls; none if it is a stranger and there are as many as may be.
+    /// Where the book has a peer, if it has.
+    fn addr_of(&self, name: &EpName) -> Addr {
+        if strikes(Mutant::ContextStranger) && name.context_index().is_some_and(|index| index > 0) {
+            return ADDR_NONE;
+        }
+        self.book.addr(name).unwrap_or(ADDR_NONE)
+    }
+
+    /// The connection for the name of a peer that calls; none if it is a stranger and there are as many as may be, or if as many as may be at its
+    /// address are there.
     pub(crate) fn vc_of_caller(&mut self, name: &EpName) -> Option<u32> {
         let max = self.config.max_strangers;
         let crowded = |core: &Self| core.vcs.len() - core.vacant.len() >= max && core.strangers() >= max;
         if self.departed >= SWEEP_AFTER || (self.departed > 0 && crowded(self)) {
             self.forget_the_gone();
         }
-        if self.index.find(&self.vcs, name).is_none() {
+        let known = self.index.find(&self.vcs, name);
+        // Who is known and nowhere may have left the service that it was at, and come back.
+        if known.is_none_or(|vci| self.vcs[vci as usize].addr == ADDR_NONE) {
             let refused = match self.book.addr(name) {
-                None => crowded(self),
+                None => known.is_none() && crowded(self),
                 Some(addr) => self.is_overclaimed(addr, name),
             };
             if refused {
@@ -238,6 +246,15 @@ impl Core {
             vc.addr = addr;
             self.readdressed();
             self.match_again(vci);
+        }
+    }
+
+    /// A stranger may be in the book by now.
+    #[cold]
+    pub(crate) fn look_up(&mut self, vci: u32) {
+        let vc = &self.vcs[vci as usize];
+        if vc.addr == ADDR_NONE {
+            self.is_at(vci, self.addr_of(&vc.name));
         }
     }
 

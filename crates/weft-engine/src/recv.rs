@@ -304,8 +304,7 @@ impl Core {
     fn source_of(&mut self, vci: u32) -> Addr {
         let vc = &self.vcs[vci as usize];
         if vc.addr == ADDR_NONE && self.looks_again {
-            let addr = self.book.addr(&vc.name).unwrap_or(ADDR_NONE);
-            self.is_at(vci, addr);
+            self.look_up(vci);
         }
         self.vcs[vci as usize].addr
     }

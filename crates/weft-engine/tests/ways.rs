@@ -253,6 +253,9 @@ fn a_service_has_few_claimants() {
     case.connect(30, 30);
     assert_eq!(case.engine.nic().open.len(), 4);
     assert!(case.engine.nic().open.contains(&LinkId(30)));
+    // But then its place is taken.
+    case.connect(31, 2);
+    assert!(case.is_cut());
 }
 
 /// So does whoever has gone before our answer left, or has left what is gone by now: a message that was received or thrown away since, a long
@@ -287,6 +290,30 @@ fn those_who_went_claim_no_service() {
             assert!(done.iter().all(|c| c.src == 0), "way {way}: {done:?}");
             assert_eq!(case.engine.unexpected_messages(), 0, "way {way}");
         }
+    }
+}
+
+/// Whoever calls again after its link ended is where it was, or is there now if it was a stranger then: what it left is received, and what it says.
+#[test]
+fn who_calls_again_is_at_its_service() {
+    for stranger in [false, true] {
+        let message = |case: &mut Case| case.say(EAGER, TAGGED, &words(&[5]));
+        let mut case = case(Book { name: EpName::service(name(2).socket()), knows: !stranger });
+        case.connect(0, 2);
+        if stranger {
+            message(&mut case);
+        }
+        case.tell(Event::Down(case.link));
+        case.engine.bind_book(Arc::new(Anybody));
+        recv(&mut case, 5, 1);
+        case.connect(1, 2);
+        if !stranger {
+            message(&mut case);
+        }
+        assert_eq!(received(&mut case), [(1, 0)], "{stranger}");
+        recv(&mut case, 5, 2);
+        message(&mut case);
+        assert_eq!(received(&mut case), [(2, 0)], "{stranger}");
     }
 }
 
