@@ -259,6 +259,7 @@ impl<N: Nic> Engine<N> {
         let vc = &mut self.core.vcs[vci as usize];
         if let Some(why) = vc.refused.take() {
             self.core.forget_way(vci);
+            self.core.leave_service(vci);
             self.core.completions.push(Completion {
                 kind,
                 ctx,

@@ -194,23 +194,29 @@ fn shared_receives_meet_messages_in_their_order() {
     assert_eq!(case.engine.unexpected_messages(), 1);
 }
 
+/// Sends injects that nobody is told of to a service, where a peer answers and hangs up, until one is accepted.
+fn inject_until_accepted(case: &mut Case, peer: u8) {
+    let flags = OpFlags::INJECT | OpFlags::QUIET;
+    let first = u32::from(peer) * 10;
+    case.engine.nic_mut().dials = Some(first);
+    for link in first.. {
+        if send(case, flags) == Ok(()) {
+            break;
+        }
+        assert!(link < first + 3, "refused again and again");
+        case.run();
+        case.tell(Event::Up { link: LinkId(link), peer: name(peer), initiator: true });
+        case.tell(Event::Down(LinkId(link)));
+    }
+    assert!(matches!(case.done()[..], [Completion { fault: Some(_), .. }]));
+}
+
 /// An inject that nobody is told of is refused until it can leave, or taken and failed; also where the name behind a service was learned before
 /// its peer hung up, however long the client waits between.
 #[test]
 fn an_inject_to_a_service_that_hangs_up_fails_in_the_end() {
     let mut case = case(Book { name: EpName::service("10.0.0.9:7".parse().unwrap()), knows: false });
-    case.engine.nic_mut().dials = Some(9);
-    let flags = OpFlags::INJECT | OpFlags::QUIET;
-    for link in 9.. {
-        if send(&mut case, flags) == Ok(()) {
-            break;
-        }
-        assert!(link < 12, "refused again and again");
-        case.run();
-        case.tell(Event::Up { link: LinkId(link), peer: name(2), initiator: true });
-        case.tell(Event::Down(LinkId(link)));
-    }
-    assert!(matches!(case.done()[..], [Completion { fault: Some(_), .. }]));
+    inject_until_accepted(&mut case, 2);
 }
 
 /// The same of injects that follow accesses: they are not kept for later, and take the short way where nothing is in it.
@@ -291,6 +297,16 @@ fn those_who_went_claim_no_service() {
             assert_eq!(case.engine.unexpected_messages(), 0, "way {way}");
         }
     }
+}
+
+/// And so do those who hung up when an inject called them, once that is told.
+#[test]
+fn those_who_hung_up_claim_no_service() {
+    let mut case = Case::new(CAPS, Config::default());
+    case.engine.bind_book(Arc::new(Anybody));
+    (2..7).for_each(|peer| inject_until_accepted(&mut case, peer));
+    case.connect(7, 7);
+    assert!(!case.is_cut());
 }
 
 /// Whoever calls again after its link ended is where it was, or is there now if it was a stranger then: what it left is received, and what it says.
