@@ -31,12 +31,7 @@ impl Shm {
         let mut calls = 0;
         for _ in 0..ACCEPTS {
             let Some(socket) = self.accept_one(by_port) else { return calls };
-            let handshake = match Handshake::accepted(
-                socket,
-                &self.me,
-                by_port,
-                super::control::deadline_ns(self.config.answer_timeout_ms),
-            ) {
+            let handshake = match Handshake::accepted(socket, &self.me, by_port, self.deadline_ns(&self.me)) {
                 Ok(handshake) => handshake,
                 // A foreign user is hung up on without an answer.
                 Err(socket) => {

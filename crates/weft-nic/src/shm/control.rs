@@ -32,7 +32,7 @@ use super::segment::Role;
 use super::{Event, Shm, Slot, cma, page, rights};
 
 /// Events taken from epoll at once.
-const EVENTS: usize = 64;
+pub(super) const EVENTS: usize = 64;
 /// Cold links that the slow scan looks at in one clock tick.
 const SCAN_LINKS: usize = 8;
 /// After something has happened in a handshake so many looks at the sockets are made early: its next frame is due in
@@ -124,11 +124,6 @@ impl Control {
 fn coarse_ns() -> u64 {
     let now = rustix::time::clock_gettime(ClockId::MonotonicCoarse);
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
-}
-
-/// When a handshake that begins now has taken too long.
-pub(super) fn deadline_ns(patience_ms: u64) -> u64 {
-    coarse_ns().saturating_add(patience_ms.saturating_mul(1_000_000))
 }
 
 /// Kind and index of a token.
@@ -277,9 +272,7 @@ impl Shm {
             return Err(LinkError::Unreachable);
         }
         let id = self.number();
-        let patience_ms = if peer.is_full() { self.config.answer_timeout_ms } else { self.config.connect_timeout_ms };
-        let deadline_ns = deadline_ns(patience_ms);
-        match Handshake::connect(peer, id, deadline_ns) {
+        match Handshake::connect(peer, id, self.deadline_ns(peer)) {
             Ok(handshake) => {
                 let key = self.handshakes.insert(handshake);
                 self.links[id as usize] = Slot::Connecting(key);
@@ -300,6 +293,13 @@ impl Shm {
                 Err(why)
             }
         }
+    }
+
+    /// When the next word of a handshake with `acceptor`, called by that name, which may be ours, is late.
+    pub(super) fn deadline_ns(&self, acceptor: &EpName) -> u64 {
+        let patience_ms =
+            if acceptor.is_full() { self.config.answer_timeout_ms } else { self.config.connect_timeout_ms };
+        coarse_ns().saturating_add(patience_ms.saturating_mul(1_000_000))
     }
 
     pub(super) fn watch_handshake(&self, key: usize) -> io::Result<()> {
@@ -363,6 +363,10 @@ impl Shm {
             self.watch_handshake(key).map_err(|_| LinkError::Resources)?;
             let process = self.watch_process(token_of(TOKEN_HANDSHAKE, key), self.handshakes[key].pid())?;
             self.handshakes[key].pidfd = process;
+        }
+        if matches!(step, Step::Spoken) {
+            // It may have been we who took so long until now.
+            self.handshakes[key].deadline_ns = self.deadline_ns(self.handshakes[key].target());
         }
         Ok(step)
     }
@@ -473,18 +477,23 @@ impl Shm {
         Ok(watched.then_some(pidfd))
     }
 
+    /// Gives up what has taken too long. Nobody is late before its socket has been asked: we may have been away, and a look is told
+    /// of [`EVENTS`] sockets only.
     fn check_deadlines<S: Sink>(&mut self, sink: &mut S) -> usize {
         let mut calls = 0;
         let keys: Vec<usize> = self.handshakes.iter().map(|(key, _)| key).collect();
         for key in keys {
-            if self.handshakes[key].deadline_ns <= self.control.now_ns {
-                let initiator = self.handshakes[key].link;
+            let now_ns = self.control.now_ns;
+            let is_late = |handshake: &&Handshake| handshake.deadline_ns <= now_ns;
+            if self.handshakes.get(key).is_some_and(|handshake| is_late(&handshake) || handshake.is_connecting()) {
+                calls += self.step_handshake(key, sink);
+            }
+            if let Some(late) = self.handshakes.get(key).filter(is_late) {
+                let initiator = late.link;
                 self.drop_handshake(key);
                 if let Some(id) = initiator {
                     self.end(id, LinkError::Timeout);
                 }
-            } else if self.handshakes[key].is_connecting() {
-                calls += self.step_handshake(key, sink);
             }
         }
         calls

@@ -275,6 +275,11 @@ impl Handshake {
         })
     }
 
+    /// The acceptor, by the name that the initiator has; its own for the acceptor itself.
+    pub(super) fn target(&self) -> &EpName {
+        &self.target
+    }
+
     /// The socket, to be watched.
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()

@@ -97,7 +97,7 @@ pub struct ShmConfig {
     pub service: Option<u16>,
     /// Use cross-memory attach where the system allows it.
     pub cma: bool,
-    /// After so many milliseconds a call to a service name has failed.
+    /// After so many milliseconds without an answer a call to a service name has failed.
     pub connect_timeout_ms: u64,
     /// The same of a call to an endpoint that was named exactly, whose process may be computing, and of a caller that says no more.
     pub answer_timeout_ms: u64,

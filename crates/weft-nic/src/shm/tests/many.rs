@@ -1,11 +1,13 @@
 //! Many links, and what they leave behind: nothing.
 
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 
 use weft_engine::nic::Nic;
 
 use super::{Node, join, until};
 use crate::shm::ShmConfig;
+use crate::shm::control::EVENTS;
 
 /// Descriptors and mapped segments of this process. Other tests run at the same time: only those of segments and
 /// sockets of `weft` are told apart by the caller running this test in a process of its own.
@@ -74,6 +76,32 @@ fn failed_attempts_leave_nothing() {
         until("failures", &mut [&mut host], |nodes| nodes[0].inbox.down.len() == 10);
         assert!(host.nic.handshakes.is_empty());
         assert_eq!((descriptors(), mapped_segments()), (fds, maps));
+    });
+}
+
+/// All patience is over when the node comes back, and looks once.
+fn come_back(node: &mut Node) {
+    node.nic.handshakes.iter_mut().for_each(|(_, handshake)| handshake.deadline_ns = 0);
+    // The clock has gone on.
+    std::thread::sleep(Duration::from_millis(20));
+    node.nic.control_due = true;
+    node.poll();
+}
+
+/// Who comes back after the time-out to more answers than one look is told of finds them, at either side, and its calls not late.
+#[test]
+fn answers_that_came_while_somebody_was_away_are_not_late() {
+    const CALLS: usize = EVENTS + 36;
+    alone(|| {
+        let (mut caller, mut host) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+        for _ in 0..CALLS {
+            caller.nic.connect(&host.nic.name()).unwrap();
+        }
+        until("challenges", &mut [&mut host], |nodes| nodes[0].nic.handshakes.len() == CALLS);
+        come_back(&mut caller);
+        come_back(&mut host);
+        come_back(&mut caller);
+        assert_eq!((caller.inbox.up.len(), host.inbox.up.len(), &caller.inbox.down[..]), (CALLS, CALLS, &[][..]));
     });
 }
 
