@@ -52,10 +52,15 @@ impl Shm {
         }
         // There may be more, which nobody reports again before the next look.
         self.attention = ATTENTION;
-        if self.control.shut {
+        self.report_again();
+        calls
+    }
+
+    /// That somebody waits at a listener that is shut is reported once: has it reported again, unless nobody can be accepted.
+    pub(super) fn report_again(&self) {
+        if self.control.shut && !self.is_crowded() {
             self.listen(true);
         }
-        calls
     }
 
     /// Nobody fills the log: the first, second, fourth, eighth, … denial is told.
@@ -136,13 +141,16 @@ impl Shm {
                 // Descriptors have run out. The connection must not stay, or the listener would wake us for ever:
                 // the spare descriptor serves to tell the peer, which then goes another way.
                 self.control.spare = None;
-                if let Ok(socket) = rustix::net::accept_with(listener, flags) {
+                let turned_away = rustix::net::accept_with(listener, flags).map(|socket| {
                     handshake::turn_away(&socket);
                     self.dismiss(socket);
-                }
+                });
                 self.control.spare = self.control.timer.try_clone().ok();
                 if self.is_crowded() {
                     self.listen(false);
+                } else if turned_away.is_ok() {
+                    // There may be more.
+                    self.listen(true);
                 }
                 None
             }

@@ -189,6 +189,9 @@ impl Shm {
         for event in ready {
             let (kind, id) = parts_of(event.data.u64());
             let flags = event.flags;
+            if matches!(event.data.u64(), TOKEN_ID | TOKEN_PORT) {
+                self.report_again();
+            }
             serious |= kind != TOKEN_LINK || flags != EventFlags::IN;
             if !serious {
                 let heard = self.hear(id);
