@@ -10,6 +10,7 @@
 //! A link that hangs up is drained first: what the peer has published before it closed is still delivered, then
 //! `done` for what was under way, then `down`.
 
+use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,6 +34,8 @@ use super::{Event, Shm, Slot, cma, page, rights};
 
 /// Events taken from epoll at once.
 pub(super) const EVENTS: usize = 64;
+/// Endpoints that are remembered to be dead.
+const MAX_DEAD: usize = 64;
 /// Cold links that the slow scan looks at in one clock tick.
 const SCAN_LINKS: usize = 8;
 /// After something has happened in a handshake so many looks at the sockets are made early: its next frame is due in
@@ -66,6 +69,9 @@ pub(super) struct Control {
     pub(super) strangers: Vec<OwnedFd>,
     /// The listeners are shut down, because there were too many: callers are refused.
     pub(super) shut: bool,
+    /// The endpoints that were last found to be dead, latest first. A child that one has forked may hold its listener until there is no
+    /// room for calls any more, and whose it is cannot be seen then.
+    dead: VecDeque<[u8; 16]>,
     /// Callers that were denied a link.
     pub(super) denied: u64,
     pub(super) timer: OwnedFd,
@@ -100,6 +106,7 @@ impl Control {
             refuses_rights,
             strangers: Vec::new(),
             shut: false,
+            dead: VecDeque::new(),
             denied: 0,
             timer,
             timer_armed: false,
@@ -275,14 +282,17 @@ impl Shm {
             return Err(LinkError::Unreachable);
         }
         let id = self.number();
+        if peer.is_full() && self.control.dead.contains(&peer.ep_id()) {
+            self.end(id, LinkError::Gone);
+            return Ok(LinkId(id));
+        }
         match Handshake::connect(peer, id, self.deadline_ns(peer)) {
             Ok(handshake) => {
                 let key = self.handshakes.insert(handshake);
                 self.links[id as usize] = Slot::Connecting(key);
                 // The connection itself is made here, so that a refusal is known at the next poll.
                 if let Err(why) = self.try_step(key) {
-                    self.drop_handshake(key);
-                    self.end(id, why);
+                    self.lose_call(key, id, why);
                 }
                 self.attention = ATTENTION;
                 if self.rest != Rest::Awake {
@@ -341,15 +351,25 @@ impl Shm {
     /// Our call has failed.
     fn end_call(&mut self, key: usize, id: u32, why: LinkError) {
         let again = if why == LinkError::Refused { self.handshakes[key].again() } else { None };
+        let Some(handshake) = again else { return self.lose_call(key, id, why) };
         self.drop_handshake(key);
-        let Some(handshake) = again else { return self.end(id, why) };
         let key = self.handshakes.insert(handshake);
         self.links[id as usize] = Slot::Connecting(key);
         self.attention = ATTENTION;
         if let Err(why) = self.try_step(key) {
-            self.drop_handshake(key);
-            self.end(id, why);
+            self.lose_call(key, id, why);
         }
+    }
+
+    /// The same for good.
+    fn lose_call(&mut self, key: usize, id: u32, why: LinkError) {
+        let target = *self.handshakes[key].target();
+        if why == LinkError::Gone && target.is_full() && !self.control.dead.contains(&target.ep_id()) {
+            self.control.dead.truncate(MAX_DEAD - 1);
+            self.control.dead.push_front(target.ep_id());
+        }
+        self.drop_handshake(key);
+        self.end(id, why);
     }
 
     pub(super) fn try_step(&mut self, key: usize) -> Result<Step, LinkError> {

@@ -213,6 +213,8 @@ fn a_peer_whose_fork_lives_on_is_gone() {
     let to = host.nic.name();
     let child = Child::run(|| {
         let (mut node, link) = guest(&to);
+        // Room for three calls.
+        rustix::net::listen(&node.nic.control.by_id, 2).unwrap();
         leave_a_fork();
         node.nic.send(link, b"forked", &[]).unwrap();
         loop {
@@ -229,14 +231,19 @@ fn a_peer_whose_fork_lives_on_is_gone() {
     until("end", &mut [&mut host], |nodes| nodes[0].inbox.down.len() == 2);
     assert!(host.inbox.down.contains(&(link, LinkError::Gone)), "{:?}", host.inbox.down);
     assert!(host.inbox.down.contains(&(call, LinkError::Gone)), "{:?}", host.inbox.down);
+    let ends = |caller: &mut Node| {
+        caller.inbox.down.clear();
+        let call = caller.nic.connect(&peer).unwrap();
+        until("end of a call", &mut [&mut *caller], |nodes| !nodes[0].inbox.down.is_empty());
+        assert_eq!(caller.inbox.down, [(call, LinkError::Gone)]);
+    };
     // Not waited for yet, then waited for.
     for child in [Some(child), None] {
-        host.inbox.down.clear();
-        let call = host.nic.connect(&peer).unwrap();
-        until("end of a call", &mut [&mut host], |nodes| !nodes[0].inbox.down.is_empty());
-        assert_eq!(host.inbox.down, [(call, LinkError::Gone)]);
+        ends(&mut Node::new(&ShmConfig::default()));
         assert!(child.is_none_or(|child| !child.ended_well()));
     }
+    // There is no room any more.
+    ends(&mut host);
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
 }
 
