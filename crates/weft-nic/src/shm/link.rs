@@ -395,14 +395,12 @@ impl Link {
         (calls + copies, pushed + copied)
     }
 
-    /// Moves transfers by address on: our own first, then those that we help with.
+    /// Moves transfers by address on, until the link is over: our own first, then those that we help with.
     fn copy<S: Sink>(&mut self, bulk: &mut Bulk, id: LinkId, sink: &mut S, budget: usize) -> (usize, usize) {
         let (mut calls, mut moved, mut at) = (0, 0, 0);
-        if bulk.transfers.is_empty() && bulk.helps.is_empty() || self.is_over() {
-            return (calls, moved);
-        }
         while moved < budget
             && let Some(transfer) = bulk.transfers.get_mut(at)
+            && !self.is_over()
         {
             match transfer.step(self.pid, &self.map, &mut bulk.slots) {
                 // A system call counts, even if it moves little.
@@ -421,6 +419,7 @@ impl Link {
         }
         while moved < budget
             && let Some(help) = bulk.helps.front_mut()
+            && !self.is_over()
         {
             match help.step(self.pid, &self.map) {
                 Step::Moved(bytes) => {

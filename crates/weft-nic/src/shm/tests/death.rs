@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use weft_engine::mem::Owned;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, RemoteIov};
 
-use super::{Inbox, Node, name, until};
+use super::{Inbox, Node, name, segment, until};
+use crate::shm::segment::Role;
 use crate::shm::{Shm, ShmConfig};
 use crate::{Config, Devices};
 
@@ -319,6 +320,26 @@ fn nothing_is_copied_from_where_the_link_has_failed() {
     until("end", &mut [&mut b], |nodes| !nodes[0].inbox.down.is_empty());
     assert_eq!((&*b.inbox.done, &*b.inbox.down), (&[(7, Err(LinkError::Gone))][..], &[(far, LinkError::Gone)][..]));
     assert!(!weft_engine::mem::to_vec(&[ours.iov()]).contains(&2), "another's bytes were copied");
+}
+
+/// The same between two that are short: what the first one writes is the peer's own word that the link is over.
+#[test]
+fn nothing_begins_where_the_link_is_over() {
+    let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+    let (near, far) = super::join(&mut a, &mut b);
+    if !b.inbox.up[0].1.caps.put {
+        return eprintln!("not tested: no cross-memory attach");
+    }
+    let said = segment(&a, near).side(Role::Initiator).closed.0.as_ptr() as usize as u64;
+    let (mut theirs, mut ours) = (Owned::new(vec![0; 4]), Owned::new(2u32.to_ne_bytes().to_vec()));
+    // While there is something to push, transfers are queued.
+    b.nic.push(far, 1, 0, &[ours.iov()], 1).unwrap();
+    for (ctx, addr) in [(2, said), (3, theirs.iov().addr())] {
+        b.nic.put(far, &[ours.iov()], &[RemoteIov { addr, len: 4 }], ctx).unwrap();
+    }
+    b.poll();
+    assert_eq!(b.inbox.done, [(1, Ok(())), (2, Err(LinkError::Gone))]);
+    assert_eq!(weft_engine::mem::to_vec(&[theirs.iov()]), [0; 4], "another's bytes were written");
 }
 
 /// A forked child that drops its copy of a device does not say goodbye for its parent.
