@@ -46,10 +46,12 @@ pub(crate) struct Cntr {
     bytes: bool,
     /// By how much the client itself has raised the value, wrapping.
     by_client: AtomicU64,
+    /// How often the errors were set, or the value by deferred work: the same may have come again since.
+    resets: AtomicU64,
     wait: WaitKind,
     waker: OnceLock<Option<Waker>>,
     set: Option<Hold<WaitSet>>,
-    /// Who was told to look, by those who wait for a change.
+    /// Who was told to look, by those who wait for a change. Held while a value is set.
     told: Mutex<Told>,
     sources: Sources,
     uses: Uses,
@@ -111,6 +113,7 @@ fn open_counter(
         gauge: Gauge::new(),
         bytes: events == sys::v2::FI_CNTR_EVENTS_BYTES,
         by_client: AtomicU64::new(0),
+        resets: AtomicU64::new(0),
         wait,
         waker: OnceLock::new(),
         set,
@@ -147,11 +150,16 @@ impl Told {
         }
         self.threads.iter_mut().filter(|threads| !threads.contains(&thread)).for_each(|threads| threads.push(thread));
     }
+
+    /// A value was set: when it reaches again what was told, that is news.
+    fn forget(&mut self) {
+        self.threads = Some(SmallVec::new());
+    }
 }
 
-/// What a counter has counted, apart from what its client has added or set; and its errors.
+/// What a counter has counted, apart from what its client has added or set; its errors; how often either began anew.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Changes(u64, u64);
+pub(crate) struct Changes(u64, u64, u64);
 
 impl Cntr {
     /// An operation of so many bytes has completed. True: programs can go on, see [`Cntr::add`].
@@ -185,7 +193,9 @@ impl Cntr {
 
     /// What has changed without the client's own calls, so far.
     pub(crate) fn changes(&self) -> Changes {
-        Changes(self.value().wrapping_sub(self.by_client.load(Ordering::Relaxed)), self.errors())
+        // Before the values: what was reset meanwhile is seen at the next look.
+        let resets = self.resets.load(Ordering::Acquire);
+        Changes(self.value().wrapping_sub(self.by_client.load(Ordering::Relaxed)), self.errors(), resets)
     }
 
     /// More successes. True: programs can go on, and the caller runs the domain's queue as soon as it holds no lock.
@@ -198,9 +208,15 @@ impl Cntr {
     /// Another value. True: as for [`Cntr::add`].
     #[must_use]
     pub(crate) fn set(&self, value: u64) -> bool {
-        let mut freed = false;
-        let called = self.gauge.set(value, || freed = self.look());
-        (called && self.notify()) | freed
+        self.change(|look| self.gauge.set(value, look))
+    }
+
+    /// The same by deferred work, which the client is told of.
+    #[must_use]
+    pub(crate) fn set_by_work(&self, value: u64) -> bool {
+        let programs = self.set(value);
+        self.resets.fetch_add(1, Ordering::Release);
+        programs
     }
 
     fn add_errors(&self, amount: u64) -> bool {
@@ -208,8 +224,21 @@ impl Cntr {
     }
 
     fn set_errors(&self, value: u64) -> bool {
+        let programs = self.change(|look| self.gauge.set_errors(value, look));
+        self.resets.fetch_add(1, Ordering::Release);
+        programs
+    }
+
+    /// Sets one of the values. Whoever goes to sleep meanwhile has armed before it looks at what was told, for which it waits here: so either it
+    /// is called, or it sees that nothing was.
+    fn change(&self, set: impl FnOnce(&mut dyn FnMut()) -> bool) -> bool {
         let mut freed = false;
-        let called = self.gauge.set_errors(value, || freed = self.look());
+        let called = {
+            let mut told = self.told.lock();
+            let called = set(&mut || freed = self.look());
+            told.forget();
+            called
+        };
         (called && self.notify()) | freed
     }
 
@@ -257,10 +286,12 @@ impl Cntr {
     }
 
     fn wait_for(&self, threshold: u64, timeout_ms: c_int) -> Result<(), Errno> {
-        let waiter = Waiter { cntr: self, threshold, errors: self.errors() };
+        let errors = self.errors();
+        let ready = || self.value() >= threshold || self.errors() != errors;
+        let waiter = Waiter { cntr: self, threshold, ready };
         match poll::wait(&waiter, Deadline::after_ms(timeout_ms)) {
             // Without an error the threshold was reached, even if the client has set another value since.
-            Waited::Ready if self.value() >= threshold || self.errors() == waiter.errors => Ok(()),
+            Waited::Ready if self.value() >= threshold || self.errors() == errors => Ok(()),
             Waited::Ready => Err(Errno::AVAIL),
             Waited::TimedOut => Err(Errno::TIMEDOUT),
             Waited::Interrupted => Err(Errno::INTR),
@@ -290,23 +321,19 @@ impl Member for Cntr {
     /// another one's having been told says nothing about what this one has seen.
     fn may_sleep(&self) -> Result<(), Errno> {
         let waker = self.waker().ok_or(Errno::INVAL)?;
-        let (value, errors) = self.values();
-        if !self.told.lock().knows(poll::this_thread(), (value, errors)) {
-            return Err(Errno::AGAIN);
-        }
-        let waiter = Waiter { cntr: self, threshold: value.saturating_add(1), errors };
+        let waiter = Waiter { cntr: self, threshold: self.value().saturating_add(1), ready: || self.stirred() };
         self.sources.trywait(&waiter, waker)
     }
 }
 
-/// A thread that waits for a threshold, or for an error after those it knows.
-struct Waiter<'a> {
+/// A thread that waits for a threshold, or for a change of the errors, until it is `ready`.
+struct Waiter<'a, R> {
     cntr: &'a Cntr,
     threshold: u64,
-    errors: u64,
+    ready: R,
 }
 
-impl Waitable for Waiter<'_> {
+impl<R: Fn() -> bool> Waitable for Waiter<'_, R> {
     fn sources(&self) -> &Sources {
         &self.cntr.sources
     }
@@ -316,7 +343,7 @@ impl Waitable for Waiter<'_> {
     }
 
     fn ready(&self) -> bool {
-        self.cntr.value() >= self.threshold || self.cntr.errors() != self.errors
+        (self.ready)()
     }
 
     fn interrupted(&self) -> bool {

@@ -189,7 +189,7 @@ fn perform(act: Act) -> Outcome<Act> {
             Outcome::Done
         }
         Act::Set(cntr, value) => {
-            let _ = release(cntr).set(value);
+            let _ = release(cntr).set_by_work(value);
             Outcome::Done
         }
     }

@@ -39,6 +39,10 @@ impl Cntr {
         assert_eq!(unsafe { (*(*self.0).ops).adderr.unwrap()(self.0, amount) }, 0);
     }
 
+    pub(crate) fn set_errors(self, value: u64) {
+        assert_eq!(unsafe { (*(*self.0).ops).seterr.unwrap()(self.0, value) }, 0);
+    }
+
     /// `fi_cntr_wait`.
     pub(crate) fn wait(self, threshold: u64, timeout: Duration) -> c_int {
         unsafe { (*(*self.0).ops).wait.unwrap()(self.0, threshold, timeout.as_millis() as c_int) }

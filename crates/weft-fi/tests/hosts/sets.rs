@@ -162,6 +162,10 @@ fn who_has_something(lib: &Lib) {
         receiver.counted.fail(1);
         assert_eq!(set.poll(8), [COUNTED]);
         nothing();
+        receiver.counted.set_errors(0);
+        receiver.counted.fail(1);
+        assert_eq!(set.poll(8), [COUNTED], "as many as before, but others");
+        nothing();
         // Who has left is not named.
         assert_eq!(set.del(receiver.counted.0), 0);
         receiver.counted.fail(1);

@@ -23,6 +23,7 @@ pub(crate) fn all(lib: &Lib) {
             ("sleepers_on_descriptors", |lib| sleepers(lib, false)),
             ("other_members", other_members),
             ("told_once", told_once),
+            ("told_again", told_again),
             ("closed_meanwhile", closed_meanwhile),
             ("wait_set_misuse", wait_set_misuse),
         ],
@@ -277,6 +278,34 @@ fn told_once(lib: &Lib) {
         assert_eq!(trywait(set.0.cast()), 0);
     }
     assert_eq!([close(alone), close(cq), close(cntr.0), close(set.0)], [0; 4]);
+}
+
+/// A counter that was set back has changed again when it reaches values that were told before.
+fn told_again(lib: &Lib) {
+    let side = Side::new(lib);
+    let set = WaitSet::new(&side, FI_WAIT_FD);
+    let cntr = set.cntr(&side).unwrap();
+    let phases: [fn(Cntr); 2] = [
+        |cntr| {
+            cntr.set(0);
+            cntr.add(1);
+        },
+        |cntr| {
+            cntr.set_errors(0);
+            cntr.fail(1);
+        },
+    ];
+    for phase in phases {
+        for _ in 0..2 {
+            phase(cntr);
+            assert_eq!(set.wait(PATIENCE), 0);
+            assert_eq!(set.trywait(&side), 0, "it is told once");
+            phase(cntr);
+            assert_eq!(set.trywait(&side), -FI_EAGAIN);
+            assert_eq!(set.trywait(&side), 0);
+        }
+    }
+    assert_eq!([close(cntr.0), close(set.0)], [0; 2]);
 }
 
 /// Members are closed, and others opened, while a thread waits that never sleeps.
