@@ -70,15 +70,17 @@ impl Gauge {
         value >= self.watch_at.load(Ordering::SeqCst)
     }
 
-    /// Another number of successes. `look` calls the programs that wait, if it is a lower one. True: as for [`Gauge::add`].
+    /// Another number of successes. `look` calls the programs that wait, if it is a lower one. True: as for [`Gauge::add`]; a lower one calls
+    /// everybody, since who waits for the next change wishes for more than the old number.
     #[must_use]
     pub(crate) fn set(&self, value: u64, look: impl FnOnce()) -> bool {
         if value < self.value() && self.programs.load(Ordering::SeqCst) {
             look();
         }
-        self.value.store(value, Ordering::SeqCst);
+        let lower = value < self.value.swap(value, Ordering::SeqCst);
         ordered();
-        value >= self.watch_at.load(Ordering::SeqCst)
+        let watch_at = self.watch_at.load(Ordering::SeqCst);
+        value >= watch_at || lower && watch_at != NOBODY
     }
 
     /// More failures. True: as for [`Gauge::add`].

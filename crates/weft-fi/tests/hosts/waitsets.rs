@@ -24,6 +24,7 @@ pub(crate) fn all(lib: &Lib) {
             ("other_members", other_members),
             ("told_once", told_once),
             ("told_again", told_again),
+            ("set_back_under_a_sleeper", set_back_under_a_sleeper),
             ("closed_meanwhile", closed_meanwhile),
             ("wait_set_misuse", wait_set_misuse),
         ],
@@ -304,6 +305,21 @@ fn told_again(lib: &Lib) {
             assert_eq!(set.trywait(&side), -FI_EAGAIN);
             assert_eq!(set.trywait(&side), 0);
         }
+    }
+    assert_eq!([close(cntr.0), close(set.0)], [0; 2]);
+}
+
+/// Who sleeps after fi_trywait hears that a counter was set to a lower value.
+fn set_back_under_a_sleeper(lib: &Lib) {
+    let side = Side::new(lib);
+    let set = WaitSet::new(&side, FI_WAIT_FD);
+    let cntr = set.cntr(&side).unwrap();
+    cntr.add(5);
+    for value in [4, 0] {
+        until(|| (set.trywait(&side) == 0).then_some(()));
+        assert!(!epoll(set.descriptor(), Duration::ZERO));
+        cntr.set(value);
+        assert!(epoll(set.descriptor(), PATIENCE), "set to {value}");
     }
     assert_eq!([close(cntr.0), close(set.0)], [0; 2]);
 }
