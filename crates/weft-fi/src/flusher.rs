@@ -76,7 +76,7 @@ pub(crate) fn leave(core: &CoreRef) {
     let mut members = FLUSHER.members().lock();
     members.retain(|member| !Arc::ptr_eq(&member.core, core));
     if members.is_empty() {
-        FLUSHER.end(&members);
+        FLUSHER.end(&members, &mut FLUSHER.handle.lock());
     }
 }
 
@@ -84,8 +84,10 @@ pub(crate) fn leave(core: &CoreRef) {
 pub(crate) fn stop() {
     // In a forked child, or in a handler of a signal, whoever holds these may never go on.
     let members = FLUSHER.members.try_lock_for(STUCK).map(|members| *members);
-    if let Some(members) = members.and_then(|members| members.try_lock_for(STUCK)) {
-        FLUSHER.end(&members);
+    if let Some(members) = members.and_then(|members| members.try_lock_for(STUCK))
+        && let Some(mut handle) = FLUSHER.handle.try_lock_for(STUCK)
+    {
+        FLUSHER.end(&members, &mut handle);
     }
 }
 
@@ -102,8 +104,7 @@ impl Flusher {
     }
 
     /// Whoever holds the members knows that the thread is in no engine, whose holder may wait for the handle.
-    fn end(&self, _members: &[Member]) {
-        let mut handle = self.handle.lock();
+    fn end(&self, _members: &[Member], handle: &mut Option<Worker>) {
         if let Some(thread) = handle.take() {
             self.rest.end();
             thread.unpark();
@@ -185,24 +186,22 @@ mod tests {
 
     use super::*;
 
-    /// The thread was at work when the client forked: the child, which goes on to open an endpoint, does not wait for it.
-    #[test]
-    fn a_child_does_not_wait_for_its_parents_thread() {
+    /// Forks while a thread of ours is there and another one of the client's has locked something. Returns how a child has ended that does this.
+    fn child_beside_holder<L>(hold: impl FnOnce() -> L + Send + 'static, does: fn()) -> i32 {
         let (ready, is_ready) = mpsc::channel();
         let (over, is_over) = mpsc::channel::<()>();
+        FLUSHER.wake();
         let holder = std::thread::spawn(move || {
-            let _held = FLUSHER.members().lock();
+            let _held = hold();
             assert!(ready.send(()).is_ok() && is_over.recv().is_ok());
         });
         assert!(is_ready.recv().is_ok());
-        FLUSHER.wake();
         // SAFETY: the child calls nothing that another thread of its parent may hold, but for what is tried here.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: no handler: it ends the child.
             unsafe { libc::alarm(5) };
-            FLUSHER.forget_parents();
-            drop(FLUSHER.members().lock());
+            does();
             // SAFETY: the child's end.
             unsafe { libc::_exit(0) };
         }
@@ -210,7 +209,20 @@ mod tests {
         // SAFETY: the child's status is the caller's.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(over.send(()).is_ok() && holder.join().is_ok());
-        FLUSHER.end(&FLUSHER.members().lock());
-        assert_eq!(status, 0);
+        status
+    }
+
+    /// The thread was at work when the client forked: the child, which goes on to open an endpoint, does not wait for it. Nor does one that
+    /// ends, not even for whoever was about to wake the thread.
+    #[test]
+    fn a_child_does_not_wait_for_its_parents_thread() {
+        let opens = || {
+            FLUSHER.forget_parents();
+            drop(FLUSHER.members().lock());
+        };
+        assert_eq!(child_beside_holder(|| FLUSHER.members().lock(), opens), 0);
+        assert_eq!(child_beside_holder(|| FLUSHER.members().lock(), stop), 0);
+        assert_eq!(child_beside_holder(|| FLUSHER.handle.lock(), stop), 0);
+        FLUSHER.end(&FLUSHER.members().lock(), &mut FLUSHER.handle.lock());
     }
 }

@@ -168,19 +168,22 @@ impl AutoProgress {
 
     /// Ends the thread and waits for its end.
     pub(crate) fn stop(&self) {
-        self.end().into_iter().for_each(Worker::join);
+        self.end();
+        let thread = self.thread.lock().take();
+        thread.into_iter().for_each(Worker::join);
     }
 
-    /// The same at the end of the program, which a handler of a signal may have brought about: if the thread waits for the call that was
-    /// interrupted, it does so for ever.
+    /// The same at the end of the program, which a handler of a signal may have brought about, or a forked child: if the thread waits for the call
+    /// that was interrupted, it does so for ever, and who was starting the thread may never go on.
     pub(crate) fn stop_at_end(&self) {
-        self.end().into_iter().for_each(|thread| thread.join_within(STUCK));
+        self.end();
+        let thread = self.thread.try_lock_for(STUCK).and_then(|mut thread| thread.take());
+        thread.into_iter().for_each(|thread| thread.join_within(STUCK));
     }
 
-    fn end(&self) -> Option<Worker> {
+    fn end(&self) {
         self.stop.store(true, Ordering::Release);
         self.waker.ring();
-        self.thread.lock().take()
     }
 
     fn start(self: &Arc<Self>) -> Result<(), Errno> {
