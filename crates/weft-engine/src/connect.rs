@@ -14,7 +14,7 @@
 //! CALL, ACCEPT and REJECT are messages of links, like OPEN. A's link to the listener never carries anything else, and A closes
 //! it when it has its peer. B's link to A carries the connection; it could be no other than A's peer, because only the listener was
 //! given A's full name. There is no clock here: how long an answer may take is the listener's client's affair, and the end of either link
-//! ends the wait.
+//! ends the wait: when B comes to nothing, the listener closes the one that it has.
 //!
 //! Invariants: links of these engines carry messages only between the two ends of one connection; a connection, once ended, does not
 //! come back.
@@ -104,6 +104,8 @@ pub(crate) struct Connection {
     events: VecDeque<ConnEvent>,
     /// Calls that are not answered yet, by number.
     calls: BTreeMap<u64, LinkId>,
+    /// Calls that other endpoints are answering: their callers wait as long as these links are up.
+    answering: BTreeMap<u64, LinkId>,
     next_call: u64,
 }
 
@@ -158,7 +160,18 @@ impl<N: Nic> Engine<N> {
 
     /// A call is being answered by another endpoint, and does not count any more.
     pub fn answered(&mut self, call: u64) {
-        self.core.connection.calls.remove(&call);
+        let connection = &mut self.core.connection;
+        if let Some(link) = connection.calls.remove(&call) {
+            connection.answering.insert(call, link);
+        }
+    }
+
+    /// The endpoint that was answering a call has failed, or has gone: the caller need not wait any longer.
+    pub fn abandon(&mut self, call: u64) {
+        if let Some(link) = self.core.connection.answering.remove(&call) {
+            self.core.link_drop(link);
+            self.leave_links();
+        }
     }
 
     /// How many calls may wait for an answer.
@@ -362,9 +375,11 @@ impl Core {
         }
     }
 
-    /// A caller has gone before it had an answer.
+    /// A caller has gone: before it had an answer, or because it has one.
     pub(crate) fn caller_gone(&mut self, link: LinkId) {
-        self.connection.calls.retain(|_, waiting| *waiting != link);
+        for calls in [&mut self.connection.calls, &mut self.connection.answering] {
+            calls.retain(|_, waiting| *waiting != link);
+        }
     }
 
     /// Why an operation has no virtual connection to go to.

@@ -154,6 +154,13 @@ impl Request {
         Ok(())
     }
 
+    /// The endpoint of ours that calls back has failed, or is closed: the caller is told.
+    pub(crate) fn abandon(&self) {
+        if let Some(engine) = &mut *self.listener.engine.lock() {
+            engine.abandon(self.number);
+        }
+    }
+
     fn reject(&self, data: &[u8]) -> Result<(), Errno> {
         self.take()?;
         match &mut *self.listener.engine.lock() {

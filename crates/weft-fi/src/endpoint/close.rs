@@ -47,6 +47,10 @@ impl Ep {
         let mut routes = std::mem::take(&mut state.routes);
         state.publisher = None;
         drop(state);
+        // In a forked child the call is the parent's.
+        if let Some(request) = routes.reports.as_ref().filter(|_| ours).and_then(|reports| reports.request.take()) {
+            request.abandon();
+        }
         self.domain.work().forget(&self.core);
         for cq in [&routes.tx, &routes.rx].into_iter().flatten() {
             cq.sources().remove(&self.core);

@@ -88,7 +88,7 @@ impl Routes {
                 // For listeners.
                 ConnEvent::Request { .. } => continue,
             };
-            request.take();
+            request.take().inspect(|request| request.abandon());
             eq.report_failure(Failure { fid: *fid, context: self.context, data: 0, errno, more });
         }
     }

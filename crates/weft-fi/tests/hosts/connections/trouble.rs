@@ -124,6 +124,14 @@ fn listeners_that_go(lib: &Lib) {
     let d = End::answering(lib, info);
     assert_eq!(d.accept(&[]), 0);
     meet(&c, &d, &[]);
+    // One that has answered and is closed before the caller has heard it does not: nobody else can answer.
+    let e = End::new(lib);
+    assert_eq!(e.connect(&other.name(), &[]), 0);
+    let (info, _) = other.called(&e);
+    let f = End::answering(lib, info);
+    assert_eq!(f.accept(&[]), 0);
+    drop(f);
+    fails(&e, &[other.eq]);
 }
 
 unsafe fn copy(lib: &Lib, info: *mut fi_info) -> *mut fi_info {
