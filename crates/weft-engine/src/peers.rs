@@ -331,17 +331,26 @@ impl Core {
         if let Some(n) = usize::try_from(addr).ok().and_then(|i| self.by_addr.get_mut(i)) {
             *n = 0;
         }
-        let mut known = false;
-        for vc in self.vcs.iter_mut().filter(|vc| vc.addr == addr) {
-            // The book may have it under another name.
-            vc.addr = self.book.addr(&vc.name).unwrap_or(ADDR_NONE);
-            self.departed += usize::from(vc.is_gone());
-            known = true;
-        }
         let book = &self.book;
         self.by_far_addr.retain(|&far, _| book.name(far).is_some());
-        if known {
+        let mut elsewhere = Vec::new();
+        for (vci, vc) in (0..).zip(&mut self.vcs).filter(|(_, vc)| vc.addr == addr) {
+            // The book may have it under another name, or under a socket that it does not name, but that has led to it.
+            let near = || (0..).zip(&self.by_addr).find_map(|(other, n)| (*n == vci + 1).then_some(other));
+            let far =
+                || self.by_far_addr.iter().find(|(_, known)| **known == vci).map(|(far, _)| far & Addr::from(u32::MAX));
+            vc.addr = self.book.addr(&vc.name).or_else(near).or_else(far).unwrap_or(ADDR_NONE);
+            self.departed += usize::from(vc.is_gone());
+            elsewhere.push(vci);
+        }
+        if !elsewhere.is_empty() {
             self.readdressed();
+        }
+        // Receives from there may wait for what is here.
+        for vci in elsewhere {
+            if self.vcs[vci as usize].addr != ADDR_NONE {
+                self.match_again(vci);
+            }
         }
     }
 

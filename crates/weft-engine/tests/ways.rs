@@ -1,10 +1,9 @@
 //! Peers that are reached in more than one way, or whose way turns out only later: what was posted for an address is served whichever is taken.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod told;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use told::{CAPS, Case, Event, name, open, words};
 use weft_engine::Pool;
@@ -46,14 +45,22 @@ fn recv(case: &mut Case, tag: u64, ptr: usize) {
 }
 
 fn recv_as(case: &mut Case, tag: u64, ptr: usize, flags: OpFlags) {
+    post(case, 0, tag, ptr, flags);
+}
+
+fn post(case: &mut Case, src: Addr, tag: u64, ptr: usize, flags: OpFlags) {
     let (ctx, flags) = (Context { ptr, user: 0 }, OpFlags::TAGGED | flags);
-    case.engine.recv(&RecvOp { src: 0, iov: &[], tag, ignore: 0, ctx, flags }).unwrap();
+    case.engine.recv(&RecvOp { src, iov: &[], tag, ignore: 0, ctx, flags }).unwrap();
     case.run();
 }
 
 fn send(case: &mut Case, flags: OpFlags) -> Result<(), Error> {
+    send_to(case, 0, flags)
+}
+
+fn send_to(case: &mut Case, dest: Addr, flags: OpFlags) -> Result<(), Error> {
     let ctx = Context { ptr: 3, user: 0 };
-    case.engine.send(&SendOp { dest: 0, iov: &[], tag: 0, data: 0, ctx, flags })
+    case.engine.send(&SendOp { dest, iov: &[], tag: 0, data: 0, ctx, flags })
 }
 
 fn received(case: &mut Case) -> Vec<(usize, Addr)> {
@@ -119,19 +126,66 @@ fn receives_from_an_address_live_as_long_as_a_link() {
     );
 }
 
-/// A book that other processes write.
+/// A book whose rows come and go.
 #[derive(Debug, Default)]
-struct Foreign(AtomicBool);
+struct Rows {
+    rows: Mutex<Vec<Option<EpName>>>,
+    /// Other processes write it.
+    foreign: bool,
+}
 
-impl AddressBook for Foreign {
+impl Rows {
+    fn bind(case: &mut Case, foreign: bool) -> Arc<Self> {
+        let book = Arc::new(Self { foreign, ..Self::default() });
+        case.engine.bind_book(Arc::clone(&book) as Arc<dyn AddressBook>);
+        book
+    }
+
+    fn set(&self, rows: &[Option<EpName>]) {
+        *self.rows.lock().unwrap() = rows.to_vec();
+    }
+}
+
+impl AddressBook for Rows {
     fn name(&self, addr: Addr) -> Option<EpName> {
-        (addr == 0 && self.0.load(Ordering::Relaxed)).then(|| name(2))
+        *self.rows.lock().unwrap().get(addr as usize)?
     }
     fn addr(&self, wanted: &EpName) -> Option<Addr> {
-        (self.0.load(Ordering::Relaxed) && name(2).same_endpoint(wanted)).then_some(0)
+        let rows = self.rows.lock().unwrap();
+        let find = |id| rows.iter().position(|row| row.is_some_and(|row| row.identity() == id));
+        find(wanted.identity()).or_else(|| find(wanted.socket_identity())).map(|at| at as Addr)
     }
     fn grows_unseen(&self) -> bool {
-        true
+        self.foreign
+    }
+}
+
+/// One endpoint is at two sockets, neither of which it names. When one of these addresses goes it is at the other, also for what is here already.
+#[test]
+fn an_endpoint_is_at_the_sockets_that_lead_to_it() {
+    for waits in [false, true] {
+        let mut case = Case::new(CAPS, Config::default());
+        let book = Rows::bind(&mut case, false);
+        let [first, second] = ["10.0.0.9:7", "10.0.0.9:8"].map(|at| Some(EpName::service(at.parse().unwrap())));
+        book.set(&[first, second]);
+        case.engine.nic_mut().dials = Some(8);
+        for (dest, link) in [(0, LinkId(8)), (1, LinkId(9))] {
+            send_to(&mut case, dest, OpFlags::QUIET).unwrap();
+            case.tell(Event::Up { link, peer: name(2), initiator: true });
+            case.tell(Event::Message(link, open(1)));
+        }
+        case.link = LinkId(8);
+        post(&mut case, 1, 5, 1, OpFlags::empty());
+        if waits {
+            case.say(EAGER, TAGGED, &words(&[5]));
+            assert!(received(&mut case).is_empty(), "it is known by the first");
+        }
+        book.set(&[None, second]);
+        case.engine.address_removed(0);
+        if !waits {
+            case.say(EAGER, TAGGED, &words(&[5]));
+        }
+        assert_eq!(received(&mut case), [(1, 1)], "{waits}");
     }
 }
 
@@ -140,17 +194,16 @@ impl AddressBook for Foreign {
 fn a_stranger_is_found_in_a_book_that_others_write() {
     for receives_first in [false, true] {
         let mut case = Case::new(CAPS, Config::default());
-        let book = Arc::new(Foreign::default());
-        case.engine.bind_book(Arc::clone(&book) as Arc<dyn AddressBook>);
+        let book = Rows::bind(&mut case, true);
         case.connect(0, 2);
         let say = |case: &mut Case| case.say(EAGER, TAGGED, &5u64.to_le_bytes());
         if receives_first {
             recv(&mut case, 5, 1);
-            book.0.store(true, Ordering::Relaxed);
+            book.set(&[Some(name(2))]);
             say(&mut case);
         } else {
             say(&mut case);
-            book.0.store(true, Ordering::Relaxed);
+            book.set(&[Some(name(2))]);
             recv(&mut case, 5, 1);
         }
         assert_eq!(received(&mut case), [(1, 0)], "{receives_first}");

@@ -199,8 +199,14 @@ fn an_endpoint_that_loses_one_of_its_addresses_is_known_by_the_other() {
         assert_eq!(pair.received(0).len(), 2);
         let _ = pair.received(1);
         let (gone, stays) = if service_first == service_goes { (both[0], both[1]) } else { (both[1], both[0]) };
+        // What has come from the one may be what is awaited from the other.
+        pair.recv(1, stays, 7, 0);
+        pair.send(0, to_b, 7).unwrap();
+        pair.settle();
         pair.remove(1, gone);
         assert_eq!(pair.send(1, gone, 3), Err(Error::NoSuchAddress));
+        pair.settle();
+        assert_eq!(pair.received(1), [(7, stays)], "{service_first} {service_goes}");
         pair.recv(1, stays, 4, 0);
         pair.recv(1, ADDR_NONE, 5, 0);
         pair.send(0, to_b, 4).unwrap();
