@@ -24,7 +24,8 @@ pub trait AddressBook: Send + Sync {
     fn name(&self, addr: Addr) -> Option<EpName>;
     /// The index of a name: by its identity, else by its socket identity.
     fn addr(&self, name: &EpName) -> Option<Addr>;
-    /// Whether names come into it of which the engine is not told ([`Engine::address_added`](crate::Engine::address_added)).
+    /// Whether names come into it, and leave it, of which the engine is not told
+    /// ([`Engine::address_added`](crate::Engine::address_added)).
     fn grows_unseen(&self) -> bool {
         false
     }

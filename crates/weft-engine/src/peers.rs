@@ -241,21 +241,26 @@ impl Core {
     /// A connection has turned out to lead to an address, as whatever looks it up by that finds. What came by it when it was a stranger's may be
     /// what receives from there wait for.
     pub(crate) fn is_at(&mut self, vci: u32, addr: Addr) {
-        let vc = &mut self.vcs[vci as usize];
-        if vc.addr == ADDR_NONE && addr != ADDR_NONE {
-            vc.addr = addr;
+        if addr != ADDR_NONE && self.is_nowhere(&self.vcs[vci as usize]) {
+            self.vcs[vci as usize].addr = addr;
             self.readdressed();
             self.match_again(vci);
         }
     }
 
-    /// A stranger may be in the book by now.
+    /// The book may have a peer by now, or have it elsewhere.
     #[cold]
     pub(crate) fn look_up(&mut self, vci: u32) {
         let vc = &self.vcs[vci as usize];
-        if vc.addr == ADDR_NONE {
+        if self.is_nowhere(vc) {
             self.is_at(vci, self.addr_of(&vc.name));
         }
+    }
+
+    /// Whether a connection is at no address: it never was at one that is known, or another process has removed that since.
+    #[inline]
+    pub(crate) fn is_nowhere(&self, vc: &Vc) -> bool {
+        vc.addr == ADDR_NONE || (self.looks_again && self.book.name(vc.addr).is_none())
     }
 
     /// If a stranger is whom the book has at an address by now, it is there.
@@ -263,7 +268,7 @@ impl Core {
     pub(crate) fn meet_stranger(&mut self, addr: Addr) {
         let Some(name) = self.book.name(addr) else { return };
         let there =
-            |vc: &Vc| vc.addr == ADDR_NONE && vc.link().is_some() && vc.name.socket_identity() == name.identity();
+            |vc: &Vc| vc.link().is_some() && vc.name.socket_identity() == name.identity() && self.is_nowhere(vc);
         let found = self.index.find(&self.vcs, &name).or_else(|| {
             let by_socket = (!name.is_full()).then(|| self.vcs.iter().position(there)).flatten();
             by_socket.and_then(|vci| u32::try_from(vci).ok())

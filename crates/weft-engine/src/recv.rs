@@ -302,8 +302,7 @@ impl Core {
     /// Where a peer's message comes from.
     #[inline]
     fn source_of(&mut self, vci: u32) -> Addr {
-        let vc = &self.vcs[vci as usize];
-        if vc.addr == ADDR_NONE && self.looks_again {
+        if self.looks_again {
             self.look_up(vci);
         }
         self.vcs[vci as usize].addr

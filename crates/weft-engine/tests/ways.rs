@@ -210,6 +210,27 @@ fn a_stranger_is_found_in_a_book_that_others_write() {
     }
 }
 
+/// Another process removes a peer's address and inserts it anew: the peer is where it is now.
+#[test]
+fn a_peer_is_found_under_its_new_number_in_a_book_that_others_write() {
+    for (receives_first, full) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut case = Case::new(CAPS, Config::default());
+        let book = Rows::bind(&mut case, true);
+        let row = Some(if full { name(2) } else { EpName::service(name(2).socket()) });
+        book.set(&[row]);
+        case.connect(0, 2);
+        if !receives_first {
+            case.say(EAGER, TAGGED, &words(&[5]));
+        }
+        book.set(&[None, row]);
+        post(&mut case, 1, 5, 1, OpFlags::empty());
+        if receives_first {
+            case.say(EAGER, TAGGED, &words(&[5]));
+        }
+        assert_eq!(received(&mut case), [(1, 1)], "{receives_first} {full}");
+    }
+}
+
 /// A stranger sends messages with these tags, receives are shared that are for a tag of 5 but for these bits of it, and then the stranger turns
 /// out to be at their address.
 fn shared(tags: &[u64], ignored: &[u64]) -> (Case, Arc<Pool>) {

@@ -114,9 +114,10 @@ impl Table {
         self.shared.as_ref().is_some_and(Shared::is_read_only)
     }
 
-    /// What a look finds here, or once all is known that other processes have done.
+    /// What a look finds here, unless other processes have removed rows since, or once all is known that they have done.
     fn look<T>(&self, find: impl Fn(&Rows) -> Option<T>) -> Option<T> {
-        let found = find(&self.rows.read());
+        let current = |rows: &Rows| self.shared.as_ref().is_none_or(|shared| shared.removals() == rows.removals);
+        let found = Some(self.rows.read()).filter(|rows| current(rows)).and_then(|rows| find(&rows));
         match &self.shared {
             Some(shared) if found.is_none() => {
                 let mut rows = self.rows.write();

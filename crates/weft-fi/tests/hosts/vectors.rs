@@ -50,6 +50,7 @@ fn shared(lib: &Lib) {
     assert_eq!(remove(reader, 0), -FI_EACCES);
     // It was inserted twice.
     assert_eq!((remove(first, 1), lookup(first, 1).is_ok(), remove(second, 1)), (0, true, 0));
+    assert_eq!(lookup(reader, 1), Err(-FI_EINVAL), "who had it knows that it has gone");
     assert_eq!((lookup(second, 1), remove(first, 1)), (Err(-FI_EINVAL), -FI_EINVAL));
     assert_eq!(insert(first, &[socket(5)], numbers.as_mut_ptr(), 0, null_mut()), 1);
     assert_eq!((numbers[0], lookup(reader, 3).unwrap()[3]), (3, 5));
