@@ -46,7 +46,7 @@ const SILENT_GRACE_MS: u64 = 200;
 /// The same for one whose hello was good, and whose initiator may be busy.
 const GREETED_GRACE_MS: u64 = 2000;
 /// Attempts at most, if the acceptor hangs up again and again.
-const TRIES: u32 = 32;
+const MEETINGS: u32 = 32;
 
 /// How long to wait before the attempt after `tries`, in milliseconds. Many who failed at the same time should not all come back at the same
 /// time, so a part of it comes from the hello's nonce.
@@ -124,6 +124,8 @@ pub(super) struct Attempt {
     found: Option<Found>,
     noise: Option<Noise>,
     tries: u32,
+    /// Those of them that were accepted and then dropped.
+    meetings: u32,
     dial_at_ms: u64,
     /// Until then refused connections are tried again.
     retry_until_ms: u64,
@@ -142,6 +144,7 @@ impl Attempt {
             found: None,
             noise: None,
             tries: 0,
+            meetings: 0,
             dial_at_ms: now_ms,
             retry_until_ms: now_ms.saturating_add(config.connect_retry_ms),
             deadline_ms: now_ms.saturating_add(config.connect_timeout_ms),
@@ -209,7 +212,9 @@ impl Attempt {
         // A connection that was made and then dropped shows that somebody is there: such tries are only counted.
         let met = self.has_spoken();
         let next_ms = now_ms + backoff_ms(self.tries, &self.hello);
-        if self.tries >= TRIES || next_ms >= self.deadline_ms || (!met && next_ms > self.retry_until_ms) {
+        self.meetings += u32::from(met);
+        let enough = if met { self.meetings >= MEETINGS } else { next_ms > self.retry_until_ms };
+        if enough || next_ms >= self.deadline_ms {
             return Err(why);
         }
         self.stage = Stage::Waiting;

@@ -222,6 +222,21 @@ fn a_host_that_vanishes_in_the_handshake_is_given_up() {
     assert_eq!(quiet.0[0].1.down, [(link, LinkError::Timeout)]);
 }
 
+/// Who is refused calls again for as long as it was told to.
+#[test]
+fn a_late_listener_is_waited_for() {
+    let (connect_retry_ms, connect_timeout_ms) = (12_000, 12_000);
+    let mut quiet = Quiet::new(&TcpConfig { connect_retry_ms, connect_timeout_ms, ..TcpConfig::default() });
+    net::with(|net| net.refuses = true);
+    let there = quiet.0[1].0.name();
+    let link = quiet.0[0].0.connect(&there).expect("a call");
+    quiet.pass(9000);
+    assert_eq!(quiet.0[0].1.down, []);
+    net::with(|net| net.refuses = false);
+    quiet.pass(2 * SOON_MS);
+    assert_eq!(quiet.0[0].1.up, [link]);
+}
+
 /// Messages that are to be said once more are noted as unsent, though somebody found that nothing could be sent meanwhile.
 #[test]
 fn what_is_said_once_more_is_noted() {

@@ -148,6 +148,8 @@ pub(super) struct Net {
     pub(super) deaf: Option<usize>,
     /// No connection is made any more.
     pub(super) vanished: bool,
+    /// Nobody listens.
+    pub(super) refuses: bool,
     /// Connections that were broken.
     pub(super) broken: usize,
     /// A hash of everything that was carried: lengths and times.
@@ -171,6 +173,7 @@ impl Net {
             connections: Vec::new(),
             deaf: None,
             vanished: false,
+            refuses: false,
             broken: 0,
             trace: 0,
         }
@@ -219,6 +222,9 @@ impl Net {
     fn connect(&mut self, fd: RawFd, to: SocketAddr) -> Result<(), Errno> {
         let at = self.fresh.iter().position(|fresh| fresh.0 == fd).ok_or(Errno::BADF)?;
         let (_, ours) = self.fresh.swap_remove(at);
+        if self.refuses {
+            return Err(Errno::CONNREFUSED);
+        }
         let late = self.random.below(100) < self.faults.delays;
         let up_ms = self.now_ms + if late { self.random.below(1500) as u64 } else { 0 };
         let up_ms = if self.vanished { u64::MAX } else { up_ms };
