@@ -607,6 +607,12 @@ impl Drop for Tcp {
                 self.close(LinkId(id));
             }
         }
+        // With a copy in a forked child they would live on, and callers wait for an answer.
+        let halves = self.halves.iter().map(|(_, half)| &half.socket);
+        for socket in halves.chain([&self.listener]) {
+            // Fails only where the peer has hung up first.
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+        }
     }
 }
 
