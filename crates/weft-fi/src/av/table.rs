@@ -196,9 +196,10 @@ impl Rows {
             for at in 0..self.rows.len() {
                 if self.rows[at].uses > 0 && shared.row(at as u64).is_none_or(|row| row.uses == 0) {
                     self.rows[at].uses = 0;
-                    self.forget_followed(u32::try_from(at).unwrap_or(u32::MAX));
+                    self.forget(u32::try_from(at).unwrap_or(u32::MAX));
                 }
             }
+            self.find_again();
         }
         while (self.rows.len() as u64) < shared.len().min(u64::from(u32::MAX)) {
             let Some(row) = shared.row(self.rows.len() as u64) else { return };
@@ -232,7 +233,12 @@ impl Rows {
         self.row(addr)?;
         let left = shared.row(addr)?.uses.checked_sub(1)?;
         shared.set_uses(addr, left)?;
-        self.follow(shared);
+        if left == 0 {
+            // Under the lock nobody else has changed anything: to follow would be to read every row for this one.
+            self.removals = self.removals.wrapping_add(1);
+            self.rows.get_mut(usize::try_from(addr).ok()?)?.uses = 0;
+            self.forget(u32::try_from(addr).ok()?);
+        }
         Some(left == 0)
     }
 
@@ -254,15 +260,14 @@ impl Rows {
         }
     }
 
-    /// Another process has removed a row, and may have inserted its name once more before that was seen here.
-    fn forget_followed(&mut self, at: u32) {
-        self.forget(at);
-        let Some(identity) = self.rows.get(at as usize).map(|row| row.name.identity()) else { return };
-        let again = self.rows.iter().position(|row| row.uses > 0 && row.name.identity() == identity);
-        if let Some(again) = again.and_then(|again| u32::try_from(again).ok())
-            && self.find(&identity).is_none()
-        {
-            self.remember(&identity, again);
+    /// Other processes have removed rows, and may have inserted their names once more before that was seen here.
+    fn find_again(&mut self) {
+        for at in 0..u32::try_from(self.rows.len()).unwrap_or(u32::MAX) {
+            let Some(row) = self.rows.get(at as usize).filter(|row| row.uses > 0) else { continue };
+            let identity = row.name.identity();
+            if self.find(&identity).is_none() {
+                self.remember(&identity, at);
+            }
         }
     }
 
@@ -405,6 +410,29 @@ mod tests {
         let limit = if cfg!(debug_assertions) { Duration::from_secs(20) } else { Duration::from_secs(1) };
         assert!(taken < limit, "{taken:?}");
         assert_eq!(rows.find(&full(777_777).identity()), Some(777_777));
+    }
+
+    /// Thousands of addresses leave a shared vector without each of them having all others read once more.
+    #[test]
+    fn removal_from_a_shared_table_reads_no_other_row() {
+        const COUNT: u64 = 5000;
+        let name = std::ffi::CString::new(format!("removal {}", std::process::id())).unwrap();
+        let open = |read_only| Table::default().with_shared(Shared::open(&name, read_only).unwrap());
+        let (table, other) = (open(false), open(true));
+        for number in 0..COUNT {
+            assert_eq!(table.insert(&full(number)), Some(Inserted { addr: number, fresh: true }));
+        }
+        assert_eq!(other.addr(&full(COUNT - 1)), Some(COUNT - 1));
+        let start = Instant::now();
+        for addr in 0..COUNT {
+            assert_eq!(table.remove(addr), Some(true));
+        }
+        let taken = start.elapsed();
+        assert!(taken < Duration::from_secs(1), "{taken:?}");
+        assert_eq!((table.remove(0), table.addr(&full(0)), table.len()), (None, None, 0));
+        assert_eq!(table.insert(&full(7)), Some(Inserted { addr: COUNT, fresh: true }));
+        assert_eq!(other.addr(&full(COUNT)), None, "nobody's: so it looks what has been done");
+        assert_eq!((other.addr(&full(7)), other.addr(&full(8)), other.len()), (Some(COUNT), None, 1));
     }
 
     proptest! {
