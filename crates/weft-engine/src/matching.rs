@@ -13,6 +13,8 @@ mod pattern;
 mod queue;
 mod tree;
 
+use std::collections::VecDeque;
+
 use slab::Slab;
 
 use crate::api::{ADDR_NONE, Addr, Context, Matching};
@@ -115,11 +117,20 @@ pub(crate) struct Matcher {
     /// Messages that waited so far, and the most at a time.
     pub(crate) kept: u64,
     pub(crate) most_unexpected: usize,
+    /// Numbers of the messages that are claimed: a claim need not walk past all others, which may be as many as peers like.
+    claims: VecDeque<u32>,
 }
 
 impl Matcher {
     pub(crate) fn new(how: Matching) -> Self {
-        Self { posted: Queue::new(how), unexpected: Queue::new(how), pieces: Slab::new(), kept: 0, most_unexpected: 0 }
+        Self {
+            posted: Queue::new(how),
+            unexpected: Queue::new(how),
+            pieces: Slab::new(),
+            kept: 0,
+            most_unexpected: 0,
+            claims: VecDeque::new(),
+        }
     }
 
     /// Posts a receive into any number of pieces; `multi` is the number of the multi-receive buffer, if it is one. See [`Matcher::post`].
@@ -190,12 +201,24 @@ impl Matcher {
         if let Some(message) = self.unexpected.get_mut(key) {
             message.claimed = Some(ctx_ptr);
             self.unexpected.hide(key);
+            self.claims.push_back(key);
         }
     }
 
-    /// The message that the peek with this context pointer claimed.
-    pub(crate) fn find_claimed(&self, ctx_ptr: usize) -> Option<u32> {
-        self.unexpected.iter().find(|(_, m)| m.claimed == Some(ctx_ptr)).map(|(key, _)| key)
+    /// Whether the peek with this context pointer claimed a message.
+    pub(crate) fn has_claim(&self, ctx_ptr: usize) -> bool {
+        self.place_of_claim(ctx_ptr).is_some()
+    }
+
+    /// The message that the peek with this context pointer claimed. The claim is over: who asks takes the message out.
+    pub(crate) fn take_claim(&mut self, ctx_ptr: usize) -> Option<u32> {
+        let place = self.place_of_claim(ctx_ptr)?;
+        self.claims.remove(place)
+    }
+
+    fn place_of_claim(&self, ctx_ptr: usize) -> Option<usize> {
+        let is_it = |&key: &u32| self.unexpected.get(key).is_some_and(|message| message.claimed == Some(ctx_ptr));
+        self.claims.iter().position(is_it)
     }
 
     /// The oldest posted receive with this context pointer.
@@ -211,6 +234,8 @@ impl Matcher {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use proptest::prelude::*;
 
     use super::*;
@@ -218,6 +243,11 @@ mod tests {
 
     fn posted(src: Addr, tag: u64, ignore: u64) -> Posted {
         Posted { src, tag, ignore, piece: Iov::EMPTY, pieces: None, ctx: Context::default(), multi: None }
+    }
+
+    fn empty(tag: u64) -> Unexpected {
+        let body = Body::Eager { bytes: Box::default(), ack: None };
+        Unexpected { vc: 0, tag, data: None, body, claimed: None, orphan: false }
     }
 
     #[test]
@@ -249,14 +279,32 @@ mod tests {
     fn a_claimed_message_matches_only_its_claim() {
         for how in [Matching::Auto, Matching::Hash, Matching::Tree] {
             let mut m = Matcher::new(how);
-            let body = Body::Eager { bytes: Box::default(), ack: None };
-            m.keep(Unexpected { vc: 0, tag: 1, data: None, body, claimed: None, orphan: false }, ADDR_NONE);
+            m.keep(empty(1), ADDR_NONE);
             let wanted = Wanted { src: ADDR_NONE, tag: 1, ignore: 0 };
             let key = m.find_unexpected(wanted, |_| ADDR_NONE).expect("it is there");
             m.claim(key, 9);
             assert_eq!(m.find_unexpected(wanted, |_| ADDR_NONE), None);
-            assert_eq!(m.find_claimed(9), Some(key));
-            assert_eq!(m.find_claimed(8), None);
+            assert!(m.has_claim(9));
+            assert_eq!(m.take_claim(8), None);
+            assert_eq!(m.take_claim(9), Some(key));
+            assert!(!m.has_claim(9), "once");
         }
+    }
+
+    /// However many messages peers have left here.
+    #[test]
+    fn a_claim_walks_past_no_other_message() {
+        const KEPT: u64 = 100_000;
+        let mut m = Matcher::new(Matching::Hash);
+        (0..KEPT).for_each(|tag| m.keep(empty(tag), ADDR_NONE));
+        let start = Instant::now();
+        for tag in (KEPT - 2000..KEPT).rev() {
+            let key = m.find_unexpected(Wanted { src: ADDR_NONE, tag, ignore: 0 }, |_| ADDR_NONE).expect("it is there");
+            m.claim(key, 9);
+            assert_eq!(m.take_claim(9), Some(key));
+            assert_eq!(m.unexpected.remove(key).map(|message| message.tag), Some(tag));
+        }
+        let taken = start.elapsed();
+        assert!(taken < Duration::from_secs(1), "{taken:?}");
     }
 }

@@ -246,7 +246,7 @@ impl<N: Nic> Engine<N> {
     pub fn has_message_for(&mut self, op: &RecvOp<'_>) -> bool {
         let tagged = op.flags.contains(OpFlags::TAGGED);
         if op.flags.contains(OpFlags::CLAIM) && !op.flags.contains(OpFlags::PEEK) {
-            return self.core.matcher(tagged).find_claimed(op.ctx.ptr).is_some();
+            return self.core.matcher(tagged).has_claim(op.ctx.ptr);
         }
         self.core.find_unexpected(tagged, recv::wanted(op)).is_some()
     }

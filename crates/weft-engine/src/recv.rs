@@ -209,7 +209,7 @@ impl Core {
     }
 
     fn take_claimed(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
-        let key = self.matcher(tagged).find_claimed(op.ctx.ptr).ok_or(Error::NothingClaimed)?;
+        let key = self.matcher(tagged).take_claim(op.ctx.ptr).ok_or(Error::NothingClaimed)?;
         if !op.flags.contains(OpFlags::DISCARD) {
             self.take_unexpected(tagged, key, op);
             return Ok(());
