@@ -132,7 +132,6 @@ pub(super) fn open(
     }
     let (format, local) = local(info)?;
     let caps = kind.caps(info.caps);
-    let origin = Origin::of(info, ty, local)?;
     let sources = Sources::of(caps, domain.api_version(), kind);
     let triggers = caps & domain.caps() & sys::FI_TRIGGER != 0;
     let routes = Routes { format, context: context.addr(), ..Routes::default() };
@@ -150,11 +149,15 @@ pub(super) fn open(
         // Whether successes make entries is up to the endpoints.
         core.bound.set_rx_selective();
     }
+    let tx = Defaults::transmit(info.tx.map_or(0, |attr| attr.op_flags))?;
+    let rx = Defaults::receive(info.rx.map_or(0, |attr| attr.op_flags), caps, domain.api_version())?;
+    // Last of what may fail: a passive endpoint keeps its address until there is an endpoint that takes it over.
+    let origin = Origin::of(info, ty, local)?;
     Ok(Arc::new(Ep {
         head: Head::new(head_of(kind, ty, caps, context)),
         core: Arc::new(core),
-        tx: Defaults::transmit(info.tx.map_or(0, |attr| attr.op_flags))?,
-        rx: Defaults::receive(info.rx.map_or(0, |attr| attr.op_flags), caps, domain.api_version())?,
+        tx,
+        rx,
         send_order: info
             .tx
             .filter(|attr| attr.msg_order & order::AFTER_ACCESSES != 0)

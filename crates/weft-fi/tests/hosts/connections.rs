@@ -330,6 +330,12 @@ fn sockets(lib: &Lib) {
     assert_eq!(set_name(idle.pep), 0);
     let own = idle.name();
     let handle = idle.pep.cast();
+    // An endpoint that cannot be opened takes nothing over.
+    let other = End::new(lib);
+    (other.side.info.get().handle, other.side.info.tx().size) = (handle, usize::MAX);
+    let opened: Result<*mut fid_ep, _> = crate::open!(other.side.opened.domain, endpoint, other.side.info.raw);
+    assert_eq!(opened, Err(FI_EINVAL), "too long a queue");
+    other.side.info.get().handle = std::ptr::null_mut();
     let a = End::with(lib, |hints| {
         format(hints);
         hints.get().handle = handle;
