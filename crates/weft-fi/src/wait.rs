@@ -12,7 +12,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
@@ -24,8 +24,8 @@ use crate::errno::Errno;
 
 /// Events that one sleep reports at most; more are found by the next one.
 const EVENTS: usize = 8;
-/// So long at a time a helper waits for a client's mutex, and so whoever closes for a helper.
-const PATIENCE: Duration = Duration::from_millis(10);
+/// So long a helper waits until it looks again whether a client's mutex is free: twice as long each time, up to the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(10));
 /// The key of the bell in the epoll set.
 const BELL: u64 = u64::MAX;
 
@@ -304,8 +304,11 @@ impl Shared {
         self.called.notify_one();
     }
 
-    /// The helper's work.
+    /// The helper's work. It waits for the client's mutex only here, where it hears of the end: pthread_mutex_timedlock(3) would wait by the
+    /// system's clock, which may be set back meanwhile.
     fn attend(&self) {
+        let (shortest, longest) = PAUSES;
+        let mut pause = shortest;
         let mut calls = self.calls.lock();
         while !calls.stop {
             if !std::mem::take(&mut calls.signal) {
@@ -315,20 +318,22 @@ impl Shared {
             drop(calls);
             let done = self.broadcast();
             calls = self.calls.lock();
-            calls.signal |= !done;
+            if done {
+                pause = shortest;
+            } else if !calls.stop {
+                if self.called.wait_for(&mut calls, pause).timed_out() {
+                    pause = longest.min(pause * 2);
+                }
+                calls.signal = true;
+            }
         }
     }
 
-    /// Wakes who waits, and who will have begun to wait when the mutex is free. False: it was not free for [`PATIENCE`].
+    /// Wakes who waits, and who will have begun to wait when the mutex is free. False: it is not free.
     fn broadcast(&self) -> bool {
-        let end = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + PATIENCE;
-        let end = libc::timespec {
-            tv_sec: libc::time_t::try_from(end.as_secs()).unwrap_or(libc::time_t::MAX),
-            tv_nsec: end.subsec_nanos().into(),
-        };
         let Objects { mutex, cond } = &**self.objects;
-        // SAFETY: an initialised mutex, which this thread does not hold.
-        if unsafe { libc::pthread_mutex_timedlock(mutex.get(), &raw const end) } != 0 {
+        // SAFETY: an initialised mutex.
+        if unsafe { libc::pthread_mutex_trylock(mutex.get()) } != 0 {
             return false;
         }
         // SAFETY: an initialised condition variable.
@@ -378,5 +383,26 @@ impl Deadline {
     /// Whether it has passed.
     pub(crate) fn over(&self) -> bool {
         self.left().is_some_and(|left| left.is_zero())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By no clock of the system's, which may be set back.
+    #[test]
+    fn a_helper_does_not_wait_in_a_clients_mutex() {
+        let shared = Shared::default();
+        let mutex = shared.objects.mutex.get();
+        // SAFETY: an initialised mutex.
+        assert_eq!(unsafe { libc::pthread_mutex_trylock(mutex) }, 0);
+        let start = Instant::now();
+        assert!((0..100).all(|_| !shared.broadcast()));
+        let taken = start.elapsed();
+        // SAFETY: locked above.
+        assert_eq!(unsafe { libc::pthread_mutex_unlock(mutex) }, 0);
+        assert!(shared.broadcast());
+        assert!(taken < Duration::from_millis(500), "{taken:?}");
     }
 }
