@@ -18,16 +18,16 @@ pub type Addr = u64;
 /// Any source (as a receive's `src`), or a source that is in no address vector (in a completion).
 pub const ADDR_NONE: Addr = u64::MAX;
 
-/// The address vector as the engine sees it: asked only when a peer is met for the first time.
+/// The address vector as the engine sees it: asked when a peer is met for the first time, and when it has changed.
 pub trait AddressBook: Send + Sync {
     /// The name at an index.
     fn name(&self, addr: Addr) -> Option<EpName>;
     /// The index of a name: by its identity, else by its socket identity.
     fn addr(&self, name: &EpName) -> Option<Addr>;
-    /// Whether names come into it, and leave it, of which the engine is not told
-    /// ([`Engine::address_added`](crate::Engine::address_added)).
-    fn grows_unseen(&self) -> bool {
-        false
+    /// If names come into it, and leave it, of which the engine is not told ([`Engine::address_added`](crate::Engine::address_added)): a number
+    /// that is another one after each such change. Asked where a message or a receive goes the long way, so it must be cheap.
+    fn changes(&self) -> Option<u64> {
+        None
     }
 }
 

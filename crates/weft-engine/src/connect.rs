@@ -360,6 +360,7 @@ impl Core {
                 self.by_addr.clear();
                 // What has come can still be received; nothing else will.
                 self.config.rx_depth = 0;
+                self.fast_receives = 0;
                 let fault = if why == LinkError::Closed { Fault::Canceled } else { Fault::Link(why) };
                 let ends = if strikes(Mutant::EndKeepsReceives) { &[true][..] } else { &[true, false] };
                 for &tagged in ends {

@@ -64,6 +64,8 @@ pub(crate) struct Core {
     pub(crate) lingering: Vec<(LinkId, Owned)>,
     /// While more of them are under way the fast paths do not serve.
     pub(crate) fast_depth: usize,
+    /// Receives are posted the short way while fewer than so many are.
+    pub(crate) fast_receives: usize,
     pub(crate) xfers: Xfers,
     /// What is registered for them, where a device demands that.
     pub(crate) held: Option<Box<Held>>,
@@ -88,8 +90,8 @@ pub(crate) struct Core {
     pub(crate) remote_events: bool,
     /// Messages of strangers are reported as such.
     pub(crate) source_errors: bool,
-    /// A stranger may have an address by now.
-    pub(crate) looks_again: bool,
+    /// The changes of a book that others write which have been followed here.
+    pub(crate) followed: Option<u64>,
     pub(crate) connection: Connection,
     /// Datagrams.
     pub(crate) dropped: u64,
@@ -115,6 +117,7 @@ impl Core {
             ops: List::default(),
             lingering: Vec::new(),
             fast_depth: config.tx_depth.min(QUEUED_LIMIT),
+            fast_receives: config.rx_depth,
             xfers: Xfers::default(),
             held: None,
             multis: Slab::new(),
@@ -131,7 +134,7 @@ impl Core {
             min_multi_recv: 64,
             remote_events: false,
             source_errors: false,
-            looks_again: false,
+            followed: None,
             connection: Connection::new(config.role),
             dropped: 0,
             config,

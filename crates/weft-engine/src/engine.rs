@@ -80,7 +80,11 @@ impl<N: Nic> Engine<N> {
 
     /// Where to look addresses up from now on.
     pub fn bind_book(&mut self, book: Book) {
-        self.core.looks_again = book.grows_unseen();
+        self.core.followed = book.changes();
+        if self.core.followed.is_some() {
+            // Each receive is to see first what others have done to the book.
+            self.core.fast_receives = 0;
+        }
         self.core.book = book;
     }
 

@@ -81,6 +81,7 @@ impl Index {
 impl Core {
     #[cold]
     pub(crate) fn meet(&mut self, addr: Addr) -> Result<u32, Error> {
+        self.follow_book();
         let index = usize::try_from(addr).map_err(|_| Error::NoSuchAddress)?;
         let name = self.book.name(addr).ok_or_else(|| self.no_peer())?;
         let name = if strikes(Mutant::ContextIgnored) { name.base() } else { name };
@@ -146,6 +147,7 @@ impl Core {
     /// The connection for the name of a peer that calls; none if it is a stranger and there are as many as may be, or if as many as may be at its
     /// address are there.
     pub(crate) fn vc_of_caller(&mut self, name: &EpName) -> Option<u32> {
+        self.follow_book();
         let max = self.config.max_strangers;
         let crowded = |core: &Self| core.vcs.len() - core.vacant.len() >= max && core.strangers() >= max;
         if self.departed >= SWEEP_AFTER || (self.departed > 0 && crowded(self)) {
@@ -241,40 +243,53 @@ impl Core {
     /// A connection has turned out to lead to an address, as whatever looks it up by that finds. What came by it when it was a stranger's may be
     /// what receives from there wait for.
     pub(crate) fn is_at(&mut self, vci: u32, addr: Addr) {
-        if addr != ADDR_NONE && self.is_nowhere(&self.vcs[vci as usize]) {
-            self.vcs[vci as usize].addr = addr;
+        let vc = &mut self.vcs[vci as usize];
+        if vc.addr == ADDR_NONE && addr != ADDR_NONE {
+            vc.addr = addr;
             self.readdressed();
             self.match_again(vci);
         }
     }
 
-    /// The book may have a peer by now, or have it elsewhere.
+    /// A stranger may be in the book by now.
     #[cold]
     pub(crate) fn look_up(&mut self, vci: u32) {
         let vc = &self.vcs[vci as usize];
-        if self.is_nowhere(vc) {
-            self.is_at(vci, self.addr_of(&vc.name));
+        if vc.addr == ADDR_NONE {
+            let (addr, name) = (self.addr_of(&vc.name), vc.name);
+            if !self.is_overclaimed(addr, &name) {
+                self.is_at(vci, addr);
+            }
         }
     }
 
-    /// Whether a connection is at no address: it never was at one that is known, or another process has removed that since.
+    /// Does what others have done to the book, if that is one that others write.
     #[inline]
-    pub(crate) fn is_nowhere(&self, vc: &Vc) -> bool {
-        vc.addr == ADDR_NONE || (self.looks_again && self.book.name(vc.addr).is_none())
+    pub(crate) fn follow_book(&mut self) {
+        if self.followed.is_some() {
+            self.follow_others();
+        }
     }
 
-    /// If a stranger is whom the book has at an address by now, it is there.
     #[cold]
-    pub(crate) fn meet_stranger(&mut self, addr: Addr) {
-        let Some(name) = self.book.name(addr) else { return };
-        let there =
-            |vc: &Vc| vc.link().is_some() && vc.name.socket_identity() == name.identity() && self.is_nowhere(vc);
-        let found = self.index.find(&self.vcs, &name).or_else(|| {
-            let by_socket = (!name.is_full()).then(|| self.vcs.iter().position(there)).flatten();
-            by_socket.and_then(|vci| u32::try_from(vci).ok())
-        });
-        if let Some(vci) = found {
-            self.is_at(vci, addr);
+    fn follow_others(&mut self) {
+        let changes = self.book.changes();
+        if std::mem::replace(&mut self.followed, changes) == changes {
+            return;
+        }
+        let known = (0..).zip(&self.by_addr).filter_map(|(addr, n)| (*n > 0).then_some(addr));
+        let known = known.chain(self.by_far_addr.keys().map(|addr| addr & Addr::from(u32::MAX)));
+        let known = known.chain(self.vcs.iter().map(|vc| vc.addr).filter(|addr| *addr != ADDR_NONE));
+        let removed: FxHashSet<Addr> = known.filter(|addr| self.book.name(*addr).is_none()).collect();
+        removed.into_iter().for_each(|addr| self.address_removed(addr));
+        for vci in 0..u32::try_from(self.vcs.len()).unwrap_or(u32::MAX) {
+            let vc = &self.vcs[vci as usize];
+            // Of those that have been at a socket it is the one that is there.
+            let there =
+                || vc.link().is_some() || self.book.name(self.addr_of(&vc.name)).is_some_and(|row| row.is_full());
+            if vc.addr == ADDR_NONE && vc.state != VcState::Vacant && there() {
+                self.look_up(vci);
+            }
         }
     }
 

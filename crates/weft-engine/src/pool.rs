@@ -152,7 +152,7 @@ impl Pool {
     /// Takes the memory for such a message from the oldest receive that accepts it, if that is one that wants what was `found`.
     pub(crate) fn take(
         &self,
-        found: Option<Wanted>,
+        found: Wanted,
         tagged: bool,
         src: Addr,
         tag: u64,
@@ -161,9 +161,7 @@ impl Pool {
     ) -> Option<(IovList, RecvInfo)> {
         let state = &mut *self.state();
         let key = state.matcher(tagged).arrived(src, tag)?;
-        if let Some(found) = found
-            && state.matcher(tagged).posted.get(key).is_none_or(|posted| posted.wants() != found)
-        {
+        if state.matcher(tagged).posted.get(key).is_none_or(|posted| posted.wants() != found) {
             return None;
         }
         let left = strikes(Mutant::PoolTakenTwice).then(|| state.matcher(tagged).posted.get(key).copied()).flatten();
@@ -221,15 +219,17 @@ impl<N: Nic> Engine<N> {
         self.core.draws = false;
     }
 
-    /// A receive was posted to the pool: messages that it accepts and that wait here take from there. The number of messages that took
-    /// something.
-    pub fn feed(&mut self, op: &RecvOp<'_>) -> usize {
-        let fed = self.core.feed(op.flags.contains(OpFlags::TAGGED), recv::wanted(op));
+    /// A receive was posted to the pool: messages that it accepts and that wait here take from there. Whether any message has been received, also
+    /// since somebody turned out to be at an address.
+    pub fn feed(&mut self, op: &RecvOp<'_>) -> bool {
+        let waiting = self.unexpected_messages();
+        self.core.follow_book();
+        self.core.feed(op.flags.contains(OpFlags::TAGGED), recv::wanted(op));
         // A rendezvous or an acknowledgement may have become due.
-        if fed > 0 {
+        if !self.core.active.is_empty() {
             self.run_active();
         }
-        fed
+        self.unexpected_messages() < waiting
     }
 
     /// Cancels a receive of the pool and reports that here; whether there was one.
@@ -244,6 +244,7 @@ impl<N: Nic> Engine<N> {
 
     /// Whether a message waits here that such a receive accepts, or that it has claimed.
     pub fn has_message_for(&mut self, op: &RecvOp<'_>) -> bool {
+        self.core.follow_book();
         let tagged = op.flags.contains(OpFlags::TAGGED);
         if op.flags.contains(OpFlags::CLAIM) && !op.flags.contains(OpFlags::PEEK) {
             return self.core.matcher(tagged).has_claim(op.ctx.ptr);
@@ -285,7 +286,7 @@ impl Core {
             if self.find_unexpected(tagged, wanted).is_some() && !strikes(Mutant::PoolOvertaken) {
                 // Who posted that receive has not been here yet: what waits is older than what comes.
                 self.feed(tagged, wanted);
-            } else if let Some((iov, mut info)) = pool.take(Some(wanted), tagged, src, tag, data, len) {
+            } else if let Some((iov, mut info)) = pool.take(wanted, tagged, src, tag, data, len) {
                 info.ctx.user |= user;
                 return Some((iov, info));
             }
@@ -293,42 +294,42 @@ impl Core {
         }
     }
 
-    /// The message that waits as `key` has come to be accepted by receives of the pool: as long as it waits, the oldest of them takes one message,
-    /// the oldest that it wants. What else it wants may not be next: another receive may take something older.
-    pub(crate) fn draw_for_waiting(&mut self, tagged: bool, key: u32, src: Addr, tag: u64) {
-        let Some(pool) = self.pool.as_ref().map(|(pool, _)| Arc::clone(pool)) else { return };
-        while self.matcher(tagged).unexpected.get(key).is_some()
-            && let Some(wanted) = pool.find(tagged, src, tag)
-            && let Some(oldest) = self.find_unexpected(tagged, wanted)
-        {
-            self.feed_one(tagged, oldest, (oldest == key).then_some(wanted));
-        }
+    /// The message that waits as `key` has come to be accepted by receives of the pool.
+    pub(crate) fn draw_for_waiting(&mut self, tagged: bool, key: u32) {
+        while self.matcher(tagged).unexpected.get(key).is_some() && self.feed_one(tagged, key) {}
     }
 
-    /// Messages that wait here and are `wanted` take receives from the pool. Returns how many did.
-    fn feed(&mut self, tagged: bool, wanted: Wanted) -> usize {
-        let mut fed = 0;
+    /// Messages that wait here and are `wanted` take receives from the pool.
+    fn feed(&mut self, tagged: bool, wanted: Wanted) {
         while let Some(key) = self.find_unexpected(tagged, wanted)
-            && self.feed_one(tagged, key, None)
-        {
-            fed += 1;
-        }
-        fed
+            && self.feed_one(tagged, key)
+        {}
     }
 
-    /// The message that waits as `key` takes the oldest receive of the pool that accepts it, if that is one that wants what was `found`. Whether it
-    /// did.
-    fn feed_one(&mut self, tagged: bool, key: u32, found: Option<Wanted>) -> bool {
+    /// The message that waits as `key`, or one whose turn is before, takes a receive of the pool. False: there is none for it.
+    ///
+    /// The oldest receive that accepts the message may be for an older one, and for that one in turn there may be an older receive. Other engines
+    /// take receives meanwhile: nothing is taken but the receive that was found, for the message that was found.
+    fn feed_one(&mut self, tagged: bool, mut key: u32) -> bool {
         let Some((pool, user)) = self.pool.as_ref() else { return false };
-        let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
-        let Some(message) = matcher.unexpected.get(key) else { return false };
-        let src = self.vcs[message.vc as usize].addr;
-        let taken = pool.take(found, tagged, src, message.tag, message.data, message.len());
-        let Some((iov, mut info)) = taken else { return false };
-        info.ctx.user |= user;
-        let Some(message) = matcher.unexpected.remove(key) else { return false };
-        self.deliver_unexpected(message, iov, info);
-        true
+        let (pool, user) = (Arc::clone(pool), *user);
+        loop {
+            let Some(message) = self.matcher(tagged).unexpected.get(key) else { return false };
+            let (vci, tag, data, len) = (message.vc, message.tag, message.data, message.len());
+            let src = self.vcs[vci as usize].addr;
+            let Some(wanted) = pool.find(tagged, src, tag) else { return false };
+            match self.find_unexpected(tagged, wanted) {
+                None => return false,
+                Some(older) if older != key => key = older,
+                Some(_) => {
+                    let Some((iov, mut info)) = pool.take(wanted, tagged, src, tag, data, len) else { continue };
+                    info.ctx.user |= user;
+                    let Some(message) = self.matcher(tagged).unexpected.remove(key) else { return false };
+                    self.deliver_unexpected(message, iov, info);
+                    return true;
+                }
+            }
+        }
     }
 }
 
@@ -346,12 +347,13 @@ mod tests {
             let (ctx, flags) = (Context { ptr, user: 0 }, OpFlags::TAGGED);
             pool.post(&RecvOp { src: ADDR_NONE, iov: &[], tag, ignore, ctx, flags }).unwrap();
         };
+        let find = || pool.find(true, 0, 2).unwrap();
         let take = |found| pool.take(found, true, 0, 2, None, 0).map(|(_, info)| info.ctx.ptr);
         post(1, 2, 0);
-        let found = pool.find(true, 0, 2);
+        let found = find();
         post(2, 0, u64::MAX);
-        assert_eq!(take(None), Some(1), "by another engine");
+        assert_eq!(take(find()), Some(1), "by another engine");
         assert_eq!(take(found), None);
-        assert_eq!(take(pool.find(true, 0, 2)), Some(2));
+        assert_eq!(take(find()), Some(2));
     }
 }

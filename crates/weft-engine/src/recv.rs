@@ -29,9 +29,7 @@ impl<N: Nic> Engine<N> {
         let other = OpFlags::MULTI | OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD | OpFlags::TRIGGER;
         let tagged = op.flags.contains(OpFlags::TAGGED);
         let matcher = if tagged { &mut self.core.tagged } else { &mut self.core.untagged };
-        if op.flags.intersects(other)
-            || matcher.unexpected.len() > 0
-            || matcher.posted.len() >= self.core.config.rx_depth
+        if op.flags.intersects(other) || matcher.unexpected.len() > 0 || matcher.posted.len() >= self.core.fast_receives
         {
             return false;
         }
@@ -56,6 +54,7 @@ impl<N: Nic> Engine<N> {
         {
             return Ok(());
         }
+        self.core.follow_book();
         let tagged = op.flags.contains(OpFlags::TAGGED);
         let result = if op.flags.contains(OpFlags::PEEK) {
             // Whoever peeks until a message is there reads the misses from the queue, which needs no progress for them.
@@ -105,7 +104,6 @@ impl Core {
         if self.matcher(tagged).unexpected.len() == 0 {
             return None;
         }
-        self.look_for_source(wanted.src);
         let (matcher, vcs) = if tagged { (&mut self.tagged, &self.vcs) } else { (&mut self.untagged, &self.vcs) };
         matcher.find_unexpected(wanted, |vc| vcs.get(vc as usize).map_or(ADDR_NONE, |vc| vc.addr))
     }
@@ -302,17 +300,8 @@ impl Core {
     /// Where a peer's message comes from.
     #[inline]
     fn source_of(&mut self, vci: u32) -> Addr {
-        if self.looks_again {
-            self.look_up(vci);
-        }
+        self.follow_book();
         self.vcs[vci as usize].addr
-    }
-
-    /// Before a receive from there is looked for among what is here: whether a stranger is it.
-    fn look_for_source(&mut self, addr: Addr) {
-        if addr != ADDR_NONE && self.looks_again {
-            self.meet_stranger(addr);
-        }
     }
 
     /// The peer's address is known now: gives what is here of it to receives that name the address.
@@ -338,7 +327,7 @@ impl Core {
                         self.deliver_unexpected(message, iov, info);
                     }
                 } else if self.draws {
-                    self.draw_for_waiting(tagged, key, src, tag);
+                    self.draw_for_waiting(tagged, key);
                 }
             }
         }
@@ -406,7 +395,7 @@ impl Core {
             || posted.pieces.is_some()
             || posted.piece.len() < rest.len()
             || vc.rx_used + cost > self.config.window_bytes as u64
-            || (src == ADDR_NONE && (self.source_errors || self.looks_again))
+            || (src == ADDR_NONE && (self.source_errors || self.followed.is_some()))
         {
             return false;
         }

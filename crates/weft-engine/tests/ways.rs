@@ -3,6 +3,7 @@
 
 mod told;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use told::{CAPS, Case, Event, name, open, words};
@@ -132,6 +133,7 @@ struct Rows {
     rows: Mutex<Vec<Option<EpName>>>,
     /// Other processes write it.
     foreign: bool,
+    changes: AtomicU64,
 }
 
 impl Rows {
@@ -143,6 +145,7 @@ impl Rows {
 
     fn set(&self, rows: &[Option<EpName>]) {
         *self.rows.lock().unwrap() = rows.to_vec();
+        self.changes.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -155,8 +158,8 @@ impl AddressBook for Rows {
         let find = |id| rows.iter().position(|row| row.is_some_and(|row| row.identity() == id));
         find(wanted.identity()).or_else(|| find(wanted.socket_identity())).map(|at| at as Addr)
     }
-    fn grows_unseen(&self) -> bool {
-        self.foreign
+    fn changes(&self) -> Option<u64> {
+        self.foreign.then(|| self.changes.load(Ordering::Relaxed))
     }
 }
 
@@ -228,7 +231,48 @@ fn a_peer_is_found_under_its_new_number_in_a_book_that_others_write() {
             case.say(EAGER, TAGGED, &words(&[5]));
         }
         assert_eq!(received(&mut case), [(1, 1)], "{receives_first} {full}");
+        // Also before what is posted later for anybody, and when the peer dies.
+        post(&mut case, 1, 5, 2, OpFlags::empty());
+        post(&mut case, ADDR_NONE, 5, 3, OpFlags::empty());
+        post(&mut case, 1, 5, 4, OpFlags::empty());
+        case.say(EAGER, TAGGED, &words(&[5]));
+        assert_eq!(received(&mut case), [(2, 1)], "{receives_first} {full}");
+        case.tell(Event::Down(case.link));
+        assert!(matches!(case.done()[..], [Completion { fault: Some(_), ctx: Context { ptr: 4, .. }, .. }]));
     }
+}
+
+/// Of those that call themselves by a socket no more are at its address, when another process inserts that, than may be.
+#[test]
+fn a_service_has_few_claimants_in_a_book_that_others_write() {
+    let mut case = Case::new(CAPS, Config::default());
+    let book = Rows::bind(&mut case, true);
+    (2..12).for_each(|peer| case.connect(peer.into(), peer));
+    book.set(&[Some(EpName::service(name(2).socket()))]);
+    (0..10).for_each(|ptr| post(&mut case, 0, 5, ptr, OpFlags::empty()));
+    for link in 2..12 {
+        (case.link, case.seq) = (LinkId(link), 0);
+        case.say(EAGER, TAGGED, &words(&[5]));
+    }
+    assert_eq!(received(&mut case), [0, 1, 2, 3].map(|ptr| (ptr, 0)));
+}
+
+/// A message that is received since its sender turns out to be in the book is one that feeding has brought.
+#[test]
+fn feeding_tells_of_strangers_that_are_in_a_book_that_others_write() {
+    let mut case = Case::new(CAPS, Config::default());
+    let book = Rows::bind(&mut case, true);
+    let pool = Arc::new(Pool::new(Matching::default(), 8, 64));
+    case.engine.bind_pool(Arc::clone(&pool), 0);
+    case.connect(0, 2);
+    case.say(EAGER, TAGGED, &words(&[5]));
+    book.set(&[Some(name(2))]);
+    let ctx = Context { ptr: 1, user: 0 };
+    let op = RecvOp { src: 0, iov: &[], tag: 5, ignore: 0, ctx, flags: OpFlags::TAGGED };
+    pool.post(&op).unwrap();
+    assert!(case.engine.feed(&op));
+    assert_eq!(received(&mut case), [(1, 0)]);
+    assert!(!case.engine.feed(&op));
 }
 
 /// A stranger sends messages with these tags, receives are shared that are for a tag of 5 but for these bits of it, and then the stranger turns

@@ -9,8 +9,9 @@
 //! can open it; what they write is checked as any address is. Abstract names are anybody's to take: who takes the first one without having the
 //! file, another user for instance, keeps the vector from being made, which is an error (-FI_EADDRINUSE), and no more.
 //!
-//! Layout: a head of [`HEAD_BYTES`] (magic, how often something was removed, the name), then rows of [`ROW_BYTES`]: the address, and how
-//! often it was inserted. A row, once there, keeps its number. Writers hold the file's lock.
+//! Layout: a head of [`HEAD_BYTES`] (magic, how often something was removed, how many rows there are, the name), then rows of [`ROW_BYTES`]: the
+//! address, and how often it was inserted. A row, once there, keeps its number. Writers hold the file's lock. Everybody has the words of the head
+//! mapped: whether others have done something is seen without a system call.
 
 use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
@@ -19,16 +20,21 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 
 use rustc_hash::FxBuildHasher;
-use rustix::fs::{FlockOperation, MemfdFlags, flock};
+use rustix::fs::{FlockOperation, MemfdFlags, SealFlags, fcntl_add_seals, flock};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use weft_engine::name::{EpName, NAME_BYTES};
-use weft_nic::memfile;
+use weft_nic::memfile::{self, Words};
 
 use crate::errno::Errno;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"weft av1");
+/// Which words of the head say how often a row was removed, and how many rows there are.
+const REMOVALS: usize = 1;
+const ROWS: usize = 2;
+/// Words of the head before the name.
+const WORDS: usize = 3;
 /// Where the head has the length of the name, and then that.
-const NAME_AT: u64 = 16;
+const NAME_AT: u64 = WORDS as u64 * 8;
 /// Longest name of a vector in bytes.
 const LONGEST_NAME: usize = 256;
 /// Bytes of the head.
@@ -45,6 +51,7 @@ const _: () = assert!(NAME_AT + 8 + LONGEST_NAME as u64 <= HEAD_BYTES);
 /// The file, and what tells others of it.
 pub(super) struct Shared {
     file: File,
+    words: Words,
     read_only: bool,
     _sockets: Vec<OwnedFd>,
 }
@@ -113,15 +120,17 @@ impl Shared {
     }
 
     fn make(public: &str, name: &[u8], socket: OwnedFd) -> Result<Self, Errno> {
-        let fd = memfile::create(c"weft-av", MemfdFlags::empty()).map_err(std::io::Error::from)?;
+        let fd = memfile::create(c"weft-av", MemfdFlags::ALLOW_SEALING).map_err(std::io::Error::from)?;
         let file = File::from(fd);
         write(&file, &[0; HEAD], 0)?;
         write(&file, &(name.len() as u64).to_le_bytes(), NAME_AT)?;
         write(&file, name, NAME_AT + 8)?;
         write(&file, &MAGIC.to_le_bytes(), 0)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::SEAL).map_err(std::io::Error::from)?;
+        let words = Words::map(&file, WORDS).map_err(std::io::Error::from)?;
         let place = format!("{public}-{}-{}", std::process::id(), file.as_raw_fd());
         let told = claim(&place).map_err(std::io::Error::from)?;
-        Ok(Self { file, read_only: false, _sockets: vec![socket, told] })
+        Ok(Self { file, words, read_only: false, _sockets: vec![socket, told] })
     }
 
     fn find(public: &str, name: &[u8], read_only: bool) -> Result<Self, Errno> {
@@ -138,7 +147,8 @@ impl Shared {
             if !data.is_file() || data.uid() != rustix::process::geteuid().as_raw() {
                 return None;
             }
-            let shared = Self { file, read_only, _sockets: Vec::new() };
+            let words = Words::map(&file, WORDS).ok()?;
+            let shared = Self { file, words, read_only, _sockets: Vec::new() };
             shared.is_of(name).then_some(shared)
         };
         places.find_map(open).ok_or(Errno::NOENT)
@@ -147,16 +157,12 @@ impl Shared {
     /// Whether this is a vector of that name.
     fn is_of(&self, name: &[u8]) -> bool {
         let mut found = vec![0; name.len()];
-        self.number(0) == Some(MAGIC)
-            && self.number(NAME_AT) == Some(name.len() as u64)
+        let mut len = [0; 8];
+        self.words.get(0) == MAGIC
+            && self.file.read_exact_at(&mut len, NAME_AT).is_ok()
+            && u64::from_le_bytes(len) == name.len() as u64
             && self.file.read_exact_at(&mut found, NAME_AT + 8).is_ok()
             && found == name
-    }
-
-    fn number(&self, at: u64) -> Option<u64> {
-        let mut bytes = [0; 8];
-        self.file.read_exact_at(&mut bytes, at).ok()?;
-        Some(u64::from_le_bytes(bytes))
     }
 
     /// Whether nothing may be inserted or removed here.
@@ -164,7 +170,7 @@ impl Shared {
         self.read_only
     }
 
-    /// Keeps other writers out.
+    /// Keeps writers in other processes out.
     pub(super) fn writing(&self) -> Option<Writing<'_>> {
         loop {
             match flock(&self.file, FlockOperation::LockExclusive) {
@@ -175,14 +181,19 @@ impl Shared {
         }
     }
 
-    /// How many rows there are.
+    /// How many rows there are: 2³² - 1 at most.
     pub(super) fn len(&self) -> u64 {
-        self.file.metadata().map_or(0, |data| data.len().saturating_sub(HEAD_BYTES) / ROW_BYTES)
+        self.words.get(ROWS).min(u64::from(u32::MAX))
     }
 
     /// How often a row was removed so far.
     pub(super) fn removals(&self) -> u64 {
-        self.number(8).unwrap_or(0)
+        self.words.get(REMOVALS)
+    }
+
+    /// Another number after each row that came or went.
+    pub(super) fn changes(&self) -> u64 {
+        self.removals().wrapping_add(self.len())
     }
 
     /// One row.
@@ -196,10 +207,14 @@ impl Shared {
     /// Appends a row. Under the lock.
     pub(super) fn append(&self, name: &EpName) -> Option<u64> {
         let at = self.len();
+        if at == u64::from(u32::MAX) {
+            return None;
+        }
         let mut bytes = [0; ROW];
         bytes[..NAME_BYTES].copy_from_slice(name.as_bytes());
         bytes[NAME_BYTES..].copy_from_slice(&1_u32.to_le_bytes());
         write(&self.file, &bytes, HEAD_BYTES + at * ROW_BYTES).ok()?;
+        self.set(ROWS, at + 1)?;
         Some(at)
     }
 
@@ -207,8 +222,13 @@ impl Shared {
     pub(super) fn set_uses(&self, at: u64, uses: u32) -> Option<()> {
         write(&self.file, &uses.to_le_bytes(), HEAD_BYTES + at * ROW_BYTES + NAME_BYTES as u64).ok()?;
         if uses == 0 {
-            write(&self.file, &(self.removals() + 1).to_le_bytes(), 8).ok()?;
+            self.set(REMOVALS, self.removals().wrapping_add(1))?;
         }
         Some(())
+    }
+
+    /// A word of the head. Under the lock.
+    fn set(&self, word: usize, value: u64) -> Option<()> {
+        write(&self.file, &value.to_le_bytes(), word as u64 * 8).ok()
     }
 }

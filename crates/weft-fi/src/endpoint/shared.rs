@@ -79,7 +79,7 @@ impl Receives {
             return self.look(op);
         }
         if self.pool.post(op)? {
-            let offer = |engine: &mut Eng| (engine.feed(op) > 0, engine.unexpected_messages() > 0);
+            let offer = |engine: &mut Eng| (engine.feed(op), engine.unexpected_messages() > 0);
             let mut waiting = false;
             for core in self.cores() {
                 waiting |= core.meddle(offer).is_some_and(|waiting| waiting);
