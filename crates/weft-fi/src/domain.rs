@@ -8,6 +8,8 @@
 //! Invariants: lock order is regions, then an endpoint's engine, also that of one that is closing. `close` answers -FI_EBUSY while any
 //! object of the domain is open.
 
+mod instance;
+
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,6 +25,7 @@ use weft_fi_sys as sys;
 
 use crate::addr::Format;
 use crate::cntr::Cntr;
+pub(crate) use crate::domain::instance::find;
 use crate::endpoint::core::{Core, CoreRef, Eng};
 use crate::endpoint::route::RegionCounters;
 use crate::endpoint::{scalable, shared};
@@ -125,21 +128,6 @@ static OPEN: Instances = Instances::new();
 /// The threads of all domains, for a client that ends without closing them.
 static THREADS: Mutex<Vec<Weak<AutoProgress>>> = Mutex::new(Vec::new());
 
-/// The domain that was opened first, of this fabric unless that is null, for `fi_domain_attr.domain`.
-pub(crate) fn first_open(fabric: *mut sys::fid_fabric) -> *mut sys::fid_domain {
-    let of_it = |address: usize| {
-        // SAFETY: an open domain of ours; one that closes leaves the list, which is locked meanwhile, before it is gone.
-        let domain = unsafe { object::borrow::<Domain>(address as *mut sys::fid_domain) };
-        fabric.is_null() || domain.is_ok_and(|domain| std::ptr::addr_eq(Arc::as_ptr(domain.fabric.arc()), fabric))
-    };
-    OPEN.find(of_it).map_or(std::ptr::null_mut(), |address| address as *mut sys::fid_domain)
-}
-
-/// Whether this is an open domain of ours.
-pub(crate) fn is_open(domain: *mut sys::fid_domain) -> bool {
-    OPEN.contains(domain as usize)
-}
-
 /// Ends every thread.
 pub(crate) fn stop_all() {
     for thread in std::mem::take(&mut *THREADS.lock()) {
@@ -194,11 +182,7 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
     let offer = info::offer::Offer::select(api_version, Some(&info), &params)?;
     let attr = &offer.domain;
     let connections = offer.ep.type_ == sys::FI_EP_MSG;
-    // Connections are all that control operations leave to be done later: where there are none, a client that wants only those to
-    // progress by themselves is not given a thread beside its own on the data path.
-    let automatic =
-        attr.data_progress == sys::FI_PROGRESS_AUTO || connections && attr.control_progress == sys::FI_PROGRESS_AUTO;
-    let auto = if automatic {
+    let auto = if instance::is_automatic(&offer) {
         let spin = Duration::from_micros(params.progress_spin_us);
         let auto = AutoProgress::new(spin, params.progress_affinity.as_deref())?;
         THREADS.lock().push(Arc::downgrade(&auto));

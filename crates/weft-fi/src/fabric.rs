@@ -60,22 +60,31 @@ impl Instances {
         self.0.lock().contains(&address)
     }
 
-    /// The one that was opened first of those that are `wanted`, which are asked with the list locked.
-    pub(crate) fn find(&self, wanted: impl Fn(usize) -> bool) -> Option<usize> {
-        self.0.lock().iter().copied().find(|&known| wanted(known))
+    /// What the first one has that has what is `wanted`, in the order in which they were opened. They are asked with the list locked.
+    pub(crate) fn find<T>(&self, wanted: impl Fn(usize) -> Option<T>) -> Option<T> {
+        self.0.lock().iter().copied().find_map(wanted)
     }
 }
 
 static OPEN: Instances = Instances::new();
 
-/// The fabric that was opened first, for `fi_fabric_attr.fabric`.
-pub(crate) fn first_open() -> *mut sys::fid_fabric {
-    OPEN.find(|_| true).map_or(std::ptr::null_mut(), |address| address as *mut sys::fid_fabric)
+/// The fabric that was opened first for this API version, for `fi_fabric_attr.fabric`: what is opened there has that version, too.
+pub(crate) fn first_open(api: u32) -> Option<*mut sys::fid_fabric> {
+    find(|fabric| fabric.api_version == api)
 }
 
-/// Whether this is an open fabric of ours.
-pub(crate) fn is_open(fabric: *mut sys::fid_fabric) -> bool {
-    OPEN.contains(fabric as usize)
+/// Whether this is an open fabric of ours, for this API version.
+pub(crate) fn is_open(api: u32, named: *mut sys::fid_fabric) -> bool {
+    find(|fabric| std::ptr::addr_eq(fabric, named) && fabric.api_version == api).is_some()
+}
+
+fn find(wanted: impl Fn(&Fabric) -> bool) -> Option<*mut sys::fid_fabric> {
+    OPEN.find(|address| {
+        let raw = address as *mut sys::fid_fabric;
+        // SAFETY: an open fabric of ours; one that closes leaves the list, which is locked meanwhile, before it is gone.
+        let fabric = unsafe { object::borrow::<Fabric>(raw) }.ok()?;
+        wanted(fabric).then_some(raw)
+    })
 }
 
 impl Fabric {

@@ -92,7 +92,8 @@ impl Question<'_> {
         if self.flags & PRIVATE_LAYERING_FLAGS != 0 {
             return Err(offer::reject("flags", self.flags, "no layering"));
         }
-        let offer = Offer::select(self.api, self.hints.as_ref(), params)?;
+        let mut offer = Offer::select(self.api, self.hints.as_ref(), params)?;
+        offer.find_instances(self.api);
         let (src, dest) = self.addresses(offer.format)?;
         let src = src.or_else(|| default_source(offer.format, params));
         Ok(Answer { offer, src, dest })
@@ -180,7 +181,7 @@ impl Answer {
     /// # Safety
     /// The five pointers are valid.
     unsafe fn fill_attributes(&self, out: &mut sys::fi_info) {
-        let Offer { tx, rx, ep, domain, fabric: named, .. } = &self.offer;
+        let Offer { tx, rx, ep, domain, fabric: instance, .. } = &self.offer;
         // SAFETY: by the caller's promise, as below.
         unsafe { out.tx_attr.write(*tx) };
         // SAFETY: as above.
@@ -193,9 +194,6 @@ impl Answer {
             (domain.auth_key, domain.auth_key_size) = auth_key(key);
         }
         domain.name = host::malloc_string(crate::NAME);
-        if domain.domain.is_null() {
-            domain.domain = crate::domain::first_open(*named);
-        }
         // SAFETY: as above.
         unsafe { out.ep_attr.write(ep) };
         // SAFETY: as above.
@@ -203,7 +201,7 @@ impl Answer {
         // SAFETY: as above.
         let fabric = unsafe { &mut *out.fabric_attr };
         fabric.name = host::malloc_string(crate::NAME);
-        fabric.fabric = if named.is_null() { crate::fabric::first_open() } else { *named };
+        fabric.fabric = *instance;
         // prov_name, prov_version and api_version are the host's to fill in; it insists on finding no name here.
     }
 }

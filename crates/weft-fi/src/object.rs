@@ -64,6 +64,11 @@ pub(crate) fn into_raw<O: Object>(object: Arc<O>) -> *mut O::Fid {
     Arc::into_raw(object).cast_mut().cast()
 }
 
+/// The pointer by which the client knows an object, as [`into_raw`] gave it.
+pub(crate) fn raw<O: Object>(object: &Arc<O>) -> *mut O::Fid {
+    Arc::as_ptr(object).cast_mut().cast()
+}
+
 /// The object behind a client's pointer.
 ///
 /// # Safety

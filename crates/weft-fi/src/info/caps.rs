@@ -56,6 +56,9 @@ const RX: u64 = sys::FI_MSG
     | sys::FI_RMA_EVENT
     | sys::FI_TRIGGER;
 
+/// Those that an endpoint has only in a domain that was opened with them.
+pub(crate) const OF_WHOLE_DOMAIN: u64 = sys::FI_RMA_EVENT | sys::FI_TRIGGER;
+
 /// Those that domains have.
 pub(crate) const DOMAIN: u64 = sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;
 

@@ -5,14 +5,18 @@
 //! modes that weft never requires).
 
 use std::fmt::Display;
+use std::sync::Arc;
 
 use weft_fi_sys as sys;
 use weft_fi_sys::v2;
 
 use crate::addr::Format;
+use crate::domain::{self, Domain};
 use crate::errno::Errno;
+use crate::fabric;
 use crate::info::hints::Hints;
 use crate::info::{EpType, caps, network, order};
+use crate::object;
 use crate::params::Params;
 
 /// Longest message in bytes.
@@ -39,7 +43,7 @@ pub(crate) const SHARED_CONTEXT: usize = usize::MAX;
 /// `FI_TAG_GENERIC`: every bit of a tag is the client's, and may be masked singly.
 const TAG_GENERIC: u64 = 0xaaaa_aaaa_aaaa_aaaa;
 /// API version from which mr_mode is a set of bits.
-const V1_5: u32 = sys::version(1, 5);
+pub(crate) const V1_5: u32 = sys::version(1, 5);
 
 /// Completion levels and behaviours that may be defaults of a transmit context. FI_COMMIT_COMPLETE is not among them: there is no
 /// persistent memory.
@@ -76,7 +80,7 @@ pub(crate) struct Offer {
     pub(crate) rx: sys::fi_rx_attr,
     pub(crate) ep: sys::fi_ep_attr,
     pub(crate) domain: sys::fi_domain_attr,
-    /// The open fabric that the client has named, or null.
+    /// An open fabric, as `domain.domain` is an open domain: those that the client has named, if it has, or null.
     pub(crate) fabric: *mut sys::fid_fabric,
     pub(crate) ep_auth_key: Option<Vec<u8>>,
     pub(crate) domain_auth_key: Option<Vec<u8>>,
@@ -87,29 +91,68 @@ impl Offer {
     pub(crate) fn select(api: u32, hints: Option<&Hints>, params: &Params) -> Result<Self, Errno> {
         let none = Hints::default();
         let hints = hints.unwrap_or(&none);
-        names(hints)?;
+        let named = names(api, hints)?;
+        let completed = named.as_ref().map(|domain| domain.complete(hints));
+        let hints = completed.as_ref().unwrap_or(hints);
         let Some(format) = Format::from_raw(hints.addr_format) else {
             return Err(reject("addr_format", hints.addr_format, "FI_FORMAT_UNSPEC, FI_SOCKADDR*, FI_ADDR_STR"));
         };
         let ty = ep_type(hints)?;
-        let caps = caps::grant(api, ty, hints.caps)?;
-        Ok(Self {
+        // Left open, they are those that the domain has.
+        let unasked = if hints.caps == 0 { named.as_ref().map_or(0, |domain| domain.lacks()) } else { 0 };
+        let caps = caps::grant(api, ty, hints.caps)? & !unasked;
+        let mut offer = Self {
             caps,
             format,
             handle: hints.handle,
             tx: tx(hints, ty, caps, params)?,
             rx: rx(hints, ty, caps, params)?,
             ep: ep(hints, ty)?,
-            domain: domain(api, hints, params)?,
+            domain: domain_attr(api, hints, params)?,
             fabric: hints.fabric.map_or(std::ptr::null_mut(), |attr| attr.fabric),
             ep_auth_key: hints.ep_auth_key.clone(),
             domain_auth_key: hints.domain_auth_key.clone(),
-        })
+        };
+        if let Some(domain) = named {
+            offer.restrict(api, hints, &domain)?;
+        }
+        Ok(offer)
+    }
+
+    /// The hints name this domain.
+    fn restrict(&mut self, api: u32, hints: &Hints, domain: &Arc<Domain>) -> Result<(), Errno> {
+        let bits = domain.mr_bits();
+        // The client can do what is required there.
+        if self.domain.mr_mode == 0 && hints.domain.is_some_and(|attr| bits & !attr.mr_mode == 0) {
+            self.domain.mr_mode = bits;
+        }
+        if let Some(what) = domain.unmet(api, self) {
+            let wanted = format_args!("one with another {what}");
+            return Err(reject("domain_attr->domain", wanted, "what it was opened with"));
+        }
+        self.instance(domain);
+        Ok(())
+    }
+
+    /// Names what is open and does as well as what the client would open with this answer, if the hints name nothing.
+    pub(crate) fn find_instances(&mut self, api: u32) {
+        if !self.domain.domain.is_null() {
+            return;
+        }
+        if let Some(domain) = domain::find(|domain| domain.unmet(api, self).is_none()) {
+            self.instance(&domain);
+        } else if self.fabric.is_null() {
+            self.fabric = fabric::first_open(api).unwrap_or(self.fabric);
+        }
+    }
+
+    fn instance(&mut self, domain: &Arc<Domain>) {
+        (self.domain.domain, self.fabric) = (object::raw(domain), object::raw(domain.fabric().arc()));
     }
 }
 
-/// Fabric and domain must be ours, if named.
-fn names(hints: &Hints) -> Result<(), Errno> {
+/// Fabric and domain must be ours, if named. The domain.
+fn names(api: u32, hints: &Hints) -> Result<Option<Arc<Domain>>, Errno> {
     for (what, name) in [("fabric_attr->name", &hints.fabric_name), ("domain_attr->name", &hints.domain_name)] {
         if let Some(name) = name
             && name.as_c_str() != crate::NAME
@@ -117,15 +160,20 @@ fn names(hints: &Hints) -> Result<(), Errno> {
             return Err(reject(what, name.to_string_lossy(), crate::NAME.to_string_lossy()));
         }
     }
-    let domain = hints.domain.map_or(std::ptr::null_mut(), |attr| attr.domain);
-    if !domain.is_null() && !crate::domain::is_open(domain) {
-        return Err(reject("domain_attr->domain", format_args!("{domain:p}"), "an open domain of weft"));
+    let named = hints.fabric.map_or(std::ptr::null_mut(), |attr| attr.fabric);
+    if !named.is_null() && !fabric::is_open(api, named) {
+        return Err(reject(
+            "fabric_attr->fabric",
+            format_args!("{named:p}"),
+            "an open fabric of weft, of this API version",
+        ));
     }
-    let fabric = hints.fabric.map_or(std::ptr::null_mut(), |attr| attr.fabric);
-    if !fabric.is_null() && !crate::fabric::is_open(fabric) {
-        return Err(reject("fabric_attr->fabric", format_args!("{fabric:p}"), "an open fabric of weft"));
+    let named = hints.domain.map_or(std::ptr::null_mut(), |attr| attr.domain);
+    if named.is_null() {
+        return Ok(None);
     }
-    Ok(())
+    let found = domain::find(|domain| object::raw(domain) == named);
+    found.map(Some).ok_or_else(|| reject("domain_attr->domain", format_args!("{named:p}"), "an open domain of weft"))
 }
 
 /// A hint that may not exceed what there is.
@@ -333,7 +381,7 @@ const NO_DOMAIN: sys::fi_domain_attr = sys::fi_domain_attr {
     tclass: 0,
 };
 
-fn domain(api: u32, hints: &Hints, params: &Params) -> Result<sys::fi_domain_attr, Errno> {
+fn domain_attr(api: u32, hints: &Hints, params: &Params) -> Result<sys::fi_domain_attr, Errno> {
     let hint = hints.domain.unwrap_or(NO_DOMAIN);
     subset("domain_attr->caps", hint.caps, caps::DOMAIN | caps::domain_extras(api))?;
     at_most("domain_attr->mr_key_size", hint.mr_key_size, DATA_BYTES)?;
@@ -354,7 +402,6 @@ fn domain(api: u32, hints: &Hints, params: &Params) -> Result<sys::fi_domain_att
     let max_ep_ctx = if scalable { MAX_EP_CONTEXTS } else { params.ep_contexts.clamp(1, MAX_EP_CONTEXTS) };
     let count = |wanted: usize| wanted.max(PLENTY);
     Ok(sys::fi_domain_attr {
-        domain: hint.domain,
         threading: one_of("threading", hint.threading, sys::FI_THREAD_ENDPOINT, sys::FI_THREAD_SAFE)?,
         control_progress: progress("control_progress", api, hint.control_progress)?,
         data_progress: progress("data_progress", api, hint.data_progress)?,

@@ -1,13 +1,14 @@
 //! fi_getinfo: what is offered, to whom, and what is refused.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, c_int};
 use std::path::Path;
 use std::ptr::null_mut;
 
 use weft_fi_sys::v2::*;
 use weft_fi_sys::*;
 
-use crate::client::{Info, Lib, Opened};
+use crate::client::{Info, Lib, Opened, close};
+use crate::open;
 
 const V1_5: u32 = version(1, 5);
 const DATA_CAPS: u64 = FI_MSG | FI_TAGGED | FI_RMA;
@@ -213,6 +214,108 @@ pub(crate) fn instances(lib: &Lib) {
         assert_eq!(named(null_mut(), *fabric), (*domain, *fabric), "output is restricted to the fabric");
     }
     assert_eq!(named(null_mut(), null_mut()), (opened[0].domain, opened[0].fabric));
+    let hints = hinted(lib, FI_TAGGED);
+    (hints.domain().domain, hints.fabric().fabric) = (opened[0].domain, opened[1].fabric);
+    assert_eq!(lib.ask(api, Some(&hints)).err(), Some(FI_ENODATA), "a domain of another fabric");
+    let [first, second] = opened;
+    drop(first);
+    assert_eq!(named(null_mut(), null_mut()), (second.domain, second.fabric));
+    assert_eq!(named(second.domain, null_mut()), (second.domain, second.fabric));
+    drop(second);
+    as_opened(lib);
+    for_less(lib);
+    modes_in_force(lib);
+}
+
+/// An open domain is named only by answers that are true of it, since clients use it as it is.
+fn as_opened(lib: &Lib) {
+    let api = lib.newest();
+    let weakest = || {
+        let hints = hinted(lib, FI_TAGGED | FI_RMA);
+        hints.domain().threading = FI_THREAD_DOMAIN;
+        hints
+    };
+    let opened = Opened::new(lib, &lib.ask(api, Some(&weakest())).unwrap());
+    let lacks = |what: &str, ask_for: &dyn Fn(&Info<'_>)| {
+        let hints = weakest();
+        ask_for(&hints);
+        let answer = lib.ask(api, Some(&hints)).unwrap_or_else(|error| panic!("{what}: error {error}"));
+        assert_eq!(answer.domain().domain, null_mut(), "{what}");
+        hints.domain().domain = opened.domain;
+        assert_eq!(lib.ask(api, Some(&hints)).err(), Some(FI_ENODATA), "{what}");
+    };
+    lacks("FI_THREAD_SAFE", &|hints| hints.domain().threading = FI_THREAD_SAFE);
+    lacks("FI_THREAD_COMPLETION", &|hints| hints.domain().threading = FI_THREAD_COMPLETION);
+    lacks("automatic progress", &|hints| hints.domain().data_progress = FI_PROGRESS_AUTO);
+    lacks("FI_RMA_EVENT", &|hints| hints.get().caps |= FI_RMA_EVENT);
+    lacks("FI_TRIGGER", &|hints| hints.get().caps |= FI_TRIGGER);
+    lacks("FI_MR_BASIC", &|hints| hints.domain().mr_mode = FI_MR_BASIC as i32);
+    lacks("connections", &|hints| (hints.get().caps, hints.ep().type_) = (FI_MSG, FI_EP_MSG));
+    lacks("addresses as text", &|hints| hints.get().addr_format = FI_ADDR_STR);
+    lacks("a traffic class", &|hints| hints.domain().tclass = FI_TC_DEDICATED_ACCESS);
+    lacks("a key", &|hints| {
+        let attr = hints.domain();
+        // The host's to free.
+        (attr.auth_key, attr.auth_key_size) = (unsafe { libc::strdup(c"red".as_ptr()) }.cast(), 3);
+    });
+    let older = lib.ask(V1_5, Some(&weakest())).unwrap();
+    assert_eq!((older.domain().domain, older.fabric().fabric), (null_mut(), null_mut()), "of another API version");
+    for (domain, fabric) in [(opened.domain, null_mut()), (null_mut(), opened.fabric)] {
+        let hints = weakest();
+        (hints.domain().domain, hints.fabric().fabric) = (domain, fabric);
+        assert_eq!(lib.ask(V1_5, Some(&hints)).err(), Some(FI_ENODATA), "of another API version");
+        assert_eq!(lib.ask(api, Some(&hints)).unwrap().domain().domain, opened.domain);
+    }
+    // What is left open is answered as it is there.
+    let hints = lib.allocinfo();
+    hints.domain().domain = opened.domain;
+    let answer = lib.ask(api, Some(&hints)).unwrap();
+    let attr = answer.domain();
+    assert_eq!(
+        (attr.threading, attr.data_progress, attr.control_progress),
+        (FI_THREAD_DOMAIN, FI_PROGRESS_MANUAL, FI_PROGRESS_MANUAL)
+    );
+    assert_eq!((attr.domain, answer.fabric().fabric), (opened.domain, opened.fabric));
+    assert_eq!(answer.get().caps & (FI_MSG | FI_RMA_EVENT | FI_TRIGGER), FI_MSG);
+    let endpoint: Result<*mut fid_ep, c_int> = open!(attr.domain, endpoint, answer.raw);
+    assert_eq!(endpoint.map(close), Ok(0));
+}
+
+/// A domain serves those, too, who ask for less than it was opened for, but not with several contexts where none was spoken of.
+fn for_less(lib: &Lib) {
+    let api = lib.newest();
+    let hints = hinted(lib, FI_TAGGED);
+    (hints.domain().threading, hints.domain().data_progress) = (FI_THREAD_COMPLETION, FI_PROGRESS_AUTO);
+    let opened = Opened::new(lib, &lib.ask(api, Some(&hints)).unwrap());
+    let named = |threading, progress, contexts| {
+        let hints = hinted(lib, FI_TAGGED);
+        (hints.domain().domain, hints.domain().max_ep_rx_ctx) = (opened.domain, contexts);
+        (hints.domain().threading, hints.domain().data_progress) = (threading, progress);
+        let answer = lib.ask(api, Some(&hints))?;
+        Ok((answer.domain().threading, answer.domain().data_progress))
+    };
+    assert_eq!(named(FI_THREAD_UNSPEC, FI_PROGRESS_UNSPEC, 0), Ok((FI_THREAD_COMPLETION, FI_PROGRESS_AUTO)));
+    assert_eq!(named(FI_THREAD_DOMAIN, FI_PROGRESS_MANUAL, 1), Ok((FI_THREAD_DOMAIN, FI_PROGRESS_MANUAL)));
+    assert_eq!(named(FI_THREAD_DOMAIN, FI_PROGRESS_MANUAL, 2), Err(FI_ENODATA));
+    assert_eq!(named(FI_THREAD_FID, FI_PROGRESS_MANUAL, 1), Err(FI_ENODATA));
+}
+
+/// The bits of mr_mode that a client has kept are required of whoever uses the domain.
+fn modes_in_force(lib: &Lib) {
+    let api = lib.newest();
+    let info = lib.ask(api, None).unwrap();
+    info.domain().mr_mode = FI_MR_VIRT_ADDR;
+    let opened = Opened::new(lib, &info);
+    let named = |mr_mode: i32| {
+        let hints = hinted(lib, FI_RMA);
+        (hints.domain().domain, hints.domain().mr_mode) = (opened.domain, mr_mode);
+        lib.ask(api, Some(&hints)).map(|answer| answer.domain().mr_mode)
+    };
+    assert_eq!(named(0), Err(FI_ENODATA));
+    assert_eq!(named(FI_MR_PROV_KEY), Err(FI_ENODATA));
+    assert_eq!(named(FI_MR_SCALABLE as i32), Err(FI_ENODATA));
+    assert_eq!(named(FI_MR_VIRT_ADDR | FI_MR_PROV_KEY), Ok(FI_MR_VIRT_ADDR));
+    assert_eq!(lib.ask(api, None).unwrap().domain().domain, null_mut(), "whose answer requires nothing");
 }
 
 /// Variables are known to the host, and obeyed.
