@@ -18,12 +18,13 @@ use crate::info::offer::{Offer, V1_5};
 use crate::lock::Callers;
 use crate::object;
 
-/// The domain that was opened first of those that are `wanted`, which are asked with the list of open ones locked.
+/// The domain that was opened first of those that are `wanted`, which are asked with the list of open ones locked. What a forked child has
+/// of its parent's is not open there.
 pub(crate) fn find(wanted: impl Fn(&Arc<Domain>) -> bool) -> Option<Arc<Domain>> {
     OPEN.find(|address| {
         // SAFETY: an open domain of ours; one that closes leaves the list, which is locked meanwhile, before it is gone.
         let domain = unsafe { object::share::<Domain>(address as *mut sys::fid_domain) }.ok()?;
-        wanted(&domain).then_some(domain)
+        (domain.is_ours() && wanted(&domain)).then_some(domain)
     })
 }
 

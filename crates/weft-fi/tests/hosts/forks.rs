@@ -14,7 +14,12 @@ use crate::side::{Args, PATIENCE, Side, acquaint, long_bytes, memory, pattern, s
 pub(crate) fn all(lib: &Lib) {
     scenes(
         lib,
-        &[("a child exits", a_child_exits), ("a child closes", a_child_closes), ("a handler exits", a_handler_exits)],
+        &[
+            ("a child exits", a_child_exits),
+            ("a child closes", a_child_closes),
+            ("a child asks", a_child_asks),
+            ("a handler exits", a_handler_exits),
+        ],
     );
 }
 
@@ -88,6 +93,20 @@ fn a_handler_exits(lib: &Lib) {
         });
         assert_eq!(printed, "");
     }
+}
+
+/// What its parent has opened is not open in the child, which can neither name it nor is told of it.
+fn a_child_asks(lib: &Lib) {
+    let side = Side::new(lib);
+    let api = lib.newest();
+    let printed = printed_at_exit(|| {
+        assert!(lib.ask(api, None).unwrap().domain().domain.is_null());
+        let hints = lib.allocinfo();
+        hints.domain().domain = side.opened.domain;
+        assert_eq!(lib.ask(api, Some(&hints)).err(), Some(FI_ENODATA));
+    });
+    assert_eq!(printed, "");
+    assert_eq!(lib.ask(api, None).unwrap().domain().domain, side.opened.domain);
 }
 
 /// The child closes what it has inherited, as destructors do at the end of a program: its parent goes on, and loses nothing of what was
