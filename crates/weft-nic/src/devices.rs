@@ -214,8 +214,8 @@ impl<S: Sink> Sink for Relay<'_, S> {
             return;
         }
         let attempt = self.table.attempts.get(&id);
-        // A full name is of one endpoint of one process. Where shared memory has seen the end of that one, nobody answers by TCP either,
-        // though a child that it forked may hold the listener. (Who only hangs up is not `Gone` there, as long as there is no link.)
+        // A full name is of one endpoint of one process. Where shared memory has seen the end of that one, nobody answers by TCP either.
+        // (Who only hangs up is not `Gone` there, as long as there is no link.)
         let dead = |attempt: &Attempt| why == LinkError::Gone && attempt.peer.is_full();
         if self.via == Via::Shm && attempt.is_some_and(|attempt| attempt.may_fall_back && !dead(attempt)) {
             self.table.unmap(id);

@@ -10,6 +10,7 @@
 mod config;
 mod devices;
 mod error;
+mod fork;
 pub mod handshake;
 pub mod host;
 pub mod memfile;

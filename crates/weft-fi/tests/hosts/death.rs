@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -38,16 +38,20 @@ enum Role {
     Receiver,
     /// Offers a region and makes progress.
     Target,
+    /// Has a child, which outlives it.
+    Parent,
 }
 
 impl Role {
-    const ALL: [Self; 3] = [Self::Sender, Self::Receiver, Self::Target];
+    const ALL: [Self; 4] = [Self::Sender, Self::Receiver, Self::Target, Self::Parent];
 }
 
 /// A peer process. Killed when dropped.
 struct Peer {
     process: Child,
     lines: Receiver<String>,
+    /// Its child lives as long as this does.
+    _leash: Option<ChildStdin>,
     name: Vec<u8>,
     /// Its number in the survivor's address vector.
     number: u64,
@@ -60,11 +64,12 @@ impl Peer {
         command.args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"]);
         command.env("WEFT_TEST_GROUP", "peer").env("WEFT_TEST_ROLE", format!("{role:?}"));
         command.env("WEFT_TEST_SURVIVOR", to_hex(&survivor.name()));
-        let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let output = BufReader::new(process.stdout.take().unwrap());
         let (sender, lines) = channel();
         std::thread::spawn(move || output.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line))));
-        let mut peer = Self { process, lines, name: Vec::new(), number: 0 };
+        let leash = process.stdin.take();
+        let mut peer = Self { process, lines, _leash: leash, name: Vec::new(), number: 0 };
         peer.name = from_hex(&peer.line("name ", survivor));
         peer.number = survivor.insert(&peer.name);
         let word = memory(1);
@@ -149,6 +154,7 @@ pub(crate) fn peer(lib: &Lib) {
         Role::Sender => (0..2).for_each(|context| side.tsend(buffer, survivor, context)),
         Role::Receiver => side.trecv(buffer, 1),
         Role::Target => {}
+        Role::Parent => leave_a_child(),
     }
     println!("greeted");
     while Instant::now() < end {
@@ -158,6 +164,17 @@ pub(crate) fn peer(lib: &Lib) {
             std::thread::sleep(PEER_LIFE);
         }
         std::thread::yield_now();
+    }
+}
+
+/// It does nothing until the survivor lets go of the peer.
+fn leave_a_child() {
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        unsafe { libc::close(1) };
+        unsafe { libc::read(0, [0_u8].as_mut_ptr().cast(), 1) };
+        unsafe { libc::_exit(0) };
     }
 }
 
@@ -195,7 +212,10 @@ fn goes_on(lib: &Lib, side: &Side<'_>, dead: u64) {
 
 /// All scenes in which a peer is killed.
 pub(crate) fn all(lib: &Lib) {
-    scenes(lib, &[("sender", sender), ("helper", helper), ("receiver", receiver), ("target", target)]);
+    scenes(
+        lib,
+        &[("sender", sender), ("helper", helper), ("receiver", receiver), ("target", target), ("parent", parent)],
+    );
 }
 
 /// It was sending: what has arrived is not a message, and what was only announced is gone.
@@ -310,6 +330,15 @@ fn target(lib: &Lib) {
     let mut rma = rma;
     rma.close_ep();
     assert_eq!(close(cntr), 0);
+}
+
+/// It has forked. The child has copies of its descriptors, and nothing of it is awaited from there.
+fn parent(lib: &Lib) {
+    let side = Side::new(lib);
+    let mut peer = Peer::start(Role::Parent, &side);
+    side.trecv_from(memory(8), peer.number, 0x91);
+    let killed = peer.kill();
+    assert_eq!(failures(&side, 1, killed), [(0x91, FI_ECONNRESET)].into());
 }
 
 /// Connects by a write, which shows that accesses work while the peer lives. Returns its number.

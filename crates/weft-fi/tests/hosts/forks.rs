@@ -19,6 +19,7 @@ pub(crate) fn all(lib: &Lib) {
             ("a child closes", a_child_closes),
             ("a child asks", a_child_asks),
             ("a handler exits", a_handler_exits),
+            ("a child outlives an endpoint", a_child_outlives_an_endpoint),
         ],
     );
 }
@@ -49,12 +50,51 @@ fn printed_at_exit(before: impl FnOnce()) -> String {
     text
 }
 
+/// A child that does nothing, until this is dropped.
+struct Sleeper(libc::pid_t);
+
+impl Sleeper {
+    fn new() -> Self {
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            // Not longer than its parent.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            loop {
+                unsafe { libc::pause() };
+            }
+        }
+        Self(child)
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let killed = unsafe { libc::kill(self.0, libc::SIGKILL) };
+        let ended = unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
+        assert_eq!((killed, ended), (0, self.0));
+    }
+}
+
+/// Tells of sockets by which a peer can be reached.
+fn tell_sockets() {
+    for fd in 0..1000 {
+        let mut addr: libc::sockaddr = unsafe { std::mem::zeroed() };
+        let mut len = size_of_val(&addr) as libc::socklen_t;
+        let result = unsafe { libc::getsockname(fd, &mut addr, &mut len) };
+        if result == 0 && [libc::AF_INET, libc::AF_INET6].contains(&addr.sa_family.into()) {
+            eprintln!("descriptor {fd} is a socket of the parent's");
+        }
+    }
+}
+
+/// It has none of its parent's sockets: else the parent's death would not be noticed while it lives.
 fn a_child_exits(lib: &Lib) {
     let open = || Side::with(lib, 0, |hints| hints.domain().data_progress = FI_PROGRESS_AUTO);
     let (a, b, to_b, _) = acquaint(open(), open());
     for _ in 0..5 {
         works(&a, &b, to_b);
-        assert_eq!(printed_at_exit(|| ()), "");
+        assert_eq!(printed_at_exit(tell_sockets), "");
     }
     works(&a, &b, to_b);
 }
@@ -150,4 +190,16 @@ fn fork_and_close(a: &Side<'_>, b: &Side<'_>, to_b: u64, to_a: u64) {
         works(b, a, to_a);
     }
     assert_eq!(close(region), 0);
+}
+
+/// Nobody answers at an endpoint that was closed, though a child has copies of its descriptors.
+fn a_child_outlives_an_endpoint(lib: &Lib) {
+    let (a, mut b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+    works(&a, &b, to_b);
+    let name = b.name();
+    let _child = Sleeper::new();
+    b.close_ep();
+    let c = Side::new(lib);
+    c.tsend(pattern(8), c.insert(&name), 1);
+    assert_eq!(c.next(&[&a]).failed().err, FI_ECONNREFUSED);
 }

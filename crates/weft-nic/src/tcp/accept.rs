@@ -3,7 +3,7 @@
 //! Place in the data flow: [`super::progress`] calls [`Tcp::accept`] and [`Tcp::half_event`] for what epoll reports, [`super::time`] the rest; what is
 //! said in a half-open connection is in [`super::connect`].
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -11,6 +11,7 @@ use weft_engine::nic::{LinkError, Sink};
 
 use super::connect::{Found, Half, Source, Step};
 use super::{State, Tcp, Token, sys};
+use crate::fork::Unshared;
 
 /// Connections accepted in one poll, and in one tick of the clock while half-open ones crowd: who floods the port gets a small part
 /// of the time.
@@ -115,7 +116,7 @@ impl Tcp {
     }
 
     /// A connection has been made by somebody.
-    fn greet<S: Sink>(&mut self, socket: OwnedFd, source: Source, now_ms: u64, sink: &mut S) {
+    fn greet<S: Sink>(&mut self, socket: Unshared, source: Source, now_ms: u64, sink: &mut S) {
         self.short = false;
         let generation = self.next_generation();
         let half = Half::new(socket, source, generation, now_ms);

@@ -22,7 +22,7 @@
 //! Errors: [`Failure::Retry`] for what may pass by itself, [`Failure::Final`] for the rest.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 use weft_engine::name::EpName;
@@ -35,6 +35,7 @@ use super::resume::Returning;
 use super::stream::Keys;
 use super::sys::{self, Pieces};
 use super::wire::{self, Answer, Finish, Hello, MAGIC, VERSION, Verdict};
+use crate::fork::Unshared;
 use crate::handshake::{self, Capability, Key, Role};
 
 /// First pause before another attempt; it doubles each time.
@@ -192,7 +193,7 @@ impl Attempt {
     }
 
     /// Starts a connection. The socket is to be watched for both directions.
-    pub(super) fn dial(&mut self, config: &TcpConfig) -> Result<OwnedFd, Failure> {
+    pub(super) fn dial(&mut self, config: &TcpConfig) -> Result<Unshared, Failure> {
         self.tries += 1;
         let to = self.peer.socket();
         let socket = sys::stream_socket(&to, config).map_err(sort)?;
@@ -370,7 +371,7 @@ impl std::fmt::Display for Source {
 /// A connection that a peer has made and that has not proven anything yet.
 #[derive(Debug)]
 pub(super) struct Half {
-    pub(super) socket: OwnedFd,
+    pub(super) socket: Unshared,
     pub(super) source: Source,
     pub(super) generation: u32,
     pub(super) since_ms: u64,
@@ -403,7 +404,7 @@ struct Said {
 }
 
 impl Half {
-    pub(super) fn new(socket: OwnedFd, source: Source, generation: u32, now_ms: u64) -> Self {
+    pub(super) fn new(socket: Unshared, source: Source, generation: u32, now_ms: u64) -> Self {
         Self {
             socket,
             source,

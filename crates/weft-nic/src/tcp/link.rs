@@ -2,19 +2,18 @@
 //!
 //! Place in the data flow: the table of [`super::Tcp`] holds links; what becomes of them is in the other parts.
 
-use std::os::fd::OwnedFd;
-
 use super::connect::Attempt;
 use super::linger::Linger;
 use super::redial::{Redial, Session};
 use super::rx::Intake;
 use super::tx::Tx;
+use crate::fork::Unshared;
 
 /// One link.
 #[derive(Debug)]
 pub(super) struct Link {
     /// None while an attempt pauses.
-    pub(super) socket: Option<OwnedFd>,
+    pub(super) socket: Option<Unshared>,
     pub(super) generation: u32,
     pub(super) state: State,
     pub(super) rx: Intake,

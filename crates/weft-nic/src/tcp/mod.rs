@@ -8,7 +8,7 @@
 //! Invariants: no call blocks. An idle link holds no buffer and costs a poll nothing. Nothing a peer sends makes us
 //! allocate more than one mailbox per link. Client memory that `push` borrowed is let go of when `done` is called or the link is
 //! closed. A socket is watched under a token that holds a generation, so that a late event of an old socket is not taken for one
-//! of its successor.
+//! of its successor. A forked child has none of the sockets (`fork.rs`): with the process they are gone.
 //!
 //! Errors: set-up fails with [`NicError`], links end with `LinkError`. What a user may want to know is logged once,
 //! here, at the level `debug` for one link and `warn` for the device.
@@ -28,6 +28,7 @@ use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, Registrar, RemoteI
 use weft_engine::room;
 
 use crate::NicError;
+use crate::fork::Unshared;
 
 mod accept;
 mod config;
@@ -82,7 +83,7 @@ pub struct Tcp {
     config: TcpConfig,
     local: Local,
     addr: SocketAddr,
-    listener: OwnedFd,
+    listener: Unshared,
     /// When a listener that was set aside is watched again.
     listener_resume_ms: Option<u64>,
     accepts: Accepts,
@@ -143,7 +144,7 @@ impl Tcp {
             rustix::time::timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)
                 .map_err(NicError::system("timerfd_create"))?;
         let spare = Some(timer.try_clone().map_err(NicError::system("dup"))?);
-        for (fd, token) in [(&listener, Token::Listener), (&timer, Token::Timer)] {
+        for (fd, token) in [(listener.as_fd(), Token::Listener), (timer.as_fd(), Token::Timer)] {
             let data = epoll::EventData::new_u64(token.pack());
             epoll::add(&epoll, fd, data, epoll::EventFlags::IN).map_err(NicError::system("epoll_ctl"))?;
         }
@@ -319,7 +320,7 @@ impl Tcp {
     }
 
     /// Puts a link into the table.
-    fn insert(&mut self, socket: Option<OwnedFd>, generation: u32, state: State) -> Result<u32, LinkError> {
+    fn insert(&mut self, socket: Option<Unshared>, generation: u32, state: State) -> Result<u32, LinkError> {
         if self.links.len() == self.links.capacity() {
             self.links.reserve_exact(room::growth(self.links.len()));
         }
@@ -445,7 +446,7 @@ impl Tcp {
     }
 
     /// Starts to watch a link's socket.
-    fn watch(&self, socket: &OwnedFd, token: Token, flags: epoll::EventFlags) -> Result<(), Failure> {
+    fn watch(&self, socket: &Unshared, token: Token, flags: epoll::EventFlags) -> Result<(), Failure> {
         let data = epoll::EventData::new_u64(token.pack());
         epoll::add(&self.epoll, socket, data, flags).map_err(|_| Failure::Final(LinkError::Resources))
     }
@@ -606,12 +607,6 @@ impl Drop for Tcp {
             {
                 self.close(LinkId(id));
             }
-        }
-        // With a copy in a forked child they would live on, and callers wait for an answer.
-        let halves = self.halves.iter().map(|(_, half)| &half.socket);
-        for socket in halves.chain([&self.listener]) {
-            // Fails only where the peer has hung up first.
-            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
         }
     }
 }

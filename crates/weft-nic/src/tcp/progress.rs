@@ -12,7 +12,7 @@
 //! in the next poll: what a peer sends to several endpoints before it closes one of them has come to all by then, if they are polled in turn.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -22,6 +22,7 @@ use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
 use super::connect::{Failure, Found};
 use super::redial::Session;
 use super::{EVENTS, Link, State, Tcp, Token, sys};
+use crate::fork::Unshared;
 
 /// For so long a peer may be left without being told that its messages have come.
 const TELL_MS: u64 = 200;
@@ -351,7 +352,7 @@ impl Tcp {
     }
 
     /// A descriptor must be taken out before it is closed: a child process may still hold a copy of it.
-    pub(super) fn unwatch(&self, socket: &OwnedFd) {
+    pub(super) fn unwatch(&self, socket: &Unshared) {
         if let Err(errno) = epoll::delete(&self.epoll, socket) {
             log::debug!("tcp: epoll_ctl: {errno}");
         }

@@ -9,7 +9,7 @@
 //! Errors: [`Failure::Retry`] for what may pass by itself, [`Failure::Final`] for the rest.
 
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 use weft_engine::name::{EpName, FIRST_TX_CONTEXT};
@@ -23,6 +23,7 @@ use super::noise::{self, Noise};
 use super::stream::Keys;
 use super::wire::{self, Answer, Finish, Hello, MAGIC, ReturnVerdict, VERSION};
 use super::{TcpConfig, sys};
+use crate::fork::Unshared;
 use crate::handshake::{self, Key, Role};
 
 use Failure::{Final, Retry};
@@ -213,7 +214,7 @@ impl Redial {
         matches!(self.stage, Stage::Answer | Stage::Verdict)
     }
 
-    pub(super) fn dial(&mut self, to: SocketAddr, config: &TcpConfig, now_ms: u64) -> Result<OwnedFd, Errno> {
+    pub(super) fn dial(&mut self, to: SocketAddr, config: &TcpConfig, now_ms: u64) -> Result<Unshared, Errno> {
         self.tries += 1;
         self.have = 0;
         self.stage = Stage::Connecting;

@@ -15,7 +15,7 @@
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -26,6 +26,7 @@ use weft_engine::mem::Iov;
 use super::TcpConfig;
 #[cfg(test)]
 use super::faults::net;
+use crate::fork::Unshared;
 
 /// Connections that may wait to be accepted; the system cuts it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
@@ -254,7 +255,7 @@ pub(super) fn now_ms() -> u64 {
 /// A non-blocking stream socket of the address's family, with all that links have: no Nagle delay, and keep-alive probes that find a
 /// vanished host of an idle link; buffer sizes and the traffic class, which must be set before it connects or listens, for the window
 /// scale to fit and for the handshake to have it, too.
-pub(super) fn stream_socket(addr: &SocketAddr, config: &TcpConfig) -> Result<OwnedFd, Errno> {
+pub(super) fn stream_socket(addr: &SocketAddr, config: &TcpConfig) -> Result<Unshared, Errno> {
     #[cfg(test)]
     if let Some(outcome) = net::socket() {
         return outcome;
@@ -262,7 +263,7 @@ pub(super) fn stream_socket(addr: &SocketAddr, config: &TcpConfig) -> Result<Own
     const PROBES: u32 = 4;
     let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    let socket = Unshared::new(|| rustix::net::socket_with(family, SocketType::STREAM, flags, None))?;
     if let Some(bytes) = config.send_buffer_bytes {
         sockopt::set_socket_send_buffer_size(&socket, bytes)?;
     }
@@ -288,7 +289,7 @@ pub(super) fn stream_socket(addr: &SocketAddr, config: &TcpConfig) -> Result<Own
 }
 
 /// A listening socket and its address.
-pub(super) fn listen(wanted: &SocketAddr, config: &TcpConfig) -> Result<(OwnedFd, SocketAddr), Errno> {
+pub(super) fn listen(wanted: &SocketAddr, config: &TcpConfig) -> Result<(Unshared, SocketAddr), Errno> {
     #[cfg(test)]
     if let Some(listener) = net::listen() {
         return listener;
@@ -303,12 +304,19 @@ pub(super) fn listen(wanted: &SocketAddr, config: &TcpConfig) -> Result<(OwnedFd
 }
 
 /// The next connection that somebody has made, and from where.
-pub(super) fn accept(listener: BorrowedFd<'_>) -> Result<(OwnedFd, Option<SocketAddr>), Errno> {
+pub(super) fn accept(listener: BorrowedFd<'_>) -> Result<(Unshared, Option<SocketAddr>), Errno> {
     #[cfg(test)]
     if let Some(outcome) = net::accept(listener) {
         return outcome;
     }
-    let (socket, from) = rustix::net::acceptfrom_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?;
+    let mut from = None;
+    let socket = Unshared::new(|| {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        rustix::net::acceptfrom_with(listener, flags).map(|(socket, addr)| {
+            from = addr;
+            socket
+        })
+    })?;
     Ok((socket, from.and_then(|addr| addr.try_into().ok())))
 }
 
@@ -410,7 +418,7 @@ mod tests {
             let there = SocketAddr::try_from(rustix::net::getsockname(&listener).unwrap()).unwrap();
             let caller = stream_socket(&addr, &class(0x48)).unwrap();
             assert!(matches!(rustix::net::connect(&caller, &there), Ok(()) | Err(Errno::INPROGRESS)));
-            let accepted = rustix::net::accept(&listener).unwrap();
+            let (accepted, _) = accept(listener.as_fd()).unwrap();
             let plain = stream_socket(&addr, &class(0)).unwrap();
             for (socket, class) in [(listener, 0xb8), (caller, 0x48), (accepted, 0xb8), (plain, 0)] {
                 assert!(sockopt::tcp_nodelay(&socket).unwrap() && sockopt::socket_keepalive(&socket).unwrap());

@@ -248,7 +248,7 @@ fn a_peer_whose_fork_lives_on_is_gone() {
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
 }
 
-/// The grandchild has the TCP listener, too: nobody tries there.
+/// A grandchild has the listener, which answers nobody: that is an end, and TCP is not tried.
 #[test]
 fn the_dead_are_not_called_by_tcp() {
     let config = Config { listen: Some(([127, 0, 0, 1], 0).into()), answer_timeout_ms: 60_000, ..Config::default() };

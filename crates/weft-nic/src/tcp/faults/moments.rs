@@ -10,7 +10,7 @@ use weft_engine::nic::{LinkError, LinkId, Nic};
 use super::super::{EVENTS, State, Tcp, TcpConfig, Unsent, sys};
 use super::net::{self, Net};
 use super::verdict::{Quiet, ROUNDS, STEP_MS};
-use super::world::{contexts, device};
+use super::world::contexts;
 
 /// So long both sides take to read a verdict, or a link to be made anew where nothing hinders it.
 const SOON_MS: u64 = 300;
@@ -308,15 +308,4 @@ fn links_made_anew_while_the_caller_was_away_are_not_late() {
     for (tcp, heard) in &quiet.0 {
         assert_eq!((tcp.stats().resumed, &heard.down[..]), (CROWD as u64, &[][..]));
     }
-}
-
-/// Nobody listens any more where a device was, though a forked child has a copy of the descriptor. (On the system's own network.)
-#[test]
-fn a_copy_of_the_listener_does_not_listen() {
-    let tcp = device(&TcpConfig::default(), 1);
-    let _copy = tcp.listener.try_clone().expect("a descriptor");
-    let there = tcp.local_addr();
-    drop(tcp);
-    let refused = std::net::TcpStream::connect(there).map_err(|error| error.kind());
-    assert_eq!(refused.err(), Some(std::io::ErrorKind::ConnectionRefused));
 }

@@ -17,6 +17,7 @@ use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType};
 use weft_fuzz::Random;
 
 use super::super::sys::{Liveness, Pieces};
+use crate::fork::Unshared;
 
 thread_local! {
     static NET: RefCell<Option<Net>> = const { RefCell::new(None) };
@@ -555,30 +556,30 @@ pub(in super::super) fn now_ms() -> Option<u64> {
     with(|net| net.now_ms)
 }
 
-pub(in super::super) fn socket() -> Option<Result<OwnedFd, Errno>> {
+pub(in super::super) fn socket() -> Option<Result<Unshared, Errno>> {
     with(|net| {
         let (theirs, ours) = net.pair();
         net.fresh.push((theirs.as_raw_fd(), ours));
-        Ok(theirs)
+        Unshared::new(|| Ok(theirs))
     })
 }
 
-pub(in super::super) fn listen() -> Option<Result<(OwnedFd, SocketAddr), Errno>> {
+pub(in super::super) fn listen() -> Option<Result<(Unshared, SocketAddr), Errno>> {
     with(|net| {
         let (theirs, bell) = pair();
         let port = 1000 + net.listeners.len() as u16;
         net.listeners.push(Listener { fd: theirs.as_raw_fd(), bell, port, waiting: VecDeque::new() });
-        Ok((theirs, ([127, 0, 0, 1], port).into()))
+        Ok((Unshared::new(|| Ok(theirs))?, ([127, 0, 0, 1], port).into()))
     })
 }
 
-type Accepted = Result<(OwnedFd, Option<SocketAddr>), Errno>;
+type Accepted = Result<(Unshared, Option<SocketAddr>), Errno>;
 
 pub(in super::super) fn accept(listener: BorrowedFd<'_>) -> Option<Accepted> {
     with(|net| {
         let one = net.listeners.iter_mut().find(|one| one.fd == listener.as_raw_fd()).ok_or(Errno::BADF)?;
         rustix::io::read(listener, &mut [0; 1])?;
-        Ok((one.waiting.pop_front().ok_or(Errno::AGAIN)?, None))
+        Ok((Unshared::new(|| one.waiting.pop_front().ok_or(Errno::AGAIN))?, None))
     })
 }
 
