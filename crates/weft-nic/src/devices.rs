@@ -16,7 +16,7 @@
 //! service was asked for) cannot be set up still works with the other device; that is logged as a warning.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +30,7 @@ use weft_engine::room;
 use crate::NicError;
 use crate::config::{Config, Identity};
 use crate::error::remedy;
+use crate::fork::Unshared;
 use crate::host;
 use crate::shm::Shm;
 use crate::tcp::{Tcp, TcpLinkInfo, TcpStats, Unsent};
@@ -288,8 +289,8 @@ pub struct Devices {
     tcp: Option<Tcp>,
     table: Table,
     name: EpName,
-    /// Both devices' descriptors.
-    epoll: OwnedFd,
+    /// Both devices' descriptors. Whoever watches it does so until it is closed, which a copy in a forked child would put off.
+    epoll: Unshared,
     fallbacks: u64,
 }
 
@@ -336,7 +337,8 @@ impl Devices {
             }
             None => None,
         };
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(NicError::system("epoll_create1"))?;
+        let create = || epoll::create(epoll::CreateFlags::CLOEXEC);
+        let epoll = Unshared::new(create).map_err(NicError::system("epoll_create1"))?;
         let parts = [shm.as_ref().map(Shm::wait_fd), tcp.as_ref().map(Tcp::wait_fd)];
         for (data, fd) in (0..).zip(parts.into_iter().flatten()) {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(data), epoll::EventFlags::IN)

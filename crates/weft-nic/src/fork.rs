@@ -1,7 +1,8 @@
 //! Descriptors of which a forked child has no copy.
 //!
-//! Place in the data flow: TCP's sockets are such ([`Unshared`]). The system ends a connection, and a listener, when the last copy of the
-//! descriptor is closed in whatever process: with one in a child nobody would hear of the end of the process that has made it.
+//! Place in the data flow: TCP's sockets are such ([`Unshared`]), and what is watched of an endpoint's devices. The system ends a connection or a
+//! listener, and forgets what epoll(7) watches, when the last copy of the descriptor is closed in whatever process: with one in a child nobody
+//! would hear of the end of the process that has made it, and who watches an endpoint would hear of it for ever.
 //!
 //! In the child a socket that leads nowhere takes the place of each, so that what the child closes of all that it has inherited is its own.
 //!

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use weft_fi_sys::*;
 
-use crate::client::{Lib, close};
-use crate::side::{Args, PATIENCE, Side, acquaint, long_bytes, memory, pattern, scenes, works};
+use crate::client::{Lib, bind, close, control};
+use crate::joins::{descriptor, readable, trywait};
+use crate::side::{Args, PATIENCE, Side, acquaint, long_bytes, memory, pattern, scenes, until, works};
 
 pub(crate) fn all(lib: &Lib) {
     scenes(
@@ -20,6 +21,7 @@ pub(crate) fn all(lib: &Lib) {
             ("a child asks", a_child_asks),
             ("a handler exits", a_handler_exits),
             ("a child outlives an endpoint", a_child_outlives_an_endpoint),
+            ("a child outlives a sleeper's endpoint", a_child_outlives_a_sleepers_endpoint),
         ],
     );
 }
@@ -202,4 +204,22 @@ fn a_child_outlives_an_endpoint(lib: &Lib) {
     let c = Side::new(lib);
     c.tsend(pattern(8), c.insert(&name), 1);
     assert_eq!(c.next(&[&a]).failed().err, FI_ECONNREFUSED);
+}
+
+/// A queue's descriptor tells nothing more of an endpoint that was closed, though a message had come there that nobody has asked for.
+fn a_child_outlives_a_sleepers_endpoint(lib: &Lib) {
+    let (a, mut b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+    works(&a, &b, to_b);
+    let other = b.another_ep();
+    assert_eq!([bind(other, b.av, 0), bind(other, b.cq, FI_TRANSMIT | FI_RECV)], [0; 2]);
+    assert_eq!(control(other, FI_ENABLE, std::ptr::null_mut()), 0);
+    let (fabric, fd) = (b.opened.fabric, descriptor(b.cq));
+    until(|| (trywait(fabric, b.cq) == 0).then_some(()));
+    a.tsend(pattern(8), to_b, 1);
+    a.next(&[]).done();
+    assert!(readable(fd, PATIENCE));
+    let _child = Sleeper::new();
+    assert_eq!(close(std::mem::replace(&mut b.ep, other)), 0);
+    // The child may not have got rid of its copies yet.
+    until(|| (trywait(fabric, b.cq) == 0 && !readable(fd, Duration::from_millis(50))).then_some(()));
 }
