@@ -6,8 +6,8 @@
 //!
 //! Invariants: no entry is ever lost. The bound is kept from outside: while the queue holds its size, new operations
 //! that would complete here answer -FI_EAGAIN ([`Cq::is_full`]), so it grows over its size by no more than the
-//! operations that were outstanding; what peers send unasked stops at a second mark ([`Cq::is_flooded`]), since then
-//! the endpoints are no longer progressed until the client has read.
+//! operations that were outstanding; what peers send unasked, or into multi-receives, stops at a second mark ([`Cq::is_flooded`]),
+//! since then the endpoints are no longer progressed until the client has read. So multi-receives are refused only there.
 //!
 //! Blocking: `fi_cq_sread` spins, yields, parks the devices and sleeps ([`crate::poll`]). A descriptor for
 //! FI_WAIT_FD is this queue's epoll descriptor, to be polled after `fi_trywait` said so.
@@ -45,7 +45,7 @@ const DEFAULT_ENTRIES: usize = 8192;
 const RESERVED_ENTRIES: usize = 256;
 /// Entries that a client may ask for: such a queue takes 4 GiB.
 const MAX_ENTRIES: usize = 1 << 26;
-/// Entries over the size at which peers' unsolicited writes with data have to wait.
+/// Entries over the size at which peers' unsolicited writes with data, and messages for multi-receives, have to wait.
 const FLOOD_ENTRIES: usize = 1 << 20;
 
 /// A completion queue.

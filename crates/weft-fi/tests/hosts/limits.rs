@@ -8,7 +8,8 @@ use weft_fi_sys::*;
 use crate::client::{Lib, close};
 use crate::open;
 use crate::side::{
-    Args, CALLS, Form, Outcome, Side, Watched, acquaint, err, is_all, memory, pair, pattern, scenes, until, works,
+    Args, CALLS, Form, Outcome, Side, Watched, acquaint, err, is_all, memory, pair, pattern, scenes,
+    set_min_multi_recv, until, works,
 };
 
 /// Long enough to wait for its receiver on every device.
@@ -24,6 +25,7 @@ pub(crate) fn all(lib: &Lib) {
             ("full_transmit_queue", full_transmit_queue),
             ("full_receive_queue", full_receive_queue),
             ("overrun", overrun),
+            ("multi_receives_over_a_full_queue", multi_receives_over_a_full_queue),
             ("truncation", truncation),
             ("cancel", cancel),
             ("impossible_sizes", impossible_sizes),
@@ -180,6 +182,36 @@ fn unasked(a: &Side<'_>, b: &Side<'_>, to_b: u64) {
     }
     b.nothing(&[a]);
     assert_eq!(close(mr), 0);
+}
+
+/// A client whose buffer is full posts the next one while it reads (GASNet does, and takes a refusal for an error): so that is accepted,
+/// though the queue holds more than its size.
+fn multi_receives_over_a_full_queue(lib: &Lib) {
+    const SENT: usize = 20;
+    let (a, b, to_b, _) = acquaint(Side::new(lib), Side::with(lib, DEPTH, |_| ()));
+    works(&a, &b, to_b);
+    set_min_multi_recv(b.ep, 8);
+    for context in 1..=2 {
+        let args = Args { flags: FI_MULTI_RECV, context, ..Args::new(memory(8 * SENT), 0) };
+        assert_eq!(b.run("fi_recvmsg", &args), 0, "buffer {context}");
+        for _ in 0..SENT {
+            let sent = Args { flags: FI_COMPLETION | FI_DELIVERY_COMPLETE, ..Args::new(pattern(8), to_b) };
+            a.start("fi_sendmsg", &sent, &[]);
+            a.next(&[&b]).done();
+        }
+        assert_eq!(b.run("fi_recvmsg", &Args { flags: 0, ..args }), err(FI_EAGAIN), "it is for one message");
+    }
+    for at in 0..2 * SENT {
+        let entry = b.next(&[]).done();
+        let last = at % SENT == SENT - 1;
+        assert_eq!(
+            (entry.op_context as usize, entry.flags & FI_MULTI_RECV != 0),
+            (1 + at / SENT, last),
+            "message {at}"
+        );
+    }
+    b.nothing(&[&a]);
+    works(&a, &b, to_b);
 }
 
 /// fi_cq(3): FI_ETRUNC, what fitted in `len`, what did not in `olen`, and not a byte behind the buffer.
