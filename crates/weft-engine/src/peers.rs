@@ -208,19 +208,19 @@ impl Core {
         if self.contexts {
             self.contexts_added(addr, name);
         }
-        let there = |vc: &&mut Vc| vc.state != VcState::Vacant && vc.name.socket_identity() == name.identity();
-        let vc = match self.index.find(&self.vcs, name) {
-            Some(vci) => self.vcs.get_mut(vci as usize),
+        let there = |vc: &Vc| vc.state != VcState::Vacant && vc.name.socket_identity() == name.identity();
+        let found = match self.index.find(&self.vcs, name) {
+            Some(vci) => Some(vci),
             // A full name that is not known has no connection; looking further would make start-up quadratic.
             None if name.is_full() => None,
             // A stranger's full name may be inserted in its service form. Of several that were there it is the one that is.
-            None => self.vcs.iter_mut().filter(there).max_by_key(|vc| vc.link().is_some()),
+            None => {
+                let there = (0..).zip(&self.vcs).filter(|(_, vc)| there(vc));
+                there.max_by_key(|(_, vc)| vc.link().is_some()).map(|(vci, _)| vci)
+            }
         };
-        if let Some(vc) = vc
-            && vc.addr == ADDR_NONE
-        {
-            vc.addr = addr;
-            self.readdressed();
+        if let Some(vci) = found {
+            self.is_at(vci, addr);
         }
     }
 
@@ -230,13 +230,10 @@ impl Core {
             let base = vc.name.base();
             vc.name.context_index().is_some() && [base.identity(), base.socket_identity()].contains(&name.identity())
         };
-        let mut known = false;
-        for vc in self.vcs.iter_mut().filter(|vc| vc.addr == ADDR_NONE && vc.state != VcState::Vacant && theirs(vc)) {
-            vc.addr = addr;
-            known = true;
-        }
-        if known {
-            self.readdressed();
+        let found = |vc: &Vc| vc.addr == ADDR_NONE && vc.state != VcState::Vacant && theirs(vc);
+        let found: Vec<u32> = (0..).zip(&self.vcs).filter_map(|(vci, vc)| found(vc).then_some(vci)).collect();
+        for vci in found {
+            self.is_at(vci, addr);
         }
     }
 

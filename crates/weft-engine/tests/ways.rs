@@ -6,12 +6,12 @@ mod told;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use told::{CAPS, Case, Event, name, open, words};
+use told::{CAPS, Case, Event, name, open, parts, words};
 use weft_engine::Pool;
 use weft_engine::api::{
     ADDR_NONE, Addr, AddressBook, Completion, Config, Context, Error, Matching, OpFlags, RecvOp, SendOp,
 };
-use weft_engine::name::EpName;
+use weft_engine::name::{EpName, NameParts};
 use weft_engine::nic::LinkId;
 
 const EAGER: u8 = 8;
@@ -210,6 +210,25 @@ fn a_stranger_is_found_in_a_book_that_others_write() {
             recv(&mut case, 5, 1);
         }
         assert_eq!(received(&mut case), [(1, 0)], "{receives_first}");
+    }
+}
+
+/// A receive names an address before it is inserted: the stranger that turns out to be there has sent for it, by its own name, by that of its
+/// socket, or as a context of the endpoint.
+#[test]
+fn a_stranger_is_at_the_address_that_is_inserted() {
+    let base = EpName::full(&NameParts { context: Some(0), ..parts(2) });
+    let third = base.context(3).unwrap();
+    for (peer, row) in [(name(2), name(2)), (name(2), EpName::service(name(2).socket())), (third, base)] {
+        let mut case = Case::new(CAPS, Config::default());
+        let book = Rows::bind(&mut case, false);
+        case.connect_as(0, peer);
+        case.say(EAGER, TAGGED, &words(&[5]));
+        recv(&mut case, 5, 1);
+        assert!(received(&mut case).is_empty(), "nobody knows yet that it is from there");
+        book.set(&[Some(row)]);
+        case.engine.address_added(0, &row);
+        assert_eq!(received(&mut case), [(1, 0)], "{peer:?} {row:?}");
     }
 }
 

@@ -13,8 +13,12 @@ use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Registrar,
 
 /// An endpoint's name. The greater the byte, the greater the name of the same host and port.
 pub fn name(byte: u8) -> EpName {
+    EpName::full(&parts(byte))
+}
+
+pub fn parts(byte: u8) -> NameParts {
     let capability = [byte; 16];
-    EpName::full(&NameParts {
+    NameParts {
         socket: "10.0.0.1:7".parse().unwrap(),
         host_id: 5,
         ep_id: endpoint_id(&capability),
@@ -22,7 +26,7 @@ pub fn name(byte: u8) -> EpName {
         context: None,
         shm: true,
         tcp: true,
-    })
+    }
 }
 
 /// Capabilities of a device that keeps order, and gets and puts nothing.
@@ -260,8 +264,12 @@ impl Case {
 
     /// The link to the peer that is called `byte` comes up, made by the peer, and grants a window of 1 MiB.
     pub fn connect(&mut self, link: u32, byte: u8) {
+        self.connect_as(link, name(byte));
+    }
+
+    pub fn connect_as(&mut self, link: u32, peer: EpName) {
         let link = LinkId(link);
-        self.tell(Event::Up { link, peer: name(byte), initiator: false });
+        self.tell(Event::Up { link, peer, initiator: false });
         self.tell(Event::Message(link, open(0)));
         (self.link, self.seq) = (link, 0);
     }
