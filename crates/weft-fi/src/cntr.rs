@@ -46,7 +46,7 @@ pub(crate) struct Cntr {
     bytes: bool,
     /// By how much the client itself has raised the value, wrapping.
     by_client: AtomicU64,
-    /// How often the errors were set, or the value by deferred work: the same may have come again since.
+    /// How often the errors were set (or set back), or the value by deferred work: the same may have come again since.
     resets: AtomicU64,
     wait: WaitKind,
     waker: OnceLock<Option<Waker>>,
@@ -161,6 +161,11 @@ impl Told {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Changes(u64, u64, u64);
 
+/// Whether a client that adds so much subtracts.
+fn is_less(amount: u64) -> bool {
+    amount.cast_signed() < 0
+}
+
 impl Cntr {
     /// An operation of so many bytes has completed. True: programs can go on, see [`Cntr::add`].
     #[inline]
@@ -219,8 +224,30 @@ impl Cntr {
         programs
     }
 
+    /// More successes, as the client says: so many may be fewer. True: as for [`Cntr::add`].
+    fn add_by_client(&self, amount: u64) -> bool {
+        if is_less(amount) { self.set_back(|| self.gauge.add(amount)) } else { self.add(amount) }
+    }
+
+    /// The same by deferred work, which the client is told of.
+    #[must_use]
+    pub(crate) fn add_by_work(&self, amount: u64) -> bool {
+        let programs = self.add_by_client(amount);
+        self.resets.fetch_add(is_less(amount).into(), Ordering::Release);
+        programs
+    }
+
     fn add_errors(&self, amount: u64) -> bool {
         self.gauge.add_errors(amount) && self.notify()
+    }
+
+    fn add_errors_by_client(&self, amount: u64) -> bool {
+        if !is_less(amount) {
+            return self.add_errors(amount);
+        }
+        let programs = self.set_back(|| self.gauge.add_errors(amount));
+        self.resets.fetch_add(1, Ordering::Release);
+        programs
     }
 
     fn set_errors(&self, value: u64) -> bool {
@@ -240,6 +267,17 @@ impl Cntr {
             called
         };
         (called && self.notify()) | freed
+    }
+
+    /// An addition that lowers one of the values, with all that follows from setting it lower.
+    #[cold]
+    fn set_back(&self, add: impl FnOnce() -> bool) -> bool {
+        self.change(|look| {
+            look();
+            add();
+            // Whoever waits for the next change wishes for more than the old number.
+            true
+        })
     }
 
     /// Tells those who wait of a change.
@@ -423,7 +461,7 @@ unsafe extern "C" fn add(cntr: *mut sys::fid_cntr, value: u64) -> c_int {
     // SAFETY: a live counter of the client.
     let cntr = unsafe { counter(cntr) };
     cntr.by_client.fetch_add(value, Ordering::Relaxed);
-    cntr.changed(cntr.add(value))
+    cntr.changed(cntr.add_by_client(value))
 }
 
 unsafe extern "C" fn set(cntr: *mut sys::fid_cntr, value: u64) -> c_int {
@@ -436,7 +474,7 @@ unsafe extern "C" fn set(cntr: *mut sys::fid_cntr, value: u64) -> c_int {
 unsafe extern "C" fn adderr(cntr: *mut sys::fid_cntr, value: u64) -> c_int {
     // SAFETY: a live counter of the client.
     let cntr = unsafe { counter(cntr) };
-    cntr.changed(cntr.add_errors(value))
+    cntr.changed(cntr.add_errors_by_client(value))
 }
 
 unsafe extern "C" fn seterr(cntr: *mut sys::fid_cntr, value: u64) -> c_int {

@@ -185,7 +185,7 @@ fn perform(act: Act) -> Outcome<Act> {
         // What this sets free is found by whoever runs the queue: its caller. The counter may be closed by a client that sees
         // the change, so it is not held any more by then.
         Act::Add(cntr, amount) => {
-            let _ = release(cntr).add(amount);
+            let _ = release(cntr).add_by_work(amount);
             Outcome::Done
         }
         Act::Set(cntr, value) => {

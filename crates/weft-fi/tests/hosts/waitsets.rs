@@ -286,40 +286,49 @@ fn told_again(lib: &Lib) {
     let side = Side::new(lib);
     let set = WaitSet::new(&side, FI_WAIT_FD);
     let cntr = set.cntr(&side).unwrap();
-    let phases: [fn(Cntr); 2] = [
+    let phases: [fn(Cntr); 4] = [
         |cntr| {
             cntr.set(0);
+            cntr.add(1);
+        },
+        |cntr| {
+            cntr.add(u64::MAX);
             cntr.add(1);
         },
         |cntr| {
             cntr.set_errors(0);
             cntr.fail(1);
         },
+        |cntr| {
+            cntr.fail(u64::MAX);
+            cntr.fail(1);
+        },
     ];
-    for phase in phases {
+    for (at, phase) in phases.into_iter().enumerate() {
         for _ in 0..2 {
             phase(cntr);
-            assert_eq!(set.wait(PATIENCE), 0);
+            assert_eq!(set.wait(PATIENCE), 0, "phase {at}");
             assert_eq!(set.trywait(&side), 0, "it is told once");
             phase(cntr);
-            assert_eq!(set.trywait(&side), -FI_EAGAIN);
+            assert_eq!(set.trywait(&side), -FI_EAGAIN, "phase {at}");
             assert_eq!(set.trywait(&side), 0);
         }
     }
     assert_eq!([close(cntr.0), close(set.0)], [0; 2]);
 }
 
-/// Who sleeps after fi_trywait hears that a counter was set to a lower value.
+/// Who sleeps after fi_trywait hears that a counter was set to a lower value, or that so much was added that it has one.
 fn set_back_under_a_sleeper(lib: &Lib) {
     let side = Side::new(lib);
     let set = WaitSet::new(&side, FI_WAIT_FD);
     let cntr = set.cntr(&side).unwrap();
     cntr.add(5);
-    for value in [4, 0] {
+    let changes: [fn(Cntr); 3] = [|cntr| cntr.set(4), |cntr| cntr.add(u64::MAX), |cntr| cntr.set(0)];
+    for change in changes {
         until(|| (set.trywait(&side) == 0).then_some(()));
         assert!(!epoll(set.descriptor(), Duration::ZERO));
-        cntr.set(value);
-        assert!(epoll(set.descriptor(), PATIENCE), "set to {value}");
+        change(cntr);
+        assert!(epoll(set.descriptor(), PATIENCE), "it is {}", cntr.read());
     }
     assert_eq!([close(cntr.0), close(set.0)], [0; 2]);
 }
