@@ -7,6 +7,7 @@ use weft_engine::amo::{Amo, Form};
 use weft_fi_sys::*;
 
 use super::{CONTEXT, KEY};
+use crate::side::{Side, until};
 
 /// How a call is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +125,15 @@ impl Args {
                 }
             }
         }
+    }
+
+    /// The same, which must accept the operation, perhaps after some progress of its target.
+    #[track_caller]
+    pub(crate) fn start(&self, side: &Side<'_>, way: Way, target: &Side<'_>) {
+        until(|| {
+            target.progress();
+            (self.run(side.ep, way) == 0).then_some(())
+        });
     }
 }
 

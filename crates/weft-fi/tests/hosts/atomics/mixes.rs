@@ -26,12 +26,7 @@ pub(crate) fn in_order(lib: &Lib) {
         let result = memory(16);
         let (fetched, read) = result.split_at_mut(8);
         let at = |amo, buf: &mut [u8]| Args { buf: buf.as_mut_ptr(), ..Args::new(amo, 1, to_b) };
-        let post = |args: Args| {
-            until(|| {
-                b.progress();
-                (args.run(a.ep, Way::Plain) == 0).then_some(())
-            });
-        };
+        let post = |args: Args| args.start(&a, Way::Plain, &b);
         // A long one to everything, which travels in parts; then short ones at the beginning and at the end.
         post(Args { count: 10_000, ..at(long, one) });
         post(Args { addr: 79_992, result: fetched.as_mut_ptr(), ..at(add, one) });

@@ -9,7 +9,7 @@ use weft_fi_sys::*;
 use super::calls::{Args, FORMS, Way, ways};
 use super::{CONTEXT, KEY, READABLE, WRITABLE};
 use crate::client::{Lib, close};
-use crate::side::{err, is_all, memory, pair, pattern, until, works};
+use crate::side::{err, is_all, memory, pair, pattern, works};
 
 /// Calls that contradict themselves: an error at once, and nothing has happened.
 pub(crate) fn misuse(lib: &Lib) {
@@ -137,10 +137,7 @@ pub(crate) fn refused(lib: &Lib) {
                         key,
                         ..Args::new(amo, count, to_b)
                     };
-                    until(|| {
-                        b.progress();
-                        (args.run(a.ep, *way) == 0).then_some(())
-                    });
+                    args.start(&a, *way, &b);
                     let entry = a.next(&[&b]).failed();
                     assert_eq!(entry.err, error, "{what}");
                     // Nobody waits for an inject, so its failure has no name.

@@ -6,10 +6,24 @@ use weft_fi_sys::*;
 use super::KEY;
 use super::calls::{Args, FORMS, Way, ways};
 use crate::client::{Lib, bind, close};
-use crate::side::{Side, acquaint, memory, pair, pattern, until, works};
+use crate::side::{Side, acquaint, memory, pair, pattern, works};
 
 fn value(cntr: *mut fid_cntr) -> u64 {
     unsafe { (*(*cntr).ops).read.unwrap()(cntr) }
+}
+
+/// A call of a form, without flags, on so many numbers of the region at [`KEY`].
+fn call_of(form: Form, count: usize, to_b: u64) -> Args {
+    let op = if form == Form::Compare { Op::Cswap } else { Op::Sum };
+    let amo = Amo::new(form, Type::Uint64, op).unwrap();
+    let (local, result) = (pattern(64), memory(64));
+    Args {
+        buf: local.as_mut_ptr(),
+        compare: local.as_mut_ptr(),
+        result: result.as_mut_ptr(),
+        flags: 0,
+        ..Args::new(amo, count, to_b)
+    }
 }
 
 /// Counters at both ends and at the region, data at the target's queue.
@@ -32,27 +46,15 @@ pub(crate) fn reports(lib: &Lib) {
         assert_eq!(bind(mr, cntr, class), 0);
         cntr
     });
-    let (local, result) = (pattern(4096), memory(4096));
     let (mut fetches, mut bases) = (0, 0);
     for form in FORMS {
-        let op = if form == Form::Compare { Op::Cswap } else { Op::Sum };
-        let amo = Amo::new(form, Type::Uint64, op).unwrap();
         for way in ways(form) {
             for data in [false, true] {
                 if data && *way != Way::Message {
                     continue;
                 }
-                let args = Args {
-                    buf: local.as_mut_ptr(),
-                    compare: local.as_mut_ptr(),
-                    result: result.as_mut_ptr(),
-                    flags: if data { FI_REMOTE_CQ_DATA } else { 0 },
-                    ..Args::new(amo, 4, to_b)
-                };
-                until(|| {
-                    b.progress();
-                    (args.run(a.ep, *way) == 0).then_some(())
-                });
+                let flags = if data { FI_REMOTE_CQ_DATA } else { 0 };
+                Args { flags, ..call_of(form, 4, to_b) }.start(&a, *way, &b);
                 if form == Form::Base {
                     bases += 1
                 } else {
@@ -77,7 +79,7 @@ pub(crate) fn reports(lib: &Lib) {
     }
     // One that only reads is no write.
     let read = Amo::new(Form::Fetch, Type::Uint64, Op::Read).unwrap();
-    let args = Args { result: result.as_mut_ptr(), ..Args::new(read, 4, to_b) };
+    let args = Args { result: memory(64).as_mut_ptr(), ..Args::new(read, 4, to_b) };
     assert_eq!(args.run(a.ep, Way::Plain), 0);
     a.next(&[&b]).done();
     fetches += 1;
@@ -116,22 +118,10 @@ pub(crate) fn quiet(lib: &Lib) {
     let (a, b, to_b, _) = acquaint(a, b);
     let target = memory(64);
     let mr = b.register(target, FI_REMOTE_READ | FI_REMOTE_WRITE, KEY);
-    let (local, result) = (pattern(64), memory(64));
     for form in FORMS {
-        let op = if form == Form::Compare { Op::Cswap } else { Op::Sum };
-        let amo = Amo::new(form, Type::Int64, op).unwrap();
-        let args = Args {
-            buf: local.as_mut_ptr(),
-            compare: local.as_mut_ptr(),
-            result: result.as_mut_ptr(),
-            flags: 0,
-            ..Args::new(amo, 2, to_b)
-        };
+        let args = call_of(form, 2, to_b);
         for way in ways(form) {
-            until(|| {
-                b.progress();
-                (args.run(a.ep, *way) == 0).then_some(())
-            });
+            args.start(&a, *way, &b);
             a.nothing(&[&b]);
         }
         for flags in [FI_COMPLETION, FI_COMPLETION | FI_DELIVERY_COMPLETE, FI_COMPLETION | FI_FENCE | FI_INJECT] {
@@ -150,22 +140,10 @@ pub(crate) fn no_data(lib: &Lib) {
     let (a, b, to_b, _) = acquaint(a, Side::new(lib));
     let target = memory(64);
     let mr = b.register(target, FI_REMOTE_READ | FI_REMOTE_WRITE, KEY);
-    let (local, result) = (pattern(64), memory(64));
     for form in FORMS {
-        let op = if form == Form::Compare { Op::Cswap } else { Op::Sum };
-        let amo = Amo::new(form, Type::Uint64, op).unwrap();
-        let args = Args {
-            buf: local.as_mut_ptr(),
-            compare: local.as_mut_ptr(),
-            result: result.as_mut_ptr(),
-            flags: 0,
-            ..Args::new(amo, 2, to_b)
-        };
+        let args = call_of(form, 2, to_b);
         for way in ways(form) {
-            until(|| {
-                b.progress();
-                (args.run(a.ep, *way) == 0).then_some(())
-            });
+            args.start(&a, *way, &b);
             if *way != Way::Inject {
                 a.next(&[&b]).done();
             }
