@@ -125,12 +125,17 @@ unsafe impl Object for Domain {
 
 static OPEN: Instances = Instances::new();
 
+/// Nobody holds the list of threads for so long who goes on.
+const STUCK: Duration = Duration::from_millis(100);
+
 /// The threads of all domains, for a client that ends without closing them.
 static THREADS: Mutex<Vec<Weak<AutoProgress>>> = Mutex::new(Vec::new());
 
 /// Ends every thread.
 pub(crate) fn stop_all() {
-    for thread in std::mem::take(&mut *THREADS.lock()) {
+    // In a forked child, or in a handler of a signal, whoever holds it may never go on.
+    let threads = THREADS.try_lock_for(STUCK).map(|mut threads| std::mem::take(&mut *threads));
+    for thread in threads.into_iter().flatten() {
         if let Some(thread) = thread.upgrade() {
             thread.stop_at_end();
         }
@@ -635,4 +640,25 @@ unsafe extern "C" fn ops_open(
         // SAFETY: the client's string and place.
         unsafe { object::open_ops(name, flags, ops, &[(stats::NAME, stats::ops)]) }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// Whoever holds the list of threads may never go on, if it was interrupted by what ends the program.
+    #[test]
+    fn the_end_of_the_program_does_not_wait_for_the_list() {
+        let (over, is_over) = mpsc::channel();
+        let held = THREADS.lock();
+        let end = std::thread::spawn(move || {
+            stop_all();
+            over.send(())
+        });
+        let ended = is_over.recv_timeout(10 * STUCK);
+        drop(held);
+        assert!(matches!(end.join(), Ok(Ok(()))) && ended.is_ok());
+    }
 }
