@@ -9,14 +9,19 @@
 //! It is started by the first message that is kept, sleeps while there is none, and is gone when the last endpoint is closed. It makes no
 //! progress: what arrives stays where it is until the client asks.
 //!
+//! A forked child has a flusher of its own from its first endpoint on: whatever of its parent's somebody held at that moment stays held for ever.
+//!
 //! Order of locks: the members, then an endpoint's engine, then the handle.
 
 mod rest;
 
+use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::process::{Pid, getpid};
 use weft_nic::{Unsent, Worker};
 
 use crate::endpoint::core::CoreRef;
@@ -30,26 +35,18 @@ const STUCK: Duration = Duration::from_millis(100);
 /// Ticks without anything kept before the thread sleeps until it is called.
 const QUIET_TICKS: u32 = 20;
 
-static FLUSHER: Flusher = Flusher {
-    members: Mutex::new(&FIRST),
-    handle: Mutex::new(None),
-    rest: Rest { asleep: AtomicBool::new(true), stop: AtomicBool::new(false) },
-};
-
-/// The endpoints of the process that has loaded us.
-static FIRST: Members = Mutex::new(Vec::new());
+/// The process's own, or its parent's as long as it has none. Never freed.
+static FLUSHER: AtomicPtr<Flusher> = AtomicPtr::new(ptr::null_mut());
 
 /// What the file that the model checker tries imports from here.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicBool, Ordering, fence};
 }
 
-type Members = Mutex<Vec<Member>>;
-
 struct Flusher {
-    /// The endpoints that are looked after. A forked child has others than its parent, whose thread may have held theirs at that moment: so this
-    /// lock, which says where they are, is never taken by the thread. A leaf.
-    members: Mutex<&'static Members>,
+    owner: Pid,
+    /// The endpoints that are looked after.
+    members: Mutex<Vec<Member>>,
     /// A leaf: taken under engines' locks.
     handle: Mutex<Option<Worker>>,
     rest: Rest,
@@ -66,41 +63,70 @@ struct Member {
 pub(crate) fn join(core: &CoreRef) {
     let unsent = core.control().engine.as_ref().and_then(|engine| engine.nic().unsent().cloned());
     if let Some(unsent) = unsent {
-        FLUSHER.forget_parents();
-        FLUSHER.members().lock().push(Member { core: Arc::clone(core), unsent, seen: None });
+        Flusher::ours().members.lock().push(Member { core: Arc::clone(core), unsent, seen: None });
     }
 }
 
 /// After the endpoint's engine has sent its last. On return the thread does not look at the endpoint any more, and is gone if it was the last.
 pub(crate) fn leave(core: &CoreRef) {
-    let mut members = FLUSHER.members().lock();
+    let Some(flusher) = Flusher::found() else { return };
+    let mut members = flusher.members.lock();
     members.retain(|member| !Arc::ptr_eq(&member.core, core));
     if members.is_empty() {
-        FLUSHER.end(&members, &mut FLUSHER.handle.lock());
+        flusher.end(&members, &mut flusher.handle.lock());
     }
 }
 
 /// At the end of the program: ends the thread, although there may be endpoints, unless it is stuck.
 pub(crate) fn stop() {
-    // In a forked child, or in a handler of a signal, whoever holds these may never go on.
-    let members = FLUSHER.members.try_lock_for(STUCK).map(|members| *members);
-    if let Some(members) = members.and_then(|members| members.try_lock_for(STUCK))
-        && let Some(mut handle) = FLUSHER.handle.try_lock_for(STUCK)
+    // In a handler of a signal, whoever holds these may never go on.
+    if let Some(flusher) = Flusher::found()
+        && let Some(members) = flusher.members.try_lock_for(STUCK)
+        && let Some(mut handle) = flusher.handle.try_lock_for(STUCK)
     {
-        FLUSHER.end(&members, &mut handle);
+        flusher.end(&members, &mut handle);
     }
 }
 
 /// A device keeps something after it has kept nothing ([`Unsent::new`]).
 pub(crate) fn call() {
-    if FLUSHER.rest.is_called() {
-        FLUSHER.wake();
+    // Whose it is is not asked here: it is ours if the device's endpoint has joined.
+    if Flusher::known().is_none_or(|flusher| flusher.rest.is_called()) {
+        Flusher::ours().wake();
     }
 }
 
 impl Flusher {
-    fn members(&self) -> &'static Members {
-        *self.members.lock()
+    /// This process's, or a parent's.
+    #[inline]
+    fn known() -> Option<&'static Self> {
+        // SAFETY: null, or a flusher, which is never freed.
+        unsafe { FLUSHER.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// This process's, if it has one.
+    fn found() -> Option<&'static Self> {
+        Self::known().filter(|flusher| flusher.owner == getpid())
+    }
+
+    /// This process's. A parent's is left as it is: to let go of its endpoints would be to close them.
+    fn ours() -> &'static Self {
+        loop {
+            let known = FLUSHER.load(Ordering::Acquire);
+            if let Some(found) = Self::found() {
+                return found;
+            }
+            let new = Box::into_raw(Box::new(Self::new()));
+            if FLUSHER.compare_exchange(known, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+                // SAFETY: made above, and known to nobody: another thread was faster.
+                drop(unsafe { Box::from_raw(new) });
+            }
+        }
+    }
+
+    fn new() -> Self {
+        let rest = Rest { asleep: AtomicBool::new(true), stop: AtomicBool::new(false) };
+        Self { owner: getpid(), members: Mutex::default(), handle: Mutex::default(), rest }
     }
 
     /// Whoever holds the members knows that the thread is in no engine, whose holder may wait for the handle.
@@ -113,17 +139,6 @@ impl Flusher {
         }
     }
 
-    /// A child that was forked has neither the thread nor the endpoints of its parent.
-    fn forget_parents(&self) {
-        let mut handle = self.handle.lock();
-        if handle.as_ref().is_some_and(|thread| !thread.is_ours()) {
-            handle.take().into_iter().for_each(Worker::join);
-            self.rest.is_nobody();
-            // To let go of its parent's would be to close them, and they may stay locked for ever.
-            *self.members.lock() = Box::leak(Box::default());
-        }
-    }
-
     #[cold]
     fn wake(&'static self) {
         let mut handle = self.handle.lock();
@@ -131,8 +146,7 @@ impl Flusher {
             thread.unpark();
             return;
         }
-        let members = self.members();
-        match Worker::spawn("weft-flusher", || self.run(members)) {
+        match Worker::spawn("weft-flusher", || self.run()) {
             Ok(thread) => *handle = Some(thread),
             Err(error) => {
                 self.rest.is_nobody();
@@ -144,12 +158,12 @@ impl Flusher {
         }
     }
 
-    fn run(&self, members: &Members) {
+    fn run(&self) {
         let mut quiet = 0;
         while !self.rest.ends() {
             std::thread::park_timeout(TICK);
             // Whoever closes the last endpoint waits for us and holds this.
-            let Some(mut members) = members.try_lock() else { continue };
+            let Some(mut members) = self.members.try_lock() else { continue };
             quiet = if look(&mut members) { 0 } else { quiet + 1 };
             if quiet < QUIET_TICKS {
                 continue;
@@ -190,7 +204,7 @@ mod tests {
     fn child_beside_holder<L>(hold: impl FnOnce() -> L + Send + 'static, does: fn()) -> i32 {
         let (ready, is_ready) = mpsc::channel();
         let (over, is_over) = mpsc::channel::<()>();
-        FLUSHER.wake();
+        Flusher::ours().wake();
         let holder = std::thread::spawn(move || {
             let _held = hold();
             assert!(ready.send(()).is_ok() && is_over.recv().is_ok());
@@ -212,17 +226,19 @@ mod tests {
         status
     }
 
-    /// The thread was at work when the client forked: the child, which goes on to open an endpoint, does not wait for it. Nor does one that
-    /// ends, not even for whoever was about to wake the thread.
+    /// The thread was at work when the client forked, or somebody was about to wake it: the child, which goes on to open an endpoint, waits for
+    /// neither. Nor does one that ends.
     #[test]
     fn a_child_does_not_wait_for_its_parents_thread() {
         let opens = || {
-            FLUSHER.forget_parents();
-            drop(FLUSHER.members().lock());
+            drop(Flusher::ours().members.lock());
+            drop(Flusher::ours().handle.lock());
         };
-        assert_eq!(child_beside_holder(|| FLUSHER.members().lock(), opens), 0);
-        assert_eq!(child_beside_holder(|| FLUSHER.members().lock(), stop), 0);
-        assert_eq!(child_beside_holder(|| FLUSHER.handle.lock(), stop), 0);
-        FLUSHER.end(&FLUSHER.members().lock(), &mut FLUSHER.handle.lock());
+        for does in [opens, stop] {
+            assert_eq!(child_beside_holder(|| Flusher::ours().members.lock(), does), 0);
+            assert_eq!(child_beside_holder(|| Flusher::ours().handle.lock(), does), 0);
+        }
+        let flusher = Flusher::ours();
+        flusher.end(&flusher.members.lock(), &mut flusher.handle.lock());
     }
 }
