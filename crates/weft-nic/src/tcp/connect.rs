@@ -177,6 +177,13 @@ impl Attempt {
         matches!(self.stage, Stage::Answer | Stage::Verdict)
     }
 
+    /// The time for the peer's next word begins: it may have been we who took so long until now. A peer that was named exactly may be busy
+    /// computing.
+    fn has_said(&mut self, config: &TcpConfig, now_ms: u64) {
+        let patience_ms = if self.peer.is_full() { config.answer_timeout_ms } else { config.connect_timeout_ms };
+        self.deadline_ms = self.deadline_ms.max(now_ms.saturating_add(patience_ms));
+    }
+
     /// The peer's host answered, and does no more: it has as long as in the beginning to do so again.
     pub(super) fn has_lost(&mut self, config: &TcpConfig, now_ms: u64) {
         self.deadline_ms = self.deadline_ms.min(now_ms.saturating_add(config.connect_timeout_ms));
@@ -241,17 +248,16 @@ impl Attempt {
                 }
                 Err(errno) => return Err(sort(errno)),
             }
-            // The peer's host answers and somebody listens. A peer that was named exactly may be busy computing.
-            if self.peer.is_full() {
-                self.deadline_ms = self.deadline_ms.max(now_ms.saturating_add(config.answer_timeout_ms));
-            }
+            // The peer's host answers and somebody listens.
             self.say_hello(socket, local)?;
+            self.has_said(config, now_ms);
         }
         if self.stage == Stage::Answer {
             if !self.fill(socket, size_of::<Answer>())? {
                 return Ok(None);
             }
             self.check_answer(socket, local)?;
+            self.has_said(config, now_ms);
             self.stage = Stage::Verdict;
             self.have = 0;
         }

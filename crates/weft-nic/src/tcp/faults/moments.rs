@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use weft_engine::mem::Owned;
+use weft_engine::name::EpName;
 use weft_engine::nic::{LinkError, LinkId, Nic};
 
 use super::super::{EVENTS, State, Tcp, TcpConfig, Unsent, sys};
@@ -257,10 +258,11 @@ fn what_is_said_once_more_is_noted() {
     assert!(unsent.kept().is_some());
 }
 
-/// A crowd of calls; nobody has been polled since.
-fn crowd() -> Quiet {
-    let mut quiet = Quiet::new(&TcpConfig::default());
-    let there = quiet.0[1].0.name();
+/// A crowd of calls by name or by service name; nobody has been polled since.
+fn crowd(by_service: bool) -> Quiet {
+    let mut quiet = Quiet::new(&TcpConfig { open: by_service, ..TcpConfig::default() });
+    let name = quiet.0[1].0.name();
+    let there = if by_service { EpName::service(name.socket()) } else { name };
     for _ in 0..CROWD {
         quiet.0[0].0.connect(&there).expect("a call");
     }
@@ -274,18 +276,27 @@ fn come_back(quiet: &mut Quiet) {
     quiet.pass(20 * STEP_MS);
 }
 
-/// Who comes back after the time-out to more connections than one poll is told of finds them made, not late.
+/// Who comes back after the time-out to more connections than one poll is told of finds them made, not late; and so with each answer.
 #[test]
 fn connections_made_while_the_caller_was_away_are_not_late() {
-    let mut quiet = crowd();
-    come_back(&mut quiet);
-    assert_eq!((quiet.0[0].1.up.len(), &quiet.0[0].1.down[..]), (CROWD, &[][..]));
+    for by_service in [false, true] {
+        let mut quiet = crowd(by_service);
+        // It says its hello, and the finish, when it has been away.
+        for _ in 0..2 {
+            settle();
+            net::with(|net| net.now_ms += AWAY_MS);
+            notice(&mut quiet);
+            quiet.pass_without(0, 5 * STEP_MS);
+        }
+        come_back(&mut quiet);
+        assert_eq!((quiet.0[0].1.up.len(), &quiet.0[0].1.down[..]), (CROWD, &[][..]), "{by_service}");
+    }
 }
 
 /// The same of the side that is called: hellos that came while it was away are not late.
 #[test]
 fn hellos_that_came_while_the_acceptor_was_away_are_not_late() {
-    let mut quiet = crowd();
+    let mut quiet = crowd(false);
     settle();
     quiet.pass_without(0, 5 * STEP_MS);
     notice(&mut quiet);
