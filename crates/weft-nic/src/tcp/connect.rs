@@ -46,7 +46,7 @@ const BACKOFF_MAX_MS: u64 = 250;
 const SILENT_GRACE_MS: u64 = 200;
 /// The same for one whose hello was good, and whose initiator may be busy.
 const GREETED_GRACE_MS: u64 = 2000;
-/// Attempts at most, if the acceptor hangs up again and again.
+/// Attempts at most that meet somebody who hangs up; those that are refused are limited by time.
 const MEETINGS: u32 = 32;
 
 /// How long to wait before the attempt after `tries`, in milliseconds. Many who failed at the same time should not all come back at the same
@@ -127,6 +127,7 @@ pub(super) struct Attempt {
     tries: u32,
     /// Those of them that were accepted and then dropped.
     meetings: u32,
+    /// When it dials, or has dialled.
     dial_at_ms: u64,
     /// Until then refused connections are tried again.
     retry_until_ms: u64,
@@ -159,7 +160,7 @@ impl Attempt {
 
     /// When it wants to be looked at without its socket having reported anything.
     pub(super) fn wake_ms(&self) -> u64 {
-        if self.stage == Stage::Waiting { self.dial_at_ms.min(self.deadline_ms) } else { self.deadline_ms }
+        if self.stage == Stage::Waiting { self.dial_at_ms } else { self.deadline_ms }
     }
 
     /// Whether all that is missing is the verdict on this session.
@@ -189,9 +190,9 @@ impl Attempt {
         self.deadline_ms = self.deadline_ms.min(now_ms.saturating_add(config.connect_timeout_ms));
     }
 
-    /// Whether its time is over.
+    /// Whether its time is over. Not before it has dialled as planned.
     pub(super) fn expired(&self, now_ms: u64) -> bool {
-        now_ms >= self.deadline_ms
+        self.stage != Stage::Waiting && now_ms >= self.deadline_ms
     }
 
     /// Whether it is time to dial.
@@ -200,8 +201,13 @@ impl Attempt {
     }
 
     /// Starts a connection. The socket is to be watched for both directions.
-    pub(super) fn dial(&mut self, config: &TcpConfig) -> Result<Unshared, Failure> {
+    pub(super) fn dial(&mut self, config: &TcpConfig, now_ms: u64) -> Result<Unshared, Failure> {
         self.tries += 1;
+        self.dial_at_ms = now_ms;
+        if now_ms >= self.deadline_ms {
+            // It was planned in time, and we have been away.
+            self.deadline_ms = now_ms.saturating_add(config.connect_timeout_ms);
+        }
         let to = self.peer.socket();
         let socket = sys::stream_socket(&to, config).map_err(sort)?;
         sys::connect(socket.as_fd(), &to).map_err(sort)?;
@@ -219,14 +225,16 @@ impl Attempt {
         };
         // A connection that was made and then dropped shows that somebody is there: such tries are only counted.
         let met = self.has_spoken();
-        let next_ms = now_ms + backoff_ms(self.tries, &self.hello);
+        let pause_ms = backoff_ms(self.tries, &self.hello);
         self.meetings += u32::from(met);
+        // It may have been we who took so long to hear of it: what counts is when it was asked for.
+        let next_ms = self.dial_at_ms + pause_ms;
         let enough = if met { self.meetings >= MEETINGS } else { next_ms > self.retry_until_ms };
         if enough || next_ms >= self.deadline_ms {
             return Err(why);
         }
         self.stage = Stage::Waiting;
-        self.dial_at_ms = next_ms;
+        self.dial_at_ms = now_ms + pause_ms;
         Ok(())
     }
 

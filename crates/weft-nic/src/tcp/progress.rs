@@ -365,7 +365,7 @@ impl Tcp {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let State::Calling(attempt) = &mut link.state else { return };
         let generation = link.generation;
-        let dialled = attempt.dial(&self.config);
+        let dialled = attempt.dial(&self.config, now_ms);
         let wake_ms = attempt.wake_ms();
         let watched = dialled.and_then(|socket| {
             self.watch(&socket, Token::Link(id, generation), epoll::EventFlags::IN | epoll::EventFlags::OUT)?;

@@ -258,6 +258,32 @@ fn what_is_said_once_more_is_noted() {
     assert!(unsent.kept().is_some());
 }
 
+/// Who was refused and computes then, for longer than calls are tried again, calls once more: whether it had heard of it or not.
+#[test]
+fn a_listener_that_came_while_the_caller_was_away_is_called() {
+    for heard in [false, true] {
+        let mut quiet = Quiet::new(&TcpConfig::default());
+        net::with(|net| net.refuses = true);
+        let there = quiet.0[1].0.name();
+        let link = quiet.0[0].0.connect(&there).expect("a call");
+        if heard {
+            notice(&mut quiet);
+        }
+        net::with(|net| net.refuses = false);
+        come_back(&mut quiet);
+        assert_eq!((&quiet.0[0].1.up[..], &quiet.0[0].1.down[..]), (&[link][..], &[][..]), "{heard}");
+        assert_eq!(made(), 2);
+        // If it is refused that time, too, that was it.
+        net::with(|net| net.refuses = true);
+        quiet.0[0].0.connect(&there).expect("a call");
+        if heard {
+            notice(&mut quiet);
+        }
+        come_back(&mut quiet);
+        assert_eq!((quiet.0[0].1.down.len(), made()), (1, 4), "{heard}");
+    }
+}
+
 /// A crowd of calls by name or by service name; nobody has been polled since.
 fn crowd(by_service: bool) -> Quiet {
     let mut quiet = Quiet::new(&TcpConfig { open: by_service, ..TcpConfig::default() });

@@ -223,14 +223,12 @@ impl Net {
     fn connect(&mut self, fd: RawFd, to: SocketAddr) -> Result<(), Errno> {
         let at = self.fresh.iter().position(|fresh| fresh.0 == fd).ok_or(Errno::BADF)?;
         let (_, ours) = self.fresh.swap_remove(at);
-        if self.refuses {
-            return Err(Errno::CONNREFUSED);
-        }
         let late = self.random.below(100) < self.faults.delays;
         let up_ms = self.now_ms + if late { self.random.below(1500) as u64 } else { 0 };
-        let up_ms = if self.vanished { u64::MAX } else { up_ms };
+        let up_ms = if self.vanished || self.refuses { u64::MAX } else { up_ms };
         let end = |fd, ours| End { fd, ours, reset: false, forsaken: None, said_all: false };
-        let ends = [end(fd, Some(ours)), end(UNBORN, None)];
+        // The refusal is heard when the socket is looked at.
+        let ends = [end(fd, (!self.refuses).then_some(ours)), end(UNBORN, None)];
         log::trace!("{} net: connection {} to port {} by socket {fd}", self.now_ms, self.connections.len(), to.port());
         self.connections.push(Connection { ends, ways: Default::default(), up_ms, to: to.port() });
         Ok(())
@@ -591,7 +589,11 @@ pub(in super::super) fn connected(socket: BorrowedFd<'_>) -> Option<Result<bool,
     with(|net| {
         let (index, side) = net.end(socket.as_raw_fd())?;
         let one = &net.connections[index];
-        Some(if one.ends[side].ours.is_none() { Err(Errno::CONNRESET) } else { Ok(one.ends[1].fd != UNBORN) })
+        let made = one.ends[1].fd != UNBORN;
+        Some(match one.ends[side].ours {
+            Some(_) => Ok(made),
+            None => Err(if made { Errno::CONNRESET } else { Errno::CONNREFUSED }),
+        })
     })?
 }
 
