@@ -262,7 +262,7 @@ impl Cntr {
         let mut freed = false;
         let called = {
             let mut told = self.told.lock();
-            let called = set(&mut || freed = self.look());
+            let called = set(&mut || freed |= self.look());
             told.forget();
             called
         };

@@ -92,10 +92,18 @@ impl Domain {
         self.follow(called);
     }
 
-    /// As `Cntr::set` and its caller.
     fn reset(&self) {
+        self.change(|gauge, look| gauge.set(0, look));
+    }
+
+    fn reset_errors(&self) {
+        self.change(|gauge, look| gauge.set_errors(0, look));
+    }
+
+    /// As `Cntr::change` and its caller.
+    fn change(&self, set: impl FnOnce(&Gauge, &mut dyn FnMut()) -> bool) {
         let mut freed = false;
-        let called = self.counter.0.set(0, || freed = self.queue.look(1));
+        let called = set(&self.counter.0, &mut || freed |= self.queue.look(1));
         self.follow(called);
         if freed {
             self.run();
@@ -194,6 +202,20 @@ fn a_threshold_that_was_seen_was_reached() {
         );
         assert_eq!(domain.performed(), [1]);
     });
+}
+
+/// Whichever of a raise and a setting to where the counter is comes first: it was raised.
+#[test]
+fn a_raise_meets_a_setting() {
+    let both: [[fn(&Domain); 2]; 2] = [[Domain::raise, Domain::reset], [Domain::fail, Domain::reset_errors]];
+    for parts in both {
+        check(move || {
+            let domain = Domain { rises: false, ..Domain::new() };
+            domain.submit(1);
+            together(&domain, &parts);
+            assert_eq!(domain.performed(), [1]);
+        });
+    }
 }
 
 #[test]

@@ -73,11 +73,8 @@ impl Gauge {
     /// Another number of successes. `look` calls the programs that wait, if it is a lower one. True: as for [`Gauge::add`]; a lower one calls
     /// everybody, since who waits for the next change wishes for more than the old number.
     #[must_use]
-    pub(crate) fn set(&self, value: u64, look: impl FnOnce()) -> bool {
-        if value < self.value() && self.programs.load(Ordering::SeqCst) {
-            look();
-        }
-        let lower = value < self.value.swap(value, Ordering::SeqCst);
+    pub(crate) fn set(&self, value: u64, look: impl FnMut()) -> bool {
+        let lower = value < self.replace(&self.value, value, look);
         ordered();
         let watch_at = self.watch_at.load(Ordering::SeqCst);
         value >= watch_at || lower && watch_at != NOBODY
@@ -93,13 +90,25 @@ impl Gauge {
 
     /// Another number of failures. `look` and true: as for [`Gauge::set`].
     #[must_use]
-    pub(crate) fn set_errors(&self, value: u64, look: impl FnOnce()) -> bool {
-        if value < self.errors() && self.programs.load(Ordering::SeqCst) {
-            look();
-        }
-        self.errors.store(value, Ordering::SeqCst);
+    pub(crate) fn set_errors(&self, value: u64, look: impl FnMut()) -> bool {
+        self.replace(&self.errors, value, look);
         ordered();
         self.watch_at.load(Ordering::SeqCst) != NOBODY
+    }
+
+    /// Puts `value` in the place of a number, and returns that, which programs were called for if it was higher.
+    fn replace(&self, number: &AtomicU64, value: u64, mut look: impl FnMut()) -> u64 {
+        let mut old = number.load(Ordering::SeqCst);
+        loop {
+            if value < old && self.programs.load(Ordering::SeqCst) {
+                look();
+            }
+            match number.compare_exchange(old, value, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(old) => return old,
+                // It was raised meanwhile, perhaps to what somebody waits for.
+                Err(now) => old = now,
+            }
+        }
     }
 
     /// Takes all wishes: the caller calls those whom the answer names, and they wish again for what they still want.
