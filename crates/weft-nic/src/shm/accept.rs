@@ -125,6 +125,8 @@ impl Shm {
         }
         if was_crowded && !self.is_crowded() {
             self.listen(true);
+        } else if std::mem::take(&mut self.control.unheard) {
+            self.report_again();
         }
     }
 
@@ -146,16 +148,25 @@ impl Shm {
                     self.dismiss(socket);
                 });
                 self.control.spare = self.control.timer.try_clone().ok();
-                if self.is_crowded() {
-                    self.listen(false);
-                } else if turned_away.is_ok() {
+                match turned_away {
+                    _ if self.is_crowded() => self.listen(false),
                     // There may be more.
-                    self.listen(true);
+                    Ok(()) => self.listen(true),
+                    // Another thread may have been given what was spared.
+                    Err(errno) => self.leave_unheard(errno),
                 }
                 None
             }
-            Err(_) => None,
+            Err(errno) => {
+                self.leave_unheard(errno);
+                None
+            }
         }
+    }
+
+    /// The look at a listener ended so. Unless nobody waits there, the next tick has it reported again: one that is shut would not be.
+    fn leave_unheard(&mut self, errno: Errno) {
+        self.control.unheard |= self.control.shut && !matches!(errno, Errno::AGAIN | Errno::INVAL);
     }
 
     /// Gives up the oldest handshake that a peer began, if there are too many.

@@ -46,7 +46,7 @@ const EMPTY_POLLS_PER_LOOK: u32 = 8;
 const POLLS_PER_LOOK: u64 = 64;
 /// While a connection waits for room in a backlog it is tried again so often when asleep.
 const RETRY_NS: u64 = 2_000_000;
-/// While foreign users keep us from accepting it is tried again so often when asleep.
+/// While foreign users, or want of descriptors, keep us from accepting it is tried again so often when asleep.
 const ACCEPT_AGAIN_NS: u64 = 50_000_000;
 
 /// What is awaited of the socket of a handshake or of a link.
@@ -69,6 +69,8 @@ pub(super) struct Control {
     pub(super) strangers: Vec<OwnedFd>,
     /// The listeners are shut down, because there were too many: callers are refused.
     pub(super) shut: bool,
+    /// Somebody may wait at them who was not accepted, for want of something: the next tick of the clock has that reported again.
+    pub(super) unheard: bool,
     /// The endpoints that were last found to be dead, latest first. A child that one has forked may hold its listener until there is no
     /// room for calls any more, and whose it is cannot be seen then.
     dead: VecDeque<[u8; 16]>,
@@ -106,6 +108,7 @@ impl Control {
             refuses_rights,
             strangers: Vec::new(),
             shut: false,
+            unheard: false,
             dead: VecDeque::new(),
             denied: 0,
             timer,
@@ -528,7 +531,8 @@ impl Shm {
             let retry = self.control.now_ns.saturating_add(RETRY_NS);
             if handshake.is_connecting() { retry } else { handshake.deadline_ns }
         });
-        let retry = (!self.control.strangers.is_empty()).then(|| self.control.now_ns.saturating_add(ACCEPT_AGAIN_NS));
+        let held_up = self.control.unheard || !self.control.strangers.is_empty();
+        let retry = held_up.then(|| self.control.now_ns.saturating_add(ACCEPT_AGAIN_NS));
         if let Some(at_ns) = soonest.chain(retry).min() {
             self.control.timer_armed = true;
             // One coarse tick later, so that the coarse clock has reached the deadline, too.

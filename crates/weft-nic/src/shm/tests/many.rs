@@ -1,13 +1,15 @@
 //! Many links, and what they leave behind: nothing.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use weft_engine::nic::Nic;
 
 use super::{Node, join, until};
 use crate::shm::ShmConfig;
-use crate::shm::control::EVENTS;
+use crate::shm::control::{EVENTS, hang_up_on};
 
 /// Descriptors and mapped segments of this process. Other tests run at the same time: only those of segments and
 /// sockets of `weft` are told apart by the caller running this test in a process of its own.
@@ -142,24 +144,29 @@ fn resident_bytes(name: &str) -> usize {
     sum
 }
 
+/// Leaves so many descriptors. Gives the limit as it was, and what uses up the others.
+fn use_up_descriptors(left: u64) -> (Rlimit, Vec<OwnedFd>) {
+    let before = getrlimit(Resource::Nofile);
+    // The limit is on numbers, and there are gaps.
+    let highest = std::fs::read_dir("/proc/self/fd").unwrap();
+    let highest: i32 =
+        highest.map(|entry| entry.unwrap().file_name().into_string().unwrap().parse().unwrap()).max().unwrap();
+    let mut filling: Vec<OwnedFd> = Vec::new();
+    while filling.last().is_none_or(|fd| fd.as_raw_fd() < highest) {
+        filling.push(std::io::stderr().as_fd().try_clone_to_owned().unwrap());
+    }
+    let next = filling.last().unwrap().as_raw_fd() as u64 + 1;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(next + left), maximum: before.maximum }).unwrap();
+    (before, filling)
+}
+
 /// Where descriptors run out connecting fails with an error, and works again when there are some.
 #[test]
 fn running_out_of_descriptors_is_an_error() {
     alone(|| {
         let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
         join(&mut a, &mut b);
-        let before = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-        // The limit is on numbers, and there are gaps: fill them, and leave one number free.
-        let highest = std::fs::read_dir("/proc/self/fd").unwrap();
-        let highest: i32 =
-            highest.map(|entry| entry.unwrap().file_name().into_string().unwrap().parse().unwrap()).max().unwrap();
-        let mut filling = Vec::new();
-        while filling.last().is_none_or(|fd: &std::os::fd::OwnedFd| fd.as_raw_fd() < highest) {
-            filling.push(a.nic.wait_fd().try_clone_to_owned().unwrap());
-        }
-        let next = filling.last().unwrap().as_raw_fd() as u64 + 1;
-        let few = rustix::process::Rlimit { current: Some(next + 1), maximum: before.maximum };
-        rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
+        let (before, _filling) = use_up_descriptors(1);
         let mut failures = 0;
         for _ in 0..20 {
             match a.nic.connect(&b.nic.name()) {
@@ -180,8 +187,34 @@ fn running_out_of_descriptors_is_an_error() {
         // Nobody is left at the listener, so that one can sleep.
         assert!((0..1000).any(|_| b.poll() == 0 && b.nic.park()));
         b.nic.unpark();
-        rustix::process::setrlimit(rustix::process::Resource::Nofile, before).unwrap();
+        setrlimit(Resource::Nofile, before).unwrap();
         join(&mut a, &mut b);
+    });
+}
+
+/// A listener that is shut says once that somebody waits. Where even the spare descriptor has gone to somebody else, who waits is accepted
+/// when there are descriptors again, though the host sleeps.
+#[test]
+fn who_waits_while_descriptors_have_run_out_is_accepted_later() {
+    alone(|| {
+        let (mut caller, mut host) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
+        caller.nic.connect(&host.nic.name()).unwrap();
+        host.nic.control.shut = true;
+        host.nic.control.listeners().for_each(|(listener, _)| hang_up_on(listener.as_fd()));
+        host.nic.report_again();
+        host.nic.control.spare = None;
+        let (before, _filling) = use_up_descriptors(0);
+        (0..2000).for_each(|_| assert_eq!(host.poll(), 0));
+        until("sleep", &mut [&mut host], |nodes| nodes[0].nic.park());
+        setrlimit(Resource::Nofile, before).unwrap();
+        let mut fds = [PollFd::from_borrowed_fd(host.nic.wait_fd(), PollFlags::IN)];
+        let limit = Timespec { tv_sec: 10, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut fds, Some(&limit)).unwrap(), 1, "nobody wakes it");
+        host.nic.unpark();
+        until("link", &mut [&mut caller, &mut host], |nodes| nodes.iter().all(|node| node.inbox.up.len() == 1));
+        // It sleeps again.
+        until("sleep", &mut [&mut host], |nodes| nodes[0].nic.park());
+        assert!(!host.nic.control.unheard);
     });
 }
 
