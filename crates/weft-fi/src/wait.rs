@@ -25,7 +25,7 @@ use crate::errno::Errno;
 /// Events that one sleep reports at most; more are found by the next one.
 const EVENTS: usize = 8;
 /// So long a helper waits until it looks again whether a client's mutex is free: twice as long each time, up to the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(10));
+const PAUSES: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
 /// The key of the bell in the epoll set.
 const BELL: u64 = u64::MAX;
 
