@@ -118,7 +118,7 @@ params! {
     cma: bool = "yes", "yes/no", "CMA",
         "Let large messages inside a host be copied once, by process_vm_readv(2), where the kernel permits it.";
     connect_timeout_ms: u64 = "10000", "ms", "CONNECT_TIMEOUT_MS",
-        "How long to try to reach a peer, in each way that there is, before its operations fail. A process on the same host, or one that takes connections, is waited for for an hour if its address is complete: it may be computing.";
+        "How long connecting with a peer may take, and then each of its two answers, in each way that there is, before its operations fail. A process on the same host, or one that takes connections, is waited for for an hour if its address is complete: it may be computing.";
     connect_retry_ms: u64 = "1000", "ms", "CONNECT_RETRY_MS",
         "For how long a TCP connection that is refused is tried again: the peer may be about to listen.";
     tcp_resume_ms: u64 = "10000", "ms", "TCP_RESUME_MS",

@@ -35,7 +35,7 @@ pub struct Config {
     pub encrypt: bool,
     /// The traffic class byte of TCP's packets (RFC 2474).
     pub traffic_class: u8,
-    /// Longest time in milliseconds for a connection to be made.
+    /// Longest time in milliseconds for a connection to be made and, with a service name, for each answer.
     pub connect_timeout_ms: u64,
     /// For so many milliseconds a refused connection is tried again.
     pub connect_retry_ms: u64,

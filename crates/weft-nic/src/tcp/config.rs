@@ -20,7 +20,7 @@ pub struct TcpConfig {
     pub encrypt: bool,
     /// IP_TOS and IPV6_TCLASS.
     pub traffic_class: u8,
-    /// Longest time for a connection to be made and, with a service name, to be answered.
+    /// Longest time for a connection to be made and, with a service name, for each answer.
     pub connect_timeout_ms: u64,
     /// For so long a refused connection is tried again.
     pub connect_retry_ms: u64,
