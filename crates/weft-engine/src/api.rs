@@ -24,11 +24,20 @@ pub trait AddressBook: Send + Sync {
     fn name(&self, addr: Addr) -> Option<EpName>;
     /// The index of a name: by its identity, else by its socket identity.
     fn addr(&self, name: &EpName) -> Option<Addr>;
-    /// If names come into it, and leave it, of which the engine is not told ([`Engine::address_added`](crate::Engine::address_added)): a number
-    /// that is another one after each such change. Asked where a message or a receive goes the long way, so it must be cheap.
-    fn changes(&self) -> Option<u64> {
+    /// If names come into it, and leave it, of which the engine is not told ([`Engine::address_added`](crate::Engine::address_added)): what has been
+    /// done so far. Asked where a message or a receive goes the long way, so it must be cheap.
+    fn changes(&self) -> Option<Changes> {
         None
     }
+}
+
+/// What has been done to an address book: other numbers after each change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// How often a name has left it.
+    pub removals: u64,
+    /// How many names have come into it.
+    pub rows: u64,
 }
 
 /// A book that is empty: before an address vector is bound.

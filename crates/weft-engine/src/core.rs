@@ -11,7 +11,7 @@ use slab::Slab;
 use smallvec::SmallVec;
 
 use crate::access::Parts;
-use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Error, Fault, Kind, NoBook, OpFlags};
+use crate::api::{ADDR_NONE, Addr, Book, Changes, Completion, Config, Error, Fault, Kind, NoBook, OpFlags};
 use crate::connect::Connection;
 use crate::held::{Held, Holder};
 use crate::links::{Link, LinkState, LinkWork, Rising};
@@ -91,7 +91,7 @@ pub(crate) struct Core {
     /// Messages of strangers are reported as such.
     pub(crate) source_errors: bool,
     /// The changes of a book that others write which have been followed here.
-    pub(crate) followed: Option<u64>,
+    pub(crate) followed: Option<Changes>,
     pub(crate) connection: Connection,
     /// Datagrams.
     pub(crate) dropped: u64,
@@ -203,6 +203,7 @@ impl Core {
     /// The peer is out of reach: everything that depends on it fails, and the connection is as new.
     pub(crate) fn vc_fail(&mut self, vci: u32, why: LinkError) {
         let fault = Fault::Link(why);
+        self.follow_book();
         self.retire_links(vci);
         let vc = &mut self.vcs[vci as usize];
         let name = vc.name;

@@ -271,23 +271,40 @@ impl Core {
     #[cold]
     fn follow_others(&mut self) {
         let changes = self.book.changes();
-        if std::mem::replace(&mut self.followed, changes) == changes {
+        let followed = std::mem::replace(&mut self.followed, changes);
+        if followed == changes {
             return;
         }
-        let known = (0..).zip(&self.by_addr).filter_map(|(addr, n)| (*n > 0).then_some(addr));
-        let known = known.chain(self.by_far_addr.keys().map(|addr| addr & Addr::from(u32::MAX)));
-        let known = known.chain(self.vcs.iter().map(|vc| vc.addr).filter(|addr| *addr != ADDR_NONE));
-        let removed: FxHashSet<Addr> = known.filter(|addr| self.book.name(*addr).is_none()).collect();
-        removed.into_iter().for_each(|addr| self.address_removed(addr));
+        if followed.map(|done| done.removals) != changes.map(|done| done.removals) {
+            self.rows_removed();
+        }
         for vci in 0..u32::try_from(self.vcs.len()).unwrap_or(u32::MAX) {
             let vc = &self.vcs[vci as usize];
-            // Of those that have been at a socket it is the one that is there.
+            // Of those that have been at a socket it is the one that is there, or calls.
             let there =
-                || vc.link().is_some() || self.book.name(self.addr_of(&vc.name)).is_some_and(|row| row.is_full());
+                || vc.state != VcState::Idle || self.book.name(self.addr_of(&vc.name)).is_some_and(|row| row.is_full());
             if vc.addr == ADDR_NONE && vc.state != VcState::Vacant && there() {
                 self.look_up(vci);
             }
         }
+    }
+
+    /// Others have removed something from the book.
+    fn rows_removed(&mut self) {
+        let known = (0..).zip(&self.by_addr).filter_map(|(addr, n)| (*n > 0).then_some(addr));
+        let known = known.chain(self.by_far_addr.keys().map(|addr| addr & Addr::from(u32::MAX)));
+        let known = known.chain(self.vcs.iter().map(|vc| vc.addr).filter(|addr| *addr != ADDR_NONE));
+        let mut removed: Vec<Addr> = known.collect();
+        removed.sort_unstable();
+        removed.dedup();
+        removed.retain(|addr| self.book.name(*addr).is_none());
+        // None of them leads anywhere: so nobody is at another one of them.
+        for &addr in &removed {
+            if let Some(n) = usize::try_from(addr).ok().and_then(|at| self.by_addr.get_mut(at)) {
+                *n = 0;
+            }
+        }
+        removed.into_iter().for_each(|addr| self.address_removed(addr));
     }
 
     /// Whether an address is in the book by a socket only, which as many endpoints as there may be claim to have already.
@@ -389,6 +406,8 @@ impl Core {
                 self.contexts |= peer.context_index().is_some();
                 self.vcs[vci as usize].name = *peer;
                 self.index.insert(&self.vcs, vci);
+                // The address that led there may have been removed meanwhile.
+                self.look_up(vci);
                 vci
             }
         }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use told::{CAPS, Case, Event, name, open, parts, words};
 use weft_engine::Pool;
 use weft_engine::api::{
-    ADDR_NONE, Addr, AddressBook, Completion, Config, Context, Error, Matching, OpFlags, RecvOp, SendOp,
+    ADDR_NONE, Addr, AddressBook, Changes, Completion, Config, Context, Error, Matching, OpFlags, RecvOp, SendOp,
 };
 use weft_engine::name::{EpName, NameParts};
 use weft_engine::nic::LinkId;
@@ -158,8 +158,9 @@ impl AddressBook for Rows {
         let find = |id| rows.iter().position(|row| row.is_some_and(|row| row.identity() == id));
         find(wanted.identity()).or_else(|| find(wanted.socket_identity())).map(|at| at as Addr)
     }
-    fn changes(&self) -> Option<u64> {
-        self.foreign.then(|| self.changes.load(Ordering::Relaxed))
+    fn changes(&self) -> Option<Changes> {
+        let removals = self.changes.load(Ordering::Relaxed);
+        self.foreign.then_some(Changes { removals, rows: 0 })
     }
 }
 
@@ -259,6 +260,35 @@ fn a_peer_is_found_under_its_new_number_in_a_book_that_others_write() {
         case.tell(Event::Down(case.link));
         assert!(matches!(case.done()[..], [Completion { fault: Some(_), ctx: Context { ptr: 4, .. }, .. }]));
     }
+}
+
+/// Another process removes the socket that leads to an endpoint, and inserts its name, while it is called: when it answers, it is there.
+#[test]
+fn who_answers_is_where_the_book_has_it_by_then() {
+    let mut case = Case::new(CAPS, Config::default());
+    let book = Rows::bind(&mut case, true);
+    book.set(&[Some(EpName::service(name(2).socket()))]);
+    case.engine.nic_mut().dials = Some(9);
+    send(&mut case, OpFlags::QUIET).unwrap();
+    book.set(&[None, Some(name(2))]);
+    post(&mut case, 1, 5, 1, OpFlags::empty());
+    (case.link, case.seq) = (LinkId(9), 0);
+    case.tell(Event::Up { link: case.link, peer: name(2), initiator: true });
+    case.tell(Event::Message(case.link, open(1)));
+    case.say(EAGER, TAGGED, &words(&[5]));
+    assert_eq!(received(&mut case), [(1, 1)]);
+}
+
+/// A receive from an address fails with the peer that turns out to have been there.
+#[test]
+fn a_stranger_that_dies_was_in_a_book_that_others_write() {
+    let mut case = Case::new(CAPS, Config::default());
+    let book = Rows::bind(&mut case, true);
+    case.connect(0, 2);
+    recv(&mut case, 5, 1);
+    book.set(&[Some(name(2))]);
+    case.tell(Event::Down(case.link));
+    assert!(matches!(case.done()[..], [Completion { fault: Some(_), .. }]));
 }
 
 /// Of those that call themselves by a socket no more are at its address, when another process inserts that, than may be.

@@ -1,7 +1,8 @@
 //! Address vectors (fi_av(3)).
 //!
 //! Place in the data flow: clients insert addresses and get numbers, by which operations name peers; engines ask
-//! the [`table`] when a peer is met for the first time, and are told of addresses that come and go while they run.
+//! the [`table`] when a peer is met for the first time, and are told of addresses that come and go while they run (but for what other processes
+//! do to a vector that they share: engines look whether they have).
 //!
 //! FI_AV_MAP behaves as FI_AV_TABLE: numbers are indices in the order of insertion. Insertion is immediate; with
 //! FI_EVENT its result is reported to the event queue besides. Authorization keys

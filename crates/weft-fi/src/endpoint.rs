@@ -554,7 +554,7 @@ unsafe extern "C" fn rx_size_left(fid: *mut sys::fid_ep) -> isize {
         }
         let state = ep.core.state();
         let engine = state.engine.as_ref().ok_or(Errno::OPBADSTATE)?;
-        // Tagged and untagged receives have a queue of that depth each.
+        // Tagged and untagged receives have a queue of that depth each. Whether multi-receives are refused, too, is another question.
         let left = if state.routes.rx_full() { 0 } else { engine.rx_free() };
         Ok(left.cast_signed())
     })

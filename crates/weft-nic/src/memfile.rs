@@ -64,10 +64,11 @@ impl Words {
         Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, count })
     }
 
-    /// One of them, as it is now. What was written to the file before it is seen by whoever reads the file afterwards.
+    /// One of them, as it is now: half of it may be new, where the system copies less than a word at once, until the other half is. What was
+    /// written to the file before it is seen by whoever reads the file afterwards.
     pub fn get(&self, at: usize) -> u64 {
         assert!(at < self.count, "word {at} of {}", self.count);
-        // SAFETY: within the mapping, which begins with a page, lives as long as this, and cannot vanish; writers write whole words.
+        // SAFETY: within the mapping, which begins with a page, lives as long as this, and cannot vanish.
         let word = unsafe { AtomicU64::from_ptr(self.base.as_ptr().wrapping_add(at)) };
         // A relaxed load is one that works on memory that cannot be written.
         let value = word.load(Ordering::Relaxed);

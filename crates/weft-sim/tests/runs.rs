@@ -11,7 +11,7 @@ const GOLDEN: &[&str] = &[
     "26b31dd2404ef23ac5bb18532c1e2df3",
     "43c892f085869adcb1431a809d92c495",
     "73f6639015d711e525537b59e447829e",
-    "ab6263c2132c3813fa5ece3d7b8be969",
+    "fb4afc330435995e6ccd9c8dd2f8ab17",
     "acfe423d7277bf86e9e3bd3e7533cef9",
     "0f0fe687c6db3f26d1642d8051d5c3de",
 ];

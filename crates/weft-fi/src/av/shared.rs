@@ -22,12 +22,13 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use rustc_hash::FxBuildHasher;
 use rustix::fs::{FlockOperation, MemfdFlags, SealFlags, fcntl_add_seals, flock};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+use weft_engine::api::Changes;
 use weft_engine::name::{EpName, NAME_BYTES};
 use weft_nic::memfile::{self, Words};
 
 use crate::errno::Errno;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"weft av1");
+const MAGIC: u64 = u64::from_le_bytes(*b"weft av2");
 /// Which words of the head say how often a row was removed, and how many rows there are.
 const REMOVALS: usize = 1;
 const ROWS: usize = 2;
@@ -43,6 +44,8 @@ const HEAD_BYTES: u64 = HEAD as u64;
 /// Bytes of a row.
 const ROW: usize = NAME_BYTES + 4;
 const ROW_BYTES: u64 = ROW as u64;
+/// Rows that are read at once.
+const BLOCK: usize = 1024;
 /// How often to look for the maker of a file that is just being made.
 const LOOKS: u32 = 200;
 
@@ -60,6 +63,13 @@ pub(super) struct Shared {
 pub(super) struct Row {
     pub(super) name: Option<EpName>,
     pub(super) uses: u32,
+}
+
+impl Row {
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let (name, uses) = bytes.split_at_checked(NAME_BYTES)?;
+        Some(Self { name: EpName::parse(name).ok(), uses: u32::from_le_bytes(uses.try_into().ok()?) })
+    }
 }
 
 /// Holds the file's lock.
@@ -191,17 +201,23 @@ impl Shared {
         self.words.get(REMOVALS)
     }
 
-    /// Another number after each row that came or went.
-    pub(super) fn changes(&self) -> u64 {
-        self.removals().wrapping_add(self.len())
+    /// Both.
+    pub(super) fn changes(&self) -> Changes {
+        Changes { removals: self.removals(), rows: self.len() }
     }
 
     /// One row.
     pub(super) fn row(&self, at: u64) -> Option<Row> {
-        let mut bytes = [0; ROW];
-        self.file.read_exact_at(&mut bytes, HEAD_BYTES + at * ROW_BYTES).ok()?;
-        let (name, uses) = bytes.split_at(NAME_BYTES);
-        Some(Row { name: EpName::parse(name).ok(), uses: u32::from_le_bytes(uses.try_into().ok()?) })
+        self.rows(at, at + 1).next()
+    }
+
+    /// Rows in their order, as many as there are.
+    pub(super) fn rows(&self, from: u64, to: u64) -> impl Iterator<Item = Row> {
+        let blocks = (from..to).step_by(BLOCK).map_while(move |at| {
+            let mut bytes = vec![0; ROW * usize::try_from(to - at).map_or(BLOCK, |rows| rows.min(BLOCK))];
+            self.file.read_exact_at(&mut bytes, HEAD_BYTES + at * ROW_BYTES).ok().map(|()| bytes)
+        });
+        blocks.flat_map(|bytes| bytes.chunks_exact(ROW).filter_map(Row::parse).collect::<Vec<_>>())
     }
 
     /// Appends a row. Under the lock.

@@ -18,7 +18,7 @@ use std::hash::BuildHasher;
 use hashbrown::HashTable;
 use parking_lot::RwLock;
 use rustc_hash::FxBuildHasher;
-use weft_engine::api::{ADDR_NONE, Addr, AddressBook};
+use weft_engine::api::{ADDR_NONE, Addr, AddressBook, Changes};
 use weft_engine::name::{EpName, Identity};
 
 use super::shared::Shared;
@@ -197,16 +197,16 @@ impl Rows {
     fn follow(&mut self, shared: &Shared) {
         let removals = shared.removals();
         if removals != std::mem::replace(&mut self.removals, removals) {
+            let mut theirs = shared.rows(0, self.rows.len() as u64);
             for at in 0..self.rows.len() {
-                if self.rows[at].uses > 0 && shared.row(at as u64).is_none_or(|row| row.uses == 0) {
+                if theirs.next().is_none_or(|row| row.uses == 0) && self.rows[at].uses > 0 {
                     self.rows[at].uses = 0;
                     self.forget(u32::try_from(at).unwrap_or(u32::MAX));
                 }
             }
             self.find_again();
         }
-        while (self.rows.len() as u64) < shared.len() {
-            let Some(row) = shared.row(self.rows.len() as u64) else { return };
+        for row in shared.rows(self.rows.len() as u64, shared.len()) {
             let at = u32::try_from(self.rows.len()).unwrap_or(u32::MAX);
             // What is no address keeps its number from being used.
             let uses = row.name.map_or(0, |_| row.uses);
@@ -295,7 +295,7 @@ impl AddressBook for Table {
         name.context(u8::try_from(context).ok()?)
     }
 
-    fn changes(&self) -> Option<u64> {
+    fn changes(&self) -> Option<Changes> {
         self.shared.as_ref().map(Shared::changes)
     }
 
@@ -435,6 +435,27 @@ mod tests {
         assert_eq!((table.remove(0), table.addr(&full(0)), table.len()), (None, None, 0));
         assert_eq!(table.insert(&full(7)), Some(Inserted { addr: COUNT, fresh: true }));
         assert_eq!((other.addr(&full(7)), other.addr(&full(8)), other.len()), (Some(COUNT), None, 1));
+    }
+
+    /// Another process is stopped while it changes a shared vector: who is about to change it waits, and nobody who looks something up.
+    #[test]
+    fn who_waits_to_change_a_shared_table_keeps_nobody_waiting() {
+        let name = std::ffi::CString::new(format!("waiting {}", std::process::id())).unwrap();
+        let open = || Shared::open(&name, false).unwrap();
+        let (table, other) = (Table::default().with_shared(open()), open());
+        table.insert(&full(1)).unwrap();
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let writing = other.writing();
+            let (table, inserted, found) = (&table, done.clone(), done);
+            scope.spawn(move || inserted.send(("inserted", table.insert(&full(2)).is_some())));
+            std::thread::sleep(Duration::from_millis(50));
+            scope.spawn(move || found.send(("found", table.addr(&full(1)).is_some())));
+            let first = is_done.recv_timeout(Duration::from_secs(10));
+            drop(writing);
+            assert_eq!(first, Ok(("found", true)));
+        });
+        assert_eq!(is_done.recv(), Ok(("inserted", true)));
     }
 
     proptest! {
