@@ -7,7 +7,8 @@
 //! In the child a socket that leads nowhere takes the place of each, so that what the child closes of all that it has inherited is its own.
 //!
 //! Invariants: nobody forks between the making of a descriptor and its being on the list, nor between its leaving the list and its end, for the
-//! list is locked meanwhile, and while somebody forks. Nothing is done under the lock that waits for others. What bypasses fork(3) and its
+//! list is locked meanwhile, and while somebody forks; the thread that does may come to it nevertheless, in a handler of its client's that runs
+//! between ours. Nothing is done under the lock that waits for others. What bypasses fork(3) and its
 //! handlers (vfork(2), posix_spawn(3)) runs another program next, for which all are closed (FD_CLOEXEC).
 
 use std::cell::Cell;
@@ -24,25 +25,57 @@ static LIST: Mutex<Vec<bool>> = Mutex::new(Vec::new());
 thread_local! {
     /// This thread is at the list: a handler of a signal that forks meanwhile does so without it.
     static BUSY: Cell<bool> = const { Cell::new(false) };
+    /// Forks that this thread has begun and not ended. There are several where a handler of a signal has come between our handlers of one.
+    static FORKS: Cell<u32> = const { Cell::new(0) };
     /// Of the thread that forks, and of its copy.
-    static HELD: Cell<Option<ManuallyDrop<MutexGuard<'static, Vec<bool>>>>> = const { Cell::new(None) };
+    static HELD: Cell<Option<Held>> = const { Cell::new(None) };
+}
+
+/// The list, locked for a fork.
+struct Held {
+    list: ManuallyDrop<MutexGuard<'static, Vec<bool>>>,
+    /// Whose descriptors are on it.
+    owner: u32,
+}
+
+impl Held {
+    /// In the child: puts something else in the place of its copies, if that was not done yet.
+    fn let_go_of_copies(&mut self) {
+        let me = std::process::id();
+        if std::mem::replace(&mut self.owner, me) == me {
+            return;
+        }
+        let mut nowhere = None;
+        for (fd, listed) in (0..).zip(self.list.iter_mut()) {
+            if std::mem::take(listed) {
+                replace(fd, &mut nowhere);
+            }
+        }
+    }
 }
 
 fn lock() -> MutexGuard<'static, Vec<bool>> {
     LIST.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does something while nobody forks.
+/// Does something while nobody else forks.
 fn at_list<T>(work: impl FnOnce(&mut Vec<bool>) -> T) -> T {
     static HANDLED: Once = Once::new();
     HANDLED.call_once(|| {
         // SAFETY: functions without arguments, which the system forgets when the library is unloaded. It fails only where memory is
         // short, and then children have copies.
-        unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+        unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
     });
     BUSY.set(true);
     compiler_fence(Ordering::SeqCst);
-    let done = work(&mut lock());
+    let done = if let Some(mut held) = HELD.take() {
+        held.let_go_of_copies();
+        let done = work(&mut held.list);
+        HELD.set(Some(held));
+        done
+    } else {
+        work(&mut lock())
+    };
     compiler_fence(Ordering::SeqCst);
     BUSY.set(false);
     done
@@ -91,23 +124,28 @@ fn index(fd: &OwnedFd) -> usize {
 }
 
 unsafe extern "C" fn before() {
-    if !BUSY.get() {
-        HELD.set(Some(ManuallyDrop::new(lock())));
+    let forks = FORKS.get();
+    // First, for a handler of a signal must not wait for what it has interrupted.
+    FORKS.set(forks + 1);
+    compiler_fence(Ordering::SeqCst);
+    if forks == 0 && !BUSY.get() {
+        HELD.set(Some(Held { list: ManuallyDrop::new(lock()), owner: std::process::id() }));
     }
 }
 
-unsafe extern "C" fn in_parent() {
-    drop(HELD.take().map(ManuallyDrop::into_inner));
-}
-
-unsafe extern "C" fn in_child() {
-    let Some(mut list) = HELD.take().map(ManuallyDrop::into_inner) else { return };
-    let mut nowhere = None;
-    for (fd, listed) in (0..).zip(list.iter_mut()) {
-        if std::mem::take(listed) {
-            replace(fd, &mut nowhere);
+/// In the parent and in the child. One that was forked within another fork goes on with that.
+unsafe extern "C" fn after() {
+    let forks = FORKS.get();
+    if let Some(mut held) = HELD.take() {
+        held.let_go_of_copies();
+        if forks > 1 {
+            HELD.set(Some(held));
+        } else {
+            drop(ManuallyDrop::into_inner(held.list));
         }
     }
+    compiler_fence(Ordering::SeqCst);
+    FORKS.set(forks.saturating_sub(1));
 }
 
 /// Puts a copy of `nowhere` in a descriptor's place; makes it there if there is none yet. (Then the number stays free if the system has no
@@ -135,19 +173,93 @@ fn replace(fd: RawFd, nowhere: &mut Option<RawFd>) {
 
 #[cfg(test)]
 mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
     use super::*;
+
+    /// Gives the child's answer. `fork` makes it; it must not wait for anybody.
+    fn in_child(fork: impl FnOnce() -> libc::pid_t, body: impl FnOnce() -> bool) -> bool {
+        let child = fork();
+        if child == 0 {
+            // SAFETY: no memory is concerned.
+            unsafe { libc::alarm(10) };
+            let ok = body();
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(!ok)) };
+        }
+        let mut status = 1;
+        // SAFETY: a child of this test and a place for its status.
+        (unsafe { libc::waitpid(child, &raw mut status, 0) }, status) == (child, 0)
+    }
+
+    fn fork() -> libc::pid_t {
+        // SAFETY: what the child does takes no lock of the harness.
+        unsafe { libc::fork() }
+    }
+
+    /// One end of a pair of sockets.
+    fn socket() -> (Unshared, OwnedFd) {
+        let (flags, mut other) = (SocketFlags::CLOEXEC, None);
+        let make = || {
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+                .map(|(one, two)| (one, other = Some(two)).0)
+        };
+        (Unshared::new(make).unwrap(), other.unwrap())
+    }
+
+    fn leads_somewhere(fd: &Unshared) -> bool {
+        rustix::io::write(fd, b"x") == Ok(1)
+    }
 
     /// A handler of a signal forks, whatever it has interrupted.
     #[test]
     fn who_is_at_the_list_can_fork() {
-        // SAFETY: the child ends at once.
-        let child = at_list(|_| unsafe { libc::fork() });
-        if child == 0 {
-            // SAFETY: no memory is concerned.
-            unsafe { libc::_exit(0) };
-        }
-        let mut status = 1;
-        // SAFETY: a child of this test and a place for its status.
-        assert_eq!((unsafe { libc::waitpid(child, &raw mut status, 0) }, status), (child, 0));
+        assert!(at_list(|_| in_child(fork, || true)));
     }
-}
+
+    /// A client's handlers run between ours if they were registered before.
+    #[test]
+    fn who_forks_can_be_at_the_list() {
+        let (kept, _other) = socket();
+        // SAFETY: as the system calls it.
+        unsafe { before() };
+        let (late, _other) = socket();
+        // As fork(3) without its handlers.
+        let clone = || {
+            let (flags, none) = (libc::c_long::from(libc::SIGCHLD), 0_usize);
+            // SAFETY: as fork(2); what the child does needs no memory.
+            unsafe { libc::syscall(libc::SYS_clone, flags, none, none, none, none) as libc::pid_t }
+        };
+        let ok = in_child(clone, || {
+            // SAFETY: of the child's own copy, which nobody else drops.
+            drop(unsafe { std::ptr::read(&raw const kept) });
+            let (own, _other) = socket();
+            // SAFETY: as the system calls it.
+            unsafe { after() };
+            !leads_somewhere(&late) && leads_somewhere(&own) && leads_somewhere(&socket().0)
+        });
+        drop(late);
+        // SAFETY: as the system calls it.
+        unsafe { after() };
+        assert!(ok && leads_somewhere(&kept));
+        std::thread::spawn(socket).join().unwrap();
+    }
+
+    /// A handler of a signal forks between our handlers of another fork.
+    #[test]
+    fn who_forks_can_fork() {
+        let (kept, _other) = socket();
+        // SAFETY: as the system calls it.
+        unsafe { before() };
+        let ok = in_child(fork, || {
+            let (own, _other) = socket();
+            let alone = !leads_somewhere(&kept) && in_child(fork, || !leads_somewhere(&own));
+            // SAFETY: as the system calls it.
+            unsafe { after() };
+            alone && leads_somewhere(&own) && leads_somewhere(&socket().0)
+        });
+        // SAFETY: as the system calls it.
+        unsafe { after() };
+        assert!(ok && leads_somewhere(&kept));
+        std::thread::spawn(socket).join().unwrap();
+    }}
