@@ -8,7 +8,7 @@
 //! Invariants: no call blocks. An idle link holds no buffer and costs a poll nothing. Nothing a peer sends makes us
 //! allocate more than one mailbox per link. Client memory that `push` borrowed is let go of when `done` is called or the link is
 //! closed. A socket is watched under a token that holds a generation, so that a late event of an old socket is not taken for one
-//! of its successor. A forked child has none of the sockets (`fork.rs`): with the process they are gone.
+//! of its successor. A forked child gets rid of its copies of the sockets at once (`fork.rs`): with the process they are gone.
 //!
 //! Errors: set-up fails with [`NicError`], links end with `LinkError`. What a user may want to know is logged once,
 //! here, at the level `debug` for one link and `warn` for the device.
@@ -596,7 +596,7 @@ impl Nic for Tcp {
 
 impl Drop for Tcp {
     /// Links that were not closed say goodbye, as far as that is possible without waiting.
-    /// A forked child only closes its copies of the descriptors: the links, and what epoll watches, are its parent's.
+    /// In a forked child nothing is said: the links, and what epoll watches, are its parent's.
     fn drop(&mut self) {
         if !self.is_ours() {
             return;
@@ -607,6 +607,13 @@ impl Drop for Tcp {
             {
                 self.close(LinkId(id));
             }
+        }
+        // With a copy in a child that was forked just now, or has yet to run another program, they would live on: callers would wait for an
+        // answer, and the address be taken.
+        let halves = self.halves.iter().map(|(_, half)| &half.socket);
+        for socket in halves.chain([&self.listener]) {
+            // Fails only where the peer has hung up first.
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Place in the data flow: beside [`super::world`], on the network of [`super::verdict`].
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use weft_engine::mem::Owned;
@@ -11,7 +12,7 @@ use weft_engine::nic::{LinkError, LinkId, Nic};
 use super::super::{EVENTS, State, Tcp, TcpConfig, Unsent, sys};
 use super::net::{self, Net};
 use super::verdict::{Quiet, ROUNDS, STEP_MS};
-use super::world::contexts;
+use super::world::{contexts, device};
 
 /// So long both sides take to read a verdict, or a link to be made anew where nothing hinders it.
 const SOON_MS: u64 = 300;
@@ -345,4 +346,17 @@ fn links_made_anew_while_the_caller_was_away_are_not_late() {
     for (tcp, heard) in &quiet.0 {
         assert_eq!((tcp.stats().resumed, &heard.down[..]), (CROWD as u64, &[][..]));
     }
+}
+
+/// Nobody listens any more where a device was, and its address is free, though a copy of the descriptor is left. (On the system's own network.)
+#[test]
+fn a_copy_of_the_listener_does_not_listen() {
+    let there = device(&TcpConfig::default(), 1).local_addr();
+    let open = || device(&TcpConfig { bind: Some(there), ..TcpConfig::default() }, 1);
+    let tcp = open();
+    let _copy = tcp.listener.as_fd().try_clone_to_owned().expect("a descriptor");
+    drop(tcp);
+    let refused = std::net::TcpStream::connect(there).map_err(|error| error.kind());
+    assert_eq!(refused.err(), Some(std::io::ErrorKind::ConnectionRefused));
+    open();
 }
