@@ -149,32 +149,35 @@ unsafe extern "C" fn after() {
     FORKS.set(forks.saturating_sub(1));
 }
 
-/// Puts a copy of `nowhere` in a descriptor's place; makes it there if there is none yet. (Then the number stays free if the system has no
-/// memory left.)
+/// Puts a copy of `nowhere` in a descriptor's place; makes it there if there is none yet. The number stays free if the system has no memory
+/// left, or gives it no more since the limit has been lowered.
 fn replace(fd: RawFd, nowhere: &mut Option<RawFd>) {
     if let Some(nowhere) = *nowhere {
         // SAFETY: the child's copy of a descriptor of ours, which nobody uses here.
-        unsafe { libc::dup3(nowhere, fd, libc::O_CLOEXEC) };
+        if unsafe { libc::dup3(nowhere, fd, libc::O_CLOEXEC) } < 0 {
+            // SAFETY: as above.
+            unsafe { libc::close(fd) };
+        }
         return;
     }
     // SAFETY: as above. Its number is needed where descriptors have run out.
     unsafe { libc::close(fd) };
     // SAFETY: no memory is concerned.
-    let made = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    let mut made = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     if made >= 0 && made != fd {
+        let elsewhere = made;
         // SAFETY: the number has just become free.
-        unsafe { libc::dup3(made, fd, libc::O_CLOEXEC) };
+        made = unsafe { libc::dup3(elsewhere, fd, libc::O_CLOEXEC) };
         // SAFETY: made above, and known to nobody else.
-        unsafe { libc::close(made) };
+        unsafe { libc::close(elsewhere) };
     }
-    if made >= 0 {
-        *nowhere = Some(fd);
-    }
+    *nowhere = (made >= 0).then_some(made);
 }
 
 #[cfg(test)]
 mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use rustix::process::{Resource, Rlimit};
 
     use super::*;
 
@@ -263,5 +266,20 @@ mod tests {
         unsafe { after() };
         assert!(ok && leads_somewhere(&kept));
         std::thread::spawn(socket).join().unwrap();
+    }
+
+    /// A number that the system gives no more is a descriptor's still.
+    #[test]
+    fn no_copy_stays_above_the_limit() {
+        const LIMIT: u64 = 500;
+        let ok = in_child(fork, || {
+            let other = socket();
+            let high = |fd: &Unshared| rustix::io::fcntl_dupfd_cloexec(fd, LIMIT as i32);
+            let [one, two] = [0; 2].map(|_| Unshared::new(|| high(&other.0)).unwrap());
+            let limit = Rlimit { current: Some(LIMIT), maximum: rustix::process::getrlimit(Resource::Nofile).maximum };
+            rustix::process::setrlimit(Resource::Nofile, limit).unwrap();
+            leads_somewhere(&two) && in_child(fork, || [&one, &two, &other.0].iter().all(|fd| !leads_somewhere(fd)))
+        });
+        assert!(ok);
     }
 }
