@@ -148,6 +148,7 @@ extern "C" fn start(caller: *const c_void) -> *mut sys::fi_provider {
         let Some(host) = host::get().filter(|host| host.version >= OLDEST_HOST) else { return false };
         log::install();
         params::define(host);
+        weft_nic::watch_forks();
         true
     });
     let started = started.unwrap_or(false);

@@ -59,14 +59,19 @@ fn lock() -> MutexGuard<'static, Vec<bool>> {
     LIST.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does something while nobody else forks.
-fn at_list<T>(work: impl FnOnce(&mut Vec<bool>) -> T) -> T {
-    static HANDLED: Once = Once::new();
-    HANDLED.call_once(|| {
+/// Has the system tell us of forks from now on.
+pub(crate) fn be_told() {
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| {
         // SAFETY: functions without arguments, which the system forgets when the library is unloaded. It fails only where memory is
         // short, and then children have copies.
         unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
     });
+}
+
+/// Does something while nobody else forks.
+fn at_list<T>(work: impl FnOnce(&mut Vec<bool>) -> T) -> T {
+    be_told();
     BUSY.set(true);
     compiler_fence(Ordering::SeqCst);
     let done = if let Some(mut held) = HELD.take() {
