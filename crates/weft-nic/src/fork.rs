@@ -1,16 +1,16 @@
 //! Descriptors of which a forked child has no copy.
 //!
-//! Place in the data flow: TCP's sockets are such ([`Unshared`]), and what is watched of an endpoint's devices. The system ends a connection or a
-//! listener, and forgets what epoll(7) watches, when the last copy of the descriptor is closed in whatever process: with one in a child nobody
-//! would hear of the end of the process that has made it, and who watches an endpoint would hear of it for ever.
+//! Place in the data flow: the devices' sockets are such ([`Unshared`]), and what is watched of an endpoint's devices. The system ends a connection
+//! or a listener, gives a name back, and forgets what epoll(7) watches, when the last copy of the descriptor is closed in whatever process: with one
+//! in a child nobody would hear of the end of the process that has made it, and who watches an endpoint would hear of it for ever.
 //!
 //! In the child a socket that leads nowhere takes the place of each, so that what the child closes of all that it has inherited is its own. The
 //! parent does not wait for that, and goes on while there still are copies: what has to end at once is shut down before it is closed.
 //!
 //! Invariants: nobody forks between the making of a descriptor and its being on the list, nor between its leaving the list and its end, for the
 //! list is locked meanwhile, and while somebody forks; the thread that does may come to it nevertheless, in a handler of its client's that runs
-//! between ours. Nothing is done under the lock that waits for others. What bypasses fork(3) and its
-//! handlers (vfork(2), posix_spawn(3)) runs another program next, for which all are closed (FD_CLOEXEC); till then it has copies, too.
+//! between ours. Nothing is done under the lock that waits for others. What bypasses fork(3) and its handlers (vfork(2), posix_spawn(3)) runs
+//! another program next, for which all are closed (FD_CLOEXEC); till then it has copies, too.
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
@@ -103,6 +103,13 @@ impl Unshared {
             list[at] = true;
             Ok(Self(ManuallyDrop::new(fd)))
         })
+    }
+
+    /// Makes it one of which children have copies, for somebody whom its end may keep waiting.
+    pub(crate) fn into_shared(self) -> OwnedFd {
+        at_list(|list| list[index(&self.0)] = false);
+        // SAFETY: never used again, nor dropped.
+        unsafe { ManuallyDrop::take(&mut ManuallyDrop::new(self).0) }
     }
 }
 

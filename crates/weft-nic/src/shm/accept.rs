@@ -2,7 +2,7 @@
 //!
 //! Place in the data flow: part of [`Shm`]; [`super::control`] calls it for what epoll reports of the listeners, and when the clock ticks.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
@@ -12,6 +12,7 @@ use weft_engine::nic::{LinkError, Sink};
 use super::control::{ATTENTION, hang_up_on};
 use super::handshake::{self, Handshake};
 use super::{Shm, rights};
+use crate::fork::Unshared;
 
 /// Connections accepted in one check.
 const ACCEPTS: usize = 16;
@@ -74,13 +75,13 @@ impl Shm {
 
     /// Parts with the socket of a foreign user. Where it cannot be closed now it is kept. If too many are, nobody is accepted; callers
     /// that have another way are sent there, for good.
-    pub(super) fn dismiss(&mut self, socket: OwnedFd) {
+    pub(super) fn dismiss(&mut self, socket: Unshared) {
         if self.control.refuses_rights {
             return;
         }
         // Whoever it is need not wait for the end.
         hang_up_on(socket.as_fd());
-        let Err(socket) = rights::dismiss(socket) else { return };
+        let Err(socket) = rights::dismiss(socket.into_shared()) else { return };
         self.control.strangers.push(socket);
         if self.is_crowded() {
             if self.me.tcp() && !self.control.shut {
@@ -131,19 +132,20 @@ impl Shm {
     }
 
     /// The next connection that waits at a listener.
-    fn accept_one(&mut self, by_port: bool) -> Option<OwnedFd> {
+    fn accept_one(&mut self, by_port: bool) -> Option<Unshared> {
         if self.is_crowded() {
             return None;
         }
         let listener = if by_port { self.control.by_port.as_ref()? } else { &self.control.by_id };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        match rustix::net::accept_with(listener, flags) {
+        let accept = || rustix::net::accept_with(listener, flags);
+        match Unshared::new(accept) {
             Ok(socket) => Some(socket),
             Err(Errno::MFILE | Errno::NFILE) => {
                 // Descriptors have run out. The connection must not stay, or the listener would wake us for ever:
                 // the spare descriptor serves to tell the peer, which then goes another way.
                 self.control.spare = None;
-                let turned_away = rustix::net::accept_with(listener, flags).map(|socket| {
+                let turned_away = Unshared::new(accept).map(|socket| {
                     handshake::turn_away(&socket);
                     self.dismiss(socket);
                 });

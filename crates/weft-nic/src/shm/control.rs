@@ -31,6 +31,7 @@ use super::link::{self, Link, Parts};
 use super::rest::Rest;
 use super::segment::Role;
 use super::{Event, Shm, Slot, cma, page, rights};
+use crate::fork::Unshared;
 
 /// Events taken from epoll at once.
 pub(super) const EVENTS: usize = 64;
@@ -61,8 +62,8 @@ const TOKEN_PID: u64 = 3 << 32;
 
 /// Listeners, timer, clock.
 pub(super) struct Control {
-    pub(super) by_id: OwnedFd,
-    pub(super) by_port: Option<OwnedFd>,
+    pub(super) by_id: Unshared,
+    pub(super) by_port: Option<Unshared>,
     /// Foreign users cannot send us descriptors.
     pub(super) refuses_rights: bool,
     /// The sockets of those that cannot be closed yet. While there are too many nobody is accepted.
@@ -125,7 +126,7 @@ impl Control {
         assert!(rights::allow(self.by_id.as_fd(), true));
     }
 
-    pub(super) fn listeners(&self) -> impl Iterator<Item = (&OwnedFd, u64)> {
+    pub(super) fn listeners(&self) -> impl Iterator<Item = (&Unshared, u64)> {
         let by_port = self.by_port.iter().map(|socket| (socket, TOKEN_PORT));
         [(&self.by_id, TOKEN_ID)].into_iter().chain(by_port)
     }

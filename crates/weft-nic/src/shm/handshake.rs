@@ -39,6 +39,7 @@ use weft_engine::name::EpName;
 use weft_engine::nic::LinkError;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
+use crate::fork::Unshared;
 use crate::handshake::{self, Key};
 
 use super::page::SLOTS;
@@ -165,7 +166,7 @@ enum State {
 
 /// One handshake under way.
 pub(super) struct Handshake {
-    socket: OwnedFd,
+    socket: Unshared,
     role: Role,
     state: State,
     /// Initiator: whom we want. Acceptor: our own name.
@@ -186,7 +187,7 @@ pub(super) struct Handshake {
 }
 
 /// Hangs up on a connection that cannot be served.
-pub(super) fn turn_away(socket: &OwnedFd) {
+pub(super) fn turn_away(socket: &Unshared) {
     let mut frame = Frame::new(REFUSE);
     frame.reason = REASON_RESOURCES;
     let _ = send(socket.as_fd(), &frame, &[]);
@@ -201,7 +202,7 @@ pub(super) fn accept(socket: BorrowedFd<'_>, link: u32, local: &Local<'_>) -> Re
 
 /// A listening socket on the abstract name of an endpoint (full name) or service. Those that it accepts take descriptors when they are
 /// [`accepted`](Handshake::accepted), not before.
-pub(super) fn listen(name: &[u8]) -> io::Result<OwnedFd> {
+pub(super) fn listen(name: &[u8]) -> io::Result<Unshared> {
     let socket = unix_socket()?;
     rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
     rustix::net::listen(&socket, BACKLOG)?;
@@ -222,9 +223,9 @@ pub(super) fn port_address(port: u16) -> Vec<u8> {
     format!("weft-port-{port}").into_bytes()
 }
 
-fn unix_socket() -> io::Result<OwnedFd> {
+fn unix_socket() -> io::Result<Unshared> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    let socket = Unshared::new(|| rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None))?;
     rights::allow(socket.as_fd(), false);
     Ok(socket)
 }
@@ -256,7 +257,7 @@ impl Handshake {
     }
 
     /// Takes a connection that a peer has made to the listener of our name (`service`: of our port). A foreign user's comes back.
-    pub(super) fn accepted(socket: OwnedFd, me: &EpName, service: bool, deadline_ns: u64) -> Result<Self, OwnedFd> {
+    pub(super) fn accepted(socket: Unshared, me: &EpName, service: bool, deadline_ns: u64) -> Result<Self, Unshared> {
         let Ok(nonce) = handshake::random() else { return Err(socket) };
         let Ok(pid) = peer_pid(socket.as_fd()) else { return Err(socket) };
         rights::allow(socket.as_fd(), true);
@@ -291,7 +292,7 @@ impl Handshake {
     }
 
     /// The socket, to become the link's life line.
-    pub(super) fn into_socket(self) -> OwnedFd {
+    pub(super) fn into_socket(self) -> Unshared {
         self.socket
     }
 

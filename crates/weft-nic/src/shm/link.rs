@@ -25,6 +25,7 @@ use super::segment::{Mapping, Role};
 use super::share::SHARE_BYTES;
 use super::sync::{AtomicU32, Ordering};
 use super::transfer::{Help, Slots, Step, Transfer};
+use crate::fork::Unshared;
 
 /// Pushes, and transfers by address, that one link queues each.
 const QUEUE_DEPTH: usize = 64;
@@ -113,7 +114,7 @@ pub(super) struct Link {
     must_fence: bool,
     bell: Bell,
     slot: u32,
-    socket: OwnedFd,
+    socket: Unshared,
     pidfd: Option<OwnedFd>,
     pid: i32,
     direct: bool,
@@ -152,7 +153,7 @@ pub(super) fn rings(map: &Mapping, role: Role, lines: u32) -> std::io::Result<(T
 
 impl Link {
     /// A link whose life line is `socket`.
-    pub(super) fn new(parts: Parts, socket: OwnedFd) -> Self {
+    pub(super) fn new(parts: Parts, socket: Unshared) -> Self {
         Self {
             tx: parts.tx,
             rx: parts.rx,
