@@ -4,8 +4,8 @@
 //! engine's link numbers are ours; the devices' own numbers stay in here.
 //!
 //! The path is chosen peer by peer when a link is made. A peer of the same host (equal host identities, or a service name with a local
-//! address) is called by shared memory first. If that fails for whatever reason but the end of the peer's process, and TCP is allowed on
-//! both sides, the same link is called again by TCP, and the engine hears of nothing. So a container with its own user,
+//! address) is called by shared memory first. If that fails for whatever reason and TCP is allowed on both sides, the
+//! same link is called again by TCP, and the engine hears of nothing. So a container with its own user,
 //! or a host identity that two hosts share by accident, costs a detour and never a connection.
 //!
 //! Invariants: every link of a device that is up belongs to exactly one of ours, and the other way round, except while
@@ -215,10 +215,7 @@ impl<S: Sink> Sink for Relay<'_, S> {
             return;
         }
         let attempt = self.table.attempts.get(&id);
-        // A full name is of one endpoint of one process. Where shared memory has seen the end of that one, nobody answers by TCP either.
-        // (Who only hangs up is not `Gone` there, as long as there is no link.)
-        let dead = |attempt: &Attempt| why == LinkError::Gone && attempt.peer.is_full();
-        if self.via == Via::Shm && attempt.is_some_and(|attempt| attempt.may_fall_back && !dead(attempt)) {
+        if self.via == Via::Shm && attempt.is_some_and(|attempt| attempt.may_fall_back) {
             self.table.unmap(id);
             self.table.fallbacks.push((id, why));
             return;

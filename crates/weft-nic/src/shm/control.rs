@@ -10,7 +10,6 @@
 //! A link that hangs up is drained first: what the peer has published before it closed is still delivered, then
 //! `done` for what was under way, then `down`.
 
-use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -35,8 +34,6 @@ use crate::fork::Unshared;
 
 /// Events taken from epoll at once.
 pub(super) const EVENTS: usize = 64;
-/// Endpoints that are remembered to be dead.
-const MAX_DEAD: usize = 64;
 /// Cold links that the slow scan looks at in one clock tick.
 const SCAN_LINKS: usize = 8;
 /// After something has happened in a handshake so many looks at the sockets are made early: its next frame is due in
@@ -72,9 +69,6 @@ pub(super) struct Control {
     pub(super) shut: bool,
     /// Somebody may wait at them who was not accepted, for want of something: the next tick of the clock has that reported again.
     pub(super) unheard: bool,
-    /// The endpoints that were last found to be dead, latest first. A child that one has forked may hold its listener until there is no
-    /// room for calls any more, and whose it is cannot be seen then.
-    dead: VecDeque<[u8; 16]>,
     /// Callers that were denied a link.
     pub(super) denied: u64,
     pub(super) timer: OwnedFd,
@@ -110,7 +104,6 @@ impl Control {
             strangers: Vec::new(),
             shut: false,
             unheard: false,
-            dead: VecDeque::new(),
             denied: 0,
             timer,
             timer_armed: false,
@@ -286,17 +279,14 @@ impl Shm {
             return Err(LinkError::Unreachable);
         }
         let id = self.number();
-        if peer.is_full() && self.control.dead.contains(&peer.ep_id()) {
-            self.end(id, LinkError::Gone);
-            return Ok(LinkId(id));
-        }
         match Handshake::connect(peer, id, self.deadline_ns(peer)) {
             Ok(handshake) => {
                 let key = self.handshakes.insert(handshake);
                 self.links[id as usize] = Slot::Connecting(key);
                 // The connection itself is made here, so that a refusal is known at the next poll.
                 if let Err(why) = self.try_step(key) {
-                    self.lose_call(key, id, why);
+                    self.drop_handshake(key);
+                    self.end(id, why);
                 }
                 self.attention = ATTENTION;
                 if self.rest != Rest::Awake {
@@ -343,37 +333,13 @@ impl Shm {
                 if initiator.is_none() && why == LinkError::Denied {
                     self.tell_of_denial();
                 }
-                match initiator {
-                    Some(id) => self.end_call(key, id, why),
-                    None => self.drop_handshake(key),
+                self.drop_handshake(key);
+                if let Some(id) = initiator {
+                    self.end(id, why);
                 }
                 0
             }
         }
-    }
-
-    /// Our call has failed.
-    fn end_call(&mut self, key: usize, id: u32, why: LinkError) {
-        let again = if why == LinkError::Refused { self.handshakes[key].again() } else { None };
-        let Some(handshake) = again else { return self.lose_call(key, id, why) };
-        self.drop_handshake(key);
-        let key = self.handshakes.insert(handshake);
-        self.links[id as usize] = Slot::Connecting(key);
-        self.attention = ATTENTION;
-        if let Err(why) = self.try_step(key) {
-            self.lose_call(key, id, why);
-        }
-    }
-
-    /// The same for good.
-    fn lose_call(&mut self, key: usize, id: u32, why: LinkError) {
-        let target = *self.handshakes[key].target();
-        if why == LinkError::Gone && target.is_full() && !self.control.dead.contains(&target.ep_id()) {
-            self.control.dead.truncate(MAX_DEAD - 1);
-            self.control.dead.push_front(target.ep_id());
-        }
-        self.drop_handshake(key);
-        self.end(id, why);
     }
 
     pub(super) fn try_step(&mut self, key: usize) -> Result<Step, LinkError> {
@@ -388,8 +354,6 @@ impl Shm {
         ))?;
         if was_connecting && !self.handshakes[key].is_connecting() {
             self.watch_handshake(key).map_err(|_| LinkError::Resources)?;
-            let process = self.watch_process(token_of(TOKEN_HANDSHAKE, key), self.handshakes[key].pid())?;
-            self.handshakes[key].pidfd = process;
         }
         if matches!(step, Step::Spoken) {
             // It may have been we who took so long until now.
@@ -413,11 +377,8 @@ impl Shm {
 
     /// Ends a connection that does not become a link.
     fn part_from(&self, handshake: &Handshake) {
-        // Explicitly: a forked child may hold the socket open, and events would go on.
+        // Explicitly: a child may still hold the socket open, and events would go on.
         let _ = epoll::delete(&self.epoll, handshake.socket());
-        if let Some(pidfd) = &handshake.pidfd {
-            let _ = epoll::delete(&self.epoll, pidfd);
-        }
         hang_up_on(handshake.socket());
     }
 
@@ -444,8 +405,8 @@ impl Shm {
 
     /// The link of a handshake, which is over in any case.
     fn make_link(&mut self, id: u32, key: usize, offer: Offer, direct: bool) -> Result<Link, LinkError> {
-        let mut handshake = self.take_handshake(key);
-        match self.prepare_link(id, &mut handshake, offer, direct) {
+        let handshake = self.take_handshake(key);
+        match self.prepare_link(id, &handshake, offer, direct) {
             Ok(parts) => Ok(Link::new(parts, handshake.into_socket())),
             Err(why) => {
                 handshake.refuse(why);
@@ -456,22 +417,15 @@ impl Shm {
     }
 
     /// Everything that may fail. The peer is told last that it is accepted: where it hears of a failure instead, it goes another way.
-    fn prepare_link(&self, id: u32, handshake: &mut Handshake, offer: Offer, direct: bool) -> Result<Parts, LinkError> {
+    fn prepare_link(&self, id: u32, handshake: &Handshake, offer: Offer, direct: bool) -> Result<Parts, LinkError> {
         let bell = Bell::adopt(&offer.door).map_err(handshake::adoption_error)?;
         let (tx, rx) = link::rings(&offer.map, offer.role, offer.lines).map_err(|_| LinkError::Resources)?;
         let token = token_of(TOKEN_LINK, id as usize);
         epoll::modify(&self.epoll, handshake.socket(), token, WATCH).map_err(|_| LinkError::Resources)?;
-        let token = token_of(TOKEN_PID, id as usize);
-        let pidfd = if offer.role == Role::Acceptor {
+        if offer.role == Role::Acceptor {
             let local = local(&self.me, &self.config.job_key, &self.door, self.barriers, &self.probe_value, self.lines);
             handshake::accept(handshake.socket(), id, &local)?;
-            self.watch_process(token, offer.pid)?
-        } else {
-            if let Some(pidfd) = &handshake.pidfd {
-                epoll::modify(&self.epoll, pidfd, token, EventFlags::IN).map_err(|_| LinkError::Resources)?;
-            }
-            handshake.pidfd.take()
-        };
+        }
         Ok(Parts {
             map: offer.map,
             tx,
@@ -479,7 +433,7 @@ impl Shm {
             role: offer.role,
             bell,
             slot: offer.slot,
-            pidfd,
+            pidfd: self.watch_process(id, offer.pid),
             pid: offer.pid,
             // Our publications are ordered by the peer's membarrier calls, if we are registered and it can call.
             must_fence: !(self.barriers.registered && offer.flags & FLAG_CALLABLE != 0),
@@ -487,21 +441,19 @@ impl Shm {
         })
     }
 
-    /// Watches the peer's process itself: a child that it forked may keep its life line open, and its listener. A convenience, given
-    /// up where the process is ours or not visible, or where descriptors are getting scarce. `Gone`: it has ended.
-    fn watch_process(&self, token: EventData, pid: i32) -> Result<Option<OwnedFd>, LinkError> {
+    /// Watches the peer's process itself: a child that it has made without fork(3) may keep its life line open. A convenience, given
+    /// up where the process is ours or not visible, or where descriptors are getting scarce.
+    fn watch_process(&self, id: u32, pid: i32) -> Option<OwnedFd> {
         use std::os::fd::AsRawFd;
-        let Some(pid) = Pid::from_raw(pid).filter(|&pid| pid != self.owner) else { return Ok(None) };
-        let pidfd = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(pidfd) => pidfd,
-            Err(Errno::SRCH) => return Err(LinkError::Gone),
-            Err(_) => return Ok(None),
-        };
+        let pid = Pid::from_raw(pid).filter(|&pid| pid != self.owner)?;
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?;
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let number = u64::try_from(pidfd.as_raw_fd()).unwrap_or(u64::MAX);
-        let scarce = limit.is_some_and(|limit| number > limit / 2);
-        let watched = !scarce && epoll::add(&self.epoll, &pidfd, token, EventFlags::IN).is_ok();
-        Ok(watched.then_some(pidfd))
+        let number = u64::try_from(pidfd.as_raw_fd()).ok()?;
+        if limit.is_some_and(|limit| number > limit / 2) {
+            return None;
+        }
+        epoll::add(&self.epoll, &pidfd, token_of(TOKEN_PID, id as usize), EventFlags::IN).ok()?;
+        Some(pidfd)
     }
 
     /// Gives up what has taken too long. Nobody is late before its socket has been asked: we may have been away, and a look is told
@@ -623,7 +575,7 @@ impl Shm {
         self.end(id, why);
     }
 
-    /// The device ends: everybody is told at once, even where a forked child keeps copies of our descriptors.
+    /// The device ends: everybody is told at once, even where a child still has copies of our descriptors.
     pub(super) fn hang_up_on_all(&self) {
         for slot in &self.links {
             if let Slot::Up(link) = slot {

@@ -20,8 +20,7 @@
 //! vanish with their socket, so reaching one is the test for "same host", and nothing is left behind.
 //!
 //! Errors: [`LinkError::Denied`] for a foreign user or a wrong proof, `Protocol` for anything malformed,
-//! `Resources` where descriptors or memory run out, `Refused` where nobody listens or the other end hangs up, `Gone` where the process
-//! that was called has ended, whoever holds its listener.
+//! `Resources` where descriptors or memory run out, `Refused` where nobody listens or the other end hangs up.
 //!
 //! Sources: unix(7), SCM_RIGHTS.
 
@@ -29,7 +28,6 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -178,10 +176,6 @@ pub(super) struct Handshake {
     /// Initiator's, acceptor's.
     nonces: [[u8; 32]; 2],
     pid: i32,
-    /// Initiator: the process that we have called, if it can be watched.
-    pub(super) pidfd: Option<OwnedFd>,
-    /// Initiator: this is the second call.
-    again: bool,
     /// When it is given up, on the coarse monotonic clock, in ns.
     pub(super) deadline_ns: u64,
 }
@@ -242,18 +236,8 @@ impl Handshake {
             service: !target.is_full(),
             nonces: [handshake::random()?, [0; 32]],
             pid: 0,
-            pidfd: None,
-            again: false,
             deadline_ns,
         })
-    }
-
-    /// The same call once more, after the other end has hung up on this one without a word. If its process was about to end, and a child that it
-    /// forked has its listener, this will show it. None: that cannot be seen, or this is the second call.
-    pub(super) fn again(&self) -> Option<Self> {
-        let link = self.link.filter(|_| self.pidfd.is_some() && !self.again)?;
-        let again = Self::connect(&self.target, link, self.deadline_ns).ok()?;
-        Some(Self { again: true, ..again })
     }
 
     /// Takes a connection that a peer has made to the listener of our name (`service`: of our port). A foreign user's comes back.
@@ -270,8 +254,6 @@ impl Handshake {
             service,
             nonces: [[0; 32], nonce],
             pid,
-            pidfd: None,
-            again: false,
             deadline_ns,
         })
     }
@@ -284,11 +266,6 @@ impl Handshake {
     /// The socket, to be watched.
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
-    }
-
-    /// The process at the other end, once there is one; 0 if it is not visible from here.
-    pub(super) fn pid(&self) -> i32 {
-        self.pid
     }
 
     /// The socket, to become the link's life line.
@@ -306,22 +283,10 @@ impl Handshake {
         matches!(self.state, State::Reached)
     }
 
-    /// Goes as far as it gets without waiting. `Gone`: the process that we have called has ended.
+    /// Goes as far as it gets without waiting.
     pub(super) fn step(&mut self, local: &Local<'_>) -> Result<Step, LinkError> {
-        match self.advance(local) {
-            // Who hangs up may well live.
-            Err(LinkError::Gone) => Err(LinkError::Refused),
-            Ok(Step::Wait) if self.has_lost_process() => Err(LinkError::Gone),
-            result => result,
-        }
-    }
-
-    /// Whether the process that we have called has ended. A child that it forked may keep its listener, and the connection.
-    fn has_lost_process(&self) -> bool {
-        self.pidfd.as_ref().is_some_and(|pidfd| {
-            let mut looked = [PollFd::new(pidfd, PollFlags::IN)];
-            matches!(rustix::event::poll(&mut looked, Some(&Timespec::default())), Ok(1))
-        })
+        // There was no link yet.
+        self.advance(local).map_err(|why| if why == LinkError::Gone { LinkError::Refused } else { why })
     }
 
     fn advance(&mut self, local: &Local<'_>) -> Result<Step, LinkError> {

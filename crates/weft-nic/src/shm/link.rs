@@ -206,8 +206,8 @@ impl Link {
         self.pidfd.as_ref().map(AsFd::as_fd)
     }
 
-    /// Whether the peer's process is there, as the system sees it. A child that it forked may keep its life line open, so that a process
-    /// for which there is no pidfd may be missed.
+    /// Whether the peer's process is there, as the system sees it. A child that it has made without fork(3) may keep its life line
+    /// open, so that a process for which there is no pidfd may be missed.
     pub(super) fn is_there(&self) -> bool {
         let line = PollFd::new(&self.socket, PollFlags::RDHUP);
         let process = self.pidfd.as_ref().map(|pidfd| PollFd::new(pidfd, PollFlags::IN));

@@ -8,6 +8,7 @@ use weft_engine::mem::Owned;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, RemoteIov};
 
 use super::{Inbox, Node, name, segment, until};
+use crate::fork::tests::fork_unheard;
 use crate::shm::segment::Role;
 use crate::shm::{Shm, ShmConfig};
 use crate::{Config, Devices};
@@ -71,6 +72,15 @@ fn guest(to: &weft_engine::name::EpName) -> (Node, LinkId) {
 /// In a child: a process of its own, which lives for five seconds.
 fn leave_a_fork() {
     std::mem::forget(Child::run(|| std::thread::sleep(Duration::from_secs(5))));
+}
+
+/// The same by the system call, not by fork(3), whose handlers nobody hears: it has copies of everything.
+fn leave_a_clone() {
+    if fork_unheard() == 0 {
+        std::thread::sleep(Duration::from_secs(5));
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(0) };
+    }
 }
 
 #[test]
@@ -230,7 +240,7 @@ fn a_peer_whose_fork_lives_on_is_gone() {
     let start = Instant::now();
     until("end", &mut [&mut host], |nodes| nodes[0].inbox.down.len() == 2);
     assert!(host.inbox.down.contains(&(link, LinkError::Gone)), "{:?}", host.inbox.down);
-    assert!(host.inbox.down.iter().any(|(id, _)| *id == call), "{:?}", host.inbox.down);
+    assert!(host.inbox.down.contains(&(call, LinkError::Refused)), "{:?}", host.inbox.down);
     // Not waited for yet, then waited for.
     for child in [Some(child), None] {
         host.inbox.down.clear();
@@ -239,6 +249,27 @@ fn a_peer_whose_fork_lives_on_is_gone() {
         assert_eq!(host.inbox.down, [(call, LinkError::Refused)]);
         assert!(child.is_none_or(|child| !child.ended_well()));
     }
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+}
+
+/// A child has copies of the life line: the process is watched itself.
+#[test]
+fn a_peer_whose_clone_lives_on_is_gone() {
+    let mut host = Node::new(&ShmConfig::default());
+    let to = host.nic.name();
+    let child = Child::run(|| {
+        let (mut node, link) = guest(&to);
+        leave_a_clone();
+        node.nic.send(link, b"cloned", &[]).unwrap();
+        loop {
+            node.poll();
+        }
+    });
+    until("guest", &mut [&mut host], |nodes| nodes[0].inbox.messages.len() == 2);
+    child.kill();
+    let start = Instant::now();
+    until("end", &mut [&mut host], |nodes| !nodes[0].inbox.down.is_empty());
+    assert_eq!(host.inbox.down, [(host.inbox.up[0].0, LinkError::Gone)]);
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
 }
 
