@@ -472,7 +472,7 @@ impl Nic for Shm {
 
 impl Drop for Shm {
     fn drop(&mut self) {
-        // A forked child shares our memory and our sockets: what it says there would be taken for our word.
+        // A forked child shares our memory: what it says there would be taken for our word.
         if self.is_ours() {
             self.hang_up_on_all();
             self.control.strangers.drain(..).for_each(rights::dismiss_at_last);

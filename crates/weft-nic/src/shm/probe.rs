@@ -91,9 +91,9 @@ fn try_barriers() -> Result<String, String> {
 fn try_pidfd() -> Result<String, String> {
     match rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty()) {
         Ok(_) => Ok("processes can be watched".into()),
-        Err(error) => {
-            Err(format!("{error}; the death of a peer is noticed only when all its forked children are gone, too"))
-        }
+        Err(error) => Err(format!(
+            "{error}; the death of a peer is noticed only when all children that it has made without fork(3) are gone, too"
+        )),
     }
 }
 
