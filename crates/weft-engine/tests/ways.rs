@@ -133,7 +133,7 @@ struct Rows {
     rows: Mutex<Vec<Option<EpName>>>,
     /// Other processes write it.
     foreign: bool,
-    changes: AtomicU64,
+    removals: AtomicU64,
 }
 
 impl Rows {
@@ -144,8 +144,10 @@ impl Rows {
     }
 
     fn set(&self, rows: &[Option<EpName>]) {
-        *self.rows.lock().unwrap() = rows.to_vec();
-        self.changes.fetch_add(1, Ordering::Relaxed);
+        let mut old = self.rows.lock().unwrap();
+        let removed = old.iter().enumerate().filter(|(at, row)| row.is_some() && rows.get(*at) != Some(*row));
+        self.removals.fetch_add(removed.count() as u64, Ordering::Relaxed);
+        *old = rows.to_vec();
     }
 }
 
@@ -159,8 +161,8 @@ impl AddressBook for Rows {
         find(wanted.identity()).or_else(|| find(wanted.socket_identity())).map(|at| at as Addr)
     }
     fn changes(&self) -> Option<Changes> {
-        let removals = self.changes.load(Ordering::Relaxed);
-        self.foreign.then_some(Changes { removals, rows: 0 })
+        let (removals, rows) = (self.removals.load(Ordering::Relaxed), self.rows.lock().unwrap().len() as u64);
+        self.foreign.then_some(Changes { removals, rows })
     }
 }
 

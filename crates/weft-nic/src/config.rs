@@ -39,7 +39,7 @@ pub struct Config {
     pub connect_timeout_ms: u64,
     /// For so many milliseconds a refused connection is tried again.
     pub connect_retry_ms: u64,
-    /// Longest time in milliseconds for an endpoint whose process lives to answer: it may be computing.
+    /// Longest time in milliseconds for an endpoint to answer at whose complete name somebody listens: it may be computing.
     pub answer_timeout_ms: u64,
     /// A host that acknowledges nothing for so many milliseconds is given up. 0: the kernel's own limits.
     pub dead_peer_ms: u64,

@@ -65,7 +65,7 @@ pub(crate) fn be_told() {
     TOLD.call_once(|| {
         // SAFETY: functions without arguments, which the system forgets when the library is unloaded. It fails only where memory is
         // short, and then children have copies.
-        unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
+        unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_child)) };
     });
 }
 
@@ -144,6 +144,15 @@ unsafe extern "C" fn before() {
     if forks == 0 && !BUSY.get() {
         HELD.set(Some(Held { list: ManuallyDrop::new(lock()), owner: std::process::id() }));
     }
+}
+
+/// A child is none of its parent, though both are called 1, each in a namespace of its own.
+unsafe extern "C" fn in_child() {
+    if let Some(held) = HELD.take() {
+        HELD.set(Some(Held { owner: 0, ..held }));
+    }
+    // SAFETY: as the system calls it.
+    unsafe { after() };
 }
 
 /// In the parent and in the child. One that was forked within another fork goes on with that.

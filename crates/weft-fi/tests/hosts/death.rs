@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use weft_fi_sys::*;
@@ -51,7 +52,8 @@ struct Peer {
     process: Child,
     lines: Receiver<String>,
     /// Its child lives as long as this does.
-    _leash: Option<ChildStdin>,
+    leash: Option<ChildStdin>,
+    reader: Option<JoinHandle<()>>,
     name: Vec<u8>,
     /// Its number in the survivor's address vector.
     number: u64,
@@ -67,9 +69,9 @@ impl Peer {
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let output = BufReader::new(process.stdout.take().unwrap());
         let (sender, lines) = channel();
-        std::thread::spawn(move || output.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line))));
-        let leash = process.stdin.take();
-        let mut peer = Self { process, lines, _leash: leash, name: Vec::new(), number: 0 };
+        let read = move || output.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line)));
+        let (leash, reader) = (process.stdin.take(), Some(std::thread::spawn(read)));
+        let mut peer = Self { process, lines, leash, reader, name: Vec::new(), number: 0 };
         peer.name = from_hex(&peer.line("name ", survivor));
         peer.number = survivor.insert(&peer.name);
         let word = memory(1);
@@ -119,6 +121,9 @@ impl Drop for Peer {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+        drop(self.leash.take());
+        // It holds a descriptor.
+        self.reader.take().into_iter().for_each(|reader| drop(reader.join()));
     }
 }
 

@@ -433,7 +433,7 @@ impl Shm {
             role: offer.role,
             bell,
             slot: offer.slot,
-            pidfd: self.watch_process(id, offer.pid),
+            pidfd: self.watch_process(id, offer.pid)?,
             pid: offer.pid,
             // Our publications are ordered by the peer's membarrier calls, if we are registered and it can call.
             must_fence: !(self.barriers.registered && offer.flags & FLAG_CALLABLE != 0),
@@ -443,17 +443,19 @@ impl Shm {
 
     /// Watches the peer's process itself: a child that it has made without fork(3) may keep its life line open. A convenience, given
     /// up where the process is ours or not visible, or where descriptors are getting scarce.
-    fn watch_process(&self, id: u32, pid: i32) -> Option<OwnedFd> {
+    fn watch_process(&self, id: u32, pid: i32) -> Result<Option<OwnedFd>, LinkError> {
         use std::os::fd::AsRawFd;
-        let pid = Pid::from_raw(pid).filter(|&pid| pid != self.owner)?;
-        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        let Some(pid) = Pid::from_raw(pid).filter(|&pid| pid != self.owner) else { return Ok(None) };
+        let pidfd = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(pidfd) => pidfd,
+            // It has died since it said its last word, and was waited for.
+            Err(Errno::SRCH) => return Err(LinkError::Gone),
+            Err(_) => return Ok(None),
+        };
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let number = u64::try_from(pidfd.as_raw_fd()).ok()?;
-        if limit.is_some_and(|limit| number > limit / 2) {
-            return None;
-        }
-        epoll::add(&self.epoll, &pidfd, token_of(TOKEN_PID, id as usize), EventFlags::IN).ok()?;
-        Some(pidfd)
+        let scarce = u64::try_from(pidfd.as_raw_fd()).is_ok_and(|number| limit.is_some_and(|limit| number > limit / 2));
+        let watches = || epoll::add(&self.epoll, &pidfd, token_of(TOKEN_PID, id as usize), EventFlags::IN).is_ok();
+        Ok((!scarce && watches()).then_some(pidfd))
     }
 
     /// Gives up what has taken too long. Nobody is late before its socket has been asked: we may have been away, and a look is told
