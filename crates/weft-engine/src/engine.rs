@@ -95,7 +95,7 @@ impl<N: Nic> Engine<N> {
 
     /// The book has lost `addr`: receives from there do not match any more, sends fail.
     pub fn address_removed(&mut self, addr: Addr) {
-        self.core.address_removed(addr);
+        self.core.addresses_removed(&[addr]);
     }
 
     /// A multi-receive buffer is released when fewer than so many bytes are left (FI_OPT_MIN_MULTI_RECV).

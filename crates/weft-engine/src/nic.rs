@@ -218,7 +218,7 @@ pub trait Nic: Registrar {
     fn name(&self) -> EpName;
 
     /// Starts to connect to `peer`, which may be the own name. Ends in `up` or `down`, within the
-    /// connect time-out. An error here means that not even an attempt could be made.
+    /// device's time-outs. An error here means that not even an attempt could be made.
     fn connect(&mut self, peer: &EpName) -> Result<LinkId, LinkError>;
 
     /// Sends one message: `head` followed by the bytes of `body`, together at most

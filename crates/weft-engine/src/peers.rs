@@ -298,13 +298,7 @@ impl Core {
         removed.sort_unstable();
         removed.dedup();
         removed.retain(|addr| self.book.name(*addr).is_none());
-        // None of them leads anywhere: so nobody is at another one of them.
-        for &addr in &removed {
-            if let Some(n) = usize::try_from(addr).ok().and_then(|at| self.by_addr.get_mut(at)) {
-                *n = 0;
-            }
-        }
-        removed.into_iter().for_each(|addr| self.address_removed(addr));
+        self.addresses_removed(&removed);
     }
 
     /// Whether an address is in the book by a socket only, which as many endpoints as there may be claim to have already.
@@ -361,18 +355,22 @@ impl Core {
         self.untagged.readdressed();
     }
 
-    pub(crate) fn address_removed(&mut self, addr: Addr) {
-        if let Some(n) = usize::try_from(addr).ok().and_then(|i| self.by_addr.get_mut(i)) {
-            *n = 0;
+    /// The book has lost these addresses, which are sorted.
+    pub(crate) fn addresses_removed(&mut self, removed: &[Addr]) {
+        for &addr in removed {
+            if let Some(n) = usize::try_from(addr).ok().and_then(|i| self.by_addr.get_mut(i)) {
+                *n = 0;
+            }
         }
         let book = &self.book;
         self.by_far_addr.retain(|&far, _| book.name(far).is_some());
         let mut elsewhere = Vec::new();
-        for (vci, vc) in (0..).zip(&mut self.vcs).filter(|(_, vc)| vc.addr == addr) {
+        let gone = |vc: &Vc| removed.binary_search(&vc.addr).is_ok();
+        for (vci, vc) in (0..).zip(&mut self.vcs).filter(|(_, vc)| gone(vc)) {
             // The book may have it under another name, or under a socket that it does not name, but that has led to it.
             let near = || (0..).zip(&self.by_addr).find_map(|(other, n)| (*n == vci + 1).then_some(other));
-            let far =
-                || self.by_far_addr.iter().find(|(_, known)| **known == vci).map(|(far, _)| far & Addr::from(u32::MAX));
+            let far = || self.by_far_addr.iter().filter_map(|(far, known)| (*known == vci).then_some(far)).min();
+            let far = || far().map(|far| far & Addr::from(u32::MAX));
             vc.addr = self.book.addr(&vc.name).or_else(near).or_else(far).unwrap_or(ADDR_NONE);
             self.departed += usize::from(vc.is_gone());
             elsewhere.push(vci);

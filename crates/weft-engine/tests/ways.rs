@@ -402,24 +402,11 @@ fn an_inject_after_accesses_leaves_or_is_refused() {
     assert_eq!(send(&mut case, flags), Err(Error::Again));
 }
 
-/// Everybody at one host and port is at 0, which has these.
-#[derive(Debug)]
-struct Anybody;
-
-impl AddressBook for Anybody {
-    fn name(&self, addr: Addr) -> Option<EpName> {
-        (addr == 0).then(|| EpName::service(name(2).socket()))
-    }
-    fn addr(&self, wanted: &EpName) -> Option<Addr> {
-        (wanted.socket() == name(2).socket()).then_some(0)
-    }
-}
-
 /// The endpoints of a host and port that the book has are whoever says so: only some of them are believed.
 #[test]
 fn a_service_has_few_claimants() {
     let mut case = Case::new(CAPS, Config::default());
-    case.engine.bind_book(Arc::new(Anybody));
+    Rows::bind(&mut case, false).set(&[Some(EpName::service(name(2).socket()))]);
     (2..22).for_each(|peer| case.connect(peer.into(), peer));
     assert_eq!(case.engine.nic().open.len(), 4);
     // Whoever has gone and left nothing makes room.
@@ -453,7 +440,7 @@ fn those_who_went_claim_no_service() {
     ];
     for (way, (room, before, after)) in ways.into_iter().enumerate() {
         let mut case = Case::new(CAPS, Config::default());
-        case.engine.bind_book(Arc::new(Anybody));
+        Rows::bind(&mut case, false).set(&[Some(EpName::service(name(2).socket()))]);
         for peer in 2..12 {
             case.engine.nic_mut().room = room;
             case.connect(peer.into(), peer);
@@ -472,7 +459,7 @@ fn those_who_went_claim_no_service() {
 #[test]
 fn those_who_hung_up_claim_no_service() {
     let mut case = Case::new(CAPS, Config::default());
-    case.engine.bind_book(Arc::new(Anybody));
+    Rows::bind(&mut case, false).set(&[Some(EpName::service(name(2).socket()))]);
     (2..7).for_each(|peer| inject_until_accepted(&mut case, peer));
     case.connect(7, 7);
     assert!(!case.is_cut());
@@ -489,7 +476,7 @@ fn who_calls_again_is_at_its_service() {
             message(&mut case);
         }
         case.tell(Event::Down(case.link));
-        case.engine.bind_book(Arc::new(Anybody));
+        Rows::bind(&mut case, false).set(&[Some(EpName::service(name(2).socket()))]);
         recv(&mut case, 5, 1);
         case.connect(1, 2);
         if !stranger {

@@ -233,7 +233,9 @@ impl Cntr {
     #[must_use]
     pub(crate) fn add_by_work(&self, amount: u64) -> bool {
         let programs = self.add_by_client(amount);
-        self.resets.fetch_add(is_less(amount).into(), Ordering::Release);
+        if is_less(amount) {
+            self.resets.fetch_add(1, Ordering::Release);
+        }
         programs
     }
 

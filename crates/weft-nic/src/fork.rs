@@ -59,8 +59,9 @@ fn lock() -> MutexGuard<'static, Vec<bool>> {
     LIST.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has the system tell us of forks from now on.
-pub(crate) fn be_told() {
+/// Has the system tell us of forks from now on. To be called as soon as the library is there: otherwise the first endpoint does, and a child that
+/// another thread forks at that moment never gets further than there.
+pub fn watch_forks() {
     static TOLD: Once = Once::new();
     TOLD.call_once(|| {
         // SAFETY: functions without arguments, which the system forgets when the library is unloaded. It fails only where memory is
@@ -71,7 +72,7 @@ pub(crate) fn be_told() {
 
 /// Does something while nobody else forks.
 fn at_list<T>(work: impl FnOnce(&mut Vec<bool>) -> T) -> T {
-    be_told();
+    watch_forks();
     BUSY.set(true);
     compiler_fence(Ordering::SeqCst);
     let done = if let Some(mut held) = HELD.take() {
@@ -221,7 +222,7 @@ pub(crate) mod tests {
 
     fn fork() -> libc::pid_t {
         // Or the list may be somebody else's in the child, if this test is the first.
-        be_told();
+        watch_forks();
         // SAFETY: what the child does takes no lock of the harness.
         unsafe { libc::fork() }
     }

@@ -22,12 +22,7 @@ mod worker;
 pub use config::{Config, Identity};
 pub use devices::{Devices, LinkInfo, Stats};
 pub use error::NicError;
+pub use fork::watch_forks;
 pub use tcp::{Tcp, TcpConfig, Unsent};
 pub use unmap::UnmapWatch;
 pub use worker::Worker;
-
-/// To be called as soon as the library is there: it has the system tell us of forks. Otherwise the first endpoint does, and a child that another
-/// thread forks at that moment never gets further than there.
-pub fn watch_forks() {
-    fork::be_told();
-}

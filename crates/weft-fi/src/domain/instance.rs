@@ -1,7 +1,7 @@
 //! What an open domain is to fi_getinfo (fi_domain(3), "domain"): of which answers it may be a part, and what it says where hints
 //! that name it leave something open.
 //!
-//! Place in the data flow: `fi_getinfo` → [`find`], [`Domain::complete`], [`Domain::unmet`].
+//! Place in the data flow: `fi_getinfo` → [`find`], [`Domain::complete`], [`Domain::unmet`]; `fi_domain` → [`is_automatic`].
 //!
 //! Invariant: clients use the domain of an answer in the place of one that they would open with it, so the answer is true of it. What
 //! endpoints have of their own (sizes, orders, keys) does not matter here.

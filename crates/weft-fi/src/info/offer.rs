@@ -1,4 +1,4 @@
-//! What weft offers for given hints, or why not: pure values in, pure values out.
+//! What weft offers for given hints, or why not: pure values in, pure values out, but for what is open already (`domain/instance.rs`).
 //!
 //! Every attribute is handled in one of four ways: *fixed* (ours, and a hint may not exceed or contradict it),
 //! *echoed* (any value that libfabric knows is fine), *granted up to a limit*, or *ignored* (it only matters to

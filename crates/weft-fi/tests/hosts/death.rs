@@ -337,7 +337,7 @@ fn target(lib: &Lib) {
     assert_eq!(close(cntr), 0);
 }
 
-/// It has forked. The child has copies of its descriptors, and nothing of it is awaited from there.
+/// It has forked. Of its sockets the child has none.
 fn parent(lib: &Lib) {
     let side = Side::new(lib);
     let mut peer = Peer::start(Role::Parent, &side);
