@@ -32,7 +32,7 @@ CELLS = [(path, fault) for path in ("shm", "hosts") for fault in DEATHS] + [
     ("any", "files"),  # RLIMIT_FSIZE, which counts for shared memory, too
     ("any", "locked"),  # RLIMIT_MEMLOCK
     ("any", "descriptors"),  # RLIMIT_NOFILE, from the start: up to 24 more
-    ("any", "late-descriptors"),  # not one more
+    ("any", "late-descriptors"),  # the same at a random moment
     ("hosts", "late-descriptors"),
     ("any", "late-memory"),  # RLIMIT_AS: not one page more
     ("hosts", "late-memory"),
