@@ -3,7 +3,8 @@
  * With every peer that it is told of, a rank exchanges tagged messages of mixed sizes in both directions, and writes to
  * its memory, reads that back, and adds to two of its numbers. All content follows from who sends to whom and from the
  * position in the stream, so that what is lost, doubled, overtaken or changed is noticed at once. An operation may fail
- * only if its peer has been lost; then all that are under way to that peer must, and so must one that is started later.
+ * only if its peer has been lost; then all that are under way to that peer must, and so must one that is started later. (A receive that
+ * is posted later waits. The rank may not know yet that it is: such receives it cancels.)
  *
  * It reads `peer RANK NAME`, `gone RANK` (receives from it may be cancelled), `stop` (send no more, and see that everything
  * has arrived), `tell` (what is open) and `close`; it says `name`, `ready RANK` (a message came from it), `lost RANK LAST LATE ERRORS...`
@@ -54,6 +55,8 @@ struct op {
     int peer;
     uint64_t sequence;
     size_t length;
+    uint64_t turn; /* posted when the queue had been found empty so often */
+    int excused;   /* it may be cancelled */
     unsigned char *buffer;
 };
 
@@ -80,7 +83,7 @@ static struct fid_ep *ep;
 static struct fid_mr *mr;
 static unsigned char *region;
 static int me, refused, stopping, said_done, closing;
-static uint64_t seed;
+static uint64_t seed, turn;
 static volatile sig_atomic_t struck;
 static const char *fault;
 
@@ -239,6 +242,8 @@ static void set(struct op *op, enum kind kind, int peer, uint64_t sequence, size
     op->peer = peer;
     op->sequence = sequence;
     op->length = length;
+    op->turn = turn;
+    op->excused = 0;
 }
 
 static void post_receive(struct peer *peer, struct op *op) {
@@ -300,8 +305,15 @@ static void post(struct peer *peer) {
     }
 }
 
-/* The peer is lost: nothing more is started with it but one late send, once all else has ended. */
+/* The peer is lost: nothing more is started with it but one late send, once all else has ended. Before the queue was last empty nothing
+ * had failed, so what was posted by then must fail by itself; what was posted since may have been too late for that. */
 static void failed(struct peer *peer, int error) {
+    for (int i = 0; i < WINDOW && !peer->lost; i++) {
+        struct op *op = &peer->receives[i];
+        if (op->kind != RECEIVE || op->turn != turn) continue;
+        op->excused = 1;
+        fi_cancel(&ep->fid, op);
+    }
     peer->lost = 1;
     peer->last = now_ns();
     for (int i = 0; i < peer->error_count; i++)
@@ -377,14 +389,17 @@ static void good(struct op *op, const struct fi_cq_tagged_entry *entry) {
 static int complete(void) {
     struct fi_cq_tagged_entry entries[16];
     ssize_t count = fi_cq_read(cq, entries, 16);
-    if (count == -FI_EAGAIN) return 0;
+    if (count == -FI_EAGAIN) {
+        turn++;
+        return 0;
+    }
     if (count == -FI_EAVAIL) {
         struct fi_cq_err_entry error = {0};
         if (fi_cq_readerr(cq, &error, 0) != 1) wrong("no error entry");
         struct op *op = error.op_context;
         struct peer *peer = &peers[op->peer];
         peer->pending--;
-        int cancelled = error.err == FI_ECANCELED && (peer->gone || closing) && (op->kind == RECEIVE || op->kind == RECEIVE_FINAL);
+        int cancelled = error.err == FI_ECANCELED && (peer->gone || closing || op->excused) && (op->kind == RECEIVE || op->kind == RECEIVE_FINAL);
         if (!cancelled && op != &peer->late) failed(peer, error.err);
         op->kind = op == &peer->late ? KINDS : IDLE;
         ended(peer);
