@@ -16,7 +16,7 @@ use crate::connect::Connection;
 use crate::held::{Held, Holder};
 use crate::links::{Link, LinkState, LinkWork, Rising};
 use crate::list::List;
-use crate::matching::{Body, Matcher};
+use crate::matching::{Body, Matcher, Unexpected};
 use crate::mem::{self, IovList, Owned};
 use crate::mutant::{Mutant, strikes};
 use crate::name::EpName;
@@ -25,7 +25,7 @@ use crate::ops::{Ctx, Multi, Phase, RecvInfo, TxOp, Xfer, XferKind, Xfers};
 use crate::peers::Index;
 use crate::pool::Pool;
 use crate::rma::Regions;
-use crate::vc::{Deferred, Haul, QUEUED_LIMIT, Queues, Vc, VcState, Waiting};
+use crate::vc::{Deferred, Haul, QUEUED_LIMIT, Queues, REQUEST_LIMIT, Vc, VcState, Waiting};
 use crate::wire::{self, Head, Reader, kind};
 
 /// The peer did something that the protocol forbids: its link is closed.
@@ -285,9 +285,13 @@ impl Core {
         }
     }
 
-    /// Messages whose payload stayed with the dead cannot be received any more; those that came whole can, but nobody waits for their
-    /// acknowledgement. Their share of the window stays theirs.
+    /// Messages that came whole can still be received, but nobody waits for their acknowledgement; their share of the window stays theirs.
+    /// Of others the payload stayed with the dead. They keep their places, or what came behind them would be taken for them: receives that
+    /// match them fail. Only who has left very many of those, in life after life, has no place for more.
     fn orphan_unexpected(&mut self, vci: u32, why: LinkError) {
+        let lost = |m: &&Unexpected| m.vc == vci && matches!(m.body, Body::Lost { .. });
+        let unexpected = [&self.tagged, &self.untagged].map(|matcher| matcher.unexpected.iter().map(|(_, m)| m));
+        let mut places = REQUEST_LIMIT.saturating_sub(unexpected.into_iter().flatten().filter(lost).count());
         for matcher in [&mut self.tagged, &mut self.untagged] {
             let theirs: Vec<u32> =
                 matcher.unexpected.iter().filter(|(_, m)| m.vc == vci && !m.orphan).map(|(key, _)| key).collect();
@@ -296,7 +300,10 @@ impl Core {
                 message.orphan = true;
                 match &mut message.body {
                     Body::Eager { ack, .. } => *ack = None,
-                    Body::Rendezvous { len, .. } if message.claimed.is_some() => {
+                    Body::Rendezvous { len, .. }
+                        if message.claimed.is_some() || (places > 0 && !strikes(Mutant::LostPassedOver)) =>
+                    {
+                        places = places.saturating_sub(1);
                         message.body = Body::Lost { why, len: *len };
                     }
                     Body::Rendezvous { .. } => {

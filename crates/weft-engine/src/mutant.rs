@@ -38,6 +38,7 @@ pub enum Mutant {
     OrderSwapped,
     RegistrationEndsEarly,
     OrphanOvertakes,
+    LostPassedOver,
     DropUncounted,
     DropUntold,
     LossTold,
@@ -66,7 +67,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// All.
-    pub const ALL: [Self; 55] = [
+    pub const ALL: [Self; 56] = [
         Self::CreditLost,
         Self::CreditTwice,
         Self::IgnoreSwapped,
@@ -98,6 +99,7 @@ impl Mutant {
         Self::OrderSwapped,
         Self::RegistrationEndsEarly,
         Self::OrphanOvertakes,
+        Self::LostPassedOver,
         Self::DropUncounted,
         Self::DropUntold,
         Self::LossTold,

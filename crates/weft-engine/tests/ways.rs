@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex};
 use told::{CAPS, Case, Event, name, open, parts, words};
 use weft_engine::Pool;
 use weft_engine::api::{
-    ADDR_NONE, Addr, AddressBook, Changes, Completion, Config, Context, Error, Matching, OpFlags, RecvOp, SendOp,
+    ADDR_NONE, Addr, AddressBook, Changes, Completion, Config, Context, Error, Fault, Matching, OpFlags, RecvOp, SendOp,
 };
 use weft_engine::name::{EpName, NameParts};
-use weft_engine::nic::LinkId;
+use weft_engine::nic::{LinkError, LinkId};
 
 const EAGER: u8 = 8;
 const RTS: u8 = 9;
@@ -421,7 +421,7 @@ fn a_service_has_few_claimants() {
 }
 
 /// So does whoever has gone before our answer left, or has left what is gone by now: a message that was received or thrown away since, a long
-/// one that nobody had claimed, or whose loss was told.
+/// one whose loss was told.
 #[test]
 fn those_who_went_claim_no_service() {
     type Step<'a> = &'a dyn Fn(&mut Case);
@@ -435,7 +435,7 @@ fn those_who_went_claim_no_service() {
         (0, &|_| {}, &|_| {}),
         (9, &message, &|case| recv(case, 5, 1)),
         (9, &message, &|case| recv_as(case, 5, 1, OpFlags::PEEK | OpFlags::DISCARD)),
-        (9, &long, &|_| {}),
+        (9, &long, &|case| recv(case, 5, 1)),
         (9, &claimed, &|case| recv_as(case, 5, 1, OpFlags::CLAIM)),
     ];
     for (way, (room, before, after)) in ways.into_iter().enumerate() {
@@ -453,6 +453,23 @@ fn those_who_went_claim_no_service() {
             assert_eq!(case.engine.unexpected_messages(), 0, "way {way}");
         }
     }
+}
+
+/// A long message whose sender has gone keeps its place: the receive that is for it fails, and what came behind it is for the next one.
+#[test]
+fn what_is_lost_is_not_passed_over() {
+    let mut case = case(Book { name: name(2), knows: true });
+    case.connect(0, 2);
+    case.say(RTS, TAGGED, &words(&[3, 5, 0, 100]));
+    case.say(EAGER, TAGGED, &words(&[5]));
+    case.say(RTS, TAGGED, &words(&[4, 6, 0, 100]));
+    case.tell(Event::Down(case.link));
+    assert!(case.done().is_empty());
+    recv_as(&mut case, 6, 1, OpFlags::PEEK | OpFlags::DISCARD);
+    (2..5).for_each(|ptr| recv(&mut case, 5, ptr));
+    let done: Vec<_> = case.done().iter().map(|c| (c.ctx.ptr, c.fault)).collect();
+    assert_eq!(done, [(1, None), (2, Some(Fault::Link(LinkError::Gone))), (3, None)]);
+    assert_eq!(case.engine.unexpected_messages(), 0);
 }
 
 /// And so do those who hung up when an inject called them, once that is told.

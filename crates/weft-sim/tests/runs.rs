@@ -13,7 +13,7 @@ const GOLDEN: &[&str] = &[
     "73f6639015d711e525537b59e447829e",
     "fb4afc330435995e6ccd9c8dd2f8ab17",
     "acfe423d7277bf86e9e3bd3e7533cef9",
-    "0f0fe687c6db3f26d1642d8051d5c3de",
+    "3ccaf8811b4c12b8e62c77194d5cbc7f",
 ];
 
 /// Plays the plans; all must be good.

@@ -16,12 +16,12 @@ use super::{Got, ID_BYTES, Op, Oracle, PeekRecord, Record, RecvRecord, RecvState
 
 /// Where a message ended up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+pub(super) struct Place {
     /// When the receive was posted.
-    order: u64,
+    pub(super) order: u64,
     /// Which of a multi-receive's messages.
     position: usize,
-    op: Op,
+    pub(super) op: Op,
 }
 
 /// Messages that matching cannot tell apart: their sender, the endpoint that they go to, and their tag.
@@ -29,10 +29,10 @@ type Stream = (Option<usize>, usize, Option<u64>);
 
 /// A message of one receiver.
 #[derive(Clone, Copy)]
-struct Message<'a> {
-    op: Op,
-    send: &'a SendRecord,
-    place: Option<Place>,
+pub(super) struct Message<'a> {
+    pub(super) op: Op,
+    pub(super) send: &'a SendRecord,
+    pub(super) place: Option<Place>,
     /// When its receive was reported.
     at: u64,
 }
@@ -68,6 +68,7 @@ impl Oracle {
                 out.push(format!("operation {} was never received: {}", m.op, describe(&self.ops[m.op])));
             }
         }
+        self.passed_over(rank, &messages, out);
         let all = messages.clone();
         messages.retain(|m| m.place.is_some());
         let edges = self.explain(rank, &messages, out);

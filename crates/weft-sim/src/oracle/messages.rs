@@ -2,6 +2,7 @@
 
 use weft_engine::api::{Completion, Fault, Kind, OpFlags};
 
+use super::lost::Loss;
 use super::{
     CANARY, Got, ID_BYTES, Op, Oracle, PeekRecord, Record, RecvRecord, RecvState, SendRecord, describe, expect, payload,
 };
@@ -91,7 +92,7 @@ impl Oracle {
         let excess = match c.fault {
             None => 0,
             Some(Fault::Truncated(excess)) => excess,
-            Some(fault) => return self.recv_ended(op, recv, dest, fault, released, at),
+            Some(fault) => return self.recv_ended(op, recv, (src, dest), fault, released, at),
         };
         recv.state = if released { RecvState::Done } else { RecvState::Posted };
         let offset = if c.len == 0 && !multi { 0 } else { c.buf.wrapping_sub(recv.buffer.iov().as_ptr() as usize) };
@@ -122,10 +123,10 @@ impl Oracle {
 
     /// A receive ended without a message.
     fn recv_ended(
-        &self,
+        &mut self,
         op: Op,
         recv: &mut RecvRecord,
-        rank: usize,
+        (src, rank): (Option<usize>, usize),
         fault: Fault,
         released: bool,
         at: u64,
@@ -144,6 +145,11 @@ impl Oracle {
             },
             _ => false,
         };
+        let excusable = excusable
+            || match fault {
+                Fault::Link(why) => self.takes_lost(Loss { want: recv.want, src, rank, why }),
+                _ => false,
+            };
         recv.cut |= fault != Fault::Canceled;
         if released {
             recv.state = RecvState::Ended(fault, at);

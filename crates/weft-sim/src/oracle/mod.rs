@@ -11,6 +11,7 @@
 mod atomic;
 pub(crate) mod connection;
 mod datagram;
+mod lost;
 mod matching;
 mod messages;
 pub(crate) mod program;
@@ -44,6 +45,11 @@ pub struct Oracle {
     complaints: Vec<String>,
     /// Pairs of ranks between which links broke: what was posted there before then may be lost, or fail with a link's error.
     broken: BTreeMap<(usize, usize), u64>,
+    /// When they broke, and when both ends knew.
+    breaks: BTreeMap<(usize, usize), Vec<(u64, bool)>>,
+    /// Receives that failed for messages of links that had ended, and by message: which of them it excuses.
+    losses: Vec<lost::Loss>,
+    lost: BTreeMap<Op, usize>,
     /// Calls may be refused: what was posted before then may fail of that.
     refused_ns: Option<u64>,
     /// Pairs of ranks between which a message was nonsense: there, links may also end for a violated protocol.
@@ -140,12 +146,16 @@ impl Oracle {
 
     /// From now on operations between the two ranks may fail, and messages be lost.
     pub fn broke(&mut self, a: usize, b: usize) {
-        self.broken.insert((a.min(b), a.max(b)), u64::MAX);
+        let pair = (a.min(b), a.max(b));
+        self.broken.insert(pair, u64::MAX);
+        self.breaks.entry(pair).or_default().push((self.now_ns, true));
     }
 
     /// The link between the two ranks that broke is known at both ends to have ended: nothing that is posted later goes with it.
     pub(crate) fn mended(&mut self, a: usize, b: usize) {
-        self.broken.insert((a.min(b), a.max(b)), self.now_ns);
+        let pair = (a.min(b), a.max(b));
+        self.broken.insert(pair, self.now_ns);
+        self.breaks.entry(pair).or_default().push((self.now_ns, false));
     }
 
     /// Until [`Oracle::refusals_end`], calls may be refused: operations may fail of that, but none may disappear.
