@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use crate::mem::Iov;
 use crate::mrcache::{MrCache, Pin};
 use crate::mutant::{Mutant, strikes};
-use crate::nic::{Registrar, Span};
+use crate::nic::Registrar;
 
 /// For whom memory is registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,7 +43,8 @@ impl Held {
         }
         let mut pins = SmallVec::new();
         for piece in iov.iter().filter(|piece| !piece.is_empty()) {
-            match self.cache.acquire(device, Span { start: piece.addr(), len: piece.len() as u64 }) {
+            let span = device.span(piece);
+            match self.cache.acquire(device, span) {
                 Some(pin) => pins.push(pin),
                 None => {
                     for pin in pins {

@@ -190,6 +190,11 @@ pub trait Registrar {
         None
     }
 
+    /// Where registrations have the memory: at its address, unless the device says otherwise.
+    fn span(&mut self, memory: &Iov) -> Span {
+        Span { start: memory.addr(), len: memory.len() as u64 }
+    }
+
     /// Makes memory reachable for the device, and for the peers' devices; gives the number to `deregister` it by.
     fn register(&mut self, _span: Span) -> Result<u64, Refused> {
         Err(Refused::Memory)

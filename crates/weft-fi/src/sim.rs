@@ -205,6 +205,11 @@ impl Registrar for Devices {
         self.nic.as_ref().and_then(SimNic::demands)
     }
 
+    fn span(&mut self, memory: &Iov) -> Span {
+        let (nic, _guard) = self.nic();
+        nic.span(memory)
+    }
+
     fn register(&mut self, span: Span) -> Result<u64, Refused> {
         let (nic, _guard) = self.nic();
         nic.register(span)

@@ -198,8 +198,8 @@ impl Registration {
         let cost_ns = *rng.pick(&[0, 100, 10_000]);
         let limits = (*rng.pick(&[1, 2, 5, 1000]), *rng.pick(&[1000, 100_000, u64::MAX]));
         let (regions, bytes) = if tight { limits } else { (1000, u64::MAX) };
-        // Runs repeat exactly only where it does not matter at which addresses buffers lie.
-        let demands = Demands { cost_ns, align_bytes: 1, regions, bytes };
+        let align_bytes = *rng.pick(&[1, 64, 4096]);
+        let demands = Demands { cost_ns, align_bytes, regions, bytes };
         let registration = Self { demands, end_ns: rng.below(cost_ns + 1), observed: rng.chance(700) };
         (exists || tight).then_some(registration)
     }

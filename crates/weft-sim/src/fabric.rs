@@ -18,7 +18,7 @@ use weft_engine::nic::{LinkError, LinkId, RemoteIov};
 
 use crate::config::{FabricConfig, Faults};
 use crate::event::{Agenda, Event};
-use crate::memory::{Buffer, Memory};
+use crate::memory::{Buffer, Memory, addresses};
 use crate::nic::SimNic;
 use crate::registration::Registered;
 use crate::rng::{Entity, Stream};
@@ -696,10 +696,11 @@ impl Fabric {
     pub fn free(&self, buffer: Buffer) {
         let mut state = self.0.borrow_mut();
         let state = &mut *state;
+        let Some(place) = state.memory.place(&addresses(&buffer.iov())) else { return };
         if let Some(owner) = state.memory.free(buffer) {
             for (ep, endpoint) in state.endpoints.iter_mut().enumerate() {
                 if state.memory.is_shared(ep, owner) {
-                    endpoint.registered.unmapped(&buffer.iov());
+                    endpoint.registered.unmapped(place);
                 }
             }
         }

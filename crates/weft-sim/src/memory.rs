@@ -2,7 +2,8 @@
 //!
 //! Place in the data flow: tests and workloads allocate here and hand the [`Iov`]s to the engine; the
 //! fabric looks the remote side of a `get` or `put` up here. All endpoints live in one process, so an address
-//! names a buffer uniquely, and the owner of the buffer stands for the address space.
+//! names a buffer uniquely, and the owner of the buffer stands for the address space. Registrations do not know buffers by
+//! their addresses, which are other ones in each process, but by *places*, which the plan of a run alone decides.
 //!
 //! Invariants: no buffer is unmapped before the run ends, so an engine that writes too late damages nothing
 //! but a freed buffer's pattern, and that is found by [`Memory::damage`]. This is also what makes the module
@@ -16,6 +17,8 @@ use weft_engine::nic::{RemoteIov, Span};
 /// Guard bytes before and after each buffer.
 const GUARD_BYTES: usize = 32;
 const GUARD: u8 = 0xA5;
+/// Buffers begin at multiples of this, but for the guard, as with the usual allocators.
+const PLACE_BYTES: u64 = 16;
 /// What a freed buffer is filled with.
 const FREED: u8 = 0xDD;
 /// Memory is filled and compared in blocks, for there is much of it.
@@ -105,6 +108,11 @@ impl Buffer {
     }
 }
 
+/// The addresses of `iov`.
+pub(crate) fn addresses(iov: &Iov) -> Span {
+    Span { start: iov.addr(), len: iov.len() as u64 }
+}
+
 /// Whether all bytes of `iov` are `byte`.
 fn is_filled(iov: &Iov, byte: u8) -> bool {
     let (block, mut here) = ([byte; BLOCK_BYTES], [0; BLOCK_BYTES]);
@@ -119,6 +127,8 @@ struct Block {
     owner: usize,
     memory: Owned,
     buffer: Buffer,
+    /// The place of its first byte.
+    place: u64,
     freed: bool,
 }
 
@@ -127,7 +137,9 @@ struct Block {
 pub(crate) struct Memory {
     blocks: Vec<Block>,
     by_address: BTreeMap<u64, usize>,
-    unregistrable: Vec<Buffer>,
+    unregistrable: Vec<Span>,
+    /// The first place that nothing has.
+    next_place: u64,
     live: usize,
     /// By endpoint: whose address space it has. Without an entry, its own.
     spaces: Vec<usize>,
@@ -147,8 +159,9 @@ impl Memory {
         let iov = memory.iov().slice(GUARD_BYTES, len);
         let id = self.blocks.len();
         let buffer = Buffer { id, iov };
+        let place = self.new_place(len as u64).start;
         self.by_address.insert(iov.addr(), id);
-        self.blocks.push(Block { owner, memory, buffer, freed: false });
+        self.blocks.push(Block { owner, memory, buffer, place, freed: false });
         self.live += 1;
         buffer
     }
@@ -175,13 +188,37 @@ impl Memory {
 
     /// See [`crate::Fabric::forbid_registration`].
     pub(crate) fn forbid_registration(&mut self, buffer: Buffer) {
-        self.unregistrable.push(buffer);
+        self.unregistrable.extend(self.place(&addresses(&buffer.iov)));
     }
 
     /// Whether nothing in `span` forbids to register it.
     pub(crate) fn registrable(&self, span: &Span) -> bool {
-        let forbids = |buffer: &Buffer| span.overlaps(&Span { start: buffer.iov.addr(), len: buffer.len() as u64 });
-        !self.unregistrable.iter().any(forbids)
+        !self.unregistrable.iter().any(|forbidden| span.overlaps(forbidden))
+    }
+
+    /// A place for memory of `len` bytes: behind all others, as near to the last as an allocator would put it.
+    pub(crate) fn new_place(&mut self, len: u64) -> Span {
+        let start = self.next_place.next_multiple_of(PLACE_BYTES) + GUARD_BYTES as u64;
+        self.next_place = start + len + GUARD_BYTES as u64;
+        Span { start, len }
+    }
+
+    /// The place of memory, given by its addresses, that lies in a buffer; `None`: it does not. Where clients bring their own, its place is its address.
+    pub(crate) fn place(&self, memory: &Span) -> Option<Span> {
+        if self.resolver.is_some() {
+            return Some(*memory);
+        }
+        let (block, offset) = self.find(memory)?;
+        Some(Span { start: block.place + offset as u64, len: memory.len })
+    }
+
+    /// The buffer that such memory lies in, and how far from its first byte.
+    fn find(&self, memory: &Span) -> Option<(&Block, usize)> {
+        let (start, id) = self.by_address.range(..=memory.start).next_back()?;
+        let block = self.blocks.get(*id)?;
+        let offset = usize::try_from(memory.start - start).ok()?;
+        let end = offset.checked_add(usize::try_from(memory.len).ok()?)?;
+        (end <= block.buffer.len()).then_some((block, offset))
     }
 
     /// Buffers not freed.
@@ -219,12 +256,9 @@ impl Memory {
         if let Some(resolver) = self.resolver {
             return Some(resolver(piece));
         }
-        let (start, id) = self.by_address.range(..=piece.addr).next_back()?;
-        let block = self.blocks.get(*id)?;
-        let offset = usize::try_from(piece.addr - start).ok()?;
+        let (block, offset) = self.find(&Span { start: piece.addr, len: piece.len })?;
         let len = usize::try_from(piece.len).ok()?;
-        let inside = offset.checked_add(len).is_some_and(|end| end <= block.buffer.len());
-        (inside && self.is_shared(block.owner, owner)).then(|| block.buffer.iov.slice(offset, len))
+        self.is_shared(block.owner, owner).then(|| block.buffer.iov.slice(offset, len))
     }
 }
 

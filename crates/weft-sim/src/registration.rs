@@ -11,6 +11,7 @@ use weft_engine::mem::Iov;
 use weft_engine::nic::{Demands, Refused, Registrar, Span};
 
 use crate::fabric::State;
+use crate::memory::addresses;
 use crate::nic::SimNic;
 use crate::trace::What;
 use crate::transfer::Kind;
@@ -23,6 +24,8 @@ pub(crate) struct Registered {
     next: u64,
     bytes: u64,
     watches: bool,
+    /// What the engine has registered of memory that is in no buffer, its own copies: the addresses, and the place.
+    copies: Vec<(Span, Span)>,
     /// An engine has asked what the device demands.
     by_engine: bool,
     reports: VecDeque<Span>,
@@ -38,19 +41,25 @@ impl Registered {
         !self.reports.is_empty()
     }
 
-    /// The memory is gone.
-    pub(crate) fn unmapped(&mut self, iov: &Iov) {
+    fn covers_copy(&self, copy: &Span) -> bool {
+        self.copies.iter().any(|(whole, place)| whole.contains(copy) && self.covers(place))
+    }
+
+    /// The memory at this place is gone.
+    pub(crate) fn unmapped(&mut self, place: Span) {
         if self.watches {
-            self.reports.push_back(span_of(iov));
+            self.reports.push_back(place);
         }
     }
 }
 
-fn span_of(iov: &Iov) -> Span {
-    Span { start: iov.addr(), len: iov.len() as u64 }
-}
-
 impl State {
+    fn is_registered(&self, ep: usize, memory: &Span) -> bool {
+        let registered = &self.endpoints[ep].registered;
+        let known = self.memory.place(memory);
+        memory.len == 0 || known.map_or_else(|| registered.covers_copy(memory), |place| registered.covers(&place))
+    }
+
     /// A get, a put or the help with one is about to move bytes: both sides must have registered its memory, or else it fails. Where
     /// engines are at both ends, and nobody meddles, that is a violation.
     pub(crate) fn check_registered(&mut self, number: u64) -> bool {
@@ -66,15 +75,13 @@ impl State {
             Kind::Get { remote } | Kind::Put { remote } | Kind::Assist { remote, .. } => remote,
         };
         let mine = self.wires[transfer.end.wire].ends[transfer.end.side.index()].ep;
-        let here = transfer.local.iter().all(|iov| self.endpoints[mine].registered.covers(&span_of(iov)));
+        let here = transfer.local.iter().all(|iov| self.is_registered(mine, &addresses(iov)));
         let peer = transfer.end.other();
         let peer = &self.wires[peer.wire].ends[peer.side.index()];
         // A peer that is gone, or has closed the link, answers for nothing.
         let answers = peer.phase == Phase::Up && self.endpoints.get(peer.ep).is_some_and(|endpoint| endpoint.alive);
         let there = !answers
-            || remote
-                .iter()
-                .all(|piece| self.endpoints[peer.ep].registered.covers(&Span { start: piece.addr, len: piece.len }));
+            || remote.iter().all(|piece| self.is_registered(peer.ep, &Span { start: piece.addr, len: piece.len }));
         let honest =
             self.endpoints.get(peer.ep).is_some_and(|peer| peer.registered.by_engine) && self.meddler.is_none();
         if !here {
@@ -94,6 +101,22 @@ impl Registrar for SimNic {
         let mut state = self.state.borrow_mut();
         state.endpoints[self.ep].registered.by_engine = true;
         state.config.registration.map(|registration| registration.demands)
+    }
+
+    /// Copies that the engine makes get a new place each time: it must not matter at which addresses the allocator has put them.
+    fn span(&mut self, memory: &Iov) -> Span {
+        let mut state = self.state.borrow_mut();
+        let memory = addresses(memory);
+        if let Some(place) = state.memory.place(&memory) {
+            return place;
+        }
+        let place = state.memory.new_place(memory.len);
+        let registered = &mut state.endpoints[self.ep].registered;
+        let mut copies = std::mem::take(&mut registered.copies);
+        copies.retain(|(_, at)| registered.covers(at));
+        copies.push((memory, place));
+        registered.copies = copies;
+        place
     }
 
     fn register(&mut self, span: Span) -> Result<u64, Refused> {
