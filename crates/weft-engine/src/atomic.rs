@@ -466,7 +466,8 @@ impl Core {
     // ---- at the initiator --------------------------------------------------------------------
 
     pub(crate) fn on_results(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
-        while !r.rest().is_empty() {
+        // There is one at least.
+        loop {
             let id: Op = r.take().ok_or(Violation)?;
             let op = self.op_of(vci, id.op.get())?;
             let (home, cost) = op.awaited_results(id.part.get()).ok_or(Violation)?;
@@ -476,8 +477,10 @@ impl Core {
             let vc = &mut self.vcs[vci as usize];
             vc.more().fetching = vc.fetching().saturating_sub(cost);
             self.finish_op(id.op.get());
+            if r.rest().is_empty() {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     /// A part that fetches was refused. (It cannot end well without results.)

@@ -5,7 +5,8 @@
 mod told;
 
 use told::{CAPS, Case, Event, name, open, pair, u32_at, u64_at, words};
-use weft_engine::api::{ADDR_NONE, Access, Config, Context, OpFlags, RecvOp, Region, RmaIov, RmaOp, SendOp};
+use weft_engine::amo::{self, Amo, Form, Type};
+use weft_engine::api::{ADDR_NONE, Access, AtomicOp, Config, Context, OpFlags, RecvOp, Region, RmaIov, RmaOp, SendOp};
 use weft_engine::mem::{self, Iov, IovList, Owned};
 use weft_engine::nic::{LinkId, NicCaps};
 
@@ -253,6 +254,33 @@ fn a_result_longer_than_a_message_is_refused() {
             assert_eq!(case.sent(RESULTS).len() as u64, 16 + len);
         }
     }
+}
+
+/// A message of results that was cut behind its head has a number, and would be taken for one that came whole.
+#[test]
+fn results_of_nothing_are_a_breach() {
+    let mut case = Case::new(CAPS, Config::default());
+    case.connect(0, 2);
+    let mut memory = Owned::new(vec![0; 16]);
+    let (here, result) = (memory.iov().slice(0, 8), memory.iov().slice(8, 8));
+    let amo = Amo::new(Form::Fetch, Type::Uint64, amo::Op::Sum).unwrap();
+    let (remote, ctx) = ([RmaIov { addr: 0, len: 8, key: 7 }], Context { ptr: 1, user: 0 });
+    let op = AtomicOp {
+        dest: 0,
+        amo,
+        iov: &[here],
+        compare: &[],
+        result: &[result],
+        remote: &remote,
+        data: 0,
+        ctx,
+        flags: OpFlags::empty(),
+    };
+    case.engine.atomic(&op).unwrap();
+    case.run();
+    case.say(RESULTS, 0, &[]);
+    let ends = case.done();
+    assert!(case.is_cut() && ends.len() == 1 && ends[0].fault.is_some(), "{ends:?}");
 }
 
 /// What a peer may leave here without a receive is one window, however often it calls; what it is granted is what is left of that.
