@@ -645,11 +645,11 @@ impl Fabric {
         self.0.borrow_mut().break_links(a, b, later_ns)
     }
 
-    /// Whether an endpoint has a link to another on which that one has spoken.
+    /// Whether an endpoint has a link to another on which that one has spoken, and which that one has not closed.
     pub(crate) fn talks(&self, ep: usize, to: usize) -> bool {
         let talks = |end: &End, other: &End| {
             let spoke = end.phase == Phase::Up && end.spoken_to && end.alive();
-            (end.ep, other.ep) == (ep, to) && spoke
+            (end.ep, other.ep) == (ep, to) && spoke && other.phase != Phase::Closed
         };
         let state = self.0.borrow();
         state.wires.iter().any(|Wire { ends: [a, b], .. }| talks(a, b) || talks(b, a))

@@ -24,8 +24,9 @@ const BARRIER_TAG: u64 = 1 << 63;
 pub const ANY_TAG: u64 = !BARRIER_TAG;
 /// The bits of a barrier's tags that tell rounds apart.
 const ROUND_BITS: u64 = 0xFF;
-/// So many that can still be left are open at a time: each may hold a receive, and no queue is shorter. Where few operations may be
-/// under way, only one: a signal of another could take all the room, and its receive wait for that one's.
+/// So many that can still be left are open at a time, and never so many that their receives could take all the room there is for
+/// receives: messages may stand before the signals. Where few operations may be under way, only one: a signal of another could take all
+/// the room, and its receive wait for that one's.
 const MOST_OPEN: usize = 3;
 const ROOM_OPS: usize = 64;
 
@@ -92,17 +93,30 @@ impl Barrier {
     }
 }
 
+/// The rounds of a barrier of so many, which are also the children of the root of a tree.
+const fn rounds(members: usize) -> usize {
+    members.next_power_of_two().trailing_zeros() as usize
+}
+
+/// How many receives a member may have posted at a time.
+const fn receives(signals: &Signals, members: usize) -> usize {
+    if signals.sum { rounds(members) } else { 1 }
+}
+
 impl Harness {
     /// A barrier of all ranks that live, with the counters and the windows that it needs. `None` if enough are open.
     pub fn open_barrier(&mut self, signals: Signals) -> Option<usize> {
-        let open = (0..self.barriers.len()).filter(|n| self.barrier_stands(*n) && self.holds(*n)).count();
-        let most = if self.cluster.engine_config().tx_depth < ROOM_OPS { 1 } else { MOST_OPEN };
-        if open >= most {
+        let config = self.cluster.engine_config();
+        let most = if config.tx_depth < ROOM_OPS { 1 } else { MOST_OPEN };
+        let members = self.cluster.living().into_iter().filter(|rank| self.has_programs(*rank)).collect::<Vec<_>>();
+        let open = (0..self.barriers.len()).filter(|n| self.barrier_stands(*n) && self.holds(*n));
+        let open = open.map(|n| &self.barriers[n]).collect::<Vec<_>>();
+        let posted = open.iter().map(|barrier| receives(&barrier.signals, barrier.seats.len())).sum::<usize>();
+        if open.len() >= most || posted + receives(&signals, members.len()) >= config.rx_depth {
             return None;
         }
-        let members = self.cluster.living().into_iter().filter(|rank| self.has_programs(*rank)).collect::<Vec<_>>();
         // Of an allreduce: numbers from the children, the sum.
-        let rounds = if signals.sum { 2 } else { members.len().next_power_of_two().trailing_zeros() };
+        let rounds = if signals.sum { 2 } else { rounds(members.len()) };
         let numbers = self.oracle.operands(members.len());
         let seats = members.iter().zip(&numbers).map(|(&rank, &value)| {
             let (bell, sent) = (self.new_counter(rank), self.new_counter(rank));
