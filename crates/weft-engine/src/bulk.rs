@@ -24,7 +24,7 @@ use crate::mutant::{Mutant, strikes};
 use crate::nic::{Full, LinkError, Nic, RemoteIov, Share};
 use crate::ops::{Phase, XferKind, assist_ctx, push_ctx};
 use crate::rma::part_iov;
-use crate::vc::{Answer, Haul, PathCaps, REQUEST_LIMIT};
+use crate::vc::{Answer, Can, Haul, PathCaps, REQUEST_LIMIT};
 use crate::wire::{self, Assist, Cts, Op, Reader, Short, Status, WireIov, kind};
 
 /// Most pieces of memory for which help is asked: the message stays short.
@@ -108,10 +108,10 @@ pub(crate) fn reachable<N: Nic>(
     holder: Holder,
     iov: &[Iov],
 ) -> bool {
-    if !(caps.get || caps.put) {
+    if !caps.can.intersects(Can::GET.union(Can::PUT)) {
         return false;
     }
-    if !N::REGISTERS || !caps.registered {
+    if !N::REGISTERS || !caps.can.contains(Can::REGISTERED) {
         return true;
     }
     describable(iov, caps.mailbox_bytes as usize) && held.as_mut().is_some_and(|held| held.hold(nic, holder, iov))
@@ -148,7 +148,7 @@ impl<N: Nic> Engine<N> {
     fn run_transfer(&mut self, vci: u32, token: u64) -> Result<(), Full> {
         let Some(link) = self.core.vcs[vci as usize].link() else { return Ok(()) };
         if N::REGISTERS
-            && self.core.vcs[vci as usize].caps.registered
+            && self.core.vcs[vci as usize].caps.can.contains(Can::REGISTERED)
             && !self.hold_transfer(token)
             && self.core.by_push(token)
         {
@@ -334,7 +334,7 @@ impl Core {
         let caps = self.vcs[vci as usize].caps;
         if let Ok(op) = self.op_of(vci, index)
             && op.awaits(part)
-            && if op.kind == Kind::Read { caps.get } else { caps.put }
+            && caps.can.contains(if op.kind == Kind::Read { Can::GET } else { Can::PUT })
         {
             self.defer_bulk(vci, Haul::Assist { op: index, part, share: Share(ask.share.get()), len, far });
         }
@@ -409,11 +409,11 @@ impl Core {
             }
             // Direct access was probed, yet failed: from now on the bytes travel through the device's own memory.
             (Err(LinkError::Access), XferKind::Recv { .. } | XferKind::Write { .. }) => {
-                self.vcs[vci as usize].caps.get = false;
+                self.vcs[vci as usize].caps.can.remove(Can::GET);
                 self.by_push(token);
             }
             (Err(LinkError::Access), XferKind::Serve { put: true, .. }) => {
-                self.vcs[vci as usize].caps.put = false;
+                self.vcs[vci as usize].caps.can.remove(Can::PUT);
                 self.by_push(token);
                 self.defer_bulk(vci, Haul::Transfer(token));
             }

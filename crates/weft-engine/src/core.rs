@@ -25,7 +25,7 @@ use crate::ops::{Ctx, Multi, Phase, RecvInfo, TxOp, Xfer, XferKind, Xfers};
 use crate::peers::Index;
 use crate::pool::Pool;
 use crate::rma::Regions;
-use crate::vc::{Deferred, Haul, QUEUED_LIMIT, Queues, REQUEST_LIMIT, Vc, VcState, Waiting};
+use crate::vc::{Can, Deferred, Haul, QUEUED_LIMIT, Queues, REQUEST_LIMIT, Vc, VcState, Waiting};
 use crate::wire::{self, Head, Reader, kind};
 
 /// The peer did something that the protocol forbids: its link is closed.
@@ -59,6 +59,8 @@ pub(crate) struct Core {
     pub(crate) link_work: Vec<LinkWork>,
     /// Messages that overtook the OPEN_OK of their (unordered) link.
     pub(crate) too_early: Vec<(LinkId, Vec<u8>)>,
+    /// How often we have said OPEN.
+    pub(crate) calls: u32,
     pub(crate) ops: List<TxOp>,
     /// Private copies of operations that have failed, which the device reads until the link is closed.
     pub(crate) lingering: Vec<(LinkId, Owned)>,
@@ -114,6 +116,7 @@ impl Core {
             silent: Vec::new(),
             link_work: Vec::new(),
             too_early: Vec::new(),
+            calls: 0,
             ops: List::default(),
             lingering: Vec::new(),
             fast_depth: config.tx_depth.min(QUEUED_LIMIT),
@@ -207,7 +210,7 @@ impl Core {
         self.retire_links(vci);
         let vc = &mut self.vcs[vci as usize];
         let name = vc.name;
-        let (addr, active) = (vc.addr, vc.active);
+        let (addr, active, call) = (vc.addr, vc.active, vc.call);
         self.departed += usize::from(addr == ADDR_NONE);
         let (link, in_use) = (vc.link(), vc.is_in_use());
         let parts = vc.waiting.take().and_then(|waiting| {
@@ -221,6 +224,7 @@ impl Core {
         vc.more().tally = tally;
         vc.addr = addr;
         vc.active = active;
+        vc.call = call;
         let dead: Vec<u32> = self.ops.iter().filter(|(_, op)| op.vc == vci).map(|(i, _)| i).collect();
         if dead.is_empty() && !in_use {
             self.vcs[vci as usize].refused = Some(why);
@@ -439,7 +443,7 @@ impl Core {
     #[cold]
     fn keep_early(&mut self, vci: u32, seq: u32, bytes: &[u8]) -> Result<(), Violation> {
         let vc = &mut self.vcs[vci as usize];
-        if vc.caps.ordered {
+        if vc.caps.can.contains(Can::ORDERED) {
             return Err(Violation);
         }
         let ahead = seq.wrapping_sub(vc.rx_seq);

@@ -10,6 +10,7 @@
 //! which only one direction can connect still meets.
 
 use smallvec::SmallVec;
+use zerocopy::little_endian::U32;
 
 use crate::core::{Core, Violation};
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
@@ -106,7 +107,12 @@ impl Core {
         let mut w = Short::new(what, 0);
         if what != kind::OPEN_DUP {
             let vci = self.link_mut(link).vc;
-            w.put(&self.grant(link, vci));
+            let mut open = self.grant(link, vci);
+            if what == kind::OPEN {
+                self.calls = self.calls.wrapping_add(1);
+                open.call = self.calls.into();
+            }
+            w.put(&open);
         }
         let message = Some(SmallVec::from_slice(w.bytes()));
         self.link_work.push(LinkWork { link, message, close });
@@ -119,7 +125,7 @@ impl Core {
         if let Some(rising) = &mut self.link_mut(link).rising {
             rising.granted = window;
         }
-        Open { version: PROTOCOL_VERSION, reserved: [0; 7], window_bytes: window.into() }
+        Open { version: PROTOCOL_VERSION, reserved: [0; 3], call: U32::ZERO, window_bytes: window.into() }
     }
 
     /// A peer's link is up, and the peer has the word. Whoever opens links and says nothing on them shall not have many.
@@ -162,6 +168,15 @@ impl Core {
         };
         self.link_mut(link).vc = vci;
         let to_self = peer == self.me;
+        let vc = &mut self.vcs[vci as usize];
+        // A call that its caller has given up may still come, behind later ones. (One that knows us by two names calls twice at once.)
+        let is_late = !to_self && open.call.get().wrapping_sub(vc.call) > u32::MAX / 2;
+        if is_late {
+            self.free_link(link);
+            self.link_say(link, kind::OPEN_DUP, true);
+            return Ok(());
+        }
+        vc.call = open.call.get();
         match self.vcs[vci as usize].state {
             _ if to_self => {
                 // The two ends of one link meet in this engine: this one only listens.
@@ -177,7 +192,7 @@ impl Core {
             }
             VcState::Connecting(_) => {
                 self.link_mut(link).state = LinkState::Parked;
-                // The peer has given up its earlier call.
+                // The peer has given up its earlier call, or will make it again.
                 if let Some(earlier) = self.waiting(vci).parked.replace(link) {
                     self.link_drop(earlier);
                 }

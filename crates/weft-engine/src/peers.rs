@@ -403,6 +403,7 @@ impl Core {
                 self.index.replace(&self.vcs, vci, vci);
                 self.contexts |= peer.context_index().is_some();
                 self.vcs[vci as usize].name = *peer;
+                self.vcs[vci as usize].call = 0;
                 self.index.insert(&self.vcs, vci);
                 // The address that led there may have been removed meanwhile.
                 self.look_up(vci);

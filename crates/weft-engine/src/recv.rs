@@ -18,7 +18,7 @@ use crate::mutant::{Mutant, strikes};
 use crate::nic::{LinkId, Nic, RemoteIov};
 use crate::ops::{Multi, RecvInfo, XferKind};
 use crate::traffic::{Wait, Way};
-use crate::vc::{Haul, REQUEST_LIMIT};
+use crate::vc::{Can, Haul, REQUEST_LIMIT};
 use crate::wire::{self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Reader, Rts, Short, Status, kind};
 
 impl<N: Nic> Engine<N> {
@@ -514,7 +514,7 @@ impl Core {
         let want = info.stored as u64;
         let want = if strikes(Mutant::RendezvousShort) && want > 1 { want - 1 } else { want };
         truncate_remote(&mut source, want);
-        let direct = self.vcs[vci as usize].caps.get && !source.is_empty();
+        let direct = self.vcs[vci as usize].caps.can.contains(Can::GET) && !source.is_empty();
         let iov = mem::slice(&iov, 0, usize::try_from(want).unwrap_or(info.stored));
         let token = self.xfers.insert(vci, XferKind::Recv { info, op, ack }, iov, source, want);
         if direct {

@@ -23,7 +23,7 @@ use crate::mutant::{Mutant, strikes};
 use crate::nic::{LinkError, Nic, RemoteIov};
 use crate::ops::{Phase, TxOp, Xfer, XferKind};
 use crate::traffic::Way;
-use crate::vc::{Deferred, HEADER_BYTES, Haul, PROMPT_REPLY_BYTES, REPLY_WINDOW_BYTES, REQUEST_LIMIT, reply_cost};
+use crate::vc::{Can, Deferred, HEADER_BYTES, Haul, PROMPT_REPLY_BYTES, REPLY_WINDOW_BYTES, REQUEST_LIMIT, reply_cost};
 use crate::wire::{self, Bulk, F_DATA, F_MORE, Long, Op, Reader, RmaHead, Short, Status, kind};
 
 /// What a write and a read need of a region.
@@ -290,7 +290,7 @@ impl<N: Nic> Engine<N> {
             let holder = Holder::Part { op: index, part };
             let direct = reachable(&mut self.nic, &mut self.core.held, &vc.caps, holder, &iov);
             let source = if direct { wire_iov(&iov, vc.caps.mailbox_bytes as usize) } else { SmallVec::new() };
-            let follows = source.is_empty() && vc.caps.push_follows;
+            let follows = source.is_empty() && vc.caps.can.contains(Can::PUSH_FOLLOWS);
             let window = if follows { vc.announcing() } else { 0 };
             let mut w = Long::new(kind::WRITE_RTS, bits);
             w.put(&rma_head(index, part, op.data, remote));
@@ -424,14 +424,14 @@ impl Core {
         let vc = &mut self.vcs[vci as usize];
         let follows = bulk.window.get() != 0;
         if follows
-            && (!vc.caps.push_follows
+            && (!vc.caps.can.contains(Can::PUSH_FOLLOWS)
                 || bulk.window.get() != vc.more().announced.next()
                 || !source.is_empty()
                 || len == 0)
         {
             return Err(Violation);
         }
-        let direct = vc.caps.get && !source.is_empty();
+        let direct = vc.caps.can.contains(Can::GET) && !source.is_empty();
         let parts = self.part_begins(vci, head.op, flags & F_MORE != 0);
         match self.regions.check(key, head.addr.get(), len, WRITE) {
             Ok(iov) => {
@@ -475,7 +475,7 @@ impl Core {
         let parts = self.part_begins(vci, head.op, flags & F_MORE != 0);
         match self.regions.check(key, head.addr.get(), len, READ) {
             Ok(iov) if in_bulk => {
-                let put = self.vcs[vci as usize].caps.put && !home.is_empty();
+                let put = self.vcs[vci as usize].caps.can.contains(Can::PUT) && !home.is_empty();
                 self.regions.hold(key);
                 let kind = XferKind::Serve { op: head.op, key, window, put, parts };
                 let token = self.xfers.insert(vci, kind, iov, home, len);

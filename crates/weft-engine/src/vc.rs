@@ -109,6 +109,22 @@ pub(crate) enum Answer {
     Received,
 }
 
+bitflags::bitflags! {
+    /// What [`NicCaps`] says of the same names.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) struct Can: u8 {
+        const GET = 1;
+        const PUT = 1 << 1;
+        const ORDERED = 1 << 2;
+        /// Only where messages are ordered.
+        const PUSH_FOLLOWS = 1 << 3;
+        /// What has left is as good as arrived (FI_TRANSMIT_COMPLETE needs no answer).
+        const SURVIVES = 1 << 4;
+        /// Gets and puts reach only registered memory.
+        const REGISTERED = 1 << 5;
+    }
+}
+
 /// What a connection's device can do, as far as every message needs it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathCaps {
@@ -117,14 +133,7 @@ pub(crate) struct PathCaps {
     /// Longest part of a read or write that does.
     pub(crate) rma_bytes: u32,
     pub(crate) mailbox_bytes: u32,
-    pub(crate) get: bool,
-    pub(crate) put: bool,
-    pub(crate) ordered: bool,
-    pub(crate) push_follows: bool,
-    /// Whether what has left is as good as arrived (FI_TRANSMIT_COMPLETE needs no answer).
-    pub(crate) survives: bool,
-    /// Gets and puts reach only registered memory.
-    pub(crate) registered: bool,
+    pub(crate) can: Can,
     /// Sends with any of these do not take the fast path.
     pub(crate) slow_sends: OpFlags,
 }
@@ -134,7 +143,7 @@ impl PathCaps {
     pub(crate) fn answer_to(&self, flags: OpFlags) -> Answer {
         if flags.contains(OpFlags::DELIVERY) {
             Answer::Received
-        } else if flags.contains(OpFlags::TRANSMIT) && !self.survives {
+        } else if flags.contains(OpFlags::TRANSMIT) && !self.can.contains(Can::SURVIVES) {
             Answer::Arrived
         } else {
             Answer::Nothing
@@ -146,16 +155,18 @@ impl PathCaps {
         let clamp = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let room = caps.mailbox_bytes.saturating_sub(HEADER_BYTES);
         let eager = eager.unwrap_or(caps.eager_bytes);
+        let mut can = Can::empty();
+        can.set(Can::GET, caps.get);
+        can.set(Can::PUT, caps.put);
+        can.set(Can::ORDERED, caps.ordered);
+        can.set(Can::PUSH_FOLLOWS, caps.push_follows && caps.ordered);
+        can.set(Can::SURVIVES, caps.survives);
+        can.set(Can::REGISTERED, caps.registered);
         Self {
             eager_bytes: clamp(eager.min(room)),
             rma_bytes: clamp(eager.max(ORDERED_RMA_BYTES).min(room)),
             mailbox_bytes: clamp(caps.mailbox_bytes),
-            get: caps.get,
-            put: caps.put,
-            ordered: caps.ordered,
-            push_follows: caps.push_follows && caps.ordered,
-            survives: caps.survives,
-            registered: caps.registered,
+            can,
             slow_sends: if caps.survives { SLOW_SENDS } else { SLOW_SENDS.union(OpFlags::TRANSMIT) },
         }
     }
@@ -174,6 +185,8 @@ pub(crate) struct Vc {
     pub(crate) refused: Option<LinkError>,
     /// How often we were told that the peer still holds an earlier link.
     pub(crate) redials: u16,
+    /// The peer's latest call that has come ([`wire::Open::call`](crate::wire::Open)).
+    pub(crate) call: u32,
     /// Number of the next message to send, and of the next to take.
     pub(crate) tx_seq: u32,
     pub(crate) rx_seq: u32,
@@ -371,17 +384,13 @@ impl Vc {
                 eager_bytes: 0,
                 rma_bytes: 0,
                 mailbox_bytes: 0,
-                get: false,
-                put: false,
-                ordered: true,
-                push_follows: false,
-                survives: false,
-                registered: false,
+                can: Can::ORDERED,
                 slow_sends: SLOW_SENDS,
             },
             active: false,
             refused: None,
             redials: 0,
+            call: 0,
             tx_seq: 0,
             rx_seq: 0,
             costs: [0; 2],

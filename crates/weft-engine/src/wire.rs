@@ -116,7 +116,9 @@ pub(crate) fn number(message: &mut [u8], seq: u32) {
 #[repr(C)]
 pub(crate) struct Open {
     pub(crate) version: u8,
-    pub(crate) reserved: [u8; 7],
+    pub(crate) reserved: [u8; 3],
+    /// Numbers the calls of an endpoint, in OPEN: who has given one up and calls again has a higher one (by wrapping difference).
+    pub(crate) call: U32,
     /// Eager bytes that the receiver of this message may have waiting unmatched at its sender.
     pub(crate) window_bytes: U64,
 }

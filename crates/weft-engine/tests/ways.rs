@@ -14,6 +14,9 @@ use weft_engine::api::{
 use weft_engine::name::{EpName, NameParts};
 use weft_engine::nic::{LinkError, LinkId};
 
+const OPEN: u8 = 0;
+const OPEN_OK: u8 = 1;
+const OPEN_DUP: u8 = 2;
 const EAGER: u8 = 8;
 const RTS: u8 = 9;
 /// The flag of a message with a tag.
@@ -516,4 +519,43 @@ fn an_inject_does_not_fail_of_a_call_that_was_not_ours() {
     case.engine.nic_mut().dials = Some(9);
     assert_eq!(send(&mut case, OpFlags::INJECT | OpFlags::QUIET), Err(Error::Again));
     assert_eq!(case.engine.nic().open, [LinkId(9)]);
+}
+
+/// What a peer says that has called so many times before.
+fn call(number: u64) -> Vec<u8> {
+    words(&[u64::from(OPEN), 1 | number << 32, 1 << 20])
+}
+
+/// Links do not keep each other's order: the OPEN of a call that was given up comes behind that of the next, with its end behind it.
+#[test]
+fn a_call_that_was_given_up_does_not_end_the_next() {
+    let mut case = Case::new(CAPS, Config::default());
+    let [late, next, mine] = [1, 2, 100].map(LinkId);
+    case.engine.nic_mut().dials = Some(mine.0);
+    // Its call waits for the end of ours.
+    let peer = (3..8).find(|byte| name(*byte) > name(1)).unwrap();
+    let (dest, ctx) = (Addr::from(peer) - 2, Context::default());
+    let send = SendOp { dest, iov: &[], tag: 0, data: 0, ctx, flags: OpFlags::empty() };
+    case.engine.send(&send).unwrap();
+    case.run();
+    for link in [late, next] {
+        case.tell(Event::Up { link, peer: name(peer), initiator: false });
+    }
+    let said = |case: &Case, link: LinkId| {
+        case.engine.nic().sent.iter().filter(|(on, _)| *on == link).map(|(_, bytes)| bytes[0]).collect::<Vec<_>>()
+    };
+    case.tell(Event::Message(next, call(2)));
+    case.tell(Event::Message(late, call(1)));
+    let closed = &case.engine.nic().closed;
+    assert!(said(&case, late) == [OPEN_DUP] && *closed == [late], "{:?} {closed:?}", said(&case, late));
+    case.tell(Event::Down(mine));
+    assert!(said(&case, next)[0] == OPEN_OK && case.done().iter().all(|done| done.fault.is_none()));
+    // Nor is such a one taken where there is no other.
+    case.tell(Event::Down(next));
+    let [late, next] = [3, 4].map(LinkId);
+    for (link, number, answer) in [(late, 1, OPEN_DUP), (next, 3, OPEN_OK)] {
+        case.tell(Event::Up { link, peer: name(peer), initiator: false });
+        case.tell(Event::Message(link, call(number)));
+        assert_eq!(said(&case, link), [answer]);
+    }
 }
