@@ -37,14 +37,22 @@ pub use rma::RmaRecord;
 /// How long after a rank's death everybody must know of it, in virtual time: a second, and as long as a rank may stand still.
 pub const DEATH_BOUND_NS: u64 = 1_500_000_000;
 
+/// When both ends knew that their link had broken, and the first operation posted since then: time may stand still between the two.
+#[derive(Debug)]
+struct Mended {
+    ns: u64,
+    op: Op,
+}
+
 /// The model of one run.
 #[derive(Debug, Default)]
 pub struct Oracle {
     ops: Vec<Record>,
     clock: u64,
     complaints: Vec<String>,
-    /// Pairs of ranks between which links broke: what was posted there before then may be lost, or fail with a link's error.
-    broken: BTreeMap<(usize, usize), u64>,
+    /// Pairs of ranks between which links broke: what was posted there before they mended, if they have, may be lost, or fail with a
+    /// link's error.
+    broken: BTreeMap<(usize, usize), Option<Mended>>,
     /// When they broke, and when both ends knew.
     breaks: BTreeMap<(usize, usize), Vec<(u64, bool)>>,
     /// Receives that failed for messages of links that had ended, and by message: which of them it excuses.
@@ -147,14 +155,14 @@ impl Oracle {
     /// From now on operations between the two ranks may fail, and messages be lost.
     pub fn broke(&mut self, a: usize, b: usize) {
         let pair = (a.min(b), a.max(b));
-        self.broken.insert(pair, u64::MAX);
+        self.broken.insert(pair, None);
         self.breaks.entry(pair).or_default().push((self.now_ns, true));
     }
 
     /// The link between the two ranks that broke is known at both ends to have ended: nothing that is posted later goes with it.
     pub(crate) fn mended(&mut self, a: usize, b: usize) {
         let pair = (a.min(b), a.max(b));
-        self.broken.insert(pair, self.now_ns);
+        self.broken.insert(pair, Some(Mended { ns: self.now_ns, op: self.ops.len() }));
         self.breaks.entry(pair).or_default().push((self.now_ns, false));
     }
 
@@ -171,15 +179,16 @@ impl Oracle {
     /// Whether links between the two ranks broke since then, or calls may have been refused.
     #[must_use]
     pub(crate) fn disturbed_since(&self, a: usize, b: usize, since_ns: u64) -> bool {
-        let broke = self.broken.get(&(a.min(b), a.max(b)));
-        broke.max(self.refused_ns.as_ref()).is_some_and(|until_ns| *until_ns >= since_ns)
+        let until_ns = |mended: &Option<Mended>| mended.as_ref().map_or(u64::MAX, |mended| mended.ns);
+        let broke = self.broken.get(&(a.min(b), a.max(b))).map(until_ns);
+        broke.max(self.refused_ns).is_some_and(|until_ns| until_ns >= since_ns)
     }
 
     /// Whether an operation between the two ranks may have gone with their link, whatever was said of its end.
     #[must_use]
     pub(crate) fn may_be_lost(&self, op: Op, a: usize, b: usize) -> bool {
-        let posted_ns = self.posted_ns.get(op).copied().unwrap_or(0);
-        self.broken.get(&(a.min(b), a.max(b))).is_some_and(|until_ns| posted_ns < *until_ns)
+        let goes = |mended: &Option<Mended>| mended.as_ref().is_none_or(|mended| op < mended.op);
+        self.broken.get(&(a.min(b), a.max(b))).is_some_and(goes)
     }
 
     /// A message between the two ranks was made nonsense: their link ends.
