@@ -7,7 +7,8 @@
 //! Incoming → (OPEN received) → Carrying, unless both sides connected at once: then the attempt of the endpoint with the
 //! smaller name wins. The other endpoint drops its own attempt when it sees the winner's OPEN; the winner parks
 //! the loser's attempt until its own has succeeded (then it refuses the parked one) or failed (then it takes it), so that a pair in
-//! which only one direction can connect still meets.
+//! which only one direction can connect still meets. If its own has broken after OPEN, nobody knows whether the loser had seen that and
+//! dropped the parked one: that is refused, and both call again.
 
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
@@ -25,6 +26,8 @@ const MAX_SILENT_OF_PEER: usize = 8;
 
 /// How often to call again a peer that still believes in an earlier link.
 const REDIAL_LIMIT: u16 = 1000;
+/// How often to call again, when our calls break, rather than take the peer's own: it may be that only the peer can call.
+const INSISTENCE: u16 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkState {
@@ -325,8 +328,17 @@ impl Core {
                 if self.vcs[vci as usize].state != VcState::Connecting(link) {
                     return;
                 }
-                self.vcs[vci as usize].state = VcState::Idle;
+                let vc = &mut self.vcs[vci as usize];
+                vc.state = VcState::Idle;
+                // The peer may have had our OPEN, and given up its own call for ours, before the link broke.
+                let broke = state == LinkState::Opening && why != LinkError::Closed && vc.redials < INSISTENCE;
                 match self.unpark(vci) {
+                    Some(parked) if broke => {
+                        self.vcs[vci as usize].redials += 1;
+                        self.free_link(parked);
+                        self.link_say(parked, kind::OPEN_DUP, true);
+                        self.activate(vci);
+                    }
                     Some(parked) => self.take_parked(parked, vci),
                     None => self.vc_fail(vci, why),
                 }

@@ -559,3 +559,29 @@ fn a_call_that_was_given_up_does_not_end_the_next() {
         assert_eq!(said(&case, link), [answer]);
     }
 }
+
+/// Our call has broken behind its OPEN: the peer's own may be given up by now, with its end still on the way.
+#[test]
+fn a_call_that_waits_is_not_taken_when_ours_has_broken() {
+    let mut case = Case::new(CAPS, Config::default());
+    let [theirs, mine, again] = [1, 100, 101].map(LinkId);
+    case.engine.nic_mut().dials = Some(mine.0);
+    let peer = (3..8).find(|byte| name(*byte) > name(1)).unwrap();
+    let (dest, ctx) = (Addr::from(peer) - 2, Context::default());
+    let send = SendOp { dest, iov: &[], tag: 0, data: 0, ctx, flags: OpFlags::empty() };
+    case.engine.send(&send).unwrap();
+    case.run();
+    case.tell(Event::Up { link: theirs, peer: name(peer), initiator: false });
+    case.tell(Event::Message(theirs, call(1)));
+    case.tell(Event::Up { link: mine, peer: name(peer), initiator: true });
+    case.tell(Event::Down(mine));
+    let kinds = |case: &Case, link: LinkId| {
+        case.engine.nic().sent.iter().filter(|(on, _)| *on == link).map(|(_, bytes)| bytes[0]).collect::<Vec<_>>()
+    };
+    assert_eq!((kinds(&case, mine), kinds(&case, theirs)), (vec![OPEN], vec![OPEN_DUP]));
+    // The send waits for the next.
+    case.tell(Event::Up { link: again, peer: name(peer), initiator: true });
+    case.tell(Event::Message(again, open(OPEN_OK)));
+    assert_eq!(kinds(&case, again), [OPEN, EAGER]);
+    assert!(case.done().iter().all(|done| done.fault.is_none()));
+}
