@@ -234,11 +234,18 @@ fn sender(lib: &Lib) {
     watched.assert_incomplete();
     let killed = peer.kill();
     assert_eq!(failures(&side, 1, killed), [(0x31, FI_ECONNRESET)].into());
-    side.trecv(memory(BYTES), 0x32);
-    side.nothing(&[]);
-    assert_eq!(side.cancel(0x32), 0);
-    assert_eq!(side.next(&[]).failed().err, FI_ECANCELED);
+    announced_is_gone(&side);
     goes_on(lib, &side, peer.number);
+}
+
+/// The receive of what the dead had announced is told so, and then there is nothing more.
+fn announced_is_gone(side: &Side<'_>) {
+    side.trecv(memory(BYTES), 0x32);
+    assert_eq!(failures(side, 1, Instant::now()), [(0x32, FI_ECONNRESET)].into());
+    side.trecv(memory(BYTES), 0x33);
+    side.nothing(&[]);
+    assert_eq!(side.cancel(0x33), 0);
+    assert_eq!(side.next(&[]).failed().err, FI_ECANCELED);
 }
 
 /// Receives until the first byte is there. A stopped peer is woken up if nothing comes without it.
@@ -271,6 +278,7 @@ fn helper(lib: &Lib) {
         Outcome::Failed(entry) => assert_eq!(entry.err, FI_ECONNRESET),
     }
     assert!(killed.elapsed() < NOTICE);
+    announced_is_gone(&side);
     goes_on(lib, &side, peer.number);
 }
 
