@@ -108,7 +108,10 @@ def compile_c(name: str, *options: str, compiler: str = "cc") -> Path:
     built = jobs.TARGET / "tests" / name
     built.parent.mkdir(parents=True, exist_ok=True)
     source = PROGRAMS / f"{name}.c"
-    command = [compiler, "-O2", "-g", "-Wall", "-Wextra", "-o", str(built), str(source), *options]
+    # Tests that run beside these may be starting the program.
+    fresh = built.with_name(f"{name}.{os.getpid()}")
+    command = [compiler, "-O2", "-g", "-Wall", "-Wextra", "-o", str(fresh), str(source), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+    fresh.replace(built)
     return built
