@@ -155,6 +155,12 @@ impl Core {
         self.link_work.push(LinkWork { link, message: None, close: true });
     }
 
+    /// Another link serves the pair, or will: the peer is told, and calls again if it knows of none.
+    fn refuse_call(&mut self, link: LinkId) {
+        self.free_link(link);
+        self.link_say(link, kind::OPEN_DUP, true);
+    }
+
     pub(crate) fn on_open(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
         let open: Open = r.take().ok_or(Violation)?;
         let expected = self.connection.is_connectionless() && self.link_mut(link).state == LinkState::Incoming;
@@ -175,8 +181,7 @@ impl Core {
         // A call that its caller has given up may still come, behind later ones. (One that knows us by two names calls twice at once.)
         let is_late = !to_self && open.call.get().wrapping_sub(vc.call) > u32::MAX / 2;
         if is_late {
-            self.free_link(link);
-            self.link_say(link, kind::OPEN_DUP, true);
+            self.refuse_call(link);
             return Ok(());
         }
         vc.call = open.call.get();
@@ -202,8 +207,7 @@ impl Core {
             }
             // (Nobody is vacant who was found by name.)
             VcState::Greeting(_) | VcState::Up(_) | VcState::Vacant => {
-                self.free_link(link);
-                self.link_say(link, kind::OPEN_DUP, true);
+                self.refuse_call(link);
             }
         }
         // Not before it has a link: or else it would leave its service with the last of what it had left here.
@@ -262,8 +266,7 @@ impl Core {
         self.carry(link, vci, VcState::Up(link), window);
         self.called_back(vci);
         if let Some(parked) = self.unpark(vci) {
-            self.free_link(parked);
-            self.link_say(parked, kind::OPEN_DUP, true);
+            self.refuse_call(parked);
         }
         let mut waiting = std::mem::take(&mut self.too_early);
         for (_, bytes) in waiting.extract_if(.., |(l, _)| *l == link) {
@@ -335,8 +338,7 @@ impl Core {
                 match self.unpark(vci) {
                     Some(parked) if broke => {
                         self.vcs[vci as usize].redials += 1;
-                        self.free_link(parked);
-                        self.link_say(parked, kind::OPEN_DUP, true);
+                        self.refuse_call(parked);
                         self.activate(vci);
                     }
                     Some(parked) => self.take_parked(parked, vci),

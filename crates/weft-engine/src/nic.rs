@@ -137,6 +137,13 @@ pub struct Span {
     pub len: u64,
 }
 
+impl From<&Iov> for Span {
+    /// The addresses.
+    fn from(memory: &Iov) -> Self {
+        Self { start: memory.addr(), len: memory.len() as u64 }
+    }
+}
+
 impl Span {
     /// The byte behind the last.
     #[must_use]
@@ -192,7 +199,7 @@ pub trait Registrar {
 
     /// Where registrations have the memory: at its address, unless the device says otherwise.
     fn span(&mut self, memory: &Iov) -> Span {
-        Span { start: memory.addr(), len: memory.len() as u64 }
+        memory.into()
     }
 
     /// Makes memory reachable for the device, and for the peers' devices; gives the number to `deregister` it by.

@@ -526,24 +526,29 @@ fn call(number: u64) -> Vec<u8> {
     words(&[u64::from(OPEN), 1 | number << 32, 1 << 20])
 }
 
+/// We call a peer whose own call waits for the end of ours.
+fn calling(case: &mut Case, mine: LinkId) -> u8 {
+    case.engine.nic_mut().dials = Some(mine.0);
+    let peer = (3..8).find(|byte| name(*byte) > name(1)).unwrap();
+    send_to(case, Addr::from(peer) - 2, OpFlags::empty()).unwrap();
+    case.run();
+    peer
+}
+
+/// The kinds of the messages that were said on a link.
+fn said(case: &Case, link: LinkId) -> Vec<u8> {
+    case.engine.nic().sent.iter().filter(|(on, _)| *on == link).map(|(_, bytes)| bytes[0]).collect()
+}
+
 /// Links do not keep each other's order: the OPEN of a call that was given up comes behind that of the next, with its end behind it.
 #[test]
 fn a_call_that_was_given_up_does_not_end_the_next() {
     let mut case = Case::new(CAPS, Config::default());
     let [late, next, mine] = [1, 2, 100].map(LinkId);
-    case.engine.nic_mut().dials = Some(mine.0);
-    // Its call waits for the end of ours.
-    let peer = (3..8).find(|byte| name(*byte) > name(1)).unwrap();
-    let (dest, ctx) = (Addr::from(peer) - 2, Context::default());
-    let send = SendOp { dest, iov: &[], tag: 0, data: 0, ctx, flags: OpFlags::empty() };
-    case.engine.send(&send).unwrap();
-    case.run();
+    let peer = calling(&mut case, mine);
     for link in [late, next] {
         case.tell(Event::Up { link, peer: name(peer), initiator: false });
     }
-    let said = |case: &Case, link: LinkId| {
-        case.engine.nic().sent.iter().filter(|(on, _)| *on == link).map(|(_, bytes)| bytes[0]).collect::<Vec<_>>()
-    };
     case.tell(Event::Message(next, call(2)));
     case.tell(Event::Message(late, call(1)));
     let closed = &case.engine.nic().closed;
@@ -565,23 +570,15 @@ fn a_call_that_was_given_up_does_not_end_the_next() {
 fn a_call_that_waits_is_not_taken_when_ours_has_broken() {
     let mut case = Case::new(CAPS, Config::default());
     let [theirs, mine, again] = [1, 100, 101].map(LinkId);
-    case.engine.nic_mut().dials = Some(mine.0);
-    let peer = (3..8).find(|byte| name(*byte) > name(1)).unwrap();
-    let (dest, ctx) = (Addr::from(peer) - 2, Context::default());
-    let send = SendOp { dest, iov: &[], tag: 0, data: 0, ctx, flags: OpFlags::empty() };
-    case.engine.send(&send).unwrap();
-    case.run();
+    let peer = calling(&mut case, mine);
     case.tell(Event::Up { link: theirs, peer: name(peer), initiator: false });
     case.tell(Event::Message(theirs, call(1)));
     case.tell(Event::Up { link: mine, peer: name(peer), initiator: true });
     case.tell(Event::Down(mine));
-    let kinds = |case: &Case, link: LinkId| {
-        case.engine.nic().sent.iter().filter(|(on, _)| *on == link).map(|(_, bytes)| bytes[0]).collect::<Vec<_>>()
-    };
-    assert_eq!((kinds(&case, mine), kinds(&case, theirs)), (vec![OPEN], vec![OPEN_DUP]));
+    assert_eq!((said(&case, mine), said(&case, theirs)), (vec![OPEN], vec![OPEN_DUP]));
     // The send waits for the next.
     case.tell(Event::Up { link: again, peer: name(peer), initiator: true });
     case.tell(Event::Message(again, open(OPEN_OK)));
-    assert_eq!(kinds(&case, again), [OPEN, EAGER]);
+    assert_eq!(said(&case, again), [OPEN, EAGER]);
     assert!(case.done().iter().all(|done| done.fault.is_none()));
 }

@@ -14,11 +14,11 @@ use std::rc::Rc;
 
 use weft_engine::mem::Iov;
 use weft_engine::name::{EpName, Identity, NameParts, endpoint_id};
-use weft_engine::nic::{LinkError, LinkId, RemoteIov};
+use weft_engine::nic::{LinkError, LinkId, RemoteIov, Span};
 
 use crate::config::{FabricConfig, Faults};
 use crate::event::{Agenda, Event};
-use crate::memory::{Buffer, Memory, addresses};
+use crate::memory::{Buffer, Memory};
 use crate::nic::SimNic;
 use crate::registration::Registered;
 use crate::rng::{Entity, Stream};
@@ -696,7 +696,7 @@ impl Fabric {
     pub fn free(&self, buffer: Buffer) {
         let mut state = self.0.borrow_mut();
         let state = &mut *state;
-        let Some(place) = state.memory.place(&addresses(&buffer.iov())) else { return };
+        let Some(place) = state.memory.place(&Span::from(&buffer.iov())) else { return };
         if let Some(owner) = state.memory.free(buffer) {
             for (ep, endpoint) in state.endpoints.iter_mut().enumerate() {
                 if state.memory.is_shared(ep, owner) {

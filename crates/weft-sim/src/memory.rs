@@ -108,11 +108,6 @@ impl Buffer {
     }
 }
 
-/// The addresses of `iov`.
-pub(crate) fn addresses(iov: &Iov) -> Span {
-    Span { start: iov.addr(), len: iov.len() as u64 }
-}
-
 /// Whether all bytes of `iov` are `byte`.
 fn is_filled(iov: &Iov, byte: u8) -> bool {
     let (block, mut here) = ([byte; BLOCK_BYTES], [0; BLOCK_BYTES]);
@@ -188,7 +183,7 @@ impl Memory {
 
     /// See [`crate::Fabric::forbid_registration`].
     pub(crate) fn forbid_registration(&mut self, buffer: Buffer) {
-        self.unregistrable.extend(self.place(&addresses(&buffer.iov)));
+        self.unregistrable.extend(self.place(&Span::from(&buffer.iov)));
     }
 
     /// Whether nothing in `span` forbids to register it.
@@ -203,7 +198,8 @@ impl Memory {
         Span { start, len }
     }
 
-    /// The place of memory, given by its addresses, that lies in a buffer; `None`: it does not. Where clients bring their own, its place is its address.
+    /// The place of memory, given by its addresses, that lies in a buffer; `None`: it does not. Where clients bring their own, its
+    /// place is its address.
     pub(crate) fn place(&self, memory: &Span) -> Option<Span> {
         if self.resolver.is_some() {
             return Some(*memory);

@@ -11,7 +11,6 @@ use weft_engine::mem::Iov;
 use weft_engine::nic::{Demands, Refused, Registrar, Span};
 
 use crate::fabric::State;
-use crate::memory::addresses;
 use crate::nic::SimNic;
 use crate::trace::What;
 use crate::transfer::Kind;
@@ -75,7 +74,7 @@ impl State {
             Kind::Get { remote } | Kind::Put { remote } | Kind::Assist { remote, .. } => remote,
         };
         let mine = self.wires[transfer.end.wire].ends[transfer.end.side.index()].ep;
-        let here = transfer.local.iter().all(|iov| self.is_registered(mine, &addresses(iov)));
+        let here = transfer.local.iter().all(|iov| self.is_registered(mine, &iov.into()));
         let peer = transfer.end.other();
         let peer = &self.wires[peer.wire].ends[peer.side.index()];
         // A peer that is gone, or has closed the link, answers for nothing.
@@ -106,7 +105,7 @@ impl Registrar for SimNic {
     /// Copies that the engine makes get a new place each time: it must not matter at which addresses the allocator has put them.
     fn span(&mut self, memory: &Iov) -> Span {
         let mut state = self.state.borrow_mut();
-        let memory = addresses(memory);
+        let memory = Span::from(memory);
         if let Some(place) = state.memory.place(&memory) {
             return place;
         }
