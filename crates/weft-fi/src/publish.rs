@@ -37,6 +37,8 @@ pub(crate) const INTERVAL: Duration = Duration::from_millis(100);
 pub(crate) const BEFORE_SLEEP: Duration = Duration::from_millis(10);
 /// Peers that are published at a time: those of a large job take turns.
 const PEERS_AT_A_TIME: usize = 64;
+/// So many of them with one system call.
+const ROWS: usize = 16;
 
 /// The publisher of one endpoint.
 pub(crate) struct Publisher {
@@ -48,8 +50,6 @@ pub(crate) struct Publisher {
     round: u64,
     /// The peer whose turn is next.
     next_peer: usize,
-    /// Kept to reuse its allocation.
-    bytes: Vec<u8>,
 }
 
 /// What the engine does not know.
@@ -80,10 +80,9 @@ impl Publisher {
         // Who else gets at the descriptor, by being forked or being sent it, cannot open the file anew. A memfd takes this of its owner.
         let _ = rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR);
         let (owner, opened_ns) = (getpid(), now_ns());
-        let mut this = Self { file, owner, opened_ns, published_ns: 0, round: 0, next_peer: 0, bytes: Vec::new() };
+        let this = Self { file, owner, opened_ns, published_ns: 0, round: 0, next_peer: 0 };
         let head = Head::ours(owner.as_raw_nonzero().get().unsigned_abs().into());
-        this.bytes.extend_from_slice(&head.bytes());
-        this.write(0).then(|| Box::new(this))
+        this.write(&head.bytes(), 0).then(|| Box::new(this))
     }
 
     /// Publishes, if that was not done within the interval.
@@ -105,29 +104,31 @@ impl Publisher {
         }
         let first = self.next_peer;
         self.next_peer = peers.min(first + PEERS_AT_A_TIME);
-        self.bytes.clear();
-        for number in first..self.next_peer {
-            let row = self.bytes.len();
-            if let Some(report) = engine.peer_report(number) {
-                layout::put(&mut self.bytes, self.round, peer(&report, |link| engine.nic().device(link)).words());
+        for first in (first..self.next_peer).step_by(ROWS) {
+            // Not of the heap: a handler of a signal may end the program meanwhile, which needs the heap, too.
+            let mut rows = [[0; layout::PEER_BYTES]; ROWS];
+            let numbers = first..self.next_peer.min(first + ROWS);
+            let len = numbers.len();
+            for (row, number) in rows.iter_mut().zip(numbers) {
+                if let Some(report) = engine.peer_report(number) {
+                    *row = layout::block(self.round, peer(&report, |link| engine.nic().device(link)).words());
+                }
             }
-            self.bytes.resize(row + layout::PEER_BYTES, 0);
-        }
-        if !self.bytes.is_empty() && !self.write(layout::PEERS_AT + first * layout::PEER_BYTES) {
-            return;
+            if !self.write(rows[..len].as_flattened(), layout::PEERS_AT + first * layout::PEER_BYTES) {
+                return;
+            }
         }
         let mut endpoint = endpoint(&engine.name(), &report, around, &engine.nic().stats());
         (endpoint.published_ns, endpoint.opened_ns) = (now_ns, self.opened_ns);
-        self.bytes.clear();
-        layout::put(&mut self.bytes, self.round, endpoint.words());
-        self.write(layout::ENDPOINT_AT);
+        let block: [u8; layout::PEERS_AT - layout::ENDPOINT_AT] = layout::block(self.round, endpoint.words());
+        self.write(&block, layout::ENDPOINT_AT);
     }
 
-    /// Writes what was gathered; false if it cannot be.
-    fn write(&self, at: usize) -> bool {
-        let end = (at + self.bytes.len()) as u64;
-        let written = memfile::may_have(end).and_then(|()| rustix::io::pwrite(&self.file, &self.bytes, at as u64));
-        written == Ok(self.bytes.len())
+    /// Writes; false if that cannot be done.
+    fn write(&self, bytes: &[u8], at: usize) -> bool {
+        let end = (at + bytes.len()) as u64;
+        let written = memfile::may_have(end).and_then(|()| rustix::io::pwrite(&self.file, bytes, at as u64));
+        written == Ok(bytes.len())
     }
 }
 
