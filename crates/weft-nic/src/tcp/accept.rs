@@ -18,8 +18,6 @@ use crate::fork::Unshared;
 pub(super) const ACCEPTS: usize = 32;
 /// For so long the listener is set aside when there are too many connections, or no descriptors.
 const LISTENER_PAUSE_MS: u64 = 50;
-/// For so long all sockets are asked for in every poll after a connection has come: its handshake shall not wait.
-const GREETING_MS: u64 = 20;
 
 /// How many connections may still be accepted in this tick of the clock.
 #[derive(Debug, Default)]
@@ -51,9 +49,6 @@ impl Tcp {
             }
             match sys::accept(self.listener.as_fd()) {
                 Ok((socket, from)) => {
-                    if !crowded {
-                        self.greeting_until_ms = now_ms + GREETING_MS;
-                    }
                     self.greet(socket, Source::of(from), now_ms, sink);
                 }
                 Err(Errno::AGAIN) => return,

@@ -87,8 +87,8 @@ pub struct Tcp {
     /// When a listener that was set aside is watched again.
     listener_resume_ms: Option<u64>,
     accepts: Accepts,
-    /// Until then a connection that has just come is looked after in every poll.
-    greeting_until_ms: u64,
+    /// When all sockets were asked for last.
+    asked_ms: u64,
     /// No descriptors or memory for connections, and the user has been told.
     short: bool,
     epoll: OwnedFd,
@@ -154,7 +154,7 @@ impl Tcp {
             listener,
             listener_resume_ms: None,
             accepts: Accepts::default(),
-            greeting_until_ms: 0,
+            asked_ms: 0,
             short: false,
             epoll,
             timer,

@@ -4,8 +4,8 @@
 //! something are read into the [`Sink`].
 //!
 //! While the traffic is that of one or two links only, and of whole messages, their sockets are read directly, which saves the
-//! question which sockets are ready; the others are asked for every few polls ([`Focus`]). Otherwise one call tells all ready
-//! sockets, whatever the number of idle ones. Every portion is bounded: [`super::rx::READ_BUDGET_BYTES`] per link, [`super::EVENTS`] sockets and
+//! question which sockets are ready; the others are asked for every few polls ([`Focus`]), and whenever the coarse clock has ticked. Otherwise
+//! one call tells all ready sockets, whatever the number of idle ones. Every portion is bounded: [`super::rx::READ_BUDGET_BYTES`] per link, [`super::EVENTS`] sockets and
 //! [`super::accept::ACCEPTS`] new connections per poll.
 //!
 //! Invariants: a link ends in [`Tcp::end`] and nowhere else (or by `close`): first its `done`s, then `down`. What ends by itself is reported
@@ -132,7 +132,7 @@ impl Tcp {
         self.report_done(&mut tally);
         self.report_ends(&mut tally);
         let direct = self.focus.direct();
-        let mut ask = !direct || self.armed > 0 || !self.calling.is_empty() || now_ms < self.greeting_until_ms;
+        let mut ask = !direct || self.armed > 0 || !self.calling.is_empty() || now_ms != self.asked_ms;
         if !ask {
             for id in self.focus.hot {
                 ask |= !self.read_direct(id, &mut tally);
@@ -174,6 +174,7 @@ impl Tcp {
     /// Asks which descriptors are ready, and serves them.
     fn take_events<S: Sink>(&mut self, sink: &mut S, now_ms: u64) {
         const NOW: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        self.asked_ms = now_ms;
         self.stats.wait_calls += 1;
         let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
         let events = match epoll::wait(&self.epoll, &mut space, Some(&NOW)) {

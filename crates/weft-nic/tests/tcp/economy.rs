@@ -1,10 +1,15 @@
 //! System calls: how many a send, a flush, and an idle poll cost.
 
+use std::io::Write;
+use std::thread;
+use std::time::Instant;
+
+use weft_engine::name::EpName;
 use weft_engine::nic::{LinkId, Nic};
 use weft_nic::Tcp;
 
-use super::suite::Node;
-use super::{config, world};
+use super::suite::{Node, parts};
+use super::{config, raw, world};
 
 fn send(node: &mut Node<Tcp>, link: LinkId, n: u32) {
     node.send(link, 4, &n.to_le_bytes()).unwrap();
@@ -123,4 +128,37 @@ fn idle_links_are_not_looked_at() {
     let polls_at_most = 200 * 20;
     let calls = after.receive_calls + after.wait_calls - before.receive_calls - before.wait_calls;
     assert!(calls < polls_at_most, "{calls} system calls for 200 messages beside 100 idle links");
+}
+
+/// Who joins, breaks the protocol and comes again does not have all sockets asked for in every poll of two that talk meanwhile.
+#[test]
+fn who_comes_again_and_again_changes_little_for_the_others() {
+    const STRIKES: u64 = 50;
+    let mut world = world(&config(), 2);
+    let (near, far) = world.join_and_greet(0, 1);
+    for n in 0..100 {
+        send(&mut world.nodes[0], near, n);
+        world.until("message", |nodes| !nodes[1].take_messages(far).is_empty());
+    }
+    let target = world.nodes[1].name();
+    let attacker = thread::spawn(move || {
+        for _ in 0..STRIKES {
+            let mut stream = raw::join(&EpName::full(&parts(([127, 0, 0, 1], 9).into())), &target);
+            stream.write_all(&raw::frame(9, b"of no kind")).unwrap();
+        }
+    });
+    let (before, start, mut polls) = (world.nodes[1].nic.stats().wait_calls, Instant::now(), 0);
+    while !attacker.is_finished() {
+        if polls % 16 == 0 {
+            send(&mut world.nodes[0], near, 7);
+        }
+        world.nodes[0].poll();
+        world.nodes[1].poll();
+        polls += 1;
+    }
+    attacker.join().unwrap();
+    let asked = world.nodes[1].nic.stats().wait_calls - before;
+    // One poll in eight, one per tick of the coarse clock (at least a millisecond), and what each end of a link takes.
+    let most = polls / 8 + u64::try_from(start.elapsed().as_millis()).unwrap() + 2 * STRIKES;
+    assert!(asked <= most, "{asked} times of {polls} polls, not {most}");
 }
