@@ -11,6 +11,7 @@
  * (when the last operation failed, and how long the later send took), `done`, `closed` (`refused` where there could be no endpoint) and, if anything is not as it should be, `wrong` and why. Times are CLOCK_MONOTONIC in nanoseconds.
  *
  * FAULT strikes this rank itself, at the start or, with `late-` before it, at SIGUSR1: see strike(). With FAULT_AUTO there is automatic progress.
+ * With FAULT_CUTS who is lost may come back: no late send is tried, and what a lost peer still sends is received and dropped.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -46,8 +47,8 @@
 #define AREAS 4096
 #define KEY 77
 enum { DATA = 1, FINAL = 2, LATE = 3 };
-enum kind { IDLE, SEND, RECEIVE, SEND_FINAL, RECEIVE_FINAL, WRITE, READ, ADD, FETCH, KINDS };
-static const char *const KIND[] = {"idle", "send", "receive", "last send", "last receive", "write", "read", "add", "fetch"};
+enum kind { IDLE, SEND, RECEIVE, SEND_FINAL, RECEIVE_FINAL, WRITE, READ, ADD, FETCH, DRAIN, KINDS };
+static const char *const KIND[] = {"idle", "send", "receive", "last send", "last receive", "write", "read", "add", "fetch", "drain"};
 
 struct op {
     struct fi_context2 context;
@@ -67,7 +68,7 @@ struct final {
 static struct peer {
     int known, lost, gone, ended, ready, final_sent, final_came;
     fi_addr_t address;
-    struct op sends[WINDOW], receives[WINDOW], last_send, last_receive, access, late;
+    struct op sends[WINDOW], receives[WINDOW], last_send, last_receive, access, late, drain;
     uint64_t sent, posted, received, round;
     int pending, errors[8], error_count;
     int64_t last;
@@ -82,7 +83,7 @@ static struct fid_cq *cq;
 static struct fid_ep *ep;
 static struct fid_mr *mr;
 static unsigned char *region;
-static int me, refused, stopping, said_done, closing;
+static int me, refused, stopping, said_done, closing, draining;
 static uint64_t seed, turn;
 static volatile sig_atomic_t struck;
 static const char *fault;
@@ -287,8 +288,22 @@ static void post_access(struct peer *peer, enum kind kind) {
     if (!started(op, result)) op->kind = IDLE;
 }
 
+/* Who is cut off from a peer may be reached by it all the same, once that has got a link up: what it had started then must not wait
+ * for a receive that nobody posts. What comes so is nobody's. */
+static void post_drain(struct peer *peer) {
+    struct op *op = &peer->drain;
+    if (!draining || closing || op->kind == DRAIN) return;
+    set(op, DRAIN, (int)(peer - peers), 0, LONGEST);
+    ssize_t result = fi_trecv(ep, op->buffer, LONGEST, NULL, peer->address, 0, ~0ull, op);
+    if (result) op->kind = IDLE;
+}
+
 static void post(struct peer *peer) {
-    if (!peer->known || peer->lost || peer->gone) return;
+    if (!peer->known) return;
+    if (peer->lost || peer->gone) {
+        post_drain(peer);
+        return;
+    }
     for (int i = 0; i < WINDOW && !peer->lost; i++)
         if (peer->receives[i].kind == IDLE && !closing) post_receive(peer, &peer->receives[i]);
     for (int i = 0; i < WINDOW && !peer->lost && !stopping; i++)
@@ -331,7 +346,7 @@ static void late_send(struct peer *peer) {
 
 static void ended(struct peer *peer) {
     if (!peer->lost || peer->pending || peer->ended) return;
-    if (!peer->late.kind && !peer->gone && !getenv("FAULT_CUTS")) {
+    if (!peer->late.kind && !peer->gone && !draining) {
         late_send(peer);
         if (peer->pending) return;
     }
@@ -398,6 +413,10 @@ static int complete(void) {
         if (fi_cq_readerr(cq, &error, 0) != 1) wrong("no error entry");
         struct op *op = error.op_context;
         struct peer *peer = &peers[op->peer];
+        if (op->kind == DRAIN) {
+            op->kind = IDLE;
+            return 1;
+        }
         peer->pending--;
         int cancelled = error.err == FI_ECANCELED && (peer->gone || closing || op->excused) && (op->kind == RECEIVE || op->kind == RECEIVE_FINAL);
         if (!cancelled && op != &peer->late) failed(peer, error.err);
@@ -408,6 +427,10 @@ static int complete(void) {
     if (count < 0) wrong("fi_cq_read: %s", fi_strerror((int)-count));
     for (ssize_t i = 0; i < count; i++) {
         struct op *op = entries[i].op_context;
+        if (op->kind == DRAIN) {
+            op->kind = IDLE;
+            continue;
+        }
         peers[op->peer].pending--;
         good(op, &entries[i]);
         ended(&peers[op->peer]);
@@ -419,6 +442,7 @@ static void cancel_receives(struct peer *peer) {
     for (int i = 0; i < WINDOW; i++)
         if (peer->receives[i].kind == RECEIVE) fi_cancel(&ep->fid, &peer->receives[i]);
     if (peer->last_receive.kind == RECEIVE_FINAL) fi_cancel(&ep->fid, &peer->last_receive);
+    if (peer->drain.kind == DRAIN) fi_cancel(&ep->fid, &peer->drain);
 }
 
 /* Everything that live peers have sent has come, and nothing else; the numbers are what they have added. */
@@ -453,8 +477,8 @@ static void say_if_done(void) {
 static void tell(void) {
     for (int i = 0; i < RANKS; i++) {
         struct peer *peer = &peers[i];
-        if (!peer->known || peer->gone) continue;
-        printf("open with %d: sent %lu, received %lu of %ld, %d pending, rounds %lu%s:", i, peer->sent, peer->received,
+        if (!peer->known) continue;
+        printf("%s with %d: sent %lu, received %lu of %ld, %d pending, rounds %lu%s:", peer->gone ? "gone" : "open", i, peer->sent, peer->received,
                peer->final_came ? (long)peer->final.messages : -1L, peer->pending, peer->round, peer->lost ? ", lost" : "");
         const struct op *ops[2 * WINDOW + 4] = {&peer->last_send, &peer->last_receive, &peer->access, &peer->late};
         for (int k = 0; k < WINDOW; k++) ops[4 + k] = &peer->sends[k], ops[4 + WINDOW + k] = &peer->receives[k];
@@ -484,6 +508,7 @@ static void meet(int number, const char *hex) {
     peer->access.buffer = malloc(2 * WRITE_MAX);
     peer->last_send.buffer = malloc(64);
     peer->last_receive.buffer = malloc(64);
+    peer->drain.buffer = malloc(LONGEST);
     set(&peer->last_receive, RECEIVE_FINAL, number, 0, 64);
     if (!started(&peer->last_receive, fi_trecv(ep, peer->last_receive.buffer, 64, NULL, peer->address, FINAL, 0, &peer->last_receive)))
         wrong("fi_trecv");
@@ -577,6 +602,7 @@ int main(int argc, char **argv) {
     me = atoi(argv[1]);
     seed = strtoull(argv[2], NULL, 10);
     fault = argv[3];
+    draining = getenv("FAULT_CUTS") != NULL;
     signal(SIGUSR1, on_signal);
     signal(SIGPIPE, SIG_IGN);
     fcntl(0, F_SETFL, O_NONBLOCK);
@@ -614,7 +640,7 @@ int main(int argc, char **argv) {
     while (pending) {
         complete();
         pending = 0;
-        for (int i = 0; i < RANKS; i++) pending += peers[i].pending;
+        for (int i = 0; i < RANKS; i++) pending += peers[i].pending + (peers[i].drain.kind == DRAIN);
     }
     for (int i = 0; i < RANKS; i++)
         if (peers[i].known && !peers[i].lost && peers[i].received != peers[i].final.messages) wrong("one message more from %d", i);
