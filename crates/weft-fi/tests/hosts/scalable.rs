@@ -9,8 +9,8 @@ use crate::client::{Lib, Opened, bind, close, control};
 use crate::open;
 use crate::rig::{Cntr, Request, Work};
 use crate::side::{
-    Args, Outcome, Side, alias, call, err, fabric_err, is_all, long_bytes, memory, name_of, pattern, scenes, setopt,
-    until,
+    Args, Outcome, Side, alias, call, err, error_of, fabric_err, is_all, long_bytes, memory, name_of, pattern, scenes,
+    setopt, until,
 };
 
 pub(crate) fn all(lib: &Lib) {
@@ -87,9 +87,7 @@ impl Context {
         match unsafe { ops.readfrom.unwrap()(self.cq, (&raw mut entry).cast(), 1, &mut source) } {
             1 => Some((Outcome::Done(entry), source)),
             result if result == fabric_err(FI_EAVAIL) => {
-                let mut failed: fi_cq_err_entry = unsafe { std::mem::zeroed() };
-                assert_eq!(unsafe { ops.readerr.unwrap()(self.cq, &mut failed, 0) }, 1);
-                Some((Outcome::Failed(failed), FI_ADDR_NOTAVAIL))
+                Some((Outcome::Failed(error_of(self.cq).base), FI_ADDR_NOTAVAIL))
             }
             result => {
                 assert_eq!(result, err(FI_EAGAIN));

@@ -6,14 +6,13 @@ use std::ffi::c_void;
 use std::ptr::null;
 use std::time::Instant;
 
-use weft_fi_sys::v2::fi_cq_err_entry_1_20;
 use weft_fi_sys::*;
 
 use crate::client::{Info, Lib, bind, close};
 use crate::connections::ends::{Event, Listener, Queue, accept, as_msg, connect};
 use crate::open;
 use crate::rig::{Cntr, MODELS};
-use crate::side::{PATIENCE, Side, err, fabric_err};
+use crate::side::{PATIENCE, Side, err, error_of, fabric_err};
 
 use super::memory::{Arenas, Memory};
 use super::table::{Axis, Case};
@@ -257,8 +256,7 @@ impl<'a> End<'a> {
     }
 
     fn error(&self, cq: *mut fid_cq) -> Seen {
-        let mut failed: fi_cq_err_entry_1_20 = unsafe { std::mem::zeroed() };
-        assert_eq!(unsafe { (*(*cq).ops).readerr.unwrap()(cq, (&raw mut failed).cast(), 0) }, 1);
+        let failed = error_of(cq);
         let entry = failed.base;
         Seen {
             context: entry.op_context as usize,
