@@ -440,6 +440,7 @@ impl State {
         } else {
             end.end_arrival_ns(config, *now_ns)
         };
+        end.heard_ns = at_ns;
         agenda.schedule(at_ns, Event::Down { to: id.other(), why });
     }
 
@@ -653,6 +654,14 @@ impl Fabric {
         };
         let state = self.0.borrow();
         state.wires.iter().any(|Wire { ends: [a, b], .. }| talks(a, b) || talks(b, a))
+    }
+
+    /// When endpoint `to` has heard of the end of every link that `ep` has closed, which is told behind all that was sent: packets beneath the
+    /// device that have to be sent again hold it up.
+    pub(crate) fn heard_ns(&self, ep: usize, to: usize) -> u64 {
+        let state = self.0.borrow();
+        let ends = state.wires.iter().flat_map(|Wire { ends: [a, b], .. }| [(a, b), (b, a)]);
+        ends.filter(|(end, other)| (end.ep, other.ep) == (ep, to)).map(|(end, _)| end.heard_ns).max().unwrap_or(0)
     }
 
     /// Whether a link between two endpoints breaks, and one of them has not learned of it.

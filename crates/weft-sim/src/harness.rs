@@ -558,6 +558,7 @@ impl Harness {
             }
         }
         self.cluster.kill(rank);
+        self.spread(rank);
     }
 
     /// A rank leaves in order. What it accepted may still fail; nobody else's does, except with it.
@@ -570,6 +571,14 @@ impl Harness {
             self.show(rank);
         }
         self.cluster.leave(rank);
+        self.spread(rank);
+    }
+
+    /// The news of a rank's death is under way.
+    fn spread(&mut self, rank: usize) {
+        for other in self.cluster.living() {
+            self.oracle.hears(rank, other, self.cluster.fabric().heard_ns(rank, other));
+        }
     }
 
     /// A rank takes the place of another one, which is killed if it still lives.

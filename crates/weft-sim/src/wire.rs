@@ -95,6 +95,8 @@ pub(crate) struct End {
     last_arrival_ns: u64,
     /// Nothing arrives at the peer before it knows of the link.
     pub(crate) not_before_ns: u64,
+    /// When the peer hears, or heard, that this end was closed.
+    pub(crate) heard_ns: u64,
     /// Decides delays and faults of this direction.
     pub(crate) rng: Stream,
 }
@@ -118,6 +120,7 @@ impl End {
             copier_free_at_ns: 0,
             last_arrival_ns: 0,
             not_before_ns: 0,
+            heard_ns: 0,
             rng: Stream::new(seed, entity),
         }
     }

@@ -167,6 +167,8 @@ fn what_failed_once() {
         (2110, 4, 14, "none", 253),
         // Memory was deregistered while the device still worked on it.
         (3487, 7, 60_000, "truncate,partial,reset,restart", usize::MAX),
+        // The goodbye stood behind packets that had to be sent again, for 1.6 s: the oracle demanded that it be known before.
+        (1_183_551, 7, 3, "drop,delay,partial,slow,departure", 240),
     ];
     play(old.into_iter().map(|(seed, ranks, millis, hazards, ops)| {
         let hazards = hazards.parse().expect("names");

@@ -34,7 +34,8 @@ pub use record::{
 };
 pub use rma::RmaRecord;
 
-/// How long after a rank's death everybody must know of it, in virtual time: a second, and as long as a rank may stand still.
+/// How long after the news of a rank's death everybody must have drawn the consequences, in virtual time: a second, and as long as a rank may
+/// stand still.
 pub const DEATH_BOUND_NS: u64 = 1_500_000_000;
 
 /// When both ends knew that their link had broken, and the first operation posted since then: time may stand still between the two.
@@ -78,6 +79,8 @@ pub struct Oracle {
     posted_ns: Vec<u64>,
     /// When ranks died, and who had a link to them then.
     died_ns: BTreeMap<usize, u64>,
+    /// When news of a rank's death comes to another, where the wire holds it up.
+    heard_ns: BTreeMap<(usize, usize), u64>,
     bereaved: BTreeSet<(usize, usize)>,
     /// Sends that promised delivery and completed: receives of the same batch may follow.
     to_confirm: Vec<Op>,
@@ -202,6 +205,17 @@ impl Oracle {
         self.died_ns.entry(rank).or_insert(self.now_ns);
     }
 
+    /// The news that a rank has died comes to `other` by then.
+    pub(crate) fn hears(&mut self, rank: usize, other: usize, by_ns: u64) {
+        self.heard_ns.insert((rank, other), by_ns);
+    }
+
+    /// From when on `other` may know that a rank has died.
+    fn known_ns(&self, rank: usize, other: usize) -> Option<u64> {
+        let heard_ns = self.heard_ns.get(&(rank, other)).copied().unwrap_or(0);
+        self.died_ns.get(&rank).map(|died_ns| heard_ns.max(*died_ns))
+    }
+
     /// A rank dies to which `other` has a link: of what `other` receives from nobody else it will be told.
     pub(crate) fn bereaves(&mut self, rank: usize, other: usize) {
         self.bereaved.insert((rank, other));
@@ -248,7 +262,8 @@ impl Oracle {
                 }
                 _ => record.target() == Some(rank) && !record.is_quiet(),
             };
-            let long = posted_ns.max(*died_ns) + DEATH_BOUND_NS <= self.now_ns;
+            let known_ns = record.rank().and_then(|other| self.known_ns(rank, other));
+            let long = known_ns.is_some_and(|known_ns| posted_ns.max(known_ns) + DEATH_BOUND_NS <= self.now_ns);
             waits && long && !self.ended(*op)
         };
         let living = |(_, record): &(Op, &Record)| record.rank().is_some_and(&lives);
@@ -260,7 +275,9 @@ impl Oracle {
     /// An operation has ended well: its target cannot have been dead for long when it was posted.
     fn outlived(&self, op: Op, target: usize) -> Result<(), String> {
         let posted_ns = self.posted_ns.get(op).copied().unwrap_or(0);
-        let dead = self.died_ns.get(&target).is_some_and(|died_ns| died_ns + DEATH_BOUND_NS < posted_ns);
+        let rank = self.ops.get(op).and_then(Record::rank);
+        let known_ns = rank.and_then(|rank| self.known_ns(target, rank));
+        let dead = known_ns.is_some_and(|known_ns| known_ns + DEATH_BOUND_NS < posted_ns);
         if dead { Err(format!("succeeded, and rank {target} had long been dead")) } else { Ok(()) }
     }
 
