@@ -79,9 +79,9 @@ pub struct Oracle {
     posted_ns: Vec<u64>,
     /// When ranks died, and who had a link to them then.
     died_ns: BTreeMap<usize, u64>,
+    bereaved: BTreeSet<(usize, usize)>,
     /// When news of a rank's death comes to another, where the wire holds it up.
     heard_ns: BTreeMap<(usize, usize), u64>,
-    bereaved: BTreeSet<(usize, usize)>,
     /// Sends that promised delivery and completed: receives of the same batch may follow.
     to_confirm: Vec<Op>,
     /// Remote events seen, by rank, region, and whether writes.
