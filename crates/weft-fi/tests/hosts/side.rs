@@ -567,7 +567,14 @@ pub(crate) fn works(a: &Side<'_>, b: &Side<'_>, to_b: u64) {
 /// The error entry that is next in a queue, read into the size that the newest API has (88 bytes, fi_cq(3)): a provider writes as much as
 /// the API of the domain asks for.
 pub(crate) fn error_of(cq: *mut fid_cq) -> fi_cq_err_entry_1_20 {
+    error_with_room(cq, &mut [])
+}
+
+/// As `error_of`, read with a buffer of so many bytes for its data.
+pub(crate) fn error_with_room(cq: *mut fid_cq, room: &mut [u8]) -> fi_cq_err_entry_1_20 {
     let mut failed: fi_cq_err_entry_1_20 = unsafe { std::mem::zeroed() };
+    failed.base.err_data = if room.is_empty() { null_mut() } else { room.as_mut_ptr().cast() };
+    failed.base.err_data_size = room.len();
     let readerr = unsafe { (*(*cq).ops).readerr.unwrap() };
     assert_eq!(unsafe { readerr(cq, (&raw mut failed).cast(), 0) }, 1);
     failed

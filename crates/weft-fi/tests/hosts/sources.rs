@@ -4,13 +4,13 @@
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-use weft_fi_sys::v2::{self, fi_cq_err_entry_1_20};
+use weft_fi_sys::v2;
 use weft_fi_sys::*;
 
 use crate::client::{Info, Lib, close};
 use crate::side::{
-    Args, Outcome, Side, acquaint, by_itself, err, fabric_err, is_all, long_bytes, memory, pattern, scenes,
-    set_min_multi_recv, until, works,
+    Args, Outcome, Side, acquaint, by_itself, err, error_with_room, fabric_err, is_all, long_bytes, memory, pattern,
+    scenes, set_min_multi_recv, until, works,
 };
 use crate::side::{Watched, pair};
 
@@ -169,16 +169,6 @@ fn exact(lib: &Lib) {
     }
 }
 
-/// The error entry that is next, read with a buffer of so many bytes for its data.
-fn error_with_room(side: &Side<'_>, room: &mut [u8]) -> fi_cq_err_entry_1_20 {
-    let mut failed: fi_cq_err_entry_1_20 = unsafe { std::mem::zeroed() };
-    failed.base.err_data = if room.is_empty() { null_mut() } else { room.as_mut_ptr().cast() };
-    failed.base.err_data_size = room.len();
-    let readerr = unsafe { (*(*side.cq).ops).readerr.unwrap() };
-    assert_eq!(unsafe { readerr(side.cq, (&raw mut failed).cast(), 0) }, 1);
-    failed
-}
-
 /// Waits until an error entry is next, without reading it.
 fn error_is_next(side: &Side<'_>, other: &Side<'_>) {
     let read = unsafe { (*(*side.cq).ops).read.unwrap() };
@@ -220,7 +210,7 @@ fn strangers(lib: &Lib) {
                 }
                 error_is_next(&b, &a);
                 let mut lent = vec![0; room];
-                let failed = error_with_room(&b, &mut lent);
+                let failed = error_with_room(b.cq, &mut lent);
                 let entry = failed.base;
                 let what = format!("tagged: {tagged}, {len} bytes, room for {room}");
                 assert_eq!(entry.err, FI_EADDRNOTAVAIL, "{what}");
