@@ -280,6 +280,9 @@ mod tests {
         assert!(infinite(over), "{over}");
         assert!(infinite(widen::<L>(narrow::<L>(f64::INFINITY))) && infinite(widen::<L>(narrow::<L>(1e300))));
         assert_eq!(widen::<L>(narrow::<L>(largest + step / 4.0)), largest);
+        // In the middle of the last one and the one that there is not. The last one is odd where infinity follows it, else even.
+        let middle = widen::<L>(narrow::<L>(largest + step / 2.0));
+        assert!(if L::HAS_INFINITY { middle.is_infinite() } else { middle == largest }, "{middle}");
         assert_eq!(narrow::<L>(1e-300), 0);
         assert!(widen::<L>(narrow::<L>(f64::NAN)).is_nan());
     }
