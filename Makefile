@@ -109,7 +109,9 @@ check-docs:
 check-bindings:
 	cargo xtask bindings --check
 
-# The workspace's own tests, among them the provider inside Debian's libfabric and those that the MPI libraries bring.
+# The workspace's own tests, among them the provider inside Debian's libfabric and those that the MPI libraries bring. The longest of them wait a
+# third of the time: half as many again at once as there are processors.
+check-cargo: export RUST_TEST_THREADS ?= $(shell expr $$(nproc) \* 3 / 2)
 check-cargo:
 	cargo test --workspace 2>&1 | tee $(LOGS)/cargo-test.log
 

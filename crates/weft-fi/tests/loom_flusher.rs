@@ -11,6 +11,10 @@ use std::sync::Arc;
 
 use loom::sync::{Mutex, Notify};
 
+#[path = "../../weft-nic/tests/model/mod.rs"]
+mod model;
+use model::check;
+
 /// What the files under test import from their neighbours.
 mod sync {
     pub(super) use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
@@ -88,15 +92,9 @@ impl Endpoint {
     }
 }
 
-fn check(model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(model);
-}
-
 #[test]
 fn what_a_client_leaves_behind_is_written() {
-    check(|| {
+    check(3, || {
         let endpoint = Endpoint::new();
         let client = Arc::clone(&endpoint);
         let client = loom::thread::spawn(move || (0..2).for_each(|_| client.send()));
@@ -109,7 +107,7 @@ fn what_a_client_leaves_behind_is_written() {
 /// The client writes itself now and then: the thread may have been called for nothing, but is there for what comes next.
 #[test]
 fn what_a_client_leaves_behind_is_written_though_it_wrote_before() {
-    check(|| {
+    check(3, || {
         let endpoint = Endpoint::new();
         let client = Arc::clone(&endpoint);
         let client = loom::thread::spawn(move || {
@@ -126,7 +124,7 @@ fn what_a_client_leaves_behind_is_written_though_it_wrote_before() {
 /// The end of the thread is heard by it, wherever it is.
 #[test]
 fn a_thread_that_is_to_end_ends() {
-    check(|| {
+    check(3, || {
         let thread = loom::thread::spawn(|| {
             while !FLUSHER.rest.ends() {
                 FLUSHER.rest.lie_down(|| false);

@@ -10,6 +10,10 @@ use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
 
+#[path = "../../weft-nic/tests/model/mod.rs"]
+mod model;
+use model::check;
+
 /// What the file under test imports from its neighbours.
 mod sync {
     use loom::sync::atomic::fence;
@@ -101,12 +105,6 @@ fn raise(guard: Guard<'_, Number>) {
     guard.with_mut(|number| unsafe { *number += 1 });
 }
 
-fn check(model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(model);
-}
-
 /// Runs the parts in threads of their own, the first one in this; returns what the number is in the end.
 fn together(cell: &Cell, parts: &[fn(&Guarded<Number>)]) -> u64 {
     let threads: Vec<_> = parts[1..]
@@ -133,17 +131,17 @@ fn intrude(cell: &Guarded<Number>) {
 
 #[test]
 fn an_owner_and_an_intruder_exclude_each_other() {
-    check(|| assert_eq!(together(&owned(), &[own_twice, intrude]), 3));
+    check(3, || assert_eq!(together(&owned(), &[own_twice, intrude]), 3));
 }
 
 #[test]
 fn an_owner_and_two_intruders_exclude_each_other() {
-    check(|| assert_eq!(together(&owned(), &[|cell| raise(cell.lock()), intrude, intrude]), 3));
+    check(3, || assert_eq!(together(&owned(), &[|cell| raise(cell.lock()), intrude, intrude]), 3));
 }
 
 #[test]
 fn an_owner_and_a_visitor_that_comes_and_goes_exclude_each_other() {
-    check(|| {
+    check(3, || {
         let visits: fn(&Guarded<Number>) = |cell| {
             raise(cell.visit());
             raise(cell.visit());
@@ -155,7 +153,7 @@ fn an_owner_and_a_visitor_that_comes_and_goes_exclude_each_other() {
 
 #[test]
 fn an_owner_and_a_visitor_that_tries_exclude_each_other() {
-    check(|| {
+    check(3, || {
         let cell = owned();
         let tries: fn(&Guarded<Number>) = |cell| {
             for _ in 0..2 {
@@ -172,7 +170,7 @@ fn an_owner_and_a_visitor_that_tries_exclude_each_other() {
 
 #[test]
 fn an_owner_a_visitor_and_an_intruder_exclude_each_other() {
-    check(|| {
+    check(3, || {
         let visits: fn(&Guarded<Number>) = |cell| {
             raise(cell.visit());
             cell.end_visits();

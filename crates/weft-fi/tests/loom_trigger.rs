@@ -9,6 +9,10 @@ use std::sync::Arc;
 
 use weft_engine::program::{Counter, Errors, Level, Program, Task};
 
+#[path = "../../weft-nic/tests/model/mod.rs"]
+mod model;
+use model::check;
+
 /// What the files under test import from their neighbours.
 mod sync {
     use loom::sync::MutexGuard;
@@ -136,12 +140,6 @@ impl Domain {
     }
 }
 
-fn check(model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(model);
-}
-
 /// Runs each in a thread of its own, the last one in this.
 fn together(domain: &Domain, parts: &[fn(&Domain)]) {
     let (last, others) = parts.split_last().unwrap();
@@ -158,7 +156,7 @@ fn together(domain: &Domain, parts: &[fn(&Domain)]) {
 
 #[test]
 fn a_raise_meets_a_submission() {
-    check(|| {
+    check(3, || {
         let domain = Domain::new();
         together(&domain, &[Domain::raise, |domain| domain.submit(1)]);
         assert_eq!(domain.performed(), [1]);
@@ -167,7 +165,7 @@ fn a_raise_meets_a_submission() {
 
 #[test]
 fn two_raises_keep_the_order() {
-    check(|| {
+    check(3, || {
         let domain = Domain::new();
         domain.submit(2);
         domain.submit(1);
@@ -178,7 +176,7 @@ fn two_raises_keep_the_order() {
 
 #[test]
 fn an_error_and_a_success_meet_a_submission() {
-    check(|| {
+    check(3, || {
         let domain = Domain::new();
         together(&domain, &[Domain::raise, Domain::fail, |domain| domain.submit(2)]);
         assert_eq!(domain.performed(), [2]);
@@ -188,7 +186,7 @@ fn an_error_and_a_success_meet_a_submission() {
 /// A client that has seen a counter at a threshold may set it back: what waited goes on, though whoever raised it looks too late.
 #[test]
 fn a_threshold_that_was_seen_was_reached() {
-    check(|| {
+    check(3, || {
         let domain = Domain { rises: false, ..Domain::new() };
         domain.submit(1);
         together(
@@ -209,7 +207,7 @@ fn a_threshold_that_was_seen_was_reached() {
 fn a_raise_meets_a_setting() {
     let both: [[fn(&Domain); 2]; 2] = [[Domain::raise, Domain::reset], [Domain::fail, Domain::reset_errors]];
     for parts in both {
-        check(move || {
+        check(3, move || {
             let domain = Domain { rises: false, ..Domain::new() };
             domain.submit(1);
             together(&domain, &parts);
@@ -220,7 +218,7 @@ fn a_raise_meets_a_setting() {
 
 #[test]
 fn what_is_cancelled_is_not_performed_afterwards() {
-    check(|| {
+    check(3, || {
         let domain = Domain::new();
         domain.submit(1);
         together(
@@ -240,7 +238,7 @@ fn what_is_cancelled_is_not_performed_afterwards() {
 /// What finds its queue full while it is cancelled is performed later or handed to the canceller: one of the two, and once.
 #[test]
 fn what_is_cancelled_in_vain_is_not_lost() {
-    check(|| {
+    check(3, || {
         let domain = Domain::new();
         domain.submit(1);
         together(
@@ -275,7 +273,7 @@ fn what_is_cancelled_in_vain_is_not_lost() {
 /// A sleeper whose threshold is higher than a program's is not forgotten when the program is called.
 #[test]
 fn a_sleeper_and_a_program_share_a_counter() {
-    check(|| {
+    check(3, || {
         let domain = Domain::new();
         domain.submit(1);
         let bell = Arc::new(loom::sync::Notify::new());

@@ -12,6 +12,10 @@ use std::sync::{Arc, Weak};
 
 use loom::sync::{Condvar, Mutex};
 
+#[path = "../../weft-nic/tests/model/mod.rs"]
+mod model;
+use model::check;
+
 /// What the files under test import from their neighbours.
 mod sync {
     use std::time::Duration;
@@ -266,12 +270,6 @@ impl Model {
             }
         }
     }
-}
-
-fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.check(model);
 }
 
 /// A client, messages from outside, and another thread, which does something and goes away.

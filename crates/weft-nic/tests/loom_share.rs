@@ -11,6 +11,9 @@ use std::sync::Arc;
 
 use weft_engine::nic::{LinkError, Share};
 
+mod model;
+use model::check;
+
 /// What the files under test import from their neighbours.
 mod sync {
     pub(super) use loom::sync::atomic::{AtomicU64, Ordering};
@@ -102,12 +105,6 @@ use transfer::{Help, Slots, Step, Transfer};
 /// The owner takes more than half of it, the helper the rest, and if that one is late the owner has two claims more.
 const BYTES: usize = SHARE_BYTES + 8192;
 
-fn check(model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(model);
-}
-
 /// The owner's side of a link.
 struct Owner {
     map: Arc<Mapping>,
@@ -160,7 +157,7 @@ impl Owner {
 
 #[test]
 fn each_byte_is_copied_once_before_the_end() {
-    check(|| {
+    check(3, || {
         let (mut owner, memory) = (Owner::new(0), Memory::new(BYTES));
         let (transfer, share) = owner.begin(&memory, true);
         let helper = owner.helper(&memory, share, true);
@@ -173,7 +170,7 @@ fn each_byte_is_copied_once_before_the_end() {
 /// The slot serves the next transfer while the helper of the one before has not gone, or not come yet.
 #[test]
 fn a_late_helper_stays_out_of_the_next_transfer() {
-    check(|| {
+    check(3, || {
         let mut owner = Owner::new(u16::MAX - 1);
         let memories = [Memory::new(BYTES), Memory::new(BYTES)];
         let helpers = [0, 1].map(|n| {
@@ -190,7 +187,7 @@ fn a_late_helper_stays_out_of_the_next_transfer() {
 
 /// The owner, or the helper, cannot copy: in the end the memory is the owner's all the same, and the slot good for another transfer.
 fn fails(owner_works: bool, helper_works: bool) {
-    check(move || {
+    check(3, move || {
         let (mut owner, memory) = (Owner::new(0), Memory::new(BYTES));
         let (transfer, share) = owner.begin(&memory, owner_works);
         let late = owner.helper(&memory, share, helper_works);

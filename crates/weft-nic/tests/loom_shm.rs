@@ -14,6 +14,9 @@ use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use loom::sync::{Condvar, Mutex};
 use weft_engine::mem::Owned;
 
+mod model;
+use model::check;
+
 /// What the files under test import from their neighbours.
 mod sync {
     pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -163,12 +166,6 @@ use page::{Bed, Page};
 use rest::{Rest, Sleeper};
 use ring::{Record, Rx, Tx};
 
-fn check(model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(model);
-}
-
 /// What passes a ring.
 #[derive(Clone, Copy)]
 enum Sent {
@@ -180,7 +177,7 @@ use Sent::{Message, Push};
 
 /// Sends these records of so many bytes through a ring of `lines` lines, and takes them.
 fn ring_model(lines: usize, records: &'static [Sent]) {
-    check(move || {
+    check(3, move || {
         let (mut tx, mut rx) = ring(lines);
         let producer = loom::thread::spawn(move || {
             for (n, &sent) in records.iter().enumerate() {
@@ -338,7 +335,7 @@ impl Door {
 #[test]
 fn bits_and_summary_lose_nothing() {
     for slots in [[5, 5], [5, 6], [5, 70]] {
-        check(move || {
+        check(3, move || {
             let page = Arc::new(Page::new());
             let cells = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
             let producers = [0, 1].map(|n| {
@@ -363,7 +360,7 @@ fn bits_and_summary_lose_nothing() {
 #[test]
 fn a_sleeper_is_woken() {
     for slots in [[5, 5], [5, 70]] {
-        check(move || {
+        check(3, move || {
             let mut door = Door::new();
             let producers = [0, 1].map(|n: usize| {
                 let ringer = door.ringer();
@@ -382,7 +379,7 @@ fn a_sleeper_is_woken() {
 /// One producer's wake-up does not arrive (its link was closed a moment ago): it takes nothing away from the other's.
 #[test]
 fn a_wake_up_that_fails_leaves_the_others() {
-    check(|| {
+    check(3, || {
         let mut door = Door::new();
         let mut failing = door.ringer();
         failing.wakes = Arc::default();
@@ -583,7 +580,7 @@ fn check_fences(model: impl Fn(bool) + Sync + Send + 'static) {
     let model = Arc::new(model);
     for must_fence in [false, true] {
         let model = Arc::clone(&model);
-        check(move || model(must_fence));
+        check(3, move || model(must_fence));
     }
 }
 

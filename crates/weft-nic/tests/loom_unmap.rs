@@ -12,6 +12,9 @@ use std::sync::Arc;
 use loom::sync::{Condvar, Mutex};
 use weft_engine::nic::Span;
 
+mod model;
+use model::check;
+
 /// What the file under test imports from its neighbours.
 mod sync {
     pub(super) use loom::sync::atomic::{AtomicU64, Ordering};
@@ -24,12 +27,6 @@ const KEPT: usize = 2;
 mod log;
 
 use log::{EVERYTHING, Log};
-
-fn check(model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(model);
-}
 
 /// Report number `n`: its words belong together.
 fn span(n: u64) -> Span {
@@ -81,7 +78,7 @@ impl System {
 /// two that yield to each other for ever from progress.)
 #[test]
 fn what_a_thread_has_unmapped_is_reported_to_it() {
-    check(|| {
+    check(3, || {
         let (system, log) = (Arc::new(System::default()), Arc::new(Log::new()));
         let (asked, told) = (Arc::clone(&system), Arc::clone(&log));
         let other = Arc::clone(&system);
@@ -98,7 +95,7 @@ fn what_a_thread_has_unmapped_is_reported_to_it() {
 /// A reader beside a thread that overtakes it: it gets each report once, in order and whole, until it hears that it was too slow.
 #[test]
 fn reports_are_read_once_and_whole_or_given_up() {
-    check(|| {
+    check(3, || {
         const REPORTS: u64 = 4;
         let log = Arc::new(Log::new());
         let writer = {
