@@ -291,11 +291,13 @@ impl Core {
 
     /// Messages that came whole can still be received, but nobody waits for their acknowledgement; their share of the window stays theirs.
     /// Of others the payload stayed with the dead. They keep their places, or what came behind them would be taken for them: receives that
-    /// match them fail. Only who has left very many of those, in life after life, has no place for more.
+    /// match them fail. A peer that has left very many of those, in life after life, has no place for more. A stranger has none: any
+    /// process could fail receives that are meant for others.
     fn orphan_unexpected(&mut self, vci: u32, why: LinkError) {
         let lost = |m: &&Unexpected| m.vc == vci && matches!(m.body, Body::Lost { .. });
         let unexpected = [&self.tagged, &self.untagged].map(|matcher| matcher.unexpected.iter().map(|(_, m)| m));
-        let mut places = REQUEST_LIMIT.saturating_sub(unexpected.into_iter().flatten().filter(lost).count());
+        let most = if self.is_stranger(vci) { 0 } else { REQUEST_LIMIT };
+        let mut places = most.saturating_sub(unexpected.into_iter().flatten().filter(lost).count());
         for matcher in [&mut self.tagged, &mut self.untagged] {
             let theirs: Vec<u32> =
                 matcher.unexpected.iter().filter(|(_, m)| m.vc == vci && !m.orphan).map(|(key, _)| key).collect();

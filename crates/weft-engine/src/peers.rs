@@ -350,6 +350,11 @@ impl Core {
         matches!(self.config.role, Role::Connectionless | Role::Datagrams)
     }
 
+    /// Whether this is a peer in no address vector. The peer of a connection has no address either, but was accepted by the client.
+    pub(crate) fn is_stranger(&self, vci: u32) -> bool {
+        self.has_addresses() && self.vcs[vci as usize].addr == ADDR_NONE
+    }
+
     fn readdressed(&mut self) {
         self.tagged.readdressed();
         self.untagged.readdressed();

@@ -475,6 +475,30 @@ fn what_is_lost_is_not_passed_over() {
     assert_eq!(case.engine.unexpected_messages(), 0);
 }
 
+/// What a peer in no address vector announced goes with its link: receives wait for others, and only a claim on it fails.
+#[test]
+fn what_a_stranger_announced_goes_with_it() {
+    let mut case = Case::new(CAPS, Config::default());
+    case.connect(0, 20);
+    (0..1000).for_each(|op| case.say(RTS, TAGGED, &words(&[op, 5, 0, 100])));
+    case.say(RTS, TAGGED, &words(&[1000, 6, 0, 100]));
+    case.say(EAGER, TAGGED, &words(&[7]));
+    post(&mut case, ADDR_NONE, 6, 1, OpFlags::PEEK | OpFlags::CLAIM);
+    assert_eq!(received(&mut case), [(1, ADDR_NONE)]);
+    case.tell(Event::Down(case.link));
+    assert_eq!(case.engine.unexpected_messages(), 2, "one that came whole, and a claimed one");
+    (0..1000).for_each(|ptr| post(&mut case, ADDR_NONE, 5, ptr, OpFlags::empty()));
+    post(&mut case, ADDR_NONE, 7, 1001, OpFlags::empty());
+    assert_eq!(received(&mut case), [(1001, ADDR_NONE)]);
+    post(&mut case, ADDR_NONE, 6, 1, OpFlags::CLAIM);
+    assert!(matches!(case.done()[..], [Completion { fault: Some(Fault::Link(LinkError::Gone)), .. }]));
+    assert_eq!((case.engine.unexpected_messages(), case.engine.posted_receives()), (0, 1000));
+    // The next peer's messages are for the receives that wait.
+    case.connect(1, 2);
+    case.say(EAGER, TAGGED, &words(&[5]));
+    assert_eq!(received(&mut case), [(0, 0)]);
+}
+
 /// And so do those who hung up when an inject called them, once that is told.
 #[test]
 fn those_who_hung_up_claim_no_service() {
