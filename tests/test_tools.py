@@ -66,6 +66,27 @@ def test_weft_doctor_names_the_cause(runner: harness.Runner) -> None:
     assert all(finding["remedy"] for finding in bad.values())
 
 
+UNCONFIRMED = """
+ip link add v0 type veth peer name v1
+sysctl -qw net.ipv6.conf.v0.dad_transmits=100
+ip link set v1 up; ip link set v0 up
+ip addr add 2001:db8::7/64 dev v0
+exec "$1" "$2" --json
+"""
+
+
+def test_an_address_is_called_usable_only_if_it_can_be_bound(runner: harness.Runner) -> None:
+    """An IPv6 address that is still being checked for duplicates is listed by its interface, yet nothing can listen there."""
+    harness.need_sandbox()
+    run = ["bash", "-c", UNCONFIRMED, "unconfirmed", str(WEFT)]
+    env = jobs.environment("weft", FI_WEFT_IFACE="v0")
+    findings = json.loads(runner.run([*run, "doctor"], env, 30).output)["findings"]
+    address = next(finding for finding in findings if finding["what"] == "address for TCP")
+    assert address["state"] == "degraded" and "2001:db8::7" in address["detail"], address
+    paths = json.loads(runner.run([*run, "info"], env, 30).output)["paths"]
+    assert not next(path for path in paths if path["name"] == "tcp")["available"], paths
+
+
 def test_man_page_is_current() -> None:
     """man/fi_weft.7 is what `weft man` prints: its table of variables is the one in the source."""
     printed = subprocess.check_output([WEFT, "man"], text=True, timeout=20)

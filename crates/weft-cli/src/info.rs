@@ -45,6 +45,7 @@ struct InterfaceFact {
 pub(crate) fn gather() -> Info {
     let params = Params::load();
     let chosen = host::choose_address(params.iface.as_deref(), None);
+    let chosen = chosen.and_then(|addr| host::try_listen(addr).map(|()| addr));
     let set = std::env::var("FI_PROVIDER_PATH").ok();
     let library = library::find(&library::places(set.as_deref())).or_else(library::beside_us);
     let chosen_ip = chosen.as_ref().ok().map(std::net::SocketAddr::ip);

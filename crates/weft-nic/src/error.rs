@@ -88,7 +88,7 @@ pub(crate) fn remedy(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EADDRINUSE) => "; another program listens there: choose another service, or wait until it has ended",
         Some(libc::EADDRNOTAVAIL) => {
-            "; no interface of this host has that address: choose one that it has (FI_WEFT_IFACE)"
+            "; no interface of this host has that address, or `ip addr` calls it tentative or dadfailed: choose another one (FI_WEFT_IFACE)"
         }
         Some(libc::EAFNOSUPPORT | libc::EPROTONOSUPPORT) => {
             "; the kernel lacks that kind of network: choose an interface with the other version of IP (FI_WEFT_IFACE)"

@@ -10,7 +10,7 @@
 
 use std::fs;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, UdpSocket};
 
 use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::SockaddrStorage;
@@ -180,6 +180,14 @@ fn source_towards(to: SocketAddr) -> Option<SocketAddr> {
     (!from.ip().is_unspecified() && !from.ip().is_loopback()).then_some(from)
 }
 
+/// Whether an endpoint can listen at an address: listens there, and closes the socket.
+///
+/// # Errors
+/// The address cannot be bound. An interface may list it all the same, as it lists an IPv6 address before the check for duplicates has ended.
+pub fn try_listen(addr: SocketAddr) -> Result<(), NicError> {
+    TcpListener::bind(addr).map(drop).map_err(|source| NicError::Listen { addr, source })
+}
+
 /// Whether the address is one of this host's own (in this network namespace).
 #[must_use]
 pub fn is_local(ip: IpAddr) -> bool {
@@ -241,6 +249,13 @@ mod tests {
     fn an_explicit_address_is_taken_as_it_is() {
         let wanted = "192.0.2.7:4711".parse().unwrap();
         assert_eq!(choose_address(Some("lo"), Some(wanted)).unwrap(), wanted);
+    }
+
+    #[test]
+    fn only_addresses_that_can_be_bound_are_listened_at() {
+        try_listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let text = try_listen(SOMEWHERE_V4).unwrap_err().to_string();
+        assert!(text.contains("192.0.2.1") && text.contains("FI_WEFT_IFACE"), "{text}");
     }
 
     #[test]

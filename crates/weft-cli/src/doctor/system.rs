@@ -2,7 +2,7 @@
 
 use rustix::process::{Resource, getrlimit};
 use weft_fi::params::Params;
-use weft_nic::{host, shm};
+use weft_nic::{NicError, host, shm};
 
 use super::{Finding, State};
 use crate::info::SHM_NEEDS;
@@ -105,7 +105,13 @@ fn address(params: &Params) -> Finding {
         let all = host::interfaces().unwrap_or_default();
         all.into_iter().filter(|i| i.up == up).map(|i| i.name).collect::<Vec<_>>().join(", ")
     };
-    match host::choose_address(params.iface.as_deref(), None) {
+    let chosen = host::choose_address(params.iface.as_deref(), None);
+    match chosen.and_then(|addr| host::try_listen(addr).map(|()| addr)) {
+        Err(error @ NicError::Listen { .. }) if params.shm => Finding::degraded(
+            what,
+            format!("{error}; other hosts are out of reach"),
+            "set FI_WEFT_IFACE to an interface or address that can be used, or unset it",
+        ),
         Err(error) => Finding::bad(
             what,
             error.to_string(),
