@@ -180,6 +180,7 @@ pub(crate) unsafe extern "C" fn open2(
 fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Result<Arc<Domain>, Errno> {
     let api_version = fabric.api_version();
     let params = Params::load();
+    params.check()?;
     let network = Network::of_domain(api_version, &info)?;
     // The same decision as in fi_getinfo: a client may have changed what it was given. Bits of mr_mode that it set
     // or left stand for how it will register, so they are kept.
@@ -236,7 +237,7 @@ pub(crate) fn devices_config(
     shm: bool,
 ) -> weft_nic::Config {
     let chosen = local.map(|name| name.socket());
-    let job_key = network.auth_key.clone().or_else(|| params.job_key.clone().map(String::into_bytes));
+    let job_key = network.auth_key.clone().or_else(|| params.job_key.bytes());
     weft_nic::Config {
         iface: params.iface.clone(),
         listen: chosen,

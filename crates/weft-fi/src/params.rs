@@ -5,7 +5,8 @@
 //! that links weft as a library (the `weft` command) reads the environment directly. The table also feeds
 //! fi_weft(7) and `weft info --params`.
 //!
-//! A value that does not parse is reported and the default is used. Sizes may end in K, M or G (powers of 1024).
+//! A value that does not parse is reported and the default is used. Sizes may end in K, M or G (powers of 1024). An empty job key is an error of
+//! [`Params::check`]: the default would be no protection.
 
 use std::ffi::CString;
 use std::sync::OnceLock;
@@ -13,6 +14,7 @@ use std::sync::OnceLock;
 use weft_engine::api::Matching;
 use weft_engine::mrcache::Limits;
 
+use crate::errno::Errno;
 use crate::host;
 
 /// One row of the table.
@@ -32,6 +34,11 @@ pub struct Param {
 trait Value: Sized {
     /// The value that a string means.
     fn parse(text: &str) -> Option<Self>;
+
+    /// The value that holds when the variable is not set: what the default in the table means.
+    fn unset(default: &str) -> Option<Self> {
+        Self::parse(default)
+    }
 }
 
 impl Value for bool {
@@ -71,6 +78,37 @@ impl Value for String {
 impl Value for Matching {
     fn parse(text: &str) -> Option<Self> {
         text.parse().ok()
+    }
+}
+
+/// The job key of the environment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JobKey {
+    /// The variable is not set: there is no key.
+    Unset,
+    /// The variable is set, to nothing or to blanks.
+    Empty,
+    /// The key.
+    Key(String),
+}
+
+impl JobKey {
+    /// The key, if there is one.
+    pub(crate) fn bytes(&self) -> Option<Vec<u8>> {
+        match self {
+            Self::Unset | Self::Empty => None,
+            Self::Key(text) => Some(text.as_bytes().to_vec()),
+        }
+    }
+}
+
+impl Value for JobKey {
+    fn parse(text: &str) -> Option<Self> {
+        Some(if text.is_empty() { Self::Empty } else { Self::Key(text.to_owned()) })
+    }
+
+    fn unset(_default: &str) -> Option<Self> {
+        Some(Self::Unset)
     }
 }
 
@@ -157,8 +195,8 @@ params! {
         "Observe by userfaultfd(2) what is unmapped, so that registrations may be kept; without it none is kept that nobody uses.";
     stats: bool = "yes", "yes/no", "STATS",
         "Let the commands weft stat and weft top read what endpoints count; it takes a descriptor for each.";
-    job_key: Option<String> = "", "text", "JOB_KEY",
-        "A secret that all processes of a job share. When set, only peers that know it can connect.";
+    job_key: JobKey = "", "text", "JOB_KEY",
+        "A secret that all processes of a job share. When set, only peers that know it can connect. Set to nothing it is an error: no domain opens.";
     tcp_encrypt: bool = "no", "yes/no", "TCP_ENCRYPT",
         "Encrypt TCP connections, with fresh keys that job key and addresses authenticate. The same in all processes of a job.";
     close_timeout_ms: u64 = "5000", "ms", "CLOSE_TIMEOUT_MS",
@@ -189,7 +227,7 @@ fn value<T: Value>(name: &str, default: &'static str, unit: &str, set: Option<St
             ),
         }
     }
-    match T::parse(default) {
+    match T::unset(default) {
         Some(value) => value,
         None => unreachable!("the default of FI_WEFT_{name} parses: a test proves it"),
     }
@@ -201,6 +239,20 @@ impl Params {
     pub fn load() -> Self {
         static LOADED: OnceLock<Params> = OnceLock::new();
         LOADED.get_or_init(Self::load_now).clone()
+    }
+
+    /// Whether an endpoint may be set up by these values.
+    ///
+    /// # Errors
+    /// -FI_EINVAL: the job key is empty. An empty string is no secret, and to go on without a key would leave a client open that asked for protection.
+    pub(crate) fn check(&self) -> Result<(), Errno> {
+        if self.job_key == JobKey::Empty {
+            log::warn!(
+                "FI_WEFT_JOB_KEY is set, but empty, which protects nothing; set it to the secret that all processes of the job share, or unset it"
+            );
+            return Err(Errno::INVAL);
+        }
+        Ok(())
     }
 
     /// What the registration cache of an endpoint may keep.
@@ -264,6 +316,20 @@ mod tests {
             assert!(param.name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_'), "{}", param.name);
             assert!(param.help.ends_with('.') && !param.unit.is_empty(), "{}", param.name);
             assert!(!TABLE[..row].iter().any(|other| other.name == param.name), "{} twice", param.name);
+        }
+    }
+
+    #[test]
+    fn an_empty_job_key_is_not_the_same_as_none() {
+        let read = |text: Option<&str>| Params::read(|name| text.filter(|_| name == "JOB_KEY").map(str::to_owned));
+        for (text, key, usable) in [
+            (None, JobKey::Unset, true),
+            (Some(""), JobKey::Empty, false),
+            (Some(" \t"), JobKey::Empty, false),
+            (Some("green"), JobKey::Key("green".to_owned()), true),
+        ] {
+            let params = read(text);
+            assert_eq!((&params.job_key, params.check().is_ok()), (&key, usable), "{text:?}");
         }
     }
 

@@ -329,6 +329,7 @@ fn open_passive(fabric: Hold<Fabric>, hints: &Hints, template: Info, context: *m
     let format = Format::from_raw(hints.addr_format).ok_or(Errno::INVAL)?;
     let local = hints.src.as_deref().map(|bytes| decode_local(format, bytes)).transpose()?;
     let params = Params::load();
+    params.check()?;
     let api = fabric.api_version();
     let head = sys::fid_pep {
         fid: object::new_fid(sys::FI_CLASS_PEP, context, &FID_OPS),

@@ -1,6 +1,6 @@
 //! Whether the variables FI_WEFT_* that are set exist and leave a path open.
 
-use weft_fi::params::{Params, TABLE};
+use weft_fi::params::{JobKey, Params, TABLE};
 
 use super::Finding;
 
@@ -16,6 +16,13 @@ pub(super) fn examine(names: impl Iterator<Item = String>, params: &Params) -> V
             "FI_WEFT_SHM, FI_WEFT_TCP",
             "both are no: nothing is left to communicate with",
             "unset one of them",
+        ));
+    }
+    if params.job_key == JobKey::Empty {
+        findings.push(Finding::bad(
+            "FI_WEFT_JOB_KEY",
+            "is set, but empty: no domain opens",
+            "set it to the secret that all processes of the job share, or unset it",
         ));
     }
     if findings.is_empty() {
@@ -80,6 +87,12 @@ mod tests {
         let findings = run(&["FI_WEFT_SHM", "FI_WEFT_TCP"], &Params { shm: false, tcp: false, ..Params::default() });
         assert!(findings.iter().any(|finding| finding.state == State::Bad));
         assert!(run(&[], &Params::default()).iter().all(|finding| finding.state == State::Good));
+    }
+
+    #[test]
+    fn an_empty_job_key_is_bad() {
+        let findings = run(&["FI_WEFT_JOB_KEY"], &Params { job_key: JobKey::Empty, ..Params::default() });
+        assert!(findings[0].state == State::Bad && findings[0].remedy.contains("unset"), "{findings:?}");
     }
 
     #[test]

@@ -211,6 +211,7 @@ const GROUPS: &[Group] = &[
     Group { name: "conditions_shm", run: conditions::all, env: SHM },
     Group { name: "conditions_tcp", run: conditions::all, env: TCP },
     Group { name: "wrong_interface", run: states::wrong_interface, env: WRONG },
+    Group { name: "empty_job_key", run: network::empty_job_key, env: &[("FI_LOG_LEVEL", "warn")] },
 ];
 
 /// The libraries to test with.
@@ -314,7 +315,10 @@ fn run(name: &str) {
                 assert!(all.contains(part), "no {part:?} in {}:\n{all}", host.display());
             }
         }
-        if matches!(name, "getinfo_log" | "wrong_interface") {
+        if name == "empty_job_key" {
+            assert_eq!(all.matches("FI_WEFT_JOB_KEY is set, but empty").count(), 2, "{}:\n{all}", host.display());
+        }
+        if matches!(name, "getinfo_log" | "wrong_interface" | "empty_job_key") {
             // The cause, a semicolon, and what to do. The host's own functions log in our name, too.
             let ours = |line: &&str| line.contains(":weft:") && !line.contains(":fi_param");
             let said: Vec<&str> = all.lines().filter(ours).collect();
@@ -360,6 +364,7 @@ groups! {
     sets_shm sets_tcp shared_shm shared_tcp scalable_shm scalable_tcp asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp
     network_shm network_tcp job_key_shm job_key_tcp threads_shm threads_push threads_tcp waitsets_shm waitsets_tcp
     forks_shm forks_tcp joins_shm joins_push joins_tcp conditions_shm conditions_tcp wrong_interface
+    empty_job_key
 }
 
 /// Runs one group in one host, as the environment says. Only [`run`] calls this.
@@ -378,7 +383,7 @@ fn child() {
     } else {
         let group = GROUPS.iter().find(|group| group.name == name).unwrap();
         let lib = client::Lib::load(Path::new(&host));
-        if name.starts_with("getinfo") || matches!(name.as_str(), "objects_left_open" | "wrong_interface") {
+        if name.starts_with("getinfo") || matches!(name.as_str(), "objects_left_open" | "wrong_interface" | "empty_job_key") {
             (group.run)(&lib);
         } else {
             leaving_nothing(&lib, group.run);

@@ -26,6 +26,20 @@ pub(crate) fn job_key(lib: &Lib) {
     scenes(lib, &[("keys_of_the_job", keys_of_the_job)]);
 }
 
+/// With a job key that is empty nothing opens that would communicate without one.
+pub(crate) fn empty_job_key(lib: &Lib) {
+    // Not by the group's environment, where an empty value is none. Only this thread runs, and the provider reads the variable later.
+    unsafe { std::env::set_var(JOB_KEY.0, "") };
+    let info = lib.ask(lib.newest(), None).unwrap();
+    let fabric = lib.fabric(&info);
+    assert_eq!(open!(fabric, domain, info.raw).map(|domain: *mut fid_domain| close(domain)), Err(FI_EINVAL));
+    let hints = lib.allocinfo();
+    hints.ep().type_ = FI_EP_MSG;
+    let info = lib.ask(lib.newest(), Some(&hints)).unwrap();
+    assert_eq!(open!(fabric, passive_ep, info.raw).map(|pep: *mut fid_pep| close(pep)), Err(FI_EINVAL));
+    assert_eq!(close(fabric), 0);
+}
+
 /// What every process of a job has in its environment.
 pub(crate) const JOB_KEY: (&str, &str) = ("FI_WEFT_JOB_KEY", "green");
 
