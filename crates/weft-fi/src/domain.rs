@@ -18,7 +18,6 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
-use rustix::process::{Pid, getpid};
 use weft_engine::api::Region;
 use weft_engine::name::EpName;
 use weft_fi_sys as sys;
@@ -69,8 +68,6 @@ pub(crate) struct Domain {
     eq: Mutex<Option<(Hold<Eq>, bool)>>,
     uses: Uses,
     fabric: Hold<Fabric>,
-    /// The process that has opened it.
-    owner: Pid,
 }
 
 /// FI_KEY_NOTAVAIL: what fi_mr_key(3) answers where there is no key.
@@ -219,7 +216,6 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
         eq: Mutex::new(None),
         uses: Uses::new(),
         fabric,
-        owner: getpid(),
     });
     OPEN.add(Arc::as_ptr(&domain) as usize);
     Ok(domain)
@@ -309,11 +305,6 @@ impl Domain {
     /// The thread for automatic progress, if there is one.
     pub(crate) const fn auto_progress(&self) -> Option<&Arc<AutoProgress>> {
         self.auto.as_ref()
-    }
-
-    /// Whether this process has opened it, and not one that has forked this one.
-    pub(crate) fn is_ours(&self) -> bool {
-        self.owner == getpid()
     }
 
     /// What waits for counters.
@@ -478,8 +469,7 @@ impl Domain {
     /// Peers no longer reach a region; on return nothing touches its memory.
     pub(crate) fn remove_region(&self, key: u64) {
         let mut shared = self.shared.lock();
-        // What a forked child closes goes on to be its parent's.
-        if let Some(registered) = shared.regions.remove(&key).filter(|_| self.is_ours()) {
+        if let Some(registered) = shared.regions.remove(&key) {
             for core in shared.cores.iter().filter_map(Weak::upgrade).filter(|core| registered.is_for(core)) {
                 core.remove_region(key);
             }

@@ -119,6 +119,13 @@ unsafe impl Object for Ep {
         }
         Ok(())
     }
+
+    /// Drops the devices if no thread was at work in them at the fork. Shared memory and sockets remain the parent's.
+    fn abandon(&self) {
+        if let Some(mut state) = self.core.try_visit().filter(|_| self.parent.is_none()) {
+            state.engine = None;
+        }
+    }
 }
 
 /// A send, as the message files hand it over.

@@ -69,8 +69,9 @@ impl Instances {
 static OPEN: Instances = Instances::new();
 
 /// The fabric that was opened first for this API version, for `fi_fabric_attr.fabric`: what is opened there has that version, too.
+/// Fabrics that were inherited by fork(2) stay on the list when they are closed, so a child is not told of them.
 pub(crate) fn first_open(api: u32) -> Option<*mut sys::fid_fabric> {
-    find(|fabric| fabric.api_version == api)
+    find(|fabric| fabric.api_version == api && fabric.uses.is_ours())
 }
 
 /// Whether this is an open fabric of ours, for this API version.

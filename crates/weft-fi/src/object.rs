@@ -11,6 +11,8 @@
 //! - A child keeps its parents by [`Hold`]: they stay alive in memory, and `close` of a parent answers -FI_EBUSY
 //!   while a hold exists. What merely looks at an object for a moment uses `Arc` or `Weak` and lets go quickly.
 //! - The `fid` is in an `UnsafeCell` because clients and the library write to it (`context`, `fid_fabric.api_version`).
+//! - A forked child can close every object that it has inherited. Another thread of the parent may have held any lock
+//!   at the fork, and does not exist in the child. So `close` waits for no lock there and does not drop the object.
 //! - No panic crosses the C boundary: every function of a table runs inside [`guard`] or [`guard_size`].
 
 use std::cell::UnsafeCell;
@@ -22,6 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, getpid};
 use weft_fi_sys::{fi_ops, fid};
 
 use crate::errno::Errno;
@@ -47,6 +50,10 @@ pub(crate) unsafe trait Object: Send + Sync + 'static {
     fn closing(&self) -> Result<(), Errno> {
         Ok(())
     }
+
+    /// Called by [`close`] in a forked child, in place of [`Object::closing`]. Must not wait for a lock. The object is not
+    /// dropped afterwards.
+    fn abandon(&self) {}
 }
 
 /// The head of a new object.
@@ -135,6 +142,11 @@ pub(crate) unsafe fn share_fid<O: Object>(raw: *mut fid) -> Result<Arc<O>, Errno
 pub(crate) unsafe fn close<O: Object>(raw: *mut fid) -> Result<(), Errno> {
     // SAFETY: passed on to the caller.
     let object = unsafe { borrow_fid::<O>(raw) }?;
+    if !object.uses().is_ours() {
+        // The client's reference is never given back: dropping the object would take locks.
+        object.abandon();
+        return Ok(());
+    }
     if object.uses().any() {
         return Err(Errno::BUSY);
     }
@@ -152,19 +164,27 @@ pub(crate) unsafe fn close<O: Object>(raw: *mut fid) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Counts the children of an object.
-#[derive(Debug, Default)]
-pub(crate) struct Uses(AtomicUsize);
+/// Counts the children of an object, and knows the process that has opened it.
+#[derive(Debug)]
+pub(crate) struct Uses {
+    children: AtomicUsize,
+    owner: Pid,
+}
 
 impl Uses {
-    /// No children.
-    pub(crate) const fn new() -> Self {
-        Self(AtomicUsize::new(0))
+    /// No children; opened by this process.
+    pub(crate) fn new() -> Self {
+        Self { children: AtomicUsize::new(0), owner: getpid() }
+    }
+
+    /// Whether this process has opened the object. False in a forked child.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.owner == getpid()
     }
 
     /// Whether there are children.
-    pub(crate) fn any(&self) -> bool {
-        self.0.load(Ordering::Acquire) != 0
+    fn any(&self) -> bool {
+        self.children.load(Ordering::Acquire) != 0
     }
 }
 
@@ -174,7 +194,7 @@ pub(crate) struct Hold<O: Object>(Arc<O>);
 impl<O: Object> Hold<O> {
     /// Holds `parent`.
     pub(crate) fn new(parent: Arc<O>) -> Self {
-        parent.uses().0.fetch_add(1, Ordering::Relaxed);
+        parent.uses().children.fetch_add(1, Ordering::Relaxed);
         Self(parent)
     }
 
@@ -222,7 +242,7 @@ impl<O: Object> Deref for Hold<O> {
 
 impl<O: Object> Drop for Hold<O> {
     fn drop(&mut self) {
-        self.0.uses().0.fetch_sub(1, Ordering::Release);
+        self.0.uses().children.fetch_sub(1, Ordering::Release);
     }
 }
 

@@ -73,13 +73,16 @@ unsafe impl Object for Pep {
             // An endpoint may have been opened for it.
             call.answered.store(true, Ordering::Release);
         }
-        // A forked child has a copy of what is its parent's.
-        if let Some(engine) = &mut *self.listener.engine.lock()
-            && engine.nic().is_ours()
-        {
+        if let Some(engine) = &mut *self.listener.engine.lock() {
             engine.stop_listening();
         }
         Ok(())
+    }
+
+    fn abandon(&self) {
+        if let Some(mut engine) = self.listener.engine.try_lock() {
+            *engine = None;
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use crate::info::hints::Hints;
 use crate::info::network::{self, KEYS_SINCE};
 use crate::info::offer::{Offer, V1_5};
 use crate::lock::Callers;
-use crate::object;
+use crate::object::{self, Object};
 
 /// The domain that was opened first of those that are `wanted`, which are asked with the list of open ones locked. What a forked child has
 /// of its parent's is not open there.
@@ -24,7 +24,7 @@ pub(crate) fn find(wanted: impl Fn(&Arc<Domain>) -> bool) -> Option<Arc<Domain>>
     OPEN.find(|address| {
         // SAFETY: an open domain of ours; one that closes leaves the list, which is locked meanwhile, before it is gone.
         let domain = unsafe { object::share::<Domain>(address as *mut sys::fid_domain) }.ok()?;
-        (domain.is_ours() && wanted(&domain)).then_some(domain)
+        (domain.uses().is_ours() && wanted(&domain)).then_some(domain)
     })
 }
 

@@ -25,18 +25,13 @@ const NAP: Duration = Duration::from_micros(50);
 impl Ep {
     /// Takes the endpoint out of everything that drives it, lets the engine finish, and drops it.
     pub(super) fn shut(&self) {
-        let ours = self.domain.is_ours();
-        if ours || self.disown() {
-            self.take_apart(ours);
-        }
-        if ours {
-            flusher::leave(&self.core);
-        }
+        self.take_apart();
+        flusher::leave(&self.core);
     }
 
-    fn take_apart(&self, ours: bool) {
+    fn take_apart(&self) {
         let mut setup = self.setup.lock();
-        if let Some(auto) = self.domain.auto_progress().filter(|_| ours) {
+        if let Some(auto) = self.domain.auto_progress() {
             auto.leave(&self.core);
         }
         if let Some(av) = setup.av.take() {
@@ -47,8 +42,7 @@ impl Ep {
         let mut routes = std::mem::take(&mut state.routes);
         state.publisher = None;
         drop(state);
-        // In a forked child the call is the parent's.
-        if let Some(request) = routes.reports.as_ref().filter(|_| ours).and_then(|reports| reports.request.take()) {
+        if let Some(request) = routes.reports.as_ref().and_then(|reports| reports.request.take()) {
             request.abandon();
         }
         self.domain.work().forget(&self.core);
@@ -104,15 +98,6 @@ impl Ep {
                 self.domain.work().run();
             }
         }
-    }
-
-    /// In a child of the process whose endpoint this is a copy of: lets go of the devices before anything is done with them. What is in
-    /// shared memory and on the sockets is the parent's. False: a thread was at work there when the process was forked, so there is no way in
-    /// any more. The threads that look after endpoints are not asked to forget it: there are none, and one may have been looking.
-    fn disown(&self) -> bool {
-        let Some(mut state) = self.core.try_visit() else { return false };
-        state.engine = None;
-        true
     }
 }
 

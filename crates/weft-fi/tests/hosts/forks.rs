@@ -3,6 +3,7 @@
 
 use std::io::Read;
 use std::os::fd::{FromRawFd, RawFd};
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,7 @@ pub(crate) fn all(lib: &Lib) {
         &[
             ("a child exits", a_child_exits),
             ("a child closes", a_child_closes),
+            ("a child closes what is locked", a_child_closes_what_is_locked),
             ("a child asks", a_child_asks),
             ("a handler exits", a_handler_exits),
             ("a child outlives an endpoint", a_child_outlives_an_endpoint),
@@ -175,11 +177,7 @@ fn fork_and_close(a: &Side<'_>, b: &Side<'_>, to_b: u64, to_a: u64) {
         a.start("fi_tsend", &Args { tag: 5, ..Args::new(source, to_b) }, &[]);
         let printed = printed_at_exit(|| {
             assert_eq!(close(region), 0);
-            // With a thread at work at that moment the rest stays in use.
-            for side in [a, b] {
-                assert_eq!(close(side.ep), 0);
-                let _ = (close(side.cq), close(side.av));
-            }
+            [a, b].into_iter().for_each(close_all);
         });
         assert_eq!(printed, "");
         for context in 1..20 {
@@ -195,6 +193,136 @@ fn fork_and_close(a: &Side<'_>, b: &Side<'_>, to_b: u64, to_a: u64) {
         works(b, a, to_a);
     }
     assert_eq!(close(region), 0);
+}
+
+/// Closes everything, in the order that clients use.
+fn close_all(side: &Side<'_>) {
+    let results =
+        [close(side.ep), close(side.cq), close(side.av), close(side.opened.domain), close(side.opened.fabric)];
+    assert_eq!(results, [0; 5]);
+}
+
+/// Memory whose first access waits until it is released: a thread can be held inside a call of the provider.
+struct Trap {
+    room: *mut libc::c_void,
+    page: *mut libc::c_void,
+}
+
+static TRAPPED: AtomicBool = AtomicBool::new(false);
+static RELEASED: AtomicBool = AtomicBool::new(false);
+
+impl Trap {
+    const BYTES: usize = 1 << 16;
+
+    fn new() -> Self {
+        extern "C" fn handler(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+            TRAPPED.store(true, Ordering::Release);
+            while !RELEASED.load(Ordering::Acquire) {
+                unsafe { libc::sched_yield() };
+            }
+            let page = (unsafe { (*info).si_addr() } as usize & !(Trap::BYTES - 1)) as *mut libc::c_void;
+            if unsafe { libc::mprotect(page, Trap::BYTES, libc::PROT_READ | libc::PROT_WRITE) } != 0 {
+                // A fault elsewhere ends the test.
+                unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
+            }
+        }
+        let (flags, none) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, null_mut());
+        // Aligned to its size, so that the handler finds its begin.
+        let room = unsafe { libc::mmap(none, 2 * Self::BYTES, libc::PROT_NONE, flags, -1, 0) };
+        assert_ne!(room, libc::MAP_FAILED);
+        let page = room.map_addr(|address| address.next_multiple_of(Self::BYTES));
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = handler as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO;
+        assert_eq!(unsafe { libc::sigaction(libc::SIGSEGV, &action, null_mut()) }, 0);
+        Self { room, page }
+    }
+
+    /// Runs `call` in a thread and, once that waits for this memory, `meanwhile`; then releases the memory.
+    fn hold(&self, call: impl FnOnce(*mut libc::c_void) + Send, meanwhile: impl FnOnce()) {
+        [&TRAPPED, &RELEASED].into_iter().for_each(|flag| flag.store(false, Ordering::Release));
+        assert_eq!(unsafe { libc::mprotect(self.page, Self::BYTES, libc::PROT_NONE) }, 0);
+        let page = self.page as usize;
+        std::thread::scope(|scope| {
+            scope.spawn(move || call(page as *mut libc::c_void));
+            until(|| TRAPPED.load(Ordering::Acquire).then_some(()));
+            meanwhile();
+            RELEASED.store(true, Ordering::Release);
+        });
+    }
+}
+
+impl Drop for Trap {
+    fn drop(&mut self) {
+        assert_eq!(unsafe { libc::munmap(self.room, 2 * Self::BYTES) }, 0);
+    }
+}
+
+/// A side that another thread uses. The test serializes the calls.
+struct Shared<'a, 'b>(&'a Side<'b>);
+unsafe impl Send for Shared<'_, '_> {}
+
+/// The process forks while another thread is inside the endpoint, a queue's list of endpoints, or the queue itself. The child
+/// can close everything all the same, and the parent goes on.
+fn a_child_closes_what_is_locked(lib: &Lib) {
+    const BYTES: usize = 8;
+    let child_closes = |a: &Side<'_>, b: &Side<'_>| {
+        let printed = printed_at_exit(|| {
+            unsafe { libc::alarm(5) };
+            [a, b].into_iter().for_each(close_all);
+        });
+        assert_eq!(printed, "");
+    };
+    let trap = Trap::new();
+    for progress in [FI_PROGRESS_MANUAL, FI_PROGRESS_AUTO] {
+        let open = || {
+            Side::with(lib, 0, |hints| {
+                (hints.domain().threading, hints.domain().data_progress) = (FI_THREAD_SAFE, progress);
+            })
+        };
+        let (a, b, to_b, to_a) = acquaint(open(), open());
+        works(&a, &b, to_b);
+        let args = |page: *mut libc::c_void| Args { buf: page, len: BYTES, ..Args::new(&mut [], to_b) };
+        let sender = Shared(&a);
+        // A short message is copied in the call.
+        trap.hold(
+            move |page| {
+                let Shared(a) = { sender };
+                assert_eq!(a.run("fi_tinject", &args(page)), 0);
+            },
+            || child_closes(&a, &b),
+        );
+        let received = memory(BYTES);
+        b.trecv(received, 1);
+        b.next(&[&a]).done();
+        if progress == FI_PROGRESS_MANUAL {
+            // The read that finds it copies it.
+            a.tsend(pattern(BYTES), to_b, 5);
+            a.next(&[]).done();
+            let receiver = Shared(&b);
+            trap.hold(
+                move |page| {
+                    let Shared(b) = { receiver };
+                    assert_eq!(b.run("fi_trecv", &Args { context: 2, ..args(page) }), 0);
+                    b.next(&[]).done();
+                },
+                || child_closes(&a, &b),
+            );
+        }
+        let reader = Shared(&b);
+        b.trecv(received, 3);
+        a.tsend(pattern(BYTES), to_b, 4);
+        a.next(&[]).done();
+        trap.hold(
+            move |page| {
+                let Shared(b) = { reader };
+                let read = unsafe { (*(*b.cq).ops).read.unwrap() };
+                until(|| (unsafe { read(b.cq, page, 1) } == 1).then_some(()));
+            },
+            || child_closes(&a, &b),
+        );
+        works(&b, &a, to_a);
+    }
 }
 
 /// Nobody answers at an endpoint that was closed, though a child lives on that was forked from its process.
