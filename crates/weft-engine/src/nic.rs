@@ -110,9 +110,18 @@ pub enum LinkError {
          (FI_WEFT_CMA=0)"
     )]
     Access,
-    /// Descriptors, memory or another local resource ran out.
-    #[error("out of descriptors or memory; raise `ulimit -n`, or the memory that the process may have")]
+    /// Descriptors ran out here.
+    #[error("out of file descriptors; raise `ulimit -n`, or fs.file-max of the host")]
+    Descriptors,
+    /// Memory or another resource ran out here.
+    #[error(
+        "out of memory, of ports or of what epoll may watch; raise the memory that the process may have, \
+         net.ipv4.ip_local_port_range or fs.epoll.max_user_watches"
+    )]
     Resources,
+    /// The peer has no room for another link.
+    #[error("the peer is out of descriptors or memory for another link; raise `ulimit -n` or the memory there")]
+    PeerResources,
 }
 
 /// A remote piece of memory for `put` and `get`: an address in the peer's address space.

@@ -10,13 +10,14 @@
 mod gauge;
 
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use weft_engine::program::{Counter, Level};
 use weft_fi_sys as sys;
+use weft_nic::NicError;
 
 use crate::cntr::gauge::Gauge;
 
@@ -25,7 +26,7 @@ use crate::errno::Errno;
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
 use crate::poll::{self, Sources, Waitable, Waited};
-use crate::wait::{Deadline, WaitKind, Waker};
+use crate::wait::{Deadline, LazyWaker, WaitKind, Waker};
 use crate::waitset::{self, Member, WaitSet};
 
 /// What `gauge` is made of.
@@ -49,7 +50,7 @@ pub(crate) struct Cntr {
     /// How often the errors were set (or set back), or the value by deferred work: the same may have come again since.
     resets: AtomicU64,
     wait: WaitKind,
-    waker: OnceLock<Option<Waker>>,
+    waker: LazyWaker,
     set: Option<Hold<WaitSet>>,
     /// Who was told to look, by those who wait for a change. Held while a value is set.
     told: Mutex<Told>,
@@ -115,15 +116,15 @@ fn open_counter(
         by_client: AtomicU64::new(0),
         resets: AtomicU64::new(0),
         wait,
-        waker: OnceLock::new(),
+        waker: LazyWaker::default(),
         set,
         told: Mutex::default(),
         sources: domain.new_sources(),
         uses: Uses::new(),
         domain,
     };
-    if wait.needs_waker() && counter.waker().is_none() {
-        return Err(Errno::MFILE);
+    if wait.needs_waker() {
+        counter.waker.make(|| counter.new_waker())?;
     }
     let counter = Arc::new(counter);
     waitset::join(counter.set.as_ref(), &counter);
@@ -307,7 +308,7 @@ impl Cntr {
 
     /// Wakes whoever sleeps here, to look for itself.
     pub(crate) fn ring(&self) {
-        self.sources.call(self.waker.get().and_then(Option::as_ref));
+        self.sources.call(self.waker.made());
     }
 
     /// The domain.
@@ -322,7 +323,11 @@ impl Cntr {
 
     /// Where waiters sleep, made on first use.
     pub(crate) fn waker(&self) -> Option<&Waker> {
-        self.waker.get_or_init(|| waitset::new_waker(self.wait, self.set.as_ref())).as_ref()
+        self.waker.get(|| self.new_waker())
+    }
+
+    fn new_waker(&self) -> Result<Waker, NicError> {
+        waitset::new_waker(self.wait, self.set.as_ref())
     }
 
     fn wait_for(&self, threshold: u64, timeout_ms: c_int) -> Result<(), Errno> {

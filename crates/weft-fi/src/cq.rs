@@ -18,10 +18,10 @@ mod signal;
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use weft_fi_sys as sys;
+use weft_nic::NicError;
 
 use crate::cq::ring::{Entry, Failure, Format, Nothing, Ring};
 use crate::cq::signal::Signal;
@@ -31,7 +31,7 @@ use crate::lock::{Guard, Guarded};
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
 use crate::poll::{self, Sources, Waitable, Waited};
-use crate::wait::{Deadline, WaitKind, Waker};
+use crate::wait::{Deadline, LazyWaker, WaitKind, Waker};
 use crate::waitset::{self, Member, WaitSet};
 
 /// What the file that the model checker tries imports from here.
@@ -65,7 +65,7 @@ pub(crate) struct Cq {
     /// The API version that the client asked for.
     api: u32,
     /// Made when first needed.
-    waker: OnceLock<Option<Waker>>,
+    waker: LazyWaker,
     set: Option<Hold<WaitSet>>,
     signal: Signal,
     uses: Uses,
@@ -134,14 +134,14 @@ fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mu
         wait,
         threshold: attr.is_some_and(|attr| attr.wait_cond == sys::FI_CQ_COND_THRESHOLD),
         api: domain.api_version(),
-        waker: OnceLock::new(),
+        waker: LazyWaker::default(),
         set,
         signal: Signal::new(),
         uses: Uses::new(),
         domain,
     };
-    if wait.needs_waker() && queue.waker().is_none() {
-        return Err(Errno::MFILE);
+    if wait.needs_waker() {
+        queue.waker.make(|| queue.new_waker())?;
     }
     let queue = Arc::new(queue);
     waitset::join(queue.set.as_ref(), &queue);
@@ -220,7 +220,11 @@ impl Cq {
 
     /// Where readers sleep, made on first use.
     pub(crate) fn waker(&self) -> Option<&Waker> {
-        self.waker.get_or_init(|| waitset::new_waker(self.wait, self.set.as_ref())).as_ref()
+        self.waker.get(|| self.new_waker())
+    }
+
+    fn new_waker(&self) -> Result<Waker, NicError> {
+        waitset::new_waker(self.wait, self.set.as_ref())
     }
 
     #[cold]
@@ -233,7 +237,7 @@ impl Cq {
 
     /// Wakes whoever sleeps here, to look for itself.
     pub(crate) fn ring(&self) {
-        self.sources.call(self.waker.get().and_then(Option::as_ref));
+        self.sources.call(self.waker.made());
     }
 
     /// The domain.

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use weft_fi_sys as sys;
 
 use crate::eq::drivers::{Driver, Drivers};
-use crate::errno::Errno;
+use crate::errno::{self, Errno};
 use crate::fabric::Fabric;
 use crate::host::Info;
 use crate::noop;
@@ -130,7 +130,10 @@ fn open_queue(fabric: Hold<Fabric>, attr: Option<&sys::fi_eq_attr>, context: *mu
     let size = attr.map_or(0, |attr| attr.size);
     let waker = match wait {
         WaitKind::None | WaitKind::Yield => None,
-        kind => Some(waitset::new_waker(kind, set.as_ref()).ok_or(Errno::MFILE)?),
+        kind => {
+            let made = waitset::new_waker(kind, set.as_ref());
+            Some(made.map_err(|error| errno::told("fi_eq_open", &error))?)
+        }
     };
     let fid = object::new_fid(sys::FI_CLASS_EQ, context, &FID_OPS);
     let queue = Arc::new(Eq {

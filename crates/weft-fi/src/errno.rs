@@ -10,6 +10,7 @@ use std::ffi::c_int;
 use weft_engine::api::{Error, Fault};
 use weft_engine::nic::LinkError;
 use weft_fi_sys as sys;
+use weft_nic::NicError;
 
 /// A libfabric error, as its positive number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -143,7 +144,20 @@ impl From<LinkError> for Errno {
             LinkError::Denied | LinkError::Encryption => Self::ACCES,
             LinkError::Protocol => Self::PROTO,
             LinkError::Access => Self::FAULT,
+            LinkError::Descriptors => Self::MFILE,
             LinkError::Resources => Self::NOMEM,
+            LinkError::PeerResources => Self::REMOTEIO,
+        }
+    }
+}
+
+impl From<&NicError> for Errno {
+    fn from(error: &NicError) -> Self {
+        match error {
+            NicError::NoSuchInterface { .. } | NicError::UnusableInterface { .. } | NicError::NoDevice => Self::NODEV,
+            NicError::Listen { .. } | NicError::Shm(_) | NicError::System { .. } | NicError::Entropy => {
+                Self::from_raw(error.raw_os_error())
+            }
         }
     }
 }
@@ -159,6 +173,12 @@ impl From<rustix::io::Errno> for Errno {
     fn from(error: rustix::io::Errno) -> Self {
         Self::from_raw(error.raw_os_error())
     }
+}
+
+/// Tells the user, who alone can help, why a call fails.
+pub(crate) fn told(call: &str, error: &NicError) -> Errno {
+    log::warn!("{call}: {error}");
+    error.into()
 }
 
 /// Runs something that leaves the C library's `errno` as it was.
@@ -204,7 +224,9 @@ mod tests {
             (LinkError::Encryption.into(), 13),
             (LinkError::Protocol.into(), 71),
             (LinkError::Access.into(), 14),
+            (LinkError::Descriptors.into(), 24),
             (LinkError::Resources.into(), 12),
+            (LinkError::PeerResources.into(), 121),
             (std::io::Error::from_raw_os_error(98).into(), 98),
             (std::io::Error::other("no number").into(), 5),
             (Errno::from_raw(0), 256),

@@ -32,7 +32,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use weft_nic::Worker;
 
 use crate::endpoint::core::CoreRef;
-use crate::errno::Errno;
+use crate::errno::{self, Errno};
 use crate::lock;
 use crate::publish::{BEFORE_SLEEP, INTERVAL};
 use crate::wait::Waker;
@@ -127,7 +127,7 @@ impl AutoProgress {
             set
         });
         Ok(Arc::new(Self {
-            waker: Waker::new()?,
+            waker: Waker::new().map_err(|error| errno::told("fi_domain", &error))?,
             spin,
             processors: processors.flatten(),
             members: Mutex::new(Vec::new()),
@@ -191,7 +191,8 @@ impl AutoProgress {
         if thread.is_none() {
             self.stop.store(false, Ordering::Release);
             let this = Arc::clone(self);
-            *thread = Some(Worker::spawn("weft-progress", move || this.run())?);
+            let started = Worker::spawn("weft-progress", move || this.run());
+            *thread = Some(started.map_err(|error| errno::told("fi_enable", &error))?);
         }
         Ok(())
     }

@@ -71,11 +71,7 @@ impl Publisher {
     /// Ready to publish; `None` where the system does not let us.
     pub(crate) fn new() -> Option<Box<Self>> {
         let file = memfile::create(c"weft-stats", MemfdFlags::empty())
-            .inspect_err(|errno| {
-                log::info!(
-                    "no counters for `weft stat`: memfd_create: {errno}; raise the limit of descriptors or memory"
-                );
-            })
+            .inspect_err(|error| log::info!("no counters for `weft stat`: {error}"))
             .ok()?;
         // Who else gets at the descriptor, by being forked or being sent it, cannot open the file anew. A memfd takes this of its owner.
         let _ = rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR);

@@ -11,14 +11,15 @@ use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno as Sys;
 use weft_fi_sys as sys;
-use weft_nic::Worker;
+use weft_nic::{NicError, Worker};
 
 use crate::errno::Errno;
 
@@ -51,43 +52,29 @@ pub(crate) enum Woken {
 
 impl Waker {
     /// A waker that watches nothing but its bell.
-    pub(crate) fn new() -> Result<Self, Sys> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        epoll::add(&epoll, &bell, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
+    pub(crate) fn new() -> Result<Self, NicError> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(NicError::system("epoll_create1"))?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(NicError::system("eventfd"))?;
+        let key = epoll::EventData::new_u64(BELL);
+        epoll::add(&epoll, &bell, key, epoll::EventFlags::IN).map_err(NicError::system("epoll_ctl"))?;
         Ok(Self { epoll, bell, condition: None })
     }
 
-    /// A waker for a client's wait object; `None` where descriptors have run out.
-    pub(crate) fn for_kind(kind: WaitKind) -> Option<Self> {
-        let mut waker = match Self::new() {
-            Ok(waker) => waker,
-            Err(errno) => {
-                log::warn!(
-                    "no descriptor for a wait object: {errno}; blocking calls will yield instead of sleeping; raise `ulimit -n`"
-                );
-                return None;
-            }
-        };
+    /// A waker for a client's wait object.
+    pub(crate) fn for_kind(kind: WaitKind) -> Result<Self, NicError> {
+        let mut waker = Self::new()?;
         if kind == WaitKind::MutexCond {
-            match Condition::new() {
-                Ok(condition) => waker.condition = Some(Arc::new(condition)),
-                Err(error) => {
-                    log::warn!(
-                        "no thread for a condition variable: {error}; raise the limit of threads (ulimit -u, pids.max)"
-                    );
-                    return None;
-                }
-            }
+            waker.condition = Some(Arc::new(Condition::new()?));
         }
-        Some(waker)
+        Ok(waker)
     }
 
     /// A waker for a member of the wait set whose waker this is: what wakes there wakes here.
-    pub(crate) fn new_member(&self) -> Option<Self> {
+    pub(crate) fn new_member(&self) -> Result<Self, NicError> {
         let mut waker = Self::for_kind(WaitKind::Set)?;
         waker.condition.clone_from(&self.condition);
-        self.watch(waker.epoll.as_fd()).ok().map(|()| waker)
+        self.watch(waker.epoll.as_fd()).map_err(NicError::system("epoll_ctl"))?;
+        Ok(waker)
     }
 
     /// The descriptor that a client may poll: readable when there may be something to do.
@@ -148,6 +135,40 @@ impl Waker {
         let time = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
         // Whatever ends it, an interruption included: the caller goes on to look.
         let _ = rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&time));
+    }
+}
+
+/// The waker of a queue or a counter, made on first use. Where the system refuses it, the next use tries again.
+#[derive(Default)]
+pub(crate) struct LazyWaker {
+    made: OnceLock<Waker>,
+    refused: AtomicBool,
+}
+
+impl LazyWaker {
+    /// The waker, if there was any use of it.
+    pub(crate) fn made(&self) -> Option<&Waker> {
+        self.made.get()
+    }
+
+    /// The waker.
+    pub(crate) fn get(&self, make: impl FnOnce() -> Result<Waker, NicError>) -> Option<&Waker> {
+        self.made.get().or_else(|| self.make(make).ok())
+    }
+
+    /// Makes it. The first refusal is logged.
+    #[cold]
+    pub(crate) fn make(&self, make: impl FnOnce() -> Result<Waker, NicError>) -> Result<&Waker, Errno> {
+        match make() {
+            // Another thread may have been faster.
+            Ok(waker) => Ok(self.made.get_or_init(|| waker)),
+            Err(error) => {
+                if !self.refused.swap(true, Ordering::Relaxed) {
+                    log::warn!("no wait object, without which calls that block yield instead of sleeping: {error}");
+                }
+                Err((&error).into())
+            }
+        }
     }
 }
 
@@ -239,7 +260,7 @@ struct Condition {
 }
 
 impl Condition {
-    fn new() -> std::io::Result<Self> {
+    fn new() -> Result<Self, NicError> {
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);
         let helper = Worker::spawn("weft-condition", move || theirs.attend())?;

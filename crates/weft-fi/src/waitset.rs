@@ -15,8 +15,9 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use weft_fi_sys as sys;
+use weft_nic::NicError;
 
-use crate::errno::Errno;
+use crate::errno::{self, Errno};
 use crate::fabric::Fabric;
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
@@ -92,8 +93,8 @@ pub(crate) unsafe fn named(
     if set.fabric.same(fabric) { Ok(Some(set)) } else { Err(Errno::INVAL) }
 }
 
-/// The waker of an object of this kind; `None` where descriptors have run out.
-pub(crate) fn new_waker(kind: WaitKind, set: Option<&Hold<WaitSet>>) -> Option<Waker> {
+/// The waker of an object of this kind.
+pub(crate) fn new_waker(kind: WaitKind, set: Option<&Hold<WaitSet>>) -> Result<Waker, NicError> {
     match set {
         Some(set) => set.waker.new_member(),
         None => Waker::for_kind(kind),
@@ -196,7 +197,7 @@ fn open_set(fabric: Hold<Fabric>, attr: Option<&sys::fi_wait_attr>) -> Result<Ar
     if matches!(kind, WaitKind::None | WaitKind::Set) {
         return Err(Errno::INVAL);
     }
-    let waker = Waker::for_kind(kind).ok_or(Errno::MFILE)?;
+    let waker = Waker::for_kind(kind).map_err(|error| errno::told("fi_wait_open", &error))?;
     let fid = object::new_fid(sys::FI_CLASS_WAIT, std::ptr::null_mut(), &FID_OPS);
     let head = Head::new(sys::fid_wait { fid, ops: object::table(&WAIT_OPS) });
     Ok(Arc::new(WaitSet { head, kind, waker, members: Mutex::default(), uses: Uses::new(), fabric }))

@@ -29,7 +29,6 @@ use weft_engine::room;
 
 use crate::NicError;
 use crate::config::{Config, Identity};
-use crate::error::remedy;
 use crate::fork::Unshared;
 use crate::host;
 use crate::shm::Shm;
@@ -689,7 +688,7 @@ fn open_shm(config: &Config, me: &mut NameParts, tcp: bool) -> Result<Option<Shm
     let service = (config.open && port != 0).then_some(port);
     let name = EpName::full(me);
     let opened = match Shm::new(&config.shm_config(service), name) {
-        Err(error) if service.is_some() && error.raw_os_error() == Some(libc::EADDRINUSE) => {
+        Err(error) if service.is_some() && error.raw_os_error() == libc::EADDRINUSE => {
             // Port numbers are one space for all addresses of the host here.
             log::warn!(
                 "another endpoint serves port {port} by shared memory: clients that know only the port use TCP; choose another port for \
@@ -702,10 +701,10 @@ fn open_shm(config: &Config, me: &mut NameParts, tcp: bool) -> Result<Option<Shm
     match opened {
         Ok(shm) => Ok(Some(shm)),
         Err(error) if tcp => {
-            log::warn!("no shared memory, peers on this host are reached by TCP: {error}{}", remedy(&error));
+            log::warn!("no shared memory, peers on this host are reached by TCP: {error}");
             me.shm = false;
             Ok(None)
         }
-        Err(error) => Err(NicError::Shm(error)),
+        Err(error) => Err(NicError::Shm(Box::new(error))),
     }
 }

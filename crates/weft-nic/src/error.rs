@@ -1,10 +1,12 @@
 //! Why devices could not be set up, with what to do about it.
 //!
-//! Place in the data flow: returned by `Devices::new` and what it calls; weft-fi logs the text and turns the kind
-//! into an errno. Errors of a single link are [`weft_engine::nic::LinkError`].
+//! Place in the data flow: returned by `Devices::new` and what it calls, and by helpers that the system may refuse (threads, files in memory);
+//! weft-fi logs the text and turns the kind into an errno. Errors of a single link are [`weft_engine::nic::LinkError`].
 
 use std::io;
 use std::net::SocketAddr;
+
+use weft_engine::nic::LinkError;
 
 /// A set-up error. Its text names the cause and, after a semicolon, a remedy.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +39,7 @@ pub enum NicError {
     )]
     NoDevice,
     /// The TCP listener could not be bound.
-    #[error("cannot listen on {addr}: {source}{}", remedy(.source))]
+    #[error("cannot listen on {addr}: {source}{}", remedy_of_listening(.source))]
     Listen {
         /// Where.
         addr: SocketAddr,
@@ -45,8 +47,8 @@ pub enum NicError {
         source: io::Error,
     },
     /// Shared memory could not be set up, and there is no TCP to fall back to.
-    #[error("cannot set up shared memory: {}{}, or allow TCP as well (FI_WEFT_TCP=yes)", .0, remedy(.0))]
-    Shm(io::Error),
+    #[error("cannot set up shared memory: {0}, or allow TCP as well (FI_WEFT_TCP=yes)")]
+    Shm(Box<NicError>),
     /// The system has no random numbers for us.
     #[error(
         "the operating system gives no random numbers (getrandom failed); allow the call in the sandbox, or use Linux 3.17 or newer"
@@ -71,20 +73,37 @@ impl NicError {
             Self::UnusableInterface { .. } => libc::EADDRNOTAVAIL,
             Self::NoDevice => libc::EINVAL,
             Self::Entropy => libc::EIO,
-            Self::Listen { source, .. } | Self::Shm(source) | Self::System { source, .. } => {
-                source.raw_os_error().unwrap_or(libc::EIO)
-            }
+            Self::Shm(error) => error.raw_os_error(),
+            Self::Listen { source, .. } | Self::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         }
     }
 
     /// For `map_err` after a system call.
-    pub(crate) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
+    pub fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::System { what, source: source.into() }
     }
 }
 
+/// What is missing for a link, by an answer of the system.
+pub(crate) fn shortage(source: impl Into<io::Error>) -> LinkError {
+    match source.into().raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => LinkError::Descriptors,
+        _ => LinkError::Resources,
+    }
+}
+
+/// The same as [`remedy`] for a port that cannot be had.
+fn remedy_of_listening(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM) => {
+            "; a port below 1024 needs a privilege: choose a higher one; else a sandbox or security policy forbids the call: allow it"
+        }
+        _ => remedy(source),
+    }
+}
+
 /// What to do about an answer of the system, to follow the words that name it.
-pub(crate) fn remedy(source: &io::Error) -> &'static str {
+fn remedy(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EADDRINUSE) => "; another program listens there: choose another service, or wait until it has ended",
         Some(libc::EADDRNOTAVAIL) => {
@@ -93,8 +112,10 @@ pub(crate) fn remedy(source: &io::Error) -> &'static str {
         Some(libc::EAFNOSUPPORT | libc::EPROTONOSUPPORT) => {
             "; the kernel lacks that kind of network: choose an interface with the other version of IP (FI_WEFT_IFACE)"
         }
-        Some(libc::EACCES | libc::EPERM) => {
-            "; a port below 1024 needs a privilege: choose a higher one; else a sandbox or security policy forbids the call: allow it"
+        Some(libc::EACCES | libc::EPERM) => "; a sandbox or security policy forbids the call: allow it",
+        // Of pthread_create(3), in the place of ENOMEM as well.
+        Some(libc::EAGAIN) => {
+            "; a limit of threads or memory is reached: raise `ulimit -u`, pids.max of the control group, or the memory of the process"
         }
         Some(libc::EMFILE) => "; the process is out of file descriptors: raise `ulimit -n`",
         Some(libc::ENFILE) => "; the host is out of file descriptors: raise fs.file-max",
@@ -110,8 +131,6 @@ pub(crate) fn remedy(source: &io::Error) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use weft_engine::nic::LinkError;
-
     use super::*;
 
     /// Cause and remedy: there is something on both sides of the first semicolon.
@@ -134,12 +153,30 @@ mod tests {
             Denied => Some(Encryption),
             Encryption => Some(Protocol),
             Protocol => Some(Access),
-            Access => Some(Resources),
-            Resources => None,
+            Access => Some(Descriptors),
+            Descriptors => Some(Resources),
+            Resources => Some(PeerResources),
+            PeerResources => None,
         };
         let all: Vec<_> = std::iter::successors(Some(Closed), |&error| next(error)).collect();
-        assert_eq!(all.len(), 10);
+        assert_eq!(all.len(), 12);
         all.iter().for_each(|error| is_whole(&error.to_string()));
+    }
+
+    /// A remedy belongs to the call that was refused: only a port can be too low.
+    #[test]
+    fn a_refused_call_is_named_with_its_own_remedy() {
+        let refused = |what, errno| NicError::System { what, source: io::Error::from_raw_os_error(errno) }.to_string();
+        for errno in [libc::EPERM, libc::EACCES] {
+            let text = refused("memfd_create", errno);
+            assert!(text.contains("memfd_create") && text.contains("sandbox") && !text.contains("1024"), "{text}");
+            let (addr, source) = (([127, 0, 0, 1], 1).into(), io::Error::from_raw_os_error(errno));
+            assert!(NicError::Listen { addr, source }.to_string().contains("1024"));
+        }
+        let text = refused("pthread_create", libc::EAGAIN);
+        assert!(text.contains("threads") && !text.contains("ulimit -n"), "{text}");
+        assert_eq!(shortage(io::Error::from_raw_os_error(libc::EMFILE)), LinkError::Descriptors);
+        assert_eq!(shortage(io::Error::from_raw_os_error(libc::ENOMEM)), LinkError::Resources);
     }
 
     #[test]
@@ -149,8 +186,9 @@ mod tests {
             let source = || io::Error::from_raw_os_error(errno);
             let addr = ([127, 0, 0, 1], 1).into();
             is_whole(&NicError::Listen { addr, source: source() }.to_string());
-            is_whole(&NicError::Shm(source()).to_string());
-            is_whole(&NicError::System { what: "epoll_create1", source: source() }.to_string());
+            let system = NicError::System { what: "epoll_create1", source: source() };
+            is_whole(&system.to_string());
+            is_whole(&NicError::Shm(Box::new(system)).to_string());
         }
         let (name, available) = ("eth9".to_owned(), "lo (127.0.0.1)".to_owned());
         let others = [

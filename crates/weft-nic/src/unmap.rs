@@ -28,8 +28,8 @@ use rustix::io::Errno;
 use rustix::mm::UserfaultfdFlags;
 use weft_engine::nic::Span;
 
-use crate::Worker;
 use crate::unmap::log::Log;
+use crate::{NicError, Worker};
 
 /// What the file that the model checker tries imports from here.
 mod sync {
@@ -92,17 +92,16 @@ fn lock() -> MutexGuard<'static, Weak<Monitor>> {
 }
 
 impl Monitor {
-    fn start() -> rustix::io::Result<Self> {
+    fn start() -> Result<Self, NicError> {
         if !fork::is_handled() {
-            return Err(Errno::NOMEM);
+            return Err(NicError::system("pthread_atfork")(Errno::NOMEM));
         }
-        let fd = Arc::new(open()?);
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let fd = Arc::new(open().map_err(NicError::system("userfaultfd (vm.unprivileged_userfaultfd=1 allows it)"))?);
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(NicError::system("eventfd"))?);
         let log = Arc::new(Log::new());
         let (reader, told, stopped) = (Arc::clone(&fd), Arc::clone(&log), Arc::clone(&stop));
-        let thread = Worker::spawn("weft-unmap", move || run(&reader, &told, &stopped));
-        let thread = Some(thread.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?);
-        Ok(Self { fd: Some(fd), log, stop, thread })
+        let thread = Worker::spawn("weft-unmap", move || run(&reader, &told, &stopped))?;
+        Ok(Self { fd: Some(fd), log, stop, thread: Some(thread) })
     }
 
     /// Whether this process has started it, and not one that has forked this one: the descriptor and the reports are of that one's memory.
@@ -227,9 +226,7 @@ impl UnmapWatch {
                 }
                 Err(error) => {
                     ::log::warn!(
-                        "the system does not report what is unmapped (userfaultfd: {error}): \
-                         memory is deregistered as soon as it is not used (no lazy deregistration); set vm.unprivileged_userfaultfd=1, or allow the \
-                         call in the sandbox"
+                        "what is unmapped cannot be observed, so memory is deregistered as soon as it is not used (no lazy deregistration): {error}"
                     );
                     return None;
                 }

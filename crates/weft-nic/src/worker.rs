@@ -6,11 +6,12 @@
 //! Signals are the client's: its handlers do not run here. A child that the client forks has the structures, but no such thread: there
 //! nobody waits for it.
 
-use std::io;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, getpid};
+
+use crate::NicError;
 
 /// Between two looks whether a thread has ended that is not waited for without limit.
 const PAUSE: Duration = Duration::from_micros(100);
@@ -25,12 +26,13 @@ impl Worker {
     /// Starts it.
     ///
     /// # Errors
-    /// Of pthread_create(3): the process may have no more threads.
-    pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Self> {
-        let handle = Builder::new().name(name.into()).spawn(|| {
+    /// Of pthread_create(3): the process may have no more threads, or no memory for their stacks.
+    pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<Self, NicError> {
+        let body = || {
             block_signals();
             run();
-        })?;
+        };
+        let handle = Builder::new().name(name.into()).spawn(body).map_err(NicError::system("pthread_create"))?;
         Ok(Self { handle, owner: getpid() })
     }
 

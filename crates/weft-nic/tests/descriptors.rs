@@ -42,7 +42,7 @@ fn who_calls_an_endpoint_without_descriptors_learns_it() {
     let filling = leave(1);
     let link = world.nodes[1].connect(&target);
     world.until("the end", |nodes| !nodes[1].inbox.down.is_empty());
-    assert_eq!(world.nodes[1].inbox.down, [(link, LinkError::Refused)]);
+    assert_eq!(world.nodes[1].inbox.down, [(link, LinkError::PeerResources)]);
     // For a while only: calls are repeated.
     let link = world.nodes[1].connect(&target);
     for _ in 0..20 {

@@ -1,5 +1,8 @@
 //! A system that makes no reports of what is unmapped is no error, and the log tells of it. A program of its own: it gives up descriptors for good.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, clippy::cast_sign_loss, dead_code)]
+
+#[path = "seccomp/mod.rs"]
+mod seccomp;
 
 use std::sync::Mutex;
 
@@ -22,15 +25,38 @@ impl log::Log for Said {
     fn flush(&self) {}
 }
 
+/// What the log says when nothing can be observed.
+fn refusal() -> String {
+    assert!(UnmapWatch::new().is_none());
+    let said = std::mem::take(&mut *SAID.lock().unwrap());
+    let [(log::Level::Warn, text)] = said.as_slice() else { panic!("{said:?}") };
+    text.clone()
+}
+
 #[test]
 fn who_may_not_observe_hears_why_in_the_log() {
     log::set_logger(&Said).unwrap();
     log::set_max_level(log::LevelFilter::Info);
-    // No descriptor can be opened any more, as in a container that forbids the call.
+    // The helper that is missing is the one that is named.
+    let refused = |calls: &'static [(libc::c_long, i32)]| {
+        std::thread::spawn(move || {
+            if calls.is_empty() {
+                seccomp::refuse_threads()
+            } else {
+                seccomp::refuse(calls)
+            }
+            refusal()
+        })
+    };
+    let text = refused(&[]).join().unwrap();
+    assert!(text.contains("pthread_create") && text.contains("ulimit -u") && !text.contains("userfaultfd"), "{text}");
+    let text = refused(&[(libc::SYS_eventfd2, libc::EPERM)]).join().unwrap();
+    assert!(text.contains("eventfd") && text.contains("sandbox") && !text.contains("userfaultfd"), "{text}");
+    let text = refused(&[(libc::SYS_userfaultfd, libc::EPERM)]).join().unwrap();
+    assert!(text.contains("userfaultfd") && text.contains("vm.unprivileged_userfaultfd"), "{text}");
+    // No descriptor can be opened any more.
     setrlimit(Resource::Nofile, Rlimit { current: Some(0), maximum: Some(0) }).unwrap();
-    assert!(UnmapWatch::new().is_none());
-    let said = SAID.lock().unwrap();
-    let [(level, text)] = said.as_slice() else { panic!("{said:?}") };
-    assert_eq!(*level, log::Level::Warn);
+    let text = refusal();
     assert!(text.contains("userfaultfd") && text.contains("no lazy deregistration"), "{text}");
+    assert!(text.contains("ulimit -n"), "{text}");
 }

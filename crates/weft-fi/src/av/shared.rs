@@ -26,7 +26,7 @@ use weft_engine::api::Changes;
 use weft_engine::name::{EpName, NAME_BYTES};
 use weft_nic::memfile::{self, Words};
 
-use crate::errno::Errno;
+use crate::errno::{self, Errno};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"weft av2");
 /// Which words of the head say how often a row was removed, and how many rows there are.
@@ -130,7 +130,8 @@ impl Shared {
     }
 
     fn make(public: &str, name: &[u8], socket: OwnedFd) -> Result<Self, Errno> {
-        let fd = memfile::create(c"weft-av", MemfdFlags::ALLOW_SEALING).map_err(std::io::Error::from)?;
+        let made = memfile::create(c"weft-av", MemfdFlags::ALLOW_SEALING);
+        let fd = made.map_err(|error| errno::told("fi_av_open", &error))?;
         let file = File::from(fd);
         write(&file, &[0; HEAD], 0)?;
         write(&file, &(name.len() as u64).to_le_bytes(), NAME_AT)?;

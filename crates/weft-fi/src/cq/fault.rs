@@ -30,6 +30,8 @@ pub(crate) fn number(fault: Fault) -> c_int {
             LinkError::Access => 23,
             LinkError::Resources => 24,
             LinkError::Encryption => 25,
+            LinkError::Descriptors => 26,
+            LinkError::PeerResources => 27,
         },
     }
 }
@@ -56,8 +58,10 @@ pub(crate) fn text(number: c_int) -> &'static CStr {
         }
         22 => c"the peer sent something that the protocol does not allow",
         23 => c"direct access to the peer's memory failed",
-        24 => c"out of descriptors or memory",
+        24 => c"out of memory, of ports or of what epoll may watch",
         25 => c"only one of the two encrypts TCP: FI_WEFT_TCP_ENCRYPT must be the same in all processes",
+        26 => c"out of file descriptors (ulimit -n)",
+        27 => c"the peer is out of descriptors or memory for another link (ulimit -n there)",
         _ => c"unknown error number",
     }
 }
@@ -81,6 +85,8 @@ mod tests {
             LinkError::Access,
             LinkError::Resources,
             LinkError::Encryption,
+            LinkError::Descriptors,
+            LinkError::PeerResources,
         ];
         let mut faults = vec![
             Fault::Truncated(1),

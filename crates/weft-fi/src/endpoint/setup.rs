@@ -32,7 +32,7 @@ use crate::endpoint::shared::{Receives, Stx};
 use crate::endpoint::tables::includes;
 use crate::endpoint::{Ep, Kind, Limits, Place, Sources, head_of};
 use crate::eq::Eq;
-use crate::errno::Errno;
+use crate::errno::{self, Errno};
 use crate::flusher;
 use crate::info::EpType;
 use crate::info::hints::Hints;
@@ -220,14 +220,10 @@ fn limits_of(params: &Params, ty: EpType, info: &Hints) -> Result<Limits, Errno>
     Ok(limits)
 }
 
-/// Why there are no devices, told to the user, who alone can help.
+/// Why there are no devices.
+#[allow(clippy::needless_pass_by_value)] // For `map_err`.
 pub(crate) fn refused(error: NicError) -> Errno {
-    log::warn!("fi_enable: {error}");
-    match error {
-        NicError::NoSuchInterface { .. } | NicError::UnusableInterface { .. } | NicError::NoDevice => Errno::NODEV,
-        NicError::Listen { source, .. } | NicError::Shm(source) | NicError::System { source, .. } => source.into(),
-        NicError::Entropy => Errno::IO,
-    }
+    errno::told("fi_enable", &error)
 }
 
 /// The address that the client has chosen, and in which format it writes addresses.

@@ -30,6 +30,8 @@ use super::link::{self, Link, Parts};
 use super::rest::Rest;
 use super::segment::Role;
 use super::{Event, Shm, Slot, cma, page, rights};
+use crate::NicError;
+use crate::error::shortage;
 use crate::fork::Unshared;
 
 /// Events taken from epoll at once.
@@ -79,22 +81,29 @@ pub(super) struct Control {
     now_ns: u64,
 }
 
+fn listen(name: &[u8]) -> Result<Unshared, NicError> {
+    handshake::listen(name).map_err(NicError::system("an abstract Unix socket"))
+}
+
 impl Control {
-    pub(super) fn new(epoll: &OwnedFd, me: &EpName, service: Option<u16>) -> io::Result<Self> {
-        let by_id = handshake::listen(&handshake::id_address(&me.ep_id()))?;
-        epoll::add(epoll, &by_id, EventData::new_u64(TOKEN_ID), EventFlags::IN)?;
+    pub(super) fn new(epoll: &OwnedFd, me: &EpName, service: Option<u16>) -> Result<Self, NicError> {
+        let watch = |fd: BorrowedFd<'_>, token| {
+            epoll::add(epoll, fd, EventData::new_u64(token), EventFlags::IN).map_err(NicError::system("epoll_ctl"))
+        };
+        let by_id = listen(&handshake::id_address(&me.ep_id()))?;
+        watch(by_id.as_fd(), TOKEN_ID)?;
         let by_port = match service {
             Some(port) => {
-                let socket = handshake::listen(&handshake::port_address(port))?;
-                epoll::add(epoll, &socket, EventData::new_u64(TOKEN_PORT), EventFlags::IN)?;
+                let socket = listen(&handshake::port_address(port))?;
+                watch(socket.as_fd(), TOKEN_PORT)?;
                 Some(socket)
             }
             None => None,
         };
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-        epoll::add(epoll, &timer, EventData::new_u64(TOKEN_TIMER), EventFlags::IN)?;
-        let spare = Some(timer.try_clone()?);
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(NicError::system("timerfd_create"))?;
+        watch(timer.as_fd(), TOKEN_TIMER)?;
+        let spare = Some(timer.try_clone().map_err(NicError::system("dup"))?);
         let refuses_rights = rights::allow(by_id.as_fd(), false);
         let now_ns = coarse_ns();
         Ok(Self {
@@ -353,7 +362,7 @@ impl Shm {
             self.lines,
         ))?;
         if was_connecting && !self.handshakes[key].is_connecting() {
-            self.watch_handshake(key).map_err(|_| LinkError::Resources)?;
+            self.watch_handshake(key).map_err(shortage)?;
         }
         if matches!(step, Step::Spoken) {
             // It may have been we who took so long until now.
@@ -419,9 +428,9 @@ impl Shm {
     /// Everything that may fail. The peer is told last that it is accepted: where it hears of a failure instead, it goes another way.
     fn prepare_link(&self, id: u32, handshake: &Handshake, offer: Offer, direct: bool) -> Result<Parts, LinkError> {
         let bell = Bell::adopt(&offer.door).map_err(handshake::adoption_error)?;
-        let (tx, rx) = link::rings(&offer.map, offer.role, offer.lines).map_err(|_| LinkError::Resources)?;
+        let (tx, rx) = link::rings(&offer.map, offer.role, offer.lines).map_err(shortage)?;
         let token = token_of(TOKEN_LINK, id as usize);
-        epoll::modify(&self.epoll, handshake.socket(), token, WATCH).map_err(|_| LinkError::Resources)?;
+        epoll::modify(&self.epoll, handshake.socket(), token, WATCH).map_err(shortage)?;
         if offer.role == Role::Acceptor {
             let local = local(&self.me, &self.config.job_key, &self.door, self.barriers, &self.probe_value, self.lines);
             handshake::accept(handshake.socket(), id, &local)?;

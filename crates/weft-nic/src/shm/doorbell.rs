@@ -28,6 +28,7 @@ use rustix::thread::MembarrierCommand;
 
 use super::page::{Bed, Page};
 use super::segment::{Mapping, second_at};
+use crate::NicError;
 
 /// Size of the file behind either page.
 const PAGE_FILE_BYTES: usize = 4096;
@@ -80,11 +81,12 @@ pub(super) struct Door {
 
 impl Door {
     /// A new one.
-    pub(super) fn new() -> io::Result<Self> {
+    pub(super) fn new() -> Result<Self, NicError> {
         let (page_file, page) = Mapping::create(c"weft-doorbell", PAGE_FILE_BYTES)?;
         let (bed_file, bed) = Mapping::create_for_readers(c"weft-sleep", PAGE_FILE_BYTES)?;
-        page.populate(0, PAGE_FILE_BYTES)?;
-        bed.populate(0, PAGE_FILE_BYTES)?;
+        for file in [&page, &bed] {
+            file.populate(0, PAGE_FILE_BYTES).map_err(NicError::system("the pages of a memfd"))?;
+        }
         Ok(Self { files: [page_file, bed_file], page, bed, sleeps: 0 })
     }
 

@@ -20,7 +20,7 @@
 //! vanish with their socket, so reaching one is the test for "same host", and nothing is left behind.
 //!
 //! Errors: [`LinkError::Denied`] for a foreign user or a wrong proof, `Protocol` for anything malformed,
-//! `Resources` where descriptors or memory run out, `Refused` where nobody listens or the other end hangs up.
+//! `Descriptors`, `Resources` and `PeerResources` where descriptors or memory run out, here or there, `Refused` where nobody listens or the other end hangs up.
 //!
 //! Sources: unix(7), SCM_RIGHTS.
 
@@ -37,6 +37,7 @@ use weft_engine::name::EpName;
 use weft_engine::nic::LinkError;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
+use crate::error::shortage;
 use crate::fork::Unshared;
 use crate::handshake::{self, Key};
 
@@ -228,7 +229,7 @@ impl Handshake {
     /// Starts to connect to `target` for the link `link`.
     pub(super) fn connect(target: &EpName, link: u32, deadline_ns: u64) -> Result<Self, LinkError> {
         Ok(Self {
-            socket: unix_socket().map_err(|_| LinkError::Resources)?,
+            socket: unix_socket().map_err(shortage)?,
             role: Role::Initiator,
             state: State::Connecting,
             target: *target,
@@ -317,7 +318,7 @@ impl Handshake {
             let mut frame = Frame::new(REFUSE);
             frame.reason = match why {
                 LinkError::Denied => REASON_DENIED,
-                LinkError::Resources => REASON_RESOURCES,
+                LinkError::Resources | LinkError::Descriptors => REASON_RESOURCES,
                 _ => REASON_PROTOCOL,
             };
             let _ = send(self.socket.as_fd(), &frame, &[]);
@@ -334,7 +335,7 @@ impl Handshake {
             Err(Errno::AGAIN | Errno::INTR) => return Ok(Step::Wait),
             Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(LinkError::Refused),
             Err(Errno::ACCESS | Errno::PERM) => return Err(LinkError::Denied),
-            Err(_) => return Err(LinkError::Resources),
+            Err(errno) => return Err(shortage(errno)),
         }
         self.state = State::Reached;
         self.pid = peer_pid(self.socket.as_fd())?;
@@ -366,8 +367,8 @@ impl Handshake {
         if !self.key(local).verify(handshake::Role::Acceptor, &self.dialogue(), &challenge.proof) {
             return Err(LinkError::Denied);
         }
-        let (file, map) =
-            Mapping::create(c"weft-pair", segment_bytes(local.lines)).map_err(|_| LinkError::Resources)?;
+        let (file, map) = Mapping::create(c"weft-pair", segment_bytes(local.lines))
+            .map_err(|error| shortage(io::Error::from_raw_os_error(error.raw_os_error())))?;
         let mut frame = local_frame(OFFER, local);
         frame.proof = self.key(local).proof(handshake::Role::Initiator, &self.dialogue());
         frame.slot = self.link.unwrap_or(0) % SLOTS;
@@ -445,14 +446,14 @@ fn local_frame(kind: u32, local: &Local<'_>) -> Frame {
 fn reason(code: u32) -> LinkError {
     match code {
         REASON_DENIED => LinkError::Denied,
-        REASON_RESOURCES => LinkError::Resources,
+        REASON_RESOURCES => LinkError::PeerResources,
         _ => LinkError::Protocol,
     }
 }
 
 /// What went wrong when a peer's file was mapped.
 pub(super) fn adoption_error(error: io::Error) -> LinkError {
-    if error.kind() == io::ErrorKind::InvalidData { LinkError::Protocol } else { LinkError::Resources }
+    if error.kind() == io::ErrorKind::InvalidData { LinkError::Protocol } else { shortage(error) }
 }
 
 /// Whether the other end may be another user's.
@@ -532,7 +533,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Frame, Vec<Owned
     match got.bytes {
         0 => Err(LinkError::Gone),
         // The kernel drops descriptors that do not fit our table, and says so.
-        _ if got.flags.contains(ReturnFlags::CTRUNC) => Err(LinkError::Resources),
+        _ if got.flags.contains(ReturnFlags::CTRUNC) => Err(LinkError::Descriptors),
         n if n != size_of::<Frame>() || got.flags.contains(ReturnFlags::TRUNC) => Err(LinkError::Protocol),
         _ => Ok(Some((frame, fds))),
     }

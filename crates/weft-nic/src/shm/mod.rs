@@ -58,7 +58,6 @@ mod sync {
 }
 
 use std::collections::VecDeque;
-use std::io;
 use std::os::fd::OwnedFd;
 
 use slab::Slab;
@@ -75,6 +74,8 @@ use rest::Rest;
 pub(crate) use ring::MAILBOX_BYTES;
 use ring::{INLINE_BYTES, MAX_LINES, MIN_LINES};
 use segment::LINE_BYTES;
+
+use crate::NicError;
 
 pub use probe::{Finding, probe};
 
@@ -189,12 +190,13 @@ impl Shm {
     /// The device of the endpoint `me`, whose id names the listener.
     ///
     /// # Errors
-    /// Of the system: descriptors or memory ran out; `AddrInUse` if the endpoint id or the service port is taken.
-    pub fn new(config: &ShmConfig, me: EpName) -> io::Result<Self> {
-        let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)?;
+    /// Of the system: descriptors or memory ran out, or a sandbox forbids a call; EADDRINUSE if the endpoint id or the service port is taken.
+    pub fn new(config: &ShmConfig, me: EpName) -> Result<Self, NicError> {
+        let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)
+            .map_err(NicError::system("epoll_create1"))?;
         let control = control::Control::new(&epoll, &me, config.service)?;
         let mut probe_value = Box::new([0; 16]);
-        getrandom::fill(&mut *probe_value).map_err(|_| io::ErrorKind::Other)?;
+        getrandom::fill(&mut *probe_value).map_err(|_| NicError::Entropy)?;
         let lines = (config.ring_bytes / LINE_BYTES).clamp(MIN_LINES as usize, MAX_LINES as usize);
         Ok(Self {
             hot: Vec::with_capacity(HOT_LINKS),

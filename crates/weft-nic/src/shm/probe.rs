@@ -12,6 +12,7 @@ use std::os::fd::AsFd;
 use super::doorbell::Barriers;
 use super::segment::Mapping;
 use super::{cma, handshake};
+use crate::NicError;
 
 /// One thing that was tried.
 #[derive(Clone, Debug)]
@@ -48,8 +49,8 @@ pub fn probe() -> Vec<Finding> {
 
 fn try_memfd() -> Result<String, String> {
     let made = Mapping::create(c"weft-probe", 8192).and_then(|(fd, map)| {
-        map.populate(0, 8192)?;
-        Mapping::adopt(fd.as_fd(), 8192).map(|_| ())
+        map.populate(0, 8192).map_err(NicError::system("the pages of a memfd"))?;
+        Mapping::adopt(fd.as_fd(), 8192).map(|_| ()).map_err(NicError::system("mmap of a memfd"))
     });
     match made {
         Ok(()) => Ok("memfds can be made, sealed and mapped".into()),

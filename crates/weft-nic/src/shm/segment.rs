@@ -34,7 +34,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::page::Padded;
 use super::share::{self, Slot};
-use crate::memfile;
+use crate::{NicError, memfile};
 
 /// Bytes of a cache line, and of a line of a ring.
 pub(super) const LINE_BYTES: usize = 64;
@@ -115,26 +115,27 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Makes a memfd of `len` bytes, its size sealed, and maps it.
-    pub(super) fn create(name: &CStr, len: usize) -> io::Result<(OwnedFd, Self)> {
+    pub(super) fn create(name: &CStr, len: usize) -> Result<(OwnedFd, Self), NicError> {
         let (fd, map) = Self::unsealed(name, len)?;
-        rustix::fs::fcntl_add_seals(&fd, size_seals())?;
+        rustix::fs::fcntl_add_seals(&fd, size_seals()).map_err(NicError::system("fcntl of a memfd"))?;
         Ok((fd, map))
     }
 
     /// The same for one that nobody but us can write: others may map it for reading only.
-    pub(super) fn create_for_readers(name: &CStr, len: usize) -> io::Result<(OwnedFd, Self)> {
+    pub(super) fn create_for_readers(name: &CStr, len: usize) -> Result<(OwnedFd, Self), NicError> {
         let (fd, map) = Self::unsealed(name, len)?;
         // Before Linux 5.1 there is no such seal, and peers only promise to map it so.
         rustix::fs::fcntl_add_seals(&fd, size_seals() | SealFlags::FUTURE_WRITE)
-            .or_else(|_| rustix::fs::fcntl_add_seals(&fd, size_seals()))?;
+            .or_else(|_| rustix::fs::fcntl_add_seals(&fd, size_seals()))
+            .map_err(NicError::system("fcntl of a memfd"))?;
         Ok((fd, map))
     }
 
-    fn unsealed(name: &CStr, len: usize) -> io::Result<(OwnedFd, Self)> {
+    fn unsealed(name: &CStr, len: usize) -> Result<(OwnedFd, Self), NicError> {
         let fd = memfile::create(name, MemfdFlags::ALLOW_SEALING)?;
-        memfile::may_have(len as u64)?;
-        rustix::fs::ftruncate(&fd, len as u64)?;
-        let map = Self::map(fd.as_fd(), len)?;
+        let resized = memfile::may_have(len as u64).and_then(|()| rustix::fs::ftruncate(&fd, len as u64));
+        resized.map_err(NicError::system("ftruncate of a memfd"))?;
+        let map = Self::map(fd.as_fd(), len).map_err(NicError::system("mmap of a memfd"))?;
         Ok((fd, map))
     }
 

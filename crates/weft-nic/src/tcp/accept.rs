@@ -9,7 +9,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use weft_engine::nic::{LinkError, Sink};
 
-use super::connect::{Found, Half, Source, Step};
+use super::connect::{Found, Half, Source, Step, turn_away};
 use super::{State, Tcp, Token, sys};
 use crate::fork::Unshared;
 
@@ -70,7 +70,9 @@ impl Tcp {
     /// is silent.
     fn hang_up(&mut self) {
         self.spare = None;
-        let _ = sys::accept(self.listener.as_fd());
+        if let Ok((socket, _)) = sys::accept(self.listener.as_fd()) {
+            turn_away(socket.as_fd());
+        }
         self.spare = self.timer.try_clone().ok();
     }
 
@@ -183,6 +185,9 @@ impl Tcp {
         let Some(resume_ms) = self.listener_resume_ms else { return };
         if now_ms < resume_ms {
             return self.set_timer(resume_ms);
+        }
+        if self.spare.is_none() {
+            self.spare = self.timer.try_clone().ok();
         }
         let data = epoll::EventData::new_u64(Token::Listener.pack());
         match epoll::modify(&self.epoll, &self.listener, data, epoll::EventFlags::IN) {

@@ -35,6 +35,7 @@ use super::resume::Returning;
 use super::stream::Keys;
 use super::sys::{self, Pieces};
 use super::wire::{self, Answer, Finish, Hello, MAGIC, VERSION, Verdict};
+use crate::error::shortage;
 use crate::fork::Unshared;
 use crate::handshake::{self, Capability, Key, Role};
 
@@ -312,6 +313,7 @@ impl Attempt {
         }
         match answer.status {
             wire::OK => {}
+            wire::NO_ROOM => return Err(Retry(LinkError::PeerResources)),
             wire::NOT_HERE => return Err(Final(LinkError::Refused)),
             wire::DENIED => return Err(Final(LinkError::Denied)),
             wire::ENCRYPTION => return Err(Final(LinkError::Encryption)),
@@ -559,6 +561,14 @@ fn judge_hello(hello: &Hello, local: &Local) -> u8 {
     }
 }
 
+/// Tells a caller that there is no room for its connection, which is then closed.
+pub(super) fn turn_away(socket: BorrowedFd<'_>) {
+    let mut answer = Answer::new_zeroed();
+    (answer.magic, answer.version, answer.status) = (MAGIC, VERSION, wire::NO_ROOM);
+    // The caller sees the hang-up otherwise.
+    let _ = say(socket, answer.as_bytes());
+}
+
 /// The part of an answer that its proof covers.
 pub(super) fn answer_body(answer: &Answer) -> &[u8] {
     let bytes = answer.as_bytes();
@@ -573,7 +583,7 @@ pub(super) fn sort(errno: Errno) -> Failure {
         Errno::TIMEDOUT => Final(LinkError::Timeout),
         // No port is free just now.
         Errno::ADDRNOTAVAIL | Errno::AGAIN => Retry(LinkError::Resources),
-        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS => Final(LinkError::Resources),
+        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS => Final(shortage(errno)),
         Errno::ACCESS | Errno::PERM => Final(LinkError::Denied),
         // EHOSTUNREACH, ENETUNREACH, EAFNOSUPPORT, EINVAL (an address that cannot be connected to), …
         _ => Final(LinkError::Unreachable),

@@ -28,6 +28,7 @@ use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, Registrar, RemoteI
 use weft_engine::room;
 
 use crate::NicError;
+use crate::error::shortage;
 use crate::fork::Unshared;
 
 mod accept;
@@ -448,7 +449,7 @@ impl Tcp {
     /// Starts to watch a link's socket.
     fn watch(&self, socket: &Unshared, token: Token, flags: epoll::EventFlags) -> Result<(), Failure> {
         let data = epoll::EventData::new_u64(token.pack());
-        epoll::add(&self.epoll, socket, data, flags).map_err(|_| Failure::Final(LinkError::Resources))
+        epoll::add(&self.epoll, socket, data, flags).map_err(|errno| Failure::Final(shortage(errno)))
     }
 
     /// Accepts a message, for links that are all encrypted or all plain.

@@ -343,6 +343,7 @@ impl Redial {
                 self.stage = Stage::Alive;
                 return Err(Retry(LinkError::Unreachable));
             }
+            (VERSION, wire::NO_ROOM) => return Err(Retry(LinkError::PeerResources)),
             // Another endpoint, or one that has given the link up.
             (_, wire::NOT_HERE | wire::UNKNOWN | wire::BAD_VERSION) => return Err(Final(LinkError::Gone)),
             _ => return Err(Final(LinkError::Protocol)),

@@ -58,6 +58,8 @@ pub(super) const NOT_HERE: u8 = 2;
 pub(super) const DENIED: u8 = 3;
 /// Only one of the two sides wants to encrypt.
 pub(super) const ENCRYPTION: u8 = 6;
+/// There are no descriptors, or is no memory, for the connection.
+pub(super) const NO_ROOM: u8 = 7;
 
 /// No such link: it was closed, or has been given up.
 pub(super) const UNKNOWN: u8 = 4;

@@ -177,7 +177,7 @@ fn running_out_of_descriptors_is_an_error() {
                     }
                 }
                 Err(why) => {
-                    assert_eq!(why, weft_engine::nic::LinkError::Resources);
+                    assert_eq!(why, weft_engine::nic::LinkError::Descriptors);
                     failures += 1;
                 }
             }
