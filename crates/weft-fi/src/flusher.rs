@@ -7,7 +7,8 @@
 //! enters the endpoint like a control call, and has the device write.
 //!
 //! It is started by the first message that is kept, sleeps while there is none, and is gone when the last endpoint is closed. It makes no
-//! progress: what arrives stays where it is until the client asks.
+//! progress: what arrives stays where it is until the client asks. Where the system refuses the thread, devices keep nothing: each message is
+//! written at once. The thread is tried again after [`RETRY`].
 //!
 //! A forked child has a flusher of its own from its first endpoint on: whatever of its parent's somebody held at that moment stays held for ever.
 //!
@@ -18,7 +19,7 @@ mod rest;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::process::{Pid, getpid};
@@ -26,7 +27,6 @@ use weft_nic::{Unsent, Worker};
 
 use crate::endpoint::core::CoreRef;
 use crate::flusher::rest::Rest;
-use crate::flusher::sync::AtomicBool;
 
 /// A message waits for one to two of these. A thread that wakes so often takes less than a hundredth of a core.
 const TICK: Duration = Duration::from_millis(1);
@@ -34,6 +34,8 @@ const TICK: Duration = Duration::from_millis(1);
 const STUCK: Duration = Duration::from_millis(100);
 /// Ticks without anything kept before the thread sleeps until it is called.
 const QUIET_TICKS: u32 = 20;
+/// A thread that was refused is not asked for again before.
+const RETRY: Duration = Duration::from_millis(100);
 
 /// The process's own, or its parent's as long as it has none. Never freed.
 static FLUSHER: AtomicPtr<Flusher> = AtomicPtr::new(ptr::null_mut());
@@ -48,8 +50,15 @@ struct Flusher {
     /// The endpoints that are looked after.
     members: Mutex<Vec<Member>>,
     /// A leaf: taken under engines' locks.
-    handle: Mutex<Option<Worker>>,
+    handle: Mutex<Handle>,
     rest: Rest,
+}
+
+/// The thread, or when it was refused last.
+#[derive(Default)]
+struct Handle {
+    thread: Option<Worker>,
+    refused: Option<Instant>,
 }
 
 struct Member {
@@ -88,11 +97,12 @@ pub(crate) fn stop() {
     }
 }
 
-/// A device keeps something after it has kept nothing ([`Unsent::new`]).
-pub(crate) fn call() {
-    // Whose it is is not asked here: it is ours if the device's endpoint has joined.
-    if Flusher::known().is_none_or(|flusher| flusher.rest.is_called()) {
-        Flusher::ours().wake();
+/// A device keeps something after it has kept nothing ([`Unsent::new`]). Returns whether the thread will write it.
+pub(crate) fn call() -> bool {
+    // The owner is not checked here: the flusher is ours if the device's endpoint has joined.
+    match Flusher::known() {
+        Some(flusher) => flusher.rest.call(|| Flusher::ours().wake()),
+        None => Flusher::ours().wake(),
     }
 }
 
@@ -125,13 +135,12 @@ impl Flusher {
     }
 
     fn new() -> Self {
-        let rest = Rest { asleep: AtomicBool::new(true), stop: AtomicBool::new(false) };
-        Self { owner: getpid(), members: Mutex::default(), handle: Mutex::default(), rest }
+        Self { owner: getpid(), members: Mutex::default(), handle: Mutex::default(), rest: Rest::new() }
     }
 
     /// Whoever holds the members knows that the thread is in no engine, whose holder may wait for the handle.
-    fn end(&self, _members: &[Member], handle: &mut Option<Worker>) {
-        if let Some(thread) = handle.take() {
+    fn end(&self, _members: &[Member], handle: &mut Handle) {
+        if let Some(thread) = handle.thread.take() {
             self.rest.end();
             thread.unpark();
             thread.join();
@@ -139,21 +148,30 @@ impl Flusher {
         }
     }
 
+    /// Wakes the thread, or starts it. Returns whether it exists.
     #[cold]
-    fn wake(&'static self) {
+    fn wake(&'static self) -> bool {
         let mut handle = self.handle.lock();
-        if let Some(thread) = &*handle {
+        if let Some(thread) = &handle.thread {
             thread.unpark();
-            return;
+            return true;
+        }
+        if handle.refused.is_some_and(|at| at.elapsed() < RETRY) {
+            return false;
         }
         match Worker::spawn("weft-flusher", || self.run()) {
-            Ok(thread) => *handle = Some(thread),
+            Ok(thread) => {
+                *handle = Handle { thread: Some(thread), refused: None };
+                self.rest.has_begun();
+                true
+            }
             Err(error) => {
-                self.rest.is_nobody();
-                log::warn!(
-                    "no thread can be started ({error}): messages over TCP may wait until the next call of libfabric; raise \
-                     the limit of threads (ulimit -u, pids.max)"
-                );
+                if handle.refused.replace(Instant::now()).is_none() {
+                    log::warn!(
+                        "no thread for messages that TCP gathers, each of which is written at once instead: {error}"
+                    );
+                }
+                false
             }
         }
     }

@@ -31,22 +31,41 @@ use unsent::Unsent;
 /// The thread.
 struct Flusher {
     rest: Rest,
+    /// Whether it was started, behind the lock of its handle; `Err`: the system refuses so many more starts.
+    handle: Mutex<Result<(), u32>>,
     /// `unpark` of the thread's handle, and `park`.
     parked: Notify,
 }
 
 loom::lazy_static! {
     static ref FLUSHER: Flusher = Flusher {
-        rest: Rest { asleep: sync::AtomicBool::new(true), stop: sync::AtomicBool::new(false) },
+        rest: Rest::new(),
+        handle: Mutex::new(Err(0)),
         parked: Notify::new(),
     };
 }
 
 /// `flusher::call`.
-fn call() {
-    if FLUSHER.rest.is_called() {
-        FLUSHER.parked.notify();
+fn call() -> bool {
+    FLUSHER.rest.call(wake)
+}
+
+/// `Flusher::wake`.
+fn wake() -> bool {
+    let mut handle = FLUSHER.handle.lock().unwrap();
+    match &mut *handle {
+        Err(refusals) if *refusals > 0 => {
+            *refusals -= 1;
+            return false;
+        }
+        Err(_) => {
+            *handle = Ok(());
+            FLUSHER.rest.has_begun();
+        }
+        Ok(()) => {}
     }
+    FLUSHER.parked.notify();
+    true
 }
 
 /// An endpoint with its device.
@@ -61,11 +80,13 @@ impl Endpoint {
         Arc::new(Self { engine: Mutex::new((0, 0)), unsent: Unsent::new(call) })
     }
 
-    /// The client sends a message, which is kept.
+    /// The client sends a message, which is kept, or written where there is no thread.
     fn send(&self) {
         let mut engine = self.engine.lock().unwrap();
         engine.0 += 1;
-        self.unsent.note();
+        if !self.unsent.note() {
+            engine.1 += std::mem::take(&mut engine.0);
+        }
     }
 
     /// Whoever holds the device writes all that is kept. Returns how much was ever written.
@@ -78,7 +99,8 @@ impl Endpoint {
 
     /// The thread, until so many messages are written. (`Flusher::run`.)
     fn flush(&self, messages: u32) {
-        FLUSHER.rest.sleep(|| FLUSHER.parked.wait());
+        // Until it is started.
+        FLUSHER.parked.wait();
         let mut written = 0;
         while written < messages {
             // What it says at two looks is the same, after a tick: the client adds nothing.
@@ -121,10 +143,44 @@ fn what_a_client_leaves_behind_is_written_though_it_wrote_before() {
     });
 }
 
+/// The system refuses the thread: nothing waits for one, whichever of two clients asks for it first.
+#[test]
+fn without_a_thread_nothing_is_kept() {
+    for refusals in [2, 4] {
+        check(3, move || {
+            *FLUSHER.handle.lock().unwrap() = Err(refusals);
+            let endpoints = [Endpoint::new(), Endpoint::new()];
+            let other = Arc::clone(&endpoints[1]);
+            let other = loom::thread::spawn(move || (0..refusals / 2).for_each(|_| other.send()));
+            (0..refusals / 2).for_each(|_| endpoints[0].send());
+            other.join().unwrap();
+            for endpoint in endpoints {
+                assert_eq!(*endpoint.engine.lock().unwrap(), (0, refusals / 2));
+                assert!(endpoint.unsent.kept().is_none());
+            }
+        });
+    }
+}
+
+/// A start that was refused is tried again with the next message.
+#[test]
+fn a_refused_thread_is_tried_again() {
+    check(3, || {
+        *FLUSHER.handle.lock().unwrap() = Err(1);
+        let endpoint = Endpoint::new();
+        let client = Arc::clone(&endpoint);
+        let client = loom::thread::spawn(move || (0..2).for_each(|_| client.send()));
+        endpoint.flush(2);
+        client.join().unwrap();
+        assert_eq!(*endpoint.engine.lock().unwrap(), (0, 2));
+    });
+}
+
 /// The end of the thread is heard by it, wherever it is.
 #[test]
 fn a_thread_that_is_to_end_ends() {
     check(3, || {
+        FLUSHER.rest.has_begun();
         let thread = loom::thread::spawn(|| {
             while !FLUSHER.rest.ends() {
                 FLUSHER.rest.lie_down(|| false);
@@ -135,6 +191,11 @@ fn a_thread_that_is_to_end_ends() {
         FLUSHER.parked.notify();
         thread.join().unwrap();
         FLUSHER.rest.has_ended();
-        assert!(!FLUSHER.rest.ends() && FLUSHER.rest.is_called());
+        let mut starts = false;
+        let served = FLUSHER.rest.call(|| {
+            starts = true;
+            false
+        });
+        assert!(!FLUSHER.rest.ends() && !served && starts);
     });
 }

@@ -51,8 +51,8 @@ pub struct Config {
     pub shm_eager_bytes: Option<usize>,
     /// Longest eager payload in bytes by TCP. `None`: the device's choice.
     pub tcp_eager_bytes: Option<usize>,
-    /// Called when the first message is kept to leave together with others ([`Unsent`]).
-    pub on_unsent: Option<fn()>,
+    /// Called when the first message is kept to leave together with others ([`Unsent`]). Returns whether a thread will write it.
+    pub on_unsent: Option<fn() -> bool>,
 }
 
 /// What makes an endpoint's name, apart from where it is reached.

@@ -4,26 +4,35 @@
 //! model checker can try every interleaving with that note (`tests/loom_flusher.rs`).
 //!
 //! No call is lost: the thread says that it sleeps, fences, and looks whether anything is kept; whoever keeps something says so, fences, and
-//! looks whether the thread sleeps.
+//! looks whether the thread sleeps. A caller relies on the thread only once the thread exists: a start that another caller has begun may fail.
 
 use super::sync::{AtomicBool, Ordering, fence};
 
-/// The thread's rest. At the start there is no thread: `asleep`, and not to `stop`.
+/// The thread's rest.
 pub(super) struct Rest {
-    /// There is no thread, or it waits to be called.
-    pub(super) asleep: AtomicBool,
-    pub(super) stop: AtomicBool,
+    /// The thread exists, and is not to end before the last endpoint is closed.
+    exists: AtomicBool,
+    /// It waits to be called.
+    asleep: AtomicBool,
+    stop: AtomicBool,
 }
 
 impl Rest {
-    /// Something is kept. True: the caller is the one to wake the thread, or to start it.
-    pub(super) fn is_called(&self) -> bool {
-        self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel)
+    /// Before there is a thread.
+    pub(super) fn new() -> Self {
+        Self { exists: AtomicBool::new(false), asleep: AtomicBool::new(false), stop: AtomicBool::new(false) }
     }
 
-    /// There is no thread: whoever calls next starts one.
-    pub(super) fn is_nobody(&self) {
-        self.asleep.store(true, Ordering::Release);
+    /// Something is kept. Returns whether the thread will write it. `wake` wakes the thread, or starts it where there is none, one caller at
+    /// a time, and returns whether it exists then.
+    pub(super) fn call(&self, wake: impl FnOnce() -> bool) -> bool {
+        let sleeps = self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel);
+        if sleeps || !self.exists.load(Ordering::Acquire) { wake() } else { true }
+    }
+
+    /// The thread was started.
+    pub(super) fn has_begun(&self) {
+        self.exists.store(true, Ordering::Release);
     }
 
     /// The thread is to end, once it is woken.
@@ -34,7 +43,7 @@ impl Rest {
     /// It has.
     pub(super) fn has_ended(&self) {
         self.stop.store(false, Ordering::Release);
-        self.is_nobody();
+        self.exists.store(false, Ordering::Release);
     }
 
     /// Thread: whether it is to end.

@@ -31,6 +31,7 @@ mod datagrams;
 mod death;
 mod forks;
 mod getinfo;
+mod helpers;
 mod hints;
 mod joins;
 mod levels;
@@ -45,6 +46,8 @@ mod regions;
 mod registration;
 mod rig;
 mod scalable;
+#[path = "../../../weft-nic/tests/seccomp/mod.rs"]
+mod seccomp;
 mod sets;
 mod shared;
 mod side;
@@ -85,7 +88,9 @@ const ENCRYPTED: Env = &[SHM[0], SHM[1], TCP[2], ("FI_WEFT_TCP_ENCRYPT", "1")];
 /// Little room for messages that nobody has asked for.
 const WINDOW: (&str, &str) = ("FI_WEFT_UNEXPECTED_WINDOW_BYTES", "128K");
 
-const WRONG: Env = &[("FI_WEFT_IFACE", "192.0.2.1"), ("FI_WEFT_SHM", "0"), ("FI_LOG_LEVEL", "warn")];
+/// The user is told what is wrong.
+const WARN: (&str, &str) = ("FI_LOG_LEVEL", "warn");
+const WRONG: Env = &[("FI_WEFT_IFACE", "192.0.2.1"), ("FI_WEFT_SHM", "0"), WARN];
 
 /// Names the kind of simulated fabric, for the library that has one.
 pub(crate) const SIM: &str = "FI_WEFT_SIM";
@@ -210,6 +215,8 @@ const GROUPS: &[Group] = &[
     Group { name: "joins_tcp", run: joins::all, env: TCP },
     Group { name: "conditions_shm", run: conditions::all, env: SHM },
     Group { name: "conditions_tcp", run: conditions::all, env: TCP },
+    Group { name: "helpers_tcp", run: helpers::tcp, env: &[TCP[0], TCP[1], TCP[2], WARN] },
+    Group { name: "helpers_shm", run: helpers::shm, env: &[SHM[0], SHM[1], ("FI_WEFT_TCP", "0"), WARN] },
     Group { name: "wrong_interface", run: states::wrong_interface, env: WRONG },
     Group { name: "empty_job_key", run: network::empty_job_key, env: &[("FI_LOG_LEVEL", "warn")] },
 ];
@@ -318,7 +325,12 @@ fn run(name: &str) {
         if name == "empty_job_key" {
             assert_eq!(all.matches("FI_WEFT_JOB_KEY is set, but empty").count(), 2, "{}:\n{all}", host.display());
         }
-        if matches!(name, "getinfo_log" | "wrong_interface" | "empty_job_key") {
+        if name == "helpers_shm" {
+            // The call that was refused, with a remedy of its own.
+            let named = all.contains("memfd_create") && !all.contains("a port below");
+            assert!(named, "{}:\n{all}", host.display());
+        }
+        if group.env.iter().any(|(variable, _)| *variable == "FI_LOG_LEVEL") {
             // The cause, a semicolon, and what to do. The host's own functions log in our name, too.
             let ours = |line: &&str| line.contains(":weft:") && !line.contains(":fi_param");
             let said: Vec<&str> = all.lines().filter(ours).collect();
@@ -363,7 +375,7 @@ groups! {
     levels_shm levels_push levels_tcp sources_shm sources_push sources_tcp
     sets_shm sets_tcp shared_shm shared_tcp scalable_shm scalable_tcp asleep_shm asleep_push asleep_tcp barrier_shm barrier_tcp
     network_shm network_tcp job_key_shm job_key_tcp threads_shm threads_push threads_tcp waitsets_shm waitsets_tcp
-    forks_shm forks_tcp joins_shm joins_push joins_tcp conditions_shm conditions_tcp wrong_interface
+    forks_shm forks_tcp joins_shm joins_push joins_tcp conditions_shm conditions_tcp helpers_tcp helpers_shm wrong_interface
     empty_job_key
 }
 
@@ -383,7 +395,9 @@ fn child() {
     } else {
         let group = GROUPS.iter().find(|group| group.name == name).unwrap();
         let lib = client::Lib::load(Path::new(&host));
-        if name.starts_with("getinfo") || matches!(name.as_str(), "objects_left_open" | "wrong_interface" | "empty_job_key") {
+        if name.starts_with("getinfo")
+            || matches!(name.as_str(), "objects_left_open" | "wrong_interface" | "empty_job_key")
+        {
             (group.run)(&lib);
         } else {
             leaving_nothing(&lib, group.run);

@@ -467,18 +467,12 @@ impl Tcp {
             self.writer.message(fd, &mut link.tx, &mut link.rx, head, body)
         };
         let tx = &mut link.tx;
-        if tx.queued() > 0
+        if (tx.queued() > 0 || SEALED && tx.blocked && tx.holds)
             && let Some(unsent) = &self.config.unsent
+            && !unsent.note()
         {
-            unsent.note();
-        }
-        if tx.blocked {
-            if SEALED
-                && tx.holds
-                && let Some(unsent) = &self.config.unsent
-            {
-                unsent.note();
-            }
+            self.pump(id);
+        } else if tx.blocked {
             self.rearm(id);
         } else if tx.queued() > 0 && !tx.dirty {
             tx.dirty = true;

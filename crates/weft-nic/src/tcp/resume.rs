@@ -220,16 +220,15 @@ impl Tcp {
         }
         link.tx.ack_due |= link.rx.owes();
         // While there was no connection, nothing was found that could be sent.
-        if link.tx.queued() > 0
-            && let Some(unsent) = &self.config.unsent
-        {
-            unsent.note();
-        }
+        let unattended = link.tx.queued() > 0 && self.config.unsent.as_ref().is_some_and(|unsent| !unsent.note());
         if let Some(socket) = &link.socket {
             sys::keep_little_unsent(socket.as_fd());
         }
         if let Some(session) = &link.session {
             log::info!("tcp: there is a connection with {} again", session.socket());
+        }
+        if unattended {
+            self.pump(id);
         }
         self.mark_dirty(id);
         self.pace.wake();

@@ -15,26 +15,32 @@ use super::sync::{AtomicBool, AtomicU32, Ordering, fence};
 pub struct Unsent {
     kept: AtomicBool,
     times: AtomicU32,
-    calls: fn(),
+    calls: fn() -> bool,
 }
 
 impl Unsent {
-    /// `calls` is called when there is something, after there was nothing: it must be quick.
+    /// `calls` is called when there is something, after there was nothing: it must be quick. It returns whether the message will be written;
+    /// `false`: there is no thread that could.
     #[must_use]
-    pub fn new(calls: fn()) -> Self {
+    pub fn new(calls: fn() -> bool) -> Self {
         Self { kept: AtomicBool::new(false), times: AtomicU32::new(0), calls }
     }
 
-    /// A message is kept.
+    /// A message is kept. `false`: the device must write it itself, now.
     #[inline]
-    pub(super) fn note(&self) {
+    pub(super) fn note(&self) -> bool {
         // Only the holder of the device writes these.
         self.times.store(self.times.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         if !self.kept.load(Ordering::Relaxed) {
             self.kept.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            (self.calls)();
+            if !(self.calls)() {
+                // The next message asks again.
+                self.clear();
+                return false;
+            }
         }
+        true
     }
 
     /// Nothing is kept any more. Only for the holder of the device.

@@ -242,7 +242,7 @@ fn a_late_listener_is_waited_for() {
 /// Messages that are to be said once more are noted as unsent, though somebody found that nothing could be sent meanwhile.
 #[test]
 fn what_is_said_once_more_is_noted() {
-    let unsent = Arc::new(Unsent::new(|| {}));
+    let unsent = Arc::new(Unsent::new(|| true));
     let mut quiet = Quiet::new(&TcpConfig { unsent: Some(Arc::clone(&unsent)), ..TcpConfig::default() });
     let links = joined(&mut quiet, 0, 1);
     lose(0, 1);
