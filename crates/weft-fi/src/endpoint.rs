@@ -425,16 +425,16 @@ impl Ep {
     }
 }
 
-/// The C structure of a handle: what its type and its capabilities do not include answers -FI_ENOSYS.
-fn head_of(kind: Kind, ty: EpType, caps: u64, context: *mut c_void) -> sys::fid_ep {
+/// The C structure of a handle: functions that its type and its kind do not have answer -FI_ENOSYS.
+fn head_of(kind: Kind, ty: EpType, context: *mut c_void) -> sys::fid_ep {
     sys::fid_ep {
         fid: object::new_fid(kind.class(), context, &FID_OPS),
         ops: object::table(&EP_OPS.base),
         cm: object::table(if ty == EpType::Msg { &cm::CONNECTED } else { &cm::OPS }),
-        msg: object::table(tables::msg(ty, caps)),
-        rma: object::table(tables::rma(ty, caps)),
-        tagged: object::table(tables::tagged(ty, caps)),
-        atomic: object::table(tables::atomic(ty, caps)),
+        msg: object::table(tables::msg(ty, kind)),
+        rma: object::table(tables::rma(ty, kind)),
+        tagged: object::table(tables::tagged(ty, kind)),
+        atomic: object::table(tables::atomic(ty, kind)),
         collective: object::table(&collective::OPS),
     }
 }

@@ -165,7 +165,7 @@ impl Core {
         let mut state = self.state.lock();
         let State { engine: Some(_), routes, .. } = &*state else { return Errno::OPBADSTATE.size() };
         if routes.tx_full() {
-            return Errno::AGAIN.size();
+            return routes.tx_refusal();
         }
         let (result, fired) = state.submit(start);
         self.leave(state, fired);
@@ -181,7 +181,7 @@ impl Core {
         let mut state = self.state.lock();
         let State { engine: Some(engine), routes, .. } = &mut *state else { return Errno::OPBADSTATE.size() };
         if routes.tx_full() {
-            return Errno::AGAIN.size();
+            return routes.tx_refusal();
         }
         if !engine.send_now(&op) {
             return self.send_later(state, op);

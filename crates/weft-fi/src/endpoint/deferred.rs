@@ -23,10 +23,14 @@ impl Core {
         }
         let state = self.state();
         // It will complete like any other, so there must be room for its entry.
-        let full = if op.receives() { state.routes.rx_full() } else { state.routes.tx_full() };
+        let refusal = if op.receives() {
+            state.routes.rx_full().then_some(Errno::AGAIN.size())
+        } else {
+            state.routes.tx_full().then(|| state.routes.tx_refusal())
+        };
         drop(state);
-        if full {
-            return Errno::AGAIN.size();
+        if let Some(refusal) = refusal {
+            return refusal;
         }
         let result = self.admit(&op).and_then(|()| self.work().trigger(self, op));
         result.map_or_else(Errno::size, |()| 0)
@@ -48,7 +52,8 @@ impl Core {
         let mut state = self.state();
         let State { engine, routes, .. } = &mut *state;
         let engine = engine.as_mut().ok_or(Errno::OPBADSTATE)?;
-        if op.receives() && routes.rx.is_none() {
+        let queue = if op.receives() { &routes.rx } else { &routes.tx };
+        if queue.is_none() {
             return Err(Errno::NOCQ);
         }
         op.admit(engine).map_err(Errno::from)

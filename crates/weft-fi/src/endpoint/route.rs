@@ -246,10 +246,16 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
-    /// Whether transmit operations must wait until the client has read its queue.
+    /// Whether transmit operations are refused: until the client has read its queue, or for want of one ([`Self::tx_refusal`]).
     #[inline]
     pub(crate) fn tx_full(&self) -> bool {
-        self.tx.as_ref().is_some_and(|cq| cq.is_full())
+        self.tx.as_ref().is_none_or(|cq| cq.is_full())
+    }
+
+    /// The answer to a transmit operation that is refused. Without a queue it could not complete anywhere (fi_endpoint(3)).
+    #[cold]
+    pub(crate) fn tx_refusal(&self) -> isize {
+        if self.tx.is_some() { Errno::AGAIN.size() } else { Errno::NOCQ.size() }
     }
 
     /// Whether receives must wait.

@@ -400,7 +400,7 @@ impl Ep {
             inject_size: inject_bytes,
             size: tx_depth,
             iov_limit: iov,
-            rma_iov_limit: if self.caps & (sys::FI_RMA | sys::FI_ATOMIC) == 0 { 0 } else { rma_iov },
+            rma_iov_limit: rma_iov,
             ..*asked
         }
     }

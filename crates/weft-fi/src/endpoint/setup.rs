@@ -83,7 +83,7 @@ pub(crate) struct Setup {
     pub(crate) enabled: bool,
 }
 
-/// Whether an endpoint with these capabilities starts operations.
+/// Whether an endpoint with these capabilities is expected to start operations, and needs a queue for them.
 fn transmits(caps: u64) -> bool {
     includes(caps, sys::FI_MSG | sys::FI_TAGGED, sys::FI_SEND | sys::FI_RECV, sys::FI_SEND)
         || includes(
@@ -94,7 +94,7 @@ fn transmits(caps: u64) -> bool {
         )
 }
 
-/// Whether it receives messages.
+/// Whether it is expected to receive messages.
 fn receives(caps: u64) -> bool {
     includes(caps, sys::FI_MSG | sys::FI_TAGGED, sys::FI_SEND | sys::FI_RECV, sys::FI_RECV)
 }
@@ -154,7 +154,7 @@ pub(super) fn open(
     // Last of what may fail: a passive endpoint keeps its address until there is an endpoint that takes it over.
     let origin = Origin::of(info, ty, local)?;
     Ok(Arc::new(Ep {
-        head: Head::new(head_of(kind, ty, caps, context)),
+        head: Head::new(head_of(kind, ty, context)),
         core: Arc::new(core),
         tx,
         rx,
@@ -425,7 +425,7 @@ impl Ep {
         }
         let origin = self.parent.as_ref().map_or(self, Hold::arc);
         let alias = Self {
-            head: Head::new(head_of(self.kind, self.ty, self.caps, self.context())),
+            head: Head::new(head_of(self.kind, self.ty, self.context())),
             core: Arc::clone(&self.core),
             tx: Defaults::transmit(self.tx.word())?,
             rx: self.receive_defaults(self.rx.word())?,

@@ -1,13 +1,13 @@
-//! Which functions an endpoint has: those that its capabilities include (fi_getinfo(3), "CAPABILITIES"). The rest answers -FI_ENOSYS.
+//! Which functions a handle has: those of its endpoint's type, in the directions of its kind. The rest answers -FI_ENOSYS.
 //!
-//! Place in the data flow: a table is chosen once, when the endpoint is opened, so that no call looks at capabilities or at the
-//! endpoint's type. What an endpoint does not have may lack a queue to complete in, too: see `fi_enable`.
+//! Place in the data flow: a table is chosen once, when a handle is opened, so that no call looks at the type. Capabilities restrict
+//! what peers may do to an endpoint, and not what it may start itself: the same holds of libfabric's tcp, shm and sockets, and clients
+//! rely on it (Charm++ asks for FI_RMA with FI_REMOTE_READ, and reads). A handle may lack a queue for such operations; they answer
+//! -FI_ENOCQ then.
 
-use weft_fi_sys::{
-    FI_ATOMIC, FI_MSG, FI_READ, FI_RECV, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RMA, FI_SEND, FI_TAGGED, FI_WRITE,
-    fi_ops_atomic, fi_ops_msg, fi_ops_rma, fi_ops_tagged,
-};
+use weft_fi_sys::{fi_ops_atomic, fi_ops_msg, fi_ops_rma, fi_ops_tagged};
 
+use crate::endpoint::kind::Kind;
 use crate::endpoint::peer;
 use crate::info::EpType;
 use crate::{atomic, msg, noop, rma, tagged};
@@ -17,13 +17,10 @@ pub(super) fn includes(caps: u64, primary: u64, modifiers: u64, wanted: u64) -> 
     caps & primary != 0 && (caps & modifiers == 0 || caps & wanted != 0)
 }
 
-const RMA_MODIFIERS: u64 = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
-
-/// Declares the tables of one kind of messages: none, only sends, only receives, all.
+/// Declares the tables of one kind of messages: only sends, only receives, all.
 macro_rules! messages {
     ($name:ident: $table:ident = $real:expr, $none:expr) => {
-        static $name: [$table; 4] = [
-            $none,
+        static $name: [$table; 3] = [
             $table { recv: $none.recv, recvv: $none.recvv, recvmsg: $none.recvmsg, ..$real },
             $table { recv: $real.recv, recvv: $real.recvv, recvmsg: $real.recvmsg, ..$none },
             $real,
@@ -35,43 +32,46 @@ messages!(MSG: fi_ops_msg = msg::OPS, noop::MSG);
 messages!(TAGGED: fi_ops_tagged = tagged::OPS, noop::TAGGED);
 messages!(PEER_MSG: fi_ops_msg = peer::MSG, noop::MSG);
 messages!(PEER_TAGGED: fi_ops_tagged = peer::TAGGED, noop::TAGGED);
+static NO_TAGGED: fi_ops_tagged = noop::TAGGED;
 static NO_RMA: fi_ops_rma = noop::RMA;
 static NO_ATOMIC: fi_ops_atomic = noop::ATOMIC;
 
-fn choose<T>([none, sends, receives, all]: &'static [T; 4], caps: u64, primary: u64) -> &'static T {
-    let has = |direction| includes(caps, primary, FI_SEND | FI_RECV, direction);
-    match (has(FI_SEND), has(FI_RECV)) {
-        (false, false) => none,
-        (true, false) => sends,
-        (false, true) => receives,
-        (true, true) => all,
+fn choose<T>([sends, receives, all]: &'static [T; 3], kind: Kind) -> &'static T {
+    match kind {
+        Kind::Whole => all,
+        Kind::Transmit => sends,
+        Kind::Receive | Kind::Shared => receives,
     }
 }
 
 /// For messages.
-pub(super) fn msg(ty: EpType, caps: u64) -> &'static fi_ops_msg {
-    choose(if ty == EpType::Msg { &PEER_MSG } else { &MSG }, caps, FI_MSG)
+pub(super) fn msg(ty: EpType, kind: Kind) -> &'static fi_ops_msg {
+    choose(if ty == EpType::Msg { &PEER_MSG } else { &MSG }, kind)
 }
 
 /// For tagged messages.
-pub(super) fn tagged(ty: EpType, caps: u64) -> &'static fi_ops_tagged {
-    choose(if ty == EpType::Msg { &PEER_TAGGED } else { &TAGGED }, caps, FI_TAGGED)
-}
-
-/// For remote memory access. As in other providers one of FI_READ and FI_WRITE is enough: clients are not always exact.
-pub(super) fn rma(ty: EpType, caps: u64) -> &'static fi_ops_rma {
+pub(super) fn tagged(ty: EpType, kind: Kind) -> &'static fi_ops_tagged {
     match ty {
-        _ if !includes(caps, FI_RMA, RMA_MODIFIERS, FI_READ | FI_WRITE) => &NO_RMA,
-        EpType::Msg => &peer::RMA,
-        EpType::Rdm | EpType::Dgram => &rma::OPS,
+        EpType::Rdm => choose(&TAGGED, kind),
+        EpType::Msg => choose(&PEER_TAGGED, kind),
+        EpType::Dgram => &NO_TAGGED,
     }
 }
 
-/// For atomics; the same holds.
-pub(super) fn atomic(ty: EpType, caps: u64) -> &'static fi_ops_atomic {
-    match ty {
-        _ if !includes(caps, FI_ATOMIC, RMA_MODIFIERS, FI_READ | FI_WRITE) => &NO_ATOMIC,
-        EpType::Msg => &peer::ATOMIC,
-        EpType::Rdm | EpType::Dgram => &atomic::OPS,
+/// For remote memory access.
+pub(super) fn rma(ty: EpType, kind: Kind) -> &'static fi_ops_rma {
+    match (ty, kind) {
+        (EpType::Dgram, _) | (_, Kind::Receive | Kind::Shared) => &NO_RMA,
+        (EpType::Msg, _) => &peer::RMA,
+        (EpType::Rdm, _) => &rma::OPS,
+    }
+}
+
+/// For atomics.
+pub(super) fn atomic(ty: EpType, kind: Kind) -> &'static fi_ops_atomic {
+    match (ty, kind) {
+        (EpType::Dgram, _) | (_, Kind::Receive | Kind::Shared) => &NO_ATOMIC,
+        (EpType::Msg, _) => &peer::ATOMIC,
+        (EpType::Rdm, _) => &atomic::OPS,
     }
 }

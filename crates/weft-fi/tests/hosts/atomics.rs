@@ -135,12 +135,16 @@ fn queries(lib: &Lib) {
         }
         assert_eq!(unsafe { query(side.opened.domain, FI_UINT64, FI_SUM, null_mut(), 0) }, -FI_EINVAL);
     }
-    // Without the capability there is nothing.
-    let side = Side::with(lib, 0, |hints| hints.get().caps = FI_MSG | FI_RMA);
-    assert_eq!(valid(side.ep, Form::Base, FI_INT8, FI_SUM, null_mut()), -FI_ENOSYS);
-    let one = memory(8);
-    let amo = Amo::new(Form::Base, Type::Uint64, Op::Sum).unwrap();
-    assert_eq!(Args { buf: one.as_mut_ptr(), ..Args::new(amo, 1, 0) }.run(side.ep, Way::Plain), err(FI_ENOSYS));
+    // Capabilities do not say what an endpoint starts; datagrams know no atomics.
+    for (ty, caps, answer) in [(FI_EP_RDM, FI_MSG, FI_EINVAL), (FI_EP_DGRAM, FI_MSG, FI_ENOSYS)] {
+        let side = Side::with(lib, 0, |hints| (hints.ep().type_, hints.get().caps) = (ty, caps));
+        let known = if ty == FI_EP_DGRAM { -FI_ENOSYS } else { 0 };
+        assert_eq!(valid(side.ep, Form::Base, FI_INT8, FI_SUM, null_mut()), known);
+        let one = memory(8);
+        let amo = Amo::new(Form::Base, Type::Uint64, Op::Sum).unwrap();
+        // Nothing is at address 0.
+        assert_eq!(Args { buf: one.as_mut_ptr(), ..Args::new(amo, 1, 0) }.run(side.ep, Way::Plain), err(answer));
+    }
 }
 
 // ---- what they do ----------------------------------------------------------------------------

@@ -17,6 +17,7 @@ pub(crate) fn all(lib: &Lib) {
         &[
             ("before_enable", before_enable),
             ("no_receive_queue", no_receive_queue),
+            ("no_transmit_queue", no_transmit_queue),
             ("bindings", bindings),
             ("busy_parents", busy_parents),
             ("older_info", older_info),
@@ -59,13 +60,35 @@ fn before_enable(lib: &Lib) {
     works(&a, &b, to_b);
 }
 
+/// One that was opened to receive needs no queue for what it sends; where it tries to send, it is told.
+fn no_transmit_queue(lib: &Lib) {
+    let a = Side::unbound(lib, 0, |hints| hints.get().caps = FI_MSG | FI_RECV | FI_RMA | FI_REMOTE_WRITE);
+    assert_eq!(bind(a.ep, a.av, 0), 0);
+    assert_eq!(bind(a.ep, a.cq, FI_RECV), 0);
+    assert_eq!(a.enable(), 0);
+    let (a, b, to_b, to_a) = acquaint(a, Side::new(lib));
+    let transmits: Vec<_> = CALLS.iter().filter(|call| !call.recv).collect();
+    assert!(transmits.len() > 20);
+    for call in transmits {
+        let result = unsafe { (call.run)(a.ep, &Args::new(memory(64), to_b)) };
+        assert_eq!(result, fabric_err(FI_ENOCQ), "{}", call.name);
+    }
+    assert_eq!(a.tx_left(), 0);
+    let target = memory(64);
+    a.start("fi_recv", &Args { context: 1, ..Args::new(target, 0) }, &[]);
+    b.start("fi_send", &Args::new(pattern(64), to_a), &[]);
+    assert_eq!(a.next(&[&b]).done().op_context as usize, 1);
+    assert_eq!(*target, *pattern(64));
+    b.next(&[&a]).done();
+}
+
 /// fi_endpoint(3): queues for what an endpoint *will* do. One that only transmits, and is reached by peers' RMA, needs none for
 /// receives, whatever else its capabilities would allow; where it tries to receive, it is told.
 fn no_receive_queue(lib: &Lib) {
     let receiver = Side::unbound(lib, 0, |hints| hints.get().caps = FI_MSG | FI_RECV);
     assert_eq!(bind(receiver.ep, receiver.av, 0), 0);
     assert_eq!(bind(receiver.ep, receiver.cq, FI_TRANSMIT), 0);
-    assert_eq!(receiver.enable(), -(FI_ENOCQ as i32), "it can do nothing but receive");
+    assert_eq!(receiver.enable(), -(FI_ENOCQ as i32), "it was opened to receive");
     let a = Side::unbound(lib, 0, |_| ());
     assert_eq!(bind(a.ep, a.av, 0), 0);
     assert_eq!(bind(a.ep, a.cq, FI_TRANSMIT), 0);

@@ -343,12 +343,9 @@ fn the_state_of_an_endpoint_is_checked() {
     assert_eq!(side.enable(), -258);
     assert_eq!(side.bind(side.fid(), 0), -22, "an endpoint is nothing to bind");
     let atomic = unsafe { &*(*side.ep).atomic };
-    let mut count = 7;
-    assert_eq!(
-        unsafe { (atomic.writevalid.unwrap())(side.ep, 0, 0, &raw mut count) },
-        -38,
-        "not among its capabilities"
-    );
+    let mut count = 0;
+    ok(unsafe { (atomic.writevalid.unwrap())(side.ep, 0, 0, &raw mut count) });
+    assert_ne!(count, 0, "its capabilities do not say what it starts");
     assert_eq!(unsafe { ((*(*side.ep).cm).connect.unwrap())(side.ep, null(), null(), 0) }, -38);
     let getopt = unsafe { (*(*side.ep).ops).getopt.unwrap() };
     let (mut number, mut len) = (0_usize, 4_usize);
