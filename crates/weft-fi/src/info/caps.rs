@@ -85,19 +85,28 @@ const fn full(api: u32, kind: EpType) -> u64 {
         & !(EXACT_2_0 | sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX | sys::FI_SHARED_AV | sys::FI_AV_USER_ID)
 }
 
-/// What is granted for `wanted`, or the rejection.
-pub(crate) fn grant(api: u32, kind: EpType, wanted: u64) -> Result<u64, Errno> {
-    let unknown = wanted & !offered(api, kind);
-    if unknown != 0 {
-        return Err(reject(
-            "caps",
-            format_args!("{wanted:#x} (of which {unknown:#x})"),
-            format_args!("{:#x}", offered(api, kind)),
-        ));
+/// What is granted for `wanted` and what the attributes of contexts ask for besides, or the rejection.
+///
+/// A context may name capabilities that `wanted` lacks: libfabric's own providers compare either with what they have, not with each
+/// other.
+pub(crate) fn grant(api: u32, kind: EpType, wanted: u64, contexts: u64) -> Result<u64, Errno> {
+    for (what, wanted) in [("caps", wanted), ("caps of tx_attr and rx_attr", contexts)] {
+        let unknown = wanted & !offered(api, kind);
+        if unknown != 0 {
+            let wanted = format_args!("{wanted:#x} (of which {unknown:#x})");
+            return Err(reject(what, wanted, format_args!("{:#x}", offered(api, kind))));
+        }
     }
+    const MODIFIERS: u64 = MESSAGE_MODIFIERS | RMA_MODIFIERS;
     if wanted == 0 {
-        return Ok(full(api, kind));
+        return Ok(full(api, kind) | contexts);
     }
+    // Modifiers of a context restrict nothing elsewhere.
+    Ok(granted(api, kind, wanted | contexts & !MODIFIERS) | contexts)
+}
+
+/// What is granted for `wanted`, which is offered and not nothing.
+const fn granted(api: u32, kind: EpType, wanted: u64) -> u64 {
     let primary = PRIMARY | PRIMARY_2_0;
     // Only extras: then any kind of operation will do.
     let base = if wanted & primary == 0 { full(api, kind) & primary } else { wanted & primary };
@@ -114,7 +123,8 @@ pub(crate) fn grant(api: u32, kind: EpType, wanted: u64) -> Result<u64, Errno> {
     if !receives || granted & sys::FI_TAGGED == 0 {
         without |= FREE_2_0;
     }
-    Ok(granted & !without)
+    // A client may look for every capability that it has asked for, also for those that mean nothing beside the others.
+    granted & !without | wanted
 }
 
 /// No modifier means all of them, if the capability that they modify is there at all.
@@ -184,11 +194,11 @@ mod tests {
     #[test]
     fn nothing_asked_gives_everything() {
         assert_eq!(
-            grant(V1_5, EpType::Rdm, 0).unwrap(),
+            grant(V1_5, EpType::Rdm, 0, 0).unwrap(),
             offered(V1_5, EpType::Rdm) & !(sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX | sys::FI_SHARED_AV),
             "errors only for those who ask"
         );
-        let new = grant(v2::V2_0, EpType::Rdm, 0).unwrap();
+        let new = grant(v2::V2_0, EpType::Rdm, 0, 0).unwrap();
         assert_ne!(new & v2::FI_TAGGED_DIRECTED_RECV, 0);
         assert_eq!(new & v2::FI_EXACT_DIRECTED_RECV, 0, "nobody is held to what he did not ask for");
     }
@@ -196,14 +206,14 @@ mod tests {
     #[test]
     fn what_was_granted_may_be_asked_for() {
         for api in [0, sys::version(1, 0), V1_5, sys::version(1, 18), v2::V2_0, sys::version(2, 5)] {
-            let granted = grant(api, EpType::Rdm, 0).unwrap();
-            assert_eq!(grant(api, EpType::Rdm, granted).unwrap(), granted);
+            let granted = grant(api, EpType::Rdm, 0, 0).unwrap();
+            assert_eq!(grant(api, EpType::Rdm, granted, 0).unwrap(), granted);
         }
     }
 
     #[test]
     fn every_primary_is_an_attribute_of_a_context() {
-        let granted = grant(V1_5, EpType::Rdm, sys::FI_MSG | sys::FI_NAMED_RX_CTX | sys::FI_DIRECTED_RECV).unwrap();
+        let granted = grant(V1_5, EpType::Rdm, sys::FI_MSG | sys::FI_NAMED_RX_CTX | sys::FI_DIRECTED_RECV, 0).unwrap();
         assert_eq!((of_tx(granted) | of_rx(granted)) & PRIMARY & granted, granted & PRIMARY);
         assert_eq!(of_rx(granted) & sys::FI_NAMED_RX_CTX, 0, "who sends names the context");
         assert_ne!(of_tx(granted) & sys::FI_NAMED_RX_CTX, 0);
@@ -211,7 +221,7 @@ mod tests {
 
     #[test]
     fn primaries_are_not_widened() {
-        let granted = grant(V1_5, EpType::Rdm, sys::FI_TAGGED).unwrap();
+        let granted = grant(V1_5, EpType::Rdm, sys::FI_TAGGED, 0).unwrap();
         assert_eq!(granted & (sys::FI_MSG | sys::FI_RMA | sys::FI_DIRECTED_RECV), 0);
         assert_eq!(granted & MESSAGE_MODIFIERS, MESSAGE_MODIFIERS);
         assert_eq!(granted & (RMA_MODIFIERS | PAID), 0);
@@ -220,7 +230,7 @@ mod tests {
 
     #[test]
     fn contexts_are_not_wider_than_their_endpoint() {
-        let whole = grant(V1_5, EpType::Rdm, sys::FI_MSG | sys::FI_RMA | sys::FI_RECV | sys::FI_WRITE).unwrap();
+        let whole = grant(V1_5, EpType::Rdm, sys::FI_MSG | sys::FI_RMA | sys::FI_RECV | sys::FI_WRITE, 0).unwrap();
         assert_eq!(receiving(of_context(whole, of_rx(whole))) & (PRIMARY | RMA_MODIFIERS), sys::FI_MSG);
         assert_eq!(transmitting(of_context(whole, of_tx(whole))) & (PRIMARY | MESSAGE_MODIFIERS), sys::FI_RMA);
         assert_eq!(of_context(whole, 0), whole);
@@ -228,9 +238,25 @@ mod tests {
         assert_eq!(of_context(whole, asked) & RMA_MODIFIERS, sys::FI_REMOTE_WRITE, "what is asked for by name");
     }
 
+    /// A context may ask for more than the endpoint: it is given to both. What peers may do stays as asked.
+    #[test]
+    fn contexts_ask_too() {
+        let rdm = |wanted, contexts| grant(V1_5, EpType::Rdm, wanted, contexts);
+        let rma = sys::FI_RMA | sys::FI_REMOTE_READ;
+        let all = rdm(rma, sys::FI_ATOMIC | sys::FI_TAGGED | sys::FI_READ | sys::FI_RMA_EVENT).unwrap();
+        assert_eq!(all & RMA_MODIFIERS, sys::FI_REMOTE_READ | sys::FI_READ);
+        assert_eq!(all & (PRIMARY | PAID), sys::FI_RMA | sys::FI_ATOMIC | sys::FI_TAGGED | sys::FI_RMA_EVENT);
+        assert_eq!(rdm(sys::FI_RMA, sys::FI_RMA | sys::FI_READ), rdm(sys::FI_RMA, 0), "restricts nothing");
+        for idle in [sys::FI_MSG | sys::FI_READ, sys::FI_MSG | sys::FI_SEND | sys::FI_MULTI_RECV] {
+            assert_eq!(rdm(idle, 0).unwrap() & idle, idle, "all that was asked for");
+        }
+        assert_eq!(rdm(0, sys::FI_NAMED_RX_CTX), Ok(full(V1_5, EpType::Rdm) | sys::FI_NAMED_RX_CTX));
+        assert_eq!(rdm(sys::FI_MSG, sys::FI_HMEM), Err(Errno::NODATA));
+    }
+
     #[test]
     fn modifiers_restrict() {
-        let granted = grant(V1_5, EpType::Rdm, sys::FI_MSG | sys::FI_RMA | sys::FI_SEND | sys::FI_WRITE).unwrap();
+        let granted = grant(V1_5, EpType::Rdm, sys::FI_MSG | sys::FI_RMA | sys::FI_SEND | sys::FI_WRITE, 0).unwrap();
         assert_eq!(granted & MESSAGE_MODIFIERS, sys::FI_SEND);
         assert_eq!(granted & RMA_MODIFIERS, sys::FI_WRITE);
         assert_eq!(granted & sys::FI_MULTI_RECV, 0);
@@ -240,12 +266,12 @@ mod tests {
     fn bits_that_changed_their_meaning() {
         let v1_20 = sys::version(1, 20);
         for bit in [v2::FI_TAGGED_DIRECTED_RECV, v2::FI_TAGGED_MULTI_RECV, v2::FI_EXACT_DIRECTED_RECV] {
-            assert_eq!(grant(v1_20, EpType::Rdm, sys::FI_TAGGED | bit), Err(Errno::NODATA));
-            assert_ne!(grant(v2::V2_0, EpType::Rdm, sys::FI_TAGGED | bit).unwrap() & bit, 0);
+            assert_eq!(grant(v1_20, EpType::Rdm, sys::FI_TAGGED | bit, 0), Err(Errno::NODATA));
+            assert_ne!(grant(v2::V2_0, EpType::Rdm, sys::FI_TAGGED | bit, 0).unwrap() & bit, 0);
         }
         for api in [v1_20, v2::V2_0] {
-            assert_eq!(grant(api, EpType::Rdm, sys::FI_HMEM), Err(Errno::NODATA));
-            assert_eq!(grant(api, EpType::Rdm, v2::FI_XPU), Err(Errno::NODATA));
+            assert_eq!(grant(api, EpType::Rdm, sys::FI_HMEM, 0), Err(Errno::NODATA));
+            assert_eq!(grant(api, EpType::Rdm, v2::FI_XPU, 0), Err(Errno::NODATA));
         }
     }
 }

@@ -58,8 +58,13 @@ const TX_OP_FLAGS: u64 = sys::FI_COMPLETION
     | sys::FI_MORE;
 /// What nobody does for a datagram: answer, or keep others waiting.
 const ANSWERED: u64 = sys::FI_DELIVERY_COMPLETE | sys::FI_MATCH_COMPLETE | sys::FI_FENCE;
-/// The same for a receive context.
-const RX_OP_FLAGS: u64 = sys::FI_COMPLETION | sys::FI_MULTI_RECV | sys::FI_MORE;
+/// The same for a receive context. The levels change nothing there.
+const RX_OP_FLAGS: u64 = sys::FI_COMPLETION
+    | sys::FI_MULTI_RECV
+    | sys::FI_MORE
+    | sys::FI_INJECT_COMPLETE
+    | sys::FI_TRANSMIT_COMPLETE
+    | sys::FI_DELIVERY_COMPLETE;
 
 const MR_BASIC: i32 = 1;
 const MR_SCALABLE: i32 = 2;
@@ -100,7 +105,8 @@ impl Offer {
         let ty = ep_type(hints)?;
         // Left open, they are those that the domain has.
         let unasked = if hints.caps == 0 { named.as_ref().map_or(0, |domain| domain.lacks()) } else { 0 };
-        let caps = caps::grant(api, ty, hints.caps)? & !unasked;
+        let contexts = hints.tx.map_or(0, |attr| attr.caps) | hints.rx.map_or(0, |attr| attr.caps);
+        let caps = caps::grant(api, ty, hints.caps, contexts)? & !unasked;
         let mut offer = Self {
             caps,
             format,
@@ -229,7 +235,6 @@ pub(crate) const NO_TX: sys::fi_tx_attr = sys::fi_tx_attr {
 
 fn tx(hints: &Hints, ty: EpType, caps: u64, params: &Params) -> Result<sys::fi_tx_attr, Errno> {
     let hint = hints.tx.unwrap_or(NO_TX);
-    subset("tx_attr->caps", hint.caps, caps)?;
     let answered = if ty == EpType::Dgram { ANSWERED } else { 0 };
     subset("tx_attr->op_flags", hint.op_flags, TX_OP_FLAGS & !answered | (caps & sys::FI_TRIGGER))?;
     subset("tx_attr->comp_order", hint.comp_order, 0)?;
@@ -254,7 +259,7 @@ fn tx(hints: &Hints, ty: EpType, caps: u64, params: &Params) -> Result<sys::fi_t
             up_to("tx_attr->size", hint.size, 1, longest_queue(params))?
         },
         iov_limit: IOV_LIMIT,
-        rma_iov_limit: if caps & (sys::FI_RMA | sys::FI_ATOMIC) == 0 { 0 } else { IOV_LIMIT },
+        rma_iov_limit: if ty == EpType::Dgram { 0 } else { IOV_LIMIT },
         tclass: tclass("tx_attr->tclass", hint.tclass)?,
         ..NO_TX
     })
@@ -272,7 +277,6 @@ fn rx(hints: &Hints, ty: EpType, caps: u64, params: &Params) -> Result<sys::fi_r
         iov_limit: 0,
     };
     let hint = hints.rx.unwrap_or(zero);
-    subset("rx_attr->caps", hint.caps, caps)?;
     subset("rx_attr->op_flags", hint.op_flags, RX_OP_FLAGS | (caps & sys::FI_TRIGGER))?;
     subset("rx_attr->comp_order", hint.comp_order, 0)?;
     at_most("rx_attr->iov_limit", hint.iov_limit, IOV_LIMIT)?;
@@ -383,17 +387,19 @@ const NO_DOMAIN: sys::fi_domain_attr = sys::fi_domain_attr {
 
 fn domain_attr(api: u32, hints: &Hints, params: &Params) -> Result<sys::fi_domain_attr, Errno> {
     let hint = hints.domain.unwrap_or(NO_DOMAIN);
-    subset("domain_attr->caps", hint.caps, caps::DOMAIN | caps::domain_extras(api))?;
-    at_most("domain_attr->mr_key_size", hint.mr_key_size, DATA_BYTES)?;
+    let domain_caps = caps::DOMAIN | caps::domain_extras(api);
+    // mr_key_size and max_ep_{tx,rx}_ctx say what a client can use, not what it needs: any is fine, and the answer says what there is.
     at_most("domain_attr->cq_data_size", hint.cq_data_size, DATA_BYTES)?;
-    at_most("domain_attr->mr_iov_limit", hint.mr_iov_limit, IOV_LIMIT)?;
-    at_most("domain_attr->max_ep_tx_ctx", hint.max_ep_tx_ctx, MAX_EP_CONTEXTS)?;
-    at_most("domain_attr->max_ep_rx_ctx", hint.max_ep_rx_ctx, MAX_EP_CONTEXTS)?;
+    // Clients of older versions do not know of these fields.
+    if api >= V1_5 {
+        subset("domain_attr->caps", hint.caps, domain_caps)?;
+        at_most("domain_attr->mr_iov_limit", hint.mr_iov_limit, IOV_LIMIT)?;
+        at_most("domain_attr->max_err_data", hint.max_err_data, MAX_ERR_DATA_BYTES)?;
+    }
     let ep = |count: fn(&sys::fi_ep_attr) -> usize| hints.ep.as_ref().map_or(0, count);
     let shared = |wanted: usize, count: usize| {
         if wanted == 0 && count != SHARED_CONTEXT { 0 } else { wanted.max(PLENTY) }
     };
-    at_most("domain_attr->max_err_data", hint.max_err_data, MAX_ERR_DATA_BYTES)?;
     // One of each unless asked for: some clients take more as an invitation to scalable endpoints.
     let several = |count: usize| count > 1 && count != SHARED_CONTEXT;
     let scalable = hints.caps & sys::FI_NAMED_RX_CTX != 0
@@ -421,7 +427,7 @@ fn domain_attr(api: u32, hints: &Hints, params: &Params) -> Result<sys::fi_domai
         max_ep_srx_ctx: shared(hint.max_ep_srx_ctx, ep(|attr| attr.rx_ctx_cnt)),
         cntr_cnt: count(hint.cntr_cnt),
         mr_iov_limit: IOV_LIMIT,
-        caps: caps::DOMAIN | hint.caps | (hints.caps & caps::domain_extras(api)),
+        caps: caps::DOMAIN | hint.caps & domain_caps | (hints.caps & caps::domain_extras(api)),
         mr_cnt: count(hint.mr_cnt),
         tclass: tclass("domain_attr->tclass", hint.tclass)?,
         max_err_data: MAX_ERR_DATA_BYTES,
@@ -450,11 +456,12 @@ fn progress(what: &str, api: u32, wanted: u32) -> Result<u32, Errno> {
 /// from API 1.5 on, the bits, which say what the client *can* do, are all cleared. The two old values name a mode
 /// that the client *wants*: they come back as they are, and registration follows them (BASIC: virtual addresses and
 /// keys of our choice). A client that sets bits in the `fi_info` it opens a domain with gets what those say, too.
-/// Before 1.5 there were only the two values; 0 leaves us the choice.
+/// Before 1.5 there were only the two values; 0 leaves us the choice, which is FI_MR_BASIC as with libfabric's tcp, shm and sockets:
+/// a client that does not look at the answer uses virtual addresses and asks for keys.
 fn mr_mode(api: u32, wanted: i32) -> Result<i32, Errno> {
     match wanted {
         MR_BASIC | MR_SCALABLE => Ok(wanted),
-        0 => Ok(if api < V1_5 { MR_SCALABLE } else { 0 }),
+        0 => Ok(if api < V1_5 { MR_BASIC } else { 0 }),
         bits if api >= V1_5 && bits & (MR_BASIC | MR_SCALABLE) == 0 => Ok(0),
         other => {
             Err(reject("mr_mode", format_args!("{other:#x}"), "FI_MR_BASIC, FI_MR_SCALABLE, or bits (from API 1.5)"))
@@ -553,7 +560,7 @@ mod tests {
         let mode =
             |api, wanted| select(api, &with_domain(|attr| attr.mr_mode = wanted)).map(|offer| offer.domain.mr_mode);
         let old = sys::version(1, 1);
-        assert_eq!(mode(old, 0), Ok(MR_SCALABLE));
+        assert_eq!(mode(old, 0), Ok(MR_BASIC));
         assert_eq!(mode(old, MR_BASIC), Ok(MR_BASIC));
         assert_eq!(mode(old, sys::FI_MR_LOCAL), Err(Errno::NODATA));
         assert_eq!(mode(V1_5, 0), Ok(0));
@@ -561,6 +568,23 @@ mod tests {
         assert_eq!(mode(V1_5, MR_SCALABLE), Ok(MR_SCALABLE));
         assert_eq!(mode(V1_5, sys::FI_MR_VIRT_ADDR | sys::FI_MR_PROV_KEY | sys::FI_MR_LOCAL), Ok(0));
         assert_eq!(mode(V1_5, MR_BASIC | sys::FI_MR_LOCAL), Err(Errno::NODATA));
+    }
+
+    /// More than there is, of what a client need not use; fields that its version does not know.
+    #[test]
+    fn what_says_nothing_of_needs() {
+        let domain =
+            |api, change: fn(&mut sys::fi_domain_attr)| select(api, &with_domain(change)).map(|offer| offer.domain);
+        assert_eq!(domain(V1_20, |attr| attr.mr_key_size = 16).unwrap().mr_key_size, DATA_BYTES);
+        assert_eq!(domain(V1_20, |attr| attr.max_ep_tx_ctx = 1000).unwrap().max_ep_tx_ctx, MAX_EP_CONTEXTS);
+        let later: [fn(&mut sys::fi_domain_attr); 3] =
+            [|attr| attr.mr_iov_limit = 64, |attr| attr.max_err_data = 1000, |attr| attr.caps = sys::FI_MSG];
+        for later in later {
+            let old = domain(sys::version(1, 4), later).unwrap();
+            assert_eq!((old.mr_iov_limit, old.max_err_data), (IOV_LIMIT, MAX_ERR_DATA_BYTES));
+            assert_eq!(old.caps, caps::DOMAIN);
+            assert_eq!(domain(V1_5, later).map(|_| ()), Err(Errno::NODATA));
+        }
     }
 
     #[test]
@@ -593,7 +617,7 @@ mod tests {
         assert_eq!(ep(|attr| attr.max_msg_size = usize::MAX), Err(Errno::NODATA));
         assert_eq!(ep(|attr| attr.protocol = 1), Err(Errno::NODATA));
         assert_eq!(ep(|attr| attr.tx_ctx_cnt = usize::MAX - 1), Err(Errno::NODATA));
-        assert_eq!(select(V1_20, &with_domain(|attr| attr.mr_key_size = 16)).map(|_| ()), Err(Errno::NODATA));
+        assert_eq!(select(V1_20, &with_domain(|attr| attr.cq_data_size = 16)).map(|_| ()), Err(Errno::NODATA));
         let other = Hints { domain_name: Some(c"eth0".to_owned()), ..Hints::default() };
         assert_eq!(select(V1_20, &other).map(|_| ()), Err(Errno::NODATA));
         let ours = Hints { domain_name: Some(crate::NAME.to_owned()), ..Hints::default() };

@@ -59,6 +59,7 @@ pub(crate) fn all(lib: &Lib) {
         &[
             ("refused", refused),
             ("roles", roles),
+            ("accesses_not_asked_for", accesses_not_asked_for),
             ("endpoints", endpoints),
             ("domains", domains),
             ("pieces", pieces),
@@ -148,6 +149,32 @@ fn roles(lib: &Lib) {
         works(&a, &b, to_b);
         assert_eq!(close(mr), 0);
     }
+}
+
+/// As Charm++ does: an endpoint opened from API 1.0, with no registration mode asked for, is to be read from, and reads itself. It may also
+/// write; what its peers may do is as asked.
+fn accesses_not_asked_for(lib: &Lib) {
+    let open = || {
+        let hints = lib.allocinfo();
+        hints.get().caps = FI_TAGGED | FI_RMA | FI_REMOTE_READ;
+        Side::opened(lib, 0, lib.ask(version(1, 0), Some(&hints)).unwrap())
+    };
+    let (a, b, to_b, _) = acquaint(open(), open());
+    assert_eq!(a.info.domain().mr_mode, FI_MR_BASIC as i32, "keys of the provider, virtual addresses");
+    let source = pattern(REGION_BYTES);
+    let mr = b.register(source, FI_REMOTE_READ | FI_REMOTE_WRITE, 0);
+    let (key, addr) = (unsafe { (*mr).key }, source.as_ptr().addr() as u64);
+    for len in LENGTHS {
+        let target = memory(len);
+        a.start("fi_read", &Args { key, addr, ..Args::new(target, to_b) }, &[]);
+        a.next(&[&b]).done();
+        assert!(*target == source[..len], "{len} bytes");
+        a.start("fi_write", &Args { key, addr, ..Args::new(memory(len), to_b) }, &[]);
+        assert_eq!(a.next(&[&b]).failed().err, FI_EKEYREJECTED);
+        assert!(*source == *pattern(REGION_BYTES), "{len} bytes were written");
+    }
+    works(&a, &b, to_b);
+    assert_eq!(close(mr), 0);
 }
 
 /// A write, a read and an atomic operation, short and long, on a region of [`REGION_BYTES`]: all are done, or all are refused and

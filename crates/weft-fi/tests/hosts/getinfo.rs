@@ -31,7 +31,7 @@ pub(crate) fn defaults(lib: &Lib) {
             assert_eq!(CStr::from_ptr(info.fabric().name), c"weft");
             assert_eq!(CStr::from_ptr(info.domain().name), c"weft");
         }
-        assert_eq!(info.domain().mr_mode, if api < V1_5 { FI_MR_SCALABLE as i32 } else { 0 });
+        assert_eq!(info.domain().mr_mode, if api < V1_5 { FI_MR_BASIC as i32 } else { 0 });
         assert_eq!((info.domain().max_ep_tx_ctx, info.domain().max_ep_stx_ctx), (1, 0));
         assert!(info.tx().inject_size >= 4096 && info.tx().iov_limit >= 8 && info.domain().cq_data_size >= 4);
         assert_eq!(info.domain().mr_key_size, 8);
@@ -110,8 +110,8 @@ fn gasnet(lib: &Lib) {
 }
 
 fn charm(lib: &Lib) {
-    let hints = hinted(lib, FI_TAGGED | FI_RMA | FI_READ);
-    hints.domain().mr_mode = FI_MR_BASIC as i32;
+    let hints = hinted(lib, FI_TAGGED | FI_RMA | FI_REMOTE_READ);
+    hints.domain().mode = !0;
     hints.domain().av_type = FI_AV_TABLE;
     hints.ep().mem_tag_format = 0x7fff_ffff_ffff_ffff;
     let info = lib.ask(version(1, 0), Some(&hints)).unwrap();
@@ -172,7 +172,6 @@ pub(crate) fn rejections(lib: &Lib) {
     refused("multicast", &|hints| hints.get().caps |= FI_MULTICAST);
     refused("commit complete", &|hints| hints.tx().op_flags = FI_COMMIT_COMPLETE);
     refused("strict completion order", &|hints| hints.tx().comp_order = FI_ORDER_STRICT);
-    refused("long keys", &|hints| hints.domain().mr_key_size = 16);
     refused("long data", &|hints| hints.domain().cq_data_size = 9);
     refused("huge messages", &|hints| hints.ep().max_msg_size = usize::MAX);
     refused("huge injects", &|hints| hints.tx().inject_size = 1 << 30);
@@ -335,7 +334,7 @@ pub(crate) fn params(lib: &Lib) {
 /// Refusals are explained at info level; the parent process looks for the line.
 pub(crate) fn log_lines(lib: &Lib) {
     let hints = hinted(lib, FI_TAGGED);
-    hints.domain().mr_key_size = 16;
+    hints.domain().cq_data_size = 16;
     assert!(lib.getinfo(lib.newest(), None, None, 0, Some(&hints)).is_err());
 }
 

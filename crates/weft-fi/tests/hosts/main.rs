@@ -39,6 +39,7 @@ mod limits;
 mod misuse;
 mod network;
 mod objects;
+mod peers;
 mod progress;
 mod published;
 mod queues;
@@ -111,6 +112,7 @@ const GROUPS: &[Group] = &[
         env: &[("FI_LOG_LEVEL", "info"), ("FI_LOG_PROV", "weft"), ("FI_WEFT_RX_SIZE", "-3")],
     },
     Group { name: "getinfo_no_layers", run: getinfo::no_layers, env: &[("FI_PROVIDER", "")] },
+    Group { name: "getinfo_peers", run: peers::compared, env: &[("FI_PROVIDER", "")] },
     Group { name: "getinfo_hints", run: hints::fuzzed, env: &[] },
     Group { name: "addresses", run: addresses::all, env: &[] },
     Group { name: "objects_tables", run: objects::tables, env: &[] },
@@ -317,7 +319,7 @@ fn run(name: &str) {
         if name == "getinfo_log" {
             // What was wanted and what is offered, by the host's own logger.
             for part in
-                ["weft", "domain_attr->mr_key_size: wanted 16, offered 8", "FI_WEFT_RX_SIZE=-3 is not understood"]
+                ["weft", "domain_attr->cq_data_size: wanted 16, offered 8", "FI_WEFT_RX_SIZE=-3 is not understood"]
             {
                 assert!(all.contains(part), "no {part:?} in {}:\n{all}", host.display());
             }
@@ -360,7 +362,7 @@ macro_rules! groups {
 
 groups! {
     getinfo_defaults getinfo_clients getinfo_rejections getinfo_instances getinfo_params getinfo_log getinfo_no_layers
-    getinfo_hints addresses objects_tables objects_busy objects_left_open objects_endpoint objects_matching vectors regions event_queues data
+    getinfo_peers getinfo_hints addresses objects_tables objects_busy objects_left_open objects_endpoint objects_matching vectors regions event_queues data
     published_shm published_tcp published_registered progress_shm progress_tcp
     misuse states access_shm access_push access_tcp atomics_shm atomics_tcp limits_shm limits_push limits_tcp
     closing_shm closing_push closing_tcp connections_shm connections_tcp
