@@ -18,6 +18,10 @@
 #include <string.h>
 #include <time.h>
 
+#ifndef PAIR_CAPS
+#define PAIR_CAPS (FI_TAGGED | FI_DIRECTED_RECV)
+#endif
+
 static struct fi_info *info;
 static struct fid_fabric *fabric;
 static struct fid_domain *domain;
@@ -44,7 +48,7 @@ static int64_t now_ns(void) {
 static void open_endpoint(void) {
     struct fi_info *hints = fi_allocinfo();
     hints->ep_attr->type = FI_EP_RDM;
-    hints->caps = FI_TAGGED | FI_DIRECTED_RECV;
+    hints->caps = PAIR_CAPS;
     hints->mode = FI_CONTEXT;
     hints->domain_attr->mr_mode = 0;
     hints->fabric_attr->prov_name = strdup(getenv("FI_PROVIDER"));
@@ -106,7 +110,7 @@ static void *next_completion(int64_t limit_ns, int *error) {
 }
 
 static void wait_for(void *context) {
-    int error;
+    int error = 0;
     void *found = next_completion(10000000000ll, &error);
     if (found != context || error) {
         fprintf(stderr, "expected a completion, found %p, error %d\n", found, error);

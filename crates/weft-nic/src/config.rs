@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::NicError;
+use crate::checker::Checker;
 use crate::handshake;
 use crate::shm::ShmConfig;
 use crate::tcp::{TcpConfig, Unsent};
@@ -131,7 +132,7 @@ impl Config {
         let defaults = ShmConfig::default();
         ShmConfig {
             service,
-            cma: self.cma,
+            cma: self.cma && Checker::found().is_none(),
             connect_timeout_ms: self.connect_timeout_ms,
             // A peer that is busy computing answers neither way: what TCP would wait is waited here.
             answer_timeout_ms: self.answer_timeout_ms.max(self.connect_timeout_ms),

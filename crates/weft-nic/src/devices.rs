@@ -28,6 +28,7 @@ use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, Registrar, RemoteIo
 use weft_engine::room;
 
 use crate::NicError;
+use crate::checker::Checker;
 use crate::config::{Config, Identity};
 use crate::fork::Unshared;
 use crate::host;
@@ -322,10 +323,15 @@ impl Devices {
             shm: config.shm,
             tcp: config.tcp,
         };
+        let checker = Checker::found();
+        me.shm &= !config.tcp || checker.is_none_or(Checker::sees_shared_memory);
+        if let Some(checker) = checker {
+            log::info!("{checker:?} follows this process: no peer reaches its memory, shm {}", on_off(me.shm));
+        }
         let tcp = if config.tcp { open_tcp(config, &mut me)? } else { None };
         me.socket = config.named_socket.unwrap_or(me.socket);
         // The name that peers see must say what there is in the end; only shared memory can still fail.
-        let shm = if config.shm { open_shm(config, &mut me, tcp.is_some())? } else { None };
+        let shm = if me.shm { open_shm(config, &mut me, tcp.is_some())? } else { None };
         let tcp = match tcp {
             Some(mut tcp) => {
                 tcp.rename(EpName::full(&me));
@@ -673,7 +679,7 @@ fn open_tcp(config: &Config, me: &mut NameParts) -> Result<Option<Tcp>, NicError
             me.socket = weft_engine::nic::Nic::name(&tcp).socket();
             Ok(Some(tcp))
         }
-        Err(error) if config.shm && config.listen.is_none_or(|at| at.port() == 0) => {
+        Err(error) if me.shm && config.listen.is_none_or(|at| at.port() == 0) => {
             log::warn!("no TCP, only peers on this host are reached: {error}");
             me.tcp = false;
             Ok(None)

@@ -7,6 +7,7 @@
 //! Errors: [`NicError`] for what cannot be set up; `weft_engine::nic::LinkError` for single links. Messages
 //! for people go through the `log` facade.
 
+mod checker;
 mod config;
 mod devices;
 mod error;

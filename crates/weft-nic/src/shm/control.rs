@@ -29,7 +29,7 @@ use super::handshake::{self, FLAG_CALLABLE, FLAG_REGISTERED, Handshake, Local, O
 use super::link::{self, Link, Parts};
 use super::rest::Rest;
 use super::segment::Role;
-use super::{Event, Shm, Slot, cma, page, rights};
+use super::{Event, Shm, ShmConfig, Slot, cma, page, rights};
 use crate::NicError;
 use crate::error::shortage;
 use crate::fork::Unshared;
@@ -353,14 +353,8 @@ impl Shm {
 
     pub(super) fn try_step(&mut self, key: usize) -> Result<Step, LinkError> {
         let was_connecting = self.handshakes[key].is_connecting();
-        let step = self.handshakes[key].step(&local(
-            &self.me,
-            &self.config.job_key,
-            &self.door,
-            self.barriers,
-            &self.probe_value,
-            self.lines,
-        ))?;
+        let local = local(&self.me, &self.config, &self.door, self.barriers, &self.probe_value, self.lines);
+        let step = self.handshakes[key].step(&local)?;
         if was_connecting && !self.handshakes[key].is_connecting() {
             self.watch_handshake(key).map_err(shortage)?;
         }
@@ -432,7 +426,7 @@ impl Shm {
         let token = token_of(TOKEN_LINK, id as usize);
         epoll::modify(&self.epoll, handshake.socket(), token, WATCH).map_err(shortage)?;
         if offer.role == Role::Acceptor {
-            let local = local(&self.me, &self.config.job_key, &self.door, self.barriers, &self.probe_value, self.lines);
+            let local = local(&self.me, &self.config, &self.door, self.barriers, &self.probe_value, self.lines);
             handshake::accept(handshake.socket(), id, &local)?;
         }
         Ok(Parts {
@@ -663,7 +657,7 @@ pub(super) fn hang_up_on(socket: BorrowedFd<'_>) {
 /// What we say about ourselves in handshakes.
 fn local<'a>(
     me: &EpName,
-    job_key: &'a [u8; 32],
+    config: &'a ShmConfig,
     door: &'a super::Door,
     barriers: Barriers,
     probe_value: &[u8; 16],
@@ -673,10 +667,11 @@ fn local<'a>(
     let callable = if barriers.callable { FLAG_CALLABLE } else { 0 };
     Local {
         me: *me,
-        job_key,
+        job_key: &config.job_key,
         door: door.files(),
         flags: registered | callable,
-        probe_addr: std::ptr::from_ref(probe_value) as usize as u64,
+        // At no address is there anything to be read: the peer finds that it does not reach our memory.
+        probe_addr: if config.cma { std::ptr::from_ref(probe_value) as usize as u64 } else { 0 },
         probe_value: *probe_value,
         lines,
     }

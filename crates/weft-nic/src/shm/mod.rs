@@ -96,7 +96,7 @@ const BULK_BYTES_PER_POLL: usize = 256 * 1024;
 pub struct ShmConfig {
     /// Accept connections to a service name with this port, too.
     pub service: Option<u16>,
-    /// Use cross-memory attach where the system allows it.
+    /// Use cross-memory attach where the system allows it, and let peers use it.
     pub cma: bool,
     /// After so many milliseconds without an answer a call to a service name has failed.
     pub connect_timeout_ms: u64,

@@ -1,0 +1,66 @@
+//! Tools that follow what a process does to its memory, and so miss what other processes do to it.
+//!
+//! Place in the data flow: asked by [`crate::Config`] and [`crate::Devices`] when an endpoint's devices are made. A peer that writes into our
+//! memory by process_vm_writev(2) leaves memcheck and the memory sanitizer in the belief that the bytes are uninitialised, and a replay by rr
+//! without them. Below these tools no peer may reach our memory: long messages go through the rings, from which this process copies them.
+//! rr does not record either what a process that it does not trace writes into shared memory: there TCP serves the host.
+//!
+//! The address sanitizer needs nothing: it does not ask whether memory is initialised.
+//!
+//! Sources: valgrind(1) and its LD_PRELOAD; rr's `RUNNING_UNDER_RR`; sanitizer/msan_interface.h.
+
+use std::ffi::OsStr;
+
+/// What this process runs under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Checker {
+    /// Valgrind's memcheck. Its other tools do not ask whether memory is initialised.
+    Memcheck,
+    /// The memory sanitizer of clang and rustc.
+    MemorySanitizer,
+    /// Mozilla's record and replay.
+    Rr,
+}
+
+impl Checker {
+    /// That of this process, if there is one.
+    pub(crate) fn found() -> Option<Self> {
+        // SAFETY: a C string; no symbol is called.
+        let sanitizer = !unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__msan_init".as_ptr()) }.is_null();
+        Self::of(std::env::var_os("LD_PRELOAD").as_deref(), sanitizer, std::env::var_os("RUNNING_UNDER_RR").as_deref())
+    }
+
+    fn of(preloaded: Option<&OsStr>, sanitizer: bool, rr: Option<&OsStr>) -> Option<Self> {
+        let preloads = |library| preloaded.is_some_and(|list| list.to_string_lossy().contains(library));
+        if rr.is_some_and(|value| !value.is_empty() && value != "0") {
+            Some(Self::Rr)
+        } else if sanitizer {
+            Some(Self::MemorySanitizer)
+        } else {
+            preloads("vgpreload_memcheck").then_some(Self::Memcheck)
+        }
+    }
+
+    /// Whether it sees what peers write into memory that they share with us.
+    pub(crate) fn sees_shared_memory(self) -> bool {
+        self != Self::Rr
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tools_are_told_by_what_they_leave_in_a_process() {
+        let of =
+            |preloaded: &str, sanitizer, rr: &str| Checker::of(Some(preloaded.as_ref()), sanitizer, Some(rr.as_ref()));
+        let memcheck = "/usr/libexec/valgrind/vgpreload_core-amd64-linux.so:/usr/libexec/valgrind/vgpreload_memcheck-amd64-linux.so";
+        assert_eq!(of(memcheck, false, ""), Some(Checker::Memcheck));
+        assert_eq!(of("/usr/libexec/valgrind/vgpreload_core-amd64-linux.so", false, "0"), None, "callgrind");
+        assert_eq!(of("librrpreload.so", false, "1"), Some(Checker::Rr));
+        assert_eq!(of("libjemalloc.so.2", true, ""), Some(Checker::MemorySanitizer));
+        assert_eq!(Checker::of(None, false, None), None);
+        assert!(!Checker::Rr.sees_shared_memory() && Checker::Memcheck.sees_shared_memory());
+    }
+}
