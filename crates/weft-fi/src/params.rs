@@ -6,7 +6,7 @@
 //! fi_weft(7) and `weft info --params`.
 //!
 //! A value that does not parse is reported and the default is used. Sizes may end in K, M or G (powers of 1024). An empty job key is an error of
-//! [`Params::check`]: the default would be no protection.
+//! `Params::check`: the default would be no protection.
 
 use std::ffi::CString;
 use std::sync::OnceLock;
