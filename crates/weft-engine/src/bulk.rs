@@ -19,7 +19,7 @@ use crate::api::Kind;
 use crate::core::{Core, Violation};
 use crate::engine::Engine;
 use crate::held::{Held, Holder};
-use crate::mem::{self, Iov};
+use crate::mem::{self, Iov, IovList};
 use crate::mutant::{Mutant, strikes};
 use crate::nic::{Full, LinkError, Nic, RemoteIov, Share};
 use crate::ops::{Phase, XferKind, assist_ctx, push_ctx};
@@ -259,18 +259,33 @@ impl<N: Nic> Engine<N> {
 }
 
 impl Core {
-    /// The transfer that bytes for `window` belong to; `None`: they are to be thrown away. A transfer whose bytes the peer was not
-    /// asked to push is none of its business: a device of ours may be working on it.
-    pub(crate) fn pushed_into(&mut self, vci: u32, window: u64) -> Result<Option<u64>, Violation> {
+    /// The transfer that bytes for `window` belong to; `None`: they are to be thrown away. Only a write that was refused has such bytes.
+    /// All bytes for a window that this side has named come before its transfer ends, so others are a violation: the window was never
+    /// named, or its bytes have come, or a device of this side moves them.
+    fn pushed_into(&mut self, vci: u32, window: u64) -> Result<Option<u64>, Violation> {
         let token = if window & ANNOUNCED == 0 { Some(window) } else { self.announced(vci, window)? };
-        let Some(x) = token.and_then(|token| self.xfers.get_mut(token)).filter(|x| x.vc == vci) else {
-            return Ok(None);
-        };
-        if x.takes(window) { Ok(token) } else { Err(Violation) }
+        let Some(token) = token else { return Ok(None) };
+        let takes = self.xfers.get_mut(token).is_some_and(|x| x.vc == vci && x.takes(window));
+        if takes { Ok(Some(token)) } else { Err(Violation) }
+    }
+
+    /// The memory for pushed bytes; `None`: they are to be thrown away.
+    pub(crate) fn room_for(
+        &mut self,
+        vci: u32,
+        window: u64,
+        offset: u64,
+        len: usize,
+    ) -> Result<Option<IovList>, Violation> {
+        let Some(token) = self.pushed_into(vci, window)? else { return Ok(None) };
+        let Some(xfer) = self.xfers.get_mut(token) else { return Ok(None) };
+        let end = offset.checked_add(len as u64).ok_or(Violation)?;
+        let start = usize::try_from(offset).map_err(|_| Violation)?;
+        if end <= xfer.expect { Ok(Some(mem::slice(&xfer.iov, start, len))) } else { Err(Violation) }
     }
 
     fn announced(&self, vci: u32, window: u64) -> Result<Option<u64>, Violation> {
-        let Some(vc) = self.vcs.get(vci as usize) else { return Ok(None) };
+        let vc = self.vcs.get(vci as usize).ok_or(Violation)?;
         let announced = &vc.more.as_ref().ok_or(Violation)?.announced;
         let index = announced.index(window)?;
         let tokens = announced.tokens.as_ref();

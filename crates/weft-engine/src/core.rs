@@ -17,7 +17,7 @@ use crate::held::{Held, Holder};
 use crate::links::{Link, LinkState, LinkWork, Rising};
 use crate::list::List;
 use crate::matching::{Body, Matcher, Unexpected};
-use crate::mem::{self, IovList, Owned};
+use crate::mem::{IovList, Owned};
 use crate::mutant::{Mutant, strikes};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
@@ -573,16 +573,15 @@ impl Sink for Core {
     }
 
     fn place(&mut self, link: LinkId, window: u64, offset: u64, len: usize) -> Option<IovList> {
-        let vci = self.links.get(link.0 as usize)?.vc;
-        let Ok(token) = self.pushed_into(vci, window) else {
-            self.violated(link);
-            return None;
-        };
-        let xfer = self.xfers.get_mut(token?)?;
-        if offset.checked_add(len as u64)? > xfer.expect {
-            return None;
+        // The engine may have let go of the link, of which the device hears after this poll: it is not closed twice.
+        let vci = self.links.get(link.0 as usize).filter(|slot| slot.state != LinkState::Free)?.vc;
+        match self.room_for(vci, window, offset, len) {
+            Ok(memory) => memory,
+            Err(Violation) => {
+                self.violated(link);
+                None
+            }
         }
-        Some(mem::slice(&xfer.iov, usize::try_from(offset).ok()?, len))
     }
 
     fn placed(&mut self, link: LinkId, window: u64, _offset: u64, len: usize) {

@@ -117,6 +117,46 @@ fn parts_of_reads_end_in_any_order() {
     assert!(case.engine.at_rest() && !case.is_cut());
 }
 
+/// Bytes for a window that was never named, or whose bytes have all come, end the link.
+#[test]
+fn bytes_for_no_window_end_the_link() {
+    let never = FIRST_TOKEN + 7;
+    for window in [Some(never), Some(1 << 63), None] {
+        let (mut case, memory, _, named) = reading(&[LONG]);
+        if window.is_none() {
+            case.push(named, 0, &[2; LONG as usize]);
+            assert!(case.done()[0].fault.is_none() && !case.is_cut());
+        }
+        case.push(window.unwrap_or(named), 0, &[9; LONG as usize]);
+        assert!(case.is_cut(), "{window:?}");
+        assert!(case.done().iter().all(|end| end.fault.is_some()) && case.engine.at_rest());
+        drop(memory);
+    }
+}
+
+/// Nor may there be more bytes than the window has.
+#[test]
+fn bytes_beyond_the_window_end_the_link() {
+    for offset in [1, LONG, u64::MAX] {
+        let (mut case, mut memory, _, window) = reading(&[LONG]);
+        case.push(window, offset, &[9; LONG as usize]);
+        assert!(case.is_cut() && case.done()[0].fault.is_some(), "{offset}");
+        assert_eq!(mem::to_vec(&[memory.iov()]), vec![0; LONG as usize]);
+    }
+}
+
+/// Nor may bytes come before the peer's first message.
+#[test]
+fn bytes_before_the_first_message_end_the_link() {
+    for window in [FIRST_TOKEN, 1 << 63] {
+        let mut case = Case::new(CAPS, Config::default());
+        case.link = LinkId(0);
+        case.tell(Event::Up { link: case.link, peer: name(2), initiator: false });
+        case.push(window, 0, &[9; 8]);
+        assert!(case.is_cut());
+    }
+}
+
 /// The engine lets a region go while no device reads it, and a push of the reader's changes nothing about that.
 #[test]
 fn a_region_that_is_being_served_cannot_be_pushed_into() {
