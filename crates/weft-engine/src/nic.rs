@@ -73,6 +73,12 @@ pub enum LinkError {
     /// The peer vanished: hang-up, reset, or death of its process.
     #[error("the peer is gone (hang-up or reset); look whether its process or its host has ended, and why")]
     Gone,
+    /// The peer's host could not be reached any more, for as long as a broken connection is tried again.
+    #[error(
+        "the peer's host could not be reached until the time for that was over (FI_WEFT_TCP_RESUME_MS); look whether the host runs, at the \
+         network between the hosts and at its firewalls, or allow more time"
+    )]
+    Cut,
     /// Nobody accepted connections at the address.
     #[error(
         "connection refused: no endpoint listens at that address; look whether the peer runs, and whether the address is of an earlier run"

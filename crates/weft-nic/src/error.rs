@@ -156,10 +156,11 @@ mod tests {
             Access => Some(Descriptors),
             Descriptors => Some(Resources),
             Resources => Some(PeerResources),
-            PeerResources => None,
+            PeerResources => Some(Cut),
+            Cut => None,
         };
         let all: Vec<_> = std::iter::successors(Some(Closed), |&error| next(error)).collect();
-        assert_eq!(all.len(), 12);
+        assert_eq!(all.len(), 13);
         all.iter().for_each(|error| is_whole(&error.to_string()));
     }
 

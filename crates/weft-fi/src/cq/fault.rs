@@ -32,6 +32,7 @@ pub(crate) fn number(fault: Fault) -> c_int {
             LinkError::Encryption => 25,
             LinkError::Descriptors => 26,
             LinkError::PeerResources => 27,
+            LinkError::Cut => 28,
         },
     }
 }
@@ -62,6 +63,7 @@ pub(crate) fn text(number: c_int) -> &'static CStr {
         25 => c"only one of the two encrypts TCP: FI_WEFT_TCP_ENCRYPT must be the same in all processes",
         26 => c"out of file descriptors (ulimit -n)",
         27 => c"the peer is out of descriptors or memory for another link (ulimit -n there)",
+        28 => c"the peer's host could not be reached for FI_WEFT_TCP_RESUME_MS: look at the network between the hosts",
         _ => c"unknown error number",
     }
 }
@@ -87,6 +89,7 @@ mod tests {
             LinkError::Encryption,
             LinkError::Descriptors,
             LinkError::PeerResources,
+            LinkError::Cut,
         ];
         let mut faults = vec![
             Fault::Truncated(1),

@@ -159,6 +159,8 @@ pub(super) struct Redial {
     noise: Option<Noise>,
     /// When it wants to be looked at without its socket having reported anything.
     pub(super) wake_ms: u64,
+    /// When the connection broke.
+    pub(super) since_ms: u64,
     /// A host that is not reached until then is given up.
     until_ms: u64,
     refused_since_ms: Option<u64>,
@@ -187,6 +189,7 @@ impl Redial {
             tries: fruitless,
             meetings: fruitless,
             wake_ms: now_ms + pause_ms,
+            since_ms: now_ms,
             until_ms,
             refused_since_ms: None,
             called_until_ms: None,
@@ -263,7 +266,11 @@ impl Redial {
         let decided_ms = self.refused_since_ms.map_or(u64::MAX, |since_ms| since_ms + REFUSED_MS);
         self.wake_ms = (now_ms + pause_ms).min(decided_ms);
         self.stage = Stage::Waiting;
-        if self.is_hopeless() || self.wake_ms >= self.until_ms { Err(LinkError::Gone) } else { Ok(()) }
+        match self.wake_ms >= self.until_ms {
+            _ if self.is_hopeless() => Err(LinkError::Gone),
+            true => Err(LinkError::Cut),
+            false => Ok(()),
+        }
     }
 
     /// Goes on as far as possible without waiting. `Some`: the peer's position, from which on our stream goes on.

@@ -18,7 +18,7 @@
 //! so what an abandoned attempt has said counts for nothing once a later one has succeeded, and of two that meet one succeeds.
 //!
 //! Errors: the link ends with `Gone` when the peer's host says that nobody listens, when another endpoint does, when the peer does not
-//! know the session, or when `resume_ms` is over; with `Protocol` if a peer that has proven itself breaks the rules.
+//! know the session; with `Cut` when `resume_ms` is over; with `Protocol` if a peer that has proven itself breaks the rules.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -148,14 +148,14 @@ impl Tcp {
         let Some(link) = self.links.get_mut(id as usize) else { return };
         let State::Broken(redial) = &mut link.state else { return };
         let verdict = redial.pause(failure, &self.config, now_ms);
-        let wake_ms = redial.wake_ms;
+        let (wake_ms, tried_ms) = (redial.wake_ms, now_ms - redial.since_ms);
         if let Some(socket) = link.socket.take() {
             self.unwatch(&socket);
         }
         match verdict {
             Ok(()) => self.set_timer(wake_ms),
             Err(why) => {
-                log::debug!("tcp: link {id} is not made anew: {failure:?}");
+                log::info!("tcp: link {id} is given up {tried_ms} ms after its connection broke: {failure:?}");
                 self.fail(id, why);
             }
         }

@@ -111,7 +111,7 @@ impl Tcp {
                 Some(State::Broken(_)) => self.redial_failed(id, Failure::Retry(LinkError::Timeout), now_ms),
                 _ => {
                     if !self.lost(id, silent_ms) {
-                        self.end(id, LinkError::Gone, sink);
+                        self.end(id, LinkError::Cut, sink);
                     }
                 }
             }

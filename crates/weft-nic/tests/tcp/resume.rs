@@ -477,7 +477,7 @@ fn a_closed_link_has_no_end_at_an_impossible_position() {
     world.join_and_greet(0, 1);
 }
 
-/// A host that says nothing is called again until the time is over, and no longer.
+/// A host that says nothing is called again until the time is over, and no longer. The link then ends as cut, not as hung up.
 #[test]
 fn retries_end() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -486,7 +486,7 @@ fn retries_end() {
     let _fill: Vec<_> = (0..3).map(|_| TcpStream::connect_timeout(&at, Duration::from_millis(100))).collect();
     for resume_ms in [1500, 400] {
         let (why, took) = time_to_end(&TcpConfig { resume_ms, ..config() }, at, 2);
-        assert_eq!(why, LinkError::Gone);
+        assert_eq!(why, LinkError::Cut);
         let least = Duration::from_millis(resume_ms.min(1000));
         assert!((least..Duration::from_millis(resume_ms + 2500)).contains(&took), "{resume_ms}: {took:?}");
     }
