@@ -83,6 +83,12 @@ impl Linger {
         self.shut && sys::unacknowledged(socket) == 0
     }
 
+    /// Whether all bytes have been acknowledged. Of the end, which counts as one byte, the system takes care when the socket is closed. A system
+    /// whose process does not read may acknowledge it 40 ms late.
+    fn arrived(&self, socket: BorrowedFd<'_>) -> bool {
+        self.shut && sys::unacknowledged(socket) <= 1
+    }
+
     /// Hands over what the socket takes. An error: the connection has broken.
     fn write(&mut self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         if self.shut {
@@ -224,10 +230,10 @@ impl Tcp {
         self.stage.recycle(link.rx.rx);
     }
 
-    /// Whether everything that a closed link had has reached the peer's system.
+    /// Whether everything that a closed link had to say has reached the peer's system.
     pub(super) fn has_parted(&self, id: u32) -> bool {
         self.links.get(id as usize).is_none_or(|link| match (&link.state, &link.socket) {
-            (State::Closed(linger), Some(socket)) => linger.delivered(socket.as_fd()),
+            (State::Closed(linger), Some(socket)) => linger.arrived(socket.as_fd()),
             _ => false,
         })
     }

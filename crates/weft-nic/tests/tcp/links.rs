@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use weft_engine::name::EpName;
-use weft_engine::nic::LinkError;
+use weft_engine::nic::{LinkError, Nic as _};
 use weft_nic::{Tcp, TcpConfig};
 
 use super::suite::{Node, World};
@@ -274,4 +274,32 @@ fn hex(bytes: &[u8]) -> String {
         let _ = write!(text, "{byte:02x}");
         text
     })
+}
+
+/// A link that is closed is drained when its bytes have arrived. It does not wait for the end of the connection to be acknowledged as well, which
+/// the system of a peer that computes does 40 ms late.
+#[test]
+fn a_closed_link_does_not_wait_for_a_peer_that_computes() {
+    let mut took = Duration::MAX;
+    for _ in 0..5 {
+        let mut world = world(&config(), 2);
+        let (near, far) = world.join_and_greet(0, 1);
+        thread::sleep(Duration::from_millis(50));
+        world.nodes[0].send(near, 4, b"a last word").unwrap();
+        world.until("message", |nodes| !nodes[1].inbox.messages.is_empty());
+        assert_eq!(world.nodes[1].take_messages(far).len(), 1);
+        thread::sleep(Duration::from_millis(50));
+        let start = Instant::now();
+        world.nodes[0].close(near);
+        while !world.nodes[0].nic.drained() {
+            world.nodes[0].poll();
+        }
+        took = took.min(start.elapsed());
+        world.until("end", |nodes| !nodes[1].inbox.down.is_empty());
+        assert_eq!(world.nodes[1].inbox.down[0].1, LinkError::Closed);
+        if took < Duration::from_millis(30) {
+            return;
+        }
+    }
+    panic!("drained after {took:?} at best");
 }
