@@ -203,10 +203,21 @@ impl Core {
 
     // ---- ends --------------------------------------------------------------------------------
 
-    /// The peer is out of reach: everything that depends on it fails, and the connection is as new.
+    /// The peer has gone, in whatever way, or is out of reach: everything that depends on it fails, receives that name it as their only
+    /// source included, and the connection is as new.
     pub(crate) fn vc_fail(&mut self, vci: u32, why: LinkError) {
-        let fault = Fault::Link(why);
         self.follow_book();
+        let addr = self.vcs[vci as usize].addr;
+        self.vc_end(vci, why);
+        let told = addr != ADDR_NONE && !self.is_unreliable() && !strikes(Mutant::DeathUntold);
+        if told && !self.is_reached(addr) {
+            self.fail_directed_receives(addr, Fault::Link(why));
+        }
+    }
+
+    /// The same, but for receives: this side may be the one that goes.
+    pub(crate) fn vc_end(&mut self, vci: u32, why: LinkError) {
+        let fault = Fault::Link(why);
         self.retire_links(vci);
         let vc = &mut self.vcs[vci as usize];
         let name = vc.name;
@@ -261,10 +272,6 @@ impl Core {
         }
         if (left > 0 || came) && !strikes(Mutant::OrphanOvertakes) {
             self.orphan_unexpected(vci, why);
-        }
-        let told = !strikes(Mutant::DeathUntold);
-        if told && why != LinkError::Closed && addr != ADDR_NONE && !self.is_unreliable() && !self.is_reached(addr) {
-            self.fail_directed_receives(addr, fault);
         }
         // What an inject is still to be told is told by way of the address.
         if self.vcs[vci as usize].refused.is_none() {

@@ -193,7 +193,7 @@ impl<N: Nic> Engine<N> {
         for vci in 0..self.core.vcs.len() {
             let vci = u32::try_from(vci).unwrap_or(u32::MAX);
             if !matches!(self.core.vcs[vci as usize].state, VcState::Idle | VcState::Vacant) {
-                self.core.vc_fail(vci, crate::nic::LinkError::Closed);
+                self.core.vc_end(vci, crate::nic::LinkError::Closed);
             }
         }
         self.hang_up();

@@ -130,6 +130,32 @@ fn receives_from_an_address_live_as_long_as_a_link() {
     );
 }
 
+/// A peer that closes its endpoint in order ends receives from it alone, as one that dies does. Receives from anybody stay.
+#[test]
+fn receives_end_with_a_peer_that_closes() {
+    let mut case = Case::new(CAPS, Config::default());
+    case.connect(0, 2);
+    post(&mut case, 0, 5, 1, OpFlags::empty());
+    post(&mut case, ADDR_NONE, 5, 2, OpFlags::empty());
+    case.say(EAGER, TAGGED, &words(&[6]));
+    case.tell(Event::Closed(case.link));
+    let done: Vec<_> = case.done().iter().map(|c| (c.ctx.ptr, c.fault)).collect();
+    assert_eq!(done, [(1, Some(Fault::Link(LinkError::Closed)))]);
+    // What it has sent can still be received.
+    post(&mut case, 0, 6, 3, OpFlags::empty());
+    assert_eq!(received(&mut case), [(3, 0)]);
+}
+
+/// An endpoint that closes itself reports none of its receives.
+#[test]
+fn receives_do_not_end_with_their_own_endpoint() {
+    let mut case = Case::new(CAPS, Config::default());
+    case.connect(0, 2);
+    post(&mut case, 0, 5, 1, OpFlags::empty());
+    case.engine.shutdown();
+    assert!(case.done().is_empty());
+}
+
 /// A book whose rows come and go.
 #[derive(Debug, Default)]
 struct Rows {

@@ -10,9 +10,9 @@ const GOLDEN: &[&str] = &[
     "4f4fd12489a4d30cac1067fda2bb49c9",
     "06e939ca6981baf85d0f700874f76015",
     "8eb8bf9e62b4e5b666aa15a11b32f409",
-    "73f6639015d711e525537b59e447829e",
-    "fb4afc330435995e6ccd9c8dd2f8ab17",
-    "acfe423d7277bf86e9e3bd3e7533cef9",
+    "b468098d2cab1f07150371f7fb0e4fb0",
+    "fff1af73738bf16ffa68d04dd15eb85d",
+    "884b7f6f73eabe5b64c4970924418b97",
     "3ccaf8811b4c12b8e62c77194d5cbc7f",
 ];
 

@@ -51,6 +51,8 @@ pub enum Event {
         initiator: bool,
     },
     Down(LinkId),
+    /// The peer has closed the link in order.
+    Closed(LinkId),
     Message(LinkId, Vec<u8>),
     Push {
         link: LinkId,
@@ -213,6 +215,10 @@ impl Told {
                 }
                 self.leave(link);
                 sink.down(link, LinkError::Gone);
+            }
+            Event::Closed(link) if self.open.contains(&link) => {
+                self.leave(link);
+                sink.down(link, LinkError::Closed);
             }
             Event::Message(link, bytes) if self.open.contains(&link) => sink.message(link, &bytes),
             Event::Push { link, window, offset, bytes } if self.open.contains(&link) => {

@@ -58,6 +58,7 @@ pub(crate) fn all(lib: &Lib) {
             ("receiver_of_a_transfer", receiver_of_a_transfer),
             ("ends_of_rma", ends_of_rma),
             ("last_words", last_words),
+            ("awaited", awaited),
             ("with_nobody", with_nobody),
             ("regions_meanwhile", regions_meanwhile),
         ],
@@ -109,6 +110,21 @@ fn with_work(lib: &Lib) {
     let c = Side::new(lib);
     let to_c = b.insert(&c.name());
     works(&b, &c, to_c);
+}
+
+/// The peer of a receive that names it as its only source closes its endpoint: the receive ends, and one from anybody stays.
+fn awaited(lib: &Lib) {
+    let (a, mut b, to_b, _) = pair(lib);
+    works(&a, &b, to_b);
+    a.trecv_from(memory(8), to_b, 1);
+    a.trecv(memory(8), 2);
+    a.nothing(&[]);
+    close_in_time(&mut b);
+    let failed = a.next(&[]).failed();
+    assert_eq!((failed.err, failed.op_context as usize), (FI_ESHUTDOWN, 1));
+    a.nothing(&[]);
+    assert_eq!(a.cancel(2), 0);
+    assert_eq!(a.next(&[]).failed().err, FI_ECANCELED);
 }
 
 /// While one thread closes an endpoint, which takes its time, another one closes a region, and the counter of that: peers do not reach it
