@@ -12,12 +12,16 @@
 //! Layout: a head of [`HEAD_BYTES`] (magic, how often something was removed, how many rows there are, the name), then rows of [`ROW_BYTES`]: the
 //! address, and how often it was inserted. A row, once there, keeps its number. Writers hold the file's lock. Everybody has the words of the head
 //! mapped: whether others have done something is seen without a system call.
+//!
+//! The number of rows in the head counts only as far as the file has memory for them: a process that writes nonsense there costs the others no more
+//! than it takes itself. A hole at the end of the file counts as no row.
 
 use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
 use std::hash::BuildHasher;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustc_hash::FxBuildHasher;
 use rustix::fs::{FlockOperation, MemfdFlags, SealFlags, fcntl_add_seals, flock};
@@ -55,6 +59,8 @@ const _: () = assert!(NAME_AT + 8 + LONGEST_NAME as u64 <= HEAD_BYTES);
 pub(super) struct Shared {
     file: File,
     words: Words,
+    /// The number of rows that the head last said, in the upper half, and the number of them that the file had memory for.
+    checked: AtomicU64,
     read_only: bool,
     _sockets: Vec<OwnedFd>,
 }
@@ -141,7 +147,7 @@ impl Shared {
         let words = Words::map(&file, WORDS).map_err(std::io::Error::from)?;
         let place = format!("{public}-{}-{}", std::process::id(), file.as_raw_fd());
         let told = claim(&place).map_err(std::io::Error::from)?;
-        Ok(Self { file, words, read_only: false, _sockets: vec![socket, told] })
+        Ok(Self { file, words, checked: AtomicU64::new(0), read_only: false, _sockets: vec![socket, told] })
     }
 
     fn find(public: &str, name: &[u8], read_only: bool) -> Result<Self, Errno> {
@@ -151,15 +157,16 @@ impl Shared {
         let open = |place: &str| {
             let (process, number) = place.split_once('-')?;
             let path = format!("/proc/{}/fd/{}", process.parse::<u32>().ok()?, number.parse::<u32>().ok()?);
-            // What is there may be anybody's, and anything: nobody shall wait for it, or be told of peers by it.
-            let flags = libc::O_NONBLOCK | libc::O_CLOEXEC;
+            // The descriptor may be any file of any process. Opening it must not block, must not make a terminal the controlling one, and must
+            // not yield addresses that another user has written.
+            let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
             let file = OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(path).ok()?;
             let data = file.metadata().ok()?;
             if !data.is_file() || data.uid() != rustix::process::geteuid().as_raw() {
                 return None;
             }
             let words = Words::map(&file, WORDS).ok()?;
-            let shared = Self { file, words, read_only, _sockets: Vec::new() };
+            let shared = Self { file, words, checked: AtomicU64::new(0), read_only, _sockets: Vec::new() };
             shared.is_of(name).then_some(shared)
         };
         places.find_map(open).ok_or(Errno::NOENT)
@@ -192,9 +199,24 @@ impl Shared {
         }
     }
 
-    /// How many rows there are: 2³² - 1 at most.
+    /// How many rows there are: 2³² - 1 at most. The file is asked for its size once for each number that the head says.
     pub(super) fn len(&self) -> u64 {
-        self.words.get(ROWS).min(u64::from(u32::MAX))
+        let said = self.words.get(ROWS).min(u64::from(u32::MAX));
+        let checked = self.checked.load(Ordering::Relaxed);
+        if checked >> 32 == said {
+            return checked & u64::from(u32::MAX);
+        }
+        let rows = said.min(self.rows_of_file());
+        self.checked.store(said << 32 | rows, Ordering::Relaxed);
+        rows
+    }
+
+    /// How many rows the file can have, by its length and by the memory that it takes.
+    fn rows_of_file(&self) -> u64 {
+        /// Units of `st_blocks`, see stat(2).
+        const BLOCK_BYTES: u64 = 512;
+        let Ok(data) = self.file.metadata() else { return 0 };
+        data.len().min(data.blocks().saturating_mul(BLOCK_BYTES)).saturating_sub(HEAD_BYTES) / ROW_BYTES
     }
 
     /// How often a row was removed so far.
@@ -247,5 +269,39 @@ impl Shared {
     /// A word of the head. Under the lock.
     fn set(&self, word: usize, value: u64) -> Option<()> {
         write(&self.file, &value.to_le_bytes(), word as u64 * 8).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn vector(name: &str) -> (Shared, Shared) {
+        let name = std::ffi::CString::new(format!("{name} {}", std::process::id())).unwrap();
+        (Shared::open(&name, false).unwrap(), Shared::open(&name, true).unwrap())
+    }
+
+    fn address(port: u16) -> EpName {
+        EpName::service(([127, 0, 0, 1], port).into())
+    }
+
+    /// A process that has the vector writes a number of rows that the file does not have, and makes the file longer without filling it.
+    #[test]
+    fn there_are_no_more_rows_than_the_file_has_memory_for() {
+        let (writer, reader) = vector("rows");
+        (1..4).for_each(|port| assert_eq!(writer.append(&address(port)), Some(u64::from(port) - 1)));
+        assert_eq!(reader.len(), 3);
+        writer.set(ROWS, 1 << 31).unwrap();
+        assert_eq!(reader.len(), 3, "the file ends behind the third row");
+        writer.file.set_len(1 << 38).unwrap();
+        writer.set(ROWS, u64::MAX).unwrap();
+        // One page at least has memory, and a huge page at most.
+        let rows = reader.len();
+        assert!((3..=(2 << 20) / ROW_BYTES).contains(&rows), "{rows} rows");
+        assert_eq!(reader.rows(0, 3).filter_map(|row| row.name).collect::<Vec<_>>(), [1, 2, 3].map(address));
+        // The next row goes where the others end, and the number is right again.
+        assert_eq!(writer.append(&address(4)), Some(rows));
+        assert_eq!((writer.len(), reader.len()), (rows + 1, rows + 1));
     }
 }

@@ -226,6 +226,10 @@ impl Rows {
             shared.set_uses(at.into(), uses.saturating_add(1))?;
             return Some(Inserted { addr: at.into(), fresh: false });
         }
+        // Rows that are known here have gone from the file: another process broke the rules, and their numbers must not be given again.
+        if shared.len() < self.rows.len() as u64 {
+            return None;
+        }
         let addr = shared.append(name)?;
         self.follow(shared);
         Some(Inserted { addr, fresh: true })

@@ -1,7 +1,8 @@
 //! Address vectors.
 
 use std::ffi::{CStr, c_int, c_void};
-use std::os::fd::AsRawFd;
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::ptr::{null, null_mut};
@@ -87,15 +88,38 @@ fn occupied(lib: &Lib) {
     let new = bound().into_iter().find(|name| name.contains(&mine) && !before.contains(name)).unwrap();
     assert_eq!(close(av), 0);
     let public = format!("weft-av-{}", new.split_once('-').unwrap().0);
-    let file = std::fs::File::open("/proc/self/exe").unwrap();
-    let lies = ["-1-1".to_owned(), format!("{mine}{}", file.as_raw_fd()), "-x".to_owned()];
+    let file = File::open("/proc/self/exe").unwrap();
+    let terminal = terminal();
+    let lies = [
+        "-1-1".to_owned(),
+        format!("{mine}{}", file.as_raw_fd()),
+        "-x".to_owned(),
+        format!("{mine}{}", terminal.1.as_raw_fd()),
+    ];
     let hold = |name: String| UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
     let mut held = vec![hold(public.clone())];
     held.extend(lies.map(|lie| hold(format!("{public}{lie}"))));
     assert_eq!(open(), Err(FI_EADDRINUSE));
     assert_eq!(opened.av(|attr| (attr.name, attr.flags) = (name.as_ptr(), FI_READ)), Err(FI_ENOENT));
+    let controlling = File::open("/dev/tty").map_err(|error| error.raw_os_error());
+    assert_eq!(controlling.err(), Some(Some(libc::ENXIO)), "a terminal became that of this process");
     drop(held);
     assert_eq!(close(open().unwrap()), 0);
+}
+
+/// A terminal, both ends, which is not the controlling one of this process; a process that leads a session without one would get the next that it
+/// opens, and this process leads one from now on.
+fn terminal() -> (File, File) {
+    unsafe {
+        assert!(libc::setsid() > 0);
+        let master = libc::posix_openpt(libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC);
+        assert!(master >= 0 && libc::grantpt(master) == 0 && libc::unlockpt(master) == 0);
+        let mut name = [0; 64];
+        assert_eq!(libc::ptsname_r(master, name.as_mut_ptr(), name.len()), 0);
+        let slave = libc::open(name.as_ptr(), libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC);
+        assert!(slave >= 0);
+        (File::from_raw_fd(master), File::from_raw_fd(slave))
+    }
 }
 
 /// Does something while the process may write no file of more than 256 bytes, on pain of a signal. Nobody else is here.
