@@ -276,6 +276,9 @@ pub enum Fault {
     /// The target refused the access: outside the region.
     #[error("the target refused the access: outside the registered region")]
     BadRange,
+    /// What a receive named as its buffer, or a peer's region as its memory, is not there, or is protected against the access.
+    #[error("the memory is not there, or is protected against the access")]
+    NoMemory,
     /// A message arrived for a region or receive that went away meanwhile.
     #[error("the buffer at the peer went away while data was under way")]
     Revoked,

@@ -25,6 +25,9 @@ pub struct Iov {
 // `Iov::new`, which does not depend on the thread.
 unsafe impl Send for Iov {}
 
+/// Has the address by which [`Iov::missing`] is known.
+static NO_MEMORY: u8 = 0;
+
 /// The pieces of one operation's buffer, in order. Two are kept inline: nearly every operation has one.
 pub type IovList = SmallVec<[Iov; 2]>;
 
@@ -41,6 +44,19 @@ impl Iov {
 
     /// No bytes.
     pub const EMPTY: Self = Self { ptr: std::ptr::null_mut(), len: 0 };
+
+    /// Stands for a part of a receive buffer that is no memory: a null pointer that comes with a length. It has no room, and a message that would
+    /// need some fails by it ([`Fault::NoMemory`](crate::api::Fault::NoMemory)).
+    #[must_use]
+    pub fn missing() -> Self {
+        Self { ptr: (&raw const NO_MEMORY).cast_mut(), len: 0 }
+    }
+
+    /// Whether it is [`Iov::missing`].
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        self.ptr.cast_const() == &raw const NO_MEMORY
+    }
 
     /// Length in bytes.
     #[inline]

@@ -103,6 +103,8 @@ pub(crate) struct RecvInfo {
     pub(crate) stored: usize,
     /// Bytes that did not fit.
     pub(crate) excess: usize,
+    /// They did not fit because part of the buffer is no memory.
+    pub(crate) missing: bool,
     pub(crate) multi: Option<u32>,
 }
 

@@ -263,6 +263,7 @@ impl Core {
             buf: 0,
             stored: 0,
             excess: 0,
+            missing: false,
             multi: posted.multi,
         };
         if let Some(multi) = posted.multi.and_then(|m| self.multis.get_mut(m as usize)) {
@@ -358,8 +359,7 @@ impl Core {
             tag: info.tag,
             data: info.data,
             src,
-            fault: fault
-                .or((info.excess > 0 && !strikes(Mutant::TruncationUntold)).then_some(Fault::Truncated(info.excess))),
+            fault: fault.or_else(|| info.cut()),
         });
     }
 
@@ -584,6 +584,7 @@ pub(crate) fn claim(
         buf: 0,
         stored: 0,
         excess: 0,
+        missing: false,
         multi: None,
     };
     let Some(posted) = matcher.posted.get(key).copied() else { return (IovList::new(), info) };
@@ -594,9 +595,11 @@ pub(crate) fn claim(
     {
         info.multi = Some(number);
         info.flags |= OpFlags::MULTI;
-        let whole = mem::total_len(&iov);
-        iov = mem::slice(&iov, multi.used, whole - multi.used);
+        let buffer = iov;
+        let whole = mem::total_len(&buffer);
+        iov = mem::slice(&buffer, multi.used, whole - multi.used);
         info.fit(&iov, len);
+        info.missing = info.excess > 0 && buffer.iter().any(Iov::is_missing);
         multi.used += info.stored - usize::from(strikes(Mutant::MultiOverlaps) && info.stored > 0);
         multi.inflight += 1;
         // A full buffer is released even where the client has set no minimum.
@@ -642,11 +645,21 @@ fn recv_info(op: &RecvOp<'_>, message: &Unexpected) -> RecvInfo {
         buf: 0,
         stored: 0,
         excess: 0,
+        missing: false,
         multi: None,
     }
 }
 
 impl RecvInfo {
+    /// Why part of the message is not stored, if so.
+    fn cut(&self) -> Option<Fault> {
+        match (self.excess, self.missing) {
+            (_, true) => Some(Fault::NoMemory),
+            (1.., false) if !strikes(Mutant::TruncationUntold) => Some(Fault::Truncated(self.excess)),
+            _ => None,
+        }
+    }
+
     /// Decides how much of a message of `len` bytes is stored.
     #[inline]
     fn fit(&mut self, iov: &[Iov], len: u64) {
@@ -654,8 +667,9 @@ impl RecvInfo {
         // `stored` is at most the room, which is a usize.
         self.stored = usize::try_from(len.min(room)).unwrap_or(usize::MAX);
         self.excess = usize::try_from(len.saturating_sub(room)).unwrap_or(usize::MAX);
-        if strikes(Mutant::TruncationOffByOne) && self.excess > 0 {
-            self.excess -= 1;
+        if self.excess > 0 {
+            self.missing = iov.iter().any(Iov::is_missing);
+            self.excess -= usize::from(strikes(Mutant::TruncationOffByOne));
         }
         self.buf = iov.first().map_or(0, |piece| piece.as_ptr() as usize);
     }

@@ -127,6 +127,7 @@ impl From<Fault> for Errno {
             Fault::Link(error) => error.into(),
             Fault::BadKey => Self::KEYREJECTED,
             Fault::BadRange => Self::ACCES,
+            Fault::NoMemory => Self::FAULT,
             Fault::Revoked => Self::REMOTEIO,
             Fault::Refused(error) => error.into(),
         }
@@ -213,6 +214,7 @@ mod tests {
             (Fault::NoMessage.into(), 42),
             (Fault::BadKey.into(), 129),
             (Fault::BadRange.into(), 13),
+            (Fault::NoMemory.into(), 14),
             (Fault::Revoked.into(), 121),
             (Fault::Refused(Error::NoSuchAddress).into(), 22),
             (Fault::Link(LinkError::Gone).into(), 104),

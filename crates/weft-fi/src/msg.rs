@@ -11,7 +11,7 @@ use weft_engine::api::OpFlags;
 use weft_engine::mem::Iov;
 use weft_fi_sys as sys;
 
-use crate::endpoint::args::{iovs, piece};
+use crate::endpoint::args::{iovs, piece, recv_iovs, recv_piece};
 use crate::endpoint::flags;
 use crate::endpoint::{Ep, Recv, Send, ep};
 use crate::errno::Errno;
@@ -160,7 +160,7 @@ unsafe extern "C" fn recv(
     let ep = unsafe { ep(fid) };
     let mode = ep.rx_mode();
     // SAFETY: the client's buffer, left to us until the completion.
-    match unsafe { piece(buf, len) } {
+    match unsafe { recv_piece(buf, len) } {
         Ok(iov) => ep.post_recv(&Recv { iov: &[iov], src, tag: 0, ignore: 0, context, mode, entry: ep.rx_entry(mode) }),
         Err(errno) => errno.size(),
     }
@@ -178,7 +178,7 @@ unsafe extern "C" fn recvv(
     let ep = unsafe { ep(fid) };
     let mode = ep.rx_mode();
     // SAFETY: the client's vector and buffers, the latter left to us until the completion.
-    match unsafe { iovs(iov, count, ep.limits().iov) } {
+    match unsafe { recv_iovs(iov, count, ep.limits().iov) } {
         Ok(iov) => ep.post_recv(&Recv { iov: &iov, src, tag: 0, ignore: 0, context, mode, entry: ep.rx_entry(mode) }),
         Err(errno) => errno.size(),
     }
@@ -196,7 +196,7 @@ unsafe extern "C" fn recvmsg(fid: *mut sys::fid_ep, msg: *const sys::fi_msg, fla
     // What is thrown away or only looked at needs no buffer.
     let count = if mode.ops.intersects(OpFlags::PEEK | OpFlags::DISCARD) { 0 } else { msg.iov_count };
     // SAFETY: the client's vector and buffers, the latter left to us until the completion.
-    match unsafe { iovs(msg.msg_iov, count, ep.limits().iov) } {
+    match unsafe { recv_iovs(msg.msg_iov, count, ep.limits().iov) } {
         Ok(iov) => ep.post_recv(&Recv {
             iov: &iov,
             src: msg.addr,

@@ -19,6 +19,7 @@ pub(crate) fn number(fault: Fault) -> c_int {
         Fault::Revoked => 6,
         Fault::Refused(_) => 7,
         Fault::Stranger(_) => 8,
+        Fault::NoMemory => 9,
         Fault::Link(error) => match error {
             LinkError::Closed => 16,
             LinkError::Gone => 17,
@@ -49,6 +50,7 @@ pub(crate) fn text(number: c_int) -> &'static CStr {
         6 => c"the buffer at the peer went away while data was under way",
         7 => c"the operation could not be started when its trigger fired",
         8 => c"received well, but the source is in no address vector: err_data has its address",
+        9 => c"the memory of the receive, or of the target's region, is not mapped, or is protected against the access",
         16 => c"the peer closed its endpoint",
         17 => c"the peer is gone (hang-up or reset)",
         18 => c"connection refused: no endpoint listens at that address",
@@ -100,6 +102,7 @@ mod tests {
             Fault::Revoked,
             Fault::Refused(Error::NoSuchAddress),
             Fault::Stranger(0),
+            Fault::NoMemory,
         ];
         faults.extend(links.map(Fault::Link));
         let mut texts: Vec<_> = faults.iter().map(|&fault| text(number(fault))).collect();

@@ -3,7 +3,8 @@
 //! Place in the data flow: the first thing every data-path function does with what the client gave. The result borrows
 //! the client's memory by the rule of fi_msg(3): the buffers are ours until the operation completes.
 //!
-//! Errors: -FI_EINVAL for more pieces than the limit, or a null pointer with a length; -FI_EMSGSIZE for more bytes than
+//! Errors: -FI_EINVAL for more pieces than the limit, or a null pointer with a length, unless it is where a receive goes: that fails only when a
+//! message would have to be stored there; -FI_EMSGSIZE for more bytes than
 //! memory can have, so that sums of lengths do not overflow. Smaller limits are the engine's to check.
 
 use std::ffi::c_void;
@@ -39,12 +40,58 @@ pub(crate) unsafe fn piece(buf: *const c_void, len: usize) -> Result<Iov, Errno>
     Ok(unsafe { Iov::new(buf.cast_mut().cast(), len) })
 }
 
+/// The buffer of a receive, which may be a null pointer of any length.
+///
+/// # Safety
+/// As for [`piece`], if `buf` is not null.
+#[inline]
+pub(crate) unsafe fn recv_piece(buf: *mut c_void, len: usize) -> Result<Iov, Errno> {
+    if buf.is_null() && len > 0 {
+        return Ok(Iov::missing());
+    }
+    // SAFETY: the caller's promise.
+    unsafe { piece(buf, len) }
+}
+
 /// A vector of buffers.
 ///
 /// # Safety
 /// `iov` has `count` entries, each of which is valid as for [`piece`].
 #[inline]
 pub(crate) unsafe fn iovs(iov: *const libc::iovec, count: usize, limit: usize) -> Result<Pieces, Errno> {
+    // SAFETY: the caller's promise.
+    let one = |entry: &libc::iovec| unsafe { piece(entry.iov_base, entry.iov_len) };
+    // SAFETY: the caller's promise.
+    unsafe { translated(iov, count, limit, one) }
+}
+
+/// The vector of a receive, up to a null pointer with a length: what lies behind it is reached only through it.
+///
+/// # Safety
+/// `iov` has `count` entries, each of which is valid as for [`recv_piece`].
+#[inline]
+pub(crate) unsafe fn recv_iovs(iov: *const libc::iovec, count: usize, limit: usize) -> Result<Pieces, Errno> {
+    // SAFETY: the caller's promise.
+    let one = |entry: &libc::iovec| unsafe { recv_piece(entry.iov_base, entry.iov_len) };
+    // SAFETY: the caller's promise.
+    let mut pieces = unsafe { translated(iov, count, limit, one) }?;
+    if let Some(at) = pieces.iter().position(Iov::is_missing) {
+        pieces.truncate(at + 1);
+    }
+    Ok(pieces)
+}
+
+/// A vector whose entries `piece` translates.
+///
+/// # Safety
+/// `iov` has `count` entries, each of which `piece` may be called with.
+#[inline(always)]
+unsafe fn translated(
+    iov: *const libc::iovec,
+    count: usize,
+    limit: usize,
+    piece: impl Fn(&libc::iovec) -> Result<Iov, Errno>,
+) -> Result<Pieces, Errno> {
     if count == 0 {
         return Ok(Pieces::new());
     }
@@ -55,8 +102,7 @@ pub(crate) unsafe fn iovs(iov: *const libc::iovec, count: usize, limit: usize) -
     let mut left = MAX_BYTES;
     // SAFETY: the caller's promise.
     for entry in unsafe { std::slice::from_raw_parts(iov, count) } {
-        // SAFETY: the caller's promise.
-        pieces.push(unsafe { piece(entry.iov_base, entry.iov_len) }?);
+        pieces.push(piece(entry)?);
         left = left.checked_sub(entry.iov_len).ok_or(Errno::MSGSIZE)?;
     }
     Ok(pieces)
@@ -98,12 +144,29 @@ mod tests {
         assert_eq!(unsafe { piece(std::ptr::null(), 0) }.unwrap().len(), 0);
         // SAFETY: refused before use.
         assert_eq!(unsafe { piece(std::ptr::null(), 1) }, Err(Errno::INVAL));
+        // SAFETY: never looked into.
+        assert_eq!(unsafe { recv_piece(std::ptr::null_mut(), 1) }.unwrap().len(), 0);
+        // SAFETY: refused before use.
+        assert_eq!(unsafe { recv_iovs(std::ptr::null(), 1, 4) }, Err(Errno::INVAL));
         // SAFETY: no entries.
         assert!(unsafe { iovs(std::ptr::null(), 0, 4) }.unwrap().is_empty());
         // SAFETY: refused before use.
         assert_eq!(unsafe { iovs(std::ptr::null(), 1, 4) }, Err(Errno::INVAL));
         // SAFETY: refused before use.
         assert_eq!(unsafe { remote_iovs(std::ptr::null(), 1, 4) }.err(), Some(Errno::INVAL));
+    }
+
+    /// A message that fits what stands before a null pointer is received, and no byte goes behind it.
+    #[test]
+    fn the_vector_of_a_receive_ends_at_a_null_pointer() {
+        let mut iov = vector(&[4, 8, 16]);
+        iov[1].iov_base = std::ptr::null_mut();
+        // SAFETY: three entries, never looked into.
+        let pieces = unsafe { recv_iovs(iov.as_ptr(), 3, 3) }.unwrap();
+        assert!(matches!(pieces.as_slice(), [first, last] if first.len() == 4 && last.is_missing()), "{pieces:?}");
+        iov[1].iov_len = 0;
+        // SAFETY: as above.
+        assert_eq!(unsafe { recv_iovs(iov.as_ptr(), 3, 3) }.unwrap().len(), 3);
     }
 
     #[test]

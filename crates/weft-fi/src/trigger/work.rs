@@ -24,7 +24,7 @@ use weft_fi_sys as sys;
 use crate::atomic::{NOTHING, with_msg};
 use crate::cntr::Cntr;
 use crate::domain::Domain;
-use crate::endpoint::args::{iovs, remote_iovs};
+use crate::endpoint::args::{iovs, recv_iovs, remote_iovs};
 use crate::endpoint::deferred::Standing;
 use crate::endpoint::flags::{self, Mode};
 use crate::endpoint::{Ep, Recv, Rma, Send};
@@ -283,8 +283,9 @@ unsafe fn message<'a>(
 ) -> Result<Parsed<'a>, Errno> {
     let mut mode = mode_of(flags, if send { flags::transmit } else { flags::receive })?;
     mode.ops |= family;
+    let translate = if send { iovs } else { recv_iovs };
     // SAFETY: the caller's promise.
-    let iov = unsafe { iovs(msg.msg_iov, msg.iov_count, ep.limits().iov) }?;
+    let iov = unsafe { translate(msg.msg_iov, msg.iov_count, ep.limits().iov) }?;
     let sys::fi_msg_tagged { addr, tag, ignore, context, data, .. } = *msg;
     let entry = mode.completion;
     let op = if send {

@@ -27,6 +27,7 @@ pub(crate) fn all(lib: &Lib) {
             ("overrun", overrun),
             ("multi_receives_over_a_full_queue", multi_receives_over_a_full_queue),
             ("truncation", truncation),
+            ("receives_without_memory", receives_without_memory),
             ("cancel", cancel),
             ("impossible_sizes", impossible_sizes),
         ],
@@ -80,6 +81,64 @@ fn full_transmit_queue(lib: &Lib) {
         a.nothing(&[&b]);
         b.nothing(&[&a]);
     }
+    works(&a, &b, to_b);
+}
+
+/// A receive at a null pointer with a length takes a message of no bytes. One of more bytes ends it by an error, and harms nothing else.
+fn receives_without_memory(lib: &Lib) {
+    let (a, b, to_b, _) = pair(lib);
+    let send = |recv: &str, len| {
+        let send = if recv.starts_with("fi_t") { "fi_tsend" } else { "fi_send" };
+        a.start(send, &Args { context: 0xa1, ..Args::new(pattern(len), to_b) }, &[&b]);
+    };
+    let post = |recv: &str, args: Args| assert_eq!(b.run(recv, &Args { context: 0xb1, ..args }), 0, "{recv}");
+    let nowhere = Args { buf: std::ptr::null_mut(), len: 2 * LONG_BYTES, ..Args::new(memory(0), 0) };
+    let check = |what: &str, outcome: Outcome, len, fits| {
+        assert_eq!(outcome.context(), 0xb1, "{what}");
+        if fits {
+            assert_eq!(outcome.done().len, len, "{what}");
+        } else {
+            let entry = outcome.failed();
+            assert_eq!((entry.err, entry.flags & FI_RECV), (FI_EFAULT, FI_RECV), "{what}");
+        }
+        a.next(&[&b]).done();
+    };
+    for recv in CALLS.iter().filter(|call| call.recv).map(|call| call.name) {
+        for (len, first) in [(0, true), (0, false), (8, true), (8, false), (LONG_BYTES, true), (LONG_BYTES, false)] {
+            if first {
+                post(recv, nowhere);
+            }
+            send(recv, len);
+            if !first {
+                // It has come, on most devices, before it is asked for.
+                for _ in 0..20 {
+                    a.progress();
+                    b.progress();
+                }
+                post(recv, nowhere);
+            }
+            check(&format!("{recv} of {len} bytes, posted first: {first}"), b.next(&[&a]), len, len == 0);
+        }
+    }
+    // The message fits what stands before the null pointer, or not; never does it go behind.
+    let (front, back) = (memory(8), memory(LONG_BYTES));
+    let piece = |buf: *mut u8, iov_len| libc::iovec { iov_base: buf.cast(), iov_len };
+    let vector = [piece(front.as_mut_ptr(), 8), piece(std::ptr::null_mut(), 8), piece(back.as_mut_ptr(), LONG_BYTES)];
+    for recv in ["fi_recvv", "fi_trecvv", "fi_recvmsg", "fi_trecvmsg"] {
+        for len in [8, 9, 100, LONG_BYTES] {
+            post(recv, Args { vector: Some((vector.as_ptr(), 3)), ..nowhere });
+            send(recv, len);
+            check(&format!("{recv} of {len} bytes into pieces"), b.next(&[&a]), len, len == 8);
+        }
+    }
+    assert!(is_all(back, 0), "bytes went behind the null pointer");
+    // A multi-receive is released by its error.
+    post("fi_recvmsg", Args { flags: FI_MULTI_RECV, ..nowhere });
+    send("fi_recv", 8);
+    let entry = b.next(&[&a]).failed();
+    assert_eq!((entry.err, entry.flags & FI_MULTI_RECV), (FI_EFAULT, FI_MULTI_RECV));
+    a.next(&[&b]).done();
+    b.nothing(&[&a]);
     works(&a, &b, to_b);
 }
 
