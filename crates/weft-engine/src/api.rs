@@ -12,6 +12,7 @@ use crate::mrcache::Limits;
 use crate::msg::EAGER_COST;
 use crate::name::EpName;
 use crate::nic::LinkError;
+use crate::reach::Probe;
 
 /// An index into the client's address vector (libfabric's `fi_addr_t`).
 pub type Addr = u64;
@@ -365,6 +366,8 @@ pub struct Config {
     pub matching: Matching,
     /// What the registration cache may keep, where a device demands registration.
     pub mr_cache: Limits,
+    /// Asked before a peer's access to a region is carried out. `None`: all memory of regions is there.
+    pub probe: Option<Probe>,
     /// What the engine is for.
     pub role: Role,
 }
@@ -426,6 +429,7 @@ impl Default for Config {
             max_strangers: 16 << 10,
             matching: Matching::Auto,
             mr_cache: Limits::default(),
+            probe: None,
             role: Role::Connectionless,
         }
     }

@@ -15,14 +15,14 @@ use std::collections::VecDeque;
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
-use crate::api::Kind;
+use crate::api::{Fault, Kind};
 use crate::core::{Core, Violation};
 use crate::engine::Engine;
 use crate::held::{Held, Holder};
 use crate::mem::{self, Iov, IovList};
 use crate::mutant::{Mutant, strikes};
 use crate::nic::{Full, LinkError, Nic, RemoteIov, Share};
-use crate::ops::{Phase, XferKind, assist_ctx, push_ctx};
+use crate::ops::{Phase, RecvInfo, XferKind, assist_ctx, push_ctx};
 use crate::rma::part_iov;
 use crate::vc::{Answer, Can, Haul, PathCaps, REQUEST_LIMIT};
 use crate::wire::{self, Assist, Cts, Op, Reader, Short, Status, WireIov, kind};
@@ -421,6 +421,13 @@ impl Core {
             (Ok(()), XferKind::Serve { .. }) => {
                 self.xfers.remove(token);
                 self.read_served(vci, what, expect);
+            }
+            // The receive has no memory that can be written. To push the bytes would not help.
+            (Err(LinkError::Access), XferKind::Recv { info, op, .. }) if self.regions.is_no_memory(&x.iov) => {
+                self.xfers.remove(token);
+                let src = self.vcs[vci as usize].addr;
+                self.complete_recv(&RecvInfo { stored: 0, ..info }, src, Some(Fault::NoMemory));
+                self.fin(vci, op, Status::Ok, 0);
             }
             // Direct access was probed, yet failed: from now on the bytes travel through the device's own memory.
             (Err(LinkError::Access), XferKind::Recv { .. } | XferKind::Write { .. }) => {

@@ -129,7 +129,7 @@ impl Core {
             pool: None,
             leaving: VecDeque::new(),
             draws: false,
-            regions: Regions::default(),
+            regions: Regions::new(config.probe),
             parts: Slab::new(),
             active: Vec::new(),
             hauled: false,

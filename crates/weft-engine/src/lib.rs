@@ -35,6 +35,7 @@ mod ops;
 mod peers;
 mod pool;
 pub mod program;
+mod reach;
 mod recv;
 mod rma;
 pub mod room;
@@ -45,6 +46,7 @@ mod wire;
 pub use connect::{ConnEvent, MAX_CONN_DATA, PEER, Role};
 pub use engine::{Engine, Peers};
 pub use pool::{Leaving, Left, Pool};
+pub use reach::Probe;
 
 /// The longest atomic operation, in bytes at the target.
 pub const MAX_ATOMIC_BYTES: usize = atomic::MAX_ATOMIC_BYTES;

@@ -342,6 +342,7 @@ impl Status {
             Self::BadKey => Some(Fault::BadKey),
             Self::BadRange => Some(Fault::BadRange),
             Self::Revoked => Some(Fault::Revoked),
+            Self::NoMemory => Some(Fault::NoMemory),
         }
     }
 }

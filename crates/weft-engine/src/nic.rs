@@ -144,7 +144,7 @@ pub struct RemoteIov {
 pub struct Share(pub u32);
 
 /// A stretch of the address space, from `start` on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Span {
     /// The first byte.
     pub start: u64,

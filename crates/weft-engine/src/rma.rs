@@ -17,11 +17,12 @@ use crate::bulk::{reachable, wire_iov};
 use crate::core::{Core, Violation};
 use crate::engine::{Engine, Started};
 use crate::held::Holder;
-use crate::mem::{self, IovList};
+use crate::mem::{self, Iov, IovList};
 use crate::msg::keep;
 use crate::mutant::{Mutant, strikes};
 use crate::nic::{LinkError, Nic, RemoteIov};
 use crate::ops::{Phase, TxOp, Xfer, XferKind};
+use crate::reach::{Probe, Reach};
 use crate::traffic::Way;
 use crate::vc::{Can, Deferred, HEADER_BYTES, Haul, PROMPT_REPLY_BYTES, REPLY_WINDOW_BYTES, REQUEST_LIMIT, reply_cost};
 use crate::wire::{self, Bulk, F_DATA, F_MORE, Long, Op, Reader, RmaHead, Short, Status, kind};
@@ -34,6 +35,8 @@ struct Entry {
     region: Region,
     /// Transfers that still touch the memory.
     busy: u32,
+    /// What was found of the memory.
+    reach: Reach,
 }
 
 /// The regions that peers may reach through this endpoint.
@@ -42,17 +45,26 @@ pub(crate) struct Regions {
     by_key: FxHashMap<u64, Entry>,
     /// Transfers of regions that were removed while busy.
     leaving: FxHashMap<u64, u32>,
+    probe: Option<Probe>,
 }
 
 impl Regions {
+    /// No region. `probe`: whom to ask for memory that is not known to be there.
+    pub(crate) fn new(probe: Option<Probe>) -> Self {
+        Self { probe, ..Self::default() }
+    }
+
     /// The memory of an access that needs these rights.
-    pub(crate) fn check(&self, key: u64, addr: u64, len: u64, need: Access) -> Result<IovList, Status> {
-        let region = &self.by_key.get(&key).ok_or(Status::BadKey)?.region;
+    pub(crate) fn check(&mut self, key: u64, addr: u64, len: u64, need: Access) -> Result<IovList, Status> {
+        let Entry { region, reach, .. } = self.by_key.get_mut(&key).ok_or(Status::BadKey)?;
         let allowed = (region.access.write || !need.write) && (region.access.read || !need.read);
         if !allowed && !strikes(Mutant::AccessIgnored) {
             return Err(Status::BadKey);
         }
-        let size = region.iov.iter().map(|i| i.len() as u64).fold(0, u64::saturating_add);
+        let size = match region.iov.as_slice() {
+            [one] => one.len() as u64,
+            several => several.iter().map(|piece| piece.len() as u64).fold(0, u64::saturating_add),
+        };
         let offset = addr.checked_sub(region.base).ok_or(Status::BadRange)?;
         let end = offset.checked_add(len).ok_or(Status::BadRange)?;
         if end > size + u64::from(strikes(Mutant::RangeOffByOne)) {
@@ -61,7 +73,21 @@ impl Regions {
         let (Ok(offset), Ok(len)) = (usize::try_from(offset), usize::try_from(len)) else {
             return Err(Status::BadRange);
         };
-        Ok(mem::slice(&region.iov, offset, len))
+        let memory = match region.iov.as_slice() {
+            [one] if len > 0 => IovList::from_slice(&[one.slice(offset, len)]),
+            several => mem::slice(several, offset, len),
+        };
+        match self.probe {
+            Some(probe) if !memory.iter().all(|piece| reach.covers(probe, piece.into(), need.write)) => {
+                Err(Status::NoMemory)
+            }
+            _ => Ok(memory),
+        }
+    }
+
+    /// Whether a device that could not write to the memory of a receive could not for that memory's sake.
+    pub(crate) fn is_no_memory(&self, memory: &[Iov]) -> bool {
+        self.probe.is_some_and(|probe| memory.iter().any(|piece| probe(piece.into(), true, false).is_none()))
     }
 
     /// The region of a key.
@@ -92,7 +118,7 @@ impl<N: Nic> Engine<N> {
         if self.core.regions.by_key.contains_key(&key) || self.core.regions.leaving.contains_key(&key) {
             return Err(Error::KeyInUse);
         }
-        self.core.regions.by_key.insert(key, Entry { region, busy: 0 });
+        self.core.regions.by_key.insert(key, Entry { region, busy: 0, reach: Reach::default() });
         Ok(())
     }
 

@@ -237,6 +237,7 @@ pub(crate) enum Status {
     BadKey,
     BadRange,
     Revoked,
+    NoMemory,
 }
 
 impl Status {
@@ -246,11 +247,12 @@ impl Status {
             Self::BadKey => 1,
             Self::BadRange => 2,
             Self::Revoked => 3,
+            Self::NoMemory => 4,
         }
     }
 
     pub(crate) fn from_wire(n: u32) -> Option<Self> {
-        [Self::Ok, Self::BadKey, Self::BadRange, Self::Revoked].get(n as usize).copied()
+        [Self::Ok, Self::BadKey, Self::BadRange, Self::Revoked, Self::NoMemory].get(n as usize).copied()
     }
 }
 
@@ -363,9 +365,9 @@ mod tests {
 
     #[test]
     fn statuses_round_trip() {
-        for s in [Status::Ok, Status::BadKey, Status::BadRange, Status::Revoked] {
+        for s in [Status::Ok, Status::BadKey, Status::BadRange, Status::Revoked, Status::NoMemory] {
             assert_eq!(Status::from_wire(s.to_wire()), Some(s));
         }
-        assert_eq!(Status::from_wire(4), None);
+        assert_eq!(Status::from_wire(5), None);
     }
 }

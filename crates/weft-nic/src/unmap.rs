@@ -18,8 +18,6 @@
 mod fork;
 mod log;
 
-use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -28,6 +26,7 @@ use rustix::io::Errno;
 use rustix::mm::UserfaultfdFlags;
 use weft_engine::nic::Span;
 
+use crate::mapped::mappings;
 use crate::unmap::log::Log;
 use crate::{NicError, Worker};
 
@@ -149,22 +148,12 @@ fn open() -> rustix::io::Result<OwnedFd> {
     Err(refused)
 }
 
-/// Whether all that is mapped there is private memory of no file, by proc_pid_maps(5).
+/// Whether all that is mapped there is private memory of no file.
 fn is_private(start: u64, end: u64) -> bool {
-    let Ok(maps) = File::open("/proc/self/maps") else { return false };
-    let mappings = BufReader::new(maps).split(b'\n').map(|line| mapping(&String::from_utf8_lossy(&line.ok()?)));
-    let here = mappings.skip_while(|mapping| matches!(mapping, Some((_, to, _)) if *to <= start));
-    let mut here = here.take_while(|mapping| !matches!(mapping, Some((from, ..)) if *from >= end));
-    here.all(|mapping| matches!(mapping, Some((.., true))))
-}
-
-/// Where the mapping of a line begins and ends, and whether it is private and of no file.
-fn mapping(line: &str) -> Option<(u64, u64, bool)> {
-    let mut words = line.split_ascii_whitespace();
-    let (from, to) = words.next()?.split_once('-')?;
-    let address = |text| u64::from_str_radix(text, 16).ok();
-    let (private, inode) = (words.next()?.ends_with('p'), words.nth(2)?);
-    Some((address(from)?, address(to)?, private && inode == "0"))
+    let Ok(mappings) = mappings() else { return false };
+    let here = mappings.skip_while(|mapping| mapping.is_some_and(|mapping| mapping.span.end() <= start));
+    let mut here = here.take_while(|mapping| mapping.is_none_or(|mapping| mapping.span.start < end));
+    here.all(|mapping| mapping.is_some_and(|mapping| mapping.private))
 }
 
 /// What the thread does until it is told to stop.
@@ -274,18 +263,6 @@ mod tests {
         log.write(Span { start: 7, len: 1 });
         assert_eq!(log.next(&mut late), Some(EVERYTHING), "the first is about to be overwritten");
         assert_eq!((log.next(&mut late), log.next(&mut quick)), (None, Some(Span { start: 7, len: 1 })));
-    }
-
-    #[test]
-    fn lines_say_what_is_mapped() {
-        let heap = "5581e000-5583f000 rw-p 00000000 00:00 0                                  [heap]";
-        assert_eq!(mapping(heap), Some((0x5581_e000, 0x5583_f000, true)));
-        for of_a_file in
-            ["1000-3000 rw-p 00002000 fd:01 17 /a b", "1000-3000 rw-s 00000000 00:01 9 /SYSV00000000 (deleted)"]
-        {
-            assert_eq!(mapping(of_a_file), Some((0x1000, 0x3000, false)));
-        }
-        assert_eq!((mapping(""), mapping("1000-x rw-p 0 0:0 0")), (None, None));
     }
 
     #[test]

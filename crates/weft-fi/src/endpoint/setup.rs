@@ -357,6 +357,7 @@ impl Ep {
             max_strangers: params.max_unknown_peers,
             matching: setup.matching,
             mr_cache: params.mr_cache_limits(),
+            probe: Some(weft_nic::accessible),
             role: self.ty.role(),
         }
     }

@@ -8,8 +8,8 @@ use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close, control};
 use crate::side::{
-    Args, CALLS, EP_CONTEXT, Form, Outcome, Side, Watched, acquaint, is_all, long_bytes, memory, name_of, pattern,
-    scenes, until, works,
+    Args, CALLS, EP_CONTEXT, Form, Outcome, Side, Watched, acquaint, by_itself, is_all, long_bytes, memory, name_of,
+    pattern, scenes, until, works,
 };
 
 /// Bytes of the regions.
@@ -65,6 +65,8 @@ pub(crate) fn all(lib: &Lib) {
             ("pieces", pieces),
             ("virtual_addresses", virtual_addresses),
             ("closed_under_way", closed_under_way),
+            ("memory_that_is_not_there", memory_that_is_not_there),
+            ("receives_into_constants", receives_into_constants),
         ],
     );
 }
@@ -335,6 +337,134 @@ fn virtual_addresses(lib: &Lib) {
     assert_eq!(close(mr), 0);
     a.start("fi_write", &Args { key, addr: base + 1024, ..Args::new(buf, to_b) }, &[]);
     assert_eq!(a.next(&[&b]).failed().err, FI_EKEYREJECTED, "closed");
+}
+
+/// Bytes of each part of a [`patchwork`].
+const PART_BYTES: usize = 1 << 18;
+
+/// Memory in four parts: one that can be read and written, one that can only be read, one that cannot be touched, and one that is not there.
+struct Patchwork(*mut u8);
+
+impl Patchwork {
+    fn new() -> Self {
+        let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let base = unsafe { libc::mmap(null_mut(), 4 * PART_BYTES, rights, kind, -1, 0) };
+        assert_ne!(base, libc::MAP_FAILED);
+        let this = Self(base.cast());
+        this.protect(1, libc::PROT_READ);
+        this.protect(2, libc::PROT_NONE);
+        assert_eq!(unsafe { libc::munmap(this.at(3).cast(), PART_BYTES) }, 0);
+        this
+    }
+
+    fn at(&self, part: usize) -> *mut u8 {
+        self.0.wrapping_add(part * PART_BYTES)
+    }
+
+    fn protect(&self, part: usize, rights: i32) {
+        assert_eq!(unsafe { libc::mprotect(self.at(part).cast(), PART_BYTES, rights) }, 0);
+    }
+}
+
+impl Drop for Patchwork {
+    fn drop(&mut self) {
+        unsafe { libc::munmap(self.0.cast(), 4 * PART_BYTES) };
+    }
+}
+
+/// `fi_mr_reg` of memory that no slice can describe.
+fn register(side: &Side<'_>, buf: *mut u8, len: usize, key: u64) -> *mut fid_mr {
+    let (domain, mut mr) = (side.opened.domain, null_mut());
+    let access = FI_REMOTE_READ | FI_REMOTE_WRITE;
+    let reg = unsafe { (*(*domain).mr).reg.unwrap() };
+    assert_eq!(unsafe { reg(domain.cast(), buf.cast(), len, access, 0, key, 0, &mut mr, null_mut()) }, 0);
+    mr
+}
+
+/// A write, a read, an atomic and a fetching operation: which of them are done. All others end by an error of the memory.
+fn done_there(a: &Side<'_>, b: &Side<'_>, dest: u64, (key, addr): (u64, u64), len: usize) -> [bool; 4] {
+    let ended = || match a.next(&[b]) {
+        Outcome::Done(_) => true,
+        Outcome::Failed(entry) => {
+            assert_eq!(entry.err, FI_EFAULT);
+            false
+        }
+    };
+    let atomics = unsafe { &*(*a.ep).atomic };
+    let (count, ctx) = (len / 8, 0xc9 as *mut c_void);
+    let args = |buf| Args { key, addr, ..Args::new(buf, dest) };
+    a.start("fi_write", &args(memory(len)), &[b]);
+    let write = ended();
+    a.start("fi_read", &args(memory(len)), &[b]);
+    let read = ended();
+    let (buf, result) = (memory(len).as_mut_ptr().cast(), memory(len).as_mut_ptr().cast());
+    let add = atomics.write.unwrap();
+    assert_eq!(unsafe { add(a.ep, buf, count, null_mut(), dest, addr, key, FI_UINT64, FI_SUM, ctx) }, 0);
+    let atomic = ended();
+    let fetch = atomics.readwrite.unwrap();
+    let (no, ty) = (null_mut(), FI_UINT64);
+    assert_eq!(unsafe { fetch(a.ep, buf, count, no, result, no, dest, addr, key, ty, FI_ATOMIC_READ, ctx) }, 0);
+    [write, read, atomic, ended()]
+}
+
+/// Registered memory that is protected, or not there, makes the operation fail; the target lives, and what is there can be reached.
+fn memory_that_is_not_there(lib: &Lib) {
+    let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+    let patchwork = Patchwork::new();
+    let base = patchwork.at(0);
+    let whole = register(&b, base, 4 * PART_BYTES, READABLE);
+    let everything = register(&b, null_mut(), usize::MAX, WRITABLE);
+    // Where a part begins, by either region.
+    let there = |at: usize| [(READABLE, at as u64), (WRITABLE, base as u64 + at as u64)];
+    let all = [true; 4];
+    let constant = [false, true, false, true];
+    let none = [false; 4];
+    for len in LENGTHS {
+        for (part, expected) in [(0, all), (1, constant), (2, none), (3, none)] {
+            for place in there(part * PART_BYTES) {
+                assert_eq!(done_there(&a, &b, to_b, place, len), expected, "{len} bytes of part {part}, {place:x?}");
+            }
+        }
+        // The second half is not as the first.
+        for (at, expected) in [(PART_BYTES, constant), (2 * PART_BYTES, none)] {
+            for place in there(at - len / 2) {
+                assert_eq!(done_there(&a, &b, to_b, place, len), expected, "{len} bytes at {at:#x}, {place:x?}");
+            }
+        }
+    }
+    assert_eq!(done_there(&a, &b, to_b, (WRITABLE, 8), 8), none, "the first page of all");
+    // What was refused is allowed as soon as the memory is there.
+    patchwork.protect(1, libc::PROT_READ | libc::PROT_WRITE);
+    patchwork.protect(2, libc::PROT_READ);
+    for len in LENGTHS {
+        for (part, expected) in [(1, all), (2, constant)] {
+            for place in there(part * PART_BYTES) {
+                assert_eq!(done_there(&a, &b, to_b, place, len), expected, "{len} bytes of part {part}, {place:x?}");
+            }
+        }
+    }
+    a.nothing(&[&b]);
+    works(&a, &b, to_b);
+    assert_eq!([close(whole), close(everything)], [0, 0]);
+}
+
+/// A long message for a receive whose buffer cannot be written, where the system moves the bytes.
+fn receives_into_constants(lib: &Lib) {
+    if !by_itself() {
+        return;
+    }
+    let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
+    let patchwork = Patchwork::new();
+    let len = LENGTHS[1];
+    let nowhere = Args { buf: patchwork.at(1).cast(), len, context: 0xb1, ..Args::new(memory(0), 0) };
+    for _ in 0..2 {
+        assert_eq!(b.run("fi_trecv", &nowhere), 0);
+        a.start("fi_tsend", &Args::new(pattern(len), to_b), &[&b]);
+        let entry = b.next(&[&a]).failed();
+        assert_eq!((entry.err, entry.op_context as usize), (FI_EFAULT, 0xb1));
+        a.next(&[&b]).done();
+    }
+    works(&a, &b, to_b);
 }
 
 /// A region that is closed while a peer writes to it: on return nothing touches its memory.

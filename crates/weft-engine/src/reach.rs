@@ -1,0 +1,141 @@
+//! Which memory of a region has been found to be there, so that a peer's access does not end the process.
+//!
+//! Place in the data flow: [`crate::rma`] asks at each remote access, after key, right and range have been checked. The layer below is asked
+//! ([`Probe`]) only for memory that was not found before; the usual access compares two addresses.
+//!
+//! A region may name memory that is not mapped, is mapped without the right, or becomes so later: windows over the whole address space, reserved
+//! ranges that are made accessible bit by bit, constants. So nothing is asked when a region is registered, and an access that was refused is
+//! asked for anew the next time. Memory that was found stays found until the region is closed.
+
+use crate::nic::Span;
+
+/// Tells whether this process may read (`write`: read and write) all of a piece of its own memory. `Some`: yes, and all of that span, which contains
+/// the piece, as well. `far`: a longer span is worth more time. Only this process's own mappings count.
+pub type Probe = fn(memory: Span, write: bool, far: bool) -> Option<Span>;
+
+/// Spans that are remembered.
+const SPANS: usize = 4;
+/// After so many questions, and after twice as many each time, a longer answer is asked for.
+const PATIENCE: u32 = 8;
+
+/// Accessible memory.
+#[derive(Clone, Copy, Default)]
+struct Found {
+    span: Span,
+    writable: bool,
+}
+
+impl Found {
+    #[inline(always)]
+    fn covers(&self, memory: Span, write: bool) -> bool {
+        // Memory that begins before the span is beyond its end here.
+        let offset = memory.start.wrapping_sub(self.span.start);
+        memory.len <= self.span.len && offset <= self.span.len - memory.len && self.writable >= write
+    }
+}
+
+/// What was found of one region's memory, the last used first.
+#[derive(Default)]
+pub(crate) struct Reach {
+    found: [Found; SPANS],
+    questions: u32,
+}
+
+impl Reach {
+    /// Whether a peer's access to this memory may be carried out.
+    #[inline(always)]
+    pub(crate) fn covers(&mut self, probe: Probe, memory: Span, write: bool) -> bool {
+        self.found[0].covers(memory, write) || self.look(probe, memory, write)
+    }
+
+    #[cold]
+    fn look(&mut self, probe: Probe, memory: Span, write: bool) -> bool {
+        if let Some(at) = self.found.iter().position(|found| found.covers(memory, write)) {
+            self.found.swap(0, at);
+            return true;
+        }
+        self.questions = self.questions.saturating_add(1);
+        let far = self.questions >= PATIENCE && self.questions.is_power_of_two();
+        let Some(span) = probe(memory, write, far) else { return false };
+        self.remember(Found { span, writable: write });
+        true
+    }
+
+    /// Joins it to what it borders on, or puts it in the place of the shortest.
+    fn remember(&mut self, new: Found) {
+        let joins = |old: &Found| {
+            old.writable == new.writable && old.span.start <= new.span.end() && new.span.start <= old.span.end()
+        };
+        let shortest = (0..SPANS).min_by_key(|&at| self.found[at].span.len).unwrap_or(0);
+        let at = self.found.iter().position(|old| old.span.len > 0 && joins(old));
+        let place = &mut self.found[at.unwrap_or(shortest)];
+        if at.is_some() {
+            let start = place.span.start.min(new.span.start);
+            place.span = Span { start, len: place.span.end().max(new.span.end()) - start };
+        } else {
+            *place = new;
+        }
+        self.found.swap(0, at.unwrap_or(shortest));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: u64 = 4096;
+
+    const fn memory(start: u64, len: u64) -> Span {
+        Span { start, len }
+    }
+
+    thread_local! {
+        static ASKED: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+    }
+
+    /// Pages 16 to 1039 can be read; from 512 on they can be written, too.
+    fn probe(memory: Span, write: bool, far: bool) -> Option<Span> {
+        ASKED.set(ASKED.get() + 1);
+        let all = Span { start: if write { 512 } else { 16 } * PAGE, len: if write { 528 } else { 1024 } * PAGE };
+        let first = memory.start / PAGE * PAGE;
+        let pages = Span { start: first, len: memory.end().next_multiple_of(PAGE) - first };
+        all.contains(&pages).then_some(if far { all } else { pages })
+    }
+
+    #[test]
+    fn memory_is_asked_for_once() {
+        let mut reach = Reach::default();
+        ASKED.set(0);
+        for page in 512..515 {
+            for _ in 0..3 {
+                assert!(reach.covers(probe, memory(page * PAGE + 8, 64), true));
+            }
+        }
+        assert_eq!(ASKED.get(), 3);
+        assert!(reach.covers(probe, memory(512 * PAGE, 3 * PAGE), false), "what can be written can be read");
+        assert_eq!(ASKED.get(), 3);
+    }
+
+    /// Accesses all over a large window soon ask no more.
+    #[test]
+    fn scattered_accesses_stop_asking() {
+        let mut reach = Reach::default();
+        ASKED.set(0);
+        for n in 0..500 {
+            assert!(reach.covers(probe, memory((16 + n * 37 % 1024) * PAGE, 8), false));
+        }
+        assert_eq!(ASKED.get(), PATIENCE);
+    }
+
+    #[test]
+    fn what_is_refused_is_asked_for_anew() {
+        let mut reach = Reach::default();
+        ASKED.set(0);
+        for _ in 0..2 {
+            assert!(!reach.covers(probe, memory(100 * PAGE, 8), true), "read-only");
+            assert!(reach.covers(probe, memory(100 * PAGE, 8), false));
+            assert!(!reach.covers(probe, memory(1039 * PAGE, 8192), false), "the second page is not there");
+        }
+        assert_eq!(ASKED.get(), 5);
+    }
+}
