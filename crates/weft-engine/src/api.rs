@@ -362,6 +362,8 @@ pub struct Config {
     pub max_msg_bytes: u64,
     /// Peers in no address vector that may be connected, or have left messages here: others' links are closed.
     pub max_strangers: usize,
+    /// Memory for the windows of such peers altogether, and as much for everything else that they have kept here.
+    pub stranger_bytes: usize,
     /// How queues of receives and messages are searched.
     pub matching: Matching,
     /// What the registration cache may keep, where a device demands registration.
@@ -427,6 +429,7 @@ impl Default for Config {
             eager_bytes: None,
             max_msg_bytes: 1 << 40,
             max_strangers: 16 << 10,
+            stranger_bytes: 64 << 20,
             matching: Matching::Auto,
             mr_cache: Limits::default(),
             probe: None,

@@ -59,6 +59,11 @@ pub(crate) struct Results {
 }
 
 impl Results {
+    /// What they cost of the window.
+    pub(crate) fn cost(&self) -> usize {
+        self.cost
+    }
+
     /// Whether there are any.
     pub(crate) fn wait(&self) -> bool {
         self.cost > 0

@@ -25,7 +25,8 @@ use crate::ops::{Ctx, Multi, Phase, RecvInfo, TxOp, Xfer, XferKind, Xfers};
 use crate::peers::Index;
 use crate::pool::Pool;
 use crate::rma::Regions;
-use crate::vc::{Can, Deferred, Haul, QUEUED_LIMIT, Queues, REQUEST_LIMIT, Vc, VcState, Waiting};
+use crate::strangers::Strangers;
+use crate::vc::{Can, Deferred, Haul, More, QUEUED_LIMIT, Queues, REQUEST_LIMIT, Vc, VcState, Waiting};
 use crate::wire::{self, Head, Reader, kind};
 
 /// The peer did something that the protocol forbids: its link is closed.
@@ -45,6 +46,7 @@ pub(crate) struct Core {
     /// Strangers that went, such that became so afterwards, and messages of such that were taken, since it was last looked who has left
     /// nothing here.
     pub(crate) departed: usize,
+    pub(crate) strangers: Strangers,
     /// Address → number of the virtual connection + 1.
     pub(crate) by_addr: Vec<u32>,
     /// The same for addresses that name a context of a scalable endpoint besides (fi_rx_addr): far too large for an index.
@@ -107,6 +109,7 @@ impl Core {
             vcs: Vec::new(),
             vacant: Vec::new(),
             departed: 0,
+            strangers: Strangers::default(),
             by_addr: Vec::new(),
             by_far_addr: FxHashMap::default(),
             contexts: false,
@@ -229,10 +232,11 @@ impl Core {
             waiting.parts
         });
         let tally = vc.close_books();
-        let (left, came) = (vc.rx_used.saturating_sub(vc.credit_owed), vc.rendezvous_waiting > 0);
+        let (left, came) = (vc.unreceived(), vc.rendezvous_waiting > 0);
+        let stake = vc.more.as_ref().map(|more| more.stake).unwrap_or_default();
         *vc = Vc::new(name);
         vc.rx_used = left;
-        vc.more().tally = tally;
+        *vc.more() = More { tally, stake, ..More::default() };
         vc.addr = addr;
         vc.active = active;
         vc.call = call;
@@ -278,6 +282,7 @@ impl Core {
             self.forget_way(vci);
         }
         self.leave_service(vci);
+        self.account(vci);
         self.connection_lost(vci, why);
     }
 
@@ -600,6 +605,19 @@ impl Sink for Core {
         let slot = self.links.get(link.0 as usize)?;
         let rising = || slot.rising.as_ref().map(|rising| rising.up.peer);
         self.vcs.get(slot.vc as usize).map(|vc| vc.name).or_else(rising)
+    }
+
+    fn holds_more(&mut self, link: LinkId) {
+        let Some(vci) = self.carried_by(link) else { return };
+        if self.is_stranger(vci) {
+            self.activate(vci);
+        }
+    }
+
+    fn spare_link(&mut self, candidates: &dyn Fn(LinkId) -> bool) -> Option<LinkId> {
+        let link = self.dispensable_link(candidates)?;
+        self.down(link, LinkError::Resources);
+        Some(link)
     }
 
     fn done(&mut self, _link: LinkId, ctx: u64, result: Result<(), LinkError>) {

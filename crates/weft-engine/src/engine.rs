@@ -330,6 +330,9 @@ impl<N: Nic> Engine<N> {
             self.core.vcs[vci as usize].active = false;
             moved += usize::from(self.run_vc(vci));
         }
+        if self.core.strangers_exceed() {
+            self.relieve();
+        }
         round.clear();
         self.round = round;
         moved
@@ -338,6 +341,14 @@ impl<N: Nic> Engine<N> {
     /// Works off the queues of one connection; what the device does not take now stays on the active list.
     /// Returns whether anything moved.
     fn run_vc(&mut self, vci: u32) -> bool {
+        let moved = self.run_queues(vci);
+        if self.core.vcs[vci as usize].addr == ADDR_NONE {
+            self.weigh(vci);
+        }
+        moved
+    }
+
+    fn run_queues(&mut self, vci: u32) -> bool {
         let vc = &self.core.vcs[vci as usize];
         let Some(waiting) = vc.waiting.as_ref() else { return false };
         let kinds = waiting.kinds();

@@ -39,6 +39,7 @@ mod reach;
 mod recv;
 mod rma;
 pub mod room;
+mod strangers;
 pub mod traffic;
 mod vc;
 mod wire;

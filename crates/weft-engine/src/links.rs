@@ -69,11 +69,13 @@ pub(crate) struct Rising {
     window: u64,
     /// The window that ours has.
     granted: u64,
+    /// What it has not granted because the peer is in no address vector.
+    withheld: u64,
 }
 
 impl Rising {
     pub(crate) fn new(up: LinkUp) -> Self {
-        Self { up, window: 0, granted: 0 }
+        Self { up, window: 0, granted: 0, withheld: 0 }
     }
 }
 
@@ -124,9 +126,10 @@ impl Core {
     /// What OPEN, and its like, say to the peer of that connection: of the window, messages that an earlier link has left here take their part.
     pub(crate) fn grant(&mut self, link: LinkId, vci: u32) -> Open {
         let used = self.vcs.get(vci as usize).map_or(0, |vc| vc.rx_used);
-        let window = (self.config.window_bytes as u64).saturating_sub(used);
+        let withheld = if (vci as usize) < self.vcs.len() { self.withheld_at_first(vci) } else { 0 };
+        let window = (self.config.window_bytes as u64).saturating_sub(used + withheld);
         if let Some(rising) = &mut self.link_mut(link).rising {
-            rising.granted = window;
+            (rising.granted, rising.withheld) = (window, withheld);
         }
         Open { version: PROTOCOL_VERSION, reserved: [0; 3], call: U32::ZERO, window_bytes: window.into() }
     }
@@ -242,7 +245,9 @@ impl Core {
         let used = (self.config.window_bytes as u64).saturating_sub(rising.granted);
         let vc = &mut self.vcs[vci as usize];
         vc.open(state, PathCaps::new(&rising.up.caps, eager), window, used);
-        if vc.credit_owed >= self.config.window_quarter() {
+        self.begin_stake(vci, rising.withheld);
+        let vc = &self.vcs[vci as usize];
+        if vc.owed() >= self.config.window_quarter() {
             self.send_window(vci);
         }
         self.activate(vci);

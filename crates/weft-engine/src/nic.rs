@@ -289,6 +289,16 @@ pub trait Nic: Registrar {
     /// unless a push was cut in the middle. No sink call for this link is made afterwards.
     fn close(&mut self, link: LinkId);
 
+    /// The same without what has not left: the link's memory and descriptors are free at once.
+    fn discard(&mut self, link: LinkId) {
+        self.close(link);
+    }
+
+    /// Memory that the device holds for a link now and not for an idle one, in bytes.
+    fn held_bytes(&self, _link: LinkId) -> usize {
+        0
+    }
+
     /// Whether everything that was accepted has left this process, so that the device may be dropped.
     fn drained(&self) -> bool;
 }
@@ -321,6 +331,13 @@ pub trait Sink {
     fn placed(&mut self, link: LinkId, window: u64, offset: u64, len: usize);
     /// Who is at the other end of a link that is up, for what a device tells the user.
     fn peer(&self, _link: LinkId) -> Option<EpName> {
+        None
+    }
+    /// The device has begun to hold memory for the link that it does not hold for each ([`Nic::held_bytes`]).
+    fn holds_more(&mut self, _link: LinkId) {}
+    /// The device is short of descriptors. Gives the link that is needed least of those that are `candidates`, if it can be done without:
+    /// the device ends it ([`Nic::discard`]), and tells of it no more.
+    fn spare_link(&mut self, _candidates: &dyn Fn(LinkId) -> bool) -> Option<LinkId> {
         None
     }
     /// A push, put, get or assist has finished and its local memory is free.

@@ -153,6 +153,10 @@ impl Core {
         if self.departed >= SWEEP_AFTER || (self.departed > 0 && crowded(self)) {
             self.forget_the_gone();
         }
+        if self.index.find(&self.vcs, name).is_none() && self.book.addr(name).is_none() && crowded(self) {
+            self.evict_strangers();
+            self.forget_the_gone();
+        }
         let known = self.index.find(&self.vcs, name);
         // Who is known and nowhere may have left the service that it was at, and come back.
         if known.is_none_or(|vci| self.vcs[vci as usize].addr == ADDR_NONE) {
@@ -176,6 +180,7 @@ impl Core {
     #[cold]
     fn forget_the_gone(&mut self) {
         self.departed = 0;
+        debug_assert_eq!(self.strangers.total, self.all_stakes());
         let mut gone = self.vcs.iter().map(Vc::is_gone).collect::<Vec<_>>();
         let mut keep = |vci: u32| {
             if let Some(gone) = gone.get_mut(vci as usize) {
@@ -198,6 +203,8 @@ impl Core {
         }
         for vci in (0..).zip(gone).filter_map(|(vci, gone)| gone.then_some(vci)) {
             self.index.forget(&self.vcs, vci);
+            self.vcs[vci as usize].state = VcState::Vacant;
+            self.account(vci);
             let vc = &mut self.vcs[vci as usize];
             *vc = Vc { state: VcState::Vacant, ..Vc::new(vc.name) };
             self.vacant.push(vci);
@@ -243,6 +250,7 @@ impl Core {
         let vc = &mut self.vcs[vci as usize];
         if vc.addr == ADDR_NONE && addr != ADDR_NONE {
             vc.addr = addr;
+            self.end_stake(vci);
             self.readdressed();
             self.match_again(vci);
         }
@@ -341,12 +349,13 @@ impl Core {
         if !in_use && !theirs(&self.tagged) && !theirs(&self.untagged) {
             self.vcs[vci as usize].addr = ADDR_NONE;
             self.departed += 1;
+            self.account(vci);
             self.readdressed();
         }
     }
 
     /// Whether peers are named by addresses.
-    fn has_addresses(&self) -> bool {
+    pub(crate) fn has_addresses(&self) -> bool {
         matches!(self.config.role, Role::Connectionless | Role::Datagrams)
     }
 
@@ -380,6 +389,7 @@ impl Core {
             self.departed += usize::from(vc.is_gone());
             elsewhere.push(vci);
         }
+        elsewhere.iter().for_each(|vci| self.account(*vci));
         if !elsewhere.is_empty() {
             self.readdressed();
         }

@@ -156,8 +156,7 @@ impl Core {
                 }
             }
             Body::Rendezvous { op, source, ack, .. } => {
-                let waiting = &mut self.vcs[vci as usize].rendezvous_waiting;
-                *waiting = waiting.saturating_sub(1);
+                self.announcement_taken(vci);
                 self.start_rendezvous(vci, iov, info, op, source, ack);
             }
             Body::Lost { why, .. } => {
@@ -239,8 +238,7 @@ impl Core {
                 }
             }
             Body::Rendezvous { op, .. } => {
-                let waiting = &mut self.vcs[message.vc as usize].rendezvous_waiting;
-                *waiting = waiting.saturating_sub(1);
+                self.announcement_taken(message.vc);
                 self.fin(message.vc, op, Status::Ok, 0);
             }
             Body::Lost { .. } => self.departed += 1,
@@ -463,11 +461,14 @@ impl Core {
 
     pub(crate) fn on_rts(&mut self, vci: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
         let rts: Rts = r.take().ok_or(Violation)?;
-        let source = r.take_iov(rts.iov_count.get()).ok_or(Violation)?;
+        let mut source = r.take_iov(rts.iov_count.get()).ok_or(Violation)?;
         let len = rts.len.get();
         let described = wire::described_bytes(&source);
         if !source.is_empty() && described != Some(len) {
             return Err(Violation);
+        }
+        if !self.vcs[vci as usize].caps.can.contains(Can::GET) {
+            source = Vec::new();
         }
         let tagged = flags & F_TAGGED != 0;
         let tag = if tagged { rts.tag.get() } else { 0 };
@@ -485,10 +486,25 @@ impl Core {
         if *waiting as usize > REQUEST_LIMIT {
             return Err(Violation);
         }
+        if src == ADDR_NONE {
+            self.account(vci);
+            if self.strangers_exceed() {
+                self.activate(vci);
+            }
+        }
         let body = Body::Rendezvous { op, len, source, ack };
         let message = Unexpected { vc: vci, tag, data, body, claimed: None, orphan: false };
         self.keep(tagged, message, src);
         Ok(())
+    }
+
+    /// A message that was announced, and has waited here, is taken.
+    fn announcement_taken(&mut self, vci: u32) {
+        let vc = &mut self.vcs[vci as usize];
+        vc.rendezvous_waiting = vc.rendezvous_waiting.saturating_sub(1);
+        if vc.addr == ADDR_NONE {
+            self.account(vci);
+        }
     }
 
     /// A message finds no receive, and waits for one.
@@ -532,6 +548,7 @@ impl Core {
             self.return_window(vci, payload_bytes);
         } else {
             vc.rx_used = vc.rx_used.saturating_sub(payload_bytes as u64 + EAGER_COST);
+            self.account(vci);
         }
     }
 
@@ -550,9 +567,10 @@ impl Core {
 
     #[cold]
     pub(crate) fn send_window(&mut self, vci: u32) {
-        let vc = &mut self.vcs[vci as usize];
-        let owed = std::mem::take(&mut vc.credit_owed);
-        vc.rx_used = vc.rx_used.saturating_sub(owed);
+        let owed = self.take_owed(vci);
+        if owed == 0 {
+            return;
+        }
         let owed = if strikes(Mutant::CreditLost) { owed - EAGER_COST.min(owed) } else { owed };
         let mut w = Short::new(kind::CREDIT, 0);
         w.put(&U64::new(owed));

@@ -18,6 +18,7 @@ use crate::bulk::Announced;
 use crate::mem::{self, IovList, Owned};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, NicCaps, RemoteIov, Share};
+use crate::strangers::Stake;
 use crate::traffic::Tally;
 use crate::wire::Op;
 
@@ -198,9 +199,10 @@ pub(crate) struct Vc {
     pub(crate) waited: [u8; 2],
     /// Eager bytes that we may still send.
     pub(crate) tx_credit: u64,
-    /// Eager bytes that the peer has used and not been given back, be it over an earlier link: without a link, those of messages that wait.
+    /// Eager bytes that the peer has used and not been given back, be it over an earlier link, or that are withheld from it: without a link,
+    /// those of messages that wait.
     pub(crate) rx_used: u64,
-    /// Eager bytes to give back.
+    /// Eager bytes to give back, and a quarter of what is withheld: a smaller window is given back in quarters, too.
     pub(crate) credit_owed: u64,
     /// Unexpected messages whose payload waits at the peer.
     pub(crate) rendezvous_waiting: u32,
@@ -229,6 +231,15 @@ pub(crate) struct More {
     pub(crate) announcing: u64,
     pub(crate) announced: Announced,
     pub(crate) tally: Tally,
+    /// Of a peer in no address vector ([`crate::strangers`]): what is withheld of its window, and what it holds altogether.
+    pub(crate) withheld: u64,
+    pub(crate) stake: Stake,
+    /// What the device held for it when that was asked last.
+    pub(crate) device_bytes: u64,
+    /// The messages in both directions when that was looked at last.
+    pub(crate) activity: u32,
+    /// How many calls had come to a crowd then, if they were others than before.
+    pub(crate) quiet_since: u32,
 }
 
 #[cold]
@@ -318,7 +329,7 @@ impl Waiting {
     }
 
     /// Whether nothing at all waits.
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         !self.to_send() && self.parts.is_none() && self.parked.is_none() && self.early.is_empty()
     }
 

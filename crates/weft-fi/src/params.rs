@@ -176,7 +176,9 @@ params! {
     unexpected_window_bytes: usize = "4M", "bytes", "UNEXPECTED_WINDOW_BYTES",
         "Memory that one peer may fill with messages for which no receive is posted yet; it waits beyond.";
     max_unknown_peers: usize = "16K", "count", "MAX_UNKNOWN_PEERS",
-        "Peers that may be connected to an endpoint, or have left it messages, though no address vector has them; others are turned away.";
+        "Peers that may be connected to an endpoint, or have left it messages, though no address vector has them, at most half as many as the process may have descriptors. One more takes the place of one that is idle, or is turned away.";
+    unknown_peers_bytes: usize = "64M", "bytes", "UNKNOWN_PEERS_BYTES",
+        "Memory that all peers in no address vector together may fill with messages for which no receive is posted yet, and as much with what else they make an endpoint keep.";
     ep_contexts: usize = "1", "count", "EP_CONTEXTS",
         "Contexts of either kind that endpoints are said to have (max_ep_tx_ctx, max_ep_rx_ctx) to clients that do not ask. More than 1 invites clients to use scalable endpoints.";
     matching: Matching = "auto", "name", "MATCH",

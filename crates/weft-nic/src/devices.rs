@@ -246,6 +246,20 @@ impl<S: Sink> Sink for Relay<'_, S> {
         self.sink.placed(self.table.ours(self.via, link), window, offset, len);
     }
 
+    fn holds_more(&mut self, link: LinkId) {
+        self.sink.holds_more(self.table.ours(self.via, link));
+    }
+
+    fn spare_link(&mut self, candidates: &dyn Fn(LinkId) -> bool) -> Option<LinkId> {
+        let (table, via) = (&*self.table, self.via);
+        let theirs = |link| {
+            let (on, inner) = table.way(link);
+            on as usize == via as usize && candidates(inner)
+        };
+        let link = self.sink.spare_link(&theirs)?;
+        Some(self.table.remove(link.0).inner)
+    }
+
     fn done(&mut self, link: LinkId, ctx: u64, result: Result<(), LinkError>) {
         self.sink.done(self.table.ours(self.via, link), ctx, result);
     }
@@ -654,6 +668,25 @@ impl Nic for Devices {
             (Via::Shm, Some(shm), _) => shm.close(inner),
             (Via::Tcp, _, Some(tcp)) => tcp.close(inner),
             _ => {}
+        }
+    }
+
+    fn discard(&mut self, link: LinkId) {
+        match (self.table.way(link), &mut self.tcp) {
+            ((Via::Tcp, inner), Some(tcp)) => {
+                self.table.remove(link.0);
+                tcp.discard(inner);
+            }
+            _ => self.close(link),
+        }
+    }
+
+    fn held_bytes(&self, link: LinkId) -> usize {
+        let (via, inner) = self.table.way(link);
+        match (via, &self.shm, &self.tcp) {
+            (Via::Shm, Some(shm), _) => shm.held_bytes(inner),
+            (Via::Tcp, _, Some(tcp)) => tcp.held_bytes(inner),
+            _ => 0,
         }
     }
 

@@ -354,7 +354,8 @@ impl Ep {
             // A datagram goes at once or not at all.
             eager_bytes: if self.ty == EpType::Dgram { Some(self.limits.max_msg_bytes) } else { params.eager_bytes },
             max_msg_bytes: self.limits.max_msg_bytes as u64,
-            max_strangers: params.max_unknown_peers,
+            max_strangers: most_strangers(params.max_unknown_peers),
+            stranger_bytes: params.unknown_peers_bytes,
             matching: setup.matching,
             mr_cache: params.mr_cache_limits(),
             probe: Some(weft_nic::accessible),
@@ -466,6 +467,13 @@ impl Ep {
         setup.local = Some(decode_local(setup.format, bytes)?);
         Ok(())
     }
+}
+
+/// Of `asked` peers in no address vector so many may be connected: they leave half of the descriptors to others.
+fn most_strangers(asked: usize) -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let half = limit.and_then(|limit| usize::try_from(limit / 2).ok());
+    asked.min(half.unwrap_or(usize::MAX))
 }
 
 #[cfg(test)]

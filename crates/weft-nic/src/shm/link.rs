@@ -202,6 +202,11 @@ impl Link {
         self.socket.as_fd()
     }
 
+    /// The size of the memory that both ends have mapped.
+    pub(super) fn segment_bytes(&self) -> usize {
+        self.map.len()
+    }
+
     pub(super) fn pidfd(&self) -> Option<BorrowedFd<'_>> {
         self.pidfd.as_ref().map(AsFd::as_fd)
     }

@@ -467,6 +467,13 @@ impl Nic for Shm {
         self.close_link(link);
     }
 
+    fn held_bytes(&self, link: LinkId) -> usize {
+        match self.links.get(link.0 as usize) {
+            Some(Slot::Up(up)) => up.segment_bytes().saturating_sub(segment::segment_bytes(self.lines)),
+            _ => 0,
+        }
+    }
+
     fn drained(&self) -> bool {
         self.busy.is_empty()
     }

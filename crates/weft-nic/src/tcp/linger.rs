@@ -143,6 +143,10 @@ impl Tcp {
         let rest = self.writer.part(&mut link.tx);
         let until_ms = now_ms + CLOSED_MS;
         let heeded = link.rx.heeded();
+        if link.rx.held_bytes() > 0 {
+            // The rest of the message is thrown away, and needs no buffer.
+            self.stage.recycle(link.rx.rewind_to(heeded));
+        }
         let (deadline_ms, left, bytes, sent, shut) = (0, 0, Vec::new(), 0, false);
         let linger = Linger { until_ms, deadline_ms, left, bytes, sent, shut, rest, heeded };
         self.closed.push(id);

@@ -578,6 +578,17 @@ impl Nic for Tcp {
         }
     }
 
+    /// The peer is told if the socket takes that now.
+    fn discard(&mut self, link: LinkId) {
+        self.close(link);
+        self.retire(link.0);
+    }
+
+    fn held_bytes(&self, link: LinkId) -> usize {
+        let sealed = if self.config.encrypt { self.secrets.held_bytes(link.0) } else { 0 };
+        self.links.get(link.0 as usize).map_or(0, |link| link.tx.kept() + link.rx.held_bytes()) + sealed
+    }
+
     fn drained(&self) -> bool {
         self.writer.done.is_empty()
             && self.links.iter().all(|(_, link)| match link.state {

@@ -113,6 +113,13 @@ impl<S: Sink> Sink for Tally<'_, S> {
         self.calls += usize::from(len > 0);
         self.sink.placed(link, window, offset, len);
     }
+    fn holds_more(&mut self, link: LinkId) {
+        self.calls += 1;
+        self.sink.holds_more(link);
+    }
+    fn spare_link(&mut self, candidates: &dyn Fn(LinkId) -> bool) -> Option<LinkId> {
+        self.sink.spare_link(candidates)
+    }
     fn done(&mut self, link: LinkId, ctx: u64, result: Result<(), LinkError>) {
         self.calls += 1;
         self.sink.done(link, ctx, result);
@@ -255,7 +262,11 @@ impl Tcp {
         let (fd, rx) = (socket.as_fd(), &mut link.rx.rx);
         let (bytes, mut end) = if SEALED {
             let Some(wire) = self.secrets.of(id, fd) else { return };
-            self.stage.read_all(wire, rx, LinkId(id), sink)
+            let outcome = self.stage.read_all(wire, rx, LinkId(id), sink);
+            if self.secrets.held_bytes(id) > 0 {
+                sink.holds_more(LinkId(id));
+            }
+            outcome
         } else {
             self.stage.read_all(fd, rx, LinkId(id), sink)
         };

@@ -123,6 +123,11 @@ impl Intake {
         self.until_told += self.owed();
     }
 
+    /// Memory that a message takes of which a part has come.
+    pub(super) fn held_bytes(&self) -> usize {
+        if let Rx::Body { .. } = self.rx { MAILBOX_BYTES } else { 0 }
+    }
+
     /// Where the stream goes on if the connection breaks now: a header that has only begun comes again whole, because what began may be
     /// no frame of the stream.
     pub(super) fn position(&self) -> u64 {
@@ -392,6 +397,8 @@ fn check(outcome: Result<usize, Errno>) -> Result<Option<usize>, LinkError> {
         Err(Errno::BADMSG) => Err(LinkError::Protocol),
         // Memory that was offered to the peer is not there: no other connection would change that.
         Err(Errno::FAULT) => Err(LinkError::Access),
+        // No memory for a record.
+        Err(Errno::NOMEM) => Err(LinkError::Resources),
         Err(_) => Err(LinkError::Gone),
     }
 }
@@ -405,7 +412,7 @@ fn parse<S: Sink>(mut bytes: &[u8], notes: &mut Notes, link: LinkId, sink: &mut 
             Frame::Message(len) => {
                 let Some((message, rest)) = rest.split_at_checked(len) else {
                     notes.look = if len >= LOOK_BYTES { STAGE_BYTES } else { LOOK_BYTES.max(notes.look) };
-                    return Ok(cut_message(rest, len, &mut notes.spare));
+                    return cut_message(rest, len, &mut notes.spare, link, sink);
                 };
                 sink.message(link, message);
                 bytes = rest;
@@ -459,10 +466,31 @@ fn cut_head(bytes: &[u8]) -> Rx {
     Rx::Head { bytes: kept, have }
 }
 
-fn cut_message(bytes: &[u8], need: usize, spare: &mut Vec<Box<[u8; MAILBOX_BYTES]>>) -> Rx {
-    let mut buffer = spare.pop().unwrap_or_else(|| Box::new([0; MAILBOX_BYTES]));
+fn cut_message<S: Sink>(
+    bytes: &[u8],
+    need: usize,
+    spare: &mut Vec<Box<[u8; MAILBOX_BYTES]>>,
+    link: LinkId,
+    sink: &mut S,
+) -> Result<Rx, LinkError> {
+    let mut buffer = match spare.pop() {
+        Some(buffer) => buffer,
+        None => {
+            sink.holds_more(link);
+            new_mailbox().ok_or(LinkError::Resources)?
+        }
+    };
     buffer[..bytes.len()].copy_from_slice(bytes);
-    Rx::Body { buffer, have: bytes.len(), need }
+    Ok(Rx::Body { buffer, have: bytes.len(), need })
+}
+
+/// `None`: there is no memory for it.
+#[cold]
+fn new_mailbox() -> Option<Box<[u8; MAILBOX_BYTES]>> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(MAILBOX_BYTES).ok()?;
+    bytes.resize(MAILBOX_BYTES, 0);
+    bytes.into_boxed_slice().try_into().ok()
 }
 
 #[cfg(test)]

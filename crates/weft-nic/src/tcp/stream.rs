@@ -75,6 +75,15 @@ impl std::fmt::Debug for Spare {
 /// Buffers of either kind that are kept.
 const SPARE_BUFFERS: usize = 4;
 
+/// A buffer for what comes; `None`: there is no memory for it.
+#[cold]
+fn new_input() -> Option<Vec<u8>> {
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(IN_BYTES).ok()?;
+    buffer.resize(IN_BYTES, 0);
+    Some(buffer)
+}
+
 /// Gives a buffer back.
 fn put_back(spare: &mut Vec<Vec<u8>>, buffer: &mut Vec<u8>) {
     let buffer = std::mem::take(buffer);
@@ -90,6 +99,14 @@ impl Secrets {
             Some(keys) => drop(self.links.insert(link, RefCell::new(Secret::new(keys)))),
             None => drop(self.links.remove(&link)),
         }
+    }
+
+    /// Memory that records take of which a part has come or left.
+    pub(super) fn held_bytes(&self, link: u32) -> usize {
+        self.links.get(&link).map_or(0, |secret| {
+            let secret = secret.borrow();
+            secret.input.capacity() + secret.out.capacity()
+        })
     }
 
     /// How many there are.
@@ -298,7 +315,12 @@ impl Secret {
         let mut taken = 0;
         while taken < pieces.len() && !self.holds() {
             while taken < pieces.len() && self.out.len() + SEALED_BYTES <= OUT_BYTES {
-                taken += self.seal_record(|buffer| pieces.read(taken, buffer), pieces.len() - taken)?;
+                match self.seal_record(|buffer| pieces.read(taken, buffer), pieces.len() - taken) {
+                    Ok(n) => taken += n,
+                    // What has been sealed leaves with the next call.
+                    Err(_) if taken > 0 => return Ok(taken),
+                    Err(errno) => return Err(errno),
+                }
             }
             // What has been sealed counts as sent even if the connection ends here: the peer may have it. The next call meets the end again.
             if let Err(errno) = self.flush(fd)
@@ -315,11 +337,11 @@ impl Secret {
 
     /// Appends one record of at most `most` bytes, which `read` puts into a buffer.
     fn seal_record(&mut self, read: impl FnOnce(&mut [u8]) -> usize, most: usize) -> Result<usize, Errno> {
-        let nonce = self.seal.nonce()?;
         let (start, len) = (self.out.len(), most.min(RECORD_BYTES));
         let body = start + LENGTH_BYTES;
-        // A peer that does not read pins no more than what is sealed.
-        self.out.reserve_exact(LENGTH_BYTES + len + TAG_BYTES);
+        // A peer that does not read pins no more than what is sealed. Without memory it is as if the socket were full.
+        self.out.try_reserve_exact(LENGTH_BYTES + len + TAG_BYTES).map_err(|_| Errno::AGAIN)?;
+        let nonce = self.seal.nonce()?;
         self.out.resize(body + len, 0);
         // At most RECORD_BYTES + TAG_BYTES.
         #[allow(clippy::cast_possible_truncation)]
@@ -345,7 +367,10 @@ impl Secret {
     /// Takes bytes from the kernel and opens them until the pieces are full, or nothing is left.
     fn receive(&mut self, fd: BorrowedFd<'_>, pieces: &mut Pieces<'_>, spare: &mut Spare) -> Result<usize, Errno> {
         if self.input.is_empty() {
-            self.input = spare.input.pop().unwrap_or_else(|| vec![0; IN_BYTES]);
+            self.input = match spare.input.pop() {
+                Some(buffer) => buffer,
+                None => new_input().ok_or(Errno::NOMEM)?,
+            };
         }
         let outcome = self.take(fd, pieces);
         if self.plain == self.opened && self.sealed == self.end {

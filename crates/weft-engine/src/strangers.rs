@@ -1,0 +1,333 @@
+//! Memory and links that peers in no address vector may have altogether, however many names they have.
+//!
+//! Place in the data flow: [`crate::links`] asks for the window of a new link, [`crate::recv`] gives windows back and keeps announcements,
+//! [`crate::engine`] works off queues; afterwards each has [`Core::account`] look at the peer. A device that is short of descriptors
+//! asks for a link to end ([`crate::nic::Sink::spare_link`]).
+//!
+//! Windows: a stranger is granted little at first, and more each time it has used that, as long as the budget lasts. When others need the
+//! budget, its window shrinks again. The rest of the usual window is *withheld*: it counts as used (`Vc::rx_used`), so the paths of
+//! messages know nothing of it. Half of the budget is divided evenly, so that every stranger can send short messages. The other half
+//! goes to those that come first or send much; one peer gets at most an eighth of what is left of it.
+//!
+//! Everything else (announcements, answers that the peer does not take, buffers of the device) may come to the budget once more. Beyond
+//! that the stranger that holds most loses its link.
+//!
+//! Invariant: [`Strangers`] has the sums of the stakes of all connections. Units: bytes.
+
+use crate::api::ADDR_NONE;
+use crate::core::Core;
+use crate::engine::Engine;
+use crate::links::{LinkState, LinkWork};
+use crate::nic::{LinkError, LinkId, Nic, Sink};
+use crate::vc::{Deferred, Haul, Vc, VcState, Waiting};
+
+/// The first window is at most this part of the budget.
+const FIRST_PART: u64 = 1024;
+/// One peer has at most this part of what is left of the budget.
+const PEER_PART: u64 = 8;
+/// When this part of the budget has become free, windows that were cut short are enlarged.
+const FREED_PART: u64 = 64;
+/// Of so many peers one that is idle loses its link when there are too many.
+const EVICTED_PART: usize = 256;
+/// It is idle if nothing was said on its link while so many called: what it says first may still be on its way.
+const IDLE_CALLS: u32 = 64;
+/// An announcement takes about so much.
+const ANNOUNCEMENT_BYTES: u64 = 192;
+/// So does a long write whose bytes have not all come.
+const WRITE_BYTES: u64 = 256;
+
+/// What one peer holds while it is in no address vector.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stake {
+    /// Messages that may come or wait, beyond the even share.
+    window: u64,
+    /// Everything else.
+    kept: u64,
+}
+
+/// What all of them hold.
+#[derive(Debug, Default)]
+pub(crate) struct Strangers {
+    pub(crate) total: Stake,
+    /// Bytes of windows that have become free since others were last enlarged.
+    freed: u64,
+    /// Where the search for an idle peer goes on.
+    hand: usize,
+    /// Calls that came while there were as many as may be.
+    crowded: u32,
+}
+
+impl Waiting {
+    /// Bytes that wait to leave.
+    fn held(&self) -> u64 {
+        let queues = self.deferred.len() * size_of::<Deferred>() + self.bulk.len() * size_of::<Haul>();
+        let answers = self.acks.len() * size_of::<u32>() + self.results.as_ref().map_or(0, |results| results.cost());
+        (queues + answers) as u64 + u64::from(self.copied)
+    }
+}
+
+impl Vc {
+    /// What the peer is not granted of the usual window.
+    pub(crate) fn withheld(&self) -> u64 {
+        self.more.as_ref().map_or(0, |more| more.withheld)
+    }
+
+    /// What is to be given back of its window.
+    pub(crate) fn owed(&self) -> u64 {
+        self.credit_owed.saturating_sub(self.withheld() / 4)
+    }
+
+    /// What its messages that wait for receives cost.
+    pub(crate) fn unreceived(&self) -> u64 {
+        self.rx_used.saturating_sub(self.withheld() + self.owed())
+    }
+
+    /// From now on `withheld` bytes are not granted, and `owed` bytes are to be given back.
+    fn withhold(&mut self, withheld: u64, owed: u64) {
+        if withheld != self.withheld() {
+            self.more().withheld = withheld;
+        }
+        self.credit_owed = owed + withheld / 4;
+    }
+}
+
+impl Core {
+    fn budget(&self) -> u64 {
+        self.config.stranger_bytes as u64
+    }
+
+    /// The window that every stranger can have.
+    fn even_share(&self) -> u64 {
+        (self.budget() / 2 / self.config.max_strangers.max(1) as u64).min(self.config.window_bytes as u64)
+    }
+
+    /// The widest window that a stranger can have now.
+    fn widest(&self, vci: u32) -> u64 {
+        let own = self.vcs[vci as usize].more.as_ref().map_or(0, |more| more.stake.window);
+        let left = (self.budget() / 2).saturating_sub(self.strangers.total.window.saturating_sub(own));
+        (self.even_share() + left / PEER_PART).min(self.config.window_bytes as u64)
+    }
+
+    fn first_window(&self) -> u64 {
+        (self.budget() / FIRST_PART).max(self.even_share())
+    }
+
+    /// What is withheld of the usual window when a link comes up.
+    pub(crate) fn withheld_at_first(&self, vci: u32) -> u64 {
+        // A link that is in use has been granted its window.
+        if !self.is_stranger(vci) || self.vcs[vci as usize].is_in_use() {
+            return 0;
+        }
+        let most = self.widest(vci).min(self.first_window());
+        (self.config.window_bytes as u64).saturating_sub(most.max(self.vcs[vci as usize].rx_used))
+    }
+
+    /// The peer of a new link has been granted its window but for that.
+    pub(crate) fn begin_stake(&mut self, vci: u32, withheld: u64) {
+        let vc = &mut self.vcs[vci as usize];
+        if withheld > 0 {
+            let owed = vc.credit_owed.saturating_sub(withheld);
+            vc.withhold(withheld, owed);
+        }
+        if let Some(more) = &mut vc.more {
+            // It is not idle before it has been looked at twice.
+            more.activity = u32::MAX;
+        }
+        self.account(vci);
+    }
+
+    /// A portion of a window is due: returns what is given back of it now. That of a stranger grows or shrinks.
+    pub(crate) fn take_owed(&mut self, vci: u32) -> u64 {
+        if !self.is_stranger(vci) {
+            let vc = &mut self.vcs[vci as usize];
+            let owed = std::mem::take(&mut vc.credit_owed);
+            vc.rx_used = vc.rx_used.saturating_sub(owed);
+            return owed;
+        }
+        let (widest, first) = (self.widest(vci), self.first_window());
+        let vc = &mut self.vcs[vci as usize];
+        let (withheld, owed) = (vc.withheld(), vc.owed());
+        let window = (self.config.window_bytes as u64).saturating_sub(withheld);
+        let wanted = widest.min((2 * window).max(first));
+        let (withheld, given) = if wanted > window {
+            let more = withheld.min(wanted - window);
+            (withheld - more, owed + more)
+        } else {
+            let less = owed.min(window - wanted);
+            (withheld + less, owed - less)
+        };
+        vc.withhold(withheld, 0);
+        vc.rx_used = vc.rx_used.saturating_sub(given);
+        self.account(vci);
+        given
+    }
+
+    /// The peer is in an address vector now, and has the usual window.
+    pub(crate) fn end_stake(&mut self, vci: u32) {
+        let vc = &mut self.vcs[vci as usize];
+        let (withheld, owed) = (vc.withheld(), vc.owed());
+        if withheld > 0 {
+            vc.withhold(0, owed + withheld);
+            if vc.is_in_use() && vc.credit_owed >= self.config.window_quarter() {
+                self.send_window(vci);
+            }
+        }
+        self.account(vci);
+    }
+
+    /// What a peer holds has changed, or whether it is in an address vector.
+    pub(crate) fn account(&mut self, vci: u32) {
+        let now = self.stake(vci);
+        let vc = &mut self.vcs[vci as usize];
+        let before = vc.more.as_ref().map_or_else(Stake::default, |more| more.stake);
+        if now == before {
+            return;
+        }
+        vc.more().stake = now;
+        let Strangers { total, freed, .. } = &mut self.strangers;
+        total.window = total.window - before.window + now.window;
+        total.kept = total.kept - before.kept + now.kept;
+        *freed += before.window.saturating_sub(now.window);
+        if *freed > 0 && *freed >= self.config.stranger_bytes as u64 / FREED_PART {
+            *freed = 0;
+            self.enlarge_windows();
+        }
+    }
+
+    fn stake(&self, vci: u32) -> Stake {
+        let vc = &self.vcs[vci as usize];
+        if vc.state == VcState::Vacant || !self.is_stranger(vci) {
+            return Stake::default();
+        }
+        let window =
+            if vc.is_in_use() { (self.config.window_bytes as u64).saturating_sub(vc.withheld()) } else { vc.rx_used };
+        let queues = vc.waiting.as_ref().map_or(0, |waiting| waiting.held());
+        let (writing, device) = vc.more.as_ref().map_or((0, 0), |more| (more.writing, more.device_bytes));
+        let kept = u64::from(vc.rendezvous_waiting) * ANNOUNCEMENT_BYTES + writing as u64 * WRITE_BYTES;
+        Stake { window: window.saturating_sub(self.even_share()), kept: kept + queues + device }
+    }
+
+    /// The sum of all stakes.
+    pub(crate) fn all_stakes(&self) -> Stake {
+        let stakes = self.vcs.iter().filter_map(|vc| vc.more.as_ref()).map(|more| more.stake);
+        stakes.fold(Stake::default(), |sum, one| Stake { window: sum.window + one.window, kept: sum.kept + one.kept })
+    }
+
+    #[cold]
+    fn enlarge_windows(&mut self) {
+        for vci in 0..u32::try_from(self.vcs.len()).unwrap_or(u32::MAX) {
+            let vc = &self.vcs[vci as usize];
+            let window = (self.config.window_bytes as u64).saturating_sub(vc.withheld());
+            if vc.withheld() > 0 && vc.is_in_use() && self.widest(vci) > window {
+                self.send_window(vci);
+            }
+        }
+    }
+
+    /// Whether strangers hold more than they may, apart from windows.
+    #[inline]
+    pub(crate) fn strangers_exceed(&self) -> bool {
+        self.strangers.total.kept > self.config.stranger_bytes as u64
+    }
+
+    /// There are as many strangers as may be: those that have been idle for longest lose their links, if there are such.
+    #[cold]
+    pub(crate) fn evict_strangers(&mut self) {
+        self.strangers.crowded = self.strangers.crowded.wrapping_add(1);
+        for _ in 0..=self.config.max_strangers / EVICTED_PART {
+            let Some(link) = self.longest_quiet(IDLE_CALLS, |core, vci, _| !core.is_busy(vci)) else { return };
+            self.link_lost(link, LinkError::Resources);
+            self.link_work.push(LinkWork { link, message: None, close: true });
+        }
+    }
+
+    /// Of the strangers' links that are `wanted` the one on which nothing was said for longest, roughly: one on which something was since the
+    /// search last came by, or since the last `calls` calls of others, is passed over.
+    fn longest_quiet(&mut self, calls: u32, wanted: impl Fn(&Self, u32, LinkId) -> bool) -> Option<LinkId> {
+        for _ in 0..2 * self.vcs.len() {
+            let hand = self.strangers.hand % self.vcs.len();
+            self.strangers.hand = hand + 1;
+            let vc = &mut self.vcs[hand];
+            let vci = u32::try_from(hand).unwrap_or(u32::MAX);
+            let (VcState::Up(link) | VcState::Greeting(link)) = vc.state else { continue };
+            if vc.addr != ADDR_NONE {
+                continue;
+            }
+            let activity = vc.rx_seq.wrapping_add(vc.tx_seq);
+            let more = vc.more();
+            if std::mem::replace(&mut more.activity, activity) != activity {
+                more.quiet_since = self.strangers.crowded;
+                continue;
+            }
+            if self.strangers.crowded.wrapping_sub(more.quiet_since) >= calls && wanted(self, vci, link) {
+                return Some(link);
+            }
+        }
+        None
+    }
+
+    /// Whether anything is under way with a peer, or waits here.
+    fn is_busy(&self, vci: u32) -> bool {
+        let vc = &self.vcs[vci as usize];
+        let waits = vc.rendezvous_waiting > 0 || vc.unreceived() > 0;
+        waits
+            || vc.outstanding > 0
+            || vc.waiting.as_ref().is_some_and(|queues| !queues.is_empty())
+            || self.xfers.iter().any(|xfer| xfer.vc == vci)
+    }
+
+    /// A link that may end so that a peer that is expected gets its descriptor: one on which nothing was said, or else a stranger's.
+    pub(crate) fn dispensable_link(&mut self, candidates: &dyn Fn(LinkId) -> bool) -> Option<LinkId> {
+        let silent = |link: &LinkId| {
+            if !candidates(*link) {
+                return false;
+            }
+            let link = self.links.get(link.0 as usize).filter(|link| link.state == LinkState::Incoming);
+            link.and_then(|link| link.rising.as_ref()).is_some_and(|rising| self.book.addr(&rising.up.peer).is_none())
+        };
+        if let Some(at) = self.silent.iter().position(silent) {
+            return Some(self.silent.remove(at));
+        }
+        if !self.has_addresses() {
+            return None;
+        }
+        self.longest_quiet(0, |_, _, link| candidates(link))
+    }
+}
+
+impl<N: Nic> Engine<N> {
+    /// What the device holds for a stranger, and what waits here, has changed.
+    #[cold]
+    pub(crate) fn weigh(&mut self, vci: u32) {
+        let vc = &self.core.vcs[vci as usize];
+        let device_bytes = vc.link().map_or(0, |link| self.nic.held_bytes(link) as u64);
+        if device_bytes > 0 || vc.more.is_some() {
+            self.core.vcs[vci as usize].more().device_bytes = device_bytes;
+        }
+        self.core.account(vci);
+    }
+
+    /// Strangers hold more than they may: those that hold most lose their links.
+    #[cold]
+    pub(crate) fn relieve(&mut self) {
+        let vcis = 0..u32::try_from(self.core.vcs.len()).unwrap_or(u32::MAX);
+        // Devices do not tell when they hold less.
+        for vci in vcis.clone() {
+            if self.core.vcs[vci as usize].addr == ADDR_NONE {
+                self.weigh(vci);
+            }
+        }
+        while self.core.strangers_exceed() {
+            let kept = |vci: &u32| self.core.vcs[*vci as usize].more.as_ref().map_or(0, |more| more.stake.kept);
+            let (Some(largest), before) = (vcis.clone().max_by_key(kept), self.core.strangers.total.kept) else {
+                return;
+            };
+            let (VcState::Up(link) | VcState::Greeting(link)) = self.core.vcs[largest as usize].state else { return };
+            self.core.down(link, LinkError::Resources);
+            self.nic.discard(link);
+            if self.core.strangers.total.kept >= before {
+                return;
+            }
+        }
+    }
+}

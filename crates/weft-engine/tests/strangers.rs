@@ -1,0 +1,213 @@
+//! What peers in no address vector can make an endpoint hold, with as many names as they like, is bounded; what is freed goes to others.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+
+mod told;
+
+use std::sync::Arc;
+
+use told::{CAPS, Case, Event, parts, u64_at, words};
+use weft_engine::api::{ADDR_NONE, Addr, AddressBook, Config, Context, OpFlags, RecvOp};
+use weft_engine::mem::Owned;
+use weft_engine::name::{EpName, NameParts, endpoint_id};
+use weft_engine::nic::LinkId;
+
+const OPEN_OK: u8 = 1;
+const EAGER: u8 = 8;
+const RTS: u8 = 9;
+const CREDIT: u8 = 13;
+const WRITE: u8 = 14;
+const TAGGED: u8 = 1;
+
+const WINDOW: u64 = 4 << 20;
+const BUDGET: u64 = 64 << 20;
+/// What a message costs beside its payload.
+const COST: u64 = 64;
+
+/// One of as many names as a process likes.
+fn identity(number: u32) -> EpName {
+    let mut capability = [0x5a; 16];
+    capability[..4].copy_from_slice(&number.to_le_bytes());
+    EpName::full(&NameParts { ep_id: endpoint_id(&capability), capability, ..parts(1) })
+}
+
+/// The last name that a link's messages are from is in the address vector.
+#[derive(Debug)]
+struct Only(EpName);
+
+impl AddressBook for Only {
+    fn name(&self, addr: Addr) -> Option<EpName> {
+        (addr == 0).then_some(self.0)
+    }
+    fn addr(&self, name: &EpName) -> Option<Addr> {
+        self.0.same_endpoint(name).then_some(0)
+    }
+}
+
+fn case(config: Config) -> Case {
+    Case::new(CAPS, config)
+}
+
+/// Another stranger is connected.
+fn connect(case: &mut Case, number: u32) -> u64 {
+    case.connect_as(number, identity(number));
+    case.engine
+        .nic_mut()
+        .sent
+        .drain(..)
+        .find(|(_, bytes)| bytes[0] == OPEN_OK)
+        .map_or(0, |(_, bytes)| u64_at(&bytes, 16))
+}
+
+fn receive(case: &mut Case, flags: OpFlags) -> usize {
+    let mut memory = Owned::new(vec![0; 4096]);
+    let op = RecvOp { src: ADDR_NONE, iov: &[memory.iov()], tag: 5, ignore: 0, ctx: Context::default(), flags };
+    case.engine.recv(&op).unwrap();
+    case.run();
+    case.done().iter().filter(|done| done.fault.is_none()).count()
+}
+
+/// The windows of all strangers together stay within the budget, whether they use them or not, and each can send something.
+#[test]
+fn windows_of_strangers_share_a_budget() {
+    let mut case = case(Config::default());
+    let windows: Vec<u64> = (0..5000).map(|number| connect(&mut case, number)).collect();
+    assert!(windows.iter().all(|window| (2048..=64 << 10).contains(window)), "{windows:?}");
+    assert!(windows.is_sorted_by(|a, b| a >= b));
+    assert!(windows.iter().sum::<u64>() <= BUDGET);
+    // The last one overdraws the little that it has.
+    case.say(EAGER, 0, &vec![1; 1900]);
+    assert!(!case.is_cut());
+    case.say(EAGER, 0, &vec![1; 1900]);
+    assert!(case.is_cut());
+    // Those that go leave theirs to others, but for what they have sent.
+    (0..5000).for_each(|number| case.tell(Event::Down(LinkId(number))));
+    assert_eq!(connect(&mut case, 6000), 64 << 10);
+    assert_eq!(case.engine.unexpected_messages(), 1);
+}
+
+/// The window of a stranger whose messages are received grows to the usual one, and shrinks when others need the budget.
+#[test]
+fn a_window_grows_with_use_and_shrinks_for_others() {
+    let mut case = case(Config::default());
+    let mut left = connect(&mut case, 0);
+    let mut widest = left;
+    let traffic = |case: &mut Case, left: &mut u64, bytes: u64| {
+        let mut widest = 0;
+        for _ in 0..bytes / (1000 + COST) {
+            *left = left.checked_sub(1000 + COST).expect("window");
+            case.say(EAGER, TAGGED, &[&words(&[5]), &vec![1; 1000][..]].concat());
+            assert_eq!(receive(case, OpFlags::TAGGED), 1);
+            let sent = std::mem::take(&mut case.engine.nic_mut().sent);
+            *left += sent
+                .iter()
+                .filter(|(on, bytes)| *on == case.link && bytes[0] == CREDIT)
+                .map(|(_, bytes)| u64_at(bytes, 8))
+                .sum::<u64>();
+            widest = widest.max(*left);
+        }
+        widest
+    };
+    widest = widest.max(traffic(&mut case, &mut left, 8 << 20));
+    assert!(widest > WINDOW * 9 / 10 && widest <= WINDOW, "{widest}");
+    // A crowd takes the budget.
+    let (link, seq) = (case.link, case.seq);
+    let crowd: u64 = (1..2000).map(|number| connect(&mut case, number)).sum();
+    assert!(crowd + widest <= BUDGET);
+    (case.link, case.seq) = (link, seq);
+    traffic(&mut case, &mut left, 8 << 20);
+    let now = traffic(&mut case, &mut left, 1 << 20);
+    assert!(now < WINDOW / 4, "{now}");
+    assert!(!case.is_cut());
+    // And gives it back.
+    (1..2000).for_each(|number| case.tell(Event::Down(LinkId(number))));
+    let widest = traffic(&mut case, &mut left, 16 << 20);
+    assert!(widest > WINDOW * 9 / 10 && widest <= WINDOW, "{widest}");
+}
+
+/// A peer that is inserted into the address vector has the window of such peers.
+#[test]
+fn a_stranger_that_becomes_known_has_the_usual_window() {
+    let mut case = case(Config::default());
+    (1..2000).for_each(|number| {
+        connect(&mut case, number);
+    });
+    let first = connect(&mut case, 0);
+    assert!(first < 16 << 10, "{first}");
+    case.engine.bind_book(Arc::new(Only(identity(0))));
+    case.engine.address_added(0, &identity(0));
+    case.run();
+    assert_eq!(u64_at(&case.sent(CREDIT), 8), WINDOW - first);
+    // And keeps it beside any number of strangers.
+    (2000..4000).for_each(|number| {
+        connect(&mut case, number);
+    });
+    case.tell(Event::Down(LinkId(0)));
+    assert_eq!(connect(&mut case, 0), WINDOW);
+}
+
+/// Announcements, and answers that are not taken, of all strangers have one bound: the one that keeps most loses its link.
+#[test]
+fn what_strangers_keep_has_one_bound() {
+    let announce = |case: &mut Case| case.say(RTS, 0, &words(&[3, 5, 0, 100]));
+    let refusal = |case: &mut Case| case.say(WRITE, 0, &words(&[told::pair(3, 0), 8, 0, 0]));
+    for (ask, room) in [(&announce as &dyn Fn(&mut Case), usize::MAX), (&refusal, 0)] {
+        let mut case = case(Config { stranger_bytes: 4 << 20, ..Config::default() });
+        let modest = |case: &mut Case, seq| (case.link, case.seq) = (LinkId(0), seq);
+        connect(&mut case, 0);
+        case.engine.nic_mut().room = room;
+        (0..10).for_each(|_| ask(&mut case));
+        let mut asked = 0_u64;
+        for number in 1..40 {
+            // The answer to its call goes first.
+            case.engine.nic_mut().room = room.max(1);
+            connect(&mut case, number);
+            case.engine.nic_mut().room = room;
+            for _ in 0..4000 {
+                if case.is_cut() {
+                    break;
+                }
+                ask(&mut case);
+                asked += 1;
+            }
+            assert!(case.engine.unexpected_messages() as u64 * 192 <= (4 << 20) + 192);
+        }
+        assert!(asked > 60_000, "{asked}");
+        let open = case.engine.nic().open.len();
+        assert!((4..35).contains(&open), "{open} links");
+        modest(&mut case, 10);
+        ask(&mut case);
+        assert!(!case.is_cut(), "one that keeps little is left alone");
+        // A peer in the address vector is not meant.
+        case.engine.nic_mut().room = room.max(1);
+        case.connect(100, 2);
+        case.engine.nic_mut().room = room;
+        (0..100_000).for_each(|_| ask(&mut case));
+        assert!(!case.is_cut());
+    }
+}
+
+/// Where there are as many as may be, those that are idle for long make room.
+#[test]
+fn an_idle_stranger_makes_room() {
+    let mut case = case(Config { max_strangers: 10, ..Config::default() });
+    for number in 0..10 {
+        connect(&mut case, number);
+    }
+    // One has left a message, and one says something now and then.
+    (case.link, case.seq) = (LinkId(3), 0);
+    case.say(EAGER, 0, &[1]);
+    let mut taken = Vec::new();
+    for number in 10..210 {
+        (case.link, case.seq) = (LinkId(5), number - 10);
+        case.say(EAGER, TAGGED, &words(&[5]));
+        assert_eq!(receive(&mut case, OpFlags::TAGGED), 1);
+        connect(&mut case, number);
+        if !case.is_cut() {
+            taken.push(number);
+        }
+        let open = &case.engine.nic().open;
+        assert!(open.len() == 10 && open.contains(&LinkId(3)) && open.contains(&LinkId(5)), "{open:?}");
+    }
+    // What is new may be about to speak, and stays for a while.
+    assert!(taken.len() >= 16 && taken[0] > 70 && taken[8] > taken[0] + 60, "{taken:?}");
+}
