@@ -1,5 +1,5 @@
 //! An endpoint without descriptors hangs up on those who call, who call again and then give up: nobody waits for as long as for a
-//! silent host. A program of its own: the limit holds for the whole process.
+//! silent host. Peers that are expected get the descriptors of others. A program of its own: the limit holds for the whole process.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, unreachable_pub, missing_docs, dead_code)]
 
 #[path = "suite/mod.rs"]
@@ -7,11 +7,19 @@ mod suite;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use suite::{Node, World};
-use weft_engine::nic::LinkError;
-use weft_nic::{Tcp, TcpConfig};
+use weft_engine::Engine;
+use weft_engine::api::{Addr, AddressBook, Config, Context, OpFlags, SendOp};
+use weft_engine::name::EpName;
+use weft_engine::nic::{LinkError, Nic};
+use weft_nic::{Devices, Tcp, TcpConfig};
+
+/// The limit is the process's.
+static LIMIT: Mutex<()> = Mutex::new(());
 
 fn node() -> Node<Tcp> {
     let name = suite::parts(SocketAddr::new([127, 0, 0, 1].into(), 0));
@@ -35,6 +43,7 @@ fn leave(count: u64) -> Vec<OwnedFd> {
 
 #[test]
 fn who_calls_an_endpoint_without_descriptors_learns_it() {
+    let _alone = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
     let before = getrlimit(Resource::Nofile);
     let mut world = World { nodes: vec![node(), node()] };
     let target = world.nodes[0].name();
@@ -54,4 +63,68 @@ fn who_calls_an_endpoint_without_descriptors_learns_it() {
     world.until("the link", |nodes| nodes[1].inbox.up.contains_key(&link));
     drop(filling);
     assert!(world.nodes[0].nic.stats().half_open == 0);
+}
+
+/// The one address that is known.
+#[derive(Debug)]
+struct Only(EpName);
+
+impl AddressBook for Only {
+    fn name(&self, addr: Addr) -> Option<EpName> {
+        (addr == 0).then_some(self.0)
+    }
+    fn addr(&self, name: &EpName) -> Option<Addr> {
+        self.0.same_endpoint(name).then_some(0)
+    }
+}
+
+fn engine(shm: bool) -> Engine<Devices> {
+    let listen = Some(([127, 0, 0, 1], 0).into());
+    let config = weft_nic::Config { shm, tcp: !shm, listen, ..weft_nic::Config::default() };
+    Engine::new(Config::default(), Devices::new(&config).unwrap())
+}
+
+/// Has the peers at address 0 told something, and polls all until the hub has what `all` of them have said.
+fn greet(hub: &mut Engine<Devices>, peers: &mut [Engine<Devices>], news: std::ops::Range<usize>, all: usize) {
+    let (ctx, flags) = (Context::default(), OpFlags::empty());
+    for peer in &mut peers[news] {
+        peer.send(&SendOp { dest: 0, iov: &[], tag: 0, data: 0, ctx, flags }).unwrap();
+    }
+    let patience = Instant::now() + Duration::from_secs(20);
+    while hub.unexpected_messages() < all {
+        assert!(Instant::now() < patience, "{} of {all} messages have come", hub.unexpected_messages());
+        hub.progress();
+        peers.iter_mut().for_each(|peer| {
+            peer.progress();
+        });
+    }
+}
+
+/// Strangers have taken all descriptors: those that have said nothing for longest make room for a peer in the address vector.
+#[test]
+fn strangers_leave_their_descriptors_to_expected_peers() {
+    let _alone = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);
+    const STRANGERS: usize = 20;
+    for shm in [false, true] {
+        let before = getrlimit(Resource::Nofile);
+        let mut hub = engine(shm);
+        let mut peers: Vec<_> = (0..STRANGERS + 2).map(|_| engine(shm)).collect();
+        hub.bind_book(Arc::new(Only(peers[STRANGERS].nic().name())));
+        let mine = Arc::new(Only(hub.nic().name()));
+        peers.iter_mut().for_each(|peer| peer.bind_book(mine.clone()));
+        greet(&mut hub, &mut peers, 0..STRANGERS, STRANGERS);
+        // One goes on talking: the others are idle.
+        greet(&mut hub, &mut peers, 0..1, STRANGERS + 1);
+        // What the caller needs for its own end.
+        let filling = leave(if shm { 4 } else { 1 });
+        greet(&mut hub, &mut peers, STRANGERS..STRANGERS + 1, STRANGERS + 2);
+        let closed = |peer: &mut Engine<Devices>| {
+            peer.progress();
+            peer.window(0).is_none()
+        };
+        let gone = peers[..STRANGERS].iter_mut().map(closed).filter(|gone| *gone).count();
+        assert!((1..=8).contains(&gone), "{gone} strangers have gone (shm: {shm})");
+        drop(filling);
+        setrlimit(Resource::Nofile, before).unwrap();
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! Place in the data flow: part of [`Shm`]; [`super::control`] calls it for what epoll reports of the listeners, and when the clock ticks.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
@@ -14,6 +14,8 @@ use super::handshake::{self, Handshake};
 use super::{Shm, rights};
 use crate::fork::Unshared;
 
+/// A handshake needs up to so many descriptors. Where they are not left, as many links of peers that are not expected end.
+const HANDSHAKE_DESCRIPTORS: u64 = 4;
 /// Connections accepted in one check.
 const ACCEPTS: usize = 16;
 /// Handshakes that peers began and that may be under way; for one more the oldest is given up, so that connections that
@@ -27,11 +29,18 @@ pub(super) fn most_accepted() -> usize {
     MAX_ACCEPTED.min(share)
 }
 
+/// Whether there may be no descriptors for the rest of the handshake: numbers are given from the lowest on.
+fn is_last(socket: &Unshared) -> bool {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let number = u64::try_from(socket.as_fd().as_raw_fd()).unwrap_or(0);
+    limit.is_some_and(|limit| number + HANDSHAKE_DESCRIPTORS >= limit)
+}
+
 impl Shm {
     pub(super) fn accept_connections<S: Sink>(&mut self, by_port: bool, sink: &mut S) -> usize {
         let mut calls = 0;
         for _ in 0..ACCEPTS {
-            let Some(socket) = self.accept_one(by_port) else { return calls };
+            let Some(socket) = self.accept_one(by_port, sink) else { return calls };
             let handshake = match Handshake::accepted(socket, &self.me, by_port, self.deadline_ns(&self.me)) {
                 Ok(handshake) => handshake,
                 // A foreign user is hung up on without an answer.
@@ -132,20 +141,24 @@ impl Shm {
     }
 
     /// The next connection that waits at a listener.
-    fn accept_one(&mut self, by_port: bool) -> Option<Unshared> {
+    fn accept_one<S: Sink>(&mut self, by_port: bool, sink: &mut S) -> Option<Unshared> {
         if self.is_crowded() {
             return None;
         }
-        let listener = if by_port { self.control.by_port.as_ref()? } else { &self.control.by_id };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let accept = || rustix::net::accept_with(listener, flags);
-        match Unshared::new(accept) {
+        let mut outcome = self.accept_from(by_port)?;
+        if outcome.as_ref().map_or_else(|errno| *errno == Errno::MFILE, is_last) {
+            (0..HANDSHAKE_DESCRIPTORS).map_while(|_| sink.spare_link(&|_| true)).for_each(|link| self.close_link(link));
+            if outcome.is_err() {
+                outcome = self.accept_from(by_port)?;
+            }
+        }
+        match outcome {
             Ok(socket) => Some(socket),
             Err(Errno::MFILE | Errno::NFILE) => {
                 // Descriptors have run out. The connection must not stay, or the listener would wake us for ever:
                 // the spare descriptor serves to tell the peer, which then goes another way.
                 self.control.spare = None;
-                let turned_away = Unshared::new(accept).map(|socket| {
+                let turned_away = self.accept_from(by_port)?.map(|socket| {
                     handshake::turn_away(&socket);
                     self.dismiss(socket);
                 });
@@ -164,6 +177,13 @@ impl Shm {
                 None
             }
         }
+    }
+
+    /// The same at this listener, if there is one.
+    fn accept_from(&self, by_port: bool) -> Option<Result<Unshared, Errno>> {
+        let listener = if by_port { self.control.by_port.as_ref()? } else { &self.control.by_id };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        Some(Unshared::new(|| rustix::net::accept_with(listener, flags)))
     }
 
     /// The look at a listener ended so. Unless nobody waits there, the next tick has it reported again: one that is shut would not be.

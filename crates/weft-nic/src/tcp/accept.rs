@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
-use weft_engine::nic::{LinkError, Sink};
+use weft_engine::nic::{LinkError, Nic as _, Sink};
 
 use super::connect::{Found, Half, Source, Step, turn_away};
 use super::{State, Tcp, Token, sys};
@@ -56,6 +56,11 @@ impl Tcp {
                     // Who has proven nothing is the first to go.
                     if !self.make_room(now_ms) || self.halves.is_empty() {
                         self.tell_of_shortage();
+                        if let Some(link) = sink.spare_link(&|_| true) {
+                            // Whoever waits may be a peer that is expected, and has to prove it.
+                            self.discard(link);
+                            continue;
+                        }
                         self.hang_up();
                         return self.pause_listener(now_ms, LISTENER_PAUSE_MS);
                     }
