@@ -12,7 +12,7 @@ mod told;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -42,6 +42,8 @@ const FEW: usize = 64;
 thread_local! {
     /// Whether what this thread allocates and frees is counted, and the bytes so far.
     static COUNTED: (Cell<bool>, Cell<isize>) = const { (Cell::new(false), Cell::new(0)) };
+    /// Blocks of so many bytes are not to be had by this thread.
+    static REFUSED: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
 struct Counting;
@@ -62,6 +64,9 @@ impl Counting {
 // SAFETY: the system's allocator does everything.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if layout.size() >= REFUSED.get() {
+            return std::ptr::null_mut();
+        }
         Self::note(layout, 1);
         // SAFETY: the caller's promises are those that the system's allocator wants.
         unsafe { System.alloc(layout) }
@@ -409,6 +414,100 @@ fn what_the_device_reads_lives_until_its_link_is_closed() {
     assert!(case.is_cut() && case.done().len() == 1);
     assert!(before_close.get() > -1024, "{} B were freed that the device reads", -before_close.get());
     assert!(kept < -(LEN as isize), "{kept} B: the copy is kept");
+}
+
+/// Another peer, whose link is in use.
+fn join(hub: &mut Engine<Devices>) -> TcpStream {
+    let target = hub.nic().name();
+    let peer = std::thread::spawn(move || {
+        let capability = weft_nic::handshake::random().unwrap();
+        let (socket, ep_id) = (target.socket(), endpoint_id(&capability));
+        let me = NameParts { socket, host_id: 1, ep_id, capability, context: None, shm: false, tcp: true };
+        let mut stream = raw::join(&EpName::full(&me), &target);
+        stream.write_all(&raw::frame(1, &told::open(0))).unwrap();
+        let mut answer = [0; 32];
+        stream.read_exact(&mut answer).unwrap();
+        stream
+    });
+    while !peer.is_finished() {
+        hub.progress();
+    }
+    peer.join().unwrap()
+}
+
+/// Whether the hub has ended the connection.
+fn has_ended(stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    // Acknowledgements and a goodbye may come first.
+    let end = (&*stream).read_to_end(&mut Vec::new());
+    !end.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+}
+
+/// Has the hub make progress for a while.
+fn poll(hub: &mut Engine<Devices>) {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(50) {
+        hub.progress();
+    }
+}
+
+/// Most of a message.
+fn most_of_a_message() -> Vec<u8> {
+    let mut frame = raw::frame(1, &[7; 50_000]);
+    frame.truncate(40_000);
+    frame
+}
+
+/// Messages of peers in no address vector that do not end: together they take what such peers may have.
+#[test]
+fn strangers_messages_that_do_not_end_have_one_bound() {
+    let listen = Some(([127, 0, 0, 1], 0).into());
+    let devices = weft_nic::Config { shm: false, listen, ..weft_nic::Config::default() };
+    let config = Config { stranger_bytes: 1 << 20, ..Config::default() };
+    let mut hub = Engine::new(config, Devices::new(&devices).unwrap());
+    let mut streams: Vec<_> = (0..30).map(|_| join(&mut hub)).collect();
+    let mut growth = 0;
+    for stream in &mut streams {
+        stream.write_all(&most_of_a_message()).unwrap();
+        growth += counted(|| poll(&mut hub)).0;
+        // Some buffers are kept for the next such messages.
+        assert!(growth < (1 << 20) + (640 << 10), "{growth} B");
+    }
+    let ended = streams.iter().filter(|stream| has_ended(stream)).count();
+    assert!((10..20).contains(&ended), "{ended} of 30 links have ended");
+}
+
+/// Where there is no memory for what a link needs, that link ends or waits: the process lives, and so do the other links.
+#[test]
+fn a_link_for_which_there_is_no_memory_ends() {
+    let mut hub = endpoint(Kind::Tcp);
+    let (mut first, second) = (join(&mut hub), join(&mut hub));
+    first.write_all(&most_of_a_message()).unwrap();
+    REFUSED.set(60_000);
+    poll(&mut hub);
+    REFUSED.set(usize::MAX);
+    assert!(has_ended(&first) && !has_ended(&second));
+    // A message that cannot be kept until it is acknowledged is sent later.
+    let mut peer = endpoint(Kind::Tcp);
+    hub.bind_book(Arc::new(Names(vec![peer.nic().name()])));
+    peer.bind_book(Arc::new(Names(vec![hub.nic().name()])));
+    greet(&mut hub, &mut peer, 0, 8);
+    let mut memory = Owned::new(vec![7; 10_000]);
+    let (iov, ctx, flags) = ([memory.iov()], Context::default(), OpFlags::TAGGED);
+    REFUSED.set(8_000);
+    for _ in 0..20 {
+        hub.send(&SendOp { dest: 0, iov: &iov, tag: 1, data: 0, ctx, flags }).unwrap();
+        hub.progress();
+    }
+    assert!(hub.completions().is_empty());
+    REFUSED.set(usize::MAX);
+    let patience = Instant::now() + Duration::from_secs(20);
+    while peer.unexpected_messages() < 20 {
+        assert!(Instant::now() < patience, "{} messages", peer.unexpected_messages());
+        hub.progress();
+        peer.progress();
+    }
+    assert!(hub.completions().drain(..).all(|done| done.fault.is_none()));
 }
 
 /// A message of which the last byte never comes, on each of many links: one mailbox for each.

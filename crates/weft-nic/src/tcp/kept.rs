@@ -69,13 +69,16 @@ impl Kept {
         at & self.ring.len().saturating_sub(1)
     }
 
-    /// Appends a message's frame; `len` is that of `head` and `body` together. Returns it, if it lies in one piece.
+    /// Whether a frame of so many bytes can be appended now. False: there is no memory for it.
+    #[inline]
+    pub(super) fn make_room(&mut self, frame_bytes: usize, spare: &mut Spare) -> bool {
+        self.ring.len() - self.held() >= frame_bytes || self.grow(frame_bytes, spare)
+    }
+
+    /// Appends a message's frame, for which there is room; `len` is that of `head` and `body` together. Returns it, if it lies in one piece.
     #[inline(always)] // for a plain and for an encrypted link: two callers
-    pub(super) fn append(&mut self, head: &[u8], body: &[Iov], len: usize, spare: &mut Spare) -> Option<&[u8]> {
+    pub(super) fn append(&mut self, head: &[u8], body: &[Iov], len: usize) -> Option<&[u8]> {
         let frame_bytes = HEAD_BYTES + len;
-        if self.ring.len() - self.held() < frame_bytes {
-            self.grow(frame_bytes, spare);
-        }
         let at = self.index(self.tail);
         if self.ring.len() - at < frame_bytes {
             self.append_around(head, body, len);
@@ -128,10 +131,10 @@ impl Kept {
 
     /// Makes room for `more` bytes.
     #[cold]
-    fn grow(&mut self, more: usize, spare: &mut Spare) {
+    fn grow(&mut self, more: usize, spare: &mut Spare) -> bool {
         let held = self.held();
         let roomy = (self.ring.len() * GROWTH).clamp(LEAST_BYTES, COMMON_BYTES);
-        let mut ring = spare.take((held + more).next_power_of_two().max(roomy));
+        let Some(mut ring) = spare.take((held + more).next_power_of_two().max(roomy)) else { return false };
         if held > 0 {
             // Cut to the ring's size.
             #[allow(clippy::cast_possible_truncation)]
@@ -146,6 +149,7 @@ impl Kept {
             }
         }
         spare.put(std::mem::replace(&mut self.ring, ring));
+        true
     }
 
     /// Gives the ring back, if nothing is in it.
@@ -163,16 +167,17 @@ impl Kept {
 }
 
 impl Spare {
-    /// A ring of at least `least` bytes, which is a power of two.
-    fn take(&mut self, least: usize) -> Box<[u8]> {
-        match self.rings.iter().position(|ring| ring.len() >= least) {
-            Some(index) => {
-                let ring = self.rings.swap_remove(index);
-                self.bytes -= ring.len();
-                ring
-            }
-            None => vec![0; least].into_boxed_slice(),
+    /// A ring of at least `least` bytes, which is a power of two; `None`: there is no memory for it.
+    fn take(&mut self, least: usize) -> Option<Box<[u8]>> {
+        if let Some(index) = self.rings.iter().position(|ring| ring.len() >= least) {
+            let ring = self.rings.swap_remove(index);
+            self.bytes -= ring.len();
+            return Some(ring);
         }
+        let mut ring = Vec::new();
+        ring.try_reserve_exact(least).ok()?;
+        ring.resize(least, 0);
+        Some(ring.into_boxed_slice())
     }
 
     fn put(&mut self, ring: Box<[u8]>) {
@@ -204,7 +209,8 @@ mod tests {
                         let head = vec![byte; size / 3];
                         let mut body = Owned::new(vec![byte ^ 1; size - size / 3]);
                         let iov = body.iov();
-                        kept.append(&head, &[iov.slice(0, size / 5), iov.slice(size / 5, usize::MAX)], size, &mut spare);
+                        prop_assert!(kept.make_room(HEAD_BYTES + size, &mut spare));
+                        kept.append(&head, &[iov.slice(0, size / 5), iov.slice(size / 5, usize::MAX)], size);
                         all.extend(wire::message_head(size));
                         all.extend(&head);
                         all.extend(vec![byte ^ 1; size - size / 3]);
@@ -225,11 +231,13 @@ mod tests {
     #[test]
     fn an_empty_ring_holds_nothing() {
         let (mut kept, mut spare) = (Kept::default(), Spare::default());
-        kept.append(b"head", &[], 4, &mut spare);
+        assert!(kept.make_room(HEAD_BYTES + 4, &mut spare));
+        kept.append(b"head", &[], 4);
         assert_eq!(kept.ring.len(), LEAST_BYTES);
         kept.clear(&mut spare);
         assert_eq!((kept.ring.len(), spare.bytes), (0, LEAST_BYTES));
-        kept.append(&[0; 5000], &[], 5000, &mut spare);
+        assert!(kept.make_room(HEAD_BYTES + 5000, &mut spare));
+        kept.append(&[0; 5000], &[], 5000);
         assert_eq!((kept.ring.len(), spare.bytes), (8192, LEAST_BYTES));
     }
 }

@@ -204,12 +204,16 @@ impl Writer {
         assert!(len <= MAILBOX_BYTES, "a message of {len} bytes was given to a device whose mailbox is smaller");
         let frame_bytes = HEAD_BYTES + len;
         let queued = tx.queued();
-        if tx.broken || tx.kept.held() + frame_bytes > KEPT_BYTES || queued + frame_bytes > self.queue_bytes {
+        if tx.broken
+            || tx.kept.held() + frame_bytes > KEPT_BYTES
+            || queued + frame_bytes > self.queue_bytes
+            || !tx.kept.make_room(frame_bytes, &mut self.spare)
+        {
             return Err(Full);
         }
         let first = queued == 0 && !tx.blocked && !tx.ack_due && !tx.is_cut();
         let begins = first && tx.round != self.round;
-        let frame = tx.kept.append(head, body, len, &mut self.spare);
+        let frame = tx.kept.append(head, body, len);
         if (begins || first && len >= DIRECT_BYTES)
             && let Some(frame) = frame
         {
