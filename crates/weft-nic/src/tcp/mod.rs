@@ -42,6 +42,7 @@ mod link;
 mod mutant;
 mod noise;
 mod pace;
+mod primitives;
 mod progress;
 mod pushes;
 mod redial;

@@ -9,6 +9,7 @@
 use snow::{Builder, HandshakeState};
 use weft_engine::nic::LinkError;
 
+use super::primitives::Primitives;
 use super::stream::Keys;
 use crate::handshake::{Key, Role};
 
@@ -20,7 +21,7 @@ pub(super) const fn message_bytes(vouched: usize) -> usize {
 pub(super) const FIRST_BYTES: usize = message_bytes(0);
 /// What a message vouches for at most.
 const VOUCHED_BYTES: usize = 16;
-const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
+pub(super) const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 
 /// One side's exchange of keys.
 pub(super) struct Noise {
@@ -40,7 +41,8 @@ impl Noise {
         let (psk, prologue) = key.noise(dialogue);
         // None of these can fail but for want of randomness.
         let build = || {
-            let builder = Builder::new(PATTERN.parse()?).psk(0, &psk)?.prologue(&prologue)?;
+            let builder = Builder::with_resolver(PATTERN.parse()?, Box::new(Primitives));
+            let builder = builder.psk(0, &psk)?.prologue(&prologue)?;
             match role {
                 Role::Initiator => builder.build_initiator(),
                 Role::Acceptor => builder.build_responder(),
