@@ -160,7 +160,7 @@ impl<N: Nic> Engine<N> {
         if let [remote] = op.remote
             && !op.flags.contains(OpFlags::FENCE)
         {
-            if self.atomic_now(op, vci, remote, unwatched)? {
+            if self.atomic_now(op, vci, remote, unwatched) {
                 return Ok(());
             }
             let vc = &self.core.vcs[vci as usize];
@@ -205,18 +205,16 @@ impl<N: Nic> Engine<N> {
 
     /// The fast path: sends the only part if nothing is in its way. False: nothing has happened.
     #[inline]
-    fn atomic_now(&mut self, op: &AtomicOp<'_>, vci: u32, remote: &RmaIov, unwatched: bool) -> Result<bool, Error> {
+    fn atomic_now(&mut self, op: &AtomicOp<'_>, vci: u32, remote: &RmaIov, unwatched: bool) -> bool {
         let vc = &mut self.core.vcs[vci as usize];
-        let Some(link) = vc.link() else { return Ok(false) };
+        let Some(link) = vc.link() else { return false };
         let cost = fetch_cost(op.amo, remote.len);
         if !vc.tx_is_empty()
             || remote.len > part_limit(op.amo, vc.caps.mailbox_bytes) as u64
             || vc.fetching() + cost > FETCH_WINDOW_BYTES
+            || !(unwatched || vc.may_ask(0, self.core.request_limit))
         {
-            return Ok(false);
-        }
-        if !unwatched && self.core.ops.len() >= self.core.fast_depth {
-            return if self.core.ops.len() >= self.core.config.tx_depth { Err(Error::Again) } else { Ok(false) };
+            return false;
         }
         let index = if unwatched { NO_OP } else { self.core.ops.next_key() };
         let data = op.flags.contains(OpFlags::DATA).then_some(op.data);
@@ -229,20 +227,20 @@ impl<N: Nic> Engine<N> {
             self.nic.send(link, request.bytes(), if op.amo.sources() == 0 { &[] } else { op.iov })
         };
         if sent.is_err() {
-            return Ok(false);
+            return false;
         }
         vc.tx_seq = vc.tx_seq.wrapping_add(1);
         vc.count_access(Way::Sent, remote.len);
         if unwatched {
             vc.more().quiet_writes += 1;
-            return Ok(true);
+            return true;
         }
         vc.more().fetching += cost;
         vc.outstanding += 1;
         vc.more().accesses += 1;
         let iov = if op.amo.fetches() { SmallVec::from_slice(op.result) } else { IovList::new() };
         self.core.ops.push(|| TxOp { next_part: 1, pending: 1, ..new_op(op, vci, iov, remote.len, false) });
-        Ok(true)
+        true
     }
 
     /// Accepts an operation that needs more than one step.

@@ -25,7 +25,7 @@ use crate::nic::{Full, LinkError, Nic, RemoteIov, Share};
 use crate::ops::{Phase, RecvInfo, XferKind, assist_ctx, push_ctx};
 use crate::rma::part_iov;
 use crate::vc::{Answer, Can, Haul, PathCaps, REQUEST_LIMIT};
-use crate::wire::{self, Assist, Cts, Op, Reader, Short, Status, WireIov, kind};
+use crate::wire::{self, Assist, Cts, Op, Reader, Short, WireIov, kind};
 
 /// Most pieces of memory for which help is asked: the message stays short.
 const ASSIST_PIECES: usize = 2;
@@ -125,13 +125,20 @@ pub(crate) fn wire_iov(iov: &[Iov], mailbox_bytes: usize) -> SmallVec<[WireIov; 
     iov.iter().map(|i| WireIov { addr: i.addr().into(), len: (i.len() as u64).into() }).collect()
 }
 
+fn cts_message(op: u32, part: u32, window: u64, len: u64) -> Short {
+    let mut w = Short::new(kind::CTS, 0);
+    w.put(&Cts { op: wire::Op { op: op.into(), part: part.into() }, window: window.into(), len: len.into() });
+    w
+}
+
 impl<N: Nic> Engine<N> {
     /// Hands bulk data to the device, as much as it takes now.
     pub(crate) fn run_bulk(&mut self, vci: u32) -> bool {
         let mut moved = false;
         while let Some(work) = self.core.waiting(vci).bulk.pop_front() {
             let taken = match &work {
-                Haul::Transfer(token) => self.run_transfer(vci, *token),
+                Haul::Transfer(token) | Haul::Fetch(token) => self.run_transfer(vci, *token),
+                Haul::Ask(token) => self.run_ask(vci, *token),
                 Haul::Push { op, part, window, len } => self.run_push(vci, *op, *part, *window, *len),
                 Haul::Assist { op, part, share, len, far } => self.run_assist(vci, *op, *part, *share, *len, far),
             };
@@ -140,9 +147,22 @@ impl<N: Nic> Engine<N> {
                 break;
             }
             moved = true;
+            self.core.hauled |= !matches!(work, Haul::Ask(_));
+            if matches!(work, Haul::Ask(_) | Haul::Fetch(_)) {
+                self.core.waiting(vci).matched -= 1;
+            }
         }
-        self.core.hauled |= moved;
         moved
+    }
+
+    /// Asks the peer to push the bytes of a message.
+    fn run_ask(&mut self, vci: u32, token: u64) -> Result<(), Full> {
+        let Some(x) = self.core.xfers.get_mut(token) else { return Ok(()) };
+        let (XferKind::Recv { op, .. } | XferKind::Ahead { op, .. }) = x.kind else { return Ok(()) };
+        let ask = cts_message(op, 0, token, x.expect);
+        self.numbered(vci, ask.bytes(), &[])?;
+        self.core.xfers.open(token, token);
+        Ok(())
     }
 
     fn run_transfer(&mut self, vci: u32, token: u64) -> Result<(), Full> {
@@ -162,7 +182,7 @@ impl<N: Nic> Engine<N> {
             XferKind::Write { op, .. } => (self.nic.get(link, &x.iov, &x.remote, token)?, op),
             XferKind::Serve { put: true, op, .. } => (self.nic.put(link, &x.iov, &x.remote, token)?, op),
             XferKind::Serve { window, .. } => return self.nic.push(link, window, 0, &x.iov, token),
-            XferKind::ReadHome { .. } => return Ok(()),
+            XferKind::ReadHome { .. } | XferKind::Ahead { .. } => return Ok(()),
         };
         if let Some(share) = share {
             self.ask_to_assist(vci, token, share, op);
@@ -177,7 +197,7 @@ impl<N: Nic> Engine<N> {
             XferKind::Recv { .. } | XferKind::Write { .. } | XferKind::Serve { put: true, .. } => {
                 held.hold(&mut self.nic, Holder::Transfer(token), &x.iov)
             }
-            XferKind::Serve { .. } | XferKind::ReadHome { .. } => true,
+            XferKind::Serve { .. } | XferKind::ReadHome { .. } | XferKind::Ahead { .. } => true,
         }
     }
 
@@ -309,9 +329,7 @@ impl Core {
     /// Asks the peer to push the bytes of a transfer.
     pub(crate) fn cts(&mut self, vci: u32, op: u32, part: u32, window: u64, len: u64) {
         self.xfers.open(window, window);
-        let mut w = Short::new(kind::CTS, 0);
-        w.put(&Cts { op: wire::Op { op: op.into(), part: part.into() }, window: window.into(), len: len.into() });
-        self.defer_message(vci, &w);
+        self.defer_message(vci, &cts_message(op, part, window, len));
     }
 
     pub(crate) fn on_cts(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
@@ -368,11 +386,17 @@ impl Core {
         let Some(x) = self.xfers.remove(token) else { return };
         match x.kind {
             XferKind::Recv { info, op, ack } => {
+                if let Some(staged) = x.staged {
+                    let bytes = staged.bytes.into_bytes();
+                    mem::scatter(&staged.into, 0, bytes.get(..info.stored).unwrap_or(&bytes));
+                    self.return_window(x.vc, bytes.len());
+                }
                 self.received(&info, x.vc);
                 if ack {
-                    self.fin(x.vc, op, Status::Ok, 0);
+                    self.ack(x.vc, op);
                 }
             }
+            XferKind::Ahead { .. } => self.arrived_ahead(x.vc, token, x.kind, x.staged),
             XferKind::Write { .. } => self.write_arrived(x.vc, x.kind, x.expect),
             XferKind::ReadHome { op } => {
                 if let Ok(mine) = self.op_of(x.vc, op) {
@@ -398,7 +422,7 @@ impl Core {
                 x.kind = XferKind::Serve { op, key, window, put: false, parts };
                 return false;
             }
-            XferKind::ReadHome { .. } => {}
+            XferKind::ReadHome { .. } | XferKind::Ahead { .. } => {}
         }
         true
     }
@@ -412,7 +436,7 @@ impl Core {
             (Ok(()), XferKind::Recv { info, op, .. }) => {
                 self.xfers.remove(token);
                 self.received(&info, vci);
-                self.fin(vci, op, Status::Ok, 0);
+                self.ack(vci, op);
             }
             (Ok(()), XferKind::Write { .. }) => {
                 self.xfers.remove(token);
@@ -427,7 +451,7 @@ impl Core {
                 self.xfers.remove(token);
                 let src = self.vcs[vci as usize].addr;
                 self.complete_recv(&RecvInfo { stored: 0, ..info }, src, Some(Fault::NoMemory));
-                self.fin(vci, op, Status::Ok, 0);
+                self.ack(vci, op);
             }
             // Direct access was probed, yet failed: from now on the bytes travel through the device's own memory.
             (Err(LinkError::Access), XferKind::Recv { .. } | XferKind::Write { .. }) => {

@@ -17,7 +17,8 @@ use crate::held::{Held, Holder};
 use crate::links::{Link, LinkState, LinkWork, Rising};
 use crate::list::List;
 use crate::matching::{Body, Matcher, Unexpected};
-use crate::mem::{IovList, Owned};
+use crate::mem::{self, IovList, Owned};
+use crate::msg::EAGER_COST;
 use crate::mutant::{Mutant, strikes};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
@@ -26,7 +27,7 @@ use crate::peers::Index;
 use crate::pool::Pool;
 use crate::rma::Regions;
 use crate::strangers::Strangers;
-use crate::vc::{Can, Deferred, Haul, More, QUEUED_LIMIT, Queues, REQUEST_LIMIT, Vc, VcState, Waiting};
+use crate::vc::{Can, Deferred, Haul, More, Queues, UNMATCHED_LIMIT, Vc, VcState, Waiting, request_limit};
 use crate::wire::{self, Head, Reader, kind};
 
 /// The peer did something that the protocol forbids: its link is closed.
@@ -66,8 +67,8 @@ pub(crate) struct Core {
     pub(crate) ops: List<TxOp>,
     /// Private copies of operations that have failed, which the device reads until the link is closed.
     pub(crate) lingering: Vec<(LinkId, Owned)>,
-    /// While more of them are under way the fast paths do not serve.
-    pub(crate) fast_depth: usize,
+    /// Requests without an answer that may be under way to each peer.
+    pub(crate) request_limit: u32,
     /// Receives are posted the short way while fewer than so many are.
     pub(crate) fast_receives: usize,
     pub(crate) xfers: Xfers,
@@ -122,7 +123,7 @@ impl Core {
             calls: 0,
             ops: List::default(),
             lingering: Vec::new(),
-            fast_depth: config.tx_depth.min(QUEUED_LIMIT),
+            request_limit: request_limit(config.tx_depth),
             fast_receives: config.rx_depth,
             xfers: Xfers::default(),
             held: None,
@@ -186,6 +187,12 @@ impl Core {
     #[inline]
     pub(crate) fn waiting(&mut self, vci: u32) -> &mut Waiting {
         self.vcs[vci as usize].waiting.get_or_insert_with(|| self.queues.lend())
+    }
+
+    /// Queues what a receive of our client has led to: [`Haul::Ask`] or [`Haul::Fetch`].
+    pub(crate) fn defer_matched(&mut self, vci: u32, work: Haul) {
+        self.waiting(vci).matched += 1;
+        self.defer_bulk(vci, work);
     }
 
     /// Queues bulk data for the device.
@@ -268,7 +275,7 @@ impl Core {
         for token in self.xfers.tokens(|x| x.vc == vci) {
             if let Some(x) = self.xfers.remove(token) {
                 self.let_go(token);
-                self.abandon_xfer(&x, fault);
+                self.abandon_xfer(x, link, fault);
             }
         }
         if let Some(parts) = parts {
@@ -286,7 +293,15 @@ impl Core {
         self.connection_lost(vci, why);
     }
 
-    fn abandon_xfer(&mut self, x: &Xfer, fault: Fault) {
+    /// `link`: over which the device may still be storing bytes, until it is closed.
+    fn abandon_xfer(&mut self, x: Xfer, link: Option<LinkId>, fault: Fault) {
+        if let Some(staged) = x.staged {
+            let vc = &mut self.vcs[x.vc as usize];
+            vc.rx_used = vc.rx_used.saturating_sub(x.expect + EAGER_COST);
+            let placed = usize::try_from(x.placed).unwrap_or(usize::MAX);
+            mem::scatter(&staged.into, 0, &mem::to_vec(&mem::slice(&x.iov, 0, placed)));
+            self.lingering.extend(link.map(|link| (link, staged.bytes)));
+        }
         match x.kind {
             XferKind::Recv { info, .. } => {
                 // What was pushed has come from the front; of what a device fetches nobody knows which bytes are there.
@@ -297,7 +312,7 @@ impl Core {
                 self.regions.release(key);
                 self.part_failed(parts);
             }
-            XferKind::ReadHome { .. } => {}
+            XferKind::ReadHome { .. } | XferKind::Ahead { .. } => {}
         }
     }
 
@@ -308,7 +323,7 @@ impl Core {
     fn orphan_unexpected(&mut self, vci: u32, why: LinkError) {
         let lost = |m: &&Unexpected| m.vc == vci && matches!(m.body, Body::Lost { .. });
         let unexpected = [&self.tagged, &self.untagged].map(|matcher| matcher.unexpected.iter().map(|(_, m)| m));
-        let most = if self.is_stranger(vci) { 0 } else { REQUEST_LIMIT };
+        let most = if self.is_stranger(vci) { 0 } else { UNMATCHED_LIMIT };
         let mut places = most.saturating_sub(unexpected.into_iter().flatten().filter(lost).count());
         for matcher in [&mut self.tagged, &mut self.untagged] {
             let theirs: Vec<u32> =
@@ -318,13 +333,13 @@ impl Core {
                 message.orphan = true;
                 match &mut message.body {
                     Body::Eager { ack, .. } => *ack = None,
-                    Body::Rendezvous { len, .. }
+                    Body::Rendezvous { len, .. } | Body::Ahead { len, .. }
                         if message.claimed.is_some() || (places > 0 && !strikes(Mutant::LostPassedOver)) =>
                     {
                         places = places.saturating_sub(1);
                         message.body = Body::Lost { why, len: *len };
                     }
-                    Body::Rendezvous { .. } => {
+                    Body::Rendezvous { .. } | Body::Ahead { .. } => {
                         matcher.unexpected.remove(key);
                     }
                     Body::Lost { .. } => {}
@@ -371,7 +386,7 @@ impl Core {
             }
             return;
         }
-        let (parts, access) = (op.parts(), op.kind != Kind::Send);
+        let (parts, access, unmatched) = (op.parts(), op.kind != Kind::Send, op.awaits_match());
         complete_op(&mut self.completions, op, op.fault);
         self.ops.drop_item(index);
         if let Some(held) = &mut self.held {
@@ -379,8 +394,9 @@ impl Core {
         }
         let vc = &mut self.vcs[vci as usize];
         vc.outstanding = vc.outstanding.saturating_sub(parts);
-        if access && let Some(more) = &mut vc.more {
-            more.accesses = more.accesses.saturating_sub(parts);
+        if let Some(more) = &mut vc.more {
+            more.accesses = more.accesses.saturating_sub(if access { parts } else { 0 });
+            more.unmatched = more.unmatched.saturating_sub(u32::from(unmatched));
         }
         if !vc.tx_is_empty() {
             self.activate(vci);

@@ -139,9 +139,15 @@ impl<N: Nic> Engine<N> {
         &mut self.core.completions
     }
 
-    /// How many more operations may be accepted before `Again`.
+    /// How many more operations may be accepted before `Again`, wherever they go.
     pub fn tx_free(&self) -> usize {
-        self.core.config.tx_depth.saturating_sub(self.core.ops.len())
+        let longest = self.core.vcs.iter().map(Vc::queued).max().unwrap_or(0);
+        self.core.config.tx_depth.saturating_sub(longest)
+    }
+
+    /// Operations that have been accepted and are not complete.
+    pub fn incomplete(&self) -> usize {
+        self.core.ops.len()
     }
 
     /// How many more receives of either kind may be posted before `Again`.
@@ -239,9 +245,12 @@ impl<N: Nic> Engine<N> {
     // ---- accepting ---------------------------------------------------------------------------
 
     /// Accepts an operation that needs more than one step, and takes the first.
+    ///
+    /// A place in the TX queue is an operation's until it has left. So progress alone frees places, and one peer takes none of another's.
+    /// An operation that has left keeps its [`TxOp`], however long the peer's client lets it wait.
     #[inline(always)] // Or else the operation is copied once more.
     pub(crate) fn enqueue(&mut self, op: TxOp) -> Result<(), Error> {
-        if self.core.ops.len() >= self.core.config.tx_depth {
+        if self.core.vcs[op.vc as usize].queued() >= self.core.config.tx_depth {
             if strikes(Mutant::AgainWithEffect) && op.kind == Kind::Send {
                 let vci = op.vc;
                 let index = self.core.ops.push(|| op);
@@ -482,9 +491,13 @@ impl<N: Nic> Engine<N> {
             }
             moved = true;
             self.core.waiting(vci).tx.pop_front();
-            let (parts, access) = self.core.ops.get(index).map_or((1, false), |op| (op.parts(), op.kind != Kind::Send));
+            let what = |op: &TxOp| (op.parts(), op.kind != Kind::Send, op.awaits_match());
+            let (parts, access, unmatched) = self.core.ops.get(index).map_or((1, false, false), what);
             let vc = &mut self.core.vcs[vci as usize];
             vc.outstanding = vc.outstanding.saturating_add(parts);
+            if unmatched {
+                vc.more().unmatched += 1;
+            }
             if access {
                 let more = vc.more();
                 more.accesses = more.accesses.saturating_add(parts);

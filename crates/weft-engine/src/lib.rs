@@ -8,6 +8,7 @@
 #![deny(unsafe_code)]
 
 mod access;
+mod ahead;
 pub mod amo;
 pub mod api;
 mod atomic;

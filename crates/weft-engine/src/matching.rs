@@ -48,6 +48,8 @@ pub(crate) enum Body {
     Eager { bytes: Box<[u8]>, ack: Option<u32> },
     /// At the sender, whose operation `op` waits.
     Rendezvous { op: u32, len: u64, source: Vec<RemoteIov>, ack: bool },
+    /// On its way from the sender into memory of the engine, by this transfer ([`crate::ahead`]).
+    Ahead { token: u64, len: u64 },
     /// Nowhere any more: the sender's link has ended. The receive that matches it fails.
     Lost { why: LinkError, len: u64 },
 }
@@ -70,7 +72,7 @@ impl Unexpected {
     pub(crate) fn len(&self) -> u64 {
         match &self.body {
             Body::Eager { bytes, .. } => bytes.len() as u64,
-            Body::Rendezvous { len, .. } | Body::Lost { len, .. } => *len,
+            Body::Rendezvous { len, .. } | Body::Ahead { len, .. } | Body::Lost { len, .. } => *len,
         }
     }
 }
@@ -175,10 +177,12 @@ impl Matcher {
     }
 
     /// Keeps a message that no receive accepts; `src` is its connection's address.
-    pub(crate) fn keep(&mut self, message: Unexpected, src: Addr) {
-        self.unexpected.push(message, |message| Some(Pattern::message(src, message.tag)));
+    /// Returns its number, which stays valid until it has left.
+    pub(crate) fn keep(&mut self, message: Unexpected, src: Addr) -> u32 {
+        let key = self.unexpected.push(message, |message| Some(Pattern::message(src, message.tag)));
         self.kept += 1;
         self.most_unexpected = self.most_unexpected.max(self.unexpected.len());
+        key
     }
 
     /// The oldest unclaimed message that `wanted` accepts; `addr_of` tells a connection's address, see [`Matcher::readdressed`].
@@ -296,7 +300,9 @@ mod tests {
     fn a_claim_walks_past_no_other_message() {
         const KEPT: u64 = 100_000;
         let mut m = Matcher::new(Matching::Hash);
-        (0..KEPT).for_each(|tag| m.keep(empty(tag), ADDR_NONE));
+        for tag in 0..KEPT {
+            m.keep(empty(tag), ADDR_NONE);
+        }
         let start = Instant::now();
         for tag in (KEPT - 2000..KEPT).rev() {
             let key = m.find_unexpected(Wanted { src: ADDR_NONE, tag, ignore: 0 }, |_| ADDR_NONE).expect("it is there");

@@ -218,6 +218,11 @@ impl Owned {
         Self(bytes)
     }
 
+    /// The bytes, when no device uses them any more.
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+
     /// The bytes as an `Iov`; the caller keeps `self` alive for as long as a device may use it.
     #[must_use]
     pub fn iov(&mut self) -> Iov {

@@ -170,14 +170,17 @@ impl<N: Nic> Engine<N> {
     pub(crate) fn start_send(&mut self, index: u32) -> Started {
         let Some(op) = self.core.ops.get_mut(index) else { return Started::Sent };
         let vc = &mut self.core.vcs[op.vc as usize];
-        let Some(link) = vc.link().filter(|_| vc.may_ask(0)) else { return Started::Blocked };
         let cost = op.len + EAGER_COST;
         let ack = match vc.caps.answer_to(op.flags) {
             Answer::Nothing => None,
             Answer::Arrived => Some((index, F_ACK | F_ARRIVAL)),
             Answer::Received => Some((index, F_ACK)),
         };
-        if op.len <= u64::from(vc.caps.eager_bytes) && cost <= vc.tx_credit {
+        let eager = op.len <= u64::from(vc.caps.eager_bytes) && cost <= vc.tx_credit;
+        let unmatched = !eager || op.flags.contains(OpFlags::DELIVERY);
+        let allowed = if unmatched { vc.may_announce() } else { vc.may_ask(0, self.core.request_limit) };
+        let Some(link) = vc.link().filter(|_| allowed) else { return Started::Blocked };
+        if eager {
             let head = EagerHead::new(op.flags, op.tag, op.data, ack, vc.tx_seq);
             if self.nic.send(link, head.bytes(), &op.iov).is_err() {
                 return Started::Blocked;

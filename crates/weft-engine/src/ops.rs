@@ -64,6 +64,16 @@ impl TxOp {
         }
     }
 
+    /// Whether it is a send that has left and waits for the peer's client.
+    #[inline]
+    pub(crate) fn awaits_match(&self) -> bool {
+        match self.phase {
+            Phase::AwaitCts | Phase::Pushing(_) => true,
+            Phase::AwaitAck => self.flags.contains(OpFlags::DELIVERY),
+            Phase::Queued | Phase::Atomic { .. } => false,
+        }
+    }
+
     /// How many requests it has taken, when all of it is sent.
     #[inline]
     pub(crate) fn parts(&self) -> u32 {
@@ -113,12 +123,22 @@ pub(crate) struct RecvInfo {
 pub(crate) enum XferKind {
     /// Into a matched receive, from the peer's send `op`, which wants a FIN if `ack`.
     Recv { info: RecvInfo, op: u32, ack: bool },
+    /// Into memory of the engine, for the message with this number in the queue of unexpected ones; from the peer's send `op`, which wants
+    /// an acknowledgement of the delivery if `ack`.
+    Ahead { tagged: bool, key: u32, op: u32, ack: bool },
     /// Into a region, from the peer's write. `parts`: which of several it is one of ([`crate::access`]).
     Write { op: Op, key: u64, data: Option<u64>, parts: Option<u32> },
     /// Into the buffer of our own read: its operation number.
     ReadHome { op: u32 },
     /// Out of a region, for the peer's read: by put, or by push into `window`.
     Serve { op: Op, key: u64, window: u64, put: bool, parts: Option<u32> },
+}
+
+/// Memory of the engine that a transfer fills before its bytes go to a receive.
+pub(crate) struct Staged {
+    pub(crate) bytes: Owned,
+    /// The receive's buffer; empty while none has matched.
+    pub(crate) into: IovList,
 }
 
 /// Bulk data on its way.
@@ -130,6 +150,8 @@ pub(crate) struct Xfer {
     pub(crate) remote: Vec<RemoteIov>,
     pub(crate) expect: u64,
     pub(crate) placed: u64,
+    /// What `iov` describes, where that is memory of the engine.
+    pub(crate) staged: Option<Box<Staged>>,
     /// The window by which the peer may push the bytes; 0: it may not, because a device of ours moves them.
     window: u64,
 }
@@ -153,13 +175,21 @@ impl Xfers {
     pub(crate) fn insert(&mut self, vc: u32, kind: XferKind, iov: IovList, remote: Vec<RemoteIov>, expect: u64) -> u64 {
         self.generation = self.generation % 0x7fff_ffff + 1;
         let generation = self.generation;
-        let index = self.slab.insert(Xfer { generation, vc, kind, iov, remote, expect, placed: 0, window: 0 });
+        let index =
+            self.slab.insert(Xfer { generation, vc, kind, iov, remote, expect, placed: 0, staged: None, window: 0 });
         u64::from(generation) << 32 | index as u64
     }
 
     pub(crate) fn get_mut(&mut self, token: u64) -> Option<&mut Xfer> {
         let (index, generation) = split(token);
         self.slab.get_mut(index).filter(|x| x.generation == generation)
+    }
+
+    /// Gives a transfer the memory that its pieces describe.
+    pub(crate) fn stage(&mut self, token: u64, staged: Staged) {
+        if let Some(x) = self.get_mut(token) {
+            x.staged = Some(Box::new(staged));
+        }
     }
 
     /// The peer is told, or has said itself, by which window it may push.

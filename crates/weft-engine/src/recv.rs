@@ -8,6 +8,7 @@ use slab::Slab;
 use smallvec::SmallVec;
 use zerocopy::little_endian::{U32, U64};
 
+use crate::ahead::ShortAnnouncement;
 use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp};
 use crate::core::{Core, Violation};
 use crate::engine::Engine;
@@ -18,8 +19,14 @@ use crate::mutant::{Mutant, strikes};
 use crate::nic::{LinkId, Nic, RemoteIov};
 use crate::ops::{Multi, RecvInfo, XferKind};
 use crate::traffic::{Wait, Way};
-use crate::vc::{Can, Haul, REQUEST_LIMIT};
-use crate::wire::{self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Reader, Rts, Short, Status, kind};
+use crate::vc::{Can, Haul, UNMATCHED_LIMIT};
+use crate::wire::{self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Reader, Rts, Short, kind};
+
+/// Pieces of a peer's memory that every descriptor of an announced message may have.
+const SHORT_LIST: usize = 2;
+
+/// Announced messages of a peer that may wait with longer lists of pieces.
+const LONG_LISTS: usize = 1 << 14;
 
 impl<N: Nic> Engine<N> {
     /// The fast path of [`Engine::recv`]: a plain receive into `piece`, all that `op` has, for which nothing is here yet. False:
@@ -159,6 +166,10 @@ impl Core {
                 self.announcement_taken(vci);
                 self.start_rendezvous(vci, iov, info, op, source, ack);
             }
+            Body::Ahead { token, .. } => {
+                self.announcement_taken(vci);
+                self.await_ahead(token, iov, info);
+            }
             Body::Lost { why, .. } => {
                 self.departed += 1;
                 info.stored = 0;
@@ -239,8 +250,10 @@ impl Core {
             }
             Body::Rendezvous { op, .. } => {
                 self.announcement_taken(message.vc);
-                self.fin(message.vc, op, Status::Ok, 0);
+                self.ack(message.vc, op);
             }
+            // Its bytes are thrown away when they have come, and acknowledged then.
+            Body::Ahead { .. } => self.announcement_taken(message.vc),
             Body::Lost { .. } => self.departed += 1,
         }
         if message.orphan {
@@ -418,7 +431,7 @@ impl Core {
         vc.count_message(Way::Received, cost);
         vc.credit_owed += cost;
         if vc.credit_owed >= self.config.window_quarter() {
-            self.send_window(vci);
+            self.reuse_window(vci);
         }
         true
     }
@@ -481,11 +494,16 @@ impl Core {
             self.start_rendezvous(vci, iov, info, op, source, ack);
             return Ok(());
         }
-        let waiting = &mut self.vcs[vci as usize].rendezvous_waiting;
-        *waiting += 1;
-        if *waiting as usize > REQUEST_LIMIT {
+        let vc = &mut self.vcs[vci as usize];
+        vc.rendezvous_waiting += 1;
+        if vc.rendezvous_waiting as usize > UNMATCHED_LIMIT {
             return Err(Violation);
         }
+        if source.len() > SHORT_LIST && vc.rendezvous_waiting as usize > LONG_LISTS {
+            // Descriptors stay short where there are many. The peer is asked to push these bytes.
+            source = Vec::new();
+        }
+        let ahead = source.is_empty() && len > 0 && len <= u64::from(vc.caps.eager_bytes);
         if src == ADDR_NONE {
             self.account(vci);
             if self.strangers_exceed() {
@@ -494,12 +512,15 @@ impl Core {
         }
         let body = Body::Rendezvous { op, len, source, ack };
         let message = Unexpected { vc: vci, tag, data, body, claimed: None, orphan: false };
-        self.keep(tagged, message, src);
+        let key = self.keep(tagged, message, src);
+        if ahead {
+            self.note_announcement(vci, ShortAnnouncement { tagged, key, op });
+        }
         Ok(())
     }
 
     /// A message that was announced, and has waited here, is taken.
-    fn announcement_taken(&mut self, vci: u32) {
+    pub(crate) fn announcement_taken(&mut self, vci: u32) {
         let vc = &mut self.vcs[vci as usize];
         vc.rendezvous_waiting = vc.rendezvous_waiting.saturating_sub(1);
         if vc.addr == ADDR_NONE {
@@ -508,9 +529,9 @@ impl Core {
     }
 
     /// A message finds no receive, and waits for one.
-    fn keep(&mut self, tagged: bool, message: Unexpected, src: Addr) {
+    fn keep(&mut self, tagged: bool, message: Unexpected, src: Addr) -> u32 {
         self.vcs[message.vc as usize].count_wait(Wait::Begun);
-        self.matcher(tagged).keep(message, src);
+        self.matcher(tagged).keep(message, src)
     }
 
     /// Fetches the payload of a matched message, or asks for it.
@@ -525,7 +546,7 @@ impl Core {
     ) {
         if info.stored == 0 {
             self.received(&info, vci);
-            return self.fin(vci, op, Status::Ok, 0);
+            return self.ack(vci, op);
         }
         let want = info.stored as u64;
         let want = if strikes(Mutant::RendezvousShort) && want > 1 { want - 1 } else { want };
@@ -533,11 +554,7 @@ impl Core {
         let direct = self.vcs[vci as usize].caps.can.contains(Can::GET) && !source.is_empty();
         let iov = mem::slice(&iov, 0, usize::try_from(want).unwrap_or(info.stored));
         let token = self.xfers.insert(vci, XferKind::Recv { info, op, ack }, iov, source, want);
-        if direct {
-            self.defer_bulk(vci, Haul::Transfer(token));
-        } else {
-            self.cts(vci, op, 0, token, want);
-        }
+        self.defer_matched(vci, if direct { Haul::Fetch(token) } else { Haul::Ask(token) });
     }
 
     /// A message that has waited here is taken. Its share of the window is the next link's, if it came over one that has ended.
@@ -554,13 +571,22 @@ impl Core {
 
     /// The payload of an eager message has been taken: its share of the window goes back, in portions.
     #[inline(always)]
-    fn return_window(&mut self, vci: u32, payload_bytes: usize) {
+    pub(crate) fn return_window(&mut self, vci: u32, payload_bytes: usize) {
         let vc = &mut self.vcs[vci as usize];
         vc.credit_owed += payload_bytes as u64 + EAGER_COST;
         if strikes(Mutant::CreditTwice) {
             vc.credit_owed += EAGER_COST;
         }
         if vc.credit_owed >= self.config.window_quarter() {
+            self.reuse_window(vci);
+        }
+    }
+
+    /// A portion of the window is free. Messages that were announced for want of it come first, then it goes back to the peer.
+    #[cold]
+    fn reuse_window(&mut self, vci: u32) {
+        self.ask_ahead(vci);
+        if self.vcs[vci as usize].credit_owed >= self.config.window_quarter() {
             self.send_window(vci);
         }
     }

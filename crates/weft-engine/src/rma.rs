@@ -178,7 +178,7 @@ impl<N: Nic> Engine<N> {
         if !vc.tx_is_empty()
             || len > u64::from(vc.caps.rma_bytes)
             || op.flags.contains(OpFlags::FENCE)
-            || (!nameless && core.ops.len() >= core.fast_depth)
+            || !(nameless || vc.may_ask(0, core.request_limit))
         {
             return false;
         }
@@ -278,7 +278,7 @@ impl<N: Nic> Engine<N> {
             if op.next_part >= parts {
                 return Started::Sent;
             }
-            if !self.core.vcs[op.vc as usize].may_ask(op.pending) {
+            if !self.core.vcs[op.vc as usize].may_ask(op.pending, self.core.request_limit) {
                 return Started::Blocked;
             }
             let last = op.next_part + 1 == parts;

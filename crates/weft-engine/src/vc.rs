@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use smallvec::SmallVec;
 
+use crate::ahead::ShortAnnouncement;
 use crate::api::{ADDR_NONE, Addr, OpFlags};
 use crate::atomic::Results;
 use crate::bulk::Announced;
@@ -42,15 +43,18 @@ pub(crate) fn reply_cost(len: u64) -> u32 {
     u32::try_from(len).ok().filter(|_| ordered).unwrap_or(0)
 }
 
-/// Requests that may be under way to one peer without an answer: messages by rendezvous, messages to be acknowledged, parts of remote
-/// accesses. An engine keeps to that whatever its TX queue holds, so more is a breach of the protocol (docs/protocol.md).
+/// Requests without an answer that one peer may have under way and that the target's engine answers by itself: parts of remote accesses,
+/// and messages whose arrival is acknowledged. More is a breach of the protocol (docs/protocol.md).
 pub(crate) const REQUEST_LIMIT: usize = 1 << 17;
 
-/// Operations that wait for room send more while at most so many requests are under way. The other half is for the fast paths, which do
-/// not count what is under way to each peer: they serve while no more operations are under way altogether.
-pub(crate) const QUEUED_LIMIT: usize = REQUEST_LIMIT / 2;
+/// Messages of one peer that may wait for the target's client: announced by RTS, or eager with an acknowledgement of the delivery.
+/// The receiver keeps a descriptor of each. Only matching frees these places, so the limit exceeds what programs have under way.
+pub(crate) const UNMATCHED_LIMIT: usize = 1 << 20;
 
-/// What may wait to be sent, or to be handed to the device: answers to the peer's requests, and what our own have led to.
+/// Requests without an answer that an engine allows itself per peer, whatever small transmit queue its client has asked for.
+const FEWEST_REQUESTS: usize = 64;
+
+/// Answers to the peer's requests that may wait to be sent, and transfers that its requests have led to.
 pub(crate) const DEFERRED_LIMIT: usize = 2 * REQUEST_LIMIT;
 
 /// Connections that keep their queues when nothing waits, and queues that are kept for others.
@@ -93,6 +97,10 @@ pub(crate) enum Deferred {
 pub(crate) enum Haul {
     /// Fetch or serve a transfer: its token.
     Transfer(u64),
+    /// Ask for the bytes of a transfer into a matched receive, or ahead of one: its token.
+    Ask(u64),
+    /// Fetch the bytes of a transfer into a matched receive: its token.
+    Fetch(u64),
     /// Push a part of our operation into the peer's window.
     Push { op: u32, part: u32, window: u64, len: u64 },
     /// Help the peer to move a part of our operation: the first `len` bytes, from or to `far`.
@@ -219,6 +227,8 @@ pub(crate) struct Vc {
 pub(crate) struct More {
     /// Remote accesses among the outstanding operations, by parts.
     pub(crate) accesses: u32,
+    /// Sends among them that wait for the peer's client ([`UNMATCHED_LIMIT`]).
+    pub(crate) unmatched: u32,
     /// Writes and atomics sent whose success nobody waits for: so many failures of nameless operations may be reported.
     pub(crate) quiet_writes: u64,
     /// Results of our atomics that are under way, in bytes with their names.
@@ -230,6 +240,9 @@ pub(crate) struct More {
     /// Pushes that we have announced on this link, and the peer's.
     pub(crate) announcing: u64,
     pub(crate) announced: Announced,
+    /// Short messages of the peer that it has announced and that no receive has taken, oldest first.
+    #[allow(clippy::box_collection)] // Most peers have none.
+    pub(crate) announcements: Option<Box<VecDeque<ShortAnnouncement>>>,
     pub(crate) tally: Tally,
     /// Of a peer in no address vector ([`crate::strangers`]): what is withheld of its window, and what it holds altogether.
     pub(crate) withheld: u64,
@@ -270,6 +283,8 @@ pub(crate) struct Waiting {
     pub(crate) replies: bool,
     pub(crate) copied: u32,
     pub(crate) bulk: VecDeque<Haul>,
+    /// Entries of `bulk` that receives of our client have led to, and no request of the peer's.
+    pub(crate) matched: usize,
     /// Operations of the peer that have ended well and must be told so.
     pub(crate) acks: Vec<u32>,
     /// What the peer's atomics have fetched.
@@ -322,10 +337,13 @@ impl Waiting {
         self.copied <= REPLY_WINDOW_BYTES
     }
 
-    /// Whether the peer has asked for more than it may before it takes the answers.
+    /// Whether the peer has asked for more than it may before it takes the answers. What our client's receives have led to does not count,
+    /// but for acknowledgements, of which each message may have one besides.
     #[inline]
     pub(crate) fn is_too_much(&self) -> bool {
-        self.deferred.len().max(self.bulk.len()).max(2 * self.acks.len()) > DEFERRED_LIMIT
+        self.deferred.len() > DEFERRED_LIMIT
+            || self.bulk.len() - self.matched > DEFERRED_LIMIT
+            || self.acks.len() > REQUEST_LIMIT + UNMATCHED_LIMIT
     }
 
     /// Whether nothing at all waits.
@@ -384,6 +402,11 @@ impl Queues {
 }
 
 const _: () = assert!(size_of::<Vc>() <= VC_BYTES_BUDGET);
+
+/// Requests without an answer per peer, for a transmit queue of `tx_depth` operations.
+pub(crate) fn request_limit(tx_depth: usize) -> u32 {
+    u32::try_from(tx_depth.clamp(FEWEST_REQUESTS, REQUEST_LIMIT)).unwrap_or(u32::MAX)
+}
 
 impl Vc {
     pub(crate) fn new(name: EpName) -> Self {
@@ -502,10 +525,28 @@ impl Vc {
             || flags.contains(OpFlags::AFTER_ACCESSES) && self.more.as_ref().is_some_and(|more| more.accesses > 0)
     }
 
-    /// Whether one more request may leave, besides `pending` of an operation that has not left altogether.
     #[inline]
-    pub(crate) fn may_ask(&self, pending: u32) -> bool {
-        (self.outstanding.saturating_add(pending) as usize) < QUEUED_LIMIT
+    fn unmatched(&self) -> u32 {
+        self.more.as_ref().map_or(0, |more| more.unmatched)
+    }
+
+    /// Whether one more request may leave that the peer's engine answers by itself, besides `pending` of an operation that has not left
+    /// altogether. `limit`: see [`request_limit`].
+    #[inline]
+    pub(crate) fn may_ask(&self, pending: u32, limit: u32) -> bool {
+        self.outstanding.saturating_sub(self.unmatched()).saturating_add(pending) < limit
+    }
+
+    /// Whether one more message may leave that waits for the peer's client.
+    #[inline]
+    pub(crate) fn may_announce(&self) -> bool {
+        (self.unmatched() as usize) < UNMATCHED_LIMIT
+    }
+
+    /// Operations that wait to leave.
+    #[inline]
+    pub(crate) fn queued(&self) -> usize {
+        self.waiting.as_ref().map_or(0, |waiting| waiting.tx.len())
     }
 
     /// Whether anything waits to be sent.

@@ -66,10 +66,20 @@ pub(crate) struct Limits {
     pub(crate) inject_bytes: usize,
     /// Longest message in bytes.
     pub(crate) max_msg_bytes: usize,
-    /// Transmit operations under way.
+    /// Transmit operations to each peer that may wait to leave.
     pub(crate) tx_depth: usize,
     /// Posted receives.
     pub(crate) rx_depth: usize,
+}
+
+impl Limits {
+    /// Receives of one kind (tagged or not) that may be posted, as far as no shorter queue was asked for. Only messages free their places,
+    /// so a client that has not limited itself gets more room than programs use.
+    pub(crate) fn receives(&self) -> usize {
+        const LONG_QUEUE: usize = 1 << 16;
+        const MANY: usize = 1 << 20;
+        if self.rx_depth < LONG_QUEUE { self.rx_depth } else { self.rx_depth.max(MANY) }
+    }
 }
 
 /// A client's handle on an endpoint, or on a context that is used like one.

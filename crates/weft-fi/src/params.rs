@@ -170,7 +170,7 @@ params! {
     inject_bytes: usize = "4096", "bytes", "INJECT_BYTES",
         "Longest message that fi_inject takes (inject_size).";
     tx_size: usize = "4096", "count", "TX_SIZE",
-        "Operations that an endpoint may have under way (default of the transmit attribute size).";
+        "Operations to one peer that may wait to leave (default of the transmit attribute size).";
     rx_size: usize = "65536", "count", "RX_SIZE",
         "Receives that may be posted to an endpoint (default of the receive attribute size).";
     unexpected_window_bytes: usize = "4M", "bytes", "UNEXPECTED_WINDOW_BYTES",

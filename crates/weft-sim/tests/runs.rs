@@ -7,13 +7,13 @@ use weft_sim::{Endpoints, FabricConfig, Harness, Hazard, Hazards, Plan, Recv, Se
 
 /// What [`traces_are_the_same_everywhere`] expects.
 const GOLDEN: &[&str] = &[
-    "4f4fd12489a4d30cac1067fda2bb49c9",
-    "06e939ca6981baf85d0f700874f76015",
-    "8eb8bf9e62b4e5b666aa15a11b32f409",
+    "200a0f347158724736249d35ce849bdc",
+    "28f8a3fe1d190420973f10e9543a8e4d",
+    "a1d96385df47c8bf00c79d07fc471957",
     "b468098d2cab1f07150371f7fb0e4fb0",
-    "fff1af73738bf16ffa68d04dd15eb85d",
-    "884b7f6f73eabe5b64c4970924418b97",
-    "3ccaf8811b4c12b8e62c77194d5cbc7f",
+    "6b92d4c3aded4ba380579d46d23565f9",
+    "a93410a04c21234098a59366e031857e",
+    "91f969990ff7b80a38029ccdb9e83e6d",
 ];
 
 /// Plays the plans; all must be good.

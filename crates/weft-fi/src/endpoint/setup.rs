@@ -138,7 +138,7 @@ pub(super) fn open(
     let limits = limits_of(domain.params(), ty, info)?;
     let matching = domain.params().matching;
     let shared =
-        (kind == Kind::Shared).then(|| Receives::new(Pool::new(matching, limits.rx_depth, MIN_MULTI_RECV_BYTES)));
+        (kind == Kind::Shared).then(|| Receives::new(Pool::new(matching, limits.receives(), MIN_MULTI_RECV_BYTES)));
     // No threading level covers a context that several endpoints share.
     let callers = if shared.is_some() { Callers::Any } else { domain.callers() };
     // SAFETY: what the client promised for its domain, passed on.
@@ -349,7 +349,7 @@ impl Ep {
         Config {
             inject_bytes: self.limits.inject_bytes,
             tx_depth: self.limits.tx_depth,
-            rx_depth: self.limits.rx_depth,
+            rx_depth: self.limits.receives(),
             window_bytes: params.unexpected_window_bytes.max(self.ty.least_window_bytes()),
             // A datagram goes at once or not at all.
             eager_bytes: if self.ty == EpType::Dgram { Some(self.limits.max_msg_bytes) } else { params.eager_bytes },

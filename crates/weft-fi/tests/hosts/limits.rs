@@ -23,6 +23,7 @@ pub(crate) fn all(lib: &Lib) {
         lib,
         &[
             ("full_transmit_queue", full_transmit_queue),
+            ("messages_without_receives", messages_without_receives),
             ("full_receive_queue", full_receive_queue),
             ("overrun", overrun),
             ("multi_receives_over_a_full_queue", multi_receives_over_a_full_queue),
@@ -34,53 +35,47 @@ pub(crate) fn all(lib: &Lib) {
     );
 }
 
-/// Messages that nobody takes fill the transmit queue; what does not fit leaves no trace.
+/// Operations that cannot leave fill the transmit queue of their peer; an operation that does not fit leaves no trace.
 fn full_transmit_queue(lib: &Lib) {
     let a = Side::with(lib, 0, |hints| hints.tx().size = DEPTH);
     assert_eq!(a.info.tx().size, DEPTH);
+    // Nothing leaves before the peer makes progress, because that takes a connection.
+    let (a, b, to_b, _) = acquaint(a, Side::new(lib));
+    assert_eq!(a.tx_left(), DEPTH as isize);
+    for at in 0..DEPTH {
+        let source = pattern(LONG_BYTES + at);
+        source[0] = at as u8;
+        assert_eq!(a.run("fi_tsend", &Args { context: at, ..Args::new(source, to_b) }), 0, "operation {at}");
+    }
+    assert_eq!(a.tx_left(), 0);
+    let buf = memory(LONG_BYTES);
+    for call in CALLS.iter().filter(|call| !call.recv && call.form != Form::Inject) {
+        let args = Args { context: 0xbad, ..Args::new(buf, to_b) };
+        for _ in 0..3 {
+            assert_eq!(unsafe { (call.run)(a.ep, &args) }, err(FI_EAGAIN), "{}", call.name);
+        }
+    }
+    assert_eq!(a.tx_left(), 0);
+    take_in_order(&a, &b, DEPTH);
+    assert_eq!(a.tx_left(), DEPTH as isize);
+    works(&a, &b, to_b);
+}
+
+/// Messages that wait for receives of the peer take no place: a client that starts many sends before its receives goes on.
+fn messages_without_receives(lib: &Lib) {
+    const MESSAGES: usize = 8 * DEPTH;
+    let a = Side::with(lib, 0, |hints| hints.tx().size = DEPTH);
     let (a, b, to_b, _) = acquaint(a, Side::new(lib));
     works(&a, &b, to_b);
-    for round in 0..2 {
-        assert_eq!(a.tx_left(), DEPTH as isize);
-        for at in 0..DEPTH {
-            let source = pattern(LONG_BYTES + at);
-            source[0] = at as u8;
-            let args = Args { context: at, ..Args::new(source, to_b) };
-            assert_eq!(a.run("fi_tsend", &args), 0, "operation {at} of round {round}");
-        }
-        assert_eq!(a.tx_left(), 0);
-        let buf = memory(LONG_BYTES);
-        for call in CALLS.iter().filter(|call| !call.recv && call.form != Form::Inject) {
-            let args = Args { context: 0xbad, ..Args::new(buf, to_b) };
-            for _ in 0..3 {
-                assert_eq!(unsafe { (call.run)(a.ep, &args) }, err(FI_EAGAIN), "{}", call.name);
-            }
-        }
-        a.nothing(&[&b]);
-        b.nothing(&[&a]);
-        assert_eq!(a.tx_left(), 0);
-        // As soon as the first one leaves there is room for one, and nothing that was refused turns up.
-        let mut targets: Vec<_> = (0..DEPTH).map(|_| memory(LONG_BYTES + DEPTH)).collect();
-        for (at, target) in targets.iter_mut().enumerate() {
-            b.trecv(target, 0x100 + at);
-        }
-        let mut sent: Vec<usize> = Vec::new();
-        for (at, target) in targets.iter().enumerate() {
-            let entry = until(|| {
-                sent.extend(a.poll().map(|outcome| outcome.done().op_context as usize));
-                b.poll()
-            });
-            assert_eq!((entry.done().op_context as usize, entry.done().len), (0x100 + at, LONG_BYTES + at));
-            assert_eq!(target[0], at as u8, "in the order of the sends");
-        }
-        while sent.len() < DEPTH {
-            sent.push(a.next(&[&b]).done().op_context as usize);
-        }
-        sent.sort_unstable();
-        assert_eq!(sent, (0..DEPTH).collect::<Vec<_>>());
-        a.nothing(&[&b]);
-        b.nothing(&[&a]);
+    for at in 0..MESSAGES {
+        let source = pattern(LONG_BYTES + at);
+        source[0] = at as u8;
+        a.start("fi_tsend", &Args { context: at, ..Args::new(source, to_b) }, &[&b]);
     }
+    a.nothing(&[&b]);
+    b.nothing(&[&a]);
+    assert_eq!(a.tx_left(), DEPTH as isize);
+    take_in_order(&a, &b, MESSAGES);
     works(&a, &b, to_b);
 }
 
@@ -140,6 +135,30 @@ fn receives_without_memory(lib: &Lib) {
     a.next(&[&b]).done();
     b.nothing(&[&a]);
     works(&a, &b, to_b);
+}
+
+/// Receives `count` messages of which the first byte and the length beyond [`LONG_BYTES`] are their number.
+fn take_in_order(a: &Side<'_>, b: &Side<'_>, count: usize) {
+    let mut targets: Vec<_> = (0..count).map(|_| memory(LONG_BYTES + count)).collect();
+    for (at, target) in targets.iter_mut().enumerate() {
+        b.trecv(target, 0x100 + at);
+    }
+    let mut sent: Vec<usize> = Vec::new();
+    for (at, target) in targets.iter().enumerate() {
+        let entry = until(|| {
+            sent.extend(a.poll().map(|outcome| outcome.done().op_context as usize));
+            b.poll()
+        });
+        assert_eq!((entry.done().op_context as usize, entry.done().len), (0x100 + at, LONG_BYTES + at));
+        assert_eq!(target[0], at as u8, "in the order of the sends");
+    }
+    while sent.len() < count {
+        sent.push(a.next(&[b]).done().op_context as usize);
+    }
+    sent.sort_unstable();
+    assert_eq!(sent, (0..count).collect::<Vec<_>>());
+    a.nothing(&[b]);
+    b.nothing(&[a]);
 }
 
 /// Receives beyond the size are refused, tagged and untagged ones each by themselves.

@@ -1,0 +1,120 @@
+//! Asking ahead: short messages that were announced for want of window are fetched before a receive asks for them.
+//!
+//! Place in the data flow: [`crate::recv`] notes each short announcement that finds no receive. As soon as messages that wait here have been
+//! taken, their share of the window goes to the oldest announcements first: the peer is asked to push their bytes into memory of the
+//! engine. A receiver that is late thus meets the next messages in its own memory, and waits for no round trip.
+//!
+//! Invariants: the bytes asked for are charged to the window like eager ones, so memory stays bounded by `window_bytes`. A receive that matches
+//! meanwhile gets the bytes when they have come. Where a device of ours fetches announced bytes, none of this happens: that takes no round trip.
+
+use std::collections::VecDeque;
+
+use crate::core::Core;
+use crate::matching::{Body, Matcher};
+use crate::mem::{IovList, Owned};
+use crate::msg::EAGER_COST;
+use crate::ops::{RecvInfo, Staged, XferKind};
+use crate::vc::Haul;
+
+/// Announcements that may be over before the list of them is searched for those.
+const STALE_LIMIT: usize = 64;
+
+/// An announced short message that waits for a receive. It may have been matched since: then its place holds another message or none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ShortAnnouncement {
+    pub(crate) tagged: bool,
+    /// Its number in the queue of unexpected messages.
+    pub(crate) key: u32,
+    /// The peer's operation.
+    pub(crate) op: u32,
+}
+
+impl ShortAnnouncement {
+    /// The length of the message and whether its delivery is to be acknowledged, if it still waits.
+    fn pending(self, matcher: &Matcher, vci: u32) -> Option<(u64, bool)> {
+        let message = matcher.unexpected.get(self.key).filter(|message| message.vc == vci && !message.orphan)?;
+        match message.body {
+            Body::Rendezvous { op, len, ack, .. } if op == self.op => Some((len, ack)),
+            _ => None,
+        }
+    }
+}
+
+impl Core {
+    /// An announced message waits for a receive. If it is short it is asked for when there is window.
+    pub(crate) fn note_announcement(&mut self, vci: u32, announcement: ShortAnnouncement) {
+        let matchers = [&self.untagged, &self.tagged];
+        let vc = &mut self.vcs[vci as usize];
+        let most = 2 * vc.rendezvous_waiting as usize + STALE_LIMIT;
+        let list = vc.more().announcements.get_or_insert_default();
+        list.push_back(announcement);
+        if list.len() > most {
+            list.retain(|a| a.pending(matchers[usize::from(a.tagged)], vci).is_some());
+        }
+        self.ask_ahead(vci);
+    }
+
+    /// Asks for the oldest announced messages for which there is window that has not been given back.
+    pub(crate) fn ask_ahead(&mut self, vci: u32) {
+        while let Some(announcement) = self.announcements(vci).and_then(|list| list.front().copied()) {
+            let matcher = self.matcher(announcement.tagged);
+            if let Some((len, ack)) = announcement.pending(matcher, vci) {
+                let vc = &mut self.vcs[vci as usize];
+                if vc.owed() < len + EAGER_COST {
+                    return;
+                }
+                vc.credit_owed -= len + EAGER_COST;
+                self.ask_for(vci, announcement, len, ack);
+            }
+            if let Some(list) = self.announcements(vci) {
+                list.pop_front();
+            }
+        }
+        if let Some(more) = &mut self.vcs[vci as usize].more {
+            more.announcements = None;
+        }
+    }
+
+    fn announcements(&mut self, vci: u32) -> Option<&mut VecDeque<ShortAnnouncement>> {
+        self.vcs[vci as usize].more.as_mut()?.announcements.as_deref_mut()
+    }
+
+    fn ask_for(&mut self, vci: u32, announcement: ShortAnnouncement, len: u64, ack: bool) {
+        let ShortAnnouncement { tagged, key, op } = announcement;
+        let mut bytes = Owned::new(vec![0; usize::try_from(len).unwrap_or(0)]);
+        let iov = IovList::from_slice(&[bytes.iov()]);
+        let token = self.xfers.insert(vci, XferKind::Ahead { tagged, key, op, ack }, iov, Vec::new(), len);
+        self.xfers.stage(token, Staged { bytes, into: IovList::new() });
+        if let Some(message) = self.matcher(tagged).unexpected.get_mut(key) {
+            message.body = Body::Ahead { token, len };
+        }
+        self.defer_matched(vci, Haul::Ask(token));
+    }
+
+    /// A receive has taken a message whose bytes are on their way: they go there when they have come.
+    pub(crate) fn await_ahead(&mut self, token: u64, iov: IovList, info: RecvInfo) {
+        let Some(x) = self.xfers.get_mut(token) else { return };
+        let XferKind::Ahead { op, ack, .. } = x.kind else { return };
+        x.kind = XferKind::Recv { info, op, ack };
+        if let Some(staged) = &mut x.staged {
+            staged.into = iov;
+        }
+    }
+
+    /// The bytes of a message that was asked for ahead are here. From now on it waits like an eager one, unless it was thrown away meanwhile.
+    pub(crate) fn arrived_ahead(&mut self, vci: u32, token: u64, what: XferKind, staged: Option<Box<Staged>>) {
+        let (XferKind::Ahead { tagged, key, op, ack }, Some(staged)) = (what, staged) else { return };
+        let bytes = staged.bytes.into_bytes();
+        let asked = |body: &Body| matches!(body, Body::Ahead { token: of, .. } if *of == token);
+        let matcher = self.matcher(tagged);
+        if let Some(message) = matcher.unexpected.get_mut(key).filter(|message| asked(&message.body)) {
+            message.body = Body::Eager { bytes: bytes.into_boxed_slice(), ack: ack.then_some(op) };
+            self.announcement_taken(vci);
+            return;
+        }
+        self.return_window(vci, bytes.len());
+        if ack {
+            self.ack(vci, op);
+        }
+    }
+}
