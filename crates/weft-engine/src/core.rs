@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 
 use crate::access::Parts;
 use crate::api::{ADDR_NONE, Addr, Book, Changes, Completion, Config, Error, Fault, Kind, NoBook, OpFlags};
+use crate::claims::Ask;
 use crate::connect::Connection;
 use crate::held::{Held, Holder};
 use crate::links::{Link, LinkState, LinkWork, Rising};
@@ -60,6 +61,8 @@ pub(crate) struct Core {
     /// Peers' links that have said nothing yet, and some that have, oldest first.
     pub(crate) silent: Vec<LinkId>,
     pub(crate) link_work: Vec<LinkWork>,
+    /// Addresses of which it is being found out who lives there.
+    pub(crate) asks: Vec<Ask>,
     /// Messages that overtook the OPEN_OK of their (unordered) link.
     pub(crate) too_early: Vec<(LinkId, Vec<u8>)>,
     /// How often we have said OPEN.
@@ -119,6 +122,7 @@ impl Core {
             links: Vec::new(),
             silent: Vec::new(),
             link_work: Vec::new(),
+            asks: Vec::new(),
             too_early: Vec::new(),
             calls: 0,
             ops: List::default(),
@@ -574,6 +578,9 @@ impl Sink for Core {
             slot.vc = u32::MAX;
             self.expect_words(link);
             return;
+        }
+        if slot.state == LinkState::Asking {
+            return self.answered(link, &info.peer);
         }
         if slot.state != LinkState::Dialing {
             return;

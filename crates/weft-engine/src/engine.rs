@@ -202,6 +202,7 @@ impl<N: Nic> Engine<N> {
                 self.core.vc_end(vci, crate::nic::LinkError::Closed);
             }
         }
+        self.core.ask_no_more();
         self.hang_up();
         self.run_links();
         self.settle();
@@ -296,12 +297,16 @@ impl<N: Nic> Engine<N> {
 
     /// Messages of links themselves, and closes. Returns whether any left.
     pub(crate) fn run_links(&mut self) -> bool {
+        self.run_asks();
         let mut work = std::mem::take(&mut self.core.link_work);
         let before = work.len();
         let nic = &mut self.nic;
         let mut stuck: SmallVec<[crate::nic::LinkId; 4]> = SmallVec::new();
         let mut said: SmallVec<[crate::nic::LinkId; 4]> = SmallVec::new();
         work.retain(|w: &LinkWork| {
+            if w.link == LinkWork::ASK.link {
+                return false;
+            }
             if stuck.contains(&w.link) {
                 return true;
             }

@@ -13,6 +13,7 @@ pub mod amo;
 pub mod api;
 mod atomic;
 mod bulk;
+mod claims;
 mod connect;
 mod core;
 mod datagram;

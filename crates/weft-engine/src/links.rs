@@ -13,16 +13,18 @@
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
+use crate::api::Addr;
 use crate::core::{Core, Violation};
+use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
 use crate::room;
 use crate::vc::{PathCaps, VcState};
 use crate::wire::{Open, PROTOCOL_VERSION, Reader, Short, kind};
 
 /// Most links of peers that may be up and silent. Peers speak as soon as a link is up.
-const MAX_SILENT: usize = 1024;
+pub(crate) const MAX_SILENT: usize = 1024;
 /// Most such links of one peer. One that knows us by several names calls under each, before it finds that we are the same.
-const MAX_SILENT_OF_PEER: usize = 8;
+pub(crate) const MAX_SILENT_OF_PEER: usize = 8;
 
 /// How often to call again a peer that still believes in an earlier link.
 const REDIAL_LIMIT: u16 = 1000;
@@ -40,6 +42,10 @@ pub(crate) enum LinkState {
     Incoming,
     /// Theirs, has sent OPEN while our own attempt is under way.
     Parked,
+    /// Ours, asks who lives at an address ([`crate::claims`]).
+    Asking,
+    /// Theirs, has sent OPEN, and waits until that is known of the address where the peer says that it lives.
+    Held,
     /// Theirs, has called this listener.
     Heard,
     /// In use.
@@ -65,8 +71,9 @@ const _: () = assert!(size_of::<Link>() <= 16);
 pub(crate) struct Rising {
     /// What the device said of it.
     pub(crate) up: LinkUp,
-    /// The window that the peer's OPEN has granted.
+    /// The window that the peer's OPEN has granted, and the number of that.
     window: u64,
+    call: u32,
     /// The window that ours has.
     granted: u64,
     /// What it has not granted because the peer is in no address vector.
@@ -75,7 +82,7 @@ pub(crate) struct Rising {
 
 impl Rising {
     pub(crate) fn new(up: LinkUp) -> Self {
-        Self { up, window: 0, granted: 0, withheld: 0 }
+        Self { up, window: 0, call: 0, granted: 0, withheld: 0 }
     }
 }
 
@@ -84,6 +91,11 @@ pub(crate) struct LinkWork {
     pub(crate) link: LinkId,
     pub(crate) message: Option<SmallVec<[u8; 24]>>,
     pub(crate) close: bool,
+}
+
+impl LinkWork {
+    /// On no link: somebody is to be asked ([`crate::claims`]).
+    pub(crate) const ASK: Self = Self { link: LinkId(u32::MAX), message: None, close: false };
 }
 
 impl Core {
@@ -170,24 +182,32 @@ impl Core {
         if open.version != PROTOCOL_VERSION || !expected {
             return Err(Violation);
         }
-        let window = open.window_bytes.get();
         let Some(rising) = &mut self.link_mut(link).rising else { return Err(Violation) };
-        rising.window = window;
+        (rising.window, rising.call) = (open.window_bytes.get(), open.call.get());
         let peer = rising.up.peer;
-        let Some(vci) = self.vc_of_caller(&peer) else {
-            self.link_drop(link);
-            return Ok(());
-        };
+        self.called(link, &peer);
+        Ok(())
+    }
+
+    /// The peer of a link that carries no messages yet.
+    pub(crate) fn rising_peer(&self, link: LinkId) -> Option<EpName> {
+        Some(self.links.get(link.0 as usize)?.rising.as_ref()?.up.peer)
+    }
+
+    /// Takes a peer's call that is in order. `at`: the peer has been found at that address, which the book knows by its socket.
+    pub(crate) fn take_call(&mut self, link: LinkId, at: Option<Addr>) {
+        let Some(rising) = &self.link_mut(link).rising else { return };
+        let (peer, window, call) = (rising.up.peer, rising.window, rising.call);
+        let Some(vci) = self.vc_of_caller(&peer, at) else { return self.link_drop(link) };
         self.link_mut(link).vc = vci;
         let to_self = peer == self.me;
         let vc = &mut self.vcs[vci as usize];
         // A call that its caller has given up may still come, behind later ones. (One that knows us by two names calls twice at once.)
-        let is_late = !to_self && open.call.get().wrapping_sub(vc.call) > u32::MAX / 2;
+        let is_late = !to_self && call.wrapping_sub(vc.call) > u32::MAX / 2;
         if is_late {
-            self.refuse_call(link);
-            return Ok(());
+            return self.refuse_call(link);
         }
-        vc.call = open.call.get();
+        vc.call = call;
         match self.vcs[vci as usize].state {
             _ if to_self => {
                 // The two ends of one link meet in this engine: this one only listens.
@@ -214,8 +234,10 @@ impl Core {
             }
         }
         // Not before it has a link: or else it would leave its service with the last of what it had left here.
-        self.look_up(vci);
-        Ok(())
+        match at {
+            Some(addr) => self.is_at(vci, addr),
+            None => self.look_up(vci),
+        }
     }
 
     /// Takes a peer's link into use.
@@ -321,14 +343,17 @@ impl Core {
             (slot.state, slot.vc)
         };
         self.free_link(link);
-        if state == LinkState::Heard {
-            self.caller_gone(link);
+        match state {
+            LinkState::Heard => self.caller_gone(link),
+            LinkState::Held => self.forget_caller(link),
+            LinkState::Asking => self.unanswered(link, why),
+            _ => {}
         }
         if vci == u32::MAX {
             return;
         }
         match state {
-            LinkState::Free | LinkState::Incoming | LinkState::Heard => {}
+            LinkState::Free | LinkState::Incoming | LinkState::Heard | LinkState::Asking | LinkState::Held => {}
             LinkState::Parked => {
                 self.unpark(vci);
             }

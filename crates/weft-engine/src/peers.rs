@@ -11,7 +11,7 @@ use std::hash::BuildHasher;
 use hashbrown::HashTable;
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 
-use crate::api::{ADDR_NONE, Addr, Error, Fault};
+use crate::api::{ADDR_NONE, Addr, Book, Error, Fault};
 use crate::connect::Role;
 use crate::core::Core;
 use crate::matching::Matcher;
@@ -24,7 +24,7 @@ use crate::vc::{Vc, VcState};
 /// So often strangers must have gone (or what they left must have) before it is worth the time to look who has left nothing.
 const SWEEP_AFTER: usize = 64;
 
-/// An address that is known by its socket belongs to so many endpoints at most, one after the other: where they listen is their own word.
+/// So many endpoints at most may have left something at an address that is known by its socket, where they lived one after the other.
 const MOST_CLAIMANTS: usize = 4;
 
 /// Virtual connections by the identities of their names.
@@ -47,6 +47,16 @@ impl Index {
         }
         let same = |&vci: &u32| vcs.get(vci as usize).is_some_and(|vc| vc.name.same_endpoint(name));
         self.by_name.find(hash(name), same).copied()
+    }
+
+    /// The connection that has been found behind a socket.
+    pub(crate) fn behind(&self, service: &EpName) -> Option<u32> {
+        self.former.get(&service.identity()).copied()
+    }
+
+    /// A connection has been found behind a socket.
+    pub(crate) fn found_behind(&mut self, service: &EpName, vci: u32) {
+        self.former.insert(service.identity(), vci);
     }
 
     /// A connection has its name.
@@ -78,11 +88,16 @@ impl Index {
     }
 }
 
+/// Where a book has a peer by what the peer has proven: its id. A name that is a socket only is known by that.
+fn known_at(book: &Book, name: &EpName) -> Option<Addr> {
+    let known = |addr: &Addr| !name.is_full() || book.name(*addr).is_some_and(|row| row.is_full());
+    book.addr(name).filter(known)
+}
+
 impl Core {
     #[cold]
     pub(crate) fn meet(&mut self, addr: Addr) -> Result<u32, Error> {
         self.follow_book();
-        let index = usize::try_from(addr).map_err(|_| Error::NoSuchAddress)?;
         let name = self.book.name(addr).ok_or_else(|| self.no_peer())?;
         let name = if strikes(Mutant::ContextIgnored) { name.base() } else { name };
         if self.departed >= SWEEP_AFTER {
@@ -92,17 +107,23 @@ impl Core {
         if addr > Addr::from(u32::MAX) {
             // Of a book's numbers none is as large: it has the number of a context in its highest bits.
             self.by_far_addr.insert(addr, vci);
-            return Ok(vci);
+        } else {
+            self.leads_to(addr, vci);
         }
-        // The book knows the address, so its index is as dense as the book is.
+        self.is_at(vci, addr & Addr::from(u32::MAX));
+        Ok(vci)
+    }
+
+    /// Operations to an address that the book knows use this connection from now on.
+    pub(crate) fn leads_to(&mut self, addr: Addr, vci: u32) {
+        // The index is as dense as the book is.
+        let Ok(index) = usize::try_from(addr) else { return };
         if self.by_addr.len() <= index {
             let more = index + 1 - self.by_addr.len();
             room::reserve(&mut self.by_addr, more);
             self.by_addr.resize(index + 1, 0);
         }
         self.by_addr[index] = vci + 1;
-        self.is_at(vci, addr);
-        Ok(vci)
     }
 
     /// The connection for a name, new or old.
@@ -136,32 +157,34 @@ impl Core {
         vci
     }
 
-    /// Where the book has a peer, if it has.
-    fn addr_of(&self, name: &EpName) -> Addr {
+    /// Where the book has a peer, if it has. Where a full name's socket is in the book, and not its id, is found out elsewhere
+    /// ([`crate::claims`]): it is the peer's own word.
+    pub(crate) fn addr_of(&self, name: &EpName) -> Addr {
         if strikes(Mutant::ContextStranger) && name.context_index().is_some_and(|index| index > 0) {
             return ADDR_NONE;
         }
-        self.book.addr(name).unwrap_or(ADDR_NONE)
+        known_at(&self.book, name).unwrap_or(ADDR_NONE)
     }
 
     /// The connection for the name of a peer that calls; none if it is a stranger and there are as many as may be, or if as many as may be at its
-    /// address are there.
-    pub(crate) fn vc_of_caller(&mut self, name: &EpName) -> Option<u32> {
+    /// address are there. `at`: it has been found at that address, which the book knows by its socket.
+    pub(crate) fn vc_of_caller(&mut self, name: &EpName, at: Option<Addr>) -> Option<u32> {
         self.follow_book();
         let max = self.config.max_strangers;
         let crowded = |core: &Self| core.vcs.len() - core.vacant.len() >= max && core.strangers() >= max;
         if self.departed >= SWEEP_AFTER || (self.departed > 0 && crowded(self)) {
             self.forget_the_gone();
         }
-        if self.index.find(&self.vcs, name).is_none() && self.book.addr(name).is_none() && crowded(self) {
+        let stranger = at.is_none() && self.addr_of(name) == ADDR_NONE;
+        if stranger && self.index.find(&self.vcs, name).is_none() && crowded(self) {
             self.evict_strangers();
             self.forget_the_gone();
         }
         let known = self.index.find(&self.vcs, name);
         // Who is known and nowhere may have left the service that it was at, and come back.
         if known.is_none_or(|vci| self.vcs[vci as usize].addr == ADDR_NONE) {
-            let refused = match self.book.addr(name) {
-                None => known.is_none() && crowded(self),
+            let refused = match at {
+                None => known.is_none() && stranger && crowded(self),
                 Some(addr) => self.is_overclaimed(addr, name),
             };
             if refused {
@@ -215,19 +238,15 @@ impl Core {
         if self.contexts {
             self.contexts_added(addr, name);
         }
-        let there = |vc: &Vc| vc.state != VcState::Vacant && vc.name.socket_identity() == name.identity();
-        let found = match self.index.find(&self.vcs, name) {
-            Some(vci) => Some(vci),
-            // A full name that is not known has no connection; looking further would make start-up quadratic.
-            None if name.is_full() => None,
-            // A stranger's full name may be inserted in its service form. Of several that were there it is the one that is.
-            None => {
-                let there = (0..).zip(&self.vcs).filter(|(_, vc)| there(vc));
-                there.max_by_key(|(_, vc)| vc.link().is_some()).map(|(vci, _)| vci)
-            }
-        };
-        if let Some(vci) = found {
+        if let Some(vci) = self.index.find(&self.vcs, name) {
             self.is_at(vci, addr);
+        } else if !name.is_full() {
+            // A stranger's name may be inserted in its service form. (A full name that is not known has no connection; looking further would
+            // make start-up quadratic.)
+            let there = |vc: &Vc| vc.is_in_use() && vc.name.socket_identity() == name.identity();
+            if let Some(vci) = self.vcs.iter().position(there) {
+                self.seek(u32::try_from(vci).unwrap_or(u32::MAX));
+            }
         }
     }
 
@@ -240,7 +259,11 @@ impl Core {
         let found = |vc: &Vc| vc.addr == ADDR_NONE && vc.state != VcState::Vacant && theirs(vc);
         let found: Vec<u32> = (0..).zip(&self.vcs).filter_map(|(vci, vc)| found(vc).then_some(vci)).collect();
         for vci in found {
-            self.is_at(vci, addr);
+            if name.is_full() {
+                self.is_at(vci, addr);
+            } else {
+                self.seek(vci);
+            }
         }
     }
 
@@ -261,11 +284,16 @@ impl Core {
     pub(crate) fn look_up(&mut self, vci: u32) {
         let vc = &self.vcs[vci as usize];
         if vc.addr == ADDR_NONE {
-            let (addr, name) = (self.addr_of(&vc.name), vc.name);
-            if !self.is_overclaimed(addr, &name) {
-                self.is_at(vci, addr);
-            }
+            self.is_at(vci, self.addr_of(&vc.name));
         }
+    }
+
+    /// A peer is not at its address any more.
+    pub(crate) fn lose_address(&mut self, vci: u32) {
+        self.vcs[vci as usize].addr = ADDR_NONE;
+        self.departed += 1;
+        self.account(vci);
+        self.readdressed();
     }
 
     /// Does what others have done to the book, if that is one that others write.
@@ -287,12 +315,9 @@ impl Core {
             self.rows_removed();
         }
         for vci in 0..u32::try_from(self.vcs.len()).unwrap_or(u32::MAX) {
-            let vc = &self.vcs[vci as usize];
-            // Of those that have been at a socket it is the one that is there, or calls.
-            let there =
-                || vc.state != VcState::Idle || self.book.name(self.addr_of(&vc.name)).is_some_and(|row| row.is_full());
-            if vc.addr == ADDR_NONE && vc.state != VcState::Vacant && there() {
+            if self.vcs[vci as usize].state != VcState::Vacant {
                 self.look_up(vci);
+                self.seek(vci);
             }
         }
     }
@@ -347,10 +372,7 @@ impl Core {
         let in_use = self.by_addr.contains(&(vci + 1)) || self.by_far_addr.values().any(|&known| known == vci);
         let theirs = |matcher: &Matcher| matcher.unexpected.iter().any(|(_, message)| message.vc == vci);
         if !in_use && !theirs(&self.tagged) && !theirs(&self.untagged) {
-            self.vcs[vci as usize].addr = ADDR_NONE;
-            self.departed += 1;
-            self.account(vci);
-            self.readdressed();
+            self.lose_address(vci);
         }
     }
 
@@ -385,7 +407,7 @@ impl Core {
             let near = || (0..).zip(&self.by_addr).find_map(|(other, n)| (*n == vci + 1).then_some(other));
             let far = || self.by_far_addr.iter().filter_map(|(far, known)| (*known == vci).then_some(far)).min();
             let far = || far().map(|far| far & Addr::from(u32::MAX));
-            vc.addr = self.book.addr(&vc.name).or_else(near).or_else(far).unwrap_or(ADDR_NONE);
+            vc.addr = known_at(book, &vc.name).or_else(near).or_else(far).unwrap_or(ADDR_NONE);
             self.departed += usize::from(vc.is_gone());
             elsewhere.push(vci);
         }
@@ -397,6 +419,8 @@ impl Core {
         for vci in elsewhere {
             if self.vcs[vci as usize].addr != ADDR_NONE {
                 self.match_again(vci);
+            } else {
+                self.seek(vci);
             }
         }
     }

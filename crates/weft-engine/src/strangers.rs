@@ -18,6 +18,7 @@ use crate::api::ADDR_NONE;
 use crate::core::Core;
 use crate::engine::Engine;
 use crate::links::{LinkState, LinkWork};
+use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic, Sink};
 use crate::vc::{Deferred, Haul, Vc, VcState, Waiting};
 
@@ -278,14 +279,14 @@ impl Core {
 
     /// A link that may end so that a peer that is expected gets its descriptor: one on which nothing was said, or else a stranger's.
     pub(crate) fn dispensable_link(&mut self, candidates: &dyn Fn(LinkId) -> bool) -> Option<LinkId> {
-        let silent = |link: &LinkId| {
-            if !candidates(*link) {
-                return false;
-            }
-            let link = self.links.get(link.0 as usize).filter(|link| link.state == LinkState::Incoming);
-            link.and_then(|link| link.rising.as_ref()).is_some_and(|rising| self.book.addr(&rising.up.peer).is_none())
+        let silent = |link: &LinkId, unknown: &dyn Fn(&EpName) -> bool| {
+            let slot = self.links.get(link.0 as usize).filter(|slot| slot.state == LinkState::Incoming);
+            candidates(*link) && slot.is_some() && self.rising_peer(*link).is_some_and(|peer| unknown(&peer))
         };
-        if let Some(at) = self.silent.iter().position(silent) {
+        let find = |unknown: &dyn Fn(&EpName) -> bool| self.silent.iter().position(|link| silent(link, unknown));
+        // One that only says to be at an address is not the first to go.
+        let stranger = find(&|peer| self.book.addr(peer).is_none());
+        if let Some(at) = stranger.or_else(|| find(&|peer| self.addr_of(peer) == ADDR_NONE)) {
             return Some(self.silent.remove(at));
         }
         if !self.has_addresses() {

@@ -6,7 +6,7 @@ mod told;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use told::{CAPS, Case, Event, name, open, parts, words};
+use told::{CAPS, Case, Event, FIRST_PROBE, name, open, parts, words};
 use weft_engine::Pool;
 use weft_engine::api::{
     ADDR_NONE, Addr, AddressBook, Changes, Completion, Config, Context, Error, Fault, Matching, OpFlags, RecvOp, SendOp,
@@ -260,6 +260,7 @@ fn a_stranger_is_at_the_address_that_is_inserted() {
         assert!(received(&mut case).is_empty(), "nobody knows yet that it is from there");
         book.set(&[Some(row)]);
         case.engine.address_added(0, &row);
+        case.run();
         assert_eq!(received(&mut case), [(1, 0)], "{peer:?} {row:?}");
     }
 }
@@ -322,19 +323,21 @@ fn a_stranger_that_dies_was_in_a_book_that_others_write() {
     assert!(matches!(case.done()[..], [Completion { fault: Some(_), .. }]));
 }
 
-/// Of those that call themselves by a socket no more are at its address, when another process inserts that, than may be.
+/// Of those that call themselves by a socket the one is at its address, when another process inserts that, that answers there.
 #[test]
-fn a_service_has_few_claimants_in_a_book_that_others_write() {
+fn a_service_has_one_endpoint_in_a_book_that_others_write() {
     let mut case = Case::new(CAPS, Config::default());
     let book = Rows::bind(&mut case, true);
     (2..12).for_each(|peer| case.connect(peer.into(), peer));
+    case.engine.nic_mut().lives = Some(name(5));
     book.set(&[Some(EpName::service(name(2).socket()))]);
     (0..10).for_each(|ptr| post(&mut case, 0, 5, ptr, OpFlags::empty()));
     for link in 2..12 {
         (case.link, case.seq) = (LinkId(link), 0);
         case.say(EAGER, TAGGED, &words(&[5]));
     }
-    assert_eq!(received(&mut case), [0, 1, 2, 3].map(|ptr| (ptr, 0)));
+    assert_eq!(received(&mut case), [(0, 0)]);
+    assert_eq!(case.engine.unexpected_messages(), 9);
 }
 
 /// A message that is received since its sender turns out to be in the book is one that feeding has brought.
@@ -431,22 +434,119 @@ fn an_inject_after_accesses_leaves_or_is_refused() {
     assert_eq!(send(&mut case, flags), Err(Error::Again));
 }
 
-/// The endpoints of a host and port that the book has are whoever says so: only some of them are believed.
-#[test]
-fn a_service_has_few_claimants() {
+/// A case whose book has one socket only, where name(2) says that it listens, as do all others.
+fn at_a_socket() -> Case {
     let mut case = Case::new(CAPS, Config::default());
     Rows::bind(&mut case, false).set(&[Some(EpName::service(name(2).socket()))]);
-    (2..22).for_each(|peer| case.connect(peer.into(), peer));
-    assert_eq!(case.engine.nic().open.len(), 4);
-    // Whoever has gone and left nothing makes room.
-    let first = case.engine.nic().open[0];
-    case.tell(Event::Down(first));
+    case
+}
+
+/// Several links say something on them, one after the other, from their beginning.
+fn each_says(case: &mut Case, links: impl IntoIterator<Item = u32>) {
+    for link in links {
+        (case.link, case.seq) = (LinkId(link), 0);
+        case.say(EAGER, TAGGED, &words(&[5]));
+    }
+}
+
+/// A peer that claims a socket where another one answers is a stranger: it is not taken for that one, and does not hide its death.
+#[test]
+fn a_claim_counts_only_where_its_peer_answers() {
+    let mut case = at_a_socket();
+    case.engine.nic_mut().lives = Some(name(2));
+    case.call_as(0, name(3));
+    case.call_as(1, name(2));
+    case.call_as(2, name(4));
+    assert!(case.engine.nic().closed.iter().all(|link| link.0 >= FIRST_PROBE), "all are served");
+    (1..4).for_each(|ptr| post(&mut case, 0, 5, ptr, OpFlags::empty()));
+    each_says(&mut case, 0..3);
+    assert_eq!(received(&mut case), [(1, 0)]);
+    assert_eq!(case.engine.unexpected_messages(), 2);
+    case.tell(Event::Down(LinkId(1)));
+    let done: Vec<_> = case.done().iter().map(|c| (c.ctx.ptr, c.fault)).collect();
+    assert_eq!(done, [2, 3].map(|ptr| (ptr, Some(Fault::Link(LinkError::Gone)))));
+    post(&mut case, ADDR_NONE, 5, 4, OpFlags::empty());
+    assert_eq!(received(&mut case), [(4, ADDR_NONE)]);
+}
+
+/// Nor does one claim count where nobody answers, or no call can be made; and where one does, the call waits for the answer.
+#[test]
+fn a_claim_waits_for_the_answer() {
+    for down in [false, true] {
+        let mut case = at_a_socket();
+        case.engine.nic_mut().dials = Some(FIRST_PROBE).filter(|_| down);
+        case.call_as(0, name(2));
+        if down {
+            assert!(said(&case, LinkId(0)).is_empty(), "nobody knows yet who it is");
+            // It is called some times more, for which nobody waits.
+            (FIRST_PROBE..FIRST_PROBE + 8).for_each(|link| case.tell(Event::Down(LinkId(link))));
+            assert_eq!(case.engine.nic().open, [LinkId(0)]);
+        }
+        post(&mut case, 0, 5, 1, OpFlags::empty());
+        each_says(&mut case, [0]);
+        assert!(received(&mut case).is_empty());
+        post(&mut case, ADDR_NONE, 5, 2, OpFlags::empty());
+        assert_eq!(received(&mut case), [(2, ADDR_NONE)]);
+    }
+    let mut case = at_a_socket();
+    case.engine.nic_mut().dials = Some(FIRST_PROBE);
+    case.call_as(0, name(2));
+    case.tell(Event::Up { link: LinkId(FIRST_PROBE), peer: name(2), initiator: true });
+    post(&mut case, ADDR_NONE, 5, 1, OpFlags::empty());
+    each_says(&mut case, [0]);
+    assert_eq!(received(&mut case), [(1, 0)]);
+    // Operations to the address use the link that there is.
+    send(&mut case, OpFlags::QUIET).unwrap();
+    assert_eq!(case.engine.nic().open, [LinkId(0)]);
+}
+
+/// Of the calls of one peer that wait for the answer only the last ones are kept.
+#[test]
+fn calls_that_wait_are_few() {
+    let mut case = at_a_socket();
+    case.engine.nic_mut().dials = Some(FIRST_PROBE);
+    (0..20).for_each(|link| case.call_as(link, name(2)));
+    assert_eq!(case.engine.nic().open.len(), 8 + 1);
+    case.tell(Event::Up { link: LinkId(FIRST_PROBE), peer: name(2), initiator: true });
+    assert_eq!(case.engine.nic().open, [LinkId(12)], "one of them serves");
+}
+
+/// Whoever answers at a socket has taken the place of another one: what was under way with that ends, receives from it alone included.
+#[test]
+fn an_address_is_taken_over() {
+    let mut case = at_a_socket();
+    case.connect(0, 2);
+    post(&mut case, 0, 5, 1, OpFlags::empty());
+    send(&mut case, OpFlags::DELIVERY).unwrap();
+    case.run();
+    case.connect(1, 3);
+    let gone = Some(Fault::Link(LinkError::Gone));
+    let mut done: Vec<_> = case.done().iter().map(|c| (c.ctx.ptr, c.fault)).collect();
+    done.sort_by_key(|&(ptr, _)| ptr);
+    assert_eq!(done, [(1, gone), (3, gone)]);
+    assert!(case.engine.nic().closed.contains(&LinkId(0)));
+    post(&mut case, 0, 5, 2, OpFlags::empty());
+    each_says(&mut case, [1]);
+    assert_eq!(received(&mut case), [(2, 0)]);
+}
+
+/// Of what those have left that lived at a socket one after the other, an endpoint holds only so much.
+#[test]
+fn a_service_has_few_claimants() {
+    let mut case = at_a_socket();
+    for peer in 2..12 {
+        case.connect(peer.into(), peer);
+        if !case.is_cut() {
+            each_says(&mut case, [peer.into()]);
+            case.tell(Event::Down(case.link));
+        }
+    }
+    assert_eq!(case.engine.unexpected_messages(), 4);
+    // Whatever is received makes room.
+    recv(&mut case, 5, 1);
+    assert_eq!(received(&mut case), [(1, 0)]);
     case.connect(30, 30);
-    assert_eq!(case.engine.nic().open.len(), 4);
-    assert!(case.engine.nic().open.contains(&LinkId(30)));
-    // But then its place is taken.
-    case.connect(31, 2);
-    assert!(case.is_cut());
+    assert!(!case.is_cut());
 }
 
 /// So does whoever has gone before our answer left, or has left what is gone by now: a message that was received or thrown away since, a long

@@ -43,6 +43,9 @@ pub const CAPS: NicCaps = NicCaps {
     registered: false,
 };
 
+/// The number of the first connection to who answers at a socket.
+pub const FIRST_PROBE: u32 = 500;
+
 /// What comes from the peers.
 pub enum Event {
     Up {
@@ -90,6 +93,9 @@ pub struct Told {
     pub closed: Vec<LinkId>,
     /// The next connection that the engine makes has this number.
     pub dials: Option<u32>,
+    /// Who answers at a socket, where that is not so; such connections have numbers of their own, from [`FIRST_PROBE`] on.
+    pub lives: Option<EpName>,
+    pub probes: u32,
     /// A poll brings all that there is.
     pub burst: bool,
     /// A poll that would bring nothing ends a transfer, or else a link.
@@ -108,6 +114,8 @@ impl Told {
             open: Vec::new(),
             closed: Vec::new(),
             dials: None,
+            lives: None,
+            probes: 0,
             burst: false,
             hurry: false,
         }
@@ -134,7 +142,14 @@ impl Nic for Told {
     fn name(&self) -> EpName {
         name(1)
     }
-    fn connect(&mut self, _: &EpName) -> Result<LinkId, LinkError> {
+    fn connect(&mut self, to: &EpName) -> Result<LinkId, LinkError> {
+        if let (None, Some(peer), false) = (self.dials, self.lives, to.is_full()) {
+            let link = LinkId(FIRST_PROBE + self.probes);
+            self.probes += 1;
+            self.open.push(link);
+            self.events.push_back(Event::Up { link, peer, initiator: true });
+            return Ok(link);
+        }
         let link = LinkId(self.dials.ok_or(LinkError::Unreachable)?);
         self.dials = Some(link.0 + 1);
         self.open.push(link);
@@ -273,7 +288,14 @@ impl Case {
         self.connect_as(link, name(byte));
     }
 
+    /// The same; the peer answers where it says that it listens.
     pub fn connect_as(&mut self, link: u32, peer: EpName) {
+        self.engine.nic_mut().lives = Some(peer);
+        self.call_as(link, peer);
+    }
+
+    /// The same, where another one may answer.
+    pub fn call_as(&mut self, link: u32, peer: EpName) {
         let link = LinkId(link);
         self.tell(Event::Up { link, peer, initiator: false });
         self.tell(Event::Message(link, open(0)));

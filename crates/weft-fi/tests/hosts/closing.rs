@@ -59,6 +59,7 @@ pub(crate) fn all(lib: &Lib) {
             ("ends_of_rma", ends_of_rma),
             ("last_words", last_words),
             ("awaited", awaited),
+            ("awaited_at_a_socket", awaited_at_a_socket),
             ("with_nobody", with_nobody),
             ("regions_meanwhile", regions_meanwhile),
         ],
@@ -125,6 +126,25 @@ fn awaited(lib: &Lib) {
     a.nothing(&[]);
     assert_eq!(a.cancel(2), 0);
     assert_eq!(a.next(&[]).failed().err, FI_ECANCELED);
+}
+
+/// The same where both know each other by host and port only, and the peer has called. Its call is taken for one from there since a call to
+/// there reaches it.
+fn awaited_at_a_socket(lib: &Lib) {
+    let side = || Side::with(lib, 0, |hints| hints.get().addr_format = FI_SOCKADDR_IN);
+    let (a, mut b) = (side(), side());
+    let (to_b, to_a) = (a.insert(&b.name()), b.insert(&a.name()));
+    let target = memory(8);
+    a.trecv_from(target, to_b, 1);
+    b.tsend(pattern(8), to_a, 2);
+    assert_eq!(a.next(&[&b]).done().op_context as usize, 1);
+    assert_eq!(b.next(&[&a]).done().op_context as usize, 2);
+    assert_eq!(*target, *pattern(8));
+    a.trecv_from(memory(8), to_b, 3);
+    a.nothing(&[&b]);
+    close_in_time(&mut b);
+    let failed = a.next(&[]).failed();
+    assert_eq!((failed.err, failed.op_context as usize), (FI_ESHUTDOWN, 3));
 }
 
 /// While one thread closes an endpoint, which takes its time, another one closes a region, and the counter of that: peers do not reach it
