@@ -45,7 +45,7 @@ impl Core {
     pub(crate) fn note_announcement(&mut self, vci: u32, announcement: ShortAnnouncement) {
         let matchers = [&self.untagged, &self.tagged];
         let vc = &mut self.vcs[vci as usize];
-        let most = 2 * vc.rendezvous_waiting as usize + STALE_LIMIT;
+        let most = 2 * vc.rendezvous_waiting() as usize + STALE_LIMIT;
         let list = vc.more().announcements.get_or_insert_default();
         list.push_back(announcement);
         if list.len() > most {

@@ -243,7 +243,7 @@ impl Core {
             waiting.parts
         });
         let tally = vc.close_books();
-        let (left, came) = (vc.unreceived(), vc.rendezvous_waiting > 0);
+        let (left, came) = (vc.unreceived(), vc.rendezvous_waiting() > 0);
         let stake = vc.more.as_ref().map(|more| more.stake).unwrap_or_default();
         *vc = Vc::new(name);
         vc.rx_used = left;
@@ -398,9 +398,9 @@ impl Core {
         }
         let vc = &mut self.vcs[vci as usize];
         vc.outstanding = vc.outstanding.saturating_sub(parts);
-        if let Some(more) = &mut vc.more {
-            more.accesses = more.accesses.saturating_sub(if access { parts } else { 0 });
-            more.unmatched = more.unmatched.saturating_sub(u32::from(unmatched));
+        vc.unmatched = vc.unmatched.saturating_sub(u32::from(unmatched));
+        if access && let Some(more) = &mut vc.more {
+            more.accesses = more.accesses.saturating_sub(parts);
         }
         if !vc.tx_is_empty() {
             self.activate(vci);

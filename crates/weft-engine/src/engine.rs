@@ -500,9 +500,7 @@ impl<N: Nic> Engine<N> {
             let (parts, access, unmatched) = self.core.ops.get(index).map_or((1, false, false), what);
             let vc = &mut self.core.vcs[vci as usize];
             vc.outstanding = vc.outstanding.saturating_add(parts);
-            if unmatched {
-                vc.more().unmatched += 1;
-            }
+            vc.unmatched += u32::from(unmatched);
             if access {
                 let more = vc.more();
                 more.accesses = more.accesses.saturating_add(parts);

@@ -495,11 +495,12 @@ impl Core {
             return Ok(());
         }
         let vc = &mut self.vcs[vci as usize];
-        vc.rendezvous_waiting += 1;
-        if vc.rendezvous_waiting as usize > UNMATCHED_LIMIT {
+        vc.more().rendezvous_waiting += 1;
+        let waiting = vc.rendezvous_waiting() as usize;
+        if waiting > UNMATCHED_LIMIT {
             return Err(Violation);
         }
-        if source.len() > SHORT_LIST && vc.rendezvous_waiting as usize > LONG_LISTS {
+        if source.len() > SHORT_LIST && waiting > LONG_LISTS {
             // Descriptors stay short where there are many. The peer is asked to push these bytes.
             source = Vec::new();
         }
@@ -522,7 +523,7 @@ impl Core {
     /// A message that was announced, and has waited here, is taken.
     pub(crate) fn announcement_taken(&mut self, vci: u32) {
         let vc = &mut self.vcs[vci as usize];
-        vc.rendezvous_waiting = vc.rendezvous_waiting.saturating_sub(1);
+        vc.more().rendezvous_waiting = vc.rendezvous_waiting().saturating_sub(1);
         if vc.addr == ADDR_NONE {
             self.account(vci);
         }

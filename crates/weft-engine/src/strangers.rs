@@ -204,7 +204,7 @@ impl Core {
             if vc.is_in_use() { (self.config.window_bytes as u64).saturating_sub(vc.withheld()) } else { vc.rx_used };
         let queues = vc.waiting.as_ref().map_or(0, |waiting| waiting.held());
         let (writing, device) = vc.more.as_ref().map_or((0, 0), |more| (more.writing, more.device_bytes));
-        let kept = u64::from(vc.rendezvous_waiting) * ANNOUNCEMENT_BYTES + writing as u64 * WRITE_BYTES;
+        let kept = u64::from(vc.rendezvous_waiting()) * ANNOUNCEMENT_BYTES + writing as u64 * WRITE_BYTES;
         Stake { window: window.saturating_sub(self.even_share()), kept: kept + queues + device }
     }
 
@@ -270,7 +270,7 @@ impl Core {
     /// Whether anything is under way with a peer, or waits here.
     fn is_busy(&self, vci: u32) -> bool {
         let vc = &self.vcs[vci as usize];
-        let waits = vc.rendezvous_waiting > 0 || vc.unreceived() > 0;
+        let waits = vc.rendezvous_waiting() > 0 || vc.unreceived() > 0;
         waits
             || vc.outstanding > 0
             || vc.waiting.as_ref().is_some_and(|queues| !queues.is_empty())

@@ -212,10 +212,10 @@ pub(crate) struct Vc {
     pub(crate) rx_used: u64,
     /// Eager bytes to give back, and a quarter of what is withheld: a smaller window is given back in quarters, too.
     pub(crate) credit_owed: u64,
-    /// Unexpected messages whose payload waits at the peer.
-    pub(crate) rendezvous_waiting: u32,
     /// Operations that have left the TX queue and are not complete; as many as they have parts.
     pub(crate) outstanding: u32,
+    /// Sends among them that wait for the peer's client ([`UNMATCHED_LIMIT`]).
+    pub(crate) unmatched: u32,
     /// What waits, if anything does ([`Core::waiting`](crate::core::Core::waiting)).
     pub(crate) waiting: Option<Box<Waiting>>,
     /// What more there is, if the peer has had more than a few messages ([`Vc::more`]).
@@ -227,8 +227,8 @@ pub(crate) struct Vc {
 pub(crate) struct More {
     /// Remote accesses among the outstanding operations, by parts.
     pub(crate) accesses: u32,
-    /// Sends among them that wait for the peer's client ([`UNMATCHED_LIMIT`]).
-    pub(crate) unmatched: u32,
+    /// Unexpected messages whose payload waits at the peer.
+    pub(crate) rendezvous_waiting: u32,
     /// Writes and atomics sent whose success nobody waits for: so many failures of nameless operations may be reported.
     pub(crate) quiet_writes: u64,
     /// Results of our atomics that are under way, in bytes with their names.
@@ -434,8 +434,8 @@ impl Vc {
             tx_credit: 0,
             rx_used: 0,
             credit_owed: 0,
-            rendezvous_waiting: 0,
             outstanding: 0,
+            unmatched: 0,
             waiting: None,
             more: None,
         }
@@ -525,22 +525,22 @@ impl Vc {
             || flags.contains(OpFlags::AFTER_ACCESSES) && self.more.as_ref().is_some_and(|more| more.accesses > 0)
     }
 
-    #[inline]
-    fn unmatched(&self) -> u32 {
-        self.more.as_ref().map_or(0, |more| more.unmatched)
+    /// Unexpected messages whose payload waits at the peer.
+    pub(crate) fn rendezvous_waiting(&self) -> u32 {
+        self.more.as_ref().map_or(0, |more| more.rendezvous_waiting)
     }
 
     /// Whether one more request may leave that the peer's engine answers by itself, besides `pending` of an operation that has not left
     /// altogether. `limit`: see [`request_limit`].
     #[inline]
     pub(crate) fn may_ask(&self, pending: u32, limit: u32) -> bool {
-        self.outstanding.saturating_sub(self.unmatched()).saturating_add(pending) < limit
+        (self.outstanding - self.unmatched).saturating_add(pending) < limit
     }
 
     /// Whether one more message may leave that waits for the peer's client.
     #[inline]
     pub(crate) fn may_announce(&self) -> bool {
-        (self.unmatched() as usize) < UNMATCHED_LIMIT
+        (self.unmatched as usize) < UNMATCHED_LIMIT
     }
 
     /// Operations that wait to leave.
