@@ -447,6 +447,13 @@ impl Tcp {
         self.dirty_spare = round;
     }
 
+    /// Writes what no thread would write later.
+    #[cold]
+    #[inline(never)]
+    fn write_unattended(&mut self, id: u32) {
+        self.pump(id);
+    }
+
     /// Starts to watch a link's socket.
     fn watch(&self, socket: &Unshared, token: Token, flags: epoll::EventFlags) -> Result<(), Failure> {
         let data = epoll::EventData::new_u64(token.pack());
@@ -472,7 +479,7 @@ impl Tcp {
             && let Some(unsent) = &self.config.unsent
             && !unsent.note()
         {
-            self.pump(id);
+            self.write_unattended(id);
         } else if tx.blocked {
             self.rearm(id);
         } else if tx.queued() > 0 && !tx.dirty {
