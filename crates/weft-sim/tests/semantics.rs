@@ -431,6 +431,27 @@ fn both_may_start_all_sends_before_any_receive() {
     });
 }
 
+/// A receiver that takes one announced message after the other waits for much less than a round trip each.
+#[test]
+fn a_late_receiver_waits_for_few_round_trips() {
+    const SENDS: u64 = 200;
+    const LATENCY_NS: u64 = 100_000;
+    let mut fabric = FabricConfig::new(1);
+    (fabric.caps.get, fabric.caps.put, fabric.latency_ns) = (false, false, LATENCY_NS);
+    let mut h = Harness::new(fabric, Config { window_bytes: 20_000, ..Config::default() }, 2);
+    for n in 0..SENDS {
+        h.send(0, 1, &Send { tag: Some(n), len: 500, ..Send::default() }).unwrap();
+    }
+    h.settle().unwrap();
+    let start = h.cluster().fabric().now_ns();
+    for n in 0..SENDS {
+        let op = h.recv(1, &exact(n, 500)).unwrap();
+        h.settle_until(|oracle| oracle.ended(op)).unwrap();
+    }
+    let round_trips = (h.cluster().fabric().now_ns() - start) / (2 * LATENCY_NS);
+    assert!(round_trips < SENDS / 5, "{round_trips} round trips for {SENDS} messages");
+}
+
 /// Short messages that were announced for want of window are fetched ahead of their receives, and may be received, claimed, thrown away, or
 /// lost with their sender at any moment of that.
 #[test]
