@@ -258,6 +258,7 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Sends the next part of the operation at the front of the TX queue.
+    #[inline(never)] // See `run_vc`.
     pub(crate) fn start_atomic(&mut self, index: u32) -> Started {
         let Some(op) = self.core.ops.get_mut(index) else { return Started::Blocked };
         let Phase::Atomic { amo, .. } = op.phase else { return Started::Blocked };
@@ -290,6 +291,7 @@ impl<N: Nic> Engine<N> {
     }
 
     /// Sends the results of a peer's operations, as many as the device takes now.
+    #[inline(never)] // See `run_vc`.
     pub(crate) fn run_results(&mut self, vci: u32) -> bool {
         let vc = &mut self.core.vcs[vci as usize];
         let (Some(link), Some(waiting)) = (vc.link(), vc.waiting.as_mut()) else { return false };

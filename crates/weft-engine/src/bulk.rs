@@ -133,6 +133,7 @@ fn cts_message(op: u32, part: u32, window: u64, len: u64) -> Short {
 
 impl<N: Nic> Engine<N> {
     /// Hands bulk data to the device, as much as it takes now.
+    #[inline(never)] // See `run_vc`.
     pub(crate) fn run_bulk(&mut self, vci: u32) -> bool {
         let mut moved = false;
         while let Some(work) = self.core.waiting(vci).bulk.pop_front() {

@@ -56,11 +56,22 @@ pub(crate) enum Started {
 impl<N: Nic> Engine<N> {
     /// An endpoint over `nic`, with an empty address book.
     pub fn new(config: Config, nic: N) -> Self {
+        let core = Self::new_core(config, &nic);
+        Self { nic, core, round: Vec::new() }
+    }
+
+    /// As [`Self::new`], for callers with little stack: an endpoint takes some kilobytes.
+    pub fn boxed(config: Config, nic: Box<N>) -> Box<Self> {
+        let core = Self::new_core(config, &nic);
+        Box::new(Self { nic: *nic, core, round: Vec::new() })
+    }
+
+    fn new_core(config: Config, nic: &N) -> Core {
         let mut core = Core::new(config, nic.name());
         if N::REGISTERS {
             core.held = nic.demands().map(|demands| Box::new(Held::new(MrCache::new(demands, config.mr_cache))));
         }
-        Self { nic, core, round: Vec::new() }
+        core
     }
 
     /// The device.
@@ -354,6 +365,8 @@ impl<N: Nic> Engine<N> {
 
     /// Works off the queues of one connection; what the device does not take now stays on the active list.
     /// Returns whether anything moved.
+    ///
+    /// Functions with large buffers are not in line here: the buffers of all of them would be on the client's stack at once.
     fn run_vc(&mut self, vci: u32) -> bool {
         let moved = self.run_queues(vci);
         if self.core.vcs[vci as usize].addr == ADDR_NONE {
@@ -406,6 +419,7 @@ impl<N: Nic> Engine<N> {
         }
     }
 
+    #[inline(never)]
     fn run_deferred(&mut self, vci: u32) -> bool {
         let mut moved = false;
         while let Some(work) = self.core.waiting(vci).deferred.pop_front() {

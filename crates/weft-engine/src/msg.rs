@@ -19,7 +19,7 @@ use crate::engine::{Engine, Started};
 use crate::held::Holder;
 use crate::mem::{self, Iov, IovList, Owned};
 use crate::mutant::{Mutant, strikes};
-use crate::nic::Nic;
+use crate::nic::{Full, LinkId, Nic};
 use crate::ops::{Phase, TxOp};
 use crate::traffic::Way;
 use crate::vc::Answer;
@@ -198,7 +198,7 @@ impl<N: Nic> Engine<N> {
             let room = direct.then_some(mailbox_bytes);
             let sent = match op.iov.len() {
                 0 | 1 => self.nic.send(link, rts_head::<SHORT_ROOM>(index, op, ack.is_some(), room).with_seq(seq), &[]),
-                _ => self.nic.send(link, rts_head::<LONG_ROOM>(index, op, ack.is_some(), room).with_seq(seq), &[]),
+                _ => send_long_rts(&mut self.nic, link, index, op, ack.is_some(), room, seq),
             };
             if sent.is_err() {
                 return Started::Blocked;
@@ -213,6 +213,19 @@ impl<N: Nic> Engine<N> {
         vc.tx_seq = vc.tx_seq.wrapping_add(1);
         Started::Sent
     }
+}
+
+#[inline(never)] // The header may be long, and is on the client's stack.
+fn send_long_rts<N: Nic>(
+    nic: &mut N,
+    link: LinkId,
+    index: u32,
+    op: &TxOp,
+    ack: bool,
+    room: Option<usize>,
+    seq: u32,
+) -> Result<(), Full> {
+    nic.send(link, rts_head::<LONG_ROOM>(index, op, ack, room).with_seq(seq), &[])
 }
 
 /// The memory of an operation that has to wait: its own pieces, or for an inject a private copy.

@@ -20,12 +20,12 @@ use crate::held::Holder;
 use crate::mem::{self, Iov, IovList};
 use crate::msg::keep;
 use crate::mutant::{Mutant, strikes};
-use crate::nic::{LinkError, Nic, RemoteIov};
+use crate::nic::{Full, LinkError, LinkId, Nic, RemoteIov};
 use crate::ops::{Phase, TxOp, Xfer, XferKind};
 use crate::reach::{Probe, Reach};
 use crate::traffic::Way;
 use crate::vc::{Can, Deferred, HEADER_BYTES, Haul, PROMPT_REPLY_BYTES, REPLY_WINDOW_BYTES, REQUEST_LIMIT, reply_cost};
-use crate::wire::{self, Bulk, F_DATA, F_MORE, Long, Op, Reader, RmaHead, Short, Status, kind};
+use crate::wire::{self, Bulk, F_DATA, F_MORE, Long, Op, Reader, RmaHead, Short, Status, Writer, kind};
 
 /// What a write and a read need of a region.
 const WRITE: Access = Access { read: false, write: true };
@@ -318,11 +318,10 @@ impl<N: Nic> Engine<N> {
             let source = if direct { wire_iov(&iov, vc.caps.mailbox_bytes as usize) } else { SmallVec::new() };
             let follows = source.is_empty() && vc.caps.can.contains(Can::PUSH_FOLLOWS);
             let window = if follows { vc.announcing() } else { 0 };
-            let mut w = Long::new(kind::WRITE_RTS, bits);
-            w.put(&rma_head(index, part, op.data, remote));
-            put_bulk(&mut w, remote.len, window, &source);
+            let head = rma_head(index, part, op.data, remote);
             let vci = op.vc;
-            let sent = self.nic.send(link, w.with_seq(vc.tx_seq), &[]);
+            let bulk = (remote.len, window, &source[..]);
+            let sent = announce(&mut self.nic, link, kind::WRITE_RTS, bits, &head, bulk, vc.tx_seq);
             if follows && sent.is_ok() {
                 self.push_behind(vci, index, part, &iov);
             }
@@ -331,6 +330,7 @@ impl<N: Nic> Engine<N> {
         if sent.is_ok() { Started::Sent } else { Started::Blocked }
     }
 
+    #[inline(never)] // See `run_vc`.
     fn start_read(&mut self, index: u32, last: bool) -> Started {
         let Some(op) = self.core.ops.get(index) else { return Started::Blocked };
         let vci = op.vc;
@@ -344,7 +344,7 @@ impl<N: Nic> Engine<N> {
             if vc.reading() + cost > REPLY_WINDOW_BYTES {
                 return Started::Blocked;
             }
-            let mut w = Long::new(kind::READ, bits);
+            let mut w = Short::new(kind::READ, bits);
             w.put(&rma_head(index, part, 0, remote));
             put_bulk(&mut w, remote.len, 0, &[]);
             if self.nic.send(link, w.with_seq(seq), &[]).is_err() {
@@ -361,10 +361,7 @@ impl<N: Nic> Engine<N> {
         let head = rma_head(index, part, 0, remote);
         let token = self.core.xfers.insert(vci, XferKind::ReadHome { op: index }, iov, Vec::new(), len);
         self.core.xfers.open(token, token);
-        let mut w = Long::new(kind::READ_BULK, bits);
-        w.put(&head);
-        put_bulk(&mut w, len, token, &home);
-        if self.nic.send(link, w.with_seq(seq), &[]).is_err() {
+        if announce(&mut self.nic, link, kind::READ_BULK, bits, &head, (len, token, &home), seq).is_err() {
             self.core.xfers.remove(token);
             return Started::Blocked;
         }
@@ -400,7 +397,24 @@ fn write_head(index: u32, part: u32, bits: u8, data: u64, remote: &RmaIov) -> Sh
     w
 }
 
-fn put_bulk(w: &mut Long, len: u64, window: u64, iov: &[wire::WireIov]) {
+/// Announces bulk data: its length, the window, and the pieces of memory.
+#[inline(never)] // The header may be long, and is on the client's stack.
+fn announce<N: Nic>(
+    nic: &mut N,
+    link: LinkId,
+    kind: u8,
+    bits: u8,
+    head: &RmaHead,
+    (len, window, iov): (u64, u64, &[wire::WireIov]),
+    seq: u32,
+) -> Result<(), Full> {
+    let mut w = Long::new(kind, bits);
+    w.put(head);
+    put_bulk(&mut w, len, window, iov);
+    nic.send(link, w.with_seq(seq), &[])
+}
+
+fn put_bulk<const ROOM: usize>(w: &mut Writer<ROOM>, len: u64, window: u64, iov: &[wire::WireIov]) {
     let count = u32::try_from(iov.len()).unwrap_or(0);
     w.put(&Bulk { len: len.into(), window: window.into(), iov_count: count.into(), reserved: U32::ZERO });
     for piece in iov {
