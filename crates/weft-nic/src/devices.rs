@@ -324,6 +324,14 @@ impl Devices {
     /// # Errors
     /// See [`NicError`]: the interface does not exist, the service is taken, no device is left, …
     pub fn new(config: &Config) -> Result<Self, NicError> {
+        Self::boxed(config).map(|devices| *devices)
+    }
+
+    /// As [`Self::new`], for callers with little stack: devices take 2 KB, which are moved nowhere.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn boxed(config: &Config) -> Result<Box<Self>, NicError> {
         if !config.shm && !config.tcp {
             return Err(NicError::NoDevice);
         }
@@ -355,14 +363,20 @@ impl Devices {
         };
         let create = || epoll::create(epoll::CreateFlags::CLOEXEC);
         let epoll = Unshared::new(create).map_err(NicError::system("epoll_create1"))?;
-        let parts = [shm.as_ref().map(Shm::wait_fd), tcp.as_ref().map(Tcp::wait_fd)];
+        let parts = [shm.as_deref().map(Shm::wait_fd), tcp.as_deref().map(Tcp::wait_fd)];
         for (data, fd) in (0..).zip(parts.into_iter().flatten()) {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(data), epoll::EventFlags::IN)
                 .map_err(NicError::system("epoll_ctl"))?;
         }
         let name = EpName::full(&me);
         log::debug!("endpoint {name}: shm {}, tcp {}", on_off(shm.is_some()), on_off(tcp.is_some()));
-        Ok(Self { shm, tcp, table: Table::default(), name, epoll, fallbacks: 0 })
+        Ok(Self::join(shm, tcp, name, epoll))
+    }
+
+    #[inline(never)] // The devices, before they are boxed again, are on the stack.
+    fn join(shm: Option<Box<Shm>>, tcp: Option<Box<Tcp>>, name: EpName, epoll: Unshared) -> Box<Self> {
+        let (shm, tcp) = (shm.map(|shm| *shm), tcp.map(|tcp| *tcp));
+        Box::new(Self { shm, tcp, table: Table::default(), name, epoll, fallbacks: 0 })
     }
 
     /// Where TCP listens, or would.
@@ -706,10 +720,11 @@ const fn on_off(on: bool) -> &'static str {
 }
 
 /// Opens TCP and completes the name's socket. Without it: `None` and a warning, if nobody needs it for certain.
-fn open_tcp(config: &Config, me: &mut NameParts) -> Result<Option<Tcp>, NicError> {
-    match Tcp::new(&config.tcp_config(config.listen.unwrap_or(me.socket)), me) {
+#[inline(never)] // As above.
+fn open_tcp(config: &Config, me: &mut NameParts) -> Result<Option<Box<Tcp>>, NicError> {
+    match Tcp::new(&config.tcp_config(config.listen.unwrap_or(me.socket)), me).map(Box::new) {
         Ok(tcp) => {
-            me.socket = weft_engine::nic::Nic::name(&tcp).socket();
+            me.socket = weft_engine::nic::Nic::name(&*tcp).socket();
             Ok(Some(tcp))
         }
         Err(error) if me.shm && config.listen.is_none_or(|at| at.port() == 0) => {
@@ -722,18 +737,20 @@ fn open_tcp(config: &Config, me: &mut NameParts) -> Result<Option<Tcp>, NicError
 }
 
 /// Opens shared memory. Without it: `None` and a warning, if there is TCP.
-fn open_shm(config: &Config, me: &mut NameParts, tcp: bool) -> Result<Option<Shm>, NicError> {
+#[inline(never)] // As above.
+fn open_shm(config: &Config, me: &mut NameParts, tcp: bool) -> Result<Option<Box<Shm>>, NicError> {
     let port = me.socket.port();
     let service = (config.open && port != 0).then_some(port);
     let name = EpName::full(me);
-    let opened = match Shm::new(&config.shm_config(service), name) {
+    let open = |service| Shm::new(&config.shm_config(service), name).map(Box::new);
+    let opened = match open(service) {
         Err(error) if service.is_some() && error.raw_os_error() == libc::EADDRINUSE => {
             // Port numbers are one space for all addresses of the host here.
             log::warn!(
                 "another endpoint serves port {port} by shared memory: clients that know only the port use TCP; choose another port for \
                  shared memory"
             );
-            Shm::new(&config.shm_config(None), name)
+            open(None)
         }
         opened => opened,
     };

@@ -51,12 +51,9 @@ impl Key {
     /// The key for an acceptor's `capability` (zeros if the initiator was given a service name only).
     #[must_use]
     pub fn new(capability: &Capability, job_key: Option<&[u8; 32]>) -> Self {
-        let mut hasher = blake3::Hasher::new_derive_key("weft link handshake 1: capability and job key");
-        hasher.update(capability);
-        if let Some(job_key) = job_key {
-            hasher.update(job_key);
-        }
-        Self(*hasher.finalize().as_bytes())
+        let job_key = job_key.map_or(&[][..], |key| key);
+        let material = [&capability[..], job_key].concat();
+        Self(blake3::derive_key("weft link handshake 1: capability and job key", &material))
     }
 
     /// The proof of `role` over the dialogue so far.
@@ -111,15 +108,15 @@ impl Key {
         Self(*self.keyed(b"session: agreed ", secret).as_bytes())
     }
 
-    /// Every part is preceded by its length, so that no two dialogues hash the same bytes.
+    /// Every part is preceded by its length, so that no two dialogues hash the same bytes. The input is put together on
+    /// the heap, because `blake3::Hasher`, which takes input in parts, occupies 2 KB of the client's stack.
     fn keyed(&self, label: &[u8; 16], parts: &[&[u8]]) -> blake3::Hash {
-        let mut hasher = blake3::Hasher::new_keyed(&self.0);
-        hasher.update(label);
+        let mut input = label.to_vec();
         for part in parts {
-            hasher.update(&(part.len() as u64).to_le_bytes());
-            hasher.update(part);
+            input.extend_from_slice(&(part.len() as u64).to_le_bytes());
+            input.extend_from_slice(part);
         }
-        hasher.finalize()
+        blake3::keyed_hash(&self.0, &input)
     }
 }
 

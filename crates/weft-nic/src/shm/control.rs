@@ -386,6 +386,7 @@ impl Shm {
     }
 
     /// Both ends agree: makes the link.
+    #[inline(never)]
     fn finish_handshake<S: Sink>(&mut self, key: usize, initiator: Option<u32>, offer: Offer, sink: &mut S) -> usize {
         let id = initiator.unwrap_or_else(|| self.number());
         let direct = self.config.cma && cma::reaches(offer.pid, offer.probe_addr, &offer.probe_value);

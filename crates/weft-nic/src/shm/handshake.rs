@@ -28,6 +28,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -290,6 +291,7 @@ impl Handshake {
         self.advance(local).map_err(|why| if why == LinkError::Gone { LinkError::Refused } else { why })
     }
 
+    // The functions that follow are not in line, so that the buffers of one are on the stack at a time.
     fn advance(&mut self, local: &Local<'_>) -> Result<Step, LinkError> {
         if self.is_connecting() {
             return self.dial();
@@ -325,6 +327,7 @@ impl Handshake {
         }
     }
 
+    #[inline(never)]
     fn dial(&mut self) -> Result<Step, LinkError> {
         let name =
             if self.service { port_address(self.target.socket().port()) } else { id_address(&self.target.ep_id()) };
@@ -348,6 +351,7 @@ impl Handshake {
         Ok(Step::Spoken)
     }
 
+    #[inline(never)]
     fn challenge(&mut self, hello: &Frame, local: &Local<'_>) -> Result<Step, LinkError> {
         // Without capability only through the port that the user opened.
         if (hello.flags & FLAG_SERVICE != 0) != self.service {
@@ -362,6 +366,7 @@ impl Handshake {
         Ok(Step::Spoken)
     }
 
+    #[inline(never)]
     fn make_offer(&mut self, challenge: &Frame, local: &Local<'_>) -> Result<Step, LinkError> {
         self.nonces[1] = challenge.nonce;
         if !self.key(local).verify(handshake::Role::Acceptor, &self.dialogue(), &challenge.proof) {
@@ -378,6 +383,7 @@ impl Handshake {
         Ok(Step::Spoken)
     }
 
+    #[inline(never)]
     fn take_offer(&self, frame: &Frame, fds: Vec<OwnedFd>, local: &Local<'_>) -> Result<Step, LinkError> {
         if !self.key(local).verify(handshake::Role::Initiator, &self.dialogue(), &frame.proof) {
             return Err(LinkError::Denied);
@@ -390,6 +396,7 @@ impl Handshake {
         self.ready(frame, map, frame.lines, [page, bed])
     }
 
+    #[inline(never)]
     fn take_answer(
         &self,
         frame: &Frame,
@@ -484,9 +491,17 @@ fn peer_pid(socket: BorrowedFd<'_>) -> Result<i32, LinkError> {
 /// (user_namespaces(7), "Unmapped user and group IDs"), which may be how it shows ourselves.
 pub(super) fn tells_users_apart(uid: u32) -> bool {
     const OVERFLOW_UID: u32 = 65534;
-    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-    let overflow = read("/proc/sys/kernel/overflowuid").trim().parse().unwrap_or(OVERFLOW_UID);
-    uid != overflow || knows_all_users(&read("/proc/self/uid_map"))
+    let overflow = overflow_uid().unwrap_or(OVERFLOW_UID);
+    uid != overflow || knows_all_users(&std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default())
+}
+
+/// Not by `std::fs::read_to_string`, which takes 1 KB of the client's stack.
+fn overflow_uid() -> Option<u32> {
+    let file =
+        rustix::fs::open(c"/proc/sys/kernel/overflowuid", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut text = [0; 16];
+    let len = rustix::io::read(&file, &mut text).ok()?;
+    std::str::from_utf8(&text[..len]).ok()?.trim().parse().ok()
 }
 
 /// Whether a map of users, as in /proc, leaves nobody out.
@@ -496,6 +511,7 @@ pub(super) fn knows_all_users(map: &str) -> bool {
     map.lines().filter_map(count).sum::<u64>() == u64::from(u32::MAX)
 }
 
+#[inline(never)]
 fn send(socket: BorrowedFd<'_>, frame: &Frame, fds: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -513,6 +529,7 @@ fn send(socket: BorrowedFd<'_>, frame: &Frame, fds: &[BorrowedFd<'_>]) -> Result
 }
 
 /// One frame and its descriptors, or `None` if none is there.
+#[inline(never)]
 pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Frame, Vec<OwnedFd>)>, LinkError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

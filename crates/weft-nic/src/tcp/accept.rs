@@ -144,7 +144,7 @@ impl Tcp {
             Ok(Step::Wait) => {}
             Ok(Step::Up(found)) => {
                 let half = self.halves.remove(at);
-                self.adopt(half, found, sink);
+                self.adopt(half, *found, sink);
             }
             Ok(Step::Returns(hello)) => match self.answer_return(&hello, self.halves[at].socket.as_fd()) {
                 Ok(returning) => {
@@ -160,6 +160,7 @@ impl Tcp {
     }
 
     /// A half-open connection has become a link.
+    #[inline(never)]
     fn adopt<S: Sink>(&mut self, half: Half, found: Found, sink: &mut S) {
         let generation = self.next_generation();
         let Ok(id) = self.insert(Some(half.socket), generation, State::Up) else { return };
@@ -172,6 +173,7 @@ impl Tcp {
         self.up(id, found, false, sink);
     }
 
+    #[cold]
     pub(super) fn refuse(&mut self, index: usize, why: LinkError) {
         if let Some(half) = self.halves.try_remove(index) {
             self.stats.refused += 1;

@@ -405,9 +405,9 @@ pub(super) enum Step {
     /// More has to come.
     Wait,
     /// The link is up with this peer, and the peer knows.
-    Up(Found),
+    Up(Box<Found>),
     /// The hello asks for a link that had another connection; [`Half::returning`] is to be set.
-    Returns(Hello),
+    Returns(Box<Hello>),
     /// The finish of such a dialogue.
     Returned(Finish),
 }
@@ -461,9 +461,9 @@ impl Half {
                 return Err(LinkError::Protocol);
             }
             if hello.flags & wire::RETURNS != 0 {
-                return Ok(Step::Returns(hello));
+                return Ok(Step::Returns(Box::new(hello)));
             }
-            self.answer(hello, local)?;
+            self.answer(&hello, local)?;
         }
         let need = size_of::<Finish>() + if local.encrypt { noise::FIRST_BYTES } else { 0 };
         if !fill(self.socket.as_fd(), &mut self.buffer[..need], &mut self.have)? {
@@ -473,22 +473,32 @@ impl Half {
         if self.returning.is_some() {
             return Ok(Step::Returned(finish));
         }
-        let outcome = self.check_finish(&finish, local);
-        let status = if outcome.is_ok() { wire::OK } else { wire::DENIED };
-        let verdict = Verdict { status, reserved: [0; 7] };
-        let mut said = verdict.as_bytes().to_vec();
-        let outcome = outcome.and_then(|(mut found, noise)| {
-            if let Some(mut noise) = noise {
-                said.extend_from_slice(&noise.write(verdict.as_bytes())?);
-                found.encrypt(&mut noise);
+        self.judge(&finish, local).map(Step::Up)
+    }
+
+    /// Answers the finish with the verdict.
+    #[inline(never)]
+    fn judge(&mut self, finish: &Finish, local: &Local) -> Result<Box<Found>, LinkError> {
+        let good = Verdict { status: wire::OK, reserved: [0; 7] };
+        let mut said = Vec::new();
+        let mut outcome = self.check_finish(finish);
+        if let Ok(found) = &mut outcome {
+            said.extend_from_slice(good.as_bytes());
+            if local.encrypt
+                && let Err(why) = self.exchange_keys(finish, found, &mut said)
+            {
+                outcome = Err(why);
             }
-            Ok(found)
-        });
-        if local.encrypt && status != wire::OK {
-            said.resize(size_of::<Verdict>() + noise::message_bytes(size_of::<Verdict>()), 0);
+        }
+        if outcome.is_err() {
+            let bad = Verdict { status: wire::DENIED, ..good };
+            said = bad.as_bytes().to_vec();
+            if local.encrypt {
+                said.resize(size_of::<Verdict>() + noise::message_bytes(size_of::<Verdict>()), 0);
+            }
         }
         say(self.socket.as_fd(), &said).map_err(|_| LinkError::Gone)?;
-        outcome.map(Step::Up)
+        outcome
     }
 
     /// Takes what an initiator that encrypts has said behind its finish, of the exchange of keys.
@@ -499,8 +509,9 @@ impl Half {
     }
 
     /// Answers the hello with our proof or with the reason why not.
-    fn answer(&mut self, hello: Hello, local: &Local) -> Result<(), LinkError> {
-        let status = judge_hello(&hello, local);
+    #[inline(never)]
+    fn answer(&mut self, hello: &Hello, local: &Local) -> Result<(), LinkError> {
+        let status = judge_hello(hello, local);
         let mut answer = Answer::new_zeroed();
         (answer.magic, answer.version, answer.status) = (MAGIC, VERSION, status);
         if status != wire::OK {
@@ -523,12 +534,24 @@ impl Half {
         }
         answer.proof = key.proof(Role::Acceptor, &[hello.as_bytes(), answer_body(&answer)]);
         say(self.socket.as_fd(), answer.as_bytes()).map_err(|_| LinkError::Gone)?;
-        self.said = Some(Box::new(Said { hello, answer, key }));
+        self.said = Some(Box::new(Said { hello: *hello, answer, key }));
+        Ok(())
+    }
+
+    /// Exchanges keys with an initiator whose proof was right. Our message follows the verdict, for which it vouches.
+    fn exchange_keys(&self, finish: &Finish, found: &mut Found, verdict: &mut Vec<u8>) -> Result<(), LinkError> {
+        let said = self.said.as_deref().ok_or(LinkError::Protocol)?;
+        let dialogue = [said.hello.as_bytes(), answer_body(&said.answer), finish.as_bytes()];
+        let mut noise = self.agree(&said.key, &dialogue)?;
+        let message = noise.write(verdict)?;
+        verdict.extend_from_slice(&message);
+        found.encrypt(&mut noise);
         Ok(())
     }
 
     /// Checks the initiator's proof.
-    fn check_finish(&self, finish: &Finish, local: &Local) -> Result<(Found, Option<Noise>), LinkError> {
+    #[inline(never)] // The exchange of keys, which follows, takes much of the client's stack.
+    fn check_finish(&self, finish: &Finish) -> Result<Box<Found>, LinkError> {
         let said = self.said.as_deref().ok_or(LinkError::Protocol)?;
         let dialogue = [said.hello.as_bytes(), answer_body(&said.answer)];
         let with_seal = [dialogue[0], dialogue[1], &finish.sealed];
@@ -538,8 +561,7 @@ impl Half {
         let capability = said.key.seal(Role::Initiator, &dialogue, &finish.sealed);
         let peer = handshake::with_capability(&said.hello.name, &capability).ok_or(LinkError::Denied)?;
         let session = said.key.session(&[dialogue[0], dialogue[1], &finish.sealed, &capability]);
-        let noise = local.encrypt.then(|| self.agree(&said.key, &[dialogue[0], dialogue[1], finish.as_bytes()]));
-        Ok((Found { peer, session, keys: None }, noise.transpose()?))
+        Ok(Box::new(Found { peer, session, keys: None }))
     }
 }
 
@@ -591,6 +613,7 @@ pub(super) fn sort(errno: Errno) -> Failure {
 }
 
 /// Sends one message of the handshake whole. A fresh socket has room for all of them.
+#[inline(never)] // The list of pieces has room for many.
 pub(super) fn say(socket: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Failure> {
     let mut pieces = Pieces::new();
     pieces.bytes(bytes);

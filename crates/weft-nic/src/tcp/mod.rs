@@ -121,6 +121,8 @@ pub struct Tcp {
     writer: Writer,
     pace: Pace,
     focus: Focus,
+    /// `None` while the events are looked at.
+    events: Option<sys::Events>,
     /// Nothing time-driven is to be done before.
     next_timer_ms: u64,
     next_scan_ms: u64,
@@ -134,6 +136,7 @@ pub struct Tcp {
 impl Tcp {
     /// Listens, on `config.bind` or on a free port of `me.socket`'s address. The endpoint's full name is `me`
     /// with the port in it, and, if `config.bind` names one, its address.
+    #[inline(never)] // The device would be on the stack twice.
     pub fn new(config: &TcpConfig, me: &NameParts) -> Result<Self, NicError> {
         let wanted = config.bind.unwrap_or_else(|| SocketAddr::new(me.socket.ip(), 0));
         let (listener, addr) =
@@ -178,6 +181,7 @@ impl Tcp {
             writer: Writer::new(config.segment_bytes, QUEUE_BYTES),
             pace: Pace::new(),
             focus: Focus::new(),
+            events: None,
             next_timer_ms: u64::MAX,
             next_scan_ms: u64::MAX,
             parked: false,

@@ -40,15 +40,8 @@ impl Noise {
     pub(super) fn new(role: Role, key: &Key, dialogue: &[&[u8]]) -> Result<Self, LinkError> {
         let (psk, prologue) = key.noise(dialogue);
         // None of these can fail but for want of randomness.
-        let build = || {
-            let builder = Builder::with_resolver(PATTERN.parse()?, Box::new(Primitives));
-            let builder = builder.psk(0, &psk)?.prologue(&prologue)?;
-            match role {
-                Role::Initiator => builder.build_initiator(),
-                Role::Acceptor => builder.build_responder(),
-            }
-        };
-        build().map(|state| Self { role, state: Box::new(state) }).map_err(|_: snow::Error| LinkError::Resources)
+        let state = builder(&psk, &prologue).and_then(|builder| build(role, builder));
+        Ok(Self { role, state: state.map(Box::new).map_err(|_| LinkError::Resources)? })
     }
 
     /// Our message, which vouches for what was said before it.
@@ -80,6 +73,20 @@ impl Noise {
     pub(super) fn session(&mut self, key: &Key) -> Key {
         let (from_initiator, from_acceptor) = self.state.dangerously_get_raw_split();
         key.agreed(&[&from_initiator, &from_acceptor])
+    }
+}
+
+// These two are not in line, so that each of their results is on the client's stack once: together they take 1 KB.
+#[inline(never)]
+fn builder<'a>(psk: &'a [u8; 32], prologue: &'a [u8]) -> Result<Builder<'a>, snow::Error> {
+    Builder::with_resolver(PATTERN.parse()?, Box::new(Primitives)).psk(0, psk)?.prologue(prologue)
+}
+
+#[inline(never)]
+fn build(role: Role, builder: Builder<'_>) -> Result<HandshakeState, snow::Error> {
+    match role {
+        Role::Initiator => builder.build_initiator(),
+        Role::Acceptor => builder.build_responder(),
     }
 }
 

@@ -11,7 +11,6 @@
 //! Invariants: a link ends in [`Tcp::end`] and nowhere else (or by `close`): first its `done`s, then `down`. What ends by itself is reported
 //! in the next poll: what a peer sends to several endpoints before it closes one of them has come to all by then, if they are polled in turn.
 
-use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 
 use rustix::event::epoll;
@@ -21,7 +20,7 @@ use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
 
 use super::connect::{Failure, Found};
 use super::redial::Session;
-use super::{EVENTS, Link, State, Tcp, Token, sys};
+use super::{Link, State, Tcp, Token, sys};
 use crate::fork::Unshared;
 
 /// For so long a peer may be left without being told that its messages have come.
@@ -180,17 +179,15 @@ impl Tcp {
 
     /// Asks which descriptors are ready, and serves them.
     fn take_events<S: Sink>(&mut self, sink: &mut S, now_ms: u64) {
-        const NOW: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         self.asked_ms = now_ms;
         self.stats.wait_calls += 1;
-        let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
-        let events = match epoll::wait(&self.epoll, &mut space, Some(&NOW)) {
-            Ok((events, _)) => events,
-            Err(Errno::INTR) => return,
+        let mut space = self.events.take().unwrap_or_else(sys::Events::new);
+        let events = match space.ready(&self.epoll) {
+            Ok(events) => events,
+            Err(Errno::INTR) => &[],
             Err(errno) => {
-                return log::error!(
-                    "tcp: epoll_wait: {errno}; has the process closed a descriptor that is not its own?"
-                );
+                log::error!("tcp: epoll_wait: {errno}; has the process closed a descriptor that is not its own?");
+                &[]
             }
         };
         for event in events {
@@ -206,6 +203,7 @@ impl Tcp {
                 }
             }
         }
+        self.events = Some(space);
     }
 
     fn link_event<S: Sink>(&mut self, id: u32, generation: u32, flags: epoll::EventFlags, sink: &mut S, now_ms: u64) {

@@ -237,6 +237,7 @@ impl Tcp {
     // ---- the side that is called ---------------------------------------------------------------
 
     /// Answers a hello that wants to carry a link on; nothing has been proven yet.
+    #[inline(never)]
     pub(super) fn answer_return(&self, hello: &Hello, socket: BorrowedFd<'_>) -> Result<Box<Returning>, LinkError> {
         let mut answer = Answer::new_zeroed();
         (answer.magic, answer.version) = (MAGIC, VERSION);
@@ -338,6 +339,7 @@ impl Tcp {
     }
 
     /// A half-open connection has said all; it carries a link on if its proof is right.
+    #[inline(never)]
     pub(super) fn take_back(&mut self, index: usize, finish: &Finish) {
         let Some(returning) = self.halves.get_mut(index).and_then(|half| half.returning.take()) else { return };
         let mut agreed = None;

@@ -191,6 +191,7 @@ impl Wire for Sealed<'_> {
     fn send(self, pieces: &Pieces<'_>) -> Result<usize, Errno> {
         self.secret.borrow_mut().send(self.fd, pieces, &mut self.spare.borrow_mut())
     }
+    #[inline(never)] // The list of pieces has room for many.
     fn send_one(self, bytes: &[u8]) -> Result<usize, Errno> {
         let mut pieces = Pieces::new();
         pieces.bytes(bytes);
@@ -199,6 +200,7 @@ impl Wire for Sealed<'_> {
     fn receive(self, pieces: &mut Pieces<'_>) -> Result<usize, Errno> {
         self.secret.borrow_mut().receive(self.fd, pieces, &mut self.spare.borrow_mut())
     }
+    #[inline(never)] // As above.
     fn receive_one(self, buffer: &mut [u8]) -> Result<usize, Errno> {
         let mut pieces = Pieces::new();
         pieces.buffer(buffer);
@@ -214,15 +216,21 @@ impl Wire for Sealed<'_> {
 
 /// One direction.
 struct Direction {
-    key: LessSafeKey,
+    /// Expanded, half a kilobyte.
+    key: Box<LessSafeKey>,
     /// Records so far.
     records: u64,
 }
 
 impl Direction {
     fn new(key: &[u8; 32]) -> Self {
+        Self { key: Self::expand(key), records: 0 }
+    }
+
+    #[inline(never)] // The expanded key, before it is boxed, is on the client's stack.
+    fn expand(key: &[u8; 32]) -> Box<LessSafeKey> {
         match UnboundKey::new(&AES_256_GCM, key) {
-            Ok(key) => Self { key: LessSafeKey::new(key), records: 0 },
+            Ok(key) => Box::new(LessSafeKey::new(key)),
             Err(_) => unreachable!("the key has the cipher's length"),
         }
     }
@@ -244,7 +252,7 @@ impl Direction {
         if sealed.is_err() {
             return Err(Errno::OVERFLOW);
         }
-        self.key = Self::new(&key).key;
+        self.key = Self::expand(&key);
         Ok(())
     }
 }

@@ -15,23 +15,45 @@
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
+use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 use rustix::time::{ClockId, clock_gettime};
 use weft_engine::mem::Iov;
 
-use super::TcpConfig;
 #[cfg(test)]
 use super::faults::net;
+use super::{EVENTS, TcpConfig};
 use crate::fork::Unshared;
 
 /// Connections that may wait to be accepted; the system cuts it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
 /// Most pieces in one vectored call.
 pub(super) const PIECES: usize = 24;
+
+/// Room for what epoll tells at a time. Not on the stack of the client, which may be small.
+pub(super) struct Events(Box<[MaybeUninit<epoll::Event>; EVENTS]>);
+
+// SAFETY: an event holds a number of ours, which is a pointer for the type only, and is read by whoever had it written.
+unsafe impl Send for Events {}
+
+impl Events {
+    /// Nothing yet.
+    #[cold]
+    pub(super) fn new() -> Self {
+        Self(Box::new([MaybeUninit::uninit(); EVENTS]))
+    }
+
+    /// The descriptors that are ready now.
+    #[inline]
+    pub(super) fn ready(&mut self, epoll: impl AsFd) -> Result<&[epoll::Event], Errno> {
+        const NOW: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        epoll::wait(epoll, &mut self.0[..], Some(&NOW)).map(|(events, _)| &*events)
+    }
+}
 
 /// The pieces of one vectored call, in order. Each stays valid for `'a`, or by the contract of [`Iov::new`].
 pub(super) struct Pieces<'a> {
