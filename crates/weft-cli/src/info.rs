@@ -62,7 +62,7 @@ pub(crate) fn gather() -> Info {
         api_version: format!("{}.{}", api >> 16, api & 0xffff),
         library: library.map(|path| path.display().to_string()),
         host_id: format!("{:016x}", host::host_id()),
-        paths: vec![shm_path(&params), tcp_path(&params, chosen)],
+        paths: vec![shm_path(params), tcp_path(params, chosen)],
         interfaces: interfaces.collect(),
     }
 }

@@ -54,7 +54,7 @@ pub(crate) struct Domain {
     mr_mode: c_int,
     av_type: sys::fi_av_type,
     format: Format,
-    params: Params,
+    params: &'static Params,
     /// What endpoints ask of the network by default.
     network: Network,
     auto: Option<Arc<AutoProgress>>,
@@ -85,7 +85,7 @@ struct Shared {
 }
 
 /// An engine that its endpoint has given up, and which still finishes what was accepted.
-pub(crate) type Closing = Arc<Mutex<Eng>>;
+pub(crate) type Closing = Arc<Mutex<Box<Eng>>>;
 
 /// A region that peers can reach.
 pub(crate) struct Registered {
@@ -174,7 +174,7 @@ pub(crate) unsafe extern "C" fn open2(
     })
 }
 
-fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Result<Arc<Domain>, Errno> {
+fn open_domain(fabric: Hold<Fabric>, info: Box<Hints>, context: *mut c_void) -> Result<Arc<Domain>, Errno> {
     let api_version = fabric.api_version();
     let params = Params::load();
     params.check()?;
@@ -182,7 +182,7 @@ fn open_domain(fabric: Hold<Fabric>, info: Hints, context: *mut c_void) -> Resul
     // The same decision as in fi_getinfo: a client may have changed what it was given. Bits of mr_mode that it set
     // or left stand for how it will register, so they are kept.
     let asked_mode = info.domain.map_or(0, |attr| attr.mr_mode);
-    let offer = info::offer::Offer::select(api_version, Some(&info), &params)?;
+    let offer = info::offer::Offer::select(api_version, Some(&info), params)?;
     let attr = &offer.domain;
     let connections = offer.ep.type_ == sys::FI_EP_MSG;
     let auto = if instance::is_automatic(&offer) {
@@ -298,8 +298,8 @@ impl Domain {
     }
 
     /// The variables in force.
-    pub(crate) const fn params(&self) -> &Params {
-        &self.params
+    pub(crate) const fn params(&self) -> &'static Params {
+        self.params
     }
 
     /// The thread for automatic progress, if there is one.
@@ -347,7 +347,7 @@ impl Domain {
 
     /// Datagrams that were dropped here.
     pub(crate) fn dropped(&self) -> u64 {
-        let open: u64 = self.cores().iter().map(|core| core.control().engine.as_ref().map_or(0, Eng::dropped)).sum();
+        let open: u64 = self.cores().iter().map(|core| core.control().engine.as_deref().map_or(0, Eng::dropped)).sum();
         open + self.dropped.load(Ordering::Relaxed)
     }
 
@@ -359,7 +359,7 @@ impl Domain {
         open: bool,
         shm: bool,
     ) -> weft_nic::Config {
-        let config = devices_config(&self.params, network, local, open, shm);
+        let config = devices_config(self.params, network, local, open, shm);
         weft_nic::Config { on_unsent: Some(flusher::call), ..config }
     }
 

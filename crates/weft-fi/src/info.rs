@@ -60,7 +60,7 @@ pub(crate) unsafe extern "C" fn getinfo(
         let hints = unsafe { Hints::read(hints) }?;
         let question = Question { api: version, node, service, flags, hints };
         // What is looked for and not there, as a route, is no error of a call of the client's.
-        let answer = errno::kept(|| question.answer(&Params::load()))?;
+        let answer = errno::kept(|| question.answer(Params::load()))?;
         let filled = answer.write(host)?;
         if info.is_null() {
             return Err(Errno::INVAL);
@@ -77,12 +77,12 @@ struct Question<'a> {
     node: Option<&'a CStr>,
     service: Option<&'a CStr>,
     flags: u64,
-    hints: Option<Hints>,
+    hints: Option<Box<Hints>>,
 }
 
 /// What is written into the `fi_info`.
 struct Answer {
-    offer: Offer,
+    offer: Box<Offer>,
     src: Option<EpName>,
     dest: Option<EpName>,
 }
@@ -92,7 +92,7 @@ impl Question<'_> {
         if self.flags & PRIVATE_LAYERING_FLAGS != 0 {
             return Err(offer::reject("flags", self.flags, "no layering"));
         }
-        let mut offer = Offer::select(self.api, self.hints.as_ref(), params)?;
+        let mut offer = Offer::select(self.api, self.hints.as_deref(), params)?;
         offer.find_instances(self.api);
         let (src, dest) = self.addresses(offer.format)?;
         let src = src.or_else(|| default_source(offer.format, params));
@@ -181,7 +181,7 @@ impl Answer {
     /// # Safety
     /// The five pointers are valid.
     unsafe fn fill_attributes(&self, out: &mut sys::fi_info) {
-        let Offer { tx, rx, ep, domain, fabric: instance, .. } = &self.offer;
+        let Offer { tx, rx, ep, domain, fabric: instance, .. } = &*self.offer;
         // SAFETY: by the caller's promise, as below.
         unsafe { out.tx_attr.write(*tx) };
         // SAFETY: as above.

@@ -238,9 +238,9 @@ fn value<T: Value>(name: &str, default: &'static str, unit: &str, set: Option<St
 impl Params {
     /// The values in force: through the host inside one, from the environment elsewhere. Read once per process.
     #[must_use]
-    pub fn load() -> Self {
+    pub fn load() -> &'static Self {
         static LOADED: OnceLock<Params> = OnceLock::new();
-        LOADED.get_or_init(Self::load_now).clone()
+        LOADED.get_or_init(Self::load_now)
     }
 
     /// Whether an endpoint may be set up by these values.

@@ -16,7 +16,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use weft_engine::api::Config;
 use weft_engine::name::EpName;
-use weft_engine::{ConnEvent, Engine, Role};
+use weft_engine::{ConnEvent, Role};
 use weft_fi_sys as sys;
 
 use crate::Devices;
@@ -48,7 +48,7 @@ pub(crate) struct Pep {
     head: Head<sys::fid_pep>,
     listener: Arc<Listener>,
     setup: Mutex<Setup>,
-    params: Params,
+    params: &'static Params,
     network: Network,
     uses: Uses,
     fabric: Hold<Fabric>,
@@ -92,7 +92,7 @@ struct Setup {
     local: Option<EpName>,
     name: Option<EpName>,
     /// Set up to have an address.
-    devices: Option<Devices>,
+    devices: Option<Box<Devices>>,
     eq: Option<Hold<Eq>>,
     backlog: usize,
     listening: bool,
@@ -106,7 +106,7 @@ static CALLS: Mutex<Vec<Arc<Request>>> = Mutex::new(Vec::new());
 /// What listens.
 pub(crate) struct Listener {
     me: Weak<Self>,
-    engine: Mutex<Option<Eng>>,
+    engine: Mutex<Option<Box<Eng>>>,
     /// Who relies on the devices being parked. Changed with the engine locked.
     sleepers: AtomicUsize,
     reports: Mutex<Option<Reports>>,
@@ -179,7 +179,7 @@ pub(crate) fn request(handle: usize) -> Option<Arc<Request>> {
 }
 
 /// The devices and the address of the passive endpoint that a handle names, which does not listen: another endpoint takes them over.
-pub(crate) fn surrender(handle: usize) -> Result<(Option<Devices>, Option<EpName>), Errno> {
+pub(crate) fn surrender(handle: usize) -> Result<(Option<Box<Devices>>, Option<EpName>), Errno> {
     if !OPEN.contains(handle) {
         log::info!(
             "fi_endpoint: the handle is neither a call that waits (its caller may have gone) nor an open passive endpoint; pass that \
@@ -220,6 +220,7 @@ impl Listener {
     }
 
     /// Hands calls on to the event queue.
+    #[inline(never)]
     fn report(&self, engine: &mut Eng) {
         engine.completions().clear();
         let Some(me) = self.me.upgrade() else { return };
@@ -364,9 +365,9 @@ impl Pep {
     /// Has devices set up, so that there is an address.
     fn settle(&self, setup: &mut Setup) -> Result<(), Errno> {
         if setup.devices.is_none() {
-            let config = devices_config(&self.params, &self.network, setup.local, true, true);
-            let devices = Devices::new(&config).map_err(refused)?;
-            setup.name = Some(weft_engine::nic::Nic::name(&devices));
+            let config = devices_config(self.params, &self.network, setup.local, true, true);
+            let devices = Devices::boxed(&config).map_err(refused)?;
+            setup.name = Some(weft_engine::nic::Nic::name(&*devices));
             setup.devices = Some(devices);
         }
         Ok(())
@@ -405,7 +406,7 @@ impl Pep {
             role: Role::Listener(setup.backlog),
             ..Config::default()
         };
-        *self.listener.engine.lock() = Some(Engine::new(config, devices));
+        *self.listener.engine.lock() = Some(Eng::boxed(config, devices));
         *self.listener.reports.lock() = Some(Reports { eq: eq.clone(), fid: std::ptr::from_ref(self).addr() });
         eq.drive(Arc::clone(&self.listener) as _);
         setup.listening = true;

@@ -50,6 +50,10 @@ pub(crate) struct Publisher {
     round: u64,
     /// The peer whose turn is next.
     next_peer: usize,
+    /// Buffers for what is written. They are not on the client's stack, which may be small. Nor are they allocated each
+    /// time: a signal handler may end the program meanwhile, and that needs the heap, too.
+    rows: [[u8; layout::PEER_BYTES]; ROWS],
+    block: [u8; layout::PEERS_AT - layout::ENDPOINT_AT],
 }
 
 /// What the engine does not know.
@@ -76,7 +80,16 @@ impl Publisher {
         // Who else gets at the descriptor, by being forked or being sent it, cannot open the file anew. A memfd takes this of its owner.
         let _ = rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR);
         let (owner, opened_ns) = (getpid(), now_ns());
-        let this = Self { file, owner, opened_ns, published_ns: 0, round: 0, next_peer: 0 };
+        let this = Self {
+            file,
+            owner,
+            opened_ns,
+            published_ns: 0,
+            round: 0,
+            next_peer: 0,
+            rows: [[0; layout::PEER_BYTES]; ROWS],
+            block: [0; layout::PEERS_AT - layout::ENDPOINT_AT],
+        };
         let head = Head::ours(owner.as_raw_nonzero().get().unsigned_abs().into());
         this.write(&head.bytes(), 0).then(|| Box::new(this))
     }
@@ -101,23 +114,24 @@ impl Publisher {
         let first = self.next_peer;
         self.next_peer = peers.min(first + PEERS_AT_A_TIME);
         for first in (first..self.next_peer).step_by(ROWS) {
-            // Not of the heap: a handler of a signal may end the program meanwhile, which needs the heap, too.
-            let mut rows = [[0; layout::PEER_BYTES]; ROWS];
             let numbers = first..self.next_peer.min(first + ROWS);
             let len = numbers.len();
-            for (row, number) in rows.iter_mut().zip(numbers) {
-                if let Some(report) = engine.peer_report(number) {
-                    *row = layout::block(self.round, peer(&report, |link| engine.nic().device(link)).words());
+            for (row, number) in self.rows.iter_mut().zip(numbers) {
+                match engine.peer_report(number) {
+                    Some(report) => {
+                        layout::block(row, self.round, peer(&report, |link| engine.nic().device(link)).words());
+                    }
+                    None => row.fill(0),
                 }
             }
-            if !self.write(rows[..len].as_flattened(), layout::PEERS_AT + first * layout::PEER_BYTES) {
+            if !self.write(self.rows[..len].as_flattened(), layout::PEERS_AT + first * layout::PEER_BYTES) {
                 return;
             }
         }
         let mut endpoint = endpoint(&engine.name(), &report, around, &engine.nic().stats());
         (endpoint.published_ns, endpoint.opened_ns) = (now_ns, self.opened_ns);
-        let block: [u8; layout::PEERS_AT - layout::ENDPOINT_AT] = layout::block(self.round, endpoint.words());
-        self.write(&block, layout::ENDPOINT_AT);
+        layout::block(&mut self.block, self.round, endpoint.words());
+        self.write(&self.block, layout::ENDPOINT_AT);
     }
 
     /// Writes; false if that cannot be done.

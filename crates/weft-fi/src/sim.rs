@@ -98,13 +98,13 @@ fn fabric(slot: &mut Option<Shared>) -> Option<&Fabric> {
 
 impl Devices {
     /// Most of the configuration of the real devices means nothing here.
-    pub(crate) fn new(config: &Config) -> Result<Self, NicError> {
+    pub(crate) fn boxed(config: &Config) -> Result<Box<Self>, NicError> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC)
             .map_err(|error| NicError::System { what: "eventfd", source: error.into() })?;
         let mut slot = FABRIC.lock();
         let nic = fabric(&mut slot).ok_or(NicError::NoDevice)?.nic();
         let unmaps = if config.observe_unmap && nic.demands().is_some() { UnmapWatch::new() } else { None };
-        Ok(Self { nic: Some(nic), fd, unmaps })
+        Ok(Box::new(Self { nic: Some(nic), fd, unmaps }))
     }
 
     /// The longest message of the fabric's links.

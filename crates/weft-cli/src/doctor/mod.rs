@@ -78,8 +78,8 @@ pub(crate) fn examine() -> Report {
     let env = |name: &str| std::env::var(name).ok();
     let params = Params::load();
     let mut findings = loading::examine(&env);
-    findings.extend(variables::examine(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()), &params));
-    findings.extend(system::examine(&params));
+    findings.extend(variables::examine(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()), params));
+    findings.extend(system::examine(params));
     Report { works: findings.iter().all(|finding| finding.state != State::Bad), findings }
 }
 

@@ -43,8 +43,8 @@ impl Domain {
     }
 
     /// Hints that name this domain, with what they leave open as it is here. (Of capabilities, [`Self::lacks`] tells.)
-    pub(crate) fn complete(&self, hints: &Hints) -> Hints {
-        let mut hints = hints.clone();
+    pub(crate) fn complete(&self, hints: &Hints) -> Box<Hints> {
+        let mut hints = Box::new(hints.clone());
         if hints.addr_format == sys::FI_FORMAT_UNSPEC {
             hints.addr_format = self.format.raw();
         }

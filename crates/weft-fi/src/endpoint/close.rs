@@ -103,7 +103,7 @@ impl Ep {
 
 /// Progresses until all that was accepted has left, and says goodbye, so that the engine may be dropped; each within the time. `hand_on`
 /// empties the list of completions. Between two rounds others may enter. In a forked child, whose devices these are not, nothing is done.
-pub(crate) fn finish(engine: &Mutex<Eng>, limit: Duration, mut hand_on: impl FnMut(&mut Eng)) {
+pub(crate) fn finish(engine: &Mutex<Box<Eng>>, limit: Duration, mut hand_on: impl FnMut(&mut Eng)) {
     if !engine.lock().nic().is_ours() {
         return;
     }
@@ -125,7 +125,7 @@ pub(crate) fn finish(engine: &Mutex<Eng>, limit: Duration, mut hand_on: impl FnM
 
 /// Whether `done` came true within the time.
 fn settle(
-    engine: &Mutex<Eng>,
+    engine: &Mutex<Box<Eng>>,
     limit: Duration,
     done: impl Fn(&Eng) -> bool,
     hand_on: &mut impl FnMut(&mut Eng),

@@ -43,7 +43,7 @@ pub(crate) struct Origin {
     /// The call to answer.
     pub(crate) request: Option<Arc<Request>>,
     /// The devices of a passive endpoint whose address it takes over.
-    pub(crate) devices: Option<Devices>,
+    pub(crate) devices: Option<Box<Devices>>,
     /// The address to have.
     pub(crate) local: Option<EpName>,
 }
@@ -168,7 +168,7 @@ impl Ep {
     pub(crate) fn peer_address(&self) -> Result<Vec<u8>, Errno> {
         let setup = self.setup.lock();
         let state = self.core.control();
-        let peer = state.engine.as_ref().and_then(Eng::peer).ok_or(Errno::NOTCONN)?;
+        let peer = state.engine.as_deref().and_then(Eng::peer).ok_or(Errno::NOTCONN)?;
         let name = setup.called.filter(|_| setup.format.is_open()).unwrap_or(peer);
         setup.format.encode(&name)
     }

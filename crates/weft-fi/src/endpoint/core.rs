@@ -87,8 +87,8 @@ pub(crate) enum Sleep {
 
 /// What the lock guards.
 pub(crate) struct State {
-    /// `None` before enable and after close.
-    pub(crate) engine: Option<Eng>,
+    /// `None` before enable and after close. Boxed, so that it is not moved on the stacks of clients.
+    pub(crate) engine: Option<Box<Eng>>,
     /// What is bound.
     pub(crate) routes: Routes,
     /// How many threads sleep in our calls with these devices parked.
@@ -499,7 +499,7 @@ impl Core {
 
     /// The endpoint's name, once enabled. A control call.
     pub(crate) fn name(&self) -> Option<EpName> {
-        self.state.intrude().engine.as_ref().map(Engine::name)
+        self.state.intrude().engine.as_deref().map(Engine::name)
     }
 
     /// The address vector has gained addresses. A control call.
@@ -746,7 +746,7 @@ impl State {
     }
 
     /// Installs the engine that enable has made.
-    pub(crate) fn install(&mut self, mut engine: Eng, book: Book, publisher: Option<Box<Publisher>>) {
+    pub(crate) fn install(&mut self, mut engine: Box<Eng>, book: Book, publisher: Option<Box<Publisher>>) {
         engine.bind_book(book);
         self.engine = Some(engine);
         self.publisher = publisher;

@@ -56,7 +56,7 @@ pub(crate) struct Sep {
 
 struct State {
     /// What contexts are opened with.
-    info: Hints,
+    info: Box<Hints>,
     av: Option<Hold<Av>>,
     /// The local address that the client chose.
     local: Option<EpName>,
@@ -90,7 +90,7 @@ struct Started {
     /// Whoever knows only where it listens may connect.
     open: bool,
     /// Of the receive contexts that have not been enabled yet: peers may knock there.
-    devices: Vec<Option<Devices>>,
+    devices: Vec<Option<Box<Devices>>>,
 }
 
 // SAFETY: `repr(C)`, the first field is a `Head` of the fid, whose class is set in `open`.
@@ -122,7 +122,7 @@ impl Place {
     }
 
     /// The context's devices.
-    pub(super) fn devices(&self, network: &Network, shm: bool) -> Result<Devices, Errno> {
+    pub(super) fn devices(&self, network: &Network, shm: bool) -> Result<Box<Devices>, Errno> {
         let mut state = self.sep.state.lock();
         let started = self.sep.start(&mut state)?;
         let ready = started.devices.get_mut(usize::from(self.index)).filter(|_| self.kind == Kind::Receive);
@@ -203,22 +203,25 @@ impl Sep {
             let identity = Identity { context: Some(0), ..Identity::random()? };
             let mut config = self.domain.devices_config(&self.network, local, self.format.is_open(), true);
             config.identity = Some(identity);
-            let first = Devices::new(&config)?;
+            let first = Devices::boxed(&config)?;
             let mut started = Started { identity, name: first.name(), open: config.open, devices: vec![Some(first)] };
-            let others = (1..self.counts[side(Kind::Receive)])
-                .map(|index| self.context_devices(&self.network, &started, Kind::Receive, index, true).map(Some))
-                .collect::<Result<Vec<_>, _>>();
             searches += 1;
-            match others {
-                Ok(others) => {
-                    started.devices.extend(others);
-                    return Ok(started);
-                }
+            match self.open_others(&mut started) {
+                Ok(()) => return Ok(started),
                 // Somebody has one of the ports.
                 Err(NicError::Listen { .. }) if !chosen && searches < PORT_SEARCHES => {}
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Opens the devices of all receive contexts but the first.
+    fn open_others(&self, started: &mut Started) -> Result<(), NicError> {
+        for index in 1..self.counts[side(Kind::Receive)] {
+            let devices = self.context_devices(&self.network, started, Kind::Receive, index, true)?;
+            started.devices.push(Some(devices));
+        }
+        Ok(())
     }
 
     /// Opens the devices of one context.
@@ -229,7 +232,7 @@ impl Sep {
         kind: Kind,
         index: u8,
         shm: bool,
-    ) -> Result<Devices, NicError> {
+    ) -> Result<Box<Devices>, NicError> {
         let base = started.name;
         let mut config = self.domain.devices_config(network, None, false, shm && base.shm());
         config.tcp &= base.tcp();
@@ -246,7 +249,7 @@ impl Sep {
             config.identity = Some(Identity { context: Some(FIRST_TX_CONTEXT + index), ..started.identity });
             None
         };
-        let devices = Devices::new(&config)?;
+        let devices = Devices::boxed(&config)?;
         // A name that does not follow from the first one's would be known to nobody.
         if expected.is_some_and(|name| name != devices.name()) {
             log::warn!(

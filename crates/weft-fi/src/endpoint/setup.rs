@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use weft_engine::Pool;
 use weft_engine::api::{Access, Book, Config, Matching, NoBook, OpFlags};
 use weft_engine::name::EpName;
-use weft_engine::{Engine, Pool};
 use weft_fi_sys as sys;
 use weft_nic::NicError;
 
@@ -25,7 +25,7 @@ use crate::addr::Format;
 use crate::av::Av;
 use crate::domain::Domain;
 use crate::endpoint::connection::{Origin, Reports};
-use crate::endpoint::core::Core;
+use crate::endpoint::core::{Core, Eng};
 use crate::endpoint::flags::Defaults;
 use crate::endpoint::route::Routes;
 use crate::endpoint::shared::{Receives, Stx};
@@ -72,7 +72,7 @@ pub(crate) struct Setup {
     /// The address that was called.
     pub(crate) called: Option<EpName>,
     /// Devices that a passive endpoint had before.
-    pub(crate) devices: Option<Devices>,
+    pub(crate) devices: Option<Box<Devices>>,
     /// Below how many free bytes a multi-receive buffer is released.
     pub(crate) min_multi_recv: usize,
     /// Whether shared memory may be used (FI_OPT_SHARED_MEMORY_PERMITTED).
@@ -275,17 +275,8 @@ impl Ep {
         if without || (setup.srx.is_some() && routes.rx.is_none()) {
             return Err(Errno::NOCQ);
         }
-        let devices = match (setup.devices.take(), place) {
-            (Some(devices), _) => devices,
-            (None, Some(place)) => place.devices(&setup.network, setup.shm)?,
-            (None, None) => {
-                // Whom a connected endpoint calls back has its full name.
-                let open = self.ty != EpType::Msg && setup.format.is_open();
-                Devices::new(&self.domain.devices_config(&setup.network, setup.local, open, setup.shm))
-                    .map_err(refused)?
-            }
-        };
-        let mut engine = Engine::new(self.engine_config(&setup), devices);
+        let devices = self.devices(&mut setup)?;
+        let mut engine = Eng::boxed(self.engine_config(&setup), devices);
         engine.set_min_multi_recv(setup.min_multi_recv);
         engine.set_remote_events(routes.counts_remote());
         engine.set_source_errors(self.caps & sys::FI_SOURCE_ERR != 0);
@@ -333,6 +324,20 @@ impl Ep {
         self.core.state().routes.ring();
         setup.enabled = true;
         Ok(())
+    }
+
+    #[inline(never)] // Little of the stack is taken when it is called.
+    fn devices(&self, setup: &mut Setup) -> Result<Box<Devices>, Errno> {
+        match (setup.devices.take(), self.place()) {
+            (Some(devices), _) => Ok(devices),
+            (None, Some(place)) => place.devices(&setup.network, setup.shm),
+            (None, None) => {
+                // Whom a connected endpoint calls back has its full name.
+                let open = self.ty != EpType::Msg && setup.format.is_open();
+                let config = self.domain.devices_config(&setup.network, setup.local, open, setup.shm);
+                Devices::boxed(&config).map_err(refused)
+            }
+        }
     }
 
     /// Where connections are reported.

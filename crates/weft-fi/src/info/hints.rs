@@ -14,7 +14,7 @@ const ADDRESS_LIMIT_BYTES: usize = 4096;
 /// Longest authorization key.
 pub(crate) const AUTH_KEY_LIMIT_BYTES: usize = 256;
 
-/// A client's `fi_info`.
+/// A client's `fi_info`. Boxed wherever it is handed on: it takes 0.8 KB.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Hints {
     pub(crate) caps: u64,
@@ -42,7 +42,7 @@ impl Hints {
     ///
     /// # Safety
     /// `raw` is null or points to an `fi_info` that the host allocated, whose pointers are null or valid.
-    pub(crate) unsafe fn read(raw: *const sys::fi_info) -> Result<Option<Self>, Errno> {
+    pub(crate) unsafe fn read(raw: *const sys::fi_info) -> Result<Option<Box<Self>>, Errno> {
         // SAFETY: by the caller's promise.
         let Some(info) = (unsafe { raw.as_ref() }) else { return Ok(None) };
         // SAFETY: this and the next four are null or valid, by the caller's promise.
@@ -56,7 +56,7 @@ impl Hints {
         // SAFETY: as above.
         let fabric = unsafe { info.fabric_attr.as_ref() }.copied();
         let text = info.addr_format == sys::FI_ADDR_STR;
-        Ok(Some(Self {
+        Ok(Some(Box::new(Self {
             caps: info.caps,
             addr_format: info.addr_format,
             // SAFETY: null or an address of the stated length, or a string where the format says so.
@@ -77,14 +77,14 @@ impl Hints {
             ep_auth_key: ep.map_or(Ok(None), |attr| unsafe { key(attr.auth_key, attr.auth_key_size) })?,
             // SAFETY: as above.
             domain_auth_key: domain.map_or(Ok(None), |attr| unsafe { key(attr.auth_key, attr.auth_key_size) })?,
-        }))
+        })))
     }
 }
 
 impl Hints {
     /// Without the fabric and domain that fi_getinfo found open: where something is opened they restrict nothing, and they may
     /// have been closed since.
-    pub(crate) fn without_instances(mut self) -> Self {
+    pub(crate) fn without_instances(mut self: Box<Self>) -> Box<Self> {
         if let Some(attr) = &mut self.domain {
             attr.domain = std::ptr::null_mut();
         }

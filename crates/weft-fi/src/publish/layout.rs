@@ -240,13 +240,12 @@ fn words(bytes: &[u8]) -> Vec<u64> {
     bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }
 
-/// A block, and zeros behind it.
-pub(super) fn block<const BYTES: usize>(round: u64, words: impl Iterator<Item = u64>) -> [u8; BYTES] {
-    let (mut bytes, ends) = ([0; BYTES], std::iter::once(round));
+/// Writes a block. The bytes behind it stay as they are.
+pub(super) fn block(bytes: &mut [u8], round: u64, words: impl Iterator<Item = u64>) {
+    let ends = std::iter::once(round);
     for (place, word) in bytes.as_chunks_mut().0.iter_mut().zip(ends.clone().chain(words).chain(ends)) {
         *place = word.to_le_bytes();
     }
-    bytes
 }
 
 /// Takes a block of so many words. `None`: nothing was written there yet, or it was read while it was written.
@@ -268,7 +267,8 @@ mod tests {
     #[test]
     fn blocks_come_back_as_they_were() {
         let endpoint = Endpoint { published_ns: 5, tcp_refused: 9, unexpected: u64::MAX, ..Endpoint::default() };
-        let mut bytes: [u8; PEERS_AT - ENDPOINT_AT] = block(3, endpoint.words());
+        let mut bytes = [0; PEERS_AT - ENDPOINT_AT];
+        block(&mut bytes, 3, endpoint.words());
         let words = take(&bytes, Endpoint::FIELDS.len()).unwrap();
         assert_eq!(Endpoint::from_words(&words), endpoint);
         // A reader of a later version, and one of an earlier.
