@@ -1,0 +1,50 @@
+"""No call takes much of its caller's stack: users call from threads with stacks of 16 KiB.
+
+The library that ships is measured, since a debug build takes more.
+"""
+
+from __future__ import annotations
+
+import harness
+import jobs
+import pytest
+
+DATA_BYTES = 4 << 10
+CONTROL_BYTES = 8 << 10
+PATHS = {
+    "shm": {},
+    "tcp": {"FI_WEFT_SHM": "0"},
+    "encrypted": {"FI_WEFT_SHM": "0", "FI_WEFT_TCP_ENCRYPT": "1"},
+}
+
+
+def limit(name: str, kind: str, path: str) -> int:
+    """How much a function may take. Keys of an encrypted connection are exchanged inside calls that read."""
+    exchanges = path == "encrypted" and name == "fi_cq_read(connecting)"
+    return CONTROL_BYTES if kind == "control" or exchanges else DATA_BYTES
+
+
+@pytest.mark.parametrize(
+    ("path", "logged"),
+    [("shm", False), ("shm", True), ("tcp", False), ("encrypted", False), ("encrypted", True)],
+)
+def test_stack(runner: harness.Runner, path: str, logged: bool) -> None:
+    """Every call on a painted stack, over one path, without log lines and with all of them."""
+    if harness.PROVIDER != "weft":
+        pytest.skip("a property of weft alone")
+    program = harness.compile_c("stack", "-lfabric")
+    argv = [str(program)] + (["log"] if logged else [])
+    # Otherwise the loader takes 3 KB more in the call that needs a symbol first.
+    soon = {"LD_BIND_NOW": "1", "FI_WEFT_CONNECT_RETRY_MS": "20", "FI_WEFT_CLOSE_TIMEOUT_MS": "50"}
+    env = jobs.environment("weft", **soon, **PATHS[path])
+    lines = [line.split() for line in runner.run(argv, env, 60).check().output.splitlines()]
+    assert len(lines) > 80, lines
+    # The host library formats a line below the provider, which is not the provider's doing.
+    host = next((int(most) for name, _, _, most in lines if name == "fi_log"), 0)
+    assert (host > 0) == logged
+    over = [
+        f"{name} ({kind}): {silent} bytes, {telling} with lines of the log"
+        for name, kind, silent, telling in lines
+        if name != "fi_log" and (int(silent) > limit(name, kind, path) or int(telling) > limit(name, kind, path) + host)
+    ]
+    assert not over, over
