@@ -31,6 +31,7 @@ use crate::endpoint::{scalable, shared};
 use crate::eq::Eq;
 use crate::errno::Errno;
 use crate::fabric::{Fabric, Instances};
+use crate::host::Host;
 use crate::info::hints::Hints;
 use crate::info::network::Network;
 use crate::lock::{Callers, Meter};
@@ -128,10 +129,11 @@ const STUCK: Duration = Duration::from_millis(100);
 /// The threads of all domains, for a client that ends without closing them.
 static THREADS: Mutex<Vec<Weak<AutoProgress>>> = Mutex::new(Vec::new());
 
-/// Ends every thread.
-pub(crate) fn stop_all() {
+/// Ends every thread of a host's domains.
+pub(crate) fn stop_all(host: Option<&Host>) {
     // In a forked child, or in a handler of a signal, whoever holds it may never go on.
-    let threads = THREADS.try_lock_for(STUCK).map(|mut threads| std::mem::take(&mut *threads));
+    let of_host = |thread: &mut Weak<AutoProgress>| thread.upgrade().is_none_or(|thread| thread.is_of(host));
+    let threads = THREADS.try_lock_for(STUCK).map(|mut threads| threads.extract_if(.., of_host).collect::<Vec<_>>());
     for thread in threads.into_iter().flatten() {
         if let Some(thread) = thread.upgrade() {
             thread.stop_at_end();
@@ -645,7 +647,7 @@ mod tests {
         let (over, is_over) = mpsc::channel();
         let held = THREADS.lock();
         let end = std::thread::spawn(move || {
-            stop_all();
+            stop_all(None);
             over.send(())
         });
         let ended = is_over.recv_timeout(10 * STUCK);

@@ -15,7 +15,7 @@ use crate::eq::Eq;
 use crate::errno::Errno;
 use crate::object::{self, Head, Object, Uses};
 use crate::waitset::{self, Member, WaitSet};
-use crate::{domain, eq, noop, pep};
+use crate::{domain, eq, host, noop, pep};
 
 /// An open fabric.
 #[repr(C)]
@@ -79,13 +79,18 @@ pub(crate) fn is_open(api: u32, named: *mut sys::fid_fabric) -> bool {
     find(|fabric| std::ptr::addr_eq(fabric, named) && fabric.api_version == api).is_some()
 }
 
+/// One of the host that this thread serves.
 fn find(wanted: impl Fn(&Fabric) -> bool) -> Option<*mut sys::fid_fabric> {
-    OPEN.find(|address| {
+    let host = host::current();
+    let found = OPEN.find(|address| {
         let raw = address as *mut sys::fid_fabric;
         // SAFETY: an open fabric of ours; one that closes leaves the list, which is locked meanwhile, before it is gone.
         let fabric = unsafe { object::borrow::<Fabric>(raw) }.ok()?;
-        wanted(fabric).then_some(raw)
-    })
+        (fabric.uses.is_of(host) && wanted(fabric)).then_some(raw)
+    });
+    // Looking at an object of another host must not change the host that this call serves.
+    host::enter(host);
+    found
 }
 
 impl Fabric {
@@ -96,12 +101,13 @@ impl Fabric {
 }
 
 /// `fi_fabric`.
-pub(crate) unsafe extern "C" fn open(
+pub(crate) unsafe extern "C" fn open<const SLOT: usize>(
     attr: *mut sys::fi_fabric_attr,
     fabric: *mut *mut sys::fid_fabric,
     context: *mut c_void,
 ) -> c_int {
     object::guard("fi_fabric", || {
+        host::enter_slot(SLOT);
         let place = object::place(fabric)?;
         // SAFETY: null, or the attributes of the host.
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;

@@ -1,7 +1,7 @@
-//! The host: the libfabric that loaded this provider, and its functions.
+//! Hosts: the libfabrics that loaded this provider, and their functions.
 //!
-//! Place in the data flow: [`crate::fi_prov_ini`] finds the host once; every `fi_info` is allocated and freed by
-//! its functions, variables are declared and read through it, and log lines go to it.
+//! Place in the data flow: [`crate::fi_prov_ini`] finds the host that calls it; every `fi_info` is allocated and freed
+//! by the functions of the host that asked, variables are declared and read through it, and log lines go to it.
 //!
 //! weft does not link against libfabric. Its functions are versioned symbols, and which version is a library's newest
 //! differs between hosts (`fi_dupinfo` is FABRIC_1.3 in 1.17, FABRIC_1.9 in 2.5): a provider that is bound to a
@@ -15,14 +15,24 @@
 //! `dladdr` tells the object that contains it, and the functions are looked up there, with a check that they lie in
 //! the same object. Only where no return address can be had, the global scope is searched.
 //!
-//! Invariant: the functions are called only between `fi_prov_ini` and `cleanup`'s return; the host outlives that,
-//! since it unloads us.
+//! Several hosts may load the provider in one process. The loader maps one file once, so they share every static. Each
+//! host has a slot with a `fi_provider` of its own, whose functions know the slot, and every object belongs to the host
+//! that opened it ([`crate::object::Uses`]). [`current`] is the host of the object that the thread was last called with;
+//! calls on the data path do not change it.
+//!
+//! Invariant: a host's functions are called only between its `fi_prov_ini` and its `cleanup`'s return; the host
+//! outlives that, since it unloads us.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
+use parking_lot::Mutex;
 use weft_fi_sys::{fi_info, fi_log_level, fi_log_subsys, fi_param_type, fi_provider};
+
+use crate::params::Params;
 
 type DupInfo = unsafe extern "C" fn(*const fi_info) -> *mut fi_info;
 type FreeInfo = unsafe extern "C" fn(*mut fi_info);
@@ -45,21 +55,90 @@ pub(crate) struct Host {
     pub(crate) version: u32,
     /// What the host handed as its identity: the base address of the object.
     base: usize,
+    /// How the host knows us.
+    provider: *mut fi_provider,
+    /// The variables in force, read when first needed.
+    params: OnceLock<Params>,
+    /// Between `fi_prov_ini` and `cleanup`.
+    attached: AtomicBool,
 }
 
-static HOST: OnceLock<Host> = OnceLock::new();
+// SAFETY: the pointer is to a static structure, which only the host touches, by its own rules.
+unsafe impl Send for Host {}
+// SAFETY: as above; the functions may be called by any thread.
+unsafe impl Sync for Host {}
 
-/// The host, once `fi_prov_ini` has found it. `None` in a program that links weft as a Rust library.
-pub(crate) fn get() -> Option<&'static Host> {
-    HOST.get()
+/// Host libraries of one process that may have the provider at a time.
+pub(crate) const MOST_HOSTS: usize = 8;
+
+/// The hosts by slot, null where there was none yet. A host is never freed: others may just be looking at it.
+static HOSTS: [AtomicPtr<Host>; MOST_HOSTS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST_HOSTS];
+/// Locked while a host comes.
+static ATTACHING: Mutex<()> = Mutex::new(());
+
+thread_local! {
+    static CURRENT: Cell<Option<&'static Host>> = const { Cell::new(None) };
 }
 
-/// Finds the host that contains the code at `caller` and keeps it. False when it is not a libfabric, or when
-/// another host was there first: the provider's `fi_provider` belongs to that one.
-pub(crate) fn attach(caller: *const c_void) -> bool {
-    let Some(found) = find(caller) else { return false };
-    let base = found.base;
-    HOST.get_or_init(|| found).base == base
+/// The host that this thread serves: that of the object that it was last called with, or else the first that there is.
+/// `None` in a program that links weft as a Rust library.
+pub(crate) fn current() -> Option<&'static Host> {
+    CURRENT.get().filter(|host| host.is_attached()).or_else(|| attached().next())
+}
+
+/// This thread serves `host` from now on.
+pub(crate) fn enter(host: Option<&'static Host>) {
+    CURRENT.set(host);
+}
+
+/// The host in a slot calls: this thread serves it from now on.
+pub(crate) fn enter_slot(slot: usize) -> Option<&'static Host> {
+    let host = in_slot(slot).filter(|host| host.is_attached());
+    enter(host);
+    host
+}
+
+/// Every host that has the provider now.
+pub(crate) fn attached() -> impl Iterator<Item = &'static Host> {
+    (0..MOST_HOSTS).filter_map(in_slot).filter(|host| host.is_attached())
+}
+
+fn in_slot(slot: usize) -> Option<&'static Host> {
+    // SAFETY: null, or a host, which is never freed.
+    unsafe { HOSTS.get(slot)?.load(Ordering::Acquire).as_ref() }
+}
+
+/// Why a host does not get the provider.
+pub(crate) enum Refusal {
+    /// It is no libfabric that we know how to work with.
+    Unknown,
+    /// It has the provider already, by another path to the file.
+    Again,
+    /// There are [`MOST_HOSTS`] already.
+    TooMany(Box<Host>),
+}
+
+/// Finds the host that contains the code at `caller` and gives it a slot, with the provider of that number.
+/// (`provider` of [`MOST_HOSTS`] is one for a host that is refused.)
+pub(crate) fn attach(
+    caller: *const c_void,
+    oldest: u32,
+    provider: impl Fn(usize) -> *mut fi_provider,
+) -> Result<&'static Host, Refusal> {
+    let mut found = Box::new(find(caller).filter(|host| host.version >= oldest).ok_or(Refusal::Unknown)?);
+    let _attaching = ATTACHING.lock();
+    if attached().any(|host| host.base == found.base) {
+        return Err(Refusal::Again);
+    }
+    let Some(slot) = (0..MOST_HOSTS).find(|&slot| in_slot(slot).is_none_or(|host| !host.is_attached())) else {
+        found.provider = provider(MOST_HOSTS);
+        return Err(Refusal::TooMany(found));
+    };
+    found.provider = provider(slot);
+    found.attached = AtomicBool::new(true);
+    let host: &'static Host = Box::leak(found);
+    HOSTS[slot].store(std::ptr::from_ref(host).cast_mut(), Ordering::Release);
+    Ok(host)
 }
 
 /// The object that contains an address: its name and where it was loaded.
@@ -128,28 +207,61 @@ impl Host {
         }
         // SAFETY: takes nothing and only returns a number.
         let version = unsafe { version() };
-        Some(Self { dup_info, free_info, param_define, param_get, log_enabled, log, version, base: home })
+        let (provider, params, attached) = (std::ptr::null_mut(), OnceLock::new(), AtomicBool::new(false));
+        Some(Self {
+            dup_info,
+            free_info,
+            param_define,
+            param_get,
+            log_enabled,
+            log,
+            version,
+            base: home,
+            provider,
+            params,
+            attached,
+        })
+    }
+
+    fn is_attached(&self) -> bool {
+        self.attached.load(Ordering::Acquire)
+    }
+
+    /// The host is about to unload us: its functions are not called any more.
+    pub(crate) fn detach(&self) {
+        self.attached.store(false, Ordering::Release);
+    }
+
+    /// How the host knows us.
+    pub(crate) fn provider(&self) -> *mut fi_provider {
+        self.provider
+    }
+
+    /// The variables in force.
+    pub(crate) fn params(&'static self) -> &'static Params {
+        self.params.get_or_init(|| Params::of(self))
     }
 
     /// A zeroed `fi_info` with all its attribute structures, as `fi_allocinfo` makes it.
-    pub(crate) fn new_info(&self) -> Option<Info> {
+    pub(crate) fn new_info(&'static self) -> Option<Info> {
         // SAFETY: the host's function; a null pointer asks for an empty one.
         let raw = unsafe { (self.dup_info)(std::ptr::null()) };
-        NonNull::new(raw).map(|raw| Info { raw, free: self.free_info })
+        NonNull::new(raw).map(|raw| Info { raw, host: self })
     }
 
     /// A copy of a client's `fi_info`.
     ///
     /// # Safety
     /// `info` points to one that this host allocated.
-    pub(crate) unsafe fn copy_info(&self, info: *const fi_info) -> Option<Info> {
+    pub(crate) unsafe fn copy_info(&'static self, info: *const fi_info) -> Option<Info> {
         // SAFETY: the host's function, and its structure.
         let raw = unsafe { (self.dup_info)(info) };
-        NonNull::new(raw).map(|raw| Info { raw, free: self.free_info })
+        NonNull::new(raw).map(|raw| Info { raw, host: self })
     }
 
     /// Declares a variable that holds a string.
-    pub(crate) fn define_param(&self, provider: *const fi_provider, name: &CStr, help: &CStr) {
+    pub(crate) fn define_param(&self, name: &CStr, help: &CStr) {
+        let provider = self.provider.cast_const();
         // SAFETY: the host's function; the format consumes exactly one string. A refusal has no consequence but that
         // the variable is not listed.
         unsafe {
@@ -158,10 +270,10 @@ impl Host {
     }
 
     /// The value of a variable, if it is set.
-    pub(crate) fn param(&self, provider: *mut fi_provider, name: &CStr) -> Option<String> {
+    pub(crate) fn param(&self, name: &CStr) -> Option<String> {
         let mut value: *mut c_char = std::ptr::null_mut();
         // SAFETY: the host's function; for a string it stores one pointer.
-        let result = unsafe { (self.param_get)(provider, name.as_ptr(), (&raw mut value).cast()) };
+        let result = unsafe { (self.param_get)(self.provider, name.as_ptr(), (&raw mut value).cast()) };
         if result != 0 || value.is_null() {
             return None;
         }
@@ -170,36 +282,34 @@ impl Host {
     }
 
     /// Whether a line of this kind would be printed.
-    pub(crate) fn log_enabled(&self, provider: *const fi_provider, level: fi_log_level, subsys: fi_log_subsys) -> bool {
+    pub(crate) fn log_enabled(&self, level: fi_log_level, subsys: fi_log_subsys) -> bool {
         // SAFETY: the host's function, which only reads the provider's context.
-        unsafe { (self.log_enabled)(provider, level, subsys) != 0 }
+        unsafe { (self.log_enabled)(self.provider, level, subsys) != 0 }
     }
 
     /// Prints a line.
-    pub(crate) fn log(
-        &self,
-        provider: *const fi_provider,
-        level: fi_log_level,
-        subsys: fi_log_subsys,
-        function: &CStr,
-        line: c_int,
-        text: &CStr,
-    ) {
+    pub(crate) fn log(&self, level: fi_log_level, subsys: fi_log_subsys, function: &CStr, line: c_int, text: &CStr) {
         // SAFETY: the host's function; the format consumes exactly one string.
-        unsafe { (self.log)(provider, level, subsys, function.as_ptr(), line, c"%s\n".as_ptr(), text.as_ptr()) };
+        unsafe { (self.log)(self.provider, level, subsys, function.as_ptr(), line, c"%s\n".as_ptr(), text.as_ptr()) };
     }
 }
 
 /// An `fi_info` that the host allocated, with the five attribute structures that `fi_allocinfo` puts into it.
 pub(crate) struct Info {
     raw: NonNull<fi_info>,
-    free: FreeInfo,
+    host: &'static Host,
 }
 
 impl Info {
     /// The structure itself.
     pub(crate) const fn as_ptr(&self) -> *mut fi_info {
         self.raw.as_ptr()
+    }
+
+    /// A copy, of the same host.
+    pub(crate) fn copy(&self) -> Option<Self> {
+        // SAFETY: this host allocated it.
+        unsafe { self.host.copy_info(self.raw.as_ptr()) }
     }
 
     /// Gives it away: the host frees it.
@@ -216,7 +326,7 @@ unsafe impl Send for Info {}
 impl Drop for Info {
     fn drop(&mut self) {
         // SAFETY: allocated by the same host and not given away.
-        unsafe { (self.free)(self.raw.as_ptr()) };
+        unsafe { (self.host.free_info)(self.raw.as_ptr()) };
     }
 }
 

@@ -41,7 +41,7 @@ pub(crate) use crate::info::offer::IOV_LIMIT;
 const PRIVATE_LAYERING_FLAGS: u64 = 1 << 59 | 1 << 61;
 
 /// The host's entry: `fi_provider.getinfo`.
-pub(crate) unsafe extern "C" fn getinfo(
+pub(crate) unsafe extern "C" fn getinfo<const SLOT: usize>(
     version: u32,
     node: *const c_char,
     service: *const c_char,
@@ -50,7 +50,7 @@ pub(crate) unsafe extern "C" fn getinfo(
     info: *mut *mut sys::fi_info,
 ) -> c_int {
     object::guard("fi_getinfo", || {
-        let host = host::get().ok_or(Errno::OTHER)?;
+        let host = host::enter_slot(SLOT).ok_or(Errno::OTHER)?;
         crate::log::refresh();
         // SAFETY: null or a C string of the client.
         let node = (!node.is_null()).then(|| unsafe { CStr::from_ptr(node) });
@@ -151,7 +151,7 @@ fn is_local(socket: SocketAddr) -> bool {
 
 impl Answer {
     /// As the host's structure.
-    fn write(&self, host: &Host) -> Result<Info, Errno> {
+    fn write(&self, host: &'static Host) -> Result<Info, Errno> {
         let info = host.new_info().ok_or(Errno::NOMEM)?;
         let raw = info.as_ptr();
         let (src, src_len) = self.address(self.src.as_ref())?;

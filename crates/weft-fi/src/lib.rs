@@ -44,7 +44,6 @@ mod waitset;
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 #[cfg(feature = "sim")]
 use sim::Devices;
@@ -60,21 +59,39 @@ pub const API_VERSION: u32 = sys::version(2, 6);
 /// The oldest host whose structures have all the fields that weft touches.
 const OLDEST_HOST: u32 = sys::version(1, 17);
 
-/// What the host keeps of us. It writes to the structure (`context`), we only hand out its address.
+/// What a host keeps of us. It writes to the structure (`context`), we only hand out its address.
 struct Provider(UnsafeCell<sys::fi_provider>);
 
 // SAFETY: after start-up only the host touches the contents, by its own rules.
 unsafe impl Sync for Provider {}
 
-static PROVIDER: Provider = Provider(UnsafeCell::new(sys::fi_provider {
-    version: VERSION,
-    fi_version: API_VERSION,
-    context: sys::fi_context { internal: [std::ptr::null_mut(); 4] },
-    name: NAME.as_ptr(),
-    getinfo: Some(info::getinfo),
-    fabric: Some(fabric::open),
-    cleanup: Some(cleanup),
-}));
+/// One for each host that there may be, by slot: a host does not say which it is when it calls.
+static PROVIDERS: [Provider; host::MOST_HOSTS + 1] = [
+    Provider::new::<0>(),
+    Provider::new::<1>(),
+    Provider::new::<2>(),
+    Provider::new::<3>(),
+    Provider::new::<4>(),
+    Provider::new::<5>(),
+    Provider::new::<6>(),
+    Provider::new::<7>(),
+    // For the last words to a host that is one too many.
+    Provider::new::<{ host::MOST_HOSTS }>(),
+];
+
+impl Provider {
+    const fn new<const SLOT: usize>() -> Self {
+        Self(UnsafeCell::new(sys::fi_provider {
+            version: VERSION,
+            fi_version: API_VERSION,
+            context: sys::fi_context { internal: [std::ptr::null_mut(); 4] },
+            name: NAME.as_ptr(),
+            getinfo: Some(info::getinfo::<SLOT>),
+            fabric: Some(fabric::open::<SLOT>),
+            cleanup: Some(cleanup::<SLOT>),
+        }))
+    }
+}
 
 /// The provider's own version, as libfabric packs versions.
 const VERSION: u32 = {
@@ -89,11 +106,6 @@ const VERSION: u32 = {
     }
     sys::version(number(env!("CARGO_PKG_VERSION_MAJOR")), number(env!("CARGO_PKG_VERSION_MINOR")))
 };
-
-/// The structure by which the host knows us.
-pub(crate) fn provider_ptr() -> *mut sys::fi_provider {
-    PROVIDER.0.get()
-}
 
 /// The entry point: libfabric calls it after it has loaded the library, under the loader's lock, and gets the
 /// provider. It hands on the return address, by which `host` tells which libfabric is calling, and does nothing
@@ -131,38 +143,37 @@ pub unsafe extern "C" fn fi_prov_ini() -> *mut sys::fi_provider {
     start(std::ptr::null())
 }
 
-/// The host has the provider. It may find our library a second time, by another path: it would give back the first when it throws away the
-/// second, which is the same, and with it what it knows of our variables.
-static HANDED_OUT: AtomicBool = AtomicBool::new(false);
-
 /// Attaches to the host. Null, which makes the host unload us, when the caller is no libfabric that we know how to work
-/// with, or when another one was first, or the same.
+/// with, or has the provider already. A host may find our library a second time, by another path: it would give back the
+/// first when it throws away the second, which is the same, and with it what it knows of our variables.
 extern "C" fn start(caller: *const c_void) -> *mut sys::fi_provider {
-    if HANDED_OUT.load(Ordering::Acquire) {
-        return std::ptr::null_mut();
-    }
     let started = std::panic::catch_unwind(|| {
-        if !host::attach(caller) {
-            return false;
-        }
-        let Some(host) = host::get().filter(|host| host.version >= OLDEST_HOST) else { return false };
+        let host = match host::attach(caller, OLDEST_HOST, |slot| PROVIDERS[slot].0.get()) {
+            Ok(host) => host,
+            Err(host::Refusal::TooMany(host)) => {
+                log::tell(&host, "too many libfabrics have loaded weft in this process; let them share one");
+                return std::ptr::null_mut();
+            }
+            Err(host::Refusal::Unknown | host::Refusal::Again) => return std::ptr::null_mut(),
+        };
         log::install();
         params::define(host);
         weft_nic::watch_forks();
-        true
+        host.provider()
     });
-    let started = started.unwrap_or(false);
-    HANDED_OUT.store(started, Ordering::Release);
-    if started { provider_ptr() } else { std::ptr::null_mut() }
+    started.unwrap_or(std::ptr::null_mut())
 }
 
 /// The host is about to unload us. Threads belong to domains, and end with them; those that a client left open at
 /// its end are stopped here, so that none runs in code that is gone.
-unsafe extern "C" fn cleanup() {
+unsafe extern "C" fn cleanup<const SLOT: usize>() {
     object::guard("cleanup", || {
-        domain::stop_all();
-        flusher::stop();
-        HANDED_OUT.store(false, Ordering::Release);
+        let Some(host) = host::enter_slot(SLOT) else { return Ok(0) };
+        domain::stop_all(Some(host));
+        host.detach();
+        if host::attached().next().is_none() {
+            flusher::stop();
+        }
         Ok(0)
     });
 }

@@ -15,7 +15,7 @@ use weft_fi_sys as sys;
 use crate::errno;
 use crate::host::{self, Host};
 
-/// The backend. It has no state: the host and the provider are static.
+/// The backend. It has no state: a line goes to the host that the thread serves.
 struct HostLog;
 
 /// Installs the backend; later calls change nothing.
@@ -25,17 +25,17 @@ pub(crate) fn install() {
     refresh();
 }
 
-/// Lets through only what the host would print, so that the macros cost one comparison otherwise. The host decides
-/// by the environment, but not before it has registered us: so this is repeated with every `fi_getinfo`.
+/// Lets through only what a host would print, so that the macros cost one comparison otherwise. Hosts decide
+/// by the environment, but not before they have registered us: so this is repeated with every `fi_getinfo`.
 pub(crate) fn refresh() {
-    let Some(host) = host::get() else { return };
     let printed = [
         (LevelFilter::Trace, sys::FI_LOG_TRACE),
         (LevelFilter::Debug, sys::FI_LOG_DEBUG),
         (LevelFilter::Info, sys::FI_LOG_INFO),
         (LevelFilter::Warn, sys::FI_LOG_WARN),
     ];
-    let any = |level| (0..sys::FI_LOG_SUBSYS_MAX).any(|subsys| host.log_enabled(crate::provider_ptr(), level, subsys));
+    let any =
+        |level| host::attached().any(|host| (0..sys::FI_LOG_SUBSYS_MAX).any(|subsys| host.log_enabled(level, subsys)));
     let most = printed.into_iter().find(|&(_, level)| any(level));
     log::set_max_level(most.map_or(LevelFilter::Off, |(filter, _)| filter));
 }
@@ -70,13 +70,11 @@ fn subsys_of(target: &str) -> sys::fi_log_subsys {
 
 impl Log for HostLog {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        host::get().is_some_and(|host| {
-            host.log_enabled(crate::provider_ptr(), level_of(metadata.level()), subsys_of(metadata.target()))
-        })
+        host::current().is_some_and(|host| host.log_enabled(level_of(metadata.level()), subsys_of(metadata.target())))
     }
 
     fn log(&self, record: &Record<'_>) {
-        if let Some(host) = host::get()
+        if let Some(host) = host::current()
             && self.enabled(record.metadata())
         {
             print(host, record);
@@ -92,7 +90,13 @@ fn print(host: &Host, record: &Record<'_>) {
     let function = CString::new(module.rsplit("::").next().unwrap_or_default()).unwrap_or_default();
     let line = record.line().and_then(|line| c_int::try_from(line).ok()).unwrap_or(0);
     let (level, subsys) = (level_of(record.level()), subsys_of(record.target()));
-    errno::kept(|| host.log(crate::provider_ptr(), level, subsys, &function, line, &text));
+    errno::kept(|| host.log(level, subsys, &function, line, &text));
+}
+
+/// A warning to a host that does not get the provider.
+pub(crate) fn tell(host: &Host, text: &str) {
+    let text = CString::new(text).unwrap_or_default();
+    errno::kept(|| host.log(sys::FI_LOG_WARN, sys::FI_LOG_CORE, c"fi_prov_ini", 0, &text));
 }
 
 #[cfg(test)]

@@ -10,6 +10,8 @@
 //!   any C library); its class is checked, so that mixing kinds up is -FI_EINVAL rather than undefined.
 //! - A child keeps its parents by [`Hold`]: they stay alive in memory, and `close` of a parent answers -FI_EBUSY
 //!   while a hold exists. What merely looks at an object for a moment uses `Arc` or `Weak` and lets go quickly.
+//! - An object belongs to the host library by which its fabric was opened. A control call makes that the host that the
+//!   thread serves ([`host::current`]), so what the call opens belongs to it, too.
 //! - The `fid` is in an `UnsafeCell` because clients and the library write to it (`context`, `fid_fabric.api_version`).
 //! - A forked child can close every object that it has inherited. Another thread of the parent may have held any lock
 //!   at the fork, and does not exist in the child. So `close` waits for no lock there and does not drop the object.
@@ -28,6 +30,7 @@ use rustix::process::{Pid, getpid};
 use weft_fi_sys::{fi_ops, fid};
 
 use crate::errno::Errno;
+use crate::host::{self, Host};
 
 /// How long `close` lets other threads let go of the object they are looking at.
 const TRANSIENT_HOLD_LIMIT: Duration = Duration::from_secs(2);
@@ -98,7 +101,9 @@ pub(crate) unsafe fn borrow_fid<'a, O: Object>(raw: *mut fid) -> Result<&'a O, E
         return Err(Errno::INVAL);
     }
     // SAFETY: the class says that the pointer came from `into_raw::<O>`, so it is a live `O` by the caller's promise.
-    Ok(unsafe { &*raw.cast::<O>() })
+    let object = unsafe { &*raw.cast::<O>() };
+    host::enter(object.uses().host);
+    Ok(object)
 }
 
 /// The class of whatever object a client handed in, for functions that take several kinds (`fi_ep_bind`).
@@ -164,17 +169,22 @@ pub(crate) unsafe fn close<O: Object>(raw: *mut fid) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Counts the children of an object, and knows the process that has opened it.
-#[derive(Debug)]
+/// Counts the children of an object, and knows the process that has opened it, and by which host library.
 pub(crate) struct Uses {
     children: AtomicUsize,
     owner: Pid,
+    host: Option<&'static Host>,
 }
 
 impl Uses {
-    /// No children; opened by this process.
+    /// No children; opened by this process, for the host that this thread serves.
     pub(crate) fn new() -> Self {
-        Self { children: AtomicUsize::new(0), owner: getpid() }
+        Self { children: AtomicUsize::new(0), owner: getpid(), host: host::current() }
+    }
+
+    /// Whether the object was opened by that host.
+    pub(crate) fn is_of(&self, host: Option<&Host>) -> bool {
+        self.host.map(std::ptr::from_ref) == host.map(std::ptr::from_ref)
     }
 
     /// Whether this process has opened the object. False in a forked child.

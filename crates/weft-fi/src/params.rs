@@ -236,11 +236,14 @@ fn value<T: Value>(name: &str, default: &'static str, unit: &str, set: Option<St
 }
 
 impl Params {
-    /// The values in force: through the host inside one, from the environment elsewhere. Read once per process.
+    /// The values in force: through the host inside one, from the environment elsewhere. Each reads them once.
     #[must_use]
     pub fn load() -> &'static Self {
         static LOADED: OnceLock<Params> = OnceLock::new();
-        LOADED.get_or_init(Self::load_now)
+        match host::current() {
+            Some(host) => host.params(),
+            None => LOADED.get_or_init(|| Self::read(|name| std::env::var(format!("FI_WEFT_{name}")).ok())),
+        }
     }
 
     /// Whether an endpoint may be set up by these values.
@@ -268,14 +271,9 @@ impl Params {
         }
     }
 
-    fn load_now() -> Self {
-        match host::get() {
-            Some(host) => Self::read(|name| {
-                let name = CString::new(name.to_ascii_lowercase()).ok()?;
-                host.param(crate::provider_ptr(), &name)
-            }),
-            None => Self::read(|name| std::env::var(format!("FI_WEFT_{name}")).ok()),
-        }
+    /// The values as a host has them.
+    pub(crate) fn of(host: &host::Host) -> Self {
+        Self::read(|name| host.param(&CString::new(name.to_ascii_lowercase()).ok()?))
     }
 }
 
@@ -286,13 +284,13 @@ impl Default for Params {
     }
 }
 
-/// Declares every variable to the host.
+/// Declares every variable to a host.
 pub(crate) fn define(host: &host::Host) {
     for param in TABLE {
         let default = if param.default.is_empty() { "none" } else { param.default };
         let help = format!("{} [{}, default: {default}]", param.help, param.unit);
         if let (Ok(name), Ok(help)) = (CString::new(param.name.to_ascii_lowercase()), CString::new(help)) {
-            host.define_param(crate::provider_ptr(), &name, &help);
+            host.define_param(&name, &help);
         }
     }
 }

@@ -250,8 +250,7 @@ impl Listener {
     /// The `fi_info` with which to open the endpoint that answers.
     fn describe(&self, request: &Request) -> Option<Info> {
         let template = self.template.lock();
-        // SAFETY: a structure of the host's.
-        let info = unsafe { host::get()?.copy_info(template.as_ptr()) }?;
+        let info = template.copy()?;
         // SAFETY: a fresh structure that nobody else has seen.
         let out = unsafe { &mut *info.as_ptr() };
         let (src, dest) = (self.format.encode(&request.listens_at).ok()?, self.format.encode(&request.peer).ok()?);
@@ -317,7 +316,7 @@ pub(crate) unsafe extern "C" fn open(
         // SAFETY: null, or the client's fi_info, which the host allocated.
         let hints = unsafe { Hints::read(info) }?.ok_or(Errno::INVAL)?;
         // SAFETY: as above.
-        let template = unsafe { host::get().ok_or(Errno::OTHER)?.copy_info(info) }.ok_or(Errno::NOMEM)?;
+        let template = unsafe { host::current().ok_or(Errno::OTHER)?.copy_info(info) }.ok_or(Errno::NOMEM)?;
         let object = open_passive(fabric, &hints, template, context)?;
         OPEN.add(Arc::as_ptr(&object).expose_provenance());
         // SAFETY: the client's place for the new pointer.

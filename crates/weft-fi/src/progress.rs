@@ -33,6 +33,7 @@ use weft_nic::Worker;
 
 use crate::endpoint::core::CoreRef;
 use crate::errno::{self, Errno};
+use crate::host::{self, Host};
 use crate::lock;
 use crate::publish::{BEFORE_SLEEP, INTERVAL};
 use crate::wait::Waker;
@@ -74,6 +75,8 @@ pub(crate) struct AutoProgress {
     /// The client said that it will not progress by itself for a while.
     relieve: AtomicBool,
     stop: AtomicBool,
+    /// The host of the domain.
+    host: Option<&'static Host>,
     thread: Mutex<Option<Worker>>,
 }
 
@@ -134,8 +137,14 @@ impl AutoProgress {
             rounds: AtomicU64::new(0),
             relieve: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            host: host::current(),
             thread: Mutex::new(None),
         }))
+    }
+
+    /// Whether the domain is one of that host.
+    pub(crate) fn is_of(&self, host: Option<&Host>) -> bool {
+        self.host.map(std::ptr::from_ref) == host.map(std::ptr::from_ref)
     }
 
     /// Takes care of an endpoint from now on; starts the thread if it is the first.
@@ -199,6 +208,7 @@ impl AutoProgress {
 
     fn run(&self) {
         lock::visit_only();
+        host::enter(self.host);
         if let Some(set) = &self.processors
             && let Err(errno) = sched_setaffinity(None, set)
         {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use weft_fi_sys as sys;
 
 use super::{Domain, OPEN};
+use crate::host;
 use crate::info::caps;
 use crate::info::hints::Hints;
 use crate::info::network::{self, KEYS_SINCE};
@@ -21,11 +22,15 @@ use crate::object::{self, Object};
 /// The domain that was opened first of those that are `wanted`, which are asked with the list of open ones locked. What a forked child has
 /// of its parent's is not open there.
 pub(crate) fn find(wanted: impl Fn(&Arc<Domain>) -> bool) -> Option<Arc<Domain>> {
-    OPEN.find(|address| {
+    let host = host::current();
+    let found = OPEN.find(|address| {
         // SAFETY: an open domain of ours; one that closes leaves the list, which is locked meanwhile, before it is gone.
         let domain = unsafe { object::share::<Domain>(address as *mut sys::fid_domain) }.ok()?;
-        (domain.uses().is_ours() && wanted(&domain)).then_some(domain)
-    })
+        (domain.uses().is_ours() && domain.uses().is_of(host) && wanted(&domain)).then_some(domain)
+    });
+    // Looking at an object of another host must not change the host that this call serves.
+    host::enter(host);
+    found
 }
 
 /// Whether endpoints make progress by themselves. Connections are all that control operations leave to be done later: where there

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use weft_fi_sys::*;
 
@@ -11,6 +12,7 @@ type FreeInfo = unsafe extern "C" fn(*mut fi_info);
 type DupInfo = unsafe extern "C" fn(*const fi_info) -> *mut fi_info;
 type OpenFabric = unsafe extern "C" fn(*mut fi_fabric_attr, *mut *mut fid_fabric, *mut c_void) -> c_int;
 type Version = unsafe extern "C" fn() -> u32;
+type Open = unsafe extern "C" fn(u32, *const c_char, *mut c_void, usize, u64, *mut *mut fid, *mut c_void) -> c_int;
 type GetParams = unsafe extern "C" fn(*mut *mut fi_param, *mut c_int) -> c_int;
 
 /// A host library.
@@ -19,8 +21,25 @@ pub(crate) struct Lib {
     freeinfo: FreeInfo,
     dupinfo: DupInfo,
     fabric: OpenFabric,
+    open: Open,
     getparams: GetParams,
     pub(crate) version: u32,
+}
+
+/// `struct fi_ops_log`.
+#[repr(C)]
+struct LogOps {
+    size: usize,
+    enabled: unsafe extern "C" fn(*const fi_provider, fi_log_level, fi_log_subsys, u64) -> c_int,
+    ready: unsafe extern "C" fn(*const fi_provider, fi_log_level, fi_log_subsys, u64, *mut u64) -> c_int,
+    log: unsafe extern "C" fn(*const fi_provider, fi_log_level, fi_log_subsys, *const c_char, c_int, *const c_char),
+}
+
+/// `struct fid_logging`.
+#[repr(C)]
+struct Logging {
+    fid: fid,
+    ops: *mut LogOps,
 }
 
 /// Structures of the host's. Dropped by its fi_freeinfo.
@@ -67,6 +86,7 @@ impl Lib {
                 freeinfo: symbol(handle, c"fi_freeinfo"),
                 dupinfo: symbol(handle, c"fi_dupinfo"),
                 fabric: symbol(handle, c"fi_fabric"),
+                open: symbol(handle, c"fi_open"),
                 getparams: symbol(handle, c"fi_getparams"),
                 version: version(),
             }
@@ -149,6 +169,43 @@ impl Lib {
             .map(|at| unsafe { *list.add(at) })
             .map(|param| (owned(param.name), (!param.value.is_null()).then(|| owned(param.value))))
             .collect()
+    }
+
+    /// Takes over what the library logs in weft's name (`fi_import_log`, rdma/fi_ext.h), and counts it.
+    pub(crate) fn count_log_lines(&self) -> &'static AtomicUsize {
+        static COUNTS: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        unsafe extern "C" fn enabled(prov: *const fi_provider, _: fi_log_level, _: fi_log_subsys, _: u64) -> c_int {
+            (!prov.is_null() && unsafe { CStr::from_ptr((*prov).name) } == c"weft").into()
+        }
+        unsafe extern "C" fn ready(_: *const fi_provider, _: fi_log_level, _: u32, _: u64, _: *mut u64) -> c_int {
+            0
+        }
+        unsafe extern "C" fn log<const AT: usize>(
+            _: *const fi_provider,
+            _: fi_log_level,
+            _: fi_log_subsys,
+            _: *const c_char,
+            _: c_int,
+            _: *const c_char,
+        ) {
+            COUNTS[AT].fetch_add(1, Ordering::Relaxed);
+        }
+        let at = NEXT.fetch_add(1, Ordering::Relaxed);
+        let log = [log::<0>, log::<1>][at];
+        let ops = Box::leak(Box::new(LogOps { size: size_of::<LogOps>(), enabled, ready, log }));
+        let mut logging: Box<Logging> = Box::new(unsafe { std::mem::zeroed() });
+        (logging.fid.fclass, logging.ops) = (FI_CLASS_LOG as usize, ops);
+        let (logging, mut open) = (Box::leak(logging), null_mut());
+        let version = self.version;
+        unsafe {
+            let name = c"logging".as_ptr();
+            assert_eq!((self.open)(version, name, null_mut(), 0, 0, &mut open, null_mut()), 0);
+            // fi_import_fid: a bind of the library's object to ours.
+            assert_eq!(bind(open, &raw mut logging.fid, 0), 0);
+            assert_eq!(close(open), 0);
+        }
+        &COUNTS[at]
     }
 
     /// `fi_fabric`.

@@ -3,12 +3,14 @@
 use std::ffi::{CStr, CString, c_int};
 use std::path::Path;
 use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
 
 use weft_fi_sys::v2::*;
 use weft_fi_sys::*;
 
 use crate::client::{Info, Lib, Opened, close};
 use crate::open;
+use crate::side::{Side, acquaint, works};
 
 const V1_5: u32 = version(1, 5);
 const DATA_CAPS: u64 = FI_MSG | FI_TAGGED | FI_RMA;
@@ -351,12 +353,28 @@ pub(crate) fn no_layers(lib: &Lib) {
     }
 }
 
-/// Two host libraries at work in one process: the provider belongs to the first.
+/// Two host libraries in one process have the provider, each for itself: what one opens is not shown to the other, structures
+/// come from the library that asked, and the log lines of a call go there. Their endpoints reach each other.
 pub(crate) fn second_host(first: &Path, second: &Path) {
-    let first = Lib::load_alone(first);
-    assert!(first.ask(first.newest(), None).is_ok());
-    let second = Lib::load_alone(second);
-    let answer = second.getinfo(second.newest(), None, None, 0, None).map(|info| info.names());
-    assert_eq!(answer, Err(FI_ENODATA));
-    assert!(first.ask(first.newest(), None).is_ok());
+    let libs = [first, second].map(Lib::load_alone);
+    let lines = libs.each_ref().map(Lib::count_log_lines);
+    for lib in &libs {
+        assert_eq!(lib.ask(lib.newest(), None).unwrap().names(), ["weft"]);
+        assert!(lib.params().iter().any(|(name, _)| name == "FI_WEFT_RX_SIZE"));
+    }
+    let (a, b, to_b, to_a) = acquaint(Side::new(&libs[0]), Side::new(&libs[1]));
+    works(&a, &b, to_b);
+    works(&b, &a, to_a);
+    for (lib, own, other) in [(&libs[0], &a, &b), (&libs[1], &b, &a)] {
+        assert_eq!(lib.ask(lib.newest(), None).unwrap().domain().domain, own.opened.domain);
+        let hints = lib.allocinfo();
+        hints.domain().domain = other.opened.domain;
+        let before = lines.map(|count| count.load(Ordering::Relaxed));
+        assert_eq!(lib.ask(lib.newest(), Some(&hints)).err(), Some(FI_ENODATA));
+        let more = [0, 1].map(|at| lines[at].load(Ordering::Relaxed) > before[at]);
+        assert_eq!(more, libs.each_ref().map(|any| std::ptr::eq(any, lib)), "hosts that were told why");
+    }
+    drop(a);
+    drop(b);
+    assert!(libs[0].ask(libs[0].newest(), None).unwrap().domain().domain.is_null());
 }

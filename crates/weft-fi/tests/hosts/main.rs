@@ -1,8 +1,8 @@
 //! The provider inside real libfabrics: every group of checks runs in every host library that weft supports.
 //!
 //! A host library is loaded by `dlopen` with RTLD_LOCAL, as MPI libraries do, finds the provider by
-//! FI_PROVIDER_PATH, and is called as a client calls it. Two of them cannot be at work in one process, so each
-//! group runs in a process of its own per host: this program again, which then runs the ignored test [`child`].
+//! FI_PROVIDER_PATH, and is called as a client calls it. Each group runs in a process of its own per host: this program
+//! again, which then runs the ignored test [`child`].
 //!
 //! What clients do wrong, and what peers and queues do to them, is in `misuse`, `states`, `access`, `limits`, `closing`
 //! and `death`: scenes on the objects of `side`, on every path between two endpoints where the path matters.
@@ -441,8 +441,8 @@ fn the_host_is_the_library_that_calls() {
     run_in_pairs("getinfo_defaults");
 }
 
-/// The second libfabric of a process that loads the provider does without it, and the first one goes on.
+/// Two libfabrics of a process have the provider, each for itself.
 #[test]
-fn a_second_host_is_refused() {
+fn a_second_host_has_it_too() {
     run_in_pairs("second_host");
 }
