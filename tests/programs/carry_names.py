@@ -1,6 +1,6 @@
 """Starts two processes of a program on pair.h, `PROGRAM receiver` and `PROGRAM sender`, and carries their names across.
 
-What stands before the program runs it for the receiver: environment (NAME=VALUE) and a tool with its options. The output is one
+The words before the program run it for the receiver: environment (NAME=VALUE) and a tool with its options. The output is one
 JSON object with, for each of the two, `status` and what it said (`out`, `err`).
 """
 

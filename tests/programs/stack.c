@@ -356,7 +356,7 @@ static void waits(struct side *a) {
 }
 
 /* A peer that does not exist: the way from the first send to the error. */
-static void nobody(void) {
+static void unreachable_peer(void) {
     struct sockaddr_in {
         uint16_t family, port;
         uint8_t ip[4], zero[8];
@@ -386,7 +386,7 @@ static void pair(enum fi_progress progress) {
     messages(a, b);
     accesses(b, a);
     waits(a);
-    nobody();
+    unreachable_peer();
     /* One side goes while the other has operations under way. */
     POST("fi_trecv", fi_trecv(b->ep, to, 8, NULL, b->peer, 9, 0, NULL));
     close_all(a);

@@ -277,7 +277,7 @@ pub enum Fault {
     /// The target refused the access: outside the region.
     #[error("the target refused the access: outside the registered region")]
     BadRange,
-    /// What a receive named as its buffer, or a peer's region as its memory, is not there, or is protected against the access.
+    /// The buffer of a receive, or the memory of a peer's region, is not mapped or is protected against the access.
     #[error("the memory is not there, or is protected against the access")]
     NoMemory,
     /// A message arrived for a region or receive that went away meanwhile.

@@ -59,7 +59,7 @@ pub(crate) struct Results {
 }
 
 impl Results {
-    /// What they cost of the window.
+    /// Their cost in bytes of the window.
     pub(crate) fn cost(&self) -> usize {
         self.cost
     }

@@ -2,7 +2,7 @@
 //!
 //! Place in the data flow: the name that a caller has proven says where it listens, which is the caller's own word. Where the address book has that
 //! socket and no more, [`crate::links`] holds the call, and the engine calls the socket itself. The endpoint that answers proves its id by its
-//! capability; only the calls of that endpoint get the address. Others are served as those of strangers, which they are as well if nobody answers.
+//! capability; only the calls of that endpoint get the address. Other calls are served as those of strangers, and so are all calls if no endpoint answers.
 //!
 //! Invariants: one endpoint at a time lives at a socket (with its contexts, if it is scalable). When another one answers there, the first has gone.
 //! A link that asks carries nothing, and is closed as soon as it is up.
@@ -19,14 +19,14 @@ use crate::nic::{LinkError, LinkId, Nic};
 /// How often an address is asked at most for strangers that claim it, before another call of theirs, if it does not answer.
 const TRIES: u8 = 8;
 
-/// What is known of a peer's word that it lives at an address.
+/// State of a peer's claim that it lives at an address.
 enum Claim {
     /// It has answered there.
     Proven(Addr),
     Unproven(Addr),
 }
 
-/// Who lives at an address is being found out.
+/// A search for the endpoint that lives at an address.
 pub(crate) struct Ask {
     addr: Addr,
     /// Our link there, once it has been begun.
@@ -147,7 +147,7 @@ impl Core {
     }
 
     /// A call of ours has failed. Of a peer that may be busy, or out of reach for the moment, it is tried again while a stranger claims the address;
-    /// nobody waits for that.
+    /// no operation waits for that.
     pub(crate) fn unanswered(&mut self, probe: LinkId, why: LinkError) {
         let Some(at) = self.asks.iter().position(|ask| ask.probe == Some(probe)) else { return };
         let ask = self.asks.swap_remove(at);
@@ -163,7 +163,7 @@ impl Core {
         }
     }
 
-    /// It is known who lives at an address, or that nobody says so.
+    /// The endpoint that lives at an address is known, or no endpoint claims it.
     fn settle_ask(&mut self, ask: &Ask, lives: Option<&EpName>) {
         let addr = ask.addr;
         let lives = lives.filter(|_| self.book.name(addr).is_some_and(|row| !row.is_full()));

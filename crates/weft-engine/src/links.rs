@@ -76,7 +76,7 @@ pub(crate) struct Rising {
     call: u32,
     /// The window that ours has.
     granted: u64,
-    /// What it has not granted because the peer is in no address vector.
+    /// Bytes not granted because the peer is in no address vector.
     withheld: u64,
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct LinkWork {
 }
 
 impl LinkWork {
-    /// On no link: somebody is to be asked ([`crate::claims`]).
+    /// On no link: an endpoint is to be asked ([`crate::claims`]).
     pub(crate) const ASK: Self = Self { link: LinkId(u32::MAX), message: None, close: false };
 }
 

@@ -150,7 +150,7 @@ pub(crate) struct Xfer {
     pub(crate) remote: Vec<RemoteIov>,
     pub(crate) expect: u64,
     pub(crate) placed: u64,
-    /// What `iov` describes, where that is memory of the engine.
+    /// The memory of the engine that `iov` describes, if it is such.
     pub(crate) staged: Option<Box<Staged>>,
     /// The window by which the peer may push the bytes; 0: it may not, because a device of ours moves them.
     window: u64,

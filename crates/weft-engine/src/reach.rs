@@ -34,7 +34,7 @@ impl Found {
     }
 }
 
-/// What was found of one region's memory, the last used first.
+/// Accessible spans of one region's memory, the last used first.
 #[derive(Default)]
 pub(crate) struct Reach {
     found: [Found; SPANS],

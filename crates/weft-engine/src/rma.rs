@@ -35,7 +35,7 @@ struct Entry {
     region: Region,
     /// Transfers that still touch the memory.
     busy: u32,
-    /// What was found of the memory.
+    /// Spans of the memory that were found to be accessible.
     reach: Reach,
 }
 

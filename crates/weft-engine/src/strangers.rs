@@ -37,7 +37,7 @@ const ANNOUNCEMENT_BYTES: u64 = 192;
 /// So does a long write whose bytes have not all come.
 const WRITE_BYTES: u64 = 256;
 
-/// What one peer holds while it is in no address vector.
+/// Memory that one peer holds while it is in no address vector.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stake {
     /// Messages that may come or wait, beyond the even share.
@@ -46,7 +46,7 @@ pub(crate) struct Stake {
     kept: u64,
 }
 
-/// What all of them hold.
+/// The sums over all of them.
 #[derive(Debug, Default)]
 pub(crate) struct Strangers {
     pub(crate) total: Stake,
@@ -68,17 +68,17 @@ impl Waiting {
 }
 
 impl Vc {
-    /// What the peer is not granted of the usual window.
+    /// Bytes of the usual window that the peer is not granted.
     pub(crate) fn withheld(&self) -> u64 {
         self.more.as_ref().map_or(0, |more| more.withheld)
     }
 
-    /// What is to be given back of its window.
+    /// Bytes of its window to be given back.
     pub(crate) fn owed(&self) -> u64 {
         self.credit_owed.saturating_sub(self.withheld() / 4)
     }
 
-    /// What its messages that wait for receives cost.
+    /// The cost of its messages that wait for receives.
     pub(crate) fn unreceived(&self) -> u64 {
         self.rx_used.saturating_sub(self.withheld() + self.owed())
     }
@@ -113,7 +113,7 @@ impl Core {
         (self.budget() / FIRST_PART).max(self.even_share())
     }
 
-    /// What is withheld of the usual window when a link comes up.
+    /// Bytes of the usual window withheld when a link comes up.
     pub(crate) fn withheld_at_first(&self, vci: u32) -> u64 {
         // A link that is in use has been granted its window.
         if !self.is_stranger(vci) || self.vcs[vci as usize].is_in_use() {
@@ -176,7 +176,7 @@ impl Core {
         self.account(vci);
     }
 
-    /// What a peer holds has changed, or whether it is in an address vector.
+    /// Updates the sums after the stake of a peer has changed, or its place in an address vector.
     pub(crate) fn account(&mut self, vci: u32) {
         let now = self.stake(vci);
         let vc = &mut self.vcs[vci as usize];
@@ -297,7 +297,7 @@ impl Core {
 }
 
 impl<N: Nic> Engine<N> {
-    /// What the device holds for a stranger, and what waits here, has changed.
+    /// Updates the sums after the device or the queues hold more or less for a stranger.
     #[cold]
     pub(crate) fn weigh(&mut self, vci: u32) {
         let vc = &self.core.vcs[vci as usize];

@@ -247,7 +247,7 @@ pub(crate) struct More {
     /// Of a peer in no address vector ([`crate::strangers`]): what is withheld of its window, and what it holds altogether.
     pub(crate) withheld: u64,
     pub(crate) stake: Stake,
-    /// What the device held for it when that was asked last.
+    /// Bytes that the device held for it at the last look.
     pub(crate) device_bytes: u64,
     /// The messages in both directions when that was looked at last.
     pub(crate) activity: u32,

@@ -1,4 +1,4 @@
-//! What peers in no address vector can make an endpoint hold, with as many names as they like, is bounded; what is freed goes to others.
+//! Peers in no address vector can make an endpoint hold a bounded amount of memory, whatever the number of their names. Freed memory serves others.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod told;
@@ -20,7 +20,7 @@ const TAGGED: u8 = 1;
 
 const WINDOW: u64 = 4 << 20;
 const BUDGET: u64 = 64 << 20;
-/// What a message costs beside its payload.
+/// Cost of a message beside its payload.
 const COST: u64 = 64;
 
 /// One of as many names as a process likes.
@@ -209,6 +209,6 @@ fn an_idle_stranger_makes_room() {
         let open = &case.engine.nic().open;
         assert!(open.len() == 10 && open.contains(&LinkId(3)) && open.contains(&LinkId(5)), "{open:?}");
     }
-    // What is new may be about to speak, and stays for a while.
+    // A new link may be about to carry its first message, and stays for a while.
     assert!(taken.len() >= 16 && taken[0] > 70 && taken[8] > taken[0] + 60, "{taken:?}");
 }

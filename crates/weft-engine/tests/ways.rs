@@ -141,7 +141,7 @@ fn receives_end_with_a_peer_that_closes() {
     case.tell(Event::Closed(case.link));
     let done: Vec<_> = case.done().iter().map(|c| (c.ctx.ptr, c.fault)).collect();
     assert_eq!(done, [(1, Some(Fault::Link(LinkError::Closed)))]);
-    // What it has sent can still be received.
+    // Its messages can still be received.
     post(&mut case, 0, 6, 3, OpFlags::empty());
     assert_eq!(received(&mut case), [(3, 0)]);
 }
@@ -469,7 +469,7 @@ fn a_claim_counts_only_where_its_peer_answers() {
     assert_eq!(received(&mut case), [(4, ADDR_NONE)]);
 }
 
-/// Nor does one claim count where nobody answers, or no call can be made; and where one does, the call waits for the answer.
+/// A claim does not count where no endpoint answers, or no call can be made. Otherwise the call waits for the answer.
 #[test]
 fn a_claim_waits_for_the_answer() {
     for down in [false, true] {
@@ -477,8 +477,8 @@ fn a_claim_waits_for_the_answer() {
         case.engine.nic_mut().dials = Some(FIRST_PROBE).filter(|_| down);
         case.call_as(0, name(2));
         if down {
-            assert!(said(&case, LinkId(0)).is_empty(), "nobody knows yet who it is");
-            // It is called some times more, for which nobody waits.
+            assert!(said(&case, LinkId(0)).is_empty(), "the endpoint is not known yet");
+            // It is called some times more, and no operation waits for that.
             (FIRST_PROBE..FIRST_PROBE + 8).for_each(|link| case.tell(Event::Down(LinkId(link))));
             assert_eq!(case.engine.nic().open, [LinkId(0)]);
         }
@@ -511,7 +511,7 @@ fn calls_that_wait_are_few() {
     assert_eq!(case.engine.nic().open, [LinkId(12)], "one of them serves");
 }
 
-/// Whoever answers at a socket has taken the place of another one: what was under way with that ends, receives from it alone included.
+/// An endpoint that answers at a socket replaces the one before. Operations to that one end, and receives from it alone.
 #[test]
 fn an_address_is_taken_over() {
     let mut case = at_a_socket();
@@ -601,7 +601,7 @@ fn what_is_lost_is_not_passed_over() {
     assert_eq!(case.engine.unexpected_messages(), 0);
 }
 
-/// What a peer in no address vector announced goes with its link: receives wait for others, and only a claim on it fails.
+/// Announcements of a peer in no address vector go with its link: receives wait for others, and only a claim on one fails.
 #[test]
 fn what_a_stranger_announced_goes_with_it() {
     let mut case = Case::new(CAPS, Config::default());

@@ -59,7 +59,7 @@ pub const API_VERSION: u32 = sys::version(2, 6);
 /// The oldest host whose structures have all the fields that weft touches.
 const OLDEST_HOST: u32 = sys::version(1, 17);
 
-/// What a host keeps of us. It writes to the structure (`context`), we only hand out its address.
+/// The provider structure that a host keeps. It writes to the structure (`context`), we only hand out its address.
 struct Provider(UnsafeCell<sys::fi_provider>);
 
 // SAFETY: after start-up only the host touches the contents, by its own rules.

@@ -11,7 +11,7 @@
 
 use std::ffi::OsStr;
 
-/// What this process runs under.
+/// The tool below which this process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Checker {
     /// Valgrind's memcheck. Its other tools do not ask whether memory is initialised.

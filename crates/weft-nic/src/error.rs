@@ -84,7 +84,7 @@ impl NicError {
     }
 }
 
-/// What is missing for a link, by an answer of the system.
+/// The resource that a link lacks, by an answer of the system.
 pub(crate) fn shortage(source: impl Into<io::Error>) -> LinkError {
     match source.into().raw_os_error() {
         Some(libc::EMFILE | libc::ENFILE) => LinkError::Descriptors,

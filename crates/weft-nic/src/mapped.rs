@@ -1,4 +1,4 @@
-//! What is mapped in this process, and whether it may touch a piece of it.
+//! The mappings of this process, and whether it may access a piece of memory.
 //!
 //! Place in the data flow: the engine asks [`accessible`] ([`weft_engine::Probe`]) before it carries out a peer's access to registered memory: one that is not
 //! mapped, or is protected against the access, would end the process by a signal.
@@ -120,7 +120,7 @@ mod tests {
             mmap_anonymous(std::ptr::null_mut(), PAGES * page(), ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
         };
         let base: *mut u8 = base.unwrap().cast();
-        // SAFETY: a page of that mapping, to which nobody refers.
+        // SAFETY: a page of that mapping, to which no reference exists.
         unsafe { mprotect(base.wrapping_add(2 * page()).cast(), page(), MprotectFlags::READ) }.unwrap();
         // SAFETY: as above.
         unsafe { mprotect(base.wrapping_add(4 * page()).cast(), page(), MprotectFlags::empty()) }.unwrap();
@@ -160,7 +160,7 @@ mod tests {
         assert!(accessible(first, true, true).unwrap().len >= 2 * page_bytes, "what lies together is told together");
         assert!(accessible(first, false, true).unwrap().len >= 4 * page_bytes);
         assert_eq!(accessible(Span { start, len: u64::MAX }, false, false), None, "it wraps around");
-        // SAFETY: what `patchwork` mapped, and a hole, to which nobody refers.
+        // SAFETY: the mapping made by `patchwork`, and a hole, to which no reference exists.
         unsafe { munmap(base.cast(), PAGES * page()) }.unwrap();
     }
 
@@ -176,7 +176,7 @@ mod tests {
         let memory = |len| Span { start: base.expose_provenance() as u64, len };
         assert!(accessible(memory(page_bytes), true, false).is_some());
         assert_eq!(accessible(memory(page_bytes + 1), true, false), None);
-        // SAFETY: what was just mapped, to which nobody refers.
+        // SAFETY: the new mapping, to which no reference exists.
         unsafe { munmap(base, 2 * page()) }.unwrap();
     }
 

@@ -115,7 +115,7 @@ fn strangers_leave_their_descriptors_to_expected_peers() {
         greet(&mut hub, &mut peers, 0..STRANGERS, STRANGERS);
         // One goes on talking: the others are idle.
         greet(&mut hub, &mut peers, 0..1, STRANGERS + 1);
-        // What the caller needs for its own end.
+        // Descriptors that the caller needs for its own end.
         let filling = leave(if shm { 4 } else { 1 });
         greet(&mut hub, &mut peers, STRANGERS..STRANGERS + 1, STRANGERS + 2);
         let closed = |peer: &mut Engine<Devices>| {

@@ -25,7 +25,7 @@ impl log::Log for Said {
     fn flush(&self) {}
 }
 
-/// What the log says when nothing can be observed.
+/// The log line for a process in which unmapping cannot be observed.
 fn refusal() -> String {
     assert!(UnmapWatch::new().is_none());
     let said = std::mem::take(&mut *SAID.lock().unwrap());

@@ -93,7 +93,7 @@ pub struct Told {
     pub closed: Vec<LinkId>,
     /// The next connection that the engine makes has this number.
     pub dials: Option<u32>,
-    /// Who answers at a socket, where that is not so; such connections have numbers of their own, from [`FIRST_PROBE`] on.
+    /// The endpoint that answers at a socket, where that differs; such connections have numbers of their own, from [`FIRST_PROBE`] on.
     pub lives: Option<EpName>,
     pub probes: u32,
     /// A poll brings all that there is.

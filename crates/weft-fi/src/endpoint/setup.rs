@@ -332,7 +332,7 @@ impl Ep {
             (Some(devices), _) => Ok(devices),
             (None, Some(place)) => place.devices(&setup.network, setup.shm),
             (None, None) => {
-                // Whom a connected endpoint calls back has its full name.
+                // The peer that a connected endpoint calls back has a full name.
                 let open = self.ty != EpType::Msg && setup.format.is_open();
                 let config = self.domain.devices_config(&setup.network, setup.local, open, setup.shm);
                 Devices::boxed(&config).map_err(refused)

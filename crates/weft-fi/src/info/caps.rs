@@ -85,7 +85,7 @@ const fn full(api: u32, kind: EpType) -> u64 {
         & !(EXACT_2_0 | sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX | sys::FI_SHARED_AV | sys::FI_AV_USER_ID)
 }
 
-/// What is granted for `wanted` and what the attributes of contexts ask for besides, or the rejection.
+/// The capabilities granted for `wanted` and for the attributes of contexts, or the rejection.
 ///
 /// A context may name capabilities that `wanted` lacks: libfabric's own providers compare either with what they have, not with each
 /// other.
@@ -105,7 +105,7 @@ pub(crate) fn grant(api: u32, kind: EpType, wanted: u64, contexts: u64) -> Resul
     Ok(granted(api, kind, wanted | contexts & !MODIFIERS) | contexts)
 }
 
-/// What is granted for `wanted`, which is offered and not nothing.
+/// The capabilities granted for `wanted`, which is offered and not empty.
 const fn granted(api: u32, kind: EpType, wanted: u64) -> u64 {
     let primary = PRIMARY | PRIMARY_2_0;
     // Only extras: then any kind of operation will do.

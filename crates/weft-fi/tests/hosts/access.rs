@@ -433,7 +433,7 @@ fn memory_that_is_not_there(lib: &Lib) {
         }
     }
     assert_eq!(done_there(&a, &b, to_b, (WRITABLE, 8), 8), none, "the first page of all");
-    // What was refused is allowed as soon as the memory is there.
+    // The same access is allowed as soon as the memory is there.
     patchwork.protect(1, libc::PROT_READ | libc::PROT_WRITE);
     patchwork.protect(2, libc::PROT_READ);
     for len in LENGTHS {

@@ -135,7 +135,7 @@ fn threads(lib: &Lib) {
     works(automatic, side, automatic.insert(&side.name()));
 }
 
-/// Does something while no descriptor can be opened. Nobody else is here.
+/// Does something while no descriptor can be opened. No other thread runs here.
 fn without_descriptors(what: impl FnOnce()) {
     let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
     assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) }, 0);
@@ -145,7 +145,7 @@ fn without_descriptors(what: impl FnOnce()) {
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
 }
 
-/// What a domain with automatic progress is opened with.
+/// Hints for a domain with automatic progress.
 fn automatic_info(lib: &Lib) -> Info<'_> {
     let hints = lib.allocinfo();
     hints.domain().data_progress = FI_PROGRESS_AUTO;

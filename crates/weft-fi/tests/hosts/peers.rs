@@ -16,7 +16,7 @@ const PEERS: [&CStr; 5] = [c"tcp", c"tcp;ofi_rxm", c"net", c"shm", c"sockets"];
 const VERSIONS: [u32; 5] = [version(1, 0), version(1, 1), version(1, 4), V1_5, version(1, 8)];
 const V1_5: u32 = version(1, 5);
 
-/// What a client asks for.
+/// Hints of a client.
 struct Case {
     name: &'static str,
     hints: fn(&Info<'_>),
@@ -260,7 +260,7 @@ fn hints<'a>(lib: &'a Lib, case: &Case, provider: &CStr) -> Info<'a> {
     hints
 }
 
-/// What a client finds in an answer that it cannot change: which registration it must do, and what it may count on.
+/// Parts of an answer that a client cannot change: the registration that it must do, and the guarantees that it gets.
 fn compare(what: &str, api: u32, asked: &Info<'_>, ours: &Info<'_>, theirs: &Info<'_>) {
     const OPERATIONS: u64 = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC;
     const MODIFIERS: u64 = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;

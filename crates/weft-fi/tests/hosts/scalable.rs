@@ -434,7 +434,7 @@ fn as_little(lib: &Lib) {
     }
     assert!(is_all(region, 0));
     assert_eq!(close(mr), 0);
-    // What a context starts is not restricted: nothing is at address 0.
+    // A context may start any operation: nothing is at address 0.
     let mut receiver = with(FI_MSG | FI_RECV);
     let (tx, rx) = (receiver.side.info.get().tx_attr, receiver.side.info.get().rx_attr);
     receiver.reopen(tx, rx);

@@ -20,7 +20,7 @@
 //! vanish with their socket, so reaching one is the test for "same host", and nothing is left behind.
 //!
 //! Errors: [`LinkError::Denied`] for a foreign user or a wrong proof, `Protocol` for anything malformed,
-//! `Descriptors`, `Resources` and `PeerResources` where descriptors or memory run out, here or there, `Refused` where nobody listens or the other end hangs up.
+//! `Descriptors`, `Resources` and `PeerResources` where descriptors or memory run out, here or there, `Refused` where no endpoint listens or the other end hangs up.
 //!
 //! Sources: unix(7), SCM_RIGHTS.
 

@@ -57,7 +57,7 @@ impl Tcp {
                     if !self.make_room(now_ms) || self.halves.is_empty() {
                         self.tell_of_shortage();
                         if let Some(link) = sink.spare_link(&|_| true) {
-                            // Whoever waits may be a peer that is expected, and has to prove it.
+                            // The caller that waits may be an expected peer, and has to prove it.
                             self.discard(link);
                             continue;
                         }

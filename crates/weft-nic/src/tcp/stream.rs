@@ -325,7 +325,7 @@ impl Secret {
             while taken < pieces.len() && self.out.len() + SEALED_BYTES <= OUT_BYTES {
                 match self.seal_record(|buffer| pieces.read(taken, buffer), pieces.len() - taken) {
                     Ok(n) => taken += n,
-                    // What has been sealed leaves with the next call.
+                    // The sealed records leave with the next call.
                     Err(_) if taken > 0 => return Ok(taken),
                     Err(errno) => return Err(errno),
                 }

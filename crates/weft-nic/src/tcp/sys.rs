@@ -37,7 +37,7 @@ pub(super) const PIECES: usize = 24;
 /// Room for what epoll tells at a time. Not on the stack of the client, which may be small.
 pub(super) struct Events(Box<[MaybeUninit<epoll::Event>; EVENTS]>);
 
-// SAFETY: an event holds a number of ours, which is a pointer for the type only, and is read by whoever had it written.
+// SAFETY: an event holds a number of ours, which is a pointer for the type only, and only its reader had it written.
 unsafe impl Send for Events {}
 
 impl Events {
