@@ -490,11 +490,13 @@ fn waiters_for_several_entries(lib: &Lib) {
 /// and goes away: what comes then wakes the sleeper.
 fn sender_beside_sleeper(lib: &Lib) {
     let small = Side::with(lib, 0, |hints| hints.tx().size = 4);
-    let (a, b, to_b, to_a) = acquaint(Side::new(lib), small);
+    let (a, b, to_b, _) = acquaint(Side::new(lib), small);
     works(&a, &b, to_b);
+    // A peer that makes no progress, so that nothing leaves.
+    let (c, b, _, to_c) = acquaint(Side::new(lib), b);
     let mut fd: c_int = -1;
     assert_eq!(control(b.cq, FI_GETWAIT, (&raw mut fd).cast()), 0);
-    let long = Args { tag: 9, ..Args::new(pattern(long_bytes()), to_a) };
+    let long = Args { tag: 9, ..Args::new(pattern(long_bytes()), to_c) };
     let mut under_way = 0;
     while b.run("fi_tsend", &long) == 0 {
         under_way += 1;
@@ -520,9 +522,9 @@ fn sender_beside_sleeper(lib: &Lib) {
     }
     let target = memory(long.len);
     for _ in 0..under_way {
-        a.start("fi_trecv", &Args { tag: 9, ..Args::new(target, 0) }, &[]);
-        a.next(&[&b]).done();
-        b.next(&[&a]).done();
+        c.start("fi_trecv", &Args { tag: 9, ..Args::new(target, 0) }, &[]);
+        c.next(&[&b]).done();
+        b.next(&[&c]).done();
     }
 }
 
