@@ -168,7 +168,9 @@ impl<N: Nic> Engine<N> {
                 return self.not_yet(vci, Kind::Atomic, op.ctx, op.flags);
             }
         }
-        self.enqueue_atomic(op, vci, len)
+        self.enqueue_atomic(op, vci, len)?;
+        self.run_vc(vci);
+        Ok(())
     }
 
     /// Whether the operation would be taken, were there room. Errors: `NoSuchAddress`, `TooLong`, `Invalid`.
@@ -245,6 +247,7 @@ impl<N: Nic> Engine<N> {
 
     /// Accepts an operation that needs more than one step.
     #[cold]
+    #[inline(never)] // See `enqueue`.
     fn enqueue_atomic(&mut self, op: &AtomicOp<'_>, vci: u32, len: u64) -> Result<(), Error> {
         let mut sources = IovList::new();
         for source in [op.iov, op.compare].into_iter().take(op.amo.sources()) {

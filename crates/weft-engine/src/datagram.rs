@@ -51,7 +51,9 @@ impl<N: Nic> Engine<N> {
             return Ok(());
         }
         // What has left is complete: whether it arrives is not known in any case.
-        self.enqueue_send(&SendOp { flags: op.flags - OpFlags::TRANSMIT, ..*op }, vci, len)
+        self.enqueue_send(&SendOp { flags: op.flags - OpFlags::TRANSMIT, ..*op }, vci, len)?;
+        self.run_vc(vci);
+        Ok(())
     }
 }
 

@@ -256,7 +256,8 @@ impl<N: Nic> Engine<N> {
 
     // ---- accepting ---------------------------------------------------------------------------
 
-    /// Accepts an operation that needs more than one step, and takes the first.
+    /// Accepts an operation that needs more than one step. [`Self::run_vc`], which follows, takes the first: called from here it
+    /// would have the operation's copy below it on the client's stack.
     ///
     /// A place in the TX queue is an operation's until it has left. So progress alone frees places, and one peer takes none of another's.
     /// An operation that has left keeps its [`TxOp`], however long the peer's client lets it wait.
@@ -273,7 +274,6 @@ impl<N: Nic> Engine<N> {
         let vci = op.vc;
         let index = self.core.ops.push(|| op);
         self.core.waiting(vci).tx.push_back(index);
-        self.run_vc(vci);
         Ok(())
     }
 
@@ -367,7 +367,7 @@ impl<N: Nic> Engine<N> {
     /// Returns whether anything moved.
     ///
     /// Functions with large buffers are not in line here: the buffers of all of them would be on the client's stack at once.
-    fn run_vc(&mut self, vci: u32) -> bool {
+    pub(crate) fn run_vc(&mut self, vci: u32) -> bool {
         let moved = self.run_queues(vci);
         if self.core.vcs[vci as usize].addr == ADDR_NONE {
             self.weigh(vci);

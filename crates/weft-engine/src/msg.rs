@@ -132,7 +132,9 @@ impl<N: Nic> Engine<N> {
         if op.flags.must_leave() && wants_room && unanswered {
             return self.not_yet(vci, Kind::Send, op.ctx, op.flags);
         }
-        self.enqueue_send(op, vci, len)
+        self.enqueue_send(op, vci, len)?;
+        self.run_vc(vci);
+        Ok(())
     }
 
     /// Whether a send to there of that length would be taken, were there room. Errors: `NoSuchAddress`, `TooLong`.
@@ -141,6 +143,7 @@ impl<N: Nic> Engine<N> {
         if len as u64 > self.core.config.max_msg_bytes { Err(Error::TooLong) } else { Ok(()) }
     }
 
+    #[inline(never)] // See `enqueue`.
     pub(crate) fn enqueue_send(&mut self, op: &SendOp<'_>, vci: u32, len: usize) -> Result<(), Error> {
         if len as u64 > self.core.config.max_msg_bytes {
             return Err(Error::TooLong);

@@ -164,7 +164,9 @@ impl<N: Nic> Engine<N> {
                 return self.not_yet(vci, Kind::Write, op.ctx, op.flags);
             }
         }
-        self.enqueue_rma(op, Kind::Write, vci, len)
+        self.enqueue_rma(op, Kind::Write, vci, len)?;
+        self.run_vc(vci);
+        Ok(())
     }
 
     /// The fast path of [`Engine::write`]: one piece that goes eagerly, with nothing before it. Its bytes have left when this
@@ -222,7 +224,9 @@ impl<N: Nic> Engine<N> {
     /// Starts an RMA read. Errors: `Again`, `NoSuchAddress`, `TooLong`, `Invalid` (lengths differ).
     pub fn read(&mut self, op: &RmaOp<'_>) -> Result<(), Error> {
         let (vci, len) = self.measure_rma(op)?;
-        self.enqueue_rma(op, Kind::Read, vci, len)
+        self.enqueue_rma(op, Kind::Read, vci, len)?;
+        self.run_vc(vci);
+        Ok(())
     }
 
     /// Whether a read or write would be taken, were there room. Errors: `NoSuchAddress`, `TooLong`, `Invalid`.
@@ -244,6 +248,7 @@ impl<N: Nic> Engine<N> {
         Ok((self.core.vc_for(op.dest)?, len))
     }
 
+    #[inline(never)] // See `enqueue`.
     fn enqueue_rma(&mut self, op: &RmaOp<'_>, kind: Kind, vci: u32, len: u64) -> Result<(), Error> {
         let copy = if kind == Kind::Write { op.flags } else { op.flags - OpFlags::INJECT };
         let (iov, owned) = keep(op.iov, copy);
