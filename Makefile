@@ -1,16 +1,16 @@
 # What there is to do here. Every target installs what it needs and lacks (scripts/deps.sh) and can be repeated.
 #
-#   make          the provider and the weft command, in target/dist
-#   make demo     an MPI program over weft and over libfabric's shm and tcp, in one table
-#   make test     every check and test; CI runs this
-#   make deps     everything that building, demo and tests need
-#   make bench    everything that is measured of weft beside its peers (ten minutes on a quiet machine), and the documents that show it
-#   make man      man/fi_weft.7, from man/fi_weft.7.in and the table of variables
-#   make fuzz     every fuzz target, each for MINUTES=1 of the processor, all together some thirteen times that; what it finds is stored
-#   make asan     the provider under the address sanitizer, inside every host library, by all its clients in tests/hosts
-#   make faults   the matrix of real faults (tests/test_faults.py), each cell RUNS=100 times: with as many, some two hours
-#   make icount   the instructions that operations take, in weft and in libfabric's shm and tcp
-#   make icount-baseline   stores them: weft's in tests/icount.toml, which `make test` holds weft against, all in docs/benchmarking.md
+#   make          the provider and the weft command, in target/dist make demo     an MPI program over weft and
+#   over libfabric's shm and tcp, in one table make test     every check and test; CI runs this make deps
+#   everything that building, demo and tests need make bench    everything that is measured of weft beside its
+#   peers (ten minutes on a quiet machine), and the documents that show it make man      man/fi_weft.7, from
+#   man/fi_weft.7.in and the table of variables make fuzz     every fuzz target, each for MINUTES=1 of the
+#   processor, all together some thirteen times that; what it finds is stored make asan     the provider under
+#   the address sanitizer, inside every host library, by all its clients in tests/hosts make faults   the
+#   matrix of real faults (tests/test_faults.py), each cell RUNS=100 times: with as many, some two hours make
+#   icount   the instructions that operations take, in weft and in libfabric's shm and tcp make
+#   icount-baseline   stores them: weft's in tests/icount.toml, which `make test` holds weft against, all in
+#   docs/benchmarking.md
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -36,7 +36,8 @@ demo-deps:
 test-deps deps:
 	@scripts/deps.sh test
 
-# libfabric loads files named *fi.so. A file is renamed into place so that a process that has the old one mapped keeps it whole.
+# libfabric loads files named *fi.so. A file is renamed into place so that a process that has the old one
+# mapped keeps it whole.
 dist: build-deps
 	cargo build --release -p weft-fi -p weft-cli
 	@mkdir -p $(DIST)
@@ -57,7 +58,8 @@ bench: test-deps dist
 	@.venv-mpich/bin/mpicc -O2 -Wall -o $(TARGET)/demo/mpi_bench scripts/mpi_bench.c
 	@$(PYTHON) scripts/bench.py
 
-# Targets are tests of their crates, and run for a moment in `make test`, too. getinfo_hints runs once in each libfabric there is.
+# Targets are tests of their crates, and run for a moment in `make test`, too. getinfo_hints runs once in each
+# libfabric there is.
 fuzz: export WEFT_FUZZ_STORE := 1
 fuzz: export WEFT_FUZZ_MINUTES := $(or $(MINUTES),1)
 fuzz: test-deps
@@ -66,8 +68,9 @@ fuzz: test-deps
 	cargo test -p weft-fi --lib -- --nocapture fuzz
 	cargo test -p weft-fi --test hosts -- --nocapture getinfo_hints
 
-# The sanitizer comes with the compiler, which wants to be told that we know it to be unstable. Leaks are of the hosts, too, which
-# never unload the provider. The provider, which is loaded, finds the sanitizer in the program, which therefore has to show it.
+# The sanitizer comes with the compiler, which wants to be told that we know it to be unstable. Leaks are of
+# the hosts, too, which never unload the provider. The provider, which is loaded, finds the sanitizer in the
+# program, which therefore has to show it.
 asan: export WEFT_TEST_ASAN := 1
 asan: export RUSTC_BOOTSTRAP := 1
 asan: export RUSTFLAGS := -Zsanitizer=address
@@ -91,7 +94,8 @@ icount: test-deps icount-program
 icount-baseline: test-deps icount-program
 	@$(PYTHON) scripts/icount.py --renew
 
-# The checks run one after the other, cheap ones first; each writes its log, and the closing lines of all are repeated at the end.
+# The checks run one after the other, cheap ones first; each writes its log, and the closing lines of all are
+# repeated at the end.
 test: test-deps
 	@rm -rf $(LOGS) && mkdir -p $(LOGS)
 	@$(MAKE) --no-print-directory check-format check-clippy check-docs check-bindings check-cargo check-sim check-pytest
@@ -109,8 +113,9 @@ check-docs:
 check-bindings:
 	cargo xtask bindings --check
 
-# The workspace's own tests, among them the provider inside Debian's libfabric and those that the MPI libraries bring. The longest of them wait a
-# third of the time: half as many again at once as there are processors.
+# The workspace's own tests, among them the provider inside Debian's libfabric and those that the MPI
+# libraries bring. The longest of them wait a third of the time: half as many again at once as there are
+# processors.
 check-cargo: export RUST_TEST_THREADS ?= $(shell expr $$(nproc) \* 3 / 2)
 check-cargo:
 	cargo test --workspace 2>&1 | tee $(LOGS)/cargo-test.log

@@ -32,7 +32,8 @@ DOCUMENT = jobs.ROOT / "docs" / "benchmarking.md"
 ROUNDS = 1000
 TIMEOUT_S = 120
 
-# Publishing for `weft stat` goes by the clock: valgrind, and whatever else slows a process, would have it counted more often than it happens.
+# Publishing for `weft stat` goes by the clock: valgrind, and whatever else slows a process, would have it
+# counted more often than it happens.
 STEADY = {"FI_WEFT_STATS": "no"}
 # The provider, and its variables.
 SUBJECTS = {

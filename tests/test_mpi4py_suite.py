@@ -9,9 +9,10 @@ import jobs
 import pytest
 
 SUITE = jobs.ROOT / ".cache/mpi4py-4.1.2/test"
-# What stands between "test_" and ".py" in the names of the modules, as regular expressions.
-# Not comm_topo: MPICH's MPI_Dist_graph_create receives from any source under one tag, and takes a message of a rank's next call
-# for one of this call when ranks run apart. It fails and hangs like that over libfabric's shm, sm2 and tcp, too.
+# What stands between "test_" and ".py" in the names of the modules, as regular expressions. Not comm_topo:
+# MPICH's MPI_Dist_graph_create receives from any source under one tag, and takes a message of a rank's next
+# call for one of this call when ranks run apart. It fails and hangs like that over libfabric's shm, sm2 and
+# tcp, too.
 TWO_RANKS = "p2p.* cco.* rma.* win comm comm_inter msg.* request errhandler pack status threads util_.* dynproc".split()
 # Three ranks on two cores take their time wherever a library polls without yielding: fewer modules.
 THREE_RANKS = "p2p_buf p2p_obj cco_buf cco_vec cco_nb_buf cco_nb_vec cco_ngh_buf rma rma_nb win".split()

@@ -48,7 +48,8 @@ def test_two_ranks(runner: harness.Runner, path: str) -> None:
     for pid in found["pids"]:
         assert str(pid) in found["top"], found["top"]
     assert "messages" in found["table"] and path in found["table"], found["table"]
-    # Another user is refused, and a process that has gone is told from one that does not use weft; each with its reason.
+    # Another user is refused, and a process that has gone is told from one that does not use weft; each with
+    # its reason.
     if found["stranger"] is not None:
         status, out, words = found["stranger"]
         assert status == 1 and out == "" and "another user" in words, found["stranger"]

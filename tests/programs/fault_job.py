@@ -46,7 +46,8 @@ RESUMED = "there is a connection with"
 FORWARDER = Path(__file__).parent.parent / "support" / "forwarder.py"
 # The victim may be cut off from some peers, or end; which is said to both sides, and nobody else may notice.
 CUTTING = ("descriptors", "late-descriptors", "late-memory")
-# Without memory, a victim aborts and says so (fi_weft(7)); nothing else but an orderly end is good, a SIGSEGV least of all.
+# Without memory, a victim aborts and says so (fi_weft(7)); nothing else but an orderly end is good, a SIGSEGV
+# least of all.
 OUT_OF_MEMORY = "memory allocation of"
 GONE = {104, 108, 111}  # connection reset, endpoint shut down, connection refused: what becomes of operations with the dead
 
@@ -242,7 +243,8 @@ class Job:
                 raise Wrong(f"rank {rank.number}: operations with the dead failed with {errors}")
             self.slowest_ms = max(self.slowest_ms, (last_ns - at_ns) / 1e6)
             late_ms = max(late_ms, late_ns / 1e6)
-        # Who has no link with the dead yet is calling: a refusal is believed when calls have been repeated for long enough.
+        # Who has no link with the dead yet is calling: a refusal is believed when calls have been repeated
+        # for long enough.
         bound_ms = BOUND_MS + (RETRY_MS if self.fault == "early-kill" else 0)
         self.measured = clock.worst < STANDSTILL_S
         if self.measured and (self.slowest_ms >= bound_ms or late_ms >= RETRY_MS + BOUND_MS):

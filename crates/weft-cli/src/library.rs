@@ -1,8 +1,8 @@
 //! Where libfabric looks for the provider's library, and whether the dynamic loader takes it.
 //!
-//! libfabric loads every file `*fi.so` of the directories in FI_PROVIDER_PATH; an entry that starts with `+` adds to
-//! the default directory instead of replacing it, and may name a file. Without the variable it is the default directory, which
-//! each build of libfabric chose for itself: `<its prefix>/lib/libfabric`.
+//! libfabric loads every file `*fi.so` of the directories in FI_PROVIDER_PATH; an entry that starts with `+`
+//! adds to the default directory instead of replacing it, and may name a file. Without the variable it is the
+//! default directory, which each build of libfabric chose for itself: `<its prefix>/lib/libfabric`.
 //!
 //! This command calls no unsafe function, so it does not load the library itself: it has the dynamic loader do so in
 //! a child process (LD_PRELOAD), and libfabric's own `fi_info`, where that is installed.

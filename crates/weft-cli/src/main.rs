@@ -1,11 +1,11 @@
 //! The `weft` command: what the provider offers on this machine, and what stands in its way.
 //!
-//! Place in the data flow: none, except that `weft bench` is a client of libfabric. The other commands ask the same code that an
-//! endpoint asks (host identity, choice of address, the devices' probes, the table of variables) and print the answers, for people
-//! as tables, for programs with `--json`.
+//! Place in the data flow: none, except that `weft bench` is a client of libfabric. The other commands ask
+//! the same code that an endpoint asks (host identity, choice of address, the devices' probes, the table of
+//! variables) and print the answers, for people as tables, for programs with `--json`.
 //!
-//! Exit status: 0, or 1 when `weft doctor` found something that keeps weft from working, when `weft stat` could not look at the process,
-//! when a simulated run failed, or when output failed; 2 for wrong usage.
+//! Exit status: 0, or 1 when `weft doctor` found something that keeps weft from working, when `weft stat`
+//! could not look at the process, when a simulated run failed, or when output failed; 2 for wrong usage.
 
 #![forbid(unsafe_code)]
 
@@ -43,7 +43,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Looks for what keeps weft from working, or from working well; names cause and remedy. Exit status 1 if it cannot work.
+    /// Looks for what keeps weft from working, or from working well; names cause and remedy. Exit status 1 if
+    /// it cannot work.
     Doctor {
         /// Print JSON.
         #[arg(long)]

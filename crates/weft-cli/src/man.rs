@@ -1,7 +1,8 @@
 //! `weft man`: the man page fi_weft(7).
 //!
-//! Its text is `man/fi_weft.7.in`; the lines that say so are replaced by the tables of variables, atomic operations and counters, so
-//! that the page cannot tell other names, defaults and operations than the code has.
+//! Its text is `man/fi_weft.7.in`; the lines that say so are replaced by the tables of variables, atomic
+//! operations and counters, so that the page cannot tell other names, defaults and operations than the code
+//! has.
 
 use std::fmt::Write;
 
@@ -56,7 +57,8 @@ fn counters(fields: &[(&str, &str)]) -> String {
     shown.map(|(name, help)| format!(".TP\n.B {}\n{}\n", escape(name), escape(help))).collect()
 }
 
-/// One tagged paragraph for each kind of atomic operation: the operations, their forms, and the types that they are for.
+/// One tagged paragraph for each kind of atomic operation: the operations, their forms, and the types that
+/// they are for.
 fn atomics() -> String {
     let mut text = String::new();
     for (n, first) in OPS.iter().enumerate() {

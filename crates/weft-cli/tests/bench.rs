@@ -1,7 +1,8 @@
 //! `weft bench` as people and scripts call it: the program, a host library, and the provider that cargo has just built.
 //!
-//! The host is the first of WEFT_HOST_LIBS, or that of MPICH's wheel in `.venv-mpich` at the root of the project (which a
-//! process loads much faster than a distribution's), or the system's. Figures are not looked at, only whether there are any: other tests run at the same time.
+//! The host is the first of WEFT_HOST_LIBS, or that of MPICH's wheel in `.venv-mpich` at the root of the
+//! project (which a process loads much faster than a distribution's), or the system's. Figures are not looked
+//! at, only whether there are any: other tests run at the same time.
 
 #![allow(clippy::unwrap_used)]
 

@@ -36,7 +36,8 @@ impl Block {
     /// The address of `len` bytes at `offset`, if they are inside.
     pub(crate) fn at(&self, offset: usize, len: usize) -> Option<*mut u8> {
         let end = offset.checked_add(len)?;
-        // The address is computed with wrapping arithmetic, so that no unsafe block is needed for what was just checked.
+        // The address is computed with wrapping arithmetic, so that no unsafe block is needed for what was
+        // just checked.
         (end <= self.len()).then(|| self.start.as_ptr().wrapping_add(offset))
     }
 }

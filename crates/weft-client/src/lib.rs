@@ -1,8 +1,9 @@
 //! A libfabric client that is safe to use: it loads a host library and drives any provider in it.
 //!
-//! Place in the data flow: outside of the product. `weft bench` measures weft and its peers through this crate, so that
-//! every provider sees the same calls. [`Library`] is a loaded libfabric, [`Domain`] a provider opened in it, [`Endpoint`]
-//! a reliable-datagram endpoint with its completion queue, address vector and memory; start reading there.
+//! Place in the data flow: outside of the product. `weft bench` measures weft and its peers through this
+//! crate, so that every provider sees the same calls. [`Library`] is a loaded libfabric, [`Domain`] a
+//! provider opened in it, [`Endpoint`] a reliable-datagram endpoint with its completion queue, address vector
+//! and memory; start reading there.
 //!
 //! What makes it safe, and is checked here rather than promised by callers:
 //! - An endpoint owns the memory it communicates with. Operations name pieces of it by offset and length, which are
@@ -37,7 +38,8 @@ pub use domain::{Caps, Domain, Progress, Stats, Threading, Wanted};
 pub use endpoint::{Address, Completion, Endpoint, Piece, Posted, Region};
 pub use library::Library;
 
-/// Bytes that this process has from malloc(3) and has not given back, in all its libraries. `None`: the C library does not tell.
+/// Bytes that this process has from malloc(3) and has not given back, in all its libraries. `None`: the C
+/// library does not tell.
 #[must_use]
 pub fn heap_bytes() -> Option<usize> {
     #[cfg(target_env = "gnu")]

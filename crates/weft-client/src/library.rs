@@ -43,7 +43,8 @@ unsafe fn symbol<F: Copy>(library: &Dynamic, name: &CStr) -> Result<F, Error> {
 impl Library {
     /// Loads a library, for good.
     pub fn load(path: &Path) -> Result<&'static Self, Error> {
-        // Local and deep binding: another libfabric in the process must not catch this one's calls of its own functions.
+        // Local and deep binding: another libfabric in the process must not catch this one's calls of its own
+        // functions.
         let flags = libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_DEEPBIND;
         // SAFETY: loading runs the library's constructors; that is what the user asked for by naming it.
         let opened = unsafe { Dynamic::open(Some(path), flags) };

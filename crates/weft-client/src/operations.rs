@@ -1,5 +1,5 @@
-//! An endpoint's operations. Each checks its arguments, makes one call through the endpoint's tables, as the inline functions
-//! of libfabric's headers do, and notes that the context is with the provider.
+//! An endpoint's operations. Each checks its arguments, makes one call through the endpoint's tables, as the
+//! inline functions of libfabric's headers do, and notes that the context is with the provider.
 
 use std::ffi::{c_int, c_void};
 

@@ -1,7 +1,7 @@
 //! The client over libfabric's own shm provider, alone in its process: what it carries, and what it refuses.
 //!
-//! The host is the first of WEFT_HOST_LIBS, or that of MPICH's wheel in `.venv-mpich` at the root of the project, or the
-//! system's.
+//! The host is the first of WEFT_HOST_LIBS, or that of MPICH's wheel in `.venv-mpich` at the root of the
+//! project, or the system's.
 
 #![allow(clippy::unwrap_used)]
 

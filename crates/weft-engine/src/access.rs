@@ -1,11 +1,12 @@
 //! What the client of a target hears of its peers' accesses: one event per operation, when all of it has taken effect.
 //!
-//! Place in the data flow: `rma` and `atomic` execute a peer's operation part by part and say here how each part ended; what
-//! comes out are [`Completion`]s of the kinds `RemoteWrite` and `RemoteRead`.
+//! Place in the data flow: `rma` and `atomic` execute a peer's operation part by part and say here how each
+//! part ended; what comes out are [`Completion`]s of the kinds `RemoteWrite` and `RemoteRead`.
 //!
-//! The parts of one operation follow each other in the stream of messages, and each says whether more follow (`F_MORE`); the
-//! first has number 0. Those whose bytes travel apart may end in any order, and after later operations have begun: an
-//! operation of several parts is a [`Parts`] until its last part has ended. An operation of which any part was refused makes no event.
+//! The parts of one operation follow each other in the stream of messages, and each says whether more follow
+//! (`F_MORE`); the first has number 0. Those whose bytes travel apart may end in any order, and after later
+//! operations have begun: an operation of several parts is a [`Parts`] until its last part has ended. An
+//! operation of which any part was refused makes no event.
 
 use smallvec::SmallVec;
 
@@ -52,8 +53,8 @@ impl Parts {
 }
 
 impl Core {
-    /// A part of a peer's operation begins. Returns the operation's number here, `None` if it has only this part. Each part that
-    /// begins ends by [`Core::part_done`] or [`Core::part_failed`].
+    /// A part of a peer's operation begins. Returns the operation's number here, `None` if it has only this
+    /// part. Each part that begins ends by [`Core::part_done`] or [`Core::part_failed`].
     #[inline]
     pub(crate) fn part_begins(&mut self, vci: u32, id: Op, more: bool) -> Option<u32> {
         if !more && self.vcs[vci as usize].waiting.as_ref().is_none_or(|waiting| waiting.parts.is_none()) {

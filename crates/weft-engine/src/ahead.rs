@@ -1,11 +1,13 @@
 //! Asking ahead: short messages that were announced for want of window are fetched before a receive asks for them.
 //!
-//! Place in the data flow: [`crate::recv`] notes each short announcement that finds no receive. As soon as messages that wait here have been
-//! taken, their share of the window goes to the oldest announcements first: the peer is asked to push their bytes into memory of the
-//! engine. A receiver that is late thus meets the next messages in its own memory, and waits for no round trip.
+//! Place in the data flow: [`crate::recv`] notes each short announcement that finds no receive. As soon as
+//! messages that wait here have been taken, their share of the window goes to the oldest announcements first:
+//! the peer is asked to push their bytes into memory of the engine. A receiver that is late thus meets the
+//! next messages in its own memory, and waits for no round trip.
 //!
-//! Invariants: the bytes asked for are charged to the window like eager ones, so memory stays bounded by `window_bytes`. A receive that matches
-//! meanwhile gets the bytes when they have come. Where a device of ours fetches announced bytes, none of this happens: that takes no round trip.
+//! Invariants: the bytes asked for are charged to the window like eager ones, so memory stays bounded by
+//! `window_bytes`. A receive that matches meanwhile gets the bytes when they have come. Where a device of
+//! ours fetches announced bytes, none of this happens: that takes no round trip.
 
 use std::collections::VecDeque;
 
@@ -19,7 +21,8 @@ use crate::vc::Haul;
 /// Announcements that may be over before the list of them is searched for those.
 const STALE_LIMIT: usize = 64;
 
-/// An announced short message that waits for a receive. It may have been matched since: then its place holds another message or none.
+/// An announced short message that waits for a receive. It may have been matched since: then its place holds
+/// another message or none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShortAnnouncement {
     pub(crate) tagged: bool,
@@ -101,7 +104,8 @@ impl Core {
         }
     }
 
-    /// The bytes of a message that was asked for ahead are here. From now on it waits like an eager one, unless it was thrown away meanwhile.
+    /// The bytes of a message that was asked for ahead are here. From now on it waits like an eager one,
+    /// unless it was thrown away meanwhile.
     pub(crate) fn arrived_ahead(&mut self, vci: u32, token: u64, what: XferKind, staged: Option<Box<Staged>>) {
         let (XferKind::Ahead { tagged, key, op, ack }, Some(staged)) = (what, staged) else { return };
         let bytes = staged.bytes.into_bytes();

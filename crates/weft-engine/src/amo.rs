@@ -1,8 +1,8 @@
 //! Atomic operations on numbers (fi_atomic(3)): which there are, and what they do. One table for both.
 //!
-//! Place in the data flow: weft-fi and the engine's edge make an [`Amo`] of what a call or a message asks for, which only
-//! succeeds for what the table has; the target's engine calls [`Amo::execute`] on its region. The documentation prints
-//! [`OPS`] and [`TYPES`].
+//! Place in the data flow: weft-fi and the engine's edge make an [`Amo`] of what a call or a message asks
+//! for, which only succeeds for what the table has; the target's engine calls [`Amo::execute`] on its region.
+//! The documentation prints [`OPS`] and [`TYPES`].
 //!
 //! Each number is replaced in one step, by the CPU's own instructions where its length and alignment allow
 //! (see `mem::atomic`); an array is not. Numbers have the byte order of the host, at both ends the same.
@@ -310,8 +310,8 @@ impl Amo {
 
     /// Does it to every number of `target`, and appends what was there before to `results`, if there are any.
     ///
-    /// `sources` has the operands, then the values to compare with, as many as [`Amo::sources`] says, each as long as `target`,
-    /// which is a whole number of numbers. (What is missing is not done.)
+    /// `sources` has the operands, then the values to compare with, as many as [`Amo::sources`] says, each as
+    /// long as `target`, which is a whole number of numbers. (What is missing is not done.)
     #[inline]
     pub fn execute(self, target: &[Iov], sources: &[u8], results: Option<&mut Vec<u8>>) {
         match self.ty {

@@ -25,8 +25,9 @@ pub trait AddressBook: Send + Sync {
     fn name(&self, addr: Addr) -> Option<EpName>;
     /// The index of a name: by its identity, else by its socket identity.
     fn addr(&self, name: &EpName) -> Option<Addr>;
-    /// If names come into it, and leave it, of which the engine is not told ([`Engine::address_added`](crate::Engine::address_added)): what has been
-    /// done so far. Asked where a message or a receive goes the long way, so it must be cheap.
+    /// If names come into it, and leave it, of which the engine is not told
+    /// ([`Engine::address_added`](crate::Engine::address_added)): what has been done so far. Asked where a
+    /// message or a receive goes the long way, so it must be cheap.
     fn changes(&self) -> Option<Changes> {
         None
     }
@@ -95,10 +96,11 @@ bitflags::bitflags! {
         const TRANSMIT = 1 << 10;
         /// Remote events: the access was an atomic operation.
         const ATOMIC = 1 << 11;
-        /// Not to be started by this call (FI_TRIGGER): for the layer above, which starts it, without this, when its time
-        /// has come. `Engine::send_now` and `post_now` decline; no other call may get it.
+        /// Not to be started by this call (FI_TRIGGER): for the layer above, which starts it, without this,
+        /// when its time has come. `Engine::send_now` and `post_now` decline; no other call may get it.
         const TRIGGER = 1 << 12;
-        /// Remote events of an operation that has reached several regions: this one is for the endpoint, and for no region.
+        /// Remote events of an operation that has reached several regions: this one is for the endpoint, and
+        /// for no region.
         const ENDPOINT = 1 << 13;
         /// The same: this one is for the region, and not for the endpoint.
         const REGION = 1 << 14;
@@ -106,16 +108,18 @@ bitflags::bitflags! {
         const CHANGES = 1 << 15;
         /// No queue entry tells of success, only a counter: as `QUIET`, but with a [`Completion`].
         const COUNTED = 1 << 16;
-        /// Completions: of a multi-receive of a pool. Whether it is released is asked when it is handed on ([`crate::Leaving`]).
+        /// Completions: of a multi-receive of a pool. Whether it is released is asked when it is handed on
+        /// ([`crate::Leaving`]).
         const POOLED = 1 << 17;
-        /// Sends: leave only after all earlier remote accesses of this peer have completed (FI_ORDER_SAW, FI_ORDER_SAR).
+        /// Sends: leave only after all earlier remote accesses of this peer have completed (FI_ORDER_SAW,
+        /// FI_ORDER_SAR).
         const AFTER_ACCESSES = 1 << 18;
     }
 }
 
 impl OpFlags {
-    /// An inject of which no queue entry tells. It is accepted only when it can leave: its caller may go on to wait for its
-    /// effect by other means, without progress of this endpoint.
+    /// An inject of which no queue entry tells. It is accepted only when it can leave: its caller may go on
+    /// to wait for its effect by other means, without progress of this endpoint.
     pub(crate) const fn must_leave(self) -> bool {
         self.contains(Self::INJECT) && self.intersects(Self::QUIET.union(Self::COUNTED))
     }
@@ -243,8 +247,9 @@ pub enum Kind {
     Read,
     /// An RMA write.
     Write,
-    /// A peer wrote into our region `ctx.user` (with `OpFlags::DATA`: and sent data along). One for each operation, when all of it
-    /// is stored; if it reached several regions, one with `ENDPOINT` and one with `REGION` for each.
+    /// A peer wrote into our region `ctx.user` (with `OpFlags::DATA`: and sent data along). One for each
+    /// operation, when all of it is stored; if it reached several regions, one with `ENDPOINT` and one with
+    /// `REGION` for each.
     RemoteWrite,
     /// A peer read from our region `ctx.user` (with `OpFlags::CHANGES`: and may have changed it).
     RemoteRead,
@@ -294,8 +299,9 @@ pub enum Fault {
 
 /// One finished operation (or remote event).
 ///
-/// No two fields stand here side by side that do so in a queue's entry, too: or else they would be copied there by one load, which has
-/// to wait until the two stores that it reads have left the processor's store buffer, and all stores before them.
+/// No two fields stand here side by side that do so in a queue's entry, too: or else they would be copied
+/// there by one load, which has to wait until the two stores that it reads have left the processor's store
+/// buffer, and all stores before them.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Completion {
@@ -375,8 +381,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// The smallest `window_bytes` in which an eager message of so many bytes fits whenever none waits, though almost a quarter of the window is
-    /// to be given back.
+    /// The smallest `window_bytes` in which an eager message of so many bytes fits whenever none waits,
+    /// though almost a quarter of the window is to be given back.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "a small number")]
     pub const fn least_window_bytes(longest: usize) -> usize {

@@ -1,9 +1,10 @@
 //! Atomic operations on peers' memory, executed by the target's engine.
 //!
-//! Place in the data flow, initiating: [`Engine::atomic`] → parts (one per remote piece, or more if that is long) → ATOMIC →
-//! ACK, FIN or RESULTS → completion. At the target: every request is checked against the regions and executed at its place in the
-//! stream of messages, so atomics of one peer take effect in the order in which they were started, whatever their length, and
-//! what they change is seen by all that follows. What they fetch is gathered per peer and leaves in as few messages as it fits.
+//! Place in the data flow, initiating: [`Engine::atomic`] → parts (one per remote piece, or more if that is
+//! long) → ATOMIC → ACK, FIN or RESULTS → completion. At the target: every request is checked against the
+//! regions and executed at its place in the stream of messages, so atomics of one peer take effect in the
+//! order in which they were started, whatever their length, and what they change is seen by all that follows.
+//! What they fetch is gathered per peer and leaves in as few messages as it fits.
 //!
 //! Flow control. What a peer has fetched waits at the target until the peer's device has room. A peer may have
 //! [`FETCH_WINDOW_BYTES`] of it under way; whoever asks for more is cut off.
@@ -105,7 +106,8 @@ impl Results {
     }
 }
 
-/// The beginning of a request, in words of eight bytes: head, operation and part, key, address, data if any, the length of a read.
+/// The beginning of a request, in words of eight bytes: head, operation and part, key, address, data if any,
+/// the length of a read.
 struct Request {
     words: [U64; 6],
     count: usize,
@@ -150,8 +152,8 @@ fn fetch_cost(amo: Amo, len: u64) -> u32 {
 impl<N: Nic> Engine<N> {
     /// Starts an atomic operation of any form.
     ///
-    /// Errors: `Again` (as for a send), `NoSuchAddress`, `TooLong`, `Invalid` (no number, lengths that differ or are not a whole
-    /// number of numbers).
+    /// Errors: `Again` (as for a send), `NoSuchAddress`, `TooLong`, `Invalid` (no number, lengths that differ
+    /// or are not a whole number of numbers).
     pub fn atomic(&mut self, op: &AtomicOp<'_>) -> Result<(), Error> {
         let len = self.measure_atomic(op)?;
         let vci = self.core.vc_for(op.dest)?;

@@ -1,14 +1,17 @@
 //! Bulk data: what moves apart from the messages that announce it, on behalf of sends, writes and reads alike.
 //!
-//! Place in the data flow: `msg` and `rma` enter a transfer ([`crate::ops::Xfer`]) and defer it; here it is given to the device
-//! as a get, a put or a push; what the device reports ends it here, and the operation with it.
+//! Place in the data flow: `msg` and `rma` enter a transfer ([`crate::ops::Xfer`]) and defer it; here it is
+//! given to the device as a get, a put or a push; what the device reports ends it here, and the operation
+//! with it.
 //!
-//! Two sides copy faster than one. Where the device offers a [`Share`] of a get or put, the peer is asked to ASSIST: its
-//! device then moves part of the same bytes at the same time. The side that fetches or serves stays in charge: it alone
-//! knows when all is moved, and says FIN. An operation ends when FIN has come and its own device has let go of its memory.
+//! Two sides copy faster than one. Where the device offers a [`Share`] of a get or put, the peer is asked to
+//! ASSIST: its device then moves part of the same bytes at the same time. The side that fetches or serves
+//! stays in charge: it alone knows when all is moved, and says FIN. An operation ends when FIN has come and
+//! its own device has let go of its memory.
 //!
-//! Where a device pushes in order with messages (`push_follows`), the bytes of a long write follow their announcement at once,
-//! into a window that the writer names ([`Announced`]); the target throws them away if it refuses the write.
+//! Where a device pushes in order with messages (`push_follows`), the bytes of a long write follow their
+//! announcement at once, into a window that the writer names ([`Announced`]); the target throws them away if
+//! it refuses the write.
 
 use std::collections::VecDeque;
 
@@ -62,7 +65,8 @@ impl Announced {
         Self::name(self.count)
     }
 
-    /// Where the window's entry is; `None`: its bytes are to be thrown away. Bytes ahead of their announcement are a violation.
+    /// Where the window's entry is; `None`: its bytes are to be thrown away. Bytes ahead of their
+    /// announcement are a violation.
     fn index(&self, window: u64) -> Result<Option<usize>, Violation> {
         let n = window & !ANNOUNCED;
         if n >= self.count {
@@ -99,8 +103,8 @@ fn describable(iov: &[Iov], mailbox_bytes: usize) -> bool {
     iov.len() <= wire::MAX_REMOTE_IOV && 72 + iov.len() * size_of::<WireIov>() <= mailbox_bytes
 }
 
-/// Whether our memory is to be announced to a peer's device: that one can reach it, a message can describe it, and it is registered
-/// where it must be. It stays so until `holder` has ended.
+/// Whether our memory is to be announced to a peer's device: that one can reach it, a message can describe
+/// it, and it is registered where it must be. It stays so until `holder` has ended.
 pub(crate) fn reachable<N: Nic>(
     nic: &mut N,
     held: &mut Option<Box<Held>>,
@@ -117,7 +121,8 @@ pub(crate) fn reachable<N: Nic>(
     describable(iov, caps.mailbox_bytes as usize) && held.as_mut().is_some_and(|held| held.hold(nic, holder, iov))
 }
 
-/// Our memory as the peer's device may reach it; empty (not directly reachable) if the list would be too long for a message.
+/// Our memory as the peer's device may reach it; empty (not directly reachable) if the list would be too long
+/// for a message.
 pub(crate) fn wire_iov(iov: &[Iov], mailbox_bytes: usize) -> SmallVec<[WireIov; 2]> {
     if !describable(iov, mailbox_bytes) {
         return SmallVec::new();
@@ -280,9 +285,10 @@ impl<N: Nic> Engine<N> {
 }
 
 impl Core {
-    /// The transfer that bytes for `window` belong to; `None`: they are to be thrown away. Only a write that was refused has such bytes.
-    /// All bytes for a window that this side has named come before its transfer ends, so others are a violation: the window was never
-    /// named, or its bytes have come, or a device of this side moves them.
+    /// The transfer that bytes for `window` belong to; `None`: they are to be thrown away. Only a write that
+    /// was refused has such bytes. All bytes for a window that this side has named come before its transfer
+    /// ends, so others are a violation: the window was never named, or its bytes have come, or a device of
+    /// this side moves them.
     fn pushed_into(&mut self, vci: u32, window: u64) -> Result<Option<u64>, Violation> {
         let token = if window & ANNOUNCED == 0 { Some(window) } else { self.announced(vci, window)? };
         let Some(token) = token else { return Ok(None) };
@@ -355,8 +361,9 @@ impl Core {
         Ok(())
     }
 
-    /// The peer asks for help with one of our operations. The operation may have ended meanwhile, where the peer's device failed
-    /// and its push overtook this message; then another may have its number, and the share, which has ended, helps nobody.
+    /// The peer asks for help with one of our operations. The operation may have ended meanwhile, where the
+    /// peer's device failed and its push overtook this message; then another may have its number, and the
+    /// share, which has ended, helps nobody.
     pub(crate) fn on_assist(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
         let ask: Assist = r.take().ok_or(Violation)?;
         let far = r.take_iov(ask.iov_count.get()).ok_or(Violation)?;
@@ -411,8 +418,9 @@ impl Core {
         }
     }
 
-    /// The bytes of a transfer go through the device's own memory, because it cannot reach the memory where they are or where they go.
-    /// True: the peer has been asked to push them. False: the pushing is ours, when the transfer is handed to the device.
+    /// The bytes of a transfer go through the device's own memory, because it cannot reach the memory where
+    /// they are or where they go. True: the peer has been asked to push them. False: the pushing is ours,
+    /// when the transfer is handed to the device.
     fn by_push(&mut self, token: u64) -> bool {
         let Some(x) = self.xfers.get_mut(token) else { return true };
         let (vci, expect) = (x.vc, x.expect);

@@ -1,11 +1,14 @@
 //! Where peers live whose address is known as host and port only: an endpoint is there if it answers there.
 //!
-//! Place in the data flow: the name that a caller has proven says where it listens, which is the caller's own word. Where the address book has that
-//! socket and no more, [`crate::links`] holds the call, and the engine calls the socket itself. The endpoint that answers proves its id by its
-//! capability; only the calls of that endpoint get the address. Other calls are served as those of strangers, and so are all calls if no endpoint answers.
+//! Place in the data flow: the name that a caller has proven says where it listens, which is the caller's own
+//! word. Where the address book has that socket and no more, [`crate::links`] holds the call, and the engine
+//! calls the socket itself. The endpoint that answers proves its id by its capability; only the calls of that
+//! endpoint get the address. Other calls are served as those of strangers, and so are all calls if no
+//! endpoint answers.
 //!
-//! Invariants: one endpoint at a time lives at a socket (with its contexts, if it is scalable). When another one answers there, the first has gone.
-//! A link that asks carries nothing, and is closed as soon as it is up.
+//! Invariants: one endpoint at a time lives at a socket (with its contexts, if it is scalable). When another
+//! one answers there, the first has gone. A link that asks carries nothing, and is closed as soon as it is
+//! up.
 
 use smallvec::SmallVec;
 
@@ -16,7 +19,8 @@ use crate::links::{LinkState, LinkWork, MAX_SILENT, MAX_SILENT_OF_PEER};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic};
 
-/// How often an address is asked at most for strangers that claim it, before another call of theirs, if it does not answer.
+/// How often an address is asked at most for strangers that claim it, before another call of theirs, if it
+/// does not answer.
 const TRIES: u8 = 8;
 
 /// State of a peer's claim that it lives at an address.
@@ -80,7 +84,8 @@ impl Core {
         }
     }
 
-    /// Has a call wait. False: as many wait as may, and it is served as that of a stranger. (One that knows us by several names calls under each.)
+    /// Has a call wait. False: as many wait as may, and it is served as that of a stranger. (One that knows
+    /// us by several names calls under each.)
     fn hold_call(&mut self, link: LinkId, name: &EpName, addr: Addr) -> bool {
         let held: SmallVec<[LinkId; 8]> = self.asks.iter().flat_map(|ask| &ask.callers).copied().collect();
         let of_peer = |link: &LinkId| self.rising_peer(*link).is_some_and(|peer| peer.same_endpoint(name));
@@ -146,8 +151,8 @@ impl Core {
         }
     }
 
-    /// A call of ours has failed. Of a peer that may be busy, or out of reach for the moment, it is tried again while a stranger claims the address;
-    /// no operation waits for that.
+    /// A call of ours has failed. Of a peer that may be busy, or out of reach for the moment, it is tried
+    /// again while a stranger claims the address; no operation waits for that.
     pub(crate) fn unanswered(&mut self, probe: LinkId, why: LinkError) {
         let Some(at) = self.asks.iter().position(|ask| ask.probe == Some(probe)) else { return };
         let ask = self.asks.swap_remove(at);

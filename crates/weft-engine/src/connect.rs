@@ -1,8 +1,10 @@
-//! Connections between two endpoints (FI_EP_MSG): one side calls a listener, and whoever the listener's client chooses calls back.
+//! Connections between two endpoints (FI_EP_MSG): one side calls a listener, and whoever the listener's
+//! client chooses calls back.
 //!
-//! Place in the data flow: an engine has a [`Role`]. With [`Role::Active`] it has one peer in its life, whom operations reach as
-//! address [`PEER`]; with [`Role::Listener`] it has none, and only tells of those that call. What happens is told by [`ConnEvent`]s,
-//! each announced by a completion of [`Kind::Connection`], so that nobody has to look for them otherwise.
+//! Place in the data flow: an engine has a [`Role`]. With [`Role::Active`] it has one peer in its life, whom
+//! operations reach as address [`PEER`]; with [`Role::Listener`] it has none, and only tells of those that
+//! call. What happens is told by [`ConnEvent`]s, each announced by a completion of [`Kind::Connection`], so
+//! that nobody has to look for them otherwise.
 //!
 //! ```text
 //! A: connect ── CALL, data ──► listener: Request
@@ -11,13 +13,14 @@
 //! A: Connected ── OPEN_OK ──► B: Connected
 //! ```
 //!
-//! CALL, ACCEPT and REJECT are messages of links, like OPEN. A's link to the listener never carries anything else, and A closes
-//! it when it has its peer. B's link to A carries the connection; it could be no other than A's peer, because only the listener was
-//! given A's full name. There is no clock here: how long an answer may take is the listener's client's affair, and the end of either link
-//! ends the wait: when B comes to nothing, the listener closes the one that it has.
+//! CALL, ACCEPT and REJECT are messages of links, like OPEN. A's link to the listener never carries anything
+//! else, and A closes it when it has its peer. B's link to A carries the connection; it could be no other
+//! than A's peer, because only the listener was given A's full name. There is no clock here: how long an
+//! answer may take is the listener's client's affair, and the end of either link ends the wait: when B comes
+//! to nothing, the listener closes the one that it has.
 //!
-//! Invariants: links of these engines carry messages only between the two ends of one connection; a connection, once ended, does not
-//! come back.
+//! Invariants: links of these engines carry messages only between the two ends of one connection; a
+//! connection, once ended, does not come back.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -179,7 +182,8 @@ impl<N: Nic> Engine<N> {
         self.core.connection.role = Role::Listener(calls);
     }
 
-    /// Ends the connection: what was accepted and has not left fails, and what the client awaits is cancelled. Errors: `NotConnected`.
+    /// Ends the connection: what was accepted and has not left fails, and what the client awaits is
+    /// cancelled. Errors: `NotConnected`.
     pub fn disconnect(&mut self) -> Result<(), Error> {
         let Phase::Connected(vci) = self.core.connection.phase else { return Err(Error::NotConnected) };
         self.progress();
@@ -235,7 +239,8 @@ impl Core {
         });
     }
 
-    /// The first message on a link that we have made, which may have turned out to belong to another virtual connection.
+    /// The first message on a link that we have made, which may have turned out to belong to another virtual
+    /// connection.
     pub(crate) fn introduce(&mut self, link: LinkId) {
         let vci = self.link_mut(link).vc;
         let open = self.grant(link, vci);
@@ -388,7 +393,8 @@ impl Core {
         if self.connection.is_connectionless() { Error::NoSuchAddress } else { Error::NotConnected }
     }
 
-    /// A receive beyond the depth, which is 0 once a connection has ended: then only what has come before can be received.
+    /// A receive beyond the depth, which is 0 once a connection has ended: then only what has come before can
+    /// be received.
     #[cold]
     pub(crate) fn post_beyond(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
         if !matches!(self.connection.phase, Phase::Over) {

@@ -1,7 +1,8 @@
 //! The engine's state, and what arrives from the device ([`Sink`]).
 //!
 //! Place in the data flow: `Nic::poll` → here → `msg`/`rma` (what the message means) → completions, or
-//! deferred work that [`crate::Engine::progress`] sends after the poll. Nothing here calls the device: it is borrowed while it polls.
+//! deferred work that [`crate::Engine::progress`] sends after the poll. Nothing here calls the device: it is
+//! borrowed while it polls.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -45,13 +46,14 @@ pub(crate) struct Core {
     pub(crate) vcs: Vec<Vc>,
     /// Numbers of connections that nobody has any more.
     pub(crate) vacant: Vec<u32>,
-    /// Strangers that went, such that became so afterwards, and messages of such that were taken, since it was last looked who has left
-    /// nothing here.
+    /// Strangers that went, such that became so afterwards, and messages of such that were taken, since it
+    /// was last looked who has left nothing here.
     pub(crate) departed: usize,
     pub(crate) strangers: Strangers,
     /// Address → number of the virtual connection + 1.
     pub(crate) by_addr: Vec<u32>,
-    /// The same for addresses that name a context of a scalable endpoint besides (fi_rx_addr): far too large for an index.
+    /// The same for addresses that name a context of a scalable endpoint besides (fi_rx_addr): far too large
+    /// for an index.
     pub(crate) by_far_addr: FxHashMap<Addr, u32>,
     /// Some connection leads to such a context.
     pub(crate) contexts: bool,
@@ -217,8 +219,8 @@ impl Core {
 
     // ---- ends --------------------------------------------------------------------------------
 
-    /// The peer has gone, in whatever way, or is out of reach: everything that depends on it fails, receives that name it as their only
-    /// source included, and the connection is as new.
+    /// The peer has gone, in whatever way, or is out of reach: everything that depends on it fails, receives
+    /// that name it as their only source included, and the connection is as new.
     pub(crate) fn vc_fail(&mut self, vci: u32, why: LinkError) {
         self.follow_book();
         let addr = self.vcs[vci as usize].addr;
@@ -256,8 +258,8 @@ impl Core {
             self.vcs[vci as usize].refused = Some(why);
         }
         for index in dead.into_iter().skip(usize::from(strikes(Mutant::DeathForgotten))) {
-            // The device lets go of the memory before `down`, or within `close`, which follows the poll: the client learns of the end, and
-            // registrations end, behind that.
+            // The device lets go of the memory before `down`, or within `close`, which follows the poll: the
+            // client learns of the end, and registrations end, behind that.
             if let Some(held) = &mut self.held {
                 held.let_go_op(index);
             }
@@ -320,10 +322,11 @@ impl Core {
         }
     }
 
-    /// Messages that came whole can still be received, but nobody waits for their acknowledgement; their share of the window stays theirs.
-    /// Of others the payload stayed with the dead. They keep their places, or what came behind them would be taken for them: receives that
-    /// match them fail. A peer that has left very many of those, in life after life, has no place for more. A stranger has none: any
-    /// process could fail receives that are meant for others.
+    /// Messages that came whole can still be received, but nobody waits for their acknowledgement; their
+    /// share of the window stays theirs. Of others the payload stayed with the dead. They keep their places,
+    /// or what came behind them would be taken for them: receives that match them fail. A peer that has left
+    /// very many of those, in life after life, has no place for more. A stranger has none: any process could
+    /// fail receives that are meant for others.
     fn orphan_unexpected(&mut self, vci: u32, why: LinkError) {
         let lost = |m: &&Unexpected| m.vc == vci && matches!(m.body, Body::Lost { .. });
         let unexpected = [&self.tagged, &self.untagged].map(|matcher| matcher.unexpected.iter().map(|(_, m)| m));
@@ -352,7 +355,8 @@ impl Core {
         }
     }
 
-    /// Whether there is a link to that address: of several contexts of one endpoint, or after another endpoint has taken the place of one.
+    /// Whether there is a link to that address: of several contexts of one endpoint, or after another
+    /// endpoint has taken the place of one.
     fn is_reached(&self, addr: Addr) -> bool {
         let up = |vc: &Vc| vc.addr == addr && vc.is_in_use();
         self.vcs.iter().any(up)
@@ -427,7 +431,8 @@ impl Core {
             None => return Ok(()),
         };
         if state == LinkState::Free {
-            // The engine has let go of the link; the device hears of it after this poll. Whatever comes, it is not closed twice.
+            // The engine has let go of the link; the device hears of it after this poll. Whatever comes, it
+            // is not closed twice.
             return Ok(());
         }
         let mut r = Reader(bytes);

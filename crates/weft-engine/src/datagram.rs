@@ -1,9 +1,10 @@
 //! Datagrams (FI_EP_DGRAM): messages that arrive once or not at all, and for which nobody waits.
 //!
-//! Place in the data flow: an engine with [`Role::Datagrams`] sends eagerly or not at all. [`Engine::send_now`] serves it as any other;
-//! what that cannot take comes here. A message waits for a link to be made and for the device's room, as long as few do; it is
-//! dropped where more wait, where the receiver's window is used up (the window is what a socket's buffer is to UDP), and with its
-//! link. Dropped or not, its send is complete. A receiver does nothing differently.
+//! Place in the data flow: an engine with [`Role::Datagrams`] sends eagerly or not at all.
+//! [`Engine::send_now`] serves it as any other; what that cannot take comes here. A message waits for a link
+//! to be made and for the device's room, as long as few do; it is dropped where more wait, where the
+//! receiver's window is used up (the window is what a socket's buffer is to UDP), and with its link. Dropped
+//! or not, its send is complete. A receiver does nothing differently.
 //!
 //! Invariant: a peer that is out of reach, or does not receive, never keeps this endpoint from sending to others.
 

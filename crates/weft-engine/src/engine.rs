@@ -1,11 +1,12 @@
 //! [`Engine`]: one endpoint, one state machine.
 //!
-//! Place in the data flow: weft-fi calls an operation (`send`, `recv`, `write`, `read`: files `msg` and `rma`) or
-//! [`Engine::progress`], then drains [`Engine::completions`]. The engine calls its device, the device calls the engine's core
-//! ([`crate::core`]) while it polls, and what the core wants sent is sent here afterwards.
+//! Place in the data flow: weft-fi calls an operation (`send`, `recv`, `write`, `read`: files `msg` and
+//! `rma`) or [`Engine::progress`], then drains [`Engine::completions`]. The engine calls its device, the
+//! device calls the engine's core ([`crate::core`]) while it polls, and what the core wants sent is sent here
+//! afterwards.
 //!
-//! Invariants: no I/O, no clock, no thread, nothing iterated in hash order; every error return is without side effect; the
-//! completion of an operation is the last thing that happens to it.
+//! Invariants: no I/O, no clock, no thread, nothing iterated in hash order; every error return is without
+//! side effect; the completion of an operation is the last thing that happens to it.
 
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
@@ -137,7 +138,8 @@ impl<N: Nic> Engine<N> {
         self.settle();
     }
 
-    /// The completions, the names of the peers that they tell of, and what those that are POOLED have to ask before they are handed on.
+    /// The completions, the names of the peers that they tell of, and what those that are POOLED have to ask
+    /// before they are handed on.
     #[inline]
     pub fn outcome(&mut self) -> (&mut Vec<Completion>, Peers<'_>, Leaving<'_>) {
         let Core { completions, vcs, pool, leaving, .. } = &mut self.core;
@@ -167,8 +169,8 @@ impl<N: Nic> Engine<N> {
         self.core.config.rx_depth.saturating_sub(longest)
     }
 
-    /// The windows of eager bytes shared with the peer at `addr`, while it is connected: what may still be sent there, and what it has
-    /// used here and not been given back.
+    /// The windows of eager bytes shared with the peer at `addr`, while it is connected: what may still be
+    /// sent there, and what it has used here and not been given back.
     pub fn window(&self, addr: Addr) -> Option<(u64, u64)> {
         let vc = self.core.vcs.get(self.core.known_vc(addr)? as usize)?;
         vc.link().map(|_| (vc.tx_credit, vc.rx_used))
@@ -256,11 +258,12 @@ impl<N: Nic> Engine<N> {
 
     // ---- accepting ---------------------------------------------------------------------------
 
-    /// Accepts an operation that needs more than one step. [`Self::run_vc`], which follows, takes the first: called from here it
-    /// would have the operation's copy below it on the client's stack.
+    /// Accepts an operation that needs more than one step. [`Self::run_vc`], which follows, takes the first:
+    /// called from here it would have the operation's copy below it on the client's stack.
     ///
-    /// A place in the TX queue is an operation's until it has left. So progress alone frees places, and one peer takes none of another's.
-    /// An operation that has left keeps its [`TxOp`], however long the peer's client lets it wait.
+    /// A place in the TX queue is an operation's until it has left. So progress alone frees places, and one
+    /// peer takes none of another's. An operation that has left keeps its [`TxOp`], however long the peer's
+    /// client lets it wait.
     #[inline(always)] // Or else the operation is copied once more.
     pub(crate) fn enqueue(&mut self, op: TxOp) -> Result<(), Error> {
         if self.core.vcs[op.vc as usize].queued() >= self.core.config.tx_depth {
@@ -277,8 +280,8 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    /// Here is an inject that must leave ([`OpFlags::must_leave`]) and cannot now: `Again`, and the way is made free. If the peer
-    /// turned out to be out of reach, the inject is accepted and fails.
+    /// Here is an inject that must leave ([`OpFlags::must_leave`]) and cannot now: `Again`, and the way is
+    /// made free. If the peer turned out to be out of reach, the inject is accepted and fails.
     #[cold]
     pub(crate) fn not_yet(&mut self, vci: u32, kind: Kind, ctx: Context, flags: OpFlags) -> Result<(), Error> {
         let vc = &mut self.core.vcs[vci as usize];
@@ -366,7 +369,8 @@ impl<N: Nic> Engine<N> {
     /// Works off the queues of one connection; what the device does not take now stays on the active list.
     /// Returns whether anything moved.
     ///
-    /// Functions with large buffers are not in line here: the buffers of all of them would be on the client's stack at once.
+    /// Functions with large buffers are not in line here: the buffers of all of them would be on the client's
+    /// stack at once.
     pub(crate) fn run_vc(&mut self, vci: u32) -> bool {
         let moved = self.run_queues(vci);
         if self.core.vcs[vci as usize].addr == ADDR_NONE {

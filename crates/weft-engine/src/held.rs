@@ -1,8 +1,9 @@
 //! What the operations and transfers of an endpoint hold registered.
 //!
-//! Place in the data flow: where a link's device demands registration ([`crate::nic::NicCaps::registered`]), `msg` and `rma` hold the memory
-//! that they announce to a peer, `bulk` the memory that the device gets into or puts from; the end of the operation or
-//! transfer lets go. What cannot be held travels by push. There is none of this on other devices.
+//! Place in the data flow: where a link's device demands registration ([`crate::nic::NicCaps::registered`]),
+//! `msg` and `rma` hold the memory that they announce to a peer, `bulk` the memory that the device gets into
+//! or puts from; the end of the operation or transfer lets go. What cannot be held travels by push. There is
+//! none of this on other devices.
 //!
 //! Invariant: holding is idempotent, so that what a full device has refused may simply be tried again.
 

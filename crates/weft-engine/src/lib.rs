@@ -54,8 +54,8 @@ pub use reach::Probe;
 /// The longest atomic operation, in bytes at the target.
 pub const MAX_ATOMIC_BYTES: usize = atomic::MAX_ATOMIC_BYTES;
 
-/// RMA operations up to so many bytes take effect in the order in which they were started, over devices with mailboxes of
-/// `mailbox_bytes` or more.
+/// RMA operations up to so many bytes take effect in the order in which they were started, over devices with
+/// mailboxes of `mailbox_bytes` or more.
 #[must_use]
 pub const fn ordered_rma_bytes(mailbox_bytes: usize) -> usize {
     let room = mailbox_bytes.saturating_sub(vc::HEADER_BYTES);

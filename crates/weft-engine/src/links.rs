@@ -1,14 +1,15 @@
 //! Links from their first message to their end: which of them carries a virtual connection's messages.
 //!
-//! Place in the data flow: what a device says of links, and the messages of links themselves, come here from [`crate::core`]; what is to be
-//! said on a link waits as [`LinkWork`] until the device is not borrowed.
+//! Place in the data flow: what a device says of links, and the messages of links themselves, come here from
+//! [`crate::core`]; what is to be said on a link waits as [`LinkWork`] until the device is not borrowed.
 //!
-//! Our own attempt goes Dialing → Opening (OPEN sent) → Carrying (OPEN_OK received). A peer's goes
-//! Incoming → (OPEN received) → Carrying, unless both sides connected at once: then the attempt of the endpoint with the
-//! smaller name wins. The other endpoint drops its own attempt when it sees the winner's OPEN; the winner parks
-//! the loser's attempt until its own has succeeded (then it refuses the parked one) or failed (then it takes it), so that a pair in
-//! which only one direction can connect still meets. If its own has broken after OPEN, nobody knows whether the loser had seen that and
-//! dropped the parked one: that is refused, and both call again.
+//! Our own attempt goes Dialing → Opening (OPEN sent) → Carrying (OPEN_OK received). A peer's goes Incoming →
+//! (OPEN received) → Carrying, unless both sides connected at once: then the attempt of the endpoint with the
+//! smaller name wins. The other endpoint drops its own attempt when it sees the winner's OPEN; the winner
+//! parks the loser's attempt until its own has succeeded (then it refuses the parked one) or failed (then it
+//! takes it), so that a pair in which only one direction can connect still meets. If its own has broken after
+//! OPEN, nobody knows whether the loser had seen that and dropped the parked one: that is refused, and both
+//! call again.
 
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
@@ -23,12 +24,14 @@ use crate::wire::{Open, PROTOCOL_VERSION, Reader, Short, kind};
 
 /// Most links of peers that may be up and silent. Peers speak as soon as a link is up.
 pub(crate) const MAX_SILENT: usize = 1024;
-/// Most such links of one peer. One that knows us by several names calls under each, before it finds that we are the same.
+/// Most such links of one peer. One that knows us by several names calls under each, before it finds that we
+/// are the same.
 pub(crate) const MAX_SILENT_OF_PEER: usize = 8;
 
 /// How often to call again a peer that still believes in an earlier link.
 const REDIAL_LIMIT: u16 = 1000;
-/// How often to call again, when our calls break, rather than take the peer's own: it may be that only the peer can call.
+/// How often to call again, when our calls break, rather than take the peer's own: it may be that only the
+/// peer can call.
 const INSISTENCE: u16 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +138,8 @@ impl Core {
         self.link_work.push(LinkWork { link, message, close });
     }
 
-    /// What OPEN, and its like, say to the peer of that connection: of the window, messages that an earlier link has left here take their part.
+    /// What OPEN, and its like, say to the peer of that connection: of the window, messages that an earlier
+    /// link has left here take their part.
     pub(crate) fn grant(&mut self, link: LinkId, vci: u32) -> Open {
         let used = self.vcs.get(vci as usize).map_or(0, |vc| vc.rx_used);
         let withheld = if (vci as usize) < self.vcs.len() { self.withheld_at_first(vci) } else { 0 };
@@ -146,7 +150,8 @@ impl Core {
         Open { version: PROTOCOL_VERSION, reserved: [0; 3], call: U32::ZERO, window_bytes: window.into() }
     }
 
-    /// A peer's link is up, and the peer has the word. Whoever opens links and says nothing on them shall not have many.
+    /// A peer's link is up, and the peer has the word. Whoever opens links and says nothing on them shall not
+    /// have many.
     pub(crate) fn expect_words(&mut self, link: LinkId) {
         let links = &self.links;
         let slot = |link: LinkId| links.get(link.0 as usize);
@@ -194,7 +199,8 @@ impl Core {
         Some(self.links.get(link.0 as usize)?.rising.as_ref()?.up.peer)
     }
 
-    /// Takes a peer's call that is in order. `at`: the peer has been found at that address, which the book knows by its socket.
+    /// Takes a peer's call that is in order. `at`: the peer has been found at that address, which the book
+    /// knows by its socket.
     pub(crate) fn take_call(&mut self, link: LinkId, at: Option<Addr>) {
         let Some(rising) = &self.link_mut(link).rising else { return };
         let (peer, window, call) = (rising.up.peer, rising.window, rising.call);
@@ -202,7 +208,8 @@ impl Core {
         self.link_mut(link).vc = vci;
         let to_self = peer == self.me;
         let vc = &mut self.vcs[vci as usize];
-        // A call that its caller has given up may still come, behind later ones. (One that knows us by two names calls twice at once.)
+        // A call that its caller has given up may still come, behind later ones. (One that knows us by two
+        // names calls twice at once.)
         let is_late = !to_self && call.wrapping_sub(vc.call) > u32::MAX / 2;
         if is_late {
             return self.refuse_call(link);
@@ -277,7 +284,8 @@ impl Core {
 
     pub(crate) fn on_open_ok(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
         let open: Open = r.take().ok_or(Violation)?;
-        // Who answers what has not been said would have a link in use whose close waits until that is: then memory is not free when it should be.
+        // Who answers what has not been said would have a link in use whose close waits until that is: then
+        // memory is not free when it should be.
         let said = self.link_work.iter().all(|work| work.link != link);
         let expected = said && self.may_be_opened() && self.link_mut(link).state == LinkState::Opening;
         if open.version != PROTOCOL_VERSION || !expected {

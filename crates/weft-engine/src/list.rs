@@ -1,8 +1,9 @@
 //! A doubly linked list with stable numbers: insertion order kept, removal anywhere in constant time.
 //!
-//! Place in the data flow: holds the posted receives and the unexpected messages of [`crate::matching`], and the operations that are
-//! not complete. Memory grows to the high-water mark and is reused; pushing allocates only when that mark rises. (A slab would do, but
-//! moves every item twice, which the path of each receive and each write would pay for.)
+//! Place in the data flow: holds the posted receives and the unexpected messages of [`crate::matching`], and
+//! the operations that are not complete. Memory grows to the high-water mark and is reused; pushing allocates
+//! only when that mark rises. (A slab would do, but moves every item twice, which the path of each receive
+//! and each write would pay for.)
 
 const NIL: u32 = u32::MAX;
 
@@ -49,7 +50,8 @@ impl<T> List<T> {
 
     /// Appends; the number stays valid until the item is removed.
     ///
-    /// In line, and the item is made when its place is known: so its words go there one by one, and not by way of the stack.
+    /// In line, and the item is made when its place is known: so its words go there one by one, and not by
+    /// way of the stack.
     #[inline(always)]
     pub(crate) fn push(&mut self, make: impl FnOnce() -> T) -> u32 {
         if self.free == NIL {

@@ -1,12 +1,12 @@
 //! Matching: posted receives against arriving messages, oldest first.
 //!
 //! Place in the data flow: `Sink::message` asks [`Matcher::arrived`] for a receive; `Engine::recv` asks
-//! [`Matcher::find_unexpected`] for a message; what finds no partner waits in one of the two queues (`queue`, with `hash`
-//! and `tree` for deep ones). There is one [`Matcher`] for tagged and one for untagged messages.
+//! [`Matcher::find_unexpected`] for a message; what finds no partner waits in one of the two queues (`queue`,
+//! with `hash` and `tree` for deep ones). There is one [`Matcher`] for tagged and one for untagged messages.
 //!
-//! Invariants: among several candidates the oldest wins, whatever the ignore bits (fi_tagged(3)); a
-//! message that a peek has claimed matches nothing but its claim; nothing here is ever lost: a
-//! posted receive leaves by match, cancel, or the end of its named source, a message by match, discard or the end of its sender.
+//! Invariants: among several candidates the oldest wins, whatever the ignore bits (fi_tagged(3)); a message
+//! that a peek has claimed matches nothing but its claim; nothing here is ever lost: a posted receive leaves
+//! by match, cancel, or the end of its named source, a message by match, discard or the end of its sender.
 
 mod hash;
 mod pattern;
@@ -24,8 +24,8 @@ use crate::nic::{LinkError, RemoteIov};
 use pattern::Pattern;
 use queue::Queue;
 
-/// A receive that waits for a message. Plain words, which go where they belong one by one: put together elsewhere and copied by wider
-/// loads, they would have to wait until the processor has stored them.
+/// A receive that waits for a message. Plain words, which go where they belong one by one: put together
+/// elsewhere and copied by wider loads, they would have to wait until the processor has stored them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Posted {
     /// `ADDR_NONE`: from anyone.
@@ -119,7 +119,8 @@ pub(crate) struct Matcher {
     /// Messages that waited so far, and the most at a time.
     pub(crate) kept: u64,
     pub(crate) most_unexpected: usize,
-    /// Numbers of the messages that are claimed: a claim need not walk past all others, which may be as many as peers like.
+    /// Numbers of the messages that are claimed: a claim need not walk past all others, which may be as many
+    /// as peers like.
     claims: VecDeque<u32>,
 }
 
@@ -135,7 +136,8 @@ impl Matcher {
         }
     }
 
-    /// Posts a receive into any number of pieces; `multi` is the number of the multi-receive buffer, if it is one. See [`Matcher::post`].
+    /// Posts a receive into any number of pieces; `multi` is the number of the multi-receive buffer, if it is
+    /// one. See [`Matcher::post`].
     pub(crate) fn post_pieces(&mut self, wanted: Wanted, iov: &[Iov], ctx: Context, multi: Option<usize>) -> u32 {
         let (piece, pieces) = match iov {
             [] => (Iov::EMPTY, None),
@@ -185,7 +187,8 @@ impl Matcher {
         key
     }
 
-    /// The oldest unclaimed message that `wanted` accepts; `addr_of` tells a connection's address, see [`Matcher::readdressed`].
+    /// The oldest unclaimed message that `wanted` accepts; `addr_of` tells a connection's address, see
+    /// [`Matcher::readdressed`].
     #[inline]
     pub(crate) fn find_unexpected(&mut self, wanted: Wanted, addr_of: impl Fn(u32) -> Addr) -> Option<u32> {
         self.unexpected.find(

@@ -1,4 +1,5 @@
-//! Client memory: the one module of the engine that may use `unsafe` (with its two parts: `atomic`, and `x87`, which computes).
+//! Client memory: the one module of the engine that may use `unsafe` (with its two parts: `atomic`, and
+//! `x87`, which computes).
 //!
 //! Place in the data flow: weft-fi turns the pointers of a libfabric call into [`Iov`]s once,
 //! at the C boundary; the engine and the devices copy through them and never look inside.
@@ -45,8 +46,9 @@ impl Iov {
     /// No bytes.
     pub const EMPTY: Self = Self { ptr: std::ptr::null_mut(), len: 0 };
 
-    /// Stands for a part of a receive buffer that is no memory: a null pointer that comes with a length. It has no room, and a message that would
-    /// need some fails by it ([`Fault::NoMemory`](crate::api::Fault::NoMemory)).
+    /// Stands for a part of a receive buffer that is no memory: a null pointer that comes with a length. It
+    /// has no room, and a message that would need some fails by it
+    /// ([`Fault::NoMemory`](crate::api::Fault::NoMemory)).
     #[must_use]
     pub fn missing() -> Self {
         Self { ptr: (&raw const NO_MEMORY).cast_mut(), len: 0 }

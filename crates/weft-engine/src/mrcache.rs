@@ -1,17 +1,20 @@
 //! The registration cache: keeps memory registered with a device beyond its use, because registering is slow.
 //!
-//! Place in the data flow: the engine, before it lets a device that demands registration get or put ([`crate::nic::Registrar`]),
-//! acquires a [`Pin`] on the memory and releases it when the transfer or operation has ended. Without such a device there is no cache.
+//! Place in the data flow: the engine, before it lets a device that demands registration get or put
+//! ([`crate::nic::Registrar`]), acquires a [`Pin`] on the memory and releases it when the transfer or
+//! operation has ended. Without such a device there is no cache.
 //!
-//! A request is served by a registration that contains it (exact and subsuming match). Otherwise what it overlaps or
-//! borders on is *coalesced* with it into one larger registration; those that this replaces are *retired*: nobody finds
-//! them any more, and they end when the last who uses them lets go. A registration that nobody uses is *stale*: it stays
-//! (lazy deregistration), within limits, the least recently used being given up first, until its memory is unmapped. Memory
-//! whose unmapping cannot be observed is deregistered as soon as nobody uses it.
+//! A request is served by a registration that contains it (exact and subsuming match). Otherwise what it
+//! overlaps or borders on is *coalesced* with it into one larger registration; those that this replaces are
+//! *retired*: nobody finds them any more, and they end when the last who uses them lets go. A registration
+//! that nobody uses is *stale*: it stays (lazy deregistration), within limits, the least recently used being
+//! given up first, until its memory is unmapped. Memory whose unmapping cannot be observed is deregistered as
+//! soon as nobody uses it.
 //!
-//! Invariants: the registrations that requests find are disjoint and do not even border on each other; none that is in use is
-//! deregistered; neither the device's limits nor ours are passed, stale registrations giving way first. Nothing is
-//! iterated in hash order, and the device is called by [`MrCache::acquire`] and [`MrCache::settle`] only.
+//! Invariants: the registrations that requests find are disjoint and do not even border on each other; none
+//! that is in use is deregistered; neither the device's limits nor ours are passed, stale registrations
+//! giving way first. Nothing is iterated in hash order, and the device is called by [`MrCache::acquire`] and
+//! [`MrCache::settle`] only.
 //!
 //! Source: the GNI provider's cache (III.E of its paper), which coalesced in the paper what overlaps or borders.
 
@@ -120,7 +123,8 @@ impl MrCache {
         }
     }
 
-    /// Has all of `want`, which is not empty, registered. `None`: it cannot be, and the bytes must go through memory of the device.
+    /// Has all of `want`, which is not empty, registered. `None`: it cannot be, and the bytes must go through
+    /// memory of the device.
     pub fn acquire<R: Registrar + ?Sized>(&mut self, device: &mut R, want: Span) -> Option<Pin> {
         self.settle(device);
         let want = aligned(want, self.demands.align_bytes);
@@ -155,8 +159,8 @@ impl MrCache {
         self.shrink();
     }
 
-    /// Takes what the system reports, and has the device deregister what has ended. To be called before the client hears that
-    /// its memory is free.
+    /// Takes what the system reports, and has the device deregister what has ended. To be called before the
+    /// client hears that its memory is free.
     pub fn settle<R: Registrar + ?Sized>(&mut self, device: &mut R) {
         while let Some(span) = device.unmapped() {
             for id in self.touching(&span, Span::overlaps) {
@@ -200,8 +204,8 @@ impl MrCache {
         self.entries.get(id).filter(serves).map(|_| id)
     }
 
-    /// The entries that requests find and that stand in this relation to `span`, by address. No entry further down than the first
-    /// one before `span` can reach it, because they are disjoint.
+    /// The entries that requests find and that stand in this relation to `span`, by address. No entry further
+    /// down than the first one before `span` can reach it, because they are disjoint.
     fn touching(&self, span: &Span, related: impl Fn(&Span, &Span) -> bool) -> SmallVec<[usize; 4]> {
         let first = self.by_start.range(..span.start).next_back().map_or(span.start, |(start, _)| *start);
         let near = self.by_start.range(first..=span.end()).map(|(_, &id)| id);
@@ -212,8 +216,8 @@ impl MrCache {
 
     /// Registers `want` together with all that it overlaps or borders on; if that is too much, alone.
     ///
-    /// What is not watched is never more than its users want, and serves requests for just that: whatever else it covered might be unmapped
-    /// meanwhile, and other memory be there, unnoticed.
+    /// What is not watched is never more than its users want, and serves requests for just that: whatever
+    /// else it covered might be unmapped meanwhile, and other memory be there, unnoticed.
     fn coalesce<R: Registrar + ?Sized>(&mut self, device: &mut R, want: Span) -> Option<Pin> {
         if !self.keeps() {
             let found = self.touching(&want, Span::overlaps).is_empty();

@@ -3,9 +3,10 @@
 //! Place in the data flow: `Engine::send` → (fast path) `Nic::send`, or TX queue → [`Engine::start_send`] → EAGER or
 //! RTS → CTS/push or the peer's get → ACK/FIN → completion. [`crate::recv`] is the receiving side.
 //!
-//! Flow control. A peer may have `window_bytes` of eager payload (plus [`EAGER_COST`] per message) waiting here unmatched; a
-//! sender without window left sends by rendezvous whatever the size, so memory here is bounded and later
-//! messages still get past earlier ones that nobody has asked for yet. Windows are given back in quarters.
+//! Flow control. A peer may have `window_bytes` of eager payload (plus [`EAGER_COST`] per message) waiting
+//! here unmatched; a sender without window left sends by rendezvous whatever the size, so memory here is
+//! bounded and later messages still get past earlier ones that nobody has asked for yet. Windows are given
+//! back in quarters.
 
 use smallvec::SmallVec;
 use zerocopy::IntoBytes;
@@ -30,8 +31,8 @@ use crate::wire::{
 /// What a message costs of the eager window beside its payload: about what its entry in the unexpected queue takes.
 pub(crate) const EAGER_COST: u64 = 64;
 
-/// The header of an eager message: [`crate::wire::Head`], then tag, data and the operation to acknowledge, where there are
-/// such. Words of eight bytes, because this is built for every short message.
+/// The header of an eager message: [`crate::wire::Head`], then tag, data and the operation to acknowledge,
+/// where there are such. Words of eight bytes, because this is built for every short message.
 struct EagerHead {
     words: [U64; 4],
     count: usize,
@@ -83,8 +84,8 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    /// The fast path of [`Engine::send`]. True: the message has left and its send is complete, of which no [`Completion`]
-    /// tells. False: nothing has happened, and [`Engine::send_later`] is to be called.
+    /// The fast path of [`Engine::send`]. True: the message has left and its send is complete, of which no
+    /// [`Completion`] tells. False: nothing has happened, and [`Engine::send_later`] is to be called.
     #[inline(always)]
     pub fn send_now(&mut self, op: &SendOp<'_>) -> bool {
         let len = if let [one] = op.iov { one.len() } else { mem::total_len(op.iov) };
@@ -240,8 +241,8 @@ pub(crate) fn keep(iov: &[Iov], flags: OpFlags) -> (IovList, Option<Owned>) {
     (smallvec::smallvec![owned.iov()], Some(owned))
 }
 
-/// `ack`: the sender wants to hear when all is received (with that, it has arrived, too). `room`: the length of a message, if the peer
-/// may reach our memory.
+/// `ack`: the sender wants to hear when all is received (with that, it has arrived, too). `room`: the length
+/// of a message, if the peer may reach our memory.
 fn rts_head<const ROOM: usize>(index: u32, op: &TxOp, ack: bool, room: Option<usize>) -> Writer<ROOM> {
     let mut bits = 0;
     bits |= if op.flags.contains(OpFlags::TAGGED) { F_TAGGED } else { 0 };

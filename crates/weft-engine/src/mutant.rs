@@ -1,7 +1,8 @@
 //! Planted bugs, which prove that the simulation's oracle finds such.
 //!
-//! Place in the data flow: none. With the feature `mutants`, which only weft-sim's trial of its oracle has, a thread may switch one on;
-//! without it [`strikes`] is false at compile time, and nothing of this is left. docs/testing.md says what catches each.
+//! Place in the data flow: none. With the feature `mutants`, which only weft-sim's trial of its oracle has, a
+//! thread may switch one on; without it [`strikes`] is false at compile time, and nothing of this is left.
+//! docs/testing.md says what catches each.
 
 /// A bug, named after what it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,9 @@
 //! carried by them out of band, inserted into address vectors, and handed back to `Nic::connect`.
 //! Pure bytes: no look-up, no socket happens here.
 //!
-//! An address has 32 bytes, or 48 where TCP is reached by IPv6: clients carry it, some in little room. Within weft and between
-//! its endpoints a name has 64, in which the endpoint id is at hand that an address implies ([`endpoint_id`]).
+//! An address has 32 bytes, or 48 where TCP is reached by IPv6: clients carry it, some in little room. Within
+//! weft and between its endpoints a name has 64, in which the endpoint id is at hand that an address implies
+//! ([`endpoint_id`]).
 //!
 //! Layouts (all integers big-endian), specified in docs/protocol.md:
 //! ```text
@@ -17,13 +18,14 @@
 //!  | ver  | flags| port   | IPv4, or scope | host id | capability     | IPv6 (if so)|
 //! ```
 //! `flags`: bit 0 = the endpoint id and capability are present (a *full* name; without it the name is a
-//! *service* name: only address and port, as `fi_getinfo(node, service)` makes it); bit 1 = the endpoint
-//! may be reached by shared memory; bit 2 = it may be reached by TCP; bit 3, in addresses: by IPv6; bit 4 = it is a context of a
-//! scalable endpoint.
+//! *service* name: only address and port, as `fi_getinfo(node, service)` makes it); bit 1 = the endpoint may
+//! be reached by shared memory; bit 2 = it may be reached by TCP; bit 3, in addresses: by IPv6; bit 4 = it is
+//! a context of a scalable endpoint.
 //!
-//! The contexts of a scalable endpoint are endpoints whose names follow from each other: they have one capability, the last byte of
-//! the endpoint id is the context's index, and a receive context listens so many ports after the first. So one name, that of the first
-//! receive context, names them all ([`EpName::context`], [`EpName::base`]); clients carry no other.
+//! The contexts of a scalable endpoint are endpoints whose names follow from each other: they have one
+//! capability, the last byte of the endpoint id is the context's index, and a receive context listens so many
+//! ports after the first. So one name, that of the first receive context, names them all
+//! ([`EpName::context`], [`EpName::base`]); clients carry no other.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -278,8 +280,8 @@ impl EpName {
         (self.0[1] & CONTEXT != 0).then(|| self.0[47])
     }
 
-    /// The name of a receive context of the scalable endpoint that this names: by its first receive context, or by where that
-    /// listens. `None` if there can be no such context.
+    /// The name of a receive context of the scalable endpoint that this names: by its first receive context,
+    /// or by where that listens. `None` if there can be no such context.
     #[must_use]
     pub fn context(&self, index: u8) -> Option<Self> {
         if index == 0 {
@@ -298,8 +300,8 @@ impl EpName {
         Some(name)
     }
 
-    /// The name of the scalable endpoint that this is a context of, or the name itself. A transmit context's name has the socket of its
-    /// endpoint.
+    /// The name of the scalable endpoint that this is a context of, or the name itself. A transmit context's
+    /// name has the socket of its endpoint.
     #[must_use]
     pub fn base(&self) -> Self {
         let mut name = *self;
@@ -312,7 +314,8 @@ impl EpName {
         name
     }
 
-    /// Whether the endpoint id of a full name follows from its capability, so that whoever shows the capability may use the id.
+    /// Whether the endpoint id of a full name follows from its capability, so that whoever shows the
+    /// capability may use the id.
     #[must_use]
     pub fn is_genuine(&self) -> bool {
         let mut id = endpoint_id(&self.capability());

@@ -15,13 +15,14 @@
 //! bytes mean is checked by the engine, which answers nonsense with [`Nic::close`].
 //!
 //! # Memory
-//! `send` has copied `head` and `body` when it returns `Ok`. `push`, `put`, `get` and `assist` borrow the client's
-//! memory until [`Sink::done`] is called with their `ctx`, exactly once per accepted call: with an error, before
-//! `down`, if the link ends first. `close(link)` abandons them: when it returns the device has let go of the memory, and
-//! no `done` follows. After `close` or `down` no transfer of the peer begins with another piece of memory here, or ends well.
+//! `send` has copied `head` and `body` when it returns `Ok`. `push`, `put`, `get` and `assist` borrow the
+//! client's memory until [`Sink::done`] is called with their `ctx`, exactly once per accepted call: with an
+//! error, before `down`, if the link ends first. `close(link)` abandons them: when it returns the device has
+//! let go of the memory, and no `done` follows. After `close` or `down` no transfer of the peer begins with
+//! another piece of memory here, or ends well.
 //!
-//! Where `caps.registered`, the engine has registered what it lets a get or put touch, here or at the peer, until `done` or
-//! until the operation that announced the memory ends.
+//! Where `caps.registered`, the engine has registered what it lets a get or put touch, here or at the peer,
+//! until `done` or until the operation that announced the memory ends.
 
 use crate::mem::Iov;
 use crate::name::EpName;
@@ -49,14 +50,15 @@ pub struct NicCaps {
     /// Messages of one link arrive in the order in which they were sent. Where false the engine
     /// restores the order by sequence numbers.
     pub ordered: bool,
-    /// No byte of a push arrives before the messages that were sent on the link before the push was started, so that a push
-    /// may follow its announcement at once. Only where `ordered`.
+    /// No byte of a push arrives before the messages that were sent on the link before the push was started,
+    /// so that a push may follow its announcement at once. Only where `ordered`.
     pub push_follows: bool,
-    /// What `send` has taken, and a push that is done, reach the peer's engine even if this process ends at once: they lie in
-    /// memory that the peer has, too. Where false, only the peer's answer proves that anything has arrived.
+    /// What `send` has taken, and a push that is done, reach the peer's engine even if this process ends at
+    /// once: they lie in memory that the peer has, too. Where false, only the peer's answer proves that
+    /// anything has arrived.
     pub survives: bool,
-    /// `get` and `put` reach only memory that its own side has registered ([`Registrar`]), on both sides; `push` copies through
-    /// the device's own memory, and serves where memory cannot be registered.
+    /// `get` and `put` reach only memory that its own side has registered ([`Registrar`]), on both sides;
+    /// `push` copies through the device's own memory, and serves where memory cannot be registered.
     pub registered: bool,
 }
 
@@ -261,13 +263,14 @@ pub trait Nic: Registrar {
     /// back, the peer may be asked to `assist`: two processors copy faster than one. It need not.
     fn get(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full>;
 
-    /// Writes `local` to the peer's memory `remote` (equal total lengths). Only where `caps.put`. The rest as for `get`.
+    /// Writes `local` to the peer's memory `remote` (equal total lengths). Only where `caps.put`. The rest as
+    /// for `get`.
     fn put(&mut self, link: LinkId, local: &[Iov], remote: &[RemoteIov], ctx: u64) -> Result<Option<Share>, Full>;
 
-    /// Helps with the peer's transfer `share`, moving what the peer has not moved yet. `local` and `remote` name the same
-    /// bytes as the peer's call, seen from here; `put`: they go from `local` to `remote` (the peer's call is a `get`).
-    /// `done` follows, always `Ok`: whether the transfer succeeds is the peer's to know. A share that has ended or never
-    /// was is no error.
+    /// Helps with the peer's transfer `share`, moving what the peer has not moved yet. `local` and `remote`
+    /// name the same bytes as the peer's call, seen from here; `put`: they go from `local` to `remote` (the
+    /// peer's call is a `get`). `done` follows, always `Ok`: whether the transfer succeeds is the peer's to
+    /// know. A share that has ended or never was is no error.
     fn assist(
         &mut self,
         link: LinkId,
@@ -335,8 +338,9 @@ pub trait Sink {
     }
     /// The device has begun to hold memory for the link that it does not hold for each ([`Nic::held_bytes`]).
     fn holds_more(&mut self, _link: LinkId) {}
-    /// The device is short of descriptors. Gives the link that is needed least of those that are `candidates`, if it can be done without:
-    /// the device ends it ([`Nic::discard`]), and tells of it no more.
+    /// The device is short of descriptors. Gives the link that is needed least of those that are
+    /// `candidates`, if it can be done without: the device ends it ([`Nic::discard`]), and tells of it no
+    /// more.
     fn spare_link(&mut self, _candidates: &dyn Fn(LinkId) -> bool) -> Option<LinkId> {
         None
     }

@@ -1,9 +1,9 @@
 //! The state of operations that did not finish within their call, and of bulk data that is arriving.
 //!
-//! Place in the data flow: `Engine::send`/`write`/`read` make a [`TxOp`] when the fast path does not finish the operation;
-//! acknowledgements name it by its number. An [`Xfer`] is bulk data on its way into or out of our memory on behalf of
-//! a peer's operation; devices and peers name it by its token, which carries a generation, so that a late or forged
-//! name finds nothing.
+//! Place in the data flow: `Engine::send`/`write`/`read` make a [`TxOp`] when the fast path does not finish
+//! the operation; acknowledgements name it by its number. An [`Xfer`] is bulk data on its way into or out of
+//! our memory on behalf of a peer's operation; devices and peers name it by its token, which carries a
+//! generation, so that a late or forged name finds nothing.
 
 use slab::Slab;
 use smallvec::SmallVec;
@@ -25,8 +25,8 @@ pub(crate) enum Phase {
     AwaitCts,
     /// Being pushed after CTS; `true`: a FIN must follow.
     Pushing(bool),
-    /// An atomic operation, whose parts are counted, too. `sources`: the operands and the values to compare with stand in `iov`
-    /// before the place for the results, each array as long as the operation.
+    /// An atomic operation, whose parts are counted, too. `sources`: the operands and the values to compare
+    /// with stand in `iov` before the place for the results, each array as long as the operation.
     Atomic { amo: Amo, sources: bool },
 }
 
@@ -48,7 +48,8 @@ pub(crate) struct TxOp {
     pub(crate) next_part: u32,
     /// RMA: parts sent and not acknowledged.
     pub(crate) pending: u32,
-    /// Pushes that the device still works on, of a read those of the target that have not all come: the memory is not free before they end.
+    /// Pushes that the device still works on, of a read those of the target that have not all come: the
+    /// memory is not free before they end.
     pub(crate) pushing: u32,
     /// The same for parts that the device helps the peer to move.
     pub(crate) assisting: u32,
@@ -123,8 +124,8 @@ pub(crate) struct RecvInfo {
 pub(crate) enum XferKind {
     /// Into a matched receive, from the peer's send `op`, which wants a FIN if `ack`.
     Recv { info: RecvInfo, op: u32, ack: bool },
-    /// Into memory of the engine, for the message with this number in the queue of unexpected ones; from the peer's send `op`, which wants
-    /// an acknowledgement of the delivery if `ack`.
+    /// Into memory of the engine, for the message with this number in the queue of unexpected ones; from the
+    /// peer's send `op`, which wants an acknowledgement of the delivery if `ack`.
     Ahead { tagged: bool, key: u32, op: u32, ack: bool },
     /// Into a region, from the peer's write. `parts`: which of several it is one of ([`crate::access`]).
     Write { op: Op, key: u64, data: Option<u64>, parts: Option<u32> },
@@ -171,7 +172,8 @@ pub(crate) struct Xfers {
 }
 
 impl Xfers {
-    /// Enters a transfer and returns its token. Bit 63 is never set: see [`push_ctx`]; it exceeds any number of 32 bits.
+    /// Enters a transfer and returns its token. Bit 63 is never set: see [`push_ctx`]; it exceeds any number
+    /// of 32 bits.
     pub(crate) fn insert(&mut self, vc: u32, kind: XferKind, iov: IovList, remote: Vec<RemoteIov>, expect: u64) -> u64 {
         self.generation = self.generation % 0x7fff_ffff + 1;
         let generation = self.generation;

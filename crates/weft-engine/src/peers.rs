@@ -1,7 +1,7 @@
 //! Who peers are: names, addresses, and the virtual connections that belong to them.
 //!
-//! Place in the data flow: an operation to an address that is used for the first time, a peer's link, and the client's address vector come
-//! here; the paths of messages only look up what was found ([`Core::known_vc`]).
+//! Place in the data flow: an operation to an address that is used for the first time, a peer's link, and the
+//! client's address vector come here; the paths of messages only look up what was found ([`Core::known_vc`]).
 //!
 //! Invariant: one virtual connection per endpoint, also where the endpoint was known by its service name first.
 
@@ -21,10 +21,12 @@ use crate::nic::LinkId;
 use crate::room;
 use crate::vc::{Vc, VcState};
 
-/// So often strangers must have gone (or what they left must have) before it is worth the time to look who has left nothing.
+/// So often strangers must have gone (or what they left must have) before it is worth the time to look who
+/// has left nothing.
 const SWEEP_AFTER: usize = 64;
 
-/// So many endpoints at most may have left something at an address that is known by its socket, where they lived one after the other.
+/// So many endpoints at most may have left something at an address that is known by its socket, where they
+/// lived one after the other.
 const MOST_CLAIMANTS: usize = 4;
 
 /// Virtual connections by the identities of their names.
@@ -157,8 +159,8 @@ impl Core {
         vci
     }
 
-    /// Where the book has a peer, if it has. Where a full name's socket is in the book, and not its id, is found out elsewhere
-    /// ([`crate::claims`]): it is the peer's own word.
+    /// Where the book has a peer, if it has. Where a full name's socket is in the book, and not its id, is
+    /// found out elsewhere ([`crate::claims`]): it is the peer's own word.
     pub(crate) fn addr_of(&self, name: &EpName) -> Addr {
         if strikes(Mutant::ContextStranger) && name.context_index().is_some_and(|index| index > 0) {
             return ADDR_NONE;
@@ -166,8 +168,9 @@ impl Core {
         known_at(&self.book, name).unwrap_or(ADDR_NONE)
     }
 
-    /// The connection for the name of a peer that calls; none if it is a stranger and there are as many as may be, or if as many as may be at its
-    /// address are there. `at`: it has been found at that address, which the book knows by its socket.
+    /// The connection for the name of a peer that calls; none if it is a stranger and there are as many as
+    /// may be, or if as many as may be at its address are there. `at`: it has been found at that address,
+    /// which the book knows by its socket.
     pub(crate) fn vc_of_caller(&mut self, name: &EpName, at: Option<Addr>) -> Option<u32> {
         self.follow_book();
         let max = self.config.max_strangers;
@@ -241,8 +244,8 @@ impl Core {
         if let Some(vci) = self.index.find(&self.vcs, name) {
             self.is_at(vci, addr);
         } else if !name.is_full() {
-            // A stranger's name may be inserted in its service form. (A full name that is not known has no connection; looking further would
-            // make start-up quadratic.)
+            // A stranger's name may be inserted in its service form. (A full name that is not known has no
+            // connection; looking further would make start-up quadratic.)
             let there = |vc: &Vc| vc.is_in_use() && vc.name.socket_identity() == name.identity();
             if let Some(vci) = self.vcs.iter().position(there) {
                 self.seek(u32::try_from(vci).unwrap_or(u32::MAX));
@@ -267,8 +270,8 @@ impl Core {
         }
     }
 
-    /// A connection has turned out to lead to an address, as whatever looks it up by that finds. What came by it when it was a stranger's may be
-    /// what receives from there wait for.
+    /// A connection has turned out to lead to an address, as whatever looks it up by that finds. What came by
+    /// it when it was a stranger's may be what receives from there wait for.
     pub(crate) fn is_at(&mut self, vci: u32, addr: Addr) {
         let vc = &mut self.vcs[vci as usize];
         if vc.addr == ADDR_NONE && addr != ADDR_NONE {
@@ -334,7 +337,8 @@ impl Core {
         self.addresses_removed(&removed);
     }
 
-    /// Whether an address is in the book by a socket only, which as many endpoints as there may be claim to have already.
+    /// Whether an address is in the book by a socket only, which as many endpoints as there may be claim to
+    /// have already.
     fn is_overclaimed(&self, addr: Addr, name: &EpName) -> bool {
         if self.book.name(addr).is_none_or(|row| row.is_full()) {
             return false;
@@ -344,8 +348,8 @@ impl Core {
         claimants.len() >= MOST_CLAIMANTS && !claimants.contains(&name.base().identity())
     }
 
-    /// The link of a peer has ended that was known by its service name first: what listens there next may be another endpoint, so the next
-    /// operation asks again.
+    /// The link of a peer has ended that was known by its service name first: what listens there next may be
+    /// another endpoint, so the next operation asks again.
     pub(crate) fn forget_way(&mut self, vci: u32) {
         if !self.has_addresses() || !self.index.former.values().any(|&known| known == vci) {
             return;
@@ -361,8 +365,8 @@ impl Core {
         self.by_far_addr.retain(|&addr, known| *known != vci || !leads_elsewhere(addr));
     }
 
-    /// A peer has gone, or something is taken that it left. If it was at an address by its socket and nothing of it is left, the address is its
-    /// own no more.
+    /// A peer has gone, or something is taken that it left. If it was at an address by its socket and nothing
+    /// of it is left, the address is its own no more.
     pub(crate) fn leave_service(&mut self, vci: u32) {
         let vc = &self.vcs[vci as usize];
         let gone = vc.state == VcState::Idle && vc.refused.is_none() && vc.rx_used == 0;
@@ -381,7 +385,8 @@ impl Core {
         matches!(self.config.role, Role::Connectionless | Role::Datagrams)
     }
 
-    /// Whether this is a peer in no address vector. The peer of a connection has no address either, but was accepted by the client.
+    /// Whether this is a peer in no address vector. The peer of a connection has no address either, but was
+    /// accepted by the client.
     pub(crate) fn is_stranger(&self, vci: u32) -> bool {
         self.has_addresses() && self.vcs[vci as usize].addr == ADDR_NONE
     }

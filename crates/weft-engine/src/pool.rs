@@ -1,17 +1,19 @@
 //! Receives that several engines draw from: the receive queue of a shared receive context.
 //!
-//! Place in the data flow: `Engine::bind_pool` gives an engine a pool besides its own queue of receives. A message that finds none in
-//! the engine's own takes the oldest that accepts it here (`Core::receive_for`), or waits in its engine. Who posts here asks
-//! [`Pool::post`] whether engines may have such messages, and has each of them look ([`Engine::feed`]).
+//! Place in the data flow: `Engine::bind_pool` gives an engine a pool besides its own queue of receives. A
+//! message that finds none in the engine's own takes the oldest that accepts it here (`Core::receive_for`),
+//! or waits in its engine. Who posts here asks [`Pool::post`] whether engines may have such messages, and has
+//! each of them look ([`Engine::feed`]).
 //!
-//! Invariants: an engine takes the pool's lock while it is entered, and holds it for a look; who hands completions on, until they are
-//! where the client sees them. A message that waits is older
-//! than a receive that it accepts only as long as nobody has looked: [`Pool::post`] makes the receive visible before engines are asked to
-//! feed, and an engine looks here before it keeps a message, so one of the two sees the other. An engine gives a receive to what comes only
-//! when nothing that waits is accepted by that one: it takes the one that it has found, or looks again. Posting and the feeding after it are
-//! one step among those who post: they have a lock around both. A multi-receive stays here while it
-//! has room, whichever engines fill it. A message leaves it only when the client can see its completion ([`Leaving`]): those of several
-//! engines become visible in any order, and the last of them says that the buffer is the client's again.
+//! Invariants: an engine takes the pool's lock while it is entered, and holds it for a look; who hands
+//! completions on, until they are where the client sees them. A message that waits is older than a receive
+//! that it accepts only as long as nobody has looked: [`Pool::post`] makes the receive visible before engines
+//! are asked to feed, and an engine looks here before it keeps a message, so one of the two sees the other.
+//! An engine gives a receive to what comes only when nothing that waits is accepted by that one: it takes the
+//! one that it has found, or looks again. Posting and the feeding after it are one step among those who post:
+//! they have a lock around both. A multi-receive stays here while it has room, whichever engines fill it. A
+//! message leaves it only when the client can see its completion ([`Leaving`]): those of several engines
+//! become visible in any order, and the last of them says that the buffer is the client's again.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -52,8 +54,8 @@ impl State {
 }
 
 impl Pool {
-    /// An empty queue for `depth` receives of either kind, of which a multi-receive is released when fewer than `min_multi_recv` bytes
-    /// are left of it.
+    /// An empty queue for `depth` receives of either kind, of which a multi-receive is released when fewer
+    /// than `min_multi_recv` bytes are left of it.
     #[must_use]
     pub fn new(matching: Matching, depth: usize, min_multi_recv: usize) -> Self {
         Self(Mutex::new(State {
@@ -81,8 +83,8 @@ impl Pool {
         state.depth.saturating_sub(state.tagged.posted.len().max(state.untagged.posted.len()))
     }
 
-    /// Posts a receive, single or multi. True: every engine must be asked to feed, and if one of them says that messages still wait there,
-    /// [`Pool::await_more`] called.
+    /// Posts a receive, single or multi. True: every engine must be asked to feed, and if one of them says
+    /// that messages still wait there, [`Pool::await_more`] called.
     ///
     /// Errors: `Again` when the queue is full.
     pub fn post(&self, op: &RecvOp<'_>) -> Result<bool, Error> {
@@ -103,7 +105,8 @@ impl Pool {
         self.state().awaited = true;
     }
 
-    /// Takes the oldest receive with this context pointer out, where no engine is that could report it ([`Engine::cancel_pooled`]).
+    /// Takes the oldest receive with this context pointer out, where no engine is that could report it
+    /// ([`Engine::cancel_pooled`]).
     pub fn cancel(&self, ctx_ptr: usize) -> bool {
         let canceled = self.take_out(ctx_ptr);
         if let Some((_, Some(number))) = canceled {
@@ -112,7 +115,8 @@ impl Pool {
         canceled.is_some()
     }
 
-    /// Takes the oldest receive with this context pointer out. If it is a multi-receive, its number: the completion must leave it.
+    /// Takes the oldest receive with this context pointer out. If it is a multi-receive, its number: the
+    /// completion must leave it.
     fn take_out(&self, ctx_ptr: usize) -> Option<(Completion, Option<u32>)> {
         let mut state = self.state();
         let (tagged, key) =
@@ -140,7 +144,8 @@ impl Pool {
         Some((completion, number))
     }
 
-    /// What the oldest receive wants that accepts such a message. None: the message must wait, and the next receive will be told of it.
+    /// What the oldest receive wants that accepts such a message. None: the message must wait, and the next
+    /// receive will be told of it.
     pub(crate) fn find(&self, tagged: bool, src: Addr, tag: u64) -> Option<Wanted> {
         let mut state = self.state();
         let matcher = state.matcher(tagged);
@@ -149,7 +154,8 @@ impl Pool {
         found
     }
 
-    /// Takes the memory for such a message from the oldest receive that accepts it, if that is one that wants what was `found`.
+    /// Takes the memory for such a message from the oldest receive that accepts it, if that is one that wants
+    /// what was `found`.
     pub(crate) fn take(
         &self,
         found: Wanted,
@@ -176,7 +182,8 @@ impl Pool {
     }
 }
 
-/// What engines have received into multi-receives of their pool, in the order of the completions that say so (`OpFlags::POOLED`).
+/// What engines have received into multi-receives of their pool, in the order of the completions that say so
+/// (`OpFlags::POOLED`).
 pub struct Leaving<'a> {
     pool: Option<&'a (Arc<Pool>, u64)>,
     numbers: &'a mut VecDeque<u32>,
@@ -194,8 +201,8 @@ impl<'a> Leaving<'a> {
         self.numbers.is_empty()
     }
 
-    /// The client is about to see the next of these completions: sets or clears its MULTI. The client must be able to see it before what
-    /// is returned is dropped.
+    /// The client is about to see the next of these completions: sets or clears its MULTI. The client must be
+    /// able to see it before what is returned is dropped.
     #[cold]
     pub fn next(&mut self, flags: &mut OpFlags) -> Option<Left<'a>> {
         let (mut state, number) = (self.pool?.0.state(), self.numbers.pop_front()?);
@@ -219,8 +226,8 @@ impl<N: Nic> Engine<N> {
         self.core.draws = false;
     }
 
-    /// A receive was posted to the pool: messages that it accepts and that wait here take from there. Whether any message has been received, also
-    /// since somebody turned out to be at an address.
+    /// A receive was posted to the pool: messages that it accepts and that wait here take from there. Whether
+    /// any message has been received, also since somebody turned out to be at an address.
     pub fn feed(&mut self, op: &RecvOp<'_>) -> bool {
         let waiting = self.unexpected_messages();
         self.core.follow_book();
@@ -254,7 +261,8 @@ impl<N: Nic> Engine<N> {
 }
 
 impl Core {
-    /// A message has been received into a multi-receive; whether the buffer is the client's, as far as that is known now.
+    /// A message has been received into a multi-receive; whether the buffer is the client's, as far as that
+    /// is known now.
     pub(crate) fn leave_multi(&mut self, number: u32) -> OpFlags {
         if let Some(pooled) = number.checked_sub(POOLED) {
             if strikes(Mutant::PoolReleasedEarly)
@@ -306,10 +314,12 @@ impl Core {
         {}
     }
 
-    /// The message that waits as `key`, or one whose turn is before, takes a receive of the pool. False: there is none for it.
+    /// The message that waits as `key`, or one whose turn is before, takes a receive of the pool. False:
+    /// there is none for it.
     ///
-    /// The oldest receive that accepts the message may be for an older one, and for that one in turn there may be an older receive. Other engines
-    /// take receives meanwhile: nothing is taken but the receive that was found, for the message that was found.
+    /// The oldest receive that accepts the message may be for an older one, and for that one in turn there
+    /// may be an older receive. Other engines take receives meanwhile: nothing is taken but the receive that
+    /// was found, for the message that was found.
     fn feed_one(&mut self, tagged: bool, mut key: u32) -> bool {
         let Some((pool, user)) = self.pool.as_ref() else { return false };
         let (pool, user) = (Arc::clone(pool), *user);
@@ -339,7 +349,8 @@ mod tests {
     use super::*;
     use crate::api::Context;
 
-    /// Between the look for what waits and the taking, another engine takes the receive, and one is posted for which something may wait.
+    /// Between the look for what waits and the taking, another engine takes the receive, and one is posted
+    /// for which something may wait.
     #[test]
     fn no_receive_is_taken_but_the_one_that_was_found() {
         let pool = Pool::new(Matching::default(), 8, 64);

@@ -1,22 +1,24 @@
 //! Programs: tasks in order, which wait for counters instead of for a caller.
 //!
-//! Place in the data flow: what is to happen later, without its client, is written as a [`Program`] and submitted to
-//! [`Programs`]. FI_TRIGGER and FI_QUEUE_WORK compile to one wait and one act each; longer programs are made of the same two
-//! tasks. What an act is (a send, a receive, a counter to raise, …) only the layer above knows: it asks for [`Programs::next_act`],
-//! performs it, and says how that went.
+//! Place in the data flow: what is to happen later, without its client, is written as a [`Program`] and
+//! submitted to [`Programs`]. FI_TRIGGER and FI_QUEUE_WORK compile to one wait and one act each; longer
+//! programs are made of the same two tasks. What an act is (a send, a receive, a counter to raise, …) only
+//! the layer above knows: it asks for [`Programs::next_act`], performs it, and says how that went.
 //!
-//! Order. Programs that wait for the same counter go on in the order of their thresholds, however far the counter jumps,
-//! and at equal thresholds in the order of submission. Programs that can go on take turns, in the order in which they
-//! became able to. An act that finds its queue full ([`Programs::again`]) keeps its place: later acts of the same *lane*
-//! (one direction of one endpoint) wait behind it, those of other lanes pass.
+//! Order. Programs that wait for the same counter go on in the order of their thresholds, however far the
+//! counter jumps, and at equal thresholds in the order of submission. Programs that can go on take turns, in
+//! the order in which they became able to. An act that finds its queue full ([`Programs::again`]) keeps its
+//! place: later acts of the same *lane* (one direction of one endpoint) wait behind it, those of other lanes
+//! pass.
 //!
-//! Counters are raised by others, at any time and without this machine's lock. A counter is *armed* with the lowest
-//! threshold that somebody waits for, and whoever raises it that far calls [`Programs::look`]; [`Counter::arm`] says how
-//! none is lost. An armed counter that nobody waits for any more costs one needless look.
+//! Counters are raised by others, at any time and without this machine's lock. A counter is *armed* with the
+//! lowest threshold that somebody waits for, and whoever raises it that far calls [`Programs::look`];
+//! [`Counter::arm`] says how none is lost. An armed counter that nobody waits for any more costs one needless
+//! look.
 //!
 //! Invariants: one act at a time is out; its program is ended by [`Programs::done`], [`Programs::again`] or
-//! [`Programs::fail`]. Programs are numbered in the order of submission, no number is used twice, and nothing is iterated
-//! in hash order. No task is performed twice, and none before those in front of it.
+//! [`Programs::fail`]. Programs are numbered in the order of submission, no number is used twice, and nothing
+//! is iterated in hash order. No task is performed twice, and none before those in front of it.
 
 #[cfg(test)]
 mod tests;
@@ -50,9 +52,10 @@ pub trait Counter {
     /// Tells counters apart.
     fn id(&self) -> u64;
 
-    /// From now on, whoever makes the total reach `at`, or changes the error count, must call [`Programs::look`]; until
-    /// then nobody needs to. Returns the level. The level is read after the arming has become visible to those who raise the
-    /// counter, and they look whether it is armed after they have raised it: so a change is seen by one side or the other.
+    /// From now on, whoever makes the total reach `at`, or changes the error count, must call
+    /// [`Programs::look`]; until then nobody needs to. Returns the level. The level is read after the arming
+    /// has become visible to those who raise the counter, and they look whether it is armed after they have
+    /// raised it: so a change is seen by one side or the other.
     fn arm(&self, at: u64) -> Level;
 
     /// Nobody waits any more.
@@ -64,7 +67,8 @@ pub trait Counter {
 pub enum Errors {
     /// They count like successes (fi_trigger(3)).
     Count,
-    /// A program that still waits when there is one is ended: what it waits for will not come, or is not what it should be.
+    /// A program that still waits when there is one is ended: what it waits for will not come, or is not what
+    /// it should be.
     Poison,
 }
 
@@ -270,8 +274,8 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         if running.cancelled { self.finish(running.program, End::Cancelled) } else { self.advance(running.program) }
     }
 
-    /// The act could not be performed yet. It is due again when somebody calls [`Programs::retry`]; or, if it was cancelled meanwhile,
-    /// it is among what is left of its program ([`Programs::take_withdrawn`]).
+    /// The act could not be performed yet. It is due again when somebody calls [`Programs::retry`]; or, if it
+    /// was cancelled meanwhile, it is among what is left of its program ([`Programs::take_withdrawn`]).
     pub fn again(&mut self, act: A) {
         let Some(running) = self.running.take() else { return };
         if !running.cancelled && strikes(Mutant::ActLost) {
@@ -307,8 +311,9 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         }
     }
 
-    /// Ends every program that is `wanted`. One whose act is out ends with it: its number is returned. Whether that act was performed the
-    /// caller learns by [`Programs::take_withdrawn`], once it is out no more.
+    /// Ends every program that is `wanted`. One whose act is out ends with it: its number is returned.
+    /// Whether that act was performed the caller learns by [`Programs::take_withdrawn`], once it is out no
+    /// more.
     pub fn cancel(&mut self, mut wanted: impl FnMut(&M) -> bool) -> Cancelled {
         let numbers: Vec<u64> =
             self.all.iter().filter(|(_, entry)| wanted(&entry.origin)).map(|(&number, _)| number).collect();
@@ -359,7 +364,8 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         std::mem::take(&mut self.finished)
     }
 
-    /// What is left of a program that was cancelled while its act was out, if that act came back: it is for who has cancelled it.
+    /// What is left of a program that was cancelled while its act was out, if that act came back: it is for
+    /// who has cancelled it.
     pub fn take_withdrawn(&mut self, program: u64) -> Option<Finished<C, A, M>> {
         self.withdrawn.remove(&program)
     }
@@ -373,7 +379,8 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         Some(act)
     }
 
-    /// The first act of a lane that was stalled. While it is out, the lane stays: those that become ready queue up behind.
+    /// The first act of a lane that was stalled. While it is out, the lane stays: those that become ready
+    /// queue up behind.
     fn resume(&mut self, lane: u64) -> Option<A> {
         loop {
             let stalled = self.lanes.get_mut(&lane)?;
@@ -462,8 +469,8 @@ impl<C: Counter, A, M> Programs<C, A, M> {
                     moving.push_back(number);
                 }
             }
-            // Once nobody is set free, those who are left wait for more than the level that was seen after arming. If the
-            // first has just gone, the counter is not armed for the next yet.
+            // Once nobody is set free, those who are left wait for more than the level that was seen after
+            // arming. If the first has just gone, the counter is not armed for the next yet.
             if waits.queue.len() == before && waits.queue.first_key_value().is_some_and(|(key, _)| key.0 == lowest) {
                 return;
             }

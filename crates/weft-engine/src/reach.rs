@@ -1,16 +1,19 @@
 //! Which memory of a region has been found to be there, so that a peer's access does not end the process.
 //!
-//! Place in the data flow: [`crate::rma`] asks at each remote access, after key, right and range have been checked. The layer below is asked
-//! ([`Probe`]) only for memory that was not found before; the usual access compares two addresses.
+//! Place in the data flow: [`crate::rma`] asks at each remote access, after key, right and range have been
+//! checked. The layer below is asked ([`Probe`]) only for memory that was not found before; the usual access
+//! compares two addresses.
 //!
-//! A region may name memory that is not mapped, is mapped without the right, or becomes so later: windows over the whole address space, reserved
-//! ranges that are made accessible bit by bit, constants. So nothing is asked when a region is registered, and an access that was refused is
-//! asked for anew the next time. Memory that was found stays found until the region is closed.
+//! A region may name memory that is not mapped, is mapped without the right, or becomes so later: windows
+//! over the whole address space, reserved ranges that are made accessible bit by bit, constants. So nothing
+//! is asked when a region is registered, and an access that was refused is asked for anew the next time.
+//! Memory that was found stays found until the region is closed.
 
 use crate::nic::Span;
 
-/// Tells whether this process may read (`write`: read and write) all of a piece of its own memory. `Some`: yes, and all of that span, which contains
-/// the piece, as well. `far`: a longer span is worth more time. Only this process's own mappings count.
+/// Tells whether this process may read (`write`: read and write) all of a piece of its own memory. `Some`:
+/// yes, and all of that span, which contains the piece, as well. `far`: a longer span is worth more time.
+/// Only this process's own mappings count.
 pub type Probe = fn(memory: Span, write: bool, far: bool) -> Option<Span>;
 
 /// Spans that are remembered.

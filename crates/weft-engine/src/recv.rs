@@ -1,8 +1,9 @@
 //! Receiving messages, tagged and untagged: posting, matching, delivery.
 //!
-//! Place in the data flow: `Engine::recv` posts, or finds its message in the unexpected queue. EAGER and RTS messages arrive through
-//! the core, are matched, and their payload is copied (eager) or fetched (rendezvous: our get, or CTS and the sender's push);
-//! the completion is the last thing. What finds no receive waits in the unexpected queue. [`crate::msg`] is the sending side.
+//! Place in the data flow: `Engine::recv` posts, or finds its message in the unexpected queue. EAGER and RTS
+//! messages arrive through the core, are matched, and their payload is copied (eager) or fetched (rendezvous:
+//! our get, or CTS and the sender's push); the completion is the last thing. What finds no receive waits in
+//! the unexpected queue. [`crate::msg`] is the sending side.
 
 use slab::Slab;
 use smallvec::SmallVec;
@@ -29,8 +30,8 @@ const SHORT_LIST: usize = 2;
 const LONG_LISTS: usize = 1 << 14;
 
 impl<N: Nic> Engine<N> {
-    /// The fast path of [`Engine::recv`]: a plain receive into `piece`, all that `op` has, for which nothing is here yet. False:
-    /// nothing has happened.
+    /// The fast path of [`Engine::recv`]: a plain receive into `piece`, all that `op` has, for which nothing
+    /// is here yet. False: nothing has happened.
     #[inline(always)]
     pub fn post_now(&mut self, op: &RecvOp<'_>, piece: Iov) -> bool {
         let other = OpFlags::MULTI | OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD | OpFlags::TRIGGER;
@@ -292,7 +293,8 @@ impl Core {
         claim(matcher, &mut self.multis, self.min_multi_recv, tagged, key, tag, data, len)
     }
 
-    /// The memory for a message of `len` bytes: from a receive that was posted here, or from the pool. None: it must wait.
+    /// The memory for a message of `len` bytes: from a receive that was posted here, or from the pool. None:
+    /// it must wait.
     #[inline]
     fn receive_for(
         &mut self,
@@ -376,9 +378,9 @@ impl Core {
 
     // ---- arrivals ----------------------------------------------------------------------------
 
-    /// The fast path of [`crate::nic::Sink::message`]: an eager message that is the next of its connection, needs no
-    /// acknowledgement, and fits the one piece of a plain receive that is posted. True: it has been received. False: nothing
-    /// has happened, it goes the long way.
+    /// The fast path of [`crate::nic::Sink::message`]: an eager message that is the next of its connection,
+    /// needs no acknowledgement, and fits the one piece of a plain receive that is posted. True: it has been
+    /// received. False: nothing has happened, it goes the long way.
     #[inline(always)]
     pub(crate) fn eager_now(&mut self, link: LinkId, bytes: &[u8]) -> bool {
         let Some((head, mut rest)) = bytes.split_first_chunk::<8>() else { return false };
@@ -558,7 +560,8 @@ impl Core {
         self.defer_matched(vci, if direct { Haul::Fetch(token) } else { Haul::Ask(token) });
     }
 
-    /// A message that has waited here is taken. Its share of the window is the next link's, if it came over one that has ended.
+    /// A message that has waited here is taken. Its share of the window is the next link's, if it came over
+    /// one that has ended.
     fn eager_taken(&mut self, vci: u32, payload_bytes: usize, orphan: bool) {
         self.departed += usize::from(orphan);
         let vc = &mut self.vcs[vci as usize];
@@ -583,7 +586,8 @@ impl Core {
         }
     }
 
-    /// A portion of the window is free. Messages that were announced for want of it come first, then it goes back to the peer.
+    /// A portion of the window is free. Messages that were announced for want of it come first, then it goes
+    /// back to the peer.
     #[cold]
     fn reuse_window(&mut self, vci: u32) {
         self.ask_ahead(vci);

@@ -1,11 +1,12 @@
 //! Remote memory access: reads and writes of registered regions, executed by the target's engine.
 //!
-//! Place in the data flow, initiating: `Engine::write`/`read` → parts (one per remote piece) → WRITE, WRITE_RTS, READ or
-//! READ_BULK → ACK, FIN, READ_DATA, or bytes in our window → completion. At the target: every request is
-//! checked against [`Regions`] (key, access, range) before a byte moves, on every access.
+//! Place in the data flow, initiating: `Engine::write`/`read` → parts (one per remote piece) → WRITE,
+//! WRITE_RTS, READ or READ_BULK → ACK, FIN, READ_DATA, or bytes in our window → completion. At the target:
+//! every request is checked against [`Regions`] (key, access, range) before a byte moves, on every access.
 //!
-//! A write is complete when the target has stored it (so delivery complete costs nothing extra), except an inject that
-//! nobody waits for. Immediate data travels with the last part; the target tells of it when all parts are stored ([`crate::access`]).
+//! A write is complete when the target has stored it (so delivery complete costs nothing extra), except an
+//! inject that nobody waits for. Immediate data travels with the last part; the target tells of it when all
+//! parts are stored ([`crate::access`]).
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -169,8 +170,9 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    /// The fast path of [`Engine::write`]: one piece that goes eagerly, with nothing before it. Its bytes have left when this
-    /// returns true, so that of the operation only what its acknowledgement needs is kept. False: nothing has happened.
+    /// The fast path of [`Engine::write`]: one piece that goes eagerly, with nothing before it. Its bytes
+    /// have left when this returns true, so that of the operation only what its acknowledgement needs is
+    /// kept. False: nothing has happened.
     fn write_now(&mut self, op: &RmaOp<'_>, vci: u32, len: u64) -> bool {
         let [remote] = op.remote else { return false };
         let core = &mut self.core;
@@ -538,8 +540,8 @@ impl Core {
         Ok(())
     }
 
-    /// Answers a read. The bytes of a short one are taken now; those of a longer one when the answer leaves, or before the same peer
-    /// changes memory.
+    /// Answers a read. The bytes of a short one are taken now; those of a longer one when the answer leaves,
+    /// or before the same peer changes memory.
     fn reply(&mut self, vci: u32, op: Op, key: u64, iov: IovList) {
         let len = mem::total_len(&iov);
         if len > PROMPT_REPLY_BYTES {
@@ -623,8 +625,8 @@ impl Core {
         Ok(())
     }
 
-    /// A part of a read was refused, or the target's device has put the bytes of a long one in their place. A short one has no window:
-    /// it is named by its number, since no transfer has so small a token.
+    /// A part of a read was refused, or the target's device has put the bytes of a long one in their place. A
+    /// short one has no window: it is named by its number, since no transfer has so small a token.
     pub(crate) fn read_ended(&mut self, vci: u32, index: u32, window: u64, status: Status) -> Result<(), Violation> {
         let op = self.ops.get_mut(index).ok_or(Violation)?;
         if let Ok(part) = u32::try_from(window) {

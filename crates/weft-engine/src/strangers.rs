@@ -1,16 +1,18 @@
 //! Memory and links that peers in no address vector may have altogether, however many names they have.
 //!
-//! Place in the data flow: [`crate::links`] asks for the window of a new link, [`crate::recv`] gives windows back and keeps announcements,
-//! [`crate::engine`] works off queues; afterwards each has [`Core::account`] look at the peer. A device that is short of descriptors
-//! asks for a link to end ([`crate::nic::Sink::spare_link`]).
+//! Place in the data flow: [`crate::links`] asks for the window of a new link, [`crate::recv`] gives windows
+//! back and keeps announcements, [`crate::engine`] works off queues; afterwards each has [`Core::account`]
+//! look at the peer. A device that is short of descriptors asks for a link to end
+//! ([`crate::nic::Sink::spare_link`]).
 //!
-//! Windows: a stranger is granted little at first, and more each time it has used that, as long as the budget lasts. When others need the
-//! budget, its window shrinks again. The rest of the usual window is *withheld*: it counts as used (`Vc::rx_used`), so the paths of
-//! messages know nothing of it. Half of the budget is divided evenly, so that every stranger can send short messages. The other half
-//! goes to those that come first or send much; one peer gets at most an eighth of what is left of it.
+//! Windows: a stranger is granted little at first, and more each time it has used that, as long as the budget
+//! lasts. When others need the budget, its window shrinks again. The rest of the usual window is *withheld*:
+//! it counts as used (`Vc::rx_used`), so the paths of messages know nothing of it. Half of the budget is
+//! divided evenly, so that every stranger can send short messages. The other half goes to those that come
+//! first or send much; one peer gets at most an eighth of what is left of it.
 //!
-//! Everything else (announcements, answers that the peer does not take, buffers of the device) may come to the budget once more. Beyond
-//! that the stranger that holds most loses its link.
+//! Everything else (announcements, answers that the peer does not take, buffers of the device) may come to
+//! the budget once more. Beyond that the stranger that holds most loses its link.
 //!
 //! Invariant: [`Strangers`] has the sums of the stakes of all connections. Units: bytes.
 
@@ -231,7 +233,8 @@ impl Core {
         self.strangers.total.kept > self.config.stranger_bytes as u64
     }
 
-    /// There are as many strangers as may be: those that have been idle for longest lose their links, if there are such.
+    /// There are as many strangers as may be: those that have been idle for longest lose their links, if
+    /// there are such.
     #[cold]
     pub(crate) fn evict_strangers(&mut self) {
         self.strangers.crowded = self.strangers.crowded.wrapping_add(1);
@@ -242,8 +245,9 @@ impl Core {
         }
     }
 
-    /// Of the strangers' links that are `wanted` the one on which nothing was said for longest, roughly: one on which something was since the
-    /// search last came by, or since the last `calls` calls of others, is passed over.
+    /// Of the strangers' links that are `wanted` the one on which nothing was said for longest, roughly: one
+    /// on which something was since the search last came by, or since the last `calls` calls of others, is
+    /// passed over.
     fn longest_quiet(&mut self, calls: u32, wanted: impl Fn(&Self, u32, LinkId) -> bool) -> Option<LinkId> {
         for _ in 0..2 * self.vcs.len() {
             let hand = self.strangers.hand % self.vcs.len();
@@ -277,7 +281,8 @@ impl Core {
             || self.xfers.iter().any(|xfer| xfer.vc == vci)
     }
 
-    /// A link that may end so that a peer that is expected gets its descriptor: one on which nothing was said, or else a stranger's.
+    /// A link that may end so that a peer that is expected gets its descriptor: one on which nothing was
+    /// said, or else a stranger's.
     pub(crate) fn dispensable_link(&mut self, candidates: &dyn Fn(LinkId) -> bool) -> Option<LinkId> {
         let silent = |link: &LinkId, unknown: &dyn Fn(&EpName) -> bool| {
             let slot = self.links.get(link.0 as usize).filter(|slot| slot.state == LinkState::Incoming);

@@ -1,8 +1,9 @@
 //! What has passed between an endpoint and its peers, in numbers, for whoever looks from outside.
 //!
-//! Place in the data flow: beside it. Whoever sends or takes a message adds to plain numbers in its connection (`Vc`), beside what it
-//! changes anyhow: two instructions. They have few bytes; before they are too large they are moved to the peer's `Tally`. There also
-//! stand remote accesses and what is rare, in memory that a peer has not with whom there were but messages.
+//! Place in the data flow: beside it. Whoever sends or takes a message adds to plain numbers in its
+//! connection (`Vc`), beside what it changes anyhow: two instructions. They have few bytes; before they are
+//! too large they are moved to the peer's `Tally`. There also stand remote accesses and what is rare, in
+//! memory that a peer has not with whom there were but messages.
 //!
 //! Invariant: what a peer says can make numbers wrong, never more than that.
 
@@ -89,8 +90,8 @@ impl Vc {
         }
     }
 
-    /// A message that was counted as received begins to wait for a receive, or has been taken by one after that. Those that never waited
-    /// are the rest: so nobody counts them.
+    /// A message that was counted as received begins to wait for a receive, or has been taken by one after
+    /// that. Those that never waited are the rest: so nobody counts them.
     pub(crate) fn count_wait(&mut self, what: Wait) {
         self.waited[what as usize] += 1;
         if self.waited[what as usize] == u8::MAX {

@@ -1,12 +1,13 @@
 //! Virtual connections: one per peer, opened on first use.
 //!
-//! Place in the data flow: an operation finds its [`Vc`] by address, waits in its TX queue until the link is up and the
-//! device takes it; messages find it by link. The GNI paper (§III) names the three queues and their order: RX
-//! (here: `Nic::poll`), deferred work (what RX caused), TX. A queue is worked off until it is empty or the device is full,
-//! and a stall in one never blocks another.
+//! Place in the data flow: an operation finds its [`Vc`] by address, waits in its TX queue until the link is
+//! up and the device takes it; messages find it by link. The GNI paper (§III) names the three queues and
+//! their order: RX (here: `Nic::poll`), deferred work (what RX caused), TX. A queue is worked off until it is
+//! empty or the device is full, and a stall in one never blocks another.
 //!
-//! Cost: an idle connection is this struct (at most [`VC_BYTES_BUDGET`] bytes). What waits at a connection is apart ([`Waiting`]): lent by
-//! the engine while anything waits, and taken back then, but for the few connections that had it first ([`Queues`]).
+//! Cost: an idle connection is this struct (at most [`VC_BYTES_BUDGET`] bytes). What waits at a connection is
+//! apart ([`Waiting`]): lent by the engine while anything waits, and taken back then, but for the few
+//! connections that had it first ([`Queues`]).
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -26,12 +27,12 @@ use crate::wire::Op;
 /// What an idle peer may cost in the engine, in bytes. (weft-nic's tests hold what it costs altogether.)
 pub(crate) const VC_BYTES_BUDGET: usize = 192;
 
-/// RMA operations up to so many bytes travel within messages where those have the room, and take effect in the order of the messages,
-/// whatever the eager threshold is (`max_order_{raw,war,waw}_size` of libfabric).
+/// RMA operations up to so many bytes travel within messages where those have the room, and take effect in
+/// the order of the messages, whatever the eager threshold is (`max_order_{raw,war,waw}_size` of libfabric).
 pub(crate) const ORDERED_RMA_BYTES: usize = 32 << 10;
 
-/// The answer to a read of up to so many bytes is made when the read is taken. A longer one gathers its bytes when it leaves, unless the peer
-/// changes memory before.
+/// The answer to a read of up to so many bytes is made when the read is taken. A longer one gathers its bytes
+/// when it leaves, unless the peer changes memory before.
 pub(crate) const PROMPT_REPLY_BYTES: usize = 128;
 
 /// Answers to reads of one peer, of those that may have to be copied, that may be under way.
@@ -43,15 +44,18 @@ pub(crate) fn reply_cost(len: u64) -> u32 {
     u32::try_from(len).ok().filter(|_| ordered).unwrap_or(0)
 }
 
-/// Requests without an answer that one peer may have under way and that the target's engine answers by itself: parts of remote accesses,
-/// and messages whose arrival is acknowledged. More is a breach of the protocol (docs/protocol.md).
+/// Requests without an answer that one peer may have under way and that the target's engine answers by
+/// itself: parts of remote accesses, and messages whose arrival is acknowledged. More is a breach of the
+/// protocol (docs/protocol.md).
 pub(crate) const REQUEST_LIMIT: usize = 1 << 17;
 
-/// Messages of one peer that may wait for the target's client: announced by RTS, or eager with an acknowledgement of the delivery.
-/// The receiver keeps a descriptor of each. Only matching frees these places, so the limit exceeds what programs have under way.
+/// Messages of one peer that may wait for the target's client: announced by RTS, or eager with an
+/// acknowledgement of the delivery. The receiver keeps a descriptor of each. Only matching frees these
+/// places, so the limit exceeds what programs have under way.
 pub(crate) const UNMATCHED_LIMIT: usize = 1 << 20;
 
-/// Requests without an answer that an engine allows itself per peer, whatever small transmit queue its client has asked for.
+/// Requests without an answer that an engine allows itself per peer, whatever small transmit queue its client
+/// has asked for.
 const FEWEST_REQUESTS: usize = 64;
 
 /// Answers to the peer's requests that may wait to be sent, and transfers that its requests have led to.
@@ -190,7 +194,8 @@ pub(crate) struct Vc {
     pub(crate) caps: PathCaps,
     /// In the list of connections with work.
     pub(crate) active: bool,
-    /// Why the last attempt to connect failed, if it was made for an inject that is not ours yet: the next one fails of it.
+    /// Why the last attempt to connect failed, if it was made for an inject that is not ours yet: the next
+    /// one fails of it.
     pub(crate) refused: Option<LinkError>,
     /// How often we were told that the peer still holds an earlier link.
     pub(crate) redials: u16,
@@ -207,8 +212,8 @@ pub(crate) struct Vc {
     pub(crate) waited: [u8; 2],
     /// Eager bytes that we may still send.
     pub(crate) tx_credit: u64,
-    /// Eager bytes that the peer has used and not been given back, be it over an earlier link, or that are withheld from it: without a link,
-    /// those of messages that wait.
+    /// Eager bytes that the peer has used and not been given back, be it over an earlier link, or that are
+    /// withheld from it: without a link, those of messages that wait.
     pub(crate) rx_used: u64,
     /// Eager bytes to give back, and a quarter of what is withheld: a smaller window is given back in quarters, too.
     pub(crate) credit_owed: u64,
@@ -222,7 +227,8 @@ pub(crate) struct Vc {
     pub(crate) more: Option<Box<More>>,
 }
 
-/// What a connection has that one does not need which is idle, or has had only a few messages: the state of remote accesses, and counts.
+/// What a connection has that one does not need which is idle, or has had only a few messages: the state of
+/// remote accesses, and counts.
 #[derive(Default)]
 pub(crate) struct More {
     /// Remote accesses among the outstanding operations, by parts.
@@ -244,7 +250,8 @@ pub(crate) struct More {
     #[allow(clippy::box_collection)] // Most peers have none.
     pub(crate) announcements: Option<Box<VecDeque<ShortAnnouncement>>>,
     pub(crate) tally: Tally,
-    /// Of a peer in no address vector ([`crate::strangers`]): what is withheld of its window, and what it holds altogether.
+    /// Of a peer in no address vector ([`crate::strangers`]): what is withheld of its window, and what it
+    /// holds altogether.
     pub(crate) withheld: u64,
     pub(crate) stake: Stake,
     /// Bytes that the device held for it at the last look.
@@ -279,7 +286,8 @@ pub(crate) struct Waiting {
     /// Operations, by number.
     pub(crate) tx: VecDeque<u32>,
     pub(crate) deferred: VecDeque<Deferred>,
-    /// Answers to the peer's reads among it would perhaps have to be copied if the peer changed memory now; the bytes of those that were.
+    /// Answers to the peer's reads among it would perhaps have to be copied if the peer changed memory now;
+    /// the bytes of those that were.
     pub(crate) replies: bool,
     pub(crate) copied: u32,
     pub(crate) bulk: VecDeque<Haul>,
@@ -317,7 +325,8 @@ impl Waiting {
             || self.results.as_ref().is_some_and(|results| results.wait())
     }
 
-    /// The peer changes memory: answers that have not left keep what they were to say. False: more than the peer may ask for.
+    /// The peer changes memory: answers that have not left keep what they were to say. False: more than the
+    /// peer may ask for.
     #[cold]
     pub(crate) fn keep_replies(&mut self) -> bool {
         self.replies = false;
@@ -337,8 +346,9 @@ impl Waiting {
         self.copied <= REPLY_WINDOW_BYTES
     }
 
-    /// Whether the peer has asked for more than it may before it takes the answers. What our client's receives have led to does not count,
-    /// but for acknowledgements, of which each message may have one besides.
+    /// Whether the peer has asked for more than it may before it takes the answers. What our client's
+    /// receives have led to does not count, but for acknowledgements, of which each message may have one
+    /// besides.
     #[inline]
     pub(crate) fn is_too_much(&self) -> bool {
         self.deferred.len() > DEFERRED_LIMIT
@@ -374,7 +384,8 @@ impl Queues {
         self.spare.pop().unwrap_or_default()
     }
 
-    /// Takes back the queues of a connection at which nothing is to be sent, if many are lent and nothing else waits there.
+    /// Takes back the queues of a connection at which nothing is to be sent, if many are lent and nothing
+    /// else waits there.
     #[inline]
     pub(crate) fn take_back(&mut self, vc: &mut Vc) {
         if self.lent > KEPT_QUEUES {
@@ -441,8 +452,8 @@ impl Vc {
         }
     }
 
-    /// Fresh numbering and fresh windows, for a link that is (or soon will be) usable. `used`: what the peer has not been granted of its
-    /// own, which is what waited here when that was said.
+    /// Fresh numbering and fresh windows, for a link that is (or soon will be) usable. `used`: what the peer
+    /// has not been granted of its own, which is what waited here when that was said.
     pub(crate) fn open(&mut self, state: VcState, caps: PathCaps, window_bytes: u64, used: u64) {
         self.state = state;
         self.caps = caps;
@@ -530,8 +541,8 @@ impl Vc {
         self.more.as_ref().map_or(0, |more| more.rendezvous_waiting)
     }
 
-    /// Whether one more request may leave that the peer's engine answers by itself, besides `pending` of an operation that has not left
-    /// altogether. `limit`: see [`request_limit`].
+    /// Whether one more request may leave that the peer's engine answers by itself, besides `pending` of an
+    /// operation that has not left altogether. `limit`: see [`request_limit`].
     #[inline]
     pub(crate) fn may_ask(&self, pending: u32, limit: u32) -> bool {
         (self.outstanding - self.unmatched).saturating_add(pending) < limit

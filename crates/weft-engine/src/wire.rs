@@ -49,7 +49,8 @@ pub(crate) mod kind {
     pub(crate) const READ_DATA: u8 = 18;
     /// Help with the transfer that serves an operation of yours: [`super::Assist`] and the helped side's addresses.
     pub(crate) const ASSIST: u8 = 19;
-    /// An atomic operation: [`super::AtomicHead`], data where `F_DATA`, operands, values to compare with; of a read its length, U64.
+    /// An atomic operation: [`super::AtomicHead`], data where `F_DATA`, operands, values to compare with; of
+    /// a read its length, U64.
     pub(crate) const ATOMIC: u8 = 20;
     /// What atomic operations have fetched: [`super::Op`] and the bytes, again and again.
     pub(crate) const RESULTS: u8 = 21;
@@ -67,14 +68,15 @@ pub(crate) const F_DATA: u8 = 2;
 /// `Head::flags`: the sender wants to hear of the delivery.
 pub(crate) const F_ACK: u8 = 4;
 
-/// `Head::flags` of EAGER, with `F_ACK`: the sender wants to hear of the arrival, whether or not anybody asks for the message.
+/// `Head::flags` of EAGER, with `F_ACK`: the sender wants to hear of the arrival, whether or not anybody asks
+/// for the message.
 pub(crate) const F_ARRIVAL: u8 = 32;
 
 /// `Head::flags`: what was there before is wanted.
 pub(crate) const F_FETCH: u8 = 8;
 
-/// `Head::flags` of WRITE, WRITE_RTS, READ, READ_BULK and ATOMIC: more parts of this operation follow; the client hears of it once, when
-/// all of them are done.
+/// `Head::flags` of WRITE, WRITE_RTS, READ, READ_BULK and ATOMIC: more parts of this operation follow; the
+/// client hears of it once, when all of them are done.
 pub(crate) const F_MORE: u8 = 16;
 
 /// "No operation": a write whose success nobody waits for.
@@ -117,7 +119,8 @@ pub(crate) fn number(message: &mut [u8], seq: u32) {
 pub(crate) struct Open {
     pub(crate) version: u8,
     pub(crate) reserved: [u8; 3],
-    /// Numbers the calls of an endpoint, in OPEN: who has given one up and calls again has a higher one (by wrapping difference).
+    /// Numbers the calls of an endpoint, in OPEN: who has given one up and calls again has a higher one (by
+    /// wrapping difference).
     pub(crate) call: U32,
     /// Eager bytes that the receiver of this message may have waiting unmatched at its sender.
     pub(crate) window_bytes: U64,

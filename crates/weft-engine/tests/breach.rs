@@ -1,5 +1,6 @@
-//! Peers that break the protocol in one way each: the link is cut, no memory is touched after the client was told that it is free, and
-//! what a peer can make an endpoint hold is bounded. What is found by chance beside this is found by `fuzz.rs` and weft-sim's `hostile.rs`.
+//! Peers that break the protocol in one way each: the link is cut, no memory is touched after the client was
+//! told that it is free, and what a peer can make an endpoint hold is bounded. What is found by chance beside
+//! this is found by `fuzz.rs` and weft-sim's `hostile.rs`.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod told;
@@ -220,7 +221,8 @@ fn what_was_announced_is_not_pushed_under_another_name() {
     }
 }
 
-/// Our own call is under way to a peer whose name is greater than ours, so that the peer's calls wait; and the byte of its name.
+/// Our own call is under way to a peer whose name is greater than ours, so that the peer's calls wait; and
+/// the byte of its name.
 fn calling() -> (Case, u8) {
     let mut case = Case::new(CAPS, Config::default());
     case.engine.nic_mut().dials = Some(100);
@@ -323,7 +325,8 @@ fn results_of_nothing_are_a_breach() {
     assert!(case.is_cut() && ends.len() == 1 && ends[0].fault.is_some(), "{ends:?}");
 }
 
-/// What a peer may leave here without a receive is one window, however often it calls; what it is granted is what is left of that.
+/// What a peer may leave here without a receive is one window, however often it calls; what it is granted is
+/// what is left of that.
 #[test]
 fn messages_without_a_receive_stay_within_the_window_of_their_peer() {
     const WINDOW: u64 = 10_000;
@@ -433,8 +436,8 @@ fn acknowledgements_leave_in_order_when_they_can() {
     assert!(told.into_iter().eq(0..1000));
 }
 
-/// An endpoint with a large TX queue keeps to its peer's limits, and goes on when it is answered. Sends that wait for a receive take no
-/// place of a request.
+/// An endpoint with a large TX queue keeps to its peer's limits, and goes on when it is answered. Sends that
+/// wait for a receive take no place of a request.
 #[test]
 fn a_large_queue_asks_no_more_than_a_peer_answers() {
     let mut case = Case::new(CAPS, Config { tx_depth: 1 << 20, ..Config::default() });

@@ -1,5 +1,5 @@
-//! Fuzz targets of the engine: addresses and names as clients and peers hand them over, and messages of a peer that says
-//! whatever it likes.
+//! Fuzz targets of the engine: addresses and names as clients and peers hand them over, and messages of a
+//! peer that says whatever it likes.
 #![allow(clippy::unwrap_used)]
 
 #[path = "fuzz/answers.rs"]

@@ -1,4 +1,5 @@
-//! An endpoint that sends to itself: both ends of its links are in one engine, and are told apart from links of others by whom they reach.
+//! An endpoint that sends to itself: both ends of its links are in one engine, and are told apart from links
+//! of others by whom they reach.
 #![allow(clippy::unwrap_used)]
 
 mod told;
@@ -67,8 +68,8 @@ fn recv(case: &mut Case, tag: u64, memory: &mut Owned) {
     case.run();
 }
 
-/// What waited when the link was called for the second time, and is received before that call is answered, leaves the sender with no more
-/// than the window.
+/// What waited when the link was called for the second time, and is received before that call is answered,
+/// leaves the sender with no more than the window.
 #[test]
 fn a_new_link_to_oneself_grants_what_there_is() {
     for me in [name(1), alias()] {

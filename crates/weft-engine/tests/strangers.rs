@@ -1,4 +1,5 @@
-//! Peers in no address vector can make an endpoint hold a bounded amount of memory, whatever the number of their names. Freed memory serves others.
+//! Peers in no address vector can make an endpoint hold a bounded amount of memory, whatever the number of
+//! their names. Freed memory serves others.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod told;
@@ -66,7 +67,8 @@ fn receive(case: &mut Case, flags: OpFlags) -> usize {
     case.done().iter().filter(|done| done.fault.is_none()).count()
 }
 
-/// The windows of all strangers together stay within the budget, whether they use them or not, and each can send something.
+/// The windows of all strangers together stay within the budget, whether they use them or not, and each can
+/// send something.
 #[test]
 fn windows_of_strangers_share_a_budget() {
     let mut case = case(Config::default());
@@ -86,7 +88,8 @@ fn windows_of_strangers_share_a_budget() {
     assert_eq!(case.engine.unexpected_messages(), 1);
 }
 
-/// The window of a stranger whose messages are received grows to the usual one, and shrinks when others need the budget.
+/// The window of a stranger whose messages are received grows to the usual one, and shrinks when others need
+/// the budget.
 #[test]
 fn a_window_grows_with_use_and_shrinks_for_others() {
     let mut case = case(Config::default());
@@ -146,7 +149,8 @@ fn a_stranger_that_becomes_known_has_the_usual_window() {
     assert_eq!(connect(&mut case, 0), WINDOW);
 }
 
-/// Announcements, and answers that are not taken, of all strangers have one bound: the one that keeps most loses its link.
+/// Announcements, and answers that are not taken, of all strangers have one bound: the one that keeps most
+/// loses its link.
 #[test]
 fn what_strangers_keep_has_one_bound() {
     let announce = |case: &mut Case| case.say(RTS, 0, &words(&[3, 5, 0, 100]));

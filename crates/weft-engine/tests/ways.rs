@@ -1,4 +1,5 @@
-//! Peers that are reached in more than one way, or whose way turns out only later: what was posted for an address is served whichever is taken.
+//! Peers that are reached in more than one way, or whose way turns out only later: what was posted for an
+//! address is served whichever is taken.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod told;
@@ -73,8 +74,8 @@ fn received(case: &mut Case) -> Vec<(usize, Addr)> {
     done.iter().map(|c| (c.ctx.ptr, c.src)).collect()
 }
 
-/// A peer calls before its address leads to it, and a receive names the address: its message is received once the way is known, and before
-/// the next.
+/// A peer calls before its address leads to it, and a receive names the address: its message is received once
+/// the way is known, and before the next.
 #[test]
 fn a_message_meets_the_receive_that_was_posted_for_its_address() {
     let mut case = case(Book { name: EpName::service("10.0.0.9:7".parse().unwrap()), knows: false });
@@ -91,7 +92,8 @@ fn a_message_meets_the_receive_that_was_posted_for_its_address() {
     assert_eq!(received(&mut case), [(2, 0)]);
 }
 
-/// The same where the peer has gone meanwhile, and is called: it stays at its address when nothing of what it left is here any more.
+/// The same where the peer has gone meanwhile, and is called: it stays at its address when nothing of what it
+/// left is here any more.
 #[test]
 fn a_message_of_one_who_went_meets_the_receive_for_its_address() {
     let mut case = case(Book { name: EpName::service("10.0.0.9:7".parse().unwrap()), knows: false });
@@ -110,8 +112,8 @@ fn a_message_of_one_who_went_meets_the_receive_for_its_address() {
     assert_eq!(received(&mut case), [(2, 0)]);
 }
 
-/// Two links lead to one address, as to the contexts of a scalable endpoint. The end of one leaves receives from there to the other, and the
-/// end of both fails them.
+/// Two links lead to one address, as to the contexts of a scalable endpoint. The end of one leaves receives
+/// from there to the other, and the end of both fails them.
 #[test]
 fn receives_from_an_address_live_as_long_as_a_link() {
     let mut case = case(Book { name: name(2), knows: true });
@@ -130,7 +132,8 @@ fn receives_from_an_address_live_as_long_as_a_link() {
     );
 }
 
-/// A peer that closes its endpoint in order ends receives from it alone, as one that dies does. Receives from anybody stay.
+/// A peer that closes its endpoint in order ends receives from it alone, as one that dies does. Receives from
+/// anybody stay.
 #[test]
 fn receives_end_with_a_peer_that_closes() {
     let mut case = Case::new(CAPS, Config::default());
@@ -195,7 +198,8 @@ impl AddressBook for Rows {
     }
 }
 
-/// One endpoint is at two sockets, neither of which it names. When one of these addresses goes it is at the other, also for what is here already.
+/// One endpoint is at two sockets, neither of which it names. When one of these addresses goes it is at the
+/// other, also for what is here already.
 #[test]
 fn an_endpoint_is_at_the_sockets_that_lead_to_it() {
     for waits in [false, true] {
@@ -224,7 +228,8 @@ fn an_endpoint_is_at_the_sockets_that_lead_to_it() {
     }
 }
 
-/// A peer that was a stranger when it called, and is in the book by the time its address is wanted: what had come by then, and what comes later.
+/// A peer that was a stranger when it called, and is in the book by the time its address is wanted: what had
+/// come by then, and what comes later.
 #[test]
 fn a_stranger_is_found_in_a_book_that_others_write() {
     for receives_first in [false, true] {
@@ -245,8 +250,8 @@ fn a_stranger_is_found_in_a_book_that_others_write() {
     }
 }
 
-/// A receive names an address before it is inserted: the stranger that turns out to be there has sent for it, by its own name, by that of its
-/// socket, or as a context of the endpoint.
+/// A receive names an address before it is inserted: the stranger that turns out to be there has sent for it,
+/// by its own name, by that of its socket, or as a context of the endpoint.
 #[test]
 fn a_stranger_is_at_the_address_that_is_inserted() {
     let base = EpName::full(&NameParts { context: Some(0), ..parts(2) });
@@ -294,7 +299,8 @@ fn a_peer_is_found_under_its_new_number_in_a_book_that_others_write() {
     }
 }
 
-/// Another process removes the socket that leads to an endpoint, and inserts its name, while it is called: when it answers, it is there.
+/// Another process removes the socket that leads to an endpoint, and inserts its name, while it is called:
+/// when it answers, it is there.
 #[test]
 fn who_answers_is_where_the_book_has_it_by_then() {
     let mut case = Case::new(CAPS, Config::default());
@@ -323,7 +329,8 @@ fn a_stranger_that_dies_was_in_a_book_that_others_write() {
     assert!(matches!(case.done()[..], [Completion { fault: Some(_), .. }]));
 }
 
-/// Of those that call themselves by a socket the one is at its address, when another process inserts that, that answers there.
+/// Of those that call themselves by a socket the one is at its address, when another process inserts that,
+/// that answers there.
 #[test]
 fn a_service_has_one_endpoint_in_a_book_that_others_write() {
     let mut case = Case::new(CAPS, Config::default());
@@ -358,8 +365,8 @@ fn feeding_tells_of_strangers_that_are_in_a_book_that_others_write() {
     assert!(!case.engine.feed(&op));
 }
 
-/// A stranger sends messages with these tags, receives are shared that are for a tag of 5 but for these bits of it, and then the stranger turns
-/// out to be at their address.
+/// A stranger sends messages with these tags, receives are shared that are for a tag of 5 but for these bits
+/// of it, and then the stranger turns out to be at their address.
 fn shared(tags: &[u64], ignored: &[u64]) -> (Case, Arc<Pool>) {
     let mut case = case(Book { name: EpName::service("10.0.0.9:7".parse().unwrap()), knows: false });
     let pool = Arc::new(Pool::new(Matching::default(), 8, 64));
@@ -386,7 +393,8 @@ fn a_message_meets_one_shared_receive() {
     assert_eq!(received(&mut case), [(2, 0)]);
 }
 
-/// Of several messages that one of them accepts it takes the oldest, though the one before it was for a younger one, too.
+/// Of several messages that one of them accepts it takes the oldest, though the one before it was for a
+/// younger one, too.
 #[test]
 fn shared_receives_meet_messages_in_their_order() {
     let (mut case, _pool) = shared(&[5, 6, 5], &[0, u64::MAX]);
@@ -412,15 +420,16 @@ fn inject_until_accepted(case: &mut Case, peer: u8) {
     assert!(matches!(case.done()[..], [Completion { fault: Some(_), .. }]));
 }
 
-/// An inject that nobody is told of is refused until it can leave, or taken and failed; also where the name behind a service was learned before
-/// its peer hung up, however long the client waits between.
+/// An inject that nobody is told of is refused until it can leave, or taken and failed; also where the name
+/// behind a service was learned before its peer hung up, however long the client waits between.
 #[test]
 fn an_inject_to_a_service_that_hangs_up_fails_in_the_end() {
     let mut case = case(Book { name: EpName::service("10.0.0.9:7".parse().unwrap()), knows: false });
     inject_until_accepted(&mut case, 2);
 }
 
-/// The same of injects that follow accesses: they are not kept for later, and take the short way where nothing is in it.
+/// The same of injects that follow accesses: they are not kept for later, and take the short way where
+/// nothing is in it.
 #[test]
 fn an_inject_after_accesses_leaves_or_is_refused() {
     let mut case = case(Book { name: name(2), knows: true });
@@ -449,7 +458,8 @@ fn each_says(case: &mut Case, links: impl IntoIterator<Item = u32>) {
     }
 }
 
-/// A peer that claims a socket where another one answers is a stranger: it is not taken for that one, and does not hide its death.
+/// A peer that claims a socket where another one answers is a stranger: it is not taken for that one, and
+/// does not hide its death.
 #[test]
 fn a_claim_counts_only_where_its_peer_answers() {
     let mut case = at_a_socket();
@@ -511,7 +521,8 @@ fn calls_that_wait_are_few() {
     assert_eq!(case.engine.nic().open, [LinkId(12)], "one of them serves");
 }
 
-/// An endpoint that answers at a socket replaces the one before. Operations to that one end, and receives from it alone.
+/// An endpoint that answers at a socket replaces the one before. Operations to that one end, and receives
+/// from it alone.
 #[test]
 fn an_address_is_taken_over() {
     let mut case = at_a_socket();
@@ -549,8 +560,8 @@ fn a_service_has_few_claimants() {
     assert!(!case.is_cut());
 }
 
-/// So does whoever has gone before our answer left, or has left what is gone by now: a message that was received or thrown away since, a long
-/// one whose loss was told.
+/// So does whoever has gone before our answer left, or has left what is gone by now: a message that was
+/// received or thrown away since, a long one whose loss was told.
 #[test]
 fn those_who_went_claim_no_service() {
     type Step<'a> = &'a dyn Fn(&mut Case);
@@ -584,7 +595,8 @@ fn those_who_went_claim_no_service() {
     }
 }
 
-/// A long message whose sender has gone keeps its place: the receive that is for it fails, and what came behind it is for the next one.
+/// A long message whose sender has gone keeps its place: the receive that is for it fails, and what came
+/// behind it is for the next one.
 #[test]
 fn what_is_lost_is_not_passed_over() {
     let mut case = case(Book { name: name(2), knows: true });
@@ -601,7 +613,8 @@ fn what_is_lost_is_not_passed_over() {
     assert_eq!(case.engine.unexpected_messages(), 0);
 }
 
-/// Announcements of a peer in no address vector go with its link: receives wait for others, and only a claim on one fails.
+/// Announcements of a peer in no address vector go with its link: receives wait for others, and only a claim
+/// on one fails.
 #[test]
 fn what_a_stranger_announced_goes_with_it() {
     let mut case = Case::new(CAPS, Config::default());
@@ -635,7 +648,8 @@ fn those_who_hung_up_claim_no_service() {
     assert!(!case.is_cut());
 }
 
-/// Whoever calls again after its link ended is where it was, or is there now if it was a stranger then: what it left is received, and what it says.
+/// Whoever calls again after its link ended is where it was, or is there now if it was a stranger then: what
+/// it left is received, and what it says.
 #[test]
 fn who_calls_again_is_at_its_service() {
     for stranger in [false, true] {
@@ -659,7 +673,8 @@ fn who_calls_again_is_at_its_service() {
     }
 }
 
-/// What fails is told of calls of ours: a peer that called and went before our answer left is called when there is something to say.
+/// What fails is told of calls of ours: a peer that called and went before our answer left is called when
+/// there is something to say.
 #[test]
 fn an_inject_does_not_fail_of_a_call_that_was_not_ours() {
     let mut case = case(Book { name: name(2), knows: true });
@@ -690,7 +705,8 @@ fn said(case: &Case, link: LinkId) -> Vec<u8> {
     case.engine.nic().sent.iter().filter(|(on, _)| *on == link).map(|(_, bytes)| bytes[0]).collect()
 }
 
-/// Links do not keep each other's order: the OPEN of a call that was given up comes behind that of the next, with its end behind it.
+/// Links do not keep each other's order: the OPEN of a call that was given up comes behind that of the next,
+/// with its end behind it.
 #[test]
 fn a_call_that_was_given_up_does_not_end_the_next() {
     let mut case = Case::new(CAPS, Config::default());

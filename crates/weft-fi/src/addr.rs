@@ -3,10 +3,10 @@
 //! Place in the data flow: `fi_getinfo` turns node and service into addresses, address vectors turn what clients
 //! insert into names, `fi_getname`, `fi_av_lookup` and `fi_av_straddr` go the other way.
 //!
-//! The native format is a name's own, opaque to clients, of 32 bytes (48 with IPv6). Socket addresses and strings are accepted where
-//! clients ask for them; they say only where an endpoint listens, so they become *service* names, and only
-//! endpoints that were opened with such a format (or on an explicit service) accept peers that know no more than
-//! that.
+//! The native format is a name's own, opaque to clients, of 32 bytes (48 with IPv6). Socket addresses and
+//! strings are accepted where clients ask for them; they say only where an endpoint listens, so they become
+//! *service* names, and only endpoints that were opened with such a format (or on an explicit service) accept
+//! peers that know no more than that.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};

@@ -1,11 +1,12 @@
 //! Atomic operations (fi_atomic(3)): the C functions and the queries; the engine does the rest.
 //!
-//! Place in the data flow: `fi_atomic`, `fi_fetch_atomic`, `fi_compare_atomic` in all their forms → [`Ep::start_atomic`] →
-//! `Engine::atomic`. See [`crate::msg`] for what holds on this path.
+//! Place in the data flow: `fi_atomic`, `fi_fetch_atomic`, `fi_compare_atomic` in all their forms →
+//! [`Ep::start_atomic`] → `Engine::atomic`. See [`crate::msg`] for what holds on this path.
 //!
-//! What is valid is decided by the table that also executes ([`weft_engine::amo`]); here it is only narrowed to what the client's
-//! API version knows. Errors: -FI_EOPNOTSUPP for what the table does not have and for tagged targets, -FI_EINVAL for counts of 0 or
-//! that differ, -FI_EMSGSIZE for more than [`MAX_ATOMIC_BYTES`] or than the inject size.
+//! What is valid is decided by the table that also executes ([`weft_engine::amo`]); here it is only narrowed
+//! to what the client's API version knows. Errors: -FI_EOPNOTSUPP for what the table does not have and for
+//! tagged targets, -FI_EINVAL for counts of 0 or that differ, -FI_EMSGSIZE for more than [`MAX_ATOMIC_BYTES`]
+//! or than the inject size.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;

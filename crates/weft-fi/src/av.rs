@@ -1,12 +1,13 @@
 //! Address vectors (fi_av(3)).
 //!
-//! Place in the data flow: clients insert addresses and get numbers, by which operations name peers; engines ask
-//! the [`table`] when a peer is met for the first time, and are told of addresses that come and go while they run (but for what other processes
-//! do to a vector that they share: engines look whether they have).
+//! Place in the data flow: clients insert addresses and get numbers, by which operations name peers; engines
+//! ask the [`table`] when a peer is met for the first time, and are told of addresses that come and go while
+//! they run (but for what other processes do to a vector that they share: engines look whether they have).
 //!
-//! FI_AV_MAP behaves as FI_AV_TABLE: numbers are indices in the order of insertion. Insertion is immediate; with
-//! FI_EVENT its result is reported to the event queue besides. Authorization keys
-//! per address are not supported and are refused. User identifiers are looked up when completions are handed on (`endpoint/route.rs`). Named vectors are shared between processes ([`shared`]).
+//! FI_AV_MAP behaves as FI_AV_TABLE: numbers are indices in the order of insertion. Insertion is immediate;
+//! with FI_EVENT its result is reported to the event queue besides. Authorization keys per address are not
+//! supported and are refused. User identifiers are looked up when completions are handed on
+//! (`endpoint/route.rs`). Named vectors are shared between processes ([`shared`]).
 
 mod shared;
 pub(crate) mod symmetric;
@@ -56,8 +57,8 @@ pub(crate) struct Av {
     /// Results are reported to the event queue (FI_EVENT).
     events: bool,
     eq: Mutex<Option<Hold<Eq>>>,
-    /// Held from a change of the table until the endpoints know of it: else a number could be given anew before they have let go of
-    /// whom it named. Taken before every other lock.
+    /// Held from a change of the table until the endpoints know of it: else a number could be given anew
+    /// before they have let go of whom it named. Taken before every other lock.
     changing: Mutex<()>,
     /// The endpoints that are enabled with this vector.
     cores: Mutex<Vec<Weak<Core>>>,

@@ -1,8 +1,9 @@
-//! Connection management (fi_cm(3)): the C functions of active endpoints, of which connectionless ones have only those for their names.
+//! Connection management (fi_cm(3)): the C functions of active endpoints, of which connectionless ones have
+//! only those for their names.
 //!
 //! Place in the data flow: `fi_getname` after enable gives what peers insert into their address vectors;
-//! `fi_setname` before enable chooses the local address. The rest is [`crate::endpoint::connection`]'s; what passive endpoints have is in
-//! [`crate::pep`]. Joining answers -FI_ENOSYS.
+//! `fi_setname` before enable chooses the local address. The rest is [`crate::endpoint::connection`]'s; what
+//! passive endpoints have is in [`crate::pep`]. Joining answers -FI_ENOSYS.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;

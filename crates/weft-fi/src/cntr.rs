@@ -4,8 +4,8 @@
 //! `fi_cntr_wait` look, after a round of progress on the endpoints concerned. A counter may trigger operations
 //! ([`crate::trigger`]): whoever raised it so far is told, and has them performed once it holds no lock.
 //!
-//! Invariants: each operation is recorded once, as a success or as an error. Values are atomics ([`gauge`]): a read takes
-//! no lock, and neither does a raise that nobody waits for.
+//! Invariants: each operation is recorded once, as a success or as an error. Values are atomics ([`gauge`]):
+//! a read takes no lock, and neither does a raise that nobody waits for.
 
 mod gauge;
 
@@ -259,8 +259,8 @@ impl Cntr {
         programs
     }
 
-    /// Sets one of the values. Whoever goes to sleep meanwhile has armed before it looks at what was told, for which it waits here: so either it
-    /// is called, or it sees that nothing was.
+    /// Sets one of the values. Whoever goes to sleep meanwhile has armed before it looks at what was told,
+    /// for which it waits here: so either it is called, or it sees that nothing was.
     fn change(&self, set: impl FnOnce(&mut dyn FnMut()) -> bool) -> bool {
         let mut freed = false;
         let called = {
@@ -362,8 +362,9 @@ impl Member for Cntr {
         self.told.lock().tell(poll::this_thread(), self.values());
     }
 
-    /// The next change of the values wakes whoever polls the descriptor. -FI_EAGAIN when they have changed since the calling thread was told:
-    /// another one's having been told says nothing about what this one has seen.
+    /// The next change of the values wakes whoever polls the descriptor. -FI_EAGAIN when they have changed
+    /// since the calling thread was told: another one's having been told says nothing about what this one has
+    /// seen.
     fn may_sleep(&self) -> Result<(), Errno> {
         let waker = self.waker().ok_or(Errno::INVAL)?;
         let waiter = Waiter { cntr: self, threshold: self.value().saturating_add(1), ready: || self.stirred() };

@@ -4,10 +4,11 @@
 //! entries takes them and does nothing else; one that finds none makes one round of progress on every bound
 //! endpoint and looks again.
 //!
-//! Invariants: no entry is ever lost. The bound is kept from outside: while the queue holds its size, new operations
-//! that would complete here answer -FI_EAGAIN ([`Cq::is_full`]), so it grows over its size by no more than the
-//! operations that were outstanding; what peers send unasked, or into multi-receives, stops at a second mark ([`Cq::is_flooded`]),
-//! since then the endpoints are no longer progressed until the client has read. So multi-receives are refused only there.
+//! Invariants: no entry is ever lost. The bound is kept from outside: while the queue holds its size, new
+//! operations that would complete here answer -FI_EAGAIN ([`Cq::is_full`]), so it grows over its size by no
+//! more than the operations that were outstanding; what peers send unasked, or into multi-receives, stops at
+//! a second mark ([`Cq::is_flooded`]), since then the endpoints are no longer progressed until the client has
+//! read. So multi-receives are refused only there.
 //!
 //! Blocking: `fi_cq_sread` spins, yields, parks the devices and sleeps ([`crate::poll`]). A descriptor for
 //! FI_WAIT_FD is this queue's epoll descriptor, to be polled after `fi_trywait` said so.

@@ -5,8 +5,8 @@
 //! each of which has an engine of its own: the domain hands every region to every endpoint
 //! ([`Domain::add_region`]), and an endpoint that is enabled later all that there are ([`Domain::attach`]).
 //!
-//! Invariants: lock order is regions, then an endpoint's engine, also that of one that is closing. `close` answers -FI_EBUSY while any
-//! object of the domain is open.
+//! Invariants: lock order is regions, then an endpoint's engine, also that of one that is closing. `close`
+//! answers -FI_EBUSY while any object of the domain is open.
 
 mod instance;
 
@@ -314,12 +314,14 @@ impl Domain {
         &self.work
     }
 
-    /// Who calls the data path of the domain's objects, the progress thread apart. Where operations are triggered, whoever raises
-    /// a counter, that thread included, may start one on an endpoint that the client uses in another thread; contexts of a scalable
-    /// endpoint drive each other, whatever their queues are. A counter of a region drives every endpoint, and shares no completion
-    /// structure with them: FI_THREAD_COMPLETION lets another thread read it.
+    /// Who calls the data path of the domain's objects, the progress thread apart. Where operations are
+    /// triggered, whoever raises a counter, that thread included, may start one on an endpoint that the
+    /// client uses in another thread; contexts of a scalable endpoint drive each other, whatever their queues
+    /// are. A counter of a region drives every endpoint, and shares no completion structure with them:
+    /// FI_THREAD_COMPLETION lets another thread read it.
     ///
-    /// Where there are connections, event queues drive endpoints, too, and no level below FI_THREAD_SAFE covers who reads those.
+    /// Where there are connections, event queues drive endpoints, too, and no level below FI_THREAD_SAFE
+    /// covers who reads those.
     pub(crate) const fn callers(&self) -> Callers {
         let triggers = self.caps & sys::FI_TRIGGER != 0;
         let apart = self.caps & (sys::FI_TRIGGER | sys::FI_RMA_EVENT) == 0;
@@ -331,8 +333,9 @@ impl Domain {
         }
     }
 
-    /// Whether contexts of a scalable endpoint may drive each other: always, but where the client serializes no more than the calls
-    /// on one context and its queues, and has not said that there would be such endpoints.
+    /// Whether contexts of a scalable endpoint may drive each other: always, but where the client serializes
+    /// no more than the calls on one context and its queues, and has not said that there would be such
+    /// endpoints.
     pub(crate) fn joins_contexts(&self) -> bool {
         self.threading != sys::FI_THREAD_COMPLETION || self.callers() == Callers::Any
     }
@@ -408,8 +411,8 @@ impl Domain {
         forget(&mut self.shared.lock(), core);
     }
 
-    /// The same for one that works. Its engine is the caller's now; regions that are closed meanwhile leave it, too, until
-    /// [`Domain::closed`].
+    /// The same for one that works. Its engine is the caller's now; regions that are closed meanwhile leave
+    /// it, too, until [`Domain::closed`].
     pub(crate) fn retire(&self, core: &CoreRef) -> Option<Closing> {
         let mut shared = self.shared.lock();
         forget(&mut shared, core);

@@ -5,7 +5,8 @@
 //! translate calls and come back here to [`Ep::start_send`], [`Ep::post_recv`], [`Ep::start_write`],
 //! [`Ep::start_read`], [`Ep::start_atomic`], which enter the core.
 //!
-//! An alias (`fi_ep_alias`) is a second handle on the same core, and on what is set up before enable, with default flags of its own.
+//! An alias (`fi_ep_alias`) is a second handle on the same core, and on what is set up before enable, with
+//! default flags of its own.
 //!
 //! Invariants: the hot fields stand first, next to the `fid`. What changes after creation and is read on the data path
 //! is atomic; the client serializes such changes with its operations anyway (fi_endpoint.h).
@@ -73,8 +74,9 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Receives of one kind (tagged or not) that may be posted, as far as no shorter queue was asked for. Only messages free their places,
-    /// so a client that has not limited itself gets more room than programs use.
+    /// Receives of one kind (tagged or not) that may be posted, as far as no shorter queue was asked for.
+    /// Only messages free their places, so a client that has not limited itself gets more room than programs
+    /// use.
     pub(crate) fn receives(&self) -> usize {
         const LONG_QUEUE: usize = 1 << 16;
         const MANY: usize = 1 << 20;
@@ -99,7 +101,8 @@ pub(crate) struct Ep {
     kind: Kind,
     /// Where it belongs, if it is a context of a scalable endpoint. An alias has its origin's.
     place: Option<Place>,
-    /// The bits of an address that say which endpoint is meant, once the address vector is known. An alias has its origin's.
+    /// The bits of an address that say which endpoint is meant, once the address vector is known. An alias
+    /// has its origin's.
     endpoint_mask: AtomicU64,
     /// The type and the capabilities it was opened with.
     ty: EpType,
@@ -571,7 +574,8 @@ unsafe extern "C" fn rx_size_left(fid: *mut sys::fid_ep) -> isize {
         }
         let state = ep.core.state();
         let engine = state.engine.as_ref().ok_or(Errno::OPBADSTATE)?;
-        // Tagged and untagged receives have a queue of that depth each. Whether multi-receives are refused, too, is another question.
+        // Tagged and untagged receives have a queue of that depth each. Whether multi-receives are refused,
+        // too, is another question.
         let left = if state.routes.rx_full() { 0 } else { engine.rx_free() };
         Ok(left.cast_signed())
     })

@@ -1,14 +1,15 @@
 //! Event queues (fi_eq(3)): asynchronous results of control operations.
 //!
-//! Place in the data flow: address vectors opened with FI_EVENT and domains bound with FI_REG_MR report here, connections
-//! ([`crate::endpoint::connection`], [`crate::pep`]), and clients themselves by `fi_eq_write`. Nothing on a data path comes here, so one mutex is
-//! enough. Reading drives what brings connections about ([`drivers`]).
+//! Place in the data flow: address vectors opened with FI_EVENT and domains bound with FI_REG_MR report here,
+//! connections ([`crate::endpoint::connection`], [`crate::pep`]), and clients themselves by `fi_eq_write`.
+//! Nothing on a data path comes here, so one mutex is enough. Reading drives what brings connections about
+//! ([`drivers`]).
 //!
-//! Invariants: events leave in the order in which they came; while an error is the next one, `fi_eq_read` answers
-//! -FI_EAVAIL and only `fi_eq_readerr` takes it; what a peer has to say with a connection is cut to the reader's room, any other event is
-//! taken whole or not at all (-FI_ETOOSMALL). The queue is bounded: a client's write beyond the bound is
-//! -FI_EAGAIN; events of ours are one per call that the client made, and are taken in any case, since there is
-//! nobody to refuse them to.
+//! Invariants: events leave in the order in which they came; while an error is the next one, `fi_eq_read`
+//! answers -FI_EAVAIL and only `fi_eq_readerr` takes it; what a peer has to say with a connection is cut to
+//! the reader's room, any other event is taken whole or not at all (-FI_ETOOSMALL). The queue is bounded: a
+//! client's write beyond the bound is -FI_EAGAIN; events of ours are one per call that the client made, and
+//! are taken in any case, since there is nobody to refuse them to.
 
 pub(crate) mod drivers;
 
@@ -68,8 +69,8 @@ unsafe impl Object for Eq {
 enum Event {
     /// Its number and its bytes, as `fi_eq_read` gives them.
     Success(u32, Box<[u8]>),
-    /// The same of a connection: a `fi_eq_cm_entry` and what the peer has to say. With FI_CONNREQ the entry has the address of the
-    /// structure, which is the reader's.
+    /// The same of a connection: a `fi_eq_cm_entry` and what the peer has to say. With FI_CONNREQ the entry
+    /// has the address of the structure, which is the reader's.
     Connection(u32, Option<Info>, Box<[u8]>),
     Failure(Failure),
 }

@@ -60,7 +60,8 @@ impl Instances {
         self.0.lock().contains(&address)
     }
 
-    /// What the first one has that has what is `wanted`, in the order in which they were opened. They are asked with the list locked.
+    /// What the first one has that has what is `wanted`, in the order in which they were opened. They are
+    /// asked with the list locked.
     pub(crate) fn find<T>(&self, wanted: impl Fn(usize) -> Option<T>) -> Option<T> {
         self.0.lock().iter().copied().find_map(wanted)
     }
@@ -68,8 +69,9 @@ impl Instances {
 
 static OPEN: Instances = Instances::new();
 
-/// The fabric that was opened first for this API version, for `fi_fabric_attr.fabric`: what is opened there has that version, too.
-/// Fabrics that were inherited by fork(2) stay on the list when they are closed, so a child is not told of them.
+/// The fabric that was opened first for this API version, for `fi_fabric_attr.fabric`: what is opened there
+/// has that version, too. Fabrics that were inherited by fork(2) stay on the list when they are closed, so a
+/// child is not told of them.
 pub(crate) fn first_open(api: u32) -> Option<*mut sys::fid_fabric> {
     find(|fabric| fabric.api_version == api && fabric.uses.is_ours())
 }
@@ -84,7 +86,8 @@ fn find(wanted: impl Fn(&Fabric) -> bool) -> Option<*mut sys::fid_fabric> {
     let host = host::current();
     let found = OPEN.find(|address| {
         let raw = address as *mut sys::fid_fabric;
-        // SAFETY: an open fabric of ours; one that closes leaves the list, which is locked meanwhile, before it is gone.
+        // SAFETY: an open fabric of ours; one that closes leaves the list, which is locked meanwhile, before
+        // it is gone.
         let fabric = unsafe { object::borrow::<Fabric>(raw) }.ok()?;
         (fabric.uses.is_of(host) && wanted(fabric)).then_some(raw)
     });

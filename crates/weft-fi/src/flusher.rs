@@ -1,16 +1,18 @@
 //! A thread that hands on what clients have sent when they do not come back.
 //!
-//! Place in the data flow: TCP gathers short messages that follow one another and writes them together, at the next round of
-//! progress at the latest. A client whose sends are complete owes us no such round: it may go and compute, or wait by
-//! means of its own for what its message brings about. So the device says that it keeps something
-//! ([`weft_nic::Unsent`]), and this thread, one for the process, looks after a [`TICK`] whether anything was added; if not, it
-//! enters the endpoint like a control call, and has the device write.
+//! Place in the data flow: TCP gathers short messages that follow one another and writes them together, at
+//! the next round of progress at the latest. A client whose sends are complete owes us no such round: it may
+//! go and compute, or wait by means of its own for what its message brings about. So the device says that it
+//! keeps something ([`weft_nic::Unsent`]), and this thread, one for the process, looks after a [`TICK`]
+//! whether anything was added; if not, it enters the endpoint like a control call, and has the device write.
 //!
-//! It is started by the first message that is kept, sleeps while there is none, and is gone when the last endpoint is closed. It makes no
-//! progress: what arrives stays where it is until the client asks. Where the system refuses the thread, devices keep nothing: each message is
-//! written at once. The thread is tried again after [`RETRY`].
+//! It is started by the first message that is kept, sleeps while there is none, and is gone when the last
+//! endpoint is closed. It makes no progress: what arrives stays where it is until the client asks. Where the
+//! system refuses the thread, devices keep nothing: each message is written at once. The thread is tried
+//! again after [`RETRY`].
 //!
-//! A forked child has a flusher of its own from its first endpoint on: whatever of its parent's somebody held at that moment stays held for ever.
+//! A forked child has a flusher of its own from its first endpoint on: whatever of its parent's somebody held
+//! at that moment stays held for ever.
 //!
 //! Order of locks: the members, then an endpoint's engine, then the handle.
 
@@ -76,7 +78,8 @@ pub(crate) fn join(core: &CoreRef) {
     }
 }
 
-/// After the endpoint's engine has sent its last. On return the thread does not look at the endpoint any more, and is gone if it was the last.
+/// After the endpoint's engine has sent its last. On return the thread does not look at the endpoint any
+/// more, and is gone if it was the last.
 pub(crate) fn leave(core: &CoreRef) {
     let Some(flusher) = Flusher::found() else { return };
     let mut members = flusher.members.lock();
@@ -218,7 +221,8 @@ mod tests {
 
     use super::*;
 
-    /// Forks while a thread of ours is there and another one of the client's has locked something. Returns how a child has ended that does this.
+    /// Forks while a thread of ours is there and another one of the client's has locked something. Returns
+    /// how a child has ended that does this.
     fn child_beside_holder<L>(hold: impl FnOnce() -> L + Send + 'static, does: fn()) -> i32 {
         let (ready, is_ready) = mpsc::channel();
         let (over, is_over) = mpsc::channel::<()>();
@@ -244,8 +248,8 @@ mod tests {
         status
     }
 
-    /// The thread was at work when the client forked, or somebody was about to wake it: the child, which goes on to open an endpoint, waits for
-    /// neither. Nor does one that ends.
+    /// The thread was at work when the client forked, or somebody was about to wake it: the child, which goes
+    /// on to open an endpoint, waits for neither. Nor does one that ends.
     #[test]
     fn a_child_does_not_wait_for_its_parents_thread() {
         let opens = || {

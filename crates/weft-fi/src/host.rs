@@ -15,10 +15,10 @@
 //! `dladdr` tells the object that contains it, and the functions are looked up there, with a check that they lie in
 //! the same object. Only where no return address can be had, the global scope is searched.
 //!
-//! Several hosts may load the provider in one process. The loader maps one file once, so they share every static. Each
-//! host has a slot with a `fi_provider` of its own, whose functions know the slot, and every object belongs to the host
-//! that opened it ([`crate::object::Uses`]). [`current`] is the host of the object that the thread was last called with;
-//! calls on the data path do not change it.
+//! Several hosts may load the provider in one process. The loader maps one file once, so they share every
+//! static. Each host has a slot with a `fi_provider` of its own, whose functions know the slot, and every
+//! object belongs to the host that opened it ([`crate::object::Uses`]). [`current`] is the host of the object
+//! that the thread was last called with; calls on the data path do not change it.
 //!
 //! Invariant: a host's functions are called only between its `fi_prov_ini` and its `cleanup`'s return; the host
 //! outlives that, since it unloads us.

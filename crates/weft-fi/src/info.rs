@@ -6,9 +6,9 @@
 //! `fi_info` that comes back by the same [`Hints::read`].
 //!
 //! Rules (fi_getinfo(3)): a hint that is zero is a wildcard; anything else must be met or the answer is
-//! -FI_ENODATA, and then one line at info level says which attribute failed, what was wanted and what is offered.
-//! What costs nothing is echoed as asked (threading, progress, AV type, tag format, operation flags, traffic class). No mode bit
-//! is ever required of the client.
+//! -FI_ENODATA, and then one line at info level says which attribute failed, what was wanted and what is
+//! offered. What costs nothing is echoed as asked (threading, progress, AV type, tag format, operation flags,
+//! traffic class). No mode bit is ever required of the client.
 //!
 //! Structures: only fields that libfabric 1.17 has are read or written, see `weft_fi_sys`.
 

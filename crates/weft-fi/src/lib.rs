@@ -1,10 +1,10 @@
 //! weft's libfabric provider: the C ABI over [`weft_engine`] and [`weft_nic`].
 //!
 //! Place in the data flow: a client calls libfabric; libfabric (the *host*, which loaded this library) calls
-//! [`fi_prov_ini`] once and then the operation tables of our objects, which translate into engine calls. Each file
-//! here is named as the libfabric man page it implements; `object` holds the conventions that all share, [`errno`]
-//! the error table, [`params`] the variables, [`publish`] what others may see, `host` how the host is found. As a Rust library the crate offers only
-//! the tables, for the `weft` command.
+//! [`fi_prov_ini`] once and then the operation tables of our objects, which translate into engine calls. Each
+//! file here is named as the libfabric man page it implements; `object` holds the conventions that all share,
+//! [`errno`] the error table, [`params`] the variables, [`publish`] what others may see, `host` how the host
+//! is found. As a Rust library the crate offers only the tables, for the `weft` command.
 
 mod addr;
 mod atomic;
@@ -143,9 +143,10 @@ pub unsafe extern "C" fn fi_prov_ini() -> *mut sys::fi_provider {
     start(std::ptr::null())
 }
 
-/// Attaches to the host. Null, which makes the host unload us, when the caller is no libfabric that we know how to work
-/// with, or has the provider already. A host may find our library a second time, by another path: it would give back the
-/// first when it throws away the second, which is the same, and with it what it knows of our variables.
+/// Attaches to the host. Null, which makes the host unload us, when the caller is no libfabric that we know
+/// how to work with, or has the provider already. A host may find our library a second time, by another path:
+/// it would give back the first when it throws away the second, which is the same, and with it what it knows
+/// of our variables.
 extern "C" fn start(caller: *const c_void) -> *mut sys::fi_provider {
     let started = std::panic::catch_unwind(|| {
         let host = match host::attach(caller, OLDEST_HOST, |slot| PROVIDERS[slot].0.get()) {

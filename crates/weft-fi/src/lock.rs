@@ -1,25 +1,28 @@
 //! `Guarded<T>`: the one lock of an endpoint or a queue, which vanishes where the threading level lets it.
 //!
 //! Place in the data flow: every data-path call of weft-fi enters an endpoint's engine, and every completion
-//! a queue's ring, through a `Guarded`. This file and [`cell`] are the only place where that exclusion is `unsafe`; a model checker
-//! tries its interleavings (`tests/loom_lock.rs`).
+//! a queue's ring, through a `Guarded`. This file and [`cell`] are the only place where that exclusion is
+//! `unsafe`; a model checker tries its interleavings (`tests/loom_lock.rs`).
 //!
 //! Two kinds, chosen when the cell is made:
 //! - *shared* (FI_THREAD_SAFE, FI_THREAD_FID, FI_THREAD_ENDPOINT): an ordinary mutex.
-//! - *owned* (FI_THREAD_DOMAIN, FI_THREAD_COMPLETION): the client promises that data-path calls
-//!   are serialized (fi_domain(3), "Multi-threading Support"), so [`Guarded::lock`] takes no atomic
-//!   read-modify-write: it sets a flag, looks at another, and is in. Who is not covered by the promise announces itself by the
-//!   other flag, makes every other thread execute a memory barrier (membarrier(2), so that the owner needs none), and waits until
-//!   the owner is out. Where the kernel refuses membarrier, an owned cell is made shared.
+//! - *owned* (FI_THREAD_DOMAIN, FI_THREAD_COMPLETION): the client promises that data-path calls are
+//!   serialized (fi_domain(3), "Multi-threading Support"), so [`Guarded::lock`] takes no atomic
+//!   read-modify-write: it sets a flag, looks at another, and is in. Who is not covered by the promise
+//!   announces itself by the other flag, makes every other thread execute a memory barrier (membarrier(2), so
+//!   that the owner needs none), and waits until the owner is out. Where the kernel refuses membarrier, an
+//!   owned cell is made shared.
 //!
-//! Not covered are control calls (address vectors, memory registration, close), which remain thread safe by the same man page and
-//! come in by [`Guarded::intrude`], and the progress thread. That one comes often or not at all, so its first
-//! [`Guarded::visit`] leaves the cell *open*: everybody goes by the mutex, as in a shared cell, until [`Guarded::end_visits`].
-//! A client that progresses by itself therefore pays nothing for having such a thread.
+//! Not covered are control calls (address vectors, memory registration, close), which remain thread safe by
+//! the same man page and come in by [`Guarded::intrude`], and the progress thread. That one comes often or
+//! not at all, so its first [`Guarded::visit`] leaves the cell *open*: everybody goes by the mutex, as in a
+//! shared cell, until [`Guarded::end_visits`]. A client that progresses by itself therefore pays nothing for
+//! having such a thread.
 //!
-//! Invariants: at most one guard exists at a time; no method may be called while the same thread holds a guard
-//! of the same cell. Lock order of the crate: a poll list, then an endpoint's engine, then a pool of shared receives, then a queue's ring; rings are
-//! leaves. [`Meter`] counts the callers that had to wait, which costs the others nothing.
+//! Invariants: at most one guard exists at a time; no method may be called while the same thread holds a
+//! guard of the same cell. Lock order of the crate: a poll list, then an endpoint's engine, then a pool of
+//! shared receives, then a queue's ring; rings are leaves. [`Meter`] counts the callers that had to wait,
+//! which costs the others nothing.
 
 mod cell;
 
@@ -108,7 +111,8 @@ mod sync {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// Makes every thread of the process execute a barrier, this one included. The system call is a barrier for the compiler, too.
+    /// Makes every thread of the process execute a barrier, this one included. The system call is a barrier
+    /// for the compiler, too.
     pub(super) fn heavy_fence() {
         // Registered in `can_intrude`; cannot fail then.
         let barrier = membarrier(MembarrierCommand::PrivateExpedited);

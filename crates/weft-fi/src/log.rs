@@ -115,7 +115,8 @@ mod tests {
         }
     }
 
-    /// A warning is what happened, why, and after a semicolon what to do; or it ends in the text of an error that is all that.
+    /// A warning is what happened, why, and after a semicolon what to do; or it ends in the text of an error
+    /// that is all that.
     #[test]
     fn warnings_say_what_to_do() {
         let mut files = Vec::new();

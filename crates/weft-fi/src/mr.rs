@@ -10,10 +10,10 @@
 //! flag FI_RMA_EVENT: it is bound to counters and then enabled. The other bits promise something that we do not
 //! need.
 //!
-//! Invariants: while a region is open its key is unique in the domain (-FI_ENOKEY); registrations without remote
-//! access have no region and their keys are not compared. A region with an authorization key, its own or the domain's, is reached
-//! through endpoints with the same key. `fi_mr_reg(NULL, ~0)` is allowed: offsets are then
-//! addresses.
+//! Invariants: while a region is open its key is unique in the domain (-FI_ENOKEY); registrations without
+//! remote access have no region and their keys are not compared. A region with an authorization key, its own
+//! or the domain's, is reached through endpoints with the same key. `fi_mr_reg(NULL, ~0)` is allowed: offsets
+//! are then addresses.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;

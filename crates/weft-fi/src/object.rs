@@ -54,8 +54,8 @@ pub(crate) unsafe trait Object: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Called by [`close`] in a forked child, in place of [`Object::closing`]. Must not wait for a lock. The object is not
-    /// dropped afterwards.
+    /// Called by [`close`] in a forked child, in place of [`Object::closing`]. Must not wait for a lock. The
+    /// object is not dropped afterwards.
     fn abandon(&self) {}
 }
 

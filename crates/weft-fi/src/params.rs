@@ -5,8 +5,8 @@
 //! that links weft as a library (the `weft` command) reads the environment directly. The table also feeds
 //! fi_weft(7) and `weft info --params`.
 //!
-//! A value that does not parse is reported and the default is used. Sizes may end in K, M or G (powers of 1024). An empty job key is an error of
-//! `Params::check`: the default would be no protection.
+//! A value that does not parse is reported and the default is used. Sizes may end in K, M or G (powers of
+//! 1024). An empty job key is an error of `Params::check`: the default would be no protection.
 
 use std::ffi::CString;
 use std::sync::OnceLock;
@@ -249,7 +249,8 @@ impl Params {
     /// Whether an endpoint may be set up by these values.
     ///
     /// # Errors
-    /// -FI_EINVAL: the job key is empty. An empty string is no secret, and to go on without a key would leave a client open that asked for protection.
+    /// -FI_EINVAL: the job key is empty. An empty string is no secret, and to go on without a key would leave
+    /// a client open that asked for protection.
     pub(crate) fn check(&self) -> Result<(), Errno> {
         if self.job_key == JobKey::Empty {
             log::warn!(

@@ -1,11 +1,13 @@
-//! Passive endpoints (fi_endpoint(3), fi_cm(3)): who listens for calls, and the calls themselves (`fi_info.handle` of FI_CONNREQ).
+//! Passive endpoints (fi_endpoint(3), fi_cm(3)): who listens for calls, and the calls themselves
+//! (`fi_info.handle` of FI_CONNREQ).
 //!
-//! Place in the data flow: `fi_passive_ep` → [`Pep`]; `fi_listen` gives its [`Listener`] an engine, which reading the event queue drives
-//! ([`crate::eq::drivers`]) and which reports calls there. `fi_endpoint` with a call's handle makes the endpoint that calls back
-//! ([`crate::endpoint::connection`]).
+//! Place in the data flow: `fi_passive_ep` → [`Pep`]; `fi_listen` gives its [`Listener`] an engine, which
+//! reading the event queue drives ([`crate::eq::drivers`]) and which reports calls there. `fi_endpoint` with
+//! a call's handle makes the endpoint that calls back ([`crate::endpoint::connection`]).
 //!
-//! Invariants: handles that clients hand in are looked up and never followed. A call that has been answered keeps the listener's
-//! devices alive until the connection is made, whatever becomes of the passive endpoint: the caller would take their end for a refusal.
+//! Invariants: handles that clients hand in are looked up and never followed. A call that has been answered
+//! keeps the listener's devices alive until the connection is made, whatever becomes of the passive endpoint:
+//! the caller would take their end for a refusal.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -178,7 +180,8 @@ pub(crate) fn request(handle: usize) -> Option<Arc<Request>> {
     CALLS.lock().iter().find(|call| call.handle() == handle).cloned()
 }
 
-/// The devices and the address of the passive endpoint that a handle names, which does not listen: another endpoint takes them over.
+/// The devices and the address of the passive endpoint that a handle names, which does not listen: another
+/// endpoint takes them over.
 pub(crate) fn surrender(handle: usize) -> Result<(Option<Box<Devices>>, Option<EpName>), Errno> {
     if !OPEN.contains(handle) {
         log::info!(

@@ -4,15 +4,16 @@
 //! engines of the bound endpoints. The order of rest is: spin a little, yield, then park the devices and sleep.
 //! Yielding comes early, since with more ranks than cores the peer may be waiting for this very core.
 //!
-//! A non-blocking reader that finds nothing for long yields as well, and naps, briefly and woken by its devices, once
-//! others have used its core while it polled: then there are more threads than cores, and the one it waits for needs one.
-//! A thread that reads several queues in turn does not nap on one of them, deaf to the others ([`presence`]).
+//! A non-blocking reader that finds nothing for long yields as well, and naps, briefly and woken by its
+//! devices, once others have used its core while it polled: then there are more threads than cores, and the
+//! one it waits for needs one. A thread that reads several queues in turn does not nap on one of them, deaf
+//! to the others ([`presence`]).
 //!
-//! No wake-up is lost: a sleeper first arms its queue or counter, finding it still empty under the same lock (or in
-//! the same total order of atomics) in which others fill it, and parks each endpoint's devices, which refuse if
-//! something has arrived. Whoever changes what a sleeper has parked, or adds to it, calls it ([`Sources::call`]). Sleeps are cut in slices
-//! all the same: time-outs inside the engine are noticed, and a sleeper takes over when another thread, whose polls have ended the
-//! parking meanwhile, goes away.
+//! No wake-up is lost: a sleeper first arms its queue or counter, finding it still empty under the same lock
+//! (or in the same total order of atomics) in which others fill it, and parks each endpoint's devices, which
+//! refuse if something has arrived. Whoever changes what a sleeper has parked, or adds to it, calls it
+//! ([`Sources::call`]). Sleeps are cut in slices all the same: time-outs inside the engine are noticed, and a
+//! sleeper takes over when another thread, whose polls have ended the parking meanwhile, goes away.
 
 mod presence;
 pub(crate) mod tried;
@@ -39,7 +40,8 @@ pub(crate) const SLICE: Duration = Duration::from_millis(100);
 const BUSY_SLICE: Duration = Duration::from_millis(2);
 /// Fruitless rounds before the first yield: some 10 µs.
 pub(crate) const SPINS: u32 = 200;
-/// A blocking call in which every round brings something about, but not what it waits for, looks at the clock at every so-manieth.
+/// A blocking call in which every round brings something about, but not what it waits for, looks at the clock
+/// at every so-manieth.
 pub(crate) const ROUNDS_PER_CLOCK: u32 = 64;
 /// Further fruitless rounds, each with a yield, before a blocking call sleeps.
 pub(crate) const YIELDS: u32 = 20;
@@ -140,8 +142,8 @@ impl Sources {
         self.tried.forget(|known| Arc::ptr_eq(known, core));
     }
 
-    /// Whoever sleeps, or is about to, has to look for itself: an endpoint of these has changed in a way that it did not expect, and may
-    /// not be parked for it.
+    /// Whoever sleeps, or is about to, has to look for itself: an endpoint of these has changed in a way that
+    /// it did not expect, and may not be parked for it.
     #[cold]
     pub(crate) fn call(&self, waker: Option<&Waker>) {
         self.tried.call();

@@ -1,7 +1,8 @@
 //! Poll sets (fi_poll(3)): which of several queues and counters have something for the client.
 //!
-//! Place in the data flow: `fi_poll` → a round of progress on every member, as a read of each would make → the contexts of those that
-//! have something. Members neither know their sets nor are held by them: one that is closed is no member any more.
+//! Place in the data flow: `fi_poll` → a round of progress on every member, as a read of each would make →
+//! the contexts of those that have something. Members neither know their sets nor are held by them: one that
+//! is closed is no member any more.
 //!
 //! A queue is named as long as it has entries, a counter once after each change that is not the client's own.
 

@@ -3,21 +3,23 @@
 //! Place in the data flow: made by the domain when FI_PROGRESS_AUTO is in force; endpoints join at enable and leave
 //! at close. For each endpoint the thread is in one of two modes.
 //!
-//! - *Listening*: it sleeps on the devices' wait descriptors, which tell peers to ring (*hold*, see `Shm::hold`), and progresses
-//!   the endpoint when they stir. The client may come and go meanwhile: its reads take what there is, and only call the thread
-//!   when something has stirred that it did not wait for.
-//! - *Stepped back*: the client polls, and pays nothing for having a thread. The thread neither touches the endpoint nor listens
-//!   to its devices, and only looks after each [`TICK`] whether the client is still there; after some, less often.
+//! - *Listening*: it sleeps on the devices' wait descriptors, which tell peers to ring (*hold*, see
+//!   `Shm::hold`), and progresses the endpoint when they stir. The client may come and go meanwhile: its
+//!   reads take what there is, and only call the thread when something has stirred that it did not wait for.
+//! - *Stepped back*: the client polls, and pays nothing for having a thread. The thread neither touches the
+//!   endpoint nor listens to its devices, and only looks after each [`TICK`] whether the client is still
+//!   there; after some, less often.
 //!
-//! A client that makes [`crate::endpoint::core::UNAIDED_ROUNDS`] rounds of progress without the thread's having been of use
-//! takes over; the thread steps back. It listens again when a tick passes without a round, or when it finds the client away at a
-//! tick: no round within [`QUIET`], and no lock held. (That is tried only where the client runs on another processor.) So a
-//! client that computes for 20 µs between posting and waiting, and never is away for a whole tick, is relieved as well. Where
-//! such a time of listening turns out to be of no use, the next is tried after twice as many ticks. A client that is about to
-//! sleep outside our calls says so ([`AutoProgress::take_over`]).
+//! A client that makes [`crate::endpoint::core::UNAIDED_ROUNDS`] rounds of progress without the thread's
+//! having been of use takes over; the thread steps back. It listens again when a tick passes without a round,
+//! or when it finds the client away at a tick: no round within [`QUIET`], and no lock held. (That is tried
+//! only where the client runs on another processor.) So a client that computes for 20 µs between posting and
+//! waiting, and never is away for a whole tick, is relieved as well. Where such a time of listening turns out
+//! to be of no use, the next is tried after twice as many ticks. A client that is about to sleep outside our
+//! calls says so ([`AutoProgress::take_over`]).
 //!
-//! The thread never spins for longer than FI_WEFT_PROGRESS_SPIN_US after work. It runs where the thread ran that enabled
-//! the first endpoint, or on the processors that FI_WEFT_PROGRESS_AFFINITY names.
+//! The thread never spins for longer than FI_WEFT_PROGRESS_SPIN_US after work. It runs where the thread ran
+//! that enabled the first endpoint, or on the processors that FI_WEFT_PROGRESS_AFFINITY names.
 //!
 //! Invariants: an endpoint is entered only by trying, so no call of the client ever waits for a whole round of
 //! this thread more than once; after [`AutoProgress::leave`] the thread holds no reference; after
@@ -40,7 +42,8 @@ use crate::wait::Waker;
 
 /// How often an endpoint that the client progresses is looked at.
 const TICK: Duration = Duration::from_millis(1);
-/// The same, once the client was there at so many looks in a row: each takes some 10 µs from it if it shares our processor.
+/// The same, once the client was there at so many looks in a row: each takes some 10 µs from it if it shares
+/// our processor.
 const STEADY_TICK: Duration = Duration::from_millis(4);
 const STEADY_LOOKS: u32 = 50;
 /// How often one is looked at on which a thread of the client sleeps.
@@ -53,7 +56,8 @@ const QUIET: Duration = Duration::from_micros(5);
 const MOST_PATIENCE: u32 = 256;
 /// Rests between two looks at what the client writes, and must fetch back after each look.
 const RESTS: u32 = 16;
-/// So often in a row the thread is woken beside a client that sleeps in our calls, and is woken as well, before it leaves it alone.
+/// So often in a row the thread is woken beside a client that sleeps in our calls, and is woken as well,
+/// before it leaves it alone.
 const NEEDLESS_WAKES: u32 = 16;
 /// Rounds with work between two looks at whether something is to be published.
 const ROUNDS_PER_PUBLISHING: u64 = 64;
@@ -182,8 +186,9 @@ impl AutoProgress {
         thread.into_iter().for_each(Worker::join);
     }
 
-    /// The same at the end of the program, which a handler of a signal may have brought about, or a forked child: if the thread waits for the call
-    /// that was interrupted, it does so for ever, and who was starting the thread may never go on.
+    /// The same at the end of the program, which a handler of a signal may have brought about, or a forked
+    /// child: if the thread waits for the call that was interrupted, it does so for ever, and who was
+    /// starting the thread may never go on.
     pub(crate) fn stop_at_end(&self) {
         self.end();
         let thread = self.thread.try_lock_for(STUCK).and_then(|mut thread| thread.take());
@@ -233,7 +238,8 @@ impl AutoProgress {
             self.waker.sleep(Some(time));
             self.waker.hush();
         }
-        // Endpoints that are still open, at the end of the program, are not waited for: a call may have been interrupted in them for ever.
+        // Endpoints that are still open, at the end of the program, are not waited for: a call may have been
+        // interrupted in them for ever.
     }
 
     /// Looks at every endpoint once.
@@ -284,7 +290,8 @@ impl Member {
         }
     }
 
-    /// Whether the client, which was there since the last tick, is not there now; looked at only as often as that paid lately.
+    /// Whether the client, which was there since the last tick, is not there now; looked at only as often as
+    /// that paid lately.
     fn finds_client_away(&mut self) -> bool {
         if self.patience > 0 {
             self.patience -= 1;

@@ -1,14 +1,15 @@
 //! What an endpoint lets others see of it: counters in a memfd, for `weft stat` and `weft top`.
 //!
-//! Place in the data flow: beside it. Every `ROUNDS_PER_LOOK` rounds of progress, and before a thread sleeps, an endpoint looks at
-//! the coarse clock; every `INTERVAL`, or before a sleep every `BEFORE_SLEEP`, it writes what its engine ([`weft_engine::traffic`]) and
-//! devices know by then. So a process that makes no call publishes nothing either, and what it did last may be missing: what is
-//! published says when that was.
+//! Place in the data flow: beside it. Every `ROUNDS_PER_LOOK` rounds of progress, and before a thread sleeps,
+//! an endpoint looks at the coarse clock; every `INTERVAL`, or before a sleep every `BEFORE_SLEEP`, it writes
+//! what its engine ([`weft_engine::traffic`]) and devices know by then. So a process that makes no call
+//! publishes nothing either, and what it did last may be missing: what is published says when that was.
 //!
-//! A reader opens the memfd through `/proc/PID/fd`, which the kernel allows to whoever may inspect the process: the same user and
-//! root. Nothing has a name in a file system, no thread answers, and what a reader does cannot disturb the process, because nothing is
-//! ever read from the memfd here. It is written by pwrite(2) and not mapped: so there are no signals when memory runs out, and no cost
-//! for those whom nobody looks at beyond two system calls in each interval.
+//! A reader opens the memfd through `/proc/PID/fd`, which the kernel allows to whoever may inspect the
+//! process: the same user and root. Nothing has a name in a file system, no thread answers, and what a reader
+//! does cannot disturb the process, because nothing is ever read from the memfd here. It is written by
+//! pwrite(2) and not mapped: so there are no signals when memory runs out, and no cost for those whom nobody
+//! looks at beyond two system calls in each interval.
 //!
 //! Errors: an endpoint that cannot publish does not, and works like any other.
 
@@ -77,7 +78,8 @@ impl Publisher {
         let file = memfile::create(c"weft-stats", MemfdFlags::empty())
             .inspect_err(|error| log::info!("no counters for `weft stat`: {error}"))
             .ok()?;
-        // Who else gets at the descriptor, by being forked or being sent it, cannot open the file anew. A memfd takes this of its owner.
+        // Who else gets at the descriptor, by being forked or being sent it, cannot open the file anew. A
+        // memfd takes this of its owner.
         let _ = rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR);
         let (owner, opened_ns) = (getpid(), now_ns());
         let this = Self {

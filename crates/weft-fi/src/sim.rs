@@ -1,8 +1,10 @@
-//! The simulated fabric (weft-sim) in the place of the real devices, in a library of its own (`weft-fi-sim`) that only tests load:
-//! so clients' calls meet devices that are unordered, can neither get nor put, have tiny mailboxes, are always full.
+//! The simulated fabric (weft-sim) in the place of the real devices, in a library of its own (`weft-fi-sim`)
+//! that only tests load: so clients' calls meet devices that are unordered, can neither get nor put, have
+//! tiny mailboxes, are always full.
 //!
-//! Place in the data flow: `Engine` → [`Devices`] → `SimNic` → fabric. The process has one fabric, of the kind that the variable
-//! `FI_WEFT_SIM` names. All endpoints on it are in this process, so an address in a peer is an address here.
+//! Place in the data flow: `Engine` → [`Devices`] → `SimNic` → fabric. The process has one fabric, of the
+//! kind that the variable `FI_WEFT_SIM` names. All endpoints on it are in this process, so an address in a
+//! peer is an address here.
 //!
 //! Virtual time goes on when a poll finds nothing, so only manual progress means anything here.
 //!

@@ -1,4 +1,5 @@
-//! `fi_open_ops(domain, "weft_stats", …)`: numbers for who wants to know what happens inside (fi_weft(7), "EXTENSIONS").
+//! `fi_open_ops(domain, "weft_stats", …)`: numbers for who wants to know what happens inside (fi_weft(7),
+//! "EXTENSIONS").
 //!
 //! Place in the data flow: none; whatever is read here is counted elsewhere, on paths that are slow anyhow.
 //!

@@ -1,20 +1,22 @@
 //! Triggered operations (fi_trigger(3)): what is started when a counter reaches a threshold, without its client.
 //!
-//! Place in the data flow: a data-transfer call with FI_TRIGGER ([`WorkQueue::trigger`]), or `fi_control` with FI_QUEUE_WORK
-//! ([`work`]), becomes a program of one wait and one act in the domain's [`WorkQueue`]. The thread that raises the counter far
-//! enough moves the program to the ready ones, under whatever lock it holds; as soon as it holds none, it runs the queue:
-//! operations enter their endpoint as calls of the client do, counters are raised. With automatic progress that
-//! thread is often the progress thread, and the client need not call anything.
+//! Place in the data flow: a data-transfer call with FI_TRIGGER ([`WorkQueue::trigger`]), or `fi_control`
+//! with FI_QUEUE_WORK ([`work`]), becomes a program of one wait and one act in the domain's [`WorkQueue`].
+//! The thread that raises the counter far enough moves the program to the ready ones, under whatever lock it
+//! holds; as soon as it holds none, it runs the queue: operations enter their endpoint as calls of the client
+//! do, counters are raised. With automatic progress that thread is often the progress thread, and the client
+//! need not call anything.
 //!
 //! An operation that finds its endpoint's queue full keeps its place, and is retried after the endpoint's next round
 //! of progress ([`WorkQueue::retry`]).
 //!
 //! Lock order: an endpoint's engine before the queue of programs, which is a leaf. Programs are run with neither held.
 //!
-//! Invariants: vectors are copied when an operation is submitted, payload is not looked at before it starts. An
-//! operation with FI_TRIGGER completes as any other of its endpoint. Deferred work raises the completion counter that it names, and
-//! makes an entry, and counts at its endpoint, only with FI_COMPLETION; when it fails and names no counter, it makes an
-//! error entry, since otherwise nobody would learn of it. Cancelled work does nothing of this.
+//! Invariants: vectors are copied when an operation is submitted, payload is not looked at before it starts.
+//! An operation with FI_TRIGGER completes as any other of its endpoint. Deferred work raises the completion
+//! counter that it names, and makes an entry, and counts at its endpoint, only with FI_COMPLETION; when it
+//! fails and names no counter, it makes an error entry, since otherwise nobody would learn of it. Cancelled
+//! work does nothing of this.
 
 pub(crate) mod op;
 mod queue;
@@ -113,7 +115,8 @@ impl WorkQueue {
         self.run();
     }
 
-    /// Starts an operation with FI_TRIGGER when the counter that its context names reaches its threshold, which may be now.
+    /// Starts an operation with FI_TRIGGER when the counter that its context names reaches its threshold,
+    /// which may be now.
     pub(crate) fn trigger(&self, core: &CoreRef, op: Op) -> Result<(), Errno> {
         if op.flags.contains(OpFlags::INJECT) {
             // Its buffer would be the client's again before anybody has looked at it.
@@ -182,8 +185,8 @@ fn perform(act: Act) -> Outcome<Act> {
             let Start { core, op, report } = &mut *start;
             if core.start(op, report) { Outcome::Done } else { Outcome::Again(Act::Start(start)) }
         }
-        // What this sets free is found by whoever runs the queue: its caller. The counter may be closed by a client that sees
-        // the change, so it is not held any more by then.
+        // What this sets free is found by whoever runs the queue: its caller. The counter may be closed by a
+        // client that sees the change, so it is not held any more by then.
         Act::Add(cntr, amount) => {
             let _ = release(cntr).add_by_work(amount);
             Outcome::Done

@@ -25,7 +25,8 @@ use crate::errno::Errno;
 
 /// Events that one sleep reports at most; more are found by the next one.
 const EVENTS: usize = 8;
-/// So long a helper waits until it looks again whether a client's mutex is free: twice as long each time, up to the longest.
+/// So long a helper waits until it looks again whether a client's mutex is free: twice as long each time, up
+/// to the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
 /// The key of the bell in the epoll set.
 const BELL: u64 = u64::MAX;
@@ -251,8 +252,8 @@ impl WaitKind {
 /// rings. With manual progress nobody rings while every thread of the client waits here; that is the model's own
 /// limit.
 ///
-/// The client holds the mutex from before `fi_trywait` until it waits, and so in calls of ours that take our locks and ring; who rings
-/// holds such locks. So only a thread that holds nothing else waits for the mutex.
+/// The client holds the mutex from before `fi_trywait` until it waits, and so in calls of ours that take our
+/// locks and ring; who rings holds such locks. So only a thread that holds nothing else waits for the mutex.
 struct Condition {
     shared: Arc<Shared>,
     /// Present until the end.
@@ -325,8 +326,8 @@ impl Shared {
         self.called.notify_one();
     }
 
-    /// The helper's work. It waits for the client's mutex only here, where it hears of the end: pthread_mutex_timedlock(3) would wait by the
-    /// system's clock, which may be set back meanwhile.
+    /// The helper's work. It waits for the client's mutex only here, where it hears of the end:
+    /// pthread_mutex_timedlock(3) would wait by the system's clock, which may be set back meanwhile.
     fn attend(&self) {
         let (shortest, longest) = PAUSES;
         let mut pause = shortest;

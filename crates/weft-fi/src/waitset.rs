@@ -1,14 +1,14 @@
 //! Wait sets (fi_poll(3)): waiting for several queues and counters at once.
 //!
-//! Place in the data flow: a queue or counter opened with FI_WAIT_SET has a waker of its own, which the set's waker watches. `fi_wait`
-//! does for all members what `fi_trywait` does for a client, and sleeps on the set's waker. Members hold the set; it looks at
-//! those that are open.
+//! Place in the data flow: a queue or counter opened with FI_WAIT_SET has a waker of its own, which the set's
+//! waker watches. `fi_wait` does for all members what `fi_trywait` does for a client, and sleeps on the set's
+//! waker. Members hold the set; it looks at those that are open.
 //!
-//! What a member has to say only once (that a counter has changed, that a queue was signaled) is over when the client is told to look, and
-//! not before: by an answer of `fi_trywait` or the return of `fi_wait`.
+//! What a member has to say only once (that a counter has changed, that a queue was signaled) is over when
+//! the client is told to look, and not before: by an answer of `fi_trywait` or the return of `fi_wait`.
 //!
-//! No wake-up is lost: whoever sleeps has armed and parked each member ([`crate::poll`]), and all that wakes one is level-triggered up to
-//! the set's descriptor. Slices are for time-outs inside the engines.
+//! No wake-up is lost: whoever sleeps has armed and parked each member ([`crate::poll`]), and all that wakes
+//! one is level-triggered up to the set's descriptor. Slices are for time-outs inside the engines.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Weak};
@@ -49,12 +49,13 @@ unsafe impl Object for WaitSet {
 pub(crate) trait Member: Send + Sync {
     /// One round on all that brings something about here. Returns 0 when nothing happened.
     fn progress(&self) -> usize;
-    /// Whether the client has to look: a queue that has something or was signaled, a counter that has changed. It stays so until
-    /// [`Member::told`].
+    /// Whether the client has to look: a queue that has something or was signaled, a counter that has
+    /// changed. It stays so until [`Member::told`].
     fn stirred(&self) -> bool;
     /// The client hears that it has to look. What it does not find by itself when it looks is over: a signal, a change.
     fn told(&self);
-    /// Ok: whatever comes wakes those who sleep on the waker, until the next round of progress. -FI_EAGAIN if it has stirred, or may have.
+    /// Ok: whatever comes wakes those who sleep on the waker, until the next round of progress. -FI_EAGAIN if
+    /// it has stirred, or may have.
     fn may_sleep(&self) -> Result<(), Errno>;
 
     /// The same for `fi_trywait`, whose answer the client hears.
@@ -129,7 +130,8 @@ impl WaitSet {
         Ok(())
     }
 
-    /// Makes progress until a member has stirred, which the client is to be told; `false`: until all are prepared for the caller to sleep.
+    /// Makes progress until a member has stirred, which the client is to be told; `false`: until all are
+    /// prepared for the caller to sleep.
     fn attend(&self, deadline: Deadline) -> Result<bool, Errno> {
         let mut members = self.open_members();
         let (mut fruitless, mut fruitful) = (0, 0_u32);

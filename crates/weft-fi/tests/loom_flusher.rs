@@ -1,9 +1,11 @@
-//! Messages that TCP keeps and the thread that sees to them, under a model checker, which tries every interleaving (up to a bound of
-//! preemptions) and every value that a load may return under the C11 memory model: nothing stays unsent while the thread sleeps. (The
-//! checker reports a thread that nobody wakes as a deadlock.)
+//! Messages that TCP keeps and the thread that sees to them, under a model checker, which tries every
+//! interleaving (up to a bound of preemptions) and every value that a load may return under the C11 memory
+//! model: nothing stays unsent while the thread sleeps. (The checker reports a thread that nobody wakes as a
+//! deadlock.)
 //!
-//! What a device tells of what it keeps (weft-nic's `unsent.rs`) and how the thread sleeps and is called are included as they ship. The device
-//! is a number of messages behind its endpoint's lock; the thread's ticks take no time.
+//! What a device tells of what it keeps (weft-nic's `unsent.rs`) and how the thread sleeps and is called are
+//! included as they ship. The device is a number of messages behind its endpoint's lock; the thread's ticks
+//! take no time.
 #![allow(clippy::unwrap_used)]
 #![allow(missing_docs, unreachable_pub, dead_code)]
 
@@ -126,7 +128,8 @@ fn what_a_client_leaves_behind_is_written() {
     });
 }
 
-/// The client writes itself now and then: the thread may have been called for nothing, but is there for what comes next.
+/// The client writes itself now and then: the thread may have been called for nothing, but is there for what
+/// comes next.
 #[test]
 fn what_a_client_leaves_behind_is_written_though_it_wrote_before() {
     check(3, || {

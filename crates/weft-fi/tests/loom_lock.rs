@@ -1,8 +1,9 @@
-//! The lock that vanishes for a promised single caller, under a model checker, which tries every interleaving (up to a bound of
-//! preemptions) and every value that a load may return under the C11 memory model: nobody is ever inside together with somebody else,
-//! and whoever waits gets in.
+//! The lock that vanishes for a promised single caller, under a model checker, which tries every interleaving
+//! (up to a bound of preemptions) and every value that a load may return under the C11 memory model: nobody
+//! is ever inside together with somebody else, and whoever waits gets in.
 //!
-//! The file under test is included as it ships; the asymmetric fence is modelled by what it stands for, a full fence on both sides.
+//! The file under test is included as it ships; the asymmetric fence is modelled by what it stands for, a
+//! full fence on both sides.
 #![allow(clippy::unwrap_used)]
 #![allow(missing_docs, unreachable_pub, dead_code)]
 

@@ -183,7 +183,8 @@ fn an_error_and_a_success_meet_a_submission() {
     });
 }
 
-/// A client that has seen a counter at a threshold may set it back: what waited goes on, though whoever raised it looks too late.
+/// A client that has seen a counter at a threshold may set it back: what waited goes on, though whoever
+/// raised it looks too late.
 #[test]
 fn a_threshold_that_was_seen_was_reached() {
     check(3, || {
@@ -235,7 +236,8 @@ fn what_is_cancelled_is_not_performed_afterwards() {
     });
 }
 
-/// What finds its queue full while it is cancelled is performed later or handed to the canceller: one of the two, and once.
+/// What finds its queue full while it is cancelled is performed later or handed to the canceller: one of the
+/// two, and once.
 #[test]
 fn what_is_cancelled_in_vain_is_not_lost() {
     check(3, || {

@@ -1,10 +1,12 @@
-//! `fi_trywait` and the sleep on a descriptor that follows, under a model checker, which tries every interleaving (up to a bound of
-//! preemptions): whatever comes, and whoever else reads or counts meanwhile, a client that was told that it may sleep is woken. (The checker
-//! reports a sleeper whom nobody wakes as a deadlock.)
+//! `fi_trywait` and the sleep on a descriptor that follows, under a model checker, which tries every
+//! interleaving (up to a bound of preemptions): whatever comes, and whoever else reads or counts meanwhile, a
+//! client that was told that it may sleep is woken. (The checker reports a sleeper whom nobody wakes as a
+//! deadlock.)
 //!
-//! What is parked until the next read, the counter's gauge and a queue's signal are included as they ship. Around them is a model: an endpoint whose
-//! device wakes a sleeper only while it is parked (how it does that is checked in weft-nic, `tests/loom_shm.rs`), a queue with a lock,
-//! and a descriptor that is readable as an epoll descriptor is.
+//! What is parked until the next read, the counter's gauge and a queue's signal are included as they ship.
+//! Around them is a model: an endpoint whose device wakes a sleeper only while it is parked (how it does that
+//! is checked in weft-nic, `tests/loom_shm.rs`), a queue with a lock, and a descriptor that is readable as an
+//! epoll descriptor is.
 #![allow(clippy::unwrap_used)]
 #![allow(missing_docs, unreachable_pub, dead_code)]
 

@@ -1,12 +1,14 @@
-//! Drives fuzz targets: what a peer or a client may hand over is mutated again and again, and nothing may panic, hang or be
-//! touched that was not offered.
+//! Drives fuzz targets: what a peer or a client may hand over is mutated again and again, and nothing may
+//! panic, hang or be touched that was not offered.
 //!
-//! Place in the data flow: the tests of the other crates call [`fuzz`] with a target, a function of some bytes; so targets
-//! reach what is private to their crates. `cargo test` runs each for [`SECONDS`], `make fuzz MINUTES=60` for longer.
+//! Place in the data flow: the tests of the other crates call [`fuzz`] with a target, a function of some
+//! bytes; so targets reach what is private to their crates. `cargo test` runs each for [`SECONDS`], `make
+//! fuzz MINUTES=60` for longer.
 //!
-//! Stored inputs are in `corpus/<target>/`; each is run first, and its like after it. A target returns what it has *seen*, a number
-//! of its choice: an input with a result that is new is kept, in memory, and with `WEFT_FUZZ_STORE=1` in the corpus, too (so many as fit there). So the search
-//! gets deeper without the compiler's help. (`make fuzz` has no need of a nightly compiler.)
+//! Stored inputs are in `corpus/<target>/`; each is run first, and its like after it. A target returns what
+//! it has *seen*, a number of its choice: an input with a result that is new is kept, in memory, and with
+//! `WEFT_FUZZ_STORE=1` in the corpus, too (so many as fit there). So the search gets deeper without the
+//! compiler's help. (`make fuzz` has no need of a nightly compiler.)
 //!
 //! What depends on more than bytes, as on another thread, is driven by [`rounds`], with nothing stored.
 //!
@@ -22,8 +24,8 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// How long a target runs where nothing else is said, in its thread's processor time: how deep it gets shall depend as little as can be
-/// on what else the machine does.
+/// How long a target runs where nothing else is said, in its thread's processor time: how deep it gets shall
+/// depend as little as can be on what else the machine does.
 pub const SECONDS: f64 = 1.5;
 /// Longest input.
 const MAX_BYTES: usize = 4096;

@@ -5,13 +5,14 @@
 //! weft-client. One process, because then everything happens in one order, and the count is the same in every run.
 //!
 //! What callgrind is told, and what this program does for it:
-//! - It collects while a function of `counted` runs (`--toggle-collect`), and at no other time: what a peer does, and what has to
-//!   be done between two operations, is not counted.
-//! - It writes what it has collected to a file, and forgets it, whenever [`measured`] ends (`--dump-after`). There are two files for
-//!   each line on standard output: the first is the warm-up's, the second belongs to the line.
+//! - It collects while a function of `counted` runs (`--toggle-collect`), and at no other time: what a peer
+//!   does, and what has to be done between two operations, is not counted.
+//! - It writes what it has collected to a file, and forgets it, whenever [`measured`] ends (`--dump-after`).
+//!   There are two files for each line on standard output: the first is the warm-up's, the second belongs to
+//!   the line.
 //!
-//! Usage: `weft-icount LIBRARY PROVIDER ROUNDS`. A line is: operation, how often it was executed, counted calls in all rounds. The exit status is 0,
-//! or 1 with the reason on standard error, or 2 for wrong usage.
+//! Usage: `weft-icount LIBRARY PROVIDER ROUNDS`. A line is: operation, how often it was executed, counted
+//! calls in all rounds. The exit status is 0, or 1 with the reason on standard error, or 2 for wrong usage.
 //!
 //! Invariants: no unsafe code; no wait without a bound. Without valgrind it runs just as well, and is of no use.
 

@@ -1,7 +1,8 @@
 //! One round of each operation: what comes before it, the counted calls, and what comes after it.
 //!
-//! A round leaves both sides as it found them: nothing under way, nothing to be read. It returns how many calls were counted,
-//! which differs between providers: some complete a write at once, others when the target has acknowledged it.
+//! A round leaves both sides as it found them: nothing under way, nothing to be read. It returns how many
+//! calls were counted, which differs between providers: some complete a write at once, others when the target
+//! has acknowledged it.
 
 use weft_client::{Error, Posted};
 
@@ -56,7 +57,8 @@ fn send(pair: &mut Pair) -> Result<u32, Error> {
     Ok(calls)
 }
 
-/// Counts `fi_trecv` before the message comes, and each `fi_cq_read` from when it is there up to the one that delivers it.
+/// Counts `fi_trecv` before the message comes, and each `fi_cq_read` from when it is there up to the one that
+/// delivers it.
 fn receive(pair: &mut Pair) -> Result<u32, Error> {
     at_once(counted::receive(&mut pair.near.ep, SLOT, TARGET, TAG)?)?;
     pair.post(|pair| pair.far.inject())?;
@@ -96,7 +98,8 @@ fn write(pair: &mut Pair) -> Result<u32, Error> {
     Ok(calls)
 }
 
-/// Counts each `fi_cq_read` of the target of an `fi_write`, until the number is there and the initiator has its completion.
+/// Counts each `fi_cq_read` of the target of an `fi_write`, until the number is there and the initiator has
+/// its completion.
 fn write_target(pair: &mut Pair) -> Result<u32, Error> {
     let number = pair.far.ep.load(SOURCE.offset)? + 1;
     pair.far.ep.store(SOURCE.offset, number)?;
@@ -119,8 +122,8 @@ fn write_target(pair: &mut Pair) -> Result<u32, Error> {
     Ok(calls)
 }
 
-/// Counts an `fi_cq_read` that finds nothing, shortly after another found something: idle for long, a provider may behave
-/// differently and, for instance, yield.
+/// Counts an `fi_cq_read` that finds nothing, shortly after another found something: idle for long, a
+/// provider may behave differently and, for instance, yield.
 fn empty_read(pair: &mut Pair) -> Result<u32, Error> {
     pair.post(|pair| pair.near.receive())?;
     pair.post(|pair| pair.far.inject())?;

@@ -1,8 +1,8 @@
 //! How long the shared-memory device takes, against a bare cache line handed back and forth in the same run.
 //!
-//! `cargo bench -p weft-nic --bench shm [-- SECONDS]`. Two threads pinned to the first two processors of the process's
-//! affinity mask; times are for the device alone, without the engine. Each figure is the best of several rounds, because
-//! the machine may be shared.
+//! `cargo bench -p weft-nic --bench shm [-- SECONDS]`. Two threads pinned to the first two processors of the
+//! process's affinity mask; times are for the device alone, without the engine. Each figure is the best of
+//! several rounds, because the machine may be shared.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, missing_docs)]
 
 use std::net::SocketAddr;

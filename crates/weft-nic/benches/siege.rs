@@ -1,14 +1,16 @@
-//! What an attack on an endpoint costs its peers: round trips between two endpoints while a third party attacks,
-//! beside those of quiet moments in the same run. `cargo bench -p weft-nic --bench siege`; `tests/siege.rs` makes a short run of each row.
+//! What an attack on an endpoint costs its peers: round trips between two endpoints while a third party
+//! attacks, beside those of quiet moments in the same run. `cargo bench -p weft-nic --bench siege`;
+//! `tests/siege.rs` makes a short run of each row.
 //!
-//! One thread drives both endpoints, another attacks, so that two processors suffice; moments of attack and of quiet alternate, and
-//! medians of both are compared: of the time on the clock, in which other programs have their part, and of the processor time that the endpoints
-//! spend on a round trip, in which they have not. The attacker strikes [`RATE`] times in a second at most: what more would cost is mostly
-//! the kernel's part.
+//! One thread drives both endpoints, another attacks, so that two processors suffice; moments of attack and
+//! of quiet alternate, and medians of both are compared: of the time on the clock, in which other programs
+//! have their part, and of the processor time that the endpoints spend on a round trip, in which they have
+//! not. The attacker strikes [`RATE`] times in a second at most: what more would cost is mostly the kernel's
+//! part.
 //!
-//! Each row has evidence that its attack was that attack (half-open connections, proofs that were denied, breaches of the protocol), and fails
-//! without. Messages of the peers are compared byte for byte. A row whose time on the clock is above [`LIMIT`] is marked, and the program then ends
-//! with 1.
+//! Each row has evidence that its attack was that attack (half-open connections, proofs that were denied,
+//! breaches of the protocol), and fails without. Messages of the peers are compared byte for byte. A row
+//! whose time on the clock is above [`LIMIT`] is marked, and the program then ends with 1.
 #![allow(clippy::unwrap_used, missing_docs, dead_code, unreachable_pub)]
 
 use std::collections::VecDeque;
@@ -186,8 +188,8 @@ fn link<N: Nic>(pair: &mut [(N, Ears); 2]) -> [LinkId; 2] {
     links
 }
 
-/// Plays one row: quiet and attacked moments by turns, against an attacker whose n-th strike at the first endpoint is `strike`. What that
-/// returns stays open. Returns the ratio on the clock.
+/// Plays one row: quiet and attacked moments by turns, against an attacker whose n-th strike at the first
+/// endpoint is `strike`. What that returns stays open. Returns the ratio on the clock.
 fn play_row<N: Nic, C: Send>(
     scale: &Scale,
     row: &Row<'_, N>,
@@ -364,8 +366,8 @@ fn silent_neighbour(scale: &Scale) -> f64 {
     })
 }
 
-/// A peer that overwrites what it shares with the endpoint: [`overwrite`], in a process of its own, which is `program` with the variable
-/// [`TARGET`]. Each byte that it reads is a strike.
+/// A peer that overwrites what it shares with the endpoint: [`overwrite`], in a process of its own, which is
+/// `program` with the variable [`TARGET`]. Each byte that it reads is a strike.
 fn overwritten(scale: &Scale, mut program: Command) -> f64 {
     let pair = shm();
     let target: String = pair[0].name().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
@@ -377,8 +379,8 @@ fn overwritten(scale: &Scale, mut program: Command) -> f64 {
     ratio
 }
 
-/// If this process is to: makes a link, writes random words over control words and rings while there are orders to, and makes the next one. Returns
-/// whether it was to.
+/// If this process is to: makes a link, writes random words over control words and rings while there are
+/// orders to, and makes the next one. Returns whether it was to.
 pub fn overwrite() -> bool {
     /// Strikes with one link, and words in one.
     const STRIKES: usize = 32;
@@ -411,7 +413,8 @@ pub fn overwrite() -> bool {
                 return true;
             }
             for _ in 0..WORDS {
-                // Often where it matters: a header that may be right in the first lines, else the control words, the first lines, or anywhere.
+                // Often where it matters: a header that may be right in the first lines, else the control
+                // words, the first lines, or anywhere.
                 let (at, word) = if random.below(2) == 0 {
                     let line = random.bits() % 8;
                     (4096 + line * 64, (1 + random.bits() % 3) << 56 | (random.bits() % 40_000) << 32 | line)

@@ -1,7 +1,8 @@
 //! How long the TCP device takes over loopback, plain and encrypted, against bare sockets in the same run.
 //!
-//! `cargo bench -p weft-nic --bench tcp [-- ROUNDS]`. Both ends run in one thread, so that the figures are processor time and not the
-//! scheduler's. The two contestants take turns, and each figure is the best of all rounds, because the machine may be shared.
+//! `cargo bench -p weft-nic --bench tcp [-- ROUNDS]`. Both ends run in one thread, so that the figures are
+//! processor time and not the scheduler's. The two contestants take turns, and each figure is the best of all
+//! rounds, because the machine may be shared.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, clippy::cast_precision_loss, missing_docs)]
 
 use std::io::{ErrorKind, Read, Write};

@@ -1,9 +1,10 @@
 //! Tools that follow what a process does to its memory, and so miss what other processes do to it.
 //!
-//! Place in the data flow: asked by [`crate::Config`] and [`crate::Devices`] when an endpoint's devices are made. A peer that writes into our
-//! memory by process_vm_writev(2) leaves memcheck and the memory sanitizer in the belief that the bytes are uninitialised, and a replay by rr
-//! without them. Below these tools no peer may reach our memory: long messages go through the rings, from which this process copies them.
-//! rr does not record either what a process that it does not trace writes into shared memory: there TCP serves the host.
+//! Place in the data flow: asked by [`crate::Config`] and [`crate::Devices`] when an endpoint's devices are
+//! made. A peer that writes into our memory by process_vm_writev(2) leaves memcheck and the memory sanitizer
+//! in the belief that the bytes are uninitialised, and a replay by rr without them. Below these tools no peer
+//! may reach our memory: long messages go through the rings, from which this process copies them. rr does not
+//! record either what a process that it does not trace writes into shared memory: there TCP serves the host.
 //!
 //! The address sanitizer needs nothing: it does not ask whether memory is initialised.
 //!

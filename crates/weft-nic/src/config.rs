@@ -1,6 +1,7 @@
 //! Settings of an endpoint's devices.
 //!
-//! Place in the data flow: whoever opens an endpoint fills in a [`Config`]; [`crate::Devices`] makes of it what either device wants to know.
+//! Place in the data flow: whoever opens an endpoint fills in a [`Config`]; [`crate::Devices`] makes of it
+//! what either device wants to know.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -40,7 +41,8 @@ pub struct Config {
     pub connect_timeout_ms: u64,
     /// For so many milliseconds a refused connection is tried again.
     pub connect_retry_ms: u64,
-    /// Longest time in milliseconds for an endpoint to answer at whose complete name somebody listens: it may be computing.
+    /// Longest time in milliseconds for an endpoint to answer at whose complete name somebody listens: it may
+    /// be computing.
     pub answer_timeout_ms: u64,
     /// A host that acknowledges nothing for so many milliseconds is given up. 0: the kernel's own limits.
     pub dead_peer_ms: u64,
@@ -52,7 +54,8 @@ pub struct Config {
     pub shm_eager_bytes: Option<usize>,
     /// Longest eager payload in bytes by TCP. `None`: the device's choice.
     pub tcp_eager_bytes: Option<usize>,
-    /// Called when the first message is kept to leave together with others ([`Unsent`]). Returns whether a thread will write it.
+    /// Called when the first message is kept to leave together with others ([`Unsent`]). Returns whether a
+    /// thread will write it.
     pub on_unsent: Option<fn() -> bool>,
 }
 

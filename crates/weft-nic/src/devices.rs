@@ -3,14 +3,15 @@
 //! Place in the data flow: the engine drives [`Devices`]; each call goes to [`Shm`] or [`Tcp`] by a table of links. The
 //! engine's link numbers are ours; the devices' own numbers stay in here.
 //!
-//! The path is chosen peer by peer when a link is made. A peer of the same host (equal host identities, or a service name with a local
-//! address) is called by shared memory first. If that fails for whatever reason and TCP is allowed on both sides, the
-//! same link is called again by TCP, and the engine hears of nothing. So a container with its own user,
-//! or a host identity that two hosts share by accident, costs a detour and never a connection.
+//! The path is chosen peer by peer when a link is made. A peer of the same host (equal host identities, or a
+//! service name with a local address) is called by shared memory first. If that fails for whatever reason and
+//! TCP is allowed on both sides, the same link is called again by TCP, and the engine hears of nothing. So a
+//! container with its own user, or a host identity that two hosts share by accident, costs a detour and never
+//! a connection.
 //!
-//! Invariants: every link of a device that is up belongs to exactly one of ours, and the other way round, except while
-//! an attempt changes the device. A poll of shared memory happens in every call; TCP decides by itself how often it asks
-//! the kernel, and is told when shared memory was fruitful.
+//! Invariants: every link of a device that is up belongs to exactly one of ours, and the other way round,
+//! except while an attempt changes the device. A poll of shared memory happens in every call; TCP decides by
+//! itself how often it asks the kernel, and is told when shared memory was fruitful.
 //!
 //! Errors: [`NicError`] from [`Devices::new`]. An endpoint whose shared memory (or whose TCP, unless a
 //! service was asked for) cannot be set up still works with the other device; that is logged as a warning.
@@ -64,7 +65,8 @@ enum Stage {
     Up,
 }
 
-/// Where the calls for one of our links go, and what else is known of it. Who the peer is the engine knows ([`Sink::peer`]).
+/// Where the calls for one of our links go, and what else is known of it. Who the peer is the engine knows
+/// ([`Sink::peer`]).
 #[derive(Clone, Copy, Debug)]
 struct Route {
     via: Via,
@@ -300,7 +302,8 @@ pub struct Devices {
     tcp: Option<Tcp>,
     table: Table,
     name: EpName,
-    /// Both devices' descriptors. Whoever watches it does so until it is closed, which a copy in a forked child would put off.
+    /// Both devices' descriptors. Whoever watches it does so until it is closed, which a copy in a forked
+    /// child would put off.
     epoll: Unshared,
     fallbacks: u64,
 }
@@ -401,9 +404,9 @@ impl Devices {
         self.tcp.as_mut().is_none_or(Tcp::park) && self.shm.as_mut().is_none_or(Shm::park)
     }
 
-    /// The same for a caller that polls are not to disturb, its own or those of others: it holds until [`Self::unpark`]. What has
-    /// woken the caller, or would have but for such a poll, ends the announcement: then [`Self::listens`] is `false` until the next
-    /// call of this.
+    /// The same for a caller that polls are not to disturb, its own or those of others: it holds until
+    /// [`Self::unpark`]. What has woken the caller, or would have but for such a poll, ends the announcement:
+    /// then [`Self::listens`] is `false` until the next call of this.
     #[must_use]
     pub fn hold(&mut self) -> bool {
         self.table.fallbacks.is_empty()
@@ -419,8 +422,8 @@ impl Devices {
             && self.shm.as_ref().is_none_or(Shm::listens)
     }
 
-    /// Whether nothing could be moved on by a poll before something comes, but for messages that whoever is told of ([`Self::unsent`])
-    /// sees to.
+    /// Whether nothing could be moved on by a poll before something comes, but for messages that whoever is
+    /// told of ([`Self::unsent`]) sees to.
     #[must_use]
     pub fn idles(&self) -> bool {
         self.table.fallbacks.is_empty()
@@ -428,8 +431,8 @@ impl Devices {
             && self.shm.as_ref().is_none_or(Shm::idles)
     }
 
-    /// Whether this process has made the devices. A child that it forks has copies, of which nothing may be used: what lies behind them
-    /// is its parent's.
+    /// Whether this process has made the devices. A child that it forks has copies, of which nothing may be
+    /// used: what lies behind them is its parent's.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         self.tcp.as_ref().is_none_or(Tcp::is_ours) && self.shm.as_ref().is_none_or(Shm::is_ours)

@@ -1,7 +1,8 @@
 //! Why devices could not be set up, with what to do about it.
 //!
-//! Place in the data flow: returned by `Devices::new` and what it calls, and by helpers that the system may refuse (threads, files in memory);
-//! weft-fi logs the text and turns the kind into an errno. Errors of a single link are [`weft_engine::nic::LinkError`].
+//! Place in the data flow: returned by `Devices::new` and what it calls, and by helpers that the system may
+//! refuse (threads, files in memory); weft-fi logs the text and turns the kind into an errno. Errors of a
+//! single link are [`weft_engine::nic::LinkError`].
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,16 +1,19 @@
 //! Descriptors of which a forked child has no copy.
 //!
-//! Place in the data flow: the devices' sockets are such ([`Unshared`]), and what is watched of an endpoint's devices. The system ends a connection
-//! or a listener, gives a name back, and forgets what epoll(7) watches, when the last copy of the descriptor is closed in whatever process: with one
-//! in a child nobody would hear of the end of the process that has made it, and who watches an endpoint would hear of it for ever.
+//! Place in the data flow: the devices' sockets are such ([`Unshared`]), and what is watched of an endpoint's
+//! devices. The system ends a connection or a listener, gives a name back, and forgets what epoll(7) watches,
+//! when the last copy of the descriptor is closed in whatever process: with one in a child nobody would hear
+//! of the end of the process that has made it, and who watches an endpoint would hear of it for ever.
 //!
-//! In the child a socket that leads nowhere takes the place of each, so that what the child closes of all that it has inherited is its own. The
-//! parent does not wait for that, and goes on while there still are copies: what has to end at once is shut down before it is closed.
+//! In the child a socket that leads nowhere takes the place of each, so that what the child closes of all
+//! that it has inherited is its own. The parent does not wait for that, and goes on while there still are
+//! copies: what has to end at once is shut down before it is closed.
 //!
-//! Invariants: nobody forks between the making of a descriptor and its being on the list, nor between its leaving the list and its end, for the
-//! list is locked meanwhile, and while somebody forks; the thread that does may come to it nevertheless, in a handler of its client's that runs
-//! between ours. Nothing is done under the lock that waits for others. What bypasses fork(3) and its handlers (vfork(2), posix_spawn(3)) runs
-//! another program next, for which all are closed (FD_CLOEXEC); till then it has copies, too.
+//! Invariants: nobody forks between the making of a descriptor and its being on the list, nor between its
+//! leaving the list and its end, for the list is locked meanwhile, and while somebody forks; the thread that
+//! does may come to it nevertheless, in a handler of its client's that runs between ours. Nothing is done
+//! under the lock that waits for others. What bypasses fork(3) and its handlers (vfork(2), posix_spawn(3))
+//! runs another program next, for which all are closed (FD_CLOEXEC); till then it has copies, too.
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
@@ -26,7 +29,8 @@ static LIST: Mutex<Vec<bool>> = Mutex::new(Vec::new());
 thread_local! {
     /// This thread is at the list: a handler of a signal that forks meanwhile does so without it.
     static BUSY: Cell<bool> = const { Cell::new(false) };
-    /// Forks that this thread has begun and not ended. There are several where a handler of a signal has come between our handlers of one.
+    /// Forks that this thread has begun and not ended. There are several where a handler of a signal has come
+    /// between our handlers of one.
     static FORKS: Cell<u32> = const { Cell::new(0) };
     /// Of the thread that forks, and of its copy.
     static HELD: Cell<Option<Held>> = const { Cell::new(None) };
@@ -59,13 +63,13 @@ fn lock() -> MutexGuard<'static, Vec<bool>> {
     LIST.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has the system tell us of forks from now on. To be called as soon as the library is there: otherwise the first endpoint does, and a child that
-/// another thread forks at that moment never gets further than there.
+/// Has the system tell us of forks from now on. To be called as soon as the library is there: otherwise the
+/// first endpoint does, and a child that another thread forks at that moment never gets further than there.
 pub fn watch_forks() {
     static TOLD: Once = Once::new();
     TOLD.call_once(|| {
-        // SAFETY: functions without arguments, which the system forgets when the library is unloaded. It fails only where memory is
-        // short, and then children have copies.
+        // SAFETY: functions without arguments, which the system forgets when the library is unloaded. It
+        // fails only where memory is short, and then children have copies.
         unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_child)) };
     });
 }
@@ -171,8 +175,8 @@ unsafe extern "C" fn after() {
     FORKS.set(forks.saturating_sub(1));
 }
 
-/// Puts a copy of `nowhere` in a descriptor's place; makes it there if there is none yet. The number stays free if the system has no memory
-/// left, or gives it no more since the limit has been lowered.
+/// Puts a copy of `nowhere` in a descriptor's place; makes it there if there is none yet. The number stays
+/// free if the system has no memory left, or gives it no more since the limit has been lowered.
 fn replace(fd: RawFd, nowhere: &mut Option<RawFd>) {
     if let Some(nowhere) = *nowhere {
         // SAFETY: the child's copy of a descriptor of ours, which nobody uses here.

@@ -3,15 +3,16 @@
 //! Place in the data flow: the TCP device's connecting side and accepting side build a [`Key`] each, exchange nonces,
 //! and prove to each other that they hold the same key, before a link comes up. Pure computation: no I/O.
 //!
-//! Whoever was given an endpoint's full name knows its 16-byte capability; the endpoint itself knows it too. The key is
-//! BLAKE3 in its key-derivation mode over the *acceptor's* capability (zeros where the connection is
-//! made with a service name) and the job key, if one is set. A proof is a keyed BLAKE3 over the prover's role and the
-//! whole dialogue so far, which holds a fresh nonce and the name of each side, so a proof is worth nothing
-//! in another dialogue, in the other role, or with another name. Capabilities travel only sealed: XORed with
-//! a keystream from the same key and dialogue, so that the peer learns the full name and a listener on the wire does not.
+//! Whoever was given an endpoint's full name knows its 16-byte capability; the endpoint itself knows it too.
+//! The key is BLAKE3 in its key-derivation mode over the *acceptor's* capability (zeros where the connection
+//! is made with a service name) and the job key, if one is set. A proof is a keyed BLAKE3 over the prover's
+//! role and the whole dialogue so far, which holds a fresh nonce and the name of each side, so a proof is
+//! worth nothing in another dialogue, in the other role, or with another name. Capabilities travel only
+//! sealed: XORed with a keystream from the same key and dialogue, so that the peer learns the full name and a
+//! listener on the wire does not.
 //!
-//! What travels on the link afterwards is neither encrypted nor authenticated by this; where that is wanted, session keys are
-//! agreed upon under the same key and dialogue ([`Key::noise`]).
+//! What travels on the link afterwards is neither encrypted nor authenticated by this; where that is wanted,
+//! session keys are agreed upon under the same key and dialogue ([`Key::noise`]).
 //!
 //! Sources: the BLAKE3 paper, sections 2.3 (keyed hash) and 2.3 (key derivation).
 
@@ -102,7 +103,8 @@ impl Key {
         (*self.keyed(b"noise: key      ", dialogue).as_bytes(), *self.keyed(b"noise: prologue ", dialogue).as_bytes())
     }
 
-    /// The key of a session whose two sides have agreed upon a secret besides: whoever learns this key's origins does not know it.
+    /// The key of a session whose two sides have agreed upon a secret besides: whoever learns this key's
+    /// origins does not know it.
     #[must_use]
     pub fn agreed(&self, secret: &[&[u8]]) -> Self {
         Self(*self.keyed(b"session: agreed ", secret).as_bytes())
@@ -139,8 +141,9 @@ pub fn public_part(name: &EpName) -> [u8; NAME_BYTES] {
     bytes
 }
 
-/// The full name made of a public part and a capability; `None` if the public part is not one of a full name, or its endpoint
-/// id is not the one of this capability: nobody speaks for an endpoint of which he has only seen the public name.
+/// The full name made of a public part and a capability; `None` if the public part is not one of a full name,
+/// or its endpoint id is not the one of this capability: nobody speaks for an endpoint of which he has only
+/// seen the public name.
 #[must_use]
 pub fn with_capability(public: &[u8; NAME_BYTES], capability: &Capability) -> Option<EpName> {
     let mut bytes = *public;

@@ -1,8 +1,8 @@
 //! This host: its identity, its network interfaces, and the address by which others best reach it.
 //!
-//! Place in the data flow: `Devices::new` asks once, before the endpoint has a name, and again when a service name is met;
-//! diagnosing commands show it. Nothing is sent: the route is asked for by connecting a datagram socket, which only looks
-//! it up.
+//! Place in the data flow: `Devices::new` asks once, before the endpoint has a name, and again when a service
+//! name is met; diagnosing commands show it. Nothing is sent: the route is asked for by connecting a datagram
+//! socket, which only looks it up.
 //!
 //! Errors: [`NicError`], with the names of the interfaces that exist.
 //!
@@ -81,9 +81,10 @@ fn internet_addr(addr: &SockaddrStorage) -> Option<SocketAddr> {
 
 /// The address to put into an endpoint's name.
 ///
-/// `listen`: where the endpoint is to listen; if that is one address, it is the answer, and if it is unspecified, its family and port
-/// count. `iface`: the name of an interface, or one of this host's addresses. Without either: the source
-/// address of the default route, else the first of the best interface that is up, else loopback; IPv4 before IPv6.
+/// `listen`: where the endpoint is to listen; if that is one address, it is the answer, and if it is
+/// unspecified, its family and port count. `iface`: the name of an interface, or one of this host's
+/// addresses. Without either: the source address of the default route, else the first of the best interface
+/// that is up, else loopback; IPv4 before IPv6.
 ///
 /// # Errors
 /// `iface` names nothing that exists, or something that cannot be used.
@@ -189,7 +190,8 @@ fn source_towards(to: SocketAddr) -> Option<SocketAddr> {
 /// Whether an endpoint can listen at an address: listens there, and closes the socket.
 ///
 /// # Errors
-/// The address cannot be bound. An interface may list it all the same, as it lists an IPv6 address before the check for duplicates has ended.
+/// The address cannot be bound. An interface may list it all the same, as it lists an IPv6 address before the
+/// check for duplicates has ended.
 pub fn try_listen(addr: SocketAddr) -> Result<(), NicError> {
     TcpListener::bind(addr).map(drop).map_err(|source| NicError::Listen { addr, source })
 }

@@ -1,11 +1,13 @@
 //! The mappings of this process, and whether it may access a piece of memory.
 //!
-//! Place in the data flow: the engine asks [`accessible`] ([`weft_engine::Probe`]) before it carries out a peer's access to registered memory: one that is not
-//! mapped, or is protected against the access, would end the process by a signal.
+//! Place in the data flow: the engine asks [`accessible`] ([`weft_engine::Probe`]) before it carries out a
+//! peer's access to registered memory: one that is not mapped, or is protected against the access, would end
+//! the process by a signal.
 //!
-//! madvise(2) answers for the pages of one access (MADV_POPULATE_READ, MADV_POPULATE_WRITE, from Linux 5.14 on): it makes them present, as the access
-//! would. Where it does not know (an older kernel, memory of a device), for long pieces, and where a longer answer is worth its time,
-//! /proc/self/maps is read. Where that cannot be read either, everything is taken to be there.
+//! madvise(2) answers for the pages of one access (MADV_POPULATE_READ, MADV_POPULATE_WRITE, from Linux 5.14
+//! on): it makes them present, as the access would. Where it does not know (an older kernel, memory of a
+//! device), for long pieces, and where a longer answer is worth its time, /proc/self/maps is read. Where that
+//! cannot be read either, everything is taken to be there.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -17,8 +19,8 @@ use weft_engine::nic::Span;
 /// Longer pieces are looked up, not made present: the others of the endpoint would wait for it.
 const MOST_AT_ONCE: u64 = 4 << 20;
 
-/// Whether all of `memory` can be read (`write`: read and written). `Some`: the span around it of which the same holds; of all that lies
-/// together if `far`, else of its pages.
+/// Whether all of `memory` can be read (`write`: read and written). `Some`: the span around it of which the
+/// same holds; of all that lies together if `far`, else of its pages.
 #[must_use]
 pub fn accessible(memory: Span, write: bool, far: bool) -> Option<Span> {
     let pages = pages(memory)?;
@@ -48,7 +50,8 @@ fn populate(pages: Span, write: bool) -> Result<(), Errno> {
     let advice = if write { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
     let start = usize::try_from(pages.start).map_err(|_| Errno::INVAL)?;
     let len = usize::try_from(pages.len).map_err(|_| Errno::INVAL)?;
-    // SAFETY: the kernel makes pages present, which changes nothing that they hold; where there is no memory, it says so.
+    // SAFETY: the kernel makes pages present, which changes nothing that they hold; where there is no memory,
+    // it says so.
     unsafe { madvise(std::ptr::with_exposed_provenance_mut(start), len, advice) }
 }
 

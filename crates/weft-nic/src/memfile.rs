@@ -30,7 +30,8 @@ pub fn create(name: &CStr, flags: MemfdFlags) -> Result<OwnedFd, NicError> {
     made.map_err(NicError::system("memfd_create"))
 }
 
-/// Whether it may have so many bytes: to ask for more than RLIMIT_FSIZE would bring a signal (SIGXFSZ), which ends the client.
+/// Whether it may have so many bytes: to ask for more than RLIMIT_FSIZE would bring a signal (SIGXFSZ), which
+/// ends the client.
 ///
 /// # Errors
 /// EFBIG: it may not.
@@ -53,8 +54,8 @@ impl Words {
     /// Maps the first `count` words, of 8 bytes each.
     ///
     /// # Errors
-    /// EPERM: the file has fewer, or may have fewer one day (it is not sealed against shrinking), and to look at them would then bring a signal
-    /// (SIGBUS). Those of fcntl(2), fstat(2) and mmap(2).
+    /// EPERM: the file has fewer, or may have fewer one day (it is not sealed against shrinking), and to look
+    /// at them would then bring a signal (SIGBUS). Those of fcntl(2), fstat(2) and mmap(2).
     pub fn map(file: impl AsFd, count: usize) -> Result<Self, Errno> {
         let sealed = rustix::fs::fcntl_get_seals(&file)?.contains(SealFlags::SHRINK);
         let bytes = count * size_of::<u64>();
@@ -67,8 +68,9 @@ impl Words {
         Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, count })
     }
 
-    /// One of them, as it is now: half of it may be new, where the system copies less than a word at once, until the other half is. What was
-    /// written to the file before it is seen by whoever reads the file afterwards.
+    /// One of them, as it is now: half of it may be new, where the system copies less than a word at once,
+    /// until the other half is. What was written to the file before it is seen by whoever reads the file
+    /// afterwards.
     pub fn get(&self, at: usize) -> u64 {
         assert!(at < self.count, "word {at} of {}", self.count);
         // SAFETY: within the mapping, which begins with a page, lives as long as this, and cannot vanish.

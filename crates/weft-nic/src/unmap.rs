@@ -1,19 +1,23 @@
-//! Observing that memory is unmapped, by userfaultfd(2): so that what a device has registered does not outlive its mapping.
+//! Observing that memory is unmapped, by userfaultfd(2): so that what a device has registered does not
+//! outlive its mapping.
 //!
-//! Place in the data flow: a device that demands registration asks [`UnmapWatch`] where its `Registrar` is asked to watch memory, and
-//! what has been unmapped. shm and tcp need none of it, and then there is neither descriptor nor thread.
+//! Place in the data flow: a device that demands registration asks [`UnmapWatch`] where its `Registrar` is
+//! asked to watch memory, and what has been unmapped. shm and tcp need none of it, and then there is neither
+//! descriptor nor thread.
 //!
-//! A process has one descriptor, because memory can be watched through one only, and one thread that reads it, because
-//! whoever unmaps watched memory sleeps in the system until the report has been read. The memory is watched for write protection,
-//! which nobody ever sets: so there are no page faults to answer. Only private memory of no file is watched, unless somebody else does, and
-//! [`UnmapWatch::watch`] says so: of what shmdt(2) detaches, and of what is cut or punched out of files in memory (ftruncate(2),
-//! fallocate(2)), the system makes no reports.
+//! A process has one descriptor, because memory can be watched through one only, and one thread that reads
+//! it, because whoever unmaps watched memory sleeps in the system until the report has been read. The memory
+//! is watched for write protection, which nobody ever sets: so there are no page faults to answer. Only
+//! private memory of no file is watched, unless somebody else does, and [`UnmapWatch::watch`] says so: of
+//! what shmdt(2) detaches, and of what is cut or punched out of files in memory (ftruncate(2), fallocate(2)),
+//! the system makes no reports.
 //!
-//! The descriptor is closed in children that are forked (`fork.rs`): with a copy of it in any process, whoever unmaps watched memory would go on
-//! to wait for a report that nobody reads any more once the thread has ended.
+//! The descriptor is closed in children that are forked (`fork.rs`): with a copy of it in any process,
+//! whoever unmaps watched memory would go on to wait for a report that nobody reads any more once the thread
+//! has ended.
 //!
-//! Invariant: the thread neither allocates nor frees nor takes a lock: each may unmap memory, and it would wait for itself. So reports go
-//! into a ring of fixed size ([`Log`]).
+//! Invariant: the thread neither allocates nor frees nor takes a lock: each may unmap memory, and it would
+//! wait for itself. So reports go into a ring of fixed size ([`Log`]).
 
 mod fork;
 mod log;
@@ -103,7 +107,8 @@ impl Monitor {
         Ok(Self { fd: Some(fd), log, stop, thread: Some(thread) })
     }
 
-    /// Whether this process has started it, and not one that has forked this one: the descriptor and the reports are of that one's memory.
+    /// Whether this process has started it, and not one that has forked this one: the descriptor and the
+    /// reports are of that one's memory.
     fn is_ours(&self) -> bool {
         self.thread.as_ref().is_some_and(Worker::is_ours)
     }
@@ -111,8 +116,9 @@ impl Monitor {
 
 impl Drop for Monitor {
     fn drop(&mut self) {
-        // The thread has the last of the descriptor, and closes it. From then on nobody who unmaps something is waited for; till
-        // then it reads. Were it the other way round, what is freed here could wait for ever.
+        // The thread has the last of the descriptor, and closes it. From then on nobody who unmaps something
+        // is waited for; till then it reads. Were it the other way round, what is freed here could wait for
+        // ever.
         self.fd = None;
         let Some(thread) = self.thread.take() else { return };
         // In a forked child there is no thread to stop but the parent's.

@@ -1,10 +1,10 @@
 //! `Worker`: a thread of ours, which whoever has started it ends and waits for.
 //!
-//! Place in the data flow: who closes what strangers have sent, who is told what the client unmaps, and in weft-fi the progress thread, the
-//! flusher and the helpers of condition variables are such threads.
+//! Place in the data flow: who closes what strangers have sent, who is told what the client unmaps, and in
+//! weft-fi the progress thread, the flusher and the helpers of condition variables are such threads.
 //!
-//! Signals are the client's: its handlers do not run here. A child that the client forks has the structures, but no such thread: there
-//! nobody waits for it.
+//! Signals are the client's: its handlers do not run here. A child that the client forks has the structures,
+//! but no such thread: there nobody waits for it.
 
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};

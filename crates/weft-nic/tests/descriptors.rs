@@ -1,5 +1,6 @@
-//! An endpoint without descriptors hangs up on those who call, who call again and then give up: nobody waits for as long as for a
-//! silent host. Peers that are expected get the descriptors of others. A program of its own: the limit holds for the whole process.
+//! An endpoint without descriptors hangs up on those who call, who call again and then give up: nobody waits
+//! for as long as for a silent host. Peers that are expected get the descriptors of others. A program of its
+//! own: the limit holds for the whole process.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, unreachable_pub, missing_docs, dead_code)]
 
 #[path = "suite/mod.rs"]
@@ -100,7 +101,8 @@ fn greet(hub: &mut Engine<Devices>, peers: &mut [Engine<Devices>], news: std::op
     }
 }
 
-/// Strangers have taken all descriptors: those that have said nothing for longest make room for a peer in the address vector.
+/// Strangers have taken all descriptors: those that have said nothing for longest make room for a peer in the
+/// address vector.
 #[test]
 fn strangers_leave_their_descriptors_to_expected_peers() {
     let _alone = LIMIT.lock().unwrap_or_else(PoisonError::into_inner);

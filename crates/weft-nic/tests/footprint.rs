@@ -1,6 +1,6 @@
-//! What a peer costs: one that is idle, one that does its worst, and a stranger who has proven nothing. Heap of an engine and its devices,
-//! counted while that engine runs and rounded up as glibc's allocator does, so that the result is the same in every run. A program of its
-//! own, because it has an allocator of its own.
+//! What a peer costs: one that is idle, one that does its worst, and a stranger who has proven nothing. Heap
+//! of an engine and its devices, counted while that engine runs and rounded up as glibc's allocator does, so
+//! that the result is the same in every run. A program of its own, because it has an allocator of its own.
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code, unreachable_pub, clippy::cast_possible_truncation)]
@@ -162,7 +162,8 @@ fn greet(hub: &mut Engine<Devices>, peer: &mut Engine<Devices>, to: Addr, len: u
     growth
 }
 
-/// Polls all until the messages of the last greetings are acknowledged, where that takes a while. Returns what it has added to the hub's heap.
+/// Polls all until the messages of the last greetings are acknowledged, where that takes a while. Returns
+/// what it has added to the hub's heap.
 fn settle(hub: &mut Engine<Devices>, peers: &mut [Engine<Devices>]) -> isize {
     let (start, mut growth) = (Instant::now(), 0);
     while start.elapsed() < Duration::from_millis(500) {
@@ -174,8 +175,8 @@ fn settle(hub: &mut Engine<Devices>, peers: &mut [Engine<Devices>]) -> isize {
     growth
 }
 
-/// The heap that each of [`PEERS`] takes at an endpoint that is connected with them, at any number of them. `len`: bytes that each
-/// has sent.
+/// The heap that each of [`PEERS`] takes at an endpoint that is connected with them, at any number of them.
+/// `len`: bytes that each has sent.
 fn holds(kind: Kind, len: usize) {
     let (shm, budget_bytes) = (kind == Kind::Shm, kind.budget_bytes());
     let mut hub = endpoint(kind);
@@ -234,7 +235,8 @@ impl Sink for Deaf {
     fn done(&mut self, _: LinkId, _: u64, _: Result<(), LinkError>) {}
 }
 
-/// A thousand connections of strangers, silent ones or such with a good hello, of which 300 stay open: the most that is held on the heap.
+/// A thousand connections of strangers, silent ones or such with a good hello, of which 300 stay open: the
+/// most that is held on the heap.
 #[test]
 fn a_flood_costs_no_more_than_its_budget() {
     let half_open = TcpConfig::default().half_open;
@@ -305,8 +307,8 @@ fn besieged(caps: NicCaps) -> (Case, Owned) {
     (case, memory)
 }
 
-/// Has the peer say something again and again, until it is cut off. Returns the most that the engine has kept meanwhile, in bytes of
-/// the heap, what it keeps afterwards, and how often it was said.
+/// Has the peer say something again and again, until it is cut off. Returns the most that the engine has kept
+/// meanwhile, in bytes of the heap, what it keeps afterwards, and how often it was said.
 fn siege(case: &mut Case, mut say: impl FnMut(&mut Case)) -> (isize, isize, usize) {
     let (mut kept, mut most, mut times) = (0, 0, 0);
     while !case.is_cut() {
@@ -385,7 +387,8 @@ fn what_all_kinds_of_requests_have_an_engine_keep_is_bounded() {
     assert!(times >= UNMATCHED && most <= ALL_REQUESTS_BYTES, "{most} B for {times} of each");
 }
 
-/// Messages before their turn, and such that come before the connection is made: none on a device that keeps order, as shm and tcp do.
+/// Messages before their turn, and such that come before the connection is made: none on a device that keeps
+/// order, as shm and tcp do.
 #[test]
 fn messages_out_of_order_are_bounded() {
     let unordered = NicCaps { ordered: false, ..CAPS };
@@ -496,7 +499,8 @@ fn strangers_messages_that_do_not_end_have_one_bound() {
     assert!((10..20).contains(&ended), "{ended} of 30 links have ended");
 }
 
-/// Where there is no memory for what a link needs, that link ends or waits: the process lives, and so do the other links.
+/// Where there is no memory for what a link needs, that link ends or waits: the process lives, and so do the
+/// other links.
 #[test]
 fn a_link_for_which_there_is_no_memory_ends() {
     let mut hub = endpoint(Kind::Tcp);

@@ -1,9 +1,10 @@
-//! A transfer by address that both sides of a link copy at once, under a model checker, which tries every interleaving (up to a bound of
-//! preemptions) and every value that a load may return under the C11 memory model: each byte is copied once, and whoever has heard that the
-//! transfer is over has the memory to itself.
+//! A transfer by address that both sides of a link copy at once, under a model checker, which tries every
+//! interleaving (up to a bound of preemptions) and every value that a load may return under the C11 memory
+//! model: each byte is copied once, and whoever has heard that the transfer is over has the memory to itself.
 //!
-//! The slots (`share.rs`) and what owner and helper do with them (`transfer.rs`) are included as they ship. The memory to be copied is
-//! the checker's: an access to it that is not ordered after the one before is reported.
+//! The slots (`share.rs`) and what owner and helper do with them (`transfer.rs`) are included as they ship.
+//! The memory to be copied is the checker's: an access to it that is not ordered after the one before is
+//! reported.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, clippy::arc_with_non_send_sync)]
 #![allow(missing_docs, unreachable_pub, dead_code)]
 
@@ -185,7 +186,8 @@ fn a_late_helper_stays_out_of_the_next_transfer() {
     });
 }
 
-/// The owner, or the helper, cannot copy: in the end the memory is the owner's all the same, and the slot good for another transfer.
+/// The owner, or the helper, cannot copy: in the end the memory is the owner's all the same, and the slot
+/// good for another transfer.
 fn fails(owner_works: bool, helper_works: bool) {
     check(3, move || {
         let (mut owner, memory) = (Owner::new(0), Memory::new(BYTES));

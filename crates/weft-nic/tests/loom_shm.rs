@@ -1,9 +1,10 @@
 //! The ring and the doorbell page of the shared-memory device under a model checker, which tries every
 //! interleaving (up to a bound of preemptions) and every value that a load may return under the C11 memory model.
 //!
-//! The files under test are included as they ship; only the memory below them is exchanged: atomics of the checker's, and
-//! cells that report a data race. The asymmetric fence is modelled by what it promises and no more: of a light fence and a heavy one, one comes
-//! first, and then whoever executes the other sees what was written before it. Other fences have no part in that.
+//! The files under test are included as they ship; only the memory below them is exchanged: atomics of the
+//! checker's, and cells that report a data race. The asymmetric fence is modelled by what it promises and no
+//! more: of a light fence and a heavy one, one comes first, and then whoever executes the other sees what was
+//! written before it. Other fences have no part in that.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, clippy::arc_with_non_send_sync)]
 #![allow(missing_docs, unreachable_pub, dead_code)]
 
@@ -547,7 +548,8 @@ impl Sleeper for Device {
     fn note_sockets(&mut self) {}
 }
 
-/// The other side of a device's link: sends so many messages, and rings where the device does not look. (`Link::announce`.)
+/// The other side of a device's link: sends so many messages, and rings where the device does not look.
+/// (`Link::announce`.)
 fn sends(mut tx: Tx, device: &Device, messages: u8, must_fence: bool) -> loom::thread::JoinHandle<()> {
     let (ringer, side) = (device.door.ringer(), Arc::clone(&device.side));
     loom::thread::spawn(move || {
@@ -616,16 +618,16 @@ fn going_cold_loses_nothing() {
     });
 }
 
-/// A device that is held: peers have known since an earlier fence that its rings are not looked at. A poll takes what there is, and
-/// the announcement to sleep is made again without such a fence.
+/// A device that is held: peers have known since an earlier fence that its rings are not looked at. A poll
+/// takes what there is, and the announcement to sleep is made again without such a fence.
 #[test]
 fn holding_anew_loses_nothing() {
     check_fences(|must_fence| {
         let (mut device, tx, _rx) = Device::new();
         assert!(device.hold());
         let producer = sends(tx, &device, 2, must_fence);
-        // A poll of the client's. Before it leaves it asks whether the sleeper will be woken for what comes from now on (`Shm::listens`);
-        // if not, it parks again, or calls it.
+        // A poll of the client's. Before it leaves it asks whether the sleeper will be woken for what comes
+        // from now on (`Shm::listens`); if not, it parks again, or calls it.
         device.poll();
         let asleep = device.door.bed.parked() || device.hold();
         producer.join().unwrap();

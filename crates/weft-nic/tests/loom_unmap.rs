@@ -1,9 +1,9 @@
-//! The reports of what was unmapped, under a model checker, which tries every interleaving (up to a bound of preemptions) and every value
-//! that a load may return under the C11 memory model: whoever has unmapped something finds it reported, once and whole, or hears that
-//! everything was unmapped.
+//! The reports of what was unmapped, under a model checker, which tries every interleaving (up to a bound of
+//! preemptions) and every value that a load may return under the C11 memory model: whoever has unmapped
+//! something finds it reported, once and whole, or hears that everything was unmapped.
 //!
-//! The ring is included as it ships, but for its size. The system is a queue with a lock, in which whoever unmaps something waits until the
-//! thread has read of it.
+//! The ring is included as it ships, but for its size. The system is a queue with a lock, in which whoever
+//! unmaps something waits until the thread has read of it.
 #![allow(clippy::unwrap_used)]
 #![allow(missing_docs, unreachable_pub, dead_code)]
 
@@ -74,8 +74,8 @@ impl System {
     }
 }
 
-/// A thread unmaps something and looks for the report, while another one unmaps, too. (Only one looks: the checker cannot tell
-/// two that yield to each other for ever from progress.)
+/// A thread unmaps something and looks for the report, while another one unmaps, too. (Only one looks: the
+/// checker cannot tell two that yield to each other for ever from progress.)
 #[test]
 fn what_a_thread_has_unmapped_is_reported_to_it() {
     check(3, || {
@@ -92,7 +92,8 @@ fn what_a_thread_has_unmapped_is_reported_to_it() {
     });
 }
 
-/// A reader beside a thread that overtakes it: it gets each report once, in order and whole, until it hears that it was too slow.
+/// A reader beside a thread that overtakes it: it gets each report once, in order and whole, until it hears
+/// that it was too slow.
 #[test]
 fn reports_are_read_once_and_whole_or_given_up() {
     check(3, || {

@@ -1,5 +1,5 @@
-//! A short run of each row of `benches/siege.rs`: endpoints come through the attack, and the messages of their peers are what was sent. What the
-//! attacks cost is measured there, by hand.
+//! A short run of each row of `benches/siege.rs`: endpoints come through the attack, and the messages of
+//! their peers are what was sent. What the attacks cost is measured there, by hand.
 #![allow(clippy::unwrap_used, unreachable_pub, dead_code)]
 
 #[path = "../benches/siege.rs"]

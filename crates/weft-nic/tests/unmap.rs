@@ -1,5 +1,5 @@
-//! The system's reports of what is unmapped. A program of its own: what is watched, is watched for the whole process. Where the system
-//! makes no reports, that is all there is to see.
+//! The system's reports of what is unmapped. A program of its own: what is watched, is watched for the whole
+//! process. Where the system makes no reports, that is all there is to see.
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::c_void;

@@ -1,4 +1,5 @@
-//! A system that makes no reports of what is unmapped is no error, and the log tells of it. A program of its own: it gives up descriptors for good.
+//! A system that makes no reports of what is unmapped is no error, and the log tells of it. A program of its
+//! own: it gives up descriptors for good.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, clippy::cast_sign_loss, dead_code)]
 
 #[path = "seccomp/mod.rs"]

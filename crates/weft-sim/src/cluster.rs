@@ -3,9 +3,10 @@
 //! Place in the data flow: a test (or [`Harness`](crate::Harness), which also checks) calls the engines' operations and
 //! [`Cluster::turn`]; completions collect here until they are taken.
 //!
-//! Invariants: one turn progresses every living engine at most once; virtual time jumps to the next event only when a
-//! turn has moved nothing. An engine has no clock, so one whose last round moved nothing and was refused nothing, and that neither a
-//! caller nor its device has anything new for, would move nothing again: it is passed over.
+//! Invariants: one turn progresses every living engine at most once; virtual time jumps to the next event
+//! only when a turn has moved nothing. An engine has no clock, so one whose last round moved nothing and was
+//! refused nothing, and that neither a caller nor its device has anything new for, would move nothing again:
+//! it is passed over.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -78,7 +79,8 @@ impl AddressBook for Names {
 
 struct Node {
     engine: Engine<SimNic>,
-    /// Since its last round somebody has called the engine, or that round moved something or met a full device: another may, too.
+    /// Since its last round somebody has called the engine, or that round moved something or met a full
+    /// device: another may, too.
     touched: bool,
     schedule: Stream,
     /// A rank that is slow takes part in so many turns out of 1000.
@@ -129,8 +131,9 @@ impl Cluster {
         (cluster, nics)
     }
 
-    /// `ranks` engines, and after them as many ranks as there are `successors`: each will begin when [`Cluster::restart`] says so, at the
-    /// address of the rank that stands there. If there are `contexts`, all are contexts of scalable endpoints: by rank, the first of its own.
+    /// `ranks` engines, and after them as many ranks as there are `successors`: each will begin when
+    /// [`Cluster::restart`] says so, at the address of the rank that stands there. If there are `contexts`,
+    /// all are contexts of scalable endpoints: by rank, the first of its own.
     #[must_use]
     pub fn with_successors(
         fabric: FabricConfig,
@@ -181,8 +184,8 @@ impl Cluster {
         cluster
     }
 
-    /// `processes` listeners, after them those that will begin in the places of others, and then so many ends of connections, which
-    /// begin when [`Cluster::open`] says so.
+    /// `processes` listeners, after them those that will begin in the places of others, and then so many ends
+    /// of connections, which begin when [`Cluster::open`] says so.
     pub(crate) fn connected(
         fabric: FabricConfig,
         engine: Config,
@@ -253,8 +256,8 @@ impl Cluster {
         }
     }
 
-    /// From now on ranks are endpoints of processes (by rank, the first rank of its own), whose endpoints share their receives. Nothing
-    /// has been done yet.
+    /// From now on ranks are endpoints of processes (by rank, the first rank of its own), whose endpoints
+    /// share their receives. Nothing has been done yet.
     pub(crate) fn share_receives(&mut self, processes: Vec<usize>) {
         self.fabric.share_memory(processes.clone());
         for process in &processes {
@@ -412,7 +415,8 @@ impl Cluster {
         std::mem::take(node.engine.completions())
     }
 
-    /// A rank's client sees the next completion with these flags, which says by its MULTI whether a shared multi-receive is released.
+    /// A rank's client sees the next completion with these flags, which says by its MULTI whether a shared
+    /// multi-receive is released.
     pub(crate) fn show(&mut self, rank: usize, flags: &mut OpFlags) {
         if let Some(node) = self.nodes.get_mut(rank).and_then(Option::as_mut)
             && flags.contains(OpFlags::POOLED)
@@ -445,8 +449,9 @@ impl Cluster {
         }
     }
 
-    /// One progress round of every living engine that may have something to do (slow ones now and then pass), in an order that their
-    /// own random streams give; calls `each` after each engine. If nothing moved, time goes on.
+    /// One progress round of every living engine that may have something to do (slow ones now and then pass),
+    /// in an order that their own random streams give; calls `each` after each engine. If nothing moved, time
+    /// goes on.
     pub fn turn(&mut self, mut each: impl FnMut(&mut Self, usize)) -> Turn {
         let full_before = self.fabric.full();
         let now_ns = self.fabric.now_ns();
@@ -481,8 +486,8 @@ impl Cluster {
             node.as_ref().is_some_and(|node| node.still_until_ns <= now_ns) && self.fabric.stirs(rank)
         };
         if self.nodes.iter().enumerate().any(awake) {
-            // A device has handed over nothing although it has something, or has come to have something in this very turn (what
-            // registers memory lets time pass): it is asked at once.
+            // A device has handed over nothing although it has something, or has come to have something in
+            // this very turn (what registers memory lets time pass): it is asked at once.
             self.fabric.pass(10);
             return Turn::Advanced;
         }

@@ -44,8 +44,8 @@ pub struct Faults {
     pub unregistrable_permille: u32,
 }
 
-/// Registration, on a fabric whose gets and puts reach only registered memory. Registering and deregistering stop everything for as
-/// long as they take: they are calls into the system.
+/// Registration, on a fabric whose gets and puts reach only registered memory. Registering and deregistering
+/// stop everything for as long as they take: they are calls into the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registration {
     /// What every device demands.
@@ -132,9 +132,10 @@ impl FabricConfig {
         }
     }
 
-    /// After the Unimem prototype (Kim et al., EuroMPI 2018), by the figures that its paper states: a mailbox of less than 1 µs, DMA of 1 GB/s
-    /// between registered memory only, registration of 10 µs. From the 360.59 MB/s that it reached with two copies of every byte, one after the
-    /// other, follow 0.887 ns for copying one. The mailbox has the 256 bytes that weft needs instead of 24, and takes nothing else.
+    /// After the Unimem prototype (Kim et al., EuroMPI 2018), by the figures that its paper states: a mailbox
+    /// of less than 1 µs, DMA of 1 GB/s between registered memory only, registration of 10 µs. From the
+    /// 360.59 MB/s that it reached with two copies of every byte, one after the other, follow 0.887 ns for
+    /// copying one. The mailbox has the 256 bytes that weft needs instead of 24, and takes nothing else.
     #[must_use]
     pub fn unimem(seed: u64) -> Self {
         let mut config = Self::new(seed);
@@ -155,8 +156,8 @@ impl FabricConfig {
         Self::draw(seed, some.with(Hazard::Reorder))
     }
 
-    /// A configuration drawn from the seed, with these faults at random strength. What is drawn does not depend on which faults there
-    /// are, so that one less leaves the rest as it was.
+    /// A configuration drawn from the seed, with these faults at random strength. What is drawn does not
+    /// depend on which faults there are, so that one less leaves the rest as it was.
     #[must_use]
     pub fn draw(seed: u64, hazards: Hazards) -> Self {
         let mut rng = Stream::new(seed, Entity::Run);

@@ -1,6 +1,7 @@
 //! What kind of endpoints a run has.
 //!
-//! Place in the data flow: a [`Plan`] has one kind, drawn from its seed; engines, operations and the oracle's rules follow it.
+//! Place in the data flow: a [`Plan`] has one kind, drawn from its seed; engines, operations and the oracle's
+//! rules follow it.
 
 use std::fmt;
 use std::str::FromStr;

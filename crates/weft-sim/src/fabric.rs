@@ -46,7 +46,8 @@ pub struct Stats {
     pub resends: u64,
     /// Messages and connection attempts that took long.
     pub stalls: u64,
-    /// Messages that waited for `flush`, pieces of pushes that were stored in several steps, and polls that brought nothing though something had come.
+    /// Messages that waited for `flush`, pieces of pushes that were stored in several steps, and polls that
+    /// brought nothing though something had come.
     pub partial: u64,
     /// Connection attempts that failed though there was somebody.
     pub refusals: u64,
@@ -215,7 +216,8 @@ impl State {
         ep
     }
 
-    /// Endpoints that have not been started become the contexts of scalable ones: by endpoint, the first context of its own.
+    /// Endpoints that have not been started become the contexts of scalable ones: by endpoint, the first
+    /// context of its own.
     fn scale(&mut self, first: &[usize]) {
         for (ep, first) in first.iter().enumerate() {
             let name = self.endpoints[ep].name;
@@ -330,7 +332,8 @@ impl State {
         let [ours, theirs] = &mut wires[wire].ends;
         let back_ns = now_ns + theirs.flight_ns(config);
         if !listens {
-            // A dead host answers nothing; a dead process's host refuses; whoever has its address now has not its capability.
+            // A dead host answers nothing; a dead process's host refuses; whoever has its address now has not
+            // its capability.
             let silent = ours.rng.chance(300);
             let (at_ns, why) = if taken {
                 (back_ns, LinkError::Denied)
@@ -531,7 +534,8 @@ impl Fabric {
         self.start(ep)
     }
 
-    /// Numbers and names an endpoint that does not live yet; `place`: at the address of that one, which must have gone when this one starts.
+    /// Numbers and names an endpoint that does not live yet; `place`: at the address of that one, which must
+    /// have gone when this one starts.
     #[must_use]
     pub fn reserve(&self, place: Option<usize>) -> usize {
         self.0.borrow_mut().add_endpoint(place)
@@ -640,8 +644,8 @@ impl Fabric {
         self.0.borrow_mut().leave(ep, true);
     }
 
-    /// Breaks the links between two endpoints, which live on; returns how many there were. `b` learns of it so much later, and until then
-    /// what it sends is lost.
+    /// Breaks the links between two endpoints, which live on; returns how many there were. `b` learns of it
+    /// so much later, and until then what it sends is lost.
     pub fn break_links(&self, a: usize, b: usize, later_ns: u64) -> usize {
         self.0.borrow_mut().break_links(a, b, later_ns)
     }
@@ -656,8 +660,8 @@ impl Fabric {
         state.wires.iter().any(|Wire { ends: [a, b], .. }| talks(a, b) || talks(b, a))
     }
 
-    /// When endpoint `to` has heard of the end of every link that `ep` has closed, which is told behind all that was sent: packets beneath the
-    /// device that have to be sent again hold it up.
+    /// When endpoint `to` has heard of the end of every link that `ep` has closed, which is told behind all
+    /// that was sent: packets beneath the device that have to be sent again hold it up.
     pub(crate) fn heard_ns(&self, ep: usize, to: usize) -> u64 {
         let state = self.0.borrow();
         let ends = state.wires.iter().flat_map(|Wire { ends: [a, b], .. }| [(a, b), (b, a)]);

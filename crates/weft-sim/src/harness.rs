@@ -1,8 +1,8 @@
 //! A cluster and its oracle: every operation that goes through here is checked.
 //!
-//! Place in the data flow: tests and workloads call [`Harness`]; it allocates the buffers, calls the engines, tells the
-//! [`Oracle`] what was accepted, drains the completions after every call into an engine (as weft-fi does), and frees each
-//! buffer as soon as the operation lets go of it, so that a late access is noticed.
+//! Place in the data flow: tests and workloads call [`Harness`]; it allocates the buffers, calls the engines,
+//! tells the [`Oracle`] what was accepted, drains the completions after every call into an engine (as weft-fi
+//! does), and frees each buffer as soon as the operation lets go of it, so that a late access is noticed.
 
 mod atomic;
 mod barrier;
@@ -295,7 +295,8 @@ impl Harness {
         posted.map(|()| op)
     }
 
-    /// Takes the message that the peek `op` reserved into a buffer of `len` bytes, or throws it away if `len` is `None`.
+    /// Takes the message that the peek `op` reserved into a buffer of `len` bytes, or throws it away if `len`
+    /// is `None`.
     pub fn claim(&mut self, op: Op, len: Option<usize>) -> Result<(), Error> {
         let Record::Peek(peek) = self.oracle.record(op) else { return Err(Error::Invalid) };
         let (rank, want) = (peek.rank, peek.want);
@@ -516,7 +517,8 @@ impl Harness {
         self.breaking.push((a, b));
     }
 
-    /// Where both ends have learned that their link is broken, operations are safe again. A connection ends with its link.
+    /// Where both ends have learned that their link is broken, operations are safe again. A connection ends
+    /// with its link.
     fn mend(&mut self) {
         let Self { breaking, cluster, oracle, .. } = self;
         breaking.retain(|(a, b)| {
@@ -549,7 +551,8 @@ impl Harness {
     /// Kills a rank.
     pub fn kill(&mut self, rank: usize) {
         self.lose(rank);
-        // Contexts of one endpoint share an address: who receives from it waits for none of them alone. What endpoints share is no single one's.
+        // Contexts of one endpoint share an address: who receives from it waits for none of them alone. What
+        // endpoints share is no single one's.
         let alone = !self.cluster.connects() && self.cluster.process(rank) == [rank] && !self.oracle.datagrams();
         let alone = alone && self.cluster.pool(rank).is_none();
         for other in self.cluster.living() {

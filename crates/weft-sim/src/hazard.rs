@@ -1,13 +1,14 @@
 //! What may go wrong in a run, by name.
 //!
-//! Place in the data flow: a [`Plan`](crate::Plan) has a set of hazards; the fabric's configuration takes its faults from it, the run its
-//! disasters. Each run gets a random subset (swarm testing: what is left out is what lets the rest get far), and the shrinker takes
-//! away what a failure does not need.
+//! Place in the data flow: a [`Plan`](crate::Plan) has a set of hazards; the fabric's configuration takes its
+//! faults from it, the run its disasters. Each run gets a random subset (swarm testing: what is left out is
+//! what lets the rest get far), and the shrinker takes away what a failure does not need.
 //!
-//! Devices give the engine reliable links: what happens on a wire beneath them is modelled by what a reliable transport makes of it. A packet
-//! that is lost or damaged holds up everything behind it until it is sent again; one that comes twice is seen by the engine only where
-//! the device restores no order (there the engine's numbers sort it out); a message that is damaged beyond repair
-//! reaches the engine as nonsense, and the engine closes the link.
+//! Devices give the engine reliable links: what happens on a wire beneath them is modelled by what a reliable
+//! transport makes of it. A packet that is lost or damaged holds up everything behind it until it is sent
+//! again; one that comes twice is seen by the engine only where the device restores no order (there the
+//! engine's numbers sort it out); a message that is damaged beyond repair reaches the engine as nonsense, and
+//! the engine closes the link.
 
 use std::fmt;
 use std::str::FromStr;
@@ -115,7 +116,8 @@ impl Hazard {
         )
     }
 
-    /// What decides when and how it strikes: a stream of its own, so that taking one hazard away leaves the others as they were.
+    /// What decides when and how it strikes: a stream of its own, so that taking one hazard away leaves the
+    /// others as they were.
     pub(crate) fn stream(self, seed: u64) -> Stream {
         Stream::new(seed, Entity::Hazard(self as usize))
     }

@@ -1,9 +1,10 @@
 //! The memory of a run: every buffer that operations use, with guards around it.
 //!
-//! Place in the data flow: tests and workloads allocate here and hand the [`Iov`]s to the engine; the
-//! fabric looks the remote side of a `get` or `put` up here. All endpoints live in one process, so an address
-//! names a buffer uniquely, and the owner of the buffer stands for the address space. Registrations do not know buffers by
-//! their addresses, which are other ones in each process, but by *places*, which the plan of a run alone decides.
+//! Place in the data flow: tests and workloads allocate here and hand the [`Iov`]s to the engine; the fabric
+//! looks the remote side of a `get` or `put` up here. All endpoints live in one process, so an address names
+//! a buffer uniquely, and the owner of the buffer stands for the address space. Registrations do not know
+//! buffers by their addresses, which are other ones in each process, but by *places*, which the plan of a run
+//! alone decides.
 //!
 //! Invariants: no buffer is unmapped before the run ends, so an engine that writes too late damages nothing
 //! but a freed buffer's pattern, and that is found by [`Memory::damage`]. This is also what makes the module
@@ -198,8 +199,8 @@ impl Memory {
         Span { start, len }
     }
 
-    /// The place of memory, given by its addresses, that lies in a buffer; `None`: it does not. Where clients bring their own, its
-    /// place is its address.
+    /// The place of memory, given by its addresses, that lies in a buffer; `None`: it does not. Where clients
+    /// bring their own, its place is its address.
     pub(crate) fn place(&self, memory: &Span) -> Option<Span> {
         if self.resolver.is_some() {
             return Some(*memory);
@@ -242,8 +243,9 @@ impl Memory {
         found
     }
 
-    /// The memory that `remote` names in the address space of `owner`; `None` if any of it is in no buffer. A freed
-    /// buffer is found too, as freed memory is in a process: who still reads it gets rubbish, who writes it does damage.
+    /// The memory that `remote` names in the address space of `owner`; `None` if any of it is in no buffer. A
+    /// freed buffer is found too, as freed memory is in a process: who still reads it gets rubbish, who
+    /// writes it does damage.
     pub(crate) fn resolve(&self, owner: usize, remote: &[RemoteIov]) -> Option<IovList> {
         remote.iter().filter(|piece| piece.len > 0).map(|piece| self.resolve_one(owner, *piece)).collect()
     }

@@ -31,7 +31,8 @@ const HEAD_BYTES: usize = 8;
 /// Kinds of message in which whatever follows these is the client's: cut behind them, one is only shorter.
 const OPEN_ENDED: [u8; 2] = [5, 8];
 
-/// Makes nonsense of a message: it keeps so many bytes, fewer than it has. They are of a kind that no message has, or are `only_cut`.
+/// Makes nonsense of a message: it keeps so many bytes, fewer than it has. They are of a kind that no message
+/// has, or are `only_cut`.
 fn spoil(bytes: &mut Vec<u8>, keep: usize, only_cut: bool) {
     let open_ended = bytes.first().is_some_and(|kind| OPEN_ENDED.contains(kind));
     let keep = if only_cut && open_ended { keep % HEAD_BYTES } else { keep };

@@ -1,7 +1,8 @@
 //! What a run is: everything that decides how it goes.
 //!
-//! Place in the data flow: the command line and the tests make a [`Plan`], drawn from a seed and then changed; [`run`](crate::run::run)
-//! plays it; the shrinker tries smaller ones. A plan is written as the arguments that make `weft sim faults` play it again.
+//! Place in the data flow: the command line and the tests make a [`Plan`], drawn from a seed and then
+//! changed; [`run`](crate::run::run) plays it; the shrinker tries smaller ones. A plan is written as the
+//! arguments that make `weft sim faults` play it again.
 
 use std::fmt;
 use std::str::FromStr;

@@ -59,8 +59,8 @@ impl State {
         memory.len == 0 || known.map_or_else(|| registered.covers_copy(memory), |place| registered.covers(&place))
     }
 
-    /// A get, a put or the help with one is about to move bytes: both sides must have registered its memory, or else it fails. Where
-    /// engines are at both ends, and nobody meddles, that is a violation.
+    /// A get, a put or the help with one is about to move bytes: both sides must have registered its memory,
+    /// or else it fails. Where engines are at both ends, and nobody meddles, that is a violation.
     pub(crate) fn check_registered(&mut self, number: u64) -> bool {
         let Some(transfer) = self.transfers.get(&number).filter(|_| self.config.registration.is_some()) else {
             return true;
@@ -102,7 +102,8 @@ impl Registrar for SimNic {
         state.config.registration.map(|registration| registration.demands)
     }
 
-    /// Copies that the engine makes get a new place each time: it must not matter at which addresses the allocator has put them.
+    /// Copies that the engine makes get a new place each time: it must not matter at which addresses the
+    /// allocator has put them.
     fn span(&mut self, memory: &Iov) -> Span {
         let mut state = self.state.borrow_mut();
         let memory = Span::from(memory);

@@ -3,9 +3,10 @@
 //! Place in the data flow: [`run`] takes a [`Plan`], draws fabric, engines and operations from its seed, drives the
 //! [`Harness`], and returns what was wrong. The same plan gives the same trace hash.
 //!
-//! A run has two phases. In the first, ranks work: bursts of operations, close together or with pauses of up to seconds in which they
-//! compute, while the plan's hazards strike. In the second all faults are gone, and everything must converge: what was accepted ends,
-//! what was sent arrives, ranks reach each other, nothing is left.
+//! A run has two phases. In the first, ranks work: bursts of operations, close together or with pauses of up
+//! to seconds in which they compute, while the plan's hazards strike. In the second all faults are gone, and
+//! everything must converge: what was accepted ends, what was sent arrives, ranks reach each other, nothing
+//! is left.
 
 use crate::cluster::Cluster;
 use crate::config::FabricConfig;

@@ -1,7 +1,8 @@
 //! The shrinker: from a run that fails to the smallest like it that still does.
 //!
-//! Place in the data flow: who has found a failing [`Plan`] gives it here; it is played again and again with fewer operations, faults,
-//! kinds of operations, ranks and less time, and whatever still fails is kept. What fails may be another symptom of the same cause.
+//! Place in the data flow: who has found a failing [`Plan`] gives it here; it is played again and again with
+//! fewer operations, faults, kinds of operations, ranks and less time, and whatever still fails is kept. What
+//! fails may be another symptom of the same cause.
 
 use crate::plan::{Act, Plan, RANKS};
 

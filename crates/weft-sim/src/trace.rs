@@ -64,7 +64,8 @@ struct Record {
     b: u64,
 }
 
-/// A hash of words, quick rather than proof against malice: two lanes, each of which folds the product of what it has with the word.
+/// A hash of words, quick rather than proof against malice: two lanes, each of which folds the product of
+/// what it has with the word.
 #[derive(Debug)]
 struct Hasher([u64; 2]);
 

@@ -4,8 +4,8 @@
 //! segment are read when it leaves, as a real device does it: a client's memory that changes before `done`
 //! changes what arrives, and memory that is no longer there is noticed.
 //!
-//! A get or put may be shared: the helper's transfer takes bytes off the end of the one it helps with, and moves them with its
-//! own device's timing.
+//! A get or put may be shared: the helper's transfer takes bytes off the end of the one it helps with, and
+//! moves them with its own device's timing.
 //!
 //! Invariant: a transfer stays in the table until its `done` has been handed over (or `close` let it go),
 //! so `done` comes exactly once and, where the link ends, before `down`.

@@ -130,7 +130,8 @@ impl End {
         self.phase != Phase::Closed && self.ending.is_none()
     }
 
-    /// When `len` bytes that leave now have left: beneath the device they may have to be sent again, and what is behind them waits.
+    /// When `len` bytes that leave now have left: beneath the device they may have to be sent again, and what
+    /// is behind them waits.
     pub(crate) fn depart(&mut self, config: &FabricConfig, now_ns: u64, len: usize) -> u64 {
         self.free_at_ns = self.free_at_ns.max(now_ns) + len as u64 * config.ps_per_byte / 1000;
         let mut timeout_ns = RESEND_NS;

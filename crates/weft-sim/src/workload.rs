@@ -1,7 +1,7 @@
 //! Random operations: everything a client can ask of an endpoint, drawn from a seed.
 //!
-//! Place in the data flow: [`run`](crate::run) has ranks take `Workload::step`s; each rank draws from its own stream what it does, and
-//! does it through the [`Harness`].
+//! Place in the data flow: [`run`](crate::run) has ranks take `Workload::step`s; each rank draws from its own
+//! stream what it does, and does it through the [`Harness`].
 
 mod connection;
 mod datagram;
@@ -220,7 +220,8 @@ impl Workload {
 
     /// Messages can be lost, so each must be recognisable by its bytes.
     fn lossy(&self) -> bool {
-        // Where several are known by one address, it does not tell them apart; with connections, what is under way ends.
+        // Where several are known by one address, it does not tell them apart; with connections, what is
+        // under way ends.
         self.plan.hazards.lose()
             || matches!(self.plan.endpoints, Endpoints::Dgram | Endpoints::Scalable | Endpoints::Msg)
     }
@@ -449,7 +450,8 @@ fn count(rng: &mut Stream) -> Amo {
     Amo::new(form, Type::Uint64, What::Sum).unwrap_or_else(|| unreachable!("in the table"))
 }
 
-/// Any operation, if there is one for the type and form drawn. (Where not even the sign of a NaN is certain, integers only.)
+/// Any operation, if there is one for the type and form drawn. (Where not even the sign of a NaN is certain,
+/// integers only.)
 fn any_amo(rng: &mut Stream) -> Option<Amo> {
     let (ty, op) = (*rng.pick(&TYPES), *rng.pick(&OPS));
     let computes = matches!(op.op, What::Sum | What::Diff | What::Prod);

@@ -230,8 +230,8 @@ fn an_unknown_address_is_refused() {
     assert_eq!(pair.fabric.links(0), 0);
 }
 
-/// A service is served by another process after the one that did has gone: who knows only the service reaches it, whichever of the two
-/// calls first, and whether or not the address is given anew.
+/// A service is served by another process after the one that did has gone: who knows only the service reaches
+/// it, whichever of the two calls first, and whether or not the address is given anew.
 #[test]
 fn a_service_leads_to_whoever_listens_there_now() {
     for (calls_first, inserted_anew, unreliable) in

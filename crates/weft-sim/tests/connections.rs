@@ -1,4 +1,5 @@
-//! Connections on fabrics with every fault: whatever fails or goes away, each end hears of it, once; and what breaks the protocol gets nowhere.
+//! Connections on fabrics with every fault: whatever fails or goes away, each end hears of it, once; and what
+//! breaks the protocol gets nowhere.
 #![allow(clippy::unwrap_used)]
 
 use weft_engine::api::{Config, Kind};
@@ -236,7 +237,8 @@ fn who_says_what_he_may_not_is_cut_off() {
     assert!(fabric.violations().is_empty(), "{:?}", fabric.violations());
 }
 
-/// Whoever is called may answer with nothing but REJECT; and an ACCEPT is taken once, and only while somebody is being called.
+/// Whoever is called may answer with nothing but REJECT; and an ACCEPT is taken once, and only while somebody
+/// is being called.
 #[test]
 fn a_listener_that_lies_is_a_listener_that_declines() {
     for answer in [OPEN_OK, OPEN_DUP, OPEN, CALL, ACCEPT, EAGER, REJECT] {

@@ -53,7 +53,8 @@ fn the_bytes_of_a_write_wait_for_no_answer_where_pushes_follow() {
     }
 }
 
-/// The bytes of refused writes are on their way when the refusal is: they touch nothing, and what follows is not disturbed.
+/// The bytes of refused writes are on their way when the refusal is: they touch nothing, and what follows is
+/// not disturbed.
 #[test]
 fn the_bytes_of_a_refused_write_are_thrown_away() {
     for seed in 0..50 {

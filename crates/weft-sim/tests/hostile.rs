@@ -1,5 +1,5 @@
-//! Peers that break the protocol: whatever they send, no engine panics, no memory is touched that was not offered, nobody
-//! waits for ever, and the traffic of the others is as if nothing had happened.
+//! Peers that break the protocol: whatever they send, no engine panics, no memory is touched that was not
+//! offered, nobody waits for ever, and the traffic of the others is as if nothing had happened.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::cell::RefCell;
@@ -480,7 +480,8 @@ fn a_hostile_peer_harms_nobody() {
     }
 }
 
-/// On links without order other messages may come before OPEN_OK; nonsense in its place must not be waited out as one of them.
+/// On links without order other messages may come before OPEN_OK; nonsense in its place must not be waited
+/// out as one of them.
 #[test]
 fn nonsense_in_place_of_open_ok_ends_the_link() {
     for (ordered, len) in [true, false].into_iter().flat_map(|ordered| (0..=24).map(move |len| (ordered, len))) {

@@ -50,8 +50,9 @@ fn sender_alone(h: &mut Harness) {
     }
 }
 
-/// Short messages end at once (inject complete), when the peer's engine has them (transmit complete; where what has left
-/// survives its sender that is at once, too), and when somebody has received them (delivery complete).
+/// Short messages end at once (inject complete), when the peer's engine has them (transmit complete; where
+/// what has left survives its sender that is at once, too), and when somebody has received them (delivery
+/// complete).
 #[test]
 fn three_levels_are_three_moments() {
     for fabric in fabrics() {
@@ -98,7 +99,8 @@ fn transmit_complete_of_a_pushed_message_waits_for_its_last_byte() {
     }
 }
 
-/// What was started before a fence that asks for delivery has been delivered when the fence ends, whatever its own level.
+/// What was started before a fence that asks for delivery has been delivered when the fence ends, whatever
+/// its own level.
 #[test]
 fn a_fence_raises_what_came_before_it_to_its_own_level() {
     for fabric in fabrics() {

@@ -287,7 +287,8 @@ fn a_changed_tag() {
     });
 }
 
-/// A request to add to counters: type 7 is a number of 64 bits, operation 2 a sum. They stand at the beginning of a region.
+/// A request to add to counters: type 7 is a number of 64 bits, operation 2 a sum. They stand at the
+/// beginning of a region.
 fn adds_to_counter(whole: bool, bytes: &[u8]) -> bool {
     let offset = |bytes: &[u8]| u32::from_le_bytes(bytes[24..28].try_into().unwrap()) & 0x0fff_ffff;
     is_kind(whole, bytes, 20) && bytes[2..4] == [7, 2] && bytes[1] & 2 == 0 && offset(bytes) < 32

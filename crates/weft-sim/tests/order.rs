@@ -1,5 +1,5 @@
-//! Reads, writes and atomics of one peer take effect in the order in which they were started, up to the length that is promised, on any
-//! device.
+//! Reads, writes and atomics of one peer take effect in the order in which they were started, up to the
+//! length that is promised, on any device.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use weft_engine::amo::{Amo, Form, Op as What, Type};
@@ -79,7 +79,8 @@ fn overlapping(seed: u64) {
     assert!(memory.bytes() == model, "seed {seed}: the last write does not stand");
 }
 
-/// More answers than may be under way, and more refusals: everything ends, and nothing that was read before a write is changed by it.
+/// More answers than may be under way, and more refusals: everything ends, and nothing that was read before a
+/// write is changed by it.
 #[test]
 fn answers_find_room_again() {
     const READS: usize = 700;

@@ -1,5 +1,6 @@
-//! The oracle on trial, once more: bugs planted in the engine must be found by the runs that everything else is tested by.
-//! `cargo test -p weft-sim --features mutants --test planted`; docs/testing.md lists what catches each.
+//! The oracle on trial, once more: bugs planted in the engine must be found by the runs that everything else
+//! is tested by. `cargo test -p weft-sim --features mutants --test planted`; docs/testing.md lists what
+//! catches each.
 #![cfg(feature = "mutants")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

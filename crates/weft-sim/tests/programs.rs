@@ -1,4 +1,5 @@
-//! Work that waits for counters, by itself: barriers of every size, and what the oracle says of one that lets somebody go too early.
+//! Work that waits for counters, by itself: barriers of every size, and what the oracle says of one that lets
+//! somebody go too early.
 #![allow(clippy::unwrap_used)]
 
 use weft_engine::api::{Config, OpFlags};

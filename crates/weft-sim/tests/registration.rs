@@ -1,4 +1,5 @@
-//! Devices that reach registered memory only: what the cache saves, and that everything arrives where nothing can be registered.
+//! Devices that reach registered memory only: what the cache saves, and that everything arrives where nothing
+//! can be registered.
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss)]
 
 use std::fmt::Write as _;
@@ -79,7 +80,8 @@ fn a_working_set_used_a_thousand_times_costs_as_if_registration_were_free() {
     }
 }
 
-/// Message, write and read of `len` bytes over a fabric, between buffers that `prepare` sees first; and how many gets and puts there were.
+/// Message, write and read of `len` bytes over a fabric, between buffers that `prepare` sees first; and how
+/// many gets and puts there were.
 fn transfers(fabric: FabricConfig, mr_cache: Limits, len: usize, prepare: impl Fn(&Cluster, [Buffer; 2])) -> u64 {
     let mut cluster = cluster(fabric, mr_cache);
     let fabric = cluster.fabric().clone();
@@ -188,8 +190,8 @@ fn one_way_us(fabric: FabricConfig, mr_cache: Limits, registrable: bool, extra_c
     (fabric.now_ns() - start_ns) as f64 / f64::from(2 * TIMES) / 1000.0
 }
 
-/// What the registration cache and the avoidance of copies bring on the prototype that the Unimem paper describes. The table is
-/// that of docs/registration.md, to the digit: time is virtual.
+/// What the registration cache and the avoidance of copies bring on the prototype that the Unimem paper
+/// describes. The table is that of docs/registration.md, to the digit: time is virtual.
 #[test]
 fn the_unimem_profile_gains_by_avoiding_copies_as_its_paper_tells() {
     let bounced = FabricConfig { segment_bytes: 1 << 30, ..FabricConfig::unimem(1) };
@@ -210,8 +212,8 @@ fn the_unimem_profile_gains_by_avoiding_copies_as_its_paper_tells() {
             "| {len} | {three:.1} | {two:.1} | {segments:.1} | {each:.1} | {cached:.1} | {copy:.2} | {all:.2} |"
         )
         .unwrap();
-        // The paper: 23.41 → 14.47 µs, 1.62 times, by one copy of three less. Of our own two, none is left. Short messages gain
-        // less, because their time is that of the mailbox.
+        // The paper: 23.41 → 14.47 µs, 1.62 times, by one copy of three less. Of our own two, none is left.
+        // Short messages gain less, because their time is that of the mailbox.
         let least = if len < 16384 { 1.0 } else { 1.62 / 1.3 };
         assert!(copy > least && copy < 1.62, "{len}: one copy less gains {copy}");
         assert!(all > least && all < 1.62 * 2.0, "{len}: no copies at all gain {all}");

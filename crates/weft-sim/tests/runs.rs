@@ -75,8 +75,8 @@ fn each_hazard_alone() {
     }
 }
 
-/// What happens in any run: messages that overtake others on their way, queues that are full, ends of connections that are over and
-/// close.
+/// What happens in any run: messages that overtake others on their way, queues that are full, ends of
+/// connections that are over and close.
 const COMMON: [Hazard; 3] = [Hazard::Reorder, Hazard::Starvation, Hazard::Departure];
 
 /// How often a hazard has struck that was alone.
@@ -167,7 +167,8 @@ fn what_failed_once() {
         (2110, 4, 14, "none", 253),
         // Memory was deregistered while the device still worked on it.
         (3487, 7, 60_000, "truncate,partial,reset,restart", usize::MAX),
-        // The goodbye stood behind packets that had to be sent again, for 1.6 s: the oracle demanded that it be known before.
+        // The goodbye stood behind packets that had to be sent again, for 1.6 s: the oracle demanded that it
+        // be known before.
         (1_183_551, 7, 3, "drop,delay,partial,slow,departure", 240),
     ];
     play(old.into_iter().map(|(seed, ranks, millis, hazards, ops)| {
@@ -176,7 +177,8 @@ fn what_failed_once() {
     }));
 }
 
-/// What comes to a rank while another one lets time pass within its turn (registering memory does) is taken before time goes on.
+/// What comes to a rank while another one lets time pass within its turn (registering memory does) is taken
+/// before time goes on.
 #[test]
 fn time_passes_over_nobody() {
     const LATE_NS: u64 = 1_000_000_000;
@@ -217,8 +219,8 @@ fn the_same_seed_gives_the_same_trace() {
     assert!(hashes.len() as u64 + 5 > SEEDS);
 }
 
-/// The traces of some seeds with plain endpoints, and of one with every other kind, the same on every machine. They change when what the
-/// engine sends changes: then renew them.
+/// The traces of some seeds with plain endpoints, and of one with every other kind, the same on every
+/// machine. They change when what the engine sends changes: then renew them.
 #[test]
 fn traces_are_the_same_everywhere() {
     let plain = (1..=3).map(|seed| (seed, Endpoints::Rdm));

@@ -1,5 +1,6 @@
-//! What each operation must do, one rule per test, on every kind of device: with get, with put, with both, with neither,
-//! ordered and not, with pushes that follow their announcement at once and not, always half full. The oracle judges every run on top of what the test itself asserts.
+//! What each operation must do, one rule per test, on every kind of device: with get, with put, with both,
+//! with neither, ordered and not, with pushes that follow their announcement at once and not, always half
+//! full. The oracle judges every run on top of what the test itself asserts.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use weft_engine::api::{Access, Config, Error, Fault, OpFlags};
@@ -398,7 +399,8 @@ fn a_full_transmit_queue_says_again_without_a_trace() {
     });
 }
 
-/// Sends that wait for the peer's client take no places, whatever their protocol: both ranks start all of theirs before any receive.
+/// Sends that wait for the peer's client take no places, whatever their protocol: both ranks start all of
+/// theirs before any receive.
 #[test]
 fn both_may_start_all_sends_before_any_receive() {
     const SENDS: usize = 120;
@@ -452,8 +454,8 @@ fn a_late_receiver_waits_for_few_round_trips() {
     assert!(round_trips < SENDS / 5, "{round_trips} round trips for {SENDS} messages");
 }
 
-/// Short messages that were announced for want of window are fetched ahead of their receives, and may be received, claimed, thrown away, or
-/// lost with their sender at any moment of that.
+/// Short messages that were announced for want of window are fetched ahead of their receives, and may be
+/// received, claimed, thrown away, or lost with their sender at any moment of that.
 #[test]
 fn announced_messages_come_ahead_of_their_receives() {
     const SENDS: usize = 60;

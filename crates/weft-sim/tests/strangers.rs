@@ -1,4 +1,5 @@
-//! Peers that are in no address vector: what they can make an endpoint hold is bounded, and nothing is kept of those that went.
+//! Peers that are in no address vector: what they can make an endpoint hold is bounded, and nothing is kept
+//! of those that went.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;

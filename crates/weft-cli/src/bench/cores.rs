@@ -31,7 +31,8 @@ fn siblings(core: usize) -> String {
     std::fs::read_to_string(file).unwrap_or_else(|_| core.to_string())
 }
 
-/// The cores of one rank. `threads` cores for each of the first two ranks; further ranks have what is left over, or share.
+/// The cores of one rank. `threads` cores for each of the first two ranks; further ranks have what is left
+/// over, or share.
 pub(crate) fn of_rank(cores: &[usize], rank: usize, threads: usize) -> Vec<usize> {
     (0..threads).map(|thread| cores[(rank * threads + thread) % cores.len()]).collect()
 }

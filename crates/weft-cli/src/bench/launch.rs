@@ -1,8 +1,9 @@
-//! The parent's side of a measurement: starts the ranks, hands their addresses round, gathers what they say, and sees to it that
-//! none is left, whatever happens.
+//! The parent's side of a measurement: starts the ranks, hands their addresses round, gathers what they say,
+//! and sees to it that none is left, whatever happens.
 //!
-//! Time is bounded by a deadline for the whole measurement. Ranks that are to go are asked first (SIGTERM: libfabric's shm provider
-//! then removes its files in /dev/shm) and killed when they do not. If this process dies, the system tells them (see `child`).
+//! Time is bounded by a deadline for the whole measurement. Ranks that are to go are asked first (SIGTERM:
+//! libfabric's shm provider then removes its files in /dev/shm) and killed when they do not. If this process
+//! dies, the system tells them (see `child`).
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -91,7 +92,8 @@ fn conduct(ranks: &mut [Rank], inbox: &Receiver<(usize, Event)>, deadline: Insta
     if measures.is_empty() { Outcome::Failed("nothing was measured".to_owned()) } else { Outcome::Measured(measures) }
 }
 
-/// A rank has failed: of that, perhaps, that another one has hung up, which says a moment later that there is nothing to be measured.
+/// A rank has failed: of that, perhaps, that another one has hung up, which says a moment later that there is
+/// nothing to be measured.
 fn gave_up(inbox: &Receiver<(usize, Event)>) -> Option<Outcome> {
     let end = Instant::now() + Duration::from_millis(500);
     while let Ok((_, event)) = inbox.recv_timeout(end.saturating_duration_since(Instant::now())) {
@@ -125,7 +127,8 @@ impl Rank {
         command.args(["bench-child", &task]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         host.prepare(&mut command, subject);
         if job.case.variant == Variant::IdlePeer {
-            // Freed blocks that glibc keeps for the thread would count as in use: some 40 KiB, however few peers share them.
+            // Freed blocks that glibc keeps for the thread would count as in use: some 40 KiB, however few
+            // peers share them.
             command.env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0");
         }
         tidy::starting();

@@ -1,16 +1,17 @@
 //! `weft bench`: measures weft and other providers by the same code, in one run, beside the floors of the machine.
 //!
-//! Place in the data flow: a libfabric client. [`run`] (this process) plans the measurements, has each made by fresh
-//! child processes (`launch`, `child`), and prints what came out (`table`, `json`, `plot`). A measurement is a *case* (kind,
-//! operation, size, …) over a *subject* (a provider, or a floor); cases are repeated in rounds, in each of which every
-//! subject has its turn, so that what disturbs the machine disturbs all alike. How a number comes about is described in
-//! docs/benchmarking.md.
+//! Place in the data flow: a libfabric client. [`run`] (this process) plans the measurements, has each made
+//! by fresh child processes (`launch`, `child`), and prints what came out (`table`, `json`, `plot`). A
+//! measurement is a *case* (kind, operation, size, …) over a *subject* (a provider, or a floor); cases are
+//! repeated in rounds, in each of which every subject has its turn, so that what disturbs the machine
+//! disturbs all alike. How a number comes about is described in docs/benchmarking.md.
 //!
 //! - `options`: the command line. `subject`: `weft:FI_WEFT_SHM=0` and the like. `plan`: which cases there are.
 //! - `places`: where libfabrics and the provider are. `cores`: what runs where.
 //! - `job`: what parent and child tell each other. `launch`: the parent's side. `child`: the child's side.
 //! - `port`: an endpoint with its completions. `timing`: batches and samples. `kinds`: the measurements themselves.
-//! - `tidy`: what processes leave behind, and interruptions. `stats`, `rows`: medians, ratios. `table`, `json`, `plot`: the output.
+//! - `tidy`: what processes leave behind, and interruptions. `stats`, `rows`: medians, ratios. `table`,
+//!   `json`, `plot`: the output.
 
 mod child;
 mod cores;

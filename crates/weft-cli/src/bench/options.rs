@@ -148,8 +148,8 @@ pub(crate) enum Bind {
     Core,
     /// The same, but a provider's threads run on all the cores.
     Caller,
-    /// The same, but a provider's threads in rank 0, which measures, run on the cores of the other ranks: free for them, if those
-    /// give them away (--wait yield or sread).
+    /// The same, but a provider's threads in rank 0, which measures, run on the cores of the other ranks:
+    /// free for them, if those give them away (--wait yield or sread).
     Apart,
     /// Thread n of both ranks on the nth core: what two threads can do together is not limited by cores.
     Pair,

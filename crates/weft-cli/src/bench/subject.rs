@@ -60,7 +60,8 @@ impl Subject {
         Self { name, provider, env: Vec::new(), progress: None, floor: Some(floor) }
     }
 
-    /// The same provider asked for each kind of progress: as many subjects, with names of their own if there are several.
+    /// The same provider asked for each kind of progress: as many subjects, with names of their own if there
+    /// are several.
     pub(crate) fn with_progress(&self, wanted: &[Progress]) -> Vec<Self> {
         let one = |&progress: &Progress| {
             let name = if wanted.len() > 1 { format!("{} {}", self.name, progress.name()) } else { self.name.clone() };
@@ -78,7 +79,8 @@ impl Subject {
             || self.provider == "weft" && self.env.iter().any(no_shm)
     }
 
-    /// Variables that its processes get when the caller has not set them: TCP between processes of one host goes by loopback.
+    /// Variables that its processes get when the caller has not set them: TCP between processes of one host
+    /// goes by loopback.
     pub(crate) fn defaults(&self) -> &'static [(&'static str, &'static str)] {
         match self.provider.split(';').next() {
             Some("tcp" | "net") => &[("FI_TCP_IFACE", "lo")],

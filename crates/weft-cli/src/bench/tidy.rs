@@ -1,9 +1,11 @@
 //! What measured processes may leave behind, and interruptions.
 //!
-//! libfabric's shm and sm2 keep files in /dev/shm, which stay there when a process is killed or crashes; sm2 then fails for
-//! whoever comes next. Removed are files of theirs that came into being during this run and that no process maps any longer.
+//! libfabric's shm and sm2 keep files in /dev/shm, which stay there when a process is killed or crashes; sm2
+//! then fails for whoever comes next. Removed are files of theirs that came into being during this run and
+//! that no process maps any longer.
 //!
-//! SIGINT and SIGTERM are blocked and taken by a thread of their own, which ends the processes under way, tidies up, and exits.
+//! SIGINT and SIGTERM are blocked and taken by a thread of their own, which ends the processes under way,
+//! tidies up, and exits.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;

@@ -16,8 +16,9 @@ pub(crate) struct Took {
 
 /// Nanoseconds of one operation.
 ///
-/// `batch` makes that many operations and tells how long they took. The batches that find out how many operations last
-/// long enough are the warm-up and do not count; then `sample` is filled with batches of one size, at least [`BATCHES`].
+/// `batch` makes that many operations and tells how long they took. The batches that find out how many
+/// operations last long enough are the warm-up and do not count; then `sample` is filled with batches of one
+/// size, at least [`BATCHES`].
 pub(crate) fn nanoseconds<E>(sample: Duration, mut batch: impl FnMut(u64) -> Result<Duration, E>) -> Result<f64, E> {
     nanoseconds_of_part(sample, |count| batch(count).map(|took| Took { all: took, counts: took }))
 }

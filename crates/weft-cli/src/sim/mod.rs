@@ -1,7 +1,8 @@
 //! `weft sim`: the shipped engine on a simulated fabric, in virtual time.
 //!
-//! Place in the data flow: plays [`Plan`]s of weft-sim, one for each seed, on some threads; each run is single-threaded and depends on
-//! nothing but its plan. What fails is cut down and printed with the command that plays it again.
+//! Place in the data flow: plays [`Plan`]s of weft-sim, one for each seed, on some threads; each run is
+//! single-threaded and depends on nothing but its plan. What fails is cut down and printed with the command
+//! that plays it again.
 
 mod report;
 
@@ -40,9 +41,10 @@ pub(crate) enum Command {
 
 /// Runs random workloads under random faults and checks everything that comes of them.
 ///
-/// The engine is the one that ships; the fabric below it is simulated, and time is virtual. Each run draws a fabric, a workload and a
-/// random subset of the faults from its seed. Then all faults stop, and everything must converge. Every completion, every byte and
-/// the order of all is checked against a model. The same arguments give the same run on every machine.
+/// The engine is the one that ships; the fabric below it is simulated, and time is virtual. Each run draws a
+/// fabric, a workload and a random subset of the faults from its seed. Then all faults stop, and everything
+/// must converge. Every completion, every byte and the order of all is checked against a model. The same
+/// arguments give the same run on every machine.
 ///
 /// Exit status 1 if a run failed.
 #[derive(Args)]
@@ -62,7 +64,8 @@ pub(crate) struct FaultOptions {
     /// Which faults, with commas between (drop, reset, …), `all` or `none`; without it, a random subset for each seed.
     #[arg(long, value_name = "FAULTS")]
     faults: Option<Hazards>,
-    /// Of what kind endpoints are: rdm, dgram, shared, scalable, msg; without it, as each seed has it (two in three: rdm).
+    /// Of what kind endpoints are: rdm, dgram, shared, scalable, msg; without it, as each seed has it (two in
+    /// three: rdm).
     #[arg(long, value_name = "KIND")]
     endpoints: Option<Endpoints>,
     /// Only so many operations of each run.

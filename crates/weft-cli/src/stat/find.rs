@@ -1,10 +1,10 @@
 //! Processes with open endpoints, and what these publish.
 //!
-//! Place in the data flow: `/proc/PID/fd` → memfds of `weft_fi::publish` → here → `weft stat`, `weft top`. Who may not inspect a
-//! process is told so by the kernel, when it opens the file.
+//! Place in the data flow: `/proc/PID/fd` → memfds of `weft_fi::publish` → here → `weft stat`, `weft top`.
+//! Who may not inspect a process is told so by the kernel, when it opens the file.
 //!
-//! Trust: none. A descriptor of that name may be anything: it is opened without waiting, must be a regular file, and a bounded
-//! number of bytes is read of it.
+//! Trust: none. A descriptor of that name may be anything: it is opened without waiting, must be a regular
+//! file, and a bounded number of bytes is read of it.
 
 use std::fmt;
 use std::fs;
@@ -161,7 +161,8 @@ fn read(file: &OwnedFd) -> Option<(Head, Published)> {
         there.then(|| block(file, at, head.peer_words).map(|words| Peer::from_words(&words)))
     });
     let mut rows: Vec<Option<Peer>> = rows.collect();
-    // Behind the last there is nothing; who cannot be read before keeps a place: rows are compared with those of the last look by numbers.
+    // Behind the last there is nothing; who cannot be read before keeps a place: rows are compared with those
+    // of the last look by numbers.
     while rows.pop_if(|row| row.is_none()).is_some() {}
     let peers = rows.into_iter().map(Option::unwrap_or_default).collect();
     let age = Duration::from_nanos(now_ns().saturating_sub(endpoint.published_ns));

@@ -66,7 +66,8 @@ fn together(peers: &[Peer]) -> Peer {
     Peer::from_words(&sums)
 }
 
-/// Whether there is anything to tell of a peer. (What was begun under a service name may have gone on under the full one.)
+/// Whether there is anything to tell of a peer. (What was begun under a service name may have gone on under
+/// the full one.)
 fn known(peer: &Peer) -> bool {
     peer.state != 0 || peer.words().skip(7).any(|word| word != 0)
 }

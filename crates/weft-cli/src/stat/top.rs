@@ -1,7 +1,7 @@
 //! `weft top`: a table of this user's processes that use weft, with what they did since the last one.
 //!
-//! Place in the data flow: as for `weft stat`; two looks make rates. Rates are of the time between two publications, which a
-//! process that is computing does not make: it shows zeros and its age grows.
+//! Place in the data flow: as for `weft stat`; two looks make rates. Rates are of the time between two
+//! publications, which a process that is computing does not make: it shows zeros and its age grows.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};

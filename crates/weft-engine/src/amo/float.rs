@@ -1,7 +1,8 @@
 //! Floating-point numbers that Rust does not have: of 8 and 16 bits, and C's `long double` of x86-64.
 //!
-//! The short ones are computed as doubles and rounded once, to nearest even. Sum and product of two of them are exact in a double,
-//! or rounded so far out (53 bits where at most 11 are kept) that rounding again changes nothing.
+//! The short ones are computed as doubles and rounded once, to nearest even. Sum and product of two of them
+//! are exact in a double, or rounded so far out (53 bits where at most 11 are kept) that rounding again
+//! changes nothing.
 
 use std::sync::atomic::{AtomicU8, AtomicU16};
 
@@ -13,7 +14,8 @@ use crate::mem::x87;
 trait Layout: Copy {
     const EXPONENT_BITS: u32;
     const FRACTION_BITS: u32;
-    /// Whether the largest exponent means infinity and NaN, as in IEEE 754. Otherwise only all ones is NaN, and there is no infinity.
+    /// Whether the largest exponent means infinity and NaN, as in IEEE 754. Otherwise only all ones is NaN,
+    /// and there is no infinity.
     const HAS_INFINITY: bool;
 }
 
@@ -175,7 +177,8 @@ short! {
     E5m2, u8, AtomicU8;
 }
 
-/// FI_LONG_DOUBLE: sign, 15 bits of exponent, 64 bits of significand with the leading one, and 48 bits that mean nothing.
+/// FI_LONG_DOUBLE: sign, 15 bits of exponent, 64 bits of significand with the leading one, and 48 bits that
+/// mean nothing.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub(super) struct Extended(u128);
@@ -280,7 +283,8 @@ mod tests {
         assert!(infinite(over), "{over}");
         assert!(infinite(widen::<L>(narrow::<L>(f64::INFINITY))) && infinite(widen::<L>(narrow::<L>(1e300))));
         assert_eq!(widen::<L>(narrow::<L>(largest + step / 4.0)), largest);
-        // In the middle of the last one and the one that there is not. The last one is odd where infinity follows it, else even.
+        // In the middle of the last one and the one that there is not. The last one is odd where infinity
+        // follows it, else even.
         let middle = widen::<L>(narrow::<L>(largest + step / 2.0));
         assert!(if L::HAS_INFINITY { middle.is_infinite() } else { middle == largest }, "{middle}");
         assert_eq!(narrow::<L>(1e-300), 0);

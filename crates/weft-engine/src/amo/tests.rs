@@ -221,8 +221,9 @@ fn values(ty: Type) -> Values {
     values
 }
 
-/// The nearest short number, found between its neighbours; of two the one with even bits. What is nearer to the step after the last one is
-/// infinite, or not a number where there is no infinity; and so is what is half a step beyond, unless the last one is even (448 of E4M3).
+/// The nearest short number, found between its neighbours; of two the one with even bits. What is nearer to
+/// the step after the last one is infinite, or not a number where there is no infinity; and so is what is
+/// half a step beyond, unless the last one is even (448 of E4M3).
 fn nearest(ty: Type, x: f64) -> Vec<u8> {
     static TABLES: [OnceLock<Values>; 4] = [const { OnceLock::new() }; 4];
     let values = TABLES[ty as usize - Type::Float16 as usize].get_or_init(|| values(ty));

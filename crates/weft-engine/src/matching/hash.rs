@@ -1,10 +1,12 @@
 //! An index for deep queues whose entries and searches care for few different sets of bits: by hashing.
 //!
-//! Place in the data flow: one of the indexes of [`super::queue`]. Entries that care for the same bits form a *group*. For each set of bits
-//! that searches care for (a *view*) every group has a table from the bits that both care for to a chain of its entries, oldest first. A
-//! search looks into each group once and takes the oldest of what it finds. Posted receives have several groups and one view, since
-//! messages care for everything; unexpected messages have one group and several views. (Tuple space search, Srinivasan, Suri and
-//! Varghese, SIGCOMM 1999. The GNI provider hashed exact tags only, and missed receives with ignore bits.)
+//! Place in the data flow: one of the indexes of [`super::queue`]. Entries that care for the same bits form a
+//! *group*. For each set of bits that searches care for (a *view*) every group has a table from the bits that
+//! both care for to a chain of its entries, oldest first. A search looks into each group once and takes the
+//! oldest of what it finds. Posted receives have several groups and one view, since messages care for
+//! everything; unexpected messages have one group and several views. (Tuple space search, Srinivasan, Suri
+//! and Varghese, SIGCOMM 1999. The GNI provider hashed exact tags only, and missed receives with ignore
+//! bits.)
 //!
 //! Costs: a search one look per group; an entry that comes or goes one per view.
 
@@ -159,8 +161,8 @@ impl HashIndex {
         }
     }
 
-    /// The oldest entry that `wanted` matches. `entries`: all, oldest first; they are looked at when the search cares for bits that
-    /// none before cared for.
+    /// The oldest entry that `wanted` matches. `entries`: all, oldest first; they are looked at when the
+    /// search cares for bits that none before cared for.
     pub(crate) fn search<I: Iterator<Item = u32>>(
         &mut self,
         wanted: Pattern,

@@ -1,8 +1,8 @@
 //! What a receive or a message says of source and tag, as one number of which bits may not matter.
 //!
-//! Place in the data flow: the common language of the indexes of [`super::queue`]. The tag has the upper half, the source's address
-//! the lower one. A message cares for every bit, a receive for all but those it ignores; the two match where they agree in every bit
-//! that both care for.
+//! Place in the data flow: the common language of the indexes of [`super::queue`]. The tag has the upper
+//! half, the source's address the lower one. A message cares for every bit, a receive for all but those it
+//! ignores; the two match where they agree in every bit that both care for.
 
 use crate::api::{ADDR_NONE, Addr};
 

@@ -1,8 +1,8 @@
 //! A queue of receives or messages in the order of their age, searched for the oldest that matches.
 //!
-//! Place in the data flow: [`super::Matcher`] has two. Short queues are walked; that is faster than anything else, and the path of
-//! most programs. A queue that was walked far, and again and again, gets an index, which it loses when it is short again
-//! ([`Matching::Auto`]); or the client chooses ([`Matching`]).
+//! Place in the data flow: [`super::Matcher`] has two. Short queues are walked; that is faster than anything
+//! else, and the path of most programs. A queue that was walked far, and again and again, gets an index,
+//! which it loses when it is short again ([`Matching::Auto`]); or the client chooses ([`Matching`]).
 //!
 //! Invariant: whatever the index, the oldest match is found, exactly as by walking.
 
@@ -16,7 +16,8 @@ use crate::list::List;
 const SHORT_WALK: usize = 16;
 /// A queue as short as this loses its index.
 const SHORT_QUEUE: usize = 8;
-/// An index is made when the walks have passed so many times as many entries as it would get: making one costs about as much.
+/// An index is made when the walks have passed so many times as many entries as it would get: making one
+/// costs about as much.
 const WALKS_FOR_INDEX: usize = 4;
 
 enum Index {
@@ -40,8 +41,8 @@ impl Index {
     }
 }
 
-/// See the module. What an entry matches is told by a function of the caller's, which must say the same of an entry as long as it is
-/// here, but for [`Queue::hide`] and [`Queue::reindex`]; `None`: it matches nothing.
+/// See the module. What an entry matches is told by a function of the caller's, which must say the same of an
+/// entry as long as it is here, but for [`Queue::hide`] and [`Queue::reindex`]; `None`: it matches nothing.
 pub(crate) struct Queue<T> {
     list: List<T>,
     how: Matching,

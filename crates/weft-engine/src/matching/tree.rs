@@ -1,10 +1,11 @@
 //! An index for deep queues whose entries or searches care for many different sets of bits: a radix tree.
 //!
-//! Place in the data flow: one of the indexes of [`super::queue`]. Keys are strings of 128 digits: 0, 1, or *any* where an entry does not
-//! care. Every node stands for a run of digits, its children go on with 0, 1 and any, and runs without a fork are one node (Morrison's
-//! PATRICIA, with a third digit). Every node knows the age of its oldest entry. A search follows each digit that agrees with its own,
-//! the older branch first, and leaves out what is younger than the best it has. The tag's most significant bits come first: that is where
-//! programs keep what distinguishes messages best (MPI's context).
+//! Place in the data flow: one of the indexes of [`super::queue`]. Keys are strings of 128 digits: 0, 1, or
+//! *any* where an entry does not care. Every node stands for a run of digits, its children go on with 0, 1
+//! and any, and runs without a fork are one node (Morrison's PATRICIA, with a third digit). Every node knows
+//! the age of its oldest entry. A search follows each digit that agrees with its own, the older branch first,
+//! and leaves out what is younger than the best it has. The tag's most significant bits come first: that is
+//! where programs keep what distinguishes messages best (MPI's context).
 
 use slab::Slab;
 

@@ -1,15 +1,16 @@
 //! Client memory that is updated atomically.
 //!
-//! Place in the data flow: [`crate::amo`] decides what becomes of a number; here it is read and replaced in one step, by the
-//! CPU's own instructions wherever it has them for this length and alignment, so that the step is one for everybody: all
-//! endpoints of the process, other processes that map the memory, and the client's own atomics.
+//! Place in the data flow: [`crate::amo`] decides what becomes of a number; here it is read and replaced in
+//! one step, by the CPU's own instructions wherever it has them for this length and alignment, so that the
+//! step is one for everybody: all endpoints of the process, other processes that map the memory, and the
+//! client's own atomics.
 //!
-//! For the rest (unaligned numbers, numbers of 32 bytes, numbers that lie in two pieces) there is [`locked`]: atomic among all
-//! endpoints of this process, which is all that fi_atomic(3) asks of one provider. Which of the two it is depends on
-//! address and length alone, so the same number always goes the same way.
+//! For the rest (unaligned numbers, numbers of 32 bytes, numbers that lie in two pieces) there is [`locked`]:
+//! atomic among all endpoints of this process, which is all that fi_atomic(3) asks of one provider. Which of
+//! the two it is depends on address and length alone, so the same number always goes the same way.
 //!
-//! The safety contract is that of [`Iov::new`]: until its operation ends the memory may be read and written. A client that
-//! meanwhile touches it other than atomically races with us, as it would with a network card.
+//! The safety contract is that of [`Iov::new`]: until its operation ends the memory may be read and written.
+//! A client that meanwhile touches it other than atomically races with us, as it would with a network card.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -21,8 +22,8 @@ pub(crate) trait Cell: Sized {
     /// What it holds.
     type Bits: Copy + PartialEq;
 
-    /// The cells that this memory consists of; `None` if it is not aligned for them, not a whole number of them, or the CPU
-    /// cannot do it.
+    /// The cells that this memory consists of; `None` if it is not aligned for them, not a whole number of
+    /// them, or the CPU cannot do it.
     fn cells(memory: &Iov) -> Option<&[Self]>;
     /// Reads. The memory need not be writable.
     fn load(&self) -> Self::Bits;
@@ -57,8 +58,8 @@ macro_rules! cell {
                 if !is_array(memory, SIZE) {
                     return None;
                 }
-                // SAFETY: aligned and of that length, as just checked, and valid by the contract of `Iov::new`. Atomics may be
-                // changed by others while we hold the reference.
+                // SAFETY: aligned and of that length, as just checked, and valid by the contract of
+                // `Iov::new`. Atomics may be changed by others while we hold the reference.
                 Some(unsafe { std::slice::from_raw_parts(memory.ptr.cast(), memory.len / SIZE) })
             }
             #[inline]
@@ -97,7 +98,8 @@ macro_rules! cell {
 
 cell! { AtomicU8: u8  AtomicU16: u16  AtomicU32: u32  AtomicU64: u64 }
 
-/// Sixteen bytes, for CPUs that replace so many in one step (x86-64 with cmpxchg16b) and read them in one (those with AVX do).
+/// Sixteen bytes, for CPUs that replace so many in one step (x86-64 with cmpxchg16b) and read them in one
+/// (those with AVX do).
 #[derive(Debug)]
 #[repr(C, align(16))]
 pub(crate) struct Wide(std::cell::UnsafeCell<u128>);
@@ -114,8 +116,9 @@ impl Wide {
     #[inline]
     fn read(&self) -> u128 {
         let (low, high): (u64, u64);
-        // SAFETY: a `Wide` is sixteen aligned readable bytes, and there are none where the CPU lacks AVX; with it an aligned load
-        // of sixteen bytes is one access (Intel SDM vol. 3A, 9.1.1; AMD APM vol. 2, 7.3.2).
+        // SAFETY: a `Wide` is sixteen aligned readable bytes, and there are none where the CPU lacks AVX;
+        // with it an aligned load of sixteen bytes is one access (Intel SDM vol. 3A, 9.1.1; AMD APM vol. 2,
+        // 7.3.2).
         unsafe {
             std::arch::asm!(
                 "vmovdqa {x}, xmmword ptr [{at}]",
@@ -136,8 +139,8 @@ impl Wide {
     fn exchange(&self, old: u128, new: u128) -> Result<u128, u128> {
         // By hand: rustc's own function calls a library that we do not link wherever it is not inlined.
         let (mut low, mut high) = (old as u64, (old >> 64) as u64);
-        // SAFETY: a `Wide` is sixteen aligned writable bytes, and there are none where the CPU lacks the instruction. The
-        // compiler reserves rbx, so it is put back.
+        // SAFETY: a `Wide` is sixteen aligned writable bytes, and there are none where the CPU lacks the
+        // instruction. The compiler reserves rbx, so it is put back.
         unsafe {
             std::arch::asm!(
                 "xchg {new_low}, rbx",

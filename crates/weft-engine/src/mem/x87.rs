@@ -1,7 +1,8 @@
 //! C's `long double` on x86-64: sum, difference and product of 80-bit numbers.
 //!
-//! Rust has no such type, and the result must be the one that the client's own code would have got, so the x87 unit that
-//! computes it there computes it here. A number is handed in and out as the 16 bytes that C keeps it in, of which the low ten count.
+//! Rust has no such type, and the result must be the one that the client's own code would have got, so the
+//! x87 unit that computes it there computes it here. A number is handed in and out as the 16 bytes that C
+//! keeps it in, of which the low ten count.
 //!
 //! On other processors `long double` is something else, and [`crate::amo`] does not offer it.
 
@@ -11,8 +12,9 @@ macro_rules! operation {
         $(#[$doc])*
         pub(crate) fn $name(a: u128, b: u128) -> u128 {
             let mut result = 0u128;
-            // SAFETY: the operands and the result are ours and longer than the ten bytes that are accessed. The stack of the unit
-            // is as empty after it as before, its registers are declared as changed, and rounding is as the thread has it.
+            // SAFETY: the operands and the result are ours and longer than the ten bytes that are accessed.
+            // The stack of the unit is as empty after it as before, its registers are declared as changed,
+            // and rounding is as the thread has it.
             unsafe {
                 std::arch::asm!(
                     "fld tbyte ptr [{a}]",

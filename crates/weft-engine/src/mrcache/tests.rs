@@ -295,8 +295,9 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2000, ..ProptestConfig::default() })]
 
-    /// Whatever is asked, released, unmapped and limited: what is registered is what the model has registered, requests are
-    /// served where the model serves them, and always with the memory that is mapped now.
+    /// Whatever is asked, released, unmapped and limited: what is registered is what the model has
+    /// registered, requests are served where the model serves them, and always with the memory that is mapped
+    /// now.
     #[test]
     fn the_cache_is_the_plain_model(
         steps in prop::collection::vec(step(), 1..80),

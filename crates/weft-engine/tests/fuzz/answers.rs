@@ -1,8 +1,10 @@
-//! A client at work, whose peer answers as it likes: with the numbers and windows of what is under way, rightly and wrongly, and with
-//! requests of its own. A bystander's operations are under way at the same time.
+//! A client at work, whose peer answers as it likes: with the numbers and windows of what is under way,
+//! rightly and wrongly, and with requests of its own. A bystander's operations are under way at the same
+//! time.
 //!
-//! No memory is touched after the client was told that it is free, whether by a push or by a device that still works on it; every
-//! operation ends once, the bystander's by nothing that the other says; and nothing is left when the links have ended.
+//! No memory is touched after the client was told that it is free, whether by a push or by a device that
+//! still works on it; every operation ends once, the bystander's by nothing that the other says; and nothing
+//! is left when the links have ended.
 
 use weft_engine::Engine;
 use weft_engine::amo::{Amo, Form, Op, Type};

@@ -1,5 +1,5 @@
-//! A device whose peers say what a test has them say: messages, pushes, links that come and go, and ends of transfers. What the engine
-//! hands to it is kept, with the memory that the device may still touch.
+//! A device whose peers say what a test has them say: messages, pushes, links that come and go, and ends of
+//! transfers. What the engine hands to it is kept, with the memory that the device may still touch.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // Each test has its own copy, and uses part of it.
 
 use std::collections::VecDeque;
@@ -93,7 +93,8 @@ pub struct Told {
     pub closed: Vec<LinkId>,
     /// The next connection that the engine makes has this number.
     pub dials: Option<u32>,
-    /// The endpoint that answers at a socket, where that differs; such connections have numbers of their own, from [`FIRST_PROBE`] on.
+    /// The endpoint that answers at a socket, where that differs; such connections have numbers of their own,
+    /// from [`FIRST_PROBE`] on.
     pub lives: Option<EpName>,
     pub probes: u32,
     /// A poll brings all that there is.

@@ -1,20 +1,24 @@
 //! An address vector that processes share by name (fi_av(3), `fi_av_attr.name`).
 //!
-//! Place in the data flow: [`super::table::Table`] keeps what is here in memory, too, and comes here to insert, to remove, and for what it
-//! does not know.
+//! Place in the data flow: [`super::table::Table`] keeps what is here in memory, too, and comes here to
+//! insert, to remove, and for what it does not know.
 //!
-//! The addresses are in a memfd of whoever was first to open the name. Others find it by two abstract sockets, on which
-//! nobody listens: one makes sure that there is one maker, the name of the other says by which process and number the file is to be had under
-//! /proc. All that goes when the last process goes that has it; nothing has a name in a file system. Only processes of the same user
-//! can open it; what they write is checked as any address is. Abstract names are anybody's to take: who takes the first one without having the
-//! file, another user for instance, keeps the vector from being made, which is an error (-FI_EADDRINUSE), and no more.
+//! The addresses are in a memfd of whoever was first to open the name. Others find it by two abstract
+//! sockets, on which nobody listens: one makes sure that there is one maker, the name of the other says by
+//! which process and number the file is to be had under /proc. All that goes when the last process goes that
+//! has it; nothing has a name in a file system. Only processes of the same user can open it; what they write
+//! is checked as any address is. Abstract names are anybody's to take: who takes the first one without having
+//! the file, another user for instance, keeps the vector from being made, which is an error (-FI_EADDRINUSE),
+//! and no more.
 //!
-//! Layout: a head of [`HEAD_BYTES`] (magic, how often something was removed, how many rows there are, the name), then rows of [`ROW_BYTES`]: the
-//! address, and how often it was inserted. A row, once there, keeps its number. Writers hold the file's lock. Everybody has the words of the head
-//! mapped: whether others have done something is seen without a system call.
+//! Layout: a head of [`HEAD_BYTES`] (magic, how often something was removed, how many rows there are, the
+//! name), then rows of [`ROW_BYTES`]: the address, and how often it was inserted. A row, once there, keeps
+//! its number. Writers hold the file's lock. Everybody has the words of the head mapped: whether others have
+//! done something is seen without a system call.
 //!
-//! The number of rows in the head counts only as far as the file has memory for them: a process that writes nonsense there costs the others no more
-//! than it takes itself. A hole at the end of the file counts as no row.
+//! The number of rows in the head counts only as far as the file has memory for them: a process that writes
+//! nonsense there costs the others no more than it takes itself. A hole at the end of the file counts as no
+//! row.
 
 use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
@@ -59,7 +63,8 @@ const _: () = assert!(NAME_AT + 8 + LONGEST_NAME as u64 <= HEAD_BYTES);
 pub(super) struct Shared {
     file: File,
     words: Words,
-    /// The number of rows that the head last said, in the upper half, and the number of them that the file had memory for.
+    /// The number of rows that the head last said, in the upper half, and the number of them that the file
+    /// had memory for.
     checked: AtomicU64,
     read_only: bool,
     _sockets: Vec<OwnedFd>,
@@ -157,8 +162,8 @@ impl Shared {
         let open = |place: &str| {
             let (process, number) = place.split_once('-')?;
             let path = format!("/proc/{}/fd/{}", process.parse::<u32>().ok()?, number.parse::<u32>().ok()?);
-            // The descriptor may be any file of any process. Opening it must not block, must not make a terminal the controlling one, and must
-            // not yield addresses that another user has written.
+            // The descriptor may be any file of any process. Opening it must not block, must not make a
+            // terminal the controlling one, and must not yield addresses that another user has written.
             let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
             let file = OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(path).ok()?;
             let data = file.metadata().ok()?;
@@ -199,7 +204,8 @@ impl Shared {
         }
     }
 
-    /// How many rows there are: 2³² - 1 at most. The file is asked for its size once for each number that the head says.
+    /// How many rows there are: 2³² - 1 at most. The file is asked for its size once for each number that the
+    /// head says.
     pub(super) fn len(&self) -> u64 {
         let said = self.words.get(ROWS).min(u64::from(u32::MAX));
         let checked = self.checked.load(Ordering::Relaxed);
@@ -286,7 +292,8 @@ mod tests {
         EpName::service(([127, 0, 0, 1], port).into())
     }
 
-    /// A process that has the vector writes a number of rows that the file does not have, and makes the file longer without filling it.
+    /// A process that has the vector writes a number of rows that the file does not have, and makes the file
+    /// longer without filling it.
     #[test]
     fn there_are_no_more_rows_than_the_file_has_memory_for() {
         let (writer, reader) = vector("rows");

@@ -133,7 +133,8 @@ impl Table {
         Addr::MAX >> self.context_bits
     }
 
-    /// Enters names, in order. `None` where the table is full (2³² rows). Of a shared table, one thread at a time enters names or takes them out.
+    /// Enters names, in order. `None` where the table is full (2³² rows). Of a shared table, one thread at a
+    /// time enters names or takes them out.
     pub(crate) fn insert(&self, name: &EpName) -> Option<Inserted> {
         let Some(shared) = &self.shared else { return self.rows.write().insert(name) };
         // Another process may keep this one waiting, but not whoever looks something up.
@@ -141,7 +142,8 @@ impl Table {
         self.rows.write().insert_shared(shared, name)
     }
 
-    /// Takes a name out, once. `None` if the number is not in use, else whether the name is gone. As for [`Table::insert`], one thread at a time.
+    /// Takes a name out, once. `None` if the number is not in use, else whether the name is gone. As for
+    /// [`Table::insert`], one thread at a time.
     pub(crate) fn remove(&self, addr: Addr) -> Option<bool> {
         let Some(shared) = &self.shared else { return self.rows.write().remove(addr) };
         let _writing = shared.writing()?;
@@ -226,7 +228,8 @@ impl Rows {
             shared.set_uses(at.into(), uses.saturating_add(1))?;
             return Some(Inserted { addr: at.into(), fresh: false });
         }
-        // Rows that are known here have gone from the file: another process broke the rules, and their numbers must not be given again.
+        // Rows that are known here have gone from the file: another process broke the rules, and their
+        // numbers must not be given again.
         if shared.len() < self.rows.len() as u64 {
             return None;
         }
@@ -441,7 +444,8 @@ mod tests {
         assert_eq!((other.addr(&full(7)), other.addr(&full(8)), other.len()), (Some(COUNT), None, 1));
     }
 
-    /// Another process is stopped while it changes a shared vector: who is about to change it waits, and nobody who looks something up.
+    /// Another process is stopped while it changes a shared vector: who is about to change it waits, and
+    /// nobody who looks something up.
     #[test]
     fn who_waits_to_change_a_shared_table_keeps_nobody_waiting() {
         let name = std::ffi::CString::new(format!("waiting {}", std::process::id())).unwrap();

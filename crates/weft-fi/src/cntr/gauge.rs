@@ -1,15 +1,16 @@
 //! `Gauge`: the two values of a counter, and who wants to hear of them.
 //!
 //! Place in the data flow: completions raise it by [`Gauge::add`], which takes no lock; threads that sleep in
-//! `fi_cntr_wait` and programs that wait ([`weft_engine::program`]) arm it. It is a file of its own so that a model checker
-//! can try every interleaving (`tests/loom_trigger.rs`).
+//! `fi_cntr_wait` and programs that wait ([`weft_engine::program`]) arm it. It is a file of its own so that a
+//! model checker can try every interleaving (`tests/loom_trigger.rs`).
 //!
-//! Nothing is lost: whoever waits writes `watch_at` and then reads the values; whoever raises a value writes it and
-//! then reads `watch_at`; all of it sequentially consistent, so that at least one of the two sees the other (`ordered` marks
-//! these places for the checker, which knows sequential consistency only of fences; it is nothing otherwise). A raise that
-//! reaches `watch_at` takes all wishes at once ([`Gauge::due`]); those that are not fulfilled yet are renewed by the waiters.
-//! Being called needlessly must therefore harm nobody. A value is seen before its raiser has called the programs that wait for it, so
-//! whoever sets a lower one calls them first.
+//! Nothing is lost: whoever waits writes `watch_at` and then reads the values; whoever raises a value writes
+//! it and then reads `watch_at`; all of it sequentially consistent, so that at least one of the two sees the
+//! other (`ordered` marks these places for the checker, which knows sequential consistency only of fences; it
+//! is nothing otherwise). A raise that reaches `watch_at` takes all wishes at once ([`Gauge::due`]); those
+//! that are not fulfilled yet are renewed by the waiters. Being called needlessly must therefore harm nobody.
+//! A value is seen before its raiser has called the programs that wait for it, so whoever sets a lower one
+//! calls them first.
 
 use super::sync::{AtomicBool, AtomicU64, Ordering, ordered};
 
@@ -70,8 +71,9 @@ impl Gauge {
         value >= self.watch_at.load(Ordering::SeqCst)
     }
 
-    /// Another number of successes. `look` calls the programs that wait, if it is a lower one. True: as for [`Gauge::add`]; a lower one calls
-    /// everybody, since who waits for the next change wishes for more than the old number.
+    /// Another number of successes. `look` calls the programs that wait, if it is a lower one. True: as for
+    /// [`Gauge::add`]; a lower one calls everybody, since who waits for the next change wishes for more than
+    /// the old number.
     #[must_use]
     pub(crate) fn set(&self, value: u64, look: impl FnMut()) -> bool {
         let lower = value < self.replace(&self.value, value, look);

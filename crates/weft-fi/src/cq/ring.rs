@@ -151,8 +151,9 @@ impl Ring {
 
     /// Appends an entry of a successful operation, or the entry of a failure.
     ///
-    /// Always in line, so that each field is stored where it belongs: an entry that is put together on the stack and then
-    /// copied by wider loads has to wait until all earlier stores have left the processor, those to a peer's ring among them.
+    /// Always in line, so that each field is stored where it belongs: an entry that is put together on the
+    /// stack and then copied by wider loads has to wait until all earlier stores have left the processor,
+    /// those to a peer's ring among them.
     #[inline(always)]
     pub(crate) fn push(&mut self, entry: Entry) {
         if self.len == self.slots.len() {
@@ -229,12 +230,12 @@ impl Ring {
             let Some(entry) = self.front().filter(|entry| !entry.failed) else { break };
             let to = out.wrapping_add(taken * BYTES);
             let from = std::ptr::from_ref(entry).cast::<u8>();
-            // Word by word, as they were stored: a wider load would wait until both of its words have left the store buffer, and the
-            // compiler is not to make one of two.
+            // Word by word, as they were stored: a wider load would wait until both of its words have left
+            // the store buffer, and the compiler is not to make one of two.
             for skip in (0..BYTES).step_by(8) {
                 let word = from.wrapping_add(skip).cast::<u64>();
-                // SAFETY: `entry` is 64 bytes long, all of which are initialised up to and including `src`, whose offset BYTES
-                // does not exceed.
+                // SAFETY: `entry` is 64 bytes long, all of which are initialised up to and including `src`,
+                // whose offset BYTES does not exceed.
                 let word = unsafe { word.read_volatile() };
                 let place = to.wrapping_add(skip).cast::<u64>();
                 // SAFETY: `to` is entry `taken < count` of the caller's buffer, of BYTES bytes.
@@ -268,7 +269,8 @@ impl Ring {
 /// Fills the caller's error entry, of which older API versions know only the front (fi_cq(3), "err_data_size").
 ///
 /// # Safety
-/// `out` is a writable, initialised error entry as API version `api` declares it. Without a buffer of the caller's it refers to `failure`.
+/// `out` is a writable, initialised error entry as API version `api` declares it. Without a buffer of the
+/// caller's it refers to `failure`.
 pub(crate) unsafe fn write_error(out: *mut sys::fi_cq_err_entry, api: u32, entry: &Entry, failure: &Failure) {
     // SAFETY: an error entry of every version has at least the fields in front of `err_data_size`; that field
     // is read only where the version has it.

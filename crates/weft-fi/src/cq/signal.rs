@@ -1,7 +1,8 @@
 //! `Signal`: what `fi_cq_signal` leaves for one reader, and how readers that go to sleep see it.
 //!
-//! Place in the data flow: `fi_cq_signal` → [`Signal::give`] → the blocking read or `fi_trywait` that arms the queue ([`Signal::arm`]). It is a
-//! file of its own so that a model checker can try the interleavings (`tests/loom_trywait.rs`).
+//! Place in the data flow: `fi_cq_signal` → [`Signal::give`] → the blocking read or `fi_trywait` that arms
+//! the queue ([`Signal::arm`]). It is a file of its own so that a model checker can try the interleavings
+//! (`tests/loom_trywait.rs`).
 //!
 //! No signal is slept over: it is given before the bell is rung, and looked for after earlier rings were taken back.
 
@@ -34,11 +35,13 @@ impl Signal {
         self.is_given() && self.0.swap(false, Ordering::AcqRel)
     }
 
-    /// For a reader that is about to sleep: takes earlier rings back by `hush`, and makes its `wish`. False: somebody has signaled.
+    /// For a reader that is about to sleep: takes earlier rings back by `hush`, and makes its `wish`. False:
+    /// somebody has signaled.
     pub(crate) fn arm(&self, hush: impl FnOnce(), wish: impl FnOnce(), ring: impl FnOnce()) -> bool {
         hush();
         wish();
-        // A signal that was given before the hush must not be slept over, nor any other call that the hush took back with it.
+        // A signal that was given before the hush must not be slept over, nor any other call that the hush
+        // took back with it.
         let given = self.is_given();
         if given {
             ring();

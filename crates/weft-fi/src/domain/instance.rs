@@ -1,10 +1,11 @@
-//! What an open domain is to fi_getinfo (fi_domain(3), "domain"): of which answers it may be a part, and what it says where hints
-//! that name it leave something open.
+//! What an open domain is to fi_getinfo (fi_domain(3), "domain"): of which answers it may be a part, and what
+//! it says where hints that name it leave something open.
 //!
-//! Place in the data flow: `fi_getinfo` → [`find`], [`Domain::complete`], [`Domain::unmet`]; `fi_domain` → [`is_automatic`].
+//! Place in the data flow: `fi_getinfo` → [`find`], [`Domain::complete`], [`Domain::unmet`]; `fi_domain` →
+//! [`is_automatic`].
 //!
-//! Invariant: clients use the domain of an answer in the place of one that they would open with it, so the answer is true of it. What
-//! endpoints have of their own (sizes, orders, keys) does not matter here.
+//! Invariant: clients use the domain of an answer in the place of one that they would open with it, so the
+//! answer is true of it. What endpoints have of their own (sizes, orders, keys) does not matter here.
 
 use std::sync::Arc;
 
@@ -19,12 +20,13 @@ use crate::info::offer::{Offer, V1_5};
 use crate::lock::Callers;
 use crate::object::{self, Object};
 
-/// The domain that was opened first of those that are `wanted`, which are asked with the list of open ones locked. What a forked child has
-/// of its parent's is not open there.
+/// The domain that was opened first of those that are `wanted`, which are asked with the list of open ones
+/// locked. What a forked child has of its parent's is not open there.
 pub(crate) fn find(wanted: impl Fn(&Arc<Domain>) -> bool) -> Option<Arc<Domain>> {
     let host = host::current();
     let found = OPEN.find(|address| {
-        // SAFETY: an open domain of ours; one that closes leaves the list, which is locked meanwhile, before it is gone.
+        // SAFETY: an open domain of ours; one that closes leaves the list, which is locked meanwhile, before
+        // it is gone.
         let domain = unsafe { object::share::<Domain>(address as *mut sys::fid_domain) }.ok()?;
         (domain.uses().is_ours() && domain.uses().is_of(host) && wanted(&domain)).then_some(domain)
     });
@@ -33,8 +35,9 @@ pub(crate) fn find(wanted: impl Fn(&Arc<Domain>) -> bool) -> Option<Arc<Domain>>
     found
 }
 
-/// Whether endpoints make progress by themselves. Connections are all that control operations leave to be done later: where there
-/// are none, a client that wants only those to progress by themselves is not given a thread beside its own on the data path.
+/// Whether endpoints make progress by themselves. Connections are all that control operations leave to be
+/// done later: where there are none, a client that wants only those to progress by themselves is not given a
+/// thread beside its own on the data path.
 pub(super) fn is_automatic(offer: &Offer) -> bool {
     let attr = &offer.domain;
     attr.data_progress == sys::FI_PROGRESS_AUTO

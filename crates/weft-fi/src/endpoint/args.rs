@@ -3,9 +3,9 @@
 //! Place in the data flow: the first thing every data-path function does with what the client gave. The result borrows
 //! the client's memory by the rule of fi_msg(3): the buffers are ours until the operation completes.
 //!
-//! Errors: -FI_EINVAL for more pieces than the limit, or a null pointer with a length, unless it is where a receive goes: that fails only when a
-//! message would have to be stored there; -FI_EMSGSIZE for more bytes than
-//! memory can have, so that sums of lengths do not overflow. Smaller limits are the engine's to check.
+//! Errors: -FI_EINVAL for more pieces than the limit, or a null pointer with a length, unless it is where a
+//! receive goes: that fails only when a message would have to be stored there; -FI_EMSGSIZE for more bytes
+//! than memory can have, so that sums of lengths do not overflow. Smaller limits are the engine's to check.
 
 use std::ffi::c_void;
 

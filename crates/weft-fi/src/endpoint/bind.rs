@@ -2,8 +2,8 @@
 //!
 //! Place in the data flow: between `fi_endpoint` and `fi_enable` ([`super::setup`]), counters also later.
 //!
-//! Errors: -FI_EOPBADSTATE for what comes too late, -FI_EDOMAIN for objects of another domain, -FI_EINVAL for objects or flags that do
-//! not go together.
+//! Errors: -FI_EOPBADSTATE for what comes too late, -FI_EDOMAIN for objects of another domain, -FI_EINVAL for
+//! objects or flags that do not go together.
 
 use weft_fi_sys as sys;
 

@@ -1,12 +1,13 @@
 //! Closing an endpoint: nothing that was sent is lost, nothing is waited for without a bound.
 //!
 //! Place in the data flow: `fi_close(ep)`, once no alias is left. Clients do not flush before they close (an
-//! injected message may be the last thing a process does), so what was accepted must leave first. Completions of
-//! operations that were still under way are discarded, as fi_endpoint(3) says of close; those that are in queues
-//! stay there. Receives of a shared context are not the endpoint's own: those that it has taken are reported, done or failed, so
-//! that nobody waits for their buffers.
+//! injected message may be the last thing a process does), so what was accepted must leave first. Completions
+//! of operations that were still under way are discarded, as fi_endpoint(3) says of close; those that are in
+//! queues stay there. Receives of a shared context are not the endpoint's own: those that it has taken are
+//! reported, done or failed, so that nobody waits for their buffers.
 //!
-//! Meanwhile peers are served as before, so regions that another thread closes leave the engine, too ([`crate::domain::Domain::retire`]).
+//! Meanwhile peers are served as before, so regions that another thread closes leave the engine, too
+//! ([`crate::domain::Domain::retire`]).
 
 use std::sync::Weak;
 use std::time::{Duration, Instant};
@@ -101,8 +102,9 @@ impl Ep {
     }
 }
 
-/// Progresses until all that was accepted has left, and says goodbye, so that the engine may be dropped; each within the time. `hand_on`
-/// empties the list of completions. Between two rounds others may enter. In a forked child, whose devices these are not, nothing is done.
+/// Progresses until all that was accepted has left, and says goodbye, so that the engine may be dropped; each
+/// within the time. `hand_on` empties the list of completions. Between two rounds others may enter. In a
+/// forked child, whose devices these are not, nothing is done.
 pub(crate) fn finish(engine: &Mutex<Box<Eng>>, limit: Duration, mut hand_on: impl FnMut(&mut Eng)) {
     if !engine.lock().nic().is_ours() {
         return;

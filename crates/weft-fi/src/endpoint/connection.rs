@@ -1,10 +1,11 @@
 //! Connections of endpoints of type FI_EP_MSG (fi_cm(3)): `fi_connect`, `fi_accept`, `fi_shutdown`, `fi_getpeer`.
 //!
-//! Place in the data flow: these calls → `Engine::connect`, `accept`, `disconnect`; what becomes of them comes back as
-//! events of the engine, which [`crate::endpoint::route`] hands to [`Reports`] → the event queue. Passive endpoints are in [`crate::pep`].
+//! Place in the data flow: these calls → `Engine::connect`, `accept`, `disconnect`; what becomes of them
+//! comes back as events of the engine, which [`crate::endpoint::route`] hands to [`Reports`] → the event
+//! queue. Passive endpoints are in [`crate::pep`].
 //!
-//! Errors: -FI_EOPBADSTATE for what comes twice or too late, -FI_ENOTCONN where there is no connection, -FI_EINVAL for more data than
-//! FI_OPT_CM_DATA_SIZE.
+//! Errors: -FI_EOPBADSTATE for what comes twice or too late, -FI_ENOTCONN where there is no connection,
+//! -FI_EINVAL for more data than FI_OPT_CM_DATA_SIZE.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;

@@ -5,12 +5,13 @@
 //! through the control calls at the end. Queues, counters and the progress thread hold a `Core` by `Arc`; the client
 //! holds handles ([`crate::endpoint::Ep`]), of which aliases share one core.
 //!
-//! Invariants: one engine, one lock. Whoever called into the engine delivers its completions before leaving, except
-//! control calls: they leave them to the next round of progress, so that a queue's ring is only entered by those
-//! whom the threading level covers, and by the progress thread ([`Visit`]), which the rings know. Whoever
-//! delivers runs, once it has left, the programs that were set free by it ([`crate::trigger`]), or leaves that to the next round
-//! by [`State::attend`]. The same goes for programs that are [`State::stalled`]: any call into the engine in which it may make progress
-//! may have made the room that they wait for, and no later round need find anything.
+//! Invariants: one engine, one lock. Whoever called into the engine delivers its completions before leaving,
+//! except control calls: they leave them to the next round of progress, so that a queue's ring is only
+//! entered by those whom the threading level covers, and by the progress thread ([`Visit`]), which the rings
+//! know. Whoever delivers runs, once it has left, the programs that were set free by it ([`crate::trigger`]),
+//! or leaves that to the next round by [`State::attend`]. The same goes for programs that are
+//! [`State::stalled`]: any call into the engine in which it may make progress may have made the room that
+//! they wait for, and no later round need find anything.
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
@@ -174,8 +175,8 @@ impl Core {
 
     /// Starts a send; returns what the C function returns.
     ///
-    /// This and [`Core::submit_recv`] are in line, and what does not go at once is handed on by value: so an operation that does is
-    /// never put together in memory.
+    /// This and [`Core::submit_recv`] are in line, and what does not go at once is handed on by value: so an
+    /// operation that does is never put together in memory.
     #[inline(always)]
     pub(crate) fn submit_send(self: &Arc<Self>, op: SendOp<'_>) -> isize {
         let mut state = self.state.lock();
@@ -213,7 +214,8 @@ impl Core {
         let State { engine: Some(engine), routes, .. } = &mut *state else { return self.post_shared(op) };
         match &routes.rx {
             Some(cq) if !cq.is_full() => {}
-            // It takes what waits for a buffer anyhow, and clients that post the next one while they read may take no refusal (GASNet).
+            // It takes what waits for a buffer anyhow, and clients that post the next one while they read may
+            // take no refusal (GASNet).
             Some(cq) if op.flags.contains(OpFlags::MULTI) && !cq.is_flooded() => {}
             Some(_) => return Errno::AGAIN.size(),
             // It could not complete anywhere (fi_endpoint(3): -FI_ENOCQ).
@@ -302,8 +304,8 @@ impl Core {
         self.triggers
     }
 
-    /// Lets others see what has happened, where that is due. Runs the domain's programs, once out of the engine, and lets those
-    /// try again that waited for room in it.
+    /// Lets others see what has happened, where that is due. Runs the domain's programs, once out of the
+    /// engine, and lets those try again that waited for room in it.
     #[cold]
     pub(crate) fn attend(&self, mut state: impl DerefMut<Target = State>) {
         state.attend = false;
@@ -370,8 +372,9 @@ impl Core {
         }
     }
 
-    /// The client leaves an endpoint on which another thread sleeps, having started something: sees to it that this goes on, if the
-    /// devices will not wake that thread by themselves for what there is to do. True: programs can go on.
+    /// The client leaves an endpoint on which another thread sleeps, having started something: sees to it
+    /// that this goes on, if the devices will not wake that thread by themselves for what there is to do.
+    /// True: programs can go on.
     #[inline(always)]
     pub(super) fn call_listener(&self, state: &mut State) -> bool {
         state.relied_on && self.call_if_deaf(state)
@@ -385,7 +388,8 @@ impl Core {
                 self.call_auto(state);
             }
         } else if state.external == 0 {
-            // A thread in one of our calls looks for itself now and then; what only waits for the peer has time until then.
+            // A thread in one of our calls looks for itself now and then; what only waits for the peer has
+            // time until then.
             if !engine.nic().idles() {
                 state.routes.ring();
             }
@@ -404,8 +408,8 @@ impl Core {
         }
     }
 
-    /// After a control call: whoever sleeps looks for itself, since there may be completions that were not delivered, room for what is
-    /// stalled, and the devices' parking may have ended.
+    /// After a control call: whoever sleeps looks for itself, since there may be completions that were not
+    /// delivered, room for what is stalled, and the devices' parking may have ended.
     pub(super) fn call_sleepers(&self, state: &mut State) {
         state.attend |= state.stalled;
         if state.external > 0 || state.sleeping > 0 {
@@ -603,8 +607,8 @@ impl State {
         rounds == 0
     }
 
-    /// Starts an operation; a full queue is given one round of progress to drain. Returns what the C function returns, and
-    /// whether programs can go on.
+    /// Starts an operation; a full queue is given one round of progress to drain. Returns what the C function
+    /// returns, and whether programs can go on.
     #[inline]
     fn submit(&mut self, start: impl Fn(&mut Eng) -> Result<(), Error>) -> (isize, bool) {
         let Self { engine: Some(engine), routes, .. } = self else { return (Errno::OPBADSTATE.size(), false) };
@@ -625,7 +629,8 @@ impl State {
         (returned(routes, result), room || fired)
     }
 
-    /// A round of progress, in which there may become room. True: programs can go on, among them those that are stalled for want of it.
+    /// A round of progress, in which there may become room. True: programs can go on, among them those that
+    /// are stalled for want of it.
     #[cold]
     pub(super) fn make_room(&mut self) -> bool {
         let Self { engine: Some(engine), routes, stalled, .. } = self else { return false };
@@ -680,7 +685,8 @@ impl State {
         }
     }
 
-    /// Brings the endpoint to rest, with its devices listened to by `waker` once they are parked. False: something is going on.
+    /// Brings the endpoint to rest, with its devices listened to by `waker` once they are parked. False:
+    /// something is going on.
     fn listen(&mut self, waker: &Waker) -> bool {
         if !self.settle() {
             return false;

@@ -89,8 +89,8 @@ impl Core {
             Ok(()) => {}
         }
         let _ = routes.deliver(engine);
-        // What is stalled in the other lane may have room now. That is left to the next round, or two lanes that are full would
-        // send the caller to and fro for as long as anything comes.
+        // What is stalled in the other lane may have room now. That is left to the next round, or two lanes
+        // that are full would send the caller to and fro for as long as anything comes.
         *attend |= room || (started && *stalled);
         *stalled |= !started;
         if state.attend {
@@ -140,8 +140,8 @@ pub(crate) enum Standing {
 }
 
 impl Routes {
-    /// Does what deferred work wants at its end. Returns whether programs can go on, and whether it also completes as an
-    /// operation of the endpoint, and how.
+    /// Does what deferred work wants at its end. Returns whether programs can go on, and whether it also
+    /// completes as an operation of the endpoint, and how.
     #[cold]
     pub(super) fn finish_work(&self, number: usize, completion: &Completion) -> (bool, Verdict) {
         let report = self.works.borrow_mut().try_remove(number);

@@ -117,8 +117,8 @@ impl Defaults {
         Ok(Self::with(word, transmit(word)?, OpFlags::empty()))
     }
 
-    /// From the attribute `op_flags` of the receive side of an endpoint with these capabilities. Its FI_MULTI_RECV is for tagged receives,
-    /// too, where they may have it (FI_TAGGED_MULTI_RECV).
+    /// From the attribute `op_flags` of the receive side of an endpoint with these capabilities. Its
+    /// FI_MULTI_RECV is for tagged receives, too, where they may have it (FI_TAGGED_MULTI_RECV).
     pub(crate) fn receive(word: u64, caps: u64, api: u32) -> Result<Self, Errno> {
         let several = api >= sys::v2::V2_0 && caps & sys::v2::FI_TAGGED_MULTI_RECV != 0;
         Ok(Self::with(word, receive(word)?, if several { OpFlags::empty() } else { OpFlags::MULTI }))

@@ -1,6 +1,8 @@
-//! `fi_open_ops(ep, "weft_match", …)`: how one endpoint searches its queues of receives and messages (fi_weft(7), "EXTENSIONS").
+//! `fi_open_ops(ep, "weft_match", …)`: how one endpoint searches its queues of receives and messages
+//! (fi_weft(7), "EXTENSIONS").
 //!
-//! Place in the data flow: chosen before `fi_enable`, which hands it to the engine. FI_WEFT_MATCH is the default of all endpoints.
+//! Place in the data flow: chosen before `fi_enable`, which hands it to the engine. FI_WEFT_MATCH is the
+//! default of all endpoints.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;

@@ -84,8 +84,8 @@ impl Ep {
                 if setup.enabled {
                     return Err(Errno::OPBADSTATE);
                 }
-                // Such devices are there already, and others may know that they have shared memory: a passive endpoint's, or those by which
-                // a scalable endpoint's receive contexts are reached.
+                // Such devices are there already, and others may know that they have shared memory: a passive
+                // endpoint's, or those by which a scalable endpoint's receive contexts are reached.
                 if !permitted && (setup.devices.is_some() || self.kind == Kind::Receive) {
                     return Err(Errno::OPNOTSUPP);
                 }

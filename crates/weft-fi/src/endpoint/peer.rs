@@ -1,8 +1,8 @@
-//! Operations of endpoints with one peer (FI_EP_MSG): those of [`crate::msg`] and its like, for which every destination that a client
-//! names is that peer.
+//! Operations of endpoints with one peer (FI_EP_MSG): those of [`crate::msg`] and its like, for which every
+//! destination that a client names is that peer.
 //!
-//! Place in the data flow: an endpoint's tables are chosen when it is opened, so that the calls of connectionless endpoints know nothing
-//! of this. Receives are the same: they ignore the source by default.
+//! Place in the data flow: an endpoint's tables are chosen when it is opened, so that the calls of
+//! connectionless endpoints know nothing of this. Receives are the same: they ignore the source by default.
 
 use std::ffi::c_void;
 
@@ -12,7 +12,8 @@ use weft_fi_sys as sys;
 use crate::errno::Errno;
 use crate::{atomic, msg, rma, tagged};
 
-/// Functions whose destination is an argument: what stands before and behind it, and the table whose slot of that name they call.
+/// Functions whose destination is an argument: what stands before and behind it, and the table whose slot of
+/// that name they call.
 macro_rules! by_argument {
     ($($name:ident = $table:path[$slot:ident]($($before:ident: $first:ty),*; $($after:ident: $then:ty),*);)*) => {
         $(

@@ -1,7 +1,8 @@
-//! `fi_open_ops(ep, "weft_mr_cache", …)`: the registration cache of one endpoint, its limits and its counters (fi_weft(7), "EXTENSIONS").
+//! `fi_open_ops(ep, "weft_mr_cache", …)`: the registration cache of one endpoint, its limits and its counters
+//! (fi_weft(7), "EXTENSIONS").
 //!
-//! Place in the data flow: control calls on an enabled endpoint. FI_WEFT_MR_CACHE* are the limits that endpoints begin with. Where the
-//! device demands no registration there is no cache, and nothing to limit.
+//! Place in the data flow: control calls on an enabled endpoint. FI_WEFT_MR_CACHE* are the limits that
+//! endpoints begin with. Where the device demands no registration there is no cache, and nothing to limit.
 //!
 //! The structures only ever grow at their ends; a client says how much of them it knows.
 

@@ -32,8 +32,8 @@ use crate::errno::Errno;
 use crate::object::Hold;
 use crate::trigger::op::Report;
 
-/// The `user` word of an operation's context: its completion flags, in the low half, and bits that libfabric does not use;
-/// in the high half the number of deferred work ([`Routes::works`]).
+/// The `user` word of an operation's context: its completion flags, in the low half, and bits that libfabric
+/// does not use; in the high half the number of deferred work ([`Routes::works`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct User(u64);
 
@@ -225,8 +225,8 @@ pub(crate) struct Routes {
     pub(super) user_ids: Option<Arc<Table>>,
     /// By key: regions with counters of their own.
     pub(crate) regions: FxHashMap<u64, RegionCounters>,
-    /// Counters that drive this endpoint and are not bound to it: those of regions, also of regions that have gone since, of other contexts of
-    /// the same scalable endpoint, of deferred work.
+    /// Counters that drive this endpoint and are not bound to it: those of regions, also of regions that have
+    /// gone since, of other contexts of the same scalable endpoint, of deferred work.
     pub(crate) drivers: Vec<Weak<Cntr>>,
     /// Queues of other contexts of the same scalable endpoint that drive this one.
     pub(crate) foreign: Vec<Weak<Cq>>,
@@ -246,13 +246,15 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
-    /// Whether transmit operations are refused: until the client has read its queue, or for want of one ([`Self::tx_refusal`]).
+    /// Whether transmit operations are refused: until the client has read its queue, or for want of one
+    /// ([`Self::tx_refusal`]).
     #[inline]
     pub(crate) fn tx_full(&self) -> bool {
         self.tx.as_ref().is_none_or(|cq| cq.is_full())
     }
 
-    /// The answer to a transmit operation that is refused. Without a queue it could not complete anywhere (fi_endpoint(3)).
+    /// The answer to a transmit operation that is refused. Without a queue it could not complete anywhere
+    /// (fi_endpoint(3)).
     #[cold]
     pub(crate) fn tx_refusal(&self) -> isize {
         if self.tx.is_some() { Errno::AGAIN.size() } else { Errno::NOCQ.size() }
@@ -320,14 +322,16 @@ impl Routes {
         }
     }
 
-    /// Hands the engine's completions to queues and counters, and empties its list. True: programs can go on ([`Cntr::add`]).
+    /// Hands the engine's completions to queues and counters, and empties its list. True: programs can go on
+    /// ([`Cntr::add`]).
     #[inline]
     #[must_use]
     pub(crate) fn deliver(&self, engine: &mut Eng) -> bool {
         !engine.completions().is_empty() && self.deliver_some(engine)
     }
 
-    /// The endpoint closes: of the engine's completions only those of receives are handed on, the others forgotten. True: programs can go on.
+    /// The endpoint closes: of the engine's completions only those of receives are handed on, the others
+    /// forgotten. True: programs can go on.
     pub(super) fn deliver_received(&self, engine: &mut Eng) -> bool {
         engine.completions().retain(|completion| completion.kind == Kind::Recv);
         self.deliver(engine)
@@ -363,8 +367,8 @@ impl Routes {
         }
     }
 
-    /// Hands on the completions of one kind that come first and of which only an entry is to be made: most often these are
-    /// all. Returns how many there were.
+    /// Hands on the completions of one kind that come first and of which only an entry is to be made: most
+    /// often these are all. Returns how many there were.
     #[inline(always)]
     fn deliver_run(&self, completions: &[Completion]) -> usize {
         let Some(kind) = completions.first().map(|completion| completion.kind) else { return 0 };
@@ -422,8 +426,8 @@ impl Routes {
         fired
     }
 
-    /// The same where messages leave multi-receives that this endpoint shares: each is in its queue before the pool says of another one
-    /// that it is the last.
+    /// The same where messages leave multi-receives that this endpoint shares: each is in its queue before
+    /// the pool says of another one that it is the last.
     #[cold]
     fn hand_on_leaving(
         &self,
@@ -508,8 +512,9 @@ impl Routes {
 
     /// Raises the counters of the region that a peer has reached. True: programs can go on.
     ///
-    /// A fetching atomic operation is a read to an endpoint's counters (fi_endpoint(3)), but where it changes the region it is
-    /// a write, too, to those of the region (fi_mr(3)): clients sleep on them until memory has changed.
+    /// A fetching atomic operation is a read to an endpoint's counters (fi_endpoint(3)), but where it changes
+    /// the region it is a write, too, to those of the region (fi_mr(3)): clients sleep on them until memory
+    /// has changed.
     #[cold]
     fn count_remote(&self, completion: &Completion) -> bool {
         let Some(region) = self.regions.get(&completion.ctx.user) else { return false };

@@ -1,14 +1,16 @@
 //! Scalable endpoints (fi_endpoint(3), "SCALABLE ENDPOINTS"): one name for many transmit and receive contexts.
 //!
-//! Place in the data flow: `fi_scalable_ep` makes a [`Sep`], `fi_tx_context` and `fi_rx_context` make [`Ep`]s of it, each with an engine
-//! of its own: contexts share no lock and no queue. What makes them one endpoint is their names (weft-engine, `name`): the receive contexts
-//! have one endpoint id, but for an index, and listen on successive ports, so that who knows the first one's name, which is the
-//! endpoint's, can reach each; transmit contexts have the same id, too, so that receivers know whose they are. A transmit context and
-//! the receive context of the same index drive each other, whichever queue is read. All is there for peers
-//! from the moment when the endpoint or the first of its contexts is enabled.
+//! Place in the data flow: `fi_scalable_ep` makes a [`Sep`], `fi_tx_context` and `fi_rx_context` make [`Ep`]s
+//! of it, each with an engine of its own: contexts share no lock and no queue. What makes them one endpoint
+//! is their names (weft-engine, `name`): the receive contexts have one endpoint id, but for an index, and
+//! listen on successive ports, so that who knows the first one's name, which is the endpoint's, can reach
+//! each; transmit contexts have the same id, too, so that receivers know whose they are. A transmit context
+//! and the receive context of the same index drive each other, whichever queue is read. All is there for
+//! peers from the moment when the endpoint or the first of its contexts is enabled.
 //!
-//! Errors: -FI_EBUSY for a context that is open, -FI_ENOAV if no address vector was bound when something is enabled, -FI_EINVAL where
-//! the domain was not opened for such endpoints and its level of threading keeps contexts from driving each other.
+//! Errors: -FI_EBUSY for a context that is open, -FI_ENOAV if no address vector was bound when something is
+//! enabled, -FI_EINVAL where the domain was not opened for such endpoints and its level of threading keeps
+//! contexts from driving each other.
 
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
@@ -134,7 +136,8 @@ impl Place {
 }
 
 impl Place {
-    /// The enabled contexts of the other kind that stand beside this one. Where there are fewer of the one kind, several share a partner.
+    /// The enabled contexts of the other kind that stand beside this one. Where there are fewer of the one
+    /// kind, several share a partner.
     fn partners(&self) -> Vec<CoreRef> {
         let cores = &self.sep.state.lock().cores;
         let (few, index) = (cores[0].len().min(cores[1].len()), usize::from(self.index));
@@ -142,7 +145,8 @@ impl Place {
         beside.filter_map(|(_, core)| core.upgrade()).collect()
     }
 
-    /// A counter is bound to the context: it drives the partners as well, if the context is enabled. (Else it will by [`Self::join`].)
+    /// A counter is bound to the context: it drives the partners as well, if the context is enabled. (Else it
+    /// will by [`Self::join`].)
     pub(super) fn counted(&self, core: &CoreRef, cntr: &Hold<Cntr>) {
         let mine = self.sep.state.lock().cores[side(self.kind)][usize::from(self.index)].upgrade();
         if mine.is_none_or(|mine| !Arc::ptr_eq(&mine, core)) {
@@ -154,8 +158,9 @@ impl Place {
         }
     }
 
-    /// The context is enabled. Who sends by a context and waits for the answer at the receive context beside it reads only the latter's
-    /// queue, and the other way round: each drives the other, as if they were one endpoint.
+    /// The context is enabled. Who sends by a context and waits for the answer at the receive context beside
+    /// it reads only the latter's queue, and the other way round: each drives the other, as if they were one
+    /// endpoint.
     pub(super) fn join(&self, core: &CoreRef) {
         self.sep.state.lock().cores[side(self.kind)][usize::from(self.index)] = Arc::downgrade(core);
         for partner in self.partners() {

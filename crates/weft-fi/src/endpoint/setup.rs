@@ -52,7 +52,8 @@ const MIN_MULTI_RECV_BYTES: usize = 64;
 pub(crate) struct Setup {
     /// The address vector.
     pub(crate) av: Option<Hold<Av>>,
-    /// The event queue: an endpoint with connections reports there, others only hold it so that it cannot be closed first.
+    /// The event queue: an endpoint with connections reports there, others only hold it so that it cannot be
+    /// closed first.
     pub(crate) eq: Option<Hold<Eq>>,
     /// The shared contexts.
     pub(crate) srx: Option<Hold<Ep>>,
@@ -67,7 +68,8 @@ pub(crate) struct Setup {
     pub(crate) local: Option<EpName>,
     /// The call that is to be answered (`fi_info.handle`), until it is.
     pub(crate) request: Option<Arc<Request>>,
-    /// The address under which the client knows this endpoint in formats of socket addresses, if it is not the endpoint's own.
+    /// The address under which the client knows this endpoint in formats of socket addresses, if it is not
+    /// the endpoint's own.
     pub(crate) shown: Option<EpName>,
     /// The address that was called.
     pub(crate) called: Option<EpName>,
@@ -99,8 +101,8 @@ fn receives(caps: u64) -> bool {
     includes(caps, sys::FI_MSG | sys::FI_TAGGED, sys::FI_SEND | sys::FI_RECV, sys::FI_RECV)
 }
 
-/// What peers may do at an endpoint with these capabilities. Where they may not, they are told that they lack the right, as at a
-/// region that does not grant it.
+/// What peers may do at an endpoint with these capabilities. Where they may not, they are told that they lack
+/// the right, as at a region that does not grant it.
 fn open_to(caps: u64) -> Access {
     let role = |role| {
         let all = sys::FI_READ | sys::FI_WRITE | sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE;
@@ -268,7 +270,8 @@ impl Ep {
         let without = if transmits(self.caps) {
             routes.tx.is_none()
         } else {
-            // One that also transmits may never receive: fi_recv is refused then, and the other queue makes it progress.
+            // One that also transmits may never receive: fi_recv is refused then, and the other queue makes
+            // it progress.
             receives(self.caps) && routes.rx.is_none()
         };
         // Receives that are shared complete here, too.

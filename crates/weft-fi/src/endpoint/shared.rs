@@ -1,12 +1,15 @@
-//! Shared contexts (fi_endpoint(3), "SHARED CONTEXTS"): receives that any of several endpoints may use, and one name for their sends.
+//! Shared contexts (fi_endpoint(3), "SHARED CONTEXTS"): receives that any of several endpoints may use, and
+//! one name for their sends.
 //!
-//! Place in the data flow: `fi_srx_context` makes an [`Ep`] whose core has no engine but [`Receives`]; what is posted to it goes to a
-//! pool of the engine's ([`weft_engine::Pool`]), from which the endpoints that it was bound to draw when a message finds no receive of
-//! their own. Completions are those of the endpoint that the message has reached. `fi_stx_context` makes a [`Stx`], which is no more
-//! than that: each endpoint sends by its own engine, whoever shares what with it.
+//! Place in the data flow: `fi_srx_context` makes an [`Ep`] whose core has no engine but [`Receives`]; what
+//! is posted to it goes to a pool of the engine's ([`weft_engine::Pool`]), from which the endpoints that it
+//! was bound to draw when a message finds no receive of their own. Completions are those of the endpoint that
+//! the message has reached. `fi_stx_context` makes a [`Stx`], which is no more than that: each endpoint sends
+//! by its own engine, whoever shares what with it.
 //!
-//! Invariants: the receive context's own lock is held while a receive is posted and offered to the endpoints, of which each is entered
-//! by a control call then. So completions that come of it are delivered by whoever makes progress there next, who is woken.
+//! Invariants: the receive context's own lock is held while a receive is posted and offered to the endpoints,
+//! of which each is entered by a control call then. So completions that come of it are delivered by whoever
+//! makes progress there next, who is woken.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -119,7 +122,8 @@ impl Receives {
 }
 
 impl Core {
-    /// What is added to the words of receives from a pool: whether their successes make entries here is for this endpoint to say.
+    /// What is added to the words of receives from a pool: whether their successes make entries here is for
+    /// this endpoint to say.
     pub(super) fn pool_user(&self) -> u64 {
         if self.bound.rx_selective() { 0 } else { User::new(0, true).word() }
     }
@@ -138,8 +142,8 @@ impl Core {
         canceled.map_or_else(Errno::size, |()| 0)
     }
 
-    /// Has the engine do something by a control call; whoever waits at this endpoint looks again if it says that something has
-    /// happened. `None`: there is no engine.
+    /// Has the engine do something by a control call; whoever waits at this endpoint looks again if it says
+    /// that something has happened. `None`: there is no engine.
     fn meddle<R>(&self, act: impl FnOnce(&mut Eng) -> (bool, R)) -> Option<R> {
         let mut state = self.control();
         let (happened, result) = act(state.engine.as_mut()?);

@@ -1,9 +1,10 @@
-//! Which functions a handle has: those of its endpoint's type, in the directions of its kind. The rest answers -FI_ENOSYS.
+//! Which functions a handle has: those of its endpoint's type, in the directions of its kind. The rest
+//! answers -FI_ENOSYS.
 //!
-//! Place in the data flow: a table is chosen once, when a handle is opened, so that no call looks at the type. Capabilities restrict
-//! what peers may do to an endpoint, and not what it may start itself: the same holds of libfabric's tcp, shm and sockets, and clients
-//! rely on it (Charm++ asks for FI_RMA with FI_REMOTE_READ, and reads). A handle may lack a queue for such operations; they answer
-//! -FI_ENOCQ then.
+//! Place in the data flow: a table is chosen once, when a handle is opened, so that no call looks at the
+//! type. Capabilities restrict what peers may do to an endpoint, and not what it may start itself: the same
+//! holds of libfabric's tcp, shm and sockets, and clients rely on it (Charm++ asks for FI_RMA with
+//! FI_REMOTE_READ, and reads). A handle may lack a queue for such operations; they answer -FI_ENOCQ then.
 
 use weft_fi_sys::{fi_ops_atomic, fi_ops_msg, fi_ops_rma, fi_ops_tagged};
 
@@ -12,7 +13,8 @@ use crate::endpoint::peer;
 use crate::info::EpType;
 use crate::{atomic, msg, noop, rma, tagged};
 
-/// Whether capabilities include a kind of operation: a primary one, and a modifier of those given, of which none means all.
+/// Whether capabilities include a kind of operation: a primary one, and a modifier of those given, of which
+/// none means all.
 pub(super) fn includes(caps: u64, primary: u64, modifiers: u64, wanted: u64) -> bool {
     caps & primary != 0 && (caps & modifiers == 0 || caps & wanted != 0)
 }

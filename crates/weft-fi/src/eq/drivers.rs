@@ -1,10 +1,12 @@
 //! What brings about the events of connections: the endpoints and passive endpoints that reading an event queue drives.
 //!
-//! Place in the data flow: `fi_eq_read`, `fi_eq_sread`, `fi_trywait` → [`Drivers`] → engines. Connections are made seldom, so there is
-//! none of the economy of [`crate::poll`]: a list behind a mutex, and a sleep that is cut in slices.
+//! Place in the data flow: `fi_eq_read`, `fi_eq_sread`, `fi_trywait` → [`Drivers`] → engines. Connections are
+//! made seldom, so there is none of the economy of [`crate::poll`]: a list behind a mutex, and a sleep that
+//! is cut in slices.
 //!
-//! No wake-up is lost: who sleeps has first parked all devices, which refuse if something has come, and found the queue still empty
-//! after it has hushed the bell ([`tried`]). The slices are for others, whose polls end the parking.
+//! No wake-up is lost: who sleeps has first parked all devices, which refuse if something has come, and found
+//! the queue still empty after it has hushed the bell ([`tried`]). The slices are for others, whose polls end
+//! the parking.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,7 +124,8 @@ impl Drivers {
         woken
     }
 
-    /// For `fi_trywait`: the client may sleep on the waker's descriptor until it reads again, if `arm` says so when everything is parked.
+    /// For `fi_trywait`: the client may sleep on the waker's descriptor until it reads again, if `arm` says
+    /// so when everything is parked.
     pub(super) fn may_sleep(&self, waker: &Waker, arm: impl FnOnce() -> bool) -> bool {
         let calls = self.tried.calls();
         let parked = self.park(waker, Sleep::Outside, |driver| !driver.is_relieved());

@@ -1,10 +1,12 @@
 //! `Rest`: whether the flusher sleeps until it is called, and how it is called.
 //!
-//! Place in the data flow: `note` of a [`weft_nic::Unsent`] → [`super::call`] → here; the thread's loop. It is a file of its own so that a
-//! model checker can try every interleaving with that note (`tests/loom_flusher.rs`).
+//! Place in the data flow: `note` of a [`weft_nic::Unsent`] → [`super::call`] → here; the thread's loop. It
+//! is a file of its own so that a model checker can try every interleaving with that note
+//! (`tests/loom_flusher.rs`).
 //!
-//! No call is lost: the thread says that it sleeps, fences, and looks whether anything is kept; whoever keeps something says so, fences, and
-//! looks whether the thread sleeps. A caller relies on the thread only once the thread exists: a start that another caller has begun may fail.
+//! No call is lost: the thread says that it sleeps, fences, and looks whether anything is kept; whoever keeps
+//! something says so, fences, and looks whether the thread sleeps. A caller relies on the thread only once
+//! the thread exists: a start that another caller has begun may fail.
 
 use super::sync::{AtomicBool, Ordering, fence};
 
@@ -23,8 +25,8 @@ impl Rest {
         Self { exists: AtomicBool::new(false), asleep: AtomicBool::new(false), stop: AtomicBool::new(false) }
     }
 
-    /// Something is kept. Returns whether the thread will write it. `wake` wakes the thread, or starts it where there is none, one caller at
-    /// a time, and returns whether it exists then.
+    /// Something is kept. Returns whether the thread will write it. `wake` wakes the thread, or starts it
+    /// where there is none, one caller at a time, and returns whether it exists then.
     pub(super) fn call(&self, wake: impl FnOnce() -> bool) -> bool {
         let sleeps = self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel);
         if sleeps || !self.exists.load(Ordering::Acquire) { wake() } else { true }

@@ -16,13 +16,14 @@ const MESSAGE_MODIFIERS: u64 = sys::FI_SEND | sys::FI_RECV;
 const RMA_MODIFIERS: u64 = sys::FI_READ | sys::FI_WRITE | sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE;
 /// Extras that cost nothing: granted unasked.
 const FREE: u64 = sys::FI_MULTI_RECV | sys::FI_SOURCE | sys::FI_FENCE | sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;
-/// Extras that cost something: every remote access raises an event; an endpoint may be entered by any thread that raises a
-/// counter; what strangers send is an error; addresses may name contexts of scalable endpoints.
+/// Extras that cost something: every remote access raises an event; an endpoint may be entered by any thread
+/// that raises a counter; what strangers send is an error; addresses may name contexts of scalable endpoints.
 const PAID: u64 = sys::FI_RMA_EVENT | sys::FI_TRIGGER | sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX | sys::FI_SHARED_AV;
 
 /// From API 2.0 on, tagged receives may be directed on their own, which FI_DIRECTED_RECV covers.
 const PRIMARY_2_0: u64 = v2::FI_TAGGED_DIRECTED_RECV;
-/// From API 2.0 on: receives must name their source. Granted only when asked for, alone (then they are directed) or besides.
+/// From API 2.0 on: receives must name their source. Granted only when asked for, alone (then they are
+/// directed) or besides.
 const EXACT_2_0: u64 = v2::FI_EXACT_DIRECTED_RECV;
 /// From API 2.0 on: multi-receives of tagged messages.
 const FREE_2_0: u64 = v2::FI_TAGGED_MULTI_RECV;
@@ -87,8 +88,8 @@ const fn full(api: u32, kind: EpType) -> u64 {
 
 /// The capabilities granted for `wanted` and for the attributes of contexts, or the rejection.
 ///
-/// A context may name capabilities that `wanted` lacks: libfabric's own providers compare either with what they have, not with each
-/// other.
+/// A context may name capabilities that `wanted` lacks: libfabric's own providers compare either with what
+/// they have, not with each other.
 pub(crate) fn grant(api: u32, kind: EpType, wanted: u64, contexts: u64) -> Result<u64, Errno> {
     for (what, wanted) in [("caps", wanted), ("caps of tx_attr and rx_attr", contexts)] {
         let unknown = wanted & !offered(api, kind);
@@ -146,8 +147,9 @@ pub(crate) const fn of_rx(caps: u64) -> u64 {
     caps & RX
 }
 
-/// Those of a context of a scalable endpoint that is opened with `context`. Where these name a kind of operation and no modifier of it, they
-/// say no more than the endpoint's: fi_getinfo gives what is left of a context's capabilities without those that do not matter to it.
+/// Those of a context of a scalable endpoint that is opened with `context`. Where these name a kind of
+/// operation and no modifier of it, they say no more than the endpoint's: fi_getinfo gives what is left of a
+/// context's capabilities without those that do not matter to it.
 pub(crate) const fn of_context(endpoint: u64, context: u64) -> u64 {
     const fn inherited(endpoint: u64, context: u64, all: u64) -> u64 {
         if context & all == 0 { endpoint & all } else { 0 }

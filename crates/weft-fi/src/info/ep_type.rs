@@ -19,7 +19,8 @@ pub(crate) enum EpType {
     Dgram,
 }
 
-/// An endpoint with one peer has no source to tell of, nor to choose. Operations that start by themselves name their peers by address.
+/// An endpoint with one peer has no source to tell of, nor to choose. Operations that start by themselves
+/// name their peers by address.
 const NOT_CONNECTED: u64 = sys::FI_DIRECTED_RECV
     | sys::FI_SOURCE
     | sys::FI_SOURCE_ERR
@@ -85,7 +86,8 @@ impl EpType {
         }
     }
 
-    /// The least that a peer may fill with messages for which there is no receive: what finds no room there is lost, or takes another way.
+    /// The least that a peer may fill with messages for which there is no receive: what finds no room there
+    /// is lost, or takes another way.
     pub(crate) const fn least_window_bytes(self) -> usize {
         match self {
             Self::Rdm | Self::Msg => 0,

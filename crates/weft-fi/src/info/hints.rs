@@ -82,8 +82,8 @@ impl Hints {
 }
 
 impl Hints {
-    /// Without the fabric and domain that fi_getinfo found open: where something is opened they restrict nothing, and they may
-    /// have been closed since.
+    /// Without the fabric and domain that fi_getinfo found open: where something is opened they restrict
+    /// nothing, and they may have been closed since.
     pub(crate) fn without_instances(mut self: Box<Self>) -> Box<Self> {
         if let Some(attr) = &mut self.domain {
             attr.domain = std::ptr::null_mut();

@@ -1,10 +1,12 @@
-//! What attributes ask of the network: the traffic class and the authorization key (fi_endpoint(3), "tclass", "auth_key").
+//! What attributes ask of the network: the traffic class and the authorization key (fi_endpoint(3), "tclass",
+//! "auth_key").
 //!
-//! Place in the data flow: `fi_domain`, `fi_endpoint`, `fi_scalable_ep` and `fi_passive_ep` make a [`Network`] of their `fi_info`;
-//! devices are set up with it. [`traffic_class`] also says what fi_getinfo may offer.
+//! Place in the data flow: `fi_domain`, `fi_endpoint`, `fi_scalable_ep` and `fi_passive_ep` make a
+//! [`Network`] of their `fi_info`; devices are set up with it. [`traffic_class`] also says what fi_getinfo
+//! may offer.
 //!
-//! A class is marked on TCP's packets as a differentiated services code point. Labels are those of RFC 4594 whose description fits,
-//! and of RFC 8622 for what may be starved.
+//! A class is marked on TCP's packets as a differentiated services code point. Labels are those of RFC 4594
+//! whose description fits, and of RFC 8622 for what may be starved.
 
 use weft_fi_sys as sys;
 

@@ -1,4 +1,5 @@
-//! What weft offers for given hints, or why not: pure values in, pure values out, but for what is open already (`domain/instance.rs`).
+//! What weft offers for given hints, or why not: pure values in, pure values out, but for what is open
+//! already (`domain/instance.rs`).
 //!
 //! Every attribute is handled in one of four ways: *fixed* (ours, and a hint may not exceed or contradict it),
 //! *echoed* (any value that libfabric knows is fine), *granted up to a limit*, or *ignored* (it only matters to
@@ -45,8 +46,8 @@ const TAG_GENERIC: u64 = 0xaaaa_aaaa_aaaa_aaaa;
 /// API version from which mr_mode is a set of bits.
 pub(crate) const V1_5: u32 = sys::version(1, 5);
 
-/// Completion levels and behaviours that may be defaults of a transmit context. FI_COMMIT_COMPLETE is not among them: there is no
-/// persistent memory.
+/// Completion levels and behaviours that may be defaults of a transmit context. FI_COMMIT_COMPLETE is not
+/// among them: there is no persistent memory.
 const TX_OP_FLAGS: u64 = sys::FI_COMPLETION
     | sys::FI_INJECT
     | sys::FI_INJECT_COMPLETE
@@ -394,7 +395,8 @@ const NO_DOMAIN: sys::fi_domain_attr = sys::fi_domain_attr {
 fn domain_attr(api: u32, hints: &Hints, params: &Params) -> Result<sys::fi_domain_attr, Errno> {
     let hint = hints.domain.unwrap_or(NO_DOMAIN);
     let domain_caps = caps::DOMAIN | caps::domain_extras(api);
-    // mr_key_size and max_ep_{tx,rx}_ctx say what a client can use, not what it needs: any is fine, and the answer says what there is.
+    // mr_key_size and max_ep_{tx,rx}_ctx say what a client can use, not what it needs: any is fine, and the
+    // answer says what there is.
     at_most("domain_attr->cq_data_size", hint.cq_data_size, DATA_BYTES)?;
     // Clients of older versions do not know of these fields.
     if api >= V1_5 {
@@ -457,13 +459,14 @@ fn progress(what: &str, api: u32, wanted: u32) -> Result<u32, Errno> {
     one_of(what, wanted, last, sys::FI_PROGRESS_MANUAL)
 }
 
-/// The registration mode (fi_mr(3), fi_domain(3)). weft requires none of the modes: a client may choose its keys,
-/// address regions by offset, register memory that is not allocated yet, and register nothing for local use. So,
-/// from API 1.5 on, the bits, which say what the client *can* do, are all cleared. The two old values name a mode
-/// that the client *wants*: they come back as they are, and registration follows them (BASIC: virtual addresses and
-/// keys of our choice). A client that sets bits in the `fi_info` it opens a domain with gets what those say, too.
-/// Before 1.5 there were only the two values; 0 leaves us the choice, which is FI_MR_BASIC as with libfabric's tcp, shm and sockets:
-/// a client that does not look at the answer uses virtual addresses and asks for keys.
+/// The registration mode (fi_mr(3), fi_domain(3)). weft requires none of the modes: a client may choose its
+/// keys, address regions by offset, register memory that is not allocated yet, and register nothing for local
+/// use. So, from API 1.5 on, the bits, which say what the client *can* do, are all cleared. The two old
+/// values name a mode that the client *wants*: they come back as they are, and registration follows them
+/// (BASIC: virtual addresses and keys of our choice). A client that sets bits in the `fi_info` it opens a
+/// domain with gets what those say, too. Before 1.5 there were only the two values; 0 leaves us the choice,
+/// which is FI_MR_BASIC as with libfabric's tcp, shm and sockets: a client that does not look at the answer
+/// uses virtual addresses and asks for keys.
 fn mr_mode(api: u32, wanted: i32) -> Result<i32, Errno> {
     match wanted {
         MR_BASIC | MR_SCALABLE => Ok(wanted),

@@ -7,11 +7,12 @@
 //!
 //! - RMA and atomics among each other are ordered up to [`ordered_rma_bytes`]; that is what the attributes
 //!   `max_order_{raw,war,waw}_size` are for, and the flags are granted with these limits.
-//! - An RMA operation after a send begins behind it in the stream: whoever sees what it did finds the message. (That the message has been
-//!   received cannot be meant: nobody may ever ask for it.)
-//! - A send after an RMA operation has no such limit in libfabric's attributes, so it must hold for all sizes. Where a client asks for
-//!   that (SAW: Global Arrays' ComEx), sends wait for earlier RMA operations to the same peer, and for nothing else: an earlier send may be
-//!   received only after this one. Clients that do not ask pay nothing.
+//! - An RMA operation after a send begins behind it in the stream: whoever sees what it did finds the
+//!   message. (That the message has been received cannot be meant: nobody may ever ask for it.)
+//! - A send after an RMA operation has no such limit in libfabric's attributes, so it must hold for all
+//!   sizes. Where a client asks for that (SAW: Global Arrays' ComEx), sends wait for earlier RMA operations
+//!   to the same peer, and for nothing else: an earlier send may be received only after this one. Clients
+//!   that do not ask pay nothing.
 //! - These two are not offered unasked.
 //! - Completions are written when operations complete, in whatever order that is: FI_ORDER_STRICT and FI_ORDER_DATA
 //!   as completion orders are not available. A short send after a long one would have to wait for it.

@@ -1,7 +1,8 @@
 //! The cell: who may enter when, and the order of the accesses that decide it.
 //!
-//! Place in the data flow: [`super`] says what it is for. It is a file of its own so that a model checker can try every interleaving
-//! (`tests/loom_lock.rs`); the primitives that the checker exchanges come from `super::sync`.
+//! Place in the data flow: [`super`] says what it is for. It is a file of its own so that a model checker can
+//! try every interleaving (`tests/loom_lock.rs`); the primitives that the checker exchanges come from
+//! `super::sync`.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -84,8 +85,8 @@ impl<T> Guarded<T> {
         Guard { cell: self, held: Held::Mutex }
     }
 
-    /// The owner met an intruder: it steps out and queues up. (It returns nothing, so that the compiler knows of every guard of
-    /// [`Guarded::lock`] what its end must undo.)
+    /// The owner met an intruder: it steps out and queues up. (It returns nothing, so that the compiler knows
+    /// of every guard of [`Guarded::lock`] what its end must undo.)
     #[cold]
     fn step_out(&self) {
         self.inside.store(false, Ordering::Release);

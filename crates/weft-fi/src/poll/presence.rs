@@ -1,8 +1,10 @@
-//! Who reads a queue or counter: so that a thread which reads several in turn is not deaf to the others while it naps on one.
+//! Who reads a queue or counter: so that a thread which reads several in turn is not deaf to the others while
+//! it naps on one.
 //!
-//! Place in the data flow: each read leaves its thread's mark ([`Presence::read_well`], [`Presence::read_in_vain`]), two instructions; before a
-//! nap the thread looks whether its mark is anywhere else ([`Presence::is_all_that_is_read`]). A nap ends when the devices of the queue's
-//! endpoints stir, so other queues of the same endpoints do not count.
+//! Place in the data flow: each read leaves its thread's mark ([`Presence::read_well`],
+//! [`Presence::read_in_vain`]), two instructions; before a nap the thread looks whether its mark is anywhere
+//! else ([`Presence::is_all_that_is_read`]). A nap ends when the devices of the queue's endpoints stir, so
+//! other queues of the same endpoints do not count.
 //!
 //! Marks are hints: one that is lost, or left by a thread that has ended, costs one nap too many or too few.
 
@@ -58,7 +60,8 @@ impl Presence {
         self.idle.store(0, Ordering::Relaxed);
     }
 
-    /// A read has found nothing after a round in which `done` things happened. Returns how often that has been so in a row.
+    /// A read has found nothing after a round in which `done` things happened. Returns how often that has
+    /// been so in a row.
     #[inline]
     pub(super) fn read_in_vain(&self, done: usize) -> u32 {
         self.reader.store(this_thread(), Ordering::Relaxed);
@@ -83,14 +86,15 @@ impl Presence {
     }
 }
 
-/// A number of this thread's that no other living thread has: its thread pointer, which takes one instruction. (A variable of the thread's
-/// takes a call in a library that is loaded late.)
+/// A number of this thread's that no other living thread has: its thread pointer, which takes one
+/// instruction. (A variable of the thread's takes a call in a library that is loaded late.)
 #[inline(always)]
 pub(crate) fn this_thread() -> usize {
     #[cfg(target_arch = "x86_64")]
     {
         let pointer;
-        // SAFETY: on x86-64 Linux the first word of a thread's control block, at fs:0, is the block's own address (ELF TLS, variant II).
+        // SAFETY: on x86-64 Linux the first word of a thread's control block, at fs:0, is the block's own
+        // address (ELF TLS, variant II).
         unsafe {
             std::arch::asm!("mov {}, fs:[0]", out(reg) pointer, options(pure, readonly, nostack, preserves_flags));
         }

@@ -1,18 +1,21 @@
-//! `Tried`: what a successful `fi_trywait` leaves behind until the thread reads again: parked devices, for a sleep that we cannot see.
+//! `Tried`: what a successful `fi_trywait` leaves behind until the thread reads again: parked devices, for a
+//! sleep that we cannot see.
 //!
-//! Place in the data flow: [`crate::poll`] and [`crate::eq`] → here → `park` and `unpark` of endpoints. It is a file of its own so that a
-//! model checker can try the interleavings (`tests/loom_trywait.rs`).
+//! Place in the data flow: [`crate::poll`] and [`crate::eq`] → here → `park` and `unpark` of endpoints. It is
+//! a file of its own so that a model checker can try the interleavings (`tests/loom_trywait.rs`).
 //!
-//! No wake-up is lost: the client sleeps only after the devices were parked, which refuse if something has come, and the queue was
-//! armed after that and found empty. Who polls an endpoint that is parked for others parks it again. Only a read by the thread that
-//! asked ends the parking: another thread may read the same queue and go away, while the sleeper still relies on it.
+//! No wake-up is lost: the client sleeps only after the devices were parked, which refuse if something has
+//! come, and the queue was armed after that and found empty. Who polls an endpoint that is parked for others
+//! parks it again. Only a read by the thread that asked ends the parking: another thread may read the same
+//! queue and go away, while the sleeper still relies on it.
 //!
-//! Where an endpoint joins, the bell is rung for those who have not parked it ([`Tried::call`]). Whoever takes that ring back, to sleep
-//! as well, may have woken nobody else by then: so everything that it has parked is parked for the other sleepers first.
+//! Where an endpoint joins, the bell is rung for those who have not parked it ([`Tried::call`]). Whoever
+//! takes that ring back, to sleep as well, may have woken nobody else by then: so everything that it has
+//! parked is parked for the other sleepers first.
 //!
-//! A counter's bell rings for all who sleep, but not all of them wait for the same value: whoever goes on waiting leaves it ringing until
-//! those who sleep outside have come back ([`Tried::take_back`]), or have had [`PATIENCE`] to. (A client may ask in one thread and sleep in
-//! another, so some never come back.)
+//! A counter's bell rings for all who sleep, but not all of them wait for the same value: whoever goes on
+//! waiting leaves it ringing until those who sleep outside have come back ([`Tried::take_back`]), or have had
+//! [`PATIENCE`] to. (A client may ask in one thread and sleep in another, so some never come back.)
 
 use std::time::Duration;
 
@@ -92,8 +95,8 @@ impl<C: Rest + Clone> Tried<C> {
         Self { some: AtomicBool::new(false), promises: Mutex::new(SmallVec::new()), calls: AtomicU64::new(0) }
     }
 
-    /// Whoever sleeps, or is about to, has to look for itself, and the bell is to be rung: an endpoint has joined, or changed in a way
-    /// that a sleeper did not expect, and may not be parked for it.
+    /// Whoever sleeps, or is about to, has to look for itself, and the bell is to be rung: an endpoint has
+    /// joined, or changed in a way that a sleeper did not expect, and may not be parked for it.
     #[cold]
     pub(crate) fn call(&self) {
         self.calls.fetch_add(1, Ordering::Release);
@@ -104,7 +107,8 @@ impl<C: Rest + Clone> Tried<C> {
         self.calls.load(Ordering::Acquire)
     }
 
-    /// `fi_trywait`: parks by `park` what the client drives, and arms what is waited for. True: the thread may sleep until it reads.
+    /// `fi_trywait`: parks by `park` what the client drives, and arms what is waited for. True: the thread
+    /// may sleep until it reads.
     pub(crate) fn ask(
         &self,
         thread: usize,
@@ -118,8 +122,9 @@ impl<C: Rest + Clone> Tried<C> {
         self.may_sleep(thread, calls, park(), waker, sleep, || self.arm(calls, arm, ring))
     }
 
-    /// Arms what is waited for, for a sleep before which there had been so many `calls`. False: not to be slept. If there was a call
-    /// since, the ring may have been taken back that was meant for others who sleep: the bell is rung again.
+    /// Arms what is waited for, for a sleep before which there had been so many `calls`. False: not to be
+    /// slept. If there was a call since, the ring may have been taken back that was meant for others who
+    /// sleep: the bell is rung again.
     pub(crate) fn arm(&self, calls: u64, arm: impl FnOnce() -> bool, ring: impl FnOnce()) -> bool {
         if !arm() {
             return false;
@@ -131,8 +136,9 @@ impl<C: Rest + Clone> Tried<C> {
         same
     }
 
-    /// For a sleeper with a wish of its own: takes earlier rings back by `hush`, and makes the wish. False: not to be slept, since it is `ready`,
-    /// or a ring was meant for somebody who may not have heard it yet. Then the bell is rung again.
+    /// For a sleeper with a wish of its own: takes earlier rings back by `hush`, and makes the wish. False:
+    /// not to be slept, since it is `ready`, or a ring was meant for somebody who may not have heard it yet.
+    /// Then the bell is rung again.
     pub(crate) fn take_back(
         &self,
         hush: impl FnOnce(),
@@ -161,13 +167,14 @@ impl<C: Rest + Clone> Tried<C> {
         awaits
     }
 
-    /// Whether there may be threads that sleep outside. Whoever arms after such a thread, by the same lock, is told of it.
+    /// Whether there may be threads that sleep outside. Whoever arms after such a thread, by the same lock,
+    /// is told of it.
     pub(crate) fn has_promised(&self) -> bool {
         self.some.load(Ordering::Relaxed)
     }
 
-    /// Whether the thread may sleep: all are `parked` ([`park`]) after there had been so many `calls`, and the queue, which is armed only then,
-    /// is still empty.
+    /// Whether the thread may sleep: all are `parked` ([`park`]) after there had been so many `calls`, and
+    /// the queue, which is armed only then, is still empty.
     pub(crate) fn may_sleep(
         &self,
         thread: usize,
@@ -195,8 +202,8 @@ impl<C: Rest + Clone> Tried<C> {
         armed
     }
 
-    /// Before a thread that has `parked` these for a sleep inside takes back the ring: parks them for those who sleep outside, too. False:
-    /// there is something to do.
+    /// Before a thread that has `parked` these for a sleep inside takes back the ring: parks them for those
+    /// who sleep outside, too. False: there is something to do.
     pub(crate) fn share(&self, parked: &[C], waker: &C::Waker, sleep: C::Sleep) -> bool {
         share(&mut self.promises.lock(), parked, waker, sleep)
     }

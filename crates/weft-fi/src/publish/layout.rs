@@ -1,12 +1,15 @@
 //! What an endpoint publishes: the layout of its memfd, for who writes it and for who reads it.
 //!
-//! Place in the data flow: [`super`] writes it; `weft stat` and `weft top` read it from outside, through `/proc/PID/fd`.
+//! Place in the data flow: [`super`] writes it; `weft stat` and `weft top` read it from outside, through
+//! `/proc/PID/fd`.
 //!
-//! Everything is 64-bit words, lowest byte first. The file begins with a head, which says how long the blocks are; a block of
-//! counters and a row for each peer follow at fixed places. Later versions may add words at the ends of blocks and rows: a reader
-//! takes what both know. A block begins and ends with the number of its round: where they differ it was read while it was written.
+//! Everything is 64-bit words, lowest byte first. The file begins with a head, which says how long the blocks
+//! are; a block of counters and a row for each peer follow at fixed places. Later versions may add words at
+//! the ends of blocks and rows: a reader takes what both know. A block begins and ends with the number of its
+//! round: where they differ it was read while it was written.
 //!
-//! Trust: none. Who writes may write anything; a reader takes numbers for numbers and looks at a bounded number of bytes.
+//! Trust: none. Who writes may write anything; a reader takes numbers for numbers and looks at a bounded
+//! number of bytes.
 
 use std::net::{Ipv6Addr, SocketAddr};
 

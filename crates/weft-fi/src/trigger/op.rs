@@ -1,8 +1,9 @@
 //! An operation that waits for its trigger, with vectors of its own, and how it starts.
 //!
-//! Place in the data flow: made from the same arguments as a call into the engine would get ([`Op::send`], …), kept in a
-//! program, and started by [`Core::start`] as the client's call would have been. What the engine would refuse is refused
-//! when the operation is submitted ([`Core::admit`]); what only turns out later becomes a failed completion.
+//! Place in the data flow: made from the same arguments as a call into the engine would get ([`Op::send`],
+//! …), kept in a program, and started by [`Core::start`] as the client's call would have been. What the
+//! engine would refuse is refused when the operation is submitted ([`Core::admit`]); what only turns out
+//! later becomes a failed completion.
 
 use smallvec::SmallVec;
 use weft_engine::amo::Amo;

@@ -1,13 +1,13 @@
 //! `Queue`: programs that several threads submit, set free and run.
 //!
-//! Place in the data flow: the machine ([`weft_engine::program`]) behind a lock that is held for its bookkeeping only. A
-//! counter that is raised calls [`Queue::look`], under whatever lock the raiser holds; acts are performed by
-//! [`Queue::run`], which its caller calls when it holds none. It is a file of its own so that a model checker can try every
-//! interleaving (`tests/loom_trigger.rs`).
+//! Place in the data flow: the machine ([`weft_engine::program`]) behind a lock that is held for its
+//! bookkeeping only. A counter that is raised calls [`Queue::look`], under whatever lock the raiser holds;
+//! acts are performed by [`Queue::run`], which its caller calls when it holds none. It is a file of its own
+//! so that a model checker can try every interleaving (`tests/loom_trigger.rs`).
 //!
-//! Invariants: the lock is a leaf: nothing else is locked, and no counter raised, inside it. One thread performs acts at
-//! a time, so that they are performed in order; a second one that would leaves them to the first, which looks again
-//! after each act and so misses none.
+//! Invariants: the lock is a leaf: nothing else is locked, and no counter raised, inside it. One thread
+//! performs acts at a time, so that they are performed in order; a second one that would leaves them to the
+//! first, which looks again after each act and so misses none.
 
 use weft_engine::program::{Counter, Finished, Full, Program, Programs};
 
@@ -71,8 +71,9 @@ impl<C: Counter, A, M> Queue<C, A, M> {
         }
     }
 
-    /// Ends the programs that are `wanted`; on return none of their acts is out or will be. What is returned, with all that was not
-    /// performed, must be dropped by a caller that holds no lock, who then runs the queue: others may have stood behind.
+    /// Ends the programs that are `wanted`; on return none of their acts is out or will be. What is returned,
+    /// with all that was not performed, must be dropped by a caller that holds no lock, who then runs the
+    /// queue: others may have stood behind.
     pub(crate) fn cancel(&self, wanted: impl FnMut(&M) -> bool) -> Vec<Finished<C, A, M>> {
         let mut programs = self.programs.lock();
         let cancelled = programs.cancel(wanted);

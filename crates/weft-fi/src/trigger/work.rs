@@ -3,15 +3,17 @@
 //! Place in the data flow: `fi_control(domain)` → here: the client's structures, which it may reuse as soon as the call
 //! returns, become a program of the domain's queue.
 //!
-//! With manual progress a counter that only work raises, or that work waits for, has no endpoint that reading it would drive;
-//! it drives all endpoints of the domain ([`Domain::drive`]), since any of them may bring about what it counts.
+//! With manual progress a counter that only work raises, or that work waits for, has no endpoint that reading
+//! it would drive; it drives all endpoints of the domain ([`Domain::drive`]), since any of them may bring
+//! about what it counts.
 //!
-//! Cancelling ends what has not started, and receives that have not been matched. What is under way is waited for: on return
-//! the client's buffers are its own again, or the answer is -FI_EBUSY.
+//! Cancelling ends what has not started, and receives that have not been matched. What is under way is waited
+//! for: on return the client's buffers are its own again, or the answer is -FI_EBUSY.
 //!
-//! Errors: -FI_ENOSYS for what no domain of weft does, and where the domain was opened without FI_TRIGGER; -FI_EOPNOTSUPP for
-//! an endpoint that was; -FI_EINVAL for contradictions, among them FI_INJECT; -FI_EDOMAIN for objects of another domain;
-//! -FI_EAGAIN when too much waits already; and what the operation's own call would answer.
+//! Errors: -FI_ENOSYS for what no domain of weft does, and where the domain was opened without FI_TRIGGER;
+//! -FI_EOPNOTSUPP for an endpoint that was; -FI_EINVAL for contradictions, among them FI_INJECT; -FI_EDOMAIN
+//! for objects of another domain; -FI_EAGAIN when too much waits already; and what the operation's own call
+//! would answer.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};

@@ -153,8 +153,8 @@ fn roles(lib: &Lib) {
     }
 }
 
-/// As Charm++ does: an endpoint opened from API 1.0, with no registration mode asked for, is to be read from, and reads itself. It may also
-/// write; what its peers may do is as asked.
+/// As Charm++ does: an endpoint opened from API 1.0, with no registration mode asked for, is to be read from,
+/// and reads itself. It may also write; what its peers may do is as asked.
 fn accesses_not_asked_for(lib: &Lib) {
     let open = || {
         let hints = lib.allocinfo();
@@ -179,8 +179,8 @@ fn accesses_not_asked_for(lib: &Lib) {
     assert_eq!(close(mr), 0);
 }
 
-/// A write, a read and an atomic operation, short and long, on a region of [`REGION_BYTES`]: all are done, or all are refused and
-/// nothing has happened.
+/// A write, a read and an atomic operation, short and long, on a region of [`REGION_BYTES`]: all are done, or
+/// all are refused and nothing has happened.
 #[track_caller]
 fn reaches(a: &Side<'_>, b: &Side<'_>, dest: u64, (region, key): (Watched, u64), allowed: bool) {
     let ended = |what: &str| match a.next(&[b]) {
@@ -208,8 +208,8 @@ fn reaches(a: &Side<'_>, b: &Side<'_>, dest: u64, (region, key): (Watched, u64),
     b.nothing(&[a]);
 }
 
-/// A region that belongs to one endpoint (FI_MR_ENDPOINT) is reached through that one, once it is enabled, and through no other of its
-/// domain: neither one that was there before nor one that comes later.
+/// A region that belongs to one endpoint (FI_MR_ENDPOINT) is reached through that one, once it is enabled,
+/// and through no other of its domain: neither one that was there before nor one that comes later.
 fn endpoints(lib: &Lib) {
     let b = Side::with_changed(lib, |info| info.domain().mr_mode = FI_MR_ENDPOINT);
     let (a, b, to_b, _) = acquaint(Side::new(lib), b);
@@ -342,7 +342,8 @@ fn virtual_addresses(lib: &Lib) {
 /// Bytes of each part of a [`patchwork`].
 const PART_BYTES: usize = 1 << 18;
 
-/// Memory in four parts: one that can be read and written, one that can only be read, one that cannot be touched, and one that is not there.
+/// Memory in four parts: one that can be read and written, one that can only be read, one that cannot be
+/// touched, and one that is not there.
 struct Patchwork(*mut u8);
 
 impl Patchwork {
@@ -381,7 +382,8 @@ fn register(side: &Side<'_>, buf: *mut u8, len: usize, key: u64) -> *mut fid_mr 
     mr
 }
 
-/// A write, a read, an atomic and a fetching operation: which of them are done. All others end by an error of the memory.
+/// A write, a read, an atomic and a fetching operation: which of them are done. All others end by an error of
+/// the memory.
 fn done_there(a: &Side<'_>, b: &Side<'_>, dest: u64, (key, addr): (u64, u64), len: usize) -> [bool; 4] {
     let ended = || match a.next(&[b]) {
         Outcome::Done(_) => true,
@@ -407,7 +409,8 @@ fn done_there(a: &Side<'_>, b: &Side<'_>, dest: u64, (key, addr): (u64, u64), le
     [write, read, atomic, ended()]
 }
 
-/// Registered memory that is protected, or not there, makes the operation fail; the target lives, and what is there can be reached.
+/// Registered memory that is protected, or not there, makes the operation fail; the target lives, and what is
+/// there can be reached.
 fn memory_that_is_not_there(lib: &Lib) {
     let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
     let patchwork = Patchwork::new();

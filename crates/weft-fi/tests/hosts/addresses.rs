@@ -35,7 +35,8 @@ fn native(lib: &Lib) {
     let numeric = lib.getinfo(api, Some(c"localhost"), Some(c"4711"), FI_NUMERICHOST, None);
     assert_eq!(numeric.map(|_| ()), Err(FI_ENODATA));
     assert!(lib.getinfo(api, Some(c"localhost"), Some(c"4711"), 0, None).is_ok());
-    // Not an address of this host (TEST-NET-1), so nothing can be opened on it. That this is tried does not show in errno.
+    // Not an address of this host (TEST-NET-1), so nothing can be opened on it. That this is tried does not
+    // show in errno.
     unsafe { libc::__errno_location().write(0) };
     let foreign = lib.getinfo(api, Some(c"192.0.2.1"), Some(c"4711"), FI_SOURCE, None);
     assert_eq!((unsafe { libc::__errno_location().read() }, foreign.map(|_| ())), (0, Err(FI_ENODATA)));

@@ -1,5 +1,5 @@
-//! Automatic progress for a target that never calls libfabric: it accepts connections, answers remote access, atomics and rendezvous in
-//! both directions, and starts deferred work.
+//! Automatic progress for a target that never calls libfabric: it accepts connections, answers remote access,
+//! atomics and rendezvous in both directions, and starts deferred work.
 //!
 //! And a sender with manual progress, which does not come back once its sends are complete.
 //!
@@ -221,7 +221,8 @@ fn a_crowd_of_sleepers(lib: &Lib) {
     }
 }
 
-/// With manual progress: what was sent arrives, though the sender calls nothing after it has read its last completion, or has injected.
+/// With manual progress: what was sent arrives, though the sender calls nothing after it has read its last
+/// completion, or has injected.
 fn a_sender_that_is_gone(lib: &Lib) {
     const MESSAGES: usize = 20;
     for threading in [FI_THREAD_SAFE, FI_THREAD_DOMAIN, FI_THREAD_COMPLETION] {

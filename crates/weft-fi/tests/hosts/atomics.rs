@@ -1,5 +1,5 @@
-//! Atomic operations: every operation on every type in every form, what is refused, what is reported, and that they stay
-//! atomic in every mix (fi_atomic(3)).
+//! Atomic operations: every operation on every type in every form, what is refused, what is reported, and
+//! that they stay atomic in every mix (fi_atomic(3)).
 
 pub(crate) mod calls;
 mod mixes;
@@ -193,8 +193,8 @@ fn known_values(lib: &Lib) {
     assert_eq!(close(mr), 0);
 }
 
-/// Numbers of any type with which operations do something: small integers as bytes say nothing to a float, but halves of
-/// its range and the like are fine, as long as nothing is a NaN, whose bits are not promised.
+/// Numbers of any type with which operations do something: small integers as bytes say nothing to a float,
+/// but halves of its range and the like are fine, as long as nothing is a NaN, whose bits are not promised.
 fn numbers(ty: Type, count: usize, seed: usize) -> Vec<u8> {
     let part = |n: usize| -> Vec<u8> {
         let small = i8::try_from(n * 7 % 11).unwrap() - 5;

@@ -1,9 +1,10 @@
-//! A barrier out of deferred work alone: recursive doubling over counters. With automatic progress no rank calls libfabric between its
-//! doorbell and its release, which it sees in its memory.
+//! A barrier out of deferred work alone: recursive doubling over counters. With automatic progress no rank
+//! calls libfabric between its doorbell and its release, which it sees in its memory.
 //!
-//! A counter knows no order: a message of step k may come before step k-1 has ended. So the counter of each step gets one from the
-//! step's receive and one from a counter-add that the step before sets free, and only both together set the next step free. Ranks beyond
-//! the largest power of two signal a rank within it first, and are released by it at the end.
+//! A counter knows no order: a message of step k may come before step k-1 has ended. So the counter of each
+//! step gets one from the step's receive and one from a counter-add that the step before sets free, and only
+//! both together set the next step free. Ranks beyond the largest power of two signal a rank within it first,
+//! and are released by it at the end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;

@@ -75,8 +75,8 @@ impl Lib {
 
     /// The library, without a decoy before it.
     pub(crate) fn load_alone(path: &Path) -> Self {
-        // Deep binding keeps a decoy from replacing the host's calls of its own functions. It would also keep the address sanitizer's
-        // allocator from replacing the library's.
+        // Deep binding keeps a decoy from replacing the host's calls of its own functions. It would also keep
+        // the address sanitizer's allocator from replacing the library's.
         let deep = if std::env::var_os("WEFT_TEST_ASAN").is_some() { 0 } else { libc::RTLD_DEEPBIND };
         let handle = open_library(path, libc::RTLD_NOW | libc::RTLD_LOCAL | deep);
         unsafe {

@@ -113,7 +113,8 @@ fn with_work(lib: &Lib) {
     works(&b, &c, to_c);
 }
 
-/// The peer of a receive that names it as its only source closes its endpoint: the receive ends, and one from anybody stays.
+/// The peer of a receive that names it as its only source closes its endpoint: the receive ends, and one from
+/// anybody stays.
 fn awaited(lib: &Lib) {
     let (a, mut b, to_b, _) = pair(lib);
     works(&a, &b, to_b);
@@ -128,8 +129,8 @@ fn awaited(lib: &Lib) {
     assert_eq!(a.next(&[]).failed().err, FI_ECANCELED);
 }
 
-/// The same where both know each other by host and port only, and the peer has called. Its call is taken for one from there since a call to
-/// there reaches it.
+/// The same where both know each other by host and port only, and the peer has called. Its call is taken for
+/// one from there since a call to there reaches it.
 fn awaited_at_a_socket(lib: &Lib) {
     let side = || Side::with(lib, 0, |hints| hints.get().addr_format = FI_SOCKADDR_IN);
     let (a, mut b) = (side(), side());
@@ -147,8 +148,8 @@ fn awaited_at_a_socket(lib: &Lib) {
     assert_eq!((failed.err, failed.op_context as usize), (FI_ESHUTDOWN, 3));
 }
 
-/// While one thread closes an endpoint, which takes its time, another one closes a region, and the counter of that: peers do not reach it
-/// afterwards, although they are served until the end.
+/// While one thread closes an endpoint, which takes its time, another one closes a region, and the counter of
+/// that: peers do not reach it afterwards, although they are served until the end.
 fn regions_meanwhile(lib: &Lib) {
     const KEY: u64 = 1;
     for _ in 0..3 {

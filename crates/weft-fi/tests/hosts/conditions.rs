@@ -1,5 +1,5 @@
-//! Clients that wait on a mutex and a condition variable (FI_WAIT_MUTEX_COND) as fi_poll(3) has it: the mutex is held from before
-//! `fi_trywait` until the wait, which lets go of it.
+//! Clients that wait on a mutex and a condition variable (FI_WAIT_MUTEX_COND) as fi_poll(3) has it: the mutex
+//! is held from before `fi_trywait` until the wait, which lets go of it.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;

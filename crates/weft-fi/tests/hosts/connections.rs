@@ -1,4 +1,5 @@
-//! Connections (FI_EP_MSG): made, refused, aborted, used and ended, between endpoints of one process and with one that dies.
+//! Connections (FI_EP_MSG): made, refused, aborted, used and ended, between endpoints of one process and with
+//! one that dies.
 
 pub(crate) mod ends;
 mod trouble;
@@ -143,7 +144,8 @@ fn limits(lib: &Lib) {
     meet(&a, &b, data);
 }
 
-/// What the other side has to say is cut to the room that the client has for it (fi_eq(3)); for the entry itself there must be room.
+/// What the other side has to say is cut to the room that the client has for it (fi_eq(3)); for the entry
+/// itself there must be room.
 fn little_room(lib: &Lib) {
     const ENTRY: usize = size_of::<fi_eq_cm_entry>();
     let read = |eq: Queue, room: usize, flags: u64| {
@@ -311,7 +313,8 @@ fn crowd(lib: &Lib) {
     drop(lib.own(info));
 }
 
-/// With socket addresses an endpoint that answers is known by the listener's, and an endpoint may take over a passive one's.
+/// With socket addresses an endpoint that answers is known by the listener's, and an endpoint may take over a
+/// passive one's.
 fn sockets(lib: &Lib) {
     let format = |hints: &crate::client::Info<'_>| hints.get().addr_format = FI_SOCKADDR_IN;
     let any: [u8; 16] = [2, 0, 0, 0, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -395,7 +398,8 @@ fn waiting(lib: &Lib) {
     });
 }
 
-/// With automatic progress of control operations a connection is made although its caller does nothing more for it (fi_domain(3)).
+/// With automatic progress of control operations a connection is made although its caller does nothing more
+/// for it (fi_domain(3)).
 fn unattended(lib: &Lib) {
     let listener = Listener::new(lib);
     let a = End::with(lib, |hints| {

@@ -100,7 +100,8 @@ fn pairs(lib: &Lib) {
     assert_eq!((dropped(&a), dropped(&b)), (0, 0));
 }
 
-/// A receiver that does not ask for anything bounds nobody but itself: sends succeed, what it has no room for is dropped and counted.
+/// A receiver that does not ask for anything bounds nobody but itself: sends succeed, what it has no room for
+/// is dropped and counted.
 fn deaf(lib: &Lib) {
     let (a, b, to_b, to_a) = acquaint(side(lib), side(lib));
     let source = pattern(4000);

@@ -1,5 +1,5 @@
-//! A client forks while it has endpoints open, with threads of ours at work: the child, which has none of them, can end as it likes, and
-//! the parent goes on.
+//! A client forks while it has endpoints open, with threads of ours at work: the child, which has none of
+//! them, can end as it likes, and the parent goes on.
 
 use std::io::Read;
 use std::os::fd::{FromRawFd, RawFd};
@@ -106,7 +106,8 @@ fn a_child_exits(lib: &Lib) {
     works(&a, &b, to_b);
 }
 
-/// A handler of a signal that interrupts a read of a queue ends the program, while our thread is at work on the endpoint.
+/// A handler of a signal that interrupts a read of a queue ends the program, while our thread is at work on
+/// the endpoint.
 fn a_handler_exits(lib: &Lib) {
     const POLLING: Duration = Duration::from_micros(300);
     static READING: AtomicBool = AtomicBool::new(false);
@@ -156,8 +157,8 @@ fn a_child_asks(lib: &Lib) {
     assert_eq!(lib.ask(api, None).unwrap().domain().domain, side.opened.domain);
 }
 
-/// The child closes what it has inherited, as destructors do at the end of a program: its parent goes on, and loses nothing of what was
-/// under way.
+/// The child closes what it has inherited, as destructors do at the end of a program: its parent goes on, and
+/// loses nothing of what was under way.
 fn a_child_closes(lib: &Lib) {
     for progress in [FI_PROGRESS_MANUAL, FI_PROGRESS_AUTO] {
         let open = || Side::with(lib, 0, |hints| hints.domain().data_progress = progress);
@@ -262,8 +263,8 @@ impl Drop for Trap {
 struct Shared<'a, 'b>(&'a Side<'b>);
 unsafe impl Send for Shared<'_, '_> {}
 
-/// The process forks while another thread is inside the endpoint, a queue's list of endpoints, or the queue itself. The child
-/// can close everything all the same, and the parent goes on.
+/// The process forks while another thread is inside the endpoint, a queue's list of endpoints, or the queue
+/// itself. The child can close everything all the same, and the parent goes on.
 fn a_child_closes_what_is_locked(lib: &Lib) {
     const BYTES: usize = 8;
     let child_closes = |a: &Side<'_>, b: &Side<'_>| {
@@ -337,7 +338,8 @@ fn a_child_outlives_an_endpoint(lib: &Lib) {
     assert_eq!(c.next(&[&a]).failed().err, FI_ECONNREFUSED);
 }
 
-/// A queue's descriptor tells nothing more of an endpoint that was closed, though a message had come there that nobody has asked for.
+/// A queue's descriptor tells nothing more of an endpoint that was closed, though a message had come there
+/// that nobody has asked for.
 fn a_child_outlives_a_sleepers_endpoint(lib: &Lib) {
     let (a, mut b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
     works(&a, &b, to_b);

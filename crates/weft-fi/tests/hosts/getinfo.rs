@@ -199,7 +199,8 @@ pub(crate) fn rejections(lib: &Lib) {
     assert!(lib.ask(api, Some(&hints)).is_ok(), "the same hints without the attribute");
 }
 
-/// A client that names the fabric or the domain it has open gets that one, and the first that is open only if it names none.
+/// A client that names the fabric or the domain it has open gets that one, and the first that is open only if
+/// it names none.
 pub(crate) fn instances(lib: &Lib) {
     let api = lib.newest();
     let info = lib.ask(api, None).unwrap();
@@ -282,7 +283,8 @@ fn as_opened(lib: &Lib) {
     assert_eq!(endpoint.map(close), Ok(0));
 }
 
-/// A domain serves those, too, who ask for less than it was opened for, but not with several contexts where none was spoken of.
+/// A domain serves those, too, who ask for less than it was opened for, but not with several contexts where
+/// none was spoken of.
 fn for_less(lib: &Lib) {
     let api = lib.newest();
     let hints = hinted(lib, FI_TAGGED);
@@ -353,8 +355,9 @@ pub(crate) fn no_layers(lib: &Lib) {
     }
 }
 
-/// Two host libraries in one process have the provider, each for itself: what one opens is not shown to the other, structures
-/// come from the library that asked, and the log lines of a call go there. Their endpoints reach each other.
+/// Two host libraries in one process have the provider, each for itself: what one opens is not shown to the
+/// other, structures come from the library that asked, and the log lines of a call go there. Their endpoints
+/// reach each other.
 pub(crate) fn second_host(first: &Path, second: &Path) {
     let libs = [first, second].map(Lib::load_alone);
     let lines = libs.each_ref().map(Lib::count_log_lines);

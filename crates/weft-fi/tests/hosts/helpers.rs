@@ -1,5 +1,5 @@
-//! The system refuses what weft builds on: threads, descriptors, files in memory. What can be done without is; else the errno, and the log, name
-//! what is missing. What was refused is asked for again later.
+//! The system refuses what weft builds on: threads, descriptors, files in memory. What can be done without
+//! is; else the errno, and the log, name what is missing. What was refused is asked for again later.
 
 use std::ffi::{CString, c_int};
 use std::ptr::null_mut;
@@ -58,8 +58,8 @@ fn has_thread(name: &str) -> bool {
     names.into_iter().any(|comm| comm.trim() == name)
 }
 
-/// Sends some messages in a row, of which TCP gathers the later ones, and calls nothing more. They leave all the same: written by weft's
-/// thread, or, where the system refuses it, at once.
+/// Sends some messages in a row, of which TCP gathers the later ones, and calls nothing more. They leave all
+/// the same: written by weft's thread, or, where the system refuses it, at once.
 fn nothing_is_kept_without_a_thread(lib: &Lib) {
     const MESSAGES: usize = 5;
     const FLUSHER: &str = "weft-flusher";

@@ -1,5 +1,5 @@
-//! Fuzz target: what clients give to `fi_getinfo`. Every answer is one of the errors that fi_getinfo(3) knows, or what is found can be
-//! given as hints again.
+//! Fuzz target: what clients give to `fi_getinfo`. Every answer is one of the errors that fi_getinfo(3)
+//! knows, or what is found can be given as hints again.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_void};
@@ -14,7 +14,8 @@ const NODES: [&CStr; 6] = [c"127.0.0.1", c"::1", c"fi_sockaddr_in://127.0.0.1:5"
 const SERVICES: [&CStr; 5] = [c"0", c"47592", c"65536", c"-1", c"fi_sockaddr_in6://[::1]:70000"];
 const STRINGS: [&CStr; 4] = [c"weft", c"", c"weft;ofi_rxm", c"lo"];
 
-/// Words of the attributes that are numbers, by structure: (how many, those that are pointers or lengths of what they point to).
+/// Words of the attributes that are numbers, by structure: (how many, those that are pointers or lengths of
+/// what they point to).
 const TX: (usize, &[usize]) = (size_of::<fi_tx_attr>() / 8, &[]);
 const RX: (usize, &[usize]) = (size_of::<fi_rx_attr>() / 8, &[]);
 const EP: (usize, &[usize]) = (size_of::<fi_ep_attr>() / 8, &[10, 11]);

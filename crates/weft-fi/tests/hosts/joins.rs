@@ -1,5 +1,5 @@
-//! A thread sleeps on a queue or counter, and only then comes what makes events or completions there: an endpoint is opened, a passive
-//! one listens, a connection is begun. It is woken by what these bring.
+//! A thread sleeps on a queue or counter, and only then comes what makes events or completions there: an
+//! endpoint is opened, a passive one listens, a connection is begun. It is woken by what these bring.
 //!
 //! Between the moment at which it sleeps and the end of its sleep nobody else drives what it sleeps on.
 
@@ -125,7 +125,8 @@ fn a_listener_begins_beside_a_descriptor(lib: &Lib) {
     drop(lib.own(info_of(&event)));
 }
 
-/// Beside a client that sleeps on the descriptor another thread reads the queue while a call is on its way, and goes away.
+/// Beside a client that sleeps on the descriptor another thread reads the queue while a call is on its way,
+/// and goes away.
 fn a_reader_beside_a_sleeper(lib: &Lib) {
     let listener = Listener::new(lib);
     let (fabric, eq) = (listener.opened.fabric, listener.eq);
@@ -145,7 +146,8 @@ fn a_reader_beside_a_sleeper(lib: &Lib) {
     }
 }
 
-/// A message comes to a client that sleeps on an object's descriptor since before the object was ready for it. Nobody else drives its side.
+/// A message comes to a client that sleeps on an object's descriptor since before the object was ready for
+/// it. Nobody else drives its side.
 fn message_wakes<F>(a: &Side<'_>, b: &Side<'_>, object: *mut F) {
     let fd = descriptor(object);
     let to_b = a.insert(&b.name());
@@ -184,7 +186,8 @@ fn an_endpoint_joins_a_queue(lib: &Lib) {
     assert_eq!(close(first), 0);
 }
 
-/// Beside a client that sleeps on a counter the counter is bound to an endpoint that works already, or to a memory region.
+/// Beside a client that sleeps on a counter the counter is bound to an endpoint that works already, or to a
+/// memory region.
 fn an_endpoint_joins_a_counter(lib: &Lib) {
     let (a, mut b, to_b, _) = pair(lib);
     works(&a, &b, to_b);
@@ -207,8 +210,8 @@ fn an_endpoint_joins_a_counter(lib: &Lib) {
     assert_eq!([close(mr), close(written), close(received)], [0; 3]);
 }
 
-/// Beside a client that sleeps on the descriptor of a completion queue a region is closed that a peer reads: what comes while the
-/// closing waits for that peer wakes the sleeper.
+/// Beside a client that sleeps on the descriptor of a completion queue a region is closed that a peer reads:
+/// what comes while the closing waits for that peer wakes the sleeper.
 fn a_region_leaves(lib: &Lib) {
     const KEY: u64 = 7;
     let (reader, b, to_b, _) = pair(lib);
@@ -249,7 +252,8 @@ fn share(side: &Side<'_>) -> *mut fid_ep {
     srx
 }
 
-/// Looks for a message in a shared context, which makes progress at its endpoint. Nobody else does while `meanwhile` runs.
+/// Looks for a message in a shared context, which makes progress at its endpoint. Nobody else does while
+/// `meanwhile` runs.
 fn beside_a_peek(side: &Side<'_>, srx: *mut fid_ep, meanwhile: impl FnOnce()) {
     let args = Args { flags: FI_PEEK, ..Args::new(memory(8), 0) };
     assert_eq!(unsafe { (call("fi_trecvmsg").run)(srx, &args) }, 0);
@@ -257,8 +261,8 @@ fn beside_a_peek(side: &Side<'_>, srx: *mut fid_ep, meanwhile: impl FnOnce()) {
     assert_eq!(side.next(&[]).failed().err, FI_ENOMSG);
 }
 
-/// Beside a client that sleeps on the descriptor of an event queue another thread looks for a message in a receive context that the endpoint
-/// shares. What becomes of the connection wakes the sleeper all the same.
+/// Beside a client that sleeps on the descriptor of an event queue another thread looks for a message in a
+/// receive context that the endpoint shares. What becomes of the connection wakes the sleeper all the same.
 fn a_peek_beside_an_event_queue(lib: &Lib) {
     let listener = Listener::new(lib);
     let mut a = End::with(lib, |hints| hints.ep().rx_ctx_cnt = FI_SHARED_CONTEXT as usize);

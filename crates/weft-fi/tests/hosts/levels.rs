@@ -1,5 +1,5 @@
-//! When operations complete, and what is counted: completion levels as distinct moments, remote events once for each operation, and
-//! how much room is left.
+//! When operations complete, and what is counted: completion levels as distinct moments, remote events once
+//! for each operation, and how much room is left.
 
 use std::ffi::c_void;
 
@@ -34,8 +34,8 @@ fn tcp() -> bool {
     std::env::var("FI_WEFT_SHM").is_ok_and(|value| value == "0")
 }
 
-/// With FI_ORDER_SAW, or every order that there is, a send follows the writes before it, however long these are. It does not wait for an
-/// earlier send, which may be received after it; nor does a write.
+/// With FI_ORDER_SAW, or every order that there is, a send follows the writes before it, however long these
+/// are. It does not wait for an earlier send, which may be received after it; nor does a write.
 fn sends_after_accesses(lib: &Lib) {
     for order in [FI_ORDER_SAW, FI_ORDER_STRICT] {
         for len in LENGTHS {
@@ -69,8 +69,8 @@ fn alone(side: &Side<'_>, context: usize) -> bool {
     (0..300).any(|_| side.poll().is_some_and(|outcome| outcome.done().op_context as usize == context))
 }
 
-/// Inject complete: the buffer is free. Transmit complete: the peer's endpoint has the message, whatever becomes of us; in shared
-/// memory it has it at once. Delivery and match complete: somebody has received it.
+/// Inject complete: the buffer is free. Transmit complete: the peer's endpoint has the message, whatever
+/// becomes of us; in shared memory it has it at once. Delivery and match complete: somebody has received it.
 fn moments(lib: &Lib) {
     for name in ["fi_sendmsg", "fi_tsendmsg"] {
         for len in LENGTHS {
@@ -159,8 +159,8 @@ fn inject_frees_its_buffer(lib: &Lib) {
     }
 }
 
-/// What a function without a context accepts needs no more progress of its endpoint, also where counters tell of it: the client may
-/// go on to wait for the effect elsewhere.
+/// What a function without a context accepts needs no more progress of its endpoint, also where counters tell
+/// of it: the client may go on to wait for the effect elsewhere.
 fn injects_leave(lib: &Lib) {
     for counted in [false, true] {
         let (a, b, to_b, _) = pair(lib);
@@ -211,7 +211,8 @@ fn multi(side: &Side<'_>, write: bool, local: &mut [u8], remote: &[fi_rma_iov], 
     assert_eq!(unsafe { call(side.ep, &raw const msg, flags) }, 0);
 }
 
-/// Counters of an endpoint and of regions rise by one for each operation, however many pieces it has and whichever of them are long.
+/// Counters of an endpoint and of regions rise by one for each operation, however many pieces it has and
+/// whichever of them are long.
 fn remote_events(lib: &Lib) {
     let rig = Rig::new(lib, FI_PROGRESS_MANUAL);
     let (a, b) = (&rig.a, &rig.b);

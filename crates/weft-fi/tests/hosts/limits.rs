@@ -61,7 +61,8 @@ fn full_transmit_queue(lib: &Lib) {
     works(&a, &b, to_b);
 }
 
-/// Messages that wait for receives of the peer take no place: a client that starts many sends before its receives goes on.
+/// Messages that wait for receives of the peer take no place: a client that starts many sends before its
+/// receives goes on.
 fn messages_without_receives(lib: &Lib) {
     const MESSAGES: usize = 8 * DEPTH;
     let a = Side::with(lib, 0, |hints| hints.tx().size = DEPTH);
@@ -79,7 +80,8 @@ fn messages_without_receives(lib: &Lib) {
     works(&a, &b, to_b);
 }
 
-/// A receive at a null pointer with a length takes a message of no bytes. One of more bytes ends it by an error, and harms nothing else.
+/// A receive at a null pointer with a length takes a message of no bytes. One of more bytes ends it by an
+/// error, and harms nothing else.
 fn receives_without_memory(lib: &Lib) {
     let (a, b, to_b, _) = pair(lib);
     let send = |recv: &str, len| {
@@ -262,8 +264,8 @@ fn unasked(a: &Side<'_>, b: &Side<'_>, to_b: u64) {
     assert_eq!(close(mr), 0);
 }
 
-/// A client whose buffer is full posts the next one while it reads (GASNet does, and takes a refusal for an error): so that is accepted,
-/// though the queue holds more than its size.
+/// A client whose buffer is full posts the next one while it reads (GASNet does, and takes a refusal for an
+/// error): so that is accepted, though the queue holds more than its size.
 fn multi_receives_over_a_full_queue(lib: &Lib) {
     const SENT: usize = 20;
     let (a, b, to_b, _) = acquaint(Side::new(lib), Side::with(lib, DEPTH, |_| ()));

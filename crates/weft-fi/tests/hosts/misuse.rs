@@ -491,7 +491,8 @@ fn unsupported(lib: &Lib) {
     works(&a, &b, to_b);
 }
 
-/// What the slot answers that follows those of 1.17, if there is one: later headers call it without looking at the table's size.
+/// What the slot answers that follows those of 1.17, if there is one: later headers call it without looking
+/// at the table's size.
 unsafe fn next_slot<O, T>(object: *mut O, table: *const T) -> Option<c_int> {
     type Call = unsafe extern "C" fn(*mut c_void, u64, *mut c_void, *mut c_void) -> c_int;
     unsafe {

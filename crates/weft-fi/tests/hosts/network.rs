@@ -28,7 +28,8 @@ pub(crate) fn job_key(lib: &Lib) {
 
 /// With a job key that is empty nothing opens that would communicate without one.
 pub(crate) fn empty_job_key(lib: &Lib) {
-    // Not by the group's environment, where an empty value is none. Only this thread runs, and the provider reads the variable later.
+    // Not by the group's environment, where an empty value is none. Only this thread runs, and the provider
+    // reads the variable later.
     unsafe { std::env::set_var(JOB_KEY.0, "") };
     let info = lib.ask(lib.newest(), None).unwrap();
     let fabric = lib.fabric(&info);
@@ -89,7 +90,8 @@ fn keys(lib: &Lib) {
     agree(lib, &cases);
 }
 
-/// The environment's key is that of all who have none, and of nobody else: who has been given that same key in another way has it, too.
+/// The environment's key is that of all who have none, and of nobody else: who has been given that same key
+/// in another way has it, too.
 fn keys_of_the_job(lib: &Lib) {
     let (red, green) = (Some(c"red"), Some(c"green"));
     let cases = [

@@ -1,7 +1,8 @@
 //! The answers of fi_getinfo beside those of libfabric's own providers, in the same library and for the same hints.
 //!
-//! A client that works over tcp, shm or sockets works over weft: where one of them accepts hints, so does weft, and its answer is worth
-//! as much to the client. Every difference that is meant stands in [`MEANT`], with its reason.
+//! A client that works over tcp, shm or sockets works over weft: where one of them accepts hints, so does
+//! weft, and its answer is worth as much to the client. Every difference that is meant stands in [`MEANT`],
+//! with its reason.
 
 use std::ffi::CStr;
 

@@ -124,8 +124,8 @@ fn go_away(side: &Side<'_>, to: u64) {
     assert_eq!(until(|| side.poll()).done().op_context as usize, DATA);
 }
 
-/// The same after having polled all the time, so that the progress thread has stepped back. Waits for the last byte only: until
-/// it is there nothing is called.
+/// The same after having polled all the time, so that the progress thread has stepped back. Waits for the
+/// last byte only: until it is there nothing is called.
 fn stop_polling(side: &Side<'_>, to: u64) {
     let (target, expected) = (memory(LENGTHS[3]), pattern(LENGTHS[3]));
     let last = Watched::new(&mut target[LENGTHS[3] - 1..]);
@@ -170,8 +170,9 @@ fn say_more(side: &Side<'_>, to: u64) {
     assert!(soonest < RELIEF / 2, "{soonest:?}");
 }
 
-/// Posts, is away for less than a tick, and polls until it has what it posted for. The progress thread finds out, and brings the
-/// data meanwhile, where it has a processor for that: the client keeps to the first, the thread to the second.
+/// Posts, is away for less than a tick, and polls until it has what it posted for. The progress thread finds
+/// out, and brings the data meanwhile, where it has a processor for that: the client keeps to the first, the
+/// thread to the second.
 fn be_away_mostly(side: &Side<'_>, to: u64) {
     let (target, expected) = (memory(LENGTHS[2]), pattern(LENGTHS[2]));
     let last = Watched::new(&mut target[LENGTHS[2] - 1..]);

@@ -1,7 +1,8 @@
-//! What endpoints publish for `weft stat`: right numbers, one descriptor for each endpoint, which goes with it, for nobody else's eyes;
-//! and an endpoint that cannot publish works all the same.
+//! What endpoints publish for `weft stat`: right numbers, one descriptor for each endpoint, which goes with
+//! it, for nobody else's eyes; and an endpoint that cannot publish works all the same.
 //!
-//! What is counted in seldom cases has a scene that brings the case about; that no two words are confused is a unit test of `publish.rs`.
+//! What is counted in seldom cases has a scene that brings the case about; that no two words are confused is
+//! a unit test of `publish.rs`.
 
 use std::io::Write;
 use std::net::{Ipv6Addr, SocketAddr, TcpStream};
@@ -139,7 +140,8 @@ fn counts(lib: &Lib) {
     assert_eq!(pages().len(), 0);
 }
 
-/// A message counts as matched on arrival, or on posting, or not yet; one that is thrown away was never matched, and accesses are none.
+/// A message counts as matched on arrival, or on posting, or not yet; one that is thrown away was never
+/// matched, and accesses are none.
 fn matches(lib: &Lib) {
     let (a, b, to_b, _) = pair(lib);
     works(&a, &b, to_b);
@@ -272,7 +274,8 @@ fn breaks(lib: &Lib) {
     assert_eq!((peer.messages_sent, peer.links_up, peer.links_down), (2, 1, 0), "{peer:?}");
 }
 
-/// Of messages that wait for each other each is sent and received by a call of its own; the sockets are asked for as well.
+/// Of messages that wait for each other each is sent and received by a call of its own; the sockets are asked
+/// for as well.
 fn system_calls(lib: &Lib) {
     let (a, b, to_b, to_a) = pair(lib);
     works(&a, &b, to_b);

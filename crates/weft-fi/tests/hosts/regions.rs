@@ -71,8 +71,8 @@ fn keys(lib: &Lib) {
     assert_eq!(close(whole), 0);
 }
 
-/// Modes in which we choose: every registration has its own key, whatever is asked for, and nobody finds it by trying: keys are
-/// spread over all 64 bits, and not repeated.
+/// Modes in which we choose: every registration has its own key, whatever is asked for, and nobody finds it
+/// by trying: keys are spread over all 64 bits, and not repeated.
 fn provider_keys(lib: &Lib) {
     for mode in [FI_MR_BASIC as c_int, FI_MR_PROV_KEY | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_LOCAL] {
         let opened = opened(lib, mode);

@@ -1,5 +1,5 @@
-//! The registration cache through the table of its extension: on a simulated device that demands registration, and on shared memory,
-//! which does not.
+//! The registration cache through the table of its extension: on a simulated device that demands
+//! registration, and on shared memory, which does not.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;

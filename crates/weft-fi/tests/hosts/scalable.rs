@@ -415,7 +415,8 @@ fn older_attributes(lib: &Lib) {
     assert!(is_all(&room[len..], 0xff));
 }
 
-/// Attributes of a context that name no role leave it those of its endpoint, also where the endpoint has none in that direction.
+/// Attributes of a context that name no role leave it those of its endpoint, also where the endpoint has none
+/// in that direction.
 fn as_little(lib: &Lib) {
     let with = |caps| Many::of(Side::unbound(lib, 0, |hints| hints.get().caps = caps | FI_NAMED_RX_CTX), 1, 1);
     let (a, mut b) = (Many::new(lib, 1, 1, 0), with(FI_MSG | FI_RMA | FI_READ | FI_WRITE));
@@ -442,7 +443,8 @@ fn as_little(lib: &Lib) {
     assert_eq!(receiver.rx[0].run("fi_send", &Args::new(memory(8), 0)), err(FI_ENOSYS));
 }
 
-/// Receive contexts have the devices that their endpoint has opened, shared memory among them; transmit contexts have their own.
+/// Receive contexts have the devices that their endpoint has opened, shared memory among them; transmit
+/// contexts have their own.
 fn shared_memory(lib: &Lib) {
     let many = Many::new(lib, 1, 1, 0);
     (many.side.info.ep().tx_ctx_cnt, many.side.info.ep().rx_ctx_cnt) = (1, 1);
@@ -574,8 +576,9 @@ fn threads(lib: &Lib) {
     });
 }
 
-/// Contexts drive each other. A domain that was opened for them is ready for that at every level of threading; one that was not refuses them
-/// where the client may use each context in a thread of its own without a word.
+/// Contexts drive each other. A domain that was opened for them is ready for that at every level of
+/// threading; one that was not refuses them where the client may use each context in a thread of its own
+/// without a word.
 fn levels(lib: &Lib) {
     let levels = [FI_THREAD_SAFE, FI_THREAD_FID, FI_THREAD_DOMAIN, FI_THREAD_COMPLETION, FI_THREAD_ENDPOINT];
     for threading in levels {

@@ -114,7 +114,8 @@ impl PollSet {
     }
 }
 
-/// What is sent, received and counted is named, as long as it is there or once, and nothing else; nobody but the set drives the receiver.
+/// What is sent, received and counted is named, as long as it is there or once, and nothing else; nobody but
+/// the set drives the receiver.
 fn who_has_something(lib: &Lib) {
     for progress in MODELS {
         let (a, receiver) = (Side::new(lib), Receiver::new(lib, progress));
@@ -178,8 +179,8 @@ fn who_has_something(lib: &Lib) {
     }
 }
 
-/// Wrong arguments, and the order of closing.
-/// Queues and counters of two endpoints in one set: each is named for its own endpoint's messages, and the set drives both.
+/// Wrong arguments, and the order of closing. Queues and counters of two endpoints in one set: each is named
+/// for its own endpoint's messages, and the set drives both.
 fn several_endpoints(lib: &Lib) {
     const QUEUE: usize = 0x61;
     const COUNTER: usize = 0x62;

@@ -564,8 +564,8 @@ pub(crate) fn works(a: &Side<'_>, b: &Side<'_>, to_b: u64) {
     assert_eq!(target, source);
 }
 
-/// The error entry that is next in a queue, read into the size that the newest API has (88 bytes, fi_cq(3)): a provider writes as much as
-/// the API of the domain asks for.
+/// The error entry that is next in a queue, read into the size that the newest API has (88 bytes, fi_cq(3)):
+/// a provider writes as much as the API of the domain asks for.
 pub(crate) fn error_of(cq: *mut fid_cq) -> fi_cq_err_entry_1_20 {
     error_with_room(cq, &mut [])
 }

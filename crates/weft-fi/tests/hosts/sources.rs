@@ -1,5 +1,5 @@
-//! Who a message is from: directed receives that must name their source, errors for strangers, multi-receives of tagged messages, and
-//! what is left of a receive whose sender went away.
+//! Who a message is from: directed receives that must name their source, errors for strangers, multi-receives
+//! of tagged messages, and what is left of a receive whose sender went away.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -75,7 +75,8 @@ fn recv_from(side: &Side<'_>, tagged: bool, buf: &mut [u8], source: u64, context
     }
 }
 
-/// FI_AV_USER_ID: completions name sources as the client has said, and none where it has not; operations name peers as ever.
+/// FI_AV_USER_ID: completions name sources as the client has said, and none where it has not; operations name
+/// peers as ever.
 fn user_ids(lib: &Lib) {
     if lib.newest() < version(1, 20) {
         return;
@@ -185,7 +186,8 @@ fn error_is_next(side: &Side<'_>, other: &Side<'_>) {
     });
 }
 
-/// FI_SOURCE_ERR: what a stranger sends is received well, and reported with its address, which may be inserted as it is.
+/// FI_SOURCE_ERR: what a stranger sends is received well, and reported with its address, which may be
+/// inserted as it is.
 fn strangers(lib: &Lib) {
     let extra = FI_SOURCE | FI_SOURCE_ERR;
     for tagged in [true, false] {

@@ -82,8 +82,9 @@ fn no_transmit_queue(lib: &Lib) {
     b.next(&[&a]).done();
 }
 
-/// fi_endpoint(3): queues for what an endpoint *will* do. One that only transmits, and is reached by peers' RMA, needs none for
-/// receives, whatever else its capabilities would allow; where it tries to receive, it is told.
+/// fi_endpoint(3): queues for what an endpoint *will* do. One that only transmits, and is reached by peers'
+/// RMA, needs none for receives, whatever else its capabilities would allow; where it tries to receive, it is
+/// told.
 fn no_receive_queue(lib: &Lib) {
     let receiver = Side::unbound(lib, 0, |hints| hints.get().caps = FI_MSG | FI_RECV);
     assert_eq!(bind(receiver.ep, receiver.av, 0), 0);
@@ -114,8 +115,8 @@ fn no_receive_queue(lib: &Lib) {
     assert_eq!(close(mr), 0);
 }
 
-/// What fi_getinfo says is open (`fabric_attr.fabric`, `domain_attr.domain`) may be closed before its answer is used, by
-/// another thread for one.
+/// What fi_getinfo says is open (`fabric_attr.fabric`, `domain_attr.domain`) may be closed before its answer
+/// is used, by another thread for one.
 fn older_info(lib: &Lib) {
     let first = Side::new(lib);
     let info = lib.ask(lib.newest(), None).unwrap();
@@ -258,7 +259,8 @@ fn aliases(lib: &Lib) {
     side.close_ep();
 }
 
-/// An alias differs from its endpoint by its default flags only: what is set up by one that was made before fi_enable is the endpoint's.
+/// An alias differs from its endpoint by its default flags only: what is set up by one that was made before
+/// fi_enable is the endpoint's.
 fn early_aliases(lib: &Lib) {
     let side = Side::unbound(lib, 0, |_| ());
     let other = alias(side.ep, FI_TRANSMIT);

@@ -1,21 +1,24 @@
 //! The conformance suite: every operation in every form, on every path, under both progress models, at every length at
 //! which a protocol changes, in all combinations of two of everything else.
 //!
-//! [`table`] makes the cases: it lists the operations and the axes, and chooses values. [`world`] opens what a case needs (two
-//! endpoints, queues of one format, counters, regions). [`transfer`] performs a case and looks at all that it may have
-//! changed: every byte of source and target and around them, the completion entries at both ends, every counter.
+//! [`table`] makes the cases: it lists the operations and the axes, and chooses values. [`world`] opens what
+//! a case needs (two endpoints, queues of one format, counters, regions). [`transfer`] performs a case and
+//! looks at all that it may have changed: every byte of source and target and around them, the completion
+//! entries at both ends, every counter.
 //!
-//! What is no single transfer stands beside that, over the same operations and lengths: [`receives`] (peek, claim, discard, multi-receive,
-//! cancel), [`streams`] (many under way, fences, an overrun receiver), [`gating`] (every function against every combination of
-//! capabilities). The atomics' values are in `atomics`, misuse in `misuse`, completion levels in `levels`.
+//! What is no single transfer stands beside that, over the same operations and lengths: [`receives`] (peek,
+//! claim, discard, multi-receive, cancel), [`streams`] (many under way, fences, an overrun receiver),
+//! [`gating`] (every function against every combination of capabilities). The atomics' values are in
+//! `atomics`, misuse in `misuse`, completion levels in `levels`.
 //!
-//! The full product of the axes would be some 10^13 cases. Operation × length × progress model is complete; to that the other axes
-//! are dealt so that every two values of two axes meet for every operation ([`table::deal`], the method of
-//! Cohen et al., "The AETG System", IEEE TSE 23(7), 1997). The choice is the same in every run.
+//! The full product of the axes would be some 10^13 cases. Operation × length × progress model is complete;
+//! to that the other axes are dealt so that every two values of two axes meet for every operation
+//! ([`table::deal`], the method of Cohen et al., "The AETG System", IEEE TSE 23(7), 1997). The choice is the
+//! same in every run.
 //!
-//! Paths are shared memory with and without cross-memory attach, TCP, and simulated devices (`weft-fi-sim`): out of order, without get
-//! and put, with the smallest queues and mailboxes, always full. Those have virtual time, which passes when somebody polls: manual
-//! progress only.
+//! Paths are shared memory with and without cross-memory attach, TCP, and simulated devices (`weft-fi-sim`):
+//! out of order, without get and put, with the smallest queues and mailboxes, always full. Those have virtual
+//! time, which passes when somebody polls: manual progress only.
 //!
 //! A case that fails tells its name; `WEFT_SUITE_CASE` set to (a part of) it has only such cases run.
 
@@ -44,7 +47,8 @@ impl Drop for Telling<'_> {
     }
 }
 
-/// Receives that are more than a buffer for a message, many transfers at once, and what endpoints have by their capabilities.
+/// Receives that are more than a buffer for a message, many transfers at once, and what endpoints have by
+/// their capabilities.
 pub(crate) fn others(lib: &Lib) {
     let start = Instant::now();
     let limits = table::Limits::of(lib);

@@ -1,7 +1,8 @@
 //! Every threading level under what it allows at most: many threads, and each message is looked at.
 //!
-//! Two sides send to each other in several streams, whose messages have every kind of length. What differs between the levels is which
-//! thread may call what at the same time (fi_domain(3)); control calls may come at any time from any thread, and do.
+//! Two sides send to each other in several streams, whose messages have every kind of length. What differs
+//! between the levels is which thread may call what at the same time (fi_domain(3)); control calls may come
+//! at any time from any thread, and do.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -259,8 +260,8 @@ fn endpoint(a: Side<'_>, b: Side<'_>) {
     both.iter().for_each(End::check);
 }
 
-/// FI_THREAD_COMPLETION: one thread reads the counter of a region, which drives every endpoint, another one the queue of an endpoint: they
-/// share no completion structure.
+/// FI_THREAD_COMPLETION: one thread reads the counter of a region, which drives every endpoint, another one
+/// the queue of an endpoint: they share no completion structure.
 fn region_counter(lib: &Lib) {
     const TIME: Duration = Duration::from_millis(100);
     let open = || {
@@ -367,8 +368,8 @@ fn domain(a: Side<'_>, b: Side<'_>) {
     both.iter().for_each(End::check);
 }
 
-/// A thread is about to sleep on a queue's descriptor while another one reads the queue, once, and goes away: what comes then wakes the
-/// sleeper.
+/// A thread is about to sleep on a queue's descriptor while another one reads the queue, once, and goes away:
+/// what comes then wakes the sleeper.
 fn reader_beside_sleeper(lib: &Lib) {
     let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
     works(&a, &b, to_b);
@@ -402,8 +403,8 @@ fn reader_beside_sleeper(lib: &Lib) {
     }
 }
 
-/// Two threads wait for a counter. What one of them is told, and its going on to wait, takes nothing from the other, which is about to sleep
-/// on the descriptor.
+/// Two threads wait for a counter. What one of them is told, and its going on to wait, takes nothing from the
+/// other, which is about to sleep on the descriptor.
 fn waiters_for_a_counter(lib: &Lib) {
     for progress in MODELS {
         let side = Side::with(lib, 0, |hints| hints.domain().data_progress = progress);
@@ -445,7 +446,8 @@ fn waiters_for_a_counter(lib: &Lib) {
     }
 }
 
-/// While a thread waits for several entries at once, the first one wakes another thread, which sleeps on the descriptor.
+/// While a thread waits for several entries at once, the first one wakes another thread, which sleeps on the
+/// descriptor.
 fn waiters_for_several_entries(lib: &Lib) {
     const WANTED: usize = 5;
     for progress in MODELS {
@@ -486,8 +488,8 @@ fn waiters_for_several_entries(lib: &Lib) {
     }
 }
 
-/// A thread is about to sleep on a queue's descriptor while another one starts a send for which there is no room, which looks for some,
-/// and goes away: what comes then wakes the sleeper.
+/// A thread is about to sleep on a queue's descriptor while another one starts a send for which there is no
+/// room, which looks for some, and goes away: what comes then wakes the sleeper.
 fn sender_beside_sleeper(lib: &Lib) {
     let small = Side::with(lib, 0, |hints| hints.tx().size = 4);
     let (a, b, to_b, _) = acquaint(Side::new(lib), small);
@@ -528,8 +530,8 @@ fn sender_beside_sleeper(lib: &Lib) {
     }
 }
 
-/// A thread sleeps on a queue's descriptor while another one starts something, which is taken, and goes away: the sleeper is woken for
-/// what is to be done for it, and for its completion.
+/// A thread sleeps on a queue's descriptor while another one starts something, which is taken, and goes away:
+/// the sleeper is woken for what is to be done for it, and for its completion.
 fn starter_beside_sleeper(lib: &Lib) {
     let (a, b, _, to_a) = acquaint(Side::new(lib), Side::new(lib));
     works(&b, &a, to_a);
@@ -596,8 +598,8 @@ impl Drop for Over<'_> {
     }
 }
 
-/// While one thread removes an address, another inserts one that gets the same number, and sends to it at once: no message goes to the
-/// peer that was removed.
+/// While one thread removes an address, another inserts one that gets the same number, and sends to it at
+/// once: no message goes to the peer that was removed.
 fn numbers_are_given_anew(lib: &Lib) {
     const TIME: Duration = Duration::from_secs(1);
     let [sender, old, new] = [(); 3].map(|()| Side::new(lib));

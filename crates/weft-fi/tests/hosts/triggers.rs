@@ -36,7 +36,8 @@ fn silence(rig: &Rig<'_>) {
     rig.b.nothing(&[&rig.a]);
 }
 
-/// Every function but the injects: nothing happens before the threshold, then what would have happened, with its context.
+/// Every function but the injects: nothing happens before the threshold, then what would have happened, with
+/// its context.
 fn every_form(lib: &Lib) {
     both(lib, |rig| {
         let (a, b) = (&rig.a, &rig.b);

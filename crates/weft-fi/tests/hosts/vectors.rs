@@ -21,7 +21,8 @@ pub(crate) fn all(lib: &Lib) {
     occupied(lib);
 }
 
-/// Vectors of one name have the same addresses under the same numbers, whoever inserts them, and go with the last of them.
+/// Vectors of one name have the same addresses under the same numbers, whoever inserts them, and go with the
+/// last of them.
 fn shared(lib: &Lib) {
     let (opened, other) = (opened(lib, FI_SOCKADDR_IN), opened(lib, FI_SOCKADDR_IN));
     let name = std::ffi::CString::new(format!("vector {}", std::process::id())).unwrap();
@@ -72,8 +73,8 @@ fn shared(lib: &Lib) {
     }
 }
 
-/// Somebody else holds the socket of a vector's name, as any user can, and perhaps says of a file of ours that it is the vector: an error, within
-/// bounds, and no vector; it is there again when he goes.
+/// Somebody else holds the socket of a vector's name, as any user can, and perhaps says of a file of ours
+/// that it is the vector: an error, within bounds, and no vector; it is there again when he goes.
 fn occupied(lib: &Lib) {
     let opened = opened(lib, FI_SOCKADDR_IN);
     let name = std::ffi::CString::new(format!("occupied {}", std::process::id())).unwrap();
@@ -107,8 +108,8 @@ fn occupied(lib: &Lib) {
     assert_eq!(close(open().unwrap()), 0);
 }
 
-/// A terminal, both ends, which is not the controlling one of this process; a process that leads a session without one would get the next that it
-/// opens, and this process leads one from now on.
+/// A terminal, both ends, which is not the controlling one of this process; a process that leads a session
+/// without one would get the next that it opens, and this process leads one from now on.
 fn terminal() -> (File, File) {
     unsafe {
         assert!(libc::setsid() > 0);

@@ -112,7 +112,8 @@ struct Sender<'a>(Side<'a>);
 // It is used by one thread at a time.
 unsafe impl Send for Sender<'_> {}
 
-/// Receives complete in a queue and count in a counter, in turns read by the receiver; sends complete in a queue of the set that nobody needs.
+/// Receives complete in a queue and count in a counter, in turns read by the receiver; sends complete in a
+/// queue of the set that nobody needs.
 fn sleepers(lib: &Lib, in_calls: bool) {
     let kinds: &[fi_wait_obj] =
         if in_calls { &[FI_WAIT_UNSPEC, FI_WAIT_MUTEX_COND, FI_WAIT_YIELD] } else { &[FI_WAIT_FD] };
@@ -237,7 +238,8 @@ fn other_members(lib: &Lib) {
     assert_eq!([close(set.0), close(eq), close(set.0)], [-FI_EBUSY, 0, 0]);
 }
 
-/// fi_trywait says once that a queue was signaled and that a counter has changed, whether it is asked for the object or for its set.
+/// fi_trywait says once that a queue was signaled and that a counter has changed, whether it is asked for the
+/// object or for its set.
 fn told_once(lib: &Lib) {
     let side = Side::new(lib);
     let set = WaitSet::new(&side, FI_WAIT_FD);
@@ -317,7 +319,8 @@ fn told_again(lib: &Lib) {
     assert_eq!([close(cntr.0), close(set.0)], [0; 2]);
 }
 
-/// Who sleeps after fi_trywait hears that a counter was set to a lower value, or that so much was added that it has one.
+/// Who sleeps after fi_trywait hears that a counter was set to a lower value, or that so much was added that
+/// it has one.
 fn set_back_under_a_sleeper(lib: &Lib) {
     let side = Side::new(lib);
     let set = WaitSet::new(&side, FI_WAIT_FD);

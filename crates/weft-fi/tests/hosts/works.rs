@@ -55,8 +55,8 @@ fn silence(rig: &Rig<'_>) {
     rig.b.nothing(&[&rig.a]);
 }
 
-/// The types that are not atomic: they start at the threshold, not before, raise their counter by one, and nothing else tells of
-/// them; a bound counter of the endpoint is not raised either.
+/// The types that are not atomic: they start at the threshold, not before, raise their counter by one, and
+/// nothing else tells of them; a bound counter of the endpoint is not raised either.
 fn every_type(lib: &Lib) {
     both(lib, |rig| {
         let (a, b) = (&rig.a, &rig.b);
@@ -322,7 +322,8 @@ fn cancelled_before(lib: &Lib) {
     });
 }
 
-/// What has started: a receive that nothing has matched is taken back; what is under way is waited for, but not for ever.
+/// What has started: a receive that nothing has matched is taken back; what is under way is waited for, but
+/// not for ever.
 fn cancelled_after(lib: &Lib) {
     both(lib, |rig| {
         let (a, b) = (&rig.a, &rig.b);

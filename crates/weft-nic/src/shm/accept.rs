@@ -1,6 +1,7 @@
 //! Connections that peers make, until they are handshakes: bounded in number, and none from another user.
 //!
-//! Place in the data flow: part of [`Shm`]; [`super::control`] calls it for what epoll reports of the listeners, and when the clock ticks.
+//! Place in the data flow: part of [`Shm`]; [`super::control`] calls it for what epoll reports of the
+//! listeners, and when the clock ticks.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -14,7 +15,8 @@ use super::handshake::{self, Handshake};
 use super::{Shm, rights};
 use crate::fork::Unshared;
 
-/// A handshake needs up to so many descriptors. Where they are not left, as many links of peers that are not expected end.
+/// A handshake needs up to so many descriptors. Where they are not left, as many links of peers that are not
+/// expected end.
 const HANDSHAKE_DESCRIPTORS: u64 = 4;
 /// Connections accepted in one check.
 const ACCEPTS: usize = 16;
@@ -66,7 +68,8 @@ impl Shm {
         calls
     }
 
-    /// That somebody waits at a listener that is shut is reported once: has it reported again, unless nobody can be accepted.
+    /// That somebody waits at a listener that is shut is reported once: has it reported again, unless nobody
+    /// can be accepted.
     pub(super) fn report_again(&self) {
         if self.control.shut && !self.is_crowded() {
             self.listen(true);
@@ -82,8 +85,8 @@ impl Shm {
         }
     }
 
-    /// Parts with the socket of a foreign user. Where it cannot be closed now it is kept. If too many are, nobody is accepted; callers
-    /// that have another way are sent there, for good.
+    /// Parts with the socket of a foreign user. Where it cannot be closed now it is kept. If too many are,
+    /// nobody is accepted; callers that have another way are sent there, for good.
     pub(super) fn dismiss(&mut self, socket: Unshared) {
         if self.control.refuses_rights {
             return;
@@ -116,7 +119,8 @@ impl Shm {
             flags |= EventFlags::ET;
         }
         for (socket, token) in self.control.listeners() {
-            // Fails for no reason that the manual knows for a descriptor that is there; the next clock tick tries again.
+            // Fails for no reason that the manual knows for a descriptor that is there; the next clock tick
+            // tries again.
             let _ = epoll::modify(&self.epoll, socket, EventData::new_u64(token), flags);
         }
     }
@@ -186,7 +190,8 @@ impl Shm {
         Some(Unshared::new(|| rustix::net::accept_with(listener, flags)))
     }
 
-    /// The look at a listener ended so. Unless nobody waits there, the next tick has it reported again: one that is shut would not be.
+    /// The look at a listener ended so. Unless nobody waits there, the next tick has it reported again: one
+    /// that is shut would not be.
     fn leave_unheard(&mut self, errno: Errno) {
         self.control.unheard |= self.control.shut && !matches!(errno, Errno::AGAIN | Errno::INVAL);
     }

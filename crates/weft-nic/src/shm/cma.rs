@@ -6,9 +6,10 @@
 //! and namespaces, so it is never assumed: [`reaches`] reads random bytes that the peer has announced.
 //!
 //! Units: bytes. Errors: every refusal of the kernel is [`LinkError::Access`] (EPERM: not allowed; ESRCH: the
-//! process is gone; EFAULT: bad address). A process id is that of the peer only as long as the peer lives, and its addresses only until it
-//! executes another program: the system is asked for both before a copy, unless it was in the same tick of the clock (some milliseconds;
-//! `Shm::look_for_process`). In a tick it cannot go through all other ids.
+//! process is gone; EFAULT: bad address). A process id is that of the peer only as long as the peer lives,
+//! and its addresses only until it executes another program: the system is asked for both before a copy,
+//! unless it was in the same tick of the clock (some milliseconds; `Shm::look_for_process`). In a tick it
+//! cannot go through all other ids.
 //!
 //! Sources: process_vm_readv(2).
 

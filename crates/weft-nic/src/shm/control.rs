@@ -2,10 +2,11 @@
 //!
 //! Place in the data flow: part of [`Shm`]; `poll` calls [`Shm::check_control`] now and then.
 //!
-//! The check costs a system call, so it is made when the coarse clock has advanced, after every 512 polls in a row that found nothing,
-//! and after sleeping. The clock is read in every 8th poll that found nothing and in every 64th of the others; while a handshake is getting on
-//! the check is made then in any case. Hence a hang-up is noticed within a clock tick (1 to 10 ms), usually within
-//! microseconds of idleness, and by whoever polls more seldom than the clock ticks, within eight polls in vain.
+//! The check costs a system call, so it is made when the coarse clock has advanced, after every 512 polls in
+//! a row that found nothing, and after sleeping. The clock is read in every 8th poll that found nothing and
+//! in every 64th of the others; while a handshake is getting on the check is made then in any case. Hence a
+//! hang-up is noticed within a clock tick (1 to 10 ms), usually within microseconds of idleness, and by
+//! whoever polls more seldom than the clock ticks, within eight polls in vain.
 //!
 //! A link that hangs up is drained first: what the peer has published before it closed is still delivered, then
 //! `done` for what was under way, then `down`.
@@ -41,7 +42,8 @@ const SCAN_LINKS: usize = 8;
 /// After something has happened in a handshake so many looks at the sockets are made early: its next frame is due in
 /// some microseconds. A peer that does not answer, because it computes, does not slow us down for longer.
 pub(super) const ATTENTION: u32 = 512;
-/// The clock is read once in so many polls that find nothing, and once in so many that find something, about. Powers of two.
+/// The clock is read once in so many polls that find nothing, and once in so many that find something, about.
+/// Powers of two.
 const EMPTY_POLLS_PER_LOOK: u32 = 8;
 const POLLS_PER_LOOK: u64 = 64;
 /// While a connection waits for room in a backlog it is tried again so often when asleep.
@@ -69,7 +71,8 @@ pub(super) struct Control {
     pub(super) strangers: Vec<OwnedFd>,
     /// The listeners are shut down, because there were too many: callers are refused.
     pub(super) shut: bool,
-    /// Somebody may wait at them who was not accepted, for want of something: the next tick of the clock has that reported again.
+    /// Somebody may wait at them who was not accepted, for want of something: the next tick of the clock has
+    /// that reported again.
     pub(super) unheard: bool,
     /// Callers that were denied a link.
     pub(super) denied: u64,
@@ -330,7 +333,8 @@ impl Shm {
         }
         let initiator = self.handshakes[key].link;
         match self.try_step(key) {
-            // Whoever connects and says nothing does not get our attention, unless it is we who wait for room to connect.
+            // Whoever connects and says nothing does not get our attention, unless it is we who wait for room
+            // to connect.
             Ok(Step::Wait) if !self.handshakes[key].is_connecting() => 0,
             Ok(Step::Wait | Step::Spoken) => {
                 self.attention = ATTENTION;
@@ -420,7 +424,8 @@ impl Shm {
         }
     }
 
-    /// Everything that may fail. The peer is told last that it is accepted: where it hears of a failure instead, it goes another way.
+    /// Everything that may fail. The peer is told last that it is accepted: where it hears of a failure
+    /// instead, it goes another way.
     fn prepare_link(&self, id: u32, handshake: &Handshake, offer: Offer, direct: bool) -> Result<Parts, LinkError> {
         let bell = Bell::adopt(&offer.door).map_err(handshake::adoption_error)?;
         let (tx, rx) = link::rings(&offer.map, offer.role, offer.lines).map_err(shortage)?;
@@ -445,8 +450,9 @@ impl Shm {
         })
     }
 
-    /// Watches the peer's process itself: a child that it has made without fork(3) may keep its life line open. A convenience, given
-    /// up where the process is ours or not visible, or where descriptors are getting scarce.
+    /// Watches the peer's process itself: a child that it has made without fork(3) may keep its life line
+    /// open. A convenience, given up where the process is ours or not visible, or where descriptors are
+    /// getting scarce.
     fn watch_process(&self, id: u32, pid: i32) -> Result<Option<OwnedFd>, LinkError> {
         use std::os::fd::AsRawFd;
         let Some(pid) = Pid::from_raw(pid).filter(|&pid| pid != self.owner) else { return Ok(None) };
@@ -462,8 +468,8 @@ impl Shm {
         Ok((!scarce && watches()).then_some(pidfd))
     }
 
-    /// Gives up what has taken too long. Nobody is late before its socket has been asked: we may have been away, and a look is told
-    /// of [`EVENTS`] sockets only.
+    /// Gives up what has taken too long. Nobody is late before its socket has been asked: we may have been
+    /// away, and a look is told of [`EVENTS`] sockets only.
     fn check_deadlines<S: Sink>(&mut self, sink: &mut S) -> usize {
         let mut calls = 0;
         let keys: Vec<usize> = self.handshakes.iter().map(|(key, _)| key).collect();
@@ -515,8 +521,9 @@ impl Shm {
         let _ = timerfd_settime(&self.control.timer, TimerfdTimerFlags::ABSTIME, &spec);
     }
 
-    /// Before memory of a peer is used by process id: whether that is still the peer's, if the system was not asked in this tick of the
-    /// clock. The number may have been given anew, or the program have been replaced (execve(2)), while our client was computing.
+    /// Before memory of a peer is used by process id: whether that is still the peer's, if the system was not
+    /// asked in this tick of the clock. The number may have been given anew, or the program have been
+    /// replaced (execve(2)), while our client was computing.
     pub(super) fn look_for_process(&mut self, id: LinkId) {
         if coarse_ns() != self.control.now_ns
             && let Some(Slot::Up(link)) = self.links.get(id.0 as usize)

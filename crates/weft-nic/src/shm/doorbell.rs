@@ -1,7 +1,8 @@
 //! Our doorbell, the peers' doorbells, and the asymmetric fence that keeps the fast side cheap.
 //!
-//! Place in the data flow: a producer publishes a record, looks at one word (`SideBlock::polled`), and goes on if
-//! the consumer polls that ring; else it rings the consumer's [`Page`], and wakes it if its [`Bed`] says that it sleeps.
+//! Place in the data flow: a producer publishes a record, looks at one word (`SideBlock::polled`), and goes
+//! on if the consumer polls that ring; else it rings the consumer's [`Page`], and wakes it if its [`Bed`]
+//! says that it sleeps.
 //!
 //! Waking is one byte on the link's Unix socket, and not a futex, because a thread must be able to sleep on shared
 //! memory and TCP at once and clients want a file descriptor; and not an eventfd of the peer's, because
@@ -137,7 +138,8 @@ impl Bell {
         Ok(Self { map: Mapping::adopt_two(files, PAGE_FILE_BYTES)?, ended: Cell::new(0) })
     }
 
-    /// Tells the peer that there is something for it on our link, which has `slot` there, waking it through `socket` if it sleeps.
+    /// Tells the peer that there is something for it on our link, which has `slot` there, waking it through
+    /// `socket` if it sleeps.
     #[cold]
     pub(super) fn ring(&self, slot: u32, socket: BorrowedFd<'_>) {
         bed(&self.map, second_at(PAGE_FILE_BYTES)).ring(page(&self.map), slot, &self.ended, || {

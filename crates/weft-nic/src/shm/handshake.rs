@@ -10,9 +10,9 @@
 //!     | ── Offer      { proof, name, segment, doorbells } ──► |
 //!     | ◄─ Accept     { name, slot, doorbells }           ──  |   or Refuse { reason } instead of any answer
 //! ```
-//! A proof ([`crate::handshake`]) covers both nonces and the prover's role under a key made of the acceptor's capability,
-//! which whoever holds the acceptor's full name knows, and the job key, if one is set. Connections
-//! to a service name use an empty capability: the endpoint is open by its user's choice. The
+//! A proof ([`crate::handshake`]) covers both nonces and the prover's role under a key made of the acceptor's
+//! capability, which whoever holds the acceptor's full name knows, and the job key, if one is set.
+//! Connections to a service name use an empty capability: the endpoint is open by its user's choice. The
 //! initiator sends no name, and no descriptor, before the acceptor has proven itself.
 //!
 //! The sockets are SOCK_SEQPACKET: frames keep their boundaries, and hang-up of the peer is seen at once. The
@@ -20,7 +20,8 @@
 //! vanish with their socket, so reaching one is the test for "same host", and nothing is left behind.
 //!
 //! Errors: [`LinkError::Denied`] for a foreign user or a wrong proof, `Protocol` for anything malformed,
-//! `Descriptors`, `Resources` and `PeerResources` where descriptors or memory run out, here or there, `Refused` where no endpoint listens or the other end hangs up.
+//! `Descriptors`, `Resources` and `PeerResources` where descriptors or memory run out, here or there,
+//! `Refused` where no endpoint listens or the other end hangs up.
 //!
 //! Sources: unix(7), SCM_RIGHTS.
 
@@ -196,8 +197,8 @@ pub(super) fn accept(socket: BorrowedFd<'_>, link: u32, local: &Local<'_>) -> Re
     send(socket, &frame, &local.door)
 }
 
-/// A listening socket on the abstract name of an endpoint (full name) or service. Those that it accepts take descriptors when they are
-/// [`accepted`](Handshake::accepted), not before.
+/// A listening socket on the abstract name of an endpoint (full name) or service. Those that it accepts take
+/// descriptors when they are [`accepted`](Handshake::accepted), not before.
 pub(super) fn listen(name: &[u8]) -> io::Result<Unshared> {
     let socket = unix_socket()?;
     rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
@@ -242,7 +243,8 @@ impl Handshake {
         })
     }
 
-    /// Takes a connection that a peer has made to the listener of our name (`service`: of our port). A foreign user's comes back.
+    /// Takes a connection that a peer has made to the listener of our name (`service`: of our port). A
+    /// foreign user's comes back.
     pub(super) fn accepted(socket: Unshared, me: &EpName, service: bool, deadline_ns: u64) -> Result<Self, Unshared> {
         let Ok(nonce) = handshake::random() else { return Err(socket) };
         let Ok(pid) = peer_pid(socket.as_fd()) else { return Err(socket) };
@@ -487,8 +489,9 @@ fn peer_pid(socket: BorrowedFd<'_>) -> Result<i32, LinkError> {
     Ok(cred.pid)
 }
 
-/// Whether only one user is shown to us by this number. The kernel shows all whom our user namespace does not know by one and the same
-/// (user_namespaces(7), "Unmapped user and group IDs"), which may be how it shows ourselves.
+/// Whether only one user is shown to us by this number. The kernel shows all whom our user namespace does not
+/// know by one and the same (user_namespaces(7), "Unmapped user and group IDs"), which may be how it shows
+/// ourselves.
 pub(super) fn tells_users_apart(uid: u32) -> bool {
     const OVERFLOW_UID: u32 = 65534;
     let overflow = overflow_uid().unwrap_or(OVERFLOW_UID);

@@ -2,9 +2,9 @@
 //!
 //! Place in the data flow: below [`super::ring`], which decides what is written where; above [`super::segment`].
 //!
-//! Invariant: every address is formed from a line number masked into the ring, and lengths are checked against the lines
-//! that are left, so that no word of a peer's can lead outside. Header words and positions are accessed
-//! atomically, payload is only copied or handed out for reading once.
+//! Invariant: every address is formed from a line number masked into the ring, and lengths are checked
+//! against the lines that are left, so that no word of a peer's can lead outside. Header words and positions
+//! are accessed atomically, payload is only copied or handed out for reading once.
 //!
 //! This file is apart from the rings so that a model checker can put its own memory under the rings' algorithm.
 
@@ -28,7 +28,8 @@ pub(super) struct Lines {
     base: NonNull<u8>,
 }
 
-// SAFETY: the pointers lead to memory that belongs to the process, and that is written through atomics or by the ring's only producer.
+// SAFETY: the pointers lead to memory that belongs to the process, and that is written through atomics or by
+// the ring's only producer.
 unsafe impl Send for Lines {}
 
 /// Lines in bytes. Rings are small: at most `MAX_LINES`.
@@ -117,7 +118,8 @@ fn cycles() -> u64 {
         use std::arch::x86_64::{_mm_lfence, _rdtsc};
         // SAFETY: every x86-64 has it; it touches nothing.
         unsafe { _mm_lfence() };
-        // SAFETY: as above. Where a process is forbidden to read the clock, it is killed at its first use of the libc's clock already.
+        // SAFETY: as above. Where a process is forbidden to read the clock, it is killed at its first use of
+        // the libc's clock already.
         let now = unsafe { _rdtsc() };
         // SAFETY: as above.
         unsafe { _mm_lfence() };
@@ -201,7 +203,8 @@ impl Lines {
         let to = self.byte(at, skip);
         #[cfg(target_arch = "x86_64")]
         if streaming && piece.len() >= STREAM_BYTES {
-            // SAFETY: as in `write`; the source is readable by the contract of `Iov::new`, and no client has the ring's memory.
+            // SAFETY: as in `write`; the source is readable by the contract of `Iov::new`, and no client has
+            // the ring's memory.
             unsafe { copy_streaming(piece.as_ptr(), to, piece.len()) };
             return;
         }

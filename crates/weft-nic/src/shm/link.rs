@@ -211,8 +211,8 @@ impl Link {
         self.pidfd.as_ref().map(AsFd::as_fd)
     }
 
-    /// Whether the peer's process is there, as the system sees it. A child that it has made without fork(3) may keep its life line
-    /// open, so that a process for which there is no pidfd may be missed.
+    /// Whether the peer's process is there, as the system sees it. A child that it has made without fork(3)
+    /// may keep its life line open, so that a process for which there is no pidfd may be missed.
     pub(super) fn is_there(&self) -> bool {
         let line = PollFd::new(&self.socket, PollFlags::RDHUP);
         let process = self.pidfd.as_ref().map(|pidfd| PollFd::new(pidfd, PollFlags::IN));
@@ -258,8 +258,8 @@ impl Link {
         Ok(())
     }
 
-    /// Begins a transfer by address. A short one is made at once, unless others wait. A long one is queued, and may be shared
-    /// with a peer that is awake: waking it would take longer than its help saves.
+    /// Begins a transfer by address. A short one is made at once, unless others wait. A long one is queued,
+    /// and may be shared with a peer that is awake: waking it would take longer than its help saves.
     pub(super) fn transfer(&mut self, span: Span, ctx: u64) -> Result<Begun, Full> {
         if self.bulk.as_ref().is_some_and(|bulk| bulk.transfers.len() >= QUEUE_DEPTH) {
             return Err(Full);
@@ -501,7 +501,8 @@ impl Link {
         self.refused_bytes.is_some() || self.has_pushes()
     }
 
-    /// Whether what waits for space could go now, or will never go. Forgets a refused send: whoever made it is about to try again.
+    /// Whether what waits for space could go now, or will never go. Forgets a refused send: whoever made it
+    /// is about to try again.
     pub(super) fn space_has_come(&mut self) -> bool {
         if let Some(bytes) = self.refused_bytes
             && (self.tx.has_space(bytes.get() as usize) || self.broken().is_some())

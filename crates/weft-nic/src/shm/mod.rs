@@ -6,18 +6,19 @@
 //! - `segment.rs`: sealed memfds and what lies where in them; `lines.rs`, `ring.rs`: one direction of a pair;
 //! - `page.rs`, `doorbell.rs`: how a consumer learns of rings that it does not look at in every poll, and how it is
 //!   woken; `sleep.rs`: which links are looked at in every poll, and sleeping, `rest.rs`: its steps in their order;
-//! - `accept.rs`, `handshake.rs`: how a pair comes about, `rights.rs`: without a foreign user's descriptors; `control.rs`: sockets,
-//!   time-outs, links that end;
-//! - `link.rs`: one end of a pair; `transfer.rs`, `share.rs`, `cma.rs`: transfers by address, which both sides copy together;
-//!   `probe.rs`: what the system allows.
+//! - `accept.rs`, `handshake.rs`: how a pair comes about, `rights.rs`: without a foreign user's descriptors;
+//!   `control.rs`: sockets, time-outs, links that end;
+//! - `link.rs`: one end of a pair; `transfer.rs`, `share.rs`, `cma.rs`: transfers by address, which both
+//!   sides copy together; `probe.rs`: what the system allows.
 //!
 //! Cost model: a message of up to 56 bytes moves one cache line and makes no system call and no
 //! allocation. A poll costs one load for each of at most [`HOT_LINKS`] recently active links plus one load for
 //! all other links together, however many there are. The sockets are looked at when the coarse clock has
 //! advanced or nothing has arrived for a while (`control.rs`).
 //!
-//! Memory: a pair's segment is 4 KiB plus two rings of `ShmConfig::ring_bytes`, of which a quiet pair touches 4 KiB
-//! each: 12 KiB for both ends together. A link holds one descriptor (its life line) and, while descriptors are plentiful, a pidfd.
+//! Memory: a pair's segment is 4 KiB plus two rings of `ShmConfig::ring_bytes`, of which a quiet pair touches
+//! 4 KiB each: 12 KiB for both ends together. A link holds one descriptor (its life line) and, while
+//! descriptors are plentiful, a pidfd.
 //!
 //! Trust: peers run under our own user id (SO_PEERCRED) and have proven to know our name's capability. Even so
 //! whatever they write is checked before use; they can harm their own link, and can delay, not
@@ -84,9 +85,10 @@ pub const HOT_LINKS: usize = 8;
 /// What the engine's header may need of a mailbox beside the payload.
 const ENGINE_HEADER_BYTES: usize = 128;
 const _: () = assert!(EAGER_BYTES + ENGINE_HEADER_BYTES <= MAILBOX_BYTES);
-/// Longest payload that goes eagerly, whether the receiver could copy it by address or not. Two copies that go past the producer's
-/// caches are faster than one by the kernel and two messages (half round trips of 16 KiB: 2.3 against 3.7 µs, of 31 KiB: 3.2 against 4.8 µs), the
-/// more so where both sides copy at once (a stream of 16 KiB: 10.8 against 4.1 GB/s). Beyond, both sides copy by address at once.
+/// Longest payload that goes eagerly, whether the receiver could copy it by address or not. Two copies that
+/// go past the producer's caches are faster than one by the kernel and two messages (half round trips of 16
+/// KiB: 2.3 against 3.7 µs, of 31 KiB: 3.2 against 4.8 µs), the more so where both sides copy at once (a
+/// stream of 16 KiB: 10.8 against 4.1 GB/s). Beyond, both sides copy by address at once.
 pub const EAGER_BYTES: usize = 32 * 1024;
 /// What one poll pushes, and copies by address, at most, in bytes over all links: some 25 µs each.
 const BULK_BYTES_PER_POLL: usize = 256 * 1024;
@@ -100,7 +102,8 @@ pub struct ShmConfig {
     pub cma: bool,
     /// After so many milliseconds without an answer a call to a service name has failed.
     pub connect_timeout_ms: u64,
-    /// The same of a call to an endpoint that was named exactly, whose process may be computing, and of a caller that says no more.
+    /// The same of a call to an endpoint that was named exactly, whose process may be computing, and of a
+    /// caller that says no more.
     pub answer_timeout_ms: u64,
     /// Longest payload in bytes that goes eagerly. `None`: [`EAGER_BYTES`].
     pub eager_bytes: Option<usize>,
@@ -190,7 +193,8 @@ impl Shm {
     /// The device of the endpoint `me`, whose id names the listener.
     ///
     /// # Errors
-    /// Of the system: descriptors or memory ran out, or a sandbox forbids a call; EADDRINUSE if the endpoint id or the service port is taken.
+    /// Of the system: descriptors or memory ran out, or a sandbox forbids a call; EADDRINUSE if the endpoint
+    /// id or the service port is taken.
     pub fn new(config: &ShmConfig, me: EpName) -> Result<Self, NicError> {
         let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)
             .map_err(NicError::system("epoll_create1"))?;

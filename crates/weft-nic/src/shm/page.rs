@@ -13,16 +13,19 @@
 //! - Bit against consumer. The producer publishes, executes a full fence, and either sets the bit or sees it
 //!   set. The consumer clears the bit, executes a full fence, and looks at the ring. A bit that the
 //!   producer saw set is cleared later, so the look at the ring comes after the publication.
-//! - Bit against summary. The summary bit is set after the word's bit, and cleared before the word is. Every producer sees to both.
-//! - Sleep. The consumer writes the number, fences, and looks at the summary; the producer sets the summary, fences, and
-//!   looks at the number: one of them sees the other. A producer that sees a sleep which it has not ended yet sends a
-//!   wake-up, so there is at most one of each link for each sleep. It does not clear the number: its wake-up may get lost (the
-//!   consumer has just closed that link), and then the others' have to come.
-//! - A wake-up that the consumer takes without having slept ends the sleep that was announced: whoever sent it for that sleep will not
-//!   send another.
+//! - Bit against summary. The summary bit is set after the word's bit, and cleared before the word is. Every
+//!   producer sees to both.
+//! - Sleep. The consumer writes the number, fences, and looks at the summary; the producer sets the summary,
+//!   fences, and looks at the number: one of them sees the other. A producer that sees a sleep which it has
+//!   not ended yet sends a wake-up, so there is at most one of each link for each sleep. It does not clear
+//!   the number: its wake-up may get lost (the consumer has just closed that link), and then the others' have
+//!   to come.
+//! - A wake-up that the consumer takes without having slept ends the sleep that was announced: whoever sent
+//!   it for that sleep will not send another.
 //!
-//! A hostile producer that clears the bits of others cannot corrupt anything. While the consumer sleeps it does not matter, because
-//! a wake-up tells the link by which it comes; else messages are delayed until the slow scan of all links.
+//! A hostile producer that clears the bits of others cannot corrupt anything. While the consumer sleeps it
+//! does not matter, because a wake-up tells the link by which it comes; else messages are delayed until the
+//! slow scan of all links.
 //!
 //! The atomics come from `super::sync`, so that a model checker can put its own there.
 
@@ -74,8 +77,8 @@ impl Page {
         let index = slot / 64 % (SLOTS / 64);
         let word = &self.words[index as usize];
         let bit = 1 << (slot % 64);
-        // Looking first saves two locked operations for each further message to a consumer that is busy. Who has set the one need
-        // not come to set the other.
+        // Looking first saves two locked operations for each further message to a consumer that is busy. Who
+        // has set the one need not come to set the other.
         if word.load(Ordering::SeqCst) & bit == 0 {
             word.fetch_or(bit, Ordering::SeqCst);
         }
@@ -112,7 +115,8 @@ impl Bed {
         Self { sleep: AtomicU64::new(0) }
     }
 
-    /// Producer: rings at the consumer's `page`, and wakes it by `wake` if it sleeps, once for each sleep. `ended`: the one that was ended last.
+    /// Producer: rings at the consumer's `page`, and wakes it by `wake` if it sleeps, once for each sleep.
+    /// `ended`: the one that was ended last.
     pub(super) fn ring(&self, page: &Page, slot: u32, ended: &Cell<u64>, wake: impl FnOnce()) {
         page.ring(slot);
         if let Some(sleep) = self.to_end(ended.get()) {
@@ -121,7 +125,8 @@ impl Bed {
         }
     }
 
-    /// Producer, after [`Page::ring`]: the sleep from which the consumer must be woken, if it is not the one that was `ended` last.
+    /// Producer, after [`Page::ring`]: the sleep from which the consumer must be woken, if it is not the one
+    /// that was `ended` last.
     fn to_end(&self, ended: u64) -> Option<u64> {
         let sleep = self.sleep.load(Ordering::SeqCst);
         (sleep != 0 && sleep != ended).then_some(sleep)

@@ -1,11 +1,13 @@
-//! How a side stops looking at its rings, goes to sleep and wakes, and how the other side hears of it: the steps, in their order.
+//! How a side stops looking at its rings, goes to sleep and wakes, and how the other side hears of it: the
+//! steps, in their order.
 //!
-//! Place in the data flow: `link.rs` asks here after every publication and every release of space whether the peer's doorbell is to be rung;
-//! `sleep.rs` says what each step is for a whole device. This file is apart so that a model checker can put its own device, atomics and fences
-//! under it (`tests/loom_shm.rs`).
+//! Place in the data flow: `link.rs` asks here after every publication and every release of space whether the
+//! peer's doorbell is to be rung; `sleep.rs` says what each step is for a whole device. This file is apart so
+//! that a model checker can put its own device, atomics and fences under it (`tests/loom_shm.rs`).
 //!
-//! Why nothing is lost: the rare side changes a word (`polled`, `wants_space`), fences, and looks once more for what the word is about; the
-//! frequent side publishes (or releases space), orders, and looks at the word. One of them sees the other (doorbell.rs).
+//! Why nothing is lost: the rare side changes a word (`polled`, `wants_space`), fences, and looks once more
+//! for what the word is about; the frequent side publishes (or releases space), orders, and looks at the
+//! word. One of them sees the other (doorbell.rs).
 
 use super::sync::{AtomicU32, Ordering, fence, light_fence};
 
@@ -20,8 +22,8 @@ pub(super) enum Rest {
     Held,
 }
 
-/// The frequent side, after a publication or a release of space: whether the peer has set `word`. `must_fence`: the peer's
-/// fences do not reach us.
+/// The frequent side, after a publication or a release of space: whether the peer has set `word`.
+/// `must_fence`: the peer's fences do not reach us.
 #[inline(always)]
 pub(super) fn is_set(word: &AtomicU32, must_fence: bool) -> bool {
     if must_fence {
@@ -37,7 +39,8 @@ pub(super) fn set(word: &AtomicU32, to: bool) {
     word.store(u32::from(to), Ordering::SeqCst);
 }
 
-/// Tells the peer that its ring is not looked at in every poll any more: look once more after this. False: it is, for there is no fence.
+/// Tells the peer that its ring is not looked at in every poll any more: look once more after this. False: it
+/// is, for there is no fence.
 pub(super) fn stop_looking(polled: &AtomicU32, awake: bool, fence: impl FnOnce() -> bool) -> bool {
     set(polled, false);
     let fenced = fence();
@@ -83,14 +86,14 @@ pub(super) fn park(device: &mut impl Sleeper) -> bool {
         device.set_hot_polled(false);
     }
     device.set_waiting_wants(true);
-    // The announcement comes before the fence, the looks after it. Of a device that is held the peers have known since an
-    // earlier fence that nobody looks at their rings; only what waits for space is news.
+    // The announcement comes before the fence, the looks after it. Of a device that is held the peers have
+    // known since an earlier fence that nobody looks at their rings; only what waits for space is news.
     let announced = device.announce();
     let news = was == Rest::Awake || device.may_wait_for_space();
     let fenced = announced && (!news || device.fence());
     let busy = !fenced || device.something_came() || device.is_rung();
-    // A wake-up that the look has taken off a socket may have been for this sleep, and its sender will send no other: for a new one
-    // it will. Its bit was set before, and is seen now.
+    // A wake-up that the look has taken off a socket may have been for this sleep, and its sender will send
+    // no other: for a new one it will. Its bit was set before, and is seen now.
     if busy || !(device.is_announced() || device.announce()) {
         *device.rest() = was;
         match was {

@@ -1,13 +1,14 @@
 //! Descriptors that nobody asked for.
 //!
-//! Place in the data flow: listeners, and the sockets of handshakes until the kernel has shown that their other end is of our own
-//! user, refuse descriptors here; sockets of other users end here.
+//! Place in the data flow: listeners, and the sockets of handshakes until the kernel has shown that their
+//! other end is of our own user, refuse descriptors here; sockets of other users end here.
 //!
-//! Whoever may connect to a Unix socket can put descriptors into it, and whoever closes that socket closes those, too. That may
-//! take as long as their maker likes: a TCP socket with unsent data lingers (SO_LINGER). So that no other user of the host can hold up
-//! a thread of ours, his descriptors must not come in. Since Linux 6.16 a socket can refuse them, and so do those that are made of a
-//! listener that does. On older systems another thread closes what foreign users have connected; who held it up would find a bounded number
-//! of sockets waiting for it, and then listeners that refuse callers, who go by TCP (`accept.rs`).
+//! Whoever may connect to a Unix socket can put descriptors into it, and whoever closes that socket closes
+//! those, too. That may take as long as their maker likes: a TCP socket with unsent data lingers (SO_LINGER).
+//! So that no other user of the host can hold up a thread of ours, his descriptors must not come in. Since
+//! Linux 6.16 a socket can refuse them, and so do those that are made of a listener that does. On older
+//! systems another thread closes what foreign users have connected; who held it up would find a bounded
+//! number of sockets waiting for it, and then listeners that refuse callers, who go by TCP (`accept.rs`).
 //!
 //! Sources: unix(7), socket(7) SO_LINGER; SO_PASSRIGHTS in Linux 6.16.
 
@@ -34,7 +35,8 @@ pub(super) fn allow(socket: BorrowedFd<'_>, yes: bool) -> bool {
     unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, from, VALUE_BYTES) == 0 }
 }
 
-/// Closes the socket of a foreign user, and what he has put into it, without waiting for it. Gives it back where that is not possible now.
+/// Closes the socket of a foreign user, and what he has put into it, without waiting for it. Gives it back
+/// where that is not possible now.
 pub(super) fn dismiss(socket: OwnedFd) -> Result<(), OwnedFd> {
     let mut closer = CLOSER.lock().unwrap_or_else(PoisonError::into_inner);
     if closer.as_ref().is_none_or(|(thread, _)| !thread.is_ours()) {

@@ -44,18 +44,21 @@ pub(super) const MIN_LINES: u32 = 2048;
 pub(super) const MAX_LINES: u32 = 1 << 20;
 /// Most lines that the consumer fetches in advance.
 const EXPECT_LINES: u64 = 5;
-/// So far ahead of a record both sides fetch a line, the producer to write it: a line takes as long from one core to the
-/// other as a message takes through libfabric. (8 B messages per second with a window: 8.6 million without, 10.1 if only the
-/// producer fetches, 11.4 if both do; half round trips do not change.)
+/// So far ahead of a record both sides fetch a line, the producer to write it: a line takes as long from one
+/// core to the other as a message takes through libfabric. (8 B messages per second with a window: 8.6
+/// million without, 10.1 if only the producer fetches, 11.4 if both do; half round trips do not change.)
 const AHEAD_LINES: u64 = 3;
-/// Behind a longer record the producer fetches as many lines as that had: the next will likely be as long, and
-/// there is time while the peer reads. (1 KiB messages per second: 5.8 instead of 2.7 million.) It fetches none that it will write past the caches.
+/// Behind a longer record the producer fetches as many lines as that had: the next will likely be as long,
+/// and there is time while the peer reads. (1 KiB messages per second: 5.8 instead of 2.7 million.) It
+/// fetches none that it will write past the caches.
 ///
-/// From so many lines on a record's bytes go past the producer's caches, if the consumer's core is far, and if it is near. Lines that the
-/// consumer has read stay in its cache and come from there one by one when they are written again, and back when they are read;
-/// what went to memory comes from there by the prefetcher. (Two copies through shared memory, half round trips in µs, and past the
-/// caches; near, where a line takes 0.05 µs: 2 KiB 0.31 and 0.56, 6 KiB 0.77 and 0.93, 8 KiB 1.2 and 1.1, 16 KiB 2.4 and 1.8, 32 KiB 4.5 and 3.1;
-/// far, where it takes 0.2 to 0.5 µs: 2 KiB 1.5 and 0.9, 4 KiB 2.9 and 1.1, 8 KiB 5.0 and 1.4, 16 KiB 9.3 and 2.2, 32 KiB 18 and 3.9.)
+/// From so many lines on a record's bytes go past the producer's caches, if the consumer's core is far, and
+/// if it is near. Lines that the consumer has read stay in its cache and come from there one by one when they
+/// are written again, and back when they are read; what went to memory comes from there by the prefetcher.
+/// (Two copies through shared memory, half round trips in µs, and past the caches; near, where a line takes
+/// 0.05 µs: 2 KiB 0.31 and 0.56, 6 KiB 0.77 and 0.93, 8 KiB 1.2 and 1.1, 16 KiB 2.4 and 1.8, 32 KiB 4.5 and
+/// 3.1; far, where it takes 0.2 to 0.5 µs: 2 KiB 1.5 and 0.9, 4 KiB 2.9 and 1.1, 8 KiB 5.0 and 1.4, 16 KiB
+/// 9.3 and 2.2, 32 KiB 18 and 3.9.)
 const STREAM_LINES_FAR: u64 = 24;
 const STREAM_LINES_NEAR: u64 = 128;
 /// A record with more lines is long.
@@ -119,8 +122,8 @@ pub(super) struct Tx {
     broken: Option<LinkError>,
 }
 
-/// How far away the consumer's core is, by the cycles that a line takes which it has written. Guests move between cores as their
-/// host likes, and processes as their kernel does, so it is asked again now and then.
+/// How far away the consumer's core is, by the cycles that a line takes which it has written. Guests move
+/// between cores as their host likes, and processes as their kernel does, so it is asked again now and then.
 #[derive(Debug, Default)]
 pub(super) struct Distance {
     /// Above 0: most of the last answers were "far".
@@ -131,8 +134,8 @@ pub(super) struct Distance {
 impl Distance {
     /// One look in so many is timed, lest the clock's fences cost anything.
     const EVERY: u8 = 4;
-    /// A line of the own cache takes 50 to 80 cycles with reading the clock, one from a core that shares a cache 130, and one from a core that
-    /// does not 390 and more.
+    /// A line of the own cache takes 50 to 80 cycles with reading the clock, one from a core that shares a
+    /// cache 130, and one from a core that does not 390 and more.
     const CACHED: u64 = 100;
     const FAR: u64 = 240;
     const MOST: i8 = 4;
@@ -271,10 +274,10 @@ impl Tx {
             let first = if index + need < in_use {
                 self.head
             } else {
-                // The end of the lap. The consumer lags by more than half of what is in use, or the record is long
-                // (lines that the consumer has just read are the dearest to write: half round trips of 2 KiB take 0.91 µs
-                // in the whole ring, 1.21 µs in 4 KiB of it), or it does not even fit before this line: use more of the
-                // ring, if there is more.
+                // The end of the lap. The consumer lags by more than half of what is in use, or the record is
+                // long (lines that the consumer has just read are the dearest to write: half round trips of 2
+                // KiB take 0.91 µs in the whole ring, 1.21 µs in 4 KiB of it), or it does not even fit before
+                // this line: use more of the ring, if there is more.
                 let lags = need > LONG_LINES || 2 * (self.head - self.consumed) > in_use || need + 1 > index;
                 if lags && in_use < self.lines.count() {
                     self.grow(index + need + 1);

@@ -16,9 +16,9 @@
 //!   maker), or the seals and the size are verified before it is mapped (by the receiver), so that a peer
 //!   that truncates the file cannot raise SIGBUS here. Only memfds on tmpfs are taken: huge pages could
 //!   run out at a page fault.
-//! - Pages are obtained explicitly before they are written ([`Mapping::populate`]): where memory has run
-//!   out the answer is an error, not a signal. (A hostile peer can have pages given back, by hole punching; they come anew when they
-//!   are touched.)
+//! - Pages are obtained explicitly before they are written ([`Mapping::populate`]): where memory has run out
+//!   the answer is an error, not a signal. (A hostile peer can have pages given back, by hole punching; they
+//!   come anew when they are touched.)
 //!
 //! Sources: memfd_create(2), fcntl(2) F_ADD_SEALS, madvise(2) MADV_POPULATE_WRITE.
 
@@ -217,7 +217,8 @@ impl Mapping {
 #[inline(always)]
 pub(super) unsafe fn side<'a>(base: NonNull<u8>, role: Role) -> &'a SideBlock {
     let block = base.as_ptr().wrapping_add(role.index() * SIDE_BYTES).cast::<SideBlock>();
-    // SAFETY: inside the segment by the caller's promise, aligned, made of atomics for which every bit pattern is valid.
+    // SAFETY: inside the segment by the caller's promise, aligned, made of atomics for which every bit
+    // pattern is valid.
     unsafe { &*block }
 }
 
@@ -254,7 +255,8 @@ fn check(fd: BorrowedFd<'_>, len: usize) -> io::Result<()> {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: what `map` mapped, be it that its end was replaced; all pointers into it live in structures that hold the mapping.
+        // SAFETY: what `map` mapped, be it that its end was replaced; all pointers into it live in structures
+        // that hold the mapping.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

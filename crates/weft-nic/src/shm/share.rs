@@ -10,15 +10,15 @@
 //!  63      48 47      24 23       0
 //!  | lap    | back     | front    |    claim word: units claimed by helper and owner; lap 0: closed
 //! ```
-//! The helper adds what it has copied to the second word. The owner is done when all is claimed, its own part is copied,
-//! and the helper's count equals the helper's claim.
+//! The helper adds what it has copied to the second word. The owner is done when all is claimed, its own part
+//! is copied, and the helper's count equals the helper's claim.
 //!
 //! The lap tells one use of the slot from the next, so that a helper that comes late finds nothing to claim.
 //!
-//! Trust: the peer may write anything. The owner trusts only its own account of the front: a claim word in which
-//! the front is not what we left there, or units overlap, is a violation. What a peer claims and does not copy, or counts
-//! wrongly, damages its own transfer. The helper copies between the memory that its own engine named
-//! and addresses that the kernel checks, whatever the words say.
+//! Trust: the peer may write anything. The owner trusts only its own account of the front: a claim word in
+//! which the front is not what we left there, or units overlap, is a violation. What a peer claims and does
+//! not copy, or counts wrongly, damages its own transfer. The helper copies between the memory that its own
+//! engine named and addresses that the kernel checks, whatever the words say.
 //!
 //! The atomics come from `super::sync`, so that a model checker can put its own there (`tests/loom_share.rs`).
 
@@ -90,8 +90,9 @@ impl Cut {
         self.total_bytes.div_ceil(self.unit_bytes)
     }
 
-    /// How much to take when `left` units are left and `taken` are already ours. The first portion is a little more than half of
-    /// the whole: the owner begins first, and then neither side needs a second one. Later ones shrink, so that both end together.
+    /// How much to take when `left` units are left and `taken` are already ours. The first portion is a
+    /// little more than half of the whole: the owner begins first, and then neither side needs a second one.
+    /// Later ones shrink, so that both end together.
     fn portion(self, left: u64, taken: u64) -> u64 {
         let ideal = if taken == 0 { (9 * self.units()).div_ceil(16) } else { left / 2 };
         let units = |bytes: u64| (bytes / self.unit_bytes).max(1);

@@ -1,10 +1,11 @@
 //! Transfers by address under way: `get` and `put`, alone or shared with the peer, and our help with the peer's.
 //!
-//! Place in the data flow: `Shm::get`, `put` and `assist` queue them at their link; `Link::bulk` moves them on in portions, which
-//! `cma.rs` copies.
+//! Place in the data flow: `Shm::get`, `put` and `assist` queue them at their link; `Link::bulk` moves them
+//! on in portions, which `cma.rs` copies.
 //!
-//! Invariant: when a transfer or a help has ended here, neither side copies into or out of our memory on its behalf, unless the
-//! peer broke the rules (then it could have done so anyhow: it may reach our memory by address).
+//! Invariant: when a transfer or a help has ended here, neither side copies into or out of our memory on its
+//! behalf, unless the peer broke the rules (then it could have done so anyhow: it may reach our memory by
+//! address).
 
 use weft_engine::nic::{LinkError, Share};
 

@@ -1,7 +1,7 @@
 //! Connections that peers make, until they are links: bounded in number and in time, whoever makes them.
 //!
-//! Place in the data flow: [`super::progress`] calls [`Tcp::accept`] and [`Tcp::half_event`] for what epoll reports, [`super::time`] the rest; what is
-//! said in a half-open connection is in [`super::connect`].
+//! Place in the data flow: [`super::progress`] calls [`Tcp::accept`] and [`Tcp::half_event`] for what epoll
+//! reports, [`super::time`] the rest; what is said in a half-open connection is in [`super::connect`].
 
 use std::os::fd::AsFd;
 
@@ -13,8 +13,8 @@ use super::connect::{Found, Half, Source, Step, turn_away};
 use super::{State, Tcp, Token, sys};
 use crate::fork::Unshared;
 
-/// Connections accepted in one poll, and in one tick of the clock while half-open ones crowd: who floods the port gets a small part
-/// of the time.
+/// Connections accepted in one poll, and in one tick of the clock while half-open ones crowd: who floods the
+/// port gets a small part of the time.
 pub(super) const ACCEPTS: usize = 32;
 /// For so long the listener is set aside when there are too many connections, or no descriptors.
 const LISTENER_PAUSE_MS: u64 = 50;
@@ -71,8 +71,8 @@ impl Tcp {
         }
     }
 
-    /// Nobody can be let in: whoever has waited for longest learns it, and calls again some times, before it takes us for a host that
-    /// is silent.
+    /// Nobody can be let in: whoever has waited for longest learns it, and calls again some times, before it
+    /// takes us for a host that is silent.
     fn hang_up(&mut self) {
         self.spare = None;
         if let Ok((socket, _)) = sys::accept(self.listener.as_fd()) {
@@ -88,8 +88,9 @@ impl Tcp {
         }
     }
 
-    /// Drops a half-open connection. If one source has most of them, the one of its that has waited for longest; else the one that has
-    /// outstayed its grace for longest, if any has. Returns whether there is room.
+    /// Drops a half-open connection. If one source has most of them, the one of its that has waited for
+    /// longest; else the one that has outstayed its grace for longest, if any has. Returns whether there is
+    /// room.
     fn make_room(&mut self, now_ms: u64) -> bool {
         let count = |source| self.halves.iter().filter(|(_, half)| half.source == source).count();
         let newest = self.halves.iter().max_by_key(|(_, half)| half.since_ms).map(|(_, half)| half.source);

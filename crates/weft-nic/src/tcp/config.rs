@@ -1,6 +1,7 @@
 //! What the TCP device is told, and what it tells of itself.
 //!
-//! Place in the data flow: whoever opens a device gives a [`TcpConfig`]; [`super::Tcp::stats`] and [`super::Tcp::describe`] answer for diagnosis.
+//! Place in the data flow: whoever opens a device gives a [`TcpConfig`]; [`super::Tcp::stats`] and
+//! [`super::Tcp::describe`] answer for diagnosis.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

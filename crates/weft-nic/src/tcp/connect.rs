@@ -1,7 +1,8 @@
 //! How two TCP devices become a link: the connecting side's [`Attempt`] and the accepting side's [`Half`].
 //!
-//! Place in the data flow: [`super::progress`] calls `advance` of either whenever its socket reports something, or a time
-//! has come; both end in the peer's full name (the link is up) or in a failure. Nothing here blocks.
+//! Place in the data flow: [`super::progress`] calls `advance` of either whenever its socket reports
+//! something, or a time has come; both end in the peer's full name (the link is up) or in a failure. Nothing
+//! here blocks.
 //!
 //! ```text
 //!  initiator                                                       acceptor
@@ -10,14 +11,13 @@
 //!     | ── Finish  { sealed capability, proof }                 ──► |
 //!     | ◄─ Verdict { status }                                     ── |   frames follow
 //! ```
-//! Where both sides encrypt, a message of the exchange of keys ([`super::noise`]) follows the finish, and another the verdict, for which
-//! it vouches.
-//! The initiator's link comes up with the verdict, not before: an acceptor that had to drop a half-open connection has
-//! then lost nothing, and the initiator calls again.
+//! Where both sides encrypt, a message of the exchange of keys ([`super::noise`]) follows the finish, and
+//! another the verdict, for which it vouches. The initiator's link comes up with the verdict, not before: an
+//! acceptor that had to drop a half-open connection has then lost nothing, and the initiator calls again.
 //!
 //! Invariants: every message has a fixed size and is read exactly, so that no byte of a frame is swallowed. A
-//! capability never travels in the clear; but where the initiator knows only a service name and there is no job key, the key
-//! is no secret, and so neither are both capabilities. A nonce is used once.
+//! capability never travels in the clear; but where the initiator knows only a service name and there is no
+//! job key, the key is no secret, and so neither are both capabilities. A nonce is used once.
 //!
 //! Errors: [`Failure::Retry`] for what may pass by itself, [`Failure::Final`] for the rest.
 
@@ -50,8 +50,8 @@ const GREETED_GRACE_MS: u64 = 2000;
 /// Attempts at most that meet somebody who hangs up; those that are refused are limited by time.
 const MEETINGS: u32 = 32;
 
-/// How long to wait before the attempt after `tries`, in milliseconds. Many who failed at the same time should not all come back at the same
-/// time, so a part of it comes from the hello's nonce.
+/// How long to wait before the attempt after `tries`, in milliseconds. Many who failed at the same time
+/// should not all come back at the same time, so a part of it comes from the hello's nonce.
 pub(super) fn backoff_ms(tries: u32, hello: &Hello) -> u64 {
     let pause_ms = (BACKOFF_MS << tries.min(8)).min(BACKOFF_MAX_MS);
     pause_ms + u64::from(hello.nonce[0]) * pause_ms / 512
@@ -179,8 +179,8 @@ impl Attempt {
         matches!(self.stage, Stage::Answer | Stage::Verdict)
     }
 
-    /// The time for the peer's next word begins: it may have been we who took so long until now. A peer that was named exactly may be busy
-    /// computing.
+    /// The time for the peer's next word begins: it may have been we who took so long until now. A peer that
+    /// was named exactly may be busy computing.
     fn has_said(&mut self, config: &TcpConfig, now_ms: u64) {
         let patience_ms = if self.peer.is_full() { config.answer_timeout_ms } else { config.connect_timeout_ms };
         self.deadline_ms = self.deadline_ms.max(now_ms.saturating_add(patience_ms));
@@ -363,8 +363,8 @@ impl Attempt {
     }
 }
 
-/// Whose connections are counted together as long as nothing is proven: one IPv4 address, or one IPv6 network of 64 bits, of
-/// which a host may have every address.
+/// Whose connections are counted together as long as nothing is proven: one IPv4 address, or one IPv6 network
+/// of 64 bits, of which a host may have every address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Source(IpAddr);
 

@@ -1,11 +1,11 @@
 //! The messages of a link that have been accepted and that the peer has not yet acknowledged.
 //!
-//! Place in the data flow: [`super::tx`] puts frames in at the tail and writes them to the socket from here; what has been written stays until
-//! the peer's endpoint (not its system) has said that it has it, because the connection may break before. Then it is written once more,
-//! to the next connection.
+//! Place in the data flow: [`super::tx`] puts frames in at the tail and writes them to the socket from here;
+//! what has been written stays until the peer's endpoint (not its system) has said that it has it, because
+//! the connection may break before. Then it is written once more, to the next connection.
 //!
-//! A ring whose size is a power of two and grows with what is in it. The three marks count bytes since the link came up:
-//! `head` ≤ `sent` ≤ `tail`. Empty, it holds no memory.
+//! A ring whose size is a power of two and grows with what is in it. The three marks count bytes since the
+//! link came up: `head` ≤ `sent` ≤ `tail`. Empty, it holds no memory.
 
 use weft_engine::mem::{self, Iov};
 
@@ -75,7 +75,8 @@ impl Kept {
         self.ring.len() - self.held() >= frame_bytes || self.grow(frame_bytes, spare)
     }
 
-    /// Appends a message's frame, for which there is room; `len` is that of `head` and `body` together. Returns it, if it lies in one piece.
+    /// Appends a message's frame, for which there is room; `len` is that of `head` and `body` together.
+    /// Returns it, if it lies in one piece.
     #[inline(always)] // for a plain and for an encrypted link: two callers
     pub(super) fn append(&mut self, head: &[u8], body: &[Iov], len: usize) -> Option<&[u8]> {
         let frame_bytes = HEAD_BYTES + len;

@@ -1,15 +1,18 @@
 //! Links that our side has closed and whose last bytes are still on their way.
 //!
-//! Place in the data flow: [`Tcp::part`] takes over a link that is closed, with what must still leave (the tail of a segment, the
-//! messages, the goodbye); [`super::progress`] calls [`Tcp::linger_event`] until it is over. A socket that is closed while unread bytes lie in it, or while
-//! the peer still sends, resets the connection and may take with it what the peer has not read yet; so what comes in is read and thrown
-//! away until the peer has closed its end too, or its system has acknowledged everything.
+//! Place in the data flow: [`Tcp::part`] takes over a link that is closed, with what must still leave (the
+//! tail of a segment, the messages, the goodbye); [`super::progress`] calls [`Tcp::linger_event`] until it is
+//! over. A socket that is closed while unread bytes lie in it, or while the peer still sends, resets the
+//! connection and may take with it what the peer has not read yet; so what comes in is read and thrown away
+//! until the peer has closed its end too, or its system has acknowledged everything.
 //!
-//! If the connection breaks before, it is made anew as that of any link ([`super::resume`]), and the end of the stream is said once more: what
-//! was accepted before the close still arrives. Only pushes are let go of; whoever lacks bytes of one gets no more.
+//! If the connection breaks before, it is made anew as that of any link ([`super::resume`]), and the end of
+//! the stream is said once more: what was accepted before the close still arrives. Only pushes are let go of;
+//! whoever lacks bytes of one gets no more.
 //!
-//! Invariants: nothing of such a link goes to the sink, and it is described to nobody. It is given up when nothing has gone on for [`LINGER_MS`],
-//! and after [`CLOSED_MS`]; no more than [`PARTINGS`] wait for another connection.
+//! Invariants: nothing of such a link goes to the sink, and it is described to nobody. It is given up when
+//! nothing has gone on for [`LINGER_MS`], and after [`CLOSED_MS`]; no more than [`PARTINGS`] wait for another
+//! connection.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -83,8 +86,8 @@ impl Linger {
         self.shut && sys::unacknowledged(socket) == 0
     }
 
-    /// Whether all bytes have been acknowledged. Of the end, which counts as one byte, the system takes care when the socket is closed. A system
-    /// whose process does not read may acknowledge it 40 ms late.
+    /// Whether all bytes have been acknowledged. Of the end, which counts as one byte, the system takes care
+    /// when the socket is closed. A system whose process does not read may acknowledge it 40 ms late.
     fn arrived(&self, socket: BorrowedFd<'_>) -> bool {
         self.shut && sys::unacknowledged(socket) <= 1
     }

@@ -1,14 +1,17 @@
 //! The TCP device: one non-blocking socket per link, all behind one epoll descriptor.
 //!
-//! Place in the data flow: [`crate::Devices`] drives it through [`Nic`]; below it are the kernel's sockets. The parts:
-//! `config` · `link` (what is known of one) · `wire` (layouts) · `connect` and `accept` (handshake) · `tx` (with `kept` and `pushes`) and `rx`, a link's two halves · `resume` and `redial` (connections that
-//! break) · `progress` (what a poll does) · `time` (what a poll does by the clock) · `unsent` (who is told of messages that wait for others) · `pace` (how often a poll asks the
-//! kernel) · `linger` (links that are closed but not yet silent) · `sys` (system calls) · `mutant` (planted bugs).
+//! Place in the data flow: [`crate::Devices`] drives it through [`Nic`]; below it are the kernel's sockets.
+//! The parts: `config` · `link` (what is known of one) · `wire` (layouts) · `connect` and `accept`
+//! (handshake) · `tx` (with `kept` and `pushes`) and `rx`, a link's two halves · `resume` and `redial`
+//! (connections that break) · `progress` (what a poll does) · `time` (what a poll does by the clock) ·
+//! `unsent` (who is told of messages that wait for others) · `pace` (how often a poll asks the kernel) ·
+//! `linger` (links that are closed but not yet silent) · `sys` (system calls) · `mutant` (planted bugs).
 //!
-//! Invariants: no call blocks. An idle link holds no buffer and costs a poll nothing. Nothing a peer sends makes us
-//! allocate more than one mailbox per link. Client memory that `push` borrowed is let go of when `done` is called or the link is
-//! closed. A socket is watched under a token that holds a generation, so that a late event of an old socket is not taken for one
-//! of its successor. A forked child gets rid of its copies of the sockets at once (`fork.rs`): with the process they are gone.
+//! Invariants: no call blocks. An idle link holds no buffer and costs a poll nothing. Nothing a peer sends
+//! makes us allocate more than one mailbox per link. Client memory that `push` borrowed is let go of when
+//! `done` is called or the link is closed. A socket is watched under a token that holds a generation, so that
+//! a late event of an old socket is not taken for one of its successor. A forked child gets rid of its copies
+//! of the sockets at once (`fork.rs`): with the process they are gone.
 //!
 //! Errors: set-up fails with [`NicError`], links end with `LinkError`. What a user may want to know is logged once,
 //! here, at the level `debug` for one link and `warn` for the device.
@@ -209,7 +212,8 @@ impl Tcp {
         self.epoll.as_fd()
     }
 
-    /// Hands to the kernel what it takes of the messages that were accepted, without a poll. Returns whether none is left.
+    /// Hands to the kernel what it takes of the messages that were accepted, without a poll. Returns whether
+    /// none is left.
     pub fn drain(&mut self) -> bool {
         self.write_dirty();
         let kept: Vec<u32> = self
@@ -626,8 +630,8 @@ impl Drop for Tcp {
                 self.close(LinkId(id));
             }
         }
-        // With a copy in a child that was forked just now, or has yet to run another program, they would live on: callers would wait for an
-        // answer, and the address be taken.
+        // With a copy in a child that was forked just now, or has yet to run another program, they would live
+        // on: callers would wait for an answer, and the address be taken.
         let halves = self.halves.iter().map(|(_, half)| &half.socket);
         for socket in halves.chain([&self.listener]) {
             // Fails only where the peer has hung up first.

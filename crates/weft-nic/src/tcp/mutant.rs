@@ -1,7 +1,7 @@
 //! Planted bugs, which prove that the runs of `tcp/faults` find such.
 //!
-//! Place in the data flow: none. In the crate's own tests a thread may switch one on; otherwise [`strikes`] is false at compile time, and
-//! nothing of this is left. docs/testing.md says what catches each.
+//! Place in the data flow: none. In the crate's own tests a thread may switch one on; otherwise [`strikes`]
+//! is false at compile time, and nothing of this is left. docs/testing.md says what catches each.
 
 /// A bug, named after what it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

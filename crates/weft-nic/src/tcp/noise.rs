@@ -1,8 +1,9 @@
 //! The session keys of an encrypted connection, by Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s.
 //!
-//! Place in the data flow: the two messages travel behind the finish and behind the verdict of a handshake ([`super::connect`],
-//! [`super::resume`]); so neither side computes anything for a peer that has not proven itself. The pre-shared key and the prologue are
-//! made of that handshake's key and dialogue, and the second message vouches for the verdict, which no proof covers. Pure computation: no I/O.
+//! Place in the data flow: the two messages travel behind the finish and behind the verdict of a handshake
+//! ([`super::connect`], [`super::resume`]); so neither side computes anything for a peer that has not proven
+//! itself. The pre-shared key and the prologue are made of that handshake's key and dialogue, and the second
+//! message vouches for the verdict, which no proof covers. Pure computation: no I/O.
 //!
 //! Sources: the Noise protocol framework, revision 34, sections 7.5 and 9.
 

@@ -1,13 +1,14 @@
 //! How often the device asks the kernel.
 //!
-//! Place in the data flow: the poll of [`super::Tcp`] asks [`Pace::due`] before it makes a system call. An endpoint polls both its
-//! devices; a poll of shared memory costs some tens of nanoseconds, a system call several times that. So while the other device
-//! brings something and this one does not, the interval between two real polls doubles up to [`MAX_INTERVAL`]
-//! calls; it falls back to 1 as soon as anything is sent or arrives here. Without any connection the listener is looked
-//! at every [`IDLE_INTERVAL`] calls, and in vain ever more seldom, up to [`MAX_IDLE_INTERVAL`]. Whatever the interval, a tick of the coarse clock (1 to 10 ms) makes a
-//! poll real, so that a caller who polls seldom waits hardly longer for it; the clock is read only in every
-//! [`CALLS_PER_LOOK`]th call, and not if the other device brought something, because reading it costs a third of a message by
-//! shared memory.
+//! Place in the data flow: the poll of [`super::Tcp`] asks [`Pace::due`] before it makes a system call. An
+//! endpoint polls both its devices; a poll of shared memory costs some tens of nanoseconds, a system call
+//! several times that. So while the other device brings something and this one does not, the interval between
+//! two real polls doubles up to [`MAX_INTERVAL`] calls; it falls back to 1 as soon as anything is sent or
+//! arrives here. Without any connection the listener is looked at every [`IDLE_INTERVAL`] calls, and in vain
+//! ever more seldom, up to [`MAX_IDLE_INTERVAL`]. Whatever the interval, a tick of the coarse clock (1 to 10
+//! ms) makes a poll real, so that a caller who polls seldom waits hardly longer for it; the clock is read
+//! only in every [`CALLS_PER_LOOK`]th call, and not if the other device brought something, because reading it
+//! costs a third of a message by shared memory.
 //!
 //! Pure arithmetic: time is passed in.
 
@@ -15,7 +16,8 @@
 const MAX_INTERVAL: u32 = 32;
 /// The interval without connections, at first.
 const IDLE_INTERVAL: u32 = 64;
-/// The same in the end: some 0.2 ms. A message that arrives by shared memory while the kernel is asked waits for its answer.
+/// The same in the end: some 0.2 ms. A message that arrives by shared memory while the kernel is asked waits
+/// for its answer.
 const MAX_IDLE_INTERVAL: u32 = 2048;
 /// The clock is read so seldom. A power of two.
 const CALLS_PER_LOOK: u32 = 8;

@@ -1,9 +1,12 @@
-//! The primitives of the exchange of keys: those of `ring`, which seals records, too, and BLAKE2s of `blake2`, which `ring` does not have.
+//! The primitives of the exchange of keys: those of `ring`, which seals records, too, and BLAKE2s of
+//! `blake2`, which `ring` does not have.
 //!
-//! Place in the data flow: [`super::noise`] hands [`Primitives`] to `snow`, which asks for what the pattern names. `ring` gives away no private key and
-//! agrees once with each, which is what a pattern without static keys does.
+//! Place in the data flow: [`super::noise`] hands [`Primitives`] to `snow`, which asks for what the pattern
+//! names. `ring` gives away no private key and agrees once with each, which is what a pattern without static
+//! keys does.
 //!
-//! Errors: `snow::Error` for want of randomness, and for a public key of the peer's that leads to a shared secret of zeros.
+//! Errors: `snow::Error` for want of randomness, and for a public key of the peer's that leads to a shared
+//! secret of zeros.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -122,7 +125,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    /// A first message under a key of sevens and the prologue "weft", as snow's own primitives have made it: what is on the wire stays the same.
+    /// A first message under a key of sevens and the prologue "weft", as snow's own primitives have made it:
+    /// what is on the wire stays the same.
     #[test]
     fn a_message_of_other_primitives_is_read() {
         const MESSAGE: [u8; 48] = [
@@ -142,7 +146,8 @@ mod tests {
         }
     }
 
-    /// RFC 7748, 6.1, has no private key that `ring` would take; what it leaves to check is that both sides agree, once, and not upon zeros.
+    /// RFC 7748, 6.1, has no private key that `ring` would take; what it leaves to check is that both sides
+    /// agree, once, and not upon zeros.
     #[test]
     fn a_key_agrees_once_and_not_with_zeros() {
         let mut rng = Primitives.resolve_rng().unwrap();

@@ -1,15 +1,17 @@
 //! What a poll of the TCP device does: events, timers, the beginning and the end of links.
 //!
-//! Place in the data flow: [`Nic::poll`](weft_engine::nic::Nic::poll) calls [`Tcp::progress`] when [`super::pace`] finds it due; sockets that have
-//! something are read into the [`Sink`].
+//! Place in the data flow: [`Nic::poll`](weft_engine::nic::Nic::poll) calls [`Tcp::progress`] when
+//! [`super::pace`] finds it due; sockets that have something are read into the [`Sink`].
 //!
-//! While the traffic is that of one or two links only, and of whole messages, their sockets are read directly, which saves the
-//! question which sockets are ready; the others are asked for every few polls ([`Focus`]), and whenever the coarse clock has ticked. Otherwise
-//! one call tells all ready sockets, whatever the number of idle ones. Every portion is bounded: [`super::rx::READ_BUDGET_BYTES`] per link, [`super::EVENTS`] sockets and
-//! [`super::accept::ACCEPTS`] new connections per poll.
+//! While the traffic is that of one or two links only, and of whole messages, their sockets are read
+//! directly, which saves the question which sockets are ready; the others are asked for every few polls
+//! ([`Focus`]), and whenever the coarse clock has ticked. Otherwise one call tells all ready sockets,
+//! whatever the number of idle ones. Every portion is bounded: [`super::rx::READ_BUDGET_BYTES`] per link,
+//! [`super::EVENTS`] sockets and [`super::accept::ACCEPTS`] new connections per poll.
 //!
-//! Invariants: a link ends in [`Tcp::end`] and nowhere else (or by `close`): first its `done`s, then `down`. What ends by itself is reported
-//! in the next poll: what a peer sends to several endpoints before it closes one of them has come to all by then, if they are polled in turn.
+//! Invariants: a link ends in [`Tcp::end`] and nowhere else (or by `close`): first its `done`s, then `down`.
+//! What ends by itself is reported in the next poll: what a peer sends to several endpoints before it closes
+//! one of them has come to all by then, if they are polled in turn.
 
 use std::os::fd::AsFd;
 
@@ -229,7 +231,8 @@ impl Tcp {
     /// Reads a hot link's socket without asking whether it is ready; false: it is better asked for.
     #[inline]
     fn read_direct<S: Sink>(&mut self, id: u32, sink: &mut S) -> bool {
-        // The rest of a frame is on its way: whoever tries to read takes the socket's lock, and holds up those who bring it.
+        // The rest of a frame is on its way: whoever tries to read takes the socket's lock, and holds up
+        // those who bring it.
         if self.links.get(id as usize).is_some_and(|link| link.rx.rx.within()) {
             return false;
         }

@@ -1,12 +1,15 @@
-//! The pushes of a link: cut into segments, written from the client's memory, and done when the peer has acknowledged them.
+//! The pushes of a link: cut into segments, written from the client's memory, and done when the peer has
+//! acknowledged them.
 //!
-//! Place in the data flow: a part of [`super::tx`], which exists only while there are pushes. Nothing is copied: until the peer's endpoint
-//! has said that it has a push, its owner must leave the memory alone, and it can be written once more. What was written
-//! is remembered as [`Mark`]s: where in the stream which bytes stood.
+//! Place in the data flow: a part of [`super::tx`], which exists only while there are pushes. Nothing is
+//! copied: until the peer's endpoint has said that it has a push, its owner must leave the memory alone, and
+//! it can be written once more. What was written is remembered as [`Mark`]s: where in the stream which bytes
+//! stood.
 //!
-//! Invariants: `segment`, if set, is one of `list[current]`, and the last mark is its. The marks are those of the segments not acknowledged, in
-//! order, and begin in `list[0]` at its `acked`. The peer is asked for an acknowledgement with the end of the last push that waits, with the
-//! segment that makes [`ASK_BYTES`] together with an end that has not asked, and with every [`ASK_EVERY`]th, so that the marks, of which there
+//! Invariants: `segment`, if set, is one of `list[current]`, and the last mark is its. The marks are those of
+//! the segments not acknowledged, in order, and begin in `list[0]` at its `acked`. The peer is asked for an
+//! acknowledgement with the end of the last push that waits, with the segment that makes [`ASK_BYTES`]
+//! together with an end that has not asked, and with every [`ASK_EVERY`]th, so that the marks, of which there
 //! are at most [`MARKS`], never fill up for good.
 
 use std::collections::VecDeque;
@@ -23,7 +26,8 @@ const BULKS: usize = 1024;
 const MARKS: usize = 256;
 /// Segments after which an acknowledgement is asked for.
 const ASK_EVERY: u32 = 16;
-/// Bytes for which the end of a push waits at most, if others follow it: an acknowledgement is a system call and a packet against the stream.
+/// Bytes for which the end of a push waits at most, if others follow it: an acknowledgement is a system call
+/// and a packet against the stream.
 const ASK_BYTES: usize = 256 * 1024;
 
 /// What has been written since an acknowledgement was asked for.
@@ -178,8 +182,8 @@ impl Pushes {
         }
     }
 
-    /// The peer has what stands before `position`, which does not count the segments acknowledged earlier. Returns how many bytes of
-    /// segments that adds to those.
+    /// The peer has what stands before `position`, which does not count the segments acknowledged earlier.
+    /// Returns how many bytes of segments that adds to those.
     pub(super) fn acknowledged(&mut self, position: u64, mut done: impl FnMut(u64)) -> u64 {
         let mut bytes = 0;
         while self.marks.len() > usize::from(self.segment.is_some())
@@ -229,7 +233,8 @@ impl Pushes {
         self.marks.truncate(usize::from(self.segment.is_some()));
     }
 
-    /// The bytes of the segments that have begun and are not acknowledged, and how many bytes of messages stand before the end of the last.
+    /// The bytes of the segments that have begun and are not acknowledged, and how many bytes of messages
+    /// stand before the end of the last.
     pub(super) fn written_bytes(&self) -> (u64, u64) {
         (self.marks.iter().map(Mark::bytes).sum(), self.marks.back().map_or(0, |mark| mark.after))
     }

@@ -1,10 +1,11 @@
 //! A link's session, and our side's attempts to reach the peer again when its connection has broken.
 //!
-//! Place in the data flow: [`super::resume`] has a [`Redial`] for each broken link, and calls `advance` when its socket reports something. What is said is
-//! there.
+//! Place in the data flow: [`super::resume`] has a [`Redial`] for each broken link, and calls `advance` when
+//! its socket reports something. What is said is there.
 //!
-//! A transmit context of a scalable endpoint cannot be called: its name leads to where the first receive context listens. The other side of its
-//! link asks there whether the endpoint lives, and waits for the context's call as long as it does, for `answer_timeout_ms` at most.
+//! A transmit context of a scalable endpoint cannot be called: its name leads to where the first receive
+//! context listens. The other side of its link asks there whether the endpoint lives, and waits for the
+//! context's call as long as it does, for `answer_timeout_ms` at most.
 //!
 //! Errors: [`Failure::Retry`] for what may pass by itself, [`Failure::Final`] for the rest.
 
@@ -64,8 +65,8 @@ pub(super) struct Session {
     transmits: bool,
     /// So many connections in a row were made and broke before anything got through.
     fruitless: u8,
-    /// When the last one broke, in ticks, and how much had got through by then, in both directions together: a few bits of both, since only a
-    /// long row of connections counts.
+    /// When the last one broke, in ticks, and how much had got through by then, in both directions together:
+    /// a few bits of both, since only a long row of connections counts.
     broke: u8,
     through: u8,
 }
@@ -96,8 +97,9 @@ impl Session {
         }
     }
 
-    /// The connection breaks, after so many bytes of both streams have got `through`. `pending`: there is something that has not. Attempts
-    /// that come up and carry nothing, because only short packets pass, or because the peer drops them, are attempts that failed.
+    /// The connection breaks, after so many bytes of both streams have got `through`. `pending`: there is
+    /// something that has not. Attempts that come up and carry nothing, because only short packets pass, or
+    /// because the peer drops them, are attempts that failed.
     #[allow(clippy::cast_possible_truncation)] // Some bits suffice to tell whether something has changed.
     pub(super) fn breaks(&mut self, through: u64, pending: bool, now_ms: u64) {
         let through = through.to_le_bytes().into_iter().fold(0_u8, |sum, byte| sum.rotate_left(3) ^ byte);
@@ -395,7 +397,8 @@ mod tests {
 
     use super::*;
 
-    /// Connections that come up and carry nothing are failures, however often they come up; what carries something, or lives long, is none.
+    /// Connections that come up and carry nothing are failures, however often they come up; what carries
+    /// something, or lives long, is none.
     #[test]
     fn fruitless_connections_are_counted() {
         let name = EpName::full(&NameParts {

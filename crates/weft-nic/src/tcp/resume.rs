@@ -1,8 +1,9 @@
 //! A link outlives its connection: how one that breaks while both endpoints live is made anew, and the stream goes on.
 //!
-//! Place in the data flow: [`super::progress`] calls [`Tcp::lost`] where a connection has ended without a goodbye. The link keeps all its
-//! state but the socket; both sides dial ([`super::redial`]), because either may be the one who has noticed, or who can reach the other. Whoever is called
-//! answers in a half-open connection, as for new links ([`Tcp::answer_return`], [`Tcp::take_back`]).
+//! Place in the data flow: [`super::progress`] calls [`Tcp::lost`] where a connection has ended without a
+//! goodbye. The link keeps all its state but the socket; both sides dial ([`super::redial`]), because either
+//! may be the one who has noticed, or who can reach the other. Whoever is called answers in a half-open
+//! connection, as for new links ([`Tcp::answer_return`], [`Tcp::take_back`]).
 //!
 //! ```text
 //!  dialler                                                        the other
@@ -11,14 +12,17 @@
 //!     | ── Finish  { epoch, position, proof }                 ──► |   here the other lets go of its own connection
 //!     | ◄─ Verdict { status, position }                        ── |   frames follow, each side's from the other's position
 //! ```
-//! The proofs are keyed by a secret that both sides made of the first handshake, so they show the same capability, job key and dialogue.
+//! The proofs are keyed by a secret that both sides made of the first handshake, so they show the same
+//! capability, job key and dialogue.
 //!
-//! Invariants: a position is told only when no connection is left from which more could come. Each finish has an epoch above all that its side
-//! has given or taken, and is taken only if it is above all that the other has (or equal, from the side that made the link):
-//! so what an abandoned attempt has said counts for nothing once a later one has succeeded, and of two that meet one succeeds.
+//! Invariants: a position is told only when no connection is left from which more could come. Each finish has
+//! an epoch above all that its side has given or taken, and is taken only if it is above all that the other
+//! has (or equal, from the side that made the link): so what an abandoned attempt has said counts for nothing
+//! once a later one has succeeded, and of two that meet one succeeds.
 //!
-//! Errors: the link ends with `Gone` when the peer's host says that nobody listens, when another endpoint does, when the peer does not
-//! know the session; with `Cut` when `resume_ms` is over; with `Protocol` if a peer that has proven itself breaks the rules.
+//! Errors: the link ends with `Gone` when the peer's host says that nobody listens, when another endpoint
+//! does, when the peer does not know the session; with `Cut` when `resume_ms` is over; with `Protocol` if a
+//! peer that has proven itself breaks the rules.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -48,8 +52,8 @@ pub(super) struct Returning {
 const CALLING: &str = "calling again, nothing is lost; where it happens often, look at the network and its firewalls";
 
 impl Tcp {
-    /// A link's connection has ended without a goodbye. True: it is being made anew. `silent_ms`: for so long nothing had
-    /// been heard of the peer's host.
+    /// A link's connection has ended without a goodbye. True: it is being made anew. `silent_ms`: for so long
+    /// nothing had been heard of the peer's host.
     pub(super) fn lost(&mut self, id: u32, silent_ms: u64) -> bool {
         if self.config.resume_ms == 0 {
             return false;
@@ -266,7 +270,8 @@ impl Tcp {
         answer.status = refusal;
         // It may not arrive; the connection is refused all the same.
         let _ = say(socket, answer.as_bytes());
-        // It is no intruder: of two attempts that meet, one side drops its own, of which the other may believe that it broke.
+        // It is no intruder: of two attempts that meet, one side drops its own, of which the other may
+        // believe that it broke.
         Err(if refusal == wire::BAD_VERSION { LinkError::Protocol } else { LinkError::Gone })
     }
 
@@ -306,8 +311,8 @@ impl Tcp {
             })
     }
 
-    /// Checks the proof of who wants to carry a link on. Gives the link and the position from which on our stream is wanted, or what
-    /// to say instead.
+    /// Checks the proof of who wants to carry a link on. Gives the link and the position from which on our
+    /// stream is wanted, or what to say instead.
     fn judge_return(&mut self, returning: &Returning, finish: &Finish) -> Result<u64, u8> {
         let link = self.links.get_mut(returning.link as usize).ok_or(wire::UNKNOWN)?;
         let session = link.session.as_mut().ok_or(wire::UNKNOWN)?;

@@ -1,16 +1,17 @@
 //! The receiving half of a link: from the socket to the [`Sink`].
 //!
-//! Place in the data flow: [`super::Tcp`] calls [`Stage::read`] for a link that may have something. Small frames come in
-//! many at a time through one staging buffer per device and are handed to the sink as slices of it. The
-//! payload of a push segment that has only begun to arrive is received straight into the memory that the sink names,
-//! and whatever follows it comes along in the same call.
+//! Place in the data flow: [`super::Tcp`] calls [`Stage::read`] for a link that may have something. Small
+//! frames come in many at a time through one staging buffer per device and are handed to the sink as slices
+//! of it. The payload of a push segment that has only begun to arrive is received straight into the memory
+//! that the sink names, and whatever follows it comes along in the same call.
 //!
-//! The bytes of frames are counted ([`Intake`]): that is what the peer is told with acknowledgements, and where the stream goes on when the
-//! connection breaks. Acknowledgements themselves do not count, because nobody repeats them.
+//! The bytes of frames are counted ([`Intake`]): that is what the peer is told with acknowledgements, and
+//! where the stream goes on when the connection breaks. Acknowledgements themselves do not count, because
+//! nobody repeats them.
 //!
-//! Invariants: between two reads a link keeps nothing but its [`Intake`]: no bytes of it are left in the staging buffer, and no memory
-//! of the sink's is kept. A link that is between frames holds no buffer. Every length was checked by
-//! [`super::wire`] before it is used; a frame of a peer allocates at most one mailbox.
+//! Invariants: between two reads a link keeps nothing but its [`Intake`]: no bytes of it are left in the
+//! staging buffer, and no memory of the sink's is kept. A link that is between frames holds no buffer. Every
+//! length was checked by [`super::wire`] before it is used; a frame of a peer allocates at most one mailbox.
 //!
 //! Errors: `Closed` after a goodbye, `Gone` for an end of stream or a socket error, `Protocol` for nonsense.
 
@@ -65,8 +66,8 @@ pub(super) struct Intake {
     pub(super) rx: Rx,
     /// Bytes taken from the stream so far, with those of a header that has only begun.
     taken: u64,
-    /// Bytes of messages that have come until the peer is told; at most 0: it is time. [`UNLISTED`] less while the device does not
-    /// look after the rest, so that both are one comparison.
+    /// Bytes of messages that have come until the peer is told; at most 0: it is time. [`UNLISTED`] less
+    /// while the device does not look after the rest, so that both are one comparison.
     until_told: i64,
 }
 
@@ -87,7 +88,8 @@ impl Intake {
         self.until_told <= 0
     }
 
-    /// Corrects the account: what came was partly acknowledgements, which are not of the stream, and pushes, whose sender asks.
+    /// Corrects the account: what came was partly acknowledgements, which are not of the stream, and pushes,
+    /// whose sender asks.
     pub(super) fn discount(&mut self, heard: &Heard) {
         // Where the link ends, what came with the end has not been added.
         self.taken = self.taken.saturating_sub(heard.acks as u64);
@@ -128,8 +130,8 @@ impl Intake {
         if let Rx::Body { .. } = self.rx { MAILBOX_BYTES } else { 0 }
     }
 
-    /// Where the stream goes on if the connection breaks now: a header that has only begun comes again whole, because what began may be
-    /// no frame of the stream.
+    /// Where the stream goes on if the connection breaks now: a header that has only begun comes again whole,
+    /// because what began may be no frame of the stream.
     pub(super) fn position(&self) -> u64 {
         match self.rx {
             Rx::Head { have, .. } => self.taken - u64::from(have),
@@ -167,8 +169,8 @@ impl Intake {
         Heeded { position: self.position(), left }
     }
 
-    /// The connection has broken, and what came since then was thrown away: the stream goes on there, or else it would count as taken.
-    /// Returns where it stood.
+    /// The connection has broken, and what came since then was thrown away: the stream goes on there, or else
+    /// it would count as taken. Returns where it stood.
     pub(super) fn rewind_to(&mut self, heeded: Heeded) -> Rx {
         self.taken = heeded.position;
         let rx = match heeded.left {
@@ -259,7 +261,8 @@ impl Stage {
             match self.read(wire, rx, bytes > 0, link, sink) {
                 Ok(Some(progress)) => {
                     bytes += progress.bytes;
-                    // What has come through an encrypted connection is taken all the same: the socket does not tell of it.
+                    // What has come through an encrypted connection is taken all the same: the socket does
+                    // not tell of it.
                     if !progress.more || (bytes >= READ_BUDGET_BYTES && !wire.has_more()) {
                         break None;
                     }

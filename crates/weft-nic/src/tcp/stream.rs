@@ -1,17 +1,20 @@
 //! A connection as [`super::tx`] and [`super::rx`] see it: bytes in order, plain or encrypted.
 //!
-//! Place in the data flow: between the frames of a link and [`super::sys`]. A plain connection is its socket. On an encrypted one
-//! whatever is written in one go is cut into *records* of at most [`RECORD_BYTES`], each a length and the sealed bytes; the keys
-//! come from the handshake ([`super::connect`]), anew for every connection, so that a link that is re-established goes on above this.
+//! Place in the data flow: between the frames of a link and [`super::sys`]. A plain connection is its socket.
+//! On an encrypted one whatever is written in one go is cut into *records* of at most [`RECORD_BYTES`], each
+//! a length and the sealed bytes; the keys come from the handshake ([`super::connect`]), anew for every
+//! connection, so that a link that is re-established goes on above this.
 //!
-//! Invariants: each direction has its own key, which is replaced by a new one every [`KEY_RECORDS`] records, and a counter of records
-//! as nonce, which ends the connection before it could repeat. What has been sealed is kept until the kernel takes it; while any of it is, nothing more is
-//! accepted. Nothing is handed on of a record that is not genuine. Buffers are lent to connections while something is in them: an idle one has none.
+//! Invariants: each direction has its own key, which is replaced by a new one every [`KEY_RECORDS`] records,
+//! and a counter of records as nonce, which ends the connection before it could repeat. What has been sealed
+//! is kept until the kernel takes it; while any of it is, nothing more is accepted. Nothing is handed on of a
+//! record that is not genuine. Buffers are lent to connections while something is in them: an idle one has
+//! none.
 //!
 //! Errors: [`Errno::BADMSG`] for a record that is not genuine or too long; otherwise those of the socket.
 //!
-//! Sources: NIST SP 800-38D (AES-GCM; section 8.2.1 for the nonces); RFC 8446, section 5.5 (limits of a key); the Noise protocol
-//! framework, revision 34, section 4.2 (REKEY).
+//! Sources: NIST SP 800-38D (AES-GCM; section 8.2.1 for the nonces); RFC 8446, section 5.5 (limits of a key);
+//! the Noise protocol framework, revision 34, section 4.2 (REKEY).
 
 use std::cell::RefCell;
 use std::os::fd::BorrowedFd;
@@ -27,7 +30,8 @@ use super::sys::{self, Pieces};
 pub(super) const RECORD_BYTES: usize = 32 * 1024;
 /// The length before a record.
 const LENGTH_BYTES: usize = 4;
-/// Records under one key: at most 32 GiB, far below what AES-GCM's confidentiality bears (2^31 blocks; TLS 1.3 allows 2^34.5).
+/// Records under one key: at most 32 GiB, far below what AES-GCM's confidentiality bears (2^31 blocks; TLS
+/// 1.3 allows 2^34.5).
 const KEY_RECORDS: u64 = 1 << 20;
 /// What sealing adds.
 const TAG_BYTES: usize = 16;
@@ -120,7 +124,8 @@ impl Secrets {
         self.links.get(&link).map(|secret| Sealed { fd, secret, spare: &self.spare })
     }
 
-    /// A link's connection is to end: what is still to be written to the socket for `last` to come last. Nothing else is sent from now on.
+    /// A link's connection is to end: what is still to be written to the socket for `last` to come last.
+    /// Nothing else is sent from now on.
     pub(super) fn finish(&self, link: u32, last: Vec<u8>) -> Vec<u8> {
         match self.links.get(&link) {
             None => last,
@@ -129,8 +134,8 @@ impl Secrets {
     }
 }
 
-/// A connection's two directions, for a call. What is done on links is compiled for either kind, so that plain ones pay nothing but a look
-/// at whether the device encrypts.
+/// A connection's two directions, for a call. What is done on links is compiled for either kind, so that
+/// plain ones pay nothing but a look at whether the device encrypts.
 pub(super) trait Wire: Copy {
     /// Whether it takes bytes that have not reached the kernel.
     const HOLDS: bool;
@@ -138,14 +143,15 @@ pub(super) trait Wire: Copy {
     fn send(self, pieces: &Pieces<'_>) -> Result<usize, Errno>;
     /// Sends one buffer.
     fn send_one(self, bytes: &[u8]) -> Result<usize, Errno>;
-    /// Fills the pieces. Returns how many bytes came; 0 is the end. If fewer came than there is room for, nothing is left.
+    /// Fills the pieces. Returns how many bytes came; 0 is the end. If fewer came than there is room for,
+    /// nothing is left.
     fn receive(self, pieces: &mut Pieces<'_>) -> Result<usize, Errno>;
     /// Fills one buffer from its start. The same.
     fn receive_one(self, buffer: &mut [u8]) -> Result<usize, Errno>;
     /// Whether bytes that were taken have not reached the kernel.
     fn holds(self) -> bool;
-    /// Whether bytes have come that nobody has been given, so that the socket does not tell of them. If so, reading goes on until
-    /// these are given, and takes no more from the kernel before.
+    /// Whether bytes have come that nobody has been given, so that the socket does not tell of them. If so,
+    /// reading goes on until these are given, and takes no more from the kernel before.
     fn has_more(self) -> bool;
 }
 
@@ -330,7 +336,8 @@ impl Secret {
                     Err(errno) => return Err(errno),
                 }
             }
-            // What has been sealed counts as sent even if the connection ends here: the peer may have it. The next call meets the end again.
+            // What has been sealed counts as sent even if the connection ends here: the peer may have it. The
+            // next call meets the end again.
             if let Err(errno) = self.flush(fd)
                 && errno != Errno::AGAIN
             {
@@ -558,7 +565,8 @@ mod tests {
             prop_assert!(got == all && rest.is_empty() && !a.wire().holds());
         }
 
-        /// One bit of what is under way is changed, or bytes are repeated, left out or put in: nothing of that comes out.
+        /// One bit of what is under way is changed, or bytes are repeated, left out or put in: nothing of
+        /// that comes out.
         #[test]
         fn changes_are_found(at in 0usize..400, bit in 0u8..8, how in 0u8..4) {
             let (a, wire) = raw_pair();
@@ -621,7 +629,8 @@ mod tests {
         assert!(got[..taken] == all[..taken] && got[taken..] == *b"goodbye");
     }
 
-    /// The connection breaks within a call, which has brought a part on its way by then: that counts as sent, and the next call fails.
+    /// The connection breaks within a call, which has brought a part on its way by then: that counts as sent,
+    /// and the next call fails.
     #[test]
     fn what_may_have_arrived_counts_as_sent() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -629,7 +638,8 @@ mod tests {
         near.set_nonblocking(true).unwrap();
         drop(listener.accept().unwrap());
         let a = Stream::new(near.into(), Some(&keys(false)));
-        // The peer is gone: what the first call of the kernel's is given is answered by a reset, which the second one meets.
+        // The peer is gone: what the first call of the kernel's is given is answered by a reset, which the
+        // second one meets.
         let all = bytes(4 * OUT_BYTES);
         let sent = a.wire().send_one(&all).unwrap();
         assert!((OUT_BYTES / 2..all.len()).contains(&sent), "{sent}");
@@ -681,7 +691,8 @@ mod tests {
         assert_eq!(a.wire().receive_one(&mut [0; 32]), Err(Errno::BADMSG));
     }
 
-    /// Both sides change to the next key at the same record; the first one opens what came before it, and nothing that follows.
+    /// Both sides change to the next key at the same record; the first one opens what came before it, and
+    /// nothing that follows.
     #[test]
     fn keys_are_replaced() {
         let ((near, tap), (relay, far)) = (raw_pair(), raw_pair());

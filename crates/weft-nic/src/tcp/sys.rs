@@ -1,16 +1,17 @@
 //! The system calls of the TCP device: vectored I/O on client memory, socket options, the coarse clock.
 //!
-//! Place in the data flow: between [`super::tx`]/[`super::rx`] and the kernel. Client memory goes to the kernel as addresses
-//! ([`Iov`]), never as slices, because the client may touch it at the same time.
+//! Place in the data flow: between [`super::tx`]/[`super::rx`] and the kernel. Client memory goes to the
+//! kernel as addresses ([`Iov`]), never as slices, because the client may touch it at the same time.
 //!
 //! Errors are [`Errno`]; "would block" and "interrupted" are both [`Errno::AGAIN`]. Times are milliseconds of
 //! CLOCK_MONOTONIC_COARSE, which costs no system call and advances every 1 to 10 ms.
 //!
-//! What moves data enters the kernel directly: libc's functions are points of cancellation (pthreads(7)), at which a client's thread must
-//! not end while it holds our locks, and take 60 instructions more once a process has two threads.
+//! What moves data enters the kernel directly: libc's functions are points of cancellation (pthreads(7)), at
+//! which a client's thread must not end while it holds our locks, and take 60 instructions more once a
+//! process has two threads.
 //!
-//! Everything that concerns other hosts, and the time, is here, so that tests can have a network of their own in the kernel's place
-//! (`tcp/faults`).
+//! Everything that concerns other hosts, and the time, is here, so that tests can have a network of their own
+//! in the kernel's place (`tcp/faults`).
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -274,9 +275,10 @@ pub(super) fn now_ms() -> u64 {
     ms
 }
 
-/// A non-blocking stream socket of the address's family, with all that links have: no Nagle delay, and keep-alive probes that find a
-/// vanished host of an idle link; buffer sizes and the traffic class, which must be set before it connects or listens, for the window
-/// scale to fit and for the handshake to have it, too.
+/// A non-blocking stream socket of the address's family, with all that links have: no Nagle delay, and
+/// keep-alive probes that find a vanished host of an idle link; buffer sizes and the traffic class, which
+/// must be set before it connects or listens, for the window scale to fit and for the handshake to have it,
+/// too.
 pub(super) fn stream_socket(addr: &SocketAddr, config: &TcpConfig) -> Result<Unshared, Errno> {
     #[cfg(test)]
     if let Some(outcome) = net::socket() {
@@ -356,8 +358,8 @@ pub(super) fn connect(socket: BorrowedFd<'_>, to: &SocketAddr) -> Result<(), Err
 
 /// Whether the kernel has connected the socket; its error if it could not.
 ///
-/// A call to a port of our own host where nobody listens may leave from that very port, and meets itself (TCP's simultaneous open). It is
-/// refused as from any other port.
+/// A call to a port of our own host where nobody listens may leave from that very port, and meets itself
+/// (TCP's simultaneous open). It is refused as from any other port.
 pub(super) fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
     #[cfg(test)]
     if let Some(outcome) = net::connected(socket) {
@@ -377,9 +379,10 @@ pub(super) fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
     Err(Errno::CONNREFUSED)
 }
 
-/// Where the two ends of a connected socket are on one host: lets the kernel hold little that it has not sent. Otherwise
-/// messages, and answers that let the peer go on, wait behind megabytes of bulk data, and what the kernel holds falls
-/// out of the processor's cache. Between hosts it may hold what it likes, and goes on sending while the client computes.
+/// Where the two ends of a connected socket are on one host: lets the kernel hold little that it has not
+/// sent. Otherwise messages, and answers that let the peer go on, wait behind megabytes of bulk data, and
+/// what the kernel holds falls out of the processor's cache. Between hosts it may hold what it likes, and
+/// goes on sending while the client computes.
 pub(super) fn keep_little_unsent(fd: BorrowedFd<'_>) {
     /// As much as one segment offloaded to the card.
     static UNSENT_BYTES: libc::c_int = 64 * 1024;
@@ -423,7 +426,8 @@ mod tests {
 
     use super::*;
 
-    /// Both ends of a connection have the traffic class of their side and what links have, the accepted one by its listener.
+    /// Both ends of a connection have the traffic class of their side and what links have, the accepted one
+    /// by its listener.
     #[test]
     fn accepted_sockets_have_what_their_listener_has() {
         let class = |traffic_class| TcpConfig { traffic_class, ..TcpConfig::default() };
@@ -458,7 +462,8 @@ mod tests {
         }
     }
 
-    /// Who meets itself at a port where nobody listens has met nobody, and leaves the port to the listener that may come.
+    /// Who meets itself at a port where nobody listens has met nobody, and leaves the port to the listener
+    /// that may come.
     #[test]
     fn a_socket_that_meets_itself_is_refused() {
         let config = TcpConfig::default();

@@ -2,7 +2,8 @@
 //!
 //! Place in the data flow: [`super::progress`] calls [`Tcp::run_timers`] when the next of them is due.
 //!
-//! Invariants: nobody is late before its socket has been asked. The process may have been away, and a poll is told of [`super::EVENTS`] sockets only.
+//! Invariants: nobody is late before its socket has been asked. The process may have been away, and a poll is
+//! told of [`super::EVENTS`] sockets only.
 
 use std::os::fd::AsFd;
 
@@ -76,9 +77,10 @@ impl Tcp {
         }
     }
 
-    /// Looks for hosts that have vanished with our bytes under way, those of a handshake among them: keep-alive probes are not sent then, and the kernel's
-    /// own limit is a quarter of an hour. A peer that merely does not read answers the kernel's window probes and is
-    /// left alone, however long it computes (TCP_USER_TIMEOUT would end its link).
+    /// Looks for hosts that have vanished with our bytes under way, those of a handshake among them:
+    /// keep-alive probes are not sent then, and the kernel's own limit is a quarter of an hour. A peer that
+    /// merely does not read answers the kernel's window probes and is left alone, however long it computes
+    /// (TCP_USER_TIMEOUT would end its link).
     fn scan<S: Sink>(&mut self, sink: &mut S, now_ms: u64) {
         let patience_ms = self.patience_ms();
         let mut silent: Vec<(u32, u64)> = Vec::new();
@@ -119,8 +121,8 @@ impl Tcp {
         self.next_scan_ms = if self.links.is_empty() { u64::MAX } else { now_ms + self.scan_ms() };
     }
 
-    /// How long a host may be silent with our bytes under way. Where a new connection can be tried, in vain at worst, it is tried earlier:
-    /// something between may have forgotten the old one.
+    /// How long a host may be silent with our bytes under way. Where a new connection can be tried, in vain
+    /// at worst, it is tried earlier: something between may have forgotten the old one.
     fn patience_ms(&self) -> u64 {
         self.config.dead_peer_ms / if self.config.resume_ms > 0 { STALLS } else { 1 }
     }

@@ -1,20 +1,22 @@
 //! The sending half of a link: from `send` and `push` to the socket.
 //!
 //! Place in the data flow: [`super::Tcp`] calls [`Writer::message`] and [`Writer::push`] for the engine, and
-//! [`Writer::pump`] when it flushes or when a socket can take more. Messages are copied once, into what the link keeps
-//! ([`super::kept`]), and written from there. The first one after a flush or poll goes to the kernel at once; what follows before the next flush
-//! leaves in one call, or with a long message. A push is cut into segments, each sent from the client's memory behind its header
-//! ([`super::pushes`]); between two segments the messages have their turn, so that a message never waits for more than one segment.
+//! [`Writer::pump`] when it flushes or when a socket can take more. Messages are copied once, into what the
+//! link keeps ([`super::kept`]), and written from there. The first one after a flush or poll goes to the
+//! kernel at once; what follows before the next flush leaves in one call, or with a long message. A push is
+//! cut into segments, each sent from the client's memory behind its header ([`super::pushes`]); between two
+//! segments the messages have their turn, so that a message never waits for more than one segment.
 //!
-//! Both stay until the peer's endpoint has acknowledged them ([`Writer::acknowledged`]), so that they can be written once more
-//! ([`Writer::rewind`]) when the connection breaks: it is then that a push is done.
+//! Both stay until the peer's endpoint has acknowledged them ([`Writer::acknowledged`]), so that they can be
+//! written once more ([`Writer::rewind`]) when the connection breaks: it is then that a push is done.
 //!
-//! Invariants: a frame that has begun is finished before another begins. `blocked` is set exactly while the socket has refused bytes and no
-//! writability has been seen since. What is kept is bounded by `KEPT_BYTES`, of which `queue_bytes` may wait for the socket, and pushes by
-//! their number. A link with nothing unacknowledged holds no buffer.
+//! Invariants: a frame that has begun is finished before another begins. `blocked` is set exactly while the
+//! socket has refused bytes and no writability has been seen since. What is kept is bounded by `KEPT_BYTES`,
+//! of which `queue_bytes` may wait for the socket, and pushes by their number. A link with nothing
+//! unacknowledged holds no buffer.
 //!
-//! Errors: a socket error sets `broken`; the receiving half then finds the cause. Where there is none (`unreadable`), the caller ends the link. A peer that acknowledges what was not sent breaks the
-//! protocol.
+//! Errors: a socket error sets `broken`; the receiving half then finds the cause. Where there is none
+//! (`unreadable`), the caller ends the link. A peer that acknowledges what was not sent breaks the protocol.
 
 use rustix::io::Errno;
 use weft_engine::mem::{self, Iov};
@@ -322,7 +324,8 @@ impl Writer {
         Ok(())
     }
 
-    /// The stream goes on at `position` on another connection: what the peer's endpoint has not got is to be sent again.
+    /// The stream goes on at `position` on another connection: what the peer's endpoint has not got is to be
+    /// sent again.
     pub(super) fn rewind(&mut self, link: LinkId, tx: &mut Tx, position: u64) -> Result<(), LinkError> {
         let before = tx.kept.head;
         self.acknowledged(link, tx, position)?;
@@ -355,8 +358,8 @@ impl Writer {
         Rest { bytes, before: before.max(tx.kept.head) }
     }
 
-    /// Everything that must still leave before a closed link's connection may end, copied: the rest of the frame under way, the messages, an
-    /// acknowledgement, and the goodbye.
+    /// Everything that must still leave before a closed link's connection may end, copied: the rest of the
+    /// frame under way, the messages, an acknowledgement, and the goodbye.
     pub(super) fn farewell(&mut self, tx: &mut Tx, rx: &Intake, rest: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(rest.len() + tx.queued() + 2 * ACK_BYTES + HEAD_BYTES);
         if let Some(cut) = tx.cut_ack.take() {
@@ -432,8 +435,8 @@ fn acknowledges_first(tx: &Tx) -> bool {
     !tx.within && tx.pushes.as_ref().is_none_or(|pushes| pushes.segment.is_none())
 }
 
-/// One vectored write: the frame under way, the messages, an acknowledgement before or behind them, and the segment `fresh`,
-/// which begins. Returns how many bytes it tried to write.
+/// One vectored write: the frame under way, the messages, an acknowledgement before or behind them, and the
+/// segment `fresh`, which begins. Returns how many bytes it tried to write.
 fn write_once<W: Wire>(
     wire: W,
     tx: &Tx,

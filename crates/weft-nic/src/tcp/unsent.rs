@@ -4,9 +4,10 @@
 //! somebody who sees to it that they leave even if the client, whose sends are complete, does not come back
 //! ([`super::Tcp::drain`]).
 //!
-//! Protocol: [`Unsent::note`] comes from whoever holds the device, [`Unsent::clear`] as well, after it has seen that nothing is kept. Between the two,
-//! the flag is set. The caller of `calls` that is about to sleep must first say so and then look at the flag, with a fence
-//! between; `note` sets the flag and calls then, in this order. (weft-fi's `tests/loom_flusher.rs` tries the interleavings.)
+//! Protocol: [`Unsent::note`] comes from whoever holds the device, [`Unsent::clear`] as well, after it has
+//! seen that nothing is kept. Between the two, the flag is set. The caller of `calls` that is about to sleep
+//! must first say so and then look at the flag, with a fence between; `note` sets the flag and calls then, in
+//! this order. (weft-fi's `tests/loom_flusher.rs` tries the interleavings.)
 
 use super::sync::{AtomicBool, AtomicU32, Ordering, fence};
 
@@ -19,8 +20,8 @@ pub struct Unsent {
 }
 
 impl Unsent {
-    /// `calls` is called when there is something, after there was nothing: it must be quick. It returns whether the message will be written;
-    /// `false`: there is no thread that could.
+    /// `calls` is called when there is something, after there was nothing: it must be quick. It returns
+    /// whether the message will be written; `false`: there is no thread that could.
     #[must_use]
     pub fn new(calls: fn() -> bool) -> Self {
         Self { kept: AtomicBool::new(false), times: AtomicU32::new(0), calls }

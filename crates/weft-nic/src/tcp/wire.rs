@@ -43,7 +43,8 @@ pub(super) const KNOWS_CAPABILITY: u8 = 1;
 /// In the same: what follows the handshake is to be encrypted.
 pub(super) const ENCRYPTS: u8 = 8;
 
-/// The same: a link that had another connection is to go on. Then the name begins with the session's number, and the rest of it is zeros.
+/// The same: a link that had another connection is to go on. Then the name begins with the session's number,
+/// and the rest of it is zeros.
 pub(super) const RETURNS: u8 = 2;
 /// With [`RETURNS`]: the side that made the link speaks.
 pub(super) const INITIATOR: u8 = 4;

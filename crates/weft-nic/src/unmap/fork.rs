@@ -2,9 +2,10 @@
 //!
 //! Place in the data flow: `unmap.rs` has the handlers put in before it opens a descriptor; fork(3) calls them.
 //!
-//! Invariants: nobody forks between the opening of a descriptor and its being in [`super::MONITOR`], nor while it is closed, for the lock is
-//! held from before the fork until after it. The thread that reads takes no lock, so whoever forks may unmap memory meanwhile. What bypasses
-//! fork(3) and its handlers (vfork(2), posix_spawn(3)) runs another program next, for which the descriptor is closed as well.
+//! Invariants: nobody forks between the opening of a descriptor and its being in [`super::MONITOR`], nor
+//! while it is closed, for the lock is held from before the fork until after it. The thread that reads takes
+//! no lock, so whoever forks may unmap memory meanwhile. What bypasses fork(3) and its handlers (vfork(2),
+//! posix_spawn(3)) runs another program next, for which the descriptor is closed as well.
 
 use std::cell::Cell;
 use std::os::fd::AsRawFd;

@@ -1,11 +1,11 @@
 //! The reports of what was unmapped, from the thread that reads them to whoever asks, without a lock.
 //!
-//! Place in the data flow: the thread of `unmap.rs` → [`Log`] → [`super::UnmapWatch::unmapped`]. It is a file of its own so that a model checker
-//! can try every interleaving (`tests/loom_unmap.rs`).
+//! Place in the data flow: the thread of `unmap.rs` → [`Log`] → [`super::UnmapWatch::unmapped`]. It is a file
+//! of its own so that a model checker can try every interleaving (`tests/loom_unmap.rs`).
 //!
-//! A ring of fixed size; who has not read a report before it is overwritten takes it that everything was unmapped.
-//! A report is in the ring before anybody can rely on it: `begun` is raised before the system is asked for reports, whereupon the unmapping
-//! call may return, and readers wait until `done` has followed.
+//! A ring of fixed size; who has not read a report before it is overwritten takes it that everything was
+//! unmapped. A report is in the ring before anybody can rely on it: `begun` is raised before the system is
+//! asked for reports, whereupon the unmapping call may return, and readers wait until `done` has followed.
 
 use weft_engine::nic::Span;
 

@@ -1,7 +1,8 @@
 //! Where the `loom_*` tests, weft-fi's too, check their models: each in a process of its own.
 //!
-//! The checker maps and unmaps a stack for every thread of every run, thousands of times a second. In a process with a second thread, as the
-//! test harness is, each of these calls interrupts the other core and waits for the other thread's; that took two thirds of the time.
+//! The checker maps and unmaps a stack for every thread of every run, thousands of times a second. In a
+//! process with a second thread, as the test harness is, each of these calls interrupts the other core and
+//! waits for the other thread's; that took two thirds of the time.
 
 use std::cell::Cell;
 use std::process::Command;
@@ -17,7 +18,8 @@ thread_local! {
 
 /// Checks `model` in every interleaving with at most that many preemptions.
 ///
-/// The first of a test's models has the whole test run again, in the other process. A test is therefore nothing but its models.
+/// The first of a test's models has the whole test run again, in the other process. A test is therefore
+/// nothing but its models.
 pub(crate) fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     // With one test at a time they run in the main thread, and there is no other.
     let thread = thread::current();

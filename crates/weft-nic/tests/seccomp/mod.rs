@@ -1,7 +1,7 @@
 //! System calls that a thread may not make, as in a container that forbids them, or at a limit.
 //!
-//! A filter holds for the thread that installs it, and for threads and processes that this one starts later: so a test does it on a thread of
-//! its own. Source: seccomp(2).
+//! A filter holds for the thread that installs it, and for threads and processes that this one starts later:
+//! so a test does it on a thread of its own. Source: seccomp(2).
 
 /// Calls, each with the answer that it gets from now on.
 pub(crate) fn refuse(calls: &[(libc::c_long, i32)]) {

@@ -87,7 +87,8 @@ pub struct Inbox {
     pub messages: VecDeque<(LinkId, Vec<u8>)>,
     /// Where pushes go.
     pub windows: HashMap<u64, Window>,
-    /// Peers may break the protocol: pieces that no window awaits are refused, as engines do, and are not the device's fault.
+    /// Peers may break the protocol: pieces that no window awaits are refused, as engines do, and are not the
+    /// device's fault.
     pub from_anybody: bool,
     /// Finished pushes and transfers.
     pub done: HashMap<u64, Result<(), LinkError>>,

@@ -60,8 +60,8 @@ fn one_side_without_tcp_means_shared_memory() {
     assert_eq!(devices(&world, (1, near), (0, far)), ["shm", "shm"]);
 }
 
-/// Shared memory is tried and refused (here: the peer's host identity is ours by accident): TCP takes over under the same
-/// number, and nobody hears a `down`.
+/// Shared memory is tried and refused (here: the peer's host identity is ours by accident): TCP takes over
+/// under the same number, and nobody hears a `down`.
 #[test]
 fn tcp_takes_over_when_shared_memory_fails() {
     let mut world = world(&[config(), Config { shm: false, ..config() }]);

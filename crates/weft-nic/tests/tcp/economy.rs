@@ -130,7 +130,8 @@ fn idle_links_are_not_looked_at() {
     assert!(calls < polls_at_most, "{calls} system calls for 200 messages beside 100 idle links");
 }
 
-/// Who joins, breaks the protocol and comes again does not have all sockets asked for in every poll of two that talk meanwhile.
+/// Who joins, breaks the protocol and comes again does not have all sockets asked for in every poll of two
+/// that talk meanwhile.
 #[test]
 fn who_comes_again_and_again_changes_little_for_the_others() {
     const STRIKES: u64 = 50;

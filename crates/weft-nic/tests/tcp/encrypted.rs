@@ -139,7 +139,8 @@ fn both_sides_must_want_it() {
     }
 }
 
-/// Somebody on the path takes the wish to encrypt out of the hello, or puts one in: no link, plain or encrypted, comes of it.
+/// Somebody on the path takes the wish to encrypt out of the hello, or puts one in: no link, plain or
+/// encrypted, comes of it.
 #[test]
 fn nobody_on_the_path_changes_that() {
     for encrypt in [[true, false], [true, true], [false, true], [false, false]] {
@@ -154,7 +155,8 @@ fn nobody_on_the_path_changes_that() {
     }
 }
 
-/// A connection that ends without a goodbye is told from one that was closed: nobody on the path can say goodbye for a peer.
+/// A connection that ends without a goodbye is told from one that was closed: nobody on the path can say
+/// goodbye for a peer.
 #[test]
 fn a_cut_end_is_no_goodbye() {
     for cut in [true, false] {
@@ -182,8 +184,9 @@ enum Lie {
     Replay,
 }
 
-/// The first connection is cut in the middle of a record: the link goes on over another one, with keys of its own, and nothing is
-/// lost. Whoever changes the position from which on it goes on, or repeats what the first connection carried, ends it.
+/// The first connection is cut in the middle of a record: the link goes on over another one, with keys of its
+/// own, and nothing is lost. Whoever changes the position from which on it goes on, or repeats what the first
+/// connection carried, ends it.
 #[test]
 fn an_encrypted_link_outlives_its_connection() {
     for lie in [Lie::None, Lie::Position(0), Lie::Position(1), Lie::Replay] {

@@ -77,8 +77,8 @@ fn slow_hellos_are_cut_off() {
     world.join_and_greet(1, 0);
 }
 
-/// Ten thousand connections, one after another, of which the stranger keeps the last 300 open, more than the endpoint does: that one keeps
-/// few of them, meanwhile carries messages between peers, and takes a new one.
+/// Ten thousand connections, one after another, of which the stranger keeps the last 300 open, more than the
+/// endpoint does: that one keeps few of them, meanwhile carries messages between peers, and takes a new one.
 #[test]
 fn ten_thousand_connections_cost_few_descriptors() {
     const CONNECTIONS: usize = 10_000;
@@ -119,8 +119,9 @@ fn ten_thousand_connections_cost_few_descriptors() {
     assert_eq!(world.nodes[0].nic.stats().links, 2);
 }
 
-/// An acceptor that hangs up on a connection as soon as it is made, because it had to make room: the initiator, which notices
-/// only later, calls again for as long as it has tries, not only while refusals are tried again.
+/// An acceptor that hangs up on a connection as soon as it is made, because it had to make room: the
+/// initiator, which notices only later, calls again for as long as it has tries, not only while refusals are
+/// tried again.
 #[test]
 fn a_connection_that_had_to_make_room_is_made_again() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,7 +1,8 @@
 //! Fuzz targets: what strangers say before they have proven anything, and what a peer says that has.
 //!
-//! What only this run knows stands in inputs as a mark ([`ID`], [`SESSION`], [`PROOF`]), so that stored inputs get as far in every run. Each target
-//! asserts in the end how far its inputs have come: where seeds are refused at the first byte, it shows nothing.
+//! What only this run knows stands in inputs as a mark ([`ID`], [`SESSION`], [`PROOF`]), so that stored
+//! inputs get as far in every run. Each target asserts in the end how far its inputs have come: where seeds
+//! are refused at the first byte, it shows nothing.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -16,7 +17,8 @@ use weft_nic::{Tcp, TcpConfig};
 use super::suite::{Inbox, Window};
 use super::{Node, config, moved, open, parts, raw, world};
 
-/// So many polls look three times at what half-open connections say: beside a link they are asked for in one poll of 64.
+/// So many polls look three times at what half-open connections say: beside a link they are asked for in one
+/// poll of 64.
 const LOOKS: usize = 3 * 64;
 /// The endpoint's id.
 const ID: [u8; 16] = [b'i'; 16];
@@ -42,7 +44,8 @@ fn put(bytes: &mut [u8], at: usize, mark: &[u8], what: &[u8]) -> bool {
     place.map(|place| place.copy_from_slice(what)).is_some()
 }
 
-/// What has come, up to `buffer`'s length, without waiting. Nothing: the end, or nothing yet, which `ended` tells apart.
+/// What has come, up to `buffer`'s length, without waiting. Nothing: the end, or nothing yet, which `ended`
+/// tells apart.
 fn heard(stream: &mut TcpStream, buffer: &mut [u8]) -> (usize, bool) {
     stream.set_nonblocking(true).unwrap();
     let outcome = stream.read(buffer);
@@ -76,7 +79,8 @@ fn join(node: &mut Node<Tcp>, me: &EpName, target: &EpName) -> raw::Joined {
     raw::Joined { stream, target: *target, number, key }
 }
 
-/// Frames of a peer: the link ends with the peer, or because of a breach of the protocol; what is pushed stays in its window.
+/// Frames of a peer: the link ends with the peer, or because of a breach of the protocol; what is pushed
+/// stays in its window.
 #[test]
 fn frames() {
     // The first byte says in what pieces the others arrive.
@@ -126,7 +130,8 @@ fn frames() {
     assert!(depth.iter().all(|&n| n > 0), "messages, whole pushes, goodbyes, breaches after a message: {depth:?}");
 }
 
-/// What comes before a proof: never a link. Nor does it touch the link that is there, which only its own peer carries on.
+/// What comes before a proof: never a link. Nor does it touch the link that is there, which only its own peer
+/// carries on.
 #[test]
 fn hellos() {
     let mut world = world(&settings(), 1);
@@ -152,7 +157,8 @@ fn hellos() {
     ];
     let mut session: Option<(raw::Joined, LinkId)> = None;
     let mut dialled = 0;
-    // Plain ones and returning ones that were judged by their proof and denied, late ones, and those that carried the link on.
+    // Plain ones and returning ones that were judged by their proof and denied, late ones, and those that
+    // carried the link on.
     let (mut denied, mut stolen, mut late, mut carried) = (0, 0, 0, 0);
     fuzz("tcp-hellos", &seeds, |input| {
         let node = &mut world.nodes[0];
@@ -163,7 +169,8 @@ fn hellos() {
         });
         let link = *link;
         let mut bytes = input.to_vec();
-        // Whoever has seen the endpoint's public name knows its id, and whoever has seen a handshake the session's number.
+        // Whoever has seen the endpoint's public name knows its id, and whoever has seen a handshake the
+        // session's number.
         put(&mut bytes, 96, &ID, &target.ep_id());
         put(&mut bytes, 32, &SESSION.to_le_bytes(), &joined.number.to_le_bytes());
         let (hello, finish) = bytes.split_at_mut(input.len().min(raw::HELLO));
@@ -236,7 +243,8 @@ fn hellos() {
     }
 }
 
-/// What somebody answers who listens at a peer's address: without a proof the attempt fails, says why, and tells no more of itself.
+/// What somebody answers who listens at a peer's address: without a proof the attempt fails, says why, and
+/// tells no more of itself.
 #[test]
 fn answers() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -276,8 +276,8 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// A link that is closed is drained when its bytes have arrived. It does not wait for the end of the connection to be acknowledged as well, which
-/// the system of a peer that computes does 40 ms late.
+/// A link that is closed is drained when its bytes have arrived. It does not wait for the end of the
+/// connection to be acknowledged as well, which the system of a peer that computes does 40 ms late.
 #[test]
 fn a_closed_link_does_not_wait_for_a_peer_that_computes() {
     let mut took = Duration::MAX;

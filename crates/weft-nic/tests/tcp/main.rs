@@ -1,5 +1,5 @@
-//! What only the TCP device promises, and what both devices together promise. The contract that all devices share is checked in
-//! conformance.rs. Loopback only; every wait is bounded.
+//! What only the TCP device promises, and what both devices together promise. The contract that all devices
+//! share is checked in conformance.rs. Loopback only; every wait is bounded.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, unreachable_pub, missing_docs, dead_code)]
 
 #[path = "../suite/mod.rs"]

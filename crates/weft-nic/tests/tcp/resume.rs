@@ -1,4 +1,5 @@
-//! Connections that break while both endpoints live: nothing is lost, nothing comes twice, and what is really over is told soon.
+//! Connections that break while both endpoints live: nothing is lost, nothing comes twice, and what is really
+//! over is told soon.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -91,7 +92,8 @@ fn carry(ends: &mut [TcpStream; 2], way: usize, cut: Option<Cut>, passed: &mut [
     }
 }
 
-/// Both sides say some short messages and push something; everything arrives once and in order, and all pushes are done.
+/// Both sides say some short messages and push something; everything arrives once and in order, and all
+/// pushes are done.
 fn dialogue(world: &mut World<Tcp>, links: [LinkId; 2]) {
     let push = pattern(7, 40);
     let mut memory = Owned::new(push.clone());
@@ -186,7 +188,8 @@ fn break_connection(node: &Node<Tcp>, link: LinkId) -> bool {
         if !std::fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().starts_with("socket:")) {
             continue;
         }
-        // SAFETY: it is a socket of this process, and lives: the endpoint that owns it is borrowed, or it is another's whose addresses differ.
+        // SAFETY: it is a socket of this process, and lives: the endpoint that owns it is borrowed, or it is
+        // another's whose addresses differ.
         let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
         let addr = |of: rustix::net::SocketAddrAny| SocketAddr::try_from(of).ok();
         let here = rustix::net::getsockname(socket).ok().and_then(addr);
@@ -316,7 +319,8 @@ fn memory_that_is_not_there_ends_the_link() {
     let first = (address + BYTES / 2).next_multiple_of(page);
     let last = (address + BYTES) & !(page - 1);
     let protect = |how: rustix::mm::MprotectFlags| {
-        // SAFETY: whole pages inside the buffer, which nobody of this process touches meanwhile but the system, which says so.
+        // SAFETY: whole pages inside the buffer, which nobody of this process touches meanwhile but the
+        // system, which says so.
         unsafe { rustix::mm::mprotect(first as *mut _, last - first, how) }.unwrap();
     };
     world.nodes[1].inbox.windows.insert(1, Window::new(BYTES));
@@ -419,8 +423,9 @@ fn a_successor_is_not_the_peer() {
     thread.join().unwrap();
 }
 
-/// A transmit context cannot be called. Whether its endpoint lives is asked where the first receive context listens: nobody may listen there,
-/// another endpoint, or the endpoint, whose transmit context has `answer_timeout_ms` to call.
+/// A transmit context cannot be called. Whether its endpoint lives is asked where the first receive context
+/// listens: nobody may listen there, another endpoint, or the endpoint, whose transmit context has
+/// `answer_timeout_ms` to call.
 #[test]
 fn the_end_of_a_transmit_context_is_noticed() {
     for host_id in [1, 2] {
@@ -453,7 +458,8 @@ fn the_end_of_a_transmit_context_is_noticed() {
     }
 }
 
-/// A link that was closed in the middle of a segment, and whose peer asks for its end from an impossible position on, is forgotten.
+/// A link that was closed in the middle of a segment, and whose peer asks for its end from an impossible
+/// position on, is forgotten.
 #[test]
 fn a_closed_link_has_no_end_at_an_impossible_position() {
     let settings = TcpConfig { send_buffer_bytes: Some(4608), segment_bytes: 1 << 20, ..config() };
@@ -477,7 +483,8 @@ fn a_closed_link_has_no_end_at_an_impossible_position() {
     world.join_and_greet(0, 1);
 }
 
-/// A host that says nothing is called again until the time is over, and no longer. The link then ends as cut, not as hung up.
+/// A host that says nothing is called again until the time is over, and no longer. The link then ends as cut,
+/// not as hung up.
 #[test]
 fn retries_end() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -518,7 +525,8 @@ fn a_reopened_endpoint_does_not_know_the_session() {
     assert_eq!(world.nodes[0].nic.stats().resumed, before.resumed);
 }
 
-/// Whoever has seen a session's number, or a whole dialogue, cannot take a link over: it goes on with its own connection.
+/// Whoever has seen a session's number, or a whole dialogue, cannot take a link over: it goes on with its own
+/// connection.
 #[test]
 fn nobody_else_carries_a_link_on() {
     let mut world = world(&config(), 1);

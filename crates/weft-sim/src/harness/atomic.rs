@@ -1,8 +1,8 @@
 //! Atomic operations under observation.
 //!
-//! An atomic window of a rank is one region with two parts. In the first are [`COUNTERS`] numbers of 64 bits to which everybody
-//! adds, and only adds; in the second each rank has a slot of its own for operations of any kind, which the oracle models in the
-//! order in which they were started.
+//! An atomic window of a rank is one region with two parts. In the first are [`COUNTERS`] numbers of 64 bits
+//! to which everybody adds, and only adds; in the second each rank has a slot of its own for operations of
+//! any kind, which the oracle models in the order in which they were started.
 
 use weft_engine::amo::{Amo, Op as What, Type};
 use weft_engine::api::{Access, AtomicOp, Error, Fault, OpFlags, RmaIov};

@@ -1,14 +1,16 @@
 //! Barriers made of deferred work alone.
 //!
-//! A barrier of n ranks has ⌈log₂ n⌉ rounds: in round k the member at place i signals the one 2^k places further, and waits for
-//! a signal of the one 2^k places before. A signal is a message under a tag of its own, or a write that the target's region
-//! reports. Each member posts its part as programs, then or earlier, and enters by raising one counter; everything else
-//! happens without it. Round k's counter gets one from the signal and one when round k−1 is over, so a signal that comes early
-//! sets nothing free. Errors poison what follows: a member that has lost a signal never leaves.
+//! A barrier of n ranks has ⌈log₂ n⌉ rounds: in round k the member at place i signals the one 2^k places
+//! further, and waits for a signal of the one 2^k places before. A signal is a message under a tag of its
+//! own, or a write that the target's region reports. Each member posts its part as programs, then or earlier,
+//! and enters by raising one counter; everything else happens without it. Round k's counter gets one from the
+//! signal and one when round k−1 is over, so a signal that comes early sets nothing free. Errors poison what
+//! follows: a member that has lost a signal never leaves.
 //!
-//! A barrier may be an allreduce: each member brings a number, and signals carry numbers, as immediate data of messages, up a binomial tree
-//! and down again. Member p has its p without the lowest bit as parent; it adds to its own number those of its children, the nearest
-//! first. The engine moves and orders, the client adds: the sum is that of this tree bit for bit.
+//! A barrier may be an allreduce: each member brings a number, and signals carry numbers, as immediate data
+//! of messages, up a binomial tree and down again. Member p has its p without the lowest bit as parent; it
+//! adds to its own number those of its children, the nearest first. The engine moves and orders, the client
+//! adds: the sum is that of this tree bit for bit.
 
 use weft_engine::api::{Access, Error, OpFlags};
 use weft_engine::program::Errors;
@@ -24,9 +26,9 @@ const BARRIER_TAG: u64 = 1 << 63;
 pub const ANY_TAG: u64 = !BARRIER_TAG;
 /// The bits of a barrier's tags that tell rounds apart.
 const ROUND_BITS: u64 = 0xFF;
-/// So many that can still be left are open at a time, and never so many that their receives could take all the room there is for
-/// receives: messages may stand before the signals. Where few operations may be under way, only one: a signal of another could take all
-/// the room, and its receive wait for that one's.
+/// So many that can still be left are open at a time, and never so many that their receives could take all
+/// the room there is for receives: messages may stand before the signals. Where few operations may be under
+/// way, only one: a signal of another could take all the room, and its receive wait for that one's.
 const MOST_OPEN: usize = 3;
 const ROOM_OPS: usize = 64;
 
@@ -331,8 +333,9 @@ impl Harness {
         posted
     }
 
-    /// All faults are gone: what waits must come to its end. Broken barriers are given up, the others entered by whoever has
-    /// not; of other programs some are cancelled, for the rest counters are raised to what they wait for.
+    /// All faults are gone: what waits must come to its end. Broken barriers are given up, the others entered
+    /// by whoever has not; of other programs some are cancelled, for the rest counters are raised to what
+    /// they wait for.
     pub(super) fn finish_programs(&mut self) -> Result<(), String> {
         for rank in self.cluster.living() {
             while let Some(n) = self.barrier_broken(rank) {

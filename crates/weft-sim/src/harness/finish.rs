@@ -67,7 +67,8 @@ impl Harness {
         }
     }
 
-    /// Posts receives for untagged messages (`None`), and tags with bits to ignore, until all of these that will ever come have come.
+    /// Posts receives for untagged messages (`None`), and tags with bits to ignore, until all of these that
+    /// will ever come have come.
     pub(super) fn receive_everything(&mut self, tags: &[Option<(u64, u64)>]) -> Result<(), String> {
         let mut before = usize::MAX;
         for rank in self.cluster.living() {
@@ -109,7 +110,8 @@ impl Harness {
         missing
     }
 
-    /// With nothing under way, what a sender may still send and what the receiver has not given back yet are the whole window.
+    /// With nothing under way, what a sender may still send and what the receiver has not given back yet are
+    /// the whole window.
     fn credits(&mut self) -> Vec<String> {
         let mut out = Vec::new();
         let living = self.cluster.living();

@@ -1,10 +1,10 @@
 //! Programs under observation: what each rank has waiting for counters.
 //!
-//! Place in the data flow: as weft-fi does it. Completions raise counters while an engine is called or progressed; a raise that somebody
-//! waits for has the machine look; acts are performed when the engine has been left, by the same calls as the client's own
-//! operations; one that is refused is tried again after a round of progress that has moved something. The counters are those
-//! that ship (weft-fi's `cntr/gauge.rs`), and so is the machine. The oracle is told of everything, and begins and ends each act
-//! in its own model.
+//! Place in the data flow: as weft-fi does it. Completions raise counters while an engine is called or
+//! progressed; a raise that somebody waits for has the machine look; acts are performed when the engine has
+//! been left, by the same calls as the client's own operations; one that is refused is tried again after a
+//! round of progress that has moved something. The counters are those that ship (weft-fi's `cntr/gauge.rs`),
+//! and so is the machine. The oracle is told of everything, and begins and ends each act in its own model.
 
 #[path = "../../../weft-fi/src/cntr/gauge.rs"]
 #[allow(dead_code)]

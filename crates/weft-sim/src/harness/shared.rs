@@ -91,8 +91,8 @@ impl Harness {
         self.oracle.batch_ended();
     }
 
-    /// Clients see what their endpoints have reported of shared multi-receives: of each endpoint in order, of several in any. `all`: now;
-    /// else some of them do.
+    /// Clients see what their endpoints have reported of shared multi-receives: of each endpoint in order, of
+    /// several in any. `all`: now; else some of them do.
     pub(super) fn show_some(&mut self, all: bool) {
         self.turns += 1;
         let bits = self.turns.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 8;

@@ -1,12 +1,14 @@
 //! Atomic operations, judged.
 //!
-//! Of counters, to which everybody adds, the oracle asks for linearizability: the values fetched must be those of one order of
-//! all additions that agrees with the order in which each rank started its own and with what had completed when others were
-//! started. Each addition takes the interval from what it fetched to that plus its operand; the intervals must not overlap, and
-//! together with the additions that fetch nothing they must make up what stands there at the end.
+//! Of counters, to which everybody adds, the oracle asks for linearizability: the values fetched must be
+//! those of one order of all additions that agrees with the order in which each rank started its own and with
+//! what had completed when others were started. Each addition takes the interval from what it fetched to that
+//! plus its operand; the intervals must not overlap, and together with the additions that fetch nothing they
+//! must make up what stands there at the end.
 //!
-//! A slot belongs to one rank, whose operations take effect in the order in which they were started: what each must fetch
-//! is known in advance. The model executes them by [`Amo::execute`], which is tested apart from all this.
+//! A slot belongs to one rank, whose operations take effect in the order in which they were started: what
+//! each must fetch is known in advance. The model executes them by [`Amo::execute`], which is tested apart
+//! from all this.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,8 @@
 //! Connected endpoints: what each end of a connection must hear of it.
 //!
-//! An end calls a listener, or answers a call in the place of one. It hears once whether the connection is made; if it is, it hears once that the
-//! connection has ended, if it does. Nothing comes to an end without a cause: somebody hung up, closed, declined or died, or a link broke.
+//! An end calls a listener, or answers a call in the place of one. It hears once whether the connection is
+//! made; if it is, it hears once that the connection has ended, if it does. Nothing comes to an end without a
+//! cause: somebody hung up, closed, declined or died, or a link broke.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,8 @@
 //! Datagrams, judged: they arrive once or not at all, and who sends them waits for nobody.
 //!
-//! What arrives is checked as any message is, but for the order. Beside that, a send ends well whatever becomes of the message, and
-//! what does not arrive was either dropped by its sender, who counts that, or lost with a link.
+//! What arrives is checked as any message is, but for the order. Beside that, a send ends well whatever
+//! becomes of the message, and what does not arrive was either dropped by its sender, who counts that, or
+//! lost with a link.
 
 use weft_engine::api::Fault;
 
@@ -23,8 +24,8 @@ impl Oracle {
         format!("a datagram's send failed: {fault}")
     }
 
-    /// Everything that will ever come has come to living ranks; this one says how many messages it has dropped. Returns how many did not
-    /// arrive, and what is wrong with that.
+    /// Everything that will ever come has come to living ranks; this one says how many messages it has
+    /// dropped. Returns how many did not arrive, and what is wrong with that.
     pub(crate) fn judge_losses(&self, rank: usize, dropped: u64) -> (u64, Option<String>) {
         let (mut lost, mut unsure) = (0, 0);
         for (op, record) in self.ops.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Messages that had announced themselves when their link ended, and the receives that are told so.
 //!
-//! Place in the data flow: a receive that fails though it was posted after the end of the link comes here by way of `messages`; what was passed
-//! over is looked for at the end, by `matching`.
+//! Place in the data flow: a receive that fails though it was posted after the end of the link comes here by
+//! way of `messages`; what was passed over is looked for at the end, by `matching`.
 
 use std::collections::BTreeSet;
 
@@ -46,8 +46,9 @@ impl Oracle {
         false
     }
 
-    /// Of two messages over one link the second has not arrived without the first: if that was lost, an older receive was told, or one that
-    /// would have had it has not taken the second instead. `messages` are all that were sent to a receiver, by sender, then in their order.
+    /// Of two messages over one link the second has not arrived without the first: if that was lost, an older
+    /// receive was told, or one that would have had it has not taken the second instead. `messages` are all
+    /// that were sent to a receiver, by sender, then in their order.
     pub(super) fn passed_over(&self, receiver: usize, messages: &[Message<'_>], out: &mut Vec<String>) {
         if self.datagrams || self.refused_ns.is_some() {
             return;
@@ -88,7 +89,8 @@ impl Oracle {
         }
     }
 
-    /// What a receive wanted that has had a message and lost it, or a peek that has claimed one or thrown it away, if it is no younger than `order`.
+    /// What a receive wanted that has had a message and lost it, or a peek that has claimed one or thrown it
+    /// away, if it is no younger than `order`.
     fn lost_one<'a>(&self, record: &'a Record, order: u64) -> Option<&'a Criteria> {
         match record {
             Record::Recv(recv) => {

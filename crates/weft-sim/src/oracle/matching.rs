@@ -1,12 +1,12 @@
 //! The end of a run: which receive got which message, and whether a simple matcher could have done that.
 //!
-//! The reference matcher: a message takes the oldest posted receive that wants it, else it waits; a
-//! receive takes the oldest waiting message that it wants, else it waits. Its outcome depends only on the order in which receives
-//! were posted, which is known, and on the order in which messages arrived, of which only the part per sender is known.
-//! Given both orders the outcome is the unique stable matching in which everybody prefers the oldest. So the
-//! observed matching is one that the reference matcher makes, for some arrival order, exactly if every "m could have had an
-//! older receive r" is explained by "r had been taken by m', which arrived before m", and these
-//! "before"s, together with the order per sender, have no cycle.
+//! The reference matcher: a message takes the oldest posted receive that wants it, else it waits; a receive
+//! takes the oldest waiting message that it wants, else it waits. Its outcome depends only on the order in
+//! which receives were posted, which is known, and on the order in which messages arrived, of which only the
+//! part per sender is known. Given both orders the outcome is the unique stable matching in which everybody
+//! prefers the oldest. So the observed matching is one that the reference matcher makes, for some arrival
+//! order, exactly if every "m could have had an older receive r" is explained by "r had been taken by m',
+//! which arrived before m", and these "before"s, together with the order per sender, have no cycle.
 
 use std::collections::BTreeMap;
 
@@ -95,7 +95,8 @@ impl Oracle {
         messages
     }
 
-    /// Finds out where each message went: by the number in its bytes, else by its turn among those of the same sender and tag.
+    /// Finds out where each message went: by the number in its bytes, else by its turn among those of the
+    /// same sender and tag.
     fn place(&self, rank: usize, messages: &mut [Message<'_>], out: &mut Vec<String>) {
         let mut by_turn: BTreeMap<Stream, Vec<(Place, &Got)>> = BTreeMap::new();
         for (op, record) in self.wanted_by(rank) {
@@ -188,7 +189,8 @@ impl Oracle {
         edges
     }
 
-    /// A peek reports, per sender, the first message that it wants of those that no earlier receive took; not one that was lost.
+    /// A peek reports, per sender, the first message that it wants of those that no earlier receive took; not
+    /// one that was lost.
     fn judge_peek(&self, peek: &PeekRecord, messages: &[Message<'_>], out: &mut Vec<String>) {
         let Some(Some(found)) = &peek.found else { return };
         let wanted = |m: &&Message<'_>| {

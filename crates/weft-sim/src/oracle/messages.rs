@@ -191,7 +191,8 @@ impl Oracle {
     }
 }
 
-/// The buffer of a receive is the client's again: all that was received into it still stands there, and around that nothing was written.
+/// The buffer of a receive is the client's again: all that was received into it still stands there, and
+/// around that nothing was written.
 pub(super) fn intact(recv: &RecvRecord) -> Result<(), String> {
     let mut all = recv.got.iter().filter(|got| got.len > 0).collect::<Vec<_>>();
     all.sort_by_key(|got| got.offset);

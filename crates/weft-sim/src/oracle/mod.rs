@@ -1,12 +1,12 @@
 //! The oracle: an independent model of what the operations of a run must lead to.
 //!
-//! Place in the data flow: [`Harness`](crate::Harness) tells it of every accepted operation and of every completion, and asks it
-//! at the end. It knows libfabric's rules and nothing of protocols.
+//! Place in the data flow: [`Harness`](crate::Harness) tells it of every accepted operation and of every
+//! completion, and asks it at the end. It knows libfabric's rules and nothing of protocols.
 //!
-//! Checked as completions come: exactly one per accepted operation, at the right rank, with the right context,
-//! flags, length, tag, data and source; bytes exact; nothing written beyond what was received; delivery-complete sends
-//! not before their receive. Checked at the end (file `matching`): order per peer, and that the matching is the one a simple
-//! reference matcher makes for some order of arrival.
+//! Checked as completions come: exactly one per accepted operation, at the right rank, with the right
+//! context, flags, length, tag, data and source; bytes exact; nothing written beyond what was received;
+//! delivery-complete sends not before their receive. Checked at the end (file `matching`): order per peer,
+//! and that the matching is the one a simple reference matcher makes for some order of arrival.
 
 mod atomic;
 pub(crate) mod connection;
@@ -34,11 +34,12 @@ pub use record::{
 };
 pub use rma::RmaRecord;
 
-/// How long after the news of a rank's death everybody must have drawn the consequences, in virtual time: a second, and as long as a rank may
-/// stand still.
+/// How long after the news of a rank's death everybody must have drawn the consequences, in virtual time: a
+/// second, and as long as a rank may stand still.
 pub const DEATH_BOUND_NS: u64 = 1_500_000_000;
 
-/// When both ends knew that their link had broken, and the first operation posted since then: time may stand still between the two.
+/// When both ends knew that their link had broken, and the first operation posted since then: time may stand
+/// still between the two.
 #[derive(Debug)]
 struct Mended {
     ns: u64,
@@ -51,8 +52,8 @@ pub struct Oracle {
     ops: Vec<Record>,
     clock: u64,
     complaints: Vec<String>,
-    /// Pairs of ranks between which links broke: what was posted there before they mended, if they have, may be lost, or fail with a
-    /// link's error.
+    /// Pairs of ranks between which links broke: what was posted there before they mended, if they have, may
+    /// be lost, or fail with a link's error.
     broken: BTreeMap<(usize, usize), Option<Mended>>,
     /// When they broke, and when both ends knew.
     breaks: BTreeMap<(usize, usize), Vec<(u64, bool)>>,
@@ -162,7 +163,8 @@ impl Oracle {
         self.breaks.entry(pair).or_default().push((self.now_ns, true));
     }
 
-    /// The link between the two ranks that broke is known at both ends to have ended: nothing that is posted later goes with it.
+    /// The link between the two ranks that broke is known at both ends to have ended: nothing that is posted
+    /// later goes with it.
     pub(crate) fn mended(&mut self, a: usize, b: usize) {
         let pair = (a.min(b), a.max(b));
         self.broken.insert(pair, Some(Mended { ns: self.now_ns, op: self.ops.len() }));
@@ -221,8 +223,8 @@ impl Oracle {
         self.bereaved.insert((rank, other));
     }
 
-    /// Another rank takes the place of a dead one. Who meets the new one before the end of the old one has come to its notice goes on
-    /// waiting: what it receives from that address may come from there.
+    /// Another rank takes the place of a dead one. Who meets the new one before the end of the old one has
+    /// come to its notice goes on waiting: what it receives from that address may come from there.
     pub(crate) fn succeeded(&mut self, rank: usize) {
         self.bereaved.retain(|&(dead, _)| dead != rank);
     }
@@ -248,8 +250,8 @@ impl Oracle {
         !violated && (self.broken.contains_key(&pair) || self.refused_ns.is_some())
     }
 
-    /// Operations of living ranks to `rank`, which died too long ago for them to be still under way; also receives from it alone that were
-    /// posted while there was a link to it.
+    /// Operations of living ranks to `rank`, which died too long ago for them to be still under way; also
+    /// receives from it alone that were posted while there was a link to it.
     #[must_use]
     pub fn overdue(&self, rank: usize, lives: impl Fn(usize) -> bool) -> Vec<String> {
         let Some(died_ns) = self.died_ns.get(&rank) else { return Vec::new() };
@@ -370,7 +372,8 @@ impl Oracle {
         self.wanted_by(rank).filter(|(_, record)| holds(record)).map(|(op, _)| op).collect()
     }
 
-    /// Messages sent to a rank that are neither received nor thrown away: untagged ones, or those with this tag but for bits to ignore.
+    /// Messages sent to a rank that are neither received nor thrown away: untagged ones, or those with this
+    /// tag but for bits to ignore.
     #[must_use]
     pub fn undelivered(&self, rank: usize, tag: Option<(u64, u64)>) -> usize {
         let wanted = |got: Option<u64>| Criteria { src: None, tag }.accept(rank, got);
@@ -434,8 +437,8 @@ impl Oracle {
         })
     }
 
-    /// A fenced operation begins when all earlier ones to the same peer have ended, so it cannot end well before them; a send may be fenced
-    /// from accesses only.
+    /// A fenced operation begins when all earlier ones to the same peer have ended, so it cannot end well
+    /// before them; a send may be fenced from accesses only.
     fn fenced(&self, op: Op, record: &Record, c: &Completion) -> Result<(), String> {
         if c.fault.is_some() || !record.may_wait() {
             return Ok(());

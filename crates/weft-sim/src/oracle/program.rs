@@ -1,9 +1,11 @@
-//! The model of what waits for counters: lists that are searched, and rules; nothing of how `weft_engine::program` does it.
+//! The model of what waits for counters: lists that are searched, and rules; nothing of how
+//! `weft_engine::program` does it.
 //!
-//! The harness tells of every change of a counter that is a client's or an act's own, of every program, of every act that
-//! begins and ends; what completions change the oracle sees for itself. Checked at once: counters have the values that were counted;
-//! who goes on goes on when a threshold is reached and not before, by threshold and then by submission; acts begin in the
-//! order in which programs came to them, each once; one that found its queue full keeps its place among those that need the same queue; whoever is
+//! The harness tells of every change of a counter that is a client's or an act's own, of every program, of
+//! every act that begins and ends; what completions change the oracle sees for itself. Checked at once:
+//! counters have the values that were counted; who goes on goes on when a threshold is reached and not
+//! before, by threshold and then by submission; acts begin in the order in which programs came to them, each
+//! once; one that found its queue full keeps its place among those that need the same queue; whoever is
 //! cancelled, failed or poisoned begins nothing more; and after each step nothing waits that need not.
 //!
 //! Of barriers, which are made of programs, it is checked that none is left before the last has entered.
@@ -15,7 +17,8 @@ use weft_engine::program::{End, Level};
 
 use super::{Op, Oracle, Record};
 
-/// The counters of a rank that its endpoint raises: for operations that it starts, for its receives, for what others do to its memory.
+/// The counters of a rank that its endpoint raises: for operations that it starts, for its receives, for what
+/// others do to its memory.
 pub(crate) const SENT: usize = 0;
 pub(crate) const RECEIVED: usize = 1;
 pub(crate) const REMOTE: usize = 2;
@@ -409,7 +412,8 @@ impl Oracle {
         self.deferred.gates.len() - 1
     }
 
-    /// Numbers for so many members of an allreduce. Of very different magnitudes: in another order their sum is another.
+    /// Numbers for so many members of an allreduce. Of very different magnitudes: in another order their sum
+    /// is another.
     pub(crate) fn operands(&self, members: usize) -> Vec<f64> {
         let gate = self.deferred.gates.len();
         let number = |n: usize| {
@@ -463,8 +467,8 @@ impl Oracle {
     }
 }
 
-/// The sum of an allreduce, by what is declared of its tree: member 2^k m, m odd, adds to its number the sums of the members 2^k m + 2^j,
-/// j from 0 to k - 1, in this order; member 0 those of all powers of two.
+/// The sum of an allreduce, by what is declared of its tree: member 2^k m, m odd, adds to its number the sums
+/// of the members 2^k m + 2^j, j from 0 to k - 1, in this order; member 0 those of all powers of two.
 fn tree_sum(numbers: &[f64]) -> f64 {
     let mut sums = numbers.to_vec();
     // All trees of 2 members, then of 4, and so on: at each step a member takes in one child.

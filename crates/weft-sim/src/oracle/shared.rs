@@ -1,8 +1,8 @@
 //! Processes whose endpoints share their receives: messages to any of them are one receiver's.
 //!
-//! A receive is taken by a message to any endpoint of its process, and is reported there. Order is that of each sender to each endpoint:
-//! of messages that wait at several endpoints, a receive may take from any. So what explains a matching is
-//! what happened at one endpoint (file `matching`).
+//! A receive is taken by a message to any endpoint of its process, and is reported there. Order is that of
+//! each sender to each endpoint: of messages that wait at several endpoints, a receive may take from any. So
+//! what explains a matching is what happened at one endpoint (file `matching`).
 
 use weft_engine::api::OpFlags;
 
@@ -46,7 +46,8 @@ impl Oracle {
         self.unseen.remove(&rank);
     }
 
-    /// A rank's client sees that. With MULTI the buffer is its own again: all that was reported of it must have been seen.
+    /// A rank's client sees that. With MULTI the buffer is its own again: all that was reported of it must
+    /// have been seen.
     pub(crate) fn seen(&mut self, rank: usize, flags: OpFlags) -> Option<Buffer> {
         let op = self.unseen.get_mut(&rank)?.pop_front()?.op;
         if !flags.contains(OpFlags::MULTI) {

@@ -1,4 +1,5 @@
-//! Random connections: each process has a listener, calls others, answers or declines, works through what it is connected by, hangs up and calls anew.
+//! Random connections: each process has a listener, calls others, answers or declines, works through what it
+//! is connected by, hangs up and calls anew.
 
 use weft_engine::api::Error;
 

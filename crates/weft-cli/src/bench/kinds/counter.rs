@@ -1,9 +1,10 @@
-//! Many processes that add to one number: the shared counter of dynamic load balancing (Global Arrays' nxtval), and the throughput
-//! curve of the GNI paper.
+//! Many processes that add to one number: the shared counter of dynamic load balancing (Global Arrays'
+//! nxtval), and the throughput curve of the GNI paper.
 //!
-//! Rank 0 has the number; it tells the others how many additions a batch has, and hears when they are done. The others add 1 and wait for
-//! what was there before, one addition after the other. No addition may be lost and none may be told a number twice: what each
-//! rank hears rises, and at the end of each batch the number is what it was and all additions.
+//! Rank 0 has the number; it tells the others how many additions a batch has, and hears when they are done.
+//! The others add 1 and wait for what was there before, one addition after the other. No addition may be lost
+//! and none may be told a number twice: what each rank hears rises, and at the end of each batch the number
+//! is what it was and all additions.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,8 @@ const HEAR: u32 = 0;
 const TELL: u32 = 1;
 const ADD: u32 = 2;
 const SLOTS: u32 = 3;
-/// Where the number, what is added to it, and what was there before are. Messages have the cache lines behind them, one per slot.
+/// Where the number, what is added to it, and what was there before are. Messages have the cache lines behind
+/// them, one per slot.
 const COUNTER: usize = 0;
 const OPERAND: usize = 128;
 const RESULT: usize = 192;

@@ -1,9 +1,9 @@
 //! What the machine itself needs: the same work without libfabric.
 //!
-//! `cache-line`: a flag handed to another core, half of the round trip. `ring`: numbers handed over in a row, each with its
-//! cache line. `memcpy`: one thread. `readv`: process_vm_readv(2). `tcp`: a loopback socket, non-blocking and polled, by messages
-//! that go to and fro, or in windows of which each is acknowledged. `futex`: as many threads as there are ranks meet at a barrier,
-//! at which all sleep but the last.
+//! `cache-line`: a flag handed to another core, half of the round trip. `ring`: numbers handed over in a row,
+//! each with its cache line. `memcpy`: one thread. `readv`: process_vm_readv(2). `tcp`: a loopback socket,
+//! non-blocking and polled, by messages that go to and fro, or in windows of which each is acknowledged.
+//! `futex`: as many threads as there are ranks meet at a barrier, at which all sleep but the last.
 
 use std::hint::{black_box, spin_loop};
 use std::io::{ErrorKind, IoSliceMut, Read, Write};
@@ -39,8 +39,8 @@ pub(crate) fn subjects(kind: Kind) -> Vec<Subject> {
 
 /// What a provider's result can at best be: a time or a rate made up of floors. `floor` tells what was measured of one.
 ///
-/// Through shared memory, a message is a cache line handed over and a copy; what waits for an answer hands over two. A read may do
-/// without the peer. Through sockets it is what sockets do.
+/// Through shared memory, a message is a cache line handed over and a copy; what waits for an answer hands
+/// over two. A read may do without the peer. Through sockets it is what sockets do.
 pub(crate) fn bound(
     kind: Kind,
     op: Op,

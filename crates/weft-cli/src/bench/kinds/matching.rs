@@ -1,10 +1,10 @@
 //! The cost of a match against the depth of the queue that is searched.
 //!
-//! Rank 0 has a number of receives posted (or of unexpected messages) that match nothing that comes, and behind them those
-//! that do. *Posted*: with [`BURST`] matching receives posted, it asks rank 1 for as many messages; what counts is the time until
-//! all have come. *Unexpected*: rank 1 sends as many, and one more that says so; then rank 0 posts the receives, and what
-//! counts is the time until all are complete. Receives of the wildcard variants ignore [`IGNORED`] bits of the tag, those
-//! that match nothing too.
+//! Rank 0 has a number of receives posted (or of unexpected messages) that match nothing that comes, and
+//! behind them those that do. *Posted*: with [`BURST`] matching receives posted, it asks rank 1 for as many
+//! messages; what counts is the time until all have come. *Unexpected*: rank 1 sends as many, and one more
+//! that says so; then rank 0 posts the receives, and what counts is the time until all are complete. Receives
+//! of the wildcard variants ignore [`IGNORED`] bits of the tag, those that match nothing too.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,8 @@ use super::pair::{Duel, Pair, Room, duel};
 
 /// Messages matched at a time.
 const BURST: u32 = 32;
-/// How long unexpected messages may take to arrive. A provider that stops reading when it has many of them never gets there.
+/// How long unexpected messages may take to arrive. A provider that stops reading when it has many of them
+/// never gets there.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Bits that wildcards ignore.
 const IGNORED: u64 = 0xffff;

@@ -1,9 +1,10 @@
 //! Memory of an idle peer, and of an inserted address.
 //!
-//! *Heap* counts bytes that the libraries of this process have from malloc(3). *Resident* memory counts every page that it has
-//! touched, shared memory too, of which *shared* tells the part; *proportional* memory counts a page of shared memory as the share
-//! of each process that maps it. Pages of files (programs, libraries) are in none: how many of them are there depends on which
-//! code has run. Kernel memory, of sockets for instance, is not counted either.
+//! *Heap* counts bytes that the libraries of this process have from malloc(3). *Resident* memory counts every
+//! page that it has touched, shared memory too, of which *shared* tells the part; *proportional* memory
+//! counts a page of shared memory as the share of each process that maps it. Pages of files (programs,
+//! libraries) are in none: how many of them are there depends on which code has run. Kernel memory, of
+//! sockets for instance, is not counted either.
 
 use std::io::Read;
 use std::time::Instant;
@@ -123,8 +124,8 @@ struct Usage {
     proportional: f64,
 }
 
-/// Room for the kernel's listing of our mappings, all of it touched before anything is measured: what reading takes is no
-/// difference between two looks then.
+/// Room for the kernel's listing of our mappings, all of it touched before anything is measured: what reading
+/// takes is no difference between two looks then.
 struct Listing(Vec<u8>);
 
 impl Listing {

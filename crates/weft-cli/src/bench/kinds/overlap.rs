@@ -1,9 +1,12 @@
 //! What a transfer costs the core that computes meanwhile.
 //!
-//! Rank 0 posts a send (or a receive, and asks for the message), computes, and waits. Two methods read the same iterations:
-//! - *message overhead* (Sandia MPI Micro-Benchmarks): with work that lasts longer than the transfer, what the iteration takes
-//!   beyond the work alone is overhead; availability is the share of the transfer's own time that is not overhead.
-//! - *post–work–wait* (COMB): how long posting and waiting take, and which share of the iteration the work alone would take.
+//! Rank 0 posts a send (or a receive, and asks for the message), computes, and waits. Two methods read the
+//! same iterations:
+//! - *message overhead* (Sandia MPI Micro-Benchmarks): with work that lasts longer than the transfer, what
+//!   the iteration takes beyond the work alone is overhead; availability is the share of the transfer's own
+//!   time that is not overhead.
+//! - *post–work–wait* (COMB): how long posting and waiting take, and which share of the iteration the work
+//!   alone would take.
 //!
 //! During the work nothing is called: what moves on then, the provider or the system moves.
 
@@ -16,8 +19,8 @@ use super::super::plan::Variant;
 use super::super::{stats, timing};
 use super::pair::{DATA, Duel, Pair, Room, open};
 
-/// How much longer than the transfer the work lasts. What both sides do together when they have nothing else to do may take one of
-/// them, or one thread, some three times as long.
+/// How much longer than the transfer the work lasts. What both sides do together when they have nothing else
+/// to do may take one of them, or one thread, some three times as long.
 const STRETCH: f64 = 4.0;
 /// Steps of work of which the length is found out.
 const STEPS: u64 = 100_000;

@@ -1,8 +1,9 @@
 //! Collective operations of more ranks than there are cores, over tagged messages.
 //!
-//! A *barrier* by dissemination: in step k each rank sends to the rank 2^k further on and hears from the one 2^k back. An
-//! *all-reduce* of 8 bytes by recursive doubling; ranks beyond the largest power of two first give their number to a partner,
-//! and hear the result from it. Every result is checked. Rank 0 measures; it tells the others how many operations a batch has.
+//! A *barrier* by dissemination: in step k each rank sends to the rank 2^k further on and hears from the one
+//! 2^k back. An *all-reduce* of 8 bytes by recursive doubling; ranks beyond the largest power of two first
+//! give their number to a partner, and hear the result from it. Every result is checked. Rank 0 measures; it
+//! tells the others how many operations a batch has.
 
 use std::time::{Duration, Instant};
 

@@ -1,10 +1,10 @@
 //! Two ranks: rank 0 measures, rank 1 does its part.
 //!
-//! Rank 0 announces the length of each batch by a control message, so that both know how many operations it has; a batch of 0
-//! ends the measurement. Control messages are tagged, whatever is measured.
+//! Rank 0 announces the length of each batch by a control message, so that both know how many operations it
+//! has; a batch of 0 ends the measurement. Control messages are tagged, whatever is measured.
 //!
-//! An endpoint's memory: a page of control messages and counters, the buffers to send from, the buffers to receive into,
-//! which are also what the peer reads from and writes to. Both sides have the same layout.
+//! An endpoint's memory: a page of control messages and counters, the buffers to send from, the buffers to
+//! receive into, which are also what the peer reads from and writes to. Both sides have the same layout.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,8 +1,8 @@
 //! The time of one operation.
 //!
-//! Tagged messages, messages, and writes (with remote completion data, which is how the target learns of them) go to and
-//! fro, and half of the round trip counts. Reads and fetch-and-adds are round trips by themselves. Receives are posted before the
-//! message that they are for can come.
+//! Tagged messages, messages, and writes (with remote completion data, which is how the target learns of
+//! them) go to and fro, and half of the round trip counts. Reads and fetch-and-adds are round trips by
+//! themselves. Receives are posted before the message that they are for can come.
 
 use weft_client::Piece;
 

@@ -1,7 +1,8 @@
 //! Bandwidth and rate: many operations under way in one direction.
 //!
-//! Messages go in windows: the receiver counts their completions, puts each receive back at once, and acknowledges a window when all
-//! of it has come; the sender waits for that. Remote operations slide: the next one is posted as soon as one of the window is complete.
+//! Messages go in windows: the receiver counts their completions, puts each receive back at once, and
+//! acknowledges a window when all of it has come; the sender waits for that. Remote operations slide: the
+//! next one is posted as soon as one of the window is complete.
 
 use weft_client::Piece;
 

@@ -1,4 +1,5 @@
-//! Blocking calls beside members and drivers that the test has made: what those do happens at the very moment that is tried.
+//! Blocking calls beside members and drivers that the test has made: what those do happens at the very moment
+//! that is tried.
 
 use std::ptr::null_mut;
 use std::sync::Arc;

@@ -383,7 +383,8 @@ fn an_alias_has_flags_of_its_own() {
     ok(close(alias));
 }
 
-/// A context of a scalable endpoint that is opened again and again leaves nothing of its queues and counters with the one beside it.
+/// A context of a scalable endpoint that is opened again and again leaves nothing of its queues and counters
+/// with the one beside it.
 #[test]
 fn what_drove_a_context_is_forgotten() {
     let side = Side::open_disabled(Options::default());

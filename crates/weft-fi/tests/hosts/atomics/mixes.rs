@@ -10,7 +10,8 @@ use super::calls::{Args, Way};
 use crate::client::{Lib, close};
 use crate::side::{Side, acquaint, memory, pair, until};
 
-/// Writes, atomics and reads of one initiator take effect in the order in which they were started, long ones among atomics, too.
+/// Writes, atomics and reads of one initiator take effect in the order in which they were started, long ones
+/// among atomics, too.
 pub(crate) fn in_order(lib: &Lib) {
     use crate::side::Args as Plain;
     let (a, b, to_b, _) = pair(lib);
@@ -75,8 +76,8 @@ pub(crate) fn asleep(lib: &Lib) {
     assert_eq!(close(mr), 0);
 }
 
-/// Two targets in one process that share memory, each with an initiator and in a thread of its own, and the client's own atomics:
-/// nothing is lost, wherever the number lies.
+/// Two targets in one process that share memory, each with an initiator and in a thread of its own, and the
+/// client's own atomics: nothing is lost, wherever the number lies.
 pub(crate) fn every_mix(lib: &Lib) {
     const ROUNDS: usize = 400;
     let shared = memory(256);

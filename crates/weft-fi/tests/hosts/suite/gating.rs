@@ -1,5 +1,5 @@
-//! Every function on endpoints of every combination of capabilities: an endpoint may start whatever its type has, as with libfabric's
-//! tcp, shm and sockets. (What peers may do to it is restricted: see `access`.)
+//! Every function on endpoints of every combination of capabilities: an endpoint may start whatever its type
+//! has, as with libfabric's tcp, shm and sockets. (What peers may do to it is restricted: see `access`.)
 
 use weft_engine::amo::{self, Amo, Op, Type};
 use weft_fi_sys::*;

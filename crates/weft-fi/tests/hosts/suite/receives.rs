@@ -1,5 +1,6 @@
-//! Receives that are more than a buffer for one message: peeks, claims and discards of messages that nobody has asked for, buffers
-//! for several messages, cancelled ones (fi_msg(3), fi_tagged(3), fi_cq(3), fi_endpoint(3)).
+//! Receives that are more than a buffer for one message: peeks, claims and discards of messages that nobody
+//! has asked for, buffers for several messages, cancelled ones (fi_msg(3), fi_tagged(3), fi_cq(3),
+//! fi_endpoint(3)).
 
 use std::ffi::c_void;
 

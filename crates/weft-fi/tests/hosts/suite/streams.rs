@@ -1,6 +1,6 @@
-//! Many transfers under way at once: streams of each operation with FI_MORE and fences in between, before and after the receives
-//! are posted, and a receiver that is overrun by several senders (fi_endpoint(3): FI_MORE, FI_FENCE, message order; fi_domain(3),
-//! "Resource Management").
+//! Many transfers under way at once: streams of each operation with FI_MORE and fences in between, before and
+//! after the receives are posted, and a receiver that is overrun by several senders (fi_endpoint(3): FI_MORE,
+//! FI_FENCE, message order; fi_domain(3), "Resource Management").
 
 use weft_fi_sys::*;
 
@@ -177,8 +177,8 @@ struct Sender<'a> {
     completed: usize,
 }
 
-/// All send to one that takes nothing until nothing moves any more; then everything comes, whole, and that of each sender in
-/// order. Returns how many messages there were.
+/// All send to one that takes nothing until nothing moves any more; then everything comes, whole, and that of
+/// each sender in order. Returns how many messages there were.
 pub(super) fn overrun(lib: &Lib, limits: &Limits) -> usize {
     let lengths: Vec<usize> = limits.edges().into_iter().filter(|&len| len <= LONGEST_BYTES).collect();
     let source: &[u8] = pattern(LONGEST_BYTES + EACH);

@@ -1,8 +1,9 @@
 //! Performs one case, and looks at everything that it may have changed.
 //!
-//! What is expected follows from the man pages: fi_msg(3), fi_tagged(3), fi_rma(3), fi_atomic(3) for data and flags, fi_cq(3) and
-//! fi_endpoint(3) ("Operation Flags") for entries, fi_cntr(3) for counters. Nothing is looked at before libfabric promises it: memory
-//! of a target after an entry or count there, or after a delivery; otherwise until it has come.
+//! What is expected follows from the man pages: fi_msg(3), fi_tagged(3), fi_rma(3), fi_atomic(3) for data and
+//! flags, fi_cq(3) and fi_endpoint(3) ("Operation Flags") for entries, fi_cntr(3) for counters. Nothing is
+//! looked at before libfabric promises it: memory of a target after an entry or count there, or after a
+//! delivery; otherwise until it has come.
 
 use std::cell::Cell;
 use std::ffi::c_void;

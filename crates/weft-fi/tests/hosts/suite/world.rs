@@ -1,5 +1,5 @@
-//! What a case needs: two endpoints with queues, counters and regions, which know each other or are connected, and the means to see what
-//! happens there.
+//! What a case needs: two endpoints with queues, counters and regions, which know each other or are
+//! connected, and the means to see what happens there.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
@@ -300,8 +300,8 @@ impl<'a> World<'a> {
         Self { setup, ends: [a, b], addr: [[FI_ADDR_NOTAVAIL; 2]; 2], memory }
     }
 
-    /// Lets time pass: under manual progress both sides look after their work. Under automatic progress nobody need, and whoever
-    /// does it may need this processor.
+    /// Lets time pass: under manual progress both sides look after their work. Under automatic progress
+    /// nobody need, and whoever does it may need this processor.
     pub(super) fn drive(&self) {
         if self.setup.auto {
             std::thread::yield_now();

@@ -19,7 +19,8 @@ struct Child(rustix::process::Pid);
 impl Child {
     /// Runs `body` in a child that ends without unwinding into the test harness.
     fn run(body: impl FnOnce()) -> Self {
-        // SAFETY: the child allocates, which glibc permits after fork, takes no lock of the harness, and ends by `_exit`.
+        // SAFETY: the child allocates, which glibc permits after fork, takes no lock of the harness, and ends
+        // by `_exit`.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let ok = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_ok();
@@ -218,7 +219,8 @@ fn a_seldom_poll_sees_calls_and_deaths() {
     assert!(polls <= 10, "{polls}");
 }
 
-/// A grandchild lives on: only the process's own end counts, for a link, for a call that it has not answered, and for one that comes later.
+/// A grandchild lives on: only the process's own end counts, for a link, for a call that it has not answered,
+/// and for one that comes later.
 #[test]
 fn a_peer_whose_fork_lives_on_is_gone() {
     let mut host = Node::new(&ShmConfig { answer_timeout_ms: 60_000, ..ShmConfig::default() });
@@ -353,7 +355,8 @@ fn a_close_is_seen_although_a_fork_lives_on() {
     assert_eq!(b.inbox.down[2].1, LinkError::Refused);
 }
 
-/// A link that has failed at one end, where the client has its memory back: the other end, in the middle of a copy, does not call that good.
+/// A link that has failed at one end, where the client has its memory back: the other end, in the middle of a
+/// copy, does not call that good.
 #[test]
 fn nothing_is_copied_from_where_the_link_has_failed() {
     const BYTES: usize = 1_000_000;
@@ -419,8 +422,8 @@ fn a_forked_copy_is_silent() {
     until("message", &mut [&mut a, &mut b], |nodes| nodes[1].inbox.messages == [(far, b"alive".to_vec())]);
 }
 
-/// Another user, and another network namespace, are not reached, and do not reach us; nor does somebody whose user namespace shows all
-/// users by one number, its own. (Needs to be root.)
+/// Another user, and another network namespace, are not reached, and do not reach us; nor does somebody whose
+/// user namespace shows all users by one number, its own. (Needs to be root.)
 #[test]
 fn strangers_are_kept_apart() {
     if !rustix::process::geteuid().is_root() {

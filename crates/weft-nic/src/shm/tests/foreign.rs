@@ -1,7 +1,8 @@
 //! Processes of other users: nothing but a hang-up comes of it, in either direction, however much they know.
 //!
-//! A thread may have another user id than its process (only the C library's functions change all threads), and the kernel
-//! tells peers that of the thread which has connected or listens. Changing it takes root; without, there is nothing to test.
+//! A thread may have another user id than its process (only the C library's functions change all threads),
+//! and the kernel tells peers that of the thread which has connected or listens. Changing it takes root;
+//! without, there is nothing to test.
 
 use std::io::{IoSlice, Write};
 use std::net::{TcpListener, TcpStream};
@@ -80,8 +81,8 @@ fn hand_over(by: &OwnedFd, blocking: &TcpStream) -> rustix::io::Result<usize> {
     rustix::net::sendmsg(by, &[IoSlice::new(b"hold this")], &mut control, SendFlags::empty())
 }
 
-/// A foreign user puts descriptors into his connections that block whoever closes them: they do not block us. `old`: on a system where
-/// he can do so.
+/// A foreign user puts descriptors into his connections that block whoever closes them: they do not block us.
+/// `old`: on a system where he can do so.
 fn descriptors_block_nobody(old: bool) {
     let mut victim = Node::new(&ShmConfig::default());
     if old {
@@ -118,7 +119,8 @@ fn descriptors_block_nobody(old: bool) {
     drop(attack);
 }
 
-/// More of them than are kept: callers are refused, so that they go another way. Who waits already is accepted when there is room again.
+/// More of them than are kept: callers are refused, so that they go another way. Who waits already is
+/// accepted when there is room again.
 #[test]
 fn too_many_held_up_by_a_foreign_user_send_callers_elsewhere() {
     alone(|| {

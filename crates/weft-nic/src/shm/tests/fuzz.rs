@@ -43,8 +43,8 @@ fn pokes(words: &[(usize, u64)]) -> Vec<u8> {
     out
 }
 
-/// Whatever stands in rings and control words, the victim panics never and ends that link at worst, and what it hands on lies within
-/// what it may be.
+/// Whatever stands in rings and control words, the victim panics never and ends that link at worst, and what
+/// it hands on lies within what it may be.
 #[test]
 fn rings() {
     let record = |kind: u64, len: u64, line: u64| kind << 56 | len << 32 | line;
@@ -103,8 +103,8 @@ const MOST_FRAMES: usize = 4;
 /// What [`answer`] gives where nothing has come.
 const SILENCE: u8 = 255;
 
-/// An honest frame with some of its bytes changed, or of another length, and the files that go with it, which may be others: so many
-/// of `files` as `right` says, or what the input picks.
+/// An honest frame with some of its bytes changed, or of another length, and the files that go with it, which
+/// may be others: so many of `files` as `right` says, or what the input picks.
 fn spoil<'a>(
     reader: &mut Reader<'_>,
     honest: &Frame,
@@ -153,7 +153,8 @@ fn answer(socket: &OwnedFd) -> (u8, Option<Frame>) {
     }
 }
 
-/// What callers say, and hand over, at any point of the handshake: no link comes of it without a proof, and nothing is kept.
+/// What callers say, and hand over, at any point of the handshake: no link comes of it without a proof, and
+/// nothing is kept.
 #[test]
 fn handshakes() {
     let (lines, name, proof) =
@@ -246,7 +247,8 @@ fn handshakes() {
     assert_eq!(raw::held(NAME), before, "files or mappings are left");
 }
 
-/// What somebody answers who listens where we call: he hears nothing of us, and there is no link, unless he proves to know the capability.
+/// What somebody answers who listens where we call: he hears nothing of us, and there is no link, unless he
+/// proves to know the capability.
 #[test]
 fn answers() {
     let (proof, name) = (offset_of!(Frame, proof) as u8, offset_of!(Frame, name) as u8);

@@ -69,8 +69,8 @@ fn random_words_harm_only_the_link() {
     assert!(ended > 10, "{ended}");
 }
 
-/// The doorbell, which all peers share, overwritten at random by one of them while the victim sleeps: the others wake it all the same, and it finds
-/// their messages. What says that it sleeps, peers cannot write.
+/// The doorbell, which all peers share, overwritten at random by one of them while the victim sleeps: the
+/// others wake it all the same, and it finds their messages. What says that it sleeps, peers cannot write.
 #[test]
 fn a_spoiled_doorbell_silences_nobody() {
     let (mut victim, mut hostile) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
@@ -179,7 +179,8 @@ fn a_wrong_proof_is_denied() {
     let nothing = raw::held(NAME);
     let mut nonces = [[5; 32], [0; 32]];
     let mut recorded = None;
-    // The right one; the same once more, with the same nonce of his; what the acceptor proves; another capability's; the right one again.
+    // The right one; the same once more, with the same nonce of his; what the acceptor proves; another
+    // capability's; the right one again.
     for turn in 0..5 {
         let socket = raw::call(&target);
         raw::say(&socket, raw::hello(&nonces).as_bytes(), &[]);
@@ -214,7 +215,8 @@ fn a_listeners_wrong_proof_is_denied() {
     let mut victim = Node::new(&ShmConfig::default());
     let wanted = name();
     let listener = raw::listen(&wanted);
-    // The right one; the same once more, with the same nonce of his; what a caller proves; another capability's; the right one again.
+    // The right one; the same once more, with the same nonce of his; what a caller proves; another
+    // capability's; the right one again.
     let mut recorded = None;
     for turn in 0..5 {
         let link = victim.nic.connect(&wanted).unwrap();

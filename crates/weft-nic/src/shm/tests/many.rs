@@ -90,7 +90,8 @@ fn come_back(node: &mut Node) {
     node.poll();
 }
 
-/// Who comes back after the time-out to more answers than one look is told of finds them, at either side, and its calls not late.
+/// Who comes back after the time-out to more answers than one look is told of finds them, at either side, and
+/// its calls not late.
 #[test]
 fn answers_that_came_while_somebody_was_away_are_not_late() {
     const CALLS: usize = EVENTS + 36;
@@ -192,8 +193,8 @@ fn running_out_of_descriptors_is_an_error() {
     });
 }
 
-/// A listener that is shut says once that somebody waits. Where even the spare descriptor has gone to somebody else, who waits is accepted
-/// when there are descriptors again, though the host sleeps.
+/// A listener that is shut says once that somebody waits. Where even the spare descriptor has gone to
+/// somebody else, who waits is accepted when there are descriptors again, though the host sleeps.
 #[test]
 fn who_waits_while_descriptors_have_run_out_is_accepted_later() {
     alone(|| {

@@ -86,7 +86,8 @@ pub(super) fn acceptance(me: &EpName) -> Frame {
     frame
 }
 
-/// A segment and the two pages of a doorbell, as they are to be. By their name they are told from those of other tests ([`held`]).
+/// A segment and the two pages of a doorbell, as they are to be. By their name they are told from those of
+/// other tests ([`held`]).
 pub(super) fn files(name: &CStr) -> [OwnedFd; 3] {
     let [segment, page] = [segment_bytes(MIN_LINES), 4096].map(|len| Mapping::create(name, len).unwrap().0);
     [segment, page, Mapping::create_for_readers(name, 4096).unwrap().0]

@@ -54,7 +54,8 @@ fn a_parked_endpoint_sleeps_until_rung() {
     assert!(!sleep(&b, 20));
 }
 
-/// A peer that has not noticed yet that we have closed a link rings there: nobody hears it, and it still wakes us by the other one.
+/// A peer that has not noticed yet that we have closed a link rings there: nobody hears it, and it still
+/// wakes us by the other one.
 #[test]
 fn a_closed_link_swallows_no_wake_up() {
     let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));

@@ -1,9 +1,9 @@
-//! Devices over a network that cuts, delays and breaks their byte streams as a seed says ([`net`]), and what must hold all the same:
-//! every message once, in order and byte for byte; every push in its place, and done when it is there; each end told once; nothing left
-//! over at rest.
+//! Devices over a network that cuts, delays and breaks their byte streams as a seed says ([`net`]), and what
+//! must hold all the same: every message once, in order and byte for byte; every push in its place, and done
+//! when it is there; each end told once; nothing left over at rest.
 //!
-//! `cargo test -p weft-nic --lib tcp::faults` plays [`SEEDS`] runs, plain and encrypted by turns; `WEFT_TCP_SEEDS=100000` more,
-//! `WEFT_TCP_SEED=7` one of them. A failure prints its seed.
+//! `cargo test -p weft-nic --lib tcp::faults` plays [`SEEDS`] runs, plain and encrypted by turns;
+//! `WEFT_TCP_SEEDS=100000` more, `WEFT_TCP_SEED=7` one of them. A failure prints its seed.
 
 #![allow(clippy::expect_used, clippy::cast_possible_truncation)]
 

@@ -88,8 +88,8 @@ fn a_link_of_a_transmit_context_waits_to_be_called() {
     }
 }
 
-/// A link ends with nonsense in the poll in which its host would have been suspected: it ends once, for the first reason, and the next link
-/// of the same number is another.
+/// A link ends with nonsense in the poll in which its host would have been suspected: it ends once, for the
+/// first reason, and the next link of the same number is another.
 #[test]
 fn a_link_that_has_failed_ends_once() {
     let mut quiet = Quiet::new(&TcpConfig::default());
@@ -163,7 +163,8 @@ fn partings_without_a_connection_are_bounded() {
     assert_eq!((tcp.closed.len(), tcp.calling.len()), (256 + 20, 256));
 }
 
-/// A peer that reads nothing more is given up by a link that our side has closed, 5 s after its system took something for the last time.
+/// A peer that reads nothing more is given up by a link that our side has closed, 5 s after its system took
+/// something for the last time.
 #[test]
 fn a_parting_without_progress_ends() {
     let mut quiet = Quiet::new(&TcpConfig::default());
@@ -177,7 +178,8 @@ fn a_parting_without_progress_ends() {
     assert_eq!(quiet.0[0].0.closed.len(), 0);
 }
 
-/// The caller's host reached the other, and then no more: it is called again. One that lives and computes is waited for.
+/// The caller's host reached the other, and then no more: it is called again. One that lives and computes is
+/// waited for.
 #[test]
 fn a_host_that_falls_silent_in_the_handshake_is_called_again() {
     let mut quiet = Quiet::new(&TcpConfig::default());
@@ -239,7 +241,8 @@ fn a_late_listener_is_waited_for() {
     assert_eq!(quiet.0[0].1.up, [link]);
 }
 
-/// Messages that are to be said once more are noted as unsent, though somebody found that nothing could be sent meanwhile.
+/// Messages that are to be said once more are noted as unsent, though somebody found that nothing could be
+/// sent meanwhile.
 #[test]
 fn what_is_said_once_more_is_noted() {
     let unsent = Arc::new(Unsent::new(|| true));
@@ -259,7 +262,8 @@ fn what_is_said_once_more_is_noted() {
     assert!(unsent.kept().is_some());
 }
 
-/// Who was refused and computes then, for longer than calls are tried again, calls once more: whether it had heard of it or not.
+/// Who was refused and computes then, for longer than calls are tried again, calls once more: whether it had
+/// heard of it or not.
 #[test]
 fn a_listener_that_came_while_the_caller_was_away_is_called() {
     for heard in [false, true] {
@@ -303,7 +307,8 @@ fn come_back(quiet: &mut Quiet) {
     quiet.pass(20 * STEP_MS);
 }
 
-/// Who comes back after the time-out to more connections than one poll is told of finds them made, not late; and so with each answer.
+/// Who comes back after the time-out to more connections than one poll is told of finds them made, not late;
+/// and so with each answer.
 #[test]
 fn connections_made_while_the_caller_was_away_are_not_late() {
     for by_service in [false, true] {
@@ -348,7 +353,8 @@ fn links_made_anew_while_the_caller_was_away_are_not_late() {
     }
 }
 
-/// Nobody listens any more where a device was, and its address is free, though a copy of the descriptor is left. (On the system's own network.)
+/// Nobody listens any more where a device was, and its address is free, though a copy of the descriptor is
+/// left. (On the system's own network.)
 #[test]
 fn a_copy_of_the_listener_does_not_listen() {
     let there = device(&TcpConfig::default(), 1).local_addr();

@@ -1,10 +1,13 @@
-//! A network in virtual time under the devices of one thread, in the place of the kernel's: it cuts, delays and breaks what they say.
+//! A network in virtual time under the devices of one thread, in the place of the kernel's: it cuts, delays
+//! and breaks what they say.
 //!
-//! Place in the data flow: the functions of [`super::super::sys`] ask here first. A device's socket is one end of a socket pair, so that
-//! epoll works as it does; the other end is the network's, which carries the bytes on when [`Net::step`] is called. Nothing depends on real
-//! time, other threads or the kernel's sockets: the same seed gives the same run. Threads without a network get the kernel's.
+//! Place in the data flow: the functions of [`super::super::sys`] ask here first. A device's socket is one
+//! end of a socket pair, so that epoll works as it does; the other end is the network's, which carries the
+//! bytes on when [`Net::step`] is called. Nothing depends on real time, other threads or the kernel's
+//! sockets: the same seed gives the same run. Threads without a network get the kernel's.
 //!
-//! A break is placed in the stream of bytes: a write draws whether one follows, and behind which byte of it. Beyond the byte nothing arrives.
+//! A break is placed in the stream of bytes: a write draws whether one follows, and behind which byte of it.
+//! Beyond the byte nothing arrives.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -202,7 +205,8 @@ impl Net {
         self.connections.iter().enumerate().find_map(at)
     }
 
-    /// A socket pair for a device and for us. The number of the device's may be one that it has closed before, which we have not noticed.
+    /// A socket pair for a device and for us. The number of the device's may be one that it has closed
+    /// before, which we have not noticed.
     fn pair(&mut self) -> (OwnedFd, OwnedFd) {
         let (theirs, ours) = pair();
         self.fresh.retain(|fresh| fresh.0 != theirs.as_raw_fd());
@@ -359,7 +363,8 @@ impl Net {
             Ok(n) if forsaken => return n > 0,
             Ok(n) => way.under_way.extend(&bytes[..n]),
             Err(Errno::AGAIN) => return false,
-            // It was closed while unread bytes lay in it: its system answers with a reset, which may overtake what it has said.
+            // It was closed while unread bytes lay in it: its system answers with a reset, which may overtake
+            // what it has said.
             Err(_) => {
                 let lost = self.random.below(2) == 0;
                 self.lose(index, 1 - side, lost);

@@ -1,6 +1,7 @@
 //! A link whose acceptor has lost the connection before the caller has read the verdict: neither side may give it up.
 //!
-//! Place in the data flow: beside [`super::world`]'s runs, which seldom come to this moment. [`super::moments`] has others.
+//! Place in the data flow: beside [`super::world`]'s runs, which seldom come to this moment.
+//! [`super::moments`] has others.
 
 use weft_engine::mem::{IovList, Owned};
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};

@@ -1,8 +1,9 @@
 //! One run: some devices on a network of their own, what they say to each other, and whether all of it arrives.
 //!
-//! Place in the data flow: [`super`] calls [`run`] with a seed, which decides everything. Each link carries messages and pushes both ways
-//! while the network's faults last; all content follows from link, direction and number, so what is lost, doubled, changed
-//! or out of order is noticed at once. Then some links are closed, and all must come to rest.
+//! Place in the data flow: [`super`] calls [`run`] with a seed, which decides everything. Each link carries
+//! messages and pushes both ways while the network's faults last; all content follows from link, direction
+//! and number, so what is lost, doubled, changed or out of order is noticed at once. Then some links are
+//! closed, and all must come to rest.
 
 use std::collections::HashMap;
 
@@ -611,7 +612,8 @@ pub(super) fn device(config: &TcpConfig, host_id: u64) -> Tcp {
     Tcp::new(config, &parts(host_id)).expect("a device")
 }
 
-/// The devices of a scalable endpoint's first receive context and of a transmit context, whose name has the other's socket.
+/// The devices of a scalable endpoint's first receive context and of a transmit context, whose name has the
+/// other's socket.
 pub(super) fn contexts(config: &TcpConfig, host_id: u64) -> [Tcp; 2] {
     let me = parts(host_id);
     let open = |index| Tcp::new(config, &NameParts { context: Some(index), ..me }).expect("a device");

@@ -1,7 +1,7 @@
 //! A peer whose other thread changes what it shares with us, as fast as it can, while we use it.
 //!
-//! The targets beside this one write a word and then let the victim look. Here a word changes between two looks of the victim's, so that one
-//! which is checked and then read again is found out.
+//! The targets beside this one write a word and then let the victim look. Here a word changes between two
+//! looks of the victim's, so that one which is checked and then read again is found out.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,7 +25,8 @@ const BULK_BYTES: usize = SHARE_BYTES + 7777;
 /// Length of the guards on either side of a piece of memory.
 const GUARD_BYTES: usize = 4096;
 
-/// Memory between guards, which are filled with a byte that no other guards have: what is copied from between those is seen here.
+/// Memory between guards, which are filled with a byte that no other guards have: what is copied from between
+/// those is seen here.
 struct Guarded(Owned, u8);
 
 impl Guarded {
@@ -269,7 +270,8 @@ impl Exchange {
     }
 }
 
-/// The victim ends that link or goes on; what it exchanges with others is right, and nothing is touched that is not to be.
+/// The victim ends that link or goes on; what it exchanges with others is right, and nothing is touched that
+/// is not to be.
 #[test]
 fn words_change_while_they_are_used() {
     let (mut victim, mut friend) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
@@ -296,7 +298,8 @@ fn words_change_while_they_are_used() {
             let (mine, theirs) = join(&mut victim, &mut hostile);
             ((theirs, mine), Role::Initiator)
         };
-        // It is looked at in every poll from the first message on, and shares transfers with a peer that says to look in every poll, too.
+        // It is looked at in every poll from the first message on, and shares transfers with a peer that says
+        // to look in every poll, too.
         hostile.nic.send(theirs, b"hello", &[]).unwrap();
         until("hello", &mut [&mut victim], |nodes| nodes[0].inbox.messages.iter().any(|(link, _)| *link == mine));
         let spoiled = segment(&hostile, theirs);
