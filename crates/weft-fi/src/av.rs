@@ -28,7 +28,7 @@ use crate::av::shared::Shared;
 use crate::av::symmetric::Range;
 use crate::av::table::Table;
 use crate::domain::Domain;
-use crate::endpoint::core::{Core, CoreRef};
+use crate::endpoint::cell::{CellRef, EndpointCell};
 use crate::eq::{Eq, Failure};
 use crate::errno::Errno;
 use crate::noop;
@@ -61,7 +61,7 @@ pub(crate) struct Av {
     /// before they have let go of whom it named. Taken before every other lock.
     changing: Mutex<()>,
     /// The endpoints that are enabled with this vector.
-    cores: Mutex<Vec<Weak<Core>>>,
+    cells: Mutex<Vec<Weak<EndpointCell>>>,
     uses: Uses,
     domain: Hold<Domain>,
 }
@@ -135,7 +135,7 @@ fn open_vector(domain: Hold<Domain>, attr: &mut sys::fi_av_attr, context: *mut c
         events: attr.flags & sys::FI_EVENT != 0,
         eq: Mutex::new(None),
         changing: Mutex::new(()),
-        cores: Mutex::new(Vec::new()),
+        cells: Mutex::new(Vec::new()),
         uses: Uses::new(),
         domain,
     }))
@@ -247,19 +247,19 @@ impl Av {
 
     /// An endpoint with this vector is enabled: it is told of changes from now on. What there is already it finds
     /// in the book.
-    pub(crate) fn attach(&self, core: &CoreRef) {
-        self.cores.lock().push(Arc::downgrade(core));
+    pub(crate) fn attach(&self, cell: &CellRef) {
+        self.cells.lock().push(Arc::downgrade(cell));
     }
 
     /// It is closing.
-    pub(crate) fn detach(&self, core: &CoreRef) {
-        self.cores.lock().retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(core)));
+    pub(crate) fn detach(&self, cell: &CellRef) {
+        self.cells.lock().retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(cell)));
     }
 
-    fn each_core(&self, mut tell: impl FnMut(&CoreRef)) {
+    fn each_cell(&self, mut tell: impl FnMut(&CellRef)) {
         // The list's lock is not held while an endpoint's is waited for.
-        let cores: Vec<CoreRef> = self.cores.lock().iter().filter_map(Weak::upgrade).collect();
-        cores.iter().for_each(&mut tell);
+        let cells: Vec<CellRef> = self.cells.lock().iter().filter_map(Weak::upgrade).collect();
+        cells.iter().for_each(&mut tell);
     }
 
     /// Tells the endpoints of addresses that are new. Many at once, since entering an endpoint from outside is not
@@ -268,13 +268,13 @@ impl Av {
         if fresh.is_empty() {
             return;
         }
-        self.each_core(|core| core.addresses_added(fresh));
+        self.each_cell(|cell| cell.addresses_added(fresh));
     }
 
     fn remove(&self, addr: Addr) -> Result<(), Errno> {
         let _changing = self.changing.lock();
         if self.table.remove(addr).ok_or(Errno::INVAL)? {
-            self.each_core(|core| core.address_removed(addr));
+            self.each_cell(|cell| cell.address_removed(addr));
         }
         Ok(())
     }

@@ -25,7 +25,7 @@ use weft_fi_sys as sys;
 use crate::addr::Format;
 use crate::cntr::Cntr;
 pub(crate) use crate::domain::instance::find;
-use crate::endpoint::core::{Core, CoreRef, Eng};
+use crate::endpoint::cell::{CellRef, EndpointCell, Eng};
 use crate::endpoint::route::RegionCounters;
 use crate::endpoint::{scalable, shared};
 use crate::eq::Eq;
@@ -77,7 +77,7 @@ const KEY_NOT_AVAILABLE: u64 = u64::MAX;
 /// What endpoints and regions share.
 #[derive(Default)]
 struct Shared {
-    cores: Vec<Weak<Core>>,
+    cells: Vec<Weak<EndpointCell>>,
     regions: FxHashMap<u64, Registered>,
     /// Counters that drive every endpoint.
     drivers: Vec<Weak<Cntr>>,
@@ -93,15 +93,15 @@ pub(crate) struct Registered {
     pub(crate) region: Region,
     pub(crate) counters: RegionCounters,
     /// The endpoint to which it belongs (FI_MR_ENDPOINT); all of the domain's otherwise.
-    pub(crate) only: Option<Weak<Core>>,
+    pub(crate) only: Option<Weak<EndpointCell>>,
     /// Peers reach it through endpoints with this authorization key, if any.
     pub(crate) auth_key: Option<Vec<u8>>,
 }
 
 impl Registered {
-    fn is_for(&self, core: &CoreRef) -> bool {
-        self.only.as_ref().is_none_or(|only| std::ptr::eq(only.as_ptr(), Arc::as_ptr(core)))
-            && self.auth_key.as_ref().is_none_or(|key| core.auth_key.as_ref() == Some(key))
+    fn is_for(&self, cell: &CellRef) -> bool {
+        self.only.as_ref().is_none_or(|only| std::ptr::eq(only.as_ptr(), Arc::as_ptr(cell)))
+            && self.auth_key.as_ref().is_none_or(|key| cell.auth_key.as_ref() == Some(key))
     }
 }
 
@@ -352,7 +352,7 @@ impl Domain {
 
     /// Datagrams that were dropped here.
     pub(crate) fn dropped(&self) -> u64 {
-        let open: u64 = self.cores().iter().map(|core| core.control().engine.as_deref().map_or(0, Eng::dropped)).sum();
+        let open: u64 = self.cells().iter().map(|cell| cell.control().engine.as_deref().map_or(0, Eng::dropped)).sum();
         open + self.dropped.load(Ordering::Relaxed)
     }
 
@@ -369,15 +369,15 @@ impl Domain {
     }
 
     /// An endpoint is ready: it gets every region, now and later.
-    pub(crate) fn attach(&self, core: &CoreRef) -> Result<(), Errno> {
+    pub(crate) fn attach(&self, cell: &CellRef) -> Result<(), Errno> {
         let mut shared = self.shared.lock();
         // Regions are independent of each other, so the order does not matter.
-        for registered in shared.regions.values().filter(|registered| registered.is_for(core)) {
-            hand_out(core, registered)?;
+        for registered in shared.regions.values().filter(|registered| registered.is_for(cell)) {
+            hand_out(cell, registered)?;
         }
-        shared.cores.push(Arc::downgrade(core));
+        shared.cells.push(Arc::downgrade(cell));
         for cntr in shared.drivers.iter().filter_map(Weak::upgrade) {
-            drive_by(core, &cntr);
+            drive_by(cell, &cntr);
         }
         Ok(())
     }
@@ -394,29 +394,29 @@ impl Domain {
         }
         shared.drivers.retain(|known| known.strong_count() > 0);
         shared.drivers.push(Arc::downgrade(cntr.arc()));
-        for core in shared.cores.iter().filter_map(Weak::upgrade) {
-            drive_by(&core, cntr.arc());
+        for cell in shared.cells.iter().filter_map(Weak::upgrade) {
+            drive_by(&cell, cntr.arc());
         }
         // Who sleeps there already has not parked these.
         cntr.ring();
     }
 
     /// The endpoints that are ready.
-    pub(crate) fn cores(&self) -> Vec<CoreRef> {
-        self.shared.lock().cores.iter().filter_map(Weak::upgrade).collect()
+    pub(crate) fn cells(&self) -> Vec<CellRef> {
+        self.shared.lock().cells.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// An endpoint is closing.
-    pub(crate) fn detach(&self, core: &CoreRef) {
-        forget(&mut self.shared.lock(), core);
+    pub(crate) fn detach(&self, cell: &CellRef) {
+        forget(&mut self.shared.lock(), cell);
     }
 
     /// The same for one that works. Its engine is the caller's now; regions that are closed meanwhile leave
     /// it, too, until [`Domain::closed`].
-    pub(crate) fn retire(&self, core: &CoreRef) -> Option<Closing> {
+    pub(crate) fn retire(&self, cell: &CellRef) -> Option<Closing> {
         let mut shared = self.shared.lock();
-        forget(&mut shared, core);
-        let engine = Arc::new(Mutex::new(core.control().engine.take()?));
+        forget(&mut shared, cell);
+        let engine = Arc::new(Mutex::new(cell.control().engine.take()?));
         shared.closing.push(Arc::clone(&engine));
         Some(engine)
     }
@@ -447,11 +447,11 @@ impl Domain {
             );
             return Err(Errno::NOKEY);
         }
-        let cores: Vec<CoreRef> = shared.cores.iter().filter_map(Weak::upgrade).collect();
-        let concerned = || cores.iter().filter(|core| registered.is_for(core));
-        for (done, core) in concerned().enumerate() {
-            if let Err(errno) = hand_out(core, &registered) {
-                concerned().take(done).for_each(|core| core.remove_region(key));
+        let cells: Vec<CellRef> = shared.cells.iter().filter_map(Weak::upgrade).collect();
+        let concerned = || cells.iter().filter(|cell| registered.is_for(cell));
+        for (done, cell) in concerned().enumerate() {
+            if let Err(errno) = hand_out(cell, &registered) {
+                concerned().take(done).for_each(|cell| cell.remove_region(key));
                 return Err(errno);
             }
         }
@@ -462,11 +462,11 @@ impl Domain {
     /// Changes what raises counters when peers reach a region. -FI_ENOKEY if there is no such region.
     pub(crate) fn count_region(&self, key: u64, change: impl FnOnce(&mut RegionCounters)) -> Result<(), Errno> {
         let mut shared = self.shared.lock();
-        let cores: Vec<CoreRef> = shared.cores.iter().filter_map(Weak::upgrade).collect();
+        let cells: Vec<CellRef> = shared.cells.iter().filter_map(Weak::upgrade).collect();
         let registered = shared.regions.get_mut(&key).ok_or(Errno::NOKEY)?;
         change(&mut registered.counters);
-        for core in cores.iter().filter(|core| registered.is_for(core)) {
-            core.set_region_counters(key, registered.counters.clone());
+        for cell in cells.iter().filter(|cell| registered.is_for(cell)) {
+            cell.set_region_counters(key, registered.counters.clone());
         }
         Ok(())
     }
@@ -475,8 +475,8 @@ impl Domain {
     pub(crate) fn remove_region(&self, key: u64) {
         let mut shared = self.shared.lock();
         if let Some(registered) = shared.regions.remove(&key) {
-            for core in shared.cores.iter().filter_map(Weak::upgrade).filter(|core| registered.is_for(core)) {
-                core.remove_region(key);
+            for cell in shared.cells.iter().filter_map(Weak::upgrade).filter(|cell| registered.is_for(cell)) {
+                cell.remove_region(key);
             }
             for engine in &shared.closing {
                 engine.lock().remove_region(key);
@@ -498,21 +498,21 @@ impl Domain {
 }
 
 /// The endpoint gets no more regions.
-fn forget(shared: &mut Shared, core: &CoreRef) {
-    shared.cores.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(core)));
+fn forget(shared: &mut Shared, cell: &CellRef) {
+    shared.cells.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(cell)));
 }
 
 /// Reading the counter drives the endpoint from now on, until it closes.
-fn drive_by(core: &CoreRef, cntr: &Arc<Cntr>) {
-    cntr.sources().add(core);
-    core.control().routes.add_driver(cntr);
+fn drive_by(cell: &CellRef, cntr: &Arc<Cntr>) {
+    cntr.sources().add(cell);
+    cell.control().routes.add_driver(cntr);
 }
 
 /// Gives one endpoint one region, with its counters.
-fn hand_out(core: &CoreRef, registered: &Registered) -> Result<(), Errno> {
-    core.add_region(registered.region.clone())?;
+fn hand_out(cell: &CellRef, registered: &Registered) -> Result<(), Errno> {
+    cell.add_region(registered.region.clone())?;
     if registered.counters.write.is_some() || registered.counters.read.is_some() {
-        core.set_region_counters(registered.region.key, registered.counters.clone());
+        cell.set_region_counters(registered.region.key, registered.counters.clone());
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ use parking_lot::Mutex;
 use rustix::process::{Pid, getpid};
 use weft_nic::{Unsent, Worker};
 
-use crate::endpoint::core::CoreRef;
+use crate::endpoint::cell::CellRef;
 use crate::flusher::rest::Rest;
 
 /// A message waits for one to two of these. A thread that wakes so often takes less than a hundredth of a core.
@@ -64,26 +64,26 @@ struct Handle {
 }
 
 struct Member {
-    core: CoreRef,
+    cell: CellRef,
     unsent: Arc<Unsent>,
     /// What the device said at the last look.
     seen: Option<u32>,
 }
 
 /// An endpoint is ready: it is looked after from now on.
-pub(crate) fn join(core: &CoreRef) {
-    let unsent = core.control().engine.as_ref().and_then(|engine| engine.nic().unsent().cloned());
+pub(crate) fn join(cell: &CellRef) {
+    let unsent = cell.control().engine.as_ref().and_then(|engine| engine.nic().unsent().cloned());
     if let Some(unsent) = unsent {
-        Flusher::ours().members.lock().push(Member { core: Arc::clone(core), unsent, seen: None });
+        Flusher::ours().members.lock().push(Member { cell: Arc::clone(cell), unsent, seen: None });
     }
 }
 
 /// After the endpoint's engine has sent its last. On return the thread does not look at the endpoint any
 /// more, and is gone if it was the last.
-pub(crate) fn leave(core: &CoreRef) {
+pub(crate) fn leave(cell: &CellRef) {
     let Some(flusher) = Flusher::found() else { return };
     let mut members = flusher.members.lock();
-    members.retain(|member| !Arc::ptr_eq(&member.core, core));
+    members.retain(|member| !Arc::ptr_eq(&member.cell, cell));
     if members.is_empty() {
         flusher.end(&members, &mut flusher.handle.lock());
     }
@@ -205,7 +205,7 @@ fn look(members: &mut [Member]) -> bool {
         // What grows will be written by whoever adds to it.
         if std::mem::replace(&mut member.seen, kept) == kept
             && kept.is_some()
-            && let Some(engine) = &mut member.core.control().engine
+            && let Some(engine) = &mut member.cell.control().engine
             && engine.nic().is_ours()
             && engine.nic_mut().drain()
         {

@@ -143,7 +143,7 @@ mod tests {
     fn modules_have_their_subsystems() {
         assert_eq!(subsys_of("weft_fi::av"), sys::FI_LOG_AV);
         assert_eq!(subsys_of("weft_fi::info::check"), sys::FI_LOG_FABRIC);
-        assert_eq!(subsys_of("weft_fi::endpoint::core"), sys::FI_LOG_EP_CTRL);
+        assert_eq!(subsys_of("weft_fi::endpoint::cell"), sys::FI_LOG_EP_CTRL);
         assert_eq!(subsys_of("weft_nic::tcp"), sys::FI_LOG_EP_DATA);
         assert_eq!(subsys_of("weft_fi"), sys::FI_LOG_CORE);
         assert_eq!(subsys_of("elsewhere::av"), sys::FI_LOG_CORE);

@@ -158,7 +158,7 @@ impl Mr {
             return Err(Errno::INVAL);
         }
         let counters = state.counters.clone();
-        let only = state.endpoint.as_ref().map(|endpoint| Arc::downgrade(endpoint.core()));
+        let only = state.endpoint.as_ref().map(|endpoint| Arc::downgrade(endpoint.cell()));
         let auth_key = state.auth_key.clone();
         self.domain.add_region(Registered { region, counters, only, auth_key })?;
         state.waiting = None;

@@ -25,7 +25,7 @@ use std::time::Duration;
 use rustix::time::ClockId;
 
 use crate::domain::Domain;
-use crate::endpoint::core::{Core, CoreRef, Sleep};
+use crate::endpoint::cell::{CellRef, EndpointCell, Sleep};
 use crate::errno::Errno;
 use crate::lock::Guarded;
 use crate::poll::presence::Presence;
@@ -89,25 +89,25 @@ fn without_core() -> Duration {
 
 /// The endpoints that a queue or a counter drives.
 pub(crate) struct Sources {
-    list: Guarded<Vec<CoreRef>>,
+    list: Guarded<Vec<CellRef>>,
     /// Who reads here, and how long in vain.
     presence: Arc<Presence>,
     /// What `fi_trywait` has parked: nothing, with automatic progress.
-    tried: Tried<CoreRef>,
+    tried: Tried<CellRef>,
     /// The thread that progresses the endpoints while the client does not, with automatic progress.
     auto: Option<Arc<AutoProgress>>,
 }
 
-impl Rest for CoreRef {
+impl Rest for CellRef {
     type Waker = Waker;
     type Sleep = Sleep;
 
     fn park(&self, waker: &Waker, sleep: Sleep) -> bool {
-        Core::park(self, waker, sleep)
+        EndpointCell::park(self, waker, sleep)
     }
 
     fn unpark(&self, sleep: Sleep) {
-        Core::unpark(self, sleep);
+        EndpointCell::unpark(self, sleep);
     }
 
     fn is(&self, other: &Self) -> bool {
@@ -127,19 +127,19 @@ impl Domain {
 
 impl Sources {
     /// Drives one more endpoint (once, however often it is bound). A control call.
-    pub(crate) fn add(&self, core: &CoreRef) {
+    pub(crate) fn add(&self, cell: &CellRef) {
         let mut list = self.list.intrude();
-        if !list.iter().any(|known| Arc::ptr_eq(known, core)) {
-            list.push(Arc::clone(core));
-            self.presence.drives(Arc::as_ptr(core).addr());
+        if !list.iter().any(|known| Arc::ptr_eq(known, cell)) {
+            list.push(Arc::clone(cell));
+            self.presence.drives(Arc::as_ptr(cell).addr());
         }
     }
 
     /// Forgets an endpoint. A control call.
-    pub(crate) fn remove(&self, core: &CoreRef) {
-        self.list.intrude().retain(|known| !Arc::ptr_eq(known, core));
-        self.presence.drives_no_more(Arc::as_ptr(core).addr());
-        self.tried.forget(|known| Arc::ptr_eq(known, core));
+    pub(crate) fn remove(&self, cell: &CellRef) {
+        self.list.intrude().retain(|known| !Arc::ptr_eq(known, cell));
+        self.presence.drives_no_more(Arc::as_ptr(cell).addr());
+        self.tried.forget(|known| Arc::ptr_eq(known, cell));
     }
 
     /// Whoever sleeps, or is about to, has to look for itself: an endpoint of these has changed in a way that
@@ -156,7 +156,7 @@ impl Sources {
         self.tried.read(this_thread, Sleep::Outside);
         // Another thread that holds the list is progressing just these endpoints.
         let Some(list) = self.list.try_lock() else { return 0 };
-        list.iter().map(|core| core.progress()).sum()
+        list.iter().map(|cell| cell.progress()).sum()
     }
 
     /// Notes that a non-blocking read found nothing after a round in which `done` things happened, and lets others run
@@ -199,7 +199,7 @@ impl Sources {
     }
 
     /// Parks the devices of every endpoint, all or none.
-    fn park(&self, waker: &Waker, sleep: Sleep) -> Option<List<CoreRef>> {
+    fn park(&self, waker: &Waker, sleep: Sleep) -> Option<List<CellRef>> {
         tried::park(self.list.lock().iter(), waker, sleep)
     }
 
@@ -244,8 +244,8 @@ pub(crate) fn give_way() {
 }
 
 /// Rounds of progress that any thread has made on these endpoints.
-fn rounds(parked: &[CoreRef]) -> u64 {
-    parked.iter().fold(0, |sum, core| sum.wrapping_add(core.activity().0))
+fn rounds(parked: &[CellRef]) -> u64 {
+    parked.iter().fold(0, |sum, cell| sum.wrapping_add(cell.activity().0))
 }
 
 /// Something a thread may wait for.

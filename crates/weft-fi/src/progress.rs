@@ -10,7 +10,7 @@
 //!   endpoint nor listens to its devices, and only looks after each [`TICK`] whether the client is still
 //!   there; after some, less often.
 //!
-//! A client that makes [`crate::endpoint::core::UNAIDED_ROUNDS`] rounds of progress without the thread's
+//! A client that makes [`crate::endpoint::cell::UNAIDED_ROUNDS`] rounds of progress without the thread's
 //! having been of use takes over; the thread steps back. It listens again when a tick passes without a round,
 //! or when it finds the client away at a tick: no round within [`QUIET`], and no lock held. (That is tried
 //! only where the client runs on another processor.) So a client that computes for 20 µs between posting and
@@ -33,7 +33,7 @@ use parking_lot::Mutex;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use weft_nic::Worker;
 
-use crate::endpoint::core::CoreRef;
+use crate::endpoint::cell::CellRef;
 use crate::errno::{self, Errno};
 use crate::host::{self, Host};
 use crate::lock;
@@ -86,7 +86,7 @@ pub(crate) struct AutoProgress {
 
 /// An endpoint, and what the thread knows of it.
 struct Member {
-    core: CoreRef,
+    cell: CellRef,
     /// Application rounds at the last look.
     seen: u64,
     /// Looks in a row at which the client was there, since the thread has stepped back.
@@ -152,17 +152,17 @@ impl AutoProgress {
     }
 
     /// Takes care of an endpoint from now on; starts the thread if it is the first.
-    pub(crate) fn join(self: &Arc<Self>, core: &CoreRef) -> Result<(), Errno> {
+    pub(crate) fn join(self: &Arc<Self>, cell: &CellRef) -> Result<(), Errno> {
         self.start()?;
-        self.members.lock().push(Member::new(core));
+        self.members.lock().push(Member::new(cell));
         self.waker.ring();
         Ok(())
     }
 
     /// Forgets an endpoint; on return the thread does not look at it any more.
-    pub(crate) fn leave(&self, core: &CoreRef) {
+    pub(crate) fn leave(&self, cell: &CellRef) {
         let mut members = self.members.lock();
-        if let Some(at) = members.iter().position(|member| Arc::ptr_eq(&member.core, core)) {
+        if let Some(at) = members.iter().position(|member| Arc::ptr_eq(&member.cell, cell)) {
             let mut member = members.swap_remove(at);
             member.step_back(&self.waker);
         }
@@ -255,9 +255,9 @@ impl AutoProgress {
 }
 
 impl Member {
-    fn new(core: &CoreRef) -> Self {
+    fn new(cell: &CellRef) -> Self {
         Self {
-            core: Arc::clone(core),
+            cell: Arc::clone(cell),
             seen: 0,
             present: 0,
             listening: false,
@@ -273,10 +273,10 @@ impl Member {
     }
 
     fn look(&mut self, auto: &AutoProgress, relieve: bool) -> Next {
-        let (rounds, sleeper) = self.core.activity();
+        let (rounds, sleeper) = self.cell.activity();
         let moved = std::mem::replace(&mut self.seen, rounds) != rounds;
         if self.listening {
-            return if self.core.take_dismissal() { self.part(auto) } else { self.serve(auto, sleeper) };
+            return if self.cell.take_dismissal() { self.part(auto) } else { self.serve(auto, sleeper) };
         }
         if !sleeper && (relieve || !moved || self.finds_client_away()) {
             return self.serve(auto, sleeper);
@@ -298,10 +298,10 @@ impl Member {
             return false;
         }
         // The silence of a client whose core we have taken tells nothing.
-        if !self.core.is_elsewhere() {
+        if !self.cell.is_elsewhere() {
             return false;
         }
-        let still = |seen| self.core.activity() == (seen, false);
+        let still = |seen| self.cell.activity() == (seen, false);
         let start = Instant::now();
         while start.elapsed() < QUIET {
             if !still(self.seen) {
@@ -321,13 +321,13 @@ impl Member {
         self.worked = None;
         self.did = None;
         self.step_back(&auto.waker);
-        self.seen = self.core.activity().0;
+        self.seen = self.cell.activity().0;
         Next::Tick
     }
 
     /// Does the work of an endpoint that nobody else attends to, and listens to its devices from then on.
     fn serve(&mut self, auto: &AutoProgress, sleeper: bool) -> Next {
-        let Some(mut state) = self.core.try_visit() else {
+        let Some(mut state) = self.cell.try_visit() else {
             // A call of the client is inside: it is at work after all, or else will soon be out.
             return if self.listening { Next::Now } else { Next::Tick };
         };
@@ -338,26 +338,26 @@ impl Member {
             }
             self.listening = true;
             self.present = 0;
-            self.core.take_dismissal();
+            self.cell.take_dismissal();
         }
-        if self.did.take() == Some((self.seen, self.core.waits())) && !sleeper {
+        if self.did.take() == Some((self.seen, self.cell.waits())) && !sleeper {
             // What was done then was done while the client was away.
             state.aided();
             self.useful = true;
             self.needless_wakes = 0;
         }
         state.auto_rouse();
-        let before = self.core.activity().0;
+        let before = self.cell.activity().0;
         let moved = !state.settle();
         let attend = state.attend;
         if moved || attend {
-            self.did = Some((before, self.core.waits()));
+            self.did = Some((before, self.cell.waits()));
             if auto.rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(ROUNDS_PER_PUBLISHING) {
-                self.core.publish(&mut state, INTERVAL);
+                self.cell.publish(&mut state, INTERVAL);
             }
             if attend {
                 // Operations were triggered, or wait for room that there may be now.
-                self.core.attend(state);
+                self.cell.attend(state);
             }
             self.worked = Some(Instant::now());
             return Next::Now;
@@ -368,7 +368,7 @@ impl Member {
         self.worked = None;
         self.needless_wakes += u32::from(sleeper);
         if state.auto_listen(&auto.waker) {
-            self.core.publish(&mut state, BEFORE_SLEEP);
+            self.cell.publish(&mut state, BEFORE_SLEEP);
             self.restless = 0;
             // The devices have just been told to wake whoever sleeps, so the client will be woken without us as well.
             if self.needless_wakes > NEEDLESS_WAKES {
@@ -386,7 +386,7 @@ impl Member {
     /// Leaves the endpoint to the client.
     fn step_back(&mut self, waker: &Waker) {
         if std::mem::take(&mut self.visited) {
-            self.core.end_visits(waker);
+            self.cell.end_visits(waker);
         }
     }
 }

@@ -27,7 +27,7 @@ use weft_engine::nic::LinkId;
 use weft_engine::traffic::{PeerReport, PeerState, Report};
 use weft_nic::{Stats, memfile};
 
-use crate::endpoint::core::Eng;
+use crate::endpoint::cell::Eng;
 use layout::{Endpoint, Head, Peer};
 
 /// Rounds of progress between two looks at the clock.

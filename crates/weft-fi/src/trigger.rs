@@ -31,7 +31,7 @@ use weft_fi_sys as sys;
 
 use crate::cntr::Cntr;
 use crate::domain::Domain;
-use crate::endpoint::core::{Core, CoreRef};
+use crate::endpoint::cell::{CellRef, EndpointCell};
 use crate::errno::Errno;
 use crate::object::Hold;
 use crate::trigger::op::{Op, Report};
@@ -61,7 +61,7 @@ enum Act {
 
 /// An operation and its endpoint.
 struct Start {
-    core: CoreRef,
+    cell: CellRef,
     op: Op,
     /// Deferred work: what to do when it has completed. A triggered operation is like any other.
     report: Option<Report>,
@@ -71,8 +71,8 @@ struct Start {
 struct Origin {
     /// Address of the client's `fi_deferred_work`; 0 for a triggered operation.
     work: usize,
-    /// [`Core::id`] of the endpoint; 0 for an operation on a counter.
-    core: usize,
+    /// [`EndpointCell::id`] of the endpoint; 0 for an operation on a counter.
+    cell: usize,
     /// The operation's context.
     context: usize,
     /// [`Cntr::id`] of the counter that it waits for.
@@ -102,22 +102,22 @@ impl WorkQueue {
     }
 
     /// An endpoint has made progress: what found its queues full is due again. The caller runs the queue then.
-    pub(crate) fn retry(&self, core: &Core) {
-        for lane in core.lanes() {
+    pub(crate) fn retry(&self, cell: &EndpointCell) {
+        for lane in cell.lanes() {
             self.0.retry(lane);
         }
     }
 
     /// An endpoint closes: what waits for it is discarded, silently, as fi_endpoint(3) says of close.
-    pub(crate) fn forget(&self, core: &Core) {
-        let id = core.id();
-        drop(self.0.cancel(|origin| origin.core == id));
+    pub(crate) fn forget(&self, cell: &EndpointCell) {
+        let id = cell.id();
+        drop(self.0.cancel(|origin| origin.cell == id));
         self.run();
     }
 
     /// Starts an operation with FI_TRIGGER when the counter that its context names reaches its threshold,
     /// which may be now.
-    pub(crate) fn trigger(&self, core: &CoreRef, op: Op) -> Result<(), Errno> {
+    pub(crate) fn trigger(&self, cell: &CellRef, op: Op) -> Result<(), Errno> {
         if op.flags.contains(OpFlags::INJECT) {
             // Its buffer would be the client's again before anybody has looked at it.
             return Err(Errno::INVAL);
@@ -142,10 +142,10 @@ impl WorkQueue {
         if !std::ptr::eq::<Self>(&**counter.domain().work(), self) {
             return Err(Errno::DOMAIN);
         }
-        let origin = Origin { work: 0, core: core.id(), context, counter: counter.id() };
-        let lane = op.lane(core);
+        let origin = Origin { work: 0, cell: cell.id(), context, counter: counter.id() };
+        let lane = op.lane(cell);
         let op = op.without(OpFlags::TRIGGER);
-        let act = Act::Start(Box::new(Start { core: Arc::clone(core), op, report: None }));
+        let act = Act::Start(Box::new(Start { cell: Arc::clone(cell), op, report: None }));
         self.submit(origin, counter, threshold as u64, lane, act)
     }
 
@@ -158,11 +158,11 @@ impl WorkQueue {
     }
 
     /// Ends the oldest triggered operation of an endpoint with this context, if one waits; returns its completion.
-    pub(crate) fn cancel_operation(&self, core: &Core, context: usize) -> Option<Completion> {
-        let id = core.id();
+    pub(crate) fn cancel_operation(&self, cell: &EndpointCell, context: usize) -> Option<Completion> {
+        let id = cell.id();
         let mut found = false;
         let ended = self.0.cancel(|origin| {
-            let wanted = !found && origin.work == 0 && origin.core == id && origin.context == context;
+            let wanted = !found && origin.work == 0 && origin.cell == id && origin.context == context;
             found |= wanted;
             wanted
         });
@@ -182,8 +182,8 @@ impl WorkQueue {
 fn perform(act: Act) -> Outcome<Act> {
     match act {
         Act::Start(mut start) => {
-            let Start { core, op, report } = &mut *start;
-            if core.start(op, report) { Outcome::Done } else { Outcome::Again(Act::Start(start)) }
+            let Start { cell, op, report } = &mut *start;
+            if cell.start(op, report) { Outcome::Done } else { Outcome::Again(Act::Start(start)) }
         }
         // What this sets free is found by whoever runs the queue: its caller. The counter may be closed by a
         // client that sees the change, so it is not held any more by then.

@@ -182,7 +182,7 @@ impl Model {
         self.fd.ring();
     }
 
-    /// `Core::progress`: a round, after which the device is parked again for those who sleep.
+    /// `EndpointCell::progress`: a round, after which the device is parked again for those who sleep.
     fn progress(&self) {
         for which in 0..*self.joined.lock().unwrap() {
             self.round(which);

@@ -139,24 +139,24 @@ impl Ep {
             return Err(Errno::OPBADSTATE);
         }
         let selective = flags & sys::FI_SELECTIVE_COMPLETION != 0;
-        let mut state = self.core.state();
+        let mut state = self.cell.state();
         if (tx && state.routes.tx.is_some()) || (rx && state.routes.rx.is_some()) {
             return Err(Errno::INVAL);
         }
         if tx {
             state.routes.tx = Some(cq.clone());
             if selective {
-                self.core.bound.set_tx_selective();
+                self.cell.bound.set_tx_selective();
             }
         }
         if rx {
             state.routes.rx = Some(cq.clone());
             if selective {
-                self.core.bound.set_rx_selective();
+                self.cell.bound.set_rx_selective();
             }
         }
         drop(state);
-        cq.sources().add(&self.core);
+        cq.sources().add(&self.cell);
         Ok(())
     }
 
@@ -171,25 +171,25 @@ impl Ep {
         if !cntr.domain().same(&self.domain) {
             return Err(Errno::DOMAIN);
         }
-        let mut state = self.core.state();
+        let mut state = self.cell.state();
         let wanted = || Class::FLAGS.iter().filter(|(_, flag)| flags & flag != 0).map(|&(class, _)| class);
         if wanted().any(|class| state.routes.counters[class as usize].is_some()) {
             return Err(Errno::INVAL);
         }
         for class in wanted() {
             state.routes.set_counter(class, cntr.clone());
-            self.core.bound.set_counted(class);
+            self.cell.bound.set_counted(class);
         }
         let remote = state.routes.counts_remote();
         if let Some(engine) = &mut state.engine {
             engine.set_remote_events(remote);
         }
         drop(state);
-        cntr.sources().add(&self.core);
+        cntr.sources().add(&self.cell);
         // The endpoint may be enabled.
         cntr.ring();
         if let Some(place) = self.place() {
-            place.counted(&self.core, cntr);
+            place.counted(&self.cell, cntr);
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::endpoint::Ep;
-use crate::endpoint::core::Eng;
+use crate::endpoint::cell::Eng;
 use crate::flusher;
 
 /// Fruitless rounds before the closing thread starts to sleep between them.
@@ -27,47 +27,47 @@ impl Ep {
     /// Takes the endpoint out of everything that drives it, lets the engine finish, and drops it.
     pub(super) fn shut(&self) {
         self.take_apart();
-        flusher::leave(&self.core);
+        flusher::leave(&self.cell);
     }
 
     fn take_apart(&self) {
         let mut setup = self.setup.lock();
         if let Some(auto) = self.domain.auto_progress() {
-            auto.leave(&self.core);
+            auto.leave(&self.cell);
         }
         if let Some(av) = setup.av.take() {
-            av.detach(&self.core);
+            av.detach(&self.cell);
         }
-        let engine = self.domain.retire(&self.core);
-        let mut state = self.core.control();
+        let engine = self.domain.retire(&self.cell);
+        let mut state = self.cell.control();
         let mut routes = std::mem::take(&mut state.routes);
         state.publisher = None;
         drop(state);
         if let Some(request) = routes.reports.as_ref().and_then(|reports| reports.request.take()) {
             request.abandon();
         }
-        self.domain.work().forget(&self.core);
+        self.domain.work().forget(&self.cell);
         for cq in [&routes.tx, &routes.rx].into_iter().flatten() {
-            cq.sources().remove(&self.core);
+            cq.sources().remove(&self.cell);
         }
         for cntr in routes.counters.iter().flatten() {
-            cntr.sources().remove(&self.core);
+            cntr.sources().remove(&self.cell);
         }
         for cq in routes.foreign.iter().filter_map(Weak::upgrade) {
-            cq.sources().remove(&self.core);
+            cq.sources().remove(&self.cell);
         }
         for cntr in routes.drivers.iter().filter_map(Weak::upgrade) {
-            cntr.sources().remove(&self.core);
+            cntr.sources().remove(&self.cell);
         }
         // Nothing is counted there any more, so the counters may be closed.
         routes.regions.clear();
         if let Some(eq) = setup.eq.take() {
-            eq.drivers().remove(&self.core);
+            eq.drivers().remove(&self.cell);
         }
         (setup.request, setup.devices) = (None, None);
         let srx = setup.srx.take();
         if let Some(shared) = srx.as_ref().and_then(|srx| srx.receives()) {
-            shared.detach(&self.core);
+            shared.detach(&self.cell);
         }
         setup.stx = None;
         setup.enabled = false;

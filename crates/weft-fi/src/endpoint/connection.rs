@@ -20,7 +20,7 @@ use weft_fi_sys as sys;
 use crate::Devices;
 use crate::addr::Format;
 use crate::endpoint::Ep;
-use crate::endpoint::core::{Eng, State};
+use crate::endpoint::cell::{Eng, State};
 use crate::endpoint::route::Routes;
 use crate::eq::{Eq, Failure};
 use crate::errno::Errno;
@@ -127,7 +127,7 @@ impl Ep {
         let request = self.setup.lock().request.clone().ok_or(Errno::OPBADSTATE)?;
         self.ready()?;
         request.answer()?;
-        if let Some(reports) = &self.core.control().routes.reports {
+        if let Some(reports) = &self.cell.control().routes.reports {
             reports.request.replace(Some(Arc::clone(&request)));
         }
         self.setup.lock().request = None;
@@ -145,16 +145,16 @@ impl Ep {
     }
 
     fn step(&self, step: impl FnOnce(&mut Eng) -> Result<(), Error>) -> Result<(), Errno> {
-        let mut state = self.core.control();
+        let mut state = self.cell.control();
         let State { engine: Some(engine), routes, attend, stalled, .. } = &mut *state else {
             return Err(Errno::OPBADSTATE);
         };
         step(engine).map_err(refused)?;
         *attend |= routes.deliver(engine) || *stalled;
         if state.attend {
-            self.core.call_sleepers(&mut state);
+            self.cell.call_sleepers(&mut state);
         }
-        if self.core.call_listener(&mut state) {
+        if self.cell.call_listener(&mut state) {
             state.routes.ring();
         }
         Ok(())
@@ -168,7 +168,7 @@ impl Ep {
     /// The peer's address in the client's format. As with sockets it is the one that was called.
     pub(crate) fn peer_address(&self) -> Result<Vec<u8>, Errno> {
         let setup = self.setup.lock();
-        let state = self.core.control();
+        let state = self.cell.control();
         let peer = state.engine.as_deref().and_then(Eng::peer).ok_or(Errno::NOTCONN)?;
         let name = setup.called.filter(|_| setup.format.is_open()).unwrap_or(peer);
         setup.format.encode(&name)

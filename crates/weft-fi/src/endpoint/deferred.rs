@@ -1,20 +1,21 @@
 //! Operations that start without a call of the client, as the endpoint sees them.
 //!
-//! Place in the data flow: [`crate::trigger`] → [`Core::start`], when the time of an operation has come; its completion
-//! comes back through [`Routes::finish_work`] if it was deferred work, else as any other.
+//! Place in the data flow: [`crate::trigger`] → [`EndpointCell::start`], when the time of an operation has
+//! come; its completion comes back through [`Routes::finish_work`] if it was deferred work, else as any
+//! other.
 
 use std::sync::Arc;
 
 use weft_engine::api::{Completion, Error, Fault};
 
-use crate::endpoint::core::{Core, State};
+use crate::endpoint::cell::{EndpointCell, State};
 use crate::endpoint::route::is_failure;
 use crate::endpoint::route::{Routes, User};
 use crate::errno::Errno;
 use crate::trigger::op::{Op, Report};
 use crate::trigger::release;
 
-impl Core {
+impl EndpointCell {
     /// Starts an operation when its context's condition is met (FI_TRIGGER); returns what the C function returns.
     #[cold]
     pub(crate) fn trigger(self: &Arc<Self>, op: Op) -> isize {
@@ -43,7 +44,7 @@ impl Core {
 
     /// The lanes of its transmit and its receive queue among programs.
     pub(crate) fn lanes(&self) -> [u64; 2] {
-        // Addresses of cores are even, and not the last one.
+        // Addresses of cells are even, and not the last one.
         [self.id() as u64, self.id() as u64 | 1]
     }
 

@@ -72,7 +72,7 @@ impl Ep {
                 let bytes = unsafe { read::<usize>(value, len) }?;
                 self.setup.lock().min_multi_recv = bytes;
                 self.receives().inspect(|shared| shared.pool.set_min_multi_recv(bytes));
-                if let Some(engine) = &mut self.core.state().engine {
+                if let Some(engine) = &mut self.cell.state().engine {
                     engine.set_min_multi_recv(bytes);
                 }
                 Ok(())

@@ -114,7 +114,7 @@ unsafe extern "C" fn set(ep: *mut sys::fid_ep, limits: *const Limits, len: usize
         let limits = NonNull::new(limits.cast_mut()).ok_or(Errno::INVAL)?;
         // SAFETY: an endpoint of the client.
         let ep = unsafe { object::borrow::<Ep>(ep) }?;
-        let mut state = ep.core.control();
+        let mut state = ep.cell.control();
         let engine = state.engine.as_mut().ok_or(Errno::OPBADSTATE)?;
         let mut new = Limits::from(engine.mr_cache().ok_or(Errno::OPNOTSUPP)?.limits());
         let known = len.min(size_of::<Limits>());
@@ -131,7 +131,7 @@ unsafe extern "C" fn get(ep: *mut sys::fid_ep, limits: *mut Limits, len: usize) 
     object::guard("weft_mr_cache.get", || {
         // SAFETY: an endpoint of the client.
         let ep = unsafe { object::borrow::<Ep>(ep) }?;
-        let mut state = ep.core.control();
+        let mut state = ep.cell.control();
         let engine = state.engine.as_mut().ok_or(Errno::OPBADSTATE)?;
         let now = Limits::from(engine.mr_cache().ok_or(Errno::OPNOTSUPP)?.limits());
         // SAFETY: the client's place has `len` bytes.
@@ -144,7 +144,7 @@ unsafe extern "C" fn read(ep: *mut sys::fid_ep, counts: *mut Counts, len: usize)
     object::guard("weft_mr_cache.read", || {
         // SAFETY: an endpoint of the client.
         let ep = unsafe { object::borrow::<Ep>(ep) }?;
-        let mut state = ep.core.control();
+        let mut state = ep.cell.control();
         let engine = state.engine.as_mut().ok_or(Errno::OPBADSTATE)?;
         let now = engine.mr_cache().map(|cache| Counts::from(cache.counts())).unwrap_or_default();
         // SAFETY: the client's place has `len` bytes.

@@ -23,7 +23,7 @@ use weft_engine::nic::Nic;
 use weft_fi_sys as sys;
 use weft_nic::{Identity, NicError};
 
-use super::core::{Core, CoreRef};
+use super::cell::{CellRef, EndpointCell};
 use super::{Ep, EpOps, Kind, Limits, export_xpu, setup};
 use crate::Devices;
 use crate::addr::Format;
@@ -65,12 +65,12 @@ struct State {
     /// The contexts that are open, by index, for transmitting and for receiving.
     open: [u64; 2],
     /// The enabled ones.
-    cores: [Vec<Weak<Core>>; 2],
+    cells: [Vec<Weak<EndpointCell>>; 2],
     started: Option<Started>,
 }
 
 /// Reading what is bound to one drives the other from now on.
-fn drive_by(driven: &CoreRef, reader: &CoreRef) {
+fn drive_by(driven: &CellRef, reader: &CellRef) {
     let (queues, counters) = {
         let routes = &reader.control().routes;
         let queues: Vec<_> = [&routes.tx, &routes.rx].into_iter().flatten().map(|cq| Arc::clone(cq.arc())).collect();
@@ -138,18 +138,18 @@ impl Place {
 impl Place {
     /// The enabled contexts of the other kind that stand beside this one. Where there are fewer of the one
     /// kind, several share a partner.
-    fn partners(&self) -> Vec<CoreRef> {
-        let cores = &self.sep.state.lock().cores;
-        let (few, index) = (cores[0].len().min(cores[1].len()), usize::from(self.index));
-        let beside = cores[1 - side(self.kind)].iter().enumerate().filter(|&(other, _)| other % few == index % few);
-        beside.filter_map(|(_, core)| core.upgrade()).collect()
+    fn partners(&self) -> Vec<CellRef> {
+        let cells = &self.sep.state.lock().cells;
+        let (few, index) = (cells[0].len().min(cells[1].len()), usize::from(self.index));
+        let beside = cells[1 - side(self.kind)].iter().enumerate().filter(|&(other, _)| other % few == index % few);
+        beside.filter_map(|(_, cell)| cell.upgrade()).collect()
     }
 
     /// A counter is bound to the context: it drives the partners as well, if the context is enabled. (Else it
     /// will by [`Self::join`].)
-    pub(super) fn counted(&self, core: &CoreRef, cntr: &Hold<Cntr>) {
-        let mine = self.sep.state.lock().cores[side(self.kind)][usize::from(self.index)].upgrade();
-        if mine.is_none_or(|mine| !Arc::ptr_eq(&mine, core)) {
+    pub(super) fn counted(&self, cell: &CellRef, cntr: &Hold<Cntr>) {
+        let mine = self.sep.state.lock().cells[side(self.kind)][usize::from(self.index)].upgrade();
+        if mine.is_none_or(|mine| !Arc::ptr_eq(&mine, cell)) {
             return;
         }
         for partner in self.partners() {
@@ -161,11 +161,11 @@ impl Place {
     /// The context is enabled. Who sends by a context and waits for the answer at the receive context beside
     /// it reads only the latter's queue, and the other way round: each drives the other, as if they were one
     /// endpoint.
-    pub(super) fn join(&self, core: &CoreRef) {
-        self.sep.state.lock().cores[side(self.kind)][usize::from(self.index)] = Arc::downgrade(core);
+    pub(super) fn join(&self, cell: &CellRef) {
+        self.sep.state.lock().cells[side(self.kind)][usize::from(self.index)] = Arc::downgrade(cell);
         for partner in self.partners() {
-            drive_by(core, &partner);
-            drive_by(&partner, core);
+            drive_by(cell, &partner);
+            drive_by(&partner, cell);
         }
     }
 }
@@ -356,8 +356,8 @@ pub(crate) unsafe extern "C" fn open(
             atomic: object::table(&ATOMIC),
             collective: object::table(&collective::OPS),
         };
-        let cores = counts.map(|count| (0..count).map(|_| Weak::new()).collect());
-        let state = State { info, av: None, local, open: [0; 2], cores, started: None };
+        let cells = counts.map(|count| (0..count).map(|_| Weak::new()).collect());
+        let state = State { info, av: None, local, open: [0; 2], cells, started: None };
         let sep =
             Sep { head: Head::new(head), format, network, counts, state: Mutex::new(state), uses: Uses::new(), domain };
         // SAFETY: the client's place for the new pointer.

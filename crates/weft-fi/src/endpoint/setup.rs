@@ -24,8 +24,8 @@ use crate::Devices;
 use crate::addr::Format;
 use crate::av::Av;
 use crate::domain::Domain;
+use crate::endpoint::cell::{EndpointCell, Eng};
 use crate::endpoint::connection::{Origin, Reports};
-use crate::endpoint::core::{Core, Eng};
 use crate::endpoint::flags::Defaults;
 use crate::endpoint::route::Routes;
 use crate::endpoint::shared::{Receives, Stx};
@@ -144,12 +144,12 @@ pub(super) fn open(
     // No threading level covers a context that several endpoints share.
     let callers = if shared.is_some() { Callers::Any } else { domain.callers() };
     // SAFETY: what the client promised for its domain, passed on.
-    let mut core = unsafe { Core::new(&domain, callers, triggers, open_to(caps), routes, shared) };
+    let mut cell = unsafe { EndpointCell::new(&domain, callers, triggers, open_to(caps), routes, shared) };
     let network = domain.network().of_endpoint(domain.api_version(), info)?;
-    core.auth_key.clone_from(&network.auth_key);
+    cell.auth_key.clone_from(&network.auth_key);
     if kind == Kind::Shared {
         // Whether successes make entries is up to the endpoints.
-        core.bound.set_rx_selective();
+        cell.bound.set_rx_selective();
     }
     let tx = Defaults::transmit(info.tx.map_or(0, |attr| attr.op_flags))?;
     let rx = Defaults::receive(info.rx.map_or(0, |attr| attr.op_flags), caps, domain.api_version())?;
@@ -157,7 +157,7 @@ pub(super) fn open(
     let origin = Origin::of(info, ty, local)?;
     Ok(Arc::new(Ep {
         head: Head::new(head_of(kind, ty, context)),
-        core: Arc::new(core),
+        cell: Arc::new(cell),
         tx,
         rx,
         send_order: info
@@ -265,7 +265,7 @@ impl Ep {
             (None, EpType::Rdm | EpType::Dgram) => return Err(Errno::NOAV),
         };
         let reports = self.reports(&setup)?;
-        let mut state = self.core.state();
+        let mut state = self.cell.state();
         let routes = &state.routes;
         let without = if transmits(self.caps) {
             routes.tx.is_none()
@@ -285,8 +285,8 @@ impl Ep {
         engine.set_source_errors(self.caps & sys::FI_SOURCE_ERR != 0);
         let shared = setup.srx.as_ref().and_then(|srx| srx.receives());
         if let Some(shared) = shared {
-            shared.attach(&self.core, setup.av.as_ref())?;
-            engine.bind_pool(Arc::clone(&shared.pool), self.core.pool_user());
+            shared.attach(&self.cell, setup.av.as_ref())?;
+            engine.bind_pool(Arc::clone(&shared.pool), self.cell.pool_user());
         }
         if let Some(av) = &setup.av {
             // The receives that are shared are for endpoints with the same vector.
@@ -296,35 +296,35 @@ impl Ep {
         }
         let publisher = if self.domain.params().stats { Publisher::new() } else { None };
         state.install(engine, book, publisher);
-        self.core.publish(&mut state, INTERVAL);
+        self.cell.publish(&mut state, INTERVAL);
         state.routes.reports = reports;
         if let Some(table) = setup.av.as_ref().and_then(|av| av.user_ids()) {
             state.routes.set_user_ids(table);
         }
         drop(state);
         if let Some(av) = &setup.av {
-            av.attach(&self.core);
+            av.attach(&self.cell);
         }
-        let joined = self.domain.attach(&self.core).and_then(|()| match self.domain.auto_progress() {
-            Some(auto) => auto.join(&self.core),
+        let joined = self.domain.attach(&self.cell).and_then(|()| match self.domain.auto_progress() {
+            Some(auto) => auto.join(&self.cell),
             None => Ok(()),
         });
         if let Err(errno) = joined {
             if let Some(av) = &setup.av {
-                av.detach(&self.core);
+                av.detach(&self.cell);
             }
-            self.domain.detach(&self.core);
-            shared.inspect(|shared| shared.detach(&self.core));
-            self.core.control().engine = None;
+            self.domain.detach(&self.cell);
+            shared.inspect(|shared| shared.detach(&self.cell));
+            self.cell.control().engine = None;
             return Err(errno);
         }
         if let Some(eq) = setup.eq.as_ref().filter(|_| self.ty == EpType::Msg) {
-            eq.drive(Arc::clone(&self.core) as _);
+            eq.drive(Arc::clone(&self.cell) as _);
         }
-        place.inspect(|place| place.join(&self.core));
-        flusher::join(&self.core);
+        place.inspect(|place| place.join(&self.cell));
+        flusher::join(&self.cell);
         // Who sleeps on a queue or counter already has not parked these devices.
-        self.core.state().routes.ring();
+        self.cell.state().routes.ring();
         setup.enabled = true;
         Ok(())
     }
@@ -436,7 +436,7 @@ impl Ep {
         let origin = self.parent.as_ref().map_or(self, Hold::arc);
         let alias = Self {
             head: Head::new(head_of(self.kind, self.ty, self.context())),
-            core: Arc::clone(&self.core),
+            cell: Arc::clone(&self.cell),
             tx: Defaults::transmit(self.tx.word())?,
             rx: self.receive_defaults(self.rx.word())?,
             send_order: self.send_order,
@@ -461,7 +461,7 @@ impl Ep {
     pub(crate) fn own_address(&self) -> Result<Vec<u8>, Errno> {
         let setup = self.setup.lock();
         let shown = setup.shown.filter(|_| setup.format.is_open());
-        let own = || shown.or_else(|| self.core.name()).or(setup.local);
+        let own = || shown.or_else(|| self.cell.name()).or(setup.local);
         let name = self.place().map_or_else(own, Place::name).ok_or(Errno::OPBADSTATE)?;
         setup.format.encode(&name)
     }

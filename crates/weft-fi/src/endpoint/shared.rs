@@ -1,7 +1,7 @@
 //! Shared contexts (fi_endpoint(3), "SHARED CONTEXTS"): receives that any of several endpoints may use, and
 //! one name for their sends.
 //!
-//! Place in the data flow: `fi_srx_context` makes an [`Ep`] whose core has no engine but [`Receives`]; what
+//! Place in the data flow: `fi_srx_context` makes an [`Ep`] whose cell has no engine but [`Receives`]; what
 //! is posted to it goes to a pool of the engine's ([`weft_engine::Pool`]), from which the endpoints that it
 //! was bound to draw when a message finds no receive of their own. Completions are those of the endpoint that
 //! the message has reached. `fi_stx_context` makes a [`Stx`], which is no more than that: each endpoint sends
@@ -20,7 +20,7 @@ use weft_engine::Pool;
 use weft_engine::api::{OpFlags, RecvOp};
 use weft_fi_sys as sys;
 
-use super::core::{Core, CoreRef, Eng};
+use super::cell::{CellRef, EndpointCell, Eng};
 use super::flags::Defaults;
 use super::route::User;
 use super::{Ep, Kind, setup};
@@ -42,7 +42,7 @@ pub(crate) struct Receives {
 
 #[derive(Default)]
 struct Users {
-    cores: Vec<Weak<Core>>,
+    cells: Vec<Weak<EndpointCell>>,
     /// All have the same address vector: its address while there are any.
     av: usize,
 }
@@ -53,24 +53,24 @@ impl Receives {
     }
 
     /// An endpoint with this address vector, or with none, draws from here from now on.
-    pub(super) fn attach(&self, core: &CoreRef, av: Option<&Hold<Av>>) -> Result<(), Errno> {
+    pub(super) fn attach(&self, cell: &CellRef, av: Option<&Hold<Av>>) -> Result<(), Errno> {
         let mut users = self.users.lock();
         let av = av.map_or(0, |av| Arc::as_ptr(av.arc()) as usize);
-        if !users.cores.is_empty() && users.av != av {
+        if !users.cells.is_empty() && users.av != av {
             return Err(Errno::INVAL);
         }
         users.av = av;
-        users.cores.push(Arc::downgrade(core));
+        users.cells.push(Arc::downgrade(cell));
         Ok(())
     }
 
     /// It is closing.
-    pub(super) fn detach(&self, core: &CoreRef) {
-        self.users.lock().cores.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(core)));
+    pub(super) fn detach(&self, cell: &CellRef) {
+        self.users.lock().cells.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(cell)));
     }
 
-    fn cores(&self) -> Vec<CoreRef> {
-        self.users.lock().cores.iter().filter_map(Weak::upgrade).collect()
+    fn cells(&self) -> Vec<CellRef> {
+        self.users.lock().cells.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Posts a receive, or peeks, claims, discards.
@@ -84,8 +84,8 @@ impl Receives {
         if self.pool.post(op)? {
             let offer = |engine: &mut Eng| (engine.feed(op), engine.unexpected_messages() > 0);
             let mut waiting = false;
-            for core in self.cores() {
-                waiting |= core.meddle(offer).is_some_and(|waiting| waiting);
+            for cell in self.cells() {
+                waiting |= cell.meddle(offer).is_some_and(|waiting| waiting);
             }
             if waiting {
                 self.pool.await_more();
@@ -96,18 +96,18 @@ impl Receives {
 
     /// Looks for a message at every endpoint. The last one says that there is none.
     fn look(&self, op: &RecvOp<'_>) -> Result<(), Errno> {
-        let cores = self.cores();
-        let found = cores.iter().find(|core| {
+        let cells = self.cells();
+        let found = cells.iter().find(|cell| {
             let seek = |engine: &mut Eng| {
                 engine.progress();
                 (true, engine.has_message_for(op))
             };
-            core.meddle(seek) == Some(true)
+            cell.meddle(seek) == Some(true)
         });
-        let core = found.or(cores.last()).ok_or(Errno::OPBADSTATE)?;
+        let cell = found.or(cells.last()).ok_or(Errno::OPBADSTATE)?;
         let mut op = *op;
-        op.ctx.user |= core.pool_user();
-        core.meddle(|engine| (true, engine.recv(&op))).ok_or(Errno::OPBADSTATE)?.map_err(Errno::from)
+        op.ctx.user |= cell.pool_user();
+        cell.meddle(|engine| (true, engine.recv(&op))).ok_or(Errno::OPBADSTATE)?.map_err(Errno::from)
     }
 
     /// Cancels a receive. That it was cancelled is reported at one of the endpoints, if there are any.
@@ -116,12 +116,12 @@ impl Receives {
             let canceled = engine.cancel_pooled(context);
             (canceled, canceled)
         };
-        let canceled = self.cores().iter().find_map(|core| core.meddle(report));
+        let canceled = self.cells().iter().find_map(|cell| cell.meddle(report));
         if canceled.unwrap_or_else(|| self.pool.cancel(context)) { Ok(()) } else { Err(Errno::NOENT) }
     }
 }
 
-impl Core {
+impl EndpointCell {
     /// What is added to the words of receives from a pool: whether their successes make entries here is for
     /// this endpoint to say.
     pub(super) fn pool_user(&self) -> u64 {
@@ -237,6 +237,6 @@ unsafe extern "C" fn close_stx(fid: *mut sys::fid) -> c_int {
 impl Ep {
     /// The receives that this endpoint shares, or this context has.
     pub(super) fn receives(&self) -> Option<&Receives> {
-        self.core.shared()
+        self.cell.shared()
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::endpoint::core::{Core, Sleep};
+use crate::endpoint::cell::{EndpointCell, Sleep};
 use crate::poll::this_thread;
 use crate::poll::tried::{self, List, Rest, Tried, unpark};
 use crate::wait::{Deadline, Waker, Woken};
@@ -33,7 +33,7 @@ pub(crate) trait Driver: Send + Sync {
     fn is_relieved(&self) -> bool;
 }
 
-impl Driver for Core {
+impl Driver for EndpointCell {
     fn progress(&self) -> usize {
         Self::progress(self)
     }

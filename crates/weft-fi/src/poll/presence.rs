@@ -27,7 +27,7 @@ pub(super) struct Presence {
     /// The thread that has read last, unless that was asked for since.
     reader: AtomicUsize,
     /// The endpoints that reads drive, by address. Locked after `PRESENT`.
-    cores: Mutex<SmallVec<[usize; 4]>>,
+    cells: Mutex<SmallVec<[usize; 4]>>,
 }
 
 impl Presence {
@@ -44,13 +44,13 @@ impl Presence {
     }
 
     /// Reads drive one more endpoint.
-    pub(super) fn drives(&self, core: usize) {
-        self.cores.lock().push(core);
+    pub(super) fn drives(&self, cell: usize) {
+        self.cells.lock().push(cell);
     }
 
     /// Reads drive one less.
-    pub(super) fn drives_no_more(&self, core: usize) {
-        self.cores.lock().retain(|known| *known != core);
+    pub(super) fn drives_no_more(&self, cell: usize) {
+        self.cells.lock().retain(|known| *known != cell);
     }
 
     /// A read has found something.
@@ -73,13 +73,13 @@ impl Presence {
     /// Whether this thread has read nothing since it last asked but what the devices of these endpoints fill.
     #[cold]
     pub(super) fn is_all_that_is_read(self: &Arc<Self>) -> bool {
-        let mine = self.cores.lock().clone();
+        let mine = self.cells.lock().clone();
         let me = this_thread();
         let mut alone = true;
         for other in PRESENT.lock().iter().filter(|other| !Arc::ptr_eq(other, self)) {
             if other.reader.load(Ordering::Relaxed) == me {
                 other.reader.store(NOBODY, Ordering::Relaxed);
-                alone &= other.cores.lock().iter().all(|core| mine.contains(core));
+                alone &= other.cells.lock().iter().all(|cell| mine.contains(cell));
             }
         }
         alone
@@ -130,8 +130,8 @@ mod tests {
     #[test]
     fn a_thread_knows_what_else_it_reads() {
         let [a, b, other_of_a] = [(); 3].map(|()| Presence::enter());
-        for (presence, core) in [(&a, 1), (&b, 2), (&other_of_a, 1)] {
-            presence.drives(core);
+        for (presence, cell) in [(&a, 1), (&b, 2), (&other_of_a, 1)] {
+            presence.drives(cell);
         }
         a.read_in_vain(0);
         assert!(a.is_all_that_is_read());

@@ -1,8 +1,8 @@
 //! An operation that waits for its trigger, with vectors of its own, and how it starts.
 //!
 //! Place in the data flow: made from the same arguments as a call into the engine would get ([`Op::send`],
-//! …), kept in a program, and started by [`Core::start`] as the client's call would have been. What the
-//! engine would refuse is refused when the operation is submitted ([`Core::admit`]); what only turns out
+//! …), kept in a program, and started by [`EndpointCell::start`] as the client's call would have been. What the
+//! engine would refuse is refused when the operation is submitted ([`EndpointCell::admit`]); what only turns out
 //! later becomes a failed completion.
 
 use smallvec::SmallVec;
@@ -13,7 +13,7 @@ use weft_engine::api::{
 use weft_engine::mem::{self, IovList};
 
 use crate::cntr::Cntr;
-use crate::endpoint::core::{Core, Eng};
+use crate::endpoint::cell::{EndpointCell, Eng};
 use crate::object::Hold;
 
 /// What an engine's call takes.
@@ -139,8 +139,8 @@ impl Op {
     }
 
     /// The queue of the endpoint that it needs room in.
-    pub(crate) fn lane(&self, core: &Core) -> u64 {
-        let [transmit, receive] = core.lanes();
+    pub(crate) fn lane(&self, cell: &EndpointCell) -> u64 {
+        let [transmit, receive] = cell.lanes();
         if self.receives() { receive } else { transmit }
     }
 

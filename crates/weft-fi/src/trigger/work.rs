@@ -67,7 +67,7 @@ impl Domain {
             Some(cntr) => Some(unsafe { self.counter(cntr.as_ptr()) }?),
             None => None,
         };
-        let mut origin = Origin { work: work.as_ptr().addr(), core: 0, context: 0, counter: trigger.id() };
+        let mut origin = Origin { work: work.as_ptr().addr(), cell: 0, context: 0, counter: trigger.id() };
         let (lane, act) = match request.op_type {
             sys::FI_OP_CNTR_SET | sys::FI_OP_CNTR_ADD => {
                 if completion.is_some() {
@@ -86,15 +86,15 @@ impl Domain {
             _ => {
                 // SAFETY: the caller's promise.
                 let (ep, op, entry) = unsafe { self.operation(&request) }?;
-                let core = ep.core();
-                core.admit(&op)?;
-                (origin.core, origin.context) = (core.id(), op.ctx.ptr);
+                let cell = ep.cell();
+                cell.admit(&op)?;
+                (origin.cell, origin.context) = (cell.id(), op.ctx.ptr);
                 if let Some(completion) = &completion {
                     self.drive(completion);
                 }
                 let report = Report { work: origin.work, completion, entry, cancelled: false };
-                let lane = op.lane(core);
-                (lane, Act::Start(Box::new(Start { core: core.clone(), op, report: Some(report) })))
+                let lane = op.lane(cell);
+                (lane, Act::Start(Box::new(Start { cell: cell.clone(), op, report: Some(report) })))
             }
         };
         self.drive(&trigger);
@@ -121,7 +121,7 @@ impl Domain {
         if !std::ptr::eq::<Self>(&**ep.domain(), self) {
             return Err(Errno::DOMAIN);
         }
-        if ep.core().triggers() { Ok(ep) } else { Err(Errno::OPNOTSUPP) }
+        if ep.cell().triggers() { Ok(ep) } else { Err(Errno::OPNOTSUPP) }
     }
 
     /// The operation of a request, its endpoint, and whether it shall complete there as well.
@@ -235,15 +235,15 @@ impl Domain {
         drop(ended);
         self.work().run();
         let end = Instant::now() + Duration::from_millis(self.params().close_timeout_ms);
-        for core in self.cores() {
+        for cell in self.cells() {
             loop {
-                let standing = core.cancel_work(work);
+                let standing = cell.cancel_work(work);
                 found |= standing != Standing::Unknown;
                 if standing != Standing::UnderWay {
                     break;
                 }
                 // Its end is waited for.
-                if core.progress() == 0 {
+                if cell.progress() == 0 {
                     if Instant::now() >= end {
                         return Err(Errno::BUSY);
                     }

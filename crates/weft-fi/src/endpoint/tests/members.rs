@@ -10,7 +10,7 @@ use weft_fi_sys as sys;
 
 use super::side::{Options, Side, close, ok, zeroed};
 use crate::cntr::Cntr;
-use crate::endpoint::core::Sleep;
+use crate::endpoint::cell::Sleep;
 use crate::eq::Eq;
 use crate::eq::drivers::Driver;
 use crate::errno::Errno;

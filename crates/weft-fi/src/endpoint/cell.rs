@@ -1,9 +1,10 @@
 //! The part of an endpoint that outlives its handle: the engine, its lock, and what is bound to it.
 //!
-//! Place in the data flow: operations enter through [`Core::submit_tx`] and [`Core::submit_recv`], queues and counters
-//! that are read drive [`Core::progress`], memory regions and address vectors reach every endpoint of their domain
-//! through the control calls at the end. Queues, counters and the progress thread hold a `Core` by `Arc`; the client
-//! holds handles ([`crate::endpoint::Ep`]), of which aliases share one core.
+//! Place in the data flow: operations enter through [`EndpointCell::submit_tx`] and
+//! [`EndpointCell::submit_recv`], queues and counters that are read drive [`EndpointCell::progress`], memory
+//! regions and address vectors reach every endpoint of their domain through the control calls at the end.
+//! Queues, counters and the progress thread hold an `EndpointCell` by `Arc`; the client holds handles
+//! ([`crate::endpoint::Ep`]), of which aliases share one cell.
 //!
 //! Invariants: one engine, one lock. Whoever called into the engine delivers its completions before leaving,
 //! except control calls: they leave them to the next round of progress, so that a queue's ring is only
@@ -51,7 +52,7 @@ pub(crate) const UNAIDED_ROUNDS: u32 = 256;
 const ROUNDS_PER_CPU: u64 = 64;
 
 /// An endpoint as queues, counters and regions see it.
-pub(crate) struct Core {
+pub(crate) struct EndpointCell {
     state: Guarded<State>,
     /// What the data path looks at first.
     pub(crate) bound: Bound,
@@ -115,8 +116,8 @@ pub(crate) struct State {
     look_due: bool,
 }
 
-impl Core {
-    /// A core without an engine.
+impl EndpointCell {
+    /// A cell without an engine.
     ///
     /// # Safety
     /// With [`Callers::One`], every call below that is not named a control call or a visit comes from threads that the
@@ -175,7 +176,7 @@ impl Core {
 
     /// Starts a send; returns what the C function returns.
     ///
-    /// This and [`Core::submit_recv`] are in line, and what does not go at once is handed on by value: so an
+    /// This and [`EndpointCell::submit_recv`] are in line, and what does not go at once is handed on by value: so an
     /// operation that does is never put together in memory.
     #[inline(always)]
     pub(crate) fn submit_send(self: &Arc<Self>, op: SendOp<'_>) -> isize {
@@ -424,7 +425,7 @@ impl Core {
     }
 
     /// Prepares for sleep by an application thread: nothing left to do, and the devices will wake whoever
-    /// watches them. False: there was something to do, look again. Balanced by [`Core::unpark`].
+    /// watches them. False: there was something to do, look again. Balanced by [`EndpointCell::unpark`].
     pub(crate) fn park(&self, waker: &Waker, sleep: Sleep) -> bool {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         let mut state = self.state.lock();
@@ -444,7 +445,7 @@ impl Core {
         parked
     }
 
-    /// Ends what a successful [`Core::park`] began.
+    /// Ends what a successful [`EndpointCell::park`] began.
     pub(crate) fn unpark(&self, sleep: Sleep) {
         self.state.lock().unpark(sleep);
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
@@ -466,7 +467,7 @@ impl Core {
         (self.polls.load(Ordering::Relaxed), self.sleepers.load(Ordering::Relaxed) > 0)
     }
 
-    /// The state for the progress thread, unless an application thread is inside. Until [`Core::end_visits`]
+    /// The state for the progress thread, unless an application thread is inside. Until [`EndpointCell::end_visits`]
     /// application threads take the lock for real.
     pub(crate) fn try_visit(&self) -> Option<Visit<'_>> {
         self.state.try_visit().map(Visit::new)
@@ -652,7 +653,7 @@ impl State {
         }
     }
 
-    /// See [`Core::park`].
+    /// See [`EndpointCell::park`].
     fn park(&mut self, waker: &Waker, sleep: Sleep) -> bool {
         // Nothing will come to the devices on account of what is to be attended to.
         if !(self.listen(waker) && !self.attend && self.park_devices()) {
@@ -783,5 +784,5 @@ fn this_cpu() -> u32 {
     u32::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(u32::MAX)
 }
 
-/// Shared ownership of a core.
-pub(crate) type CoreRef = Arc<Core>;
+/// Shared ownership of a cell.
+pub(crate) type CellRef = Arc<EndpointCell>;

@@ -1,11 +1,11 @@
 //! Endpoints (fi_endpoint(3)): the handle that a client holds, and the operations on it.
 //!
 //! Place in the data flow: `fi_endpoint` makes an [`Ep`]; `fi_ep_bind` and `fi_enable` ([`setup`]) give its
-//! `core::Core` an engine and routes; the operation files ([`crate::msg`], [`crate::tagged`], [`crate::rma`], …)
-//! translate calls and come back here to [`Ep::start_send`], [`Ep::post_recv`], [`Ep::start_write`],
-//! [`Ep::start_read`], [`Ep::start_atomic`], which enter the core.
+//! `cell::EndpointCell` an engine and routes; the operation files ([`crate::msg`], [`crate::tagged`],
+//! [`crate::rma`], …) translate calls and come back here to [`Ep::start_send`], [`Ep::post_recv`],
+//! [`Ep::start_write`], [`Ep::start_read`], [`Ep::start_atomic`], which enter the cell.
 //!
-//! An alias (`fi_ep_alias`) is a second handle on the same core, and on what is set up before enable, with
+//! An alias (`fi_ep_alias`) is a second handle on the same cell, and on what is set up before enable, with
 //! default flags of its own.
 //!
 //! Invariants: the hot fields stand first, next to the `fid`. What changes after creation and is read on the data path
@@ -13,9 +13,9 @@
 
 pub(crate) mod args;
 mod bind;
+pub(crate) mod cell;
 pub(crate) mod close;
 pub(crate) mod connection;
-pub(crate) mod core;
 pub(crate) mod deferred;
 pub(crate) mod flags;
 mod kind;
@@ -42,7 +42,7 @@ use weft_engine::mem::Iov;
 use weft_fi_sys as sys;
 
 use crate::domain::Domain;
-use crate::endpoint::core::CoreRef;
+use crate::endpoint::cell::CellRef;
 use crate::endpoint::flags::{Defaults, Mode};
 use crate::endpoint::kind::{Kind, Sources};
 use crate::endpoint::route::{Class, User};
@@ -88,7 +88,7 @@ impl Limits {
 #[repr(C)]
 pub(crate) struct Ep {
     head: Head<sys::fid_ep>,
-    core: CoreRef,
+    cell: CellRef,
     tx: Defaults,
     rx: Defaults,
     /// What sends do for the order that was promised ([`order::AFTER_ACCESSES`](crate::info::order::AFTER_ACCESSES)).
@@ -135,7 +135,7 @@ unsafe impl Object for Ep {
 
     /// Drops the devices if no thread was at work in them at the fork. Shared memory and sockets remain the parent's.
     fn abandon(&self) {
-        if let Some(mut state) = self.core.try_visit().filter(|_| self.parent.is_none()) {
+        if let Some(mut state) = self.cell.try_visit().filter(|_| self.parent.is_none()) {
             state.engine = None;
         }
     }
@@ -205,8 +205,8 @@ pub(crate) unsafe fn ep<'a>(fid: *mut sys::fid_ep) -> &'a Ep {
 
 impl Ep {
     /// The part that outlives the handle.
-    pub(crate) const fn core(&self) -> &CoreRef {
-        &self.core
+    pub(crate) const fn cell(&self) -> &CellRef {
+        &self.cell
     }
 
     /// What an alias is an alias of, or the endpoint itself.
@@ -245,13 +245,13 @@ impl Ep {
     /// Whether a transmit operation of this mode makes a queue entry when it succeeds.
     #[inline]
     pub(crate) fn tx_entry(&self, mode: Mode) -> bool {
-        mode.completion || !self.core.bound.tx_selective()
+        mode.completion || !self.cell.bound.tx_selective()
     }
 
     /// Whether a receive of this mode makes a queue entry when it succeeds.
     #[inline]
     pub(crate) fn rx_entry(&self, mode: Mode) -> bool {
-        mode.completion || !self.core.bound.rx_selective()
+        mode.completion || !self.cell.bound.rx_selective()
     }
 
     /// Bounds.
@@ -271,7 +271,7 @@ impl Ep {
     fn told(&self, entry: bool, class: Class) -> OpFlags {
         match entry {
             true => OpFlags::empty(),
-            false if self.core.bound.counts(class) => OpFlags::COUNTED,
+            false if self.cell.bound.counts(class) => OpFlags::COUNTED,
             false => OpFlags::QUIET,
         }
     }
@@ -279,7 +279,7 @@ impl Ep {
     /// Starts a send.
     #[inline(always)]
     pub(crate) fn start_send(&self, send: &Send<'_>) -> isize {
-        self.core.submit_send(self.send_op(send))
+        self.cell.submit_send(self.send_op(send))
     }
 
     /// A send as the engine takes it.
@@ -308,12 +308,12 @@ impl Ep {
         if self.sources.checked {
             return self.post_checked(recv);
         }
-        self.core.submit_recv(self.recv_op(recv))
+        self.cell.submit_recv(self.recv_op(recv))
     }
 
     #[inline(never)]
     fn post_checked(&self, recv: &Recv<'_>) -> isize {
-        self.checked_recv_op(recv).map_or_else(Errno::size, |op| self.core.submit_recv(op))
+        self.checked_recv_op(recv).map_or_else(Errno::size, |op| self.cell.submit_recv(op))
     }
 
     /// A receive as the engine takes it, if it names a source where that is asked of it (FI_EXACT_DIRECTED_RECV).
@@ -341,7 +341,7 @@ impl Ep {
         if flags.contains(OpFlags::PEEK) {
             // What a peek found is only ever reported by an entry, and it has received nothing.
             user = User::new(sys::FI_RECV | family, true).uncounted();
-        } else if !recv.entry && !self.core.bound.counts(Class::Recv) && !flags.contains(OpFlags::MULTI) {
+        } else if !recv.entry && !self.cell.bound.counts(Class::Recv) && !flags.contains(OpFlags::MULTI) {
             flags |= OpFlags::QUIET;
         }
         RecvOp {
@@ -359,9 +359,9 @@ impl Ep {
     pub(crate) fn start_write(&self, rma: &Rma<'_>) -> isize {
         let op = self.write_op(rma);
         if op.flags.contains(OpFlags::TRIGGER) {
-            return self.core.trigger(Op::write(&op));
+            return self.cell.trigger(Op::write(&op));
         }
-        self.core.submit_tx(|engine| engine.write(&op))
+        self.cell.submit_tx(|engine| engine.write(&op))
     }
 
     /// A write as the engine takes it.
@@ -375,9 +375,9 @@ impl Ep {
     pub(crate) fn start_read(&self, rma: &Rma<'_>) -> isize {
         let op = self.read_op(rma);
         if op.flags.contains(OpFlags::TRIGGER) {
-            return self.core.trigger(Op::read(&op));
+            return self.cell.trigger(Op::read(&op));
         }
-        self.core.submit_tx(|engine| engine.read(&op))
+        self.cell.submit_tx(|engine| engine.read(&op))
     }
 
     /// A read as the engine takes it.
@@ -393,9 +393,9 @@ impl Ep {
     pub(crate) fn start_atomic(&self, atomic: &Atomic<'_>) -> isize {
         let op = self.atomic_op(atomic);
         if op.flags.contains(OpFlags::TRIGGER) {
-            return self.core.trigger(Op::atomic(&op));
+            return self.cell.trigger(Op::atomic(&op));
         }
-        self.core.submit_tx(|engine| engine.atomic(&op))
+        self.cell.submit_tx(|engine| engine.atomic(&op))
     }
 
     /// An atomic operation as the engine takes it.
@@ -538,7 +538,7 @@ unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_voi
 
 unsafe extern "C" fn cancel(fid: *mut sys::fid, context: *mut c_void) -> isize {
     // SAFETY: the client's endpoint.
-    unsafe { ep(fid.cast()) }.core.cancel(context.addr())
+    unsafe { ep(fid.cast()) }.cell.cancel(context.addr())
 }
 
 unsafe extern "C" fn getopt(
@@ -572,7 +572,7 @@ unsafe extern "C" fn rx_size_left(fid: *mut sys::fid_ep) -> isize {
         if let Some(shared) = ep.receives() {
             return Ok(shared.pool.free().cast_signed());
         }
-        let state = ep.core.state();
+        let state = ep.cell.state();
         let engine = state.engine.as_ref().ok_or(Errno::OPBADSTATE)?;
         // Tagged and untagged receives have a queue of that depth each. Whether multi-receives are refused,
         // too, is another question.
@@ -585,7 +585,7 @@ unsafe extern "C" fn tx_size_left(fid: *mut sys::fid_ep) -> isize {
     object::guard_size("fi_tx_size_left", || {
         // SAFETY: an endpoint of the client.
         let ep = unsafe { object::borrow::<Ep>(fid) }?;
-        let state = ep.core.state();
+        let state = ep.cell.state();
         let engine = state.engine.as_ref().ok_or(Errno::OPBADSTATE)?;
         let left = if state.routes.tx_full() { 0 } else { engine.tx_free() };
         Ok(left.cast_signed())
