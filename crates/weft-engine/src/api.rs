@@ -6,13 +6,11 @@
 use std::sync::Arc;
 
 use crate::amo::Amo;
-use crate::connect::Role;
+use crate::engine::{EAGER_COST, Probe, Role};
 use crate::mem::Iov;
 use crate::mrcache::Limits;
-use crate::msg::EAGER_COST;
 use crate::name::EpName;
 use crate::nic::LinkError;
-use crate::reach::Probe;
 
 /// An index into the client's address vector (libfabric's `fi_addr_t`).
 pub type Addr = u64;

@@ -7,25 +7,15 @@
 
 #![deny(unsafe_code)]
 
-mod access;
-mod ahead;
 pub mod amo;
 pub mod api;
-mod atomic;
-mod bulk;
-mod claims;
-mod connect;
-mod core;
-mod datagram;
 mod engine;
-mod held;
-mod links;
+pub mod growth;
 mod list;
 mod matching;
 #[allow(unsafe_code)]
 pub mod mem;
 pub mod mrcache;
-mod msg;
 #[cfg(feature = "mutants")]
 pub mod mutant;
 #[cfg(not(feature = "mutants"))]
@@ -33,31 +23,19 @@ pub mod mutant;
 mod mutant;
 pub mod name;
 pub mod nic;
-mod ops;
-mod peers;
-mod pool;
 pub mod program;
-mod reach;
-mod recv;
-mod rma;
-pub mod room;
-mod strangers;
-pub mod traffic;
-mod vc;
 mod wire;
 
-pub use connect::{ConnEvent, MAX_CONN_DATA, PEER, Role};
-pub use engine::{Engine, Peers};
-pub use pool::{Leaving, Left, Pool};
-pub use reach::Probe;
+pub use engine::stats;
+pub use engine::{ConnEvent, Engine, Leaving, Left, MAX_CONN_DATA, PEER, Peers, Pool, Probe, Role};
 
 /// The longest atomic operation, in bytes at the target.
-pub const MAX_ATOMIC_BYTES: usize = atomic::MAX_ATOMIC_BYTES;
+pub const MAX_ATOMIC_BYTES: usize = engine::MAX_ATOMIC_BYTES;
 
 /// RMA operations up to so many bytes take effect in the order in which they were started, over devices with
 /// mailboxes of `mailbox_bytes` or more.
 #[must_use]
 pub const fn ordered_rma_bytes(mailbox_bytes: usize) -> usize {
-    let room = mailbox_bytes.saturating_sub(vc::HEADER_BYTES);
-    if room < vc::ORDERED_RMA_BYTES { room } else { vc::ORDERED_RMA_BYTES }
+    let room = mailbox_bytes.saturating_sub(engine::HEADER_BYTES);
+    if room < engine::ORDERED_RMA_BYTES { room } else { engine::ORDERED_RMA_BYTES }
 }

@@ -48,7 +48,7 @@ pub(crate) enum Body {
     Eager { bytes: Box<[u8]>, ack: Option<u32> },
     /// At the sender, whose operation `op` waits.
     Rendezvous { op: u32, len: u64, source: Vec<RemoteIov>, ack: bool },
-    /// On its way from the sender into memory of the engine, by this transfer ([`crate::ahead`]).
+    /// On its way from the sender into memory of the engine, by this transfer (`engine::prefetch`).
     Ahead { token: u64, len: u64 },
     /// Nowhere any more: the sender's link has ended. The receive that matches it fails.
     Lost { why: LinkError, len: u64 },

@@ -2,7 +2,7 @@
 //!
 //! Place in the data flow: beside it. Every `ROUNDS_PER_LOOK` rounds of progress, and before a thread sleeps,
 //! an endpoint looks at the coarse clock; every `INTERVAL`, or before a sleep every `BEFORE_SLEEP`, it writes
-//! what its engine ([`weft_engine::traffic`]) and devices know by then. So a process that makes no call
+//! what its engine ([`weft_engine::stats`]) and devices know by then. So a process that makes no call
 //! publishes nothing either, and what it did last may be missing: what is published says when that was.
 //!
 //! A reader opens the memfd through `/proc/PID/fd`, which the kernel allows to whoever may inspect the
@@ -24,7 +24,7 @@ use rustix::process::getpid;
 use rustix::time::{ClockId, clock_gettime};
 use weft_engine::name::EpName;
 use weft_engine::nic::LinkId;
-use weft_engine::traffic::{PeerReport, PeerState, Report};
+use weft_engine::stats::{PeerReport, PeerState, Report};
 use weft_nic::{Stats, memfile};
 
 use crate::endpoint::cell::Eng;
@@ -245,7 +245,7 @@ fn now_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use weft_engine::mrcache::Counts;
-    use weft_engine::traffic::Flow;
+    use weft_engine::stats::Flow;
     use weft_nic::tcp::TcpStats;
 
     use super::*;

@@ -23,10 +23,10 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
+use weft_engine::growth;
 use weft_engine::mem::{Iov, IovList};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, Registrar, RemoteIov, Share, Sink};
-use weft_engine::room;
 
 use crate::NicError;
 use crate::checker::Checker;
@@ -118,7 +118,7 @@ impl Table {
                 id
             }
             None => {
-                room::reserve(&mut self.routes, 1);
+                growth::reserve(&mut self.routes, 1);
                 self.routes.push(route);
                 u32::try_from(self.routes.len() - 1).unwrap_or(UNMAPPED)
             }
@@ -159,7 +159,7 @@ impl Table {
         let ours = &mut self.ours[via as usize];
         if ours.len() <= inner.0 as usize {
             let more = inner.0 as usize + 1 - ours.len();
-            room::reserve(ours, more);
+            growth::reserve(ours, more);
             ours.resize(inner.0 as usize + 1, UNMAPPED);
         }
         debug_assert_eq!(ours[inner.0 as usize], UNMAPPED);

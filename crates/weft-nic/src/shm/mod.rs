@@ -62,10 +62,10 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
 use slab::Slab;
+use weft_engine::growth;
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
 use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, Registrar, RemoteIov, Share, Sink};
-use weft_engine::room;
 
 use cma::Span;
 use doorbell::{Barriers, Door};
@@ -259,7 +259,7 @@ impl Shm {
     /// A number for a new link.
     fn number(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
-            room::reserve(&mut self.links, 1);
+            growth::reserve(&mut self.links, 1);
             self.links.push(Slot::Free);
             u32::try_from(self.links.len() - 1).expect("fewer than 2^32 links")
         })

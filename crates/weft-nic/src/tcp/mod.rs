@@ -25,10 +25,10 @@ use std::sync::Arc;
 use rustix::event::epoll;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use slab::Slab;
+use weft_engine::growth;
 use weft_engine::mem::Iov;
 use weft_engine::name::{EpName, NameParts};
 use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, Registrar, RemoteIov, Share, Sink};
-use weft_engine::room;
 
 use crate::NicError;
 use crate::error::shortage;
@@ -332,7 +332,7 @@ impl Tcp {
     /// Puts a link into the table.
     fn insert(&mut self, socket: Option<Unshared>, generation: u32, state: State) -> Result<u32, LinkError> {
         if self.links.len() == self.links.capacity() {
-            self.links.reserve_exact(room::growth(self.links.len()));
+            self.links.reserve_exact(growth::growth(self.links.len()));
         }
         let entry = self.links.vacant_entry();
         let id = u32::try_from(entry.key()).map_err(|_| LinkError::Resources)?;

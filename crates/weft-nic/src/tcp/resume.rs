@@ -27,8 +27,8 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::epoll;
+use weft_engine::growth;
 use weft_engine::nic::{LinkError, LinkId};
-use weft_engine::room;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -279,7 +279,7 @@ impl Tcp {
     pub(super) fn enlist(&mut self, id: u32) {
         let Some(key) = self.session_key(id) else { return };
         if self.sessions.len() == self.sessions.capacity() {
-            self.sessions.reserve_exact(room::growth(self.sessions.len()));
+            self.sessions.reserve_exact(growth::growth(self.sessions.len()));
         }
         self.sessions.insert(self.place_of(key), id);
     }

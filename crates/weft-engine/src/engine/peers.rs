@@ -12,14 +12,14 @@ use hashbrown::HashTable;
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 
 use crate::api::{ADDR_NONE, Addr, Book, Error, Fault};
-use crate::connect::Role;
-use crate::core::Core;
+use crate::engine::connection::Role;
+use crate::engine::peer::{Vc, VcState};
+use crate::engine::state::Core;
+use crate::growth;
 use crate::matching::Matcher;
 use crate::mutant::{Mutant, strikes};
 use crate::name::{EpName, Identity};
 use crate::nic::LinkId;
-use crate::room;
-use crate::vc::{Vc, VcState};
 
 /// So often strangers must have gone (or what they left must have) before it is worth the time to look who
 /// has left nothing.
@@ -122,7 +122,7 @@ impl Core {
         let Ok(index) = usize::try_from(addr) else { return };
         if self.by_addr.len() <= index {
             let more = index + 1 - self.by_addr.len();
-            room::reserve(&mut self.by_addr, more);
+            growth::reserve(&mut self.by_addr, more);
             self.by_addr.resize(index + 1, 0);
         }
         self.by_addr[index] = vci + 1;
@@ -150,7 +150,7 @@ impl Core {
                 vci
             }
             None => {
-                room::reserve(&mut self.vcs, 1);
+                growth::reserve(&mut self.vcs, 1);
                 self.vcs.push(vc);
                 u32::try_from(self.vcs.len() - 1).unwrap_or(u32::MAX - 1)
             }
@@ -160,7 +160,7 @@ impl Core {
     }
 
     /// Where the book has a peer, if it has. Where a full name's socket is in the book, and not its id, is
-    /// found out elsewhere ([`crate::claims`]): it is the peer's own word.
+    /// found out elsewhere ([`crate::engine::claims`]): it is the peer's own word.
     pub(crate) fn addr_of(&self, name: &EpName) -> Addr {
         if strikes(Mutant::ContextStranger) && name.context_index().is_some_and(|index| index > 0) {
             return ADDR_NONE;

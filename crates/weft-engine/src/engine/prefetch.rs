@@ -1,6 +1,6 @@
 //! Asking ahead: short messages that were announced for want of window are fetched before a receive asks for them.
 //!
-//! Place in the data flow: [`crate::recv`] notes each short announcement that finds no receive. As soon as
+//! Place in the data flow: [`crate::engine::recv`] notes each short announcement that finds no receive. As soon as
 //! messages that wait here have been taken, their share of the window goes to the oldest announcements first:
 //! the peer is asked to push their bytes into memory of the engine. A receiver that is late thus meets the
 //! next messages in its own memory, and waits for no round trip.
@@ -11,12 +11,12 @@
 
 use std::collections::VecDeque;
 
-use crate::core::Core;
+use crate::engine::ops::{RecvInfo, Staged, XferKind};
+use crate::engine::peer::Haul;
+use crate::engine::send::EAGER_COST;
+use crate::engine::state::Core;
 use crate::matching::{Body, Matcher};
 use crate::mem::{IovList, Owned};
-use crate::msg::EAGER_COST;
-use crate::ops::{RecvInfo, Staged, XferKind};
-use crate::vc::Haul;
 
 /// Announcements that may be over before the list of them is searched for those.
 const STALE_LIMIT: usize = 64;

@@ -13,15 +13,15 @@ use std::collections::{BTreeMap, VecDeque};
 
 use smallvec::SmallVec;
 
-use crate::ahead::ShortAnnouncement;
 use crate::api::{ADDR_NONE, Addr, OpFlags};
-use crate::atomic::Results;
-use crate::bulk::Announced;
+use crate::engine::atomic::Results;
+use crate::engine::prefetch::ShortAnnouncement;
+use crate::engine::stats::Tally;
+use crate::engine::strangers::Stake;
+use crate::engine::transfer::Announced;
 use crate::mem::{self, IovList, Owned};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, NicCaps, RemoteIov, Share};
-use crate::strangers::Stake;
-use crate::traffic::Tally;
 use crate::wire::Op;
 
 /// What an idle peer may cost in the engine, in bytes. (weft-nic's tests hold what it costs altogether.)
@@ -204,7 +204,7 @@ pub(crate) struct Vc {
     /// Number of the next message to send, and of the next to take.
     pub(crate) tx_seq: u32,
     pub(crate) rx_seq: u32,
-    /// What was sent and received, for who looks from outside ([`crate::traffic`]).
+    /// What was sent and received, for who looks from outside ([`crate::engine::stats`]).
     pub(crate) costs: [u64; 2],
     pub(crate) messages: [u32; 2],
     pub(crate) rendezvous: [u8; 2],
@@ -221,7 +221,7 @@ pub(crate) struct Vc {
     pub(crate) outstanding: u32,
     /// Sends among them that wait for the peer's client ([`UNMATCHED_LIMIT`]).
     pub(crate) unmatched: u32,
-    /// What waits, if anything does ([`Core::waiting`](crate::core::Core::waiting)).
+    /// What waits, if anything does ([`Core::waiting`](crate::engine::state::Core::waiting)).
     pub(crate) waiting: Option<Box<Waiting>>,
     /// What more there is, if the peer has had more than a few messages ([`Vc::more`]).
     pub(crate) more: Option<Box<More>>,
@@ -250,7 +250,7 @@ pub(crate) struct More {
     #[allow(clippy::box_collection)] // Most peers have none.
     pub(crate) announcements: Option<Box<VecDeque<ShortAnnouncement>>>,
     pub(crate) tally: Tally,
-    /// Of a peer in no address vector ([`crate::strangers`]): what is withheld of its window, and what it
+    /// Of a peer in no address vector ([`crate::engine::strangers`]): what is withheld of its window, and what it
     /// holds altogether.
     pub(crate) withheld: u64,
     pub(crate) stake: Stake,
@@ -297,7 +297,7 @@ pub(crate) struct Waiting {
     pub(crate) acks: Vec<u32>,
     /// What the peer's atomics have fetched.
     pub(crate) results: Option<Box<Results>>,
-    /// The peer's operation of which more parts follow ([`crate::access`]).
+    /// The peer's operation of which more parts follow ([`crate::engine::remote_events`]).
     pub(crate) parts: Option<u32>,
     /// The peer's own attempt, kept until ours has succeeded or failed.
     pub(crate) parked: Option<LinkId>,

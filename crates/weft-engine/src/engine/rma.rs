@@ -6,26 +6,28 @@
 //!
 //! A write is complete when the target has stored it (so delivery complete costs nothing extra), except an
 //! inject that nobody waits for. Immediate data travels with the last part; the target tells of it when all
-//! parts are stored ([`crate::access`]).
+//! parts are stored ([`crate::engine::remote_events`]).
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
-use crate::access::Reached;
 use crate::api::{Access, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
-use crate::bulk::{reachable, wire_iov};
-use crate::core::{Core, Violation};
+use crate::engine::ops::{Phase, TxOp, Xfer, XferKind};
+use crate::engine::peer::{
+    Can, Deferred, HEADER_BYTES, Haul, PROMPT_REPLY_BYTES, REPLY_WINDOW_BYTES, REQUEST_LIMIT, reply_cost,
+};
+use crate::engine::probe::{Probe, Reach};
+use crate::engine::registrations::Holder;
+use crate::engine::remote_events::Reached;
+use crate::engine::send::keep;
+use crate::engine::state::{Core, Violation};
+use crate::engine::stats::Way;
+use crate::engine::transfer::{reachable, wire_iov};
 use crate::engine::{Engine, Started};
-use crate::held::Holder;
 use crate::mem::{self, Iov, IovList};
-use crate::msg::keep;
 use crate::mutant::{Mutant, strikes};
 use crate::nic::{Full, LinkError, LinkId, Nic, RemoteIov};
-use crate::ops::{Phase, TxOp, Xfer, XferKind};
-use crate::reach::{Probe, Reach};
-use crate::traffic::Way;
-use crate::vc::{Can, Deferred, HEADER_BYTES, Haul, PROMPT_REPLY_BYTES, REPLY_WINDOW_BYTES, REQUEST_LIMIT, reply_cost};
 use crate::wire::{self, Bulk, F_DATA, F_MORE, Long, Op, Reader, RmaHead, Short, Status, Writer, kind};
 
 /// What a write and a read need of a region.

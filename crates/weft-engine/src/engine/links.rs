@@ -1,7 +1,7 @@
 //! Links from their first message to their end: which of them carries a virtual connection's messages.
 //!
 //! Place in the data flow: what a device says of links, and the messages of links themselves, come here from
-//! [`crate::core`]; what is to be said on a link waits as [`LinkWork`] until the device is not borrowed.
+//! [`crate::engine::state`]; what is to be said on a link waits as [`LinkWork`] until the device is not borrowed.
 //!
 //! Our own attempt goes Dialing → Opening (OPEN sent) → Carrying (OPEN_OK received). A peer's goes Incoming →
 //! (OPEN received) → Carrying, unless both sides connected at once: then the attempt of the endpoint with the
@@ -15,11 +15,11 @@ use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
 use crate::api::Addr;
-use crate::core::{Core, Violation};
+use crate::engine::peer::{PathCaps, VcState};
+use crate::engine::state::{Core, Violation};
+use crate::growth;
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
-use crate::room;
-use crate::vc::{PathCaps, VcState};
 use crate::wire::{Open, PROTOCOL_VERSION, Reader, Short, kind};
 
 /// Most links of peers that may be up and silent. Peers speak as soon as a link is up.
@@ -45,7 +45,7 @@ pub(crate) enum LinkState {
     Incoming,
     /// Theirs, has sent OPEN while our own attempt is under way.
     Parked,
-    /// Ours, asks who lives at an address ([`crate::claims`]).
+    /// Ours, asks who lives at an address ([`crate::engine::claims`]).
     Asking,
     /// Theirs, has sent OPEN, and waits until that is known of the address where the peer says that it lives.
     Held,
@@ -97,7 +97,7 @@ pub(crate) struct LinkWork {
 }
 
 impl LinkWork {
-    /// On no link: an endpoint is to be asked ([`crate::claims`]).
+    /// On no link: an endpoint is to be asked ([`crate::engine::claims`]).
     pub(crate) const ASK: Self = Self { link: LinkId(u32::MAX), message: None, close: false };
 }
 
@@ -113,7 +113,7 @@ impl Core {
     #[cold]
     fn enlarge_links(&mut self, len: usize) {
         let more = len - self.links.len();
-        room::reserve(&mut self.links, more);
+        growth::reserve(&mut self.links, more);
         self.links.resize_with(len, || Link::FREE);
     }
 

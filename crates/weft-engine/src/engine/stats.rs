@@ -10,13 +10,13 @@
 use std::mem::take;
 
 use crate::api::Addr;
-use crate::core::Core;
 use crate::engine::Engine;
+use crate::engine::peer::{Vc, VcState};
+use crate::engine::send::EAGER_COST;
+use crate::engine::state::Core;
 use crate::mrcache;
-use crate::msg::EAGER_COST;
 use crate::name::EpName;
 use crate::nic::{LinkId, Nic};
-use crate::vc::{Vc, VcState};
 
 /// One direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

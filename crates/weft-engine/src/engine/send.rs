@@ -1,7 +1,7 @@
 //! Sending messages, tagged and untagged: eager and rendezvous protocols, acknowledgements.
 //!
 //! Place in the data flow: `Engine::send` → (fast path) `Nic::send`, or TX queue → [`Engine::start_send`] → EAGER or
-//! RTS → CTS/push or the peer's get → ACK/FIN → completion. [`crate::recv`] is the receiving side.
+//! RTS → CTS/push or the peer's get → ACK/FIN → completion. [`crate::engine::recv`] is the receiving side.
 //!
 //! Flow control. A peer may have `window_bytes` of eager payload (plus [`EAGER_COST`] per message) waiting
 //! here unmatched; a sender without window left sends by rendezvous whatever the size, so memory here is
@@ -13,17 +13,17 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, OpFlags, SendOp};
-use crate::bulk::{reachable, wire_iov};
-use crate::connect::Role;
-use crate::core::{Core, Violation};
+use crate::engine::connection::Role;
+use crate::engine::ops::{Phase, TxOp};
+use crate::engine::peer::Answer;
+use crate::engine::registrations::Holder;
+use crate::engine::state::{Core, Violation};
+use crate::engine::stats::Way;
+use crate::engine::transfer::{reachable, wire_iov};
 use crate::engine::{Engine, Started};
-use crate::held::Holder;
 use crate::mem::{self, Iov, IovList, Owned};
 use crate::mutant::{Mutant, strikes};
 use crate::nic::{Full, LinkId, Nic};
-use crate::ops::{Phase, TxOp};
-use crate::traffic::Way;
-use crate::vc::Answer;
 use crate::wire::{
     self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Fin, LONG_ROOM, Reader, Rts, SHORT_ROOM, Short, Status, Writer, kind,
 };

@@ -11,25 +11,25 @@ use rustc_hash::FxHashMap;
 use slab::Slab;
 use smallvec::SmallVec;
 
-use crate::access::Parts;
 use crate::api::{ADDR_NONE, Addr, Book, Changes, Completion, Config, Error, Fault, Kind, NoBook, OpFlags};
-use crate::claims::Ask;
-use crate::connect::Connection;
-use crate::held::{Held, Holder};
-use crate::links::{Link, LinkState, LinkWork, Rising};
+use crate::engine::claims::Ask;
+use crate::engine::connection::Connection;
+use crate::engine::links::{Link, LinkState, LinkWork, Rising};
+use crate::engine::ops::{Ctx, Multi, Phase, RecvInfo, TxOp, Xfer, XferKind, Xfers};
+use crate::engine::peer::{Can, Deferred, Haul, More, Queues, UNMATCHED_LIMIT, Vc, VcState, Waiting, request_limit};
+use crate::engine::peers::Index;
+use crate::engine::registrations::{Held, Holder};
+use crate::engine::remote_events::Parts;
+use crate::engine::rma::Regions;
+use crate::engine::send::EAGER_COST;
+use crate::engine::shared_recv::Pool;
+use crate::engine::strangers::Strangers;
 use crate::list::List;
 use crate::matching::{Body, Matcher, Unexpected};
 use crate::mem::{self, IovList, Owned};
-use crate::msg::EAGER_COST;
 use crate::mutant::{Mutant, strikes};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
-use crate::ops::{Ctx, Multi, Phase, RecvInfo, TxOp, Xfer, XferKind, Xfers};
-use crate::peers::Index;
-use crate::pool::Pool;
-use crate::rma::Regions;
-use crate::strangers::Strangers;
-use crate::vc::{Can, Deferred, Haul, More, Queues, UNMATCHED_LIMIT, Vc, VcState, Waiting, request_limit};
 use crate::wire::{self, Head, Reader, kind};
 
 /// The peer did something that the protocol forbids: its link is closed.

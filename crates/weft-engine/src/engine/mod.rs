@@ -2,27 +2,54 @@
 //!
 //! Place in the data flow: weft-fi calls an operation (`send`, `recv`, `write`, `read`: files `msg` and
 //! `rma`) or [`Engine::progress`], then drains [`Engine::completions`]. The engine calls its device, the
-//! device calls the engine's core ([`crate::core`]) while it polls, and what the core wants sent is sent here
+//! device calls the engine's core ([`crate::engine::state`]) while it polls, and what the core wants sent is sent here
 //! afterwards.
 //!
 //! Invariants: no I/O, no clock, no thread, nothing iterated in hash order; every error return is without
 //! side effect; the completion of an operation is the last thing that happens to it.
 
+mod atomic;
+mod claims;
+mod connection;
+mod datagram;
+mod links;
+mod ops;
+mod peer;
+mod peers;
+mod prefetch;
+mod probe;
+mod recv;
+mod registrations;
+mod remote_events;
+mod rma;
+mod send;
+mod shared_recv;
+mod state;
+pub mod stats;
+mod strangers;
+mod transfer;
+
+pub(crate) use atomic::MAX_ATOMIC_BYTES;
+pub use connection::{ConnEvent, MAX_CONN_DATA, PEER, Role};
+pub(crate) use peer::{HEADER_BYTES, ORDERED_RMA_BYTES};
+pub use probe::Probe;
+pub(crate) use send::EAGER_COST;
+pub use shared_recv::{Leaving, Left, Pool};
+
 use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
 use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Context, Error, Fault, Kind, OpFlags};
-use crate::core::Core;
-use crate::held::Held;
-use crate::links::{LinkState, LinkWork};
+use crate::engine::links::{LinkState, LinkWork};
+use crate::engine::ops::TxOp;
+use crate::engine::peer::{Deferred, Kinds, PROMPT_REPLY_BYTES, Vc, VcState, reply_cost};
+use crate::engine::registrations::Held;
+use crate::engine::state::Core;
 use crate::mem::{self, Iov};
 use crate::mrcache::{Limits, MrCache};
 use crate::mutant::{Mutant, strikes};
 use crate::name::EpName;
 use crate::nic::{Full, Nic};
-use crate::ops::TxOp;
-use crate::pool::Leaving;
-use crate::vc::{Deferred, Kinds, PROMPT_REPLY_BYTES, Vc, VcState, reply_cost};
 use crate::wire::{Short, kind};
 
 /// One endpoint.

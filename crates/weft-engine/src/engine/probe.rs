@@ -1,6 +1,6 @@
 //! Which memory of a region has been found to be there, so that a peer's access does not end the process.
 //!
-//! Place in the data flow: [`crate::rma`] asks at each remote access, after key, right and range have been
+//! Place in the data flow: [`crate::engine::rma`] asks at each remote access, after key, right and range have been
 //! checked. The layer below is asked ([`Probe`]) only for memory that was not found before; the usual access
 //! compares two addresses.
 //!

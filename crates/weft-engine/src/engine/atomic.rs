@@ -17,18 +17,18 @@ use smallvec::SmallVec;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
-use crate::access::Reached;
 use crate::amo::{self, Amo, Form, LARGEST_BYTES};
 use crate::api::{Access, AtomicOp, Error, Kind, OpFlags, RmaIov};
-use crate::core::{Core, Violation};
+use crate::engine::ops::{Phase, TxOp};
+use crate::engine::peer::Vc;
+use crate::engine::remote_events::Reached;
+use crate::engine::send::keep;
+use crate::engine::state::{Core, Violation};
+use crate::engine::stats::Way;
 use crate::engine::{Engine, Started};
 use crate::mem::{self, Iov, IovList};
-use crate::msg::keep;
 use crate::mutant::{Mutant, strikes};
 use crate::nic::Nic;
-use crate::ops::{Phase, TxOp};
-use crate::traffic::Way;
-use crate::vc::Vc;
 use crate::wire::{self, AtomicHead, F_DATA, F_FETCH, F_MORE, Head, NO_OP, Op, Reader, Status, kind};
 
 /// Longest atomic operation: bytes at the target.

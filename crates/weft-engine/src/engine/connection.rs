@@ -27,14 +27,14 @@ use std::collections::{BTreeMap, VecDeque};
 use smallvec::SmallVec;
 
 use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp};
-use crate::core::{Core, Violation};
 use crate::engine::Engine;
-use crate::links::{LinkState, LinkWork};
+use crate::engine::links::{LinkState, LinkWork};
+use crate::engine::peer::VcState;
+use crate::engine::recv;
+use crate::engine::state::{Core, Violation};
 use crate::mutant::{Mutant, strikes};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic};
-use crate::recv;
-use crate::vc::VcState;
 use crate::wire::{Open, PROTOCOL_VERSION, Reader, Short, kind};
 
 /// The address of an active endpoint's peer.

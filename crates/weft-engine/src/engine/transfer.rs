@@ -1,6 +1,6 @@
 //! Bulk data: what moves apart from the messages that announce it, on behalf of sends, writes and reads alike.
 //!
-//! Place in the data flow: `msg` and `rma` enter a transfer ([`crate::ops::Xfer`]) and defer it; here it is
+//! Place in the data flow: `msg` and `rma` enter a transfer ([`crate::engine::ops::Xfer`]) and defer it; here it is
 //! given to the device as a get, a put or a push; what the device reports ends it here, and the operation
 //! with it.
 //!
@@ -19,15 +19,15 @@ use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
 use crate::api::{Fault, Kind};
-use crate::core::{Core, Violation};
 use crate::engine::Engine;
-use crate::held::{Held, Holder};
+use crate::engine::ops::{Phase, RecvInfo, XferKind, assist_ctx, push_ctx};
+use crate::engine::peer::{Answer, Can, Haul, PathCaps, REQUEST_LIMIT};
+use crate::engine::registrations::{Held, Holder};
+use crate::engine::rma::part_iov;
+use crate::engine::state::{Core, Violation};
 use crate::mem::{self, Iov, IovList};
 use crate::mutant::{Mutant, strikes};
 use crate::nic::{Full, LinkError, Nic, RemoteIov, Share};
-use crate::ops::{Phase, RecvInfo, XferKind, assist_ctx, push_ctx};
-use crate::rma::part_iov;
-use crate::vc::{Answer, Can, Haul, PathCaps, REQUEST_LIMIT};
 use crate::wire::{self, Assist, Cts, Op, Reader, Short, WireIov, kind};
 
 /// Most pieces of memory for which help is asked: the message stays short.

@@ -9,14 +9,14 @@
 //! Invariant: a peer that is out of reach, or does not receive, never keeps this endpoint from sending to others.
 
 use crate::api::{Error, OpFlags, SendOp};
-use crate::connect::Role;
-use crate::core::Core;
+use crate::engine::connection::Role;
+use crate::engine::ops::{Phase, TxOp};
+use crate::engine::send::EAGER_COST;
+use crate::engine::state::Core;
 use crate::engine::{Engine, Started};
 use crate::mem;
-use crate::msg::EAGER_COST;
 use crate::mutant::{Mutant, strikes};
 use crate::nic::Nic;
-use crate::ops::{Phase, TxOp};
 
 /// Messages to one peer that may wait for its link or for room.
 const WAITING_LIMIT: usize = 256;

@@ -11,7 +11,7 @@
 use smallvec::SmallVec;
 
 use crate::api::{Completion, Context, Kind, OpFlags};
-use crate::core::Core;
+use crate::engine::state::Core;
 use crate::mutant::{Mutant, strikes};
 use crate::wire::Op;
 

@@ -127,7 +127,7 @@ pub(crate) enum XferKind {
     /// Into memory of the engine, for the message with this number in the queue of unexpected ones; from the
     /// peer's send `op`, which wants an acknowledgement of the delivery if `ack`.
     Ahead { tagged: bool, key: u32, op: u32, ack: bool },
-    /// Into a region, from the peer's write. `parts`: which of several it is one of ([`crate::access`]).
+    /// Into a region, from the peer's write. `parts`: which of several it is one of ([`crate::engine::remote_events`]).
     Write { op: Op, key: u64, data: Option<u64>, parts: Option<u32> },
     /// Into the buffer of our own read: its operation number.
     ReadHome { op: u32 },

@@ -1,6 +1,6 @@
 //! Memory and links that peers in no address vector may have altogether, however many names they have.
 //!
-//! Place in the data flow: [`crate::links`] asks for the window of a new link, [`crate::recv`] gives windows
+//! Place in the data flow: [`crate::engine::links`] asks for the window of a new link, [`crate::engine::recv`] gives windows
 //! back and keeps announcements, [`crate::engine`] works off queues; afterwards each has [`Core::account`]
 //! look at the peer. A device that is short of descriptors asks for a link to end
 //! ([`crate::nic::Sink::spare_link`]).
@@ -17,12 +17,12 @@
 //! Invariant: [`Strangers`] has the sums of the stakes of all connections. Units: bytes.
 
 use crate::api::ADDR_NONE;
-use crate::core::Core;
 use crate::engine::Engine;
-use crate::links::{LinkState, LinkWork};
+use crate::engine::links::{LinkState, LinkWork};
+use crate::engine::peer::{Deferred, Haul, Vc, VcState, Waiting};
+use crate::engine::state::Core;
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic, Sink};
-use crate::vc::{Deferred, Haul, Vc, VcState, Waiting};
 
 /// The first window is at most this part of the budget.
 const FIRST_PART: u64 = 1024;

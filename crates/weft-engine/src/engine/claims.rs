@@ -1,7 +1,7 @@
 //! Where peers live whose address is known as host and port only: an endpoint is there if it answers there.
 //!
 //! Place in the data flow: the name that a caller has proven says where it listens, which is the caller's own
-//! word. Where the address book has that socket and no more, [`crate::links`] holds the call, and the engine
+//! word. Where the address book has that socket and no more, [`crate::engine::links`] holds the call, and the engine
 //! calls the socket itself. The endpoint that answers proves its id by its capability; only the calls of that
 //! endpoint get the address. Other calls are served as those of strangers, and so are all calls if no
 //! endpoint answers.
@@ -13,9 +13,9 @@
 use smallvec::SmallVec;
 
 use crate::api::{ADDR_NONE, Addr};
-use crate::core::Core;
 use crate::engine::Engine;
-use crate::links::{LinkState, LinkWork, MAX_SILENT, MAX_SILENT_OF_PEER};
+use crate::engine::links::{LinkState, LinkWork, MAX_SILENT, MAX_SILENT_OF_PEER};
+use crate::engine::state::Core;
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic};
 

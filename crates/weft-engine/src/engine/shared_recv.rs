@@ -21,14 +21,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use slab::Slab;
 
 use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, Matching, OpFlags, RecvOp};
-use crate::core::Core;
 use crate::engine::Engine;
+use crate::engine::ops::{Multi, RecvInfo};
+use crate::engine::recv;
+use crate::engine::state::Core;
 use crate::matching::{Matcher, Wanted};
 use crate::mem::IovList;
 use crate::mutant::{Mutant, strikes};
 use crate::nic::Nic;
-use crate::ops::{Multi, RecvInfo};
-use crate::recv;
 
 /// Marks the number of a multi-receive as the pool's.
 const POOLED: u32 = 1 << 31;

@@ -3,24 +3,24 @@
 //! Place in the data flow: `Engine::recv` posts, or finds its message in the unexpected queue. EAGER and RTS
 //! messages arrive through the core, are matched, and their payload is copied (eager) or fetched (rendezvous:
 //! our get, or CTS and the sender's push); the completion is the last thing. What finds no receive waits in
-//! the unexpected queue. [`crate::msg`] is the sending side.
+//! the unexpected queue. [`crate::engine::send`] is the sending side.
 
 use slab::Slab;
 use smallvec::SmallVec;
 use zerocopy::little_endian::{U32, U64};
 
-use crate::ahead::ShortAnnouncement;
 use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp};
-use crate::core::{Core, Violation};
 use crate::engine::Engine;
+use crate::engine::ops::{Multi, RecvInfo, XferKind};
+use crate::engine::peer::{Can, Haul, UNMATCHED_LIMIT};
+use crate::engine::prefetch::ShortAnnouncement;
+use crate::engine::send::EAGER_COST;
+use crate::engine::state::{Core, Violation};
+use crate::engine::stats::{Wait, Way};
 use crate::matching::{Body, Matcher, Posted, Unexpected, Wanted};
 use crate::mem::{self, Iov, IovList};
-use crate::msg::EAGER_COST;
 use crate::mutant::{Mutant, strikes};
 use crate::nic::{LinkId, Nic, RemoteIov};
-use crate::ops::{Multi, RecvInfo, XferKind};
-use crate::traffic::{Wait, Way};
-use crate::vc::{Can, Haul, UNMATCHED_LIMIT};
 use crate::wire::{self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Reader, Rts, Short, kind};
 
 /// Pieces of a peer's memory that every descriptor of an announced message may have.
