@@ -2,7 +2,7 @@
 //!
 //! Place in the data flow: [`crate::Devices`] drives it through [`Nic`]; below it are the kernel's sockets.
 //! The parts: `config` · `link` (what is known of one) · `wire` (layouts) · `connect` and `accept`
-//! (handshake) · `tx` (with `kept` and `pushes`) and `rx`, a link's two halves · `resume` and `redial`
+//! (handshake) · `tx` (with `retransmit` and `pushes`) and `rx`, a link's two halves · `resume` and `redial`
 //! (connections that break) · `progress` (what a poll does) · `time` (what a poll does by the clock) ·
 //! `unsent` (who is told of messages that wait for others) · `pace` (how often a poll asks the kernel) ·
 //! `linger` (links that are closed but not yet silent) · `sys` (system calls) · `mutant` (planted bugs).
@@ -39,7 +39,6 @@ mod config;
 mod connect;
 #[cfg(test)]
 pub(crate) mod faults;
-mod kept;
 mod linger;
 mod link;
 mod mutant;
@@ -50,6 +49,7 @@ mod progress;
 mod pushes;
 mod redial;
 mod resume;
+mod retransmit;
 mod rx;
 mod stream;
 mod sys;

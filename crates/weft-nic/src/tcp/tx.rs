@@ -2,7 +2,7 @@
 //!
 //! Place in the data flow: [`super::Tcp`] calls [`Writer::message`] and [`Writer::push`] for the engine, and
 //! [`Writer::pump`] when it flushes or when a socket can take more. Messages are copied once, into what the
-//! link keeps ([`super::kept`]), and written from there. The first one after a flush or poll goes to the
+//! link keeps ([`super::retransmit`]), and written from there. The first one after a flush or poll goes to the
 //! kernel at once; what follows before the next flush leaves in one call, or with a long message. A push is
 //! cut into segments, each sent from the client's memory behind its header ([`super::pushes`]); between two
 //! segments the messages have their turn, so that a message never waits for more than one segment.
@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use weft_engine::mem::{self, Iov};
 use weft_engine::nic::{Full, LinkError, LinkId};
 
-use super::kept::{Kept, Spare};
+use super::retransmit::{Kept, Spare};
 use super::mutant::{Mutant, strikes};
 use super::pushes::{Pushes, Segment};
 use super::rx::Intake;
