@@ -7,8 +7,8 @@
 use std::fmt::Write;
 
 use weft_engine::amo::{Class, Form, OPS, OpRow, TYPES};
+use weft_fi::observe::publish::layout::{Endpoint, Peer};
 use weft_fi::params::TABLE;
-use weft_fi::publish::layout::{Endpoint, Peer};
 
 use crate::stat::PUBLISHED_OTHERWISE;
 

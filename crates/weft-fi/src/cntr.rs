@@ -25,9 +25,9 @@ use crate::domain::Domain;
 use crate::errno::Errno;
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
-use crate::poll::{self, Sources, Waitable, Waited};
-use crate::wait::{Deadline, LazyWaker, WaitKind, Waker};
-use crate::waitset::{self, Member, WaitSet};
+use crate::sleep::poll::{self, Sources, Waitable, Waited};
+use crate::sleep::wait::{Deadline, LazyWaker, WaitKind, Waker};
+use crate::sleep::waitset::{self, Member, WaitSet};
 
 /// What `gauge` is made of.
 mod sync {

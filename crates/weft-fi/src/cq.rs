@@ -10,7 +10,7 @@
 //! a second mark ([`Cq::is_flooded`]), since then the endpoints are no longer progressed until the client has
 //! read. So multi-receives are refused only there.
 //!
-//! Blocking: `fi_cq_sread` spins, yields, parks the devices and sleeps ([`crate::poll`]). A descriptor for
+//! Blocking: `fi_cq_sread` spins, yields, parks the devices and sleeps ([`crate::sleep::poll`]). A descriptor for
 //! FI_WAIT_FD is this queue's epoll descriptor, to be polled after `fi_trywait` said so.
 
 pub(crate) mod fault;
@@ -28,12 +28,12 @@ use crate::cq::ring::{Entry, Failure, Format, Nothing, Ring};
 use crate::cq::signal::Signal;
 use crate::domain::Domain;
 use crate::errno::Errno;
-use crate::lock::{Guard, Guarded};
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
-use crate::poll::{self, Sources, Waitable, Waited};
-use crate::wait::{Deadline, LazyWaker, WaitKind, Waker};
-use crate::waitset::{self, Member, WaitSet};
+use crate::sleep::lock::{Guard, Guarded};
+use crate::sleep::poll::{self, Sources, Waitable, Waited};
+use crate::sleep::wait::{Deadline, LazyWaker, WaitKind, Waker};
+use crate::sleep::waitset::{self, Member, WaitSet};
 
 /// What the file that the model checker tries imports from here.
 mod sync {

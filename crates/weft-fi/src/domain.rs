@@ -34,12 +34,14 @@ use crate::fabric::{Fabric, Instances};
 use crate::host::Host;
 use crate::info::hints::Hints;
 use crate::info::network::Network;
-use crate::lock::{Callers, Meter};
 use crate::object::{self, Head, Hold, Object, Uses};
+use crate::observe::stats;
 use crate::params::Params;
-use crate::progress::AutoProgress;
+use crate::sleep::lock::{Callers, Meter};
+use crate::sleep::progress::AutoProgress;
+use crate::sleep::{flusher, pollset};
 use crate::trigger::WorkQueue;
-use crate::{atomic, av, cntr, cq, endpoint, flusher, info, mr, noop, pollset, stats};
+use crate::{atomic, av, cntr, cq, endpoint, info, mr, noop};
 
 /// An open domain.
 #[repr(C)]

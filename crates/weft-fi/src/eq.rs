@@ -27,9 +27,9 @@ use crate::fabric::Fabric;
 use crate::host::Info;
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
-use crate::poll::{ROUNDS_PER_CLOCK, YIELDS};
-use crate::wait::{Deadline, WaitKind, Waker, Woken};
-use crate::waitset::{self, Member, WaitSet};
+use crate::sleep::poll::{ROUNDS_PER_CLOCK, YIELDS};
+use crate::sleep::wait::{Deadline, WaitKind, Waker, Woken};
+use crate::sleep::waitset::{self, Member, WaitSet};
 
 /// Size of a queue for which the client named none.
 const DEFAULT_EVENTS: usize = 1024;

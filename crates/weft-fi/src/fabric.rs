@@ -14,7 +14,7 @@ use crate::cq::Cq;
 use crate::eq::Eq;
 use crate::errno::Errno;
 use crate::object::{self, Head, Object, Uses};
-use crate::waitset::{self, Member, WaitSet};
+use crate::sleep::waitset::{self, Member, WaitSet};
 use crate::{domain, eq, host, noop, pep};
 
 /// An open fabric.

@@ -51,7 +51,7 @@ pub(crate) unsafe extern "C" fn getinfo<const SLOT: usize>(
 ) -> c_int {
     object::guard("fi_getinfo", || {
         let host = host::enter_slot(SLOT).ok_or(Errno::OTHER)?;
-        crate::log::refresh();
+        crate::observe::log::refresh();
         // SAFETY: null or a C string of the client.
         let node = (!node.is_null()).then(|| unsafe { CStr::from_ptr(node) });
         // SAFETY: as above.

@@ -3,7 +3,7 @@
 //! Place in the data flow: a client calls libfabric; libfabric (the *host*, which loaded this library) calls
 //! [`fi_prov_ini`] once and then the operation tables of our objects, which translate into engine calls. Each
 //! file here is named as the libfabric man page it implements; `object` holds the conventions that all share,
-//! [`errno`] the error table, [`params`] the variables, [`publish`] what others may see, `host` how the host
+//! [`errno`] the error table, [`params`] the variables, [`observe`] what others may see, `host` how the host
 //! is found. As a Rust library the crate offers only the tables, for the `weft` command.
 
 mod addr;
@@ -18,29 +18,21 @@ mod endpoint;
 mod eq;
 pub mod errno;
 mod fabric;
-mod flusher;
 mod host;
 mod info;
-mod lock;
-mod log;
 mod mr;
 mod msg;
 mod noop;
 mod object;
+pub mod observe;
 pub mod params;
 mod pep;
-mod poll;
-mod pollset;
-mod progress;
-pub mod publish;
 mod rma;
 #[cfg(feature = "sim")]
 mod sim;
-mod stats;
+mod sleep;
 mod tagged;
 mod trigger;
-mod wait;
-mod waitset;
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_void};
@@ -152,12 +144,12 @@ extern "C" fn start(caller: *const c_void) -> *mut sys::fi_provider {
         let host = match host::attach(caller, OLDEST_HOST, |slot| PROVIDERS[slot].0.get()) {
             Ok(host) => host,
             Err(host::Refusal::TooMany(host)) => {
-                log::tell(&host, "too many libfabrics have loaded weft in this process; let them share one");
+                observe::log::tell(&host, "too many libfabrics have loaded weft in this process; let them share one");
                 return std::ptr::null_mut();
             }
             Err(host::Refusal::Unknown | host::Refusal::Again) => return std::ptr::null_mut(),
         };
-        log::install();
+        observe::log::install();
         params::define(host);
         weft_nic::watch_forks();
         host.provider()
@@ -173,7 +165,7 @@ unsafe extern "C" fn cleanup<const SLOT: usize>() {
         domain::stop_all(Some(host));
         host.detach();
         if host::attached().next().is_none() {
-            flusher::stop();
+            sleep::flusher::stop();
         }
         Ok(0)
     });

@@ -38,7 +38,7 @@ use crate::info::hints::Hints;
 use crate::info::network::Network;
 use crate::object::{self, Head, Hold, Object, Uses};
 use crate::params::Params;
-use crate::wait::Waker;
+use crate::sleep::wait::Waker;
 use crate::{cm, noop};
 
 /// Calls that wait for an answer, unless the client says otherwise (FI_BACKLOG).

@@ -22,7 +22,7 @@ mod sync {
     pub(super) use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 }
 
-#[path = "../src/flusher/rest.rs"]
+#[path = "../src/sleep/flusher/rest.rs"]
 mod rest;
 #[path = "../../weft-nic/src/tcp/unsent.rs"]
 mod unsent;

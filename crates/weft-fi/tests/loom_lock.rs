@@ -87,7 +87,7 @@ fn is_ours() -> bool {
     false
 }
 
-#[path = "../src/lock/cell.rs"]
+#[path = "../src/sleep/lock/cell.rs"]
 mod cell;
 
 use cell::{Guard, Guarded};

@@ -61,12 +61,12 @@ mod sync {
 mod gauge;
 #[path = "../src/cq/signal.rs"]
 mod signal;
-#[path = "../src/poll/tried.rs"]
-mod tried;
+#[path = "../src/sleep/trywait.rs"]
+mod trywait;
 
 use gauge::Gauge;
 use signal::Signal;
-use tried::{Rest, Tried};
+use trywait::{Rest, Tried};
 
 /// What a client sleeps on: readable while the bell has been rung or a parked device has seen something come.
 #[derive(Default)]
@@ -214,7 +214,7 @@ impl Model {
         let park = || {
             let joined = *self.joined.lock().unwrap();
             let list = (0..joined).map(|which| Arc::new(Endpoint(Arc::downgrade(self), which))).collect::<Vec<_>>();
-            tried::park(list.iter(), &(), ())
+            trywait::park(list.iter(), &(), ())
         };
         self.tried.ask(thread, park, &(), (), arm, || self.fd.ring())
     }

@@ -1,6 +1,6 @@
 //! Processes with open endpoints, and what these publish.
 //!
-//! Place in the data flow: `/proc/PID/fd` → memfds of `weft_fi::publish` → here → `weft stat`, `weft top`.
+//! Place in the data flow: `/proc/PID/fd` → memfds of `weft_fi::observe::publish` → here → `weft stat`, `weft top`.
 //! Who may not inspect a process is told so by the kernel, when it opens the file.
 //!
 //! Trust: none. A descriptor of that name may be anything: it is opened without waiting, must be a regular
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::time::{ClockId, clock_gettime};
-use weft_fi::publish::layout::{self, Endpoint, Head, Peer};
+use weft_fi::observe::publish::layout::{self, Endpoint, Head, Peer};
 
 /// A block that is just being written is read again, so often.
 const TRIES: usize = 5;

@@ -1,6 +1,6 @@
 //! `weft stat PID`: what the endpoints of a process count; `top.rs`: the same of all processes, again and again.
 //!
-//! Place in the data flow: reads what `weft_fi::publish` has written. Nothing here stops, wakes or changes a process.
+//! Place in the data flow: reads what `weft_fi::observe::publish` has written. Nothing here stops, wakes or changes a process.
 
 mod find;
 mod top;
@@ -10,7 +10,7 @@ use std::io;
 
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
-use weft_fi::publish::layout::{Endpoint, Peer};
+use weft_fi::observe::publish::layout::{Endpoint, Peer};
 
 use crate::render::{self, Text};
 use find::{Process, Published};

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use console::Term;
-use weft_fi::publish::layout::{Endpoint, Peer};
+use weft_fi::observe::publish::layout::{Endpoint, Peer};
 
 use super::find::{self, Process, Published};
 use crate::render;

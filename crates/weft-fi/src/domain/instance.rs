@@ -17,8 +17,8 @@ use crate::info::caps;
 use crate::info::hints::Hints;
 use crate::info::network::{self, KEYS_SINCE};
 use crate::info::offer::{Offer, V1_5};
-use crate::lock::Callers;
 use crate::object::{self, Object};
+use crate::sleep::lock::Callers;
 
 /// The domain that was opened first of those that are `wanted`, which are asked with the list of open ones
 /// locked. What a forked child has of its parent's is not open there.

@@ -29,12 +29,12 @@ use crate::domain::Domain;
 use crate::endpoint::route::{Bound, RegionCounters, Routes};
 use crate::endpoint::shared::Receives;
 use crate::errno::Errno;
-use crate::lock::{Callers, Guard, Guarded};
-use crate::progress::AutoProgress;
-use crate::publish::{Around, BEFORE_SLEEP, INTERVAL, Publisher, ROUNDS_PER_LOOK};
+use crate::observe::publish::{Around, BEFORE_SLEEP, INTERVAL, Publisher, ROUNDS_PER_LOOK};
+use crate::sleep::lock::{Callers, Guard, Guarded};
+use crate::sleep::progress::AutoProgress;
+use crate::sleep::wait::Waker;
 use crate::trigger::WorkQueue;
 use crate::trigger::op::Op;
-use crate::wait::Waker;
 
 /// The engine over the real devices.
 pub(crate) type Eng = Engine<Devices>;

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use crate::endpoint::Ep;
 use crate::endpoint::cell::Eng;
-use crate::flusher;
+use crate::sleep::flusher;
 
 /// Fruitless rounds before the closing thread starts to sleep between them.
 const BUSY_ROUNDS: u32 = 1000;

@@ -33,17 +33,17 @@ use crate::endpoint::tables::includes;
 use crate::endpoint::{Ep, Kind, Limits, Place, Sources, head_of};
 use crate::eq::Eq;
 use crate::errno::{self, Errno};
-use crate::flusher;
 use crate::info::EpType;
 use crate::info::hints::Hints;
 use crate::info::network::Network;
 use crate::info::offer::{self, IOV_LIMIT, MAX_INJECT_BYTES, SHARED_CONTEXT};
 use crate::info::order;
-use crate::lock::Callers;
 use crate::object::{self, Head, Hold, Uses};
+use crate::observe::publish::{INTERVAL, Publisher};
 use crate::params::Params;
 use crate::pep::Request;
-use crate::publish::{INTERVAL, Publisher};
+use crate::sleep::flusher;
+use crate::sleep::lock::Callers;
 
 /// Default of FI_OPT_MIN_MULTI_RECV, in bytes.
 const MIN_MULTI_RECV_BYTES: usize = 64;

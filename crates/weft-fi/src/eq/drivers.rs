@@ -1,7 +1,7 @@
 //! What brings about the events of connections: the endpoints and passive endpoints that reading an event queue drives.
 //!
 //! Place in the data flow: `fi_eq_read`, `fi_eq_sread`, `fi_trywait` → [`Drivers`] → engines. Connections are
-//! made seldom, so there is none of the economy of [`crate::poll`]: a list behind a mutex, and a sleep that
+//! made seldom, so there is none of the economy of [`crate::sleep::poll`]: a list behind a mutex, and a sleep that
 //! is cut in slices.
 //!
 //! No wake-up is lost: who sleeps has first parked all devices, which refuse if something has come, and found
@@ -14,9 +14,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::endpoint::cell::{EndpointCell, Sleep};
-use crate::poll::this_thread;
-use crate::poll::tried::{self, List, Rest, Tried, unpark};
-use crate::wait::{Deadline, Waker, Woken};
+use crate::sleep::poll::this_thread;
+use crate::sleep::trywait::{self, List, Rest, Tried, unpark};
+use crate::sleep::wait::{Deadline, Waker, Woken};
 
 /// Longest sleep between looks at the engines.
 const SLICE: Duration = Duration::from_millis(20);
@@ -148,6 +148,6 @@ impl Drivers {
 
     /// Parks the devices of those that are `wanted`, all or none.
     fn park(&self, waker: &Waker, sleep: Sleep, wanted: impl Fn(&dyn Driver) -> bool) -> Option<List<DriverRef>> {
-        tried::park(self.list.lock().iter().filter(|driver| wanted(&***driver)), waker, sleep)
+        trywait::park(self.list.lock().iter().filter(|driver| wanted(&***driver)), waker, sleep)
     }
 }

@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::net::{AddressFamily, Shutdown, SocketType, getpeername, shutdown, sockopt};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use weft_fi::publish::layout::{self, Endpoint, Head, Peer};
+use weft_fi::observe::publish::layout::{self, Endpoint, Head, Peer};
 use weft_fi_sys::*;
 
 use crate::client::{Lib, bind, close};

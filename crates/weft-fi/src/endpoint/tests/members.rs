@@ -15,9 +15,9 @@ use crate::eq::Eq;
 use crate::eq::drivers::Driver;
 use crate::errno::Errno;
 use crate::object::{self, Hold};
-use crate::poll::{self, Sources, Waitable, Waited};
-use crate::wait::{Deadline, Waker};
-use crate::waitset::{self, Member, WaitSet};
+use crate::sleep::poll::{self, Sources, Waitable, Waited};
+use crate::sleep::wait::{Deadline, Waker};
+use crate::sleep::waitset::{self, Member, WaitSet};
 
 const NAP: Duration = Duration::from_millis(50);
 /// So long something goes on that a call must not wait for.

@@ -36,9 +36,9 @@ use weft_nic::Worker;
 use crate::endpoint::cell::CellRef;
 use crate::errno::{self, Errno};
 use crate::host::{self, Host};
-use crate::lock;
-use crate::publish::{BEFORE_SLEEP, INTERVAL};
-use crate::wait::Waker;
+use crate::observe::publish::{BEFORE_SLEEP, INTERVAL};
+use crate::sleep::lock;
+use crate::sleep::wait::Waker;
 
 /// How often an endpoint that the client progresses is looked at.
 const TICK: Duration = Duration::from_millis(1);

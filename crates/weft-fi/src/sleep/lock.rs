@@ -29,7 +29,7 @@ mod cell;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub(crate) use crate::lock::cell::{Guard, Guarded};
+pub(crate) use crate::sleep::lock::cell::{Guard, Guarded};
 
 /// Who calls the data path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -53,7 +53,11 @@ const fn level_of(level: Level) -> sys::fi_log_level {
 fn subsys_of(target: &str) -> sys::fi_log_subsys {
     let mut parts = target.split("::");
     let krate = parts.next().unwrap_or_default();
-    match (krate, parts.next().unwrap_or_default()) {
+    let mut module = parts.next().unwrap_or_default();
+    if matches!(module, "abi" | "observe" | "sleep") {
+        module = parts.next().unwrap_or_default();
+    }
+    match (krate, module) {
         ("weft_fi", "fabric" | "info") => sys::FI_LOG_FABRIC,
         ("weft_fi", "domain") => sys::FI_LOG_DOMAIN,
         ("weft_fi", "av") => sys::FI_LOG_AV,
@@ -144,6 +148,7 @@ mod tests {
         assert_eq!(subsys_of("weft_fi::av"), sys::FI_LOG_AV);
         assert_eq!(subsys_of("weft_fi::info::check"), sys::FI_LOG_FABRIC);
         assert_eq!(subsys_of("weft_fi::endpoint::cell"), sys::FI_LOG_EP_CTRL);
+        assert_eq!(subsys_of("weft_fi::sleep::progress"), sys::FI_LOG_EP_DATA);
         assert_eq!(subsys_of("weft_nic::tcp"), sys::FI_LOG_EP_DATA);
         assert_eq!(subsys_of("weft_fi"), sys::FI_LOG_CORE);
         assert_eq!(subsys_of("elsewhere::av"), sys::FI_LOG_CORE);

@@ -16,7 +16,6 @@
 //! sleeper takes over when another thread, whose polls have ended the parking meanwhile, goes away.
 
 mod presence;
-pub(crate) mod tried;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -27,12 +26,12 @@ use rustix::time::ClockId;
 use crate::domain::Domain;
 use crate::endpoint::cell::{CellRef, EndpointCell, Sleep};
 use crate::errno::Errno;
-use crate::lock::Guarded;
-use crate::poll::presence::Presence;
-pub(crate) use crate::poll::presence::this_thread;
-use crate::poll::tried::{List, Rest, Tried, unpark};
-use crate::progress::AutoProgress;
-use crate::wait::{Deadline, Waker, Woken};
+use crate::sleep::lock::Guarded;
+use crate::sleep::poll::presence::Presence;
+pub(crate) use crate::sleep::poll::presence::this_thread;
+use crate::sleep::progress::AutoProgress;
+use crate::sleep::trywait::{self, List, Rest, Tried, unpark};
+use crate::sleep::wait::{Deadline, Waker, Woken};
 
 /// Longest sleep between looks at the engines.
 pub(crate) const SLICE: Duration = Duration::from_millis(100);
@@ -56,14 +55,6 @@ const CROWDED: Duration = Duration::from_micros(100);
 const NAPS: u32 = 64;
 /// Longest nap: the client may have more to poll than our queues.
 const NAP: Duration = Duration::from_micros(200);
-
-/// What the file that the model checker tries imports from here.
-mod sync {
-    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-    pub(super) use std::time::Instant;
-
-    pub(super) use parking_lot::Mutex;
-}
 
 /// What a thread knows of its competitors for a core.
 #[derive(Clone, Copy, Default)]
@@ -200,7 +191,7 @@ impl Sources {
 
     /// Parks the devices of every endpoint, all or none.
     fn park(&self, waker: &Waker, sleep: Sleep) -> Option<List<CellRef>> {
-        tried::park(self.list.lock().iter(), waker, sleep)
+        trywait::park(self.list.lock().iter(), waker, sleep)
     }
 
     /// For `fi_trywait`: Ok when the client may block on the waker's descriptor until it reads again.

@@ -7,7 +7,7 @@
 //! What a member has to say only once (that a counter has changed, that a queue was signaled) is over when
 //! the client is told to look, and not before: by an answer of `fi_trywait` or the return of `fi_wait`.
 //!
-//! No wake-up is lost: whoever sleeps has armed and parked each member ([`crate::poll`]), and all that wakes
+//! No wake-up is lost: whoever sleeps has armed and parked each member ([`crate::sleep::poll`]), and all that wakes
 //! one is level-triggered up to the set's descriptor. Slices are for time-outs inside the engines.
 
 use std::ffi::{c_int, c_void};
@@ -21,8 +21,8 @@ use crate::errno::{self, Errno};
 use crate::fabric::Fabric;
 use crate::noop;
 use crate::object::{self, Head, Hold, Object, Uses};
-use crate::poll::{ROUNDS_PER_CLOCK, SLICE, SPINS, YIELDS};
-use crate::wait::{Deadline, WaitKind, Waker, Woken};
+use crate::sleep::poll::{ROUNDS_PER_CLOCK, SLICE, SPINS, YIELDS};
+use crate::sleep::wait::{Deadline, WaitKind, Waker, Woken};
 
 /// A wait set.
 #[repr(C)]

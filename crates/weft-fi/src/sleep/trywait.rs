@@ -1,7 +1,7 @@
 //! `Tried`: what a successful `fi_trywait` leaves behind until the thread reads again: parked devices, for a
 //! sleep that we cannot see.
 //!
-//! Place in the data flow: [`crate::poll`] and [`crate::eq`] → here → `park` and `unpark` of endpoints. It is
+//! Place in the data flow: [`crate::sleep::poll`] and [`crate::eq`] → here → `park` and `unpark` of endpoints. It is
 //! a file of its own so that a model checker can try the interleavings (`tests/loom_trywait.rs`).
 //!
 //! No wake-up is lost: the client sleeps only after the devices were parked, which refuse if something has

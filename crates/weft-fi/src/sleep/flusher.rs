@@ -28,7 +28,7 @@ use rustix::process::{Pid, getpid};
 use weft_nic::{Unsent, Worker};
 
 use crate::endpoint::cell::CellRef;
-use crate::flusher::rest::Rest;
+use crate::sleep::flusher::rest::Rest;
 
 /// A message waits for one to two of these. A thread that wakes so often takes less than a hundredth of a core.
 const TICK: Duration = Duration::from_millis(1);

@@ -1,0 +1,7 @@
+//! What others see of a process: log lines, published numbers, statistics for the client.
+//!
+//! Place in the data flow: endpoints and domains → here → the host's log, memfds, the client.
+
+pub(crate) mod log;
+pub mod publish;
+pub(crate) mod stats;
