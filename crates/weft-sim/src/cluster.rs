@@ -41,7 +41,7 @@ pub enum Turn {
 
 /// Who there is, in the order of ranks; a rank that has not begun is in no address book.
 #[derive(Debug)]
-struct Everybody {
+struct Roster {
     names: Vec<EpName>,
     /// By rank: under whose address it is known, its own or that of its scalable endpoint's first context.
     known_as: Vec<usize>,
@@ -51,7 +51,7 @@ struct Everybody {
 /// Every rank's address book: the ranks' names, rotated, so that no two ranks agree on an address.
 #[derive(Debug)]
 struct Names {
-    all: Arc<Everybody>,
+    all: Arc<Roster>,
     rotation: usize,
 }
 
@@ -66,7 +66,7 @@ impl AddressBook for Names {
     }
 
     fn addr(&self, name: &EpName) -> Option<Addr> {
-        let Everybody { names, known, .. } = &*self.all;
+        let Roster { names, known, .. } = &*self.all;
         let at = |rank: &usize| known[*rank].load(Relaxed);
         // Whose context it is, if it is one.
         let name = &name.base();
@@ -84,9 +84,9 @@ struct Node {
     touched: bool,
     schedule: Stream,
     /// A rank that is slow takes part in so many turns out of 1000.
-    diligence_permille: u32,
+    turn_permille: u32,
     /// A rank that stands still takes part in none before this.
-    still_until_ns: u64,
+    paused_until_ns: u64,
     /// What it has heard of connections and nobody has taken.
     events: VecDeque<ConnEvent>,
 }
@@ -95,7 +95,7 @@ struct Node {
 pub struct Cluster {
     fabric: Fabric,
     config: Config,
-    everybody: Arc<Everybody>,
+    roster: Arc<Roster>,
     nodes: Vec<Option<Node>>,
     places: Vec<usize>,
     /// By rank: the process that it is an endpoint of, which is the number of its first rank.
@@ -123,7 +123,7 @@ impl Cluster {
     pub fn with_impostors(fabric: FabricConfig, engine: Config, ranks: usize, impostors: usize) -> (Self, Vec<SimNic>) {
         let mut cluster = Self::of(fabric, engine, ranks, &vec![None; impostors], &[]);
         let nics = (ranks..ranks + impostors).map(|rank| {
-            cluster.everybody.known[rank].store(true, Relaxed);
+            cluster.roster.known[rank].store(true, Relaxed);
             cluster.fabric.start(rank)
         });
         let nics = nics.collect();
@@ -159,14 +159,14 @@ impl Cluster {
         let known = (0..total).map(|_| AtomicBool::new(false)).collect();
         let known_as: Vec<usize> = (0..total).map(|rank| contexts.get(rank).copied().unwrap_or(rank)).collect();
         let processes = known_as.clone();
-        let everybody = Arc::new(Everybody { names, known_as, known });
+        let roster = Arc::new(Roster { names, known_as, known });
         let nodes = (0..total).map(|_| None).collect();
         let places = (0..total).map(|rank| rank.checked_sub(ranks).and_then(|n| places[n]).unwrap_or(rank)).collect();
         let pools = BTreeMap::new();
         let mut cluster = Self {
             fabric,
             config,
-            everybody,
+            roster,
             nodes,
             places,
             processes,
@@ -176,7 +176,7 @@ impl Cluster {
             all_poll,
         };
         for rank in 0..ranks {
-            cluster.everybody.known[rank].store(true, Relaxed);
+            cluster.roster.known[rank].store(true, Relaxed);
         }
         for rank in 0..ranks {
             cluster.begin(rank);
@@ -216,13 +216,13 @@ impl Cluster {
     }
 
     /// Whether ranks are connected in pairs.
-    pub(crate) fn connects(&self) -> bool {
+    pub(crate) fn has_connections(&self) -> bool {
         !self.partners.is_empty()
     }
 
     /// Whether the rank only hears calls.
     pub(crate) fn listens(&self, rank: usize) -> bool {
-        self.connects() && self.partner(rank).is_none()
+        self.has_connections() && self.partner(rank).is_none()
     }
 
     /// The next thing that a rank has heard of connections.
@@ -239,18 +239,18 @@ impl Cluster {
     fn begin_as(&mut self, rank: usize, role: Role) {
         let mut engine = Engine::new(Config { role, ..self.config }, self.fabric.start(rank));
         if matches!(role, Role::Connectionless | Role::Datagrams) {
-            self.join(rank, &mut engine);
+            self.bind_shared(rank, &mut engine);
         }
         let mut schedule = Stream::new(self.fabric.seed(), Entity::Schedule(rank));
-        let diligence_permille = if schedule.chance(250) { 200 } else { 1000 };
-        let (touched, still_until_ns, events) = (true, 0, VecDeque::new());
-        self.nodes[rank] = Some(Node { engine, touched, schedule, diligence_permille, still_until_ns, events });
+        let turn_permille = if schedule.chance(250) { 200 } else { 1000 };
+        let (touched, paused_until_ns, events) = (true, 0, VecDeque::new());
+        self.nodes[rank] = Some(Node { engine, touched, schedule, turn_permille, paused_until_ns, events });
     }
 
     /// An engine gets what the endpoints of its process have in common.
-    fn join(&self, rank: usize, engine: &mut Engine<SimNic>) {
+    fn bind_shared(&self, rank: usize, engine: &mut Engine<SimNic>) {
         let process = self.processes[rank];
-        engine.bind_book(Arc::new(Names { all: Arc::clone(&self.everybody), rotation: process }));
+        engine.bind_book(Arc::new(Names { all: Arc::clone(&self.roster), rotation: process }));
         if let Some(pool) = self.pools.get(&process) {
             engine.bind_pool(Arc::clone(pool), 0);
         }
@@ -265,9 +265,9 @@ impl Cluster {
             self.pools.entry(*process).or_insert_with(pool);
         }
         self.processes = processes;
-        for rank in self.living() {
+        for rank in self.live_ranks() {
             if let Some(mut node) = self.nodes[rank].take() {
-                self.join(rank, &mut node.engine);
+                self.bind_shared(rank, &mut node.engine);
                 self.nodes[rank] = Some(node);
             }
         }
@@ -275,12 +275,12 @@ impl Cluster {
 
     /// Under whose address a rank is known: its own, or that of its scalable endpoint's first context.
     pub(crate) fn known_as(&self, rank: usize) -> usize {
-        self.everybody.known_as[rank]
+        self.roster.known_as[rank]
     }
 
     /// By rank, under whose address it is known.
     pub(crate) fn sources(&self) -> Vec<usize> {
-        self.everybody.known_as.clone()
+        self.roster.known_as.clone()
     }
 
     /// By rank, who receives for it, if ranks share their receives.
@@ -301,11 +301,11 @@ impl Cluster {
 
     /// A rank that has not begun takes the place of another one, which has gone. From now on everybody knows it.
     pub fn restart(&mut self, rank: usize) {
-        self.everybody.known[rank].store(true, Relaxed);
-        let name = self.everybody.names[rank];
+        self.roster.known[rank].store(true, Relaxed);
+        let name = self.roster.names[rank];
         // Contexts are in address books by the first of them.
-        let by_name = self.known_as(rank) == rank && !self.connects();
-        let others = if by_name { self.living() } else { Vec::new() };
+        let by_name = self.known_as(rank) == rank && !self.has_connections();
+        let others = if by_name { self.live_ranks() } else { Vec::new() };
         for other in others {
             let addr = self.addr(other, rank);
             if let Some(engine) = self.engine(other) {
@@ -328,24 +328,24 @@ impl Cluster {
     }
 
     /// The rank stands still for a while: it is not progressed.
-    pub fn stand_still(&mut self, rank: usize, ns: u64) {
+    pub fn pause(&mut self, rank: usize, ns: u64) {
         let until_ns = self.fabric.now_ns() + ns;
         self.fabric.tick_in(ns);
         if let Some(Some(node)) = self.nodes.get_mut(rank) {
-            node.still_until_ns = until_ns;
+            node.paused_until_ns = until_ns;
         }
     }
 
     /// Whether the rank stands still.
     #[must_use]
-    pub fn stands_still(&self, rank: usize) -> bool {
+    pub fn is_paused(&self, rank: usize) -> bool {
         let now_ns = self.fabric.now_ns();
-        self.nodes.get(rank).and_then(Option::as_ref).is_some_and(|node| node.still_until_ns > now_ns)
+        self.nodes.get(rank).and_then(Option::as_ref).is_some_and(|node| node.paused_until_ns > now_ns)
     }
 
     /// Whether its last round moved something or met a full device, or somebody has called its engine since.
     #[must_use]
-    pub fn stirred(&self, rank: usize) -> bool {
+    pub fn needs_progress(&self, rank: usize) -> bool {
         self.nodes.get(rank).and_then(Option::as_ref).is_some_and(|node| node.touched)
     }
 
@@ -369,14 +369,14 @@ impl Cluster {
 
     /// Whether a rank lives.
     #[must_use]
-    pub fn lives(&self, rank: usize) -> bool {
+    pub fn is_alive(&self, rank: usize) -> bool {
         self.nodes.get(rank).is_some_and(Option::is_some)
     }
 
     /// The ranks that live.
     #[must_use]
-    pub fn living(&self) -> Vec<usize> {
-        (0..self.nodes.len()).filter(|rank| self.lives(*rank)).collect()
+    pub fn live_ranks(&self) -> Vec<usize> {
+        (0..self.nodes.len()).filter(|rank| self.is_alive(*rank)).collect()
     }
 
     /// Rank `peer` in the address book of rank `rank`.
@@ -417,7 +417,7 @@ impl Cluster {
 
     /// A rank's client sees the next completion with these flags, which says by its MULTI whether a shared
     /// multi-receive is released.
-    pub(crate) fn show(&mut self, rank: usize, flags: &mut OpFlags) {
+    pub(crate) fn read_next(&mut self, rank: usize, flags: &mut OpFlags) {
         if let Some(node) = self.nodes.get_mut(rank).and_then(Option::as_mut)
             && flags.contains(OpFlags::POOLED)
         {
@@ -435,14 +435,14 @@ impl Cluster {
 
     /// The rank's process ends in order: it says goodbye, drains, and goes.
     pub fn leave(&mut self, rank: usize) {
-        self.say_goodbye(rank);
+        self.shut_down(rank);
         if let Some(node) = self.nodes.get_mut(rank) {
             *node = None;
         }
     }
 
     /// The rank closes its endpoint: what is under way there fails.
-    pub(crate) fn say_goodbye(&mut self, rank: usize) {
+    pub(crate) fn shut_down(&mut self, rank: usize) {
         if let Some(engine) = self.engine(rank) {
             engine.leave_pool();
             engine.shutdown();
@@ -459,13 +459,13 @@ impl Cluster {
         let mut still = 0;
         for (rank, node) in self.nodes.iter_mut().enumerate() {
             let Some(node) = node else { continue };
-            if !(node.touched || self.all_poll || self.fabric.calls(rank)) {
+            if !(node.touched || self.all_poll || self.fabric.has_work(rank)) {
                 continue;
             }
             let place = node.schedule.bits();
-            let takes_part = node.diligence_permille == 1000 || node.schedule.chance(node.diligence_permille);
+            let takes_part = node.turn_permille == 1000 || node.schedule.chance(node.turn_permille);
             let takes_part = takes_part || !self.slow;
-            if node.still_until_ns > now_ns {
+            if node.paused_until_ns > now_ns {
                 still += 1;
                 continue;
             }
@@ -483,7 +483,7 @@ impl Cluster {
             return Turn::Moved;
         }
         let awake = |(rank, node): (usize, &Option<Node>)| {
-            node.as_ref().is_some_and(|node| node.still_until_ns <= now_ns) && self.fabric.stirs(rank)
+            node.as_ref().is_some_and(|node| node.paused_until_ns <= now_ns) && self.fabric.has_arrivals(rank)
         };
         if self.nodes.iter().enumerate().any(awake) {
             // A device has handed over nothing although it has something, or has come to have something in

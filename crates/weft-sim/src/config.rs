@@ -82,7 +82,7 @@ pub struct FabricConfig {
     /// Longest segment of a push, put or get, unless it would be more than `most_segments`.
     pub segment_bytes: usize,
     /// See `segment_bytes`.
-    pub most_segments: usize,
+    pub max_segments: usize,
     /// Most arrivals that one poll hands over.
     pub poll_budget: usize,
     /// Virtual time that a poll takes. 0 keeps the ranks' times independent of each other; more than 0 lets a
@@ -123,7 +123,7 @@ impl FabricConfig {
             transfer_depth: 16,
             share_permille: 500,
             segment_bytes: 8192,
-            most_segments: usize::MAX,
+            max_segments: usize::MAX,
             poll_budget: 16,
             poll_ns: 0,
             copy_ps_per_byte: 0,
@@ -183,7 +183,7 @@ impl FabricConfig {
         config.share_permille = *rng.pick(&[0, 300, 1000]);
         config.segment_bytes = *rng.pick(&[33, 200, 4096, 65536]);
         // More find nothing new, and take long.
-        config.most_segments = 100;
+        config.max_segments = 100;
         config.poll_budget = *rng.pick(&[1, 2, 16, 256]);
         let depths = (*rng.pick(&[1, 2, 3, 8, 64]), *rng.pick(&[1, 2, 16]));
         (config.queue_depth, config.transfer_depth) = if hazards.has(Hazard::Full) { depths } else { (1024, 64) };

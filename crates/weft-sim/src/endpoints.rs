@@ -57,13 +57,13 @@ impl Endpoints {
 pub(crate) fn processes(plan: &Plan) -> Vec<usize> {
     let size = match plan.endpoints {
         Endpoints::Rdm | Endpoints::Dgram | Endpoints::Msg => 1,
-        Endpoints::Shared | Endpoints::Scalable => own(plan.seed).between(2, 4),
+        Endpoints::Shared | Endpoints::Scalable => stream(plan.seed).between(2, 4),
     };
     (0..plan.ranks).map(|rank| rank - rank % size).collect()
 }
 
 /// Where the details of a kind come from.
-pub(crate) fn own(seed: u64) -> Stream {
+pub(crate) fn stream(seed: u64) -> Stream {
     Stream::new(seed, Entity::Hazard(61))
 }
 

@@ -14,7 +14,7 @@ use crate::wire::EndId;
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A connection request reaches the acceptor.
-    Knock { wire: usize },
+    ConnectRequest { wire: usize },
     /// An end comes up.
     Up { to: EndId },
     /// A message arrives.

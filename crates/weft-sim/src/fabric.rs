@@ -22,70 +22,13 @@ use crate::memory::{Buffer, Memory};
 use crate::nic::SimNic;
 use crate::registration::Registered;
 use crate::rng::{Entity, Stream};
-use crate::trace::{Trace, What};
+use crate::stats::Stats;
+use crate::trace::{Trace, TraceEvent};
 use crate::transfer::Transfer;
 use crate::wire::{End, EndId, Phase, Side, Wire};
 
 /// The acceptor of a connection to a name that nobody has.
-const NOBODY: usize = (1 << 20) - 1;
-
-/// What has gone through a fabric so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Messages handed over.
-    pub messages: u64,
-    /// Messages that overtook an earlier one on the way to the inbox.
-    pub overtakes: u64,
-    /// Messages that came a second time.
-    pub doubles: u64,
-    /// Messages that were nonsense when they arrived.
-    pub garbled: u64,
-    /// Those of them that were only cut.
-    pub cut: u64,
-    /// Packets beneath the devices that were sent again.
-    pub resends: u64,
-    /// Messages and connection attempts that took long.
-    pub stalls: u64,
-    /// Messages that waited for `flush`, pieces of pushes that were stored in several steps, and polls that
-    /// brought nothing though something had come.
-    pub partial: u64,
-    /// Connection attempts that failed though there was somebody.
-    pub refusals: u64,
-    /// Links that broke; see `half_open`.
-    pub resets: u64,
-    /// Of these, links of whose end one side learned later.
-    pub half_open: u64,
-    /// Endpoints that died, that left in order, and that took the place of another.
-    pub deaths: u64,
-    /// See `deaths`.
-    pub departures: u64,
-    /// See `deaths`.
-    pub restarts: u64,
-    /// Turns in which a rank that is slow or stands still took no part.
-    pub pauses: u64,
-    /// Pieces of pushes handed over.
-    pub segments: u64,
-    /// Transfers finished without error.
-    pub pushes: u64,
-    /// Transfers finished without error.
-    pub gets: u64,
-    /// Transfers finished without error.
-    pub puts: u64,
-    /// Helps that have ended.
-    pub assists: u64,
-    /// Times that a device answered `Full`.
-    pub full: u64,
-    /// Times that memory was registered.
-    pub registrations: u64,
-    /// Times that it could not be.
-    pub unregistrable: u64,
-    /// Links that came up (each end counts).
-    pub ups: u64,
-    /// Links that ended with `down`.
-    pub downs: u64,
-    /// Time that passed in steps of more than a millisecond in which nothing happened.
-    pub still_ns: u64,
-}
+const NO_ENDPOINT: usize = (1 << 20) - 1;
 
 /// What becomes of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,12 +42,12 @@ pub enum Fate {
 }
 
 /// Something on the wire: from which endpoint, to which, whether a message (or else a piece of a push), and its bytes.
-pub type Meddle = Box<dyn FnMut(usize, usize, bool, &mut Vec<u8>) -> Fate>;
+pub type Intercept = Box<dyn FnMut(usize, usize, bool, &mut Vec<u8>) -> Fate>;
 
 /// Changes what is on the wire, against all contracts: to play a hostile peer, and to prove that the oracle notices.
-pub(crate) struct Meddler(pub(crate) Meddle);
+pub(crate) struct Interceptor(pub(crate) Intercept);
 
-impl std::fmt::Debug for Meddler {
+impl std::fmt::Debug for Interceptor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Meddler")
     }
@@ -127,7 +70,7 @@ pub(crate) struct Endpoint {
 
 impl Endpoint {
     /// Whether something waits to be taken by a `poll`.
-    fn stirs(&self) -> bool {
+    fn has_arrivals(&self) -> bool {
         self.alive && !self.inbox.is_empty()
     }
 }
@@ -147,7 +90,7 @@ pub(crate) struct State {
     pub(crate) trace: Trace,
     pub(crate) stats: Stats,
     violations: Vec<String>,
-    pub(crate) meddler: Option<Meddler>,
+    pub(crate) interceptor: Option<Interceptor>,
 }
 
 impl State {
@@ -167,7 +110,7 @@ impl State {
             trace: Trace::default(),
             stats: Stats::default(),
             violations: Vec::new(),
-            meddler: None,
+            interceptor: None,
         }
     }
 
@@ -180,7 +123,7 @@ impl State {
         self.violations.push(format!("{} ns, endpoint {ep}: {text}", self.now_ns));
     }
 
-    pub(crate) fn record(&mut self, what: What, who: usize, a: u64, b: u64, bytes: &[u8]) {
+    pub(crate) fn record(&mut self, what: TraceEvent, who: usize, a: u64, b: u64, bytes: &[u8]) {
         self.trace.record(self.now_ns, what, who, a, b, bytes);
     }
 
@@ -236,7 +179,7 @@ impl State {
         }
     }
 
-    fn enliven(&mut self, ep: usize) {
+    fn activate(&mut self, ep: usize) {
         let name = self.endpoints[ep].name;
         self.endpoints[ep].alive = true;
         self.directory.insert(name.socket_identity(), ep);
@@ -275,7 +218,7 @@ impl State {
     /// Starts a connection from `ep` to `peer`.
     pub(crate) fn connect(&mut self, ep: usize, peer: &EpName) -> LinkId {
         let target = self.directory.get(&peer.identity()).copied();
-        let to = target.unwrap_or(NOBODY);
+        let to = target.unwrap_or(NO_ENDPOINT);
         let nth = self.connections.entry((ep, to)).or_insert(0);
         let entity = |side: Side| Entity::Wire { from: ep, to, nth: *nth, side: side.index() };
         let seed = self.config.seed;
@@ -285,10 +228,10 @@ impl State {
             ends[1].phase = Phase::Closed;
         }
         let wire = self.wires.len();
-        self.wires.push(Wire { ends, withdrawn: false, knocked: false, cut: false, broken: false });
+        self.wires.push(Wire { ends, withdrawn: false, request_arrived: false, cut: false, broken: false });
         let id = EndId { wire, side: Side::Initiator };
         let link = self.number_link(ep, id);
-        self.record(What::Connect, ep, to as u64, u64::from(link.0), &[]);
+        self.record(TraceEvent::Connect, ep, to as u64, u64::from(link.0), &[]);
         self.decide_connection(id);
         link
     }
@@ -311,13 +254,13 @@ impl State {
             }
             Event::Down { to: id, why }
         } else {
-            Event::Knock { wire: id.wire }
+            Event::ConnectRequest { wire: id.wire }
         };
         self.agenda.schedule(self.now_ns + after_ns, event);
     }
 
     /// A connection request has reached its target.
-    fn knock(&mut self, wire: usize) {
+    fn connect_request(&mut self, wire: usize) {
         let initiator = EndId { wire, side: Side::Initiator };
         let acceptor = initiator.other();
         if self.wires[wire].withdrawn || !self.end(initiator).alive() {
@@ -345,7 +288,7 @@ impl State {
             agenda.schedule(at_ns, Event::Down { to: initiator, why });
             return;
         }
-        wires[wire].knocked = true;
+        wires[wire].request_arrived = true;
         let [ours, theirs] = &mut wires[wire].ends;
         // Either end may learn first; what is sent to an end waits until it knows of the link.
         let accepted_ns = now_ns + ours.rng.below(2 * config.latency_ns + 1);
@@ -383,13 +326,13 @@ impl State {
     }
 
     /// Something takes its time.
-    pub(crate) fn pass_now(&mut self, ns: u64) {
+    pub(crate) fn advance_by(&mut self, ns: u64) {
         self.now_ns += ns;
-        self.happen();
+        self.run_due_events();
     }
 
     /// Everything that has fallen due happens.
-    pub(crate) fn happen(&mut self) {
+    pub(crate) fn run_due_events(&mut self) {
         while let Some(event) = self.agenda.due(self.now_ns) {
             self.handle(event);
         }
@@ -398,7 +341,7 @@ impl State {
     fn handle(&mut self, event: Event) {
         match event {
             Event::Tick => {}
-            Event::Knock { wire } => self.knock(wire),
+            Event::ConnectRequest { wire } => self.connect_request(wire),
             Event::Step { transfer } => self.step(transfer),
             Event::Land { transfer, offset, bytes } => self.land(transfer, offset, &bytes),
             Event::Up { to } | Event::Message { to, .. } | Event::Segment { to, .. } => self.arrive(to, event),
@@ -432,7 +375,7 @@ impl State {
         let Self { config, wires, agenda, now_ns, .. } = self;
         let wire = &mut wires[id.wire];
         let end = &mut wire.ends[id.side.index()];
-        if !wire.knocked {
+        if !wire.request_arrived {
             // The other side knows nothing of this link; a request that is under way finds nobody behind it.
             wire.withdrawn |= id.side == Side::Initiator;
             return;
@@ -443,7 +386,7 @@ impl State {
         } else {
             end.end_arrival_ns(config, *now_ns)
         };
-        end.heard_ns = at_ns;
+        end.close_seen_ns = at_ns;
         agenda.schedule(at_ns, Event::Down { to: id.other(), why });
     }
 
@@ -453,7 +396,7 @@ impl State {
         if !self.endpoints[ep].alive {
             return;
         }
-        self.record(What::Exit, ep, u64::from(abrupt), 0, &[]);
+        self.record(TraceEvent::Exit, ep, u64::from(abrupt), 0, &[]);
         if abrupt {
             self.stats.deaths += 1;
         } else {
@@ -549,7 +492,7 @@ impl Fabric {
     /// The device of an endpoint that was reserved.
     #[must_use]
     pub fn start(&self, ep: usize) -> SimNic {
-        self.0.borrow_mut().enliven(ep);
+        self.0.borrow_mut().activate(ep);
         SimNic::new(Rc::clone(&self.0), ep)
     }
 
@@ -601,15 +544,15 @@ impl Fabric {
         let mut state = self.0.borrow_mut();
         let Some(next_ns) = state.agenda.next_ns() else { return false };
         let step_ns = next_ns.saturating_sub(state.now_ns);
-        state.stats.still_ns += if step_ns > 1_000_000 { step_ns } else { 0 };
+        state.stats.idle_ns += if step_ns > 1_000_000 { step_ns } else { 0 };
         state.now_ns = state.now_ns.max(next_ns);
-        state.happen();
+        state.run_due_events();
         true
     }
 
     /// Lets time pass.
     pub fn pass(&self, ns: u64) {
-        self.0.borrow_mut().pass_now(ns);
+        self.0.borrow_mut().advance_by(ns);
     }
 
     /// Makes sure that `advance` stops after `ns` at the latest, to let a test do something then.
@@ -622,21 +565,21 @@ impl Fabric {
     /// Whether something waits to be taken by a `poll`.
     #[must_use]
     pub fn waiting(&self) -> bool {
-        self.0.borrow().endpoints.iter().any(Endpoint::stirs)
+        self.0.borrow().endpoints.iter().any(Endpoint::has_arrivals)
     }
 
     /// Whether something waits to be taken by the `poll` of an endpoint.
     #[must_use]
-    pub fn stirs(&self, ep: usize) -> bool {
-        self.0.borrow().endpoints.get(ep).is_some_and(Endpoint::stirs)
+    pub fn has_arrivals(&self, ep: usize) -> bool {
+        self.0.borrow().endpoints.get(ep).is_some_and(Endpoint::has_arrivals)
     }
 
     /// Whether a round of progress of the endpoint's user could find something new in its device.
     #[must_use]
-    pub(crate) fn calls(&self, ep: usize) -> bool {
+    pub(crate) fn has_work(&self, ep: usize) -> bool {
         let state = self.0.borrow();
         let endpoint = &state.endpoints[ep];
-        endpoint.stirs() || !endpoint.dirty.is_empty() || endpoint.registered.has_reports()
+        endpoint.has_arrivals() || !endpoint.dirty.is_empty() || endpoint.registered.has_reports()
     }
 
     /// Ends an endpoint abruptly, as the loss of its host does. Its engine should be dropped with it.
@@ -651,30 +594,30 @@ impl Fabric {
     }
 
     /// Whether an endpoint has a link to another on which that one has spoken, and which that one has not closed.
-    pub(crate) fn talks(&self, ep: usize, to: usize) -> bool {
-        let talks = |end: &End, other: &End| {
+    pub(crate) fn is_linked(&self, ep: usize, to: usize) -> bool {
+        let is_linked = |end: &End, other: &End| {
             let spoke = end.phase == Phase::Up && end.spoken_to && end.alive();
             (end.ep, other.ep) == (ep, to) && spoke && other.phase != Phase::Closed
         };
         let state = self.0.borrow();
-        state.wires.iter().any(|Wire { ends: [a, b], .. }| talks(a, b) || talks(b, a))
+        state.wires.iter().any(|Wire { ends: [a, b], .. }| is_linked(a, b) || is_linked(b, a))
     }
 
     /// When endpoint `to` has heard of the end of every link that `ep` has closed, which is told behind all
     /// that was sent: packets beneath the device that have to be sent again hold it up.
-    pub(crate) fn heard_ns(&self, ep: usize, to: usize) -> u64 {
+    pub(crate) fn close_seen_ns(&self, ep: usize, to: usize) -> u64 {
         let state = self.0.borrow();
         let ends = state.wires.iter().flat_map(|Wire { ends: [a, b], .. }| [(a, b), (b, a)]);
-        ends.filter(|(end, other)| (end.ep, other.ep) == (ep, to)).map(|(end, _)| end.heard_ns).max().unwrap_or(0)
+        ends.filter(|(end, other)| (end.ep, other.ep) == (ep, to)).map(|(end, _)| end.close_seen_ns).max().unwrap_or(0)
     }
 
     /// Whether a link between two endpoints breaks, and one of them has not learned of it.
-    pub(crate) fn breaks(&self, a: usize, b: usize) -> bool {
+    pub(crate) fn is_breaking(&self, a: usize, b: usize) -> bool {
         let between = |wire: &&Wire| {
             let eps = [wire.ends[0].ep, wire.ends[1].ep];
             eps == [a, b] || eps == [b, a]
         };
-        self.0.borrow().wires.iter().filter(between).any(Wire::breaks)
+        self.0.borrow().wires.iter().filter(between).any(Wire::is_breaking)
     }
 
     /// The next message from `a` to `b` on a link that is up arrives as nonsense of so many bytes.
@@ -683,8 +626,8 @@ impl Fabric {
     }
 
     /// From now on everything that is handed over passes through `meddle`.
-    pub fn set_meddler(&self, meddle: Meddle) {
-        self.0.borrow_mut().meddler = Some(Meddler(meddle));
+    pub fn set_interceptor(&self, intercept: Intercept) {
+        self.0.borrow_mut().interceptor = Some(Interceptor(intercept));
     }
 
     /// A buffer in the address space of endpoint `ep`.
@@ -783,7 +726,7 @@ impl Fabric {
     }
 
     /// Adds to the trace.
-    pub fn record(&self, what: What, who: usize, a: u64, b: u64, bytes: &[u8]) {
+    pub fn record(&self, what: TraceEvent, who: usize, a: u64, b: u64, bytes: &[u8]) {
         self.0.borrow_mut().record(what, who, a, b, bytes);
     }
 

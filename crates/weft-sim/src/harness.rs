@@ -23,17 +23,17 @@ use crate::memory::Buffer;
 use crate::oracle::{CANARY, Criteria, Op, Oracle, PeekRecord, Record, RecvRecord, RecvState, RmaRecord, SendRecord};
 use crate::oracle::{context, extend_payload};
 use crate::rng::Stream;
-use crate::trace::What;
+use crate::trace::TraceEvent;
 
 pub use atomic::{Atomic, COUNTERS, SLOT_BYTES};
 pub use barrier::{ANY_TAG, Signals};
 pub use program::{FREE_COUNTER, Job, ProgramStats, RANK_COUNTERS, Task};
 
 /// Turns after which a run that has not come to rest is called a hang.
-const PATIENCE_TURNS: usize = 200_000;
+const IDLE_TURN_LIMIT: usize = 200_000;
 
 /// Turns of a run after which it is called endless: fifty times what long ones take.
-const MOST_TURNS: u64 = 20_000_000;
+const MAX_TURNS: u64 = 20_000_000;
 
 /// Every message: without a tag, with any.
 const ALL_TAGS: [Option<(u64, u64)>; 2] = [None, Some((0, u64::MAX))];
@@ -82,7 +82,7 @@ pub struct Rma {
     /// Lengths of the first local pieces.
     pub pieces: Vec<usize>,
     /// Names the region wrongly, so that the target must refuse: `Fault::BadKey` or `Fault::BadRange`.
-    pub spoil: Option<Fault>,
+    pub provoke: Option<Fault>,
 }
 
 /// A registered region of a rank.
@@ -116,10 +116,10 @@ impl Window {
     /// The remote pieces of an operation, the memory behind them, and the fault that it must meet.
     fn reach(&self, rma: &Rma, kind: Kind) -> (Vec<RmaIov>, Vec<Buffer>, Option<Fault>) {
         let granted = if kind == Kind::Write { self.access.write } else { self.access.read };
-        let must_fail = if granted { rma.spoil } else { Some(Fault::BadKey) };
-        let key = if rma.spoil == Some(Fault::BadKey) { self.key ^ 1 << 40 } else { self.key };
+        let must_fail = if granted { rma.provoke } else { Some(Fault::BadKey) };
+        let key = if rma.provoke == Some(Fault::BadKey) { self.key ^ 1 << 40 } else { self.key };
         let shift =
-            if rma.spoil == Some(Fault::BadRange) { beyond(self.memory.len(), rma.offset, &rma.remote) } else { 0 };
+            if rma.provoke == Some(Fault::BadRange) { beyond(self.memory.len(), rma.offset, &rma.remote) } else { 0 };
         let (mut remote, mut there) = (Vec::new(), Vec::new());
         let mut at = rma.offset;
         for len in &rma.remote {
@@ -151,7 +151,7 @@ pub struct Harness {
     early: Vec<(usize, Vec<Completion>)>,
     /// So far: they decide when clients see what ([`Harness::show_some`]).
     turns: u64,
-    most_turns: u64,
+    max_turns: u64,
     /// Pairs of ranks whose links break, and not both ends know of it.
     breaking: Vec<(usize, usize)>,
 }
@@ -183,7 +183,7 @@ impl Harness {
             program_stats: ProgramStats::default(),
             early: Vec::new(),
             turns: 0,
-            most_turns: MOST_TURNS,
+            max_turns: MAX_TURNS,
             breaking: Vec::new(),
         }
     }
@@ -301,7 +301,7 @@ impl Harness {
         let Record::Peek(peek) = self.oracle.record(op) else { return Err(Error::Invalid) };
         let (rank, want) = (peek.rank, peek.want);
         let found = peek.found.iter().flatten().next();
-        if found.is_some_and(|found| !self.cluster.lives(found.dest)) {
+        if found.is_some_and(|found| !self.cluster.is_alive(found.dest)) {
             // It has gone with the endpoint at which it waited.
             return Ok(());
         }
@@ -432,7 +432,7 @@ impl Harness {
     // ---- progress ----------------------------------------------------------------------------
 
     fn note_post(&mut self, rank: usize, op: Op, len: usize, accepted: bool) {
-        self.cluster.fabric().record(What::Post, rank, op as u64, len as u64, &[u8::from(accepted)]);
+        self.cluster.fabric().record(TraceEvent::Post, rank, op as u64, len as u64, &[u8::from(accepted)]);
     }
 
     /// Hands a rank's completions to the oracle, frees what they free, and performs what they set free.
@@ -452,7 +452,7 @@ impl Harness {
 
     /// After so many turns a run is called endless.
     pub fn limit_turns(&mut self, turns: u64) {
-        self.most_turns = turns;
+        self.max_turns = turns;
     }
 
     /// Turns so far.
@@ -466,7 +466,7 @@ impl Harness {
     /// # Panics
     /// When the run does not come to an end, which whoever plays it reports with the command that plays it again.
     pub fn turn(&mut self) -> Turn {
-        assert!(self.turns < self.most_turns, "no end after {} turns, at {} ns", self.turns, self.oracle.now_ns);
+        assert!(self.turns < self.max_turns, "no end after {} turns, at {} ns", self.turns, self.oracle.now_ns);
         let Self { cluster, oracle, tamper, queues, .. } = self;
         oracle.now_ns = cluster.fabric().now_ns();
         let turn = cluster.turn(|cluster, rank| {
@@ -479,26 +479,26 @@ impl Harness {
         });
         self.oracle.now_ns = self.cluster.fabric().now_ns();
         self.mend();
-        self.show_some(turn == Turn::Idle);
+        self.read_some(turn == Turn::Idle);
         self.run_all(turn)
     }
 
     /// Turns until nothing moves any more; an error if that does not happen.
-    pub fn settle(&mut self) -> Result<(), String> {
+    pub fn drive(&mut self) -> Result<(), String> {
         let mut idle = 0;
-        for _ in 0..PATIENCE_TURNS {
+        for _ in 0..IDLE_TURN_LIMIT {
             idle = if self.turn() == Turn::Idle { idle + 1 } else { 0 };
             if idle > 2 {
                 return Ok(());
             }
         }
-        Err(format!("does not come to rest after {PATIENCE_TURNS} turns"))
+        Err(format!("does not come to rest after {IDLE_TURN_LIMIT} turns"))
     }
 
     /// Turns until `until` holds of the oracle; an error if nothing moves any more before that.
-    pub fn settle_until(&mut self, mut until: impl FnMut(&Oracle) -> bool) -> Result<(), String> {
+    pub fn drive_until(&mut self, mut until: impl FnMut(&Oracle) -> bool) -> Result<(), String> {
         let mut idle = 0;
-        for _ in 0..PATIENCE_TURNS {
+        for _ in 0..IDLE_TURN_LIMIT {
             if until(&self.oracle) {
                 return Ok(());
             }
@@ -507,7 +507,7 @@ impl Harness {
                 return Err("came to rest too early".into());
             }
         }
-        Err(format!("not reached after {PATIENCE_TURNS} turns"))
+        Err(format!("not reached after {IDLE_TURN_LIMIT} turns"))
     }
 
     /// Breaks the links between two ranks; the second learns of it so much later.
@@ -522,8 +522,8 @@ impl Harness {
     fn mend(&mut self) {
         let Self { breaking, cluster, oracle, .. } = self;
         breaking.retain(|(a, b)| {
-            let breaks = cluster.connects() || cluster.fabric().breaks(*a, *b);
-            if !breaks && cluster.lives(*a) && cluster.lives(*b) {
+            let breaks = cluster.has_connections() || cluster.fabric().is_breaking(*a, *b);
+            if !breaks && cluster.is_alive(*a) && cluster.is_alive(*b) {
                 oracle.mended(*a, *b);
             }
             breaks
@@ -538,56 +538,56 @@ impl Harness {
     }
 
     /// What is under way from and to a rank, and whatever is started later, may fail.
-    fn lose(&mut self, rank: usize) {
+    fn expect_losses(&mut self, rank: usize) {
         self.oracle.now_ns = self.cluster.fabric().now_ns();
         for other in 0..self.cluster.ranks() {
             self.oracle.broke(rank, other);
         }
         self.oracle.died(rank);
         self.queues[rank] = None;
-        self.oracle.programs_gone(rank);
+        self.oracle.drop_programs(rank);
     }
 
     /// Kills a rank.
     pub fn kill(&mut self, rank: usize) {
-        self.lose(rank);
+        self.expect_losses(rank);
         // Contexts of one endpoint share an address: who receives from it waits for none of them alone. What
         // endpoints share is no single one's.
-        let alone = !self.cluster.connects() && self.cluster.process(rank) == [rank] && !self.oracle.datagrams();
+        let alone = !self.cluster.has_connections() && self.cluster.process(rank) == [rank] && !self.oracle.datagrams();
         let alone = alone && self.cluster.pool(rank).is_none();
-        for other in self.cluster.living() {
-            if alone && other != rank && self.cluster.fabric().talks(other, rank) {
-                self.oracle.bereaves(rank, other);
+        for other in self.cluster.live_ranks() {
+            if alone && other != rank && self.cluster.fabric().is_linked(other, rank) {
+                self.oracle.linked_at_death(rank, other);
             }
         }
         self.cluster.kill(rank);
-        self.spread(rank);
+        self.announce_death(rank);
     }
 
     /// A rank leaves in order. What it accepted may still fail; nobody else's does, except with it.
     pub fn leave(&mut self, rank: usize) {
-        self.lose(rank);
+        self.expect_losses(rank);
         if self.cluster.pool(rank).is_some() {
             // The others of its process hear of the receives that it had taken.
-            self.cluster.say_goodbye(rank);
+            self.cluster.shut_down(rank);
             self.absorb(rank);
-            self.show(rank);
+            self.read_next(rank);
         }
         self.cluster.leave(rank);
-        self.spread(rank);
+        self.announce_death(rank);
     }
 
     /// The news of a rank's death is under way.
-    fn spread(&mut self, rank: usize) {
-        for other in self.cluster.living() {
-            self.oracle.hears(rank, other, self.cluster.fabric().heard_ns(rank, other));
+    fn announce_death(&mut self, rank: usize) {
+        for other in self.cluster.live_ranks() {
+            self.oracle.sees_death_by(rank, other, self.cluster.fabric().close_seen_ns(rank, other));
         }
     }
 
     /// A rank takes the place of another one, which is killed if it still lives.
     pub fn restart(&mut self, rank: usize) {
         let before = self.cluster.place(rank);
-        if self.cluster.lives(before) {
+        if self.cluster.is_alive(before) {
             self.kill(before);
         }
         self.oracle.succeeded(before);
@@ -598,7 +598,7 @@ impl Harness {
     pub(crate) fn judge_death(&mut self, rank: usize) {
         self.oracle.now_ns = self.cluster.fabric().now_ns();
         let cluster = &self.cluster;
-        for late in self.oracle.overdue(rank, |rank| cluster.lives(rank) && !cluster.stands_still(rank)) {
+        for late in self.oracle.overdue(rank, |rank| cluster.is_alive(rank) && !cluster.is_paused(rank)) {
             self.oracle.complain(late);
         }
     }
@@ -630,7 +630,7 @@ fn report(
         let src = cluster.rank_of(rank, c.src);
         let kind = c.kind as u64 | u64::from(c.flags.bits()) << 8;
         let line = [c.tag.to_le_bytes(), c.data.to_le_bytes(), [u8::from(c.fault.is_some()); 8]].concat();
-        cluster.fabric().record(What::Complete, rank, c.ctx.ptr as u64, kind, &line);
+        cluster.fabric().record(TraceEvent::Complete, rank, c.ctx.ptr as u64, kind, &line);
         if c.kind == Kind::Connection {
             oracle.heard(rank, &c, cluster.connection_event(rank));
             continue;

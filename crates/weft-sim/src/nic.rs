@@ -15,7 +15,7 @@ use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, RemoteIov, Share, S
 
 use crate::event::Event;
 use crate::fabric::{Fate, State};
-use crate::trace::What;
+use crate::trace::TraceEvent;
 use crate::transfer::Kind;
 use crate::wire::{EndId, Phase, Side};
 
@@ -33,7 +33,7 @@ const OPEN_ENDED: [u8; 2] = [5, 8];
 
 /// Makes nonsense of a message: it keeps so many bytes, fewer than it has. They are of a kind that no message
 /// has, or are `only_cut`.
-fn spoil(bytes: &mut Vec<u8>, keep: usize, only_cut: bool) {
+fn corrupt(bytes: &mut Vec<u8>, keep: usize, only_cut: bool) {
     let open_ended = bytes.first().is_some_and(|kind| OPEN_ENDED.contains(kind));
     let keep = if only_cut && open_ended { keep % HEAD_BYTES } else { keep };
     bytes.truncate(keep.min(bytes.len().saturating_sub(1)));
@@ -63,7 +63,7 @@ impl SimNic {
         self.ep
     }
 
-    fn hand<S: Sink>(&self, sink: &mut S, handover: Handover) -> usize {
+    fn deliver<S: Sink>(&self, sink: &mut S, handover: Handover) -> usize {
         match handover {
             Handover::Nothing => 0,
             Handover::Up(link, info) => {
@@ -75,15 +75,15 @@ impl SimNic {
                 1
             }
             Handover::Segment { link, window, offset, bytes, short_permille } => {
-                self.hand_segment(sink, link, window, offset, &bytes, short_permille)
+                self.deliver_segment(sink, link, window, offset, &bytes, short_permille)
             }
             Handover::Down { link, why, dones } => {
-                let calls = 1 + dones.len();
+                let has_work = 1 + dones.len();
                 for (ctx, result) in dones {
                     sink.done(link, ctx, result);
                 }
                 sink.down(link, why);
-                calls
+                has_work
             }
             Handover::Done(link, ctx, result) => {
                 sink.done(link, ctx, result);
@@ -92,7 +92,7 @@ impl SimNic {
         }
     }
 
-    fn hand_segment<S: Sink>(
+    fn deliver_segment<S: Sink>(
         &self,
         sink: &mut S,
         link: LinkId,
@@ -101,7 +101,7 @@ impl SimNic {
         bytes: &[u8],
         short_permille: u32,
     ) -> usize {
-        let (mut at, mut calls) = (0, 0);
+        let (mut at, mut has_work) = (0, 0);
         while at < bytes.len() {
             let left = bytes.len() - at;
             let here = offset.wrapping_add(at as u64);
@@ -117,9 +117,9 @@ impl SimNic {
             }
             sink.placed(link, window, here, portion);
             at += portion;
-            calls += 2;
+            has_work += 2;
         }
-        calls
+        has_work
     }
 }
 
@@ -170,7 +170,7 @@ impl Nic for SimNic {
         } else {
             state.depart(id, bytes);
         }
-        state.record(What::Send, self.ep, u64::from(link.0), len as u64, &[]);
+        state.record(TraceEvent::Send, self.ep, u64::from(link.0), len as u64, &[]);
         Ok(())
     }
 
@@ -207,7 +207,7 @@ impl Nic for SimNic {
         let budget = {
             let mut state = self.state.borrow_mut();
             state.now_ns += state.config.poll_ns;
-            state.happen();
+            state.run_due_events();
             if state.endpoints[self.ep].inbox.is_empty() {
                 return 0;
             }
@@ -217,13 +217,13 @@ impl Nic for SimNic {
             state.stats.partial += u64::from(budget == 0);
             budget
         };
-        let mut calls = 0;
+        let mut has_work = 0;
         for _ in 0..budget {
             let next = self.state.borrow_mut().take(self.ep);
             let Some(handover) = next else { break };
-            calls += self.hand(sink, handover);
+            has_work += self.deliver(sink, handover);
         }
-        calls
+        has_work
     }
 
     fn close(&mut self, link: LinkId) {
@@ -232,7 +232,7 @@ impl Nic for SimNic {
             state.violation(self.ep, "close of a link that does not exist");
             return;
         };
-        state.record(What::Close, self.ep, u64::from(link.0), 0, &[]);
+        state.record(TraceEvent::Close, self.ep, u64::from(link.0), 0, &[]);
         for bytes in std::mem::take(&mut state.end(id).gathered) {
             state.depart(id, bytes);
         }
@@ -267,7 +267,7 @@ impl State {
             Event::Segment { to, window, offset, bytes } => self.take_segment(to, window, offset, bytes),
             Event::Down { to, why } => self.take_down(to, why),
             Event::Finish { transfer, result } => self.take_finish(ep, transfer, result),
-            Event::Knock { .. } | Event::Step { .. } | Event::Land { .. } | Event::Tick => Handover::Nothing,
+            Event::ConnectRequest { .. } | Event::Step { .. } | Event::Land { .. } | Event::Tick => Handover::Nothing,
         })
     }
 
@@ -286,7 +286,7 @@ impl State {
             caps: self.config.caps,
         };
         self.stats.ups += 1;
-        self.record(What::Up, ep, u64::from(link.0), peer_ep as u64, &[]);
+        self.record(TraceEvent::Up, ep, u64::from(link.0), peer_ep as u64, &[]);
         Handover::Up(link, info)
     }
 
@@ -302,9 +302,9 @@ impl State {
             self.stats.garbled += 1;
             let only_cut = self.stats.garbled.is_multiple_of(2);
             self.stats.cut += u64::from(only_cut);
-            spoil(&mut bytes, keep, only_cut);
+            corrupt(&mut bytes, keep, only_cut);
         }
-        match self.meddle(to, true, &mut bytes) {
+        match self.intercept(to, true, &mut bytes) {
             Fate::Deliver => {}
             Fate::Lose => return Handover::Nothing,
             Fate::Double => {
@@ -313,7 +313,7 @@ impl State {
             }
         }
         self.stats.messages += 1;
-        self.record(What::Message, ep, u64::from(link.0), bytes.len() as u64, &[]);
+        self.record(TraceEvent::Message, ep, u64::from(link.0), bytes.len() as u64, &[]);
         Handover::Message(link, bytes)
     }
 
@@ -321,18 +321,18 @@ impl State {
         let end = self.end(to);
         let (ep, phase) = (end.ep, end.phase);
         let Some(link) = end.link.filter(|_| phase == Phase::Up) else { return Handover::Nothing };
-        if self.meddle(to, false, &mut bytes) == Fate::Lose {
+        if self.intercept(to, false, &mut bytes) == Fate::Lose {
             return Handover::Nothing;
         }
         self.stats.segments += 1;
-        self.record(What::Segment, ep, u64::from(link.0), offset, &bytes);
+        self.record(TraceEvent::Segment, ep, u64::from(link.0), offset, &bytes);
         let short_permille = self.config.faults.short_place_permille;
         Handover::Segment { link, window, offset, bytes, short_permille }
     }
 
-    fn meddle(&mut self, to: EndId, whole: bool, bytes: &mut Vec<u8>) -> Fate {
+    fn intercept(&mut self, to: EndId, whole: bool, bytes: &mut Vec<u8>) -> Fate {
         let (from, at) = (self.end(to.other()).ep, self.end(to).ep);
-        self.meddler.as_mut().map_or(Fate::Deliver, |meddler| (meddler.0)(from, at, whole, bytes))
+        self.interceptor.as_mut().map_or(Fate::Deliver, |interceptor| (interceptor.0)(from, at, whole, bytes))
     }
 
     fn take_down(&mut self, to: EndId, why: LinkError) -> Handover {
@@ -352,7 +352,7 @@ impl State {
         let dones = ended.map(|transfer| (transfer.ctx, transfer.result.unwrap_or(Err(why)))).collect();
         self.free_link(to);
         self.stats.downs += 1;
-        self.record(What::Down, ep, u64::from(link.0), why as u64, &[]);
+        self.record(TraceEvent::Down, ep, u64::from(link.0), why as u64, &[]);
         Handover::Down { link, why, dones }
     }
 
@@ -362,7 +362,7 @@ impl State {
         if matches!(transfer.kind, Kind::Get { .. }) && result.is_ok() {
             bytes = mem::to_vec(&transfer.local);
         }
-        self.record(What::Done, ep, u64::from(transfer.link.0), u64::from(result.is_err()), &bytes);
+        self.record(TraceEvent::Done, ep, u64::from(transfer.link.0), u64::from(result.is_err()), &bytes);
         Handover::Done(transfer.link, transfer.ctx, result)
     }
 }

@@ -12,7 +12,7 @@ use weft_engine::nic::{Demands, Refused, Registrar, Span};
 
 use crate::fabric::State;
 use crate::nic::SimNic;
-use crate::trace::What;
+use crate::trace::TraceEvent;
 use crate::transfer::Kind;
 use crate::wire::Phase;
 
@@ -82,7 +82,7 @@ impl State {
         let there = !answers
             || remote.iter().all(|piece| self.is_registered(peer.ep, &Span { start: piece.addr, len: piece.len }));
         let honest =
-            self.endpoints.get(peer.ep).is_some_and(|peer| peer.registered.by_engine) && self.meddler.is_none();
+            self.endpoints.get(peer.ep).is_some_and(|peer| peer.registered.by_engine) && self.interceptor.is_none();
         if !here {
             self.violation(mine, "a transfer of local memory that is not registered");
         }
@@ -141,8 +141,8 @@ impl Registrar for SimNic {
         registered.bytes += span.len;
         registered.by_number.insert(number, span);
         state.stats.registrations += 1;
-        state.record(What::Register, self.ep, number, span.len, &[]);
-        state.pass_now(demands.cost_ns);
+        state.record(TraceEvent::Register, self.ep, number, span.len, &[]);
+        state.advance_by(demands.cost_ns);
         Ok(number)
     }
 
@@ -153,9 +153,9 @@ impl Registrar for SimNic {
             Some(span) => registered.bytes -= span.len,
             None => state.violation(self.ep, "a registration ended twice"),
         }
-        state.record(What::Deregister, self.ep, number, 0, &[]);
+        state.record(TraceEvent::Deregister, self.ep, number, 0, &[]);
         let end_ns = state.config.registration.map_or(0, |registration| registration.end_ns);
-        state.pass_now(end_ns);
+        state.advance_by(end_ns);
     }
 
     fn watch(&mut self, _span: Span) -> bool {

@@ -11,18 +11,18 @@
 use crate::cluster::Cluster;
 use crate::config::FabricConfig;
 use crate::endpoints::{Endpoints, processes};
-use crate::fabric::Stats;
 use crate::harness::{Harness, ProgramStats};
 use crate::hazard::Hazard;
 use crate::oracle::DEATH_BOUND_NS;
 use crate::plan::Plan;
 use crate::rng::{Entity, Stream};
+use crate::stats::Stats;
 use crate::workload::{ENDS, Workload, endpoints_config, engine_config};
 
 /// How much later one side of a half-open link learns of its end, in virtual time.
 const HALF_OPEN_NS: u64 = 500_000_000;
 /// How long a rank may stand still.
-const STILL_NS: u64 = 300_000_000;
+const MAX_PAUSE_NS: u64 = 300_000_000;
 
 /// The outcome of a run.
 #[derive(Clone, Debug)]
@@ -110,7 +110,7 @@ pub fn run_with(plan: &Plan, prepare: impl FnOnce(&mut Harness)) -> Report {
     Report {
         wrong,
         programs: workload.harness().program_stats(),
-        connections: workload.harness().oracle().heard_of_connections(),
+        connections: workload.harness().oracle().connection_counts(),
         hash: fabric.trace_hash(),
         stats: fabric.stats(),
         accepted: workload.accepted,
@@ -143,7 +143,7 @@ fn disasters(plan: &Plan, steps: usize) -> Vec<Disaster> {
         let mut rng = Stream::new(plan.seed, Entity::Hazard(Hazard::ALL.len() + hazard as usize));
         for _ in 0..rng.between(1, most) {
             let (step, a, b) = (rng.index(steps), rng.index(plan.ranks), rng.index(plan.ranks));
-            let amount = if hazard == Hazard::Slow { rng.below(STILL_NS) } else { rng.below(16) };
+            let amount = if hazard == Hazard::Slow { rng.below(MAX_PAUSE_NS) } else { rng.below(16) };
             let again = |other: &Disaster| other.hazard == Hazard::Restart && processes[other.a] == processes[a];
             if hazard != Hazard::Restart || !all.iter().any(again) {
                 all.push(Disaster { step, hazard, a, b, amount });
@@ -221,7 +221,7 @@ impl Run {
     fn strike(&mut self, workload: &mut Workload, disaster: Disaster) {
         let Disaster { mut a, mut b, amount, .. } = disaster;
         let process = workload.harness().cluster().process(a);
-        if workload.harness().cluster().connects() && !strikes_processes(disaster.hazard) {
+        if workload.harness().cluster().has_connections() && !strikes_processes(disaster.hazard) {
             // Links are between ends, and between those that call and listeners.
             let Some(pair) = workload.linked(a, b + usize::try_from(amount).unwrap_or(0)) else { return };
             (a, b) = pair;
@@ -231,10 +231,10 @@ impl Run {
             Hazard::Reset => harness.break_links(a, b, 0),
             Hazard::HalfOpen => harness.break_links(a, b, HALF_OPEN_NS),
             Hazard::Truncate => harness.garble(a, b, usize::try_from(amount).unwrap_or(0)),
-            Hazard::Slow => harness.cluster().stand_still(a, amount),
+            Hazard::Slow => harness.cluster().pause(a, amount),
             Hazard::Restart => {
                 for rank in &process {
-                    if harness.cluster().lives(*rank) {
+                    if harness.cluster().is_alive(*rank) {
                         harness.kill(*rank);
                     }
                 }
@@ -243,10 +243,10 @@ impl Run {
                     self.note_death(workload.harness(), rank);
                 }
             }
-            Hazard::Death | Hazard::Departure if !harness.cluster().lives(a) => {}
+            Hazard::Death | Hazard::Departure if !harness.cluster().is_alive(a) => {}
             Hazard::Death => {
                 for rank in harness.cluster().process(a) {
-                    if harness.cluster().lives(rank) {
+                    if harness.cluster().is_alive(rank) {
                         harness.kill(rank);
                         self.note_death(harness, rank);
                     }

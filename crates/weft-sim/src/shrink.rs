@@ -70,7 +70,7 @@ mod tests {
     use crate::plan::Acts;
 
     #[test]
-    fn what_a_failure_does_not_need_is_taken_away() {
+    fn unneeded_parts_are_removed() {
         let plan = Plan { ranks: 8, hazards: Hazards::all(), ..Plan::draw(1) };
         let needs = |plan: &Plan| {
             plan.ranks >= 3 && plan.hazards.has(Hazard::Reset) && plan.acts.has(Act::Write) && plan.ops >= 123

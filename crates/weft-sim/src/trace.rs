@@ -14,7 +14,7 @@ const TAIL_RECORDS: usize = 40;
 /// What is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum What {
+pub enum TraceEvent {
     /// `connect` was called.
     Connect = 1,
     /// A link came up.
@@ -58,8 +58,8 @@ pub enum What {
 #[derive(Clone, Copy, Debug)]
 struct Record {
     time_ns: u64,
-    what: What,
-    who: usize,
+    event: TraceEvent,
+    ep: usize,
     a: u64,
     b: u64,
 }
@@ -104,16 +104,16 @@ pub(crate) struct Trace {
 
 impl Trace {
     /// Records that `what` happened to `who` (an endpoint), with two numbers and bytes that describe it.
-    pub(crate) fn record(&mut self, time_ns: u64, what: What, who: usize, a: u64, b: u64, bytes: &[u8]) {
-        let length = (bytes.len() as u64) << 8 | what as u64;
-        [time_ns, length, who as u64, a, b].into_iter().for_each(|word| self.hasher.word(word));
+    pub(crate) fn record(&mut self, time_ns: u64, event: TraceEvent, ep: usize, a: u64, b: u64, bytes: &[u8]) {
+        let length = (bytes.len() as u64) << 8 | event as u64;
+        [time_ns, length, ep as u64, a, b].into_iter().for_each(|word| self.hasher.word(word));
         if !bytes.is_empty() {
             self.hasher.bytes(bytes);
         }
         if self.tail.len() == TAIL_RECORDS {
             self.tail.pop_front();
         }
-        self.tail.push_back(Record { time_ns, what, who, a, b });
+        self.tail.push_back(Record { time_ns, event, ep, a, b });
     }
 
     /// The hash of everything recorded so far.
@@ -125,8 +125,8 @@ impl Trace {
     /// The last records, one a line.
     pub(crate) fn tail(&self) -> String {
         let mut text = String::new();
-        for Record { time_ns, what, who, a, b } in &self.tail {
-            let _ = writeln!(text, "{time_ns:>12} ns  endpoint {who}  {what:?} {a:#x} {b:#x}");
+        for Record { time_ns, event, ep, a, b } in &self.tail {
+            let _ = writeln!(text, "{time_ns:>12} ns  endpoint {ep}  {event:?} {a:#x} {b:#x}");
         }
         text
     }

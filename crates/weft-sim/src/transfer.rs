@@ -15,7 +15,7 @@ use weft_engine::nic::{Full, LinkError, LinkId, RemoteIov, Share};
 
 use crate::event::Event;
 use crate::fabric::State;
-use crate::trace::What;
+use crate::trace::TraceEvent;
 use crate::wire::{EndId, Phase, Side};
 
 /// What a transfer moves, and where to.
@@ -99,10 +99,10 @@ impl State {
         self.next_transfer += 1;
         let number = self.next_transfer;
         let what = match kind {
-            Kind::Push { .. } => What::Push,
-            Kind::Get { .. } => What::Get,
-            Kind::Put { .. } => What::Put,
-            Kind::Assist { .. } => What::Assist,
+            Kind::Push { .. } => TraceEvent::Push,
+            Kind::Get { .. } => TraceEvent::Get,
+            Kind::Put { .. } => TraceEvent::Put,
+            Kind::Assist { .. } => TraceEvent::Assist,
         };
         self.record(what, ep, u64::from(link.0), len as u64, &[]);
         let asks_first = matches!(kind, Kind::Get { .. });
@@ -158,7 +158,7 @@ impl State {
         if !self.check_registered(number) {
             return self.refuse_access(number);
         }
-        let segment_bytes = self.config.segment_bytes.max(len.div_ceil(self.config.most_segments));
+        let segment_bytes = self.config.segment_bytes.max(len.div_ceil(self.config.max_segments));
         let access_fail = self.config.faults.access_fail_permille;
         let end = self.end(id);
         let want = if end.rng.chance(200) { end.rng.between(1, segment_bytes) } else { segment_bytes };

@@ -11,7 +11,7 @@ use crate::rng::{Entity, Stream};
 /// After how long a packet without answer is sent again; doubles each time (TCP's least on Linux).
 const RESEND_NS: u64 = 200_000_000;
 /// No longer than that.
-const RESEND_LONGEST_NS: u64 = 8 * RESEND_NS;
+const MAX_RESEND_NS: u64 = 8 * RESEND_NS;
 
 /// Which end of a wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,7 +96,7 @@ pub(crate) struct End {
     /// Nothing arrives at the peer before it knows of the link.
     pub(crate) not_before_ns: u64,
     /// When the peer hears, or heard, that this end was closed.
-    pub(crate) heard_ns: u64,
+    pub(crate) close_seen_ns: u64,
     /// Decides delays and faults of this direction.
     pub(crate) rng: Stream,
 }
@@ -120,7 +120,7 @@ impl End {
             copier_free_at_ns: 0,
             last_arrival_ns: 0,
             not_before_ns: 0,
-            heard_ns: 0,
+            close_seen_ns: 0,
             rng: Stream::new(seed, entity),
         }
     }
@@ -135,7 +135,7 @@ impl End {
     pub(crate) fn depart(&mut self, config: &FabricConfig, now_ns: u64, len: usize) -> u64 {
         self.free_at_ns = self.free_at_ns.max(now_ns) + len as u64 * config.ps_per_byte / 1000;
         let mut timeout_ns = RESEND_NS;
-        while timeout_ns < RESEND_LONGEST_NS && self.rng.chance(config.faults.resend_permille) {
+        while timeout_ns < MAX_RESEND_NS && self.rng.chance(config.faults.resend_permille) {
             self.free_at_ns += timeout_ns;
             timeout_ns *= 2;
             self.resends += 1;
@@ -191,7 +191,7 @@ pub(crate) struct Wire {
     /// The initiator closed it before the acceptor knew of it.
     pub(crate) withdrawn: bool,
     /// The request has reached the acceptor, which knows of the link or soon will.
-    pub(crate) knocked: bool,
+    pub(crate) request_arrived: bool,
     /// One end has closed it, or has been told that it is broken: no transfer moves any more.
     pub(crate) cut: bool,
     /// It breaks: it was reset, or something on it was nonsense.
@@ -200,7 +200,7 @@ pub(crate) struct Wire {
 
 impl Wire {
     /// Whether it breaks, or will, and one of its ends has not learned of it.
-    pub(crate) fn breaks(&self) -> bool {
+    pub(crate) fn is_breaking(&self) -> bool {
         let broken = self.broken || self.ends.iter().any(|end| end.garbled.is_some());
         broken && self.ends.iter().any(|end| end.phase != Phase::Closed)
     }

@@ -9,12 +9,12 @@ mod program;
 
 use connection::Ends;
 use weft_engine::Role;
-use weft_engine::amo::{Amo, Class, Form, OPS, Op as What, TYPES, Type};
+use weft_engine::amo::{Amo, Class, Form, OPS, Op as AmoOp, TYPES, Type};
 use weft_engine::api::{Access, Config, Error, Fault, Matching, OpFlags};
 use weft_engine::mrcache::Limits;
 
 use crate::config::FabricConfig;
-use crate::endpoints::{Endpoints, own};
+use crate::endpoints::{Endpoints, stream};
 use crate::harness::{ANY_TAG, Atomic, COUNTERS, Harness, Recv, Rma, SLOT_BYTES, Send, random_pieces};
 use crate::hazard::Hazard;
 use crate::oracle::{ID_BYTES, Op, Record};
@@ -24,13 +24,13 @@ use crate::rng::{Entity, Stream};
 /// Room for what comes, but for the longest.
 const ROOM_BYTES: usize = 20_100;
 /// The longest message.
-const LONGEST_BYTES: usize = 1 << 20;
+const MAX_BYTES: usize = 1 << 20;
 
 /// Ends of connections that a run may have at most.
 pub(crate) const ENDS: usize = 64;
 
 /// Tasks that a rank may have waiting.
-const MOST_TASKS: usize = 120;
+const MAX_TASKS: usize = 120;
 
 /// The engine's configuration of a run: `starved`, if its windows and queues may be as small as can be.
 #[must_use]
@@ -59,10 +59,10 @@ pub fn engine_config(rng: &mut Stream, starved: bool) -> Config {
 /// Makes of a run's configuration that of its kind of endpoints.
 pub(crate) fn endpoints_config(plan: &Plan, fabric: &FabricConfig, engine: &mut Config) {
     if plan.endpoints == Endpoints::Msg {
-        engine.role = Role::Listener(own(plan.seed).between(1, 4));
+        engine.role = Role::Listener(stream(plan.seed).between(1, 4));
     }
     if plan.endpoints == Endpoints::Dgram {
-        let mut rng = own(plan.seed);
+        let mut rng = stream(plan.seed);
         // All that is allowed is eager on every device, as in weft-fi.
         let longest = fabric.caps.mailbox_bytes - 128;
         let longest = if rng.chance(500) { longest } else { rng.between(ID_BYTES, longest) };
@@ -131,7 +131,7 @@ impl Workload {
         let total = workload.harness.cluster().ranks();
         workload.rngs = (0..total).map(|rank| Stream::new(plan.seed, Entity::Workload(rank))).collect();
         workload.claims = vec![Vec::new(); total];
-        for rank in workload.harness.cluster().living() {
+        for rank in workload.harness.cluster().live_ranks() {
             workload.begin(rank);
         }
         if let Role::Listener(backlog) = engine.role {
@@ -174,7 +174,7 @@ impl Workload {
             engine.set_min_multi_recv(min);
         }
         if self.plan.acts.has(Act::Program) && self.plan.endpoints == Endpoints::Rdm {
-            self.harness.allow_programs(rank, MOST_TASKS);
+            self.harness.allow_programs(rank, MAX_TASKS);
         }
     }
 
@@ -183,8 +183,8 @@ impl Workload {
         if self.plan.endpoints == Endpoints::Msg {
             return self.step_connected();
         }
-        for rank in self.harness.cluster().living() {
-            if self.harness.cluster().stands_still(rank) {
+        for rank in self.harness.cluster().live_ranks() {
+            if self.harness.cluster().is_paused(rank) {
                 continue;
             }
             for _ in 0..self.rngs[rank].index(4) {
@@ -272,7 +272,7 @@ impl Workload {
         let rng = &mut self.rngs[rank];
         let dest = peer.unwrap_or_else(|| *rng.pick(&self.begun));
         if self.long && rng.chance(5) {
-            len = rng.between(ROOM_BYTES, LONGEST_BYTES);
+            len = rng.between(ROOM_BYTES, MAX_BYTES);
         }
         let mut flags = OpFlags::empty();
         for (flag, permille) in [
@@ -316,7 +316,7 @@ impl Workload {
         recv.multi = rng.chance(150);
         recv.len = if rng.chance(150) { short } else { ROOM_BYTES };
         if self.long && rng.chance(5) {
-            recv.len = LONGEST_BYTES;
+            recv.len = MAX_BYTES;
         }
         if recv.multi {
             recv.len = recv.len.max(1);
@@ -383,7 +383,7 @@ impl Workload {
             rma.flags -= OpFlags::INJECT;
         }
         if rng.chance(100) {
-            rma.spoil = Some(*rng.pick(&[Fault::BadKey, Fault::BadRange]));
+            rma.provoke = Some(*rng.pick(&[Fault::BadKey, Fault::BadRange]));
         } else if rng.chance(100) {
             rma.flags |= OpFlags::QUIET;
         }
@@ -430,12 +430,12 @@ impl Workload {
         if len > self.engine.inject_bytes {
             flags -= OpFlags::INJECT;
         }
-        let spoil = rng.chance(50).then(|| *rng.pick(&[Fault::BadKey, Fault::BadRange]));
+        let provoke = rng.chance(50).then(|| *rng.pick(&[Fault::BadKey, Fault::BadRange]));
         // A failure of what nobody waits for has no name.
-        let fails = spoil.is_some() || !allows(access, amo);
+        let fails = provoke.is_some() || !allows(access, amo);
         flags.set(OpFlags::QUIET, !fails && rng.chance(150));
         let pieces = random_pieces(rng, len);
-        Some((window, Atomic { amo, offset, remote, sources, data, flags, pieces, spoil }))
+        Some((window, Atomic { amo, offset, remote, sources, data, flags, pieces, provoke }))
     }
 }
 
@@ -447,14 +447,14 @@ fn allows(access: Access, amo: Amo) -> bool {
 /// An addition to counters.
 fn count(rng: &mut Stream) -> Amo {
     let form = if rng.chance(600) { Form::Fetch } else { Form::Base };
-    Amo::new(form, Type::Uint64, What::Sum).unwrap_or_else(|| unreachable!("in the table"))
+    Amo::new(form, Type::Uint64, AmoOp::Sum).unwrap_or_else(|| unreachable!("in the table"))
 }
 
 /// Any operation, if there is one for the type and form drawn. (Where not even the sign of a NaN is certain,
 /// integers only.)
 fn any_amo(rng: &mut Stream) -> Option<Amo> {
     let (ty, op) = (*rng.pick(&TYPES), *rng.pick(&OPS));
-    let computes = matches!(op.op, What::Sum | What::Diff | What::Prod);
+    let computes = matches!(op.op, AmoOp::Sum | AmoOp::Diff | AmoOp::Prod);
     if computes && ty.class != Class::Integer {
         return None;
     }

@@ -78,7 +78,7 @@ impl Pair {
         self.engines[at].recv(&RecvOp { src, iov: &[], tag, ignore, ctx, flags: OpFlags::TAGGED }).unwrap();
     }
 
-    fn settle(&mut self) {
+    fn drive(&mut self) {
         for _ in 0..100_000 {
             let (mut moved, full) = (0, self.fabric.stats().full);
             for (engine, done) in self.engines.iter_mut().zip(&mut self.done) {
@@ -91,7 +91,7 @@ impl Pair {
                 return;
             }
         }
-        panic!("does not settle");
+        panic!("does not become idle");
     }
 
     /// Tag and source of what a side has received since the last call.
@@ -113,12 +113,12 @@ fn a_service_name_leads_to_its_endpoint_and_answers_come_back_under_it() {
     let service = pair.insert(0, EpName::service(b.socket()));
     pair.send(0, service, 1).unwrap();
     pair.recv(1, ADDR_NONE, 1, 0);
-    pair.settle();
+    pair.drive();
     assert_eq!(pair.received(1), [(1, ADDR_NONE)], "the sender is in no address vector");
     let back = pair.insert(1, a);
     pair.recv(0, service, 2, 0);
     pair.send(1, back, 2).unwrap();
-    pair.settle();
+    pair.drive();
     assert_eq!(pair.received(0), [(2, service)]);
     assert_eq!((pair.fabric.links(0), pair.fabric.links(1)), (1, 1), "one link serves both names");
 }
@@ -139,10 +139,10 @@ fn one_endpoint_under_a_service_and_a_full_name_gets_everything_once() {
             pair.recv(0, ADDR_NONE, 0, u64::MAX);
             pair.recv(1, ADDR_NONE, 0, u64::MAX);
             if n % 7 == seed % 7 {
-                pair.settle();
+                pair.drive();
             }
         }
-        pair.settle();
+        pair.drive();
         for at in [0, 1] {
             let got = pair.received(at);
             let mut tags = got.iter().map(|got| got.0).collect::<Vec<_>>();
@@ -162,7 +162,7 @@ fn a_stranger_becomes_known_and_unknown_again() {
     for tag in 1..=4 {
         pair.send(0, to_b, tag).unwrap();
     }
-    pair.settle();
+    pair.drive();
     pair.recv(1, ADDR_NONE, 1, 0);
     assert_eq!(pair.engines[1].completions().first().map(|c| c.src), Some(ADDR_NONE));
     pair.insert(1, b);
@@ -172,11 +172,11 @@ fn a_stranger_becomes_known_and_unknown_again() {
     pair.remove(1, known);
     assert_eq!(pair.send(1, known, 9), Err(Error::NoSuchAddress));
     pair.recv(1, known, 3, 0);
-    pair.settle();
+    pair.drive();
     assert_eq!(pair.received(1).len(), 2, "nothing comes from an address that is gone");
     let again = pair.insert(1, a);
     pair.recv(1, again, 4, 0);
-    pair.settle();
+    pair.drive();
     assert_eq!(pair.received(1), [(4, again)]);
 }
 
@@ -195,27 +195,27 @@ fn an_endpoint_that_loses_one_of_its_addresses_is_known_by_the_other() {
             pair.send(1, addr, tag).unwrap();
             pair.recv(0, ADDR_NONE, tag, 0);
         }
-        pair.settle();
+        pair.drive();
         assert_eq!(pair.received(0).len(), 2);
         let _ = pair.received(1);
         let (gone, stays) = if service_first == service_goes { (both[0], both[1]) } else { (both[1], both[0]) };
         // What has come from the one may be what is awaited from the other.
         pair.recv(1, stays, 7, 0);
         pair.send(0, to_b, 7).unwrap();
-        pair.settle();
+        pair.drive();
         pair.remove(1, gone);
         assert_eq!(pair.send(1, gone, 3), Err(Error::NoSuchAddress));
-        pair.settle();
+        pair.drive();
         assert_eq!(pair.received(1), [(7, stays)], "{service_first} {service_goes}");
         pair.recv(1, stays, 4, 0);
         pair.recv(1, ADDR_NONE, 5, 0);
         pair.send(0, to_b, 4).unwrap();
         pair.send(0, to_b, 5).unwrap();
-        pair.settle();
+        pair.drive();
         assert_eq!(pair.received(1), [(4, stays), (5, stays)], "{service_first} {service_goes}");
         pair.send(1, stays, 6).unwrap();
         pair.recv(0, ADDR_NONE, 6, 0);
-        pair.settle();
+        pair.drive();
         assert_eq!(pair.received(0).len(), 1);
     }
 }
@@ -226,14 +226,14 @@ fn an_unknown_address_is_refused() {
     for addr in [0, 7, ADDR_NONE, ADDR_NONE - 1] {
         assert_eq!(pair.send(0, addr, 1), Err(Error::NoSuchAddress));
     }
-    pair.settle();
+    pair.drive();
     assert_eq!(pair.fabric.links(0), 0);
 }
 
 /// A service is served by another process after the one that did has gone: who knows only the service reaches
 /// it, whichever of the two calls first, and whether or not the address is given anew.
 #[test]
-fn a_service_leads_to_whoever_listens_there_now() {
+fn a_service_leads_to_its_current_listener() {
     for (calls_first, inserted_anew, unreliable) in
         (0..8).map(|n| (n & 1 != 0, n & 2 != 0, n & 4 != 0)).filter(|(_, anew, unreliable)| !(*anew && *unreliable))
     {
@@ -262,20 +262,20 @@ fn a_service_leads_to_whoever_listens_there_now() {
             let back = if process == 0 { pair.insert(1, a) } else { 0 };
             if process > 0 {
                 // The end of the link is noticed by the first who uses it.
-                pair.settle();
+                pair.drive();
                 pair.done[0].clear();
             }
             let tag = 10 * process;
             if calls_first && process > 0 {
                 pair.recv(0, service, tag + 2, 0);
                 pair.send(1, back, tag + 2).unwrap();
-                pair.settle();
+                pair.drive();
                 assert_eq!(pair.received(0), [(tag + 2, service)], "{what}, process {process}");
                 let _ = pair.received(1);
             }
             pair.recv(1, ADDR_NONE, tag + 1, 0);
             pair.send(0, service, tag + 1).unwrap();
-            pair.settle();
+            pair.drive();
             assert_eq!(pair.received(1), [(tag + 1, back)], "{what}, process {process}");
             let _ = pair.received(0);
         }

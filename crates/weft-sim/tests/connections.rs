@@ -132,7 +132,7 @@ fn run(seed: u64) -> (usize, usize) {
 }
 
 #[test]
-fn every_end_hears_once_what_becomes_of_it() {
+fn every_end_learns_its_outcome_once() {
     let (mut made, mut not_made) = (0, 0);
     for seed in 0..150 {
         let (some, others) = run(seed);
@@ -205,7 +205,7 @@ fn says(fabric: &Fabric, victim: &mut End, messages: &[Vec<u8>]) -> bool {
 }
 
 #[test]
-fn who_says_what_he_may_not_is_cut_off() {
+fn an_out_of_order_message_closes_the_link() {
     let fabric = Fabric::new(FabricConfig::new(1));
     for role in [Role::Connectionless, Role::Datagrams, Role::Active, Role::Listener(4)] {
         let mut victim = End::new(&fabric, role);
@@ -240,7 +240,7 @@ fn who_says_what_he_may_not_is_cut_off() {
 /// Whoever is called may answer with nothing but REJECT; and an ACCEPT is taken once, and only while somebody
 /// is being called.
 #[test]
-fn a_listener_that_lies_is_a_listener_that_declines() {
+fn a_dishonest_listener_only_declines() {
     for answer in [OPEN_OK, OPEN_DUP, OPEN, CALL, ACCEPT, EAGER, REJECT] {
         let fabric = Fabric::new(FabricConfig::new(u64::from(answer)));
         let (mut nic, mut raw) = (fabric.nic(), Raw::default());

@@ -85,14 +85,14 @@ impl Bench {
     }
 
     /// Until nothing is under way.
-    fn settle(&mut self) {
+    fn drive(&mut self) {
         for _ in 0..1_000_000 {
             if self.poll() == 0 && !self.fabric.waiting() && !self.fabric.advance() {
                 assert_eq!(self.fabric.violations(), Vec::<String>::new());
                 return;
             }
         }
-        panic!("does not settle");
+        panic!("does not become idle");
     }
 
     /// A link from `a` to `b` over which `b` may speak too.
@@ -100,11 +100,11 @@ impl Bench {
         let peer = self.nic(b).name();
         let before = self.notes[b].seen.len();
         let ours = self.nic(a).connect(&peer).unwrap();
-        self.settle();
+        self.drive();
         while self.nic(a).send(ours, b"hello", &[]) == Err(Full) {
             self.poll();
         }
-        self.settle();
+        self.drive();
         let theirs = self.notes[b].seen[before..].iter().find_map(|seen| match seen {
             Seen::Up { link, initiator: false } => Some(*link),
             _ => None,
@@ -146,7 +146,7 @@ fn a_link_comes_up_on_both_sides_and_carries_messages_both_ways() {
     let peer = bench.nic(1).name();
     let ours = bench.nic(0).connect(&peer).unwrap();
     assert_eq!(bench.poll(), 0, "nothing happens at once");
-    bench.settle();
+    bench.drive();
     assert_eq!(bench.notes[0].seen, [Seen::Up { link: ours, initiator: true }]);
     let [Seen::Up { link: theirs, initiator: false }] = bench.notes[1].seen[..] else {
         panic!("no up at the acceptor")
@@ -155,10 +155,10 @@ fn a_link_comes_up_on_both_sides_and_carries_messages_both_ways() {
     body.write(b"abcdefgh");
     bench.nic(0).send(ours, b"head", &body.pieces(&[3])).unwrap();
     body.fill(0);
-    bench.settle();
+    bench.drive();
     assert_eq!(bench.messages(1), [b"headabcdefgh".to_vec()], "copied when send returned");
     bench.nic(1).send(theirs, b"back", &[]).unwrap();
-    bench.settle();
+    bench.drive();
     assert_eq!(bench.messages(0), [b"back".to_vec()]);
     assert!(bench.nic(0).drained());
 }
@@ -171,7 +171,7 @@ fn time_is_latency_plus_bytes() {
     let (ours, _) = bench.link(0, 1);
     let start_ns = bench.fabric.now_ns();
     bench.nic(0).send(ours, &[1; 300], &[]).unwrap();
-    bench.settle();
+    bench.drive();
     assert_eq!(bench.fabric.now_ns() - start_ns, 1000);
 }
 
@@ -180,13 +180,13 @@ fn an_acceptor_that_speaks_first_breaks_the_contract() {
     let mut bench = Bench::new(FabricConfig::new(1), 2);
     let peer = bench.nic(1).name();
     bench.nic(0).connect(&peer).unwrap();
-    bench.settle();
+    bench.drive();
     bench.nic(1).send(LinkId(0), b"x", &[]).unwrap();
     assert!(bench.fabric.contract_broken());
 }
 
 #[test]
-fn misuse_is_noted() {
+fn misuse_is_recorded_as_a_violation() {
     let cases: [fn(&mut Bench, LinkId); 5] = [
         |bench, _| {
             let _ = bench.nic(0).send(LinkId(9), b"x", &[]);
@@ -218,18 +218,18 @@ fn simultaneous_and_self_connects_give_two_separate_links() {
     let names = [bench.nic(0).name(), bench.nic(1).name()];
     bench.nic(0).connect(&names[1]).unwrap();
     bench.nic(1).connect(&names[0]).unwrap();
-    bench.settle();
+    bench.drive();
     assert_eq!((bench.fabric.links(0), bench.fabric.links(1)), (2, 2));
     let own = bench.nic(0).connect(&names[0]).unwrap();
-    bench.settle();
+    bench.drive();
     assert_eq!(bench.fabric.links(0), 4);
     bench.nic(0).send(own, b"to myself", &[]).unwrap();
-    bench.settle();
+    bench.drive();
     assert_eq!(bench.messages(0), [b"to myself".to_vec()]);
 }
 
 #[test]
-fn a_full_queue_says_so_and_has_room_after_the_peer_polled() {
+fn a_full_queue_has_room_after_the_peer_polled() {
     let mut config = FabricConfig::new(1);
     config.queue_depth = 3;
     let mut bench = Bench::new(config, 2);
@@ -240,9 +240,9 @@ fn a_full_queue_says_so_and_has_room_after_the_peer_polled() {
     assert_eq!(bench.nic(0).send(ours, &[3], &[]), Err(Full));
     bench.fabric.advance();
     assert_eq!(bench.nic(0).send(ours, &[3], &[]), Err(Full), "arrived, but not taken");
-    bench.settle();
+    bench.drive();
     bench.nic(0).send(ours, &[3], &[]).unwrap();
-    bench.settle();
+    bench.drive();
     assert_eq!(bench.messages(1), [[0], [1], [2], [3]]);
 }
 
@@ -258,7 +258,7 @@ fn gathered_messages_wait_for_flush() {
     assert!(!bench.fabric.advance(), "nothing has left");
     bench.nic(0).flush();
     assert!(bench.nic(0).drained());
-    bench.settle();
+    bench.drive();
     assert_eq!(bench.messages(1), [b"a", b"b"]);
 }
 
@@ -277,16 +277,16 @@ fn push_get_and_put_move_the_bytes_and_report_once() {
             let bytes = rng.bytes(len);
             local.write(&bytes);
             bench.nic(0).put(ours, &local.pieces(&[len / 3]), &there, 1).unwrap();
-            bench.settle();
+            bench.drive();
             assert_eq!(remote.bytes(), bytes);
             local.fill(0);
             bench.nic(0).get(ours, &local.pieces(&[len / 4, len / 4]), &there, 2).unwrap();
-            bench.settle();
+            bench.drive();
             assert_eq!(local.bytes(), bytes);
             let window = bench.fabric.alloc(1, len + 7);
             bench.notes[1].windows.insert(5, window);
             bench.nic(0).push(ours, 5, 7, &[local.iov()], 3).unwrap();
-            bench.settle();
+            bench.drive();
             assert_eq!(window.bytes()[7..], bytes);
             assert_eq!(bench.dones(0), [(1, Ok(())), (2, Ok(())), (3, Ok(()))]);
             bench.notes[0].seen.clear();
@@ -311,7 +311,7 @@ fn a_push_follows_the_messages_before_it() {
             bench.nic(0).push(ours, u64::from(n), 0, &[source.iov()], u64::from(n)).unwrap();
             bench.fabric.pass(seed * 7);
         }
-        bench.settle();
+        bench.drive();
         let mut said = 0;
         let mut early = false;
         for seen in &bench.notes[1].seen {
@@ -335,7 +335,7 @@ fn a_get_outside_the_peers_buffers_fails_with_access() {
     let there = [RemoteIov { addr: remote.iov().addr() + 1, len: 100 }];
     bench.nic(0).get(ours, &[local.iov()], &there, 1).unwrap();
     bench.nic(0).put(ours, &[local.iov()], &there, 2).unwrap();
-    bench.settle();
+    bench.drive();
     let mut dones = bench.dones(0);
     dones.sort_by_key(|done| done.0);
     assert_eq!(dones, [(1, Err(LinkError::Access)), (2, Err(LinkError::Access))]);
@@ -353,13 +353,13 @@ fn a_transfer_reads_memory_when_it_leaves_not_when_it_is_accepted() {
     bench.nic(0).push(ours, 1, 0, &[source.iov()], 1).unwrap();
     bench.fabric.advance();
     source.fill(2);
-    bench.settle();
+    bench.drive();
     let bytes = window.bytes();
     assert_eq!((bytes[0], bytes[39]), (1, 2));
 }
 
 #[test]
-fn close_delivers_what_was_sent_and_ends_the_peers_link_once() {
+fn close_delivers_sent_messages_and_ends_the_peers_link_once() {
     for seed in 0..100 {
         let mut config = FabricConfig::new(seed);
         (config.caps.ordered, config.caps.push_follows) = (seed % 2 == 0, false);
@@ -372,7 +372,7 @@ fn close_delivers_what_was_sent_and_ends_the_peers_link_once() {
             bench.nic(1).send(theirs, &[n], &[]).unwrap();
         }
         bench.nic(0).close(ours);
-        bench.settle();
+        bench.drive();
         assert_eq!(bench.messages(1).len(), 20);
         assert_eq!(bench.notes[1].seen.last(), Some(&Seen::Down { link: theirs, why: LinkError::Closed }));
         assert_eq!(bench.notes[0].seen, [], "silent after close");
@@ -388,7 +388,7 @@ fn closing_before_the_link_is_up_leaves_nothing_behind() {
         let ours = bench.nic(0).connect(&peer).unwrap();
         bench.fabric.pass(wait_ns);
         bench.nic(0).close(ours);
-        bench.settle();
+        bench.drive();
         assert_eq!((bench.fabric.links(0), bench.fabric.links(1)), (0, 0));
         assert_eq!(bench.notes[0].seen, []);
         let up = bench.notes[1].seen.len();
@@ -397,7 +397,7 @@ fn closing_before_the_link_is_up_leaves_nothing_behind() {
 }
 
 #[test]
-fn connecting_to_nobody_ends_in_one_down() {
+fn connecting_to_a_missing_endpoint_ends_in_one_down() {
     let mut bench = Bench::new(FabricConfig::new(1), 2);
     let peer = bench.nic(1).name();
     bench.nics[1] = None;
@@ -408,7 +408,7 @@ fn connecting_to_nobody_ends_in_one_down() {
         weft_engine::name::EpName::parse(&bytes).unwrap()
     };
     bench.nic(0).connect(&stranger).unwrap();
-    bench.settle();
+    bench.drive();
     assert_eq!(bench.downs(0).len(), 2);
     assert_eq!(bench.notes[0].seen.len(), 2, "no up");
     let again = bench.nic(0).connect(&peer).unwrap();
@@ -416,7 +416,7 @@ fn connecting_to_nobody_ends_in_one_down() {
 }
 
 #[test]
-fn death_cuts_a_prefix_and_fails_what_was_under_way() {
+fn death_delivers_a_prefix_and_fails_pending_transfers() {
     let mut cut = 0;
     for seed in 0..200 {
         let mut config = FabricConfig::new(seed);
@@ -436,7 +436,7 @@ fn death_cuts_a_prefix_and_fails_what_was_under_way() {
         bench.fabric.pass(seed * 20);
         bench.fabric.kill(1);
         bench.nics[1] = None;
-        bench.settle();
+        bench.drive();
         let got = bench.messages(0);
         assert_eq!(got, (0..got.len() as u8).map(|n| vec![n; 20]).collect::<Vec<_>>(), "a prefix, in order");
         cut += usize::from(got.len() < 20);
@@ -445,7 +445,7 @@ fn death_cuts_a_prefix_and_fails_what_was_under_way() {
         assert_eq!(dones.iter().map(|done| done.0).collect::<Vec<_>>(), [1, 2, 3]);
         assert_eq!(bench.downs(0), [LinkError::Gone]);
         assert!(matches!(bench.notes[0].seen.last(), Some(Seen::Down { .. })), "done comes before down");
-        assert_eq!(bench.fabric.links(0), 1, "the link to the third endpoint lives on");
+        assert_eq!(bench.fabric.links(0), 1, "the link to the third endpoint stays up");
         assert!(bench.nic(0).drained());
     }
     assert!(cut > 20, "only {cut} of 200 runs lost messages");
@@ -459,7 +459,7 @@ fn an_orderly_exit_delivers_everything() {
         bench.nic(0).send(ours, &[n], &[]).unwrap();
     }
     bench.nics[0] = None;
-    bench.settle();
+    bench.drive();
     assert_eq!(bench.messages(1).len(), 10);
     assert_eq!(bench.downs(1), [LinkError::Gone]);
 }
@@ -469,7 +469,7 @@ fn a_reset_is_seen_by_both_sides() {
     let mut bench = Bench::new(FabricConfig::new(1), 2);
     bench.link(0, 1);
     assert_eq!(bench.fabric.break_links(0, 1, 0), 1);
-    bench.settle();
+    bench.drive();
     assert_eq!((bench.downs(0), bench.downs(1)), (vec![LinkError::Gone], vec![LinkError::Gone]));
     assert_eq!((bench.fabric.links(0), bench.fabric.links(1)), (0, 0));
 }
@@ -484,7 +484,7 @@ fn traffic(config: FabricConfig, endpoints: usize, busy: usize) -> (Bench, Vec<V
         let peer = bench.nic(b).name();
         links.insert((a, b), bench.nic(a).connect(&peer).unwrap());
     }
-    bench.settle();
+    bench.drive();
     let mut sent = vec![Vec::new(); endpoints];
     let mut rngs = (0..busy).map(|n| Stream::new(seed, Entity::Workload(n))).collect::<Vec<_>>();
     for n in 0_u32..200 {
@@ -500,7 +500,7 @@ fn traffic(config: FabricConfig, endpoints: usize, busy: usize) -> (Bench, Vec<V
         bench.poll();
         bench.fabric.pass(50);
     }
-    bench.settle();
+    bench.drive();
     (bench, sent)
 }
 
@@ -542,7 +542,7 @@ fn the_same_seed_gives_the_same_trace_and_another_seed_another() {
 }
 
 #[test]
-fn another_endpoint_leaves_the_fates_of_the_others_alone() {
+fn an_added_endpoint_does_not_change_other_streams() {
     // What endpoint 1 sees of endpoint 0, and when, with and without a third and a fourth that talk to each other.
     let fates = |seed: u64, others: bool| {
         let mut config = FabricConfig::swarm(seed);
@@ -593,7 +593,7 @@ proptest! {
             }
             expected.push((window, bytes));
         }
-        bench.settle();
+        bench.drive();
         for (window, bytes) in expected {
             prop_assert_eq!(window.bytes(), bytes);
         }

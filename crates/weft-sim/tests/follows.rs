@@ -25,7 +25,7 @@ fn fabric(seed: u64, follows: bool) -> FabricConfig {
 fn count_kinds(harness: &mut Harness) -> Rc<RefCell<BTreeMap<u8, usize>>> {
     let kinds = Rc::new(RefCell::new(BTreeMap::new()));
     let log = Rc::clone(&kinds);
-    harness.cluster().fabric().set_meddler(Box::new(move |_, _, whole, bytes| {
+    harness.cluster().fabric().set_interceptor(Box::new(move |_, _, whole, bytes| {
         if whole {
             *log.borrow_mut().entry(bytes[0]).or_insert(0) += 1;
         }
@@ -35,7 +35,7 @@ fn count_kinds(harness: &mut Harness) -> Rc<RefCell<BTreeMap<u8, usize>>> {
 }
 
 #[test]
-fn the_bytes_of_a_write_wait_for_no_answer_where_pushes_follow() {
+fn write_bytes_need_no_answer_where_pushes_follow() {
     const CTS: u8 = 10;
     for follows in [false, true] {
         let mut harness = Harness::new(fabric(1, follows), Config::default(), 2);
@@ -45,7 +45,7 @@ fn the_bytes_of_a_write_wait_for_no_answer_where_pushes_follow() {
             let rma = Rma { offset: 2 * n * LEN, remote: vec![LEN, LEN], data: Some(n as u64), ..Rma::default() };
             harness.write(0, window, &rma).unwrap();
         }
-        harness.settle().unwrap();
+        harness.drive().unwrap();
         assert_eq!(harness.finish(), Vec::<String>::new());
         let kinds = kinds.borrow();
         assert_eq!(kinds[&WRITE_RTS], 8);
@@ -56,22 +56,22 @@ fn the_bytes_of_a_write_wait_for_no_answer_where_pushes_follow() {
 /// The bytes of refused writes are on their way when the refusal is: they touch nothing, and what follows is
 /// not disturbed.
 #[test]
-fn the_bytes_of_a_refused_write_are_thrown_away() {
+fn refused_write_bytes_are_discarded() {
     for seed in 0..50 {
         let mut harness = Harness::new(fabric(seed, true), Config { tx_depth: 64, ..Config::default() }, 2);
         let window = harness.add_window(1, 20 * LEN, Access { read: true, write: true }, true).unwrap();
         let mut ops = Vec::new();
         for n in 0..20 {
-            let spoil = [None, Some(Fault::BadKey), None, Some(Fault::BadRange), Some(Fault::BadKey)][n % 5];
-            let rma = Rma { offset: n * LEN, remote: vec![LEN], spoil, ..Rma::default() };
-            ops.push((harness.write(0, window, &rma).unwrap(), spoil));
+            let provoke = [None, Some(Fault::BadKey), None, Some(Fault::BadRange), Some(Fault::BadKey)][n % 5];
+            let rma = Rma { offset: n * LEN, remote: vec![LEN], provoke, ..Rma::default() };
+            ops.push((harness.write(0, window, &rma).unwrap(), provoke));
             if n % 3 == 0 {
                 harness.turn();
             }
         }
-        harness.settle().unwrap();
-        for (op, spoil) in ops {
-            assert_eq!(harness.oracle().fault(op), spoil, "seed {seed}");
+        harness.drive().unwrap();
+        for (op, provoke) in ops {
+            assert_eq!(harness.oracle().fault(op), provoke, "seed {seed}");
         }
         assert_eq!(harness.finish(), Vec::<String>::new(), "seed {seed}");
     }
@@ -171,12 +171,12 @@ fn windows_that_are_not_announced_in_order_end_the_link() {
         ("no bytes", true, vec![Box::new(announce(named(0), 0))], false),
         ("on a device without order", false, vec![Box::new(announce(named(0), 9))], false),
     ];
-    for (what, follows, steps, lives) in all {
+    for (what, follows, steps, is_alive) in all {
         let mut peer = Impostor::new(follows);
         steps.iter().for_each(|step| step(&mut peer));
-        assert_eq!(peer.links.down.is_none(), lives, "{what}");
+        assert_eq!(peer.links.down.is_none(), is_alive, "{what}");
         assert_eq!(peer.cluster.fabric().violations(), Vec::<String>::new());
-        if lives && peer.seq > 0 {
+        if is_alive && peer.seq > 0 {
             assert_eq!(peer.links.fins, peer.seq as usize, "{what}: refused each");
         }
     }

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use weft_engine::amo::{Amo, Form, Op as What, Type};
+use weft_engine::amo::{Amo, Form, Op as AmoOp, Type};
 use weft_engine::api::{
     Access, AtomicOp, Completion, Config, Context, Fault, Kind, OpFlags, RecvOp, RmaIov, RmaOp, SendOp,
 };
@@ -385,9 +385,9 @@ fn unwatched(h: &mut Harness, rng: &mut Stream, victim: usize, op: usize) -> boo
         flags,
     };
     let posted = match rng.index(8) {
-        5 => engine.atomic(&atomic(amo(Form::Base, What::Sum))),
-        6 => engine.atomic(&atomic(amo(Form::Fetch, What::Sum))),
-        7 => engine.atomic(&atomic(amo(Form::Fetch, What::Read))),
+        5 => engine.atomic(&atomic(amo(Form::Base, AmoOp::Sum))),
+        6 => engine.atomic(&atomic(amo(Form::Fetch, AmoOp::Sum))),
+        7 => engine.atomic(&atomic(amo(Form::Fetch, AmoOp::Read))),
         0 | 1 => engine.send(&SendOp { dest, iov: &iov, tag: 1, data: 0, ctx, flags: flags | OpFlags::TAGGED }),
         2 => engine.write(&rma),
         3 => engine.read(&rma),
@@ -399,7 +399,7 @@ fn unwatched(h: &mut Harness, rng: &mut Stream, victim: usize, op: usize) -> boo
     posted.is_ok()
 }
 
-fn siege(seed: u64) -> BTreeMap<u8, usize> {
+fn attack(seed: u64) -> BTreeMap<u8, usize> {
     let mut config = FabricConfig::swarm(seed);
     config.segment_bytes = config.segment_bytes.max(200);
     let (mailbox_bytes, follows) = (config.caps.mailbox_bytes, config.caps.push_follows);
@@ -444,7 +444,7 @@ fn siege(seed: u64) -> BTreeMap<u8, usize> {
     }
     let kinds = std::mem::take(&mut attacker.spy.kinds);
     drop(attacker);
-    h.settle().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    h.drive().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     for (victim, op) in posted {
         h.cluster().engine(victim).unwrap().cancel(UNWATCHED + op);
         h.absorb(victim);
@@ -459,15 +459,15 @@ fn siege(seed: u64) -> BTreeMap<u8, usize> {
 }
 
 #[test]
-fn a_hostile_peer_harms_nobody() {
+fn a_hostile_peer_does_no_harm() {
     if let Ok(seed) = std::env::var("WEFT_SIM_SEED") {
-        siege(seed.parse().expect("a number"));
+        attack(seed.parse().expect("a number"));
         return;
     }
     let count = std::env::var("WEFT_SIM_SEEDS").map_or(150, |n| n.parse().expect("a number"));
     let mut kinds = BTreeMap::new();
     for seed in 0..count {
-        let outcome = std::panic::catch_unwind(|| siege(seed));
+        let outcome = std::panic::catch_unwind(|| attack(seed));
         let Ok(of_seed) = outcome else { panic!("replay: WEFT_SIM_SEED={seed} cargo test -p weft-sim --test hostile") };
         for (kind, n) in of_seed {
             *kinds.entry(kind).or_insert(0) += n;
@@ -483,7 +483,7 @@ fn a_hostile_peer_harms_nobody() {
 /// On links without order other messages may come before OPEN_OK; nonsense in its place must not be waited
 /// out as one of them.
 #[test]
-fn nonsense_in_place_of_open_ok_ends_the_link() {
+fn garbage_in_place_of_open_ok_ends_the_link() {
     for (ordered, len) in [true, false].into_iter().flat_map(|ordered| (0..=24).map(move |len| (ordered, len))) {
         let mut config = FabricConfig::new(1);
         config.caps.ordered = ordered;
@@ -491,7 +491,7 @@ fn nonsense_in_place_of_open_ok_ends_the_link() {
         let mut h = Harness::new(config, Config::default(), 2);
         h.oracle_mut().garbled(0, 1);
         let mut spoilt = false;
-        h.cluster().fabric().set_meddler(Box::new(move |_, _, whole, bytes| {
+        h.cluster().fabric().set_interceptor(Box::new(move |_, _, whole, bytes| {
             if whole && bytes[0] == 1 && !std::mem::replace(&mut spoilt, true) {
                 bytes.truncate(len);
                 bytes.iter_mut().take(1).for_each(|kind| *kind = 0xEE);
@@ -499,7 +499,7 @@ fn nonsense_in_place_of_open_ok_ends_the_link() {
             Fate::Deliver
         }));
         let op = h.send(0, 1, &Send { len: 8, ..Send::default() }).unwrap();
-        h.settle().unwrap();
+        h.drive().unwrap();
         assert_eq!(h.oracle().fault(op), Some(Fault::Link(LinkError::Protocol)), "{len} bytes, ordered: {ordered}");
         // Among the rest: the two can talk after all.
         assert_eq!(h.finish(), Vec::<String>::new(), "{len} bytes, ordered: {ordered}");

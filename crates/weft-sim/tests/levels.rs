@@ -29,7 +29,7 @@ fn connected(fabric: &FabricConfig) -> Harness {
     let mut h = Harness::new(fabric.clone(), Config::default(), 2);
     h.send(0, 1, &Send { tag: Some(u64::MAX), ..Send::default() }).unwrap();
     h.recv(1, &Recv { tag: Some((u64::MAX, 0)), ..Recv::default() }).unwrap();
-    h.settle().unwrap();
+    h.drive().unwrap();
     h
 }
 
@@ -54,7 +54,7 @@ fn sender_alone(h: &mut Harness) {
 /// what has left survives its sender that is at once, too), and when somebody has received them (delivery
 /// complete).
 #[test]
-fn three_levels_are_three_moments() {
+fn each_completion_level_has_its_own_moment() {
     for fabric in fabrics() {
         for len in LENS {
             let mut h = connected(&fabric);
@@ -64,13 +64,13 @@ fn three_levels_are_three_moments() {
             let short = len < LONG;
             sender_alone(&mut h);
             assert_eq!(ended(&h), [short, short && fabric.caps.survives, false], "left: {len} on {fabric:?}");
-            h.settle().unwrap();
+            h.drive().unwrap();
             assert_eq!(h.cluster().engine(1).unwrap().unexpected_messages(), 3);
             assert_eq!(ended(&h), [short, short, false], "arrived: {len} on {fabric:?}");
             for n in 0..3 {
                 receive(&mut h, n);
             }
-            h.settle().unwrap();
+            h.drive().unwrap();
             assert_eq!(ended(&h), [true; 3], "received: {len} on {fabric:?}");
             assert_eq!(h.finish(), Vec::<String>::new());
         }
@@ -87,14 +87,14 @@ fn transmit_complete_of_a_pushed_message_waits_for_its_last_byte() {
             receive(&mut h, tag);
             send(&mut h, tag, LONG, flags)
         });
-        h.settle_until(|oracle| oracle.ended(plain)).unwrap();
+        h.drive_until(|oracle| oracle.ended(plain)).unwrap();
         assert!(fabric.caps.survives || !h.oracle().ended(sure), "{fabric:?}");
-        h.settle_until(|oracle| oracle.ended(sure)).unwrap();
+        h.drive_until(|oracle| oracle.ended(sure)).unwrap();
         if !fabric.caps.survives {
             let Record::Send(record) = h.oracle().record(sure) else { panic!("not a send") };
             assert!(record.received_by.is_some(), "its answer came before its bytes: {fabric:?}");
         }
-        h.settle().unwrap();
+        h.drive().unwrap();
         assert_eq!(h.finish(), Vec::<String>::new());
     }
 }
@@ -102,7 +102,7 @@ fn transmit_complete_of_a_pushed_message_waits_for_its_last_byte() {
 /// What was started before a fence that asks for delivery has been delivered when the fence ends, whatever
 /// its own level.
 #[test]
-fn a_fence_raises_what_came_before_it_to_its_own_level() {
+fn a_fence_raises_earlier_operations_to_its_level() {
     for fabric in fabrics() {
         for len in LENS {
             let mut h = connected(&fabric);
@@ -115,12 +115,12 @@ fn a_fence_raises_what_came_before_it_to_its_own_level() {
             h.write(0, window, &Rma { flags: OpFlags::FENCE, ..rma(LONG) }).unwrap();
             let fence = send(&mut h, 2, 8, OpFlags::FENCE | OpFlags::DELIVERY);
             let behind = h.write(0, window, &rma(2 * LONG)).unwrap();
-            h.settle_until(|oracle| oracle.ended(fence) || oracle.ended(behind)).unwrap();
+            h.drive_until(|oracle| oracle.ended(fence) || oracle.ended(behind)).unwrap();
             assert!(h.oracle().ended(fence), "what was posted after it has overtaken a fence");
             h.cluster().engine(1).unwrap().progress();
             h.absorb(1);
             assert!(h.oracle().ended(before), "{len} on {fabric:?}");
-            h.settle().unwrap();
+            h.drive().unwrap();
             assert_eq!(h.finish(), Vec::<String>::new());
         }
     }
@@ -128,7 +128,7 @@ fn a_fence_raises_what_came_before_it_to_its_own_level() {
 
 /// The receive says how many bytes it has, not how many there would have been.
 #[test]
-fn a_receive_that_its_sender_leaves_says_how_much_has_come() {
+fn a_receive_cut_by_its_sender_reports_the_arrived_length() {
     for fabric in fabrics() {
         let mut h = connected(&fabric);
         let op = receive(&mut h, 7);
@@ -152,7 +152,7 @@ fn a_receive_that_its_sender_leaves_says_how_much_has_come() {
             h.turn();
         }
         h.kill(0);
-        h.settle().unwrap();
+        h.drive().unwrap();
         let ends = ends.borrow();
         let [(end, stored)] = ends.as_slice() else { panic!("{} ends", ends.len()) };
         assert!(matches!(end.fault, Some(Fault::Link(LinkError::Gone))), "{end:?}");

@@ -90,7 +90,7 @@ fn take_step(h: &mut Harness, reference: &mut Reference, step: Step) {
     match step {
         Step::Send { from, tag, len } => {
             let op = h.send(from, HERE, &Send { tag, len, ..Send::default() }).unwrap();
-            h.settle().unwrap();
+            h.drive().unwrap();
             reference.arrive(op, from, tag);
         }
         Step::Recv(want) => {
@@ -133,14 +133,14 @@ fn take_step(h: &mut Harness, reference: &mut Reference, step: Step) {
             }
         }
     }
-    h.settle().unwrap();
+    h.drive().unwrap();
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn equals_the_reference(seed in 0_u64..1 << 32, steps in prop::collection::vec(step(), 1..60)) {
+    fn matching_equals_the_reference(seed in 0_u64..1 << 32, steps in prop::collection::vec(step(), 1..60)) {
         let mut fabric = FabricConfig::swarm(seed);
         fabric.caps.mailbox_bytes = fabric.caps.mailbox_bytes.max(512);
         let window_bytes = if seed % 3 == 0 { 1000 } else { 1 << 20 };

@@ -40,7 +40,7 @@ fn completions_mutant_in(
             }));
         });
         if struck.get() > before {
-            assert!(!report.wrong.is_empty(), "mutant `{name}` lives: seed {seed}");
+            assert!(!report.wrong.is_empty(), "mutant `{name}` survives: seed {seed}");
         } else {
             assert!(report.wrong.is_empty(), "seed {seed} fails without the mutant: {:?}", report.wrong);
         }
@@ -139,7 +139,7 @@ fn a_remote_event_too_many_or_too_few() {
 }
 
 #[test]
-fn an_error_out_of_nothing() {
+fn an_error_without_cause() {
     for fault in [Fault::Canceled, Fault::Link(LinkError::Gone), Fault::BadKey] {
         completions_mutant("error", move |batch| {
             let honest = |c: &Completion| c.kind == Kind::Send || c.kind == Kind::Write;
@@ -150,7 +150,7 @@ fn an_error_out_of_nothing() {
 
 /// Calls that may be refused excuse neither that a link breaks nor that a message disappears of which nobody is told.
 #[test]
-fn what_a_refusal_does_not_excuse() {
+fn a_refusal_excuses_no_other_failure() {
     let plan = |seed| {
         let (hazards, endpoints) = (Hazards::NONE.with(Hazard::Refuse), Endpoints::Rdm);
         Plan { hazards, endpoints, ..Plan::lossless(seed) }
@@ -168,7 +168,7 @@ fn what_a_refusal_does_not_excuse() {
 
 /// A link that breaks excuses what was under way, and nothing that is started when both ends know of it.
 #[test]
-fn what_a_break_does_not_excuse() {
+fn a_link_break_excuses_no_later_failure() {
     for strikes in [false, true] {
         let mut harness = Harness::new(FabricConfig::new(1), weft_engine::api::Config::default(), 2);
         let exchange = |harness: &mut Harness| {
@@ -176,10 +176,10 @@ fn what_a_break_does_not_excuse() {
             harness.send(0, 1, &Send { len: 32, ..Send::default() }).unwrap();
         };
         exchange(&mut harness);
-        harness.settle().unwrap();
+        harness.drive().unwrap();
         exchange(&mut harness);
         harness.break_links(0, 1, 0);
-        harness.settle().unwrap();
+        harness.drive().unwrap();
         let mut strikes_still = strikes;
         harness.set_tamper(Box::new(move |_, batch| {
             let gone = Some(Fault::Link(LinkError::Gone));
@@ -187,7 +187,7 @@ fn what_a_break_does_not_excuse() {
             strikes_still = strikes_still && !one(batch, strike);
         }));
         exchange(&mut harness);
-        harness.settle().unwrap();
+        harness.drive().unwrap();
         assert_eq!(harness.finish().is_empty(), !strikes);
     }
 }
@@ -207,7 +207,7 @@ fn two_receives_swapped() {
 }
 
 #[test]
-fn a_delivery_that_was_not() {
+fn an_early_delivery_completion() {
     // Receives are reported late: every delivery-complete send is then too early.
     let mut caught = 0;
     for seed in 0..20 {
@@ -229,7 +229,7 @@ fn a_delivery_that_was_not() {
 }
 
 /// A wire that loses, doubles or changes something.
-fn wire_mutant(name: &str, meddle: impl Fn(bool, &mut Vec<u8>) -> Option<Fate> + Copy + 'static) {
+fn wire_mutant(name: &str, intercept: impl Fn(bool, &mut Vec<u8>) -> Option<Fate> + Copy + 'static) {
     let struck = Rc::new(Cell::new(0));
     let mut caught = 0;
     for seed in 0..20 {
@@ -237,12 +237,12 @@ fn wire_mutant(name: &str, meddle: impl Fn(bool, &mut Vec<u8>) -> Option<Fate> +
         let counter = Rc::clone(&struck);
         let mut wait = 30 + seed;
         let report = run_with(&Plan::lossless(seed), move |harness| {
-            harness.cluster().fabric().set_meddler(Box::new(move |_, _, whole, bytes| {
+            harness.cluster().fabric().set_interceptor(Box::new(move |_, _, whole, bytes| {
                 if wait > 0 || counter.get() > before {
                     wait = wait.saturating_sub(1);
                     return Fate::Deliver;
                 }
-                let fate = meddle(whole, bytes);
+                let fate = intercept(whole, bytes);
                 counter.set(before + usize::from(fate.is_some()));
                 fate.unwrap_or(Fate::Deliver)
             }));
@@ -300,7 +300,7 @@ fn is_kind(whole: bool, bytes: &[u8], wanted: u8) -> bool {
 }
 
 #[test]
-fn an_addition_that_was_not() {
+fn a_missing_addition() {
     wire_mutant("lost addition", |whole, bytes| {
         adds_to_counter(whole, bytes).then(|| bytes[32..].fill(0)).map(|()| Fate::Deliver)
     });
@@ -334,9 +334,9 @@ fn a_write_after_completion_and_one_beyond_the_end() {
         let buffer = recv.buffer;
         if stray {
             buffer.part(40, 1).fill(0);
-            harness.settle().unwrap();
+            harness.drive().unwrap();
         } else {
-            harness.settle().unwrap();
+            harness.drive().unwrap();
             buffer.part(3, 1).fill(0);
         }
         assert!(!harness.finish().is_empty(), "stray: {stray}");
@@ -354,7 +354,7 @@ fn a_push_that_overtakes_its_announcement() {
         for n in 0..5 {
             harness.write(0, window, &Rma { offset: n * 10_000, remote: vec![10_000], ..Rma::default() }).unwrap();
         }
-        harness.settle().unwrap();
+        harness.drive().unwrap();
         assert_eq!(harness.finish().is_empty(), overtakes_permille == 0, "{overtakes_permille}");
     }
 }
@@ -365,7 +365,7 @@ fn a_message_that_overtakes_on_an_ordered_wire() {
     let mut harness = Harness::new(FabricConfig::new(1), weft_engine::api::Config::default(), 2);
     let fabric: Fabric = harness.cluster().fabric().clone();
     let mut kept: Option<Vec<u8>> = None;
-    fabric.set_meddler(Box::new(move |_, to, whole, bytes| {
+    fabric.set_interceptor(Box::new(move |_, to, whole, bytes| {
         if to == 1 && whole && bytes[0] == 8 && kept.is_none() {
             kept = Some(bytes.clone());
             return Fate::Lose;
@@ -375,7 +375,7 @@ fn a_message_that_overtakes_on_an_ordered_wire() {
     for _ in 0..3 {
         harness.recv(1, &Recv { len: 64, ..Recv::default() }).unwrap();
         harness.send(0, 1, &Send { len: 32, ..Send::default() }).unwrap();
-        harness.settle().unwrap();
+        harness.drive().unwrap();
     }
     assert!(!harness.finish().is_empty());
 }

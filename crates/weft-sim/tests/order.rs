@@ -2,7 +2,7 @@
 //! length that is promised, on any device.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
-use weft_engine::amo::{Amo, Form, Op as What, Type};
+use weft_engine::amo::{Amo, Form, Op as AmoOp, Type};
 use weft_engine::api::{Access, AtomicOp, Config, Context, Error, OpFlags, Region, RmaIov, RmaOp};
 use weft_engine::mem::IovList;
 use weft_sim::rng::{Entity, Stream};
@@ -36,7 +36,7 @@ fn overlapping(seed: u64) {
         let remote = [RmaIov { addr: offset as u64, len: portion as u64, key: 1 }];
         let op = RmaOp { dest, iov: &[buffer.iov()], remote: &remote, data: 0, ctx, flags };
         if portion > 0 && rng.chance(200) {
-            let amo = Amo::new(Form::Base, Type::Uint8, What::Sum).unwrap();
+            let amo = Amo::new(Form::Base, Type::Uint8, AmoOp::Sum).unwrap();
             let bytes = rng.bytes(portion);
             buffer.write(&bytes);
             for (old, add) in model[offset..].iter_mut().zip(&bytes) {

@@ -16,7 +16,7 @@ fn ranks(seed: u64, count: usize) -> Harness {
 }
 
 #[test]
-fn barriers_of_every_size_let_everybody_go() {
+fn barriers_of_every_size_release_all_members() {
     for count in 1..=9 {
         for write in [false, true] {
             let mut harness = ranks(count as u64, count);
@@ -24,9 +24,9 @@ fn barriers_of_every_size_let_everybody_go() {
             for rank in 0..count {
                 assert_eq!(harness.program_stats().left, 0, "{count} ranks: nobody before the last");
                 harness.post_barrier(n, rank, rank % 2 == 1).unwrap();
-                harness.settle().unwrap();
+                harness.drive().unwrap();
                 harness.enter_barrier(n, rank);
-                harness.settle().unwrap();
+                harness.drive().unwrap();
             }
             assert_eq!(harness.program_stats().left, count as u64);
             assert_eq!(harness.finish(), [""; 0]);
@@ -35,7 +35,7 @@ fn barriers_of_every_size_let_everybody_go() {
 }
 
 #[test]
-fn who_leaves_too_early_is_noticed() {
+fn an_early_exit_from_a_barrier_is_noticed() {
     let mut harness = ranks(1, 2);
     let n = harness.open_barrier(Signals { write: false, sum: false, len: 8, flags: OpFlags::empty() }).unwrap();
     harness.post_barrier(n, 0, true).unwrap();
@@ -45,16 +45,16 @@ fn who_leaves_too_early_is_noticed() {
 }
 
 #[test]
-fn sums_are_those_of_their_tree() {
+fn sums_follow_their_tree() {
     for count in 1..=17 {
         let mut harness = ranks(count as u64, count);
         let n = harness.open_barrier(Signals { write: false, sum: true, len: 8, flags: OpFlags::empty() }).unwrap();
         for rank in (0..count).rev() {
             assert_eq!(harness.program_stats().left, 0, "{count} ranks: nobody before the last");
             harness.post_barrier(n, rank, false).unwrap();
-            harness.settle().unwrap();
+            harness.drive().unwrap();
             harness.enter_barrier(n, rank);
-            harness.settle().unwrap();
+            harness.drive().unwrap();
         }
         assert_eq!(harness.program_stats().left, count as u64);
         assert_eq!(harness.finish(), [""; 0]);
@@ -62,7 +62,7 @@ fn sums_are_those_of_their_tree() {
 }
 
 #[test]
-fn a_sum_of_another_order_is_noticed() {
+fn a_sum_in_another_order_is_noticed() {
     let mut harness = ranks(1, 3);
     let n = harness.open_barrier(Signals { write: false, sum: true, len: 8, flags: OpFlags::empty() }).unwrap();
     harness.post_barrier(n, 0, false).unwrap();
@@ -72,7 +72,7 @@ fn a_sum_of_another_order_is_noticed() {
 }
 
 #[test]
-fn a_member_that_dies_keeps_the_others_in() {
+fn a_dead_member_blocks_the_barrier() {
     for write in [false, true] {
         let mut harness = ranks(2, 4);
         let n = harness.open_barrier(Signals { write, sum: false, len: 8, flags: OpFlags::empty() }).unwrap();
@@ -81,7 +81,7 @@ fn a_member_that_dies_keeps_the_others_in() {
             harness.post_barrier(n, rank, false).unwrap();
             harness.enter_barrier(n, rank);
         }
-        harness.settle().unwrap();
+        harness.drive().unwrap();
         assert_eq!(harness.finish(), [""; 0]);
         assert_eq!(harness.program_stats().left, 0);
         let [.., poisoned, cancelled] = harness.program_stats().ends;
@@ -91,7 +91,7 @@ fn a_member_that_dies_keeps_the_others_in() {
 }
 
 #[test]
-fn a_chain_from_counter_to_counter() {
+fn programs_chain_counters() {
     let mut harness = ranks(3, 1);
     let wait = |counter, threshold| Task::Wait(counter, threshold, Errors::Count);
     let add = |counter| Task::Do(Job::Change(counter, Change::Add(1)), None);

@@ -55,7 +55,7 @@ fn remove_after(turns: usize, write: bool, mut config: FabricConfig, stuck: bool
 }
 
 #[test]
-fn at_any_moment_on_any_device() {
+fn a_region_can_be_removed_at_any_moment() {
     let devices =
         [(false, false, false), (false, false, true), (true, false, false), (false, true, false), (true, true, false)];
     for (get, put, follows) in devices {

@@ -67,7 +67,7 @@ fn reuse(fabric: FabricConfig, mr_cache: Limits, (buffers, len): (usize, usize),
 }
 
 #[test]
-fn a_working_set_used_a_thousand_times_costs_as_if_registration_were_free() {
+fn a_reused_working_set_amortizes_registration() {
     for set in [(1, 4096), (8, 4096), (8, 65536), (3, 1 << 18)] {
         let free_ns = reuse(FabricConfig::new(1), Limits::default(), set, 1000);
         let slow = FabricConfig { registration: Some(SLOW), ..FabricConfig::new(1) };
@@ -115,7 +115,7 @@ fn transfers(fabric: FabricConfig, mr_cache: Limits, len: usize, prepare: impl F
 }
 
 #[test]
-fn what_cannot_be_registered_arrives_through_the_devices_own_memory() {
+fn unregistrable_memory_is_sent_through_device_memory() {
     let slow = FabricConfig { registration: Some(SLOW), ..FabricConfig::new(1) };
     for (len, follows) in [(5000, true), (5000, false), (300_000, true), (300_000, false)] {
         let mut config = slow.clone();
@@ -136,7 +136,7 @@ fn what_cannot_be_registered_arrives_through_the_devices_own_memory() {
 }
 
 #[test]
-fn what_there_is_no_room_for_arrives_too() {
+fn transfers_beyond_the_registration_limits_arrive() {
     let mut small = FabricConfig { registration: Some(SLOW), ..FabricConfig::new(1) };
     small.registration.as_mut().unwrap().demands.bytes = 4000;
     assert_eq!(transfers(small, Limits::default(), 5000, |_, _| ()), 0, "the device's limit");
@@ -149,7 +149,7 @@ fn what_there_is_no_room_for_arrives_too() {
 
 /// Where unmapping is not reported nothing stays registered.
 #[test]
-fn unobserved_memory_is_registered_while_it_is_used() {
+fn unobserved_memory_is_registered_per_operation() {
     for (observed, stays) in [(true, 1), (false, 0)] {
         let registration = Some(Registration { observed, ..SLOW });
         let mut cluster = cluster(FabricConfig { registration, ..FabricConfig::new(1) }, Limits::default());
@@ -193,7 +193,7 @@ fn one_way_us(fabric: FabricConfig, mr_cache: Limits, registrable: bool, extra_c
 /// What the registration cache and the avoidance of copies bring on the prototype that the Unimem paper
 /// describes. The table is that of docs/registration.md, to the digit: time is virtual.
 #[test]
-fn the_unimem_profile_gains_by_avoiding_copies_as_its_paper_tells() {
+fn the_unimem_profile_gains_by_avoiding_copies() {
     let bounced = FabricConfig { segment_bytes: 1 << 30, ..FabricConfig::unimem(1) };
     let (cache, no_cache) = (Limits::default(), Limits { on: false, ..Limits::default() });
     let mut table = String::from(

@@ -39,7 +39,7 @@ fn total(reports: &[Report], count: impl Fn(&Report) -> u64) -> u64 {
 }
 
 #[test]
-fn nothing_is_lost_where_nothing_breaks() {
+fn lossless_runs_lose_nothing() {
     let reports = play((0..300).map(Plan::lossless));
     // The runs must really have been through all that they are there for.
     assert!(total(&reports, |r| r.accepted as u64) > 10_000);
@@ -153,7 +153,7 @@ fn connections() {
 
 /// Runs that failed once, as the shrinker left them.
 #[test]
-fn what_failed_once() {
+fn earlier_failures_stay_fixed() {
     let old = [
         // Nonsense in place of OPEN_OK was kept as a message that had overtaken it.
         (1403, 3, 14, "corrupt,reorder,truncate,refuse", 19),
@@ -180,16 +180,16 @@ fn what_failed_once() {
 /// What comes to a rank while another one lets time pass within its turn (registering memory does) is taken
 /// before time goes on.
 #[test]
-fn time_passes_over_nobody() {
+fn arrivals_are_taken_before_time_advances() {
     const LATE_NS: u64 = 1_000_000_000;
     let mut h = Harness::new(FabricConfig::new(1), Config::default(), 2);
     // The second message moves nothing at its sender.
     for flags in [OpFlags::empty(), OpFlags::QUIET] {
         h.recv(1, &Recv { tag: Some((1, 0)), ..Recv::default() }).unwrap();
-        h.settle().unwrap();
+        h.drive().unwrap();
         h.send(0, 1, &Send { tag: Some(1), flags, ..Send::default() }).unwrap();
         if flags.is_empty() {
-            h.settle().unwrap();
+            h.drive().unwrap();
         }
     }
     h.cluster().fabric().tick_in(LATE_NS);

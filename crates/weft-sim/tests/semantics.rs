@@ -88,7 +88,7 @@ fn every_form_of_send_at_every_length_expected_and_unexpected() {
                     }
                 }
             }
-            h.settle().unwrap();
+            h.drive().unwrap();
         }
     });
 }
@@ -99,7 +99,7 @@ fn quiet_sends_report_nothing() {
         for len in [0, 100, 5000] {
             h.recv(1, &any(false, len)).unwrap();
             let op = h.send(0, 1, &Send { len, flags: OpFlags::QUIET, ..Send::default() }).unwrap();
-            h.settle().unwrap();
+            h.drive().unwrap();
             assert!(!h.oracle().ended(op));
         }
     });
@@ -107,7 +107,7 @@ fn quiet_sends_report_nothing() {
 
 /// Its caller may wait for what it brings about by other means than ours, and does not progress meanwhile.
 #[test]
-fn an_accepted_inject_that_nobody_waits_for_has_left() {
+fn an_accepted_inject_without_completion_has_left() {
     for mut fabric in fabrics() {
         fabric.faults.gather_permille = 0;
         fabric.poll_ns = 100;
@@ -134,7 +134,7 @@ fn an_accepted_inject_that_nobody_waits_for_has_left() {
 
 /// Where there is no peer, the attempt that the refused inject began says so to the next.
 #[test]
-fn an_inject_to_nobody_fails_and_the_next_one_tries_again() {
+fn an_inject_to_a_missing_peer_fails_and_the_next_one_retries() {
     for mut fabric in fabrics() {
         fabric.faults.connect_fail_permille = 1000;
         let mut h = Harness::new(fabric, Config::default(), 2);
@@ -164,7 +164,7 @@ fn an_inject_longer_than_the_limit_is_refused_without_a_trace() {
         assert_eq!(h.send(0, 1, &inject(101)), Err(Error::TooLong));
         h.send(0, 1, &inject(100)).unwrap();
         let op = h.recv(1, &any(false, 200)).unwrap();
-        h.settle().unwrap();
+        h.drive().unwrap();
         assert_eq!(got_lens(h, op), [100]);
     });
 }
@@ -175,12 +175,12 @@ fn a_delivery_complete_send_waits_for_its_receive_and_a_plain_small_one_does_not
         for len in [8, 5000] {
             let plain = h.send(0, 1, &Send { len: 8, ..Send::default() }).unwrap();
             let sure = h.send(0, 1, &Send { len, flags: OpFlags::DELIVERY, ..Send::default() }).unwrap();
-            h.settle().unwrap();
+            h.drive().unwrap();
             assert!(h.oracle().ended(plain) && !h.oracle().ended(sure));
             for _ in 0..2 {
                 h.recv(1, &any(false, len)).unwrap();
             }
-            h.settle().unwrap();
+            h.drive().unwrap();
             assert!(h.oracle().ended(sure));
         }
     });
@@ -193,11 +193,11 @@ fn matching_by_tag_mask_and_source_takes_the_oldest() {
         let masked = h.recv(0, &Recv { len: 8, tag: Some((0xF0, 0x0F)), ..Recv::default() }).unwrap();
         let wild = h.recv(0, &any(true, 8)).unwrap();
         h.send(1, 0, &Send { tag: Some(5), len: 8, ..Send::default() }).unwrap();
-        h.settle().unwrap();
+        h.drive().unwrap();
         assert_eq!([from_two, masked, wild].map(|op| h.oracle().ended(op)), [false, false, true]);
         h.send(1, 0, &Send { tag: Some(0xF7), len: 8, ..Send::default() }).unwrap();
         h.send(2, 0, &Send { tag: Some(5), len: 8, ..Send::default() }).unwrap();
-        h.settle().unwrap();
+        h.drive().unwrap();
         assert_eq!([from_two, masked].map(|op| h.oracle().ended(op)), [true, true]);
     });
 }
@@ -208,25 +208,25 @@ fn messages_of_one_peer_keep_their_order_across_protocols() {
         for len in [8, 3000, 9, 20_000, 1000, 1001, 8, 8] {
             h.send(0, 1, &Send { tag: Some(1), len, ..Send::default() }).unwrap();
         }
-        h.settle().unwrap();
+        h.drive().unwrap();
         let ops = (0..8).map(|_| h.recv(1, &exact(1, 20_000)).unwrap()).collect::<Vec<_>>();
-        h.settle().unwrap();
+        h.drive().unwrap();
         let lens = ops.iter().flat_map(|op| got_lens(h, *op)).collect::<Vec<_>>();
         assert_eq!(lens, [8, 3000, 9, 20_000, 1000, 1001, 8, 8]);
     });
 }
 
 #[test]
-fn truncation_stores_what_fits_and_says_so() {
+fn truncation_stores_a_prefix_and_reports_the_excess() {
     everywhere(2, Config::default(), |h| {
         for (len, room) in [(100, 99), (100, 0), (5000, 4999), (5000, 10), (5000, 0), (1001, 1000)] {
             for early in [false, true] {
                 let receive = |h: &mut Harness| h.recv(1, &any(false, room)).unwrap();
                 let first = early.then(|| receive(h));
                 let send = h.send(0, 1, &Send { len, ..Send::default() }).unwrap();
-                h.settle().unwrap();
+                h.drive().unwrap();
                 let op = first.unwrap_or_else(|| receive(h));
-                h.settle().unwrap();
+                h.drive().unwrap();
                 let Record::Recv(recv) = h.oracle().record(op) else { panic!() };
                 assert_eq!((recv.got[0].len, recv.got[0].full_len), (room, len));
                 assert!(h.oracle().ended(send) && h.oracle().fault(send).is_none(), "the sender is not to blame");
@@ -236,7 +236,7 @@ fn truncation_stores_what_fits_and_says_so() {
 }
 
 #[test]
-fn cancel_ends_a_receive_once_and_spares_what_is_matched() {
+fn cancel_ends_a_receive_once_and_spares_matched_ones() {
     everywhere(2, Config::default(), |h| {
         let first = h.recv(1, &exact(1, 10_000)).unwrap();
         let second = h.recv(1, &exact(2, 10_000)).unwrap();
@@ -245,7 +245,7 @@ fn cancel_ends_a_receive_once_and_spares_what_is_matched() {
         assert!(!h.cancel(first));
         h.send(0, 1, &Send { tag: Some(2), len: 10_000, ..Send::default() }).unwrap();
         h.send(0, 1, &Send { tag: Some(1), len: 10_000, ..Send::default() }).unwrap();
-        h.settle().unwrap();
+        h.drive().unwrap();
         assert!(!h.cancel(second));
         assert_eq!(got_lens(h, second), [10_000]);
     });
@@ -261,24 +261,24 @@ fn a_multi_receive_takes_messages_until_too_little_is_left() {
             for len in [1000, 0, 1500, 1] {
                 h.send(0, 1, &Send { len, ..Send::default() }).unwrap();
             }
-            h.settle().unwrap();
+            h.drive().unwrap();
             let op = early.unwrap_or_else(|| post(h));
-            h.settle().unwrap();
+            h.drive().unwrap();
             assert_eq!(got_lens(h, op).iter().sum::<usize>(), 2501);
             assert!(!h.oracle().ended(op), "1499 bytes are left");
             h.send(0, 1, &Send { len: 1000, ..Send::default() }).unwrap();
-            h.settle().unwrap();
+            h.drive().unwrap();
             assert!(h.oracle().ended(op), "499 bytes are left");
         }
     });
 }
 
 #[test]
-fn a_canceled_multi_receive_goes_back() {
+fn a_canceled_multi_receive_returns_its_buffer() {
     everywhere(2, Config::default(), |h| {
         let op = h.recv(1, &Recv { len: 4000, multi: true, ..Recv::default() }).unwrap();
         h.send(0, 1, &Send { len: 1500, ..Send::default() }).unwrap();
-        h.settle().unwrap();
+        h.drive().unwrap();
         assert!(h.cancel(op));
         assert!(h.oracle().ended(op));
     });
@@ -297,35 +297,35 @@ fn a_peek_looks_claims_and_discards() {
             for tag in [7, 7, 8] {
                 h.send(0, 1, &Send { tag: Some(tag), data: Some(tag), len: len + 8, ..Send::default() }).unwrap();
             }
-            h.settle().unwrap();
+            h.drive().unwrap();
             let look = h.peek(1, &exact(8, 0), OpFlags::empty()).unwrap();
             let seen = found(h, look).expect("there is one");
             assert_eq!((seen.full_len, seen.data, seen.src), (len + 8, Some(8), Some(0)));
             let claim = h.peek(1, &any(true, 0), OpFlags::CLAIM).unwrap();
             assert!(found(h, claim).is_some());
             let second = h.recv(1, &exact(7, len + 8)).unwrap();
-            h.settle().unwrap();
+            h.drive().unwrap();
             assert!(h.oracle().ended(second), "the claimed message matches nobody else");
             h.peek(1, &exact(8, 0), OpFlags::DISCARD).unwrap();
             let gone = h.peek(1, &exact(8, 0), OpFlags::empty()).unwrap();
             assert!(found(h, gone).is_none());
             h.claim(claim, Some(len + 8)).unwrap();
             assert_eq!(h.claim(nothing, Some(8)), Err(Error::NothingClaimed));
-            h.settle().unwrap();
+            h.drive().unwrap();
             assert_eq!(got_lens(h, claim), [len + 8]);
         }
     });
 }
 
 #[test]
-fn a_claimed_message_can_be_thrown_away() {
+fn a_claimed_message_can_be_discarded() {
     everywhere(2, Config::default(), |h| {
         for len in [8, 5000] {
             let sent = h.send(0, 1, &Send { tag: Some(1), len, flags: OpFlags::DELIVERY, ..Send::default() }).unwrap();
-            h.settle().unwrap();
+            h.drive().unwrap();
             let claim = h.peek(1, &exact(1, 0), OpFlags::CLAIM).unwrap();
             h.claim(claim, None).unwrap();
-            h.settle().unwrap();
+            h.drive().unwrap();
             assert!(h.oracle().ended(claim) && h.oracle().ended(sent));
         }
     });
@@ -338,19 +338,19 @@ fn self_sends_of_every_length() {
             for flags in [OpFlags::empty(), OpFlags::DELIVERY] {
                 h.send(0, 0, &Send { tag: Some(3), len, flags, ..Send::default() }).unwrap();
                 let op = h.recv(0, &Recv { src: Some(0), ..exact(3, len) }).unwrap();
-                h.settle().unwrap();
+                h.drive().unwrap();
                 assert_eq!(got_lens(h, op), [len]);
             }
         }
         let window = h.add_window(0, 9000, Access { read: true, write: true }, true).unwrap();
         h.write(0, window, &Rma { remote: vec![4000], data: Some(9), ..Rma::default() }).unwrap();
         h.read(0, window, &Rma { offset: 4000, remote: vec![5000], ..Rma::default() }).unwrap();
-        h.settle().unwrap();
+        h.drive().unwrap();
     });
 }
 
 #[test]
-fn both_sides_call_at_once() {
+fn both_sides_connect_at_once() {
     everywhere(4, Config::default(), |h| {
         for a in 0..4 {
             for b in 0..4 {
@@ -358,7 +358,7 @@ fn both_sides_call_at_once() {
                 h.recv(a, &exact(b as u64, 100)).unwrap();
             }
         }
-        h.settle().unwrap();
+        h.drive().unwrap();
         for rank in 0..4 {
             let links = h.cluster().fabric().links(rank);
             assert_eq!(links, 5, "one link per peer and two to itself, the others closed again");
@@ -367,26 +367,26 @@ fn both_sides_call_at_once() {
 }
 
 #[test]
-fn a_flood_that_nobody_receives_is_bounded_and_arrives_in_the_end() {
+fn an_unreceived_flood_is_bounded_and_arrives_later() {
     let window_bytes = 10_000;
     everywhere(2, Config { window_bytes, ..Config::default() }, |h| {
         for n in 0..300 {
             h.send(0, 1, &Send { tag: Some(n), len: 500, ..Send::default() }).unwrap();
         }
-        h.settle().unwrap();
+        h.drive().unwrap();
         assert!(h.cluster().engine(1).unwrap().unexpected_messages() == 300, "all have asked");
         let eager = window_bytes / (500 + 64);
         assert!(h.cluster().engine(0).unwrap().incomplete() >= 300 - eager, "most wait at the sender");
         for n in (0..300).rev() {
             h.recv(1, &exact(n, 500)).unwrap();
         }
-        h.settle().unwrap();
+        h.drive().unwrap();
         assert!(h.cluster().engine(0).unwrap().at_rest());
     });
 }
 
 #[test]
-fn a_full_transmit_queue_says_again_without_a_trace() {
+fn a_full_transmit_queue_returns_again_without_a_trace() {
     everywhere(2, Config { tx_depth: 3, ..Config::default() }, |h| {
         let big = Send { len: 5000, ..Send::default() };
         for _ in 0..3 {
@@ -394,7 +394,7 @@ fn a_full_transmit_queue_says_again_without_a_trace() {
         }
         assert_eq!(h.send(0, 1, &big), Err(Error::Again));
         h.recv(1, &any(false, 5000)).unwrap();
-        h.settle().unwrap();
+        h.drive().unwrap();
         h.send(0, 1, &big).unwrap();
     });
 }
@@ -424,7 +424,7 @@ fn both_may_start_all_sends_before_any_receive() {
                 h.recv(rank, &Recv { tag: Some((n as u64, 0)), len: 3000, ..Recv::default() }).unwrap();
             }
         }
-        h.settle().unwrap();
+        h.drive().unwrap();
         for rank in [0, 1] {
             let engine = h.cluster().engine(rank).unwrap();
             assert_eq!((engine.unexpected_messages(), engine.posted_receives()), (0, 0));
@@ -444,11 +444,11 @@ fn a_late_receiver_waits_for_few_round_trips() {
     for n in 0..SENDS {
         h.send(0, 1, &Send { tag: Some(n), len: 500, ..Send::default() }).unwrap();
     }
-    h.settle().unwrap();
+    h.drive().unwrap();
     let start = h.cluster().fabric().now_ns();
     for n in 0..SENDS {
         let op = h.recv(1, &exact(n, 500)).unwrap();
-        h.settle_until(|oracle| oracle.ended(op)).unwrap();
+        h.drive_until(|oracle| oracle.ended(op)).unwrap();
     }
     let round_trips = (h.cluster().fabric().now_ns() - start) / (2 * LATENCY_NS);
     assert!(round_trips < SENDS / 5, "{round_trips} round trips for {SENDS} messages");
@@ -457,7 +457,7 @@ fn a_late_receiver_waits_for_few_round_trips() {
 /// Short messages that were announced for want of window are fetched ahead of their receives, and may be
 /// received, claimed, thrown away, or lost with their sender at any moment of that.
 #[test]
-fn announced_messages_come_ahead_of_their_receives() {
+fn announced_messages_are_fetched_ahead_of_their_receives() {
     const SENDS: usize = 60;
     for pause in [0, 1, 3, 10, 1000] {
         for dies in [false, true] {
@@ -466,7 +466,7 @@ fn announced_messages_come_ahead_of_their_receives() {
                     let flags = if n % 3 == 0 { OpFlags::DELIVERY } else { OpFlags::empty() };
                     h.send(0, 1, &Send { tag: Some(n as u64), len: 300 + n, flags, ..Send::default() }).unwrap();
                 }
-                h.settle().unwrap();
+                h.drive().unwrap();
                 for n in 0..SENDS / 2 {
                     let of = |len| Recv { tag: Some((n as u64, 0)), len, ..Recv::default() };
                     match n % 5 {
@@ -492,7 +492,7 @@ fn announced_messages_come_ahead_of_their_receives() {
                 for n in SENDS / 2..SENDS {
                     h.recv(1, &Recv { tag: Some((n as u64, 0)), len: 1000, ..Recv::default() }).unwrap();
                 }
-                h.settle().unwrap();
+                h.drive().unwrap();
                 assert!(h.cluster().engine(1).unwrap().at_rest());
                 assert_eq!(h.cluster().engine(1).unwrap().unexpected_messages(), 0);
             });
@@ -501,7 +501,7 @@ fn announced_messages_come_ahead_of_their_receives() {
 }
 
 #[test]
-fn a_full_receive_queue_says_again() {
+fn a_full_receive_queue_returns_again() {
     everywhere(2, Config { rx_depth: 2, ..Config::default() }, |h| {
         let ops = [(); 2].map(|()| h.recv(1, &any(false, 8)).unwrap());
         assert_eq!(h.recv(1, &any(false, 8)), Err(Error::Again));
@@ -524,7 +524,7 @@ fn writes_and_reads_of_every_length_and_shape() {
                     h.write(0, window, &Rma { offset: at, remote: vec![len], ..shape.clone() }).unwrap();
                     writes += 1;
                     let data = Some(writes);
-                    h.settle().unwrap();
+                    h.drive().unwrap();
                     h.read(2, window, &Rma { offset: at, remote: vec![len / 3, len - len / 3], ..shape.clone() })
                         .unwrap();
                     if len < 5000 {
@@ -532,7 +532,7 @@ fn writes_and_reads_of_every_length_and_shape() {
                         let cut = vec![len / 5, len - len / 5];
                         h.write(2, window, &Rma { offset: at, remote: cut, data, ..shape }).unwrap();
                     }
-                    h.settle().unwrap();
+                    h.drive().unwrap();
                 }
                 at += len;
             }
@@ -548,12 +548,12 @@ fn the_target_refuses_wrong_keys_ranges_and_access() {
         let open = h.add_window(1, 10_000, Access { read: true, write: true }, true).unwrap();
         for len in [0, 8, 5000] {
             for flags in [OpFlags::empty(), OpFlags::DELIVERY] {
-                for spoil in [Some(Fault::BadKey), Some(Fault::BadRange), None] {
-                    let rma = Rma { remote: vec![len, 8], flags, spoil, ..Rma::default() };
-                    let (w, r) = if spoil.is_some() { (open, open) } else { (read_only, write_only) };
+                for provoke in [Some(Fault::BadKey), Some(Fault::BadRange), None] {
+                    let rma = Rma { remote: vec![len, 8], flags, provoke, ..Rma::default() };
+                    let (w, r) = if provoke.is_some() { (open, open) } else { (read_only, write_only) };
                     let ops = [h.write(0, w, &rma).unwrap(), h.read(0, r, &rma).unwrap()];
-                    h.settle().unwrap();
-                    let fault = Some(spoil.unwrap_or(Fault::BadKey));
+                    h.drive().unwrap();
+                    let fault = Some(provoke.unwrap_or(Fault::BadKey));
                     assert_eq!(ops.map(|op| h.oracle().fault(op)), [fault, fault]);
                 }
             }
@@ -562,24 +562,24 @@ fn the_target_refuses_wrong_keys_ranges_and_access() {
 }
 
 #[test]
-fn a_removed_region_is_out_of_reach_and_its_key_free_again() {
+fn a_removed_region_is_unreachable_and_frees_its_key() {
     everywhere(2, Config::default(), |h| {
         let access = Access { read: true, write: true };
         let window = h.add_window(1, 10_000, access, false).unwrap();
         h.write(0, window, &Rma { remote: vec![5000], ..Rma::default() }).unwrap();
-        h.settle().unwrap();
+        h.drive().unwrap();
         h.remove_window(window);
         for len in [8, 5000] {
-            let rma = Rma { offset: 5000, remote: vec![len], spoil: Some(Fault::BadKey), ..Rma::default() };
+            let rma = Rma { offset: 5000, remote: vec![len], provoke: Some(Fault::BadKey), ..Rma::default() };
             h.write(0, window, &rma).unwrap();
             h.read(0, window, &rma).unwrap();
         }
-        h.settle().unwrap();
+        h.drive().unwrap();
     });
 }
 
 #[test]
-fn a_fence_waits_for_what_was_before() {
+fn a_fence_waits_for_earlier_operations() {
     everywhere(2, Config::default(), |h| {
         let window = h.add_window(1, 60_000, Access { read: true, write: true }, false).unwrap();
         let mut at = 0;
@@ -587,7 +587,7 @@ fn a_fence_waits_for_what_was_before() {
             let write = h.write(0, window, &Rma { offset: at, remote: vec![len], ..Rma::default() }).unwrap();
             let fence = Rma { offset: 50_000, remote: vec![8], flags: OpFlags::FENCE, ..Rma::default() };
             let read = h.read(0, window, &fence).unwrap();
-            h.settle_until(|oracle| oracle.ended(read)).unwrap();
+            h.drive_until(|oracle| oracle.ended(read)).unwrap();
             assert!(h.oracle().ended(write), "{len}: the fenced read overtook the write");
             at += len;
         }
@@ -609,47 +609,47 @@ fn a_send_after_accesses_waits_for_no_send() {
             let follows = h.send(0, 1, &Send { tag: Some(2 * n + 1), len: 8, flags, ..Send::default() }).unwrap();
             let receive = |tag| Recv { tag: Some((tag, 0)), len: 20_000, ..Recv::default() };
             let asked = h.recv(1, &receive(2 * n + 1)).unwrap();
-            h.settle_until(|oracle| oracle.ended(asked)).unwrap();
+            h.drive_until(|oracle| oracle.ended(asked)).unwrap();
             assert!(h.oracle().ended(asked), "{len}: it waits for a message that nobody has asked for");
-            h.settle_until(|oracle| oracle.ended(follows)).unwrap();
+            h.drive_until(|oracle| oracle.ended(follows)).unwrap();
             assert!(h.oracle().ended(write), "{len}: it has overtaken a write");
             h.recv(1, &receive(2 * n)).unwrap();
-            h.settle().unwrap();
+            h.drive().unwrap();
         }
     });
 }
 
 #[test]
-fn when_a_peer_dies_its_operations_fail_and_the_others_go_on() {
+fn a_dead_peers_operations_fail_and_others_continue() {
     everywhere(3, Config::default(), |h| {
         let window = h.add_window(2, 10_000, Access { read: true, write: true }, false).unwrap();
         for len in [8, 5000] {
             h.send(0, 2, &Send { len, ..Send::default() }).unwrap();
             h.recv(2, &any(false, 10_000)).unwrap();
         }
-        h.settle().unwrap();
+        h.drive().unwrap();
         let big = h.send(0, 2, &Send { tag: Some(1), len: 9000, ..Send::default() }).unwrap();
         let read = h.read(0, window, &Rma { remote: vec![9000], ..Rma::default() }).unwrap();
         let directed = h.recv(0, &Recv { src: Some(2), len: 100, ..Recv::default() }).unwrap();
         let open = h.recv(0, &any(false, 100)).unwrap();
         h.turn();
         h.kill(2);
-        h.settle().unwrap();
+        h.drive().unwrap();
         for op in [big, read, directed] {
             assert!(matches!(h.oracle().fault(op), Some(Fault::Link(LinkError::Gone))), "{:?}", h.oracle().record(op));
         }
         let late = h.send(0, 2, &Send { len: 8, ..Send::default() }).unwrap();
-        h.settle().unwrap();
+        h.drive().unwrap();
         let why = h.oracle().fault(late);
         assert!(matches!(why, Some(Fault::Link(LinkError::Refused | LinkError::Timeout))), "{why:?}");
         h.send(1, 0, &Send { len: 50, ..Send::default() }).unwrap();
-        h.settle().unwrap();
+        h.drive().unwrap();
         assert_eq!(got_lens(h, open), [50]);
     });
 }
 
 #[test]
-fn after_a_reset_the_pair_meets_again() {
+fn a_pair_reconnects_after_a_reset() {
     everywhere(2, Config { window_bytes: 2000, ..Config::default() }, |h| {
         for round in 0..10 {
             for (a, b) in [(0, 1), (1, 0)] {
@@ -660,25 +660,25 @@ fn after_a_reset_the_pair_meets_again() {
                 }
             }
             if round % 2 == 0 {
-                h.settle().unwrap();
+                h.drive().unwrap();
             } else {
                 for _ in 0..round {
                     h.turn();
                 }
             }
             h.break_links(0, 1, 0);
-            h.settle().unwrap();
+            h.drive().unwrap();
         }
         let last = h.send(0, 1, &Send { tag: Some(99), len: 3000, ..Send::default() }).unwrap();
         let op = h.recv(1, &exact(99, 3000)).unwrap();
-        h.settle().unwrap();
+        h.drive().unwrap();
         assert!(h.oracle().fault(last).is_none());
         assert_eq!(got_lens(h, op), [3000]);
     });
 }
 
 #[test]
-fn direct_access_that_fails_falls_back_to_the_devices_own_way() {
+fn failed_direct_access_falls_back_to_messages() {
     for mut fabric in fabrics() {
         fabric.faults.access_fail_permille = 1000;
         let mut h = Harness::new(fabric, Config::default(), 2);
@@ -689,22 +689,22 @@ fn direct_access_that_fails_falls_back_to_the_devices_own_way() {
             h.write(0, window, &Rma { offset: n * 5000, remote: vec![5000], ..Rma::default() }).unwrap();
             h.read(0, window, &Rma { offset: 15_000, remote: vec![5000], ..Rma::default() }).unwrap();
         }
-        h.settle().unwrap();
+        h.drive().unwrap();
         let wrong = h.finish();
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
 }
 
 #[test]
-fn a_departing_rank_delivers_what_it_sent() {
+fn a_departing_rank_delivers_its_sends() {
     everywhere(2, Config::default(), |h| {
         let ops = [8, 900].map(|len| {
             h.send(0, 1, &Send { len, ..Send::default() }).unwrap();
             h.recv(1, &any(false, len)).unwrap()
         });
-        h.settle_until(|oracle| oracle.pending(|rank| rank == 0).is_empty()).unwrap();
+        h.drive_until(|oracle| oracle.pending(|rank| rank == 0).is_empty()).unwrap();
         h.leave(0);
-        h.settle().unwrap();
+        h.drive().unwrap();
         assert!(ops.iter().all(|op| h.oracle().ended(*op)));
     });
 }

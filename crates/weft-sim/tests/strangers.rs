@@ -75,7 +75,7 @@ impl World {
     }
 
     /// Until nothing moves.
-    fn settle(&mut self) {
+    fn drive(&mut self) {
         let mut idle = 0;
         while idle < 3 {
             let mut moved = self.server.progress();
@@ -92,9 +92,9 @@ impl World {
         let done = |client: &mut Engine<SimNic>| client.completions().iter().filter(|c| c.fault.is_none()).count();
         let sent = self.clients.iter_mut().map(done).sum();
         self.clients.iter_mut().for_each(Engine::shutdown);
-        self.settle();
+        self.drive();
         self.clients.clear();
-        self.settle();
+        self.drive();
         sent
     }
 
@@ -119,12 +119,12 @@ impl World {
 }
 
 #[test]
-fn nothing_is_kept_of_those_that_went() {
+fn departed_strangers_leave_no_state() {
     let mut world = World::new(usize::MAX);
     for round in 0..100 {
         let tags = (round * 20..round * 20 + 20).collect::<Vec<_>>();
         tags.iter().for_each(|tag| world.call(*tag));
-        world.settle();
+        world.drive();
         let names = world.clients.iter().map(Engine::name).collect::<Vec<_>>();
         for (tag, name) in tags.iter().zip(names) {
             assert!(world.receive(*tag).is_some_and(|source| source.same_endpoint(&name)), "tag {tag}");
@@ -138,13 +138,13 @@ fn nothing_is_kept_of_those_that_went() {
 }
 
 #[test]
-fn what_those_have_left_that_went_is_kept() {
+fn messages_of_departed_strangers_are_kept() {
     let mut world = World::new(usize::MAX);
     let mut names = Vec::new();
     for tag in 0..500 {
         world.call(tag);
         names.push(world.clients[0].name());
-        world.settle();
+        world.drive();
         // Each fifth message is received only in the end, when its sender's number would have been another's for long.
         if tag % 5 != 0 {
             let _ = world.receive(tag);
@@ -158,10 +158,10 @@ fn what_those_have_left_that_went_is_kept() {
 }
 
 #[test]
-fn too_many_are_turned_away() {
+fn strangers_beyond_the_limit_are_refused() {
     let mut world = World::new(10);
     (0..30).for_each(|tag| world.call(tag));
-    world.settle();
+    world.drive();
     assert_eq!(world.server.unexpected_messages(), 10);
     let refused = |client: &mut Engine<SimNic>| client.completions().iter().any(|c| c.fault.is_some());
     assert_eq!(world.clients.iter_mut().filter_map(|client| refused(client).then_some(())).count(), 20);
@@ -169,28 +169,28 @@ fn too_many_are_turned_away() {
     world.call(30);
     let name = world.clients[30].name();
     world.server.bind_book(Arc::new(Only(name)));
-    world.settle();
+    world.drive();
     assert_eq!(world.server.unexpected_messages(), 11);
     // Who goes makes room; who has left messages does not, before they are received.
     assert_eq!(world.leave(), 11);
     (100..110).for_each(|tag| world.call(tag));
-    world.settle();
+    world.drive();
     assert_eq!(world.server.unexpected_messages(), 11);
     for tag in 0..31 {
         let _ = world.receive(tag);
     }
     assert_eq!(world.leave(), 0);
     (200..220).for_each(|tag| world.call(tag));
-    world.settle();
+    world.drive();
     assert_eq!(world.server.unexpected_messages(), 10);
 }
 
 #[test]
-fn nothing_is_kept_of_those_whose_address_is_removed() {
+fn removed_addresses_leave_no_state() {
     let mut world = World::new(4);
     for tag in 0..10 {
         world.call(tag);
-        world.settle();
+        world.drive();
         assert_eq!(world.server.unexpected_messages(), 1, "call {tag} was turned away");
         world.insert(world.clients[0].name());
         let _ = world.receive(tag);
@@ -203,7 +203,7 @@ fn nothing_is_kept_of_those_whose_address_is_removed() {
         world.insert(world.clients[0].name());
         let (ctx, flags) = (Context::default(), OpFlags::empty());
         world.server.send(&SendOp { dest: 0, iov: &[], tag: 0, data: 0, ctx, flags }).unwrap();
-        world.settle();
+        world.drive();
         assert_eq!(world.clients[0].unexpected_messages(), 1);
         world.leave();
         world.remove();
@@ -243,7 +243,7 @@ impl Sink for Deaf {
 }
 
 #[test]
-fn who_says_nothing_has_few_links() {
+fn silent_peers_have_few_links() {
     let mut world = World::new(usize::MAX);
     let name = world.server.name();
     let mut silent = (0..3).map(|_| (world.fabric.nic(), Deaf::default())).collect::<Vec<_>>();
@@ -274,6 +274,6 @@ fn who_says_nothing_has_few_links() {
     assert_eq!(world.fabric.links(0), 1024);
     // And who speaks is heard.
     world.call(7);
-    world.settle();
+    world.drive();
     assert!(world.receive(7).is_some());
 }

@@ -63,7 +63,7 @@ impl Summary {
         self.transfers += stats.segments + stats.gets + stats.puts;
         self.links_lost += stats.downs;
         self.virtual_s += report.virtual_ns as f64 / 1e9;
-        self.still_s += stats.still_ns as f64 / 1e9;
+        self.still_s += stats.idle_ns as f64 / 1e9;
         self.hash ^= report.hash;
         self.trace_hash = format!("{:032x}", self.hash);
     }

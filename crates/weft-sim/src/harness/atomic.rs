@@ -4,10 +4,11 @@
 //! to which everybody adds, and only adds; in the second each rank has a slot of its own for operations of
 //! any kind, which the oracle models in the order in which they were started.
 
-use weft_engine::amo::{Amo, Op as What, Type};
+use weft_engine::amo::{Amo, Op as AmoOp, Type};
 use weft_engine::api::{Access, AtomicOp, Error, Fault, OpFlags, RmaIov};
 
-use super::{CANARY, Harness, beyond, pieces, with};
+use super::{CANARY, Harness, Window, beyond, pieces, with};
+use crate::memory::Buffer;
 use crate::oracle::{AtomicRecord, Op, Record, context};
 
 /// Shared numbers at the beginning of an atomic window.
@@ -35,15 +36,65 @@ pub struct Atomic {
     /// Lengths of the first local pieces, of each array.
     pub pieces: Vec<usize>,
     /// Names the region wrongly, so that the target must refuse: `Fault::BadKey` or `Fault::BadRange`.
-    pub spoil: Option<Fault>,
+    pub provoke: Option<Fault>,
 }
 
 impl Atomic {
     /// Whether it only adds to counters.
     fn counts(&self) -> bool {
-        self.amo.op() == What::Sum
+        self.amo.op() == AmoOp::Sum
             && self.amo.ty() == Type::Uint64
             && self.offset + self.remote.iter().sum::<usize>() <= COUNTERS * 8
+    }
+
+    /// The remote pieces of the operation in `window`, and the fault that it must meet.
+    fn target(&self, window: &Window) -> (Vec<RmaIov>, Option<Fault>) {
+        let (amo, len) = (self.amo, self.remote.iter().sum::<usize>());
+        let granted = (window.access.read || !amo.fetches()) && (window.access.write || !amo.changes());
+        let must_fail = if granted { self.provoke } else { Some(Fault::BadKey) };
+        let key = if self.provoke == Some(Fault::BadKey) { window.key ^ 1 << 40 } else { window.key };
+        let region_bytes = window.memory.len();
+        let shift = match self.provoke {
+            // The target checks each part of a long operation on its own: parts inside the region would take effect.
+            Some(Fault::BadRange) if len > SHORT_BYTES => region_bytes + 1,
+            Some(Fault::BadRange) => beyond(region_bytes, self.offset, &self.remote),
+            _ => 0,
+        };
+        let mut remote = Vec::new();
+        let mut at = self.offset;
+        for len in &self.remote {
+            remote.push(RmaIov { addr: window.base + (at + shift) as u64, len: *len as u64, key });
+            at += len;
+        }
+        (remote, must_fail)
+    }
+
+    /// The oracle's record of the operation, which has not started yet. `region`: the window's number, and the
+    /// fault that the operation must meet.
+    fn record(&self, rank: usize, window: &Window, region: (usize, Option<Fault>), buffer: Buffer) -> AtomicRecord {
+        let len = self.remote.iter().sum::<usize>();
+        AtomicRecord {
+            rank,
+            target: window.rank,
+            region: region.0 as u64,
+            reported: window.events,
+            amo: self.amo,
+            flags: self.flags,
+            data: self.data,
+            len,
+            pieces: self.remote.len(),
+            offset: self.offset,
+            sources: self.sources[..self.amo.sources() * len].to_vec(),
+            counts: self.counts(),
+            expected: Vec::new(),
+            fetched: Vec::new(),
+            buffer,
+            there: window.memory.part(self.offset, len),
+            must_fail: region.1,
+            started: 0,
+            end: None,
+            events: 0,
+        }
     }
 }
 
@@ -75,22 +126,7 @@ impl Harness {
         buffer.write(&atomic.sources[..sent]);
         let array = |n: usize| buffer.part(n * len, len);
         let arrays = [array(0), array(1), array(amo.sources())].map(|array| pieces(array, &atomic.pieces));
-        let granted = (window.access.read || !amo.fetches()) && (window.access.write || !amo.changes());
-        let must_fail = if granted { atomic.spoil } else { Some(Fault::BadKey) };
-        let key = if atomic.spoil == Some(Fault::BadKey) { window.key ^ 1 << 40 } else { window.key };
-        let region_bytes = window.memory.len();
-        let shift = match atomic.spoil {
-            // Each part of a long one is checked for itself: those inside would take effect.
-            Some(Fault::BadRange) if len > SHORT_BYTES => region_bytes + 1,
-            Some(Fault::BadRange) => beyond(region_bytes, atomic.offset, &atomic.remote),
-            _ => 0,
-        };
-        let mut remote = Vec::new();
-        let mut at = atomic.offset;
-        for len in &atomic.remote {
-            remote.push(RmaIov { addr: window.base + (at + shift) as u64, len: *len as u64, key });
-            at += len;
-        }
+        let (remote, must_fail) = atomic.target(&window);
         let dest = self.cluster.addr(rank, window.rank);
         let Some(engine) = self.cluster.engine(rank) else { return Err(Error::Invalid) };
         let posted = engine.atomic(&AtomicOp {
@@ -105,7 +141,7 @@ impl Harness {
             flags,
         });
         if flags.contains(OpFlags::INJECT) {
-            // The sources are the client's again.
+            // The client may reuse the sources of an inject at once.
             buffer.part(0, sent).fill(0x1F);
         }
         if posted.is_err() {
@@ -113,30 +149,9 @@ impl Harness {
         }
         self.note_post(rank, op, len, posted.is_ok());
         if posted.is_ok() {
-            let started = self.oracle.tick();
-            let there = window.memory.part(atomic.offset, len);
-            let mut record = AtomicRecord {
-                rank,
-                target: window.rank,
-                region: index as u64,
-                reported: window.events,
-                amo,
-                flags,
-                data: atomic.data,
-                len,
-                pieces: atomic.remote.len(),
-                offset: atomic.offset,
-                sources: atomic.sources[..sent].to_vec(),
-                counts: atomic.counts(),
-                expected: Vec::new(),
-                fetched: Vec::new(),
-                buffer,
-                there,
-                must_fail,
-                started,
-                end: None,
-                events: 0,
-            };
+            let mut record = atomic.record(rank, &window, (index, must_fail), buffer);
+            record.flags = flags;
+            record.started = self.oracle.tick();
             self.oracle.model(&mut record);
             self.oracle.accepted(op, Record::Atomic(Box::new(record)));
         }

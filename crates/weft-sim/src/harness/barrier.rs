@@ -29,7 +29,7 @@ const ROUND_BITS: u64 = 0xFF;
 /// So many that can still be left are open at a time, and never so many that their receives could take all
 /// the room there is for receives: messages may stand before the signals. Where few operations may be under
 /// way, only one: a signal of another could take all the room, and its receive wait for that one's.
-const MOST_OPEN: usize = 3;
+const MAX_OPEN: usize = 3;
 const ROOM_OPS: usize = 64;
 
 /// How ranks signal each other in a barrier.
@@ -47,10 +47,10 @@ pub struct Signals {
 
 /// A member's part in a barrier.
 #[derive(Clone, Debug, Default)]
-struct Seat {
+struct Member {
     rank: usize,
     /// Counters: to enter, signals sent, rounds.
-    bell: usize,
+    enter: usize,
     sent: usize,
     rounds: Vec<usize>,
     /// Windows that are signalled by writes, by round.
@@ -66,7 +66,7 @@ struct Seat {
 #[derive(Debug)]
 pub(super) struct Barrier {
     signals: Signals,
-    seats: Vec<Seat>,
+    member_state: Vec<Member>,
     opened_ns: u64,
 }
 
@@ -91,7 +91,7 @@ const fn parent(place: usize) -> usize {
 
 impl Barrier {
     fn place(&self, rank: usize) -> Option<usize> {
-        self.seats.iter().position(|seat| seat.rank == rank)
+        self.member_state.iter().position(|seat| seat.rank == rank)
     }
 }
 
@@ -109,20 +109,20 @@ impl Harness {
     /// A barrier of all ranks that live, with the counters and the windows that it needs. `None` if enough are open.
     pub fn open_barrier(&mut self, signals: Signals) -> Option<usize> {
         let config = self.cluster.engine_config();
-        let most = if config.tx_depth < ROOM_OPS { 1 } else { MOST_OPEN };
-        let members = self.cluster.living().into_iter().filter(|rank| self.has_programs(*rank)).collect::<Vec<_>>();
+        let most = if config.tx_depth < ROOM_OPS { 1 } else { MAX_OPEN };
+        let members = self.cluster.live_ranks().into_iter().filter(|rank| self.has_programs(*rank)).collect::<Vec<_>>();
         let open = (0..self.barriers.len()).filter(|n| self.barrier_stands(*n) && self.holds(*n));
         let open = open.map(|n| &self.barriers[n]).collect::<Vec<_>>();
-        let posted = open.iter().map(|barrier| receives(&barrier.signals, barrier.seats.len())).sum::<usize>();
+        let posted = open.iter().map(|barrier| receives(&barrier.signals, barrier.member_state.len())).sum::<usize>();
         if open.len() >= most || posted + receives(&signals, members.len()) >= config.rx_depth {
             return None;
         }
         // Of an allreduce: numbers from the children, the sum.
         let rounds = if signals.sum { 2 } else { rounds(members.len()) };
         let numbers = self.oracle.operands(members.len());
-        let seats = members.iter().zip(&numbers).map(|(&rank, &value)| {
-            let (bell, sent) = (self.new_counter(rank), self.new_counter(rank));
-            let mut seat = Seat { rank, bell, sent, value, ..Seat::default() };
+        let member_state = members.iter().zip(&numbers).map(|(&rank, &value)| {
+            let (enter, sent) = (self.new_counter(rank), self.new_counter(rank));
+            let mut seat = Member { rank, enter, sent, value, ..Member::default() };
             for _ in 0..rounds {
                 let counter = self.new_counter(rank);
                 seat.rounds.push(counter);
@@ -136,8 +136,8 @@ impl Harness {
             }
             seat
         });
-        let seats = seats.collect();
-        self.barriers.push(Barrier { signals, seats, opened_ns: self.oracle.now_ns });
+        let member_state = member_state.collect();
+        self.barriers.push(Barrier { signals, member_state, opened_ns: self.oracle.now_ns });
         Some(self.oracle.gate(members, signals.sum.then_some(numbers)))
     }
 
@@ -145,7 +145,9 @@ impl Harness {
     #[must_use]
     pub fn barrier_ahead(&self, rank: usize) -> Option<usize> {
         self.barriers.iter().position(|barrier| {
-            barrier.place(rank).is_some_and(|place| !barrier.seats[place].entered && !barrier.seats[place].abandoned)
+            barrier
+                .place(rank)
+                .is_some_and(|place| !barrier.member_state[place].entered && !barrier.member_state[place].abandoned)
         })
     }
 
@@ -154,17 +156,17 @@ impl Harness {
     pub fn barrier_broken(&self, rank: usize) -> Option<usize> {
         (0..self.barriers.len()).find(|n| {
             let place = self.barriers[*n].place(rank);
-            let mine = place.is_some_and(|place| !self.barriers[*n].seats[place].abandoned);
+            let mine = place.is_some_and(|place| !self.barriers[*n].member_state[place].abandoned);
             mine && !self.barrier_stands(*n) && self.oracle.gate_holds(*n).contains(&rank)
         })
     }
 
     /// Whether nothing has happened by which a barrier may fail.
     fn barrier_stands(&self, n: usize) -> bool {
-        let Barrier { seats, opened_ns, .. } = &self.barriers[n];
-        let alive = seats.iter().all(|seat| self.cluster.lives(seat.rank) && !seat.abandoned);
-        let breaks = |a: &Seat| seats.iter().any(|b| self.oracle.disturbed_since(a.rank, b.rank, *opened_ns));
-        alive && !seats.iter().any(breaks)
+        let Barrier { member_state, opened_ns, .. } = &self.barriers[n];
+        let alive = member_state.iter().all(|seat| self.cluster.is_alive(seat.rank) && !seat.abandoned);
+        let breaks = |a: &Member| member_state.iter().any(|b| self.oracle.disturbed_since(a.rank, b.rank, *opened_ns));
+        alive && !member_state.iter().any(breaks)
     }
 
     fn holds(&self, n: usize) -> bool {
@@ -174,7 +176,7 @@ impl Harness {
     /// A member posts its part: as pieces of deferred work, or `whole`, as one program.
     pub fn post_barrier(&mut self, n: usize, rank: usize, whole: bool) -> Result<(), Error> {
         let Some(place) = self.barriers[n].place(rank) else { return Err(Error::Invalid) };
-        let seat = &self.barriers[n].seats[place];
+        let seat = &self.barriers[n].member_state[place];
         if seat.posted || seat.abandoned {
             return Ok(());
         }
@@ -182,21 +184,21 @@ impl Harness {
         if self.oracle.tasks_left(rank) < programs.iter().map(Vec::len).sum() {
             return Err(Error::Again);
         }
-        self.barriers[n].seats[place].posted = true;
+        self.barriers[n].member_state[place].posted = true;
         programs.into_iter().try_for_each(|tasks| self.submit(rank, tasks, Some(n)))
     }
 
     /// The programs of the member at `place`.
     fn part(&self, n: usize, place: usize, whole: bool) -> Vec<Vec<Task>> {
-        let Barrier { signals, seats, .. } = &self.barriers[n];
+        let Barrier { signals, member_state, .. } = &self.barriers[n];
         if signals.sum {
             return vec![self.sum_part(n, place)];
         }
-        let Seat { bell, sent, rounds, .. } = &seats[place];
+        let Member { enter, sent, rounds, .. } = &member_state[place];
         let tag = |round: usize| Some(first_tag(n) | round as u64);
         let wait = |counter: &usize, threshold| Task::Wait(*counter, threshold, Errors::Poison);
         let signal = |round: usize| {
-            let to = &seats[(place + (1 << round)) % seats.len()];
+            let to = &member_state[(place + (1 << round)) % member_state.len()];
             let job = if signals.write {
                 let rma = Rma { remote: vec![signals.len], flags: signals.flags, ..Rma::default() };
                 Job::Write(to.windows[round], rma)
@@ -207,7 +209,8 @@ impl Harness {
             Task::Do(job, Some(*sent))
         };
         let receive = |round: usize| {
-            let from = &seats[(place + seats.len() - (1 << round) % seats.len()) % seats.len()];
+            let from =
+                &member_state[(place + member_state.len() - (1 << round) % member_state.len()) % member_state.len()];
             let tag = tag(round).map(|tag| (tag, 0));
             let recv = Recv { src: Some(from.rank), tag, len: signals.len, ..Recv::default() };
             (!signals.write).then(|| Task::Do(Job::Recv(recv), Some(rounds[round])))
@@ -216,7 +219,7 @@ impl Harness {
         let all_sent = wait(sent, rounds.len() as u64);
         if whole {
             let mut tasks = if rounds.is_empty() { None } else { receive(0) }.into_iter().collect::<Vec<_>>();
-            tasks.push(wait(bell, 1));
+            tasks.push(wait(enter, 1));
             for (round, counter) in rounds.iter().enumerate() {
                 tasks.extend([signal(round), wait(counter, 1)]);
                 tasks.extend(if round + 1 < rounds.len() { receive(round + 1) } else { None });
@@ -225,7 +228,7 @@ impl Harness {
             return vec![tasks];
         }
         let mut programs = Vec::new();
-        let mut before = wait(bell, 1);
+        let mut before = wait(enter, 1);
         for (round, counter) in rounds.iter().enumerate() {
             let step = Task::Do(Job::Change(*counter, Change::Add(1)), None);
             programs.push(vec![before.clone(), step]);
@@ -241,24 +244,27 @@ impl Harness {
 
     /// The program of the member at `place` of an allreduce.
     fn sum_part(&self, n: usize, place: usize) -> Vec<Task> {
-        let Barrier { signals, seats, .. } = &self.barriers[n];
-        let Seat { bell, sent, rounds, .. } = &seats[place];
+        let Barrier { signals, member_state, .. } = &self.barriers[n];
+        let Member { enter, sent, rounds, .. } = &member_state[place];
         let wait = |counter: usize, threshold: usize| Task::Wait(counter, threshold as u64, Errors::Poison);
         let receive = |from: usize, tag: u64, counter| {
             let tag = Some((first_tag(n) | tag, 0));
-            let recv = Recv { src: Some(seats[from].rank), tag, len: signals.len, ..Recv::default() };
+            let recv = Recv { src: Some(member_state[from].rank), tag, len: signals.len, ..Recv::default() };
             Task::Do(Job::Recv(recv), Some(counter))
         };
-        let pass = |to: usize, tag: u64| Task::Do(Job::Pass(n, seats[to].rank, first_tag(n) | tag), Some(*sent));
-        let children = children(place, seats.len()).collect::<Vec<_>>();
+        let pass =
+            |to: usize, tag: u64| Task::Do(Job::SendPartial(n, member_state[to].rank, first_tag(n) | tag), Some(*sent));
+        let children = children(place, member_state.len()).collect::<Vec<_>>();
         let mut tasks = children.iter().map(|child| receive(*child, *child as u64, rounds[0])).collect::<Vec<_>>();
-        tasks.extend([wait(*bell, 1), wait(rounds[0], children.len())]);
-        tasks.extend(children.iter().map(|child| Task::Do(Job::Take(n, first_tag(n) | *child as u64, true), None)));
+        tasks.extend([wait(*enter, 1), wait(rounds[0], children.len())]);
+        tasks.extend(
+            children.iter().map(|child| Task::Do(Job::ReceivePartial(n, first_tag(n) | *child as u64, true), None)),
+        );
         let mut sends = children.len();
         if place > 0 {
             let down = DOWN | place as u64;
             tasks.extend([receive(parent(place), down, rounds[1]), pass(parent(place), place as u64)]);
-            tasks.extend([wait(rounds[1], 1), Task::Do(Job::Take(n, first_tag(n) | down, false), None)]);
+            tasks.extend([wait(rounds[1], 1), Task::Do(Job::ReceivePartial(n, first_tag(n) | down, false), None)]);
             sends += 1;
         }
         tasks.extend(children.iter().map(|child| pass(*child, DOWN | *child as u64)));
@@ -267,18 +273,18 @@ impl Harness {
     }
 
     /// A member sends what it knows of the sum.
-    pub(super) fn pass(&mut self, n: usize, rank: usize, to: usize, tag: u64) -> Result<Op, Error> {
+    pub(super) fn send_partial(&mut self, n: usize, rank: usize, to: usize, tag: u64) -> Result<Op, Error> {
         let Some(place) = self.barriers[n].place(rank) else { return Err(Error::Invalid) };
-        let Barrier { signals, seats, .. } = &self.barriers[n];
-        let (data, len, flags) = (Some(seats[place].value.to_bits()), signals.len, signals.flags);
+        let Barrier { signals, member_state, .. } = &self.barriers[n];
+        let (data, len, flags) = (Some(member_state[place].value.to_bits()), signals.len, signals.flags);
         self.send(rank, to, &Send { tag: Some(tag), data, len, flags, ..Send::default() })
     }
 
     /// A member takes a number that it has received under this tag: adds it to its own, or has it in the place of that.
-    pub(super) fn take(&mut self, n: usize, rank: usize, tag: u64, adds: bool) -> Result<(), Error> {
+    pub(super) fn receive_partial(&mut self, n: usize, rank: usize, tag: u64, adds: bool) -> Result<(), Error> {
         let data = self.oracle.received_under(rank, tag);
         let (Some(data), Some(place)) = (data, self.barriers[n].place(rank)) else { return Err(Error::Invalid) };
-        let value = &mut self.barriers[n].seats[place].value;
+        let value = &mut self.barriers[n].member_state[place].value;
         *value = if adds { *value + f64::from_bits(data) } else { f64::from_bits(data) };
         Ok(())
     }
@@ -286,12 +292,12 @@ impl Harness {
     /// A member enters a barrier whose part it has posted.
     pub fn enter_barrier(&mut self, n: usize, rank: usize) {
         let Some(place) = self.barriers[n].place(rank) else { return };
-        let seat = &mut self.barriers[n].seats[place];
+        let seat = &mut self.barriers[n].member_state[place];
         if seat.posted && !seat.entered && !seat.abandoned {
             seat.entered = true;
-            let bell = seat.bell;
+            let enter = seat.enter;
             self.oracle.gate_entered(n, rank);
-            self.change(rank, bell, Change::Add(1));
+            self.change(rank, enter, Change::Add(1));
         }
     }
 
@@ -299,7 +305,7 @@ impl Harness {
         self.program_stats.left += 1;
         self.oracle.gate_left(n, rank);
         let place = self.barriers[n].place(rank);
-        if let Some(seat) = place.map(|place| &self.barriers[n].seats[place]) {
+        if let Some(seat) = place.map(|place| &self.barriers[n].member_state[place]) {
             self.oracle.summed(n, rank, seat.value);
         }
     }
@@ -307,7 +313,7 @@ impl Harness {
     /// A member gives a barrier up, with everything that waits for it.
     pub fn abandon_barrier(&mut self, n: usize, rank: usize) {
         let Some(place) = self.barriers[n].place(rank) else { return };
-        self.barriers[n].seats[place].abandoned = true;
+        self.barriers[n].member_state[place].abandoned = true;
         self.cancel_programs(rank, |origin| origin.barrier == Some(n));
         let of_barrier = |tag: u64| tag & !ROUND_BITS == first_tag(n);
         for op in self.oracle.posted(rank) {
@@ -337,14 +343,14 @@ impl Harness {
     /// by whoever has not; of other programs some are cancelled, for the rest counters are raised to what
     /// they wait for.
     pub(super) fn finish_programs(&mut self) -> Result<(), String> {
-        for rank in self.cluster.living() {
+        for rank in self.cluster.live_ranks() {
             while let Some(n) = self.barrier_broken(rank) {
                 self.abandon_barrier(n, rank);
             }
         }
         for round in 0..100 {
-            let living = self.cluster.living();
-            for rank in &living {
+            let live_ranks = self.cluster.live_ranks();
+            for rank in &live_ranks {
                 while let Some(n) = self.barrier_ahead(*rank) {
                     if self.post_barrier(n, *rank, round % 2 == 0).is_err() {
                         break;
@@ -358,18 +364,18 @@ impl Harness {
                     self.change(*rank, counter, Change::Add(amount));
                 }
             }
-            self.settle()?;
+            self.drive()?;
             // Signals of barriers that were given up must not stand in the way.
             let mut tags = vec![None, Some((0, ANY_TAG))];
             let lost = (0..self.barriers.len()).filter(|n| !self.barrier_stands(*n));
             tags.extend(lost.map(|n| Some((first_tag(n), ROUND_BITS))));
             self.receive_everything(&tags)?;
-            self.settle()?;
+            self.drive()?;
             let over = |rank: &usize| self.programs_over(*rank) && self.barrier_ahead(*rank).is_none();
-            if living.iter().all(over) {
+            if live_ranks.iter().all(over) {
                 break;
             }
-            for rank in living {
+            for rank in live_ranks {
                 if self.programs_stalled(rank) {
                     // The queue may be full of receives that nothing matches.
                     for op in self.own_receives(rank) {
@@ -378,7 +384,7 @@ impl Harness {
                 }
             }
         }
-        let mut left = self.cluster.living().into_iter().flat_map(|rank| self.oracle.programs_left(rank));
+        let mut left = self.cluster.live_ranks().into_iter().flat_map(|rank| self.oracle.unfinished_programs(rank));
         if let Some(first) = left.next() {
             return Err(first);
         }

@@ -51,21 +51,21 @@ impl Harness {
     }
 
     /// Between whom a message must get through when all faults are gone: neighbours, or the ends of each connection.
-    pub(super) fn acquainted(&self) -> Vec<(usize, usize)> {
-        if self.cluster.connects() {
+    pub(super) fn reachable_pairs(&self) -> Vec<(usize, usize)> {
+        if self.cluster.has_connections() {
             let mut pairs = self.oracle.connected();
-            pairs.retain(|(a, b)| self.cluster.lives(*a) && self.cluster.lives(*b));
+            pairs.retain(|(a, b)| self.cluster.is_alive(*a) && self.cluster.is_alive(*b));
             return pairs;
         }
-        let living = self.cluster.living();
-        let neighbour = |n: usize, distance: usize| (living[n], living[(n + distance) % living.len()]);
-        let pairs = |n| (1..living.len().min(4)).map(move |distance| neighbour(n, distance));
-        (0..living.len()).flat_map(pairs).collect()
+        let live_ranks = self.cluster.live_ranks();
+        let neighbour = |n: usize, distance: usize| (live_ranks[n], live_ranks[(n + distance) % live_ranks.len()]);
+        let pairs = |n| (1..live_ranks.len().min(4)).map(move |distance| neighbour(n, distance));
+        (0..live_ranks.len()).flat_map(pairs).collect()
     }
 
     /// At rest, what ends of connections have not heard of these.
-    pub(super) fn misheard(&self) -> Vec<String> {
-        self.oracle.judge_connections(|rank| self.cluster.lives(rank))
+    pub(super) fn connection_failures(&self) -> Vec<String> {
+        self.oracle.judge_connections(|rank| self.cluster.is_alive(rank))
     }
 
     fn expect_ok(&mut self, rank: usize, result: Option<Result<(), Error>>) {

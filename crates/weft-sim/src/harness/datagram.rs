@@ -15,12 +15,12 @@ impl Harness {
 
     /// With all faults gone, and with room for it, each rank's datagram must reach its neighbours.
     pub(super) fn converse_by_datagrams(&mut self) -> Result<(), String> {
-        let living = self.cluster.living();
+        let live_ranks = self.cluster.live_ranks();
         let window = self.cluster.engine_config().window_bytes as u64;
         let mut sent = Vec::new();
-        for (n, rank) in living.iter().enumerate() {
-            for distance in 1..living.len().min(4) {
-                let other = living[(n + distance) % living.len()];
+        for (n, rank) in live_ranks.iter().enumerate() {
+            for distance in 1..live_ranks.len().min(4) {
+                let other = live_ranks[(n + distance) % live_ranks.len()];
                 let addr = self.cluster.addr(*rank, other);
                 let left = self.cluster.engine(*rank).and_then(|engine| engine.window(addr));
                 let sure = left.map_or(window, |(left, _)| left) >= COST;
@@ -29,7 +29,7 @@ impl Harness {
                 let op = posted.map_err(|error| format!("rank {rank} cannot send to {other} after all: {error}"))?;
                 sent.extend(sure.then_some(op));
                 // A second one might find the queue full.
-                self.settle()?;
+                self.drive()?;
             }
         }
         self.receive_everything(&ALL_TAGS)?;
@@ -42,7 +42,7 @@ impl Harness {
     /// How many datagrams between living ranks did not arrive, and where nobody has dropped them.
     pub(super) fn losses(&mut self) -> Vec<String> {
         let mut out = Vec::new();
-        for rank in self.cluster.living() {
+        for rank in self.cluster.live_ranks() {
             let dropped = self.cluster.engine(rank).map_or(0, |engine| engine.dropped());
             let (lost, wrong) = self.oracle.judge_losses(rank, dropped);
             self.lost += lost;

@@ -11,21 +11,21 @@ impl Harness {
     pub fn finish(&mut self) -> Vec<String> {
         self.cluster.fabric().heal();
         let mut wrong = Vec::new();
-        wrong.extend(self.settle().err());
+        wrong.extend(self.drive().err());
         self.oracle.refusals_end();
         if self.queues.iter().any(Option::is_some) {
             wrong.extend(self.finish_programs().err());
         }
         wrong.extend(self.receive_everything(&ALL_TAGS).err());
-        wrong.extend(self.misheard());
+        wrong.extend(self.connection_failures());
         let datagrams = self.oracle.datagrams();
         wrong.extend(if datagrams { self.converse_by_datagrams() } else { self.converse() }.err());
-        for rank in self.cluster.living() {
+        for rank in self.cluster.live_ranks() {
             for op in self.oracle.posted(rank) {
                 self.cancel(op);
             }
         }
-        wrong.extend(self.settle().err());
+        wrong.extend(self.drive().err());
         wrong.extend(self.leaks());
         if datagrams {
             wrong.extend(self.losses());
@@ -37,7 +37,7 @@ impl Harness {
     /// Judges the run as it stands, without looking for leaks.
     pub fn judge(&mut self) -> Vec<String> {
         let cluster = &self.cluster;
-        let mut wrong = self.oracle.verdict(|rank| cluster.lives(rank));
+        let mut wrong = self.oracle.verdict(|rank| cluster.is_alive(rank));
         wrong.extend(cluster.fabric().violations());
         wrong
     }
@@ -45,18 +45,18 @@ impl Harness {
     /// With all faults gone, each rank must be able to reach others: in a large cluster its neighbours.
     fn converse(&mut self) -> Result<(), String> {
         let mut sent = Vec::new();
-        for (rank, other) in self.acquainted() {
+        for (rank, other) in self.reachable_pairs() {
             let send = Send { tag: Some(0xFEED), len: 16, flags: OpFlags::DELIVERY, ..Send::default() };
             let mut posted = self.send(rank, other, &send);
             if posted == Err(Error::Again) {
                 // The queue may be as short as one operation.
-                self.settle()?;
+                self.drive()?;
                 self.receive_everything(&ALL_TAGS)?;
                 posted = self.send(rank, other, &send);
             }
             sent.push(posted.map_err(|error| format!("rank {rank} cannot send to {other} after all: {error}"))?);
         }
-        self.settle()?;
+        self.drive()?;
         self.receive_everything(&ALL_TAGS)?;
         match sent.iter().find(|op| !matches!(self.oracle.record(**op), Record::Send(send) if send.end == Some(Ok(()))))
         {
@@ -71,7 +71,7 @@ impl Harness {
     /// will ever come have come.
     pub(super) fn receive_everything(&mut self, tags: &[Option<(u64, u64)>]) -> Result<(), String> {
         let mut before = usize::MAX;
-        for rank in self.cluster.living() {
+        for rank in self.cluster.live_ranks() {
             for op in self.oracle.reserved(rank) {
                 let len = self.oracle.longest_undelivered(rank);
                 self.claim(op, Some(len)).map_err(|error| format!("operation {op}: a claim was refused: {error}"))?;
@@ -79,7 +79,7 @@ impl Harness {
         }
         loop {
             let mut missing = 0;
-            for rank in self.cluster.living() {
+            for rank in self.cluster.live_ranks() {
                 missing += tags.iter().map(|tag| self.receive_all(rank, *tag)).sum::<usize>();
             }
             // Where links broke, some never come.
@@ -87,7 +87,7 @@ impl Harness {
                 return Ok(());
             }
             before = missing;
-            self.settle()?;
+            self.drive()?;
         }
     }
 
@@ -114,9 +114,9 @@ impl Harness {
     /// the whole window.
     fn credits(&mut self) -> Vec<String> {
         let mut out = Vec::new();
-        let living = self.cluster.living();
-        for (a, b) in living.iter().flat_map(|a| living.iter().map(move |b| (*a, *b))) {
-            if self.cluster.connects() && self.cluster.partner(a) != Some(b) {
+        let live_ranks = self.cluster.live_ranks();
+        for (a, b) in live_ranks.iter().flat_map(|a| live_ranks.iter().map(move |b| (*a, *b))) {
+            if self.cluster.has_connections() && self.cluster.partner(a) != Some(b) {
                 continue;
             }
             let (there, back) = (self.cluster.addr(a, b), self.cluster.addr(b, a));
@@ -134,7 +134,7 @@ impl Harness {
     /// What is still held though nothing goes on.
     fn leaks(&mut self) -> Vec<String> {
         let mut out = Vec::new();
-        for rank in self.cluster.living() {
+        for rank in self.cluster.live_ranks() {
             let Some(engine) = self.cluster.engine(rank) else { continue };
             let (posted, unexpected, rest) = (engine.posted_receives(), engine.unexpected_messages(), engine.at_rest());
             if posted > 0 || unexpected > 0 || !rest {
@@ -144,7 +144,7 @@ impl Harness {
             }
         }
         out.extend(self.credits());
-        out.extend(self.pooled());
+        out.extend(self.pool_leaks());
         for (index, window) in self.windows.iter().enumerate().filter(|(_, window)| !window.atomic) {
             if let Some(at) = self.oracle.stray_write(index, window.memory) {
                 out.push(format!("region {index} of rank {}: byte {at} was written by nobody's write", window.rank));

@@ -21,7 +21,7 @@ use super::{Atomic, Harness, Recv, Rma, Send};
 use crate::cluster::{Cluster, Turn};
 use crate::oracle::program::{Change, Origin, Outcome, RECEIVED, REMOTE, SENT, Step as Known};
 use crate::oracle::{Op, Oracle};
-use crate::trace::What;
+use crate::trace::TraceEvent;
 
 /// Lanes: what needs room for operations, and for receives.
 const TRANSMIT_LANE: u64 = 0;
@@ -81,17 +81,19 @@ pub enum Job {
     /// The rank leaves a barrier.
     Leave(usize),
     /// Of an allreduce: what the rank knows of the sum goes to another, under a tag.
-    Pass(usize, usize, u64),
+    SendPartial(usize, usize, u64),
     /// Of an allreduce: the rank adds what it has received under a tag to its number, or has it in the place of that.
-    Take(usize, u64, bool),
+    ReceivePartial(usize, u64, bool),
 }
 
 impl Job {
     fn lane(&self) -> u64 {
         match self {
-            Self::Send(..) | Self::Write(..) | Self::Read(..) | Self::Atomic(..) | Self::Pass(..) => TRANSMIT_LANE,
+            Self::Send(..) | Self::Write(..) | Self::Read(..) | Self::Atomic(..) | Self::SendPartial(..) => {
+                TRANSMIT_LANE
+            }
             Self::Recv(_) => RECEIVE_LANE,
-            Self::Change(..) | Self::Fail | Self::Leave(_) | Self::Take(..) => FREE_LANE,
+            Self::Change(..) | Self::Fail | Self::Leave(_) | Self::ReceivePartial(..) => FREE_LANE,
         }
     }
 }
@@ -213,7 +215,7 @@ impl Queue {
 
     /// After a round of progress that has moved something there may be room.
     pub(super) fn progressed(&mut self, cluster: &Cluster, rank: usize, oracle: &mut Oracle) {
-        if self.stalled && cluster.stirred(rank) {
+        if self.stalled && cluster.needs_progress(rank) {
             oracle.retried(rank);
             self.retry();
         }
@@ -224,7 +226,7 @@ impl Harness {
     /// From now on the rank may have programs, of so many tasks at a time.
     pub fn allow_programs(&mut self, rank: usize, limit: usize) {
         self.queues[rank] = Some(Queue::new(limit));
-        self.oracle.programs_begin(rank, limit);
+        self.oracle.allow_programs(rank, limit);
     }
 
     /// What became of programs so far.
@@ -342,7 +344,7 @@ impl Harness {
                 Err(_) => Outcome::Failed,
             };
             let line = [outcome as u8];
-            self.cluster.fabric().record(What::Act, rank, due.program as u64, due.at as u64, &line);
+            self.cluster.fabric().record(TraceEvent::Act, rank, due.program as u64, due.at as u64, &line);
             self.program_stats.acts += 1;
             self.program_stats.stalled += u64::from(outcome == Outcome::Again);
             performed += usize::from(outcome != Outcome::Again);
@@ -361,7 +363,7 @@ impl Harness {
         if let Some(queue) = self.queue(rank) {
             let ends = queue.programs.take_finished();
             let ends = ends.into_iter().map(|finished| (finished.origin, finished.end)).collect::<Vec<(_, End)>>();
-            self.oracle.programs_rest(rank, &ends);
+            self.oracle.programs_idle(rank, &ends);
         }
         performed
     }
@@ -389,8 +391,8 @@ impl Harness {
                 Ok(op)
             }
             Job::Fail => return Err(Error::Invalid),
-            Job::Pass(barrier, to, tag) => self.pass(*barrier, rank, *to, *tag),
-            Job::Take(barrier, tag, adds) => self.take(*barrier, rank, *tag, *adds).map(|()| op),
+            Job::SendPartial(barrier, to, tag) => self.send_partial(*barrier, rank, *to, *tag),
+            Job::ReceivePartial(barrier, tag, adds) => self.receive_partial(*barrier, rank, *tag, *adds).map(|()| op),
             Job::Leave(barrier) => {
                 self.leave_barrier(*barrier, rank);
                 Ok(op)

@@ -14,7 +14,7 @@ const LOOKS: OpFlags = OpFlags::PEEK.union(OpFlags::CLAIM).union(OpFlags::DISCAR
 impl Harness {
     /// The living endpoints of a rank's process.
     fn siblings(&self, rank: usize) -> Vec<usize> {
-        self.cluster.process(rank).into_iter().filter(|rank| self.cluster.lives(*rank)).collect()
+        self.cluster.process(rank).into_iter().filter(|rank| self.cluster.is_alive(*rank)).collect()
     }
 
     /// Posts a receive for all endpoints of a rank's process, or has them look, claim or discard.
@@ -93,23 +93,23 @@ impl Harness {
 
     /// Clients see what their endpoints have reported of shared multi-receives: of each endpoint in order, of
     /// several in any. `all`: now; else some of them do.
-    pub(super) fn show_some(&mut self, all: bool) {
+    pub(super) fn read_some(&mut self, all: bool) {
         self.turns += 1;
         let bits = self.turns.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 8;
-        for rank in self.oracle.unseen() {
+        for rank in self.oracle.unread() {
             if all || bits >> rank & 3 == 0 {
-                self.show(rank);
+                self.read_next(rank);
             }
         }
     }
 
     /// A rank's client sees all that the rank has reported.
-    pub(super) fn show(&mut self, rank: usize) {
-        if !self.cluster.lives(rank) {
-            return self.oracle.forget_unseen(rank);
+    pub(super) fn read_next(&mut self, rank: usize) {
+        if !self.cluster.is_alive(rank) {
+            return self.oracle.forget_unread(rank);
         }
-        while let Some(mut flags) = self.oracle.next_unseen(rank) {
-            self.cluster.show(rank, &mut flags);
+        while let Some(mut flags) = self.oracle.next_unread(rank) {
+            self.cluster.read_next(rank, &mut flags);
             if let Some(buffer) = self.oracle.seen(rank, flags) {
                 self.cluster.fabric().free(buffer);
             }
@@ -117,10 +117,10 @@ impl Harness {
     }
 
     /// With nothing under way, nothing is posted in the pools.
-    pub(super) fn pooled(&self) -> Vec<String> {
+    pub(super) fn pool_leaks(&self) -> Vec<String> {
         let depth = self.cluster.engine_config().rx_depth;
         let left = |rank: &usize| self.cluster.pool(*rank).map_or(0, |pool| depth - pool.free());
-        let living = self.cluster.living().into_iter().filter(|rank| left(rank) > 0);
-        living.map(|rank| format!("rank {rank} at the end: {} receives posted in its pool", left(&rank))).collect()
+        let live_ranks = self.cluster.live_ranks().into_iter().filter(|rank| left(rank) > 0);
+        live_ranks.map(|rank| format!("rank {rank} at the end: {} receives posted in its pool", left(&rank))).collect()
     }
 }

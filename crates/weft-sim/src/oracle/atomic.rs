@@ -130,7 +130,7 @@ impl Oracle {
         }
         expect(!atomic.flags.contains(OpFlags::QUIET), "a quiet operation reported success")?;
         expect(c.len == atomic.len, "length")?;
-        self.outlived(op, atomic.target)?;
+        self.check_target_alive(op, atomic.target)?;
         let sources = atomic.buffer.part(0, atomic.sources.len());
         let results = atomic.buffer.part(atomic.sources.len(), usize::MAX).bytes();
         let untouched = if atomic.flags.contains(OpFlags::INJECT) {
@@ -206,13 +206,13 @@ impl Oracle {
     }
 
     /// What must stand in the regions at the end, and what must have been fetched on the way.
-    pub(super) fn judge_atomics(&self, lives: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
+    pub(super) fn judge_atomics(&self, is_alive: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
         let mut counters: BTreeMap<(u64, usize), (Buffer, Vec<Addition>)> = BTreeMap::new();
         let mut unsure = Vec::new();
         for (op, record) in self.ops.iter().enumerate() {
             let Record::Atomic(atomic) = record else { continue };
             let lost = self.may_be_lost(op, atomic.rank, atomic.target);
-            let sure = lives(atomic.rank) && lives(atomic.target) && !lost;
+            let sure = is_alive(atomic.rank) && is_alive(atomic.target) && !lost;
             if !sure {
                 unsure.push(atomic.region);
                 continue;
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_have_happened_is_found() {
+    fn impossible_histories_are_rejected() {
         let good = || vec![add(1, 0, 2, Some(0), 1, 5), add(2, 1, 3, Some(3), 2, 6), add(3, 0, 1, None, 3, 7)];
         assert_eq!(linear(&good(), 6), Ok(()));
         assert!(linear(&good(), 7).is_err(), "the sum");

@@ -15,7 +15,7 @@ use super::Oracle;
 
 /// How far an end is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum ConnStage {
     /// It has called or answered, and heard nothing yet.
     Waiting,
     /// The connection is made.
@@ -41,7 +41,7 @@ struct End {
     listener: Option<usize>,
     /// What its client had to say.
     said: Vec<u8>,
-    stage: Stage,
+    stage: ConnStage,
     made: bool,
     /// Of a call: the listener's client has heard of it, and declined with these words.
     heard: bool,
@@ -68,12 +68,12 @@ impl Oracle {
     }
 
     /// How often an end heard that its connection was made, declined, failed, ended.
-    pub(crate) fn heard_of_connections(&self) -> [u64; 4] {
+    pub(crate) fn connection_counts(&self) -> [u64; 4] {
         self.connections.counts
     }
 
     /// How far an end is.
-    pub(crate) fn stage(&self, rank: usize) -> Option<Stage> {
+    pub(crate) fn stage(&self, rank: usize) -> Option<ConnStage> {
         self.connections.ends.get(&rank).map(|end| end.stage)
     }
 
@@ -95,7 +95,7 @@ impl Oracle {
     /// An end answers a call.
     pub(crate) fn answers(&mut self, rank: usize, name: EpName, request: Request, said: &[u8]) {
         self.enter(rank, name, request.caller, None, said);
-        self.attended(request);
+        self.answered(request);
     }
 
     /// A listener's client declines a call.
@@ -103,16 +103,17 @@ impl Oracle {
         if let Some(end) = self.connections.ends.get_mut(&request.caller) {
             end.declined = Some(said.to_vec());
         }
-        self.attended(request);
+        self.answered(request);
     }
 
     fn enter(&mut self, rank: usize, name: EpName, peer: usize, listener: Option<usize>, said: &[u8]) {
         let said = said.to_vec();
-        let end = End { name, peer, listener, said, stage: Stage::Waiting, made: false, heard: false, declined: None };
+        let end =
+            End { name, peer, listener, said, stage: ConnStage::Waiting, made: false, heard: false, declined: None };
         self.connections.ends.insert(rank, end);
     }
 
-    fn attended(&mut self, request: Request) {
+    fn answered(&mut self, request: Request) {
         if let Some(waiting) = self.connections.waiting.get_mut(&request.listener) {
             *waiting -= 1;
         }
@@ -133,7 +134,7 @@ impl Oracle {
         if let Err(wrong) = announced.and_then(|()| self.judge_event(rank, event)) {
             // What follows from this is not complained of as well.
             if let Some(end) = self.connections.ends.get_mut(&rank) {
-                end.stage = Stage::Over;
+                end.stage = ConnStage::Over;
             }
             self.complain(format!("rank {rank}: {wrong}: {text}\n    {:?}", self.connections.ends.get(&rank)));
         }
@@ -150,37 +151,37 @@ impl Oracle {
             ConnEvent::Connected { peer, data } => {
                 let other = other.ok_or("connected with nobody")?;
                 let said = if end.listener.is_some() { &other.said[..] } else { &[] };
-                holds(end.stage == Stage::Waiting, "connected twice, or too late")?;
+                holds(end.stage == ConnStage::Waiting, "connected twice, or too late")?;
                 holds(*peer == other.name, "connected with somebody else")?;
                 holds(**data == *said, "not what the other end said")?;
                 // Whoever was called back is the first to know.
                 holds(end.listener.is_some() || other.made, "connected, and the other end is not")?;
-                (Stage::Connected, 0)
+                (ConnStage::Connected, 0)
             }
             ConnEvent::Refused { data } => {
-                holds(end.stage == Stage::Waiting, "declined twice, or too late")?;
+                holds(end.stage == ConnStage::Waiting, "declined twice, or too late")?;
                 let listener = end.listener.ok_or("declined without having called")?;
                 let crowded = data.is_empty() && self.connections.full.contains(&listener);
                 let declined = end.declined.as_deref() == Some(&data[..]);
                 holds(declined || (crowded && !end.heard), "declined by nobody")?;
-                (Stage::Over, 1)
+                (ConnStage::Over, 1)
             }
             ConnEvent::Failed(_) => {
-                holds(end.stage == Stage::Waiting, "failed twice, or too late")?;
-                holds(self.may_not_be_made(rank, end), "failed without a cause")?;
-                (Stage::Over, 2)
+                holds(end.stage == ConnStage::Waiting, "failed twice, or too late")?;
+                holds(self.may_fail_to_connect(rank, end), "failed without a cause")?;
+                (ConnStage::Over, 2)
             }
             ConnEvent::Ended(why) => {
-                holds(end.stage == Stage::Connected, "ended twice, or was never made")?;
-                holds(self.parts(*why, rank, end.peer), "ended without a cause")?;
-                (Stage::Over, 3)
+                holds(end.stage == ConnStage::Connected, "ended twice, or was never made")?;
+                holds(self.may_disconnect(*why, rank, end.peer), "ended without a cause")?;
+                (ConnStage::Over, 3)
             }
             ConnEvent::Request { .. } => return Ok(()),
         };
         self.connections.counts[count] += 1;
         if let Some(end) = self.connections.ends.get_mut(&rank) {
             end.stage = next;
-            end.made |= next == Stage::Connected;
+            end.made |= next == ConnStage::Connected;
         }
         Ok(())
     }
@@ -202,32 +203,33 @@ impl Oracle {
     }
 
     /// Whether something stood in the way of a connection: of either end, or of the caller's way to the listener.
-    fn may_not_be_made(&self, rank: usize, end: &End) -> bool {
+    fn may_fail_to_connect(&self, rank: usize, end: &End) -> bool {
         let other = self.connections.ends.get(&end.peer);
-        let gave_up = other.is_some_and(|other| other.stage == Stage::Over);
-        let deaf = end.listener.is_some_and(|listener| self.parts(LinkError::Gone, rank, listener));
-        gave_up || deaf || self.parts(LinkError::Gone, rank, end.peer)
+        let gave_up = other.is_some_and(|other| other.stage == ConnStage::Over);
+        let deaf = end.listener.is_some_and(|listener| self.may_disconnect(LinkError::Gone, rank, listener));
+        gave_up || deaf || self.may_disconnect(LinkError::Gone, rank, end.peer)
     }
 
     /// The connections that stand, each as a pair of its ends and the other way round.
     pub(crate) fn connected(&self) -> Vec<(usize, usize)> {
         let ends = self.connections.ends.iter();
-        ends.filter(|(_, end)| end.stage == Stage::Connected).map(|(rank, end)| (*rank, end.peer)).collect()
+        ends.filter(|(_, end)| end.stage == ConnStage::Connected).map(|(rank, end)| (*rank, end.peer)).collect()
     }
 
     /// At rest, with all faults gone: who still waits for what will not come, or believes in what is not there.
-    pub(crate) fn judge_connections(&self, lives: impl Fn(usize) -> bool) -> Vec<String> {
+    pub(crate) fn judge_connections(&self, is_alive: impl Fn(usize) -> bool) -> Vec<String> {
         let mut out = Vec::new();
-        for (rank, end) in self.connections.ends.iter().filter(|(rank, _)| lives(**rank)) {
-            let other = self.connections.ends.get(&end.peer).filter(|_| lives(end.peer));
+        for (rank, end) in self.connections.ends.iter().filter(|(rank, _)| is_alive(**rank)) {
+            let other = self.connections.ends.get(&end.peer).filter(|_| is_alive(end.peer));
             let answered = self.connections.ends.contains_key(&end.peer);
-            let ignored = end.listener.is_some_and(|listener| end.heard && end.declined.is_none() && lives(listener));
+            let ignored =
+                end.listener.is_some_and(|listener| end.heard && end.declined.is_none() && is_alive(listener));
             let wrong = match end.stage {
                 // Whoever was to call back may have gone; the caller's client has to look at the clock.
-                Stage::Waiting if end.listener.is_some() && answered => other.is_some_and(|other| other.made),
-                Stage::Waiting => !ignored,
-                Stage::Connected => other.is_none_or(|other| other.stage != Stage::Connected),
-                Stage::Over => end.made && !self.posted(*rank).is_empty(),
+                ConnStage::Waiting if end.listener.is_some() && answered => other.is_some_and(|other| other.made),
+                ConnStage::Waiting => !ignored,
+                ConnStage::Connected => other.is_none_or(|other| other.stage != ConnStage::Connected),
+                ConnStage::Over => end.made && !self.posted(*rank).is_empty(),
             };
             if wrong {
                 out.push(format!("rank {rank} has not heard what became of its connection, or kept its receives: {end:?}, and the other end: {other:?}"));

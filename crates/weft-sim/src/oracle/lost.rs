@@ -23,7 +23,7 @@ pub(super) struct Loss {
 
 impl Oracle {
     /// Whether there is a message for each receive that failed for one, and for this one, too.
-    pub(super) fn takes_lost(&mut self, loss: Loss) -> bool {
+    pub(super) fn excuses_loss(&mut self, loss: Loss) -> bool {
         self.losses.push(loss);
         !self.datagrams && self.assign(self.losses.len() - 1, &mut BTreeSet::new())
     }

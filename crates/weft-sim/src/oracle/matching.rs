@@ -40,27 +40,27 @@ pub(super) struct Message<'a> {
 impl Oracle {
     /// What the whole run must satisfy. `lives` tells the ranks that are still there.
     #[must_use]
-    pub fn verdict(&self, lives: impl Fn(usize) -> bool) -> Vec<String> {
+    pub fn verdict(&self, is_alive: impl Fn(usize) -> bool) -> Vec<String> {
         let mut out = self.complaints.clone();
-        out.extend(self.pending(&lives));
+        out.extend(self.pending(&is_alive));
         let ranks = self.ops.iter().map(|record| match record {
             Record::Send(send) => send.dest.max(send.rank) + 1,
             _ => 0,
         });
         let receivers = (0..ranks.max().unwrap_or(0)).filter(|rank| self.receiver(*rank) == *rank);
-        for rank in receivers.filter(|rank| self.receives(*rank, &lives)) {
-            self.judge_receiver(rank, &lives, &mut out);
+        for rank in receivers.filter(|rank| self.receives(*rank, &is_alive)) {
+            self.judge_receiver(rank, &is_alive, &mut out);
         }
-        self.judge_memory(&lives, &mut out);
+        self.judge_memory(&is_alive, &mut out);
         out
     }
 
-    fn judge_receiver(&self, rank: usize, lives: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
+    fn judge_receiver(&self, rank: usize, is_alive: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
         let mut messages = self.messages(rank);
         self.place(rank, &mut messages, out);
         let sure = |op: Op, send: &SendRecord| {
             let failed = matches!(send.end, Some(Err(_)));
-            !self.datagrams && !failed && !self.may_be_lost(op, send.rank, send.dest) && lives(send.rank)
+            !self.datagrams && !failed && !self.may_be_lost(op, send.rank, send.dest) && is_alive(send.rank)
         };
         for m in messages.iter().filter(|m| m.place.is_none()) {
             let promised = m.send.end == Some(Ok(())) && m.send.flags.contains(OpFlags::DELIVERY);

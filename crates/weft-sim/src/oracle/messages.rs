@@ -31,7 +31,7 @@ impl Oracle {
         expect(c.flags.contains(OpFlags::TAGGED) == send.tag.is_some(), "tagged flag")?;
         expect(send.tag.is_none_or(|tag| c.tag == tag), "tag")?;
         if !self.datagrams {
-            self.outlived(op, send.dest)?;
+            self.check_target_alive(op, send.dest)?;
         }
         if send.flags.contains(OpFlags::DELIVERY) {
             self.to_confirm.push(op);
@@ -147,7 +147,7 @@ impl Oracle {
         };
         let excusable = excusable
             || match fault {
-                Fault::Link(why) => self.takes_lost(Loss { want: recv.want, src, rank, why }),
+                Fault::Link(why) => self.excuses_loss(Loss { want: recv.want, src, rank, why }),
                 _ => false,
             };
         recv.cut |= fault != Fault::Canceled;

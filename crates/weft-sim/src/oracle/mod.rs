@@ -71,7 +71,7 @@ pub struct Oracle {
     /// By rank: who receives for it. Empty: each for itself.
     processes: Vec<usize>,
     /// By rank: what it has reported of shared multi-receives, and its client has not seen.
-    unseen: BTreeMap<usize, VecDeque<shared::Unseen>>,
+    unread: BTreeMap<usize, VecDeque<shared::Unread>>,
     /// By rank: the sends that go to it, and what it receives and peeks at.
     sent_to: Vec<Vec<Op>>,
     wanted_by: Vec<Vec<Op>>,
@@ -80,9 +80,9 @@ pub struct Oracle {
     posted_ns: Vec<u64>,
     /// When ranks died, and who had a link to them then.
     died_ns: BTreeMap<usize, u64>,
-    bereaved: BTreeSet<(usize, usize)>,
+    linked_to_dead: BTreeSet<(usize, usize)>,
     /// When news of a rank's death comes to another, where the wire holds it up.
-    heard_ns: BTreeMap<(usize, usize), u64>,
+    death_seen_ns: BTreeMap<(usize, usize), u64>,
     /// Sends that promised delivery and completed: receives of the same batch may follow.
     to_confirm: Vec<Op>,
     /// Remote events seen, by rank, region, and whether writes.
@@ -208,25 +208,25 @@ impl Oracle {
     }
 
     /// The news that a rank has died comes to `other` by then.
-    pub(crate) fn hears(&mut self, rank: usize, other: usize, by_ns: u64) {
-        self.heard_ns.insert((rank, other), by_ns);
+    pub(crate) fn sees_death_by(&mut self, rank: usize, other: usize, by_ns: u64) {
+        self.death_seen_ns.insert((rank, other), by_ns);
     }
 
     /// From when on `other` may know that a rank has died.
     fn known_ns(&self, rank: usize, other: usize) -> Option<u64> {
-        let heard_ns = self.heard_ns.get(&(rank, other)).copied().unwrap_or(0);
-        self.died_ns.get(&rank).map(|died_ns| heard_ns.max(*died_ns))
+        let death_seen_ns = self.death_seen_ns.get(&(rank, other)).copied().unwrap_or(0);
+        self.died_ns.get(&rank).map(|died_ns| death_seen_ns.max(*died_ns))
     }
 
     /// A rank dies to which `other` has a link: of what `other` receives from nobody else it will be told.
-    pub(crate) fn bereaves(&mut self, rank: usize, other: usize) {
-        self.bereaved.insert((rank, other));
+    pub(crate) fn linked_at_death(&mut self, rank: usize, other: usize) {
+        self.linked_to_dead.insert((rank, other));
     }
 
     /// Another rank takes the place of a dead one. Who meets the new one before the end of the old one has
     /// come to its notice goes on waiting: what it receives from that address may come from there.
     pub(crate) fn succeeded(&mut self, rank: usize) {
-        self.bereaved.retain(|&(dead, _)| dead != rank);
+        self.linked_to_dead.retain(|&(dead, _)| dead != rank);
     }
 
     /// Whether an operation between the two ranks may fail for this reason. No breakage excuses a violated protocol.
@@ -244,7 +244,7 @@ impl Oracle {
     }
 
     /// Whether the connection of two ranks may end for this reason, or not be made.
-    pub(super) fn parts(&self, why: LinkError, a: usize, b: usize) -> bool {
+    pub(super) fn may_disconnect(&self, why: LinkError, a: usize, b: usize) -> bool {
         let pair = (a.min(b), a.max(b));
         let violated = why == LinkError::Protocol && !self.garbled.contains(&pair);
         !violated && (self.broken.contains_key(&pair) || self.refused_ns.is_some())
@@ -253,13 +253,13 @@ impl Oracle {
     /// Operations of living ranks to `rank`, which died too long ago for them to be still under way; also
     /// receives from it alone that were posted while there was a link to it.
     #[must_use]
-    pub fn overdue(&self, rank: usize, lives: impl Fn(usize) -> bool) -> Vec<String> {
+    pub fn overdue(&self, rank: usize, is_alive: impl Fn(usize) -> bool) -> Vec<String> {
         let Some(died_ns) = self.died_ns.get(&rank) else { return Vec::new() };
         let late = |(op, record): &(Op, &Record)| {
             let posted_ns = self.posted_ns.get(*op).copied().unwrap_or(0);
             let waits = match record {
                 Record::Recv(recv) => {
-                    let told = self.bereaved.contains(&(rank, recv.rank)) && posted_ns < *died_ns;
+                    let told = self.linked_to_dead.contains(&(rank, recv.rank)) && posted_ns < *died_ns;
                     told && recv.want.src == Some(rank)
                 }
                 _ => record.target() == Some(rank) && !record.is_quiet(),
@@ -268,14 +268,14 @@ impl Oracle {
             let long = known_ns.is_some_and(|known_ns| posted_ns.max(known_ns) + DEATH_BOUND_NS <= self.now_ns);
             waits && long && !self.ended(*op)
         };
-        let living = |(_, record): &(Op, &Record)| record.rank().is_some_and(&lives);
-        let all = self.ops.iter().enumerate().filter(living).filter(late);
+        let live_ranks = |(_, record): &(Op, &Record)| record.rank().is_some_and(&is_alive);
+        let all = self.ops.iter().enumerate().filter(live_ranks).filter(late);
         all.map(|(op, record)| format!("operation {op} still waits for rank {rank}, long dead: {}", describe(record)))
             .collect()
     }
 
     /// An operation has ended well: its target cannot have been dead for long when it was posted.
-    fn outlived(&self, op: Op, target: usize) -> Result<(), String> {
+    fn check_target_alive(&self, op: Op, target: usize) -> Result<(), String> {
         let posted_ns = self.posted_ns.get(op).copied().unwrap_or(0);
         let rank = self.ops.get(op).and_then(Record::rank);
         let known_ns = rank.and_then(|rank| self.known_ns(target, rank));
@@ -388,10 +388,10 @@ impl Oracle {
 
     /// Operations of living ranks that have not ended, described.
     #[must_use]
-    pub fn pending(&self, lives: impl Fn(usize) -> bool) -> Vec<String> {
+    pub fn pending(&self, is_alive: impl Fn(usize) -> bool) -> Vec<String> {
         let mut out = Vec::new();
         for (op, record) in self.ops.iter().enumerate() {
-            if self.is_awaited(record, &lives) && !self.ended(op) {
+            if self.is_awaited(record, &is_alive) && !self.ended(op) {
                 out.push(format!("operation {op} never completed: {}", describe(record)));
             }
         }

@@ -66,13 +66,13 @@ pub(crate) enum Outcome {
 
 /// A program: its steps, and how many of them are behind it.
 #[derive(Debug)]
-struct Plain {
+struct ModelProgram {
     origin: Origin,
     steps: Vec<Step>,
     at: usize,
 }
 
-impl Plain {
+impl ModelProgram {
     fn lane(&self) -> Option<u64> {
         match self.steps.get(self.at) {
             Some(Step::Act { lane }) => Some(*lane),
@@ -86,11 +86,11 @@ impl Plain {
 pub(crate) struct Model {
     levels: Vec<Level>,
     /// At a wait, in no order.
-    waiting: Vec<Plain>,
+    waiting: Vec<ModelProgram>,
     /// At an act, in the order in which they came to it.
-    ready: Vec<Plain>,
+    ready: Vec<ModelProgram>,
     /// The one whose act is out.
-    out: Option<Plain>,
+    out: Option<ModelProgram>,
     /// Lanes whose first act found no room and has not been retried.
     blocked: Vec<u64>,
     /// An act has found no room: until all are performed only the order within lanes is certain.
@@ -109,7 +109,7 @@ impl Model {
         &mut self.levels[counter]
     }
 
-    fn everybody(&self) -> impl Iterator<Item = &Plain> {
+    fn all_programs(&self) -> impl Iterator<Item = &ModelProgram> {
         self.waiting.iter().chain(&self.ready).chain(&self.out)
     }
 
@@ -121,7 +121,7 @@ impl Model {
             Change::Set(value) => level.successes = value,
             Change::SetErrors(value) => level.errors = value,
         }
-        let at_counter = |plain: &Plain| match plain.steps[plain.at] {
+        let at_counter = |plain: &ModelProgram| match plain.steps[plain.at] {
             Step::Wait { counter: waited, threshold, .. } if waited == counter => Some(threshold),
             _ => None,
         };
@@ -135,12 +135,12 @@ impl Model {
         }
         concerned.sort_unstable_by_key(|(threshold, plain)| (*threshold, plain.origin.program));
         for (_, plain) in concerned {
-            self.go_on(plain);
+            self.advance(plain);
         }
     }
 
     /// Brings a program to its next act or to where it must wait.
-    fn go_on(&mut self, mut plain: Plain) {
+    fn advance(&mut self, mut plain: ModelProgram) {
         loop {
             match plain.steps.get(plain.at) {
                 None => return self.ended.push((plain.origin, End::Done)),
@@ -161,7 +161,7 @@ impl Model {
     }
 
     /// Which of those at an act may begin it now.
-    fn able(&self) -> impl Iterator<Item = usize> {
+    fn runnable(&self) -> impl Iterator<Item = usize> {
         let free = |at: &usize| {
             let lane = self.ready[*at].lane();
             let stuck = lane.is_some_and(|lane| self.blocked.contains(&lane));
@@ -171,10 +171,10 @@ impl Model {
     }
 
     fn begin(&mut self, program: usize, at: usize) -> Result<(), String> {
-        let able = self.able().find(|n| !self.disturbed || self.ready[*n].origin.program == program);
-        let Some(n) = able.filter(|n| (self.ready[*n].origin.program, self.ready[*n].at) == (program, at)) else {
-            let next = able.map(|n| (self.ready[n].origin, self.ready[n].at));
-            let where_is = self.everybody().find(|plain| plain.origin.program == program);
+        let runnable = self.runnable().find(|n| !self.disturbed || self.ready[*n].origin.program == program);
+        let Some(n) = runnable.filter(|n| (self.ready[*n].origin.program, self.ready[*n].at) == (program, at)) else {
+            let next = runnable.map(|n| (self.ready[n].origin, self.ready[n].at));
+            let where_is = self.all_programs().find(|plain| plain.origin.program == program);
             return Err(format!(
                 "program {program} begins its task {at} out of turn; next is {next:?}, and this one {where_is:?}"
             ));
@@ -188,7 +188,7 @@ impl Model {
         match outcome {
             Outcome::Done => {
                 plain.at += 1;
-                self.go_on(plain);
+                self.advance(plain);
             }
             Outcome::Again => {
                 self.disturbed = true;
@@ -243,7 +243,7 @@ impl Oracle {
     }
 
     /// From now on a rank may have so many tasks waiting.
-    pub(crate) fn programs_begin(&mut self, rank: usize, limit: usize) {
+    pub(crate) fn allow_programs(&mut self, rank: usize, limit: usize) {
         if self.deferred.models.len() <= rank {
             self.deferred.models.resize_with(rank + 1, || None);
         }
@@ -251,7 +251,7 @@ impl Oracle {
     }
 
     /// A rank has gone, with all that waited there.
-    pub(crate) fn programs_gone(&mut self, rank: usize) {
+    pub(crate) fn drop_programs(&mut self, rank: usize) {
         if let Some(model) = self.deferred.models.get_mut(rank) {
             *model = None;
         }
@@ -307,7 +307,7 @@ impl Oracle {
     /// How many tasks more a rank may have waiting.
     pub(crate) fn tasks_left(&self, rank: usize) -> usize {
         let Some(Some(model)) = self.deferred.models.get(rank) else { return 0 };
-        model.limit.saturating_sub(model.everybody().map(|plain| plain.steps.len()).sum())
+        model.limit.saturating_sub(model.all_programs().map(|plain| plain.steps.len()).sum())
     }
 
     /// A program was submitted.
@@ -320,7 +320,7 @@ impl Oracle {
             ));
         }
         if let Some(model) = self.model_of(rank).filter(|_| accepted) {
-            model.go_on(Plain { origin, steps, at: 0 });
+            model.advance(ModelProgram { origin, steps, at: 0 });
         }
     }
 
@@ -329,7 +329,7 @@ impl Oracle {
         if let Some(Err(wrong)) = self.model_of(rank).map(|model| model.begin(program, at)) {
             self.complain(format!("rank {rank}: {wrong}"));
             // What follows would follow from this.
-            self.programs_gone(rank);
+            self.drop_programs(rank);
         }
     }
 
@@ -356,7 +356,7 @@ impl Oracle {
     }
 
     /// Programs have ended, says the machine, and it has nothing more to do.
-    pub(crate) fn programs_rest(&mut self, rank: usize, ends: &[(Origin, End)]) {
+    pub(crate) fn programs_idle(&mut self, rank: usize, ends: &[(Origin, End)]) {
         for (_, end) in ends {
             self.deferred.ends[*end as usize] += 1;
         }
@@ -369,11 +369,11 @@ impl Oracle {
             }
         }
         wrong.extend(model.ended.drain(..).map(|(origin, end)| format!("{origin:?} should have ended: {end:?}")));
-        let forgotten = model.able().map(|n| format!("an act is forgotten: {:?}", model.ready[n]));
+        let forgotten = model.runnable().map(|n| format!("an act is forgotten: {:?}", model.ready[n]));
         wrong.extend(forgotten);
         if !wrong.is_empty() {
             self.complain(format!("rank {rank}: {}", wrong.join("; ")));
-            self.programs_gone(rank);
+            self.drop_programs(rank);
         }
     }
 
@@ -393,14 +393,14 @@ impl Oracle {
     /// The programs of a rank that are no barrier's and have not ended.
     pub(crate) fn programs_of(&self, rank: usize) -> Vec<usize> {
         let Some(Some(model)) = self.deferred.models.get(rank) else { return Vec::new() };
-        let own = model.everybody().filter(|plain| plain.origin.barrier.is_none());
+        let own = model.all_programs().filter(|plain| plain.origin.barrier.is_none());
         own.map(|plain| plain.origin.program).collect()
     }
 
     /// What has not ended at a rank.
-    pub(crate) fn programs_left(&self, rank: usize) -> Vec<String> {
+    pub(crate) fn unfinished_programs(&self, rank: usize) -> Vec<String> {
         let Some(Some(model)) = self.deferred.models.get(rank) else { return Vec::new() };
-        model.everybody().map(|plain| format!("rank {rank}: a program has not ended: {plain:?}")).collect()
+        model.all_programs().map(|plain| format!("rank {rank}: a program has not ended: {plain:?}")).collect()
     }
 
     // ---- barriers ----------------------------------------------------------------------------

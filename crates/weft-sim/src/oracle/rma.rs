@@ -65,7 +65,7 @@ impl Oracle {
         }
         expect(!rma.flags.contains(OpFlags::QUIET), "a quiet operation reported success")?;
         expect(c.len == rma.len, "length")?;
-        self.outlived(op, rma.target)?;
+        self.check_target_alive(op, rma.target)?;
         if let (Kind::Read, Some(buffer)) = (rma.kind, rma.buffer) {
             expect(buffer.holds(&rma.expected), "the bytes read")?;
         }
@@ -118,14 +118,14 @@ impl Oracle {
     }
 
     /// Regions that report every access must have reported each operation once, however many pieces it had.
-    fn judge_events(&self, lives: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
+    fn judge_events(&self, is_alive: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
         let mut expected = BTreeMap::new();
         let mut unsure = BTreeSet::new();
         for (op, record) in self.ops.iter().enumerate() {
             if let Record::Atomic(atomic) = record {
                 let (key, count) = Self::atomic_events(atomic);
                 *expected.entry(key).or_insert(0) += count;
-                if !lives(atomic.rank) || self.may_be_lost(op, atomic.rank, atomic.target) {
+                if !is_alive(atomic.rank) || self.may_be_lost(op, atomic.rank, atomic.target) {
                     unsure.insert(key);
                 }
             }
@@ -135,7 +135,7 @@ impl Oracle {
             if rma.end.is_none_or(|end| end.is_ok()) && rma.must_fail.is_none() && reported {
                 *expected.entry(key).or_insert(0) += 1;
             }
-            if !lives(rma.rank) || self.may_be_lost(op, rma.rank, rma.target) {
+            if !is_alive(rma.rank) || self.may_be_lost(op, rma.rank, rma.target) {
                 unsure.insert(key);
             }
         }
@@ -144,7 +144,7 @@ impl Oracle {
         }
         for (key, count) in expected {
             let seen = self.events.get(&key).copied().unwrap_or(0);
-            if lives(key.0) && !unsure.contains(&key) && seen != count {
+            if is_alive(key.0) && !unsure.contains(&key) && seen != count {
                 out.push(format!("region {} of rank {}: {seen} remote events, not {count}", key.1, key.0));
             }
         }
@@ -171,12 +171,12 @@ impl Oracle {
     }
 
     /// What must stand in the regions at the end.
-    pub(super) fn judge_memory(&self, lives: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
-        self.judge_events(lives, out);
-        self.judge_atomics(lives, out);
+    pub(super) fn judge_memory(&self, is_alive: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
+        self.judge_events(is_alive, out);
+        self.judge_atomics(is_alive, out);
         for (op, record) in self.ops.iter().enumerate() {
             let Record::Rma(rma) = record else { continue };
-            let sure = lives(rma.rank) && lives(rma.target) && !self.may_be_lost(op, rma.rank, rma.target);
+            let sure = is_alive(rma.rank) && is_alive(rma.target) && !self.may_be_lost(op, rma.rank, rma.target);
             let succeeded = rma.end.is_none_or(|end| end.is_ok()) && rma.must_fail.is_none();
             if rma.kind != Kind::Write || !sure {
                 continue;

@@ -11,7 +11,7 @@ use crate::memory::Buffer;
 
 /// An endpoint has reported something of a shared multi-receive.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Unseen {
+pub(super) struct Unread {
     op: Op,
     flags: OpFlags,
 }
@@ -28,32 +28,32 @@ impl Oracle {
     }
 
     pub(super) fn report_shared(&mut self, rank: usize, op: Op, flags: OpFlags) {
-        self.unseen.entry(rank).or_default().push_back(Unseen { op, flags });
+        self.unread.entry(rank).or_default().push_back(Unread { op, flags });
     }
 
     /// Ranks that have reported what their clients have not seen.
-    pub(crate) fn unseen(&self) -> Vec<usize> {
-        self.unseen.iter().filter(|(_, unseen)| !unseen.is_empty()).map(|(rank, _)| *rank).collect()
+    pub(crate) fn unread(&self) -> Vec<usize> {
+        self.unread.iter().filter(|(_, unread)| !unread.is_empty()).map(|(rank, _)| *rank).collect()
     }
 
     /// The flags of what a rank's client will see next.
-    pub(crate) fn next_unseen(&self, rank: usize) -> Option<OpFlags> {
-        Some(self.unseen.get(&rank)?.front()?.flags)
+    pub(crate) fn next_unread(&self, rank: usize) -> Option<OpFlags> {
+        Some(self.unread.get(&rank)?.front()?.flags)
     }
 
     /// Nobody will see what a rank has reported.
-    pub(crate) fn forget_unseen(&mut self, rank: usize) {
-        self.unseen.remove(&rank);
+    pub(crate) fn forget_unread(&mut self, rank: usize) {
+        self.unread.remove(&rank);
     }
 
     /// A rank's client sees that. With MULTI the buffer is its own again: all that was reported of it must
     /// have been seen.
     pub(crate) fn seen(&mut self, rank: usize, flags: OpFlags) -> Option<Buffer> {
-        let op = self.unseen.get_mut(&rank)?.pop_front()?.op;
+        let op = self.unread.get_mut(&rank)?.pop_front()?.op;
         if !flags.contains(OpFlags::MULTI) {
             return None;
         }
-        if let Some((other, _)) = self.unseen.iter().find(|(_, unseen)| unseen.iter().any(|unseen| unseen.op == op)) {
+        if let Some((other, _)) = self.unread.iter().find(|(_, unread)| unread.iter().any(|unread| unread.op == op)) {
             self.complain(format!(
                 "operation {op}: released, and rank {other} has yet to say what was received into it"
             ));
@@ -77,9 +77,9 @@ impl Oracle {
     }
 
     /// Whether any rank lives for which this one receives.
-    pub(super) fn receives(&self, receiver: usize, lives: &impl Fn(usize) -> bool) -> bool {
-        let shared = || (0..self.processes.len()).any(|rank| self.processes[rank] == receiver && lives(rank));
-        if self.processes.is_empty() { lives(receiver) } else { shared() }
+    pub(super) fn receives(&self, receiver: usize, is_alive: &impl Fn(usize) -> bool) -> bool {
+        let shared = || (0..self.processes.len()).any(|rank| self.processes[rank] == receiver && is_alive(rank));
+        if self.processes.is_empty() { is_alive(receiver) } else { shared() }
     }
 
     /// Whether a completion of this operation of `owner` may be reported at `rank`.
@@ -89,11 +89,11 @@ impl Oracle {
     }
 
     /// Whether somebody waits for the end of an operation.
-    pub(super) fn is_awaited(&self, record: &Record, lives: &impl Fn(usize) -> bool) -> bool {
+    pub(super) fn is_awaited(&self, record: &Record, is_alive: &impl Fn(usize) -> bool) -> bool {
         match record {
-            Record::Recv(recv) => self.receives(self.receiver(recv.rank), lives),
-            Record::Peek(peek) => self.receives(self.receiver(peek.rank), lives),
-            _ => record.rank().is_some_and(lives) && !record.is_quiet(),
+            Record::Recv(recv) => self.receives(self.receiver(recv.rank), is_alive),
+            Record::Peek(peek) => self.receives(self.receiver(peek.rank), is_alive),
+            _ => record.rank().is_some_and(is_alive) && !record.is_quiet(),
         }
     }
 }

@@ -4,11 +4,11 @@
 use weft_engine::api::Error;
 
 use super::Workload;
-use crate::oracle::connection::{Request, Stage};
+use crate::oracle::connection::{ConnStage, Request};
 use crate::plan::Act;
 
 /// Ends that a process may have at a time by calling.
-const MOST_CALLS: usize = 3;
+const MAX_CALLS: usize = 3;
 
 /// Ends of connections: those that may begin, and those that have.
 #[derive(Default)]
@@ -35,19 +35,19 @@ impl Workload {
         let new = self.harness.take_requests();
         self.ends.requests.extend(new);
         for request in std::mem::take(&mut self.ends.requests) {
-            self.attend(request);
+            self.answer_call(request);
         }
         for process in 0..self.plan.ranks {
-            self.call_somebody(process);
+            self.place_call(process);
         }
         for rank in self.ends.begun.clone() {
             let cluster = self.harness.cluster();
-            if cluster.lives(rank) && !cluster.stands_still(rank) {
+            if cluster.is_alive(rank) && !cluster.is_paused(rank) {
                 self.step_end(rank);
             }
         }
         let cluster = self.harness.cluster();
-        self.ends.begun.retain(|rank| cluster.lives(*rank));
+        self.ends.begun.retain(|rank| cluster.is_alive(*rank));
     }
 
     /// A rank's place is taken by its successor, unless it was the end of a connection: whether it is.
@@ -76,8 +76,8 @@ impl Workload {
         pairs.get(choice % pairs.len().max(1)).copied()
     }
 
-    fn attend(&mut self, request: Request) {
-        if !self.harness.cluster().lives(request.listener) {
+    fn answer_call(&mut self, request: Request) {
+        if !self.harness.cluster().is_alive(request.listener) {
             return;
         }
         let process = self.harness.cluster().place(request.listener);
@@ -97,16 +97,16 @@ impl Workload {
         }
     }
 
-    fn call_somebody(&mut self, process: usize) {
+    fn place_call(&mut self, process: usize) {
         let listener = self.ends.listeners[process];
         let cluster = self.harness.cluster();
-        if !cluster.lives(listener) || cluster.stands_still(listener) || self.ends.next == self.ends.end {
+        if !cluster.is_alive(listener) || cluster.is_paused(listener) || self.ends.next == self.ends.end {
             return;
         }
         let of_process = cluster.process(process);
         let open = self.ends.begun.iter().filter(|rank| of_process.contains(rank)).count();
         let rng = &mut self.rngs[listener];
-        if open >= MOST_CALLS || !rng.chance(250) {
+        if open >= MAX_CALLS || !rng.chance(250) {
             return;
         }
         let target = self.ends.listeners[rng.index(self.plan.ranks)];
@@ -124,14 +124,16 @@ impl Workload {
         let (choice, count) = (self.rngs[rank].index(1000), self.rngs[rank].index(4));
         // Whoever hangs up lets operations fail, as a fault does.
         match (stage, choice) {
-            (Stage::Connected | Stage::Waiting, _) if !self.plan.hazards.lose() => {}
-            (Stage::Connected, 0..15) => return self.harness.hang_up(rank),
-            (Stage::Connected | Stage::Waiting, 15..20) | (Stage::Over, 0..300) => return self.harness.leave(rank),
+            (ConnStage::Connected | ConnStage::Waiting, _) if !self.plan.hazards.lose() => {}
+            (ConnStage::Connected, 0..15) => return self.harness.hang_up(rank),
+            (ConnStage::Connected | ConnStage::Waiting, 15..20) | (ConnStage::Over, 0..300) => {
+                return self.harness.leave(rank);
+            }
             _ => {}
         }
         for _ in 0..count {
             let act = match (stage, self.rngs[rank].index(100)) {
-                (Stage::Waiting, _) => Act::Recv,
+                (ConnStage::Waiting, _) => Act::Recv,
                 (_, 0..40) => Act::Send,
                 (_, 40..70) => Act::Recv,
                 (_, 70..77) => Act::Peek,
@@ -145,7 +147,7 @@ impl Workload {
             }
             self.done += 1;
             // What it has done may have been the end of its connection.
-            if self.harness.oracle().stage(rank) == Some(Stage::Over) {
+            if self.harness.oracle().stage(rank) == Some(ConnStage::Over) {
                 self.act_too_late(rank, act);
             } else {
                 self.act(rank, act);

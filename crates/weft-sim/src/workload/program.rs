@@ -125,9 +125,9 @@ impl Workload {
         let signals = Signals { write, sum, len, flags };
         let Some(barrier) = self.harness.open_barrier(signals) else { return Ok(()) };
         self.cursors.resize(self.harness.windows().len(), 0);
-        for member in self.harness.cluster().living() {
+        for member in self.harness.cluster().live_ranks() {
             // Some post their parts long before they enter.
-            let early = self.rngs[member].chance(400) && !self.harness.cluster().stands_still(member);
+            let early = self.rngs[member].chance(400) && !self.harness.cluster().is_paused(member);
             if member == rank || early {
                 match self.harness.post_barrier(barrier, member, self.rngs[member].chance(300)) {
                     Ok(()) | Err(Error::Again) => {}
