@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_switched_off_says_by_what() {
+    fn a_disabled_path_names_the_variable() {
         let params = Params { shm: false, tcp: false, ..Params::default() };
         let shm = shm_path(&params);
         assert!(!shm.available && shm.why.contains("FI_WEFT_SHM"));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_by_choice_is_not_called_a_lack_of_interfaces() {
+    fn chosen_loopback_is_not_reported_as_missing_interfaces() {
         for iface in ["127.0.0.1", "lo"] {
             let params = Params { iface: Some(iface.to_owned()), ..Params::default() };
             let tcp = tcp_path(&params, host::choose_address(Some(iface), None));

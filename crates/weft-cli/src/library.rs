@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_library_is_not_loaded() {
+    fn a_file_that_is_no_library_is_not_loaded() {
         let this = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
         assert!(loads(&this).is_err_and(|complaint| complaint.contains("ld.so")));
         assert!(loads(Path::new("/has a space/libweft-fi.so")).is_err());

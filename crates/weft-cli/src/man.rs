@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_has_every_variable_and_nothing_left_to_fill_in() {
+    fn the_page_has_every_variable_and_no_placeholder() {
         let page = page();
         assert!(TABLE.iter().all(|param| page.contains(&format!("FI_WEFT_{}", param.name))));
         assert!(!page.contains('@'), "a placeholder is left");
@@ -116,13 +116,13 @@ mod tests {
     }
 
     #[test]
-    fn the_page_in_the_tree_is_current() {
+    fn the_checked_in_page_is_current() {
         let kept = include_str!("../../../man/fi_weft.7");
         assert!(kept == page(), "man/fi_weft.7 is not what `weft man` prints: run `make man`");
     }
 
     #[test]
-    fn roff_does_not_take_text_for_requests() {
+    fn roff_escapes_protect_leading_dots() {
         assert_eq!(escape(".so"), "\\&.so");
         assert_eq!(escape("a\\b-c"), "a\\eb\\-c");
     }

@@ -147,7 +147,7 @@ fn threads_with_endpoints_of_their_own_wait_for_no_lock() {
 }
 
 #[test]
-fn memory_is_told_apart() {
+fn kinds_of_memory_are_reported_separately() {
     let Some(host) = host() else { return };
     let (rows, _) = rows(&directory("memory"), &host, "memory --providers weft --peers 20 --addresses 5000");
     let value = |op: &str, metric: &str| {
@@ -162,7 +162,7 @@ fn memory_is_told_apart() {
 }
 
 #[test]
-fn what_a_provider_does_not_offer_is_said_and_not_failed() {
+fn an_unsupported_operation_is_reported_and_not_an_error() {
     let Some(host) = host() else { return };
     let (rows, status) = rows(&directory("offer"), &host, "rate --providers tcp,cxi --op fetch-add");
     let peers: Vec<_> = rows.iter().filter(|row| row["floor"] == false).collect();
@@ -215,7 +215,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[test]
-fn nothing_is_left_of_a_run_that_is_interrupted_or_killed() {
+fn an_interrupted_or_killed_run_leaves_nothing_behind() {
     let Some(host) = host() else { return };
     let dir = directory("interrupted");
     for (signal, code) in [(Signal::INT, Some(130)), (Signal::KILL, None)] {

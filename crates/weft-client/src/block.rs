@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_outside_is_refused() {
+    fn accesses_outside_the_block_are_refused() {
         let block = Block::new(5000).expect("a small block");
         assert_eq!(block.len(), 8192);
         assert_eq!(block.at(0, 8192), Some(block.start()));

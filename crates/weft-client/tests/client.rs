@@ -47,7 +47,7 @@ fn complete(ep: &mut Endpoint, slots: [u32; 2]) -> usize {
 }
 
 #[test]
-fn data_arrive_and_misuse_is_refused() {
+fn data_arrives_and_misuse_is_refused() {
     let Some(library) = library() else { return };
     assert!(library.version() >= (1, 17) && library.providers().unwrap().iter().any(|name| name == "shm"));
     let domain = Domain::open(library, &wanted("shm")).unwrap();
@@ -84,7 +84,7 @@ fn data_arrive_and_misuse_is_refused() {
 }
 
 #[test]
-fn what_is_not_there_is_said() {
+fn missing_objects_are_reported() {
     let Some(library) = library() else { return };
     let missing = Domain::open(library, &wanted("nosuch")).err().unwrap();
     assert!(missing.is_not_offered(), "{missing}");

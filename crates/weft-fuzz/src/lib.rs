@@ -258,7 +258,7 @@ mod tests {
 
     /// What a target distinguishes is found step by step, which blind mutation would not in this time.
     #[test]
-    fn new_outcomes_lead_on() {
+    fn new_outcomes_extend_the_corpus() {
         let mut deepest = 0;
         fuzz("self-test", &[b"w___".to_vec()], |input| {
             let depth = input.iter().zip(b"weft").take_while(|(a, b)| a == b).count();
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_end_in_zeros() {
+    fn readers_return_zeros_past_the_end() {
         let mut reader = Reader(&[1, 2, 0, 0, 0, 0, 0, 0, 0, 9]);
         assert_eq!((reader.byte(), reader.word(), reader.byte(), reader.word()), (1, 2, 9, 0));
         assert!(reader.is_empty());

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_at_all_is_refused() {
+    fn an_empty_selection_is_refused() {
         assert!(positive("0").is_err_and(|error| error.contains("1 or more")));
         assert!(positive("x").is_err());
         assert_eq!(positive("3"), Ok(3));

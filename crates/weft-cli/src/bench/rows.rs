@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn above_one_is_better_whatever_the_unit() {
+    fn a_ratio_above_one_is_better_for_every_unit() {
         let all: [(Subject, &[f64]); 4] = [
             (subject("weft"), &[300.0, 200.0, 200.0]),
             (subject("shm"), &[400.0]),
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn the_floor_is_put_together() {
+    fn a_floor_adds_up_its_parts() {
         let all: [(Subject, &[f64]); 3] = [
             (subject("weft"), &[200.0]),
             (Subject::floor(Floor::CacheLine), &[90.0]),
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn the_floor_of_shares_is_all() {
+    fn the_floor_of_a_share_is_the_whole() {
         let all: [(Subject, &[f64]); 1] = [(subject("weft"), &[90.0])];
         assert_eq!(rows(Kind::Overlap, "%", &all)[0].to_floor, Some(0.9));
     }

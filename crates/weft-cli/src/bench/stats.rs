@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians() {
+    fn medians_are_of_the_sorted_values() {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0]), Some(3.0));
         assert_eq!(median(&[9.0, 1.0, 5.0]), Some(5.0));
@@ -32,7 +32,7 @@ mod tests {
     }
 
     #[test]
-    fn spreads() {
+    fn spreads_are_relative_to_the_median() {
         assert_eq!(spread(&[]), None);
         assert_eq!(spread(&[2.0, 1.0, 7.0]), Some((1.0, 7.0)));
     }

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_of_progress_are_subjects_of_their_own() {
+    fn each_kind_of_progress_is_a_subject() {
         let subject: Subject = "weft:FI_WEFT_SHM=0".parse().expect("well-formed");
         assert_eq!(subject.with_progress(&[]), std::slice::from_ref(&subject));
         let [one] = &subject.with_progress(&[Progress::Auto])[..] else { panic!("one") };
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn slips_of_the_pen_are_explained() {
+    fn misspelled_names_are_explained() {
         for text in ["", ":A=1", "weft:A", "weft:=1", "a b", "FI_X=1"] {
             assert!(text.parse::<Subject>().is_err_and(|error| error.contains("FI_WEFT_SHM=0")), "{text}");
         }

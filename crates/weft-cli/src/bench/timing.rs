@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interruptions_do_not_show() {
+    fn interruptions_do_not_affect_the_median() {
         let mut batches = 0_u64;
         let per_op = nanoseconds(Duration::from_millis(160), |count| {
             batches += 1;
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_operation_is_not_repeated_for_ever() {
+    fn a_slow_operation_is_repeated_a_bounded_number_of_times() {
         let mut runs = 0;
         let per_op = nanoseconds(Duration::from_millis(10), |count| {
             runs += count;
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_ends_it() {
+    fn an_error_ends_the_measurement() {
         assert_eq!(nanoseconds(Duration::from_millis(10), |_| Err::<Duration, _>("broken")), Err("broken"));
     }
 }

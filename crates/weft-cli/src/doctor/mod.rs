@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_is_wrong_has_a_remedy() {
+    fn every_problem_has_a_remedy() {
         let report = examine();
         for finding in &report.findings {
             let wrong = matches!(finding.state, State::Bad | State::Degraded);

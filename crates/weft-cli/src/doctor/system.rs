@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn yama_is_read_right() {
+    fn yama_settings_are_parsed() {
         assert_eq!(yama(None).state, State::Good);
         assert_eq!(yama(Some("0\n")).state, State::Good);
         assert_eq!(yama(Some("1\n")).state, State::Degraded);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn seccomp_is_read_right() {
+    fn seccomp_modes_are_parsed() {
         assert_eq!(seccomp(Some("Name:\tx\nSeccomp:\t0\n")).state, State::Good);
         assert_eq!(seccomp(Some("Seccomp:\t2\nSeccomp_filters:\t1\n")).state, State::Note);
         assert_eq!(seccomp(None).state, State::Note);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_that_is_not_there_is_bad() {
+    fn a_missing_interface_is_bad() {
         let params = Params { iface: Some("nonesuch0".to_owned()), ..Params::default() };
         let finding = address(&params);
         assert_eq!(finding.state, State::Bad);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_are_switched_off_say_so() {
+    fn disabled_paths_are_reported() {
         let params = Params { shm: false, tcp: false, ..Params::default() };
         assert_eq!(shared_memory(&params)[0].state, State::Degraded);
         assert_eq!(address(&params).state, State::Degraded);

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slip_of_the_pen_is_found_and_the_right_name_offered() {
+    fn a_misspelled_variable_gets_a_suggestion() {
         let findings = run(&["HOME", "FI_WEFT_IFCE", "FI_WEFT_SHM"], &Params::default());
         assert_eq!(findings.len(), 1);
         assert_eq!(findings[0].state, State::Degraded);
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn no_path_at_all_is_bad() {
+    fn disabling_every_path_is_bad() {
         let findings = run(&["FI_WEFT_SHM", "FI_WEFT_TCP"], &Params { shm: false, tcp: false, ..Params::default() });
         assert!(findings.iter().any(|finding| finding.state == State::Bad));
         assert!(run(&[], &Params::default()).iter().all(|finding| finding.state == State::Good));
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn distances() {
+    fn edit_distances_are_counted() {
         assert_eq!(distance("IFCE", "IFACE"), 1);
         assert_eq!(distance("", "abc"), 3);
         assert_eq!(distance("kitten", "sitting"), 3);

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_of_a_failure_plays_it_again() {
+    fn the_printed_command_reproduces_the_failure() {
         let count = SHOWN + 2;
         let summary = faults(&parsed(&format!("weft sim faults --seed 1 --seeds {count} --jobs 2")), &loses_one);
         let text = render::Text::text(&summary);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_end_is_a_failure_with_a_command() {
+    fn an_endless_run_is_a_failure_with_a_command() {
         let short = |plan: &Plan| run_with(plan, |harness| harness.limit_turns(100));
         let summary = faults(&parsed("weft sim faults --seed 3 --no-shrink"), &short);
         let [failure] = &summary.failures[..] else { panic!("{} failures", summary.failures.len()) };

@@ -194,13 +194,13 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_namespaces_are_told_apart() {
+    fn process_ids_are_read_per_namespace() {
         assert_eq!(own_pid("Name:\tx\nNSpid:\t4711\t12\nThreads:\t1\n"), Some(12));
         assert_eq!(own_pid("Name:\tx\n"), None);
     }
 
     #[test]
-    fn a_file_that_says_nothing_is_no_endpoint() {
+    fn an_empty_file_is_no_endpoint() {
         assert!(read(&file(b"")).is_none());
         assert!(read(&file(&Head::ours(1).bytes())).is_none());
         let wild: Vec<u8> = (0..4096_u32).map(|n| n.to_le_bytes()[0]).collect();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_that_claims_countless_peers_is_read_to_its_end() {
+    fn a_claimed_peer_count_is_bounded_by_the_file() {
         let mut content = Head::ours(1).bytes().to_vec();
         let endpoint = Endpoint { peers: u64::MAX, ..Endpoint::default() };
         let words = std::iter::once(1).chain(endpoint.words()).chain([1]);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_processes_are_any_bytes() {
+    fn process_names_may_be_any_bytes() {
         // To those who ask for it, the directory of a thread is one of a process.
         let named = || {
             rustix::thread::set_name(c"\xff\xfe weft").unwrap();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_no_endpoint_is_told_from_who_is_not_there() {
+    fn a_process_without_endpoints_differs_from_a_missing_process() {
         assert!(matches!(process(std::process::id()), Err(Missing::Silent(_))));
         assert!(matches!(process(u32::MAX), Err(Missing::Gone(_))));
     }

@@ -170,14 +170,14 @@ mod tests {
     }
 
     #[test]
-    fn text_tells_what_is_not_zero() {
+    fn text_shows_nonzero_counters() {
         let text = sample().text();
         assert!(text.contains("unexpected") && text.contains("5 / 0") && !text.contains("tcp_sends"), "{text}");
         assert!(!text.contains("together"), "there is one peer:\n{text}");
     }
 
     #[test]
-    fn several_peers_are_told_together_too() {
+    fn several_peers_are_also_summed() {
         let Stat(mut process) = sample();
         let peer = Peer { messages_received: 9, matched_on_arrival: 7, matched_on_posting: 2, ..Peer::default() };
         process.endpoints[0].peers.extend([peer, peer]);

@@ -434,7 +434,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bounds_are_made_up_of_what_the_work_takes() {
+    fn a_bound_adds_up_the_costs_of_its_work() {
         let floor = |floor| match floor {
             Floor::CacheLine => Some(100.0),
             Floor::Memcpy => Some(50.0),

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_divided() {
+    fn growth_is_divided_by_the_peers() {
         let before = Usage { heap: Some(1000.0), resident: 0.0, ..Usage::default() };
         let grown = before.growth_to(&Usage { heap: Some(1800.0), resident: 4096.0, ..Usage::default() }, 4);
         let values: Vec<_> = grown.iter().map(|measure| (measure.metric.as_str(), measure.value)).collect();
