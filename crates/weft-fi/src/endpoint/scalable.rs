@@ -24,7 +24,8 @@ use weft_fi_sys as sys;
 use weft_nic::{Identity, NicError};
 
 use super::cell::{CellRef, EndpointCell};
-use super::{Ep, EpOps, Kind, Limits, export_xpu, setup};
+use super::entry::{EpOps, export_xpu};
+use super::{Ep, Kind, Limits, setup};
 use crate::Devices;
 use crate::addr::Format;
 use crate::av::Av;

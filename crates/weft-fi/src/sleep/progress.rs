@@ -10,7 +10,7 @@
 //!   endpoint nor listens to its devices, and only looks after each [`TICK`] whether the client is still
 //!   there; after some, less often.
 //!
-//! A client that makes [`crate::endpoint::cell::UNAIDED_ROUNDS`] rounds of progress without the thread's
+//! A client that makes `UNAIDED_ROUNDS` (`endpoint/cell/parking.rs`) rounds of progress without the thread's
 //! having been of use takes over; the thread steps back. It listens again when a tick passes without a round,
 //! or when it finds the client away at a tick: no round within [`QUIET`], and no lock held. (That is tried
 //! only where the client runs on another processor.) So a client that computes for 20 µs between posting and

@@ -27,7 +27,7 @@ use crate::atomic::{NOTHING, with_msg};
 use crate::cntr::Cntr;
 use crate::domain::Domain;
 use crate::endpoint::args::{iovs, recv_iovs, remote_iovs};
-use crate::endpoint::deferred::Standing;
+use crate::endpoint::cell::deferred::Standing;
 use crate::endpoint::flags::{self, Mode};
 use crate::endpoint::{Ep, Recv, Rma, Send};
 use crate::errno::Errno;

@@ -22,9 +22,9 @@ use rustix::io::Errno;
 use weft_engine::mem::{self, Iov};
 use weft_engine::nic::{Full, LinkError, LinkId};
 
-use super::retransmit::{Kept, Spare};
 use super::mutant::{Mutant, strikes};
 use super::pushes::{Pushes, Segment};
+use super::retransmit::{Kept, Spare};
 use super::rx::Intake;
 use super::stream::Wire;
 use super::sys::{self, Pieces};

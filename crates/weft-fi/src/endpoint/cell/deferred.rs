@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use weft_engine::api::{Completion, Error, Fault};
 
-use crate::endpoint::cell::{EndpointCell, State};
+use super::{EndpointCell, State};
 use crate::endpoint::route::is_failure;
 use crate::endpoint::route::{Routes, User};
 use crate::errno::Errno;
@@ -144,7 +144,7 @@ impl Routes {
     /// Does what deferred work wants at its end. Returns whether programs can go on, and whether it also
     /// completes as an operation of the endpoint, and how.
     #[cold]
-    pub(super) fn finish_work(&self, number: usize, completion: &Completion) -> (bool, Verdict) {
+    pub(in crate::endpoint) fn finish_work(&self, number: usize, completion: &Completion) -> (bool, Verdict) {
         let report = self.works.borrow_mut().try_remove(number);
         let Some(report) = report.filter(|report| !report.cancelled) else { return (false, Verdict::Silent) };
         let failed = completion.fault.is_some_and(is_failure);
@@ -165,7 +165,7 @@ impl Routes {
 
 /// What becomes of the completion of deferred work at its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(in crate::endpoint) enum Verdict {
     /// It makes an entry and counts, like any other.
     AsAny,
     /// It makes an entry.

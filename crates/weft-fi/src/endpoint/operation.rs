@@ -1,0 +1,245 @@
+//! Operations as the client starts them, translated into the engine's.
+//!
+//! Place in the data flow: the operation files ([`crate::msg`], [`crate::tagged`], [`crate::rma`], …) read the
+//! client's arguments and call [`Ep::start_send`], [`Ep::post_recv`], [`Ep::start_write`], [`Ep::start_read`] or
+//! [`Ep::start_atomic`], which enter the cell.
+
+use std::ffi::c_void;
+use std::sync::atomic::Ordering;
+
+use weft_engine::amo::Amo;
+use weft_engine::api::{ADDR_NONE, AtomicOp, Context, OpFlags, RecvOp, RmaIov, RmaOp, SendOp};
+use weft_engine::mem::Iov;
+use weft_fi_sys as sys;
+
+use crate::endpoint::Ep;
+use crate::endpoint::flags::Mode;
+use crate::endpoint::kind::Sources;
+use crate::endpoint::route::{Class, User};
+use crate::errno::Errno;
+use crate::trigger::op::Op;
+
+/// A send, as the message files hand it over.
+pub(crate) struct Send<'a> {
+    pub(crate) iov: &'a [Iov],
+    pub(crate) dest: sys::fi_addr_t,
+    pub(crate) tag: u64,
+    pub(crate) data: u64,
+    pub(crate) context: *mut c_void,
+    pub(crate) mode: Mode,
+    /// Whether a success makes a queue entry.
+    pub(crate) entry: bool,
+}
+
+/// A receive.
+#[derive(Clone, Copy)]
+pub(crate) struct Recv<'a> {
+    pub(crate) iov: &'a [Iov],
+    pub(crate) src: sys::fi_addr_t,
+    pub(crate) tag: u64,
+    pub(crate) ignore: u64,
+    pub(crate) context: *mut c_void,
+    pub(crate) mode: Mode,
+    /// Whether a success makes a queue entry.
+    pub(crate) entry: bool,
+}
+
+/// An RMA read or write.
+pub(crate) struct Rma<'a> {
+    pub(crate) iov: &'a [Iov],
+    pub(crate) dest: sys::fi_addr_t,
+    pub(crate) remote: &'a [RmaIov],
+    pub(crate) data: u64,
+    pub(crate) context: *mut c_void,
+    pub(crate) mode: Mode,
+    /// Whether a success makes a queue entry.
+    pub(crate) entry: bool,
+}
+
+/// An atomic operation. What it does not need of its local memory is not looked at.
+pub(crate) struct Atomic<'a> {
+    pub(crate) amo: Amo,
+    pub(crate) iov: &'a [Iov],
+    pub(crate) compare: &'a [Iov],
+    pub(crate) result: &'a [Iov],
+    pub(crate) dest: sys::fi_addr_t,
+    pub(crate) remote: &'a [RmaIov],
+    pub(crate) data: u64,
+    pub(crate) context: *mut c_void,
+    pub(crate) mode: Mode,
+    /// Whether a success makes a queue entry.
+    pub(crate) entry: bool,
+}
+
+impl Ep {
+    /// Who learns of the success of a transmit operation: whoever reads the queue, a counter, or nobody.
+    #[inline(always)]
+    fn told(&self, entry: bool, class: Class) -> OpFlags {
+        match entry {
+            true => OpFlags::empty(),
+            false if self.cell.bound.counts(class) => OpFlags::COUNTED,
+            false => OpFlags::QUIET,
+        }
+    }
+
+    /// Starts a send.
+    #[inline(always)]
+    pub(crate) fn start_send(&self, send: &Send<'_>) -> isize {
+        self.cell.submit_send(self.send_op(send))
+    }
+
+    /// A send as the engine takes it.
+    #[inline(always)]
+    pub(crate) fn send_op<'a>(&self, send: &Send<'a>) -> SendOp<'a> {
+        let mut flags = send.mode.ops | self.send_order;
+        flags |= self.told(send.entry, Class::Send);
+        if flags.contains(OpFlags::INJECT | OpFlags::QUIET) {
+            // Nobody learns when it is done, and its buffer is free already: no completion level can be observed.
+            flags -= OpFlags::DELIVERY | OpFlags::TRANSMIT;
+        }
+        let family = if flags.contains(OpFlags::TAGGED) { sys::FI_TAGGED } else { sys::FI_MSG };
+        SendOp {
+            dest: send.dest,
+            iov: send.iov,
+            tag: send.tag,
+            data: send.data,
+            ctx: Context { ptr: send.context.addr(), user: User::new(sys::FI_SEND | family, send.entry).word() },
+            flags,
+        }
+    }
+
+    /// Posts a receive, or peeks, claims, discards.
+    #[inline(always)]
+    pub(crate) fn post_recv(&self, recv: &Recv<'_>) -> isize {
+        if self.sources.checked {
+            return self.post_checked(recv);
+        }
+        self.cell.submit_recv(self.recv_op(recv))
+    }
+
+    #[inline(never)]
+    fn post_checked(&self, recv: &Recv<'_>) -> isize {
+        self.checked_recv_op(recv).map_or_else(Errno::size, |op| self.cell.submit_recv(op))
+    }
+
+    /// A receive as the engine takes it, if it names a source where that is asked of it (FI_EXACT_DIRECTED_RECV).
+    #[inline]
+    pub(crate) fn checked_recv_op<'a>(&self, recv: &Recv<'a>) -> Result<RecvOp<'a>, Errno> {
+        let Sources { exact, .. } = self.sources;
+        if recv.src == ADDR_NONE {
+            if exact && self.sources.honoured(recv.mode.ops.contains(OpFlags::TAGGED)) {
+                return Err(Errno::INVAL);
+            }
+            return Ok(self.recv_op(recv));
+        }
+        // What comes from a scalable endpoint does not come from one of its receive contexts.
+        let mask = self.origin().endpoint_mask.load(Ordering::Relaxed);
+        Ok(self.recv_op(&Recv { src: recv.src & mask, ..*recv }))
+    }
+
+    /// A receive as the engine takes it, of whose source nothing is asked.
+    #[inline(always)]
+    fn recv_op<'a>(&self, recv: &Recv<'a>) -> RecvOp<'a> {
+        let mut flags = recv.mode.ops;
+        let tagged = flags.contains(OpFlags::TAGGED);
+        let family = if tagged { sys::FI_TAGGED } else { sys::FI_MSG };
+        let mut user = User::new(sys::FI_RECV | family, recv.entry);
+        if flags.contains(OpFlags::PEEK) {
+            // What a peek found is only ever reported by an entry, and it has received nothing.
+            user = User::new(sys::FI_RECV | family, true).uncounted();
+        } else if !recv.entry && !self.cell.bound.counts(Class::Recv) && !flags.contains(OpFlags::MULTI) {
+            flags |= OpFlags::QUIET;
+        }
+        RecvOp {
+            src: if self.sources.honoured(tagged) { recv.src } else { ADDR_NONE },
+            iov: recv.iov,
+            tag: recv.tag,
+            ignore: recv.ignore,
+            ctx: Context { ptr: recv.context.addr(), user: user.word() },
+            flags,
+        }
+    }
+
+    /// Starts an RMA write.
+    #[inline]
+    pub(crate) fn start_write(&self, rma: &Rma<'_>) -> isize {
+        let op = self.write_op(rma);
+        if op.flags.contains(OpFlags::TRIGGER) {
+            return self.cell.trigger(Op::write(&op));
+        }
+        self.cell.submit_tx(|engine| engine.write(&op))
+    }
+
+    /// A write as the engine takes it.
+    #[inline]
+    pub(crate) fn write_op<'a>(&self, rma: &Rma<'a>) -> RmaOp<'a> {
+        self.rma_op(rma, rma.mode.ops, Class::Write, sys::FI_RMA | sys::FI_WRITE)
+    }
+
+    /// Starts an RMA read.
+    #[inline]
+    pub(crate) fn start_read(&self, rma: &Rma<'_>) -> isize {
+        let op = self.read_op(rma);
+        if op.flags.contains(OpFlags::TRIGGER) {
+            return self.cell.trigger(Op::read(&op));
+        }
+        self.cell.submit_tx(|engine| engine.read(&op))
+    }
+
+    /// A read as the engine takes it.
+    #[inline]
+    pub(crate) fn read_op<'a>(&self, rma: &Rma<'a>) -> RmaOp<'a> {
+        // A read completes with its data, whatever level is asked for, and carries none of its own.
+        let flags = rma.mode.ops & (OpFlags::FENCE | OpFlags::TRIGGER);
+        self.rma_op(rma, flags, Class::Read, sys::FI_RMA | sys::FI_READ)
+    }
+
+    /// Starts an atomic operation.
+    #[inline]
+    pub(crate) fn start_atomic(&self, atomic: &Atomic<'_>) -> isize {
+        let op = self.atomic_op(atomic);
+        if op.flags.contains(OpFlags::TRIGGER) {
+            return self.cell.trigger(Op::atomic(&op));
+        }
+        self.cell.submit_tx(|engine| engine.atomic(&op))
+    }
+
+    /// An atomic operation as the engine takes it.
+    #[inline]
+    pub(crate) fn atomic_op<'a>(&self, atomic: &Atomic<'a>) -> AtomicOp<'a> {
+        let mut flags = atomic.mode.ops;
+        let (class, completion) = if atomic.amo.fetches() {
+            // It completes with what it fetched, whatever level is asked for.
+            flags -= OpFlags::DELIVERY | OpFlags::TRANSMIT;
+            (Class::Read, sys::FI_ATOMIC | sys::FI_READ)
+        } else {
+            (Class::Write, sys::FI_ATOMIC | sys::FI_WRITE)
+        };
+        flags |= self.told(atomic.entry, class);
+        AtomicOp {
+            dest: atomic.dest,
+            amo: atomic.amo,
+            iov: atomic.iov,
+            compare: atomic.compare,
+            result: atomic.result,
+            remote: atomic.remote,
+            data: atomic.data,
+            ctx: Context { ptr: atomic.context.addr(), user: User::new(completion, atomic.entry).word() },
+            flags,
+        }
+    }
+
+    #[inline]
+    fn rma_op<'a>(&self, rma: &Rma<'a>, mut flags: OpFlags, class: Class, completion: u64) -> RmaOp<'a> {
+        flags |= self.told(rma.entry, class);
+        let user = User::new(completion, rma.entry).word();
+        RmaOp {
+            dest: rma.dest,
+            iov: rma.iov,
+            remote: rma.remote,
+            data: rma.data,
+            ctx: Context { ptr: rma.context.addr(), user },
+            flags,
+        }
+    }
+}
