@@ -1,9 +1,9 @@
-//! A doubly linked list with stable numbers: insertion order kept, removal anywhere in constant time.
+//! A doubly linked list with stable keys: it keeps insertion order and removes any item in constant time.
 //!
 //! Place in the data flow: holds the posted receives and the unexpected messages of [`crate::matching`], and
-//! the operations that are not complete. Memory grows to the high-water mark and is reused; pushing allocates
-//! only when that mark rises. (A slab would do, but moves every item twice, which the path of each receive
-//! and each write would pay for.)
+//! the operations that are not complete. Memory grows to the high-water mark and is reused; a push allocates
+//! only when that mark rises. A slab would serve too, but moves every item twice, a cost on the path of each
+//! receive and each write.
 
 const NIL: u32 = u32::MAX;
 
@@ -15,7 +15,7 @@ struct Node<T> {
     value: Option<T>,
 }
 
-/// Items in the order in which they were pushed.
+/// Items in the order of their insertion.
 pub(crate) struct List<T> {
     nodes: Vec<Node<T>>,
     /// The first free node.
@@ -42,16 +42,16 @@ impl<T> List<T> {
         self.len == 0
     }
 
-    /// The number that the next item will have.
+    /// The key that the next item will get.
     #[inline]
     pub(crate) fn next_key(&self) -> u32 {
         if self.free == NIL { u32::try_from(self.nodes.len()).unwrap_or(NIL) } else { self.free }
     }
 
-    /// Appends; the number stays valid until the item is removed.
+    /// Appends an item. Its key stays valid until the item is removed.
     ///
-    /// In line, and the item is made when its place is known: so its words go there one by one, and not by
-    /// way of the stack.
+    /// The function is inlined and `make` runs after the node is chosen, so that the item's words are written
+    /// to their place one by one instead of by way of the stack.
     #[inline(always)]
     pub(crate) fn push(&mut self, make: impl FnOnce() -> T) -> u32 {
         if self.free == NIL {
@@ -79,14 +79,14 @@ impl<T> List<T> {
         self.nodes.push(Node { prev: NIL, next: NIL, value: None });
     }
 
-    /// Takes an item out.
+    /// Removes an item and returns it.
     pub(crate) fn remove(&mut self, key: u32) -> Option<T> {
         let value = self.nodes.get_mut(key as usize)?.value.take()?;
         self.unlink(key);
         Some(value)
     }
 
-    /// Ends an item; cheaper than [`List::remove`] for somebody who has seen it already.
+    /// Drops an item; cheaper than [`List::remove`] where the caller has already read it.
     #[inline(always)]
     pub(crate) fn drop_item(&mut self, key: u32) {
         if let Some(node) = self.nodes.get_mut(key as usize).filter(|node| node.value.is_some()) {
@@ -95,7 +95,7 @@ impl<T> List<T> {
         }
     }
 
-    /// Joins the neighbours of a node that has lost its item, and keeps it for another.
+    /// Links the neighbours of an emptied node and puts the node on the free list.
     #[inline(always)]
     fn unlink(&mut self, key: u32) {
         let Some(node) = self.nodes.get_mut(key as usize) else { return };
@@ -122,20 +122,20 @@ impl<T> List<T> {
         self.nodes.get_mut(key as usize)?.value.as_mut()
     }
 
-    /// The place of the oldest item, for [`List::at`].
+    /// The position of the oldest item, for [`List::at`].
     #[inline(always)]
     pub(crate) fn first(&self) -> u32 {
         self.first
     }
 
-    /// The item at a place, its number, and the place of the next.
+    /// The item at a position, its key, and the position of the next item.
     #[inline(always)]
     pub(crate) fn at(&self, place: u32) -> Option<(u32, &T, u32)> {
         let node = self.nodes.get(place as usize)?;
         Some((place, node.value.as_ref()?, node.next))
     }
 
-    /// From the oldest to the newest.
+    /// Iterates from the oldest item to the newest.
     #[inline]
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         let mut at = self.first;
