@@ -5,6 +5,7 @@
 use clap::{Parser, Subcommand};
 
 mod bindings;
+mod tidy;
 
 /// Tasks for weft's developers.
 #[derive(Parser)]
@@ -18,10 +19,13 @@ struct Cli {
 enum Task {
     /// Regenerates crates/weft-fi-sys/src/bindings.rs from the installed libfabric headers.
     Bindings(bindings::Args),
+    /// Counts the style rules of CONTRIBUTING.md that can be counted, and fails where one is broken.
+    Tidy(tidy::Args),
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
         Task::Bindings(args) => bindings::run(&args),
+        Task::Tidy(args) => tidy::run(&args),
     }
 }

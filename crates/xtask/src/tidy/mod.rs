@@ -1,0 +1,210 @@
+//! `cargo xtask tidy`: the style rules that can be counted.
+//!
+//! Place in the data flow: `make check-format` runs it; [`files`] lists what is checked in, the other modules turn it
+//! into [`Finding`]s, and this file compares the number of findings for each [`Rule`] with its limit. Rules with a
+//! relative limit are a share of `total`, for example of all comment lines.
+//!
+//! `--report` prints the figures alone and always succeeds; `--list RULE` prints every finding of one rule.
+
+mod comments;
+mod commits;
+mod fields;
+mod files;
+mod markdown;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::bail;
+
+/// Findings that are printed for a rule that is broken.
+const SHOWN: usize = 10;
+
+/// Options of `cargo xtask tidy`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Print the figures and succeed, whatever they are.
+    #[arg(long)]
+    report: bool,
+    /// Print every finding of one rule.
+    #[arg(long, value_enum, value_name = "RULE")]
+    list: Option<Rule>,
+    /// Check the commits of a range as well, for example `origin/main..HEAD`.
+    #[arg(long, value_name = "RANGE")]
+    commits: Option<String>,
+}
+
+/// What is counted. The order is that of the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub(crate) enum Rule {
+    /// Sentences of comments that begin with a pronoun such as "Who" or "What".
+    Pronouns,
+    /// Comment lines with "nobody" and its like, for threads, peers and queues.
+    Persons,
+    /// "so many", "so often", "so long" in the place of a number.
+    Quantities,
+    /// Documentation comments that only point elsewhere: "The same …", "See `x`."
+    Pointers,
+    /// Comment lines wider than 120 columns.
+    CommentWidth,
+    /// Markdown lines wider than 160 columns, outside tables and code.
+    MarkdownWidth,
+    /// Markdown sentences of more than 35 words.
+    LongSentences,
+    /// The median length of Markdown sentences, in words.
+    MedianSentence,
+    /// Sentences of Markdown that begin with a pronoun, or have "nobody" in them.
+    MarkdownWords,
+    /// Files of more than 800 lines.
+    FileLength,
+    /// Rust files that do not open with `//!`.
+    Headers,
+    /// Relative links in Markdown to files or headings that do not exist.
+    Links,
+    /// Fields of the engine's structs that are visible outside their module.
+    OpenFields,
+    /// Commit subjects of more than 60 characters.
+    CommitSubjects,
+    /// Commits of more than 300 changed lines.
+    CommitSize,
+}
+
+/// The most that a rule lets through.
+enum Limit {
+    Count(usize),
+    /// Of `total`, in thousandths.
+    PerMille(usize),
+}
+
+impl Rule {
+    fn limit(self) -> Limit {
+        match self {
+            Self::Pronouns => Limit::PerMille(3),
+            Self::Persons => Limit::PerMille(2),
+            Self::Pointers => Limit::Count(5),
+            Self::LongSentences => Limit::PerMille(50),
+            Self::MedianSentence => Limit::Count(18),
+            Self::MarkdownWords => Limit::PerMille(3),
+            Self::OpenFields => Limit::PerMille(350),
+            Self::CommitSubjects | Self::CommitSize => Limit::PerMille(100),
+            Self::Quantities
+            | Self::CommentWidth
+            | Self::MarkdownWidth
+            | Self::FileLength
+            | Self::Headers
+            | Self::Links => Limit::Count(0),
+        }
+    }
+}
+
+/// One place that a rule objects to.
+pub(crate) struct Finding {
+    /// Relative to the repository; for commits their short hash.
+    place: PathBuf,
+    /// Counted from 1; 0 if the whole file is meant.
+    line: usize,
+    text: String,
+}
+
+/// The outcome of one rule.
+#[derive(Default)]
+struct Count {
+    findings: Vec<Finding>,
+    /// The figure that is compared, where it is not the number of findings.
+    figure: Option<usize>,
+    /// Things looked at, for relative limits.
+    total: usize,
+}
+
+impl Count {
+    fn figure(&self) -> usize {
+        self.figure.unwrap_or(self.findings.len())
+    }
+
+    fn holds(&self, limit: &Limit) -> bool {
+        match limit {
+            Limit::Count(most) => self.figure() <= *most,
+            Limit::PerMille(most) => self.figure() * 1000 <= self.total * most,
+        }
+    }
+}
+
+/// The outcome of all rules.
+#[derive(Default)]
+pub(crate) struct Counts(BTreeMap<Rule, Count>);
+
+impl Counts {
+    /// Notes a place that the rule objects to.
+    fn find(&mut self, rule: Rule, place: impl Into<PathBuf>, line: usize, text: impl Into<String>) {
+        let finding = Finding { place: place.into(), line, text: text.into() };
+        self.0.entry(rule).or_default().findings.push(finding);
+    }
+
+    /// Notes that things were looked at.
+    fn look(&mut self, rule: Rule, things: usize) {
+        self.0.entry(rule).or_default().total += things;
+    }
+
+    fn set_figure(&mut self, rule: Rule, figure: usize) {
+        self.0.entry(rule).or_default().figure = Some(figure);
+    }
+}
+
+/// Runs the task.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let files = files::checked_in()?;
+    let mut counts = Counts::default();
+    comments::check(&files, &mut counts);
+    markdown::check(&files, &mut counts);
+    fields::check(&files, &mut counts)?;
+    if let Some(range) = &args.commits {
+        commits::check(range, &mut counts)?;
+    }
+    if let Some(rule) = args.list {
+        counts.0.get(&rule).iter().for_each(|count| list(&count.findings, usize::MAX));
+        return Ok(());
+    }
+    let mut broken = 0;
+    for (rule, count) in &counts.0 {
+        let holds = count.holds(&rule.limit());
+        print_figure(*rule, count, holds);
+        if !holds {
+            broken += 1;
+            if !args.report {
+                list(&count.findings, SHOWN);
+            }
+        }
+    }
+    if broken > 0 && !args.report {
+        bail!("{broken} style rules are broken: `cargo xtask tidy --list RULE` prints every place of one");
+    }
+    Ok(())
+}
+
+fn print_figure(rule: Rule, count: &Count, holds: bool) {
+    let name = clap::ValueEnum::to_possible_value(&rule).map(|value| value.get_name().to_owned()).unwrap_or_default();
+    let mark = if holds { "ok    " } else { "BROKEN" };
+    let (figure, total) = (count.figure(), count.total);
+    match rule.limit() {
+        Limit::Count(most) => println!("{mark} {name:16} {figure:6}            limit {most}"),
+        Limit::PerMille(most) => {
+            let [share, most] = [tenths(figure * 1000, total), tenths(most, 1)];
+            println!("{mark} {name:16} {figure:6} = {share:>6} %  limit {most} % of {total}");
+        }
+    }
+}
+
+/// A number of thousandths as per cent with one decimal place.
+fn tenths(thousandths: usize, total: usize) -> String {
+    let tenths = thousandths / total.max(1);
+    format!("{}.{}", tenths / 10, tenths % 10)
+}
+
+fn list(findings: &[Finding], most: usize) {
+    for Finding { place, line, text } in findings.iter().take(most) {
+        println!("    {}:{line}: {}", place.display(), text.trim());
+    }
+    if findings.len() > most {
+        println!("    … and {} more", findings.len() - most);
+    }
+}
