@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use weft_engine::name::{EpName, address_bytes};
 use weft_fi_sys as sys;
 
-use crate::errno::Errno;
+use crate::abi::errno::Errno;
 
 /// The number of the native format: a provider-specific one, as fabric.h marks them.
 pub(crate) const FI_ADDR_WEFT: u32 = sys::FI_PROV_SPECIFIC | 0x7765;

@@ -23,6 +23,9 @@ use weft_engine::name::EpName;
 use weft_fi_sys as sys;
 use weft_fi_sys::v2::fi_ops_av_1_20;
 
+use crate::abi::errno::Errno;
+use crate::abi::noop;
+use crate::abi::object::{self, Head, Hold, Object, Uses};
 use crate::addr::{self, Format, Query};
 use crate::av::shared::Shared;
 use crate::av::symmetric::Range;
@@ -30,9 +33,6 @@ use crate::av::table::Table;
 use crate::domain::Domain;
 use crate::endpoint::cell::{CellRef, EndpointCell};
 use crate::eq::{Eq, Failure};
-use crate::errno::Errno;
-use crate::noop;
-use crate::object::{self, Head, Hold, Object, Uses};
 
 /// Flags of insertions. FI_MORE is a hint.
 const INSERT_FLAGS: u64 = sys::FI_MORE | sys::FI_SYNC_ERR;

@@ -10,10 +10,10 @@ use std::ptr::NonNull;
 
 use weft_fi_sys as sys;
 
+use crate::abi::errno::Errno;
+use crate::abi::noop;
+use crate::abi::object;
 use crate::endpoint::Ep;
-use crate::errno::Errno;
-use crate::noop;
-use crate::object;
 
 /// The operations of an endpoint with connections.
 pub(crate) static CONNECTED: sys::fi_ops_cm = sys::fi_ops_cm {

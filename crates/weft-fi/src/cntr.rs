@@ -21,10 +21,10 @@ use weft_nic::NicError;
 
 use crate::cntr::gauge::Gauge;
 
+use crate::abi::errno::Errno;
+use crate::abi::noop;
+use crate::abi::object::{self, Head, Hold, Object, Uses};
 use crate::domain::Domain;
-use crate::errno::Errno;
-use crate::noop;
-use crate::object::{self, Head, Hold, Object, Uses};
 use crate::sleep::poll::{self, Sources, Waitable, Waited};
 use crate::sleep::wait::{Deadline, LazyWaker, WaitKind, Waker};
 use crate::sleep::waitset::{self, Member, WaitSet};

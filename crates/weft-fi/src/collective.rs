@@ -4,7 +4,7 @@
 
 use weft_fi_sys as sys;
 
-use crate::noop;
+use crate::abi::noop;
 
 /// The operations.
 pub(crate) static OPS: sys::fi_ops_collective = noop::COLLECTIVE;

@@ -24,12 +24,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use weft_fi_sys as sys;
 use weft_nic::NicError;
 
+use crate::abi::errno::Errno;
+use crate::abi::noop;
+use crate::abi::object::{self, Head, Hold, Object, Uses};
 use crate::cq::ring::{Entry, Failure, Format, Nothing, Ring};
 use crate::cq::signal::Signal;
 use crate::domain::Domain;
-use crate::errno::Errno;
-use crate::noop;
-use crate::object::{self, Head, Hold, Object, Uses};
 use crate::sleep::lock::{Guard, Guarded};
 use crate::sleep::poll::{self, Sources, Waitable, Waited};
 use crate::sleep::wait::{Deadline, LazyWaker, WaitKind, Waker};

@@ -22,6 +22,9 @@ use weft_engine::api::Region;
 use weft_engine::name::EpName;
 use weft_fi_sys as sys;
 
+use crate::abi::errno::Errno;
+use crate::abi::object::{self, Head, Hold, Object, Uses};
+use crate::abi::{atomic, noop};
 use crate::addr::Format;
 use crate::cntr::Cntr;
 pub(crate) use crate::domain::instance::find;
@@ -29,19 +32,17 @@ use crate::endpoint::cell::{CellRef, EndpointCell, Eng};
 use crate::endpoint::route::RegionCounters;
 use crate::endpoint::{scalable, shared};
 use crate::eq::Eq;
-use crate::errno::Errno;
 use crate::fabric::{Fabric, Instances};
 use crate::host::Host;
 use crate::info::hints::Hints;
 use crate::info::network::Network;
-use crate::object::{self, Head, Hold, Object, Uses};
 use crate::observe::stats;
 use crate::params::Params;
 use crate::sleep::lock::{Callers, Meter};
 use crate::sleep::progress::AutoProgress;
 use crate::sleep::{flusher, pollset};
 use crate::trigger::WorkQueue;
-use crate::{atomic, av, cntr, cq, endpoint, info, mr, noop};
+use crate::{av, cntr, cq, endpoint, info, mr};
 
 /// An open domain.
 #[repr(C)]

@@ -21,12 +21,12 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use weft_fi_sys as sys;
 
+use crate::abi::errno::{self, Errno};
+use crate::abi::noop;
+use crate::abi::object::{self, Head, Hold, Object, Uses};
 use crate::eq::drivers::{Driver, Drivers};
-use crate::errno::{self, Errno};
 use crate::fabric::Fabric;
 use crate::host::Info;
-use crate::noop;
-use crate::object::{self, Head, Hold, Object, Uses};
 use crate::sleep::poll::{ROUNDS_PER_CLOCK, YIELDS};
 use crate::sleep::wait::{Deadline, WaitKind, Waker, Woken};
 use crate::sleep::waitset::{self, Member, WaitSet};

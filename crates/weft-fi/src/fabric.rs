@@ -9,13 +9,14 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use weft_fi_sys as sys;
 
+use crate::abi::errno::Errno;
+use crate::abi::noop;
+use crate::abi::object::{self, Head, Object, Uses};
 use crate::cntr::Cntr;
 use crate::cq::Cq;
 use crate::eq::Eq;
-use crate::errno::Errno;
-use crate::object::{self, Head, Object, Uses};
 use crate::sleep::waitset::{self, Member, WaitSet};
-use crate::{domain, eq, host, noop, pep};
+use crate::{domain, eq, host, pep};
 
 /// An open fabric.
 #[repr(C)]

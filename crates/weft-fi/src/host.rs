@@ -17,7 +17,7 @@
 //!
 //! Several hosts may load the provider in one process. The loader maps one file once, so they share every
 //! static. Each host has a slot with a `fi_provider` of its own, whose functions know the slot, and every
-//! object belongs to the host that opened it ([`crate::object::Uses`]). [`current`] is the host of the object
+//! object belongs to the host that opened it ([`crate::abi::object::Uses`]). [`current`] is the host of the object
 //! that the thread was last called with; calls on the data path do not change it.
 //!
 //! Invariant: a host's functions are called only between its `fi_prov_ini` and its `cleanup`'s return; the host

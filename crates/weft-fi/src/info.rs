@@ -25,12 +25,12 @@ use std::net::{SocketAddr, UdpSocket};
 use weft_engine::name::EpName;
 use weft_fi_sys as sys;
 
+use crate::abi::errno::{self, Errno};
+use crate::abi::object;
 use crate::addr::{self, Format, Query};
-use crate::errno::{self, Errno};
 use crate::host::{self, Host, Info};
 use crate::info::hints::Hints;
 use crate::info::offer::Offer;
-use crate::object;
 use crate::params::Params;
 
 pub(crate) use crate::info::ep_type::EpType;

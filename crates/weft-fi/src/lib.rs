@@ -3,11 +3,11 @@
 //! Place in the data flow: a client calls libfabric; libfabric (the *host*, which loaded this library) calls
 //! [`fi_prov_ini`] once and then the operation tables of our objects, which translate into engine calls. Each
 //! file here is named as the libfabric man page it implements; `object` holds the conventions that all share,
-//! [`errno`] the error table, [`params`] the variables, [`observe`] what others may see, `host` how the host
+//! `abi::errno` the error table, [`params`] the variables, [`observe`] what others may see, `host` how the host
 //! is found. As a Rust library the crate offers only the tables, for the `weft` command.
 
+mod abi;
 mod addr;
-mod atomic;
 mod av;
 mod cm;
 mod cntr;
@@ -16,22 +16,16 @@ mod cq;
 mod domain;
 mod endpoint;
 mod eq;
-pub mod errno;
 mod fabric;
 mod host;
 mod info;
 mod mr;
-mod msg;
-mod noop;
-mod object;
 pub mod observe;
 pub mod params;
 mod pep;
-mod rma;
 #[cfg(feature = "sim")]
 mod sim;
 mod sleep;
-mod tagged;
 mod trigger;
 
 use std::cell::UnsafeCell;
@@ -160,7 +154,7 @@ extern "C" fn start(caller: *const c_void) -> *mut sys::fi_provider {
 /// The host is about to unload us. Threads belong to domains, and end with them; those that a client left open at
 /// its end are stopped here, so that none runs in code that is gone.
 unsafe extern "C" fn cleanup<const SLOT: usize>() {
-    object::guard("cleanup", || {
+    abi::object::guard("cleanup", || {
         let Some(host) = host::enter_slot(SLOT) else { return Ok(0) };
         domain::stop_all(Some(host));
         host.detach();

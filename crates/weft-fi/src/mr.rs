@@ -24,16 +24,16 @@ use weft_engine::api::{Access, Region};
 use weft_engine::mem::{Iov, IovList};
 use weft_fi_sys as sys;
 
+use crate::abi::errno::Errno;
+use crate::abi::noop;
+use crate::abi::object::{self, Head, Hold, Object, Uses};
 use crate::cntr::Cntr;
 use crate::domain::{Domain, Registered};
 use crate::endpoint::Ep;
 use crate::endpoint::route::RegionCounters;
-use crate::errno::Errno;
 use crate::info::IOV_LIMIT;
 use crate::info::hints::AUTH_KEY_LIMIT_BYTES;
 use crate::info::network::KEYS_SINCE;
-use crate::noop;
-use crate::object::{self, Head, Hold, Object, Uses};
 
 /// Access that concerns peers.
 const REMOTE: u64 = sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE;

@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use weft_engine::api::Matching;
 use weft_engine::mrcache::Limits;
 
-use crate::errno::Errno;
+use crate::abi::errno::Errno;
 use crate::host;
 
 /// One row of the table.

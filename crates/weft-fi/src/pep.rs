@@ -22,7 +22,11 @@ use weft_engine::{ConnEvent, Role};
 use weft_fi_sys as sys;
 
 use crate::Devices;
+use crate::abi::errno::Errno;
+use crate::abi::noop;
+use crate::abi::object::{self, Head, Hold, Object, Uses};
 use crate::addr::Format;
+use crate::cm;
 use crate::domain::devices_config;
 use crate::endpoint::cell::{Eng, Sleep};
 use crate::endpoint::close::finish;
@@ -30,16 +34,13 @@ use crate::endpoint::options::give_number;
 use crate::endpoint::setup::{decode_local, refused};
 use crate::eq::Eq;
 use crate::eq::drivers::Driver;
-use crate::errno::Errno;
 use crate::fabric::{Fabric, Instances};
 use crate::host::{self, Info};
 use crate::info::EpType;
 use crate::info::hints::Hints;
 use crate::info::network::Network;
-use crate::object::{self, Head, Hold, Object, Uses};
 use crate::params::Params;
 use crate::sleep::wait::Waker;
-use crate::{cm, noop};
 
 /// Calls that wait for an answer, unless the client says otherwise (FI_BACKLOG).
 const BACKLOG: usize = 1024;

@@ -29,11 +29,11 @@ use weft_engine::api::{Completion, Fault, OpFlags};
 use weft_engine::program::{Errors, FREE_LANE, Finished, Program, Task};
 use weft_fi_sys as sys;
 
+use crate::abi::errno::Errno;
+use crate::abi::object::Hold;
 use crate::cntr::Cntr;
 use crate::domain::Domain;
 use crate::endpoint::cell::{CellRef, EndpointCell};
-use crate::errno::Errno;
-use crate::object::Hold;
 use crate::trigger::op::{Op, Report};
 use crate::trigger::queue::{Outcome, Queue};
 

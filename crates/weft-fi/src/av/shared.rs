@@ -34,7 +34,7 @@ use weft_engine::api::Changes;
 use weft_engine::name::{EpName, NAME_BYTES};
 use weft_nic::memfile::{self, Words};
 
-use crate::errno::{self, Errno};
+use crate::abi::errno::{self, Errno};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"weft av2");
 /// Which words of the head say how often a row was removed, and how many rows there are.

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString};
 use std::net::IpAddr;
 
-use crate::errno::Errno;
+use crate::abi::errno::Errno;
 
 /// The first node and the first service.
 pub(crate) struct Range<'a> {

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use weft_fi_sys as sys;
 
 use super::{Domain, OPEN};
+use crate::abi::object::{self, Object};
 use crate::host;
 use crate::info::caps;
 use crate::info::hints::Hints;
 use crate::info::network::{self, KEYS_SINCE};
 use crate::info::offer::{Offer, V1_5};
-use crate::object::{self, Object};
 use crate::sleep::lock::Callers;
 
 /// The domain that was opened first of those that are `wanted`, which are asked with the list of open ones

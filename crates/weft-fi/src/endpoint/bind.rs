@@ -7,6 +7,8 @@
 
 use weft_fi_sys as sys;
 
+use crate::abi::errno::Errno;
+use crate::abi::object::{self, Hold};
 use crate::av::Av;
 use crate::cntr::Cntr;
 use crate::cq::Cq;
@@ -14,9 +16,7 @@ use crate::endpoint::route::Class;
 use crate::endpoint::shared::Stx;
 use crate::endpoint::{Ep, Kind};
 use crate::eq::Eq;
-use crate::errno::Errno;
 use crate::info::EpType;
-use crate::object::{self, Hold};
 
 impl Ep {
     /// `fi_ep_bind`.

@@ -18,15 +18,15 @@ use weft_engine::nic::LinkError;
 use weft_fi_sys as sys;
 
 use crate::Devices;
+use crate::abi::errno::Errno;
+use crate::abi::object::Hold;
 use crate::addr::Format;
 use crate::endpoint::Ep;
 use crate::endpoint::cell::{Eng, State};
 use crate::endpoint::route::Routes;
 use crate::eq::{Eq, Failure};
-use crate::errno::Errno;
 use crate::info::EpType;
 use crate::info::hints::Hints;
-use crate::object::Hold;
 use crate::pep::{self, Request};
 
 /// Where an endpoint's connection is reported.

@@ -8,14 +8,15 @@ use std::ffi::{c_char, c_int, c_void};
 
 use weft_fi_sys as sys;
 
+use crate::abi::errno::Errno;
+use crate::abi::noop;
+use crate::abi::object::{self, Hold};
 use crate::domain::Domain;
 use crate::endpoint::kind::Kind;
 use crate::endpoint::{Ep, ep, matching, registration, setup, tables};
-use crate::errno::Errno;
 use crate::info::EpType;
 use crate::info::hints::Hints;
-use crate::object::{self, Hold};
-use crate::{cm, collective, noop};
+use crate::{cm, collective};
 
 /// The C structure of a handle: functions that its type and its kind do not have answer -FI_ENOSYS.
 pub(super) fn head_of(kind: Kind, ty: EpType, context: *mut c_void) -> sys::fid_ep {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use weft_engine::api::OpFlags;
 use weft_fi_sys as sys;
 
-use crate::errno::Errno;
+use crate::abi::errno::Errno;
 
 /// How one operation behaves, and whether its success makes an entry where the binding is selective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

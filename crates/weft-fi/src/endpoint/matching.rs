@@ -11,8 +11,8 @@ use weft_engine::api::Matching;
 use weft_fi_sys as sys;
 
 use super::Ep;
-use crate::errno::Errno;
-use crate::object;
+use crate::abi::errno::Errno;
+use crate::abi::object;
 
 /// The name of the extension.
 pub(super) const NAME: &CStr = c"weft_match";

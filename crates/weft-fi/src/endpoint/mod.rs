@@ -1,8 +1,8 @@
 //! Endpoints (fi_endpoint(3)): the handle that a client holds, and the operations on it.
 //!
 //! Place in the data flow: `fi_endpoint` makes an [`Ep`]; `fi_ep_bind` and `fi_enable` ([`setup`]) give its
-//! `cell::EndpointCell` an engine and routes; the operation files ([`crate::msg`], [`crate::tagged`],
-//! [`crate::rma`], …) translate calls and come back here to [`Ep::start_send`], [`Ep::post_recv`],
+//! `cell::EndpointCell` an engine and routes; the operation files ([`crate::abi::msg`], [`crate::abi::tagged`],
+//! [`crate::abi::rma`], …) translate calls and come back here to [`Ep::start_send`], [`Ep::post_recv`],
 //! [`Ep::start_write`], [`Ep::start_read`], [`Ep::start_atomic`], which enter the cell.
 //!
 //! An alias (`fi_ep_alias`) is a second handle on the same cell, and on what is set up before enable, with
@@ -11,7 +11,6 @@
 //! Invariants: the hot fields stand first, next to the `fid`. What changes after creation and is read on the data path
 //! is atomic; the client serializes such changes with its operations anyway (fi_endpoint.h).
 
-pub(crate) mod args;
 mod bind;
 pub(crate) mod cell;
 pub(crate) mod close;
@@ -40,6 +39,8 @@ use parking_lot::Mutex;
 use weft_engine::api::OpFlags;
 use weft_fi_sys as sys;
 
+use crate::abi::errno::Errno;
+use crate::abi::object::{Head, Hold, Object, Uses};
 use crate::domain::Domain;
 use crate::endpoint::cell::CellRef;
 pub(crate) use crate::endpoint::entry::open;
@@ -48,9 +49,7 @@ use crate::endpoint::kind::{Kind, Sources};
 pub(crate) use crate::endpoint::operation::{Atomic, Recv, Rma, Send};
 use crate::endpoint::scalable::Place;
 use crate::endpoint::setup::Setup;
-use crate::errno::Errno;
 use crate::info::EpType;
-use crate::object::{Head, Hold, Object, Uses};
 
 /// Bounds of one endpoint, from the attributes with which it was opened.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,6 @@
 //! Operations as the client starts them, translated into the engine's.
 //!
-//! Place in the data flow: the operation files ([`crate::msg`], [`crate::tagged`], [`crate::rma`], …) read the
+//! Place in the data flow: the operation files ([`crate::abi::msg`], [`crate::abi::tagged`], [`crate::abi::rma`], …) read the
 //! client's arguments and call [`Ep::start_send`], [`Ep::post_recv`], [`Ep::start_write`], [`Ep::start_read`] or
 //! [`Ep::start_atomic`], which enter the cell.
 
@@ -12,11 +12,11 @@ use weft_engine::api::{ADDR_NONE, AtomicOp, Context, OpFlags, RecvOp, RmaIov, Rm
 use weft_engine::mem::Iov;
 use weft_fi_sys as sys;
 
+use crate::abi::errno::Errno;
 use crate::endpoint::Ep;
 use crate::endpoint::flags::Mode;
 use crate::endpoint::kind::Sources;
 use crate::endpoint::route::{Class, User};
-use crate::errno::Errno;
 use crate::trigger::op::Op;
 
 /// A send, as the message files hand it over.

@@ -10,8 +10,8 @@ use std::ptr::NonNull;
 use weft_fi_sys as sys;
 use weft_fi_sys::v2;
 
+use crate::abi::errno::Errno;
 use crate::endpoint::{Ep, Kind};
-use crate::errno::Errno;
 use crate::info::EpType;
 
 /// Options are small numbers that the headers write as an anonymous enumeration.

@@ -1,4 +1,4 @@
-//! Operations of endpoints with one peer (FI_EP_MSG): those of [`crate::msg`] and its like, for which every
+//! Operations of endpoints with one peer (FI_EP_MSG): those of [`crate::abi::msg`] and its like, for which every
 //! destination that a client names is that peer.
 //!
 //! Place in the data flow: an endpoint's tables are chosen when it is opened, so that the calls of
@@ -9,8 +9,8 @@ use std::ffi::c_void;
 use weft_engine::PEER;
 use weft_fi_sys as sys;
 
-use crate::errno::Errno;
-use crate::{atomic, msg, rma, tagged};
+use crate::abi::errno::Errno;
+use crate::abi::{atomic, msg, rma, tagged};
 
 /// Functions whose destination is an argument: what stands before and behind it, and the table whose slot of
 /// that name they call.

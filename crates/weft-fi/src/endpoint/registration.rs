@@ -13,8 +13,8 @@ use weft_engine::mrcache;
 use weft_fi_sys as sys;
 
 use super::Ep;
-use crate::errno::Errno;
-use crate::object;
+use crate::abi::errno::Errno;
+use crate::abi::object;
 
 /// The name of the extension.
 pub(super) const NAME: &std::ffi::CStr = c"weft_mr_cache";

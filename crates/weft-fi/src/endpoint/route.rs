@@ -19,6 +19,8 @@ use weft_engine::mem;
 use weft_engine::{Leaving, Peers};
 use weft_fi_sys as sys;
 
+use crate::abi::errno::Errno;
+use crate::abi::object::Hold;
 use crate::addr::Format;
 use crate::av::table::Table;
 use crate::cntr::Cntr;
@@ -28,8 +30,6 @@ use crate::cq::{Appender, Cq};
 use crate::endpoint::cell::Eng;
 use crate::endpoint::cell::deferred::Verdict;
 use crate::endpoint::connection::Reports;
-use crate::errno::Errno;
-use crate::object::Hold;
 use crate::trigger::op::Report;
 
 /// The `user` word of an operation's context: its completion flags, in the low half, and bits that libfabric

@@ -27,18 +27,18 @@ use super::cell::{CellRef, EndpointCell};
 use super::entry::{EpOps, export_xpu};
 use super::{Ep, Kind, Limits, setup};
 use crate::Devices;
+use crate::abi::errno::Errno;
+use crate::abi::noop;
+use crate::abi::object::{self, Head, Hold, Object, Uses};
 use crate::addr::Format;
 use crate::av::Av;
 use crate::cm;
 use crate::cntr::Cntr;
 use crate::collective;
 use crate::domain::Domain;
-use crate::errno::Errno;
 use crate::info::hints::Hints;
 use crate::info::network::Network;
 use crate::info::{EpType, caps, offer, order};
-use crate::noop;
-use crate::object::{self, Head, Hold, Object, Uses};
 
 /// How often to look for successive ports that are free.
 const PORT_SEARCHES: u32 = 64;

@@ -24,12 +24,12 @@ use super::cell::{CellRef, EndpointCell, Eng};
 use super::flags::Defaults;
 use super::route::User;
 use super::{Ep, Kind, setup};
+use crate::abi::errno::Errno;
+use crate::abi::noop;
+use crate::abi::object::{self, Head, Hold, Object, Uses};
 use crate::av::Av;
 use crate::domain::Domain;
-use crate::errno::Errno;
 use crate::info::hints::Hints;
-use crate::noop;
-use crate::object::{self, Head, Hold, Object, Uses};
 
 /// What a receive is of that takes no buffer into the pool.
 const LOOKS: OpFlags = OpFlags::PEEK.union(OpFlags::CLAIM).union(OpFlags::DISCARD);

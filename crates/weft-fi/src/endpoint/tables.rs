@@ -8,10 +8,10 @@
 
 use weft_fi_sys::{fi_ops_atomic, fi_ops_msg, fi_ops_rma, fi_ops_tagged};
 
+use crate::abi::{atomic, msg, noop, rma, tagged};
 use crate::endpoint::kind::Kind;
 use crate::endpoint::peer;
 use crate::info::EpType;
-use crate::{atomic, msg, noop, rma, tagged};
 
 /// Whether capabilities include a kind of operation: a primary one, and a modifier of those given, of which
 /// none means all.

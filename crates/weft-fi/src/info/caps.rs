@@ -3,8 +3,8 @@
 use weft_fi_sys as sys;
 use weft_fi_sys::v2;
 
+use crate::abi::errno::Errno;
 use crate::av::USER_IDS_SINCE;
-use crate::errno::Errno;
 use crate::info::ep_type::EpType;
 use crate::info::offer::reject;
 

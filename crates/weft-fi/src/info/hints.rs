@@ -7,7 +7,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 
 use weft_fi_sys as sys;
 
-use crate::errno::Errno;
+use crate::abi::errno::Errno;
 
 /// Longest address that is copied; anything longer is not one of ours.
 const ADDRESS_LIMIT_BYTES: usize = 4096;

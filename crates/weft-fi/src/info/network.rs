@@ -10,7 +10,7 @@
 
 use weft_fi_sys as sys;
 
-use crate::errno::Errno;
+use crate::abi::errno::Errno;
 use crate::info::hints::Hints;
 
 /// API version before which authorization keys are ignored.

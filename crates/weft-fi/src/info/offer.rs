@@ -11,13 +11,13 @@ use std::sync::Arc;
 use weft_fi_sys as sys;
 use weft_fi_sys::v2;
 
+use crate::abi::errno::Errno;
+use crate::abi::object;
 use crate::addr::Format;
 use crate::domain::{self, Domain};
-use crate::errno::Errno;
 use crate::fabric;
 use crate::info::hints::Hints;
 use crate::info::{EpType, caps, network, order};
-use crate::object;
 use crate::params::Params;
 
 /// Longest message in bytes.

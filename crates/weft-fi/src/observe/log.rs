@@ -12,7 +12,7 @@ use std::ffi::{CString, c_int};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use weft_fi_sys as sys;
 
-use crate::errno;
+use crate::abi::errno;
 use crate::host::{self, Host};
 
 /// The backend. It has no state: a line goes to the host that the thread serves.

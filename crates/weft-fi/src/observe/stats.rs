@@ -9,8 +9,8 @@ use std::ffi::{c_int, c_void};
 
 use weft_fi_sys as sys;
 
+use crate::abi::object;
 use crate::domain::Domain;
-use crate::object;
 
 /// The name of the extension.
 pub(crate) const NAME: &std::ffi::CStr = c"weft_stats";

@@ -23,9 +23,9 @@ use std::time::Duration;
 
 use rustix::time::ClockId;
 
+use crate::abi::errno::Errno;
 use crate::domain::Domain;
 use crate::endpoint::cell::{CellRef, EndpointCell, Sleep};
-use crate::errno::Errno;
 use crate::sleep::lock::Guarded;
 use crate::sleep::poll::presence::Presence;
 pub(crate) use crate::sleep::poll::presence::this_thread;

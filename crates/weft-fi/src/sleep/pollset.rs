@@ -12,12 +12,12 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use weft_fi_sys as sys;
 
+use crate::abi::errno::Errno;
+use crate::abi::noop;
+use crate::abi::object::{self, Head, Hold, Object, Uses};
 use crate::cntr::{Changes, Cntr};
 use crate::cq::Cq;
 use crate::domain::Domain;
-use crate::errno::Errno;
-use crate::noop;
-use crate::object::{self, Head, Hold, Object, Uses};
 
 /// A poll set.
 #[repr(C)]

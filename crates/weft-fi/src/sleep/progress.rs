@@ -33,8 +33,8 @@ use parking_lot::Mutex;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use weft_nic::Worker;
 
+use crate::abi::errno::{self, Errno};
 use crate::endpoint::cell::CellRef;
-use crate::errno::{self, Errno};
 use crate::host::{self, Host};
 use crate::observe::publish::{BEFORE_SLEEP, INTERVAL};
 use crate::sleep::lock;

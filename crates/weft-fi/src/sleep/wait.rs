@@ -21,7 +21,7 @@ use rustix::io::Errno as Sys;
 use weft_fi_sys as sys;
 use weft_nic::{NicError, Worker};
 
-use crate::errno::Errno;
+use crate::abi::errno::Errno;
 
 /// Events that one sleep reports at most; more are found by the next one.
 const EVENTS: usize = 8;

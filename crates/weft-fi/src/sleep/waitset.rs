@@ -17,10 +17,10 @@ use parking_lot::Mutex;
 use weft_fi_sys as sys;
 use weft_nic::NicError;
 
-use crate::errno::{self, Errno};
+use crate::abi::errno::{self, Errno};
+use crate::abi::noop;
+use crate::abi::object::{self, Head, Hold, Object, Uses};
 use crate::fabric::Fabric;
-use crate::noop;
-use crate::object::{self, Head, Hold, Object, Uses};
 use crate::sleep::poll::{ROUNDS_PER_CLOCK, SLICE, SPINS, YIELDS};
 use crate::sleep::wait::{Deadline, WaitKind, Waker, Woken};
 

@@ -12,9 +12,9 @@ use weft_engine::api::{
 };
 use weft_engine::mem::{self, IovList};
 
+use crate::abi::object::Hold;
 use crate::cntr::Cntr;
 use crate::endpoint::cell::{EndpointCell, Eng};
-use crate::object::Hold;
 
 /// What an engine's call takes.
 pub(crate) struct Op {

@@ -23,15 +23,15 @@ use weft_engine::api::OpFlags;
 use weft_engine::program::FREE_LANE;
 use weft_fi_sys as sys;
 
-use crate::atomic::{NOTHING, with_msg};
+use crate::abi::args::{iovs, recv_iovs, remote_iovs};
+use crate::abi::atomic::{NOTHING, with_msg};
+use crate::abi::errno::Errno;
+use crate::abi::object::{self, Hold};
 use crate::cntr::Cntr;
 use crate::domain::Domain;
-use crate::endpoint::args::{iovs, recv_iovs, remote_iovs};
 use crate::endpoint::cell::deferred::Standing;
 use crate::endpoint::flags::{self, Mode};
 use crate::endpoint::{Ep, Recv, Rma, Send};
-use crate::errno::Errno;
-use crate::object::{self, Hold};
 use crate::trigger::op::{Op, Report};
 use crate::trigger::{Act, Origin, Start};
 
@@ -326,7 +326,7 @@ unsafe fn atomic<'a>(
     vectors: [(*const sys::fi_ioc, usize); 2],
     flags: u64,
 ) -> Result<Parsed<'a>, Errno> {
-    let mode = mode_of(flags, crate::atomic::mode_of)?;
+    let mode = mode_of(flags, crate::abi::atomic::mode_of)?;
     let entry = mode.completion;
     // SAFETY: the caller's promise.
     let op = unsafe { with_msg(ep, form, msg, vectors, mode, entry, |atomic| Op::atomic(&ep.atomic_op(atomic))) }?;

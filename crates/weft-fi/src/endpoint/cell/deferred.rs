@@ -9,9 +9,9 @@ use std::sync::Arc;
 use weft_engine::api::{Completion, Error, Fault};
 
 use super::{EndpointCell, State};
+use crate::abi::errno::Errno;
 use crate::endpoint::route::is_failure;
 use crate::endpoint::route::{Routes, User};
-use crate::errno::Errno;
 use crate::trigger::op::{Op, Report};
 use crate::trigger::release;
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use weft_engine::api::{Error, OpFlags, RecvOp, SendOp};
 
 use super::{EndpointCell, Eng, State};
+use crate::abi::errno::Errno;
 use crate::endpoint::route::Routes;
-use crate::errno::Errno;
 use crate::sleep::lock::Guard;
 use crate::trigger::op::Op;
 

@@ -9,12 +9,12 @@ use parking_lot::Mutex;
 use weft_fi_sys as sys;
 
 use super::side::{Options, Side, close, ok, zeroed};
+use crate::abi::errno::Errno;
+use crate::abi::object::{self, Hold};
 use crate::cntr::Cntr;
 use crate::endpoint::cell::Sleep;
 use crate::eq::Eq;
 use crate::eq::drivers::Driver;
-use crate::errno::Errno;
-use crate::object::{self, Hold};
 use crate::sleep::poll::{self, Sources, Waitable, Waited};
 use crate::sleep::wait::{Deadline, Waker};
 use crate::sleep::waitset::{self, Member, WaitSet};

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use weft_fi_sys as sys;
 
+use crate::abi::object;
 use crate::endpoint::Ep;
-use crate::object;
 use side::{Options, Side, both, close, nothing, of, ok, pair, pattern, until, until_error, zeroed};
 
 fn exchange(options: Options) {

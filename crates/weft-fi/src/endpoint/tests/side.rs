@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use weft_fi_sys as sys;
 
-use crate::errno::Errno;
+use crate::abi::errno::Errno;
 use crate::fabric;
 
 /// How long anything may take before a test fails.

@@ -14,7 +14,7 @@ use weft_engine::api::RmaIov;
 use weft_engine::mem::Iov;
 use weft_fi_sys as sys;
 
-use crate::errno::Errno;
+use crate::abi::errno::Errno;
 
 /// No buffer is longer (nor is any object of a C program: PTRDIFF_MAX).
 const MAX_BYTES: usize = isize::MAX as usize;

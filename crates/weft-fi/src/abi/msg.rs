@@ -11,10 +11,10 @@ use weft_engine::api::OpFlags;
 use weft_engine::mem::Iov;
 use weft_fi_sys as sys;
 
-use crate::endpoint::args::{iovs, piece, recv_iovs, recv_piece};
+use crate::abi::args::{iovs, piece, recv_iovs, recv_piece};
+use crate::abi::errno::Errno;
 use crate::endpoint::flags;
 use crate::endpoint::{Ep, Recv, Send, ep};
-use crate::errno::Errno;
 
 /// The operations.
 pub(crate) const OPS: sys::fi_ops_msg = sys::fi_ops_msg {

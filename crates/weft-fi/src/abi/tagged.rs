@@ -1,7 +1,7 @@
 //! Tagged messages (fi_tagged(3)): the C functions; the engine matches.
 //!
 //! Place in the data flow: `fi_tsend` → [`Ep::start_send`] → `Engine::send`; `fi_trecv` → [`Ep::post_recv`] →
-//! `Engine::recv`. See [`crate::msg`], of which this is the tagged twin, for what holds on this path.
+//! `Engine::recv`. See [`crate::abi::msg`], of which this is the tagged twin, for what holds on this path.
 
 use std::ffi::c_void;
 
@@ -9,10 +9,10 @@ use weft_engine::api::OpFlags;
 use weft_engine::mem::Iov;
 use weft_fi_sys as sys;
 
-use crate::endpoint::args::{iovs, piece, recv_iovs, recv_piece};
+use crate::abi::args::{iovs, piece, recv_iovs, recv_piece};
+use crate::abi::errno::Errno;
 use crate::endpoint::flags;
 use crate::endpoint::{Ep, Recv, Send, ep};
-use crate::errno::Errno;
 
 /// The operations.
 pub(crate) const OPS: sys::fi_ops_tagged = sys::fi_ops_tagged {

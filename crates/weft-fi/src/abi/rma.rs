@@ -1,7 +1,7 @@
 //! Remote memory access (fi_rma(3)): the C functions; the engine does the rest.
 //!
 //! Place in the data flow: `fi_write` → [`Ep::start_write`] → `Engine::write`; `fi_read` → [`Ep::start_read`] →
-//! `Engine::read`. See [`crate::msg`] for what holds on this path.
+//! `Engine::read`. See [`crate::abi::msg`] for what holds on this path.
 
 use std::ffi::c_void;
 
@@ -9,10 +9,10 @@ use weft_engine::api::{OpFlags, RmaIov};
 use weft_engine::mem::{Iov, total_len};
 use weft_fi_sys as sys;
 
-use crate::endpoint::args::{iovs, piece, remote_iovs};
+use crate::abi::args::{iovs, piece, remote_iovs};
+use crate::abi::errno::Errno;
 use crate::endpoint::flags::{self, Mode};
 use crate::endpoint::{Ep, Rma, ep};
-use crate::errno::Errno;
 
 /// The operations.
 pub(crate) static OPS: sys::fi_ops_rma = sys::fi_ops_rma {
@@ -95,7 +95,7 @@ unsafe fn with_msg(ep: &Ep, msg: *const sys::fi_msg_rma, flags: u64, start: fn(&
     }
 }
 
-type Parsed = (Mode, crate::endpoint::args::Pieces, crate::endpoint::args::RemotePieces);
+type Parsed = (Mode, crate::abi::args::Pieces, crate::abi::args::RemotePieces);
 
 /// Checks a descriptor.
 ///

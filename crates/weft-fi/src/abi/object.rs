@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, getpid};
 use weft_fi_sys::{fi_ops, fid};
 
-use crate::errno::Errno;
+use crate::abi::errno::Errno;
 use crate::host::{self, Host};
 
 /// How long `close` lets other threads let go of the object they are looking at.

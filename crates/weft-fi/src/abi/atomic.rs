@@ -1,7 +1,7 @@
 //! Atomic operations (fi_atomic(3)): the C functions and the queries; the engine does the rest.
 //!
 //! Place in the data flow: `fi_atomic`, `fi_fetch_atomic`, `fi_compare_atomic` in all their forms →
-//! [`Ep::start_atomic`] → `Engine::atomic`. See [`crate::msg`] for what holds on this path.
+//! [`Ep::start_atomic`] → `Engine::atomic`. See [`crate::abi::msg`] for what holds on this path.
 //!
 //! What is valid is decided by the table that also executes ([`weft_engine::amo`]); here it is only narrowed
 //! to what the client's API version knows. Errors: -FI_EOPNOTSUPP for what the table does not have and for
@@ -19,12 +19,12 @@ use weft_engine::mem::{Iov, total_len};
 use weft_fi_sys as sys;
 use weft_fi_sys::v2;
 
+use crate::abi::args::{Pieces, RemotePieces, piece};
+use crate::abi::errno::Errno;
+use crate::abi::object;
 use crate::domain::Domain;
-use crate::endpoint::args::{Pieces, RemotePieces, piece};
 use crate::endpoint::flags::{self, Mode};
 use crate::endpoint::{Atomic, Ep, ep};
-use crate::errno::Errno;
-use crate::object;
 
 /// The operations.
 pub(crate) static OPS: sys::fi_ops_atomic = sys::fi_ops_atomic {

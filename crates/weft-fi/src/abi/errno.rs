@@ -14,7 +14,7 @@ use weft_nic::NicError;
 
 /// A libfabric error, as its positive number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Errno(c_int);
+pub(crate) struct Errno(c_int);
 
 /// Declares the constants: name and libfabric's number.
 macro_rules! constants {
@@ -22,7 +22,7 @@ macro_rules! constants {
         impl Errno {
             $(
                 #[doc = concat!("`FI_E", stringify!($name), "`.")]
-                pub const $name: Self = Self(($value) as c_int);
+                pub(crate) const $name: Self = Self(($value) as c_int);
             )*
         }
     };
@@ -32,8 +32,6 @@ constants! {
     NOENT = sys::FI_ENOENT;
     INTR = sys::FI_EINTR;
     IO = sys::FI_EIO;
-    TOOBIG = sys::FI_E2BIG;
-    BADF = sys::FI_EBADF;
     AGAIN = sys::FI_EAGAIN;
     NOMEM = sys::FI_ENOMEM;
     ACCES = sys::FI_EACCES;
@@ -54,7 +52,6 @@ constants! {
     ADDRINUSE = sys::FI_EADDRINUSE;
     ADDRNOTAVAIL = sys::FI_EADDRNOTAVAIL;
     CONNRESET = sys::FI_ECONNRESET;
-    ISCONN = sys::FI_EISCONN;
     NOTCONN = sys::FI_ENOTCONN;
     SHUTDOWN = sys::FI_ESHUTDOWN;
     TIMEDOUT = sys::FI_ETIMEDOUT;
@@ -75,32 +72,30 @@ constants! {
     TRUNC = sys::FI_ETRUNC;
     NOKEY = sys::FI_ENOKEY;
     NOAV = sys::FI_ENOAV;
-    OVERRUN = sys::FI_EOVERRUN;
-    NORX = sys::FI_ENORX;
 }
 
 impl Errno {
     /// The positive number, as the error entries of queues carry it.
     #[must_use]
-    pub const fn get(self) -> c_int {
+    pub(crate) const fn get(self) -> c_int {
         self.0
     }
 
     /// The negative number, as functions that return `int` return it.
     #[must_use]
-    pub const fn code(self) -> c_int {
+    pub(crate) const fn code(self) -> c_int {
         -self.0
     }
 
     /// The negative number, as functions that return `ssize_t` return it.
     #[must_use]
-    pub const fn size(self) -> isize {
+    pub(crate) const fn size(self) -> isize {
         -(self.0 as isize)
     }
 
     /// An error that the system reported, by its number.
     #[must_use]
-    pub const fn from_raw(number: c_int) -> Self {
+    pub(crate) const fn from_raw(number: c_int) -> Self {
         if number > 0 { Self(number) } else { Self::OTHER }
     }
 }
