@@ -1,16 +1,17 @@
-# What there is to do here. Every target installs what it needs and lacks (scripts/deps.sh) and can be repeated.
+# The targets of this project. Each installs what it needs (scripts/deps.sh) and can be repeated.
 #
-#   make          the provider and the weft command, in target/dist make demo     an MPI program over weft and
-#   over libfabric's shm and tcp, in one table make test     every check and test; CI runs this make deps
-#   everything that building, demo and tests need make bench    everything that is measured of weft beside its
-#   peers (ten minutes on a quiet machine), and the documents that show it make man      man/fi_weft.7, from
-#   man/fi_weft.7.in and the table of variables make fuzz     every fuzz target, each for MINUTES=1 of the
-#   processor, all together some thirteen times that; what it finds is stored make asan     the provider under
-#   the address sanitizer, inside every host library, by all its clients in tests/hosts make faults   the
-#   matrix of real faults (tests/test_faults.py), each cell RUNS=100 times: with as many, some two hours make
-#   icount   the instructions that operations take, in weft and in libfabric's shm and tcp make
-#   icount-baseline   stores them: weft's in tests/icount.toml, which `make test` holds weft against, all in
-#   docs/benchmarking.md
+#   make            the provider and the weft command, in target/dist
+#   make demo       an MPI program over weft and over libfabric's shm and tcp, in one table
+#   make test       every check and test; CI runs this
+#   make check      the checks without tests: format, style, clippy, rustdoc, bindings
+#   make deps       everything that building, demo and tests need
+#   make bench      measures weft beside its peers (ten minutes on a quiet machine) and renews the documents
+#   make man        man/fi_weft.7, from man/fi_weft.7.in and the table of variables
+#   make fuzz       every fuzz target, each for MINUTES=1 of processor time; stores its findings
+#   make asan       the provider under the address sanitizer, inside every host library (tests/hosts)
+#   make faults     the matrix of real faults (tests/test_faults.py), each cell RUNS=100 times; about two hours
+#   make icount     instruction counts of single operations, in weft and in libfabric's shm and tcp
+#   make icount-baseline   stores them: weft's in tests/icount.toml, all in docs/benchmarking.md
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -24,8 +25,8 @@ LOGS := $(TARGET)/test-logs
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 PYTHON := .venv-mpich/bin/python
 
-.PHONY: all asan bench faults fuzz dist build-deps deps demo demo-deps test test-deps man clean icount icount-baseline icount-program
-.PHONY: check-format check-clippy check-docs check-bindings check-cargo check-sim check-pytest
+.PHONY: all asan bench check faults fuzz dist build-deps deps demo demo-deps test test-deps man clean icount icount-baseline icount-program
+.PHONY: check-format check-tidy check-clippy check-docs check-bindings check-cargo check-sim check-pytest
 
 all: dist
 
@@ -101,8 +102,16 @@ test: test-deps
 	@$(MAKE) --no-print-directory check-format check-clippy check-docs check-bindings check-cargo check-sim check-pytest
 	@scripts/closing-lines.sh $(LOGS)
 
+# The checks of `make test` that take no test run.
+check: test-deps
+	@$(MAKE) --no-print-directory check-format check-tidy check-clippy check-docs check-bindings
+
 check-format:
 	cargo fmt --all --check
+
+# The style rules that can be counted; CONTRIBUTING.md explains them.
+check-tidy:
+	cargo xtask tidy
 
 check-clippy:
 	cargo clippy --workspace --all-targets -- -D warnings
