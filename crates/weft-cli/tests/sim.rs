@@ -34,9 +34,9 @@ fn wrong_arguments_are_explained() {
     for (arguments, told) in [
         ("sim faults --ranks 1", "2 to 32"),
         ("sim faults --minutes 0", "more than 0"),
-        ("sim faults --faults drop,rust", "no fault `rust`"),
-        ("sim faults --do sent", "no operation `sent`"),
-        ("sim faults --endpoints rdma", "no endpoints `rdma`"),
+        ("sim faults --faults drop,rust", "unknown fault `rust`"),
+        ("sim faults --do sent", "unknown operation `sent`"),
+        ("sim faults --endpoints rdma", "unknown endpoints `rdma`"),
     ] {
         let output = weft(arguments);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();

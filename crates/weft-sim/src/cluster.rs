@@ -1,12 +1,11 @@
-//! N engines on one fabric, progressed in an order that the seed chooses.
+//! Several engines on one fabric, progressed in an order that the seed determines.
 //!
-//! Place in the data flow: a test (or [`Harness`](crate::Harness), which also checks) calls the engines' operations and
-//! [`Cluster::turn`]; completions collect here until they are taken.
+//! Place in the data flow: a test calls the engines' operations and [`Cluster::turn`]; completions collect
+//! here until they are taken. [`Harness`](crate::Harness) does the same and also checks the results.
 //!
-//! Invariants: one turn progresses every living engine at most once; virtual time jumps to the next event
-//! only when a turn has moved nothing. An engine has no clock, so one whose last round moved nothing and was
-//! refused nothing, and that neither a caller nor its device has anything new for, would move nothing again:
-//! it is passed over.
+//! Invariants: one turn progresses every live engine at most once; virtual time jumps to the next event only
+//! when a turn has moved nothing. An engine has no clock. A turn therefore skips an engine whose last round
+//! moved nothing and met no full device, if neither a caller nor its device has anything new for it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -22,33 +21,33 @@ use crate::fabric::Fabric;
 use crate::nic::SimNic;
 use crate::rng::{Entity, Stream};
 
-/// What is left of a shared multi-receive that is released, unless a rank asks for something else.
+/// Remaining bytes below which a shared multi-receive is released, unless a rank asks for another value.
 const MIN_MULTI_RECV_BYTES: usize = 64;
 
-/// Where an address has the number of a scalable endpoint's context.
+/// Position of a scalable endpoint's context number in an address.
 const CONTEXT_SHIFT: u32 = 56;
 
-/// What a turn did.
+/// The effect of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// Something moved.
     Moved,
-    /// Nothing moved, and time went to the next event.
+    /// Nothing moved, and time advanced to the next event.
     Advanced,
-    /// Nothing moved and nothing will.
+    /// Nothing moved and no event is left.
     Idle,
 }
 
-/// Who there is, in the order of ranks; a rank that has not begun is in no address book.
+/// The names of all ranks, in the order of ranks. No address book holds a rank that has not started.
 #[derive(Debug)]
 struct Roster {
     names: Vec<EpName>,
-    /// By rank: under whose address it is known, its own or that of its scalable endpoint's first context.
+    /// By rank: the rank whose address it is known under, itself or its scalable endpoint's first context.
     known_as: Vec<usize>,
     known: Vec<AtomicBool>,
 }
 
-/// Every rank's address book: the ranks' names, rotated, so that no two ranks agree on an address.
+/// A rank's address book: the ranks' names, rotated, so that no two ranks agree on an address.
 #[derive(Debug)]
 struct Names {
     all: Arc<Roster>,
@@ -68,7 +67,7 @@ impl AddressBook for Names {
     fn addr(&self, name: &EpName) -> Option<Addr> {
         let Roster { names, known, .. } = &*self.all;
         let at = |rank: &usize| known[*rank].load(Relaxed);
-        // Whose context it is, if it is one.
+        // The name may belong to a context of a scalable endpoint; the base name identifies the endpoint.
         let name = &name.base();
         let exact = (0..names.len()).filter(at).find(|rank| names[*rank].same_endpoint(name));
         let service = || (0..names.len()).filter(at).find(|rank| names[*rank].socket_identity() == name.identity());
@@ -79,34 +78,34 @@ impl AddressBook for Names {
 
 struct Node {
     engine: Engine<SimNic>,
-    /// Since its last round somebody has called the engine, or that round moved something or met a full
-    /// device: another may, too.
+    /// Since its last round a caller used the engine, or that round moved something or met a full device.
+    /// Another round may therefore move something.
     touched: bool,
     schedule: Stream,
-    /// A rank that is slow takes part in so many turns out of 1000.
+    /// Turns out of 1000 in which a slow rank takes part.
     turn_permille: u32,
-    /// A rank that stands still takes part in none before this.
+    /// A paused rank takes part in no turn before this time.
     paused_until_ns: u64,
-    /// What it has heard of connections and nobody has taken.
+    /// Connection events that have not been taken.
     events: VecDeque<ConnEvent>,
 }
 
-/// N engines on one fabric.
+/// Several engines on one fabric.
 pub struct Cluster {
     fabric: Fabric,
     config: Config,
     roster: Arc<Roster>,
     nodes: Vec<Option<Node>>,
     places: Vec<usize>,
-    /// By rank: the process that it is an endpoint of, which is the number of its first rank.
+    /// By rank: its process, given by the process's first rank.
     processes: Vec<usize>,
-    /// The receives that the endpoints of a process share.
+    /// By process: the receives that its endpoints share.
     pools: BTreeMap<usize, Arc<Pool>>,
-    /// By rank: of an end of a connection, the other one. Empty: there are no connections.
+    /// By rank: the other end of its connection. Empty without connections.
     partners: Vec<Option<usize>>,
     /// Whether ranks may be slow.
     slow: bool,
-    /// Polling takes time, so nobody is passed over.
+    /// Polling takes time, so no engine is skipped.
     all_poll: bool,
 }
 
@@ -117,8 +116,8 @@ impl Cluster {
         Self::with_impostors(fabric, engine, ranks, 0).0
     }
 
-    /// `ranks` engines, and after them `impostors` ranks that the others know but behind which there is only a device,
-    /// for the test to play.
+    /// Makes `ranks` engines, followed by `impostors` ranks that the others know. An impostor has only a
+    /// device, which the test drives.
     #[must_use]
     pub fn with_impostors(fabric: FabricConfig, engine: Config, ranks: usize, impostors: usize) -> (Self, Vec<SimNic>) {
         let mut cluster = Self::of(fabric, engine, ranks, &vec![None; impostors], &[]);
@@ -131,9 +130,9 @@ impl Cluster {
         (cluster, nics)
     }
 
-    /// `ranks` engines, and after them as many ranks as there are `successors`: each will begin when
-    /// [`Cluster::restart`] says so, at the address of the rank that stands there. If there are `contexts`,
-    /// all are contexts of scalable endpoints: by rank, the first of its own.
+    /// Makes `ranks` engines, followed by one rank for each of `successors`. A successor starts with
+    /// [`Cluster::restart`], at the address of the rank named there. If `contexts` is not empty, all ranks
+    /// are contexts of scalable endpoints: it gives, by rank, the endpoint's first context.
     #[must_use]
     pub fn with_successors(
         fabric: FabricConfig,
@@ -151,7 +150,7 @@ impl Cluster {
         let fabric = Fabric::new(fabric);
         let total = ranks + places.len();
         for rank in 0..total {
-            // Endpoints have the numbers of their ranks.
+            // Endpoint numbers equal rank numbers.
             let _ = fabric.reserve(rank.checked_sub(ranks).and_then(|n| places[n]));
         }
         fabric.scale(contexts);
@@ -184,8 +183,8 @@ impl Cluster {
         cluster
     }
 
-    /// `processes` listeners, after them those that will begin in the places of others, and then so many ends
-    /// of connections, which begin when [`Cluster::open`] says so.
+    /// Makes one listener per process, then the listeners that take over their places, then `ends` ends of
+    /// connections. The latter start with [`Cluster::open`].
     pub(crate) fn connected(
         fabric: FabricConfig,
         engine: Config,
@@ -203,29 +202,29 @@ impl Cluster {
         cluster
     }
 
-    /// An end of a connection begins in this process; the other end, if there is to be one, is `peer`.
+    /// Starts an end of a connection in `process`. If the connection is made, its other end is `peer`.
     pub(crate) fn open(&mut self, rank: usize, process: usize, peer: usize) {
         self.processes[rank] = process;
         self.partners[rank] = Some(peer);
         self.begin_as(rank, Role::Active);
     }
 
-    /// The other end of the connection that this one is for.
+    /// The other end of this end's connection.
     pub(crate) fn partner(&self, rank: usize) -> Option<usize> {
         self.partners.get(rank).copied().flatten()
     }
 
-    /// Whether ranks are connected in pairs.
+    /// Whether the ranks are connected endpoints.
     pub(crate) fn has_connections(&self) -> bool {
         !self.partners.is_empty()
     }
 
-    /// Whether the rank only hears calls.
+    /// Whether the rank is a listener.
     pub(crate) fn listens(&self, rank: usize) -> bool {
         self.has_connections() && self.partner(rank).is_none()
     }
 
-    /// The next thing that a rank has heard of connections.
+    /// The next connection event of a rank.
     pub(crate) fn connection_event(&mut self, rank: usize) -> Option<ConnEvent> {
         let node = self.nodes.get_mut(rank)?.as_mut()?;
         node.events.extend(node.engine.take_connection_events());
@@ -247,7 +246,7 @@ impl Cluster {
         self.nodes[rank] = Some(Node { engine, touched, schedule, turn_permille, paused_until_ns, events });
     }
 
-    /// An engine gets what the endpoints of its process have in common.
+    /// Binds the address book and the pool that the endpoints of a process share.
     fn bind_shared(&self, rank: usize, engine: &mut Engine<SimNic>) {
         let process = self.processes[rank];
         engine.bind_book(Arc::new(Names { all: Arc::clone(&self.roster), rotation: process }));
@@ -256,8 +255,8 @@ impl Cluster {
         }
     }
 
-    /// From now on ranks are endpoints of processes (by rank, the first rank of its own), whose endpoints
-    /// share their receives. Nothing has been done yet.
+    /// Groups the ranks into processes (by rank, the process's first rank) whose endpoints share their
+    /// receives. Must be called before any operation.
     pub(crate) fn share_receives(&mut self, processes: Vec<usize>) {
         self.fabric.share_memory(processes.clone());
         for process in &processes {
@@ -273,17 +272,17 @@ impl Cluster {
         }
     }
 
-    /// Under whose address a rank is known: its own, or that of its scalable endpoint's first context.
+    /// The rank whose address this rank is known under: itself, or its scalable endpoint's first context.
     pub(crate) fn known_as(&self, rank: usize) -> usize {
         self.roster.known_as[rank]
     }
 
-    /// By rank, under whose address it is known.
+    /// By rank, the rank whose address it is known under.
     pub(crate) fn sources(&self) -> Vec<usize> {
         self.roster.known_as.clone()
     }
 
-    /// By rank, who receives for it, if ranks share their receives.
+    /// By rank, the receiving rank, if ranks share their receives.
     pub(crate) fn receivers(&self) -> Vec<usize> {
         if self.pools.is_empty() { Vec::new() } else { self.processes.clone() }
     }
@@ -293,17 +292,18 @@ impl Cluster {
         self.pools.get(self.processes.get(rank)?).map(Arc::clone)
     }
 
-    /// All that are, have been or will be endpoints of a rank's process.
+    /// All past, present and future endpoints of a rank's process.
     #[must_use]
     pub fn process(&self, rank: usize) -> Vec<usize> {
         (0..self.processes.len()).filter(|other| self.processes[*other] == self.processes[rank]).collect()
     }
 
-    /// A rank that has not begun takes the place of another one, which has gone. From now on everybody knows it.
+    /// Starts a rank at the place of another one, which must have gone. All address books hold it from then
+    /// on.
     pub fn restart(&mut self, rank: usize) {
         self.roster.known[rank].store(true, Relaxed);
         let name = self.roster.names[rank];
-        // Contexts are in address books by the first of them.
+        // Address books hold contexts by the endpoint's first context.
         let by_name = self.known_as(rank) == rank && !self.has_connections();
         let others = if by_name { self.live_ranks() } else { Vec::new() };
         for other in others {
@@ -316,18 +316,18 @@ impl Cluster {
         self.begin(rank);
     }
 
-    /// The rank at whose address this one is: itself, or the one whose place it takes.
+    /// The rank whose address this rank has: itself, or its predecessor.
     #[must_use]
     pub fn place(&self, rank: usize) -> usize {
         self.places.get(rank).copied().unwrap_or(rank)
     }
 
-    /// Whether ranks may be slow: a quarter of them is, unless this says no.
+    /// Sets whether ranks may be slow. By default a quarter of them is.
     pub fn set_slow(&mut self, slow: bool) {
         self.slow = slow;
     }
 
-    /// The rank stands still for a while: it is not progressed.
+    /// Pauses a rank: it makes no progress for `ns`.
     pub fn pause(&mut self, rank: usize, ns: u64) {
         let until_ns = self.fabric.now_ns() + ns;
         self.fabric.tick_in(ns);
@@ -336,14 +336,15 @@ impl Cluster {
         }
     }
 
-    /// Whether the rank stands still.
+    /// Whether the rank is paused.
     #[must_use]
     pub fn is_paused(&self, rank: usize) -> bool {
         let now_ns = self.fabric.now_ns();
         self.nodes.get(rank).and_then(Option::as_ref).is_some_and(|node| node.paused_until_ns > now_ns)
     }
 
-    /// Whether its last round moved something or met a full device, or somebody has called its engine since.
+    /// Whether the rank's last round moved something or met a full device, or a caller has used its engine
+    /// since.
     #[must_use]
     pub fn needs_progress(&self, rank: usize) -> bool {
         self.nodes.get(rank).and_then(Option::as_ref).is_some_and(|node| node.touched)
@@ -355,31 +356,31 @@ impl Cluster {
         &self.fabric
     }
 
-    /// What the engines were made with.
+    /// The configuration of the engines.
     #[must_use]
     pub fn engine_config(&self) -> &Config {
         &self.config
     }
 
-    /// How many ranks there were at the start.
+    /// Number of ranks, including those that have not started.
     #[must_use]
     pub fn ranks(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Whether a rank lives.
+    /// Whether a rank is alive.
     #[must_use]
     pub fn is_alive(&self, rank: usize) -> bool {
         self.nodes.get(rank).is_some_and(Option::is_some)
     }
 
-    /// The ranks that live.
+    /// The ranks that are alive.
     #[must_use]
     pub fn live_ranks(&self) -> Vec<usize> {
         (0..self.nodes.len()).filter(|rank| self.is_alive(*rank)).collect()
     }
 
-    /// Rank `peer` in the address book of rank `rank`.
+    /// The address of rank `peer` in the address book of rank `rank`.
     #[must_use]
     pub fn addr(&self, rank: usize, peer: usize) -> Addr {
         if self.partner(rank).is_some() {
@@ -394,14 +395,14 @@ impl Cluster {
     #[must_use]
     pub fn rank_of(&self, rank: usize, addr: Addr) -> Option<usize> {
         if let Some(partner) = self.partner(rank) {
-            // As a source it has no name.
+            // The source of a connected endpoint has no name.
             return (addr == ADDR_NONE).then_some(partner);
         }
         let index = usize::try_from(addr).ok().filter(|index| *index < self.nodes.len())?;
         Some((index + self.processes[rank]) % self.nodes.len())
     }
 
-    /// A living rank's engine.
+    /// The engine of a rank that is alive.
     pub fn engine(&mut self, rank: usize) -> Option<&mut Engine<SimNic>> {
         self.nodes.get_mut(rank)?.as_mut().map(|node| {
             node.touched = true;
@@ -409,13 +410,13 @@ impl Cluster {
         })
     }
 
-    /// What has completed at a rank. The client has not seen what is POOLED there (`show`).
+    /// Takes the completions of a rank. The client has not read the POOLED ones among them (`read_next`).
     pub fn take_completions(&mut self, rank: usize) -> Vec<Completion> {
         let Some(node) = self.nodes.get_mut(rank).and_then(Option::as_mut) else { return Vec::new() };
         std::mem::take(node.engine.completions())
     }
 
-    /// A rank's client sees the next completion with these flags, which says by its MULTI whether a shared
+    /// The rank's client reads the next completion with these flags. The MULTI flag tells it whether a shared
     /// multi-receive is released.
     pub(crate) fn read_next(&mut self, rank: usize, flags: &mut OpFlags) {
         if let Some(node) = self.nodes.get_mut(rank).and_then(Option::as_mut)
@@ -425,7 +426,7 @@ impl Cluster {
         }
     }
 
-    /// The rank's host is lost: its engine is gone, and what was under way is cut off.
+    /// The rank's host is lost: its engine is dropped, and its pending messages and transfers are cut off.
     pub fn kill(&mut self, rank: usize) {
         self.fabric.kill(rank);
         if let Some(node) = self.nodes.get_mut(rank) {
@@ -433,7 +434,7 @@ impl Cluster {
         }
     }
 
-    /// The rank's process ends in order: it says goodbye, drains, and goes.
+    /// The rank's process exits in order: it shuts down, drains, and ends.
     pub fn leave(&mut self, rank: usize) {
         self.shut_down(rank);
         if let Some(node) = self.nodes.get_mut(rank) {
@@ -441,7 +442,7 @@ impl Cluster {
         }
     }
 
-    /// The rank closes its endpoint: what is under way there fails.
+    /// The rank closes its endpoint; its pending operations fail.
     pub(crate) fn shut_down(&mut self, rank: usize) {
         if let Some(engine) = self.engine(rank) {
             engine.leave_pool();
@@ -449,9 +450,9 @@ impl Cluster {
         }
     }
 
-    /// One progress round of every living engine that may have something to do (slow ones now and then pass),
-    /// in an order that their own random streams give; calls `each` after each engine. If nothing moved, time
-    /// goes on.
+    /// Gives one progress round to every live engine that may have work, in an order drawn from their own
+    /// random streams. Slow engines skip some turns. Calls `each` after each engine. If nothing moved, time
+    /// advances.
     pub fn turn(&mut self, mut each: impl FnMut(&mut Self, usize)) -> Turn {
         let full_before = self.fabric.full();
         let now_ns = self.fabric.now_ns();
@@ -475,7 +476,7 @@ impl Cluster {
         order.sort_unstable();
         let mut moved = self.progress(&order, &mut each);
         if moved == 0 && !slow.is_empty() {
-            // Before time goes on, the slow ones must have had nothing to do either.
+            // Time may only advance if the slow engines have nothing to do either.
             moved = self.progress(&slow, &mut each);
         }
         if moved > 0 {
@@ -486,8 +487,8 @@ impl Cluster {
             node.as_ref().is_some_and(|node| node.paused_until_ns <= now_ns) && self.fabric.has_arrivals(rank)
         };
         if self.nodes.iter().enumerate().any(awake) {
-            // A device has handed over nothing although it has something, or has come to have something in
-            // this very turn (what registers memory lets time pass): it is asked at once.
+            // A device delivered nothing although it has arrivals, or arrivals came during this turn
+            // (registering memory lets time pass). The device is polled again at once.
             self.fabric.pass(10);
             return Turn::Advanced;
         }

@@ -1,42 +1,43 @@
-//! What a simulated fabric is like: sizes, times, bounds, faults.
+//! Configuration of a simulated fabric: sizes, times, limits, faults.
 //!
-//! Place in the data flow: read by the fabric only. Sizes are in bytes, times in virtual nanoseconds,
-//! probabilities in thousandths. [`FabricConfig::swarm`] draws a whole configuration from a seed: each run
-//! gets a random subset of the faults at random strength, so that over many seeds every combination occurs.
+//! Place in the data flow: only the fabric reads it. Sizes are in bytes, times in virtual nanoseconds,
+//! probabilities in thousandths. [`FabricConfig::swarm`] draws a whole configuration from a seed. Each run
+//! gets a random subset of the faults at random strength, so over many seeds every combination occurs.
 
 use weft_engine::nic::{Demands, NicCaps};
 
 use crate::hazard::{Hazard, Hazards};
 use crate::rng::{Entity, Stream};
 
-/// Faults and disturbances, each off at 0.
+/// Faults and disturbances; a value of 0 disables each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// `send`, `push`, `get`, `put` answer `Full` although there is room.
     pub full_permille: u32,
     /// A message of an unordered fabric is delayed by up to `reorder_ns` on its own.
     pub reorder_permille: u32,
-    /// See `reorder_permille`.
+    /// Longest delay of a reordered message.
     pub reorder_ns: u64,
     /// A message, and all behind it on an ordered fabric, is delayed by up to `stall_ns`.
     pub stall_permille: u32,
-    /// See `stall_permille`.
+    /// Longest delay of a stalled message.
     pub stall_ns: u64,
     /// A connection attempt fails: refused, timed out or unreachable.
     pub connect_fail_permille: u32,
     /// A connection attempt takes 100 times as long.
     pub connect_slow_permille: u32,
-    /// The pieces of a push are stored in several steps, with a new `place` for each.
+    /// The pieces of a push are stored in several steps, with a new `place` call for each.
     pub short_place_permille: u32,
-    /// A message waits in the device for `flush`, and all messages after it.
+    /// A message, and all messages after it, wait in the device for `flush`.
     pub gather_permille: u32,
     /// A `get` or `put` fails with `Access`.
     pub access_fail_permille: u32,
-    /// A push does not wait for the messages before it although `push_follows` promises that: the device is broken.
+    /// A push does not wait for the messages before it although `push_follows` promises that: the device is
+    /// broken.
     pub push_overtakes_permille: u32,
     /// A poll hands over nothing although something has arrived.
     pub idle_poll_permille: u32,
-    /// A packet beneath the device is lost or damaged: everything behind it waits until it is sent again.
+    /// A packet beneath the device is lost or damaged, so everything behind it waits until it is sent again.
     pub resend_permille: u32,
     /// A message of an unordered fabric arrives a second time.
     pub double_permille: u32,
@@ -45,54 +46,56 @@ pub struct Faults {
 }
 
 /// Registration, on a fabric whose gets and puts reach only registered memory. Registering and deregistering
-/// stop everything for as long as they take: they are calls into the system.
+/// are system calls: the caller waits while they take their time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registration {
-    /// What every device demands.
+    /// The demands of every device.
     pub demands: Demands,
-    /// What deregistering takes.
+    /// Duration of a deregistration.
     pub end_ns: u64,
-    /// The system tells when memory is unmapped ([`Fabric::free`](crate::Fabric::free)).
+    /// Whether the system reports unmapped memory ([`Fabric::free`](crate::Fabric::free)).
     pub observed: bool,
 }
 
-/// A simulated fabric.
+/// The configuration of a simulated fabric.
 #[derive(Clone, Debug)]
 pub struct FabricConfig {
-    /// Where all randomness comes from.
+    /// The seed of all randomness.
     pub seed: u64,
-    /// What every link can do. `device` is `sim`.
+    /// The capabilities of every link. `device` is `sim`.
     pub caps: NicCaps,
     /// Time of flight.
     pub latency_ns: u64,
-    /// Up to so much more per message.
+    /// Largest random addition to the time of flight, per message.
     pub jitter_ns: u64,
     /// Picoseconds per byte on each direction of a link.
     pub ps_per_byte: u64,
-    /// Time for a connection request to be answered.
+    /// Time until a connection request is answered.
     pub connect_ns: u64,
-    /// Longest time for an attempt that nobody answers.
+    /// Longest time until an unanswered attempt fails.
     pub connect_timeout_ns: u64,
-    /// Messages of one link direction that may be under way or unread.
+    /// Messages of one link direction that may be in flight or unread.
     pub queue_depth: usize,
-    /// Pushes, gets and puts that one end of a link may have under way.
+    /// Pushes, gets and puts that one end of a link may have pending.
     pub transfer_depth: usize,
-    /// A get or put may be helped with by the peer.
+    /// The peer may assist a get or put.
     pub share_permille: u32,
-    /// Longest segment of a push, put or get, unless it would be more than `most_segments`.
+    /// Longest segment of a push, put or get. Longer segments are used where a transfer would exceed
+    /// `max_segments`.
     pub segment_bytes: usize,
-    /// See `segment_bytes`.
+    /// Most segments of one transfer.
     pub max_segments: usize,
-    /// Most arrivals that one poll hands over.
+    /// Most arrivals that one poll delivers.
     pub poll_budget: usize,
-    /// Virtual time that a poll takes. 0 keeps the ranks' times independent of each other; more than 0 lets a
-    /// rank that waits inside a call see time go on.
+    /// Virtual duration of a poll. With 0, the ranks' times stay independent of each other; with more, a rank
+    /// that waits inside a call sees time advance.
     pub poll_ns: u64,
-    /// Picoseconds per byte of copying into and out of the device's own memory, which a push does at both ends.
+    /// Picoseconds per byte of copying into and out of the device's own memory. A push is copied at both
+    /// ends.
     pub copy_ps_per_byte: u64,
     /// Gets and puts need registered memory; `caps.registered` follows from this.
     pub registration: Option<Registration>,
-    /// What goes wrong.
+    /// The faults that strike.
     pub faults: Faults,
 }
 
@@ -132,10 +135,10 @@ impl FabricConfig {
         }
     }
 
-    /// After the Unimem prototype (Kim et al., EuroMPI 2018), by the figures that its paper states: a mailbox
-    /// of less than 1 µs, DMA of 1 GB/s between registered memory only, registration of 10 µs. From the
-    /// 360.59 MB/s that it reached with two copies of every byte, one after the other, follow 0.887 ns for
-    /// copying one. The mailbox has the 256 bytes that weft needs instead of 24, and takes nothing else.
+    /// A model of the Unimem prototype (Kim et al., EuroMPI 2018) by the figures that its paper states: a
+    /// mailbox of less than 1 µs, DMA of 1 GB/s between registered memory only, registration of 10 µs. The
+    /// paper reaches 360.59 MB/s with two copies of every byte, one after the other, so one copy takes 0.887
+    /// ns a byte. The mailbox has the 256 bytes that weft needs instead of 24; the rest follows the paper.
     #[must_use]
     pub fn unimem(seed: u64) -> Self {
         let mut config = Self::new(seed);
@@ -147,7 +150,7 @@ impl FabricConfig {
         config
     }
 
-    /// A configuration drawn from the seed, with those faults that a device may always have.
+    /// A configuration drawn from the seed, with the faults that a device may always have.
     #[must_use]
     pub fn swarm(seed: u64) -> Self {
         let mut rng = Stream::new(seed, Entity::Run);
@@ -156,8 +159,8 @@ impl FabricConfig {
         Self::draw(seed, some.with(Hazard::Reorder))
     }
 
-    /// A configuration drawn from the seed, with these faults at random strength. What is drawn does not
-    /// depend on which faults there are, so that one less leaves the rest as it was.
+    /// A configuration drawn from the seed, with the faults of `hazards` at random strength. The other values
+    /// do not depend on the set, so removing one hazard does not change them.
     #[must_use]
     pub fn draw(seed: u64, hazards: Hazards) -> Self {
         let mut rng = Stream::new(seed, Entity::Run);
@@ -182,7 +185,7 @@ impl FabricConfig {
         config.connect_ns = *rng.pick(&[0, 1000, 100_000]);
         config.share_permille = *rng.pick(&[0, 300, 1000]);
         config.segment_bytes = *rng.pick(&[33, 200, 4096, 65536]);
-        // More find nothing new, and take long.
+        // More segments find nothing new, and slow the run down.
         config.max_segments = 100;
         config.poll_budget = *rng.pick(&[1, 2, 16, 256]);
         let depths = (*rng.pick(&[1, 2, 3, 8, 64]), *rng.pick(&[1, 2, 16]));

@@ -1,4 +1,4 @@
-//! What kind of endpoints a run has.
+//! The kinds of endpoints that a run may have.
 //!
 //! Place in the data flow: a [`Plan`] has one kind, drawn from its seed; engines, operations and the oracle's
 //! rules follow it.
@@ -16,22 +16,22 @@ pub enum Endpoints {
     Rdm,
     /// Datagrams (FI_EP_DGRAM).
     Dgram,
-    /// Contexts of scalable endpoints (`fi_scalable_ep`), one endpoint in each process.
+    /// Contexts of scalable endpoints (`fi_scalable_ep`), one scalable endpoint per process.
     Scalable,
-    /// Connected ones (FI_EP_MSG), and a listener in each process.
+    /// Connected endpoints (FI_EP_MSG), and a listener in each process.
     Msg,
-    /// Some endpoints in each process, which share their receives (`fi_srx_context`).
+    /// Several endpoints per process that share their receives (`fi_srx_context`).
     Shared,
 }
 
-/// So many runs of 1000 have plain endpoints; the others are shared out evenly.
+/// Runs of 1000 that have plain endpoints; the other kinds share the rest evenly.
 const PLAIN_PERMILLE: u32 = 667;
 
 impl Endpoints {
-    /// All.
+    /// All kinds.
     pub const ALL: [Self; 5] = [Self::Rdm, Self::Dgram, Self::Shared, Self::Scalable, Self::Msg];
 
-    /// As the command line names it.
+    /// The name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -43,17 +43,17 @@ impl Endpoints {
         }
     }
 
-    /// Mostly the plain kind.
+    /// Draws a kind; the plain one is the most frequent.
     #[must_use]
     pub fn draw(seed: u64) -> Self {
-        // Apart from the hazards and from what else is drawn of a plan.
+        // This stream is separate from the hazards and from the rest of the plan.
         let mut rng = Stream::new(seed, Entity::Hazard(62));
         let plain = rng.chance(PLAIN_PERMILLE);
         if plain { Self::Rdm } else { *rng.pick(&Self::ALL[1..]) }
     }
 }
 
-/// Of which processes ranks are endpoints: by rank, the first of its process.
+/// The process of each rank, given by the process's first rank.
 pub(crate) fn processes(plan: &Plan) -> Vec<usize> {
     let size = match plan.endpoints {
         Endpoints::Rdm | Endpoints::Dgram | Endpoints::Msg => 1,
@@ -62,7 +62,7 @@ pub(crate) fn processes(plan: &Plan) -> Vec<usize> {
     (0..plan.ranks).map(|rank| rank - rank % size).collect()
 }
 
-/// Where the details of a kind come from.
+/// The stream for the details of a kind.
 pub(crate) fn stream(seed: u64) -> Stream {
     Stream::new(seed, Entity::Hazard(61))
 }
@@ -79,7 +79,7 @@ impl FromStr for Endpoints {
     fn from_str(text: &str) -> Result<Self, String> {
         Self::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(|| {
             let names = Self::ALL.map(Self::name).join(", ");
-            format!("there are no endpoints `{text}`: name one of {names}")
+            format!("unknown endpoints `{text}`: choose one of {names}")
         })
     }
 }

@@ -1,7 +1,7 @@
 //! The heap of future events, ordered by (time, sequence number).
 //!
-//! Invariant: two events are never equal in order, so the order in which they happen depends on nothing
-//! but their times and the order in which they were scheduled.
+//! Invariant: no two events are equal in order. Their order of execution depends only on their times and on
+//! the order in which they were scheduled.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,7 +10,7 @@ use weft_engine::nic::LinkError;
 
 use crate::wire::EndId;
 
-/// What will happen. `to` is the end at which it happens.
+/// A scheduled event. `to` is the end at which it happens.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A connection request reaches the acceptor.
@@ -25,18 +25,19 @@ pub(crate) enum Event {
     Down { to: EndId, why: LinkError },
     /// A transfer moves its next segment.
     Step { transfer: u64 },
-    /// A segment of a get or put reaches the memory it is for.
+    /// A segment of a get or put reaches its destination memory.
     Land { transfer: u64, offset: usize, bytes: Vec<u8> },
-    /// A transfer's end becomes known to its initiator.
+    /// The initiator learns that a transfer has ended.
     Finish { transfer: u64, result: Result<(), LinkError> },
-    /// Nothing: time passes (a deadline that a test set).
+    /// No effect: time passes (a deadline that a test set).
     Tick,
 }
 
-/// Time and, below it, sequence number; and which of the events. Small, as the heap moves it about.
+/// The time with the sequence number below it, and the index of the event. The heap moves entries, so they
+/// are small.
 type Entry = (u128, usize);
 
-/// The future.
+/// The future events.
 #[derive(Debug, Default)]
 pub(crate) struct Agenda {
     heap: BinaryHeap<Reverse<Entry>>,

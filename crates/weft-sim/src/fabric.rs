@@ -1,11 +1,11 @@
 //! The simulated fabric: endpoints, wires between them, and virtual time.
 //!
-//! Place in the data flow: [`Fabric`] is the handle that tests hold; [`SimNic`] is what an engine
-//! holds; both share one [`State`]. An event that falls due either changes the state at once (a transfer's
-//! step) or goes to an endpoint's inbox, from which that endpoint's `poll` takes it.
+//! Place in the data flow: [`Fabric`] is the handle that tests hold; [`SimNic`] is the device that an engine
+//! holds; both share one [`State`]. A due event changes the state at once (a transfer's step) or enters an
+//! endpoint's inbox, from which that endpoint's `poll` takes it.
 //!
-//! Invariants: single-threaded; time moves only by [`Fabric::advance`] and [`Fabric::pass`]; nothing is
-//! iterated in hash order; every random draw comes from the stream of the entity concerned.
+//! Invariants: single-threaded; only [`Fabric::advance`] and [`Fabric::pass`] move time; no iteration follows
+//! hash order; every random draw comes from the stream of the entity concerned.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -27,24 +27,25 @@ use crate::trace::{Trace, TraceEvent};
 use crate::transfer::Transfer;
 use crate::wire::{End, EndId, Phase, Side, Wire};
 
-/// The acceptor of a connection to a name that nobody has.
+/// The acceptor of a connection to an unknown name.
 const NO_ENDPOINT: usize = (1 << 20) - 1;
 
-/// What becomes of a message.
+/// The outcome of an intercepted message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It is handed over, as it was or as it was changed.
+    /// The message is delivered, changed or not.
     Deliver,
-    /// It is lost.
+    /// The message is lost.
     Lose,
-    /// It is handed over twice.
+    /// The message is delivered twice.
     Double,
 }
 
-/// Something on the wire: from which endpoint, to which, whether a message (or else a piece of a push), and its bytes.
+/// Intercepts traffic: gets the source endpoint, the destination endpoint, whether the bytes are a message
+/// (or else a piece of a push), and the bytes.
 pub type Intercept = Box<dyn FnMut(usize, usize, bool, &mut Vec<u8>) -> Fate>;
 
-/// Changes what is on the wire, against all contracts: to play a hostile peer, and to prove that the oracle notices.
+/// Changes traffic outside the device contract: it plays a hostile peer, or proves that the oracle notices.
 pub(crate) struct Interceptor(pub(crate) Intercept);
 
 impl std::fmt::Debug for Interceptor {
@@ -69,7 +70,7 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Whether something waits to be taken by a `poll`.
+    /// Whether the inbox holds something for a `poll`.
     fn has_arrivals(&self) -> bool {
         self.alive && !self.inbox.is_empty()
     }
@@ -118,7 +119,7 @@ impl State {
         &mut self.wires[id.wire].ends[id.side.index()]
     }
 
-    /// The user of a device broke the contract.
+    /// Records that the user of a device broke the contract.
     pub(crate) fn violation(&mut self, ep: usize, text: &str) {
         self.violations.push(format!("{} ns, endpoint {ep}: {text}", self.now_ns));
     }
@@ -127,7 +128,8 @@ impl State {
         self.trace.record(self.now_ns, what, who, a, b, bytes);
     }
 
-    /// A new endpoint, at the address of another one (`place`) or at one of its own; it lives when it is told to.
+    /// Adds an endpoint, at the address of another one (`place`) or at its own. It is dormant until it is
+    /// activated.
     fn add_endpoint(&mut self, place: Option<usize>) -> usize {
         let ep = self.endpoints.len();
         let mut rng = Stream::new(self.config.seed, Entity::Endpoint(ep));
@@ -159,8 +161,8 @@ impl State {
         ep
     }
 
-    /// Endpoints that have not been started become the contexts of scalable ones: by endpoint, the first
-    /// context of its own.
+    /// Makes endpoints that have not started the contexts of scalable ones. `first` gives, by endpoint, its
+    /// first context.
     fn scale(&mut self, first: &[usize]) {
         for (ep, first) in first.iter().enumerate() {
             let name = self.endpoints[ep].name;
@@ -185,7 +187,7 @@ impl State {
         self.directory.insert(name.socket_identity(), ep);
     }
 
-    /// The lowest free link number of an endpoint, now taken by `id`.
+    /// Assigns the lowest free link number of an endpoint to `id`.
     pub(crate) fn number_link(&mut self, ep: usize, id: EndId) -> LinkId {
         let links = &mut self.endpoints[ep].links;
         let free = links.iter().position(Option::is_none).unwrap_or(links.len());
@@ -198,7 +200,7 @@ impl State {
         link
     }
 
-    /// An end's link number is free again.
+    /// Frees an end's link number.
     pub(crate) fn free_link(&mut self, id: EndId) {
         let end = self.end(id);
         end.phase = Phase::Closed;
@@ -236,7 +238,7 @@ impl State {
         link
     }
 
-    /// What becomes of a connection attempt.
+    /// Decides the outcome of a connection attempt.
     fn decide_connection(&mut self, id: EndId) {
         let Self { config, wires, stats, .. } = self;
         let end = &mut wires[id.wire].ends[id.side.index()];
@@ -259,7 +261,7 @@ impl State {
         self.agenda.schedule(self.now_ns + after_ns, event);
     }
 
-    /// A connection request has reached its target.
+    /// Handles a connection request that has reached its target.
     fn connect_request(&mut self, wire: usize) {
         let initiator = EndId { wire, side: Side::Initiator };
         let acceptor = initiator.other();
@@ -275,8 +277,8 @@ impl State {
         let [ours, theirs] = &mut wires[wire].ends;
         let back_ns = now_ns + theirs.flight_ns(config);
         if !listens {
-            // A dead host answers nothing; a dead process's host refuses; whoever has its address now has not
-            // its capability.
+            // A dead host does not answer. The host of a dead process refuses, and a successor at its address
+            // does not have its capability.
             let silent = ours.rng.chance(300);
             let (at_ns, why) = if taken {
                 (back_ns, LinkError::Denied)
@@ -290,7 +292,7 @@ impl State {
         }
         wires[wire].request_arrived = true;
         let [ours, theirs] = &mut wires[wire].ends;
-        // Either end may learn first; what is sent to an end waits until it knows of the link.
+        // Either end may learn first; messages to an end wait until it knows of the link.
         let accepted_ns = now_ns + ours.rng.below(2 * config.latency_ns + 1);
         ours.not_before_ns = accepted_ns;
         theirs.not_before_ns = back_ns;
@@ -298,14 +300,14 @@ impl State {
         agenda.schedule(back_ns, Event::Up { to: initiator });
     }
 
-    /// Lets a message leave.
+    /// Sends a message on its way.
     pub(crate) fn depart(&mut self, from: EndId, bytes: Vec<u8>) {
         let Self { config, wires, agenda, now_ns, stats, .. } = self;
         let end = &mut wires[from.wire].ends[from.side.index()];
         let before_ns = end.end_arrival_ns(config, *now_ns);
         let at_ns = end.arrival_ns(config, *now_ns, bytes.len());
         stats.overtakes += u64::from(at_ns < before_ns && !config.caps.ordered);
-        // The first message of a direction is how the two ends come to know each other.
+        // The two ends meet through the first message of a direction.
         let first = !std::mem::replace(&mut end.has_spoken, true);
         if !config.caps.ordered && !first && end.rng.chance(config.faults.double_permille) {
             let again_ns = at_ns + end.rng.below(config.faults.reorder_ns + 1);
@@ -316,7 +318,7 @@ impl State {
         agenda.schedule(at_ns, Event::Message { to: from.other(), bytes });
     }
 
-    /// Lets everything that waits for `flush` leave.
+    /// Sends everything that waits for `flush`.
     pub(crate) fn flush(&mut self, ep: usize) {
         for id in std::mem::take(&mut self.endpoints[ep].dirty) {
             for bytes in std::mem::take(&mut self.end(id).gathered) {
@@ -325,13 +327,13 @@ impl State {
         }
     }
 
-    /// Something takes its time.
+    /// Advances time by `ns`.
     pub(crate) fn advance_by(&mut self, ns: u64) {
         self.now_ns += ns;
         self.run_due_events();
     }
 
-    /// Everything that has fallen due happens.
+    /// Runs all events that are due.
     pub(crate) fn run_due_events(&mut self) {
         while let Some(event) = self.agenda.due(self.now_ns) {
             self.handle(event);
@@ -369,14 +371,14 @@ impl State {
         }
     }
 
-    /// Ends a link from one side; the other side learns of it after everything that was sent before, or at some
+    /// Ends a link from one side. The other side learns of it after all earlier messages, or at a random
     /// moment if the end is abrupt.
     pub(crate) fn hang_up(&mut self, id: EndId, why: LinkError, abrupt: bool) {
         let Self { config, wires, agenda, now_ns, .. } = self;
         let wire = &mut wires[id.wire];
         let end = &mut wire.ends[id.side.index()];
         if !wire.request_arrived {
-            // The other side knows nothing of this link; a request that is under way finds nobody behind it.
+            // The other side does not know this link yet; a pending request will find it withdrawn.
             wire.withdrawn |= id.side == Side::Initiator;
             return;
         }
@@ -390,8 +392,8 @@ impl State {
         agenda.schedule(at_ns, Event::Down { to: id.other(), why });
     }
 
-    /// An endpoint's process ends. Orderly: what it sent still arrives. Abruptly: what had not left is lost, and
-    /// what was under way is cut off at some moment.
+    /// Ends an endpoint's process. After an orderly exit its sent messages still arrive. After an abrupt one,
+    /// unsent messages are lost, and those in flight are cut off at a random moment.
     pub(crate) fn leave(&mut self, ep: usize, abrupt: bool) {
         if !self.endpoints[ep].alive {
             return;
@@ -422,7 +424,7 @@ impl State {
         endpoint.dirty.clear();
     }
 
-    /// The next message from `a` to `b` keeps `bytes` bytes and is nonsense.
+    /// The next message from `a` to `b` arrives as garbage of `bytes` bytes.
     fn garble(&mut self, a: usize, b: usize, bytes: usize) {
         for wire in &mut self.wires {
             for side in [0, 1] {
@@ -433,7 +435,8 @@ impl State {
         }
     }
 
-    /// Breaks every link between two endpoints: both sides see a reset, each at its own time, `b` so much later.
+    /// Breaks every link between two endpoints. Both sides see a reset at different times: `b` sees it
+    /// `later_ns` later.
     fn break_links(&mut self, a: usize, b: usize, later_ns: u64) -> usize {
         let mut broken = 0;
         for wire in 0..self.wires.len() {
@@ -458,7 +461,7 @@ impl State {
     }
 }
 
-/// The handle to a simulated fabric. Clones share it.
+/// A handle to a simulated fabric. Clones share the fabric.
 #[derive(Clone, Debug)]
 pub struct Fabric(Rc<RefCell<State>>);
 
@@ -469,27 +472,27 @@ impl Fabric {
         Self(Rc::new(RefCell::new(State::new(config))))
     }
 
-    /// A new endpoint's device. Endpoints are numbered from 0 in the order of these calls. Dropping the device is
-    /// its process's orderly end.
+    /// Makes a new endpoint's device. Endpoints are numbered from 0 in the order of these calls. Dropping the
+    /// device is the orderly exit of its process.
     #[must_use]
     pub fn nic(&self) -> SimNic {
         let ep = self.reserve(None);
         self.start(ep)
     }
 
-    /// Numbers and names an endpoint that does not live yet; `place`: at the address of that one, which must
-    /// have gone when this one starts.
+    /// Reserves the number and name of an endpoint that starts later. With `place`, it gets that endpoint's
+    /// address; that endpoint must have gone by then.
     #[must_use]
     pub fn reserve(&self, place: Option<usize>) -> usize {
         self.0.borrow_mut().add_endpoint(place)
     }
 
-    /// Makes endpoints that were reserved the contexts of scalable ones: by endpoint, the first context of its own.
+    /// Makes reserved endpoints the contexts of scalable ones. `first` gives, by endpoint, its first context.
     pub(crate) fn scale(&self, first: &[usize]) {
         self.0.borrow_mut().scale(first);
     }
 
-    /// The device of an endpoint that was reserved.
+    /// Starts a reserved endpoint and returns its device.
     #[must_use]
     pub fn start(&self, ep: usize) -> SimNic {
         self.0.borrow_mut().activate(ep);
@@ -502,7 +505,8 @@ impl Fabric {
         self.0.borrow().endpoints[ep].name
     }
 
-    /// From now on clients bring their own memory: this finds what a peer names, in place of the run's buffers.
+    /// Sets a resolver for clients that bring their own memory; it replaces the run's buffers in the lookup
+    /// of remote memory.
     pub fn set_resolver(&self, resolver: fn(RemoteIov) -> Iov) {
         self.0.borrow_mut().memory.resolver = Some(resolver);
     }
@@ -519,12 +523,12 @@ impl Fabric {
         self.0.borrow().config.seed
     }
 
-    /// Changes the faults from now on, e.g. to none for a phase in which everything must converge.
+    /// Changes the faults, e.g. to none for a phase in which everything must converge.
     pub fn set_faults(&self, faults: Faults) {
         self.0.borrow_mut().config.faults = faults;
     }
 
-    /// Nothing goes wrong from now on.
+    /// Switches all faults off.
     pub fn heal(&self) {
         let mut state = self.0.borrow_mut();
         state.config.faults = Faults::default();
@@ -539,7 +543,7 @@ impl Fabric {
         self.0.borrow().now_ns
     }
 
-    /// Goes to the next event's time and lets it happen; false if there is no event.
+    /// Advances to the time of the next event and runs it; false if there is none.
     pub fn advance(&self) -> bool {
         let mut state = self.0.borrow_mut();
         let Some(next_ns) = state.agenda.next_ns() else { return false };
@@ -555,26 +559,26 @@ impl Fabric {
         self.0.borrow_mut().advance_by(ns);
     }
 
-    /// Makes sure that `advance` stops after `ns` at the latest, to let a test do something then.
+    /// Makes `advance` stop after `ns` at the latest, so that a test can act then.
     pub fn tick_in(&self, ns: u64) {
         let mut state = self.0.borrow_mut();
         let at_ns = state.now_ns + ns;
         state.agenda.schedule(at_ns, Event::Tick);
     }
 
-    /// Whether something waits to be taken by a `poll`.
+    /// Whether any inbox holds something for a `poll`.
     #[must_use]
     pub fn waiting(&self) -> bool {
         self.0.borrow().endpoints.iter().any(Endpoint::has_arrivals)
     }
 
-    /// Whether something waits to be taken by the `poll` of an endpoint.
+    /// Whether the inbox of an endpoint holds something for its `poll`.
     #[must_use]
     pub fn has_arrivals(&self, ep: usize) -> bool {
         self.0.borrow().endpoints.get(ep).is_some_and(Endpoint::has_arrivals)
     }
 
-    /// Whether a round of progress of the endpoint's user could find something new in its device.
+    /// Whether a round of progress could find something new in the endpoint's device.
     #[must_use]
     pub(crate) fn has_work(&self, ep: usize) -> bool {
         let state = self.0.borrow();
@@ -582,18 +586,18 @@ impl Fabric {
         endpoint.has_arrivals() || !endpoint.dirty.is_empty() || endpoint.registered.has_reports()
     }
 
-    /// Ends an endpoint abruptly, as the loss of its host does. Its engine should be dropped with it.
+    /// Ends an endpoint abruptly, as the loss of its host does. The caller should drop its engine too.
     pub fn kill(&self, ep: usize) {
         self.0.borrow_mut().leave(ep, true);
     }
 
-    /// Breaks the links between two endpoints, which live on; returns how many there were. `b` learns of it
-    /// so much later, and until then what it sends is lost.
+    /// Breaks the links between two endpoints, which stay alive; returns the number of links. `b` learns of
+    /// it `later_ns` later; its messages are lost until then.
     pub fn break_links(&self, a: usize, b: usize, later_ns: u64) -> usize {
         self.0.borrow_mut().break_links(a, b, later_ns)
     }
 
-    /// Whether an endpoint has a link to another on which that one has spoken, and which that one has not closed.
+    /// Whether `ep` has a link to `to` on which `to` has sent a message and which `to` has not closed.
     pub(crate) fn is_linked(&self, ep: usize, to: usize) -> bool {
         let is_linked = |end: &End, other: &End| {
             let spoke = end.phase == Phase::Up && end.spoken_to && end.alive();
@@ -603,15 +607,15 @@ impl Fabric {
         state.wires.iter().any(|Wire { ends: [a, b], .. }| is_linked(a, b) || is_linked(b, a))
     }
 
-    /// When endpoint `to` has heard of the end of every link that `ep` has closed, which is told behind all
-    /// that was sent: packets beneath the device that have to be sent again hold it up.
+    /// The time at which endpoint `to` has seen the end of every link that `ep` closed. The end follows all
+    /// sent messages, so resent packets beneath the device delay it.
     pub(crate) fn close_seen_ns(&self, ep: usize, to: usize) -> u64 {
         let state = self.0.borrow();
         let ends = state.wires.iter().flat_map(|Wire { ends: [a, b], .. }| [(a, b), (b, a)]);
         ends.filter(|(end, other)| (end.ep, other.ep) == (ep, to)).map(|(end, _)| end.close_seen_ns).max().unwrap_or(0)
     }
 
-    /// Whether a link between two endpoints breaks, and one of them has not learned of it.
+    /// Whether a link between two endpoints is broken and one of them has not learned of it.
     pub(crate) fn is_breaking(&self, a: usize, b: usize) -> bool {
         let between = |wire: &&Wire| {
             let eps = [wire.ends[0].ep, wire.ends[1].ep];
@@ -620,35 +624,35 @@ impl Fabric {
         self.0.borrow().wires.iter().filter(between).any(Wire::is_breaking)
     }
 
-    /// The next message from `a` to `b` on a link that is up arrives as nonsense of so many bytes.
+    /// The next message from `a` to `b` on a link that is up arrives as garbage of `bytes` bytes.
     pub fn garble(&self, a: usize, b: usize, bytes: usize) {
         self.0.borrow_mut().garble(a, b, bytes);
     }
 
-    /// From now on everything that is handed over passes through `meddle`.
+    /// Passes everything that is delivered from now on through `intercept`.
     pub fn set_interceptor(&self, intercept: Intercept) {
         self.0.borrow_mut().interceptor = Some(Interceptor(intercept));
     }
 
-    /// A buffer in the address space of endpoint `ep`.
+    /// Allocates a buffer in the address space of endpoint `ep`.
     #[must_use]
     pub fn alloc(&self, ep: usize, len: usize) -> Buffer {
         self.alloc_filled(ep, len, 0)
     }
 
-    /// A buffer in the address space of endpoint `ep`, full of one byte.
+    /// Allocates a buffer in the address space of endpoint `ep`, filled with one byte.
     #[must_use]
     pub fn alloc_filled(&self, ep: usize, len: usize, byte: u8) -> Buffer {
         self.0.borrow_mut().memory.alloc(ep, len, |bytes| bytes.resize(bytes.len() + len, byte))
     }
 
-    /// A buffer in the address space of endpoint `ep`, of the bytes that `append` appends, `len` of them.
+    /// Allocates a buffer of `len` bytes in the address space of endpoint `ep`, filled by `append`.
     #[must_use]
     pub fn alloc_of(&self, ep: usize, len: usize, append: impl FnOnce(&mut Vec<u8>)) -> Buffer {
         self.0.borrow_mut().memory.alloc(ep, len, append)
     }
 
-    /// Ends the use of a buffer; a later write to it is found by [`Fabric::violations`].
+    /// Frees a buffer; [`Fabric::violations`] reports later writes to it.
     pub fn free(&self, buffer: Buffer) {
         let mut state = self.0.borrow_mut();
         let state = &mut *state;
@@ -662,23 +666,23 @@ impl Fabric {
         }
     }
 
-    /// Endpoints share address spaces: by endpoint, the number of its own.
+    /// Makes endpoints share address spaces. `spaces` gives, by endpoint, the number of its own.
     pub(crate) fn share_memory(&self, spaces: Vec<usize>) {
         self.0.borrow_mut().memory.share(spaces);
     }
 
-    /// No device can register this buffer.
+    /// Makes every registration of this buffer fail.
     pub fn forbid_registration(&self, buffer: Buffer) {
         self.0.borrow_mut().memory.forbid_registration(buffer);
     }
 
-    /// Buffers not freed.
+    /// Number of buffers not freed.
     #[must_use]
     pub fn live_buffers(&self) -> usize {
         self.0.borrow().memory.live()
     }
 
-    /// How the users of the devices broke the contract, and where memory was written that must not be.
+    /// Breaches of the device contract, and writes to memory that must not be written.
     #[must_use]
     pub fn violations(&self) -> Vec<String> {
         let mut state = self.0.borrow_mut();
@@ -687,25 +691,25 @@ impl Fabric {
         all
     }
 
-    /// Whether the contract was broken so far (without the search through memory).
+    /// Whether the contract has been broken. Does not search memory.
     #[must_use]
     pub fn contract_broken(&self) -> bool {
         !self.0.borrow().violations.is_empty()
     }
 
-    /// Links that an endpoint has.
+    /// Number of links of an endpoint.
     #[must_use]
     pub fn links(&self, ep: usize) -> usize {
         self.0.borrow().endpoints[ep].links.iter().flatten().count()
     }
 
-    /// Transfers not reported finished.
+    /// Number of transfers not reported finished.
     #[must_use]
     pub fn transfers(&self) -> usize {
         self.0.borrow().transfers.len()
     }
 
-    /// What has gone through.
+    /// The counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let state = self.0.borrow();
@@ -714,18 +718,18 @@ impl Fabric {
         Stats { resends, stalls: state.stats.stalls + stalls, ..state.stats }
     }
 
-    /// How often devices have answered `Full`.
+    /// Number of `Full` answers of all devices.
     #[must_use]
     pub(crate) fn full(&self) -> u64 {
         self.0.borrow().stats.full
     }
 
-    /// Counts what ranks do.
+    /// Updates a counter.
     pub(crate) fn count(&self, what: impl FnOnce(&mut Stats)) {
         what(&mut self.0.borrow_mut().stats);
     }
 
-    /// Adds to the trace.
+    /// Adds a record to the trace.
     pub fn record(&self, what: TraceEvent, who: usize, a: u64, b: u64, bytes: &[u8]) {
         self.0.borrow_mut().record(what, who, a, b, bytes);
     }

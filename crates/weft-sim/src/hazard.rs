@@ -1,62 +1,61 @@
-//! What may go wrong in a run, by name.
+//! The hazards of a run, by name.
 //!
-//! Place in the data flow: a [`Plan`](crate::Plan) has a set of hazards; the fabric's configuration takes its
-//! faults from it, the run its disasters. Each run gets a random subset (swarm testing: what is left out is
-//! what lets the rest get far), and the shrinker takes away what a failure does not need.
+//! Place in the data flow: a [`Plan`](crate::Plan) has a set of hazards. The fabric's configuration takes its
+//! faults from the set, the run its disasters. Each run gets a random subset (swarm testing: leaving a hazard
+//! out lets the others reach further), and the shrinker removes those that a failure does not need.
 //!
-//! Devices give the engine reliable links: what happens on a wire beneath them is modelled by what a reliable
-//! transport makes of it. A packet that is lost or damaged holds up everything behind it until it is sent
-//! again; one that comes twice is seen by the engine only where the device restores no order (there the
-//! engine's numbers sort it out); a message that is damaged beyond repair reaches the engine as nonsense, and
-//! the engine closes the link.
+//! Devices give the engine reliable links, so events on the wire beneath them are modelled by their effect on
+//! a reliable transport. A lost or damaged packet delays everything behind it until it is sent again. The
+//! engine sees a duplicate only where the device does not restore order; there the engine's sequence numbers
+//! detect it. A message damaged beyond repair reaches the engine as garbage, and the engine closes the link.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::rng::{Entity, Stream};
 
-/// Something that may go wrong.
+/// A kind of fault or disaster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Hazard {
-    /// Packets are lost, and sent again after a time-out that doubles.
+    /// Packets are lost, and sent again after a timeout that doubles.
     Drop,
-    /// Packets are damaged, noticed by their checksum, and sent again.
+    /// Packets are damaged, detected by their checksum, and sent again.
     Corrupt,
     /// Messages arrive twice (on links without order).
     Duplicate,
     /// Messages overtake each other (on links without order).
     Reorder,
-    /// Messages and connection attempts take long.
+    /// Some messages and connection attempts take long.
     Delay,
-    /// A message arrives cut or as garbage: its link is closed.
+    /// A message arrives cut or as garbage, which closes its link.
     Truncate,
-    /// Bytes come in bits and pieces, and leave late.
+    /// Bytes arrive in several pieces, and leave late.
     Partial,
-    /// Links break, also in the middle of a transfer; both sides see it, each at its own time.
+    /// Links break, even during a transfer; the two sides learn of it at different times.
     Reset,
     /// A link breaks, and one side learns of it half a second later.
     HalfOpen,
-    /// Devices have no room.
+    /// Devices report a full queue.
     Full,
-    /// Memory cannot be registered, or little of it at a time.
+    /// Memory cannot be registered, or only a little at a time.
     Registration,
-    /// Windows and queues are so small that senders wait for receivers.
+    /// Windows and queues are small, so senders wait for receivers.
     Starvation,
-    /// Ranks are slow, or stand still for a while.
+    /// Ranks are slow, or pause for a while.
     Slow,
     /// Connection attempts fail.
     Refuse,
-    /// A process dies, and another begins at its address, with regions under the same keys.
+    /// A process dies, and another starts at its address, with regions under the same keys.
     Restart,
     /// A host is lost.
     Death,
-    /// A process ends in order.
+    /// A process exits in order.
     Departure,
 }
 
 impl Hazard {
-    /// All.
+    /// All hazards.
     pub const ALL: [Self; 17] = [
         Self::Drop,
         Self::Corrupt,
@@ -77,7 +76,7 @@ impl Hazard {
         Self::Departure,
     ];
 
-    /// As the command line names it.
+    /// The name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -101,7 +100,7 @@ impl Hazard {
         }
     }
 
-    /// Whether operations may fail of it.
+    /// Whether operations may fail because of the hazard.
     #[must_use]
     pub const fn loses(self) -> bool {
         matches!(
@@ -116,28 +115,28 @@ impl Hazard {
         )
     }
 
-    /// What decides when and how it strikes: a stream of its own, so that taking one hazard away leaves the
-    /// others as they were.
+    /// The stream that decides when and how the hazard strikes. Each hazard has its own, so removing one does
+    /// not change the others.
     pub(crate) fn stream(self, seed: u64) -> Stream {
         Stream::new(seed, Entity::Hazard(self as usize))
     }
 }
 
-/// A set of hazards. Written as their names with commas between, or `none`, or `all`.
+/// A set of hazards. Displayed as comma-separated names, `none`, or `all`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hazards(u32);
 
 impl Hazards {
-    /// Nothing goes wrong.
+    /// The empty set.
     pub const NONE: Self = Self(0);
 
-    /// Everything goes wrong.
+    /// All hazards.
     #[must_use]
     pub fn all() -> Self {
         Hazard::ALL.into_iter().collect()
     }
 
-    /// A random subset: in one run of four, nothing of which operations may fail.
+    /// Draws a random subset. One run in four gets none that may fail an operation.
     #[must_use]
     pub fn draw(seed: u64) -> Self {
         let mut rng = Stream::new(seed, Entity::Plan);
@@ -145,31 +144,31 @@ impl Hazards {
         Hazard::ALL.into_iter().filter(|hazard| rng.chance(300) && !(lossless && hazard.loses())).collect()
     }
 
-    /// Whether it is one of them.
+    /// Whether the set contains `hazard`.
     #[must_use]
     pub const fn has(self, hazard: Hazard) -> bool {
         self.0 >> hazard as u8 & 1 == 1
     }
 
-    /// With one more.
+    /// The set with `hazard` added.
     #[must_use]
     pub const fn with(self, hazard: Hazard) -> Self {
         Self(self.0 | 1 << hazard as u8)
     }
 
-    /// With one less.
+    /// The set without `hazard`.
     #[must_use]
     pub const fn without(self, hazard: Hazard) -> Self {
         Self(self.0 & !(1 << hazard as u8))
     }
 
-    /// Whether operations may fail.
+    /// Whether any hazard in the set may fail an operation.
     #[must_use]
     pub fn lose(self) -> bool {
         self.iter().any(Hazard::loses)
     }
 
-    /// Each of them.
+    /// The hazards in the set.
     pub fn iter(self) -> impl Iterator<Item = Hazard> {
         Hazard::ALL.into_iter().filter(move |hazard| self.has(*hazard))
     }
@@ -198,7 +197,7 @@ impl FromStr for Hazards {
         let one = |name: &str| {
             Hazard::ALL.into_iter().find(|hazard| hazard.name() == name).ok_or_else(|| {
                 let names = Hazard::ALL.map(Hazard::name).join(", ");
-                format!("there is no fault `{name}`: name some of {names}, or `all`, or `none`")
+                format!("unknown fault `{name}`: choose from {names}, or use `all` or `none`")
             })
         };
         match text {

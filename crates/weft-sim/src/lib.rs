@@ -1,10 +1,11 @@
 //! A simulated fabric in virtual time, under the very engine that ships.
 //!
-//! [`Fabric`] makes [`SimNic`]s, which implement the engine's device trait; many endpoints live in one process and one
-//! thread. All randomness comes from one seed, through one stream per entity ([`rng`]), so a run can be
-//! repeated exactly; the hash of its trace ([`Fabric::trace_hash`]) proves it. The fabric delays, reorders,
-//! refuses, splits and cuts within what the device contract allows, and notes where its user breaks
-//! that contract or where memory was written that must not be ([`Fabric::violations`]).
+//! [`Fabric`] makes [`SimNic`]s, which implement the engine's device trait; many endpoints share one process
+//! and one thread. All randomness comes from one seed, through one stream per entity ([`rng`]). A run can
+//! therefore be repeated exactly, and the hash of its trace ([`Fabric::trace_hash`]) proves it. The fabric
+//! delays, reorders, refuses, splits and cuts within the limits of the device contract. It records each
+//! breach of that contract by its user, and each write to memory that must not be written
+//! ([`Fabric::violations`]).
 
 #![forbid(unsafe_code)]
 

@@ -1,14 +1,14 @@
-//! The memory of a run: every buffer that operations use, with guards around it.
+//! The memory of a run: all buffers of operations, with guards around them.
 //!
 //! Place in the data flow: tests and workloads allocate here and hand the [`Iov`]s to the engine; the fabric
-//! looks the remote side of a `get` or `put` up here. All endpoints live in one process, so an address names
-//! a buffer uniquely, and the owner of the buffer stands for the address space. Registrations do not know
-//! buffers by their addresses, which are other ones in each process, but by *places*, which the plan of a run
-//! alone decides.
+//! looks up the remote side of a `get` or `put` here. All endpoints share one process, so an address
+//! identifies a buffer, and the owner of the buffer represents the address space. Addresses differ between
+//! processes and runs, so registrations identify buffers by *places*, which depend on the plan of a run
+//! alone.
 //!
-//! Invariants: no buffer is unmapped before the run ends, so an engine that writes too late damages nothing
-//! but a freed buffer's pattern, and that is found by [`Memory::damage`]. This is also what makes the module
-//! sound without `unsafe`: an `Iov` of a run's buffer is valid for as long as the run.
+//! Invariants: no buffer is unmapped before the run ends. An engine that writes too late therefore damages
+//! only the pattern of a freed buffer, which [`Memory::damage`] finds. The module is sound without `unsafe`
+//! for the same reason: the `Iov` of a buffer is valid for as long as the run.
 
 use std::collections::BTreeMap;
 
@@ -18,11 +18,11 @@ use weft_engine::nic::{RemoteIov, Span};
 /// Guard bytes before and after each buffer.
 const GUARD_BYTES: usize = 32;
 const GUARD: u8 = 0xA5;
-/// Buffers begin at multiples of this, but for the guard, as with the usual allocators.
+/// Alignment of places, apart from the guard, as usual allocators have it.
 const PLACE_BYTES: u64 = 16;
-/// What a freed buffer is filled with.
+/// The content of freed buffers.
 const FREED: u8 = 0xDD;
-/// Memory is filled and compared in blocks, for there is much of it.
+/// Memory is filled and compared in blocks, because there is much of it.
 const BLOCK_BYTES: usize = 1024;
 
 /// A buffer of a run.
@@ -45,24 +45,24 @@ impl Buffer {
         self.iov.len()
     }
 
-    /// Whether there are no bytes.
+    /// Whether the length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.iov.is_empty()
     }
 
-    /// What it holds.
+    /// The content.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         mem::to_vec(&[self.iov])
     }
 
-    /// Fills it from the front.
+    /// Writes `bytes` from the front.
     pub fn write(&self, bytes: &[u8]) {
         self.iov.write(bytes);
     }
 
-    /// Fills it with one byte.
+    /// Fills the buffer with one byte.
     pub fn fill(&self, byte: u8) {
         let block = [byte; BLOCK_BYTES];
         for at in (0..self.len()).step_by(block.len()) {
@@ -70,7 +70,7 @@ impl Buffer {
         }
     }
 
-    /// Whether its bytes are these.
+    /// Whether the content starts with `bytes`.
     #[must_use]
     pub fn holds(&self, bytes: &[u8]) -> bool {
         let mut here = [0; BLOCK_BYTES];
@@ -81,19 +81,19 @@ impl Buffer {
             })
     }
 
-    /// Whether all of it is one byte.
+    /// Whether every byte is `byte`.
     #[must_use]
     pub fn is_filled(&self, byte: u8) -> bool {
         is_filled(&self.iov, byte)
     }
 
-    /// The part of it that begins at `offset` and has `len` bytes.
+    /// The part that starts at `offset` and has `len` bytes.
     #[must_use]
     pub fn part(&self, offset: usize, len: usize) -> Self {
         Self { id: self.id, iov: self.iov.slice(offset, len) }
     }
 
-    /// Cuts it into consecutive pieces of the given lengths; what is left over makes the last.
+    /// Cuts the buffer into consecutive pieces of the given lengths; the remaining bytes form the last piece.
     #[must_use]
     pub fn pieces(&self, lens: &[usize]) -> IovList {
         let mut at = 0;
@@ -134,17 +134,18 @@ pub(crate) struct Memory {
     blocks: Vec<Block>,
     by_address: BTreeMap<u64, usize>,
     unregistrable: Vec<Span>,
-    /// The first place that nothing has.
+    /// The first unused place.
     next_place: u64,
     live: usize,
-    /// By endpoint: whose address space it has. Without an entry, its own.
+    /// By endpoint: the number of its address space. An endpoint without an entry has its own.
     spaces: Vec<usize>,
-    /// Stands for all address spaces, where clients bring their own memory.
+    /// Replaces all address spaces where clients bring their own memory.
     pub(crate) resolver: Option<fn(RemoteIov) -> Iov>,
 }
 
 impl Memory {
-    /// A buffer in the address space of endpoint `owner`, of the bytes that `append` appends, at most `len`.
+    /// Allocates a buffer of at most `len` bytes in the address space of endpoint `owner`, filled by
+    /// `append`.
     pub(crate) fn alloc(&mut self, owner: usize, len: usize, append: impl FnOnce(&mut Vec<u8>)) -> Buffer {
         let mut bytes = Vec::with_capacity(len + 2 * GUARD_BYTES);
         bytes.resize(GUARD_BYTES, GUARD);
@@ -162,7 +163,7 @@ impl Memory {
         buffer
     }
 
-    /// Ends the use of a buffer: whoever changes it from now on is found by `damage`. Returns whose it was.
+    /// Frees a buffer and returns its owner; `damage` reports later changes to it.
     pub(crate) fn free(&mut self, buffer: Buffer) -> Option<usize> {
         let block = self.blocks.get_mut(buffer.id).filter(|block| !block.freed)?;
         block.freed = true;
@@ -171,36 +172,37 @@ impl Memory {
         Some(block.owner)
     }
 
-    /// Endpoints share address spaces: by endpoint, the number of its own.
+    /// Makes endpoints share address spaces. `spaces` gives, by endpoint, the number of its own.
     pub(crate) fn share(&mut self, spaces: Vec<usize>) {
         self.spaces = spaces;
     }
 
-    /// Whether two endpoints have one address space.
+    /// Whether two endpoints share an address space.
     pub(crate) fn is_shared(&self, a: usize, b: usize) -> bool {
         let space = |owner: usize| self.spaces.get(owner).copied().unwrap_or(owner);
         space(a) == space(b)
     }
 
-    /// See [`crate::Fabric::forbid_registration`].
+    /// Makes every registration of this buffer fail, as [`crate::Fabric::forbid_registration`] says.
     pub(crate) fn forbid_registration(&mut self, buffer: Buffer) {
         self.unregistrable.extend(self.place(&Span::from(&buffer.iov)));
     }
 
-    /// Whether nothing in `span` forbids to register it.
+    /// Whether `span` may be registered.
     pub(crate) fn registrable(&self, span: &Span) -> bool {
         !self.unregistrable.iter().any(|forbidden| span.overlaps(forbidden))
     }
 
-    /// A place for memory of `len` bytes: behind all others, as near to the last as an allocator would put it.
+    /// Reserves a place for memory of `len` bytes, behind all others and as close as an allocator would put
+    /// it.
     pub(crate) fn new_place(&mut self, len: u64) -> Span {
         let start = self.next_place.next_multiple_of(PLACE_BYTES) + GUARD_BYTES as u64;
         self.next_place = start + len + GUARD_BYTES as u64;
         Span { start, len }
     }
 
-    /// The place of memory, given by its addresses, that lies in a buffer; `None`: it does not. Where clients
-    /// bring their own, its place is its address.
+    /// The place of memory that lies in a buffer, given by its address; `None` outside of all buffers. The
+    /// place of memory that a client brings is its address.
     pub(crate) fn place(&self, memory: &Span) -> Option<Span> {
         if self.resolver.is_some() {
             return Some(*memory);
@@ -209,7 +211,7 @@ impl Memory {
         Some(Span { start: block.place + offset as u64, len: memory.len })
     }
 
-    /// The buffer that such memory lies in, and how far from its first byte.
+    /// The buffer that contains `memory`, and the offset of `memory` in it.
     fn find(&self, memory: &Span) -> Option<(&Block, usize)> {
         let (start, id) = self.by_address.range(..=memory.start).next_back()?;
         let block = self.blocks.get(*id)?;
@@ -218,12 +220,12 @@ impl Memory {
         (end <= block.buffer.len()).then_some((block, offset))
     }
 
-    /// Buffers not freed.
+    /// Number of buffers not freed.
     pub(crate) fn live(&self) -> usize {
         self.live
     }
 
-    /// What was written where nothing may be written: guards and freed buffers.
+    /// Reports writes to guards and freed buffers.
     pub(crate) fn damage(&mut self) -> Vec<String> {
         let mut found = Vec::new();
         for block in &mut self.blocks {
@@ -231,11 +233,12 @@ impl Memory {
             let end = GUARD_BYTES + block.buffer.len();
             let guards = [whole.slice(0, GUARD_BYTES), whole.slice(end, GUARD_BYTES)];
             if !guards.iter().all(|guard| is_filled(guard, GUARD)) {
-                found.push(format!("buffer {} of endpoint {} was written outside", block.buffer.id, block.owner));
+                let Buffer { id, .. } = block.buffer;
+                found.push(format!("buffer {id} of endpoint {} was written outside its bounds", block.owner));
             }
             if block.freed && !block.buffer.is_filled(FREED) {
                 found.push(format!(
-                    "buffer {} of endpoint {} was written after it was free",
+                    "buffer {} of endpoint {} was written after it was freed",
                     block.buffer.id, block.owner
                 ));
             }
@@ -243,9 +246,9 @@ impl Memory {
         found
     }
 
-    /// The memory that `remote` names in the address space of `owner`; `None` if any of it is in no buffer. A
-    /// freed buffer is found too, as freed memory is in a process: who still reads it gets rubbish, who
-    /// writes it does damage.
+    /// The memory that `remote` names in the address space of `owner`; `None` if any of it lies outside all
+    /// buffers. Freed buffers resolve too, as freed memory in a process does: a read returns the freed
+    /// pattern, a write is found as damage.
     pub(crate) fn resolve(&self, owner: usize, remote: &[RemoteIov]) -> Option<IovList> {
         remote.iter().filter(|piece| piece.len > 0).map(|piece| self.resolve_one(owner, *piece)).collect()
     }

@@ -1,10 +1,10 @@
 //! [`SimNic`]: one endpoint's device on a simulated fabric, behind the engine's device trait.
 //!
-//! Place in the data flow: `Engine` → `SimNic` → fabric → `SimNic::poll` → `Sink`.
-//! It checks its user against the contract in `weft_engine::nic`: what breaks it is noted as a violation
+//! Place in the data flow: `Engine` → `SimNic` → fabric → `SimNic::poll` → `Sink`. The device checks its user
+//! against the contract in `weft_engine::nic`. A breach is recorded as a violation
 //! ([`Fabric::violations`](crate::Fabric::violations)) and otherwise ignored.
 //!
-//! Invariant: the fabric's state is never borrowed while a sink is called.
+//! Invariant: no borrow of the fabric's state is held while a sink is called.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -26,13 +26,13 @@ pub struct SimNic {
     pub(crate) ep: usize,
 }
 
-/// Every message of an engine begins with so many bytes.
+/// Bytes of the fixed head of every engine message.
 const HEAD_BYTES: usize = 8;
-/// Kinds of message in which whatever follows these is the client's: cut behind them, one is only shorter.
+/// Kinds of message in which the client's bytes follow the head: cut there, such a message is only shorter.
 const OPEN_ENDED: [u8; 2] = [5, 8];
 
-/// Makes nonsense of a message: it keeps so many bytes, fewer than it has. They are of a kind that no message
-/// has, or are `only_cut`.
+/// Turns a message into garbage and keeps fewer bytes than it has. The result is of a kind that no message
+/// has, or is `only_cut`.
 fn corrupt(bytes: &mut Vec<u8>, keep: usize, only_cut: bool) {
     let open_ended = bytes.first().is_some_and(|kind| OPEN_ENDED.contains(kind));
     let keep = if only_cut && open_ended { keep % HEAD_BYTES } else { keep };
@@ -42,7 +42,7 @@ fn corrupt(bytes: &mut Vec<u8>, keep: usize, only_cut: bool) {
     }
 }
 
-/// What `poll` hands over, with the fabric's state no longer borrowed.
+/// An arrival that `poll` delivers without a borrow of the fabric's state.
 enum Handover {
     Nothing,
     Up(LinkId, LinkUp),
@@ -125,7 +125,7 @@ impl SimNic {
 
 impl Drop for SimNic {
     fn drop(&mut self) {
-        // Not while a panic unwinds through a borrow of the state.
+        // The state may be borrowed while a panic unwinds; the exit is skipped then.
         if let Ok(mut state) = self.state.try_borrow_mut() {
             state.leave(self.ep, false);
         }
@@ -236,11 +236,11 @@ impl Nic for SimNic {
         for bytes in std::mem::take(&mut state.end(id).gathered) {
             state.depart(id, bytes);
         }
-        // This device lets go of the memory at once, so no `done` follows.
+        // This device releases the memory at once, so no `done` follows.
         for number in state.transfers_of(id) {
             state.forget(number);
         }
-        // What the peer has under way moves no further: the memory is our user's again.
+        // The peer's pending transfers stop: the memory belongs to our user again.
         state.wires[id.wire].cut = true;
         let was_ending = state.end(id).ending.is_some();
         state.free_link(id);
@@ -258,7 +258,7 @@ impl Nic for SimNic {
 }
 
 impl State {
-    /// Takes the next arrival out of an endpoint's inbox.
+    /// Takes the next arrival from an endpoint's inbox.
     fn take(&mut self, ep: usize) -> Option<Handover> {
         let event = self.endpoints[ep].inbox.pop_front()?;
         Some(match event {
@@ -343,7 +343,7 @@ impl State {
             return Handover::Nothing;
         }
         end.gathered.clear();
-        // Whoever is told that a link has ended can rely on it: the peer does not reach its memory any more.
+        // After `down`, the user may rely on the peer not reaching its memory any more.
         self.wires[to.wire].cut = true;
         for number in self.transfers_of(to.other()) {
             self.stop(number, why);

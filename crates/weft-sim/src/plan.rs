@@ -1,8 +1,8 @@
-//! What a run is: everything that decides how it goes.
+//! The plan of a run: everything that determines its course.
 //!
-//! Place in the data flow: the command line and the tests make a [`Plan`], drawn from a seed and then
-//! changed; [`run`](crate::run::run) plays it; the shrinker tries smaller ones. A plan is written as the
-//! arguments that make `weft sim faults` play it again.
+//! Place in the data flow: the command line and the tests draw a [`Plan`] from a seed and change it;
+//! [`run`](crate::run::run) plays it; the shrinker tries smaller ones. A plan is displayed as the arguments
+//! with which `weft sim faults` plays it again.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,17 +11,17 @@ use crate::endpoints::Endpoints;
 use crate::hazard::Hazards;
 use crate::rng::{Entity, Stream};
 
-/// What ranks do.
+/// A kind of operation that ranks perform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Act {
-    /// A message, tagged or not.
+    /// A message, tagged or untagged.
     Send,
-    /// A receive, also of several messages.
+    /// A receive, possibly a multi-receive.
     Recv,
-    /// A look at what waits; claim, discard.
+    /// A peek at unexpected messages; claim, discard.
     Peek,
-    /// The end of a receive.
+    /// The cancellation of a receive.
     Cancel,
     /// An RMA write.
     Write,
@@ -29,16 +29,16 @@ pub enum Act {
     Read,
     /// An atomic operation of any form.
     Atomic,
-    /// Work that waits for counters, in all that belongs to it; barriers of such work.
+    /// Work deferred until counters reach thresholds, and barriers made of it.
     Program,
 }
 
 impl Act {
-    /// All.
+    /// All kinds.
     pub const ALL: [Self; 8] =
         [Self::Send, Self::Recv, Self::Peek, Self::Cancel, Self::Write, Self::Read, Self::Atomic, Self::Program];
 
-    /// As the command line names it.
+    /// The name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -54,27 +54,27 @@ impl Act {
     }
 }
 
-/// A set of what ranks may do. Written as names with commas between, or `all`.
+/// A set of operations. Displayed as comma-separated names, or `all`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acts(u32);
 
 impl Acts {
-    /// All.
+    /// All operations.
     pub const ALL: Self = Self((1 << Act::ALL.len()) - 1);
 
-    /// Whether it is one of them.
+    /// Whether the set contains `act`.
     #[must_use]
     pub const fn has(self, act: Act) -> bool {
         self.0 >> act as u8 & 1 == 1
     }
 
-    /// Whether it is the only one.
+    /// Whether the set contains `act` only.
     #[must_use]
     pub const fn is_only(self, act: Act) -> bool {
         self.0 == 1 << act as u8
     }
 
-    /// With one less.
+    /// The set without `act`.
     #[must_use]
     pub const fn without(self, act: Act) -> Self {
         Self(self.0 & !(1 << act as u8))
@@ -99,7 +99,7 @@ impl FromStr for Acts {
             }
             let act = Act::ALL.into_iter().find(|act| act.name() == name).ok_or_else(|| {
                 let names = Act::ALL.map(Act::name).join(", ");
-                format!("there is no operation `{name}`: name some of {names}, or `all`")
+                format!("unknown operation `{name}`: choose from {names}, or use `all`")
             })?;
             all |= 1 << act as u8;
         }
@@ -110,30 +110,30 @@ impl FromStr for Acts {
 /// The fewest and the most ranks of a run.
 pub const RANKS: std::ops::RangeInclusive<usize> = 2..=32;
 
-/// A run.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Where all randomness comes from.
+    /// The seed of all randomness.
     pub seed: u64,
-    /// How many ranks there are at the start: one of [`RANKS`].
+    /// Number of ranks at the start, within [`RANKS`].
     pub ranks: usize,
     /// How long ranks work, in virtual milliseconds.
     pub millis: u64,
-    /// How many operations there are at most.
+    /// Maximum number of operations.
     pub ops: usize,
-    /// What goes wrong.
+    /// The hazards that strike.
     pub hazards: Hazards,
-    /// What ranks do.
+    /// The operations that ranks perform.
     pub acts: Acts,
-    /// Of what kind ranks are.
+    /// The kind of endpoints.
     pub endpoints: Endpoints,
 }
 
 impl Plan {
-    /// Everything as the seed has it; a minute.
+    /// Draws every parameter from the seed; the duration is one minute.
     #[must_use]
     pub fn draw(seed: u64) -> Self {
-        // After the hazards, which have the same stream for themselves.
+        // Drawn after the hazards, which use this stream alone.
         let mut rng = Stream::new(seed, Entity::Hazard(63));
         let few = rng.between(2, 8);
         let ranks = if rng.chance(30) { rng.between(9, 32) } else { few };
@@ -141,7 +141,7 @@ impl Plan {
         Self { seed, ranks, millis: 60_000, ops: usize::MAX, hazards, acts: Acts::ALL, endpoints }
     }
 
-    /// The same run without anything that operations could fail of.
+    /// The same run without hazards that may fail an operation.
     #[must_use]
     pub fn lossless(seed: u64) -> Self {
         let plan = Self::draw(seed);
@@ -149,22 +149,22 @@ impl Plan {
         Self { hazards, ..plan }
     }
 
-    /// What cannot be played, and what would help.
+    /// Checks that the plan can be played; the error says what to change.
     ///
     /// # Errors
     /// The number of ranks or the time is out of range.
     pub fn check(&self) -> Result<(), String> {
         if !RANKS.contains(&self.ranks) {
-            return Err(format!("{} ranks: a run has {} to {}", self.ranks, RANKS.start(), RANKS.end()));
+            return Err(format!("{} ranks are out of range: use {} to {}", self.ranks, RANKS.start(), RANKS.end()));
         }
         if self.millis == 0 {
-            return Err("a run of no time: name some minutes, for instance 0.5".into());
+            return Err("the run has no duration: set some minutes, for instance 0.5".into());
         }
         Ok(())
     }
 }
 
-/// The arguments that play it again.
+/// Formats the arguments that play the plan again.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let minutes = format!("{}.{:05}", self.millis / 60_000, self.millis % 60_000 * 100_000 / 60_000);

@@ -1,9 +1,9 @@
-//! What a device of the fabric has registered, and the check that gets and puts touch nothing else.
+//! The registrations of a device, and the check that gets and puts touch nothing else.
 //!
-//! Place in the data flow: the engine's registration cache calls [`SimNic`] as a [`Registrar`]; `transfer` asks
-//! [`State::check_registered`] before it moves bytes.
+//! Place in the data flow: the engine's registration cache calls [`SimNic`] as a [`Registrar`]; `transfer`
+//! calls [`State::check_registered`] before it moves bytes.
 //!
-//! Invariant: while registering takes its time, the whole fabric's time goes on, as the caller cannot do anything else.
+//! Invariant: registering blocks the caller, so the time of the whole fabric advances meanwhile.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -23,9 +23,9 @@ pub(crate) struct Registered {
     next: u64,
     bytes: u64,
     watches: bool,
-    /// What the engine has registered of memory that is in no buffer, its own copies: the addresses, and the place.
+    /// Registered copies that the engine made, which lie in no buffer: their addresses and places.
     copies: Vec<(Span, Span)>,
-    /// An engine has asked what the device demands.
+    /// Set once an engine has asked for the device's demands.
     by_engine: bool,
     reports: VecDeque<Span>,
 }
@@ -35,7 +35,7 @@ impl Registered {
         span.len == 0 || self.by_number.values().any(|one| one.contains(span))
     }
 
-    /// Whether it waits to be asked what was unmapped.
+    /// Whether unmapped memory has been reported and not taken.
     pub(crate) fn has_reports(&self) -> bool {
         !self.reports.is_empty()
     }
@@ -44,7 +44,7 @@ impl Registered {
         self.copies.iter().any(|(whole, place)| whole.contains(copy) && self.covers(place))
     }
 
-    /// The memory at this place is gone.
+    /// Records that the memory at this place is unmapped.
     pub(crate) fn unmapped(&mut self, place: Span) {
         if self.watches {
             self.reports.push_back(place);
@@ -59,15 +59,15 @@ impl State {
         memory.len == 0 || known.map_or_else(|| registered.covers_copy(memory), |place| registered.covers(&place))
     }
 
-    /// A get, a put or the help with one is about to move bytes: both sides must have registered its memory,
-    /// or else it fails. Where engines are at both ends, and nobody meddles, that is a violation.
+    /// Checks that both sides of a get, put or assist have registered its memory before bytes move; the
+    /// transfer fails otherwise. With engines at both ends and no interceptor, a failed check is a violation.
     pub(crate) fn check_registered(&mut self, number: u64) -> bool {
         let Some(transfer) = self.transfers.get(&number).filter(|_| self.config.registration.is_some()) else {
             return true;
         };
         let remote = match &transfer.kind {
             Kind::Push { .. } => return true,
-            // Help that comes too late moves nothing.
+            // An assist that comes too late moves nothing.
             Kind::Assist { of, .. } if self.transfers.get(of).is_none_or(|helped| helped.result.is_some()) => {
                 return true;
             }
@@ -77,7 +77,7 @@ impl State {
         let here = transfer.local.iter().all(|iov| self.is_registered(mine, &iov.into()));
         let peer = transfer.end.other();
         let peer = &self.wires[peer.wire].ends[peer.side.index()];
-        // A peer that is gone, or has closed the link, answers for nothing.
+        // A peer that has gone or closed the link need not have its memory registered.
         let answers = peer.phase == Phase::Up && self.endpoints.get(peer.ep).is_some_and(|endpoint| endpoint.alive);
         let there = !answers
             || remote.iter().all(|piece| self.is_registered(peer.ep, &Span { start: piece.addr, len: piece.len }));
@@ -102,8 +102,8 @@ impl Registrar for SimNic {
         state.config.registration.map(|registration| registration.demands)
     }
 
-    /// Copies that the engine makes get a new place each time: it must not matter at which addresses the
-    /// allocator has put them.
+    /// Each copy that the engine makes gets a new place: the addresses that the allocator chose must not
+    /// matter.
     fn span(&mut self, memory: &Iov) -> Span {
         let mut state = self.state.borrow_mut();
         let memory = Span::from(memory);

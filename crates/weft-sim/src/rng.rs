@@ -1,13 +1,13 @@
 //! Random streams: one per entity, all derived from one seed.
 //!
-//! Place in the data flow: the fabric, the cluster and the workload draw every decision from here.
-//! Invariant: what one entity draws depends on the seed, on who it is, and on what it itself drew before;
-//! never on how many other entities there are. Adding a rank therefore leaves the fates of the others alone.
+//! Place in the data flow: the fabric, the cluster and the workload draw every decision from here. Invariant:
+//! the draws of an entity depend on the seed, on its identity, and on its own earlier draws; never on the
+//! number of other entities. Adding a rank therefore does not change the random streams of the others.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// Who draws.
+/// The owner of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entity {
     /// The run as a whole: its configuration.
@@ -29,11 +29,11 @@ pub enum Entity {
     Schedule(usize),
     /// The operations that a rank issues.
     Workload(usize),
-    /// What may go wrong in a run, and how long it is.
+    /// The hazards and the duration of a run.
     Plan,
-    /// One of the things that go wrong.
+    /// One hazard.
     Hazard(usize),
-    /// Free for tests.
+    /// Reserved for tests.
     Test(usize),
 }
 
@@ -84,7 +84,7 @@ impl Stream {
         low + self.index(high.saturating_sub(low) + 1)
     }
 
-    /// True with a probability in thousandths. Draws nothing at 0, so that a fault that is off costs nothing.
+    /// True with a probability in thousandths. With 0, nothing is drawn, so a disabled fault costs nothing.
     pub fn chance(&mut self, permille: u32) -> bool {
         permille > 0 && self.0.random_range(0..1000) < permille
     }

@@ -1,12 +1,12 @@
-//! One run: a workload on a simulated fabric, disasters, and the judgement.
+//! One run: a workload on a simulated fabric, the disasters that strike it, and the verdict.
 //!
-//! Place in the data flow: [`run`] takes a [`Plan`], draws fabric, engines and operations from its seed, drives the
-//! [`Harness`], and returns what was wrong. The same plan gives the same trace hash.
+//! Place in the data flow: [`run`] takes a [`Plan`], draws fabric, engines and operations from its seed,
+//! drives the [`Harness`], and returns the failures found. The same plan gives the same trace hash.
 //!
-//! A run has two phases. In the first, ranks work: bursts of operations, close together or with pauses of up
-//! to seconds in which they compute, while the plan's hazards strike. In the second all faults are gone, and
-//! everything must converge: what was accepted ends, what was sent arrives, ranks reach each other, nothing
-//! is left.
+//! A run has two phases. In the first, ranks work while the plan's hazards strike: they issue bursts of
+//! operations, with pauses of up to seconds in which they compute. In the second all faults are off and
+//! everything must converge: accepted operations end, sent messages arrive, ranks reach each other, and no
+//! state remains.
 
 use crate::cluster::Cluster;
 use crate::config::FabricConfig;
@@ -19,29 +19,29 @@ use crate::rng::{Entity, Stream};
 use crate::stats::Stats;
 use crate::workload::{ENDS, Workload, endpoints_config, engine_config};
 
-/// How much later one side of a half-open link learns of its end, in virtual time.
+/// Virtual time between the two sides of a half-open link learning of its end.
 const HALF_OPEN_NS: u64 = 500_000_000;
-/// How long a rank may stand still.
+/// Longest pause of a rank.
 const MAX_PAUSE_NS: u64 = 300_000_000;
 
 /// The outcome of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Everything that was wrong.
+    /// Every failure found.
     pub wrong: Vec<String>,
     /// The trace's hash.
     pub hash: u128,
-    /// What went through the fabric.
+    /// Counters of the fabric.
     pub stats: Stats,
-    /// What became of programs.
+    /// Counters of programs.
     pub programs: ProgramStats,
-    /// How often an end of a connection heard that it was made, declined, failed, ended.
+    /// Ends of connections by outcome: made, declined, failed, ended.
     pub connections: [u64; 4],
     /// Operations accepted.
     pub accepted: usize,
     /// Operations refused with `Again`.
     pub refused: usize,
-    /// Datagrams between living ranks whose links did not break that have not arrived.
+    /// Datagrams between live ranks with unbroken links that have not arrived.
     pub lost: u64,
     /// Virtual time.
     pub virtual_ns: u64,
@@ -51,24 +51,24 @@ pub struct Report {
     pub detail: String,
 }
 
-/// Something that happens at a step of the workload.
+/// A hazard that strikes at a step of the workload.
 #[derive(Clone, Copy, Debug)]
 struct Disaster {
     step: usize,
     hazard: Hazard,
     a: usize,
     b: usize,
-    /// Of nonsense: how many bytes. Of a pause: how long, in nanoseconds.
+    /// The length in bytes for garbage, the duration in nanoseconds for a pause.
     amount: u64,
 }
 
-/// One run.
+/// Plays one run.
 #[must_use]
 pub fn run(plan: &Plan) -> Report {
     run_with(plan, |_| {})
 }
 
-/// One run whose harness is prepared first.
+/// Plays one run after `prepare` has changed its harness.
 #[must_use]
 pub fn run_with(plan: &Plan, prepare: impl FnOnce(&mut Harness)) -> Report {
     let fabric = FabricConfig::draw(plan.seed, plan.hazards);
@@ -80,7 +80,7 @@ pub fn run_with(plan: &Plan, prepare: impl FnOnce(&mut Harness)) -> Report {
     let disasters = disasters(plan, steps);
     let detail = format!("{plan}\n{fabric:?}\n{engine:?}\n{disasters:?}\n");
     let restarts = disasters.iter().filter(|disaster| disaster.hazard == Hazard::Restart);
-    // Processes restart with all of their endpoints.
+    // A process restarts with all of its endpoints.
     let mut processes = processes(plan);
     let mut successors = Vec::new();
     for disaster in restarts {
@@ -122,12 +122,12 @@ pub fn run_with(plan: &Plan, prepare: impl FnOnce(&mut Harness)) -> Report {
     }
 }
 
-/// Whether a disaster strikes a process, or else its links.
+/// Whether a hazard strikes a process rather than its links.
 const fn strikes_processes(hazard: Hazard) -> bool {
     matches!(hazard, Hazard::Restart | Hazard::Death | Hazard::Departure)
 }
 
-/// What strikes when. Each hazard draws for itself.
+/// Draws the disasters of a run. Each hazard draws from its own stream.
 fn disasters(plan: &Plan, steps: usize) -> Vec<Disaster> {
     let mut all: Vec<Disaster> = Vec::new();
     let processes = processes(plan);
@@ -139,7 +139,7 @@ fn disasters(plan: &Plan, steps: usize) -> Vec<Disaster> {
             Hazard::Death | Hazard::Departure => 1,
             _ => continue,
         };
-        // Apart from what the fabric's configuration draws of the same hazard.
+        // This stream differs from the one that the fabric's configuration draws for the same hazard.
         let mut rng = Stream::new(plan.seed, Entity::Hazard(Hazard::ALL.len() + hazard as usize));
         for _ in 0..rng.between(1, most) {
             let (step, a, b) = (rng.index(steps), rng.index(plan.ranks), rng.index(plan.ranks));
@@ -156,16 +156,16 @@ fn disasters(plan: &Plan, steps: usize) -> Vec<Disaster> {
 
 struct Run {
     rng: Stream,
-    /// Who died, and when to ask next whether anybody still waits for them.
+    /// Dead ranks, each with the next time at which the oracle looks for operations still waiting for it.
     deaths: Vec<(usize, u64)>,
-    /// The rank that the next restart begins.
+    /// The rank that the next restart starts.
     next_successor: usize,
 }
 
 impl Run {
     fn play(&mut self, workload: &mut Workload, plan: &Plan, steps: usize, disasters: &[Disaster]) {
         let end_ns = plan.millis.saturating_mul(1_000_000);
-        // One pause in ten is long; together they take the time that there is.
+        // One pause in ten is long; together the pauses take the whole duration.
         let long_ns = end_ns / (steps as u64) * 10;
         for step in 0..steps {
             for disaster in disasters.iter().filter(|disaster| disaster.step == step) {
@@ -188,13 +188,13 @@ impl Run {
             }
         }
         self.compute(workload.harness(), end_ns);
-        // Those that died last still have their time to be noticed.
+        // The ranks that died last still get their full time to be noticed.
         if let Some(until_ns) = self.deaths.iter().map(|(_, by_ns)| *by_ns).max() {
             self.compute(workload.harness(), until_ns);
         }
     }
 
-    /// Ranks start nothing until then; what is under way goes on.
+    /// Lets time pass until `until_ns` without new operations; pending ones continue.
     fn compute(&mut self, harness: &mut Harness, until_ns: u64) {
         let now_ns = harness.cluster().fabric().now_ns();
         if now_ns >= until_ns {
@@ -212,7 +212,7 @@ impl Run {
         for (rank, by_ns) in &mut self.deaths {
             if now_ns >= *by_ns {
                 harness.judge_death(*rank);
-                // What is started later has to end, too.
+                // Operations started later must end, too.
                 *by_ns = now_ns + DEATH_BOUND_NS;
             }
         }
@@ -222,7 +222,7 @@ impl Run {
         let Disaster { mut a, mut b, amount, .. } = disaster;
         let process = workload.harness().cluster().process(a);
         if workload.harness().cluster().has_connections() && !strikes_processes(disaster.hazard) {
-            // Links are between ends, and between those that call and listeners.
+            // Links exist between the two ends of a connection, and between callers and listeners.
             let Some(pair) = workload.linked(a, b + usize::try_from(amount).unwrap_or(0)) else { return };
             (a, b) = pair;
         }

@@ -1,12 +1,13 @@
-//! The shrinker: from a run that fails to the smallest like it that still does.
+//! The shrinker: reduces a failing run to the smallest similar run that still fails.
 //!
-//! Place in the data flow: who has found a failing [`Plan`] gives it here; it is played again and again with
-//! fewer operations, faults, kinds of operations, ranks and less time, and whatever still fails is kept. What
-//! fails may be another symptom of the same cause.
+//! Place in the data flow: the caller passes a failing [`Plan`]. The shrinker plays it repeatedly with fewer
+//! operations, faults, kinds of operations and ranks, and with less time, and keeps each smaller plan that
+//! still fails. The remaining failure may be another symptom of the same cause.
 
 use crate::plan::{Act, Plan, RANKS};
 
-/// A smaller plan that fails, after at most `plays` runs. `ops`: how many operations the run had.
+/// Returns a smaller plan that fails, after at most `plays` runs. `ops` is the number of operations of the
+/// original run.
 pub fn shrink(plan: Plan, ops: usize, plays: usize, mut fails: impl FnMut(&Plan) -> bool) -> Plan {
     let mut best = plan;
     let mut left = plays;
@@ -23,7 +24,7 @@ pub fn shrink(plan: Plan, ops: usize, plays: usize, mut fails: impl FnMut(&Plan)
     };
     loop {
         let before = best;
-        // The operations up to the one that matters, by halving the distance to it.
+        // Bisects the number of operations for the first one that matters.
         let (mut enough, mut too_few) = (best.ops.min(ops), 0);
         while enough - too_few > 1 {
             let middle = too_few + (enough - too_few) / 2;

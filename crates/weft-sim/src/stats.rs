@@ -3,60 +3,60 @@
 //! Place in the data flow: the fabric and its devices count; runs and tests read them through
 //! [`Fabric::stats`](crate::Fabric::stats).
 
-/// What has gone through a fabric so far.
+/// The counters of a fabric.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Messages handed over.
+    /// Messages delivered.
     pub messages: u64,
-    /// Messages that overtook an earlier one on the way to the inbox.
+    /// Messages that overtook an earlier one on their way to the inbox.
     pub overtakes: u64,
-    /// Messages that came a second time.
+    /// Messages delivered twice.
     pub doubles: u64,
-    /// Messages that were nonsense when they arrived.
+    /// Messages that arrived as garbage.
     pub garbled: u64,
-    /// Those of them that were only cut.
+    /// Garbled messages that were only cut.
     pub cut: u64,
     /// Packets beneath the devices that were sent again.
     pub resends: u64,
-    /// Messages and connection attempts that took long.
+    /// Messages and connection attempts that were delayed.
     pub stalls: u64,
-    /// Messages that waited for `flush`, pieces of pushes that were stored in several steps, and polls that
-    /// brought nothing though something had come.
+    /// Messages that waited for `flush`, pieces of pushes stored in several steps, and polls that delivered
+    /// nothing although something had arrived.
     pub partial: u64,
-    /// Connection attempts that failed though there was somebody.
+    /// Connection attempts that failed although the peer was there.
     pub refusals: u64,
-    /// Links that broke; see `half_open`.
+    /// Links that broke, including half-open ones.
     pub resets: u64,
-    /// Of these, links of whose end one side learned later.
+    /// Broken links whose two sides learned of the end at different times.
     pub half_open: u64,
-    /// Endpoints that died, that left in order, and that took the place of another.
+    /// Endpoints that died.
     pub deaths: u64,
-    /// See `deaths`.
+    /// Endpoints that exited in order.
     pub departures: u64,
-    /// See `deaths`.
+    /// Endpoints that took the place of another.
     pub restarts: u64,
-    /// Turns in which a rank that is slow or stands still took no part.
+    /// Turns that a slow or paused rank skipped.
     pub pauses: u64,
-    /// Pieces of pushes handed over.
+    /// Pieces of pushes delivered.
     pub segments: u64,
-    /// Transfers finished without error.
+    /// Pushes that ended without error.
     pub pushes: u64,
-    /// Transfers finished without error.
+    /// Gets that ended without error.
     pub gets: u64,
-    /// Transfers finished without error.
+    /// Puts that ended without error.
     pub puts: u64,
-    /// Helps that have ended.
+    /// Assists that ended.
     pub assists: u64,
-    /// Times that a device answered `Full`.
+    /// `Full` answers of devices.
     pub full: u64,
-    /// Times that memory was registered.
+    /// Registrations.
     pub registrations: u64,
-    /// Times that it could not be.
+    /// Registrations that were refused.
     pub unregistrable: u64,
-    /// Links that came up (each end counts).
+    /// Links that came up; each end counts.
     pub ups: u64,
     /// Links that ended with `down`.
     pub downs: u64,
-    /// Time that passed in steps of more than a millisecond in which nothing happened.
+    /// Time that passed without events, in steps of more than a millisecond.
     pub idle_ns: u64,
 }

@@ -1,17 +1,17 @@
-//! The trace: what happened, as a running hash and as the last few lines.
+//! The trace: the events of a run, as a running hash and as the last few records.
 //!
-//! Place in the data flow: the fabric and the cluster record into it; tests compare hashes.
-//! Invariant: nothing that depends on the address space or the machine is recorded, so that the same seed
-//! gives the same hash everywhere. Messages are recorded by length, as an engine may put addresses into them;
-//! the bytes of pushes, gets and puts, which are the client's own, are recorded whole.
+//! Place in the data flow: the fabric and the cluster record into it; tests compare hashes. Invariant: no
+//! record depends on the address space or the machine, so the same seed gives the same hash everywhere.
+//! Messages are recorded by length, as an engine may put addresses into them. The bytes of pushes, gets and
+//! puts belong to the client and are recorded whole.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 
-/// How many of the last records are kept for a failure's report.
+/// Number of last records kept for a failure report.
 const TAIL_RECORDS: usize = 40;
 
-/// What is recorded.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum TraceEvent {
@@ -23,7 +23,7 @@ pub enum TraceEvent {
     Down,
     /// `send` accepted a message.
     Send,
-    /// A message was handed over.
+    /// A message was delivered.
     Message,
     /// `push` was accepted.
     Push,
@@ -33,13 +33,13 @@ pub enum TraceEvent {
     Put,
     /// `assist` was accepted.
     Assist,
-    /// A piece of a push was handed over.
+    /// A piece of a push was delivered.
     Segment,
     /// A transfer was reported finished.
     Done,
     /// `close` was called.
     Close,
-    /// An endpoint died or left.
+    /// An endpoint died or exited.
     Exit,
     /// A client's operation was accepted.
     Post,
@@ -49,9 +49,9 @@ pub enum TraceEvent {
     Register,
     /// A registration ended.
     Deregister,
-    /// An act of a program was performed, or tried.
+    /// An act of a program was performed or tried.
     Act,
-    /// Free for tests.
+    /// Reserved for tests.
     Note,
 }
 
@@ -64,8 +64,8 @@ struct Record {
     b: u64,
 }
 
-/// A hash of words, quick rather than proof against malice: two lanes, each of which folds the product of
-/// what it has with the word.
+/// A fast, non-cryptographic hash of words: two lanes, each of which folds the product of its state with the
+/// word.
 #[derive(Debug)]
 struct Hasher([u64; 2]);
 
@@ -78,7 +78,7 @@ impl Default for Hasher {
 impl Hasher {
     fn word(&mut self, word: u64) {
         let fold = |lane: u64, odd: u64| {
-            // Both halves of the product; and the lane moves on even where that is 0.
+            // Both halves of the product are folded; the lane changes even where the product is 0.
             let low = (lane ^ word).wrapping_mul(odd);
             let high = ((u128::from(lane ^ word) * u128::from(odd)) >> 64) as u64;
             (low ^ high).wrapping_add(odd)
@@ -103,7 +103,7 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// Records that `what` happened to `who` (an endpoint), with two numbers and bytes that describe it.
+    /// Records that `event` happened to endpoint `ep`, with two numbers and bytes that describe it.
     pub(crate) fn record(&mut self, time_ns: u64, event: TraceEvent, ep: usize, a: u64, b: u64, bytes: &[u8]) {
         let length = (bytes.len() as u64) << 8 | event as u64;
         [time_ns, length, ep as u64, a, b].into_iter().for_each(|word| self.hasher.word(word));
@@ -122,7 +122,7 @@ impl Trace {
         u128::from(a) << 64 | u128::from(b)
     }
 
-    /// The last records, one a line.
+    /// The last records, one per line.
     pub(crate) fn tail(&self) -> String {
         let mut text = String::new();
         for Record { time_ns, event, ep, a, b } in &self.tail {

@@ -1,14 +1,14 @@
 //! Bulk transfers: pushes, gets and puts, moved segment by segment in virtual time.
 //!
-//! Place in the data flow: started by [`SimNic`](crate::SimNic), moved by the fabric's events. The bytes of a
-//! segment are read when it leaves, as a real device does it: a client's memory that changes before `done`
-//! changes what arrives, and memory that is no longer there is noticed.
+//! Place in the data flow: [`SimNic`](crate::SimNic) starts a transfer, the fabric's events move it. As in a
+//! real device, the bytes of a segment are read when it leaves. A client that changes memory before `done`
+//! changes the arriving bytes, and an access to freed memory is noticed.
 //!
-//! A get or put may be shared: the helper's transfer takes bytes off the end of the one it helps with, and
-//! moves them with its own device's timing.
+//! A get or put may be shared: the helper's transfer takes bytes from the end of the assisted one, and moves
+//! them with its own device's timing.
 //!
-//! Invariant: a transfer stays in the table until its `done` has been handed over (or `close` let it go),
-//! so `done` comes exactly once and, where the link ends, before `down`.
+//! Invariant: a transfer stays in the table until its `done` has been delivered or `close` has dropped it.
+//! `done` therefore comes exactly once and, where the link ends, before `down`.
 
 use weft_engine::mem::{self, IovList};
 use weft_engine::nic::{Full, LinkError, LinkId, RemoteIov, Share};
@@ -18,7 +18,7 @@ use crate::fabric::State;
 use crate::trace::TraceEvent;
 use crate::wire::{EndId, Phase, Side};
 
-/// What a transfer moves, and where to.
+/// The kind of a transfer.
 #[derive(Clone, Debug)]
 pub(crate) enum Kind {
     Push {
@@ -31,7 +31,7 @@ pub(crate) enum Kind {
     Put {
         remote: Vec<RemoteIov>,
     },
-    /// Help with the peer's transfer `of`, from its end; `put`: towards the peer.
+    /// Assists the peer's transfer `of` from its end; `put` means towards the peer.
     Assist {
         of: u64,
         put: bool,
@@ -41,27 +41,27 @@ pub(crate) enum Kind {
 
 #[derive(Debug)]
 pub(crate) struct Transfer {
-    /// The end that started it.
+    /// The end that started the transfer.
     pub(crate) end: EndId,
     pub(crate) link: LinkId,
     pub(crate) ctx: u64,
     pub(crate) kind: Kind,
     pub(crate) local: IovList,
     pub(crate) len: usize,
-    /// Bytes that have left where they come from.
+    /// Bytes that have left their source.
     pub(crate) sent: usize,
-    /// Bytes at its end that the peer has taken upon itself.
+    /// Bytes at the end of the transfer that the peer has taken over.
     pub(crate) given: usize,
-    /// Bytes that have reached where they go (get, put and assist), whoever moved them.
+    /// Bytes that have reached their destination (get, put and assist), moved by either side.
     pub(crate) landed: usize,
-    /// Nothing of a push arrives before the messages that were sent before it, where the fabric promises that.
+    /// No byte of a push arrives before the messages sent earlier, where the fabric promises that.
     not_before_ns: u64,
     /// Set when the last byte has moved: the memory is not touched any more.
     pub(crate) result: Option<Result<(), LinkError>>,
 }
 
 impl State {
-    /// Accepts a get or put, or not, and says whether the peer may help.
+    /// Starts a get or put if there is room, and returns whether the peer may assist.
     pub(crate) fn start_shared(
         &mut self,
         ep: usize,
@@ -76,7 +76,7 @@ impl State {
         Ok(shared.then(|| Share(u32::try_from(number).unwrap_or(0))))
     }
 
-    /// Accepts a transfer, or not. Its number comes back, unless the user broke the contract.
+    /// Starts a transfer if there is room. Returns its number unless the user broke the contract.
     pub(crate) fn start(
         &mut self,
         ep: usize,
@@ -122,7 +122,7 @@ impl State {
         Ok(Some(number))
     }
 
-    /// When everything that an end has sent so far has arrived; what has been gathered leaves for that.
+    /// The arrival time of everything that an end has sent so far; gathered messages leave first.
     fn messages_arrived_ns(&mut self, id: EndId) -> u64 {
         for bytes in std::mem::take(&mut self.end(id).gathered) {
             self.depart(id, bytes);
@@ -152,7 +152,7 @@ impl State {
         let (id, sent, len) = (transfer.end, transfer.sent, transfer.len);
         let is_push = matches!(transfer.kind, Kind::Push { .. });
         if transfer.result.is_some() || self.end(id).ending.is_some() || self.wires[id.wire].cut {
-            // The `down` that is on its way takes the transfer with it.
+            // The pending `down` ends the transfer.
             return;
         }
         if !self.check_registered(number) {
@@ -169,19 +169,20 @@ impl State {
         if sent + portion < len {
             let Self { config, wires, now_ns, .. } = self;
             let end = &mut wires[id.wire].ends[id.side.index()];
-            // A segment is copied while the one before it is on its way.
+            // A segment is copied while the one before it is in flight.
             let copied = config.copy_ps_per_byte > 0 && is_push;
             let next_ns = if copied { end.copy(config, *now_ns, 0) } else { end.depart(config, *now_ns, 0) };
             self.agenda.schedule(next_ns, Event::Step { transfer: number });
         }
     }
 
-    /// Which bytes a transfer moves next, at most `want`: from where to how many. `None`: no more.
+    /// Claims the next bytes of a transfer, at most `want`: their offset and length. `None`: no more.
     fn claim(&mut self, number: u64, want: usize) -> Option<(usize, usize)> {
         let transfer = self.transfers.get(&number)?;
         let Kind::Assist { of, .. } = transfer.kind else {
             let (at, left) = (transfer.sent, transfer.len - transfer.given - transfer.sent);
-            // Of an empty transfer, the nothing is moved; where the helper has taken the rest, its landing ends it.
+            // An empty transfer moves one empty segment. Where the helper has taken the remaining bytes,
+            // their arrival ends the transfer.
             return (left > 0 || transfer.len == 0).then(|| (at, want.min(left)));
         };
         let (id, len) = (transfer.end, transfer.len);
@@ -203,7 +204,7 @@ impl State {
         }
     }
 
-    /// A help ends when nothing is left to take and what it took has landed.
+    /// Ends an assist when no bytes are left to take and all taken ones have landed.
     fn finish_help(&mut self, number: u64) {
         let landed = self.transfers.get(&number).is_some_and(|help| help.landed == help.sent && help.result.is_none());
         if landed {
@@ -211,7 +212,7 @@ impl State {
         }
     }
 
-    /// Help could not be given: the transfer that it was for fails, and its owner finds another way.
+    /// Fails an assist: the assisted transfer fails too, and its owner chooses another way.
     fn fail_help(&mut self, number: u64) -> bool {
         let Some(Transfer { kind: Kind::Assist { of, .. }, .. }) = self.transfers.get(&number) else { return false };
         let of = *of;
@@ -222,14 +223,14 @@ impl State {
         true
     }
 
-    /// The transfer touches memory that it must not.
+    /// Fails a transfer whose memory must not be accessed.
     fn refuse_access(&mut self, number: u64) {
         if !self.fail_help(number) {
             self.finish(number, Err(LinkError::Access));
         }
     }
 
-    /// The `portion` bytes of a transfer from `at` on, from where they come; `None` if that failed.
+    /// Reads `portion` bytes of a transfer from offset `at` of their source; `None` if that failed.
     fn fetch(&mut self, number: u64, at: usize, portion: usize, fails: bool) -> Option<Vec<u8>> {
         let transfer = self.transfers.get(&number)?;
         let peer = transfer.end.other();
@@ -239,7 +240,7 @@ impl State {
             Kind::Get { remote } | Kind::Assist { remote, .. } if !fails => {
                 let owner = self.wires[peer.wire].ends[peer.side.index()].ep;
                 if !self.endpoints.get(owner).is_some_and(|endpoint| endpoint.alive) {
-                    // Nobody is there to answer; the link's end will tell.
+                    // The peer has gone and does not answer; the end of the link will report it.
                     return None;
                 }
                 self.memory.resolve(owner, remote)
@@ -255,7 +256,7 @@ impl State {
         Some(bytes)
     }
 
-    /// A segment leaves.
+    /// Sends a segment.
     fn send_on(&mut self, number: u64, at: usize, bytes: Vec<u8>) {
         let Self { config, wires, transfers, agenda, now_ns, .. } = self;
         let Some(transfer) = transfers.get_mut(&number) else { return };
@@ -266,8 +267,8 @@ impl State {
         match transfer.kind {
             Kind::Push { window, offset } => {
                 if !bytes.is_empty() {
-                    // Segments of one push keep their order because they take their turns on the wire and
-                    // share its latency; messages that are sent after its start may overtake them or be overtaken.
+                    // Segments of one push keep their order because they take turns on the wire and share its
+                    // latency. Messages that are sent after its start may overtake them or be overtaken.
                     let copied_ns = end.copy(config, *now_ns, bytes.len());
                     let arrival_ns = end.depart(config, copied_ns, bytes.len()) + config.latency_ns;
                     let arrival_ns = arrival_ns.max(end.not_before_ns).max(transfer.not_before_ns);
@@ -288,7 +289,7 @@ impl State {
         }
     }
 
-    /// A segment of a get or put reaches the memory it is for.
+    /// Stores a segment of a get or put in its destination memory.
     pub(crate) fn land(&mut self, number: u64, offset: usize, bytes: &[u8]) {
         let Some(transfer) = self.transfers.get(&number) else { return };
         let peer = transfer.end.other();
@@ -306,7 +307,7 @@ impl State {
                 if self.endpoints.get(end.ep).is_some_and(|endpoint| endpoint.alive) {
                     self.memory.resolve(end.ep, remote)
                 } else {
-                    // Nobody is there to answer; the link's end will tell.
+                    // The peer has gone and does not answer; the end of the link will report it.
                     return;
                 }
             }
@@ -319,7 +320,7 @@ impl State {
             mem::scatter(&target, offset, bytes);
             return self.finish_if_landed(number);
         };
-        // Where the transfer has failed meanwhile, its owner is moving the bytes by other means.
+        // If the assisted transfer has failed, its owner moves the bytes by other means.
         if let Some(helped) = self.transfers.get_mut(&of).filter(|helped| helped.result.is_none()) {
             helped.landed += bytes.len();
             mem::scatter(&target, offset, bytes);
@@ -337,7 +338,7 @@ impl State {
         }
     }
 
-    /// The transfer is over; its initiator learns of it a little later.
+    /// Ends a transfer; its initiator learns of it a little later.
     fn finish(&mut self, number: u64, result: Result<(), LinkError>) {
         let Self { config, wires, transfers, agenda, now_ns, stats, endpoints, .. } = self;
         let Some(transfer) = transfers.get_mut(&number) else { return };
@@ -359,7 +360,7 @@ impl State {
         agenda.schedule(*now_ns + after_ns, Event::Finish { transfer: number, result });
     }
 
-    /// Ends a transfer whose link has ended at the other side. Its initiator learns of it with its own `down`.
+    /// Stops a transfer whose link was ended by the other side. Its own `down` tells the initiator.
     pub(crate) fn stop(&mut self, number: u64, why: LinkError) {
         let Some(transfer) = self.transfers.get_mut(&number).filter(|t| t.result.is_none()) else { return };
         transfer.result = Some(Err(why));
@@ -368,7 +369,7 @@ impl State {
         self.endpoints[ep].busy -= 1;
     }
 
-    /// The initiator has been told, or need not be: forgets the transfer.
+    /// Removes a transfer whose initiator knows of its end or need not know.
     pub(crate) fn forget(&mut self, number: u64) -> Option<Transfer> {
         let transfer = self.transfers.remove(&number)?;
         let end = self.end(transfer.end);
@@ -385,7 +386,7 @@ impl State {
         self.transfers.iter().filter(|(_, transfer)| transfer.end == id).map(|(number, _)| *number).collect()
     }
 
-    /// A process is gone, and its transfers with it.
+    /// Removes the transfers of a process that has gone.
     pub(crate) fn drop_transfers_of(&mut self, ep: usize) {
         let numbers = self.transfers.iter().filter(|(_, transfer)| {
             let id = transfer.end;
@@ -396,8 +397,8 @@ impl State {
         }
     }
 
-    /// The end behind a link on which something may be started now. The peer may be lost already as long as our user
-    /// has not been told. `None` where our user breaks the contract.
+    /// The end behind a link on which a new operation may start. The peer may already be lost while our user
+    /// does not know yet. `None` if our user broke the contract.
     pub(crate) fn usable(&mut self, ep: usize, link: LinkId) -> Option<EndId> {
         let Some(id) = self.lookup(ep, link) else {
             self.violation(ep, "use of a link that does not exist");

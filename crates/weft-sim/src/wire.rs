@@ -1,19 +1,20 @@
 //! One connection between two endpoints, with the state of both of its ends and directions.
 //!
-//! Place in the data flow: owned by the fabric's state. An end is what one endpoint knows as a link.
-//! Invariant: an end passes through its phases once, in their order; after `Closed` nothing is handed over for it.
+//! Place in the data flow: the fabric's state owns wires. An endpoint knows its end of a wire as a link.
+//! Invariant: an end passes through its phases once, in their order; after `Closed` nothing is delivered for
+//! it.
 
 use weft_engine::nic::{LinkError, LinkId};
 
 use crate::config::FabricConfig;
 use crate::rng::{Entity, Stream};
 
-/// After how long a packet without answer is sent again; doubles each time (TCP's least on Linux).
+/// Time after which an unanswered packet is sent again; it doubles each time (TCP's minimum on Linux).
 const RESEND_NS: u64 = 200_000_000;
-/// No longer than that.
+/// Longest time between two attempts.
 const MAX_RESEND_NS: u64 = 8 * RESEND_NS;
 
-/// Which end of a wire.
+/// One of the two ends of a wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Side {
     /// The end that called `connect`.
@@ -38,7 +39,7 @@ impl Side {
     }
 }
 
-/// One end of one wire: the wire's number in the fabric, and which end.
+/// Identifies one end of one wire: the wire's number in the fabric, and the side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct EndId {
     pub(crate) wire: usize,
@@ -51,14 +52,14 @@ impl EndId {
     }
 }
 
-/// How far an end has come.
+/// The phase of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Not up yet.
     Waiting,
     /// `up` was called.
     Up,
-    /// `down` was called, or `close`, or the endpoint is no more.
+    /// `down` or `close` was called, or the endpoint has gone.
     Closed,
 }
 
@@ -67,37 +68,37 @@ pub(crate) enum Phase {
 pub(crate) struct End {
     /// The endpoint.
     pub(crate) ep: usize,
-    /// Its number for this link while it has one.
+    /// The endpoint's number for this link while it has one.
     pub(crate) link: Option<LinkId>,
     pub(crate) phase: Phase,
-    /// A `down` has been decided and waits to be handed over: nothing moves any more.
+    /// A `down` is decided but not delivered yet: nothing moves any more.
     pub(crate) ending: Option<LinkError>,
-    /// A message of the peer has been handed over: an acceptor may send from now on.
+    /// A message of the peer has been delivered: an acceptor may send from now on.
     pub(crate) spoken_to: bool,
     /// Messages sent from here that the peer has not taken yet.
     pub(crate) in_flight: usize,
-    /// Something has left from here.
+    /// Set once a message has left this end.
     pub(crate) has_spoken: bool,
-    /// The next message that this end is handed is nonsense: it keeps so many bytes.
+    /// The next message to this end is delivered as garbage of this length.
     pub(crate) garbled: Option<usize>,
-    /// How often a packet from here was sent again, and how often a message stalled.
+    /// Packets from here that were sent again, and messages that stalled.
     pub(crate) resends: u64,
     pub(crate) stalls: u64,
     /// Messages that wait for `flush`.
     pub(crate) gathered: Vec<Vec<u8>>,
-    /// Transfers that this end has started and that are not reported finished.
+    /// Transfers that this end has started and that have not been reported finished.
     pub(crate) transfers: usize,
-    /// When the next byte can leave.
+    /// The time at which the next byte can leave.
     free_at_ns: u64,
-    /// When this side's processor can copy the next byte of a push.
+    /// The time at which this side's processor can copy the next byte of a push.
     copier_free_at_ns: u64,
-    /// When the last message to leave from here arrives.
+    /// The arrival time of the last message to leave from here.
     last_arrival_ns: u64,
-    /// Nothing arrives at the peer before it knows of the link.
+    /// Nothing arrives at the peer before this time, at which it knows of the link.
     pub(crate) not_before_ns: u64,
-    /// When the peer hears, or heard, that this end was closed.
+    /// The time at which the peer learns that this end was closed.
     pub(crate) close_seen_ns: u64,
-    /// Decides delays and faults of this direction.
+    /// The stream for delays and faults of this direction.
     pub(crate) rng: Stream,
 }
 
@@ -130,8 +131,8 @@ impl End {
         self.phase != Phase::Closed && self.ending.is_none()
     }
 
-    /// When `len` bytes that leave now have left: beneath the device they may have to be sent again, and what
-    /// is behind them waits.
+    /// The time at which `len` bytes that leave now are on the wire. Packets beneath the device may be sent
+    /// again, which delays everything behind them.
     pub(crate) fn depart(&mut self, config: &FabricConfig, now_ns: u64, len: usize) -> u64 {
         self.free_at_ns = self.free_at_ns.max(now_ns) + len as u64 * config.ps_per_byte / 1000;
         let mut timeout_ns = RESEND_NS;
@@ -143,18 +144,18 @@ impl End {
         self.free_at_ns
     }
 
-    /// When `len` bytes that are here now have been copied into or out of the device's memory.
+    /// The time at which `len` bytes have been copied into or out of the device's memory.
     pub(crate) fn copy(&mut self, config: &FabricConfig, now_ns: u64, len: usize) -> u64 {
         self.copier_free_at_ns = self.copier_free_at_ns.max(now_ns) + len as u64 * config.copy_ps_per_byte / 1000;
         self.copier_free_at_ns
     }
 
-    /// Time of flight of something that leaves now.
+    /// Time of flight of a message that leaves now.
     pub(crate) fn flight_ns(&mut self, config: &FabricConfig) -> u64 {
         config.latency_ns + self.rng.below(config.jitter_ns + 1)
     }
 
-    /// When a message of `len` bytes that leaves now arrives: in order, or not.
+    /// The arrival time of a message of `len` bytes that leaves now, in order or not.
     pub(crate) fn arrival_ns(&mut self, config: &FabricConfig, now_ns: u64, len: usize) -> u64 {
         let faults = &config.faults;
         let mut at_ns = self.depart(config, now_ns, len) + self.flight_ns(config);
@@ -172,12 +173,12 @@ impl End {
         at_ns
     }
 
-    /// When the last message to leave so far arrives.
+    /// The arrival time of the last message to leave so far.
     pub(crate) fn last_arrival_ns(&self) -> u64 {
         self.last_arrival_ns
     }
 
-    /// When an orderly end that leaves now arrives: after every message.
+    /// The arrival time of an orderly end that leaves now: after every message.
     pub(crate) fn end_arrival_ns(&mut self, config: &FabricConfig, now_ns: u64) -> u64 {
         let at_ns = self.depart(config, now_ns, 0) + self.flight_ns(config);
         at_ns.max(self.last_arrival_ns).max(self.not_before_ns)
@@ -192,14 +193,14 @@ pub(crate) struct Wire {
     pub(crate) withdrawn: bool,
     /// The request has reached the acceptor, which knows of the link or soon will.
     pub(crate) request_arrived: bool,
-    /// One end has closed it, or has been told that it is broken: no transfer moves any more.
+    /// One end has closed the wire or learned that it is broken: no transfer moves any more.
     pub(crate) cut: bool,
-    /// It breaks: it was reset, or something on it was nonsense.
+    /// The wire is breaking: it was reset, or carried garbage.
     pub(crate) broken: bool,
 }
 
 impl Wire {
-    /// Whether it breaks, or will, and one of its ends has not learned of it.
+    /// Whether the wire is or will be broken and one of its ends has not learned of it.
     pub(crate) fn is_breaking(&self) -> bool {
         let broken = self.broken || self.ends.iter().any(|end| end.garbled.is_some());
         broken && self.ends.iter().any(|end| end.phase != Phase::Closed)

@@ -328,7 +328,10 @@ impl Workload {
 
     fn peek(&mut self, rank: usize) -> Result<(), Error> {
         if let Some(op) = self.claims[rank].pop() {
-            let found = matches!(self.harness.oracle().record(op), Record::Peek(peek) if peek.found.iter().flatten().count() > 0);
+            let found = match self.harness.oracle().record(op) {
+                Record::Peek(peek) => peek.found.iter().flatten().count() > 0,
+                _ => false,
+            };
             let keep = self.lossy() || self.rngs[rank].chance(700);
             return if found { self.harness.claim(op, keep.then_some(ROOM_BYTES)) } else { Ok(()) };
         }
