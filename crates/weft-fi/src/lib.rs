@@ -145,7 +145,7 @@ extern "C" fn start(caller: *const c_void) -> *mut sys::fi_provider {
         };
         observe::log::install();
         params::define(host);
-        weft_nic::watch_forks();
+        weft_os::watch_forks();
         host.provider()
     });
     started.unwrap_or(std::ptr::null_mut())

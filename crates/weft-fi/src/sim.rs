@@ -18,7 +18,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use weft_engine::mem::Iov;
 use weft_engine::name::EpName;
 use weft_engine::nic::{Demands, Full, LinkError, LinkId, Nic, Refused, Registrar, RemoteIov, Share, Sink, Span};
-use weft_nic::{Config, NicError, Stats, UnmapWatch, Unsent};
+use weft_nic::{Config, NicError, Stats, Unsent};
+use weft_os::UnmapWatch;
 use weft_sim::{Fabric, FabricConfig, Registration, SimNic};
 
 /// The fabric of this process.
@@ -101,8 +102,7 @@ fn fabric(slot: &mut Option<Shared>) -> Option<&Fabric> {
 impl Devices {
     /// Most of the configuration of the real devices means nothing here.
     pub(crate) fn boxed(config: &Config) -> Result<Box<Self>, NicError> {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC)
-            .map_err(|error| NicError::System { what: "eventfd", source: error.into() })?;
+        let fd = eventfd(0, EventfdFlags::CLOEXEC).map_err(NicError::system("eventfd"))?;
         let mut slot = FABRIC.lock();
         let nic = fabric(&mut slot).ok_or(NicError::NoDevice)?.nic();
         let unmaps = if config.observe_unmap && nic.demands().is_some() { UnmapWatch::new() } else { None };

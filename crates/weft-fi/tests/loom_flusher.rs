@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use loom::sync::{Mutex, Notify};
 
-#[path = "../../weft-nic/tests/model/mod.rs"]
+#[path = "../../weft-os/tests/model/mod.rs"]
 mod model;
 use model::check;
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
 
-#[path = "../../weft-nic/tests/model/mod.rs"]
+#[path = "../../weft-os/tests/model/mod.rs"]
 mod model;
 use model::check;
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use weft_engine::program::{Counter, Errors, Level, Program, Task};
 
-#[path = "../../weft-nic/tests/model/mod.rs"]
+#[path = "../../weft-os/tests/model/mod.rs"]
 mod model;
 use model::check;
 

@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 
 use loom::sync::{Condvar, Mutex};
 
-#[path = "../../weft-nic/tests/model/mod.rs"]
+#[path = "../../weft-os/tests/model/mod.rs"]
 mod model;
 use model::check;
 

@@ -5,9 +5,9 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use weft_os::Checker;
 
 use crate::NicError;
-use crate::checker::Checker;
 use crate::handshake;
 use crate::shm::ShmConfig;
 use crate::tcp::{TcpConfig, Unsent};
@@ -48,7 +48,7 @@ pub struct Config {
     pub dead_peer_ms: u64,
     /// For so many milliseconds a peer whose TCP connection broke is called again. 0: not at all.
     pub resume_ms: u64,
-    /// Observe unmapping ([`UnmapWatch`](crate::UnmapWatch)), where a device demands registration.
+    /// Observe unmapping ([`UnmapWatch`](weft_os::UnmapWatch)), where a device demands registration.
     pub observe_unmap: bool,
     /// Longest eager payload in bytes by shared memory. `None`: the device's choice.
     pub shm_eager_bytes: Option<usize>,

@@ -27,11 +27,10 @@ use weft_engine::growth;
 use weft_engine::mem::{Iov, IovList};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, Registrar, RemoteIov, Share, Sink};
+use weft_os::{Checker, Unshared};
 
 use crate::NicError;
-use crate::checker::Checker;
 use crate::config::{Config, Identity};
-use crate::fork::Unshared;
 use crate::host;
 use crate::shm::Shm;
 use crate::tcp::{Tcp, TcpLinkInfo, TcpStats, Unsent};

@@ -8,6 +8,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use weft_engine::nic::LinkError;
+use weft_os::{SystemError, remedy};
 
 /// A set-up error. Its text names the cause and, after a semicolon, a remedy.
 #[derive(Debug, thiserror::Error)]
@@ -56,13 +57,8 @@ pub enum NicError {
     )]
     Entropy,
     /// Another system call failed.
-    #[error("{what}: {source}{}", remedy(.source))]
-    System {
-        /// What was tried.
-        what: &'static str,
-        /// The system's answer.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    System(#[from] SystemError),
 }
 
 impl NicError {
@@ -75,13 +71,14 @@ impl NicError {
             Self::NoDevice => libc::EINVAL,
             Self::Entropy => libc::EIO,
             Self::Shm(error) => error.raw_os_error(),
-            Self::Listen { source, .. } | Self::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+            Self::Listen { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+            Self::System(error) => error.raw_os_error(),
         }
     }
 
     /// For `map_err` after a system call.
     pub fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
-        move |source| Self::System { what, source: source.into() }
+        move |source| Self::System(SystemError::of(what)(source))
     }
 }
 
@@ -100,33 +97,6 @@ fn remedy_of_listening(source: &io::Error) -> &'static str {
             "; a port below 1024 needs a privilege: choose a higher one; else a sandbox or security policy forbids the call: allow it"
         }
         _ => remedy(source),
-    }
-}
-
-/// What to do about an answer of the system, to follow the words that name it.
-fn remedy(source: &io::Error) -> &'static str {
-    match source.raw_os_error() {
-        Some(libc::EADDRINUSE) => "; another program listens there: choose another service, or wait until it has ended",
-        Some(libc::EADDRNOTAVAIL) => {
-            "; no interface of this host has that address, or `ip addr` calls it tentative or dadfailed: choose another one (FI_WEFT_IFACE)"
-        }
-        Some(libc::EAFNOSUPPORT | libc::EPROTONOSUPPORT) => {
-            "; the kernel lacks that kind of network: choose an interface with the other version of IP (FI_WEFT_IFACE)"
-        }
-        Some(libc::EACCES | libc::EPERM) => "; a sandbox or security policy forbids the call: allow it",
-        // Of pthread_create(3), in the place of ENOMEM as well.
-        Some(libc::EAGAIN) => {
-            "; a limit of threads or memory is reached: raise `ulimit -u`, pids.max of the control group, or the memory of the process"
-        }
-        Some(libc::EMFILE) => "; the process is out of file descriptors: raise `ulimit -n`",
-        Some(libc::ENFILE) => "; the host is out of file descriptors: raise fs.file-max",
-        Some(libc::ENOMEM | libc::ENOBUFS) => "; memory is short: raise the limit of the process or its control group",
-        Some(libc::ENOSPC) => {
-            "; a limit of the kernel is reached: raise fs.epoll.max_user_watches, or free memory of the host"
-        }
-        Some(libc::EFBIG) => "; a file of that length is not allowed: raise `ulimit -f`",
-        Some(libc::ENOSYS) => "; the kernel or a sandbox lacks the call: use a newer kernel, or allow the call",
-        _ => "; see what `weft doctor` says of this host, and report it if that is nothing",
     }
 }
 
@@ -168,7 +138,7 @@ mod tests {
     /// A remedy belongs to the call that was refused: only a port can be too low.
     #[test]
     fn a_refused_call_is_named_with_its_own_remedy() {
-        let refused = |what, errno| NicError::System { what, source: io::Error::from_raw_os_error(errno) }.to_string();
+        let refused = |what, errno| NicError::system(what)(io::Error::from_raw_os_error(errno)).to_string();
         for errno in [libc::EPERM, libc::EACCES] {
             let text = refused("memfd_create", errno);
             assert!(text.contains("memfd_create") && text.contains("sandbox") && !text.contains("1024"), "{text}");
@@ -188,7 +158,7 @@ mod tests {
             let source = || io::Error::from_raw_os_error(errno);
             let addr = ([127, 0, 0, 1], 1).into();
             is_whole(&NicError::Listen { addr, source: source() }.to_string());
-            let system = NicError::System { what: "epoll_create1", source: source() };
+            let system = NicError::system("epoll_create1")(source());
             is_whole(&system.to_string());
             is_whole(&NicError::Shm(Box::new(system)).to_string());
         }
@@ -204,7 +174,7 @@ mod tests {
             match error {
                 NicError::NoSuchInterface { .. } | NicError::UnusableInterface { .. } => {}
                 NicError::NoDevice | NicError::Entropy => {}
-                NicError::Listen { .. } | NicError::Shm(_) | NicError::System { .. } => unreachable!("above"),
+                NicError::Listen { .. } | NicError::Shm(_) | NicError::System(_) => unreachable!("above"),
             }
             is_whole(&error.to_string());
         }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use weft_engine::nic::{LinkError, Share};
 
+#[path = "../../weft-os/tests/model/mod.rs"]
 mod model;
 use model::check;
 

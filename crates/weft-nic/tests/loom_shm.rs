@@ -15,6 +15,7 @@ use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use loom::sync::{Condvar, Mutex};
 use weft_engine::mem::Owned;
 
+#[path = "../../weft-os/tests/model/mod.rs"]
 mod model;
 use model::check;
 

@@ -151,7 +151,7 @@ impl From<&NicError> for Errno {
     fn from(error: &NicError) -> Self {
         match error {
             NicError::NoSuchInterface { .. } | NicError::UnusableInterface { .. } | NicError::NoDevice => Self::NODEV,
-            NicError::Listen { .. } | NicError::Shm(_) | NicError::System { .. } | NicError::Entropy => {
+            NicError::Listen { .. } | NicError::Shm(_) | NicError::System(_) | NicError::Entropy => {
                 Self::from_raw(error.raw_os_error())
             }
         }

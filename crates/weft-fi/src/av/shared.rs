@@ -32,7 +32,7 @@ use rustix::fs::{FlockOperation, MemfdFlags, SealFlags, fcntl_add_seals, flock};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use weft_engine::api::Changes;
 use weft_engine::name::{EpName, NAME_BYTES};
-use weft_nic::memfile::{self, Words};
+use weft_os::memfile::{self, Words};
 
 use crate::abi::errno::{self, Errno};
 
@@ -142,7 +142,7 @@ impl Shared {
 
     fn make(public: &str, name: &[u8], socket: OwnedFd) -> Result<Self, Errno> {
         let made = memfile::create(c"weft-av", MemfdFlags::ALLOW_SEALING);
-        let fd = made.map_err(|error| errno::told("fi_av_open", &error))?;
+        let fd = made.map_err(|error| errno::told("fi_av_open", &error.into()))?;
         let file = File::from(fd);
         write(&file, &[0; HEAD], 0)?;
         write(&file, &(name.len() as u64).to_le_bytes(), NAME_AT)?;

@@ -367,7 +367,7 @@ impl Ep {
             stranger_bytes: params.unknown_peers_bytes,
             matching: setup.matching,
             mr_cache: params.mr_cache_limits(),
-            probe: Some(weft_nic::accessible),
+            probe: Some(weft_os::accessible),
             role: self.ty.role(),
         }
     }

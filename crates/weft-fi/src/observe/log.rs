@@ -67,7 +67,7 @@ fn subsys_of(target: &str) -> sys::fi_log_subsys {
         ("weft_fi", "mr") => sys::FI_LOG_MR,
         ("weft_fi", "endpoint" | "cm") => sys::FI_LOG_EP_CTRL,
         ("weft_fi", "msg" | "tagged" | "rma" | "atomic" | "collective" | "progress")
-        | ("weft_nic" | "weft_engine", _) => sys::FI_LOG_EP_DATA,
+        | ("weft_nic" | "weft_os" | "weft_engine", _) => sys::FI_LOG_EP_DATA,
         _ => sys::FI_LOG_CORE,
     }
 }
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn warnings_say_what_to_do() {
         let mut files = Vec::new();
-        for dir in ["src", "../weft-nic/src", "../weft-engine/src"] {
+        for dir in ["src", "../weft-nic/src", "../weft-os/src", "../weft-engine/src"] {
             sources(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(dir), &mut files);
         }
         let mut warnings = 0;

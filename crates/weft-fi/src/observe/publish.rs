@@ -25,7 +25,8 @@ use rustix::time::{ClockId, clock_gettime};
 use weft_engine::name::EpName;
 use weft_engine::nic::LinkId;
 use weft_engine::stats::{PeerReport, PeerState, Report};
-use weft_nic::{Stats, memfile};
+use weft_nic::Stats;
+use weft_os::memfile;
 
 use crate::endpoint::cell::Eng;
 use layout::{Endpoint, Head, Peer};

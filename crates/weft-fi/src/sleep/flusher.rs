@@ -25,7 +25,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::process::{Pid, getpid};
-use weft_nic::{Unsent, Worker};
+use weft_nic::Unsent;
+use weft_os::Worker;
 
 use crate::endpoint::cell::CellRef;
 use crate::sleep::flusher::rest::Rest;

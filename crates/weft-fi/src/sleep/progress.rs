@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::thread::{CpuSet, sched_setaffinity};
-use weft_nic::Worker;
+use weft_os::Worker;
 
 use crate::abi::errno::{self, Errno};
 use crate::endpoint::cell::CellRef;
@@ -206,7 +206,7 @@ impl AutoProgress {
             self.stop.store(false, Ordering::Release);
             let this = Arc::clone(self);
             let started = Worker::spawn("weft-progress", move || this.run());
-            *thread = Some(started.map_err(|error| errno::told("fi_enable", &error))?);
+            *thread = Some(started.map_err(|error| errno::told("fi_enable", &error.into()))?);
         }
         Ok(())
     }

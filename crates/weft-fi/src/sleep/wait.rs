@@ -19,7 +19,8 @@ use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno as Sys;
 use weft_fi_sys as sys;
-use weft_nic::{NicError, Worker};
+use weft_nic::NicError;
+use weft_os::Worker;
 
 use crate::abi::errno::Errno;
 

@@ -47,7 +47,7 @@ mod regions;
 mod registration;
 mod rig;
 mod scalable;
-#[path = "../../../weft-nic/tests/seccomp/mod.rs"]
+#[path = "../../../weft-os/tests/seccomp/mod.rs"]
 mod seccomp;
 mod sets;
 mod shared;

@@ -9,11 +9,11 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use weft_engine::nic::{LinkError, Sink};
+use weft_os::Unshared;
 
 use super::control::{ATTENTION, hang_up_on};
 use super::handshake::{self, Handshake};
 use super::{Shm, rights};
-use crate::fork::Unshared;
 
 /// A handshake needs up to so many descriptors. Where they are not left, as many links of peers that are not
 /// expected end.

@@ -24,6 +24,7 @@ use rustix::time::{
 };
 use weft_engine::name::EpName;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
+use weft_os::Unshared;
 
 use super::doorbell::{Barriers, Bell};
 use super::handshake::{self, FLAG_CALLABLE, FLAG_REGISTERED, Handshake, Local, Offer, Step};
@@ -33,7 +34,6 @@ use super::segment::Role;
 use super::{Event, Shm, ShmConfig, Slot, cma, page, rights};
 use crate::NicError;
 use crate::error::shortage;
-use crate::fork::Unshared;
 
 /// Events taken from epoll at once.
 pub(super) const EVENTS: usize = 64;

@@ -37,10 +37,10 @@ use rustix::net::{
 };
 use weft_engine::name::EpName;
 use weft_engine::nic::LinkError;
+use weft_os::Unshared;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::error::shortage;
-use crate::fork::Unshared;
 use crate::handshake::{self, Key};
 
 use super::page::SLOTS;

@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use smallvec::SmallVec;
 use weft_engine::mem::{self, Iov, IovList};
 use weft_engine::nic::{Full, LinkError, LinkId, Share, Sink};
+use weft_os::Unshared;
 
 use super::cma::Span;
 use super::doorbell::Bell;
@@ -25,7 +26,6 @@ use super::segment::{Mapping, Role};
 use super::share::SHARE_BYTES;
 use super::sync::{AtomicU32, Ordering};
 use super::transfer::{Help, Slots, Step, Transfer};
-use crate::fork::Unshared;
 
 /// Pushes, and transfers by address, that one link queues each.
 const QUEUE_DEPTH: usize = 64;

@@ -16,7 +16,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Mutex, PoisonError};
 
-use crate::Worker;
+use weft_os::Worker;
 
 /// On all architectures that use the generic numbers, among them x86-64, aarch64 and riscv64.
 const SO_PASSRIGHTS: libc::c_int = 83;

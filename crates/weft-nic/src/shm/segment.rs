@@ -31,10 +31,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+use weft_os::memfile;
 
 use super::page::Padded;
 use super::share::{self, Slot};
-use crate::{NicError, memfile};
+use crate::NicError;
 
 /// Bytes of a cache line, and of a line of a ring.
 pub(super) const LINE_BYTES: usize = 64;

@@ -8,10 +8,10 @@ use std::os::fd::AsFd;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use weft_engine::nic::{LinkError, Nic as _, Sink};
+use weft_os::Unshared;
 
 use super::connect::{Found, Half, Source, Step, turn_away};
 use super::{State, Tcp, Token, sys};
-use crate::fork::Unshared;
 
 /// Connections accepted in one poll, and in one tick of the clock while half-open ones crowd: who floods the
 /// port gets a small part of the time.

@@ -27,6 +27,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use weft_engine::name::EpName;
 use weft_engine::nic::LinkError;
+use weft_os::Unshared;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::TcpConfig;
@@ -36,7 +37,6 @@ use super::stream::Keys;
 use super::sys::{self, Pieces};
 use super::wire::{self, Answer, Finish, Hello, MAGIC, VERSION, Verdict};
 use crate::error::shortage;
-use crate::fork::Unshared;
 use crate::handshake::{self, Capability, Key, Role};
 
 /// First pause before another attempt; it doubles each time.

@@ -1,13 +1,13 @@
 //! A link of the TCP device, and the words by which epoll names what it watches.
 //!
 //! Place in the data flow: the table of [`super::Tcp`] holds links; what becomes of them is in the other parts.
+use weft_os::Unshared;
 
 use super::connect::Attempt;
 use super::linger::Linger;
 use super::redial::{Redial, Session};
 use super::rx::Intake;
 use super::tx::Tx;
-use crate::fork::Unshared;
 
 /// One link.
 #[derive(Debug)]

@@ -29,10 +29,10 @@ use weft_engine::growth;
 use weft_engine::mem::Iov;
 use weft_engine::name::{EpName, NameParts};
 use weft_engine::nic::{Full, LinkError, LinkId, Nic, NicCaps, Registrar, RemoteIov, Share, Sink};
+use weft_os::Unshared;
 
 use crate::NicError;
 use crate::error::shortage;
-use crate::fork::Unshared;
 
 mod accept;
 mod config;

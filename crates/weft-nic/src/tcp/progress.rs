@@ -19,11 +19,11 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use weft_engine::mem::IovList;
 use weft_engine::nic::{LinkError, LinkId, LinkUp, Sink};
+use weft_os::Unshared;
 
 use super::connect::{Failure, Found};
 use super::redial::Session;
 use super::{Link, State, Tcp, Token, sys};
-use crate::fork::Unshared;
 
 /// For so long a peer may be left without being told that its messages have come.
 const TELL_MS: u64 = 200;

@@ -15,6 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use weft_engine::name::{EpName, FIRST_TX_CONTEXT};
 use weft_engine::nic::LinkError;
+use weft_os::Unshared;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -24,7 +25,6 @@ use super::noise::{self, Noise};
 use super::stream::Keys;
 use super::wire::{self, Answer, Finish, Hello, MAGIC, ReturnVerdict, VERSION};
 use super::{TcpConfig, sys};
-use crate::fork::Unshared;
 use crate::handshake::{self, Key, Role};
 
 use Failure::{Final, Retry};

@@ -24,11 +24,11 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 use rustix::time::{ClockId, clock_gettime};
 use weft_engine::mem::Iov;
+use weft_os::Unshared;
 
 #[cfg(test)]
 use super::faults::net;
 use super::{EVENTS, TcpConfig};
-use crate::fork::Unshared;
 
 /// Connections that may wait to be accepted; the system cuts it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;

@@ -18,9 +18,9 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType};
 use weft_fuzz::Random;
+use weft_os::Unshared;
 
 use super::super::sys::{Liveness, Pieces};
-use crate::fork::Unshared;
 
 thread_local! {
     static NET: RefCell<Option<Net>> = const { RefCell::new(None) };

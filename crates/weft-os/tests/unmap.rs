@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap, munmap};
 use weft_engine::nic::Span;
-use weft_nic::UnmapWatch;
+use weft_os::UnmapWatch;
 
 const PAGES: usize = 16 * 4096;
 

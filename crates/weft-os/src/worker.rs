@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, getpid};
 
-use crate::NicError;
+use crate::SystemError;
 
 /// Between two looks whether a thread has ended that is not waited for without limit.
 const PAUSE: Duration = Duration::from_micros(100);
@@ -27,12 +27,12 @@ impl Worker {
     ///
     /// # Errors
     /// Of pthread_create(3): the process may have no more threads, or no memory for their stacks.
-    pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<Self, NicError> {
+    pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<Self, SystemError> {
         let body = || {
             block_signals();
             run();
         };
-        let handle = Builder::new().name(name.into()).spawn(body).map_err(NicError::system("pthread_create"))?;
+        let handle = Builder::new().name(name.into()).spawn(body).map_err(SystemError::of("pthread_create"))?;
         Ok(Self { handle, owner: getpid() })
     }
 

@@ -14,20 +14,20 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 
-use crate::NicError;
+use crate::SystemError;
 
 /// Makes an empty one, which is closed on exec and is not executable.
 ///
 /// # Errors
-/// [`NicError::System`] of memfd_create(2).
-pub fn create(name: &CStr, flags: MemfdFlags) -> Result<OwnedFd, NicError> {
+/// [`SystemError`] of memfd_create(2).
+pub fn create(name: &CStr, flags: MemfdFlags) -> Result<OwnedFd, SystemError> {
     let flags = flags | MemfdFlags::CLOEXEC;
     // Kernels from 6.3 on want to be told that the file is not executable; older ones refuse the flag.
     let made = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags),
         other => other,
     };
-    made.map_err(NicError::system("memfd_create"))
+    made.map_err(SystemError::of("memfd_create"))
 }
 
 /// Whether it may have so many bytes: to ask for more than RLIMIT_FSIZE would bring a signal (SIGXFSZ), which

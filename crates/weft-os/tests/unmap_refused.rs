@@ -8,7 +8,7 @@ mod seccomp;
 use std::sync::Mutex;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
-use weft_nic::UnmapWatch;
+use weft_os::UnmapWatch;
 
 static SAID: Mutex<Vec<(log::Level, String)>> = Mutex::new(Vec::new());
 

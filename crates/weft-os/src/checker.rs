@@ -1,6 +1,6 @@
 //! Tools that follow what a process does to its memory, and so miss what other processes do to it.
 //!
-//! Place in the data flow: asked by [`crate::Config`] and [`crate::Devices`] when an endpoint's devices are
+//! Place in the data flow: asked by weft-nic's `Config` and `Devices` when an endpoint's devices are
 //! made. A peer that writes into our memory by process_vm_writev(2) leaves memcheck and the memory sanitizer
 //! in the belief that the bytes are uninitialised, and a replay by rr without them. Below these tools no peer
 //! may reach our memory: long messages go through the rings, from which this process copies them. rr does not
@@ -14,7 +14,7 @@ use std::ffi::OsStr;
 
 /// The tool below which this process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Checker {
+pub enum Checker {
     /// Valgrind's memcheck. Its other tools do not ask whether memory is initialised.
     Memcheck,
     /// The memory sanitizer of clang and rustc.
@@ -25,7 +25,8 @@ pub(crate) enum Checker {
 
 impl Checker {
     /// That of this process, if there is one.
-    pub(crate) fn found() -> Option<Self> {
+    #[must_use]
+    pub fn found() -> Option<Self> {
         // SAFETY: a C string; no symbol is called.
         let sanitizer = !unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__msan_init".as_ptr()) }.is_null();
         Self::of(std::env::var_os("LD_PRELOAD").as_deref(), sanitizer, std::env::var_os("RUNNING_UNDER_RR").as_deref())
@@ -43,7 +44,8 @@ impl Checker {
     }
 
     /// Whether it sees what peers write into memory that they share with us.
-    pub(crate) fn sees_shared_memory(self) -> bool {
+    #[must_use]
+    pub fn sees_shared_memory(self) -> bool {
         self != Self::Rr
     }
 }

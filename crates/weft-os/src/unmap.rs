@@ -32,7 +32,7 @@ use weft_engine::nic::Span;
 
 use crate::mapped::mappings;
 use crate::unmap::log::Log;
-use crate::{NicError, Worker};
+use crate::{SystemError, Worker};
 
 /// What the file that the model checker tries imports from here.
 mod sync {
@@ -95,12 +95,12 @@ fn lock() -> MutexGuard<'static, Weak<Monitor>> {
 }
 
 impl Monitor {
-    fn start() -> Result<Self, NicError> {
+    fn start() -> Result<Self, SystemError> {
         if !fork::is_handled() {
-            return Err(NicError::system("pthread_atfork")(Errno::NOMEM));
+            return Err(SystemError::of("pthread_atfork")(Errno::NOMEM));
         }
-        let fd = Arc::new(open().map_err(NicError::system("userfaultfd (vm.unprivileged_userfaultfd=1 allows it)"))?);
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(NicError::system("eventfd"))?);
+        let fd = Arc::new(open().map_err(SystemError::of("userfaultfd (vm.unprivileged_userfaultfd=1 allows it)"))?);
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(SystemError::of("eventfd"))?);
         let log = Arc::new(Log::new());
         let (reader, told, stopped) = (Arc::clone(&fd), Arc::clone(&log), Arc::clone(&stop));
         let thread = Worker::spawn("weft-unmap", move || run(&reader, &told, &stopped))?;

@@ -94,11 +94,14 @@ fn at_list<T>(work: impl FnOnce(&mut Vec<bool>) -> T) -> T {
 
 /// A descriptor of this process only.
 #[derive(Debug)]
-pub(crate) struct Unshared(ManuallyDrop<OwnedFd>);
+pub struct Unshared(ManuallyDrop<OwnedFd>);
 
 impl Unshared {
     /// Takes over what `make` makes, which must not wait.
-    pub(crate) fn new(make: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<Self, Errno> {
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn new(make: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<Self, Errno> {
         at_list(|list| {
             let fd = make()?;
             let at = index(&fd);
@@ -111,7 +114,8 @@ impl Unshared {
     }
 
     /// Makes it one of which children have copies, for somebody whom its end may keep waiting.
-    pub(crate) fn into_shared(self) -> OwnedFd {
+    #[must_use]
+    pub fn into_shared(self) -> OwnedFd {
         at_list(|list| list[index(&self.0)] = false);
         // SAFETY: never used again, nor dropped.
         unsafe { ManuallyDrop::take(&mut ManuallyDrop::new(self).0) }
@@ -201,7 +205,7 @@ fn replace(fd: RawFd, nowhere: &mut Option<RawFd>) {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -232,7 +236,7 @@ pub(crate) mod tests {
     }
 
     /// As fork(3), but without its handlers: the child, where others may have been at work, must not need memory.
-    pub(crate) fn fork_unheard() -> libc::pid_t {
+    fn fork_unheard() -> libc::pid_t {
         let (flags, none) = (libc::c_long::from(libc::SIGCHLD), 0_usize);
         // SAFETY: a copy of this process, which has this thread only.
         unsafe { libc::syscall(libc::SYS_clone, flags, none, none, none, none) as libc::pid_t }

@@ -1,0 +1,21 @@
+//! Helpers over the operating system that devices and the provider share: memory files, threads, forks, mappings.
+//!
+//! Place in the data flow: beside it. Nothing here carries a message. `weft-nic` and `weft-fi` call these helpers when
+//! they set up, sleep, fork, or check memory.
+//!
+//! Errors: [`SystemError`] names the refused system call, its answer, and a remedy.
+
+mod checker;
+mod error;
+mod fork;
+mod mapped;
+pub mod memfile;
+mod unmap;
+mod worker;
+
+pub use checker::Checker;
+pub use error::{SystemError, remedy};
+pub use fork::{Unshared, watch_forks};
+pub use mapped::accessible;
+pub use unmap::UnmapWatch;
+pub use worker::Worker;
