@@ -208,7 +208,7 @@ impl Cntr {
     #[inline]
     #[must_use]
     pub(crate) fn add(&self, amount: u64) -> bool {
-        self.gauge.add(amount) && self.notify()
+        self.gauge.add(amount) && self.notify_due()
     }
 
     /// Another value. True: as for [`Cntr::add`].
@@ -241,7 +241,7 @@ impl Cntr {
     }
 
     fn add_errors(&self, amount: u64) -> bool {
-        self.gauge.add_errors(amount) && self.notify()
+        self.gauge.add_errors(amount) && self.notify_due()
     }
 
     fn add_errors_by_client(&self, amount: u64) -> bool {
@@ -269,7 +269,7 @@ impl Cntr {
             told.forget();
             called
         };
-        (called && self.notify()) | freed
+        (called && self.notify_due()) | freed
     }
 
     /// An addition that lowers one of the values, with all that follows from setting it lower.
@@ -285,10 +285,10 @@ impl Cntr {
 
     /// Tells those who wait of a change.
     #[cold]
-    fn notify(&self) -> bool {
+    fn notify_due(&self) -> bool {
         let due = self.gauge.due();
         if due.sleepers {
-            self.ring();
+            self.notify();
         }
         due.programs && self.look()
     }
@@ -307,8 +307,8 @@ impl Cntr {
     }
 
     /// Wakes whoever sleeps here, to look for itself.
-    pub(crate) fn ring(&self) {
-        self.sources.call(self.waker.made());
+    pub(crate) fn notify(&self) {
+        self.sources.notify(self.waker.made());
     }
 
     /// The domain.
@@ -354,20 +354,20 @@ impl Member for Cntr {
         self.sources.progress()
     }
 
-    fn stirred(&self) -> bool {
+    fn has_news(&self) -> bool {
         !self.told.lock().knows(poll::this_thread(), self.values())
     }
 
-    fn told(&self) {
+    fn clear_news(&self) {
         self.told.lock().tell(poll::this_thread(), self.values());
     }
 
     /// The next change of the values wakes whoever polls the descriptor. -FI_EAGAIN when they have changed
     /// since the calling thread was told: another one's having been told says nothing about what this one has
     /// seen.
-    fn may_sleep(&self) -> Result<(), Errno> {
+    fn park(&self) -> Result<(), Errno> {
         let waker = self.waker().ok_or(Errno::INVAL)?;
-        let waiter = Waiter { cntr: self, threshold: self.value().saturating_add(1), ready: || self.stirred() };
+        let waiter = Waiter { cntr: self, threshold: self.value().saturating_add(1), ready: || self.has_news() };
         self.sources.trywait(&waiter, waker)
     }
 }
@@ -392,13 +392,13 @@ impl<R: Fn() -> bool> Waitable for Waiter<'_, R> {
         (self.ready)()
     }
 
-    fn interrupted(&self) -> bool {
+    fn take_interrupt(&self) -> bool {
         false
     }
 
     fn arm(&self) -> bool {
-        let wish = || self.cntr.gauge.arm_sleeper(self.threshold);
-        self.cntr.sources.take_back(self.cntr.waker(), wish, || self.ready())
+        let arm = || self.cntr.gauge.arm_sleeper(self.threshold);
+        self.cntr.sources.arm_threshold(self.cntr.waker(), arm, || self.ready())
     }
 }
 

@@ -180,7 +180,7 @@ impl Drop for Appender<'_> {
         let len = self.ring.len();
         self.cq.len.store(len, Ordering::Relaxed);
         if len >= self.ring.wake_at {
-            self.cq.wake(&mut self.ring);
+            self.cq.notify_reader(&mut self.ring);
         }
     }
 }
@@ -229,16 +229,16 @@ impl Cq {
     }
 
     #[cold]
-    fn wake(&self, ring: &mut Ring) {
+    fn notify_reader(&self, ring: &mut Ring) {
         ring.wake_at = usize::MAX;
         if let Some(waker) = self.waker() {
-            waker.ring();
+            waker.notify();
         }
     }
 
     /// Wakes whoever sleeps here, to look for itself.
-    pub(crate) fn ring(&self) {
-        self.sources.call(self.waker.made());
+    pub(crate) fn notify(&self) {
+        self.sources.notify(self.waker.made());
     }
 
     /// The domain.
@@ -338,8 +338,8 @@ impl Cq {
         if self.wait == WaitKind::None {
             return Err(Errno::INVAL);
         }
-        self.signal.give(|| {
-            self.waker().inspect(|waker| waker.ring());
+        self.signal.raise(|| {
+            self.waker().inspect(|waker| waker.notify());
         });
         Ok(())
     }
@@ -350,18 +350,18 @@ impl Member for Cq {
         self.sources.progress()
     }
 
-    fn stirred(&self) -> bool {
-        !self.is_empty() || self.signal.is_given()
+    fn has_news(&self) -> bool {
+        !self.is_empty() || self.signal.is_raised()
     }
 
-    fn told(&self) {
+    fn clear_news(&self) {
         // Where there is something to read it was that.
         if self.is_empty() {
-            Reader { cq: self, wanted: 1 }.interrupted();
+            Reader { cq: self, wanted: 1 }.take_interrupt();
         }
     }
 
-    fn may_sleep(&self) -> Result<(), Errno> {
+    fn park(&self) -> Result<(), Errno> {
         let waker = self.waker().ok_or(Errno::INVAL)?;
         self.sources.trywait(&Reader { cq: self, wanted: 1 }, waker)
     }
@@ -392,7 +392,7 @@ impl Waitable for Reader<'_> {
         self.cq.len.load(Ordering::Relaxed) > 0 && self.satisfied(&self.cq.ring.lock())
     }
 
-    fn interrupted(&self) -> bool {
+    fn take_interrupt(&self) -> bool {
         self.cq.signal.take()
     }
 
@@ -402,16 +402,16 @@ impl Waitable for Reader<'_> {
             return false;
         }
         // Those who sleep outside wait for the first entry, and may not have heard the bell yet if there is one.
-        let wanted = if self.wanted > 1 && self.cq.sources.has_promised() { 1 } else { self.wanted };
+        let wanted = if self.wanted > 1 && self.cq.sources.has_outside_sleepers() { 1 } else { self.wanted };
         if ring.len() >= wanted {
             drop(ring);
-            poll::give_way();
+            poll::yield_to_notified();
             return false;
         }
         let waker = self.cq.waker();
-        let hush = || _ = waker.inspect(|waker| waker.hush());
-        let wish = || ring.wake_at = ring.wake_at.min(wanted);
-        self.cq.signal.arm(hush, wish, || _ = waker.inspect(|waker| waker.ring()))
+        let drain = || _ = waker.inspect(|waker| waker.drain());
+        let arm = || ring.wake_at = ring.wake_at.min(wanted);
+        self.cq.signal.arm(drain, arm, || _ = waker.inspect(|waker| waker.notify()))
     }
 }
 

@@ -401,7 +401,7 @@ impl Domain {
             drive_by(&cell, cntr.arc());
         }
         // Who sleeps there already has not parked these.
-        cntr.ring();
+        cntr.notify();
     }
 
     /// The endpoints that are ready.

@@ -183,7 +183,7 @@ impl Eq {
     /// Reading drives one more, which is ready. Who sleeps here already has not parked it: it has to look again.
     pub(crate) fn drive(&self, driver: Arc<dyn Driver>) {
         self.drivers.add(driver);
-        self.ring();
+        self.notify_waiter();
     }
 
     /// The fabric.
@@ -198,20 +198,20 @@ impl Eq {
 
     fn push(&self, event: Event) {
         self.events.lock().push_back(event);
-        self.ring();
+        self.notify_waiter();
     }
 
     /// Wakes whoever sleeps here, to look for itself.
-    fn ring(&self) {
+    fn notify_waiter(&self) {
         if let Some(waker) = &self.waker {
-            waker.ring();
+            waker.notify();
         }
     }
 
     /// The same where what is driven has changed in a way that a sleeper, or one who is about to be, did not expect.
-    pub(crate) fn call(&self) {
-        self.drivers.call();
-        self.ring();
+    pub(crate) fn notify(&self) {
+        self.drivers.notify();
+        self.notify_waiter();
     }
 
     /// Takes the next event, or with `peek` only looks: its number and how many bytes were stored at `buf`.
@@ -270,15 +270,15 @@ impl Member for Eq {
         self.drivers.progress()
     }
 
-    fn stirred(&self) -> bool {
+    fn has_news(&self) -> bool {
         !self.is_empty()
     }
 
-    fn told(&self) {}
+    fn clear_news(&self) {}
 
-    fn may_sleep(&self) -> Result<(), Errno> {
+    fn park(&self) -> Result<(), Errno> {
         let waker = self.waker.as_ref().ok_or(Errno::INVAL)?;
-        if self.drivers.progress() > 0 || !self.drivers.may_sleep(waker, || self.is_empty()) {
+        if self.drivers.progress() > 0 || !self.drivers.park_for_trywait(waker, || self.is_empty()) {
             return Err(Errno::AGAIN);
         }
         Ok(())

@@ -217,9 +217,9 @@ impl Listener {
     }
 
     /// Somebody has polled, who may now go away, while others rely on the devices' parking, which that has ended.
-    fn call_sleepers(&self) {
+    fn notify_sleepers(&self) {
         if self.sleepers.load(Ordering::Relaxed) > 0 {
-            self.reports.lock().as_ref().inspect(|reports| reports.eq.call());
+            self.reports.lock().as_ref().inspect(|reports| reports.eq.notify());
         }
     }
 
@@ -273,7 +273,7 @@ impl Driver for Listener {
         let Some(engine) = &mut *engine else { return 0 };
         let done = self.round(engine);
         if !(done == 0 && self.sleepers.load(Ordering::Relaxed) > 0 && engine.nic_mut().park()) {
-            self.call_sleepers();
+            self.notify_sleepers();
         }
         done
     }
@@ -284,7 +284,7 @@ impl Driver for Listener {
             let parked =
                 self.round(engine) == 0 && waker.watch(engine.nic().wait_fd()).is_ok() && engine.nic_mut().park();
             if !parked {
-                self.call_sleepers();
+                self.notify_sleepers();
                 return false;
             }
         }
@@ -292,7 +292,7 @@ impl Driver for Listener {
         true
     }
 
-    fn unpark(&self, _sleep: Sleep) {
+    fn wake(&self, _sleep: Sleep) {
         let mut engine = self.engine.lock();
         if self.sleepers.fetch_sub(1, Ordering::Relaxed) == 1
             && let Some(engine) = &mut *engine
@@ -301,7 +301,7 @@ impl Driver for Listener {
         }
     }
 
-    fn is_relieved(&self) -> bool {
+    fn notify_progress_thread(&self) -> bool {
         false
     }
 }

@@ -66,7 +66,7 @@ mod trywait;
 
 use gauge::Gauge;
 use signal::Signal;
-use trywait::{Rest, Tried};
+use trywait::{Park, Trywait};
 
 /// What a client sleeps on: readable while the bell has been rung or a parked device has seen something come.
 #[derive(Default)]
@@ -77,12 +77,12 @@ struct Fd {
 }
 
 impl Fd {
-    fn ring(&self) {
+    fn notify(&self) {
         self.ready.lock().unwrap().0 = true;
         self.changed.notify_all();
     }
 
-    fn hush(&self) {
+    fn drain(&self) {
         self.ready.lock().unwrap().0 = false;
     }
 
@@ -116,7 +116,7 @@ struct Model {
     states: [Mutex<State>; 2],
     /// How many of the endpoints there are by now.
     joined: Mutex<usize>,
-    tried: Tried<Arc<Endpoint>>,
+    outside: Trywait<Arc<Endpoint>>,
     /// Entries, and whether somebody wants to be rung when there are any.
     queue: Mutex<(usize, bool)>,
     signal: Signal,
@@ -126,7 +126,7 @@ struct Model {
 /// The model once more, as the thing that is parked.
 struct Endpoint(Weak<Model>, usize);
 
-impl Rest for Arc<Endpoint> {
+impl Park for Arc<Endpoint> {
     type Waker = ();
     type Sleep = ();
 
@@ -141,7 +141,7 @@ impl Rest for Arc<Endpoint> {
         true
     }
 
-    fn unpark(&self, (): ()) {
+    fn wake(&self, (): ()) {
         let model = self.0.upgrade().unwrap();
         let mut state = model.states[self.1].lock().unwrap();
         state.external -= 1;
@@ -159,7 +159,7 @@ impl Model {
             fd: Fd::default(),
             states: Default::default(),
             joined: Mutex::new(1),
-            tried: Tried::new(),
+            outside: Trywait::new(),
             queue: Mutex::default(),
             signal: Signal::new(),
             gauge: Gauge::new(),
@@ -178,8 +178,8 @@ impl Model {
     /// The other endpoint is bound to the queue.
     fn joins(&self) {
         *self.joined.lock().unwrap() = 2;
-        self.tried.call();
-        self.fd.ring();
+        self.outside.invalidate();
+        self.fd.notify();
     }
 
     /// `EndpointCell::progress`: a round, after which the device is parked again for those who sleep.
@@ -200,12 +200,12 @@ impl Model {
         let mut queue = self.queue.lock().unwrap();
         queue.0 += come;
         if std::mem::take(&mut queue.1) {
-            self.fd.ring();
+            self.fd.notify();
         }
         drop(queue);
         if self.gauge.add(come as u64) && self.gauge.due().sleepers {
-            self.tried.call();
-            self.fd.ring();
+            self.outside.invalidate();
+            self.fd.notify();
         }
     }
 
@@ -214,9 +214,9 @@ impl Model {
         let park = || {
             let joined = *self.joined.lock().unwrap();
             let list = (0..joined).map(|which| Arc::new(Endpoint(Arc::downgrade(self), which))).collect::<Vec<_>>();
-            trywait::park(list.iter(), &(), ())
+            trywait::park_all(list.iter(), &(), ())
         };
-        self.tried.ask(thread, park, &(), (), arm, || self.fd.ring())
+        self.outside.trywait(thread, park, &(), (), arm, || self.fd.notify())
     }
 
     fn arm_queue(&self) -> bool {
@@ -224,17 +224,17 @@ impl Model {
         if queue.0 > 0 {
             return false;
         }
-        self.signal.arm(|| self.fd.hush(), || queue.1 = true, || self.fd.ring())
+        self.signal.arm(|| self.fd.drain(), || queue.1 = true, || self.fd.notify())
     }
 
     fn arm_counter(&self, at: u64) -> bool {
-        let (hush, ring) = (|| self.fd.hush(), || self.fd.ring());
-        self.tried.take_back(hush, || self.gauge.arm_sleeper(at), || self.gauge.value() >= at, ring)
+        let (drain, notify) = (|| self.fd.drain(), || self.fd.notify());
+        self.outside.arm_threshold(drain, || self.gauge.arm_sleeper(at), || self.gauge.value() >= at, notify)
     }
 
     /// `fi_cq_read`, or fi_cntr_read if nothing is `taken`.
     fn read(&self, thread: usize, taken: bool) -> bool {
-        self.tried.read(|| thread, ());
+        self.outside.wake(|| thread, ());
         self.progress();
         let mut queue = self.queue.lock().unwrap();
         let some = queue.0 > 0;
@@ -340,7 +340,7 @@ fn a_count_wakes_a_sleeper_beside_one_who_waits_for_more() {
 
 #[test]
 fn a_signal_wakes_a_sleeper() {
-    together(|model| model.heed(1), |model| model.signal.give(|| model.fd.ring()));
+    together(|model| model.heed(1), |model| model.signal.raise(|| model.fd.notify()));
 }
 
 /// An endpoint joins while a client sleeps, or is about to, and then its message comes.

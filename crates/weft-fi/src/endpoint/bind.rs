@@ -187,7 +187,7 @@ impl Ep {
         drop(state);
         cntr.sources().add(&self.cell);
         // The endpoint may be enabled.
-        cntr.ring();
+        cntr.notify();
         if let Some(place) = self.place() {
             place.counted(&self.cell, cntr);
         }

@@ -146,16 +146,16 @@ impl Ep {
 
     fn step(&self, step: impl FnOnce(&mut Eng) -> Result<(), Error>) -> Result<(), Errno> {
         let mut state = self.cell.control();
-        let State { engine: Some(engine), routes, attend, stalled, .. } = &mut *state else {
+        let State { engine: Some(engine), routes, programs_due, stalled, .. } = &mut *state else {
             return Err(Errno::OPBADSTATE);
         };
         step(engine).map_err(refused)?;
-        *attend |= routes.deliver(engine) || *stalled;
-        if state.attend {
-            self.cell.call_sleepers(&mut state);
+        *programs_due |= routes.deliver(engine) || *stalled;
+        if state.programs_due {
+            self.cell.notify_sleepers(&mut state);
         }
-        if self.cell.call_listener(&mut state) {
-            state.routes.ring();
+        if self.cell.ensure_wake_up(&mut state) {
+            state.routes.notify();
         }
         Ok(())
     }

@@ -308,17 +308,17 @@ impl Routes {
     }
 
     /// Wakes whoever sleeps on what drives this endpoint: its queues and counters, and those that are not bound to it.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn notify(&self) {
         for cq in [&self.tx, &self.rx].into_iter().flatten() {
-            cq.ring();
+            cq.notify();
         }
         for cntr in self.counters.iter().flatten() {
-            cntr.ring();
+            cntr.notify();
         }
-        self.foreign.iter().filter_map(Weak::upgrade).for_each(|cq| cq.ring());
-        self.drivers.iter().filter_map(Weak::upgrade).for_each(|cntr| cntr.ring());
+        self.foreign.iter().filter_map(Weak::upgrade).for_each(|cq| cq.notify());
+        self.drivers.iter().filter_map(Weak::upgrade).for_each(|cntr| cntr.notify());
         if let Some(reports) = &self.reports {
-            reports.eq.call();
+            reports.eq.notify();
         }
     }
 

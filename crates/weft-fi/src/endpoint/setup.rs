@@ -325,7 +325,7 @@ impl Ep {
         place.inspect(|place| place.join(&self.cell));
         flusher::join(&self.cell);
         // Who sleeps on a queue or counter already has not parked these devices.
-        self.cell.state().routes.ring();
+        self.cell.state().routes.notify();
         setup.enabled = true;
         Ok(())
     }

@@ -148,9 +148,9 @@ impl EndpointCell {
         let mut state = self.control();
         let (happened, result) = act(state.engine.as_mut()?);
         if happened {
-            state.attend |= state.stalled;
-            state.routes.ring();
-            self.call_auto(&mut state);
+            state.programs_due |= state.stalled;
+            state.routes.notify();
+            self.notify_listener(&mut state);
         }
         Some(result)
     }

@@ -5,7 +5,7 @@
 //! is cut in slices.
 //!
 //! No wake-up is lost: who sleeps has first parked all devices, which refuse if something has come, and found
-//! the queue still empty after it has hushed the bell ([`tried`]). The slices are for others, whose polls end
+//! the queue still empty after it has hushed the bell ([`trywait`]). The slices are for others, whose polls end
 //! the parking.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use crate::endpoint::cell::{EndpointCell, Sleep};
 use crate::sleep::poll::this_thread;
-use crate::sleep::trywait::{self, List, Rest, Tried, unpark};
+use crate::sleep::trywait::{self, List, Park, Trywait, wake_all};
 use crate::sleep::wait::{Deadline, Waker, Woken};
 
 /// Longest sleep between looks at the engines.
@@ -28,9 +28,9 @@ pub(crate) trait Driver: Send + Sync {
     /// Prepares for sleep on `waker`; `false`: there is something to do.
     fn park(&self, waker: &Waker, sleep: Sleep) -> bool;
     /// Ends what a successful `park` began.
-    fn unpark(&self, sleep: Sleep);
+    fn wake(&self, sleep: Sleep);
     /// The client is about to sleep where we cannot see it: whether a thread of ours makes progress meanwhile.
-    fn is_relieved(&self) -> bool;
+    fn notify_progress_thread(&self) -> bool;
 }
 
 impl Driver for EndpointCell {
@@ -42,18 +42,18 @@ impl Driver for EndpointCell {
         Self::park(self, waker, sleep)
     }
 
-    fn unpark(&self, sleep: Sleep) {
-        Self::unpark(self, sleep);
+    fn wake(&self, sleep: Sleep) {
+        Self::wake(self, sleep);
     }
 
-    fn is_relieved(&self) -> bool {
-        Self::is_relieved(self)
+    fn notify_progress_thread(&self) -> bool {
+        Self::notify_progress_thread(self)
     }
 }
 
 type DriverRef = Arc<dyn Driver>;
 
-impl Rest for DriverRef {
+impl Park for DriverRef {
     type Waker = Waker;
     type Sleep = Sleep;
 
@@ -61,8 +61,8 @@ impl Rest for DriverRef {
         Driver::park(&**self, waker, sleep)
     }
 
-    fn unpark(&self, sleep: Sleep) {
-        Driver::unpark(&**self, sleep);
+    fn wake(&self, sleep: Sleep) {
+        Driver::wake(&**self, sleep);
     }
 
     fn is(&self, other: &Self) -> bool {
@@ -74,36 +74,36 @@ impl Rest for DriverRef {
 pub(crate) struct Drivers {
     list: Mutex<Vec<DriverRef>>,
     /// What `fi_trywait` has parked.
-    tried: Tried<DriverRef>,
+    outside: Trywait<DriverRef>,
 }
 
 impl Drivers {
     /// None.
     pub(super) fn new() -> Self {
-        Self { list: Mutex::default(), tried: Tried::new() }
+        Self { list: Mutex::default(), outside: Trywait::new() }
     }
 
     /// One more. A sleeper does not know it yet: the bell is to be rung.
     pub(super) fn add(&self, driver: Arc<dyn Driver>) {
         self.list.lock().push(driver);
-        self.tried.call();
+        self.outside.invalidate();
     }
 
     /// One of them may not be parked any more for those who sleep: the bell is to be rung.
-    pub(super) fn call(&self) {
-        self.tried.call();
+    pub(super) fn notify(&self) {
+        self.outside.invalidate();
     }
 
     /// One less. On return nobody is at work on it from here.
     pub(crate) fn remove<D: Driver + 'static>(&self, driver: &Arc<D>) {
         let known = |other: &Arc<dyn Driver>| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(driver));
         self.list.lock().retain(|other| !known(other));
-        self.tried.forget(known);
+        self.outside.remove(known);
     }
 
     /// One round of each. Returns 0 when nothing happened.
     pub(super) fn progress(&self) -> usize {
-        self.tried.read(this_thread, Sleep::Outside);
+        self.outside.wake(this_thread, Sleep::Outside);
         // Another thread that holds the list is doing just this.
         let Some(list) = self.list.try_lock() else { return 0 };
         list.iter().map(|driver| driver.progress()).sum()
@@ -111,43 +111,45 @@ impl Drivers {
 
     /// Sleeps once, unless there is something to do, or `arm` says no when everything is parked.
     pub(super) fn sleep(&self, waker: &Waker, deadline: &Deadline, arm: impl FnOnce() -> bool) -> Woken {
-        let calls = self.tried.calls();
+        let generation = self.outside.generation();
         let Some(parked) = self.park(waker, Sleep::Inside, |_| true) else { return Woken::Event };
-        let for_others = parked.iter().filter(|driver| !driver.is_relieved()).cloned().collect::<List<_>>();
-        let woken = if self.tried.share(&for_others, waker, Sleep::Outside) && self.arm(waker, calls, arm) {
-            let slice = deadline.left().map_or(SLICE, |left| left.min(SLICE));
-            waker.sleep(if parked.is_empty() { deadline.left() } else { Some(slice) })
-        } else {
-            Woken::Event
-        };
-        unpark(&parked, Sleep::Inside);
+        let for_others = parked.iter().filter(|driver| !driver.notify_progress_thread()).cloned().collect::<List<_>>();
+        let woken =
+            if self.outside.park_for_sleepers(&for_others, waker, Sleep::Outside) && self.arm(waker, generation, arm) {
+                let slice = deadline.left().map_or(SLICE, |left| left.min(SLICE));
+                waker.sleep(if parked.is_empty() { deadline.left() } else { Some(slice) })
+            } else {
+                Woken::Event
+            };
+        wake_all(&parked, Sleep::Inside);
         woken
     }
 
     /// For `fi_trywait`: the client may sleep on the waker's descriptor until it reads again, if `arm` says
     /// so when everything is parked.
-    pub(super) fn may_sleep(&self, waker: &Waker, arm: impl FnOnce() -> bool) -> bool {
-        let calls = self.tried.calls();
-        let parked = self.park(waker, Sleep::Outside, |driver| !driver.is_relieved());
-        self.tried.may_sleep(this_thread(), calls, parked, waker, Sleep::Outside, || self.arm(waker, calls, arm))
+    pub(super) fn park_for_trywait(&self, waker: &Waker, arm: impl FnOnce() -> bool) -> bool {
+        let generation = self.outside.generation();
+        let parked = self.park(waker, Sleep::Outside, |driver| !driver.notify_progress_thread());
+        self.outside
+            .admit(this_thread(), generation, parked, waker, Sleep::Outside, || self.arm(waker, generation, arm))
     }
 
     /// Takes back the ring, for a sleep before which there had been so many calls.
-    fn arm(&self, waker: &Waker, calls: u64, arm: impl FnOnce() -> bool) -> bool {
+    fn arm(&self, waker: &Waker, generation: u64, arm: impl FnOnce() -> bool) -> bool {
         let empty = || {
-            waker.hush();
+            waker.drain();
             // What has come is for all who sleep.
             let empty = arm();
             if !empty {
-                waker.ring();
+                waker.notify();
             }
             empty
         };
-        self.tried.arm(calls, empty, || waker.ring())
+        self.outside.arm(generation, empty, || waker.notify())
     }
 
     /// Parks the devices of those that are `wanted`, all or none.
     fn park(&self, waker: &Waker, sleep: Sleep, wanted: impl Fn(&dyn Driver) -> bool) -> Option<List<DriverRef>> {
-        trywait::park(self.list.lock().iter().filter(|driver| wanted(&***driver)), waker, sleep)
+        trywait::park_all(self.list.lock().iter().filter(|driver| wanted(&***driver)), waker, sleep)
     }
 }

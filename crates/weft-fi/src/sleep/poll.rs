@@ -12,7 +12,7 @@
 //! No wake-up is lost: a sleeper first arms its queue or counter, finding it still empty under the same lock
 //! (or in the same total order of atomics) in which others fill it, and parks each endpoint's devices, which
 //! refuse if something has arrived. Whoever changes what a sleeper has parked, or adds to it, calls it
-//! ([`Sources::call`]). Sleeps are cut in slices all the same: time-outs inside the engine are noticed, and a
+//! ([`Sources::notify`]). Sleeps are cut in slices all the same: time-outs inside the engine are noticed, and a
 //! sleeper takes over when another thread, whose polls have ended the parking meanwhile, goes away.
 
 mod presence;
@@ -30,7 +30,7 @@ use crate::sleep::lock::Guarded;
 use crate::sleep::poll::presence::Presence;
 pub(crate) use crate::sleep::poll::presence::this_thread;
 use crate::sleep::progress::AutoProgress;
-use crate::sleep::trywait::{self, List, Rest, Tried, unpark};
+use crate::sleep::trywait::{self, List, Park, Trywait, wake_all};
 use crate::sleep::wait::{Deadline, Waker, Woken};
 
 /// Longest sleep between looks at the engines.
@@ -84,12 +84,12 @@ pub(crate) struct Sources {
     /// Who reads here, and how long in vain.
     presence: Arc<Presence>,
     /// What `fi_trywait` has parked: nothing, with automatic progress.
-    tried: Tried<CellRef>,
+    outside: Trywait<CellRef>,
     /// The thread that progresses the endpoints while the client does not, with automatic progress.
     auto: Option<Arc<AutoProgress>>,
 }
 
-impl Rest for CellRef {
+impl Park for CellRef {
     type Waker = Waker;
     type Sleep = Sleep;
 
@@ -97,8 +97,8 @@ impl Rest for CellRef {
         EndpointCell::park(self, waker, sleep)
     }
 
-    fn unpark(&self, sleep: Sleep) {
-        EndpointCell::unpark(self, sleep);
+    fn wake(&self, sleep: Sleep) {
+        EndpointCell::wake(self, sleep);
     }
 
     fn is(&self, other: &Self) -> bool {
@@ -112,7 +112,7 @@ impl Domain {
         // SAFETY: what the client promised when it opened the domain: calls on a queue or counter are serialized with
         // those on everything bound to it.
         let list = unsafe { Guarded::new(self.callers(), self.meter(), Vec::new()) };
-        Sources { list, presence: Presence::enter(), tried: Tried::new(), auto: self.auto_progress().cloned() }
+        Sources { list, presence: Presence::enter(), outside: Trywait::new(), auto: self.auto_progress().cloned() }
     }
 }
 
@@ -130,21 +130,21 @@ impl Sources {
     pub(crate) fn remove(&self, cell: &CellRef) {
         self.list.intrude().retain(|known| !Arc::ptr_eq(known, cell));
         self.presence.drives_no_more(Arc::as_ptr(cell).addr());
-        self.tried.forget(|known| Arc::ptr_eq(known, cell));
+        self.outside.remove(|known| Arc::ptr_eq(known, cell));
     }
 
     /// Whoever sleeps, or is about to, has to look for itself: an endpoint of these has changed in a way that
     /// it did not expect, and may not be parked for it.
     #[cold]
-    pub(crate) fn call(&self, waker: Option<&Waker>) {
-        self.tried.call();
-        waker.inspect(|waker| waker.ring());
+    pub(crate) fn notify(&self, waker: Option<&Waker>) {
+        self.outside.invalidate();
+        waker.inspect(|waker| waker.notify());
     }
 
     /// One round of progress on every endpoint. Returns 0 when nothing happened.
     #[inline(never)] // One function, with all that a fruitless round takes in line.
     pub(crate) fn progress(&self) -> usize {
-        self.tried.read(this_thread, Sleep::Outside);
+        self.outside.wake(this_thread, Sleep::Outside);
         // Another thread that holds the list is progressing just these endpoints.
         let Some(list) = self.list.try_lock() else { return 0 };
         list.iter().map(|cell| cell.progress()).sum()
@@ -174,7 +174,7 @@ impl Sources {
             && let Some(parked) = self.park(waker, Sleep::Inside)
         {
             waker.nap(NAP);
-            unpark(&parked, Sleep::Inside);
+            wake_all(&parked, Sleep::Inside);
             CROWD.set(Crowd { naps: crowd.naps - 1, waited: without_core() });
             return;
         }
@@ -191,7 +191,7 @@ impl Sources {
 
     /// Parks the devices of every endpoint, all or none.
     fn park(&self, waker: &Waker, sleep: Sleep) -> Option<List<CellRef>> {
-        trywait::park(self.list.lock().iter(), waker, sleep)
+        trywait::park_all(self.list.lock().iter(), waker, sleep)
     }
 
     /// For `fi_trywait`: Ok when the client may block on the waker's descriptor until it reads again.
@@ -200,26 +200,27 @@ impl Sources {
             return Err(Errno::AGAIN);
         }
         let park = || if self.auto.is_some() { Some(List::new()) } else { self.park(waker, Sleep::Outside) };
-        if !self.tried.ask(this_thread(), park, waker, Sleep::Outside, || what.arm(), || waker.ring()) {
+        if !self.outside.trywait(this_thread(), park, waker, Sleep::Outside, || what.arm(), || waker.notify()) {
             return Err(Errno::AGAIN);
         }
-        self.auto.as_ref().inspect(|auto| auto.take_over());
+        self.auto.as_ref().inspect(|auto| auto.notify_client_parked());
         Ok(())
     }
 
-    /// For a sleeper with a wish of its own, see [`Tried::take_back`].
-    pub(crate) fn take_back(&self, waker: Option<&Waker>, wish: impl FnOnce(), ready: impl Fn() -> bool) -> bool {
-        let (hush, ring) = (|| _ = waker.inspect(|waker| waker.hush()), || _ = waker.inspect(|waker| waker.ring()));
-        let sleeps = self.tried.take_back(hush, wish, &ready, ring);
+    /// For a sleeper with a arm of its own, see [`Trywait::arm_threshold`].
+    pub(crate) fn arm_threshold(&self, waker: Option<&Waker>, arm: impl FnOnce(), ready: impl Fn() -> bool) -> bool {
+        let (drain, notify) =
+            (|| _ = waker.inspect(|waker| waker.drain()), || _ = waker.inspect(|waker| waker.notify()));
+        let sleeps = self.outside.arm_threshold(drain, arm, &ready, notify);
         if !sleeps && !ready() {
-            give_way();
+            yield_to_notified();
         }
         sleeps
     }
 
-    /// Whether there may be threads that sleep outside, see [`Tried::has_promised`].
-    pub(crate) fn has_promised(&self) -> bool {
-        self.tried.has_promised()
+    /// Whether there may be threads that sleep outside, see [`Trywait::has_sleepers`].
+    pub(crate) fn has_outside_sleepers(&self) -> bool {
+        self.outside.has_sleepers()
     }
 }
 
@@ -230,7 +231,7 @@ impl Drop for Sources {
 }
 
 /// A thread cannot sleep, since the bell is left ringing for others: lets these run, so that they hear it.
-pub(crate) fn give_way() {
+pub(crate) fn yield_to_notified() {
     std::thread::sleep(NAP);
 }
 
@@ -252,7 +253,7 @@ pub(crate) trait Waitable {
     /// Whether the wait is over.
     fn ready(&self) -> bool;
     /// Whether somebody asked the waiter to return empty-handed; clears the request.
-    fn interrupted(&self) -> bool;
+    fn take_interrupt(&self) -> bool;
     /// Asks for the waker to be rung once, when ready; earlier rings are taken back. False: it is ready by now.
     fn arm(&self) -> bool;
 }
@@ -276,7 +277,7 @@ pub(crate) fn wait(what: &impl Waitable, deadline: Deadline) -> Waited {
         if what.ready() {
             return Waited::Ready;
         }
-        if what.interrupted() {
+        if what.take_interrupt() {
             return Waited::Interrupted;
         }
         let moved = what.progress() > 0;
@@ -304,18 +305,20 @@ pub(crate) fn wait(what: &impl Waitable, deadline: Deadline) -> Waited {
 /// Parks and sleeps once, unless there turns out to be something to do.
 fn sleep(what: &impl Waitable, waker: &Waker, deadline: Deadline, slice: &mut Duration) -> Woken {
     let sources = what.sources();
-    let calls = sources.tried.calls();
+    let generation = sources.outside.generation();
     let Some(parked) = sources.park(waker, Sleep::Inside) else { return Woken::Event };
     let before = rounds(&parked);
-    let tried = &sources.tried;
+    let outside = &sources.outside;
     let for_others = if sources.auto.is_some() { &[] } else { &*parked };
-    let woken = if tried.share(for_others, waker, Sleep::Outside) && tried.arm(calls, || what.arm(), || waker.ring()) {
+    let woken = if outside.park_for_sleepers(for_others, waker, Sleep::Outside)
+        && outside.arm(generation, || what.arm(), || waker.notify())
+    {
         waker.sleep(Some(deadline.left().map_or(*slice, |left| left.min(*slice))))
     } else {
         Woken::Event
     };
     // Another thread's poll has ended the devices' parking: they will not wake us when that thread goes away.
     *slice = if rounds(&parked) == before { SLICE } else { BUSY_SLICE };
-    unpark(&parked, Sleep::Inside);
+    wake_all(&parked, Sleep::Inside);
     woken
 }

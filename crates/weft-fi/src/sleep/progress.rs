@@ -16,7 +16,7 @@
 //! only where the client runs on another processor.) So a client that computes for 20 µs between posting and
 //! waiting, and never is away for a whole tick, is relieved as well. Where such a time of listening turns out
 //! to be of no use, the next is tried after twice as many ticks. A client that is about to sleep outside our
-//! calls says so ([`AutoProgress::take_over`]).
+//! calls says so ([`AutoProgress::notify_client_parked`]).
 //!
 //! The thread never spins for longer than FI_WEFT_PROGRESS_SPIN_US after work. It runs where the thread ran
 //! that enabled the first endpoint, or on the processors that FI_WEFT_PROGRESS_AFFINITY names.
@@ -77,7 +77,7 @@ pub(crate) struct AutoProgress {
     /// Rounds in which the thread found something to do.
     rounds: AtomicU64,
     /// The client said that it will not progress by itself for a while.
-    relieve: AtomicBool,
+    client_parked: AtomicBool,
     stop: AtomicBool,
     /// The host of the domain.
     host: Option<&'static Host>,
@@ -139,7 +139,7 @@ impl AutoProgress {
             processors: processors.flatten(),
             members: Mutex::new(Vec::new()),
             rounds: AtomicU64::new(0),
-            relieve: AtomicBool::new(false),
+            client_parked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             host: host::current(),
             thread: Mutex::new(None),
@@ -155,7 +155,7 @@ impl AutoProgress {
     pub(crate) fn join(self: &Arc<Self>, cell: &CellRef) -> Result<(), Errno> {
         self.start()?;
         self.members.lock().push(Member::new(cell));
-        self.waker.ring();
+        self.waker.notify();
         Ok(())
     }
 
@@ -169,14 +169,14 @@ impl AutoProgress {
     }
 
     /// The client is about to sleep where we cannot see it: progress everything at once, without waiting for a tick.
-    pub(crate) fn take_over(&self) {
-        self.relieve.store(true, Ordering::Release);
-        self.waker.ring();
+    pub(crate) fn notify_client_parked(&self) {
+        self.client_parked.store(true, Ordering::Release);
+        self.waker.notify();
     }
 
     /// Ends the thread's sleep.
-    pub(crate) fn wake(&self) {
-        self.waker.ring();
+    pub(crate) fn notify(&self) {
+        self.waker.notify();
     }
 
     /// Ends the thread and waits for its end.
@@ -197,7 +197,7 @@ impl AutoProgress {
 
     fn end(&self) {
         self.stop.store(true, Ordering::Release);
-        self.waker.ring();
+        self.waker.notify();
     }
 
     fn start(self: &Arc<Self>) -> Result<(), Errno> {
@@ -222,10 +222,10 @@ impl AutoProgress {
             );
         }
         // Rings that arrive from here on are about things that the coming look may miss.
-        self.waker.hush();
+        self.waker.drain();
         while !self.stop.load(Ordering::Acquire) {
-            let relieve = self.relieve.swap(false, Ordering::AcqRel);
-            let time = match self.look(relieve) {
+            let client_parked = self.client_parked.swap(false, Ordering::AcqRel);
+            let time = match self.look(client_parked) {
                 Next::Now => {
                     std::thread::yield_now();
                     continue;
@@ -236,16 +236,16 @@ impl AutoProgress {
                 Next::WhenWoken => SLICE,
             };
             self.waker.sleep(Some(time));
-            self.waker.hush();
+            self.waker.drain();
         }
         // Endpoints that are still open, at the end of the program, are not waited for: a call may have been
         // interrupted in them for ever.
     }
 
     /// Looks at every endpoint once.
-    fn look(&self, relieve: bool) -> Next {
+    fn look(&self, client_parked: bool) -> Next {
         let mut members = self.members.lock();
-        members.iter_mut().map(|member| member.look(self, relieve)).min().unwrap_or(Next::WhenWoken)
+        members.iter_mut().map(|member| member.look(self, client_parked)).min().unwrap_or(Next::WhenWoken)
     }
 
     /// Rounds in which the thread found something to do.
@@ -272,13 +272,13 @@ impl Member {
         }
     }
 
-    fn look(&mut self, auto: &AutoProgress, relieve: bool) -> Next {
+    fn look(&mut self, auto: &AutoProgress, client_parked: bool) -> Next {
         let (rounds, sleeper) = self.cell.activity();
         let moved = std::mem::replace(&mut self.seen, rounds) != rounds;
         if self.listening {
             return if self.cell.take_dismissal() { self.part(auto) } else { self.serve(auto, sleeper) };
         }
-        if !sleeper && (relieve || !moved || self.finds_client_away()) {
+        if !sleeper && (client_parked || !moved || self.finds_client_away()) {
             return self.serve(auto, sleeper);
         }
         self.step_back(&auto.waker);
@@ -333,7 +333,7 @@ impl Member {
         };
         self.visited = true;
         if !self.listening {
-            if state.is_slept_on() {
+            if state.has_inside_sleepers() {
                 return Next::Tick;
             }
             self.listening = true;
@@ -346,18 +346,18 @@ impl Member {
             self.useful = true;
             self.needless_wakes = 0;
         }
-        state.auto_rouse();
+        state.wake_listener();
         let before = self.cell.activity().0;
-        let moved = !state.settle();
-        let attend = state.attend;
-        if moved || attend {
+        let moved = !state.progress_until_idle();
+        let programs_due = state.programs_due;
+        if moved || programs_due {
             self.did = Some((before, self.cell.waits()));
             if auto.rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(ROUNDS_PER_PUBLISHING) {
                 self.cell.publish(&mut state, INTERVAL);
             }
-            if attend {
+            if programs_due {
                 // Operations were triggered, or wait for room that there may be now.
-                self.cell.attend(state);
+                self.cell.run_programs(state);
             }
             self.worked = Some(Instant::now());
             return Next::Now;
@@ -367,7 +367,7 @@ impl Member {
         }
         self.worked = None;
         self.needless_wakes += u32::from(sleeper);
-        if state.auto_listen(&auto.waker) {
+        if state.park_listener(&auto.waker) {
             self.cell.publish(&mut state, BEFORE_SLEEP);
             self.restless = 0;
             // The devices have just been told to wake whoever sleeps, so the client will be woken without us as well.

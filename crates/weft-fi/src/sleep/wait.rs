@@ -98,7 +98,7 @@ impl Waker {
     }
 
     /// Wakes the sleeper, or the next one.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn notify(&self) {
         // The counter cannot overflow in practice, and a full one is readable all the same.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
         if let Some(condition) = &self.condition {
@@ -107,7 +107,7 @@ impl Waker {
     }
 
     /// Takes earlier rings back.
-    pub(crate) fn hush(&self) {
+    pub(crate) fn drain(&self) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.bell, &mut count);
     }

@@ -50,19 +50,19 @@ pub(crate) trait Member: Send + Sync {
     /// One round on all that brings something about here. Returns 0 when nothing happened.
     fn progress(&self) -> usize;
     /// Whether the client has to look: a queue that has something or was signaled, a counter that has
-    /// changed. It stays so until [`Member::told`].
-    fn stirred(&self) -> bool;
+    /// changed. It stays so until [`Member::clear_news`].
+    fn has_news(&self) -> bool;
     /// The client hears that it has to look. What it does not find by itself when it looks is over: a signal, a change.
-    fn told(&self);
+    fn clear_news(&self);
     /// Ok: whatever comes wakes those who sleep on the waker, until the next round of progress. -FI_EAGAIN if
     /// it has stirred, or may have.
-    fn may_sleep(&self) -> Result<(), Errno>;
+    fn park(&self) -> Result<(), Errno>;
 
     /// The same for `fi_trywait`, whose answer the client hears.
     fn trywait(&self) -> Result<(), Errno> {
-        let answer = self.may_sleep();
+        let answer = self.park();
         if answer == Err(Errno::AGAIN) {
-            self.told();
+            self.clear_news();
         }
         answer
     }
@@ -70,9 +70,9 @@ pub(crate) trait Member: Send + Sync {
 
 /// Whether the client of these has to look, which it is told then.
 fn tell(members: &[Arc<dyn Member>]) -> bool {
-    let stirred = members.iter().any(|member| member.stirred());
+    let stirred = members.iter().any(|member| member.has_news());
     if stirred {
-        members.iter().for_each(|member| member.told());
+        members.iter().for_each(|member| member.clear_news());
     }
     stirred
 }
@@ -150,7 +150,7 @@ impl WaitSet {
             let yields = fruitless <= SPINS + YIELDS || self.kind == WaitKind::Yield;
             if fruitless <= SPINS {
                 std::hint::spin_loop();
-            } else if !yields && members.iter().all(|member| member.may_sleep().is_ok()) {
+            } else if !yields && members.iter().all(|member| member.park().is_ok()) {
                 return Ok(false);
             }
             if look {

@@ -82,7 +82,7 @@ impl EndpointCell {
             room = state.make_room();
             result = state.engine.as_mut().map_or(result, |engine| op.start(engine));
         }
-        let State { engine: Some(engine), routes, attend, stalled, .. } = &mut *state else { return true };
+        let State { engine: Some(engine), routes, programs_due, stalled, .. } = &mut *state else { return true };
         let started = result != Err(Error::Again);
         match result {
             Err(Error::Again) => *report = number.map(|number| routes.works.get_mut().remove(number)),
@@ -92,14 +92,14 @@ impl EndpointCell {
         let _ = routes.deliver(engine);
         // What is stalled in the other lane may have room now. That is left to the next round, or two lanes
         // that are full would send the caller to and fro for as long as anything comes.
-        *attend |= room || (started && *stalled);
+        *programs_due |= room || (started && *stalled);
         *stalled |= !started;
-        if state.attend {
-            self.call_sleepers(&mut state);
+        if state.programs_due {
+            self.notify_sleepers(&mut state);
         }
-        if self.call_listener(&mut state) {
+        if self.ensure_wake_up(&mut state) {
             // More than the caller runs may go on.
-            state.routes.ring();
+            state.routes.notify();
         }
         started
     }
@@ -107,7 +107,9 @@ impl EndpointCell {
     /// Cancels deferred work that was started, where it is a receive that nothing has matched.
     pub(crate) fn cancel_work(&self, work: usize) -> Standing {
         let mut state = self.state();
-        let State { engine: Some(engine), routes, attend, stalled, .. } = &mut *state else { return Standing::Unknown };
+        let State { engine: Some(engine), routes, programs_due, stalled, .. } = &mut *state else {
+            return Standing::Unknown;
+        };
         let works = &routes.works;
         let wanted = |report: &Report| report.work == work;
         if !works.borrow().iter().any(|(_, report)| wanted(report)) {
@@ -120,10 +122,10 @@ impl EndpointCell {
             report.cancelled = true;
             true
         });
-        *attend |= routes.deliver(engine) || *stalled;
+        *programs_due |= routes.deliver(engine) || *stalled;
         let under_way = works.borrow().iter().any(|(_, report)| wanted(report));
-        if state.attend {
-            self.attend(state);
+        if state.programs_due {
+            self.run_programs(state);
         }
         if under_way { Standing::UnderWay } else { Standing::Over }
     }

@@ -10,7 +10,7 @@
 //! except control calls: they leave them to the next round of progress, so that a queue's ring is only
 //! entered by those whom the threading level covers, and by the progress thread ([`Visit`]), which the rings
 //! know. Whoever delivers runs, once it has left, the programs that were set free by it ([`crate::trigger`]),
-//! or leaves that to the next round by [`State::attend`]. The same goes for programs that are
+//! or leaves that to the next round by [`State::programs_due`]. The same goes for programs that are
 //! [`State::stalled`]: any call into the engine in which it may make progress may have made the room that
 //! they wait for, and no later round need find anything.
 
@@ -86,7 +86,7 @@ pub(crate) struct State {
     /// Rounds that the client has made since the progress thread was of use.
     unaided: u32,
     /// Programs were set free in here, or may go on: whoever finds this set runs them, once out of the engine.
-    pub(crate) attend: bool,
+    pub(crate) programs_due: bool,
     /// Programs wait for room in this engine.
     pub(crate) stalled: bool,
     /// Lets others see what happens here.
@@ -118,7 +118,7 @@ impl EndpointCell {
             auto_asleep: false,
             relied_on: false,
             unaided: 0,
-            attend: false,
+            programs_due: false,
             stalled: false,
             publisher: None,
             look_due: false,
@@ -175,7 +175,7 @@ impl EndpointCell {
         let mut state = self.state.intrude();
         if let Some(engine) = &mut state.engine {
             fresh.iter().for_each(|(addr, name)| engine.address_added(*addr, name));
-            self.call_sleepers(&mut state);
+            self.notify_sleepers(&mut state);
         }
     }
 
@@ -184,7 +184,7 @@ impl EndpointCell {
         let mut state = self.state.intrude();
         if let Some(engine) = &mut state.engine {
             engine.address_removed(addr);
-            self.call_sleepers(&mut state);
+            self.notify_sleepers(&mut state);
         }
     }
 
@@ -203,7 +203,7 @@ impl EndpointCell {
     pub(crate) fn set_region_counters(self: &Arc<Self>, key: u64, counters: RegionCounters) {
         for cntr in [&counters.write, &counters.read].into_iter().flatten() {
             cntr.sources().add(self);
-            cntr.ring();
+            cntr.notify();
         }
         self.state.intrude().routes.set_region_counters(key, counters);
     }
@@ -214,7 +214,7 @@ impl EndpointCell {
         state.routes.regions.remove(&key);
         let State { engine: Some(engine), .. } = &mut *state else { return };
         engine.remove_region(key);
-        self.call_sleepers(&mut state);
+        self.notify_sleepers(&mut state);
     }
 }
 

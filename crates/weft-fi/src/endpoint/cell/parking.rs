@@ -1,7 +1,7 @@
 //! Sleep and wake of an endpoint: its devices are parked for threads that sleep, and the threads woken.
 //!
-//! Place in the data flow: [`crate::sleep::poll`] → [`EndpointCell::park`], [`EndpointCell::unpark`]; the progress
-//! thread → [`State::auto_listen`].
+//! Place in the data flow: [`crate::sleep::poll`] → [`EndpointCell::park`], [`EndpointCell::wake`]; the progress
+//! thread → [`State::park_listener`].
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
@@ -26,18 +26,18 @@ pub(crate) enum Sleep {
 impl EndpointCell {
     /// The client has made a round although others rely on the devices' parking.
     #[cold]
-    pub(super) fn beside_listeners(&self, state: &mut State) {
+    pub(super) fn progress_beside_sleepers(&self, state: &mut State) {
         state.unaided = state.unaided.saturating_add(1);
         if state.auto_listens && state.unaided > UNAIDED_ROUNDS && state.sleeping == 0 {
             // From now on the thread looks after us in ticks.
-            state.auto_awake();
+            state.end_listening();
             self.dismissed.store(true, Ordering::Relaxed);
-            self.auto.as_ref().inspect(|auto| auto.wake());
+            self.auto.as_ref().inspect(|auto| auto.notify());
         }
         if state.external > 0 {
             state.park_again();
         } else if state.auto_asleep {
-            let _ = self.call_if_deaf(state);
+            let _ = self.ensure_sleepers_wake(state);
         }
     }
 
@@ -45,46 +45,46 @@ impl EndpointCell {
     /// that this goes on, if the devices will not wake that thread by themselves for what there is to do.
     /// True: programs can go on.
     #[inline(always)]
-    pub(in crate::endpoint) fn call_listener(&self, state: &mut State) -> bool {
-        state.relied_on && self.call_if_deaf(state)
+    pub(in crate::endpoint) fn ensure_wake_up(&self, state: &mut State) -> bool {
+        state.relied_on && self.ensure_sleepers_wake(state)
     }
 
     #[cold]
-    fn call_if_deaf(&self, state: &mut State) -> bool {
+    fn ensure_sleepers_wake(&self, state: &mut State) -> bool {
         let Some(engine) = &state.engine else { return false };
         if state.auto_asleep {
             if engine.has_work() || !engine.nic().listens() {
-                self.call_auto(state);
+                self.notify_listener(state);
             }
         } else if state.external == 0 {
             // A thread in one of our calls looks for itself now and then; what only waits for the peer has
             // time until then.
             if !engine.nic().idles() {
-                state.routes.ring();
+                state.routes.notify();
             }
         } else if engine.has_work() || !engine.nic().idles() {
             state.park_again();
-            return state.attend;
+            return state.programs_due;
         }
         false
     }
 
     /// Calls the progress thread, if it sleeps.
-    pub(in crate::endpoint) fn call_auto(&self, state: &mut State) {
+    pub(in crate::endpoint) fn notify_listener(&self, state: &mut State) {
         if std::mem::take(&mut state.auto_asleep) {
             state.note_sleepers();
-            self.auto.as_ref().inspect(|auto| auto.wake());
+            self.auto.as_ref().inspect(|auto| auto.notify());
         }
     }
 
     /// After a control call: whoever sleeps looks for itself, since there may be completions that were not
     /// delivered, room for what is stalled, and the devices' parking may have ended.
-    pub(in crate::endpoint) fn call_sleepers(&self, state: &mut State) {
-        state.attend |= state.stalled;
+    pub(in crate::endpoint) fn notify_sleepers(&self, state: &mut State) {
+        state.programs_due |= state.stalled;
         if state.external > 0 || state.sleeping > 0 {
-            state.routes.ring();
+            state.routes.notify();
         }
-        self.call_auto(state);
+        self.notify_listener(state);
     }
 
     /// For the progress thread: whether the client has taken over.
@@ -93,7 +93,7 @@ impl EndpointCell {
     }
 
     /// Prepares for sleep by an application thread: nothing left to do, and the devices will wake whoever
-    /// watches them. False: there was something to do, look again. Balanced by [`EndpointCell::unpark`].
+    /// watches them. False: there was something to do, look again. Balanced by [`EndpointCell::wake`].
     pub(crate) fn park(&self, waker: &Waker, sleep: Sleep) -> bool {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         let mut state = self.state.lock();
@@ -104,7 +104,7 @@ impl EndpointCell {
             state.park_again();
         } else if state.auto_asleep {
             // The look may have taken off what was to wake it.
-            let _ = self.call_if_deaf(&mut state);
+            let _ = self.ensure_sleepers_wake(&mut state);
         }
         drop(state);
         if !parked {
@@ -114,14 +114,14 @@ impl EndpointCell {
     }
 
     /// Ends what a successful [`EndpointCell::park`] began.
-    pub(crate) fn unpark(&self, sleep: Sleep) {
-        self.state.lock().unpark(sleep);
+    pub(crate) fn wake(&self, sleep: Sleep) {
+        self.state.lock().wake(sleep);
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// The client is about to sleep where we cannot see it: whether the progress thread takes over.
-    pub(crate) fn is_relieved(&self) -> bool {
-        self.auto.as_ref().inspect(|auto| auto.take_over()).is_some()
+    pub(crate) fn notify_progress_thread(&self) -> bool {
+        self.auto.as_ref().inspect(|auto| auto.notify_client_parked()).is_some()
     }
 }
 
@@ -129,16 +129,16 @@ impl State {
     /// Somebody has made a round although threads of the client rely on the devices' parking, and may now go away.
     #[cold]
     pub(super) fn park_again(&mut self) {
-        if !(self.settle() && self.park_devices()) {
+        if !(self.progress_until_idle() && self.park_devices()) {
             // Too much is going on to park: let the sleepers come and look.
-            self.routes.ring();
+            self.routes.notify();
         }
     }
 
     /// See [`EndpointCell::park`].
     fn park(&mut self, waker: &Waker, sleep: Sleep) -> bool {
         // Nothing will come to the devices on account of what is to be attended to.
-        if !(self.listen(waker) && !self.attend && self.park_devices()) {
+        if !(self.listen(waker) && !self.programs_due && self.park_devices()) {
             return false;
         }
         match sleep {
@@ -154,7 +154,7 @@ impl State {
         self.relied_on = self.auto_asleep || self.sleeping > 0 || self.external > 0;
     }
 
-    fn unpark(&mut self, sleep: Sleep) {
+    fn wake(&mut self, sleep: Sleep) {
         let count = match sleep {
             Sleep::Inside => &mut self.sleeping,
             Sleep::Outside => &mut self.external,
@@ -171,7 +171,7 @@ impl State {
     /// Brings the endpoint to rest, with its devices listened to by `waker` once they are parked. False:
     /// something is going on.
     fn listen(&mut self, waker: &Waker) -> bool {
-        if !self.settle() {
+        if !self.progress_until_idle() {
             return false;
         }
         // Without a descriptor the sleeper would hear nothing.
@@ -189,12 +189,12 @@ impl State {
     }
 
     /// Whether a thread of the client sleeps in our calls, relying on the devices' parking, which a poll would end.
-    pub(crate) fn is_slept_on(&self) -> bool {
+    pub(crate) fn has_inside_sleepers(&self) -> bool {
         self.sleeping > 0
     }
 
     /// For the progress thread: goes to sleep on these devices, if there is nothing to do.
-    pub(crate) fn auto_listen(&mut self, waker: &Waker) -> bool {
+    pub(crate) fn park_listener(&mut self, waker: &Waker) -> bool {
         if !(self.listen(waker) && self.engine.as_mut().is_none_or(|engine| engine.nic_mut().hold())) {
             return false;
         }
@@ -206,7 +206,7 @@ impl State {
     }
 
     /// For the progress thread: it is awake; if it slept, the devices know why it does not any more.
-    pub(crate) fn auto_rouse(&mut self) {
+    pub(crate) fn wake_listener(&mut self) {
         if std::mem::take(&mut self.auto_asleep) {
             self.note_sleepers();
             if let Some(engine) = &mut self.engine {
@@ -221,7 +221,7 @@ impl State {
     }
 
     /// The progress thread listens no more.
-    pub(crate) fn auto_awake(&mut self) {
+    pub(crate) fn end_listening(&mut self) {
         self.auto_asleep = false;
         self.note_sleepers();
         if std::mem::take(&mut self.auto_listens) && self.sleeping == 0 && self.external == 0 {

@@ -24,8 +24,8 @@ impl EndpointCell {
     /// Lets others see what has happened, where that is due. Runs the domain's programs, once out of the
     /// engine, and lets those try again that waited for room in it.
     #[cold]
-    pub(crate) fn attend(&self, mut state: impl DerefMut<Target = State>) {
-        state.attend = false;
+    pub(crate) fn run_programs(&self, mut state: impl DerefMut<Target = State>) {
+        state.programs_due = false;
         state.stalled = false;
         if std::mem::take(&mut state.look_due) {
             self.publish(&mut state, INTERVAL);
@@ -48,14 +48,14 @@ impl EndpointCell {
                 self.cpu.store(this_cpu(), Ordering::Relaxed);
             }
             state.look_due = polls.is_multiple_of(ROUNDS_PER_LOOK);
-            state.attend |= state.look_due;
+            state.programs_due |= state.look_due;
         }
         let done = state.round();
         if state.auto_listens || state.external > 0 {
-            self.beside_listeners(&mut state);
+            self.progress_beside_sleepers(&mut state);
         }
-        if state.attend {
-            self.attend(state);
+        if state.programs_due {
+            self.run_programs(state);
         }
         done
     }
@@ -97,7 +97,7 @@ impl EndpointCell {
     /// The progress thread will not come for a while. It stops listening, and locks become cheap again.
     pub(crate) fn end_visits(&self, waker: &Waker) {
         let mut visit = Visit::new(self.state.visit());
-        visit.auto_awake();
+        visit.end_listening();
         if let Some(fd) = visit.wait_fd() {
             waker.unwatch(fd);
         }
@@ -142,19 +142,19 @@ impl State {
     /// One round of progress, with delivery.
     #[inline(always)]
     pub(crate) fn round(&mut self) -> usize {
-        let Self { engine: Some(engine), routes, attend, stalled, .. } = self else { return 0 };
+        let Self { engine: Some(engine), routes, programs_due, stalled, .. } = self else { return 0 };
         if routes.flooded() {
             return 0;
         }
         let done = engine.progress();
         if routes.deliver(engine) || (*stalled && done > 0) {
-            *attend = true;
+            *programs_due = true;
         }
         done
     }
 
     /// Progresses until nothing happens, within a bound; whether that was reached without anything happening at all.
-    pub(crate) fn settle(&mut self) -> bool {
+    pub(crate) fn progress_until_idle(&mut self) -> bool {
         let mut rounds = 0;
         while rounds < SETTLE_ROUNDS && self.round() > 0 {
             rounds += 1;
@@ -171,7 +171,7 @@ impl State {
         let mut fired = routes.deliver(engine) || (moved && *stalled);
         if self.external > 0 {
             self.park_again();
-            fired |= self.attend;
+            fired |= self.programs_due;
         }
         fired
     }

@@ -92,7 +92,7 @@ impl EndpointCell {
         }
         let (result, fired) = state.submit(|engine| engine.recv(&op));
         // A peek is a round of progress, and there are clients that make no other.
-        let fired = fired || state.attend || state.stalled;
+        let fired = fired || state.programs_due || state.stalled;
         self.leave(state, fired);
         result
     }
@@ -103,7 +103,7 @@ impl EndpointCell {
         if state.relied_on {
             self.leave_sleeper(state, fired);
         } else if fired {
-            self.attend(state);
+            self.run_programs(state);
         }
     }
 
@@ -111,24 +111,24 @@ impl EndpointCell {
     #[cold]
     #[inline(never)]
     fn leave_sleeper(&self, mut state: impl DerefMut<Target = State>, fired: bool) {
-        if self.call_listener(&mut state) || fired {
-            self.attend(state);
+        if self.ensure_wake_up(&mut state) || fired {
+            self.run_programs(state);
         }
     }
 
     /// Cancels a receive, or an operation that waits for its trigger.
     pub(crate) fn cancel(&self, context: usize) -> isize {
         let mut state = self.state.lock();
-        let State { engine: Some(engine), routes, attend, stalled, .. } = &mut *state else {
+        let State { engine: Some(engine), routes, programs_due, stalled, .. } = &mut *state else {
             return self.cancel_shared(context);
         };
         if engine.cancel(context) {
-            *attend |= routes.deliver(engine) || *stalled;
+            *programs_due |= routes.deliver(engine) || *stalled;
         } else {
             drop(state);
             let waiting = self.work.cancel_operation(self, context);
             state = self.state.lock();
-            let State { engine: Some(engine), routes, attend, stalled, .. } = &mut *state else {
+            let State { engine: Some(engine), routes, programs_due, stalled, .. } = &mut *state else {
                 return Errno::NOENT.size();
             };
             match waiting {
@@ -137,10 +137,10 @@ impl EndpointCell {
                 None if self.triggers && engine.cancel(context) => {}
                 None => return Errno::NOENT.size(),
             }
-            *attend |= routes.deliver(engine) || *stalled;
+            *programs_due |= routes.deliver(engine) || *stalled;
         }
-        if state.attend {
-            self.attend(state);
+        if state.programs_due {
+            self.run_programs(state);
         }
         0
     }

@@ -48,13 +48,13 @@ impl Member for Late {
         0
     }
 
-    fn stirred(&self) -> bool {
+    fn has_news(&self) -> bool {
         false
     }
 
-    fn told(&self) {}
+    fn clear_news(&self) {}
 
-    fn may_sleep(&self) -> Result<(), Errno> {
+    fn park(&self) -> Result<(), Errno> {
         if let Some(cntr) = self.0.lock().take() {
             assert!(!cntr.add(1), "no program waits for it");
         }
@@ -100,13 +100,13 @@ impl Member for Busy {
         usize::from(Instant::now() < self.0)
     }
 
-    fn stirred(&self) -> bool {
+    fn has_news(&self) -> bool {
         false
     }
 
-    fn told(&self) {}
+    fn clear_news(&self) {}
 
-    fn may_sleep(&self) -> Result<(), Errno> {
+    fn park(&self) -> Result<(), Errno> {
         Err(Errno::AGAIN)
     }
 }
@@ -120,9 +120,9 @@ impl Driver for Busy {
         false
     }
 
-    fn unpark(&self, _sleep: Sleep) {}
+    fn wake(&self, _sleep: Sleep) {}
 
-    fn is_relieved(&self) -> bool {
+    fn notify_progress_thread(&self) -> bool {
         false
     }
 }
@@ -144,7 +144,7 @@ impl Waitable for Busy {
         false
     }
 
-    fn interrupted(&self) -> bool {
+    fn take_interrupt(&self) -> bool {
         false
     }
 
