@@ -1,29 +1,31 @@
-//! The messages that engines exchange, as docs/protocol.md specifies them.
+//! The messages that engines exchange, as specified in docs/protocol.md.
 //!
-//! Place in the data flow: built on the stack before `Nic::send`, checked once in `Sink::message`. All integers are
-//! little-endian, all structures are packed without padding (their sizes are asserted below), and
-//! decoding copies: nothing here refers to the bytes afterwards, which a shared-memory peer may still change.
+//! Place in the data flow: a message is built on the stack before `Nic::send`, and checked once in
+//! `Sink::message`. All integers are little-endian, and all structures are packed without padding (their
+//! sizes are asserted below). Decoding copies: no decoded value refers to the message, because a peer over
+//! shared memory may still change its bytes.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Version of the engine-to-engine protocol, compared at OPEN.
+/// Version of the engine-to-engine protocol; both sides compare it at OPEN.
 pub(crate) const PROTOCOL_VERSION: u8 = 1;
 
-/// Kinds of message. Kinds below [`FIRST_SEQUENCED`] belong to a link, the others to the numbered stream of a
-/// virtual connection.
+/// Kinds of message. Kinds below [`FIRST_SEQUENCED`] belong to a link; all others belong to the numbered
+/// stream of a peer.
 pub(crate) mod kind {
-    /// First message of the side that connected: [`super::Open`].
+    /// The first message of the side that connected: [`super::Open`].
     pub(crate) const OPEN: u8 = 0;
-    /// The answer that makes the virtual connection usable: [`super::Open`].
+    /// The positive answer to OPEN: [`super::Open`]. The link carries messages from then on.
     pub(crate) const OPEN_OK: u8 = 1;
-    /// The answer when another link already serves this pair; the link is closed after it.
+    /// The answer to OPEN when another link already serves this pair. The link is closed after it.
     pub(crate) const OPEN_DUP: u8 = 2;
-    /// First message to a listener: [`super::Open`] and the client's data.
+    /// The first message to a listener: [`super::Open`] and the client's data.
     pub(crate) const CALL: u8 = 3;
-    /// First message of an endpoint that calls back, answered by OPEN_OK: [`super::Open`] and the client's data.
+    /// The first message of an endpoint that calls back: [`super::Open`] and the client's data. OPEN_OK
+    /// answers it.
     pub(crate) const ACCEPT: u8 = 4;
-    /// A listener's answer where nobody will call back: the client's data; the link is closed after it.
+    /// A listener's refusal: the client's data. The link is closed after it.
     pub(crate) const REJECT: u8 = 5;
     /// A message with its payload.
     pub(crate) const EAGER: u8 = 8;
@@ -31,81 +33,83 @@ pub(crate) mod kind {
     pub(crate) const RTS: u8 = 9;
     /// Clear to send: [`super::Cts`].
     pub(crate) const CTS: u8 = 10;
-    /// An operation has ended: [`super::Fin`].
+    /// One operation has ended: [`super::Fin`].
     pub(crate) const FIN: u8 = 11;
-    /// Operations have ended well: `flags` operation numbers, U32 each.
+    /// Several operations have ended without error: `flags` operation numbers, U32 each.
     pub(crate) const ACK: u8 = 12;
-    /// Eager window returned: U64 bytes.
+    /// Returns a part of the eager window: U64 bytes.
     pub(crate) const CREDIT: u8 = 13;
-    /// RMA write with its payload: [`super::RmaHead`].
+    /// RMA write that contains its payload: [`super::RmaHead`].
     pub(crate) const WRITE: u8 = 14;
-    /// RMA write whose payload follows at once, or by get or push: [`super::RmaHead`], [`super::Bulk`], addresses.
+    /// RMA write whose payload follows at once, or by get or push: [`super::RmaHead`], [`super::Bulk`],
+    /// addresses.
     pub(crate) const WRITE_RTS: u8 = 15;
-    /// RMA read, answered by READ_DATA: [`super::RmaHead`], [`super::Bulk`].
+    /// RMA read that READ_DATA answers: [`super::RmaHead`], [`super::Bulk`].
     pub(crate) const READ: u8 = 16;
-    /// RMA read, answered by put or push: [`super::RmaHead`], [`super::Bulk`], addresses.
+    /// RMA read that a put or push answers: [`super::RmaHead`], [`super::Bulk`], addresses.
     pub(crate) const READ_BULK: u8 = 17;
     /// The bytes of a READ: [`super::Op`] and payload.
     pub(crate) const READ_DATA: u8 = 18;
-    /// Help with the transfer that serves an operation of yours: [`super::Assist`] and the helped side's addresses.
+    /// Asks the initiator to help with the transfer of its own operation: [`super::Assist`] and the addresses
+    /// of the sender's memory.
     pub(crate) const ASSIST: u8 = 19;
-    /// An atomic operation: [`super::AtomicHead`], data where `F_DATA`, operands, values to compare with; of
-    /// a read its length, U64.
+    /// An atomic operation: [`super::AtomicHead`], data where `F_DATA`, operands, values to compare with. An
+    /// atomic read has its length (U64) in place of the operands.
     pub(crate) const ATOMIC: u8 = 20;
-    /// What atomic operations have fetched: [`super::Op`] and the bytes, again and again.
+    /// Results of atomic operations: [`super::Op`] and the bytes, repeated.
     pub(crate) const RESULTS: u8 = 21;
 }
 
-/// See [`kind`].
+/// The first kind of the numbered stream (see [`kind`]).
 pub(crate) const FIRST_SEQUENCED: u8 = kind::EAGER;
-/// The last of [`kind`]: no message has a higher one.
+/// The highest kind; any higher one is a violation.
 pub(crate) const LAST_KIND: u8 = kind::RESULTS;
 
-/// `Head::flags`: a tag follows.
+/// `Head::flags`: the message has a tag.
 pub(crate) const F_TAGGED: u8 = 1;
-/// `Head::flags`: 64 bits of immediate data follow (or are valid).
+/// `Head::flags`: the message has 64 bits of immediate data.
 pub(crate) const F_DATA: u8 = 2;
-/// `Head::flags`: the sender wants to hear of the delivery.
+/// `Head::flags`: the sender requests an acknowledgement of the delivery.
 pub(crate) const F_ACK: u8 = 4;
 
-/// `Head::flags` of EAGER, with `F_ACK`: the sender wants to hear of the arrival, whether or not anybody asks
-/// for the message.
+/// `Head::flags` of EAGER, together with `F_ACK`: the sender requests an acknowledgement of the arrival,
+/// whether or not a receive has matched.
 pub(crate) const F_ARRIVAL: u8 = 32;
 
-/// `Head::flags`: what was there before is wanted.
+/// `Head::flags`: the sender requests the previous value.
 pub(crate) const F_FETCH: u8 = 8;
 
-/// `Head::flags` of WRITE, WRITE_RTS, READ, READ_BULK and ATOMIC: more parts of this operation follow; the
-/// client hears of it once, when all of them are done.
+/// `Head::flags` of WRITE, WRITE_RTS, READ, READ_BULK and ATOMIC: more parts of this operation follow. The
+/// target's client gets one event when all of them are done.
 pub(crate) const F_MORE: u8 = 16;
 
-/// "No operation": a write whose success nobody waits for.
+/// In place of an operation number: the sender does not wait for the success of this write.
 pub(crate) const NO_OP: u32 = u32::MAX;
 
-/// Most pieces of memory in one RTS, WRITE_RTS or READ_BULK.
+/// Maximum number of memory pieces in one RTS, WRITE_RTS or READ_BULK.
 pub(crate) const MAX_REMOTE_IOV: usize = 32;
 
-/// Begins every message.
+/// The head of every message.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct Head {
     pub(crate) kind: u8,
     pub(crate) flags: u8,
-    /// Type and operation of an ATOMIC ([`crate::amo`]), else 0.
+    /// Type and operation of an ATOMIC ([`crate::amo`]), otherwise 0.
     pub(crate) detail: [u8; 2],
-    /// Number of this message in the stream of its virtual connection (0 in link messages).
+    /// Number of this message in the stream of its peer (0 in link messages).
     pub(crate) seq: U32,
 }
 
 impl Head {
-    /// Without a number.
+    /// A head without a number.
     #[inline]
     pub(crate) const fn new(kind: u8, flags: u8) -> Self {
         Self { kind, flags, detail: [0; 2], seq: U32::ZERO }
     }
 }
 
-/// Numbers a message that was kept without a number.
+/// Fills in the number of a message that was queued without one.
 #[inline]
 pub(crate) fn number(message: &mut [u8], seq: u32) {
     if let Some(place) = message.get_mut(4..8) {
@@ -113,20 +117,19 @@ pub(crate) fn number(message: &mut [u8], seq: u32) {
     }
 }
 
-/// OPEN and OPEN_OK.
+/// OPEN, OPEN_OK, CALL and ACCEPT after [`Head`].
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct Open {
     pub(crate) version: u8,
     pub(crate) reserved: [u8; 3],
-    /// Numbers the calls of an endpoint, in OPEN: who has given one up and calls again has a higher one (by
-    /// wrapping difference).
+    /// Numbers the OPENs of an endpoint. A later OPEN has a higher number, by wrapping difference.
     pub(crate) call: U32,
-    /// Eager bytes that the receiver of this message may have waiting unmatched at its sender.
+    /// Eager bytes that the receiver of this message may have unmatched at its sender.
     pub(crate) window_bytes: U64,
 }
 
-/// Numbers an operation of the side that started it, and a part of it.
+/// Names a part of an operation. The side that started the operation chose the number.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct Op {
@@ -139,7 +142,7 @@ pub(crate) struct Op {
 #[repr(C)]
 pub(crate) struct Rts {
     pub(crate) op: U32,
-    /// How many [`WireIov`] follow; 0: the source cannot be read directly.
+    /// Count of [`WireIov`] that follow; 0: the peer cannot read the source directly.
     pub(crate) iov_count: U32,
     pub(crate) tag: U64,
     pub(crate) data: U64,
@@ -162,7 +165,7 @@ pub(crate) struct Fin {
     pub(crate) op: U32,
     /// [`Status`] as a number.
     pub(crate) status: U32,
-    /// The window of the READ_BULK that this answers, else 0.
+    /// The window of the READ_BULK that this message answers, otherwise 0.
     pub(crate) window: U64,
 }
 
@@ -186,28 +189,30 @@ pub(crate) struct AtomicHead {
     pub(crate) addr: U64,
 }
 
-/// RMA messages whose payload travels apart, after [`RmaHead`].
+/// Follows [`RmaHead`] in RMA messages whose payload travels separately.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct Bulk {
     pub(crate) len: U64,
-    /// Where a READ_BULK may be pushed to, and where the bytes of a WRITE_RTS will be if they follow at once; else 0.
+    /// READ_BULK: the window into which the target may push. WRITE_RTS: the window into which the payload is
+    /// pushed if it follows at once. Otherwise 0.
     pub(crate) window: U64,
-    /// How many [`WireIov`] follow.
+    /// Count of [`WireIov`] that follow.
     pub(crate) iov_count: U32,
     pub(crate) reserved: U32,
 }
 
-/// ASSIST after [`Head`]: what the sender's device moves, the receiver's may move, too.
+/// ASSIST after [`Head`]. The receiver's device may move a part of the transfer that the sender's device
+/// moves.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct Assist {
     pub(crate) op: Op,
-    /// The device's name for the transfer.
+    /// The sender's device knows the transfer by this number ([`crate::nic::Share`]).
     pub(crate) share: U32,
-    /// How many [`WireIov`] follow.
+    /// Count of [`WireIov`] that follow.
     pub(crate) iov_count: U32,
-    /// Bytes that are moved, from the first on.
+    /// Bytes of the transfer, counted from its first byte.
     pub(crate) len: U64,
 }
 
@@ -233,7 +238,7 @@ const _: () = {
     assert!(size_of::<WireIov>() == 16);
 };
 
-/// How the target ended an operation, in [`Fin`].
+/// The result of an operation at its target, in [`Fin`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
     Ok,
@@ -259,23 +264,23 @@ impl Status {
     }
 }
 
-/// A message header under construction: at most `ROOM` bytes, on the stack.
+/// A message header under construction, on the stack: at most `ROOM` bytes.
 pub(crate) struct Writer<const ROOM: usize> {
     bytes: [u8; ROOM],
     len: usize,
 }
 
-/// Bytes for every message with one address at most: a READ_BULK has as many.
+/// Size of the longest message with at most one address (a READ_BULK).
 pub(crate) const SHORT_ROOM: usize = 80;
-/// Bytes for the longest list of addresses.
+/// Size of a message with the longest list of addresses.
 pub(crate) const LONG_ROOM: usize = 72 + MAX_REMOTE_IOV * size_of::<WireIov>();
-/// Room for every message with one address at most.
+/// A writer for every message with at most one address.
 pub(crate) type Short = Writer<SHORT_ROOM>;
-/// Room for the longest list of addresses.
+/// A writer for the longest list of addresses.
 pub(crate) type Long = Writer<LONG_ROOM>;
 
 impl<const ROOM: usize> Writer<ROOM> {
-    /// Begins a message. The sequence number is filled in by [`Writer::with_seq`].
+    /// Begins a message. [`Writer::with_seq`] fills in the sequence number.
     #[inline]
     pub(crate) fn new(kind: u8, flags: u8) -> Self {
         let mut w = Self { bytes: [0; ROOM], len: 0 };
@@ -291,25 +296,25 @@ impl<const ROOM: usize> Writer<ROOM> {
         self.len += bytes.len();
     }
 
-    /// Appends a payload that is known to fit.
+    /// Appends a payload. The caller has checked that it fits.
     pub(crate) fn gather(&mut self, iov: &[crate::mem::Iov]) {
         self.len += crate::mem::gather(iov, &mut self.bytes[self.len..]);
     }
 
-    /// The finished header, numbered.
+    /// The finished header, with its number.
     #[inline]
     pub(crate) fn with_seq(&mut self, seq: u32) -> &[u8] {
         self.bytes[4..8].copy_from_slice(&seq.to_le_bytes());
         &self.bytes[..self.len]
     }
 
-    /// The finished header without a number (link messages, and messages kept for later).
+    /// The finished header without a number: a link message, or a message that is queued.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 }
 
-/// Takes structures off the front of a message; `None` when it is too short.
+/// Takes structures off the front of a message. Returns `None` when the message is too short.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -320,7 +325,7 @@ impl<'a> Reader<'a> {
         Some(value)
     }
 
-    /// What is left: the payload.
+    /// The remaining bytes: the payload.
     #[inline]
     pub(crate) fn rest(&self) -> &'a [u8] {
         self.0
@@ -334,7 +339,7 @@ impl<'a> Reader<'a> {
         Some(bytes)
     }
 
-    /// `count` pieces of memory, at most [`MAX_REMOTE_IOV`].
+    /// Takes `count` pieces of memory, at most [`MAX_REMOTE_IOV`].
     pub(crate) fn take_iov(&mut self, count: u32) -> Option<Vec<crate::nic::RemoteIov>> {
         if count as usize > MAX_REMOTE_IOV {
             return None;
@@ -345,7 +350,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// How many bytes the pieces have together; `None`: more than can be counted.
+/// Total length of the pieces in bytes. `None`: the sum overflows.
 pub(crate) fn described_bytes(pieces: &[crate::nic::RemoteIov]) -> Option<u64> {
     pieces.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.len))
 }
