@@ -9,6 +9,11 @@
 
 pub mod amo;
 pub mod api;
+#[cfg(feature = "mutants")]
+pub mod bugs;
+#[cfg(not(feature = "mutants"))]
+#[allow(dead_code, unreachable_pub)] // Without the feature, only `planted!` names the bugs.
+mod bugs;
 mod engine;
 pub mod growth;
 mod list;
@@ -16,11 +21,6 @@ mod matching;
 #[allow(unsafe_code)]
 pub mod mem;
 pub mod mrcache;
-#[cfg(feature = "mutants")]
-pub mod mutant;
-#[cfg(not(feature = "mutants"))]
-#[allow(dead_code, unreachable_pub)] // Named where a bug would be planted, and nothing else.
-mod mutant;
 pub mod name;
 pub mod nic;
 pub mod program;

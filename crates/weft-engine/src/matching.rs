@@ -18,8 +18,8 @@ use std::collections::VecDeque;
 use slab::Slab;
 
 use crate::api::{ADDR_NONE, Addr, Context, Matching};
+use crate::bugs::planted;
 use crate::mem::{Iov, IovList};
-use crate::mutant::{Mutant, strikes};
 use crate::nic::{LinkError, RemoteIov};
 use pattern::Pattern;
 use queue::Queue;
@@ -93,13 +93,9 @@ impl Wanted {
     /// What the patterns say, too, but faster: walks ask for each entry.
     #[inline(always)]
     fn accepts(&self, src: Addr, tag: u64) -> bool {
-        if strikes(Mutant::SourceForgotten) && self.src != src && self.src != ADDR_NONE {
-            return Self { src: ADDR_NONE, ..*self }.accepts(src, tag);
-        }
-        if strikes(Mutant::IgnoreSwapped) {
-            return (self.tag ^ tag) & self.ignore == 0 && (self.src == ADDR_NONE || self.src == src);
-        }
-        (self.tag ^ tag) & !self.ignore == 0 && (self.src == ADDR_NONE || self.src == src)
+        let compared = planted!(Bug::IgnoreSwapped, !self.ignore, self.ignore);
+        (self.tag ^ tag) & compared == 0
+            && planted!(Bug::SourceForgotten, self.src == ADDR_NONE || self.src == src, true)
     }
 }
 

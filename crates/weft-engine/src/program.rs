@@ -28,7 +28,7 @@ use std::collections::{BTreeMap, VecDeque};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::mutant::{Mutant, strikes};
+use crate::bugs::planted;
 
 /// What a counter says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -252,7 +252,8 @@ impl<C: Counter, A, M> Programs<C, A, M> {
                 Turn::Program(number) => {
                     let Some(entry) = self.all.get_mut(&number) else { continue };
                     let Some(Task::Act { lane, .. }) = entry.tasks.last() else { continue };
-                    if let Some(stalled) = self.lanes.get_mut(lane).filter(|_| !strikes(Mutant::LaneOvertaken)) {
+                    let stalled = self.lanes.get_mut(lane);
+                    if let Some(stalled) = planted!(Bug::LaneOvertaken, stalled, None) {
                         stalled.queue.push_back(number);
                     } else if let Some(act) = self.take_act(number) {
                         return Some(act);
@@ -278,9 +279,12 @@ impl<C: Counter, A, M> Programs<C, A, M> {
     /// was cancelled meanwhile, it is among what is left of its program ([`Programs::take_withdrawn`]).
     pub fn again(&mut self, act: A) {
         let Some(running) = self.running.take() else { return };
-        if !running.cancelled && strikes(Mutant::ActLost) {
-            return self.finish(running.program, End::Done);
-        }
+        planted!(
+            Bug::ActLost,
+            if !running.cancelled {
+                return self.finish(running.program, End::Done);
+            }
+        );
         if let Some(entry) = self.all.get_mut(&running.program) {
             entry.tasks.push(Task::Act { lane: running.lane, act });
         }
@@ -325,8 +329,8 @@ impl<C: Counter, A, M> Programs<C, A, M> {
                     cancelled.running = Some(number);
                     cancelled.count -= 1;
                 }
-                _ if strikes(Mutant::CancelledStarts) => {}
                 _ => {
+                    planted!(Bug::CancelledStarts, continue);
                     self.leave(number);
                     self.finish(number, End::Cancelled);
                 }
@@ -445,29 +449,19 @@ impl<C: Counter, A, M> Programs<C, A, M> {
                 self.waits.remove(&counter);
                 return;
             };
-            let mut level = waits.counter.arm(lowest.saturating_add(u64::from(strikes(Mutant::ArmedLate))));
-            if strikes(Mutant::ErrorsUncounted) {
-                level.errors = 0;
-            }
-            let early = u64::from(strikes(Mutant::ThresholdEarly));
-            if level.errors > 0 && waits.delicate > 0 && !strikes(Mutant::PoisonForgotten) {
+            let level = waits.counter.arm(planted!(Bug::ArmedLate, lowest, lowest.saturating_add(1)));
+            let level = planted!(Bug::ErrorsUncounted, level, Level { errors: 0, ..level });
+            let reached = planted!(Bug::ThresholdEarly, level.total(), level.total().saturating_add(1));
+            if planted!(Bug::PoisonForgotten, level.errors > 0 && waits.delicate > 0, false) {
                 self.poison(counter, level.successes);
             }
             let Some(waits) = self.waits.get_mut(&counter) else { return };
             let before = waits.queue.len();
-            while let Some(first) =
-                waits.queue.first_entry().filter(|first| first.key().0 <= level.total().saturating_add(early))
-            {
+            while let Some(first) = waits.queue.first_entry().filter(|first| first.key().0 <= reached) {
                 let ((_, number), errors) = first.remove_entry();
                 waits.delicate -= usize::from(errors == Errors::Poison);
-                if strikes(Mutant::ThresholdsUnordered) {
-                    moving.push_front(number)
-                } else {
-                    moving.push_back(number)
-                }
-                if strikes(Mutant::ThresholdTwice) {
-                    moving.push_back(number);
-                }
+                planted!(Bug::ThresholdsUnordered, moving.push_back(number), moving.push_front(number));
+                planted!(Bug::ThresholdTwice, moving.push_back(number));
             }
             // Once nobody is set free, those who are left wait for more than the level that was seen after
             // arming. If the first has just gone, the counter is not armed for the next yet.
@@ -501,7 +495,7 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         match (entry.waiting, entry.tasks.last()) {
             (Some((counter, threshold)), _) => self.leave_counter(number, counter, threshold),
             // Whoever comes next must not wait behind one that has gone.
-            (_, Some(&Task::Act { lane, .. })) if !strikes(Mutant::CancelBlocks) => self.resume_lane(lane),
+            (_, Some(&Task::Act { lane, .. })) => planted!(Bug::CancelBlocks, self.resume_lane(lane), ()),
             _ => {}
         }
     }

@@ -4,11 +4,11 @@
 #![cfg(feature = "mutants")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use weft_engine::mutant::{Mutant, switch};
+use weft_engine::bugs::{Bug, activate};
 use weft_sim::Plan;
 use weft_sim::run::run;
 
-/// So many runs a bug may survive.
+/// The number of runs within which each bug must be found.
 const SEEDS: u64 = 400;
 
 /// The first complaint about a run; a panic is one, too.
@@ -22,13 +22,13 @@ fn complaint(plan: &Plan) -> Option<String> {
 #[test]
 fn every_planted_bug_is_caught() {
     let mut alive = Vec::new();
-    for mutant in Mutant::ALL {
-        switch(Some(mutant));
+    for &bug in Bug::ALL {
+        activate(Some(bug));
         let caught = (0..SEEDS).find_map(|seed| complaint(&Plan::draw(seed)).map(|why| (seed, why)));
-        switch(None);
+        activate(None);
         match caught {
-            Some((seed, why)) => println!("{mutant:?}: seed {seed}: {}", why.lines().next().unwrap_or("?")),
-            None => alive.push(mutant),
+            Some((seed, why)) => println!("{bug:?}: seed {seed}: {}", why.lines().next().unwrap_or("?")),
+            None => alive.push(bug),
         }
     }
     assert!(alive.is_empty(), "not caught in {SEEDS} runs: {alive:?}");

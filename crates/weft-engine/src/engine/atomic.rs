@@ -19,6 +19,7 @@ use zerocopy::little_endian::U64;
 
 use crate::amo::{self, Amo, Form, LARGEST_BYTES};
 use crate::api::{Access, AtomicOp, Error, Kind, OpFlags, RmaIov};
+use crate::bugs::planted;
 use crate::engine::ops::{Phase, TxOp};
 use crate::engine::peer::Vc;
 use crate::engine::remote_events::Reached;
@@ -27,7 +28,6 @@ use crate::engine::state::{Core, Violation};
 use crate::engine::stats::Way;
 use crate::engine::{Engine, Started};
 use crate::mem::{self, Iov, IovList};
-use crate::mutant::{Mutant, strikes};
 use crate::nic::Nic;
 use crate::wire::{self, AtomicHead, F_DATA, F_FETCH, F_MORE, Head, NO_OP, Op, Reader, Status, kind};
 
@@ -452,9 +452,7 @@ impl Core {
             Kind::RemoteRead
         } else {
             amo.execute(&target, asked.sources, None);
-            if strikes(Mutant::AtomicTwice) {
-                amo.execute(&target, asked.sources, None);
-            }
+            planted!(Bug::AtomicTwice, amo.execute(&target, asked.sources, None));
             if id.op.get() != NO_OP {
                 self.ack(vci, id.op.get());
             }

@@ -27,12 +27,12 @@ use std::collections::{BTreeMap, VecDeque};
 use smallvec::SmallVec;
 
 use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp};
+use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::links::{LinkState, LinkWork};
 use crate::engine::peer::VcState;
 use crate::engine::recv;
 use crate::engine::state::{Core, Violation};
-use crate::mutant::{Mutant, strikes};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic};
 use crate::wire::{Open, PROTOCOL_VERSION, Reader, Short, kind};
@@ -328,8 +328,7 @@ impl Core {
         self.connection.phase = Phase::Over;
         self.retire_links(vci);
         self.vcs[vci as usize].state = VcState::Idle;
-        let data = if strikes(Mutant::RefusalMute) { Box::default() } else { data };
-        self.announce(ConnEvent::Refused { data });
+        self.announce(ConnEvent::Refused { data: planted!(Bug::RefusalWithoutData, data, Box::default()) });
         Ok(())
     }
 
@@ -367,15 +366,13 @@ impl Core {
                 self.config.rx_depth = 0;
                 self.fast_receives = 0;
                 let fault = if why == LinkError::Closed { Fault::Canceled } else { Fault::Link(why) };
-                let ends = if strikes(Mutant::EndKeepsReceives) { &[true][..] } else { &[true, false] };
-                for &tagged in ends {
+                for tagged in [true, planted!(Bug::EndKeepsReceives, false, true)] {
                     while let Some(key) = self.matcher(tagged).find_posted_where(|_| true) {
                         self.end_posted(tagged, key, fault);
                     }
                 }
-                for _ in 0..1 + i32::from(strikes(Mutant::EndTwice)) - i32::from(strikes(Mutant::EndUntold)) {
-                    self.announce(ConnEvent::Ended(why));
-                }
+                planted!(Bug::EndTwice, self.announce(ConnEvent::Ended(why)));
+                planted!(Bug::EndUnreported, self.announce(ConnEvent::Ended(why)), ());
             }
             _ => {}
         }

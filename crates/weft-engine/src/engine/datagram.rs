@@ -9,13 +9,13 @@
 //! Invariant: a peer that is out of reach, or does not receive, never keeps this endpoint from sending to others.
 
 use crate::api::{Error, OpFlags, SendOp};
+use crate::bugs::planted;
 use crate::engine::connection::Role;
 use crate::engine::ops::{Phase, TxOp};
 use crate::engine::send::EAGER_COST;
 use crate::engine::state::Core;
 use crate::engine::{Engine, Started};
 use crate::mem;
-use crate::mutant::{Mutant, strikes};
 use crate::nic::Nic;
 
 /// Messages to one peer that may wait for its link or for room.
@@ -46,7 +46,8 @@ impl<N: Nic> Engine<N> {
         let crowded = queued >= WAITING_LIMIT || self.core.ops.len() >= self.core.config.tx_depth;
         if crowded || (vc.link().is_some() && len as u64 + EAGER_COST > vc.tx_credit) {
             self.core.dropped += 1;
-            if !op.flags.contains(OpFlags::QUIET) && !strikes(Mutant::DropUntold) {
+            let wanted = !op.flags.contains(OpFlags::QUIET);
+            if planted!(Bug::DropUnreported, wanted, false) {
                 self.core.complete_send(op, len);
             }
             return Ok(());
@@ -61,7 +62,7 @@ impl<N: Nic> Engine<N> {
 impl Core {
     /// The operation whose turn it is would have to wait for its receiver: it is dropped.
     pub(crate) fn drop_datagram(op: &mut TxOp, dropped: &mut u64) -> Started {
-        *dropped += u64::from(!strikes(Mutant::DropUncounted));
+        *dropped += planted!(Bug::DropUncounted, 1, 0);
         op.phase = Phase::AwaitAck;
         Started::Sent
     }

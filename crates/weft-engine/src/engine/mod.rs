@@ -40,6 +40,7 @@ use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
 use crate::api::{ADDR_NONE, Addr, Book, Completion, Config, Context, Error, Fault, Kind, OpFlags};
+use crate::bugs::planted;
 use crate::engine::links::{LinkState, LinkWork};
 use crate::engine::ops::TxOp;
 use crate::engine::peer::{Deferred, Kinds, PROMPT_REPLY_BYTES, Vc, VcState, reply_cost};
@@ -47,7 +48,6 @@ use crate::engine::registrations::Held;
 use crate::engine::state::Core;
 use crate::mem::{self, Iov};
 use crate::mrcache::{Limits, MrCache};
-use crate::mutant::{Mutant, strikes};
 use crate::name::EpName;
 use crate::nic::{Full, Nic};
 use crate::wire::{Short, kind};
@@ -294,17 +294,25 @@ impl<N: Nic> Engine<N> {
     #[inline(always)] // Or else the operation is copied once more.
     pub(crate) fn enqueue(&mut self, op: TxOp) -> Result<(), Error> {
         if self.core.vcs[op.vc as usize].queued() >= self.core.config.tx_depth {
-            if strikes(Mutant::AgainWithEffect) && op.kind == Kind::Send {
-                let vci = op.vc;
-                let index = self.core.ops.push(|| op);
-                self.core.waiting(vci).tx.push_back(index);
-            }
+            planted!(Bug::AgainWithEffect, self.push_send(op));
             return Err(Error::Again);
         }
+        self.push_op(op);
+        Ok(())
+    }
+
+    /// Only the planted bug `AgainWithEffect` does this.
+    fn push_send(&mut self, op: TxOp) {
+        if op.kind == Kind::Send {
+            self.push_op(op);
+        }
+    }
+
+    #[inline(always)]
+    fn push_op(&mut self, op: TxOp) {
         let vci = op.vc;
         let index = self.core.ops.push(|| op);
         self.core.waiting(vci).tx.push_back(index);
-        Ok(())
     }
 
     /// Here is an inject that must leave ([`OpFlags::must_leave`]) and cannot now: `Again`, and the way is
@@ -515,15 +523,7 @@ impl<N: Nic> Engine<N> {
     fn run_tx(&mut self, vci: u32) -> bool {
         let mut moved = false;
         loop {
-            if strikes(Mutant::OrderSwapped) {
-                let Core { vcs, ops, .. } = &mut self.core;
-                if let Some(waiting) = vcs[vci as usize].waiting.as_mut()
-                    && waiting.tx.len() > 1
-                    && ops.get(waiting.tx[0]).is_some_and(|op| op.next_part == 0)
-                {
-                    waiting.tx.swap(0, 1);
-                }
-            }
+            planted!(Bug::OrderSwapped, self.core.swap_queued(vci));
             let vc = &self.core.vcs[vci as usize];
             let Some(&index) = vc.waiting.as_ref().and_then(|waiting| waiting.tx.front()) else { return moved };
             let Some(op) = self.core.ops.get(index) else {
@@ -531,7 +531,7 @@ impl<N: Nic> Engine<N> {
                 continue;
             };
             let fresh = op.next_part == 0;
-            if fresh && vc.holds_back(op.flags) && !strikes(Mutant::FenceIgnored) {
+            if fresh && planted!(Bug::FenceIgnored, vc.holds_back(op.flags), false) {
                 return moved;
             }
             let started = if op.kind == Kind::Send { self.start_send(index) } else { self.start_rma(index) };
@@ -551,6 +551,19 @@ impl<N: Nic> Engine<N> {
                 more.accesses = more.accesses.saturating_add(parts);
             }
             self.core.finish_op(index);
+        }
+    }
+}
+
+impl Core {
+    /// Only the planted bug `OrderSwapped` does this: the second queued operation changes places with the first.
+    fn swap_queued(&mut self, vci: u32) {
+        let Self { vcs, ops, .. } = self;
+        if let Some(waiting) = vcs[vci as usize].waiting.as_mut()
+            && waiting.tx.len() > 1
+            && ops.get(waiting.tx[0]).is_some_and(|op| op.next_part == 0)
+        {
+            waiting.tx.swap(0, 1);
         }
     }
 }

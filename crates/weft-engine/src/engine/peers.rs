@@ -12,12 +12,12 @@ use hashbrown::HashTable;
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 
 use crate::api::{ADDR_NONE, Addr, Book, Error, Fault};
+use crate::bugs::planted;
 use crate::engine::connection::Role;
 use crate::engine::peer::{Vc, VcState};
 use crate::engine::state::Core;
 use crate::growth;
 use crate::matching::Matcher;
-use crate::mutant::{Mutant, strikes};
 use crate::name::{EpName, Identity};
 use crate::nic::LinkId;
 
@@ -101,7 +101,7 @@ impl Core {
     pub(crate) fn meet(&mut self, addr: Addr) -> Result<u32, Error> {
         self.follow_book();
         let name = self.book.name(addr).ok_or_else(|| self.no_peer())?;
-        let name = if strikes(Mutant::ContextIgnored) { name.base() } else { name };
+        let name = planted!(Bug::ContextIgnored, name, name.base());
         if self.departed >= SWEEP_AFTER {
             self.forget_the_gone();
         }
@@ -130,16 +130,9 @@ impl Core {
 
     /// The connection for a name, new or old.
     pub(crate) fn vc_named(&mut self, name: &EpName) -> u32 {
-        if let Some(vci) = self.index.find(&self.vcs, name) {
+        let known = self.index.find(&self.vcs, name);
+        if let Some(vci) = planted!(Bug::StaleEpoch, known, known.or_else(|| self.at_socket(name))) {
             return vci;
-        }
-        if strikes(Mutant::StaleEpoch)
-            && let Some(vci) = self
-                .vcs
-                .iter()
-                .position(|vc| vc.state != VcState::Vacant && vc.name.socket_identity() == name.socket_identity())
-        {
-            return u32::try_from(vci).unwrap_or(0);
         }
         self.contexts |= name.context_index().is_some();
         let mut vc = Vc::new(*name);
@@ -159,13 +152,17 @@ impl Core {
         vci
     }
 
+    /// Only the planted bug `StaleEpoch` asks this.
+    fn at_socket(&self, name: &EpName) -> Option<u32> {
+        let same = |vc: &Vc| vc.state != VcState::Vacant && vc.name.socket_identity() == name.socket_identity();
+        self.vcs.iter().position(same).and_then(|at| u32::try_from(at).ok())
+    }
+
     /// Where the book has a peer, if it has. Where a full name's socket is in the book, and not its id, is
     /// found out elsewhere ([`crate::engine::claims`]): it is the peer's own word.
     pub(crate) fn addr_of(&self, name: &EpName) -> Addr {
-        if strikes(Mutant::ContextStranger) && name.context_index().is_some_and(|index| index > 0) {
-            return ADDR_NONE;
-        }
-        known_at(&self.book, name).unwrap_or(ADDR_NONE)
+        let known = known_at(&self.book, name);
+        planted!(Bug::ContextStranger, known, known.filter(|_| name.context_index() <= Some(0))).unwrap_or(ADDR_NONE)
     }
 
     /// The connection for the name of a peer that calls; none if it is a stranger and there are as many as

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use zerocopy::little_endian::{U32, U64};
 
 use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp};
+use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::ops::{Multi, RecvInfo, XferKind};
 use crate::engine::peer::{Can, Haul, UNMATCHED_LIMIT};
@@ -19,7 +20,6 @@ use crate::engine::state::{Core, Violation};
 use crate::engine::stats::{Wait, Way};
 use crate::matching::{Body, Matcher, Posted, Unexpected, Wanted};
 use crate::mem::{self, Iov, IovList};
-use crate::mutant::{Mutant, strikes};
 use crate::nic::{LinkId, Nic, RemoteIov};
 use crate::wire::{self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Reader, Rts, Short, kind};
 
@@ -122,10 +122,8 @@ impl Core {
         }
         let wanted = wanted(op);
         let multi = op.flags.contains(OpFlags::MULTI);
-        let overlooked = strikes(Mutant::UnexpectedOverlooked) && op.tag == 1;
-        if !(multi || overlooked)
-            && let Some(key) = self.find_unexpected(tagged, wanted)
-        {
+        let searches = planted!(Bug::UnexpectedOverlooked, !multi, !multi && op.tag != 1);
+        if searches && let Some(key) = self.find_unexpected(tagged, wanted) {
             self.take_unexpected(tagged, key, op);
             return Ok(());
         }
@@ -207,10 +205,10 @@ impl Core {
                 let vci = message.vc;
                 completion.src = self.vcs[vci as usize].addr;
             }
-            if claim && !strikes(Mutant::ClaimForgotten) {
+            if planted!(Bug::ClaimForgotten, claim, false) {
                 self.matcher(tagged).claim(key, op.ctx.ptr);
             }
-            if op.flags.contains(OpFlags::DISCARD) || strikes(Mutant::PeekTakes) {
+            if planted!(Bug::PeekTakes, op.flags.contains(OpFlags::DISCARD), true) {
                 self.discard(tagged, key);
             }
         }
@@ -265,8 +263,9 @@ impl Core {
 
     /// Ends a posted receive without a message.
     pub(crate) fn end_posted(&mut self, tagged: bool, key: u32, fault: Fault) {
-        let left = strikes(Mutant::CancelLeaves).then(|| self.matcher(tagged).posted.get(key).copied()).flatten();
-        let Some(posted) = left.or_else(|| self.matcher(tagged).take_posted(key)) else { return };
+        let matcher = self.matcher(tagged);
+        let posted = planted!(Bug::CancelLeaves, matcher.take_posted(key), matcher.posted.get(key).copied());
+        let Some(posted) = posted else { return };
         let mut info = RecvInfo {
             ctx: posted.ctx,
             flags: if tagged { OpFlags::TAGGED } else { OpFlags::empty() },
@@ -444,7 +443,7 @@ impl Core {
         let tag = if tagged { r.take::<U64>().ok_or(Violation)?.get() } else { 0 };
         let data = if flags & F_DATA != 0 { Some(r.take::<U64>().ok_or(Violation)?.get()) } else { None };
         let mut ack = if flags & F_ACK != 0 { Some(r.take::<[U32; 2]>().ok_or(Violation)?[0].get()) } else { None };
-        if (flags & F_ARRIVAL != 0 || strikes(Mutant::AckBeforeMatch))
+        if planted!(Bug::AckBeforeMatch, flags & F_ARRIVAL != 0, true)
             && let Some(op) = ack.take()
         {
             self.ack(vci, op);
@@ -487,7 +486,7 @@ impl Core {
         }
         let tagged = flags & F_TAGGED != 0;
         let tag = if tagged { rts.tag.get() } else { 0 };
-        let data = (flags & F_DATA != 0 && !strikes(Mutant::DataDropped)).then_some(rts.data.get());
+        let data = planted!(Bug::DataDropped, flags & F_DATA != 0, false).then_some(rts.data.get());
         let (op, ack) = (rts.op.get(), flags & F_ACK != 0);
         let vc = &mut self.vcs[vci as usize];
         vc.count_rendezvous(Way::Received, len);
@@ -552,7 +551,7 @@ impl Core {
             return self.ack(vci, op);
         }
         let want = info.stored as u64;
-        let want = if strikes(Mutant::RendezvousShort) && want > 1 { want - 1 } else { want };
+        let want = planted!(Bug::RendezvousShort, want, (want - 1).max(1));
         truncate_remote(&mut source, want);
         let direct = self.vcs[vci as usize].caps.can.contains(Can::GET) && !source.is_empty();
         let iov = mem::slice(&iov, 0, usize::try_from(want).unwrap_or(info.stored));
@@ -578,9 +577,7 @@ impl Core {
     pub(crate) fn return_window(&mut self, vci: u32, payload_bytes: usize) {
         let vc = &mut self.vcs[vci as usize];
         vc.credit_owed += payload_bytes as u64 + EAGER_COST;
-        if strikes(Mutant::CreditTwice) {
-            vc.credit_owed += EAGER_COST;
-        }
+        planted!(Bug::CreditTwice, vc.credit_owed += EAGER_COST);
         if vc.credit_owed >= self.config.window_quarter() {
             self.reuse_window(vci);
         }
@@ -602,9 +599,8 @@ impl Core {
         if owed == 0 {
             return;
         }
-        let owed = if strikes(Mutant::CreditLost) { owed - EAGER_COST.min(owed) } else { owed };
         let mut w = Short::new(kind::CREDIT, 0);
-        w.put(&U64::new(owed));
+        w.put(&U64::new(planted!(Bug::CreditLost, owed, owed - EAGER_COST.min(owed))));
         self.defer_message(vci, &w);
     }
 }
@@ -649,7 +645,7 @@ pub(crate) fn claim(
         iov = mem::slice(&buffer, multi.used, whole - multi.used);
         info.fit(&iov, len);
         info.missing = info.excess > 0 && buffer.iter().any(Iov::is_missing);
-        multi.used += info.stored - usize::from(strikes(Mutant::MultiOverlaps) && info.stored > 0);
+        multi.used += planted!(Bug::MultiOverlaps, info.stored, info.stored.saturating_sub(1));
         multi.inflight += 1;
         // A full buffer is released even where the client has set no minimum.
         if whole - multi.used < min.max(1) {
@@ -667,14 +663,12 @@ pub(crate) fn claim(
 pub(crate) fn leave(multis: &mut Slab<Multi>, number: u32) -> bool {
     let Some(multi) = multis.get_mut(number as usize) else { return false };
     multi.inflight = multi.inflight.saturating_sub(1);
-    if strikes(Mutant::MultiReleasedEarly) && multi.retired && multi.inflight > 0 {
-        return true;
-    }
-    let over = multi.retired && multi.inflight == 0;
+    let retired = multi.retired;
+    let over = retired && multi.inflight == 0;
     if over {
         multis.remove(number as usize);
     }
-    over
+    planted!(Bug::MultiReleasedEarly, over, retired)
 }
 
 /// What a receive asks for.
@@ -704,7 +698,7 @@ impl RecvInfo {
     fn cut(&self) -> Option<Fault> {
         match (self.excess, self.missing) {
             (_, true) => Some(Fault::NoMemory),
-            (1.., false) if !strikes(Mutant::TruncationUntold) => Some(Fault::Truncated(self.excess)),
+            (1.., false) => planted!(Bug::TruncationUnreported, Some(Fault::Truncated(self.excess)), None),
             _ => None,
         }
     }
@@ -718,7 +712,7 @@ impl RecvInfo {
         self.excess = usize::try_from(len.saturating_sub(room)).unwrap_or(usize::MAX);
         if self.excess > 0 {
             self.missing = iov.iter().any(Iov::is_missing);
-            self.excess -= usize::from(strikes(Mutant::TruncationOffByOne));
+            planted!(Bug::TruncationOffByOne, self.excess -= 1);
         }
         self.buf = iov.first().map_or(0, |piece| piece.as_ptr() as usize);
     }

@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
+use crate::bugs::planted;
 use crate::mem::Iov;
 use crate::mrcache::{MrCache, Pin};
-use crate::mutant::{Mutant, strikes};
 use crate::nic::Registrar;
 
 /// For whom memory is registered.
@@ -55,9 +55,7 @@ impl Held {
                 }
             }
         }
-        if strikes(Mutant::RegistrationEndsEarly) {
-            pins.drain(..).for_each(|pin| self.cache.release(pin));
-        }
+        planted!(Bug::RegistrationEndsEarly, pins.drain(..).for_each(|pin| self.cache.release(pin)));
         self.pins.insert(holder, pins);
         true
     }

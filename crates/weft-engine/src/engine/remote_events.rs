@@ -11,8 +11,8 @@
 use smallvec::SmallVec;
 
 use crate::api::{Completion, Context, Kind, OpFlags};
+use crate::bugs::planted;
 use crate::engine::state::Core;
-use crate::mutant::{Mutant, strikes};
 use crate::wire::Op;
 
 /// Regions that one operation may reach; far beyond what a client can name in one call.
@@ -106,9 +106,8 @@ impl Core {
     /// A part has taken effect.
     #[inline]
     pub(crate) fn part_done(&mut self, vci: u32, number: Option<u32>, reached: &Reached) {
-        match number {
+        match planted!(Bug::EventPerPart, number, None) {
             None => self.report(vci, reached),
-            Some(_) if strikes(Mutant::EventPerPart) => self.report(vci, reached),
             Some(number) => self.several_done(vci, number, reached),
         }
     }

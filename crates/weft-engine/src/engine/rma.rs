@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
 use crate::api::{Access, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
+use crate::bugs::planted;
 use crate::engine::ops::{Phase, TxOp, Xfer, XferKind};
 use crate::engine::peer::{
     Can, Deferred, HEADER_BYTES, Haul, PROMPT_REPLY_BYTES, REPLY_WINDOW_BYTES, REQUEST_LIMIT, reply_cost,
@@ -26,7 +27,6 @@ use crate::engine::stats::Way;
 use crate::engine::transfer::{reachable, wire_iov};
 use crate::engine::{Engine, Started};
 use crate::mem::{self, Iov, IovList};
-use crate::mutant::{Mutant, strikes};
 use crate::nic::{Full, LinkError, LinkId, Nic, RemoteIov};
 use crate::wire::{self, Bulk, F_DATA, F_MORE, Long, Op, Reader, RmaHead, Short, Status, Writer, kind};
 
@@ -61,7 +61,7 @@ impl Regions {
     pub(crate) fn check(&mut self, key: u64, addr: u64, len: u64, need: Access) -> Result<IovList, Status> {
         let Entry { region, reach, .. } = self.by_key.get_mut(&key).ok_or(Status::BadKey)?;
         let allowed = (region.access.write || !need.write) && (region.access.read || !need.read);
-        if !allowed && !strikes(Mutant::AccessIgnored) {
+        if planted!(Bug::AccessIgnored, !allowed, false) {
             return Err(Status::BadKey);
         }
         let size = match region.iov.as_slice() {
@@ -70,7 +70,7 @@ impl Regions {
         };
         let offset = addr.checked_sub(region.base).ok_or(Status::BadRange)?;
         let end = offset.checked_add(len).ok_or(Status::BadRange)?;
-        if end > size + u64::from(strikes(Mutant::RangeOffByOne)) {
+        if end > planted!(Bug::RangeOffByOne, size, size + 1) {
             return Err(Status::BadRange);
         }
         let (Ok(offset), Ok(len)) = (usize::try_from(offset), usize::try_from(len)) else {

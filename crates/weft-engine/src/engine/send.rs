@@ -13,6 +13,7 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, OpFlags, SendOp};
+use crate::bugs::planted;
 use crate::engine::connection::Role;
 use crate::engine::ops::{Phase, TxOp};
 use crate::engine::peer::Answer;
@@ -22,7 +23,6 @@ use crate::engine::stats::Way;
 use crate::engine::transfer::{reachable, wire_iov};
 use crate::engine::{Engine, Started};
 use crate::mem::{self, Iov, IovList, Owned};
-use crate::mutant::{Mutant, strikes};
 use crate::nic::{Full, LinkId, Nic};
 use crate::wire::{
     self, F_ACK, F_ARRIVAL, F_DATA, F_TAGGED, Fin, LONG_ROOM, Reader, Rts, SHORT_ROOM, Short, Status, Writer, kind,
@@ -234,7 +234,7 @@ fn send_long_rts<N: Nic>(
 
 /// The memory of an operation that has to wait: its own pieces, or for an inject a private copy.
 pub(crate) fn keep(iov: &[Iov], flags: OpFlags) -> (IovList, Option<Owned>) {
-    if !flags.contains(OpFlags::INJECT) || strikes(Mutant::InjectNotCopied) {
+    if planted!(Bug::InjectNotCopied, !flags.contains(OpFlags::INJECT), true) {
         return (SmallVec::from_slice(iov), None);
     }
     let mut owned = Owned::new(mem::to_vec(iov));

@@ -21,13 +21,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use slab::Slab;
 
 use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, Matching, OpFlags, RecvOp};
+use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::ops::{Multi, RecvInfo};
 use crate::engine::recv;
 use crate::engine::state::Core;
 use crate::matching::{Matcher, Wanted};
 use crate::mem::IovList;
-use crate::mutant::{Mutant, strikes};
 use crate::nic::Nic;
 
 /// Marks the number of a multi-receive as the pool's.
@@ -121,8 +121,8 @@ impl Pool {
         let mut state = self.state();
         let (tagged, key) =
             [true, false].into_iter().find_map(|tagged| Some((tagged, state.matcher(tagged).find_posted(ctx_ptr)?)))?;
-        let left = strikes(Mutant::PoolCancelLeaves).then(|| state.matcher(tagged).posted.get(key).copied()).flatten();
-        let posted = left.or_else(|| state.matcher(tagged).take_posted(key))?;
+        let matcher = state.matcher(tagged);
+        let posted = planted!(Bug::PoolCancelLeaves, matcher.take_posted(key), matcher.posted.get(key).copied())?;
         let mut flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
         let number = posted.multi.filter(|number| state.multis.contains(*number as usize));
         if let Some(multi) = number.and_then(|number| state.multis.get_mut(number as usize)) {
@@ -150,7 +150,7 @@ impl Pool {
         let mut state = self.state();
         let matcher = state.matcher(tagged);
         let found = matcher.arrived(src, tag).and_then(|key| Some(matcher.posted.get(key)?.wants()));
-        state.awaited |= found.is_none() && !strikes(Mutant::PoolOverlooked);
+        state.awaited |= planted!(Bug::PoolOverlooked, found.is_none(), false);
         found
     }
 
@@ -170,14 +170,12 @@ impl Pool {
         if state.matcher(tagged).posted.get(key).is_none_or(|posted| posted.wants() != found) {
             return None;
         }
-        let left = strikes(Mutant::PoolTakenTwice).then(|| state.matcher(tagged).posted.get(key).copied()).flatten();
+        let left = planted!(Bug::PoolTakenTwice, None, state.matcher(tagged).posted.get(key).copied());
         let matcher = if tagged { &mut state.tagged } else { &mut state.untagged };
         let (iov, mut info) =
             recv::claim(matcher, &mut state.multis, state.min_multi_recv, tagged, key, tag, data, len);
         info.multi = info.multi.map(|number| number | POOLED);
-        if let Some(posted) = left.filter(|posted| posted.multi.is_none()) {
-            state.matcher(tagged).post(posted);
-        }
+        planted!(Bug::PoolTakenTwice, left.filter(|posted| posted.multi.is_none()).map(|posted| matcher.post(posted)));
         Some((iov, info))
     }
 }
@@ -265,16 +263,17 @@ impl Core {
     /// is known now.
     pub(crate) fn leave_multi(&mut self, number: u32) -> OpFlags {
         if let Some(pooled) = number.checked_sub(POOLED) {
-            if strikes(Mutant::PoolReleasedEarly)
-                && let Some((pool, _)) = &self.pool
-            {
-                let last = recv::leave(&mut pool.state().multis, pooled);
-                return if last { OpFlags::MULTI } else { OpFlags::empty() };
-            }
+            planted!(Bug::PoolReleasedEarly, return self.release_pooled(pooled));
             self.leaving.push_back(pooled);
             return OpFlags::POOLED;
         }
         if recv::leave(&mut self.multis, number) { OpFlags::MULTI } else { OpFlags::empty() }
+    }
+
+    /// Only the planted bug `PoolReleasedEarly` does this.
+    fn release_pooled(&self, pooled: u32) -> OpFlags {
+        let last = self.pool.as_ref().is_some_and(|(pool, _)| recv::leave(&mut pool.state().multis, pooled));
+        if last { OpFlags::MULTI } else { OpFlags::empty() }
     }
 
     /// The memory for a message of `len` bytes from the pool. None: it must wait.
@@ -291,7 +290,7 @@ impl Core {
         let (pool, user) = (Arc::clone(pool), *user);
         loop {
             let wanted = pool.find(tagged, src, tag)?;
-            if self.find_unexpected(tagged, wanted).is_some() && !strikes(Mutant::PoolOvertaken) {
+            if planted!(Bug::PoolOvertaken, self.find_unexpected(tagged, wanted).is_some(), false) {
                 // Who posted that receive has not been here yet: what waits is older than what comes.
                 self.feed(tagged, wanted);
             } else if let Some((iov, mut info)) = pool.take(wanted, tagged, src, tag, data, len) {

@@ -12,6 +12,7 @@ use slab::Slab;
 use smallvec::SmallVec;
 
 use crate::api::{ADDR_NONE, Addr, Book, Changes, Completion, Config, Error, Fault, Kind, NoBook, OpFlags};
+use crate::bugs::planted;
 use crate::engine::claims::Ask;
 use crate::engine::connection::Connection;
 use crate::engine::links::{Link, LinkState, LinkWork, Rising};
@@ -27,7 +28,6 @@ use crate::engine::strangers::Strangers;
 use crate::list::List;
 use crate::matching::{Body, Matcher, Unexpected};
 use crate::mem::{self, IovList, Owned};
-use crate::mutant::{Mutant, strikes};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
 use crate::wire::{self, Head, Reader, kind};
@@ -225,8 +225,8 @@ impl Core {
         self.follow_book();
         let addr = self.vcs[vci as usize].addr;
         self.vc_end(vci, why);
-        let told = addr != ADDR_NONE && !self.is_unreliable() && !strikes(Mutant::DeathUntold);
-        if told && !self.is_reached(addr) {
+        let reported = addr != ADDR_NONE && !self.is_unreliable() && !self.is_reached(addr);
+        if planted!(Bug::DeathUnreported, reported, false) {
             self.fail_directed_receives(addr, Fault::Link(why));
         }
     }
@@ -257,7 +257,7 @@ impl Core {
         if dead.is_empty() && !in_use {
             self.vcs[vci as usize].refused = Some(why);
         }
-        for index in dead.into_iter().skip(usize::from(strikes(Mutant::DeathForgotten))) {
+        for index in dead.into_iter().skip(planted!(Bug::DeathForgotten, 0, 1)) {
             // The device lets go of the memory before `down`, or within `close`, which follows the poll: the
             // client learns of the end, and registrations end, behind that.
             if let Some(held) = &mut self.held {
@@ -271,11 +271,8 @@ impl Core {
                 {
                     self.lingering.push((link, copy));
                 }
-                complete_op(
-                    &mut self.completions,
-                    &op,
-                    Some(op.fault.unwrap_or(fault)).filter(|_| !lost || strikes(Mutant::LossTold)),
-                );
+                let fails = planted!(Bug::LossReported, !lost, true);
+                complete_op(&mut self.completions, &op, fails.then(|| op.fault.unwrap_or(fault)));
             }
         }
         for token in self.xfers.tokens(|x| x.vc == vci) {
@@ -287,7 +284,7 @@ impl Core {
         if let Some(parts) = parts {
             self.cut_parts(parts);
         }
-        if (left > 0 || came) && !strikes(Mutant::OrphanOvertakes) {
+        if planted!(Bug::OrphanOvertakes, left > 0 || came, false) {
             self.orphan_unexpected(vci, why);
         }
         // What an inject is still to be told is told by way of the address.
@@ -341,7 +338,7 @@ impl Core {
                 match &mut message.body {
                     Body::Eager { ack, .. } => *ack = None,
                     Body::Rendezvous { len, .. } | Body::Ahead { len, .. }
-                        if message.claimed.is_some() || (places > 0 && !strikes(Mutant::LostPassedOver)) =>
+                        if message.claimed.is_some() || planted!(Bug::LostPassedOver, places > 0, false) =>
                     {
                         places = places.saturating_sub(1);
                         message.body = Body::Lost { why, len: *len };
@@ -386,7 +383,7 @@ impl Core {
     pub(crate) fn finish_op(&mut self, index: u32) {
         let Some(op) = self.ops.get(index) else { return };
         let vci = op.vc;
-        let pushing = op.pushing > 0 && !strikes(Mutant::PushStillReads);
+        let pushing = planted!(Bug::PushStillReads, op.pushing > 0, false);
         if op.pending > 0 || pushing || op.assisting > 0 || !op.all_sent() {
             // A part that waits for the others may have its turn now.
             if !self.vcs[vci as usize].tx_is_empty() {
@@ -489,15 +486,19 @@ impl Core {
         if ahead < REORDER_LIMIT {
             self.waiting(vci).early.insert(seq, bytes.to_vec());
             Ok(())
-        } else if strikes(Mutant::DuplicateTaken) {
-            let mut r = Reader(bytes);
-            let head: Head = r.take().ok_or(Violation)?;
-            self.sequenced(vci, head, r)
         } else if vc.rx_seq.wrapping_sub(seq) < REORDER_LIMIT {
-            Ok(()) // a duplicate of something already taken
+            // A duplicate of a message that was taken before is ignored.
+            planted!(Bug::DuplicateTaken, Ok(()), self.take_again(vci, bytes))
         } else {
             Err(Violation)
         }
+    }
+
+    /// Only the planted bug `DuplicateTaken` does this.
+    fn take_again(&mut self, vci: u32, bytes: &[u8]) -> Result<(), Violation> {
+        let mut r = Reader(bytes);
+        let head: Head = r.take().ok_or(Violation)?;
+        self.sequenced(vci, head, r)
     }
 
     #[cold]
@@ -558,7 +559,7 @@ impl Core {
 /// Reports the end of one of our sends, reads or writes.
 #[inline]
 fn complete_op(completions: &mut Vec<Completion>, op: &TxOp, fault: Option<Fault>) {
-    if fault.is_none() && op.flags.contains(OpFlags::QUIET) && !strikes(Mutant::QuietTold) {
+    if fault.is_none() && planted!(Bug::QuietReported, op.flags.contains(OpFlags::QUIET), false) {
         return;
     }
     completions.push(Completion {

@@ -19,6 +19,7 @@ use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
 use crate::api::{Fault, Kind};
+use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::ops::{Phase, RecvInfo, XferKind, assist_ctx, push_ctx};
 use crate::engine::peer::{Answer, Can, Haul, PathCaps, REQUEST_LIMIT};
@@ -26,7 +27,6 @@ use crate::engine::registrations::{Held, Holder};
 use crate::engine::rma::part_iov;
 use crate::engine::state::{Core, Violation};
 use crate::mem::{self, Iov, IovList};
-use crate::mutant::{Mutant, strikes};
 use crate::nic::{Full, LinkError, Nic, RemoteIov, Share};
 use crate::wire::{self, Assist, Cts, Op, Reader, Short, WireIov, kind};
 
@@ -256,13 +256,18 @@ impl<N: Nic> Engine<N> {
         let Some(op) = self.core.ops.get(index).filter(|op| op.vc == vci) else { return Ok(()) };
         let iov = part_iov(op, part, len);
         self.nic.push(link, window, 0, &iov, push_ctx(index))?;
-        if strikes(Mutant::PushStillReads)
-            && let Some(op) = self.core.ops.get_mut(index)
-        {
-            op.pending = 0;
-            self.core.finish_op(index);
-        }
+        planted!(Bug::PushStillReads, self.core.finish_early(index));
         Ok(())
+    }
+}
+
+impl Core {
+    /// Only the planted bug `PushStillReads` does this.
+    fn finish_early(&mut self, index: u32) {
+        if let Some(op) = self.ops.get_mut(index) {
+            op.pending = 0;
+            self.finish_op(index);
+        }
     }
 }
 
