@@ -149,7 +149,7 @@ pub struct Harness {
     program_stats: ProgramStats,
     /// What endpoints of one process have completed one after the other, within one call.
     early: Vec<(usize, Vec<Completion>)>,
-    /// So far: they decide when clients see what ([`Harness::show_some`]).
+    /// Turns of the harness so far. They decide when clients see their completions.
     turns: u64,
     max_turns: u64,
     /// Pairs of ranks whose links break, and not both ends know of it.

@@ -8,7 +8,7 @@
 //!
 //! Invariants: one engine, one lock. Whoever called into the engine delivers its completions before leaving,
 //! except control calls: they leave them to the next round of progress, so that a queue's ring is only
-//! entered by those whom the threading level covers, and by the progress thread ([`Visit`]), which the rings
+//! entered by those whom the threading level covers, and by the progress thread ([`progress::Visit`]), which the rings
 //! know. Whoever delivers runs, once it has left, the programs that were set free by it ([`crate::trigger`]),
 //! or leaves that to the next round by [`State::programs_due`]. The same goes for programs that are
 //! [`State::stalled`]: any call into the engine in which it may make progress may have made the room that
