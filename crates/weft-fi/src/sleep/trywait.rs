@@ -61,7 +61,7 @@ pub(crate) fn park_all<'a, C: Park + Clone + 'a>(
     Some(parked)
 }
 
-/// Ends what [`park`] began.
+/// Ends the parking that [`park_all`] began.
 pub(crate) fn wake_all<C: Park>(parked: &[C], sleep: C::Sleep) {
     for member in parked {
         member.wake(sleep);
@@ -173,8 +173,8 @@ impl<C: Park + Clone> Trywait<C> {
         self.any.load(Ordering::Relaxed)
     }
 
-    /// Whether the thread may sleep: all are `parked` ([`park`]) after there had been so many `calls`, and
-    /// the queue, which is armed only then, is still empty.
+    /// Whether the thread may sleep. [`park_all`] has `parked` all members since `generation` was read, and the
+    /// queue, which is armed only then, is still empty.
     pub(crate) fn admit(
         &self,
         thread: usize,
