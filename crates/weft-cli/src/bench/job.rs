@@ -1,9 +1,9 @@
 //! What the parent and its children tell each other, as lines of JSON over the children's standard input and output.
 //!
-//! A child is told its [`Job`] by its argument. It answers `Hello` with its addresses, is told everybody's,
-//! measures, says `Result` (the rank that measured) and `Done`, and goes on moving data until its standard
-//! input is closed: a peer may need that. Lines that do not begin with [`MARK`] were printed by somebody else
-//! and are ignored.
+//! A child gets its [`Job`] as an argument. It answers `Hello` with its addresses, receives the addresses of all
+//! children, and measures. It then reports `Result` (the measuring rank only) and `Done`, and makes progress
+//! until its standard input is closed, because a peer may need that. Lines without [`MARK`] come from libraries
+//! in the child and are ignored.
 
 use std::path::PathBuf;
 

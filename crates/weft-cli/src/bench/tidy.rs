@@ -1,11 +1,11 @@
-//! What measured processes may leave behind, and interruptions.
+//! Removal of files that measured processes leave behind, and handling of interruptions.
 //!
-//! libfabric's shm and sm2 keep files in /dev/shm, which stay there when a process is killed or crashes; sm2
-//! then fails for whoever comes next. Removed are files of theirs that came into being during this run and
-//! that no process maps any longer.
+//! libfabric's shm and sm2 keep files in /dev/shm. The files remain when a process is killed or crashes, and
+//! later runs of sm2 then fail. This module removes files of these providers that were created during this run
+//! and that no process maps any longer.
 //!
-//! SIGINT and SIGTERM are blocked and taken by a thread of their own, which ends the processes under way,
-//! tidies up, and exits.
+//! SIGINT and SIGTERM are blocked and handled by a thread of their own. It ends the running processes, removes
+//! the files, and exits.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;

@@ -1,10 +1,10 @@
-//! Processes with open endpoints, and what these publish.
+//! Processes with open endpoints, and the counters that the endpoints publish.
 //!
 //! Place in the data flow: `/proc/PID/fd` → memfds of `weft_fi::observe::publish` → here → `weft stat`, `weft top`.
-//! Who may not inspect a process is told so by the kernel, when it opens the file.
+//! The kernel refuses the opening of the file to users who may not inspect the process.
 //!
-//! Trust: none. A descriptor of that name may be anything: it is opened without waiting, must be a regular
-//! file, and a bounded number of bytes is read of it.
+//! Trust: none. A descriptor of that name may lead anywhere. It is opened without blocking and must be a regular
+//! file, and a bounded number of bytes is read from it.
 
 use std::fmt;
 use std::fs;

@@ -2,14 +2,14 @@
 //!
 //! Place in the data flow, initiating: [`Engine::atomic`] → parts (one per remote piece, or more if that is
 //! long) → ATOMIC → ACK, FIN or RESULTS → completion. At the target: every request is checked against the
-//! regions and executed at its place in the stream of messages, so atomics of one peer take effect in the
-//! order in which they were started, whatever their length, and what they change is seen by all that follows.
-//! What they fetch is gathered per peer and leaves in as few messages as it fits.
+//! regions and executed at its place in the stream of messages. Atomics of one peer therefore take effect in the
+//! order in which they were started, whatever their length, and later messages see their effects. Fetched values
+//! are gathered per peer and leave in as few messages as possible.
 //!
-//! Flow control. What a peer has fetched waits at the target until the peer's device has room. A peer may have
-//! [`FETCH_WINDOW_BYTES`] of it under way; whoever asks for more is cut off.
+//! Flow control. Fetched values wait at the target until the peer's device has room. A peer may have
+//! [`FETCH_WINDOW_BYTES`] of them under way; a request beyond that ends its link.
 //!
-//! An inject that fetches nothing and that nobody waits for is not acknowledged; a failure is still told.
+//! An inject that fetches nothing and needs no completion is not acknowledged. A failure is still reported.
 
 use std::collections::VecDeque;
 

@@ -551,7 +551,7 @@ impl Core {
             return self.ack(vci, op);
         }
         let want = info.stored as u64;
-        let want = planted!(Bug::RendezvousShort, want, (want - 1).max(1));
+        let want = planted!(Bug::RendezvousShort, want, want - u64::from(want > 1));
         truncate_remote(&mut source, want);
         let direct = self.vcs[vci as usize].caps.can.contains(Can::GET) && !source.is_empty();
         let iov = mem::slice(&iov, 0, usize::try_from(want).unwrap_or(info.stored));

@@ -35,8 +35,8 @@ impl Signal {
         self.is_raised() && self.0.swap(false, Ordering::AcqRel)
     }
 
-    /// For a reader that is about to sleep: takes earlier rings back by `drain`, and makes its arms by `arm`. False:
-    /// somebody has signaled.
+    /// Prepares a reader's sleep: `drain` takes earlier notifications back, `arm` sets the reader's threshold.
+    /// False: there is a signal, and the reader must not sleep.
     pub(crate) fn arm(&self, drain: impl FnOnce(), arm: impl FnOnce(), notify: impl FnOnce()) -> bool {
         drain();
         arm();

@@ -1,12 +1,12 @@
-//! What brings about the events of connections: the endpoints and passive endpoints that reading an event queue drives.
+//! The endpoints and passive endpoints that make progress when an event queue is read.
 //!
 //! Place in the data flow: `fi_eq_read`, `fi_eq_sread`, `fi_trywait` → [`Drivers`] → engines. Connections are
 //! made seldom, so there is none of the economy of [`crate::sleep::poll`]: a list behind a mutex, and a sleep that
 //! is cut in slices.
 //!
-//! No wake-up is lost: who sleeps has first parked all devices, which refuse if something has come, and found
-//! the queue still empty after it has hushed the bell ([`trywait`]). The slices are for others, whose polls end
-//! the parking.
+//! No wake-up is lost. A thread sleeps only after all devices were parked, which fails if there is an arrival,
+//! and after the queue was still empty once the bell was drained ([`trywait`]). Sleeps are cut in slices because
+//! polls of other threads end the parking.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -207,7 +207,7 @@ impl Sources {
         Ok(())
     }
 
-    /// For a sleeper with a arm of its own, see [`Trywait::arm_threshold`].
+    /// For a sleeper with a threshold of its own ([`Trywait::arm_threshold`]).
     pub(crate) fn arm_threshold(&self, waker: Option<&Waker>, arm: impl FnOnce(), ready: impl Fn() -> bool) -> bool {
         let (drain, notify) =
             (|| _ = waker.inspect(|waker| waker.drain()), || _ = waker.inspect(|waker| waker.notify()));

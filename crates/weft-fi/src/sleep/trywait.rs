@@ -122,9 +122,9 @@ impl<C: Park + Clone> Trywait<C> {
         self.admit(thread, generation, park(), waker, sleep, || self.arm(generation, arm, notify))
     }
 
-    /// Arms what is waited for, for a sleep before which there had been so many `calls`. False: not to be
-    /// slept. If there was a call since, the ring may have been taken back that was meant for others who
-    /// sleep: the bell is rung again.
+    /// Arms the wait object for a sleep that began in `generation`. False: the thread must not sleep. If the
+    /// generation has changed since, the drain may have taken back a notification for other sleepers, so the bell
+    /// is notified again.
     pub(crate) fn arm(&self, generation: u64, arm: impl FnOnce() -> bool, notify: impl FnOnce()) -> bool {
         if !arm() {
             return false;
