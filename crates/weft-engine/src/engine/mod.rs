@@ -293,26 +293,14 @@ impl<N: Nic> Engine<N> {
     /// client lets it wait.
     #[inline(always)] // Or else the operation is copied once more.
     pub(crate) fn enqueue(&mut self, op: TxOp) -> Result<(), Error> {
-        if self.core.vcs[op.vc as usize].queued() >= self.core.config.tx_depth {
-            planted!(Bug::AgainWithEffect, self.push_send(op));
+        let full = self.core.vcs[op.vc as usize].queued() >= self.core.config.tx_depth;
+        if full && planted!(Bug::AgainWithEffect, true, op.kind != Kind::Send) {
             return Err(Error::Again);
         }
-        self.push_op(op);
-        Ok(())
-    }
-
-    /// Only the planted bug `AgainWithEffect` does this.
-    fn push_send(&mut self, op: TxOp) {
-        if op.kind == Kind::Send {
-            self.push_op(op);
-        }
-    }
-
-    #[inline(always)]
-    fn push_op(&mut self, op: TxOp) {
         let vci = op.vc;
         let index = self.core.ops.push(|| op);
         self.core.waiting(vci).tx.push_back(index);
+        planted!(Bug::AgainWithEffect, Ok(()), if full { Err(Error::Again) } else { Ok(()) })
     }
 
     /// Here is an inject that must leave ([`OpFlags::must_leave`]) and cannot now: `Again`, and the way is
