@@ -1,12 +1,12 @@
-//! Endpoint names: opaque bytes that say where an endpoint is reached and that permit to reach it.
+//! Endpoint names: opaque bytes that say where an endpoint is reached and that permit a peer to reach it.
 //!
-//! Place in the data flow: made by the device layer at enable, handed to clients by `fi_getname` as an [`Address`],
-//! carried by them out of band, inserted into address vectors, and handed back to `Nic::connect`.
-//! Pure bytes: no look-up, no socket happens here.
+//! Place in the data flow: the device layer makes a name at enable, and `fi_getname` gives it to the client
+//! as an [`Address`]. Clients exchange addresses out of band and insert them into address vectors;
+//! `Nic::connect` gets the name again. This file handles bytes only: it does no look-up and opens no socket.
 //!
-//! An address has 32 bytes, or 48 where TCP is reached by IPv6: clients carry it, some in little room. Within
-//! weft and between its endpoints a name has 64, in which the endpoint id is at hand that an address implies
-//! ([`endpoint_id`]).
+//! An address has 32 bytes, or 48 where TCP uses IPv6; clients often have little room for addresses. A name,
+//! which weft uses internally and on the wire, has 64 bytes: it contains the endpoint id that the address
+//! implies ([`endpoint_id`]).
 //!
 //! Layouts (all integers big-endian), specified in docs/protocol.md:
 //! ```text
@@ -17,15 +17,15 @@
 //!  0      1      2        4                8         16               32           48
 //!  | ver  | flags| port   | IPv4, or scope | host id | capability     | IPv6 (if so)|
 //! ```
-//! `flags`: bit 0 = the endpoint id and capability are present (a *full* name; without it the name is a
-//! *service* name: only address and port, as `fi_getinfo(node, service)` makes it); bit 1 = the endpoint may
-//! be reached by shared memory; bit 2 = it may be reached by TCP; bit 3, in addresses: by IPv6; bit 4 = it is
-//! a context of a scalable endpoint.
+//! `flags`: bit 0 = the endpoint id and capability are present. Such a name is *full*; a name without them is
+//! a *service* name, which has only address and port, as `fi_getinfo(node, service)` makes it. Bit 1 = the
+//! endpoint may be reached by shared memory; bit 2 = by TCP; bit 3, in addresses = by IPv6; bit 4 = the
+//! endpoint is a context of a scalable endpoint.
 //!
-//! The contexts of a scalable endpoint are endpoints whose names follow from each other: they have one
-//! capability, the last byte of the endpoint id is the context's index, and a receive context listens so many
-//! ports after the first. So one name, that of the first receive context, names them all
-//! ([`EpName::context`], [`EpName::base`]); clients carry no other.
+//! The contexts of a scalable endpoint are endpoints with related names. They share one capability, and the
+//! last byte of the endpoint id is the context's index. The receive contexts listen on consecutive ports. The
+//! name of the first receive context therefore implies all others ([`EpName::context`], [`EpName::base`]),
+//! and clients exchange only that one.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -33,13 +33,13 @@ use smallvec::SmallVec;
 
 /// Length of every name in bytes.
 pub const NAME_BYTES: usize = 64;
-/// Length of an address without IPv6 (the same on every rank: Sandia OpenSHMEM requires it).
+/// Length of an address without IPv6 (Sandia OpenSHMEM requires the same length on every rank).
 pub const ADDRESS_BYTES: usize = 32;
 /// Length of an address with IPv6.
 pub const LONG_ADDRESS_BYTES: usize = 48;
-/// The version of names that this code writes and reads.
+/// The version of names that this code reads and writes.
 pub const NAME_VERSION: u8 = 1;
-/// The version of addresses.
+/// The version of addresses that this code reads and writes.
 pub const ADDRESS_VERSION: u8 = 2;
 
 const FULL: u8 = 1;
@@ -48,15 +48,15 @@ const TCP: u8 = 4;
 const IPV6: u8 = 8;
 const CONTEXT: u8 = 16;
 
-/// Contexts that a scalable endpoint may have of either kind.
+/// Maximum number of receive contexts, and of transmit contexts, of a scalable endpoint.
 pub const MAX_CONTEXTS: u8 = 64;
-/// The index of the first transmit context; those of receive contexts are smaller.
+/// The index of the first transmit context. Receive contexts have smaller indices.
 pub const FIRST_TX_CONTEXT: u8 = 128;
 
-/// A name as clients carry it.
+/// The form of a name that clients exchange.
 pub type Address = SmallVec<[u8; LONG_ADDRESS_BYTES]>;
 
-/// The endpoint id that goes with a capability. It is public, and tells nothing of the secret.
+/// The endpoint id that belongs to a capability. The id is public and reveals nothing about the capability.
 #[must_use]
 pub fn endpoint_id(capability: &[u8; 16]) -> [u8; 16] {
     let hash = blake3::keyed_hash(b"weft: endpoint id of capability.", capability);
@@ -65,17 +65,17 @@ pub fn endpoint_id(capability: &[u8; 16]) -> [u8; 16] {
     id
 }
 
-/// How many bytes an address has that begins with these two. What is no address counts as a short one.
+/// The length of an address that begins with these two bytes. Any other bytes count as a short address.
 #[must_use]
 pub const fn address_bytes(head: [u8; 2]) -> usize {
     if head[0] == ADDRESS_VERSION && head[1] & IPV6 != 0 { LONG_ADDRESS_BYTES } else { ADDRESS_BYTES }
 }
 
-/// The name of an endpoint. Compares bytewise; see [`EpName::same_endpoint`] for identity.
+/// The name of an endpoint. It compares bytewise; [`EpName::same_endpoint`] compares identities.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EpName([u8; NAME_BYTES]);
 
-/// What distinguishes endpoints in a table: the id of a full name, the socket address of a service name.
+/// The key of an endpoint in tables: the id of a full name, or the socket address of a service name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Identity {
     /// A full name's endpoint id.
@@ -87,29 +87,29 @@ pub enum Identity {
 /// The parts of a full name.
 #[derive(Clone, Copy, Debug)]
 pub struct NameParts {
-    /// Where TCP listens; port 0 when it does not.
+    /// The socket on which TCP listens; port 0 when it does not listen.
     pub socket: SocketAddr,
-    /// Identity of the host (and its network namespace) as far as it can be told.
+    /// Identity of the host and its network namespace, as far as it can be determined.
     pub host_id: u64,
-    /// Public: names the endpoint's Unix socket. That of the capability ([`endpoint_id`]).
+    /// The public id that belongs to the capability ([`endpoint_id`]). It names the endpoint's Unix socket.
     pub ep_id: [u8; 16],
-    /// Random, secret: proves that the holder was given the name.
+    /// A random secret. Its holder was given the name.
     pub capability: [u8; 16],
-    /// May be reached by shared memory.
+    /// Whether the endpoint may be reached by shared memory.
     pub shm: bool,
-    /// May be reached by TCP.
+    /// Whether the endpoint may be reached by TCP.
     pub tcp: bool,
-    /// The index, if it is a context of a scalable endpoint: the last byte of the id is replaced by it.
+    /// The index of a context of a scalable endpoint. It replaces the last byte of the id.
     pub context: Option<u8>,
 }
 
-/// Why bytes are not a name.
+/// The reason why bytes are not a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// Not as many bytes as it should have.
-    #[error("a weft address has 32 bytes, or 48 with IPv6; this has {0}")]
+    /// The length is wrong.
+    #[error("a weft address has 32 bytes, or 48 with IPv6, not {0}")]
     Length(usize),
-    /// Another version, or not a weft address at all.
+    /// The version is unknown, or the bytes are not a weft address.
     #[error("not a weft address (version byte {0})")]
     Version(u8),
     /// Unknown flag bits.
@@ -118,7 +118,7 @@ pub enum NameError {
 }
 
 impl EpName {
-    /// A full name.
+    /// Makes a full name.
     #[must_use]
     pub fn full(parts: &NameParts) -> Self {
         let mut name = Self::service(parts.socket);
@@ -133,7 +133,7 @@ impl EpName {
         name
     }
 
-    /// A service name: only where to ask.
+    /// Makes a service name: a socket without an endpoint id.
     #[must_use]
     pub fn service(socket: SocketAddr) -> Self {
         let mut bytes = [0; NAME_BYTES];
@@ -142,7 +142,7 @@ impl EpName {
         bytes[2..4].copy_from_slice(&socket.port().to_be_bytes());
         let (ip, scope) = match socket {
             SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
-            // A scope means nothing to an IPv4 address, and would make two names of one endpoint.
+            // A scope has no meaning for an IPv4 address, and would give one endpoint two names.
             SocketAddr::V6(v6) if v6.ip().to_ipv4_mapped().is_some() => (*v6.ip(), 0),
             SocketAddr::V6(v6) => (*v6.ip(), v6.scope_id()),
         };
@@ -151,7 +151,7 @@ impl EpName {
         Self(bytes)
     }
 
-    /// The name that a client's address means.
+    /// The name that a client's address stands for.
     pub fn from_address(bytes: &[u8]) -> Result<Self, NameError> {
         let head = |at: usize| bytes.get(at).copied().ok_or(NameError::Length(bytes.len()));
         let (version, flags) = (head(0)?, head(1)?);
@@ -170,7 +170,7 @@ impl EpName {
             SocketAddr::new(Ipv4Addr::from(four).into(), port)
         } else {
             let ip = Ipv6Addr::from(part::<16>(bytes, 32));
-            // There is one form for each address, and this one has no room for a scope.
+            // Each address has exactly one form: an IPv4 address must use the short form, which has no scope.
             if ip.to_ipv4_mapped().is_some() {
                 return Err(NameError::Flags(flags));
             }
@@ -190,7 +190,7 @@ impl EpName {
         Ok(name)
     }
 
-    /// As clients carry it. Of the contexts of a scalable endpoint they carry only the first.
+    /// The form that clients exchange. Of a scalable endpoint they exchange only the first receive context.
     #[must_use]
     pub fn to_address(&self) -> Address {
         let mut bytes = Address::from_slice(&[0; ADDRESS_BYTES]);
@@ -210,7 +210,7 @@ impl EpName {
         bytes
     }
 
-    /// Checks bytes that a peer handed in.
+    /// Checks bytes that came from a peer.
     pub fn parse(bytes: &[u8]) -> Result<Self, NameError> {
         let array: [u8; NAME_BYTES] = bytes.try_into().map_err(|_| NameError::Length(bytes.len()))?;
         if array[0] != NAME_VERSION {
@@ -222,7 +222,7 @@ impl EpName {
         Ok(Self(array))
     }
 
-    /// The bytes, as peers exchange them.
+    /// The bytes that peers exchange.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; NAME_BYTES] {
         &self.0
@@ -234,19 +234,19 @@ impl EpName {
         self.0[1] & FULL != 0
     }
 
-    /// Whether shared memory may be tried.
+    /// Whether the endpoint may be reached by shared memory.
     #[must_use]
     pub fn shm(&self) -> bool {
         self.0[1] & SHM != 0
     }
 
-    /// Whether TCP may be tried.
+    /// Whether the endpoint may be reached by TCP.
     #[must_use]
     pub fn tcp(&self) -> bool {
         self.0[1] & TCP != 0
     }
 
-    /// Where TCP listens (v4-mapped addresses come back as IPv4).
+    /// The socket on which TCP listens. IPv4-mapped addresses are returned as IPv4.
     #[must_use]
     pub fn socket(&self) -> SocketAddr {
         let port = self.port();
@@ -280,8 +280,8 @@ impl EpName {
         (self.0[1] & CONTEXT != 0).then(|| self.0[47])
     }
 
-    /// The name of a receive context of the scalable endpoint that this names: by its first receive context,
-    /// or by where that listens. `None` if there can be no such context.
+    /// The name of receive context `index` of a scalable endpoint. The endpoint is named by its first receive
+    /// context or by that context's socket. `None` if no such context can exist.
     #[must_use]
     pub fn context(&self, index: u8) -> Option<Self> {
         if index == 0 {
@@ -300,8 +300,8 @@ impl EpName {
         Some(name)
     }
 
-    /// The name of the scalable endpoint that this is a context of, or the name itself. A transmit context's
-    /// name has the socket of its endpoint.
+    /// The name of the scalable endpoint to which this context belongs, or the name itself. A transmit
+    /// context's name has the socket of its endpoint.
     #[must_use]
     pub fn base(&self) -> Self {
         let mut name = *self;
@@ -314,8 +314,8 @@ impl EpName {
         name
     }
 
-    /// Whether the endpoint id of a full name follows from its capability, so that whoever shows the
-    /// capability may use the id.
+    /// Whether the endpoint id of a full name follows from its capability. Only then may a peer that presents
+    /// the capability use the id.
     #[must_use]
     pub fn is_genuine(&self) -> bool {
         let mut id = endpoint_id(&self.capability());
@@ -325,7 +325,7 @@ impl EpName {
         self.is_full() && id == self.ep_id()
     }
 
-    /// What to key a table of peers by.
+    /// The key of this name in a table of peers.
     #[must_use]
     pub fn identity(&self) -> Identity {
         if self.is_full() { Identity::Id(self.ep_id()) } else { self.socket_identity() }
@@ -337,7 +337,7 @@ impl EpName {
         Identity::Socket(self.array(4), self.port())
     }
 
-    /// Whether both names surely mean one endpoint.
+    /// Whether both names certainly denote the same endpoint.
     #[must_use]
     pub fn same_endpoint(&self, other: &Self) -> bool {
         self.identity() == other.identity()
@@ -355,20 +355,20 @@ impl EpName {
         u32::from_be_bytes(self.array(20))
     }
 
-    /// `N` bytes at a constant offset inside the 64.
+    /// `N` bytes at a constant offset within the name.
     fn array<const N: usize>(&self, at: usize) -> [u8; N] {
         part(&self.0, at)
     }
 }
 
-/// `N` bytes at a place that is inside.
+/// `N` bytes at an offset that the caller has checked.
 fn part<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);
     out
 }
 
-/// For messages: `10.0.0.1:4711/1f2e3d4c` (never the capability).
+/// For log texts: `10.0.0.1:4711/1f2e3d4c`. The capability is never shown.
 impl std::fmt::Display for EpName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.socket())?;
@@ -474,7 +474,7 @@ mod tests {
         assert_eq!((base.context(0), base.context(MAX_CONTEXTS)), (Some(base), None));
         let tx = EpName::full(&NameParts { context: Some(FIRST_TX_CONTEXT + 1), ..parts("1.2.3.4:77") });
         assert_eq!(tx.base().identity(), base.identity());
-        // Where nothing else is known, the ports alone tell.
+        // A service name has no context index; the port alone distinguishes the contexts.
         let service = EpName::service("1.2.3.4:500".parse().expect("test address"));
         assert_eq!(service.context(3).map(|name| name.identity()), Some(third.socket_identity()));
         // A plain endpoint has no contexts.
