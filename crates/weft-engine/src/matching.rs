@@ -1,12 +1,14 @@
-//! Matching: posted receives against arriving messages, oldest first.
+//! Matching of posted receives and arriving messages, oldest first.
 //!
 //! Place in the data flow: `Sink::message` asks [`Matcher::arrived`] for a receive; `Engine::recv` asks
-//! [`Matcher::find_unexpected`] for a message; what finds no partner waits in one of the two queues (`queue`,
-//! with `hash` and `tree` for deep ones). There is one [`Matcher`] for tagged and one for untagged messages.
+//! [`Matcher::find_unexpected`] for a message. Receives and messages without a partner are queued (`queue`,
+//! with the indexes `hash` and `tree` for deep queues). There is one [`Matcher`] for tagged and one for
+//! untagged messages.
 //!
-//! Invariants: among several candidates the oldest wins, whatever the ignore bits (fi_tagged(3)); a message
-//! that a peek has claimed matches nothing but its claim; nothing here is ever lost: a posted receive leaves
-//! by match, cancel, or the end of its named source, a message by match, discard or the end of its sender.
+//! Invariants: - Among several candidates the oldest is chosen, whatever the ignore bits (fi_tagged(3)). - A
+//! message that a peek has claimed matches only its claim. - No entry is lost. A posted receive leaves by
+//! match, by cancel, or when its named source ends. A message leaves by match, by discard, or when its sender
+//! ends.
 
 mod hash;
 mod pattern;
@@ -24,47 +26,49 @@ use crate::nic::{LinkError, RemoteIov};
 use pattern::Pattern;
 use queue::Queue;
 
-/// A receive that waits for a message. Plain words, which go where they belong one by one: put together
-/// elsewhere and copied by wider loads, they would have to wait until the processor has stored them.
+/// A posted receive without a message yet. It consists of plain words that are stored one by one. A value
+/// that is assembled elsewhere and copied by wider loads would stall until those stores have reached the
+/// cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Posted {
-    /// `ADDR_NONE`: from anyone.
+    /// `ADDR_NONE`: any source.
     pub(crate) src: Addr,
     pub(crate) tag: u64,
     pub(crate) ignore: u64,
-    /// The buffer, if it is one piece.
+    /// The buffer, if it has one piece.
     pub(crate) piece: Iov,
-    /// Number of its list of pieces in the [`Matcher`], if there are more.
+    /// Number of the list of pieces in the [`Matcher`], if the buffer has several.
     pub(crate) pieces: Option<u32>,
     pub(crate) ctx: Context,
-    /// Number of the multi-receive buffer, if it is one.
+    /// Number of the multi-receive buffer, for a multi-receive.
     pub(crate) multi: Option<u32>,
 }
 
-/// Where the payload of an unexpected message is.
+/// The place of an unexpected message's payload.
 #[derive(Debug)]
 pub(crate) enum Body {
-    /// Here; the sender wants to hear of its delivery if `ack` names an operation of it.
+    /// The payload is here. If `ack` names an operation of the sender, the sender requests an acknowledgement
+    /// of its delivery.
     Eager { bytes: Box<[u8]>, ack: Option<u32> },
-    /// At the sender, whose operation `op` waits.
+    /// The payload is at the sender, whose operation `op` waits.
     Rendezvous { op: u32, len: u64, source: Vec<RemoteIov>, ack: bool },
-    /// On its way from the sender into memory of the engine, by this transfer (`engine::prefetch`).
+    /// The payload is on its way into memory of the engine, by this transfer (`crate::engine::prefetch`).
     Ahead { token: u64, len: u64 },
-    /// Nowhere any more: the sender's link has ended. The receive that matches it fails.
+    /// The payload is lost, because the sender's link has ended. The receive that matches the message fails.
     Lost { why: LinkError, len: u64 },
 }
 
-/// A message that waits for a receive.
+/// A message without a receive yet.
 #[derive(Debug)]
 pub(crate) struct Unexpected {
-    /// Number of the sender's virtual connection.
+    /// Number of the sending peer.
     pub(crate) vc: u32,
     pub(crate) tag: u64,
     pub(crate) data: Option<u64>,
     pub(crate) body: Body,
-    /// Context pointer of the peek that has claimed it.
+    /// Context pointer of the peek that has claimed the message.
     pub(crate) claimed: Option<usize>,
-    /// The link that brought it has ended: nobody waits for its acknowledgement or its share of the window.
+    /// The message's link has ended, so its acknowledgement and its share of the window are void.
     pub(crate) orphan: bool,
 }
 
@@ -77,7 +81,7 @@ impl Unexpected {
     }
 }
 
-/// What a receive asks for.
+/// The selection criteria of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) src: Addr,
@@ -90,7 +94,7 @@ impl Wanted {
         Pattern::receive(self.src, self.tag, self.ignore)
     }
 
-    /// What the patterns say, too, but faster: walks ask for each entry.
+    /// Agrees with [`Pattern::meets`], but is faster: a walk calls it for each entry.
     #[inline(always)]
     fn accepts(&self, src: Addr, tag: u64) -> bool {
         let compared = planted!(Bug::IgnoreSwapped, !self.ignore, self.ignore);
@@ -106,25 +110,25 @@ impl Posted {
     }
 }
 
-/// The two queues of one kind of message (tagged or not).
+/// The two queues of one kind of message (tagged or untagged).
 pub(crate) struct Matcher {
     pub(crate) posted: Queue<Posted>,
     pub(crate) unexpected: Queue<Unexpected>,
-    /// Buffers of several pieces.
+    /// Buffers that have several pieces.
     pieces: Slab<IovList>,
-    /// Messages that waited so far, and the most at a time.
+    /// Total number of messages that were queued, and the largest number at a time.
     pub(crate) kept: u64,
     pub(crate) most_unexpected: usize,
-    /// Numbers of the messages that are claimed: a claim need not walk past all others, which may be as many
-    /// as peers like.
+    /// Keys of the claimed messages. They make a claim independent of the number of other messages, which
+    /// peers control.
     claims: VecDeque<u32>,
 }
 
 impl Matcher {
-    pub(crate) fn new(how: Matching) -> Self {
+    pub(crate) fn new(method: Matching) -> Self {
         Self {
-            posted: Queue::new(how),
-            unexpected: Queue::new(how),
+            posted: Queue::new(method),
+            unexpected: Queue::new(method),
             pieces: Slab::new(),
             kept: 0,
             most_unexpected: 0,
@@ -132,8 +136,8 @@ impl Matcher {
         }
     }
 
-    /// Posts a receive into any number of pieces; `multi` is the number of the multi-receive buffer, if it is
-    /// one. See [`Matcher::post`].
+    /// Posts a receive whose buffer has any number of pieces, as [`Matcher::post`] does. `multi` is the
+    /// number of the multi-receive buffer, if any.
     pub(crate) fn post_pieces(&mut self, wanted: Wanted, iov: &[Iov], ctx: Context, multi: Option<usize>) -> u32 {
         let (piece, pieces) = match iov {
             [] => (Iov::EMPTY, None),
@@ -145,26 +149,26 @@ impl Matcher {
         self.post(Posted { src, tag, ignore, piece, pieces: number(pieces), ctx, multi: number(multi) })
     }
 
-    /// The buffer of a receive that waits.
+    /// The buffer of a posted receive.
     pub(crate) fn buffer(&self, posted: &Posted) -> IovList {
         let many = posted.pieces.and_then(|number| self.pieces.get(number as usize));
         many.cloned().unwrap_or_else(|| IovList::from_slice(&[posted.piece]))
     }
 
-    /// Takes a receive out; its buffer is forgotten.
+    /// Removes a receive and its buffer's pieces.
     pub(crate) fn take_posted(&mut self, key: u32) -> Option<Posted> {
         let posted = self.posted.remove(key)?;
         posted.pieces.and_then(|number| self.pieces.try_remove(number as usize));
         Some(posted)
     }
 
-    /// Posts a receive; the number stays valid until it has left.
+    /// Posts a receive. Its key stays valid until it leaves.
     #[inline(always)]
     pub(crate) fn post(&mut self, posted: Posted) -> u32 {
         self.posted.push(posted, |posted| Some(posted.wants().pattern()))
     }
 
-    /// The oldest receive that accepts a message of `tag` from `src`.
+    /// The oldest receive that accepts a message with `tag` from `src`.
     #[inline(always)]
     pub(crate) fn arrived(&mut self, src: Addr, tag: u64) -> Option<u32> {
         self.posted.find(
@@ -174,8 +178,8 @@ impl Matcher {
         )
     }
 
-    /// Keeps a message that no receive accepts; `src` is its connection's address.
-    /// Returns its number, which stays valid until it has left.
+    /// Queues a message that no receive accepts. `src` is its peer's address. The returned key stays valid
+    /// until the message leaves.
     pub(crate) fn keep(&mut self, message: Unexpected, src: Addr) -> u32 {
         let key = self.unexpected.push(message, |message| Some(Pattern::message(src, message.tag)));
         self.kept += 1;
@@ -183,8 +187,8 @@ impl Matcher {
         key
     }
 
-    /// The oldest unclaimed message that `wanted` accepts; `addr_of` tells a connection's address, see
-    /// [`Matcher::readdressed`].
+    /// The oldest unclaimed message that `wanted` accepts. `addr_of` returns a peer's address;
+    /// [`Matcher::readdressed`] must be called when one changes.
     #[inline]
     pub(crate) fn find_unexpected(&mut self, wanted: Wanted, addr_of: impl Fn(u32) -> Addr) -> Option<u32> {
         self.unexpected.find(
@@ -194,12 +198,12 @@ impl Matcher {
         )
     }
 
-    /// Connections have other addresses than before.
+    /// Rebuilds the index after addresses of peers have changed.
     pub(crate) fn readdressed(&mut self) {
         self.unexpected.reindex();
     }
 
-    /// From now on this message matches nothing but the claim with this context pointer.
+    /// Reserves a message for the claim with this context pointer.
     pub(crate) fn claim(&mut self, key: u32, ctx_ptr: usize) {
         if let Some(message) = self.unexpected.get_mut(key) {
             message.claimed = Some(ctx_ptr);
@@ -208,12 +212,13 @@ impl Matcher {
         }
     }
 
-    /// Whether the peek with this context pointer claimed a message.
+    /// Whether the peek with this context pointer has claimed a message.
     pub(crate) fn has_claim(&self, ctx_ptr: usize) -> bool {
         self.place_of_claim(ctx_ptr).is_some()
     }
 
-    /// The message that the peek with this context pointer claimed. The claim is over: who asks takes the message out.
+    /// The message that the peek with this context pointer claimed. The claim ends; the caller removes the
+    /// message.
     pub(crate) fn take_claim(&mut self, ctx_ptr: usize) -> Option<u32> {
         let place = self.place_of_claim(ctx_ptr)?;
         self.claims.remove(place)
@@ -229,7 +234,7 @@ impl Matcher {
         self.find_posted_where(|ctx| ctx.ptr == ctx_ptr)
     }
 
-    /// The oldest posted receive whose context is `wanted`.
+    /// The oldest posted receive whose context `wanted` accepts.
     pub(crate) fn find_posted_where(&self, mut wanted: impl FnMut(Context) -> bool) -> Option<u32> {
         self.posted.iter().find(|(_, p)| wanted(p.ctx)).map(|(key, _)| key)
     }
@@ -280,8 +285,8 @@ mod tests {
 
     #[test]
     fn a_claimed_message_matches_only_its_claim() {
-        for how in [Matching::Auto, Matching::Hash, Matching::Tree] {
-            let mut m = Matcher::new(how);
+        for method in [Matching::Auto, Matching::Hash, Matching::Tree] {
+            let mut m = Matcher::new(method);
             m.keep(empty(1), ADDR_NONE);
             let wanted = Wanted { src: ADDR_NONE, tag: 1, ignore: 0 };
             let key = m.find_unexpected(wanted, |_| ADDR_NONE).expect("it is there");
@@ -294,7 +299,7 @@ mod tests {
         }
     }
 
-    /// However many messages peers have left here.
+    /// The time of a claim does not depend on the number of queued messages.
     #[test]
     fn a_claim_walks_past_no_other_message() {
         const KEPT: u64 = 100_000;

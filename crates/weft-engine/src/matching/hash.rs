@@ -1,14 +1,15 @@
-//! An index for deep queues whose entries and searches care for few different sets of bits: by hashing.
+//! A hash index for deep queues whose entries and searches use few different masks.
 //!
 //! Place in the data flow: one of the indexes of [`super::queue`]. Entries that care for the same bits form a
-//! *group*. For each set of bits that searches care for (a *view*) every group has a table from the bits that
-//! both care for to a chain of its entries, oldest first. A search looks into each group once and takes the
-//! oldest of what it finds. Posted receives have several groups and one view, since messages care for
-//! everything; unexpected messages have one group and several views. (Tuple space search, Srinivasan, Suri
-//! and Varghese, SIGCOMM 1999. The GNI provider hashed exact tags only, and missed receives with ignore
-//! bits.)
+//! *group*. A *view* is a set of bits that searches care for. In each view every group has a table. It maps
+//! the bits that both care for to a chain of the group's entries, oldest first. A search looks into each
+//! group once and takes the oldest entry of all chains found.
 //!
-//! Costs: a search one look per group; an entry that comes or goes one per view.
+//! Posted receives form several groups and have one view, since messages care for every bit. Unexpected
+//! messages form one group and have several views. This is tuple space search (Srinivasan, Suri and Varghese,
+//! SIGCOMM 1999). Libfabric's GNI provider hashed exact tags only, and missed receives with ignore bits.
+//!
+//! Costs: a search takes one look-up per group; an insertion or removal takes one per view.
 
 use std::collections::HashMap;
 
@@ -17,17 +18,17 @@ use foldhash::fast::RandomState;
 use super::pattern::Pattern;
 
 const NIL: u32 = u32::MAX;
-/// Groups that are looked into without regret, and views that are kept.
-const MOST_SHAPES: usize = 8;
+/// Maximum number of groups before the index counts as crowded, and of views that are kept.
+const MAX_SHAPES: usize = 8;
 
-/// An entry of the queue, by its number there.
+/// An entry of the queue, indexed by its key.
 #[derive(Clone, Copy)]
 struct Slot {
     pattern: Pattern,
-    /// Entries that came later have larger ages.
+    /// Age of the entry: later entries have larger values.
     age: u64,
-    /// It is here, not gone.
-    here: bool,
+    /// Whether the entry is in the index.
+    present: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -42,20 +43,20 @@ struct Links {
     next: u32,
 }
 
-/// Entries that care for the same bits.
+/// The entries that care for the same bits.
 struct Group {
     care: u128,
     len: usize,
 }
 
-/// What searches care for.
+/// The tables for searches that care for the same bits.
 struct View {
     care: u128,
-    /// The last search with it.
+    /// Number of the last search that used the view.
     used: u64,
-    /// One per group.
+    /// One table for each group.
     tables: Vec<HashMap<u128, Chain, RandomState>>,
-    /// The chain that an entry is in, by its number.
+    /// The neighbours of each entry in its chain, by key.
     links: Vec<Links>,
 }
 
@@ -74,7 +75,7 @@ impl View {
         }
     }
 
-    fn take_out(&mut self, slots: &[Slot], group: usize, key: u32) {
+    fn unlink(&mut self, slots: &[Slot], group: usize, key: u32) {
         let at = key as usize;
         let (Some(slot), Some(table)) = (slots.get(at), self.tables.get_mut(group)) else { return };
         let Links { prev, next } = self.links[at];
@@ -96,7 +97,7 @@ impl View {
     }
 }
 
-/// See the module.
+/// The index; the module's documentation describes it.
 #[derive(Default)]
 pub(crate) struct HashIndex {
     slots: Vec<Slot>,
@@ -104,23 +105,23 @@ pub(crate) struct HashIndex {
     views: Vec<View>,
     ages: u64,
     searches: u64,
-    /// There were more views than it keeps.
-    gave_up_view: bool,
+    /// A view was dropped to make room for another.
+    dropped_view: bool,
 }
 
 impl HashIndex {
-    /// Whether its entries, or its searches, have cared for so many sets of bits that another index would do better.
+    /// Whether entries or searches have used too many masks for this index. A [`super::tree`] is faster then.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.groups.len() > MOST_SHAPES || self.gave_up_view
+        self.groups.len() > MAX_SHAPES || self.dropped_view
     }
 
-    /// A new entry, younger than all.
+    /// Adds an entry that is younger than all others.
     pub(crate) fn insert(&mut self, key: u32, pattern: Pattern) {
         let at = key as usize;
         if self.slots.len() <= at {
-            self.slots.resize(at + 1, Slot { pattern, age: 0, here: false });
+            self.slots.resize(at + 1, Slot { pattern, age: 0, present: false });
         }
-        self.slots[at] = Slot { pattern, age: self.ages, here: true };
+        self.slots[at] = Slot { pattern, age: self.ages, present: true };
         self.ages += 1;
         let group = self.group_for(pattern.care);
         self.groups[group].len += 1;
@@ -129,13 +130,13 @@ impl HashIndex {
         }
     }
 
-    /// The group for entries that care for these bits, new or old.
+    /// The group for entries that care for these bits; made if there is none.
     fn group_for(&mut self, care: u128) -> usize {
         if let Some(at) = self.groups.iter().position(|group| group.care == care) {
             return at;
         }
-        // One that is empty is taken over when there are many.
-        if self.groups.len() >= MOST_SHAPES
+        // With many groups, an empty one is reused.
+        if self.groups.len() >= MAX_SHAPES
             && let Some(at) = self.groups.iter().position(|group| group.len == 0)
         {
             self.groups[at].care = care;
@@ -147,22 +148,22 @@ impl HashIndex {
     }
 
     fn group_of(&self, key: u32) -> Option<usize> {
-        let care = self.slots.get(key as usize).filter(|slot| slot.here)?.pattern.care;
+        let care = self.slots.get(key as usize).filter(|slot| slot.present)?.pattern.care;
         self.groups.iter().position(|group| group.care == care)
     }
 
-    /// An entry goes; nothing happens if it is not here.
+    /// Removes an entry, if it is in the index.
     pub(crate) fn remove(&mut self, key: u32) {
         let Some(group) = self.group_of(key) else { return };
-        self.slots[key as usize].here = false;
+        self.slots[key as usize].present = false;
         self.groups[group].len -= 1;
         for view in &mut self.views {
-            view.take_out(&self.slots, group, key);
+            view.unlink(&self.slots, group, key);
         }
     }
 
-    /// The oldest entry that `wanted` matches. `entries`: all, oldest first; they are looked at when the
-    /// search cares for bits that none before cared for.
+    /// The oldest entry that `wanted` matches. `entries` are the keys of all entries, oldest first. They are
+    /// read when the search cares for a new set of bits.
     pub(crate) fn search<I: Iterator<Item = u32>>(
         &mut self,
         wanted: Pattern,
@@ -198,12 +199,12 @@ impl HashIndex {
                 view.append(&self.slots, group, key);
             }
         }
-        if self.views.len() < MOST_SHAPES {
+        if self.views.len() < MAX_SHAPES {
             self.views.push(view);
             return self.views.len() - 1;
         }
-        // The one that nobody has used for the longest time goes.
-        self.gave_up_view = true;
+        // The least recently used view is replaced.
+        self.dropped_view = true;
         let oldest = (0..self.views.len()).min_by_key(|&at| self.views[at].used).unwrap_or_default();
         self.views[oldest] = view;
         oldest

@@ -1,12 +1,12 @@
-//! What a receive or a message says of source and tag, as one number of which bits may not matter.
+//! Source and tag of a receive or a message as one number with a mask.
 //!
-//! Place in the data flow: the common language of the indexes of [`super::queue`]. The tag has the upper
-//! half, the source's address the lower one. A message cares for every bit, a receive for all but those it
-//! ignores; the two match where they agree in every bit that both care for.
+//! Place in the data flow: the key type of the indexes of [`super::queue`]. The tag is the upper half of the
+//! number, the source's address the lower half. A message cares for every bit; a receive cares for all bits
+//! but those it ignores. The two match if they agree in every bit that both care for.
 
 use crate::api::{ADDR_NONE, Addr};
 
-/// See the module. Bits of `value` outside `care` are 0.
+/// A value and its mask. Bits of `value` outside `care` are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Pattern {
     pub(crate) value: u128,
@@ -14,13 +14,13 @@ pub(crate) struct Pattern {
 }
 
 impl Pattern {
-    /// A message's. One from an address that is not known matches no receive that names a source.
+    /// The pattern of a message. A message from an unknown address matches no receive that names a source.
     #[inline]
     pub(crate) fn message(src: Addr, tag: u64) -> Self {
         Self { value: u128::from(tag) << 64 | u128::from(src), care: u128::MAX }
     }
 
-    /// A receive's; from anyone if `src` is `ADDR_NONE`.
+    /// The pattern of a receive; `src` = `ADDR_NONE` accepts any source.
     #[inline]
     pub(crate) fn receive(src: Addr, tag: u64, ignore: u64) -> Self {
         let source = if src == ADDR_NONE { 0 } else { u64::MAX };

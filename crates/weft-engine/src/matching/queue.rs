@@ -1,10 +1,10 @@
-//! A queue of receives or messages in the order of their age, searched for the oldest that matches.
+//! A queue of receives or messages in the order of their age, searched for the oldest match.
 //!
-//! Place in the data flow: [`super::Matcher`] has two. Short queues are walked; that is faster than anything
-//! else, and the path of most programs. A queue that was walked far, and again and again, gets an index,
-//! which it loses when it is short again ([`Matching::Auto`]); or the client chooses ([`Matching`]).
+//! Place in the data flow: each [`super::Matcher`] has two. Short queues are walked, which is the fastest
+//! method for them and the path of most programs. With [`Matching::Auto`] a queue gets an index after
+//! repeated long walks, and loses it when it is short again. The other values of [`Matching`] fix the method.
 //!
-//! Invariant: whatever the index, the oldest match is found, exactly as by walking.
+//! Invariant: every method finds the oldest match, exactly as a walk does.
 
 use super::hash::HashIndex;
 use super::pattern::Pattern;
@@ -12,12 +12,12 @@ use super::tree::TreeIndex;
 use crate::api::Matching;
 use crate::list::List;
 
-/// A walk of so many entries is no reason to think of an index.
+/// Walks up to this number of entries do not count towards an index.
 const SHORT_WALK: usize = 16;
-/// A queue as short as this loses its index.
+/// A queue of this length or less loses its index.
 const SHORT_QUEUE: usize = 8;
-/// An index is made when the walks have passed so many times as many entries as it would get: making one
-/// costs about as much.
+/// An index is built after walks have passed this multiple of the queue's length: building one costs about as
+/// much as such walks.
 const WALKS_FOR_INDEX: usize = 4;
 
 enum Index {
@@ -41,26 +41,27 @@ impl Index {
     }
 }
 
-/// See the module. What an entry matches is told by a function of the caller's, which must say the same of an
-/// entry as long as it is here, but for [`Queue::hide`] and [`Queue::reindex`]; `None`: it matches nothing.
+/// The queue; the module's documentation describes it. The caller's functions tell the pattern of an entry;
+/// `None` means that the entry matches nothing. The pattern must not change while the entry is queued, except
+/// by [`Queue::hide`] and [`Queue::reindex`].
 pub(crate) struct Queue<T> {
     list: List<T>,
-    how: Matching,
+    method: Matching,
     index: Option<Box<Index>>,
-    /// There is an index, or will be when it is needed: one look instead of two for who comes with each message.
+    /// The queue has an index, or builds one at the next search. One flag saves each message a second test.
     by_index: bool,
-    /// Entries passed by long walks since there was no index.
+    /// Entries passed by long walks since the queue has had no index.
     passed: usize,
 }
 
 impl<T> Queue<T> {
-    pub(crate) fn new(how: Matching) -> Self {
-        Self { list: List::default(), how, index: None, by_index: Self::always(how), passed: 0 }
+    pub(crate) fn new(method: Matching) -> Self {
+        Self { list: List::default(), method, index: None, by_index: Self::is_always_indexed(method), passed: 0 }
     }
 
     /// Whether even a short queue has an index.
-    fn always(how: Matching) -> bool {
-        matches!(how, Matching::Hash | Matching::Tree)
+    fn is_always_indexed(method: Matching) -> bool {
+        matches!(method, Matching::Hash | Matching::Tree)
     }
 
     #[inline]
@@ -68,18 +69,18 @@ impl<T> Queue<T> {
         self.list.len()
     }
 
-    /// Appends; the number stays valid until the entry is removed.
+    /// Appends an entry. Its key stays valid until the entry is removed.
     #[inline(always)]
     pub(crate) fn push(&mut self, value: T, pattern: impl FnOnce(&T) -> Option<Pattern>) -> u32 {
         let key = self.list.push(move || value);
         if self.by_index {
-            self.came(key, pattern);
+            self.index_entry(key, pattern);
         }
         key
     }
 
     #[cold]
-    fn came(&mut self, key: u32, pattern: impl FnOnce(&T) -> Option<Pattern>) {
+    fn index_entry(&mut self, key: u32, pattern: impl FnOnce(&T) -> Option<Pattern>) {
         if let (Some(index), Some(entry)) = (&mut self.index, self.list.get_mut(key))
             && let Some(pattern) = pattern(entry)
         {
@@ -97,27 +98,27 @@ impl<T> Queue<T> {
         self.list.get(key)
     }
 
-    /// From the oldest to the newest.
+    /// Iterates from the oldest entry to the newest.
     #[inline]
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.list.iter()
     }
 
-    /// Takes an entry out.
+    /// Removes an entry and returns it.
     pub(crate) fn remove(&mut self, key: u32) -> Option<T> {
         let value = self.list.remove(key);
-        self.left(key);
+        self.unindex(key);
         value
     }
 
-    /// Ends an entry; cheaper than [`Queue::remove`] for somebody who has seen it already.
+    /// Drops an entry; cheaper than [`Queue::remove`] where the caller has already read it.
     #[inline(always)]
     pub(crate) fn drop_item(&mut self, key: u32) {
         self.list.drop_item(key);
-        self.left(key);
+        self.unindex(key);
     }
 
-    /// An entry stays, but matches nothing any more.
+    /// Keeps an entry in the queue, but removes it from the index: it matches nothing any more.
     pub(crate) fn hide(&mut self, key: u32) {
         if let Some(index) = &mut self.index {
             index.remove(key);
@@ -125,29 +126,30 @@ impl<T> Queue<T> {
     }
 
     #[inline(always)]
-    fn left(&mut self, key: u32) {
+    fn unindex(&mut self, key: u32) {
         if self.by_index {
-            self.went(key);
+            self.remove_from_index(key);
         }
     }
 
     #[cold]
-    fn went(&mut self, key: u32) {
+    fn remove_from_index(&mut self, key: u32) {
         if let Some(index) = &mut self.index {
             index.remove(key);
-            if self.how == Matching::Auto && self.list.len() <= SHORT_QUEUE {
+            if self.method == Matching::Auto && self.list.len() <= SHORT_QUEUE {
                 self.reindex();
             }
         }
     }
 
-    /// What entries match has changed.
+    /// Drops the index, because the patterns of entries have changed.
     pub(crate) fn reindex(&mut self) {
         self.index = None;
-        self.by_index = Self::always(self.how);
+        self.by_index = Self::is_always_indexed(self.method);
     }
 
-    /// The oldest entry that matches `wanted`, which `accepts` tells as well, and faster.
+    /// The oldest entry that matches `wanted`. `accepts` gives the same answer as the patterns, and is
+    /// faster.
     #[inline(always)]
     pub(crate) fn find(
         &mut self,
@@ -158,7 +160,7 @@ impl<T> Queue<T> {
         if self.by_index {
             return self.find_by_index(wanted(), pattern);
         }
-        // Most often it is the first.
+        // The first entry matches most often.
         let (key, entry, next) = self.list.at(self.list.first())?;
         if accepts(entry) { Some(key) } else { self.find_after(next, wanted, accepts, pattern) }
     }
@@ -189,7 +191,7 @@ impl<T> Queue<T> {
         accepts: impl Fn(&T) -> bool,
         pattern: impl Fn(&T) -> Option<Pattern>,
     ) -> Option<u32> {
-        if self.how == Matching::Auto && self.passed >= self.len() * WALKS_FOR_INDEX {
+        if self.method == Matching::Auto && self.passed >= self.len() * WALKS_FOR_INDEX {
             self.passed = 0;
             return self.find_by_index(wanted, pattern);
         }
@@ -207,7 +209,7 @@ impl<T> Queue<T> {
     fn find_by_index(&mut self, wanted: Pattern, pattern: impl Fn(&T) -> Option<Pattern>) -> Option<u32> {
         if self.index.is_none() {
             self.fill(
-                if self.how == Matching::Tree {
+                if self.method == Matching::Tree {
                     Index::Tree(TreeIndex::default())
                 } else {
                     Index::Hash(HashIndex::default())
@@ -219,7 +221,7 @@ impl<T> Queue<T> {
             Index::Tree(index) => return index.search(wanted),
             Index::Hash(index) => {
                 let found = index.search(wanted, || self.list.iter().map(|(key, _)| key));
-                if self.how == Matching::Hash || !index.is_crowded() {
+                if self.method == Matching::Hash || !index.is_crowded() {
                     return found;
                 }
                 found
@@ -257,7 +259,7 @@ mod tests {
         Reindex,
     }
 
-    /// Few sources and tags, so that much matches; masks from `masks`, or any.
+    /// Uses few sources and tags, so that many patterns match. Most masks come from `masks`.
     fn receive(masks: Vec<u64>) -> impl Strategy<Value = Pattern> {
         let src = prop_oneof![Just(ADDR_NONE), 0..3_u64];
         let mask = prop_oneof![8 => proptest::sample::select(masks), 1 => any::<u64>()];
@@ -269,7 +271,7 @@ mod tests {
         (src, tag()).prop_map(|(src, tag)| Pattern::message(src, tag))
     }
 
-    /// Segments: the first and the last bits differ.
+    /// The first and the last bits of tags differ, so that trees fork at both ends.
     fn tag() -> impl Strategy<Value = u64> {
         (0..3_u64, 0..3_u64, 0..6_u64).prop_map(|(high, middle, low)| high << 62 | middle << 30 | low)
     }
@@ -295,10 +297,10 @@ mod tests {
         proptest::collection::vec(step, 0..400)
     }
 
-    /// Every kind of matching finds what a walk finds.
+    /// Checks that every method finds the entry that a walk finds.
     fn agree(steps: &[Step]) -> Result<(), TestCaseError> {
         let kinds = [Matching::Auto, Matching::List, Matching::Hash, Matching::Tree];
-        // Patterns; hidden ones are gone.
+        // The entries are patterns; `None` marks a hidden entry.
         let mut queues = kinds.map(Queue::<Option<Pattern>>::new);
         let mut model: Vec<(u32, Option<Pattern>)> = Vec::new();
         for step in steps {
@@ -314,7 +316,7 @@ mod tests {
                     let accepts = |entry: &Option<Pattern>| entry.is_some_and(|entry| entry.meets(&wanted));
                     for queue in &mut queues {
                         let found = queue.find(|| wanted, accepts, |&entry| entry);
-                        prop_assert_eq!(found, expected, "{:?} {:?}", queue.how, wanted);
+                        prop_assert_eq!(found, expected, "{:?} {:?}", queue.method, wanted);
                     }
                     if let Some(at) = at.filter(|_| take) {
                         let (key, _) = model.remove(at);
@@ -372,7 +374,7 @@ mod tests {
         }
     }
 
-    /// The index that a queue has.
+    /// The kind of index that the queue has.
     fn kind<T>(queue: &Queue<T>) -> Option<&'static str> {
         match queue.index.as_deref()? {
             Index::Hash(_) => Some("hash"),

@@ -1,11 +1,13 @@
-//! An index for deep queues whose entries or searches care for many different sets of bits: a radix tree.
+//! A radix tree for deep queues whose entries or searches use many different masks.
 //!
 //! Place in the data flow: one of the indexes of [`super::queue`]. Keys are strings of 128 digits: 0, 1, or
-//! *any* where an entry does not care. Every node stands for a run of digits, its children go on with 0, 1
-//! and any, and runs without a fork are one node (Morrison's PATRICIA, with a third digit). Every node knows
-//! the age of its oldest entry. A search follows each digit that agrees with its own, the older branch first,
-//! and leaves out what is younger than the best it has. The tag's most significant bits come first: that is
-//! where programs keep what distinguishes messages best (MPI's context).
+//! *any* where an entry does not care. Each node stands for a run of digits, and its children continue with
+//! 0, 1 and any. Runs without a fork are one node (Morrison's PATRICIA, with a third digit). Each node knows
+//! the age of its oldest entry.
+//!
+//! A search follows every branch that agrees with its own digits, the older branch first, and skips branches
+//! that are younger than the best match so far. The most significant bits of the tag come first, because
+//! programs keep the most distinctive part of the tag there (MPI's context).
 
 use slab::Slab;
 
@@ -33,16 +35,16 @@ fn digit(pattern: &Pattern, at: u32) -> usize {
 
 struct Node {
     parent: u32,
-    /// The digits `from..to` of this pattern; those before are the ancestors', and the same.
+    /// The node covers the digits `from..to` of this pattern. The digits before are those of its ancestors.
     pattern: Pattern,
     from: u32,
     to: u32,
-    /// Age of the oldest entry below.
+    /// Age of the oldest entry below the node.
     oldest: u64,
-    what: What,
+    kind: NodeKind,
 }
 
-enum What {
+enum NodeKind {
     Fork([u32; 3]),
     /// Entries with equal patterns, oldest first.
     Leaf {
@@ -53,20 +55,20 @@ enum What {
 
 #[derive(Clone, Copy)]
 struct Slot {
-    /// `NIL`: the entry is not here.
+    /// `NIL`: the entry is not in the index.
     leaf: u32,
     prev: u32,
     next: u32,
     age: u64,
 }
 
-/// See the module.
+/// The index; the module's documentation describes it.
 pub(crate) struct TreeIndex {
     nodes: Slab<Node>,
     root: u32,
     slots: Vec<Slot>,
     ages: u64,
-    /// Of a search; kept for its memory.
+    /// The stack of a search, kept to reuse its memory.
     stack: Vec<u32>,
 }
 
@@ -85,10 +87,10 @@ impl TreeIndex {
         u32::try_from(self.nodes.insert(node)).unwrap_or(NIL)
     }
 
-    /// Puts `new` where `old` was.
+    /// Replaces the child `old` of `parent` by `new`.
     fn replace(&mut self, parent: u32, old: u32, new: u32) {
-        match self.nodes.get_mut(parent as usize).map(|node| &mut node.what) {
-            Some(What::Fork(children)) => {
+        match self.nodes.get_mut(parent as usize).map(|node| &mut node.kind) {
+            Some(NodeKind::Fork(children)) => {
                 children.iter_mut().filter(|child| **child == old).for_each(|child| *child = new);
             }
             _ => self.root = new,
@@ -98,19 +100,19 @@ impl TreeIndex {
         }
     }
 
-    /// A new entry, younger than all.
+    /// Adds an entry that is younger than all others.
     pub(crate) fn insert(&mut self, key: u32, pattern: Pattern) {
         let age = self.ages;
         self.ages += 1;
         let leaf = self.leaf_for(pattern, age);
-        let prev = match &mut self.nodes[leaf as usize].what {
-            What::Leaf { first, last } => {
+        let prev = match &mut self.nodes[leaf as usize].kind {
+            NodeKind::Leaf { first, last } => {
                 if *first == NIL {
                     *first = key;
                 }
                 std::mem::replace(last, key)
             }
-            What::Fork(_) => NIL,
+            NodeKind::Fork(_) => NIL,
         };
         if let Some(prev) = self.slots.get_mut(prev as usize) {
             prev.next = key;
@@ -123,54 +125,54 @@ impl TreeIndex {
         self.slots[at] = slot;
     }
 
-    /// The leaf for a pattern; a new one is as old as its first entry, and has none yet.
+    /// The leaf for a pattern. A new leaf is empty and has the age of its first entry.
     fn leaf_for(&mut self, pattern: Pattern, age: u64) -> u32 {
         let (mut parent, mut at, mut from) = (NIL, self.root, 0);
         while at != NIL {
             let node = self.node(at);
-            // The first digit that differs.
+            // The position of the first digit that differs.
             let differ = (node.pattern.care ^ pattern.care) | (node.pattern.value ^ pattern.value);
             let same_to = (differ & range(node.from, node.to)).leading_zeros();
             if same_to < node.to {
                 return self.split(at, same_to, pattern, age);
             }
-            match &node.what {
-                What::Leaf { .. } => return at,
-                What::Fork(children) => {
+            match &node.kind {
+                NodeKind::Leaf { .. } => return at,
+                NodeKind::Fork(children) => {
                     (parent, from) = (at, node.to);
                     at = children[digit(&pattern, from)];
                 }
             }
         }
         let leaf = self.new_leaf(parent, pattern, from, age);
-        match self.nodes.get_mut(parent as usize).map(|node| &mut node.what) {
-            Some(What::Fork(children)) => children[digit(&pattern, from)] = leaf,
+        match self.nodes.get_mut(parent as usize).map(|node| &mut node.kind) {
+            Some(NodeKind::Fork(children)) => children[digit(&pattern, from)] = leaf,
             _ => self.root = leaf,
         }
         leaf
     }
 
     fn new_leaf(&mut self, parent: u32, pattern: Pattern, from: u32, age: u64) -> u32 {
-        let what = What::Leaf { first: NIL, last: NIL };
-        self.add(Node { parent, pattern, from, to: DIGITS, oldest: age, what })
+        let kind = NodeKind::Leaf { first: NIL, last: NIL };
+        self.add(Node { parent, pattern, from, to: DIGITS, oldest: age, kind })
     }
 
-    /// Forks a node at a digit at which a new pattern differs from it.
+    /// Forks a node at the first digit at which a new pattern differs from it.
     fn split(&mut self, at: u32, fork_at: u32, pattern: Pattern, age: u64) -> u32 {
         let Node { parent, pattern: old, from, oldest, .. } = *self.node(at);
-        let fork = self.add(Node { parent, pattern: old, from, to: fork_at, oldest, what: What::Fork([NIL; 3]) });
+        let fork = self.add(Node { parent, pattern: old, from, to: fork_at, oldest, kind: NodeKind::Fork([NIL; 3]) });
         self.replace(parent, at, fork);
         let leaf = self.new_leaf(fork, pattern, fork_at, age);
         let lower = &mut self.nodes[at as usize];
         (lower.parent, lower.from) = (fork, fork_at);
-        if let What::Fork(children) = &mut self.nodes[fork as usize].what {
+        if let NodeKind::Fork(children) = &mut self.nodes[fork as usize].kind {
             children[digit(&old, fork_at)] = at;
             children[digit(&pattern, fork_at)] = leaf;
         }
         leaf
     }
 
-    /// An entry goes; nothing happens if it is not here.
+    /// Removes an entry, if it is in the index.
     pub(crate) fn remove(&mut self, key: u32) {
         let Some(slot) = self.slots.get_mut(key as usize) else { return };
         let Slot { prev, next, .. } = *slot;
@@ -185,7 +187,7 @@ impl TreeIndex {
             next.prev = prev;
         }
         let Some(node) = self.nodes.get_mut(leaf as usize) else { return };
-        let What::Leaf { first, last } = &mut node.what else { return };
+        let NodeKind::Leaf { first, last } = &mut node.kind else { return };
         if *last == key {
             *last = prev;
         }
@@ -203,12 +205,12 @@ impl TreeIndex {
         self.tidy(parent);
     }
 
-    /// Corrects ages from a fork upwards, and removes it if it forks no longer.
+    /// Corrects the ages from a fork upwards, and removes forks with a single child.
     fn tidy(&mut self, mut at: u32) {
         while at != NIL {
             let node = self.node(at);
             let (parent, from) = (node.parent, node.from);
-            let What::Fork(children) = node.what else { return };
+            let NodeKind::Fork(children) = node.kind else { return };
             let mut rest = children.into_iter().filter(|&child| child != NIL);
             match (rest.next(), rest.next()) {
                 (Some(only), None) => {
@@ -245,10 +247,10 @@ impl TreeIndex {
             if differ & range(node.from, node.to) != 0 {
                 continue;
             }
-            match node.what {
-                What::Leaf { first, .. } => best = Some((node.oldest, first)),
-                What::Fork(mut children) => {
-                    // The oldest is looked at first, so it is pushed last.
+            match node.kind {
+                NodeKind::Leaf { first, .. } => best = Some((node.oldest, first)),
+                NodeKind::Fork(mut children) => {
+                    // The oldest child is pushed last, so that it is visited first.
                     let age =
                         |&child: &u32| std::cmp::Reverse(self.nodes.get(child as usize).map_or(u64::MAX, |n| n.oldest));
                     children.sort_unstable_by_key(age);
