@@ -94,7 +94,7 @@ impl Wanted {
         Pattern::receive(self.src, self.tag, self.ignore)
     }
 
-    /// Agrees with [`Pattern::meets`], but is faster: a walk calls it for each entry.
+    /// Agrees with `Pattern::meets` of the tests, but is faster: a walk calls it for each entry.
     #[inline(always)]
     fn accepts(&self, src: Addr, tag: u64) -> bool {
         let compared = planted!(Bug::IgnoreSwapped, !self.ignore, self.ignore);
