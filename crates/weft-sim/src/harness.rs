@@ -1,8 +1,9 @@
-//! A cluster and its oracle: every operation that goes through here is checked.
+//! A cluster and its oracle: every operation that passes through here is checked.
 //!
-//! Place in the data flow: tests and workloads call [`Harness`]; it allocates the buffers, calls the engines,
-//! tells the [`Oracle`] what was accepted, drains the completions after every call into an engine (as weft-fi
-//! does), and frees each buffer as soon as the operation lets go of it, so that a late access is noticed.
+//! Place in the data flow: tests and workloads call [`Harness`]. It allocates the buffers, calls the engines,
+//! and reports accepted operations to the [`Oracle`]. Like weft-fi, it drains the completions after every
+//! call into an engine. It frees each buffer as soon as the operation releases it, so that a late access is
+//! noticed.
 
 mod atomic;
 mod barrier;
@@ -29,13 +30,13 @@ pub use atomic::{Atomic, COUNTERS, SLOT_BYTES};
 pub use barrier::{ANY_TAG, Signals};
 pub use program::{FREE_COUNTER, Job, ProgramStats, RANK_COUNTERS, Task};
 
-/// Turns after which a run that has not come to rest is called a hang.
+/// Turns after which a run that has not become idle counts as a hang.
 const IDLE_TURN_LIMIT: usize = 200_000;
 
-/// Turns of a run after which it is called endless: fifty times what long ones take.
+/// Turns after which a run counts as endless: fifty times the turns of a long run.
 const MAX_TURNS: u64 = 20_000_000;
 
-/// Every message: without a tag, with any.
+/// Matches every message: untagged ones, and tagged ones with any tag.
 const ALL_TAGS: [Option<(u64, u64)>; 2] = [None, Some((0, u64::MAX))];
 
 /// A send to be posted.
@@ -47,7 +48,7 @@ pub struct Send {
     pub data: Option<u64>,
     /// Length in bytes.
     pub len: usize,
-    /// Behaviour; TAGGED and DATA follow from the fields.
+    /// Flags; TAGGED and DATA follow from the fields.
     pub flags: OpFlags,
     /// Lengths of the first pieces of the buffer.
     pub pieces: Vec<usize>,
@@ -56,55 +57,56 @@ pub struct Send {
 /// A receive or peek to be posted.
 #[derive(Clone, Debug, Default)]
 pub struct Recv {
-    /// From whom; `None`: anyone.
+    /// The source; `None` means any.
     pub src: Option<usize>,
     /// Tag and ignored bits, if tagged.
     pub tag: Option<(u64, u64)>,
     /// Length of the buffer.
     pub len: usize,
-    /// MULTI.
+    /// Whether the receive is a multi-receive.
     pub multi: bool,
     /// Lengths of the first pieces of the buffer.
     pub pieces: Vec<usize>,
 }
 
-/// A read or write to be posted: of consecutive parts of one region.
+/// A read or write to be posted, on consecutive parts of one region.
 #[derive(Clone, Debug, Default)]
 pub struct Rma {
-    /// Where in the region it begins.
+    /// Offset in the region.
     pub offset: usize,
     /// Lengths of the remote pieces.
     pub remote: Vec<usize>,
     /// Immediate data (writes).
     pub data: Option<u64>,
-    /// Behaviour; DATA follows from the field.
+    /// Flags; DATA follows from the field.
     pub flags: OpFlags,
     /// Lengths of the first local pieces.
     pub pieces: Vec<usize>,
-    /// Names the region wrongly, so that the target must refuse: `Fault::BadKey` or `Fault::BadRange`.
+    /// Makes the operation name the region wrongly, so that the target must refuse: `Fault::BadKey` or
+    /// `Fault::BadRange`.
     pub provoke: Option<Fault>,
 }
 
 /// A registered region of a rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
-    /// Whose.
+    /// The owner.
     pub rank: usize,
     /// Its key.
     pub key: u64,
     /// The remote address of its first byte.
     pub base: u64,
-    /// Its memory.
+    /// The memory.
     pub memory: Buffer,
-    /// What it grants.
+    /// The access that the region grants.
     pub access: Access,
-    /// Whether it reports every access.
+    /// Whether the region reports every access.
     pub events: bool,
-    /// Whether it is for atomic operations.
+    /// Whether the region is for atomic operations.
     pub atomic: bool,
 }
 
-/// How far to shift pieces of a region so that each ends outside: of one piece, by the last byte.
+/// The offset that shifts each piece outside of the region; a single piece only by its last byte.
 fn beyond(region_bytes: usize, offset: usize, pieces: &[usize]) -> usize {
     match pieces {
         [one] => region_bytes + 1 - (offset + one),
@@ -113,7 +115,7 @@ fn beyond(region_bytes: usize, offset: usize, pieces: &[usize]) -> usize {
 }
 
 impl Window {
-    /// The remote pieces of an operation, the memory behind them, and the fault that it must meet.
+    /// The remote pieces of an operation, their memory, and the fault that the operation must meet.
     fn reach(&self, rma: &Rma, kind: Kind) -> (Vec<RmaIov>, Vec<Buffer>, Option<Fault>) {
         let granted = if kind == Kind::Write { self.access.write } else { self.access.read };
         let must_fail = if granted { rma.provoke } else { Some(Fault::BadKey) };
@@ -131,7 +133,7 @@ impl Window {
     }
 }
 
-/// Changes completions on their way to the oracle: how the tests prove that the oracle notices.
+/// Changes completions on their way to the oracle; tests prove with it that the oracle notices.
 pub type Tamper = Box<dyn FnMut(usize, &mut Vec<Completion>)>;
 
 /// A cluster under observation.
@@ -140,30 +142,30 @@ pub struct Harness {
     oracle: Oracle,
     tamper: Option<Tamper>,
     windows: Vec<Window>,
-    /// By rank.
+    /// By rank: the indexes of its windows.
     windows_of: Vec<Vec<usize>>,
     lost: u64,
     /// By rank, where programs are allowed.
     queues: Vec<Option<program::Queue>>,
     barriers: Vec<barrier::Barrier>,
     program_stats: ProgramStats,
-    /// What endpoints of one process have completed one after the other, within one call.
+    /// Batches that endpoints of one process completed one after the other, within one call.
     early: Vec<(usize, Vec<Completion>)>,
-    /// Turns of the harness so far. They decide when clients see their completions.
+    /// Turns so far. They decide when clients read their completions.
     turns: u64,
     max_turns: u64,
-    /// Pairs of ranks whose links break, and not both ends know of it.
+    /// Pairs of ranks with a broken link of which one end has not learned yet.
     breaking: Vec<(usize, usize)>,
 }
 
 impl Harness {
-    /// A cluster of `ranks`.
+    /// Makes a cluster of `ranks` and observes it.
     #[must_use]
     pub fn new(fabric: FabricConfig, engine: Config, ranks: usize) -> Self {
         Self::of(Cluster::new(fabric, engine, ranks))
     }
 
-    /// Observes a cluster that has not begun.
+    /// Observes a cluster that has not started.
     #[must_use]
     pub fn of(cluster: Cluster) -> Self {
         let windows_of = vec![Vec::new(); cluster.ranks()];
@@ -199,17 +201,17 @@ impl Harness {
         &self.oracle
     }
 
-    /// The oracle, to be told of breakage that the test causes.
+    /// The oracle, through which a test announces breakage that it causes.
     pub fn oracle_mut(&mut self) -> &mut Oracle {
         &mut self.oracle
     }
 
-    /// Has completions changed before the oracle sees them.
+    /// Sets a function that changes completions before the oracle sees them.
     pub fn set_tamper(&mut self, tamper: Tamper) {
         self.tamper = Some(tamper);
     }
 
-    /// Regions so far.
+    /// All regions registered so far.
     #[must_use]
     pub fn windows(&self) -> &[Window] {
         &self.windows
@@ -217,7 +219,7 @@ impl Harness {
 
     // ---- messages ----------------------------------------------------------------------------
 
-    /// Sends. An error leaves no trace.
+    /// Posts a send. An error leaves no trace.
     pub fn send(&mut self, rank: usize, dest: usize, send: &Send) -> Result<Op, Error> {
         let op = self.oracle.number();
         let flags = with(send.flags, send.tag.is_some(), send.data.is_some());
@@ -276,7 +278,7 @@ impl Harness {
         engine.recv(&op)
     }
 
-    /// Looks for a message; `extra` is empty, CLAIM or DISCARD.
+    /// Posts a peek; `extra` is empty, CLAIM or DISCARD.
     pub fn peek(&mut self, rank: usize, recv: &Recv, extra: OpFlags) -> Result<Op, Error> {
         let op = self.oracle.number();
         let order = self.oracle.tick();
@@ -295,14 +297,14 @@ impl Harness {
         posted.map(|()| op)
     }
 
-    /// Takes the message that the peek `op` reserved into a buffer of `len` bytes, or throws it away if `len`
-    /// is `None`.
+    /// Receives the message that peek `op` claimed into a buffer of `len` bytes; discards it if `len` is
+    /// `None`.
     pub fn claim(&mut self, op: Op, len: Option<usize>) -> Result<(), Error> {
         let Record::Peek(peek) = self.oracle.record(op) else { return Err(Error::Invalid) };
         let (rank, want) = (peek.rank, peek.want);
         let found = peek.found.iter().flatten().next();
         if found.is_some_and(|found| !self.cluster.is_alive(found.dest)) {
-            // It has gone with the endpoint at which it waited.
+            // The message has gone with the endpoint that held it.
             return Ok(());
         }
         let recv = Recv { src: want.src, tag: want.tag, len: len.unwrap_or(0), ..Recv::default() };
@@ -322,7 +324,7 @@ impl Harness {
         posted
     }
 
-    /// Cancels a receive; whether there was one.
+    /// Cancels a receive; returns whether it was posted.
     pub fn cancel(&mut self, op: Op) -> bool {
         let Record::Recv(recv) = self.oracle.record(op) else { return false };
         let rank = recv.rank;
@@ -336,15 +338,15 @@ impl Harness {
 
     // ---- remote memory -----------------------------------------------------------------------
 
-    /// The regions of a rank, in the order in which they were registered.
+    /// The regions of a rank, in the order of registration.
     #[must_use]
     pub fn windows_of(&self, rank: usize) -> &[usize] {
         &self.windows_of[rank]
     }
 
-    /// Registers a region of `len` bytes, filled with a pattern of its number.
+    /// Registers a region of `len` bytes, filled with a pattern derived from its number.
     pub fn add_window(&mut self, rank: usize, len: usize, access: Access, events: bool) -> Result<usize, Error> {
-        // A rank that takes another's place registers the same keys.
+        // A successor registers the same keys as its predecessor.
         let place = self.cluster.place(rank);
         let key = (1 << 63) | (place as u64) << 32 | self.windows_of[rank].len() as u64;
         let index = self.windows.len();
@@ -359,7 +361,7 @@ impl Harness {
         Ok(index)
     }
 
-    /// Removes a region. From then on its memory is freed, and whoever still writes it is found.
+    /// Removes a region and frees its memory; later writes to it are found.
     pub fn remove_window(&mut self, index: usize) {
         let window = self.windows[index];
         if let Some(engine) = self.cluster.engine(window.rank) {
@@ -368,7 +370,7 @@ impl Harness {
         self.absorb(window.rank);
     }
 
-    /// Writes to a region. The part written must be nobody else's.
+    /// Writes to a region. No other operation may use the written part.
     pub fn write(&mut self, rank: usize, window: usize, rma: &Rma) -> Result<Op, Error> {
         self.rma(rank, window, rma, Kind::Write)
     }
@@ -435,7 +437,8 @@ impl Harness {
         self.cluster.fabric().record(TraceEvent::Post, rank, op as u64, len as u64, &[u8::from(accepted)]);
     }
 
-    /// Hands a rank's completions to the oracle, frees what they free, and performs what they set free.
+    /// Passes a rank's completions to the oracle, frees the released buffers, and runs the programs that
+    /// became ready.
     pub fn absorb(&mut self, rank: usize) {
         self.absorb_batch(rank);
         self.oracle.batch_ended();
@@ -450,12 +453,12 @@ impl Harness {
         absorb(cluster, oracle, tamper.as_mut(), queues[rank].as_mut(), rank);
     }
 
-    /// After so many turns a run is called endless.
+    /// Sets the number of turns after which a run counts as endless.
     pub fn limit_turns(&mut self, turns: u64) {
         self.max_turns = turns;
     }
 
-    /// Turns so far.
+    /// Number of turns so far.
     #[must_use]
     pub fn turns(&self) -> u64 {
         self.turns
@@ -464,7 +467,7 @@ impl Harness {
     /// One turn of the cluster.
     ///
     /// # Panics
-    /// When the run does not come to an end, which whoever plays it reports with the command that plays it again.
+    /// When the run exceeds its turns; the caller reports the command that plays it again.
     pub fn turn(&mut self) -> Turn {
         assert!(self.turns < self.max_turns, "no end after {} turns, at {} ns", self.turns, self.oracle.now_ns);
         let Self { cluster, oracle, tamper, queues, .. } = self;
@@ -483,7 +486,7 @@ impl Harness {
         self.run_all(turn)
     }
 
-    /// Turns until nothing moves any more; an error if that does not happen.
+    /// Runs turns until nothing moves any more; fails if that does not happen.
     pub fn drive(&mut self) -> Result<(), String> {
         let mut idle = 0;
         for _ in 0..IDLE_TURN_LIMIT {
@@ -492,10 +495,10 @@ impl Harness {
                 return Ok(());
             }
         }
-        Err(format!("does not come to rest after {IDLE_TURN_LIMIT} turns"))
+        Err(format!("did not become idle within {IDLE_TURN_LIMIT} turns"))
     }
 
-    /// Turns until `until` holds of the oracle; an error if nothing moves any more before that.
+    /// Runs turns until `until` holds of the oracle; fails if nothing moves any more before that.
     pub fn drive_until(&mut self, mut until: impl FnMut(&Oracle) -> bool) -> Result<(), String> {
         let mut idle = 0;
         for _ in 0..IDLE_TURN_LIMIT {
@@ -504,20 +507,20 @@ impl Harness {
             }
             idle = if self.turn() == Turn::Idle { idle + 1 } else { 0 };
             if idle > 2 {
-                return Err("came to rest too early".into());
+                return Err("became idle too early".into());
             }
         }
         Err(format!("not reached after {IDLE_TURN_LIMIT} turns"))
     }
 
-    /// Breaks the links between two ranks; the second learns of it so much later.
+    /// Breaks the links between two ranks; the second learns of it `later_ns` later.
     pub fn break_links(&mut self, a: usize, b: usize, later_ns: u64) {
         self.oracle.broke(a, b);
         self.cluster.fabric().break_links(a, b, later_ns);
         self.breaking.push((a, b));
     }
 
-    /// Where both ends have learned that their link is broken, operations are safe again. A connection ends
+    /// Lets operations count as safe again where both ends know that their link is broken. A connection ends
     /// with its link.
     fn mend(&mut self) {
         let Self { breaking, cluster, oracle, .. } = self;
@@ -530,14 +533,14 @@ impl Harness {
         });
     }
 
-    /// The next message from one rank to another arrives as nonsense of so many bytes.
+    /// The next message from one rank to another arrives as garbage of `bytes` bytes.
     pub fn garble(&mut self, from: usize, to: usize, bytes: usize) {
         self.oracle.garbled(from, to);
         self.cluster.fabric().garble(from, to, bytes);
         self.breaking.push((from, to));
     }
 
-    /// What is under way from and to a rank, and whatever is started later, may fail.
+    /// Lets pending and later operations from and to a rank fail.
     fn expect_losses(&mut self, rank: usize) {
         self.oracle.now_ns = self.cluster.fabric().now_ns();
         for other in 0..self.cluster.ranks() {
@@ -551,8 +554,8 @@ impl Harness {
     /// Kills a rank.
     pub fn kill(&mut self, rank: usize) {
         self.expect_losses(rank);
-        // Contexts of one endpoint share an address: who receives from it waits for none of them alone. What
-        // endpoints share is no single one's.
+        // The contexts of one endpoint share an address, so a receive from it depends on no single context.
+        // The endpoints of a process share their receives likewise.
         let alone = !self.cluster.has_connections() && self.cluster.process(rank) == [rank] && !self.oracle.datagrams();
         let alone = alone && self.cluster.pool(rank).is_none();
         for other in self.cluster.live_ranks() {
@@ -564,11 +567,11 @@ impl Harness {
         self.announce_death(rank);
     }
 
-    /// A rank leaves in order. What it accepted may still fail; nobody else's does, except with it.
+    /// Exits a rank in order. Its accepted operations may fail, and so may those of others that involve it.
     pub fn leave(&mut self, rank: usize) {
         self.expect_losses(rank);
         if self.cluster.pool(rank).is_some() {
-            // The others of its process hear of the receives that it had taken.
+            // The other endpoints of the process report the receives that this one had taken.
             self.cluster.shut_down(rank);
             self.absorb(rank);
             self.read_next(rank);
@@ -577,14 +580,14 @@ impl Harness {
         self.announce_death(rank);
     }
 
-    /// The news of a rank's death is under way.
+    /// Records when the other ranks learn of a rank's death.
     fn announce_death(&mut self, rank: usize) {
         for other in self.cluster.live_ranks() {
             self.oracle.sees_death_by(rank, other, self.cluster.fabric().close_seen_ns(rank, other));
         }
     }
 
-    /// A rank takes the place of another one, which is killed if it still lives.
+    /// Starts a rank at the place of another one, which is killed if it is still alive.
     pub fn restart(&mut self, rank: usize) {
         let before = self.cluster.place(rank);
         if self.cluster.is_alive(before) {
@@ -594,7 +597,7 @@ impl Harness {
         self.cluster.restart(rank);
     }
 
-    /// A rank died so long ago that nothing may wait for it any more.
+    /// Checks, a bounded time after a rank's death, that no operation still waits for it.
     pub(crate) fn judge_death(&mut self, rank: usize) {
         self.oracle.now_ns = self.cluster.fabric().now_ns();
         let cluster = &self.cluster;
@@ -661,7 +664,7 @@ fn pieces(buffer: Buffer, lens: &[usize]) -> IovList {
     buffer.pieces(lens)
 }
 
-/// Some ways to cut `len` bytes into pieces.
+/// Draws lengths that cut `len` bytes into pieces.
 #[must_use]
 pub fn random_pieces(rng: &mut Stream, len: usize) -> Vec<usize> {
     let mut left = len;

@@ -1,8 +1,8 @@
 //! Atomic operations under observation.
 //!
-//! An atomic window of a rank is one region with two parts. In the first are [`COUNTERS`] numbers of 64 bits
-//! to which everybody adds, and only adds; in the second each rank has a slot of its own for operations of
-//! any kind, which the oracle models in the order in which they were started.
+//! An atomic window of a rank is one region with two parts. The first holds [`COUNTERS`] numbers of 64 bits,
+//! to which every rank only adds. In the second each rank has a slot of its own for operations of any kind;
+//! the oracle models them in the order in which they were started.
 
 use weft_engine::amo::{Amo, Op as AmoOp, Type};
 use weft_engine::api::{Access, AtomicOp, Error, Fault, OpFlags, RmaIov};
@@ -11,36 +11,37 @@ use super::{CANARY, Harness, Window, beyond, pieces, with};
 use crate::memory::Buffer;
 use crate::oracle::{AtomicRecord, Op, Record, context};
 
-/// Shared numbers at the beginning of an atomic window.
+/// Shared numbers at the start of an atomic window.
 pub const COUNTERS: usize = 4;
-/// Bytes that each rank has there for itself.
+/// Bytes of each rank's slot in an atomic window.
 pub const SLOT_BYTES: usize = 6 << 10;
-/// Longest atomic operation that is sure to be one message.
+/// Length up to which an atomic operation is always a single message.
 const SHORT_BYTES: usize = 64;
 
-/// An atomic operation to be posted: on consecutive parts of one region.
+/// An atomic operation to be posted, on consecutive parts of one region.
 #[derive(Clone, Debug)]
 pub struct Atomic {
-    /// What is done.
+    /// The operation.
     pub amo: Amo,
-    /// Where in the region it begins.
+    /// Offset in the region.
     pub offset: usize,
     /// Lengths of the remote pieces.
     pub remote: Vec<usize>,
-    /// Operands, then values to compare with.
+    /// Operands, then comparison values.
     pub sources: Vec<u8>,
     /// Immediate data.
     pub data: Option<u64>,
-    /// Behaviour; DATA follows from the field.
+    /// Flags; DATA follows from the field.
     pub flags: OpFlags,
     /// Lengths of the first local pieces, of each array.
     pub pieces: Vec<usize>,
-    /// Names the region wrongly, so that the target must refuse: `Fault::BadKey` or `Fault::BadRange`.
+    /// Makes the operation name the region wrongly, so that the target must refuse: `Fault::BadKey` or
+    /// `Fault::BadRange`.
     pub provoke: Option<Fault>,
 }
 
 impl Atomic {
-    /// Whether it only adds to counters.
+    /// Whether the operation only adds to counters.
     fn counts(&self) -> bool {
         self.amo.op() == AmoOp::Sum
             && self.amo.ty() == Type::Uint64
@@ -99,7 +100,7 @@ impl Atomic {
 }
 
 impl Harness {
-    /// Registers an atomic window of a rank in a cluster of so many ranks, filled with zeros.
+    /// Registers an atomic window of a rank, with slots for all ranks of the cluster, filled with zeros.
     pub fn add_atomic_window(&mut self, rank: usize, access: Access, events: bool) -> Result<usize, Error> {
         let len = COUNTERS * 8 + self.cluster.ranks() * SLOT_BYTES;
         let index = self.add_window(rank, len, access, events)?;
@@ -108,7 +109,7 @@ impl Harness {
         Ok(index)
     }
 
-    /// Where in an atomic window the slot of a rank begins.
+    /// Offset of a rank's slot in an atomic window.
     #[must_use]
     pub fn slot(rank: usize) -> usize {
         COUNTERS * 8 + rank * SLOT_BYTES

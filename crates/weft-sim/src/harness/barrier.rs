@@ -1,16 +1,16 @@
-//! Barriers made of deferred work alone.
+//! Barriers built from deferred work alone.
 //!
-//! A barrier of n ranks has ⌈log₂ n⌉ rounds: in round k the member at place i signals the one 2^k places
-//! further, and waits for a signal of the one 2^k places before. A signal is a message under a tag of its
-//! own, or a write that the target's region reports. Each member posts its part as programs, then or earlier,
-//! and enters by raising one counter; everything else happens without it. Round k's counter gets one from the
-//! signal and one when round k−1 is over, so a signal that comes early sets nothing free. Errors poison what
-//! follows: a member that has lost a signal never leaves.
+//! A barrier of n ranks has ⌈log₂ n⌉ rounds. In round k the member at place i signals the member at place i +
+//! 2^k and waits for a signal of the member at place i − 2^k. A signal is a message under a tag of its own,
+//! or a write that the target's region reports. Each member posts its part as programs, before or when it
+//! enters, and enters by raising one counter; the programs do everything else. Round k's counter gets one
+//! from the signal and one when round k−1 is over, so an early signal releases nothing. Errors poison the
+//! later steps: a member that has lost a signal never leaves.
 //!
-//! A barrier may be an allreduce: each member brings a number, and signals carry numbers, as immediate data
-//! of messages, up a binomial tree and down again. Member p has its p without the lowest bit as parent; it
-//! adds to its own number those of its children, the nearest first. The engine moves and orders, the client
-//! adds: the sum is that of this tree bit for bit.
+//! A barrier may be an allreduce. Each member contributes a number, and signals carry numbers, as immediate
+//! data of messages, up a binomial tree and down again. The parent of member p is p without its lowest set
+//! bit. A member adds its children's numbers to its own, the nearest child first. The engine moves and
+//! orders, the client adds; the sum equals that of this tree bit for bit.
 
 use weft_engine::api::{Access, Error, OpFlags};
 use weft_engine::program::Errors;
@@ -20,42 +20,42 @@ use super::{Harness, Recv, Rma, Send};
 use crate::oracle::program::Change;
 use crate::oracle::{Op, Record};
 
-/// Tags of barriers have this bit, which nobody else's have.
+/// This bit marks the tags of barriers; no other tag has it.
 const BARRIER_TAG: u64 = 1 << 63;
-/// Bits to ignore for any tag that is no barrier's.
+/// Bits to ignore so that a receive matches every tag that is not a barrier's.
 pub const ANY_TAG: u64 = !BARRIER_TAG;
-/// The bits of a barrier's tags that tell rounds apart.
+/// The bits of a barrier's tags that identify the round.
 const ROUND_BITS: u64 = 0xFF;
-/// So many that can still be left are open at a time, and never so many that their receives could take all
-/// the room there is for receives: messages may stand before the signals. Where few operations may be under
-/// way, only one: a signal of another could take all the room, and its receive wait for that one's.
+/// Barriers that may be open and incomplete at a time. Messages may stand before the signals, so the receives
+/// of barriers must not take all the room for receives. With few operations in flight only one barrier may be
+/// open: another barrier's signals could take all the room while this one's receives wait.
 const MAX_OPEN: usize = 3;
 const ROOM_OPS: usize = 64;
 
 /// How ranks signal each other in a barrier.
 #[derive(Clone, Copy, Debug)]
 pub struct Signals {
-    /// By writes, instead of by messages.
+    /// Signal by writes instead of messages.
     pub write: bool,
-    /// Along a tree, with numbers of which everybody is to learn the sum. By messages.
+    /// Signal along a tree, with numbers whose sum every member learns; by messages only.
     pub sum: bool,
-    /// How long they are.
+    /// Length of a signal.
     pub len: usize,
-    /// Behaviour.
+    /// Flags of a signal.
     pub flags: OpFlags,
 }
 
-/// A member's part in a barrier.
+/// The state of a member of a barrier.
 #[derive(Clone, Debug, Default)]
 struct Member {
     rank: usize,
-    /// Counters: to enter, signals sent, rounds.
+    /// Counters: entry, signals sent, rounds.
     enter: usize,
     sent: usize,
     rounds: Vec<usize>,
-    /// Windows that are signalled by writes, by round.
+    /// Windows that receive signals by writes, by round.
     windows: Vec<usize>,
-    /// Of an allreduce: what the member knows of the sum.
+    /// The member's part of the sum in an allreduce.
     value: f64,
     posted: bool,
     entered: bool,
@@ -75,16 +75,16 @@ const fn first_tag(n: usize) -> u64 {
     BARRIER_TAG | (n as u64) << 8
 }
 
-/// Tags of signals down the tree have this bit.
+/// This bit marks the tags of signals down the tree.
 const DOWN: u64 = 0x80;
 
-/// The children of a member in a tree of so many, the nearest first.
+/// The children of a member in a tree of `members`, the nearest first.
 pub(crate) fn children(place: usize, members: usize) -> impl Iterator<Item = usize> {
     let bits = if place == 0 { usize::BITS } else { place.trailing_zeros() };
     (0..bits).map_while(move |bit| place.checked_add(1 << bit).filter(|child| *child < members))
 }
 
-/// The parent of a member that has one.
+/// The parent of a member other than the root.
 const fn parent(place: usize) -> usize {
     place & (place - 1)
 }
@@ -95,18 +95,19 @@ impl Barrier {
     }
 }
 
-/// The rounds of a barrier of so many, which are also the children of the root of a tree.
+/// The rounds of a barrier of `members`, which is also the number of children of a tree's root.
 const fn rounds(members: usize) -> usize {
     members.next_power_of_two().trailing_zeros() as usize
 }
 
-/// How many receives a member may have posted at a time.
+/// Number of receives that a member may have posted at a time.
 const fn receives(signals: &Signals, members: usize) -> usize {
     if signals.sum { rounds(members) } else { 1 }
 }
 
 impl Harness {
-    /// A barrier of all ranks that live, with the counters and the windows that it needs. `None` if enough are open.
+    /// Opens a barrier of all live ranks, with the counters and windows that it needs. `None` if enough are
+    /// open.
     pub fn open_barrier(&mut self, signals: Signals) -> Option<usize> {
         let config = self.cluster.engine_config();
         let most = if config.tx_depth < ROOM_OPS { 1 } else { MAX_OPEN };
@@ -117,7 +118,7 @@ impl Harness {
         if open.len() >= most || posted + receives(&signals, members.len()) >= config.rx_depth {
             return None;
         }
-        // Of an allreduce: numbers from the children, the sum.
+        // An allreduce has two: one for numbers from the children, one for the sum.
         let rounds = if signals.sum { 2 } else { rounds(members.len()) };
         let numbers = self.oracle.operands(members.len());
         let member_state = members.iter().zip(&numbers).map(|(&rank, &value)| {
@@ -128,7 +129,7 @@ impl Harness {
                 seat.rounds.push(counter);
                 if signals.write && !signals.sum {
                     let access = Access { read: false, write: true };
-                    // Cannot fail: the key is new.
+                    // This cannot fail: the key is new.
                     let Ok(window) = self.add_window(rank, signals.len, access, true) else { continue };
                     self.count_window_at(rank, window, counter);
                     seat.windows.push(window);
@@ -141,7 +142,7 @@ impl Harness {
         Some(self.oracle.gate(members, signals.sum.then_some(numbers)))
     }
 
-    /// A barrier that the rank is in and has not entered.
+    /// A barrier of the rank that it has not entered.
     #[must_use]
     pub fn barrier_ahead(&self, rank: usize) -> Option<usize> {
         self.barriers.iter().position(|barrier| {
@@ -151,7 +152,7 @@ impl Harness {
         })
     }
 
-    /// A barrier that the rank has not left and that can fail, since a member is dead or a link has broken.
+    /// A barrier that the rank has not left and that can fail because a member died or a link broke.
     #[must_use]
     pub fn barrier_broken(&self, rank: usize) -> Option<usize> {
         (0..self.barriers.len()).find(|n| {
@@ -161,7 +162,7 @@ impl Harness {
         })
     }
 
-    /// Whether nothing has happened by which a barrier may fail.
+    /// Whether no event has happened that may make the barrier fail.
     fn barrier_stands(&self, n: usize) -> bool {
         let Barrier { member_state, opened_ns, .. } = &self.barriers[n];
         let alive = member_state.iter().all(|seat| self.cluster.is_alive(seat.rank) && !seat.abandoned);
@@ -173,7 +174,7 @@ impl Harness {
         !self.oracle.gate_holds(n).is_empty()
     }
 
-    /// A member posts its part: as pieces of deferred work, or `whole`, as one program.
+    /// Posts a member's part, as pieces of deferred work or, with `whole`, as one program.
     pub fn post_barrier(&mut self, n: usize, rank: usize, whole: bool) -> Result<(), Error> {
         let Some(place) = self.barriers[n].place(rank) else { return Err(Error::Invalid) };
         let seat = &self.barriers[n].member_state[place];
@@ -233,11 +234,11 @@ impl Harness {
             let step = Task::Do(Job::Change(*counter, Change::Add(1)), None);
             programs.push(vec![before.clone(), step]);
             programs.push(vec![before.clone(), signal(round)]);
-            // The first receive waits for nobody.
+            // The first receive waits for nothing.
             programs.extend(receive(round).map(|task| if round == 0 { vec![task] } else { vec![before, task] }));
             before = wait(counter, 2);
         }
-        // A signal that fails ends this at once.
+        // A failed signal ends this program at once.
         programs.push(vec![all_sent, before, leave]);
         programs
     }
@@ -272,7 +273,7 @@ impl Harness {
         tasks
     }
 
-    /// A member sends what it knows of the sum.
+    /// Sends a member's partial sum.
     pub(super) fn send_partial(&mut self, n: usize, rank: usize, to: usize, tag: u64) -> Result<Op, Error> {
         let Some(place) = self.barriers[n].place(rank) else { return Err(Error::Invalid) };
         let Barrier { signals, member_state, .. } = &self.barriers[n];
@@ -280,7 +281,8 @@ impl Harness {
         self.send(rank, to, &Send { tag: Some(tag), data, len, flags, ..Send::default() })
     }
 
-    /// A member takes a number that it has received under this tag: adds it to its own, or has it in the place of that.
+    /// Takes the number that a member received under this tag: adds it to the member's number, or replaces
+    /// that.
     pub(super) fn receive_partial(&mut self, n: usize, rank: usize, tag: u64, adds: bool) -> Result<(), Error> {
         let data = self.oracle.received_under(rank, tag);
         let (Some(data), Some(place)) = (data, self.barriers[n].place(rank)) else { return Err(Error::Invalid) };
@@ -289,7 +291,7 @@ impl Harness {
         Ok(())
     }
 
-    /// A member enters a barrier whose part it has posted.
+    /// Raises the counter by which a member enters a barrier; its part must be posted.
     pub fn enter_barrier(&mut self, n: usize, rank: usize) {
         let Some(place) = self.barriers[n].place(rank) else { return };
         let seat = &mut self.barriers[n].member_state[place];
@@ -310,7 +312,7 @@ impl Harness {
         }
     }
 
-    /// A member gives a barrier up, with everything that waits for it.
+    /// Cancels a member's part of a barrier, with every operation that waits for it.
     pub fn abandon_barrier(&mut self, n: usize, rank: usize) {
         let Some(place) = self.barriers[n].place(rank) else { return };
         self.barriers[n].member_state[place].abandoned = true;
@@ -331,7 +333,7 @@ impl Harness {
         }
     }
 
-    /// Receives of a rank that are no barrier's.
+    /// Posted receives of a rank that belong to no barrier.
     #[must_use]
     pub fn own_receives(&self, rank: usize) -> Vec<Op> {
         let mut posted = self.oracle.posted(rank);
@@ -339,9 +341,9 @@ impl Harness {
         posted
     }
 
-    /// All faults are gone: what waits must come to its end. Broken barriers are given up, the others entered
-    /// by whoever has not; of other programs some are cancelled, for the rest counters are raised to what
-    /// they wait for.
+    /// Ends all programs, with all faults off. Broken barriers are cancelled; the remaining ones are entered
+    /// by every member that has not. Some other programs are cancelled; for the rest, counters are raised to
+    /// the awaited thresholds.
     pub(super) fn finish_programs(&mut self) -> Result<(), String> {
         for rank in self.cluster.live_ranks() {
             while let Some(n) = self.barrier_broken(rank) {
@@ -365,7 +367,7 @@ impl Harness {
                 }
             }
             self.drive()?;
-            // Signals of barriers that were given up must not stand in the way.
+            // Signals of cancelled barriers must not stand in the way.
             let mut tags = vec![None, Some((0, ANY_TAG))];
             let lost = (0..self.barriers.len()).filter(|n| !self.barrier_stands(*n));
             tags.extend(lost.map(|n| Some((first_tag(n), ROUND_BITS))));
@@ -377,7 +379,7 @@ impl Harness {
             }
             for rank in live_ranks {
                 if self.programs_stalled(rank) {
-                    // The queue may be full of receives that nothing matches.
+                    // The queue may be full of receives that match nothing.
                     for op in self.own_receives(rank) {
                         self.cancel(op);
                     }
@@ -392,7 +394,7 @@ impl Harness {
         let held = (0..self.barriers.len()).find(|n| self.barrier_stands(*n) && self.holds(*n));
         held.map_or(Ok(()), |n| {
             let who = self.oracle.gate_holds(n);
-            Err(format!("barrier {n} never let ranks {who:?} go: {:?}", self.barriers[n]))
+            Err(format!("barrier {n} never released ranks {who:?}: {:?}", self.barriers[n]))
         })
     }
 }

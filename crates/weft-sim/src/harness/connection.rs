@@ -1,4 +1,4 @@
-//! Connections: what a client of connected endpoints calls, and what it hears.
+//! Connections: the calls of clients of connected endpoints, and their events.
 
 use weft_engine::api::Error;
 
@@ -6,7 +6,8 @@ use crate::harness::Harness;
 use crate::oracle::connection::Request;
 
 impl Harness {
-    /// A new end of process `process` calls a listener; if somebody answers, that is to be `peer`.
+    /// A new end of process `process` calls a listener; if the call is answered, `peer` becomes the other
+    /// end.
     pub(crate) fn call(&mut self, rank: usize, process: usize, peer: usize, listener: usize, data: &[u8]) {
         self.cluster.open(rank, process, peer);
         let (name, target) = (self.cluster.fabric().name(rank), self.cluster.fabric().name(listener));
@@ -37,7 +38,7 @@ impl Harness {
         self.absorb(request.listener);
     }
 
-    /// An end hangs up.
+    /// Closes an end's connection.
     pub(crate) fn hang_up(&mut self, rank: usize) {
         self.oracle.hangs_up(rank);
         let ended = self.cluster.engine(rank).map(|engine| engine.disconnect());
@@ -45,12 +46,13 @@ impl Harness {
         self.absorb(rank);
     }
 
-    /// Calls that listeners have heard of since the last time.
+    /// Takes the calls that listeners have received since the last time.
     pub(crate) fn take_requests(&mut self) -> Vec<Request> {
         self.oracle.take_requests()
     }
 
-    /// Between whom a message must get through when all faults are gone: neighbours, or the ends of each connection.
+    /// The pairs between which a message must arrive when all faults are off: neighbours, or the ends of each
+    /// connection.
     pub(super) fn reachable_pairs(&self) -> Vec<(usize, usize)> {
         if self.cluster.has_connections() {
             let mut pairs = self.oracle.connected();
@@ -63,7 +65,7 @@ impl Harness {
         (0..live_ranks.len()).flat_map(pairs).collect()
     }
 
-    /// At rest, what ends of connections have not heard of these.
+    /// At rest, ends of connections that miss an event.
     pub(super) fn connection_failures(&self) -> Vec<String> {
         self.oracle.judge_connections(|rank| self.cluster.is_alive(rank))
     }

@@ -1,19 +1,19 @@
-//! The end of a run with datagrams: what must arrive after all, and what may be missing.
+//! The end of a run with datagrams: the messages that must arrive, and those that may be missing.
 
 use crate::harness::{ALL_TAGS, Harness, Send};
 use crate::oracle::{ID_BYTES, Record, describe};
 
-/// Bytes of a datagram that must arrive, and what it takes of its receiver's window.
+/// Bytes of a datagram that must arrive, and its share of the receiver's window.
 const LEN: usize = ID_BYTES;
 const COST: u64 = LEN as u64 + 64;
 
 impl Harness {
-    /// Messages are datagrams.
+    /// Declares that messages are datagrams.
     pub(crate) fn expect_datagrams(&mut self) {
         self.oracle.expect_datagrams();
     }
 
-    /// With all faults gone, and with room for it, each rank's datagram must reach its neighbours.
+    /// With all faults off and enough room, each rank's datagram must reach its neighbours.
     pub(super) fn converse_by_datagrams(&mut self) -> Result<(), String> {
         let live_ranks = self.cluster.live_ranks();
         let window = self.cluster.engine_config().window_bytes as u64;
@@ -28,18 +28,18 @@ impl Harness {
                 let posted = self.send(*rank, other, &send);
                 let op = posted.map_err(|error| format!("rank {rank} cannot send to {other} after all: {error}"))?;
                 sent.extend(sure.then_some(op));
-                // A second one might find the queue full.
+                // A second datagram might find the queue full.
                 self.drive()?;
             }
         }
         self.receive_everything(&ALL_TAGS)?;
         let missing =
             |op: &&usize| matches!(self.oracle.record(**op), Record::Send(send) if send.received_by.is_none());
-        let wrong = |op| format!("nothing stands in its way, and yet lost: {}", describe(self.oracle.record(op)));
+        let wrong = |op| format!("lost without a fault: {}", describe(self.oracle.record(op)));
         sent.iter().find(missing).map_or(Ok(()), |op| Err(wrong(*op)))
     }
 
-    /// How many datagrams between living ranks did not arrive, and where nobody has dropped them.
+    /// Counts the datagrams between live ranks that did not arrive, and reports those that no sender dropped.
     pub(super) fn losses(&mut self) -> Vec<String> {
         let mut out = Vec::new();
         for rank in self.cluster.live_ranks() {
@@ -51,7 +51,7 @@ impl Harness {
         out
     }
 
-    /// How many datagrams between living ranks whose links did not break have not arrived.
+    /// Datagrams between live ranks with unbroken links that have not arrived.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost

@@ -1,4 +1,4 @@
-//! The end of a run: no fault any more, everything must converge; then the run is judged.
+//! The end of a run: with all faults off everything must converge; then the run is judged.
 
 use weft_engine::api::{Error, OpFlags};
 
@@ -6,8 +6,8 @@ use super::{ALL_TAGS, Harness, Recv, Send};
 use crate::oracle::{Record, describe};
 
 impl Harness {
-    /// Brings the run to its end: faults off, everything received, receives that are left canceled; then judges it.
-    /// Returns all that is wrong.
+    /// Ends the run: switches faults off, receives everything, cancels remaining receives, and judges the
+    /// result. Returns all failures.
     pub fn finish(&mut self) -> Vec<String> {
         self.cluster.fabric().heal();
         let mut wrong = Vec::new();
@@ -34,7 +34,7 @@ impl Harness {
         wrong
     }
 
-    /// Judges the run as it stands, without looking for leaks.
+    /// Judges the run in its present state, without a search for leaks.
     pub fn judge(&mut self) -> Vec<String> {
         let cluster = &self.cluster;
         let mut wrong = self.oracle.verdict(|rank| cluster.is_alive(rank));
@@ -42,14 +42,14 @@ impl Harness {
         wrong
     }
 
-    /// With all faults gone, each rank must be able to reach others: in a large cluster its neighbours.
+    /// With all faults off, each rank must be able to reach others: in a large cluster its neighbours.
     fn converse(&mut self) -> Result<(), String> {
         let mut sent = Vec::new();
         for (rank, other) in self.reachable_pairs() {
             let send = Send { tag: Some(0xFEED), len: 16, flags: OpFlags::DELIVERY, ..Send::default() };
             let mut posted = self.send(rank, other, &send);
             if posted == Err(Error::Again) {
-                // The queue may be as short as one operation.
+                // The queue may have room for one operation only.
                 self.drive()?;
                 self.receive_everything(&ALL_TAGS)?;
                 posted = self.send(rank, other, &send);
@@ -60,15 +60,13 @@ impl Harness {
         self.receive_everything(&ALL_TAGS)?;
         match sent.iter().find(|op| !matches!(self.oracle.record(**op), Record::Send(send) if send.end == Some(Ok(()))))
         {
-            Some(op) => {
-                Err(format!("nothing stands in its way, and yet failed: {}", describe(self.oracle.record(*op))))
-            }
+            Some(op) => Err(format!("failed without a fault: {}", describe(self.oracle.record(*op)))),
             None => Ok(()),
         }
     }
 
-    /// Posts receives for untagged messages (`None`), and tags with bits to ignore, until all of these that
-    /// will ever come have come.
+    /// Posts receives for untagged messages (`None`) and for tags with ignored bits, until all matching
+    /// messages that can arrive have arrived.
     pub(super) fn receive_everything(&mut self, tags: &[Option<(u64, u64)>]) -> Result<(), String> {
         let mut before = usize::MAX;
         for rank in self.cluster.live_ranks() {
@@ -82,7 +80,7 @@ impl Harness {
             for rank in self.cluster.live_ranks() {
                 missing += tags.iter().map(|tag| self.receive_all(rank, *tag)).sum::<usize>();
             }
-            // Where links broke, some never come.
+            // Where links broke, some messages never arrive.
             if missing == 0 || missing == before {
                 return Ok(());
             }
@@ -91,7 +89,7 @@ impl Harness {
         }
     }
 
-    /// Posts as many receives for this as there are messages; returns how many that is.
+    /// Posts a receive for each missing message; returns their number.
     fn receive_all(&mut self, rank: usize, tag: Option<(u64, u64)>) -> usize {
         let missing = self.oracle.undelivered(rank, tag);
         if missing == 0 {
@@ -102,7 +100,7 @@ impl Harness {
         let all = Recv { tag, len, ..Recv::default() };
         for _ in 0..missing {
             while self.recv(rank, &all) == Err(Error::Again) {
-                // The queue may be full of receives that nothing matches.
+                // The queue may be full of receives that match nothing.
                 let Some(op) = old.pop() else { return missing };
                 self.cancel(op);
             }
@@ -110,8 +108,8 @@ impl Harness {
         missing
     }
 
-    /// With nothing under way, what a sender may still send and what the receiver has not given back yet are
-    /// the whole window.
+    /// With nothing pending, the sender's remaining credit and the bytes that the receiver has not returned
+    /// add up to the whole window.
     fn credits(&mut self) -> Vec<String> {
         let mut out = Vec::new();
         let live_ranks = self.cluster.live_ranks();
@@ -131,7 +129,7 @@ impl Harness {
         out
     }
 
-    /// What is still held though nothing goes on.
+    /// Reports resources that are still held although nothing is pending.
     fn leaks(&mut self) -> Vec<String> {
         let mut out = Vec::new();
         for rank in self.cluster.live_ranks() {
@@ -139,7 +137,7 @@ impl Harness {
             let (posted, unexpected, rest) = (engine.posted_receives(), engine.unexpected_messages(), engine.at_rest());
             if posted > 0 || unexpected > 0 || !rest {
                 out.push(format!(
-                    "rank {rank} at the end: {posted} posted receives, {unexpected} unexpected messages, at rest: {rest}"
+                    "rank {rank} at the end: {posted} receives, {unexpected} unexpected messages, at rest: {rest}"
                 ));
             }
         }
@@ -147,12 +145,12 @@ impl Harness {
         out.extend(self.pool_leaks());
         for (index, window) in self.windows.iter().enumerate().filter(|(_, window)| !window.atomic) {
             if let Some(at) = self.oracle.stray_write(index, window.memory) {
-                out.push(format!("region {index} of rank {}: byte {at} was written by nobody's write", window.rank));
+                out.push(format!("region {index} of rank {}: byte {at} was written by no operation", window.rank));
             }
         }
         let transfers = self.cluster.fabric().transfers();
         if transfers > 0 {
-            out.push(format!("{transfers} transfers of the devices never ended"));
+            out.push(format!("{transfers} device transfers never ended"));
         }
         out
     }

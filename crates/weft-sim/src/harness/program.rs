@@ -1,10 +1,10 @@
-//! Programs under observation: what each rank has waiting for counters.
+//! Programs under observation: the deferred work of each rank.
 //!
-//! Place in the data flow: as weft-fi does it. Completions raise counters while an engine is called or
-//! progressed; a raise that somebody waits for has the machine look; acts are performed when the engine has
-//! been left, by the same calls as the client's own operations; one that is refused is tried again after a
-//! round of progress that has moved something. The counters are those that ship (weft-fi's `cntr/gauge.rs`),
-//! and so is the machine. The oracle is told of everything, and begins and ends each act in its own model.
+//! Place in the data flow: the same as in weft-fi. Completions raise counters while an engine is called or
+//! progressed; a raise that reaches an awaited threshold makes the machine look. Acts are performed after the
+//! engine has been left, by the same calls as the client's own operations. A refused act is retried after a
+//! round of progress that has moved something. The counters (weft-fi's `cntr/gauge.rs`) and the machine are
+//! those that ship. The oracle gets every event, and begins and ends each act in its own model.
 
 #[path = "../../../weft-fi/src/cntr/gauge.rs"]
 #[allow(dead_code)]
@@ -23,23 +23,23 @@ use crate::oracle::program::{Change, Origin, Outcome, RECEIVED, REMOTE, SENT, St
 use crate::oracle::{Op, Oracle};
 use crate::trace::TraceEvent;
 
-/// Lanes: what needs room for operations, and for receives.
+/// Lanes: acts that need room for operations, and acts that need room for receives.
 const TRANSMIT_LANE: u64 = 0;
 const RECEIVE_LANE: u64 = 1;
-/// Counters that each rank has from the start: its endpoint's and free ones.
+/// Counters that each rank has from the start: its endpoint's and the free ones.
 pub const RANK_COUNTERS: usize = 6;
-/// The first of them that only programs and their submitter raise.
+/// The first counter that only programs and their submitter raise.
 pub const FREE_COUNTER: usize = 3;
 
-/// What `gauge` is made of.
+/// The primitives that `gauge` imports.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    /// Sequentially consistent accesses are ordered without it.
+    /// A no-op: sequentially consistent accesses are ordered without it.
     pub(super) fn ordered() {}
 }
 
-/// A counter.
+/// A handle to a counter.
 #[derive(Clone)]
 struct Handle {
     id: u64,
@@ -61,7 +61,7 @@ impl Counter for Handle {
     }
 }
 
-/// Something to do.
+/// The work of an act.
 #[derive(Clone, Debug)]
 pub enum Job {
     /// A message to a rank.
@@ -76,13 +76,13 @@ pub enum Job {
     Atomic(usize, Box<Atomic>),
     /// A change of a counter.
     Change(usize, Change),
-    /// It cannot be started.
+    /// An act that cannot be started.
     Fail,
     /// The rank leaves a barrier.
     Leave(usize),
-    /// Of an allreduce: what the rank knows of the sum goes to another, under a tag.
+    /// Sends the rank's partial sum of an allreduce to another rank, under a tag.
     SendPartial(usize, usize, u64),
-    /// Of an allreduce: the rank adds what it has received under a tag to its number, or has it in the place of that.
+    /// Takes the number received under a tag in an allreduce: adds it to the rank's own, or replaces that.
     ReceivePartial(usize, u64, bool),
 }
 
@@ -98,16 +98,16 @@ impl Job {
     }
 }
 
-/// One step of a program.
+/// A task of a program.
 #[derive(Clone, Debug)]
 pub enum Task {
-    /// Until a counter has reached a threshold.
+    /// Waits until a counter has reached a threshold.
     Wait(usize, u64, Errors),
-    /// Something to do; the operation raises this counter instead of the endpoint's.
+    /// Performs a job; the operation raises this counter instead of the endpoint's.
     Do(Job, Option<usize>),
 }
 
-/// An act of the machine.
+/// An act that the machine has released.
 struct Due {
     program: usize,
     at: usize,
@@ -115,32 +115,32 @@ struct Due {
     counts: Option<usize>,
 }
 
-/// What became of programs.
+/// Counters of programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProgramStats {
-    /// Acts begun, and those of them that found no room.
+    /// Acts begun, including those that found no room.
     pub acts: u64,
-    /// See `acts`.
+    /// Acts that found no room.
     pub stalled: u64,
-    /// How programs ended: done, failed, poisoned, cancelled.
+    /// Programs by end: done, failed, poisoned, cancelled.
     pub ends: [usize; 4],
-    /// How often a rank left a barrier.
+    /// Exits of ranks from barriers.
     pub left: u64,
 }
 
-/// What one rank has waiting.
+/// The deferred work of one rank.
 pub(super) struct Queue {
     programs: Programs<Handle, Due, Origin>,
     counters: Vec<Handle>,
-    /// Which counters operations and regions raise, where they are not the endpoint's.
+    /// The counters that operations and regions raise where they are not the endpoint's.
     of_op: BTreeMap<Op, usize>,
     of_region: BTreeMap<u64, usize>,
     submitted: usize,
-    /// The machine is to be run.
+    /// The machine must run.
     due: bool,
-    /// An act is out: whoever sets others free leaves them to its performer.
+    /// An act is being performed; its performer also runs the acts that become ready meanwhile.
     running: bool,
-    /// An act found no room.
+    /// An act has found no room.
     stalled: bool,
 }
 
@@ -188,7 +188,7 @@ impl Queue {
         self.due |= !self.programs.is_empty();
     }
 
-    /// Raises what a completion raises.
+    /// Raises the counters of a completion.
     pub(super) fn completed(&mut self, rank: usize, c: &Completion, oracle: &mut Oracle) {
         if c.fault == Some(Fault::NoMessage) {
             return;
@@ -213,7 +213,7 @@ impl Queue {
         self.due = true;
     }
 
-    /// After a round of progress that has moved something there may be room.
+    /// Retries stalled acts after a round of progress that has moved something: there may be room.
     pub(super) fn progressed(&mut self, cluster: &Cluster, rank: usize, oracle: &mut Oracle) {
         if self.stalled && cluster.needs_progress(rank) {
             oracle.retried(rank);
@@ -223,13 +223,13 @@ impl Queue {
 }
 
 impl Harness {
-    /// From now on the rank may have programs, of so many tasks at a time.
+    /// Allows the rank to have programs of up to `limit` tasks in all.
     pub fn allow_programs(&mut self, rank: usize, limit: usize) {
         self.queues[rank] = Some(Queue::new(limit));
         self.oracle.allow_programs(rank, limit);
     }
 
-    /// What became of programs so far.
+    /// Counters of all programs so far.
     #[must_use]
     pub fn program_stats(&self) -> ProgramStats {
         ProgramStats { ends: self.oracle.deferred.ends, ..self.program_stats }
@@ -244,7 +244,7 @@ impl Harness {
         self.queues.get(rank).is_some_and(Option::is_some)
     }
 
-    /// Whether nothing waits at the rank.
+    /// Whether the rank has no programs left.
     pub(super) fn programs_over(&self, rank: usize) -> bool {
         self.queues.get(rank).and_then(Option::as_ref).is_none_or(|queue| queue.programs.is_empty())
     }
@@ -254,12 +254,12 @@ impl Harness {
         self.queues.get(rank).and_then(Option::as_ref).is_some_and(|queue| queue.stalled)
     }
 
-    /// One more counter of the rank.
+    /// Adds a counter to the rank.
     pub(super) fn new_counter(&mut self, rank: usize) -> usize {
         self.queue(rank).map_or(0, Queue::new_counter)
     }
 
-    /// Access to a window raises a counter of its rank.
+    /// Makes access to a window raise a counter of its rank.
     pub(super) fn count_window_at(&mut self, rank: usize, window: usize, counter: usize) {
         self.oracle.count_region_at(window as u64, counter);
         if let Some(queue) = self.queue(rank) {
@@ -267,14 +267,14 @@ impl Harness {
         }
     }
 
-    /// What a counter says.
+    /// Reads a counter.
     #[must_use]
     pub fn level(&self, rank: usize, counter: usize) -> Level {
         let queue = self.queues.get(rank).and_then(Option::as_ref);
         queue.map_or(Level::default(), |queue| queue.level(counter))
     }
 
-    /// The client changes a counter.
+    /// Changes a counter on behalf of the client.
     pub fn change(&mut self, rank: usize, counter: usize, change: Change) {
         self.change_counter(rank, counter, change);
         self.run_programs(rank);
@@ -289,7 +289,7 @@ impl Harness {
         }
     }
 
-    /// Submits a program, of a barrier or of none; `Error::Again` if too much waits already.
+    /// Submits a program, optionally as part of a barrier; `Error::Again` if too many tasks are waiting.
     pub fn submit(&mut self, rank: usize, tasks: Vec<Task>, barrier: Option<usize>) -> Result<(), Error> {
         let Some(queue) = self.queues.get_mut(rank).and_then(Option::as_mut) else { return Err(Error::Invalid) };
         let program = queue.submitted;
@@ -319,7 +319,7 @@ impl Harness {
         if accepted { Ok(()) } else { Err(Error::Again) }
     }
 
-    /// Cancels programs; none of them does anything from then on. Returns how many there were.
+    /// Cancels programs, which start nothing from then on. Returns their number.
     pub fn cancel_programs(&mut self, rank: usize, wanted: impl Fn(&Origin) -> bool) -> usize {
         let Some(queue) = self.queue(rank) else { return 0 };
         let count = queue.programs.cancel(&wanted).count;
@@ -329,7 +329,7 @@ impl Harness {
         count
     }
 
-    /// Performs what a rank can perform; returns how much that was.
+    /// Performs the acts of a rank that are ready; returns their number.
     pub(super) fn run_programs(&mut self, rank: usize) -> usize {
         let mut performed = 0;
         let Some(queue) = self.queue(rank).filter(|queue| queue.due && !queue.running) else { return 0 };
@@ -374,7 +374,7 @@ impl Harness {
         }
     }
 
-    /// Does something, as the client would.
+    /// Performs a job, as the client would.
     fn perform(&mut self, rank: usize, due: &Due) -> Result<(), Error> {
         if due.job.lane() != FREE_LANE {
             self.count_next_at(rank, due.counts);
@@ -403,13 +403,13 @@ impl Harness {
             Err(Error::Again) => {}
             Err(error) => self.oracle.complain(format!("rank {rank}: a deferred operation was refused: {error}")),
         }
-        // The number is nobody's.
+        // The operation was refused, so its number is unused.
         self.queue(rank).map(|queue| queue.of_op.remove(&op));
         self.oracle.count_at(op, None);
         result.map(drop)
     }
 
-    /// The operation that is started next raises this counter.
+    /// Makes the next operation raise this counter.
     fn count_next_at(&mut self, rank: usize, counter: Option<usize>) {
         let op = self.oracle.next();
         self.oracle.count_at(op, counter);
@@ -418,7 +418,8 @@ impl Harness {
         }
     }
 
-    /// After a turn: what it set free is performed; and where nothing moves any more, what found no room tries again.
+    /// After a turn, performs the acts that became ready. If nothing moves any more, stalled acts are
+    /// retried.
     pub(super) fn run_all(&mut self, turn: Turn) -> Turn {
         let mut performed = 0;
         for rank in 0..self.queues.len() {
@@ -432,9 +433,10 @@ impl Harness {
     }
 }
 
-/// What a deferred operation cannot be: its buffer would be the client's again before anybody has looked at it.
+/// Removes flags that deferred work cannot have: an inject's buffer would be reused before the act is
+/// performed.
 pub(crate) fn deferrable(flags: OpFlags, counts: Option<usize>) -> OpFlags {
     let flags = flags - OpFlags::INJECT;
-    // Its end is of interest to the counter.
+    // The counter counts the completion.
     if counts.is_some() { flags - OpFlags::QUIET } else { flags }
 }

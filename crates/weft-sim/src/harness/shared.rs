@@ -1,4 +1,5 @@
-//! Receives that the endpoints of a process share: what weft-fi does around the engine's pool (`endpoint/shared.rs`).
+//! Receives that the endpoints of a process share: mirrors weft-fi's use of the engine's pool
+//! (`endpoint/shared.rs`).
 
 use std::sync::Arc;
 
@@ -8,16 +9,16 @@ use weft_engine::api::{Error, OpFlags, RecvOp};
 use crate::harness::Harness;
 use crate::oracle::{Op, context};
 
-/// What takes no buffer into the pool.
+/// Flags of operations that put no buffer into the pool.
 const LOOKS: OpFlags = OpFlags::PEEK.union(OpFlags::CLAIM).union(OpFlags::DISCARD);
 
 impl Harness {
-    /// The living endpoints of a rank's process.
+    /// The live endpoints of a rank's process.
     fn siblings(&self, rank: usize) -> Vec<usize> {
         self.cluster.process(rank).into_iter().filter(|rank| self.cluster.is_alive(*rank)).collect()
     }
 
-    /// Posts a receive for all endpoints of a rank's process, or has them look, claim or discard.
+    /// Posts a receive for all endpoints of a rank's process, or a peek, claim or discard.
     pub(super) fn post_shared(&mut self, pool: &Arc<Pool>, rank: usize, op: &RecvOp<'_>) -> Result<(), Error> {
         let siblings = self.siblings(rank);
         if op.flags.intersects(LOOKS) {
@@ -26,7 +27,7 @@ impl Harness {
         if !pool.post(op)? {
             return Ok(());
         }
-        // Others make progress meanwhile.
+        // Other endpoints make progress meanwhile.
         if op.ctx.ptr.is_multiple_of(3) {
             for rank in siblings.iter().rev().take(op.ctx.ptr % 4) {
                 self.cluster.engine(*rank).map(|engine| engine.progress());
@@ -47,13 +48,13 @@ impl Harness {
         Ok(())
     }
 
-    /// What an endpoint has completed within a call comes before what the next one will.
+    /// Keeps the batch that an endpoint completed within a call before that of the next endpoint.
     fn note_early(&mut self, rank: usize) {
         let batch = self.cluster.take_completions(rank);
         self.early.push((rank, batch));
     }
 
-    /// The first endpoint that has such a message answers; else the last one says that there is none.
+    /// The first endpoint with a matching message answers; if there is none, the last one reports that.
     fn look(&mut self, siblings: &[usize], op: &RecvOp<'_>) -> Result<(), Error> {
         let mut chosen = *siblings.last().ok_or(Error::Invalid)?;
         for rank in siblings {
@@ -79,20 +80,21 @@ impl Harness {
         }
     }
 
-    /// A receive was posted, or canceled: what has completed at a rank, and at whoever shares its receives.
+    /// After a receive was posted or canceled, absorbs the completions of a rank and of the endpoints that
+    /// share its receives.
     pub(super) fn absorb_shared(&mut self, rank: usize) {
         if self.cluster.pool(rank).is_none() {
             return self.absorb(rank);
         }
-        // All of them have been at work: what one has sent another may have answered.
+        // All endpoints took part: one may already have answered a message of another.
         for rank in self.siblings(rank) {
             self.absorb_batch(rank);
         }
         self.oracle.batch_ended();
     }
 
-    /// Clients see what their endpoints have reported of shared multi-receives: of each endpoint in order, of
-    /// several in any. `all`: now; else some of them do.
+    /// Lets clients read the completions of shared multi-receives: in order for each endpoint, in any order
+    /// among several. `all` reads everything, otherwise some clients read.
     pub(super) fn read_some(&mut self, all: bool) {
         self.turns += 1;
         let bits = self.turns.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 8;
@@ -103,7 +105,7 @@ impl Harness {
         }
     }
 
-    /// A rank's client sees all that the rank has reported.
+    /// Lets a rank's client read all completions that the rank has reported.
     pub(super) fn read_next(&mut self, rank: usize) {
         if !self.cluster.is_alive(rank) {
             return self.oracle.forget_unread(rank);
@@ -116,7 +118,7 @@ impl Harness {
         }
     }
 
-    /// With nothing under way, nothing is posted in the pools.
+    /// With nothing pending, no receive is posted in the pools.
     pub(super) fn pool_leaks(&self) -> Vec<String> {
         let depth = self.cluster.engine_config().rx_depth;
         let left = |rank: &usize| self.cluster.pool(*rank).map_or(0, |pool| depth - pool.free());
