@@ -1,14 +1,14 @@
-//! Atomic operations, judged.
+//! The verdict on atomic operations.
 //!
-//! Of counters, to which everybody adds, the oracle asks for linearizability: the values fetched must be
-//! those of one order of all additions that agrees with the order in which each rank started its own and with
-//! what had completed when others were started. Each addition takes the interval from what it fetched to that
-//! plus its operand; the intervals must not overlap, and together with the additions that fetch nothing they
-//! must make up what stands there at the end.
+//! All ranks add to the counters. For these the oracle demands linearizability: one order of all additions
+//! must explain the fetched values. That order must agree with the order in which each rank started its
+//! additions, and with the completions that preceded other starts. Each addition covers the interval from its
+//! fetched value to that value plus its operand. The intervals must not overlap, and together with the
+//! additions that fetch nothing they must add up to the final value.
 //!
-//! A slot belongs to one rank, whose operations take effect in the order in which they were started: what
-//! each must fetch is known in advance. The model executes them by [`Amo::execute`], which is tested apart
-//! from all this.
+//! A slot belongs to one rank, whose operations take effect in the order in which they were started, so the
+//! value that each must fetch is known in advance. The model executes them by [`Amo::execute`], which has
+//! tests of its own.
 
 use std::collections::BTreeMap;
 
@@ -30,9 +30,9 @@ pub struct AtomicRecord {
     pub region: u64,
     /// Whether the region reports every access.
     pub reported: bool,
-    /// What is done.
+    /// The operation.
     pub amo: Amo,
-    /// As posted.
+    /// Flags as posted.
     pub flags: OpFlags,
     /// Immediate data.
     pub data: Option<u64>,
@@ -40,27 +40,27 @@ pub struct AtomicRecord {
     pub len: usize,
     /// Remote pieces.
     pub pieces: usize,
-    /// Where in the region it begins.
+    /// Offset in the region.
     pub offset: usize,
-    /// Operands, then values to compare with.
+    /// Operands, then comparison values.
     pub sources: Vec<u8>,
-    /// Whether it adds to counters.
+    /// Whether the operation adds to counters.
     pub counts: bool,
-    /// What must be fetched, unless it adds to counters.
+    /// Bytes that must be fetched, unless the operation adds to counters.
     pub expected: Vec<u8>,
-    /// What was fetched.
+    /// The fetched bytes.
     pub fetched: Vec<u8>,
     /// Local memory: sources, then results. Freed at completion.
     pub buffer: Buffer,
     /// The target's memory.
     pub there: Buffer,
-    /// The fault that it must end with, if any.
+    /// The fault with which it must end, if any.
     pub must_fail: Option<Fault>,
-    /// When it was started, on the oracle's clock.
+    /// Start time on the oracle's clock.
     pub started: u64,
-    /// How it ended, and when.
+    /// Result and end time.
     pub end: Option<(Result<(), Fault>, u64)>,
-    /// Remote events seen with its data.
+    /// Remote events seen that carry its data.
     pub events: usize,
 }
 
@@ -73,7 +73,7 @@ impl AtomicRecord {
         if self.amo.fetches() { Kind::RemoteRead } else { Kind::RemoteWrite }
     }
 
-    /// Whether it has taken effect, if nothing broke.
+    /// Whether it has taken effect, provided that no link broke.
     fn succeeded(&self) -> bool {
         self.must_fail.is_none() && self.end.is_none_or(|(end, _)| end.is_ok())
     }
@@ -84,14 +84,14 @@ struct Addition {
     op: Op,
     rank: usize,
     operand: u64,
-    /// `None`: it did not fetch, or has not completed.
+    /// `None` if it did not fetch or has not completed.
     fetched: Option<u64>,
     started: u64,
     ended: Option<u64>,
 }
 
 impl Oracle {
-    /// Executes an operation on a slot in the model, and notes what it must fetch.
+    /// Executes an operation on a slot in the model, and records the bytes that it must fetch.
     pub(crate) fn model(&mut self, atomic: &mut AtomicRecord) {
         if atomic.counts || atomic.must_fail.is_some() {
             return;
@@ -128,7 +128,7 @@ impl Oracle {
             (None, Some(fault)) => return Err(format!("succeeded, and should have failed: {fault}")),
             (None, None) => {}
         }
-        expect(!atomic.flags.contains(OpFlags::QUIET), "a quiet operation reported success")?;
+        expect(!atomic.flags.contains(OpFlags::QUIET), "a quiet operation must report no success")?;
         expect(c.len == atomic.len, "length")?;
         self.check_target_alive(op, atomic.target)?;
         let sources = atomic.buffer.part(0, atomic.sources.len());
@@ -142,12 +142,13 @@ impl Oracle {
         if atomic.amo.fetches() {
             atomic.fetched.clone_from(&results);
             let sure = !atomic.counts && self.model_holds(atomic);
-            expect(!sure || results == atomic.expected, "what was fetched")?;
+            expect(!sure || results == atomic.expected, "the fetched bytes differ")?;
         }
         Ok(Some(atomic.buffer))
     }
 
-    /// Whether what a rank has done to its slot is known: no operation there has failed of a link, or may be lost.
+    /// Whether the content of a rank's slot is known: no operation there has failed with a link, or may be
+    /// lost.
     fn model_holds(&self, atomic: &AtomicRecord) -> bool {
         let (rank, target) = (atomic.rank, atomic.target);
         let same = |other: &AtomicRecord| (other.rank, other.region, other.counts) == (rank, atomic.region, false);
@@ -163,14 +164,14 @@ impl Oracle {
                 .any(|(op, record)| matches!(record, Record::Atomic(other) if same(other) && broken(op, other)))
     }
 
-    /// A remote event of an atomic operation with data.
+    /// Checks a remote event of an atomic operation with data.
     pub(super) fn atomic_event(&mut self, rank: usize, c: &Completion, src: Option<usize>) {
         let found = self.ops.iter().enumerate().find_map(|(op, record)| match record {
             Record::Atomic(atomic) if atomic.data == Some(c.data) && atomic.target == rank => Some((op, atomic)),
             _ => None,
         });
         let Some((op, atomic)) = found else {
-            self.complain(format!("rank {rank}: an atomic operation's data that nobody sent: {c:?}"));
+            self.complain(format!("rank {rank}: unknown data of an atomic operation: {c:?}"));
             return;
         };
         let problem = if c.kind != atomic.remote_kind() {
@@ -199,13 +200,13 @@ impl Oracle {
         }
     }
 
-    /// How many remote events an operation makes, and where.
+    /// The key of an operation's remote events, and their number.
     pub(super) fn atomic_events(atomic: &AtomicRecord) -> ((usize, u64, bool), usize) {
         let key = (atomic.target, atomic.region, atomic.remote_kind() == Kind::RemoteWrite);
         (key, usize::from(atomic.succeeded() && (atomic.reported || atomic.data.is_some())))
     }
 
-    /// What must stand in the regions at the end, and what must have been fetched on the way.
+    /// Checks the final content of the regions and the fetched values.
     pub(super) fn judge_atomics(&self, is_alive: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
         let mut counters: BTreeMap<(u64, usize), (Buffer, Vec<Addition>)> = BTreeMap::new();
         let mut unsure = Vec::new();
@@ -239,12 +240,12 @@ impl Oracle {
             } else if self.model_holds(atomic) {
                 let model = self.models.get(&atomic.region).map_or(&[][..], |model| &model[atomic.offset..]);
                 if !model.starts_with(&atomic.there.bytes()) {
-                    out.push(format!("operation {op}: not what the target must hold at the end: {}", describe(atomic)));
+                    out.push(format!("operation {op}: the target holds other bytes at the end: {}", describe(atomic)));
                 }
             }
         }
         for ((region, offset), (there, additions)) in counters {
-            // An addition that broke may have taken effect or not.
+            // An addition that failed with its link may have taken effect.
             if !unsure.contains(&region)
                 && let Err(wrong) = linear(&additions, word(&there.bytes(), 0))
             {
@@ -258,13 +259,13 @@ fn word(bytes: &[u8], n: usize) -> u64 {
     bytes.chunks_exact(8).nth(n).and_then(|word| word.try_into().ok()).map_or(0, u64::from_ne_bytes)
 }
 
-/// Whether the additions can have happened one after the other, leading to `end`.
+/// Checks that the additions can have happened one after the other and led to `end`.
 fn linear(additions: &[Addition], end: u64) -> Result<(), String> {
     let sum: u64 = additions.iter().map(|a| a.operand).sum();
     if sum != end {
         return Err(format!("holds {end}, not the sum {sum}"));
     }
-    // What is fetched can only be a sum of operands.
+    // Each fetched value must be a sum of operands.
     let unit = additions.iter().map(|a| a.operand).fold(0, divisor);
     let mut order = additions.iter().filter_map(|a| a.fetched.map(|fetched| (fetched, a))).collect::<Vec<_>>();
     order.sort_by_key(|(fetched, _)| *fetched);
@@ -282,11 +283,11 @@ fn linear(additions: &[Addition], end: u64) -> Result<(), String> {
         if let Some(before) = latest.insert(a.rank, a.op)
             && before > a.op
         {
-            return Err(format!("operations {} and {before} of rank {} changed places", a.op, a.rank));
+            return Err(format!("operations {} and {before} of rank {} are in the wrong order", a.op, a.rank));
         }
-        // Whoever comes later in the order must not have completed before an earlier one was started.
+        // An operation later in the order must not have completed before an earlier one was started.
         if a.ended.is_some_and(|ended| ended < started) {
-            return Err(format!("operation {} completed before one was started that came before it", a.op));
+            return Err(format!("operation {} completed before an earlier one in the order was started", a.op));
         }
         started = started.max(a.started);
     }

@@ -1,8 +1,8 @@
-//! Connected endpoints: what each end of a connection must hear of it.
+//! Connected endpoints: the events that each end of a connection must get.
 //!
-//! An end calls a listener, or answers a call in the place of one. It hears once whether the connection is
-//! made; if it is, it hears once that the connection has ended, if it does. Nothing comes to an end without a
-//! cause: somebody hung up, closed, declined or died, or a link broke.
+//! An end calls a listener, or answers a call on behalf of one. It learns once whether the connection is
+//! made. If it is made, the end learns once that it has ended, if it does. Every end has a cause: a client
+//! closed or declined the connection, a process died, or a link broke.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,18 +13,18 @@ use weft_engine::nic::LinkError;
 
 use super::Oracle;
 
-/// How far an end is.
+/// The stage of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnStage {
-    /// It has called or answered, and heard nothing yet.
+    /// It has called or answered, and waits for the result.
     Waiting,
     /// The connection is made.
     Connected,
-    /// It was not made, or has ended.
+    /// The connection was not made, or has ended.
     Over,
 }
 
-/// A call that a listener has heard of, for its client to answer.
+/// A call that has reached a listener, for its client to answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub(crate) listener: usize,
@@ -35,15 +35,15 @@ pub(crate) struct Request {
 #[derive(Debug)]
 struct End {
     name: EpName,
-    /// Who is, or will be, the other end.
+    /// The present or future other end.
     peer: usize,
-    /// Of an end that calls: whom.
+    /// The listener, if this end calls.
     listener: Option<usize>,
-    /// What its client had to say.
+    /// The data of its client.
     said: Vec<u8>,
     stage: ConnStage,
     made: bool,
-    /// Of a call: the listener's client has heard of it, and declined with these words.
+    /// For a call: whether the listener's client has received it, and the data with which it declined.
     heard: bool,
     declined: Option<Vec<u8>>,
 }
@@ -53,52 +53,53 @@ struct End {
 pub(crate) struct Connections {
     ends: BTreeMap<usize, End>,
     requests: Vec<Request>,
-    /// How many calls may wait at a listener, how many do, and where all places have been taken.
+    /// The number of calls that may wait at a listener, the calls that wait, and the listeners with a full
+    /// backlog.
     backlog: usize,
     waiting: BTreeMap<usize, usize>,
     full: BTreeSet<usize>,
-    /// Ends that have heard: made, declined, failed, ended.
+    /// Ends by event: made, declined, failed, ended.
     counts: [u64; 4],
 }
 
 impl Oracle {
-    /// Ranks are ends of connections, or listeners at which so many calls may wait.
+    /// Declares that ranks are ends of connections, or listeners with room for `backlog` calls.
     pub(crate) fn expect_connections(&mut self, backlog: usize) {
         self.connections.backlog = backlog;
     }
 
-    /// How often an end heard that its connection was made, declined, failed, ended.
+    /// Numbers of ends whose connection was made, declined, failed, ended.
     pub(crate) fn connection_counts(&self) -> [u64; 4] {
         self.connections.counts
     }
 
-    /// How far an end is.
+    /// The stage of an end.
     pub(crate) fn stage(&self, rank: usize) -> Option<ConnStage> {
         self.connections.ends.get(&rank).map(|end| end.stage)
     }
 
-    /// Whom an end has called.
+    /// The listener that an end has called.
     pub(crate) fn called(&self, rank: usize) -> Option<usize> {
         self.connections.ends.get(&rank)?.listener
     }
 
-    /// What listeners have heard since the last call.
+    /// Takes the calls that listeners have received since the last call.
     pub(crate) fn take_requests(&mut self) -> Vec<Request> {
         std::mem::take(&mut self.connections.requests)
     }
 
-    /// An end calls a listener; whoever answers is to be `peer`.
+    /// Records that an end calls a listener; an answering end becomes `peer`.
     pub(crate) fn calls(&mut self, rank: usize, name: EpName, peer: usize, listener: usize, said: &[u8]) {
         self.enter(rank, name, peer, Some(listener), said);
     }
 
-    /// An end answers a call.
+    /// Records that an end answers a call.
     pub(crate) fn answers(&mut self, rank: usize, name: EpName, request: Request, said: &[u8]) {
         self.enter(rank, name, request.caller, None, said);
         self.answered(request);
     }
 
-    /// A listener's client declines a call.
+    /// Records that a listener's client declines a call.
     pub(crate) fn declines(&mut self, request: Request, said: &[u8]) {
         if let Some(end) = self.connections.ends.get_mut(&request.caller) {
             end.declined = Some(said.to_vec());
@@ -119,20 +120,20 @@ impl Oracle {
         }
     }
 
-    /// The client of an end ends its connection.
+    /// Records that the client of an end closes its connection.
     pub(crate) fn hangs_up(&mut self, rank: usize) {
         if let Some(peer) = self.connections.ends.get(&rank).map(|end| end.peer) {
             self.broke(rank, peer);
         }
     }
 
-    /// A rank hears something of connections.
+    /// Checks a connection event of a rank.
     pub(crate) fn heard(&mut self, rank: usize, c: &Completion, event: Option<ConnEvent>) {
         let text = format!("{event:?}");
         let blank = c.ctx == Context::default() && c.src == ADDR_NONE && c.fault.is_none();
         let announced = holds(blank, "an announcement names an operation");
         if let Err(wrong) = announced.and_then(|()| self.judge_event(rank, event)) {
-            // What follows from this is not complained of as well.
+            // Later complaints would only follow from this one.
             if let Some(end) = self.connections.ends.get_mut(&rank) {
                 end.stage = ConnStage::Over;
             }
@@ -141,33 +142,33 @@ impl Oracle {
     }
 
     fn judge_event(&mut self, rank: usize, event: Option<ConnEvent>) -> Result<(), &'static str> {
-        let event = event.ok_or("an event was announced and is not there")?;
+        let event = event.ok_or("an announced event is missing")?;
         if let ConnEvent::Request { call, peer, data } = event {
             return self.request(rank, call, &peer, &data);
         }
-        let end = self.connections.ends.get(&rank).ok_or("a listener heard what is not for it")?;
+        let end = self.connections.ends.get(&rank).ok_or("a listener got an event of an end")?;
         let other = self.connections.ends.get(&end.peer);
         let (next, count) = match &event {
             ConnEvent::Connected { peer, data } => {
-                let other = other.ok_or("connected with nobody")?;
+                let other = other.ok_or("connected without another end")?;
                 let said = if end.listener.is_some() { &other.said[..] } else { &[] };
                 holds(end.stage == ConnStage::Waiting, "connected twice, or too late")?;
-                holds(*peer == other.name, "connected with somebody else")?;
-                holds(**data == *said, "not what the other end said")?;
-                // Whoever was called back is the first to know.
-                holds(end.listener.is_some() || other.made, "connected, and the other end is not")?;
+                holds(*peer == other.name, "connected with the wrong end")?;
+                holds(**data == *said, "wrong data of the other end")?;
+                // The end that was called back is the first to learn of the connection.
+                holds(end.listener.is_some() || other.made, "connected before the answering end")?;
                 (ConnStage::Connected, 0)
             }
             ConnEvent::Refused { data } => {
                 holds(end.stage == ConnStage::Waiting, "declined twice, or too late")?;
-                let listener = end.listener.ok_or("declined without having called")?;
+                let listener = end.listener.ok_or("declined without a call")?;
                 let crowded = data.is_empty() && self.connections.full.contains(&listener);
                 let declined = end.declined.as_deref() == Some(&data[..]);
-                holds(declined || (crowded && !end.heard), "declined by nobody")?;
+                holds(declined || (crowded && !end.heard), "declined without a cause")?;
                 (ConnStage::Over, 1)
             }
             ConnEvent::Failed(_) => {
-                holds(end.stage == ConnStage::Waiting, "failed twice, or too late")?;
+                holds(end.stage == ConnStage::Waiting, "failed twice or too late")?;
                 holds(self.may_fail_to_connect(rank, end), "failed without a cause")?;
                 (ConnStage::Over, 2)
             }
@@ -188,10 +189,10 @@ impl Oracle {
 
     fn request(&mut self, listener: usize, call: u64, peer: &EpName, data: &[u8]) -> Result<(), &'static str> {
         let mut ends = self.connections.ends.iter_mut();
-        let (caller, end) = ends.find(|(_, end)| end.name == *peer).ok_or("called by a stranger")?;
-        holds(end.listener == Some(listener), "called by somebody who called another")?;
-        holds(!end.heard, "called twice by the same")?;
-        holds(data == end.said, "not what the caller said")?;
+        let (caller, end) = ends.find(|(_, end)| end.name == *peer).ok_or("called by an unknown end")?;
+        holds(end.listener == Some(listener), "the call is for another listener")?;
+        holds(!end.heard, "the same end called twice")?;
+        holds(data == end.said, "wrong data of the caller")?;
         end.heard = true;
         self.connections.requests.push(Request { listener, call, caller: *caller });
         let waiting = self.connections.waiting.entry(listener).or_insert(0);
@@ -202,7 +203,8 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether something stood in the way of a connection: of either end, or of the caller's way to the listener.
+    /// Whether a fault may have prevented a connection: on either end, or between the caller and the
+    /// listener.
     fn may_fail_to_connect(&self, rank: usize, end: &End) -> bool {
         let other = self.connections.ends.get(&end.peer);
         let gave_up = other.is_some_and(|other| other.stage == ConnStage::Over);
@@ -210,13 +212,14 @@ impl Oracle {
         gave_up || deaf || self.may_disconnect(LinkError::Gone, rank, end.peer)
     }
 
-    /// The connections that stand, each as a pair of its ends and the other way round.
+    /// The established connections, each as a pair of ends in both orders.
     pub(crate) fn connected(&self) -> Vec<(usize, usize)> {
         let ends = self.connections.ends.iter();
         ends.filter(|(_, end)| end.stage == ConnStage::Connected).map(|(rank, end)| (*rank, end.peer)).collect()
     }
 
-    /// At rest, with all faults gone: who still waits for what will not come, or believes in what is not there.
+    /// At rest, with all faults off: reports ends that wait for an event in vain, or take a dead connection
+    /// for alive.
     pub(crate) fn judge_connections(&self, is_alive: impl Fn(usize) -> bool) -> Vec<String> {
         let mut out = Vec::new();
         for (rank, end) in self.connections.ends.iter().filter(|(rank, _)| is_alive(**rank)) {
@@ -225,14 +228,16 @@ impl Oracle {
             let ignored =
                 end.listener.is_some_and(|listener| end.heard && end.declined.is_none() && is_alive(listener));
             let wrong = match end.stage {
-                // Whoever was to call back may have gone; the caller's client has to look at the clock.
+                // The answering end may have gone; the caller's client needs a timeout of its own.
                 ConnStage::Waiting if end.listener.is_some() && answered => other.is_some_and(|other| other.made),
                 ConnStage::Waiting => !ignored,
                 ConnStage::Connected => other.is_none_or(|other| other.stage != ConnStage::Connected),
                 ConnStage::Over => end.made && !self.posted(*rank).is_empty(),
             };
             if wrong {
-                out.push(format!("rank {rank} has not heard what became of its connection, or kept its receives: {end:?}, and the other end: {other:?}"));
+                out.push(format!(
+                    "rank {rank} misses the result of its connection, or kept its receives: {end:?}; other end: {other:?}"
+                ));
             }
         }
         out

@@ -1,15 +1,15 @@
-//! Datagrams, judged: they arrive once or not at all, and who sends them waits for nobody.
+//! The verdict on datagrams: each arrives once or not at all, and its sender waits for no receiver.
 //!
-//! What arrives is checked as any message is, but for the order. Beside that, a send ends well whatever
-//! becomes of the message, and what does not arrive was either dropped by its sender, who counts that, or
-//! lost with a link.
+//! Arriving datagrams are checked as any message is, except for their order. In addition, a send succeeds
+//! whatever happens to the message. A datagram that does not arrive was dropped by its sender, which counts
+//! it, or lost with a link.
 
 use weft_engine::api::Fault;
 
 use super::{Oracle, Record};
 
 impl Oracle {
-    /// Messages are datagrams.
+    /// Declares that messages are datagrams.
     pub(crate) fn expect_datagrams(&mut self) {
         self.datagrams = true;
     }
@@ -19,13 +19,13 @@ impl Oracle {
         self.datagrams
     }
 
-    /// A datagram's send has failed: there is nothing that it could fail of.
+    /// The failure of a datagram's send, which has no permitted cause.
     pub(super) fn datagram_failed(fault: Fault) -> String {
         format!("a datagram's send failed: {fault}")
     }
 
-    /// Everything that will ever come has come to living ranks; this one says how many messages it has
-    /// dropped. Returns how many did not arrive, and what is wrong with that.
+    /// Called when all messages to live ranks have arrived, with the number that `rank` dropped. Returns the
+    /// number that did not arrive, and the failure if the two disagree.
     pub(crate) fn judge_losses(&self, rank: usize, dropped: u64) -> (u64, Option<String>) {
         let (mut lost, mut unsure) = (0, 0);
         for (op, record) in self.ops.iter().enumerate() {
@@ -41,7 +41,7 @@ impl Oracle {
         }
         let accounted = (lost..=lost + unsure).contains(&dropped);
         let wrong = format!(
-            "rank {rank} dropped {dropped} messages, and {lost} have not arrived; {unsure} more may have gone with links"
+            "rank {rank} dropped {dropped} messages, {lost} did not arrive, and {unsure} may have been lost with links"
         );
         (lost, (!accounted).then_some(wrong))
     }

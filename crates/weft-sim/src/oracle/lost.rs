@@ -1,7 +1,7 @@
-//! Messages that had announced themselves when their link ended, and the receives that are told so.
+//! Messages that were announced when their link ended, and the receives that fail because of them.
 //!
-//! Place in the data flow: a receive that fails though it was posted after the end of the link comes here by
-//! way of `messages`; what was passed over is looked for at the end, by `matching`.
+//! Place in the data flow: `messages` passes a receive here that failed although it was posted after the
+//! link's end. `matching` looks at the end for messages that were passed over.
 
 use std::collections::BTreeSet;
 
@@ -11,24 +11,25 @@ use weft_engine::nic::LinkError;
 use super::matching::Message;
 use super::{Criteria, Op, Oracle, Record, RecvState, SendRecord, describe};
 
-/// A receive that failed for a message of an earlier link.
+/// A receive that failed because of a message of an earlier link.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Loss {
     pub(super) want: Criteria,
-    /// From whom it was to come, and where that was reported.
+    /// The source it wanted, and the rank that reported the failure.
     pub(super) src: Option<usize>,
     pub(super) rank: usize,
     pub(super) why: LinkError,
 }
 
 impl Oracle {
-    /// Whether there is a message for each receive that failed for one, and for this one, too.
+    /// Whether there is a lost message for each receive that failed for one, including this one.
     pub(super) fn excuses_loss(&mut self, loss: Loss) -> bool {
         self.losses.push(loss);
         !self.datagrams && self.assign(self.losses.len() - 1, &mut BTreeSet::new())
     }
 
-    /// Kuhn's algorithm: a message that excuses another receive is free if there is one more for that.
+    /// Kuhn's algorithm: a message that excuses another receive is free if that receive finds another
+    /// message.
     fn assign(&mut self, loss: usize, tried: &mut BTreeSet<Op>) -> bool {
         let Loss { want, src, rank, why } = self.losses[loss];
         let may_be = |(message, send): &(Op, &SendRecord)| {
@@ -46,9 +47,9 @@ impl Oracle {
         false
     }
 
-    /// Of two messages over one link the second has not arrived without the first: if that was lost, an older
-    /// receive was told, or one that would have had it has not taken the second instead. `messages` are all
-    /// that were sent to a receiver, by sender, then in their order.
+    /// Of two messages over one link the second cannot arrive without the first. If the first was lost, an
+    /// older receive must have failed for it, or a receive that wanted it must not take the second.
+    /// `messages` holds all messages to a receiver, by sender and then in their order.
     pub(super) fn passed_over(&self, receiver: usize, messages: &[Message<'_>], out: &mut Vec<String>) {
         if self.datagrams || self.refused_ns.is_some() {
             return;
@@ -58,7 +59,7 @@ impl Oracle {
             let (sender, dest) = (lost.send.rank, lost.send.dest);
             let accepts = |want: &Criteria| want.accept(self.known_as(sender), lost.send.tag);
             let breaks = self.breaks.get(&(sender.min(dest), sender.max(dest))).map_or(&[][..], Vec::as_slice);
-            // What is posted before both ends know of a break may never leave.
+            // Operations posted before both ends know of a break may never leave.
             if breaks.iter().rfind(|(at, _)| *at <= posted_ns(lost)).is_some_and(|(_, broke)| *broke) {
                 continue;
             }
@@ -89,14 +90,14 @@ impl Oracle {
         }
     }
 
-    /// What a receive wanted that has had a message and lost it, or a peek that has claimed one or thrown it
-    /// away, if it is no younger than `order`.
+    /// The criteria of a receive that matched and lost a message, or of a peek that claimed or discarded one,
+    /// if it is not younger than `order`.
     fn lost_one<'a>(&self, record: &'a Record, order: u64) -> Option<&'a Criteria> {
         match record {
             Record::Recv(recv) => {
                 let ended = match recv.state {
                     RecvState::Ended(Fault::Link(_), _) => true,
-                    // An endpoint that closes cancels what is under way there.
+                    // An endpoint that closes cancels its pending receives.
                     RecvState::Ended(Fault::Canceled, _) => self.shares(),
                     _ => false,
                 };

@@ -1,12 +1,14 @@
-//! The end of a run: which receive got which message, and whether a simple matcher could have done that.
+//! The final check of matching: the message that each receive got, and whether a simple matcher could match
+//! so.
 //!
-//! The reference matcher: a message takes the oldest posted receive that wants it, else it waits; a receive
-//! takes the oldest waiting message that it wants, else it waits. Its outcome depends only on the order in
-//! which receives were posted, which is known, and on the order in which messages arrived, of which only the
-//! part per sender is known. Given both orders the outcome is the unique stable matching in which everybody
-//! prefers the oldest. So the observed matching is one that the reference matcher makes, for some arrival
-//! order, exactly if every "m could have had an older receive r" is explained by "r had been taken by m',
-//! which arrived before m", and these "before"s, together with the order per sender, have no cycle.
+//! The reference matcher: a message takes the oldest posted receive that wants it, otherwise it waits; a
+//! receive takes the oldest waiting message that it wants, otherwise it waits. The outcome depends on two
+//! orders. The order in which receives were posted is known. The order in which messages arrived is known per
+//! sender only. Given both, the outcome is the unique stable matching in which every participant prefers the
+//! oldest partner. Consider each case "m could have had an older receive r". It must be explained by "r had
+//! been taken by m', which arrived before m". The observed matching is one of the reference matcher, for some
+//! order of arrival, exactly if all cases are explained and these "before"s, together with the order per
+//! sender, have no cycle.
 
 use std::collections::BTreeMap;
 
@@ -14,17 +16,17 @@ use weft_engine::api::{Fault, OpFlags};
 
 use super::{Got, ID_BYTES, Op, Oracle, PeekRecord, Record, RecvRecord, RecvState, SendRecord, describe};
 
-/// Where a message ended up.
+/// The receive in which a message ended up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     /// When the receive was posted.
     pub(super) order: u64,
-    /// Which of a multi-receive's messages.
+    /// The index among a multi-receive's messages.
     position: usize,
     pub(super) op: Op,
 }
 
-/// Messages that matching cannot tell apart: their sender, the endpoint that they go to, and their tag.
+/// Messages that matching cannot distinguish: their sender, destination endpoint and tag.
 type Stream = (Option<usize>, usize, Option<u64>);
 
 /// A message of one receiver.
@@ -38,7 +40,7 @@ pub(super) struct Message<'a> {
 }
 
 impl Oracle {
-    /// What the whole run must satisfy. `lives` tells the ranks that are still there.
+    /// Checks the whole run. `is_alive` tells which ranks are alive.
     #[must_use]
     pub fn verdict(&self, is_alive: impl Fn(usize) -> bool) -> Vec<String> {
         let mut out = self.complaints.clone();
@@ -87,7 +89,7 @@ impl Oracle {
         }
     }
 
-    /// All messages sent to a receiver, by sender and endpoint, and then in the order in which they were sent.
+    /// All messages sent to a receiver, by sender and endpoint, and then in the order of sending.
     fn messages(&self, rank: usize) -> Vec<Message<'_>> {
         let message = |(op, send)| Message { op, send, place: None, at: 0 };
         let mut messages = self.sent_to(rank).map(message).collect::<Vec<_>>();
@@ -95,8 +97,8 @@ impl Oracle {
         messages
     }
 
-    /// Finds out where each message went: by the number in its bytes, else by its turn among those of the
-    /// same sender and tag.
+    /// Finds the receive of each message, by the number in its bytes, or else by its position among the
+    /// messages of the same sender and tag.
     fn place(&self, rank: usize, messages: &mut [Message<'_>], out: &mut Vec<String>) {
         let mut by_turn: BTreeMap<Stream, Vec<(Place, &Got)>> = BTreeMap::new();
         for (op, record) in self.wanted_by(rank) {
@@ -120,7 +122,7 @@ impl Oracle {
             });
             for (place, got) in places {
                 let Some(message) = waiting.next() else {
-                    out.push(format!("operation {} received a message that nobody sent: {got:?}", place.op));
+                    out.push(format!("operation {} received an unknown message: {got:?}", place.op));
                     continue;
                 };
                 let bytes = super::payload(message.op, message.send.len.min(ID_BYTES));
@@ -135,7 +137,8 @@ impl Oracle {
         }
     }
 
-    /// Every older receive that a message could have had must have been taken by a message that arrived before.
+    /// Checks that every older receive that a message could have had was taken by a message that arrived
+    /// before.
     fn explain(&self, rank: usize, messages: &[Message<'_>], out: &mut Vec<String>) -> Vec<(usize, usize)> {
         let index: BTreeMap<Place, usize> =
             messages.iter().enumerate().filter_map(|(i, m)| m.place.map(|place| (place, i))).collect();
@@ -146,7 +149,7 @@ impl Oracle {
                 edges.push((i, i + 1));
             }
         }
-        // At each endpoint: the message before, of one multi-receive.
+        // Per endpoint: the preceding message of the same multi-receive.
         let mut before = BTreeMap::new();
         for (place, i) in &index {
             if let Some((op, earlier)) = before.insert(messages[*i].send.dest, (place.op, *i))
@@ -159,7 +162,7 @@ impl Oracle {
             let Record::Recv(recv) = record else { continue };
             let of_recv =
                 Place { order: recv.order, position: 0, op }..=Place { order: recv.order, position: usize::MAX, op };
-            // The last message that it got, at each endpoint.
+            // Per endpoint: the last message that the receive got.
             let last = index.range(of_recv).map(|(_, i)| (messages[*i].send.dest, *i)).collect::<BTreeMap<_, _>>();
             for (i, m) in messages.iter().enumerate() {
                 let Some(place) = m.place else { continue };
@@ -189,8 +192,8 @@ impl Oracle {
         edges
     }
 
-    /// A peek reports, per sender, the first message that it wants of those that no earlier receive took; not
-    /// one that was lost.
+    /// Checks that a peek reports, per sender, the first wanted message that no earlier receive took and that
+    /// was not lost.
     fn judge_peek(&self, peek: &PeekRecord, messages: &[Message<'_>], out: &mut Vec<String>) {
         let Some(Some(found)) = &peek.found else { return };
         let wanted = |m: &&Message<'_>| {
@@ -198,7 +201,8 @@ impl Oracle {
             let source = self.known_as(m.send.rank);
             (Some(source), m.send.dest) == (found.src, found.dest) && later && peek.want.accept(source, m.send.tag)
         };
-        // Messages are sorted by sender: here the first one of each, and those that were lost before it.
+        // Messages are sorted by sender: this collects the first one of each, and those that were lost before
+        // it.
         let mut first = messages.iter().filter(wanted).collect::<Vec<_>>();
         let mut barred = None;
         first.retain(|m| {
@@ -219,14 +223,15 @@ impl Oracle {
     }
 }
 
-/// A receive's messages in the order in which they were matched: by address, empty ones before what begins there.
+/// A receive's messages in the order of matching: by address, an empty message before the one that starts
+/// there.
 fn in_buffer_order(recv: &RecvRecord) -> Vec<&Got> {
     let mut all = recv.got.iter().collect::<Vec<_>>();
     all.sort_by_key(|got| (got.offset, got.len > 0, got.at));
     all
 }
 
-/// The nodes that no topological order can hold, if there are any.
+/// The nodes that no topological order can contain, if there are any.
 fn cycle(nodes: usize, edges: &[(usize, usize)]) -> Option<Vec<usize>> {
     let mut blocked_by = vec![0_usize; nodes];
     let mut after = vec![Vec::new(); nodes];

@@ -1,4 +1,4 @@
-//! Completions of sends, receives and peeks, against what was asked for and what was sent.
+//! Checks the completions of sends, receives and peeks against the posted operations and the sent messages.
 
 use weft_engine::api::{Completion, Fault, Kind, OpFlags};
 
@@ -20,7 +20,7 @@ impl Oracle {
         }
         send.end = Some(c.fault.map_or(Ok(()), Err));
         match c.fault {
-            None if send.flags.contains(OpFlags::QUIET) => return Err("a quiet send reported success".into()),
+            None if send.flags.contains(OpFlags::QUIET) => return Err("a quiet send must report no success".into()),
             Some(fault) if self.datagrams => return Err(Self::datagram_failed(fault)),
             Some(Fault::Link(why)) if self.excuses(op, why, send.rank, send.dest) => return Ok(send.buffer),
             Some(fault) => return Err(format!("failed: {fault}")),
@@ -39,7 +39,7 @@ impl Oracle {
         Ok(send.buffer)
     }
 
-    /// The end of a batch of completions of one rank: what they promise together must hold now.
+    /// Ends a batch of completions of one rank: the promises of the whole batch must hold now.
     pub fn batch_ended(&mut self) {
         for op in std::mem::take(&mut self.to_confirm) {
             let Record::Send(send) = &self.ops[op] else { continue };
@@ -50,7 +50,7 @@ impl Oracle {
         }
     }
 
-    /// Whether a delivered message would have been recognised: neither discarded nor cut too short.
+    /// Whether a delivered message would have been recognised: it was neither discarded nor cut too short.
     fn can_confirm(&self, send: &SendRecord) -> bool {
         !self.ops.iter().any(|record| match record {
             Record::Peek(peek) => {
@@ -84,7 +84,7 @@ impl Oracle {
         let released = !multi || (!shared && c.flags.contains(OpFlags::MULTI));
         expect(c.kind == Kind::Recv, "kind")?;
         expect(c.flags.contains(OpFlags::TAGGED) == recv.want.tag.is_some(), "tagged flag")?;
-        expect(multi || !c.flags.contains(OpFlags::MULTI), "released flag on a plain receive")?;
+        expect(multi || !c.flags.contains(OpFlags::MULTI), "a plain receive has the released flag")?;
         if shared {
             self.report_shared(dest, op, c.flags);
             recv.failed = c.fault.filter(|fault| !matches!(fault, Fault::Truncated(_))).map(|fault| (fault, at));
@@ -104,7 +104,7 @@ impl Oracle {
         if !multi {
             let beyond = recv.buffer.part(end, usize::MAX);
             expect(beyond.is_filled(CANARY), "written beyond what was received")?;
-            expect(excess == 0 || beyond.is_empty(), "cut although there was room")?;
+            expect(excess == 0 || beyond.is_empty(), "truncated although there was room")?;
         }
         let data = c.flags.contains(OpFlags::DATA).then_some(c.data);
         let tag = recv.want.tag.map(|_| c.tag);
@@ -121,7 +121,7 @@ impl Oracle {
         Ok(released.then_some(recv.buffer))
     }
 
-    /// A receive ended without a message.
+    /// A receive has ended without a message.
     fn recv_ended(
         &mut self,
         op: Op,
@@ -132,9 +132,10 @@ impl Oracle {
         at: u64,
     ) -> Result<Option<Buffer>, String> {
         let excusable = match fault {
-            // Whether it was canceled is the harness's to know; it says so by the state.
+            // The harness knows whether the receive was canceled; the state tells it.
             Fault::Canceled => true,
-            // Nothing waits for a datagram that has begun to arrive, nor for anybody in particular.
+            // A datagram that has begun to arrive does not fail a receive, nor does a receive depend on one
+            // peer.
             Fault::Link(_) if self.datagrams => false,
             Fault::Link(why) => match recv.want.src {
                 Some(src) => self.contexts(src).any(|src| self.excuses(op, why, rank, src)),
@@ -158,11 +159,11 @@ impl Oracle {
         if excusable { Ok(released.then_some(recv.buffer)) } else { Err(format!("failed: {fault}")) }
     }
 
-    /// A received message against the send that it names.
+    /// Checks a received message against the send that it names.
     fn check_got(&mut self, op: Op, recv: &RecvRecord, got: &mut Got, stored: Buffer) -> Result<(), String> {
         let src = got.src.ok_or("source unknown")?;
         if !recv.want.accept(src, got.tag) {
-            return Err(format!("got a message that it does not want: from {src}, tag {:x?}", got.tag));
+            return Err(format!("got a message that it does not match: from {src}, tag {:x?}", got.tag));
         }
         if let Some(claimed) = &recv.claimed {
             let same = (claimed.src, claimed.tag, claimed.data, claimed.full_len);
@@ -174,7 +175,7 @@ impl Oracle {
         let id = got.head.iter().rev().fold(0_usize, |id, byte| id << 8 | usize::from(*byte));
         let source = self.ops.get(id).and_then(Record::rank).map_or(0, |rank| self.known_as(rank));
         let Some(Record::Send(send)) = self.ops.get_mut(id) else {
-            return Err(format!("received bytes that nobody sent (they name operation {id:#x})"));
+            return Err(format!("received bytes of no send (they name operation {id:#x})"));
         };
         let same = (Some(source), send.dest, send.tag, send.data, send.len);
         if same != (got.src, got.dest, got.tag, got.data, got.full_len) {
@@ -191,8 +192,8 @@ impl Oracle {
     }
 }
 
-/// The buffer of a receive is the client's again: all that was received into it still stands there, and
-/// around that nothing was written.
+/// Checks a receive's buffer at its release: all received bytes are still in place, and the rest was not
+/// written.
 pub(super) fn intact(recv: &RecvRecord) -> Result<(), String> {
     let mut all = recv.got.iter().filter(|got| got.len > 0).collect::<Vec<_>>();
     all.sort_by_key(|got| got.offset);
@@ -204,11 +205,11 @@ pub(super) fn intact(recv: &RecvRecord) -> Result<(), String> {
             Some(send) => stored.holds(&payload(send, got.full_len)[..got.len]),
             None => stored.part(0, ID_BYTES).holds(head),
         };
-        expect(same, "what was received was changed before the buffer was released")?;
+        expect(same, "received bytes changed before the buffer was released")?;
         expect(recv.cut || recv.buffer.part(at, got.offset - at).is_filled(CANARY), "written between messages")?;
         at = got.offset + got.len;
     }
-    expect(recv.cut || recv.buffer.part(at, usize::MAX).is_filled(CANARY), "written beyond what was received")
+    expect(recv.cut || recv.buffer.part(at, usize::MAX).is_filled(CANARY), "written beyond the received bytes")
 }
 
 pub(super) fn peek_completed(
@@ -238,6 +239,6 @@ pub(super) fn peek_completed(
     peek.found = Some(Some(got));
     peek.discarded = peek.flags.contains(OpFlags::DISCARD);
     let wanted = src.is_some_and(|src| peek.want.accept(src, tag));
-    expect(wanted, "a peek reported a message that it does not want")?;
+    expect(wanted, "a peek reported a message that it does not match")?;
     Ok(None)
 }

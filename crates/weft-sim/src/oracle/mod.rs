@@ -1,12 +1,12 @@
-//! The oracle: an independent model of what the operations of a run must lead to.
+//! The oracle: an independent model of the results that the operations of a run must have.
 //!
-//! Place in the data flow: [`Harness`](crate::Harness) tells it of every accepted operation and of every
-//! completion, and asks it at the end. It knows libfabric's rules and nothing of protocols.
+//! Place in the data flow: [`Harness`](crate::Harness) reports every accepted operation and every completion
+//! to it, and asks for a verdict at the end. The oracle knows libfabric's rules but no protocol.
 //!
-//! Checked as completions come: exactly one per accepted operation, at the right rank, with the right
-//! context, flags, length, tag, data and source; bytes exact; nothing written beyond what was received;
-//! delivery-complete sends not before their receive. Checked at the end (file `matching`): order per peer,
-//! and that the matching is the one a simple reference matcher makes for some order of arrival.
+//! Checked with each completion: exactly one per accepted operation, at the right rank, with the right
+//! context, flags, length, tag, data and source; bytes exact; nothing written beyond the received bytes;
+//! delivery-complete sends not before their receive. Checked at the end (file `matching`): the order per
+//! peer, and that a simple reference matcher makes the same matching for some order of arrival.
 
 mod atomic;
 pub(crate) mod connection;
@@ -34,12 +34,12 @@ pub use record::{
 };
 pub use rma::RmaRecord;
 
-/// How long after the news of a rank's death everybody must have drawn the consequences, in virtual time: a
-/// second, and as long as a rank may stand still.
+/// Longest virtual time between the news of a rank's death and the end of the operations that wait for it: a
+/// second, plus the longest pause of a rank.
 pub const DEATH_BOUND_NS: u64 = 1_500_000_000;
 
-/// When both ends knew that their link had broken, and the first operation posted since then: time may stand
-/// still between the two.
+/// The time at which both ends knew that their link had broken, and the first operation posted since then.
+/// Several operations may share one time.
 #[derive(Debug)]
 struct Mended {
     ns: u64,
@@ -52,53 +52,54 @@ pub struct Oracle {
     ops: Vec<Record>,
     clock: u64,
     complaints: Vec<String>,
-    /// Pairs of ranks between which links broke: what was posted there before they mended, if they have, may
-    /// be lost, or fail with a link's error.
+    /// Pairs of ranks between which links broke. Operations posted before the pair mended may be lost or fail
+    /// with a link's error.
     broken: BTreeMap<(usize, usize), Option<Mended>>,
-    /// When they broke, and when both ends knew.
+    /// By pair: when links broke (`true`), and when both ends knew (`false`).
     breaks: BTreeMap<(usize, usize), Vec<(u64, bool)>>,
-    /// Receives that failed for messages of links that had ended, and by message: which of them it excuses.
+    /// Receives that failed for messages of ended links, and by message, the receive that it excuses.
     losses: Vec<lost::Loss>,
     lost: BTreeMap<Op, usize>,
-    /// Calls may be refused: what was posted before then may fail of that.
+    /// Set if calls may be refused: operations posted before this time may fail for that reason.
     refused_ns: Option<u64>,
-    /// Pairs of ranks between which a message was nonsense: there, links may also end for a violated protocol.
+    /// Pairs of ranks between which a message arrived as garbage: links there may also end for a violated
+    /// protocol.
     garbled: BTreeSet<(usize, usize)>,
-    /// Messages may be lost, and come in any order.
+    /// Messages may be lost, and arrive in any order.
     datagrams: bool,
-    /// By rank: by whose address it is known. Without an entry, by its own.
+    /// By rank: the rank whose address it is known under. A rank without an entry is known under its own.
     sources: Vec<usize>,
-    /// By rank: who receives for it. Empty: each for itself.
+    /// By rank: the rank that receives for it. Empty: each rank receives for itself.
     processes: Vec<usize>,
-    /// By rank: what it has reported of shared multi-receives, and its client has not seen.
+    /// By rank: reported completions of shared multi-receives that its client has not read.
     unread: BTreeMap<usize, VecDeque<shared::Unread>>,
-    /// By rank: the sends that go to it, and what it receives and peeks at.
+    /// By rank: the sends to it, and its receives and peeks.
     sent_to: Vec<Vec<Op>>,
     wanted_by: Vec<Vec<Op>>,
-    /// Virtual time, as the harness tells it; and when each operation was numbered.
+    /// The virtual time, set by the harness; and the time at which each operation got its number.
     pub(crate) now_ns: u64,
     posted_ns: Vec<u64>,
-    /// When ranks died, and who had a link to them then.
+    /// The times of death, and the ranks that had a link to the dead rank then.
     died_ns: BTreeMap<usize, u64>,
     linked_to_dead: BTreeSet<(usize, usize)>,
-    /// When news of a rank's death comes to another, where the wire holds it up.
+    /// The time at which a rank learns of another's death, where the wire delays it.
     death_seen_ns: BTreeMap<(usize, usize), u64>,
-    /// Sends that promised delivery and completed: receives of the same batch may follow.
+    /// Completed sends that promised delivery: receives of the same batch may still follow.
     to_confirm: Vec<Op>,
-    /// Remote events seen, by rank, region, and whether writes.
+    /// Remote events seen, by rank, region, and whether they are writes.
     events: BTreeMap<(usize, u64, bool), usize>,
-    /// What atomic operations make of the slots, by region.
+    /// The modelled content of the slots, by region.
     models: BTreeMap<u64, Vec<u8>>,
     connections: connection::Connections,
-    /// What waits for counters.
+    /// The deferred work.
     pub(crate) deferred: program::Deferred,
 }
 
 impl Oracle {
-    /// A model in which nothing has happened.
+    /// A model without operations.
     #[must_use]
     pub fn new() -> Self {
-        // Number 0 is nobody's, so that a zeroed context is noticed.
+        // No operation has number 0, so that a zeroed context is noticed.
         Self { ops: vec![Record::Refused], posted_ns: vec![0], ..Self::default() }
     }
 
@@ -109,13 +110,13 @@ impl Oracle {
         self.ops.len() - 1
     }
 
-    /// The number that [`Oracle::number`] will give next.
+    /// The number that [`Oracle::number`] will return next.
     #[must_use]
     pub(crate) fn next(&self) -> Op {
         self.ops.len()
     }
 
-    /// Enters what was accepted under a number.
+    /// Records an accepted operation under its number.
     pub fn accepted(&mut self, op: Op, record: Record) {
         let (lists, rank) = match &record {
             Record::Send(send) => (&mut self.sent_to, send.dest),
@@ -131,7 +132,7 @@ impl Oracle {
         self.ops[op] = record;
     }
 
-    /// The sends that go to a rank, in the order in which they were started.
+    /// The sends to a rank, in the order in which they were started.
     fn sent_to(&self, rank: usize) -> impl Iterator<Item = (Op, &SendRecord)> {
         self.sent_to.get(self.receiver(rank)).into_iter().flatten().filter_map(|op| match &self.ops[*op] {
             Record::Send(send) => Some((*op, send)),
@@ -144,44 +145,44 @@ impl Oracle {
         self.wanted_by.get(self.receiver(rank)).into_iter().flatten().map(|op| (*op, &self.ops[*op]))
     }
 
-    /// What is known of an operation.
+    /// The record of an operation.
     #[must_use]
     pub fn record(&self, op: Op) -> &Record {
         self.ops.get(op).unwrap_or(&Record::Refused)
     }
 
-    /// The next moment.
+    /// Advances the oracle's clock by one.
     pub fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock
     }
 
-    /// From now on operations between the two ranks may fail, and messages be lost.
+    /// Records that links between two ranks broke: operations may fail and messages be lost from now on.
     pub fn broke(&mut self, a: usize, b: usize) {
         let pair = (a.min(b), a.max(b));
         self.broken.insert(pair, None);
         self.breaks.entry(pair).or_default().push((self.now_ns, true));
     }
 
-    /// The link between the two ranks that broke is known at both ends to have ended: nothing that is posted
-    /// later goes with it.
+    /// Records that both ends know of the end of a broken link: operations posted later cannot fail with it.
     pub(crate) fn mended(&mut self, a: usize, b: usize) {
         let pair = (a.min(b), a.max(b));
         self.broken.insert(pair, Some(Mended { ns: self.now_ns, op: self.ops.len() }));
         self.breaks.entry(pair).or_default().push((self.now_ns, false));
     }
 
-    /// Until [`Oracle::refusals_end`], calls may be refused: operations may fail of that, but none may disappear.
+    /// Until [`Oracle::refusals_end`], calls may be refused: operations may fail for that reason, but none
+    /// may disappear.
     pub(crate) fn expect_refusals(&mut self) {
         self.refused_ns = Some(u64::MAX);
     }
 
-    /// Nobody is refused any more.
+    /// Ends the time in which calls may be refused.
     pub(crate) fn refusals_end(&mut self) {
         self.refused_ns = self.refused_ns.map(|_| self.now_ns);
     }
 
-    /// Whether links between the two ranks broke since then, or calls may have been refused.
+    /// Whether links between two ranks broke since then, or calls may have been refused.
     #[must_use]
     pub(crate) fn disturbed_since(&self, a: usize, b: usize, since_ns: u64) -> bool {
         let until_ns = |mended: &Option<Mended>| mended.as_ref().map_or(u64::MAX, |mended| mended.ns);
@@ -189,47 +190,50 @@ impl Oracle {
         broke.max(self.refused_ns).is_some_and(|until_ns| until_ns >= since_ns)
     }
 
-    /// Whether an operation between the two ranks may have gone with their link, whatever was said of its end.
+    /// Whether an operation between two ranks may have been lost with their link, for any error.
     #[must_use]
     pub(crate) fn may_be_lost(&self, op: Op, a: usize, b: usize) -> bool {
         let goes = |mended: &Option<Mended>| mended.as_ref().is_none_or(|mended| op < mended.op);
         self.broken.get(&(a.min(b), a.max(b))).is_some_and(goes)
     }
 
-    /// A message between the two ranks was made nonsense: their link ends.
+    /// Records that a message between two ranks arrived as garbage: their link ends.
     pub fn garbled(&mut self, a: usize, b: usize) {
         self.broke(a, b);
         self.garbled.insert((a.min(b), a.max(b)));
     }
 
-    /// A rank has died.
+    /// Records the death of a rank.
     pub fn died(&mut self, rank: usize) {
         self.died_ns.entry(rank).or_insert(self.now_ns);
     }
 
-    /// The news that a rank has died comes to `other` by then.
+    /// Sets the time by which `other` learns of a rank's death.
     pub(crate) fn sees_death_by(&mut self, rank: usize, other: usize, by_ns: u64) {
         self.death_seen_ns.insert((rank, other), by_ns);
     }
 
-    /// From when on `other` may know that a rank has died.
+    /// The time from which `other` may know of a rank's death.
     fn known_ns(&self, rank: usize, other: usize) -> Option<u64> {
         let death_seen_ns = self.death_seen_ns.get(&(rank, other)).copied().unwrap_or(0);
         self.died_ns.get(&rank).map(|died_ns| death_seen_ns.max(*died_ns))
     }
 
-    /// A rank dies to which `other` has a link: of what `other` receives from nobody else it will be told.
+    /// Records that a rank dies to which `other` has a link: receives of `other` from that rank alone will
+    /// fail.
     pub(crate) fn linked_at_death(&mut self, rank: usize, other: usize) {
         self.linked_to_dead.insert((rank, other));
     }
 
-    /// Another rank takes the place of a dead one. Who meets the new one before the end of the old one has
-    /// come to its notice goes on waiting: what it receives from that address may come from there.
+    /// Records that a successor takes the place of a dead rank. A rank may meet the successor before it
+    /// notices the end of its predecessor. It goes on waiting then, since the successor may send what it
+    /// waits for.
     pub(crate) fn succeeded(&mut self, rank: usize) {
         self.linked_to_dead.retain(|&(dead, _)| dead != rank);
     }
 
-    /// Whether an operation between the two ranks may fail for this reason. No breakage excuses a violated protocol.
+    /// Whether an operation between two ranks may fail for this reason. Only garbage excuses a violated
+    /// protocol.
     #[must_use]
     pub(crate) fn excuses(&self, op: Op, why: LinkError, a: usize, b: usize) -> bool {
         let posted_ns = self.posted_ns.get(op).copied().unwrap_or(0);
@@ -237,21 +241,21 @@ impl Oracle {
         !violated && (self.may_be_lost(op, a, b) || self.may_be_refused(why, posted_ns))
     }
 
-    /// Whether what was posted then may fail since a call was refused.
+    /// Whether an operation posted at this time may fail because a call was refused.
     fn may_be_refused(&self, why: LinkError, posted_ns: u64) -> bool {
         let refused = matches!(why, LinkError::Refused | LinkError::Timeout | LinkError::Unreachable);
         refused && self.refused_ns.is_some_and(|until_ns| posted_ns < until_ns)
     }
 
-    /// Whether the connection of two ranks may end for this reason, or not be made.
+    /// Whether the connection of two ranks may end for this reason, or fail to be made.
     pub(super) fn may_disconnect(&self, why: LinkError, a: usize, b: usize) -> bool {
         let pair = (a.min(b), a.max(b));
         let violated = why == LinkError::Protocol && !self.garbled.contains(&pair);
         !violated && (self.broken.contains_key(&pair) || self.refused_ns.is_some())
     }
 
-    /// Operations of living ranks to `rank`, which died too long ago for them to be still under way; also
-    /// receives from it alone that were posted while there was a link to it.
+    /// Operations of live ranks to `rank` that still wait although it died too long ago. Includes receives
+    /// from it alone that were posted while there was a link to it.
     #[must_use]
     pub fn overdue(&self, rank: usize, is_alive: impl Fn(usize) -> bool) -> Vec<String> {
         let Some(died_ns) = self.died_ns.get(&rank) else { return Vec::new() };
@@ -270,17 +274,17 @@ impl Oracle {
         };
         let live_ranks = |(_, record): &(Op, &Record)| record.rank().is_some_and(&is_alive);
         let all = self.ops.iter().enumerate().filter(live_ranks).filter(late);
-        all.map(|(op, record)| format!("operation {op} still waits for rank {rank}, long dead: {}", describe(record)))
+        all.map(|(op, record)| format!("operation {op} still waits for dead rank {rank}: {}", describe(record)))
             .collect()
     }
 
-    /// An operation has ended well: its target cannot have been dead for long when it was posted.
+    /// Checks an operation that succeeded: its target cannot have been dead for long when it was posted.
     fn check_target_alive(&self, op: Op, target: usize) -> Result<(), String> {
         let posted_ns = self.posted_ns.get(op).copied().unwrap_or(0);
         let rank = self.ops.get(op).and_then(Record::rank);
         let known_ns = rank.and_then(|rank| self.known_ns(target, rank));
         let dead = known_ns.is_some_and(|known_ns| known_ns + DEATH_BOUND_NS < posted_ns);
-        if dead { Err(format!("succeeded, and rank {target} had long been dead")) } else { Ok(()) }
+        if dead { Err(format!("succeeded although rank {target} was dead when it was posted")) } else { Ok(()) }
     }
 
     /// The longest message sent to a rank that is not known to be received, in bytes.
@@ -290,12 +294,12 @@ impl Oracle {
         left.map(|(_, send)| send.len).max().unwrap_or(0)
     }
 
-    /// Something is wrong.
+    /// Records a failure.
     pub fn complain(&mut self, text: String) {
         self.complaints.push(text);
     }
 
-    /// What was wrong so far.
+    /// All failures so far.
     #[must_use]
     pub fn complaints(&self) -> &[String] {
         &self.complaints
@@ -314,7 +318,7 @@ impl Oracle {
         }
     }
 
-    /// How an operation ended: its fault, if it failed.
+    /// The fault of an operation that failed.
     #[must_use]
     pub fn fault(&self, op: Op) -> Option<Fault> {
         match self.record(op) {
@@ -326,7 +330,7 @@ impl Oracle {
         }
     }
 
-    /// A claim was called for the message that a peek reserved: its record becomes a receive in the peek's place.
+    /// Records a claim of the message that a peek reserved: a receive replaces the peek's record.
     pub fn claim(&mut self, op: Op, buffer: Buffer, flags: OpFlags) {
         let Record::Peek(peek) = &self.ops[op] else { return };
         let claimed = peek.found.clone().flatten();
@@ -346,21 +350,21 @@ impl Oracle {
         });
     }
 
-    /// A discard was called for the message that a peek reserved.
+    /// Records a discard of the message that a peek reserved.
     pub fn discard(&mut self, op: Op) {
         if let Record::Peek(peek) = &mut self.ops[op] {
             peek.discarding = true;
         }
     }
 
-    /// Receives that are posted at a rank.
+    /// Receives posted at a rank.
     #[must_use]
     pub fn posted(&self, rank: usize) -> Vec<Op> {
         let posted = |record: &Record| matches!(record, Record::Recv(recv) if recv.state == RecvState::Posted);
         self.wanted_by(rank).filter(|(_, record)| posted(record)).map(|(op, _)| op).collect()
     }
 
-    /// Peeks of a rank that hold a message which nobody has claimed or thrown away.
+    /// Peeks of a rank that hold a message which has been neither claimed nor discarded.
     #[must_use]
     pub fn reserved(&self, rank: usize) -> Vec<Op> {
         let holds = |record: &Record| {
@@ -372,8 +376,8 @@ impl Oracle {
         self.wanted_by(rank).filter(|(_, record)| holds(record)).map(|(op, _)| op).collect()
     }
 
-    /// Messages sent to a rank that are neither received nor thrown away: untagged ones, or those with this
-    /// tag but for bits to ignore.
+    /// Messages to a rank that were neither received nor discarded: untagged ones, or those with this tag
+    /// apart from ignored bits.
     #[must_use]
     pub fn undelivered(&self, rank: usize, tag: Option<(u64, u64)>) -> usize {
         let wanted = |got: Option<u64>| Criteria { src: None, tag }.accept(rank, got);
@@ -400,7 +404,8 @@ impl Oracle {
 
     // ---- completions -------------------------------------------------------------------------
 
-    /// A rank reports a completion. `src` is the rank behind its source address. Returns the buffer that is free now.
+    /// Checks a completion of a rank. `src` is the rank behind its source address. Returns the buffer that it
+    /// releases.
     pub fn completed(&mut self, rank: usize, c: &Completion, src: Option<usize>) -> Option<Buffer> {
         let at = self.tick();
         if matches!(c.kind, Kind::RemoteWrite | Kind::RemoteRead) {
@@ -410,11 +415,11 @@ impl Oracle {
         }
         let op = c.ctx.ptr;
         let Some(owner) = self.ops.get(op).and_then(Record::rank) else {
-            self.complain(format!("rank {rank}: completion of an operation that was never accepted: {c:?}"));
+            self.complain(format!("rank {rank}: completion of an operation that was not accepted: {c:?}"));
             return None;
         };
         if !self.may_report(rank, owner, &self.ops[op]) || c.ctx != context(op) {
-            self.complain(format!("rank {rank}: completion with a foreign context (operation of rank {owner}): {c:?}"));
+            self.complain(format!("rank {rank}: completion with the context of an operation of rank {owner}: {c:?}"));
             return None;
         }
         let mut record = std::mem::replace(&mut self.ops[op], Record::Refused);
@@ -437,8 +442,8 @@ impl Oracle {
         })
     }
 
-    /// A fenced operation begins when all earlier ones to the same peer have ended, so it cannot end well
-    /// before them; a send may be fenced from accesses only.
+    /// A fenced operation starts when all earlier ones to the same peer have ended, so it cannot succeed
+    /// before them. A send may be fenced from accesses only.
     fn fenced(&self, op: Op, record: &Record, c: &Completion) -> Result<(), String> {
         if c.fault.is_some() || !record.may_wait() {
             return Ok(());

@@ -1,14 +1,17 @@
-//! The model of what waits for counters: lists that are searched, and rules; nothing of how
-//! `weft_engine::program` does it.
+//! The model of deferred work: lists that are searched, and rules. It shares no code with
+//! `weft_engine::program`.
 //!
-//! The harness tells of every change of a counter that is a client's or an act's own, of every program, of
-//! every act that begins and ends; what completions change the oracle sees for itself. Checked at once:
-//! counters have the values that were counted; who goes on goes on when a threshold is reached and not
-//! before, by threshold and then by submission; acts begin in the order in which programs came to them, each
-//! once; one that found its queue full keeps its place among those that need the same queue; whoever is
-//! cancelled, failed or poisoned begins nothing more; and after each step nothing waits that need not.
+//! The harness reports every counter change by a client or an act, every program, and every act that begins
+//! or ends; the oracle sees the counter changes by completions itself. The model checks at once that:
+//! - counters have the counted values;
+//! - a program advances when its threshold is reached and not before, by threshold and then by submission;
+//! - acts begin in the order in which programs reached them, each once;
+//! - an act that found its queue full keeps its place among those that need the same queue;
+//! - a cancelled, failed or poisoned program begins no further act;
+//! - after each step no program waits without need.
 //!
-//! Of barriers, which are made of programs, it is checked that none is left before the last has entered.
+//! For barriers, which are made of programs, the model checks that no rank leaves before the last one has
+//! entered.
 
 use std::collections::BTreeSet;
 
@@ -17,42 +20,42 @@ use weft_engine::program::{End, Level};
 
 use super::{Op, Oracle, Record};
 
-/// The counters of a rank that its endpoint raises: for operations that it starts, for its receives, for what
-/// others do to its memory.
+/// The counters of a rank that its endpoint raises: for its own operations, for its receives, and for
+/// accesses of others to its memory.
 pub(crate) const SENT: usize = 0;
 pub(crate) const RECEIVED: usize = 1;
 pub(crate) const REMOTE: usize = 2;
 
-/// What happens to a counter.
+/// A change of a counter.
 #[derive(Clone, Copy, Debug)]
 pub enum Change {
-    /// So many successes more.
+    /// Adds successes.
     Add(u64),
-    /// So many errors more.
+    /// Adds errors.
     AddErrors(u64),
-    /// So many successes from now on.
+    /// Sets the successes.
     Set(u64),
-    /// So many errors from now on.
+    /// Sets the errors.
     SetErrors(u64),
 }
 
-/// A task as the model knows it.
+/// A task in the model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
-    /// For a counter to reach a threshold; whether its errors end the program.
+    /// Waits for a counter to reach a threshold; `strict`: errors of the counter end the program.
     Wait { counter: usize, threshold: u64, strict: bool },
-    /// Something that needs room in a queue, by its lane.
+    /// Performs an act that needs room in the queue of a lane.
     Act { lane: u64 },
 }
 
-/// By what a program is known.
+/// Identifies a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// Its number at its rank.
     pub program: usize,
-    /// The counter that it waits for first.
+    /// The first counter that it waits for.
     pub counter: Option<usize>,
-    /// The barrier that it is part of.
+    /// The barrier that it belongs to.
     pub barrier: Option<usize>,
 }
 
@@ -64,7 +67,7 @@ pub(crate) enum Outcome {
     Failed,
 }
 
-/// A program: its steps, and how many of them are behind it.
+/// A program: its steps, and how many of them are done.
 #[derive(Debug)]
 struct ModelProgram {
     origin: Origin,
@@ -81,23 +84,24 @@ impl ModelProgram {
     }
 }
 
-/// What one rank has waiting.
+/// The deferred work of one rank.
 #[derive(Debug, Default)]
 pub(crate) struct Model {
     levels: Vec<Level>,
-    /// At a wait, in no order.
+    /// Programs at a wait, in no order.
     waiting: Vec<ModelProgram>,
-    /// At an act, in the order in which they came to it.
+    /// Programs at an act, in the order in which they reached it.
     ready: Vec<ModelProgram>,
-    /// The one whose act is out.
+    /// The program whose act is being performed.
     out: Option<ModelProgram>,
     /// Lanes whose first act found no room and has not been retried.
     blocked: Vec<u64>,
-    /// An act has found no room: until all are performed only the order within lanes is certain.
+    /// Set when an act has found no room: until all acts are performed only the order within lanes is
+    /// certain.
     disturbed: bool,
-    /// Those that have ended, and of which the machine has not said so.
+    /// Programs that have ended while the machine has not reported it.
     ended: Vec<(Origin, End)>,
-    /// How many tasks there may be.
+    /// Limit on the number of tasks.
     limit: usize,
 }
 
@@ -139,7 +143,7 @@ impl Model {
         }
     }
 
-    /// Brings a program to its next act or to where it must wait.
+    /// Advances a program to its next act or to the next wait that holds it.
     fn advance(&mut self, mut plain: ModelProgram) {
         loop {
             match plain.steps.get(plain.at) {
@@ -160,7 +164,7 @@ impl Model {
         }
     }
 
-    /// Which of those at an act may begin it now.
+    /// The programs at an act that may begin it now.
     fn runnable(&self) -> impl Iterator<Item = usize> {
         let free = |at: &usize| {
             let lane = self.ready[*at].lane();
@@ -206,7 +210,7 @@ impl Model {
             gone.extend(list.extract_if(.., |plain| wanted(&plain.origin)));
         }
         for plain in &gone {
-            // Whoever comes next need not wait behind one that has gone.
+            // The next program of the lane need not wait behind a cancelled one.
             self.blocked.retain(|lane| Some(*lane) != plain.lane());
             self.ended.push((plain.origin, End::Cancelled));
         }
@@ -220,20 +224,20 @@ struct Gate {
     members: Vec<usize>,
     entered: BTreeSet<usize>,
     left: BTreeSet<usize>,
-    /// Of an allreduce: what its tree adds up to.
+    /// The sum of the tree in an allreduce.
     sum: Option<f64>,
 }
 
-/// Everything that waits for counters.
+/// The deferred work of all ranks.
 #[derive(Debug, Default)]
 pub(crate) struct Deferred {
-    /// By rank.
+    /// By rank: its model, if it may have programs.
     models: Vec<Option<Model>>,
-    /// Which counter an operation, or access to a region, raises where it is not one of the endpoint's.
+    /// The counters that operations and regions raise instead of the endpoint's.
     ops: std::collections::BTreeMap<Op, usize>,
     regions: std::collections::BTreeMap<u64, usize>,
     gates: Vec<Gate>,
-    /// How many programs ended how.
+    /// Programs by end.
     pub(crate) ends: [usize; 4],
 }
 
@@ -242,7 +246,7 @@ impl Oracle {
         self.deferred.models.get_mut(rank).and_then(Option::as_mut)
     }
 
-    /// From now on a rank may have so many tasks waiting.
+    /// Allows a rank to have up to `limit` tasks waiting.
     pub(crate) fn allow_programs(&mut self, rank: usize, limit: usize) {
         if self.deferred.models.len() <= rank {
             self.deferred.models.resize_with(rank + 1, || None);
@@ -250,14 +254,14 @@ impl Oracle {
         self.deferred.models[rank] = Some(Model { limit, ..Model::default() });
     }
 
-    /// A rank has gone, with all that waited there.
+    /// Removes the model of a rank that has gone.
     pub(crate) fn drop_programs(&mut self, rank: usize) {
         if let Some(model) = self.deferred.models.get_mut(rank) {
             *model = None;
         }
     }
 
-    /// An operation raises this counter instead of the endpoint's; with `None`, the endpoint's after all.
+    /// Makes an operation raise this counter instead of the endpoint's; with `None`, the endpoint's again.
     pub(crate) fn count_at(&mut self, op: Op, counter: Option<usize>) {
         match counter {
             Some(counter) => drop(self.deferred.ops.insert(op, counter)),
@@ -265,12 +269,12 @@ impl Oracle {
         }
     }
 
-    /// Access to a region raises this counter, too.
+    /// Makes access to a region raise this counter too.
     pub(crate) fn count_region_at(&mut self, region: u64, counter: usize) {
         self.deferred.regions.insert(region, counter);
     }
 
-    /// A completion has come that raises counters.
+    /// Counts a completion that raises counters.
     pub(super) fn count(&mut self, rank: usize, c: &Completion) {
         if self.model_of(rank).is_none() || c.fault == Some(Fault::NoMessage) {
             return;
@@ -289,14 +293,14 @@ impl Oracle {
         self.changed(rank, counter, change);
     }
 
-    /// A counter of a rank has changed.
+    /// Records the change of a rank's counter.
     pub(crate) fn changed(&mut self, rank: usize, counter: usize, change: Change) {
         if let Some(model) = self.model_of(rank) {
             model.change(counter, change);
         }
     }
 
-    /// A counter is read.
+    /// Checks the value read from a counter.
     pub(crate) fn level_read(&mut self, rank: usize, counter: usize, read: Level) {
         let Some(counted) = self.model_of(rank).map(|model| *model.level(counter)) else { return };
         if counted != read {
@@ -304,18 +308,18 @@ impl Oracle {
         }
     }
 
-    /// How many tasks more a rank may have waiting.
+    /// Number of further tasks that a rank may submit.
     pub(crate) fn tasks_left(&self, rank: usize) -> usize {
         let Some(Some(model)) = self.deferred.models.get(rank) else { return 0 };
         model.limit.saturating_sub(model.all_programs().map(|plain| plain.steps.len()).sum())
     }
 
-    /// A program was submitted.
+    /// Checks the submission of a program.
     pub(crate) fn submitted(&mut self, rank: usize, origin: Origin, steps: Vec<Step>, accepted: bool) {
         let fits = steps.len() <= self.tasks_left(rank);
         if fits != accepted {
             self.complain(format!(
-                "rank {rank}: {origin:?} of {} tasks: accepted {accepted}, fits {fits}",
+                "rank {rank}: {origin:?} of {} tasks: accepted: {accepted}, fits: {fits}",
                 steps.len()
             ));
         }
@@ -324,38 +328,38 @@ impl Oracle {
         }
     }
 
-    /// The task of a program is about to begin.
+    /// Checks that a program may begin its task.
     pub(crate) fn act_begins(&mut self, rank: usize, program: usize, at: usize) {
         if let Some(Err(wrong)) = self.model_of(rank).map(|model| model.begin(program, at)) {
             self.complain(format!("rank {rank}: {wrong}"));
-            // What follows would follow from this.
+            // Later complaints would only follow from this one.
             self.drop_programs(rank);
         }
     }
 
-    /// It has ended.
+    /// Records the end of the act that is being performed.
     pub(crate) fn act_ended(&mut self, rank: usize, outcome: Outcome) {
         if let Some(model) = self.model_of(rank) {
             model.end(outcome);
         }
     }
 
-    /// Acts that found no room may try again.
+    /// Records that stalled acts may try again.
     pub(crate) fn retried(&mut self, rank: usize) {
         if let Some(model) = self.model_of(rank) {
             model.blocked.clear();
         }
     }
 
-    /// Programs were cancelled, and the machine says how many.
+    /// Cancels programs in the model, and compares their number with the machine's.
     pub(crate) fn programs_cancelled(&mut self, rank: usize, wanted: impl Fn(&Origin) -> bool, said: usize) {
         let Some(count) = self.model_of(rank).map(|model| model.cancel(&wanted)) else { return };
         if count != said {
-            self.complain(format!("rank {rank}: {said} programs were cancelled, and there were {count}"));
+            self.complain(format!("rank {rank}: {said} programs were cancelled instead of {count}"));
         }
     }
 
-    /// Programs have ended, says the machine, and it has nothing more to do.
+    /// Compares the ends that the machine reports when it has nothing more to do.
     pub(crate) fn programs_idle(&mut self, rank: usize, ends: &[(Origin, End)]) {
         for (_, end) in ends {
             self.deferred.ends[*end as usize] += 1;
@@ -365,11 +369,11 @@ impl Oracle {
         for end in ends {
             match model.ended.iter().position(|expected| expected == end) {
                 Some(n) => drop(model.ended.swap_remove(n)),
-                None => wrong.push(format!("{:?} ended: {:?}, and should not", end.0, end.1)),
+                None => wrong.push(format!("{:?} ended unexpectedly: {:?}", end.0, end.1)),
             }
         }
         wrong.extend(model.ended.drain(..).map(|(origin, end)| format!("{origin:?} should have ended: {end:?}")));
-        let forgotten = model.runnable().map(|n| format!("an act is forgotten: {:?}", model.ready[n]));
+        let forgotten = model.runnable().map(|n| format!("an act was not begun: {:?}", model.ready[n]));
         wrong.extend(forgotten);
         if !wrong.is_empty() {
             self.complain(format!("rank {rank}: {}", wrong.join("; ")));
@@ -377,7 +381,7 @@ impl Oracle {
         }
     }
 
-    /// What the programs of a rank that are no barrier's still need to go on: counters, and by how much.
+    /// Counters that the programs of a rank outside barriers still wait for, with the missing amounts.
     pub(crate) fn missing(&self, rank: usize) -> Vec<(usize, u64)> {
         let Some(Some(model)) = self.deferred.models.get(rank) else { return Vec::new() };
         let mut out = Vec::new();
@@ -390,14 +394,14 @@ impl Oracle {
         out
     }
 
-    /// The programs of a rank that are no barrier's and have not ended.
+    /// The unfinished programs of a rank outside barriers.
     pub(crate) fn programs_of(&self, rank: usize) -> Vec<usize> {
         let Some(Some(model)) = self.deferred.models.get(rank) else { return Vec::new() };
         let own = model.all_programs().filter(|plain| plain.origin.barrier.is_none());
         own.map(|plain| plain.origin.program).collect()
     }
 
-    /// What has not ended at a rank.
+    /// The unfinished programs of a rank.
     pub(crate) fn unfinished_programs(&self, rank: usize) -> Vec<String> {
         let Some(Some(model)) = self.deferred.models.get(rank) else { return Vec::new() };
         model.all_programs().map(|plain| format!("rank {rank}: a program has not ended: {plain:?}")).collect()
@@ -405,15 +409,15 @@ impl Oracle {
 
     // ---- barriers ----------------------------------------------------------------------------
 
-    /// A new barrier of these ranks; its number.
+    /// Adds a barrier of these ranks and returns its number.
     pub(crate) fn gate(&mut self, members: Vec<usize>, numbers: Option<Vec<f64>>) -> usize {
         let sum = numbers.map(|numbers| tree_sum(&numbers));
         self.deferred.gates.push(Gate { members, entered: BTreeSet::new(), left: BTreeSet::new(), sum });
         self.deferred.gates.len() - 1
     }
 
-    /// Numbers for so many members of an allreduce. Of very different magnitudes: in another order their sum
-    /// is another.
+    /// Numbers for the members of an allreduce. Their magnitudes differ widely, so the sum depends on the
+    /// order.
     pub(crate) fn operands(&self, members: usize) -> Vec<f64> {
         let gate = self.deferred.gates.len();
         let number = |n: usize| {
@@ -424,17 +428,17 @@ impl Oracle {
         (0..members).map(number).collect()
     }
 
-    /// A rank leaves an allreduce with this sum.
+    /// Checks the sum with which a rank leaves an allreduce.
     pub(crate) fn summed(&mut self, gate: usize, rank: usize, sum: f64) {
         let expected = self.deferred.gates[gate].sum;
         if let Some(expected) = expected.filter(|expected| expected.to_bits() != sum.to_bits()) {
             self.complain(format!(
-                "rank {rank} leaves allreduce {gate} with {sum:e}, and its tree adds up to {expected:e}"
+                "rank {rank} leaves allreduce {gate} with {sum:e}, but its tree adds up to {expected:e}"
             ));
         }
     }
 
-    /// The immediate data of what a rank has received under a tag that nobody else uses.
+    /// The immediate data that a rank received under a tag of a barrier.
     pub(crate) fn received_under(&self, rank: usize, tag: u64) -> Option<u64> {
         self.wanted_by(rank).find_map(|(_, record)| match record {
             Record::Recv(recv) if recv.want.tag == Some((tag, 0)) => recv.got.first()?.data,
@@ -442,12 +446,12 @@ impl Oracle {
         })
     }
 
-    /// A rank enters a barrier.
+    /// Records that a rank enters a barrier.
     pub(crate) fn gate_entered(&mut self, gate: usize, rank: usize) {
         self.deferred.gates[gate].entered.insert(rank);
     }
 
-    /// A rank leaves a barrier: all must have entered.
+    /// Checks that a rank leaves a barrier only after all ranks have entered.
     pub(crate) fn gate_left(&mut self, gate: usize, rank: usize) {
         let Gate { members, entered, left, .. } = &mut self.deferred.gates[gate];
         let twice = !left.insert(rank);
@@ -467,11 +471,11 @@ impl Oracle {
     }
 }
 
-/// The sum of an allreduce, by what is declared of its tree: member 2^k m, m odd, adds to its number the sums
-/// of the members 2^k m + 2^j, j from 0 to k - 1, in this order; member 0 those of all powers of two.
+/// The sum of an allreduce by the definition of its tree: member 2^k m, m odd, adds to its number the sums of
+/// the members 2^k m + 2^j, j from 0 to k - 1, in this order. Member 0 adds those of all powers of two.
 fn tree_sum(numbers: &[f64]) -> f64 {
     let mut sums = numbers.to_vec();
-    // All trees of 2 members, then of 4, and so on: at each step a member takes in one child.
+    // All trees of 2 members, then of 4, and so on: at each step a member adds one child.
     let mut width = 1;
     while width < sums.len() {
         for root in (0..sums.len() - width).step_by(2 * width) {

@@ -1,19 +1,20 @@
-//! What the oracle knows of each operation of a run, and what its bytes are.
+//! The oracle's record of each operation of a run, and the content of messages.
 
 use weft_engine::api::{Context, Fault, OpFlags};
 
 use super::{AtomicRecord, RmaRecord, atomic, rma};
 use crate::memory::Buffer;
 
-/// What buffers hold before anything is received into them.
+/// The content of buffers before anything is received into them.
 pub const CANARY: u8 = 0xC3;
-/// Messages at least this long name themselves in their first bytes.
+/// Messages of at least this length contain their operation's number in their first bytes.
 pub const ID_BYTES: usize = 8;
 
 /// An operation's number, also its context pointer.
 pub type Op = usize;
 
-/// The payload of operation `op`: its number, then bytes that depend on it and on where they are; cut to `len`.
+/// The payload of operation `op`: its number, then bytes that depend on it and on their position; cut to
+/// `len`.
 #[must_use]
 pub fn payload(op: Op, len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len);
@@ -53,27 +54,27 @@ pub struct SendRecord {
     pub data: Option<u64>,
     /// Length in bytes.
     pub len: usize,
-    /// As posted.
+    /// Flags as posted.
     pub flags: OpFlags,
     /// The source buffer, freed at completion; `None` for an inject, whose buffer was freed at once.
     pub buffer: Option<Buffer>,
-    /// How it ended.
+    /// The result.
     pub end: Option<Result<(), Fault>>,
-    /// Its bytes have been received, by the receive with this number.
+    /// The receive that got its bytes.
     pub received_by: Option<Op>,
 }
 
-/// What a receive or a peek asks for.
+/// The criteria of a receive or a peek.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Criteria {
-    /// From whom; `None`: anyone.
+    /// The source; `None` means any.
     pub src: Option<usize>,
     /// Tag and ignored bits, if tagged.
     pub tag: Option<(u64, u64)>,
 }
 
 impl Criteria {
-    /// Whether a message from `src` with `tag` is wanted.
+    /// Whether a message from `src` with `tag` matches.
     #[must_use]
     pub fn accept(&self, src: usize, tag: Option<u64>) -> bool {
         let tags = match (self.tag, tag) {
@@ -88,34 +89,34 @@ impl Criteria {
 /// A message as a receive or peek reported it.
 #[derive(Clone, Debug)]
 pub struct Got {
-    /// Sender; `None` if it was not told.
+    /// Sender; `None` if it was not reported.
     pub src: Option<usize>,
-    /// Where it was reported.
+    /// The rank that reported it.
     pub dest: usize,
     /// Tag.
     pub tag: Option<u64>,
     /// Immediate data.
     pub data: Option<u64>,
-    /// How many bytes were stored (none for a peek).
+    /// Number of stored bytes (none for a peek).
     pub len: usize,
-    /// The first of them: all of a message too short to name itself.
+    /// The first bytes: the whole message where it is too short to hold its operation's number.
     pub head: [u8; ID_BYTES],
     /// Length of the message.
     pub full_len: usize,
-    /// Where in the buffer it begins.
+    /// Offset in the buffer.
     pub offset: usize,
-    /// The send, once known.
+    /// The send, once identified.
     pub send: Option<Op>,
-    /// When it was reported, on the oracle's clock.
+    /// The time of the report, on the oracle's clock.
     pub at: u64,
 }
 
-/// How far a receive is.
+/// The state of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecvState {
     /// Posted.
     Posted,
-    /// Complete (a multi-receive: released).
+    /// Complete; a multi-receive is released.
     Done,
     /// Ended without a message: canceled or failed, at this time on the oracle's clock.
     Ended(Fault, u64),
@@ -126,40 +127,40 @@ pub enum RecvState {
 pub struct RecvRecord {
     /// Receiver.
     pub rank: usize,
-    /// What it wants.
+    /// Its criteria.
     pub want: Criteria,
-    /// As posted.
+    /// Flags as posted.
     pub flags: OpFlags,
     /// The buffer.
     pub buffer: Buffer,
-    /// When it was posted, or the peek that claimed for it was called.
+    /// When it was posted; for a claim, when its peek was posted.
     pub order: u64,
-    /// How far it is.
+    /// The state.
     pub state: RecvState,
-    /// What it got.
+    /// The received messages.
     pub got: Vec<Got>,
-    /// What the peek reported that claimed for it.
+    /// The message that the claiming peek reported.
     pub claimed: Option<Got>,
-    /// Where it is shared and for several messages: with what the last completion failed, and when.
+    /// For a shared multi-receive: the fault of its last completion, and the time.
     pub failed: Option<(Fault, u64)>,
-    /// For several messages: the link of one of them broke, and nobody says what of it was stored where.
+    /// For a multi-receive: the link of one of its messages broke, so the place of stored bytes is unknown.
     pub cut: bool,
 }
 
 /// An accepted peek.
 #[derive(Clone, Debug)]
 pub struct PeekRecord {
-    /// Who looks.
+    /// The rank that peeks.
     pub rank: usize,
-    /// For what.
+    /// The criteria.
     pub want: Criteria,
-    /// As posted.
+    /// Flags as posted.
     pub flags: OpFlags,
-    /// When.
+    /// When it was posted.
     pub order: u64,
-    /// What it reported: `Some(None)` for no message.
+    /// The report: `Some(None)` for no message.
     pub found: Option<Option<Got>>,
-    /// The message has been thrown away.
+    /// The message has been discarded.
     pub discarded: bool,
     /// A discard of the claimed message was called and has not completed.
     pub discarding: bool,
@@ -178,12 +179,12 @@ pub enum Record {
     Rma(RmaRecord),
     /// An atomic operation.
     Atomic(Box<AtomicRecord>),
-    /// It was not accepted: no trace of it may ever appear.
+    /// It was not accepted, and must leave no trace.
     Refused,
 }
 
 impl Record {
-    /// Whose it is.
+    /// The rank that posted it.
     #[must_use]
     pub fn rank(&self) -> Option<usize> {
         match self {
@@ -196,7 +197,7 @@ impl Record {
         }
     }
 
-    /// Whom it goes to.
+    /// The rank that it is directed to.
     #[must_use]
     pub fn target(&self) -> Option<usize> {
         match self {
@@ -207,7 +208,7 @@ impl Record {
         }
     }
 
-    /// Whether it waits for `other`, which is an earlier one to the same peer.
+    /// Whether it waits for `other`, an earlier operation to the same peer.
     pub(super) fn waits_for(&self, other: &Self) -> bool {
         match self {
             Self::Send(send) => {
@@ -228,7 +229,7 @@ impl Record {
         }
     }
 
-    /// Whether it tells nobody of its success.
+    /// Whether it reports no success.
     pub(super) fn is_quiet(&self) -> bool {
         match self {
             Self::Send(send) => send.flags.contains(OpFlags::QUIET),
@@ -239,7 +240,7 @@ impl Record {
     }
 }
 
-/// One line about an operation.
+/// Describes an operation in one line.
 #[must_use]
 pub fn describe(record: &Record) -> String {
     match record {

@@ -1,8 +1,8 @@
 //! The model of remote memory access.
 //!
-//! Each write gets a slot of the target's region for itself, so that what must stand there at the end is known
-//! whatever the order of the writes; reads go to parts that nobody writes. Immediate data is unique, so a
-//! remote event names its write.
+//! Each write gets a slot of the target's region of its own, so the final content is known for every order of
+//! the writes. Reads go to parts that no write touches. Immediate data is unique, so a remote event
+//! identifies its write.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,7 @@ pub struct RmaRecord {
     pub target: usize,
     /// `Kind::Read` or `Kind::Write`.
     pub kind: Kind,
-    /// As posted.
+    /// Flags as posted.
     pub flags: OpFlags,
     /// Immediate data of a write.
     pub data: Option<u64>,
@@ -32,15 +32,15 @@ pub struct RmaRecord {
     pub len: usize,
     /// Local memory, freed at completion; `None` for an inject.
     pub buffer: Option<Buffer>,
-    /// Read: what must arrive.
+    /// Read: the bytes that must arrive.
     pub expected: Vec<u8>,
-    /// Write: where it goes.
+    /// Write: the target memory.
     pub remote: Vec<Buffer>,
-    /// The fault that it must end with, if any.
+    /// The fault with which it must end, if any.
     pub must_fail: Option<Fault>,
-    /// How it ended.
+    /// The result.
     pub end: Option<Result<(), Fault>>,
-    /// Remote events seen with its data.
+    /// Remote events seen that carry its data.
     pub events: usize,
 }
 
@@ -63,11 +63,11 @@ impl Oracle {
             (None, Some(fault)) => return Err(format!("succeeded, and should have failed: {fault}")),
             (None, None) => {}
         }
-        expect(!rma.flags.contains(OpFlags::QUIET), "a quiet operation reported success")?;
+        expect(!rma.flags.contains(OpFlags::QUIET), "a quiet operation must report no success")?;
         expect(c.len == rma.len, "length")?;
         self.check_target_alive(op, rma.target)?;
         if let (Kind::Read, Some(buffer)) = (rma.kind, rma.buffer) {
-            expect(buffer.holds(&rma.expected), "the bytes read")?;
+            expect(buffer.holds(&rma.expected), "the read bytes differ")?;
         }
         if rma.kind == Kind::Write && rma.flags.contains(OpFlags::DELIVERY) {
             expect(stored(op, rma), "delivery complete before the target's memory was written")?;
@@ -88,7 +88,7 @@ impl Oracle {
             _ => None,
         });
         let Some((op, rma)) = found else {
-            self.complain(format!("rank {rank}: a remote write's data that nobody sent: {c:?}"));
+            self.complain(format!("rank {rank}: unknown data of a remote write: {c:?}"));
             return;
         };
         let problem = if c.kind != Kind::RemoteWrite || rma.kind != Kind::Write {
@@ -104,7 +104,7 @@ impl Oracle {
         } else if c.len != rma.len {
             "the wrong length of a remote write"
         } else if !stored(op, rma) {
-            "data of a remote write before its bytes"
+            "data of a remote write arrived before its bytes"
         } else {
             ""
         };
@@ -117,7 +117,7 @@ impl Oracle {
         }
     }
 
-    /// Regions that report every access must have reported each operation once, however many pieces it had.
+    /// Checks that regions with events have reported each operation once, however many pieces it had.
     fn judge_events(&self, is_alive: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
         let mut expected = BTreeMap::new();
         let mut unsure = BTreeSet::new();
@@ -145,12 +145,12 @@ impl Oracle {
         for (key, count) in expected {
             let seen = self.events.get(&key).copied().unwrap_or(0);
             if is_alive(key.0) && !unsure.contains(&key) && seen != count {
-                out.push(format!("region {} of rank {}: {seen} remote events, not {count}", key.1, key.0));
+                out.push(format!("region {} of rank {}: {seen} remote events instead of {count}", key.1, key.0));
             }
         }
     }
 
-    /// Where a region differs from what it was filled with, outside of the writes that went there.
+    /// The offset at which a region differs from its pattern outside of the writes to it.
     pub(crate) fn stray_write(&self, index: usize, region: Buffer) -> Option<usize> {
         let mut untouched = payload(index, region.len());
         let bytes = region.bytes();
@@ -170,7 +170,7 @@ impl Oracle {
         untouched.iter().zip(&bytes).position(|(was, is)| was != is)
     }
 
-    /// What must stand in the regions at the end.
+    /// Checks the final content of the regions.
     pub(super) fn judge_memory(&self, is_alive: &impl Fn(usize) -> bool, out: &mut Vec<String>) {
         self.judge_events(is_alive, out);
         self.judge_atomics(is_alive, out);
@@ -191,7 +191,7 @@ impl Oracle {
     }
 }
 
-/// Whether the bytes of a write stand in the target's memory.
+/// Whether the target's memory holds the bytes of a write.
 fn stored(op: Op, rma: &RmaRecord) -> bool {
     let there = rma.remote.iter().map(Buffer::bytes).collect::<Vec<_>>().concat();
     there == payload(op, rma.len)
