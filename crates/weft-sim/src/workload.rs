@@ -1,7 +1,7 @@
-//! Random operations: everything a client can ask of an endpoint, drawn from a seed.
+//! Random operations: every operation that a client can post on an endpoint, drawn from a seed.
 //!
-//! Place in the data flow: [`run`](crate::run) has ranks take `Workload::step`s; each rank draws from its own
-//! stream what it does, and does it through the [`Harness`].
+//! Place in the data flow: [`run`](crate::run) makes ranks take `Workload::step`s. Each rank draws its
+//! operations from its own stream and posts them through the [`Harness`].
 
 mod connection;
 mod datagram;
@@ -21,18 +21,18 @@ use crate::oracle::{ID_BYTES, Op, Record};
 use crate::plan::{Act, Plan};
 use crate::rng::{Entity, Stream};
 
-/// Room for what comes, but for the longest.
+/// Buffer size that holds every message except the longest.
 const ROOM_BYTES: usize = 20_100;
 /// The longest message.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Ends of connections that a run may have at most.
+/// Maximum number of ends of connections in a run.
 pub(crate) const ENDS: usize = 64;
 
-/// Tasks that a rank may have waiting.
+/// Maximum number of tasks that a rank may have waiting.
 const MAX_TASKS: usize = 120;
 
-/// The engine's configuration of a run: `starved`, if its windows and queues may be as small as can be.
+/// The engine's configuration of a run. If `starved`, its windows and queues may be as small as possible.
 #[must_use]
 pub fn engine_config(rng: &mut Stream, starved: bool) -> Config {
     let least = (*rng.pick(&[1, 2, 8, 64, 4096]), *rng.pick(&[4, 64, 1 << 20]), *rng.pick(&[0, 256, 1000, 10_000]));
@@ -56,14 +56,14 @@ pub fn engine_config(rng: &mut Stream, starved: bool) -> Config {
     }
 }
 
-/// Makes of a run's configuration that of its kind of endpoints.
+/// Adapts a run's configuration to its kind of endpoints.
 pub(crate) fn endpoints_config(plan: &Plan, fabric: &FabricConfig, engine: &mut Config) {
     if plan.endpoints == Endpoints::Msg {
         engine.role = Role::Listener(stream(plan.seed).between(1, 4));
     }
     if plan.endpoints == Endpoints::Dgram {
         let mut rng = stream(plan.seed);
-        // All that is allowed is eager on every device, as in weft-fi.
+        // All permitted messages are eager on every device, as in weft-fi.
         let longest = fabric.caps.mailbox_bytes - 128;
         let longest = if rng.chance(500) { longest } else { rng.between(ID_BYTES, longest) };
         engine.role = Role::Datagrams;
@@ -71,23 +71,23 @@ pub(crate) fn endpoints_config(plan: &Plan, fabric: &FabricConfig, engine: &mut 
     }
 }
 
-/// What the ranks of a run do.
+/// The operations of the ranks of a run.
 pub(crate) struct Workload {
     harness: Harness,
     plan: Plan,
     rngs: Vec<Stream>,
     engine: Config,
-    /// Lengths at which some protocol switches.
+    /// Lengths at which protocols switch.
     lens: Vec<usize>,
     /// Whether a message may be very long.
     long: bool,
-    /// Ranks that have begun, the dead among them: to whom operations go.
+    /// Ranks that have started, including dead ones: the targets of operations.
     begun: Vec<usize>,
     /// Ends of connections.
     ends: Ends,
-    /// Per rank: peeks that may have claimed a message.
+    /// By rank: peeks that may have claimed a message.
     claims: Vec<Vec<Op>>,
-    /// Where the next write to each window goes.
+    /// By window: the offset of the next write.
     cursors: Vec<usize>,
     next_data: u64,
     done: usize,
@@ -120,7 +120,7 @@ impl Workload {
             plan: *plan,
             engine,
             lens,
-            // In small segments they would take all the time there is.
+            // In small segments, long messages would take all the time of the run.
             long: fabric.segment_bytes >= 4096,
             begun: Vec::new(),
             next_data: 1,
@@ -151,7 +151,7 @@ impl Workload {
         &mut self.harness
     }
 
-    /// A rank begins: it registers its regions.
+    /// Starts a rank: registers its regions.
     pub(crate) fn begin(&mut self, rank: usize) {
         if self.harness.cluster().listens(rank) {
             return;
@@ -159,9 +159,9 @@ impl Workload {
         let place = self.harness.cluster().place(rank);
         let read_only = Access { read: true, write: false };
         let write_only = Access { read: false, write: true };
-        // Two lack a right.
+        // Two regions lack a right.
         let atomic = Access { read: place != 3, write: place != 5 };
-        // Cannot fail: the keys are new.
+        // This cannot fail: the keys are new.
         let _ = self.harness.add_window(rank, 30_000, read_only, place.is_multiple_of(2));
         let _ = self.harness.add_window(rank, 60_000, write_only, place.is_multiple_of(3));
         let _ = self.harness.add_atomic_window(rank, atomic, place.is_multiple_of(3));
@@ -178,7 +178,7 @@ impl Workload {
         }
     }
 
-    /// Every rank does some things, or nothing.
+    /// Every rank performs some operations, or none.
     pub(crate) fn step(&mut self) {
         if self.plan.endpoints == Endpoints::Msg {
             return self.step_connected();
@@ -201,7 +201,7 @@ impl Workload {
                 let act = match self.plan.endpoints {
                     Endpoints::Rdm | Endpoints::Msg => act,
                     Endpoints::Dgram => Self::datagram_act(act),
-                    // Programs are for ranks that receive for themselves and have an address of their own.
+                    // Programs need ranks that receive for themselves and have an address of their own.
                     Endpoints::Shared | Endpoints::Scalable => {
                         if act == Act::Program {
                             Act::Atomic
@@ -218,10 +218,10 @@ impl Workload {
         }
     }
 
-    /// Messages can be lost, so each must be recognisable by its bytes.
+    /// Whether messages can be lost, so that each must be recognisable by its bytes.
     fn lossy(&self) -> bool {
-        // Where several are known by one address, it does not tell them apart; with connections, what is
-        // under way ends.
+        // Where several ranks share an address, the source does not identify them. Connections that end take
+        // pending messages with them.
         self.plan.hazards.lose()
             || matches!(self.plan.endpoints, Endpoints::Dgram | Endpoints::Scalable | Endpoints::Msg)
     }
@@ -363,7 +363,7 @@ impl Workload {
         if write { harness.write(rank, window, &rma).map(drop) } else { harness.read(rank, window, &rma).map(drop) }
     }
 
-    /// An operation on a window, if there is room in it.
+    /// Draws an operation on a window, if the window has room.
     fn draw_rma(&mut self, rank: usize, write: bool) -> Option<(usize, Rma)> {
         let len = self.len(rank);
         let data = self.data(rank).filter(|_| write);
@@ -401,7 +401,7 @@ impl Workload {
         self.harness.atomic(rank, window, &atomic).map(drop)
     }
 
-    /// An operation on an atomic window, if there is one of the kind that was drawn.
+    /// Draws an operation on an atomic window, if there is one of the drawn kind.
     fn draw_atomic(&mut self, rank: usize) -> Option<(usize, Atomic)> {
         let data = self.data(rank);
         let peer = self.harness.cluster().partner(rank);
@@ -416,7 +416,7 @@ impl Workload {
         let room = if counts { COUNTERS } else { SLOT_BYTES / size };
         let numbers = if rng.chance(700) { 1 + rng.index(4) } else { 1 + rng.index(room) }.min(room);
         let first = rng.index(room - numbers + 1);
-        // Not always aligned.
+        // Some operations are not aligned.
         let skew = if counts || first + numbers == room || rng.chance(700) { 0 } else { rng.index(size) };
         let offset = first * size + skew + if counts { 0 } else { Harness::slot(rank) };
         let len = numbers * size;
@@ -434,7 +434,7 @@ impl Workload {
             flags -= OpFlags::INJECT;
         }
         let provoke = rng.chance(50).then(|| *rng.pick(&[Fault::BadKey, Fault::BadRange]));
-        // A failure of what nobody waits for has no name.
+        // An operation without a completion reports its failure without a context.
         let fails = provoke.is_some() || !allows(access, amo);
         flags.set(OpFlags::QUIET, !fails && rng.chance(150));
         let pieces = random_pieces(rng, len);
@@ -442,19 +442,19 @@ impl Workload {
     }
 }
 
-/// Whether a region with this access serves the operation.
+/// Whether a region with this access permits the operation.
 fn allows(access: Access, amo: Amo) -> bool {
     (access.read || !amo.fetches()) && (access.write || !amo.changes())
 }
 
-/// An addition to counters.
+/// Draws an addition to counters.
 fn count(rng: &mut Stream) -> Amo {
     let form = if rng.chance(600) { Form::Fetch } else { Form::Base };
     Amo::new(form, Type::Uint64, AmoOp::Sum).unwrap_or_else(|| unreachable!("in the table"))
 }
 
-/// Any operation, if there is one for the type and form drawn. (Where not even the sign of a NaN is certain,
-/// integers only.)
+/// Draws any operation, if there is one for the drawn type and form. Where the sign of a NaN is unspecified,
+/// only integers are used.
 fn any_amo(rng: &mut Stream) -> Option<Amo> {
     let (ty, op) = (*rng.pick(&TYPES), *rng.pick(&OPS));
     let computes = matches!(op.op, AmoOp::Sum | AmoOp::Diff | AmoOp::Prod);

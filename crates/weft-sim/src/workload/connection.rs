@@ -1,5 +1,5 @@
-//! Random connections: each process has a listener, calls others, answers or declines, works through what it
-//! is connected by, hangs up and calls anew.
+//! Random connections: each process has a listener, calls others, answers or declines calls, uses its
+//! connections, closes them and connects again.
 
 use weft_engine::api::Error;
 
@@ -7,19 +7,19 @@ use super::Workload;
 use crate::oracle::connection::{ConnStage, Request};
 use crate::plan::Act;
 
-/// Ends that a process may have at a time by calling.
+/// Maximum number of ends that a process may have at a time by calling.
 const MAX_CALLS: usize = 3;
 
-/// Ends of connections: those that may begin, and those that have.
+/// Ends of connections, unused ones and started ones.
 #[derive(Default)]
 pub(super) struct Ends {
-    /// The next pair of ranks that have not begun, and where they end.
+    /// The next pair of unused ranks, and the end of their range.
     next: usize,
     end: usize,
     begun: Vec<usize>,
     /// By process: its listener.
     listeners: Vec<usize>,
-    /// Calls that nobody has answered.
+    /// Calls that have not been answered.
     requests: Vec<Request>,
 }
 
@@ -30,7 +30,7 @@ impl Ends {
 }
 
 impl Workload {
-    /// Every process does some things with its connections, or nothing.
+    /// Every process performs some steps on its connections, or none.
     pub(super) fn step_connected(&mut self) {
         let new = self.harness.take_requests();
         self.ends.requests.extend(new);
@@ -50,7 +50,7 @@ impl Workload {
         self.ends.begun.retain(|rank| cluster.is_alive(*rank));
     }
 
-    /// A rank's place is taken by its successor, unless it was the end of a connection: whether it is.
+    /// Starts the successor of a rank, unless the rank was an end of a connection. Returns whether it did.
     pub(crate) fn restart(&mut self, rank: usize, successor: usize) -> bool {
         if rank >= self.plan.ranks {
             return false;
@@ -63,7 +63,7 @@ impl Workload {
         true
     }
 
-    /// Two between whom there is or may come to be a link, one of them of this process.
+    /// Two ranks between which a link may exist, one of them of this process.
     pub(crate) fn linked(&mut self, process: usize, choice: usize) -> Option<(usize, usize)> {
         let of_process = self.harness.cluster().process(process);
         let mut pairs = Vec::new();
@@ -86,7 +86,7 @@ impl Workload {
         let data = rng.bytes(len);
         match choice {
             0..70 => {
-                // The other of the pair.
+                // The other rank of the pair.
                 let rank = request.caller + 1;
                 self.harness.answer(request, rank, process, &data);
                 self.begin(rank);
@@ -122,7 +122,7 @@ impl Workload {
     fn step_end(&mut self, rank: usize) {
         let Some(stage) = self.harness.oracle().stage(rank) else { return };
         let (choice, count) = (self.rngs[rank].index(1000), self.rngs[rank].index(4));
-        // Whoever hangs up lets operations fail, as a fault does.
+        // Closing a connection may fail operations, as a fault does.
         match (stage, choice) {
             (ConnStage::Connected | ConnStage::Waiting, _) if !self.plan.hazards.lose() => {}
             (ConnStage::Connected, 0..15) => return self.harness.hang_up(rank),
@@ -146,7 +146,7 @@ impl Workload {
                 continue;
             }
             self.done += 1;
-            // What it has done may have been the end of its connection.
+            // The operation may have ended the connection.
             if self.harness.oracle().stage(rank) == Some(ConnStage::Over) {
                 self.act_too_late(rank, act);
             } else {
@@ -155,7 +155,7 @@ impl Workload {
         }
     }
 
-    /// When a connection is over, what has come can still be received; nothing can be sent.
+    /// Over an ended connection, arrived messages can still be received; nothing can be sent.
     fn act_too_late(&mut self, rank: usize, act: Act) {
         let result = match act {
             Act::Recv => self.recv(rank),

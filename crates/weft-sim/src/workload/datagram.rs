@@ -1,4 +1,5 @@
-//! What ranks with datagrams do: sends and receives without tags, and now and then what nobody promises of a datagram.
+//! Operations of ranks with datagrams: untagged sends and receives, and some operations that datagrams do not
+//! support.
 
 use weft_engine::api::{Error, OpFlags};
 
@@ -8,7 +9,7 @@ use crate::oracle::ID_BYTES;
 use crate::plan::Act;
 
 impl Workload {
-    /// What there is to do with datagrams in the place of `act`.
+    /// The datagram operation that replaces `act`.
     pub(super) const fn datagram_act(act: Act) -> Act {
         match act {
             Act::Send | Act::Write | Act::Read => Act::Send,
@@ -44,7 +45,7 @@ impl Workload {
         let send = Send { tag: None, data, len, flags, pieces: random_pieces(rng, len) };
         let sent = self.harness.send(rank, dest, &send).err();
         if sent != refusal {
-            // Nor may it be kept waiting: what finds no room is dropped.
+            // It must not wait either: a datagram without room is dropped.
             self.harness.oracle_mut().complain(format!(
                 "rank {rank}: a datagram of {len} bytes (of {longest}), {flags:?}: answered {sent:?}, not {refusal:?}"
             ));

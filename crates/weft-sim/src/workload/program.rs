@@ -1,4 +1,4 @@
-//! Work that waits for counters, drawn from a seed: programs, changes of counters, cancels, barriers.
+//! Deferred work, drawn from a seed: programs, counter changes, cancellations, barriers.
 
 use weft_engine::api::{Error, OpFlags};
 use weft_engine::program::Errors;
@@ -24,7 +24,7 @@ impl Workload {
                 Ok(())
             }
             64..72 => {
-                // Of a barrier only the whole of it is given up.
+                // A barrier is only given up as a whole.
                 let programs = self.harness.oracle().programs_of(rank);
                 if !programs.is_empty() {
                     let one = *self.rngs[rank].pick(&programs);
@@ -42,7 +42,7 @@ impl Workload {
         }
     }
 
-    /// Some programs at once, often for the same counter and the same threshold.
+    /// Submits several programs, often for the same counter and the same threshold.
     fn submit(&mut self, rank: usize) -> Result<(), Error> {
         let rng = &mut self.rngs[rank];
         let many = if rng.chance(400) { 1 + rng.index(4) } else { 1 };
@@ -101,7 +101,7 @@ impl Workload {
         Some(Task::Do(job, counts))
     }
 
-    /// A step towards a barrier: it is given up, entered, or opened.
+    /// Takes a step of a barrier: gives it up, enters it, or opens one.
     fn barrier(&mut self, rank: usize) -> Result<(), Error> {
         if let Some(broken) = self.harness.barrier_broken(rank)
             && self.rngs[rank].chance(300)
@@ -120,13 +120,13 @@ impl Workload {
         flags.set(OpFlags::DELIVERY, rng.chance(250));
         flags.set(OpFlags::FENCE, rng.chance(50));
         let (write, len) = (rng.chance(400), *rng.pick(&[0, 8, 8, 300]));
-        // Without a draw: every second one that is not of writes.
+        // This is not drawn: every second barrier without writes is an allreduce.
         let sum = !write && self.next_data.is_multiple_of(2);
         let signals = Signals { write, sum, len, flags };
         let Some(barrier) = self.harness.open_barrier(signals) else { return Ok(()) };
         self.cursors.resize(self.harness.windows().len(), 0);
         for member in self.harness.cluster().live_ranks() {
-            // Some post their parts long before they enter.
+            // Some members post their parts long before they enter.
             let early = self.rngs[member].chance(400) && !self.harness.cluster().is_paused(member);
             if member == rank || early {
                 match self.harness.post_barrier(barrier, member, self.rngs[member].chance(300)) {
