@@ -1,4 +1,4 @@
-//! A libfabric client in miniature: a host library's functions, and the inline functions of its headers.
+//! A small libfabric client: the functions of a host library, and the inline functions of its headers.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -42,7 +42,7 @@ struct Logging {
     ops: *mut LogOps,
 }
 
-/// Structures of the host's. Dropped by its fi_freeinfo.
+/// A structure that the host allocated. Dropping it calls the host's `fi_freeinfo`.
 pub(crate) struct Info<'a> {
     pub(crate) raw: *mut fi_info,
     lib: &'a Lib,
@@ -73,10 +73,10 @@ impl Lib {
         Self::load_alone(path)
     }
 
-    /// The library, without a decoy before it.
+    /// Loads the library without a decoy in front of it.
     pub(crate) fn load_alone(path: &Path) -> Self {
-        // Deep binding keeps a decoy from replacing the host's calls of its own functions. It would also keep
-        // the address sanitizer's allocator from replacing the library's.
+        // Deep binding prevents a decoy from replacing the host's calls of its own functions. It would also
+        // prevent the address sanitizer from replacing the library's allocator.
         let deep = if std::env::var_os("WEFT_TEST_ASAN").is_some() { 0 } else { libc::RTLD_DEEPBIND };
         let handle = open_library(path, libc::RTLD_NOW | libc::RTLD_LOCAL | deep);
         unsafe {
@@ -93,7 +93,7 @@ impl Lib {
         }
     }
 
-    /// The API versions to ask for: all that clients use and the host has.
+    /// The API versions under test: those that clients use, as far as the host has them.
     pub(crate) fn versions(&self) -> Vec<u32> {
         let asked = [
             (1, 0),
@@ -115,7 +115,7 @@ impl Lib {
         [0].into_iter().chain(all).filter(|&api| api <= self.version).collect()
     }
 
-    /// The newest of them.
+    /// The newest API version of this host.
     pub(crate) fn newest(&self) -> u32 {
         *self.versions().last().unwrap()
     }
@@ -143,14 +143,14 @@ impl Lib {
         if result == 0 { Ok(Info { raw, lib: self }) } else { Err(-result) }
     }
 
-    /// `fi_getinfo` with hints only; there must be exactly one answer.
+    /// Calls `fi_getinfo` with hints only. The host must return exactly one answer.
     pub(crate) fn ask(&self, api: u32, hints: Option<&Info<'_>>) -> Result<Info<'_>, c_int> {
         let info = self.getinfo(api, None, None, 0, hints)?;
         assert_eq!(info.names(), ["weft"]);
         Ok(info)
     }
 
-    /// A structure that somebody has given us.
+    /// Takes ownership of a structure.
     pub(crate) fn own(&self, raw: *mut fi_info) -> Info<'_> {
         Info { raw, lib: self }
     }
@@ -160,7 +160,7 @@ impl Lib {
         unsafe { (self.dupinfo)(raw) }
     }
 
-    /// Names and values of the variables.
+    /// The names and values of the variables.
     pub(crate) fn params(&self) -> Vec<(String, Option<String>)> {
         let (mut list, mut count) = (null_mut(), 0);
         assert_eq!(unsafe { (self.getparams)(&mut list, &mut count) }, 0);
@@ -171,7 +171,7 @@ impl Lib {
             .collect()
     }
 
-    /// Takes over what the library logs in weft's name (`fi_import_log`, rdma/fi_ext.h), and counts it.
+    /// Receives and counts the host's log lines of the provider weft (`fi_import_log`, rdma/fi_ext.h).
     pub(crate) fn count_log_lines(&self) -> &'static AtomicUsize {
         static COUNTS: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
         static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -201,7 +201,7 @@ impl Lib {
         unsafe {
             let name = c"logging".as_ptr();
             assert_eq!((self.open)(version, name, null_mut(), 0, 0, &mut open, null_mut()), 0);
-            // fi_import_fid: a bind of the library's object to ours.
+            // fi_import_fid: binds the test's object to the library's.
             assert_eq!(bind(open, &raw mut logging.fid, 0), 0);
             assert_eq!(close(open), 0);
         }
@@ -215,7 +215,7 @@ impl Lib {
         fabric
     }
 
-    /// `fi_fabric`, to a place that may be null.
+    /// Calls `fi_fabric` with a pointer for the result, which may be null.
     pub(crate) fn fabric_into(&self, info: &Info<'_>, out: *mut *mut fid_fabric) -> c_int {
         unsafe { (self.fabric)((*info.raw).fabric_attr, out, null_mut()) }
     }
@@ -247,7 +247,7 @@ impl Info<'_> {
         unsafe { &mut *self.get().fabric_attr }
     }
 
-    /// The providers of all answers.
+    /// The names of the providers of all answers.
     pub(crate) fn names(&self) -> Vec<String> {
         let mut names = Vec::new();
         let mut next = self.raw;
@@ -260,7 +260,7 @@ impl Info<'_> {
         names
     }
 
-    /// The bytes of an address.
+    /// The source address.
     pub(crate) fn src(&self) -> Option<&[u8]> {
         bytes(self.get().src_addr, self.get().src_addrlen)
     }
@@ -297,7 +297,7 @@ pub(crate) fn control<F>(object: *mut F, command: u32, arg: *mut c_void) -> c_in
     }
 }
 
-/// Opens something by the function of a table: `$table.$slot(parent, attr, &mut out, context)`.
+/// Opens an object by a function of the parent's table: `$table.$slot(parent, attr, &mut out, context)`.
 #[macro_export]
 macro_rules! open {
     ($parent:expr, $slot:ident, $attr:expr) => {{
@@ -308,7 +308,7 @@ macro_rules! open {
     }};
 }
 
-/// A fabric and a domain, closed again at the end, which must succeed.
+/// A fabric and a domain. Both are closed when this is dropped, which must succeed.
 pub(crate) struct Opened {
     pub(crate) fabric: *mut fid_fabric,
     pub(crate) domain: *mut fid_domain,

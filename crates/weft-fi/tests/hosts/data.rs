@@ -1,4 +1,5 @@
-//! A little traffic through a host's tables: the rest of the data path is tested without a host.
+//! A little traffic through a host's function tables. Other tests cover the rest of the data path without a
+//! host.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -27,7 +28,7 @@ pub(crate) fn all(lib: &Lib) {
     }
 }
 
-/// Two endpoints of one domain that know each other: 0 is the first, 1 the second.
+/// Two endpoints of one domain. Address 0 is the first endpoint, address 1 the second.
 struct Pair {
     eps: [*mut fid_ep; 2],
     av: *mut fid_av,
@@ -54,7 +55,7 @@ impl Pair {
         Self { eps, av, cq }
     }
 
-    /// The next completion.
+    /// Waits for the next completion.
     fn next(&self) -> fi_cq_tagged_entry {
         let mut entry: fi_cq_tagged_entry = unsafe { std::mem::zeroed() };
         let read = unsafe { (*(*self.cq).ops).read.unwrap() };
@@ -77,7 +78,7 @@ impl Pair {
     }
 }
 
-/// Calls until it is not -FI_EAGAIN.
+/// Repeats the call while it returns -FI_EAGAIN.
 fn post(mut call: impl FnMut() -> isize) {
     let end = Instant::now() + LIMIT;
     loop {
@@ -110,7 +111,7 @@ fn tagged(pair: &Pair) {
     }
 }
 
-/// As Sandia OpenSHMEM does it: the target waits on a counter at its memory region.
+/// The target waits on a counter of its memory region, as Sandia OpenSHMEM does.
 fn counted_write(opened: &Opened, pair: &Pair) {
     let cntr = opened.cntr();
     let mut memory = [0_u8; 64];
@@ -143,7 +144,7 @@ fn counted_write(opened: &Opened, pair: &Pair) {
     }
 }
 
-/// A read of no entries: drives the endpoints.
+/// Reads no entries, which drives the endpoints.
 fn pair_progress(pair: &Pair) {
     let read = unsafe { (*(*pair.cq).ops).read.unwrap() };
     let result = unsafe { read(pair.cq, null_mut(), 0) };

@@ -1,5 +1,6 @@
-//! The system refuses what weft builds on: threads, descriptors, files in memory. What can be done without
-//! is; else the errno, and the log, name what is missing. What was refused is asked for again later.
+//! The system refuses resources: threads, descriptors, memory files. Operations that do not need the resource
+//! still work. The others return the errno, and the log names the resource. weft requests a refused resource
+//! again later.
 
 use std::ffi::{CString, c_int};
 use std::ptr::null_mut;
@@ -12,12 +13,12 @@ use crate::open;
 use crate::seccomp::{refuse, refuse_threads};
 use crate::side::{Args, Side, err, memory, pair, pattern, scenes, until, works};
 
-/// Over TCP.
+/// The scenes over TCP.
 pub(crate) fn tcp(lib: &Lib) {
     scenes(
         lib,
         &[
-            ("nothing_is_kept_without_a_thread", nothing_is_kept_without_a_thread),
+            ("messages_leave_without_a_thread", messages_leave_without_a_thread),
             ("threads", |lib| apart(lib, threads)),
             ("descriptors", descriptors),
             ("eventfd", |lib| apart(lib, eventfd)),
@@ -25,15 +26,15 @@ pub(crate) fn tcp(lib: &Lib) {
     );
 }
 
-/// Over shared memory alone.
+/// The scenes over shared memory alone.
 pub(crate) fn shm(lib: &Lib) {
     scenes(lib, &[("memfd", |lib| apart(lib, memfd))]);
 }
 
-/// For another thread, while this one waits for it.
+/// Lends a value to another thread, while this thread waits for it.
 struct Lent<'a, T>(&'a T);
 
-// Objects of libfabric belong to no thread.
+// Objects of libfabric are not bound to a thread.
 unsafe impl<T> Send for Lent<'_, T> {}
 
 impl<'a, T> Lent<'a, T> {
@@ -42,7 +43,7 @@ impl<'a, T> Lent<'a, T> {
     }
 }
 
-/// Runs on a thread of its own, which is gone afterwards, and with it the filter.
+/// Runs a function on a new thread. Its system call filter ends with the thread.
 fn apart<T>(with: &T, body: fn(&T)) {
     let with = Lent(with);
     std::thread::scope(|scope| {
@@ -51,19 +52,19 @@ fn apart<T>(with: &T, body: fn(&T)) {
     });
 }
 
-/// Whether the process has a thread of that name.
+/// Returns whether the process has a thread of this name.
 fn has_thread(name: &str) -> bool {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
     names.into_iter().any(|comm| comm.trim() == name)
 }
 
-/// Sends some messages in a row, of which TCP gathers the later ones, and calls nothing more. They leave all
-/// the same: written by weft's thread, or, where the system refuses it, at once.
-fn nothing_is_kept_without_a_thread(lib: &Lib) {
+/// Sends some messages in a row, of which TCP gathers the later ones, and makes no further call. weft's
+/// thread writes them, or they are written at once where the system refuses the thread.
+fn messages_leave_without_a_thread(lib: &Lib) {
     const MESSAGES: usize = 5;
     const FLUSHER: &str = "weft-flusher";
-    /// After it was refused, the thread is not asked for again before a tenth of a second.
+    /// After a refusal, weft waits a tenth of a second before it starts the thread again.
     const RETRY: Duration = Duration::from_millis(110);
     let sides = pair(lib);
     let (a, b, to_b, _) = &sides;
@@ -87,7 +88,7 @@ fn burst(side: &Side<'_>, to: u64, messages: usize) {
     }
 }
 
-/// They arrive, though only this side makes calls.
+/// All messages arrive, although only this side makes calls.
 fn arrive(side: &Side<'_>, messages: usize) {
     for at in 0..messages {
         side.trecv(memory(64), at);
@@ -95,7 +96,7 @@ fn arrive(side: &Side<'_>, messages: usize) {
     }
 }
 
-/// How opening a queue, a counter, an event queue and a wait set with that wait object ends.
+/// Opens a queue, a counter, an event queue and a wait set with this wait object, and returns the results.
 fn opened_with(side: &Side<'_>, object: fi_wait_obj) -> [c_int; 4] {
     fn end<F>(opened: Result<*mut F, c_int>) -> c_int {
         opened.map_or_else(|errno| errno, |object| close(object))
@@ -120,7 +121,7 @@ fn automatic(lib: &Lib) -> Side<'_> {
     side
 }
 
-/// A thread that cannot be started is not a want of descriptors.
+/// A refused thread is reported as such, and not as a lack of descriptors.
 fn threads(lib: &Lib) {
     let sides = (automatic(lib), Side::new(lib));
     apart(&sides, |(automatic, side)| {
@@ -135,13 +136,13 @@ fn threads(lib: &Lib) {
     works(automatic, side, automatic.insert(&side.name()));
 }
 
-/// Does something while no descriptor can be opened. No other thread runs here.
-fn without_descriptors(what: impl FnOnce()) {
+/// Runs a function while no descriptor can be opened. No other thread runs here.
+fn without_descriptors(body: impl FnOnce()) {
     let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
     assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) }, 0);
     let none = libc::rlimit { rlim_cur: 0, ..limit };
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &none) }, 0);
-    what();
+    body();
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
 }
 
@@ -152,7 +153,7 @@ fn automatic_info(lib: &Lib) -> Info<'_> {
     lib.ask(lib.newest(), Some(&hints)).unwrap()
 }
 
-/// Descriptors that run out: what needs none goes on.
+/// The descriptors run out. Calls that need none still work.
 fn descriptors(lib: &Lib) {
     let (side, other, to_other, _) = pair(lib);
     let unbound = Side::unbound(lib, 0, |_| ());
@@ -177,7 +178,7 @@ fn descriptors(lib: &Lib) {
     assert_eq!(control(side.cq, FI_GETWAIT, (&raw mut fd).cast()), 0, "a refusal is not final");
 }
 
-/// Where the call is forbidden, the errno says so.
+/// If the system forbids the call, its errno is returned.
 fn eventfd(lib: &Lib) {
     let (side, automatic) = (Side::new(lib), automatic_info(lib));
     refuse(&[(libc::SYS_eventfd2, libc::EPERM)]);
@@ -185,7 +186,7 @@ fn eventfd(lib: &Lib) {
     assert_eq!(open!(side.opened.fabric, domain, automatic.raw), Err::<*mut fid_domain, _>(FI_EPERM));
 }
 
-/// Without files in memory there is no shared memory, and there are no shared address vectors.
+/// Without memory files there is no shared memory, and there are no shared address vectors.
 fn memfd(lib: &Lib) {
     let unbound = Side::unbound(lib, 0, |_| ());
     assert_eq!([bind(unbound.ep, unbound.av, 0), bind(unbound.ep, unbound.cq, FI_TRANSMIT | FI_RECV)], [0; 2]);

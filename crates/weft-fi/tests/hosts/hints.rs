@@ -1,5 +1,5 @@
-//! Fuzz target: what clients give to `fi_getinfo`. Every answer is one of the errors that fi_getinfo(3)
-//! knows, or what is found can be given as hints again.
+//! Fuzz target: arguments of `fi_getinfo`. Every error is one that fi_getinfo(3) names. Every answer is
+//! accepted again as hints.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_void};
@@ -9,20 +9,20 @@ use weft_fuzz::{Reader, fuzz, hash};
 
 use crate::client::{Info, Lib};
 
-/// Numeric ones only: names would be looked up.
+/// Numeric nodes only, since names would be looked up.
 const NODES: [&CStr; 6] = [c"127.0.0.1", c"::1", c"fi_sockaddr_in://127.0.0.1:5", c"fi_weft://", c"", c"0.0.0.0"];
 const SERVICES: [&CStr; 5] = [c"0", c"47592", c"65536", c"-1", c"fi_sockaddr_in6://[::1]:70000"];
 const STRINGS: [&CStr; 4] = [c"weft", c"", c"weft;ofi_rxm", c"lo"];
 
-/// Words of the attributes that are numbers, by structure: (how many, those that are pointers or lengths of
-/// what they point to).
+/// The numeric words of each attribute structure: their number, and the indexes that must not be changed,
+/// because they are pointers or lengths of buffers.
 const TX: (usize, &[usize]) = (size_of::<fi_tx_attr>() / 8, &[]);
 const RX: (usize, &[usize]) = (size_of::<fi_rx_attr>() / 8, &[]);
 const EP: (usize, &[usize]) = (size_of::<fi_ep_attr>() / 8, &[10, 11]);
 const DOMAIN: (usize, &[usize]) = (size_of::<fi_domain_attr>() / 8, &[0, 1, 19, 20]);
 
 pub(crate) fn fuzzed(lib: &Lib) {
-    // A node; the hints of an ordinary client; wishes that are too high.
+    // A node; the hints of an ordinary client; requests that are too high.
     let seeds = [
         vec![9, 0, 10, 1, 11, 1],
         [&[0][..], &(FI_MSG | FI_TAGGED | FI_RMA).to_le_bytes(), &[5, 0, 3, 0, 0, 0, 0, 0, 0, 0]].concat(),
@@ -59,7 +59,7 @@ pub(crate) fn fuzzed(lib: &Lib) {
         let answer = lib.getinfo(api, node, service, flags, Some(&hints));
         let mut seen = vec![api as u8];
         match answer {
-            // Not ours: the host's own about all providers, or another provider's.
+            // Another provider, or the host's own answer about all providers.
             Ok(info) if info.names() != ["weft"] => {
                 others.insert((info.names().join(" "), flags & FI_PROV_ATTR_ONLY != 0));
                 seen.push(1);
@@ -67,7 +67,7 @@ pub(crate) fn fuzzed(lib: &Lib) {
             Ok(info) => {
                 let caps = info.get().caps;
                 let again = lib.getinfo(api, None, None, 0, Some(&info)).map(|again| again.get().caps);
-                assert!(again.is_ok(), "what was offered is not accepted: {again:?}, api {api:#x}");
+                assert!(again.is_ok(), "an offered answer is not accepted as hints: {again:?}, api {api:#x}");
                 found += 1;
                 seen.extend(caps.to_le_bytes());
                 seen.push(info.get().addr_format as u8);
@@ -81,7 +81,7 @@ pub(crate) fn fuzzed(lib: &Lib) {
         }
         hash(&seen)
     });
-    println!("answers that are not ours: {others:?}");
+    println!("answers of other providers: {others:?}");
     assert!(found > 0, "every hint was refused");
 }
 
@@ -94,11 +94,11 @@ fn set(at: *mut u64, (words, untouched): (usize, &[usize]), reader: &mut Reader<
     }
 }
 
-/// Gives an address of any bytes, which is the host's to free.
+/// Sets an address of arbitrary bytes. The host frees it.
 fn address(hints: &Info<'_>, source: bool, reader: &mut Reader<'_>) {
     let len = usize::from(reader.byte());
     let bytes = reader.bytes(len);
-    // A string has its end.
+    // One more byte terminates a string.
     let copy = unsafe { libc::calloc(1, bytes.len() + 1) };
     unsafe { copy.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     let info = hints.get();
@@ -111,7 +111,7 @@ fn address(hints: &Info<'_>, source: bool, reader: &mut Reader<'_>) {
     (*place, *length) = (copy, bytes.len());
 }
 
-/// Sets a name, or a key.
+/// Sets a name or an authorization key.
 fn string(hints: &Info<'_>, reader: &mut Reader<'_>) {
     let which = reader.byte();
     let text: CString = match STRINGS.get(usize::from(reader.byte())) {

@@ -1,4 +1,4 @@
-//! Two endpoints with counters: what the tests of triggered operations and of deferred work stand on.
+//! Two endpoints with counters, for the tests of triggered operations and of deferred work.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
@@ -11,7 +11,7 @@ use crate::client::{Lib, close, control};
 use crate::open;
 use crate::side::{Args, Form, PATIENCE, Side, acquaint, until};
 
-/// A counter of a test's. Any thread may use it.
+/// A counter of the test. Any thread may use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cntr(pub(crate) *mut fid_cntr);
 
@@ -48,7 +48,7 @@ impl Cntr {
         unsafe { (*(*self.0).ops).wait.unwrap()(self.0, threshold, timeout.as_millis() as c_int) }
     }
 
-    /// Reads it until it has that value, while the sides make progress.
+    /// Reads the counter until it has this value, while the sides make progress.
     #[track_caller]
     pub(crate) fn reaches(self, value: u64, sides: &[&Side<'_>]) {
         let end = Instant::now() + PATIENCE;
@@ -59,12 +59,12 @@ impl Cntr {
                 return;
             }
             sides.iter().for_each(|side| side.progress());
-            assert!(Instant::now() < end, "it stays at {now} instead of {value}, with {} errors", self.errors());
+            assert!(Instant::now() < end, "the counter stays at {now}, not {value}, with {} errors", self.errors());
         }
     }
 }
 
-/// Two endpoints that know each other, and counters of theirs, closed in the right order at the end.
+/// Two connected endpoints and their counters, which are closed in the right order when the rig is dropped.
 pub(crate) struct Rig<'a> {
     pub(crate) a: Side<'a>,
     pub(crate) b: Side<'a>,
@@ -81,7 +81,7 @@ impl<'a> Rig<'a> {
         Self::with(lib, progress, 0)
     }
 
-    /// With so many operations under way at most; 0 is the default.
+    /// Limits the number of pending operations to `depth`; 0 is the default limit.
     pub(crate) fn with(lib: &'a Lib, progress: fi_progress, depth: usize) -> Self {
         let side = || {
             Side::with(lib, 0, |hints| {
@@ -93,7 +93,7 @@ impl<'a> Rig<'a> {
         Self { a, b, to_b, to_a, counters: RefCell::default() }
     }
 
-    /// A new counter of that side's domain.
+    /// Opens a counter in the domain of this side.
     pub(crate) fn cntr(&self, side: &Side<'_>) -> Cntr {
         let mut attr: fi_cntr_attr = unsafe { std::mem::zeroed() };
         attr.wait_obj = FI_WAIT_UNSPEC;
@@ -123,16 +123,16 @@ impl Drop for Rig<'_> {
     }
 }
 
-/// Memory that a test leaks and hands out.
+/// Memory that a test leaks, so that it stays valid.
 type Bytes = *mut [u8];
 
-/// What deferred work does.
+/// An operation of deferred work.
 pub(crate) enum Work {
     Send(Bytes, u64),
     Recv(Bytes),
     TaggedSend(Bytes, u64, u64),
     TaggedRecv(Bytes, u64),
-    /// From one source.
+    /// Receives from one source only.
     TaggedRecvFrom(Bytes, u64, u64),
     Write(Bytes, u64, fi_rma_iov),
     Read(Bytes, u64, fi_rma_iov),
@@ -154,7 +154,7 @@ pub(crate) struct Amo {
     pub(crate) key: u64,
 }
 
-/// A request for deferred work: the structure that libfabric wants, and what goes into the operation.
+/// A request for deferred work: libfabric's structure and the operation's arguments.
 pub(crate) struct Request {
     pub(crate) raw: Box<fi_deferred_work>,
     pub(crate) flags: u64,
@@ -170,7 +170,8 @@ impl Request {
         Self { raw, flags: 0, context: 0xdef }
     }
 
-    /// FI_QUEUE_WORK. All structures and vectors but the request itself are gone, and overwritten, on return.
+    /// FI_QUEUE_WORK. On return all structures and vectors are overwritten and gone, except the request
+    /// itself.
     pub(crate) fn queue(&mut self, side: &Side<'_>, work: &Work) -> c_int {
         let mut iov: [libc::iovec; 2] = unsafe { std::mem::zeroed() };
         let mut remote: [fi_rma_iov; 2] = unsafe { std::mem::zeroed() };
@@ -226,14 +227,14 @@ impl Request {
                 self.submit(side, FI_OP_CNTR_SET, |op| op.cntr = leak(op_cntr))
             }
         };
-        // Whoever still looks here fails.
+        // A later read of these fields fails.
         iov = [libc::iovec { iov_base: 8 as *mut c_void, iov_len: usize::MAX }; 2];
         remote = [fi_rma_iov { addr: 1, len: usize::MAX, key: u64::MAX }; 2];
         std::hint::black_box((&mut iov, &mut remote));
         result
     }
 
-    /// The vectors have two pieces, of which the first is one number.
+    /// Queues an atomic operation. The vectors have two pieces, of which the first is one number.
     fn atomic(&mut self, side: &Side<'_>, amo: &Amo) -> c_int {
         let split = |numbers: *mut [u64]| {
             let start: *mut u64 = numbers.cast();
@@ -288,7 +289,7 @@ impl Request {
     }
 }
 
-/// Small, never freed: a use after the call is found by its contents, not by chance.
+/// Leaks small values, so that a use after the call is found by its contents and not by chance.
 fn leak<T>(value: T) -> *mut T {
     Box::leak(Box::new(value))
 }
@@ -305,7 +306,7 @@ fn tagged(iov: &[libc::iovec], count: usize, context: *mut c_void) -> fi_msg_tag
     msg
 }
 
-/// Queues work that must be accepted.
+/// Queues work. The provider must accept it.
 #[track_caller]
 pub(crate) fn queue(side: &Side<'_>, trigger: Cntr, threshold: u64, completion: Option<Cntr>, work: Work) -> Request {
     let mut request = Request::new(trigger, threshold, completion);
@@ -313,7 +314,7 @@ pub(crate) fn queue(side: &Side<'_>, trigger: Cntr, threshold: u64, completion: 
     request
 }
 
-/// The context of a triggered operation.
+/// A context for a triggered operation.
 pub(crate) fn condition(cntr: Cntr, threshold: usize) -> &'static mut fi_triggered_context {
     let mut context: fi_triggered_context = unsafe { std::mem::zeroed() };
     context.event_type = FI_TRIGGER_THRESHOLD;
