@@ -1,19 +1,21 @@
-//! The provider inside real libfabrics: every group of checks runs in every host library that weft supports.
+//! The provider inside real libfabrics: every group of checks runs in every supported host library.
 //!
-//! A host library is loaded by `dlopen` with RTLD_LOCAL, as MPI libraries do, finds the provider by
-//! FI_PROVIDER_PATH, and is called as a client calls it. Each group runs in a process of its own per host: this program
-//! again, which then runs the ignored test [`child`].
+//! A host library is loaded by `dlopen` with RTLD_LOCAL, as MPI libraries do. It finds the provider by
+//! FI_PROVIDER_PATH. Tests call it as a client would. Each group runs in a process of its own per host: the
+//! test binary executes itself with the ignored test [`child`].
 //!
-//! What clients do wrong, and what peers and queues do to them, is in `misuse`, `states`, `access`, `limits`, `closing`
-//! and `death`: scenes on the objects of `side`, on every path between two endpoints where the path matters.
+//! The groups `misuse`, `states`, `access`, `limits`, `closing` and `death` test errors of clients, and
+//! failures of peers and queues. They consist of scenes on the objects of `side`. A scene runs on every path
+//! between two endpoints if the path matters to it.
 //!
-//! Hosts: the paths in WEFT_HOST_LIBS, separated by colons, or by default the system's libfabric and those of the
-//! wheels of MPICH, Open MPI and Intel MPI in `.venv-mpich`, `.venv-ompi` and `.venv-impi` at the root of the
-//! project. A missing one is a failure, unless WEFT_TEST_SKIP_HOSTS is set.
+//! The host libraries are the paths in WEFT_HOST_LIBS, separated by colons. The default is the system's
+//! libfabric and the libfabrics of the wheels of MPICH, Open MPI and Intel MPI in `.venv-mpich`, `.venv-ompi`
+//! and `.venv-impi` at the root of the project. A missing library is a failure, unless WEFT_TEST_SKIP_HOSTS
+//! is set.
 
-// Every block here calls C as a client would; what is valid follows from the libfabric man pages, not from each line.
+// All blocks here call C as a client would. Their validity follows from the libfabric man pages.
 #![allow(clippy::undocumented_unsafe_blocks, clippy::multiple_unsafe_ops_per_block)]
-// An `Info` hands out its structures one field at a time; no two references live together.
+// An `Info` hands out its structures one field at a time. The references never overlap.
 #![allow(clippy::mut_from_ref)]
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
@@ -65,38 +67,39 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-/// How long one group may take in one host.
+/// The time limit of one group in one host.
 const LIMIT: Duration = Duration::from_secs(60);
-/// The same under the address sanitizer (`make asan`).
+/// The time limit of one group under the address sanitizer (`make asan`).
 const ASAN_LIMIT: Duration = Duration::from_secs(600);
 
-/// A group: its name, what runs in the child, and what its environment has besides.
+/// A group: its name, the function that the child runs, and its additional environment variables.
 struct Group {
     name: &'static str,
     run: fn(&client::Lib),
     env: Env,
 }
 
-/// Variables and their values; an empty value is none.
+/// Variables and their values. An empty value unsets the variable.
 type Env = &'static [(&'static str, &'static str)];
 
-/// Inside a host, large messages are copied once, or in pieces through shared memory; between hosts there is TCP. Peers
-/// that are gone are given up soon.
+/// The paths between two endpoints. Inside a host, large messages are copied once (SHM) or in pieces through
+/// shared memory (SHM_PUSH). The short time limits make weft give up dead peers early.
 const SHM: Env = &[("FI_WEFT_CLOSE_TIMEOUT_MS", "40"), ("FI_WEFT_CONNECT_RETRY_MS", "50")];
 const SHM_PUSH: Env = &[SHM[0], SHM[1], ("FI_WEFT_CMA", "0")];
 const TCP: Env = &[SHM[0], SHM[1], ("FI_WEFT_SHM", "0")];
 const ENCRYPTED: Env = &[SHM[0], SHM[1], TCP[2], ("FI_WEFT_TCP_ENCRYPT", "1")];
-/// Little room for messages that nobody has asked for.
+/// A small window for unexpected messages.
 const WINDOW: (&str, &str) = ("FI_WEFT_UNEXPECTED_WINDOW_BYTES", "128K");
 
-/// The user is told what is wrong.
+/// Enables the warnings, which tell the user about wrong settings.
 const WARN: (&str, &str) = ("FI_LOG_LEVEL", "warn");
 const WRONG: Env = &[("FI_WEFT_IFACE", "192.0.2.1"), ("FI_WEFT_SHM", "0"), WARN];
 
-/// Names the kind of simulated fabric, for the library that has one.
+/// The variable that selects the kind of simulated fabric. Only the library over the simulated fabric reads
+/// it.
 pub(crate) const SIM: &str = "FI_WEFT_SIM";
 
-/// The progress threads run on the second processor, where there is one.
+/// The progress threads run on the second processor if there is one.
 const SHM_APART: Env = &[SHM[0], SHM[1], ("FI_WEFT_PROGRESS_AFFINITY", "1")];
 const TCP_APART: Env = &[TCP[0], TCP[1], TCP[2], SHM_APART[2]];
 
@@ -223,7 +226,7 @@ const GROUPS: &[Group] = &[
     Group { name: "empty_job_key", run: network::empty_job_key, env: &[("FI_LOG_LEVEL", "warn")] },
 ];
 
-/// The libraries to test with.
+/// The host libraries under test.
 fn hosts() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let listed: Vec<PathBuf> = match std::env::var("WEFT_HOST_LIBS") {
@@ -238,11 +241,11 @@ fn hosts() -> Vec<PathBuf> {
     let skip = std::env::var_os("WEFT_TEST_SKIP_HOSTS").is_some();
     let (there, missing): (Vec<_>, Vec<_>) = listed.into_iter().partition(|path| path.exists());
     assert!(missing.is_empty() || skip, "missing: {missing:?}; install them (make deps), or set WEFT_TEST_SKIP_HOSTS");
-    assert!(!there.is_empty() || skip, "no host library at all");
+    assert!(!there.is_empty() || skip, "no host library was found");
     there
 }
 
-/// A directory in which a host finds the provider that cargo has just built, or the one over the simulated fabric.
+/// Makes a directory in which a host finds the provider that cargo has built, over real or simulated devices.
 fn provider_dir(simulated: bool) -> PathBuf {
     let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     let name = if simulated { "libweft_fi_sim.so" } else { "libweft_fi.so" };
@@ -257,7 +260,7 @@ fn provider_dir(simulated: bool) -> PathBuf {
     }
 }
 
-/// Runs a group in one host; its output.
+/// Runs a group in one host and returns its output.
 fn run_child(group: &Group, host: &Path, dir: &Path, decoy: Option<&Path>) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"]);
@@ -275,7 +278,7 @@ fn run_child(group: &Group, host: &Path, dir: &Path, decoy: Option<&Path>) -> Ou
     }
     command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
     let mut child = command.spawn().unwrap();
-    // A fuzz target runs for as long as is asked for, in processor time.
+    // A fuzz target runs for the requested processor time.
     let minutes = std::env::var("WEFT_FUZZ_MINUTES").ok().and_then(|text| text.parse::<f64>().ok()).unwrap_or(0.0);
     let limit = if std::env::var_os("WEFT_TEST_ASAN").is_some() { ASAN_LIMIT } else { LIMIT };
     let end = Instant::now() + limit + Duration::from_secs_f64(4.0 * 60.0 * minutes);
@@ -299,25 +302,25 @@ fn run(name: &str) {
     let group = GROUPS.iter().find(|group| group.name == name).unwrap();
     let simulated = group.env.iter().any(|(variable, _)| *variable == SIM);
     let dir = provider_dir(simulated);
-    // To the simulated devices all hosts are the same.
+    // The simulated devices behave the same in all hosts.
     let hosts = if simulated { hosts().drain(..1).collect() } else { hosts() };
     for host in hosts {
         let output = run_child(group, &host, &dir, None);
         let all = text(&output);
         assert!(output.status.success(), "{name} in {}: {}\n{all}", host.display(), output.status);
         assert!(all.contains(&format!("group {name} passed")), "{name} in {} did not run:\n{all}", host.display());
-        // How many cases there were.
+        // Some groups print their number of cases.
         for (_, count) in all.lines().filter_map(|line| line.split_once("cases: ")) {
             println!("{name} in {}: {count}", host.display());
         }
         if name == "wrong_interface" {
-            // The user, who alone can help, is told what is wrong and what there is.
+            // The warning names the wrong setting and the available interfaces.
             for part in ["192.0.2.1", "FI_WEFT_IFACE", "lo (127.0.0.1"] {
                 assert!(all.contains(part), "no {part:?} in {}:\n{all}", host.display());
             }
         }
         if name == "getinfo_log" {
-            // What was wanted and what is offered, by the host's own logger.
+            // The host's logger prints the requested and the offered value.
             for part in
                 ["weft", "domain_attr->cq_data_size: wanted 16, offered 8", "FI_WEFT_RX_SIZE=-3 is not understood"]
             {
@@ -328,12 +331,13 @@ fn run(name: &str) {
             assert_eq!(all.matches("FI_WEFT_JOB_KEY is set, but empty").count(), 2, "{}:\n{all}", host.display());
         }
         if name == "helpers_shm" {
-            // The call that was refused, with a remedy of its own.
+            // The warning names the refused call, with the remedy for that call.
             let named = all.contains("memfd_create") && !all.contains("a port below");
             assert!(named, "{}:\n{all}", host.display());
         }
         if group.env.iter().any(|(variable, _)| *variable == "FI_LOG_LEVEL") {
-            // The cause, a semicolon, and what to do. The host's own functions log in our name, too.
+            // Each line names the cause, a semicolon, and the remedy. The host's own functions log under the
+            // provider's name, too.
             let ours = |line: &&str| line.contains(":weft:") && !line.contains(":fi_param");
             let said: Vec<&str> = all.lines().filter(ours).collect();
             assert!(!said.is_empty() && said.iter().all(|line| line.contains("; ")), "{}:\n{said:#?}", host.display());
@@ -341,7 +345,7 @@ fn run(name: &str) {
     }
 }
 
-/// Makes a test of each group, so that they run at the same time and fail by name.
+/// Makes a test of each group, so that groups run in parallel and fail by name.
 macro_rules! groups {
     ($($name:ident)*) => {
         $(
@@ -352,7 +356,7 @@ macro_rules! groups {
         )*
 
         #[test]
-        fn every_group_is_run() {
+        fn the_tests_cover_all_groups() {
             let tests = [$(stringify!($name)),*];
             let groups: Vec<_> = GROUPS.iter().map(|group| group.name).collect();
             assert_eq!(tests.as_slice(), groups.as_slice());
@@ -381,7 +385,7 @@ groups! {
     empty_job_key
 }
 
-/// Runs one group in one host, as the environment says. Only [`run`] calls this.
+/// Runs one group in one host, as given by environment variables. Only [`run`] executes this test.
 #[test]
 #[ignore = "run by the other tests, in a process of its own"]
 fn child() {
@@ -402,22 +406,22 @@ fn child() {
         {
             (group.run)(&lib);
         } else {
-            leaving_nothing(&lib, group.run);
+            run_without_leaks(&lib, group.run);
         }
     }
     println!("group {name} passed");
 }
 
-/// Runs a group, after which the process must hold the descriptors and mappings that it had before.
-fn leaving_nothing(lib: &client::Lib, run: fn(&client::Lib)) {
-    // What a host opens once and keeps is there after the first endpoint.
+/// Runs a group. Afterwards the process must hold the same descriptors and mappings as before.
+fn run_without_leaks(lib: &client::Lib, run: fn(&client::Lib)) {
+    // The first endpoint makes the host open what it keeps until the process ends.
     drop(side::Side::new(lib));
-    let before = side::Held::now();
+    let before = side::Resources::now();
     run(lib);
-    assert_eq!(side::Held::now(), before, "descriptors and mappings after and before");
+    assert_eq!(side::Resources::now(), before, "descriptors and mappings after and before");
 }
 
-/// Runs a group in every host with every other host as decoy.
+/// Runs a group in every host, with every other host library as decoy.
 fn run_in_pairs(name: &str) {
     if std::env::var_os("WEFT_TEST_ASAN").is_some() {
         return eprintln!("not tested: the sanitizer forbids RTLD_DEEPBIND, so the test itself would call the decoy");
@@ -435,14 +439,15 @@ fn run_in_pairs(name: &str) {
     }
 }
 
-/// With another libfabric in the global scope, the provider must use the one that loaded it: structures differ.
+/// A decoy is another libfabric in the global scope, with other structures. The provider must use its own
+/// host.
 #[test]
-fn the_host_is_the_library_that_calls() {
+fn the_provider_uses_the_library_that_loaded_it() {
     run_in_pairs("getinfo_defaults");
 }
 
-/// Two libfabrics of a process have the provider, each for itself.
+/// Two libfabrics of one process each load the provider.
 #[test]
-fn a_second_host_has_it_too() {
+fn two_hosts_each_load_the_provider() {
     run_in_pairs("second_host");
 }

@@ -1,9 +1,9 @@
-//! One client's objects, what it may call, and what it gets back: what the tests of misuse and of failing peers
-//! stand on.
+//! A client's objects, the calls that it makes, and their results, for the tests of misuse and of failing
+//! peers.
 //!
-//! A test opens one [`Side`] per endpoint, drives them from one thread (manual progress unless the test asks for
-//! another), and looks at every [`Outcome`]. Every wait ends after [`PATIENCE`]. Buffers are leaked ([`memory`]), so
-//! that an operation that a failing test leaves behind never points to memory that is gone.
+//! A test opens one [`Side`] per endpoint and drives all sides from one thread, with manual progress unless
+//! the test asks for another model. It checks every [`Outcome`]. Every wait ends after [`PATIENCE`]. Buffers
+//! are leaked ([`memory`]), so that an operation left behind by a failing test never points to freed memory.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -15,17 +15,17 @@ use weft_fi_sys::*;
 use crate::client::{Info, Lib, Opened, bind, close, control};
 use crate::open;
 
-/// How long anything may take before a test fails.
+/// The time after which a wait fails the test.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-/// The context of every endpoint, for errors of operations that have none.
+/// The context of every endpoint, reported in errors of operations that have no context.
 pub(crate) const EP_CONTEXT: usize = 0xe9;
 
-/// -FI_EAGAIN and its like, as data-path functions return them.
+/// A negative error number, such as -FI_EAGAIN, as data-path functions return it.
 pub(crate) const fn err(errno: c_int) -> isize {
     -(errno as isize)
 }
 
-/// The same for the numbers from 256 on, which the headers declare with another type.
+/// A negative error number from 256 on, which the headers declare with another type.
 pub(crate) const fn fabric_err(errno: u32) -> isize {
     -(errno as isize)
 }
@@ -35,20 +35,20 @@ pub(crate) fn memory(len: usize) -> &'static mut [u8] {
     vec![0; len].leak()
 }
 
-/// Memory with bytes that tell places apart, none of them 0.
+/// Memory with a pattern that distinguishes positions. No byte is 0.
 pub(crate) fn pattern(len: usize) -> &'static mut [u8] {
     let mut bytes = (1..=251_u8).collect::<Vec<_>>().repeat(len.div_ceil(251));
     bytes.truncate(len);
     bytes.leak()
 }
 
-/// Whether all bytes are that one.
+/// Returns whether all bytes have this value.
 pub(crate) fn is_all(bytes: &[u8], byte: u8) -> bool {
-    // Each equals the next: a comparison of memory, since there is much of it.
+    // Comparing each byte with the next is a comparison of memory, which is fast for large buffers.
     bytes.first().is_none_or(|&first| first == byte && bytes[1..] == bytes[..bytes.len() - 1])
 }
 
-/// Memory that somebody else is writing to.
+/// Memory that the other side or the provider writes meanwhile.
 #[derive(Clone, Copy)]
 pub(crate) struct Watched(*mut u8, usize);
 
@@ -57,49 +57,49 @@ impl Watched {
         Self(memory.as_mut_ptr(), memory.len())
     }
 
-    /// Whether the first byte has come.
+    /// Returns whether the first byte has arrived.
     pub(crate) fn begun(self) -> bool {
         unsafe { self.0.read_volatile() != 0 }
     }
 
-    /// What is there now; by then nobody else may use it.
+    /// The bytes that have arrived. No other side may access them any more.
     pub(crate) fn bytes(self) -> &'static mut [u8] {
         unsafe { std::slice::from_raw_parts_mut(self.0, self.1) }
     }
 
-    /// Something of a [`pattern`] has not come yet; otherwise the caller's test would show nothing.
+    /// Asserts that a part of a [`pattern`] has not arrived yet. Otherwise the test would prove nothing.
     #[track_caller]
     pub(crate) fn assert_incomplete(self) {
-        assert!(self.bytes().contains(&0), "all there at once: this test shows nothing");
+        assert!(self.bytes().contains(&0), "the whole message has arrived at once: this test proves nothing");
     }
 }
 
-/// The length of a message that is never all on its way at once: sockets hold some megabytes, shared memory less.
+/// The length of a message that no path holds entirely. Sockets hold some megabytes, shared memory less.
 pub(crate) fn long_bytes() -> usize {
     if off("FI_WEFT_SHM") { 16 << 20 } else { 4 << 20 }
 }
 
-/// Whether the receiver or the target of a long transfer copies it by itself, without the other side's help.
+/// Returns whether the receiver or the target of a long transfer copies it without the other side's help.
 pub(crate) fn by_itself() -> bool {
     !off("FI_WEFT_SHM") && !off("FI_WEFT_CMA")
 }
 
-/// Whether the group has switched something off.
+/// Returns whether the group has switched this variable off.
 pub(crate) fn off(variable: &str) -> bool {
     std::env::var(variable).is_ok_and(|value| value == "0")
 }
 
-/// An endpoint with everything that it needs.
+/// An endpoint with its objects.
 pub(crate) struct Side<'a> {
     pub(crate) opened: Opened,
     pub(crate) info: Info<'a>,
     pub(crate) av: *mut fid_av,
     pub(crate) cq: *mut fid_cq,
-    /// Null once it is closed.
+    /// Null once the endpoint is closed.
     pub(crate) ep: *mut fid_ep,
 }
 
-/// How an operation ended.
+/// The completion of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Outcome {
     Done(fi_cq_tagged_entry),
@@ -131,17 +131,17 @@ impl Outcome {
     }
 }
 
-/// What the arguments of every data-transfer function are taken from.
+/// The arguments of all data-transfer functions.
 #[derive(Clone, Copy)]
 pub(crate) struct Args {
     pub(crate) buf: *mut c_void,
     pub(crate) len: usize,
-    /// The vector that functions with one get; by default one piece, `buf` and `len`.
+    /// The vector for functions that take one. The default is one piece, `buf` and `len`.
     pub(crate) vector: Option<(*const libc::iovec, usize)>,
-    /// The remote vector that functions with one get; by default one piece, `addr` and `len`.
+    /// The remote vector for functions that take one. The default is one piece, `addr` and `len`.
     pub(crate) remote: Option<(*const fi_rma_iov, usize)>,
     pub(crate) dest: u64,
-    /// From whom to receive.
+    /// The source of a receive.
     pub(crate) src: u64,
     pub(crate) tag: u64,
     pub(crate) ignore: u64,
@@ -176,12 +176,12 @@ impl Args {
     }
 }
 
-/// What distinguishes data-transfer functions as far as their checks go.
+/// The argument shapes of data-transfer functions, as far as their checks differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// One buffer and a context.
     Plain,
-    /// One buffer that is free at once.
+    /// One buffer that may be reused at once.
     Inject,
     /// A vector of buffers.
     Vector,
@@ -193,12 +193,12 @@ pub(crate) enum Form {
 pub(crate) struct Call {
     pub(crate) name: &'static str,
     pub(crate) form: Form,
-    /// Receives; everything else transmits.
+    /// True for receives; all other functions transmit.
     pub(crate) recv: bool,
     pub(crate) run: unsafe fn(*mut fid_ep, &Args) -> isize,
 }
 
-/// Makes a vector of the arguments if there is none, and calls.
+/// Calls the function with the vector of the arguments, or with one made from the buffer.
 fn with_vector<R>(args: &Args, call: impl FnOnce(*const libc::iovec, usize) -> R) -> R {
     let piece = libc::iovec { iov_base: args.buf, iov_len: args.len };
     let (iov, count) = args.vector.unwrap_or((&raw const piece, 1));
@@ -235,10 +235,10 @@ unsafe fn rma_of(args: &Args, call: impl FnOnce(*const fi_msg_rma) -> isize) -> 
     })
 }
 
-/// Declares the list: name, form, direction, and how the slot of a table is called.
+/// Declares the list: the name, the shape, the direction, and the call of the function table's slot.
 macro_rules! calls {
     ($($name:ident $form:ident $recv:literal $table:ident.$slot:ident |$call:ident, $ep:ident, $a:ident| $body:expr;)*) => {
-        /// Every data-transfer function but atomics and collectives.
+        /// All data-transfer functions except atomics and collectives.
         pub(crate) const CALLS: &[Call] = &[$({
             unsafe fn $name($ep: *mut fid_ep, $a: &Args) -> isize {
                 unsafe {
@@ -291,23 +291,23 @@ calls! {
         |f, ep, a| tagged_of(&Args { dest: a.src, ..*a }, |msg| f(ep, msg, a.flags));
 }
 
-/// The function of that name.
+/// The function of this name.
 pub(crate) fn call(name: &str) -> &'static Call {
     CALLS.iter().find(|call| call.name == name).unwrap_or_else(|| panic!("no {name}"))
 }
 
 impl<'a> Side<'a> {
-    /// An enabled endpoint with the defaults.
+    /// Opens and enables an endpoint with the defaults.
     pub(crate) fn new(lib: &'a Lib) -> Self {
         Self::with(lib, 0, |_| ())
     }
 
-    /// An enabled endpoint with hints and a queue size of the test's choice.
+    /// Opens and enables an endpoint with the given hints and queue size.
     pub(crate) fn with(lib: &'a Lib, cq_size: usize, hints: impl Fn(&Info<'_>)) -> Self {
         Self::unbound(lib, cq_size, hints).bound()
     }
 
-    /// Binds and enables it.
+    /// Binds and enables the endpoint.
     pub(crate) fn bound(self) -> Self {
         assert_eq!(bind(self.ep, self.av, 0), 0);
         assert_eq!(bind(self.ep, self.cq, FI_TRANSMIT | FI_RECV), 0);
@@ -315,26 +315,26 @@ impl<'a> Side<'a> {
         self
     }
 
-    /// An enabled endpoint, opened with attributes that were changed after fi_getinfo gave them.
+    /// Opens and enables an endpoint with attributes that were changed after fi_getinfo returned them.
     pub(crate) fn with_changed(lib: &'a Lib, change: impl Fn(&Info<'_>)) -> Self {
         let info = lib.ask(lib.newest(), None).unwrap();
         change(&info);
         Self::open(lib, 0, info).bound()
     }
 
-    /// Everything opened, nothing bound.
+    /// Opens all objects and binds none.
     pub(crate) fn unbound(lib: &'a Lib, cq_size: usize, change: impl Fn(&Info<'_>)) -> Self {
         let hints = lib.allocinfo();
         change(&hints);
         Self::open(lib, cq_size, lib.ask(lib.newest(), Some(&hints)).unwrap())
     }
 
-    /// An enabled endpoint for an answer of fi_getinfo.
+    /// Opens and enables an endpoint for an answer of fi_getinfo.
     pub(crate) fn opened(lib: &'a Lib, cq_size: usize, info: Info<'a>) -> Self {
         Self::open(lib, cq_size, info).bound()
     }
 
-    /// Everything opened for an answer of fi_getinfo, nothing bound.
+    /// Opens all objects for an answer of fi_getinfo and binds none.
     pub(crate) fn unbound_for(lib: &'a Lib, info: Info<'a>) -> Self {
         Self::open(lib, 0, info)
     }
@@ -353,7 +353,7 @@ impl<'a> Side<'a> {
         Self { opened, info, av, cq, ep }
     }
 
-    /// One more endpoint of the domain, unbound.
+    /// Opens one more endpoint of the domain, unbound.
     pub(crate) fn another_ep(&self) -> *mut fid_ep {
         open!(self.opened.domain, endpoint, self.info.raw).unwrap()
     }
@@ -367,7 +367,7 @@ impl<'a> Side<'a> {
         name_of(self.ep)
     }
 
-    /// `fi_av_insert` of one address, which must succeed.
+    /// Calls `fi_av_insert` for one address, which must succeed.
     pub(crate) fn insert(&self, name: &[u8]) -> u64 {
         let mut number = 0;
         let insert = unsafe { (*(*self.av).ops).insert.unwrap() };
@@ -375,7 +375,7 @@ impl<'a> Side<'a> {
         number
     }
 
-    /// `fi_mr_reg`, which must succeed.
+    /// Calls `fi_mr_reg`, which must succeed.
     pub(crate) fn register(&self, memory: &mut [u8], access: u64, key: u64) -> *mut fid_mr {
         let mut mr = null_mut();
         let domain = self.opened.domain;
@@ -385,7 +385,7 @@ impl<'a> Side<'a> {
         mr
     }
 
-    /// `fi_mr_regv` of memory cut into pieces, which must succeed.
+    /// Calls `fi_mr_regv` for memory cut into pieces, which must succeed.
     pub(crate) fn register_pieces(&self, memory: &mut [u8], pieces: usize, access: u64, key: u64) -> *mut fid_mr {
         let mut mr = null_mut();
         let domain = self.opened.domain;
@@ -397,12 +397,12 @@ impl<'a> Side<'a> {
         mr
     }
 
-    /// Calls one function.
+    /// Calls the function of this name.
     pub(crate) fn run(&self, name: &str, args: &Args) -> isize {
         unsafe { (call(name).run)(self.ep, args) }
     }
 
-    /// Calls one function, which must accept the operation, perhaps after some progress on all sides.
+    /// Calls the function of this name until it accepts the operation, while all sides make progress.
     #[track_caller]
     pub(crate) fn start(&self, name: &str, args: &Args, others: &[&Side<'_>]) {
         until(|| match self.run(name, args) {
@@ -416,19 +416,19 @@ impl<'a> Side<'a> {
         });
     }
 
-    /// A tagged send from a buffer.
+    /// Starts a tagged send of a buffer.
     #[track_caller]
     pub(crate) fn tsend(&self, buf: &mut [u8], dest: u64, context: usize) {
         self.start("fi_tsend", &Args { context, ..Args::new(buf, dest) }, &[]);
     }
 
-    /// A tagged receive from anyone.
+    /// Starts a tagged receive from any source.
     #[track_caller]
     pub(crate) fn trecv(&self, buf: &mut [u8], context: usize) {
         self.start("fi_trecv", &Args { context, ..Args::new(buf, 0) }, &[]);
     }
 
-    /// A tagged receive from one source.
+    /// Starts a tagged receive from one source.
     #[track_caller]
     pub(crate) fn trecv_from(&self, buf: &mut [u8], source: u64, context: usize) {
         let Args { buf, len, tag, .. } = Args::new(buf, 0);
@@ -442,20 +442,20 @@ impl<'a> Side<'a> {
         unsafe { (*(*self.ep).ops).cancel.unwrap()(self.ep.cast(), context as *mut c_void) }
     }
 
-    /// How many more operations may be started.
+    /// The number of operations that may still be started.
     pub(crate) fn tx_left(&self) -> isize {
         unsafe { (*(*self.ep).ops).tx_size_left.unwrap()(self.ep) }
     }
 
-    /// A round of progress; completions stay in the queue.
+    /// Makes one round of progress. Completions stay in the queue.
     pub(crate) fn progress(&self) {
         let result = unsafe { (*(*self.cq).ops).read.unwrap()(self.cq, null_mut(), 0) };
-        // An error entry may be the next one.
+        // The next entry may be an error.
         let known = [0, err(FI_EAGAIN), fabric_err(FI_EAVAIL)];
         assert!(known.contains(&result), "fi_cq_read of nothing: {result}");
     }
 
-    /// The next completion, if there is one.
+    /// Reads the next completion if there is one.
     pub(crate) fn poll(&self) -> Option<Outcome> {
         let mut entry: fi_cq_tagged_entry = unsafe { std::mem::zeroed() };
         let ops = unsafe { &*(*self.cq).ops };
@@ -469,12 +469,12 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// The error entry that is next.
+    /// Reads the next entry, an error.
     pub(crate) fn error(&self) -> fi_cq_err_entry {
         error_of(self.cq).base
     }
 
-    /// The next completion, while the other sides make progress.
+    /// Waits for the next completion, while the other sides make progress.
     #[track_caller]
     pub(crate) fn next(&self, others: &[&Side<'_>]) -> Outcome {
         until(|| {
@@ -483,18 +483,18 @@ impl<'a> Side<'a> {
         })
     }
 
-    /// Nothing completes here within some hundred rounds of progress everywhere.
+    /// Asserts that nothing completes here within some hundred rounds of progress on all sides.
     #[track_caller]
     pub(crate) fn nothing(&self, others: &[&Side<'_>]) {
         for _ in 0..300 {
             others.iter().for_each(|side| side.progress());
             if let Some(outcome) = self.poll() {
-                panic!("a completion that nobody expects: {outcome:?}");
+                panic!("an unexpected completion: {outcome:?}");
             }
         }
     }
 
-    /// `fi_close` of the endpoint.
+    /// Calls `fi_close` for the endpoint.
     pub(crate) fn close_ep(&mut self) {
         assert_eq!(close(std::mem::replace(&mut self.ep, null_mut())), 0, "fi_close(ep)");
     }
@@ -523,7 +523,7 @@ pub(crate) fn name_of(ep: *mut fid_ep) -> Vec<u8> {
     name
 }
 
-/// `fi_ep_alias`: another handle, whose default flags of one direction are these.
+/// Opens an alias with `fi_ep_alias`: another handle with these default flags for one direction.
 pub(crate) fn alias(ep: *mut fid_ep, flags: u64) -> *mut fid_ep {
     let mut out: *mut fid = null_mut();
     let mut request = fi_alias { fid: &mut out, flags };
@@ -537,23 +537,23 @@ pub(crate) fn setopt<T>(ep: *mut fid_ep, name: c_int, value: T) -> c_int {
     unsafe { set(ep.cast(), FI_OPT_ENDPOINT as c_int, name, (&raw const value).cast(), size_of::<T>()) }
 }
 
-/// Below how many bytes a multi-receive is released.
+/// Sets the remaining size in bytes below which a multi-receive is released.
 pub(crate) fn set_min_multi_recv(ep: *mut fid_ep, bytes: usize) {
     assert_eq!(setopt(ep, FI_OPT_MIN_MULTI_RECV as c_int, bytes), 0);
 }
 
-/// Two endpoints that know each other, and their numbers for the other.
+/// Two endpoints that have each other's address, and those two addresses.
 pub(crate) fn pair<'a>(lib: &'a Lib) -> (Side<'a>, Side<'a>, u64, u64) {
     acquaint(Side::new(lib), Side::new(lib))
 }
 
-/// Inserts each name at the other.
+/// Inserts the name of each side in the other side's address vector.
 pub(crate) fn acquaint<'a>(a: Side<'a>, b: Side<'a>) -> (Side<'a>, Side<'a>, u64, u64) {
     let (to_b, to_a) = (a.insert(&b.name()), b.insert(&a.name()));
     (a, b, to_b, to_a)
 }
 
-/// A short message goes through, so that both are connected and nothing else is under way.
+/// Exchanges a short message, so that both sides are connected and no other message is pending.
 #[track_caller]
 pub(crate) fn works(a: &Side<'_>, b: &Side<'_>, to_b: u64) {
     let (source, target) = (pattern(100), memory(100));
@@ -564,13 +564,13 @@ pub(crate) fn works(a: &Side<'_>, b: &Side<'_>, to_b: u64) {
     assert_eq!(target, source);
 }
 
-/// The error entry that is next in a queue, read into the size that the newest API has (88 bytes, fi_cq(3)):
-/// a provider writes as much as the API of the domain asks for.
+/// Reads the next error entry of a queue. The entry has the size of the newest API (88 bytes, fi_cq(3)). The
+/// provider writes only as much as the API version of the domain has.
 pub(crate) fn error_of(cq: *mut fid_cq) -> fi_cq_err_entry_1_20 {
     error_with_room(cq, &mut [])
 }
 
-/// As `error_of`, read with a buffer of so many bytes for its data.
+/// Reads the next error entry with a buffer of `room.len()` bytes for its data.
 pub(crate) fn error_with_room(cq: *mut fid_cq, room: &mut [u8]) -> fi_cq_err_entry_1_20 {
     let mut failed: fi_cq_err_entry_1_20 = unsafe { std::mem::zeroed() };
     failed.base.err_data = if room.is_empty() { null_mut() } else { room.as_mut_ptr().cast() };
@@ -580,7 +580,7 @@ pub(crate) fn error_with_room(cq: *mut fid_cq, room: &mut [u8]) -> fi_cq_err_ent
     failed
 }
 
-/// Polls until `done` gives something.
+/// Polls until `done` returns a value.
 #[track_caller]
 pub(crate) fn until<T>(mut done: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + PATIENCE;
@@ -588,22 +588,22 @@ pub(crate) fn until<T>(mut done: impl FnMut() -> Option<T>) -> T {
         if let Some(value) = done() {
             return value;
         }
-        assert!(Instant::now() < end, "nothing came within {PATIENCE:?}");
+        assert!(Instant::now() < end, "no result within {PATIENCE:?}");
     }
 }
 
-/// The open descriptors, by what they are, and the mappings of shared memory.
+/// The open descriptors by their targets, and the mappings of shared memory.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct Resources {
     descriptors: Vec<String>,
     mappings: usize,
 }
 
-impl Held {
-    /// Of this process, now.
+impl Resources {
+    /// The resources that this process has now.
     pub(crate) fn now() -> Self {
         let entries: Vec<_> = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path()).collect();
-        // The directory itself was open a moment ago; its link is gone.
+        // The directory itself was open during the listing. Its link is gone now.
         let mut descriptors: Vec<String> = entries
             .iter()
             .filter_map(|path| Some((path, std::fs::read_link(path).ok()?)))
@@ -615,18 +615,18 @@ impl Held {
     }
 }
 
-/// A part of a group: its name, and what runs.
+/// A part of a group: its name and its function.
 pub(crate) type Scene = (&'static str, fn(&Lib));
 
-/// Runs each of a group's scenes, after which the process must hold what it held before.
+/// Runs the scenes of a group. After each scene the process must have the same resources as before.
 pub(crate) fn scenes(lib: &Lib, list: &[Scene]) {
-    // What a host opens once and keeps is there after the first endpoint.
+    // The first endpoint makes the host open what it keeps until the process ends.
     drop(Side::new(lib));
     for (name, run) in list {
-        // For whoever reads the output of a scene that hangs or crashes.
+        // The output shows which scene hangs or crashes.
         println!("scene {name}");
-        let before = Held::now();
+        let before = Resources::now();
         run(lib);
-        assert_eq!(Held::now(), before, "descriptors and mappings after and before the scene {name}");
+        assert_eq!(Resources::now(), before, "descriptors and mappings after and before the scene {name}");
     }
 }
