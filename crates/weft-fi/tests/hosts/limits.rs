@@ -1,5 +1,6 @@
-//! Bounds: full queues answer -FI_EAGAIN without a side effect (fi_domain(3), "Resource Management"), messages longer
-//! than their buffer are cut and reported, cancelled receives end, sizes that cannot be are refused.
+//! Limits. Full queues return -FI_EAGAIN without a side effect (fi_domain(3), "Resource Management").
+//! Messages longer than their buffer are truncated and reported, cancelled receives complete, and impossible
+//! sizes are refused.
 
 use std::ffi::c_int;
 
@@ -12,12 +13,12 @@ use crate::side::{
     set_min_multi_recv, until, works,
 };
 
-/// Long enough to wait for its receiver on every device.
+/// A length at which messages wait for their receiver on every device.
 const LONG_BYTES: usize = 100_000;
 /// The size of the queues under test.
 const DEPTH: usize = 8;
 
-/// All of them.
+/// All scenes.
 pub(crate) fn all(lib: &Lib) {
     scenes(
         lib,
@@ -35,11 +36,12 @@ pub(crate) fn all(lib: &Lib) {
     );
 }
 
-/// Operations that cannot leave fill the transmit queue of their peer; an operation that does not fit leaves no trace.
+/// Operations that cannot leave fill the transmit queue of their peer. An operation that does not fit has no
+/// effect.
 fn full_transmit_queue(lib: &Lib) {
     let a = Side::with(lib, 0, |hints| hints.tx().size = DEPTH);
     assert_eq!(a.info.tx().size, DEPTH);
-    // Nothing leaves before the peer makes progress, because that takes a connection.
+    // No operation leaves before the peer makes progress, because that takes a connection.
     let (a, b, to_b, _) = acquaint(a, Side::new(lib));
     assert_eq!(a.tx_left(), DEPTH as isize);
     for at in 0..DEPTH {
@@ -61,8 +63,8 @@ fn full_transmit_queue(lib: &Lib) {
     works(&a, &b, to_b);
 }
 
-/// Messages that wait for receives of the peer take no place: a client that starts many sends before its
-/// receives goes on.
+/// Messages that wait for receives of the peer occupy no queue entry, so a client may start many sends before
+/// its receives.
 fn messages_without_receives(lib: &Lib) {
     const MESSAGES: usize = 8 * DEPTH;
     let a = Side::with(lib, 0, |hints| hints.tx().size = DEPTH);
@@ -80,8 +82,8 @@ fn messages_without_receives(lib: &Lib) {
     works(&a, &b, to_b);
 }
 
-/// A receive at a null pointer with a length takes a message of no bytes. One of more bytes ends it by an
-/// error, and harms nothing else.
+/// A receive with a null pointer and a length takes an empty message. A longer message ends the receive with
+/// an error and has no other effect.
 fn receives_without_memory(lib: &Lib) {
     let (a, b, to_b, _) = pair(lib);
     let send = |recv: &str, len| {
@@ -107,7 +109,7 @@ fn receives_without_memory(lib: &Lib) {
             }
             send(recv, len);
             if !first {
-                // It has come, on most devices, before it is asked for.
+                // On most devices the message has arrived before the receive is posted.
                 for _ in 0..20 {
                     a.progress();
                     b.progress();
@@ -117,7 +119,8 @@ fn receives_without_memory(lib: &Lib) {
             check(&format!("{recv} of {len} bytes, posted first: {first}"), b.next(&[&a]), len, len == 0);
         }
     }
-    // The message fits what stands before the null pointer, or not; never does it go behind.
+    // The message fits in the piece before the null pointer, or it does not. It never reaches the piece
+    // behind.
     let (front, back) = (memory(8), memory(LONG_BYTES));
     let piece = |buf: *mut u8, iov_len| libc::iovec { iov_base: buf.cast(), iov_len };
     let vector = [piece(front.as_mut_ptr(), 8), piece(std::ptr::null_mut(), 8), piece(back.as_mut_ptr(), LONG_BYTES)];
@@ -129,7 +132,7 @@ fn receives_without_memory(lib: &Lib) {
         }
     }
     assert!(is_all(back, 0), "bytes went behind the null pointer");
-    // A multi-receive is released by its error.
+    // The error releases a multi-receive.
     post("fi_recvmsg", Args { flags: FI_MULTI_RECV, ..nowhere });
     send("fi_recv", 8);
     let entry = b.next(&[&a]).failed();
@@ -139,7 +142,8 @@ fn receives_without_memory(lib: &Lib) {
     works(&a, &b, to_b);
 }
 
-/// Receives `count` messages of which the first byte and the length beyond [`LONG_BYTES`] are their number.
+/// Receives `count` messages. The first byte, and the length beyond [`LONG_BYTES`], give the number of the
+/// message.
 fn take_in_order(a: &Side<'_>, b: &Side<'_>, count: usize) {
     let mut targets: Vec<_> = (0..count).map(|_| memory(LONG_BYTES + count)).collect();
     for (at, target) in targets.iter_mut().enumerate() {
@@ -163,7 +167,7 @@ fn take_in_order(a: &Side<'_>, b: &Side<'_>, count: usize) {
     b.nothing(&[a]);
 }
 
-/// Receives beyond the size are refused, tagged and untagged ones each by themselves.
+/// Receives beyond the size are refused, with separate limits for tagged and untagged receives.
 fn full_receive_queue(lib: &Lib) {
     let b = Side::with(lib, 0, |hints| hints.rx().size = DEPTH);
     assert_eq!(b.info.rx().size, DEPTH);
@@ -178,7 +182,7 @@ fn full_receive_queue(lib: &Lib) {
             let args = Args { context: 0xbad, ..Args::new(spare, 0) };
             assert_eq!(unsafe { (call.run)(b.ep, &args) }, err(FI_EAGAIN), "{}", call.name);
         }
-        assert_eq!(b.cancel(0xbad), err(FI_ENOENT), "refused, so not there");
+        assert_eq!(b.cancel(0xbad), err(FI_ENOENT), "a refused receive cannot be cancelled");
         let source = pattern(8);
         for at in 0..DEPTH {
             source[0] = at as u8;
@@ -186,7 +190,7 @@ fn full_receive_queue(lib: &Lib) {
             assert_eq!(b.next(&[&a]).done().op_context as usize, at);
             a.next(&[&b]).done();
             if at == 0 {
-                // Room for one.
+                // There is room for one receive.
                 assert_eq!(b.run(family, &Args { context: DEPTH, ..Args::new(memory(8), 0) }), 0);
                 assert_eq!(b.run(family, &Args { context: 0xbad, ..Args::new(spare, 0) }), err(FI_EAGAIN));
             }
@@ -198,13 +202,14 @@ fn full_receive_queue(lib: &Lib) {
     }
 }
 
-/// A queue that nobody reads: operations are refused, and what was accepted, or came unasked, is all there, in order.
+/// The client does not read a queue. New operations are refused. Accepted operations and unsolicited events
+/// are all reported, in order.
 fn overrun(lib: &Lib) {
     const SIZE: usize = 4;
     const SENT: usize = 64;
     let (a, b, to_b, _) = acquaint(Side::with(lib, SIZE, |_| ()), Side::with(lib, SIZE, |_| ()));
     works(&a, &b, to_b);
-    // At the receiver: it took the receives while the queue was empty, so it must report all of them.
+    // The receiver accepted these receives while the queue was empty, so it must report all of them.
     for at in 0..SENT {
         b.trecv(memory(8), at);
     }
@@ -220,7 +225,7 @@ fn overrun(lib: &Lib) {
             }
         }
     }
-    assert!(accepted < SENT, "a queue of {SIZE} takes anything");
+    assert!(accepted < SENT, "a queue of {SIZE} accepts any number of operations");
     let refused = |side: &Side<'_>, calls: fn(&&crate::side::Call) -> bool| {
         for call in CALLS.iter().filter(calls) {
             let args = Args { context: 0xbad, ..Args::new(memory(8), to_b) };
@@ -232,7 +237,7 @@ fn overrun(lib: &Lib) {
         if at >= accepted {
             a.start("fi_tsend", &Args { context: at, ..Args::new(buf, to_b) }, &[]);
         }
-        // Its sends complete in order; the receiver only makes progress, and does not read.
+        // The sends complete in order. The receiver makes progress, but does not read.
         assert_eq!(a.next(&[&b]).done().op_context as usize, at);
     }
     a.nothing(&[&b]);
@@ -241,12 +246,12 @@ fn overrun(lib: &Lib) {
         assert_eq!(b.next(&[]).done().op_context as usize, at);
     }
     b.nothing(&[&a]);
-    unasked(&a, &b, to_b);
+    unsolicited(&a, &b, to_b);
     works(&a, &b, to_b);
 }
 
-/// Peers' writes with data ask nobody for room.
-fn unasked(a: &Side<'_>, b: &Side<'_>, to_b: u64) {
+/// Peers' writes with data are reported however full the queue is.
+fn unsolicited(a: &Side<'_>, b: &Side<'_>, to_b: u64) {
     const WRITES: u64 = 300;
     let mr = b.register(memory(8), FI_REMOTE_WRITE, 3);
     let (buf, context) = (pattern(8), std::ptr::null_mut());
@@ -264,8 +269,8 @@ fn unasked(a: &Side<'_>, b: &Side<'_>, to_b: u64) {
     assert_eq!(close(mr), 0);
 }
 
-/// A client whose buffer is full posts the next one while it reads (GASNet does, and takes a refusal for an
-/// error): so that is accepted, though the queue holds more than its size.
+/// A client whose buffer is full posts the next one while it reads (GASNet does, and treats a refusal as an
+/// error). The post is accepted, although the queue holds more entries than its size.
 fn multi_receives_over_a_full_queue(lib: &Lib) {
     const SENT: usize = 20;
     let (a, b, to_b, _) = acquaint(Side::new(lib), Side::with(lib, DEPTH, |_| ()));
@@ -294,7 +299,7 @@ fn multi_receives_over_a_full_queue(lib: &Lib) {
     works(&a, &b, to_b);
 }
 
-/// fi_cq(3): FI_ETRUNC, what fitted in `len`, what did not in `olen`, and not a byte behind the buffer.
+/// fi_cq(3): FI_ETRUNC, the received bytes in `len`, the others in `olen`, and no byte behind the buffer.
 fn truncation(lib: &Lib) {
     const GUARD: usize = 64;
     let (a, b, to_b, _) = pair(lib);
@@ -335,7 +340,7 @@ fn truncation(lib: &Lib) {
     works(&a, &b, to_b);
 }
 
-/// A buffer of pieces, with a hole between them.
+/// A buffer of pieces with a gap between them.
 fn pieces(a: &Side<'_>, b: &Side<'_>, to_b: u64) {
     for sent in [100, LONG_BYTES] {
         let (source, target) = (pattern(sent), memory(100));
@@ -353,7 +358,7 @@ fn pieces(a: &Side<'_>, b: &Side<'_>, to_b: u64) {
     }
 }
 
-/// fi_endpoint(3), fi_cancel: what is not under way is not there to cancel, what is ends as cancelled, once.
+/// fi_endpoint(3), fi_cancel: a pending receive ends once, as cancelled. Other receives are not found.
 fn cancel(lib: &Lib) {
     let (a, b, to_b, _) = pair(lib);
     assert_eq!(b.cancel(0x1), err(FI_ENOENT), "no receive at all");
@@ -366,13 +371,13 @@ fn cancel(lib: &Lib) {
     let cancelled = b.next(&[&a]).failed();
     assert_eq!((cancelled.err, cancelled.op_context as usize), (FI_ECANCELED, 0x1));
     b.nothing(&[&a]);
-    // The other one lives, and takes the message; the cancelled one's memory is the client's again.
+    // The other receive takes the message. The client may use the memory of the cancelled one.
     a.tsend(pattern(8), to_b, 0xa);
     assert_eq!(b.next(&[&a]).done().op_context as usize, 0x1);
     a.next(&[&b]).done();
     assert_eq!((first, second), (memory(8), pattern(8)));
     assert_eq!(b.cancel(0x1), err(FI_ENOENT), "both have ended");
-    // A message on its way into its buffer is past cancelling.
+    // A receive whose message is arriving cannot be cancelled any more.
     const BYTES: usize = 8 << 20;
     let (source, target) = (pattern(BYTES), memory(BYTES));
     let begun = Watched::new(target);
@@ -391,7 +396,7 @@ fn cancel(lib: &Lib) {
     assert_eq!(target, source);
 }
 
-/// Attributes that a client changed after fi_getinfo gave them, and sizes of queues.
+/// Attributes that a client changed after fi_getinfo returned them, and impossible queue sizes.
 fn impossible_sizes(lib: &Lib) {
     let side = Side::new(lib);
     let info = side.info.raw;
@@ -427,7 +432,7 @@ fn impossible_sizes(lib: &Lib) {
         let cq: Result<*mut fid_cq, c_int> = open!(side.opened.domain, cq_open, &mut attr);
         assert_eq!(cq, Err(FI_ENOMEM), "a queue of {size:#x} entries");
     }
-    // A number of addresses is only expected.
+    // The number of addresses is only a hint.
     let av = side.opened.av(|attr| attr.count = usize::MAX).unwrap();
     assert_eq!(close(av), 0);
     attr.size = 0;

@@ -1,4 +1,4 @@
-//! Arguments that the man pages forbid: each is refused by its number, at once, and leaves nothing behind.
+//! Arguments that the man pages forbid. Each call returns the right error at once and has no side effect.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -9,14 +9,14 @@ use crate::client::{Lib, Opened, bind, close, control};
 use crate::open;
 use crate::side::{Args, CALLS, Form, Side, acquaint, err, memory, pair, pattern, scenes, works};
 
-/// Pieces that a vector may have.
+/// The number of pieces that a vector may have.
 const IOV_LIMIT: usize = 8;
 
 fn insert(av: *mut fid_av, addresses: *const c_void, count: usize, numbers: &mut [u64]) -> c_int {
     unsafe { (*(*av).ops).insert.unwrap()(av, addresses, count, numbers.as_mut_ptr(), 0, null_mut()) }
 }
 
-/// All of them.
+/// All scenes.
 pub(crate) fn all(lib: &Lib) {
     scenes(
         lib,
@@ -31,7 +31,7 @@ pub(crate) fn all(lib: &Lib) {
     );
 }
 
-/// fi_av(3): what is not an address of the domain's format is not inserted and marked FI_ADDR_NOTAVAIL.
+/// fi_av(3): an address in another format than the domain's is not inserted, and is marked FI_ADDR_NOTAVAIL.
 fn foreign_addresses(lib: &Lib) {
     let good: [(u32, &[u8]); 3] = [
         (FI_FORMAT_UNSPEC, &[]),
@@ -65,14 +65,14 @@ fn foreign_addresses(lib: &Lib) {
             let inserted = insert(side.av, bytes.as_ptr().cast(), 1, &mut number);
             assert_eq!((inserted, number), (0, [FI_ADDR_NOTAVAIL]), "{what} as format {format}");
         }
-        // A name that is too short or too long is nobody's address.
+        // A name that is too short or too long is not an address.
         let fresh = Side::unbound(lib, 0, |hints| hints.get().addr_format = format);
         let setname = unsafe { (*(*fresh.ep).cm).setname.unwrap() };
         for len in [0, 1, good.len() - 1] {
             let result = unsafe { setname(fresh.ep.cast(), good.as_ptr().cast_mut().cast(), len) };
             assert_eq!(result, -FI_EINVAL, "{len} bytes as format {format}");
         }
-        // Nothing of all that has taken a place.
+        // The refused addresses have not taken rows.
         let mut number = [7];
         assert_eq!(insert(side.av, good.as_ptr().cast(), 1, &mut number), 1);
         assert_eq!(number, [0]);
@@ -117,7 +117,7 @@ fn strings(lib: &Lib) {
     assert_eq!(numbers, [FI_ADDR_NOTAVAIL, 0]);
 }
 
-/// Numbers that are in no address vector, or no longer.
+/// Addresses that were never in an address vector, or have been removed.
 fn unknown_destinations(lib: &Lib) {
     let (a, b, to_b, to_a) = pair(lib);
     let gone = a.insert(&Side::new(lib).name());
@@ -141,12 +141,12 @@ fn unknown_destinations(lib: &Lib) {
     works(&b, &a, to_a);
 }
 
-/// Where no null pointer may stand, -FI_EINVAL, and what was half done is undone.
+/// A forbidden null pointer returns -FI_EINVAL, and partial work is undone.
 fn null_pointers(lib: &Lib) {
     let info = lib.ask(lib.newest(), None).unwrap();
     assert_eq!(lib.fabric_into(&info, null_mut()), -FI_EINVAL);
     let again = lib.ask(lib.newest(), None).unwrap();
-    assert!(again.fabric().fabric.is_null(), "a fabric that nobody got is open");
+    assert!(again.fabric().fabric.is_null(), "the fabric of a failed call is still open");
     {
         let opened = Opened::new(lib, &info);
         out_pointers(lib, &opened, info.raw);
@@ -158,9 +158,9 @@ fn null_pointers(lib: &Lib) {
     for call in CALLS {
         let args = Args::new(buf, to_b);
         let no_buffer = Args { buf: null_mut(), ..args };
-        // Receives without a buffer are accepted: `limits` has what becomes of them.
+        // Receives without a buffer are accepted; `limits` tests their completions.
         if !call.recv {
-            assert_eq!(unsafe { (call.run)(a.ep, &no_buffer) }, err(FI_EINVAL), "{} from nowhere", call.name);
+            assert_eq!(unsafe { (call.run)(a.ep, &no_buffer) }, err(FI_EINVAL), "{} from a null pointer", call.name);
         }
         if matches!(call.form, Form::Vector | Form::Message) {
             let no_vector = Args { vector: Some((null(), 1)), ..args };
@@ -174,7 +174,7 @@ fn null_pointers(lib: &Lib) {
     works(&a, &b, to_b);
 }
 
-/// Nowhere to put the new object.
+/// Opening calls without a place for the new object.
 fn out_pointers(lib: &Lib, opened: &Opened, info: *mut fi_info) {
     let (fabric, domain) = (opened.fabric, opened.domain);
     let no = null_mut();
@@ -209,7 +209,7 @@ fn out_pointers(lib: &Lib, opened: &Opened, info: *mut fi_info) {
         for (what, answer) in answers {
             assert_eq!(answer, -FI_EINVAL, "{what} without a place for the object");
         }
-        // Nothing to open from.
+        // Opening calls without attributes.
         let (mut ep, mut mr, mut av, mut out) = (null_mut(), null_mut(), null_mut(), null_mut());
         let answers = [
             ("fi_domain", on_fabric.domain.unwrap()(fabric, null_mut(), &mut out, no)),
@@ -232,7 +232,7 @@ fn out_pointers(lib: &Lib, opened: &Opened, info: *mut fi_info) {
     }
 }
 
-/// What nobody got is not there: the key is free, the only open domain is the one that was opened.
+/// A failed call has opened nothing: the key is free, and no other domain is open.
 fn opened_again(lib: &Lib, opened: &Opened) {
     let again = lib.ask(lib.newest(), None).unwrap();
     assert_eq!(again.domain().domain, opened.domain);
@@ -242,11 +242,11 @@ fn opened_again(lib: &Lib, opened: &Opened) {
     let reg = unsafe { (*(*domain).mr).reg.unwrap() };
     let buf = memory.as_mut_ptr().cast();
     let result = unsafe { reg(domain.cast(), buf, 64, FI_REMOTE_WRITE, 0, 5, 0, &mut mr, null_mut()) };
-    assert_eq!(result, 0, "the key of a region that nobody got");
+    assert_eq!(result, 0, "the key of a failed registration is not free");
     assert_eq!(close(mr), 0);
 }
 
-/// Descriptors of messages that are not there.
+/// Null message descriptors, and descriptors of null vectors.
 fn no_descriptors(side: &Side<'_>) {
     let ep = side.ep;
     unsafe {
@@ -260,7 +260,7 @@ fn no_descriptors(side: &Side<'_>) {
             rma.writemsg.unwrap()(ep, null(), 0),
         ];
         assert_eq!(answers, [err(FI_EINVAL); 6]);
-        // A remote vector that is not there, and one that is empty although there is something to write.
+        // A null remote vector, and an empty one although there are bytes to write.
         let mut buf = [0_u8; 8];
         let piece = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: 8 };
         let mut descriptor: fi_msg_rma = std::mem::zeroed();
@@ -273,7 +273,7 @@ fn no_descriptors(side: &Side<'_>) {
     }
 }
 
-/// Pointers of control calls.
+/// Null pointers in control calls.
 fn other_arguments(side: &Side<'_>) {
     let (ep, cq, av) = (side.ep, side.cq, side.av);
     let (mut len, nothing) = (8, null_mut::<c_void>());
@@ -303,7 +303,7 @@ fn other_arguments(side: &Side<'_>) {
     }
 }
 
-/// More pieces than the limit, more bytes than a message or an inject may have.
+/// Vectors above the limit of pieces, and lengths above the limits of messages and injects.
 fn lengths(lib: &Lib) {
     let (a, b, to_b, _) = pair(lib);
     let (free, buf) = (a.tx_left(), memory(64));
@@ -328,8 +328,8 @@ fn lengths(lib: &Lib) {
                 let too_many = Args { vector: Some((many.as_ptr(), many.len())), len: many.len(), ..args(0) };
                 assert_eq!(run(&too_many), err(FI_EINVAL), "{name} of {} pieces", many.len());
                 let absurd = Args { vector: Some((many.as_ptr(), usize::MAX)), ..args(0) };
-                assert_eq!(run(&absurd), err(FI_EINVAL), "{name} of endless pieces");
-                // The sum is what counts, and it may not wrap around.
+                assert_eq!(run(&absurd), err(FI_EINVAL), "{name} with a huge number of pieces");
+                // The limit applies to the sum, and the sum must not wrap around.
                 for pieces in [[piece(max), piece(1)], [piece(usize::MAX), piece(2)], [piece(1 << 63); 2]] {
                     let len = pieces[0].iov_len.wrapping_add(pieces[1].iov_len);
                     let long = Args { vector: Some((pieces.as_ptr(), 2)), len, ..args(0) };
@@ -347,12 +347,12 @@ fn lengths(lib: &Lib) {
             }
         }
     }
-    // Injects by flag have the same limit.
+    // The inject flag has the same limit.
     for name in ["fi_sendmsg", "fi_tsendmsg", "fi_writemsg"] {
         let long = Args { flags: FI_INJECT, ..args(inject + 1) };
         assert_eq!(a.run(name, &long), err(FI_EMSGSIZE), "{name}");
     }
-    // What is written and where have different lengths.
+    // The lengths of the local and the remote vector differ.
     let args = Args::new(memory(64), to_b);
     let remote = fi_rma_iov { addr: 0, len: 63, key: 0 };
     remote_pieces(&a, &args, &[remote], FI_EINVAL);
@@ -374,7 +374,7 @@ fn remote_pieces(side: &Side<'_>, args: &Args, remote: &[fi_rma_iov], errno: c_i
     }
 }
 
-/// Flags that nobody knows, that belong to other operations, or that ask for what there is not.
+/// Unknown flags, flags of other operations, and flags that request unsupported features.
 fn flags(lib: &Lib) {
     let (a, b, to_b, _) = pair(lib);
     let free = a.tx_left();
@@ -382,7 +382,7 @@ fn flags(lib: &Lib) {
     for call in CALLS.iter().filter(|call| call.form == Form::Message) {
         let args = Args::new(buf, to_b);
         let run = |flags| unsafe { (call.run)(a.ep, &Args { flags, ..args }) };
-        // A receive is matched, or it is not complete.
+        // FI_MATCH_COMPLETE has no meaning for a receive, which never completes without a match.
         let level = if call.recv { FI_MATCH_COMPLETE } else { FI_COMMIT_COMPLETE };
         for flag in [level, FI_COMMIT_COMPLETE, FI_MULTICAST] {
             assert_eq!(run(flag), err(FI_EOPNOTSUPP), "{} with {flag:#x}", call.name);
@@ -403,13 +403,13 @@ fn flags(lib: &Lib) {
         }
     }
     assert_eq!(a.tx_left(), free);
-    // No receive was left behind: what is sent now waits.
+    // The refused calls have left no receive behind, so the next message waits.
     b.tsend(pattern(64), b.insert(&a.name()), 1);
     a.nothing(&[&b]);
     open_flags(&a);
 }
 
-/// Flags of the calls that open things, and of fi_bind: -FI_EBADFLAGS.
+/// Flags of opening calls and of fi_bind: -FI_EBADFLAGS.
 fn open_flags(side: &Side<'_>) {
     let opened = &side.opened;
     let bad_flags = FI_EBADFLAGS as c_int;
@@ -438,7 +438,7 @@ fn open_flags(side: &Side<'_>) {
     }
 }
 
-/// Objects and calls that there are not: -FI_ENOSYS.
+/// Unsupported objects and calls: -FI_ENOSYS.
 fn unsupported(lib: &Lib) {
     let side = Side::new(lib);
     let (domain, ep) = (side.opened.domain, side.ep);
@@ -476,7 +476,7 @@ fn unsupported(lib: &Lib) {
         }
         assert_eq!((close(sep), close(cntr)), (0, 0));
     }
-    // Endpoints of other types, although nothing of the kind was offered.
+    // Endpoints of other types, which fi_getinfo did not offer.
     for kind in [FI_EP_SOCK_STREAM, FI_EP_SOCK_DGRAM] {
         side.info.ep().type_ = kind;
         let opened: Result<*mut fid_ep, c_int> = open!(domain, endpoint, info);
@@ -491,7 +491,7 @@ fn unsupported(lib: &Lib) {
     works(&a, &b, to_b);
 }
 
-/// What the slot answers that follows those of 1.17, if there is one: later headers call it without looking
+/// Calls the slot that follows the slots of 1.17, if the table has one. Later headers call it without a look
 /// at the table's size.
 unsafe fn next_slot<O, T>(object: *mut O, table: *const T) -> Option<c_int> {
     type Call = unsafe extern "C" fn(*mut c_void, u64, *mut c_void, *mut c_void) -> c_int;

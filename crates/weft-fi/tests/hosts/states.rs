@@ -1,5 +1,5 @@
-//! Calls at the wrong time: before an endpoint is enabled, after it is, bindings that make no sense, parents that are
-//! closed while something uses them.
+//! Calls in the wrong state: before an endpoint is enabled or after it, bindings that make no sense, and
+//! parents that are closed while in use.
 
 use std::ptr::null_mut;
 
@@ -10,7 +10,7 @@ use crate::side::{Args, CALLS, Side, acquaint, alias, fabric_err, memory, patter
 
 const BAD_STATE: i32 = -(FI_EOPBADSTATE as i32);
 
-/// All of them.
+/// All scenes.
 pub(crate) fn all(lib: &Lib) {
     scenes(
         lib,
@@ -47,7 +47,7 @@ fn before_enable(lib: &Lib) {
     assert_eq!(bind(side.ep, side.av, 0), 0);
     assert_eq!(side.enable(), -(FI_ENOCQ as i32));
     assert_eq!(bind(side.ep, side.cq, FI_RECV), 0);
-    assert_eq!(side.enable(), -(FI_ENOCQ as i32), "nothing tells of sends");
+    assert_eq!(side.enable(), -(FI_ENOCQ as i32), "no queue reports sends");
     assert_eq!(bind(side.ep, side.cq, FI_TRANSMIT), 0);
     refused("bound and not enabled");
     assert_eq!(side.poll().map(|outcome| outcome.context()), None);
@@ -60,7 +60,7 @@ fn before_enable(lib: &Lib) {
     works(&a, &b, to_b);
 }
 
-/// One that was opened to receive needs no queue for what it sends; where it tries to send, it is told.
+/// An endpoint that was opened to receive needs no queue for transmits. A transmit is refused.
 fn no_transmit_queue(lib: &Lib) {
     let a = Side::unbound(lib, 0, |hints| hints.get().caps = FI_MSG | FI_RECV | FI_RMA | FI_REMOTE_WRITE);
     assert_eq!(bind(a.ep, a.av, 0), 0);
@@ -82,9 +82,9 @@ fn no_transmit_queue(lib: &Lib) {
     b.next(&[&a]).done();
 }
 
-/// fi_endpoint(3): queues for what an endpoint *will* do. One that only transmits, and is reached by peers'
-/// RMA, needs none for receives, whatever else its capabilities would allow; where it tries to receive, it is
-/// told.
+/// fi_endpoint(3): a client binds queues for the operations that an endpoint *will* start. An endpoint that
+/// only transmits, and is the target of RMA, needs no receive queue, whatever its capabilities. A receive is
+/// refused.
 fn no_receive_queue(lib: &Lib) {
     let receiver = Side::unbound(lib, 0, |hints| hints.get().caps = FI_MSG | FI_RECV);
     assert_eq!(bind(receiver.ep, receiver.av, 0), 0);
@@ -103,7 +103,7 @@ fn no_receive_queue(lib: &Lib) {
     }
     assert_eq!(receives, 6, "fi_recv, fi_trecv and their forms");
     works(&a, &b, to_b);
-    // A peer's message waits and disturbs nothing; what it writes arrives.
+    // A peer's message waits and disturbs nothing. A peer's write arrives.
     let region = memory(64);
     let mr = a.register(region, FI_REMOTE_WRITE, 1);
     b.tsend(pattern(64), to_a, 1);
@@ -115,8 +115,8 @@ fn no_receive_queue(lib: &Lib) {
     assert_eq!(close(mr), 0);
 }
 
-/// What fi_getinfo says is open (`fabric_attr.fabric`, `domain_attr.domain`) may be closed before its answer
-/// is used, by another thread for one.
+/// Objects that fi_getinfo reports as open (`fabric_attr.fabric`, `domain_attr.domain`) may be closed before
+/// the client uses the answer, for example by another thread.
 fn older_info(lib: &Lib) {
     let first = Side::new(lib);
     let info = lib.ask(lib.newest(), None).unwrap();
@@ -127,7 +127,7 @@ fn older_info(lib: &Lib) {
     works(&a, &b, to_b);
 }
 
-/// Twice, too late, with something of another domain or of no use.
+/// Bindings that are repeated, too late, between objects of two domains, or useless.
 fn bindings(lib: &Lib) {
     let (side, other) = (Side::unbound(lib, 0, |_| ()), Side::unbound(lib, 0, |_| ()));
     let (ep, domain) = (side.ep, side.opened.domain);
@@ -148,7 +148,7 @@ fn bindings(lib: &Lib) {
     ] {
         assert_eq!(result, -FI_EINVAL, "{what}");
     }
-    // Of another domain.
+    // An object of another domain.
     for (what, result) in [
         ("vector", bind(ep, other.av, 0)),
         ("queue", bind(ep, other.cq, FI_TRANSMIT | FI_RECV)),
@@ -158,10 +158,10 @@ fn bindings(lib: &Lib) {
     ] {
         assert_eq!(result, another_domain, "another domain's {what}");
     }
-    // To nothing in particular.
+    // No direction.
     assert_eq!(bind(ep, side.cq, 0), -FI_EINVAL);
     assert_eq!(bind(ep, cntr, 0), -FI_EINVAL);
-    // Twice.
+    // Repeated bindings.
     for (what, first, second) in [
         ("vector", bind(ep, side.av, 0), bind(ep, side.av, 0)),
         ("transmit queue", bind(ep, side.cq, FI_TRANSMIT), bind(ep, side.cq, FI_TRANSMIT)),
@@ -171,12 +171,12 @@ fn bindings(lib: &Lib) {
     ] {
         assert_eq!((first, second), (0, -FI_EINVAL), "{what}");
     }
-    // Too late.
+    // Bindings after enabling.
     assert_eq!(side.enable(), 0);
     let (late_av, late_cq) = (side.opened.av(|_| ()).unwrap(), side.opened.cq());
     assert_eq!(bind(ep, late_av, 0), BAD_STATE);
     assert_eq!(bind(ep, late_cq, FI_TRANSMIT), BAD_STATE);
-    // A refused binding holds nothing.
+    // A refused binding holds no reference.
     for result in [close(late_av), close(late_cq), close(foreign_cntr), close(mr)] {
         assert_eq!(result, 0);
     }
@@ -192,7 +192,7 @@ fn bindings(lib: &Lib) {
     }
 }
 
-/// Nothing closes under an operation that needs it, whatever is under way; then everything does.
+/// An object cannot be closed while operations or objects use it. Afterwards all of them can.
 fn busy_parents(lib: &Lib) {
     let (mut a, mut b, to_b, to_a) = acquaint(Side::new(lib), Side::new(lib));
     let (cntr, region_cntr) = (a.opened.cntr(), b.opened.cntr());
@@ -200,7 +200,7 @@ fn busy_parents(lib: &Lib) {
     let mr = b.register(memory(4 << 20), FI_REMOTE_WRITE | FI_REMOTE_READ, 9);
     assert_eq!(bind(mr, region_cntr, FI_REMOTE_WRITE), 0);
     works(&a, &b, to_b);
-    // A receive that nobody answers, a message that nobody takes, a write half way.
+    // A receive without a message, a message without a receive, and a write that is half done.
     a.trecv(memory(64), 1);
     a.tsend(pattern(4 << 20), to_b, 2);
     a.start("fi_write", &Args { key: 9, context: 3, ..Args::new(pattern(4 << 20), to_b) }, &[]);
@@ -225,31 +225,31 @@ fn busy_parents(lib: &Lib) {
         b.progress();
     }
     held(&a, &b);
-    // The write ends all the same.
+    // The write still ends.
     let mut seen = vec![];
     while !seen.contains(&3) {
         let outcome = a.next(&[&b]);
         outcome.done();
         seen.push(outcome.context());
     }
-    assert!(!seen.contains(&2), "nobody has taken the message");
+    assert!(!seen.contains(&2), "the message has no receive");
     assert_eq!(close(mr), 0, "a region may be closed at any time");
     assert_eq!(close(region_cntr), 0);
     b.close_ep();
     a.close_ep();
     assert_eq!(close(cntr), 0);
-    // The rest closes when the sides are dropped, which checks the results.
+    // Dropping the sides closes the other objects and checks the results.
 }
 
-/// An alias keeps its endpoint; each closes once.
+/// An alias keeps its endpoint open. Each of the two is closed once.
 fn aliases(lib: &Lib) {
     let mut side = Side::new(lib);
     let other = alias(side.ep, FI_TRANSMIT);
     assert_eq!(close(side.ep), -FI_EBUSY);
-    // An alias is enabled with its endpoint and cannot be by itself.
+    // An alias is enabled with its endpoint, and cannot be enabled alone.
     assert_eq!(control(other, FI_ENABLE, null_mut()), -FI_EINVAL);
     assert_eq!(close(other), 0);
-    // No direction, or both.
+    // No direction, and both directions.
     let mut handle: *mut fid = null_mut();
     let mut request = fi_alias { fid: &mut handle, flags: 0 };
     for flags in [0, FI_TRANSMIT | FI_RECV, FI_TRANSMIT | FI_PEEK] {
@@ -259,8 +259,8 @@ fn aliases(lib: &Lib) {
     side.close_ep();
 }
 
-/// An alias differs from its endpoint by its default flags only: what is set up by one that was made before
-/// fi_enable is the endpoint's.
+/// An alias differs from its endpoint in its default flags only. Settings made through an alias before
+/// fi_enable apply to the endpoint.
 fn early_aliases(lib: &Lib) {
     let side = Side::unbound(lib, 0, |_| ());
     let other = alias(side.ep, FI_TRANSMIT);
@@ -281,7 +281,7 @@ fn early_aliases(lib: &Lib) {
     assert_eq!(close(other), 0);
 }
 
-/// FI_WEFT_IFACE names an address that this host does not have.
+/// FI_WEFT_IFACE holds an address that this host does not have.
 pub(crate) fn wrong_interface(lib: &Lib) {
     let side = Side::unbound(lib, 0, |_| ());
     assert_eq!(bind(side.ep, side.av, 0), 0);

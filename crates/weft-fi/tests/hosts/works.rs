@@ -1,4 +1,4 @@
-//! Deferred work: every type, when it starts and what it reports, in both progress models.
+//! Deferred work: every type of operation, its start and its completion, in both progress models.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -48,22 +48,22 @@ fn place(memory: &[u8], key: u64) -> fi_rma_iov {
     fi_rma_iov { addr: 0, len: memory.len(), key }
 }
 
-/// Nothing is reported at either endpoint.
+/// Asserts that neither endpoint reports a completion.
 #[track_caller]
 fn silence(rig: &Rig<'_>) {
     rig.a.nothing(&[&rig.b]);
     rig.b.nothing(&[&rig.a]);
 }
 
-/// The types that are not atomic: they start at the threshold, not before, raise their counter by one, and
-/// nothing else tells of them; a bound counter of the endpoint is not raised either.
+/// Each type except atomics starts at the threshold, not before, and raises its counter by one. It makes no
+/// other report, and raises no bound counter of the endpoint.
 fn every_type(lib: &Lib) {
     both(lib, |rig| {
         let (a, b) = (&rig.a, &rig.b);
         for len in [100, 30_000] {
             let [trigger, done, counted] = [(); 3].map(|()| rig.cntr(a));
             let (received, far) = (rig.cntr(b), rig.cntr(b));
-            // Messages go both ways, so that sends and receives are deferred on the same side.
+            // Messages go both ways, so that sends and receives are deferred on one side.
             let (out, window) = (pattern(len), memory(2 * len));
             let [sent, tsent, got, tgot, read] = [(); 5].map(|()| memory(len));
             let mr = b.register(window, REMOTE, 9);
@@ -80,7 +80,7 @@ fn every_type(lib: &Lib) {
             ];
             let _counted = queue(a, trigger, 3, None, Work::Set(counted, 40));
             let _added = queue(a, trigger, 3, None, Work::Add(counted, 2));
-            // The other side, deferred as well, by a counter that is there already.
+            // The other side's work is deferred, too, by a counter that has reached the threshold.
             far.add(1);
             for work in [Work::Recv(sent), Work::TaggedRecv(tsent, 7)] {
                 queue(b, far, 1, Some(received), work);
@@ -90,7 +90,7 @@ fn every_type(lib: &Lib) {
             }
             trigger.add(2);
             silence(rig);
-            assert_eq!((done.read(), counted.read()), (0, 0), "two are not three");
+            assert_eq!((done.read(), counted.read()), (0, 0), "the counter is below the threshold");
             trigger.add(1);
             done.reaches(6, &rig.sides());
             received.reaches(4, &rig.sides());
@@ -133,7 +133,7 @@ fn atomics(lib: &Lib) {
         assert_eq!((&*fetched, &*swapped), (&[1, 2, 3][..], &[11, 22, 33][..]));
         silence(rig);
         assert_eq!(done.errors(), 0);
-        // What no call would accept is refused now.
+        // A request that no call would accept is refused at once.
         let mut request = Request::new(trigger, 1, Some(done));
         let bad = amo(FI_OP_FETCH_ATOMIC, 99, numbers([1; 3]), none(), none());
         assert_eq!(request.queue(a, &bad), -FI_EOPNOTSUPP);
@@ -145,7 +145,7 @@ fn atomics(lib: &Lib) {
     });
 }
 
-/// With FI_COMPLETION work completes as any other operation of the endpoint, too.
+/// Work with FI_COMPLETION is also reported in the endpoint's queue, as other operations are.
 fn completions_on_request(lib: &Lib) {
     both(lib, |rig| {
         let (a, b) = (&rig.a, &rig.b);
@@ -161,7 +161,7 @@ fn completions_on_request(lib: &Lib) {
         assert_eq!(b.next(&[a]).done().len, 64);
         done.reaches(1, &[a]);
         sends.reaches(1, &[a]);
-        // Without it, neither.
+        // Work without FI_COMPLETION is not reported there.
         b.trecv(target, 0x72);
         queue(a, trigger, 1, Some(done), Work::TaggedSend(target, rig.to_b, Args::new(&mut [], 0).tag));
         assert_eq!(b.next(&[a]).done().op_context as usize, 0x72);
@@ -171,7 +171,8 @@ fn completions_on_request(lib: &Lib) {
     });
 }
 
-/// By threshold, however far the counter jumps; as submitted where thresholds are equal.
+/// Work starts by threshold however far the counter jumps, and in the order of submission for equal
+/// thresholds.
 fn order(lib: &Lib) {
     both(lib, |rig| {
         let (a, b) = (&rig.a, &rig.b);
@@ -214,13 +215,13 @@ fn reached_already(lib: &Lib) {
         let mut later = queue(&rig.a, trigger, 8, None, Work::Add(counted, 1));
         assert_eq!(counted.read(), 2);
         assert_eq!(later.control(&rig.a, FI_CANCEL_WORK), 0);
-        // What was reached when the work was queued stays triggered, whatever the counter does then.
+        // Work that was triggered when it was queued stays triggered, whatever the counter does later.
         trigger.set(0);
         assert_eq!(counted.read(), 2);
     });
 }
 
-/// A counter operation on the counter that triggered it.
+/// Work may operate on the counter that triggers it.
 fn its_own_counter(lib: &Lib) {
     both(lib, |rig| {
         let (trigger, done) = (rig.cntr(&rig.a), rig.cntr(&rig.a));
@@ -259,7 +260,7 @@ fn one_counter_for_both(lib: &Lib) {
     });
 }
 
-/// Thresholds are compared with successes and errors together.
+/// Thresholds are compared with the sum of successes and errors.
 fn errors_count(lib: &Lib) {
     both(lib, |rig| {
         let (trigger, counted) = (rig.cntr(&rig.a), rig.cntr(&rig.a));
@@ -277,8 +278,8 @@ fn errors_count(lib: &Lib) {
     });
 }
 
-/// Work that fails raises the error count of its counter, and so what waits for it; an error entry comes on request, or
-/// where there is no counter.
+/// Failed work raises the error count of its counter, and of work that waits for that counter. An error entry
+/// is written on request, or if the work has no counter.
 fn failures_are_reported(lib: &Lib) {
     both(lib, |rig| {
         let (a, b) = (&rig.a, &rig.b);
@@ -296,7 +297,7 @@ fn failures_are_reported(lib: &Lib) {
         assert_eq!((failed.op_context as usize, failed.err), (0xdef, FI_EKEYREJECTED as c_int));
         assert_eq!((done.read(), done.errors()), (0, 2));
         queue(a, trigger, 1, None, Work::Write(pattern(8), rig.to_b, nowhere));
-        assert_eq!(a.next(&[b]).failed().err, FI_EKEYREJECTED as c_int, "nobody else would know");
+        assert_eq!(a.next(&[b]).failed().err, FI_EKEYREJECTED as c_int, "no counter would report it");
         silence(rig);
     });
 }
@@ -322,8 +323,8 @@ fn cancelled_before(lib: &Lib) {
     });
 }
 
-/// What has started: a receive that nothing has matched is taken back; what is under way is waited for, but
-/// not for ever.
+/// Cancels started work. An unmatched receive is taken back. A pending operation is waited for, for a bounded
+/// time.
 fn cancelled_after(lib: &Lib) {
     both(lib, |rig| {
         let (a, b) = (&rig.a, &rig.b);
@@ -336,11 +337,11 @@ fn cancelled_after(lib: &Lib) {
         b.start("fi_tsend", &Args { tag: 5, ..Args::new(pattern(64), rig.to_a) }, &[a]);
         b.next(&[a]).done();
         silence(rig);
-        assert!(is_all(target, 0), "a buffer that was the client's again");
+        assert!(is_all(target, 0), "the buffer of a cancelled receive was written");
         assert_eq!((done.read(), done.errors()), (0, 0));
         a.start("fi_trecv", &Args { tag: 5, ..Args::new(target, 0) }, &[b]);
         a.next(&[b]).done();
-        // A long send that nobody receives cannot be taken back.
+        // A long send without a receive cannot be taken back.
         let len = long_bytes();
         let mut send = queue(a, trigger, 1, Some(done), Work::TaggedSend(pattern(len), rig.to_b, 6));
         silence(rig);
@@ -349,7 +350,7 @@ fn cancelled_after(lib: &Lib) {
         b.start("fi_trecv", &Args { tag: 6, ..Args::new(long, 0) }, &[a]);
         b.next(&[a]).done();
         done.reaches(1, &rig.sides());
-        assert_eq!(send.control(a, FI_CANCEL_WORK), -FI_ENOENT, "it is over");
+        assert_eq!(send.control(a, FI_CANCEL_WORK), -FI_ENOENT, "it has ended");
     });
 }
 
@@ -377,7 +378,7 @@ fn flushed(lib: &Lib) {
     });
 }
 
-/// Requests that are refused leave nothing behind.
+/// Requests that are refused have no side effect.
 fn bad_requests(lib: &Lib) {
     let rig = Rig::new(lib, FI_PROGRESS_MANUAL);
     let (a, b) = (&rig.a, &rig.b);
@@ -408,7 +409,7 @@ fn bad_requests(lib: &Lib) {
     refused(&mut with(FI_COMMIT_COMPLETE), Work::Send(buf, to_b), FI_EOPNOTSUPP);
     refused(&mut new(), Work::Send(buf, to_b + 1000), FI_EINVAL);
     refused(&mut new(), Work::Write(buf, to_b, place(&[0; 63], 1)), FI_EINVAL);
-    // Types that there are not, structures that are not there.
+    // Unknown types, and null structures.
     let mut request = new();
     for (kind, errno) in [(99, FI_ENOSYS), (FI_OP_SEND, FI_EINVAL), (FI_OP_READ, FI_EINVAL), (FI_OP_TRECV, FI_EINVAL)] {
         request.raw.op_type = kind;
@@ -423,7 +424,7 @@ fn bad_requests(lib: &Lib) {
     assert_eq!(request.control(a, FI_CANCEL_WORK), -FI_ENOENT);
     assert_eq!(control(a.opened.domain, FI_FLUSH_WORK, a.cq.cast()), -FI_EINVAL);
     assert_eq!(control(a.opened.domain, FI_FLUSH_WORK, foreign.0.cast()), -(FI_EDOMAIN as c_int));
-    // The endpoint of another domain; one that is not enabled; one that was not opened for this.
+    // Endpoints of another domain, endpoints that are not enabled, and endpoints that lack the capability.
     assert_eq!(new().queue(b, &Work::Send(buf, to_b)), -(FI_EDOMAIN as c_int));
     let other = a.another_ep();
     let mut ep = other;
@@ -447,12 +448,12 @@ fn bad_requests(lib: &Lib) {
     trigger.add(1);
     silence(&rig);
     assert_eq!((done.read(), done.errors()), (0, 0));
-    // A domain that was not asked for it.
+    // A domain that was not opened for it.
     let plain = Side::with(lib, 0, |hints| hints.get().caps = FI_MSG);
     assert_eq!(control(plain.opened.domain, FI_FLUSH_WORK, null_mut()), -FI_ENOSYS);
 }
 
-/// Operations that find the endpoint's queues full when they are triggered wait, in their order.
+/// Triggered operations that find the queues of the endpoint full wait in their order.
 fn full_queues(lib: &Lib) {
     const COUNT: u64 = 200;
     for (model, peeks) in [(FI_PROGRESS_MANUAL, false), (FI_PROGRESS_MANUAL, true), (FI_PROGRESS_AUTO, false)] {
@@ -469,15 +470,15 @@ fn full_queues(lib: &Lib) {
         silence(&rig);
         far.add(1);
         if model == FI_PROGRESS_AUTO {
-            // Nobody calls anything.
+            // The client makes no call.
             let end = std::time::Instant::now() + PATIENCE;
             while !target.chunks(8).all(|place| unsafe { place.as_ptr().read_volatile() } != 0) {
-                assert!(std::time::Instant::now() < end, "what waits for room is forgotten");
+                assert!(std::time::Instant::now() < end, "the operations that wait for room are forgotten");
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
         if peeks {
-            // The queue is never empty when it is read, so that a peek is all the progress that there is.
+            // The queue is never empty when it is read, so the peek makes all the progress.
             until(|| {
                 a.start("fi_trecvmsg", &Args { flags: FI_PEEK, ..Args::new(&mut [], 0) }, &[]);
                 assert_eq!(a.poll().map(|outcome| outcome.failed().err), Some(FI_ENOMSG));
@@ -493,7 +494,7 @@ fn full_queues(lib: &Lib) {
     }
 }
 
-/// Work that sends these numbers, each of which waits for its receiver.
+/// Queues sends of these numbers, each of which waits for its receiver.
 fn wait_for_receivers(rig: &Rig<'_>, trigger: Cntr, done: Cntr, numbers: std::ops::Range<u64>) {
     for number in numbers {
         let mut request = Request { flags: FI_DELIVERY_COMPLETE, ..Request::new(trigger, 1, Some(done)) };
@@ -501,7 +502,7 @@ fn wait_for_receivers(rig: &Rig<'_>, trigger: Cntr, done: Cntr, numbers: std::op
     }
 }
 
-/// A receive that finds its queue full makes room in the other one: what waits there goes on.
+/// A receive finds its queue full and makes room in the transmit queue. Operations that wait there go on.
 fn the_other_queue(lib: &Lib) {
     let rig = Rig::with(lib, FI_PROGRESS_MANUAL, 4);
     let (a, b) = (&rig.a, &rig.b);
@@ -516,13 +517,13 @@ fn the_other_queue(lib: &Lib) {
     };
     deferred(4);
     received.reaches(4, &[]);
-    // What says that they were received is on its way, or there.
+    // The acknowledgements of the receiver arrive during this time.
     std::thread::sleep(Duration::from_millis(20));
     for _ in 0..4 {
         assert_eq!(a.run("fi_recv", &Args::new(memory(8), 0)), 0);
     }
     queue(a, trigger, 1, None, Work::Recv(memory(8)));
-    assert_eq!(a.tx_left(), 4, "its attempt has found them all");
+    assert_eq!(a.tx_left(), 4, "the attempt found all acknowledgements");
     deferred(4);
     for _ in 0..20 {
         rig.sides().iter().for_each(|side| side.progress());
@@ -532,7 +533,7 @@ fn the_other_queue(lib: &Lib) {
     done.reaches(8, &rig.sides());
 }
 
-/// A counter that work names stays open; an endpoint takes its work with it.
+/// A counter stays open while work refers to it. Closing an endpoint cancels its work.
 fn things_that_close(lib: &Lib) {
     for model in MODELS {
         let mut rig = Rig::new(lib, model);
@@ -554,7 +555,7 @@ fn things_that_close(lib: &Lib) {
     }
 }
 
-/// Peers' accesses to a region raise its counter, and that starts the answer.
+/// A peer's access to a region raises its counter, which starts the answer.
 fn regions(lib: &Lib) {
     both(lib, |rig| {
         let (a, b) = (&rig.a, &rig.b);
@@ -580,7 +581,8 @@ fn regions(lib: &Lib) {
     });
 }
 
-/// Threads raise one counter while another queues what it triggers: each starts exactly once.
+/// Threads raise one counter while another thread queues work that it triggers. Each work starts exactly
+/// once.
 fn many_threads(lib: &Lib) {
     const ADDS: u64 = 1000;
     const THREADS: u64 = 3;
@@ -588,7 +590,7 @@ fn many_threads(lib: &Lib) {
         let (trigger, counted, woken) = (rig.cntr(&rig.a), rig.cntr(&rig.a), rig.cntr(&rig.a));
         let domain = Cntr(rig.a.opened.domain.cast());
         let queue_all = move || {
-            // Whole, since only the wrapper may change threads.
+            // The closure captures the whole wrapper, since only the wrapper may change threads.
             let (domain, counted) = (domain, counted);
             for threshold in 1..=ADDS * THREADS {
                 let mut request = Request::new(trigger, threshold, None);
@@ -604,14 +606,15 @@ fn many_threads(lib: &Lib) {
             }
             scope.spawn(move || assert_eq!(woken.wait(1, PATIENCE), 0));
             scope.spawn(queue_all);
-            // The last one wakes a thread that sleeps on a counter that only work raises.
+            // The last work wakes a thread that sleeps on a counter that only work raises.
             queue(&rig.a, counted, ADDS * THREADS, None, Work::Add(woken, 1));
         });
         assert_eq!((trigger.read(), counted.read(), woken.read()), (ADDS * THREADS, ADDS * THREADS, 1));
     });
 }
 
-/// With automatic progress an echo needs no call of its client: receive, send on its completion, for many rounds.
+/// With automatic progress an echo needs no call of its client: a receive, and a send on its completion,
+/// repeatedly.
 fn a_client_that_sleeps(lib: &Lib) {
     const ROUNDS: u64 = 50;
     let rig = Rig::new(lib, FI_PROGRESS_AUTO);
@@ -620,7 +623,7 @@ fn a_client_that_sleeps(lib: &Lib) {
     for round in 1..=ROUNDS {
         let shared = memory(3000);
         b.start("fi_recv", &Args::new(shared, 0), &[]);
-        // The counter of receives is raised by the endpoint, the answer follows.
+        // The endpoint raises the counter of receives, which starts the answer.
         queue(b, came, round, Some(gone), Work::Send(shared, rig.to_a));
     }
     assert_eq!(bind(b.ep, came.0, FI_RECV), 0);
@@ -629,7 +632,7 @@ fn a_client_that_sleeps(lib: &Lib) {
         a.start("fi_recv", &Args::new(back, 0), &[]);
         a.start("fi_send", &Args::new(out, rig.to_b), &[]);
         let mut entries = 0;
-        // Only this side calls anything.
+        // Only this side makes calls.
         until(|| {
             if let Some(outcome) = a.poll() {
                 outcome.done();
