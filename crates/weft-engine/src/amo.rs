@@ -1,12 +1,13 @@
-//! Atomic operations on numbers (fi_atomic(3)): which there are, and what they do. One table for both.
+//! Atomic operations on numbers (fi_atomic(3)). One table defines the valid operations and their execution.
 //!
-//! Place in the data flow: weft-fi and the engine's edge make an [`Amo`] of what a call or a message asks
-//! for, which only succeeds for what the table has; the target's engine calls [`Amo::execute`] on its region.
+//! Place in the data flow: weft-fi and the engine turn the request of a call or a message into an [`Amo`],
+//! which fails for operations outside the table. The target's engine calls [`Amo::execute`] on its region.
 //! The documentation prints [`OPS`] and [`TYPES`].
 //!
-//! Each number is replaced in one step, by the CPU's own instructions where its length and alignment allow
-//! (see `mem::atomic`); an array is not. Numbers have the byte order of the host, at both ends the same.
-//! Integers wrap around. Numbers that are not ordered (NaN) compare as in C: no minimum, no maximum, not equal.
+//! Each number is replaced in one step, by CPU instructions where its length and alignment allow
+//! (`mem::atomic`). An array is not replaced in one step. Numbers have the byte order of the host, which is
+//! the same at both ends. Integers wrap around. Unordered numbers (NaN) compare as in C: they are never a
+//! minimum or a maximum, and never equal.
 
 mod complex;
 mod float;
@@ -18,7 +19,7 @@ use complex::Complex;
 use float::{Bf16, E4m3, E5m2, Extended, F16};
 use number::{Native, Number};
 
-/// What is at the target.
+/// The type of the numbers at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "the names say it, and `TYPES` in full")]
@@ -45,7 +46,7 @@ pub enum Type {
     Float8E5m2,
 }
 
-/// What is done to it.
+/// The operation on the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "the names say it, and `OPS` in full")]
@@ -72,12 +73,12 @@ pub enum Op {
     Diff,
 }
 
-/// What kind of number a type is.
+/// The kind of a number type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Has bits.
+    /// Has bitwise operations and an order.
     Integer,
-    /// Has an order.
+    /// Has an order, but no bitwise operations.
     Real,
     /// Has neither.
     Complex,
@@ -86,39 +87,39 @@ pub enum Class {
 /// A row of [`TYPES`].
 #[derive(Clone, Copy, Debug)]
 pub struct TypeRow {
-    /// The type; its number is that of the row.
+    /// The type. Its number is the index of the row.
     pub ty: Type,
-    /// Its name in libfabric, without `FI_`.
+    /// The name in libfabric, without `FI_`.
     pub name: &'static str,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: usize,
-    /// What kind of number it is.
+    /// The kind of number.
     pub class: Class,
-    /// Whether this CPU's C has it in the form that is computed here.
+    /// Whether C on this CPU has the type in the format that is computed here.
     pub here: bool,
 }
 
 /// A row of [`OPS`].
 #[derive(Clone, Copy, Debug)]
 pub struct OpRow {
-    /// The operation; its number is that of the row.
+    /// The operation. Its number is the index of the row.
     pub op: Op,
-    /// Its name in libfabric, without `FI_`.
+    /// The name in libfabric, without `FI_`.
     pub name: &'static str,
-    /// In which forms it exists.
+    /// The forms of the operation.
     pub forms: &'static [Form],
-    /// On which kinds of number.
+    /// The kinds of number that it accepts.
     pub on: &'static [Class],
 }
 
-/// What goes to the target and what comes back.
+/// The data that an operation sends to the target and gets back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Operands go there, nothing comes back.
+    /// Sends operands; gets nothing back.
     Base,
-    /// Operands go there (none for a read), what was there before comes back.
+    /// Sends operands (none for a read); gets the previous values back.
     Fetch,
-    /// Operands and values to compare with go there, what was there before comes back.
+    /// Sends operands and values to compare with; gets the previous values back.
     Compare,
 }
 
@@ -141,7 +142,7 @@ const INTEGERS: &[Class] = &[Class::Integer];
 const ORDERED: &[Class] = &[Class::Integer, Class::Real];
 const ALL: &[Class] = &[Class::Integer, Class::Real, Class::Complex];
 
-/// Every type, in the order of its number.
+/// All types, by number.
 pub const TYPES: [TypeRow; 20] = [
     ty(Type::Int8, "INT8", 1, Class::Integer),
     ty(Type::Uint8, "UINT8", 1, Class::Integer),
@@ -165,7 +166,7 @@ pub const TYPES: [TypeRow; 20] = [
     ty(Type::Float8E5m2, "FLOAT8_E5M2", 1, Class::Real),
 ];
 
-/// Every operation, in the order of its number.
+/// All operations, by number.
 pub const OPS: [OpRow; 20] = [
     op(Op::Min, "MIN", UPDATE, ORDERED),
     op(Op::Max, "MAX", UPDATE, ORDERED),
@@ -213,14 +214,14 @@ impl Type {
         TYPES.get(number as usize).map(|row| row.ty)
     }
 
-    /// Its row.
+    /// The row of the type.
     #[inline]
     #[must_use]
     pub const fn row(self) -> &'static TypeRow {
         &TYPES[self as usize]
     }
 
-    /// Its size in bytes.
+    /// The size in bytes.
     #[inline]
     #[must_use]
     pub const fn size(self) -> usize {
@@ -236,7 +237,7 @@ impl Op {
         OPS.get(number as usize).map(|row| row.op)
     }
 
-    /// Its row.
+    /// The row of the operation.
     #[inline]
     #[must_use]
     pub const fn row(self) -> &'static OpRow {
@@ -244,7 +245,7 @@ impl Op {
     }
 }
 
-/// An operation on a type in a form: one that exists.
+/// A valid combination of form, type and operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Amo {
     ty: Type,
@@ -283,21 +284,21 @@ impl Amo {
         self.form
     }
 
-    /// Whether what was there before comes back.
+    /// Whether the previous values are returned to the initiator.
     #[inline]
     #[must_use]
     pub const fn fetches(self) -> bool {
         !matches!(self.form, Form::Base)
     }
 
-    /// Whether the target's memory may change.
+    /// Whether the operation may change the target's memory.
     #[inline]
     #[must_use]
     pub const fn changes(self) -> bool {
         !matches!(self.op, Op::Read)
     }
 
-    /// How many arrays of numbers go to the target: operands, and values to compare with.
+    /// The number of arrays that are sent to the target: operands, and values to compare with.
     #[inline]
     #[must_use]
     pub const fn sources(self) -> usize {
@@ -308,10 +309,12 @@ impl Amo {
         }
     }
 
-    /// Does it to every number of `target`, and appends what was there before to `results`, if there are any.
+    /// Performs the operation on each number of `target`, and appends the previous values to `results`, if
+    /// any.
     ///
-    /// `sources` has the operands, then the values to compare with, as many as [`Amo::sources`] says, each as
-    /// long as `target`, which is a whole number of numbers. (What is missing is not done.)
+    /// `sources` has as many arrays as [`Amo::sources`] says: operands, then values to compare with. Each
+    /// array is as long as `target`, which must be a whole number of numbers. A partial number at the end is
+    /// ignored.
     #[inline]
     pub fn execute(self, target: &[Iov], sources: &[u8], results: Option<&mut Vec<u8>>) {
         match self.ty {
@@ -339,7 +342,7 @@ impl Amo {
     }
 }
 
-/// What `op` makes of `old`; `None`: it leaves it.
+/// The value that `op` gives to a number with the value `old`; `None`: the number is unchanged.
 #[inline]
 fn result<T: Number>(op: Op, old: T, operand: T, compare: T) -> Option<T> {
     match op {
@@ -366,7 +369,7 @@ fn result<T: Number>(op: Op, old: T, operand: T, compare: T) -> Option<T> {
     }
 }
 
-/// The numbers of an operation's sources, one after the other: zero where there are none.
+/// The numbers of an operation's sources, in order, followed by zeros.
 struct Sources<'a> {
     operands: &'a [u8],
     compares: &'a [u8],
@@ -395,7 +398,7 @@ fn take<T: Number>(bytes: &mut &[u8]) -> T {
     }
 }
 
-/// One number, by the instructions of the CPU.
+/// Updates one number by CPU instructions.
 #[inline]
 fn on_cell<T: Native>(op: Op, cell: &T::Cell, operand: T, compare: T) -> T {
     let old = match op {
@@ -410,7 +413,7 @@ fn on_cell<T: Native>(op: Op, cell: &T::Cell, operand: T, compare: T) -> T {
     T::of(old)
 }
 
-/// One number for which the CPU has no instructions; it may lie in several pieces.
+/// Updates one number for which the CPU has no instructions. It may lie in several pieces.
 fn on_bytes<T: Number>(op: Op, number: &[Iov], operand: T, compare: T) -> T {
     let mut bytes = [0; LARGEST_BYTES];
     let bytes = &mut bytes[..size_of::<T>()];
@@ -435,7 +438,7 @@ fn keep<T: Number>(results: &mut Option<&mut Vec<u8>>, old: T) {
     }
 }
 
-/// An array of a type for which there may be instructions: they are used for every number that is aligned.
+/// Updates an array of a type for which the CPU may have instructions. They are used for each aligned number.
 fn native<T: Native>(op: Op, target: &[Iov], sources: &[u8], mut results: Option<&mut Vec<u8>>) {
     let mut sources = Sources::new(sources, mem::total_len(target));
     if let [piece] = target
@@ -461,7 +464,7 @@ fn native<T: Native>(op: Op, target: &[Iov], sources: &[u8], mut results: Option
     });
 }
 
-/// An array of a type for which there are none.
+/// Updates an array of a type for which the CPU has no instructions.
 fn unaligned<T: Number>(op: Op, target: &[Iov], sources: &[u8], mut results: Option<&mut Vec<u8>>) {
     let mut sources = Sources::new(sources, mem::total_len(target));
     each_number(target, size_of::<T>(), |number| {
@@ -470,7 +473,7 @@ fn unaligned<T: Number>(op: Op, target: &[Iov], sources: &[u8], mut results: Opt
     });
 }
 
-/// Calls `each` with the memory of every number of an array that may lie in several pieces.
+/// Calls `each` with the memory of each number of an array that may lie in several pieces.
 fn each_number(target: &[Iov], size: usize, mut each: impl FnMut(&[Iov])) {
     let mut pieces = target.iter().copied();
     let mut piece = Iov::EMPTY;
@@ -479,7 +482,7 @@ fn each_number(target: &[Iov], size: usize, mut each: impl FnMut(&[Iov])) {
             each(&[piece.slice(0, size)]);
             piece = piece.slice(size, usize::MAX);
         }
-        // What is left of the piece is the beginning of a number, unless it is empty.
+        // The rest of the piece is the beginning of a number, unless it is empty.
         let mut parts = mem::IovList::new();
         let mut missing = size;
         while missing > 0 {

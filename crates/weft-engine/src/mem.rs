@@ -1,14 +1,14 @@
-//! Client memory: the one module of the engine that may use `unsafe` (with its two parts: `atomic`, and
-//! `x87`, which computes).
+//! Client memory. This module and its parts `atomic` and `x87` are the only code of the engine that may use
+//! `unsafe`.
 //!
-//! Place in the data flow: weft-fi turns the pointers of a libfabric call into [`Iov`]s once,
-//! at the C boundary; the engine and the devices copy through them and never look inside.
+//! Place in the data flow: weft-fi turns the pointers of a libfabric call into [`Iov`]s once, at the C
+//! boundary. The engine and the devices copy through [`Iov`]s and never inspect the bytes.
 //!
-//! Invariant: an `Iov` describes memory that the client leaves to us until the operation that
-//! brought it has completed (fi_msg(3): "the buffer … must not be touched until completion").
-//! That is the safety contract of [`Iov::new`]; every other function here is safe because of it.
-//! The client may still race with us on its own bytes (that is its own error), so bytes are
-//! moved with `ptr::copy`, never viewed as `&[u8]` for longer than one copy.
+//! Invariant: an `Iov` describes memory that the client leaves to weft until the operation has completed
+//! (fi_msg(3): "the buffer … must not be touched until completion"). This is the safety contract of
+//! [`Iov::new`], on which all other functions of the module rely. A client that breaks it may still race with
+//! weft on its own bytes. Bytes are therefore moved with `ptr::copy`, and never viewed as `&[u8]` for longer
+//! than one copy.
 
 pub(crate) mod atomic;
 pub(crate) mod x87;
@@ -22,22 +22,23 @@ pub struct Iov {
     len: usize,
 }
 
-// SAFETY: an `Iov` is an address; what may be done through it is governed by the contract of
-// `Iov::new`, which does not depend on the thread.
+// SAFETY: an `Iov` is an address. The contract of `Iov::new` governs accesses through it, and does not depend
+// on the thread.
 unsafe impl Send for Iov {}
 
-/// Has the address by which [`Iov::missing`] is known.
+/// The address of this byte identifies [`Iov::missing`].
 static NO_MEMORY: u8 = 0;
 
-/// The pieces of one operation's buffer, in order. Two are kept inline: nearly every operation has one.
+/// The pieces of one operation's buffer, in order. Two are stored inline, since nearly every operation has
+/// one.
 pub type IovList = SmallVec<[Iov; 2]>;
 
 impl Iov {
     /// Describes `len` bytes at `ptr`.
     ///
     /// # Safety
-    /// Until the operation that carries this `Iov` completes, the bytes must be valid for reads (a
-    /// source) or for reads and writes (a destination). `ptr` may be anything when `len` is 0.
+    /// Until the operation that carries this `Iov` completes, the bytes must be valid for reads (a source) or
+    /// for reads and writes (a destination). `ptr` may have any value when `len` is 0.
     #[inline]
     pub const unsafe fn new(ptr: *mut u8, len: usize) -> Self {
         Self { ptr, len }
@@ -46,15 +47,14 @@ impl Iov {
     /// No bytes.
     pub const EMPTY: Self = Self { ptr: std::ptr::null_mut(), len: 0 };
 
-    /// Stands for a part of a receive buffer that is no memory: a null pointer that comes with a length. It
-    /// has no room, and a message that would need some fails by it
-    /// ([`Fault::NoMemory`](crate::api::Fault::NoMemory)).
+    /// A piece of a receive buffer for which the client passed a null pointer with a length. It has no room.
+    /// A message that needs some of that room fails with [`Fault::NoMemory`](crate::api::Fault::NoMemory).
     #[must_use]
     pub fn missing() -> Self {
         Self { ptr: (&raw const NO_MEMORY).cast_mut(), len: 0 }
     }
 
-    /// Whether it is [`Iov::missing`].
+    /// Whether this is [`Iov::missing`].
     #[must_use]
     pub fn is_missing(&self) -> bool {
         self.ptr.cast_const() == &raw const NO_MEMORY
@@ -72,19 +72,19 @@ impl Iov {
         self.len == 0
     }
 
-    /// The address, for a device that hands it to the kernel and for `fi_cq_data_entry.buf`.
+    /// The address, for system calls of a device and for `fi_cq_data_entry.buf`.
     #[inline]
     pub const fn as_ptr(&self) -> *mut u8 {
         self.ptr
     }
 
-    /// The address as a number, as it goes on the wire for a device that can `get`.
+    /// The address as a number, in the form that is sent to a peer whose device can `get`.
     #[inline]
     pub fn addr(&self) -> u64 {
         self.ptr as usize as u64
     }
 
-    /// The part that begins at `offset` and has `len` bytes, both cut to what is there.
+    /// The `len` bytes from `offset`, cut to the bytes that exist.
     #[inline]
     #[must_use]
     pub fn slice(&self, offset: usize, len: usize) -> Self {
@@ -92,32 +92,32 @@ impl Iov {
         Self { ptr: self.ptr.wrapping_add(offset), len: len.min(self.len - offset) }
     }
 
-    /// Copies from `src` into this memory; returns how many bytes fitted.
+    /// Copies `src` into this memory. Returns the number of bytes that fitted.
     #[inline]
     pub fn write(&self, src: &[u8]) -> usize {
         let n = src.len().min(self.len);
         if n == 8 {
-            // The commonest short message; a call of memmove costs more than the copy.
+            // The most frequent short message; a call of memmove costs more than the copy.
             let word: *const [u8; 8] = src.as_ptr().cast();
-            // SAFETY: `src` has eight bytes; alignment is that of bytes.
+            // SAFETY: `src` has eight bytes, and `[u8; 8]` needs no alignment.
             let word = unsafe { word.read() };
             // SAFETY: by the contract of `new` the destination is writable for `len >= 8` bytes.
             unsafe { self.ptr.cast::<[u8; 8]>().write(word) };
         } else if n > 0 {
-            // SAFETY: by the contract of `new` the destination is writable for `len >= n` bytes;
-            // `src` is a live slice. `ptr::copy` allows overlap (a peer in the same process).
+            // SAFETY: by the contract of `new` the destination is writable for `len >= n` bytes, and `src` is
+            // a live slice. `ptr::copy` allows overlap (a peer in the same process).
             unsafe { std::ptr::copy(src.as_ptr(), self.ptr, n) };
         }
         n
     }
 
-    /// Copies this memory to the front of `dst`; returns how many bytes were copied.
+    /// Copies this memory to the front of `dst`. Returns the number of copied bytes.
     #[inline]
     pub fn read(&self, dst: &mut [u8]) -> usize {
         let n = dst.len().min(self.len);
         if n > 0 {
-            // SAFETY: by the contract of `new` the source is readable for `len >= n` bytes;
-            // `dst` is a live exclusive slice.
+            // SAFETY: by the contract of `new` the source is readable for `len >= n` bytes, and `dst` is a
+            // live exclusive slice.
             unsafe { std::ptr::copy(self.ptr, dst.as_mut_ptr(), n) };
         }
         n
@@ -131,7 +131,8 @@ impl Iov {
     pub unsafe fn read_to_ptr(&self, dst: *mut u8, n: usize) {
         debug_assert!(n <= self.len);
         if n > 0 {
-            // SAFETY: the source by the contract of `new`, the destination by this function's.
+            // SAFETY: the contract of `new` makes the source readable, the contract of this function makes
+            // `dst` writable.
             unsafe { std::ptr::copy(self.ptr, dst, n) };
         }
     }
@@ -143,7 +144,7 @@ pub fn total_len(iov: &[Iov]) -> usize {
     iov.iter().map(Iov::len).sum()
 }
 
-/// The pieces that cover `len` bytes from `offset` of the bytes that `iov` describes, cut to what is there.
+/// The pieces that cover `len` bytes from byte `offset` of `iov`, cut to the bytes that exist.
 #[must_use]
 pub fn slice(iov: &[Iov], mut offset: usize, mut len: usize) -> IovList {
     let mut out = IovList::new();
@@ -165,7 +166,7 @@ pub fn slice(iov: &[Iov], mut offset: usize, mut len: usize) -> IovList {
     out
 }
 
-/// Scatters `src` into `iov` from byte `offset`; returns how many bytes fitted.
+/// Scatters `src` into `iov` from byte `offset`. Returns the number of bytes that fitted.
 pub fn scatter(iov: &[Iov], offset: usize, src: &[u8]) -> usize {
     if let ([one], 0) = (iov, offset) {
         return one.write(src);
@@ -187,7 +188,7 @@ pub fn scatter(iov: &[Iov], offset: usize, src: &[u8]) -> usize {
     done
 }
 
-/// Gathers up to `dst.len()` bytes from `iov` into `dst`; returns how many were there.
+/// Gathers up to `dst.len()` bytes from `iov` into `dst`. Returns the number of gathered bytes.
 pub fn gather(iov: &[Iov], dst: &mut [u8]) -> usize {
     let mut done = 0;
     for piece in iov {
@@ -199,7 +200,7 @@ pub fn gather(iov: &[Iov], dst: &mut [u8]) -> usize {
     done
 }
 
-/// The bytes of `iov`, copied: a private buffer for an inject that could not leave at once.
+/// Copies the bytes of `iov`, for example for an inject that must be queued.
 #[must_use]
 pub fn to_vec(iov: &[Iov]) -> Vec<u8> {
     let mut bytes = vec![0; total_len(iov)];
@@ -208,24 +209,24 @@ pub fn to_vec(iov: &[Iov]) -> Vec<u8> {
     bytes
 }
 
-/// An owned buffer that can be handed to a device as an `Iov`: the bytes never move while it lives. (A `Vec` and not
-/// a `Box`, which would claim to be the only way to its bytes whenever it is moved.)
+/// An owned buffer that can be handed to a device as an `Iov`. Its bytes have a fixed address until it is
+/// dropped. It holds a `Vec`, since moving a `Box` would assert exclusive access to the bytes.
 #[derive(Debug)]
 pub struct Owned(Vec<u8>);
 
 impl Owned {
-    /// Takes the bytes over.
+    /// Takes ownership of the bytes.
     #[must_use]
     pub fn new(bytes: Vec<u8>) -> Self {
         Self(bytes)
     }
 
-    /// The bytes, when no device uses them any more.
+    /// Returns the bytes. No device uses them any longer.
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         self.0
     }
 
-    /// The bytes as an `Iov`; the caller keeps `self` alive for as long as a device may use it.
+    /// The bytes as an `Iov`. The caller keeps `self` alive while a device may use it.
     #[must_use]
     pub fn iov(&mut self) -> Iov {
         Iov { ptr: self.0.as_mut_ptr(), len: self.0.len() }

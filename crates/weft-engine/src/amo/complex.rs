@@ -1,6 +1,7 @@
-//! Complex numbers: real part first, as C and Fortran keep them.
+//! Complex numbers, with the real part first, as in C and Fortran.
 //!
-//! The product is the one of the textbook; the rules of C's Annex G that find an infinity behind NaNs are not applied.
+//! The product is the textbook formula. The rules of C's Annex G, which recover infinities from NaNs, are not
+//! applied.
 
 use std::sync::atomic::AtomicU64;
 
@@ -86,5 +87,5 @@ impl Native for Complex<f64> {
     }
 }
 
-// Too long for any instruction, and for nothing else.
+// This type is too long for any instruction. It determines `LARGEST_BYTES`.
 const _: () = assert!(size_of::<Complex<Extended>>() == super::LARGEST_BYTES);

@@ -1,8 +1,8 @@
-//! Floating-point numbers that Rust does not have: of 8 and 16 bits, and C's `long double` of x86-64.
+//! Floating-point numbers that Rust does not have: formats of 8 and 16 bits, and C's `long double` of x86-64.
 //!
-//! The short ones are computed as doubles and rounded once, to nearest even. Sum and product of two of them
-//! are exact in a double, or rounded so far out (53 bits where at most 11 are kept) that rounding again
-//! changes nothing.
+//! Short formats are computed as doubles and rounded once, to nearest even. The double of a sum or product of
+//! two short numbers is exact or has been rounded at bit 53. A short format keeps at most 11 bits, so the
+//! second rounding changes nothing.
 
 use std::sync::atomic::{AtomicU8, AtomicU16};
 
@@ -10,11 +10,11 @@ use super::number::{Native, Number};
 use crate::mem::atomic::Wide;
 use crate::mem::x87;
 
-/// How a short format lays out its bits: sign, exponent, fraction.
+/// The layout of a short format: sign, exponent, fraction.
 trait Layout: Copy {
     const EXPONENT_BITS: u32;
     const FRACTION_BITS: u32;
-    /// Whether the largest exponent means infinity and NaN, as in IEEE 754. Otherwise only all ones is NaN,
+    /// Whether the largest exponent means infinity and NaN, as in IEEE 754. Otherwise NaN has all bits set,
     /// and there is no infinity.
     const HAS_INFINITY: bool;
 }
@@ -27,11 +27,11 @@ pub(super) struct F16(u16);
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(transparent)]
 pub(super) struct Bf16(u16);
-/// FI_FLOAT8_E4M3: of the Open Compute Project, which has no infinity.
+/// FI_FLOAT8_E4M3: a format of the Open Compute Project, without infinity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(transparent)]
 pub(super) struct E4m3(u8);
-/// FI_FLOAT8_E5M2: of the Open Compute Project.
+/// FI_FLOAT8_E5M2: a format of the Open Compute Project.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(transparent)]
 pub(super) struct E5m2(u8);
@@ -57,7 +57,7 @@ impl Layout for E5m2 {
     const HAS_INFINITY: bool = true;
 }
 
-/// 2 to the power of `exponent`, which is that of a normal double.
+/// 2 to the power of `exponent`, which must be the exponent of a normal double.
 fn power(exponent: i32) -> f64 {
     f64::from_bits(u64::from((exponent + 1023).cast_unsigned()) << 52)
 }
@@ -67,7 +67,7 @@ const fn least_exponent<L: Layout>() -> i32 {
     2 - (1 << (L::EXPONENT_BITS - 1))
 }
 
-/// The value of some bits.
+/// The value of a bit pattern.
 fn widen<L: Layout>(bits: u16) -> f64 {
     let fraction = bits & ((1 << L::FRACTION_BITS) - 1);
     let exponent = bits >> L::FRACTION_BITS & ((1 << L::EXPONENT_BITS) - 1);
@@ -86,29 +86,30 @@ fn widen<L: Layout>(bits: u16) -> f64 {
     if negative { -size } else { size }
 }
 
-/// The bits of the nearest value. Too large is infinity, or NaN where there is none.
+/// The bits of the nearest value. Values that are too large become infinity, or NaN in formats without
+/// infinity.
 fn narrow<L: Layout>(value: f64) -> u16 {
     let sign = u16::from(value.is_sign_negative()) << (L::FRACTION_BITS + L::EXPONENT_BITS);
     let last = ((1 << L::EXPONENT_BITS) - 1) << L::FRACTION_BITS;
     let all = last | ((1 << L::FRACTION_BITS) - 1);
-    // What is beyond the largest finite number.
+    // The result for values beyond the largest finite number.
     let beyond = if L::HAS_INFINITY { last } else { all };
     let size = value.abs();
     if size.is_nan() {
         return sign | if L::HAS_INFINITY { last | 1 << (L::FRACTION_BITS - 1) } else { all };
     }
-    // Of a double that is too small to be normal only zero is left.
+    // A subnormal double is too small for every short format, and is rounded to zero.
     let exponent = i32::try_from(size.to_bits() >> 52).unwrap_or(0) - 1023;
     if exponent >= 1 << (L::EXPONENT_BITS - 1) && L::HAS_INFINITY || exponent > 1 << (L::EXPONENT_BITS - 1) {
         return sign | beyond;
     }
     let least = least_exponent::<L>();
     let exponent = exponent.max(least);
-    // In units of the last place. At most twice the leading bit, so it is exact and small.
+    // The size in units of the last place: at most twice the leading bit, so it is exact and small.
     let units = (size * power(L::FRACTION_BITS.cast_signed() - exponent)).round_ties_even();
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small, and not negative")]
     let units = units as u32;
-    // The leading bit adds one to the exponent, and a carry another one.
+    // The leading bit adds one to the exponent, and a carry adds another one.
     let bits = ((exponent - least).cast_unsigned() << L::FRACTION_BITS) + units;
     sign | u16::try_from(bits).unwrap_or(u16::MAX).min(beyond)
 }
@@ -177,8 +178,8 @@ short! {
     E5m2, u8, AtomicU8;
 }
 
-/// FI_LONG_DOUBLE: sign, 15 bits of exponent, 64 bits of significand with the leading one, and 48 bits that
-/// mean nothing.
+/// FI_LONG_DOUBLE: sign, 15 bits of exponent, 64 bits of significand including the leading one, and 48 bits
+/// of padding.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub(super) struct Extended(u128);
@@ -195,7 +196,7 @@ impl Extended {
         self.size() > Self::INFINITY
     }
 
-    /// A key in whose order the numbers are, NaN excepted.
+    /// A key that orders all numbers except NaN.
     const fn key(self) -> i128 {
         let size = self.size().cast_signed();
         if self.0 & Self::SIGN == 0 { size } else { -size }
@@ -257,7 +258,7 @@ impl Native for Extended {
 mod tests {
     use super::*;
 
-    /// Every value of a format that is a number, in order.
+    /// All finite non-negative values of a format, in ascending order.
     fn values<L: Layout>() -> Vec<f64> {
         let bits = L::EXPONENT_BITS + L::FRACTION_BITS;
         (0..1u16 << bits).map(widen::<L>).filter(|x| x.is_finite()).collect()
@@ -283,8 +284,8 @@ mod tests {
         assert!(infinite(over), "{over}");
         assert!(infinite(widen::<L>(narrow::<L>(f64::INFINITY))) && infinite(widen::<L>(narrow::<L>(1e300))));
         assert_eq!(widen::<L>(narrow::<L>(largest + step / 4.0)), largest);
-        // In the middle of the last one and the one that there is not. The last one is odd where infinity
-        // follows it, else even.
+        // The middle between the largest number and the next step, which the format lacks. The largest number
+        // is odd if infinity follows it, otherwise even.
         let middle = widen::<L>(narrow::<L>(largest + step / 2.0));
         assert!(if L::HAS_INFINITY { middle.is_infinite() } else { middle == largest }, "{middle}");
         assert_eq!(narrow::<L>(1e-300), 0);
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn short_formats_are_what_their_standards_say() {
+    fn short_formats_follow_their_standards() {
         check::<F16>(65504.0, 2f64.powi(-24));
         check::<Bf16>(f64::from(f32::from_bits(0x7f7f_0000)), 2f64.powi(-133));
         check::<E4m3>(448.0, 2f64.powi(-9));
@@ -315,7 +316,7 @@ mod tests {
         }
         assert!(minus(zero).equals(zero) && !minus(zero).less(zero) && !zero.less(minus(zero)));
         assert!(nan.is_true() && minus(one).is_true() && !minus(zero).is_true());
-        // Bits beyond the eightieth say nothing.
+        // The padding is ignored.
         assert!(Extended(one.0 | 1 << 100).equals(one));
     }
 }

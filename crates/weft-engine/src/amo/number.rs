@@ -1,15 +1,17 @@
-//! What an atomic operation needs of a number, and the integers and floating-point numbers that Rust has.
+//! The operations that atomic operations need of a number, for the integers and floating-point numbers of
+//! Rust.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
 use crate::mem::atomic::{Cell, Wide};
 
-/// A number of any type of [`super::TYPES`]; its size is that of the type. What the table does not allow for its class
-/// (order of complex numbers, bits of anything but integers) is never asked for.
+/// A number of one of the [`super::TYPES`], whose size is that of the type. Operations that the table
+/// excludes for the class are never called: the order of complex numbers, and the bits of anything but
+/// integers.
 pub(super) trait Number: Copy {
-    /// From `size_of::<Self>()` bytes in the host's order; zero from any other number of bytes.
+    /// Converts `size_of::<Self>()` bytes in the host's order. Any other number of bytes gives zero.
     fn from_bytes(bytes: &[u8]) -> Self;
-    /// Into as many bytes.
+    /// Writes `size_of::<Self>()` bytes.
     fn to_bytes(self, bytes: &mut [u8]);
     /// Addition.
     fn sum(self, other: Self) -> Self;
@@ -17,13 +19,13 @@ pub(super) trait Number: Copy {
     fn difference(self, other: Self) -> Self;
     /// Multiplication.
     fn product(self, other: Self) -> Self;
-    /// Not zero.
+    /// Whether the number is not zero.
     fn is_true(self) -> bool;
-    /// One or zero.
+    /// One for true, zero for false.
     fn truth(truth: bool) -> Self;
     /// Equality of values.
     fn equals(self, other: Self) -> bool;
-    /// Order.
+    /// Whether this number is less than the other one.
     fn less(self, _other: Self) -> bool {
         false
     }
@@ -47,13 +49,13 @@ pub(super) trait Number: Copy {
 
 /// A number for which the CPU may have atomic instructions.
 pub(super) trait Native: Number {
-    /// Memory for one.
+    /// Memory for one number.
     type Cell: Cell;
-    /// Whether addition is addition of bits.
+    /// Whether the sum of two numbers is the sum of their bits.
     const IS_INTEGER: bool;
-    /// As its cell holds it.
+    /// The value in the cell that represents this number.
     fn bits(self) -> <Self::Cell as Cell>::Bits;
-    /// From its cell.
+    /// The number that a value in a cell represents.
     fn of(bits: <Self::Cell as Cell>::Bits) -> Self;
 }
 

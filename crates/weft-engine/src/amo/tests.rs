@@ -1,4 +1,4 @@
-//! Every operation on every type, against models that are written another way: on Rust's own numbers, case by case.
+//! All operations on all types, compared with models that compute each case directly on Rust's own numbers.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ use crate::mem::Owned;
 
 const ALL_FORMS: [Form; 3] = [Form::Base, Form::Fetch, Form::Compare];
 
-/// Every operation that the table has.
+/// All operations of the table.
 fn all() -> Vec<Amo> {
     let mut out = Vec::new();
     for ty in TYPES {
@@ -22,7 +22,7 @@ fn all() -> Vec<Amo> {
     out
 }
 
-/// What becomes of one number: its new bytes.
+/// Computes the new bytes of one number.
 type Model = fn(Op, &[u8], &[u8], &[u8]) -> Vec<u8>;
 
 macro_rules! model {
@@ -103,7 +103,7 @@ macro_rules! model {
 macro_rules! integer_model {
     ($($name:ident: $number:ty, $wider:ty;)*) => {
         $(model!($name, $number, |op, a: $number, b: $number, c: $number| {
-            // Modulo the range by way of a wider type, where there is one.
+            // Computes modulo the range by means of a wider type, where there is one.
             #[allow(clippy::cast_possible_truncation, clippy::cast_lossless, clippy::cast_possible_wrap)]
             match op {
                 Op::Sum => (a as $wider).wrapping_add(b as $wider) as $number,
@@ -131,7 +131,7 @@ integer_model! {
     uint128: u128, u128;
 }
 
-/// As `int16`, on the sign-extended number.
+/// Uses the model `int16` on sign-extended numbers.
 fn int8_model(op: Op, old: &[u8], operand: &[u8], compare: &[u8]) -> Vec<u8> {
     let wide = |bytes: &[u8]| i16::from(bytes[0].cast_signed()).to_ne_bytes();
     let new = int16(op, &wide(old), &wide(operand), &wide(compare));
@@ -186,7 +186,7 @@ complex_model! {
     double_complex: f64;
 }
 
-/// A short number as a float: the formats' definition, bit by bit.
+/// The value of a short number, computed bit by bit from the definition of the format.
 fn value(ty: Type, bytes: &[u8]) -> f64 {
     let (bits, exponent_bits, fraction_bits) = match ty {
         Type::Float16 => (u16::from_ne_bytes(bytes.try_into().unwrap()), 5, 10),
@@ -210,7 +210,7 @@ fn value(ty: Type, bytes: &[u8]) -> f64 {
     sign * size
 }
 
-/// The finite values of a short type in order, each with its bits.
+/// The finite values of a short type in ascending order, each with its bits.
 type Values = Vec<(f64, Vec<u8>)>;
 
 fn values(ty: Type) -> Values {
@@ -221,13 +221,14 @@ fn values(ty: Type) -> Values {
     values
 }
 
-/// The nearest short number, found between its neighbours; of two the one with even bits. What is nearer to
-/// the step after the last one is infinite, or not a number where there is no infinity; and so is what is
-/// half a step beyond, unless the last one is even (448 of E4M3).
+/// The nearest short number, found between its neighbours. Of two equally near numbers, the one with even
+/// bits is returned. Values at least half a step beyond the largest number become infinite, or NaN in formats
+/// without infinity. If the largest number is even (448 of E4M3), the value at exactly half a step is rounded
+/// to it.
 fn nearest(ty: Type, x: f64) -> Vec<u8> {
     static TABLES: [OnceLock<Values>; 4] = [const { OnceLock::new() }; 4];
     let values = TABLES[ty as usize - Type::Float16 as usize].get_or_init(|| values(ty));
-    let [.., (second, _), (last, bits)] = &values[..] else { panic!("many values") };
+    let [.., (second, _), (last, bits)] = &values[..] else { panic!("the type has many values") };
     let half = last + (last - second) / 2.0;
     if x.is_nan() || x.abs() > half || (x.abs() == half && bits[0] & 1 == 1) {
         let wanted = if ty == Type::Float8E4m3 { f64::NAN } else { x / 0.0 };
@@ -241,7 +242,7 @@ fn nearest(ty: Type, x: f64) -> Vec<u8> {
     near.iter().min_by(|a, b| key(a).partial_cmp(&key(b)).unwrap()).unwrap().1.clone()
 }
 
-/// What must become of a number of a type that has a model of this kind.
+/// The model of a type, if the type has one of its own.
 fn model_of(ty: Type) -> Option<Model> {
     Some(match ty {
         Type::Int8 => int8_model,
@@ -262,7 +263,7 @@ fn model_of(ty: Type) -> Option<Model> {
     })
 }
 
-/// A number of a type, small or any bits at all; floating-point ones are sometimes not numbers.
+/// Generates a number of a type: a small one, or arbitrary bits. Floating-point numbers are sometimes NaN.
 fn number(ty: Type) -> BoxedStrategy<Vec<u8>> {
     let size = ty.size();
     let any = proptest::collection::vec(any::<u8>(), size);
@@ -292,7 +293,7 @@ fn number(ty: Type) -> BoxedStrategy<Vec<u8>> {
     }
 }
 
-/// C's long double from a normal double.
+/// Converts a normal double to C's long double.
 fn extended(x: f64) -> [u8; 16] {
     let bits = x.to_bits();
     let (sign, exponent, fraction) =
@@ -303,7 +304,7 @@ fn extended(x: f64) -> [u8; 16] {
     (sign << 79 | (exponent + 16383 - 1023) << 64 | 1 << 63 | u128::from(fraction)).to_ne_bytes()
 }
 
-/// The double behind a long double that has no more bits than one.
+/// Converts a long double to the double of the same value, which must exist.
 fn double_of(bytes: &[u8]) -> f64 {
     let bits = u128::from_ne_bytes(bytes.try_into().unwrap()) & ((1 << 80) - 1);
     let exponent = i32::try_from(bits >> 64 & 0x7fff).unwrap();
@@ -312,7 +313,7 @@ fn double_of(bytes: &[u8]) -> f64 {
     if bits >> 79 == 0 { size } else { -size }
 }
 
-/// By way of the model for doubles, where every value is exact.
+/// Computes by the model for doubles, in which every value of the test is exact.
 fn through_doubles(ty: Type, op: Op, numbers: [&[u8]; 3]) -> Vec<u8> {
     let split = |bytes: &[u8]| bytes.chunks(16).map(|part| double_of(part).to_ne_bytes()).collect::<Vec<_>>().concat();
     let [old, operand, compare] = numbers.map(split);
@@ -321,7 +322,7 @@ fn through_doubles(ty: Type, op: Op, numbers: [&[u8]; 3]) -> Vec<u8> {
     new.chunks(8).flat_map(|part| extended(f64::from_ne_bytes(part.try_into().unwrap()))).collect()
 }
 
-/// The outcome of an operation on one number: what may stand there after it.
+/// The expected value of a number after an operation.
 fn expected(amo: Amo, old: &[u8], operand: &[u8], compare: &[u8]) -> Vec<u8> {
     let (ty, op) = (amo.ty(), amo.op());
     if let Some(model) = model_of(ty) {
@@ -330,7 +331,7 @@ fn expected(amo: Amo, old: &[u8], operand: &[u8], compare: &[u8]) -> Vec<u8> {
     if matches!(ty, Type::LongDouble | Type::LongDoubleComplex) {
         return through_doubles(ty, op, [old, operand, compare]);
     }
-    // Short numbers, by way of the model for doubles.
+    // Short numbers are computed by the model for doubles.
     let wide = [old, operand, compare].map(|bytes| value(ty, bytes).to_ne_bytes());
     let new = double(op, &wide[0], &wide[1], &wide[2]);
     let new = f64::from_ne_bytes(new.try_into().unwrap());
@@ -342,7 +343,7 @@ fn expected(amo: Amo, old: &[u8], operand: &[u8], compare: &[u8]) -> Vec<u8> {
     nearest(ty, new)
 }
 
-/// Whether these are the same number. (Of what is not a number only that counts.)
+/// Whether two values are the same number. All NaNs are the same.
 fn same(ty: Type, a: &[u8], b: &[u8]) -> bool {
     let nan = |bytes: &[u8]| match ty {
         Type::Float => f32::from_ne_bytes(bytes.try_into().unwrap()).is_nan(),
@@ -380,7 +381,7 @@ fn bytes_of(memory: &[Iov]) -> Vec<u8> {
 }
 
 #[test]
-fn the_table_is_what_fi_atomic_says() {
+fn the_table_agrees_with_fi_atomic() {
     let valid = |form, ty: Type, op: Op| Amo::new(form, ty, op).is_some();
     for ty in TYPES {
         let (integer, ordered) = (ty.class == Class::Integer, ty.class != Class::Complex);
@@ -401,7 +402,7 @@ fn the_table_is_what_fi_atomic_says() {
 }
 
 #[test]
-fn sources_are_as_many_as_the_form_needs() {
+fn the_form_determines_the_number_of_sources() {
     for amo in all() {
         let expected = match (amo.form(), amo.op()) {
             (Form::Compare, _) => 2,
@@ -413,11 +414,11 @@ fn sources_are_as_many_as_the_form_needs() {
     }
 }
 
-/// What is drawn for one run of an operation.
+/// The random input of one operation.
 #[derive(Debug, Clone)]
 struct Case {
     amo: Amo,
-    /// Old value, operand, value to compare with, of each number.
+    /// Previous value, operand and value to compare with, for each number.
     numbers: Vec<[Vec<u8>; 3]>,
     skip: usize,
     cuts: Vec<usize>,
@@ -442,9 +443,9 @@ fn case() -> impl Strategy<Value = Case> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 6000, ..ProptestConfig::default() })]
 
-    /// Wherever the numbers lie and whatever they are.
+    /// Any numbers, at any address and in any pieces.
     #[test]
-    fn every_operation_does_what_its_model_does(case in case()) {
+    fn every_operation_agrees_with_its_model(case in case()) {
         let Case { amo, numbers, skip, cuts } = case;
         let size = amo.ty().size();
         let column = |n: usize| numbers.iter().flat_map(|three| three[n].clone()).collect::<Vec<_>>();
@@ -468,9 +469,9 @@ proptest! {
     }
 }
 
-/// There are few enough numbers of a byte to try every pair.
+/// A byte has few enough values to try all pairs.
 #[test]
-fn arithmetic_on_every_two_floats_of_a_byte_does_what_its_model_does() {
+fn arithmetic_on_byte_floats_agrees_with_its_model() {
     let olds = (0..=u8::MAX).collect::<Vec<_>>();
     for ty in [Type::Float8E4m3, Type::Float8E5m2] {
         for op in [Op::Sum, Op::Diff, Op::Prod, Op::Min, Op::Max] {
@@ -487,13 +488,13 @@ fn arithmetic_on_every_two_floats_of_a_byte_does_what_its_model_does() {
     }
 }
 
-/// Aligned, unaligned, in pieces: several threads at once lose nothing.
+/// Aligned, unaligned and divided numbers: concurrent updates of several threads are all counted.
 #[test]
 fn updates_of_several_threads_add_up() {
     const ROUNDS: u8 = 200;
     for amo in all().into_iter().filter(|amo| amo.op() == Op::Sum && amo.form() == Form::Fetch) {
         let (ty, size) = (amo.ty(), amo.ty().size());
-        // What can be counted in units without rounding.
+        // Only types that count in units without rounding take part.
         let Some(one) = unit(ty) else { continue };
         for (skip, cuts) in [(0, vec![]), (1, vec![]), (0, vec![size / 2])] {
             let mut owned = Owned::new(vec![0; 256]);
@@ -521,7 +522,7 @@ fn updates_of_several_threads_add_up() {
     }
 }
 
-/// One, of a type in which six hundred of them can be counted.
+/// One, for types that count to six hundred without rounding.
 fn unit(ty: Type) -> Option<Vec<u8>> {
     let mut bytes = vec![0; ty.size()];
     match ty {
@@ -535,9 +536,10 @@ fn unit(ty: Type) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Numbers of one array, one aligned part of which lies in its own piece, go the way that their address demands.
+/// An aligned number that has a piece of its own is updated by instructions, in an array whose other numbers
+/// are not.
 #[test]
-fn pieces_hide_no_alignment() {
+fn aligned_pieces_use_instructions() {
     let mut seen = Vec::new();
     let mut owned = Owned::new(vec![0; 256]);
     let target = memory(&mut owned, 0, 32, &[8, 4]);
@@ -549,7 +551,7 @@ fn pieces_hide_no_alignment() {
     assert_eq!(seen, [vec![3, 1, 4], vec![8]], "the last four bytes are no number");
 }
 
-/// What a product or sum of long doubles has beyond a double survives.
+/// The bits of a long double beyond the precision of a double are kept.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[test]
 fn long_doubles_keep_all_their_bits() {

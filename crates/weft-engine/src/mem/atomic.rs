@@ -1,16 +1,17 @@
 //! Client memory that is updated atomically.
 //!
-//! Place in the data flow: [`crate::amo`] decides what becomes of a number; here it is read and replaced in
-//! one step, by the CPU's own instructions wherever it has them for this length and alignment, so that the
-//! step is one for everybody: all endpoints of the process, other processes that map the memory, and the
-//! client's own atomics.
+//! Place in the data flow: [`crate::amo`] computes the new value of a number; this module reads and replaces
+//! the number in one step. Where the CPU has instructions for the length and alignment, the step is atomic
+//! for all endpoints of the process, for other processes that map the memory, and for the client's own
+//! atomics.
 //!
-//! For the rest (unaligned numbers, numbers of 32 bytes, numbers that lie in two pieces) there is [`locked`]:
-//! atomic among all endpoints of this process, which is all that fi_atomic(3) asks of one provider. Which of
-//! the two it is depends on address and length alone, so the same number always goes the same way.
+//! All other numbers are updated under a lock by [`locked`]: unaligned numbers, numbers of 32 bytes, and
+//! numbers that lie in two pieces. This is atomic among the endpoints of this process, as fi_atomic(3)
+//! requires of a provider. Address and length alone decide between instruction and lock, so one number is
+//! always updated in the same way.
 //!
-//! The safety contract is that of [`Iov::new`]: until its operation ends the memory may be read and written.
-//! A client that meanwhile touches it other than atomically races with us, as it would with a network card.
+//! The safety contract is that of [`Iov::new`]: until its operation ends, the memory may be read and written.
+//! Non-atomic accesses by the client during that time race with weft, as they would with a network card.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -19,30 +20,30 @@ use super::Iov;
 
 /// Memory that the CPU replaces in one step.
 pub(crate) trait Cell: Sized {
-    /// What it holds.
+    /// The value of a cell.
     type Bits: Copy + PartialEq;
 
-    /// The cells that this memory consists of; `None` if it is not aligned for them, not a whole number of
-    /// them, or the CPU cannot do it.
+    /// The cells of which this memory consists. `None`: the memory is not aligned for them or not a whole
+    /// number of them, or the CPU has no such instruction.
     fn cells(memory: &Iov) -> Option<&[Self]>;
-    /// Reads. The memory need not be writable.
+    /// Reads the value. The memory need not be writable.
     fn load(&self) -> Self::Bits;
-    /// Replaces, and returns what was there.
+    /// Replaces the value, and returns the previous one.
     fn swap(&self, new: Self::Bits) -> Self::Bits;
-    /// Adds modulo the range, and returns what was there.
+    /// Adds modulo the range, and returns the previous value.
     fn add(&self, more: Self::Bits) -> Self::Bits;
-    /// Bitwise and, and returns what was there.
+    /// Performs a bitwise and, and returns the previous value.
     fn and(&self, mask: Self::Bits) -> Self::Bits;
-    /// Bitwise or, and returns what was there.
+    /// Performs a bitwise or, and returns the previous value.
     fn or(&self, mask: Self::Bits) -> Self::Bits;
-    /// Bitwise exclusive or, and returns what was there.
+    /// Performs a bitwise exclusive or, and returns the previous value.
     fn xor(&self, mask: Self::Bits) -> Self::Bits;
-    /// Replaces by what `change` makes of it, or not if that is `None`; returns what was there. `change` may be called
-    /// again when somebody else was faster.
+    /// Replaces the value by the result of `change`, unless that is `None`. Returns the previous value.
+    /// `change` is called again when another thread has changed the value meanwhile.
     fn update(&self, change: impl FnMut(Self::Bits) -> Option<Self::Bits>) -> Self::Bits;
 }
 
-/// Whether `memory` is an array of elements that are `size` bytes long and aligned to that.
+/// Whether `memory` is an array of elements of `size` bytes that are aligned to their size.
 fn is_array(memory: &Iov, size: usize) -> bool {
     (memory.ptr as usize).is_multiple_of(size) && memory.len.is_multiple_of(size) && memory.len > 0
 }
@@ -58,8 +59,8 @@ macro_rules! cell {
                 if !is_array(memory, SIZE) {
                     return None;
                 }
-                // SAFETY: aligned and of that length, as just checked, and valid by the contract of
-                // `Iov::new`. Atomics may be changed by others while we hold the reference.
+                // SAFETY: alignment and length were checked above, and the contract of `Iov::new` makes the
+                // memory valid. Other threads may change atomics behind a shared reference.
                 Some(unsafe { std::slice::from_raw_parts(memory.ptr.cast(), memory.len / SIZE) })
             }
             #[inline]
@@ -98,13 +99,13 @@ macro_rules! cell {
 
 cell! { AtomicU8: u8  AtomicU16: u16  AtomicU32: u32  AtomicU64: u64 }
 
-/// Sixteen bytes, for CPUs that replace so many in one step (x86-64 with cmpxchg16b) and read them in one
-/// (those with AVX do).
+/// Sixteen bytes, for CPUs that replace them in one step (x86-64 with cmpxchg16b) and read them in one step
+/// (those with AVX).
 #[derive(Debug)]
 #[repr(C, align(16))]
 pub(crate) struct Wide(std::cell::UnsafeCell<u128>);
 
-// SAFETY: it is accessed by atomic instructions only.
+// SAFETY: only atomic instructions access the bytes.
 unsafe impl Sync for Wide {}
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -116,9 +117,8 @@ impl Wide {
     #[inline]
     fn read(&self) -> u128 {
         let (low, high): (u64, u64);
-        // SAFETY: a `Wide` is sixteen aligned readable bytes, and there are none where the CPU lacks AVX;
-        // with it an aligned load of sixteen bytes is one access (Intel SDM vol. 3A, 9.1.1; AMD APM vol. 2,
-        // 7.3.2).
+        // SAFETY: a `Wide` is sixteen aligned readable bytes, and exists only where the CPU has AVX. There,
+        // an aligned load of sixteen bytes is one access (Intel SDM vol. 3A, 9.1.1; AMD APM vol. 2, 7.3.2).
         unsafe {
             std::arch::asm!(
                 "vmovdqa {x}, xmmword ptr [{at}]",
@@ -137,10 +137,10 @@ impl Wide {
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "halves")]
     fn exchange(&self, old: u128, new: u128) -> Result<u128, u128> {
-        // By hand: rustc's own function calls a library that we do not link wherever it is not inlined.
+        // rustc's own function calls a library that weft does not link, unless the call is inlined.
         let (mut low, mut high) = (old as u64, (old >> 64) as u64);
-        // SAFETY: a `Wide` is sixteen aligned writable bytes, and there are none where the CPU lacks the
-        // instruction. The compiler reserves rbx, so it is put back.
+        // SAFETY: a `Wide` is sixteen aligned writable bytes, and exists only where the CPU has the
+        // instruction. The compiler reserves rbx, so its value is restored.
         unsafe {
             std::arch::asm!(
                 "xchg {new_low}, rbx",
@@ -159,7 +159,7 @@ impl Wide {
     }
 }
 
-/// Elsewhere there are none.
+/// Other processors have no cells of sixteen bytes.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 impl Wide {
     fn is_possible() -> bool {
@@ -167,11 +167,11 @@ impl Wide {
     }
 
     fn read(&self) -> u128 {
-        unreachable!("nobody has such a cell")
+        unreachable!("this CPU has no cells of sixteen bytes")
     }
 
     fn exchange(&self, _old: u128, _new: u128) -> Result<u128, u128> {
-        unreachable!("nobody has such a cell")
+        unreachable!("this CPU has no cells of sixteen bytes")
     }
 }
 
@@ -183,7 +183,8 @@ impl Cell for Wide {
         if !is_array(memory, SIZE) || !Self::is_possible() {
             return None;
         }
-        // SAFETY: as for the smaller cells; every access to a `Wide` is atomic.
+        // SAFETY: alignment and length were checked above, and the contract of `Iov::new` makes the memory
+        // valid. Every access to a `Wide` is atomic.
         Some(unsafe { std::slice::from_raw_parts(memory.ptr.cast(), memory.len / SIZE) })
     }
 
@@ -223,14 +224,14 @@ impl Cell for Wide {
     }
 }
 
-/// Locks for what no instruction does in one step. A number always has the same one, found by its address.
+/// Locks for numbers that no instruction updates in one step. The address of a number selects its lock.
 static STRIPES: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
 
-/// Runs `work` on the number that begins at `memory`, alone among all that goes this way in this process.
+/// Runs `work` on the number that begins at `memory`. All other numbers with the same lock are excluded.
 pub(crate) fn locked<R>(memory: &Iov, work: impl FnOnce() -> R) -> R {
     let line = memory.ptr as usize / 64;
     let guard = STRIPES[line % STRIPES.len()].lock();
-    // A panic inside left nothing half done that another number's lock would show.
+    // The lock protects no data of its own that a panic could leave inconsistent.
     let _guard = guard.unwrap_or_else(std::sync::PoisonError::into_inner);
     work()
 }
@@ -270,7 +271,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..2000 {
-                        // Both halves count, so a torn read or write shows.
+                        // Both halves count, so that a torn read or write is visible.
                         cell.update(|old| Some(old.wrapping_add(1 << 64 | 1)));
                         let seen = cell.load();
                         assert_eq!(seen >> 64, seen & u128::from(u64::MAX));
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_locked_number_is_changed_by_one_at_a_time() {
+    fn a_lock_serializes_updates_of_a_number() {
         let mut owned = Owned::new(vec![0; 256]);
         let memory = at(&mut owned, 1);
         let address = memory.addr();

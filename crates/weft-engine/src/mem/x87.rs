@@ -1,10 +1,10 @@
 //! C's `long double` on x86-64: sum, difference and product of 80-bit numbers.
 //!
-//! Rust has no such type, and the result must be the one that the client's own code would have got, so the
-//! x87 unit that computes it there computes it here. A number is handed in and out as the 16 bytes that C
-//! keeps it in, of which the low ten count.
+//! Rust has no such type. The result must equal the result of the client's own code, which uses the x87 unit,
+//! so this module uses it, too. Numbers are passed as the 16 bytes in which C stores them; the low ten bytes
+//! are significant.
 //!
-//! On other processors `long double` is something else, and [`crate::amo`] does not offer it.
+//! On other processors `long double` has another format, and [`crate::amo`] does not offer it.
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 macro_rules! operation {
@@ -12,9 +12,9 @@ macro_rules! operation {
         $(#[$doc])*
         pub(crate) fn $name(a: u128, b: u128) -> u128 {
             let mut result = 0u128;
-            // SAFETY: the operands and the result are ours and longer than the ten bytes that are accessed.
-            // The stack of the unit is as empty after it as before, its registers are declared as changed,
-            // and rounding is as the thread has it.
+            // SAFETY: the operands and the result are local variables, and longer than the ten bytes that are
+            // accessed. The x87 stack is as empty afterwards as before, its registers are declared as
+            // clobbered, and the rounding mode is the thread's.
             unsafe {
                 std::arch::asm!(
                     "fld tbyte ptr [{a}]",
@@ -34,7 +34,7 @@ macro_rules! operation {
     };
 }
 
-/// Elsewhere nothing is offered that would call these.
+/// Other processors offer no operation that would call these functions.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 macro_rules! operation {
     ($(#[$doc:meta])* $name:ident, $instruction:literal) => {
@@ -62,7 +62,7 @@ operation! {
 mod tests {
     use super::*;
 
-    /// An 80-bit number from one of 64 bits (normal ones and zero).
+    /// The 80-bit form of a normal `f64` or zero.
     fn extended(x: f64) -> u128 {
         let bits = x.to_bits();
         let (sign, exponent, fraction) = (bits >> 63, bits >> 52 & 0x7ff, bits & ((1 << 52) - 1));
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_doubles_compute_exactly_is_the_same() {
+    fn x87_agrees_with_exact_doubles() {
         for (a, b) in [(1.0, 2.0), (-3.5, 0.25), (0.0, -7.0), (1e10, 12345.0), (-0.5, -0.5), (3.0, 3.0)] {
             assert_eq!(add(extended(a), extended(b)), extended(a + b), "{a} + {b}");
             assert_eq!(sub(extended(a), extended(b)), extended(a - b), "{a} - {b}");
@@ -83,8 +83,8 @@ mod tests {
     }
 
     #[test]
-    fn more_than_a_double_is_kept() {
-        // 2^63 + 1 needs 64 bits of significand.
+    fn x87_keeps_bits_beyond_a_double() {
+        // The number needs 64 bits of significand.
         let large = extended(9_223_372_036_854_775_808.0);
         assert_eq!(add(large, extended(1.0)), large + 1);
         assert_eq!(sub(add(large, extended(1.0)), large), extended(1.0));
