@@ -1,22 +1,25 @@
-//! The registration cache: keeps memory registered with a device beyond its use, because registering is slow.
+//! The registration cache: it keeps memory registered with a device beyond its use, since registering is
+//! slow.
 //!
-//! Place in the data flow: the engine, before it lets a device that demands registration get or put
-//! ([`crate::nic::Registrar`]), acquires a [`Pin`] on the memory and releases it when the transfer or
-//! operation has ended. Without such a device there is no cache.
+//! Place in the data flow: before the engine lets a device that demands registration
+//! ([`crate::nic::Registrar`]) get or put, it acquires a [`Pin`] on the memory. It releases the pin when the
+//! transfer or operation has ended. Without such a device there is no cache.
 //!
-//! A request is served by a registration that contains it (exact and subsuming match). Otherwise what it
-//! overlaps or borders on is *coalesced* with it into one larger registration; those that this replaces are
-//! *retired*: nobody finds them any more, and they end when the last who uses them lets go. A registration
-//! that nobody uses is *stale*: it stays (lazy deregistration), within limits, the least recently used being
-//! given up first, until its memory is unmapped. Memory whose unmapping cannot be observed is deregistered as
-//! soon as nobody uses it.
+//! A request is served by a registration that contains it (exact and subsuming match). Otherwise the request
+//! is *coalesced* with all registrations that it overlaps or borders on into one larger registration. The
+//! replaced registrations are *retired*: requests no longer find them, and they end with their last use. An
+//! unused registration is *stale*. It stays (lazy deregistration) until its memory is unmapped; within
+//! limits, the least recently used one is evicted first. Memory whose unmapping cannot be observed is
+//! deregistered when its last use ends.
 //!
-//! Invariants: the registrations that requests find are disjoint and do not even border on each other; none
-//! that is in use is deregistered; neither the device's limits nor ours are passed, stale registrations
-//! giving way first. Nothing is iterated in hash order, and the device is called by [`MrCache::acquire`] and
-//! [`MrCache::settle`] only.
+//! Invariants:
+//! - The registrations that requests find are disjoint, and no two of them border on each other.
+//! - A registration in use is never deregistered.
+//! - The limits of the device and of the cache are never exceeded; stale registrations are evicted first.
+//! - Nothing is iterated in hash order. Only [`MrCache::acquire`] and [`MrCache::settle`] call the device.
 //!
-//! Source: the GNI provider's cache (III.E of its paper), which coalesced in the paper what overlaps or borders.
+//! Source: the cache of the GNI provider (section III.E of its paper), which coalesces overlapping and
+//! adjacent registrations.
 
 use std::collections::BTreeMap;
 
@@ -25,18 +28,19 @@ use smallvec::SmallVec;
 
 use crate::nic::{Demands, Refused, Registrar, Span};
 
-/// What the cache may keep.
+/// The limits of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Whether registrations are shared and kept at all. Off: every request has its own, while it is used.
+    /// Whether registrations are shared and kept. Otherwise each request has a registration of its own, which
+    /// ends with its use.
     pub on: bool,
-    /// Most registrations, used or not.
+    /// Maximum number of registrations, in use or stale.
     pub entries: usize,
-    /// Most registered bytes.
+    /// Maximum number of registered bytes.
     pub bytes: u64,
-    /// Most registrations that nobody uses; 0: no lazy deregistration.
+    /// Maximum number of stale registrations. With 0 there is no lazy deregistration.
     pub stale_entries: usize,
-    /// Most bytes in registrations that nobody uses.
+    /// Maximum number of bytes in stale registrations.
     pub stale_bytes: u64,
 }
 
@@ -46,34 +50,34 @@ impl Default for Limits {
     }
 }
 
-/// What has happened, and what there is now.
+/// The totals and the current state of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests that a registration served.
+    /// Requests that an existing registration served.
     pub hits: u64,
-    /// Requests for which the device had to be asked.
+    /// Requests that needed a call of the device.
     pub misses: u64,
-    /// Requests that could not be served: limits, or memory that cannot be registered.
+    /// Requests that failed because of a limit or of memory that cannot be registered.
     pub refusals: u64,
     /// Registrations that a larger one replaced.
     pub coalesced: u64,
-    /// Stale registrations given up for a limit.
+    /// Stale registrations that were evicted because of a limit.
     pub evictions: u64,
-    /// Registrations given up because some of their memory was unmapped.
+    /// Registrations that were retired because some of their memory was unmapped.
     pub unmapped: u64,
     /// Registrations of memory whose unmapping cannot be observed.
     pub unwatched: u64,
-    /// Registrations now.
+    /// Current number of registrations.
     pub entries: u64,
-    /// Their bytes.
+    /// Current number of registered bytes.
     pub bytes: u64,
-    /// Those that nobody uses.
+    /// Current number of stale registrations.
     pub stale: u64,
-    /// Their bytes.
+    /// Current number of bytes in stale registrations.
     pub stale_bytes: u64,
 }
 
-/// The use of a registration, to be given to [`MrCache::release`].
+/// One use of a registration. It must be passed to [`MrCache::release`].
 #[derive(Debug)]
 #[must_use]
 pub struct Pin(usize);
@@ -81,13 +85,13 @@ pub struct Pin(usize);
 #[derive(Debug)]
 struct Entry {
     span: Span,
-    /// The device's.
+    /// The device's number of the registration.
     number: u64,
     uses: u32,
-    /// Requests find it. Otherwise it is retired.
+    /// Whether requests find the entry. Otherwise it is retired.
     found: bool,
     watched: bool,
-    /// Its key in `stale` while nobody uses it.
+    /// The key in `stale` while the entry is unused.
     stamp: u64,
 }
 
@@ -99,16 +103,16 @@ pub struct MrCache {
     entries: Slab<Entry>,
     /// The entries that requests find, by their first byte.
     by_start: BTreeMap<u64, usize>,
-    /// Those that nobody uses, least recently used first.
+    /// The unused entries, least recently used first.
     stale: BTreeMap<u64, usize>,
     next_stamp: u64,
-    /// Numbers to deregister.
+    /// Device numbers that must be deregistered.
     ended: Vec<u64>,
     counts: Counts,
 }
 
 impl MrCache {
-    /// An empty cache for a device with these demands.
+    /// Makes an empty cache for a device with these demands.
     #[must_use]
     pub fn new(demands: Demands, limits: Limits) -> Self {
         Self {
@@ -123,8 +127,8 @@ impl MrCache {
         }
     }
 
-    /// Has all of `want`, which is not empty, registered. `None`: it cannot be, and the bytes must go through
-    /// memory of the device.
+    /// Registers all of `want`, which must not be empty, or finds a registration of it. `None`: registration
+    /// is impossible, and the bytes must be copied through the device's memory.
     pub fn acquire<R: Registrar + ?Sized>(&mut self, device: &mut R, want: Span) -> Option<Pin> {
         self.settle(device);
         let want = aligned(want, self.demands.align_bytes);
@@ -140,7 +144,7 @@ impl MrCache {
         pin
     }
 
-    /// The memory is not used any more. The device hears of what follows in [`MrCache::settle`].
+    /// Ends a use of the memory. [`MrCache::settle`] later makes the resulting calls of the device.
     pub fn release(&mut self, pin: Pin) {
         let Some(entry) = self.entries.get_mut(pin.0) else { return };
         entry.uses = entry.uses.saturating_sub(1);
@@ -159,8 +163,8 @@ impl MrCache {
         self.shrink();
     }
 
-    /// Takes what the system reports, and has the device deregister what has ended. To be called before the
-    /// client hears that its memory is free.
+    /// Retires registrations of memory that the system reports as unmapped, and deregisters ended
+    /// registrations. It must be called before the client learns that its memory is free.
     pub fn settle<R: Registrar + ?Sized>(&mut self, device: &mut R) {
         while let Some(span) = device.unmapped() {
             for id in self.touching(&span, Span::overlaps) {
@@ -177,7 +181,7 @@ impl MrCache {
         }
     }
 
-    /// New limits; what is beyond them ends as soon as nobody uses it.
+    /// Sets new limits. Stale registrations beyond them end at once, and others with their last use.
     pub fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
         self.shrink();
@@ -190,7 +194,7 @@ impl MrCache {
         self.limits
     }
 
-    /// What has happened.
+    /// The counts of the cache.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
@@ -204,8 +208,8 @@ impl MrCache {
         self.entries.get(id).filter(serves).map(|_| id)
     }
 
-    /// The entries that requests find and that stand in this relation to `span`, by address. No entry further
-    /// down than the first one before `span` can reach it, because they are disjoint.
+    /// The entries that requests find and that have this relation to `span`, by address. The entries are
+    /// disjoint, so only the nearest entry that begins before `span` can reach it.
     fn touching(&self, span: &Span, related: impl Fn(&Span, &Span) -> bool) -> SmallVec<[usize; 4]> {
         let first = self.by_start.range(..span.start).next_back().map_or(span.start, |(start, _)| *start);
         let near = self.by_start.range(first..=span.end()).map(|(_, &id)| id);
@@ -214,10 +218,11 @@ impl MrCache {
 
     // ---- registering -------------------------------------------------------------------------
 
-    /// Registers `want` together with all that it overlaps or borders on; if that is too much, alone.
+    /// Registers `want` together with all entries that it overlaps or borders on, or alone if the union is
+    /// too large.
     ///
-    /// What is not watched is never more than its users want, and serves requests for just that: whatever
-    /// else it covered might be unmapped meanwhile, and other memory be there, unnoticed.
+    /// An unwatched registration covers only the memory that its users want, and serves only requests for
+    /// exactly this memory. Any additional memory might be unmapped and mapped again unnoticed.
     fn coalesce<R: Registrar + ?Sized>(&mut self, device: &mut R, want: Span) -> Option<Pin> {
         if !self.keeps() {
             let found = self.touching(&want, Span::overlaps).is_empty();
@@ -236,7 +241,8 @@ impl MrCache {
             if entry.uses > 0 {
                 in_use.push(id);
             } else {
-                // It is replaced, and gives its place to what replaces it.
+                // A stale entry is replaced at once, which frees its share of the limits for the new
+                // registration.
                 self.counts.coalesced += 1;
                 self.retire(id);
             }
@@ -246,7 +252,8 @@ impl MrCache {
                 self.counts.coalesced += 1;
                 self.retire(id);
             }
-            // Only now, so that the place of the new one was not yet taken.
+            // The entry is published last, after the entries that it replaces have left their places in
+            // `by_start`.
             match self.entries.get_mut(pin.0) {
                 Some(entry) if !entry.watched && union != want => entry.found = false,
                 _ => self.publish(&pin),
@@ -263,21 +270,21 @@ impl MrCache {
         Some(pin)
     }
 
-    /// Lets requests find the entry.
+    /// Makes the entry visible to requests.
     fn publish(&mut self, pin: &Pin) {
         if let Some(entry) = self.entries.get(pin.0) {
             self.by_start.insert(entry.span.start, pin.0);
         }
     }
 
-    /// Registers exactly `span`, for which stale entries give way.
+    /// Registers exactly `span`. Stale entries are evicted to make room.
     fn enter<R: Registrar + ?Sized>(&mut self, device: &mut R, span: Span, found: bool) -> Option<Pin> {
         while self.over(span.len) {
             if !self.evict() {
                 return None;
             }
         }
-        // Watched first: what is unmapped from now on is reported.
+        // The watch begins before the registration, so that any later unmapping is reported.
         let watched = found && self.keeps() && device.watch(span);
         let number = loop {
             self.deregister(device);
@@ -294,7 +301,8 @@ impl MrCache {
         Some(Pin(self.entries.insert(Entry { span, number, uses: 1, found, watched, stamp: 0 })))
     }
 
-    /// Whether one more registration of `len` bytes is too much; with 0 whether there are too many as it is.
+    /// Whether another registration of `len` bytes would exceed the limits. With 0: whether the current ones
+    /// do.
     fn over(&self, len: u64) -> bool {
         let entries = self.limits.entries.min(self.demands.regions) as u64;
         let bytes = self.limits.bytes.min(self.demands.bytes);
@@ -321,14 +329,14 @@ impl MrCache {
         Pin(id)
     }
 
-    /// Gives stale registrations up until they are within their limits.
+    /// Evicts stale registrations until the limits for them are met.
     fn shrink(&mut self) {
         let (entries, bytes) =
             if self.keeps() { (self.limits.stale_entries as u64, self.limits.stale_bytes) } else { (0, 0) };
         while (self.counts.stale > entries || self.counts.stale_bytes > bytes) && self.evict() {}
     }
 
-    /// Gives the stale registration up that was used least recently; false if there is none.
+    /// Evicts the least recently used stale registration. Returns false if there is none.
     fn evict(&mut self) -> bool {
         let Some((_, &id)) = self.stale.first_key_value() else { return false };
         self.counts.evictions += 1;
@@ -336,7 +344,7 @@ impl MrCache {
         true
     }
 
-    /// Requests do not find the entry any more; it ends when nobody uses it.
+    /// Hides the entry from requests. It ends with its last use.
     fn retire(&mut self, id: usize) {
         let Some(entry) = self.entries.get_mut(id) else { return };
         entry.found = false;
@@ -349,7 +357,7 @@ impl MrCache {
         }
     }
 
-    /// Nobody uses the entry, and it is not stale.
+    /// Removes an entry that is neither in use nor stale.
     fn end(&mut self, id: usize) {
         let Some(entry) = self.entries.try_remove(id) else { return };
         if entry.found {
@@ -361,12 +369,12 @@ impl MrCache {
     }
 }
 
-/// Whether the two overlap or one begins where the other ends.
+/// Whether the spans overlap, or one begins at the end of the other.
 fn borders(a: &Span, b: &Span) -> bool {
     a.start <= b.end() && b.start <= a.end()
 }
 
-/// The smallest span of multiples of `align` that contains `span`.
+/// The smallest span that contains `span` and begins and ends at multiples of `align`.
 fn aligned(span: Span, align: u64) -> Span {
     let mask = align.max(1) - 1;
     let start = span.start & !mask;

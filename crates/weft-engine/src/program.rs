@@ -1,24 +1,29 @@
-//! Programs: tasks in order, which wait for counters instead of for a caller.
+//! Programs: sequences of tasks that wait for counters instead of for a call of the client.
 //!
-//! Place in the data flow: what is to happen later, without its client, is written as a [`Program`] and
+//! Place in the data flow: operations that start later without a call are written as a [`Program`] and
 //! submitted to [`Programs`]. FI_TRIGGER and FI_QUEUE_WORK compile to one wait and one act each; longer
-//! programs are made of the same two tasks. What an act is (a send, a receive, a counter to raise, …) only
-//! the layer above knows: it asks for [`Programs::next_act`], performs it, and says how that went.
+//! programs consist of the same two tasks. Only the layer above knows the meaning of an act (a send, a
+//! receive, a counter to raise, …). It calls [`Programs::next_act`], performs the act, and reports the
+//! result.
 //!
-//! Order. Programs that wait for the same counter go on in the order of their thresholds, however far the
-//! counter jumps, and at equal thresholds in the order of submission. Programs that can go on take turns, in
-//! the order in which they became able to. An act that finds its queue full ([`Programs::again`]) keeps its
-//! place: later acts of the same *lane* (one direction of one endpoint) wait behind it, those of other lanes
-//! pass.
+//! Order:
+//! - Programs that wait for the same counter continue in the order of their thresholds, however far the
+//!   counter jumps. Programs with equal thresholds continue in the order of submission.
+//! - Ready programs take turns, in the order in which they became ready.
+//! - An act that finds its queue full ([`Programs::again`]) keeps its place. Later acts of the same *lane*
+//!   (one direction of one endpoint) wait behind it; acts of other lanes pass it.
 //!
-//! Counters are raised by others, at any time and without this machine's lock. A counter is *armed* with the
-//! lowest threshold that somebody waits for, and whoever raises it that far calls [`Programs::look`];
-//! [`Counter::arm`] says how none is lost. An armed counter that nobody waits for any more costs one needless
-//! look.
+//! Counters are raised by other threads at any time, without the lock of this machine. A counter is *armed*
+//! with the lowest threshold that a program waits for. The thread that raises it to that value calls
+//! [`Programs::look`]. [`Counter::arm`] describes why no raise is lost. A counter that stays armed after its
+//! last program has left costs one unnecessary look.
 //!
-//! Invariants: one act at a time is out; its program is ended by [`Programs::done`], [`Programs::again`] or
-//! [`Programs::fail`]. Programs are numbered in the order of submission, no number is used twice, and nothing
-//! is iterated in hash order. No task is performed twice, and none before those in front of it.
+//! Invariants:
+//! - At most one act at a time is out. [`Programs::done`], [`Programs::again`] or [`Programs::fail`] returns
+//!   it.
+//! - Programs are numbered in the order of submission, and no number is reused. Nothing is iterated in hash
+//!   order.
+//! - A task is performed at most once, and after all tasks before it.
 
 #[cfg(test)]
 mod tests;
@@ -30,65 +35,65 @@ use smallvec::SmallVec;
 
 use crate::bugs::planted;
 
-/// What a counter says.
+/// The value of a counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Level {
-    /// Operations that ended well.
+    /// Number of successful operations.
     pub successes: u64,
-    /// Operations that failed.
+    /// Number of failed operations.
     pub errors: u64,
 }
 
 impl Level {
-    /// Both together: what libfabric compares with a threshold.
+    /// The sum of both, which libfabric compares with thresholds.
     #[must_use]
     pub const fn total(self) -> u64 {
         self.successes.saturating_add(self.errors)
     }
 }
 
-/// A counter that programs wait for: a handle, which keeps it alive.
+/// A counter that programs wait for. The value is a handle that keeps the counter alive.
 pub trait Counter {
-    /// Tells counters apart.
+    /// The identity of the counter.
     fn id(&self) -> u64;
 
-    /// From now on, whoever makes the total reach `at`, or changes the error count, must call
-    /// [`Programs::look`]; until then nobody needs to. Returns the level. The level is read after the arming
-    /// has become visible to those who raise the counter, and they look whether it is armed after they have
-    /// raised it: so a change is seen by one side or the other.
+    /// Arms the counter and returns its level. From now on, the thread that makes the total reach `at`, or
+    /// changes the error count, must call [`Programs::look`].
+    ///
+    /// The level is read after the arming has become visible to threads that raise the counter. These threads
+    /// check for the arming after they have raised the counter. At least one side therefore sees each change.
     fn arm(&self, at: u64) -> Level;
 
-    /// Nobody waits any more.
+    /// Disarms the counter, for which no program waits any longer.
     fn disarm(&self);
 }
 
-/// What errors do to a wait.
+/// The effect of errors on a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Errors {
-    /// They count like successes (fi_trigger(3)).
+    /// Errors count like successes (fi_trigger(3)).
     Count,
-    /// A program that still waits when there is one is ended: what it waits for will not come, or is not what
-    /// it should be.
+    /// An error ends the program if it still waits, because the successes that it waits for may never come.
     Poison,
 }
 
 /// One step of a program.
 #[derive(Clone, Debug)]
 pub enum Task<C, A> {
-    /// Go on when the counter has reached the threshold.
+    /// Continues when the counter has reached the threshold.
     Wait {
-        /// For which counter.
+        /// The counter.
         counter: C,
-        /// For which value.
+        /// The threshold for the counter's total.
         threshold: u64,
-        /// What errors do.
+        /// The effect of errors.
         errors: Errors,
     },
-    /// Do something.
+    /// Performs an act.
     Act {
-        /// In which order: acts of the same lane do not overtake each other.
+        /// Acts of the same lane do not overtake each other.
         lane: u64,
-        /// What.
+        /// The act, whose meaning the layer above knows.
         act: A,
     },
 }
@@ -96,16 +101,16 @@ pub enum Task<C, A> {
 /// The lane of acts that never find a queue full.
 pub const FREE_LANE: u64 = u64::MAX;
 
-/// Tasks to be performed in order, and what the submitter wants to know them by.
+/// A sequence of tasks, and the submitter's identification of it.
 #[derive(Clone, Debug)]
 pub struct Program<C, A, M> {
-    /// The last one first.
+    /// The tasks, last one first.
     tasks: SmallVec<[Task<C, A>; 2]>,
     origin: M,
 }
 
 impl<C, A, M> Program<C, A, M> {
-    /// These tasks, the first one first.
+    /// Makes a program of these tasks, which are in order.
     pub fn new(origin: M, tasks: impl IntoIterator<Item = Task<C, A>>) -> Self {
         let mut tasks: SmallVec<[Task<C, A>; 2]> = tasks.into_iter().collect();
         tasks.reverse();
@@ -113,58 +118,58 @@ impl<C, A, M> Program<C, A, M> {
     }
 }
 
-/// There are as many tasks as there may be.
+/// The queue has the maximum number of tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the queue is full")]
 pub struct Full;
 
-/// How a program ended.
+/// The way in which a program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Every task was performed.
+    /// All tasks were performed.
     Done,
-    /// An act failed; those behind it were not performed.
+    /// An act failed. The tasks after it were not performed.
     Failed,
-    /// A counter that it waited for has errors.
+    /// A counter that the program waited for has errors.
     Poisoned,
-    /// Cancelled.
+    /// The program was cancelled.
     Cancelled,
 }
 
 /// A program that has ended.
 #[derive(Debug)]
 pub struct Finished<C, A, M> {
-    /// As it was submitted.
+    /// The identification that the submitter gave.
     pub origin: M,
-    /// How.
+    /// The way in which the program ended.
     pub end: End,
-    /// The tasks that were not performed, the last one first.
+    /// The tasks that were not performed, last one first.
     pub left: SmallVec<[Task<C, A>; 2]>,
 }
 
 struct Entry<C, A, M> {
     tasks: SmallVec<[Task<C, A>; 2]>,
-    /// How many there were.
+    /// Number of tasks at submission.
     size: usize,
     origin: M,
-    /// In the queue of which counter it is, under which threshold; else it is at an act.
+    /// The counter and threshold for which the program waits. `None`: the program is at an act.
     waiting: Option<(u64, u64)>,
 }
 
-/// Those who wait for one counter.
+/// The programs that wait for one counter.
 struct Waits<C> {
     counter: C,
-    /// By threshold, then number.
+    /// The waiting programs, by threshold and then by number.
     queue: BTreeMap<(u64, u64), Errors>,
-    /// How many of them errors poison.
+    /// Number of waiting programs that an error ends.
     delicate: usize,
 }
 
-/// Acts that found their queue full, and those behind them.
+/// The acts that found their queue full, and the acts behind them.
 #[derive(Default)]
 struct Lane {
     queue: VecDeque<u64>,
-    /// Whether its turn to try again is in the ready queue.
+    /// Whether the ready queue has an entry to retry this lane.
     due: bool,
 }
 
@@ -176,31 +181,31 @@ enum Turn {
 struct Running {
     program: u64,
     lane: u64,
-    /// Somebody asked to retry the lane meanwhile.
+    /// Whether a retry of the lane was requested meanwhile.
     retry: bool,
     cancelled: bool,
 }
 
-/// Every program of one queue: see the module.
+/// All programs of one queue. The module's documentation describes the rules.
 pub struct Programs<C, A, M> {
     all: BTreeMap<u64, Entry<C, A, M>>,
     waits: BTreeMap<u64, Waits<C>>,
-    /// Numbers of programs that have gone since are skipped.
+    /// May contain programs that have ended; they are skipped.
     ready: VecDeque<Turn>,
-    /// Never iterated.
+    /// Never iterated, because it has hash order.
     lanes: FxHashMap<u64, Lane>,
     running: Option<Running>,
     finished: Vec<Finished<C, A, M>>,
-    /// By number: those that were cancelled while an act was out that was not performed.
+    /// Programs by number that were cancelled while an act was out, and whose act was then not performed.
     withdrawn: BTreeMap<u64, Finished<C, A, M>>,
     submitted: u64,
-    /// Tasks of all programs, as they were submitted.
+    /// Number of tasks of all programs, as submitted.
     tasks: usize,
     limit: usize,
 }
 
 impl<C: Counter, A, M> Programs<C, A, M> {
-    /// No programs; at most `limit` tasks at a time.
+    /// Makes a queue without programs, for at most `limit` tasks at a time.
     #[must_use]
     pub fn new(limit: usize) -> Self {
         Self {
@@ -217,10 +222,10 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         }
     }
 
-    /// Takes a whole program, or none of it.
+    /// Submits a whole program, or nothing on an error.
     ///
     /// # Errors
-    /// There are too many tasks.
+    /// The queue has no room for the program's tasks.
     pub fn submit(&mut self, program: Program<C, A, M>) -> Result<(), Full> {
         let size = program.tasks.len();
         if size > self.limit - self.tasks {
@@ -235,14 +240,14 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         Ok(())
     }
 
-    /// A counter may have reached what programs wait for.
+    /// Releases programs whose thresholds the counter may have reached.
     pub fn look(&mut self, counter: u64) {
         let mut moving = VecDeque::new();
         self.release(counter, &mut moving);
         self.go_on(moving);
     }
 
-    /// The next act to perform, which is out from then on; `None` while another is out, or none can be performed.
+    /// The next act to perform, which is out from then on. `None`: another act is out, or no act is ready.
     pub fn next_act(&mut self) -> Option<A> {
         if self.running.is_some() {
             return None;
@@ -268,15 +273,15 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         }
     }
 
-    /// The act is performed: its program goes on.
+    /// Reports that the act was performed. Its program continues.
     pub fn done(&mut self) {
         let Some(running) = self.running.take() else { return };
         self.resume_lane(running.lane);
         if running.cancelled { self.finish(running.program, End::Cancelled) } else { self.advance(running.program) }
     }
 
-    /// The act could not be performed yet. It is due again when somebody calls [`Programs::retry`]; or, if it
-    /// was cancelled meanwhile, it is among what is left of its program ([`Programs::take_withdrawn`]).
+    /// Returns an act that could not be performed yet. It becomes ready again with [`Programs::retry`]. If
+    /// its program was cancelled meanwhile, [`Programs::take_withdrawn`] returns the program with this act.
     pub fn again(&mut self, act: A) {
         let Some(running) = self.running.take() else { return };
         planted!(
@@ -300,14 +305,14 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         }
     }
 
-    /// The act failed: its program ends.
+    /// Reports that the act failed. Its program ends.
     pub fn fail(&mut self) {
         let Some(running) = self.running.take() else { return };
         self.resume_lane(running.lane);
         self.finish(running.program, End::Failed);
     }
 
-    /// Acts of this lane may find room now.
+    /// Reports that acts of this lane may find room now.
     pub fn retry(&mut self, lane: u64) {
         match &mut self.running {
             Some(running) if running.lane == lane => running.retry = true,
@@ -315,9 +320,9 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         }
     }
 
-    /// Ends every program that is `wanted`. One whose act is out ends with it: its number is returned.
-    /// Whether that act was performed the caller learns by [`Programs::take_withdrawn`], once it is out no
-    /// more.
+    /// Cancels all programs that `wanted` accepts. If the act of such a program is out, the program ends with
+    /// the act, and its number is returned. When the act is no longer out, [`Programs::take_withdrawn`] tells
+    /// whether it was performed.
     pub fn cancel(&mut self, mut wanted: impl FnMut(&M) -> bool) -> Cancelled {
         let numbers: Vec<u64> =
             self.all.iter().filter(|(_, entry)| wanted(&entry.origin)).map(|(&number, _)| number).collect();
@@ -345,31 +350,32 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         self.running.as_ref().is_some_and(|running| running.program == program)
     }
 
-    /// Whether no act is out and one can be performed (or turns out to be gone).
+    /// Whether no act is out and the ready queue has entries. An entry may turn out to have ended.
     #[must_use]
     pub fn is_due(&self) -> bool {
         self.running.is_none() && !self.ready.is_empty()
     }
 
-    /// Programs that have not ended.
+    /// Number of programs that have not ended.
     #[must_use]
     pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// Whether there are none.
+    /// Whether all programs have ended.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// Those that have ended since the last call, in that order, but for those that [`Programs::take_withdrawn`] gives.
+    /// The programs that have ended since the last call, in that order, without those that
+    /// [`Programs::take_withdrawn`] returns.
     pub fn take_finished(&mut self) -> Vec<Finished<C, A, M>> {
         std::mem::take(&mut self.finished)
     }
 
-    /// What is left of a program that was cancelled while its act was out, if that act came back: it is for
-    /// who has cancelled it.
+    /// A program that was cancelled while its act was out, if the act was then returned unperformed. The
+    /// caller of `cancel` takes it.
     pub fn take_withdrawn(&mut self, program: u64) -> Option<Finished<C, A, M>> {
         self.withdrawn.remove(&program)
     }
@@ -383,8 +389,8 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         Some(act)
     }
 
-    /// The first act of a lane that was stalled. While it is out, the lane stays: those that become ready
-    /// queue up behind.
+    /// Takes the first act of a stalled lane. The lane stays stalled while that act is out; acts that become
+    /// ready queue up behind it.
     fn resume(&mut self, lane: u64) -> Option<A> {
         loop {
             let stalled = self.lanes.get_mut(&lane)?;
@@ -403,7 +409,7 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         if let Some(stalled) = self.lanes.get_mut(&lane)
             && !std::mem::replace(&mut stalled.due, true)
         {
-            // What stalled became ready before all that is ready now.
+            // Stalled acts became ready before all programs in the ready queue.
             self.ready.push_front(Turn::Lane(lane));
         }
     }
@@ -412,7 +418,8 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         self.go_on(VecDeque::from([number]));
     }
 
-    /// Brings each to its next act or to a counter that it must wait for, which may set others free.
+    /// Moves each program to its next act or to a counter for which it must wait. A move may release other
+    /// programs.
     fn go_on(&mut self, mut moving: VecDeque<u64>) {
         while let Some(number) = moving.pop_front() {
             let Some(entry) = self.all.get_mut(&number) else { continue };
@@ -431,7 +438,7 @@ impl<C: Counter, A, M> Programs<C, A, M> {
                     waits.delicate += usize::from(errors == Errors::Poison);
                     let mut freed = VecDeque::new();
                     self.release(id, &mut freed);
-                    // A program that need not wait goes on before the next one.
+                    // A program that need not wait continues before the next program.
                     while let Some(number) = freed.pop_back() {
                         moving.push_front(number);
                     }
@@ -440,7 +447,8 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         }
     }
 
-    /// Sets free, in order, those whose counter has come so far, and arms it for the rest.
+    /// Releases in order the programs whose thresholds the counter has reached, and arms the counter for the
+    /// rest.
     fn release(&mut self, counter: u64, moving: &mut VecDeque<u64>) {
         loop {
             let Some(waits) = self.waits.get_mut(&counter) else { return };
@@ -463,15 +471,15 @@ impl<C: Counter, A, M> Programs<C, A, M> {
                 planted!(Bug::ThresholdsUnordered, moving.push_back(number), moving.push_front(number));
                 planted!(Bug::ThresholdTwice, moving.push_back(number));
             }
-            // Once nobody is set free, those who are left wait for more than the level that was seen after
-            // arming. If the first has just gone, the counter is not armed for the next yet.
+            // If this round released no program, the rest waits for more than the level that was read after
+            // arming. If the first program has just left, the counter is not armed for the next one yet.
             if waits.queue.len() == before && waits.queue.first_key_value().is_some_and(|(key, _)| key.0 == lowest) {
                 return;
             }
         }
     }
 
-    /// Ends those who do not stand errors and have not been reached by the successes.
+    /// Ends programs that errors end and whose thresholds the successes have not reached.
     fn poison(&mut self, counter: u64, successes: u64) {
         let Some(waits) = self.waits.get_mut(&counter) else { return };
         let lost: Vec<(u64, u64)> = waits
@@ -489,12 +497,13 @@ impl<C: Counter, A, M> Programs<C, A, M> {
         }
     }
 
-    /// Takes a program that is about to end out of what it waits in; the ready queue and lanes skip it by themselves.
+    /// Removes a program that is about to end from its counter or lane. The ready queue and the lanes skip
+    /// ended programs by themselves.
     fn leave(&mut self, number: u64) {
         let Some(entry) = self.all.get(&number) else { return };
         match (entry.waiting, entry.tasks.last()) {
             (Some((counter, threshold)), _) => self.leave_counter(number, counter, threshold),
-            // Whoever comes next must not wait behind one that has gone.
+            // The next act of the lane must not wait behind a program that has ended.
             (_, Some(&Task::Act { lane, .. })) => planted!(Bug::CancelBlocks, self.resume_lane(lane), ()),
             _ => {}
         }
@@ -523,11 +532,11 @@ impl<C: Counter, A, M> Programs<C, A, M> {
     }
 }
 
-/// What was cancelled.
+/// The result of a cancellation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cancelled {
-    /// Programs that have ended.
+    /// Number of programs that have ended.
     pub count: usize,
-    /// The program whose act was out, if it was wanted: it ends with that act.
+    /// The program whose act is out, if it was wanted. It ends with that act.
     pub running: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! The cache against a plain model, and the cases that the model cannot tell apart.
+//! The cache compared with a plain model, and cases that the model cannot distinguish.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -7,10 +7,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A device with little room, over an address space whose pages have generations: mapped again, memory is other memory.
+/// A device with little room, over an address space whose pages have generations. A page that is mapped again
+/// has a new generation.
 struct Device {
     demands: Demands,
-    /// Registered spans, with the generations that their pages had.
+    /// Registered spans, with the generations of their pages at that time.
     registered: BTreeMap<u64, (Span, Vec<u32>)>,
     next: u64,
     generations: Vec<u32>,
@@ -19,12 +20,12 @@ struct Device {
 }
 
 const SPACE: u64 = 256;
-/// Cannot be registered.
+/// Memory that cannot be registered.
 const FORBIDDEN: Span = Span { start: 200, len: 8 };
-/// Can be, but nobody sees it unmapped.
+/// Memory that can be registered, but whose unmapping is not reported.
 const UNSEEN: Span = Span { start: 100, len: 8 };
 
-/// What is reported when `span` is unmapped: its parts that are seen.
+/// The spans that are reported when `span` is unmapped.
 fn seen(span: &Span) -> Vec<Span> {
     let part = |start: u64, end: u64| Span { start, len: end.saturating_sub(start) };
     let parts = [part(span.start, span.end().min(UNSEEN.start)), part(span.start.max(UNSEEN.end()), span.end())];
@@ -69,7 +70,7 @@ impl Registrar for Device {
             return Err(Refused::Memory);
         }
         let bytes = self.registered.values().map(|(span, _)| span.len).sum::<u64>();
-        // The device has less room than it says: others use it, too.
+        // The device has less room than it declares, as if other clients used it, too.
         if self.registered.len() + 1 >= self.demands.regions || bytes + span.len > self.demands.bytes {
             return Err(Refused::Full);
         }
@@ -99,7 +100,7 @@ struct Plain {
     users: u32,
     found: bool,
     watched: bool,
-    /// When it was used last.
+    /// The time of the last use.
     when: u64,
 }
 
@@ -109,7 +110,7 @@ impl Plain {
     }
 }
 
-/// The cache as one would write it without a thought for speed: a list, inclusive bounds, everything counted anew.
+/// The cache written without regard to speed: a list, inclusive bounds, and all counts computed on demand.
 struct Model {
     demands: Demands,
     limits: Limits,
@@ -295,11 +296,11 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2000, ..ProptestConfig::default() })]
 
-    /// Whatever is asked, released, unmapped and limited: what is registered is what the model has
-    /// registered, requests are served where the model serves them, and always with the memory that is mapped
-    /// now.
+    /// After any sequence of requests, releases, unmappings and limits, the device has the same registrations
+    /// as the model. The cache serves the same requests as the model, and always with the memory that is
+    /// mapped now.
     #[test]
-    fn the_cache_is_the_plain_model(
+    fn the_cache_agrees_with_the_plain_model(
         steps in prop::collection::vec(step(), 1..80),
         first in limits(),
         align in prop::sample::select(vec![1u64, 4, 16]),
@@ -327,7 +328,7 @@ proptest! {
                     model.release(plain);
                 }
                 Step::Release(_) => {}
-                // A client does not unmap what is in use, nor anything in the same page.
+                // A client unmaps neither memory in use nor any other memory in the same page.
                 Step::Unmap(gone) => {
                     let page = aligned(gone, 16);
                     if !pins.iter().any(|(_, _, used)| aligned(*used, 16).overlaps(&page)) {
@@ -362,7 +363,7 @@ proptest! {
         }
         cache.set_limits(Limits { on: false, ..first });
         cache.settle(&mut device);
-        prop_assert!(device.registered.is_empty(), "something stayed registered");
+        prop_assert!(device.registered.is_empty(), "all memory is deregistered");
     }
 }
 
@@ -386,7 +387,7 @@ fn a_working_set_is_registered_once() {
 }
 
 #[test]
-fn what_borders_becomes_one_and_the_old_one_lives_while_it_is_used() {
+fn bordering_registrations_merge_and_stay_while_used() {
     let (mut device, mut cache) = pair();
     let low = cache.acquire(&mut device, Span { start: 0, len: 8 }).unwrap();
     let high = cache.acquire(&mut device, Span { start: 8, len: 8 }).unwrap();
@@ -401,7 +402,7 @@ fn what_borders_becomes_one_and_the_old_one_lives_while_it_is_used() {
 }
 
 #[test]
-fn memory_that_cannot_be_registered_is_refused_and_costs_its_neighbours_nothing() {
+fn refused_memory_does_not_affect_its_neighbours() {
     let (mut device, mut cache) = pair();
     let fine = cache.acquire(&mut device, Span { start: FORBIDDEN.end(), len: 8 }).unwrap();
     assert!(cache.acquire(&mut device, Span { start: FORBIDDEN.start, len: 4 }).is_none());

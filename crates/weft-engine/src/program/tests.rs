@@ -1,4 +1,4 @@
-//! Programs against a plain model, and the cases that other implementations get wrong, by name.
+//! Programs compared with a plain model, and cases that other implementations get wrong.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A counter that calls for a look only when it was asked to, as real ones do.
+/// A counter that requests a look only while it is armed, as real counters do.
 #[derive(Default)]
 struct Gauge {
     id: u64,
@@ -42,7 +42,7 @@ impl Handle {
         Self(Rc::new(Gauge { id, ..Gauge::default() }))
     }
 
-    /// Changes the level; whether a look is called for.
+    /// Changes the level. Returns whether a look is requested.
     fn change(&self, change: impl FnOnce(&mut Level)) -> bool {
         let mut level = self.0.level.get();
         let before = level;
@@ -78,7 +78,7 @@ fn fail(programs: &mut Tested, counter: &Handle) {
     }
 }
 
-/// Performs all that can be performed.
+/// Performs all ready acts.
 fn run(programs: &mut Tested) -> Vec<&'static str> {
     let mut performed = Vec::new();
     while let Some(act) = programs.next_act() {
@@ -93,7 +93,7 @@ fn ends(programs: &mut Tested) -> Vec<(u32, End)> {
 }
 
 #[test]
-fn a_jump_sets_free_by_threshold_and_then_by_submission() {
+fn a_jump_releases_by_threshold_then_by_submission() {
     let (mut programs, counter) = (Tested::new(100), Handle::new(1));
     for (name, threshold) in [("c", 3), ("a", 1), ("b1", 2), ("b2", 2), ("d", 9), ("a2", 1)] {
         programs.submit(Program::new(0, [wait(&counter, threshold), act(0, name)])).unwrap();
@@ -105,7 +105,7 @@ fn a_jump_sets_free_by_threshold_and_then_by_submission() {
     raise(&mut programs, &counter, 2);
     assert_eq!(run(&mut programs), ["d"]);
     assert!(programs.is_empty());
-    assert_eq!(counter.0.armed.get(), None, "nobody waits any more");
+    assert_eq!(counter.0.armed.get(), None, "no program waits any longer");
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn a_full_lane_keeps_its_order_and_does_not_stop_others() {
     assert_eq!(run(&mut programs), [""; 0]);
     programs.retry(7);
     assert_eq!(programs.next_act(), Some("full1"));
-    // Room appears before the executor has said that there was none.
+    // Room appears before the executor has reported that there was none.
     programs.retry(7);
     programs.again("full1");
     assert_eq!(run(&mut programs), ["full1", "full2", "full3"]);
@@ -223,7 +223,7 @@ fn errors_poison_those_that_ask_for_it() {
 }
 
 #[test]
-fn a_program_is_cancelled_wherever_it_is() {
+fn a_program_is_cancelled_in_any_state() {
     let (mut programs, counter) = (Tested::new(100), Handle::new(1));
     programs.submit(Program::new(1, [wait(&counter, 2), act(0, "waiting")])).unwrap();
     programs.submit(Program::new(2, [act(7, "stalled")])).unwrap();
@@ -245,8 +245,8 @@ fn a_program_is_cancelled_wherever_it_is() {
     assert_eq!(programs.next_act(), Some("x"));
     assert_eq!(programs.cancel(|_| true).running, Some(5));
     programs.again("x");
-    assert!(programs.is_empty() && run(&mut programs).is_empty(), "what was cancelled is not tried again");
-    assert!(programs.take_finished().is_empty(), "whoever performs has not cancelled it");
+    assert!(programs.is_empty() && run(&mut programs).is_empty(), "a cancelled act is not retried");
+    assert!(programs.take_finished().is_empty(), "the executor did not cancel it");
     let withdrawn = programs.take_withdrawn(5).unwrap();
     assert_eq!((withdrawn.origin, withdrawn.end), (6, End::Cancelled));
     assert!(matches!(withdrawn.left[..], [Task::Act { lane: 7, act: "x" }]));
@@ -300,7 +300,7 @@ enum Random {
 enum How {
     Done,
     Again,
-    /// A retry comes in between.
+    /// A retry is requested while the act is out.
     AgainRetried,
     Fail,
 }
@@ -324,14 +324,16 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-/// A program as the model keeps it: what is left of it, and the place it has in its queue.
+/// A program of the model: the remaining tasks. Its position in a list of the model is its place in the
+/// queue.
 #[derive(Clone, Debug)]
 struct Plain {
     number: usize,
     left: Vec<Random>,
 }
 
-/// The same by lists that are searched: those that wait, and those at an act, in the order in which they came there.
+/// A model of [`Programs`] with lists that are searched: programs that wait, and programs at an act, in order
+/// of arrival.
 #[derive(Default)]
 struct Model {
     levels: [Level; COUNTERS as usize],
@@ -339,7 +341,7 @@ struct Model {
     ready: Vec<Plain>,
     /// Lanes whose first act found no room and was not retried.
     blocked: Vec<u64>,
-    /// Whether that has ever happened: from then on only the order within lanes is known.
+    /// Whether a lane was ever blocked. From then on only the order within lanes is known.
     disturbed: bool,
     ended: Vec<(usize, End)>,
 }
@@ -356,7 +358,7 @@ impl Model {
         }
     }
 
-    /// Everything that need not wait any more goes on: the lowest threshold first, then the lowest number.
+    /// Continues all programs that need not wait: lowest threshold first, then lowest number.
     fn settle(&mut self) {
         let verdict = |program: &Plain| {
             let Some(&Random::Wait(counter, threshold, strict)) = program.left.first() else { return None };
@@ -387,7 +389,7 @@ impl Model {
         lane
     }
 
-    /// Takes the program whose act was chosen, which must be one that can be performed now.
+    /// Takes the program whose act was chosen. The act must be one that can be performed now.
     fn chosen(&mut self, number: Option<usize>) -> Option<Plain> {
         let may_go = |at: usize| {
             let lane = Self::lane(&self.ready[at]);
@@ -428,12 +430,12 @@ impl Model {
 
 type Named = Programs<Handle, (usize, usize), usize>;
 
-/// The tested machine and the model, in step.
+/// The tested machine and the model, in the same state.
 struct Pair {
     programs: Named,
     counters: Vec<Handle>,
     model: Model,
-    /// How many tasks each program had.
+    /// Number of tasks of each program.
     tasks: Vec<usize>,
 }
 
@@ -505,7 +507,7 @@ fn check(steps: &[Step]) {
             .borrow_mut()
             .extend(pair.programs.take_finished().into_iter().map(|finished| (finished.origin, finished.end)));
         let mut expected = pair.model.ended.clone();
-        // Which of those that one change ends ends first, nobody can tell.
+        // The order in which programs end is undefined if one change ends several.
         let mut seen = ended.borrow().clone();
         expected.sort_unstable_by_key(|&(number, _)| number);
         seen.sort_unstable_by_key(|&(number, _)| number);
@@ -529,7 +531,7 @@ fn check(steps: &[Step]) {
         }
         collect(&mut pair);
     }
-    // At rest nothing is left that could go on.
+    // At rest, no program can continue.
     for lane in 0..LANES {
         pair.programs.retry(lane);
         pair.model.retry(lane);
@@ -546,7 +548,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn random_programs_do_what_a_plain_model_does(steps in steps()) {
+    fn random_programs_agree_with_a_plain_model(steps in steps()) {
         check(&steps);
     }
 }
