@@ -1,10 +1,10 @@
-//! How tables grow that have a row for each peer.
+//! The growth of tables that have one row for each peer.
 //!
-//! A vector that has no room doubles, so that a third of it is unused on the average and half of it at times:
-//! with tables of peers that would be much of what a peer costs. These grow by a sixteenth; who adds a peer
-//! copies some ten kilobytes more, which making its connection hides.
+//! A full `Vec` doubles its capacity, so on average a third of it is unused, and at worst half. For tables of
+//! peers, this would be a large part of the memory of a peer. These tables grow by a sixteenth instead. They
+//! are copied more often, a cost that the set-up of a peer's connection hides.
 
-/// Makes room for `more` rows, and for some that may follow.
+/// Makes room for at least `more` rows. A table that must grow gets spare rows.
 #[inline]
 pub fn reserve<T>(table: &mut Vec<T>, more: usize) {
     if table.capacity() - table.len() < more {
@@ -12,7 +12,7 @@ pub fn reserve<T>(table: &mut Vec<T>, more: usize) {
     }
 }
 
-/// By how many rows a full table of so many grows.
+/// The number of rows by which a full table of `rows` rows grows.
 #[must_use]
 pub const fn growth(rows: usize) -> usize {
     if rows < 8 * 16 { 8 } else { rows / 16 }

@@ -1,9 +1,9 @@
-//! weft's protocol engine.
+//! The protocol engine of weft.
 //!
-//! One libfabric endpoint is one [`Engine`]: a single-threaded state machine that does no I/O, reads no
-//! clock and spawns no thread. Below it is one device behind the trait [`nic::Nic`]; above it is
-//! weft-fi, which calls the operations and drains the [`api::Completion`]s. Read [`Engine`] and [`nic::Nic`]
-//! first: they are the only two abstractions.
+//! One libfabric endpoint is one [`Engine`]: a single-threaded state machine that does no I/O, reads no clock
+//! and spawns no thread. Below it is one device behind the trait [`nic::Nic`]. Above it is weft-fi, which
+//! calls the operations and drains the [`api::Completion`]s. [`Engine`] and [`nic::Nic`] are the best places
+//! to start reading.
 
 #![deny(unsafe_code)]
 
@@ -32,8 +32,8 @@ pub use engine::{ConnEvent, Engine, Leaving, Left, MAX_CONN_DATA, PEER, Peers, P
 /// The longest atomic operation, in bytes at the target.
 pub const MAX_ATOMIC_BYTES: usize = engine::MAX_ATOMIC_BYTES;
 
-/// RMA operations up to so many bytes take effect in the order in which they were started, over devices with
-/// mailboxes of `mailbox_bytes` or more.
+/// The length in bytes up to which RMA operations take effect in the order in which they were started. The
+/// device's mailboxes have at least `mailbox_bytes` bytes.
 #[must_use]
 pub const fn ordered_rma_bytes(mailbox_bytes: usize) -> usize {
     let room = mailbox_bytes.saturating_sub(engine::HEADER_BYTES);

@@ -5,10 +5,11 @@
 //! with the indexes `hash` and `tree` for deep queues). There is one [`Matcher`] for tagged and one for
 //! untagged messages.
 //!
-//! Invariants: - Among several candidates the oldest is chosen, whatever the ignore bits (fi_tagged(3)). - A
-//! message that a peek has claimed matches only its claim. - No entry is lost. A posted receive leaves by
-//! match, by cancel, or when its named source ends. A message leaves by match, by discard, or when its sender
-//! ends.
+//! Invariants:
+//! - Among several candidates the oldest is chosen, whatever the ignore bits (fi_tagged(3)).
+//! - A message that a peek has claimed matches only its claim.
+//! - No entry is lost. A posted receive leaves by match, by cancel, or when its named source ends. A message
+//!   leaves by match, by discard, or when its sender ends.
 
 mod hash;
 mod pattern;
