@@ -1,6 +1,6 @@
-//! Peers that break the protocol in one way each: the link is cut, no memory is touched after the client was
-//! told that it is free, and what a peer can make an endpoint hold is bounded. What is found by chance beside
-//! this is found by `fuzz.rs` and weft-sim's `hostile.rs`.
+//! Peers that break the protocol in one way each. The engine closes the link, touches no memory after it has
+//! told the client that the memory is free, and limits the state that a peer can create. `fuzz.rs` and
+//! weft-sim's `hostile.rs` search for further violations at random.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod told;
@@ -26,9 +26,9 @@ const READ_DATA: u8 = 18;
 const ATOMIC: u8 = 20;
 const RESULTS: u8 = 21;
 
-/// Longer than what travels within messages.
+/// Too long for the payload of a message.
 const LONG: u64 = 6000;
-/// What an engine calls its first transfer.
+/// The engine's number of its first transfer.
 const FIRST_TOKEN: u64 = 1 << 32;
 
 fn read(case: &mut Case, iov: Iov, parts: &[u64]) {
@@ -39,7 +39,8 @@ fn read(case: &mut Case, iov: Iov, parts: &[u64]) {
     case.run();
 }
 
-/// A read of these parts has been sent; its memory, the operation's number and the window of its last long part.
+/// Starts a read of these parts. Returns the case, the memory, the operation's number and the window of the
+/// last long part.
 fn reading(parts: &[u64]) -> (Case, Owned, u64, u64) {
     let mut case = Case::new(CAPS, Config::default());
     case.connect(0, 2);
@@ -50,7 +51,8 @@ fn reading(parts: &[u64]) -> (Case, Owned, u64, u64) {
     (case, memory, op, window)
 }
 
-/// The peer has been found out: the read has failed, once, and its memory is left alone.
+/// Asserts that the engine has detected the violation: the read has failed once, and nothing writes its
+/// memory afterwards.
 fn found_out(mut case: Case, mut memory: Owned, window: u64) {
     let ends = case.done();
     assert!(ends.len() == 1 && ends[0].fault.is_some(), "{ends:?}");
@@ -60,7 +62,7 @@ fn found_out(mut case: Case, mut memory: Owned, window: u64) {
     assert!(case.is_cut() && case.done().is_empty() && case.engine.at_rest());
 }
 
-/// A long read is over when its bytes are here, whatever its target says.
+/// A long read ends when its bytes have arrived, and not by a message of its target.
 #[test]
 fn a_long_read_is_not_ended_by_the_number_of_its_part() {
     for status in [0, 1] {
@@ -81,7 +83,7 @@ fn a_long_part_is_not_ended_by_the_answers_to_a_short_one() {
 
 #[test]
 fn a_long_part_is_not_answered_like_a_short_one() {
-    // It would fit a message of a peer with a larger mailbox threshold.
+    // A peer with a larger mailbox threshold would send this length in a message.
     let (mut case, memory, op, window) = reading(&[3980]);
     case.say(READ_DATA, 0, &[words(&[pair(op, 0)]), vec![5; 3980]].concat());
     found_out(case, memory, window);
@@ -105,7 +107,7 @@ fn a_short_read_does_not_end_well_without_its_bytes() {
     }
 }
 
-/// What honest targets say.
+/// Parts of reads, as an honest target answers them.
 #[test]
 fn parts_of_reads_end_in_any_order() {
     let (mut case, mut memory, op, window) = reading(&[100, LONG, 50]);
@@ -118,7 +120,7 @@ fn parts_of_reads_end_in_any_order() {
     assert!(case.engine.at_rest() && !case.is_cut());
 }
 
-/// Bytes for a window that was never named, or whose bytes have all come, end the link.
+/// Bytes end the link if their window was never named, or if all bytes of the window have arrived.
 #[test]
 fn bytes_for_no_window_end_the_link() {
     let never = FIRST_TOKEN + 7;
@@ -135,7 +137,7 @@ fn bytes_for_no_window_end_the_link() {
     }
 }
 
-/// Nor may there be more bytes than the window has.
+/// Bytes end the link if they exceed the window.
 #[test]
 fn bytes_beyond_the_window_end_the_link() {
     for offset in [1, LONG, u64::MAX] {
@@ -146,7 +148,7 @@ fn bytes_beyond_the_window_end_the_link() {
     }
 }
 
-/// Nor may bytes come before the peer's first message.
+/// Bytes end the link if they arrive before the peer's first message.
 #[test]
 fn bytes_before_the_first_message_end_the_link() {
     for window in [FIRST_TOKEN, 1 << 63] {
@@ -158,7 +160,7 @@ fn bytes_before_the_first_message_end_the_link() {
     }
 }
 
-/// The engine lets a region go while no device reads it, and a push of the reader's changes nothing about that.
+/// The engine releases a region when no device reads it. A push by the reader must not change this.
 #[test]
 fn a_region_that_is_being_served_cannot_be_pushed_into() {
     for put in [false, true] {
@@ -205,7 +207,7 @@ fn what_the_device_fetches_cannot_be_pushed() {
     }
 }
 
-/// Bytes that were announced have one name, not two.
+/// Announced bytes have one window, and arrive in no other.
 #[test]
 fn what_was_announced_is_not_pushed_under_another_name() {
     let mut case = Case::new(NicCaps { push_follows: true, ..CAPS }, Config::default());
@@ -221,8 +223,8 @@ fn what_was_announced_is_not_pushed_under_another_name() {
     }
 }
 
-/// Our own call is under way to a peer whose name is greater than ours, so that the peer's calls wait; and
-/// the byte of its name.
+/// Starts a call to a peer whose name is greater than the endpoint's, so that the peer's calls wait. Also
+/// returns the byte of the peer's name.
 fn calling() -> (Case, u8) {
     let mut case = Case::new(CAPS, Config::default());
     case.engine.nic_mut().dials = Some(100);
@@ -240,13 +242,13 @@ fn one_call_of_a_peer_waits_and_not_all() {
         case.connect(link, byte);
         assert_eq!(case.engine.nic().open, [LinkId(100), LinkId(link)], "ours and the last one of the peer's");
     }
-    // When ours has failed it is taken into use, and the send leaves on it.
+    // When the endpoint's own call has failed, the waiting call is accepted, and the send leaves on it.
     case.tell(Event::Down(LinkId(100)));
     let sent = &case.engine.nic().sent;
     assert!(sent.iter().map(|(link, bytes)| (link.0, bytes[0])).eq([(19, OPEN_OK), (19, EAGER)]));
 }
 
-/// The end of a call that waited and was replaced is not the end of the one in its place.
+/// The end of a waiting call that was replaced does not end its replacement.
 #[test]
 fn who_hangs_up_an_older_call_is_not_forgotten() {
     let (mut case, byte) = calling();
@@ -255,7 +257,7 @@ fn who_hangs_up_an_older_call_is_not_forgotten() {
         nic.events.push_back(Event::Up { link: LinkId(link), peer: name(byte), initiator: false });
         nic.events.push_back(Event::Message(LinkId(link), open(0)));
     }
-    // The device has not been told to close it when it ends.
+    // The link ends before the engine has told the device to close it.
     nic.events.push_back(Event::Down(LinkId(0)));
     nic.burst = true;
     case.run();
@@ -264,7 +266,7 @@ fn who_hangs_up_an_older_call_is_not_forgotten() {
     assert_eq!(case.engine.nic().sent.len(), 2, "OPEN_OK and the message");
 }
 
-/// A link in use has nothing of its own left to say that could hold up its close.
+/// A link in use has no queued message that could delay its close.
 #[test]
 fn nobody_answers_a_call_that_has_not_been_said() {
     let (mut case, byte) = calling();
@@ -278,7 +280,7 @@ fn nobody_answers_a_call_that_has_not_been_said() {
     assert!(case.engine.nic().open.is_empty());
 }
 
-/// What a request fetches fits a message, its names included.
+/// The results of a request fit a message together with their head.
 #[test]
 fn a_result_longer_than_a_message_is_refused() {
     const ATOMIC_READ: u8 = 10;
@@ -298,7 +300,7 @@ fn a_result_longer_than_a_message_is_refused() {
     }
 }
 
-/// A message of results that was cut behind its head has a number, and would be taken for one that came whole.
+/// A RESULTS message that was cut after its head has a number, and could be taken for a complete one.
 #[test]
 fn results_of_nothing_are_a_breach() {
     let mut case = Case::new(CAPS, Config::default());
@@ -325,8 +327,8 @@ fn results_of_nothing_are_a_breach() {
     assert!(case.is_cut() && ends.len() == 1 && ends[0].fault.is_some(), "{ends:?}");
 }
 
-/// What a peer may leave here without a receive is one window, however often it calls; what it is granted is
-/// what is left of that.
+/// However often a peer calls, its messages without a receive stay within one window. A new link is granted
+/// the remainder of the window.
 #[test]
 fn messages_without_a_receive_stay_within_the_window_of_their_peer() {
     const WINDOW: u64 = 10_000;
@@ -337,7 +339,7 @@ fn messages_without_a_receive_stay_within_the_window_of_their_peer() {
     for link in 0..100 {
         case.connect(link, 2);
         assert_eq!(u64_at(&case.sent(OPEN_OK), 16), WINDOW - waiting * COST);
-        // It keeps to that the first times, and then overdraws it.
+        // The peer respects the window at first, and exceeds it on the last link.
         let left = (WINDOW / COST - waiting).min(4);
         (0..left).for_each(|_| case.say(EAGER, 0, &[7; 1000]));
         assert!(!case.is_cut());
@@ -349,7 +351,7 @@ fn messages_without_a_receive_stay_within_the_window_of_their_peer() {
         case.tell(Event::Down(LinkId(link)));
         assert_eq!(case.engine.unexpected_messages() as u64, waiting);
     }
-    // While it is away, and while its next call is under way, messages are received: that it learns.
+    // Messages are received while the peer is away and while its next call is in progress. The peer is told.
     let mut memory = Owned::new(vec![0; 1000]);
     let mut receive = |case: &mut Case| {
         let ctx = Context { ptr: 1, user: 0 };
@@ -376,13 +378,14 @@ fn messages_without_a_receive_stay_within_the_window_of_their_peer() {
     assert_eq!(case.engine.unexpected_messages(), 0);
 }
 
-/// Requests of one peer that may be under way (docs/protocol.md).
+/// Maximum number of requests of one peer that may be in progress (docs/protocol.md).
 const REQUESTS: usize = 131_072;
 
-/// Messages of one peer that may wait for receives without being held here.
+/// Maximum number of a peer's messages that may wait for receives without being stored here.
 const UNMATCHED: usize = 1 << 20;
 
-/// A peer asks and asks, and takes no answers, or gives none: at the limit it may still go on, beyond it is cut off.
+/// A peer sends requests, and accepts no answers or gives none. The link lasts up to the limit, and is closed
+/// beyond it.
 #[test]
 fn requests_are_limited() {
     // Acknowledgements, refusals, answers, windows for long writes, messages without a receive.
@@ -436,8 +439,8 @@ fn acknowledgements_leave_in_order_when_they_can() {
     assert!(told.into_iter().eq(0..1000));
 }
 
-/// An endpoint with a large TX queue keeps to its peer's limits, and goes on when it is answered. Sends that
-/// wait for a receive take no place of a request.
+/// An endpoint with a large TX queue respects the limits of its peer, and continues as the peer answers.
+/// Sends that wait for a receive do not count as requests.
 #[test]
 fn a_large_queue_asks_no_more_than_a_peer_answers() {
     let mut case = Case::new(CAPS, Config { tx_depth: 1 << 20, ..Config::default() });

@@ -1,5 +1,4 @@
-//! Fuzz targets of the engine: addresses and names as clients and peers hand them over, and messages of a
-//! peer that says whatever it likes.
+//! Fuzz targets of the engine: addresses and names from clients and peers, and messages of an arbitrary peer.
 #![allow(clippy::unwrap_used)]
 
 #[path = "fuzz/answers.rs"]
@@ -17,7 +16,7 @@ use weft_fuzz::{Reader, fuzz, hash};
 
 use told::name;
 
-/// Bytes that are an address, or a name, come out as they went in; others are refused.
+/// Bytes that are a valid address or name convert to the same bytes again. Other bytes are refused.
 #[test]
 fn addresses() {
     let context = EpName::full(&NameParts {
@@ -53,12 +52,12 @@ fn addresses() {
     });
 }
 
-/// A device with one peer, which has said everything beforehand.
+/// A device with one peer, whose messages are all queued at the start.
 struct Told {
     caps: NicCaps,
     up: bool,
     events: VecDeque<Event>,
-    /// Kinds of what the engine has answered.
+    /// Kinds of the engine's answers.
     answers: u64,
     down: bool,
 }
@@ -86,7 +85,7 @@ impl Nic for Told {
     }
     fn push(&mut self, link: LinkId, _: u64, _: u64, src: &[Iov], _: u64) -> Result<(), Full> {
         assert!(link == LINK && !self.down);
-        // Reading all of it proves that it is memory of ours.
+        // Reading all of it proves that the memory belongs to the client.
         self.answers |= 1 << (32 + (mem::to_vec(src).len() & 7));
         Err(Full)
     }
@@ -133,10 +132,10 @@ impl Nic for Told {
     }
 }
 
-/// Bytes around what was offered, which nobody may touch.
+/// Bytes around the offered memory, which must not change.
 const GUARD: usize = 64;
 
-/// Memory with guards before and behind.
+/// Memory with guards before and behind it.
 fn guarded(len: usize) -> (Owned, Iov) {
     let mut owned = Owned::new(vec![0xa5; len + 2 * GUARD]);
     let iov = owned.iov().slice(GUARD, len);
@@ -167,7 +166,8 @@ fn story(messages: &[(u8, u8, &[u64])]) -> Vec<u8> {
     out
 }
 
-/// Whatever a peer says: no panic, no byte outside what was offered, and everything is over when the link is.
+/// Arbitrary messages cause no panic, touch no byte outside the offered memory, and leave no operation when
+/// the link has ended.
 #[test]
 fn messages() {
     const SEVEN: u64 = 7;
@@ -206,7 +206,7 @@ fn messages() {
             events.push_back(if kind & 3 == 3 {
                 let (window, offset) = (input.word(), input.word());
                 let bytes = input.bytes(len).to_vec();
-                // A device passes on no piece without bytes, and none that ends beyond the last number.
+                // A device passes on only pieces that have bytes and that end below 2^64.
                 if bytes.is_empty() || offset.checked_add(bytes.len() as u64).is_none() {
                     continue;
                 }
@@ -217,7 +217,7 @@ fn messages() {
         }
         let nic = Told { caps, up: false, events, answers: 0, down: false };
         let mut engine = Engine::new(Config { window_bytes: 64 * 1024, ..Config::default() }, nic);
-        // Longer than what a request may fetch.
+        // The region is longer than a request may fetch.
         let (mut region, reachable) = guarded(8192);
         let (mut secret, unreadable) = guarded(256);
         let access = |read, write| Access { read, write };

@@ -1,5 +1,5 @@
-//! An endpoint that sends to itself: both ends of its links are in one engine, and are told apart from links
-//! of others by whom they reach.
+//! An endpoint that sends to itself. Both ends of its links are in one engine, which recognizes such links by
+//! the peer's identity.
 #![allow(clippy::unwrap_used)]
 
 mod told;
@@ -12,7 +12,7 @@ use weft_engine::mem::Owned;
 use weft_engine::name::{EpName, NameParts};
 use weft_engine::nic::LinkId;
 
-/// The endpoint's own name, by another way to it.
+/// The endpoint's own name, with another socket.
 fn alias() -> EpName {
     let me = name(1);
     EpName::full(&NameParts {
@@ -38,7 +38,7 @@ impl AddressBook for Myself {
     }
 }
 
-/// The link whose ends are `from`, which called, and `from + 100`.
+/// Carries messages over the link whose ends are `from`, which called, and `from + 100`.
 fn carry(case: &mut Case, from: u32) {
     loop {
         case.run();
@@ -68,8 +68,8 @@ fn recv(case: &mut Case, tag: u64, memory: &mut Owned) {
     case.run();
 }
 
-/// What waited when the link was called for the second time, and is received before that call is answered,
-/// leaves the sender with no more than the window.
+/// Messages wait when the second link is made, and are received before the link is answered. The sender is
+/// granted no more than the window.
 #[test]
 fn a_new_link_to_oneself_grants_what_there_is() {
     for me in [name(1), alias()] {

@@ -24,14 +24,14 @@ const BUDGET: u64 = 64 << 20;
 /// Cost of a message beside its payload.
 const COST: u64 = 64;
 
-/// One of as many names as a process likes.
+/// One of the names that a process can generate in any number.
 fn identity(number: u32) -> EpName {
     let mut capability = [0x5a; 16];
     capability[..4].copy_from_slice(&number.to_le_bytes());
     EpName::full(&NameParts { ep_id: endpoint_id(&capability), capability, ..parts(1) })
 }
 
-/// The last name that a link's messages are from is in the address vector.
+/// An address vector with this name only.
 #[derive(Debug)]
 struct Only(EpName);
 
@@ -48,7 +48,7 @@ fn case(config: Config) -> Case {
     Case::new(CAPS, config)
 }
 
-/// Another stranger is connected.
+/// Connects another stranger. Returns its window in bytes.
 fn connect(case: &mut Case, number: u32) -> u64 {
     case.connect_as(number, identity(number));
     case.engine
@@ -67,8 +67,8 @@ fn receive(case: &mut Case, flags: OpFlags) -> usize {
     case.done().iter().filter(|done| done.fault.is_none()).count()
 }
 
-/// The windows of all strangers together stay within the budget, whether they use them or not, and each can
-/// send something.
+/// The sum of all strangers' windows stays within the budget, whether the windows are used or not. Each
+/// stranger can send something.
 #[test]
 fn windows_of_strangers_share_a_budget() {
     let mut case = case(Config::default());
@@ -77,19 +77,19 @@ fn windows_of_strangers_share_a_budget() {
     let [widest, narrowest] = [windows[0], windows[4999]];
     assert!(widest == 64 << 10 && narrowest >= 2048, "{widest}, {narrowest}");
     assert!(windows.iter().sum::<u64>() <= BUDGET);
-    // The last one overdraws the little that it has.
+    // The last stranger exceeds its small window.
     case.say(EAGER, 0, &vec![1; 1900]);
     assert!(!case.is_cut());
     case.say(EAGER, 0, &vec![1; 1900]);
     assert!(case.is_cut());
-    // Those that go leave theirs to others, but for what they have sent.
+    // Strangers that leave return their windows, except for the bytes of queued messages.
     (0..5000).for_each(|number| case.tell(Event::Down(LinkId(number))));
     assert_eq!(connect(&mut case, 6000), 64 << 10);
     assert_eq!(case.engine.unexpected_messages(), 1);
 }
 
-/// The window of a stranger whose messages are received grows to the usual one, and shrinks when others need
-/// the budget.
+/// The window of a stranger grows to the usual size as its messages are received. It shrinks when other
+/// strangers need the budget.
 #[test]
 fn a_window_grows_with_use_and_shrinks_for_others() {
     let mut case = case(Config::default());
@@ -113,7 +113,7 @@ fn a_window_grows_with_use_and_shrinks_for_others() {
     };
     widest = widest.max(traffic(&mut case, &mut left, 8 << 20));
     assert!(widest > WINDOW * 9 / 10 && widest <= WINDOW, "{widest}");
-    // A crowd takes the budget.
+    // Other strangers take the budget.
     let (link, seq) = (case.link, case.seq);
     let crowd: u64 = (1..2000).map(|number| connect(&mut case, number)).sum();
     assert!(crowd + widest <= BUDGET);
@@ -122,13 +122,13 @@ fn a_window_grows_with_use_and_shrinks_for_others() {
     let now = traffic(&mut case, &mut left, 1 << 20);
     assert!(now < WINDOW / 4, "{now}");
     assert!(!case.is_cut());
-    // And gives it back.
+    // The others return the budget.
     (1..2000).for_each(|number| case.tell(Event::Down(LinkId(number))));
     let widest = traffic(&mut case, &mut left, 16 << 20);
     assert!(widest > WINDOW * 9 / 10 && widest <= WINDOW, "{widest}");
 }
 
-/// A peer that is inserted into the address vector has the window of such peers.
+/// A peer that is inserted into the address vector gets the window of known peers.
 #[test]
 fn a_stranger_that_becomes_known_has_the_usual_window() {
     let mut case = case(Config::default());
@@ -141,7 +141,7 @@ fn a_stranger_that_becomes_known_has_the_usual_window() {
     case.engine.address_added(0, &identity(0));
     case.run();
     assert_eq!(u64_at(&case.sent(CREDIT), 8), WINDOW - first);
-    // And keeps it beside any number of strangers.
+    // Further strangers do not reduce the window.
     (2000..4000).for_each(|number| {
         connect(&mut case, number);
     });
@@ -149,8 +149,8 @@ fn a_stranger_that_becomes_known_has_the_usual_window() {
     assert_eq!(connect(&mut case, 0), WINDOW);
 }
 
-/// Announcements, and answers that are not taken, of all strangers have one bound: the one that keeps most
-/// loses its link.
+/// Announcements and untaken answers of all strangers share one limit. At the limit, the stranger with the
+/// most state loses its link.
 #[test]
 fn what_strangers_keep_has_one_bound() {
     let announce = |case: &mut Case| case.say(RTS, 0, &words(&[3, 5, 0, 100]));
@@ -163,7 +163,7 @@ fn what_strangers_keep_has_one_bound() {
         (0..10).for_each(|_| ask(&mut case));
         let mut asked = 0_u64;
         for number in 1..40 {
-            // The answer to its call goes first.
+            // The answer to the stranger's call leaves first.
             case.engine.nic_mut().room = room.max(1);
             connect(&mut case, number);
             case.engine.nic_mut().room = room;
@@ -182,7 +182,7 @@ fn what_strangers_keep_has_one_bound() {
         modest(&mut case, 10);
         ask(&mut case);
         assert!(!case.is_cut(), "one that keeps little is left alone");
-        // A peer in the address vector is not meant.
+        // The limit does not apply to a peer in the address vector.
         case.engine.nic_mut().room = room.max(1);
         case.connect(100, 2);
         case.engine.nic_mut().room = room;
@@ -191,14 +191,14 @@ fn what_strangers_keep_has_one_bound() {
     }
 }
 
-/// Where there are as many as may be, those that are idle for long make room.
+/// At the maximum number of strangers, those that have been idle for long make room.
 #[test]
 fn an_idle_stranger_makes_room() {
     let mut case = case(Config { max_strangers: 10, ..Config::default() });
     for number in 0..10 {
         connect(&mut case, number);
     }
-    // One has left a message, and one says something now and then.
+    // One stranger has left a message, and one sends a message now and then.
     (case.link, case.seq) = (LinkId(3), 0);
     case.say(EAGER, 0, &[1]);
     let mut taken = Vec::new();
@@ -213,6 +213,6 @@ fn an_idle_stranger_makes_room() {
         let open = &case.engine.nic().open;
         assert!(open.len() == 10 && open.contains(&LinkId(3)) && open.contains(&LinkId(5)), "{open:?}");
     }
-    // A new link may be about to carry its first message, and stays for a while.
+    // A new link may be about to carry its first message, and is kept for a while.
     assert!(taken.len() >= 16 && taken[0] > 70 && taken[8] > taken[0] + 60, "{taken:?}");
 }

@@ -1,5 +1,5 @@
-//! Peers that are reached in more than one way, or whose way turns out only later: what was posted for an
-//! address is served whichever is taken.
+//! Peers that are reached at more than one address, or whose address is learned late. Receives and operations
+//! for an address are served in either case.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod told;
@@ -23,7 +23,7 @@ const RTS: u8 = 9;
 /// The flag of a message with a tag.
 const TAGGED: u8 = 1;
 
-/// The peers called 2 and 3 are both at 0, which has this name.
+/// An address book in which the peers with the bytes 2 and 3 are both at address 0, which has this name.
 #[derive(Debug)]
 struct Book {
     name: EpName,
@@ -74,8 +74,8 @@ fn received(case: &mut Case) -> Vec<(usize, Addr)> {
     done.iter().map(|c| (c.ctx.ptr, c.src)).collect()
 }
 
-/// A peer calls before its address leads to it, and a receive names the address: its message is received once
-/// the way is known, and before the next.
+/// A peer connects before its address is known to lead to it, and a receive names the address. The message is
+/// received when the address is resolved, before the peer's next message.
 #[test]
 fn a_message_meets_the_receive_that_was_posted_for_its_address() {
     let mut case = case(Book { name: EpName::service("10.0.0.9:7".parse().unwrap()), knows: false });
@@ -92,8 +92,8 @@ fn a_message_meets_the_receive_that_was_posted_for_its_address() {
     assert_eq!(received(&mut case), [(2, 0)]);
 }
 
-/// The same where the peer has gone meanwhile, and is called: it stays at its address when nothing of what it
-/// left is here any more.
+/// The peer has left meanwhile, and the endpoint connects to it. The peer keeps its address after its last
+/// message has been received.
 #[test]
 fn a_message_of_one_who_went_meets_the_receive_for_its_address() {
     let mut case = case(Book { name: EpName::service("10.0.0.9:7".parse().unwrap()), knows: false });
@@ -112,8 +112,8 @@ fn a_message_of_one_who_went_meets_the_receive_for_its_address() {
     assert_eq!(received(&mut case), [(2, 0)]);
 }
 
-/// Two links lead to one address, as to the contexts of a scalable endpoint. The end of one leaves receives
-/// from there to the other, and the end of both fails them.
+/// Two links lead to one address, as to the contexts of a scalable endpoint. When one link ends, receives
+/// from the address stay posted. When both have ended, the receives fail.
 #[test]
 fn receives_from_an_address_live_as_long_as_a_link() {
     let mut case = case(Book { name: name(2), knows: true });
@@ -132,8 +132,8 @@ fn receives_from_an_address_live_as_long_as_a_link() {
     );
 }
 
-/// A peer that closes its endpoint in order ends receives from it alone, as one that dies does. Receives from
-/// anybody stay.
+/// When a peer closes its endpoint in an orderly way, receives from it alone end, as they do when it dies.
+/// Receives from any source stay posted.
 #[test]
 fn receives_end_with_a_peer_that_closes() {
     let mut case = Case::new(CAPS, Config::default());
@@ -144,12 +144,12 @@ fn receives_end_with_a_peer_that_closes() {
     case.tell(Event::Closed(case.link));
     let done: Vec<_> = case.done().iter().map(|c| (c.ctx.ptr, c.fault)).collect();
     assert_eq!(done, [(1, Some(Fault::Link(LinkError::Closed)))]);
-    // Its messages can still be received.
+    // The peer's earlier messages can still be received.
     post(&mut case, 0, 6, 3, OpFlags::empty());
     assert_eq!(received(&mut case), [(3, 0)]);
 }
 
-/// An endpoint that closes itself reports none of its receives.
+/// An endpoint that closes itself does not report its receives.
 #[test]
 fn receives_do_not_end_with_their_own_endpoint() {
     let mut case = Case::new(CAPS, Config::default());
@@ -159,11 +159,11 @@ fn receives_do_not_end_with_their_own_endpoint() {
     assert!(case.done().is_empty());
 }
 
-/// A book whose rows come and go.
+/// An address book whose rows come and go.
 #[derive(Debug, Default)]
 struct Rows {
     rows: Mutex<Vec<Option<EpName>>>,
-    /// Other processes write it.
+    /// Whether other processes write the book.
     foreign: bool,
     removals: AtomicU64,
 }
@@ -198,8 +198,8 @@ impl AddressBook for Rows {
     }
 }
 
-/// One endpoint is at two sockets, neither of which it names. When one of these addresses goes it is at the
-/// other, also for what is here already.
+/// Two sockets lead to one endpoint, whose name contains neither. When one of the addresses is removed, the
+/// endpoint keeps the other, also for messages that have already arrived.
 #[test]
 fn an_endpoint_is_at_the_sockets_that_lead_to_it() {
     for waits in [false, true] {
@@ -228,8 +228,8 @@ fn an_endpoint_is_at_the_sockets_that_lead_to_it() {
     }
 }
 
-/// A peer that was a stranger when it called, and is in the book by the time its address is wanted: what had
-/// come by then, and what comes later.
+/// A peer is a stranger when it connects, and is in the book when a receive names its address. The receive
+/// takes earlier and later messages.
 #[test]
 fn a_stranger_is_found_in_a_book_that_others_write() {
     for receives_first in [false, true] {
@@ -250,8 +250,8 @@ fn a_stranger_is_found_in_a_book_that_others_write() {
     }
 }
 
-/// A receive names an address before it is inserted: the stranger that turns out to be there has sent for it,
-/// by its own name, by that of its socket, or as a context of the endpoint.
+/// A receive names an address before it is inserted. A stranger that has sent a message turns out to be at
+/// the address: by its own name, by the name of its socket, or as a context of the endpoint.
 #[test]
 fn a_stranger_is_at_the_address_that_is_inserted() {
     let base = EpName::full(&NameParts { context: Some(0), ..parts(2) });
@@ -270,7 +270,7 @@ fn a_stranger_is_at_the_address_that_is_inserted() {
     }
 }
 
-/// Another process removes a peer's address and inserts it anew: the peer is where it is now.
+/// Another process removes the address of a peer and inserts it again. The peer has the new address.
 #[test]
 fn a_peer_is_found_under_its_new_number_in_a_book_that_others_write() {
     for (receives_first, full) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -288,7 +288,7 @@ fn a_peer_is_found_under_its_new_number_in_a_book_that_others_write() {
             case.say(EAGER, TAGGED, &words(&[5]));
         }
         assert_eq!(received(&mut case), [(1, 1)], "{receives_first} {full}");
-        // Also before what is posted later for anybody, and when the peer dies.
+        // The new address also applies before later receives from any source, and when the peer dies.
         post(&mut case, 1, 5, 2, OpFlags::empty());
         post(&mut case, ADDR_NONE, 5, 3, OpFlags::empty());
         post(&mut case, 1, 5, 4, OpFlags::empty());
@@ -299,8 +299,8 @@ fn a_peer_is_found_under_its_new_number_in_a_book_that_others_write() {
     }
 }
 
-/// Another process removes the socket that leads to an endpoint, and inserts its name, while it is called:
-/// when it answers, it is there.
+/// Another process replaces the socket of an endpoint by its name, while the endpoint is being connected. The
+/// endpoint has the new address when it answers.
 #[test]
 fn who_answers_is_where_the_book_has_it_by_then() {
     let mut case = Case::new(CAPS, Config::default());
@@ -317,7 +317,7 @@ fn who_answers_is_where_the_book_has_it_by_then() {
     assert_eq!(received(&mut case), [(1, 1)]);
 }
 
-/// A receive from an address fails with the peer that turns out to have been there.
+/// A receive from an address fails with the stranger that turns out to have been there.
 #[test]
 fn a_stranger_that_dies_was_in_a_book_that_others_write() {
     let mut case = Case::new(CAPS, Config::default());
@@ -329,8 +329,8 @@ fn a_stranger_that_dies_was_in_a_book_that_others_write() {
     assert!(matches!(case.done()[..], [Completion { fault: Some(_), .. }]));
 }
 
-/// Of those that call themselves by a socket the one is at its address, when another process inserts that,
-/// that answers there.
+/// Several peers claim one socket, which another process inserts. The peer that answers at the socket gets
+/// the address.
 #[test]
 fn a_service_has_one_endpoint_in_a_book_that_others_write() {
     let mut case = Case::new(CAPS, Config::default());
@@ -347,7 +347,7 @@ fn a_service_has_one_endpoint_in_a_book_that_others_write() {
     assert_eq!(case.engine.unexpected_messages(), 9);
 }
 
-/// A message that is received since its sender turns out to be in the book is one that feeding has brought.
+/// A message that is received because its sender turns out to be in the book counts as a result of feeding.
 #[test]
 fn feeding_tells_of_strangers_that_are_in_a_book_that_others_write() {
     let mut case = Case::new(CAPS, Config::default());
@@ -365,8 +365,8 @@ fn feeding_tells_of_strangers_that_are_in_a_book_that_others_write() {
     assert!(!case.engine.feed(&op));
 }
 
-/// A stranger sends messages with these tags, receives are shared that are for a tag of 5 but for these bits
-/// of it, and then the stranger turns out to be at their address.
+/// A stranger sends messages with these tags. Shared receives with tag 5 and these ignore bits are posted.
+/// Then the stranger turns out to be at their address.
 fn shared(tags: &[u64], ignored: &[u64]) -> (Case, Arc<Pool>) {
     let mut case = case(Book { name: EpName::service("10.0.0.9:7".parse().unwrap()), knows: false });
     let pool = Arc::new(Pool::new(Matching::default(), 8, 64));
@@ -383,7 +383,7 @@ fn shared(tags: &[u64], ignored: &[u64]) -> (Case, Arc<Pool>) {
     (case, pool)
 }
 
-/// The same where receives are shared: one message takes one of them.
+/// One message takes one of several shared receives.
 #[test]
 fn a_message_meets_one_shared_receive() {
     let (mut case, pool) = shared(&[5], &[0, 0]);
@@ -393,8 +393,8 @@ fn a_message_meets_one_shared_receive() {
     assert_eq!(received(&mut case), [(2, 0)]);
 }
 
-/// Of several messages that one of them accepts it takes the oldest, though the one before it was for a
-/// younger one, too.
+/// A shared receive takes the oldest of several messages that it accepts, although the receive before it took
+/// a younger message.
 #[test]
 fn shared_receives_meet_messages_in_their_order() {
     let (mut case, _pool) = shared(&[5, 6, 5], &[0, u64::MAX]);
@@ -403,7 +403,7 @@ fn shared_receives_meet_messages_in_their_order() {
     assert_eq!(case.engine.unexpected_messages(), 1);
 }
 
-/// Sends injects that nobody is told of to a service, where a peer answers and hangs up, until one is accepted.
+/// Sends quiet injects to a service, where a peer answers and hangs up, until one is accepted.
 fn inject_until_accepted(case: &mut Case, peer: u8) {
     let flags = OpFlags::INJECT | OpFlags::QUIET;
     let first = u32::from(peer) * 10;
@@ -420,16 +420,15 @@ fn inject_until_accepted(case: &mut Case, peer: u8) {
     assert!(matches!(case.done()[..], [Completion { fault: Some(_), .. }]));
 }
 
-/// An inject that nobody is told of is refused until it can leave, or taken and failed; also where the name
-/// behind a service was learned before its peer hung up, however long the client waits between.
+/// A quiet inject is refused until it can leave, or it is accepted and fails. This also holds if the name
+/// behind a service was learned before its peer hung up, however long the client waits between calls.
 #[test]
 fn an_inject_to_a_service_that_hangs_up_fails_in_the_end() {
     let mut case = case(Book { name: EpName::service("10.0.0.9:7".parse().unwrap()), knows: false });
     inject_until_accepted(&mut case, 2);
 }
 
-/// The same of injects that follow accesses: they are not kept for later, and take the short way where
-/// nothing is in it.
+/// Injects that follow accesses are not queued. They are sent at once if nothing is queued before them.
 #[test]
 fn an_inject_after_accesses_leaves_or_is_refused() {
     let mut case = case(Book { name: name(2), knows: true });
@@ -443,14 +442,14 @@ fn an_inject_after_accesses_leaves_or_is_refused() {
     assert_eq!(send(&mut case, flags), Err(Error::Again));
 }
 
-/// A case whose book has one socket only, where name(2) says that it listens, as do all others.
+/// A case whose book has only the socket at which name(2) and all other peers claim to listen.
 fn at_a_socket() -> Case {
     let mut case = Case::new(CAPS, Config::default());
     Rows::bind(&mut case, false).set(&[Some(EpName::service(name(2).socket()))]);
     case
 }
 
-/// Several links say something on them, one after the other, from their beginning.
+/// The peers of several links each send their first message, in this order.
 fn each_says(case: &mut Case, links: impl IntoIterator<Item = u32>) {
     for link in links {
         (case.link, case.seq) = (LinkId(link), 0);
@@ -458,8 +457,8 @@ fn each_says(case: &mut Case, links: impl IntoIterator<Item = u32>) {
     }
 }
 
-/// A peer that claims a socket where another one answers is a stranger: it is not taken for that one, and
-/// does not hide its death.
+/// A peer that claims a socket at which another endpoint answers is a stranger. It does not get the address,
+/// and does not hide the death of the endpoint there.
 #[test]
 fn a_claim_counts_only_where_its_peer_answers() {
     let mut case = at_a_socket();
@@ -479,7 +478,8 @@ fn a_claim_counts_only_where_its_peer_answers() {
     assert_eq!(received(&mut case), [(4, ADDR_NONE)]);
 }
 
-/// A claim does not count where no endpoint answers, or no call can be made. Otherwise the call waits for the answer.
+/// A claim is void if no endpoint answers at the socket, or if no link to it can be made. Otherwise the call
+/// waits for the answer.
 #[test]
 fn a_claim_waits_for_the_answer() {
     for down in [false, true] {
@@ -488,7 +488,7 @@ fn a_claim_waits_for_the_answer() {
         case.call_as(0, name(2));
         if down {
             assert!(said(&case, LinkId(0)).is_empty(), "the endpoint is not known yet");
-            // It is called some times more, and no operation waits for that.
+            // The engine retries the connection several times; no operation waits for it.
             (FIRST_PROBE..FIRST_PROBE + 8).for_each(|link| case.tell(Event::Down(LinkId(link))));
             assert_eq!(case.engine.nic().open, [LinkId(0)]);
         }
@@ -505,12 +505,12 @@ fn a_claim_waits_for_the_answer() {
     post(&mut case, ADDR_NONE, 5, 1, OpFlags::empty());
     each_says(&mut case, [0]);
     assert_eq!(received(&mut case), [(1, 0)]);
-    // Operations to the address use the link that there is.
+    // Operations to the address use the existing link.
     send(&mut case, OpFlags::QUIET).unwrap();
     assert_eq!(case.engine.nic().open, [LinkId(0)]);
 }
 
-/// Of the calls of one peer that wait for the answer only the last ones are kept.
+/// Of the calls of one peer that wait for an answer, only the latest are kept.
 #[test]
 fn calls_that_wait_are_few() {
     let mut case = at_a_socket();
@@ -521,8 +521,8 @@ fn calls_that_wait_are_few() {
     assert_eq!(case.engine.nic().open, [LinkId(12)], "one of them serves");
 }
 
-/// An endpoint that answers at a socket replaces the one before. Operations to that one end, and receives
-/// from it alone.
+/// An endpoint that answers at a socket replaces its predecessor there. Operations to the predecessor end,
+/// and so do receives from it alone.
 #[test]
 fn an_address_is_taken_over() {
     let mut case = at_a_socket();
@@ -541,7 +541,7 @@ fn an_address_is_taken_over() {
     assert_eq!(received(&mut case), [(2, 0)]);
 }
 
-/// Of what those have left that lived at a socket one after the other, an endpoint holds only so much.
+/// An endpoint limits the state that successive endpoints at one socket leave behind.
 #[test]
 fn a_service_has_few_claimants() {
     let mut case = at_a_socket();
@@ -553,15 +553,15 @@ fn a_service_has_few_claimants() {
         }
     }
     assert_eq!(case.engine.unexpected_messages(), 4);
-    // Whatever is received makes room.
+    // Any received message makes room.
     recv(&mut case, 5, 1);
     assert_eq!(received(&mut case), [(1, 0)]);
     case.connect(30, 30);
     assert!(!case.is_cut());
 }
 
-/// So does whoever has gone before our answer left, or has left what is gone by now: a message that was
-/// received or thrown away since, a long one whose loss was told.
+/// A peer claims no service if it left before the endpoint's answer was sent. The same holds if its state is
+/// gone: its message was received or discarded, or the loss of its long message was reported.
 #[test]
 fn those_who_went_claim_no_service() {
     type Step<'a> = &'a dyn Fn(&mut Case);
@@ -595,8 +595,8 @@ fn those_who_went_claim_no_service() {
     }
 }
 
-/// A long message whose sender has gone keeps its place: the receive that is for it fails, and what came
-/// behind it is for the next one.
+/// A long message whose sender is gone keeps its place. The receive that matches it fails, and the next
+/// receive takes the next message.
 #[test]
 fn what_is_lost_is_not_passed_over() {
     let mut case = case(Book { name: name(2), knows: true });
@@ -613,8 +613,8 @@ fn what_is_lost_is_not_passed_over() {
     assert_eq!(case.engine.unexpected_messages(), 0);
 }
 
-/// Announcements of a peer in no address vector go with its link: receives wait for others, and only a claim
-/// on one fails.
+/// Announcements of a peer in no address vector end with its link. Receives continue to wait for other
+/// messages; only a claim on an announcement fails.
 #[test]
 fn what_a_stranger_announced_goes_with_it() {
     let mut case = Case::new(CAPS, Config::default());
@@ -632,13 +632,13 @@ fn what_a_stranger_announced_goes_with_it() {
     post(&mut case, ADDR_NONE, 6, 1, OpFlags::CLAIM);
     assert!(matches!(case.done()[..], [Completion { fault: Some(Fault::Link(LinkError::Gone)), .. }]));
     assert_eq!((case.engine.unexpected_messages(), case.engine.posted_receives()), (0, 1000));
-    // The next peer's messages are for the receives that wait.
+    // The next peer's messages match the waiting receives.
     case.connect(1, 2);
     case.say(EAGER, TAGGED, &words(&[5]));
     assert_eq!(received(&mut case), [(0, 0)]);
 }
 
-/// And so do those who hung up when an inject called them, once that is told.
+/// Peers that hung up when an inject connected to them claim no service once the failure is reported.
 #[test]
 fn those_who_hung_up_claim_no_service() {
     let mut case = Case::new(CAPS, Config::default());
@@ -648,8 +648,8 @@ fn those_who_hung_up_claim_no_service() {
     assert!(!case.is_cut());
 }
 
-/// Whoever calls again after its link ended is where it was, or is there now if it was a stranger then: what
-/// it left is received, and what it says.
+/// A peer that connects again after its link ended keeps its address, or gets it if it was a stranger before.
+/// Its earlier and its later messages are received.
 #[test]
 fn who_calls_again_is_at_its_service() {
     for stranger in [false, true] {
@@ -673,8 +673,8 @@ fn who_calls_again_is_at_its_service() {
     }
 }
 
-/// What fails is told of calls of ours: a peer that called and went before our answer left is called when
-/// there is something to say.
+/// Operations fail only with links that this endpoint made. If a peer connected and left before the answer
+/// was sent, the endpoint connects to it for its next operation.
 #[test]
 fn an_inject_does_not_fail_of_a_call_that_was_not_ours() {
     let mut case = case(Book { name: name(2), knows: true });
@@ -686,12 +686,12 @@ fn an_inject_does_not_fail_of_a_call_that_was_not_ours() {
     assert_eq!(case.engine.nic().open, [LinkId(9)]);
 }
 
-/// What a peer says that has called so many times before.
+/// The OPEN of a peer that has connected `number` times before.
 fn call(number: u64) -> Vec<u8> {
     words(&[u64::from(OPEN), 1 | number << 32, 1 << 20])
 }
 
-/// We call a peer whose own call waits for the end of ours.
+/// Connects to a peer whose own call waits for the end of this attempt.
 fn calling(case: &mut Case, mine: LinkId) -> u8 {
     case.engine.nic_mut().dials = Some(mine.0);
     let peer = (3..8).find(|byte| name(*byte) > name(1)).unwrap();
@@ -700,13 +700,13 @@ fn calling(case: &mut Case, mine: LinkId) -> u8 {
     peer
 }
 
-/// The kinds of the messages that were said on a link.
+/// The kinds of the messages that were sent on a link.
 fn said(case: &Case, link: LinkId) -> Vec<u8> {
     case.engine.nic().sent.iter().filter(|(on, _)| *on == link).map(|(_, bytes)| bytes[0]).collect()
 }
 
-/// Links do not keep each other's order: the OPEN of a call that was given up comes behind that of the next,
-/// with its end behind it.
+/// Links do not preserve each other's order. The OPEN of an abandoned call may arrive after the OPEN of the
+/// next call, followed by its end.
 #[test]
 fn a_call_that_was_given_up_does_not_end_the_next() {
     let mut case = Case::new(CAPS, Config::default());
@@ -721,7 +721,7 @@ fn a_call_that_was_given_up_does_not_end_the_next() {
     assert!(said(&case, late) == [OPEN_DUP] && *closed == [late], "{:?} {closed:?}", said(&case, late));
     case.tell(Event::Down(mine));
     assert!(said(&case, next)[0] == OPEN_OK && case.done().iter().all(|done| done.fault.is_none()));
-    // Nor is such a one taken where there is no other.
+    // An abandoned call is not accepted when there is no other link either.
     case.tell(Event::Down(next));
     let [late, next] = [3, 4].map(LinkId);
     for (link, number, answer) in [(late, 1, OPEN_DUP), (next, 3, OPEN_OK)] {
@@ -731,7 +731,8 @@ fn a_call_that_was_given_up_does_not_end_the_next() {
     }
 }
 
-/// Our call has broken behind its OPEN: the peer's own may be given up by now, with its end still on the way.
+/// The endpoint's call has broken after its OPEN. The peer may have abandoned its own call, whose end is
+/// still in transit.
 #[test]
 fn a_call_that_waits_is_not_taken_when_ours_has_broken() {
     let mut case = Case::new(CAPS, Config::default());
@@ -742,7 +743,7 @@ fn a_call_that_waits_is_not_taken_when_ours_has_broken() {
     case.tell(Event::Up { link: mine, peer: name(peer), initiator: true });
     case.tell(Event::Down(mine));
     assert_eq!((said(&case, mine), said(&case, theirs)), (vec![OPEN], vec![OPEN_DUP]));
-    // The send waits for the next.
+    // The send waits for the next link.
     case.tell(Event::Up { link: again, peer: name(peer), initiator: true });
     case.tell(Event::Message(again, open(OPEN_OK)));
     assert_eq!(said(&case, again), [OPEN, EAGER]);

@@ -1,10 +1,11 @@
-//! A client at work, whose peer answers as it likes: with the numbers and windows of what is under way,
-//! rightly and wrongly, and with requests of its own. A bystander's operations are under way at the same
-//! time.
+//! A client with operations in progress, and a peer with arbitrary behaviour. The peer uses valid and invalid
+//! operation numbers and windows, and makes requests of its own. Another peer, the bystander, has operations
+//! with the client at the same time.
 //!
-//! No memory is touched after the client was told that it is free, whether by a push or by a device that
-//! still works on it; every operation ends once, the bystander's by nothing that the other says; and nothing
-//! is left when the links have ended.
+//! Properties:
+//! - Memory is not touched after the client was told that it is free, neither by a push nor by a device.
+//! - Each operation ends exactly once. The peer's messages never end an operation with the bystander.
+//! - Nothing is left when the links have ended.
 
 use weft_engine::Engine;
 use weft_engine::amo::{Amo, Form, Op, Type};
@@ -17,16 +18,16 @@ use weft_fuzz::{Reader, fuzz};
 
 use crate::told::{CAPS, Case, Event, Told, pair, u32_at, u64_at, words};
 
-/// Lengths of operations, and of what is pushed: within messages, beyond them, and in between.
+/// Lengths of operations and of pushes: within messages, beyond them, and in between.
 const LENGTHS: [usize; 8] = [0, 8, 104, 300, 384, 392, 600, 1000];
-/// The other peer's link, and its address.
+/// The bystander's link and address.
 const BYSTANDER: (u32, u64) = (1000, 1);
 
 /// An operation of the client.
 struct Mine {
     memory: Owned,
     aside: bool,
-    /// What its memory was when it ended.
+    /// The memory's content when the operation ended.
     end: Option<Vec<u8>>,
 }
 
@@ -34,11 +35,11 @@ struct World {
     case: Case,
     ops: Vec<Mine>,
     region: Owned,
-    /// The region is reachable.
+    /// Whether the region is registered with the engine.
     offered: bool,
     links: u32,
     steps: u8,
-    /// Kinds of what the client has heard of, good and bad.
+    /// Kinds of the completions so far, successful and failed.
     seen: u64,
 }
 
@@ -82,9 +83,9 @@ impl World {
         self.offered |= self.case.engine.add_region(region).is_ok();
     }
 
-    /// The client takes its region back.
+    /// Removes the client's region.
     fn withdraw(&mut self) {
-        // What is under way does not last.
+        // Transfers in progress end when the device is polled.
         self.case.engine.nic_mut().hurry = true;
         self.case.engine.remove_region(7);
         self.case.engine.nic_mut().hurry = false;
@@ -93,18 +94,18 @@ impl World {
         self.idle(iov, "a region");
     }
 
-    /// The device does not work on the memory.
+    /// Asserts that the device does not use the memory.
     fn idle(&self, iov: Iov, whose: &str) {
         let busy = self.case.engine.nic().busy.iter().any(|busy| busy.local.iter().any(|piece| overlaps(piece, &iov)));
         assert!(!busy, "{whose} has its memory back, and the device works on it");
     }
 
-    /// The client begins an operation.
+    /// Starts an operation of the client.
     fn begin(&mut self, kind: u8, len: u8, dest: u64) {
         let len = LENGTHS[usize::from(len) % LENGTHS.len()];
         let mut memory = Owned::new(vec![self.steps; len]);
         let (iov, ctx) = ([memory.iov()], Context { ptr: self.ops.len() + 1, user: 0 });
-        // Some are in two parts: a short one, and the rest.
+        // Some operations have two parts: a short one, and the remainder.
         let short = if kind & 64 == 0 { 0 } else { len.min(104) as u64 };
         let part = |addr, len| RmaIov { addr, len, key: 7 };
         let remote = [part(0, short), part(short, len as u64 - short)];
@@ -132,7 +133,7 @@ impl World {
         }
     }
 
-    /// The peer answers a message of ours: rightly where `wrong` is 0.
+    /// The peer answers one of the client's messages, correctly if `wrong` is 0.
     fn answer(&mut self, which: u8, form: u8, wrong: u8) {
         let sent = &self.case.engine.nic().sent;
         let heard = sent.iter().filter(|(link, bytes)| *link == self.case.link && bytes[0] >= 8).collect::<Vec<_>>();
@@ -176,14 +177,14 @@ impl World {
         }
     }
 
-    /// The peer pushes: not nothing, which devices do not pass on.
+    /// The peer pushes bytes. Devices do not pass on empty pushes.
     fn push(&mut self, window: u64, offset: u64, len: usize) {
         if len > 0 {
             self.case.push(window, offset, &vec![self.steps ^ 0x5a; len]);
         }
     }
 
-    /// The peer asks for something.
+    /// The peer sends a request.
     fn request(&mut self, kind: u8, len: u8, detail: u8) {
         let len = LENGTHS[usize::from(len) % LENGTHS.len()] as u64;
         let direct = u64::from(detail & 1);
@@ -206,7 +207,7 @@ impl World {
         }
     }
 
-    /// The client hears what has happened.
+    /// Takes the client's completions, and checks them.
     fn hear(&mut self, over: bool) {
         for done in self.case.done() {
             self.seen |= 1 << (2 * (done.kind as u64) + u64::from(done.fault.is_some()));
@@ -263,7 +264,7 @@ impl World {
         self.case.run();
     }
 
-    /// The links end, and with them everything.
+    /// Ends the links, and with them all operations.
     fn end(mut self) -> u64 {
         self.case.engine.nic_mut().room = usize::MAX;
         self.case.tell(Event::Down(self.case.link));
@@ -285,10 +286,10 @@ impl World {
 #[test]
 fn answers() {
     let seeds = [
-        // Reads in every way, and their answers.
+        // Reads of all kinds, and their answers.
         vec![0, 0, 2, 6, 0, 1, 0, 0, 0, 0, 2, 2, 0, 1, 0, 0, 0, 0, 66, 6, 0, 1, 0, 0, 0, 1, 1, 0, 0],
         vec![0, 0, 2, 6, 0, 0, 2, 6, 0, 1, 1, 3, 4, 1, 0, 0, 0, 0, 2, 2, 0, 1, 0, 2, 4, 0, 2, 6, 0, 1, 0, 5, 0],
-        // Writes and sends, which are asked for, and acknowledged.
+        // Writes and sends that the peer requests and acknowledges.
         vec![8, 0, 1, 6, 0, 1, 0, 0, 0, 1, 0, 2, 0, 0, 0, 6, 0, 1, 0, 0, 0, 6, 0, 0, 0, 0, 1, 2, 0, 1, 0, 0, 0],
         // Atomics.
         vec![0, 0, 4, 1, 0, 1, 0, 0, 0, 0, 5, 2, 0, 1, 0, 0, 0, 4, 6, 6, 0],

@@ -1,6 +1,6 @@
-//! A device whose peers say what a test has them say: messages, pushes, links that come and go, and ends of
-//! transfers. What the engine hands to it is kept, with the memory that the device may still touch.
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // Each test has its own copy, and uses part of it.
+//! A device whose peers follow the script of a test: messages, pushes, links that come and go, and ends of
+//! transfers. It records the engine's calls and the memory that it may still access.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // Each test compiles its own copy and uses part of it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use weft_engine::mem::{self, Iov, IovList};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
 use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Registrar, RemoteIov, Share, Sink};
 
-/// An endpoint's name. The greater the byte, the greater the name of the same host and port.
+/// The name of an endpoint. A greater byte gives a greater name, at the same host and port.
 pub fn name(byte: u8) -> EpName {
     EpName::full(&parts(byte))
 }
@@ -29,7 +29,7 @@ pub fn parts(byte: u8) -> NameParts {
     }
 }
 
-/// Capabilities of a device that keeps order, and gets and puts nothing.
+/// Capabilities of a device that preserves order and can neither get nor put.
 pub const CAPS: NicCaps = NicCaps {
     device: "told",
     mailbox_bytes: 4096,
@@ -43,10 +43,10 @@ pub const CAPS: NicCaps = NicCaps {
     registered: false,
 };
 
-/// The number of the first connection to who answers at a socket.
+/// The number of the first link that the engine makes to a socket.
 pub const FIRST_PROBE: u32 = 500;
 
-/// What comes from the peers.
+/// An event that the device reports to the engine.
 pub enum Event {
     Up {
         link: LinkId,
@@ -54,7 +54,7 @@ pub enum Event {
         initiator: bool,
     },
     Down(LinkId),
-    /// The peer has closed the link in order.
+    /// The peer has closed the link in an orderly way.
     Closed(LinkId),
     Message(LinkId, Vec<u8>),
     Push {
@@ -63,9 +63,9 @@ pub enum Event {
         offset: u64,
         bytes: Vec<u8>,
     },
-    /// The oldest transfer that is under way ends.
+    /// The oldest transfer in progress ends.
     Done(Result<(), LinkError>),
-    /// Nothing; the test has a look while the device is polled.
+    /// No event of the device; the test inspects its state during a poll.
     Look(Box<dyn FnOnce()>),
 }
 
@@ -74,7 +74,7 @@ pub struct Busy {
     pub link: LinkId,
     pub ctx: u64,
     pub local: IovList,
-    /// It writes the memory, and does not only read it.
+    /// Whether the transfer writes `local`, and does not read it.
     pub writes: bool,
 }
 
@@ -83,23 +83,23 @@ pub struct Told {
     pub events: VecDeque<Event>,
     /// Messages that the engine has sent.
     pub sent: Vec<(LinkId, Vec<u8>)>,
-    /// So many more are taken.
+    /// Number of further messages that the device accepts.
     pub room: usize,
-    /// Transfers that the device works on; it takes so many at a time.
+    /// Transfers in progress, of which the device accepts `depth` at a time.
     pub busy: VecDeque<Busy>,
     pub depth: usize,
-    /// Links that are up or being made; those that the engine has closed.
+    /// Links that are up or being made, and links that the engine has closed.
     pub open: Vec<LinkId>,
     pub closed: Vec<LinkId>,
-    /// The next connection that the engine makes has this number.
+    /// Number of the next link that the engine makes.
     pub dials: Option<u32>,
-    /// The endpoint that answers at a socket, where that differs; such connections have numbers of their own,
+    /// The endpoint that answers at a socket, where that differs. Links to sockets have numbers of their own,
     /// from [`FIRST_PROBE`] on.
     pub lives: Option<EpName>,
     pub probes: u32,
-    /// A poll brings all that there is.
+    /// Whether one poll reports all events.
     pub burst: bool,
-    /// A poll that would bring nothing ends a transfer, or else a link.
+    /// Whether a poll without events ends a transfer or, if there is none, a link.
     pub hurry: bool,
 }
 
@@ -250,13 +250,13 @@ impl Told {
                 sink.done(busy.link, busy.ctx, result);
             }
             Event::Look(look) => look(),
-            // The engine has closed the link: nothing comes from there any more.
+            // The engine has closed the link; the event is dropped.
             _ => {}
         }
     }
 }
 
-/// The peers, by the bytes of their names: 2 is at 0, and so on.
+/// An address book in which the name with byte 2 has address 0, and so on.
 #[derive(Debug)]
 pub struct Known;
 
@@ -269,10 +269,10 @@ impl AddressBook for Known {
     }
 }
 
-/// An engine, and what its peers have said so far.
+/// An engine and the state of its scripted peers.
 pub struct Case {
     pub engine: Engine<Told>,
-    /// Messages said on the link that was made last.
+    /// Number of messages sent on the link that was made last.
     pub seq: u32,
     pub link: LinkId,
 }
@@ -284,18 +284,18 @@ impl Case {
         Self { engine, seq: 0, link: LinkId(u32::MAX) }
     }
 
-    /// The link to the peer that is called `byte` comes up, made by the peer, and grants a window of 1 MiB.
+    /// The peer whose name has the byte `byte` makes a link and grants a window of 1 MiB.
     pub fn connect(&mut self, link: u32, byte: u8) {
         self.connect_as(link, name(byte));
     }
 
-    /// The same; the peer answers where it says that it listens.
+    /// The peer makes a link. It also answers at the socket where it claims to listen.
     pub fn connect_as(&mut self, link: u32, peer: EpName) {
         self.engine.nic_mut().lives = Some(peer);
         self.call_as(link, peer);
     }
 
-    /// The same, where another one may answer.
+    /// The peer makes a link. Another endpoint may answer at the socket where it claims to listen.
     pub fn call_as(&mut self, link: u32, peer: EpName) {
         let link = LinkId(link);
         self.tell(Event::Up { link, peer, initiator: false });
@@ -312,7 +312,7 @@ impl Case {
         while self.engine.progress() > 0 {}
     }
 
-    /// The peer says this next.
+    /// The peer sends a message on the link that was made last.
     pub fn say(&mut self, kind: u8, flags: u8, body: &[u8]) {
         self.say_as([kind, flags, 0, 0], body);
     }
@@ -327,7 +327,7 @@ impl Case {
         self.tell(Event::Push { link: self.link, window, offset, bytes: bytes.to_vec() });
     }
 
-    /// The last message of a kind that the engine has sent.
+    /// The engine's last message of a kind.
     pub fn sent(&self, kind: u8) -> Vec<u8> {
         let sent = &self.engine.nic().sent;
         sent.iter().rfind(|(_, bytes)| bytes[0] == kind).map(|(_, bytes)| bytes.clone()).unwrap()
@@ -343,7 +343,7 @@ impl Case {
     }
 }
 
-/// OPEN (0) or OPEN_OK (1).
+/// An OPEN (0) or OPEN_OK (1) message.
 pub fn open(kind: u8) -> Vec<u8> {
     words(&[u64::from(kind), 1, 1 << 20])
 }
@@ -352,7 +352,7 @@ pub fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Two numbers of 32 bits in a word, such as an operation and its part.
+/// Two 32-bit numbers in a word, such as an operation and its part.
 pub fn pair(first: u64, second: u64) -> u64 {
     first | second << 32
 }
