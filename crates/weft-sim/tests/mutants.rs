@@ -1,4 +1,5 @@
-//! The oracle on trial: every mutant breaks one rule in otherwise good runs, and every mutant must be caught.
+//! A test of the oracle: every mutant breaks one rule in otherwise correct runs, and every mutant must be
+//! caught.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::cell::Cell;
@@ -10,8 +11,8 @@ use weft_sim::oracle::Record;
 use weft_sim::run::run_with;
 use weft_sim::{Endpoints, Fabric, FabricConfig, Fate, Harness, Hazard, Hazards, Plan, Recv, Rma, Send};
 
-/// Runs with the mutant switched on until it is caught; it must have struck before.
-/// `strike` gets a batch of completions and says whether it changed anything.
+/// Plays runs with the mutant switched on. Each run in which it struck must fail, and each other run must
+/// pass. `strike` gets a batch of completions and returns whether it changed one.
 fn completions_mutant(name: &str, strike: impl Fn(&mut Vec<Completion>) -> bool + Copy + 'static) {
     completions_mutant_in(Plan::lossless, name, strike);
 }
@@ -23,7 +24,7 @@ fn completions_mutant_in(
 ) {
     let struck = Rc::new(Cell::new(0));
     for seed in 0..40 {
-        // Enough is enough; but rare things need many runs.
+        // A dozen strikes suffice; rare completions need all the runs.
         if struck.get() == 12 {
             break;
         }
@@ -48,23 +49,23 @@ fn completions_mutant_in(
     assert!(struck.get() >= 3, "mutant `{name}` struck only {} times", struck.get());
 }
 
-/// Changes the first completion for which it is possible.
+/// Changes the first completion that `change` accepts.
 fn one(batch: &mut [Completion], mut change: impl FnMut(&mut Completion) -> bool) -> bool {
     batch.iter_mut().any(|c| c.fault.is_none() && change(c))
 }
 
 fn is_recv(c: &Completion) -> bool {
-    // Of a discard only the end is told, so there is nothing in it to be wrong.
+    // A discard reports only its end, so none of its other fields can be wrong.
     c.kind == Kind::Recv && !c.flags.intersects(OpFlags::PEEK | OpFlags::MULTI | OpFlags::DISCARD)
 }
 
 #[test]
-fn a_lost_completion() {
+fn a_lost_completion_is_caught() {
     completions_mutant("lost completion", |batch| batch.pop().is_some_and(|c| c.kind != Kind::RemoteRead));
 }
 
 #[test]
-fn a_second_completion() {
+fn a_second_completion_is_caught() {
     completions_mutant("second completion", |batch| {
         let again = batch.iter().find(|c| is_recv(c) || c.kind == Kind::Send).copied();
         batch.extend(again);
@@ -73,7 +74,7 @@ fn a_second_completion() {
 }
 
 #[test]
-fn a_wrong_length() {
+fn a_wrong_length_is_caught() {
     completions_mutant("send length", |batch| one(batch, |c| c.kind == Kind::Send && replace(&mut c.len, |n| n + 1)));
     completions_mutant("recv length", |batch| {
         one(batch, |c| is_recv(c) && c.len > 0 && replace(&mut c.len, |n| n - 1))
@@ -86,7 +87,7 @@ fn replace<T: Copy>(place: &mut T, with: impl Fn(T) -> T) -> bool {
 }
 
 #[test]
-fn a_wrong_tag_or_datum() {
+fn a_wrong_tag_or_datum_is_caught() {
     let tagged = |c: &Completion| c.flags.contains(OpFlags::TAGGED) && is_recv(c);
     completions_mutant("tag", move |batch| one(batch, |c| tagged(c) && replace(&mut c.tag, |tag| tag ^ 0x100)));
     let with_data = |c: &Completion| c.flags.contains(OpFlags::DATA) && is_recv(c);
@@ -97,24 +98,24 @@ fn a_wrong_tag_or_datum() {
 }
 
 #[test]
-fn a_wrong_source() {
+fn a_wrong_source_is_caught() {
     completions_mutant("source", |batch| one(batch, |c| is_recv(c) && replace(&mut c.src, |src| u64::from(src == 0))));
-    // Who is connected has no name as a source.
+    // Completions of a connected endpoint carry no source.
     completions_mutant("no source", |batch| {
         one(batch, |c| is_recv(c) && c.src != u64::MAX && replace(&mut c.src, |_| u64::MAX))
     });
 }
 
 #[test]
-fn a_wrong_context() {
+fn a_wrong_context_is_caught() {
     completions_mutant("context", |batch| one(batch, |c| replace(&mut c.ctx.user, |user| user ^ 1)));
-    completions_mutant("context of nobody", |batch| {
+    completions_mutant("unknown context", |batch| {
         one(batch, |c| c.kind == Kind::Send && replace(&mut c.ctx.ptr, |_| 0))
     });
 }
 
 #[test]
-fn a_wrong_kind_or_flag() {
+fn a_wrong_kind_or_flag_is_caught() {
     completions_mutant("kind", |batch| one(batch, |c| c.kind == Kind::Send && replace(&mut c.kind, |_| Kind::Recv)));
     completions_mutant("tagged flag", |batch| {
         one(batch, |c| is_recv(c) && replace(&mut c.flags, |flags| flags ^ OpFlags::TAGGED))
@@ -125,7 +126,7 @@ fn a_wrong_kind_or_flag() {
 }
 
 #[test]
-fn a_remote_event_too_many_or_too_few() {
+fn a_wrong_number_of_remote_events_is_caught() {
     let remote = |c: &Completion| matches!(c.kind, Kind::RemoteWrite | Kind::RemoteRead);
     completions_mutant("second remote event", move |batch| {
         let again = batch.iter().find(|c| remote(c)).copied();
@@ -139,7 +140,7 @@ fn a_remote_event_too_many_or_too_few() {
 }
 
 #[test]
-fn an_error_without_cause() {
+fn an_error_without_cause_is_caught() {
     for fault in [Fault::Canceled, Fault::Link(LinkError::Gone), Fault::BadKey] {
         completions_mutant("error", move |batch| {
             let honest = |c: &Completion| c.kind == Kind::Send || c.kind == Kind::Write;
@@ -148,7 +149,7 @@ fn an_error_without_cause() {
     }
 }
 
-/// Calls that may be refused excuse neither that a link breaks nor that a message disappears of which nobody is told.
+/// Where calls may be refused, a broken link and an unreported loss of a message are still failures.
 #[test]
 fn a_refusal_excuses_no_other_failure() {
     let plan = |seed| {
@@ -159,14 +160,14 @@ fn a_refusal_excuses_no_other_failure() {
         let gone = Some(Fault::Link(LinkError::Gone));
         one(batch, |c| (c.kind == Kind::Send || c.kind == Kind::Write) && replace(&mut c.fault, |_| gone))
     });
-    completions_mutant_in(plan, "a refusal of which nobody is told", |batch| {
-        let untold = |c: &Completion| c.kind == Kind::Send && c.flags.contains(OpFlags::QUIET) && c.fault.is_some();
-        let at = batch.iter().position(untold);
+    completions_mutant_in(plan, "an unreported refusal", |batch| {
+        let failed = |c: &Completion| c.kind == Kind::Send && c.flags.contains(OpFlags::QUIET) && c.fault.is_some();
+        let at = batch.iter().position(failed);
         at.map(|at| batch.remove(at)).is_some()
     });
 }
 
-/// A link that breaks excuses what was under way, and nothing that is started when both ends know of it.
+/// A broken link excuses pending operations, but none that is started after both ends have learned of it.
 #[test]
 fn a_link_break_excuses_no_later_failure() {
     for strikes in [false, true] {
@@ -193,7 +194,7 @@ fn a_link_break_excuses_no_later_failure() {
 }
 
 #[test]
-fn two_receives_swapped() {
+fn swapped_receives_are_caught() {
     completions_mutant("swapped receives", |batch| {
         let plain = |c: &Completion| is_recv(c) && c.fault.is_none() && c.len > 8;
         let two = batch.iter().enumerate().filter(|(_, c)| plain(c)).map(|(i, _)| i).take(2).collect::<Vec<_>>();
@@ -207,8 +208,8 @@ fn two_receives_swapped() {
 }
 
 #[test]
-fn an_early_delivery_completion() {
-    // Receives are reported late: every delivery-complete send is then too early.
+fn an_early_delivery_completion_is_caught() {
+    // Receives are reported late, so every delivery-complete send completes too early.
     let mut caught = 0;
     for seed in 0..20 {
         let report = run_with(&Plan::lossless(seed), |harness| {
@@ -228,7 +229,7 @@ fn an_early_delivery_completion() {
     assert!(caught > 5, "caught only {caught} of 20");
 }
 
-/// A wire that loses, doubles or changes something.
+/// Plays runs over a wire that loses, doubles or changes one message.
 fn wire_mutant(name: &str, intercept: impl Fn(bool, &mut Vec<u8>) -> Option<Fate> + Copy + 'static) {
     let struck = Rc::new(Cell::new(0));
     let mut caught = 0;
@@ -249,7 +250,7 @@ fn wire_mutant(name: &str, intercept: impl Fn(bool, &mut Vec<u8>) -> Option<Fate
         });
         caught += usize::from(!report.wrong.is_empty());
     }
-    // A message that is then discarded or cut may well have been changed.
+    // A change is not noticed in a message that is discarded or truncated.
     let struck = struck.get();
     assert!(
         struck >= 3 && caught * 10 >= struck * 7,
@@ -257,18 +258,18 @@ fn wire_mutant(name: &str, intercept: impl Fn(bool, &mut Vec<u8>) -> Option<Fate
     );
 }
 
-/// An eager message (kind 8) with a payload long enough to be more than its header.
+/// Whether this is an eager message (kind 8) that is longer than its header.
 fn is_eager(whole: bool, bytes: &[u8]) -> bool {
     whole && bytes.first() == Some(&8) && bytes.len() > 60
 }
 
 #[test]
-fn a_lost_message() {
+fn a_lost_message_is_caught() {
     wire_mutant("lost message", |whole, bytes| is_eager(whole, bytes).then_some(Fate::Lose));
 }
 
 #[test]
-fn a_changed_payload() {
+fn a_changed_payload_is_caught() {
     let flip = |bytes: &mut Vec<u8>| {
         if let Some(last) = bytes.last_mut() {
             *last ^= 1;
@@ -280,27 +281,27 @@ fn a_changed_payload() {
 }
 
 #[test]
-fn a_changed_tag() {
+fn a_changed_tag_is_caught() {
     wire_mutant("changed tag", |whole, bytes| {
         let tagged = is_eager(whole, bytes) && bytes[1] & 1 != 0;
         tagged.then(|| bytes[9] ^= 1).map(|()| Fate::Deliver)
     });
 }
 
-/// A request to add to counters: type 7 is a number of 64 bits, operation 2 a sum. They stand at the
-/// beginning of a region.
+/// Whether this requests an addition to counters: type 7 is a 64-bit number, operation 2 a sum. Counters stand
+/// at the beginning of a region.
 fn adds_to_counter(whole: bool, bytes: &[u8]) -> bool {
     let offset = |bytes: &[u8]| u32::from_le_bytes(bytes[24..28].try_into().unwrap()) & 0x0fff_ffff;
     is_kind(whole, bytes, 20) && bytes[2..4] == [7, 2] && bytes[1] & 2 == 0 && offset(bytes) < 32
 }
 
-/// A message of one kind.
+/// Whether this is a whole message of the wanted kind.
 fn is_kind(whole: bool, bytes: &[u8], wanted: u8) -> bool {
     whole && bytes.first() == Some(&wanted)
 }
 
 #[test]
-fn a_missing_addition() {
+fn a_missing_addition_is_caught() {
     wire_mutant("lost addition", |whole, bytes| {
         adds_to_counter(whole, bytes).then(|| bytes[32..].fill(0)).map(|()| Fate::Deliver)
     });
@@ -310,7 +311,7 @@ fn a_missing_addition() {
 }
 
 #[test]
-fn a_wrong_result() {
+fn a_wrong_result_is_caught() {
     wire_mutant("changed result", |whole, bytes| {
         let with_result = is_kind(whole, bytes, 21) && bytes.len() > 16;
         with_result.then(|| bytes[16] ^= 1).map(|()| Fate::Deliver)
@@ -325,7 +326,7 @@ fn a_wrong_result() {
 }
 
 #[test]
-fn a_write_after_completion_and_one_beyond_the_end() {
+fn late_and_stray_writes_are_caught() {
     for stray in [false, true] {
         let mut harness = Harness::new(FabricConfig::new(1), weft_engine::api::Config::default(), 2);
         let op = harness.recv(1, &Recv { len: 64, ..Recv::default() }).unwrap();
@@ -344,7 +345,7 @@ fn a_write_after_completion_and_one_beyond_the_end() {
 }
 
 #[test]
-fn a_push_that_overtakes_its_announcement() {
+fn a_push_that_overtakes_its_announcement_is_caught() {
     let mut config = FabricConfig::new(1);
     (config.caps.get, config.caps.put, config.jitter_ns) = (false, false, 50_000);
     for overtakes_permille in [0, 1000] {
@@ -360,8 +361,9 @@ fn a_push_that_overtakes_its_announcement() {
 }
 
 #[test]
-fn a_message_that_overtakes_on_an_ordered_wire() {
-    // The engine sees a gap in the numbers: it must take that for a broken protocol, and the oracle must say so.
+fn overtaking_on_an_ordered_wire_is_caught() {
+    // The engine sees a gap in the sequence numbers. It must close the link for a broken protocol, and the
+    // oracle must report that.
     let mut harness = Harness::new(FabricConfig::new(1), weft_engine::api::Config::default(), 2);
     let fabric: Fabric = harness.cluster().fabric().clone();
     let mut kept: Option<Vec<u8>> = None;

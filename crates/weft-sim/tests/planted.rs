@@ -1,6 +1,6 @@
-//! The oracle on trial, once more: bugs planted in the engine must be found by the runs that everything else
-//! is tested by. `cargo test -p weft-sim --features mutants --test planted`; docs/testing.md lists what
-//! catches each.
+//! A test of the oracle: ordinary random runs must find every bug that is planted in the engine.
+//! `cargo test -p weft-sim --features mutants --test planted` runs it. docs/testing.md names the check that
+//! catches each bug.
 #![cfg(feature = "mutants")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -8,10 +8,10 @@ use weft_engine::bugs::{Bug, activate};
 use weft_sim::Plan;
 use weft_sim::run::run;
 
-/// The number of runs within which each bug must be found.
+/// Number of runs within which each bug must be found.
 const SEEDS: u64 = 400;
 
-/// The first complaint about a run; a panic is one, too.
+/// The first complaint about a run. A panic is also a complaint.
 fn complaint(plan: &Plan) -> Option<String> {
     match std::panic::catch_unwind(|| run(plan)) {
         Ok(report) => report.wrong.first().cloned(),

@@ -1,5 +1,5 @@
-//! Work that waits for counters, by itself: barriers of every size, and what the oracle says of one that lets
-//! somebody go too early.
+//! Deferred work alone: barriers of every size, and the oracle's complaint about a barrier that releases a
+//! member too early.
 #![allow(clippy::unwrap_used)]
 
 use weft_engine::api::{Config, OpFlags};
@@ -22,7 +22,7 @@ fn barriers_of_every_size_release_all_members() {
             let mut harness = ranks(count as u64, count);
             let n = harness.open_barrier(Signals { write, sum: false, len: 8, flags: OpFlags::empty() }).unwrap();
             for rank in 0..count {
-                assert_eq!(harness.program_stats().left, 0, "{count} ranks: nobody before the last");
+                assert_eq!(harness.program_stats().left, 0, "{count} ranks: no exit before the last entry");
                 harness.post_barrier(n, rank, rank % 2 == 1).unwrap();
                 harness.drive().unwrap();
                 harness.enter_barrier(n, rank);
@@ -50,7 +50,7 @@ fn sums_follow_their_tree() {
         let mut harness = ranks(count as u64, count);
         let n = harness.open_barrier(Signals { write: false, sum: true, len: 8, flags: OpFlags::empty() }).unwrap();
         for rank in (0..count).rev() {
-            assert_eq!(harness.program_stats().left, 0, "{count} ranks: nobody before the last");
+            assert_eq!(harness.program_stats().left, 0, "{count} ranks: no exit before the last entry");
             harness.post_barrier(n, rank, false).unwrap();
             harness.drive().unwrap();
             harness.enter_barrier(n, rank);
@@ -85,8 +85,8 @@ fn a_dead_member_blocks_the_barrier() {
         assert_eq!(harness.finish(), [""; 0]);
         assert_eq!(harness.program_stats().left, 0);
         let [.., poisoned, cancelled] = harness.program_stats().ends;
-        assert!(poisoned > 0, "whose signal to the dead failed");
-        assert!(cancelled > 0, "who waits for the dead gives up");
+        assert!(poisoned > 0, "a failed signal to the dead member poisons its program");
+        assert!(cancelled > 0, "programs that wait for the dead member are cancelled");
     }
 }
 

@@ -1,4 +1,5 @@
-//! Removing a region while peers are at it: on return nothing touches the memory any more, and no peer waits for ever.
+//! Removal of a region while peers access it. After the call returns nothing touches the memory, and no peer
+//! waits indefinitely.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use weft_engine::api::{Access, Config, Context, Error, OpFlags, Region, RmaIov, RmaOp};
@@ -7,9 +8,10 @@ use weft_sim::{Cluster, FabricConfig, Turn};
 
 const LEN: usize = 50_000;
 
-/// Rank 0 reads from or writes to rank 1's region, which goes away after `turns`. Returns how the operation ended.
+/// Rank 0 reads from or writes to rank 1's region, which is removed after `turns`. Returns whether the
+/// operation succeeded.
 fn remove_after(turns: usize, write: bool, mut config: FabricConfig, stuck: bool) -> bool {
-    // A poll takes time, or a rank that waits inside a call would wait for ever.
+    // A poll takes time; otherwise a rank that waits inside a call would wait indefinitely.
     (config.poll_ns, config.ps_per_byte, config.segment_bytes) = (if stuck { 0 } else { 20 }, 1000, 1000);
     let mut cluster = Cluster::new(config, Config::default(), 2);
     let fabric = cluster.fabric().clone();

@@ -1,5 +1,5 @@
-//! Devices that reach registered memory only: what the cache saves, and that everything arrives where nothing
-//! can be registered.
+//! Devices that reach registered memory only: the gain of the registration cache, and delivery where no
+//! memory can be registered.
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss)]
 
 use std::fmt::Write as _;
@@ -21,7 +21,7 @@ fn cluster(fabric: FabricConfig, mr_cache: Limits) -> Cluster {
     Cluster::new(fabric, Config { mr_cache, ..Config::default() }, 2)
 }
 
-/// Lets the engines work until so many operations are complete, all of them well.
+/// Drives the engines until `count` operations have completed successfully.
 fn wait(cluster: &mut Cluster, mut count: usize) {
     while count > 0 {
         let turn = cluster.turn(|cluster, rank| {
@@ -34,7 +34,7 @@ fn wait(cluster: &mut Cluster, mut count: usize) {
     }
 }
 
-/// Sends from a buffer of one rank to one of the other.
+/// Sends from a buffer of one rank to a buffer of the other.
 fn send(cluster: &mut Cluster, from: usize, source: Buffer, target: Buffer) {
     let (flags, ctx) = (OpFlags::empty(), Context::default());
     let to = 1 - from;
@@ -46,7 +46,7 @@ fn send(cluster: &mut Cluster, from: usize, source: Buffer, target: Buffer) {
     wait(cluster, 2);
 }
 
-/// Sends each of a set of buffers there and back so many times; the nanoseconds of the whole.
+/// Sends each of a set of buffers there and back, `times` times. Returns the duration in nanoseconds.
 fn reuse(fabric: FabricConfig, mr_cache: Limits, (buffers, len): (usize, usize), times: usize) -> u64 {
     let mut cluster = cluster(fabric, mr_cache);
     let fabric = cluster.fabric().clone();
@@ -80,8 +80,8 @@ fn a_reused_working_set_amortizes_registration() {
     }
 }
 
-/// Message, write and read of `len` bytes over a fabric, between buffers that `prepare` sees first; and how
-/// many gets and puts there were.
+/// Sends, writes and reads `len` bytes over a fabric, between buffers that `prepare` gets first. Returns the
+/// number of gets and puts.
 fn transfers(fabric: FabricConfig, mr_cache: Limits, len: usize, prepare: impl Fn(&Cluster, [Buffer; 2])) -> u64 {
     let mut cluster = cluster(fabric, mr_cache);
     let fabric = cluster.fabric().clone();
@@ -142,12 +142,12 @@ fn transfers_beyond_the_registration_limits_arrive() {
     assert_eq!(transfers(small, Limits::default(), 5000, |_, _| ()), 0, "the device's limit");
     let slow = FabricConfig { registration: Some(SLOW), ..FabricConfig::new(1) };
     assert_eq!(transfers(slow.clone(), Limits { bytes: 4000, ..Limits::default() }, 5000, |_, _| ()), 0, "our limit");
-    // One registration at a time suffices, where each gives way to the next.
+    // Room for one registration suffices: each is evicted for the next.
     let one = Limits { entries: 1, ..Limits::default() };
     assert_eq!(transfers(slow, one, 5000, |_, _| ()), 3);
 }
 
-/// Where unmapping is not reported nothing stays registered.
+/// Where the system does not report unmapped memory, no registration outlives its operation.
 #[test]
 fn unobserved_memory_is_registered_per_operation() {
     for (observed, stays) in [(true, 1), (false, 0)] {
@@ -167,7 +167,7 @@ fn unobserved_memory_is_registered_per_operation() {
     }
 }
 
-/// The time of a message one way, and the registrations, in microseconds: mean of 50 there and back.
+/// The time of a message one way, with its registrations, in microseconds: the mean of 50 round trips.
 fn one_way_us(fabric: FabricConfig, mr_cache: Limits, registrable: bool, extra_copies: u64, len: usize) -> f64 {
     const TIMES: u32 = 50;
     let copy_ns = fabric.copy_ps_per_byte * len as u64 / 1000;
@@ -190,8 +190,8 @@ fn one_way_us(fabric: FabricConfig, mr_cache: Limits, registrable: bool, extra_c
     (fabric.now_ns() - start_ns) as f64 / f64::from(2 * TIMES) / 1000.0
 }
 
-/// What the registration cache and the avoidance of copies bring on the prototype that the Unimem paper
-/// describes. The table is that of docs/registration.md, to the digit: time is virtual.
+/// Measures the gain of the registration cache and of fewer copies on the prototype of the Unimem paper. Time
+/// is virtual, so the table equals that of docs/registration.md to the digit.
 #[test]
 fn the_unimem_profile_gains_by_avoiding_copies() {
     let bounced = FabricConfig { segment_bytes: 1 << 30, ..FabricConfig::unimem(1) };
@@ -212,8 +212,9 @@ fn the_unimem_profile_gains_by_avoiding_copies() {
             "| {len} | {three:.1} | {two:.1} | {segments:.1} | {each:.1} | {cached:.1} | {copy:.2} | {all:.2} |"
         )
         .unwrap();
-        // The paper: 23.41 → 14.47 µs, 1.62 times, by one copy of three less. Of our own two, none is left.
-        // Short messages gain less, because their time is that of the mailbox.
+        // Removing one of three copies takes the paper from 23.41 to 14.47 µs, a factor of 1.62. The cache
+        // removes the other two as well. The time of short messages is mostly that of the mailbox, so they
+        // gain less.
         let least = if len < 16384 { 1.0 } else { 1.62 / 1.3 };
         assert!(copy > least && copy < 1.62, "{len}: one copy less gains {copy}");
         assert!(all > least && all < 1.62 * 2.0, "{len}: no copies at all gain {all}");

@@ -1,11 +1,11 @@
-//! Random runs with random faults, judged by the oracle. A failure names the command that plays it again.
+//! Random runs with random faults, judged by the oracle. A failure prints the command that plays it again.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use weft_engine::api::{Config, OpFlags};
 use weft_sim::run::{Report, run};
 use weft_sim::{Endpoints, FabricConfig, Harness, Hazard, Hazards, Plan, Recv, Send};
 
-/// What [`traces_are_the_same_everywhere`] expects.
+/// The hashes that [`traces_are_the_same_everywhere`] expects.
 const GOLDEN: &[&str] = &[
     "200a0f347158724736249d35ce849bdc",
     "28f8a3fe1d190420973f10e9543a8e4d",
@@ -16,7 +16,7 @@ const GOLDEN: &[&str] = &[
     "91f969990ff7b80a38029ccdb9e83e6d",
 ];
 
-/// Plays the plans; all must be good.
+/// Plays the plans, which must all pass.
 fn play(plans: impl Iterator<Item = Plan>) -> Vec<Report> {
     let mut reports = Vec::new();
     let mut failures = Vec::new();
@@ -41,7 +41,7 @@ fn total(reports: &[Report], count: impl Fn(&Report) -> u64) -> u64 {
 #[test]
 fn lossless_runs_lose_nothing() {
     let reports = play((0..300).map(Plan::lossless));
-    // The runs must really have been through all that they are there for.
+    // The runs must have exercised every mechanism.
     assert!(total(&reports, |r| r.accepted as u64) > 10_000);
     assert!(total(&reports, |r| r.refused as u64) > 1000, "back-pressure");
     assert!(total(&reports, |r| r.stats.full) > 10_000, "full devices");
@@ -59,9 +59,9 @@ fn lossless_runs_lose_nothing() {
     assert!(total(&reports, |r| r.stats.registrations) > 1000);
 }
 
-/// Each hazard alone, so that what it does is not hidden by another.
+/// Each hazard strikes alone, so that no other hides its effects.
 #[test]
-fn each_hazard_alone() {
+fn runs_with_one_hazard_pass() {
     let of = |hazards| play((0..25).map(|seed| Plan { hazards, ..Plan::draw(seed) }));
     let without = of(Hazards::NONE);
     for hazard in Hazard::ALL {
@@ -70,25 +70,24 @@ fn each_hazard_alone() {
         let ends_links = hazard.loses() && hazard != Hazard::Departure;
         assert!(!ends_links || downs > 20, "{hazard:?} ended {downs} links");
         let (strikes, anyway) = (total(&reports, |r| struck(hazard, r)), total(&without, |r| struck(hazard, r)));
-        assert!(strikes > anyway + 20, "{hazard:?} struck {strikes} times, and {anyway} times without being asked to");
-        assert!(anyway == 0 || COMMON.contains(&hazard), "{hazard:?} struck {anyway} times without being asked to");
+        assert!(strikes > anyway + 20, "{hazard:?} struck {strikes} times, and {anyway} times when disabled");
+        assert!(anyway == 0 || COMMON.contains(&hazard), "{hazard:?} struck {anyway} times when disabled");
     }
 }
 
-/// What happens in any run: messages that overtake others on their way, queues that are full, ends of
-/// connections that are over and close.
+/// Events of any run: messages overtake each other, queues are full, and finished ends of connections close.
 const COMMON: [Hazard; 3] = [Hazard::Reorder, Hazard::Starvation, Hazard::Departure];
 
-/// How often a hazard has struck that was alone.
+/// Number of strikes of a hazard in a run without other hazards.
 fn struck(hazard: Hazard, report: &Report) -> u64 {
     let stats = &report.stats;
     match hazard {
-        // What becomes of a packet that is damaged and of one that is lost is the same.
+        // Damaged and lost packets are both sent again.
         Hazard::Drop | Hazard::Corrupt => stats.resends,
         Hazard::Duplicate => stats.doubles,
         Hazard::Reorder => stats.overtakes,
         Hazard::Delay => stats.stalls,
-        // Half of them are only cut.
+        // Half of the garbled messages are only cut.
         Hazard::Truncate => stats.garbled.min(2 * stats.cut + 1),
         Hazard::Partial => stats.partial,
         Hazard::Reset => stats.resets,
@@ -105,13 +104,13 @@ fn struck(hazard: Hazard, report: &Report) -> u64 {
 }
 
 #[test]
-fn random_hazards() {
+fn runs_with_random_hazards_pass() {
     play((0..300).map(Plan::draw));
 }
 
-/// Datagrams are lost for want of room, and only few of them; with links, too.
+/// Without hazards, few datagrams are lost, for want of room. With hazards, some are lost with links.
 #[test]
-fn datagrams() {
+fn runs_with_datagrams_pass() {
     let dgram = |plan| Plan { endpoints: Endpoints::Dgram, ..plan };
     let reports = play((0..300).map(|seed| dgram(Plan::lossless(seed))));
     let (accepted, lost) = (total(&reports, |r| r.accepted as u64), total(&reports, |r| r.lost));
@@ -119,9 +118,8 @@ fn datagrams() {
     play((0..300).map(|seed| dgram(Plan::draw(seed))));
 }
 
-/// Endpoints that share their receives.
 #[test]
-fn shared_receives() {
+fn runs_with_shared_receives_pass() {
     let shared = |plan| Plan { endpoints: Endpoints::Shared, ..plan };
     let reports = play((0..200).map(|seed| shared(Plan::lossless(seed))));
     assert!(total(&reports, |r| r.stats.messages) > 10_000);
@@ -130,18 +128,16 @@ fn shared_receives() {
     play((0..50).map(|seed| shared(Plan { hazards: departure, ..Plan::draw(seed) })));
 }
 
-/// Contexts of scalable endpoints.
 #[test]
-fn scalable_endpoints() {
+fn runs_with_scalable_endpoints_pass() {
     let scalable = |plan| Plan { endpoints: Endpoints::Scalable, ..plan };
     let reports = play((0..100).map(|seed| scalable(Plan::lossless(seed))));
     assert!(total(&reports, |r| r.stats.messages) > 10_000);
     play((0..200).map(|seed| scalable(Plan::draw(seed))));
 }
 
-/// Connected endpoints.
 #[test]
-fn connections() {
+fn runs_with_connections_pass() {
     let msg = |plan| Plan { endpoints: Endpoints::Msg, ..plan };
     let reports = play((0..200).map(|seed| msg(Plan::lossless(seed))));
     assert!(total(&reports, |r| r.stats.messages) > 10_000 && total(&reports, |r| r.accepted as u64) > 10_000);
@@ -151,24 +147,23 @@ fn connections() {
     }
 }
 
-/// Runs that failed once, as the shrinker left them.
+/// Runs that failed in the past, as reduced by the shrinker.
 #[test]
 fn earlier_failures_stay_fixed() {
     let old = [
-        // Nonsense in place of OPEN_OK was kept as a message that had overtaken it.
+        // Garbage in place of OPEN_OK was kept as a message that had overtaken it.
         (1403, 3, 14, "corrupt,reorder,truncate,refuse", 19),
         (3085, 6, 7, "truncate,starvation", 153),
         // Transfers reached the memory of an end that had closed its link.
         (1674, 2, 1, "truncate", 22),
         (2121, 3, 3, "truncate", 131),
         (3153, 5, 3, "corrupt,truncate", 149),
-        // Of an atomic operation beyond the end of a region, some parts lay inside.
+        // An atomic operation beyond the end of a region had parts inside of it.
         (1763, 2, 14, "none", 106),
         (2110, 4, 14, "none", 253),
-        // Memory was deregistered while the device still worked on it.
+        // Memory was deregistered while the device still used it.
         (3487, 7, 60_000, "truncate,partial,reset,restart", usize::MAX),
-        // The goodbye stood behind packets that had to be sent again, for 1.6 s: the oracle demanded that it
-        // be known before.
+        // Resent packets delayed the goodbye by 1.6 s, but the oracle demanded that peers know of it earlier.
         (1_183_551, 7, 3, "drop,delay,partial,slow,departure", 240),
     ];
     play(old.into_iter().map(|(seed, ranks, millis, hazards, ops)| {
@@ -177,8 +172,8 @@ fn earlier_failures_stay_fixed() {
     }));
 }
 
-/// What comes to a rank while another one lets time pass within its turn (registering memory does) is taken
-/// before time goes on.
+/// Registering memory lets time pass within a rank's turn. Messages that arrive at another rank meanwhile are
+/// taken before time advances further.
 #[test]
 fn arrivals_are_taken_before_time_advances() {
     const LATE_NS: u64 = 1_000_000_000;
@@ -209,18 +204,18 @@ fn the_same_seed_gives_the_same_trace() {
     const SEEDS: u64 = 400;
     let hash = |seed| run(&Plan::draw(seed)).hash;
     let mut hashes = (0..SEEDS).map(hash).collect::<Vec<_>>();
-    // In another order, so that memory lies elsewhere.
+    // The second pass uses another order, so that memory has other addresses.
     for (first, seed) in hashes.iter().rev().zip((0..SEEDS).rev()) {
         assert_eq!(hash(seed), *first, "seed {seed}");
     }
     hashes.sort_unstable();
     hashes.dedup();
-    // But for the few of whom nobody does anything.
+    // A few runs have no operation at all and share a hash.
     assert!(hashes.len() as u64 + 5 > SEEDS);
 }
 
-/// The traces of some seeds with plain endpoints, and of one with every other kind, the same on every
-/// machine. They change when what the engine sends changes: then renew them.
+/// Compares the traces of some seeds with plain endpoints, and of one seed with each other kind. They are the
+/// same on every machine. A change of the engine's messages changes them; renew the hashes then.
 #[test]
 fn traces_are_the_same_everywhere() {
     let plain = (1..=3).map(|seed| (seed, Endpoints::Rdm));
