@@ -141,7 +141,7 @@ impl Plan {
         Self { seed, ranks, millis: 60_000, ops: usize::MAX, hazards, acts: Acts::ALL, endpoints }
     }
 
-    /// The same run without hazards that may fail an operation.
+    /// Draws every parameter as [`Plan::draw`] does, but removes hazards that may fail an operation.
     #[must_use]
     pub fn lossless(seed: u64) -> Self {
         let plan = Self::draw(seed);

@@ -1,4 +1,4 @@
-//! Peers under service names, under several addresses, strangers that become known, addresses that go away.
+//! Peers under service names and under several addresses; strangers that become known; removed addresses.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::sync::{Arc, Mutex};
@@ -32,7 +32,7 @@ struct Pair {
     engines: Vec<Engine<SimNic>>,
     books: Vec<Arc<Book>>,
     done: Vec<Vec<Completion>>,
-    /// Of sends.
+    /// The completion level of sends.
     level: OpFlags,
 }
 
@@ -94,7 +94,7 @@ impl Pair {
         panic!("does not become idle");
     }
 
-    /// Tag and source of what a side has received since the last call.
+    /// Tags and sources of the messages that a side has received since the last call.
     fn received(&mut self, at: usize) -> Vec<(u64, Addr)> {
         let done = std::mem::take(&mut self.done[at]);
         assert!(done.iter().all(|c| c.fault.is_none()), "{done:?}");
@@ -180,7 +180,7 @@ fn a_stranger_becomes_known_and_unknown_again() {
     assert_eq!(pair.received(1), [(4, again)]);
 }
 
-/// Of an endpoint's two addresses, the other one stays, whichever goes.
+/// An endpoint has two addresses, a service name and a full name. Removing either leaves the other one valid.
 #[test]
 fn an_endpoint_that_loses_one_of_its_addresses_is_known_by_the_other() {
     for (service_first, service_goes) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -199,7 +199,7 @@ fn an_endpoint_that_loses_one_of_its_addresses_is_known_by_the_other() {
         assert_eq!(pair.received(0).len(), 2);
         let _ = pair.received(1);
         let (gone, stays) = if service_first == service_goes { (both[0], both[1]) } else { (both[1], both[0]) };
-        // What has come from the one may be what is awaited from the other.
+        // A receive from one address takes messages that arrived under the other one.
         pair.recv(1, stays, 7, 0);
         pair.send(0, to_b, 7).unwrap();
         pair.drive();
@@ -230,8 +230,8 @@ fn an_unknown_address_is_refused() {
     assert_eq!(pair.fabric.links(0), 0);
 }
 
-/// A service is served by another process after the one that did has gone: who knows only the service reaches
-/// it, whichever of the two calls first, and whether or not the address is given anew.
+/// After the process behind a service has gone, another process serves it. A client that knows only the
+/// service reaches the successor. Either of the two may call first, and the address need not be inserted again.
 #[test]
 fn a_service_leads_to_its_current_listener() {
     for (calls_first, inserted_anew, unreliable) in
@@ -261,7 +261,7 @@ fn a_service_leads_to_its_current_listener() {
             }
             let back = if process == 0 { pair.insert(1, a) } else { 0 };
             if process > 0 {
-                // The end of the link is noticed by the first who uses it.
+                // The first operation on the link notices its end.
                 pair.drive();
                 pair.done[0].clear();
             }

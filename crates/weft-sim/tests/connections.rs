@@ -1,5 +1,5 @@
-//! Connections on fabrics with every fault: whatever fails or goes away, each end hears of it, once; and what
-//! breaks the protocol gets nowhere.
+//! Connections on fabrics with every fault. After any failure or exit, each end gets the event exactly once.
+//! A message that breaks the protocol has no effect beyond the end of its link.
 #![allow(clippy::unwrap_used)]
 
 use weft_engine::api::{Config, Kind};
@@ -10,14 +10,14 @@ use weft_engine::{ConnEvent, Engine, MAX_CONN_DATA, Role};
 use weft_sim::rng::{Entity, Stream};
 use weft_sim::{Fabric, FabricConfig, SimNic};
 
-/// An endpoint, and what it has heard.
+/// An endpoint and its connection events.
 struct End {
     engine: Engine<SimNic>,
-    /// Of an endpoint that answers: its caller.
+    /// The caller, if this endpoint answers a call.
     caller: Option<usize>,
     closed: bool,
     made: usize,
-    /// Refused, failed or ended.
+    /// Events that the connection was refused, failed or ended.
     over: usize,
 }
 
@@ -27,12 +27,12 @@ impl End {
         Self { engine, caller: None, closed: false, made: 0, over: 0 }
     }
 
-    /// A round of progress. What a listener has heard.
+    /// Makes a round of progress. Returns the calls that a listener got.
     fn run(&mut self) -> Vec<(u64, EpName, Box<[u8]>)> {
         self.engine.progress();
-        let told = self.engine.completions().drain(..).filter(|c| c.kind == Kind::Connection).count();
+        let announced = self.engine.completions().drain(..).filter(|c| c.kind == Kind::Connection).count();
         let events = self.engine.take_connection_events();
-        assert_eq!(told, events.len(), "each is announced");
+        assert_eq!(announced, events.len(), "each event has a completion");
         let mut requests = Vec::new();
         for event in events {
             match event {
@@ -62,7 +62,7 @@ impl End {
     }
 }
 
-/// What a seed's run has come to: connections made, callers turned away or left alone.
+/// Runs one seed. Returns the numbers of connections made and of callers that got none.
 fn run(seed: u64) -> (usize, usize) {
     let fabric = Fabric::new(FabricConfig::swarm(seed));
     let mut rng = Stream::new(seed, Entity::Test(0));
@@ -75,7 +75,7 @@ fn run(seed: u64) -> (usize, usize) {
         end.engine.connect(&name, &[u8::try_from(number).unwrap()]).unwrap();
     }
     let mut ignored = vec![false; callers];
-    // Until then somebody may do something that others do not expect.
+    // Before this step, ends may disconnect or close unexpectedly.
     let trouble = rng.below(4000);
     for step in 0..40_000 {
         for (call, peer, data) in if listener.closed { Vec::new() } else { listener.run() } {
@@ -96,7 +96,8 @@ fn run(seed: u64) -> (usize, usize) {
         let disturb = step < trouble && rng.chance(3);
         let victim = rng.index(ends.len() + 1);
         if disturb && victim == ends.len() {
-            // Whoever waits there fails; those that are being answered would, too, which is for the client to prevent.
+            // Waiting callers fail. Callers that are being answered would fail too, so the client closes the
+            // listener only when there are none.
             if ends.iter().all(|end| end.caller.is_none() || end.made + end.over > 0 || end.closed) && !listener.closed
             {
                 listener.engine.stop_listening();
@@ -119,8 +120,8 @@ fn run(seed: u64) -> (usize, usize) {
     }
     for (number, end) in ends.iter().enumerate().filter(|(_, end)| !end.closed) {
         let waits = number < callers && ignored[number] && !listener.closed;
-        assert!(waits || end.made + end.over > 0, "seed {seed}: end {number} has heard nothing");
-        // An end of a connection knows of it as long as the other one does.
+        assert!(waits || end.made + end.over > 0, "seed {seed}: end {number} got no event");
+        // Both ends of a connection agree whether it is open.
         if let Some(caller) = end.caller.map(|caller| &ends[caller]) {
             let open = |end: &End| !end.closed && end.made == 1 && end.over == 0;
             assert_eq!(open(end), open(caller), "seed {seed}: end {number} and its caller");
@@ -139,15 +140,15 @@ fn every_end_learns_its_outcome_once() {
         made += some;
         not_made += others;
     }
-    assert!(made > 100 && not_made > 100, "{made} connections, {not_made} that came to nothing: this shows little");
+    assert!(made > 100 && not_made > 100, "too few cases: {made} connections made, {not_made} not made");
 }
 
-/// A device without an engine: says what it likes.
+/// A device without an engine: the test decides what it sends.
 #[derive(Default)]
 struct Raw {
     up: Vec<LinkId>,
     down: Vec<(LinkId, LinkError)>,
-    heard: Vec<Vec<u8>>,
+    received: Vec<Vec<u8>>,
 }
 
 impl Sink for Raw {
@@ -158,7 +159,7 @@ impl Sink for Raw {
         self.down.push((link, why));
     }
     fn message(&mut self, _link: LinkId, bytes: &[u8]) {
-        self.heard.push(bytes.to_vec());
+        self.received.push(bytes.to_vec());
     }
     fn place(&mut self, _: LinkId, _: u64, _: u64, _: usize) -> Option<IovList> {
         None
@@ -167,7 +168,8 @@ impl Sink for Raw {
     fn done(&mut self, _: LinkId, _: u64, _: Result<(), LinkError>) {}
 }
 
-/// Kind, a head's other bytes, version and window, as OPEN, CALL and ACCEPT have them, and data.
+/// Builds a message with the layout of OPEN, CALL and ACCEPT: kind, rest of the head, version, window, and
+/// `data` bytes of data.
 fn message(kind: u8, data: usize) -> Vec<u8> {
     let mut out = vec![kind, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
     out.extend(4096_u64.to_le_bytes());
@@ -183,8 +185,8 @@ const ACCEPT: u8 = 4;
 const REJECT: u8 = 5;
 const EAGER: u8 = 8;
 
-/// Says these things to an engine on a link of its own; whether the link was closed for it.
-fn says(fabric: &Fabric, victim: &mut End, messages: &[Vec<u8>]) -> bool {
+/// Sends these messages to an engine on a link of their own. Returns whether the engine closed the link.
+fn link_ends_after(fabric: &Fabric, victim: &mut End, messages: &[Vec<u8>]) -> bool {
     let (mut nic, mut raw) = (fabric.nic(), Raw::default());
     let link = nic.connect(&victim.engine.name()).unwrap();
     let mut left = messages.iter();
@@ -230,15 +232,15 @@ fn an_out_of_order_message_closes_the_link() {
             (&[version], true),
         ];
         for (number, (messages, cut)) in cases.iter().enumerate() {
-            assert_eq!(says(&fabric, &mut victim, messages), *cut, "case {number} to {role:?}");
+            assert_eq!(link_ends_after(&fabric, &mut victim, messages), *cut, "case {number} to {role:?}");
         }
         assert_eq!((victim.made, victim.over), (0, 0));
     }
     assert!(fabric.violations().is_empty(), "{:?}", fabric.violations());
 }
 
-/// Whoever is called may answer with nothing but REJECT; and an ACCEPT is taken once, and only while somebody
-/// is being called.
+/// A listener may answer a call with REJECT only. A caller takes an ACCEPT once, and only while its call is
+/// pending.
 #[test]
 fn a_dishonest_listener_only_declines() {
     for answer in [OPEN_OK, OPEN_DUP, OPEN, CALL, ACCEPT, EAGER, REJECT] {
@@ -250,9 +252,9 @@ fn a_dishonest_listener_only_declines() {
         for _ in 0..2000 {
             caller.run();
             nic.poll(&mut raw);
-            if !answered && !raw.heard.is_empty() {
+            if !answered && !raw.received.is_empty() {
                 answered = true;
-                assert_eq!((raw.heard[0][0], &raw.heard[0][24..]), (CALL, b"hello".as_slice()));
+                assert_eq!((raw.received[0][0], &raw.received[0][24..]), (CALL, b"hello".as_slice()));
                 nic.send(raw.up[0], &message(answer, 0), &[]).unwrap();
             }
             nic.flush();
@@ -260,7 +262,7 @@ fn a_dishonest_listener_only_declines() {
         }
         assert_eq!((caller.made, caller.over), (0, 1), "answer {answer}");
         assert!(answered && !raw.down.is_empty());
-        assert!(says(&fabric, &mut caller, &[message(ACCEPT, 0)]), "too late");
+        assert!(link_ends_after(&fabric, &mut caller, &[message(ACCEPT, 0)]), "too late");
         assert!(fabric.violations().is_empty(), "{:?}", fabric.violations());
     }
 }

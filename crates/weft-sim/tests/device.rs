@@ -9,7 +9,7 @@ use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, RemoteIov, Sink};
 use weft_sim::rng::{Entity, Stream};
 use weft_sim::{Buffer, Fabric, FabricConfig, Faults, SimNic};
 
-/// What a device brought.
+/// An event that a device delivered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Seen {
     Up { link: LinkId, initiator: bool },
@@ -19,7 +19,7 @@ enum Seen {
     Done { link: LinkId, ctx: u64, result: Result<(), LinkError> },
 }
 
-/// A sink that notes everything, and that places pushes into one buffer per window.
+/// A sink that records every call and places pushes into one buffer per window.
 #[derive(Default)]
 struct Notes {
     seen: Vec<Seen>,
@@ -72,7 +72,7 @@ impl Bench {
         self.nics[ep].as_mut().unwrap()
     }
 
-    /// Polls everybody once.
+    /// Polls every device once.
     fn poll(&mut self) -> usize {
         let both = self.nics.iter_mut().zip(&mut self.notes);
         both.filter_map(|(nic, notes)| nic.as_mut().map(|nic| (nic, notes)))
@@ -84,7 +84,7 @@ impl Bench {
             .sum()
     }
 
-    /// Until nothing is under way.
+    /// Polls and advances time until nothing is pending.
     fn drive(&mut self) {
         for _ in 0..1_000_000 {
             if self.poll() == 0 && !self.fabric.waiting() && !self.fabric.advance() {
@@ -95,7 +95,7 @@ impl Bench {
         panic!("does not become idle");
     }
 
-    /// A link from `a` to `b` over which `b` may speak too.
+    /// Makes a link from `a` to `b` over which `b` may send, too.
     fn link(&mut self, a: usize, b: usize) -> (LinkId, LinkId) {
         let peer = self.nic(b).name();
         let before = self.notes[b].seen.len();
@@ -295,7 +295,8 @@ fn push_get_and_put_move_the_bytes_and_report_once() {
     }
 }
 
-/// Where the device promises it, pushes come behind the messages that were sent before them, gathered ones included.
+/// Where the device promises it, a push arrives after all messages that were sent before it. This includes
+/// gathered messages.
 #[test]
 fn a_push_follows_the_messages_before_it() {
     let mut overtaken = 0;
@@ -474,7 +475,7 @@ fn a_reset_is_seen_by_both_sides() {
     assert_eq!((bench.fabric.links(0), bench.fabric.links(1)), (0, 0));
 }
 
-/// Random traffic among three devices; returns what each got.
+/// Sends random traffic along a ring of devices. Returns, by endpoint, the messages that it must get.
 fn traffic(config: FabricConfig, endpoints: usize, busy: usize) -> (Bench, Vec<Vec<Vec<u8>>>) {
     let seed = config.seed;
     let mut bench = Bench::new(config, endpoints);
@@ -543,7 +544,7 @@ fn the_same_seed_gives_the_same_trace_and_another_seed_another() {
 
 #[test]
 fn an_added_endpoint_does_not_change_other_streams() {
-    // What endpoint 1 sees of endpoint 0, and when, with and without a third and a fourth that talk to each other.
+    // Records the events at endpoint 1 and their times, with or without traffic between two further endpoints.
     let fates = |seed: u64, others: bool| {
         let mut config = FabricConfig::swarm(seed);
         (config.jitter_ns, config.connect_ns, config.faults.connect_slow_permille) = (5000, 1000, 0);
@@ -573,7 +574,8 @@ fn an_added_endpoint_does_not_change_other_streams() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Any mixture of pushes arrives whole, each byte once, with one `done` each, whatever the segments and faults.
+    /// Any mixture of pushes arrives whole, with each byte once and one `done` for each push. Segment sizes
+    /// and faults make no difference.
     #[test]
     fn pushes_arrive_whole(seed in 0_u64..1_000_000, lens in prop::collection::vec(0_usize..3000, 1..8)) {
         let mut config = FabricConfig::swarm(seed);

@@ -1,4 +1,4 @@
-//! Long writes whose bytes follow their announcement at once, on devices that push in order with messages.
+//! Long writes whose bytes follow the announcement at once, on devices that keep pushes in order with messages.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::cell::RefCell;
@@ -21,7 +21,7 @@ fn fabric(seed: u64, follows: bool) -> FabricConfig {
     config
 }
 
-/// Messages of each kind that went over the wire.
+/// Counts the messages on the wire by their kind.
 fn count_kinds(harness: &mut Harness) -> Rc<RefCell<BTreeMap<u8, usize>>> {
     let kinds = Rc::new(RefCell::new(BTreeMap::new()));
     let log = Rc::clone(&kinds);
@@ -53,8 +53,8 @@ fn write_bytes_need_no_answer_where_pushes_follow() {
     }
 }
 
-/// The bytes of refused writes are on their way when the refusal is: they touch nothing, and what follows is
-/// not disturbed.
+/// The bytes of a refused write are already on their way when the refusal is sent. They change no memory, and
+/// later operations are not affected.
 #[test]
 fn refused_write_bytes_are_discarded() {
     for seed in 0..50 {
@@ -138,7 +138,7 @@ impl Impostor {
         }
     }
 
-    /// Announces a write of `len` bytes to a key that there is not.
+    /// Announces a write of `len` bytes to a key that does not exist.
     fn announce(&mut self, window: u64, len: u64) {
         let mut bytes = vec![WRITE_RTS, 0, 0, 0];
         bytes.extend([self.seq, 7, 0].map(u32::to_le_bytes).concat());

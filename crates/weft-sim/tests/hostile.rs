@@ -1,5 +1,5 @@
-//! Peers that break the protocol: whatever they send, no engine panics, no memory is touched that was not
-//! offered, nobody waits for ever, and the traffic of the others is as if nothing had happened.
+//! Peers that break the protocol. No message makes an engine panic, touches memory that was not offered, or
+//! makes a peer wait indefinitely. The traffic of other peers is not affected.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use std::cell::RefCell;
@@ -15,7 +15,7 @@ use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
 use weft_sim::rng::{Entity, Stream};
 use weft_sim::{Buffer, Cluster, FabricConfig, Fate, Harness, Recv, Send, SimNic};
 
-/// Contexts of operations that the oracle is not told of begin here.
+/// Contexts of operations that the oracle does not observe begin here.
 const UNWATCHED: usize = 1 << 40;
 const VICTIMS: usize = 2;
 
@@ -23,7 +23,7 @@ const VICTIMS: usize = 2;
 #[derive(Clone, Copy, Default)]
 struct Link {
     initiator: bool,
-    /// Something has arrived: an acceptor may speak.
+    /// A message has arrived, so an acceptor may send.
     spoken_to: bool,
     /// OPEN or OPEN_OK has been sent.
     opened: bool,
@@ -34,13 +34,13 @@ struct Link {
     announced: u64,
 }
 
-/// An attacker's view: its links, every number that it has seen, and the last messages.
+/// An attacker's view: its links, the numbers that it has seen, and the last messages.
 #[derive(Default)]
 struct Spy {
     links: BTreeMap<LinkId, Link>,
     numbers: Vec<u64>,
     seen: Vec<(LinkId, Vec<u8>)>,
-    /// How many messages of each kind the victims have sent: proof of how deep the attack gets.
+    /// Number of messages that the victims have sent, by kind. It shows how deep the attack gets.
     kinds: BTreeMap<u8, usize>,
 }
 
@@ -105,7 +105,7 @@ impl Attacker {
         }
     }
 
-    /// `right` as a rule, now and then something else.
+    /// Mostly `right`, sometimes another number.
     fn nearly(&mut self, right: u64) -> u64 {
         match self.rng.index(20) {
             0 => self.number(),
@@ -118,7 +118,7 @@ impl Attacker {
         self.nearly(u64::from(right)) as u32
     }
 
-    /// A message of the connection's stream, that the victims did not ask for.
+    /// A message of the connection's stream for which no victim has asked.
     fn request(&mut self, link: LinkId) -> Vec<u8> {
         let kind = *self.rng.pick(&[8, 8, 9, 9, 13, 14, 15, 16, 17, 20, 20, 21]);
         let flags = self.rng.below(8) as u8;
@@ -142,7 +142,7 @@ impl Attacker {
             }
             13 => out.extend(self.nearly(1000).to_le_bytes()),
             20 => {
-                // Any type, any operation; reads are the ones that a region allows.
+                // Any type and any operation. The regions allow reads only, so half of the operations are reads.
                 let op_type = self.rng.below(22) as u8;
                 let what = if self.rng.chance(500) { 10 } else { self.rng.below(22) as u8 };
                 out[1] = self.rng.below(16) as u8;
@@ -189,7 +189,7 @@ impl Attacker {
         out
     }
 
-    /// The name of the link's next window, as a rule.
+    /// Mostly the name of the link's next window.
     fn announce(&mut self, link: LinkId) -> u64 {
         let state = self.spy.links.get_mut(&link).unwrap();
         let count = state.announced;
@@ -197,7 +197,7 @@ impl Attacker {
         self.nearly(1 << 63 | count)
     }
 
-    /// Bytes for a window that was announced, or will be, or neither.
+    /// Pushes bytes for a window that was announced, will be announced, or does not exist.
     fn follow(&mut self, link: LinkId) {
         let count = self.spy.links.get(&link).map_or(0, |state| state.announced);
         let back = self.rng.below(count.min(5) + 1).max(u64::from(self.rng.chance(950)));
@@ -206,7 +206,7 @@ impl Attacker {
         let _ = self.nic.push(link, window, offset, &[self.memory.iov().slice(0, len)], 0);
     }
 
-    /// Pieces of memory that have `len` bytes together, at addresses that mostly are nobody's.
+    /// Appends pieces of memory with `len` bytes in all. Half of the addresses are arbitrary numbers.
     fn addresses(&mut self, out: &mut Vec<u8>, pieces: usize, mut len: u64) {
         for n in 0..pieces {
             let part = if n + 1 == pieces { len } else { self.rng.below(len + 1) };
@@ -216,7 +216,7 @@ impl Attacker {
         }
     }
 
-    /// What could answer a message of a victim, nearly right; for some the answer is a push.
+    /// A nearly correct answer to a message of a victim. The answer to some kinds is a push, which this sends.
     fn answer(&mut self, link: LinkId, to: &[u8]) -> Option<Vec<u8>> {
         let (kind, flags) = (to[0], to[1]);
         let (op, part) = (u32_at(to, 8), u32_at(to, 12));
@@ -345,8 +345,8 @@ impl Attacker {
     }
 }
 
-/// Traffic of the victims among themselves.
-fn watched(h: &mut Harness, rng: &mut Stream) {
+/// Traffic between the victims, which the oracle observes.
+fn post_watched(h: &mut Harness, rng: &mut Stream) {
     let (a, b) = if rng.chance(500) { (0, 1) } else { (1, 0) };
     let len = rng.index(5000);
     if h.send(a, b, &Send { tag: Some(5), len, ..Send::default() }).is_ok() {
@@ -357,8 +357,8 @@ fn watched(h: &mut Harness, rng: &mut Stream) {
     }
 }
 
-/// Operations of a victim towards the attacker; whatever becomes of them, each must end, once.
-fn unwatched(h: &mut Harness, rng: &mut Stream, victim: usize, op: usize) -> bool {
+/// Posts an operation of a victim towards the attacker. It may succeed or fail, but must end exactly once.
+fn post_unwatched(h: &mut Harness, rng: &mut Stream, victim: usize, op: usize) -> bool {
     let fabric = h.cluster().fabric().clone();
     let len = rng.index(6000);
     let buffer = fabric.alloc(victim, len);
@@ -413,7 +413,7 @@ fn attack(seed: u64) -> BTreeMap<u8, usize> {
             if c.ctx.ptr >= UNWATCHED {
                 *log.borrow_mut().entry(c.ctx.ptr - UNWATCHED).or_insert(0) += 1;
             }
-            // Refusals of writes that nobody waits for carry no context, and anybody may read.
+            // Refusals of writes without a completion carry no context, and any peer may read.
             let foreign = c.ctx.ptr >= UNWATCHED || c.ctx == Context::default() || c.kind == Kind::RemoteRead;
             !foreign
         });
@@ -435,9 +435,9 @@ fn attack(seed: u64) -> BTreeMap<u8, usize> {
             attacker.act(&victims);
             h.turn();
         }
-        watched(&mut h, &mut mine);
+        post_watched(&mut h, &mut mine);
         let victim = mine.index(VICTIMS);
-        if unwatched(&mut h, &mut mine, victim, op) {
+        if post_unwatched(&mut h, &mut mine, victim, op) {
             posted.push((victim, op));
         }
         h.absorb(victim);
@@ -473,15 +473,15 @@ fn a_hostile_peer_does_no_harm() {
             *kinds.entry(kind).or_insert(0) += n;
         }
     }
-    // The attack is only worth something if the victims answered it in every way.
+    // The attack proves something only if the victims sent every kind of answer.
     for kind in [0, 1, 8, 9, 10, 11, 12, 14, 15, 16, 17, 18, 20, 21] {
         let n = kinds.get(&kind).copied().unwrap_or(0);
         assert!(n > 0 || count < 100, "no victim ever sent a message of kind {kind}: {kinds:?}");
     }
 }
 
-/// On links without order other messages may come before OPEN_OK; nonsense in its place must not be waited
-/// out as one of them.
+/// On links without order, other messages may arrive before OPEN_OK. The engine must not keep garbage in its
+/// place as such a message.
 #[test]
 fn garbage_in_place_of_open_ok_ends_the_link() {
     for (ordered, len) in [true, false].into_iter().flat_map(|ordered| (0..=24).map(move |len| (ordered, len))) {
@@ -501,7 +501,7 @@ fn garbage_in_place_of_open_ok_ends_the_link() {
         let op = h.send(0, 1, &Send { len: 8, ..Send::default() }).unwrap();
         h.drive().unwrap();
         assert_eq!(h.oracle().fault(op), Some(Fault::Link(LinkError::Protocol)), "{len} bytes, ordered: {ordered}");
-        // Among the rest: the two can talk after all.
+        // This also checks that the two ranks can communicate again.
         assert_eq!(h.finish(), Vec::<String>::new(), "{len} bytes, ordered: {ordered}");
     }
 }

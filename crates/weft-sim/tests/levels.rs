@@ -1,4 +1,5 @@
-//! Completion levels as distinct moments, what a fence adds to them, and what a receive that was cut says of itself.
+//! The moment of each completion level, the effect of a fence on levels, and the length that a receive
+//! reports when its sender died.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::cell::RefCell;
@@ -12,7 +13,7 @@ use weft_sim::{FabricConfig, Harness, Recv, Rma, Send};
 const LONG: usize = 20_000;
 const LENS: [usize; 3] = [0, 100, LONG];
 
-/// Devices with every combination of what matters to sends.
+/// Devices with every combination of the capabilities that matter to sends.
 fn fabrics() -> Vec<FabricConfig> {
     let kind = |n: u64| {
         let mut config = FabricConfig::new(n + 1);
@@ -41,7 +42,7 @@ fn receive(h: &mut Harness, tag: u64) -> Op {
     h.recv(1, &Recv { tag: Some((tag, 0)), len: LONG, ..Recv::default() }).unwrap()
 }
 
-/// The sender alone makes progress; the fabric's time goes on.
+/// Lets only the sender make progress while time advances.
 fn sender_alone(h: &mut Harness) {
     for _ in 0..1000 {
         h.cluster().engine(0).unwrap().progress();
@@ -50,9 +51,9 @@ fn sender_alone(h: &mut Harness) {
     }
 }
 
-/// Short messages end at once (inject complete), when the peer's engine has them (transmit complete; where
-/// what has left survives its sender that is at once, too), and when somebody has received them (delivery
-/// complete).
+/// Each level has its own moment for a short message. Inject complete: at once. Transmit complete: when the
+/// peer's engine has the message, or at once if sent messages survive their sender. Delivery complete: when
+/// the message has been received.
 #[test]
 fn each_completion_level_has_its_own_moment() {
     for fabric in fabrics() {
@@ -77,7 +78,7 @@ fn each_completion_level_has_its_own_moment() {
     }
 }
 
-/// A long message whose bytes are pushed has left when the device has taken them all, and not yet arrived.
+/// A pushed long message has left when the device has taken all of its bytes. It has not arrived then.
 #[test]
 fn transmit_complete_of_a_pushed_message_waits_for_its_last_byte() {
     for mut fabric in fabrics().into_iter().filter(|fabric| !fabric.caps.get) {
@@ -92,15 +93,15 @@ fn transmit_complete_of_a_pushed_message_waits_for_its_last_byte() {
         h.drive_until(|oracle| oracle.ended(sure)).unwrap();
         if !fabric.caps.survives {
             let Record::Send(record) = h.oracle().record(sure) else { panic!("not a send") };
-            assert!(record.received_by.is_some(), "its answer came before its bytes: {fabric:?}");
+            assert!(record.received_by.is_some(), "the answer arrived before the bytes: {fabric:?}");
         }
         h.drive().unwrap();
         assert_eq!(h.finish(), Vec::<String>::new());
     }
 }
 
-/// What was started before a fence that asks for delivery has been delivered when the fence ends, whatever
-/// its own level.
+/// When a fence with delivery complete ends, all earlier operations have been delivered, at any level of their
+/// own.
 #[test]
 fn a_fence_raises_earlier_operations_to_its_level() {
     for fabric in fabrics() {
@@ -116,7 +117,7 @@ fn a_fence_raises_earlier_operations_to_its_level() {
             let fence = send(&mut h, 2, 8, OpFlags::FENCE | OpFlags::DELIVERY);
             let behind = h.write(0, window, &rma(2 * LONG)).unwrap();
             h.drive_until(|oracle| oracle.ended(fence) || oracle.ended(behind)).unwrap();
-            assert!(h.oracle().ended(fence), "what was posted after it has overtaken a fence");
+            assert!(h.oracle().ended(fence), "a later operation has overtaken the fence");
             h.cluster().engine(1).unwrap().progress();
             h.absorb(1);
             assert!(h.oracle().ended(before), "{len} on {fabric:?}");
@@ -126,7 +127,7 @@ fn a_fence_raises_earlier_operations_to_its_level() {
     }
 }
 
-/// The receive says how many bytes it has, not how many there would have been.
+/// The receive reports the number of stored bytes, not the length of the message.
 #[test]
 fn a_receive_cut_by_its_sender_reports_the_arrived_length() {
     for fabric in fabrics() {
@@ -156,7 +157,7 @@ fn a_receive_cut_by_its_sender_reports_the_arrived_length() {
         let ends = ends.borrow();
         let [(end, stored)] = ends.as_slice() else { panic!("{} ends", ends.len()) };
         assert!(matches!(end.fault, Some(Fault::Link(LinkError::Gone))), "{end:?}");
-        // Of what a device was fetching nobody knows which bytes are there.
+        // While a device fetches, the stored part of the message is unknown.
         let known = if fabric.caps.get { 0 } else { *stored };
         assert!(*stored > 0 && *stored < LONG && end.len == known, "{} of {stored} bytes on {fabric:?}", end.len);
     }

@@ -1,5 +1,5 @@
-//! Matching against a reference matcher, step by step: after each operation everything comes to rest, so the order of
-//! arrival is known and the reference says exactly what must have happened.
+//! Matching against a reference matcher, step by step. The cluster becomes idle after each operation, so the
+//! order of arrival is known and the reference determines the result.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use proptest::prelude::*;
@@ -22,7 +22,7 @@ enum Step {
     Peek(Criteria),
     Claim(Criteria),
     Discard(Criteria),
-    /// Takes the oldest claim.
+    /// Receives the message of the oldest claim.
     Take,
     /// Cancels the n-th posted receive.
     Cancel(usize),
@@ -39,7 +39,7 @@ fn criteria() -> impl Strategy<Value = Criteria> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    // One length for every protocol: inline, eager, rendezvous.
+    // One length for each protocol: inline, eager, rendezvous.
     let len = prop_oneof![Just(8_usize), Just(500), Just(4000)];
     prop_oneof![
         6 => (0..RANKS, tag(), len).prop_map(|(from, tag, len)| Step::Send { from, tag, len }),
@@ -52,13 +52,13 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The reference: two lists in order of age, searched from the front.
+/// The reference: two lists in the order of age, searched from the front.
 #[derive(Default)]
 struct Reference {
     posted: Vec<(Op, Criteria)>,
     waiting: Vec<(Op, usize, Option<u64>)>,
     claimed: Vec<(Op, Op)>,
-    /// Receive, and the send that it must have got.
+    /// Receives, each with the send that it must have got.
     matched: Vec<(Op, Op)>,
 }
 
@@ -155,7 +155,7 @@ proptest! {
                 prop_assert_eq!(recv.got.iter().map(|got| got.send).collect::<Vec<_>>(), [Some(*send)]);
             }
             for (op, want) in &reference.posted {
-                prop_assert!(!h.oracle().ended(*op), "{:?} took something", want);
+                prop_assert!(!h.oracle().ended(*op), "{:?} took a message", want);
             }
         }
         let wrong = h.finish();

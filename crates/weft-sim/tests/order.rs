@@ -1,5 +1,5 @@
-//! Reads, writes and atomics of one peer take effect in the order in which they were started, up to the
-//! length that is promised, on any device.
+//! On any device, reads, writes and atomics of one peer take effect in the order in which they were started,
+//! up to the promised length.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
 use weft_engine::amo::{Amo, Form, Op as AmoOp, Type};
@@ -9,8 +9,9 @@ use weft_sim::rng::{Entity, Stream};
 use weft_sim::workload::engine_config;
 use weft_sim::{Cluster, FabricConfig, Turn};
 
-/// Random operations on the same few bytes, all under way at once, against a model that executes them one by one.
-fn overlapping(seed: u64) {
+/// Posts random concurrent operations on the same few bytes, and compares with a model that executes them one
+/// after the other.
+fn check_overlapping(seed: u64) {
     let mut rng = Stream::new(seed, Entity::Test(0));
     let config = Config { tx_depth: 4096, inject_bytes: 4096, ..engine_config(&mut rng, true) };
     let swarm = FabricConfig::swarm(seed);
@@ -49,7 +50,7 @@ fn overlapping(seed: u64) {
             let bytes = rng.bytes(portion);
             buffer.write(&bytes);
             model[offset..offset + portion].copy_from_slice(&bytes);
-            // An inject of which nobody is told is accepted only when it can leave.
+            // An inject without a completion is accepted only when it can leave.
             while let Err(error) = cluster.engine(0).unwrap().write(&op) {
                 assert!(error == Error::Again, "{error:?}");
                 cluster.turn(|_, _| ());
@@ -58,7 +59,7 @@ fn overlapping(seed: u64) {
             cluster.engine(0).unwrap().read(&RmaOp { flags: OpFlags::empty(), ..op }).unwrap();
             reads.push((n, buffer, model[offset..offset + portion].to_vec()));
         }
-        // Often, several reach the target at once.
+        // Often, several operations reach the target at once.
         for _ in 0..if rng.chance(300) { rng.index(8) } else { 0 } {
             cluster.turn(|_, _| ());
         }
@@ -74,13 +75,13 @@ fn overlapping(seed: u64) {
     let faults = done.iter().filter_map(|c| c.fault).collect::<Vec<_>>();
     assert!(faults.is_empty() && idle > 2, "seed {seed}: {faults:?}");
     for (n, buffer, expected) in reads {
-        assert!(buffer.bytes() == expected, "seed {seed}: operation {n} read something older or newer");
+        assert!(buffer.bytes() == expected, "seed {seed}: operation {n} read older or newer bytes");
     }
     assert!(memory.bytes() == model, "seed {seed}: the last write does not stand");
 }
 
-/// More answers than may be under way, and more refusals: everything ends, and nothing that was read before a
-/// write is changed by it.
+/// More answers and refusals are due than may be pending. All operations end, and a write does not change the
+/// result of an earlier read.
 #[test]
 fn answers_find_room_again() {
     const READS: usize = 700;
@@ -124,6 +125,6 @@ fn answers_find_room_again() {
 fn operations_take_effect_in_order() {
     let one = std::env::var("WEFT_SIM_SEED").ok().map(|seed| seed.parse::<u64>().expect("a number"));
     for seed in one.map_or(0..300, |seed| seed..seed + 1) {
-        overlapping(seed);
+        check_overlapping(seed);
     }
 }

@@ -1,6 +1,6 @@
-//! What each operation must do, one rule per test, on every kind of device: with get, with put, with both,
-//! with neither, ordered and not, with pushes that follow their announcement at once and not, always half
-//! full. The oracle judges every run on top of what the test itself asserts.
+//! The required results of operations, one rule per test, on every kind of device. Devices have get, put,
+//! both or neither; they are ordered or not; their pushes follow the messages before them or not; half of
+//! them are often full. The oracle judges every run in addition to the test's own assertions.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use weft_engine::api::{Access, Config, Error, Fault, OpFlags};
@@ -13,7 +13,7 @@ const EAGER_BYTES: usize = 1000;
 /// One fabric of each kind.
 fn fabrics() -> Vec<FabricConfig> {
     let mut all = Vec::new();
-    // The last two: pushes follow, where there are neither get nor put, and order.
+    // On the last two, which are ordered and have neither get nor put, pushes follow messages.
     for kind in (0..16_u32).chain([16, 24]) {
         let bit = |n: u32| kind >> n & 1 == 1;
         let mut config = FabricConfig::new(u64::from(kind) + 1);
@@ -33,7 +33,7 @@ fn fabrics() -> Vec<FabricConfig> {
     all
 }
 
-/// Runs a test on every kind of fabric with `ranks` engines, and has the oracle judge each.
+/// Runs a test on every kind of fabric with `ranks` engines. The oracle judges each run.
 fn everywhere(ranks: usize, engine: Config, test: impl Fn(&mut Harness)) {
     for fabric in fabrics() {
         let name = format!("{fabric:?}");
@@ -44,7 +44,7 @@ fn everywhere(ranks: usize, engine: Config, test: impl Fn(&mut Harness)) {
     }
 }
 
-/// Lengths around every switch.
+/// Lengths around every change of protocol.
 fn lens() -> Vec<usize> {
     let switches = [64, EAGER_BYTES, 1920, 2048, 4096, 700, 1400];
     let mut lens = vec![0, 1, 7, 8, 50_000];
@@ -70,7 +70,7 @@ fn got_lens(harness: &Harness, op: Op) -> Vec<usize> {
 }
 
 #[test]
-fn every_form_of_send_at_every_length_expected_and_unexpected() {
+fn sends_of_every_form_and_length_arrive() {
     everywhere(2, Config { inject_bytes: 1 << 20, ..Config::default() }, |h| {
         for (n, len) in lens().into_iter().enumerate() {
             for tag in both() {
@@ -105,7 +105,7 @@ fn quiet_sends_report_nothing() {
     });
 }
 
-/// Its caller may wait for what it brings about by other means than ours, and does not progress meanwhile.
+/// The caller of an inject may wait for its effect outside of weft and make no progress meanwhile.
 #[test]
 fn an_accepted_inject_without_completion_has_left() {
     for mut fabric in fabrics() {
@@ -132,7 +132,8 @@ fn an_accepted_inject_without_completion_has_left() {
     }
 }
 
-/// Where there is no peer, the attempt that the refused inject began says so to the next.
+/// The first inject to a missing peer is refused and starts a connection attempt. A later inject reports that
+/// attempt's failure.
 #[test]
 fn an_inject_to_a_missing_peer_fails_and_the_next_one_retries() {
     for mut fabric in fabrics() {
@@ -305,7 +306,7 @@ fn a_peek_looks_claims_and_discards() {
             assert!(found(h, claim).is_some());
             let second = h.recv(1, &exact(7, len + 8)).unwrap();
             h.drive().unwrap();
-            assert!(h.oracle().ended(second), "the claimed message matches nobody else");
+            assert!(h.oracle().ended(second), "the claimed message matches no other receive");
             h.peek(1, &exact(8, 0), OpFlags::DISCARD).unwrap();
             let gone = h.peek(1, &exact(8, 0), OpFlags::empty()).unwrap();
             assert!(found(h, gone).is_none());
@@ -332,7 +333,7 @@ fn a_claimed_message_can_be_discarded() {
 }
 
 #[test]
-fn self_sends_of_every_length() {
+fn an_endpoint_can_send_to_itself() {
     everywhere(1, Config::default(), |h| {
         for len in lens() {
             for flags in [OpFlags::empty(), OpFlags::DELIVERY] {
@@ -399,10 +400,10 @@ fn a_full_transmit_queue_returns_again_without_a_trace() {
     });
 }
 
-/// Sends that wait for the peer's client take no places, whatever their protocol: both ranks start all of
-/// theirs before any receive.
+/// Sends that wait for the peer's client occupy no queue entries, with any protocol. Both ranks start all of
+/// their sends before any receive.
 #[test]
-fn both_may_start_all_sends_before_any_receive() {
+fn both_ranks_may_start_all_sends_before_any_receive() {
     const SENDS: usize = 120;
     everywhere(2, Config { tx_depth: 4, window_bytes: 3000, ..Config::default() }, |h| {
         let plain = |n: usize| [OpFlags::empty(), OpFlags::DELIVERY, OpFlags::INJECT, OpFlags::TRANSMIT][n % 4];
@@ -418,7 +419,7 @@ fn both_may_start_all_sends_before_any_receive() {
                 }
             }
         }
-        // Half of them in the order of sending, the others from behind.
+        // Receives half of them in the order of sending, the others in reverse order.
         for n in (0..SENDS / 2).chain((SENDS / 2..SENDS).rev()) {
             for rank in [0, 1] {
                 h.recv(rank, &Recv { tag: Some((n as u64, 0)), len: 3000, ..Recv::default() }).unwrap();
@@ -433,7 +434,7 @@ fn both_may_start_all_sends_before_any_receive() {
     });
 }
 
-/// A receiver that takes one announced message after the other waits for much less than a round trip each.
+/// A receiver that takes one announced message after another waits for much less than a round trip for each.
 #[test]
 fn a_late_receiver_waits_for_few_round_trips() {
     const SENDS: u64 = 200;
@@ -454,8 +455,8 @@ fn a_late_receiver_waits_for_few_round_trips() {
     assert!(round_trips < SENDS / 5, "{round_trips} round trips for {SENDS} messages");
 }
 
-/// Short messages that were announced for want of window are fetched ahead of their receives, and may be
-/// received, claimed, thrown away, or lost with their sender at any moment of that.
+/// Short messages that were announced for want of window are fetched ahead of their receives. At any moment
+/// of the fetch, a message may be received, claimed, discarded, or lost with its sender.
 #[test]
 fn announced_messages_are_fetched_ahead_of_their_receives() {
     const SENDS: usize = 60;
@@ -476,7 +477,7 @@ fn announced_messages_are_fetched_ahead_of_their_receives() {
                             h.absorb(1);
                             h.claim(op, Some(1000)).unwrap();
                         }
-                        // Every other one is longer than its buffer.
+                        // Every other message is longer than its buffer.
                         _ => drop(h.recv(1, &of(if n % 2 == 0 { 1000 } else { 100 })).unwrap()),
                     }
                     for _ in 0..pause.min(3) {
@@ -512,7 +513,7 @@ fn a_full_receive_queue_returns_again() {
 }
 
 #[test]
-fn writes_and_reads_of_every_length_and_shape() {
+fn writes_and_reads_of_every_length_and_shape_succeed() {
     everywhere(3, Config { inject_bytes: 1 << 20, ..Config::default() }, |h| {
         let access = Access { read: true, write: true };
         let windows = [false, true].map(|events| h.add_window(1, 500_000, access, events).unwrap());
@@ -594,7 +595,7 @@ fn a_fence_waits_for_earlier_operations() {
     });
 }
 
-/// A send that is to follow accesses follows them, and nothing else: what nobody has asked for yet does not hold it up.
+/// A send after accesses waits for the accesses only. It does not wait for a message that has no receive yet.
 #[test]
 fn a_send_after_accesses_waits_for_no_send() {
     everywhere(2, Config::default(), |h| {
@@ -610,9 +611,9 @@ fn a_send_after_accesses_waits_for_no_send() {
             let receive = |tag| Recv { tag: Some((tag, 0)), len: 20_000, ..Recv::default() };
             let asked = h.recv(1, &receive(2 * n + 1)).unwrap();
             h.drive_until(|oracle| oracle.ended(asked)).unwrap();
-            assert!(h.oracle().ended(asked), "{len}: it waits for a message that nobody has asked for");
+            assert!(h.oracle().ended(asked), "{len}: the send waits for a message without a receive");
             h.drive_until(|oracle| oracle.ended(follows)).unwrap();
-            assert!(h.oracle().ended(write), "{len}: it has overtaken a write");
+            assert!(h.oracle().ended(write), "{len}: the send has overtaken a write");
             h.recv(1, &receive(2 * n)).unwrap();
             h.drive().unwrap();
         }

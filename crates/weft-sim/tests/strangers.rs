@@ -1,5 +1,5 @@
-//! Peers that are in no address vector: what they can make an endpoint hold is bounded, and nothing is kept
-//! of those that went.
+//! Peers that are in no address vector. The state that they cause at an endpoint is bounded, and none of it
+//! remains after they have gone.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use weft_sim::{Fabric, FabricConfig, SimNic};
 
 const LEN: usize = 40;
 
-/// The one address that clients know.
+/// An address book with a single address.
 #[derive(Debug)]
 struct Only(EpName);
 
@@ -29,12 +29,12 @@ impl AddressBook for Only {
     }
 }
 
-/// A server that knows nobody, and those that call it.
+/// A server with an empty address vector, and its clients.
 struct World {
     fabric: Fabric,
     server: Engine<SimNic>,
     clients: Vec<Engine<SimNic>>,
-    /// What has completed at the server.
+    /// Completions at the server.
     done: Vec<Completion>,
 }
 
@@ -46,7 +46,7 @@ impl World {
         Self { fabric, server, clients: Vec::new(), done: Vec::new() }
     }
 
-    /// Another client calls, with a message for the tag.
+    /// Adds a client that sends a message with this tag.
     fn call(&mut self, tag: u64) {
         let mut client = Engine::new(Config::default(), self.fabric.nic());
         client.bind_book(Arc::new(Only(self.server.name())));
@@ -63,7 +63,7 @@ impl World {
         self.clients.push(client);
     }
 
-    /// The server's address vector has the client, and nobody else.
+    /// Makes the client the only entry of the server's address vector.
     fn insert(&mut self, name: EpName) {
         self.server.bind_book(Arc::new(Only(name)));
         self.server.address_added(0, &name);
@@ -74,7 +74,7 @@ impl World {
         self.server.address_removed(0);
     }
 
-    /// Until nothing moves.
+    /// Makes progress until nothing moves.
     fn drive(&mut self) {
         let mut idle = 0;
         while idle < 3 {
@@ -87,7 +87,7 @@ impl World {
         }
     }
 
-    /// All clients leave; how many messages have left them for good.
+    /// All clients exit. Returns the number of messages that they have sent successfully.
     fn leave(&mut self) -> usize {
         let done = |client: &mut Engine<SimNic>| client.completions().iter().filter(|c| c.fault.is_none()).count();
         let sent = self.clients.iter_mut().map(done).sum();
@@ -98,7 +98,7 @@ impl World {
         sent
     }
 
-    /// The server receives a message with the tag; who sent it, if the server can tell.
+    /// Receives a message with this tag at the server. Returns the sender, if the server can name it.
     fn receive(&mut self, tag: u64) -> Option<EpName> {
         let buffer = self.fabric.alloc(0, LEN);
         let iov = IovList::from_slice(&[buffer.iov()]);
@@ -130,7 +130,7 @@ fn departed_strangers_leave_no_state() {
             assert!(world.receive(*tag).is_some_and(|source| source.same_endpoint(&name)), "tag {tag}");
         }
         assert_eq!(world.leave(), 20);
-        // As many as make it worth looking, and those of one round.
+        // The table is searched for departed peers only from this size on, and one round may be added to it.
         let peers = world.server.report().peers;
         assert!(peers <= 84 + 20, "{peers} peers after round {round}");
     }
@@ -145,7 +145,7 @@ fn messages_of_departed_strangers_are_kept() {
         world.call(tag);
         names.push(world.clients[0].name());
         world.drive();
-        // Each fifth message is received only in the end, when its sender's number would have been another's for long.
+        // Every fifth message is received only at the end. Its sender's number would have been reused by then.
         if tag % 5 != 0 {
             let _ = world.receive(tag);
         }
@@ -165,13 +165,13 @@ fn strangers_beyond_the_limit_are_refused() {
     assert_eq!(world.server.unexpected_messages(), 10);
     let refused = |client: &mut Engine<SimNic>| client.completions().iter().any(|c| c.fault.is_some());
     assert_eq!(world.clients.iter_mut().filter_map(|client| refused(client).then_some(())).count(), 20);
-    // Those that are known to an address vector are not meant: the client called by the server.
+    // The limit does not apply to peers in an address vector: the server's book now has this client.
     world.call(30);
     let name = world.clients[30].name();
     world.server.bind_book(Arc::new(Only(name)));
     world.drive();
     assert_eq!(world.server.unexpected_messages(), 11);
-    // Who goes makes room; who has left messages does not, before they are received.
+    // A departed peer makes room, but only after all of its messages have been received.
     assert_eq!(world.leave(), 11);
     (100..110).for_each(|tag| world.call(tag));
     world.drive();
@@ -197,7 +197,7 @@ fn removed_addresses_leave_no_state() {
         assert_eq!(world.leave(), 1);
         world.remove();
     }
-    // Nobody calls.
+    // These clients send nothing; the server sends to them.
     for _ in 0..200 {
         world.clients.push(Engine::new(Config::default(), world.fabric.nic()));
         world.insert(world.clients[0].name());
@@ -212,7 +212,7 @@ fn removed_addresses_leave_no_state() {
     assert!(peers <= 70, "{peers} peers");
 }
 
-/// A peer's device, and nothing above it.
+/// The sink of a peer that has a device and no engine.
 #[derive(Default)]
 struct Deaf {
     up: Vec<LinkId>,
@@ -261,7 +261,7 @@ fn silent_peers_have_few_links() {
     }
     assert_eq!(world.fabric.links(0), 3 * 8);
     assert!(silent.iter().all(|(_, links)| links.up.len() == 8));
-    // Many peers: the oldest link makes room.
+    // With many peers, the oldest link is closed to make room.
     let mut crowd = (0..1200).map(|_| (world.fabric.nic(), Deaf::default())).collect::<Vec<_>>();
     for (nic, links) in &mut crowd {
         nic.connect(&name).unwrap();
@@ -272,7 +272,7 @@ fn silent_peers_have_few_links() {
         }
     }
     assert_eq!(world.fabric.links(0), 1024);
-    // And who speaks is heard.
+    // A peer that sends a message still gets a link.
     world.call(7);
     world.drive();
     assert!(world.receive(7).is_some());
