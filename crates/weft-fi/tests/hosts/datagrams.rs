@@ -1,4 +1,5 @@
-//! Datagrams (FI_EP_DGRAM): they arrive whole, once and in order, or not at all, and nobody waits for them.
+//! Datagrams (FI_EP_DGRAM). They arrive whole, once and in order, or not at all, and the sender never waits
+//! for them.
 
 use std::ffi::{c_int, c_void};
 use std::time::{Duration, Instant};
@@ -8,13 +9,19 @@ use weft_fi_sys::*;
 use crate::client::{Info, Lib};
 use crate::side::{Args, Outcome, PATIENCE, Side, acquaint, err, memory, pattern, scenes};
 
-/// The longest.
+/// The longest datagram in bytes.
 const MOST: usize = 16 << 10;
 
 pub(crate) fn all(lib: &Lib) {
     scenes(
         lib,
-        &[("offers", offers), ("pairs", pairs), ("a deaf receiver", deaf), ("nobody", nobody), ("refusals", refusals)],
+        &[
+            ("offers", offers),
+            ("pairs", pairs),
+            ("a deaf receiver", deaf),
+            ("absent peers", absent_peers),
+            ("refusals", refusals),
+        ],
     );
 }
 
@@ -30,7 +37,7 @@ fn side(lib: &Lib) -> Side<'_> {
     Side::with(lib, 0, as_datagram)
 }
 
-/// What the domain has dropped, by its statistics.
+/// The number of dropped datagrams in the domain's statistics.
 fn dropped(side: &Side<'_>) -> u64 {
     #[repr(C)]
     struct Ops {
@@ -48,7 +55,7 @@ fn dropped(side: &Side<'_>) -> u64 {
     stats[2]
 }
 
-/// Only who asks for the type gets it, and not what it cannot have.
+/// Only a client that requests the type gets it, without capabilities that datagrams cannot have.
 fn offers(lib: &Lib) {
     for api in lib.versions() {
         let hints = lib.allocinfo();
@@ -70,7 +77,8 @@ fn offers(lib: &Lib) {
     }
 }
 
-/// Between two that receive, and to oneself, everything arrives; the first ones wait for the link.
+/// All datagrams arrive between two endpoints that receive, and at the sender itself. The first ones wait for
+/// the link.
 fn pairs(lib: &Lib) {
     let (a, b, to_b, to_a) = acquaint(side(lib), side(lib));
     let own = a.insert(&a.name());
@@ -100,8 +108,8 @@ fn pairs(lib: &Lib) {
     assert_eq!((dropped(&a), dropped(&b)), (0, 0));
 }
 
-/// A receiver that does not ask for anything bounds nobody but itself: sends succeed, what it has no room for
-/// is dropped and counted.
+/// A receiver that posts no receives limits no other endpoint. Sends succeed. Datagrams for which it has no
+/// room are dropped and counted.
 fn deaf(lib: &Lib) {
     let (a, b, to_b, to_a) = acquaint(side(lib), side(lib));
     let source = pattern(4000);
@@ -109,7 +117,7 @@ fn deaf(lib: &Lib) {
     let start = Instant::now();
     while sent < 6000 {
         source[..4].copy_from_slice(&sent.to_ne_bytes());
-        // The receiver's device is looked after now and then, and its client asks for nothing.
+        // The receiver makes progress now and then, but its client posts no receive.
         assert_eq!(a.run("fi_inject", &Args::new(source, to_b)), 0, "{sent}");
         sent += 1;
         a.progress();
@@ -124,7 +132,7 @@ fn deaf(lib: &Lib) {
         waiting = if a.poll().is_some() { 0 } else { waiting + 1 };
     }
     assert!(dropped(&a) > 1000, "only {} were dropped", dropped(&a));
-    // It still hears others, and has kept the first ones, in order.
+    // The receiver still gets datagrams of others, and has kept the first ones in order.
     let target = memory(4000);
     let (mut received, mut last) = (0_u64, None);
     loop {
@@ -144,14 +152,14 @@ fn deaf(lib: &Lib) {
         assert!(last.is_none_or(|last| last < number), "{number} after {last:?}");
         (received, last) = (received + 1, Some(number));
     }
-    assert_eq!(received + dropped(&a), u64::from(sent), "each was received or counted");
-    // The receive that is left takes what comes when there is room again.
+    assert_eq!(received + dropped(&a), u64::from(sent), "each datagram was received or counted");
+    // The remaining receive takes the next datagram, for which there is room again.
     a.start("fi_inject", &Args::new(pattern(8), to_b), &[]);
     assert_eq!(b.next(&[&a]).done().len, 8);
     b.start("fi_inject", &Args::new(pattern(8), to_a), &[]);
 }
 
-/// However small the window is, the longest fits as long as none waits, whatever has been received before.
+/// The longest datagram fits in any window while no other one waits, whatever was received before.
 fn small_window(lib: &Lib) {
     let (a, b, to_b, _) = acquaint(side(lib), side(lib));
     for (context, len) in [1000, 1000, 1000, 1000, MOST, MOST, 3000, 1350, MOST].into_iter().enumerate() {
@@ -162,13 +170,13 @@ fn small_window(lib: &Lib) {
         assert_eq!(dropped(&a), 0, "the {context}th, of {len} bytes");
         assert_eq!(b.next(&[&a]).done().op_context as usize, context);
         assert!(target == source);
-        // What is given back of the window arrives.
+        // The returned credit of the window arrives.
         a.nothing(&[&b]);
     }
 }
 
-/// Who is not there, or goes away, costs the sender nothing but messages.
-fn nobody(lib: &Lib) {
+/// An absent peer, or one that leaves, costs the sender only its datagrams.
+fn absent_peers(lib: &Lib) {
     let (a, mut b, to_b, _) = acquaint(side(lib), side(lib));
     let c = side(lib);
     let to_c = a.insert(&c.name());
@@ -179,7 +187,7 @@ fn nobody(lib: &Lib) {
     a.start("fi_inject", &Args::new(pattern(100), to_b), &[]);
     assert_eq!(b.next(&[&a]).done().op_context as usize, 1);
     b.close_ep();
-    // What leaves before the end is noticed is lost uncounted.
+    // A datagram that leaves before the end is noticed is lost without being counted.
     a.nothing(&[&c]);
     let before = dropped(&a);
     for context in 0..600 {
@@ -190,12 +198,12 @@ fn nobody(lib: &Lib) {
     assert_eq!(c.next(&[&a]).done().op_context as usize, 3);
     let mut ended: Vec<_> = (0..601).map(|_| a.next(&[&c]).done().op_context as usize).collect();
     ended.sort_unstable();
-    assert_eq!(ended, (0..600).chain([1000]).collect::<Vec<_>>(), "each once, and none with an error");
+    assert_eq!(ended, (0..600).chain([1000]).collect::<Vec<_>>(), "each completed once, without an error");
     assert_eq!(dropped(&a) - before, 600);
     assert_eq!(dropped(&c), 0);
 }
 
-/// What is no datagram.
+/// Requests that datagrams cannot serve.
 fn refusals(lib: &Lib) {
     let (a, b, to_b, _) = acquaint(side(lib), side(lib));
     let long = pattern(MOST + 1);
@@ -211,7 +219,7 @@ fn refusals(lib: &Lib) {
         assert_eq!(a.run(call, &Args::new(&mut long[..8], to_b)), err(FI_ENOSYS), "{call}");
     }
     assert_eq!(dropped(&a), 0);
-    // Too long for its receive: cut, as any message.
+    // A datagram longer than its receive is truncated, as any message.
     b.start("fi_recv", &Args { context: 1, ..Args::new(memory(10), 0) }, &[]);
     a.start("fi_inject", &Args::new(pattern(30), to_b), &[]);
     let failed = b.next(&[&a]).failed();

@@ -1,7 +1,8 @@
-//! A thread sleeps on a queue or counter, and only then comes what makes events or completions there: an
-//! endpoint is opened, a passive one listens, a connection is begun. It is woken by what these bring.
+//! A thread sleeps on a queue or counter, and only then does a source of events or completions join it: an
+//! endpoint is opened, a passive endpoint listens, or a connection starts. The events of the new source wake
+//! the sleeper.
 //!
-//! Between the moment at which it sleeps and the end of its sleep nobody else drives what it sleeps on.
+//! Between the start and the end of its sleep no other thread drives the queue or counter.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -15,11 +16,11 @@ use crate::open;
 use crate::rig::Cntr;
 use crate::side::{Args, Side, Watched, call, long_bytes, memory, pair, pattern, scenes, until, works};
 
-/// What a sleeper waits at most: somebody would notice that it was not woken.
+/// The longest sleep. A sleeper that was not woken exceeds [`SOON`].
 const LONG: Duration = Duration::from_secs(5);
-/// When it has been woken.
+/// The time limit of a sleep that a wake-up ends.
 const SOON: Duration = Duration::from_secs(3);
-/// After that a thread that has nothing to do sleeps.
+/// The time after which an idle thread sleeps.
 const ASLEEP: Duration = Duration::from_millis(50);
 
 pub(crate) fn all(lib: &Lib) {
@@ -39,7 +40,8 @@ pub(crate) fn all(lib: &Lib) {
     );
 }
 
-/// Somebody is blocked in `fi_eq_sread` meanwhile, and gets an event: if that is a call, its information.
+/// Runs `meanwhile` while a thread is blocked in `fi_eq_sread`, and asserts that the thread gets an event.
+/// Returns the information of a connection request, or null for other events.
 fn slept_through(eq: Queue, meanwhile: impl FnOnce(&dyn Fn() -> bool)) -> *mut fi_info {
     let address = eq.0 as usize;
     let sleeper = std::thread::spawn(move || {
@@ -58,7 +60,8 @@ fn info_of(event: &Event) -> *mut fi_info {
     if let Event::Request { info, .. } = event { *info } else { null_mut() }
 }
 
-/// While somebody waits in `fi_eq_sread`, a passive endpoint begins to listen, and is called.
+/// While a thread waits in `fi_eq_sread`, a passive endpoint starts to listen, and receives a connection
+/// request.
 fn a_listener_begins(lib: &Lib) {
     let listener = Listener::idle(lib, |_| ());
     let caller = End::new(lib);
@@ -73,7 +76,7 @@ fn a_listener_begins(lib: &Lib) {
     drop(lib.own(called));
 }
 
-/// While somebody waits in `fi_eq_sread`, an endpoint calls, and is answered.
+/// While a thread waits in `fi_eq_sread`, an endpoint requests a connection, and receives the answer.
 fn a_connection_begins(lib: &Lib) {
     let listener = Listener::new(lib);
     let caller = End::new(lib);
@@ -89,13 +92,13 @@ fn a_connection_begins(lib: &Lib) {
     });
 }
 
-/// `fi_trywait` of one object.
+/// Calls `fi_trywait` for one object.
 pub(crate) fn trywait<F>(fabric: *mut fid_fabric, object: *mut F) -> c_int {
     let mut fids = [object.cast::<fid>()];
     unsafe { (*(*fabric).ops).trywait.unwrap()(fabric, fids.as_mut_ptr(), 1) }
 }
 
-/// The descriptor of an object.
+/// The wait descriptor of an object.
 pub(crate) fn descriptor<F>(object: *mut F) -> c_int {
     let mut fd = -1;
     assert_eq!(control(object, FI_GETWAIT, (&raw mut fd).cast()), 0);
@@ -107,7 +110,7 @@ pub(crate) fn readable(fd: c_int, time: Duration) -> bool {
     unsafe { libc::poll(&mut poll, 1, time.as_millis() as c_int) == 1 }
 }
 
-/// The same for one who sleeps on the descriptor of the queue.
+/// While a client sleeps on the descriptor of the queue, a passive endpoint starts to listen.
 fn a_listener_begins_beside_a_descriptor(lib: &Lib) {
     let listener = Listener::idle(lib, |_| ());
     let (fabric, eq) = (listener.opened.fabric, listener.eq);
@@ -125,8 +128,8 @@ fn a_listener_begins_beside_a_descriptor(lib: &Lib) {
     drop(lib.own(info_of(&event)));
 }
 
-/// Beside a client that sleeps on the descriptor another thread reads the queue while a call is on its way,
-/// and goes away.
+/// While a client sleeps on the descriptor, another thread reads the queue some times and ends. Meanwhile a
+/// connection request arrives.
 fn a_reader_beside_a_sleeper(lib: &Lib) {
     let listener = Listener::new(lib);
     let (fabric, eq) = (listener.opened.fabric, listener.eq);
@@ -140,14 +143,14 @@ fn a_reader_beside_a_sleeper(lib: &Lib) {
         });
         reader.join().unwrap();
         (0..300).for_each(|_| caller.eq.progress());
-        assert!(readable(descriptor(eq.0), LONG), "{rounds} rounds, and a lost wake-up");
+        assert!(readable(descriptor(eq.0), LONG), "a lost wake-up after {rounds} rounds");
         let (info, _) = listener.called(&caller);
         drop(lib.own(info));
     }
 }
 
-/// A message comes to a client that sleeps on an object's descriptor since before the object was ready for
-/// it. Nobody else drives its side.
+/// A message arrives for a client that has slept on an object's descriptor since before the object was ready
+/// for it. No other thread drives the client's side.
 fn message_wakes<F>(a: &Side<'_>, b: &Side<'_>, object: *mut F) {
     let fd = descriptor(object);
     let to_b = a.insert(&b.name());
@@ -165,18 +168,18 @@ fn message_wakes<F>(a: &Side<'_>, b: &Side<'_>, object: *mut F) {
     a.next(&[b]).done();
 }
 
-/// Once it may sleep.
+/// Waits until the client may sleep on the object.
 fn sleeps<F>(side: &Side<'_>, object: *mut F) {
     until(|| (trywait(side.opened.fabric, object) == 0).then_some(()));
 }
 
-/// Beside a client that sleeps on a completion queue an endpoint is bound and enabled, or only enabled.
+/// While a client sleeps on a completion queue, an endpoint is bound and enabled, or only enabled.
 fn an_endpoint_joins_a_queue(lib: &Lib) {
     let (a, b) = (Side::new(lib), Side::unbound(lib, 0, |_| ()));
     sleeps(&b, b.cq);
     let mut b = b.bound();
     message_wakes(&a, &b, b.cq);
-    // It need not be the first one.
+    // The joining endpoint is not always the first of the domain.
     let first = b.ep;
     b.ep = b.another_ep();
     assert_eq!([bind(b.ep, b.av, 0), bind(b.ep, b.cq, FI_TRANSMIT | FI_RECV)], [0; 2]);
@@ -186,8 +189,7 @@ fn an_endpoint_joins_a_queue(lib: &Lib) {
     assert_eq!(close(first), 0);
 }
 
-/// Beside a client that sleeps on a counter the counter is bound to an endpoint that works already, or to a
-/// memory region.
+/// While a client sleeps on a counter, the counter is bound to an enabled endpoint or to a memory region.
 fn an_endpoint_joins_a_counter(lib: &Lib) {
     let (a, mut b, to_b, _) = pair(lib);
     works(&a, &b, to_b);
@@ -210,8 +212,8 @@ fn an_endpoint_joins_a_counter(lib: &Lib) {
     assert_eq!([close(mr), close(written), close(received)], [0; 3]);
 }
 
-/// Beside a client that sleeps on the descriptor of a completion queue a region is closed that a peer reads:
-/// what comes while the closing waits for that peer wakes the sleeper.
+/// While a client sleeps on the descriptor of a completion queue, a region is closed that a peer reads. The
+/// closing waits for the peer. A message that arrives meanwhile wakes the sleeper.
 fn a_region_leaves(lib: &Lib) {
     const KEY: u64 = 7;
     let (reader, b, to_b, _) = pair(lib);
@@ -229,7 +231,7 @@ fn a_region_leaves(lib: &Lib) {
         b.progress();
         watched.begun().then_some(())
     });
-    // The reader does nothing more, so that what is under way waits for it.
+    // The reader makes no more progress, so the pending operations wait for it.
     b.trecv(memory(8), 1);
     let fd = descriptor(b.cq);
     until(|| {
@@ -245,15 +247,15 @@ fn a_region_leaves(lib: &Lib) {
     reader.next(&[&b]);
 }
 
-/// A receive context that an endpoint shares, bound to it.
+/// Opens a shared receive context and binds it to the endpoint.
 fn share(side: &Side<'_>) -> *mut fid_ep {
     let srx = open!(side.opened.domain, srx_ctx, side.info.get().rx_attr).unwrap();
     assert_eq!(bind(side.ep, srx, 0), 0);
     srx
 }
 
-/// Looks for a message in a shared context, which makes progress at its endpoint. Nobody else does while
-/// `meanwhile` runs.
+/// Looks for a message in a shared context, which makes progress at its endpoint. While `meanwhile` runs, no
+/// other thread makes progress there.
 fn beside_a_peek(side: &Side<'_>, srx: *mut fid_ep, meanwhile: impl FnOnce()) {
     let args = Args { flags: FI_PEEK, ..Args::new(memory(8), 0) };
     assert_eq!(unsafe { (call("fi_trecvmsg").run)(srx, &args) }, 0);
@@ -261,8 +263,8 @@ fn beside_a_peek(side: &Side<'_>, srx: *mut fid_ep, meanwhile: impl FnOnce()) {
     assert_eq!(side.next(&[]).failed().err, FI_ENOMSG);
 }
 
-/// Beside a client that sleeps on the descriptor of an event queue another thread looks for a message in a
-/// receive context that the endpoint shares. What becomes of the connection wakes the sleeper all the same.
+/// While a client sleeps on the descriptor of an event queue, another thread looks for a message in a receive
+/// context that the endpoint shares. The events of the connection still wake the sleeper.
 fn a_peek_beside_an_event_queue(lib: &Lib) {
     let listener = Listener::new(lib);
     let mut a = End::with(lib, |hints| hints.ep().rx_ctx_cnt = FI_SHARED_CONTEXT as usize);
@@ -270,7 +272,7 @@ fn a_peek_beside_an_event_queue(lib: &Lib) {
     let fd = descriptor(a.eq.0);
     let next = |others: &[Queue]| {
         until(|| {
-            // The others do what they can: if the sleeper is not woken then, it never is.
+            // The other sides make all possible progress. A sleeper that is not woken by then never wakes.
             let progress = || (0..300).for_each(|_| others.iter().for_each(|other| other.progress()));
             progress();
             let event = a.eq.poll();
@@ -295,7 +297,7 @@ fn a_peek_beside_an_event_queue(lib: &Lib) {
     assert_eq!(close(srx), 0);
 }
 
-/// The same beside one who sleeps on the counter of a region, and what a peer writes.
+/// The same peek while a client sleeps on the counter of a region. A peer's write wakes it.
 fn a_peek_beside_a_counter(lib: &Lib) {
     const KEY: u64 = 7;
     let a = Side::new(lib);

@@ -1,8 +1,9 @@
-//! What endpoints publish for `weft stat`: right numbers, one descriptor for each endpoint, which goes with
-//! it, for nobody else's eyes; and an endpoint that cannot publish works all the same.
+//! The page that an endpoint publishes for `weft stat`. The numbers are right. Each endpoint has one
+//! descriptor, which it closes with itself and which other users cannot open. An endpoint that cannot publish
+//! still works.
 //!
-//! What is counted in seldom cases has a scene that brings the case about; that no two words are confused is
-//! a unit test of `publish.rs`.
+//! Rare counters have scenes that cause their events. A unit test of `publish.rs` proves that no two words
+//! are confused.
 
 use std::io::Write;
 use std::net::{Ipv6Addr, SocketAddr, TcpStream};
@@ -18,7 +19,7 @@ use crate::client::{Lib, bind, close};
 use crate::registration;
 use crate::side::{Args, Side, acquaint, memory, off, pair, pattern, scenes, until, works};
 
-/// All of them.
+/// All scenes.
 pub(crate) fn all(lib: &Lib) {
     scenes(
         lib,
@@ -35,7 +36,7 @@ pub(crate) fn all(lib: &Lib) {
     );
 }
 
-/// What is published where a device demands registration.
+/// The scenes for a device that demands registration.
 pub(crate) fn registered(lib: &Lib) {
     let len = 256 << 10;
     let mut pair = registration::Pair::new(lib, len);
@@ -50,19 +51,19 @@ pub(crate) fn registered(lib: &Lib) {
     seen(&[&pair.a, &pair.b], told);
 }
 
-/// What this process publishes, page by page.
+/// The pages that this process publishes.
 fn pages() -> Vec<Vec<u8>> {
     let entries = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
     let ours = entries.filter(|path| std::fs::read_link(path).is_ok_and(|to| to.as_os_str() == layout::LINK));
     ours.map(|path| {
         let mode = std::fs::metadata(&path).unwrap().mode();
-        assert_eq!(mode & 0o077, 0, "others may open it: {mode:o}");
+        assert_eq!(mode & 0o077, 0, "other users may open it: {mode:o}");
         std::fs::read(path).unwrap()
     })
     .collect()
 }
 
-/// What each endpoint that has one peer has published, of itself and of the peer.
+/// Each endpoint with one peer: its page and its peer's block.
 fn published() -> Vec<(Endpoint, Peer)> {
     let read = |page: Vec<u8>| {
         let head = Head::parse(&page)?;
@@ -74,7 +75,7 @@ fn published() -> Vec<(Endpoint, Peer)> {
     pages().into_iter().filter_map(read).collect()
 }
 
-/// An endpoint of those that these sides have published, as soon as it is as wanted.
+/// Waits until one of the pages of these sides satisfies the condition, and returns it.
 #[track_caller]
 fn seen(sides: &[&Side<'_>], mut wanted: impl FnMut(&Endpoint, &Peer) -> bool) -> (Endpoint, Peer) {
     until(|| {
@@ -83,20 +84,20 @@ fn seen(sides: &[&Side<'_>], mut wanted: impl FnMut(&Endpoint, &Peer) -> bool) -
     })
 }
 
-/// This process's sockets.
+/// This process's sockets that satisfy the condition.
 fn sockets(wanted: impl Fn(BorrowedFd<'_>) -> bool) -> Vec<BorrowedFd<'static>> {
     let entries = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
     let ours =
         entries.filter(|path| std::fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("socket:")));
     let numbers = ours.map(|path| path.file_name().unwrap().to_str().unwrap().parse().unwrap());
-    // Nothing is closed while they are looked at.
+    // No descriptor is closed while these references exist.
     numbers.map(|number| unsafe { BorrowedFd::borrow_raw(number) }).filter(|fd| wanted(*fd)).collect()
 }
 
 fn counts(lib: &Lib) {
     assert_eq!(pages().len(), 0);
     let (mut a, mut b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
-    assert_eq!(pages().len(), 2, "one for each endpoint");
+    assert_eq!(pages().len(), 2, "one page for each endpoint");
     let (source, target) = (pattern(1 << 20), memory(1 << 20));
     for len in [8, 8, 8, 8, 1 << 20] {
         b.trecv(&mut target[..len], 0xb);
@@ -134,20 +135,20 @@ fn counts(lib: &Lib) {
         assert!(peer.device_name().is_some() && endpoint.rounds > 0);
     }
     a.close_ep();
-    assert_eq!(pages().len(), 1, "it goes with its endpoint");
+    assert_eq!(pages().len(), 1, "the page of the closed endpoint is gone");
     assert_eq!(close(mr), 0);
     b.close_ep();
     assert_eq!(pages().len(), 0);
 }
 
-/// A message counts as matched on arrival, or on posting, or not yet; one that is thrown away was never
-/// matched, and accesses are none.
+/// A message counts as matched on its arrival, as matched by a later receive, or as unmatched. A discarded
+/// message was never matched. Remote accesses are not messages.
 fn matches(lib: &Lib) {
     let (a, b, to_b, _) = pair(lib);
     works(&a, &b, to_b);
     let source = pattern(1 << 20);
     let target = memory(1 << 20);
-    // The last one by rendezvous.
+    // The last message is sent by rendezvous.
     let lens = [8, 8, 8, 1 << 20];
     for len in lens {
         a.tsend(&mut source[..len], to_b, 0xa);
@@ -180,13 +181,13 @@ fn matches(lib: &Lib) {
     assert_eq!(close(mr), 0);
 }
 
-/// What the peer's window has no room for goes by rendezvous, however short it is.
+/// A message that exceeds the peer's window is sent by rendezvous, however short it is.
 fn stalls(lib: &Lib) {
     let (a, b, to_b, _) = pair(lib);
     works(&a, &b, to_b);
     let of_sender = |at: &Peer| [at.messages_sent, at.rendezvous_sent, at.stalls];
     seen(&[&a, &b], |_, peer| of_sender(peer) == [1, 0, 0]);
-    // Each takes 64 bytes besides, and the first message has used some.
+    // Each message takes 64 additional bytes, and the first message has used some.
     let (len, count) = (4000, 40);
     let fit = (128 * 1024 - 164) / (len + 64);
     let (source, target) = (pattern(len), memory(len));
@@ -202,7 +203,7 @@ fn stalls(lib: &Lib) {
     }
 }
 
-/// A ring that nobody reads is full at some time: what is to be sent then is tried again.
+/// A ring fills up when the peer does not read it. Messages that find it full are tried again.
 fn retries(lib: &Lib) {
     let (a, b, to_b, _) = pair(lib);
     works(&a, &b, to_b);
@@ -220,7 +221,7 @@ fn retries(lib: &Lib) {
     }
 }
 
-/// Who connects and proves nothing, and who says what is no handshake.
+/// A stranger that connects and sends nothing, and a stranger that sends an invalid handshake.
 fn strangers(lib: &Lib) {
     let (a, b, to_b, _) = pair(lib);
     works(&a, &b, to_b);
@@ -235,7 +236,7 @@ fn strangers(lib: &Lib) {
     works(&a, &b, to_b);
 }
 
-/// A peer on this host whose shared memory does not answer is reached by TCP.
+/// If the shared memory of a peer on this host does not answer, the link uses TCP.
 fn fallbacks(lib: &Lib) {
     let (a, b, to_b, _) = pair(lib);
     let deaf = sockets(|fd| {
@@ -248,10 +249,10 @@ fn fallbacks(lib: &Lib) {
     let (endpoint, peer) = seen(&[&a, &b], |_, peer| peer.messages_sent == 1);
     assert_eq!((endpoint.shm_fallbacks, peer.device_name().as_deref()), (1, Some("tcp")), "{endpoint:?}");
     let (endpoint, _) = seen(&[&a, &b], |_, peer| peer.messages_received == 1);
-    assert_eq!(endpoint.shm_fallbacks, 0, "only who calls falls back: {endpoint:?}");
+    assert_eq!(endpoint.shm_fallbacks, 0, "only the connecting side falls back: {endpoint:?}");
 }
 
-/// A connection that breaks is made anew; until then there is no room for what is to be sent.
+/// A broken connection is replaced. Until then the device has no room for messages.
 fn breaks(lib: &Lib) {
     let (a, b, to_b, _) = pair(lib);
     works(&a, &b, to_b);
@@ -262,7 +263,7 @@ fn breaks(lib: &Lib) {
     let ends = sockets(|fd| sockopt::socket_type(fd) == Ok(SocketType::STREAM) && getpeername(fd).is_ok());
     assert_eq!(ends.len(), 2);
     ends.iter().for_each(|fd| shutdown(fd, Shutdown::Both).unwrap());
-    // The peer, who would have to answer, does nothing.
+    // The peer would have to answer the new connection, but makes no progress.
     seen(&[&a], |at, peer| of_sender(peer) && counts(at) == [1, 0]);
     let (source, target) = (pattern(100), memory(100));
     a.tsend(source, to_b, 0xa);
@@ -274,8 +275,8 @@ fn breaks(lib: &Lib) {
     assert_eq!((peer.messages_sent, peer.links_up, peer.links_down), (2, 1, 0), "{peer:?}");
 }
 
-/// Of messages that wait for each other each is sent and received by a call of its own; the sockets are asked
-/// for as well.
+/// In a ping-pong, each message needs its own system calls to send and to receive it. The device also polls
+/// the sockets.
 fn system_calls(lib: &Lib) {
     let (a, b, to_b, to_a) = pair(lib);
     works(&a, &b, to_b);
@@ -288,11 +289,11 @@ fn system_calls(lib: &Lib) {
     let (after, _) = seen(&[&a, &b], |_, peer| peer.messages_sent == 101);
     let ([sends, receives, waits], [more_sends, more_receives, more_waits]) = (calls(&before), calls(&after));
     assert!(more_sends >= sends + 100 && more_receives >= receives + 100, "{before:?} {after:?}");
-    // The sockets that something is expected of are read without being asked.
+    // Sockets with expected data are read without being polled.
     assert!(more_waits > waits, "{before:?} {after:?}");
 }
 
-/// Changes the soft limit while something runs.
+/// Changes a soft limit while a function runs.
 fn limited<T>(what: Resource, limit: u64, run: impl FnOnce() -> T) -> T {
     let before = getrlimit(what);
     setrlimit(what, Rlimit { current: Some(limit), ..before }).unwrap();
@@ -301,7 +302,7 @@ fn limited<T>(what: Resource, limit: u64, run: impl FnOnce() -> T) -> T {
     result
 }
 
-/// RLIMIT_FSIZE counts for what is published, too, and what is beyond it is a signal.
+/// RLIMIT_FSIZE applies to the page, too. A write beyond the limit raises a signal.
 fn files_too_small(lib: &Lib) {
     for limit in [0, 200, 1100] {
         limited(Resource::Fsize, limit, || {
@@ -312,10 +313,10 @@ fn files_too_small(lib: &Lib) {
     }
 }
 
-/// With one descriptor less than an endpoint and its page need, there is the endpoint.
+/// If there is one descriptor too few for an endpoint and its page, the endpoint opens without a page.
 fn descriptors_used_up(lib: &Lib) {
     let mut without = false;
-    // Numbers that are in use already do not matter.
+    // Limits below the descriptors in use refuse the endpoint as well.
     for limit in 0.. {
         let side = Side::unbound(lib, 0, |_| ());
         assert_eq!(bind(side.ep, side.av, 0), 0);
@@ -324,7 +325,7 @@ fn descriptors_used_up(lib: &Lib) {
         if enabled == 0 && !pages().is_empty() {
             break;
         }
-        assert!(limit < 500, "it never could");
+        assert!(limit < 500, "no limit allowed an endpoint");
         without |= enabled == 0;
         if enabled == 0 {
             let other = Side::new(lib);
@@ -333,5 +334,5 @@ fn descriptors_used_up(lib: &Lib) {
             works(&side, &other, to_other);
         }
     }
-    assert!(without, "no endpoint without a page was seen");
+    assert!(without, "no limit left an endpoint without a page");
 }

@@ -1,6 +1,6 @@
-//! Wait sets: a thread that waits for queues, counters and event queues at once.
+//! Wait sets: a thread waits for queues, counters and event queues at once.
 //!
-//! That no wake-up is lost is tried by messages that come at random moments while the receiver goes to sleep.
+//! Messages that arrive at random moments while the receiver goes to sleep show that no wake-up is lost.
 
 use std::ffi::c_int;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -22,8 +22,8 @@ pub(crate) fn all(lib: &Lib) {
             ("sleepers_in_calls", |lib| sleepers(lib, true)),
             ("sleepers_on_descriptors", |lib| sleepers(lib, false)),
             ("other_members", other_members),
-            ("told_once", told_once),
-            ("told_again", told_again),
+            ("reported_once", reported_once),
+            ("reported_again", reported_again),
             ("set_back_under_a_sleeper", set_back_under_a_sleeper),
             ("closed_meanwhile", closed_meanwhile),
             ("wait_set_misuse", wait_set_misuse),
@@ -106,14 +106,14 @@ fn take(cq: *mut fid_cq) -> bool {
     result == 1
 }
 
-/// What the sending thread uses; the receiver's objects are the main thread's.
+/// The objects of the sending thread. The receiver's objects belong to the main thread.
 struct Sender<'a>(Side<'a>);
 
-// It is used by one thread at a time.
+// One thread uses it at a time.
 unsafe impl Send for Sender<'_> {}
 
-/// Receives complete in a queue and count in a counter, in turns read by the receiver; sends complete in a
-/// queue of the set that nobody needs.
+/// Receives complete in a queue and count in a counter, which the receiver reads in turn. Sends complete in
+/// another queue of the set, which the scene ignores.
 fn sleepers(lib: &Lib, in_calls: bool) {
     let kinds: &[fi_wait_obj] =
         if in_calls { &[FI_WAIT_UNSPEC, FI_WAIT_MUTEX_COND, FI_WAIT_YIELD] } else { &[FI_WAIT_FD] };
@@ -136,7 +136,8 @@ fn sleepers(lib: &Lib, in_calls: bool) {
                     let a = &sender.0;
                     let mut random = 1_u32;
                     for n in 0..ROUNDS {
-                        // While the receiver still spins, when it goes to sleep, and when it sleeps.
+                        // The message arrives while the receiver still spins, while it goes to sleep, or
+                        // while it sleeps.
                         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                         std::thread::sleep(Duration::from_micros((random >> 22).into()));
                         a.tsend(pattern(8), to_b, 1);
@@ -152,7 +153,7 @@ fn sleepers(lib: &Lib, in_calls: bool) {
                 for n in 1..=ROUNDS {
                     b.trecv(memory(8), 2);
                     let start = Instant::now();
-                    // In the odd rounds the counter tells.
+                    // Odd rounds read the counter.
                     let arrived = || if n % 2 == 0 { take(received) } else { counted.read() == n as u64 };
                     while !arrived() {
                         if in_calls {
@@ -164,7 +165,7 @@ fn sleepers(lib: &Lib, in_calls: bool) {
                     if n % 2 == 1 {
                         until(|| take(received).then_some(()));
                     }
-                    // What a lost wake-up in a call would cost.
+                    // A lost wake-up inside a call costs at least this time.
                     slow += usize::from(start.elapsed() >= Duration::from_millis(100));
                     taken.store(n, Ordering::Release);
                 }
@@ -189,7 +190,8 @@ fn read(eq: *mut fid_eq) -> isize {
     unsafe { (*(*eq).ops).read.unwrap()(eq, &mut 0, bytes.as_mut_ptr().cast(), 8, 0) }
 }
 
-/// Event queues, counters that the client raises, signals; nothing at all; members that come and go.
+/// Event queues, counters that the client raises, and signals; a wait without any event; members that join
+/// and leave.
 fn other_members(lib: &Lib) {
     let side = Side::new(lib);
     let set = WaitSet::new(&side, FI_WAIT_FD);
@@ -215,7 +217,7 @@ fn other_members(lib: &Lib) {
         thread.join().unwrap();
     };
     later(|eq| write(eq as *mut fid_eq), address);
-    assert_eq!(set.wait(PATIENCE), 0, "until it is read");
+    assert_eq!(set.wait(PATIENCE), 0, "the set stays ready until the event is read");
     assert_eq!(set.trywait(&side), -FI_EAGAIN);
     assert_eq!(read(eq), 4);
     in_vain();
@@ -225,7 +227,7 @@ fn other_members(lib: &Lib) {
     in_vain();
     later(|cntr| Cntr(cntr as *mut fid_cntr).add(3), cntr.0 as usize);
     in_vain();
-    // What came before the wait is not waited for.
+    // An event before the wait ends the wait at once.
     cntr.fail(1);
     assert_eq!(set.wait(PATIENCE), 0);
     in_vain();
@@ -238,9 +240,8 @@ fn other_members(lib: &Lib) {
     assert_eq!([close(set.0), close(eq), close(set.0)], [-FI_EBUSY, 0, 0]);
 }
 
-/// fi_trywait says once that a queue was signaled and that a counter has changed, whether it is asked for the
-/// object or for its set.
-fn told_once(lib: &Lib) {
+/// fi_trywait reports a signaled queue and a changed counter once, for the object or for its set.
+fn reported_once(lib: &Lib) {
     let side = Side::new(lib);
     let set = WaitSet::new(&side, FI_WAIT_FD);
     let trywait = |object: *mut fid| {
@@ -254,27 +255,27 @@ fn told_once(lib: &Lib) {
     let signal = |cq: *mut fid_cq| assert_eq!(unsafe { (*(*cq).ops).signal.unwrap()(cq) }, 0);
     let mut fd = -1;
     assert_eq!(control(alone, FI_GETWAIT, (&raw mut fd).cast()), 0);
-    let told = |object: *mut fid, fd: c_int| {
+    let reported_once_by = |object: *mut fid, fd: c_int| {
         assert_eq!(trywait(object), -FI_EAGAIN);
         assert_eq!(trywait(object), 0);
-        assert!(!epoll(fd, Duration::ZERO), "the next one is waited for");
+        assert!(!epoll(fd, Duration::ZERO), "the next event is waited for");
     };
     for _ in 0..2 {
         signal(alone);
-        told(alone.cast(), fd);
-        // While somebody may sleep already.
+        reported_once_by(alone.cast(), fd);
+        // A thread may sleep already when the signal arrives.
         signal(alone);
         assert!(epoll(fd, PATIENCE));
-        told(alone.cast(), fd);
+        reported_once_by(alone.cast(), fd);
         signal(cq);
         assert!(epoll(set.descriptor(), PATIENCE));
-        told(set.0.cast(), set.descriptor());
+        reported_once_by(set.0.cast(), set.descriptor());
         signal(cq);
-        told(cq.cast(), set.descriptor());
+        reported_once_by(cq.cast(), set.descriptor());
         cntr.add(1);
-        told(set.0.cast(), set.descriptor());
+        reported_once_by(set.0.cast(), set.descriptor());
         cntr.fail(1);
-        told(cntr.0.cast(), set.descriptor());
+        reported_once_by(cntr.0.cast(), set.descriptor());
         signal(cq);
         cntr.add(1);
         assert_eq!(set.wait(PATIENCE), 0);
@@ -283,8 +284,8 @@ fn told_once(lib: &Lib) {
     assert_eq!([close(alone), close(cq), close(cntr.0), close(set.0)], [0; 4]);
 }
 
-/// A counter that was set back has changed again when it reaches values that were told before.
-fn told_again(lib: &Lib) {
+/// A counter that was set back reports a change when it reaches a reported value again.
+fn reported_again(lib: &Lib) {
     let side = Side::new(lib);
     let set = WaitSet::new(&side, FI_WAIT_FD);
     let cntr = set.cntr(&side).unwrap();
@@ -310,7 +311,7 @@ fn told_again(lib: &Lib) {
         for _ in 0..2 {
             phase(cntr);
             assert_eq!(set.wait(PATIENCE), 0, "phase {at}");
-            assert_eq!(set.trywait(&side), 0, "it is told once");
+            assert_eq!(set.trywait(&side), 0, "the change is reported once");
             phase(cntr);
             assert_eq!(set.trywait(&side), -FI_EAGAIN, "phase {at}");
             assert_eq!(set.trywait(&side), 0);
@@ -319,8 +320,8 @@ fn told_again(lib: &Lib) {
     assert_eq!([close(cntr.0), close(set.0)], [0; 2]);
 }
 
-/// Who sleeps after fi_trywait hears that a counter was set to a lower value, or that so much was added that
-/// it has one.
+/// A counter is set to a lower value, or an addition wraps around to one. This wakes a client that sleeps
+/// after fi_trywait.
 fn set_back_under_a_sleeper(lib: &Lib) {
     let side = Side::new(lib);
     let set = WaitSet::new(&side, FI_WAIT_FD);
@@ -336,7 +337,7 @@ fn set_back_under_a_sleeper(lib: &Lib) {
     assert_eq!([close(cntr.0), close(set.0)], [0; 2]);
 }
 
-/// Members are closed, and others opened, while a thread waits that never sleeps.
+/// Members are closed and opened while a busy thread waits for the set.
 fn closed_meanwhile(lib: &Lib) {
     let side = Side::new(lib);
     let set = WaitSet::new(&side, FI_WAIT_YIELD);
@@ -349,7 +350,7 @@ fn closed_meanwhile(lib: &Lib) {
         std::thread::sleep(Duration::from_millis(20));
         let start = Instant::now();
         assert_eq!(close(first), 0);
-        assert!(start.elapsed() < Duration::from_secs(1), "it was held");
+        assert!(start.elapsed() < Duration::from_secs(1), "the close waited for the waiting thread");
         let late = set.cq(&side).unwrap();
         assert_eq!(unsafe { (*(*late).ops).signal.unwrap()(late) }, 0);
         assert_eq!(waiter.join().unwrap(), 0);
@@ -358,7 +359,7 @@ fn closed_meanwhile(lib: &Lib) {
     assert_eq!(close(set.0), 0);
 }
 
-/// Wrong arguments, and what the objects say of themselves.
+/// Wrong arguments, and the answers of objects about themselves.
 fn wait_set_misuse(lib: &Lib) {
     let (side, other) = (Side::new(lib), Side::new(lib));
     let fabric = side.opened.fabric;
@@ -396,7 +397,7 @@ fn wait_set_misuse(lib: &Lib) {
         assert_eq!(set.trywait(&side), if kind == FI_WAIT_YIELD { -FI_EINVAL } else { 0 });
         let cq = set.cq(&side).unwrap();
         assert_eq!(object(cq.cast()), FI_WAIT_SET);
-        assert_eq!(control(cq, FI_GETWAIT, (&raw mut found).cast()), -FI_ENODATA, "the object is the set's");
+        assert_eq!(control(cq, FI_GETWAIT, (&raw mut found).cast()), -FI_ENODATA, "the descriptor belongs to the set");
         assert_eq!([close(set.0), close(cq), close(set.0)], [-FI_EBUSY, 0, 0]);
     }
     assert_eq!(close(elsewhere.0), 0);
