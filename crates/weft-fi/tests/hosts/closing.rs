@@ -1,8 +1,8 @@
-//! Endpoints that are closed with operations under way: fi_close(3) returns 0 in bounded time, gives all buffers back,
-//! and peers that were in the middle of something with the endpoint are told so.
+//! Endpoints that are closed with pending operations. fi_close(3) returns 0 in bounded time and returns all
+//! buffers to the client. Peers with pending operations at the endpoint get errors.
 //!
-//! One thread drives both sides here, mostly, so while one side closes the other makes no progress: the close runs into
-//! FI_WEFT_CLOSE_TIMEOUT_MS, which these tests set to a fraction of a second.
+//! In most scenes one thread drives both sides, so the other side makes no progress during the close. The
+//! close then runs into FI_WEFT_CLOSE_TIMEOUT_MS, which these tests set to a fraction of a second.
 
 use std::time::{Duration, Instant};
 
@@ -15,12 +15,12 @@ use crate::side::{
     works,
 };
 
-/// The close timeout of these tests for each of the two steps of a close, and much room.
+/// The time limit of a close: the tests' close timeout for each of its two steps, with a wide margin.
 const CLOSE_LIMIT: Duration = Duration::from_secs(3);
-/// How a transfer fails whose other end was closed: a stream that is cut in the middle of a message has no goodbye.
+/// The errors of a transfer whose other end was closed. A stream that ends inside a message has no goodbye.
 const CUT_OFF: [i32; 2] = [FI_ESHUTDOWN, FI_ECONNRESET];
 
-/// Closes, which must succeed in time.
+/// Closes the endpoint, which must succeed in time.
 #[track_caller]
 fn close_in_time(side: &mut Side<'_>) {
     let begin = Instant::now();
@@ -28,7 +28,7 @@ fn close_in_time(side: &mut Side<'_>) {
     assert!(begin.elapsed() < CLOSE_LIMIT, "fi_close took {:?}", begin.elapsed());
 }
 
-/// Drives both until the first byte is there, which must not be all.
+/// Drives both sides until the first byte has arrived. The rest must still be missing.
 #[track_caller]
 fn half_way(target: Watched, sides: [&Side<'_>; 2]) {
     until(|| {
@@ -38,8 +38,8 @@ fn half_way(target: Watched, sides: [&Side<'_>; 2]) {
     target.assert_incomplete();
 }
 
-/// How an operation ended whose other end was closed in the middle: with an error, or well, if the closing side could
-/// finish it by itself and did (it fetches and stores in the peer's memory where the system lets it).
+/// Checks the end of an operation whose other end was closed meanwhile. It fails, or it succeeds if the
+/// closing side could finish it alone by reading or writing the peer's memory.
 #[track_caller]
 fn ended(outcome: Outcome, finished: bool) {
     match outcome {
@@ -48,7 +48,7 @@ fn ended(outcome: Outcome, finished: bool) {
     }
 }
 
-/// All of them.
+/// All scenes.
 pub(crate) fn all(lib: &Lib) {
     scenes(
         lib,
@@ -57,16 +57,16 @@ pub(crate) fn all(lib: &Lib) {
             ("sender_of_a_transfer", sender_of_a_transfer),
             ("receiver_of_a_transfer", receiver_of_a_transfer),
             ("ends_of_rma", ends_of_rma),
-            ("last_words", last_words),
+            ("arrived_messages", arrived_messages),
             ("awaited", awaited),
             ("awaited_at_a_socket", awaited_at_a_socket),
-            ("with_nobody", with_nobody),
+            ("absent_peer", absent_peer),
             ("regions_meanwhile", regions_meanwhile),
         ],
     );
 }
 
-/// Everything that can be under way, at an endpoint whose peer does nothing.
+/// All kinds of pending operations, at an endpoint whose peer makes no progress.
 fn with_work(lib: &Lib) {
     let (mut a, b, to_b, to_a) = pair(lib);
     works(&a, &b, to_b);
@@ -82,27 +82,27 @@ fn with_work(lib: &Lib) {
         a.start("fi_trecv", &Args::new(memory(64), 0), &[]);
     }
     a.start("fi_recvmsg", &Args { flags: FI_MULTI_RECV, ..Args::new(memory(4096), 0) }, &[]);
-    assert!(a.poll().is_none(), "it is all under way");
+    assert!(a.poll().is_none(), "all operations are pending");
     close_in_time(&mut a);
-    // The buffers are ours again: nobody reads what we put there now, and nobody writes there.
+    // The buffers are the client's again: the provider neither reads nor writes them any more.
     watched.iter().for_each(|buffer| buffer.bytes().fill(0));
-    // Its completions were discarded.
+    // The completions of the endpoint were discarded.
     assert!(a.poll().is_none());
-    // What it had announced goes with it, which the receive is told that would have had it.
+    // The announced message is gone with the endpoint. The receive that matches it fails.
     b.nothing(&[]);
     let late = memory(long_bytes());
     b.trecv(late, 7);
     let failed = b.next(&[]).failed();
     assert!(CUT_OFF.contains(&failed.err) && failed.op_context as usize == 7, "error {}", failed.err);
     assert!(is_all(late, 0));
-    // There is nothing more.
+    // No other message is left.
     b.trecv(late, 8);
     b.nothing(&[]);
     assert_eq!(b.cancel(8), 0);
     assert_eq!(b.next(&[]).failed().err, FI_ECANCELED);
     assert!(watched.iter().all(|buffer| is_all(buffer.bytes(), 0)), "used after the close");
     assert_eq!(close(mr), 0);
-    // Sending to what is closed fails, in bounded time and as often as it is tried.
+    // Each send to a closed endpoint fails in bounded time.
     for context in [1, 2] {
         b.start("fi_tsend", &Args { context, ..Args::new(pattern(8), to_a) }, &[]);
         let failed = b.next(&[]).failed();
@@ -113,8 +113,8 @@ fn with_work(lib: &Lib) {
     works(&b, &c, to_c);
 }
 
-/// The peer of a receive that names it as its only source closes its endpoint: the receive ends, and one from
-/// anybody stays.
+/// A peer closes its endpoint. A receive that names it as its only source ends. A receive from any source
+/// stays.
 fn awaited(lib: &Lib) {
     let (a, mut b, to_b, _) = pair(lib);
     works(&a, &b, to_b);
@@ -129,8 +129,8 @@ fn awaited(lib: &Lib) {
     assert_eq!(a.next(&[]).failed().err, FI_ECANCELED);
 }
 
-/// The same where both know each other by host and port only, and the peer has called. Its call is taken for
-/// one from there since a call to there reaches it.
+/// The peers know each other by host and port only, and the peer has connected. The receive ends, because an
+/// own connection to that address has reached the same peer.
 fn awaited_at_a_socket(lib: &Lib) {
     let side = || Side::with(lib, 0, |hints| hints.get().addr_format = FI_SOCKADDR_IN);
     let (a, mut b) = (side(), side());
@@ -148,8 +148,8 @@ fn awaited_at_a_socket(lib: &Lib) {
     assert_eq!((failed.err, failed.op_context as usize), (FI_ESHUTDOWN, 3));
 }
 
-/// While one thread closes an endpoint, which takes its time, another one closes a region, and the counter of
-/// that: peers do not reach it afterwards, although they are served until the end.
+/// One thread closes an endpoint, which takes time. Another thread closes a region and its counter. Peers
+/// cannot access the region afterwards, although the endpoint serves them until its end.
 fn regions_meanwhile(lib: &Lib) {
     const KEY: u64 = 1;
     for _ in 0..3 {
@@ -162,7 +162,7 @@ fn regions_meanwhile(lib: &Lib) {
         let write = Args { key: KEY, ..Args::new(pattern(8), to_b) };
         a.start("fi_write", &write, &[&b]);
         a.next(&[&b]).done();
-        // Nobody takes it.
+        // The peer does not receive the message.
         b.start("fi_tsend", &Args::new(pattern(long_bytes()), to_a), &[]);
         let ep = std::mem::replace(&mut b.ep, std::ptr::null_mut()) as usize;
         let closing = std::thread::spawn(move || close(ep as *mut fid_ep));
@@ -172,7 +172,7 @@ fn regions_meanwhile(lib: &Lib) {
         a.start("fi_write", &write, &[]);
         let outcome = a.next(&[]);
         assert_eq!(closing.join().unwrap(), 0);
-        assert!(is_all(target, 0), "memory of a region that is closed");
+        assert!(is_all(target, 0), "the memory of a closed region was written");
         outcome.failed();
     }
 }
@@ -203,7 +203,7 @@ fn receiver_of_a_transfer(lib: &Lib) {
     let taken = Watched::new(target);
     b.trecv(target, 0xb);
     a.tsend(source, to_b, 0xa);
-    // One more that nobody has asked for.
+    // One more message, for which there is no receive.
     a.tsend(pattern(long_bytes()), to_b, 0xaa);
     half_way(taken, [&a, &b]);
     close_in_time(&mut b);
@@ -221,8 +221,8 @@ fn receiver_of_a_transfer(lib: &Lib) {
     works(&a, &c, to_c);
 }
 
-/// The target of RMA closes its endpoint in the middle, or the initiator does. Both sides may copy to or from a region
-/// of one piece; with more pieces the target copies alone.
+/// The target of RMA closes its endpoint in the middle, or the initiator does. Both sides may copy if the
+/// region has one piece. Otherwise the target copies alone.
 fn ends_of_rma(lib: &Lib) {
     for (name, write) in [("fi_write", true), ("fi_read", false)] {
         for pieces in [1, 3] {
@@ -268,8 +268,9 @@ fn end_of_rma(lib: &Lib, name: &str, write: bool, pieces: usize, target_closes: 
     }
 }
 
-/// What had arrived whole stays receivable; completions that nobody reads go with their queue.
-fn last_words(lib: &Lib) {
+/// Messages that have arrived completely can still be received. Unread completions are discarded with their
+/// queue.
+fn arrived_messages(lib: &Lib) {
     const WORDS: usize = 20;
     let (mut a, b, to_b, _) = pair(lib);
     works(&a, &b, to_b);
@@ -290,17 +291,17 @@ fn last_words(lib: &Lib) {
     assert_eq!(b.cancel(0), err(FI_ENOENT));
 }
 
-/// A peer that never was: closing does not wait for it longer than for any other.
-fn with_nobody(lib: &Lib) {
+/// Closing does not wait longer for a peer that never existed than for any other peer.
+fn absent_peer(lib: &Lib) {
     let mut a = Side::with(lib, 0, |hints| hints.get().addr_format = FI_SOCKADDR_IN);
-    // Nobody listens there: privileged, and reserved.
-    let nobody = a.insert(&[2, 0, 0, 1, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
-    a.tsend(pattern(8), nobody, 1);
-    a.tsend(pattern(long_bytes()), nobody, 2);
+    // No process listens on this reserved, privileged port.
+    let absent = a.insert(&[2, 0, 0, 1, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+    a.tsend(pattern(8), absent, 1);
+    a.tsend(pattern(long_bytes()), absent, 2);
     close_in_time(&mut a);
     let mut a = Side::with(lib, 0, |hints| hints.get().addr_format = FI_SOCKADDR_IN);
-    let nobody = a.insert(&[2, 0, 0, 1, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
-    a.tsend(pattern(8), nobody, 1);
+    let absent = a.insert(&[2, 0, 0, 1, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+    a.tsend(pattern(8), absent, 1);
     assert_eq!(a.next(&[]).failed().err, FI_ECONNREFUSED);
     close_in_time(&mut a);
 }

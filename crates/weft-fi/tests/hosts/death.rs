@@ -1,9 +1,9 @@
-//! Peers that vanish: a process that is killed in the middle of something.
+//! Peers that vanish: a process is killed during an operation.
 //!
-//! The peer is this program once more ([`peer`]), told by environment variables what to do and whom to. It is stopped
-//! (SIGSTOP) where an operation must stay under way, and then killed (SIGKILL). What the survivor had started with it
-//! ends with an error within [`NOTICE`], everything else goes on, and at the end nothing is left of the dead: the
-//! caller of every group compares descriptors and mappings.
+//! The peer is another process of this program ([`peer`]). Environment variables give it its role and the
+//! survivor's address. SIGSTOP stops it where an operation must stay pending, and SIGKILL kills it. The
+//! survivor's operations with it fail within [`NOTICE`], and all others go on. At the end no resource of the
+//! dead peer is left: the caller of every group compares descriptors and mappings.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -19,18 +19,18 @@ use crate::side::{
     Args, Outcome, PATIENCE, Side, Watched, by_itself, err, fabric_err, memory, pattern, scenes, until, works,
 };
 
-/// So long that it is never all on its way at once.
+/// A length at which no path holds the whole message.
 const BYTES: usize = 16 << 20;
-/// Within what an operation must end whose peer has died.
+/// The time within which operations with a dead peer must end.
 const NOTICE: Duration = Duration::from_secs(1);
 /// The key of the peer's region.
 const KEY: u64 = 5;
-/// The tag of the greeting, which tells that both are connected.
+/// The tag of the greeting, which shows that both sides are connected.
 const GREETING: u64 = 0x6e;
-/// How long a peer lives that nobody kills.
+/// The lifetime of a peer that is not killed.
 const PEER_LIFE: Duration = Duration::from_secs(30);
 
-/// What the peer does.
+/// The behavior of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     /// Sends two long messages.
@@ -39,7 +39,7 @@ enum Role {
     Receiver,
     /// Offers a region and makes progress.
     Target,
-    /// Has a child, which outlives it.
+    /// Forks a child, which outlives the peer.
     Parent,
 }
 
@@ -47,20 +47,20 @@ impl Role {
     const ALL: [Self; 4] = [Self::Sender, Self::Receiver, Self::Target, Self::Parent];
 }
 
-/// A peer process. Killed when dropped.
+/// A peer process, which is killed when this is dropped.
 struct Peer {
     process: Child,
     lines: Receiver<String>,
-    /// Its child lives as long as this does.
+    /// The peer's child exits when this is closed.
     leash: Option<ChildStdin>,
     reader: Option<JoinHandle<()>>,
     name: Vec<u8>,
-    /// Its number in the survivor's address vector.
+    /// The peer's address in the survivor's address vector.
     number: u64,
 }
 
 impl Peer {
-    /// Starts one; returns once both are connected.
+    /// Starts a peer. Returns once both sides are connected.
     fn start(role: Role, survivor: &Side<'_>) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"]);
@@ -83,7 +83,8 @@ impl Peer {
         peer
     }
 
-    /// The rest of the next line that begins so; the survivor makes progress meanwhile.
+    /// Waits for the next line with this prefix, while the survivor makes progress, and returns the rest of
+    /// the line.
     fn line(&self, start: &str, survivor: &Side<'_>) -> String {
         until(|| {
             survivor.progress();
@@ -97,18 +98,18 @@ impl Peer {
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     }
 
-    /// From now on it does nothing at all. May be called again.
+    /// Stops the peer. May be called again.
     fn freeze(&self) {
         self.signal(libc::SIGSTOP);
         let pid = i32::try_from(self.process.id()).unwrap();
-        // It takes a moment to stop: `T` is the state of a stopped process.
+        // A stopped process has the state `T` after a moment.
         until(|| {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
             stat.rsplit(") ").next().unwrap().starts_with('T').then_some(())
         });
     }
 
-    /// Kills it, and returns when.
+    /// Kills the peer and returns the time.
     fn kill(&mut self) -> Instant {
         let now = Instant::now();
         self.process.kill().unwrap();
@@ -122,7 +123,7 @@ impl Drop for Peer {
         let _ = self.process.kill();
         let _ = self.process.wait();
         drop(self.leash.take());
-        // It holds a descriptor.
+        // The reader thread holds a descriptor.
         self.reader.take().into_iter().for_each(|reader| drop(reader.join()));
     }
 }
@@ -135,9 +136,9 @@ fn from_hex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }
 
-/// What the peer process runs. It ends by being killed; left alone, it ends after a while.
+/// The function of the peer process. The process is killed, or ends by itself after a while.
 pub(crate) fn peer(lib: &Lib) {
-    // Not longer than the survivor either.
+    // The peer does not outlive the survivor either.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     let role = std::env::var("WEFT_TEST_ROLE").unwrap();
     let role = Role::ALL.into_iter().find(|known| format!("{known:?}") == role).unwrap();
@@ -172,7 +173,7 @@ pub(crate) fn peer(lib: &Lib) {
     }
 }
 
-/// It does nothing until the survivor lets go of the peer.
+/// Forks a child that does nothing until the survivor closes the peer's input.
 fn leave_a_child() {
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
@@ -183,7 +184,8 @@ fn leave_a_child() {
     }
 }
 
-/// Collects so many failures of the survivor's operations, which must come in time. By context.
+/// Waits for `count` failures of the survivor's operations, which must come in time. Returns errors by
+/// context.
 #[track_caller]
 fn failures(side: &Side<'_>, count: usize, killed: Instant) -> BTreeMap<usize, i32> {
     let mut failures = BTreeMap::new();
@@ -196,7 +198,8 @@ fn failures(side: &Side<'_>, count: usize, killed: Instant) -> BTreeMap<usize, i
     failures
 }
 
-/// The survivor is as good as new: what it starts with the dead fails, what it starts with others does not.
+/// Asserts that the survivor still works: new operations with the dead peer fail, and those with others
+/// succeed.
 #[track_caller]
 fn goes_on(lib: &Lib, side: &Side<'_>, dead: u64) {
     let mut contexts = 0x500..;
@@ -223,11 +226,12 @@ pub(crate) fn all(lib: &Lib) {
     );
 }
 
-/// It was sending: what has arrived is not a message, and what was only announced is gone.
+/// The sender dies. A partial message is not delivered, and an announced message is gone.
 fn sender(lib: &Lib) {
     let side = Side::new(lib);
     let mut peer = Peer::start(Role::Sender, &side);
-    // Where we may read its memory it need not, and would otherwise help, so that all might be there at once.
+    // If this side can read the peer's memory, it does not need the peer. With its help the whole message
+    // might arrive at once.
     peer.freeze();
     let watched = begin(&side, &peer);
     peer.freeze();
@@ -238,7 +242,7 @@ fn sender(lib: &Lib) {
     goes_on(lib, &side, peer.number);
 }
 
-/// The receive of what the dead had announced is told so, and then there is nothing more.
+/// The receive that matches the announced message fails. Afterwards no message is left.
 fn announced_is_gone(side: &Side<'_>) {
     side.trecv(memory(BYTES), 0x32);
     assert_eq!(failures(side, 1, Instant::now()), [(0x32, FI_ECONNRESET)].into());
@@ -248,7 +252,7 @@ fn announced_is_gone(side: &Side<'_>) {
     assert_eq!(side.next(&[]).failed().err, FI_ECANCELED);
 }
 
-/// Receives until the first byte is there. A stopped peer is woken up if nothing comes without it.
+/// Receives until the first byte has arrived. A stopped peer continues if no byte arrives without it.
 fn begin(side: &Side<'_>, peer: &Peer) -> Watched {
     let target = memory(BYTES);
     let watched = Watched::new(target);
@@ -264,7 +268,8 @@ fn begin(side: &Side<'_>, peer: &Peer) -> Watched {
     watched
 }
 
-/// It was copying part of its message itself, where it can: then the message is whole, or it is none.
+/// The sender dies while it copies a part of its message. Either the whole message is delivered, or none of
+/// it.
 fn helper(lib: &Lib) {
     if !by_itself() {
         return;
@@ -274,7 +279,7 @@ fn helper(lib: &Lib) {
     let watched = begin(&side, &peer);
     let killed = peer.kill();
     match side.next(&[]) {
-        Outcome::Done(_) => assert!(*watched.bytes() == *pattern(BYTES), "reported whole, and is not"),
+        Outcome::Done(_) => assert!(*watched.bytes() == *pattern(BYTES), "a partial message was reported as complete"),
         Outcome::Failed(entry) => assert_eq!(entry.err, FI_ECONNRESET),
     }
     assert!(killed.elapsed() < NOTICE);
@@ -282,7 +287,7 @@ fn helper(lib: &Lib) {
     goes_on(lib, &side, peer.number);
 }
 
-/// It was receiving, and had the beginning; more was waiting.
+/// The receiver dies after the beginning of a message, while more messages wait.
 fn receiver(lib: &Lib) {
     let side = Side::new(lib);
     let mut peer = Peer::start(Role::Receiver, &side);
@@ -295,7 +300,8 @@ fn receiver(lib: &Lib) {
     goes_on(lib, &side, peer.number);
 }
 
-/// It took part in whatever five endpoints of the survivor had under way with it, and a sixth had called it in vain.
+/// The target dies. Five connected endpoints of the survivor have operations pending with it, and a sixth
+/// endpoint has tried to connect.
 fn target(lib: &Lib) {
     let [rma, mut closing, flood, blocked] = [(); 4].map(|()| Side::new(lib));
     let progressed = Side::with(lib, 0, |hints| hints.domain().data_progress = FI_PROGRESS_AUTO);
@@ -323,7 +329,7 @@ fn target(lib: &Lib) {
     close_with_frozen_peer(&mut closing, dead[1]);
 
     let killer = std::thread::spawn(move || {
-        // The reader is asleep by then.
+        // The reader sleeps by then.
         std::thread::sleep(Duration::from_millis(50));
         peer.kill()
     });
@@ -345,7 +351,7 @@ fn target(lib: &Lib) {
     assert_eq!(close(cntr), 0);
 }
 
-/// It has forked. Of its sockets the child has none.
+/// The peer forks. The child has none of its sockets.
 fn parent(lib: &Lib) {
     let side = Side::new(lib);
     let mut peer = Peer::start(Role::Parent, &side);
@@ -354,7 +360,7 @@ fn parent(lib: &Lib) {
     assert_eq!(failures(&side, 1, killed), [(0x91, FI_ECONNRESET)].into());
 }
 
-/// Connects by a write, which shows that accesses work while the peer lives. Returns its number.
+/// Connects by a write, which shows that accesses work while the peer is alive. Returns the peer's address.
 fn connect(side: &Side<'_>, peer: &Peer) -> u64 {
     let number = side.insert(&peer.name);
     side.start("fi_write", &Args { key: KEY, context: 1, ..Args::new(pattern(8), number) }, &[]);
@@ -367,7 +373,7 @@ fn counted(cntr: *mut fid_cntr) -> (u64, u64) {
     unsafe { (ops.read.unwrap()(cntr), ops.readerr.unwrap()(cntr)) }
 }
 
-/// Reads and writes, long and short, with contexts from 0x50 on. Returns how many.
+/// Starts long and short reads and writes, with contexts from 0x50 on. Returns their number.
 fn start_accesses(side: &Side<'_>, dead: u64) -> usize {
     let all = [("fi_write", 8), ("fi_write", BYTES), ("fi_read", 8), ("fi_read", BYTES), ("fi_writemsg", 100_000)];
     for (at, (name, len)) in all.into_iter().enumerate() {
@@ -376,7 +382,8 @@ fn start_accesses(side: &Side<'_>, dead: u64) -> usize {
     all.len()
 }
 
-/// Short messages: some are on their way, some wait for room, every other one for an acknowledgement. Returns how many.
+/// Starts many short messages. Some are on their way, some wait for room, and every second one waits for an
+/// acknowledgement. Returns their number.
 fn start_flood(side: &Side<'_>, dead: u64) -> usize {
     let buf = pattern(4000);
     for context in 0..2000 {
@@ -392,7 +399,7 @@ fn start_flood(side: &Side<'_>, dead: u64) -> usize {
     2000
 }
 
-/// Each has ended once; none was delivered to a process that did nothing.
+/// Checks that each message has ended once, and that none was delivered to a stopped process.
 fn end_flood(side: &Side<'_>, accepted: usize, killed: Instant) {
     let mut failed: BTreeMap<usize, bool> = BTreeMap::new();
     while failed.len() < accepted {
@@ -409,7 +416,7 @@ fn end_flood(side: &Side<'_>, accepted: usize, killed: Instant) {
     assert!(failed.values().filter(|failed| **failed).count() >= accepted / 2);
 }
 
-/// Sleeps until the receive that named the dead as its only source has failed; the other one goes on. Returns when.
+/// Sleeps until the receive from the dead peer has failed. The other receive stays. Returns the time.
 #[track_caller]
 fn blocked_read(side: &Side<'_>) -> Instant {
     let mut entry: fi_cq_tagged_entry = unsafe { std::mem::zeroed() };
@@ -426,7 +433,7 @@ fn blocked_read(side: &Side<'_>) -> Instant {
     woken
 }
 
-/// The peer lives, but takes nothing: closing waits for it no longer than it may.
+/// The peer is alive but makes no progress. The close waits for it in bounded time.
 fn close_with_frozen_peer(side: &mut Side<'_>, frozen: u64) {
     for name in ["fi_tsend", "fi_write", "fi_read"] {
         side.start(name, &Args { key: KEY, ..Args::new(memory(BYTES), frozen) }, &[]);
@@ -435,6 +442,6 @@ fn close_with_frozen_peer(side: &mut Side<'_>, frozen: u64) {
     side.nothing(&[]);
     let begin = Instant::now();
     side.close_ep();
-    // Twice the timeout that these tests set, and room.
+    // Twice the tests' close timeout, with a wide margin.
     assert!(begin.elapsed() < Duration::from_secs(2), "fi_close took {:?}", begin.elapsed());
 }
