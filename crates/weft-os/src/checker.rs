@@ -1,21 +1,22 @@
-//! Tools that follow what a process does to its memory, and so miss what other processes do to it.
+//! Detection of tools that follow a process's memory accesses and miss those of other processes.
 //!
-//! Place in the data flow: asked by weft-nic's `Config` and `Devices` when an endpoint's devices are
-//! made. A peer that writes into our memory by process_vm_writev(2) leaves memcheck and the memory sanitizer
-//! in the belief that the bytes are uninitialised, and a replay by rr without them. Below these tools no peer
-//! may reach our memory: long messages go through the rings, from which this process copies them. rr does not
-//! record either what a process that it does not trace writes into shared memory: there TCP serves the host.
+//! Place in the data flow: weft-nic's `Config` and `Devices` ask for the tool when an endpoint's devices are
+//! created. memcheck and the memory sanitizer do not see a peer that writes into our memory by
+//! process_vm_writev(2), and report the bytes as uninitialised. A replay by rr lacks these bytes. Under such
+//! a tool no peer may reach our memory: long messages go through the rings, from which this process copies
+//! them. rr also does not record writes into shared memory by processes that it does not trace, so TCP serves
+//! the host under rr.
 //!
-//! The address sanitizer needs nothing: it does not ask whether memory is initialised.
+//! The address sanitizer needs no such measure: it does not check whether memory is initialised.
 //!
 //! Sources: valgrind(1) and its LD_PRELOAD; rr's `RUNNING_UNDER_RR`; sanitizer/msan_interface.h.
 
 use std::ffi::OsStr;
 
-/// The tool below which this process runs.
+/// The tool under which this process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checker {
-    /// Valgrind's memcheck. Its other tools do not ask whether memory is initialised.
+    /// Valgrind's memcheck. Valgrind's other tools do not check whether memory is initialised.
     Memcheck,
     /// The memory sanitizer of clang and rustc.
     MemorySanitizer,
@@ -24,10 +25,10 @@ pub enum Checker {
 }
 
 impl Checker {
-    /// That of this process, if there is one.
+    /// The tool of this process, if any.
     #[must_use]
     pub fn found() -> Option<Self> {
-        // SAFETY: a C string; no symbol is called.
+        // SAFETY: the name is a C string; the symbol is looked up and not called.
         let sanitizer = !unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__msan_init".as_ptr()) }.is_null();
         Self::of(std::env::var_os("LD_PRELOAD").as_deref(), sanitizer, std::env::var_os("RUNNING_UNDER_RR").as_deref())
     }
@@ -43,7 +44,7 @@ impl Checker {
         }
     }
 
-    /// Whether it sees what peers write into memory that they share with us.
+    /// Whether the tool sees the writes of peers into shared memory.
     #[must_use]
     pub fn sees_shared_memory(self) -> bool {
         self != Self::Rr
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tools_are_told_by_what_they_leave_in_a_process() {
+    fn tools_are_detected() {
         let of =
             |preloaded: &str, sanitizer, rr: &str| Checker::of(Some(preloaded.as_ref()), sanitizer, Some(rr.as_ref()));
         let memcheck = "/usr/libexec/valgrind/vgpreload_core-amd64-linux.so:/usr/libexec/valgrind/vgpreload_memcheck-amd64-linux.so";

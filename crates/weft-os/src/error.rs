@@ -14,19 +14,19 @@ pub struct SystemError {
 }
 
 impl SystemError {
-    /// For `map_err` after the system call `what`.
+    /// Makes the function for `map_err` after the system call `what`.
     pub fn of<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self { what, source: source.into() }
     }
 
-    /// The system's error number; EIO where the system gave none.
+    /// The system's error number; EIO if the system gave none.
     #[must_use]
     pub fn raw_os_error(&self) -> i32 {
         self.source.raw_os_error().unwrap_or(libc::EIO)
     }
 }
 
-/// What to do about an answer of the system, to follow the words that name it.
+/// The remedy for a system error, to be appended to a text that names the error.
 #[must_use]
 pub fn remedy(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
@@ -38,7 +38,7 @@ pub fn remedy(source: &io::Error) -> &'static str {
             "; the kernel lacks that kind of network: choose an interface with the other version of IP (FI_WEFT_IFACE)"
         }
         Some(libc::EACCES | libc::EPERM) => "; a sandbox or security policy forbids the call: allow it",
-        // Of pthread_create(3), in the place of ENOMEM as well.
+        // pthread_create(3) returns it also if memory is exhausted.
         Some(libc::EAGAIN) => {
             "; a limit of threads or memory is reached: raise `ulimit -u`, pids.max of the control group, or the memory of the process"
         }
@@ -50,6 +50,6 @@ pub fn remedy(source: &io::Error) -> &'static str {
         }
         Some(libc::EFBIG) => "; a file of that length is not allowed: raise `ulimit -f`",
         Some(libc::ENOSYS) => "; the kernel or a sandbox lacks the call: use a newer kernel, or allow the call",
-        _ => "; see what `weft doctor` says of this host, and report it if that is nothing",
+        _ => "; run `weft doctor` to check this host, and report the error if it finds nothing",
     }
 }

@@ -1,19 +1,21 @@
-//! Descriptors of which a forked child has no copy.
+//! Descriptors that forked children do not inherit.
 //!
-//! Place in the data flow: the devices' sockets are such ([`Unshared`]), and what is watched of an endpoint's
-//! devices. The system ends a connection or a listener, gives a name back, and forgets what epoll(7) watches,
-//! when the last copy of the descriptor is closed in whatever process: with one in a child nobody would hear
-//! of the end of the process that has made it, and who watches an endpoint would hear of it for ever.
+//! Place in the data flow: the sockets of the devices are [`Unshared`]. The kernel ends a connection or a
+//! listener, releases a name, and removes an epoll(7) entry only when the last copy of the descriptor is
+//! closed, in any process. If a child kept a copy, peers would not detect the end of the parent, and epoll
+//! entries would stay indefinitely.
 //!
-//! In the child a socket that leads nowhere takes the place of each, so that what the child closes of all
-//! that it has inherited is its own. The parent does not wait for that, and goes on while there still are
-//! copies: what has to end at once is shut down before it is closed.
+//! In the child, an unconnected socket replaces each of these descriptors. The child can then close every
+//! descriptor that it inherited without effect on the parent. The parent does not wait for the replacement
+//! and continues while copies still exist. Connections that must end at once are therefore shut down before
+//! they are closed.
 //!
-//! Invariants: nobody forks between the making of a descriptor and its being on the list, nor between its
-//! leaving the list and its end, for the list is locked meanwhile, and while somebody forks; the thread that
-//! does may come to it nevertheless, in a handler of its client's that runs between ours. Nothing is done
-//! under the lock that waits for others. What bypasses fork(3) and its handlers (vfork(2), posix_spawn(3))
-//! runs another program next, for which all are closed (FD_CLOEXEC); till then it has copies, too.
+//! Invariants: the list is locked during a fork. It is also locked from the creation of a descriptor to its
+//! entry in the list, and from its removal to its close. No other thread can therefore fork in between. The
+//! forking thread itself may use the list in an atfork handler of the client that runs between our handlers.
+//! No operation under the lock waits for another thread. Callers that bypass fork(3) and its handlers
+//! (vfork(2), posix_spawn(3)) execute another program next, which closes all descriptors (FD_CLOEXEC). Copies
+//! exist until then.
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
@@ -23,28 +25,28 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use rustix::io::Errno;
 
-/// Which numbers are those of [`Unshared`] descriptors.
+/// The descriptor numbers that belong to [`Unshared`] descriptors.
 static LIST: Mutex<Vec<bool>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// This thread is at the list: a handler of a signal that forks meanwhile does so without it.
+    /// This thread uses the list. A signal handler that forks meanwhile does not take the lock.
     static BUSY: Cell<bool> = const { Cell::new(false) };
-    /// Forks that this thread has begun and not ended. There are several where a handler of a signal has come
-    /// between our handlers of one.
+    /// Forks that this thread has begun and not finished. The count exceeds 1 if a signal handler forks
+    /// between our handlers of another fork.
     static FORKS: Cell<u32> = const { Cell::new(0) };
-    /// Of the thread that forks, and of its copy.
+    /// The guard of the forking thread; the child has its copy.
     static HELD: Cell<Option<Held>> = const { Cell::new(None) };
 }
 
 /// The list, locked for a fork.
 struct Held {
     list: ManuallyDrop<MutexGuard<'static, Vec<bool>>>,
-    /// Whose descriptors are on it.
+    /// The process whose descriptors are in the list.
     owner: u32,
 }
 
 impl Held {
-    /// In the child: puts something else in the place of its copies, if that was not done yet.
+    /// In the child: replaces the inherited copies, unless that is already done.
     fn let_go_of_copies(&mut self) {
         let me = std::process::id();
         if std::mem::replace(&mut self.owner, me) == me {
@@ -63,18 +65,18 @@ fn lock() -> MutexGuard<'static, Vec<bool>> {
     LIST.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has the system tell us of forks from now on. To be called as soon as the library is there: otherwise the
-/// first endpoint does, and a child that another thread forks at that moment never gets further than there.
+/// Registers the fork handlers. Call this when the library is loaded. Otherwise the first endpoint registers
+/// them, and a child forked by another thread at that moment blocks on the first use of the list.
 pub fn watch_forks() {
     static TOLD: Once = Once::new();
     TOLD.call_once(|| {
-        // SAFETY: functions without arguments, which the system forgets when the library is unloaded. It
-        // fails only where memory is short, and then children have copies.
+        // SAFETY: the functions take no arguments, and the C library removes them when this library is
+        // unloaded. The call fails only if memory is exhausted; children then keep copies.
         unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_child)) };
     });
 }
 
-/// Does something while nobody else forks.
+/// Calls `work` with the list while no other thread can fork.
 fn at_list<T>(work: impl FnOnce(&mut Vec<bool>) -> T) -> T {
     watch_forks();
     BUSY.set(true);
@@ -92,15 +94,15 @@ fn at_list<T>(work: impl FnOnce(&mut Vec<bool>) -> T) -> T {
     done
 }
 
-/// A descriptor of this process only.
+/// A descriptor that forked children do not inherit.
 #[derive(Debug)]
 pub struct Unshared(ManuallyDrop<OwnedFd>);
 
 impl Unshared {
-    /// Takes over what `make` makes, which must not wait.
+    /// Takes ownership of the descriptor that `make` returns. `make` must not block.
     ///
     /// # Errors
-    /// Those of `make`.
+    /// The errors of `make`.
     pub fn new(make: impl FnOnce() -> Result<OwnedFd, Errno>) -> Result<Self, Errno> {
         at_list(|list| {
             let fd = make()?;
@@ -113,11 +115,11 @@ impl Unshared {
         })
     }
 
-    /// Makes it one of which children have copies, for somebody whom its end may keep waiting.
+    /// Returns a descriptor that children inherit, for an owner whose close may block.
     #[must_use]
     pub fn into_shared(self) -> OwnedFd {
         at_list(|list| list[index(&self.0)] = false);
-        // SAFETY: never used again, nor dropped.
+        // SAFETY: `self` is not used again, and is not dropped.
         unsafe { ManuallyDrop::take(&mut ManuallyDrop::new(self).0) }
     }
 }
@@ -126,7 +128,7 @@ impl Drop for Unshared {
     fn drop(&mut self) {
         at_list(|list| {
             list[index(&self.0)] = false;
-            // SAFETY: dropped here and nowhere else, and not used afterwards.
+            // SAFETY: the descriptor is dropped only here, and is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.0) };
         });
     }
@@ -139,7 +141,7 @@ impl AsFd for Unshared {
     }
 }
 
-/// Its place in the list. Descriptors are not negative.
+/// The descriptor's position in the list. Descriptors are not negative.
 #[allow(clippy::cast_sign_loss)]
 fn index(fd: &OwnedFd) -> usize {
     fd.as_raw_fd() as usize
@@ -147,7 +149,7 @@ fn index(fd: &OwnedFd) -> usize {
 
 unsafe extern "C" fn before() {
     let forks = FORKS.get();
-    // First, for a handler of a signal must not wait for what it has interrupted.
+    // This comes first: a signal handler must not wait for the code that it interrupted.
     FORKS.set(forks + 1);
     compiler_fence(Ordering::SeqCst);
     if forks == 0 && !BUSY.get() {
@@ -155,16 +157,17 @@ unsafe extern "C" fn before() {
     }
 }
 
-/// A child is none of its parent, though both are called 1, each in a namespace of its own.
+/// The owner becomes 0, because process ids do not identify the child: parent and child may both be process
+/// 1, each in its own namespace.
 unsafe extern "C" fn in_child() {
     if let Some(held) = HELD.take() {
         HELD.set(Some(Held { owner: 0, ..held }));
     }
-    // SAFETY: as the system calls it.
+    // SAFETY: called by the child, in the same position as `after` in the parent.
     unsafe { after() };
 }
 
-/// In the parent and in the child. One that was forked within another fork goes on with that.
+/// Runs in the parent and in the child. A fork inside another fork leaves the list locked for the outer one.
 unsafe extern "C" fn after() {
     let forks = FORKS.get();
     if let Some(mut held) = HELD.take() {
@@ -179,26 +182,26 @@ unsafe extern "C" fn after() {
     FORKS.set(forks.saturating_sub(1));
 }
 
-/// Puts a copy of `nowhere` in a descriptor's place; makes it there if there is none yet. The number stays
-/// free if the system has no memory left, or gives it no more since the limit has been lowered.
+/// Replaces the descriptor by a copy of `nowhere`; the first call creates `nowhere`. The number stays free if
+/// the kernel has no memory left, or if the limit of descriptors was lowered below it.
 fn replace(fd: RawFd, nowhere: &mut Option<RawFd>) {
     if let Some(nowhere) = *nowhere {
-        // SAFETY: the child's copy of a descriptor of ours, which nobody uses here.
+        // SAFETY: the child's copy of our descriptor, which the child does not use.
         if unsafe { libc::dup3(nowhere, fd, libc::O_CLOEXEC) } < 0 {
-            // SAFETY: as above.
+            // SAFETY: as above; the number is closed once.
             unsafe { libc::close(fd) };
         }
         return;
     }
-    // SAFETY: as above. Its number is needed where descriptors have run out.
+    // SAFETY: as above. It is closed first because its number may be the only free one.
     unsafe { libc::close(fd) };
-    // SAFETY: no memory is concerned.
+    // SAFETY: the call accesses no memory of ours.
     let mut made = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     if made >= 0 && made != fd {
         let elsewhere = made;
-        // SAFETY: the number has just become free.
+        // SAFETY: `fd` was closed above, so the number is free.
         made = unsafe { libc::dup3(elsewhere, fd, libc::O_CLOEXEC) };
-        // SAFETY: made above, and known to nobody else.
+        // SAFETY: created above, with no other owner.
         unsafe { libc::close(elsewhere) };
     }
     *nowhere = (made >= 0).then_some(made);
@@ -213,32 +216,34 @@ mod tests {
 
     use super::*;
 
-    /// Gives the child's answer. `fork` makes it; it must not wait for anybody.
+    /// Runs `body` in a child made by `fork`, and returns its result. `body` must not wait for another
+    /// thread.
     fn in_child(fork: impl FnOnce() -> libc::pid_t, body: impl FnOnce() -> bool) -> bool {
         let child = fork();
         if child == 0 {
-            // SAFETY: no memory is concerned.
+            // SAFETY: the call accesses no memory.
             unsafe { libc::alarm(10) };
             let ok = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
             // SAFETY: ends the child at once.
             unsafe { libc::_exit(i32::from(!ok)) };
         }
         let mut status = 1;
-        // SAFETY: a child of this test and a place for its status.
+        // SAFETY: a child of this test, and a valid place for its status.
         (unsafe { libc::waitpid(child, &raw mut status, 0) }, status) == (child, 0)
     }
 
     fn fork() -> libc::pid_t {
-        // Or the list may be somebody else's in the child, if this test is the first.
+        // Otherwise another thread's lock on the list could be inherited, if this test runs first.
         watch_forks();
-        // SAFETY: what the child does takes no lock of the harness.
+        // SAFETY: the child takes no lock of the test harness.
         unsafe { libc::fork() }
     }
 
-    /// As fork(3), but without its handlers: the child, where others may have been at work, must not need memory.
+    /// Forks without calling the atfork handlers. The child must not allocate, because another thread may
+    /// hold the allocator's lock.
     fn fork_unheard() -> libc::pid_t {
         let (flags, none) = (libc::c_long::from(libc::SIGCHLD), 0_usize);
-        // SAFETY: a copy of this process, which has this thread only.
+        // SAFETY: copies this process with the calling thread only.
         unsafe { libc::syscall(libc::SYS_clone, flags, none, none, none, none) as libc::pid_t }
     }
 
@@ -256,31 +261,31 @@ mod tests {
         rustix::io::write(fd, b"x") == Ok(1)
     }
 
-    /// A handler of a signal forks, whatever it has interrupted.
+    /// A signal handler may fork at any point.
     #[test]
-    fn who_is_at_the_list_can_fork() {
+    fn a_thread_that_uses_the_list_may_fork() {
         assert!(at_list(|_| in_child(fork, || true)));
     }
 
-    /// A client's handlers run between ours if they were registered before.
+    /// The client's atfork handlers run between ours if they were registered earlier.
     #[test]
-    fn who_forks_can_be_at_the_list() {
+    fn a_forking_thread_may_use_the_list() {
         let (kept, _other) = socket();
         // The list must not grow in the child: another thread may have held the allocator's lock at the fork.
         at_list(|list| list.resize(list.len().max(4096), false));
-        // SAFETY: as the system calls it.
+        // SAFETY: in the position of the C library's call.
         unsafe { before() };
         let (late, _other) = socket();
         let ok = in_child(fork_unheard, || {
-            // SAFETY: of the child's own copy, which nobody else drops.
+            // SAFETY: drops the child's own copy, once.
             drop(unsafe { std::ptr::read(&raw const kept) });
             let (own, _other) = socket();
-            // SAFETY: as the system calls it.
+            // SAFETY: in the position of the C library's call.
             unsafe { after() };
             !leads_somewhere(&late) && leads_somewhere(&own) && leads_somewhere(&socket().0)
         });
         drop(late);
-        // SAFETY: as the system calls it.
+        // SAFETY: in the position of the C library's call.
         unsafe { after() };
         assert!(ok && leads_somewhere(&kept));
         std::thread::spawn(socket).join().unwrap();
@@ -288,24 +293,24 @@ mod tests {
 
     /// A handler of a signal forks between our handlers of another fork.
     #[test]
-    fn who_forks_can_fork() {
+    fn a_fork_handler_may_fork() {
         let (kept, _other) = socket();
-        // SAFETY: as the system calls it.
+        // SAFETY: in the position of the C library's call.
         unsafe { before() };
         let ok = in_child(fork, || {
             let (own, _other) = socket();
             let alone = !leads_somewhere(&kept) && in_child(fork, || !leads_somewhere(&own));
-            // SAFETY: as the system calls it.
+            // SAFETY: in the position of the C library's call.
             unsafe { after() };
             alone && leads_somewhere(&own) && leads_somewhere(&socket().0)
         });
-        // SAFETY: as the system calls it.
+        // SAFETY: in the position of the C library's call.
         unsafe { after() };
         assert!(ok && leads_somewhere(&kept));
         std::thread::spawn(socket).join().unwrap();
     }
 
-    /// A number that the system gives no more is a descriptor's still.
+    /// A descriptor above a lowered limit stays open, but its number cannot be assigned again.
     #[test]
     fn no_copy_stays_above_the_limit() {
         const LIMIT: u64 = 500;

@@ -1,13 +1,13 @@
 //! The mappings of this process, and whether it may access a piece of memory.
 //!
-//! Place in the data flow: the engine asks [`accessible`] ([`weft_engine::Probe`]) before it carries out a
-//! peer's access to registered memory: one that is not mapped, or is protected against the access, would end
-//! the process by a signal.
+//! Place in the data flow: the engine calls [`accessible`] ([`weft_engine::Probe`]) before it performs a
+//! peer's access to registered memory. Without this check, an access to memory that is unmapped or protected
+//! would end the process by a signal.
 //!
-//! madvise(2) answers for the pages of one access (MADV_POPULATE_READ, MADV_POPULATE_WRITE, from Linux 5.14
-//! on): it makes them present, as the access would. Where it does not know (an older kernel, memory of a
-//! device), for long pieces, and where a longer answer is worth its time, /proc/self/maps is read. Where that
-//! cannot be read either, everything is taken to be there.
+//! For the pages of one access, madvise(2) answers (MADV_POPULATE_READ and MADV_POPULATE_WRITE, from Linux
+//! 5.14 on). It makes the pages present, as the access would. /proc/self/maps is read in three cases: the
+//! kernel does not support the advice (older kernels, device memory), the range is long, or the caller wants
+//! the whole accessible range. If the file cannot be read, the memory is assumed to be accessible.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -16,18 +16,20 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 use weft_engine::nic::Span;
 
-/// Longer pieces are looked up, not made present: the others of the endpoint would wait for it.
+/// Longer ranges are looked up instead of made present: other operations of the endpoint would wait for the
+/// page faults.
 const MOST_AT_ONCE: u64 = 4 << 20;
 
-/// Whether all of `memory` can be read (`write`: read and written). `Some`: the span around it of which the
-/// same holds; of all that lies together if `far`, else of its pages.
+/// Whether all of `memory` can be read, and with `write` also written. `Some` is a range around it with the
+/// same access: the whole contiguous range if `far`, otherwise its pages.
 #[must_use]
 pub fn accessible(memory: Span, write: bool, far: bool) -> Option<Span> {
     let pages = pages(memory)?;
     if !far && pages.len <= MOST_AT_ONCE {
         match populate(pages, write) {
             Ok(()) => return Some(pages),
-            // Nothing is mapped there, or nothing lies behind it: a file that is shorter, memory that is broken.
+            // Nothing is mapped there, or no memory backs the mapping: the file is shorter, or the memory has
+            // failed.
             Err(Errno::NOMEM | Errno::FAULT | Errno::HWPOISON) => return None,
             Err(_) => {}
         }
@@ -38,7 +40,7 @@ pub fn accessible(memory: Span, write: bool, far: bool) -> Option<Span> {
     }
 }
 
-/// The pages in which the memory lies. `None`: it wraps around the end of the address space.
+/// The pages of the memory. `None`: the range wraps around the end of the address space.
 fn pages(memory: Span) -> Option<Span> {
     let page = rustix::param::page_size() as u64;
     let start = memory.start / page * page;
@@ -50,12 +52,12 @@ fn populate(pages: Span, write: bool) -> Result<(), Errno> {
     let advice = if write { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
     let start = usize::try_from(pages.start).map_err(|_| Errno::INVAL)?;
     let len = usize::try_from(pages.len).map_err(|_| Errno::INVAL)?;
-    // SAFETY: the kernel makes pages present, which changes nothing that they hold; where there is no memory,
-    // it says so.
+    // SAFETY: the kernel makes pages present and does not change their contents; for unmapped addresses it
+    // returns an error.
     unsafe { madvise(std::ptr::with_exposed_provenance_mut(start), len, advice) }
 }
 
-/// All memory around `pages` that lies together and has the right.
+/// The contiguous range around `pages` in which every mapping allows the access.
 fn around(mappings: impl Iterator<Item = Option<Mapping>>, pages: Span, write: bool) -> Option<Span> {
     let mut run = Span::default();
     for mapping in mappings.flatten().filter(|mapping| mapping.read && mapping.write >= write) {
@@ -76,12 +78,12 @@ pub(crate) struct Mapping {
     pub(crate) span: Span,
     read: bool,
     write: bool,
-    /// Private memory of no file.
+    /// Private and anonymous: not backed by a file.
     pub(crate) private: bool,
 }
 
 impl Mapping {
-    /// `7f0000000000-7f0000001000 rw-p 00000000 00:00 0`
+    /// Parses a line such as `7f0000000000-7f0000001000 rw-p 00000000 00:00 0`.
     pub(crate) fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_ascii_whitespace();
         let (start, end) = words.next()?.split_once('-')?;
@@ -97,7 +99,7 @@ impl Mapping {
     }
 }
 
-/// All mappings of this process by their addresses; `None` for a line that is not understood, or cannot be read.
+/// All mappings of this process in address order. `None` stands for a line that cannot be read or parsed.
 pub(crate) fn mappings() -> io::Result<impl Iterator<Item = Option<Mapping>>> {
     let lines = BufReader::new(File::open("/proc/self/maps")?).split(b'\n');
     Ok(lines.map(|line| Mapping::parse(&String::from_utf8_lossy(&line.ok()?))))
@@ -116,7 +118,7 @@ mod tests {
         rustix::param::page_size()
     }
 
-    /// Pages of which the third cannot be written, the fifth not be touched, and the seventh is not there.
+    /// Maps pages of which the third is read-only, the fifth inaccessible, and the seventh unmapped.
     fn patchwork() -> *mut u8 {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe {
@@ -133,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn every_page_is_what_it_is() {
+    fn access_is_checked_for_every_page() {
         let base = patchwork();
         let (start, page_bytes) = (base.expose_provenance() as u64, page() as u64);
         let pieces = [
@@ -149,7 +151,7 @@ mod tests {
             (7, 1, true, true),
         ];
         for (at, count, readable, writable) in pieces {
-            // Neither end is that of a page.
+            // Neither end is aligned to a page.
             let memory = Span { start: start + at * page_bytes + 1, len: count * page_bytes - 2 };
             for far in [false, true] {
                 let found = |write| accessible(memory, write, far);
@@ -160,16 +162,16 @@ mod tests {
         }
         let first = Span { start, len: 1 };
         assert_eq!(accessible(first, true, false), Some(Span { start, len: page_bytes }));
-        assert!(accessible(first, true, true).unwrap().len >= 2 * page_bytes, "what lies together is told together");
+        assert!(accessible(first, true, true).unwrap().len >= 2 * page_bytes, "the whole contiguous range is returned");
         assert!(accessible(first, false, true).unwrap().len >= 4 * page_bytes);
         assert_eq!(accessible(Span { start, len: u64::MAX }, false, false), None, "it wraps around");
         // SAFETY: the mapping made by `patchwork`, and a hole, to which no reference exists.
         unsafe { munmap(base.cast(), PAGES * page()) }.unwrap();
     }
 
-    /// A mapping that is longer than its file would bring SIGBUS.
+    /// An access behind the end of the file would raise SIGBUS.
     #[test]
-    fn there_is_nothing_behind_the_end_of_a_file() {
+    fn memory_behind_the_end_of_a_file_is_not_accessible() {
         let file = crate::memfile::create(c"weft-short", rustix::fs::MemfdFlags::empty()).unwrap();
         let page_bytes = page() as u64;
         rustix::fs::ftruncate(&file, page_bytes).unwrap();
@@ -183,9 +185,9 @@ mod tests {
         unsafe { munmap(base, 2 * page()) }.unwrap();
     }
 
-    /// For kernels that do not know the advice.
+    /// The fallback for kernels without the advice.
     #[test]
-    fn mappings_are_joined_where_they_touch() {
+    fn adjacent_mappings_are_joined() {
         let maps = "1000-3000 rw-p 0 00:00 0\n3000-4000 rw-s 0 00:01 7 /x y\n4000-5000 r--p 0 00:00 0\n6000-7000 rw-p 0 00:00 0\n?";
         let around = |pages, write| around(maps.lines().map(Mapping::parse), pages, write);
         let span = |start, end| Span { start, len: end - start };
@@ -197,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_say_what_is_mapped() {
+    fn lines_of_maps_are_parsed() {
         let mapping = |line| Mapping::parse(line).map(|found| (found.span.start, found.span.end(), found.private));
         let heap = "5581e000-5583f000 rw-p 00000000 00:00 0                                  [heap]";
         assert_eq!(mapping(heap), Some((0x5581_e000, 0x5583_f000, true)));

@@ -1,6 +1,8 @@
-//! Files in memory: what processes share with peers, neighbours or onlookers.
+//! Memory files, by which a process shares data with peers, other processes of the host, and monitoring
+//! tools.
 //!
-//! Place in the data flow: below shared segments, here, and shared address vectors and published counters, in weft-fi.
+//! Place in the data flow: below the shared segments of weft-nic, and below the shared address vectors and
+//! published counters of weft-fi.
 //!
 //! Source: memfd_create(2), fcntl(2) F_ADD_SEALS, getrlimit(2).
 
@@ -16,13 +18,13 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::SystemError;
 
-/// Makes an empty one, which is closed on exec and is not executable.
+/// Creates an empty memory file that is closed on exec and is not executable.
 ///
 /// # Errors
 /// [`SystemError`] of memfd_create(2).
 pub fn create(name: &CStr, flags: MemfdFlags) -> Result<OwnedFd, SystemError> {
     let flags = flags | MemfdFlags::CLOEXEC;
-    // Kernels from 6.3 on want to be told that the file is not executable; older ones refuse the flag.
+    // Kernels from 6.3 on expect this flag for files that are not executable; older kernels refuse it.
     let made = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags),
         other => other,
@@ -30,22 +32,22 @@ pub fn create(name: &CStr, flags: MemfdFlags) -> Result<OwnedFd, SystemError> {
     made.map_err(SystemError::of("memfd_create"))
 }
 
-/// Whether it may have so many bytes: to ask for more than RLIMIT_FSIZE would bring a signal (SIGXFSZ), which
-/// ends the client.
+/// Checks that a file may grow to `bytes`. Growth beyond RLIMIT_FSIZE would raise SIGXFSZ, which ends the
+/// client.
 ///
 /// # Errors
-/// EFBIG: it may not.
+/// EFBIG: the limit is lower.
 pub fn may_have(bytes: u64) -> Result<(), Errno> {
     if getrlimit(Resource::Fsize).current.is_some_and(|most| most < bytes) { Err(Errno::FBIG) } else { Ok(()) }
 }
 
-/// The head of a file that other processes write, to be looked at without a system call.
+/// The first words of a file that other processes write, mapped to be read without a system call.
 pub struct Words {
     base: NonNull<u64>,
     count: usize,
 }
 
-// SAFETY: the words are only read, and atomically.
+// SAFETY: the words are only read, by atomic loads.
 unsafe impl Send for Words {}
 // SAFETY: as above.
 unsafe impl Sync for Words {}
@@ -54,8 +56,8 @@ impl Words {
     /// Maps the first `count` words, of 8 bytes each.
     ///
     /// # Errors
-    /// EPERM: the file has fewer, or may have fewer one day (it is not sealed against shrinking), and to look
-    /// at them would then bring a signal (SIGBUS). Those of fcntl(2), fstat(2) and mmap(2).
+    /// EPERM: the file is shorter, or is not sealed against shrinking. Reads behind the end of a file would
+    /// raise SIGBUS. Otherwise the errors of fcntl(2), fstat(2) and mmap(2).
     pub fn map(file: impl AsFd, count: usize) -> Result<Self, Errno> {
         let sealed = rustix::fs::fcntl_get_seals(&file)?.contains(SealFlags::SHRINK);
         let bytes = count * size_of::<u64>();
@@ -68,14 +70,14 @@ impl Words {
         Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, count })
     }
 
-    /// One of them, as it is now: half of it may be new, where the system copies less than a word at once,
-    /// until the other half is. What was written to the file before it is seen by whoever reads the file
-    /// afterwards.
+    /// The current value of word `at`. While the kernel copies a word in parts, the value may be half old and
+    /// half new. Data that was written to the file before the word is visible to a read of the file after
+    /// this call.
     pub fn get(&self, at: usize) -> u64 {
         assert!(at < self.count, "word {at} of {}", self.count);
-        // SAFETY: within the mapping, which begins with a page, lives as long as this, and cannot vanish.
+        // SAFETY: within the mapping, which is page-aligned, exists as long as `self`, and cannot shrink.
         let word = unsafe { AtomicU64::from_ptr(self.base.as_ptr().wrapping_add(at)) };
-        // A relaxed load is one that works on memory that cannot be written.
+        // A relaxed load: stronger atomic operations may need write access to the memory.
         let value = word.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         value
@@ -84,7 +86,7 @@ impl Words {
 
 impl Drop for Words {
     fn drop(&mut self) {
-        // SAFETY: what `map` mapped; nobody has a reference into it.
+        // SAFETY: the range that `map` mapped; no reference into it exists.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.count * size_of::<u64>()) };
         debug_assert!(unmapped.is_ok());
     }
@@ -98,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_a_file_that_may_shrink_are_not_looked_at() {
+    fn a_file_that_may_shrink_is_not_mapped() {
         let file = std::fs::File::from(create(c"weft-words", MemfdFlags::ALLOW_SEALING).unwrap());
         file.write_all_at(&[1_u64, 2].map(u64::to_le_bytes).concat(), 0).unwrap();
         assert_eq!(Words::map(&file, 2).err(), Some(Errno::PERM));

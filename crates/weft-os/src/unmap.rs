@@ -1,23 +1,21 @@
-//! Observing that memory is unmapped, by userfaultfd(2): so that what a device has registered does not
-//! outlive its mapping.
+//! Reports of unmapped memory, from userfaultfd(2), so that no device registration outlives its mapping.
 //!
-//! Place in the data flow: a device that demands registration asks [`UnmapWatch`] where its `Registrar` is
-//! asked to watch memory, and what has been unmapped. shm and tcp need none of it, and then there is neither
-//! descriptor nor thread.
+//! Place in the data flow: the `Registrar` of a device that demands registration asks [`UnmapWatch`] to watch
+//! memory, and for the ranges that were unmapped. shm and tcp do not need it; a process that uses only these
+//! has neither the descriptor nor the thread.
 //!
-//! A process has one descriptor, because memory can be watched through one only, and one thread that reads
-//! it, because whoever unmaps watched memory sleeps in the system until the report has been read. The memory
-//! is watched for write protection, which nobody ever sets: so there are no page faults to answer. Only
-//! private memory of no file is watched, unless somebody else does, and [`UnmapWatch::watch`] says so: of
-//! what shmdt(2) detaches, and of what is cut or punched out of files in memory (ftruncate(2), fallocate(2)),
-//! the system makes no reports.
+//! A process has one descriptor, because memory can be watched through one only. It has one thread that reads
+//! the descriptor, because a call that unmaps watched memory blocks in the kernel until the report is read.
+//! Memory is watched for write protection, which is never set, so no page faults have to be served. Only
+//! private anonymous memory can be watched, and only if no other userfaultfd of the process watches it;
+//! [`UnmapWatch::watch`] returns false otherwise. The kernel reports neither shmdt(2) nor ranges that are
+//! removed from memory files by ftruncate(2) or fallocate(2).
 //!
-//! The descriptor is closed in children that are forked (`fork.rs`): with a copy of it in any process,
-//! whoever unmaps watched memory would go on to wait for a report that nobody reads any more once the thread
-//! has ended.
+//! Forked children close the descriptor (`fork.rs`). If a copy stayed open in any process, calls that unmap
+//! watched memory would wait for a reader after the thread has ended.
 //!
-//! Invariant: the thread neither allocates nor frees nor takes a lock: each may unmap memory, and it would
-//! wait for itself. So reports go into a ring of fixed size ([`Log`]).
+//! Invariant: the thread does not allocate, free, or take a lock. Each of these may unmap memory, and the
+//! thread would wait for itself. Reports therefore go into a ring of fixed size ([`Log`]).
 
 mod fork;
 mod log;
@@ -34,7 +32,7 @@ use crate::mapped::mappings;
 use crate::unmap::log::Log;
 use crate::{SystemError, Worker};
 
-/// What the file that the model checker tries imports from here.
+/// Imports of the file that the model checker also compiles.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicU64, Ordering};
     pub(super) use std::thread::yield_now;
@@ -67,27 +65,27 @@ const UFFDIO_REGISTER: u64 = request(0, size_of::<Register>());
 const UFFD_API: u64 = 0xAA;
 const MODE_WP: u64 = 1 << 1;
 const EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
-/// Faults inside system calls are not for us: what an unprivileged process may ask for.
+/// Faults inside system calls are not reported: unprivileged processes may open only such a descriptor.
 const USER_MODE_ONLY: u32 = 1;
 const EVENT_REMAP: u8 = 0x14;
 const EVENT_REMOVE: u8 = 0x15;
 const EVENT_UNMAP: u8 = 0x16;
-/// Of a `struct uffd_msg`.
+/// The size of a `struct uffd_msg`.
 const MESSAGE_BYTES: usize = 32;
 
-/// Reports that are kept for those who have not read them.
+/// Capacity of the ring in reports.
 const KEPT: usize = 1024;
 
-/// The descriptor and the thread that reads it.
+/// The descriptor, and the thread that reads it.
 struct Monitor {
-    /// `None` while it ends.
+    /// `None` during the drop.
     fd: Option<Arc<OwnedFd>>,
     log: Arc<Log>,
     stop: Arc<OwnedFd>,
     thread: Option<Worker>,
 }
 
-/// Locked while a monitor begins or ends, and while the process forks.
+/// The monitor of the process. Locked while a monitor starts or ends, and during a fork.
 static MONITOR: Mutex<Weak<Monitor>> = Mutex::new(Weak::new());
 
 fn lock() -> MutexGuard<'static, Weak<Monitor>> {
@@ -107,8 +105,7 @@ impl Monitor {
         Ok(Self { fd: Some(fd), log, stop, thread: Some(thread) })
     }
 
-    /// Whether this process has started it, and not one that has forked this one: the descriptor and the
-    /// reports are of that one's memory.
+    /// Whether this process started the monitor. An inherited descriptor reports the memory of the parent.
     fn is_ours(&self) -> bool {
         self.thread.as_ref().is_some_and(Worker::is_ours)
     }
@@ -116,12 +113,12 @@ impl Monitor {
 
 impl Drop for Monitor {
     fn drop(&mut self) {
-        // The thread has the last of the descriptor, and closes it. From then on nobody who unmaps something
-        // is waited for; till then it reads. Were it the other way round, what is freed here could wait for
-        // ever.
+        // The thread then holds the last reference, and closes the descriptor when it ends. Calls that unmap
+        // memory wait for no report after that; until then the thread reads the reports. In the opposite
+        // order, an unmap by this drop could block indefinitely.
         self.fd = None;
         let Some(thread) = self.thread.take() else { return };
-        // In a forked child there is no thread to stop but the parent's.
+        // A forked child has no such thread, and the eventfd is shared with the parent.
         if thread.is_ours() {
             let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
         }
@@ -129,12 +126,12 @@ impl Drop for Monitor {
     }
 }
 
-/// A descriptor that reports what is unmapped, moved and discarded.
+/// Opens a descriptor that reports memory that is unmapped, moved, or discarded.
 fn open() -> rustix::io::Result<OwnedFd> {
     let mut refused = Errno::NOSYS;
     for mode in [USER_MODE_ONLY, 0] {
         let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK | UserfaultfdFlags::from_bits_retain(mode);
-        // SAFETY: the descriptor is only used to watch memory for write protection, which changes nothing in it.
+        // SAFETY: the descriptor only watches memory for write protection, which does not change the memory.
         let fd = match unsafe { rustix::mm::userfaultfd(flags) } {
             Ok(fd) => fd,
             Err(error) => {
@@ -142,7 +139,7 @@ fn open() -> rustix::io::Result<OwnedFd> {
                 continue;
             }
         };
-        // Not UFFD_FEATURE_WP_ASYNC, by which memory of any file could be watched, and segments of shmget(2).
+        // UFFD_FEATURE_WP_ASYNC is not requested: with it, memory of files and of shmget(2) could be watched.
         let mut api = Api { api: UFFD_API, features: EVENTS, ioctls: 0 };
         // SAFETY: the request takes this structure.
         let result = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, &raw mut api) };
@@ -154,7 +151,7 @@ fn open() -> rustix::io::Result<OwnedFd> {
     Err(refused)
 }
 
-/// Whether all that is mapped there is private memory of no file.
+/// Whether all mappings in the range are private and anonymous.
 fn is_private(start: u64, end: u64) -> bool {
     let Ok(mappings) = mappings() else { return false };
     let here = mappings.skip_while(|mapping| mapping.is_some_and(|mapping| mapping.span.end() <= start));
@@ -162,7 +159,7 @@ fn is_private(start: u64, end: u64) -> bool {
     here.all(|mapping| mapping.is_some_and(|mapping| mapping.private))
 }
 
-/// What the thread does until it is told to stop.
+/// The body of the thread; it returns when `stop` becomes readable.
 fn run(fd: &OwnedFd, log: &Log, stop: &OwnedFd) {
     let mut messages = [0_u8; MESSAGE_BYTES * 16];
     loop {
@@ -181,7 +178,7 @@ fn run(fd: &OwnedFd, log: &Log, stop: &OwnedFd) {
     }
 }
 
-/// The memory that a message says is gone.
+/// The range that a message reports as gone.
 fn reported(message: &[u8]) -> Option<Span> {
     let word = |at: usize| message.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes);
     let (first, second, third) = (word(8)?, word(16)?, word(24)?);
@@ -192,9 +189,9 @@ fn reported(message: &[u8]) -> Option<Span> {
     }
 }
 
-/// One reader of the reports.
+/// A reader of the reports, with its own position.
 pub struct UnmapWatch {
-    /// `None` while it ends.
+    /// `None` during the drop.
     monitor: Option<Arc<Monitor>>,
     read: u64,
 }
@@ -207,7 +204,7 @@ impl Drop for UnmapWatch {
 }
 
 impl UnmapWatch {
-    /// Starts to observe; `None`, and a warning in the log, where the system does not let us.
+    /// Starts to observe. Returns `None`, and logs a warning, if the system refuses.
     #[must_use]
     pub fn new() -> Option<Self> {
         let mut slot = lock();
@@ -221,7 +218,7 @@ impl UnmapWatch {
                 }
                 Err(error) => {
                     ::log::warn!(
-                        "what is unmapped cannot be observed, so memory is deregistered as soon as it is not used (no lazy deregistration): {error}"
+                        "unmapping of memory cannot be observed, so memory is deregistered as soon as it is unused (no lazy deregistration): {error}"
                     );
                     return None;
                 }
@@ -231,7 +228,7 @@ impl UnmapWatch {
         Some(Self { monitor: Some(monitor), read })
     }
 
-    /// Has the pages of `span` watched; false: the system makes no reports of them.
+    /// Watches the pages of `span`. Returns false if the kernel does not report their unmapping.
     #[must_use]
     pub fn watch(&self, span: Span) -> bool {
         let page = rustix::param::page_size() as u64;
@@ -240,11 +237,11 @@ impl UnmapWatch {
         let fd = self.monitor.as_ref().filter(|monitor| monitor.is_ours()).and_then(|monitor| monitor.fd.as_ref());
         let Some(fd) = fd.filter(|_| is_private(start, end)) else { return false };
         let mut range = Register { start, len: end - start, mode: MODE_WP, ioctls: 0 };
-        // SAFETY: the request takes this structure; it changes nothing in the memory.
+        // SAFETY: the request takes this structure; it does not change the memory.
         unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut range) == 0 }
     }
 
-    /// What has been unmapped, one report at a time; perhaps more than was watched.
+    /// The next report of unmapped memory. Reports may cover memory that this reader did not watch.
     pub fn unmapped(&mut self) -> Option<Span> {
         self.monitor.as_ref()?.log.next(&mut self.read)
     }
@@ -256,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reader_gets_every_report_or_hears_that_it_did_not() {
+    fn a_reader_gets_every_report_or_an_overrun_report() {
         let log = Log::new();
         let (mut quick, mut late) = (0, 0);
         for n in 0..KEPT as u64 - 1 {
@@ -272,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_say_what_is_gone() {
+    fn messages_are_decoded() {
         let message = |event: u8, words: [u64; 3]| {
             let mut bytes = [0; MESSAGE_BYTES];
             bytes[0] = event;

@@ -1,10 +1,11 @@
-//! `Worker`: a thread of ours, which whoever has started it ends and waits for.
+//! `Worker`: a thread of weft, which its creator stops and joins.
 //!
-//! Place in the data flow: who closes what strangers have sent, who is told what the client unmaps, and in
-//! weft-fi the progress thread, the flusher and the helpers of condition variables are such threads.
+//! Place in the data flow: beside it. Threads of this type close descriptors that unknown peers sent and read
+//! reports of unmapped memory. In weft-fi they are the progress thread, the flusher, and the helpers of
+//! condition variables.
 //!
-//! Signals are the client's: its handlers do not run here. A child that the client forks has the structures,
-//! but no such thread: there nobody waits for it.
+//! Signals are blocked on these threads, so the client's handlers do not run there. A forked child has a copy
+//! of the structure but not the thread, so it does not join.
 
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
@@ -13,20 +14,21 @@ use rustix::process::{Pid, getpid};
 
 use crate::SystemError;
 
-/// Between two looks whether a thread has ended that is not waited for without limit.
+/// The interval between two checks in a join with a time limit.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// A thread of this process, or of the one that has forked it.
+/// A thread of this process, or of the parent from which this process was forked.
 pub struct Worker {
     handle: JoinHandle<()>,
     owner: Pid,
 }
 
 impl Worker {
-    /// Starts it.
+    /// Starts a thread that calls `run`.
     ///
     /// # Errors
-    /// Of pthread_create(3): the process may have no more threads, or no memory for their stacks.
+    /// [`SystemError`] of pthread_create(3): the process may start no more threads, or has no memory for
+    /// their stacks.
     pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<Self, SystemError> {
         let body = || {
             block_signals();
@@ -36,18 +38,18 @@ impl Worker {
         Ok(Self { handle, owner: getpid() })
     }
 
-    /// Ends its `std::thread::park`.
+    /// Wakes the thread from `std::thread::park`.
     pub fn unpark(&self) {
         self.handle.thread().unpark();
     }
 
-    /// Whether this process has the thread.
+    /// Whether the thread belongs to this process.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         self.owner == getpid()
     }
 
-    /// Waits for its end, which it has been told of, but not for longer than that: then it is left alone.
+    /// Joins the thread, which was already told to stop, for at most `time`; then leaves it running.
     pub fn join_within(self, time: Duration) {
         let end = Instant::now() + time;
         while self.is_ours() && !self.handle.is_finished() {
@@ -59,27 +61,27 @@ impl Worker {
         self.join();
     }
 
-    /// Waits for its end, which it has been told of.
+    /// Joins the thread, which was already told to stop.
     pub fn join(self) {
         if !self.is_ours() {
-            // Even to let go of the handle would touch what the system keeps of a thread that never was.
+            // Dropping the handle would detach a thread that does not exist in this process.
             std::mem::forget(self.handle);
             return;
         }
         let name = self.handle.thread().name().unwrap_or_default().to_owned();
         if self.handle.join().is_err() {
             log::error!(
-                "the thread {name} has ended by a panic, which is a fault of weft; please report what was printed"
+                "the thread {name} has panicked, which is a bug in weft; please report the messages on standard error"
             );
         }
     }
 }
 
-/// None runs on this thread from now on.
+/// Blocks all signals on the calling thread.
 fn block_signals() {
     let mut all = std::mem::MaybeUninit::uninit();
     // SAFETY: initialises the set.
     unsafe { libc::sigfillset(all.as_mut_ptr()) };
-    // SAFETY: an initialised set; the old mask is not wanted.
+    // SAFETY: the set is initialised, and the old mask is not requested.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut()) };
 }

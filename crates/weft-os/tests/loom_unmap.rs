@@ -1,9 +1,9 @@
-//! The reports of what was unmapped, under a model checker, which tries every interleaving (up to a bound of
-//! preemptions) and every value that a load may return under the C11 memory model: whoever has unmapped
-//! something finds it reported, once and whole, or hears that everything was unmapped.
+//! The ring of unmap reports under a model checker. It tries every interleaving (up to a bound of
+//! preemptions) and every value that a load may return under the C11 memory model. A thread that unmaps
+//! memory must find it reported, once and whole, or get the report that covers everything.
 //!
-//! The ring is included as it ships, but for its size. The system is a queue with a lock, in which whoever
-//! unmaps something waits until the thread has read of it.
+//! The shipped ring is included, with a smaller size. The kernel is modelled by a queue with a lock: an
+//! unmapping thread waits until the reading thread has read its event.
 #![allow(clippy::unwrap_used)]
 #![allow(missing_docs, unreachable_pub, dead_code)]
 
@@ -15,7 +15,7 @@ use weft_engine::nic::Span;
 mod model;
 use model::check;
 
-/// What the file under test imports from its neighbours.
+/// Imports of the file under test.
 mod sync {
     pub(super) use loom::sync::atomic::{AtomicU64, Ordering};
     pub(super) use loom::thread::yield_now;
@@ -28,12 +28,12 @@ mod log;
 
 use log::{EVERYTHING, Log};
 
-/// Report number `n`: its words belong together.
+/// Report number `n`: start and length belong together.
 fn span(n: u64) -> Span {
     Span { start: n + 1, len: 10 * (n + 1) }
 }
 
-/// What was unmapped and is not reported yet, and how much was read of that.
+/// The events in order, and the number of events that were read.
 #[derive(Default)]
 struct System {
     events: Mutex<(Vec<Span>, usize)>,
@@ -41,7 +41,7 @@ struct System {
 }
 
 impl System {
-    /// munmap(2), of something that is watched.
+    /// munmap(2) of watched memory.
     fn unmap(&self, span: Span) {
         let mut events = self.events.lock().unwrap();
         events.0.push(span);
@@ -52,7 +52,7 @@ impl System {
         }
     }
 
-    /// What the thread does until it has reported so many: waits until there is something, and reads it.
+    /// The body of the reading thread until it has reported `all` events.
     fn report(&self, log: &Log, all: usize) {
         let mut told = 0;
         while told < all {
@@ -74,10 +74,10 @@ impl System {
     }
 }
 
-/// A thread unmaps something and looks for the report, while another one unmaps, too. (Only one looks: the
-/// checker cannot tell two that yield to each other for ever from progress.)
+/// A thread unmaps memory and looks for the report while another thread unmaps, too. Only one looks: the
+/// checker cannot distinguish two threads that yield to each other indefinitely from progress.
 #[test]
-fn what_a_thread_has_unmapped_is_reported_to_it() {
+fn a_thread_finds_its_own_unmap_reported() {
     check(3, || {
         let (system, log) = (Arc::new(System::default()), Arc::new(Log::new()));
         let (asked, told) = (Arc::clone(&system), Arc::clone(&log));
@@ -92,10 +92,9 @@ fn what_a_thread_has_unmapped_is_reported_to_it() {
     });
 }
 
-/// A reader beside a thread that overtakes it: it gets each report once, in order and whole, until it hears
-/// that it was too slow.
+/// A reader runs beside a faster writer. It gets each report once, in order and whole, until an overrun.
 #[test]
-fn reports_are_read_once_and_whole_or_given_up() {
+fn reports_are_read_once_and_whole_or_overrun() {
     check(3, || {
         const REPORTS: u64 = 4;
         let log = Arc::new(Log::new());

@@ -1,5 +1,5 @@
-//! The system's reports of what is unmapped. A program of its own: what is watched, is watched for the whole
-//! process. Where the system makes no reports, that is all there is to see.
+//! The kernel's reports of unmapped memory. These tests have a process of their own, because memory is
+//! watched for the whole process. Where the kernel makes no reports, the tests pass without a check.
 #![allow(clippy::unwrap_used)]
 
 use std::ffi::c_void;
@@ -14,7 +14,7 @@ use weft_os::UnmapWatch;
 const PAGES: usize = 16 * 4096;
 
 fn map() -> *mut c_void {
-    // SAFETY: new memory.
+    // SAFETY: a new mapping.
     unsafe { mmap_anonymous(null_mut(), PAGES, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) }.unwrap()
 }
 
@@ -27,7 +27,7 @@ fn span(at: *mut c_void, len: usize) -> Span {
     Span { start: at.expose_provenance() as u64, len: len as u64 }
 }
 
-/// Whether the next reports tell of `gone`.
+/// Whether one of the pending reports covers `gone`.
 fn told(watch: &mut UnmapWatch, gone: Span) -> bool {
     std::iter::from_fn(|| watch.unmapped()).any(|report| report.contains(&gone))
 }
@@ -41,13 +41,13 @@ fn observed() -> Option<UnmapWatch> {
 }
 
 #[test]
-fn whatever_takes_the_memory_away_is_reported_before_the_call_returns() {
+fn every_kind_of_unmap_is_reported_before_the_call_returns() {
     let Some(mut watch) = observed() else { return };
     for _ in 0..200 {
         let at = map();
         assert!(watch.watch(span(at, PAGES)));
         assert!(watch.watch(span(at, 100)), "again");
-        // Of the other tests' memory, which was here before.
+        // Discard reports of other tests' memory at the same address.
         while watch.unmapped().is_some() {}
         unmap(at, PAGES);
         assert!(told(&mut watch, span(at, PAGES)), "munmap");
@@ -91,9 +91,9 @@ fn many_threads_unmap_and_none_is_missed() {
     threads.collect::<Vec<_>>().into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-/// What nobody observes any more is unmapped without waiting, and observing can begin anew.
+/// After the last reader is dropped, unmapping does not wait, and observation can start again.
 #[test]
-fn it_ends_and_begins_again() {
+fn observation_ends_and_starts_again() {
     for _ in 0..20 {
         let Some(mut watch) = observed() else { return };
         let at = map();
@@ -106,24 +106,24 @@ fn it_ends_and_begins_again() {
 }
 
 #[test]
-fn memory_without_reports_is_not_taken_for_watched() {
+fn memory_without_reports_is_refused() {
     let Some(watch) = observed() else { return };
     assert!(!watch.watch(Span { start: 4096, len: 4096 }), "nothing is mapped there");
     let file = std::fs::File::open("/proc/self/exe").unwrap();
-    // SAFETY: new memory.
+    // SAFETY: a new mapping.
     let at = unsafe { mmap(null_mut(), 4096, ProtFlags::READ, MapFlags::SHARED, &file, 0) }.unwrap();
     assert!(!watch.watch(span(at, 4096)), "a file that cannot be written");
     unmap(at, 4096);
-    // SAFETY: makes a segment, which goes with the last that attaches it.
+    // SAFETY: creates a segment, which is removed with its last attachment.
     let segment = unsafe { libc::shmget(libc::IPC_PRIVATE, PAGES, 0o600) };
-    // SAFETY: new memory.
+    // SAFETY: a new mapping.
     let at = unsafe { libc::shmat(segment, null_mut(), 0) };
-    // SAFETY: a segment of this test's.
+    // SAFETY: the segment of this test.
     unsafe { libc::shmctl(segment, libc::IPC_RMID, null_mut()) };
     assert!(!watch.watch(span(at, PAGES)), "shmdt is not reported");
     // SAFETY: attached above, and not used afterwards.
     unsafe { libc::shmdt(at) };
-    // SAFETY: new memory.
+    // SAFETY: a new mapping.
     let at =
         unsafe { mmap_anonymous(null_mut(), PAGES, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED) }.unwrap();
     assert!(!watch.watch(span(at, PAGES)), "nor is what becomes of a file");
@@ -139,9 +139,9 @@ fn memory_without_reports_is_not_taken_for_watched() {
     unmap(at, PAGES);
 }
 
-/// What is private but in several mappings, which the system has not joined, is watched all the same.
+/// A private range of several mappings that the kernel has not merged is watched.
 #[test]
-fn memory_in_pieces_is_watched() {
+fn memory_of_several_mappings_is_watched() {
     let Some(mut watch) = observed() else { return };
     let at = map();
     for page in [0, 3, 4, 9] {
@@ -154,34 +154,34 @@ fn memory_in_pieces_is_watched() {
     assert!(std::iter::from_fn(|| watch.unmapped()).any(|gone| gone.contains(&span(at, 4096))));
 }
 
-/// What a forked child finds, which is ended together with its own children.
+/// Runs `find` in a forked child, then ends the child and its own children.
 fn in_a_child(find: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child calls `find` and is gone.
+    // SAFETY: the child calls `find` and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: no memory is concerned.
+        // SAFETY: the call accesses no memory.
         unsafe { libc::setpgid(0, 0) };
         let found = catch_unwind(AssertUnwindSafe(find)).unwrap_or(false);
-        // SAFETY: as above.
+        // SAFETY: the call accesses no memory.
         unsafe { libc::_exit(i32::from(!found)) };
     }
     let (end, mut status) = (Instant::now() + Duration::from_secs(10), 1);
-    // SAFETY: a child of this test and a place for its status.
+    // SAFETY: a child of this test, and a valid place for its status.
     while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == 0 {
         if Instant::now() > end {
-            // SAFETY: no memory is concerned.
+            // SAFETY: the call accesses no memory.
             unsafe { libc::kill(child, libc::SIGKILL) };
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    // SAFETY: as above.
+    // SAFETY: the call accesses no memory.
     unsafe { libc::kill(-child, libc::SIGKILL) };
     status == 0
 }
 
-/// A child that lives on holds up nobody who unmaps what was observed when it was forked.
+/// Memory was observed when a child was forked. Unmapping it does not wait for that child.
 #[test]
-fn whoever_unmaps_does_not_wait_for_a_forked_child() {
+fn unmapping_does_not_wait_for_a_forked_child() {
     if observed().is_none() {
         return;
     }
@@ -190,7 +190,7 @@ fn whoever_unmaps_does_not_wait_for_a_forked_child() {
             let Some(watch) = UnmapWatch::new() else { return false };
             let at = map();
             let watched = watch.watch(span(at, PAGES));
-            // SAFETY: the child only waits for its end.
+            // SAFETY: the child only waits until it is killed.
             if unsafe { libc::fork() } == 0 {
                 loop {
                     std::thread::park();
@@ -203,7 +203,7 @@ fn whoever_unmaps_does_not_wait_for_a_forked_child() {
     }
 }
 
-/// A child begins anew, although it has a copy of what its parent uses.
+/// A child can observe its own memory although it inherits the parent's state.
 #[test]
 fn a_forked_child_observes_its_own_memory() {
     let Some(inherited) = observed() else { return };

@@ -1,5 +1,5 @@
-//! A system that makes no reports of what is unmapped is no error, and the log tells of it. A program of its
-//! own: it gives up descriptors for good.
+//! A system that refuses reports of unmapped memory causes a log message and no error. This test has a
+//! process of its own: it gives up descriptors permanently.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, clippy::cast_sign_loss, dead_code)]
 
 #[path = "seccomp/mod.rs"]
@@ -35,10 +35,10 @@ fn refusal() -> String {
 }
 
 #[test]
-fn who_may_not_observe_hears_why_in_the_log() {
+fn the_log_names_the_refused_helper() {
     log::set_logger(&Said).unwrap();
     log::set_max_level(log::LevelFilter::Info);
-    // The helper that is missing is the one that is named.
+    // The message names the helper that is missing.
     let refused = |calls: &'static [(libc::c_long, i32)]| {
         std::thread::spawn(move || {
             if calls.is_empty() {
@@ -55,7 +55,7 @@ fn who_may_not_observe_hears_why_in_the_log() {
     assert!(text.contains("eventfd") && text.contains("sandbox") && !text.contains("userfaultfd"), "{text}");
     let text = refused(&[(libc::SYS_userfaultfd, libc::EPERM)]).join().unwrap();
     assert!(text.contains("userfaultfd") && text.contains("vm.unprivileged_userfaultfd"), "{text}");
-    // No descriptor can be opened any more.
+    // From here on no descriptor can be opened.
     setrlimit(Resource::Nofile, Rlimit { current: Some(0), maximum: Some(0) }).unwrap();
     let text = refusal();
     assert!(text.contains("userfaultfd") && text.contains("no lazy deregistration"), "{text}");

@@ -1,11 +1,13 @@
-//! A forked child gets no copy of the descriptor.
+//! Fork handlers that close the descriptor in forked children.
 //!
-//! Place in the data flow: `unmap.rs` has the handlers put in before it opens a descriptor; fork(3) calls them.
+//! Place in the data flow: `unmap.rs` registers the handlers before it opens a descriptor; fork(3) calls
+//! them.
 //!
-//! Invariants: nobody forks between the opening of a descriptor and its being in [`super::MONITOR`], nor
-//! while it is closed, for the lock is held from before the fork until after it. The thread that reads takes
-//! no lock, so whoever forks may unmap memory meanwhile. What bypasses fork(3) and its handlers (vfork(2),
-//! posix_spawn(3)) runs another program next, for which the descriptor is closed as well.
+//! Invariants: the lock of [`super::MONITOR`] is held across a fork. A monitor opens and closes its
+//! descriptor under the same lock. No fork can therefore happen between the opening of a descriptor and its
+//! entry in `MONITOR`, nor during the close. The reading thread takes no lock, so the forking thread may
+//! unmap memory meanwhile. Callers that bypass fork(3) and its handlers (vfork(2), posix_spawn(3)) execute
+//! another program next, which closes the descriptor as well.
 
 use std::cell::Cell;
 use std::os::fd::AsRawFd;
@@ -14,16 +16,16 @@ use std::sync::{LazyLock, MutexGuard, Weak};
 use super::{Monitor, lock};
 
 static HANDLED: LazyLock<bool> = LazyLock::new(|| {
-    // SAFETY: functions without arguments, which the system forgets when the library is unloaded.
+    // SAFETY: the functions take no arguments, and the C library removes them when this library is unloaded.
     unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) == 0 }
 });
 
 thread_local! {
-    /// Of the thread that forks, and of its copy.
+    /// The guard of the forking thread; the child has its copy.
     static HELD: Cell<Option<MutexGuard<'static, Weak<Monitor>>>> = const { Cell::new(None) };
 }
 
-/// Whether forks are seen.
+/// Whether the fork handlers are registered.
 pub(super) fn is_handled() -> bool {
     *HANDLED
 }
@@ -41,7 +43,8 @@ unsafe extern "C" fn in_child() {
     let Ok(Some(mut slot)) = HELD.try_with(Cell::take) else { return };
     let monitor = std::mem::take(&mut *slot).upgrade();
     if let Some(fd) = monitor.as_ref().and_then(|monitor| monitor.fd.as_ref()) {
-        // SAFETY: the thread would close it, which the child does not have; nobody uses it here.
+        // SAFETY: only the thread closes it otherwise, which the child does not have; the child does not use
+        // it.
         unsafe { libc::close(fd.as_raw_fd()) };
     }
 }

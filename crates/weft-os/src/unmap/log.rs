@@ -1,21 +1,21 @@
-//! The reports of what was unmapped, from the thread that reads them to whoever asks, without a lock.
+//! The ring of reports, from the thread that reads them to the readers, without a lock.
 //!
-//! Place in the data flow: the thread of `unmap.rs` → [`Log`] → [`super::UnmapWatch::unmapped`]. It is a file
-//! of its own so that a model checker can try every interleaving (`tests/loom_unmap.rs`).
+//! Place in the data flow: the thread of `unmap.rs` → [`Log`] → [`super::UnmapWatch::unmapped`]. The ring is
+//! a file of its own so that a model checker can try every interleaving (`tests/loom_unmap.rs`).
 //!
-//! A ring of fixed size; who has not read a report before it is overwritten takes it that everything was
-//! unmapped. A report is in the ring before anybody can rely on it: `begun` is raised before the system is
-//! asked for reports, whereupon the unmapping call may return, and readers wait until `done` has followed.
+//! The size is fixed. A reader whose next report was overwritten assumes that everything was unmapped. A
+//! report is in the ring before a caller can depend on it. The thread raises `begun` before it reads from the
+//! kernel, after which the unmapping call may return, and readers wait until `done` has followed.
 
 use weft_engine::nic::Span;
 
 use super::KEPT;
 use super::sync::{AtomicU64, Ordering, yield_now};
 
-/// What a reader hears who was too slow.
+/// The report for a reader whose next report was overwritten.
 pub(super) const EVERYTHING: Span = Span { start: 0, len: u64::MAX };
 
-/// The reports of the process so far.
+/// All reports of the process, of which the newest [`KEPT`] are stored.
 pub(super) struct Log {
     begun: AtomicU64,
     done: AtomicU64,
@@ -29,7 +29,7 @@ impl Log {
         Self { begun: AtomicU64::new(0), done: AtomicU64::new(0), count: AtomicU64::new(0), spans }
     }
 
-    /// Only the thread asks the system for reports, in here, and writes them.
+    /// Calls `ask`, which reads from the kernel and writes the reports. Only the thread calls this.
     pub(super) fn round(&self, ask: impl FnOnce()) {
         let begun = self.begun.load(Ordering::Relaxed) + 1;
         self.begun.store(begun, Ordering::SeqCst);
@@ -37,7 +37,7 @@ impl Log {
         self.done.store(begun, Ordering::SeqCst);
     }
 
-    /// Within a round.
+    /// Appends a report. Called within a round.
     pub(super) fn write(&self, span: Span) {
         let count = self.count.load(Ordering::Relaxed);
         let [start, len] = &self.spans[slot(count)];
@@ -46,12 +46,12 @@ impl Log {
         self.count.store(count + 1, Ordering::SeqCst);
     }
 
-    /// How many there were so far.
+    /// The number of reports written so far.
     pub(super) fn count(&self) -> u64 {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// The next report behind `read` of them.
+    /// The report at position `read`, which is advanced.
     pub(super) fn next(&self, read: &mut u64) -> Option<Span> {
         let begun = self.begun.load(Ordering::SeqCst);
         while self.done.load(Ordering::SeqCst) < begun {
@@ -63,7 +63,7 @@ impl Log {
         let [start, len] = &self.spans[slot(*read)];
         let span = Span { start: start.load(Ordering::SeqCst), len: len.load(Ordering::SeqCst) };
         let count = self.count.load(Ordering::SeqCst);
-        // The slot is written anew while the count is so far ahead, or further.
+        // At this distance the thread may already be overwriting the slot.
         if count - *read >= KEPT as u64 {
             *read = count;
             return Some(EVERYTHING);
@@ -73,7 +73,7 @@ impl Log {
     }
 }
 
-/// Where report number `count` stands.
+/// The slot of report number `count`.
 fn slot(count: u64) -> usize {
     usize::try_from(count % KEPT as u64).unwrap_or(0)
 }

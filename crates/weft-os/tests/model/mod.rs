@@ -1,27 +1,27 @@
-//! Where the `loom_*` tests, weft-fi's too, check their models: each in a process of its own.
+//! Runs the models of the `loom_*` tests, also those of weft-fi, each in a process of its own.
 //!
 //! The checker maps and unmaps a stack for every thread of every run, thousands of times a second. In a
-//! process with a second thread, as the test harness is, each of these calls interrupts the other core and
-//! waits for the other thread's; that took two thirds of the time.
+//! process with a second thread, such as the test harness, each of these calls interrupts the other core and
+//! waits for it. That took two thirds of the time.
 
 use std::cell::Cell;
 use std::process::Command;
 use std::thread;
 
-/// Set in the process that has only one test to run.
+/// The environment variable of a process that runs a single test.
 const ALONE: &str = "WEFT_TEST_MODEL_ALONE";
 
 thread_local! {
-    /// The test that this thread runs has passed, all its models, in the other process.
+    /// All models of this thread's test have passed in the other process.
     static PASSED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Checks `model` in every interleaving with at most that many preemptions.
+/// Checks `model` in every interleaving with at most `preemptions` preemptions.
 ///
-/// The first of a test's models has the whole test run again, in the other process. A test is therefore
-/// nothing but its models.
+/// The first model of a test runs the whole test again in the other process. A test must therefore consist of
+/// its models only.
 pub(crate) fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
-    // With one test at a time they run in the main thread, and there is no other.
+    // With one test at a time, tests run in the main thread, and there is no second thread.
     let thread = thread::current();
     match thread.name() {
         Some(test) if test != "main" && std::env::var_os(ALONE).is_none() => {
