@@ -1,22 +1,23 @@
-//! Raw memory that a provider works with: allocated once, zeroed, page-aligned, never seen through a Rust reference.
+//! Raw memory for a provider: allocated once, zeroed, page-aligned, and never accessed through a Rust
+//! reference.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
-/// Pages: what registration and cross-memory attach work in.
+/// The page size, the unit of registration and of cross-memory attach.
 const ALIGN: usize = 4096;
 
-/// A piece of memory. Freed when dropped, so its owner must see to it that no provider uses it any longer.
+/// A block of memory. The drop frees it, so the owner must ensure that no provider uses it afterwards.
 pub(crate) struct Block {
     start: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: a block is memory and nothing else; it belongs to no thread.
+// SAFETY: a block is plain memory and bound to no thread.
 unsafe impl Send for Block {}
 
 impl Block {
-    /// Zeroed memory, at least one page.
+    /// Allocates zeroed memory of at least one page.
     pub(crate) fn new(bytes: usize) -> Option<Self> {
         let layout = Layout::from_size_align(bytes.max(1).next_multiple_of(ALIGN), ALIGN).ok()?;
         // SAFETY: the layout's size is not zero.
@@ -33,18 +34,17 @@ impl Block {
         self.start.as_ptr()
     }
 
-    /// The address of `len` bytes at `offset`, if they are inside.
+    /// The address of `len` bytes at `offset`, if the range is inside the block.
     pub(crate) fn at(&self, offset: usize, len: usize) -> Option<*mut u8> {
         let end = offset.checked_add(len)?;
-        // The address is computed with wrapping arithmetic, so that no unsafe block is needed for what was
-        // just checked.
+        // Wrapping arithmetic is safe code, and the range was just checked.
         (end <= self.len()).then(|| self.start.as_ptr().wrapping_add(offset))
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: it was allocated with this layout, and this is the only owner.
+        // SAFETY: allocated with this layout; `self` is the only owner.
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
     }
 }

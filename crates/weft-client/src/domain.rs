@@ -1,4 +1,4 @@
-//! A provider opened: fabric and domain, by what is wanted of it.
+//! An opened provider: a fabric and a domain that meet the requirements in [`Wanted`].
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use weft_fi_sys::*;
 use crate::library::{self, Info};
 use crate::{Error, Library};
 
-/// Which operations are wanted. Tagged messages always are.
+/// The requested kinds of operations. Tagged messages are always requested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caps {
     /// Messages without tags.
@@ -20,47 +20,47 @@ pub struct Caps {
     pub atomic: bool,
 }
 
-/// Who moves data when the client does not call.
+/// The agent that moves data while the client makes no call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The provider, by a thread or by hardware.
+    /// The provider makes progress, by a thread or by hardware.
     Auto,
-    /// Nobody.
+    /// Only calls of the client make progress.
     Manual,
 }
 
-/// What the client promises about its threads.
+/// The client's promise about its threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Threading {
-    /// One at a time in the domain.
+    /// One thread at a time uses the domain.
     #[default]
     Domain,
-    /// One at a time with an endpoint and its queue.
+    /// One thread at a time uses an endpoint and its queue.
     Completion,
-    /// Nothing.
+    /// No promise.
     Safe,
 }
 
-/// What is asked of `fi_getinfo`, as hints.
+/// The requirements, which become the hints of `fi_getinfo`.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// The provider's name, exactly.
+    /// The exact name of the provider.
     pub provider: String,
-    /// The operations.
+    /// The requested operations.
     pub caps: Caps,
-    /// `None`: the provider's default.
+    /// The requested progress; `None` accepts the provider's default.
     pub progress: Option<Progress>,
-    /// Promises.
+    /// The client's promise about its threads.
     pub threading: Threading,
-    /// Operations complete only when the peer has the data.
+    /// Operations complete only when the data has arrived at the peer.
     pub delivery: bool,
-    /// Queues must be able to sleep.
+    /// A caller must be able to sleep on the queues.
     pub can_sleep: bool,
-    /// Receives that shall fit the receive queue. 0: the provider's default.
+    /// The number of receives that must fit the receive queue; 0 accepts the provider's default.
     pub receives: usize,
 }
 
-/// An opened provider. Endpoints keep it open.
+/// An opened provider. Its endpoints keep it open.
 #[derive(Clone)]
 pub struct Domain(Arc<Inner>);
 
@@ -71,16 +71,16 @@ pub(crate) struct Inner {
     fabric: *mut fid_fabric,
     pub(crate) domain: *mut fid_domain,
     next_key: AtomicU64,
-    /// Held while objects of the domain are opened or closed: weak threading levels ask for that.
+    /// Held while objects of the domain are opened or closed, as weak threading levels require.
     control: Mutex<()>,
 }
 
-// SAFETY: the pointers are used under `control` only, and the structure is not changed after it was made.
+// SAFETY: the pointers are used under `control` only, and the structure is not changed after its creation.
 unsafe impl Send for Inner {}
-// SAFETY: the same.
+// SAFETY: as above.
 unsafe impl Sync for Inner {}
 
-/// Modes of registration that we know how to honour.
+/// The registration modes that this crate supports.
 const MR_MODES: i32 = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
 
 fn hints(library: &'static Library, wanted: &Wanted) -> Result<Info, Error> {
@@ -106,7 +106,8 @@ fn hints(library: &'static Library, wanted: &Wanted) -> Result<Info, Error> {
         Some(Progress::Auto) => FI_PROGRESS_AUTO,
         Some(Progress::Manual) => FI_PROGRESS_MANUAL,
     };
-    // What MPI needs; every provider here has it, and leaving it out would let some be quicker than MPI ever sees them.
+    // MPI needs this order. Every measured provider offers it, and without it some would take a shorter path
+    // than in MPI.
     hints.tx_mut().msg_order = FI_ORDER_SAS;
     hints.rx_mut().msg_order = FI_ORDER_SAS;
     hints.rx_mut().size = wanted.receives;
@@ -116,7 +117,7 @@ fn hints(library: &'static Library, wanted: &Wanted) -> Result<Info, Error> {
     Ok(hints)
 }
 
-/// libfabric gives no reasons; these are the likely ones.
+/// The likely reason: libfabric reports none.
 fn not_offered(wanted: &Wanted) -> Error {
     let mut what = Vec::new();
     let Caps { msg, rma, atomic } = wanted.caps;
@@ -126,9 +127,11 @@ fn not_offered(wanted: &Wanted) -> Error {
         }
     }
     match (what.as_slice(), wanted.progress) {
-        ([], None) => Error::NotOffered("no tagged messages between reliable-datagram endpoints".to_owned()),
-        ([], Some(_)) => Error::NotOffered("no such progress".to_owned()),
-        (names, _) => Error::NotOffered(format!("no {}", names.join(", or no "))),
+        ([], None) => {
+            Error::NotOffered("the provider offers no tagged messages between reliable-datagram endpoints".to_owned())
+        }
+        ([], Some(_)) => Error::NotOffered("the provider does not offer the requested progress".to_owned()),
+        (names, _) => Error::NotOffered(format!("the provider does not offer {}", names.join(" or "))),
     }
 }
 
@@ -140,7 +143,7 @@ impl Domain {
             Err(Error::Call { code: FI_ENODATA, .. }) => return Err(not_offered(wanted)),
             other => other?,
         };
-        // A layered provider ("tcp;ofi_rxm") may come first; it is another provider.
+        // A layered provider such as "tcp;ofi_rxm" may come first; it is a different provider.
         let exact = found.iter().find(|info| library::provider(info) == wanted.provider);
         let info = exact.ok_or_else(|| not_offered(wanted))?;
         let info = library.copy(info)?;
@@ -154,12 +157,15 @@ impl Domain {
             next_key: AtomicU64::new(1),
             control: Mutex::new(()),
         };
-        // SAFETY: it was just opened.
+        // SAFETY: the fabric was just opened.
         let table = unsafe { &*fabric };
         // SAFETY: an open fabric has its table.
         let table = unsafe { &*table.ops };
-        let open = table.domain.ok_or_else(|| Error::NotOffered("there are no domains".to_owned()))?;
-        // SAFETY: fabric and structure are the library's own; the result goes to a field that nobody else sees yet.
+        let open = table
+            .domain
+            .ok_or_else(|| Error::NotOffered("the provider has no function to open a domain".to_owned()))?;
+        // SAFETY: fabric and structure belong to the library; the result goes to a field that no other thread
+        // sees yet.
         let result = unsafe { open(fabric, inner.info.raw, &mut inner.domain, null_mut()) };
         library.check("fi_domain", result as isize)?;
         Ok(Self(Arc::new(inner)))
@@ -169,24 +175,24 @@ impl Domain {
         &self.0
     }
 
-    /// What the provider counts inside, where it has weft's extension for that (fi_weft(7), "EXTENSIONS").
+    /// The provider's internal counters, if it has weft's extension for them (fi_weft(7), "EXTENSIONS").
     #[must_use]
     pub fn stats(&self) -> Option<Stats> {
-        // SAFETY: it is open.
+        // SAFETY: the domain is open.
         let domain = unsafe { &*self.0.domain };
         // SAFETY: an open domain has its table.
         let table = unsafe { &*domain.fid.ops };
         let open = table.ops_open?;
         let mut ops = null_mut();
-        // SAFETY: it is open, the name is a string, the table goes to a local.
+        // SAFETY: the domain is open, the name is a C string, and the table goes to a local.
         let result = unsafe { open(self.0.domain.cast(), c"weft_stats".as_ptr(), 0, &mut ops, null_mut()) };
         if result != 0 {
             return None;
         }
-        // SAFETY: this is what the table of that name begins with.
+        // SAFETY: a table of that name begins with these fields.
         let ops = unsafe { ops.cast::<StatsOps>().as_ref() }?;
         let mut stats = Stats::default();
-        // SAFETY: the domain is open, the place has the length that is given along.
+        // SAFETY: the domain is open, and the destination has the given length.
         let result = unsafe { (ops.read)(self.0.domain, &mut stats, size_of::<Stats>()) };
         (result == 0).then_some(stats)
     }
@@ -197,20 +203,20 @@ impl Domain {
         self.0.info.tx().inject_size
     }
 
-    /// The format of addresses, as libfabric numbers them (`FI_SOCKADDR_IN`, …).
+    /// The address format, as libfabric numbers it (`FI_SOCKADDR_IN`, …).
     #[must_use]
     pub fn address_format(&self) -> u32 {
         self.0.info.get().addr_format
     }
 }
 
-/// What weft counts inside a domain: `struct weft_stats`.
+/// weft's counters of a domain: `struct weft_stats`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// How often a call had to wait at a lock for another thread.
+    /// The number of calls that waited at a lock for another thread.
     pub lock_waits: u64,
-    /// Rounds in which the thread for automatic progress found something to do.
+    /// The number of rounds in which the thread for automatic progress found work.
     pub thread_rounds: u64,
 }
 
@@ -226,12 +232,12 @@ impl Inner {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A key for a registration, where the client chooses them.
+    /// The next key for a registration, for providers that let the client choose keys.
     pub(crate) fn next_key(&self) -> u64 {
         self.next_key.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Whether registration works in this mode.
+    /// Whether the provider requires the registration mode `bit`.
     pub(crate) fn mr_mode(&self, bit: i32) -> bool {
         self.info.domain().mr_mode & bit != 0
     }
@@ -239,23 +245,23 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: endpoints hold this open, so none is left.
+        // SAFETY: every endpoint keeps this structure alive, so no object of the domain is open.
         let left_open = unsafe { close(self.domain) } != 0;
-        // Without its domain closed, the fabric stays open too; the process is about to end anyhow.
+        // A fabric cannot be closed while its domain is open. Both then stay open.
         if !left_open {
-            // SAFETY: the same.
+            // SAFETY: as above.
             unsafe { close(self.fabric) };
         }
     }
 }
 
-/// Closes a libfabric object, or nothing for null.
+/// Closes a libfabric object; ignores null.
 ///
 /// # Safety
-/// The object is open (or null), and not used any longer.
+/// The object is open or null, and is not used afterwards.
 pub(crate) unsafe fn close<T>(object: *mut T) -> i32 {
     let object: *mut fid = object.cast();
-    // SAFETY: every libfabric object begins with a fid, and it is open.
+    // SAFETY: every libfabric object begins with a fid, and the object is open.
     let Some(head) = (unsafe { object.as_ref() }) else { return 0 };
     // SAFETY: an open object has its table.
     let table = unsafe { &*head.ops };

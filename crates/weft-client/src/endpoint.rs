@@ -1,6 +1,6 @@
-//! An endpoint with all that belongs to it: completion queue, address vector, memory, contexts.
+//! An endpoint with its completion queue, address vector, memory and contexts.
 //!
-//! Its operations are in `operations.rs`; here it is opened and closed, and completions are read.
+//! This file opens and closes the endpoint and reads completions. The operations are in `operations.rs`.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -14,50 +14,50 @@ use crate::block::Block;
 use crate::domain::{Domain, Inner, close};
 use crate::{Error, Library};
 
-/// Completions read at once.
+/// The number of completions that one call reads.
 const BATCH: usize = 16;
 
-/// A peer's number in the address vector.
+/// A peer's index in the address vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address(pub(crate) fi_addr_t);
 
-/// Some of an endpoint's memory.
+/// A range of an endpoint's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Bytes from the start of the memory.
+    /// The offset from the start of the memory, in bytes.
     pub offset: usize,
-    /// Bytes.
+    /// The length in bytes.
     pub len: usize,
 }
 
-/// An endpoint's memory as peers name it in remote operations. Plain numbers, carried out of band.
+/// The remote name of an endpoint's memory. It consists of plain numbers, which are exchanged out of band.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// What to add an offset to.
+    /// The remote address of offset 0.
     pub base: u64,
-    /// The key.
+    /// The registration's key.
     pub key: u64,
 }
 
-/// What became of an operation that was to be posted.
+/// The outcome of a call that posts an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// It is under way.
+    /// The operation is posted.
     Done,
-    /// There is no room now: read completions and try again.
+    /// The provider has no room now: read completions and try again.
     Again,
 }
 
-/// An operation that is complete.
+/// A completed operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Completion {
-    /// The context that the operation had. `None`: a peer's operation with remote completion data arrived.
+    /// The context of the operation. `None`: a peer's operation with remote completion data arrived.
     pub slot: Option<u32>,
-    /// Bytes, of a receive.
+    /// The received length in bytes.
     pub len: usize,
-    /// The tag, of a tagged receive.
+    /// The tag of a tagged receive.
     pub tag: u64,
-    /// The data, of a remote operation.
+    /// The completion data of a remote operation.
     pub data: u64,
 }
 
@@ -72,18 +72,19 @@ pub struct Endpoint {
     /// `None` only while dropping.
     memory: Option<Block>,
     contexts: Option<Block>,
-    /// Which contexts are with the provider.
+    /// Whether the provider holds the context, by slot.
     pub(crate) busy: Vec<bool>,
     domain: Domain,
 }
 
-// SAFETY: what the pointers mean belongs to this endpoint alone, except for the domain, which is behind a lock.
+// SAFETY: the objects belong to this endpoint alone, except for the domain, which is protected by a lock.
 unsafe impl Send for Endpoint {}
 
 impl Endpoint {
-    /// Opens and enables an endpoint with memory of its own, zeroed, and room for `contexts` operations under way.
+    /// Opens and enables an endpoint with `memory_bytes` of zeroed memory and at most `contexts` outstanding
+    /// operations.
     pub fn open(domain: &Domain, memory_bytes: usize, contexts: u32, peers: usize) -> Result<Self, Error> {
-        let no_memory = || Error::Misuse("more memory than there can be");
+        let no_memory = || Error::Misuse("the memory is larger than an address space");
         let slots = contexts as usize;
         let mut this = Self {
             ep: null_mut(),
@@ -108,7 +109,7 @@ impl Endpoint {
     }
 
     fn open_queues(&mut self, domain: &Inner, slots: usize, peers: usize) -> Result<(), Error> {
-        // SAFETY: it is open as long as `self.domain` lives.
+        // SAFETY: the domain is open as long as `self.domain` exists.
         let parent = unsafe { &*domain.domain };
         // SAFETY: an open domain has its table.
         let table = unsafe { &*parent.ops };
@@ -123,7 +124,7 @@ impl Endpoint {
             wait_set: null_mut(),
         };
         let open = library.has("fi_cq_open", table.cq_open)?;
-        // SAFETY: domain and attributes are valid, the result goes to a field of ours.
+        // SAFETY: domain and attributes are valid, and the result goes to a field of ours.
         let result = unsafe { open(domain.domain, &mut attr, &mut self.cq, null_mut()) };
         library.check("fi_cq_open", result as isize)?;
         let mut attr = fi_av_attr {
@@ -139,21 +140,22 @@ impl Endpoint {
         // SAFETY: as above.
         let mut result = unsafe { open(domain.domain, &mut attr, &mut self.av, null_mut()) };
         if result != 0 && peers > 0 {
-            // The number is a hint that some providers refuse when they cannot have as many; inserting will tell.
+            // The count is only a hint, but some providers refuse one that is too large. A later insert
+            // reports a real limit.
             attr.count = 0;
             // SAFETY: as above.
             result = unsafe { open(domain.domain, &mut attr, &mut self.av, null_mut()) };
         }
         library.check("fi_av_open", result as isize)?;
         let open = library.has("fi_endpoint", table.endpoint)?;
-        // SAFETY: as above; the structure is the library's own.
+        // SAFETY: as above; the library allocated the structure.
         let result = unsafe { open(domain.domain, domain.info.raw, &mut self.ep, null_mut()) };
         library.check("fi_endpoint", result as isize)?;
         self.bind(library, self.ep.cast(), self.av.cast(), 0)?;
         self.bind(library, self.ep.cast(), self.cq.cast(), FI_TRANSMIT | FI_RECV)
     }
 
-    /// Binds two objects of ours.
+    /// Binds two objects of this endpoint.
     fn bind(&self, library: &Library, object: *mut fid, other: *mut fid, flags: u64) -> Result<(), Error> {
         // SAFETY: the objects of this structure are open.
         let head = unsafe { &*object };
@@ -165,19 +167,19 @@ impl Endpoint {
         library.check("fi_bind", result as isize).map(|_| ())
     }
 
-    /// Enables an object of ours.
+    /// Enables an object of this endpoint.
     fn control_enable(&self, library: &Library, object: *mut fid) -> Result<(), Error> {
         // SAFETY: the objects of this structure are open.
         let head = unsafe { &*object };
         // SAFETY: an open object has its table.
         let table = unsafe { &*head.ops };
         let call = library.has("fi_enable", table.control)?;
-        // SAFETY: it is open; the command takes no argument.
+        // SAFETY: the object is open; the command takes no argument.
         let result = unsafe { call(object, FI_ENABLE as c_int, null_mut()) };
         library.check("fi_enable", result as isize).map(|_| ())
     }
 
-    /// Registers the memory, if somebody needs that.
+    /// Registers the memory, if remote access or the provider requires it.
     fn register(&mut self, domain: &Inner) -> Result<(), Error> {
         let caps = domain.info.get().caps;
         let remote = caps & (FI_RMA | FI_ATOMIC) != 0;
@@ -198,7 +200,7 @@ impl Endpoint {
         let call = library.has("fi_mr_reg", table.reg)?;
         let (start, len, key) = (memory.start().cast_const().cast(), memory.len(), domain.next_key());
         let parent: *mut fid = domain.domain.cast();
-        // SAFETY: the memory outlives the registration: see `drop`.
+        // SAFETY: the memory outlives the registration, as ensured by `drop`.
         let result = unsafe { call(parent, start, len, access, 0, key, 0, &mut self.mr, null_mut()) };
         library.check("fi_mr_reg", result as isize)?;
         if domain.mr_mode(FI_MR_ENDPOINT) {
@@ -206,7 +208,7 @@ impl Endpoint {
             self.control_enable(library, self.mr.cast())?;
         }
         if local {
-            // SAFETY: it is open.
+            // SAFETY: the registration is open.
             self.desc = unsafe { (*self.mr).mem_desc };
         }
         Ok(())
@@ -216,9 +218,9 @@ impl Endpoint {
         self.control_enable(domain.library, self.ep.cast())
     }
 
-    /// `fi_getname`.
+    /// Calls `fi_getname`.
     fn ask_name(&self, library: &Library) -> Result<Vec<u8>, Error> {
-        // SAFETY: it is open.
+        // SAFETY: the endpoint is open.
         let head = unsafe { &*self.ep };
         // SAFETY: an enabled endpoint has this table.
         let table = unsafe { &*head.cm };
@@ -226,7 +228,7 @@ impl Endpoint {
         let mut name = vec![0_u8; 256];
         loop {
             let mut len = name.len();
-            // SAFETY: it is open; the buffer has `len` bytes.
+            // SAFETY: the endpoint is open; the buffer has `len` bytes.
             let result = unsafe { call(self.ep.cast(), name.as_mut_ptr().cast(), &mut len) };
             if result == -(FI_ETOOSMALL as c_int) && len > name.len() && len < 1 << 16 {
                 name.resize(len, 0);
@@ -238,22 +240,22 @@ impl Endpoint {
         }
     }
 
-    /// The address that peers insert.
+    /// The address that peers insert into their address vectors.
     #[must_use]
     pub fn name(&self) -> &[u8] {
         &self.name
     }
 
-    /// The memory as peers name it.
+    /// The remote name of the memory.
     #[must_use]
     pub fn region(&self) -> Region {
         let base = if self.inner().mr_mode(FI_MR_VIRT_ADDR) { self.memory().start() as u64 } else { 0 };
-        // SAFETY: open, or null without remote access; then the key is never used.
+        // SAFETY: open; or null without remote access, and then the key is never used.
         let key = unsafe { self.mr.as_ref() }.map_or(0, |mr| mr.key);
         Region { base, key }
     }
 
-    /// The domain that it belongs to.
+    /// The domain of this endpoint.
     #[must_use]
     pub fn domain(&self) -> &Domain {
         &self.domain
@@ -273,25 +275,25 @@ impl Endpoint {
         contexts.at(slot as usize * size_of::<fi_context2>(), size_of::<fi_context2>()).map(<*mut u8>::cast)
     }
 
-    /// Which context an address means.
+    /// The slot of a context's address.
     fn slot(&self, context: *mut c_void) -> Option<u32> {
         let start = self.contexts.as_ref()?.start() as usize;
         let slot = (context as usize).checked_sub(start)? / size_of::<fi_context2>();
         (slot < self.busy.len()).then(|| u32::try_from(slot).ok()).flatten()
     }
 
-    /// The number at an offset, as it is at this moment.
+    /// Loads the number at `offset` atomically.
     pub fn load(&self, offset: usize) -> Result<u64, Error> {
         let cell = self.cell(offset)?;
-        // SAFETY: it is 8 aligned bytes of our memory, which are only ever used atomically by us.
+        // SAFETY: 8 aligned bytes of our memory, which this crate accesses only atomically.
         let cell = unsafe { AtomicU64::from_ptr(cell) };
         Ok(cell.load(Ordering::Acquire))
     }
 
-    /// Changes the number at an offset.
+    /// Stores a number at `offset` atomically.
     pub fn store(&mut self, offset: usize, value: u64) -> Result<(), Error> {
         let cell = self.cell(offset)?;
-        // SAFETY: as `load`.
+        // SAFETY: as in `load`.
         let cell = unsafe { AtomicU64::from_ptr(cell) };
         cell.store(value, Ordering::Release);
         Ok(())
@@ -299,12 +301,12 @@ impl Endpoint {
 
     fn cell(&self, offset: usize) -> Result<*mut u64, Error> {
         if !offset.is_multiple_of(8) {
-            return Err(Error::Misuse("a number that is not aligned"));
+            return Err(Error::Misuse("the number is not aligned to 8 bytes"));
         }
-        self.memory().at(offset, 8).map(<*mut u8>::cast).ok_or(Error::Misuse("a number outside the memory"))
+        self.memory().at(offset, 8).map(<*mut u8>::cast).ok_or(Error::Misuse("the number is outside the memory"))
     }
 
-    /// Inserts addresses, one after the other in `names`, into the address vector.
+    /// Inserts `count` addresses, which are concatenated in `names`, into the address vector.
     pub fn insert(&mut self, names: &[u8], count: usize) -> Result<Vec<Address>, Error> {
         let strings = self.inner().info.get().addr_format == FI_ADDR_STR;
         let whole = if strings {
@@ -313,41 +315,42 @@ impl Endpoint {
             names.len() == self.name.len() * count
         };
         if !whole || count == 0 {
-            return Err(Error::Misuse("addresses of another kind"));
+            return Err(Error::Misuse("the addresses have another format or count"));
         }
         let library = self.inner().library;
-        // SAFETY: it is open.
+        // SAFETY: the vector is open.
         let head = unsafe { &*self.av };
         // SAFETY: an open vector has its table.
         let table = unsafe { &*head.ops };
         let call = library.has("fi_av_insert", table.insert)?;
         let mut numbers = vec![FI_ADDR_NOTAVAIL; count];
-        // SAFETY: there are `count` addresses of the provider's format, and room for as many numbers.
+        // SAFETY: `names` holds `count` addresses in the provider's format, and `numbers` has room for as
+        // many.
         let result = unsafe { call(self.av, names.as_ptr().cast(), count, numbers.as_mut_ptr(), 0, null_mut()) };
         let inserted = library.check("fi_av_insert", result as isize)?;
         if inserted.unsigned_abs() != count {
-            return Err(Error::NotOffered(format!("of {count} addresses the provider took {inserted}")));
+            return Err(Error::NotOffered(format!("the provider inserted {inserted} of {count} addresses")));
         }
         Ok(numbers.into_iter().map(Address).collect())
     }
 
-    /// Reads some completions, which also moves things on. `each` sees them in order; the count is returned.
+    /// Reads some completions, which also makes progress. Calls `each` in order and returns the count.
     #[inline]
     pub fn poll(&mut self, each: impl FnMut(Completion)) -> Result<usize, Error> {
-        // SAFETY: it is open.
+        // SAFETY: the queue is open.
         let head = unsafe { &*self.cq };
         // SAFETY: an open queue has its table.
         let table = unsafe { &*head.ops };
         let Some(call) = table.read else { return Err(self.inner().library.missing("fi_cq_read")) };
         let mut entries = [const { MaybeUninit::uninit() }; BATCH];
-        // SAFETY: there is room for that many entries of the format that the queue was opened with.
+        // SAFETY: `entries` has room for `BATCH` entries of the queue's format.
         let result = unsafe { call(self.cq, entries.as_mut_ptr().cast(), BATCH) };
         self.deliver("fi_cq_read", result, &entries, each)
     }
 
-    /// As [`Endpoint::poll`], but sleeps for up to `timeout_ms` when there is nothing.
+    /// Like [`Endpoint::poll`], but sleeps up to `timeout_ms` while no completion is available.
     pub fn wait(&mut self, timeout_ms: i32, each: impl FnMut(Completion)) -> Result<usize, Error> {
-        // SAFETY: it is open.
+        // SAFETY: the queue is open.
         let head = unsafe { &*self.cq };
         // SAFETY: an open queue has its table.
         let table = unsafe { &*head.ops };
@@ -355,7 +358,7 @@ impl Endpoint {
         let mut entries = [const { MaybeUninit::uninit() }; BATCH];
         // SAFETY: as in `poll`.
         let result = unsafe { call(self.cq, entries.as_mut_ptr().cast(), BATCH, std::ptr::null(), timeout_ms) };
-        // Some providers are disturbed by signals and say so.
+        // Some providers return EINTR after a signal.
         let result = if result == -(libc::EINTR as isize) { -(FI_EAGAIN as isize) } else { result };
         self.deliver("fi_cq_sread", result, &entries, each)
     }
@@ -377,9 +380,9 @@ impl Endpoint {
         }
         let count = result.unsigned_abs();
         for entry in &entries[..count.min(BATCH)] {
-            // SAFETY: the library filled as many entries as it says.
+            // SAFETY: the library has filled `count` entries.
             let entry = unsafe { entry.assume_init_ref() };
-            // The context of an operation that a peer began is undefined.
+            // The context of an operation that a peer started is undefined.
             let ours = entry.flags & (FI_REMOTE_WRITE | FI_REMOTE_READ) == 0;
             let slot = if ours { self.slot(entry.op_context) } else { None };
             if let Some(slot) = slot {
@@ -390,19 +393,20 @@ impl Endpoint {
         Ok(count)
     }
 
-    /// `fi_cq_readerr`.
+    /// Calls `fi_cq_readerr`.
     #[cold]
     fn fault(&mut self) -> Error {
         let library = self.inner().library;
-        // SAFETY: it is open.
+        // SAFETY: the queue is open.
         let head = unsafe { &*self.cq };
         // SAFETY: an open queue has its table.
         let table = unsafe { &*head.ops };
         let Some(call) = table.readerr else { return library.missing("fi_cq_readerr") };
-        // The newest layout is the longest; older libraries fill less of it.
+        // The newest layout is the longest; older libraries fill only its beginning.
         // SAFETY: numbers and pointers, for which zero is valid.
         let mut entry: fi_cq_err_entry_1_20 = unsafe { std::mem::zeroed() };
-        // SAFETY: the entry is as long as any API version that we ask for needs, and has no buffer for error data.
+        // SAFETY: the entry is large enough for every API version that this crate requests; it has no buffer
+        // for error data.
         let result = unsafe { call(self.cq, (&raw mut entry).cast(), 0) };
         if result < 0 {
             return library.failure("fi_cq_readerr", result);
@@ -419,18 +423,18 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         let domain = self.domain.clone();
         let _serial = domain.inner().serialize();
-        // SAFETY: each is open or null, belongs to this endpoint, and is not used any longer.
+        // SAFETY: the registration is open or null, belongs to this endpoint, and is not used afterwards.
         let region_left = unsafe { close(self.mr) } != 0;
-        // SAFETY: the same.
+        // SAFETY: as above, of the endpoint.
         let endpoint_left = unsafe { close(self.ep) } != 0;
         if region_left || endpoint_left {
-            // A provider that still has them may write to them.
+            // A provider whose objects did not close may still write to this memory, so it is leaked.
             std::mem::forget((self.memory.take(), self.contexts.take()));
             return;
         }
-        // SAFETY: the same.
+        // SAFETY: as above, of the queue.
         unsafe { close(self.cq) };
-        // SAFETY: the same.
+        // SAFETY: as above, of the vector.
         unsafe { close(self.av) };
     }
 }

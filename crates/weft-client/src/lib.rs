@@ -1,20 +1,20 @@
-//! A libfabric client that is safe to use: it loads a host library and drives any provider in it.
+//! A libfabric client with a safe interface: it loads a host library and drives any provider in it.
 //!
-//! Place in the data flow: outside of the product. `weft bench` measures weft and its peers through this
-//! crate, so that every provider sees the same calls. [`Library`] is a loaded libfabric, [`Domain`] a
-//! provider opened in it, [`Endpoint`] a reliable-datagram endpoint with its completion queue, address vector
-//! and memory; start reading there.
+//! Place in the data flow: outside the product. `weft bench` measures weft and other providers through this
+//! crate, so that every provider sees the same calls. Start reading at the three main types: [`Library`] is a
+//! loaded libfabric. [`Domain`] is a provider opened in it. [`Endpoint`] is a reliable-datagram endpoint with
+//! its completion queue, address vector and memory.
 //!
-//! What makes it safe, and is checked here rather than promised by callers:
-//! - An endpoint owns the memory it communicates with. Operations name pieces of it by offset and length, which are
-//!   checked; nobody holds a Rust reference into it, because a peer may write to it at any time.
-//! - An endpoint owns the contexts of its operations (`fi_context2`, for providers that keep state in them). A context
-//!   is refused until the operation that has it is complete.
+//! The crate checks these rules itself and does not depend on its callers:
+//! - An endpoint owns its communication memory. Operations name ranges of it by offset and length, which are
+//!   checked. No Rust reference into this memory exists, because a peer may write to it at any time.
+//! - An endpoint owns the contexts of its operations (`fi_context2`, for providers that keep state in them).
+//!   A context is refused until its operation is complete.
 //! - Memory and contexts are freed after the endpoint and its registration were closed, or not at all.
-//! - A library that was loaded stays loaded: its threads and exit handlers may outlive what we know of.
+//! - A loaded library is never unloaded: it may have threads and exit handlers that this crate cannot see.
 //!
-//! Sizes are bytes. Errors are [`Error`]; a provider that has no room at the moment (`-FI_EAGAIN`) is no error but
-//! [`Posted::Again`].
+//! Sizes are bytes. Errors are [`Error`]. The state "no room at the moment" (`-FI_EAGAIN`) is not an error
+//! but [`Posted::Again`].
 //!
 //! Sources: the man pages of libfabric 1.17, fi_getinfo(3), fi_endpoint(3), fi_cq(3), fi_av(3), fi_mr(3), fi_rma(3),
 //! fi_atomic(3).
@@ -27,24 +27,24 @@ mod operations;
 
 use std::ffi::c_int;
 
-/// Addresses are `sockaddr_in`, see [`Domain::address_format`].
+/// The address format `sockaddr_in`, see [`Domain::address_format`].
 pub const FORMAT_SOCKADDR_IN: u32 = weft_fi_sys::FI_SOCKADDR_IN;
-/// Addresses are `sockaddr_in6`.
+/// The address format `sockaddr_in6`.
 pub const FORMAT_SOCKADDR_IN6: u32 = weft_fi_sys::FI_SOCKADDR_IN6;
-/// Addresses are strings that end in a null byte.
+/// The address format of null-terminated strings.
 pub const FORMAT_STRING: u32 = weft_fi_sys::FI_ADDR_STR;
 
 pub use domain::{Caps, Domain, Progress, Stats, Threading, Wanted};
 pub use endpoint::{Address, Completion, Endpoint, Piece, Posted, Region};
 pub use library::Library;
 
-/// Bytes that this process has from malloc(3) and has not given back, in all its libraries. `None`: the C
-/// library does not tell.
+/// Bytes that all libraries of this process have allocated from malloc(3) and not freed. `None`: the C
+/// library does not report it.
 #[must_use]
 pub fn heap_bytes() -> Option<usize> {
     #[cfg(target_env = "gnu")]
     {
-        // SAFETY: it takes no arguments and only counts.
+        // SAFETY: the function takes no arguments and only counts.
         let info = unsafe { libc::mallinfo2() };
         Some(info.uordblks + info.hblkhd)
     }
@@ -52,42 +52,43 @@ pub fn heap_bytes() -> Option<usize> {
     None
 }
 
-/// What can go wrong.
+/// Errors of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The library cannot be loaded, or is not libfabric.
     #[error("{0}")]
     Load(String),
-    /// The provider has not got what is wanted.
+    /// The provider lacks a requested feature.
     #[error("{0}")]
     NotOffered(String),
-    /// A call failed.
+    /// A libfabric function returned an error.
     #[error("{what}: {text} ({code})")]
     Call {
-        /// The function.
+        /// The name of the function.
         what: &'static str,
-        /// The error, a positive number.
+        /// The error number, positive.
         code: c_int,
-        /// What `fi_strerror` says.
+        /// The text of `fi_strerror`.
         text: String,
     },
-    /// An operation completed in error.
-    #[error("an operation completed in error: {text} ({code}, the provider's own {provider_code})")]
+    /// An operation completed with an error.
+    #[error("an operation completed with an error: {text} ({code}, the provider's own {provider_code})")]
     Completion {
-        /// The error, a positive number.
+        /// The error number, positive.
         code: c_int,
         /// The provider's error number.
         provider_code: c_int,
-        /// What `fi_strerror` says.
+        /// The text of `fi_strerror`.
         text: String,
     },
-    /// We asked for something that makes no sense: a piece outside the memory, a context in use, a foreign name.
+    /// The caller violated a rule of this crate: a range outside the memory, a context in use, a foreign
+    /// address.
     #[error("misuse: {0}")]
     Misuse(&'static str),
 }
 
 impl Error {
-    /// Whether the provider lacks the function, as opposed to failing in it.
+    /// Whether the provider lacks the function, in contrast to a failure of the function.
     #[must_use]
     pub fn is_not_offered(&self) -> bool {
         match self {

@@ -1,4 +1,4 @@
-//! A libfabric loaded at run time, and the structures it allocates.
+//! A libfabric that is loaded at run time, and the structures that it allocates.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -16,10 +16,10 @@ type DupInfo = unsafe extern "C" fn(*const fi_info) -> *mut fi_info;
 type OpenFabric = unsafe extern "C" fn(*mut fi_fabric_attr, *mut *mut fid_fabric, *mut c_void) -> c_int;
 type StrError = unsafe extern "C" fn(c_int) -> *const c_char;
 
-/// The newest API that this client was written for. Structures that newer ones allocate only grew at their ends.
+/// The newest API version that this client supports. Newer versions only append to the structures.
 const NEWEST_API: u32 = version(2, 5);
 
-/// A libfabric.
+/// A loaded libfabric.
 pub struct Library {
     version: u32,
     getinfo: GetInfo,
@@ -29,41 +29,42 @@ pub struct Library {
     strerror: StrError,
 }
 
-/// The function of this name and type.
+/// Looks up the function `name` of type `F`.
 ///
 /// # Safety
 /// The library's function has the type `F`.
 unsafe fn symbol<F: Copy>(library: &Dynamic, name: &CStr) -> Result<F, Error> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises the type.
     let found = unsafe { library.get::<F>(name.to_bytes_with_nul()) };
-    let found = found.map_err(|_| Error::Load(format!("it is not libfabric: it has no {}", name.to_string_lossy())))?;
+    let found = found
+        .map_err(|_| Error::Load(format!("the library is not libfabric: it has no {}", name.to_string_lossy())))?;
     Ok(*found)
 }
 
 impl Library {
-    /// Loads a library, for good.
+    /// Loads a library, which is never unloaded.
     pub fn load(path: &Path) -> Result<&'static Self, Error> {
-        // Local and deep binding: another libfabric in the process must not catch this one's calls of its own
-        // functions.
+        // Local and deep binding: otherwise another libfabric in the process could intercept this library's
+        // calls to its own functions.
         let flags = libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_DEEPBIND;
-        // SAFETY: loading runs the library's constructors; that is what the user asked for by naming it.
+        // SAFETY: loading runs the library's constructors; the user requested that by naming the library.
         let opened = unsafe { Dynamic::open(Some(path), flags) };
         let library = opened.map_err(|error| Error::Load(error.to_string()))?;
         let library: &'static Dynamic = Box::leak(Box::new(library));
         // SAFETY: the type is that of libfabric's header.
         let version: Version = unsafe { symbol(library, c"fi_version")? };
         Ok(Box::leak(Box::new(Self {
-            // SAFETY: it has no conditions.
+            // SAFETY: the function has no preconditions.
             version: unsafe { version() },
             // SAFETY: the type is that of libfabric's header.
             getinfo: unsafe { symbol(library, c"fi_getinfo")? },
-            // SAFETY: the same.
+            // SAFETY: the type is that of libfabric's header.
             freeinfo: unsafe { symbol(library, c"fi_freeinfo")? },
-            // SAFETY: the same.
+            // SAFETY: the type is that of libfabric's header.
             dupinfo: unsafe { symbol(library, c"fi_dupinfo")? },
-            // SAFETY: the same.
+            // SAFETY: the type is that of libfabric's header.
             fabric: unsafe { symbol(library, c"fi_fabric")? },
-            // SAFETY: the same.
+            // SAFETY: the type is that of libfabric's header.
             strerror: unsafe { symbol(library, c"fi_strerror")? },
         })))
     }
@@ -74,12 +75,12 @@ impl Library {
         version_parts(self.version)
     }
 
-    /// The version to ask for.
+    /// The API version to request.
     pub(crate) fn api(&self) -> u32 {
         self.version.min(NEWEST_API)
     }
 
-    /// The providers in this library, whether or not they find a device here.
+    /// The names of the providers in this library, whether or not they find a device on this host.
     pub fn providers(&self) -> Result<Vec<String>, Error> {
         let all = self.getinfo(FI_PROV_ATTR_ONLY, None)?;
         let mut names: Vec<String> = Vec::new();
@@ -92,26 +93,26 @@ impl Library {
         Ok(names)
     }
 
-    /// What the library says about an error number.
+    /// The library's text for an error number.
     pub(crate) fn text(&self, code: c_int) -> String {
-        // SAFETY: it takes any number and returns a string constant.
+        // SAFETY: the function takes any number and returns a string constant.
         let text = unsafe { (self.strerror)(code) };
         string(text)
     }
 
-    /// Turns the result of a call into an error, unless it is 0 or more.
+    /// Turns the negative result of a call into an error.
     pub(crate) fn check(&self, what: &'static str, result: isize) -> Result<isize, Error> {
         if result >= 0 { Ok(result) } else { Err(self.failure(what, result)) }
     }
 
-    /// The error of a call that returned a negative number.
+    /// The error of a call that returned the negative number `result`.
     #[cold]
     pub(crate) fn failure(&self, what: &'static str, result: isize) -> Error {
         let code = c_int::try_from(-result).unwrap_or(c_int::MAX);
         Error::Call { what, code, text: self.text(code) }
     }
 
-    /// `fi_allocinfo`.
+    /// Calls `fi_allocinfo`.
     pub(crate) fn allocate(&'static self) -> Result<Info, Error> {
         // SAFETY: a null pointer asks for an empty structure.
         let raw = unsafe { (self.dupinfo)(null()) };
@@ -122,7 +123,7 @@ impl Library {
         }
     }
 
-    /// `fi_getinfo`.
+    /// Calls `fi_getinfo`.
     pub(crate) fn getinfo(&self, flags: u64, hints: Option<&Info>) -> Result<Found<'_>, Error> {
         let hints = hints.map_or(null(), |hints| hints.raw.cast_const());
         let mut raw = null_mut();
@@ -132,7 +133,7 @@ impl Library {
         Ok(Found { raw, library: self })
     }
 
-    /// `fi_fabric`.
+    /// Calls `fi_fabric`.
     pub(crate) fn open_fabric(&self, info: &Info) -> Result<*mut fid_fabric, Error> {
         let mut fabric = null_mut();
         // SAFETY: the attributes are the library's own; the result goes to a local.
@@ -141,9 +142,9 @@ impl Library {
         Ok(fabric)
     }
 
-    /// A copy of one of the structures found.
+    /// Calls `fi_dupinfo`: copies one of the structures found.
     pub(crate) fn copy(&'static self, info: &fi_info) -> Result<Info, Error> {
-        // SAFETY: it is one of the library's own structures.
+        // SAFETY: the library allocated the structure.
         let raw = unsafe { (self.dupinfo)(info) };
         if raw.is_null() {
             Err(self.failure("fi_dupinfo", -(libc::ENOMEM as isize)))
@@ -153,7 +154,7 @@ impl Library {
     }
 }
 
-/// Text from C, empty for null.
+/// Converts a C string; null becomes an empty string.
 fn string(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
@@ -162,14 +163,14 @@ fn string(text: *const c_char) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// The name of the provider that a structure describes.
+/// The name of the provider in a structure.
 pub(crate) fn provider(info: &fi_info) -> String {
-    // SAFETY: libfabric sets it in every structure it returns; null is a possible answer of as_ref.
+    // SAFETY: libfabric sets it in every structure it returns; null gives `None`.
     let attr = unsafe { info.fabric_attr.as_ref() };
     attr.map(|attr| string(attr.prov_name)).unwrap_or_default()
 }
 
-/// One structure, owned.
+/// An owned `fi_info`.
 pub(crate) struct Info {
     pub(crate) raw: *mut fi_info,
     library: &'static Library,
@@ -177,52 +178,52 @@ pub(crate) struct Info {
 
 impl Info {
     pub(crate) fn get(&self) -> &fi_info {
-        // SAFETY: it lives until this is dropped, and is changed only through &mut self.
+        // SAFETY: the structure is valid until `self` is dropped, and changed only through `&mut self`.
         unsafe { &*self.raw }
     }
 
     pub(crate) fn get_mut(&mut self) -> &mut fi_info {
-        // SAFETY: it lives until this is dropped, and nobody else has it.
+        // SAFETY: the structure is valid until `self` is dropped, and `self` is its only owner.
         unsafe { &mut *self.raw }
     }
 
-    /// The attributes of the domain; a structure of libfabric's always has them.
+    /// The domain attributes, which every structure of libfabric has.
     pub(crate) fn domain(&self) -> &fi_domain_attr {
-        // SAFETY: as `get`; fi_allocinfo allocates them and fi_dupinfo copies them.
+        // SAFETY: as in `get`; fi_allocinfo allocates the attributes and fi_dupinfo copies them.
         unsafe { &*self.get().domain_attr }
     }
 
     pub(crate) fn domain_mut(&mut self) -> &mut fi_domain_attr {
-        // SAFETY: as `get_mut`; fi_allocinfo allocates them.
+        // SAFETY: as in `get_mut`; fi_allocinfo allocates the attributes.
         unsafe { &mut *self.get_mut().domain_attr }
     }
 
     pub(crate) fn tx(&self) -> &fi_tx_attr {
-        // SAFETY: as `domain`.
+        // SAFETY: as in `domain`.
         unsafe { &*self.get().tx_attr }
     }
 
     pub(crate) fn tx_mut(&mut self) -> &mut fi_tx_attr {
-        // SAFETY: as `domain_mut`.
+        // SAFETY: as in `domain_mut`.
         unsafe { &mut *self.get_mut().tx_attr }
     }
 
     pub(crate) fn rx_mut(&mut self) -> &mut fi_rx_attr {
-        // SAFETY: as `domain_mut`.
+        // SAFETY: as in `domain_mut`.
         unsafe { &mut *self.get_mut().rx_attr }
     }
 
     pub(crate) fn ep_mut(&mut self) -> &mut fi_ep_attr {
-        // SAFETY: as `domain_mut`.
+        // SAFETY: as in `domain_mut`.
         unsafe { &mut *self.get_mut().ep_attr }
     }
 
-    /// Names the provider, in hints.
+    /// Sets the provider's name, for hints.
     pub(crate) fn set_provider(&mut self, name: &str) -> Result<(), Error> {
-        let name = CString::new(name).map_err(|_| Error::Misuse("a provider's name with a null byte"))?;
-        // SAFETY: as `domain_mut`.
+        let name = CString::new(name).map_err(|_| Error::Misuse("the provider's name contains a null byte"))?;
+        // SAFETY: as in `domain_mut`.
         let attr = unsafe { &mut *self.get_mut().fabric_attr };
-        // fi_freeinfo releases it with free.
+        // fi_freeinfo frees the copy.
         // SAFETY: the string is valid for the call.
         attr.prov_name = unsafe { libc::strdup(name.as_ptr()) };
         Ok(())
@@ -231,7 +232,7 @@ impl Info {
 
 impl Drop for Info {
     fn drop(&mut self) {
-        // SAFETY: it is the library's own, and nobody has it any longer.
+        // SAFETY: the library allocated it, and `self` is its only owner.
         unsafe { (self.library.freeinfo)(self.raw) };
     }
 }
@@ -245,7 +246,7 @@ pub(crate) struct Found<'a> {
 impl Found<'_> {
     /// The structures, best first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &fi_info> {
-        // SAFETY: the list lives until this is dropped, and nobody changes it.
+        // SAFETY: the list is valid and unchanged until `self` is dropped.
         let reach = |raw: *mut fi_info| unsafe { raw.as_ref() };
         std::iter::successors(reach(self.raw), move |info| reach(info.next))
     }
@@ -253,7 +254,7 @@ impl Found<'_> {
 
 impl Drop for Found<'_> {
     fn drop(&mut self) {
-        // SAFETY: it is the library's own, and nobody has it any longer.
+        // SAFETY: the library allocated it, and `self` is its only owner.
         unsafe { (self.library.freeinfo)(self.raw) };
     }
 }

@@ -1,5 +1,5 @@
-//! An endpoint's operations. Each checks its arguments, makes one call through the endpoint's tables, as the
-//! inline functions of libfabric's headers do, and notes that the context is with the provider.
+//! The operations of an endpoint. Each checks its arguments and makes one call through the endpoint's tables,
+//! as the inline functions of libfabric's headers do. Then it records that the provider holds the context.
 
 use std::ffi::{c_int, c_void};
 
@@ -9,7 +9,7 @@ use crate::endpoint::{Address, Endpoint, Piece, Posted, Region};
 use crate::{Error, Library};
 
 impl Library {
-    /// A function of a table, which may have holes.
+    /// Returns a function of an operation table, or an error if the provider left it out.
     pub(crate) fn has<F>(&self, what: &'static str, function: Option<F>) -> Result<F, Error> {
         function.ok_or_else(|| self.missing(what))
     }
@@ -20,14 +20,16 @@ impl Library {
     }
 }
 
-/// One of the endpoint's tables; null where the provider was not asked for the capability.
+/// A table of the endpoint; it is null if the capability was not requested.
 macro_rules! table {
     ($this:expr, $table:ident) => {{
-        // SAFETY: the endpoint is open as long as this structure lives.
+        // SAFETY: the endpoint is open as long as this structure exists.
         let head = unsafe { &*$this.ep };
         // SAFETY: a table of an open endpoint is valid, or null.
         let table = unsafe { head.$table.as_ref() };
-        table.ok_or_else(|| Error::NotOffered(concat!("no operations of the kind ", stringify!($table)).to_owned()))?
+        table.ok_or_else(|| {
+            Error::NotOffered(concat!("the provider has no operation table ", stringify!($table)).to_owned())
+        })?
     }};
 }
 
@@ -37,12 +39,12 @@ impl Endpoint {
     pub fn tagged_send(&mut self, slot: u32, piece: Piece, to: Address, tag: u64) -> Result<Posted, Error> {
         let (buffer, context) = (self.at(piece)?, self.claim(slot)?);
         let call = self.inner().library.has("fi_tsend", table!(self, tagged).send)?;
-        // SAFETY: the piece is inside our memory, the context is free; both outlive the operation.
+        // SAFETY: the range is inside our memory and the context is free; both outlive the operation.
         let result = unsafe { call(self.ep, buffer, piece.len, self.desc, to.0, tag, context) };
         self.posted("fi_tsend", slot, result)
     }
 
-    /// Receives a tagged message from anybody. Bits that are set in `ignore` may differ.
+    /// Receives a tagged message from any source. Tag bits that are set in `ignore` are not compared.
     #[inline]
     pub fn tagged_recv(&mut self, slot: u32, piece: Piece, tag: u64, ignore: u64) -> Result<Posted, Error> {
         let (buffer, context) = (self.at(piece)?, self.claim(slot)?);
@@ -57,7 +59,7 @@ impl Endpoint {
     pub fn tagged_inject(&mut self, piece: Piece, to: Address, tag: u64) -> Result<Posted, Error> {
         let buffer = self.at(piece)?;
         let call = self.inner().library.has("fi_tinject", table!(self, tagged).inject)?;
-        // SAFETY: the piece is inside our memory, and free again when the call returns.
+        // SAFETY: the range is inside our memory, and is free again when the call returns.
         let result = unsafe { call(self.ep, buffer, piece.len, to.0, tag) };
         self.injected("fi_tinject", result)
     }
@@ -72,7 +74,7 @@ impl Endpoint {
         self.posted("fi_send", slot, result)
     }
 
-    /// Receives a message from anybody.
+    /// Receives a message from any source.
     #[inline]
     pub fn recv(&mut self, slot: u32, piece: Piece) -> Result<Posted, Error> {
         let (buffer, context) = (self.at(piece)?, self.claim(slot)?);
@@ -92,7 +94,7 @@ impl Endpoint {
         self.injected("fi_inject", result)
     }
 
-    /// Writes to a peer's memory, at an offset in it.
+    /// Writes to a peer's memory at `offset`.
     #[inline]
     pub fn write(
         &mut self,
@@ -105,12 +107,13 @@ impl Endpoint {
         let (buffer, context) = (self.at(piece)?, self.claim(slot)?);
         let call = self.inner().library.has("fi_write", table!(self, rma).write)?;
         let target = region.base.wrapping_add(offset as u64);
-        // SAFETY: as in `tagged_send`; the target is checked by the peer's provider, against the key.
+        // SAFETY: as in `tagged_send`; the peer's provider checks the target against the key.
         let result = unsafe { call(self.ep, buffer, piece.len, self.desc, to.0, target, region.key, context) };
         self.posted("fi_write", slot, result)
     }
 
-    /// Writes to a peer's memory and tells the peer so, by a completion that carries `data`.
+    /// Writes to a peer's memory at the same offset, and notifies the peer by a completion that carries
+    /// `data`.
     #[inline]
     pub fn write_data(
         &mut self,
@@ -128,7 +131,7 @@ impl Endpoint {
         self.posted("fi_writedata", slot, result)
     }
 
-    /// Reads a peer's memory, from an offset in it.
+    /// Reads a peer's memory at `offset`.
     #[inline]
     pub fn read(
         &mut self,
@@ -146,17 +149,17 @@ impl Endpoint {
         self.posted("fi_read", slot, result)
     }
 
-    /// Whether the provider adds 64-bit numbers remotely and returns what was there.
+    /// Returns an error unless the provider offers a remote fetch-and-add of 64-bit numbers.
     pub fn fetch_add_offered(&self) -> Result<(), Error> {
         let library = self.inner().library;
         let call = library.has("fi_fetch_atomicvalid", table!(self, atomic).readwritevalid)?;
         let mut count = 0;
-        // SAFETY: the endpoint is open; the count goes to a local.
+        // SAFETY: the endpoint is open, and the count goes to a local.
         let result = unsafe { call(self.ep, FI_UINT64, FI_SUM, &mut count) };
         library.check("fi_fetch_atomicvalid", result as isize).map(|_| ())
     }
 
-    /// Adds the number at `operand` to a peer's, at an offset in its memory, and fetches what was there to `result`.
+    /// Adds the number at `operand` to the peer's number at `offset`, and fetches the old value to `result`.
     #[inline]
     pub fn fetch_add(
         &mut self,
@@ -178,22 +181,22 @@ impl Endpoint {
         self.posted("fi_fetch_atomic", slot, result)
     }
 
-    /// The address of a piece.
+    /// The address of a range.
     #[inline]
     fn at(&self, piece: Piece) -> Result<*mut c_void, Error> {
         self.memory()
             .at(piece.offset, piece.len)
             .map(<*mut u8>::cast)
-            .ok_or(Error::Misuse("a piece outside the memory"))
+            .ok_or(Error::Misuse("the range is outside the memory"))
     }
 
-    /// The address of a context that is free.
+    /// The address of a free context.
     #[inline]
     fn claim(&self, slot: u32) -> Result<*mut c_void, Error> {
         if self.busy.get(slot as usize) != Some(&false) {
-            return Err(Error::Misuse("a context that is in use, or none at all"));
+            return Err(Error::Misuse("the context is in use, or does not exist"));
         }
-        self.context(slot).ok_or(Error::Misuse("no such context"))
+        self.context(slot).ok_or(Error::Misuse("the context does not exist"))
     }
 
     #[inline]

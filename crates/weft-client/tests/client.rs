@@ -1,7 +1,7 @@
-//! The client over libfabric's own shm provider, alone in its process: what it carries, and what it refuses.
+//! The client over libfabric's own shm provider, in a single process: transfers and refused calls.
 //!
-//! The host is the first of WEFT_HOST_LIBS, or that of MPICH's wheel in `.venv-mpich` at the root of the
-//! project, or the system's.
+//! The host library is the first of WEFT_HOST_LIBS. The fallbacks are the library of MPICH's wheel in
+//! `.venv-mpich` at the root of the project and the system's library.
 
 #![allow(clippy::unwrap_used)]
 
@@ -31,7 +31,7 @@ fn misuse<T: std::fmt::Debug>(result: Result<T, Error>) {
     assert!(matches!(result, Err(Error::Misuse(_))), "{result:?}");
 }
 
-/// Reads completions until both slots have come; the length of what was received.
+/// Reads completions until both slots are complete. Returns the received length.
 fn complete(ep: &mut Endpoint, slots: [u32; 2]) -> usize {
     let (mut missing, mut len) = (slots.to_vec(), 0);
     let end = Instant::now() + LIMIT;
@@ -69,10 +69,10 @@ fn data_arrives_and_misuse_is_refused() {
     for round in 1..=3 {
         ep.store(from.offset + 8, 7 * round).unwrap();
         assert_eq!(ep.tagged_recv(0, into, 5, 0).unwrap(), Posted::Done);
-        // Its context is with the provider now.
+        // The provider holds the context now.
         misuse(ep.tagged_recv(0, into, 5, 0));
         misuse(ep.send(0, from, us));
-        // It may take a provider a while to have room for a peer that is new to it.
+        // Some providers need time before a new peer has room for a message.
         let end = Instant::now() + LIMIT;
         while ep.tagged_send(1, from, us, 5).unwrap() == Posted::Again {
             assert_eq!(ep.poll(|_| ()).unwrap(), 0);

@@ -1,10 +1,11 @@
-//! libfabric's C declarations: structures, operation tables and constants, and nothing else.
+//! libfabric's C declarations: structures, operation tables and constants.
 //!
-//! Place in the data flow: the vocabulary of weft-fi. `bindings.rs` is generated from the headers of
-//! libfabric 1.17 by `cargo xtask bindings` and checked in; [`v2`] holds by hand what 2.x added and weft
-//! uses. libfabric only ever appends to its structures, so the 1.17 layout is right for every later host as
-//! long as nobody takes the *size* of a structure that the host allocated (weft has the host allocate every
-//! `fi_info`). No function is declared: weft must not link against libfabric, see `weft_fi::host`.
+//! Place in the data flow: the vocabulary of weft-fi. `cargo xtask bindings` generates `bindings.rs` from the
+//! headers of libfabric 1.17, and the result is checked in. [`v2`] is written by hand and holds the additions
+//! of 2.x that weft uses. libfabric only appends to its structures. The 1.17 layout is therefore valid for
+//! every later host, as long as no code takes the *size* of a structure that the host allocated. weft lets
+//! the host allocate every `fi_info`. No function is declared, because weft must not link against libfabric;
+//! see `weft_fi::host`.
 
 mod generated {
     #![allow(
@@ -28,19 +29,19 @@ pub mod v2;
 
 pub use generated::*;
 
-/// A version as libfabric packs it: `FI_VERSION(major, minor)`.
+/// Packs a version as `FI_VERSION(major, minor)` does.
 #[must_use]
 pub const fn version(major: u32, minor: u32) -> u32 {
     (major << 16) | minor
 }
 
-/// The two numbers of a packed version.
+/// The major and minor number of a packed version.
 #[must_use]
 pub const fn version_parts(version: u32) -> (u32, u32) {
     (version >> 16, version & 0xffff)
 }
 
-/// `FI_ADDR_UNSPEC` and `FI_ADDR_NOTAVAIL`, which are cast expressions in C that bindgen does not evaluate.
+/// `FI_ADDR_UNSPEC`: a cast expression in C, which bindgen does not evaluate.
 pub const FI_ADDR_UNSPEC: fi_addr_t = u64::MAX;
-/// See [`FI_ADDR_UNSPEC`].
+/// `FI_ADDR_NOTAVAIL`: as [`FI_ADDR_UNSPEC`], a cast expression in C.
 pub const FI_ADDR_NOTAVAIL: fi_addr_t = u64::MAX;
