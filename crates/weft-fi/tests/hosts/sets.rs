@@ -1,4 +1,4 @@
-//! Poll sets: which of several queues and counters have something.
+//! Poll sets: they report which of several queues and counters have entries or changes.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -13,7 +13,7 @@ pub(crate) fn all(lib: &Lib) {
     scenes(
         lib,
         &[
-            ("who_has_something", who_has_something),
+            ("reported_members", reported_members),
             ("several_endpoints", several_endpoints),
             ("poll_set_misuse", poll_set_misuse),
         ],
@@ -21,7 +21,7 @@ pub(crate) fn all(lib: &Lib) {
 }
 
 const BADFLAGS: c_int = FI_EBADFLAGS as c_int;
-/// Contexts of the receiver's queues and counter.
+/// The contexts of the receiver's queues and counter.
 const SENT: usize = 0x51;
 const RECEIVED: usize = 0x52;
 const COUNTED: usize = 0x53;
@@ -93,18 +93,21 @@ impl PollSet {
         unsafe { (*(*self.0).ops).poll_del.unwrap()(self.0, object.cast(), 0) }
     }
 
-    /// `fi_poll` for up to so many contexts; in order.
+    /// Calls `fi_poll` for at most `room` contexts, and returns them in order.
     fn poll(self, room: usize) -> Vec<usize> {
         let mut contexts = [null_mut(); 8];
         let named = unsafe { (*(*self.0).ops).poll.unwrap()(self.0, contexts.as_mut_ptr(), room as c_int) };
         assert!((0..=room as c_int).contains(&named), "{named}");
-        assert!(contexts[named as usize..].iter().all(|context| context.is_null()), "more than it says");
+        assert!(
+            contexts[named as usize..].iter().all(|context| context.is_null()),
+            "fi_poll wrote more contexts than it reports"
+        );
         let mut named: Vec<_> = contexts[..named as usize].iter().map(|context| *context as usize).collect();
         named.sort_unstable();
         named
     }
 
-    /// Polls until something is named, while the other side makes progress.
+    /// Polls until the set reports a context, while the other side makes progress.
     #[track_caller]
     fn next(self, room: usize, other: &Side<'_>) -> Vec<usize> {
         until(|| {
@@ -114,9 +117,9 @@ impl PollSet {
     }
 }
 
-/// What is sent, received and counted is named, as long as it is there or once, and nothing else; nobody but
-/// the set drives the receiver.
-fn who_has_something(lib: &Lib) {
+/// The set reports a queue while it has entries, a counter once per change, and nothing else. Only the set
+/// drives the receiver.
+fn reported_members(lib: &Lib) {
     for progress in MODELS {
         let (a, receiver) = (Side::new(lib), Receiver::new(lib, progress));
         let b = &receiver.side;
@@ -131,10 +134,10 @@ fn who_has_something(lib: &Lib) {
         b.trecv(memory(8), 1);
         a.tsend(pattern(8), to_b, 2);
         let mut named = set.next(8, &a);
-        // Two may come one after the other where a thread makes progress.
+        // With a progress thread, the two reports may come one after the other.
         named.extend(set.poll(8));
         assert!(named.contains(&RECEIVED) && named.contains(&COUNTED) && !named.contains(&SENT), "{named:x?}");
-        assert_eq!(set.poll(8), [RECEIVED], "until it is read; the counter once");
+        assert_eq!(set.poll(8), [RECEIVED], "the queue until it is read; the counter once");
         assert_eq!(receiver.counted.read(), 1);
         assert_eq!(read(receiver.received), 1);
         nothing();
@@ -143,7 +146,7 @@ fn who_has_something(lib: &Lib) {
         a.trecv(memory(8), 3);
         b.tsend(pattern(8), to_a, 4);
         assert_eq!(set.next(8, &a), [SENT]);
-        // One at a time, and each has its turn.
+        // With room for one context, the members are reported in turn.
         b.trecv(memory(8), 5);
         a.tsend(pattern(8), to_b, 6);
         until(|| {
@@ -155,7 +158,7 @@ fn who_has_something(lib: &Lib) {
         assert_eq!(turns, [SENT, RECEIVED, COUNTED]);
         assert_eq!([read(receiver.sent), read(receiver.received)], [1, 1]);
         nothing();
-        // The client knows what it does itself; errors are news.
+        // The set does not report changes by the client itself, except errors.
         receiver.counted.add(5);
         nothing();
         receiver.counted.set(1);
@@ -167,10 +170,10 @@ fn who_has_something(lib: &Lib) {
         for set_back in back {
             set_back(receiver.counted);
             receiver.counted.fail(1);
-            assert_eq!(set.poll(8), [COUNTED], "as many as before, but others");
+            assert_eq!(set.poll(8), [COUNTED], "the same number of errors, but new ones");
             nothing();
         }
-        // Who has left is not named.
+        // A removed member is not reported.
         assert_eq!(set.del(receiver.counted.0), 0);
         receiver.counted.fail(1);
         nothing();
@@ -179,8 +182,8 @@ fn who_has_something(lib: &Lib) {
     }
 }
 
-/// Wrong arguments, and the order of closing. Queues and counters of two endpoints in one set: each is named
-/// for its own endpoint's messages, and the set drives both.
+/// Queues and counters of two endpoints in one set. Each is reported for the messages of its endpoint, and
+/// the set drives both endpoints.
 fn several_endpoints(lib: &Lib) {
     const QUEUE: usize = 0x61;
     const COUNTER: usize = 0x62;
@@ -196,7 +199,7 @@ fn several_endpoints(lib: &Lib) {
         let (to_first, to_second) = (a.insert(&b.name()), a.insert(&name_of(second)));
         let set = PollSet::new(b);
         assert_eq!([set.add(receiver.received), set.add(receiver.counted.0), set.add(cq), set.add(cntr.0)], [0; 4]);
-        // Whom a message to these endpoints has named.
+        // The contexts that the set reports for messages to these endpoints.
         let named = |to: &[(*mut fid_ep, u64)]| {
             for &(ep, dest) in to {
                 assert_eq!(unsafe { (call("fi_trecv").run)(ep, &Args { tag: dest, ..Args::new(memory(8), 0) }) }, 0);
@@ -251,11 +254,11 @@ fn poll_set_misuse(lib: &Lib) {
     assert_eq!(unsafe { ops.poll.unwrap()(set.0, null_mut(), 1) }, -FI_EINVAL);
     assert_eq!(unsafe { ops.poll.unwrap()(set.0, &mut null_mut(), -1) }, -FI_EINVAL);
     assert_eq!(unsafe { ops.poll.unwrap()(set.0, null_mut(), 0) }, 0);
-    assert_eq!(close(set.0), -FI_EBUSY, "it has a member");
+    assert_eq!(close(set.0), -FI_EBUSY, "the set has a member");
     assert_eq!([set.del(receiver.sent), set.del(receiver.sent)], [0, -FI_EINVAL]);
     let passing = open_cq(side, 0);
     assert_eq!(set.add(passing), 0);
-    // A queue that is closed leaves by itself.
+    // A closed queue leaves the set.
     assert_eq!(close(passing), 0);
     assert_eq!(set.poll(8), []);
     assert_eq!(close(set.0), 0);

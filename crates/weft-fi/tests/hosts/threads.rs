@@ -1,8 +1,7 @@
-//! Every threading level under what it allows at most: many threads, and each message is looked at.
+//! Every threading level with the largest concurrency that it allows. Every message is checked.
 //!
-//! Two sides send to each other in several streams, whose messages have every kind of length. What differs
-//! between the levels is which thread may call what at the same time (fi_domain(3)); control calls may come
-//! at any time from any thread, and do.
+//! Two sides send several streams of messages of all lengths to each other. The levels differ in the threads
+//! that may call the same object concurrently (fi_domain(3)). Control calls come at any time from any thread.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -18,7 +17,7 @@ use crate::open;
 use crate::rig::{Cntr, MODELS};
 use crate::side::{Args, PATIENCE, Side, acquaint, err, long_bytes, memory, name_of, pattern, scenes, until, works};
 
-/// Inside a header, in a message, beside it.
+/// Lengths inside a header, in a message, and beside it.
 const LENGTHS: [usize; 5] = [8, 64, 700, 5000, 40_000];
 const MESSAGES: usize = 100;
 const STREAMS: usize = 4;
@@ -38,7 +37,7 @@ pub(crate) fn all(lib: &Lib) {
             ("a starter beside a sleeper", starter_beside_sleeper),
             ("waiters for a counter", waiters_for_a_counter),
             ("waiters for several entries", waiters_for_several_entries),
-            ("numbers are given anew", numbers_are_given_anew),
+            ("removed numbers are reused", removed_numbers_are_reused),
         ],
     );
 }
@@ -56,30 +55,30 @@ fn level(lib: &Lib, threading: fi_threading, scene: fn(Side<'_>, Side<'_>)) {
     }
 }
 
-/// The bytes of a message.
+/// The contents of a message.
 fn payload(tag: u64, n: usize) -> Vec<u8> {
     let first = (tag as usize * 31 + n * 7) as u8;
     (0..LENGTHS[n % LENGTHS.len()]).map(|at| first.wrapping_add(at as u8)).collect()
 }
 
-/// One endpoint's part: streams that it sends and streams that it receives.
+/// The streams that one endpoint sends and receives.
 struct End {
     ep: *mut fid_ep,
     cq: *mut fid_cq,
     peer: u64,
-    /// Tag and buffers of each stream; the first `STREAMS` are sent.
+    /// The tag and the buffers of each stream. The first half is sent.
     streams: Vec<(u64, Vec<Vec<u8>>)>,
-    /// What has completed, by stream and number.
+    /// Completed operations by stream and number.
     done: Vec<AtomicBool>,
     left: AtomicUsize,
 }
 
-// What may be called at the same time is what the tests are about.
+// The tests decide which threads call the objects concurrently.
 unsafe impl Send for End {}
 unsafe impl Sync for End {}
 
 impl End {
-    /// `tags`: of the first stream that is sent, and of the first that is received.
+    /// `tags` are those of the first sent and the first received stream.
     fn new(ep: *mut fid_ep, cq: *mut fid_cq, peer: u64, tags: [u64; 2], streams: usize) -> Self {
         let stream = |tag: u64, sent: bool| {
             let buffer = |n| if sent { payload(tag, n) } else { vec![0; LENGTHS[n % LENGTHS.len()]] };
@@ -93,14 +92,14 @@ impl End {
         Self { ep, cq, peer, streams, done, left: AtomicUsize::new(count) }
     }
 
-    /// The streams that are sent, or those that are received.
+    /// The indexes of the sent or of the received streams.
     fn streams(&self, sent: bool) -> std::ops::Range<usize> {
         let half = self.streams.len() / 2;
         if sent { 0..half } else { half..2 * half }
     }
 
-    /// Starts message `n` of a stream; `relief`: what the caller may do to make room.
-    fn start(&self, stream: usize, n: usize, relief: &dyn Fn()) {
+    /// Starts message `n` of a stream, and calls `make_room` while the endpoint has no room.
+    fn start(&self, stream: usize, n: usize, make_room: &dyn Fn()) {
         let (tag, buffers) = &self.streams[stream];
         let (buf, len) = (buffers[n].as_ptr(), buffers[n].len());
         let context = (stream * MESSAGES + n + 1) as *mut c_void;
@@ -118,11 +117,11 @@ impl End {
             }
             assert_eq!(result, err(FI_EAGAIN));
             assert!(Instant::now() < end, "no room");
-            relief();
+            make_room();
         }
     }
 
-    /// Takes what is in the queue.
+    /// Reads the entries of the queue.
     fn drain(&self) {
         let mut entries: [fi_cq_tagged_entry; 8] = unsafe { std::mem::zeroed() };
         let read = unsafe { (*(*self.cq).ops).read.unwrap() };
@@ -140,7 +139,7 @@ impl End {
         }
     }
 
-    /// Every byte of every message.
+    /// Compares every byte of every message.
     fn check(&self) {
         for stream in self.streams(false) {
             let (tag, buffers) = &self.streams[stream];
@@ -151,12 +150,13 @@ impl End {
     }
 }
 
-/// Operations that have not completed.
+/// The number of pending operations.
 fn left(ends: &[End]) -> usize {
     ends.iter().map(|end| end.left.load(Ordering::Acquire)).sum()
 }
 
-/// Progress until everything everywhere has completed: what has completed here may still have to leave.
+/// Makes progress until the operations of all ends have completed. A completed message may still have to
+/// leave.
 fn finish(ends: &[End], progress: &dyn Fn()) {
     let end = Instant::now() + PATIENCE;
     while left(ends) > 0 {
@@ -169,18 +169,18 @@ fn ends(a: &Side<'_>, b: &Side<'_>, to_b: u64, to_a: u64) -> [End; 2] {
     [End::new(a.ep, a.cq, to_b, [0, 100], STREAMS), End::new(b.ep, b.cq, to_a, [100, 0], STREAMS)]
 }
 
-/// A domain, for a thread that calls its control functions.
-struct Meddled(*mut fid_domain, *mut fid_av, Vec<u8>);
+/// A domain, an address vector and a name, for a thread that makes control calls.
+struct Controls(*mut fid_domain, *mut fid_av, Vec<u8>);
 
-unsafe impl Sync for Meddled {}
+unsafe impl Sync for Controls {}
 
-impl Meddled {
+impl Controls {
     fn of(side: &Side<'_>) -> Self {
         Self(side.opened.domain, side.av, side.name())
     }
 
-    /// Registers and closes, inserts and removes, until everything else is over.
-    fn meddle(&self, over: &dyn Fn() -> bool) {
+    /// Registers and closes regions, inserts and removes addresses, until `over`.
+    fn call_until(&self, over: &dyn Fn() -> bool) {
         let bytes = memory(64);
         let mut key = 1000;
         while !over() {
@@ -191,7 +191,7 @@ impl Meddled {
             let mut addr = 0;
             let ops = unsafe { &*(*self.1).ops };
             let mut stranger = self.2.clone();
-            // Another endpoint of the same host, which is not there.
+            // The name of an absent endpoint on the same host.
             stranger[20] ^= 0x55;
             let name = stranger.as_ptr().cast();
             let inserted = unsafe { ops.insert.unwrap()(self.1, name, 1, &mut addr, 0, null_mut()) };
@@ -205,11 +205,12 @@ impl Meddled {
     }
 }
 
-/// Everything from every thread: each stream has a thread at each end, and all threads of a side read its one queue.
+/// All threads make all calls: each stream has a thread at each end, and all threads of a side read its one
+/// queue.
 fn safe(a: Side<'_>, b: Side<'_>) {
     let (a, b, to_b, to_a) = acquaint(a, b);
     let both = &ends(&a, &b, to_b, to_a);
-    let meddled = Meddled::of(&a);
+    let controls = Controls::of(&a);
     std::thread::scope(|scope| {
         for end in both {
             for stream in 0..end.streams.len() {
@@ -219,12 +220,13 @@ fn safe(a: Side<'_>, b: Side<'_>) {
                 });
             }
         }
-        scope.spawn(|| meddled.meddle(&|| left(both) == 0));
+        scope.spawn(|| controls.call_until(&|| left(both) == 0));
     });
     both.iter().for_each(End::check);
 }
 
-/// One thread sends, one posts receives, one reads the queue: each object and each direction has one.
+/// One thread sends, one posts receives, and one reads the queue: each object and each direction has one
+/// thread.
 fn fid(a: Side<'_>, b: Side<'_>) {
     let (a, b, to_b, to_a) = acquaint(a, b);
     let both = &ends(&a, &b, to_b, to_a);
@@ -243,7 +245,7 @@ fn fid(a: Side<'_>, b: Side<'_>) {
     both.iter().for_each(End::check);
 }
 
-/// One thread for an endpoint, another for its queue.
+/// One thread uses the endpoint, another its queue.
 fn endpoint(a: Side<'_>, b: Side<'_>) {
     let (a, b, to_b, to_a) = acquaint(a, b);
     let both = &ends(&a, &b, to_b, to_a);
@@ -260,8 +262,8 @@ fn endpoint(a: Side<'_>, b: Side<'_>) {
     both.iter().for_each(End::check);
 }
 
-/// FI_THREAD_COMPLETION: one thread reads the counter of a region, which drives every endpoint, another one
-/// the queue of an endpoint: they share no completion structure.
+/// FI_THREAD_COMPLETION: one thread reads the counter of a region, which drives every endpoint. Another
+/// thread reads the queue of an endpoint. The threads share no completion structure.
 fn region_counter(lib: &Lib) {
     const TIME: Duration = Duration::from_millis(100);
     let open = || {
@@ -298,7 +300,7 @@ fn region_counter(lib: &Lib) {
     assert_eq!([close(region), close(written.0)], [0; 2]);
 }
 
-/// Each thread has an endpoint and a queue of its own, in one domain with those of the others.
+/// Each thread has its own endpoint and queue. All of them belong to one domain.
 fn completion(a: Side<'_>, b: Side<'_>) {
     let mut attr: fi_cq_attr = unsafe { std::mem::zeroed() };
     attr.format = FI_CQ_FORMAT_TAGGED;
@@ -321,7 +323,7 @@ fn completion(a: Side<'_>, b: Side<'_>) {
         all.push(End::new(mine.0, mine.1, to_b, [tag, tag + 500], 1));
         all.push(End::new(theirs.0, theirs.1, to_a, [tag + 500, tag], 1));
     }
-    let (all, meddled) = (&all, [Meddled::of(&a), Meddled::of(&b)]);
+    let (all, controls) = (&all, [Controls::of(&a), Controls::of(&b)]);
     std::thread::scope(|scope| {
         for end in all {
             scope.spawn(move || {
@@ -331,8 +333,8 @@ fn completion(a: Side<'_>, b: Side<'_>) {
                 finish(all, &|| end.drain());
             });
         }
-        for meddled in &meddled {
-            scope.spawn(move || meddled.meddle(&|| left(all) == 0));
+        for controls in &controls {
+            scope.spawn(move || controls.call_until(&|| left(all) == 0));
         }
     });
     all.iter().for_each(End::check);
@@ -342,13 +344,13 @@ fn completion(a: Side<'_>, b: Side<'_>) {
     }
 }
 
-/// Several threads, of which the client lets one at a time into its domain.
+/// Several threads use a domain. The client admits one thread at a time.
 fn domain(a: Side<'_>, b: Side<'_>) {
     let (a, b, to_b, to_a) = acquaint(a, b);
     let both = &ends(&a, &b, to_b, to_a);
-    let meddled = [Meddled::of(&a), Meddled::of(&b)];
+    let controls = [Controls::of(&a), Controls::of(&b)];
     std::thread::scope(|scope| {
-        for (end, meddled) in both.iter().zip(&meddled) {
+        for (end, controls) in both.iter().zip(&controls) {
             let turn: &Mutex<()> = Box::leak(Box::default());
             for stream in 0..end.streams.len() {
                 scope.spawn(move || {
@@ -362,14 +364,14 @@ fn domain(a: Side<'_>, b: Side<'_>) {
                     });
                 });
             }
-            scope.spawn(|| meddled.meddle(&|| left(both) == 0));
+            scope.spawn(|| controls.call_until(&|| left(both) == 0));
         }
     });
     both.iter().for_each(End::check);
 }
 
-/// A thread is about to sleep on a queue's descriptor while another one reads the queue, once, and goes away:
-/// what comes then wakes the sleeper.
+/// A thread is about to sleep on a queue's descriptor. Another thread reads the queue once and ends. The next
+/// message wakes the sleeper.
 fn reader_beside_sleeper(lib: &Lib) {
     let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
     works(&a, &b, to_b);
@@ -403,8 +405,8 @@ fn reader_beside_sleeper(lib: &Lib) {
     }
 }
 
-/// Two threads wait for a counter. What one of them is told, and its going on to wait, takes nothing from the
-/// other, which is about to sleep on the descriptor.
+/// Two threads wait for a counter. One thread is about to sleep on the descriptor. The reports to the other
+/// thread, and its next wait, do not take a wake-up from the first.
 fn waiters_for_a_counter(lib: &Lib) {
     for progress in MODELS {
         let side = Side::with(lib, 0, |hints| hints.domain().data_progress = progress);
@@ -425,20 +427,20 @@ fn waiters_for_a_counter(lib: &Lib) {
         cntr.add(1);
         other(&|| {
             assert_eq!((may_sleep(), cntr.read()), (-FI_EAGAIN, 2));
-            assert_eq!(may_sleep(), -FI_EAGAIN, "the sleeper may not have heard the bell");
+            assert_eq!(may_sleep(), -FI_EAGAIN, "the sleeper may not have seen the bell yet");
         });
         assert!(readable(fd, Duration::ZERO), "a lost wake-up");
         assert_eq!((cntr.read(), may_sleep(), may_sleep()), (2, -FI_EAGAIN, 0));
         cntr.add(1);
         other(&|| assert_eq!(cntr.wait(100, Duration::from_millis(5)), -FI_ETIMEDOUT));
         assert!(readable(fd, Duration::ZERO), "a lost wake-up");
-        // A thread that was called and does not come back is not waited for long.
+        // A woken thread that does not read again delays the others for a short time only.
         assert_eq!((cntr.read(), may_sleep()), (3, -FI_EAGAIN));
         other(&|| assert_eq!((may_sleep(), may_sleep()), (-FI_EAGAIN, 0)));
         cntr.add(1);
         let start = Instant::now();
         until(|| (may_sleep() == 0).then_some(()));
-        assert!(start.elapsed() >= Duration::from_millis(50), "it was not waited for");
+        assert!(start.elapsed() >= Duration::from_millis(50), "the woken thread had no time to return");
         assert!(!readable(fd, Duration::ZERO));
         cntr.add(1);
         assert!(readable(fd, Duration::ZERO));
@@ -446,7 +448,7 @@ fn waiters_for_a_counter(lib: &Lib) {
     }
 }
 
-/// While a thread waits for several entries at once, the first one wakes another thread, which sleeps on the
+/// A thread waits for several entries at once. The first entry wakes another thread, which sleeps on the
 /// descriptor.
 fn waiters_for_several_entries(lib: &Lib) {
     const WANTED: usize = 5;
@@ -475,7 +477,7 @@ fn waiters_for_several_entries(lib: &Lib) {
             unsafe { sread(cq, entries.as_mut_ptr().cast(), WANTED, WANTED as *const c_void, timeout) }
         });
         send();
-        // The other thread has taken notice, and is asleep again.
+        // The other thread has seen the entry and sleeps again.
         std::thread::sleep(Duration::from_millis(50));
         assert!(readable(fd, PATIENCE / 4), "a lost wake-up");
         let mut entry: fi_cq_tagged_entry = unsafe { std::mem::zeroed() };
@@ -488,13 +490,13 @@ fn waiters_for_several_entries(lib: &Lib) {
     }
 }
 
-/// A thread is about to sleep on a queue's descriptor while another one starts a send for which there is no
-/// room, which looks for some, and goes away: what comes then wakes the sleeper.
+/// A thread is about to sleep on a queue's descriptor. Another thread starts a send for which there is no
+/// room, which makes progress, and ends. The next message wakes the sleeper.
 fn sender_beside_sleeper(lib: &Lib) {
     let small = Side::with(lib, 0, |hints| hints.tx().size = 4);
     let (a, b, to_b, _) = acquaint(Side::new(lib), small);
     works(&a, &b, to_b);
-    // A peer that makes no progress, so that nothing leaves.
+    // A peer that makes no progress, so that no message leaves.
     let (c, b, _, to_c) = acquaint(Side::new(lib), b);
     let mut fd: c_int = -1;
     assert_eq!(control(b.cq, FI_GETWAIT, (&raw mut fd).cast()), 0);
@@ -510,7 +512,7 @@ fn sender_beside_sleeper(lib: &Lib) {
             let (fabric, mut fids) = (b.opened.fabric, [b.cq.cast::<fid>()]);
             (unsafe { (*(*fabric).ops).trywait.unwrap()(fabric, fids.as_mut_ptr(), 1) } == 0).then_some(())
         });
-        // It reads nothing, so it may be this thread as well.
+        // One thread can play both parts, since the sender does not read the queue.
         assert_eq!(b.run("fi_tsend", &long), err(FI_EAGAIN));
         a.tsend(pattern(8), to_b, 2);
         let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
@@ -530,8 +532,8 @@ fn sender_beside_sleeper(lib: &Lib) {
     }
 }
 
-/// A thread sleeps on a queue's descriptor while another one starts something, which is taken, and goes away:
-/// the sleeper is woken for what is to be done for it, and for its completion.
+/// A thread sleeps on a queue's descriptor. Another thread starts an operation, which is accepted, and ends.
+/// The sleeper is woken for the work of the operation and for its completion.
 fn starter_beside_sleeper(lib: &Lib) {
     let (a, b, _, to_a) = acquaint(Side::new(lib), Side::new(lib));
     works(&b, &a, to_a);
@@ -541,7 +543,7 @@ fn starter_beside_sleeper(lib: &Lib) {
         let (fabric, mut fids) = (b.opened.fabric, [b.cq.cast::<fid>()]);
         unsafe { (*(*fabric).ops).trywait.unwrap()(fabric, fids.as_mut_ptr(), 1) == 0 }
     };
-    // It may be one thread as well: the sleeper reads only what it is woken for.
+    // One thread can play both parts, since the sleeper reads only after a wake-up.
     let beside = |name: &str, args: &Args, others: &[&Side<'_>]| {
         until(|| {
             assert!(b.poll().is_none());
@@ -570,7 +572,7 @@ fn starter_beside_sleeper(lib: &Lib) {
         assert!(target[..source.len()] == *source);
     }
     assert_eq!(close(region), 0);
-    // A peer that is new, and one that has gone.
+    // A new peer, and a peer that has left.
     let c = Side::new(lib);
     let to_c = b.insert(&c.name());
     let region = c.register(target, FI_REMOTE_WRITE, 9);
@@ -582,14 +584,14 @@ fn starter_beside_sleeper(lib: &Lib) {
     beside("fi_tsend", &Args::new(pattern(8), to_d), &[]).failed();
 }
 
-/// What two threads share that remove and insert addresses.
+/// The sides that the inserting and the removing thread share.
 struct Shared<'a>(&'a Side<'a>, &'a Side<'a>);
 
-// Everything in it is thread safe.
+// All calls through it are thread safe.
 unsafe impl Send for Shared<'_> {}
 unsafe impl Sync for Shared<'_> {}
 
-/// Says at its end, whatever that is, that something is over.
+/// Sets the flag when it is dropped, also by a panic.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -598,9 +600,9 @@ impl Drop for Over<'_> {
     }
 }
 
-/// While one thread removes an address, another inserts one that gets the same number, and sends to it at
-/// once: no message goes to the peer that was removed.
-fn numbers_are_given_anew(lib: &Lib) {
+/// One thread removes an address. Another thread inserts an address that gets the same number, and sends to
+/// it at once. No message reaches the removed peer.
+fn removed_numbers_are_reused(lib: &Lib) {
     const TIME: Duration = Duration::from_secs(1);
     let [sender, old, new] = [(); 3].map(|()| Side::new(lib));
     let (name_of_old, name_of_new) = (old.name(), new.name());
@@ -612,7 +614,7 @@ fn numbers_are_given_anew(lib: &Lib) {
     let remove = |side: &Side<'_>, mut number: u64| {
         assert_eq!(unsafe { (*(*side.av).ops).remove.unwrap()(side.av, &mut number, 1, 0) }, 0);
     };
-    // Both are connected before.
+    // Both peers were connected before.
     for (side, name) in [(&old, &name_of_old), (&new, &name_of_new)] {
         let number = sender.insert(name);
         to(side, number);
@@ -627,7 +629,7 @@ fn numbers_are_given_anew(lib: &Lib) {
         let shared = Shared(&sender, &new);
         std::thread::scope(|scope| {
             let (over, shared) = (&over, &shared);
-            // Keeps the endpoint busy, so that who removes has to wait for it.
+            // This thread keeps the endpoint busy, so that a removal has to wait for it.
             scope.spawn(move || {
                 let Shared(sender, _) = shared;
                 while !over.load(Ordering::Relaxed) {

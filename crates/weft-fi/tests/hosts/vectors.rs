@@ -21,13 +21,13 @@ pub(crate) fn all(lib: &Lib) {
     occupied(lib);
 }
 
-/// Vectors of one name have the same addresses under the same numbers, whoever inserts them, and go with the
-/// last of them.
+/// Vectors of one name share addresses and their numbers, whichever vector inserts them. The name is free
+/// again when the last vector is closed.
 fn shared(lib: &Lib) {
     let (opened, other) = (opened(lib, FI_SOCKADDR_IN), opened(lib, FI_SOCKADDR_IN));
     let name = std::ffi::CString::new(format!("vector {}", std::process::id())).unwrap();
     let named = |attr: &mut fi_av_attr, flags| (attr.name, attr.flags) = (name.as_ptr(), flags);
-    assert_eq!(opened.av(|attr| named(attr, FI_READ)), Err(FI_ENOENT), "nobody has made it");
+    assert_eq!(opened.av(|attr| named(attr, FI_READ)), Err(FI_ENOENT), "the vector does not exist yet");
     let first = opened.av(|attr| named(attr, 0)).unwrap();
     let mut numbers = [9_u64; 2];
     assert_eq!(insert(first, &[socket(1), socket(2)], numbers.as_mut_ptr(), 0, null_mut()), 2);
@@ -37,7 +37,7 @@ fn shared(lib: &Lib) {
     let reader: *mut fid_av = crate::open!(other.domain, av_open, &mut attr).unwrap();
     assert_eq!(unsafe { attr.map_addr.cast::<u64>().add(1).read() }, 1);
     let second = other.av(|attr| named(attr, 0)).unwrap();
-    // One that is there keeps its number; a new one is known everywhere.
+    // A known address keeps its number. A new address appears in all vectors.
     assert_eq!(insert(second, &[socket(2), socket(3)], numbers.as_mut_ptr(), 0, null_mut()), 2);
     assert_eq!(numbers, [1, 2]);
     for av in [first, second, reader] {
@@ -50,20 +50,20 @@ fn shared(lib: &Lib) {
     let remove =
         |av: *mut fid_av, number: u64| unsafe { (*(*av).ops).remove.unwrap()(av, [number].as_mut_ptr(), 1, 0) };
     assert_eq!(remove(reader, 0), -FI_EACCES);
-    // It was inserted twice.
+    // The address was inserted twice.
     assert_eq!((remove(first, 1), lookup(first, 1).is_ok(), remove(second, 1)), (0, true, 0));
-    assert_eq!(lookup(reader, 1), Err(-FI_EINVAL), "who had it knows that it has gone");
+    assert_eq!(lookup(reader, 1), Err(-FI_EINVAL), "the other vectors see the removal");
     assert_eq!((lookup(second, 1), remove(first, 1)), (Err(-FI_EINVAL), -FI_EINVAL));
     assert_eq!(insert(first, &[socket(5)], numbers.as_mut_ptr(), 0, null_mut()), 1);
     assert_eq!((numbers[0], lookup(reader, 3).unwrap()[3]), (3, 5));
-    // Those who have it keep it when the maker has gone; nobody else can have it then.
+    // Open vectors stay usable when their creator closes. No new vector of the name can be opened then.
     assert_eq!(close(first), 0);
     assert_eq!(lookup(second, 2).unwrap()[3], 3);
     assert_eq!(opened.av(|attr| named(attr, FI_READ)), Err(FI_ENOENT));
     let fresh = opened.av(|attr| named(attr, 0)).unwrap();
     assert_eq!(lookup(fresh, 0), Err(-FI_EINVAL), "another vector");
     short_files(|| {
-        assert!(opened.av(|attr| attr.name = c"another name".as_ptr()).is_err(), "no room for a new one");
+        assert!(opened.av(|attr| attr.name = c"another name".as_ptr()).is_err(), "no room for a new vector");
         assert!(insert(second, &[socket(6)], numbers.as_mut_ptr(), 0, null_mut()) <= 0, "no room for another row");
         assert_eq!(lookup(second, 2).unwrap()[3], 3);
     });
@@ -73,8 +73,9 @@ fn shared(lib: &Lib) {
     }
 }
 
-/// Somebody else holds the socket of a vector's name, as any user can, and perhaps says of a file of ours
-/// that it is the vector: an error, within bounds, and no vector; it is there again when he goes.
+/// Another process holds the socket of a vector's name, as any user can, and may announce one of this
+/// process's files as the vector. Opening the vector fails within bounds. It succeeds once the socket is
+/// closed.
 fn occupied(lib: &Lib) {
     let opened = opened(lib, FI_SOCKADDR_IN);
     let name = std::ffi::CString::new(format!("occupied {}", std::process::id())).unwrap();
@@ -84,7 +85,7 @@ fn occupied(lib: &Lib) {
         sockets.lines().filter_map(|line| Some(line.split_once("@weft-av-")?.1.to_owned())).collect()
     };
     let (before, av) = (bound(), open().unwrap());
-    // Which of them it is: the maker's number is in the name of the second socket.
+    // The number of the creating process is part of the second socket's name.
     let mine = format!("-{}-", std::process::id());
     let new = bound().into_iter().find(|name| name.contains(&mine) && !before.contains(name)).unwrap();
     assert_eq!(close(av), 0);
@@ -103,13 +104,17 @@ fn occupied(lib: &Lib) {
     assert_eq!(open(), Err(FI_EADDRINUSE));
     assert_eq!(opened.av(|attr| (attr.name, attr.flags) = (name.as_ptr(), FI_READ)), Err(FI_ENOENT));
     let controlling = File::open("/dev/tty").map_err(|error| error.raw_os_error());
-    assert_eq!(controlling.err(), Some(Some(libc::ENXIO)), "a terminal became that of this process");
+    assert_eq!(
+        controlling.err(),
+        Some(Some(libc::ENXIO)),
+        "the terminal became the controlling terminal of this process"
+    );
     drop(held);
     assert_eq!(close(open().unwrap()), 0);
 }
 
-/// A terminal, both ends, which is not the controlling one of this process; a process that leads a session
-/// without one would get the next that it opens, and this process leads one from now on.
+/// Opens both ends of a terminal that does not control this process. A session leader without a controlling
+/// terminal would get the next terminal that it opens. This process becomes such a leader.
 fn terminal() -> (File, File) {
     unsafe {
         assert!(libc::setsid() > 0);
@@ -123,13 +128,14 @@ fn terminal() -> (File, File) {
     }
 }
 
-/// Does something while the process may write no file of more than 256 bytes, on pain of a signal. Nobody else is here.
-fn short_files(what: impl FnOnce()) {
+/// Runs a function while a write beyond 256 bytes of a file raises a signal. No other thread writes files
+/// here.
+fn short_files(body: impl FnOnce()) {
     let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
     assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) }, 0);
     let short = libc::rlimit { rlim_cur: 256, ..limit };
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &short) }, 0);
-    what();
+    body();
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) }, 0);
 }
 
@@ -166,11 +172,11 @@ fn kinds(lib: &Lib) {
     }
     let mut attr: fi_av_attr = unsafe { std::mem::zeroed() };
     let av: *mut fid_av = crate::open!(opened.domain, av_open, &mut attr).unwrap();
-    assert_eq!(attr.type_, FI_AV_TABLE, "what was chosen is told");
+    assert_eq!(attr.type_, FI_AV_TABLE, "the chosen type is returned");
     assert_eq!(close(av), 0);
-    assert_eq!(opened.av(|attr| attr.flags = FI_READ), Err(FI_EINVAL), "only by a name");
+    assert_eq!(opened.av(|attr| attr.flags = FI_READ), Err(FI_EINVAL), "only named vectors can be read-only");
     let old = Opened::new(lib, &lib.ask(version(1, 17), None).unwrap());
-    assert_eq!(old.av(|attr| attr.flags = FI_AV_USER_ID), Err(FI_ENOSYS), "there is no function to set them yet");
+    assert_eq!(old.av(|attr| attr.flags = FI_AV_USER_ID), Err(FI_ENOSYS), "this API has no function to set numbers");
     assert_eq!(opened.av(|attr| attr.type_ = 9), Err(FI_EINVAL));
 }
 
@@ -181,7 +187,7 @@ fn socket_addresses(lib: &Lib) {
     let addresses = [socket(1), socket(2), socket(3)];
     assert_eq!(insert(av, &addresses, numbers.as_mut_ptr(), 0, null_mut()), 3);
     assert_eq!(numbers, [0, 1, 2]);
-    // Numbers are known in advance, so nobody need ask for them; a name that is there keeps its number.
+    // Numbers follow from the order, so the client need not request them. A known address keeps its number.
     assert_eq!(insert(av, &[socket(4)], null_mut(), FI_MORE, null_mut()), 1);
     assert_eq!(insert(av, &[socket(2)], numbers.as_mut_ptr(), 0, null_mut()), 1);
     assert_eq!(numbers[0], 1);
@@ -216,7 +222,7 @@ fn socket_addresses(lib: &Lib) {
     assert_eq!(close(av), 0);
 }
 
-/// Nonsense among good addresses: counted, marked, explained where asked for.
+/// Invalid addresses among good ones are counted, marked, and explained on request.
 fn errors(lib: &Lib) {
     let opened = opened(lib, FI_FORMAT_UNSPEC);
     let av = opened.av(|_| ()).unwrap();
@@ -236,7 +242,7 @@ fn errors(lib: &Lib) {
     assert_eq!(close(av), 0);
 }
 
-/// Asynchronous insertion: failures first, then the number of successes.
+/// Asynchronous insertion reports the failures first, then the number of successes.
 fn events(lib: &Lib) {
     let opened = opened(lib, FI_SOCKADDR_IN);
     let av = opened.av(|attr| attr.flags = FI_EVENT).unwrap();
