@@ -1,5 +1,5 @@
-//! A client forks while it has endpoints open, with threads of ours at work: the child, which has none of
-//! them, can end as it likes, and the parent goes on.
+//! A client forks while it has open endpoints and the provider's threads run. The child has no such threads.
+//! The child can end in any way, and the parent goes on.
 
 use std::io::Read;
 use std::os::fd::{FromRawFd, RawFd};
@@ -19,7 +19,7 @@ pub(crate) fn all(lib: &Lib) {
         &[
             ("a child exits", a_child_exits),
             ("a child closes", a_child_closes),
-            ("a child closes what is locked", a_child_closes_what_is_locked),
+            ("a child closes locked objects", a_child_closes_locked_objects),
             ("a child asks", a_child_asks),
             ("a handler exits", a_handler_exits),
             ("a child outlives an endpoint", a_child_outlives_an_endpoint),
@@ -28,7 +28,7 @@ pub(crate) fn all(lib: &Lib) {
     );
 }
 
-/// What a child prints that does this and calls exit(), which must end well.
+/// Forks a child that runs the function and calls exit(), which must succeed. Returns the child's output.
 fn printed_at_exit(before: impl FnOnce()) -> String {
     let mut ends: [RawFd; 2] = [-1; 2];
     assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
@@ -54,7 +54,7 @@ fn printed_at_exit(before: impl FnOnce()) -> String {
     text
 }
 
-/// A child that does nothing, until this is dropped.
+/// A child that sleeps until this is dropped.
 struct Sleeper(libc::pid_t);
 
 impl Sleeper {
@@ -62,7 +62,7 @@ impl Sleeper {
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
-            // Not longer than its parent.
+            // The child does not outlive its parent.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
             loop {
                 unsafe { libc::pause() };
@@ -80,34 +80,35 @@ impl Drop for Sleeper {
     }
 }
 
-/// Tells of sockets by which a peer can be reached.
-fn tell_sockets() {
+/// Prints the sockets by which a peer can be reached.
+fn print_sockets() {
     for fd in 0..1000 {
         let mut addr: libc::sockaddr = unsafe { std::mem::zeroed() };
         let mut len = size_of_val(&addr) as libc::socklen_t;
         let result = unsafe { libc::getsockname(fd, &mut addr, &mut len) };
         let inet = [libc::AF_INET, libc::AF_INET6].contains(&addr.sa_family.into());
-        // What takes the place of the others has no name.
+        // The sockets that replace the parent's have no name.
         let named = i32::from(addr.sa_family) == libc::AF_UNIX && len as usize > size_of_val(&addr.sa_family);
         if result == 0 && (inet || named) {
-            eprintln!("descriptor {fd} is a socket of the parent's");
+            eprintln!("descriptor {fd} is a socket of the parent");
         }
     }
 }
 
-/// It has none of its parent's sockets: else the parent's death would not be noticed while it lives.
+/// The child has no sockets of its parent. With such a socket open, peers would not notice the parent's
+/// death.
 fn a_child_exits(lib: &Lib) {
     let open = || Side::with(lib, 0, |hints| hints.domain().data_progress = FI_PROGRESS_AUTO);
     let (a, b, to_b, _) = acquaint(open(), open());
     for _ in 0..5 {
         works(&a, &b, to_b);
-        assert_eq!(printed_at_exit(tell_sockets), "");
+        assert_eq!(printed_at_exit(print_sockets), "");
     }
     works(&a, &b, to_b);
 }
 
-/// A handler of a signal that interrupts a read of a queue ends the program, while our thread is at work on
-/// the endpoint.
+/// A signal handler that interrupts a read of a queue ends the program, while the progress thread uses the
+/// endpoint.
 fn a_handler_exits(lib: &Lib) {
     const POLLING: Duration = Duration::from_micros(300);
     static READING: AtomicBool = AtomicBool::new(false);
@@ -143,7 +144,7 @@ fn a_handler_exits(lib: &Lib) {
     }
 }
 
-/// What its parent has opened is not open in the child, which can neither name it nor is told of it.
+/// Objects of the parent are not open in the child. The child can neither name them nor is it told of them.
 fn a_child_asks(lib: &Lib) {
     let side = Side::new(lib);
     let api = lib.newest();
@@ -157,8 +158,8 @@ fn a_child_asks(lib: &Lib) {
     assert_eq!(lib.ask(api, None).unwrap().domain().domain, side.opened.domain);
 }
 
-/// The child closes what it has inherited, as destructors do at the end of a program: its parent goes on, and
-/// loses nothing of what was under way.
+/// The child closes all inherited objects, as destructors do at the end of a program. The parent goes on and
+/// loses no pending operation.
 fn a_child_closes(lib: &Lib) {
     for progress in [FI_PROGRESS_MANUAL, FI_PROGRESS_AUTO] {
         let open = || Side::with(lib, 0, |hints| hints.domain().data_progress = progress);
@@ -196,14 +197,14 @@ fn fork_and_close(a: &Side<'_>, b: &Side<'_>, to_b: u64, to_a: u64) {
     assert_eq!(close(region), 0);
 }
 
-/// Closes everything, in the order that clients use.
+/// Closes all objects in the order that clients use.
 fn close_all(side: &Side<'_>) {
     let results =
         [close(side.ep), close(side.cq), close(side.av), close(side.opened.domain), close(side.opened.fabric)];
     assert_eq!(results, [0; 5]);
 }
 
-/// Memory whose first access waits until it is released: a thread can be held inside a call of the provider.
+/// Memory whose first access waits until it is released. It holds a thread inside a call of the provider.
 struct Trap {
     room: *mut libc::c_void,
     page: *mut libc::c_void,
@@ -228,7 +229,7 @@ impl Trap {
             }
         }
         let (flags, none) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, null_mut());
-        // Aligned to its size, so that the handler finds its begin.
+        // The memory is aligned to its size, so that the handler finds its start.
         let room = unsafe { libc::mmap(none, 2 * Self::BYTES, libc::PROT_NONE, flags, -1, 0) };
         assert_ne!(room, libc::MAP_FAILED);
         let page = room.map_addr(|address| address.next_multiple_of(Self::BYTES));
@@ -239,7 +240,8 @@ impl Trap {
         Self { room, page }
     }
 
-    /// Runs `call` in a thread and, once that waits for this memory, `meanwhile`; then releases the memory.
+    /// Runs `call` in a thread, runs `meanwhile` while that thread waits for this memory, and then releases
+    /// the memory.
     fn hold(&self, call: impl FnOnce(*mut libc::c_void) + Send, meanwhile: impl FnOnce()) {
         [&TRAPPED, &RELEASED].into_iter().for_each(|flag| flag.store(false, Ordering::Release));
         assert_eq!(unsafe { libc::mprotect(self.page, Self::BYTES, libc::PROT_NONE) }, 0);
@@ -263,9 +265,9 @@ impl Drop for Trap {
 struct Shared<'a, 'b>(&'a Side<'b>);
 unsafe impl Send for Shared<'_, '_> {}
 
-/// The process forks while another thread is inside the endpoint, a queue's list of endpoints, or the queue
-/// itself. The child can close everything all the same, and the parent goes on.
-fn a_child_closes_what_is_locked(lib: &Lib) {
+/// The process forks while another thread is inside the endpoint, a queue's list of endpoints, or the queue.
+/// The child can still close all objects, and the parent goes on.
+fn a_child_closes_locked_objects(lib: &Lib) {
     const BYTES: usize = 8;
     let child_closes = |a: &Side<'_>, b: &Side<'_>| {
         let printed = printed_at_exit(|| {
@@ -297,7 +299,7 @@ fn a_child_closes_what_is_locked(lib: &Lib) {
         b.trecv(received, 1);
         b.next(&[&a]).done();
         if progress == FI_PROGRESS_MANUAL {
-            // The read that finds it copies it.
+            // The read that finds the message copies it.
             a.tsend(pattern(BYTES), to_b, 5);
             a.next(&[]).done();
             let receiver = Shared(&b);
@@ -326,7 +328,7 @@ fn a_child_closes_what_is_locked(lib: &Lib) {
     }
 }
 
-/// Nobody answers at an endpoint that was closed, though a child lives on that was forked from its process.
+/// No process answers at a closed endpoint, even while a forked child of its process lives.
 fn a_child_outlives_an_endpoint(lib: &Lib) {
     let (a, mut b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
     works(&a, &b, to_b);
@@ -338,8 +340,8 @@ fn a_child_outlives_an_endpoint(lib: &Lib) {
     assert_eq!(c.next(&[&a]).failed().err, FI_ECONNREFUSED);
 }
 
-/// A queue's descriptor tells nothing more of an endpoint that was closed, though a message had come there
-/// that nobody has asked for.
+/// A queue's descriptor does not report a closed endpoint, even if a message without a receive had arrived
+/// there.
 fn a_child_outlives_a_sleepers_endpoint(lib: &Lib) {
     let (a, mut b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
     works(&a, &b, to_b);
@@ -353,6 +355,6 @@ fn a_child_outlives_a_sleepers_endpoint(lib: &Lib) {
     assert!(readable(fd, PATIENCE));
     let _child = Sleeper::new();
     assert_eq!(close(std::mem::replace(&mut b.ep, other)), 0);
-    // The child may not have got rid of its copies yet.
+    // The child may not have replaced its copies of the sockets yet.
     until(|| (trywait(fabric, b.cq) == 0 && !readable(fd, Duration::from_millis(50))).then_some(()));
 }

@@ -1,4 +1,4 @@
-//! Automatic progress for a client that comes and goes, and what the provider counts meanwhile.
+//! Automatic progress for a client that stops and resumes calls, and the provider's statistics.
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -10,30 +10,32 @@ use weft_fi_sys::*;
 use crate::client::Lib;
 use crate::side::{Args, Outcome, PATIENCE, Side, Watched, acquaint, memory, pattern, until};
 
-/// Lengths of messages: inside a header, beside it, fetched, fetched in several pieces.
+/// Lengths of messages: inside a header, beside it, fetched in one piece, and fetched in several pieces.
 const LENGTHS: [usize; 4] = [8, 3000, 64 << 10, 1 << 20];
-/// What asks for nothing more.
+/// Asks the sender to stop.
 const END: u8 = LENGTHS.len() as u8;
 const ITERATIONS: usize = 1500;
-/// What the client computes between posting and waiting.
+/// The time of computation between posting and waiting.
 const WORK: Duration = Duration::from_micros(30);
 const ASK: usize = 0x10;
 const DATA: usize = 0x20;
 const AWAY: Duration = Duration::from_millis(20);
-/// How long a client polls in vain before it goes away: some ticks of the progress thread.
+/// The time for which a client polls in vain before it stops: some ticks of the progress thread.
 const POLLING: Duration = Duration::from_millis(5);
-/// How soon it is relieved then, if the machine is not busy with other things.
-const RELIEF: Duration = Duration::from_millis(100);
-/// A client that comes and goes is never away for as long as a tick of the progress thread, and yet most of the time.
-const SHORT_AWAY: Duration = Duration::from_micros(700);
-/// So many of so many turns in a row must find their data there, sooner or later: other tests use the processors, too.
-const RELIEVED: usize = 10;
+/// The time limit until the progress thread takes over, if the processors are idle.
+const TAKEOVER: Duration = Duration::from_millis(100);
+/// The pause of a client that stops for less than a tick of the progress thread, but spends most time in
+/// pauses.
+const SHORT_PAUSE: Duration = Duration::from_micros(700);
+/// The number of turns, among the last [`SHORT_TURNS`], that must find their data. Other tests use the
+/// processors, too.
+const SERVED: usize = 10;
 const SHORT_TURNS: usize = 100;
-/// The sender leaves its processor to others.
-const REST: Duration = Duration::from_micros(20);
+/// The pause in which the sender leaves its processor to other threads.
+const PAUSE: Duration = Duration::from_micros(20);
 
 pub(crate) fn all(lib: &Lib) {
-    stats_are_as_long_as_asked_for(&Side::new(lib));
+    stats_have_the_requested_length(&Side::new(lib));
     for threading in [FI_THREAD_DOMAIN, FI_THREAD_SAFE] {
         let open = || {
             Side::with(lib, 0, |hints| {
@@ -48,19 +50,19 @@ pub(crate) fn all(lib: &Lib) {
             come_and_go(&receiver, to_sender);
             go_away(&receiver, to_sender);
             stop_polling(&receiver, to_sender);
-            say_more(&receiver, to_sender);
-            be_away_mostly(&receiver, to_sender);
+            send_burst(&receiver, to_sender);
+            pause_mostly(&receiver, to_sender);
             ask(&receiver, to_sender, END);
         });
         let [_, thread_rounds, _] = stats(&receiver, 24);
-        assert!(thread_rounds > 0, "data came without calls, so the thread has brought them");
+        assert!(thread_rounds > 0, "the progress thread must have fetched the data");
     }
 }
 
-/// A side that another thread uses, and nobody else meanwhile.
+/// A side that only another thread uses for a time.
 struct Lent<'a>(Side<'a>);
 
-// Objects of libfabric belong to no thread.
+// Objects of libfabric are not bound to a thread.
 unsafe impl Send for Lent<'_> {}
 
 impl Lent<'_> {
@@ -69,23 +71,23 @@ impl Lent<'_> {
     }
 }
 
-/// Sends when asked, until it is asked for nothing.
+/// Sends the requested lengths until the receiver requests the end.
 fn serve(sender: &Lent<'_>, to: u64) {
     let side = sender.get();
     let (ask, data) = (memory(1), pattern(LENGTHS[3]));
     loop {
         side.trecv(ask, ASK);
-        assert_eq!(until(|| rest(side)).done().op_context as usize, ASK);
+        assert_eq!(until(|| poll_or_pause(side)).done().op_context as usize, ASK);
         let Some(&len) = LENGTHS.get(usize::from(ask[0])) else { return };
         side.start("fi_tsend", &Args { context: DATA, ..Args::new(&mut data[..len], to) }, &[]);
-        assert_eq!(until(|| rest(side)).done().op_context as usize, DATA);
+        assert_eq!(until(|| poll_or_pause(side)).done().op_context as usize, DATA);
     }
 }
 
-fn rest(side: &Side<'_>) -> Option<Outcome> {
+fn poll_or_pause(side: &Side<'_>) -> Option<Outcome> {
     let found = side.poll();
     if found.is_none() {
-        std::thread::sleep(REST);
+        std::thread::sleep(PAUSE);
     }
     found
 }
@@ -94,7 +96,7 @@ fn ask(side: &Side<'_>, to: u64, what: u8) {
     side.start("fi_tinject", &Args::new(&mut [what], to), &[]);
 }
 
-/// Posts, computes, waits.
+/// Posts a receive, computes, and waits.
 fn come_and_go(side: &Side<'_>, to: u64) {
     let (target, expected) = (memory(LENGTHS[3]), pattern(LENGTHS[3]));
     for turn in 0..ITERATIONS {
@@ -112,7 +114,7 @@ fn come_and_go(side: &Side<'_>, to: u64) {
     }
 }
 
-/// Posts, and calls nothing until everything is there.
+/// Posts a receive, and makes no call until the whole message has arrived.
 fn go_away(side: &Side<'_>, to: u64) {
     let (target, expected) = (memory(LENGTHS[2]), pattern(LENGTHS[2]));
     let watched = Watched::new(target);
@@ -124,12 +126,11 @@ fn go_away(side: &Side<'_>, to: u64) {
     assert_eq!(until(|| side.poll()).done().op_context as usize, DATA);
 }
 
-/// The same after having polled all the time, so that the progress thread has stepped back. Waits for the
-/// last byte only: until it is there nothing is called.
+/// Polls until the progress thread has stepped back, then makes no call until the last byte has arrived.
 fn stop_polling(side: &Side<'_>, to: u64) {
     let (target, expected) = (memory(LENGTHS[3]), pattern(LENGTHS[3]));
     let last = Watched::new(&mut target[LENGTHS[3] - 1..]);
-    let relief = (0..10).map(|turn| {
+    let times = (0..10).map(|turn| {
         let start = Instant::now();
         while start.elapsed() < POLLING {
             assert!(side.poll().is_none());
@@ -144,13 +145,14 @@ fn stop_polling(side: &Side<'_>, to: u64) {
         assert_eq!(target[..], expected[..], "turn {turn}");
         took
     });
-    let soonest = relief.min().unwrap();
-    assert!(soonest < RELIEF, "{soonest:?}");
+    let shortest = times.min().unwrap();
+    assert!(shortest < TAKEOVER, "{shortest:?}");
 }
 
-/// Sends several messages in a row, of which a device may gather the later ones, and calls nothing more: all leave.
-fn say_more(side: &Side<'_>, to: u64) {
-    let relief = (0..10).map(|turn| {
+/// Sends several messages in a row, of which a device may gather the later ones, and makes no more calls. All
+/// leave.
+fn send_burst(side: &Side<'_>, to: u64) {
+    let times = (0..10).map(|turn| {
         let targets: Vec<_> = (0..4).map(|_| Watched::new(memory(LENGTHS[0]))).collect();
         for target in &targets {
             side.trecv(target.bytes(), DATA);
@@ -166,14 +168,14 @@ fn say_more(side: &Side<'_>, to: u64) {
         }
         took
     });
-    let soonest = relief.min().unwrap();
-    assert!(soonest < RELIEF / 2, "{soonest:?}");
+    let shortest = times.min().unwrap();
+    assert!(shortest < TAKEOVER / 2, "{shortest:?}");
 }
 
-/// Posts, is away for less than a tick, and polls until it has what it posted for. The progress thread finds
-/// out, and brings the data meanwhile, where it has a processor for that: the client keeps to the first, the
-/// thread to the second.
-fn be_away_mostly(side: &Side<'_>, to: u64) {
+/// Posts a receive, pauses for less than a tick, and polls for the message. The progress thread detects the
+/// pauses and fetches the data meanwhile, if it has a processor: the client uses the first one, the thread
+/// the second.
+fn pause_mostly(side: &Side<'_>, to: u64) {
     let (target, expected) = (memory(LENGTHS[2]), pattern(LENGTHS[2]));
     let last = Watched::new(&mut target[LENGTHS[2] - 1..]);
     let mut before: libc::cpu_set_t = unsafe { std::mem::zeroed() };
@@ -181,24 +183,24 @@ fn be_away_mostly(side: &Side<'_>, to: u64) {
     unsafe {
         assert_eq!(libc::sched_getaffinity(0, size_of_val(&before), &mut before), 0);
         libc::CPU_SET(0, &mut first);
-        // Where that one may not be used, things are as they were.
+        // Without permission for the first processor the affinity stays as it is.
         libc::sched_setaffinity(0, size_of_val(&first), &first);
     }
-    let mut relieved = VecDeque::from([false; SHORT_TURNS]);
+    let mut served = VecDeque::from([false; SHORT_TURNS]);
     let start = Instant::now();
     let mut turn = 0;
     let alone = std::thread::available_parallelism().is_ok_and(|processors| processors.get() == 1);
-    while relieved.iter().filter(|&&one| one).count() < RELIEVED && !(alone && turn == SHORT_TURNS) {
-        assert!(start.elapsed() < PATIENCE, "relieved in fewer than {RELIEVED} of {SHORT_TURNS} turns, {turn} in all");
+    while served.iter().filter(|&&one| one).count() < SERVED && !(alone && turn == SHORT_TURNS) {
+        assert!(start.elapsed() < PATIENCE, "served in fewer than {SERVED} of {SHORT_TURNS} turns, {turn} in all");
         target.fill(0);
         side.trecv(&mut target[..], DATA);
         ask(side, to, 2);
         let start = Instant::now();
-        while start.elapsed() < SHORT_AWAY {
+        while start.elapsed() < SHORT_PAUSE {
             std::hint::spin_loop();
         }
-        relieved.rotate_left(1);
-        relieved[SHORT_TURNS - 1] = last.begun();
+        served.rotate_left(1);
+        served[SHORT_TURNS - 1] = last.begun();
         turn += 1;
         assert_eq!(until(|| side.poll()).done().op_context as usize, DATA);
         assert_eq!(target[..], expected[..], "turn {turn}");
@@ -208,14 +210,14 @@ fn be_away_mostly(side: &Side<'_>, to: u64) {
 
 type Read = unsafe extern "C" fn(*mut fid_domain, *mut u64, usize) -> c_int;
 
-/// `struct weft_stats_ops`, as fi_weft(7) has it.
+/// `struct weft_stats_ops` of fi_weft(7).
 #[repr(C)]
 struct Ops {
     size: usize,
     read: Read,
 }
 
-/// The numbers, of which the client knows so many bytes; what is not written stays 77.
+/// Reads the statistics into a buffer of `bytes` bytes. Words that are not written keep the value 77.
 fn stats(side: &Side<'_>, bytes: usize) -> [u64; 3] {
     let domain = side.opened.domain;
     let mut ops: *mut c_void = null_mut();
@@ -231,9 +233,9 @@ fn stats(side: &Side<'_>, bytes: usize) -> [u64; 3] {
     words
 }
 
-fn stats_are_as_long_as_asked_for(side: &Side<'_>) {
+fn stats_have_the_requested_length(side: &Side<'_>) {
     assert_eq!(stats(side, 8), [0, 77, 77]);
-    // A client of a later version learns that we do not know more.
+    // A client of a later version gets zeros for unknown statistics.
     assert_eq!(stats(side, 24), [0, 0, 0]);
     assert_eq!(stats(side, 0), [77; 3]);
     let domain = side.opened.domain;

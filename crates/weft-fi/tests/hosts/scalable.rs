@@ -37,7 +37,7 @@ pub(crate) fn all(lib: &Lib) {
     );
 }
 
-/// Bits of addresses that say which receive context is meant.
+/// The number of address bits that select the receive context.
 const BITS: u32 = 3;
 
 /// `fi_rx_addr`.
@@ -45,9 +45,9 @@ const fn rx_addr(addr: u64, index: u64) -> u64 {
     addr | index << (64 - BITS)
 }
 
-/// A scalable endpoint with everything, one queue for each context.
+/// A scalable endpoint with its objects, and one queue for each context.
 struct Many<'a> {
-    /// Of its objects the domain and the address vector are used.
+    /// Only the domain and the address vector of this side are used.
     side: Side<'a>,
     sep: *mut fid_ep,
     tx: Vec<Context>,
@@ -68,7 +68,7 @@ impl Context {
         unsafe { (call(name).run)(self.ep, args) }
     }
 
-    /// Starts an operation, whatever progress of this context that takes.
+    /// Starts an operation, with progress of this context as needed.
     #[track_caller]
     fn start(self, name: &str, args: &Args) {
         until(|| match self.run(name, args) {
@@ -97,12 +97,12 @@ impl Context {
     }
 }
 
-/// The next completion at the first of these contexts, while the others make progress, who complete nothing.
+/// Waits for the next completion of the first context. The others make progress and must have no completions.
 #[track_caller]
 fn next(contexts: &[Context]) -> (fi_cq_tagged_entry, u64) {
     until(|| {
         for other in &contexts[1..] {
-            // Their completions stay for later.
+            // The read has no room for entries, so completions stay in the queue.
             let none = unsafe { (*(*other.cq).ops).read.unwrap()(other.cq, null_mut(), 0) };
             assert!([0, err(FI_EAGAIN)].contains(&none));
         }
@@ -121,7 +121,7 @@ impl<'a> Many<'a> {
     }
 
     fn of(mut side: Side<'a>, tx: usize, rx: usize) -> Self {
-        // The side has opened an endpoint of one context of either kind.
+        // The side's own endpoint is replaced by the scalable one.
         if !side.ep.is_null() {
             side.close_ep();
         }
@@ -148,7 +148,7 @@ impl<'a> Many<'a> {
         self.side.insert(&other.name)
     }
 
-    /// Opens the first contexts anew, with attributes.
+    /// Opens the first contexts again with these attributes.
     fn reopen(&mut self, tx: *mut fi_tx_attr, rx: *mut fi_rx_attr) {
         assert_eq!((close(self.tx[0].ep), close(self.rx[0].ep)), (0, 0));
         self.tx[0].ep = tx_context_with(self.sep, 0, tx).unwrap();
@@ -206,7 +206,7 @@ fn offers(lib: &Lib) {
 fn misuse(lib: &Lib) {
     let many = Many::new(lib, 2, 3, 0);
     let domain = many.side.opened.domain;
-    assert_eq!(tx_context(many.sep, 1), Err(FI_EBUSY), "it is open");
+    assert_eq!(tx_context(many.sep, 1), Err(FI_EBUSY), "the context is open");
     assert_eq!([tx_context(many.sep, 2), rx_context(many.sep, 3), rx_context(many.sep, -1)], [Err(FI_EINVAL); 3]);
     assert_eq!(bind(many.tx[0].ep, many.side.av, 0), -FI_EINVAL, "a context has the vector of its endpoint");
     assert_eq!(bind(many.sep, many.tx[0].cq, 0), -FI_EINVAL);
@@ -236,7 +236,7 @@ fn misuse(lib: &Lib) {
     let av = elsewhere.av(|_| ()).unwrap();
     assert_eq!(bind(sep, av, 0) as isize, fabric_err(FI_EDOMAIN));
     assert_eq!((close(ctx), close(sep), close(av)), (0, 0, 0));
-    // What was closed may be opened again.
+    // A closed context may be opened again.
     let mut many = many;
     let Context { ep, cq } = many.rx.pop().unwrap();
     assert_eq!(close(ep), 0);
@@ -246,7 +246,7 @@ fn misuse(lib: &Lib) {
     many.rx.push(Context { ep, cq });
 }
 
-/// Each transmit context reaches each receive context, and no other, with short and long messages.
+/// Each transmit context reaches exactly the named receive context, with short and long messages.
 fn every_context(lib: &Lib) {
     let (a, b) = (Many::new(lib, 2, 1, 0), Many::new(lib, 1, 3, 0));
     let to_b = a.knows(&b);
@@ -263,7 +263,7 @@ fn every_context(lib: &Lib) {
             }
         }
     }
-    // An inject, which leaves nothing behind, and the endpoint's own receive context.
+    // An inject, which has no completion, and a message to the endpoint's own receive context.
     let own = a.knows(&a);
     for (byte, dest, rx) in [(1, rx_addr(to_b, 2), b.rx[2]), (2, own, a.rx[0])] {
         let target = memory(8);
@@ -279,7 +279,7 @@ fn every_context(lib: &Lib) {
         next(&[rx, a.tx[1]]);
         assert!(is_all(target, byte));
     }
-    // There are contexts that there are not.
+    // An address of an absent context is refused.
     assert_eq!(a.tx[0].run("fi_send", &Args::new(&mut [0; 8], rx_addr(to_b + 100, 1))), err(FI_EINVAL));
 }
 
@@ -298,7 +298,7 @@ fn directed(lib: &Lib) {
     }
 }
 
-/// What comes from a context comes from its endpoint, also where that became known later.
+/// A message from a context has its endpoint as source, also if the address was inserted later.
 fn sources(lib: &Lib) {
     let (a, b) = (Many::new(lib, 2, 1, 0), Many::new(lib, 1, 2, 0));
     let to_b = a.knows(&b);
@@ -311,20 +311,20 @@ fn sources(lib: &Lib) {
         source
     };
     assert_eq!(receive(), FI_ADDR_NOTAVAIL);
-    // Something else is number 0.
+    // Another address takes number 0.
     assert_eq!(b.side.insert(&b.name), 0);
     let to_a = b.knows(&a);
     assert_eq!((receive(), to_a), (1, 1));
     let remove = unsafe { (*(*b.side.av).ops).remove.unwrap() };
     assert_eq!(unsafe { remove(b.side.av, [to_a].as_mut_ptr(), 1, 0) }, 0);
     assert_eq!(receive(), FI_ADDR_NOTAVAIL);
-    // The other way: what is not there any more is reached at none of its contexts.
+    // A removed endpoint cannot be reached at any of its contexts.
     let remove = unsafe { (*(*a.side.av).ops).remove.unwrap() };
     assert_eq!(unsafe { remove(a.side.av, [to_b].as_mut_ptr(), 1, 0) }, 0);
     assert_eq!(a.tx[1].run("fi_send", &Args::new(&mut [0; 8], rx_addr(to_b, 1))), err(FI_EINVAL));
 }
 
-/// A source that is named by one of its contexts is its endpoint, whichever way a receive is posted.
+/// A source named by one of its contexts matches its endpoint, for every way to post a receive.
 fn named_sources(lib: &Lib) {
     let many = Many::new(lib, 2, 1, 0);
     let caps = many.side.info.get().caps | FI_DIRECTED_RECV;
@@ -379,7 +379,7 @@ fn named_sources(lib: &Lib) {
     }
 }
 
-/// What a context has is told (fi_endpoint(3)): where the client leaves the choice, and where it does not.
+/// fi_endpoint(3): opening a context returns its attributes, chosen by the client or by the provider.
 fn attributes(lib: &Lib) {
     let mut many = Many::new(lib, 1, 1, 0);
     let (whole_tx, whole_rx) = (*many.side.info.tx(), *many.side.info.rx());
@@ -394,14 +394,14 @@ fn attributes(lib: &Lib) {
         assert_eq!(limits(&tx, &rx), limits(&whole_tx, &whole_rx));
         assert_eq!((tx.msg_order, rx.msg_order), (whole_tx.msg_order, whole_rx.msg_order));
         assert_eq!((tx.caps, rx.caps), (whole_tx.caps, whole_rx.caps));
-        // They are good for another context.
+        // The returned attributes open another context.
         let again = (tx.size, tx.caps, rx.size, rx.caps);
         many.reopen(&mut tx, &mut rx);
         assert_eq!((tx.size, tx.caps, rx.size, rx.caps), again);
     }
 }
 
-/// Before API 1.9 `fi_tx_attr` ends before `tclass`: behind it there is nothing that is ours to read or write.
+/// Before API 1.9 `fi_tx_attr` ends before `tclass`. The provider must not access memory behind it.
 fn older_attributes(lib: &Lib) {
     let hints = lib.allocinfo();
     hints.get().caps = FI_MSG | FI_NAMED_RX_CTX;
@@ -410,13 +410,13 @@ fn older_attributes(lib: &Lib) {
     let mut room = vec![0xff_u8; size_of::<fi_tx_attr>()];
     room[..len].fill(0);
     let mut many = many;
-    // Not a traffic class.
+    // The bytes behind the structure are no traffic class.
     many.reopen(room.as_mut_ptr().cast(), null_mut());
     assert!(is_all(&room[len..], 0xff));
 }
 
-/// Attributes of a context that name no role leave it those of its endpoint, also where the endpoint has none
-/// in that direction.
+/// A context whose attributes request no roles, such as FI_SEND, keeps the roles of its endpoint, even if the
+/// endpoint has none in that direction.
 fn as_little(lib: &Lib) {
     let with = |caps| Many::of(Side::unbound(lib, 0, |hints| hints.get().caps = caps | FI_NAMED_RX_CTX), 1, 1);
     let (a, mut b) = (Many::new(lib, 1, 1, 0), with(FI_MSG | FI_RMA | FI_READ | FI_WRITE));
@@ -435,7 +435,7 @@ fn as_little(lib: &Lib) {
     }
     assert!(is_all(region, 0));
     assert_eq!(close(mr), 0);
-    // A context may start any operation: nothing is at address 0.
+    // A context may start any operation. Here no peer is at address 0.
     let mut receiver = with(FI_MSG | FI_RECV);
     let (tx, rx) = (receiver.side.info.get().tx_attr, receiver.side.info.get().rx_attr);
     receiver.reopen(tx, rx);
@@ -443,8 +443,8 @@ fn as_little(lib: &Lib) {
     assert_eq!(receiver.rx[0].run("fi_send", &Args::new(memory(8), 0)), err(FI_ENOSYS));
 }
 
-/// Receive contexts have the devices that their endpoint has opened, shared memory among them; transmit
-/// contexts have their own.
+/// Receive contexts use the devices that their endpoint has opened, including shared memory. Transmit
+/// contexts have devices of their own.
 fn shared_memory(lib: &Lib) {
     let many = Many::new(lib, 1, 1, 0);
     (many.side.info.ep().tx_ctx_cnt, many.side.info.ep().rx_ctx_cnt) = (1, 1);
@@ -456,7 +456,7 @@ fn shared_memory(lib: &Lib) {
     assert_eq!((close(tx), close(rx), close(sep)), (0, 0, 0));
 }
 
-/// Each receive context gives access to the domain's regions.
+/// Each receive context serves the domain's regions.
 fn remote_memory(lib: &Lib) {
     let (a, b) = (Many::new(lib, 1, 1, 0), Many::new(lib, 1, 2, 0));
     let to_b = a.knows(&b);
@@ -474,7 +474,7 @@ fn remote_memory(lib: &Lib) {
     assert_eq!(close(mr), 0);
 }
 
-/// An ordinary endpoint may send to contexts, and receive from them.
+/// An ordinary endpoint can send to contexts and receive from them.
 fn plain_endpoint(lib: &Lib) {
     let many = Many::new(lib, 1, 2, 0);
     let mut side = Side::new(lib);
@@ -498,7 +498,7 @@ fn plain_endpoint(lib: &Lib) {
     assert!(here == pattern(8) && there == pattern(8));
 }
 
-/// Who knows only where the first context listens reaches the others, too.
+/// A client that knows only the socket address of the first context reaches the others, too.
 fn services(lib: &Lib) {
     let open = || {
         let side = Side::unbound(lib, 0, |hints| {
@@ -509,7 +509,7 @@ fn services(lib: &Lib) {
     };
     let (a, b) = (open(), open());
     assert_eq!(b.name.len(), size_of::<libc::sockaddr_in>());
-    // Something else is number 0.
+    // Another address takes number 0.
     assert_eq!(b.knows(&b), 0);
     let (to_b, to_a) = (a.knows(&b), b.knows(&a));
     for (to, rx) in b.rx.iter().enumerate() {
@@ -522,7 +522,8 @@ fn services(lib: &Lib) {
     }
 }
 
-/// A counter that is bound to an enabled context drives the context beside it, too, as its queue does.
+/// A counter that is bound to an enabled context also drives the context of the same index, as its queue
+/// does.
 fn late_counters(lib: &Lib) {
     let (a, mut b) = (Many::new(lib, 1, 1, 0), Many::new(lib, 1, 1, 0));
     let (to_b, cntr) = (a.knows(&b), Cntr(b.side.opened.cntr()));
@@ -530,7 +531,7 @@ fn late_counters(lib: &Lib) {
     let (source, target) = (pattern(long_bytes()), memory(long_bytes()));
     b.rx[0].start("fi_recv", &Args::new(target, 0));
     a.tx[0].start("fi_send", &Args::new(source, to_b));
-    // Nobody reads the queues of the receiver.
+    // No thread reads the queues of the receiver.
     until(|| {
         assert_eq!(cntr.read(), 0);
         a.tx[0].poll()
@@ -545,7 +546,7 @@ fn late_counters(lib: &Lib) {
     assert_eq!([close(ep), close(cq), close(cntr.0)], [0; 3]);
 }
 
-/// Contexts are used by a thread each.
+/// Each context is used by one thread.
 fn threads(lib: &Lib) {
     const MESSAGES: usize = 500;
     let (a, b) = (Many::new(lib, 3, 3, 0), Many::new(lib, 3, 3, 0));
@@ -576,15 +577,14 @@ fn threads(lib: &Lib) {
     });
 }
 
-/// Contexts drive each other. A domain that was opened for them is ready for that at every level of
-/// threading; one that was not refuses them where the client may use each context in a thread of its own
-/// without a word.
+/// Contexts drive each other, which needs locks. A domain opened for several contexts has them at every
+/// threading level. Other domains refuse contexts if the client may use each context in a thread of its own.
 fn levels(lib: &Lib) {
     let levels = [FI_THREAD_SAFE, FI_THREAD_FID, FI_THREAD_DOMAIN, FI_THREAD_COMPLETION, FI_THREAD_ENDPOINT];
     for threading in levels {
         for (ready, tx) in [(true, 1), (true, 2), (false, 1), (false, 2)] {
             let side = Side::unbound(lib, 0, |hints| {
-                // With FI_TRIGGER, which the defaults include, there are locks at any level.
+                // The defaults include FI_TRIGGER, which demands locks at any level.
                 hints.get().caps = FI_TAGGED;
                 hints.domain().threading = threading;
                 hints.domain().max_ep_rx_ctx = if ready { 2 } else { 0 };
