@@ -3,9 +3,9 @@
 //! weft-sim's `hostile.rs` search for further violations at random.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
-mod told;
+mod scripted;
 
-use told::{CAPS, Case, Event, name, open, pair, u32_at, u64_at, words};
+use scripted::{CAPS, Case, Event, name, open, pair, u32_at, u64_at, words};
 use weft_engine::amo::{self, Amo, Form, Type};
 use weft_engine::api::{ADDR_NONE, Access, AtomicOp, Config, Context, OpFlags, RecvOp, Region, RmaIov, RmaOp, SendOp};
 use weft_engine::mem::{self, Iov, IovList, Owned};
@@ -53,7 +53,7 @@ fn reading(parts: &[u64]) -> (Case, Owned, u64, u64) {
 
 /// Asserts that the engine has detected the violation: the read has failed once, and nothing writes its
 /// memory afterwards.
-fn found_out(mut case: Case, mut memory: Owned, window: u64) {
+fn assert_detected(mut case: Case, mut memory: Owned, window: u64) {
     let ends = case.done();
     assert!(ends.len() == 1 && ends[0].fault.is_some(), "{ends:?}");
     let before = mem::to_vec(&[memory.iov()]);
@@ -68,7 +68,7 @@ fn a_long_read_is_not_ended_by_the_number_of_its_part() {
     for status in [0, 1] {
         let (mut case, memory, op, window) = reading(&[LONG]);
         case.say(FIN, 0, &words(&[pair(op, status), 0]));
-        found_out(case, memory, window);
+        assert_detected(case, memory, window);
     }
 }
 
@@ -78,7 +78,7 @@ fn a_long_part_is_not_ended_by_the_answers_to_a_short_one() {
     for _ in 0..2 {
         case.say(READ_DATA, 0, &[words(&[pair(op, 0)]), vec![5; 100]].concat());
     }
-    found_out(case, memory, window);
+    assert_detected(case, memory, window);
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn a_long_part_is_not_answered_like_a_short_one() {
     // A peer with a larger mailbox threshold would send this length in a message.
     let (mut case, memory, op, window) = reading(&[3980]);
     case.say(READ_DATA, 0, &[words(&[pair(op, 0)]), vec![5; 3980]].concat());
-    found_out(case, memory, window);
+    assert_detected(case, memory, window);
 }
 
 #[test]
@@ -173,16 +173,16 @@ fn a_region_that_is_being_served_cannot_be_pushed_into() {
         let pieces = u64::from(put);
         let home = if put { vec![4096, LONG] } else { vec![] };
         case.say(READ_BULK, 0, &words(&[&[3, 7, 0, 0, LONG, 77 << 32, pieces][..], &home].concat()));
-        assert_eq!(case.engine.nic().busy.len(), 1, "the device serves");
+        assert_eq!(case.engine.nic().busy.len(), 1, "the device serves the read");
         case.push(FIRST_TOKEN, 0, &[9; LONG as usize]);
         case.engine.remove_region(7);
-        assert!(case.engine.nic().busy.is_empty(), "memory was let go that the device reads");
+        assert!(case.engine.nic().busy.is_empty(), "the engine released memory that the device reads");
         assert!(case.is_cut() && mem::to_vec(&[memory.iov()]) == vec![1; LONG as usize]);
     }
 }
 
 #[test]
-fn what_the_device_fetches_cannot_be_pushed() {
+fn a_peer_cannot_push_into_a_transfer_of_the_device() {
     for write in [false, true] {
         let mut case = Case::new(NicCaps { get: true, ..CAPS }, Config::default());
         case.connect(0, 2);
@@ -198,7 +198,7 @@ fn what_the_device_fetches_cannot_be_pushed() {
             case.engine.recv(&recv).unwrap();
             case.say(RTS, 0, &words(&[pair(3, 1), 0, 0, LONG, 4096, LONG]));
         }
-        assert_eq!(case.engine.nic().busy.len(), 1, "the device fetches");
+        assert_eq!(case.engine.nic().busy.len(), 1, "the device fetches the data");
         case.push(FIRST_TOKEN, 0, &[9; LONG as usize]);
         let ends = case.done();
         assert!(case.engine.nic().busy.is_empty(), "{ends:?}, but the device writes the memory");
@@ -209,7 +209,7 @@ fn what_the_device_fetches_cannot_be_pushed() {
 
 /// Announced bytes have one window, and arrive in no other.
 #[test]
-fn what_was_announced_is_not_pushed_under_another_name() {
+fn announced_bytes_arrive_in_their_window_only() {
     let mut case = Case::new(NicCaps { push_follows: true, ..CAPS }, Config::default());
     case.connect(0, 2);
     let mut memory = Owned::new(vec![1; LONG as usize]);
@@ -236,11 +236,11 @@ fn calling() -> (Case, u8) {
 }
 
 #[test]
-fn one_call_of_a_peer_waits_and_not_all() {
+fn a_peer_has_one_waiting_call() {
     let (mut case, byte) = calling();
     for link in 0..20 {
         case.connect(link, byte);
-        assert_eq!(case.engine.nic().open, [LinkId(100), LinkId(link)], "ours and the last one of the peer's");
+        assert_eq!(case.engine.nic().open, [LinkId(100), LinkId(link)], "the own call and the peer's latest");
     }
     // When the endpoint's own call has failed, the waiting call is accepted, and the send leaves on it.
     case.tell(Event::Down(LinkId(100)));
@@ -250,7 +250,7 @@ fn one_call_of_a_peer_waits_and_not_all() {
 
 /// The end of a waiting call that was replaced does not end its replacement.
 #[test]
-fn who_hangs_up_an_older_call_is_not_forgotten() {
+fn the_end_of_an_older_call_keeps_the_waiting_one() {
     let (mut case, byte) = calling();
     let nic = case.engine.nic_mut();
     for link in [0, 1] {
@@ -268,12 +268,16 @@ fn who_hangs_up_an_older_call_is_not_forgotten() {
 
 /// A link in use has no queued message that could delay its close.
 #[test]
-fn nobody_answers_a_call_that_has_not_been_said() {
+fn an_answer_before_the_open_ends_the_link() {
     let (mut case, byte) = calling();
     case.engine.nic_mut().room = 0;
     case.tell(Event::Up { link: LinkId(100), peer: name(byte), initiator: true });
     case.tell(Event::Message(LinkId(100), open(OPEN_OK)));
-    assert_eq!(case.engine.window(u64::from(byte) - 2), None, "in use, though the device has not taken its OPEN");
+    assert_eq!(
+        case.engine.window(u64::from(byte) - 2),
+        None,
+        "the link is in use before the device has taken its OPEN"
+    );
     assert!(case.done().iter().all(|end| end.fault.is_some()));
     case.engine.nic_mut().room = usize::MAX;
     case.run();
@@ -293,7 +297,7 @@ fn a_result_longer_than_a_message_is_refused() {
         case.engine.add_region(Region { key: 7, iov, base: 0, access, user: 0, events: false }).unwrap();
         case.say_as([ATOMIC, 8 | 16, 0, ATOMIC_READ], &words(&[3, 7, 0, len]));
         assert_eq!(case.is_cut(), refused);
-        assert!(case.engine.at_rest(), "a part of an operation is under way");
+        assert!(case.engine.at_rest(), "a part of an operation is in progress");
         if !refused {
             assert_eq!(case.sent(RESULTS).len() as u64, 16 + len);
         }
@@ -351,7 +355,7 @@ fn messages_without_a_receive_stay_within_the_window_of_their_peer() {
         case.tell(Event::Down(LinkId(link)));
         assert_eq!(case.engine.unexpected_messages() as u64, waiting);
     }
-    // Messages are received while the peer is away and while its next call is in progress. The peer is told.
+    // Messages are received while the peer is away and while its next call is in progress. The peer gets their window back.
     let mut memory = Owned::new(vec![0; 1000]);
     let mut receive = |case: &mut Case| {
         let ctx = Context { ptr: 1, user: 0 };
@@ -408,11 +412,11 @@ fn requests_are_limited() {
         }
         let body = words(body);
         for n in 0..=limit {
-            assert!(!case.is_cut(), "kind {kind}: cut off after {n}");
+            assert!(!case.is_cut(), "kind {kind}: link closed after {n}");
             case.say(kind, 0, &body);
         }
         case.say(kind, 0, &body);
-        assert!(case.is_cut(), "kind {kind}: {limit} were not enough");
+        assert!(case.is_cut(), "kind {kind}: link open after {limit}");
         assert!(case.engine.at_rest());
     }
 }
@@ -468,7 +472,7 @@ fn a_large_queue_asks_no_more_than_a_peer_answers() {
         asked.retain(|(_, bytes)| bytes[0] != OPEN_OK);
         let requests = asked.iter().filter(|(_, bytes)| bytes[0] == WRITE).count();
         assert!(requests <= REQUESTS, "{requests} at once");
-        assert!(!asked.is_empty(), "{ended} of {begun} have ended, and nothing goes on");
+        assert!(!asked.is_empty(), "{ended} of {begun} have ended, without further progress");
         let ops = asked.iter().map(|(_, bytes)| u32_at(bytes, 8).to_le_bytes()).collect::<Vec<_>>();
         for batch in ops.chunks(48) {
             case.say(ACK, u8::try_from(batch.len()).unwrap(), &batch.concat());

@@ -3,7 +3,7 @@
 
 #[path = "fuzz/answers.rs"]
 mod answers;
-mod told;
+mod scripted;
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ use weft_engine::name::{EpName, NameParts, address_bytes, endpoint_id};
 use weft_engine::nic::{Full, LinkError, LinkId, LinkUp, Nic, NicCaps, Registrar, RemoteIov, Share, Sink};
 use weft_fuzz::{Reader, fuzz, hash};
 
-use told::name;
+use scripted::name;
 
 /// Bytes that are a valid address or name convert to the same bytes again. Other bytes are refused.
 #[test]
@@ -43,7 +43,7 @@ fn addresses() {
             assert!(name.same_endpoint(&name) && name.base().base() == name.base());
             let _ = (name.socket(), name.context_index(), name.is_genuine(), name.context(63), name.context(255));
             if bit == 8 {
-                assert_eq!(EpName::from_address(&name.to_address()), Ok(name), "an address survives the way back");
+                assert_eq!(EpName::from_address(&name.to_address()), Ok(name), "an address round-trips");
             } else {
                 assert_eq!(name.as_bytes(), input);
             }
@@ -53,7 +53,7 @@ fn addresses() {
 }
 
 /// A device with one peer, whose messages are all queued at the start.
-struct Told {
+struct ScriptedDevice {
     caps: NicCaps,
     up: bool,
     events: VecDeque<Event>,
@@ -69,9 +69,9 @@ enum Event {
 
 const LINK: LinkId = LinkId(0);
 
-impl Registrar for Told {}
+impl Registrar for ScriptedDevice {}
 
-impl Nic for Told {
+impl Nic for ScriptedDevice {
     fn name(&self) -> EpName {
         name(1)
     }
@@ -145,7 +145,7 @@ fn guarded(len: usize) -> (Owned, Iov) {
 fn check(owned: &mut Owned) {
     let bytes = mem::to_vec(&[owned.iov()]);
     let (front, back) = (&bytes[..GUARD], &bytes[bytes.len() - GUARD..]);
-    assert!(front.iter().chain(back).all(|&byte| byte == 0xa5), "written beyond what was offered");
+    assert!(front.iter().chain(back).all(|&byte| byte == 0xa5), "written beyond the offered memory");
 }
 
 /// A seed: OPEN, then messages with these heads and bodies.
@@ -188,7 +188,7 @@ fn messages() {
         let mut input = Reader(input);
         let options = input.byte();
         let caps = NicCaps {
-            device: "told",
+            device: "scripted",
             mailbox_bytes: 4096,
             inline_bytes: 64,
             eager_bytes: 2048,
@@ -215,7 +215,7 @@ fn messages() {
                 Event::Message(input.bytes(len).to_vec())
             });
         }
-        let nic = Told { caps, up: false, events, answers: 0, down: false };
+        let nic = ScriptedDevice { caps, up: false, events, answers: 0, down: false };
         let mut engine = Engine::new(Config { window_bytes: 64 * 1024, ..Config::default() }, nic);
         // The region is longer than a request may fetch.
         let (mut region, reachable) = guarded(8192);

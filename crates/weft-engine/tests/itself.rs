@@ -2,11 +2,11 @@
 //! the peer's identity.
 #![allow(clippy::unwrap_used)]
 
-mod told;
+mod scripted;
 
 use std::sync::Arc;
 
-use told::{CAPS, Case, Event, name};
+use scripted::{CAPS, Case, Event, name};
 use weft_engine::api::{ADDR_NONE, Addr, AddressBook, Config, Context, OpFlags, RecvOp, SendOp};
 use weft_engine::mem::Owned;
 use weft_engine::name::{EpName, NameParts};
@@ -71,7 +71,7 @@ fn recv(case: &mut Case, tag: u64, memory: &mut Owned) {
 /// Messages wait when the second link is made, and are received before the link is answered. The sender is
 /// granted no more than the window.
 #[test]
-fn a_new_link_to_oneself_grants_what_there_is() {
+fn a_new_link_to_oneself_grants_the_rest_of_the_window() {
     for me in [name(1), alias()] {
         let config = Config { window_bytes: 64 << 10, ..Config::default() };
         let mut case = Case::new(CAPS, config);

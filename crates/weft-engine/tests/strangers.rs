@@ -2,11 +2,11 @@
 //! their names. Freed memory serves others.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
-mod told;
+mod scripted;
 
 use std::sync::Arc;
 
-use told::{CAPS, Case, Event, parts, u64_at, words};
+use scripted::{CAPS, Case, Event, parts, u64_at, words};
 use weft_engine::api::{ADDR_NONE, Addr, AddressBook, Config, Context, OpFlags, RecvOp};
 use weft_engine::mem::Owned;
 use weft_engine::name::{EpName, NameParts, endpoint_id};
@@ -152,9 +152,9 @@ fn a_stranger_that_becomes_known_has_the_usual_window() {
 /// Announcements and untaken answers of all strangers share one limit. At the limit, the stranger with the
 /// most state loses its link.
 #[test]
-fn what_strangers_keep_has_one_bound() {
+fn memory_of_strangers_has_one_bound() {
     let announce = |case: &mut Case| case.say(RTS, 0, &words(&[3, 5, 0, 100]));
-    let refusal = |case: &mut Case| case.say(WRITE, 0, &words(&[told::pair(3, 0), 8, 0, 0]));
+    let refusal = |case: &mut Case| case.say(WRITE, 0, &words(&[scripted::pair(3, 0), 8, 0, 0]));
     for (ask, room) in [(&announce as &dyn Fn(&mut Case), usize::MAX), (&refusal, 0)] {
         let mut case = case(Config { stranger_bytes: 4 << 20, ..Config::default() });
         let modest = |case: &mut Case, seq| (case.link, case.seq) = (LinkId(0), seq);
@@ -181,7 +181,7 @@ fn what_strangers_keep_has_one_bound() {
         assert!((4..35).contains(&open), "{open} links");
         modest(&mut case, 10);
         ask(&mut case);
-        assert!(!case.is_cut(), "one that keeps little is left alone");
+        assert!(!case.is_cut(), "a stranger with little state keeps its link");
         // The limit does not apply to a peer in the address vector.
         case.engine.nic_mut().room = room.max(1);
         case.connect(100, 2);

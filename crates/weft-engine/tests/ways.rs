@@ -2,12 +2,12 @@
 //! for an address are served in either case.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
-mod told;
+mod scripted;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use told::{CAPS, Case, Event, FIRST_PROBE, name, open, parts, words};
+use scripted::{CAPS, Case, Event, FIRST_PROBE, name, open, parts, words};
 use weft_engine::Pool;
 use weft_engine::api::{
     ADDR_NONE, Addr, AddressBook, Changes, Completion, Config, Context, Error, Fault, Matching, OpFlags, RecvOp, SendOp,
@@ -83,7 +83,7 @@ fn a_message_meets_the_receive_that_was_posted_for_its_address() {
     case.say(EAGER, TAGGED, &5u64.to_le_bytes());
     recv(&mut case, 5, 1);
     recv(&mut case, 5, 2);
-    assert!(received(&mut case).is_empty(), "nobody knows yet that it is from there");
+    assert!(received(&mut case).is_empty(), "the sender's address is not known yet");
     case.engine.nic_mut().dials = Some(9);
     send(&mut case, OpFlags::QUIET).unwrap();
     case.tell(Event::Up { link: LinkId(9), peer: name(2), initiator: true });
@@ -95,7 +95,7 @@ fn a_message_meets_the_receive_that_was_posted_for_its_address() {
 /// The peer has left meanwhile, and the endpoint connects to it. The peer keeps its address after its last
 /// message has been received.
 #[test]
-fn a_message_of_one_who_went_meets_the_receive_for_its_address() {
+fn a_message_of_a_departed_peer_meets_the_receive_for_its_address() {
     let mut case = case(Book { name: EpName::service("10.0.0.9:7".parse().unwrap()), knows: false });
     case.connect(0, 2);
     case.say(EAGER, TAGGED, &words(&[5]));
@@ -217,7 +217,7 @@ fn an_endpoint_is_at_the_sockets_that_lead_to_it() {
         post(&mut case, 1, 5, 1, OpFlags::empty());
         if waits {
             case.say(EAGER, TAGGED, &words(&[5]));
-            assert!(received(&mut case).is_empty(), "it is known by the first");
+            assert!(received(&mut case).is_empty(), "the sender is known by the first address");
         }
         book.set(&[None, second]);
         case.engine.address_removed(0);
@@ -262,7 +262,7 @@ fn a_stranger_is_at_the_address_that_is_inserted() {
         case.connect_as(0, peer);
         case.say(EAGER, TAGGED, &words(&[5]));
         recv(&mut case, 5, 1);
-        assert!(received(&mut case).is_empty(), "nobody knows yet that it is from there");
+        assert!(received(&mut case).is_empty(), "the sender's address is not known yet");
         book.set(&[Some(row)]);
         case.engine.address_added(0, &row);
         case.run();
@@ -302,7 +302,7 @@ fn a_peer_is_found_under_its_new_number_in_a_book_that_others_write() {
 /// Another process replaces the socket of an endpoint by its name, while the endpoint is being connected. The
 /// endpoint has the new address when it answers.
 #[test]
-fn who_answers_is_where_the_book_has_it_by_then() {
+fn an_answering_endpoint_has_its_current_address() {
     let mut case = Case::new(CAPS, Config::default());
     let book = Rows::bind(&mut case, true);
     book.set(&[Some(EpName::service(name(2).socket()))]);
@@ -349,7 +349,7 @@ fn a_service_has_one_endpoint_in_a_book_that_others_write() {
 
 /// A message that is received because its sender turns out to be in the book counts as a result of feeding.
 #[test]
-fn feeding_tells_of_strangers_that_are_in_a_book_that_others_write() {
+fn feeding_counts_strangers_in_a_book_that_others_write() {
     let mut case = Case::new(CAPS, Config::default());
     let book = Rows::bind(&mut case, true);
     let pool = Arc::new(Pool::new(Matching::default(), 8, 64));
@@ -412,7 +412,7 @@ fn inject_until_accepted(case: &mut Case, peer: u8) {
         if send(case, flags) == Ok(()) {
             break;
         }
-        assert!(link < first + 3, "refused again and again");
+        assert!(link < first + 3, "refused repeatedly");
         case.run();
         case.tell(Event::Up { link: LinkId(link), peer: name(peer), initiator: true });
         case.tell(Event::Down(LinkId(link)));
@@ -450,7 +450,7 @@ fn at_a_socket() -> Case {
 }
 
 /// The peers of several links each send their first message, in this order.
-fn each_says(case: &mut Case, links: impl IntoIterator<Item = u32>) {
+fn send_on_each(case: &mut Case, links: impl IntoIterator<Item = u32>) {
     for link in links {
         (case.link, case.seq) = (LinkId(link), 0);
         case.say(EAGER, TAGGED, &words(&[5]));
@@ -466,9 +466,9 @@ fn a_claim_counts_only_where_its_peer_answers() {
     case.call_as(0, name(3));
     case.call_as(1, name(2));
     case.call_as(2, name(4));
-    assert!(case.engine.nic().closed.iter().all(|link| link.0 >= FIRST_PROBE), "all are served");
+    assert!(case.engine.nic().closed.iter().all(|link| link.0 >= FIRST_PROBE), "all links are open");
     (1..4).for_each(|ptr| post(&mut case, 0, 5, ptr, OpFlags::empty()));
-    each_says(&mut case, 0..3);
+    send_on_each(&mut case, 0..3);
     assert_eq!(received(&mut case), [(1, 0)]);
     assert_eq!(case.engine.unexpected_messages(), 2);
     case.tell(Event::Down(LinkId(1)));
@@ -487,13 +487,13 @@ fn a_claim_waits_for_the_answer() {
         case.engine.nic_mut().dials = Some(FIRST_PROBE).filter(|_| down);
         case.call_as(0, name(2));
         if down {
-            assert!(said(&case, LinkId(0)).is_empty(), "the endpoint is not known yet");
+            assert!(sent_on(&case, LinkId(0)).is_empty(), "the endpoint is not known yet");
             // The engine retries the connection several times; no operation waits for it.
             (FIRST_PROBE..FIRST_PROBE + 8).for_each(|link| case.tell(Event::Down(LinkId(link))));
             assert_eq!(case.engine.nic().open, [LinkId(0)]);
         }
         post(&mut case, 0, 5, 1, OpFlags::empty());
-        each_says(&mut case, [0]);
+        send_on_each(&mut case, [0]);
         assert!(received(&mut case).is_empty());
         post(&mut case, ADDR_NONE, 5, 2, OpFlags::empty());
         assert_eq!(received(&mut case), [(2, ADDR_NONE)]);
@@ -503,7 +503,7 @@ fn a_claim_waits_for_the_answer() {
     case.call_as(0, name(2));
     case.tell(Event::Up { link: LinkId(FIRST_PROBE), peer: name(2), initiator: true });
     post(&mut case, ADDR_NONE, 5, 1, OpFlags::empty());
-    each_says(&mut case, [0]);
+    send_on_each(&mut case, [0]);
     assert_eq!(received(&mut case), [(1, 0)]);
     // Operations to the address use the existing link.
     send(&mut case, OpFlags::QUIET).unwrap();
@@ -518,7 +518,7 @@ fn calls_that_wait_are_few() {
     (0..20).for_each(|link| case.call_as(link, name(2)));
     assert_eq!(case.engine.nic().open.len(), 8 + 1);
     case.tell(Event::Up { link: LinkId(FIRST_PROBE), peer: name(2), initiator: true });
-    assert_eq!(case.engine.nic().open, [LinkId(12)], "one of them serves");
+    assert_eq!(case.engine.nic().open, [LinkId(12)], "the oldest kept call is used");
 }
 
 /// An endpoint that answers at a socket replaces its predecessor there. Operations to the predecessor end,
@@ -537,7 +537,7 @@ fn an_address_is_taken_over() {
     assert_eq!(done, [(1, gone), (3, gone)]);
     assert!(case.engine.nic().closed.contains(&LinkId(0)));
     post(&mut case, 0, 5, 2, OpFlags::empty());
-    each_says(&mut case, [1]);
+    send_on_each(&mut case, [1]);
     assert_eq!(received(&mut case), [(2, 0)]);
 }
 
@@ -548,7 +548,7 @@ fn a_service_has_few_claimants() {
     for peer in 2..12 {
         case.connect(peer.into(), peer);
         if !case.is_cut() {
-            each_says(&mut case, [peer.into()]);
+            send_on_each(&mut case, [peer.into()]);
             case.tell(Event::Down(case.link));
         }
     }
@@ -563,7 +563,7 @@ fn a_service_has_few_claimants() {
 /// A peer claims no service if it left before the endpoint's answer was sent. The same holds if its state is
 /// gone: its message was received or discarded, or the loss of its long message was reported.
 #[test]
-fn those_who_went_claim_no_service() {
+fn departed_peers_claim_no_service() {
     type Step<'a> = &'a dyn Fn(&mut Case);
     let message = |case: &mut Case| case.say(EAGER, TAGGED, &words(&[5]));
     let long = |case: &mut Case| case.say(RTS, TAGGED, &words(&[3, 5, 0, 100]));
@@ -584,7 +584,7 @@ fn those_who_went_claim_no_service() {
         for peer in 2..12 {
             case.engine.nic_mut().room = room;
             case.connect(peer.into(), peer);
-            assert!(!case.is_cut(), "way {way}: {peer} is turned away");
+            assert!(!case.is_cut(), "way {way}: {peer} is refused");
             before(&mut case);
             case.tell(Event::Down(case.link));
             after(&mut case);
@@ -598,7 +598,7 @@ fn those_who_went_claim_no_service() {
 /// A long message whose sender is gone keeps its place. The receive that matches it fails, and the next
 /// receive takes the next message.
 #[test]
-fn what_is_lost_is_not_passed_over() {
+fn a_lost_message_keeps_its_place() {
     let mut case = case(Book { name: name(2), knows: true });
     case.connect(0, 2);
     case.say(RTS, TAGGED, &words(&[3, 5, 0, 100]));
@@ -616,7 +616,7 @@ fn what_is_lost_is_not_passed_over() {
 /// Announcements of a peer in no address vector end with its link. Receives continue to wait for other
 /// messages; only a claim on an announcement fails.
 #[test]
-fn what_a_stranger_announced_goes_with_it() {
+fn announcements_end_with_a_stranger() {
     let mut case = Case::new(CAPS, Config::default());
     case.connect(0, 20);
     (0..1000).for_each(|op| case.say(RTS, TAGGED, &words(&[op, 5, 0, 100])));
@@ -625,7 +625,7 @@ fn what_a_stranger_announced_goes_with_it() {
     post(&mut case, ADDR_NONE, 6, 1, OpFlags::PEEK | OpFlags::CLAIM);
     assert_eq!(received(&mut case), [(1, ADDR_NONE)]);
     case.tell(Event::Down(case.link));
-    assert_eq!(case.engine.unexpected_messages(), 2, "one that came whole, and a claimed one");
+    assert_eq!(case.engine.unexpected_messages(), 2, "a complete message and a claimed one");
     (0..1000).for_each(|ptr| post(&mut case, ADDR_NONE, 5, ptr, OpFlags::empty()));
     post(&mut case, ADDR_NONE, 7, 1001, OpFlags::empty());
     assert_eq!(received(&mut case), [(1001, ADDR_NONE)]);
@@ -640,7 +640,7 @@ fn what_a_stranger_announced_goes_with_it() {
 
 /// Peers that hung up when an inject connected to them claim no service once the failure is reported.
 #[test]
-fn those_who_hung_up_claim_no_service() {
+fn peers_that_hung_up_claim_no_service() {
     let mut case = Case::new(CAPS, Config::default());
     Rows::bind(&mut case, false).set(&[Some(EpName::service(name(2).socket()))]);
     (2..7).for_each(|peer| inject_until_accepted(&mut case, peer));
@@ -651,7 +651,7 @@ fn those_who_hung_up_claim_no_service() {
 /// A peer that connects again after its link ended keeps its address, or gets it if it was a stranger before.
 /// Its earlier and its later messages are received.
 #[test]
-fn who_calls_again_is_at_its_service() {
+fn a_peer_that_reconnects_keeps_its_service() {
     for stranger in [false, true] {
         let message = |case: &mut Case| case.say(EAGER, TAGGED, &words(&[5]));
         let mut case = case(Book { name: EpName::service(name(2).socket()), knows: !stranger });
@@ -701,7 +701,7 @@ fn calling(case: &mut Case, mine: LinkId) -> u8 {
 }
 
 /// The kinds of the messages that were sent on a link.
-fn said(case: &Case, link: LinkId) -> Vec<u8> {
+fn sent_on(case: &Case, link: LinkId) -> Vec<u8> {
     case.engine.nic().sent.iter().filter(|(on, _)| *on == link).map(|(_, bytes)| bytes[0]).collect()
 }
 
@@ -718,16 +718,16 @@ fn a_call_that_was_given_up_does_not_end_the_next() {
     case.tell(Event::Message(next, call(2)));
     case.tell(Event::Message(late, call(1)));
     let closed = &case.engine.nic().closed;
-    assert!(said(&case, late) == [OPEN_DUP] && *closed == [late], "{:?} {closed:?}", said(&case, late));
+    assert!(sent_on(&case, late) == [OPEN_DUP] && *closed == [late], "{:?} {closed:?}", sent_on(&case, late));
     case.tell(Event::Down(mine));
-    assert!(said(&case, next)[0] == OPEN_OK && case.done().iter().all(|done| done.fault.is_none()));
+    assert!(sent_on(&case, next)[0] == OPEN_OK && case.done().iter().all(|done| done.fault.is_none()));
     // An abandoned call is not accepted when there is no other link either.
     case.tell(Event::Down(next));
     let [late, next] = [3, 4].map(LinkId);
     for (link, number, answer) in [(late, 1, OPEN_DUP), (next, 3, OPEN_OK)] {
         case.tell(Event::Up { link, peer: name(peer), initiator: false });
         case.tell(Event::Message(link, call(number)));
-        assert_eq!(said(&case, link), [answer]);
+        assert_eq!(sent_on(&case, link), [answer]);
     }
 }
 
@@ -742,10 +742,10 @@ fn a_call_that_waits_is_not_taken_when_ours_has_broken() {
     case.tell(Event::Message(theirs, call(1)));
     case.tell(Event::Up { link: mine, peer: name(peer), initiator: true });
     case.tell(Event::Down(mine));
-    assert_eq!((said(&case, mine), said(&case, theirs)), (vec![OPEN], vec![OPEN_DUP]));
+    assert_eq!((sent_on(&case, mine), sent_on(&case, theirs)), (vec![OPEN], vec![OPEN_DUP]));
     // The send waits for the next link.
     case.tell(Event::Up { link: again, peer: name(peer), initiator: true });
     case.tell(Event::Message(again, open(OPEN_OK)));
-    assert_eq!(said(&case, again), [OPEN, EAGER]);
+    assert_eq!(sent_on(&case, again), [OPEN, EAGER]);
     assert!(case.done().iter().all(|done| done.fault.is_none()));
 }

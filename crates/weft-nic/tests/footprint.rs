@@ -6,8 +6,8 @@
 #[allow(dead_code, unreachable_pub, clippy::cast_possible_truncation)]
 #[path = "tcp/raw.rs"]
 mod raw;
-#[path = "../../weft-engine/tests/told/mod.rs"]
-mod told;
+#[path = "../../weft-engine/tests/scripted/mod.rs"]
+mod scripted;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -18,7 +18,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use told::{CAPS, Case, Event, pair, words};
+use scripted::{CAPS, Case, Event, pair, words};
 use weft_engine::api::{ADDR_NONE, Access, Addr, AddressBook, Config, Context, OpFlags, RecvOp, Region, SendOp};
 use weft_engine::mem::{IovList, Owned};
 use weft_engine::name::{EpName, NameParts, endpoint_id};
@@ -406,7 +406,7 @@ fn messages_out_of_order_are_bounded() {
         let (ctx, flags) = (Context::default(), OpFlags::empty());
         case.engine.send(&SendOp { dest: 0, iov: &[], tag: 0, data: 0, ctx, flags }).unwrap();
         case.link = LinkId(0);
-        case.tell(Event::Up { link: case.link, peer: told::name(2), initiator: true });
+        case.tell(Event::Up { link: case.link, peer: scripted::name(2), initiator: true });
         let (most, _, times) = siege(&mut case, |case| case.say(EAGER, 0, &whole));
         assert!(times <= 1 + most_messages && most <= 1024 + each * most_messages as isize, "{most} B for {times}");
     }
@@ -423,7 +423,7 @@ fn what_the_device_reads_lives_until_its_link_is_closed() {
     let iov = [memory.iov()];
     let (ctx, flags) = (Context::default(), OpFlags::INJECT);
     case.engine.send(&SendOp { dest: 0, iov: &iov, tag: 0, data: 0, ctx, flags }).unwrap();
-    let op = told::u32_at(&case.sent(RTS), 8);
+    let op = scripted::u32_at(&case.sent(RTS), 8);
     case.say(CTS, 0, &words(&[op.into(), 77, LEN as u64]));
     assert_eq!(case.engine.nic().busy.len(), 1, "the device pushes");
     let before_close = Rc::new(Cell::new(0));
@@ -446,7 +446,7 @@ fn join(hub: &mut Engine<Devices>) -> TcpStream {
         let (socket, ep_id) = (target.socket(), endpoint_id(&capability));
         let me = NameParts { socket, host_id: 1, ep_id, capability, context: None, shm: false, tcp: true };
         let mut stream = raw::join(&EpName::full(&me), &target);
-        stream.write_all(&raw::frame(1, &told::open(0))).unwrap();
+        stream.write_all(&raw::frame(1, &scripted::open(0))).unwrap();
         let mut answer = [0; 32];
         stream.read_exact(&mut answer).unwrap();
         stream

@@ -16,7 +16,7 @@ use weft_engine::mem::{self, Iov, IovList, Owned};
 use weft_engine::nic::{LinkError, LinkId, NicCaps};
 use weft_fuzz::{Reader, fuzz};
 
-use crate::told::{CAPS, Case, Event, Told, pair, u32_at, u64_at, words};
+use crate::scripted::{CAPS, Case, Event, ScriptedDevice, pair, u32_at, u64_at, words};
 
 /// Lengths of operations and of pushes: within messages, beyond them, and in between.
 const LENGTHS: [usize; 8] = [0, 8, 104, 300, 384, 392, 600, 1000];
@@ -97,7 +97,7 @@ impl World {
     /// Asserts that the device does not use the memory.
     fn idle(&self, iov: Iov, whose: &str) {
         let busy = self.case.engine.nic().busy.iter().any(|busy| busy.local.iter().any(|piece| overlaps(piece, &iov)));
-        assert!(!busy, "{whose} has its memory back, and the device works on it");
+        assert!(!busy, "the device uses memory that {whose} has back");
     }
 
     /// Starts an operation of the client.
@@ -215,8 +215,8 @@ impl World {
                 continue;
             }
             let op = &mut self.ops[done.ctx.ptr - 1];
-            assert!(op.end.is_none(), "{done:?}: once more");
-            assert!(over || !op.aside, "{done:?}: the bystander has said nothing");
+            assert!(op.end.is_none(), "{done:?}: the operation ended twice");
+            assert!(over || !op.aside, "{done:?}: the bystander has sent nothing");
             let iov = op.memory.iov();
             op.end = Some(mem::to_vec(&[iov]));
             self.idle(iov, "a client");
@@ -246,7 +246,7 @@ impl World {
                 0 | 1 => self.case.tell(Event::Done(Ok(()))),
                 2 => self.case.tell(Event::Done(Err(LinkError::Access))),
                 3 => {
-                    let nic: &mut Told = self.case.engine.nic_mut();
+                    let nic: &mut ScriptedDevice = self.case.engine.nic_mut();
                     (nic.room, nic.depth) = if b % 2 == 0 { (usize::MAX, 64) } else { (usize::from(c % 4), 1) };
                 }
                 _ if self.offered => self.withdraw(),
@@ -275,9 +275,9 @@ impl World {
         }
         self.hear(true);
         assert!(self.ops.iter().all(|op| op.end.is_some()), "an operation has not ended");
-        let engine: &mut Engine<Told> = &mut self.case.engine;
-        assert!(engine.at_rest() && engine.posted_receives() == 0, "something is left");
-        assert!(engine.unexpected_messages() <= 4000 / 64, "more than a window is left");
+        let engine: &mut Engine<ScriptedDevice> = &mut self.case.engine;
+        assert!(engine.at_rest() && engine.posted_receives() == 0, "the engine is not at rest");
+        assert!(engine.unexpected_messages() <= 4000 / 64, "the messages exceed a window");
         engine.shutdown();
         self.seen
     }

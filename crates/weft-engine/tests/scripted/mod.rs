@@ -31,7 +31,7 @@ pub fn parts(byte: u8) -> NameParts {
 
 /// Capabilities of a device that preserves order and can neither get nor put.
 pub const CAPS: NicCaps = NicCaps {
-    device: "told",
+    device: "scripted",
     mailbox_bytes: 4096,
     inline_bytes: 64,
     eager_bytes: 2048,
@@ -78,7 +78,7 @@ pub struct Busy {
     pub writes: bool,
 }
 
-pub struct Told {
+pub struct ScriptedDevice {
     pub caps: NicCaps,
     pub events: VecDeque<Event>,
     /// Messages that the engine has sent.
@@ -103,7 +103,7 @@ pub struct Told {
     pub hurry: bool,
 }
 
-impl Told {
+impl ScriptedDevice {
     pub fn new(caps: NicCaps) -> Self {
         Self {
             caps,
@@ -137,9 +137,9 @@ impl Told {
     }
 }
 
-impl Registrar for Told {}
+impl Registrar for ScriptedDevice {}
 
-impl Nic for Told {
+impl Nic for ScriptedDevice {
     fn name(&self) -> EpName {
         name(1)
     }
@@ -216,7 +216,7 @@ impl Nic for Told {
     }
 }
 
-impl Told {
+impl ScriptedDevice {
     fn bring<S: Sink>(&mut self, event: Event, sink: &mut S) {
         match event {
             Event::Up { link, peer, initiator } => {
@@ -271,7 +271,7 @@ impl AddressBook for Known {
 
 /// An engine and the state of its scripted peers.
 pub struct Case {
-    pub engine: Engine<Told>,
+    pub engine: Engine<ScriptedDevice>,
     /// Number of messages sent on the link that was made last.
     pub seq: u32,
     pub link: LinkId,
@@ -279,7 +279,7 @@ pub struct Case {
 
 impl Case {
     pub fn new(caps: NicCaps, config: Config) -> Self {
-        let mut engine = Engine::new(config, Told::new(caps));
+        let mut engine = Engine::new(config, ScriptedDevice::new(caps));
         engine.bind_book(Arc::new(Known));
         Self { engine, seq: 0, link: LinkId(u32::MAX) }
     }
