@@ -1,12 +1,12 @@
-//! The variables `FI_WEFT_*`: one table (name, default, unit, help), and the values that are in force.
+//! The variables `FI_WEFT_*`: a table with name, default, unit and help, and their current values.
 //!
-//! Place in the data flow: read once, at the first `fi_getinfo`; domains keep a copy. Inside a host the variables
-//! are declared and read through `fi_param_define` and `fi_param_get`, so that `fi_info -e` lists them; a program
-//! that links weft as a library (the `weft` command) reads the environment directly. The table also feeds
-//! fi_weft(7) and `weft info --params`.
+//! Place in the data flow: the values are read once, at the first `fi_getinfo`; domains keep a copy. Inside a
+//! host the variables are declared and read by `fi_param_define` and `fi_param_get`, so that `fi_info -e`
+//! lists them. A program that links weft as a library (the `weft` command) reads the environment directly.
+//! The table is also the source for fi_weft(7) and `weft info --params`.
 //!
-//! A value that does not parse is reported and the default is used. Sizes may end in K, M or G (powers of
-//! 1024). An empty job key is an error of `Params::check`: the default would be no protection.
+//! A value that does not parse is reported, and the default is used. Sizes may end in K, M or G (powers of
+//! 1024). An empty job key is an error of `Params::check`: the default would give no protection.
 
 use std::ffi::CString;
 use std::sync::OnceLock;
@@ -17,25 +17,25 @@ use weft_engine::mrcache::Limits;
 use crate::abi::errno::Errno;
 use crate::host;
 
-/// One row of the table.
+/// A row of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Param {
-    /// Without the prefix `FI_WEFT_`.
+    /// The name without the prefix `FI_WEFT_`.
     pub name: &'static str,
-    /// What holds when the variable is not set, as one would write it.
+    /// The default as text, as a user would set it.
     pub default: &'static str,
-    /// `bytes`, `ms`, `µs`, `yes/no`, `count`, `name`, `list`, `text`.
+    /// The unit: `bytes`, `ms`, `µs`, `yes/no`, `count`, `name`, `list` or `text`.
     pub unit: &'static str,
-    /// One or two sentences.
+    /// The description, one to three sentences.
     pub help: &'static str,
 }
 
-/// A type that a variable may have.
+/// A type of variable.
 trait Value: Sized {
-    /// The value that a string means.
+    /// Parses a text.
     fn parse(text: &str) -> Option<Self>;
 
-    /// The value that holds when the variable is not set: what the default in the table means.
+    /// The value of a variable that is not set, by default that of the table's text.
     fn unset(default: &str) -> Option<Self> {
         Self::parse(default)
     }
@@ -81,19 +81,19 @@ impl Value for Matching {
     }
 }
 
-/// The job key of the environment.
+/// The job key in the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobKey {
-    /// The variable is not set: there is no key.
+    /// The variable is not set, so there is no key.
     Unset,
-    /// The variable is set, to nothing or to blanks.
+    /// The variable is set to an empty or blank text.
     Empty,
     /// The key.
     Key(String),
 }
 
 impl JobKey {
-    /// The key, if there is one.
+    /// The bytes of the key.
     pub(crate) fn bytes(&self) -> Option<Vec<u8>> {
         match self {
             Self::Unset | Self::Empty => None,
@@ -122,11 +122,11 @@ impl<T: Value> Value for Option<T> {
 /// Declares the table, the structure and its reader in one place.
 macro_rules! params {
     ($($field:ident: $type:ty = $default:literal, $unit:literal, $name:literal, $help:literal;)*) => {
-        /// Every variable, in the order in which they are listed.
+        /// All variables, in the order in which they are listed.
         pub const TABLE: &[Param] =
             &[$(Param { name: $name, default: $default, unit: $unit, help: $help }),*];
 
-        /// The values in force.
+        /// The current values.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct Params {
             $(
@@ -136,10 +136,10 @@ macro_rules! params {
         }
 
         impl Params {
-            /// The values that `source` gives for the names, or the defaults.
+            /// Reads the values from `source`, which maps a name to a text, with the table's defaults.
             fn read(source: impl Fn(&str) -> Option<String>) -> Self {
                 let read = Self { $($field: value($name, $default, $unit, source($name))),* };
-                // A queue without room would be full for ever.
+                // A queue of size 0 would always be full.
                 Self { tx_size: read.tx_size.max(1), rx_size: read.rx_size.max(1), ..read }
             }
         }
@@ -148,68 +148,68 @@ macro_rules! params {
 
 params! {
     iface: Option<String> = "", "name", "IFACE",
-        "Network interface (name) or local address (IPv4 or IPv6) that TCP uses. Default: the one that reaches most hosts.";
+        "Network interface (by name) or local address (IPv4 or IPv6) that TCP uses. Default: the address that reaches the most hosts.";
     shm: bool = "yes", "yes/no", "SHM",
         "Use shared memory to endpoints on the same host.";
     tcp: bool = "yes", "yes/no", "TCP",
         "Use TCP to endpoints that shared memory does not reach.";
     cma: bool = "yes", "yes/no", "CMA",
-        "Let large messages inside a host be copied once, by process_vm_readv(2), where the kernel permits it.";
+        "Copy large messages inside a host once, by process_vm_readv(2), where the kernel permits it.";
     connect_timeout_ms: u64 = "10000", "ms", "CONNECT_TIMEOUT_MS",
-        "How long connecting with a peer may take, and then each of its two answers, in each way that there is, before its operations fail. A process on the same host, or one that takes connections, is waited for for an hour if its address is complete: it may be computing.";
+        "Longest time on each device for a connection to a peer, and then for each of the peer's two answers. Operations to the peer fail after it. A process that may be computing has an hour for an answer if its address is complete: one on the same host, or one that accepts connections.";
     connect_retry_ms: u64 = "1000", "ms", "CONNECT_RETRY_MS",
-        "For how long a TCP connection that is refused is tried again: the peer may be about to listen.";
+        "Time during which a refused TCP connection is retried: the peer may be about to listen.";
     tcp_resume_ms: u64 = "10000", "ms", "TCP_RESUME_MS",
-        "For how long a peer whose TCP connection broke is called again, unless it is known to be gone; what it had not got is sent once more. 0: the link ends at once.";
+        "Time during which a broken TCP connection to a peer is restored, unless the peer is known to be gone. Data that the peer did not receive is sent again. 0: the link ends at once.";
     eager_bytes: Option<usize> = "", "bytes", "EAGER_BYTES",
-        "Longest message that is sent without asking the receiver, on every device; what a device does not take is cut to its most (32,896 for shared memory, 65,664 for TCP). Default: the device's.";
+        "Longest message that is sent eagerly, without a request to the receiver, on every device. Values above a device's maximum (32,896 for shared memory, 65,664 for TCP) are reduced to it. Default: the device's choice.";
     shm_eager_bytes: Option<usize> = "", "bytes", "SHM_EAGER_BYTES",
-        "The same for shared memory only.";
+        "Longest message that is sent eagerly over shared memory. Default: the device's choice.";
     tcp_eager_bytes: Option<usize> = "", "bytes", "TCP_EAGER_BYTES",
-        "The same for TCP only.";
+        "Longest message that is sent eagerly over TCP. Default: the device's choice.";
     inject_bytes: usize = "4096", "bytes", "INJECT_BYTES",
-        "Longest message that fi_inject takes (inject_size).";
+        "Longest message that fi_inject accepts (inject_size).";
     tx_size: usize = "4096", "count", "TX_SIZE",
-        "Operations to one peer that may wait to leave (default of the transmit attribute size).";
+        "Operations to one peer that may be queued for transmission (default of the transmit attribute size).";
     rx_size: usize = "65536", "count", "RX_SIZE",
         "Receives that may be posted to an endpoint (default of the receive attribute size).";
     unexpected_window_bytes: usize = "4M", "bytes", "UNEXPECTED_WINDOW_BYTES",
-        "Memory that one peer may fill with messages for which no receive is posted yet; it waits beyond.";
+        "Memory that one peer may fill with unexpected messages. At the limit the peer waits.";
     max_unknown_peers: usize = "16K", "count", "MAX_UNKNOWN_PEERS",
-        "Peers that may be connected to an endpoint, or have left it messages, though no address vector has them, at most half as many as the process may have descriptors. One more takes the place of one that is idle, or is turned away.";
+        "Peers without an entry in an address vector that may be connected to an endpoint or have messages queued there. The maximum is half the process's limit of descriptors. One more peer replaces an idle one, or is refused.";
     unknown_peers_bytes: usize = "64M", "bytes", "UNKNOWN_PEERS_BYTES",
-        "Memory that all peers in no address vector together may fill with messages for which no receive is posted yet, and as much with what else they make an endpoint keep.";
+        "Memory that all peers without an entry in an address vector may fill together with unexpected messages. Other state that they cause at an endpoint has a limit of the same size.";
     ep_contexts: usize = "1", "count", "EP_CONTEXTS",
-        "Contexts of either kind that endpoints are said to have (max_ep_tx_ctx, max_ep_rx_ctx) to clients that do not ask. More than 1 invites clients to use scalable endpoints.";
+        "Transmit and receive contexts per endpoint (max_ep_tx_ctx, max_ep_rx_ctx) that are reported to clients without hints for them. Values above 1 invite clients to use scalable endpoints.";
     matching: Matching = "auto", "name", "MATCH",
-        "How the queues of receives and messages are searched: list, hash, tree, or auto, which walks short queues and chooses for deep ones.";
+        "Search structure for the queues of receives and unexpected messages: list, hash, tree, or auto, which walks short queues and chooses an index for deep ones.";
     mr_cache: bool = "yes", "yes/no", "MR_CACHE",
-        "Share registrations of memory and keep them beyond their use, where a device demands registration (shared memory and TCP do not).";
+        "Share memory registrations and keep unused ones, if a device requires registration. (Shared memory and TCP do not.)";
     mr_cache_entries: usize = "4096", "count", "MR_CACHE_ENTRIES",
         "Registrations that an endpoint may have.";
     mr_cache_bytes: Option<u64> = "", "bytes", "MR_CACHE_BYTES",
-        "Memory that an endpoint may have registered; what is beyond travels through the device's own memory. Default: the device's limit.";
+        "Memory that an endpoint may have registered. Other data is copied through the device's own memory. Default: the device's limit.";
     mr_cache_stale_entries: usize = "1024", "count", "MR_CACHE_STALE_ENTRIES",
-        "Registrations that an endpoint keeps although nobody uses them; 0: none (no lazy deregistration).";
+        "Unused registrations that an endpoint keeps. 0: none (no lazy deregistration).";
     mr_cache_stale_bytes: Option<u64> = "", "bytes", "MR_CACHE_STALE_BYTES",
-        "Memory in such registrations. Default: no limit.";
+        "Memory in the unused registrations that an endpoint keeps. Default: no limit.";
     mr_cache_monitor: bool = "yes", "yes/no", "MR_CACHE_MONITOR",
-        "Observe by userfaultfd(2) what is unmapped, so that registrations may be kept; without it none is kept that nobody uses.";
+        "Observe unmapping of memory by userfaultfd(2), which unused registrations depend on. Without it none are kept.";
     stats: bool = "yes", "yes/no", "STATS",
-        "Let the commands weft stat and weft top read what endpoints count; it takes a descriptor for each.";
+        "Publish the counters of endpoints for the commands weft stat and weft top. It takes one file descriptor per endpoint.";
     job_key: JobKey = "", "text", "JOB_KEY",
-        "A secret that all processes of a job share. When set, only peers that know it can connect. Set to nothing it is an error: no domain opens.";
+        "A secret that all processes of a job share. If it is set, only peers that know it can connect. An empty value is an error: no domain opens.";
     tcp_encrypt: bool = "no", "yes/no", "TCP_ENCRYPT",
-        "Encrypt TCP connections, with fresh keys that job key and addresses authenticate. The same in all processes of a job.";
+        "Encrypt TCP connections with fresh keys, which are authenticated by the job key and the addresses. It must have the same value in all processes of a job.";
     close_timeout_ms: u64 = "5000", "ms", "CLOSE_TIMEOUT_MS",
-        "How long closing an endpoint waits until what was sent has left.";
+        "Longest time that closing an endpoint waits for sent data to leave.";
     progress_spin_us: u64 = "20", "µs", "PROGRESS_SPIN_US",
-        "How long the thread for automatic progress looks for work before it sleeps.";
+        "Time that the thread for automatic progress polls for work before it sleeps.";
     progress_affinity: Option<String> = "", "list", "PROGRESS_AFFINITY",
-        "Processors that the thread for automatic progress may run on, such as 1,4-7. Default: those of the thread that enables the first endpoint.";
+        "Processors that the thread for automatic progress may run on, such as 1,4-7. Default: the processors of the thread that enables the first endpoint.";
 }
 
-/// The values that variables of a unit may have, in words.
+/// The valid values of a unit, in words.
 fn understood(unit: &str) -> &'static str {
     match unit {
         "yes/no" => "yes or no",
@@ -218,13 +218,13 @@ fn understood(unit: &str) -> &'static str {
     }
 }
 
-/// The value of one variable: what is set, if it parses, else the default.
+/// The value of one variable: the text if it is set and parses, otherwise the default.
 fn value<T: Value>(name: &str, default: &'static str, unit: &str, set: Option<String>) -> T {
     if let Some(text) = set {
         match T::parse(text.trim()) {
             Some(value) => return value,
             None => log::warn!(
-                "FI_WEFT_{name}={text} is not understood, using the default ({default}); set it to {}",
+                "FI_WEFT_{name}={text} is not valid, so the default ({default}) is used; set it to {}",
                 understood(unit)
             ),
         }
@@ -236,7 +236,8 @@ fn value<T: Value>(name: &str, default: &'static str, unit: &str, set: Option<St
 }
 
 impl Params {
-    /// The values in force: through the host inside one, from the environment elsewhere. Each reads them once.
+    /// The current values: from the host inside one, otherwise from the environment. Each source is read
+    /// once.
     #[must_use]
     pub fn load() -> &'static Self {
         static LOADED: OnceLock<Params> = OnceLock::new();
@@ -246,22 +247,22 @@ impl Params {
         }
     }
 
-    /// Whether an endpoint may be set up by these values.
+    /// Checks whether an endpoint may be opened with these values.
     ///
     /// # Errors
-    /// -FI_EINVAL: the job key is empty. An empty string is no secret, and to go on without a key would leave
-    /// a client open that asked for protection.
+    /// -FI_EINVAL: the job key is empty. An empty string is no secret, and an endpoint without a key would be
+    /// open although the client requested protection.
     pub(crate) fn check(&self) -> Result<(), Errno> {
         if self.job_key == JobKey::Empty {
             log::warn!(
-                "FI_WEFT_JOB_KEY is set, but empty, which protects nothing; set it to the secret that all processes of the job share, or unset it"
+                "FI_WEFT_JOB_KEY is set, but empty, which gives no protection; set it to the secret that all processes of the job share, or unset it"
             );
             return Err(Errno::INVAL);
         }
         Ok(())
     }
 
-    /// What the registration cache of an endpoint may keep.
+    /// The limits of an endpoint's registration cache.
     pub(crate) fn mr_cache_limits(&self) -> Limits {
         Limits {
             on: self.mr_cache,
@@ -272,14 +273,14 @@ impl Params {
         }
     }
 
-    /// The values as a host has them.
+    /// The values of a host.
     pub(crate) fn of(host: &host::Host) -> Self {
         Self::read(|name| host.param(&CString::new(name.to_ascii_lowercase()).ok()?))
     }
 }
 
 impl Default for Params {
-    /// The defaults, whatever is set.
+    /// The defaults, independent of the environment.
     fn default() -> Self {
         Self::read(|_| None)
     }
@@ -302,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn defaults_parse_and_are_what_the_table_says() {
+    fn defaults_parse() {
         let params = Params::default();
         assert!(params.shm && params.tcp && params.cma);
         assert_eq!(params.inject_bytes, 4096);
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn every_row_says_what_it_is() {
+    fn every_row_is_complete_and_unique() {
         for (row, param) in TABLE.iter().enumerate() {
             assert!(param.name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_'), "{}", param.name);
             assert!(param.help.ends_with('.') && !param.unit.is_empty(), "{}", param.name);
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_job_key_is_not_the_same_as_none() {
+    fn an_empty_job_key_is_an_error() {
         let read = |text: Option<&str>| Params::read(|name| text.filter(|_| name == "JOB_KEY").map(str::to_owned));
         for (text, key, usable) in [
             (None, JobKey::Unset, true),
@@ -335,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn values_override_and_nonsense_does_not() {
+    fn valid_values_override_and_invalid_ones_do_not() {
         let params = Params::read(|name| {
             let text = match name {
                 "SHM" => "no",

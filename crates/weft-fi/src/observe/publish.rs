@@ -1,17 +1,17 @@
-//! What an endpoint lets others see of it: counters in a memfd, for `weft stat` and `weft top`.
+//! Published counters: each endpoint writes its counters into a memfd for `weft stat` and `weft top`.
 //!
 //! Place in the data flow: beside it. Every `ROUNDS_PER_LOOK` rounds of progress, and before a thread sleeps,
-//! an endpoint looks at the coarse clock; every `INTERVAL`, or before a sleep every `BEFORE_SLEEP`, it writes
-//! what its engine ([`weft_engine::stats`]) and devices know by then. So a process that makes no call
-//! publishes nothing either, and what it did last may be missing: what is published says when that was.
+//! an endpoint reads the coarse clock. When `INTERVAL` has passed, or `BEFORE_SLEEP` before a sleep, it
+//! writes the counters of its engine ([`weft_engine::stats`]) and its devices. A process that makes no call
+//! therefore publishes nothing, and its last activity may be missing. The published block contains its time.
 //!
-//! A reader opens the memfd through `/proc/PID/fd`, which the kernel allows to whoever may inspect the
-//! process: the same user and root. Nothing has a name in a file system, no thread answers, and what a reader
-//! does cannot disturb the process, because nothing is ever read from the memfd here. It is written by
-//! pwrite(2) and not mapped: so there are no signals when memory runs out, and no cost for those whom nobody
-//! looks at beyond two system calls in each interval.
+//! A reader opens the memfd through `/proc/PID/fd`. The kernel allows that to processes that may inspect this
+//! one: those of the same user and of root. No file has a name in a file system, and no thread answers
+//! requests. Readers cannot disturb the process, because it never reads the memfd. The memfd is written by
+//! pwrite(2) and not mapped, so a lack of memory causes no signal. The cost is two system calls in each
+//! interval.
 //!
-//! Errors: an endpoint that cannot publish does not, and works like any other.
+//! Errors: an endpoint that cannot publish works like any other.
 
 pub mod layout;
 
@@ -31,34 +31,34 @@ use weft_os::memfile;
 use crate::endpoint::cell::Eng;
 use layout::{Endpoint, Head, Peer};
 
-/// Rounds of progress between two looks at the clock.
+/// Rounds of progress between two reads of the clock.
 pub(crate) const ROUNDS_PER_LOOK: u64 = 256;
-/// How often something is published by who makes progress.
+/// The interval of publication by threads that make progress.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(100);
-/// How often by who sleeps then, and might not do so again for long.
+/// The interval of publication by threads that are about to sleep, possibly for a long time.
 pub(crate) const BEFORE_SLEEP: Duration = Duration::from_millis(10);
-/// Peers that are published at a time: those of a large job take turns.
+/// Peers that are published at a time. An endpoint with more peers publishes them in turns.
 const PEERS_AT_A_TIME: usize = 64;
-/// So many of them with one system call.
+/// Rows that are written by one system call.
 const ROWS: usize = 16;
 
-/// The publisher of one endpoint.
+/// The publisher of an endpoint.
 pub(crate) struct Publisher {
     file: OwnedFd,
-    /// A child that was forked has the file, too, and is somebody else.
+    /// The process that made the file. A forked child has the file, too, and must not write to it.
     owner: rustix::process::Pid,
     opened_ns: u64,
     published_ns: u64,
     round: u64,
-    /// The peer whose turn is next.
+    /// The first peer of the next turn.
     next_peer: usize,
-    /// Buffers for what is written. They are not on the client's stack, which may be small. Nor are they allocated each
-    /// time: a signal handler may end the program meanwhile, and that needs the heap, too.
+    /// Buffers for the written bytes. They are not on the client's stack, which may be small. They are
+    /// allocated once: a signal handler may end the program during a write, and exit handlers need the heap.
     rows: [[u8; layout::PEER_BYTES]; ROWS],
     block: [u8; layout::PEERS_AT - layout::ENDPOINT_AT],
 }
 
-/// What the engine does not know.
+/// The counters that the engine does not have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Around {
     /// Rounds of progress.
@@ -67,20 +67,20 @@ pub(crate) struct Around {
     pub(crate) sleepers: u64,
     /// Waits at locks.
     pub(crate) lock_waits: u64,
-    /// Operations that have failed.
+    /// Failed operations.
     pub(crate) failures: u64,
-    /// Operations that were refused.
+    /// Operations that were refused with -FI_EAGAIN.
     pub(crate) again: u64,
 }
 
 impl Publisher {
-    /// Ready to publish; `None` where the system does not let us.
+    /// Makes the memfd and writes its head. `None`: the system refused it.
     pub(crate) fn new() -> Option<Box<Self>> {
         let file = memfile::create(c"weft-stats", MemfdFlags::empty())
-            .inspect_err(|error| log::info!("no counters for `weft stat`: {error}"))
+            .inspect_err(|error| log::info!("the counters are not published for `weft stat`: {error}"))
             .ok()?;
-        // Who else gets at the descriptor, by being forked or being sent it, cannot open the file anew. A
-        // memfd takes this of its owner.
+        // A process that inherits or receives the descriptor cannot reopen the file. A memfd allows this
+        // change to its owner.
         let _ = rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR);
         let (owner, opened_ns) = (getpid(), now_ns());
         let this = Self {
@@ -97,7 +97,7 @@ impl Publisher {
         this.write(&head.bytes(), 0).then(|| Box::new(this))
     }
 
-    /// Publishes, if that was not done within the interval.
+    /// Publishes if `interval` has passed since the last time.
     pub(crate) fn look(&mut self, engine: &mut Eng, interval: Duration, around: impl FnOnce() -> Around) {
         let now_ns = now_ns();
         let since = Duration::from_nanos(now_ns.saturating_sub(self.published_ns));
@@ -137,7 +137,7 @@ impl Publisher {
         self.write(&self.block, layout::ENDPOINT_AT);
     }
 
-    /// Writes; false if that cannot be done.
+    /// Writes bytes at an offset, and returns whether all were written.
     fn write(&self, bytes: &[u8], at: usize) -> bool {
         let end = (at + bytes.len()) as u64;
         let written = memfile::may_have(end).and_then(|()| rustix::io::pwrite(&self.file, bytes, at as u64));
@@ -156,7 +156,7 @@ fn name(name: &EpName) -> [u64; 4] {
     [high, low, socket.port().into(), id]
 }
 
-/// What an endpoint tells of itself, but for the times.
+/// The words of an endpoint's block, except for the times.
 fn endpoint(of: &EpName, report: &Report, around: &Around, stats: &Stats) -> Endpoint {
     let [ip_high, ip_low, port, id] = name(of);
     let mut endpoint = Endpoint {
@@ -231,13 +231,13 @@ fn peer(report: &PeerReport, device: impl FnOnce(LinkId) -> Option<&'static str>
     }
 }
 
-/// The upper and the lower half.
-#[allow(clippy::cast_possible_truncation)] // What is cut off is the other half.
+/// The upper and the lower half of a word.
+#[allow(clippy::cast_possible_truncation)] // The truncated bits are the other half.
 const fn halves(word: u128) -> [u64; 2] {
     [(word >> 64) as u64, word as u64]
 }
 
-/// The coarse monotonic clock: a tick of some milliseconds, and read without a system call.
+/// The coarse monotonic clock. Its tick is some milliseconds, and it is read without a system call.
 fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::MonotonicCoarse);
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
@@ -251,12 +251,12 @@ mod tests {
 
     use super::*;
 
-    /// 10.0.0.7:4711, without an id.
+    /// The address 10.0.0.7:4711, without an endpoint id.
     fn somebody() -> EpName {
         EpName::service(([10, 0, 0, 7], 4711).into())
     }
 
-    /// Every counter has a number that no other one has.
+    /// Each counter has a unique value.
     #[test]
     fn every_word_of_an_endpoint_comes_from_its_own_counter() {
         let report = Report {

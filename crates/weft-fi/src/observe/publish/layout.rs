@@ -1,41 +1,41 @@
-//! What an endpoint publishes: the layout of its memfd, for who writes it and for who reads it.
+//! The layout of an endpoint's published counters, for the writer and for readers.
 //!
-//! Place in the data flow: [`super`] writes it; `weft stat` and `weft top` read it from outside, through
-//! `/proc/PID/fd`.
+//! Place in the data flow: [`super`] writes the layout; `weft stat` and `weft top` read it from outside,
+//! through `/proc/PID/fd`.
 //!
-//! Everything is 64-bit words, lowest byte first. The file begins with a head, which says how long the blocks
-//! are; a block of counters and a row for each peer follow at fixed places. Later versions may add words at
-//! the ends of blocks and rows: a reader takes what both know. A block begins and ends with the number of its
-//! round: where they differ it was read while it was written.
+//! The file consists of little-endian 64-bit words. It begins with a head, which contains the lengths of the
+//! blocks. A block of counters and a row for each peer follow at fixed offsets. Later versions may append
+//! words to blocks and rows; a reader uses the words that both versions know. A block begins and ends with
+//! the number of its round. If the two differ, the block was read during a write.
 //!
-//! Trust: none. Who writes may write anything; a reader takes numbers for numbers and looks at a bounded
+//! Trust: none. The file may contain any bytes. A reader interprets them as numbers and reads a bounded
 //! number of bytes.
 
 use std::net::{Ipv6Addr, SocketAddr};
 
-/// The name of the memfd, as `/proc/PID/fd` shows it.
+/// The name of the memfd in `/proc/PID/fd`.
 pub const LINK: &str = "/memfd:weft-stats (deleted)";
 /// The first word of the file.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"weftstat");
-/// The layout that this file describes.
+/// The version of this layout.
 pub const LAYOUT: u64 = 1;
 
 /// Length of the head in bytes.
 pub const HEAD_BYTES: usize = 128;
-/// Where the endpoint's block begins.
+/// Offset of the endpoint's block in bytes.
 pub const ENDPOINT_AT: usize = HEAD_BYTES;
-/// Where the rows of peers begin.
+/// Offset of the first peer's row in bytes.
 pub const PEERS_AT: usize = 1024;
 /// Length of a row in bytes.
 pub const PEER_BYTES: usize = 256;
-/// Rows that there may be; further peers have none.
+/// Maximum number of rows; further peers have none.
 pub const PEERS_MOST: usize = 1 << 14;
 
-/// Where the name of the version stands in the head, and how long it may be.
+/// Offset and length of the version text in the head, in bytes.
 const VERSION_AT: usize = 64;
 const VERSION_BYTES: usize = 16;
 
-/// Declares a block: its words, in their order, with what they mean.
+/// Declares a block: its words in order, each with its description.
 macro_rules! block {
     ($(#[$doc:meta])* $name:ident { $($field:ident: $help:literal,)* }) => {
         $(#[$doc])*
@@ -43,15 +43,15 @@ macro_rules! block {
         pub struct $name { $(#[doc = $help] pub $field: u64,)* }
 
         impl $name {
-            /// The names of the words, and what they mean.
+            /// The names of the words, with their descriptions.
             pub const FIELDS: &[(&str, &str)] = &[$((stringify!($field), $help)),*];
 
-            /// The words.
+            /// The words in order.
             pub fn words(&self) -> impl Iterator<Item = u64> + use<> {
                 [$(self.$field),*].into_iter()
             }
 
-            /// From the words that there are; the rest is 0.
+            /// Makes a block from its words; missing words are 0.
             #[must_use]
             pub fn from_words(words: &[u64]) -> Self {
                 let mut words = words.iter().copied();
@@ -62,73 +62,73 @@ macro_rules! block {
 }
 
 block! {
-    /// An endpoint.
+    /// The block of an endpoint.
     Endpoint {
-        ip_high: "Its address, as IPv6.",
-        ip_low: "The lower half.",
-        port: "Its port.",
-        id: "The first bytes of its endpoint id.",
-        published_ns: "When this was published, on the system's monotonic clock.",
-        opened_ns: "When the endpoint was enabled, on the same clock.",
+        ip_high: "The upper half of the endpoint's address, as IPv6.",
+        ip_low: "The lower half of the address.",
+        port: "The endpoint's port.",
+        id: "The first bytes of the endpoint id.",
+        published_ns: "Time of publication, on the system's monotonic clock.",
+        opened_ns: "Time at which the endpoint was enabled, on the same clock.",
         rounds: "Rounds of progress that the client has made.",
-        sleepers: "Threads of the client that sleep in our calls.",
-        peers: "Peers that were ever met.",
-        operations: "Transmit operations under way.",
-        posted: "Receives that are posted.",
-        unexpected: "Messages that wait for a receive.",
-        unexpected_most: "The most that ever did, in one queue.",
-        unexpected_total: "Messages that came before their receive, so far.",
-        failures: "Operations that have failed.",
+        sleepers: "Threads of the client that sleep in weft's calls.",
+        peers: "Peers that the endpoint has known so far.",
+        operations: "Outstanding transmit operations.",
+        posted: "Posted receives.",
+        unexpected: "Unexpected messages that are queued.",
+        unexpected_most: "Largest number of unexpected messages in one queue so far.",
+        unexpected_total: "Unexpected messages so far: they arrived before their receive was posted.",
+        failures: "Failed operations.",
         again: "Operations that were refused with -FI_EAGAIN after a round of progress.",
         datagrams_dropped: "Datagrams that were dropped before they left.",
-        lock_waits: "Calls that had to wait at a lock of the domain for another thread.",
+        lock_waits: "Calls that waited at a lock of the domain for another thread.",
         cache_hits: "Requests that the registration cache served.",
         cache_misses: "Requests for which the device had to register memory.",
-        cache_bytes: "Memory that is registered now.",
-        shm_fallbacks: "Peers on this host that shared memory did not reach, so that TCP was used.",
+        cache_bytes: "Registered memory in bytes.",
+        shm_fallbacks: "Peers on this host that are reached by TCP because shared memory failed.",
         tcp_sends: "System calls that sent.",
         tcp_receives: "System calls that received.",
         tcp_waits: "System calls that asked which sockets are ready.",
-        tcp_half_open: "Connections of peers that have proven nothing yet.",
-        tcp_refused: "Connections of peers that did not get past the handshake.",
-        tcp_breaks: "Connections of links that broke while the link was to go on.",
-        tcp_resumed: "Connections made in the place of broken ones, over which the link went on.",
+        tcp_half_open: "Incoming connections that have not completed the handshake.",
+        tcp_refused: "Incoming connections that failed in the handshake.",
+        tcp_breaks: "Broken connections of links that continued.",
+        tcp_resumed: "New connections on which such links were resumed.",
     }
 }
 
 block! {
-    /// A peer of an endpoint.
+    /// The row of a peer.
     Peer {
-        ip_high: "Its address, as IPv6.",
-        ip_low: "The lower half.",
-        port: "Its port.",
-        id: "The first bytes of its endpoint id.",
-        address: "Its number in the address vector; all bits set: it has none.",
-        state: "0: no link, 1: one is being made, 2: up.",
-        device: "The name of the device.",
-        messages_sent: "Messages sent to it.",
-        bytes_sent: "Their bytes.",
-        rendezvous_sent: "How many of them went by rendezvous.",
-        messages_received: "Messages received from it.",
-        bytes_received: "Their bytes.",
-        rendezvous_received: "How many of them came by rendezvous.",
-        accesses_sent: "Remote reads, writes and atomics of ours, by their parts.",
-        access_bytes_sent: "The bytes that they were about.",
-        accesses_received: "Those of the peer.",
-        access_bytes_received: "The bytes that they were about.",
-        stalls: "Short messages that went by rendezvous because the peer's window was used up.",
-        retries: "How often what was to be sent found no room in the device.",
-        waiting: "Operations that wait to be sent.",
-        outstanding: "Operations that were sent and are not complete.",
+        ip_high: "The upper half of the peer's address, as IPv6.",
+        ip_low: "The lower half of the address.",
+        port: "The peer's port.",
+        id: "The first bytes of the peer's endpoint id.",
+        address: "The peer's number in the address vector; all bits are set if it has none.",
+        state: "0: no link, 1: the link is being set up, 2: the link is up.",
+        device: "The name of the link's device.",
+        messages_sent: "Messages sent to the peer.",
+        bytes_sent: "Bytes of the messages sent.",
+        rendezvous_sent: "Messages sent by rendezvous.",
+        messages_received: "Messages received from the peer.",
+        bytes_received: "Bytes of the messages received.",
+        rendezvous_received: "Messages received by rendezvous.",
+        accesses_sent: "Remote reads, writes and atomics to the peer, counted by parts.",
+        access_bytes_sent: "Bytes of these accesses.",
+        accesses_received: "Remote reads, writes and atomics from the peer, counted by parts.",
+        access_bytes_received: "Bytes of these accesses.",
+        stalls: "Short messages sent by rendezvous because the peer's window was exhausted.",
+        retries: "Attempts to send that found no room in the device.",
+        waiting: "Operations queued for transmission.",
+        outstanding: "Operations that are sent and not complete.",
         links_up: "Links that have come up.",
         links_down: "Links that have ended.",
-        calls_failed: "Attempts to make one that failed.",
-        matched_on_arrival: "Messages received from it whose receive was posted already.",
-        matched_on_posting: "Messages received from it that waited until a receive took them.",
+        calls_failed: "Failed attempts to set up a link.",
+        matched_on_arrival: "Messages from the peer whose receive was already posted.",
+        matched_on_posting: "Messages from the peer that waited for their receive.",
     }
 }
 
-// The round stands before and behind.
+// The round is stored before and after the words.
 const _: () = assert!(ENDPOINT_AT + (Endpoint::FIELDS.len() + 2) * 8 <= PEERS_AT);
 const _: () = assert!((Peer::FIELDS.len() + 2) * 8 <= PEER_BYTES);
 
@@ -140,7 +140,7 @@ fn name([ip_high, ip_low, port, id]: [u64; 4]) -> String {
 }
 
 impl Endpoint {
-    /// Address, port and id as logs write them.
+    /// Address, port and id in the format of log lines.
     #[must_use]
     pub fn name(&self) -> String {
         name([self.ip_high, self.ip_low, self.port, self.id])
@@ -148,22 +148,22 @@ impl Endpoint {
 }
 
 impl Peer {
-    /// How the states are called.
+    /// The names of the states.
     pub const STATES: [&str; 3] = ["idle", "connecting", "up"];
 
-    /// Address, port and id as logs write them.
+    /// Address, port and id in the format of log lines.
     #[must_use]
     pub fn name(&self) -> String {
         name([self.ip_high, self.ip_low, self.port, self.id])
     }
 
-    /// The state in words.
+    /// The name of the state.
     #[must_use]
     pub fn state_name(&self) -> &'static str {
         usize::try_from(self.state).ok().and_then(|state| Self::STATES.get(state)).copied().unwrap_or("unknown")
     }
 
-    /// The name of the device, if it is one.
+    /// The name of the device, if the word holds a valid one.
     #[must_use]
     pub fn device_name(&self) -> Option<String> {
         let bytes = self.device.to_le_bytes();
@@ -172,7 +172,7 @@ impl Peer {
     }
 }
 
-/// A short name in a word.
+/// Packs a short name into a word.
 #[must_use]
 pub(super) fn name_word(name: &str) -> u64 {
     let mut word = [0; 8];
@@ -182,21 +182,21 @@ pub(super) fn name_word(name: &str) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// Whose file it is.
+/// The head of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// The process, as it is numbered in its own namespace.
+    /// The process id, as numbered in the process's own namespace.
     pub pid: u64,
     /// The version of weft.
     pub version: String,
-    /// Words of the endpoint's block.
+    /// Number of words in the endpoint's block.
     pub endpoint_words: usize,
-    /// Words of a row.
+    /// Number of words in a row.
     pub peer_words: usize,
 }
 
 impl Head {
-    /// That of this version in this process.
+    /// The head for this version of weft.
     #[must_use]
     pub fn ours(pid: u64) -> Self {
         Self {
@@ -207,7 +207,7 @@ impl Head {
         }
     }
 
-    /// As it stands in the file.
+    /// The bytes of the head.
     #[must_use]
     pub fn bytes(&self) -> [u8; HEAD_BYTES] {
         let mut bytes = [0; HEAD_BYTES];
@@ -221,7 +221,7 @@ impl Head {
         bytes
     }
 
-    /// Reads it. `None`: the file is none of ours, or of a layout that we do not know.
+    /// Parses a head. `None`: the file is not weft's, or has an unknown layout.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..HEAD_BYTES)?;
@@ -238,12 +238,12 @@ impl Head {
     }
 }
 
-/// The words of some bytes.
+/// Converts bytes to words.
 fn words(bytes: &[u8]) -> Vec<u64> {
     bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }
 
-/// Writes a block. The bytes behind it stay as they are.
+/// Writes a block. The bytes behind it are not changed.
 pub(super) fn block(bytes: &mut [u8], round: u64, words: impl Iterator<Item = u64>) {
     let ends = std::iter::once(round);
     for (place, word) in bytes.as_chunks_mut().0.iter_mut().zip(ends.clone().chain(words).chain(ends)) {
@@ -251,7 +251,7 @@ pub(super) fn block(bytes: &mut [u8], round: u64, words: impl Iterator<Item = u6
     }
 }
 
-/// Takes a block of so many words. `None`: nothing was written there yet, or it was read while it was written.
+/// Reads a block of `count` words. `None`: the block was never written, or was read during a write.
 #[must_use]
 pub fn take(bytes: &[u8], count: usize) -> Option<Vec<u64>> {
     let words = words(bytes.get(..(count + 2) * 8)?);
@@ -268,22 +268,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_come_back_as_they_were() {
+    fn a_block_is_read_as_it_was_written() {
         let endpoint = Endpoint { published_ns: 5, tcp_refused: 9, unexpected: u64::MAX, ..Endpoint::default() };
         let mut bytes = [0; PEERS_AT - ENDPOINT_AT];
         block(&mut bytes, 3, endpoint.words());
         let words = take(&bytes, Endpoint::FIELDS.len()).unwrap();
         assert_eq!(Endpoint::from_words(&words), endpoint);
-        // A reader of a later version, and one of an earlier.
+        // The reader of an older version knows fewer words.
         assert_eq!(Endpoint::from_words(&words[..5]), Endpoint { published_ns: 5, ..Endpoint::default() });
-        // Torn, and never written.
+        // A torn block, and a block that was never written.
         bytes[0] ^= 1;
         assert_eq!(take(&bytes, Endpoint::FIELDS.len()), None);
         assert_eq!(take(&[0; 800], Endpoint::FIELDS.len()), None);
     }
 
     #[test]
-    fn heads_of_others_are_not_taken() {
+    fn unknown_heads_are_refused() {
         let head = Head::ours(7);
         assert_eq!(Head::parse(&head.bytes()), Some(head.clone()));
         let mut newer = head.bytes();
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_have_names() {
+    fn a_peer_is_named_as_in_logs() {
         let v4 = std::net::Ipv4Addr::new(10, 0, 0, 7).to_ipv6_mapped().to_bits();
         let peer = Peer {
             ip_high: u64::try_from(v4 >> 64).unwrap(),
