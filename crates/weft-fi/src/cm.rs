@@ -1,9 +1,10 @@
-//! Connection management (fi_cm(3)): the C functions of active endpoints, of which connectionless ones have
-//! only those for their names.
+//! Connection management (fi_cm(3)): the C functions of active endpoints. Connectionless endpoints have only
+//! the functions for their names.
 //!
-//! Place in the data flow: `fi_getname` after enable gives what peers insert into their address vectors;
-//! `fi_setname` before enable chooses the local address. The rest is [`crate::endpoint::connection`]'s; what
-//! passive endpoints have is in [`crate::pep`]. Joining answers -FI_ENOSYS.
+//! Place in the data flow: after enable, `fi_getname` returns the address that peers insert into their
+//! address vectors. Before enable, `fi_setname` chooses the local address. [`crate::endpoint::connection`]
+//! implements the remaining calls; [`crate::pep`] has those of passive endpoints. Joining multicast groups
+//! returns -FI_ENOSYS.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -15,7 +16,7 @@ use crate::abi::noop;
 use crate::abi::object;
 use crate::endpoint::Ep;
 
-/// The operations of an endpoint with connections.
+/// The operations of a connected endpoint.
 pub(crate) static CONNECTED: sys::fi_ops_cm = sys::fi_ops_cm {
     getpeer: Some(getpeer),
     connect: Some(connect),
@@ -24,7 +25,7 @@ pub(crate) static CONNECTED: sys::fi_ops_cm = sys::fi_ops_cm {
     ..OPS
 };
 
-/// The operations of one without.
+/// The operations of a connectionless endpoint.
 pub(crate) const OPS: sys::fi_ops_cm = sys::fi_ops_cm { setname: Some(setname), getname: Some(getname), ..noop::CM };
 
 unsafe extern "C" fn getname(fid: *mut sys::fid, addr: *mut c_void, len: *mut usize) -> c_int {
@@ -92,19 +93,19 @@ unsafe extern "C" fn shutdown(ep: *mut sys::fid_ep, flags: u64) -> c_int {
     })
 }
 
-/// What a client wants to tell its peer.
+/// The client's data for its peer.
 ///
 /// # Safety
-/// `param` is null or valid for `len` bytes for as long as the call takes.
+/// `param` is null or valid for `len` bytes during the call.
 pub(crate) unsafe fn data<'a>(param: *const c_void, len: usize) -> Result<&'a [u8], Errno> {
     if len > weft_engine::MAX_CONN_DATA || (param.is_null() && len > 0) {
         return Err(Errno::INVAL);
     }
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller's promise.
     Ok(if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(param.cast(), len) } })
 }
 
-/// A client's address.
+/// The bytes of a client's address.
 ///
 /// # Safety
 /// `addr` is null or valid for `len` bytes during the call.
@@ -114,10 +115,11 @@ pub(crate) unsafe fn bytes_of<'a>(addr: *mut c_void, len: usize) -> Result<&'a [
     Ok(unsafe { std::slice::from_raw_parts(addr.as_ptr(), len) })
 }
 
-/// Copies what fits and says how much there is: -FI_ETOOSMALL when not all of it fitted.
+/// Copies as many bytes as fit and sets `len` to the full length. Returns -FI_ETOOSMALL if the bytes did not
+/// all fit.
 ///
 /// # Safety
-/// `len` is null or says how many bytes `to` is writable for; `to` may be null if that is none.
+/// `len` is null, or holds the number of bytes that may be written to `to`; `to` may be null if that is 0.
 pub(crate) unsafe fn copy_out(bytes: &[u8], to: *mut c_void, len: *mut usize) -> Result<(), Errno> {
     let len = NonNull::new(len).ok_or(Errno::INVAL)?;
     // SAFETY: the caller's promise.
@@ -137,14 +139,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_asked_for_in_two_steps() {
+    fn a_null_buffer_gets_the_length() {
         let mut len = 0;
-        // SAFETY: no buffer, no bytes.
+        // SAFETY: the buffer is null, so nothing is written to it.
         assert_eq!(unsafe { copy_out(b"name", std::ptr::null_mut(), &raw mut len) }, Err(Errno::TOOSMALL));
         assert_eq!(len, 4);
         let mut buffer = [0_u8; 6];
         len = 6;
-        // SAFETY: six bytes.
+        // SAFETY: the buffer has six bytes.
         assert_eq!(unsafe { copy_out(b"name", buffer.as_mut_ptr().cast(), &raw mut len) }, Ok(()));
         assert_eq!((len, &buffer), (4, b"name\0\0"));
     }
@@ -153,10 +155,10 @@ mod tests {
     fn a_short_buffer_gets_what_fits() {
         let mut buffer = [0_u8; 2];
         let mut len = 2;
-        // SAFETY: two bytes.
+        // SAFETY: the buffer has two bytes.
         assert_eq!(unsafe { copy_out(b"name", buffer.as_mut_ptr().cast(), &raw mut len) }, Err(Errno::TOOSMALL));
         assert_eq!((len, &buffer), (4, b"na"));
-        // SAFETY: refused.
+        // SAFETY: a null length is refused.
         assert_eq!(unsafe { copy_out(b"name", buffer.as_mut_ptr().cast(), std::ptr::null_mut()) }, Err(Errno::INVAL));
     }
 }

@@ -1,6 +1,7 @@
 //! Collectives (fi_collective(3)): not offered yet.
 //!
-//! Place in the data flow: every slot is filled and answers -FI_ENOSYS, since clients call them without looking.
+//! Place in the data flow: every function pointer is set and returns -FI_ENOSYS, because clients call them
+//! without a check for null.
 
 use weft_fi_sys as sys;
 

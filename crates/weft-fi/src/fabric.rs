@@ -1,7 +1,7 @@
-//! Fabrics (fi_fabric(3)): where domains, passive endpoints and event queues come from.
+//! Fabrics (fi_fabric(3)), the parents of domains, passive endpoints and event queues.
 //!
-//! Place in the data flow: the host calls [`open`] for `fi_fabric`. A fabric is a name and the API version; there
-//! is one kind of it, and it may be opened any number of times.
+//! Place in the data flow: the host calls [`open`] for `fi_fabric`. A fabric has a name and an API version.
+//! All fabrics are of the same kind, and the fabric may be opened any number of times.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ unsafe impl Object for Fabric {
     }
 }
 
-/// The objects of one kind that are open, by address: for attributes that name them.
+/// The open objects of one type, by address, for attributes that refer to them.
 pub(crate) struct Instances(Mutex<Vec<usize>>);
 
 impl Instances {
@@ -61,8 +61,7 @@ impl Instances {
         self.0.lock().contains(&address)
     }
 
-    /// What the first one has that has what is `wanted`, in the order in which they were opened. They are
-    /// asked with the list locked.
+    /// The first result that `wanted` returns, in the order of opening. The list is locked during the calls.
     pub(crate) fn find<T>(&self, wanted: impl Fn(usize) -> Option<T>) -> Option<T> {
         self.0.lock().iter().copied().find_map(wanted)
     }
@@ -70,41 +69,41 @@ impl Instances {
 
 static OPEN: Instances = Instances::new();
 
-/// The fabric that was opened first for this API version, for `fi_fabric_attr.fabric`: what is opened there
-/// has that version, too. Fabrics that were inherited by fork(2) stay on the list when they are closed, so a
-/// child is not told of them.
+/// The first fabric that was opened with this API version, for `fi_fabric_attr.fabric`: objects opened in it
+/// have that version, too. A closed fabric that was inherited by fork(2) stays in the list, so inherited ones
+/// are not reported.
 pub(crate) fn first_open(api: u32) -> Option<*mut sys::fid_fabric> {
     find(|fabric| fabric.api_version == api && fabric.uses.is_ours())
 }
 
-/// Whether this is an open fabric of ours, for this API version.
+/// Whether `named` is an open fabric of ours with this API version.
 pub(crate) fn is_open(api: u32, named: *mut sys::fid_fabric) -> bool {
     find(|fabric| std::ptr::addr_eq(fabric, named) && fabric.api_version == api).is_some()
 }
 
-/// One of the host that this thread serves.
+/// Finds a fabric of the host that this thread serves.
 fn find(wanted: impl Fn(&Fabric) -> bool) -> Option<*mut sys::fid_fabric> {
     let host = host::current();
     let found = OPEN.find(|address| {
         let raw = address as *mut sys::fid_fabric;
-        // SAFETY: an open fabric of ours; one that closes leaves the list, which is locked meanwhile, before
-        // it is gone.
+        // SAFETY: an open fabric of ours. A fabric is removed from the list, which is locked here, before it
+        // is freed.
         let fabric = unsafe { object::borrow::<Fabric>(raw) }.ok()?;
         (fabric.uses.is_of(host) && wanted(fabric)).then_some(raw)
     });
-    // Looking at an object of another host must not change the host that this call serves.
+    // `borrow` has changed the host that this thread serves.
     host::enter(host);
     found
 }
 
 impl Fabric {
-    /// The API version that the client asked for.
+    /// The API version that the client requested.
     pub(crate) const fn api_version(&self) -> u32 {
         self.api_version
     }
 }
 
-/// `fi_fabric`.
+/// Implements `fi_fabric`.
 pub(crate) unsafe extern "C" fn open<const SLOT: usize>(
     attr: *mut sys::fi_fabric_attr,
     fabric: *mut *mut sys::fid_fabric,
@@ -149,7 +148,8 @@ unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
     })
 }
 
-/// `fi_trywait`: whether the client may block on the descriptors of all these queues, counters and wait sets.
+/// Implements `fi_trywait`: whether the client may block on the descriptors of these queues, counters and
+/// wait sets.
 unsafe extern "C" fn trywait(_fabric: *mut sys::fid_fabric, fids: *mut *mut sys::fid, count: c_int) -> c_int {
     object::guard("fi_trywait", || {
         let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
@@ -159,7 +159,7 @@ unsafe extern "C" fn trywait(_fabric: *mut sys::fid_fabric, fids: *mut *mut sys:
         for index in 0..count {
             // SAFETY: the client's array has `count` elements.
             let fid = unsafe { fids.wrapping_add(index).read() };
-            // SAFETY: each a live object of ours.
+            // SAFETY: each is a live object of ours.
             unsafe { trywait_one(fid) }?;
         }
         Ok(0)
@@ -169,7 +169,7 @@ unsafe extern "C" fn trywait(_fabric: *mut sys::fid_fabric, fids: *mut *mut sys:
 /// # Safety
 /// `fid` is a live object of ours.
 unsafe fn trywait_one(fid: *mut sys::fid) -> Result<(), Errno> {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller's promise.
     let class = unsafe { object::class_of(fid) }?;
     if class == sys::FI_CLASS_CQ as usize {
         // SAFETY: as above.
@@ -181,7 +181,7 @@ unsafe fn trywait_one(fid: *mut sys::fid) -> Result<(), Errno> {
         // SAFETY: as above.
         unsafe { object::borrow_fid::<WaitSet>(fid) }?.trywait()
     } else {
-        // SAFETY: as above; anything else than an event queue is refused by its class.
+        // SAFETY: as above; objects other than event queues are refused by their class.
         unsafe { object::borrow_fid::<Eq>(fid) }?.trywait()
     }
 }

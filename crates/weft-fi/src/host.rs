@@ -1,27 +1,28 @@
 //! Hosts: the libfabrics that loaded this provider, and their functions.
 //!
-//! Place in the data flow: [`crate::fi_prov_ini`] finds the host that calls it; every `fi_info` is allocated and freed
-//! by the functions of the host that asked, variables are declared and read through it, and log lines go to it.
+//! Place in the data flow: [`crate::fi_prov_ini`] identifies the host that calls it. Every `fi_info` is
+//! allocated and freed by the functions of the host that requested it. Variables are declared and read
+//! through the host, and log lines go to it.
 //!
-//! weft does not link against libfabric. Its functions are versioned symbols, and which version is a library's newest
-//! differs between hosts (`fi_dupinfo` is FABRIC_1.3 in 1.17, FABRIC_1.9 in 2.5): a provider that is bound to a
-//! newer one than the host has does not load, one that is bound to an older one gets shorter structures. So they
-//! are looked up at run time, and `dlsym` gives the host's own newest version of each, which is the layout that the
-//! host itself uses.
+//! weft does not link against libfabric. Its functions are versioned symbols, and the newest version differs
+//! between hosts: `fi_dupinfo` is FABRIC_1.3 in 1.17 and FABRIC_1.9 in 2.5. A provider bound to a newer
+//! version than the host has does not load. A provider bound to an older one gets shorter structures. The
+//! functions are therefore looked up at run time. `dlsym` returns the host's newest version of each, which is
+//! the layout that the host itself uses.
 //!
-//! Which host: a process may have several libfabrics (MPI libraries bring their own, loaded with RTLD_LOCAL, next
-//! to the system's), and then `RTLD_DEFAULT` finds another one or none. The one that counts is the one that calls
-//! `fi_prov_ini`, and its code contains that call's return address. So `fi_prov_ini` hands its return address on,
-//! `dladdr` tells the object that contains it, and the functions are looked up there, with a check that they lie in
-//! the same object. Only where no return address can be had, the global scope is searched.
+//! A process may have several libfabrics: MPI libraries load their own with RTLD_LOCAL, next to the system's.
+//! `RTLD_DEFAULT` then finds another one or none. The right one is the caller of `fi_prov_ini`, whose code
+//! contains the return address of the call. `fi_prov_ini` therefore passes its return address on. `dladdr`
+//! identifies the object that contains it, the functions are looked up there, and a check ensures that they
+//! belong to the same object. If no return address is available, the global scope is searched.
 //!
-//! Several hosts may load the provider in one process. The loader maps one file once, so they share every
-//! static. Each host has a slot with a `fi_provider` of its own, whose functions know the slot, and every
-//! object belongs to the host that opened it ([`crate::abi::object::Uses`]). [`current`] is the host of the object
-//! that the thread was last called with; calls on the data path do not change it.
+//! Several hosts may load the provider in one process. The loader maps a file once, so they share every
+//! static. Each host has a slot with a `fi_provider` of its own, whose functions know the slot. Every object
+//! belongs to the host that opened it ([`crate::abi::object::Uses`]). [`current`] is the host of the object
+//! in the thread's last call. Calls on the data path do not update it.
 //!
-//! Invariant: a host's functions are called only between its `fi_prov_ini` and its `cleanup`'s return; the host
-//! outlives that, since it unloads us.
+//! Invariant: a host's functions are called only between its `fi_prov_ini` and the return of its `cleanup`.
+//! The host outlives that, because it unloads us.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -43,7 +44,7 @@ type Log =
     unsafe extern "C" fn(*const fi_provider, fi_log_level, fi_log_subsys, *const c_char, c_int, *const c_char, ...);
 type Version = unsafe extern "C" fn() -> u32;
 
-/// The functions of the host that weft uses.
+/// A host, with the functions of it that weft uses.
 pub(crate) struct Host {
     dup_info: DupInfo,
     free_info: FreeInfo,
@@ -53,52 +54,53 @@ pub(crate) struct Host {
     log: Log,
     /// The host's API version, packed.
     pub(crate) version: u32,
-    /// What the host handed as its identity: the base address of the object.
+    /// The base address of the host's object, which identifies the host.
     base: usize,
-    /// How the host knows us.
+    /// The structure by which the host knows the provider.
     provider: *mut fi_provider,
-    /// The variables in force, read when first needed.
+    /// The values of the variables, read on first use.
     params: OnceLock<Params>,
-    /// Between `fi_prov_ini` and `cleanup`.
+    /// True between `fi_prov_ini` and `cleanup`.
     attached: AtomicBool,
 }
 
-// SAFETY: the pointer is to a static structure, which only the host touches, by its own rules.
+// SAFETY: the pointer refers to a static structure, which only the host accesses, by its own rules.
 unsafe impl Send for Host {}
 // SAFETY: as above; the functions may be called by any thread.
 unsafe impl Sync for Host {}
 
-/// Host libraries of one process that may have the provider at a time.
+/// The maximum number of host libraries in one process.
 pub(crate) const MOST_HOSTS: usize = 8;
 
-/// The hosts by slot, null where there was none yet. A host is never freed: others may just be looking at it.
+/// The hosts by slot, null for a slot that was never used. A host is never freed, because other threads may
+/// be reading it.
 static HOSTS: [AtomicPtr<Host>; MOST_HOSTS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST_HOSTS];
-/// Locked while a host comes.
+/// Locked while a host attaches.
 static ATTACHING: Mutex<()> = Mutex::new(());
 
 thread_local! {
     static CURRENT: Cell<Option<&'static Host>> = const { Cell::new(None) };
 }
 
-/// The host that this thread serves: that of the object that it was last called with, or else the first that there is.
+/// The host that this thread serves: that of the object in its last call, or else the first attached host.
 /// `None` in a program that links weft as a Rust library.
 pub(crate) fn current() -> Option<&'static Host> {
     CURRENT.get().filter(|host| host.is_attached()).or_else(|| attached().next())
 }
 
-/// This thread serves `host` from now on.
+/// Sets the host that this thread serves.
 pub(crate) fn enter(host: Option<&'static Host>) {
     CURRENT.set(host);
 }
 
-/// The host in a slot calls: this thread serves it from now on.
+/// Sets the host that this thread serves to the host in `slot`, which is calling.
 pub(crate) fn enter_slot(slot: usize) -> Option<&'static Host> {
     let host = in_slot(slot).filter(|host| host.is_attached());
     enter(host);
     host
 }
 
-/// Every host that has the provider now.
+/// All attached hosts.
 pub(crate) fn attached() -> impl Iterator<Item = &'static Host> {
     (0..MOST_HOSTS).filter_map(in_slot).filter(|host| host.is_attached())
 }
@@ -108,18 +110,18 @@ fn in_slot(slot: usize) -> Option<&'static Host> {
     unsafe { HOSTS.get(slot)?.load(Ordering::Acquire).as_ref() }
 }
 
-/// Why a host does not get the provider.
+/// The reason why a host does not get the provider.
 pub(crate) enum Refusal {
-    /// It is no libfabric that we know how to work with.
+    /// The caller is not a supported libfabric.
     Unknown,
-    /// It has the provider already, by another path to the file.
+    /// The host already has the provider, by another path to the file.
     Again,
-    /// There are [`MOST_HOSTS`] already.
+    /// [`MOST_HOSTS`] are attached already.
     TooMany(Box<Host>),
 }
 
-/// Finds the host that contains the code at `caller` and gives it a slot, with the provider of that number.
-/// (`provider` of [`MOST_HOSTS`] is one for a host that is refused.)
+/// Finds the host that contains the code at `caller`, and assigns it a slot and the provider of that slot.
+/// (`provider` of [`MOST_HOSTS`] is for a host that is refused.)
 pub(crate) fn attach(
     caller: *const c_void,
     oldest: u32,
@@ -141,7 +143,7 @@ pub(crate) fn attach(
     Ok(host)
 }
 
-/// The object that contains an address: its name and where it was loaded.
+/// The name and the base address of the object that contains an address.
 fn object_of(address: *const c_void) -> Option<(*const c_char, usize)> {
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: dladdr accepts any address and fills in the structure.
@@ -149,7 +151,7 @@ fn object_of(address: *const c_void) -> Option<(*const c_char, usize)> {
     if address.is_null() || found == 0 {
         return None;
     }
-    // SAFETY: zeroed is a valid value of the structure, and dladdr may have written more.
+    // SAFETY: zeroed is a valid value of the structure, and dladdr may have written to it.
     let info = unsafe { info.assume_init() };
     Some((info.dli_fname, info.dli_fbase as usize))
 }
@@ -157,14 +159,15 @@ fn object_of(address: *const c_void) -> Option<(*const c_char, usize)> {
 fn find(caller: *const c_void) -> Option<Host> {
     match object_of(caller) {
         Some((name, base)) if !name.is_null() => {
-            // SAFETY: a C string from dladdr, which stays valid while the object is loaded: it is calling us.
+            // SAFETY: a C string from dladdr, which is valid while the object is loaded. The object is
+            // calling us.
             let handle = unsafe { libc::dlopen(name, libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
             if handle.is_null() {
-                // The main program, or a file that was replaced meanwhile: its functions can only be global.
+                // The caller is the main program, or its file was replaced. Its functions can only be global.
                 return Host::load(libc::RTLD_DEFAULT, Some(base));
             }
             let host = Host::load(handle, Some(base));
-            // SAFETY: undoes the dlopen above; the object stays loaded, since it is calling us.
+            // SAFETY: reverts the dlopen above. The object stays loaded, because it is calling us.
             unsafe { libc::dlclose(handle) };
             host
         }
@@ -172,22 +175,22 @@ fn find(caller: *const c_void) -> Option<Host> {
     }
 }
 
-/// A symbol of an object, as a function pointer of type `F`.
+/// Looks up a symbol of an object as a function pointer of type `F`.
 ///
 /// # Safety
 /// `F` is a function pointer type, and the symbol has that signature wherever it is defined.
 unsafe fn symbol<F: Copy>(handle: *mut c_void, name: &CStr) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: a handle that is open, and a C string.
+    // SAFETY: the handle is open, and the name is a C string.
     let address = NonNull::new(unsafe { libc::dlsym(handle, name.as_ptr()) })?;
-    // SAFETY: by the caller's promise; sizes agree.
+    // SAFETY: the caller's promise; the sizes are equal.
     Some(unsafe { std::mem::transmute_copy::<NonNull<c_void>, F>(&address) })
 }
 
 impl Host {
-    /// Looks the functions up. `base`: they must lie in the object that was loaded there.
+    /// Looks up the functions. With `base`, they must belong to the object at that address.
     fn load(handle: *mut c_void, base: Option<usize>) -> Option<Self> {
-        // SAFETY: this and all below: the signatures are those of rdma/fabric.h, fi_prov.h and fi_log.h.
+        // SAFETY: here and below, the signatures are those of rdma/fabric.h, fi_prov.h and fi_log.h.
         let dup_info = unsafe { symbol::<DupInfo>(handle, c"fi_dupinfo") }?;
         // SAFETY: as above.
         let free_info = unsafe { symbol::<FreeInfo>(handle, c"fi_freeinfo") }?;
@@ -205,7 +208,7 @@ impl Host {
         if base.is_some_and(|base| base != home) {
             return None;
         }
-        // SAFETY: takes nothing and only returns a number.
+        // SAFETY: the function takes no arguments and returns a number.
         let version = unsafe { version() };
         let (provider, params, attached) = (std::ptr::null_mut(), OnceLock::new(), AtomicBool::new(false));
         Some(Self {
@@ -227,34 +230,34 @@ impl Host {
         self.attached.load(Ordering::Acquire)
     }
 
-    /// The host is about to unload us: its functions are not called any more.
+    /// The host is about to unload us. Its functions are not called afterwards.
     pub(crate) fn detach(&self) {
         self.attached.store(false, Ordering::Release);
     }
 
-    /// How the host knows us.
+    /// The structure by which the host knows the provider.
     pub(crate) fn provider(&self) -> *mut fi_provider {
         self.provider
     }
 
-    /// The variables in force.
+    /// The values of the variables for this host.
     pub(crate) fn params(&'static self) -> &'static Params {
         self.params.get_or_init(|| Params::of(self))
     }
 
-    /// A zeroed `fi_info` with all its attribute structures, as `fi_allocinfo` makes it.
+    /// Allocates a zeroed `fi_info` with all its attribute structures, as `fi_allocinfo` does.
     pub(crate) fn new_info(&'static self) -> Option<Info> {
-        // SAFETY: the host's function; a null pointer asks for an empty one.
+        // SAFETY: the host's function; null requests an empty structure.
         let raw = unsafe { (self.dup_info)(std::ptr::null()) };
         NonNull::new(raw).map(|raw| Info { raw, host: self })
     }
 
-    /// A copy of a client's `fi_info`.
+    /// Copies a client's `fi_info`.
     ///
     /// # Safety
-    /// `info` points to one that this host allocated.
+    /// `info` was allocated by this host.
     pub(crate) unsafe fn copy_info(&'static self, info: *const fi_info) -> Option<Info> {
-        // SAFETY: the host's function, and its structure.
+        // SAFETY: the host's function, called with a structure that it allocated.
         let raw = unsafe { (self.dup_info)(info) };
         NonNull::new(raw).map(|raw| Info { raw, host: self })
     }
@@ -262,14 +265,14 @@ impl Host {
     /// Declares a variable that holds a string.
     pub(crate) fn define_param(&self, name: &CStr, help: &CStr) {
         let provider = self.provider.cast_const();
-        // SAFETY: the host's function; the format consumes exactly one string. A refusal has no consequence but that
-        // the variable is not listed.
+        // SAFETY: the host's function; the format consumes one string. If it fails, the variable is only
+        // missing in the host's list.
         unsafe {
             (self.param_define)(provider, name.as_ptr(), weft_fi_sys::FI_PARAM_STRING, c"%s".as_ptr(), help.as_ptr())
         };
     }
 
-    /// The value of a variable, if it is set.
+    /// The value of a variable that is set.
     pub(crate) fn param(&self, name: &CStr) -> Option<String> {
         let mut value: *mut c_char = std::ptr::null_mut();
         // SAFETY: the host's function; for a string it stores one pointer.
@@ -277,42 +280,42 @@ impl Host {
         if result != 0 || value.is_null() {
             return None;
         }
-        // SAFETY: a C string inside the environment, which the host just found there.
+        // SAFETY: a C string inside the environment, where the host has just found it.
         Some(unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
     }
 
-    /// Whether a line of this kind would be printed.
+    /// Whether the host prints lines of this level and subsystem.
     pub(crate) fn log_enabled(&self, level: fi_log_level, subsys: fi_log_subsys) -> bool {
         // SAFETY: the host's function, which only reads the provider's context.
         unsafe { (self.log_enabled)(self.provider, level, subsys) != 0 }
     }
 
-    /// Prints a line.
+    /// Prints a log line.
     pub(crate) fn log(&self, level: fi_log_level, subsys: fi_log_subsys, function: &CStr, line: c_int, text: &CStr) {
         // SAFETY: the host's function; the format consumes exactly one string.
         unsafe { (self.log)(self.provider, level, subsys, function.as_ptr(), line, c"%s\n".as_ptr(), text.as_ptr()) };
     }
 }
 
-/// An `fi_info` that the host allocated, with the five attribute structures that `fi_allocinfo` puts into it.
+/// An owned `fi_info` that the host allocated, with the five attribute structures that `fi_allocinfo` adds.
 pub(crate) struct Info {
     raw: NonNull<fi_info>,
     host: &'static Host,
 }
 
 impl Info {
-    /// The structure itself.
+    /// The pointer to the structure.
     pub(crate) const fn as_ptr(&self) -> *mut fi_info {
         self.raw.as_ptr()
     }
 
-    /// A copy, of the same host.
+    /// A copy, allocated by the same host.
     pub(crate) fn copy(&self) -> Option<Self> {
-        // SAFETY: this host allocated it.
+        // SAFETY: this host allocated the structure.
         unsafe { self.host.copy_info(self.raw.as_ptr()) }
     }
 
-    /// Gives it away: the host frees it.
+    /// Transfers the ownership to the host, which frees the structure.
     pub(crate) fn into_raw(self) -> *mut fi_info {
         let raw = self.raw.as_ptr();
         std::mem::forget(self);
@@ -320,26 +323,26 @@ impl Info {
     }
 }
 
-// SAFETY: memory that belongs to nobody else, and the host's function, which any thread may call.
+// SAFETY: the structure has one owner, and any thread may call the host's function.
 unsafe impl Send for Info {}
 
 impl Drop for Info {
     fn drop(&mut self) {
-        // SAFETY: allocated by the same host and not given away.
+        // SAFETY: allocated by the same host, and still owned.
         unsafe { (self.host.free_info)(self.raw.as_ptr()) };
     }
 }
 
-/// A copy of bytes that the host's `fi_freeinfo` can free: it uses the C library's `free`.
+/// Copies bytes into memory that the host's `fi_freeinfo` can free: it calls the C library's `free`.
 pub(crate) fn malloc_copy(bytes: &[u8]) -> Option<NonNull<c_void>> {
-    // SAFETY: any size is allowed; one byte more than nothing, so that success is never null.
+    // SAFETY: any size is allowed. At least one byte is requested, so success is never null.
     let memory = NonNull::new(unsafe { libc::malloc(bytes.len().max(1)) })?;
     // SAFETY: fresh memory of at least that length.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.as_ptr().cast(), bytes.len()) };
     Some(memory)
 }
 
-/// Puts an address into a structure of the host's, which owns it from then on, in the place of the one that is there.
+/// Replaces an address in a structure of the host, which owns the new one from then on.
 ///
 /// # Safety
 /// `place` is null or was allocated by the C library.
@@ -347,12 +350,12 @@ pub(crate) unsafe fn set_address(place: &mut *mut c_void, len: &mut usize, bytes
     let copy = malloc_copy(bytes)?;
     let old = std::mem::replace(place, copy.as_ptr());
     *len = bytes.len();
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller's promise.
     unsafe { libc::free(old) };
     Some(())
 }
 
-/// A copy of a string that the host's `fi_freeinfo` can free.
+/// Copies a string into memory that the host's `fi_freeinfo` can free.
 pub(crate) fn malloc_string(text: &CStr) -> *mut c_char {
     malloc_copy(text.to_bytes_with_nul()).map_or(std::ptr::null_mut(), |memory| memory.as_ptr().cast())
 }

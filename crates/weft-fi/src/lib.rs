@@ -1,10 +1,10 @@
 //! weft's libfabric provider: the C ABI over [`weft_engine`] and [`weft_nic`].
 //!
-//! Place in the data flow: a client calls libfabric; libfabric (the *host*, which loaded this library) calls
-//! [`fi_prov_ini`] once and then the operation tables of our objects, which translate into engine calls. Each
-//! file here is named as the libfabric man page it implements; `object` holds the conventions that all share,
-//! `abi::errno` the error table, [`params`] the variables, [`observe`] what others may see, `host` how the host
-//! is found. As a Rust library the crate offers only the tables, for the `weft` command.
+//! Place in the data flow: a client calls libfabric. libfabric (the *host*, which loaded this library) calls
+//! [`fi_prov_ini`] once, and then the operation tables of our objects, which call the engine. Most files are
+//! named after the libfabric man page that they implement. `abi` holds the conventions of all objects and the
+//! table of error numbers, [`params`] the variables, [`observe`] the published counters, and `host` the
+//! connection to the host. As a Rust library, the crate offers only the tables, for the `weft` command.
 
 mod abi;
 mod addr;
@@ -37,21 +37,24 @@ use weft_fi_sys as sys;
 #[cfg(not(feature = "sim"))]
 use weft_nic::Devices;
 
-/// The name of provider, fabric and domain.
+/// The name of the provider, the fabric and the domain.
 pub(crate) const NAME: &CStr = c"weft";
 
-/// The newest API version that the provider speaks. A client that asks for a newer one is not shown the provider.
+/// The newest API version that the provider supports. Clients that request a newer one do not see the
+/// provider.
 pub const API_VERSION: u32 = sys::version(2, 6);
-/// The oldest host whose structures have all the fields that weft touches.
+/// The oldest host whose structures have all fields that weft uses.
 const OLDEST_HOST: u32 = sys::version(1, 17);
 
-/// The provider structure that a host keeps. It writes to the structure (`context`), we only hand out its address.
+/// A provider structure that a host keeps. The host writes to its `context`; this crate only hands out the
+/// address.
 struct Provider(UnsafeCell<sys::fi_provider>);
 
-// SAFETY: after start-up only the host touches the contents, by its own rules.
+// SAFETY: after start-up only the host accesses the contents, by its own rules.
 unsafe impl Sync for Provider {}
 
-/// One for each host that there may be, by slot: a host does not say which it is when it calls.
+/// One provider structure per host, by slot. A host does not pass its identity, so each structure has its own
+/// functions.
 static PROVIDERS: [Provider; host::MOST_HOSTS + 1] = [
     Provider::new::<0>(),
     Provider::new::<1>(),
@@ -61,7 +64,7 @@ static PROVIDERS: [Provider; host::MOST_HOSTS + 1] = [
     Provider::new::<5>(),
     Provider::new::<6>(),
     Provider::new::<7>(),
-    // For the last words to a host that is one too many.
+    // The structure through which an excess host gets a message.
     Provider::new::<{ host::MOST_HOSTS }>(),
 ];
 
@@ -93,12 +96,11 @@ const VERSION: u32 = {
     sys::version(number(env!("CARGO_PKG_VERSION_MAJOR")), number(env!("CARGO_PKG_VERSION_MINOR")))
 };
 
-/// The entry point: libfabric calls it after it has loaded the library, under the loader's lock, and gets the
-/// provider. It hands on the return address, by which `host` tells which libfabric is calling, and does nothing
-/// else.
+/// The entry point. libfabric calls it under the loader's lock after it has loaded the library, and receives
+/// the provider. The function passes its return address on, by which `host` determines the calling libfabric.
 ///
 /// # Safety
-/// For libfabric.
+/// Only libfabric may call it.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -107,10 +109,10 @@ pub unsafe extern "C" fn fi_prov_ini() -> *mut sys::fi_provider {
     std::arch::naked_asm!("mov rdi, [rsp]", "jmp {start}", start = sym start)
 }
 
-/// The entry point; see the other architecture.
+/// The entry point; it passes the return address on, as on x86-64.
 ///
 /// # Safety
-/// For libfabric.
+/// Only libfabric may call it.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -119,26 +121,27 @@ pub unsafe extern "C" fn fi_prov_ini() -> *mut sys::fi_provider {
     std::arch::naked_asm!("mov x0, x30", "b {start}", start = sym start)
 }
 
-/// The entry point where the return address cannot be had: the host is looked for among the global symbols.
+/// The entry point where the return address is not available: the host is then searched among the global
+/// symbols.
 ///
 /// # Safety
-/// For libfabric.
+/// Only libfabric may call it.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_prov_ini() -> *mut sys::fi_provider {
     start(std::ptr::null())
 }
 
-/// Attaches to the host. Null, which makes the host unload us, when the caller is no libfabric that we know
-/// how to work with, or has the provider already. A host may find our library a second time, by another path:
-/// it would give back the first when it throws away the second, which is the same, and with it what it knows
-/// of our variables.
+/// Attaches to the host. Returns null, which makes the host unload us, in two cases. The first is a caller
+/// that is not a supported libfabric. The second is a host that already has the provider: it may find our
+/// file a second time by another path. Two registrations would share the structure, so discarding one would
+/// clean up the other, with the definitions of our variables.
 extern "C" fn start(caller: *const c_void) -> *mut sys::fi_provider {
     let started = std::panic::catch_unwind(|| {
         let host = match host::attach(caller, OLDEST_HOST, |slot| PROVIDERS[slot].0.get()) {
             Ok(host) => host,
             Err(host::Refusal::TooMany(host)) => {
-                observe::log::tell(&host, "too many libfabrics have loaded weft in this process; let them share one");
+                observe::log::tell(&host, "too many libfabrics have loaded weft in this process; let them share one library");
                 return std::ptr::null_mut();
             }
             Err(host::Refusal::Unknown | host::Refusal::Again) => return std::ptr::null_mut(),
@@ -151,8 +154,8 @@ extern "C" fn start(caller: *const c_void) -> *mut sys::fi_provider {
     started.unwrap_or(std::ptr::null_mut())
 }
 
-/// The host is about to unload us. Threads belong to domains, and end with them; those that a client left open at
-/// its end are stopped here, so that none runs in code that is gone.
+/// The host is about to unload us. A domain's threads end with the domain. Domains that the client left open
+/// have their threads stopped here, so that no thread executes unloaded code.
 unsafe extern "C" fn cleanup<const SLOT: usize>() {
     abi::object::guard("cleanup", || {
         let Some(host) = host::enter_slot(SLOT) else { return Ok(0) };

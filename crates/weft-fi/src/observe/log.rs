@@ -1,11 +1,12 @@
-//! Log lines: the `log` crate's macros end in the host's `fi_log`.
+//! Log lines: the macros of the `log` crate call the host's `fi_log`.
 //!
-//! Place in the data flow: anything in weft logs by `log::warn!` and its kin; inside a host the lines obey
-//! FI_LOG_LEVEL, FI_LOG_PROV and FI_LOG_SUBSYS like those of every provider. Levels: `error` and `warn` are
-//! libfabric's warn, `info` its info, `debug` its debug, and `trace` its trace. The subsystem follows from the
-//! module that logs.
+//! Place in the data flow: all of weft logs through `log::warn!` and its siblings. Inside a host the lines
+//! obey FI_LOG_LEVEL, FI_LOG_PROV and FI_LOG_SUBSYS like those of every provider. `error` and `warn` map to
+//! libfabric's warn level; `info`, `debug` and `trace` map to the levels of the same names. The module path
+//! of the log call determines the subsystem.
 //!
-//! The first to detect an error logs it; callers do not repeat it. `fi_log` may change `errno`: it is restored.
+//! The function that detects an error logs it; its callers do not. `fi_log` may change `errno`, so it is
+//! restored.
 
 use std::ffi::{CString, c_int};
 
@@ -15,18 +16,19 @@ use weft_fi_sys as sys;
 use crate::abi::errno;
 use crate::host::{self, Host};
 
-/// The backend. It has no state: a line goes to the host that the thread serves.
+/// The backend. It has no state: a line goes to the host that the thread currently serves.
 struct HostLog;
 
-/// Installs the backend; later calls change nothing.
+/// Installs the backend; repeated calls have no effect.
 pub(crate) fn install() {
-    // Fails only when installed already, or when a program that links weft as a library has its own: both are fine.
+    // This fails only if a logger is already installed, ours or that of a program that links weft as a
+    // library. Both are valid.
     let _ = log::set_logger(&HostLog);
     refresh();
 }
 
-/// Lets through only what a host would print, so that the macros cost one comparison otherwise. Hosts decide
-/// by the environment, but not before they have registered us: so this is repeated with every `fi_getinfo`.
+/// Sets the level to the finest one that a host prints, so that other macros cost one comparison. Hosts read
+/// the environment after they have registered us, so every `fi_getinfo` repeats this.
 pub(crate) fn refresh() {
     let printed = [
         (LevelFilter::Trace, sys::FI_LOG_TRACE),
@@ -97,7 +99,7 @@ fn print(host: &Host, record: &Record<'_>) {
     errno::kept(|| host.log(level, subsys, &function, line, &text));
 }
 
-/// A warning to a host that does not get the provider.
+/// Logs a warning to a host that does not get the provider.
 pub(crate) fn tell(host: &Host, text: &str) {
     let text = CString::new(text).unwrap_or_default();
     errno::kept(|| host.log(sys::FI_LOG_WARN, sys::FI_LOG_CORE, c"fi_prov_ini", 0, &text));
@@ -107,7 +109,7 @@ pub(crate) fn tell(host: &Host, text: &str) {
 mod tests {
     use super::*;
 
-    /// The sources of this crate and of the devices.
+    /// Collects the Rust files below a folder.
     fn sources(dir: &std::path::Path, found: &mut Vec<std::path::PathBuf>) {
         for entry in std::fs::read_dir(dir).expect("a folder of sources").flatten() {
             let path = entry.path();
@@ -119,10 +121,10 @@ mod tests {
         }
     }
 
-    /// A warning is what happened, why, and after a semicolon what to do; or it ends in the text of an error
-    /// that is all that.
+    /// A warning states the event, the reason, and after a semicolon the remedy; or it ends with the text of
+    /// an error that contains them.
     #[test]
-    fn warnings_say_what_to_do() {
+    fn warnings_name_a_remedy() {
         let mut files = Vec::new();
         for dir in ["src", "../weft-nic/src", "../weft-os/src", "../weft-engine/src"] {
             sources(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(dir), &mut files);
@@ -140,7 +142,7 @@ mod tests {
                 warnings += 1;
             }
         }
-        assert!(warnings > 15, "only {warnings} were found");
+        assert!(warnings > 15, "only {warnings} warnings were found");
     }
 
     #[test]

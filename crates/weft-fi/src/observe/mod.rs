@@ -1,4 +1,4 @@
-//! What others see of a process: log lines, published numbers, statistics for the client.
+//! Observation of a process from outside: log lines, published counters, and statistics for the client.
 //!
 //! Place in the data flow: endpoints and domains → here → the host's log, memfds, the client.
 

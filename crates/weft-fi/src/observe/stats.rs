@@ -1,9 +1,8 @@
-//! `fi_open_ops(domain, "weft_stats", …)`: numbers for who wants to know what happens inside (fi_weft(7),
-//! "EXTENSIONS").
+//! `fi_open_ops(domain, "weft_stats", …)`: internal counters for clients (fi_weft(7), "EXTENSIONS").
 //!
-//! Place in the data flow: none; whatever is read here is counted elsewhere, on paths that are slow anyhow.
+//! Place in the data flow: beside it. The counters are kept elsewhere, on slow paths.
 //!
-//! The tables only ever grow at their ends; a client says how much of [`Stats`] it knows.
+//! The structures only grow at their ends, and a client passes the length of [`Stats`] that it knows.
 
 use std::ffi::{c_int, c_void};
 
@@ -19,30 +18,30 @@ pub(crate) const NAME: &std::ffi::CStr = c"weft_stats";
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct Stats {
-    /// How often a call had to wait at a lock for another thread.
+    /// The number of calls that waited at a lock for another thread.
     lock_waits: u64,
-    /// Rounds in which the progress thread found something to do.
+    /// The number of rounds in which the progress thread found work.
     thread_rounds: u64,
-    /// Datagrams that were dropped before they left.
+    /// The number of datagrams dropped before they left.
     datagrams_dropped: u64,
 }
 
 /// `struct weft_stats_ops`.
 #[repr(C)]
 struct Ops {
-    /// Of this table, in bytes.
+    /// The size of this table in bytes.
     size: usize,
     read: unsafe extern "C" fn(*mut sys::fid_domain, *mut Stats, usize) -> c_int,
 }
 
 static OPS: Ops = Ops { size: size_of::<Ops>(), read };
 
-/// The table, as `fi_open_ops` returns it.
+/// The operation table, as `fi_open_ops` returns it.
 pub(crate) fn ops() -> *mut c_void {
     object::table(&OPS).cast()
 }
 
-/// Writes the first `len` bytes of the numbers, or all; what `len` has beyond them is set to zero.
+/// Copies the first `len` bytes of the counters. Bytes beyond the counters are set to zero.
 unsafe extern "C" fn read(domain: *mut sys::fid_domain, out: *mut Stats, len: usize) -> c_int {
     object::guard("weft_stats", || {
         // SAFETY: a domain of the client.
@@ -52,7 +51,7 @@ unsafe extern "C" fn read(domain: *mut sys::fid_domain, out: *mut Stats, len: us
             thread_rounds: domain.auto_progress().map_or(0, |auto| auto.rounds()),
             datagrams_dropped: domain.dropped(),
         };
-        // SAFETY: the client's place has `len` bytes.
+        // SAFETY: the client's buffer has `len` bytes.
         unsafe { object::give_known(&stats, out, len) }
     })
 }
