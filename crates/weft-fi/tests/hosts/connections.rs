@@ -1,5 +1,5 @@
-//! Connections (FI_EP_MSG): made, refused, aborted, used and ended, between endpoints of one process and with
-//! one that dies.
+//! Connections (FI_EP_MSG) are made, refused, aborted, used and ended, between endpoints of one process and
+//! with a process that dies.
 
 pub(crate) mod ends;
 mod trouble;
@@ -14,9 +14,9 @@ use crate::side::{Args, CALLS, Form, Side, alias, err, memory, name_of, pattern,
 
 pub(crate) use self::trouble::caller;
 
-/// Bytes of data of connection management, at most.
+/// The largest length of connection data in bytes.
 const MOST_DATA: usize = 192;
-/// No endpoint has that number.
+/// No endpoint has this address.
 const NOWHERE: u64 = 77;
 
 pub(crate) fn all(lib: &Lib) {
@@ -36,7 +36,7 @@ pub(crate) fn all(lib: &Lib) {
     trouble::all(lib);
 }
 
-/// Only who asks for the type gets it, and not what it cannot have.
+/// Only a client that requests the type gets it, without capabilities that connections cannot have.
 fn offers(lib: &Lib) {
     for api in lib.versions() {
         let hints = lib.allocinfo();
@@ -56,10 +56,10 @@ fn offers(lib: &Lib) {
     assert_eq!(opened, Err(FI_EINVAL), "event queues would drive it beside the domain's one thread");
     rdm.info.ep().type_ = FI_EP_RDM;
     let passive: Result<*mut fid_pep, _> = crate::open!(rdm.opened.fabric, passive_ep, rdm.info.raw);
-    assert_eq!(passive, Err(FI_EINVAL), "it has no connections");
+    assert_eq!(passive, Err(FI_EINVAL), "this type has no connections");
 }
 
-/// Both learn who the other is and what it has to say, or that it does not want.
+/// Both sides learn the other's name and data, or the refusal.
 fn introductions(lib: &Lib) {
     let listener = Listener::new(lib);
     let a = End::new(lib);
@@ -73,7 +73,8 @@ fn introductions(lib: &Lib) {
     assert_eq!(b.accept(b"welcome"), 0);
     meet(&a, &b, b"welcome");
     assert_eq!((a.peer(), b.peer()), (Ok(b.side.name()), Ok(a.side.name())));
-    // Refused, with the data copied to the client's buffer or left in ours, cut or whole, or dropped.
+    // A refusal. Its data is copied to the client's buffer or left in the provider's, whole or truncated, or
+    // discarded.
     for (room, expected) in [(Some(0), b"not you".as_slice()), (Some(100), b"not you"), (Some(3), b"not"), (None, &[])]
     {
         let c = End::new(lib);
@@ -101,7 +102,7 @@ fn introductions(lib: &Lib) {
     b.eq.nothing(&[a.eq, listener.eq]);
 }
 
-/// An alias that was made before its endpoint was enabled connects it, as the endpoint itself would.
+/// An alias that was made before its endpoint was enabled connects the endpoint.
 fn aliases(lib: &Lib) {
     let listener = Listener::new(lib);
     let a = End::new(lib);
@@ -114,7 +115,7 @@ fn aliases(lib: &Lib) {
     assert_eq!(close(other), 0);
 }
 
-/// As much data as may be, and no more.
+/// The largest connection data, and one byte more.
 fn limits(lib: &Lib) {
     let listener = Listener::new(lib);
     let a = End::new(lib);
@@ -132,20 +133,20 @@ fn limits(lib: &Lib) {
     let (data, more) = (pattern(MOST_DATA), pattern(MOST_DATA + 1));
     assert_eq!(a.connect(&listener.name(), more), -FI_EINVAL);
     assert_eq!(a.connect(&listener.name(), data), 0);
-    assert_eq!(a.connect(&listener.name(), data), -(FI_EOPBADSTATE as i32), "once in its life");
+    assert_eq!(a.connect(&listener.name(), data), -(FI_EOPBADSTATE as i32), "an endpoint connects once");
     let (info, heard) = listener.called(&a);
     assert_eq!(heard, data);
     assert_eq!(listener.reject(unsafe { (*info).handle }, more), -FI_EINVAL);
     let b = End::answering(lib, info);
     assert_eq!(b.accept(more), -FI_EINVAL);
-    assert_eq!(b.connect(&listener.name(), &[]), -(FI_EOPBADSTATE as i32), "it is to answer");
+    assert_eq!(b.connect(&listener.name(), &[]), -(FI_EOPBADSTATE as i32), "an answering endpoint cannot connect");
     assert_eq!(b.accept(data), 0);
     assert_eq!(b.accept(data), -(FI_EOPBADSTATE as i32));
     meet(&a, &b, data);
 }
 
-/// What the other side has to say is cut to the room that the client has for it (fi_eq(3)); for the entry
-/// itself there must be room.
+/// The peer's data is truncated to the size of the client's buffer (fi_eq(3)). The buffer must have room for
+/// the entry itself.
 fn little_room(lib: &Lib) {
     const ENTRY: usize = size_of::<fi_eq_cm_entry>();
     let read = |eq: Queue, room: usize, flags: u64| {
@@ -163,7 +164,7 @@ fn little_room(lib: &Lib) {
         for room in [0, ENTRY - 1] {
             assert_eq!(read(eq, room, 0).0, crate::side::fabric_err(FI_ETOOSMALL));
         }
-        // Peeking leaves it whole.
+        // A peek does not change the event.
         for (room, flags) in [(ENTRY, FI_PEEK), (ENTRY + 3, FI_PEEK), (64, FI_PEEK), (ENTRY + 2, 0)] {
             let len = room.min(ENTRY + data.len());
             let (result, number, buffer) = read(eq, room, flags);
@@ -192,7 +193,7 @@ fn little_room(lib: &Lib) {
     }
 }
 
-/// Every operation reaches the peer, whatever destination it names, also with the implicit fi_enable of `fi_connect`.
+/// Every operation reaches the peer with any destination, also after the implicit fi_enable of `fi_connect`.
 fn operations(lib: &Lib) {
     let listener = Listener::new(lib);
     let (a, b) = connected(&listener);
@@ -231,11 +232,12 @@ fn operations(lib: &Lib) {
     }
     b.side.nothing(&[&a.side]);
     assert_eq!(close(mr), 0);
-    // Queues, too, are bound to it, and nothing else.
+    // Queues can be bound to a connected endpoint, address vectors cannot.
     assert_eq!(crate::client::bind(a.side.ep, a.side.av, 0), -FI_EINVAL);
 }
 
-/// Whoever ends it, both hear of it once; what has come can still be received, and nothing else waits for ever.
+/// Either side ends the connection. Both get one event. Arrived messages can still be received, and no
+/// operation waits indefinitely.
 fn endings(lib: &Lib) {
     let listener = Listener::new(lib);
     let (mut a, b) = connected(&listener);
@@ -252,7 +254,7 @@ fn endings(lib: &Lib) {
     assert_eq!(b.eq.next(&[]), Event::Shutdown { ep: b.fid() });
     assert_eq!(b.side.next(&[]).done().op_context as usize, 1);
     b.side.start("fi_recv", &Args { context: 5, ..Args::new(second, 0) }, &[]);
-    assert_eq!(b.side.next(&[]).done().op_context as usize, 5, "it came before the end");
+    assert_eq!(b.side.next(&[]).done().op_context as usize, 5, "the message arrived before the end");
     assert_eq!((&*first, &*second), (&*pattern(8), &*pattern(8)));
     for end in [&a, &b] {
         for call in ["fi_send", "fi_recv", "fi_inject", "fi_read", "fi_tsend"] {
@@ -264,7 +266,7 @@ fn endings(lib: &Lib) {
     }
     a.eq.nothing(&[b.eq]);
     b.eq.nothing(&[a.eq]);
-    // The same by closing, with a long message that nobody has asked for yet.
+    // Closing an endpoint ends the connection, too. A long message without a receive is pending.
     let (c, mut d) = connected(&listener);
     c.side.start("fi_send", &Args { context: 6, ..Args::new(pattern(8 << 20), 0) }, &[]);
     c.side.start("fi_recv", &Args { context: 7, ..Args::new(memory(8), 0) }, &[]);
@@ -276,7 +278,7 @@ fn endings(lib: &Lib) {
     a.side.close_ep();
 }
 
-/// Many call at once, two listeners, from both sides; and a listener may go when it has answered.
+/// Many callers connect at once to two listeners from both sides. A listener may close after it has answered.
 fn crowd(lib: &Lib) {
     let (one, mut other) = (Listener::new(lib), Listener::new(lib));
     let callers: Vec<_> = (0..12_u8).map(|_| End::new(lib)).collect();
@@ -301,7 +303,7 @@ fn crowd(lib: &Lib) {
         assert_eq!(end.next(&callers[*number]).done().op_context as usize, 1);
         assert_eq!(target, source);
     }
-    // Beyond the backlog callers are turned away.
+    // Callers beyond the backlog are refused.
     assert_eq!(one.set_backlog(1), 0);
     let (first, second) = (End::new(lib), End::new(lib));
     assert_eq!(first.connect(&one.name(), &[]), 0);
@@ -313,8 +315,8 @@ fn crowd(lib: &Lib) {
     drop(lib.own(info));
 }
 
-/// With socket addresses an endpoint that answers is known by the listener's, and an endpoint may take over a
-/// passive one's.
+/// With socket addresses, an accepting endpoint has the listener's address, and an endpoint may take over the
+/// address of a passive endpoint.
 fn sockets(lib: &Lib) {
     let format = |hints: &crate::client::Info<'_>| hints.get().addr_format = FI_SOCKADDR_IN;
     let any: [u8; 16] = [2, 0, 0, 0, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -324,7 +326,7 @@ fn sockets(lib: &Lib) {
     let listener = Listener::idle(lib, format);
     assert_eq!(set_name(listener.pep), 0);
     let name = listener.name();
-    assert_ne!(name[2..4], [0, 0], "it has a port");
+    assert_ne!(name[2..4], [0, 0], "the name has a port");
     assert_eq!(listener.listen(), 0);
     assert_eq!(listener.listen(), -(FI_EOPBADSTATE as i32));
     assert_eq!(set_name(listener.pep), -(FI_EOPBADSTATE as i32));
@@ -333,7 +335,7 @@ fn sockets(lib: &Lib) {
     assert_eq!(set_name(idle.pep), 0);
     let own = idle.name();
     let handle = idle.pep.cast();
-    // An endpoint that cannot be opened takes nothing over.
+    // An endpoint that cannot be opened takes over nothing.
     let other = End::new(lib);
     (other.side.info.get().handle, other.side.info.tx().size) = (handle, usize::MAX);
     let opened: Result<*mut fid_ep, _> = crate::open!(other.side.opened.domain, endpoint, other.side.info.raw);
@@ -344,7 +346,7 @@ fn sockets(lib: &Lib) {
         hints.get().handle = handle;
     });
     idle.close_pep();
-    // The listener's devices are there already, shared memory among them.
+    // The listener's devices are open already, including shared memory.
     let permitted = |value: bool| setopt(a.side.ep, v2::FI_OPT_SHARED_MEMORY_PERMITTED, value);
     assert_eq!((permitted(false), permitted(true)), (-FI_EOPNOTSUPP, 0));
     assert_eq!(a.connect(&name, &[]), 0);
@@ -357,7 +359,7 @@ fn sockets(lib: &Lib) {
     assert_eq!(b.peer(), Ok(own));
 }
 
-/// Threads that sleep on a queue, in our call or by its descriptor, are woken.
+/// Threads that sleep on a queue are woken, in a call or on the descriptor.
 fn waiting(lib: &Lib) {
     let listener = Listener::new(lib);
     let mut fd: i32 = -1;
@@ -382,7 +384,7 @@ fn waiting(lib: &Lib) {
             assert_eq!(a.eq.wait(10_000), Some(Event::Shutdown { ep: a.fid() }));
         });
         let request = crate::side::until(|| {
-            // What comes while it goes to sleep is looked at before.
+            // An event that arrives while the client goes to sleep is found before.
             if trywait() == 0 {
                 assert!(readable(), "the descriptor stays silent");
             }
@@ -398,8 +400,8 @@ fn waiting(lib: &Lib) {
     });
 }
 
-/// With automatic progress of control operations a connection is made although its caller does nothing more
-/// for it (fi_domain(3)).
+/// With automatic progress of control operations, a connection is established without further calls of the
+/// caller (fi_domain(3)).
 fn unattended(lib: &Lib) {
     let listener = Listener::new(lib);
     let a = End::with(lib, |hints| {

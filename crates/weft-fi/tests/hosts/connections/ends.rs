@@ -1,4 +1,4 @@
-//! The ends of connections, and listeners: what the scenes of `connections` stand on.
+//! The ends of connections, and listeners, for the scenes of `connections`.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -9,7 +9,7 @@ use crate::client::{Info, Lib, Opened, bind, close, control};
 use crate::open;
 use crate::side::{Outcome, Side, err, fabric_err, until};
 
-/// What an event queue says.
+/// An event of an event queue.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Request { pep: usize, info: *mut fi_info, data: Vec<u8> },
@@ -23,7 +23,7 @@ pub(crate) enum Event {
 pub(crate) struct Queue(pub(crate) *mut fid_eq);
 
 impl Queue {
-    /// A round of progress; events stay in the queue.
+    /// Makes one round of progress. Events stay in the queue.
     pub(crate) fn progress(self) {
         let (mut event, mut buffer) = (0, [0_u8; 512]);
         let read = unsafe { (*(*self.0).ops).read.unwrap() };
@@ -68,7 +68,8 @@ impl Queue {
         })
     }
 
-    /// The error that is next; with room for so many bytes of its data, or 0: where they are is told.
+    /// Reads the next error, with `room` bytes for its data. If `room` is 0, the entry points to the
+    /// provider's data.
     pub(crate) fn error(self, room: usize) -> Event {
         let mut own = vec![0_u8; room];
         let mut entry: fi_eq_err_entry = unsafe { std::mem::zeroed() };
@@ -82,7 +83,7 @@ impl Queue {
         Event::Failed { ep: entry.fid as usize, context: entry.context as usize, err: entry.err, data }
     }
 
-    /// The error that is next, read into an entry that says that it has a buffer, and has none: how much data there is.
+    /// Reads the next error into an entry that has a size but no buffer. Returns the length of the data.
     pub(crate) fn error_nowhere(self) -> usize {
         let mut entry: fi_eq_err_entry = unsafe { std::mem::zeroed() };
         entry.err_data_size = 100;
@@ -93,7 +94,7 @@ impl Queue {
         entry.err_data_size
     }
 
-    /// The next event, while the others make progress.
+    /// Waits for the next event, while the other queues make progress.
     #[track_caller]
     pub(crate) fn next(self, others: &[Self]) -> Event {
         until(|| {
@@ -102,7 +103,7 @@ impl Queue {
         })
     }
 
-    /// There is no event, whatever progress is made.
+    /// Asserts that no event arrives, with progress on all queues.
     #[track_caller]
     pub(crate) fn nothing(self, others: &[Self]) {
         for _ in 0..300 {
@@ -146,7 +147,7 @@ impl<'a> End<'a> {
         }))
     }
 
-    /// The end that answers a call.
+    /// Opens the end that answers a connection request.
     pub(crate) fn answering(lib: &'a Lib, info: *mut fi_info) -> Self {
         Self::bound(Side::unbound_for(lib, lib.own(info)))
     }
@@ -158,7 +159,7 @@ impl<'a> End<'a> {
         Self { side, eq: Queue(eq) }
     }
 
-    /// As events name it.
+    /// The identity of the endpoint in events.
     pub(crate) fn fid(&self) -> usize {
         self.side.ep as usize
     }
@@ -189,7 +190,7 @@ impl<'a> End<'a> {
         }
     }
 
-    /// The next completion, while the other end makes progress.
+    /// Waits for the next completion, while the other end makes progress.
     #[track_caller]
     pub(crate) fn next(&self, other: &Self) -> Outcome {
         self.side.next(&[&other.side])
@@ -228,7 +229,7 @@ impl<'a> Listener<'a> {
         listener
     }
 
-    /// One that does not listen yet.
+    /// Opens a passive endpoint that does not listen yet.
     pub(crate) fn idle(lib: &'a Lib, change: impl Fn(&Info<'_>)) -> Self {
         let hints = lib.allocinfo();
         as_msg(&hints);
@@ -263,7 +264,7 @@ impl<'a> Listener<'a> {
         control(self.pep, FI_BACKLOG, (&raw mut calls).cast::<c_void>())
     }
 
-    /// The next call, and what its caller has to say.
+    /// Waits for the next connection request, and returns it with the caller's data.
     #[track_caller]
     pub(crate) fn called(&self, caller: &End<'_>) -> (*mut fi_info, Vec<u8>) {
         match self.eq.next(&[caller.eq]) {
@@ -304,7 +305,7 @@ pub(crate) fn connected<'a>(listener: &Listener<'a>) -> (End<'a>, End<'a>) {
     (a, b)
 }
 
-/// Both ends hear that they are connected.
+/// Waits until both ends report the connection.
 #[track_caller]
 pub(crate) fn meet(a: &End<'_>, b: &End<'_>, data: &[u8]) {
     assert_eq!(a.eq.next(&[b.eq]), Event::Connected { ep: a.fid(), data: data.to_vec() });

@@ -1,4 +1,4 @@
-//! Connections that come to nothing: callers, listeners and peers that go away, or that are something else.
+//! Connections that fail: callers, listeners and peers that leave, and strangers.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -9,13 +9,20 @@ use super::ends::{End, Event, Listener, Queue, connected, meet};
 use crate::client::Lib;
 use crate::side::{Args, Side, err, memory, pattern, scenes, until};
 
-/// Within what the death of a peer is noticed.
+/// The time within which the death of a peer must be noticed.
 const NOTICE: Duration = Duration::from_secs(1);
-/// How long a caller lives that nobody kills.
+/// The lifetime of a caller that is not killed.
 const LIFE: Duration = Duration::from_secs(30);
 
 pub(super) fn all(lib: &Lib) {
-    scenes(lib, &[("nobody", nobody), ("callers that go", callers_that_go), ("listeners that go", listeners_that_go)]);
+    scenes(
+        lib,
+        &[
+            ("absent listeners", absent_listeners),
+            ("departing callers", departing_callers),
+            ("departing listeners", departing_listeners),
+        ],
+    );
     scenes(lib, &[("strangers", strangers), ("wrong handles", wrong_handles), ("death", death)]);
 }
 
@@ -27,8 +34,8 @@ fn fails(end: &End<'_>, others: &[Queue]) {
     assert_eq!(end.shutdown(), -FI_ENOTCONN);
 }
 
-/// Nobody is there, or somebody who does not listen.
-fn nobody(lib: &Lib) {
+/// No endpoint is at the address, or one that does not listen.
+fn absent_listeners(lib: &Lib) {
     let gone = {
         let listener = Listener::new(lib);
         listener.name()
@@ -49,7 +56,7 @@ fn nobody(lib: &Lib) {
         b.eq.poll()
     });
     assert!(matches!(event, Event::Failed { err: FI_ECONNREFUSED, .. }), "{event:?}");
-    // An active endpoint does not listen either, not even for itself.
+    // An active endpoint does not listen, not even to itself.
     assert_eq!(c.side.enable(), 0);
     let d = End::new(lib);
     assert_eq!(d.connect(&c.side.name(), &[]), 0);
@@ -58,8 +65,8 @@ fn nobody(lib: &Lib) {
     fails(&c, &[]);
 }
 
-/// The caller closes: before it is answered, while it is, or when the answer has been given.
-fn callers_that_go(lib: &Lib) {
+/// The caller closes before it is answered, while it is answered, or after the answer.
+fn departing_callers(lib: &Lib) {
     let listener = Listener::new(lib);
     for accept in [true, false] {
         let mut a = End::new(lib);
@@ -72,7 +79,7 @@ fn callers_that_go(lib: &Lib) {
             fails(&b, &[listener.eq]);
         } else {
             listener.eq.nothing(&[]);
-            assert_eq!(listener.reject(unsafe { (*info).handle }, b"too late"), 0, "nobody hears it");
+            assert_eq!(listener.reject(unsafe { (*info).handle }, b"too late"), 0, "the caller has left");
             drop(lib.own(info));
         }
     }
@@ -84,7 +91,7 @@ fn callers_that_go(lib: &Lib) {
     a.side.close_ep();
     let event = b.eq.next(&[listener.eq]);
     assert!(matches!(event, Event::Failed { err: FI_ECONNREFUSED | FI_ECONNRESET, .. }), "{event:?}");
-    // One that does not even wait for its call to be heard.
+    // A caller that closes before the listener sees its request.
     let mut c = End::new(lib);
     assert_eq!(c.connect(&listener.name(), &[]), 0);
     c.side.close_ep();
@@ -95,14 +102,14 @@ fn callers_that_go(lib: &Lib) {
     }
 }
 
-/// The listener closes with calls that wait, heard and unheard, and the endpoint closes that was to answer.
-fn listeners_that_go(lib: &Lib) {
+/// The listener closes with pending requests, reported or not, and the answering endpoint closes.
+fn departing_listeners(lib: &Lib) {
     let mut listener = Listener::new(lib);
     let (a, b) = (End::new(lib), End::new(lib));
     assert_eq!(a.connect(&listener.name(), &[]), 0);
     let (info, _) = listener.called(&a);
     assert_eq!(b.connect(&listener.name(), &[]), 0);
-    // The second event stays in the queue, whose end frees what belongs to it.
+    // The second event stays in the queue, which frees the event's memory when it is closed.
     until(|| {
         b.eq.progress();
         listener.eq.progress();
@@ -114,8 +121,8 @@ fn listeners_that_go(lib: &Lib) {
     listener.close_pep();
     fails(&a, &[]);
     fails(&b, &[]);
-    assert_eq!(late.accept(&[]), -(FI_EOPBADSTATE as i32), "the call has gone with the listener");
-    // An endpoint that was to answer and is closed leaves the call to others.
+    assert_eq!(late.accept(&[]), -(FI_EOPBADSTATE as i32), "the request ended with the listener");
+    // An endpoint that closes before it answers leaves the request to other endpoints.
     let other = Listener::new(lib);
     let c = End::new(lib);
     assert_eq!(c.connect(&other.name(), &[]), 0);
@@ -124,7 +131,7 @@ fn listeners_that_go(lib: &Lib) {
     let d = End::answering(lib, info);
     assert_eq!(d.accept(&[]), 0);
     meet(&c, &d, &[]);
-    // One that has answered and is closed before the caller has heard it does not: nobody else can answer.
+    // An endpoint that closes after its answer does not, even if the caller has not seen the answer.
     let e = End::new(lib);
     assert_eq!(e.connect(&other.name(), &[]), 0);
     let (info, _) = other.called(&e);
@@ -138,7 +145,7 @@ unsafe fn copy(lib: &Lib, info: *mut fi_info) -> *mut fi_info {
     unsafe { lib.duplicate(info) }
 }
 
-/// Who is not the peer gets nothing in, and disturbs nothing.
+/// A stranger can send nothing to the peers, and does not disturb the connection.
 fn strangers(lib: &Lib) {
     let listener = Listener::new(lib);
     let (a, b) = connected(&listener);
@@ -165,11 +172,11 @@ fn strangers(lib: &Lib) {
     listener.eq.nothing(&[a.eq, b.eq]);
 }
 
-/// What is no call, or no call any more.
+/// Invalid handles, and handles of finished requests.
 fn wrong_handles(lib: &Lib) {
     let (listener, other) = (Listener::new(lib), Listener::new(lib));
     let a = End::new(lib);
-    assert_eq!(a.accept(&[]), -(FI_EOPBADSTATE as i32), "nobody has called");
+    assert_eq!(a.accept(&[]), -(FI_EOPBADSTATE as i32), "there is no request");
     assert_eq!(a.connect(&listener.name(), &[]), 0);
     let (info, _) = listener.called(&a);
     let handle = unsafe { (*info).handle };
@@ -177,7 +184,7 @@ fn wrong_handles(lib: &Lib) {
     assert_eq!(listener.reject(std::ptr::null_mut(), &[]), -FI_EINVAL);
     let (b, c) = (End::answering(lib, unsafe { copy(lib, info) }), End::answering(lib, info));
     assert_eq!(b.accept(&[]), 0);
-    assert_eq!(c.accept(&[]), -(FI_EOPBADSTATE as i32), "another has answered");
+    assert_eq!(c.accept(&[]), -(FI_EOPBADSTATE as i32), "another endpoint has answered");
     meet(&a, &b, &[]);
     a.side.info.get().handle = handle;
     let opened: Result<*mut fid_ep, _> = crate::open!(a.side.opened.domain, endpoint, a.side.info.raw);
@@ -188,7 +195,7 @@ fn wrong_handles(lib: &Lib) {
     a.side.info.get().handle = std::ptr::null_mut();
 }
 
-/// A process is killed: while its call waits, and when it is connected.
+/// A process is killed while its request waits, and after it is connected.
 fn death(lib: &Lib) {
     let listener = Listener::new(lib);
     for connect in [false, true] {
@@ -223,7 +230,7 @@ fn death(lib: &Lib) {
     }
 }
 
-/// The process that is killed: it calls, and waits.
+/// The killed process: it requests a connection and waits.
 pub(crate) fn caller(lib: &Lib) {
     let hex = std::env::var("WEFT_TEST_LISTENER").unwrap();
     let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
