@@ -1,26 +1,27 @@
-//! The conformance suite: every operation in every form, on every path, under both progress models, at every length at
-//! which a protocol changes, in all combinations of two of everything else.
+//! The conformance suite. It tests every operation in every form, on every path, under both progress models,
+//! at every length at which a protocol changes. All pairs of values of the other parameters are covered.
 //!
-//! [`table`] makes the cases: it lists the operations and the axes, and chooses values. [`world`] opens what
-//! a case needs (two endpoints, queues of one format, counters, regions). [`transfer`] performs a case and
-//! looks at all that it may have changed: every byte of source and target and around them, the completion
-//! entries at both ends, every counter.
+//! [`table`] makes the cases: it lists the operations and the axes, and chooses values. [`world`] opens the
+//! objects of a case: two endpoints, queues of one format, counters, and regions. [`transfer`] performs a
+//! case. It checks every byte of source, target and their margins, the completion entries at both ends, and
+//! every counter.
 //!
-//! What is no single transfer stands beside that, over the same operations and lengths: [`receives`] (peek,
-//! claim, discard, multi-receive, cancel), [`streams`] (many under way, fences, an overrun receiver),
-//! [`gating`] (every function against every combination of capabilities). The atomics' values are in
-//! `atomics`, misuse in `misuse`, completion levels in `levels`.
+//! Other modules test more than single transfers, with the same operations and lengths. [`receives`] tests
+//! peek, claim, discard, multi-receive and cancel. [`streams`] tests many pending transfers, fences, and an
+//! overrun receiver. [`gating`] tests every function with every combination of capabilities. The values of
+//! atomics are tested in `atomics`, misuse in `misuse`, and completion levels in `levels`.
 //!
-//! The full product of the axes would be some 10^13 cases. Operation × length × progress model is complete;
-//! to that the other axes are dealt so that every two values of two axes meet for every operation
-//! ([`table::deal`], the method of Cohen et al., "The AETG System", IEEE TSE 23(7), 1997). The choice is the
-//! same in every run.
+//! The full product of the axes has too many cases. The product of operation, length and progress model is
+//! complete. The values of the other axes are chosen so that every two values of two axes meet for every
+//! operation ([`table::deal`], the method of Cohen et al., "The AETG System", IEEE TSE 23(7), 1997). The
+//! choice is the same in every run.
 //!
-//! Paths are shared memory with and without cross-memory attach, TCP, and simulated devices (`weft-fi-sim`):
-//! out of order, without get and put, with the smallest queues and mailboxes, always full. Those have virtual
-//! time, which passes when somebody polls: manual progress only.
+//! The paths are shared memory with and without cross-memory attach, TCP, and simulated devices
+//! (`weft-fi-sim`). Those are unordered, without get and put, with the smallest queues and mailboxes, or
+//! always full. Simulated devices have virtual time, which advances when a thread polls. They need manual
+//! progress.
 //!
-//! A case that fails tells its name; `WEFT_SUITE_CASE` set to (a part of) it has only such cases run.
+//! A failing case prints its name. `WEFT_SUITE_CASE` restricts a run to the cases that contain its value.
 
 mod gating;
 mod memory;
@@ -36,10 +37,10 @@ use crate::client::Lib;
 use table::{Axis, Case};
 use world::{Setup, World};
 
-/// Says which case it was when a check fails.
-struct Telling<'a>(&'a Case);
+/// Prints the case when a check fails.
+struct PrintOnFailure<'a>(&'a Case);
 
-impl Drop for Telling<'_> {
+impl Drop for PrintOnFailure<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("failed: WEFT_SUITE_CASE={} {:?}", self.0.name(), self.0);
@@ -47,8 +48,7 @@ impl Drop for Telling<'_> {
     }
 }
 
-/// Receives that are more than a buffer for a message, many transfers at once, and what endpoints have by
-/// their capabilities.
+/// Special receives, streams of transfers, and calls by capability.
 pub(crate) fn others(lib: &Lib) {
     let start = Instant::now();
     let limits = table::Limits::of(lib);
@@ -63,12 +63,12 @@ pub(crate) fn others(lib: &Lib) {
     );
 }
 
-/// Transfers of every kind.
+/// Single transfers of every kind.
 pub(crate) fn transfers(lib: &Lib) {
     run(lib, false);
 }
 
-/// The same over connections, which nobody has with himself.
+/// Single transfers over connections. An endpoint cannot be connected to itself.
 pub(crate) fn connections(lib: &Lib) {
     run(lib, true);
 }
@@ -80,7 +80,7 @@ fn run(lib: &Lib, connected: bool) {
     let mut cases: Vec<Case> = table::operations().iter().flat_map(|op| table::deal(op, &limits)).collect();
     let all = cases.len();
     if std::env::var_os(crate::SIM).is_some() {
-        // Virtual time goes on where somebody polls.
+        // Virtual time advances only when a thread polls.
         cases.retain(|case| !case.auto);
     }
     cases.retain(|case| case.name().contains(&wanted) && (!connected || case.get(Axis::Direction) < 2));
@@ -91,7 +91,7 @@ fn run(lib: &Lib, connected: bool) {
     for setup in setups {
         let world = if connected { World::connected(lib, setup, &memory) } else { World::new(lib, setup, &memory) };
         for case in cases.iter().filter(|case| Setup::of(case) == setup) {
-            let _telling = Telling(case);
+            let _print = PrintOnFailure(case);
             transfer::perform(&world, case);
         }
         world.close();

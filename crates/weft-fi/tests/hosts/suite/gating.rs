@@ -1,5 +1,5 @@
-//! Every function on endpoints of every combination of capabilities: an endpoint may start whatever its type
-//! has, as with libfabric's tcp, shm and sockets. (What peers may do to it is restricted: see `access`.)
+//! Every function on endpoints of every combination of capabilities. An endpoint may start all operations of
+//! its type, as with libfabric's tcp, shm and sockets. `access` tests the restrictions for peers.
 
 use weft_engine::amo::{self, Amo, Op, Type};
 use weft_fi_sys::*;
@@ -10,7 +10,7 @@ use crate::side::{Args, CALLS, Side, err, memory};
 
 use super::table::{Family, How, Operation, operations};
 
-/// Capabilities that are asked for.
+/// The requested capabilities.
 const ASKED: &[u64] = &[
     FI_MSG,
     FI_TAGGED,
@@ -36,7 +36,7 @@ const ASKED: &[u64] = &[
     FI_TAGGED | FI_RECV | FI_RMA | FI_REMOTE_WRITE,
 ];
 
-/// The result of a call, to an address that is not there.
+/// Calls a function with an address that does not exist, and returns its result.
 fn call(side: &Side<'_>, op: &Operation) -> isize {
     let buf = memory(64);
     match op.how {
@@ -51,7 +51,7 @@ fn call(side: &Side<'_>, op: &Operation) -> isize {
     }
 }
 
-/// All of it; returns how many calls were made.
+/// Runs all calls and returns their number.
 pub(super) fn gating(lib: &Lib) -> usize {
     let mut calls = 0;
     for &caps in ASKED {

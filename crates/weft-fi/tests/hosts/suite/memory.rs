@@ -4,21 +4,22 @@ use std::ptr::null_mut;
 
 use weft_fi_sys::fi_rma_iov;
 
-/// What is where nothing may be written. No data has it.
+/// The value of bytes that no case may write. The data never contain it.
 const GUARD: u8 = 0xfe;
-/// Guard bytes that are looked at before and behind a buffer.
+/// The number of guard bytes that are checked before and behind a buffer.
 const MARGIN: usize = 64;
-/// The period of the data, which is prime to all powers of two.
+/// The period of the data, which is coprime to all powers of two.
 const PERIOD: usize = 251;
 
-/// How a buffer is cut.
+/// The division of a buffer into pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cut {
     Whole,
     Two,
-    /// As many pieces as a vector may have.
+    /// The largest number of pieces that a vector may have.
     Most,
-    /// Two, and empty ones before, between and behind them, of which the last is nowhere.
+    /// Two pieces, with empty pieces before, between and behind them. The last empty piece has a null
+    /// address.
     Empty,
 }
 
@@ -30,7 +31,7 @@ impl Cut {
             Self::Whole => vec![len],
             Self::Two => vec![len / 3, len - len / 3],
             Self::Most => {
-                // Longer and longer ones, and what is left.
+                // Pieces of growing length. The last piece takes the remaining bytes.
                 let shares = limit * (limit + 1) / 2;
                 let mut lengths: Vec<usize> = (1..limit).map(|at| len * at / shares).collect();
                 lengths.push(len - lengths.iter().sum::<usize>());
@@ -45,11 +46,11 @@ impl Cut {
 #[derive(Clone, Debug)]
 pub(super) struct Buffer {
     arena: Arena,
-    /// Offset and length of each piece.
+    /// The offset and the length of each piece.
     spans: Vec<(usize, usize)>,
 }
 
-/// Memory that has the guard value wherever no case has put something.
+/// Memory that has the guard value outside the buffers of cases.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arena {
     start: *mut u8,
@@ -66,24 +67,24 @@ impl Arena {
         unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
     }
 
-    /// A place for `len` bytes, the first of which is `align` behind a multiple of 8 (and of 64).
+    /// Makes a buffer of `len` bytes. Its offset is `align` above a multiple of 8 (and of 64).
     pub(super) fn buffer(self, len: usize, align: usize, cut: Cut, limit: usize) -> Buffer {
         let mut at = MARGIN + (self.start as usize).wrapping_neg() % 64 + align;
         let mut spans = Vec::new();
         for (piece, len) in cut.lengths(len, limit).into_iter().enumerate() {
             spans.push((at, len));
-            // Each piece is aligned differently.
+            // Each piece has another alignment.
             at += len + 1 + 3 * piece;
         }
         assert!(at + MARGIN <= self.len);
         Buffer { arena: self, spans }
     }
 
-    /// Everything is as it was at the beginning.
+    /// Asserts that all bytes have the guard value.
     pub(super) fn assert_clean(self, what: &str) {
         assert!(
             crate::side::is_all(self.bytes(), GUARD),
-            "{what}: something was written outside the buffers of the cases"
+            "{what}: a byte outside the buffers of the cases was written"
         );
     }
 }
@@ -127,7 +128,7 @@ impl Buffer {
         assert!(rest.is_empty(), "more bytes than the buffer has");
     }
 
-    /// Whether these bytes come first in the buffer, and nothing behind them was touched.
+    /// Returns whether the buffer starts with these bytes, and the rest has the guard value.
     pub(super) fn holds(&self, bytes: &[u8]) -> bool {
         let mut rest = bytes;
         self.spans.iter().all(|&(offset, len)| {
@@ -138,7 +139,7 @@ impl Buffer {
         })
     }
 
-    /// Where the buffer first differs from these bytes, for a message.
+    /// Describes the first difference between the buffer and these bytes.
     pub(super) fn difference(&self, bytes: &[u8]) -> String {
         let there = self.spans.iter().flat_map(|&(offset, len)| &self.arena.bytes()[offset..offset + len]);
         let padded = bytes.iter().chain(std::iter::repeat(&GUARD));
@@ -149,7 +150,7 @@ impl Buffer {
         }
     }
 
-    /// The guards are there: before, between and behind the pieces. What was in the buffer is wiped out.
+    /// Asserts that the guard bytes before, between and behind the pieces are intact, and clears the buffer.
     pub(super) fn clear(&self, what: &str) {
         let (first, last) = (self.spans[0], self.spans[self.spans.len() - 1]);
         let (start, end) = (first.0 - MARGIN, last.0 + last.1 + MARGIN);
@@ -165,24 +166,24 @@ impl Buffer {
 /// The arenas of one side.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arenas {
-    /// Where operations take their data from.
+    /// The sources of operations.
     pub(super) source: Arena,
-    /// Where receives and reads put it.
+    /// The targets of receives and reads.
     pub(super) target: Arena,
-    /// What peers may reach.
+    /// The memory that peers may access.
     pub(super) region: Arena,
-    /// What atomic operations compare with.
+    /// The compare operands of atomic operations.
     pub(super) compare: Arena,
 }
 
-/// All memory of a group. Never freed.
+/// The memory of a group, which is never freed.
 pub(super) struct Memory {
     pub(super) sides: [Arenas; 2],
     data: &'static [u8],
 }
 
 impl Memory {
-    /// For transfers of up to `longest` bytes.
+    /// Memory for transfers of at most `longest` bytes.
     pub(super) fn new(longest: usize) -> Self {
         let arena = || Arena::new(longest + 4096);
         let arenas = || Arenas { source: arena(), target: arena(), region: arena(), compare: arena() };

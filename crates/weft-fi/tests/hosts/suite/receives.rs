@@ -1,6 +1,5 @@
-//! Receives that are more than a buffer for one message: peeks, claims and discards of messages that nobody
-//! has asked for, buffers for several messages, cancelled ones (fi_msg(3), fi_tagged(3), fi_cq(3),
-//! fi_endpoint(3)).
+//! Special receives: peeks, claims and discards of unexpected messages, multi-receives, and cancelled
+//! receives (fi_msg(3), fi_tagged(3), fi_cq(3), fi_endpoint(3)).
 
 use std::ffi::c_void;
 
@@ -14,7 +13,7 @@ use super::table::Limits;
 /// The data of every message.
 const DATA: u64 = 0xda7a_0000_0000_0007;
 
-/// Tagged or not.
+/// The kind of messages, tagged or untagged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Kind {
     tagged: bool,
@@ -50,48 +49,48 @@ impl<'a> Pair<'a> {
         Self { a, b, to_b, to_a }
     }
 
-    /// A message with data from a to b.
+    /// Sends a message with data from a to b.
     fn send(&self, kind: Kind, bytes: &mut [u8], tag: u64, context: usize, flags: u64) {
         let flags = flags | FI_REMOTE_CQ_DATA;
         let args = Args { tag, context, flags, data: DATA, ..Args::new(bytes, self.to_b) };
         self.a.start(kind.send(), &args, &[&self.b]);
     }
 
-    /// A receive of some kind at b, which answers `result`.
+    /// Posts a receive at b. The call must return `result`.
     fn recv(&self, kind: Kind, args: &Args, result: isize) {
         assert_eq!(self.b.run(kind.recv(), args), result, "{kind:?} with flags {:#x}", args.flags);
     }
 
-    /// The next completion at b.
+    /// Waits for the next completion at b.
     fn next(&self) -> Outcome {
         self.b.next(&[&self.a])
     }
 
-    /// Nothing more completes anywhere.
+    /// Asserts that nothing more completes on either side.
     fn nothing(&self) {
         self.a.nothing(&[&self.b]);
         self.b.nothing(&[&self.a]);
     }
 }
 
-/// What is done with a message that a peek has found.
+/// The fate of a message that a peek has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
-    /// Received as any other.
+    /// A receive takes it.
     Receive,
-    /// Thrown away by the peek.
+    /// The peek discards it.
     Discarded,
-    /// Reserved by the peek, then received.
+    /// The peek claims it, and a receive takes it.
     Claim,
-    /// Reserved, then thrown away.
+    /// The peek claims it, and a receive discards it.
     ClaimDiscard,
-    /// Reserved, then received into a buffer that is a byte too short.
+    /// The peek claims it, and a receive takes it with a buffer that is one byte too short.
     ClaimShort,
 }
 
 const THEN: [Then; 5] = [Then::Receive, Then::Discarded, Then::Claim, Then::ClaimDiscard, Then::ClaimShort];
 
-/// All of it; returns how many cases there were.
+/// Runs all cases and returns their number.
 pub(super) fn receives(lib: &Lib, limits: &Limits) -> usize {
     let mut cases = 0;
     let pair = Pair::new(lib);
@@ -107,7 +106,7 @@ pub(super) fn receives(lib: &Lib, limits: &Limits) -> usize {
                 }
             }
             for late in [0, 2, 5] {
-                // Empty messages never fill a buffer that is only released when it is full.
+                // Empty messages never fill a buffer that is released only when it is full.
                 for min in [0, 1, 64, 5000].into_iter().filter(|min| len + min > 0) {
                     println!("multi: {kind:?} {len}, {late} early, released below {min}");
                     multi(&pair, kind, len, late, min);
@@ -206,16 +205,16 @@ fn peek(pair: &Pair<'_>, kind: Kind, len: usize, then: Then, directed: bool, del
     pair.nothing();
 }
 
-/// Messages that a multi-receive gets.
+/// The number of messages for a multi-receive.
 const MESSAGES: usize = 5;
 
-/// A buffer for several messages, of which some come before it is posted.
+/// A multi-receive. Some messages arrive before it is posted.
 fn multi(pair: &Pair<'_>, kind: Kind, len: usize, early: usize, min: usize) {
     set_min_multi_recv(pair.b.ep, min);
     let source = pattern(len + MESSAGES);
     let send = |at: usize| pair.send(kind, &mut source[at..at + len].to_vec().leak()[..], 0x21, at, 0);
     (0..early).for_each(send);
-    // A room for three messages and some bytes.
+    // The buffer has room for three messages and some bytes.
     let spare = 10;
     let room = 3 * len + spare;
     let (buffer, rest) = (memory(room + 8), memory(2 * MESSAGES * (len + 8)));
@@ -223,7 +222,7 @@ fn multi(pair: &Pair<'_>, kind: Kind, len: usize, early: usize, min: usize) {
     pair.recv(kind, &args, 0);
     (early..MESSAGES).for_each(send);
     let start = buffer.as_ptr() as usize;
-    // Where each message goes, in the order of sending, and how much of it.
+    // The place and the stored length of each message in the order of sending.
     let mut places = Vec::new();
     let (mut at, mut released) = (0, false);
     while !released && places.len() < MESSAGES {
@@ -233,7 +232,7 @@ fn multi(pair: &Pair<'_>, kind: Kind, len: usize, early: usize, min: usize) {
         released = room - at < min.max(1);
     }
     let taken = places.len();
-    // Completions come in any order; the buffer is released with the last one.
+    // Completions come in any order. The last one releases the buffer.
     let mut seen: Vec<_> = (0..taken).map(|number| checked(pair, kind, released && number + 1 == taken)).collect();
     seen.sort_unstable();
     assert_eq!(seen, places);
@@ -242,11 +241,11 @@ fn multi(pair: &Pair<'_>, kind: Kind, len: usize, early: usize, min: usize) {
     }
     assert!(is_all(&buffer[at..], 0), "written behind the messages");
     if !released {
-        // It is taken back, which releases it.
+        // Cancelling the multi-receive releases the buffer.
         assert_eq!(pair.b.cancel(7), 0);
         let entry = pair.next().failed();
         assert_eq!((entry.err, entry.op_context as usize), (FI_ECANCELED, 7));
-        assert_ne!(entry.flags & FI_MULTI_RECV, 0, "the client has its buffer again");
+        assert_ne!(entry.flags & FI_MULTI_RECV, 0, "the cancelled buffer is released");
     }
     for number in taken..MESSAGES {
         let place = &mut rest[number * (len + 8)..][..len];
@@ -260,7 +259,7 @@ fn multi(pair: &Pair<'_>, kind: Kind, len: usize, early: usize, min: usize) {
     pair.nothing();
 }
 
-/// One message of a multi-receive: where it is, what is stored of it, what is not.
+/// Checks one message of a multi-receive. Returns its place, its stored bytes, and its truncated bytes.
 fn checked(pair: &Pair<'_>, kind: Kind, released: bool) -> (usize, usize, usize) {
     let outcome = pair.next();
     let (flags, len, buf, excess) = match outcome {
@@ -276,7 +275,7 @@ fn checked(pair: &Pair<'_>, kind: Kind, released: bool) -> (usize, usize, usize)
     (buf as usize, len, excess)
 }
 
-/// Receives that are taken back, first, in the middle and last; the others get their messages in order.
+/// The first receive, a middle one and the last one are cancelled. The others get their messages in order.
 fn cancels(pair: &Pair<'_>, kind: Kind) -> usize {
     const POSTED: usize = 5;
     for gone in 0..POSTED {
@@ -300,7 +299,7 @@ fn cancels(pair: &Pair<'_>, kind: Kind) -> usize {
     POSTED
 }
 
-/// Peeks and claims of what is not there, by tag, by source, or at all.
+/// Peeks and claims of absent messages, by tag, by source, or of any message.
 fn missing(pair: &Pair<'_>, kind: Kind) -> usize {
     let mut cases = 0;
     pair.send(kind, pattern(9), 0x41, 1, 0);

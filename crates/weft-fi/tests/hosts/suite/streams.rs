@@ -1,5 +1,5 @@
-//! Many transfers under way at once: streams of each operation with FI_MORE and fences in between, before and
-//! after the receives are posted, and a receiver that is overrun by several senders (fi_endpoint(3): FI_MORE,
+//! Many pending transfers at once. Streams of each operation, with FI_MORE and fences between transfers,
+//! start before and after the receives. Several senders overrun a receiver (fi_endpoint(3): FI_MORE,
 //! FI_FENCE, message order; fi_domain(3), "Resource Management").
 
 use weft_fi_sys::*;
@@ -10,15 +10,15 @@ use crate::side::{Args, Form, PATIENCE, Side, acquaint, err, memory, pattern, wo
 
 use super::table::{Family, Limits, Operation, operations};
 
-/// Transfers of a stream.
+/// The number of transfers in a stream.
 const LENGTH: usize = 40;
-/// Every such one waits for all before it.
+/// Every `FENCED`th transfer waits for all before it.
 const FENCED: usize = 7;
-/// The longest of a stream in bytes.
+/// The longest transfer of a stream in bytes.
 const LONGEST_BYTES: usize = 70_000;
 const KEY: u64 = 0x51;
 
-/// Two endpoints, and where the transfers of a stream come from and go to.
+/// Two endpoints, and the sources and targets of a stream.
 struct Stream<'a> {
     a: Side<'a>,
     b: Side<'a>,
@@ -28,7 +28,7 @@ struct Stream<'a> {
     target: &'static mut [u8],
 }
 
-/// All streams; returns how many transfers there were.
+/// Runs all streams and returns the number of transfers.
 pub(super) fn streams(lib: &Lib, limits: &Limits) -> usize {
     let simulated = std::env::var_os(crate::SIM).is_some();
     let lengths: Vec<usize> = limits.edges().into_iter().filter(|&len| len <= LONGEST_BYTES).collect();
@@ -56,7 +56,7 @@ pub(super) fn streams(lib: &Lib, limits: &Limits) -> usize {
 }
 
 impl Stream<'_> {
-    /// Progress where it is the client's business.
+    /// Makes progress if the endpoints have manual progress.
     fn drive(&self) {
         if self.auto {
             std::thread::yield_now();
@@ -82,13 +82,13 @@ impl Stream<'_> {
         });
     }
 
-    /// One stream, from its first transfer to the last byte.
+    /// Runs one stream from its first transfer to the last byte.
     fn run(&mut self, op: &Operation, lengths: &[usize], late: bool) {
         let is_read = op.family == Family::Read;
         let mut at = 0;
         let mut spans: Vec<(usize, usize)> = Vec::new();
         for number in 0..LENGTH {
-            // A different order in each stream.
+            // Each stream has another order of lengths.
             let len = lengths[(number * 5 + op.name.len()) % lengths.len()];
             spans.push((at, len));
             at += len + 1;
@@ -122,24 +122,24 @@ impl Stream<'_> {
         self.until("the completions of a stream", || {
             if let Some(outcome) = self.a.poll() {
                 let number = outcome.done().op_context as usize - 1;
-                assert!(!std::mem::replace(&mut sent[number], true), "{number} has completed twice");
+                assert!(!std::mem::replace(&mut sent[number], true), "transfer {number} has completed twice");
                 let fenced = op.form == Form::Message && number % FENCED == FENCED - 1;
-                assert!(!fenced || sent[..number].iter().all(|&done| done), "{number} has overtaken others");
+                assert!(!fenced || sent[..number].iter().all(|&done| done), "transfer {number} has overtaken others");
             }
             if let Some(outcome) = self.b.poll() {
                 let entry = outcome.done();
                 if op.is_message() {
                     let number = entry.op_context as usize - 1;
                     assert_eq!(entry.len, spans[number].1, "message {number}");
-                    assert!(!std::mem::replace(&mut received[number], true), "{number} was received twice");
+                    assert!(!std::mem::replace(&mut received[number], true), "transfer {number} was received twice");
                 } else {
-                    let next = received.iter().position(|done| !done).expect("data too often");
+                    let next = received.iter().position(|done| !done).expect("more data than transfers");
                     received[next] = true;
                 }
             }
             sent.iter().chain(&received).all(|&done| done)
         });
-        // Of injected writes nobody is told.
+        // Injected writes have no completion.
         let there = |(at, len): (usize, usize)| self.target[at..at + len] == self.source[at..at + len];
         let target = &self.target;
         self.until("the bytes of a stream", || {
@@ -152,7 +152,7 @@ impl Stream<'_> {
         assert_eq!(close(region), 0);
     }
 
-    /// Receives for a whole stream, in its order.
+    /// Posts receives for a whole stream in its order.
     fn receive(&self, op: &Operation, spans: &[(usize, usize)]) {
         let name = if op.family == Family::Tagged { "fi_trecv" } else { "fi_recv" };
         for (number, &(at, len)) in spans.iter().enumerate() {
@@ -164,12 +164,12 @@ impl Stream<'_> {
     }
 }
 
-/// Senders that overrun one receiver.
+/// The number of senders that overrun one receiver.
 const SENDERS: usize = 5;
-/// What each of them sends.
+/// The number of messages of each sender.
 const EACH: usize = 150;
 
-/// One of them: what it has started, and what has completed.
+/// A sender, with its started and its completed messages.
 struct Sender<'a> {
     side: Side<'a>,
     to: u64,
@@ -177,8 +177,8 @@ struct Sender<'a> {
     completed: usize,
 }
 
-/// All send to one that takes nothing until nothing moves any more; then everything comes, whole, and that of
-/// each sender in order. Returns how many messages there were.
+/// All senders send to a receiver that takes no message, until no sender can go on. Then all messages arrive
+/// whole, in the order of each sender. Returns the number of messages.
 pub(super) fn overrun(lib: &Lib, limits: &Limits) -> usize {
     let lengths: Vec<usize> = limits.edges().into_iter().filter(|&len| len <= LONGEST_BYTES).collect();
     let source: &[u8] = pattern(LONGEST_BYTES + EACH);
@@ -200,12 +200,12 @@ pub(super) fn overrun(lib: &Lib, limits: &Limits) -> usize {
             }
             (moved, senders.iter().all(|sender| sender.completed == EACH))
         };
-        // Until they are stuck.
+        // The senders run until they are stuck.
         let mut idle = 0;
         while idle < 2000 {
             receiver.progress();
             let (moved, done) = pump();
-            assert!(!done, "nobody was stuck: this shows nothing");
+            assert!(!done, "no sender was stuck: the test proves nothing");
             idle = if moved { 0 } else { idle + 1 };
         }
         let buffer = memory(LONGEST_BYTES);
@@ -235,7 +235,7 @@ pub(super) fn overrun(lib: &Lib, limits: &Limits) -> usize {
 }
 
 impl Sender<'_> {
-    /// Starts one message, if it may, and takes one completion; whether anything happened.
+    /// Starts a message if possible, and takes a completion. Returns whether either happened.
     fn pump(&mut self, tagged: bool, sender: usize, source: &[u8], len: usize) -> bool {
         let mut moved = false;
         if self.started < EACH {

@@ -1,4 +1,4 @@
-//! What is tried: the operations, the axes, and the cases that are made of them.
+//! The test cases: the operations, the axes, and the cases made of them.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -11,7 +11,7 @@ use crate::side::{CALLS, Call, Form};
 
 use super::memory::Cut;
 
-/// What an operation does.
+/// The effect of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     Message,
@@ -21,7 +21,7 @@ pub(super) enum Family {
     Atomic(amo::Form),
 }
 
-/// How it is called.
+/// The way to call a function.
 #[derive(Clone, Copy)]
 pub(super) enum How {
     Call(&'static Call),
@@ -34,7 +34,7 @@ pub(super) struct Operation {
     pub(super) name: &'static str,
     pub(super) family: Family,
     pub(super) form: Form,
-    /// Carries data for the target's queue.
+    /// Whether the operation carries data for the target's queue.
     pub(super) data: bool,
     pub(super) how: How,
 }
@@ -82,7 +82,7 @@ impl Operation {
     }
 }
 
-/// Every function that starts a transfer.
+/// All functions that start a transfer.
 pub(super) fn operations() -> &'static [Operation] {
     static LIST: OnceLock<Vec<Operation>> = OnceLock::new();
     LIST.get_or_init(|| {
@@ -92,14 +92,14 @@ pub(super) fn operations() -> &'static [Operation] {
     })
 }
 
-// Nothing in it changes.
+// The value is constant.
 unsafe impl Sync for Operation {}
 unsafe impl Send for Operation {}
 
-/// Declares the axes: name, number of values, to which operations it applies.
+/// Declares the axes: the name, the number of values, and the operations to which it applies.
 macro_rules! axes {
     ($($name:ident $count:literal |$op:ident| $applies:expr;)*) => {
-        /// What varies from case to case, beside operation, progress model and length.
+        /// A parameter that varies from case to case, beside operation, progress model and length.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(super) enum Axis { $($name),* }
 
@@ -107,7 +107,7 @@ macro_rules! axes {
             const ALL: &'static [Self] = &[$(Self::$name),*];
             const COUNT: usize = Self::ALL.len();
 
-            /// How many values it has for an operation; one where it means nothing.
+            /// The number of values for an operation; 1 if the axis does not apply.
             fn values(self, op: &Operation) -> u8 {
                 match self {
                     $(Self::$name => {
@@ -121,39 +121,39 @@ macro_rules! axes {
 }
 
 axes! {
-    // Of the endpoints and their queues.
+    // Axes of endpoints and queues.
     Format 4 |_op| true;
     Selective 2 |_op| true;
     Counters 2 |_op| true;
-    // a to b, b to a, a to itself.
+    // From a to b, from b to a, and from a to itself.
     Direction 3 |_op| true;
-    // Of the buffers.
+    // Axes of buffers.
     SourceAlign 8 |_op| true;
     TargetAlign 8 |_op| true;
     SourceCut 4 |op| matches!(op.form, Form::Vector | Form::Message);
     RemoteCut 4 |op| matches!(op.family, Family::Read | Family::Write) && op.form == Form::Message;
     Region 3 |op| !op.is_message();
     Size 4 |op| op.is_atomic();
-    // Of the operation. Order: nothing, FI_FENCE, FI_MORE.
+    // Axes of the operation. Order is none, FI_FENCE, or FI_MORE.
     Level 5 |_op| true;
     Order 3 |_op| true;
     Completion 2 |_op| true;
     Inject 2 |op| op.form == Form::Message && !matches!(op.family, Family::Read | Family::Atomic(amo::Form::Fetch | amo::Form::Compare));
     Data 2 |op| op.form == Form::Message && (op.is_message() || op.family == Family::Write);
-    // Of the receive. Room: as long as the message, longer, a byte too short, half.
+    // Axes of the receive. Room is the length of the message, more, one byte less, or half.
     Late 2 |op| op.is_message();
     Into 5 |op| op.is_message();
     Room 4 |op| op.is_message();
     Directed 2 |op| op.is_message();
     Ignore 2 |op| op.family == Family::Tagged;
     ReceiveCompletion 2 |op| op.is_message();
-    // How queues are read: fi_cq_read, readfrom, sread, sreadfrom; one or several entries.
+    // Axes of reading: fi_cq_read, readfrom, sread or sreadfrom; one or several entries.
     Reader 4 |_op| true;
     Batch 2 |_op| true;
 }
 
 impl Axis {
-    /// Pairs of values of two axes that meet, over all operations.
+    /// The number of pairs of values of two axes that meet, over all operations.
     pub(super) fn pairs() -> usize {
         let of = |op: &Operation| {
             let values: Vec<usize> = Self::ALL.iter().map(|axis| usize::from(axis.values(op))).collect();
@@ -166,18 +166,18 @@ impl Axis {
     }
 }
 
-/// The lengths at which something changes.
+/// The lengths in bytes at which a protocol changes.
 pub(super) struct Limits {
     inject: usize,
     ordered: usize,
     pub(super) longest: usize,
 }
 
-/// The longest transfer; odd, so that no unit of any protocol divides it.
+/// The longest transfer. It is odd, so that no unit of any protocol divides it.
 const LONGEST_BYTES: usize = (1 << 20) + 3;
-/// The longest atomic operation that there is.
+/// The longest atomic operation.
 const LONGEST_ATOMIC_BYTES: usize = 1 << 20;
-/// Lengths up to here are all tried in turn: headers and messages share lines and small buffers.
+/// All lengths up to this one are tested in turn, since headers and messages share lines and small buffers.
 const SWEPT_BYTES: usize = 200;
 
 impl Limits {
@@ -191,7 +191,7 @@ impl Limits {
         self.classes().iter().map(|(lengths, _)| *lengths.last().unwrap()).collect()
     }
 
-    /// The classes of lengths, each with the lengths that take turns in it, and how often they do.
+    /// The classes of lengths. Each has the lengths that take turns in it, and the number of turns.
     fn classes(&self) -> Vec<(Vec<usize>, usize)> {
         let around = |edge: usize| vec![edge - 1, edge, edge + 1];
         let tcp = weft_nic::TcpConfig::default();
@@ -211,13 +211,13 @@ impl Limits {
     }
 }
 
-/// One case: an operation, a progress model, a length, and a value on each axis.
+/// A case: an operation, a progress model, a length, and a value on each axis.
 #[derive(Clone)]
 pub(super) struct Case {
     pub(super) op: &'static Operation,
     pub(super) auto: bool,
     pub(super) len: usize,
-    /// Tells cases of all operations apart.
+    /// A number that is unique over all operations.
     pub(super) number: usize,
     values: [u8; Axis::COUNT],
 }
@@ -239,7 +239,7 @@ impl Case {
         Cut::ALL[self.get(axis)]
     }
 
-    /// Changes what cannot be together.
+    /// Replaces values that exclude each other.
     fn settle(&mut self, limits: &Limits) {
         if self.len > limits.inject {
             self.values[Axis::Inject as usize] = 0;
@@ -259,9 +259,9 @@ impl fmt::Debug for Case {
     }
 }
 
-/// Which pairs of values have met.
+/// The pairs of values that have met.
 struct Met {
-    /// Where an axis' values begin.
+    /// The index of each axis' first value.
     starts: [usize; Axis::COUNT],
     total: usize,
     pairs: Vec<bool>,
@@ -293,7 +293,7 @@ impl Met {
         pairs.into_iter().for_each(|pair| self.pairs[pair] = true);
     }
 
-    /// Two values that have not met.
+    /// Finds two values that have not met.
     fn missing(&self, op: &Operation) -> Option<[(usize, u8); 2]> {
         for a in 0..Axis::COUNT {
             for b in 0..a {
@@ -310,7 +310,7 @@ impl Met {
     }
 }
 
-/// Marsaglia's xorshift: the same numbers in every run.
+/// Marsaglia's xorshift generator. It returns the same numbers in every run.
 struct Random(u64);
 
 impl Random {
@@ -322,10 +322,11 @@ impl Random {
     }
 }
 
-/// Candidates of which the one is taken by which most values meet for the first time.
+/// The number of candidates. The candidate with the most new pairs is taken.
 const CANDIDATES: usize = 12;
 
-/// The cases of an operation: each progress model with each class of lengths, and more until every two values have met.
+/// Makes the cases of an operation: each progress model with each class of lengths, and more until all pairs
+/// have met.
 pub(super) fn deal(op: &'static Operation, limits: &Limits) -> Vec<Case> {
     let first = operations().iter().position(|other| other.name == op.name).unwrap() * 10_000;
     let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ (first as u64 + 1));
@@ -348,7 +349,7 @@ pub(super) fn deal(op: &'static Operation, limits: &Limits) -> Vec<Case> {
     for (lengths, times) in limits.classes() {
         for at in 0..2 * times {
             let len = lengths[turn % lengths.len()];
-            // Both models get every length in the end.
+            // Both models get every length eventually.
             turn += at % 2;
             if op.form == Form::Inject && len > limits.inject || op.is_atomic() && len == 0 {
                 continue;

@@ -1,9 +1,9 @@
-//! Performs one case, and looks at everything that it may have changed.
+//! Performs a case and checks all its effects.
 //!
-//! What is expected follows from the man pages: fi_msg(3), fi_tagged(3), fi_rma(3), fi_atomic(3) for data and
-//! flags, fi_cq(3) and fi_endpoint(3) ("Operation Flags") for entries, fi_cntr(3) for counters. Nothing is
-//! looked at before libfabric promises it: memory of a target after an entry or count there, or after a
-//! delivery; otherwise until it has come.
+//! The expectations follow from the man pages: fi_msg(3), fi_tagged(3), fi_rma(3) and fi_atomic(3) for data
+//! and flags, fi_cq(3) and fi_endpoint(3) ("Operation Flags") for entries, fi_cntr(3) for counters. A check
+//! waits until libfabric promises the effect. A target's memory is checked after an entry or a count there,
+//! or after a delivery; otherwise the check waits for the bytes.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -21,26 +21,26 @@ use super::world::{
     COUNTED, End, PIECES, READ, RECV, REMOTE_READ, REMOTE_WRITE, Reader, SEND, Seen, WHOLE, WRITE, World,
 };
 
-/// Pieces that a vector may have.
+/// The number of pieces that a vector may have.
 const IOV_LIMIT: usize = 8;
-/// Bytes by which a larger buffer is larger.
+/// The additional bytes of a larger buffer.
 const SPARE: usize = 37;
 
-/// Contexts of a case's operations, from its number on.
+/// Offsets of the contexts of a case's operations from its number.
 const TX: usize = 0;
 const RX: usize = 1;
 const PEEK: usize = 2;
 const MARK_TX: usize = 3;
 const MARK_RX: usize = 4;
 
-/// A case under way.
+/// A running case.
 struct Run<'a, 'w> {
     world: &'a World<'w>,
     case: &'a Case,
-    /// The initiator and the target.
+    /// The indexes of the initiator and the target.
     from: usize,
     to: usize,
-    /// What is transferred from, and whether the client has written to it since.
+    /// The source, its bytes, and whether the client has reused it.
     source: Buffer,
     data: &'static [u8],
     reused: Cell<bool>,
@@ -50,7 +50,7 @@ struct Run<'a, 'w> {
 pub(super) fn perform(world: &World<'_>, case: &Case) {
     let (from, to) = [(0, 1), (1, 0), (0, 0)][case.get(Axis::Direction)];
     let (sides, op) = (&world.ends, case.op);
-    // A read takes its data from the target.
+    // The source of a read is at the target.
     let arena = if op.family == Family::Read { sides[to].arenas.region } else { sides[from].arenas.source };
     let cut = if op.family == Family::Read { Axis::RemoteCut } else { Axis::SourceCut };
     let data = world.memory.data(case.len, case.number);
@@ -94,7 +94,7 @@ impl Run<'_, '_> {
         self.case.get(Axis::Level) >= 3
     }
 
-    /// The client writes to the source, which is its own again.
+    /// Writes to the source, which is the client's again.
     fn reuse(&self) {
         if !self.reused.replace(true) && self.case.op.family != Family::Read {
             self.source.put(&vec![0; self.case.len]);
@@ -103,7 +103,7 @@ impl Run<'_, '_> {
 
     // ---- flags -----------------------------------------------------------------------------------
 
-    /// Flags of the transmit, but for those that go with its form.
+    /// The flags of the transmit that do not depend on the function's form.
     fn word(&self) -> u64 {
         let case = self.case;
         let level = [0, FI_INJECT_COMPLETE, FI_TRANSMIT_COMPLETE, FI_DELIVERY_COMPLETE, FI_MATCH_COMPLETE]
@@ -112,13 +112,14 @@ impl Run<'_, '_> {
         level | order | if case.is(Axis::Completion) { FI_COMPLETION } else { 0 }
     }
 
-    /// The flags argument where there is one.
+    /// The flags argument of functions that have one.
     fn flags(&self) -> u64 {
         let inject = if self.case.is(Axis::Inject) { FI_INJECT } else { 0 };
         self.word() | inject | if self.case.is(Axis::Data) { FI_REMOTE_CQ_DATA } else { 0 }
     }
 
-    /// Calls without flags get theirs from the endpoint; those with flags must not, so there the defaults are others.
+    /// Sets the default flags. Functions without flags use them. Functions with flags must not, so they get
+    /// the opposite defaults.
     fn set_defaults(&self) {
         let opposite = |completion: bool| if completion { 0 } else { FI_COMPLETION };
         let transmit = match self.case.op.form {
@@ -136,7 +137,7 @@ impl Run<'_, '_> {
 
     // ---- expectations ----------------------------------------------------------------------------
 
-    /// Whether the buffer is the client's as soon as the call returns.
+    /// Whether the buffer may be reused when the call returns.
     fn is_injected(&self) -> bool {
         self.case.op.form == Form::Inject || self.case.is(Axis::Inject)
     }
@@ -153,12 +154,12 @@ impl Run<'_, '_> {
         self.case.op.data || self.case.is(Axis::Data)
     }
 
-    /// The data that goes along.
+    /// The data for the target's queue.
     fn cq_data(&self) -> u64 {
         0xda7a_0000_0000_0001 + self.case.number as u64
     }
 
-    /// Bytes of the receive buffer.
+    /// The length of the receive buffer in bytes.
     fn room(&self) -> usize {
         let len = self.case.len;
         [len, len + SPARE, len.saturating_sub(1), len / 2][self.case.get(Axis::Room)]
@@ -172,7 +173,7 @@ impl Run<'_, '_> {
         if self.case.op.family == Family::Tagged { 0x7a60_0000_0000_0000 | self.case.number as u64 } else { 0 }
     }
 
-    /// The entry of the transmit, which says nothing but what it was.
+    /// Checks the entry of the transmit, which reports its kind only.
     fn check_tx(&self, seen: Seen) {
         let flags = match self.case.op.family {
             Family::Message => FI_SEND | FI_MSG,
@@ -187,7 +188,7 @@ impl Run<'_, '_> {
         assert!(seen.src.is_none_or(|src| src == FI_ADDR_NOTAVAIL), "the initiator's entry: {seen:?}");
     }
 
-    /// An entry of the target for `len` bytes.
+    /// Checks an entry of the target for `len` bytes.
     fn check_rx(&self, seen: Seen, flags: u64, len: usize) {
         let data = if self.has_data() { self.cq_data() } else { 0 };
         let flags = flags | if self.has_data() { FI_REMOTE_CQ_DATA } else { 0 };
@@ -204,7 +205,7 @@ impl Run<'_, '_> {
 
     // ---- messages --------------------------------------------------------------------------------
 
-    /// The name of the receiving function, its form, and how the buffer is cut.
+    /// The name of the receiving function, its form, and the division of the buffer.
     fn into(&self) -> (&'static str, Form, super::memory::Cut) {
         use super::memory::Cut;
         let tagged = self.case.op.family == Family::Tagged;
@@ -239,7 +240,7 @@ impl Run<'_, '_> {
             self.arrive();
             if self.has_tx_entry() {
                 sent = world.look(self.from, self.context(TX), self.reader());
-                assert!(sent.is_none() || !self.is_delivered(), "delivered although nobody has received");
+                assert!(sent.is_none() || !self.is_delivered(), "delivered without a receive");
             }
             if sent.is_some() {
                 self.reuse();
@@ -268,7 +269,7 @@ impl Run<'_, '_> {
 
     fn receive(&self, target: &Buffer) {
         let iov = target.iov();
-        // Of the tag the lowest byte may be any.
+        // The receive ignores the lowest byte of the tag.
         let (tag, ignore) = if self.case.is(Axis::Ignore) { (self.tag() ^ 0x5a, 0xff) } else { (self.tag(), 0) };
         let (name, ..) = self.into();
         let args = Args {
@@ -285,7 +286,7 @@ impl Run<'_, '_> {
         self.world.start(name, || self.target().side.run(name, &args));
     }
 
-    /// The message is at the target, where nobody has asked for it: a peek finds it.
+    /// Waits until a peek finds the message at the target, where no receive matches it.
     fn arrive(&self) {
         let tagged = self.case.op.family == Family::Tagged;
         let name = if tagged { "fi_trecvmsg" } else { "fi_recvmsg" };
@@ -333,7 +334,7 @@ impl Run<'_, '_> {
         self.finish(told, &target, self.data);
     }
 
-    /// Whether a counter at the target tells.
+    /// Whether a counter at the target reports the access.
     fn is_counted_remotely(&self) -> bool {
         self.case.is(Axis::Counters) || self.key() == COUNTED
     }
@@ -347,7 +348,7 @@ impl Run<'_, '_> {
         if self.key() == COUNTED {
             self.target().count_at_region(remote);
             if fetches && self.case.op.family != Family::Read {
-                // The suite's atomic operations also change what they fetch.
+                // The suite's atomic operations also change the numbers that they fetch.
                 self.target().count_at_region(REMOTE_WRITE);
             }
         }
@@ -355,7 +356,7 @@ impl Run<'_, '_> {
 
     // ---- all -------------------------------------------------------------------------------------
 
-    /// Starts the transfer; `other` is where the data goes (RMA only).
+    /// Starts the transfer. `other` is the target of the data, for RMA only.
     fn transmit(&self, other: Option<&Buffer>) {
         let How::Call(call) = self.case.op.how else { unreachable!("atomics are started by themselves") };
         let is_read = self.case.op.family == Family::Read;
@@ -383,14 +384,14 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Looks at the target: at once if something has `told` that the data is there.
+    /// Checks the target: at once if a report has `told` the arrival of the data.
     fn finish(&self, told: bool, target: &Buffer, expected: &[u8]) {
         if !told || !(self.has_tx_entry() || self.case.is(Axis::Counters)) {
-            // Nobody has been told that it is over.
+            // No report has told the end of the transfer.
             self.mark();
         }
         if told {
-            // Counters tell, too.
+            // Counters report the end as well.
             self.world.settle(self.reader());
         } else {
             self.world.until("data", || target.holds(expected));
@@ -399,7 +400,7 @@ impl Run<'_, '_> {
         target.clear("target");
     }
 
-    /// A message behind a fence, whose end says that everything before it has completed.
+    /// Sends a message behind a fence. Its completion shows that all earlier operations have completed.
     fn mark(&self) {
         let completion = FI_COMPLETION;
         let receive =
@@ -428,14 +429,14 @@ fn set_flags(end: &End<'_>, mut flags: u64) {
 
 // ---- atomic operations ---------------------------------------------------------------------------
 
-/// What is done to each number: addition, an exchange of what is equal.
+/// The arithmetic of each number: an addition, or an exchange of equal numbers.
 struct Arithmetic {
     size: usize,
     compares: bool,
 }
 
 impl Arithmetic {
-    /// The number that replaces `there`.
+    /// Computes the number that replaces `there`.
     fn apply(&self, there: &[u8], operand: &[u8], compare: &[u8]) -> Vec<u8> {
         if self.compares {
             return if there == compare { operand } else { there }.to_vec();
@@ -449,7 +450,7 @@ impl Arithmetic {
         there.iter().zip(operand).map(add).collect()
     }
 
-    /// The same for an array.
+    /// Computes all numbers of an array.
     fn apply_all(&self, there: &[u8], operands: &[u8], compare: &[u8]) -> Vec<u8> {
         let size = self.size;
         let numbers = there.chunks(size).zip(operands.chunks(size)).zip(compare.chunks(size));
@@ -467,7 +468,7 @@ impl Run<'_, '_> {
         let arithmetic = Arithmetic { size, compares: form == amo::Form::Compare };
         let operands = world.memory.data(len, case.number);
         let before = world.memory.data(len, case.number + 100);
-        // Every other number is as it is compared to be.
+        // Every second number equals its compare operand.
         let mut compare = before.to_vec();
         compare.chunks_mut(2 * size).for_each(|pair| pair[0] ^= 1);
         let after = arithmetic.apply_all(before, operands, &compare);
@@ -518,6 +519,6 @@ impl Run<'_, '_> {
     }
 }
 
-/// By the binary logarithm of the size.
+/// The types by the binary logarithm of their size.
 const TYPES: [amo::Type; 4] = [amo::Type::Uint8, amo::Type::Uint16, amo::Type::Uint32, amo::Type::Uint64];
 const OPS: [amo::Op; 2] = [amo::Op::Sum, amo::Op::Cswap];

@@ -1,5 +1,5 @@
-//! What a case needs: two endpoints with queues, counters and regions, which know each other or are
-//! connected, and the means to see what happens there.
+//! The objects of a case: two endpoints with queues, counters and regions, which have each other's address or
+//! are connected, and functions that observe their reports.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
@@ -17,25 +17,25 @@ use crate::side::{PATIENCE, Side, err, error_of, fabric_err};
 use super::memory::{Arenas, Memory};
 use super::table::{Axis, Case};
 
-/// The key of a region as a whole.
+/// The key of a region in one piece.
 pub(super) const WHOLE: u64 = 0x10;
-/// Of one with counters.
+/// The key of a region with counters.
 pub(super) const COUNTED: u64 = 0x11;
-/// Of one that is registered in pieces.
+/// The key of a region that is registered in pieces.
 pub(super) const PIECES: u64 = u64::MAX - 1;
 
-/// Counters by class, in the order of [`CLASSES`].
+/// Indexes of counters by class, in the order of [`CLASSES`].
 pub(super) const SEND: usize = 0;
 pub(super) const RECV: usize = 1;
 pub(super) const READ: usize = 2;
 pub(super) const WRITE: usize = 3;
 pub(super) const REMOTE_READ: usize = 4;
 pub(super) const REMOTE_WRITE: usize = 5;
-/// Of the region with counters.
+/// The first index of the counters of a region.
 const AT_REGION: usize = 6;
 const CLASSES: [u64; 6] = [FI_SEND, FI_RECV, FI_READ, FI_WRITE, FI_REMOTE_READ, FI_REMOTE_WRITE];
 
-/// What cases may share.
+/// The parameters of objects that cases may share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Setup {
     auto: bool,
@@ -54,13 +54,13 @@ impl Setup {
         hints.domain().data_progress = MODELS[usize::from(self.auto)];
     }
 
-    /// Whether transmits and receives have a queue each.
+    /// Whether transmits and receives have separate queues.
     fn is_split(self) -> bool {
         (self.format % 2 == 1) ^ self.selective ^ self.counters
     }
 }
 
-/// A completion, as far as the queue's format tells.
+/// A completion, as far as the queue's format reports it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     pub(super) context: usize,
@@ -69,13 +69,13 @@ pub(super) struct Seen {
     /// Buffer and data.
     pub(super) data: Option<(usize, u64)>,
     pub(super) tag: Option<u64>,
-    /// From whom, if that was asked for.
+    /// The source, if it was requested.
     pub(super) src: Option<u64>,
-    /// The error and what did not fit.
+    /// The error and the number of truncated bytes.
     pub(super) error: Option<(i32, usize)>,
 }
 
-/// How a queue is read.
+/// The function and the number of entries for reading a queue.
 #[derive(Clone, Copy)]
 pub(super) struct Reader {
     /// fi_cq_read, fi_cq_readfrom, fi_cq_sread, fi_cq_sreadfrom.
@@ -83,7 +83,7 @@ pub(super) struct Reader {
     pub(super) count: usize,
 }
 
-/// Completion counters of an endpoint (and of its region): what they are, and what they must be.
+/// A completion counter of an endpoint or its region, and its index.
 #[derive(Clone, Copy)]
 struct Counted {
     cntr: Cntr,
@@ -96,28 +96,28 @@ pub(super) struct End<'a> {
     tx: *mut fid_cq,
     rx: *mut fid_cq,
     format: usize,
-    /// Error entries tell the source, too (API 1.20).
+    /// Whether error entries contain the source (API 1.20).
     errors_have_source: bool,
     pub(super) arenas: Arenas,
     counters: Vec<Counted>,
     regions: Vec<*mut fid_mr>,
-    /// Successes and errors that counters must show.
+    /// The successes and errors that the counters must show.
     due: [Cell<(u64, u64)>; 8],
     seen: RefCell<Vec<Seen>>,
-    /// Of a connected one.
+    /// The event queue of a connected endpoint.
     eq: Option<Queue>,
 }
 
-/// Two endpoints that know each other and themselves, or that are connected.
+/// Two endpoints that have each other's and their own address, or that are connected.
 pub(super) struct World<'a> {
     pub(super) setup: Setup,
     pub(super) ends: [End<'a>; 2],
-    /// By who asks and who is meant.
+    /// Addresses by the using end and the addressed end.
     pub(super) addr: [[u64; 2]; 2],
     pub(super) memory: &'a Memory,
 }
 
-/// A queue of that format.
+/// Opens a queue of this format.
 fn queue(side: &Side<'_>, format: usize) -> *mut fid_cq {
     let mut attr: fi_cq_attr = unsafe { std::mem::zeroed() };
     attr.format = [FI_CQ_FORMAT_CONTEXT, FI_CQ_FORMAT_MSG, FI_CQ_FORMAT_DATA, FI_CQ_FORMAT_TAGGED][format];
@@ -126,7 +126,7 @@ fn queue(side: &Side<'_>, format: usize) -> *mut fid_cq {
 }
 
 impl<'a> End<'a> {
-    /// Of a handle to which nothing is bound.
+    /// Opens the objects of a side whose endpoint is still unbound.
     fn new(lib: &'a Lib, setup: Setup, arenas: Arenas, mut side: Side<'a>) -> Self {
         let connects = side.info.ep().type_ == FI_EP_MSG;
         let tx = queue(&side, setup.format);
@@ -181,18 +181,18 @@ impl<'a> End<'a> {
         }
     }
 
-    /// One more success or error is due on that counter.
+    /// Expects one more success or error on this counter.
     pub(super) fn count(&self, at: usize, good: bool) {
         let (successes, errors) = self.due[at].get();
         self.due[at].set(if good { (successes + 1, errors) } else { (successes, errors + 1) });
     }
 
-    /// The same for the region's counters.
+    /// Expects one more success on the region's counter of this class.
     pub(super) fn count_at_region(&self, class: usize) {
         self.count(class - REMOTE_READ + AT_REGION, true);
     }
 
-    /// Whether every counter shows what is due; none may show more.
+    /// Returns whether every counter shows its expected value. Asserts that none shows more.
     fn counted(&self) -> bool {
         self.counters.iter().all(|counted| {
             let (successes, errors) = self.due[counted.at].get();
@@ -206,7 +206,7 @@ impl<'a> End<'a> {
         })
     }
 
-    /// Moves what is in the queues to `seen`.
+    /// Moves the entries of the queues to `seen`.
     fn read(&self, reader: Reader) {
         for (at, cq) in [self.tx, self.rx].into_iter().enumerate() {
             if at == 0 || self.rx != self.tx {
@@ -250,7 +250,7 @@ impl<'a> End<'a> {
         }
     }
 
-    /// Words of an entry.
+    /// The size of an entry in words.
     fn words(&self) -> usize {
         [1, 3, 5, 6][self.format]
     }
@@ -280,7 +280,7 @@ impl<'a> World<'a> {
         Self { setup, ends: [a, b], addr, memory }
     }
 
-    /// Two ends of one connection, which have no addresses.
+    /// Opens two ends of one connection, which have no addresses.
     pub(super) fn connected(lib: &'a Lib, setup: Setup, memory: &'a Memory) -> Self {
         let ask = |hints: &Info<'_>| {
             as_msg(hints);
@@ -300,8 +300,8 @@ impl<'a> World<'a> {
         Self { setup, ends: [a, b], addr: [[FI_ADDR_NOTAVAIL; 2]; 2], memory }
     }
 
-    /// Lets time pass: under manual progress both sides look after their work. Under automatic progress
-    /// nobody need, and whoever does it may need this processor.
+    /// Makes progress on both sides under manual progress. Under automatic progress the calling thread yields
+    /// its processor to the progress threads.
     pub(super) fn drive(&self) {
         if self.setup.auto {
             std::thread::yield_now();
@@ -310,7 +310,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Waits until something is the case.
+    /// Waits until the condition holds.
     #[track_caller]
     pub(super) fn until(&self, what: &str, mut done: impl FnMut() -> bool) {
         let end = Instant::now() + PATIENCE;
@@ -320,7 +320,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Starts something, perhaps after some progress.
+    /// Starts an operation, with progress as needed.
     #[track_caller]
     pub(super) fn start(&self, what: &str, mut call: impl FnMut() -> isize) {
         self.until(what, || match call() {
@@ -332,7 +332,7 @@ impl<'a> World<'a> {
         });
     }
 
-    /// The entry with that context at that side, if it is there.
+    /// Takes the entry with this context from this side, if it has arrived.
     pub(super) fn look(&self, at: usize, context: usize, reader: Reader) -> Option<Seen> {
         let end = &self.ends[at];
         end.read(reader);
@@ -341,7 +341,7 @@ impl<'a> World<'a> {
         Some(seen.remove(found))
     }
 
-    /// The same, once it is there.
+    /// Waits for the entry with this context at this side.
     #[track_caller]
     pub(super) fn wait(&self, what: &str, at: usize, context: usize, reader: Reader) -> Seen {
         let mut found = None;
@@ -352,18 +352,18 @@ impl<'a> World<'a> {
         found.unwrap()
     }
 
-    /// Every counter comes to what is due, and no entry is left over.
+    /// Waits until every counter shows its expected value, and asserts that no entry is left.
     #[track_caller]
     pub(super) fn settle(&self, reader: Reader) {
         self.until("counters", || self.ends.iter().all(End::counted));
         for end in &self.ends {
             end.read(reader);
             let seen = end.seen.borrow();
-            assert!(seen.is_empty(), "entries that nobody expects: {seen:?}");
+            assert!(seen.is_empty(), "unexpected entries: {seen:?}");
         }
     }
 
-    /// Nothing more comes, nothing was written where nobody looked, and everything can be closed.
+    /// Asserts that nothing more is reported and no guard byte was written, and closes all objects.
     pub(super) fn close(self) {
         for _ in 0..50 {
             self.ends.iter().for_each(|end| end.side.progress());
@@ -371,7 +371,7 @@ impl<'a> World<'a> {
         }
         for end in self.ends {
             for arena in [end.arenas.source, end.arenas.target, end.arenas.region, end.arenas.compare] {
-                arena.assert_clean("in the end");
+                arena.assert_clean("at the end");
             }
             end.close();
         }
