@@ -14,6 +14,7 @@ pub mod bugs;
 #[cfg(not(feature = "mutants"))]
 #[allow(dead_code, unreachable_pub)] // Without the feature, only `planted!` names the bugs.
 mod bugs;
+pub mod collective;
 mod engine;
 pub mod growth;
 mod list;
