@@ -29,6 +29,8 @@ mod builder;
 mod gather;
 mod reduce;
 mod run;
+#[cfg(test)]
+mod tests;
 pub mod tree;
 
 pub use run::{Next, Run};
