@@ -141,7 +141,10 @@ extern "C" fn start(caller: *const c_void) -> *mut sys::fi_provider {
         let host = match host::attach(caller, OLDEST_HOST, |slot| PROVIDERS[slot].0.get()) {
             Ok(host) => host,
             Err(host::Refusal::TooMany(host)) => {
-                observe::log::tell(&host, "too many libfabrics have loaded weft in this process; let them share one library");
+                observe::log::tell(
+                    &host,
+                    "too many libfabrics have loaded weft in this process; let them share one library",
+                );
                 return std::ptr::null_mut();
             }
             Err(host::Refusal::Unknown | host::Refusal::Again) => return std::ptr::null_mut(),

@@ -224,7 +224,7 @@ fn value<T: Value>(name: &str, default: &'static str, unit: &str, set: Option<St
         match T::parse(text.trim()) {
             Some(value) => return value,
             None => log::warn!(
-                "FI_WEFT_{name}={text} is not valid, so the default ({default}) is used; set it to {}",
+                "FI_WEFT_{name}={text} is not understood, so the default ({default}) is used; set it to {}",
                 understood(unit)
             ),
         }
