@@ -1,15 +1,15 @@
-//! Cross-memory attach: reading and writing a peer's memory by process id and address, in one copy.
+//! Cross-memory attach: reads and writes a peer's memory by process id and address, in one copy.
 //!
-//! Place in the data flow: below the transfers of `transfer.rs`, which decide what is copied when.
+//! Place in the data flow: below the transfers of `transfer.rs`, which decide what is copied, and when.
 //!
-//! Whether the kernel allows it depends on user, capabilities, dumpability, Yama's ptrace_scope, seccomp
-//! and namespaces, so it is never assumed: [`reaches`] reads random bytes that the peer has announced.
+//! The kernel's permission depends on user, capabilities, dumpability, Yama's ptrace_scope, seccomp and
+//! namespaces. It is therefore never assumed: [`reaches`] reads random bytes that the peer has announced.
 //!
 //! Units: bytes. Errors: every refusal of the kernel is [`LinkError::Access`] (EPERM: not allowed; ESRCH: the
-//! process is gone; EFAULT: bad address). A process id is that of the peer only as long as the peer lives,
-//! and its addresses only until it executes another program: the system is asked for both before a copy,
-//! unless it was in the same tick of the clock (some milliseconds; `Shm::look_for_process`). In a tick it
-//! cannot go through all other ids.
+//! process is gone; EFAULT: bad address). A process id denotes the peer only while the peer lives, and the
+//! peer's addresses are valid only until it executes another program. `Shm::look_for_process` therefore
+//! checks both before a copy, at most once per tick of the coarse clock (some milliseconds). Within one tick
+//! the system cannot cycle through all other process ids.
 //!
 //! Sources: process_vm_readv(2).
 
@@ -17,14 +17,14 @@ use smallvec::SmallVec;
 use weft_engine::mem::{self, Iov, IovList};
 use weft_engine::nic::{LinkError, RemoteIov};
 
-/// Most pieces per system call; the system's own limit (IOV_MAX) is 1024.
+/// Maximum number of pieces per system call; the system's own limit (IOV_MAX) is 1024.
 const MAX_PIECES: usize = 64;
 
-/// Memory here and memory of the peer that correspond byte by byte.
+/// Local memory and the peer's memory that correspond byte by byte.
 pub(super) struct Span {
     local: IovList,
     remote: SmallVec<[RemoteIov; 2]>,
-    /// Towards the peer.
+    /// The bytes move to the peer.
     put: bool,
     total_bytes: usize,
 }
@@ -40,7 +40,7 @@ impl Span {
         self.total_bytes
     }
 
-    /// Copies the `len` bytes from `offset` on, all of them or an error.
+    /// Copies `len` bytes from `offset`, completely or with an error.
     pub(super) fn copy(&self, pid: i32, mut offset: usize, len: usize) -> Result<(), LinkError> {
         let end = offset.saturating_add(len).min(self.total_bytes);
         while offset < end {
@@ -48,7 +48,7 @@ impl Span {
             let near: SmallVec<[libc::iovec; 2]> = local.iter().take(MAX_PIECES).map(near_piece).collect();
             let far = self.far_pieces(offset, end - offset);
             match copy(self.put, pid, &near, &far) {
-                // The kernel cannot have moved more than was asked for.
+                // The kernel cannot have moved more bytes than requested.
                 Some(n) if n > 0 => offset += n.min(end - offset),
                 _ => return Err(LinkError::Access),
             }
@@ -56,7 +56,7 @@ impl Span {
         Ok(())
     }
 
-    /// The remote pieces for `want` bytes from `offset` on.
+    /// The remote pieces for `want` bytes from `offset`.
     fn far_pieces(&self, offset: usize, mut want: usize) -> SmallVec<[libc::iovec; 2]> {
         let mut skip = offset as u64;
         let mut out = SmallVec::new();
@@ -65,7 +65,7 @@ impl Span {
                 skip -= piece.len;
                 continue;
             }
-            // Not more than `want`, so it fits.
+            // At most `want`, so it fits a usize.
             let len = usize::try_from(piece.len - skip).unwrap_or(usize::MAX).min(want);
             if len == 0 || out.len() == MAX_PIECES {
                 break;
@@ -78,7 +78,8 @@ impl Span {
     }
 }
 
-/// Whether the process `pid` has `value` at `addr`, that is, whether we can read it and it is the process that told us.
+/// Whether the process `pid` has `value` at `addr`. If so, the memory is readable, and the process is the one
+/// that sent the value.
 pub(super) fn reaches(pid: i32, addr: u64, value: &[u8; 16]) -> bool {
     read_16(pid, addr).is_ok_and(|found| found == *value)
 }
@@ -102,20 +103,22 @@ fn near_piece(piece: &Iov) -> libc::iovec {
 }
 
 fn far_piece(addr: u64, len: usize) -> libc::iovec {
-    // An address of another process: never dereferenced here. Addresses have 64 bits (mod.rs refuses others).
+    // The address belongs to another process and is never dereferenced here. Addresses have 64 bits (mod.rs
+    // rejects other targets).
     let addr = usize::try_from(addr).unwrap_or(usize::MAX);
     libc::iovec { iov_base: std::ptr::without_provenance_mut(addr), iov_len: len }
 }
 
-/// One system call. `None`: errno says why.
+/// Makes one system call. `None`: errno has the reason.
 fn copy(put: bool, pid: i32, near: &[libc::iovec], far: &[libc::iovec]) -> Option<usize> {
     let (nears, fars) = (near.len() as libc::c_ulong, far.len() as libc::c_ulong);
     let moved = if put {
-        // SAFETY: the kernel reads the near pieces, which describe memory that the caller of `Transfer::new`
-        // lends until `done`; it checks the far ones against the other process.
+        // SAFETY: the kernel reads the near pieces, which describe memory that the caller of `Span::new`
+        // lends until `done`. It checks the far pieces against the other process.
         unsafe { libc::process_vm_writev(pid, near.as_ptr(), nears, far.as_ptr(), fars, 0) }
     } else {
-        // SAFETY: as above; the kernel writes the near pieces, which are lent for writing.
+        // SAFETY: the kernel writes the near pieces, which the caller of `Span::new` lends for writing until
+        // `done`. It checks the far pieces against the other process.
         unsafe { libc::process_vm_readv(pid, near.as_ptr(), nears, far.as_ptr(), fars, 0) }
     };
     usize::try_from(moved).ok()

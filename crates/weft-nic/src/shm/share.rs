@@ -1,78 +1,81 @@
-//! Transfers that both sides of a link copy at once: who copies which bytes.
+//! Long transfers by address that both sides of a link copy at once: the division of the bytes between them.
 //!
-//! Place in the data flow: `Shm::get`/`put` open a [`Slot`] in the pair's segment for a long transfer; the peer's
-//! `Shm::assist` joins it. `transfer.rs` copies what [`Slot::claim`] has claimed.
+//! Place in the data flow: `Shm::get`/`put` open a [`Slot`] in the pair's segment for a long transfer, and
+//! the peer's `Shm::assist` joins it. `transfer.rs` copies the bytes that [`Slot::claim`] has claimed.
 //!
-//! The owner (who called `get` or `put`) claims units from the front, the helper from the back, with one
-//! compare-and-swap on one word, until nothing is left between them. So each side gets as much as it has time for, a
-//! helper that never comes costs nothing, and the two touch different pages and cache lines:
+//! The owner is the side that called `get` or `put`; the other side is the helper. The owner claims units
+//! from the front, the helper from the back, by compare-and-swap on one word, until all units are claimed.
+//! Each side thus copies as much as it has time for, and a helper that never comes costs nothing. The two
+//! sides touch different pages and cache lines:
 //! ```text
 //!  63      48 47      24 23       0
 //!  | lap    | back     | front    |    claim word: units claimed by helper and owner; lap 0: closed
 //! ```
-//! The helper adds what it has copied to the second word. The owner is done when all is claimed, its own part
-//! is copied, and the helper's count equals the helper's claim.
+//! The helper adds the units that it has copied to the second word. The transfer is complete when all units
+//! are claimed, the owner has copied its units, and the helper's count equals the helper's claim.
 //!
-//! The lap tells one use of the slot from the next, so that a helper that comes late finds nothing to claim.
+//! The lap distinguishes successive uses of the slot, so that a late helper finds nothing to claim.
 //!
-//! Trust: the peer may write anything. The owner trusts only its own account of the front: a claim word in
-//! which the front is not what we left there, or units overlap, is a violation. What a peer claims and does
-//! not copy, or counts wrongly, damages its own transfer. The helper copies between the memory that its own
-//! engine named and addresses that the kernel checks, whatever the words say.
+//! Trust: the peer may write anything. The owner trusts only its own record of the front. A claim word with
+//! another front, or with overlapping claims, is a violation. A peer that claims units without copying them,
+//! or counts them wrongly, damages its own transfer. Whatever the words say, the helper copies only between
+//! the memory that its own engine named and addresses that the kernel checks.
 //!
-//! The atomics come from `super::sync`, so that a model checker can put its own there (`tests/loom_share.rs`).
+//! The atomics come from `super::sync`, so that a model checker can replace them (`tests/loom_share.rs`).
 
 use super::sync::{AtomicU64, Ordering};
 
-/// Slots of one side of a link: transfers that it may share at a time.
+/// Slots of one side of a link, which is the number of transfers that it may share at a time.
 pub(super) const SLOTS: u32 = 8;
-/// Shortest transfer that is shared, in bytes. Below it the request costs more than the help brings.
+/// Length in bytes of the shortest transfer that is shared. For shorter ones the request costs more than the
+/// help saves.
 pub(super) const SHARE_BYTES: usize = 40 * 1024;
-/// Smallest unit in bytes; longer transfers have larger ones, so that the counts fit.
+/// Smallest unit in bytes. Long transfers have larger units, so that the counts fit their bits.
 const UNIT_BYTES: u64 = 4096;
 pub(super) const COUNT_BITS: u32 = 24;
 pub(super) const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
-/// Least that is claimed at a time, while there is that much: a system call must pay.
+/// Minimum number of bytes claimed at a time, if they remain: a system call must pay off.
 const LEAST_BYTES: u64 = 16 * 1024;
-/// Most that is claimed at a time.
+/// Maximum number of bytes claimed at a time.
 const MOST_BYTES: u64 = 256 * 1024;
-/// In the helper's count: it could not copy what it had claimed.
+/// Flag in the helper's count: the helper failed to copy claimed units.
 const FAILED: u64 = 1 << 63;
 
-/// One shared transfer, in the segment. All zero at the start.
+/// One shared transfer, in the segment. Initially all zero.
 #[repr(C, align(128))]
 pub(super) struct Slot {
     claim: AtomicU64,
-    /// The owner waits for the count while the helper may still look at the claims.
+    /// Keeps the two words on different cache lines: the owner polls the count while the helper may still
+    /// read the claims.
     _apart: [u64; 7],
-    /// Units that the helper has copied.
+    /// Number of units that the helper has copied.
     helped: AtomicU64,
 }
 
-/// Which end of a transfer a side takes from.
+/// The end of a transfer from which a side claims units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// The owner's.
+    /// The owner's end.
     Front,
-    /// The helper's.
+    /// The helper's end.
     Back,
 }
 
-/// How a transfer is cut into units; the same on both sides.
+/// The division of a transfer into units, which is equal on both sides.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     total_bytes: u64,
     unit_bytes: u64,
 }
 
-/// What a try to claim brought.
+/// The result of an attempt to claim.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Claim {
-    /// These bytes are ours to copy, and so many units.
+    /// The caller must copy these bytes, which are `units` units.
     Bytes { offset: usize, len: usize, units: u64 },
-    /// Nothing is left (or, for a helper, the transfer has ended).
+    /// All units are claimed or, for a helper, the transfer has ended.
     Nothing,
-    /// The peer wrote nonsense.
+    /// The peer wrote an invalid word.
     Nonsense,
 }
 
@@ -90,9 +93,9 @@ impl Cut {
         self.total_bytes.div_ceil(self.unit_bytes)
     }
 
-    /// How much to take when `left` units are left and `taken` are already ours. The first portion is a
-    /// little more than half of the whole: the owner begins first, and then neither side needs a second one.
-    /// Later ones shrink, so that both end together.
+    /// The number of units to claim when `left` units remain and the side has claimed `taken`. The first
+    /// claim is slightly more than half of the transfer: the owner starts first, and then neither side needs
+    /// a second claim. Later claims shrink, so that both sides finish together.
     fn portion(self, left: u64, taken: u64) -> u64 {
         let ideal = if taken == 0 { (9 * self.units()).div_ceil(16) } else { left / 2 };
         let units = |bytes: u64| (bytes / self.unit_bytes).max(1);
@@ -100,7 +103,7 @@ impl Cut {
     }
 
     pub(super) fn bytes(self, first: u64, units: u64) -> Claim {
-        // Within the transfer's length, which was a usize.
+        // The offset lies within the length of the transfer, which was a usize.
         let offset = first * self.unit_bytes;
         let len = (units * self.unit_bytes).min(self.total_bytes - offset);
         let narrow = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
@@ -109,25 +112,26 @@ impl Cut {
 }
 
 impl Slot {
-    /// A slot outside shared memory that has this claim word, for tests and the model checker.
+    /// A slot outside shared memory with this claim word, for tests and the model checker.
     #[cfg(test)]
     pub(super) fn new(word: u64) -> Self {
         Self { claim: AtomicU64::new(word), _apart: [0; 7], helped: AtomicU64::new(0) }
     }
 
-    /// Owner: begins lap `lap` (1 to 65535).
+    /// Owner: starts the use `lap` (1 to 65535) of the slot.
     pub(super) fn open(&self, lap: u64) {
         self.helped.store(0, Ordering::Relaxed);
         self.claim.store(lap << 48, Ordering::Release);
     }
 
-    /// Owner: nobody claims any more. Returns the units that the helper had claimed.
+    /// Owner: ends the use of the slot, after which all claims fail. Returns the number of units that the
+    /// helper has claimed.
     pub(super) fn close(&self, lap: u64) -> u64 {
         let word = self.claim.swap(0, Ordering::AcqRel);
         if word >> 48 == lap { word >> COUNT_BITS & COUNT_MASK } else { 0 }
     }
 
-    /// Helper: has copied `units`, or (`None`) could not copy what it has claimed.
+    /// Helper: reports `units` copied units, or (`None`) a failure to copy claimed units.
     pub(super) fn helped(&self, units: Option<u64>) {
         match units {
             Some(units) => self.helped.fetch_add(units, Ordering::Release),
@@ -135,19 +139,19 @@ impl Slot {
         };
     }
 
-    /// Owner: how many units the helper has copied; `None`: it could not.
+    /// Owner: number of units that the helper has copied. `None`: the helper has failed.
     pub(super) fn help(&self) -> Option<u64> {
         let helped = self.helped.load(Ordering::Acquire);
         (helped & FAILED == 0).then_some(helped)
     }
 
-    /// Whether the helper would find something to claim.
+    /// Whether a helper would find unclaimed units.
     pub(super) fn wants_help(&self, lap: u64, cut: Cut) -> bool {
         let word = self.claim.load(Ordering::Relaxed);
         word >> 48 == lap && (word & COUNT_MASK) + (word >> COUNT_BITS & COUNT_MASK) < cut.units()
     }
 
-    /// Claims for one side. `taken`: the units that this side has claimed so far.
+    /// Claims units for one side, which has claimed `taken` units so far.
     pub(super) fn claim(&self, lap: u64, cut: Cut, end: End, taken: u64) -> Claim {
         let mut word = self.claim.load(Ordering::Acquire);
         loop {

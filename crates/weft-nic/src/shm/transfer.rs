@@ -1,11 +1,12 @@
-//! Transfers by address under way: `get` and `put`, alone or shared with the peer, and our help with the peer's.
+//! Transfers by address in progress: `get` and `put`, alone or shared with the peer, and help with the peer's
+//! transfers.
 //!
-//! Place in the data flow: `Shm::get`, `put` and `assist` queue them at their link; `Link::bulk` moves them
-//! on in portions, which `cma.rs` copies.
+//! Place in the data flow: `Shm::get`, `put` and `assist` queue them at their link. `Link::bulk` advances
+//! them in portions, which `cma.rs` copies.
 //!
-//! Invariant: when a transfer or a help has ended here, neither side copies into or out of our memory on its
-//! behalf, unless the peer broke the rules (then it could have done so anyhow: it may reach our memory by
-//! address).
+//! Invariant: when a transfer or a help has ended here, neither side uses this side's memory on its behalf
+//! any longer. A peer that breaks the protocol may violate this, but could access the memory by address in
+//! any case.
 
 use weft_engine::nic::{LinkError, Share};
 
@@ -14,45 +15,45 @@ use super::link::TURN_BYTES;
 use super::segment::{Mapping, Role};
 use super::share::{Claim, Cut, End, SLOTS, Slot};
 
-/// What a step brought.
+/// The result of a step.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// So many bytes were copied, and more remain.
+    /// This number of bytes was copied, and more remain.
     Moved(usize),
-    /// The peer is at work on the rest.
+    /// The peer is copying the remaining bytes.
     Waits,
-    /// It has ended, after so many bytes more.
+    /// The transfer has ended, after this number of bytes in the last step.
     Ended(usize, Result<(), LinkError>),
     /// The peer broke the protocol.
     Broken,
 }
 
-/// Our own get or put.
+/// A get or put of this side.
 pub(super) struct Transfer {
     span: Span,
-    /// Comes back with `done`.
+    /// Passed to `done`.
     pub(super) ctx: u64,
-    /// Alone: bytes copied. Shared: units claimed.
+    /// Number of bytes copied, or of units claimed if the transfer is shared.
     moved: u64,
     shared: Option<Shared>,
 }
 
-/// The owner's account of a shared transfer.
+/// The owner's state of a shared transfer.
 struct Shared {
     share: Share,
     role: Role,
     cut: Cut,
-    /// We failed, and wait until the helper has put down the so many units that it had claimed.
+    /// The owner has failed. The transfer ends when the helper has copied this number of claimed units.
     failed: Option<u64>,
 }
 
-/// The slots of one side, and their laps.
+/// The share slots of one side, and the number of their last use.
 pub(super) struct Slots {
     used: [bool; SLOTS as usize],
     lap: u16,
 }
 
-/// A share is a slot and a lap.
+/// A share consists of a slot and a lap.
 fn share(index: usize, lap: u16) -> Share {
     Share(u32::from(lap) << 16 | u32::try_from(index).unwrap_or(0))
 }
@@ -66,17 +67,17 @@ fn slot_of(map: &Mapping, owner: Role, share: Share) -> &Slot {
 }
 
 impl Slots {
-    /// All free. `lap`: the last one.
+    /// All slots are free. `lap` is the last lap in use.
     pub(super) fn new(lap: u16) -> Self {
         Self { used: [false; SLOTS as usize], lap }
     }
 
-    /// The last lap.
+    /// The last lap in use.
     pub(super) fn lap(&self) -> u16 {
         self.lap
     }
 
-    /// A free slot of ours, opened.
+    /// Opens a free slot of this side.
     fn open(&mut self, map: &Mapping, role: Role) -> Option<Share> {
         let index = self.used.iter().position(|used| !used)?;
         self.used[index] = true;
@@ -86,7 +87,7 @@ impl Slots {
         Some(share)
     }
 
-    /// Back to the free ones.
+    /// Makes a slot free again.
     fn release(&mut self, share: Share) {
         if let Some(used) = self.used.get_mut((share.0 & 0xffff) as usize) {
             *used = false;
@@ -103,14 +104,14 @@ impl Transfer {
         self.span.total_bytes()
     }
 
-    /// Lets the peer help, if a slot is free.
+    /// Shares the transfer with the peer, if a slot is free.
     pub(super) fn offer(&mut self, map: &Mapping, role: Role, slots: &mut Slots) -> Option<Share> {
         let share = slots.open(map, role)?;
         self.shared = Some(Shared { share, role, cut: Cut::new(self.span.total_bytes()), failed: None });
         Some(share)
     }
 
-    /// Whether a step would find something to do.
+    /// Whether a step would make progress.
     pub(super) fn can_step(&self, map: &Mapping) -> bool {
         let Some(shared) = &self.shared else { return true };
         let slot = slot_of(map, shared.role, shared.share);
@@ -118,7 +119,7 @@ impl Transfer {
         slot.wants_help(lap_of(shared.share), shared.cut) || slot.help().is_none_or(|helped| helped >= awaited)
     }
 
-    /// Moves it on by one portion.
+    /// Advances the transfer by one portion.
     pub(super) fn step(&mut self, pid: i32, map: &Mapping, slots: &mut Slots) -> Step {
         let Some(shared) = &mut self.shared else { return self.step_alone(pid) };
         let slot = slot_of(map, shared.role, shared.share);
@@ -162,14 +163,14 @@ impl Transfer {
     }
 }
 
-/// Our help with a transfer of the peer's.
+/// This side's help with a transfer of the peer.
 pub(super) struct Help {
     span: Span,
     share: Share,
     owner: Role,
     cut: Cut,
     taken: u64,
-    /// Comes back with `done`.
+    /// Passed to `done`.
     pub(super) ctx: u64,
 }
 
@@ -179,7 +180,8 @@ impl Help {
         Self { span, share, owner, cut, taken: 0, ctx }
     }
 
-    /// Copies one portion. `Moved`, or `Ended` with an error: the owner must be told. Never `Waits`.
+    /// Copies one portion. After `Moved`, or `Ended` with an error, the caller must notify the owner. Never
+    /// returns `Waits`.
     pub(super) fn step(&mut self, pid: i32, map: &Mapping) -> Step {
         let slot = slot_of(map, self.owner, self.share);
         match slot.claim(lap_of(self.share), self.cut, End::Back, self.taken) {
@@ -187,7 +189,8 @@ impl Help {
                 self.taken += units;
                 let copied = self.span.copy(pid, offset, len);
                 slot.helped(copied.is_ok().then_some(units));
-                // After a failure the owner may end the transfer at any time, and use the slot for another one.
+                // After a failure the owner may end the transfer at any time, and use the slot for another
+                // one.
                 if copied.is_ok() { Step::Moved(len) } else { Step::Ended(len, copied) }
             }
             Claim::Nothing => Step::Ended(0, Ok(())),
