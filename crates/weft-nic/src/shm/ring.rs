@@ -2,28 +2,29 @@
 //!
 //! Place in the data flow: `Shm::send` → [`Tx`] → cache lines → [`Rx`] → `Sink::message`.
 //!
-//! A record is one or more consecutive lines and begins with a header word:
+//! A record consists of one or more consecutive lines and begins with a header word:
 //! ```text
 //!  63    56 55        32 31              0
 //!  | kind  | length     | stamp           |    then the bytes, contiguous (offset 8; for a push offset 64)
 //! ```
-//! The stamp is the running number of the record's first line, so a header is valid exactly once and the
-//! consumer polls the line itself: a message of up to 56 bytes costs one cache-line transfer, and one of up to
-//! 248 bytes four adjacent ones, which the processor's prefetcher fetches together. (A separate ring for
-//! payload would cost a dependent second miss.) No record wraps around: a WRAP record sends the
-//! consumer to the first line. The last line in use is only ever a WRAP.
+//! The stamp is the running number of the record's first line, so a header is valid exactly once, and the
+//! consumer polls the line itself. A message of up to 56 bytes costs one cache-line transfer. One of up to
+//! 248 bytes costs four adjacent transfers, which the processor's prefetcher combines. A separate ring for
+//! payload would cost a dependent second miss. Records do not wrap around: a WRAP record directs the consumer
+//! to the first line. The last line in use only ever contains a WRAP.
 //!
-//! Why stale bytes are never taken for a header: the consumer looks only at the line that follows what it
-//! has consumed. The producer, before it publishes a record, looks at the header word of the line behind
-//! it, and clears it if payload of an earlier lap happens to look like the stamp expected there. That line
-//! is always free, because a record is accepted only if one more line than it needs is free.
+//! Stale bytes are never mistaken for a header. The consumer reads only the line after the lines that it has
+//! consumed. Before the producer publishes a record, it reads the header word of the line behind the record.
+//! It clears that word if payload of an earlier lap happens to equal the stamp expected there. That line is
+//! always free, because a record is accepted only if one line more than it needs is free.
 //!
-//! The ring begins small (`FIRST_LINES`) and grows, when the consumer is found lagging or long records are sent at the
-//! end of a lap, up to the agreed size: a quiet pair touches few pages and few cache sets, a busy one gets its depth.
+//! The ring begins small (`FIRST_LINES`) and grows up to the agreed size, when the consumer lags or long
+//! records are sent at the end of a lap. A quiet pair thus touches few pages and few cache sets, and a busy
+//! one gets its depth.
 //!
-//! Trust: the peer may write anything at any time. Every word is read once, atomically, and checked; positions
-//! are always masked into the ring; a violation ends the link. Neither side's memory safety depends on the
-//! other side's words.
+//! Trust: the peer may write anything at any time. Every word is read once, atomically, and checked.
+//! Positions are always masked into the ring, and a violation ends the link. The memory safety of one side
+//! does not depend on the words of the other.
 
 use weft_engine::mem::{self, Iov};
 use weft_engine::nic::{Full, LinkError};
@@ -32,42 +33,52 @@ use super::lines::{FIRST_LINES, Lines};
 use super::segment::{LINE_BYTES, Role};
 use super::sync::Ordering;
 
-/// Longest message on one line, in bytes.
+/// Maximum length of a message on one line, in bytes.
 pub(super) const INLINE_BYTES: usize = LINE_BYTES - HEADER_BYTES;
-/// Longest message in bytes: a round number, and what the engine writes before it.
+/// Maximum length of a message in bytes: a round payload and the engine's header.
 pub(crate) const MAILBOX_BYTES: usize = 32 * 1024 + 256;
-/// Longest piece of a push in bytes: two of them fit a first-level cache.
+/// Maximum length of a piece of a push, in bytes. Two pieces fit a first-level cache.
 pub(super) const PIECE_BYTES: usize = 16 * 1024;
-/// Fewest lines of a ring: three of the longest records.
+/// Minimum number of lines of a ring: three of the longest records.
 pub(super) const MIN_LINES: u32 = 2048;
-/// Most lines of a ring (64 MiB).
+/// Maximum number of lines of a ring (64 MiB).
 pub(super) const MAX_LINES: u32 = 1 << 20;
-/// Most lines that the consumer fetches in advance.
+/// Maximum number of lines that the consumer prefetches.
 const EXPECT_LINES: u64 = 5;
-/// So far ahead of a record both sides fetch a line, the producer to write it: a line takes as long from one
-/// core to the other as a message takes through libfabric. (8 B messages per second with a window: 8.6
-/// million without, 10.1 if only the producer fetches, 11.4 if both do; half round trips do not change.)
-const AHEAD_LINES: u64 = 3;
-/// Behind a longer record the producer fetches as many lines as that had: the next will likely be as long,
-/// and there is time while the peer reads. (1 KiB messages per second: 5.8 instead of 2.7 million.) It
-/// fetches none that it will write past the caches.
+/// Distance ahead of a record at which both sides prefetch a line, the producer for writing. A line takes as
+/// long from one core to the other as a message takes through libfabric.
 ///
-/// From so many lines on a record's bytes go past the producer's caches, if the consumer's core is far, and
-/// if it is near. Lines that the consumer has read stay in its cache and come from there one by one when they
-/// are written again, and back when they are read; what went to memory comes from there by the prefetcher.
-/// (Two copies through shared memory, half round trips in µs, and past the caches; near, where a line takes
-/// 0.05 µs: 2 KiB 0.31 and 0.56, 6 KiB 0.77 and 0.93, 8 KiB 1.2 and 1.1, 16 KiB 2.4 and 1.8, 32 KiB 4.5 and
-/// 3.1; far, where it takes 0.2 to 0.5 µs: 2 KiB 1.5 and 0.9, 4 KiB 2.9 and 1.1, 8 KiB 5.0 and 1.4, 16 KiB
-/// 9.3 and 2.2, 32 KiB 18 and 3.9.)
+/// Message rates with 8 bytes and a window, in millions per second: 8.6 without prefetching, 10.1 if only the
+/// producer prefetches, 11.4 if both do. Half round trips do not change.
+const AHEAD_LINES: u64 = 3;
+/// Minimum number of lines from which a record is written past the producer's caches, if the consumer's core
+/// is far or near. Lines that the consumer has read stay in its cache. They are fetched from there one by one
+/// when they are written again, and fetched back when they are read. Lines written to memory are fetched from
+/// there by the prefetcher.
+///
+/// Below these limits, the producer prefetches as many lines behind a record as the record had, since the
+/// next record is probably as long (1 KiB messages: 5.8 instead of 2.7 million per second).
+///
+/// Half round trips in µs, through the caches and past them. A line takes 0.05 µs from a near core, and 0.2
+/// to 0.5 µs from a far one:
+///
+/// | record | near | near, past | far | far, past |
+/// |---|---|---|---|---|
+/// | 2 KiB | 0.31 | 0.56 | 1.5 | 0.9 |
+/// | 4 KiB | – | – | 2.9 | 1.1 |
+/// | 6 KiB | 0.77 | 0.93 | – | – |
+/// | 8 KiB | 1.2 | 1.1 | 5.0 | 1.4 |
+/// | 16 KiB | 2.4 | 1.8 | 9.3 | 2.2 |
+/// | 32 KiB | 4.5 | 3.1 | 18 | 3.9 |
 const STREAM_LINES_FAR: u64 = 24;
 const STREAM_LINES_NEAR: u64 = 128;
-/// A record with more lines is long.
+/// Records with more lines are long.
 const LONG_LINES: u64 = 3;
 const HEADER_BYTES: usize = 8;
-/// The consumer publishes its position at least so often, in lines.
+/// Maximum number of consumed lines before the consumer publishes its position.
 const RELEASE_LINES: u64 = 128;
 
-/// Of a header, from bit 32 on.
+/// Mask of a header's length, which begins at bit 32.
 const LENGTH_MASK: u64 = 0x00ff_ffff;
 const KIND_MESSAGE: u64 = 1;
 const KIND_PUSH: u64 = 2;
@@ -89,13 +100,13 @@ fn stamp(at: u64) -> u64 {
     at & 0xffff_ffff
 }
 
-/// Whether a line's first word is the header of a record that begins at `at`.
+/// Whether the first word of a line is the header of a record that begins at `at`.
 #[inline(always)]
 fn is_header(word: u64, at: u64) -> bool {
     stamp(word) == stamp(at) && word >> 56 != 0
 }
 
-/// What the consumer takes out of a ring.
+/// A record that the consumer takes from a ring.
 #[derive(Debug)]
 pub(super) enum Record<'a> {
     /// A message.
@@ -110,32 +121,33 @@ pub(super) struct Tx {
     role: Role,
     /// Running number of the next line to write.
     head: u64,
-    /// Lines in use from the first on; pages of exactly these are present.
+    /// Number of lines in use, from the first on. Exactly their pages are present.
     in_use: u32,
     /// The consumer's position as last read.
     consumed: u64,
-    /// A record may be written at `head` if it ends before this line: one more is free then, and the lap goes on.
+    /// A record may be written at `head` if it ends before this line. One more line is free then, and the lap
+    /// continues.
     limit: u64,
-    /// How far the consumer's core is.
+    /// The distance of the consumer's core.
     pub(super) distance: Distance,
-    /// Why nothing goes out any more.
+    /// The reason why the link is broken. It sends nothing any longer.
     broken: Option<LinkError>,
 }
 
-/// How far away the consumer's core is, by the cycles that a line takes which it has written. Guests move
-/// between cores as their host likes, and processes as their kernel does, so it is asked again now and then.
+/// The distance of the consumer's core, estimated by the cycles of reading a line that the core has written.
+/// The host moves guests between cores and the kernel moves processes, so the estimate is updated regularly.
 #[derive(Debug, Default)]
 pub(super) struct Distance {
-    /// Above 0: most of the last answers were "far".
+    /// Above 0: most of the latest measurements were "far".
     balance: i8,
     asked: u8,
 }
 
 impl Distance {
-    /// One look in so many is timed, lest the clock's fences cost anything.
+    /// Every `EVERY`th read is measured, to limit the cost of the clock's fences.
     const EVERY: u8 = 4;
-    /// A line of the own cache takes 50 to 80 cycles with reading the clock, one from a core that shares a
-    /// cache 130, and one from a core that does not 390 and more.
+    /// Limits in cycles, including the reading of the clock. A line in the own cache takes 50 to 80 cycles.
+    /// From a core that shares a cache it takes 130, and from other cores 390 and more.
     const CACHED: u64 = 100;
     const FAR: u64 = 240;
     const MOST: i8 = 4;
@@ -152,7 +164,7 @@ impl Distance {
         }
     }
 
-    /// From so many lines on a record goes past the caches.
+    /// The minimum number of lines from which a record is written past the caches.
     #[inline]
     pub(super) fn stream_lines(&self) -> u64 {
         if self.balance > 0 { STREAM_LINES_FAR } else { STREAM_LINES_NEAR }
@@ -160,7 +172,7 @@ impl Distance {
 }
 
 impl Tx {
-    /// The end that `role` writes. An error: memory has run out.
+    /// The end that `role` writes. Fails if memory has run out.
     pub(super) fn new(lines: Lines, role: Role) -> std::io::Result<Self> {
         let distance = Distance::default();
         let mut tx = Self { lines, role, head: 0, in_use: 0, consumed: 0, limit: 0, distance, broken: None };
@@ -168,12 +180,12 @@ impl Tx {
         Ok(tx)
     }
 
-    /// Why the link must end, if the peer's words made no sense or memory ran out.
+    /// The reason why the link must end: the peer's words were invalid, or memory has run out.
     pub(super) fn broken(&self) -> Option<LinkError> {
         self.broken
     }
 
-    /// Publishes a message. The caller then looks whether the peer wants its doorbell rung.
+    /// Publishes a message. The caller then checks whether the peer wants its doorbell rung.
     #[inline(always)]
     pub(super) fn send(&mut self, head: &[u8], body: &[Iov]) -> Result<(), Full> {
         let piece = match body {
@@ -191,7 +203,7 @@ impl Tx {
         Ok(())
     }
 
-    /// [`Tx::send`] for messages of more lines or pieces than one.
+    /// [`Tx::send`] for messages that need several lines or have several pieces.
     #[inline(never)]
     fn send_long(&mut self, head: &[u8], body: &[Iov]) -> Result<(), Full> {
         let len = head.len() + mem::total_len(body);
@@ -199,7 +211,8 @@ impl Tx {
         let need = lines_for(HEADER_BYTES + len);
         let at = self.claim(need)?;
         let streaming = need >= self.distance.stream_lines();
-        // The consumer polls the first line: it is written last, in one go, lest it be fetched back in between.
+        // The consumer polls the first line. It is written last and as a whole, so that the consumer does not
+        // fetch it back in between.
         if need > 1 {
             self.fill_part(at, head, body, LINE_BYTES, usize::MAX, streaming);
         }
@@ -211,7 +224,7 @@ impl Tx {
     /// Publishes a piece of a push: the first `len` bytes of `src`.
     pub(super) fn push(&mut self, window: u64, offset: u64, src: &[Iov], len: usize) -> Result<(), Full> {
         assert!(len <= PIECE_BYTES && mem::total_len(src) >= len);
-        // Half of the ring is left to messages, so that a long push does not shut them out.
+        // Half of the ring is reserved for messages, so that a long push does not block them.
         if self.used() > self.lines.count() / 2 {
             return Err(Full);
         }
@@ -245,7 +258,8 @@ impl Tx {
         self.used() <= self.lines.count() / 2 && self.has_space(PIECE_BYTES)
     }
 
-    /// Lines that the consumer has not freed yet, by a fresh look.
+    /// Number of lines that the consumer has not freed. Reads the consumer's position if the number is not
+    /// small.
     fn used(&mut self) -> u64 {
         if self.head - self.consumed > self.lines.count() / 8 {
             self.refresh();
@@ -253,8 +267,8 @@ impl Tx {
         self.head - self.consumed
     }
 
-    /// Finds `need` consecutive free lines, and one more free line behind them. Changes nothing that the
-    /// consumer sees. The line to write to comes back; if it is not `head`, a WRAP goes to `head`.
+    /// Finds `need` consecutive free lines, and one more free line behind them. The consumer sees no change.
+    /// Returns the line to write to; if it is not `head`, the caller writes a WRAP to `head`.
     #[inline(always)]
     fn claim(&mut self, need: u64) -> Result<u64, Full> {
         if self.head + need < self.limit { Ok(self.head) } else { self.claim_slowly(need) }
@@ -274,10 +288,10 @@ impl Tx {
             let first = if index + need < in_use {
                 self.head
             } else {
-                // The end of the lap. The consumer lags by more than half of what is in use, or the record is
-                // long (lines that the consumer has just read are the dearest to write: half round trips of 2
-                // KiB take 0.91 µs in the whole ring, 1.21 µs in 4 KiB of it), or it does not even fit before
-                // this line: use more of the ring, if there is more.
+                // The lap ends here. More of the ring is used, if there is more, in three cases. The consumer
+                // lags by more than half of the lines in use. The record is long: lines that the consumer has
+                // just read are the most expensive to write (half round trips of 2 KiB take 0.91 µs in the
+                // whole ring, 1.21 µs in 4 KiB of it). Or the record does not fit before this line.
                 let lags = need > LONG_LINES || 2 * (self.head - self.consumed) > in_use || need + 1 > index;
                 if lags && in_use < self.lines.count() {
                     self.grow(index + need + 1);
@@ -290,7 +304,7 @@ impl Tx {
         }
     }
 
-    /// Uses more of the ring: twice as much, or as much as `at_least`.
+    /// Uses more of the ring: twice the current lines, or at least `at_least` lines.
     fn grow(&mut self, at_least: u64) {
         let wanted = (2 * u64::from(self.in_use)).max((at_least + 1).next_power_of_two()).min(self.lines.count());
         if self.use_lines(wanted).is_err() {
@@ -298,7 +312,7 @@ impl Tx {
         }
     }
 
-    /// Uses so many lines. An error: memory has run out.
+    /// Uses `count` lines. Fails if memory has run out.
     fn use_lines(&mut self, count: u64) -> std::io::Result<()> {
         self.lines.populate(self.in_use.into(), count)?;
         self.in_use = u32::try_from(count).unwrap_or(MAX_LINES);
@@ -321,7 +335,7 @@ impl Tx {
         }
     }
 
-    /// Makes the record in the `need` lines from `at` visible.
+    /// Publishes the record in the `need` lines from `at`.
     #[inline(always)]
     fn publish(&mut self, at: u64, need: u64, word: u64) {
         let next = at + need;
@@ -342,7 +356,7 @@ impl Tx {
         self.head = next;
     }
 
-    /// Writes those bytes of a message that lie from byte `from` of the record on and before byte `to`.
+    /// Writes the bytes of a message that lie in the bytes `from..to` of the record.
     #[inline(always)]
     fn fill_part(&self, at: u64, head: &[u8], body: &[Iov], from: usize, to: usize, streaming: bool) {
         let mut skip = HEADER_BYTES;
@@ -367,19 +381,19 @@ pub(super) struct Rx {
     role: Role,
     /// Running number of the next line to read.
     tail: u64,
-    /// The position that the producer has been told.
+    /// The position that was last published to the producer.
     published: u64,
-    /// The producer has been told of space since `take_released` was last asked.
+    /// Whether space was released since the last `take_released`.
     released: bool,
-    /// Lines of the last record, if they are few: the next one will likely be as long. While nothing has
-    /// arrived these lines are fetched along with the first, so that a message of two to five lines does not cost a
-    /// second miss after the first (measured: 180 instead of 290 ns half round trip for two lines; beyond
-    /// five the processor's own prefetching wins).
+    /// Number of lines of the last record if they are few, since the next record is probably as long. While
+    /// nothing has arrived, these lines are prefetched along with the first, so that a message of two to five
+    /// lines costs no second miss. Measured: 180 instead of 290 ns half round trip for two lines. Beyond five
+    /// lines the processor's own prefetching is faster.
     expect: u8,
 }
 
 impl Rx {
-    /// The end that `role` reads. An error: memory has run out.
+    /// The end that `role` reads. Fails if memory has run out.
     pub(super) fn new(lines: Lines, role: Role) -> std::io::Result<Self> {
         lines.populate(0, FIRST_LINES.min(lines.count()))?;
         Ok(Self { lines, role, tail: 0, published: 0, released: false, expect: 0 })
@@ -391,7 +405,7 @@ impl Rx {
         self.tail
     }
 
-    /// Whether there is something to take.
+    /// Whether a record has arrived.
     #[inline(always)]
     pub(super) fn ready(&self) -> bool {
         let word = self.lines.word(self.tail, 0).load(Ordering::Relaxed);
@@ -401,7 +415,8 @@ impl Rx {
         is_header(word, self.tail)
     }
 
-    /// The record that is next, if it is a message on one line: what most are. [`Rx::advance`] by 1 follows.
+    /// The next record, if it is a message on one line, as most are. The caller then calls [`Rx::advance`]
+    /// with 1.
     #[inline(always)]
     pub(super) fn peek_line(&self) -> Option<&[u8]> {
         let word = self.lines.word(self.tail, 0).load(Ordering::Acquire);
@@ -413,7 +428,7 @@ impl Rx {
         Some(self.lines.read_line(self.tail, len))
     }
 
-    /// The record that is next, if there is one, and how many lines it has, for [`Rx::advance`].
+    /// The next record, if there is one, and its number of lines, which the caller passes to [`Rx::advance`].
     #[inline(never)]
     pub(super) fn peek(&mut self) -> Result<Option<(Record<'_>, u64)>, LinkError> {
         let mut word = self.lines.word(self.tail, 0).load(Ordering::Acquire);
@@ -450,11 +465,11 @@ impl Rx {
         Ok(Some((Record::Push { window, offset, data: bytes }, need)))
     }
 
-    /// The record that [`Rx::peek`] showed has been taken.
+    /// Consumes the record that [`Rx::peek`] returned.
     #[inline(always)]
     pub(super) fn advance(&mut self, need: u64) {
         self.tail += need;
-        #[allow(clippy::cast_possible_truncation)] // As just compared.
+        #[allow(clippy::cast_possible_truncation)] // Compared in the next line.
         let few = if need <= EXPECT_LINES { need as u8 } else { 0 };
         self.expect = few;
         if self.tail - self.published >= RELEASE_LINES {
@@ -462,7 +477,7 @@ impl Rx {
         }
     }
 
-    /// Tells the producer which lines are free again.
+    /// Publishes the freed lines to the producer.
     #[inline(always)]
     pub(super) fn release(&mut self) {
         if self.tail != self.published {
