@@ -1,7 +1,8 @@
-//! Connections that peers make, until they are handshakes: bounded in number, and none from another user.
+//! Accepting connections, until they are handshakes. Their number is bounded, and connections of other users
+//! are closed.
 //!
-//! Place in the data flow: part of [`Shm`]; [`super::control`] calls it for what epoll reports of the
-//! listeners, and when the clock ticks.
+//! Place in the data flow: part of [`Shm`]. [`super::control`] calls it for epoll's events of the listeners,
+//! and on each tick of the clock.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -15,23 +16,26 @@ use super::control::{ATTENTION, hang_up_on};
 use super::handshake::{self, Handshake};
 use super::{Shm, rights};
 
-/// A handshake needs up to so many descriptors. Where they are not left, as many links of peers that are not
-/// expected end.
+/// Maximum number of descriptors that a handshake needs. If they are not available, the same number of links
+/// of unexpected peers is closed.
 const HANDSHAKE_DESCRIPTORS: u64 = 4;
-/// Connections accepted in one check.
+/// Maximum number of connections accepted in one check.
 const ACCEPTS: usize = 16;
-/// Handshakes that peers began and that may be under way; for one more the oldest is given up, so that connections that
-/// say nothing cannot shut others out. Where the process may have few descriptors, they get an eighth of them.
+/// Maximum number of handshakes in progress that peers started. At the limit a new one replaces the oldest,
+/// so that silent connections cannot exclude others. In processes with few descriptors, the limit is an
+/// eighth of the descriptors.
 const MAX_ACCEPTED: usize = 1024;
 
-/// [`MAX_ACCEPTED`], or that eighth. As many sockets of strangers are kept that cannot be closed.
+/// [`MAX_ACCEPTED`], or an eighth of the descriptors if that is less. Also the maximum number of kept sockets
+/// of foreign users.
 pub(super) fn most_accepted() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let share = limit.and_then(|limit| usize::try_from(limit / 8).ok()).unwrap_or(MAX_ACCEPTED);
     MAX_ACCEPTED.min(share)
 }
 
-/// Whether there may be no descriptors for the rest of the handshake: numbers are given from the lowest on.
+/// Whether the remaining descriptors may not suffice for the handshake. The system assigns the lowest free
+/// number.
 fn is_last(socket: &Unshared) -> bool {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let number = u64::try_from(socket.as_fd().as_raw_fd()).unwrap_or(0);
@@ -45,7 +49,7 @@ impl Shm {
             let Some(socket) = self.accept_one(by_port, sink) else { return calls };
             let handshake = match Handshake::accepted(socket, &self.me, by_port, self.deadline_ns(&self.me)) {
                 Ok(handshake) => handshake,
-                // A foreign user is hung up on without an answer.
+                // The connection of a foreign user is closed without an answer.
                 Err(socket) => {
                     self.tell_of_denial();
                     self.dismiss(socket);
@@ -62,21 +66,21 @@ impl Shm {
             }
             calls += self.step_handshake(key, sink);
         }
-        // There may be more, which nobody reports again before the next look.
+        // More connections may wait: the next check is made early, and a shut listener reports them again.
         self.attention = ATTENTION;
         self.report_again();
         calls
     }
 
-    /// That somebody waits at a listener that is shut is reported once: has it reported again, unless nobody
-    /// can be accepted.
+    /// A shut listener reports waiting connections only once. Requests another report, unless the device is
+    /// crowded.
     pub(super) fn report_again(&self) {
         if self.control.shut && !self.is_crowded() {
             self.listen(true);
         }
     }
 
-    /// Nobody fills the log: the first, second, fourth, eighth, … denial is told.
+    /// Logs the first, second, fourth, eighth, … denial, so that peers cannot fill the log.
     #[cold]
     pub(super) fn tell_of_denial(&mut self) {
         self.control.denied += 1;
@@ -85,19 +89,21 @@ impl Shm {
         }
     }
 
-    /// Parts with the socket of a foreign user. Where it cannot be closed now it is kept. If too many are,
-    /// nobody is accepted; callers that have another way are sent there, for good.
+    /// Closes the socket of a foreign user, or keeps it if it cannot be closed now. While too many are kept,
+    /// the device accepts no connection. Then, if callers can use TCP, they are permanently directed there.
     pub(super) fn dismiss(&mut self, socket: Unshared) {
         if self.control.refuses_rights {
             return;
         }
-        // Whoever it is need not wait for the end.
+        // The peer sees the end of the connection at once.
         hang_up_on(socket.as_fd());
         let Err(socket) = rights::dismiss(socket.into_shared()) else { return };
         self.control.strangers.push(socket);
         if self.is_crowded() {
             if self.me.tcp() && !self.control.shut {
-                log::warn!("shm: another user of this host holds up whoever connects; new peers use TCP from now on");
+                log::warn!(
+                    "shm: connections of another user of this host cannot be closed; new peers use TCP from now on"
+                );
                 self.control.shut = true;
                 self.control.listeners().for_each(|(listener, _)| hang_up_on(listener.as_fd()));
             }
@@ -105,27 +111,26 @@ impl Shm {
         }
     }
 
-    /// Whether so many sockets of strangers are kept that nobody can be accepted.
+    /// Whether too many sockets of foreign users are kept to accept another connection.
     fn is_crowded(&self) -> bool {
         let kept = self.control.strangers.len();
         kept > 0 && (self.control.spare.is_none() || kept >= most_accepted())
     }
 
-    /// Whether those are reported who connect.
+    /// Enables or disables the events of the listeners.
     fn listen(&self, yes: bool) {
         let mut flags = if yes { EventFlags::IN } else { EventFlags::empty() };
         if self.control.shut {
-            // Its end would be reported for ever.
+            // A level-triggered event would report the hang-up of a shut listener indefinitely.
             flags |= EventFlags::ET;
         }
         for (socket, token) in self.control.listeners() {
-            // Fails for no reason that the manual knows for a descriptor that is there; the next clock tick
-            // tries again.
+            // No documented error applies to a registered descriptor. The next clock tick tries again.
             let _ = epoll::modify(&self.epoll, socket, EventData::new_u64(token), flags);
         }
     }
 
-    /// Tries again to part with strangers, and goes on accepting, if that was held up and need not be any more.
+    /// Tries again to close kept sockets, and resumes accepting if there is room again.
     pub(super) fn accept_again(&mut self) {
         let was_crowded = self.is_crowded();
         while let Some(socket) = self.control.strangers.pop() {
@@ -144,7 +149,7 @@ impl Shm {
         }
     }
 
-    /// The next connection that waits at a listener.
+    /// Accepts the next connection that waits at a listener.
     fn accept_one<S: Sink>(&mut self, by_port: bool, sink: &mut S) -> Option<Unshared> {
         if self.is_crowded() {
             return None;
@@ -159,8 +164,9 @@ impl Shm {
         match outcome {
             Ok(socket) => Some(socket),
             Err(Errno::MFILE | Errno::NFILE) => {
-                // Descriptors have run out. The connection must not stay, or the listener would wake us for ever:
-                // the spare descriptor serves to tell the peer, which then goes another way.
+                // The process has no descriptors left. A connection that stays in the backlog would wake this
+                // process indefinitely. The spare descriptor serves to accept and refuse it; the peer then
+                // uses another device.
                 self.control.spare = None;
                 let turned_away = self.accept_from(by_port)?.map(|socket| {
                     handshake::turn_away(&socket);
@@ -169,9 +175,9 @@ impl Shm {
                 self.control.spare = self.control.timer.try_clone().ok();
                 match turned_away {
                     _ if self.is_crowded() => self.listen(false),
-                    // There may be more.
+                    // More connections may wait.
                     Ok(()) => self.listen(true),
-                    // Another thread may have been given what was spared.
+                    // Another thread may have taken the spare descriptor.
                     Err(errno) => self.leave_unheard(errno),
                 }
                 None
@@ -183,20 +189,20 @@ impl Shm {
         }
     }
 
-    /// The same at this listener, if there is one.
+    /// Accepts a connection at one listener. `None`: the device has no such listener.
     fn accept_from(&self, by_port: bool) -> Option<Result<Unshared, Errno>> {
         let listener = if by_port { self.control.by_port.as_ref()? } else { &self.control.by_id };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         Some(Unshared::new(|| rustix::net::accept_with(listener, flags)))
     }
 
-    /// The look at a listener ended so. Unless nobody waits there, the next tick has it reported again: one
-    /// that is shut would not be.
+    /// Records that an attempt to accept failed. Unless the backlog is empty, the next tick requests another
+    /// report, because a shut listener does not report the connection again.
     fn leave_unheard(&mut self, errno: Errno) {
         self.control.unheard |= self.control.shut && !matches!(errno, Errno::AGAIN | Errno::INVAL);
     }
 
-    /// Gives up the oldest handshake that a peer began, if there are too many.
+    /// Removes the oldest handshake that a peer started, if there are too many.
     fn make_room_for_handshake(&mut self) {
         if self.accepted.len() >= most_accepted()
             && let Some(&oldest) = self.accepted.front()

@@ -1,8 +1,10 @@
-//! What this system allows the shared-memory device to do, found out by doing it; for `weft doctor`.
+//! The facilities of this system that the shared-memory device needs, each determined by using it; for `weft
+//! doctor`.
 //!
-//! Place in the data flow: none; a diagnosing command calls [`probe`] and prints the findings. Each says what a
-//! failure means for the user, because none of them is fatal: without memfds or abstract sockets TCP serves the host,
-//! without cross-memory attach large messages are copied twice, without membarrier every message fences.
+//! Place in the data flow: none. A diagnosing command calls [`probe`] and prints the findings. Each finding
+//! describes the consequence of a failure, none of which is fatal: without memfds or abstract sockets TCP
+//! serves the host, without cross-memory attach long messages are copied twice, without membarrier every
+//! message needs a fence.
 //!
 //! Sources: ptrace(2) on access modes, Documentation/admin-guide/LSM/Yama.rst.
 
@@ -14,14 +16,14 @@ use super::segment::Mapping;
 use super::{cma, handshake};
 use crate::NicError;
 
-/// One thing that was tried.
+/// The result for one facility.
 #[derive(Clone, Debug)]
 pub struct Finding {
-    /// What was tried.
+    /// The name of the facility.
     pub what: &'static str,
-    /// It works.
+    /// Whether the facility works.
     pub ok: bool,
-    /// How it went, or why it failed and what that means.
+    /// Details of the success, or the reason and the consequence of the failure.
     pub detail: String,
 }
 
@@ -32,7 +34,8 @@ impl Finding {
     }
 }
 
-/// Tries everything the device may need. Forks a child for a moment: call it from a process with one thread.
+/// Tries all facilities that the device may use. The function forks a child for a moment, so the process must
+/// have only one thread.
 #[must_use]
 pub fn probe() -> Vec<Finding> {
     vec![
@@ -69,10 +72,10 @@ fn try_socket() -> Result<String, String> {
 fn try_user() -> Result<String, String> {
     let uid = rustix::process::geteuid().as_raw();
     if handshake::tells_users_apart(uid) {
-        Ok(format!("user {uid} is told from others"))
+        Ok(format!("user {uid} can be distinguished from other users"))
     } else {
         Err(format!(
-            "{uid} is how this user namespace shows every user that it has no number for; peers on this host are reached by TCP"
+            "this user namespace shows all users without a number as {uid}, too; peers on this host are reached by TCP"
         ))
     }
 }
@@ -93,7 +96,7 @@ fn try_pidfd() -> Result<String, String> {
     match rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty()) {
         Ok(_) => Ok("processes can be watched".into()),
         Err(error) => Err(format!(
-            "{error}; the death of a peer is noticed only when all children that it has made without fork(3) are gone, too"
+            "{error}; the death of a peer is noticed only after the end of all children that it made without fork(3)"
         )),
     }
 }
@@ -116,7 +119,7 @@ fn try_child() -> Result<String, String> {
     match pid {
         -1 => Err(format!("fork: {}", io::Error::last_os_error())),
         0 => loop {
-            // SAFETY: waits for a signal.
+            // SAFETY: the call only waits for a signal.
             unsafe { libc::pause() };
         },
         _ => {
@@ -134,7 +137,7 @@ fn try_child() -> Result<String, String> {
     }
 }
 
-/// What the kernel's refusal means.
+/// The cause of the kernel's refusal.
 fn explain(error: &io::Error) -> String {
     let why = match error.raw_os_error() {
         Some(libc::ENOSYS) => "the kernel lacks CONFIG_CROSS_MEMORY_ATTACH, or a seccomp filter hides the call",
@@ -144,7 +147,7 @@ fn explain(error: &io::Error) -> String {
     format!("{error}: {why}; large messages are copied twice")
 }
 
-/// Whether processes that are not each other's ancestors may attach.
+/// Whether processes may attach that are not each other's ancestors.
 fn yama() -> Result<String, String> {
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").map(|text| text.trim().to_owned());
     match scope.as_deref() {
