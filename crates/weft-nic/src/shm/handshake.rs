@@ -1,7 +1,8 @@
-//! How two endpoints of one host become a pair: a dialogue of four frames over an abstract Unix socket.
+//! The handshake of two endpoints of one host: a dialogue of four frames over an abstract Unix socket.
 //!
-//! Place in the data flow: `Shm::connect` and the listeners make a [`Handshake`]; the control check drives it;
-//! it ends in an [`Offer`] from which a link is made, or in an error. Nothing here blocks.
+//! Place in the data flow: `Shm::connect` and the listeners create a [`Handshake`], and the control check
+//! drives it. It ends with an [`Offer`], from which a link is made, or with an error. No function here
+//! blocks.
 //!
 //! ```text
 //!  initiator                                             acceptor
@@ -10,17 +11,17 @@
 //!     | ── Offer      { proof, name, segment, doorbells } ──► |
 //!     | ◄─ Accept     { name, slot, doorbells }           ──  |   or Refuse { reason } instead of any answer
 //! ```
-//! A proof ([`crate::handshake`]) covers both nonces and the prover's role under a key made of the acceptor's
-//! capability, which whoever holds the acceptor's full name knows, and the job key, if one is set.
-//! Connections to a service name use an empty capability: the endpoint is open by its user's choice. The
-//! initiator sends no name, and no descriptor, before the acceptor has proven itself.
+//! A proof ([`crate::handshake`]) covers both nonces and the prover's role. Its key consists of the
+//! acceptor's capability, which is part of the acceptor's full name, and of the job key, if one is set.
+//! Connections to a service name use an empty capability: the user has opened the endpoint to all callers.
+//! The initiator sends its name and its descriptors only after the acceptor's proof.
 //!
-//! The sockets are SOCK_SEQPACKET: frames keep their boundaries, and hang-up of the peer is seen at once. The
-//! socket stays open as the link's life line. Abstract names belong to the network namespace and
-//! vanish with their socket, so reaching one is the test for "same host", and nothing is left behind.
+//! The sockets are SOCK_SEQPACKET: frames keep their boundaries, and a hang-up of the peer is seen at once.
+//! The socket stays open as the link's life line. Abstract names belong to the network namespace and vanish
+//! with their socket. Reaching one is therefore the test for "same host", and no name is left behind.
 //!
-//! Errors: [`LinkError::Denied`] for a foreign user or a wrong proof, `Protocol` for anything malformed,
-//! `Descriptors`, `Resources` and `PeerResources` where descriptors or memory run out, here or there,
+//! Errors: [`LinkError::Denied`] for a foreign user or a wrong proof, `Protocol` for malformed frames,
+//! `Descriptors`, `Resources` and `PeerResources` where descriptors or memory run out on either side,
 //! `Refused` where no endpoint listens or the other end hangs up.
 //!
 //! Sources: unix(7), SCM_RIGHTS.
@@ -49,11 +50,11 @@ use super::ring::{MAX_LINES, MIN_LINES};
 use super::segment::{Mapping, Role, segment_bytes};
 
 pub(super) const MAGIC: [u8; 8] = *b"weft-shm";
-/// Raised with every change of the frames, the segment, the rings or the doorbell page.
+/// Incremented with every change of the frames, the segment, the rings or the doorbell page.
 const VERSION: u32 = 2;
-/// Connections that may wait to be accepted; the system cuts it to net.core.somaxconn.
+/// Maximum number of connections that wait to be accepted; the system limits it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
-/// Most descriptors in a frame.
+/// Maximum number of descriptors in a frame.
 const MAX_FDS: usize = 3;
 
 pub(super) const HELLO: u32 = 1;
@@ -62,18 +63,18 @@ pub(super) const OFFER: u32 = 3;
 pub(super) const ACCEPT: u32 = 4;
 pub(super) const REFUSE: u32 = 5;
 
-/// The sender's process takes part in membarrier calls of others.
+/// Flag: membarrier calls of other processes include the sender's process.
 pub(super) const FLAG_REGISTERED: u32 = 1;
-/// The sender can call membarrier.
+/// Flag: the sender can call membarrier.
 pub(super) const FLAG_CALLABLE: u32 = 2;
-/// The initiator knows only a service name.
+/// Flag: the initiator knows only a service name.
 const FLAG_SERVICE: u32 = 4;
 
 pub(super) const REASON_PROTOCOL: u32 = 1;
 pub(super) const REASON_DENIED: u32 = 2;
 const REASON_RESOURCES: u32 = 3;
 
-/// Every frame. Fields that a kind does not use are zero. Native byte order: both ends are on one host.
+/// The layout of all frames. Fields that a kind does not use are zero. The byte order is the host's.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub(super) struct Frame {
@@ -85,11 +86,11 @@ pub(super) struct Frame {
     pub(super) nonce: [u8; 32],
     pub(super) proof: [u8; 32],
     pub(super) name: [u8; 64],
-    /// Lines per ring of the segment that comes along.
+    /// Number of lines per ring of the attached segment.
     pub(super) lines: u32,
     /// The sender's doorbell slot for this link.
     slot: u32,
-    /// Where in the sender's memory the receiver finds `probe_value`.
+    /// Address of `probe_value` in the sender's memory.
     probe_addr: u64,
     probe_value: [u8; 16],
 }
@@ -106,99 +107,100 @@ impl Frame {
     }
 }
 
-/// What both ends say about themselves.
+/// The data that a side sends about itself.
 #[derive(Clone, Copy)]
 pub(super) struct Local<'a> {
     pub(super) me: EpName,
     /// Joined to the capability in every proof.
     pub(super) job_key: &'a [u8; 32],
     pub(super) door: [BorrowedFd<'a>; 2],
-    /// FLAG_REGISTERED, FLAG_CALLABLE.
+    /// FLAG_REGISTERED and FLAG_CALLABLE.
     pub(super) flags: u32,
     pub(super) probe_addr: u64,
     pub(super) probe_value: [u8; 16],
-    /// Lines per ring of segments that we make.
+    /// Number of lines per ring of segments that this side makes.
     pub(super) lines: u32,
 }
 
-/// What a finished handshake has brought.
+/// The result of a finished handshake.
 pub(super) struct Offer {
     pub(super) role: Role,
     pub(super) map: Mapping,
     pub(super) lines: u32,
     pub(super) peer: EpName,
-    /// Of the process that made the other end, as the kernel says; 0 if it is not visible from here.
+    /// The process that made the other end, from the kernel; 0 if it is not visible from this pid namespace.
     pub(super) pid: i32,
     pub(super) door: [OwnedFd; 2],
-    /// Our bit in the peer's doorbell (known to the acceptor from the offer, to the initiator from the answer).
+    /// This side's bit in the peer's doorbell. The acceptor gets it with the offer, the initiator with the
+    /// answer.
     pub(super) slot: u32,
     pub(super) flags: u32,
     pub(super) probe_addr: u64,
     pub(super) probe_value: [u8; 16],
 }
 
-/// How far a step has come.
+/// The result of a step.
 pub(super) enum Step {
-    /// Nothing to do before the peer speaks.
+    /// The peer's next frame has not arrived.
     Wait,
-    /// The same, and it is our turn that is over: the peer's next frame is due.
+    /// This side has sent a frame; the peer's next frame is due.
     Spoken,
-    /// The handshake is over; the acceptor still has to say [`accept`].
+    /// The handshake is complete. The acceptor still has to send the answer ([`accept`]).
     Ready(Box<Offer>),
 }
 
-/// Where a handshake stands.
+/// The state of a handshake.
 enum State {
     /// Initiator: the listener's backlog was full.
     Connecting,
-    /// Initiator: connected to somebody whose user is not known yet.
+    /// Initiator: connected, but the peer's user is not checked yet.
     Reached,
     /// Initiator: waits for the challenge.
     Greeted,
     /// Initiator: waits for the answer to the offer.
     Offered(Mapping),
-    /// Acceptor: waits for the greeting.
+    /// Acceptor: waits for the hello.
     Accepted,
     /// Acceptor: waits for the offer.
     Challenged,
-    /// Nothing is expected any more.
+    /// Expects no further frame.
     Over,
 }
 
-/// One handshake under way.
+/// A handshake in progress.
 pub(super) struct Handshake {
     socket: Unshared,
     role: Role,
     state: State,
-    /// Initiator: whom we want. Acceptor: our own name.
+    /// Initiator: the name of the wanted endpoint. Acceptor: the own name.
     target: EpName,
-    /// Initiator: the link that waits.
+    /// Initiator: the link for which the handshake is made.
     pub(super) link: Option<u32>,
-    /// Without capability.
+    /// Whether the initiator has no capability.
     service: bool,
-    /// Initiator's, acceptor's.
+    /// The nonces of initiator and acceptor.
     nonces: [[u8; 32]; 2],
     pid: i32,
-    /// When it is given up, on the coarse monotonic clock, in ns.
+    /// Time at which the handshake is abandoned, on the coarse monotonic clock, in ns.
     pub(super) deadline_ns: u64,
 }
 
-/// Hangs up on a connection that cannot be served.
+/// Refuses a connection for lack of resources.
 pub(super) fn turn_away(socket: &Unshared) {
     let mut frame = Frame::new(REFUSE);
     frame.reason = REASON_RESOURCES;
     let _ = send(socket.as_fd(), &frame, &[]);
 }
 
-/// Acceptor: agrees to the offer that came by `socket`; `link` is our number for it.
+/// Acceptor: sends the answer to an offer. `link` is this side's number of the link.
 pub(super) fn accept(socket: BorrowedFd<'_>, link: u32, local: &Local<'_>) -> Result<(), LinkError> {
     let mut frame = local_frame(ACCEPT, local);
     frame.slot = link % SLOTS;
     send(socket, &frame, &local.door)
 }
 
-/// A listening socket on the abstract name of an endpoint (full name) or service. Those that it accepts take
-/// descriptors when they are [`accepted`](Handshake::accepted), not before.
+/// A listening socket on the abstract name of an endpoint (full name) or service. Accepted sockets refuse
+/// descriptors until [`accepted`](Handshake::accepted).
 pub(super) fn listen(name: &[u8]) -> io::Result<Unshared> {
     let socket = unix_socket()?;
     rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
@@ -206,7 +208,7 @@ pub(super) fn listen(name: &[u8]) -> io::Result<Unshared> {
     Ok(socket)
 }
 
-/// The abstract name that an endpoint id is reached under.
+/// The abstract name of the listener of an endpoint id.
 pub(super) fn id_address(ep_id: &[u8; 16]) -> Vec<u8> {
     let mut name = b"weft-".to_vec();
     for byte in ep_id {
@@ -215,7 +217,7 @@ pub(super) fn id_address(ep_id: &[u8; 16]) -> Vec<u8> {
     name
 }
 
-/// The abstract name that a service is reached under.
+/// The abstract name of the listener of a service.
 pub(super) fn port_address(port: u16) -> Vec<u8> {
     format!("weft-port-{port}").into_bytes()
 }
@@ -243,8 +245,8 @@ impl Handshake {
         })
     }
 
-    /// Takes a connection that a peer has made to the listener of our name (`service`: of our port). A
-    /// foreign user's comes back.
+    /// Starts a handshake on a connection that a peer has made to the listener of the own name (`service`: of
+    /// the own port). Returns the socket of a foreign user as an error.
     pub(super) fn accepted(socket: Unshared, me: &EpName, service: bool, deadline_ns: u64) -> Result<Self, Unshared> {
         let Ok(nonce) = handshake::random() else { return Err(socket) };
         let Ok(pid) = peer_pid(socket.as_fd()) else { return Err(socket) };
@@ -262,38 +264,38 @@ impl Handshake {
         })
     }
 
-    /// The acceptor, by the name that the initiator has; its own for the acceptor itself.
+    /// The name of the acceptor that the initiator has, or the acceptor's own name.
     pub(super) fn target(&self) -> &EpName {
         &self.target
     }
 
-    /// The socket, to be watched.
+    /// The socket, for epoll.
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// The socket, to become the link's life line.
+    /// The socket, which becomes the link's life line.
     pub(super) fn into_socket(self) -> Unshared {
         self.socket
     }
 
-    /// Whether the connection itself is still to be made, which must be tried again from time to time.
+    /// Whether the socket is not connected yet. Connecting must be retried from time to time.
     pub(super) fn is_connecting(&self) -> bool {
         matches!(self.state, State::Connecting)
     }
 
-    /// Whether the other end may be a foreign user's.
+    /// Whether the peer may belong to a foreign user.
     pub(super) fn may_be_foreign(&self) -> bool {
         matches!(self.state, State::Reached)
     }
 
-    /// Goes as far as it gets without waiting.
+    /// Advances the handshake as far as possible without waiting.
     pub(super) fn step(&mut self, local: &Local<'_>) -> Result<Step, LinkError> {
-        // There was no link yet.
+        // There was no link yet, so a hang-up means that the connection was refused.
         self.advance(local).map_err(|why| if why == LinkError::Gone { LinkError::Refused } else { why })
     }
 
-    // The functions that follow are not in line, so that the buffers of one are on the stack at a time.
+    // The functions below are not inlined, so that the stack holds only one function's buffers at a time.
     fn advance(&mut self, local: &Local<'_>) -> Result<Step, LinkError> {
         if self.is_connecting() {
             return self.dial();
@@ -316,7 +318,7 @@ impl Handshake {
         }
     }
 
-    /// Acceptor: tells the initiator why not. Best effort: it sees the hang-up otherwise.
+    /// Acceptor: sends the reason of a refusal, if possible. Otherwise the peer sees the hang-up.
     pub(super) fn refuse(&self, why: LinkError) {
         if self.role == Role::Acceptor {
             let mut frame = Frame::new(REFUSE);
@@ -336,7 +338,7 @@ impl Handshake {
         let address = SocketAddrUnix::new_abstract_name(&name).map_err(|_| LinkError::Unreachable)?;
         match rustix::net::connect(&self.socket, &address) {
             Ok(()) => {}
-            // The backlog is full; unix(7) has no notification for this.
+            // The backlog is full; unix(7) defines no notification for room in it.
             Err(Errno::AGAIN | Errno::INTR) => return Ok(Step::Wait),
             Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(LinkError::Refused),
             Err(Errno::ACCESS | Errno::PERM) => return Err(LinkError::Denied),
@@ -355,7 +357,7 @@ impl Handshake {
 
     #[inline(never)]
     fn challenge(&mut self, hello: &Frame, local: &Local<'_>) -> Result<Step, LinkError> {
-        // Without capability only through the port that the user opened.
+        // A call without a capability is valid only at the port that the user has opened.
         if (hello.flags & FLAG_SERVICE != 0) != self.service {
             return Err(LinkError::Denied);
         }
@@ -430,19 +432,19 @@ impl Handshake {
         })))
     }
 
-    /// The key that both sides hold.
+    /// The key that both sides know.
     fn key(&self, local: &Local<'_>) -> Key {
         let capability = if self.service { [0; 16] } else { self.target.capability() };
         Key::new(&capability, (*local.job_key != [0; 32]).then_some(local.job_key))
     }
 
-    /// What is proven: this dialogue, told from one over another device.
+    /// The proven data: this dialogue, distinguished from a dialogue over another device.
     fn dialogue(&self) -> [&[u8]; 3] {
         [&MAGIC, &self.nonces[0], &self.nonces[1]]
     }
 }
 
-/// A frame that says who we are.
+/// A frame with this side's data.
 fn local_frame(kind: u32, local: &Local<'_>) -> Frame {
     let mut frame = Frame::new(kind);
     frame.flags = local.flags;
@@ -460,27 +462,27 @@ fn reason(code: u32) -> LinkError {
     }
 }
 
-/// What went wrong when a peer's file was mapped.
+/// The reason why a peer's file could not be mapped.
 pub(super) fn adoption_error(error: io::Error) -> LinkError {
     if error.kind() == io::ErrorKind::InvalidData { LinkError::Protocol } else { shortage(error) }
 }
 
-/// Whether the other end may be another user's.
+/// Whether the peer may belong to another user.
 pub(super) fn is_foreign(socket: BorrowedFd<'_>) -> bool {
     peer_pid(socket).is_err()
 }
 
-/// The process id of the other end, which must belong to our own user.
+/// The process id of the peer, which must belong to the own user.
 fn peer_pid(socket: BorrowedFd<'_>) -> Result<i32, LinkError> {
-    // Not rustix: its type cannot express process id 0, which the kernel gives for a process that is not
-    // visible from our pid namespace.
+    // rustix's type cannot represent process id 0, which the kernel returns for a process that is not visible
+    // from this pid namespace.
     let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     const CRED_BYTES: libc::socklen_t = 12;
     const { assert!(size_of::<libc::ucred>() == CRED_BYTES as usize) };
     let mut len = CRED_BYTES;
     let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
     let to = (&raw mut cred).cast();
-    // SAFETY: `to` and `len` describe a live `ucred`, which the kernel fills at most up to `len`.
+    // SAFETY: `to` and `len` describe a live `ucred`, of which the kernel writes at most `len` bytes.
     let result = unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, to, &raw mut len) };
     let own = rustix::process::geteuid().as_raw();
     if result != 0 || cred.uid != own || !tells_users_apart(own) {
@@ -489,16 +491,16 @@ fn peer_pid(socket: BorrowedFd<'_>) -> Result<i32, LinkError> {
     Ok(cred.pid)
 }
 
-/// Whether only one user is shown to us by this number. The kernel shows all whom our user namespace does not
-/// know by one and the same (user_namespaces(7), "Unmapped user and group IDs"), which may be how it shows
-/// ourselves.
+/// Whether the number denotes only one user. The kernel shows all users that the user namespace does not map
+/// by one number (user_namespaces(7), "Unmapped user and group IDs"), which may be the own number.
 pub(super) fn tells_users_apart(uid: u32) -> bool {
     const OVERFLOW_UID: u32 = 65534;
     let overflow = overflow_uid().unwrap_or(OVERFLOW_UID);
     uid != overflow || knows_all_users(&std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default())
 }
 
-/// Not by `std::fs::read_to_string`, which takes 1 KB of the client's stack.
+/// The number of unmapped users. `std::fs::read_to_string` is avoided because it takes 1 KB of the client's
+/// stack.
 fn overflow_uid() -> Option<u32> {
     let file =
         rustix::fs::open(c"/proc/sys/kernel/overflowuid", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
@@ -507,10 +509,10 @@ fn overflow_uid() -> Option<u32> {
     std::str::from_utf8(&text[..len]).ok()?.trim().parse().ok()
 }
 
-/// Whether a map of users, as in /proc, leaves nobody out.
+/// Whether a map of users, as in /proc, contains all users.
 pub(super) fn knows_all_users(map: &str) -> bool {
     let count = |line: &str| line.split_whitespace().nth(2).and_then(|count| count.parse::<u64>().ok());
-    // The last number, 2^32 - 1, is nobody's.
+    // 2^32 - 1 is not a valid user.
     map.lines().filter_map(count).sum::<u64>() == u64::from(u32::MAX)
 }
 
@@ -524,14 +526,14 @@ fn send(socket: BorrowedFd<'_>, frame: &Frame, fds: &[BorrowedFd<'_>]) -> Result
     let iov = [io::IoSlice::new(frame.as_bytes())];
     match rustix::net::sendmsg(socket, &iov, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
         Ok(n) if n == size_of::<Frame>() => Ok(()),
-        // Four frames fit any socket buffer, so a full one means that memory has run out. So does
-        // ETOOMANYREFS: too many descriptors of ours are in flight.
+        // Four frames fit any socket buffer, so a full buffer means that memory has run out. ETOOMANYREFS
+        // means that too many descriptors of this user are in flight.
         Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS) => Err(LinkError::Resources),
         _ => Err(LinkError::Gone),
     }
 }
 
-/// One frame and its descriptors, or `None` if none is there.
+/// Receives a frame and its descriptors. `None`: no frame has arrived.
 #[inline(never)]
 pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Frame, Vec<OwnedFd>)>, LinkError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -552,7 +554,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Frame, Vec<Owned
     }
     match got.bytes {
         0 => Err(LinkError::Gone),
-        // The kernel drops descriptors that do not fit our table, and says so.
+        // The kernel drops descriptors for which the descriptor table has no room, and reports it.
         _ if got.flags.contains(ReturnFlags::CTRUNC) => Err(LinkError::Descriptors),
         n if n != size_of::<Frame>() || got.flags.contains(ReturnFlags::TRUNC) => Err(LinkError::Protocol),
         _ => Ok(Some((frame, fds))),

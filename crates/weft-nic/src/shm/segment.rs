@@ -1,6 +1,6 @@
-//! Shared memory: sealed memfds, their mapping, and the layout of the segment that two peers share.
+//! Shared memory: sealed memfds, their mappings, and the layout of the segment that two peers share.
 //!
-//! Place in the data flow: the handshake makes and checks segments; the rings work inside them.
+//! Place in the data flow: the handshake makes and checks segments, and the rings use them.
 //!
 //! Layout of a pair's segment (offsets in bytes, `L` lines of 64 bytes per ring):
 //! ```text
@@ -8,17 +8,17 @@
 //!  | initiator's | acceptor's | initiator's | acceptor's | unused | ring         | ring         |
 //!  | SideBlock   | SideBlock  | share slots | share slots|        | init. → acc. | acc. → init. |
 //! ```
-//! A side block is written by its side only and read by the other. Each of its words stands on
-//! 128 bytes of its own, because processors fetch cache lines in pairs.
+//! One side writes its side block, and the other reads it. Each word has 128 bytes of its own, because
+//! processors fetch cache lines in pairs.
 //!
 //! Invariants:
-//! - The memory behind a [`Mapping`] cannot vanish: the file's size is sealed before it is passed on (by the
-//!   maker), or the seals and the size are verified before it is mapped (by the receiver), so that a peer
-//!   that truncates the file cannot raise SIGBUS here. Only memfds on tmpfs are taken: huge pages could
-//!   run out at a page fault.
-//! - Pages are obtained explicitly before they are written ([`Mapping::populate`]): where memory has run out
-//!   the answer is an error, not a signal. (A hostile peer can have pages given back, by hole punching; they
-//!   come anew when they are touched.)
+//! - The memory behind a [`Mapping`] cannot vanish. The maker seals the file's size before it passes the file
+//!   on, and the receiver verifies the seals and the size before it maps the file. A peer that truncates the
+//!   file therefore cannot raise SIGBUS here. Only memfds on tmpfs are accepted: huge pages could run out at
+//!   a page fault.
+//! - Pages are obtained explicitly before they are written ([`Mapping::populate`]), so that lack of memory is
+//!   an error and not a signal. A hostile peer can release pages by punching holes; they are allocated again
+//!   when they are accessed.
 //!
 //! Sources: memfd_create(2), fcntl(2) F_ADD_SEALS, madvise(2) MADV_POPULATE_WRITE.
 
@@ -37,33 +37,34 @@ use super::page::Padded;
 use super::share::{self, Slot};
 use crate::NicError;
 
-/// Bytes of a cache line, and of a line of a ring.
+/// Size of a cache line and of a line of a ring.
 pub(super) const LINE_BYTES: usize = 64;
-/// Where the rings begin; a page, so that the control words share no page with payload.
+/// Offset of the rings. It is a page, so that the control words share no page with payload.
 const RINGS_AT: usize = 4096;
-/// Distance of the two side blocks.
+/// Distance between the side blocks.
 const SIDE_BYTES: usize = 512;
-/// Where the slots of shared transfers begin, the initiator's first (`share.rs`).
+/// Offset of the slots of shared transfers, of which the initiator's come first (`share.rs`).
 const SHARES_AT: usize = 2 * SIDE_BYTES;
 const SHARES_BYTES: usize = share::SLOTS as usize * size_of::<Slot>();
-/// The file system magic of tmpfs, on which memfds live.
+/// The file system magic of tmpfs, which holds memfds.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// What one side tells the other outside the rings. All zero at the start.
+/// The words by which one side informs the other outside the rings. Initially all zero.
 #[repr(C)]
 pub(super) struct SideBlock {
-    /// Lines that this side has consumed of its incoming ring, counted from the start of the link.
+    /// Number of lines that this side has consumed of its incoming ring since the start of the link.
     pub(super) consumed: Padded<AtomicU64>,
-    /// 1: this side looks at its incoming ring in every poll. 0: ring its doorbell after publishing.
+    /// 1: this side checks its incoming ring in every poll. 0: the producer must ring its doorbell after
+    /// publishing.
     pub(super) polled: Padded<AtomicU32>,
-    /// 1: this side sleeps and wants its doorbell rung when its outgoing ring gets space.
+    /// 1: this side sleeps, and wants its doorbell rung when its outgoing ring gets space.
     pub(super) wants_space: Padded<AtomicU32>,
-    /// 1: this side has closed the link in an orderly way. 2: for it the link has failed.
+    /// 1: this side has closed the link in an orderly way. 2: the link has failed on this side.
     pub(super) closed: Padded<AtomicU32>,
 }
 
 const _: () = {
-    // As docs/protocol.md says.
+    // The offsets of docs/protocol.md.
     assert!(size_of::<SideBlock>() == SIDE_BYTES);
     assert!(std::mem::offset_of!(SideBlock, polled) == 128);
     assert!(std::mem::offset_of!(SideBlock, wants_space) == 256);
@@ -72,12 +73,12 @@ const _: () = {
 const _: () = assert!(2 * SIDE_BYTES <= SHARES_AT && SHARES_AT + 2 * SHARES_BYTES <= RINGS_AT);
 const _: () = assert!(size_of::<Slot>() == 128 && SHARES_BYTES == 1024);
 
-/// Which end of the link we are.
+/// A side of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// We connected, and made the segment.
+    /// The side that connected and made the segment.
     Initiator,
-    /// The peer connected.
+    /// The side that accepted the connection.
     Acceptor,
 }
 
@@ -97,35 +98,36 @@ impl Role {
     }
 }
 
-/// Size of a segment with rings of `lines` lines.
+/// Size in bytes of a segment with rings of `lines` lines.
 pub(super) const fn segment_bytes(lines: u32) -> usize {
     RINGS_AT + 2 * lines as usize * LINE_BYTES
 }
 
-/// A shared mapping of a sealed memfd. Unmapped on drop.
+/// A shared mapping of a sealed memfd. It is unmapped on drop.
 pub(super) struct Mapping {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and is written through atomics or by the
-// single owner of a ring's end.
+// SAFETY: the mapping belongs to the process, not to a thread. It is written through atomics, or by the only
+// owner of a ring's end.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; `&Mapping` gives out atomics and raw pointers only.
+// SAFETY: `&Mapping` gives access only to atomics and raw pointers.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Makes a memfd of `len` bytes, its size sealed, and maps it.
+    /// Makes a memfd of `len` bytes, seals its size, and maps it.
     pub(super) fn create(name: &CStr, len: usize) -> Result<(OwnedFd, Self), NicError> {
         let (fd, map) = Self::unsealed(name, len)?;
         rustix::fs::fcntl_add_seals(&fd, size_seals()).map_err(NicError::system("fcntl of a memfd"))?;
         Ok((fd, map))
     }
 
-    /// The same for one that nobody but us can write: others may map it for reading only.
+    /// Makes a memfd like [`Mapping::create`] that only this process can write. Others may map it for
+    /// reading.
     pub(super) fn create_for_readers(name: &CStr, len: usize) -> Result<(OwnedFd, Self), NicError> {
         let (fd, map) = Self::unsealed(name, len)?;
-        // Before Linux 5.1 there is no such seal, and peers only promise to map it so.
+        // Linux before 5.1 has no such seal. Peers then merely promise to map the file for reading.
         rustix::fs::fcntl_add_seals(&fd, size_seals() | SealFlags::FUTURE_WRITE)
             .or_else(|_| rustix::fs::fcntl_add_seals(&fd, size_seals()))
             .map_err(NicError::system("fcntl of a memfd"))?;
@@ -140,22 +142,23 @@ impl Mapping {
         Ok((fd, map))
     }
 
-    /// Maps a memfd that a peer sent, if it is one, has exactly `len` bytes and can never have fewer.
+    /// Maps a memfd from a peer, if it has exactly `len` bytes and its size is sealed.
     pub(super) fn adopt(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         check(fd, len)?;
         Self::map(fd, len)
     }
 
-    /// Maps two such files of `len` bytes each, the second for reading only and [`second_at`] behind the first.
+    /// Maps two such files of `len` bytes each. The second one is mapped for reading only, at [`second_at`]
+    /// behind the first.
     pub(super) fn adopt_two(files: &[OwnedFd; 2], len: usize) -> io::Result<Self> {
         for file in files {
             check(file.as_fd(), len)?;
         }
-        // For a moment it is longer than the file.
+        // The mapping is longer than the file until the next call.
         let map = Self::map(files[0].as_fd(), second_at(len) + len)?;
         let second = map.base.as_ptr().wrapping_add(second_at(len)).cast();
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: replaces the end of a mapping that we have just made, and that nobody has used yet.
+        // SAFETY: the call replaces the end of a mapping that was just made and has no user yet.
         unsafe { rustix::mm::mmap(second, len, ProtFlags::READ, flags, &files[1], 0) }?;
         Ok(map)
     }
@@ -179,19 +182,19 @@ impl Mapping {
         self.base
     }
 
-    /// Obtains the pages of a range, so that writing there cannot fail with a signal.
+    /// Obtains the pages of a range, so that writing to them cannot fail with a signal.
     pub(super) fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        // SAFETY: the range lies in the mapping, which begins with a page.
+        // SAFETY: the range lies in the mapping, which begins at a page.
         unsafe { populate(self.base, offset, len) }
     }
 
-    /// The side block of `role`, in a segment.
+    /// The side block of `role` in a segment.
     pub(super) fn side(&self, role: Role) -> &SideBlock {
         debug_assert!(self.len >= RINGS_AT);
-        // SAFETY: the length is at least that of a segment, as both makers and adopters have checked.
+        // SAFETY: the mapping has at least the length of a segment, which makers choose and adopters check.
         unsafe { side(self.base, role) }
     }
 
@@ -201,49 +204,49 @@ impl Mapping {
         let at = SHARES_AT + owner.index() * SHARES_BYTES + index * size_of::<Slot>();
         debug_assert!(self.len >= RINGS_AT);
         let slot = self.base.as_ptr().wrapping_add(at).cast::<Slot>();
-        // SAFETY: as for `side`.
+        // SAFETY: the mapping has at least the length of a segment, which makers choose and adopters check.
         unsafe { &*slot }
     }
 
-    /// Offset of the ring that `role` writes, in a segment with rings of `lines` lines.
+    /// Offset in bytes of the ring that `role` writes, in a segment with rings of `lines` lines.
     pub(super) fn ring_offset(role: Role, lines: u32) -> usize {
         RINGS_AT + role.index() * lines as usize * LINE_BYTES
     }
 }
 
-/// The side block of `role`, in the segment at `base`.
+/// The side block of `role` in the segment at `base`.
 ///
 /// # Safety
-/// A segment is mapped there as long as the block is used.
+/// A segment is mapped at `base` as long as the block is used.
 #[inline(always)]
 pub(super) unsafe fn side<'a>(base: NonNull<u8>, role: Role) -> &'a SideBlock {
     let block = base.as_ptr().wrapping_add(role.index() * SIDE_BYTES).cast::<SideBlock>();
-    // SAFETY: inside the segment by the caller's promise, aligned, made of atomics for which every bit
-    // pattern is valid.
+    // SAFETY: the block lies inside the segment by the caller's promise, is aligned, and consists of atomics,
+    // for which every bit pattern is valid.
     unsafe { &*block }
 }
 
 /// Obtains the pages of a range of the memory at `base`.
 ///
 /// # Safety
-/// The range is mapped, and `base` is at the beginning of a page.
+/// The range is mapped, and `base` is the beginning of a page.
 pub(super) unsafe fn populate(base: NonNull<u8>, offset: usize, len: usize) -> io::Result<()> {
     let page = offset & !(rustix::param::page_size() - 1);
     let start = base.as_ptr().wrapping_add(page).cast();
-    // SAFETY: mapped by the caller's promise; populating changes no content.
+    // SAFETY: the range is mapped by the caller's promise, and populating it changes no content.
     match unsafe { rustix::mm::madvise(start, len + offset - page, Advice::LinuxPopulateWrite) } {
-        // Before Linux 5.14 there is no such advice, and pages come when they are touched.
+        // Linux before 5.14 has no such advice and allocates pages when they are accessed.
         Ok(()) | Err(Errno::INVAL) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
 }
 
-/// Where the second file of [`Mapping::adopt_two`] begins.
+/// Offset of the second file of [`Mapping::adopt_two`].
 pub(super) fn second_at(len: usize) -> usize {
     len.next_multiple_of(rustix::param::page_size())
 }
 
-/// Whether a file is a memfd that has exactly `len` bytes, and can never have fewer.
+/// Checks that a file is a memfd with exactly `len` bytes whose size is sealed.
 fn check(fd: BorrowedFd<'_>, len: usize) -> io::Result<()> {
     let sealed = rustix::fs::fcntl_get_seals(fd)?.contains(size_seals());
     let tmpfs = rustix::fs::fstatfs(fd)?.f_type as i64 == TMPFS_MAGIC;
@@ -256,8 +259,8 @@ fn check(fd: BorrowedFd<'_>, len: usize) -> io::Result<()> {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: what `map` mapped, be it that its end was replaced; all pointers into it live in structures
-        // that hold the mapping.
+        // SAFETY: `map` made the mapping, the end of which may have been replaced. All pointers into it
+        // belong to structures that hold the mapping.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
