@@ -1,5 +1,5 @@
-//! When operations complete, and what is counted: completion levels as distinct moments, remote events once
-//! for each operation, and how much room is left.
+//! The moments at which operations complete and are counted: completion levels as distinct moments, remote
+//! events once for each operation, and the remaining room.
 
 use std::ffi::c_void;
 
@@ -9,7 +9,7 @@ use crate::client::{Lib, bind, close};
 use crate::rig::{Cntr, Rig};
 use crate::side::{Args, Side, acquaint, call, err, memory, pair, pattern, scenes, until, works};
 
-/// In a message, and beside it.
+/// Lengths of messages inside a header, in a message, and beside it.
 const LENGTHS: [usize; 3] = [0, 100, 200_000];
 const REMOTE: u64 = FI_REMOTE_READ | FI_REMOTE_WRITE;
 
@@ -34,8 +34,8 @@ fn tcp() -> bool {
     std::env::var("FI_WEFT_SHM").is_ok_and(|value| value == "0")
 }
 
-/// With FI_ORDER_SAW, or every order that there is, a send follows the writes before it, however long these
-/// are. It does not wait for an earlier send, which may be received after it; nor does a write.
+/// With FI_ORDER_SAW or all orders, a send follows earlier writes of any length. It does not wait for earlier
+/// sends, which may be received later. Writes do not wait for sends either.
 fn sends_after_accesses(lib: &Lib) {
     for order in [FI_ORDER_SAW, FI_ORDER_STRICT] {
         for len in LENGTHS {
@@ -64,13 +64,14 @@ fn sends_after_accesses(lib: &Lib) {
     }
 }
 
-/// Whether the send with that context is complete by now, without the peer's doing anything.
+/// Whether the send with this context completes without progress of the peer.
 fn alone(side: &Side<'_>, context: usize) -> bool {
     (0..300).any(|_| side.poll().is_some_and(|outcome| outcome.done().op_context as usize == context))
 }
 
 /// Inject complete: the buffer is free. Transmit complete: the peer's endpoint has the message, whatever
-/// becomes of us; in shared memory it has it at once. Delivery and match complete: somebody has received it.
+/// happens to the sender; over shared memory this is immediate. Delivery and match complete: a receive has
+/// taken the message.
 fn moments(lib: &Lib) {
     for name in ["fi_sendmsg", "fi_tsendmsg"] {
         for len in LENGTHS {
@@ -110,7 +111,7 @@ fn moments(lib: &Lib) {
     }
 }
 
-/// The level of calls without flags is the endpoint's.
+/// Calls without flags use the endpoint's default level.
 fn default_levels(lib: &Lib) {
     for (flags, left) in [(0, true), (FI_TRANSMIT_COMPLETE, !tcp()), (FI_DELIVERY_COMPLETE, false)] {
         let open = || Side::with(lib, 0, |hints| hints.tx().op_flags = flags);
@@ -124,7 +125,7 @@ fn default_levels(lib: &Lib) {
         if !done {
             assert_eq!(a.next(&[&b]).done().op_context as usize, 0x31);
         }
-        // fi_inject has no completion that a level could be about.
+        // fi_inject has no completion, so no level applies.
         a.start("fi_tinject", &Args::new(pattern(64), to_b), &[]);
         b.trecv(memory(64), 0x33);
         assert_eq!(b.next(&[&a]).done().op_context as usize, 0x33);
@@ -132,7 +133,7 @@ fn default_levels(lib: &Lib) {
     }
 }
 
-/// The buffer is overwritten as soon as the call returns, also where the message waits for its connection.
+/// The client overwrites the buffer when the call returns, also while the message waits for its connection.
 fn inject_frees_its_buffer(lib: &Lib) {
     for len in [1, 64, 4096] {
         let (a, b, to_b, _) = pair(lib);
@@ -140,7 +141,7 @@ fn inject_frees_its_buffer(lib: &Lib) {
         for (n, piece) in target.chunks_mut(len).enumerate() {
             let buf = memory(len);
             buf.fill(n as u8 + 1);
-            // The first one has no connection yet.
+            // The first message has no connection yet.
             a.start("fi_tsendmsg", &Args { flags: FI_INJECT, context: 0x41, ..Args::new(buf, to_b) }, &[]);
             buf.fill(0xee);
             if n == 0 {
@@ -159,8 +160,8 @@ fn inject_frees_its_buffer(lib: &Lib) {
     }
 }
 
-/// What a function without a context accepts needs no more progress of its endpoint, also where counters tell
-/// of it: the client may go on to wait for the effect elsewhere.
+/// An accepted call without a context needs no more progress of its endpoint, even if counters report it. The
+/// client may wait for the effect elsewhere.
 fn injects_leave(lib: &Lib) {
     for counted in [false, true] {
         let (a, b, to_b, _) = pair(lib);
@@ -198,7 +199,7 @@ fn injects_leave(lib: &Lib) {
     }
 }
 
-/// An RMA operation on several remote pieces, perhaps of several regions.
+/// Starts an RMA operation on several remote pieces, of one or several regions.
 fn multi(side: &Side<'_>, write: bool, local: &mut [u8], remote: &[fi_rma_iov], dest: u64, data: Option<u64>) {
     let iov = libc::iovec { iov_base: local.as_mut_ptr().cast(), iov_len: local.len() };
     let mut msg: fi_msg_rma = unsafe { std::mem::zeroed() };
@@ -211,8 +212,8 @@ fn multi(side: &Side<'_>, write: bool, local: &mut [u8], remote: &[fi_rma_iov], 
     assert_eq!(unsafe { call(side.ep, &raw const msg, flags) }, 0);
 }
 
-/// Counters of an endpoint and of regions rise by one for each operation, however many pieces it has and
-/// whichever of them are long.
+/// Counters of an endpoint and of regions rise by one for each operation, whatever the number and lengths of
+/// its pieces.
 fn remote_events(lib: &Lib) {
     let rig = Rig::new(lib, FI_PROGRESS_MANUAL);
     let (a, b) = (&rig.a, &rig.b);
@@ -224,7 +225,7 @@ fn remote_events(lib: &Lib) {
     assert_eq!(bind(two, of_two.0, REMOTE), 0);
     works(a, b, rig.to_b);
     let piece = |key, at, len| fi_rma_iov { addr: at, len, key };
-    // Lengths of the pieces, and the region of each.
+    // The lengths of the pieces, and the region of each.
     let cases: &[&[(usize, u64)]] = &[
         &[(8, 1)],
         &[(8, 1), (16, 1)],
@@ -252,7 +253,7 @@ fn remote_events(lib: &Lib) {
         let counted = [writes, reads, of_one, of_two].map(Cntr::read);
         assert_eq!(counted, [done, done, ones, twos], "after {pieces:?}");
     }
-    // An operation of which a piece is refused is none, and does not disturb the next.
+    // An operation with a refused piece is not counted, and does not disturb the next one.
     for refused in [[(7, 8), (1, 8)], [(1, 8), (7, 8)], [(1, 100_000), (7, 100_000)]] {
         let remote = refused.map(|(key, len)| piece(key, 0, len));
         multi(a, true, pattern(2 * refused[0].1), &remote, rig.to_b, None);
@@ -268,7 +269,7 @@ fn remote_events(lib: &Lib) {
     }
 }
 
-/// Data of a write to several pieces comes once, when all bytes are there, with the length of the whole.
+/// The data of a write to several pieces arrives once, after all bytes, with the total length.
 fn remote_data(lib: &Lib) {
     let (a, b, to_b, _) = pair(lib);
     let there = memory(1 << 20);
@@ -284,7 +285,7 @@ fn remote_data(lib: &Lib) {
         let entry = b.next(&[&a]).done();
         let stored: Vec<u8> =
             [0, 1, 2].into_iter().flat_map(|i| watched.bytes()[200_000 * i..][..lens[i]].to_vec()).collect();
-        assert_eq!(stored, *source, "{lens:?}: the data came before all bytes");
+        assert_eq!(stored, *source, "{lens:?}: the data arrived before all bytes");
         assert_eq!((entry.data, entry.len, entry.op_context as usize), (n as u64 + 1, total, 0), "{lens:?}");
         assert_eq!(entry.flags, FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA);
         assert_eq!(a.next(&[&b]).done().op_context as usize, 0x51);
@@ -293,7 +294,7 @@ fn remote_data(lib: &Lib) {
     assert_eq!(close(mr), 0);
 }
 
-/// Each class counts what its flag says, and nothing else, whether it was bound before or after fi_enable.
+/// Each counter counts only the operations of its flag, whether it was bound before or after fi_enable.
 fn counters_before_and_after_enable(lib: &Lib) {
     for late in [false, true] {
         let (a, b) = (Side::unbound(lib, 0, |_| ()), Side::new(lib));
@@ -332,7 +333,7 @@ fn counters_before_and_after_enable(lib: &Lib) {
         a.start("fi_write", &Args { key: 10, ..args(to_b) }, &[&b]);
         a.next(&[&b]).failed();
         assert_eq!(counters.map(Cntr::errors), [0, 0, 0, 1, 0, 0]);
-        assert_eq!(counters.map(Cntr::read), [3; 6], "a failure is no success");
+        assert_eq!(counters.map(Cntr::read), [3; 6], "a failure does not count as a success");
         for mr in [at_a, at_b] {
             assert_eq!(close(mr), 0);
         }
@@ -344,7 +345,7 @@ fn counters_before_and_after_enable(lib: &Lib) {
     }
 }
 
-/// `fi_rx_size_left` and `fi_tx_size_left` promise no more than there is.
+/// `fi_rx_size_left` and `fi_tx_size_left` promise no more than the room that exists.
 fn room(lib: &Lib) {
     let open = || Side::with(lib, 0, |hints| (hints.rx().size, hints.tx().size) = (8, 8));
     let (a, b, to_b, _) = acquaint(open(), open());
@@ -356,7 +357,8 @@ fn room(lib: &Lib) {
         assert_eq!(rx_left(), 7 - n as isize);
     }
     assert_eq!(post("fi_trecv", 9), err(FI_EAGAIN));
-    // Messages have a queue of their own, of which the number, being the lower one, says nothing.
+    // Untagged receives have a queue of their own. The number is the smaller room of the two queues, so it
+    // stays 0.
     for n in 0..8 {
         assert_eq!(post("fi_recv", 16 + n), 0);
     }
@@ -365,13 +367,13 @@ fn room(lib: &Lib) {
         assert_eq!(b.cancel(n), 0);
         assert_eq!(b.poll().unwrap().failed().err, FI_ECANCELED);
     }
-    assert_eq!(rx_left(), 0, "of one kind there are eight still");
+    assert_eq!(rx_left(), 0, "the untagged queue is still full");
     for n in 0..8 {
         assert_eq!(b.cancel(16 + n), 0);
         assert_eq!(b.poll().unwrap().failed().err, FI_ECANCELED);
     }
     assert_eq!(rx_left(), 8);
-    // What cannot leave yet takes room.
+    // Operations that cannot leave yet occupy room.
     for n in 0..8 {
         a.start("fi_tsendmsg", &Args { flags: FI_DELIVERY_COMPLETE, context: n, ..Args::new(pattern(8), to_b) }, &[]);
         assert_eq!(a.tx_left(), 7 - n as isize);

@@ -1,4 +1,4 @@
-//! What attributes ask of the network: traffic classes and authorization keys.
+//! Attributes of the network: traffic classes and authorization keys.
 
 use std::ffi::CStr;
 
@@ -21,15 +21,15 @@ pub(crate) fn tcp(lib: &Lib) {
     scenes(lib, TCP_SCENES);
 }
 
-/// Where FI_WEFT_JOB_KEY is [`JOB_KEY`].
+/// The environment sets FI_WEFT_JOB_KEY to [`JOB_KEY`].
 pub(crate) fn job_key(lib: &Lib) {
     scenes(lib, &[("keys_of_the_job", keys_of_the_job)]);
 }
 
-/// With a job key that is empty nothing opens that would communicate without one.
+/// With an empty job key, no object opens that would communicate without a key.
 pub(crate) fn empty_job_key(lib: &Lib) {
-    // Not by the group's environment, where an empty value is none. Only this thread runs, and the provider
-    // reads the variable later.
+    // The group's environment cannot set an empty value. Only this thread runs, and the provider reads the
+    // variable later.
     unsafe { std::env::set_var(JOB_KEY.0, "") };
     let info = lib.ask(lib.newest(), None).unwrap();
     let fabric = lib.fabric(&info);
@@ -41,18 +41,18 @@ pub(crate) fn empty_job_key(lib: &Lib) {
     assert_eq!(close(fabric), 0);
 }
 
-/// What every process of a job has in its environment.
+/// A variable in the environment of every process of a job.
 pub(crate) const JOB_KEY: (&str, &str) = ("FI_WEFT_JOB_KEY", "green");
 
 /// The authorization keys of a domain and of its endpoint.
 type Keys = (Option<&'static CStr>, Option<&'static CStr>);
 
-/// An endpoint whose attributes have these authorization keys.
+/// Opens an endpoint with these authorization keys in its attributes.
 fn keyed<'a>(lib: &'a Lib, api: u32, domain: Option<&CStr>, endpoint: Option<&CStr>) -> Side<'a> {
     let hints = lib.allocinfo();
     let give = |key: Option<&CStr>, (place, len): (&mut *mut u8, &mut usize)| {
         if let Some(key) = key {
-            // The host's to free.
+            // The host frees the key.
             (*place, *len) = (unsafe { libc::strdup(key.as_ptr()) }.cast(), key.count_bytes());
         }
     };
@@ -63,7 +63,7 @@ fn keyed<'a>(lib: &'a Lib, api: u32, domain: Option<&CStr>, endpoint: Option<&CS
     Side::opened(lib, 0, lib.ask(api, Some(&hints)).unwrap())
 }
 
-/// Two endpoints communicate, or are denied.
+/// Checks for each case whether two endpoints with these keys can communicate.
 fn agree(lib: &Lib, cases: &[(Keys, Keys, bool)]) {
     for &(mine, theirs, agree) in cases {
         let side = |(domain, endpoint)| keyed(lib, lib.newest(), domain, endpoint);
@@ -77,7 +77,7 @@ fn agree(lib: &Lib, cases: &[(Keys, Keys, bool)]) {
     }
 }
 
-/// Endpoints communicate if they have the same key: their own, or else their domain's.
+/// Endpoints communicate if they have the same key. The key is the endpoint's own, or its domain's.
 fn keys(lib: &Lib) {
     let (red, blue) = (Some(c"red"), Some(c"blue"));
     let cases = [
@@ -90,8 +90,8 @@ fn keys(lib: &Lib) {
     agree(lib, &cases);
 }
 
-/// The environment's key is that of all who have none, and of nobody else: who has been given that same key
-/// in another way has it, too.
+/// The environment's key applies to endpoints without a key. Endpoints that have the same key from their
+/// attributes communicate with them.
 fn keys_of_the_job(lib: &Lib) {
     let (red, green) = (Some(c"red"), Some(c"green"));
     let cases = [
@@ -105,7 +105,7 @@ fn keys_of_the_job(lib: &Lib) {
     agree(lib, &cases);
 }
 
-/// `fi_mr_regattr` with an authorization key of the region's own.
+/// Calls `fi_mr_regattr` with an authorization key for the region.
 fn register(side: &Side<'_>, target: &mut [u8], key: Option<&[u8]>) -> Result<*mut fid_mr, i32> {
     let iov = libc::iovec { iov_base: target.as_mut_ptr().cast(), iov_len: target.len() };
     let mut attr: fi_mr_attr = unsafe { std::mem::zeroed() };
@@ -120,7 +120,8 @@ fn register(side: &Side<'_>, target: &mut [u8], key: Option<&[u8]>) -> Result<*m
     }
 }
 
-/// A region is reached through endpoints that have its key: its own, or else its domain's, if that has one.
+/// A region is accessible through endpoints with its key. The key is the region's own, or its domain's if
+/// that has one.
 fn keys_of_regions(lib: &Lib) {
     let red = Some(c"red");
     for (domain, own, reached) in [
@@ -155,7 +156,7 @@ fn old_versions_have_no_keys(lib: &Lib) {
     works(&a, &b, to_b);
 }
 
-/// An endpoint's class is that of its attributes, or else its domain's, and marked on its sockets.
+/// An endpoint's class is that of its attributes, or its domain's. Its sockets are marked with the class.
 fn traffic_classes(lib: &Lib) {
     for (domain, endpoint, byte) in [
         (FI_TC_UNSPEC, FI_TC_UNSPEC, 0),
@@ -174,7 +175,7 @@ fn traffic_classes(lib: &Lib) {
     }
 }
 
-/// The traffic class byte of the socket that listens at an address.
+/// Returns the traffic class byte of the socket that listens at an address.
 fn class_of_listener(name: &[u8]) -> i32 {
     for fd in 0..1024 {
         let mut addr: libc::sockaddr_in = unsafe { std::mem::zeroed() };
@@ -193,10 +194,10 @@ fn class_of_listener(name: &[u8]) -> i32 {
             return class;
         }
     }
-    panic!("nobody listens at {name:?}");
+    panic!("no socket listens at {name:?}");
 }
 
-/// What is no class is not offered, and refused where something is opened with it.
+/// Invalid classes are not offered. Opening an object with one is refused.
 fn wrong_traffic_classes(lib: &Lib) {
     for wrong in [1, FI_TC_DSCP | 64, FI_TC_NETWORK_CTRL + 1] {
         let hints = lib.allocinfo();

@@ -42,15 +42,15 @@ fn shared_hints(info: &Info<'_>) {
     (info.ep().tx_ctx_cnt, info.ep().rx_ctx_cnt) = (SHARED, SHARED);
 }
 
-/// Endpoints that share both contexts and a queue, and somebody who knows them.
+/// Endpoints that share both contexts and a queue, and a peer.
 struct Group<'a> {
-    /// Its first endpoint, its queue, its address vector.
+    /// The first endpoint, the queue and the address vector.
     side: Side<'a>,
     others: Vec<*mut fid_ep>,
     srx: *mut fid_ep,
     stx: *mut fid_stx,
     peer: Side<'a>,
-    /// The endpoints at the peer, and the peer here.
+    /// The endpoints' addresses at the peer, and the peer's address here.
     to: Vec<u64>,
     back: u64,
 }
@@ -74,7 +74,7 @@ impl<'a> Group<'a> {
             assert_eq!(bind(ep, side.cq, FI_TRANSMIT | FI_RECV | selective), 0);
             assert_eq!((bind(ep, srx, 0), bind(ep, stx, 0)), (0, 0));
         }
-        // Not in the order in which the queue drives them.
+        // The endpoints join in another order than that in which the queue drives them.
         for &ep in others.iter().rev().chain([&side.ep]) {
             assert_eq!(control(ep, FI_ENABLE, null_mut()), 0);
         }
@@ -92,7 +92,7 @@ impl<'a> Group<'a> {
         assert_eq!(self.post("fi_trecv", &Args { context, ..Args::new(buf, 0) }), 0);
     }
 
-    /// A tagged message to one of the endpoints, which leaves.
+    /// Sends a tagged message to one of the endpoints. The message leaves.
     fn send(&self, buf: &[u8], to: usize) {
         let buf = buf.to_vec().leak();
         self.peer.start("fi_tsend", &Args { context: 0x5e, ..Args::new(buf, self.to[to]) }, &[&self.side]);
@@ -102,14 +102,14 @@ impl<'a> Group<'a> {
         assert_eq!(self.peer.next(&[&self.side]).done().op_context as usize, 0x5e);
     }
 
-    /// A message to one of the endpoints, for which there is no receive, has arrived.
+    /// Sends a message without a receive to one of the endpoints, and waits for its arrival.
     fn arrived(&self, buf: &[u8], to: usize) {
         self.send(buf, to);
         self.sent();
         self.side.nothing(&[&self.peer]);
     }
 
-    /// An untagged message to one of the endpoints, which leaves.
+    /// Sends an untagged message to one of the endpoints. The message leaves.
     fn plain(&self, buf: &mut [u8], to: usize) {
         self.peer.start("fi_send", &Args { context: 0x5e, ..Args::new(buf, self.to[to]) }, &[&self.side]);
         self.sent();
@@ -119,7 +119,7 @@ impl<'a> Group<'a> {
         assert_eq!(self.post("fi_recvmsg", &Args { flags: FI_MULTI_RECV, context, ..Args::new(buf, 0) }), 0);
     }
 
-    /// A multi-receive takes a message that has waited at each of two endpoints, and has no room for more.
+    /// A multi-receive takes one waiting message from each of two endpoints, and has no room for more.
     fn fill_multi(&self) {
         set_min_multi_recv(self.srx, 16);
         self.plain(&mut [1; 20], 0);
@@ -128,7 +128,7 @@ impl<'a> Group<'a> {
         self.multi_recv(memory(48), 7);
     }
 
-    /// The messages of [`Group::fill_multi`] are reported, and with the last of them, that the buffer is the client's.
+    /// Both messages of [`Group::fill_multi`] are reported. The report of the last one releases the buffer.
     fn multi_filled(&self) {
         let flags = [(); 2].map(|()| {
             let entry = self.next().done();
@@ -182,7 +182,7 @@ fn bindings(lib: &Lib) {
     assert_eq!((bind(side.ep, srx, 0), bind(side.ep, stx, 0)), (-FI_EINVAL, -FI_EINVAL), "twice");
     assert_eq!(side.enable(), 0);
     assert_eq!((close(srx), close(stx)), (-FI_EBUSY, -FI_EBUSY));
-    // Of a receive context only receives and options are used.
+    // A receive context accepts only receives and options.
     let args = Args::new(memory(8), 0);
     for name in ["fi_send", "fi_tsend", "fi_write", "fi_read"] {
         assert_eq!(unsafe { (call(name).run)(srx, &args) }, err(FI_ENOSYS), "{name}");
@@ -195,7 +195,7 @@ fn bindings(lib: &Lib) {
     assert_eq!((bind(stranger, srx, 0), bind(stranger, stx, 0)), (0, 0));
     assert_eq!(control(stranger, FI_ENABLE, null_mut()), -FI_EINVAL);
     assert_eq!((close(stranger), close(av)), (0, 0));
-    // Nor are objects of several domains mixed.
+    // Objects of several domains cannot be mixed.
     let (elsewhere, info) = (Opened::new(lib, &side.info), &side.info);
     let ep: *mut fid_ep = open!(elsewhere.domain, endpoint, info.raw).unwrap();
     assert_eq!(
@@ -209,7 +209,7 @@ fn bindings(lib: &Lib) {
     assert_eq!((close(srx), close(stx)), (0, 0));
 }
 
-/// Receives that were posted before are used by whichever endpoint a message comes to; each endpoint sends for itself.
+/// Posted receives serve the endpoint at which a message arrives. Each endpoint sends independently.
 fn any_endpoint(lib: &Lib) {
     let group = Group::new(lib, 3);
     let targets: Vec<_> = (0..6).map(|_| memory(64)).collect();
@@ -241,7 +241,7 @@ fn any_endpoint(lib: &Lib) {
         assert_eq!(group.next().done().op_context as usize, 2);
         assert_eq!(target, pattern(8));
     }
-    // Untagged ones, too.
+    // Untagged receives are shared, too.
     let target = memory(8);
     assert_eq!(group.post("fi_recv", &Args::new(target, 0)), 0);
     group.peer.start("fi_send", &Args { context: 0x5e, ..Args::new(pattern(8), group.to[1]) }, &[&group.side]);
@@ -250,7 +250,7 @@ fn any_endpoint(lib: &Lib) {
     assert_eq!(target, pattern(8));
 }
 
-/// Messages that were there before their receives are received in their order, and by the oldest receive.
+/// Waiting messages are received in their order, by the oldest receive.
 fn oldest_first(lib: &Lib) {
     let group = Group::new(lib, 2);
     group.arrived(&[1; 8], 1);
@@ -264,7 +264,7 @@ fn oldest_first(lib: &Lib) {
     let got = targets.map(|target| unsafe { (*target)[0] });
     let ordered: Vec<u8> = got.into_iter().filter(|&byte| byte != 3).collect();
     assert!(ordered == [1, 2] && got.contains(&3), "{got:?}");
-    // One that does not fit stays for the one that does.
+    // A receive that does not match stays for a later message.
     group.arrived(&[4; 8], 1);
     let (other, fitting) = (memory(8), memory(8));
     assert_eq!(group.post("fi_trecv", &Args { tag: 1, context: 0xa, ..Args::new(other, 0) }), 0);
@@ -282,7 +282,7 @@ fn oldest_first(lib: &Lib) {
     assert!(is_all(other, 5));
 }
 
-/// Receives of long messages, posted before and after them.
+/// Receives of long messages are posted before and after the messages.
 fn long_messages(lib: &Lib) {
     let group = Group::new(lib, 2);
     let (source, first, second) = (pattern(long_bytes()), memory(long_bytes()), memory(long_bytes()));
@@ -299,7 +299,7 @@ fn long_messages(lib: &Lib) {
     assert!(second == source);
 }
 
-/// A buffer for several messages takes them from all endpoints, those that waited included, and is released once.
+/// A multi-receive takes messages of all endpoints, including waiting ones, and is released once.
 fn multi_receives(lib: &Lib) {
     let group = Group::new(lib, 2);
     let room = || unsafe { (*(*group.srx).ops).rx_size_left.unwrap()(group.srx) };
@@ -320,10 +320,10 @@ fn multi_receives(lib: &Lib) {
         assert_eq!(entry.flags & FI_MULTI_RECV != 0, at == 3, "message {at}");
     }
     assert!((0..4).all(|at| is_all(&target[at * 20..][..20], at as u8 + 1)));
-    assert_eq!(room(), whole, "nothing is posted any more");
+    assert_eq!(room(), whole, "no receive is posted any more");
 }
 
-/// A buffer is not the client's again before all that is in it has been reported, at whichever endpoints.
+/// A buffer is released only after all its messages are reported, at whichever endpoints.
 fn release_comes_last(lib: &Lib) {
     let group = Group::new(lib, 2);
     group.fill_multi();
@@ -341,14 +341,14 @@ fn peek_and_claim(lib: &Lib) {
     group.arrived(&[9; 24], 1);
     let found = look(FI_PEEK | FI_CLAIM, 2).done();
     assert_eq!((found.op_context as usize, found.len), (2, 24));
-    assert_eq!(look(FI_PEEK, 3).failed().err, FI_ENOMSG, "it is reserved");
+    assert_eq!(look(FI_PEEK, 3).failed().err, FI_ENOMSG, "the message is claimed");
     let target = memory(24);
     assert_eq!(group.post("fi_trecvmsg", &Args { flags: FI_CLAIM, context: 2, ..Args::new(target, 0) }), 0);
     assert_eq!(group.next().done().op_context as usize, 2);
     assert!(is_all(target, 9));
     group.arrived(&[8; 24], 2);
     assert_eq!(look(FI_PEEK | FI_DISCARD, 4).done().len, 24);
-    assert_eq!(look(FI_PEEK, 5).failed().err, FI_ENOMSG, "it was thrown away");
+    assert_eq!(look(FI_PEEK, 5).failed().err, FI_ENOMSG, "the message was discarded");
 }
 
 fn cancel(lib: &Lib) {
@@ -368,7 +368,7 @@ fn cancel(lib: &Lib) {
     assert!(is_all(second, 3) && is_all(first, 0));
 }
 
-/// Whether a success makes an entry is a matter of each endpoint's binding.
+/// Each endpoint's binding decides whether a success is reported.
 fn selective(lib: &Lib) {
     let group = Group::with(lib, 2, FI_SELECTIVE_COMPLETION, |_| ());
     let (silent, told) = (memory(8), memory(8));
@@ -384,7 +384,7 @@ fn selective(lib: &Lib) {
     group.side.nothing(&[&group.peer]);
 }
 
-/// Somebody sleeps on the queue when the receive for a message is posted that has been there for a while.
+/// A thread sleeps on the queue when a receive is posted for a message that has arrived before.
 fn sleeping_reader(lib: &Lib) {
     for progress in [FI_PROGRESS_MANUAL, FI_PROGRESS_AUTO] {
         let group = Group::with(lib, 2, 0, |info| info.domain().data_progress = progress);
@@ -404,7 +404,7 @@ fn sleeping_reader(lib: &Lib) {
     }
 }
 
-/// Receives stay for those endpoints that are left.
+/// Receives stay for the remaining endpoints.
 fn closing(lib: &Lib) {
     let mut group = Group::new(lib, 2);
     let target = memory(8);
@@ -417,7 +417,7 @@ fn closing(lib: &Lib) {
     assert!(is_all(target, 7));
 }
 
-/// What a closing endpoint has received, or not to the end, is reported.
+/// A closing endpoint reports completed and aborted receives.
 fn closing_under_way(lib: &Lib) {
     for size in [8, long_bytes()] {
         let mut group = Group::new(lib, 2);
@@ -437,7 +437,7 @@ fn closing_under_way(lib: &Lib) {
     }
 }
 
-/// The endpoints that are left get a buffer back in which another one was the last to receive.
+/// An endpoint closes that was the last to receive into a buffer. The remaining endpoints report its release.
 fn closing_multi(lib: &Lib) {
     let mut group = Group::new(lib, 2);
     group.fill_multi();

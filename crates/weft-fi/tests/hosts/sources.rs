@@ -1,5 +1,5 @@
-//! Who a message is from: directed receives that must name their source, errors for strangers, multi-receives
-//! of tagged messages, and what is left of a receive whose sender went away.
+//! Sources of messages: directed receives that must name their source, errors for unknown sources, tagged
+//! multi-receives, and receives whose sender has left.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -30,7 +30,7 @@ pub(crate) fn all(lib: &Lib) {
     );
 }
 
-/// What only hosts of 2.0 and later can ask for.
+/// Whether the host has the capability bits of 2.0.
 fn new_bits(lib: &Lib) -> bool {
     lib.newest() >= v2::V2_0
 }
@@ -39,7 +39,7 @@ fn with_caps<'a>(lib: &'a Lib, caps: u64) -> Side<'a> {
     Side::with(lib, 0, |hints| hints.get().caps = caps)
 }
 
-/// Each bit is granted when asked for, and refused before its version; what nobody asked for holds nobody.
+/// Each bit is granted on request and refused before its version. A bit that was not requested has no effect.
 fn capabilities(lib: &Lib) {
     let ask = |caps| {
         let hints = lib.allocinfo();
@@ -55,7 +55,7 @@ fn capabilities(lib: &Lib) {
             let (caps, rx) = answer.unwrap();
             assert_eq!((caps & bit, rx & bit), (bit, bit), "{bit:#x}");
         } else {
-            assert_eq!(answer.err(), Some(FI_ENODATA), "{bit:#x}, which was FI_VARIABLE_MSG and the like");
+            assert_eq!(answer.err(), Some(FI_ENODATA), "{bit:#x}, which had another meaning");
         }
     }
     if new_bits(lib) {
@@ -75,8 +75,8 @@ fn recv_from(side: &Side<'_>, tagged: bool, buf: &mut [u8], source: u64, context
     }
 }
 
-/// FI_AV_USER_ID: completions name sources as the client has said, and none where it has not; operations name
-/// peers as ever.
+/// FI_AV_USER_ID: completions report sources by the client's numbers, or none if the client has set none.
+/// Operations name peers by the usual addresses.
 fn user_ids(lib: &Lib) {
     if lib.newest() < version(1, 20) {
         return;
@@ -91,19 +91,19 @@ fn user_ids(lib: &Lib) {
         let ops: *const v2::fi_ops_av_1_20 = (*av).ops.cast();
         (*ops).set_user_id.unwrap()(av, addr, id, flags)
     };
-    assert_eq!(set(b.av, 0, 1, 0), -FI_EINVAL, "not a vector for that");
+    assert_eq!(set(b.av, 0, 1, 0), -FI_EINVAL, "a vector without user ids");
     assert_eq!(close(b.av), 0);
     b.av = b.opened.av(|attr| attr.flags = FI_AV_USER_ID).unwrap();
     let b = b.bound();
     let a = Side::new(lib);
     let to_b = a.insert(&b.name());
-    // That a is not number 0 shows that its number is not taken for another.
+    // The address of a must not be 0, so that its user id is not mistaken for it.
     b.insert(&Side::new(lib).name());
     let to_a = b.insert(&a.name());
     assert_eq!(set(b.av, to_a + 1, 5, 0), -FI_EINVAL, "no such address");
     assert_eq!(set(b.av, to_a, 5, 1), -FI_EBADFLAGS.cast_signed());
     let source_is = |id: u64| {
-        // Whether the receive or the message comes first; one that names its source does so by the number.
+        // The receive or the message comes first. A receive that names its source uses the address.
         for (early, from) in [(true, FI_ADDR_UNSPEC), (false, to_a), (true, to_a)] {
             let target = memory(8);
             let post = |target: &mut [u8]| assert_eq!(recv_from(&b, true, target, from, 1), 0);
@@ -132,7 +132,8 @@ fn user_ids(lib: &Lib) {
     source_is(7);
 }
 
-/// FI_EXACT_DIRECTED_RECV, alone and as a modifier: sources are honoured, and must be named.
+/// FI_EXACT_DIRECTED_RECV, alone and as a modifier: a receive must name its source, and matches only that
+/// source.
 fn exact(lib: &Lib) {
     if !new_bits(lib) {
         return;
@@ -154,7 +155,7 @@ fn exact(lib: &Lib) {
                 b.poll().unwrap().failed();
                 continue;
             }
-            // The first receive is for the third, whose message comes last.
+            // The first receive is for the third side, whose message comes last.
             let (from_third, from_a) = (memory(8), memory(8));
             let (by_a, by_third) = (&mut [0xaa; 8], &mut [0x33; 8]);
             assert_eq!(recv_from(&b, tagged, from_third, to_third, 2), 0);
@@ -170,7 +171,7 @@ fn exact(lib: &Lib) {
     }
 }
 
-/// Waits until an error entry is next, without reading it.
+/// Waits until the next entry is an error, without reading it.
 fn error_is_next(side: &Side<'_>, other: &Side<'_>) {
     let read = unsafe { (*(*side.cq).ops).read.unwrap() };
     until(|| {
@@ -179,15 +180,15 @@ fn error_is_next(side: &Side<'_>, other: &Side<'_>) {
         match unsafe { read(side.cq, (&raw mut entry).cast(), 1) } {
             result if result == fabric_err(FI_EAVAIL) => Some(()),
             result => {
-                assert_eq!(result, err(FI_EAGAIN), "what a stranger sent is no plain success");
+                assert_eq!(result, err(FI_EAGAIN), "a stranger's message must be an error entry");
                 None
             }
         }
     });
 }
 
-/// FI_SOURCE_ERR: what a stranger sends is received well, and reported with its address, which may be
-/// inserted as it is.
+/// FI_SOURCE_ERR: a stranger's message is received and reported with the stranger's address, which the client
+/// can insert unchanged.
 fn strangers(lib: &Lib) {
     let extra = FI_SOURCE | FI_SOURCE_ERR;
     for tagged in [true, false] {
@@ -223,7 +224,7 @@ fn strangers(lib: &Lib) {
                 assert_eq!(target, source, "{what}");
                 let name = a.name();
                 if room == 0 {
-                    // It stays where the provider has it until the next read.
+                    // The data stays in the provider's buffer until the next read.
                     let data = unsafe { std::slice::from_raw_parts(entry.err_data.cast::<u8>(), entry.err_data_size) };
                     assert_eq!(data, name, "{what}");
                     b.insert(data);
@@ -238,7 +239,7 @@ fn strangers(lib: &Lib) {
                         b.insert(&lent);
                     }
                 }
-                // Once it is known its messages are like any other's.
+                // Once inserted, the peer's messages complete as all others.
                 if room != 10 {
                     a.next(&[&b]).done();
                     works(&a, &b, to_b);
@@ -248,7 +249,7 @@ fn strangers(lib: &Lib) {
     }
 }
 
-/// Such a message counts as received, and where entries are selective it makes one only if it was asked for.
+/// A stranger's message counts as received. With selective completion it is reported only on request.
 fn strangers_uncounted(lib: &Lib) {
     let b = Side::unbound(lib, 0, |hints| hints.get().caps = FI_TAGGED | FI_SOURCE | FI_SOURCE_ERR);
     let cntr = b.opened.cntr();
@@ -275,7 +276,7 @@ fn strangers_uncounted(lib: &Lib) {
     assert_eq!(crate::client::close(cntr.0), 0);
 }
 
-/// A tagged buffer takes message after message, of its tag only, until too little is left.
+/// A tagged multi-receive takes messages of its tag only, until too little room is left.
 fn tagged_multi(lib: &Lib) {
     let caps = FI_TAGGED | FI_MULTI_RECV | if new_bits(lib) { v2::FI_TAGGED_MULTI_RECV } else { 0 };
     let (a, b, to_b, _) = acquaint(with_caps(lib, caps), with_caps(lib, caps));
@@ -304,7 +305,8 @@ fn tagged_multi(lib: &Lib) {
     b.nothing(&[&a]);
 }
 
-/// FI_MULTI_RECV as a default flag is for untagged receives, unless the client has been granted FI_TAGGED_MULTI_RECV.
+/// FI_MULTI_RECV as a default flag applies to untagged receives, and to tagged ones with
+/// FI_TAGGED_MULTI_RECV.
 fn untagged_multi(lib: &Lib) {
     for api in [lib.newest().min(version(1, 17)), lib.newest()] {
         let hints = lib.allocinfo();
@@ -316,7 +318,7 @@ fn untagged_multi(lib: &Lib) {
             let tagged = recv.contains("_t");
             let send = if tagged { "fi_tsend" } else { "fi_send" };
             let several = !tagged || api >= v2::V2_0;
-            // After two messages too little is left.
+            // After two messages too little room is left.
             let (buf, next) = (memory(250), memory(100));
             b.start(recv, &Args { context: 0x71, ..Args::new(buf, 0) }, &[]);
             for _ in 0..2 {
@@ -326,7 +328,7 @@ fn untagged_multi(lib: &Lib) {
             assert_eq!(b.next(&[&a]).done().op_context as usize, 0x71, "{recv}");
             if !several {
                 b.nothing(&[&a]);
-                assert!(buf[..100] == *pattern(100) && is_all(&buf[100..], 0), "{recv}: the buffer is the client's");
+                assert!(buf[..100] == *pattern(100) && is_all(&buf[100..], 0), "{recv}: the buffer is released");
                 b.start("fi_trecvmsg", &Args { context: 0x72, ..Args::new(next, 0) }, &[]);
             }
             let entry = b.next(&[&a]).done();
@@ -338,7 +340,8 @@ fn untagged_multi(lib: &Lib) {
     }
 }
 
-/// The sender of a long message closes its endpoint: the receive says what has come, not what was announced.
+/// The sender of a long message closes its endpoint. The receive reports the received length, not the
+/// announced one.
 fn cut(lib: &Lib) {
     if by_itself() {
         return;

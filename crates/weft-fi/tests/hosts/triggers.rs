@@ -1,4 +1,4 @@
-//! Operations with FI_TRIGGER: in every form, when they start, how they end, and what is refused.
+//! Operations with FI_TRIGGER: in every form, with their start, their end, and refusals.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -36,8 +36,8 @@ fn silence(rig: &Rig<'_>) {
     rig.b.nothing(&[&rig.a]);
 }
 
-/// Every function but the injects: nothing happens before the threshold, then what would have happened, with
-/// its context.
+/// Every function except injects. Nothing happens below the threshold. Then the operation runs as usual, and
+/// completes with its context.
 fn every_form(lib: &Lib) {
     both(lib, |rig| {
         let (a, b) = (&rig.a, &rig.b);
@@ -77,7 +77,7 @@ fn every_form(lib: &Lib) {
             }
             silence(rig);
         }
-        // Nothing says whose condition an inject's would be.
+        // An inject has no context, which would hold its condition.
         for call in CALLS.iter().filter(|call| call.form == Form::Inject) {
             let args = Args::new(memory(8), rig.to_b);
             assert_eq!(unsafe { (call.run)(transmits, &args) }, err(FI_EINVAL), "{}", call.name);
@@ -89,7 +89,8 @@ fn every_form(lib: &Lib) {
     });
 }
 
-/// It counts at its endpoint, as any operation does; and an endpoint may have it as default from the start.
+/// A triggered operation counts at its endpoint as others do. FI_TRIGGER may be a default flag of the
+/// endpoint.
 fn by_flag_and_by_default(lib: &Lib) {
     for model in MODELS {
         let side = |flags| {
@@ -107,7 +108,7 @@ fn by_flag_and_by_default(lib: &Lib) {
         assert_eq!(bind(a.ep, cntr.0, FI_SEND), 0);
         let target = memory(8);
         for threshold in [1, 2] {
-            // Each is triggered by the one before.
+            // Each operation is triggered by the one before.
             let context = std::ptr::from_mut(condition(cntr, threshold)) as usize;
             a.start("fi_send", &Args { context, ..Args::new(pattern(8), to_b) }, &[&b]);
             b.start("fi_recv", &Args::new(target, 0), &[&a]);
@@ -142,7 +143,7 @@ fn order(lib: &Lib) {
             b.next(&[a]).done();
             assert_eq!(target[0], n);
         }
-        // Reached already: it starts at once.
+        // The threshold is reached already, so the operation starts at once.
         let context = std::ptr::from_mut(condition(trigger, 9)) as usize;
         b.start("fi_recv", &Args::new(target, 0), &[a]);
         a.start("fi_sendmsg", &Args { context, flags: FI_TRIGGER, ..Args::new(pattern(4), rig.to_b) }, &[b]);
@@ -150,7 +151,7 @@ fn order(lib: &Lib) {
     });
 }
 
-/// `fi_cancel` ends what has not started, whichever way it would have gone, with an entry.
+/// `fi_cancel` ends waiting operations in either direction, with an entry.
 fn cancelled(lib: &Lib) {
     both(lib, |rig| {
         let (a, b) = (&rig.a, &rig.b);
@@ -163,14 +164,14 @@ fn cancelled(lib: &Lib) {
             assert_eq!(a.cancel(context), 0, "{name}");
             let failed = a.next(&[b]).failed();
             assert_eq!((failed.op_context as usize, failed.err), (context, FI_ECANCELED as c_int), "{name}");
-            assert_eq!(a.cancel(context), -(FI_ENOENT as isize), "{name}: it is over");
+            assert_eq!(a.cancel(context), -(FI_ENOENT as isize), "{name}: it has ended");
         }
         trigger.add(1);
         silence(rig);
     });
 }
 
-/// What is no condition is refused, and so are operations that have none.
+/// Invalid conditions, and operations without a condition, are refused.
 fn conditions(lib: &Lib) {
     let rig = Rig::new(lib, FI_PROGRESS_MANUAL);
     let (a, b) = (&rig.a, &rig.b);
@@ -199,11 +200,11 @@ fn conditions(lib: &Lib) {
     for name in ["fi_sendmsg", "fi_tsendmsg", "fi_readmsg", "fi_writemsg"] {
         let context = std::ptr::from_mut(condition(trigger, 1)) as usize;
         let args = Args { context, flags: FI_TRIGGER, ..Args::new(buf, rig.to_b + 1000) };
-        assert_eq!(a.run(name, &args), err(FI_EINVAL), "{name} to nobody");
+        assert_eq!(a.run(name, &args), err(FI_EINVAL), "{name} to no address");
     }
     trigger.add(1);
     silence(&rig);
-    // An endpoint that was not opened for this.
+    // An endpoint without the capability.
     let plain = Side::with(lib, 0, |hints| hints.get().caps = FI_MSG | FI_TAGGED | FI_RMA);
     for name in ["fi_sendmsg", "fi_recvmsg", "fi_writemsg"] {
         let context = std::ptr::from_mut(condition(trigger, 1)) as usize;
@@ -212,7 +213,7 @@ fn conditions(lib: &Lib) {
     }
 }
 
-/// What turns out only when the time has come is an error entry.
+/// An error that shows only when the operation starts is an error entry.
 fn refused_later(lib: &Lib) {
     both(lib, |rig| {
         let (a, b) = (&rig.a, &rig.b);
@@ -230,7 +231,7 @@ fn refused_later(lib: &Lib) {
     });
 }
 
-/// A triggered receive may be one for several messages.
+/// A triggered receive may be a multi-receive.
 fn a_buffer_for_several(lib: &Lib) {
     both(lib, |rig| {
         let (a, b) = (&rig.a, &rig.b);
