@@ -1,5 +1,5 @@
-//! Atomic operations: every operation on every type in every form, what is refused, what is reported, and
-//! that they stay atomic in every mix (fi_atomic(3)).
+//! Atomic operations: every operation on every type in every form, refusals, reports, order, and atomicity
+//! under every mix of operations (fi_atomic(3)).
 
 pub(crate) mod calls;
 mod mixes;
@@ -21,10 +21,10 @@ const KEY: u64 = 1 << 63 | 0x41;
 const READABLE: u64 = 0x42;
 const WRITABLE: u64 = 0x43;
 const CONTEXT: usize = 0xa7;
-/// Bytes at the target of the longest operation.
+/// The length at the target of the longest operation.
 const LONGEST_BYTES: usize = 1 << 20;
 
-/// Whether an API version has an operation: by the words of fi_atomic(3), not by the table.
+/// Whether an API version has an operation, by the words of fi_atomic(3) and not by the provider's table.
 fn is_valid(api: u32, form: Form, ty: u32, op: u32) -> bool {
     let since = |new: bool, version: u32| !new || api >= version;
     let known = ty <= FI_FLOAT8_E5M2
@@ -49,7 +49,7 @@ fn is_valid(api: u32, form: Form, ty: u32, op: u32) -> bool {
         }
 }
 
-/// Every operation that this host's newest API version has.
+/// All operations of this host's newest API version.
 fn all_of(lib: &Lib) -> Vec<Amo> {
     let mut out = Vec::new();
     for ty in 0..=FI_FLOAT8_E5M2 {
@@ -66,7 +66,7 @@ fn all_of(lib: &Lib) -> Vec<Amo> {
     out
 }
 
-/// All of them.
+/// All scenes.
 pub(crate) fn all(lib: &Lib) {
     scenes(
         lib,
@@ -87,7 +87,7 @@ pub(crate) fn all(lib: &Lib) {
     );
 }
 
-// ---- what there is ---------------------------------------------------------------------------
+// ---- queries ---------------------------------------------------------------------------------
 
 fn valid(ep: *mut fid_ep, form: Form, ty: u32, op: u32, count: *mut usize) -> i32 {
     unsafe {
@@ -101,7 +101,7 @@ fn valid(ep: *mut fid_ep, form: Form, ty: u32, op: u32, count: *mut usize) -> i3
     }
 }
 
-/// The queries, over more types and operations than there are, for old and new clients.
+/// The queries of all types and operations, existing or not, for old and new clients.
 fn queries(lib: &Lib) {
     for api in lib.versions() {
         let info = lib.ask(api, None).unwrap();
@@ -123,7 +123,7 @@ fn queries(lib: &Lib) {
                 }
             }
         }
-        assert_eq!(valid(side.ep, Form::Base, FI_INT8, FI_SUM, null_mut()), 0, "nobody wants the count");
+        assert_eq!(valid(side.ep, Form::Base, FI_INT8, FI_SUM, null_mut()), 0, "a client may not request the count");
         let mut attr = fi_atomic_attr { count: 0, size: 0 };
         for (flags, expected) in [
             (FI_FETCH_ATOMIC | FI_COMPARE_ATOMIC, -(FI_EBADFLAGS as i32)),
@@ -135,21 +135,21 @@ fn queries(lib: &Lib) {
         }
         assert_eq!(unsafe { query(side.opened.domain, FI_UINT64, FI_SUM, null_mut(), 0) }, -FI_EINVAL);
     }
-    // Capabilities do not say what an endpoint starts; datagrams know no atomics.
+    // Capabilities do not limit the operations that an endpoint starts. Datagrams have no atomics.
     for (ty, caps, answer) in [(FI_EP_RDM, FI_MSG, FI_EINVAL), (FI_EP_DGRAM, FI_MSG, FI_ENOSYS)] {
         let side = Side::with(lib, 0, |hints| (hints.ep().type_, hints.get().caps) = (ty, caps));
         let known = if ty == FI_EP_DGRAM { -FI_ENOSYS } else { 0 };
         assert_eq!(valid(side.ep, Form::Base, FI_INT8, FI_SUM, null_mut()), known);
         let one = memory(8);
         let amo = Amo::new(Form::Base, Type::Uint64, Op::Sum).unwrap();
-        // Nothing is at address 0.
+        // No peer is at address 0.
         assert_eq!(Args { buf: one.as_mut_ptr(), ..Args::new(amo, 1, 0) }.run(side.ep, Way::Plain), err(answer));
     }
 }
 
-// ---- what they do ----------------------------------------------------------------------------
+// ---- results ---------------------------------------------------------------------------------
 
-/// Some cases whose outcome is written down, by libfabric's numbers.
+/// Some cases with constant results, by libfabric's numbers.
 fn known_values(lib: &Lib) {
     let (a, b, to_b, _) = pair(lib);
     let target = memory(64);
@@ -157,7 +157,7 @@ fn known_values(lib: &Lib) {
     let i16s = |n: i16| n.to_ne_bytes().to_vec();
     let f64s = |n: f64| n.to_ne_bytes().to_vec();
     let c32s = |re: f32, im: f32| [re.to_ne_bytes(), im.to_ne_bytes()].concat();
-    // 2^63 + 1 is a long double and no double.
+    // A long double can hold 2^63 + 1, a double cannot.
     let long = |low: u64, high: u16| (u128::from(high) << 64 | u128::from(low)).to_ne_bytes().to_vec();
     let cases = [
         (FI_INT16, FI_SUM, i16s(-3), i16s(5), vec![], i16s(2)),
@@ -187,14 +187,14 @@ fn known_values(lib: &Lib) {
         };
         assert_eq!(args.run(a.ep, Way::Plain), 0);
         a.next(&[&b]).done();
-        assert_eq!(result[..old.len()], old, "type {ty}, operation {op}: what was fetched");
+        assert_eq!(result[..old.len()], old, "type {ty}, operation {op}: the fetched value");
         assert_eq!(target[..new.len()], new, "type {ty}, operation {op}");
     }
     assert_eq!(close(mr), 0);
 }
 
-/// Numbers of any type with which operations do something: small integers as bytes say nothing to a float,
-/// but halves of its range and the like are fine, as long as nothing is a NaN, whose bits are not promised.
+/// Numbers of any type on which operations have an effect. The bytes of small integers are no useful floats,
+/// so floats are halves of their range and the like. None is a NaN, whose bits are not specified.
 fn numbers(ty: Type, count: usize, seed: usize) -> Vec<u8> {
     let part = |n: usize| -> Vec<u8> {
         let small = i8::try_from(n * 7 % 11).unwrap() - 5;
@@ -202,7 +202,7 @@ fn numbers(ty: Type, count: usize, seed: usize) -> Vec<u8> {
             Type::Float | Type::FloatComplex => f32::from(small).to_ne_bytes().to_vec(),
             Type::Double | Type::DoubleComplex => f64::from(small).to_ne_bytes().to_vec(),
             Type::LongDouble | Type::LongDoubleComplex => {
-                // 1.5 times a power of two, or its negative.
+                // 1.5 times a power of two, or the negative.
                 let exponent = 16383_u128 + (n as u128 % 5);
                 (u128::from(small < 0) << 79 | exponent << 64 | 3 << 62).to_ne_bytes().to_vec()
             }
@@ -220,18 +220,19 @@ fn numbers(ty: Type, count: usize, seed: usize) -> Vec<u8> {
     out
 }
 
-/// Every operation on every type in every way, aligned and not, in one piece and in two; and nothing else is touched.
+/// Every operation on every type in every way, aligned and unaligned, in one piece and in two. No other byte
+/// changes.
 fn every_operation(lib: &Lib) {
     const COUNT: usize = 3;
     let (a, b, to_b, _) = pair(lib);
-    // A region of two pieces, of which the first ends inside a number.
+    // A region of pieces. The first piece ends inside a number.
     let whole = memory(512);
     let mr = b.register_pieces(whole, 4, FI_REMOTE_READ | FI_REMOTE_WRITE, KEY);
     for (n, amo) in all_of(lib).into_iter().enumerate() {
         let size = amo.ty().size();
         for (w, way) in ways(amo.form()).iter().enumerate() {
             let what = format!("{amo:?} {way:?}");
-            // By turns at a multiple of 64, unaligned, and across the end of a piece.
+            // In turn at a multiple of 64, unaligned, and across the end of a piece.
             let at = [64, 65, 128 - size - size / 2][(n + w) % 3];
             let len = COUNT * size;
             let old = numbers(amo.ty(), COUNT, n);
@@ -262,7 +263,7 @@ fn every_operation(lib: &Lib) {
             });
             if *way == Way::Inject {
                 local.fill(0x33);
-                // Nothing tells of its end but what follows it.
+                // The next message shows that the operation has ended.
                 works(&a, &b, to_b);
             } else {
                 let entry = a.next(&[&b]).done();
@@ -277,7 +278,7 @@ fn every_operation(lib: &Lib) {
                 &expected[at..at + len]
             );
             if amo.fetches() {
-                assert_eq!(result[..len], old, "{what}: what was fetched");
+                assert_eq!(result[..len], old, "{what}: the fetched numbers");
             }
             assert!(is_all(&result[if amo.fetches() { len } else { 0 }..], 0x22), "{what}: beyond the result");
         }
@@ -287,7 +288,7 @@ fn every_operation(lib: &Lib) {
     assert_eq!(close(mr), 0);
 }
 
-/// From one number to as many as the queries say; and more are refused.
+/// The numbers of elements from one to the maximum of the queries. More elements are refused.
 fn counts(lib: &Lib) {
     let (a, b, to_b, _) = pair(lib);
     let target = memory(LONGEST_BYTES + 64);
@@ -337,7 +338,7 @@ fn counts(lib: &Lib) {
             assert_eq!(args(0).run(a.ep, *way), err(FI_EINVAL), "{amo:?} {way:?}");
         }
     }
-    // Injects are bounded like others.
+    // Injects have the same limits.
     let amo = Amo::new(Form::Base, Type::Uint8, Op::Sum).unwrap();
     let limit = a.info.tx().inject_size;
     let mut args = |count, flags| Args { buf: local.as_mut_ptr(), flags, ..Args::new(amo, count, to_b) };

@@ -1,5 +1,5 @@
-//! Clients that wait on a mutex and a condition variable (FI_WAIT_MUTEX_COND) as fi_poll(3) has it: the mutex
-//! is held from before `fi_trywait` until the wait, which lets go of it.
+//! Clients that wait on a mutex and a condition variable (FI_WAIT_MUTEX_COND), as fi_poll(3) describes. The
+//! client locks the mutex before `fi_trywait`, and the wait releases it.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -26,7 +26,7 @@ pub(crate) fn all(lib: &Lib) {
 }
 
 const ROUNDS: usize = 400;
-/// A client with something else to do looks after it now and then.
+/// The interval at which a busy client checks the object.
 const BRIEF: Duration = Duration::from_micros(20);
 
 /// A mutex and a condition variable.
@@ -40,7 +40,7 @@ impl Condition {
         Self(found)
     }
 
-    /// `pthread_mutex_timedlock`: a deadlock shall be reported.
+    /// Locks the mutex by `pthread_mutex_timedlock`, so that a deadlock fails the test.
     fn lock(self) {
         let end = time_after(PATIENCE);
         assert_eq!(unsafe { libc::pthread_mutex_timedlock(self.0.mutex, &end) }, 0, "the mutex stays taken");
@@ -50,7 +50,7 @@ impl Condition {
         assert_eq!(unsafe { libc::pthread_mutex_unlock(self.0.mutex) }, 0);
     }
 
-    /// Waits, with the mutex held. Whether the time is not up.
+    /// Waits with the mutex held. Returns false on a timeout.
     fn wait(self, time: Duration) -> bool {
         let end = time_after(time);
         match unsafe { libc::pthread_cond_timedwait(self.0.cond, self.0.mutex, &end) } {
@@ -74,11 +74,12 @@ fn time_after(time: Duration) -> libc::timespec {
     now
 }
 
-/// A side whose completions are waited for on a condition: the queue's own, or that of a set which the queue is in.
+/// A side whose completions are waited for on a condition: that of the queue, or that of the queue's wait
+/// set.
 struct Waiter<'a> {
     side: Side<'a>,
     cq: *mut fid_cq,
-    /// Null without one.
+    /// Null if the queue is in no set.
     set: *mut fid_wait,
     condition: Condition,
 }
@@ -122,7 +123,7 @@ impl<'a> Waiter<'a> {
     }
 }
 
-/// One thread does everything, and waits for a while at most, since nobody else would wake it.
+/// One thread does all the work. Its waits are short, since no other thread would wake it.
 fn by_one_thread(lib: &Lib, in_set: bool) {
     let waiter = Waiter::new(lib, in_set, FI_PROGRESS_MANUAL);
     let a = Side::new(lib);
@@ -136,7 +137,7 @@ fn by_one_thread(lib: &Lib, in_set: bool) {
                 return Some(());
             }
             if waiter.may_sleep() {
-                // The message comes now.
+                // The message arrives now.
                 (0..300).for_each(|_| a.progress());
                 waiter.condition.wait(Duration::from_millis(5));
             }
@@ -152,13 +153,13 @@ fn by_one_thread(lib: &Lib, in_set: bool) {
     waiter.close();
 }
 
-/// What the sending thread uses.
+/// The objects of the sending thread.
 struct Sender<'a>(Side<'a>);
 
-// It is used by one thread at a time.
+// One thread uses it at a time.
 unsafe impl Send for Sender<'_> {}
 
-/// Another thread makes progress while the client waits, and wakes it.
+/// The progress thread makes progress while the client waits, and wakes the client.
 fn with_automatic_progress(lib: &Lib, in_set: bool) {
     let waiter = Waiter::new(lib, in_set, FI_PROGRESS_AUTO);
     let a = Side::new(lib);
@@ -194,7 +195,7 @@ fn with_automatic_progress(lib: &Lib, in_set: bool) {
                 if n % 2 == 0 {
                     assert!(waiter.condition.wait(PATIENCE), "round {n}: a lost wake-up");
                 } else {
-                    // The message may come while it looks again.
+                    // The message may arrive while the client checks again.
                     waiter.condition.wait(BRIEF);
                 }
             }
@@ -209,7 +210,7 @@ fn with_automatic_progress(lib: &Lib, in_set: bool) {
     waiter.close();
 }
 
-/// A queue is signalled, and closed, while the client holds the mutex: neither waits for it.
+/// A queue is signaled and closed while the client holds the mutex. Neither call waits for the mutex.
 fn closed_under_the_mutex(lib: &Lib) {
     let side = Side::new(lib);
     let mut attr: fi_cq_attr = unsafe { std::mem::zeroed() };

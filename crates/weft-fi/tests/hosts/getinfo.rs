@@ -1,4 +1,4 @@
-//! fi_getinfo: what is offered, to whom, and what is refused.
+//! fi_getinfo: offers, answers to the hints of middleware, and refusals.
 
 use std::ffi::{CStr, CString, c_int};
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::side::{Side, acquaint, works};
 const V1_5: u32 = version(1, 5);
 const DATA_CAPS: u64 = FI_MSG | FI_TAGGED | FI_RMA;
 
-/// With NULL hints every version gets everything, and what it gets is accepted as hints again, as MPICH does.
+/// With NULL hints every version gets all capabilities. The answer is accepted as hints again, as MPICH does.
 pub(crate) fn defaults(lib: &Lib) {
     for api in lib.versions() {
         let info = lib.ask(api, None).unwrap_or_else(|error| panic!("API {api:#x}: error {error}"));
@@ -42,7 +42,7 @@ pub(crate) fn defaults(lib: &Lib) {
     }
 }
 
-/// The hints that middleware gives, and what it looks at in the answer.
+/// The hints of middleware, and the fields of the answer that it reads.
 pub(crate) fn clients(lib: &Lib) {
     open_mpi(lib);
     sandia_openshmem(lib);
@@ -159,7 +159,7 @@ fn intel_mpi(lib: &Lib) {
     }
 }
 
-/// One attribute at a time that cannot be met: no answer at all.
+/// One attribute at a time cannot be met, so there is no answer.
 pub(crate) fn rejections(lib: &Lib) {
     let api = lib.newest();
     let refused = |what: &str, change: &dyn Fn(&Info<'_>)| {
@@ -191,7 +191,7 @@ pub(crate) fn rejections(lib: &Lib) {
         (hints.get().src_addr, hints.get().src_addrlen) = (bytes, 7);
     });
     refused("another protocol", &|hints| hints.ep().protocol = 8);
-    refused("so many contexts", &|hints| hints.ep().tx_ctx_cnt = usize::MAX - 1);
+    refused("too many contexts", &|hints| hints.ep().tx_ctx_cnt = usize::MAX - 1);
     refused("InfiniBand addresses", &|hints| hints.get().addr_format = FI_SOCKADDR_IB);
     refused("another domain", &|hints| hints.domain().name = unsafe { libc::strdup(c"eth0".as_ptr()) });
     refused("another fabric", &|hints| hints.fabric().name = unsafe { libc::strdup(c"10.0.0.0/8".as_ptr()) });
@@ -199,8 +199,8 @@ pub(crate) fn rejections(lib: &Lib) {
     assert!(lib.ask(api, Some(&hints)).is_ok(), "the same hints without the attribute");
 }
 
-/// A client that names the fabric or the domain it has open gets that one, and the first that is open only if
-/// it names none.
+/// A client that names its open fabric or domain gets that one. A client that names none gets the first one
+/// that is open.
 pub(crate) fn instances(lib: &Lib) {
     let api = lib.newest();
     let info = lib.ask(api, None).unwrap();
@@ -229,7 +229,8 @@ pub(crate) fn instances(lib: &Lib) {
     modes_in_force(lib);
 }
 
-/// An open domain is named only by answers that are true of it, since clients use it as it is.
+/// An answer names an open domain only if the domain has the answer's attributes, since clients use it
+/// unchanged.
 fn as_opened(lib: &Lib) {
     let api = lib.newest();
     let weakest = || {
@@ -257,7 +258,7 @@ fn as_opened(lib: &Lib) {
     lacks("a traffic class", &|hints| hints.domain().tclass = FI_TC_DEDICATED_ACCESS);
     lacks("a key", &|hints| {
         let attr = hints.domain();
-        // The host's to free.
+        // The host frees the key.
         (attr.auth_key, attr.auth_key_size) = (unsafe { libc::strdup(c"red".as_ptr()) }.cast(), 3);
     });
     let older = lib.ask(V1_5, Some(&weakest())).unwrap();
@@ -268,7 +269,7 @@ fn as_opened(lib: &Lib) {
         assert_eq!(lib.ask(V1_5, Some(&hints)).err(), Some(FI_ENODATA), "of another API version");
         assert_eq!(lib.ask(api, Some(&hints)).unwrap().domain().domain, opened.domain);
     }
-    // What is left open is answered as it is there.
+    // Hints that leave an attribute open get the value of the domain.
     let hints = lib.allocinfo();
     hints.domain().domain = opened.domain;
     let answer = lib.ask(api, Some(&hints)).unwrap();
@@ -283,8 +284,8 @@ fn as_opened(lib: &Lib) {
     assert_eq!(endpoint.map(close), Ok(0));
 }
 
-/// A domain serves those, too, who ask for less than it was opened for, but not with several contexts where
-/// none was spoken of.
+/// A domain also serves clients that request less than it has. It does not serve several contexts if it was
+/// opened without.
 fn for_less(lib: &Lib) {
     let api = lib.newest();
     let hints = hinted(lib, FI_TAGGED);
@@ -303,7 +304,7 @@ fn for_less(lib: &Lib) {
     assert_eq!(named(FI_THREAD_FID, FI_PROGRESS_MANUAL, 1), Err(FI_ENODATA));
 }
 
-/// The bits of mr_mode that a client has kept are required of whoever uses the domain.
+/// Modes of mr_mode that are in force at a domain are required of all its clients.
 fn modes_in_force(lib: &Lib) {
     let api = lib.newest();
     let info = lib.ask(api, None).unwrap();
@@ -318,10 +319,10 @@ fn modes_in_force(lib: &Lib) {
     assert_eq!(named(FI_MR_PROV_KEY), Err(FI_ENODATA));
     assert_eq!(named(FI_MR_SCALABLE as i32), Err(FI_ENODATA));
     assert_eq!(named(FI_MR_VIRT_ADDR | FI_MR_PROV_KEY), Ok(FI_MR_VIRT_ADDR));
-    assert_eq!(lib.ask(api, None).unwrap().domain().domain, null_mut(), "whose answer requires nothing");
+    assert_eq!(lib.ask(api, None).unwrap().domain().domain, null_mut(), "its answer requires no mode");
 }
 
-/// Variables are known to the host, and obeyed.
+/// The host knows the variables, and the provider obeys them.
 pub(crate) fn params(lib: &Lib) {
     let info = lib.ask(lib.newest(), None).unwrap();
     assert_eq!(info.tx().inject_size, 8192, "FI_WEFT_INJECT_BYTES=8K");
@@ -335,14 +336,14 @@ pub(crate) fn params(lib: &Lib) {
     }
 }
 
-/// Refusals are explained at info level; the parent process looks for the line.
+/// Refusals are explained at info level. The parent process checks the line.
 pub(crate) fn log_lines(lib: &Lib) {
     let hints = hinted(lib, FI_TAGGED);
     hints.domain().cq_data_size = 16;
     assert!(lib.getinfo(lib.newest(), None, None, 0, Some(&hints)).is_err());
 }
 
-/// Without FI_PROVIDER, layered providers look for something to sit on: not on us.
+/// Without FI_PROVIDER, layered providers look for a core provider. They must not use weft.
 pub(crate) fn no_layers(lib: &Lib) {
     for name in ["", "weft"] {
         let hints = lib.allocinfo();
@@ -355,9 +356,9 @@ pub(crate) fn no_layers(lib: &Lib) {
     }
 }
 
-/// Two host libraries in one process have the provider, each for itself: what one opens is not shown to the
-/// other, structures come from the library that asked, and the log lines of a call go there. Their endpoints
-/// reach each other.
+/// Two host libraries of one process each load the provider. Objects of one host are not shown to the other.
+/// Structures come from the requesting library, and so do the log lines of a call. The endpoints reach each
+/// other.
 pub(crate) fn second_host(first: &Path, second: &Path) {
     let libs = [first, second].map(Lib::load_alone);
     let lines = libs.each_ref().map(Lib::count_log_lines);
@@ -375,7 +376,7 @@ pub(crate) fn second_host(first: &Path, second: &Path) {
         let before = lines.map(|count| count.load(Ordering::Relaxed));
         assert_eq!(lib.ask(lib.newest(), Some(&hints)).err(), Some(FI_ENODATA));
         let more = [0, 1].map(|at| lines[at].load(Ordering::Relaxed) > before[at]);
-        assert_eq!(more, libs.each_ref().map(|any| std::ptr::eq(any, lib)), "hosts that were told why");
+        assert_eq!(more, libs.each_ref().map(|any| std::ptr::eq(any, lib)), "the hosts that logged the reason");
     }
     drop(a);
     drop(b);

@@ -1,8 +1,8 @@
-//! The answers of fi_getinfo beside those of libfabric's own providers, in the same library and for the same hints.
+//! Compares weft's answers of fi_getinfo with those of libfabric's own providers, in the same library and for
+//! the same hints.
 //!
-//! A client that works over tcp, shm or sockets works over weft: where one of them accepts hints, so does
-//! weft, and its answer is worth as much to the client. Every difference that is meant stands in [`MEANT`],
-//! with its reason.
+//! A client of tcp, shm or sockets must work over weft. Where one of them accepts hints, weft does, too, and
+//! its answer gives the client as much. [`INTENDED`] lists every intended difference with its reason.
 
 use std::ffi::CStr;
 
@@ -10,10 +10,10 @@ use weft_fi_sys::*;
 
 use crate::client::{Info, Lib};
 
-/// The providers; where a library has none of that name, the others are compared.
+/// The providers. Those that a library does not have are skipped.
 const PEERS: [&CStr; 5] = [c"tcp", c"tcp;ofi_rxm", c"net", c"shm", c"sockets"];
 
-/// From the oldest version that clients ask for to that of the structures of today.
+/// The API versions from the oldest that clients request to that of the generated structures.
 const VERSIONS: [u32; 5] = [version(1, 0), version(1, 1), version(1, 4), V1_5, version(1, 8)];
 const V1_5: u32 = version(1, 5);
 
@@ -23,8 +23,8 @@ struct Case {
     hints: fn(&Info<'_>),
 }
 
-/// Hints that a peer accepts and weft does not.
-const MEANT: &[(&str, &str)] = &[
+/// Hints that a peer accepts and weft refuses, with the reason.
+const INTENDED: &[(&str, &str)] = &[
     ("caps HMEM", "nothing here reaches the memory of devices"),
     ("caps COLLECTIVE", "there are no collectives"),
     ("caps MSG|COLLECTIVE", "there are no collectives"),
@@ -54,7 +54,7 @@ macro_rules! cases {
 }
 
 cases! {
-    // As clients ask (shared by their sources and by what was seen at run time).
+    // Hints of clients, from their sources and from observed calls.
     "Charm++" |h| {
         h.get().caps = FI_TAGGED | FI_RMA | FI_REMOTE_READ;
         h.get().mode = FI_CONTEXT;
@@ -134,7 +134,7 @@ cases! {
     "caps RMA|RMA_PMEM" |h| h.get().caps = FI_RMA | FI_RMA_PMEM;
     "caps MULTICAST" |h| h.get().caps = FI_MULTICAST;
     "caps VARIABLE_MSG" |h| h.get().caps |= FI_VARIABLE_MSG;
-    // Those of contexts, which may be more.
+    // Capabilities of contexts, which may exceed those of the endpoint.
     "tx caps MSG" |h| h.tx().caps = FI_MSG;
     "tx caps MSG|SEND" |h| h.tx().caps = FI_MSG | FI_SEND;
     "tx caps MSG|RECV" |h| h.tx().caps = FI_MSG | FI_RECV;
@@ -250,7 +250,8 @@ cases! {
     "addr_format ADDR_STR" |h| h.get().addr_format = FI_ADDR_STR;
 }
 
-/// The hints of a case, for one provider. What the case leaves alone is as a client asks that can do everything.
+/// The hints of a case for one provider. Attributes that the case does not change are those of a client with
+/// all modes.
 fn hints<'a>(lib: &'a Lib, case: &Case, provider: &CStr) -> Info<'a> {
     let hints = lib.allocinfo();
     hints.get().caps = FI_MSG | FI_TAGGED | FI_RMA;
@@ -261,7 +262,8 @@ fn hints<'a>(lib: &'a Lib, case: &Case, provider: &CStr) -> Info<'a> {
     hints
 }
 
-/// Parts of an answer that a client cannot change: the registration that it must do, and the guarantees that it gets.
+/// Compares the parts of an answer that a client cannot change: the registration that it must do, and its
+/// guarantees.
 fn compare(what: &str, api: u32, asked: &Info<'_>, ours: &Info<'_>, theirs: &Info<'_>) {
     const OPERATIONS: u64 = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC;
     const MODIFIERS: u64 = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
@@ -308,7 +310,7 @@ fn compare(what: &str, api: u32, asked: &Info<'_>, ours: &Info<'_>, theirs: &Inf
     }
 }
 
-/// Every case, every version, every provider.
+/// Compares every case, version and provider.
 pub(crate) fn compared(lib: &Lib) {
     let plain = Case { name: "plain", hints: |_| () };
     let there = |peer: &CStr| lib.getinfo(V1_5, None, None, 0, Some(&hints(lib, &plain, peer))).is_ok();
@@ -330,12 +332,12 @@ pub(crate) fn compared(lib: &Lib) {
         }
     }
     println!("cases: {compared} answers beside those of {peers:?}");
-    let meant = |name: &str| MEANT.iter().any(|(meant, _)| *meant == name);
-    let not_meant: Vec<_> = differ.iter().filter(|(name, _)| !meant(name)).map(|(_, what)| what).collect();
-    assert!(not_meant.is_empty(), "refused, and not so by others: {not_meant:#?}");
-    // Libraries of later versions have fewer providers; that of the system has all that the list is about.
+    let is_intended = |name: &str| INTENDED.iter().any(|(intended, _)| *intended == name);
+    let unintended: Vec<_> = differ.iter().filter(|(name, _)| !is_intended(name)).map(|(_, what)| what).collect();
+    assert!(unintended.is_empty(), "refused by weft only: {unintended:#?}");
+    // Libraries of later versions have fewer providers. The system's library has all providers of the list.
     if peers.len() == PEERS.len() {
-        for (name, reason) in MEANT {
+        for (name, reason) in INTENDED {
             assert!(differ.iter().any(|(differs, _)| differs == name), "no difference any more: {name}: {reason}");
         }
     }

@@ -33,7 +33,7 @@ fn register(opened: &Opened, memory: &mut [u8], access: u64, key: u64, flags: u6
     if result == 0 { Ok(mr) } else { Err(result) }
 }
 
-/// Keys are the client's, all 64 bits of them, and unique.
+/// Keys are chosen by the client, have 64 bits, and are unique.
 fn keys(lib: &Lib) {
     let opened = opened(lib, 0);
     let mut memory = [0; 64];
@@ -62,7 +62,7 @@ fn keys(lib: &Lib) {
     assert_eq!(close(mr), 0);
     assert_eq!(register(&opened, &mut memory, 1 << 62, 1, 0), Err(-FI_EINVAL));
     assert_eq!(register(&opened, &mut memory, REMOTE, 1, FI_RMA_PMEM), Err(-(FI_EBADFLAGS as i32)));
-    // Dynamic windows: all of memory.
+    // Dynamic windows register all of memory.
     let mut whole = null_mut();
     let domain = opened.domain;
     let reg = unsafe { (*(*domain).mr).reg.unwrap() };
@@ -71,8 +71,8 @@ fn keys(lib: &Lib) {
     assert_eq!(close(whole), 0);
 }
 
-/// Modes in which we choose: every registration has its own key, whatever is asked for, and nobody finds it
-/// by trying: keys are spread over all 64 bits, and not repeated.
+/// In modes with provider keys, every registration has a key of its own, whatever key is requested. Keys
+/// cannot be guessed: they are spread over all 64 bits and are not reused.
 fn provider_keys(lib: &Lib) {
     for mode in [FI_MR_BASIC as c_int, FI_MR_PROV_KEY | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_LOCAL] {
         let opened = opened(lib, mode);
@@ -88,7 +88,8 @@ fn provider_keys(lib: &Lib) {
             keys.push(unsafe { (*mr).key });
             assert_eq!(close(mr), 0);
         }
-        // Each bit is 0 in some of 64 random keys and 1 in others, but for one case in 10^17; so are the differences.
+        // Among 64 random keys each bit takes both values, with a negligible error probability. The same
+        // holds for the differences.
         for differ in [0, 1] {
             let values = keys.windows(2).map(|pair| pair[0].wrapping_sub(pair[1] * differ));
             let (or, and) = values.fold((0, u64::MAX), |(or, and), value| (or | value, and & value));
@@ -133,7 +134,7 @@ fn counters(lib: &Lib) {
     assert_eq!(close(cntr), -FI_EBUSY);
     assert_eq!(close(mr), 0);
     assert_eq!(close(cntr), 0);
-    // Created disabled, bound, enabled.
+    // Created disabled, bound, then enabled.
     let opened = self::opened(lib, FI_MR_RMA_EVENT);
     let mr = register(&opened, &mut memory, REMOTE, 3, FI_RMA_EVENT).unwrap();
     let cntr = opened.cntr();
@@ -141,7 +142,7 @@ fn counters(lib: &Lib) {
     assert_eq!(control(mr, FI_ENABLE, null_mut()), 0);
     assert_eq!(close(mr), 0);
     assert_eq!(close(cntr), 0);
-    // Without the capability there is nothing to count.
+    // Without the capability there are no counters.
     let hints = lib.allocinfo();
     hints.get().caps = FI_RMA;
     let opened = Opened::new(lib, &lib.ask(lib.newest(), Some(&hints)).unwrap());

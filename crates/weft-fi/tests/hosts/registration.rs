@@ -1,5 +1,5 @@
-//! The registration cache through the table of its extension: on a simulated device that demands
-//! registration, and on shared memory, which does not.
+//! The extension of the registration cache, on a simulated device that demands registration, and on shared
+//! memory, which demands none.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -9,7 +9,7 @@ use weft_fi_sys::*;
 use crate::client::Lib;
 use crate::side::{Side, acquaint, memory, pattern};
 
-/// `struct weft_mr_cache_limits`, as an application has it.
+/// `struct weft_mr_cache_limits`, as an application declares it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Limits {
@@ -20,7 +20,7 @@ struct Limits {
     stale_bytes: u64,
 }
 
-/// `struct weft_mr_cache_counts`, with a member that this provider does not know.
+/// `struct weft_mr_cache_counts` with a later member that this provider does not have.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Counts {
@@ -76,7 +76,7 @@ fn get(side: &Side<'_>) -> Limits {
     limits
 }
 
-/// Two endpoints, and a transfer from the first to the second.
+/// Two endpoints, and transfers from the first to the second.
 pub(crate) struct Pair<'a> {
     pub(crate) a: Side<'a>,
     pub(crate) b: Side<'a>,
@@ -90,7 +90,7 @@ impl<'a> Pair<'a> {
         Self { a, b, to_b, target: memory(len) }
     }
 
-    /// Sends the bytes of `source`, which must arrive.
+    /// Sends the bytes of `source` and waits for their arrival.
     #[track_caller]
     pub(crate) fn send(&mut self, source: &mut [u8]) {
         self.target.fill(0);
@@ -102,7 +102,7 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// New memory, at a place that must be free where there is one.
+/// Maps new memory. If an address is given, it must be free.
 fn map(at: *mut c_void, len: usize) -> &'static mut [u8] {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | if at.is_null() { 0 } else { libc::MAP_FIXED_NOREPLACE };
     unsafe {
@@ -112,7 +112,7 @@ fn map(at: *mut c_void, len: usize) -> &'static mut [u8] {
     }
 }
 
-/// Memory stays registered until it is unmapped; other memory at its address is registered anew.
+/// Memory stays registered until it is unmapped. Other memory at the same address gets a new registration.
 pub(crate) fn kept(lib: &Lib) {
     let len = 256 << 10;
     let mut pair = Pair::new(lib, len);
@@ -124,12 +124,12 @@ pub(crate) fn kept(lib: &Lib) {
     }
     let (ours, theirs) = (counts(&pair.a), counts(&pair.b));
     if ours.unwatched > 0 {
-        println!("the system does not report what is unmapped: not tested");
+        println!("the system does not report unmapped memory: not tested");
         return;
     }
     assert_eq!((ours.misses, ours.hits, ours.entries, ours.stale), (1, 9, 1, 1), "{ours:?}");
     assert_eq!((theirs.misses, theirs.hits), (1, 9), "{theirs:?}");
-    // A part of it is part of the same registration.
+    // A part of the memory uses the same registration.
     pair.send(&mut source[4096..200_000]);
     assert_eq!(counts(&pair.a).hits, 10);
     assert_eq!(unsafe { libc::munmap(at, len) }, 0);
@@ -142,7 +142,7 @@ pub(crate) fn kept(lib: &Lib) {
     assert_eq!(unsafe { libc::munmap(at, len) }, 0);
 }
 
-/// Limits hold from the call on; a message that there is no room for arrives all the same.
+/// Limits hold from the call on. A message whose memory exceeds them still arrives.
 pub(crate) fn limited(lib: &Lib) {
     let len = 2 << 20;
     let mut pair = Pair::new(lib, len);
@@ -151,15 +151,15 @@ pub(crate) fn limited(lib: &Lib) {
     assert_eq!((first.on, first.entries, first.stale_entries), (1, 4096, 1024));
     pair.send(source);
     let ours = counts(&pair.a);
-    assert_eq!((ours.refusals, ours.entries), (1, 0), "the device has not room for it: {ours:?}");
+    assert_eq!((ours.refusals, ours.entries), (1, 0), "the device has no room for the memory: {ours:?}");
     let part = &mut source[..100_000];
     pair.send(part);
     assert_eq!(counts(&pair.a).entries, 1);
-    // Only what lies within the length changes.
+    // The call changes only the members within its length.
     let none = Limits { stale_entries: 0, bytes: 200_000, ..first };
     assert_eq!(set(&pair.a, &none, size_of::<Limits>() - 8), 0);
     assert_eq!(get(&pair.a), none);
-    assert_eq!((counts(&pair.a).entries, counts(&pair.a).evictions), (0, 1), "it is given up at once");
+    assert_eq!((counts(&pair.a).entries, counts(&pair.a).evictions), (0, 1), "the unused registration ends at once");
     pair.send(part);
     assert_eq!((counts(&pair.a).entries, counts(&pair.a).misses), (0, 3));
     let off = Limits { on: 0, ..first };
@@ -182,7 +182,7 @@ pub(crate) fn limited(lib: &Lib) {
     }
 }
 
-/// With FI_WEFT_MR_CACHE_MONITOR=no nothing stays registered that nobody uses.
+/// With FI_WEFT_MR_CACHE_MONITOR=no, no unused registration is kept.
 pub(crate) fn unseen(lib: &Lib) {
     let mut pair = Pair::new(lib, 100_000);
     let source = pattern(100_000);
@@ -192,7 +192,7 @@ pub(crate) fn unseen(lib: &Lib) {
     assert_eq!((ours.misses, ours.unwatched, ours.entries), (2, 2, 0), "{ours:?}");
 }
 
-/// Shared memory demands nothing: there is no cache.
+/// Shared memory demands no registration, so there is no cache.
 pub(crate) fn none(lib: &Lib) {
     let mut pair = Pair::new(lib, 100_000);
     pair.send(pattern(100_000));

@@ -1,4 +1,4 @@
-//! How the functions of atomic operations are called.
+//! The calls of the atomic functions.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -9,7 +9,7 @@ use weft_fi_sys::*;
 use super::{CONTEXT, KEY};
 use crate::side::{Side, until};
 
-/// How a call is made.
+/// The kind of function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Plain,
@@ -18,7 +18,7 @@ pub(crate) enum Way {
     Inject,
 }
 
-/// What the arguments of every function are taken from. Arrays are cut in two where functions take vectors.
+/// The arguments of all functions. Arrays are cut in two for functions that take vectors.
 #[derive(Clone, Copy)]
 pub(crate) struct Args {
     pub(crate) form: Form,
@@ -26,7 +26,7 @@ pub(crate) struct Args {
     pub(crate) op: u32,
     pub(crate) size: usize,
     pub(crate) count: usize,
-    /// Numbers in the first of two pieces, if there are two.
+    /// The number of elements in the first of two pieces; 0 for one piece.
     pub(crate) cut: usize,
     pub(crate) buf: *mut u8,
     pub(crate) compare: *mut u8,
@@ -127,7 +127,7 @@ impl Args {
         }
     }
 
-    /// The same, which must accept the operation, perhaps after some progress of its target.
+    /// Calls the function until it accepts the operation, while the target makes progress.
     #[track_caller]
     pub(crate) fn start(&self, side: &Side<'_>, way: Way, target: &Side<'_>) {
         until(|| {
@@ -137,7 +137,7 @@ impl Args {
     }
 }
 
-/// The ways in which a form can be called.
+/// The kinds of functions of a form.
 pub(crate) fn ways(form: Form) -> &'static [Way] {
     if form == Form::Base {
         &[Way::Plain, Way::Vector, Way::Message, Way::Inject]

@@ -1,4 +1,4 @@
-//! Order and atomicity: of one initiator's operations, of those of several, and of the client's own.
+//! Order and atomicity of the operations of one initiator, of several initiators, and of the client itself.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -10,8 +10,8 @@ use super::calls::{Args, Way};
 use crate::client::{Lib, close};
 use crate::side::{Side, acquaint, memory, pair, until};
 
-/// Writes, atomics and reads of one initiator take effect in the order in which they were started, long ones
-/// among atomics, too.
+/// Writes, atomics and reads of one initiator take effect in the order of their start, including long
+/// atomics.
 pub(crate) fn in_order(lib: &Lib) {
     use crate::side::Args as Plain;
     let (a, b, to_b, _) = pair(lib);
@@ -28,7 +28,8 @@ pub(crate) fn in_order(lib: &Lib) {
         let (fetched, read) = result.split_at_mut(8);
         let at = |amo, buf: &mut [u8]| Args { buf: buf.as_mut_ptr(), ..Args::new(amo, 1, to_b) };
         let post = |args: Args| args.start(&a, Way::Plain, &b);
-        // A long one to everything, which travels in parts; then short ones at the beginning and at the end.
+        // A long operation on all numbers, which is sent in parts, then short ones on the first and the last
+        // number.
         post(Args { count: 10_000, ..at(long, one) });
         post(Args { addr: 79_992, result: fetched.as_mut_ptr(), ..at(add, one) });
         a.start("fi_write", &Plain { key: KEY, ..Plain::new(hundred, to_b) }, &[&b]);
@@ -48,7 +49,7 @@ pub(crate) fn in_order(lib: &Lib) {
     assert_eq!(close(mr), 0);
 }
 
-/// With automatic progress the target answers although nobody polls there.
+/// With automatic progress the target answers although no thread polls there.
 pub(crate) fn asleep(lib: &Lib) {
     let b = Side::with(lib, 0, |hints| {
         hints.domain().data_progress = FI_PROGRESS_AUTO;
@@ -61,7 +62,7 @@ pub(crate) fn asleep(lib: &Lib) {
     let (one, result) = (1_u64.to_ne_bytes().to_vec().leak(), memory(8));
     for n in 0..30_u64 {
         if n.is_multiple_of(10) {
-            // Long enough for its thread to go to sleep.
+            // The target's progress thread sleeps by then.
             std::thread::sleep(std::time::Duration::from_millis(30));
         }
         let args = Args { buf: one.as_mut_ptr(), result: result.as_mut_ptr(), ..Args::new(add, 1, to_b) };

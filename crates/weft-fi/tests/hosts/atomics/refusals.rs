@@ -1,4 +1,4 @@
-//! Atomic operations that are refused: at once where the call contradicts itself, else by the target.
+//! Refused atomic operations. Contradictory calls are refused at once, others by the target.
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
@@ -99,7 +99,7 @@ pub(crate) fn misuse(lib: &Lib) {
     assert_eq!(close(mr), 0);
 }
 
-/// Access that the target refuses: one error completion, nothing is read or written, the connection goes on.
+/// The target refuses an access: one error completion, no read or written byte, and an unaffected connection.
 pub(crate) fn refused(lib: &Lib) {
     let (a, b, to_b, _) = pair(lib);
     let (readable, writable) = (pattern(4096), memory(4096));
@@ -107,7 +107,7 @@ pub(crate) fn refused(lib: &Lib) {
     let (local, result) = (pattern(8192), memory(8192));
     let amo = |form, op| Amo::new(form, Type::Uint32, op).unwrap();
     let end = 4096;
-    // Keys and addresses; which operations they refuse with which error.
+    // Keys and addresses, with the error for each.
     let wrong_key = [KEY, u64::MAX, 0].map(|key| (key, 0, FI_EKEYREJECTED));
     let outside = [end - 4, end, 1 << 62, u64::MAX - 7, u64::MAX - 3].map(|addr| (0, addr, FI_EACCES));
     for (amo, good, bad) in [
@@ -122,7 +122,7 @@ pub(crate) fn refused(lib: &Lib) {
         let outside = outside.iter().filter(|_| good != 0).map(|&(_, addr, error)| (good, addr, error));
         for (key, addr, error) in wrong_key.into_iter().chain([(bad, 0, FI_EKEYREJECTED)]).chain(outside) {
             for way in ways(amo.form()) {
-                // Short, and in several parts.
+                // A short operation, and one in several parts.
                 for count in [2, 1100] {
                     if *way == Way::Inject && count * 4 > a.info.tx().inject_size {
                         continue;
@@ -140,7 +140,7 @@ pub(crate) fn refused(lib: &Lib) {
                     args.start(&a, *way, &b);
                     let entry = a.next(&[&b]).failed();
                     assert_eq!(entry.err, error, "{what}");
-                    // Nobody waits for an inject, so its failure has no name.
+                    // The failure of an inject has no context.
                     let context = if *way == Way::Inject { 0 } else { CONTEXT };
                     assert_eq!(entry.op_context as usize, context, "{what}");
                     assert!(b.poll().is_none(), "{what}: the target reports it");
@@ -150,9 +150,9 @@ pub(crate) fn refused(lib: &Lib) {
         }
     }
     a.nothing(&[&b]);
-    assert!(is_all(writable, 0), "a refused operation has written");
+    assert!(is_all(writable, 0), "a refused operation has written to the region");
     assert!(readable[..] == *pattern(4096));
-    // What is allowed, up to the last byte.
+    // Accesses up to the last byte are allowed.
     for (amo, key) in [(amo(Form::Fetch, Op::Read), READABLE), (amo(Form::Base, Op::Write), WRITABLE)] {
         let args = Args {
             buf: local.as_mut_ptr(),

@@ -1,4 +1,4 @@
-//! What atomic operations report: entries, counters, data.
+//! The reports of atomic operations: entries, counters, data.
 
 use weft_engine::amo::{Amo, Form, Op, Type};
 use weft_fi_sys::*;
@@ -12,7 +12,7 @@ fn value(cntr: *mut fid_cntr) -> u64 {
     unsafe { (*(*cntr).ops).read.unwrap()(cntr) }
 }
 
-/// A call of a form, without flags, on so many numbers of the region at [`KEY`].
+/// A call of a form, without flags, on `count` numbers of the region at [`KEY`].
 fn call_of(form: Form, count: usize, to_b: u64) -> Args {
     let op = if form == Form::Compare { Op::Cswap } else { Op::Sum };
     let amo = Amo::new(form, Type::Uint64, op).unwrap();
@@ -108,7 +108,7 @@ pub(crate) fn reports(lib: &Lib) {
     }
 }
 
-/// Selective completion: no entry but on request, and always for an error.
+/// Selective completion: an entry on request, and for every error.
 pub(crate) fn quiet(lib: &Lib) {
     let b = Side::new(lib);
     let a = Side::unbound(lib, 0, |_| ());
@@ -134,7 +134,7 @@ pub(crate) fn quiet(lib: &Lib) {
     assert_eq!(close(mr), 0);
 }
 
-/// Data goes along with calls that have some, whatever the endpoint's default flags are.
+/// Data is sent only by calls that have a data argument, whatever the endpoint's default flags are.
 pub(crate) fn no_data(lib: &Lib) {
     let a = Side::with(lib, 0, |hints| hints.tx().op_flags = FI_REMOTE_CQ_DATA);
     let (a, b, to_b, _) = acquaint(a, Side::new(lib));
