@@ -1,5 +1,5 @@
-//! Remote memory access that the target refuses: every operation ends with one error completion, nothing is read or
-//! written, and the connection goes on (fi_domain(3), "Unmatched RMA, RMA Overrun": a transmit error).
+//! Remote memory accesses that the target refuses. Every operation ends with one error completion, no byte is
+//! read or written, and the connection stays (fi_domain(3), "Unmatched RMA, RMA Overrun": a transmit error).
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -12,9 +12,9 @@ use crate::side::{
     pattern, scenes, until, works,
 };
 
-/// Bytes of the regions.
+/// The length of the regions.
 const REGION_BYTES: usize = 1 << 20;
-/// Fits into a message; goes by a transfer of its own.
+/// A length that fits in a message, and one that needs a bulk transfer.
 const LENGTHS: [usize; 2] = [8, 200_000];
 
 const READABLE: u64 = 1;
@@ -23,7 +23,7 @@ const LOCAL: u64 = 3;
 const CLOSED: u64 = 4;
 const NEVER: u64 = u64::MAX;
 
-/// An access that is refused: what is wrong, key, address, and the error.
+/// A refused access: its description, its key and address, and the error.
 struct Refusal {
     what: &'static str,
     key: u64,
@@ -52,7 +52,7 @@ fn is_write(name: &str) -> bool {
     name.contains("write")
 }
 
-/// All of them.
+/// All scenes.
 pub(crate) fn all(lib: &Lib) {
     scenes(
         lib,
@@ -71,7 +71,7 @@ pub(crate) fn all(lib: &Lib) {
     );
 }
 
-/// Every RMA function, every refusal, short and long.
+/// Every RMA function with every refusal, short and long.
 fn refused(lib: &Lib) {
     let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
     let readable = pattern(REGION_BYTES);
@@ -128,7 +128,8 @@ fn refused(lib: &Lib) {
     assert_eq!([close(ok), close(failed)], [0, 0]);
 }
 
-/// An endpoint that was not opened for peers' reads, writes or either refuses them, whatever its regions would permit.
+/// An endpoint that was opened without the role of a target refuses reads or writes, whatever its regions
+/// permit.
 fn roles(lib: &Lib) {
     for (role, reads, writes) in
         [(FI_READ | FI_WRITE, false, false), (FI_REMOTE_READ, true, false), (FI_REMOTE_WRITE | FI_READ, false, true)]
@@ -153,8 +154,8 @@ fn roles(lib: &Lib) {
     }
 }
 
-/// As Charm++ does: an endpoint opened from API 1.0, with no registration mode asked for, is to be read from,
-/// and reads itself. It may also write; what its peers may do is as asked.
+/// Charm++ opens endpoints from API 1.0 without a registration mode, reads from peers, and is read. It may
+/// also write. Its peers may access only as requested.
 fn accesses_not_asked_for(lib: &Lib) {
     let open = || {
         let hints = lib.allocinfo();
@@ -179,8 +180,8 @@ fn accesses_not_asked_for(lib: &Lib) {
     assert_eq!(close(mr), 0);
 }
 
-/// A write, a read and an atomic operation, short and long, on a region of [`REGION_BYTES`]: all are done, or
-/// all are refused and nothing has happened.
+/// A write, a read and an atomic operation, short and long, on a region of [`REGION_BYTES`]. Either all
+/// succeed, or all are refused without effect.
 #[track_caller]
 fn reaches(a: &Side<'_>, b: &Side<'_>, dest: u64, (region, key): (Watched, u64), allowed: bool) {
     let ended = |what: &str| match a.next(&[b]) {
@@ -208,8 +209,8 @@ fn reaches(a: &Side<'_>, b: &Side<'_>, dest: u64, (region, key): (Watched, u64),
     b.nothing(&[a]);
 }
 
-/// A region that belongs to one endpoint (FI_MR_ENDPOINT) is reached through that one, once it is enabled,
-/// and through no other of its domain: neither one that was there before nor one that comes later.
+/// A region of one endpoint (FI_MR_ENDPOINT) is accessible through that endpoint once it is enabled. It is
+/// not accessible through earlier or later endpoints of the domain.
 fn endpoints(lib: &Lib) {
     let b = Side::with_changed(lib, |info| info.domain().mr_mode = FI_MR_ENDPOINT);
     let (a, b, to_b, _) = acquaint(Side::new(lib), b);
@@ -236,7 +237,7 @@ fn endpoints(lib: &Lib) {
         reaches(&a, &b, to_b, region, true);
         reaches(&a, &b, to_early, region, false);
         reaches(&a, &b, to_late, region, false);
-        // Neither changes whose it is.
+        // Neither call changes the endpoint of the region.
         assert_eq!(control(mr, FI_REFRESH, null_mut()), 0);
         assert_eq!(control(mr, FI_ENABLE, null_mut()), 0);
     }
@@ -246,7 +247,7 @@ fn endpoints(lib: &Lib) {
     assert_eq!([close(early), close(late)], [0, 0]);
 }
 
-/// The key of a region opens nothing at an endpoint of another domain, in the same process or not.
+/// The key of a region is unknown at endpoints of other domains, in the same process or in others.
 fn domains(lib: &Lib) {
     let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
     let c = Side::new(lib);
@@ -261,7 +262,7 @@ fn domains(lib: &Lib) {
     assert_eq!([close(mr), close(own)], [0, 0]);
 }
 
-/// What lies within the region up to its last byte is allowed; nothing at its end, too.
+/// Accesses up to the last byte of the region are allowed, and empty ones at its end.
 fn edges(a: &Side<'_>, b: &Side<'_>, to_b: u64, writable: &[u8]) {
     for (len, addr) in [(8, REGION_BYTES - 8), (200_000, REGION_BYTES - 200_000), (0, REGION_BYTES), (REGION_BYTES, 0)]
     {
@@ -277,7 +278,7 @@ fn edges(a: &Side<'_>, b: &Side<'_>, to_b: u64, writable: &[u8]) {
     }
 }
 
-/// Several remote pieces of which one is refused: one completion, an error, and no data at the target's queue.
+/// One of several remote pieces is refused: one error completion, and no data at the target's queue.
 fn pieces(lib: &Lib) {
     let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
     let target = memory(REGION_BYTES);
@@ -314,13 +315,13 @@ fn pieces(lib: &Lib) {
     assert_eq!(close(mr), 0);
 }
 
-/// Virtual addresses: below the region, and an offset where an address is meant.
+/// Virtual addresses: an address below the region, and an offset in place of an address.
 fn virtual_addresses(lib: &Lib) {
     let b = Side::with_changed(lib, |info| info.domain().mr_mode = FI_MR_VIRT_ADDR | FI_MR_PROV_KEY);
     let (a, b, to_b, _) = acquaint(Side::new(lib), b);
     let target = memory(4096);
     let base = target.as_ptr() as u64;
-    // The middle of our memory, so that what lies around it can be looked at.
+    // The region is the middle of the buffer, so that its surroundings can be checked.
     let mr = b.register(&mut target[1024..2048], FI_REMOTE_READ | FI_REMOTE_WRITE, 0);
     let key = unsafe { (*mr).key };
     let buf = pattern(8);
@@ -339,11 +340,10 @@ fn virtual_addresses(lib: &Lib) {
     assert_eq!(a.next(&[&b]).failed().err, FI_EKEYREJECTED, "closed");
 }
 
-/// Bytes of each part of a [`patchwork`].
+/// The length of each part of a [`Patchwork`] in bytes.
 const PART_BYTES: usize = 1 << 18;
 
-/// Memory in four parts: one that can be read and written, one that can only be read, one that cannot be
-/// touched, and one that is not there.
+/// Memory in four parts: one readable and writable, one only readable, one inaccessible, and one unmapped.
 struct Patchwork(*mut u8);
 
 impl Patchwork {
@@ -373,7 +373,7 @@ impl Drop for Patchwork {
     }
 }
 
-/// `fi_mr_reg` of memory that no slice can describe.
+/// Calls `fi_mr_reg` for memory that no slice can describe.
 fn register(side: &Side<'_>, buf: *mut u8, len: usize, key: u64) -> *mut fid_mr {
     let (domain, mut mr) = (side.opened.domain, null_mut());
     let access = FI_REMOTE_READ | FI_REMOTE_WRITE;
@@ -382,8 +382,8 @@ fn register(side: &Side<'_>, buf: *mut u8, len: usize, key: u64) -> *mut fid_mr 
     mr
 }
 
-/// A write, a read, an atomic and a fetching operation: which of them are done. All others end by an error of
-/// the memory.
+/// Runs a write, a read, an atomic and a fetching operation. Returns which of them succeed. All others must
+/// end with a memory error.
 fn done_there(a: &Side<'_>, b: &Side<'_>, dest: u64, (key, addr): (u64, u64), len: usize) -> [bool; 4] {
     let ended = || match a.next(&[b]) {
         Outcome::Done(_) => true,
@@ -409,15 +409,15 @@ fn done_there(a: &Side<'_>, b: &Side<'_>, dest: u64, (key, addr): (u64, u64), le
     [write, read, atomic, ended()]
 }
 
-/// Registered memory that is protected, or not there, makes the operation fail; the target lives, and what is
-/// there can be reached.
+/// Operations on registered memory that is protected or unmapped fail. The target goes on, and accessible
+/// parts stay reachable.
 fn memory_that_is_not_there(lib: &Lib) {
     let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
     let patchwork = Patchwork::new();
     let base = patchwork.at(0);
     let whole = register(&b, base, 4 * PART_BYTES, READABLE);
     let everything = register(&b, null_mut(), usize::MAX, WRITABLE);
-    // Where a part begins, by either region.
+    // The start of a part in either region.
     let there = |at: usize| [(READABLE, at as u64), (WRITABLE, base as u64 + at as u64)];
     let all = [true; 4];
     let constant = [false, true, false, true];
@@ -428,15 +428,15 @@ fn memory_that_is_not_there(lib: &Lib) {
                 assert_eq!(done_there(&a, &b, to_b, place, len), expected, "{len} bytes of part {part}, {place:x?}");
             }
         }
-        // The second half is not as the first.
+        // The two halves of the access have different rights.
         for (at, expected) in [(PART_BYTES, constant), (2 * PART_BYTES, none)] {
             for place in there(at - len / 2) {
                 assert_eq!(done_there(&a, &b, to_b, place, len), expected, "{len} bytes at {at:#x}, {place:x?}");
             }
         }
     }
-    assert_eq!(done_there(&a, &b, to_b, (WRITABLE, 8), 8), none, "the first page of all");
-    // The same access is allowed as soon as the memory is there.
+    assert_eq!(done_there(&a, &b, to_b, (WRITABLE, 8), 8), none, "the first page of the address space");
+    // The same access succeeds as soon as the memory is accessible.
     patchwork.protect(1, libc::PROT_READ | libc::PROT_WRITE);
     patchwork.protect(2, libc::PROT_READ);
     for len in LENGTHS {
@@ -451,7 +451,7 @@ fn memory_that_is_not_there(lib: &Lib) {
     assert_eq!([close(whole), close(everything)], [0, 0]);
 }
 
-/// A long message for a receive whose buffer cannot be written, where the system moves the bytes.
+/// A long message for a receive whose buffer is read-only, if the system moves the bytes.
 fn receives_into_constants(lib: &Lib) {
     if !by_itself() {
         return;
@@ -470,7 +470,7 @@ fn receives_into_constants(lib: &Lib) {
     works(&a, &b, to_b);
 }
 
-/// A region that is closed while a peer writes to it: on return nothing touches its memory.
+/// A region is closed while a peer writes to it. When the call returns, no access touches its memory.
 fn closed_under_way(lib: &Lib) {
     let bytes = long_bytes();
     let (a, b, to_b, _) = acquaint(Side::new(lib), Side::new(lib));
@@ -491,7 +491,7 @@ fn closed_under_way(lib: &Lib) {
         assert_eq!(close(mr), 0);
         let after = region.bytes();
         after.fill(0xee);
-        // It was finished within the close, or it failed.
+        // The access was finished within the close, or it has failed.
         let outcome = a.next(&[&b]);
         match outcome {
             Outcome::Done(_) if !write => assert!(*local == *pattern(bytes), "read after the region was closed"),

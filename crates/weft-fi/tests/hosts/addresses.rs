@@ -1,4 +1,4 @@
-//! Node, service, address formats.
+//! Nodes, services and address formats.
 
 use std::ffi::CStr;
 
@@ -35,7 +35,7 @@ fn native(lib: &Lib) {
     let numeric = lib.getinfo(api, Some(c"localhost"), Some(c"4711"), FI_NUMERICHOST, None);
     assert_eq!(numeric.map(|_| ()), Err(FI_ENODATA));
     assert!(lib.getinfo(api, Some(c"localhost"), Some(c"4711"), 0, None).is_ok());
-    // Not an address of this host (TEST-NET-1), so nothing can be opened on it. That this is tried does not
+    // TEST-NET-1 is not an address of this host, so no endpoint can be opened on it. The attempt must not
     // show in errno.
     unsafe { libc::__errno_location().write(0) };
     let foreign = lib.getinfo(api, Some(c"192.0.2.1"), Some(c"4711"), FI_SOURCE, None);
@@ -88,14 +88,14 @@ fn from_hints(lib: &Lib) {
     let info = lib.ask(api, Some(&given)).unwrap();
     assert_eq!(info.src(), given.src());
     assert_eq!(info.dest(), given.dest());
-    // A node replaces the destination of the hints, FI_SOURCE the source.
+    // A node replaces the destination of the hints, or with FI_SOURCE the source.
     let info = lib.getinfo(api, Some(c"127.0.0.2"), Some(c"1"), 0, Some(&given)).unwrap();
     assert_eq!(info.src(), given.src());
     assert_ne!(info.dest(), given.dest());
     let info = lib.getinfo(api, Some(c"127.0.0.2"), Some(c"1"), FI_SOURCE, Some(&given)).unwrap();
     assert_ne!(info.src(), given.src());
     assert_eq!(info.dest(), given.dest());
-    // An address that is not of the stated format.
+    // An address with a length that its format does not have.
     given.get().src_addrlen = 7;
     assert!(lib.ask(api, Some(&given)).is_err());
 }

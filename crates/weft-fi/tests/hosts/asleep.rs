@@ -1,9 +1,9 @@
-//! Automatic progress for a target that never calls libfabric: it accepts connections, answers remote access,
-//! atomics and rendezvous in both directions, and starts deferred work.
+//! Automatic progress for a target that never calls libfabric. It accepts connections, answers remote access,
+//! atomics and rendezvous in both directions, and starts deferred work. One more scene tests a sender with
+//! manual progress that makes no call after its sends have completed.
 //!
-//! And a sender with manual progress, which does not come back once its sends are complete.
-//!
-//! Both ends live in this process; between [`nap`] and the end of a scene only the initiator's objects are called.
+//! Both ends are in this process. Between [`nap`] and the end of a scene only the initiator's objects are
+//! called.
 
 use std::ptr::null_mut;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::side::{Args, Side, Watched, acquaint, memory, pattern, scenes, until,
 
 const REMOTE: u64 = FI_REMOTE_READ | FI_REMOTE_WRITE;
 const KEY: u64 = 5;
-/// In a message, beside it, and more than a device takes at a time.
+/// Lengths in a message, beside it, and above the length that a device takes at once.
 const LENGTHS: [usize; 3] = [64, 50_000, 3 << 20];
 
 pub(crate) fn all(lib: &Lib) {
@@ -34,12 +34,13 @@ pub(crate) fn all(lib: &Lib) {
     );
 }
 
-/// Long enough for a progress thread to go to sleep.
+/// Sleeps until the progress threads sleep.
 fn nap() {
     std::thread::sleep(Duration::from_millis(30));
 }
 
-/// An initiator with manual progress and a target with automatic progress, not connected yet, under a threading level.
+/// An initiator with manual progress and a target with automatic progress at a threading level, not yet
+/// connected.
 fn couple<'a>(lib: &'a Lib, threading: fi_threading) -> (Side<'a>, Side<'a>, u64, u64) {
     let target = Side::with(lib, 0, |hints| {
         hints.domain().threading = threading;
@@ -49,7 +50,7 @@ fn couple<'a>(lib: &'a Lib, threading: fi_threading) -> (Side<'a>, Side<'a>, u64
     acquaint(Side::new(lib), target)
 }
 
-/// Each scene under levels with and without locks of their own.
+/// Runs a scene at levels with and without locks.
 fn levels(lib: &Lib, scene: fn(&Side<'_>, &Side<'_>, u64, u64)) {
     for threading in [FI_THREAD_SAFE, FI_THREAD_DOMAIN, FI_THREAD_COMPLETION] {
         let (a, b, to_b, to_a) = couple(lib, threading);
@@ -57,7 +58,7 @@ fn levels(lib: &Lib, scene: fn(&Side<'_>, &Side<'_>, u64, u64)) {
     }
 }
 
-/// Writes and reads of every length; the first of them has to connect.
+/// Writes and reads of every length. The first one has to connect.
 fn remote_access(lib: &Lib) {
     levels(lib, |a, b, to_b, _| {
         let window = memory(LENGTHS[2]);
@@ -80,7 +81,7 @@ fn remote_access(lib: &Lib) {
     });
 }
 
-/// A number that fits a message, and so many that they need several.
+/// One number, which fits in a message, and an array, which needs several messages.
 fn atomic_operations(lib: &Lib) {
     levels(lib, |a, b, to_b, _| {
         let count = 2000;
@@ -107,7 +108,7 @@ fn atomic_operations(lib: &Lib) {
     });
 }
 
-/// Receives were posted before; that they have been matched is all that the sender learns.
+/// The target has posted its receives. The sender learns only that they have matched.
 fn messages_to_a_sleeper(lib: &Lib) {
     levels(lib, |a, b, to_b, _| {
         let targets = LENGTHS.map(memory).map(|target| {
@@ -130,7 +131,7 @@ fn messages_to_a_sleeper(lib: &Lib) {
     });
 }
 
-/// It started its sends before it went to sleep; now they are received, one after the other.
+/// The target has started its sends before it sleeps. The initiator receives them one by one.
 fn messages_of_a_sleeper(lib: &Lib) {
     levels(lib, |a, b, _, to_a| {
         for len in LENGTHS {
@@ -149,7 +150,7 @@ fn messages_of_a_sleeper(lib: &Lib) {
     });
 }
 
-/// A write, an atomic and a message each set free an answer.
+/// A write, an atomic and a message each trigger an answer.
 fn triggered_answers(lib: &Lib) {
     for len in LENGTHS {
         let rig = Rig::new(lib, FI_PROGRESS_AUTO);
@@ -185,7 +186,7 @@ fn triggered_answers(lib: &Lib) {
     }
 }
 
-/// Several endpoints of one domain are looked after by one thread.
+/// One thread makes progress for several endpoints of one domain.
 fn a_crowd_of_sleepers(lib: &Lib) {
     let (a, b, _, _) = couple(lib, FI_THREAD_SAFE);
     let window = memory(8 * 64);
@@ -221,8 +222,8 @@ fn a_crowd_of_sleepers(lib: &Lib) {
     }
 }
 
-/// With manual progress: what was sent arrives, though the sender calls nothing after it has read its last
-/// completion, or has injected.
+/// With manual progress, messages arrive although the sender makes no call after it has read its last
+/// completion, or after an inject.
 fn a_sender_that_is_gone(lib: &Lib) {
     const MESSAGES: usize = 20;
     for threading in [FI_THREAD_SAFE, FI_THREAD_DOMAIN, FI_THREAD_COMPLETION] {

@@ -1,10 +1,10 @@
-//! A barrier out of deferred work alone: recursive doubling over counters. With automatic progress no rank
-//! calls libfabric between its doorbell and its release, which it sees in its memory.
+//! A barrier made of deferred work alone: recursive doubling over counters. With automatic progress no rank
+//! calls libfabric between its start and its release, which it sees in its memory.
 //!
-//! A counter knows no order: a message of step k may come before step k-1 has ended. So the counter of each
-//! step gets one from the step's receive and one from a counter-add that the step before sets free, and only
-//! both together set the next step free. Ranks beyond the largest power of two signal a rank within it first,
-//! and are released by it at the end.
+//! A counter has no order: a message of step k may arrive before step k-1 has ended. The counter of each step
+//! gets one from the step's receive, and one from a counter-add that the step before triggers. Only both
+//! together trigger the next step. Ranks beyond the largest power of two first signal a rank within it, which
+//! releases them at the end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -15,10 +15,10 @@ use crate::client::{Lib, close};
 use crate::rig::{Cntr, Request, Work, queue};
 use crate::side::{PATIENCE, Side, Watched, memory, scenes};
 
-/// How often; the marks of all rounds differ in their first byte.
+/// The number of rounds. The marks of all rounds differ in their first byte.
 const ROUNDS: u64 = 100;
 const KEY: u64 = 0xba;
-/// Steps, in tags.
+/// Steps as part of tags.
 const SIGNAL: u64 = 0x80;
 const RELEASE: u64 = 0x81;
 
@@ -34,7 +34,7 @@ pub(crate) fn all(lib: &Lib) {
     );
 }
 
-/// One rank: its endpoint, its counters, and where it sees that a barrier is over.
+/// A rank: its endpoint, its counters, and the memory in which it sees the end of a barrier.
 struct Rank<'a> {
     side: Side<'a>,
     doorbell: Cntr,
@@ -77,7 +77,7 @@ impl<'a> Rank<'a> {
         self.requests.push(queue(&self.side, trigger, threshold, completion, work));
     }
 
-    /// Queues the programs of all rounds. `dests`: the ranks' addresses.
+    /// Queues the programs of all rounds. `dests` are the ranks' addresses.
     fn program(&mut self, me: usize, dests: &[u64]) {
         let ranks = dests.len();
         let inner = 1 << ranks.ilog2();
@@ -97,7 +97,7 @@ impl<'a> Rank<'a> {
             return;
         }
         let extra = dests.get(me + inner).copied();
-        // Entered: by the doorbell, and by the rank beyond, if there is one.
+        // A rank enters by its own start, and by the signal of the rank beyond if there is one.
         let entered = self.cntr();
         let needed = 1 + u64::from(extra.is_some());
         let steps: Vec<Cntr> = (0..ranks.ilog2()).map(|_| self.cntr()).collect();
@@ -122,17 +122,17 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// The rank writes to itself that the round is over.
+    /// The rank writes the end of the round to its own memory.
     fn over(&mut self, trigger: Cntr, threshold: u64, completion: Cntr, round: u64, me: u64) {
         let mark = (round + 1).to_le_bytes().to_vec().leak();
         let place = fi_rma_iov { addr: 0, len: 8, key: KEY };
         self.work(trigger, threshold, Some(completion), Work::Write(mark, me, place));
     }
 
-    /// Enters and leaves all barriers. `entered`: how many each rank has entered.
+    /// Enters and leaves all barriers. `entered` counts the barriers that each rank has entered.
     fn run(&self, me: usize, entered: &[AtomicU64]) {
         for round in 1..=ROUNDS {
-            // Ranks come at different times, each of them last now and then.
+            // Ranks enter at different times. Each rank is the last one now and then.
             if (round as usize + me).is_multiple_of(entered.len()) {
                 std::thread::sleep(std::time::Duration::from_micros(300));
             }
@@ -147,7 +147,7 @@ impl<'a> Rank<'a> {
             for (rank, entered) in entered.iter().enumerate() {
                 assert!(
                     entered.load(Ordering::SeqCst) >= round,
-                    "rank {me} has left {round}, which {rank} has not entered"
+                    "rank {me} has left round {round}, which rank {rank} has not entered"
                 );
             }
         }

@@ -1,4 +1,4 @@
-//! Fabrics, domains, endpoints: tables, lifetimes, what happens to what is left open.
+//! Fabrics, domains and endpoints: their tables, their lifetimes, and exits with open objects.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -8,7 +8,7 @@ use weft_fi_sys::*;
 use crate::client::{Lib, Opened, bind, close, control};
 use crate::open;
 
-/// No slot of any table is empty: older headers call them without looking.
+/// No slot of a table is empty, since older headers call slots without a check.
 pub(crate) fn tables(lib: &Lib) {
     let info = lib.ask(lib.newest(), None).unwrap();
     let opened = Opened::new(lib, &info);
@@ -77,7 +77,7 @@ pub(crate) fn tables(lib: &Lib) {
     }
 }
 
-/// A table is its size and then pointers, up to that size.
+/// Asserts that a table is its size followed by non-null pointers up to that size.
 unsafe fn full<T>(table: *const T) {
     let words: *const usize = table.cast();
     unsafe {
@@ -109,7 +109,7 @@ pub(crate) fn busy(lib: &Lib) {
     assert_eq!(close(cq), 0);
     assert_eq!(close(av), 0);
     assert_eq!(close(eq), 0);
-    // While a domain is open, fi_getinfo tells, and hints may name it.
+    // While a domain is open, fi_getinfo reports it, and hints may name it.
     let second = lib.ask(lib.newest(), None).unwrap();
     assert_eq!(second.domain().domain, opened.domain);
     assert_eq!(second.fabric().fabric, opened.fabric);
@@ -120,7 +120,7 @@ pub(crate) fn busy(lib: &Lib) {
     assert!(lib.ask(lib.newest(), Some(&hints)).is_err());
 }
 
-/// A process may end with everything open, threads for automatic progress included.
+/// A process may exit with open objects, including threads for automatic progress.
 pub(crate) fn left_open(lib: &Lib) {
     let hints = lib.allocinfo();
     hints.domain().data_progress = FI_PROGRESS_AUTO;
@@ -131,7 +131,7 @@ pub(crate) fn left_open(lib: &Lib) {
     std::mem::forget(opened);
 }
 
-/// An enabled endpoint with a vector and a queue, which stay open.
+/// Opens and enables an endpoint with a vector and a queue, which stay open.
 fn enabled(opened: &Opened, info: *mut fi_info) -> *mut fid_ep {
     let ep: *mut fid_ep = open!(opened.domain, endpoint, info).unwrap();
     assert_eq!(bind(ep, opened.av(|_| ()).unwrap(), 0), 0);
@@ -140,7 +140,7 @@ fn enabled(opened: &Opened, info: *mut fi_info) -> *mut fid_ep {
     ep
 }
 
-/// `fi_getname` in two steps.
+/// Calls `fi_getname` twice: for the length, and for the name.
 fn name_of(ep: *mut fid_ep) -> Vec<u8> {
     unsafe {
         let getname = (*(*ep).cm).getname.unwrap();
@@ -181,7 +181,7 @@ pub(crate) fn endpoint(lib: &Lib) {
     }
 }
 
-/// `struct weft_match_ops`, as fi_weft(7) has it.
+/// `struct weft_match_ops` of fi_weft(7).
 #[repr(C)]
 struct MatchOps {
     size: usize,
@@ -189,7 +189,7 @@ struct MatchOps {
     get: unsafe extern "C" fn(*mut fid_ep, *mut *const std::ffi::c_char) -> std::ffi::c_int,
 }
 
-/// How an endpoint searches its queues is chosen before it is enabled.
+/// The search method of an endpoint's queues is chosen before it is enabled.
 pub(crate) fn matching(lib: &Lib) {
     let side = crate::side::Side::new(lib);
     let info = lib.ask(lib.newest(), None).unwrap();

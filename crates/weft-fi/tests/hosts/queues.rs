@@ -93,7 +93,7 @@ fn wait_objects(opened: &Opened) {
     assert_eq!(close(never), 0);
 }
 
-/// A thread that is signaled returns from fi_eq_sread as one whose time is up (fi_eq(3)).
+/// A signal ends fi_eq_sread of the signaled thread like a timeout (fi_eq(3)).
 fn signaled(opened: &Opened) {
     extern "C" fn nothing(_: c_int) {}
     let eq = opened.eq(|attr| attr.wait_obj = FI_WAIT_UNSPEC).unwrap();
