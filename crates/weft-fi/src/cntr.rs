@@ -1,11 +1,12 @@
 //! Completion counters (fi_cntr(3)).
 //!
-//! Place in the data flow: endpoints and their regions [`Cntr::record`] what has completed; `fi_cntr_read` and
-//! `fi_cntr_wait` look, after a round of progress on the endpoints concerned. A counter may trigger operations
-//! ([`crate::trigger`]): whoever raised it so far is told, and has them performed once it holds no lock.
+//! Place in the data flow: endpoints and their regions [`Cntr::record`] completed operations. `fi_cntr_read`
+//! and `fi_cntr_wait` check the values after a round of progress on the bound endpoints. A counter may
+//! trigger operations ([`crate::trigger`]): the thread that raises it to a threshold learns this from the
+//! result. It has the operations performed once it holds no lock.
 //!
-//! Invariants: each operation is recorded once, as a success or as an error. Values are atomics ([`gauge`]):
-//! a read takes no lock, and neither does a raise that nobody waits for.
+//! Invariants: each operation is recorded once, as a success or as an error. Values are atomics ([`gauge`]).
+//! Neither a read nor a raise without waiters takes a lock.
 
 mod gauge;
 
@@ -29,11 +30,11 @@ use crate::sleep::poll::{self, Sources, Waitable, Waited};
 use crate::sleep::wait::{Deadline, LazyWaker, WaitKind, Waker};
 use crate::sleep::waitset::{self, Member, WaitSet};
 
-/// What `gauge` is made of.
+/// Imports of the file that the model checker also compiles.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    /// Sequentially consistent accesses are ordered without it.
+    /// Empty: sequentially consistent accesses are ordered without it.
     #[inline(always)]
     pub(super) fn ordered() {}
 }
@@ -43,20 +44,21 @@ mod sync {
 pub(crate) struct Cntr {
     head: Head<sys::fid_cntr>,
     gauge: Gauge,
-    /// Whether it counts bytes instead of operations.
+    /// Whether the counter counts bytes instead of operations.
     bytes: bool,
-    /// By how much the client itself has raised the value, wrapping.
+    /// The sum of the client's own additions to the value, wrapping.
     by_client: AtomicU64,
-    /// How often the errors were set (or set back), or the value by deferred work: the same may have come again since.
+    /// The number of times that the errors were set or lowered, or that deferred work set the value. The
+    /// values may since have returned to earlier ones.
     resets: AtomicU64,
     wait: WaitKind,
     waker: LazyWaker,
     set: Option<Hold<WaitSet>>,
-    /// Who was told to look, by those who wait for a change. Held while a value is set.
+    /// The values that waiting threads have seen. Locked while a value is set.
     told: Mutex<Told>,
     sources: Sources,
     uses: Uses,
-    /// Last, so that everything above is gone when the domain may go.
+    /// The last field, so that all others are dropped before the domain.
     domain: Hold<Domain>,
 }
 
@@ -70,7 +72,7 @@ unsafe impl Object for Cntr {
     }
 }
 
-/// Opens a counter: `fi_cntr_open`.
+/// Implements `fi_cntr_open`.
 pub(crate) unsafe extern "C" fn open(
     domain: *mut sys::fid_domain,
     attr: *mut sys::fi_cntr_attr,
@@ -81,7 +83,7 @@ pub(crate) unsafe extern "C" fn open(
         let place = object::place(cntr)?;
         // SAFETY: the client's domain.
         let domain = unsafe { Hold::<Domain>::of(domain) }?;
-        // SAFETY: null, or the client's attributes, of which only fields that every version has are read.
+        // SAFETY: null, or the client's attributes. Only fields that every version has are read.
         let attr = unsafe { attr.as_ref() };
         let counter = open_counter(domain, attr, context)?;
         // SAFETY: the client's place for the new pointer.
@@ -95,7 +97,7 @@ fn open_counter(
     context: *mut c_void,
 ) -> Result<Arc<Cntr>, Errno> {
     let wait = WaitKind::from_attr(attr.map_or(sys::FI_WAIT_NONE, |attr| attr.wait_obj))?;
-    // SAFETY: the client's wait set, where the attributes name one.
+    // SAFETY: the client's wait set, if the attributes name one.
     let set =
         unsafe { waitset::named(wait, attr.map_or(std::ptr::null_mut(), |attr| attr.wait_set), domain.fabric()) }?;
     let events = attr.map_or(sys::FI_CNTR_EVENTS_COMP, |attr| attr.events);
@@ -131,12 +133,12 @@ fn open_counter(
     Ok(counter)
 }
 
-/// Which threads of the client were told of these values.
+/// The client's threads that have seen the current values.
 #[derive(Default)]
 struct Told {
     /// Successes and errors.
     values: (u64, u64),
-    /// `None`: all know these, with which the counter began.
+    /// `None`: all threads know the initial values.
     threads: Option<SmallVec<[usize; 2]>>,
 }
 
@@ -152,37 +154,38 @@ impl Told {
         self.threads.iter_mut().filter(|threads| !threads.contains(&thread)).for_each(|threads| threads.push(thread));
     }
 
-    /// A value was set: when it reaches again what was told, that is news.
+    /// A value was set. The same values are a change when they occur again.
     fn forget(&mut self) {
         self.threads = Some(SmallVec::new());
     }
 }
 
-/// What a counter has counted, apart from what its client has added or set; its errors; how often either began anew.
+/// The number of counted events without the client's own additions and settings, the errors, and the number
+/// of resets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Changes(u64, u64, u64);
 
-/// Whether a client that adds so much subtracts.
+/// Whether the client's addition is a subtraction.
 fn is_less(amount: u64) -> bool {
     amount.cast_signed() < 0
 }
 
 impl Cntr {
-    /// An operation of so many bytes has completed. True: programs can go on, see [`Cntr::add`].
+    /// Records a completed operation of `bytes` bytes. True: programs became ready, as for [`Cntr::add`].
     #[inline]
     #[must_use]
     pub(crate) fn record(&self, bytes: usize, failed: bool) -> bool {
         if failed { self.add_errors(1) } else { self.add(if self.bytes { bytes as u64 } else { 1 }) }
     }
 
-    /// Makes progress for a reader, which does not say whether it found what it wanted.
+    /// Makes progress for a reader. It is unknown whether the reader finds the value that it waits for.
     #[inline]
     fn poll(&self) {
         let done = self.sources.progress();
         self.sources.read_nothing(done, || self.waker());
     }
 
-    /// The endpoints that reads and waits drive.
+    /// The endpoints on which reads and waits make progress.
     pub(crate) fn sources(&self) -> &Sources {
         &self.sources
     }
@@ -197,27 +200,28 @@ impl Cntr {
         self.gauge.errors()
     }
 
-    /// What has changed without the client's own calls, so far.
+    /// The changes so far that the client did not make itself.
     pub(crate) fn changes(&self) -> Changes {
-        // Before the values: what was reset meanwhile is seen at the next look.
+        // Read before the values: a reset after this is seen by the next call.
         let resets = self.resets.load(Ordering::Acquire);
         Changes(self.value().wrapping_sub(self.by_client.load(Ordering::Relaxed)), self.errors(), resets)
     }
 
-    /// More successes. True: programs can go on, and the caller runs the domain's queue as soon as it holds no lock.
+    /// Adds successes. True: programs became ready, and the caller must run the domain's queue as soon as it
+    /// holds no lock.
     #[inline]
     #[must_use]
     pub(crate) fn add(&self, amount: u64) -> bool {
         self.gauge.add(amount) && self.notify_due()
     }
 
-    /// Another value. True: as for [`Cntr::add`].
+    /// Sets the value. True: as for [`Cntr::add`].
     #[must_use]
     pub(crate) fn set(&self, value: u64) -> bool {
         self.change(|look| self.gauge.set(value, look))
     }
 
-    /// The same by deferred work, which the client is told of.
+    /// Sets the value on behalf of deferred work, which the client sees as a change.
     #[must_use]
     pub(crate) fn set_by_work(&self, value: u64) -> bool {
         let programs = self.set(value);
@@ -225,12 +229,12 @@ impl Cntr {
         programs
     }
 
-    /// More successes, as the client says: so many may be fewer. True: as for [`Cntr::add`].
+    /// Adds successes on behalf of the client; the amount may be negative. True: as for [`Cntr::add`].
     fn add_by_client(&self, amount: u64) -> bool {
         if is_less(amount) { self.set_back(|| self.gauge.add(amount)) } else { self.add(amount) }
     }
 
-    /// The same by deferred work, which the client is told of.
+    /// Adds successes on behalf of deferred work, which the client sees as a change.
     #[must_use]
     pub(crate) fn add_by_work(&self, amount: u64) -> bool {
         let programs = self.add_by_client(amount);
@@ -259,8 +263,9 @@ impl Cntr {
         programs
     }
 
-    /// Sets one of the values. Whoever goes to sleep meanwhile has armed before it looks at what was told,
-    /// for which it waits here: so either it is called, or it sees that nothing was.
+    /// Sets one of the values. A thread that goes to sleep meanwhile arms first and then checks the values
+    /// that it has seen, which waits for this lock. Either this function notifies the thread, or the thread
+    /// sees the change.
     fn change(&self, set: impl FnOnce(&mut dyn FnMut()) -> bool) -> bool {
         let mut freed = false;
         let called = {
@@ -272,18 +277,18 @@ impl Cntr {
         (called && self.notify_due()) | freed
     }
 
-    /// An addition that lowers one of the values, with all that follows from setting it lower.
+    /// Performs an addition that lowers one of the values, with the same notifications as a lower setting.
     #[cold]
     fn set_back(&self, add: impl FnOnce() -> bool) -> bool {
         self.change(|look| {
             look();
             add();
-            // Whoever waits for the next change wishes for more than the old number.
+            // Waiters for the next change have a threshold above the old number.
             true
         })
     }
 
-    /// Tells those who wait of a change.
+    /// Notifies waiters of a change. True: programs became ready.
     #[cold]
     fn notify_due(&self) -> bool {
         let due = self.gauge.due();
@@ -293,12 +298,12 @@ impl Cntr {
         due.programs && self.look()
     }
 
-    /// Calls the programs that wait. True: as for [`Cntr::add`].
+    /// Moves waiting programs whose condition holds to the ready ones. True: as for [`Cntr::add`].
     fn look(&self) -> bool {
         self.domain.work().look(self.id())
     }
 
-    /// Runs what a client's change of the counter set free.
+    /// Runs the programs that became ready by the client's own change of the counter.
     fn changed(&self, programs: bool) -> c_int {
         if programs {
             self.domain.work().run();
@@ -306,7 +311,7 @@ impl Cntr {
         0
     }
 
-    /// Wakes whoever sleeps here, to look for itself.
+    /// Wakes all sleeping waiters, which then check the values.
     pub(crate) fn notify(&self) {
         self.sources.notify(self.waker.made());
     }
@@ -316,12 +321,12 @@ impl Cntr {
         &self.domain
     }
 
-    /// Tells counters apart, while they are open.
+    /// Identifies the counter among the open ones.
     pub(crate) fn id(&self) -> u64 {
         std::ptr::from_ref(self).addr() as u64
     }
 
-    /// Where waiters sleep, made on first use.
+    /// The object on which waiters sleep, made on first use.
     pub(crate) fn waker(&self) -> Option<&Waker> {
         self.waker.get(|| self.new_waker())
     }
@@ -362,9 +367,9 @@ impl Member for Cntr {
         self.told.lock().tell(poll::this_thread(), self.values());
     }
 
-    /// The next change of the values wakes whoever polls the descriptor. -FI_EAGAIN when they have changed
-    /// since the calling thread was told: another one's having been told says nothing about what this one has
-    /// seen.
+    /// The next change of the values wakes the clients that poll the descriptor. Returns -FI_EAGAIN if the
+    /// values have changed since the calling thread last saw them. The state is per thread: one thread's
+    /// having seen a change says nothing about another.
     fn park(&self) -> Result<(), Errno> {
         let waker = self.waker().ok_or(Errno::INVAL)?;
         let waiter = Waiter { cntr: self, threshold: self.value().saturating_add(1), ready: || self.has_news() };
@@ -372,7 +377,7 @@ impl Member for Cntr {
     }
 }
 
-/// A thread that waits for a threshold, or for a change of the errors, until it is `ready`.
+/// A thread that waits until `ready` returns true: for a threshold, or for a change of the errors.
 struct Waiter<'a, R> {
     cntr: &'a Cntr,
     threshold: u64,
@@ -402,7 +407,7 @@ impl<R: Fn() -> bool> Waitable for Waiter<'_, R> {
     }
 }
 
-/// A counter is a handle of itself to the programs that wait for it, which thereby keep it open.
+/// For the programs that wait for it, a counter is its own handle, which keeps it open.
 impl Counter for Hold<Cntr> {
     fn id(&self) -> u64 {
         Cntr::id(self)
@@ -420,7 +425,8 @@ impl Counter for Hold<Cntr> {
 
 const FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), control: Some(control), ..noop::FID };
 
-/// The operations, with the slot that later versions of libfabric call without looking whether it is there.
+/// The operations, with the function that later versions of libfabric call without a check of the table's
+/// size.
 #[repr(C)]
 struct CntrOps {
     base: sys::fi_ops_cntr,
@@ -441,7 +447,7 @@ static CNTR_OPS: CntrOps = CntrOps {
     export_xpu,
 };
 
-/// The counter behind the client's pointer, on the data path: no check, as in every provider.
+/// The counter behind the client's pointer. As in every provider, the data path makes no check.
 ///
 /// # Safety
 /// `cntr` came from `open` and is not closed.
@@ -514,7 +520,7 @@ unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_voi
         // SAFETY: a counter of the client.
         let cntr = unsafe { object::borrow_fid::<Cntr>(fid) }?;
         match command.cast_unsigned() {
-            // No operation of a counter has flags.
+            // The operations of a counter have no flags.
             sys::FI_GETOPSFLAG => {
                 let flags = std::ptr::NonNull::new(arg.cast::<u64>()).ok_or(Errno::INVAL)?;
                 // SAFETY: the client's place for the flags.

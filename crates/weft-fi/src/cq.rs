@@ -1,17 +1,17 @@
 //! Completion queues (fi_cq(3)).
 //!
-//! Place in the data flow: endpoints append through an [`Appender`]; `fi_cq_read` and its kin take. A read that finds
-//! entries takes them and does nothing else; one that finds none makes one round of progress on every bound
-//! endpoint and looks again.
+//! Place in the data flow: endpoints append entries through an [`Appender`]; `fi_cq_read` and its variants
+//! take them. A read that finds entries takes them and does nothing else. A read of an empty queue makes one
+//! round of progress on every bound endpoint and checks again.
 //!
-//! Invariants: no entry is ever lost. The bound is kept from outside: while the queue holds its size, new
-//! operations that would complete here answer -FI_EAGAIN ([`Cq::is_full`]), so it grows over its size by no
-//! more than the operations that were outstanding; what peers send unasked, or into multi-receives, stops at
-//! a second mark ([`Cq::is_flooded`]), since then the endpoints are no longer progressed until the client has
-//! read. So multi-receives are refused only there.
+//! Invariants: no entry is ever lost. The bound is kept outside the queue: while the queue holds `size`
+//! entries, new operations that would complete here return -FI_EAGAIN ([`Cq::is_full`]). The queue then
+//! exceeds its size at most by the outstanding operations. Unsolicited messages and messages for
+//! multi-receives stop at a second limit ([`Cq::is_flooded`]): the endpoints make no progress until the
+//! client has read. Only at that limit are multi-receives refused.
 //!
-//! Blocking: `fi_cq_sread` spins, yields, parks the devices and sleeps ([`crate::sleep::poll`]). A descriptor for
-//! FI_WAIT_FD is this queue's epoll descriptor, to be polled after `fi_trywait` said so.
+//! Blocking: `fi_cq_sread` spins, yields, parks the devices and sleeps ([`crate::sleep::poll`]). For
+//! FI_WAIT_FD the client gets the queue's epoll descriptor, and may poll it after a successful `fi_trywait`.
 
 pub(crate) mod fault;
 pub(crate) mod ring;
@@ -35,42 +35,43 @@ use crate::sleep::poll::{self, Sources, Waitable, Waited};
 use crate::sleep::wait::{Deadline, LazyWaker, WaitKind, Waker};
 use crate::sleep::waitset::{self, Member, WaitSet};
 
-/// What the file that the model checker tries imports from here.
+/// Imports of the file that the model checker also compiles.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicBool, Ordering};
 }
 
-/// Size of a queue for which the client named none.
+/// Size of a queue if the client requests none.
 const DEFAULT_ENTRIES: usize = 8192;
-/// Entries that are reserved at once; a longer queue grows when it must.
+/// Entries that are allocated at the start; a longer queue grows on demand.
 const RESERVED_ENTRIES: usize = 256;
-/// Entries that a client may ask for: such a queue takes 4 GiB.
+/// Maximum size. Such a queue takes 4 GiB.
 const MAX_ENTRIES: usize = 1 << 26;
-/// Entries over the size at which peers' unsolicited writes with data, and messages for multi-receives, have to wait.
+/// Entries above the size at which unsolicited writes with data, and messages for multi-receives, have to
+/// wait.
 const FLOOD_ENTRIES: usize = 1 << 20;
 
 /// A completion queue.
 #[repr(C)]
 pub(crate) struct Cq {
     head: Head<sys::fid_cq>,
-    /// Entries in `ring`, for a look without the lock.
+    /// The number of entries in `ring`, to be read without the lock.
     len: AtomicUsize,
     ring: Guarded<Ring>,
     sources: Sources,
     format: Format,
-    /// Entries from which new operations are refused.
+    /// The number of entries from which new operations are refused.
     size: usize,
     wait: WaitKind,
-    /// Whether `fi_cq_sread` takes its condition as a number of entries.
+    /// Whether the condition of `fi_cq_sread` is a number of entries.
     threshold: bool,
-    /// The API version that the client asked for.
+    /// The API version that the client requested.
     api: u32,
-    /// Made when first needed.
+    /// Made on first use.
     waker: LazyWaker,
     set: Option<Hold<WaitSet>>,
     signal: Signal,
     uses: Uses,
-    /// Last, so that everything above is gone when the domain may go.
+    /// The last field, so that all others are dropped before the domain.
     domain: Hold<Domain>,
 }
 
@@ -84,7 +85,7 @@ unsafe impl Object for Cq {
     }
 }
 
-/// Opens a queue: `fi_cq_open`.
+/// Implements `fi_cq_open`.
 pub(crate) unsafe extern "C" fn open(
     domain: *mut sys::fid_domain,
     attr: *mut sys::fi_cq_attr,
@@ -95,7 +96,7 @@ pub(crate) unsafe extern "C" fn open(
         let place = object::place(cq)?;
         // SAFETY: the client's domain.
         let domain = unsafe { Hold::<Domain>::of(domain) }?;
-        // SAFETY: null, or the client's attributes, of which only fields that every version has are read.
+        // SAFETY: null, or the client's attributes. Only fields that every version has are read.
         let attr = unsafe { attr.as_ref() };
         let queue = open_queue(domain, attr, context)?;
         // SAFETY: the client's place for the new pointer.
@@ -106,24 +107,25 @@ pub(crate) unsafe extern "C" fn open(
 fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mut c_void) -> Result<Arc<Cq>, Errno> {
     let format = attr.map_or(sys::FI_CQ_FORMAT_UNSPEC, |attr| attr.format);
     let wait = WaitKind::from_attr(attr.map_or(sys::FI_WAIT_NONE, |attr| attr.wait_obj))?;
-    // SAFETY: the client's wait set, where the attributes name one.
+    // SAFETY: the client's wait set, if the attributes name one.
     let set =
         unsafe { waitset::named(wait, attr.map_or(std::ptr::null_mut(), |attr| attr.wait_set), domain.fabric()) }?;
-    // FI_AFFINITY only says that signaling_vector is set, which is a hint.
+    // FI_AFFINITY states that signaling_vector is set, which is a hint.
     if attr.is_some_and(|attr| attr.flags & !sys::FI_AFFINITY != 0) {
-        log::info!("fi_cq_open: unknown flags {:#x}; only FI_AFFINITY is known", attr.map_or(0, |attr| attr.flags));
+        log::info!("fi_cq_open: unknown flags {:#x}; only FI_AFFINITY is supported", attr.map_or(0, |attr| attr.flags));
         return Err(Errno::BADFLAGS);
     }
     let size = attr.map_or(0, |attr| attr.size);
     let size = if size == 0 { DEFAULT_ENTRIES } else { size };
     if size > MAX_ENTRIES {
-        log::info!("fi_cq_open: size: wanted {size}, offered {MAX_ENTRIES}; ask for no more, or for 0, the default");
+        log::info!("fi_cq_open: size: wanted {size}, offered {MAX_ENTRIES}; request at most that, or 0 for the default");
         return Err(Errno::NOMEM);
     }
     let callers = domain.callers();
     let head =
         sys::fid_cq { fid: object::new_fid(sys::FI_CLASS_CQ, context, &FID_OPS), ops: object::table(&CQ_OPS.base) };
-    // SAFETY: `callers` is what the client promised for this domain: calls on this queue and on its endpoints.
+    // SAFETY: `callers` is the client's promise for this domain, which covers calls on this queue and on its
+    // endpoints.
     let ring = unsafe { Guarded::new(callers, domain.meter(), Ring::new(size.min(RESERVED_ENTRIES))) };
     let queue = Cq {
         head: Head::new(head),
@@ -149,26 +151,26 @@ fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mu
     Ok(queue)
 }
 
-/// Appends entries under one lock; publishes them, and wakes whoever waits for them, when dropped.
+/// Appends entries under one lock. The drop publishes them and wakes waiting readers.
 pub(crate) struct Appender<'a> {
     cq: &'a Cq,
     ring: Guard<'a, Ring>,
 }
 
 impl Appender<'_> {
-    /// Whether it appends to that queue.
+    /// Whether the appender is that of `cq`.
     #[inline]
     pub(crate) fn is_for(&self, cq: &Cq) -> bool {
         std::ptr::eq(self.cq, cq)
     }
 
-    /// A success.
+    /// Appends the entry of a successful operation.
     #[inline(always)]
     pub(crate) fn push(&mut self, entry: Entry) {
         self.ring.push(entry);
     }
 
-    /// A failure.
+    /// Appends the entry of a failed operation.
     pub(crate) fn push_failed(&mut self, entry: Entry, failure: Failure) {
         self.ring.push_failed(entry, failure);
     }
@@ -186,40 +188,40 @@ impl Drop for Appender<'_> {
 }
 
 impl Cq {
-    /// Opens the queue for appending. `visiting`: by the progress thread.
+    /// Locks the queue for appending. `visiting`: the caller is the progress thread.
     #[inline]
     pub(crate) fn appender(&self, visiting: bool) -> Appender<'_> {
         Appender { cq: self, ring: if visiting { self.ring.visit() } else { self.ring.lock() } }
     }
 
-    /// The progress thread appends nothing for a while.
+    /// Called when the progress thread will not append for a while.
     pub(crate) fn end_visits(&self) {
         self.ring.end_visits();
     }
 
-    /// Whether new operations must wait for the client to read.
+    /// Whether new operations must wait until the client reads.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
         self.len.load(Ordering::Relaxed) >= self.size
     }
 
-    /// Whether there is nothing to read, without progress.
+    /// Whether the queue is empty, without progress.
     pub(crate) fn is_empty(&self) -> bool {
         self.len.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether even what peers send must wait.
+    /// Whether unsolicited messages must wait as well.
     #[inline]
     pub(crate) fn is_flooded(&self) -> bool {
         self.len.load(Ordering::Relaxed) >= self.size.saturating_add(FLOOD_ENTRIES)
     }
 
-    /// The endpoints that reads drive.
+    /// The endpoints on which reads make progress.
     pub(crate) fn sources(&self) -> &Sources {
         &self.sources
     }
 
-    /// Where readers sleep, made on first use.
+    /// The object on which readers sleep, made on first use.
     pub(crate) fn waker(&self) -> Option<&Waker> {
         self.waker.get(|| self.new_waker())
     }
@@ -236,7 +238,7 @@ impl Cq {
         }
     }
 
-    /// Wakes whoever sleeps here, to look for itself.
+    /// Wakes all sleeping readers, which then check the queue.
     pub(crate) fn notify(&self) {
         self.sources.notify(self.waker.made());
     }
@@ -246,10 +248,10 @@ impl Cq {
         &self.domain
     }
 
-    /// The whole of `fi_cq_read` and `fi_cq_readfrom`.
+    /// Implements `fi_cq_read` and `fi_cq_readfrom`.
     ///
     /// # Safety
-    /// `out` and `src` are as the client gave them for `count` entries.
+    /// `out` and `src` are the client's buffers for `count` entries.
     #[inline(never)]
     unsafe fn read_some(&self, out: *mut c_void, count: usize, src: *mut sys::fi_addr_t) -> isize {
         if self.len.load(Ordering::Relaxed) == 0 || count == 0 {
@@ -263,7 +265,7 @@ impl Cq {
         unsafe { self.take(out, count, src) }
     }
 
-    /// Takes what is there, without progress.
+    /// Takes entries without progress.
     ///
     /// # Safety
     /// As for `read_some`.
@@ -275,7 +277,7 @@ impl Cq {
         self.len.store(ring.len(), Ordering::Relaxed);
         drop(ring);
         match taken {
-            // The number of entries was given as a length of memory, which fits.
+            // `taken` entries fit the client's buffer, whose length is below `isize::MAX`.
             Ok(taken) => {
                 self.sources.read_something();
                 taken.cast_signed()
@@ -285,7 +287,7 @@ impl Cq {
         }
     }
 
-    /// The whole of `fi_cq_sread` and `fi_cq_sreadfrom`.
+    /// Implements `fi_cq_sread` and `fi_cq_sreadfrom`.
     ///
     /// # Safety
     /// As for `read_some`.
@@ -300,7 +302,7 @@ impl Cq {
         if self.wait == WaitKind::None {
             return Errno::INVAL.size();
         }
-        // The condition is the number itself, not a pointer to it.
+        // The pointer itself is the threshold.
         let wanted = if self.threshold { cond.addr().clamp(1, count.max(1)) } else { 1 };
         let deadline = Deadline::after_ms(timeout_ms);
         loop {
@@ -313,11 +315,11 @@ impl Cq {
             if waited != Waited::Ready || taken != Errno::AGAIN.size() {
                 return taken;
             }
-            // Another reader was faster.
+            // Another reader has taken the entries.
         }
     }
 
-    /// Takes the error entry that is next.
+    /// Takes the next entry, if it is an error entry.
     ///
     /// # Safety
     /// `out` is the client's error entry.
@@ -327,7 +329,7 @@ impl Cq {
         }
         let mut ring = self.ring.lock();
         let Some((entry, failure)) = ring.take_failed() else { return Errno::AGAIN.size() };
-        // SAFETY: the client's entry, of the version that it asked for.
+        // SAFETY: the client's error entry, in the layout of the API version that it requested.
         unsafe { ring::write_error(out, self.api, &entry, failure) };
         self.len.store(ring.len(), Ordering::Relaxed);
         1
@@ -355,7 +357,7 @@ impl Member for Cq {
     }
 
     fn clear_news(&self) {
-        // Where there is something to read it was that.
+        // If there are entries, the notification was for them.
         if self.is_empty() {
             Reader { cq: self, wanted: 1 }.take_interrupt();
         }
@@ -367,7 +369,7 @@ impl Member for Cq {
     }
 }
 
-/// A reader that waits for so many entries.
+/// A reader that waits for `wanted` entries.
 struct Reader<'a> {
     cq: &'a Cq,
     wanted: usize,
@@ -401,7 +403,8 @@ impl Waitable for Reader<'_> {
         if self.satisfied(&ring) {
             return false;
         }
-        // Those who sleep outside wait for the first entry, and may not have heard the bell yet if there is one.
+        // Clients that sleep outside wait for the first entry. If there is one, they may not have seen the
+        // notification yet.
         let wanted = if self.wanted > 1 && self.cq.sources.has_outside_sleepers() { 1 } else { self.wanted };
         if ring.len() >= wanted {
             drop(ring);
@@ -417,7 +420,8 @@ impl Waitable for Reader<'_> {
 
 const FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), control: Some(control), ..noop::FID };
 
-/// The operations, with the slot that later versions of libfabric call without looking whether it is there.
+/// The operations, with the function that later versions of libfabric call without a check of the table's
+/// size.
 #[repr(C)]
 struct CqOps {
     base: sys::fi_ops_cq,
@@ -438,7 +442,7 @@ static CQ_OPS: CqOps = CqOps {
     export_xpu,
 };
 
-/// The queue behind the client's pointer, on the data path: no check, as in every provider.
+/// The queue behind the client's pointer. As in every provider, the data path makes no check.
 ///
 /// # Safety
 /// `cq` came from `open` and is not closed.
@@ -522,7 +526,7 @@ unsafe extern "C" fn strerror(
         // SAFETY: the client's buffer has `len > fits` bytes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), buf, fits) };
         let end = buf.wrapping_add(fits);
-        // SAFETY: as above; this is the last byte that is used.
+        // SAFETY: as above; this byte is at most the last one.
         unsafe { end.write(0) };
     }
     text.as_ptr()

@@ -1,7 +1,8 @@
-//! Our own error numbers: what `prov_errno` of an error entry says beyond the errno, and its text.
+//! Provider error numbers: the `prov_errno` of an error entry, which is more specific than its errno, and its
+//! text.
 //!
-//! Place in the data flow: `endpoint::route` puts the number into an error entry, `fi_cq_strerror` turns it into
-//! words. Zero means that there is nothing more to say.
+//! Place in the data flow: `endpoint::route` puts the number into an error entry, and `fi_cq_strerror`
+//! returns the text. Zero means no further information.
 
 use std::ffi::{CStr, c_int};
 
@@ -38,34 +39,34 @@ pub(crate) fn number(fault: Fault) -> c_int {
     }
 }
 
-/// The words for a number.
+/// The text of a number.
 pub(crate) fn text(number: c_int) -> &'static CStr {
     match number {
         0 => c"no further information",
         1 => c"the message was longer than the receive buffer",
         2 => c"cancelled, by fi_cancel or by the end of the connection",
         3 => c"no message matched",
-        4 => c"the target refused the access: no such key, or not with this access",
+        4 => c"the target refused the access: the key is unknown, or does not grant this access",
         5 => c"the target refused the access: outside the registered region",
-        6 => c"the buffer at the peer went away while data was under way",
+        6 => c"the peer's buffer was released during the transfer",
         7 => c"the operation could not be started when its trigger fired",
-        8 => c"received well, but the source is in no address vector: err_data has its address",
+        8 => c"the message was received, but its source is in no address vector: err_data has its address",
         9 => c"the memory of the receive, or of the target's region, is not mapped, or is protected against the access",
         16 => c"the peer closed its endpoint",
         17 => c"the peer is gone (hang-up or reset)",
         18 => c"connection refused: no endpoint listens at that address",
-        19 => c"no answer within the connect time-out (FI_WEFT_CONNECT_TIMEOUT_MS; an hour where the peer's system has answered and its process has not)",
+        19 => c"no answer within the connect time-out (FI_WEFT_CONNECT_TIMEOUT_MS; an hour if the peer's system has answered and its process has not)",
         20 => c"no route to the peer's address",
         21 => {
-            c"denied: another job key, or none, at one of the two (FI_WEFT_JOB_KEY, auth_key), or the full address is needed"
+            c"denied: the job keys of the two endpoints differ (FI_WEFT_JOB_KEY, auth_key), or the full address is needed"
         }
-        22 => c"the peer sent something that the protocol does not allow",
+        22 => c"the peer violated the protocol",
         23 => c"direct access to the peer's memory failed",
-        24 => c"out of memory, of ports or of what epoll may watch",
-        25 => c"only one of the two encrypts TCP: FI_WEFT_TCP_ENCRYPT must be the same in all processes",
+        24 => c"out of memory, ports, or epoll watches",
+        25 => c"only one of the two endpoints encrypts TCP: FI_WEFT_TCP_ENCRYPT must be the same in all processes",
         26 => c"out of file descriptors (ulimit -n)",
         27 => c"the peer is out of descriptors or memory for another link (ulimit -n there)",
-        28 => c"the peer's host could not be reached for FI_WEFT_TCP_RESUME_MS: look at the network between the hosts",
+        28 => c"the peer's host could not be reached for FI_WEFT_TCP_RESUME_MS: check the network between the hosts",
         _ => c"unknown error number",
     }
 }
@@ -77,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_fault_has_its_own_number_and_words() {
+    fn every_fault_has_its_own_number_and_text() {
         let links = [
             LinkError::Closed,
             LinkError::Gone,

@@ -1,41 +1,41 @@
-//! The entries of one completion queue: what the engine's completions become, and how clients read them.
+//! The entries of a completion queue: their format, and how clients take them.
 //!
-//! Place in the data flow: `endpoint::route` pushes, `fi_cq_read` and `fi_cq_readerr` take. An [`Entry`] begins like
-//! libfabric's `fi_cq_tagged_entry`, of which every smaller format is a prefix, so reading in any format is one copy
-//! of a fixed number of bytes.
+//! Place in the data flow: `endpoint::route` pushes entries; `fi_cq_read` and `fi_cq_readerr` take them. An
+//! [`Entry`] begins like libfabric's `fi_cq_tagged_entry`, and every smaller format is a prefix of that. A
+//! read in any format is therefore a copy of a fixed number of bytes.
 //!
-//! Invariants: entries leave in the order in which they came, failed ones included; each failed entry has
-//! exactly one [`Failure`], in the same order. Nothing is ever dropped: the bound is kept by refusing new operations
-//! ([`crate::cq::Cq::is_full`]).
+//! Invariants: entries, failed ones included, leave in the order of their arrival. Each failed entry has
+//! exactly one [`Failure`], in the same order. Entries are never dropped: the bound is kept by refusing new
+//! operations ([`crate::cq::Cq::is_full`]).
 
 use std::collections::VecDeque;
 use std::mem::{offset_of, size_of};
 
 use weft_fi_sys as sys;
 
-/// One completion, one cache line.
+/// A completion, one cache line long.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// The operation's context, as a number.
     pub(crate) context: usize,
-    /// Completion flags, FI_SEND and so on.
+    /// Completion flags such as FI_SEND.
     pub(crate) flags: u64,
     /// Received length in bytes.
     pub(crate) len: usize,
-    /// Where a received message begins.
+    /// The address of a received message.
     pub(crate) buf: usize,
     /// Remote completion data.
     pub(crate) data: u64,
     /// The tag of a tagged message.
     pub(crate) tag: u64,
-    /// Source, `FI_ADDR_NOTAVAIL` if unknown.
+    /// The source; `FI_ADDR_NOTAVAIL` if unknown.
     pub(crate) src: u64,
     /// Whether this is an error entry.
     pub(crate) failed: bool,
 }
 
-// The layouts agree, field by field, so that a prefix of an `Entry` is an entry of every format.
+// The layouts agree field by field, so a prefix of an `Entry` is an entry in any format.
 const _: () = {
     assert!(size_of::<Entry>() == 64);
     assert!(offset_of!(Entry, context) == offset_of!(sys::fi_cq_tagged_entry, op_context));
@@ -49,23 +49,23 @@ const _: () = {
     assert!(offset_of!(sys::fi_cq_msg_entry, len) == offset_of!(Entry, len));
 };
 
-/// What an error entry has besides.
+/// The additional fields of an error entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Failure {
     /// Positive fabric errno.
     pub(crate) err: i32,
-    /// Our own code, for `fi_cq_strerror`.
+    /// The provider's error number, for `fi_cq_strerror`.
     pub(crate) prov_errno: i32,
-    /// Bytes that did not fit.
+    /// The number of bytes that did not fit.
     pub(crate) olen: usize,
-    /// What `err_data` has: the address of a source that is in no address vector.
+    /// The contents of `err_data`: the address of a source that is in no address vector.
     pub(crate) data: Vec<u8>,
 }
 
 /// The layout in which a client reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// `fi_cq_entry`; also what FI_CQ_FORMAT_UNSPEC means here.
+    /// `fi_cq_entry`, also for FI_CQ_FORMAT_UNSPEC.
     Context,
     /// `fi_cq_msg_entry`.
     Msg,
@@ -76,10 +76,10 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// From the attribute; `None` for a number that libfabric does not define.
+    /// Converts the attribute; `None` for a number that libfabric does not define.
     pub(crate) fn from_attr(format: sys::fi_cq_format) -> Option<Self> {
         match format {
-            // Sandia OpenSHMEM leaves the format open and reads `fi_cq_entry`.
+            // Sandia OpenSHMEM specifies no format and reads `fi_cq_entry`.
             sys::FI_CQ_FORMAT_UNSPEC | sys::FI_CQ_FORMAT_CONTEXT => Some(Self::Context),
             sys::FI_CQ_FORMAT_MSG => Some(Self::Msg),
             sys::FI_CQ_FORMAT_DATA => Some(Self::Data),
@@ -89,7 +89,7 @@ impl Format {
     }
 }
 
-/// Why nothing was read.
+/// The reason why a read took nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nothing {
     /// The queue is empty.
@@ -98,28 +98,28 @@ pub(crate) enum Nothing {
     Failed,
 }
 
-/// The entries, and at which fill somebody wants to be woken.
+/// The entries, and the length at which a sleeper is woken.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    /// A power of two of them, of which `len` from `first` on are in use.
+    /// The slots, a power of two of them. `len` slots from `first` on are in use.
     slots: Vec<Entry>,
     first: usize,
     len: usize,
     failures: VecDeque<Failure>,
-    /// The last that was taken: the client may look into its data until it reads again.
+    /// The failure that was taken last. The client may access its data until its next read.
     taken: Failure,
-    /// A sleeper is woken once so many entries are there; `usize::MAX` when nobody sleeps.
+    /// The length at which a sleeper is woken; `usize::MAX` if none sleeps.
     pub(crate) wake_at: usize,
 }
 
 impl Ring {
-    /// Room for `size` entries without further allocation.
+    /// Creates a ring that holds `size` entries without further allocation.
     pub(crate) fn new(size: usize) -> Self {
         let slots = vec![Entry::default(); size.next_power_of_two()];
         Self { slots, first: 0, len: 0, failures: VecDeque::new(), taken: Failure::default(), wake_at: usize::MAX }
     }
 
-    /// How many entries wait.
+    /// The number of entries.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
@@ -133,7 +133,7 @@ impl Ring {
     #[inline]
     fn drop_front(&mut self) {
         self.len -= 1;
-        // An empty ring starts again at the front of the buffer: its first lines are the ones that are in the cache.
+        // An empty ring starts again at its first slots, which are in the cache.
         self.first = if self.len == 0 { 0 } else { (self.first + 1) & (self.slots.len() - 1) };
     }
 
@@ -144,16 +144,16 @@ impl Ring {
         self.slots.resize(2 * self.slots.len(), Entry::default());
     }
 
-    /// Whether an error entry is anywhere.
+    /// Whether the ring contains an error entry.
     pub(crate) fn has_failures(&self) -> bool {
         !self.failures.is_empty()
     }
 
-    /// Appends an entry of a successful operation, or the entry of a failure.
+    /// Appends an entry.
     ///
-    /// Always in line, so that each field is stored where it belongs: an entry that is put together on the
-    /// stack and then copied by wider loads has to wait until all earlier stores have left the processor,
-    /// those to a peer's ring among them.
+    /// The function is always inlined, so that each field is stored directly in its place. Otherwise the
+    /// entry would be assembled on the stack and copied by wider loads. These loads have to wait until all
+    /// earlier stores have left the processor, including those to a peer's ring.
     #[inline(always)]
     pub(crate) fn push(&mut self, entry: Entry) {
         if self.len == self.slots.len() {
@@ -172,7 +172,7 @@ impl Ring {
         self.failures.push_back(failure);
     }
 
-    /// Whether an error entry is next, or nothing is.
+    /// The reason why the next read takes nothing, if so.
     pub(crate) fn nothing(&self) -> Option<Nothing> {
         match self.front() {
             None => Some(Nothing::Empty),
@@ -181,7 +181,7 @@ impl Ring {
         }
     }
 
-    /// Takes up to `count` successful entries, up to the first error entry, and writes them to `out`.
+    /// Takes up to `count` successful entries in front of the first error entry, and writes them to `out`.
     ///
     /// # Safety
     /// `out` is writable for `count` entries of `format`, and `src` is null or writable for `count` addresses.
@@ -214,10 +214,10 @@ impl Ring {
         }
     }
 
-    /// [`Ring::take`] for entries of `BYTES` bytes.
+    /// Implements [`Ring::take`] for entries of `BYTES` bytes.
     ///
     /// # Safety
-    /// As `take`.
+    /// As for `take`.
     #[inline(always)]
     unsafe fn take_sized<const BYTES: usize>(
         &mut self,
@@ -230,20 +230,20 @@ impl Ring {
             let Some(entry) = self.front().filter(|entry| !entry.failed) else { break };
             let to = out.wrapping_add(taken * BYTES);
             let from = std::ptr::from_ref(entry).cast::<u8>();
-            // Word by word, as they were stored: a wider load would wait until both of its words have left
-            // the store buffer, and the compiler is not to make one of two.
+            // The copy proceeds by words, as the entry was stored. A wider load would wait until both of its
+            // words have left the store buffer. The volatile reads keep the compiler from merging words.
             for skip in (0..BYTES).step_by(8) {
                 let word = from.wrapping_add(skip).cast::<u64>();
-                // SAFETY: `entry` is 64 bytes long, all of which are initialised up to and including `src`,
-                // whose offset BYTES does not exceed.
+                // SAFETY: `entry` is 64 bytes long. All bytes up to and including `src` are initialised, and
+                // BYTES does not exceed the offset of `src`.
                 let word = unsafe { word.read_volatile() };
                 let place = to.wrapping_add(skip).cast::<u64>();
-                // SAFETY: `to` is entry `taken < count` of the caller's buffer, of BYTES bytes.
+                // SAFETY: `to` is entry `taken < count` of the caller's buffer, with BYTES bytes.
                 unsafe { place.write_unaligned(word) };
             }
             if !src.is_null() {
                 let addr = src.wrapping_add(taken);
-                // SAFETY: `src` has `count` places.
+                // SAFETY: `src` has room for `count` addresses.
                 unsafe { addr.write(entry.src) };
             }
             self.drop_front();
@@ -255,7 +255,7 @@ impl Ring {
         Err(self.nothing().unwrap_or(Nothing::Empty))
     }
 
-    /// Takes the error entry that is next, if one is.
+    /// Takes the next entry, if it is an error entry.
     pub(crate) fn take_failed(&mut self) -> Option<(Entry, &Failure)> {
         let entry = *self.front().filter(|entry| entry.failed)?;
         self.drop_front();
@@ -266,23 +266,23 @@ impl Ring {
     }
 }
 
-/// Fills the caller's error entry, of which older API versions know only the front (fi_cq(3), "err_data_size").
+/// Fills the caller's error entry. Older API versions have only its first fields (fi_cq(3), "err_data_size").
 ///
 /// # Safety
-/// `out` is a writable, initialised error entry as API version `api` declares it. Without a buffer of the
-/// caller's it refers to `failure`.
+/// `out` is a writable, initialised error entry in the layout of API version `api`. If the caller provides no
+/// buffer, the entry refers to the data of `failure`.
 pub(crate) unsafe fn write_error(out: *mut sys::fi_cq_err_entry, api: u32, entry: &Entry, failure: &Failure) {
-    // SAFETY: an error entry of every version has at least the fields in front of `err_data_size`; that field
-    // is read only where the version has it.
+    // SAFETY: every version has at least the fields in front of `err_data_size`, and that field is read only
+    // if the version has it.
     let has_buffer = api >= sys::version(1, 5) && unsafe { (*out).err_data_size } != 0;
     let data = failure.data.as_slice();
     let (err_data, err_data_size) = if has_buffer {
         // SAFETY: as above.
         let room = unsafe { (*out).err_data_size };
-        // SAFETY: every version has `err_data`. A buffer that the caller lent stays in place.
+        // SAFETY: every version has `err_data`. The caller's buffer stays in place.
         let buffer = unsafe { (*out).err_data };
         let fits = if buffer.is_null() { 0 } else { data.len().min(room) };
-        // SAFETY: the caller's buffer has so many bytes.
+        // SAFETY: the caller's buffer has `room >= fits` bytes.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), buffer.cast(), fits) };
         (buffer, fits)
     } else if data.is_empty() {
@@ -307,11 +307,11 @@ pub(crate) unsafe fn write_error(out: *mut sys::fi_cq_err_entry, api: u32, entry
         src_addr: entry.src,
     };
     let bytes = error_entry_bytes(api);
-    // SAFETY: `bytes` is what the caller's version of the structure has, and at most what ours has.
+    // SAFETY: `bytes` is the length of the caller's version of the structure, and at most that of ours.
     unsafe { std::ptr::copy_nonoverlapping(std::ptr::from_ref(&filled).cast::<u8>(), out.cast::<u8>(), bytes) };
 }
 
-/// Length of an error entry in an API version.
+/// The length of an error entry in an API version.
 fn error_entry_bytes(api: u32) -> usize {
     if api < sys::version(1, 5) {
         offset_of!(sys::fi_cq_err_entry, err_data_size)
@@ -344,7 +344,8 @@ mod tests {
         Failure { err, prov_errno: -err, olen: 9, data: Vec::new() }
     }
 
-    /// The words that reading two entries of a format leaves in a buffer filled with a mark.
+    /// Reads two entries in a format into a buffer filled with a mark, and returns the buffer's words and the
+    /// sources.
     fn read_two(format: Format) -> (Vec<u64>, [u64; 2]) {
         let mut ring = Ring::new(4);
         ring.push(entry(10));
@@ -359,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn every_format_is_written_packed_and_nothing_behind_it() {
+    fn every_format_is_written_packed_and_in_bounds() {
         let flags = sys::FI_RECV | sys::FI_TAGGED;
         let full = |n: u64| [n, flags, n + 1, n + 2, n + 3, n + 4];
         for (format, fields) in [(Format::Context, 1), (Format::Msg, 3), (Format::Data, 5), (Format::Tagged, 6)] {
@@ -378,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_keep_their_place_in_the_order() {
+    fn error_entries_keep_their_position() {
         let mut ring = Ring::new(4);
         ring.push(entry(1));
         ring.push_failed(entry(2), failure(265));
@@ -402,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_none_takes_none() {
+    fn a_read_of_no_entries_takes_none() {
         let mut ring = Ring::new(1);
         ring.push(entry(1));
         // SAFETY: no entry is written.
@@ -410,7 +411,8 @@ mod tests {
         assert_eq!((taken, ring.len()), (Ok(0), 1));
     }
 
-    /// Reads an error under an API version into a structure followed by marks; returns it and the bytes written.
+    /// Reads an error entry in an API version's layout into a structure followed by marks. Returns it and the
+    /// number of bytes written.
     fn error_under(api: u32, err_data: usize, err_data_size: usize) -> (sys::v2::fi_cq_err_entry_1_20, usize) {
         let bytes = size_of::<sys::v2::fi_cq_err_entry_1_20>();
         let mut image = [[0xee_u8; 128], [0x55_u8; 128]];
@@ -433,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_entry_is_as_long_as_the_callers_version_of_it() {
+    fn an_error_entry_has_the_length_of_the_callers_version() {
         for (major, minor, bytes) in [(1, 0, 72), (1, 4, 72), (1, 5, 80), (1, 18, 80), (1, 20, 88), (2, 5, 88)] {
             let (filled, written) = error_under(sys::version(major, minor), 0, 0);
             assert_eq!(written, bytes, "API {major}.{minor}");
@@ -444,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lent_error_buffer_stays_in_place() {
+    fn the_callers_error_buffer_stays_in_place() {
         let (filled, _) = error_under(sys::version(1, 5), 0x1000, 16);
         assert_eq!((filled.base.err_data as usize, filled.base.err_data_size), (0x1000, 0));
         let (filled, _) = error_under(sys::version(1, 5), 0x1000, 0);

@@ -1,12 +1,12 @@
 //! The endpoints and passive endpoints that make progress when an event queue is read.
 //!
 //! Place in the data flow: `fi_eq_read`, `fi_eq_sread`, `fi_trywait` → [`Drivers`] → engines. Connections are
-//! made seldom, so there is none of the economy of [`crate::sleep::poll`]: a list behind a mutex, and a sleep that
-//! is cut in slices.
+//! rare, so this is simpler than [`crate::sleep::poll`]: a list behind a mutex, and sleeps divided into
+//! slices.
 //!
-//! No wake-up is lost. A thread sleeps only after all devices were parked, which fails if there is an arrival,
-//! and after the queue was still empty once the bell was drained ([`trywait`]). Sleeps are cut in slices because
-//! polls of other threads end the parking.
+//! No wake-up is lost. A thread sleeps only if two conditions hold: all devices are parked, which fails if
+//! there is an arrival, and the queue is still empty after the bell was drained ([`trywait`]). Sleeps are
+//! divided into slices, because polls by other threads end the parking.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,18 +18,19 @@ use crate::sleep::poll::this_thread;
 use crate::sleep::trywait::{self, List, Park, Trywait, wake_all};
 use crate::sleep::wait::{Deadline, Waker, Woken};
 
-/// Longest sleep between looks at the engines.
+/// Longest sleep between two rounds of progress.
 const SLICE: Duration = Duration::from_millis(20);
 
-/// An engine that makes events.
+/// An engine that generates events.
 pub(crate) trait Driver: Send + Sync {
-    /// One round. Returns 0 when nothing happened.
+    /// Makes one round of progress. Returns 0 if nothing happened.
     fn progress(&self) -> usize;
-    /// Prepares for sleep on `waker`; `false`: there is something to do.
+    /// Prepares for a sleep on `waker`. `false`: there is work to do.
     fn park(&self, waker: &Waker, sleep: Sleep) -> bool;
-    /// Ends what a successful `park` began.
+    /// Ends a successful `park`.
     fn wake(&self, sleep: Sleep);
-    /// The client is about to sleep where we cannot see it: whether a thread of ours makes progress meanwhile.
+    /// The client is about to sleep outside weft's calls. Returns whether a progress thread makes progress
+    /// meanwhile.
     fn notify_progress_thread(&self) -> bool;
 }
 
@@ -70,46 +71,46 @@ impl Park for DriverRef {
     }
 }
 
-/// The engines that one queue drives.
+/// The engines on which a queue makes progress.
 pub(crate) struct Drivers {
     list: Mutex<Vec<DriverRef>>,
-    /// What `fi_trywait` has parked.
+    /// The engines that `fi_trywait` has parked.
     outside: Trywait<DriverRef>,
 }
 
 impl Drivers {
-    /// None.
+    /// Creates an empty list.
     pub(super) fn new() -> Self {
         Self { list: Mutex::default(), outside: Trywait::new() }
     }
 
-    /// One more. A sleeper does not know it yet: the bell is to be rung.
+    /// Adds an engine. Sleepers do not know it yet, so the caller must ring the bell.
     pub(super) fn add(&self, driver: Arc<dyn Driver>) {
         self.list.lock().push(driver);
         self.outside.invalidate();
     }
 
-    /// One of them may not be parked any more for those who sleep: the bell is to be rung.
+    /// An engine may no longer be parked for the sleepers, so the caller must ring the bell.
     pub(super) fn notify(&self) {
         self.outside.invalidate();
     }
 
-    /// One less. On return nobody is at work on it from here.
+    /// Removes an engine. On return, no thread makes progress on it through this list.
     pub(crate) fn remove<D: Driver + 'static>(&self, driver: &Arc<D>) {
         let known = |other: &Arc<dyn Driver>| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(driver));
         self.list.lock().retain(|other| !known(other));
         self.outside.remove(known);
     }
 
-    /// One round of each. Returns 0 when nothing happened.
+    /// Makes one round of progress on each engine. Returns 0 if nothing happened.
     pub(super) fn progress(&self) -> usize {
         self.outside.wake(this_thread, Sleep::Outside);
-        // Another thread that holds the list is doing just this.
+        // The thread that holds the list is making this round.
         let Some(list) = self.list.try_lock() else { return 0 };
         list.iter().map(|driver| driver.progress()).sum()
     }
 
-    /// Sleeps once, unless there is something to do, or `arm` says no when everything is parked.
+    /// Sleeps once, unless there is work to do, or `arm` returns false when everything is parked.
     pub(super) fn sleep(&self, waker: &Waker, deadline: &Deadline, arm: impl FnOnce() -> bool) -> Woken {
         let generation = self.outside.generation();
         let Some(parked) = self.park(waker, Sleep::Inside, |_| true) else { return Woken::Event };
@@ -125,8 +126,8 @@ impl Drivers {
         woken
     }
 
-    /// For `fi_trywait`: the client may sleep on the waker's descriptor until it reads again, if `arm` says
-    /// so when everything is parked.
+    /// Implements `fi_trywait`. True: the client may sleep on the waker's descriptor until its next read.
+    /// `arm` is called when everything is parked.
     pub(super) fn park_for_trywait(&self, waker: &Waker, arm: impl FnOnce() -> bool) -> bool {
         let generation = self.outside.generation();
         let parked = self.park(waker, Sleep::Outside, |driver| !driver.notify_progress_thread());
@@ -134,11 +135,12 @@ impl Drivers {
             .admit(this_thread(), generation, parked, waker, Sleep::Outside, || self.arm(waker, generation, arm))
     }
 
-    /// Takes back the ring, for a sleep before which there had been so many calls.
+    /// Drains the bell before a sleep that began in `generation`, and calls `arm`. False: the thread must not
+    /// sleep.
     fn arm(&self, waker: &Waker, generation: u64, arm: impl FnOnce() -> bool) -> bool {
         let empty = || {
             waker.drain();
-            // What has come is for all who sleep.
+            // The event must wake all sleepers.
             let empty = arm();
             if !empty {
                 waker.notify();
@@ -148,7 +150,7 @@ impl Drivers {
         self.outside.arm(generation, empty, || waker.notify())
     }
 
-    /// Parks the devices of those that are `wanted`, all or none.
+    /// Parks the devices of the engines for which `wanted` returns true, all or none.
     fn park(&self, waker: &Waker, sleep: Sleep, wanted: impl Fn(&dyn Driver) -> bool) -> Option<List<DriverRef>> {
         trywait::park_all(self.list.lock().iter().filter(|driver| wanted(&***driver)), waker, sleep)
     }
