@@ -118,7 +118,9 @@ fn open_queue(domain: Hold<Domain>, attr: Option<&sys::fi_cq_attr>, context: *mu
     let size = attr.map_or(0, |attr| attr.size);
     let size = if size == 0 { DEFAULT_ENTRIES } else { size };
     if size > MAX_ENTRIES {
-        log::info!("fi_cq_open: size: wanted {size}, offered {MAX_ENTRIES}; request at most that, or 0 for the default");
+        log::info!(
+            "fi_cq_open: size: wanted {size}, offered {MAX_ENTRIES}; request at most that, or 0 for the default"
+        );
         return Err(Errno::NOMEM);
     }
     let callers = domain.callers();

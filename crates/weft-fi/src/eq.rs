@@ -1,15 +1,15 @@
 //! Event queues (fi_eq(3)): asynchronous results of control operations.
 //!
-//! Place in the data flow: address vectors opened with FI_EVENT and domains bound with FI_REG_MR report here,
-//! connections ([`crate::endpoint::connection`], [`crate::pep`]), and clients themselves by `fi_eq_write`.
-//! Nothing on a data path comes here, so one mutex is enough. Reading drives what brings connections about
-//! ([`drivers`]).
+//! Place in the data flow: four sources report here. Address vectors opened with FI_EVENT and domains bound
+//! with FI_REG_MR report completed calls. Connections report their changes ([`crate::endpoint::connection`],
+//! [`crate::pep`]). Clients add events by `fi_eq_write`. No data path is involved, so one mutex is enough. A
+//! read makes progress on the engines that generate events ([`drivers`]).
 //!
-//! Invariants: events leave in the order in which they came; while an error is the next one, `fi_eq_read`
-//! answers -FI_EAVAIL and only `fi_eq_readerr` takes it; what a peer has to say with a connection is cut to
-//! the reader's room, any other event is taken whole or not at all (-FI_ETOOSMALL). The queue is bounded: a
-//! client's write beyond the bound is -FI_EAGAIN; events of ours are one per call that the client made, and
-//! are taken in any case, since there is nobody to refuse them to.
+//! Invariants: events leave in the order of their arrival. While an error event is the next one, `fi_eq_read`
+//! returns -FI_EAVAIL, and only `fi_eq_readerr` takes it. A peer's connection data is truncated to the
+//! reader's buffer. Any other event is taken whole or not at all (-FI_ETOOSMALL). The queue is bounded: a
+//! client's write beyond the bound returns -FI_EAGAIN. Events of the provider are always accepted, because no
+//! caller could be refused. There is one for each call of the client.
 
 pub(crate) mod drivers;
 
@@ -31,11 +31,11 @@ use crate::sleep::poll::{ROUNDS_PER_CLOCK, YIELDS};
 use crate::sleep::wait::{Deadline, WaitKind, Waker, Woken};
 use crate::sleep::waitset::{self, Member, WaitSet};
 
-/// Size of a queue for which the client named none.
+/// Size of a queue if the client requests none.
 const DEFAULT_EVENTS: usize = 1024;
-/// API version from which a client may bring its own buffer for the data of an error.
+/// The first API version in which a client may provide the buffer for the data of an error.
 const ERR_DATA_COPIED: u32 = sys::version(1, 5);
-/// Longest event that a client may write, in bytes.
+/// The longest event that a client may write, in bytes.
 const EVENT_LIMIT_BYTES: usize = 4096;
 
 /// An event queue.
@@ -43,14 +43,14 @@ const EVENT_LIMIT_BYTES: usize = 4096;
 pub(crate) struct Eq {
     head: Head<sys::fid_eq>,
     events: Mutex<VecDeque<Event>>,
-    /// Data of the error that was read last: the client may look into it until it reads the next one.
+    /// The data of the error that was read last. The client may access it until it reads the next error.
     err_data: Mutex<Box<[u8]>>,
     drivers: Drivers,
     size: usize,
     wait: WaitKind,
     waker: Option<Waker>,
     set: Option<Hold<WaitSet>>,
-    /// Whether the client may write.
+    /// Whether the client may write events.
     writable: bool,
     uses: Uses,
     fabric: Hold<Fabric>,
@@ -67,16 +67,17 @@ unsafe impl Object for Eq {
 }
 
 enum Event {
-    /// Its number and its bytes, as `fi_eq_read` gives them.
+    /// The event number and the event's bytes, in the layout for `fi_eq_read`.
     Success(u32, Box<[u8]>),
-    /// The same of a connection: a `fi_eq_cm_entry` and what the peer has to say. With FI_CONNREQ the entry
-    /// has the address of the structure, which is the reader's.
+    /// The event number, the structure and the bytes of a connection event: a `fi_eq_cm_entry` and the peer's
+    /// data. With FI_CONNREQ the entry contains the address of the structure, whose ownership passes to the
+    /// reader.
     Connection(u32, Option<Info>, Box<[u8]>),
     Failure(Failure),
 }
 
 impl Event {
-    /// The number, the bytes, and how many of these a reader must have room for.
+    /// The event number, the bytes, and the minimum length of a reader's buffer.
     fn success(&self) -> Option<(u32, &[u8], usize)> {
         match self {
             Self::Success(number, bytes) => Some((*number, bytes, bytes.len())),
@@ -90,18 +91,18 @@ impl Event {
 /// An error event.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
-    /// The object concerned, as a number.
+    /// The address of the object concerned.
     pub(crate) fid: usize,
-    /// The operation's context, as a number.
+    /// The operation's context as a number.
     pub(crate) context: usize,
-    /// What the event says about it: for address vectors the index of the address.
+    /// The data of the event; for address vectors, the index of the address.
     pub(crate) data: u64,
     pub(crate) errno: Errno,
-    /// More about it (`err_data`): what a peer that declined has to say.
+    /// The additional data (`err_data`): the data that a peer sent with its rejection.
     pub(crate) more: Box<[u8]>,
 }
 
-/// `fi_eq_open`.
+/// Implements `fi_eq_open`.
 pub(crate) unsafe extern "C" fn open(
     fabric: *mut sys::fid_fabric,
     attr: *mut sys::fi_eq_attr,
@@ -122,7 +123,7 @@ pub(crate) unsafe extern "C" fn open(
 
 fn open_queue(fabric: Hold<Fabric>, attr: Option<&sys::fi_eq_attr>, context: *mut c_void) -> Result<Arc<Eq>, Errno> {
     let wait = WaitKind::from_attr(attr.map_or(sys::FI_WAIT_UNSPEC, |attr| attr.wait_obj))?;
-    // SAFETY: the client's wait set, where the attributes name one.
+    // SAFETY: the client's wait set, if the attributes name one.
     let set = unsafe { waitset::named(wait, attr.map_or(std::ptr::null_mut(), |attr| attr.wait_set), &fabric) }?;
     let flags = attr.map_or(0, |attr| attr.flags);
     if flags & !(sys::FI_WRITE | sys::FI_AFFINITY) != 0 {
@@ -155,7 +156,7 @@ fn open_queue(fabric: Hold<Fabric>, attr: Option<&sys::fi_eq_attr>, context: *mu
 }
 
 impl Eq {
-    /// Reports success: an event of the form `fi_eq_entry`.
+    /// Reports a success as an event with the layout `fi_eq_entry`.
     pub(crate) fn report(&self, event: u32, fid: usize, context: usize, data: u64) {
         let mut bytes = Vec::with_capacity(size_of::<sys::fi_eq_entry>());
         bytes.extend_from_slice(&fid.to_ne_bytes());
@@ -164,29 +165,30 @@ impl Eq {
         self.push(Event::Success(event, bytes.into_boxed_slice()));
     }
 
-    /// Reports what became of a connection: an event of the form `fi_eq_cm_entry` with what the peer has to say.
+    /// Reports the state of a connection as an event with the layout `fi_eq_cm_entry` and the peer's data.
     pub(crate) fn report_connection(&self, event: u32, fid: usize, data: &[u8]) {
         self.push(Event::Connection(event, None, connection_entry(fid, 0, data)));
     }
 
-    /// Reports that somebody calls the passive endpoint `fid`.
+    /// Reports a connection request at the passive endpoint `fid`.
     pub(crate) fn report_request(&self, fid: usize, info: Info, data: &[u8]) {
         let bytes = connection_entry(fid, info.as_ptr().expose_provenance(), data);
         self.push(Event::Connection(sys::FI_CONNREQ, Some(info), bytes));
     }
 
-    /// What reading drives.
+    /// The engines on which reads make progress.
     pub(crate) const fn drivers(&self) -> &Drivers {
         &self.drivers
     }
 
-    /// Reading drives one more, which is ready. Who sleeps here already has not parked it: it has to look again.
+    /// Adds an engine on which reads make progress. Sleepers have not parked it yet, so they are woken to
+    /// check again.
     pub(crate) fn drive(&self, driver: Arc<dyn Driver>) {
         self.drivers.add(driver);
         self.notify_waiter();
     }
 
-    /// The fabric.
+    /// The fabric of the queue.
     pub(crate) const fn fabric(&self) -> &Hold<Fabric> {
         &self.fabric
     }
@@ -201,20 +203,22 @@ impl Eq {
         self.notify_waiter();
     }
 
-    /// Wakes whoever sleeps here, to look for itself.
+    /// Wakes all sleepers, which then check the queue.
     fn notify_waiter(&self) {
         if let Some(waker) = &self.waker {
             waker.notify();
         }
     }
 
-    /// The same where what is driven has changed in a way that a sleeper, or one who is about to be, did not expect.
+    /// Wakes all sleepers after a change of the engines that a sleeper, or a thread about to sleep, did not
+    /// expect.
     pub(crate) fn notify(&self) {
         self.drivers.notify();
         self.notify_waiter();
     }
 
-    /// Takes the next event, or with `peek` only looks: its number and how many bytes were stored at `buf`.
+    /// Takes the next event, or with `peek` only reads it. Returns its number and the number of bytes stored
+    /// at `buf`.
     ///
     /// # Safety
     /// `buf` is valid for `len` bytes.
@@ -226,7 +230,7 @@ impl Eq {
         }
         let stored = bytes.len().min(len);
         if stored > 0 {
-            // SAFETY: by the caller's promise, and the line above.
+            // SAFETY: the caller's promise, and `stored` is at most `len`.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buf.cast::<u8>(), stored) };
         }
         if !peek && let Some(Event::Connection(_, Some(info), _)) = events.pop_front() {
@@ -235,7 +239,7 @@ impl Eq {
         Ok((number, stored))
     }
 
-    /// Sleeps until there is an event, the time is up, or a signal has come.
+    /// Waits until there is an event, the deadline has passed, or a signal interrupts the sleep.
     fn wait(&self, deadline: &Deadline) -> Result<(), Errno> {
         let (mut fruitless, mut fruitful) = (0, 0_u32);
         while self.is_empty() {
@@ -251,7 +255,8 @@ impl Eq {
                 None => std::thread::yield_now(),
                 Some(waker) => {
                     if self.drivers.sleep(waker, deadline, || self.is_empty()) == Woken::Signal {
-                        // fi_eq(3): a thread that is signaled returns as one whose time is up.
+                        // fi_eq(3): a thread that is interrupted by a signal returns as if the time were
+                        // over.
                         return if self.is_empty() { Err(Errno::AGAIN) } else { Ok(()) };
                     }
                 }
@@ -312,7 +317,7 @@ unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_voi
     })
 }
 
-/// Stores what was taken.
+/// Stores the next event in the caller's buffers.
 ///
 /// # Safety
 /// `event` is null or valid; `buf` is valid for `len` bytes.
@@ -321,9 +326,9 @@ unsafe fn deliver(eq: &Eq, event: *mut u32, buf: *mut c_void, len: usize, flags:
     if buf.is_null() && len > 0 {
         return Err(Errno::INVAL);
     }
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller's promise.
     let (number, stored) = unsafe { eq.take(buf, len, flags & sys::FI_PEEK != 0) }?;
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller's promise.
     unsafe { event.write(number) };
     Ok(stored.cast_signed())
 }
@@ -335,7 +340,7 @@ unsafe extern "C" fn read(eq: *mut sys::fid_eq, event: *mut u32, buf: *mut c_voi
         if eq.is_empty() {
             eq.drivers.progress();
         }
-        // SAFETY: the client's places for the event.
+        // SAFETY: the client's buffers for the event.
         unsafe { deliver(eq, event, buf, len, flags) }
     })
 }
@@ -357,9 +362,9 @@ unsafe extern "C" fn sread(
         let deadline = Deadline::after_ms(timeout_ms);
         loop {
             eq.wait(&deadline)?;
-            // SAFETY: the client's places for the event.
+            // SAFETY: the client's buffers for the event.
             match unsafe { deliver(eq, event, buf, len, flags) } {
-                // Another reader was faster.
+                // Another reader has taken the event.
                 Err(Errno::AGAIN) => {}
                 result => return result,
             }
@@ -379,13 +384,13 @@ unsafe extern "C" fn readerr(eq: *mut sys::fid_eq, buf: *mut sys::fi_eq_err_entr
             events.pop_front();
         }
         drop(events);
-        // SAFETY: the client's entry.
+        // SAFETY: the client's error entry.
         let old = unsafe { out.read() };
         let copies = old.err_data_size > 0 && eq.fabric.api_version() >= ERR_DATA_COPIED;
         let (err_data, err_data_size) = if copies {
             let fits = if old.err_data.is_null() { 0 } else { failure.more.len().min(old.err_data_size) };
             if fits > 0 {
-                // SAFETY: the client's buffer, of the size that it says.
+                // SAFETY: the client's buffer, which has the size in the entry.
                 unsafe { std::ptr::copy_nonoverlapping(failure.more.as_ptr(), old.err_data.cast::<u8>(), fits) };
             }
             (old.err_data, fits)
@@ -419,7 +424,7 @@ unsafe extern "C" fn write(eq: *mut sys::fid_eq, event: u32, buf: *const c_void,
         let bytes: &[u8] = if len == 0 {
             &[]
         } else {
-            // SAFETY: the client's event.
+            // SAFETY: the client's event has `len` bytes.
             unsafe { std::slice::from_raw_parts(buf.cast::<u8>(), len) }
         };
         if eq.events.lock().len() >= eq.size {
@@ -437,9 +442,9 @@ unsafe extern "C" fn strerror(
     buf: *mut c_char,
     len: usize,
 ) -> *const c_char {
-    // SAFETY: strerror takes any number. All that are reported here are the system's.
+    // SAFETY: strerror takes any number. All errors reported here are the system's.
     let text = unsafe { libc::strerror(prov_errno) };
-    // SAFETY: it returns a C string, a constant one for the system's numbers.
+    // SAFETY: strerror returns a C string, which is a constant for the system's numbers.
     let text = unsafe { CStr::from_ptr(text) };
     // SAFETY: the client's buffer.
     unsafe { copy_text(text, buf, len) };
@@ -455,7 +460,7 @@ fn connection_entry(fid: usize, info: usize, data: &[u8]) -> Box<[u8]> {
     bytes.into_boxed_slice()
 }
 
-/// Copies a text into a client's buffer, cut to its length and terminated. A null buffer is left alone.
+/// Copies a text into a client's buffer, truncated and terminated. A null buffer is ignored.
 ///
 /// # Safety
 /// `buf` is null or valid for `len` bytes.
@@ -465,7 +470,7 @@ unsafe fn copy_text(text: &CStr, buf: *mut c_char, len: usize) {
     }
     let bytes = text.to_bytes();
     let fits = bytes.len().min(len - 1);
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast::<c_char>(), buf, fits) };
     // SAFETY: `fits` is less than `len`.
     unsafe { buf.wrapping_add(fits).write(0) };
