@@ -1,22 +1,24 @@
-//! Triggered operations (fi_trigger(3)): what is started when a counter reaches a threshold, without its client.
+//! Triggered operations (fi_trigger(3)): operations that start when a counter reaches a threshold, without a
+//! call of the client.
 //!
 //! Place in the data flow: a data-transfer call with FI_TRIGGER ([`WorkQueue::trigger`]), or `fi_control`
-//! with FI_QUEUE_WORK ([`work`]), becomes a program of one wait and one act in the domain's [`WorkQueue`].
-//! The thread that raises the counter far enough moves the program to the ready ones, under whatever lock it
-//! holds; as soon as it holds none, it runs the queue: operations enter their endpoint as calls of the client
-//! do, counters are raised. With automatic progress that thread is often the progress thread, and the client
-//! need not call anything.
+//! with FI_QUEUE_WORK ([`work`]), becomes a program in the domain's [`WorkQueue`]. The program has one wait
+//! and one act. The thread that raises the counter to the threshold moves the program to the ready ones,
+//! under whatever lock it holds. As soon as it holds none, it runs the queue. Operations then enter their
+//! endpoint like calls of the client, and counters are raised. With automatic progress that thread is often
+//! the progress thread, and the client need not make any call.
 //!
-//! An operation that finds its endpoint's queue full keeps its place, and is retried after the endpoint's next round
-//! of progress ([`WorkQueue::retry`]).
+//! An operation that finds its endpoint's queue full keeps its position. It is retried after the endpoint's
+//! next round of progress ([`WorkQueue::retry`]).
 //!
-//! Lock order: an endpoint's engine before the queue of programs, which is a leaf. Programs are run with neither held.
+//! Lock order: an endpoint's engine comes before the queue of programs, which is a leaf. Programs are run
+//! with neither lock held.
 //!
-//! Invariants: vectors are copied when an operation is submitted, payload is not looked at before it starts.
-//! An operation with FI_TRIGGER completes as any other of its endpoint. Deferred work raises the completion
-//! counter that it names, and makes an entry, and counts at its endpoint, only with FI_COMPLETION; when it
-//! fails and names no counter, it makes an error entry, since otherwise nobody would learn of it. Cancelled
-//! work does nothing of this.
+//! Invariants: vectors are copied when an operation is submitted; its payload is not read before it starts.
+//! An operation with FI_TRIGGER completes like any other of its endpoint. Deferred work raises its completion
+//! counter. It makes an entry, and counts at its endpoint, only with FI_COMPLETION. If it fails and has no
+//! completion counter, it makes an error entry, because the failure would otherwise remain unreported.
+//! Cancelled work has none of these effects.
 
 pub(crate) mod op;
 mod queue;
@@ -37,19 +39,19 @@ use crate::endpoint::cell::{CellRef, EndpointCell};
 use crate::trigger::op::{Op, Report};
 use crate::trigger::queue::{Outcome, Queue};
 
-/// What `queue` is made of.
+/// Imports of the file that the model checker also compiles.
 mod sync {
     pub(super) use std::thread::yield_now;
 
     pub(super) use parking_lot::Mutex;
 }
 
-/// Programs of one domain that may wait at a time: beyond that, -FI_EAGAIN.
+/// Programs that may wait in one domain. Further ones get -FI_EAGAIN.
 const MAX_PROGRAMS: usize = 1 << 18;
-/// Tasks of each: a wait and an act.
+/// Tasks per program: a wait and an act.
 const TASKS: usize = 2;
 
-/// Something to do when its time has come.
+/// The act of a program.
 enum Act {
     /// Start an operation.
     Start(Box<Start>),
@@ -63,81 +65,83 @@ enum Act {
 struct Start {
     cell: CellRef,
     op: Op,
-    /// Deferred work: what to do when it has completed. A triggered operation is like any other.
+    /// For deferred work, the effects of the completion. `None` for a triggered operation, which completes as
+    /// usual.
     report: Option<Report>,
 }
 
-/// By what a program is known to those who cancel it.
+/// Identifies a program for cancellation.
 struct Origin {
-    /// Address of the client's `fi_deferred_work`; 0 for a triggered operation.
+    /// The address of the client's `fi_deferred_work`; 0 for a triggered operation.
     work: usize,
-    /// [`EndpointCell::id`] of the endpoint; 0 for an operation on a counter.
+    /// The [`EndpointCell::id`] of the endpoint; 0 for an operation on a counter.
     cell: usize,
     /// The operation's context.
     context: usize,
-    /// [`Cntr::id`] of the counter that it waits for.
+    /// The [`Cntr::id`] of the counter that triggers the program.
     counter: u64,
 }
 
 type Ended = Finished<Hold<Cntr>, Act, Origin>;
 
-/// What waits in one domain.
+/// The waiting and ready programs of a domain.
 pub(crate) struct WorkQueue(Queue<Hold<Cntr>, Act, Origin>);
 
 impl WorkQueue {
-    /// Nothing waits.
+    /// Creates an empty queue.
     pub(crate) fn new() -> Self {
         Self(Queue::new(MAX_PROGRAMS * TASKS))
     }
 
-    /// A counter, by its id, has reached what somebody waits for. True: the queue is to be run.
+    /// Checks the programs that wait for the counter with this id. True: the caller must run the queue.
     #[must_use]
     pub(crate) fn look(&self, counter: u64) -> bool {
         self.0.look(counter)
     }
 
-    /// Does what can be done. The caller holds no lock of an endpoint.
+    /// Performs the acts of ready programs. The caller holds no lock of an endpoint.
     pub(crate) fn run(&self) {
         self.0.run(perform);
     }
 
-    /// An endpoint has made progress: what found its queues full is due again. The caller runs the queue then.
+    /// Retries the operations that found a queue of `cell` full, after it has made progress. The caller then
+    /// runs the queue.
     pub(crate) fn retry(&self, cell: &EndpointCell) {
         for lane in cell.lanes() {
             self.0.retry(lane);
         }
     }
 
-    /// An endpoint closes: what waits for it is discarded, silently, as fi_endpoint(3) says of close.
+    /// Discards the waiting programs of a closing endpoint without completions, as fi_endpoint(3) specifies.
     pub(crate) fn forget(&self, cell: &EndpointCell) {
         let id = cell.id();
         drop(self.0.cancel(|origin| origin.cell == id));
         self.run();
     }
 
-    /// Starts an operation with FI_TRIGGER when the counter that its context names reaches its threshold,
-    /// which may be now.
+    /// Starts an operation with FI_TRIGGER when the counter in its context reaches the threshold, which may
+    /// be the case already.
     pub(crate) fn trigger(&self, cell: &CellRef, op: Op) -> Result<(), Errno> {
         if op.flags.contains(OpFlags::INJECT) {
-            // Its buffer would be the client's again before anybody has looked at it.
+            // The client may reuse the buffer after the call, but it would be read later.
             return Err(Errno::INVAL);
         }
         if op.flags.intersects(OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD) {
             return Err(Errno::NOSYS);
         }
         let context = op.ctx.ptr;
-        // Both structures begin alike.
+        // All kinds of triggered contexts begin with these fields.
         let condition = NonNull::new(context as *mut sys::fi_triggered_context).ok_or(Errno::INVAL)?;
-        // SAFETY: the client's structure, as FI_TRIGGER demands of a context.
+        // SAFETY: the client's structure, which FI_TRIGGER requires as the context.
         let sys::fi_triggered_context { event_type, trigger } = unsafe { condition.read() };
         match event_type {
             sys::FI_TRIGGER_THRESHOLD => {}
             sys::FI_TRIGGER_XPU => return Err(Errno::NOSYS),
             _ => return Err(Errno::INVAL),
         }
-        // SAFETY: the field of this type of event.
+        // SAFETY: the field for this type of event.
         let sys::fi_trigger_threshold { cntr, threshold } = unsafe { trigger.threshold };
-        // SAFETY: an object of the client's; another class than that of counters is refused.
+        // SAFETY: an object of the client. Objects of another class than counters are refused.
         let counter = unsafe { Hold::<Cntr>::of(cntr) }?;
         if !std::ptr::eq::<Self>(&**counter.domain().work(), self) {
             return Err(Errno::DOMAIN);
@@ -149,7 +153,7 @@ impl WorkQueue {
         self.submit(origin, counter, threshold as u64, lane, act)
     }
 
-    /// Submits a program of a wait and an act, and runs the queue.
+    /// Submits a program of one wait and one act, and runs the queue.
     fn submit(&self, origin: Origin, counter: Hold<Cntr>, threshold: u64, lane: u64, act: Act) -> Result<(), Errno> {
         let wait = Task::Wait { counter, threshold, errors: Errors::Count };
         self.0.submit(Program::new(origin, [wait, Task::Act { lane, act }])).map_err(|_| Errno::AGAIN)?;
@@ -157,7 +161,8 @@ impl WorkQueue {
         Ok(())
     }
 
-    /// Ends the oldest triggered operation of an endpoint with this context, if one waits; returns its completion.
+    /// Cancels the oldest waiting triggered operation of an endpoint with this context. Returns its
+    /// completion, if there was one.
     pub(crate) fn cancel_operation(&self, cell: &EndpointCell, context: usize) -> Option<Completion> {
         let id = cell.id();
         let mut found = false;
@@ -178,15 +183,15 @@ impl WorkQueue {
     }
 }
 
-/// Does one thing.
+/// Performs one act.
 fn perform(act: Act) -> Outcome<Act> {
     match act {
         Act::Start(mut start) => {
             let Start { cell, op, report } = &mut *start;
             if cell.start(op, report) { Outcome::Done } else { Outcome::Again(Act::Start(start)) }
         }
-        // What this sets free is found by whoever runs the queue: its caller. The counter may be closed by a
-        // client that sees the change, so it is not held any more by then.
+        // The caller runs the queue and thereby finds programs that this raise makes ready. A client that
+        // sees the change may close the counter, so the hold on it is released first.
         Act::Add(cntr, amount) => {
             let _ = release(cntr).add_by_work(amount);
             Outcome::Done
@@ -198,13 +203,13 @@ fn perform(act: Act) -> Outcome<Act> {
     }
 }
 
-/// No longer keeps a counter open, but still in memory.
+/// Releases the hold that keeps a counter open, but keeps the counter in memory.
 pub(crate) fn release(cntr: Hold<Cntr>) -> Arc<Cntr> {
     Arc::clone(cntr.arc())
 }
 
 impl Domain {
-    /// FI_QUEUE_WORK, FI_CANCEL_WORK, FI_FLUSH_WORK.
+    /// Implements FI_QUEUE_WORK, FI_CANCEL_WORK and FI_FLUSH_WORK.
     ///
     /// # Safety
     /// `arg` is the client's argument for `command`.
@@ -215,7 +220,7 @@ impl Domain {
         match command {
             sys::FI_QUEUE_WORK => {
                 let work = NonNull::new(arg.cast::<sys::fi_deferred_work>()).ok_or(Errno::INVAL)?;
-                // SAFETY: the client's request, with everything that it points to.
+                // SAFETY: the client's request and the structures that it refers to.
                 unsafe { self.queue_work(work) }
             }
             sys::FI_CANCEL_WORK => {
@@ -223,7 +228,7 @@ impl Domain {
                 self.cancel_work(work.as_ptr().addr())
             }
             _ => {
-                // SAFETY: null, or a counter of the client's; another class is refused.
+                // SAFETY: null, or a counter of the client. Objects of another class are refused.
                 unsafe { self.flush_work(arg.cast()) }
             }
         }

@@ -1,9 +1,9 @@
-//! An operation that waits for its trigger, with vectors of its own, and how it starts.
+//! An operation that waits for its trigger, with its own copies of the vectors.
 //!
-//! Place in the data flow: made from the same arguments as a call into the engine would get ([`Op::send`],
-//! …), kept in a program, and started by [`EndpointCell::start`] as the client's call would have been. What the
-//! engine would refuse is refused when the operation is submitted ([`EndpointCell::admit`]); what only turns out
-//! later becomes a failed completion.
+//! Place in the data flow: made from the arguments of an engine's call ([`Op::send`], …), kept in a program,
+//! and started by [`EndpointCell::start`] like a call of the client. Errors that the engine can detect early
+//! are returned when the operation is submitted ([`EndpointCell::admit`]). Later errors become failed
+//! completions.
 
 use smallvec::SmallVec;
 use weft_engine::amo::Amo;
@@ -16,22 +16,22 @@ use crate::abi::object::Hold;
 use crate::cntr::Cntr;
 use crate::endpoint::cell::{EndpointCell, Eng};
 
-/// What an engine's call takes.
+/// The arguments of an engine's call.
 pub(crate) struct Op {
-    /// Not one of the remote events.
+    /// Any kind except remote events.
     kind: Kind,
-    /// The target, or the source of a receive.
+    /// The target of the operation, or the source of a receive.
     peer: Addr,
     iov: IovList,
     remote: SmallVec<[RmaIov; 1]>,
-    /// What atomic operations have besides.
+    /// The additional arguments of atomic operations.
     atomic: Option<Box<AtomicPart>>,
     tag: u64,
     ignore: u64,
     data: u64,
-    /// Comes back with the completion.
+    /// Returned with the completion.
     pub(crate) ctx: Context,
-    /// Behaviour.
+    /// The flags of the operation.
     pub(crate) flags: OpFlags,
 }
 
@@ -41,20 +41,20 @@ struct AtomicPart {
     result: IovList,
 }
 
-/// What deferred work does when its operation has completed.
+/// The effects of deferred work when its operation has completed.
 pub(crate) struct Report {
-    /// Address of the client's `fi_deferred_work`.
+    /// The address of the client's `fi_deferred_work`.
     pub(crate) work: usize,
     /// The counter to raise.
     pub(crate) completion: Option<Hold<Cntr>>,
-    /// It also completes as an operation of the endpoint (FI_COMPLETION).
+    /// Whether the work also completes as an operation of the endpoint (FI_COMPLETION).
     pub(crate) entry: bool,
-    /// It was cancelled: its end is of no interest.
+    /// Whether the work was cancelled, so that its completion has no effect.
     pub(crate) cancelled: bool,
 }
 
 impl Op {
-    /// A send.
+    /// Copies the arguments of a send.
     pub(crate) fn send(op: &SendOp<'_>) -> Self {
         Self {
             kind: Kind::Send,
@@ -70,7 +70,7 @@ impl Op {
         }
     }
 
-    /// A receive.
+    /// Copies the arguments of a receive.
     pub(crate) fn recv(op: &RecvOp<'_>) -> Self {
         Self {
             kind: Kind::Recv,
@@ -86,12 +86,12 @@ impl Op {
         }
     }
 
-    /// An RMA write.
+    /// Copies the arguments of an RMA write.
     pub(crate) fn write(op: &RmaOp<'_>) -> Self {
         Self::rma(op, Kind::Write)
     }
 
-    /// An RMA read.
+    /// Copies the arguments of an RMA read.
     pub(crate) fn read(op: &RmaOp<'_>) -> Self {
         Self::rma(op, Kind::Read)
     }
@@ -111,7 +111,7 @@ impl Op {
         }
     }
 
-    /// An atomic operation.
+    /// Copies the arguments of an atomic operation.
     pub(crate) fn atomic(op: &AtomicOp<'_>) -> Self {
         Self {
             kind: if op.amo.fetches() { Kind::FetchAtomic } else { Kind::Atomic },
@@ -127,24 +127,24 @@ impl Op {
         }
     }
 
-    /// The same, but for some flags.
+    /// Removes flags from the operation.
     pub(crate) fn without(mut self, flags: OpFlags) -> Self {
         self.flags -= flags;
         self
     }
 
-    /// Whether it is a receive.
+    /// Whether the operation is a receive.
     pub(crate) fn receives(&self) -> bool {
         self.kind == Kind::Recv
     }
 
-    /// The queue of the endpoint that it needs room in.
+    /// The lane of the endpoint's queue in which the operation needs room.
     pub(crate) fn lane(&self, cell: &EndpointCell) -> u64 {
         let [transmit, receive] = cell.lanes();
         if self.receives() { receive } else { transmit }
     }
 
-    /// The completion of one that ends with a fault before the engine has seen it.
+    /// The completion of an operation that fails before the engine has seen it.
     pub(crate) fn ended(&self, fault: Fault) -> Completion {
         Completion {
             kind: self.kind,
@@ -192,7 +192,7 @@ impl Op {
         }
     }
 
-    /// Whether the engine would take it, as far as that can be told now.
+    /// Checks whether the engine would accept the operation, as far as that is known now.
     pub(crate) fn admit(&self, engine: &mut Eng) -> Result<(), Error> {
         match (self.kind, &self.atomic) {
             (_, Some(part)) => engine.check_atomic(&self.as_atomic(part)),
@@ -202,7 +202,7 @@ impl Op {
         }
     }
 
-    /// Hands it to the engine.
+    /// Passes the operation to the engine.
     pub(crate) fn start(&self, engine: &mut Eng) -> Result<(), Error> {
         match (self.kind, &self.atomic) {
             (_, Some(part)) => engine.atomic(&self.as_atomic(part)),

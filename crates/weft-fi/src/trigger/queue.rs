@@ -1,43 +1,43 @@
-//! `Queue`: programs that several threads submit, set free and run.
+//! `Queue`: the programs of a domain, which several threads submit, make ready and run.
 //!
-//! Place in the data flow: the machine ([`weft_engine::program`]) behind a lock that is held for its
-//! bookkeeping only. A counter that is raised calls [`Queue::look`], under whatever lock the raiser holds;
-//! acts are performed by [`Queue::run`], which its caller calls when it holds none. It is a file of its own
-//! so that a model checker can try every interleaving (`tests/loom_trigger.rs`).
+//! Place in the data flow: the queue is the machine ([`weft_engine::program`]) behind a lock, which is held
+//! for its bookkeeping only. A thread that raises a counter calls [`Queue::look`] under whatever lock it
+//! holds. [`Queue::run`] performs the acts; its caller holds no lock. The queue is a file of its own so that
+//! a model checker can try every interleaving (`tests/loom_trigger.rs`).
 //!
-//! Invariants: the lock is a leaf: nothing else is locked, and no counter raised, inside it. One thread
-//! performs acts at a time, so that they are performed in order; a second one that would leaves them to the
-//! first, which looks again after each act and so misses none.
+//! Invariants: the lock is a leaf: no other lock is taken, and no counter raised, inside it. One thread
+//! performs acts at a time, so they are performed in order. A second thread leaves its acts to the first,
+//! which checks for more after each act and therefore misses none.
 
 use weft_engine::program::{Counter, Finished, Full, Program, Programs};
 
 use super::sync::{Mutex, yield_now};
 
-/// How an act went.
+/// The outcome of an act.
 pub(crate) enum Outcome<A> {
-    /// It is performed.
+    /// The act is performed.
     Done,
     /// It must wait for a retry of its lane.
     Again(A),
 }
 
-/// Programs behind a lock.
+/// The programs behind their lock.
 pub(crate) struct Queue<C, A, M> {
     programs: Mutex<Programs<C, A, M>>,
 }
 
 impl<C: Counter, A, M> Queue<C, A, M> {
-    /// Empty, for so many tasks at a time.
+    /// Creates an empty queue for at most `limit` tasks.
     pub(crate) fn new(limit: usize) -> Self {
         Self { programs: Mutex::new(Programs::new(limit)) }
     }
 
-    /// Takes a program; the caller runs the queue then, since it may be able to go on at once.
+    /// Adds a program. The caller then runs the queue, because the program may be ready at once.
     pub(crate) fn submit(&self, program: Program<C, A, M>) -> Result<(), Full> {
         self.programs.lock().submit(program)
     }
 
-    /// A counter may have reached what programs wait for. True: the queue is to be run.
+    /// Checks the programs that wait for `counter`, which has changed. True: the caller must run the queue.
     #[must_use]
     pub(crate) fn look(&self, counter: u64) -> bool {
         let mut programs = self.programs.lock();
@@ -45,12 +45,12 @@ impl<C: Counter, A, M> Queue<C, A, M> {
         programs.is_due()
     }
 
-    /// Acts of this lane may find room now; the caller runs the queue then.
+    /// Retries the acts of a lane that may have room now. The caller then runs the queue.
     pub(crate) fn retry(&self, lane: u64) {
         self.programs.lock().retry(lane);
     }
 
-    /// Performs what can be performed. The caller holds no lock that `perform` takes.
+    /// Performs the acts of all ready programs. The caller holds no lock that `perform` takes.
     pub(crate) fn run(&self, mut perform: impl FnMut(A) -> Outcome<A>) {
         let mut programs = self.programs.lock();
         while let Some(act) = programs.next_act() {
@@ -63,7 +63,7 @@ impl<C: Counter, A, M> Queue<C, A, M> {
             }
             let finished = programs.take_finished();
             if finished.iter().any(|finished| !finished.left.is_empty()) {
-                // What tasks hold is not let go of under the lock.
+                // The tasks are dropped without the lock, because they hold other objects.
                 drop(programs);
                 drop(finished);
                 programs = self.programs.lock();
@@ -71,9 +71,10 @@ impl<C: Counter, A, M> Queue<C, A, M> {
         }
     }
 
-    /// Ends the programs that are `wanted`; on return none of their acts is out or will be. What is returned,
-    /// with all that was not performed, must be dropped by a caller that holds no lock, who then runs the
-    /// queue: others may have stood behind.
+    /// Cancels the programs for which `wanted` returns true. On return none of their acts is being or will be
+    /// performed. The result contains all tasks that were not performed. The caller must drop it without
+    /// holding a lock, and must then run the queue, because other programs may have been queued behind the
+    /// cancelled ones.
     pub(crate) fn cancel(&self, wanted: impl FnMut(&M) -> bool) -> Vec<Finished<C, A, M>> {
         let mut programs = self.programs.lock();
         let cancelled = programs.cancel(wanted);

@@ -1,19 +1,19 @@
 //! The deferred work queue (fi_trigger(3)): FI_QUEUE_WORK, FI_CANCEL_WORK, FI_FLUSH_WORK.
 //!
-//! Place in the data flow: `fi_control(domain)` → here: the client's structures, which it may reuse as soon as the call
-//! returns, become a program of the domain's queue.
+//! Place in the data flow: `fi_control(domain)` → this file → a program of the domain's queue. The client may
+//! reuse its structures as soon as the call returns.
 //!
-//! With manual progress a counter that only work raises, or that work waits for, has no endpoint that reading
-//! it would drive; it drives all endpoints of the domain ([`Domain::drive`]), since any of them may bring
-//! about what it counts.
+//! With manual progress, reading a counter makes progress only on bound endpoints. A counter that only work
+//! raises, or that work waits for, has none. Reading it therefore makes progress on all endpoints of the
+//! domain ([`Domain::drive`]), because any of them may contribute to its value.
 //!
-//! Cancelling ends what has not started, and receives that have not been matched. What is under way is waited
-//! for: on return the client's buffers are its own again, or the answer is -FI_EBUSY.
+//! Cancelling ends work that has not started, and receives that are not matched. It waits for operations
+//! under way. On return the client may reuse its buffers, or the result is -FI_EBUSY.
 //!
-//! Errors: -FI_ENOSYS for what no domain of weft does, and where the domain was opened without FI_TRIGGER;
-//! -FI_EOPNOTSUPP for an endpoint that was; -FI_EINVAL for contradictions, among them FI_INJECT; -FI_EDOMAIN
-//! for objects of another domain; -FI_EAGAIN when too much waits already; and what the operation's own call
-//! would answer.
+//! Errors: -FI_ENOSYS for kinds of work that weft does not implement, and if the domain was opened without
+//! FI_TRIGGER; -FI_EOPNOTSUPP if the endpoint was opened without FI_TRIGGER; -FI_EINVAL for contradictory
+//! arguments, including FI_INJECT; -FI_EDOMAIN for objects of another domain; -FI_EAGAIN if too many programs
+//! wait; and the errors of the operation's own call.
 
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
@@ -35,15 +35,15 @@ use crate::endpoint::{Ep, Recv, Rma, Send};
 use crate::trigger::op::{Op, Report};
 use crate::trigger::{Act, Origin, Start};
 
-/// What receives cannot be when they are deferred: their result is an entry, or there are several.
+/// Flags that deferred receives may not have: their result is an entry, or several entries.
 const NOT_DEFERRED: OpFlags = OpFlags::PEEK.union(OpFlags::CLAIM).union(OpFlags::DISCARD).union(OpFlags::MULTI);
 
-/// A client's pointer that must not be null.
+/// Checks that a client's pointer is not null.
 fn required<T>(pointer: *mut T) -> Result<NonNull<T>, Errno> {
     NonNull::new(pointer).ok_or(Errno::INVAL)
 }
 
-/// The behaviour of a deferred operation. FI_TRIGGER says nothing more.
+/// The mode of a deferred operation. FI_TRIGGER has no further meaning here.
 fn mode_of(flags: u64, translate: fn(u64) -> Result<Mode, Errno>) -> Result<Mode, Errno> {
     let mode = translate(flags & !sys::FI_TRIGGER)?;
     if mode.ops.contains(OpFlags::INJECT) {
@@ -53,10 +53,10 @@ fn mode_of(flags: u64, translate: fn(u64) -> Result<Mode, Errno>) -> Result<Mode
 }
 
 impl Domain {
-    /// FI_QUEUE_WORK.
+    /// Implements FI_QUEUE_WORK.
     ///
     /// # Safety
-    /// `work` is the client's request, whose pointers are as fi_trigger(3) says.
+    /// `work` is the client's request, and its pointers are valid as fi_trigger(3) requires.
     pub(super) unsafe fn queue_work(&self, work: NonNull<sys::fi_deferred_work>) -> Result<(), Errno> {
         // SAFETY: the client's request.
         let request = unsafe { work.read() };
@@ -73,7 +73,7 @@ impl Domain {
                 if completion.is_some() {
                     return Err(Errno::INVAL);
                 }
-                // SAFETY: the field of this type.
+                // SAFETY: the field for this type.
                 let op = required(unsafe { request.op.cntr })?;
                 // SAFETY: the client's structure.
                 let sys::fi_op_cntr { cntr, value } = unsafe { op.read() };
@@ -101,20 +101,20 @@ impl Domain {
         self.work().submit(origin, trigger, request.threshold, lane, act)
     }
 
-    /// A counter of this domain.
+    /// Returns a counter of this domain.
     ///
     /// # Safety
-    /// `cntr` is null or an object of the client's.
+    /// `cntr` is null or an object of the client.
     unsafe fn counter(&self, cntr: *mut sys::fid_cntr) -> Result<Hold<Cntr>, Errno> {
         // SAFETY: the caller's promise.
         let cntr = unsafe { Hold::<Cntr>::of(cntr) }?;
         if std::ptr::eq::<Self>(&**cntr.domain(), self) { Ok(cntr) } else { Err(Errno::DOMAIN) }
     }
 
-    /// An endpoint of this domain that operations may be deferred on.
+    /// Returns an endpoint of this domain that was opened with FI_TRIGGER.
     ///
     /// # Safety
-    /// `ep` is null or an object of the client's.
+    /// `ep` is null or an object of the client.
     unsafe fn endpoint<'a>(&self, ep: *mut sys::fid_ep) -> Result<&'a Ep, Errno> {
         // SAFETY: the caller's promise.
         let ep = unsafe { object::borrow::<Ep>(ep) }?;
@@ -124,7 +124,7 @@ impl Domain {
         if ep.cell().triggers() { Ok(ep) } else { Err(Errno::OPNOTSUPP) }
     }
 
-    /// The operation of a request, its endpoint, and whether it shall complete there as well.
+    /// The operation of a request, its endpoint, and whether it also completes at the endpoint.
     ///
     /// # Safety
     /// As for [`Domain::queue_work`].
@@ -142,16 +142,16 @@ impl Domain {
             }
             _ => return Err(Errno::NOSYS),
         };
-        // Its end is always of interest: to the counter, to whoever cancels it.
+        // The end of the operation is always needed: for the counter, and for a cancellation.
         Ok((ep, op.without(OpFlags::QUIET | OpFlags::COUNTED), completion))
     }
 
-    /// FI_OP_RECV, FI_OP_SEND.
+    /// Parses FI_OP_RECV and FI_OP_SEND.
     ///
     /// # Safety
     /// As for [`Domain::queue_work`].
     unsafe fn plain<'a>(&self, request: &sys::fi_deferred_work) -> Result<Parsed<'a>, Errno> {
-        // SAFETY: the field of these types.
+        // SAFETY: the field for these types.
         let op = required(unsafe { request.op.msg })?;
         // SAFETY: the client's structure.
         let sys::fi_op_msg { ep, msg, flags } = unsafe { op.read() };
@@ -163,12 +163,12 @@ impl Domain {
         unsafe { message(ep, &tagged, flags, OpFlags::empty(), request.op_type == sys::FI_OP_SEND) }
     }
 
-    /// FI_OP_TRECV, FI_OP_TSEND.
+    /// Parses FI_OP_TRECV and FI_OP_TSEND.
     ///
     /// # Safety
     /// As for [`Domain::queue_work`].
     unsafe fn tagged<'a>(&self, request: &sys::fi_deferred_work) -> Result<Parsed<'a>, Errno> {
-        // SAFETY: the field of these types.
+        // SAFETY: the field for these types.
         let op = required(unsafe { request.op.tagged })?;
         // SAFETY: the client's structure.
         let sys::fi_op_tagged { ep, msg, flags } = unsafe { op.read() };
@@ -178,12 +178,12 @@ impl Domain {
         unsafe { message(ep, &msg, flags, OpFlags::TAGGED, request.op_type == sys::FI_OP_TSEND) }
     }
 
-    /// FI_OP_READ, FI_OP_WRITE.
+    /// Parses FI_OP_READ and FI_OP_WRITE.
     ///
     /// # Safety
     /// As for [`Domain::queue_work`].
     unsafe fn access<'a>(&self, request: &sys::fi_deferred_work) -> Result<Parsed<'a>, Errno> {
-        // SAFETY: the field of these types.
+        // SAFETY: the field for these types.
         let op = required(unsafe { request.op.rma })?;
         // SAFETY: the client's structure.
         let sys::fi_op_rma { ep, msg, flags } = unsafe { op.read() };
@@ -193,28 +193,28 @@ impl Domain {
         unsafe { access(ep, &msg, flags, request.op_type == sys::FI_OP_WRITE) }
     }
 
-    /// FI_OP_ATOMIC, FI_OP_FETCH_ATOMIC, FI_OP_COMPARE_ATOMIC.
+    /// Parses FI_OP_ATOMIC, FI_OP_FETCH_ATOMIC and FI_OP_COMPARE_ATOMIC.
     ///
     /// # Safety
     /// As for [`Domain::queue_work`].
     unsafe fn atomic<'a>(&self, request: &sys::fi_deferred_work) -> Result<Parsed<'a>, Errno> {
         let (ep, msg, flags, form, vectors) = match request.op_type {
             sys::FI_OP_ATOMIC => {
-                // SAFETY: the field of this type.
+                // SAFETY: the field for this type.
                 let op = required(unsafe { request.op.atomic })?;
                 // SAFETY: the client's structure.
                 let sys::fi_op_atomic { ep, msg, flags } = unsafe { op.read() };
                 (ep, msg, flags, Form::Base, [NOTHING; 2])
             }
             sys::FI_OP_FETCH_ATOMIC => {
-                // SAFETY: the field of this type.
+                // SAFETY: the field for this type.
                 let op = required(unsafe { request.op.fetch_atomic })?;
                 // SAFETY: the client's structure.
                 let sys::fi_op_fetch_atomic { ep, msg, fetch, flags } = unsafe { op.read() };
                 (ep, msg, flags, Form::Fetch, [NOTHING, (fetch.msg_iov.cast_const(), fetch.iov_count)])
             }
             _ => {
-                // SAFETY: the field of the third type.
+                // SAFETY: the field for the third type.
                 let op = required(unsafe { request.op.compare_atomic })?;
                 // SAFETY: the client's structure.
                 let sys::fi_op_compare_atomic { ep, msg, fetch, compare, flags } = unsafe { op.read() };
@@ -228,7 +228,8 @@ impl Domain {
         unsafe { atomic(ep, form, &msg, vectors, flags) }
     }
 
-    /// FI_CANCEL_WORK, by the address of the request. -FI_ENOENT if there is none, or it is over.
+    /// Implements FI_CANCEL_WORK, by the address of the request. Returns -FI_ENOENT if there is no such work,
+    /// or it is complete.
     pub(super) fn cancel_work(&self, work: usize) -> Result<(), Errno> {
         let ended = self.work().0.cancel(|origin| origin.work == work);
         let mut found = !ended.is_empty();
@@ -242,7 +243,7 @@ impl Domain {
                 if standing != Standing::UnderWay {
                     break;
                 }
-                // Its end is waited for.
+                // The operation is under way: wait for its end.
                 if cell.progress() == 0 {
                     if Instant::now() >= end {
                         return Err(Errno::BUSY);
@@ -254,10 +255,10 @@ impl Domain {
         if found { Ok(()) } else { Err(Errno::NOENT) }
     }
 
-    /// FI_FLUSH_WORK: ends all work that has not started, or all of it that waits for one counter.
+    /// Implements FI_FLUSH_WORK: ends all work that has not started, or only the work that waits for `cntr`.
     ///
     /// # Safety
-    /// `cntr` is null or an object of the client's.
+    /// `cntr` is null or an object of the client.
     pub(super) unsafe fn flush_work(&self, cntr: *mut sys::fid_cntr) -> Result<(), Errno> {
         let only = match NonNull::new(cntr) {
             // SAFETY: the caller's promise.
@@ -272,10 +273,10 @@ impl Domain {
 
 type Parsed<'a> = (&'a Ep, Op, bool);
 
-/// A send or a receive.
+/// Makes a send or a receive.
 ///
 /// # Safety
-/// The vector has the length that `msg` says, and its buffers are the operation's until it completes.
+/// The vector has the length given in `msg`, and its buffers belong to the operation until it completes.
 unsafe fn message<'a>(
     ep: &'a Ep,
     msg: &sys::fi_msg_tagged,
@@ -298,10 +299,10 @@ unsafe fn message<'a>(
     Ok((ep, op, entry))
 }
 
-/// A write or a read.
+/// Makes an RMA write or read.
 ///
 /// # Safety
-/// The vectors have the lengths that `msg` says, and the buffers are the operation's until it completes.
+/// The vectors have the lengths given in `msg`, and the buffers belong to the operation until it completes.
 unsafe fn access<'a>(ep: &'a Ep, msg: &sys::fi_msg_rma, flags: u64, write: bool) -> Result<Parsed<'a>, Errno> {
     let mode = mode_of(flags, flags::transmit)?;
     // SAFETY: the caller's promise.
@@ -315,10 +316,10 @@ unsafe fn access<'a>(ep: &'a Ep, msg: &sys::fi_msg_rma, flags: u64, write: bool)
     Ok((ep, op, entry))
 }
 
-/// An atomic operation.
+/// Makes an atomic operation.
 ///
 /// # Safety
-/// The vectors have the lengths that are given, and the buffers are the operation's until it completes.
+/// The vectors have the given lengths, and the buffers belong to the operation until it completes.
 unsafe fn atomic<'a>(
     ep: &'a Ep,
     form: Form,
