@@ -28,7 +28,7 @@ pub mod program;
 mod wire;
 
 pub use engine::stats;
-pub use engine::{ConnEvent, Engine, Leaving, Left, MAX_CONN_DATA, PEER, Peers, Pool, Probe, Role};
+pub use engine::{ConnEvent, Engine, MAX_CONN_DATA, PEER, PeerNames, Pool, PooledReleases, Probe, ReleaseGuard, Role};
 
 /// The longest atomic operation, in bytes at the target.
 pub const MAX_ATOMIC_BYTES: usize = engine::MAX_ATOMIC_BYTES;

@@ -54,7 +54,7 @@ pub(crate) enum Body {
     /// The payload is at the sender, whose operation `op` waits.
     Rendezvous { op: u32, len: u64, source: Vec<RemoteIov>, ack: bool },
     /// The payload is on its way into memory of the engine, by this transfer (`crate::engine::prefetch`).
-    Ahead { token: u64, len: u64 },
+    Prefetch { token: u64, len: u64 },
     /// The payload is lost, because the sender's link has ended. The receive that matches the message fails.
     Lost { why: LinkError, len: u64 },
 }
@@ -63,7 +63,7 @@ pub(crate) enum Body {
 #[derive(Debug)]
 pub(crate) struct Unexpected {
     /// Number of the sending peer.
-    pub(crate) vc: u32,
+    pub(crate) peer: u32,
     pub(crate) tag: u64,
     pub(crate) data: Option<u64>,
     pub(crate) body: Body,
@@ -77,7 +77,7 @@ impl Unexpected {
     pub(crate) fn len(&self) -> u64 {
         match &self.body {
             Body::Eager { bytes, .. } => bytes.len() as u64,
-            Body::Rendezvous { len, .. } | Body::Ahead { len, .. } | Body::Lost { len, .. } => *len,
+            Body::Rendezvous { len, .. } | Body::Prefetch { len, .. } | Body::Lost { len, .. } => *len,
         }
     }
 }
@@ -194,8 +194,8 @@ impl Matcher {
     pub(crate) fn find_unexpected(&mut self, wanted: Wanted, addr_of: impl Fn(u32) -> Addr) -> Option<u32> {
         self.unexpected.find(
             || wanted.pattern(),
-            |message| message.claimed.is_none() && wanted.accepts(addr_of(message.vc), message.tag),
-            |message| message.claimed.is_none().then(|| Pattern::message(addr_of(message.vc), message.tag)),
+            |message| message.claimed.is_none() && wanted.accepts(addr_of(message.peer), message.tag),
+            |message| message.claimed.is_none().then(|| Pattern::message(addr_of(message.peer), message.tag)),
         )
     }
 
@@ -256,7 +256,7 @@ mod tests {
 
     fn empty(tag: u64) -> Unexpected {
         let body = Body::Eager { bytes: Box::default(), ack: None };
-        Unexpected { vc: 0, tag, data: None, body, claimed: None, orphan: false }
+        Unexpected { peer: 0, tag, data: None, body, claimed: None, orphan: false }
     }
 
     #[test]

@@ -21,11 +21,11 @@ use crate::amo::{self, Amo, Form, LARGEST_BYTES};
 use crate::api::{Access, AtomicOp, Error, Kind, OpFlags, RmaIov};
 use crate::bugs::planted;
 use crate::engine::ops::{Phase, TxOp};
-use crate::engine::peer::Vc;
-use crate::engine::remote_events::Reached;
-use crate::engine::send::keep;
-use crate::engine::state::{Core, Violation};
-use crate::engine::stats::Way;
+use crate::engine::peer::Peer;
+use crate::engine::remote_events::RemoteAccess;
+use crate::engine::send::retain_memory;
+use crate::engine::state::{State, Violation};
+use crate::engine::stats::Direction;
 use crate::engine::{Engine, Started};
 use crate::mem::{self, Iov, IovList};
 use crate::nic::Nic;
@@ -50,7 +50,7 @@ const _: () = {
 
 /// Results that wait until they can leave.
 #[derive(Default)]
-pub(crate) struct Results {
+pub(crate) struct FetchResults {
     /// Messages without their numbers that nothing more fits into, oldest first.
     full: VecDeque<Vec<u8>>,
     /// The message that results are added to; empty, or longer than its head.
@@ -59,7 +59,7 @@ pub(crate) struct Results {
     cost: usize,
 }
 
-impl Results {
+impl FetchResults {
     /// Their cost in bytes of the window.
     pub(crate) fn cost(&self) -> usize {
         self.cost
@@ -108,12 +108,12 @@ impl Results {
 
 /// The beginning of a request, in words of eight bytes: head, operation and part, key, address, data if any,
 /// the length of a read.
-struct Request {
+struct RequestHead {
     words: [U64; 6],
     count: usize,
 }
 
-impl Request {
+impl RequestHead {
     #[inline]
     fn new(amo: Amo, id: Op, remote: &RmaIov, data: Option<u64>, more: bool, seq: u32) -> Self {
         let mut bits = if data.is_some() { F_DATA } else { 0 };
@@ -156,29 +156,29 @@ impl<N: Nic> Engine<N> {
     /// or are not a whole number of numbers).
     pub fn atomic(&mut self, op: &AtomicOp<'_>) -> Result<(), Error> {
         let len = self.measure_atomic(op)?;
-        let vci = self.core.vc_for(op.dest)?;
+        let peer_id = self.state.peer_for(op.dest)?;
         let must_leave = op.flags.must_leave() && op.amo.form() == Form::Base;
         let unwatched = must_leave && op.flags.contains(OpFlags::QUIET);
         if let [remote] = op.remote
             && !op.flags.contains(OpFlags::FENCE)
         {
-            if self.atomic_now(op, vci, remote, unwatched) {
+            if self.atomic_now(op, peer_id, remote, unwatched) {
                 return Ok(());
             }
-            let vc = &self.core.vcs[vci as usize];
-            if must_leave && (vc.link().is_none() || len <= part_limit(op.amo, vc.caps.mailbox_bytes) as u64) {
-                return self.not_yet(vci, Kind::Atomic, op.ctx, op.flags);
+            let peer = &self.state.peers[peer_id as usize];
+            if must_leave && (peer.link().is_none() || len <= part_limit(op.amo, peer.caps.mailbox_bytes) as u64) {
+                return self.inject_must_wait(peer_id, Kind::Atomic, op.ctx, op.flags);
             }
         }
-        self.enqueue_atomic(op, vci, len)?;
-        self.run_vc(vci);
+        self.enqueue_atomic(op, peer_id, len)?;
+        self.run_peer(peer_id);
         Ok(())
     }
 
     /// Whether the operation would be taken, were there room. Errors: `NoSuchAddress`, `TooLong`, `Invalid`.
     pub fn check_atomic(&mut self, op: &AtomicOp<'_>) -> Result<(), Error> {
         self.measure_atomic(op)?;
-        self.core.vc_for(op.dest).map(|_| ())
+        self.state.peer_for(op.dest).map(|_| ())
     }
 
     /// Returns the number of bytes at the target.
@@ -200,7 +200,7 @@ impl<N: Nic> Engine<N> {
         {
             return Err(Error::Invalid);
         }
-        let inject_bytes = self.core.config.inject_bytes as u64;
+        let inject_bytes = self.state.config.inject_bytes as u64;
         if len > MAX_ATOMIC_BYTES as u64 || (op.flags.contains(OpFlags::INJECT) && len > inject_bytes && sources > 0) {
             return Err(Error::TooLong);
         }
@@ -209,21 +209,21 @@ impl<N: Nic> Engine<N> {
 
     /// The fast path: sends the only part if nothing is in its way. False: nothing has happened.
     #[inline]
-    fn atomic_now(&mut self, op: &AtomicOp<'_>, vci: u32, remote: &RmaIov, unwatched: bool) -> bool {
-        let vc = &mut self.core.vcs[vci as usize];
-        let Some(link) = vc.link() else { return false };
+    fn atomic_now(&mut self, op: &AtomicOp<'_>, peer_id: u32, remote: &RmaIov, unwatched: bool) -> bool {
+        let peer = &mut self.state.peers[peer_id as usize];
+        let Some(link) = peer.link() else { return false };
         let cost = fetch_cost(op.amo, remote.len);
-        if !vc.tx_is_empty()
-            || remote.len > part_limit(op.amo, vc.caps.mailbox_bytes) as u64
-            || vc.fetching() + cost > FETCH_WINDOW_BYTES
-            || !(unwatched || vc.may_ask(0, self.core.request_limit))
+        if !peer.tx_is_empty()
+            || remote.len > part_limit(op.amo, peer.caps.mailbox_bytes) as u64
+            || peer.fetching() + cost > FETCH_WINDOW_BYTES
+            || !(unwatched || peer.may_ask(0, self.state.request_limit))
         {
             return false;
         }
-        let index = if unwatched { NO_OP } else { self.core.ops.next_key() };
+        let index = if unwatched { NO_OP } else { self.state.ops.next_key() };
         let data = op.flags.contains(OpFlags::DATA).then_some(op.data);
         let id = Op { op: index.into(), part: 0.into() };
-        let request = Request::new(op.amo, id, remote, data, false, vc.tx_seq);
+        let request = RequestHead::new(op.amo, id, remote, data, false, peer.tx_seq);
         let sent = if op.amo.sources() > 1 {
             let body: SmallVec<[Iov; 4]> = op.iov.iter().chain(op.compare).copied().collect();
             self.nic.send(link, request.bytes(), &body)
@@ -233,50 +233,50 @@ impl<N: Nic> Engine<N> {
         if sent.is_err() {
             return false;
         }
-        vc.tx_seq = vc.tx_seq.wrapping_add(1);
-        vc.count_access(Way::Sent, remote.len);
+        peer.tx_seq = peer.tx_seq.wrapping_add(1);
+        peer.count_access(Direction::Sent, remote.len);
         if unwatched {
-            vc.more().quiet_writes += 1;
+            peer.extra().quiet_writes += 1;
             return true;
         }
-        vc.more().fetching += cost;
-        vc.outstanding += 1;
-        vc.more().accesses += 1;
+        peer.extra().fetching += cost;
+        peer.outstanding += 1;
+        peer.extra().accesses += 1;
         let iov = if op.amo.fetches() { SmallVec::from_slice(op.result) } else { IovList::new() };
-        self.core.ops.push(|| TxOp { next_part: 1, pending: 1, ..new_op(op, vci, iov, remote.len, false) });
+        self.state.ops.push(|| TxOp { next_part: 1, pending: 1, ..new_op(op, peer_id, iov, remote.len, false) });
         true
     }
 
     /// Accepts an operation that needs more than one step.
     #[cold]
     #[inline(never)] // See `enqueue`.
-    fn enqueue_atomic(&mut self, op: &AtomicOp<'_>, vci: u32, len: u64) -> Result<(), Error> {
+    fn enqueue_atomic(&mut self, op: &AtomicOp<'_>, peer_id: u32, len: u64) -> Result<(), Error> {
         let mut sources = IovList::new();
         for source in [op.iov, op.compare].into_iter().take(op.amo.sources()) {
             sources.extend_from_slice(source);
         }
-        let (mut iov, owned) = keep(&sources, op.flags);
+        let (mut iov, owned) = retain_memory(&sources, op.flags);
         if op.amo.fetches() {
             iov.extend_from_slice(op.result);
         }
-        self.enqueue(TxOp { owned, ..new_op(op, vci, iov, len, true) })
+        self.enqueue(TxOp { owned, ..new_op(op, peer_id, iov, len, true) })
     }
 
     /// Sends the next part of the operation at the front of the TX queue.
-    #[inline(never)] // See `run_vc`.
+    #[inline(never)] // See `run_peer`.
     pub(crate) fn start_atomic(&mut self, index: u32) -> Started {
-        let Some(op) = self.core.ops.get_mut(index) else { return Started::Blocked };
+        let Some(op) = self.state.ops.get_mut(index) else { return Started::Blocked };
         let Phase::Atomic { amo, .. } = op.phase else { return Started::Blocked };
-        let vc = &mut self.core.vcs[op.vc as usize];
-        let limit = part_limit(amo, vc.caps.mailbox_bytes) as u64;
+        let peer = &mut self.state.peers[op.peer as usize];
+        let limit = part_limit(amo, peer.caps.mailbox_bytes) as u64;
         if op.next_part == 0 {
             split(&mut op.remote, limit);
         }
-        let (Some(link), Some(remote)) = (vc.link(), op.remote.get(op.next_part as usize)) else {
+        let (Some(link), Some(remote)) = (peer.link(), op.remote.get(op.next_part as usize)) else {
             return Started::Blocked;
         };
         let cost = fetch_cost(amo, remote.len);
-        if vc.fetching() + cost > FETCH_WINDOW_BYTES {
+        if peer.fetching() + cost > FETCH_WINDOW_BYTES {
             return Started::Blocked;
         }
         let mut body = IovList::new();
@@ -287,27 +287,27 @@ impl<N: Nic> Engine<N> {
         let more = next.is_some();
         let data = (next.is_none() && op.flags.contains(OpFlags::DATA)).then_some(op.data);
         let id = Op { op: index.into(), part: op.next_part.into() };
-        let request = Request::new(amo, id, remote, data, more, vc.tx_seq);
+        let request = RequestHead::new(amo, id, remote, data, more, peer.tx_seq);
         if self.nic.send(link, request.bytes(), &body).is_err() {
             return Started::Blocked;
         }
-        vc.more().fetching += cost;
+        peer.extra().fetching += cost;
         Started::Sent
     }
 
     /// Sends the results of a peer's operations, as many as the device takes now.
-    #[inline(never)] // See `run_vc`.
-    pub(crate) fn run_results(&mut self, vci: u32) -> bool {
-        let vc = &mut self.core.vcs[vci as usize];
-        let (Some(link), Some(waiting)) = (vc.link(), vc.waiting.as_mut()) else { return false };
-        let Some(results) = waiting.results.as_mut() else { return false };
+    #[inline(never)] // See `run_peer`.
+    pub(crate) fn run_results(&mut self, peer_id: u32) -> bool {
+        let peer = &mut self.state.peers[peer_id as usize];
+        let (Some(link), Some(queues)) = (peer.link(), peer.queues.as_mut()) else { return false };
+        let Some(results) = queues.results.as_mut() else { return false };
         let mut moved = false;
         while let Some(message) = results.first() {
-            wire::number(message, vc.tx_seq);
+            wire::number(message, peer.tx_seq);
             if self.nic.send(link, message, &[]).is_err() {
                 break;
             }
-            vc.tx_seq = vc.tx_seq.wrapping_add(1);
+            peer.tx_seq = peer.tx_seq.wrapping_add(1);
             results.sent();
             moved = true;
         }
@@ -332,10 +332,10 @@ fn split(remote: &mut SmallVec<[RmaIov; 1]>, limit: u64) {
 
 /// `queued`: nothing of it has left, so that its sources are still needed.
 #[inline]
-fn new_op(op: &AtomicOp<'_>, vci: u32, iov: IovList, len: u64, queued: bool) -> TxOp {
+fn new_op(op: &AtomicOp<'_>, peer_id: u32, iov: IovList, len: u64, queued: bool) -> TxOp {
     TxOp {
         kind: if op.amo.fetches() { Kind::FetchAtomic } else { Kind::Atomic },
-        vc: vci,
+        peer: peer_id,
         ctx: op.ctx,
         flags: op.flags,
         iov,
@@ -380,7 +380,7 @@ impl TxOp {
 }
 
 /// What a request asks for, checked.
-struct Asked<'a> {
+struct AtomicRequest<'a> {
     amo: Amo,
     id: Op,
     key: u64,
@@ -393,7 +393,7 @@ struct Asked<'a> {
     sources: &'a [u8],
 }
 
-impl<'a> Asked<'a> {
+impl<'a> AtomicRequest<'a> {
     fn read(head: Head, mut r: Reader<'a>) -> Option<Self> {
         let [ty, op] = head.detail;
         let (ty, op) = (amo::Type::from_number(ty.into())?, amo::Op::from_number(op.into())?);
@@ -419,71 +419,71 @@ impl<'a> Asked<'a> {
     }
 }
 
-impl Core {
+impl State {
     // ---- at the target -----------------------------------------------------------------------
 
-    pub(crate) fn on_atomic(&mut self, vci: u32, head: Head, r: Reader<'_>) -> Result<(), Violation> {
-        let asked = Asked::read(head, r).ok_or(Violation)?;
-        let Asked { amo, id, key, len, .. } = asked;
-        self.vcs[vci as usize].count_access(Way::Received, len as u64);
-        if amo.fetches() && !self.may_fetch(vci, len) {
+    pub(crate) fn on_atomic(&mut self, peer_id: u32, head: Head, r: Reader<'_>) -> Result<(), Violation> {
+        let request = AtomicRequest::read(head, r).ok_or(Violation)?;
+        let AtomicRequest { amo, id, key, len, .. } = request;
+        self.peers[peer_id as usize].count_access(Direction::Received, len as u64);
+        if amo.fetches() && !self.may_fetch(peer_id, len) {
             return Err(Violation);
         }
         if amo.changes() {
-            self.memory_changes(vci)?;
+            self.memory_changes(peer_id)?;
         }
         let need = Access { read: amo.fetches(), write: amo.changes() };
-        let parts = self.part_begins(vci, id, asked.more);
-        let target = match self.regions.check(key, asked.addr, len as u64, need) {
+        let parts = self.part_begins(peer_id, id, request.more);
+        let target = match self.regions.check(key, request.addr, len as u64, need) {
             Ok(target) => target,
             Err(status) => {
                 self.part_failed(parts);
-                self.fin(vci, id.op.get(), status, id.part.get().into());
+                self.queue_fin(peer_id, id.op.get(), status, id.part.get().into());
                 return Ok(());
             }
         };
         let mut family = OpFlags::ATOMIC;
         let kind = if amo.fetches() {
             family.set(OpFlags::CHANGES, amo.changes());
-            let room = part_room(&self.vcs[vci as usize]);
-            let results = self.waiting(vci).results.get_or_insert_default();
-            amo.execute(&target, asked.sources, Some(results.begin(id, len, room)));
-            self.activate(vci);
+            let room = part_room(&self.peers[peer_id as usize]);
+            let results = self.queues(peer_id).results.get_or_insert_default();
+            amo.execute(&target, request.sources, Some(results.begin(id, len, room)));
+            self.activate(peer_id);
             Kind::RemoteRead
         } else {
-            amo.execute(&target, asked.sources, None);
-            planted!(Bug::AtomicTwice, amo.execute(&target, asked.sources, None));
+            amo.execute(&target, request.sources, None);
+            planted!(Bug::AtomicTwice, amo.execute(&target, request.sources, None));
             if id.op.get() != NO_OP {
-                self.ack(vci, id.op.get());
+                self.queue_ack(peer_id, id.op.get());
             }
             Kind::RemoteWrite
         };
-        self.part_done(vci, parts, &Reached { kind, family, key, data: asked.data, len });
+        self.part_done(peer_id, parts, &RemoteAccess { kind, family, key, data: request.data, len });
         Ok(())
     }
 
     /// Whether what a request fetches has room in a message, and in the window of results.
-    fn may_fetch(&self, vci: u32, len: usize) -> bool {
-        let vc = &self.vcs[vci as usize];
-        let results = vc.waiting.as_ref().and_then(|waiting| waiting.results.as_ref());
+    fn may_fetch(&self, peer_id: u32, len: usize) -> bool {
+        let peer = &self.peers[peer_id as usize];
+        let results = peer.queues.as_ref().and_then(|queues| queues.results.as_ref());
         let cost = RESULT_HEAD_BYTES + len;
         results.map_or(0, |results| results.cost) + cost <= FETCH_WINDOW_BYTES as usize
-            && size_of::<Head>() + cost <= part_room(vc)
+            && size_of::<Head>() + cost <= part_room(peer)
     }
 
     // ---- at the initiator --------------------------------------------------------------------
 
-    pub(crate) fn on_results(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_results(&mut self, peer_id: u32, mut r: Reader<'_>) -> Result<(), Violation> {
         // There is one at least.
         loop {
             let id: Op = r.take().ok_or(Violation)?;
-            let op = self.op_of(vci, id.op.get())?;
+            let op = self.op_of(peer_id, id.op.get())?;
             let (home, cost) = op.awaited_results(id.part.get()).ok_or(Violation)?;
             let payload = r.take_bytes(cost as usize - RESULT_HEAD_BYTES).ok_or(Violation)?;
             mem::scatter(&home, 0, payload);
             op.pending -= 1;
-            let vc = &mut self.vcs[vci as usize];
-            vc.more().fetching = vc.fetching().saturating_sub(cost);
+            let peer = &mut self.peers[peer_id as usize];
+            peer.extra().fetching = peer.fetching().saturating_sub(cost);
             self.finish_op(id.op.get());
             if r.rest().is_empty() {
                 return Ok(());
@@ -492,23 +492,29 @@ impl Core {
     }
 
     /// A part that fetches was refused. (It cannot end well without results.)
-    pub(crate) fn fetch_refused(&mut self, vci: u32, index: u32, part: u64, status: Status) -> Result<(), Violation> {
+    pub(crate) fn fetch_refused(
+        &mut self,
+        peer_id: u32,
+        index: u32,
+        part: u64,
+        status: Status,
+    ) -> Result<(), Violation> {
         let part = u32::try_from(part).map_err(|_| Violation)?;
         let fault = status.fault().ok_or(Violation)?;
-        let op = self.op_of(vci, index)?;
+        let op = self.op_of(peer_id, index)?;
         let (_, cost) = op.awaited_results(part).ok_or(Violation)?;
         op.fault.get_or_insert(fault);
         op.pending -= 1;
-        let vc = &mut self.vcs[vci as usize];
-        vc.more().fetching = vc.fetching().saturating_sub(cost);
+        let peer = &mut self.peers[peer_id as usize];
+        peer.extra().fetching = peer.fetching().saturating_sub(cost);
         self.finish_op(index);
         Ok(())
     }
 }
 
 /// Length of a message of results: the result of the longest part fits.
-fn part_room(vc: &Vc) -> usize {
-    (vc.caps.mailbox_bytes as usize).min(size_of::<Head>() + RESULT_HEAD_BYTES + PART_BYTES)
+fn part_room(peer: &Peer) -> usize {
+    (peer.caps.mailbox_bytes as usize).min(size_of::<Head>() + RESULT_HEAD_BYTES + PART_BYTES)
 }
 
 #[cfg(test)]
@@ -517,7 +523,7 @@ mod tests {
 
     #[test]
     fn results_share_messages_and_are_paid_for() {
-        let mut results = Results::default();
+        let mut results = FetchResults::default();
         let id = |n: u32| Op { op: n.into(), part: 0.into() };
         assert!(!results.wait() && results.first().is_none());
         for n in 0..3 {

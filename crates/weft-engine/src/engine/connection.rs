@@ -30,9 +30,9 @@ use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFla
 use crate::bugs::planted;
 use crate::engine::Engine;
 use crate::engine::links::{LinkState, LinkWork};
-use crate::engine::peer::VcState;
+use crate::engine::peer::PeerState;
 use crate::engine::recv;
-use crate::engine::state::{Core, Violation};
+use crate::engine::state::{State, Violation};
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic};
 use crate::wire::{Open, PROTOCOL_VERSION, Reader, Short, kind};
@@ -88,7 +88,7 @@ pub enum ConnEvent {
 
 /// How far an active endpoint is.
 #[derive(Clone, Debug, Default)]
-enum Phase {
+enum ConnectionPhase {
     #[default]
     Fresh,
     /// Calling a listener on this virtual connection, to say this.
@@ -103,7 +103,7 @@ enum Phase {
 #[derive(Debug, Default)]
 pub(crate) struct Connection {
     role: Role,
-    phase: Phase,
+    phase: ConnectionPhase,
     events: VecDeque<ConnEvent>,
     /// Calls that are not answered yet, by number.
     calls: BTreeMap<u64, LinkId>,
@@ -127,25 +127,25 @@ impl<N: Nic> Engine<N> {
     ///
     /// Errors: `Invalid` if this is no fresh active endpoint, `TooLong`.
     pub fn connect(&mut self, peer: &EpName, data: &[u8]) -> Result<(), Error> {
-        self.begin(peer, data, Phase::Calling)
+        self.begin(peer, data, ConnectionPhase::Calling)
     }
 
     /// Calls back the endpoint `peer`, which has called a listener. Errors: as for [`Engine::connect`].
     pub fn accept(&mut self, peer: &EpName, data: &[u8]) -> Result<(), Error> {
-        self.begin(peer, data, Phase::Accepting)
+        self.begin(peer, data, ConnectionPhase::Accepting)
     }
 
-    fn begin(&mut self, peer: &EpName, data: &[u8], phase: fn(u32, Box<[u8]>) -> Phase) -> Result<(), Error> {
-        let connection = &self.core.connection;
-        if connection.role != Role::Active || !matches!(connection.phase, Phase::Fresh) {
+    fn begin(&mut self, peer: &EpName, data: &[u8], phase: fn(u32, Box<[u8]>) -> ConnectionPhase) -> Result<(), Error> {
+        let connection = &self.state.connection;
+        if connection.role != Role::Active || !matches!(connection.phase, ConnectionPhase::Fresh) {
             return Err(Error::Invalid);
         }
         if data.len() > MAX_CONN_DATA {
             return Err(Error::TooLong);
         }
-        let vci = self.core.vc_named(peer);
-        self.core.connection.phase = phase(vci, data.into());
-        self.dial(vci);
+        let peer_id = self.state.peer_named(peer);
+        self.state.connection.phase = phase(peer_id, data.into());
+        self.dial(peer_id);
         Ok(())
     }
 
@@ -154,16 +154,16 @@ impl<N: Nic> Engine<N> {
         if data.len() > MAX_CONN_DATA {
             return Err(Error::TooLong);
         }
-        if let Some(link) = self.core.connection.calls.remove(&call) {
-            self.core.decline(link, data);
-            self.leave_links();
+        if let Some(link) = self.state.connection.calls.remove(&call) {
+            self.state.decline(link, data);
+            self.flush_links();
         }
         Ok(())
     }
 
     /// A call is being answered by another endpoint, and does not count any more.
     pub fn answered(&mut self, call: u64) {
-        let connection = &mut self.core.connection;
+        let connection = &mut self.state.connection;
         if let Some(link) = connection.calls.remove(&call) {
             connection.answering.insert(call, link);
         }
@@ -171,59 +171,59 @@ impl<N: Nic> Engine<N> {
 
     /// The endpoint that was answering a call has failed, or has gone: the caller need not wait any longer.
     pub fn abandon(&mut self, call: u64) {
-        if let Some(link) = self.core.connection.answering.remove(&call) {
-            self.core.link_drop(link);
-            self.leave_links();
+        if let Some(link) = self.state.connection.answering.remove(&call) {
+            self.state.close_link(link);
+            self.flush_links();
         }
     }
 
     /// How many calls may wait for an answer.
     pub fn set_backlog(&mut self, calls: usize) {
-        self.core.connection.role = Role::Listener(calls);
+        self.state.connection.role = Role::Listener(calls);
     }
 
     /// Ends the connection: what was accepted and has not left fails, and what the client awaits is
     /// cancelled. Errors: `NotConnected`.
     pub fn disconnect(&mut self) -> Result<(), Error> {
-        let Phase::Connected(vci) = self.core.connection.phase else { return Err(Error::NotConnected) };
+        let ConnectionPhase::Connected(peer_id) = self.state.connection.phase else { return Err(Error::NotConnected) };
         self.progress();
-        self.core.vc_fail(vci, LinkError::Closed);
-        self.leave_links();
+        self.state.fail_peer(peer_id, LinkError::Closed);
+        self.flush_links();
         Ok(())
     }
 
     /// The other end.
     pub fn peer(&self) -> Option<EpName> {
-        let Phase::Connected(vci) = self.core.connection.phase else { return None };
-        self.core.vcs.get(vci as usize).map(|vc| vc.name)
+        let ConnectionPhase::Connected(peer_id) = self.state.connection.phase else { return None };
+        self.state.peers.get(peer_id as usize).map(|peer| peer.name)
     }
 
     /// What has become of connections since the last call, in order.
     pub fn take_connection_events(&mut self) -> VecDeque<ConnEvent> {
-        std::mem::take(&mut self.core.connection.events)
+        std::mem::take(&mut self.state.connection.events)
     }
 
     /// Turns all callers away, now and later.
     pub fn stop_listening(&mut self) {
-        self.core.connection.role = Role::Listener(0);
-        self.hang_up();
-        self.leave_links();
+        self.state.connection.role = Role::Listener(0);
+        self.close_pending_calls();
+        self.flush_links();
     }
 
     /// Closes the links of all calls that wait.
-    pub(crate) fn hang_up(&mut self) {
-        for (_, link) in std::mem::take(&mut self.core.connection.calls) {
-            self.core.link_drop(link);
+    pub(crate) fn close_pending_calls(&mut self) {
+        for (_, link) in std::mem::take(&mut self.state.connection.calls) {
+            self.state.close_link(link);
         }
     }
 
-    fn leave_links(&mut self) {
+    fn flush_links(&mut self) {
         self.run_links();
         self.nic.flush();
     }
 }
 
-impl Core {
+impl State {
     fn announce(&mut self, event: ConnEvent) {
         self.connection.events.push_back(event);
         self.completions.push(Completion {
@@ -241,22 +241,22 @@ impl Core {
 
     /// The first message on a link that we have made, which may have turned out to belong to another virtual
     /// connection.
-    pub(crate) fn introduce(&mut self, link: LinkId) {
-        let vci = self.link_mut(link).vc;
-        let open = self.grant(link, vci);
+    pub(crate) fn send_first_message(&mut self, link: LinkId) {
+        let peer_id = self.link_mut(link).peer;
+        let open = self.grant(link, peer_id);
         let (what, data) = match &mut self.connection.phase {
             _ if matches!(self.connection.role, Role::Connectionless | Role::Datagrams) => {
-                return self.link_say(link, kind::OPEN, false);
+                return self.queue_link_message(link, kind::OPEN, false);
             }
-            Phase::Calling(known, data) => {
-                *known = vci;
+            ConnectionPhase::Calling(known, data) => {
+                *known = peer_id;
                 (kind::CALL, data)
             }
-            Phase::Accepting(known, data) => {
-                *known = vci;
+            ConnectionPhase::Accepting(known, data) => {
+                *known = peer_id;
                 (kind::ACCEPT, data)
             }
-            _ => return self.link_drop(link),
+            _ => return self.close_link(link),
         };
         let mut w = Short::new(what, 0);
         w.put(&open);
@@ -278,16 +278,16 @@ impl Core {
         if open.version != PROTOCOL_VERSION || self.link_mut(link).state != LinkState::Incoming {
             return Err(Violation);
         }
-        let Some(rising) = self.link_mut(link).rising.take() else { return Err(Violation) };
+        let Some(pending) = self.link_mut(link).pending.take() else { return Err(Violation) };
         if self.connection.calls.len() >= backlog {
             self.decline(link, &[]);
             return Ok(());
         }
-        self.link_mut(link).state = LinkState::Heard;
+        self.link_mut(link).state = LinkState::CallPending;
         let call = self.connection.next_call;
         self.connection.next_call += 1;
         self.connection.calls.insert(call, link);
-        self.announce(ConnEvent::Request { call, peer: rising.up.peer, data });
+        self.announce(ConnEvent::Request { call, peer: pending.up.peer, data });
         Ok(())
     }
 
@@ -300,67 +300,67 @@ impl Core {
 
     /// The endpoint that the listener's client has chosen for us calls back.
     pub(crate) fn on_accept(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
-        let Phase::Calling(called, _) = self.connection.phase else { return Err(Violation) };
+        let ConnectionPhase::Calling(called, _) = self.connection.phase else { return Err(Violation) };
         let open: Open = r.take().ok_or(Violation)?;
         let data = Self::conn_data(&r)?;
         if open.version != PROTOCOL_VERSION || self.link_mut(link).state != LinkState::Incoming {
             return Err(Violation);
         }
-        let Some(peer) = self.link_mut(link).rising.as_ref().map(|rising| rising.up.peer) else {
+        let Some(peer) = self.link_mut(link).pending.as_ref().map(|pending| pending.up.peer) else {
             return Err(Violation);
         };
-        self.retire_links(called);
-        self.vcs[called as usize].state = VcState::Idle;
-        let vci = self.vc_named(&peer);
-        self.adopt(link, vci, open.window_bytes.get());
-        self.connected(vci, data);
+        self.close_links(called);
+        self.peers[called as usize].state = PeerState::Idle;
+        let peer_id = self.peer_named(&peer);
+        self.adopt(link, peer_id, open.window_bytes.get());
+        self.connected(peer_id, data);
         Ok(())
     }
 
     /// The listener's client has declined.
     pub(crate) fn on_reject(&mut self, link: LinkId, r: &Reader<'_>) -> Result<(), Violation> {
         let data = Self::conn_data(r)?;
-        let Phase::Calling(vci, _) = self.connection.phase else { return Err(Violation) };
+        let ConnectionPhase::Calling(peer_id, _) = self.connection.phase else { return Err(Violation) };
         let slot = self.link_mut(link);
-        if slot.state != LinkState::Opening || slot.vc != vci {
+        if slot.state != LinkState::Opening || slot.peer != peer_id {
             return Err(Violation);
         }
-        self.connection.phase = Phase::Over;
-        self.retire_links(vci);
-        self.vcs[vci as usize].state = VcState::Idle;
+        self.connection.phase = ConnectionPhase::Over;
+        self.close_links(peer_id);
+        self.peers[peer_id as usize].state = PeerState::Idle;
         self.announce(ConnEvent::Refused { data: planted!(Bug::RefusalWithoutData, data, Box::default()) });
         Ok(())
     }
 
     /// Our OPEN_OK has come: may it, and does it make the connection?
     pub(crate) fn may_be_opened(&self) -> bool {
-        self.connection.is_connectionless() || matches!(self.connection.phase, Phase::Accepting(..))
+        self.connection.is_connectionless() || matches!(self.connection.phase, ConnectionPhase::Accepting(..))
     }
 
     /// The virtual connection is open at the end that has called back.
-    pub(crate) fn called_back(&mut self, vci: u32) {
-        if matches!(self.connection.phase, Phase::Accepting(..)) {
-            self.connected(vci, Box::default());
+    pub(crate) fn connection_opened(&mut self, peer_id: u32) {
+        if matches!(self.connection.phase, ConnectionPhase::Accepting(..)) {
+            self.connected(peer_id, Box::default());
         }
     }
 
-    fn connected(&mut self, vci: u32, data: Box<[u8]>) {
-        self.connection.phase = Phase::Connected(vci);
+    fn connected(&mut self, peer_id: u32, data: Box<[u8]>) {
+        self.connection.phase = ConnectionPhase::Connected(peer_id);
         // What `PEER` leads to; as a source it stays unnamed.
-        self.by_addr = vec![vci + 1];
-        let peer = self.vcs[vci as usize].name;
+        self.by_addr = vec![peer_id + 1];
+        let peer = self.peers[peer_id as usize].name;
         self.announce(ConnEvent::Connected { peer, data });
     }
 
     /// A virtual connection has failed: perhaps ours.
-    pub(crate) fn connection_lost(&mut self, vci: u32, why: LinkError) {
+    pub(crate) fn connection_lost(&mut self, peer_id: u32, why: LinkError) {
         match self.connection.phase {
-            Phase::Calling(ours, _) | Phase::Accepting(ours, _) if ours == vci => {
-                self.connection.phase = Phase::Over;
+            ConnectionPhase::Calling(ours, _) | ConnectionPhase::Accepting(ours, _) if ours == peer_id => {
+                self.connection.phase = ConnectionPhase::Over;
                 self.announce(ConnEvent::Failed(why));
             }
-            Phase::Connected(ours) if ours == vci => {
-                self.connection.phase = Phase::Over;
+            ConnectionPhase::Connected(ours) if ours == peer_id => {
+                self.connection.phase = ConnectionPhase::Over;
                 self.by_addr.clear();
                 // What has come can still be received; nothing else will.
                 self.config.rx_depth = 0;
@@ -386,7 +386,7 @@ impl Core {
     }
 
     /// Why an operation has no virtual connection to go to.
-    pub(crate) fn no_peer(&self) -> Error {
+    pub(crate) fn no_peer_error(&self) -> Error {
         if self.connection.is_connectionless() { Error::NoSuchAddress } else { Error::NotConnected }
     }
 
@@ -394,7 +394,7 @@ impl Core {
     /// be received.
     #[cold]
     pub(crate) fn post_beyond(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
-        if !matches!(self.connection.phase, Phase::Over) {
+        if !matches!(self.connection.phase, ConnectionPhase::Over) {
             return Err(Error::Again);
         }
         let found = self.find_unexpected(tagged, recv::wanted(op)).filter(|_| !op.flags.contains(OpFlags::MULTI));

@@ -13,7 +13,7 @@ use crate::bugs::planted;
 use crate::engine::connection::Role;
 use crate::engine::ops::{Phase, TxOp};
 use crate::engine::send::EAGER_COST;
-use crate::engine::state::Core;
+use crate::engine::state::State;
 use crate::engine::{Engine, Started};
 use crate::mem;
 use crate::nic::Nic;
@@ -26,7 +26,7 @@ const UNANSWERABLE: OpFlags = OpFlags::DELIVERY.union(OpFlags::FENCE);
 impl<N: Nic> Engine<N> {
     /// How many datagrams were dropped here.
     pub fn dropped(&self) -> u64 {
-        self.core.dropped
+        self.state.dropped
     }
 
     /// [`Engine::send_later`] for datagrams. Errors: `Invalid` for what cannot be promised, `TooLong`, `NoSuchAddress`.
@@ -35,31 +35,31 @@ impl<N: Nic> Engine<N> {
         if op.flags.intersects(UNANSWERABLE) {
             return Err(Error::Invalid);
         }
-        if len as u64 > self.core.config.max_msg_bytes
-            || (op.flags.contains(OpFlags::INJECT) && len > self.core.config.inject_bytes)
+        if len as u64 > self.state.config.max_msg_bytes
+            || (op.flags.contains(OpFlags::INJECT) && len > self.state.config.inject_bytes)
         {
             return Err(Error::TooLong);
         }
-        let vci = self.core.vc_for(op.dest)?;
-        let vc = &self.core.vcs[vci as usize];
-        let queued = vc.waiting.as_ref().map_or(0, |waiting| waiting.tx.len());
-        let crowded = queued >= WAITING_LIMIT || self.core.ops.len() >= self.core.config.tx_depth;
-        if crowded || (vc.link().is_some() && len as u64 + EAGER_COST > vc.tx_credit) {
-            self.core.dropped += 1;
+        let peer_id = self.state.peer_for(op.dest)?;
+        let peer = &self.state.peers[peer_id as usize];
+        let queued = peer.queues.as_ref().map_or(0, |queues| queues.tx.len());
+        let crowded = queued >= WAITING_LIMIT || self.state.ops.len() >= self.state.config.tx_depth;
+        if crowded || (peer.link().is_some() && len as u64 + EAGER_COST > peer.tx_credit) {
+            self.state.dropped += 1;
             let wanted = !op.flags.contains(OpFlags::QUIET);
             if planted!(Bug::DropUnreported, wanted, false) {
-                self.core.complete_send(op, len);
+                self.state.complete_send(op, len);
             }
             return Ok(());
         }
         // What has left is complete: whether it arrives is not known in any case.
-        self.enqueue_send(&SendOp { flags: op.flags - OpFlags::TRANSMIT, ..*op }, vci, len)?;
-        self.run_vc(vci);
+        self.enqueue_send(&SendOp { flags: op.flags - OpFlags::TRANSMIT, ..*op }, peer_id, len)?;
+        self.run_peer(peer_id);
         Ok(())
     }
 }
 
-impl Core {
+impl State {
     /// The operation whose turn it is would have to wait for its receiver: it is dropped.
     pub(crate) fn drop_datagram(op: &mut TxOp, dropped: &mut u64) -> Started {
         *dropped += planted!(Bug::DropUncounted, 1, 0);

@@ -15,8 +15,8 @@ use smallvec::SmallVec;
 use zerocopy::little_endian::U32;
 
 use crate::api::Addr;
-use crate::engine::peer::{PathCaps, VcState};
-use crate::engine::state::{Core, Violation};
+use crate::engine::peer::{PathCaps, PeerState};
+use crate::engine::state::{State, Violation};
 use crate::growth;
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, LinkUp, Sink};
@@ -44,13 +44,13 @@ pub(crate) enum LinkState {
     /// Theirs, up, silent so far.
     Incoming,
     /// Theirs, has sent OPEN while our own attempt is under way.
-    Parked,
+    Standby,
     /// Ours, asks who lives at an address ([`crate::engine::claims`]).
-    Asking,
+    Querying,
     /// Theirs, has sent OPEN, and waits until that is known of the address where the peer says that it lives.
-    Held,
+    AwaitingQuery,
     /// Theirs, has called this listener.
-    Heard,
+    CallPending,
     /// In use.
     Carrying,
 }
@@ -58,20 +58,20 @@ pub(crate) enum LinkState {
 pub(crate) struct Link {
     pub(crate) state: LinkState,
     /// Number of the virtual connection, once known.
-    pub(crate) vc: u32,
+    pub(crate) peer: u32,
     /// What is known of it, until it carries messages.
-    pub(crate) rising: Option<Box<Rising>>,
+    pub(crate) pending: Option<Box<PendingLink>>,
 }
 
 impl Link {
-    const FREE: Self = Self { state: LinkState::Free, vc: u32::MAX, rising: None };
+    const FREE: Self = Self { state: LinkState::Free, peer: u32::MAX, pending: None };
 }
 
 // There is one for each peer.
 const _: () = assert!(size_of::<Link>() <= 16);
 
 /// A link that is up and carries no messages yet.
-pub(crate) struct Rising {
+pub(crate) struct PendingLink {
     /// What the device said of it.
     pub(crate) up: LinkUp,
     /// The window that the peer's OPEN has granted, and the number of that.
@@ -83,7 +83,7 @@ pub(crate) struct Rising {
     withheld: u64,
 }
 
-impl Rising {
+impl PendingLink {
     pub(crate) fn new(up: LinkUp) -> Self {
         Self { up, window: 0, call: 0, granted: 0, withheld: 0 }
     }
@@ -98,10 +98,10 @@ pub(crate) struct LinkWork {
 
 impl LinkWork {
     /// On no link: an endpoint is to be asked ([`crate::engine::claims`]).
-    pub(crate) const ASK: Self = Self { link: LinkId(u32::MAX), message: None, close: false };
+    pub(crate) const QUERY: Self = Self { link: LinkId(u32::MAX), message: None, close: false };
 }
 
-impl Core {
+impl State {
     pub(crate) fn link_mut(&mut self, link: LinkId) -> &mut Link {
         let index = link.0 as usize;
         if self.links.len() <= index {
@@ -119,18 +119,18 @@ impl Core {
 
     pub(crate) fn free_link(&mut self, link: LinkId) {
         *self.link_mut(link) = Link::FREE;
-        self.too_early.retain(|(l, _)| *l != link);
+        self.early_messages.retain(|(l, _)| *l != link);
     }
 
     /// Sends `kind` on the link (OPEN, OPEN_OK with our window; OPEN_DUP without), then perhaps closes it.
-    pub(crate) fn link_say(&mut self, link: LinkId, what: u8, close: bool) {
+    pub(crate) fn queue_link_message(&mut self, link: LinkId, what: u8, close: bool) {
         let mut w = Short::new(what, 0);
         if what != kind::OPEN_DUP {
-            let vci = self.link_mut(link).vc;
-            let mut open = self.grant(link, vci);
+            let peer_id = self.link_mut(link).peer;
+            let mut open = self.grant(link, peer_id);
             if what == kind::OPEN {
-                self.calls = self.calls.wrapping_add(1);
-                open.call = self.calls.into();
+                self.opens_sent = self.opens_sent.wrapping_add(1);
+                open.call = self.opens_sent.into();
             }
             w.put(&open);
         }
@@ -140,24 +140,24 @@ impl Core {
 
     /// What OPEN, and its like, say to the peer of that connection: of the window, messages that an earlier
     /// link has left here take their part.
-    pub(crate) fn grant(&mut self, link: LinkId, vci: u32) -> Open {
-        let used = self.vcs.get(vci as usize).map_or(0, |vc| vc.rx_used);
-        let withheld = if (vci as usize) < self.vcs.len() { self.withheld_at_first(vci) } else { 0 };
+    pub(crate) fn grant(&mut self, link: LinkId, peer_id: u32) -> Open {
+        let used = self.peers.get(peer_id as usize).map_or(0, |peer| peer.rx_used);
+        let withheld = if (peer_id as usize) < self.peers.len() { self.withheld_at_first(peer_id) } else { 0 };
         let window = (self.config.window_bytes as u64).saturating_sub(used + withheld);
-        if let Some(rising) = &mut self.link_mut(link).rising {
-            (rising.granted, rising.withheld) = (window, withheld);
+        if let Some(pending) = &mut self.link_mut(link).pending {
+            (pending.granted, pending.withheld) = (window, withheld);
         }
         Open { version: PROTOCOL_VERSION, reserved: [0; 3], call: U32::ZERO, window_bytes: window.into() }
     }
 
     /// A peer's link is up, and the peer has the word. Whoever opens links and says nothing on them shall not
     /// have many.
-    pub(crate) fn expect_words(&mut self, link: LinkId) {
+    pub(crate) fn limit_silent_links(&mut self, link: LinkId) {
         let links = &self.links;
         let slot = |link: LinkId| links.get(link.0 as usize);
         self.silent
             .retain(|other| *other != link && slot(*other).is_some_and(|slot| slot.state == LinkState::Incoming));
-        let peer = |link| slot(link).and_then(|slot| slot.rising.as_ref()).map(|rising| rising.up.peer);
+        let peer = |link| slot(link).and_then(|slot| slot.pending.as_ref()).map(|pending| pending.up.peer);
         let newest = peer(link);
         let mut of_peer = self.silent.iter().copied().filter(|other| peer(*other) == newest);
         let oldest = of_peer.next().filter(|_| of_peer.count() + 1 >= MAX_SILENT_OF_PEER);
@@ -165,20 +165,20 @@ impl Core {
         self.silent.push(link);
         if let Some(oldest) = oldest {
             self.silent.retain(|other| *other != oldest);
-            self.link_drop(oldest);
+            self.close_link(oldest);
         }
     }
 
     /// Closes a link without a word.
-    pub(crate) fn link_drop(&mut self, link: LinkId) {
+    pub(crate) fn close_link(&mut self, link: LinkId) {
         self.free_link(link);
         self.link_work.push(LinkWork { link, message: None, close: true });
     }
 
     /// Another link serves the pair, or will: the peer is told, and calls again if it knows of none.
-    fn refuse_call(&mut self, link: LinkId) {
+    fn refuse_link(&mut self, link: LinkId) {
         self.free_link(link);
-        self.link_say(link, kind::OPEN_DUP, true);
+        self.queue_link_message(link, kind::OPEN_DUP, true);
     }
 
     pub(crate) fn on_open(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
@@ -187,99 +187,99 @@ impl Core {
         if open.version != PROTOCOL_VERSION || !expected {
             return Err(Violation);
         }
-        let Some(rising) = &mut self.link_mut(link).rising else { return Err(Violation) };
-        (rising.window, rising.call) = (open.window_bytes.get(), open.call.get());
-        let peer = rising.up.peer;
-        self.called(link, &peer);
+        let Some(pending) = &mut self.link_mut(link).pending else { return Err(Violation) };
+        (pending.window, pending.call) = (open.window_bytes.get(), open.call.get());
+        let peer = pending.up.peer;
+        self.call_arrived(link, &peer);
         Ok(())
     }
 
     /// The peer of a link that carries no messages yet.
-    pub(crate) fn rising_peer(&self, link: LinkId) -> Option<EpName> {
-        Some(self.links.get(link.0 as usize)?.rising.as_ref()?.up.peer)
+    pub(crate) fn pending_peer(&self, link: LinkId) -> Option<EpName> {
+        Some(self.links.get(link.0 as usize)?.pending.as_ref()?.up.peer)
     }
 
     /// Takes a peer's call that is in order. `at`: the peer has been found at that address, which the book
     /// knows by its socket.
     pub(crate) fn take_call(&mut self, link: LinkId, at: Option<Addr>) {
-        let Some(rising) = &self.link_mut(link).rising else { return };
-        let (peer, window, call) = (rising.up.peer, rising.window, rising.call);
-        let Some(vci) = self.vc_of_caller(&peer, at) else { return self.link_drop(link) };
-        self.link_mut(link).vc = vci;
-        let to_self = peer == self.me;
-        let vc = &mut self.vcs[vci as usize];
+        let Some(pending) = &self.link_mut(link).pending else { return };
+        let (name, window, call) = (pending.up.peer, pending.window, pending.call);
+        let Some(peer_id) = self.peer_of_caller(&name, at) else { return self.close_link(link) };
+        self.link_mut(link).peer = peer_id;
+        let to_self = name == self.me;
+        let peer = &mut self.peers[peer_id as usize];
         // A call that its caller has given up may still come, behind later ones. (One that knows us by two
         // names calls twice at once.)
-        let is_late = !to_self && call.wrapping_sub(vc.call) > u32::MAX / 2;
+        let is_late = !to_self && call.wrapping_sub(peer.call) > u32::MAX / 2;
         if is_late {
-            return self.refuse_call(link);
+            return self.refuse_link(link);
         }
-        vc.call = call;
-        match self.vcs[vci as usize].state {
+        peer.call = call;
+        match self.peers[peer_id as usize].state {
             _ if to_self => {
                 // The two ends of one link meet in this engine: this one only listens.
                 let slot = self.link_mut(link);
                 slot.state = LinkState::Carrying;
-                slot.rising = None;
-                self.link_say(link, kind::OPEN_OK, false);
+                slot.pending = None;
+                self.queue_link_message(link, kind::OPEN_OK, false);
             }
-            VcState::Idle => self.adopt(link, vci, window),
-            VcState::Connecting(mine) if peer < self.me => {
-                self.link_drop(mine);
-                self.adopt(link, vci, window);
+            PeerState::Idle => self.adopt(link, peer_id, window),
+            PeerState::Connecting(mine) if name < self.me => {
+                self.close_link(mine);
+                self.adopt(link, peer_id, window);
             }
-            VcState::Connecting(_) => {
-                self.link_mut(link).state = LinkState::Parked;
+            PeerState::Connecting(_) => {
+                self.link_mut(link).state = LinkState::Standby;
                 // The peer has given up its earlier call, or will make it again.
-                if let Some(earlier) = self.waiting(vci).parked.replace(link) {
-                    self.link_drop(earlier);
+                if let Some(earlier) = self.queues(peer_id).standby.replace(link) {
+                    self.close_link(earlier);
                 }
             }
             // (Nobody is vacant who was found by name.)
-            VcState::Greeting(_) | VcState::Up(_) | VcState::Vacant => {
-                self.refuse_call(link);
+            PeerState::Greeting(_) | PeerState::Up(_) | PeerState::Vacant => {
+                self.refuse_link(link);
             }
         }
         // Not before it has a link: or else it would leave its service with the last of what it had left here.
         match at {
-            Some(addr) => self.is_at(vci, addr),
-            None => self.look_up(vci),
+            Some(addr) => self.set_address(peer_id, addr),
+            None => self.look_up_address(peer_id),
         }
     }
 
     /// Takes a peer's link into use.
-    pub(crate) fn adopt(&mut self, link: LinkId, vci: u32, window: u64) {
-        self.grant(link, vci);
-        self.carry(link, vci, VcState::Greeting(link), window);
-        self.link_say(link, kind::OPEN_OK, false);
+    pub(crate) fn adopt(&mut self, link: LinkId, peer_id: u32, window: u64) {
+        self.grant(link, peer_id);
+        self.carry(link, peer_id, PeerState::Greeting(link), window);
+        self.queue_link_message(link, kind::OPEN_OK, false);
     }
 
     /// A message of the link itself has left: after OPEN_OK the connection may send.
-    pub(crate) fn link_said(&mut self, link: LinkId) {
-        let vci = self.link_mut(link).vc;
-        if let Some(vc) = self.vcs.get_mut(vci as usize)
-            && vc.state == VcState::Greeting(link)
+    pub(crate) fn link_message_sent(&mut self, link: LinkId) {
+        let peer_id = self.link_mut(link).peer;
+        if let Some(peer) = self.peers.get_mut(peer_id as usize)
+            && peer.state == PeerState::Greeting(link)
         {
-            vc.state = VcState::Up(link);
-            self.activate(vci);
+            peer.state = PeerState::Up(link);
+            self.activate(peer_id);
         }
     }
 
-    fn carry(&mut self, link: LinkId, vci: u32, state: VcState, window: u64) {
+    fn carry(&mut self, link: LinkId, peer_id: u32, state: PeerState, window: u64) {
         let eager = self.config.eager_bytes;
         let slot = self.link_mut(link);
         slot.state = LinkState::Carrying;
-        slot.vc = vci;
-        let Some(rising) = slot.rising.take() else { return };
-        let used = (self.config.window_bytes as u64).saturating_sub(rising.granted);
-        let vc = &mut self.vcs[vci as usize];
-        vc.open(state, PathCaps::new(&rising.up.caps, eager), window, used);
-        self.begin_stake(vci, rising.withheld);
-        let vc = &self.vcs[vci as usize];
-        if vc.owed() >= self.config.window_quarter() {
-            self.send_window(vci);
+        slot.peer = peer_id;
+        let Some(pending) = slot.pending.take() else { return };
+        let used = (self.config.window_bytes as u64).saturating_sub(pending.granted);
+        let peer = &mut self.peers[peer_id as usize];
+        peer.open(state, PathCaps::new(&pending.up.caps, eager), window, used);
+        self.begin_stake(peer_id, pending.withheld);
+        let peer = &self.peers[peer_id as usize];
+        if peer.owed() >= self.config.window_quarter() {
+            self.send_window(peer_id);
         }
-        self.activate(vci);
+        self.activate(peer_id);
     }
 
     pub(crate) fn on_open_ok(&mut self, link: LinkId, mut r: Reader<'_>) -> Result<(), Violation> {
@@ -291,23 +291,23 @@ impl Core {
         if open.version != PROTOCOL_VERSION || !expected {
             return Err(Violation);
         }
-        let (vci, window) = (self.link_mut(link).vc, open.window_bytes.get());
-        if self.vcs[vci as usize].name.same_endpoint(&self.me)
-            && let Some(rising) = &mut self.link_mut(link).rising
+        let (peer_id, window) = (self.link_mut(link).peer, open.window_bytes.get());
+        if self.peers[peer_id as usize].name.same_endpoint(&self.me)
+            && let Some(pending) = &mut self.link_mut(link).pending
         {
             // The other end is this engine, too: what it grants is what it has granted.
-            rising.granted = window;
+            pending.granted = window;
         }
-        self.carry(link, vci, VcState::Up(link), window);
-        self.called_back(vci);
-        if let Some(parked) = self.unpark(vci) {
-            self.refuse_call(parked);
+        self.carry(link, peer_id, PeerState::Up(link), window);
+        self.connection_opened(peer_id);
+        if let Some(standby) = self.take_standby(peer_id) {
+            self.refuse_link(standby);
         }
-        let mut waiting = std::mem::take(&mut self.too_early);
-        for (_, bytes) in waiting.extract_if(.., |(l, _)| *l == link) {
+        let mut early = std::mem::take(&mut self.early_messages);
+        for (_, bytes) in early.extract_if(.., |(l, _)| *l == link) {
             self.message(link, &bytes);
         }
-        self.too_early.append(&mut waiting);
+        self.early_messages.append(&mut early);
         Ok(())
     }
 
@@ -316,82 +316,86 @@ impl Core {
         if !self.connection.is_connectionless() || self.link_mut(link).state != LinkState::Opening {
             return Err(Violation);
         }
-        let vci = self.link_mut(link).vc;
-        self.link_drop(link);
-        let vc = &mut self.vcs[vci as usize];
-        if vc.state == VcState::Connecting(link) {
-            vc.state = VcState::Idle;
-            vc.redials += 1;
-            if vc.redials > REDIAL_LIMIT {
-                self.vc_fail(vci, LinkError::Refused);
-            } else if let Some(parked) = self.unpark(vci) {
-                self.take_parked(parked, vci);
+        let peer_id = self.link_mut(link).peer;
+        self.close_link(link);
+        let peer = &mut self.peers[peer_id as usize];
+        if peer.state == PeerState::Connecting(link) {
+            peer.state = PeerState::Idle;
+            peer.redials += 1;
+            if peer.redials > REDIAL_LIMIT {
+                self.fail_peer(peer_id, LinkError::Refused);
+            } else if let Some(standby) = self.take_standby(peer_id) {
+                self.adopt_standby(standby, peer_id);
             } else {
-                self.activate(vci);
+                self.activate(peer_id);
             }
         }
         Ok(())
     }
 
-    fn take_parked(&mut self, parked: LinkId, vci: u32) {
-        if let Some(window) = self.link_mut(parked).rising.as_ref().map(|rising| rising.window) {
-            self.adopt(parked, vci, window);
+    fn adopt_standby(&mut self, standby: LinkId, peer_id: u32) {
+        if let Some(window) = self.link_mut(standby).pending.as_ref().map(|pending| pending.window) {
+            self.adopt(standby, peer_id, window);
         }
     }
 
     /// The peer's attempt that waits for the end of ours does so no longer.
-    fn unpark(&mut self, vci: u32) -> Option<LinkId> {
-        self.vcs[vci as usize].waiting.as_mut()?.parked.take()
+    fn take_standby(&mut self, peer_id: u32) -> Option<LinkId> {
+        self.peers[peer_id as usize].queues.as_mut()?.standby.take()
     }
 
     /// The link is of no use any more; its connection fails unless another link can take over.
     pub(crate) fn link_lost(&mut self, link: LinkId, why: LinkError) {
-        let (state, vci) = {
+        let (state, peer_id) = {
             let slot = self.link_mut(link);
-            (slot.state, slot.vc)
+            (slot.state, slot.peer)
         };
         self.free_link(link);
         match state {
-            LinkState::Heard => self.caller_gone(link),
-            LinkState::Held => self.forget_caller(link),
-            LinkState::Asking => self.unanswered(link, why),
+            LinkState::CallPending => self.caller_gone(link),
+            LinkState::AwaitingQuery => self.forget_caller(link),
+            LinkState::Querying => self.query_failed(link, why),
             _ => {}
         }
-        if vci == u32::MAX {
+        if peer_id == u32::MAX {
             return;
         }
         match state {
-            LinkState::Free | LinkState::Incoming | LinkState::Heard | LinkState::Asking | LinkState::Held => {}
-            LinkState::Parked => {
-                self.unpark(vci);
+            LinkState::Free
+            | LinkState::Incoming
+            | LinkState::CallPending
+            | LinkState::Querying
+            | LinkState::AwaitingQuery => {}
+            LinkState::Standby => {
+                self.take_standby(peer_id);
             }
             LinkState::Dialing | LinkState::Opening => {
-                if self.vcs[vci as usize].state != VcState::Connecting(link) {
+                if self.peers[peer_id as usize].state != PeerState::Connecting(link) {
                     return;
                 }
-                let vc = &mut self.vcs[vci as usize];
-                vc.state = VcState::Idle;
+                let peer = &mut self.peers[peer_id as usize];
+                peer.state = PeerState::Idle;
                 // The peer may have had our OPEN, and given up its own call for ours, before the link broke.
-                let broke = state == LinkState::Opening && why != LinkError::Closed && vc.redials < INSISTENCE;
-                match self.unpark(vci) {
-                    Some(parked) if broke => {
-                        self.vcs[vci as usize].redials += 1;
-                        self.refuse_call(parked);
-                        self.activate(vci);
+                let broke = state == LinkState::Opening && why != LinkError::Closed && peer.redials < INSISTENCE;
+                match self.take_standby(peer_id) {
+                    Some(standby) if broke => {
+                        self.peers[peer_id as usize].redials += 1;
+                        self.refuse_link(standby);
+                        self.activate(peer_id);
                     }
-                    Some(parked) => self.take_parked(parked, vci),
-                    None => self.vc_fail(vci, why),
+                    Some(standby) => self.adopt_standby(standby, peer_id),
+                    None => self.fail_peer(peer_id, why),
                 }
             }
-            LinkState::Carrying => self.vc_fail(vci, why),
+            LinkState::Carrying => self.fail_peer(peer_id, why),
         }
     }
 
     /// Closes every link of the connection (there are two when it leads to ourselves).
-    pub(crate) fn retire_links(&mut self, vci: u32) {
+    pub(crate) fn close_links(&mut self, peer_id: u32) {
         for index in 0..self.links.len() {
-            if self.links[index].vc == vci && self.links[index].state != LinkState::Free {
-                self.link_drop(LinkId(u32::try_from(index).unwrap_or(u32::MAX)));
+            if self.links[index].peer == peer_id && self.links[index].state != LinkState::Free {
+                self.close_link(LinkId(u32::try_from(index).unwrap_or(u32::MAX)));
             }
         }
     }

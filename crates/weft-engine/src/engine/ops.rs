@@ -1,7 +1,7 @@
 //! The state of operations that did not finish within their call, and of bulk data that is arriving.
 //!
 //! Place in the data flow: `Engine::send`/`write`/`read` make a [`TxOp`] when the fast path does not finish
-//! the operation; acknowledgements name it by its number. An [`Xfer`] is bulk data on its way into or out of
+//! the operation; acknowledgements name it by its number. An [`Transfer`] is bulk data on its way into or out of
 //! our memory on behalf of a peer's operation; devices and peers name it by its token, which carries a
 //! generation, so that a late or forged name finds nothing.
 
@@ -33,7 +33,7 @@ pub(crate) enum Phase {
 /// An accepted operation that is not complete.
 pub(crate) struct TxOp {
     pub(crate) kind: Kind,
-    pub(crate) vc: u32,
+    pub(crate) peer: u32,
     pub(crate) ctx: Context,
     pub(crate) flags: OpFlags,
     pub(crate) iov: IovList,
@@ -121,12 +121,12 @@ pub(crate) struct RecvInfo {
 
 /// On whose behalf bulk data moves.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum XferKind {
+pub(crate) enum TransferKind {
     /// Into a matched receive, from the peer's send `op`, which wants a FIN if `ack`.
     Recv { info: RecvInfo, op: u32, ack: bool },
     /// Into memory of the engine, for the message with this number in the queue of unexpected ones; from the
     /// peer's send `op`, which wants an acknowledgement of the delivery if `ack`.
-    Ahead { tagged: bool, key: u32, op: u32, ack: bool },
+    Prefetch { tagged: bool, key: u32, op: u32, ack: bool },
     /// Into a region, from the peer's write. `parts`: which of several it is one of ([`crate::engine::remote_events`]).
     Write { op: Op, key: u64, data: Option<u64>, parts: Option<u32> },
     /// Into the buffer of our own read: its operation number.
@@ -143,10 +143,10 @@ pub(crate) struct Staged {
 }
 
 /// Bulk data on its way.
-pub(crate) struct Xfer {
+pub(crate) struct Transfer {
     generation: u32,
-    pub(crate) vc: u32,
-    pub(crate) kind: XferKind,
+    pub(crate) peer: u32,
+    pub(crate) kind: TransferKind,
     pub(crate) iov: IovList,
     pub(crate) remote: Vec<RemoteIov>,
     pub(crate) expect: u64,
@@ -157,7 +157,7 @@ pub(crate) struct Xfer {
     window: u64,
 }
 
-impl Xfer {
+impl Transfer {
     /// Whether bytes for `window` may be stored, or counted.
     pub(crate) fn takes(&self, window: u64) -> bool {
         self.window == window
@@ -166,23 +166,39 @@ impl Xfer {
 
 /// All transfers of an endpoint.
 #[derive(Default)]
-pub(crate) struct Xfers {
-    slab: Slab<Xfer>,
+pub(crate) struct Transfers {
+    slab: Slab<Transfer>,
     generation: u32,
 }
 
-impl Xfers {
+impl Transfers {
     /// Enters a transfer and returns its token. Bit 63 is never set: see [`push_ctx`]; it exceeds any number
     /// of 32 bits.
-    pub(crate) fn insert(&mut self, vc: u32, kind: XferKind, iov: IovList, remote: Vec<RemoteIov>, expect: u64) -> u64 {
+    pub(crate) fn insert(
+        &mut self,
+        peer: u32,
+        kind: TransferKind,
+        iov: IovList,
+        remote: Vec<RemoteIov>,
+        expect: u64,
+    ) -> u64 {
         self.generation = self.generation % 0x7fff_ffff + 1;
         let generation = self.generation;
-        let index =
-            self.slab.insert(Xfer { generation, vc, kind, iov, remote, expect, placed: 0, staged: None, window: 0 });
+        let index = self.slab.insert(Transfer {
+            generation,
+            peer,
+            kind,
+            iov,
+            remote,
+            expect,
+            placed: 0,
+            staged: None,
+            window: 0,
+        });
         u64::from(generation) << 32 | index as u64
     }
 
-    pub(crate) fn get_mut(&mut self, token: u64) -> Option<&mut Xfer> {
+    pub(crate) fn get_mut(&mut self, token: u64) -> Option<&mut Transfer> {
         let (index, generation) = split(token);
         self.slab.get_mut(index).filter(|x| x.generation == generation)
     }
@@ -201,13 +217,13 @@ impl Xfers {
         }
     }
 
-    pub(crate) fn remove(&mut self, token: u64) -> Option<Xfer> {
+    pub(crate) fn remove(&mut self, token: u64) -> Option<Transfer> {
         self.get_mut(token)?;
         self.slab.try_remove(split(token).0)
     }
 
     /// Tokens of the transfers that `wanted` accepts, oldest slot first.
-    pub(crate) fn tokens(&self, wanted: impl Fn(&Xfer) -> bool) -> Vec<u64> {
+    pub(crate) fn tokens(&self, wanted: impl Fn(&Transfer) -> bool) -> Vec<u64> {
         self.slab
             .iter()
             .filter(|(_, x)| wanted(x))
@@ -216,8 +232,8 @@ impl Xfers {
     }
 
     /// All of them.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Xfer> {
-        self.slab.iter().map(|(_, xfer)| xfer)
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Transfer> {
+        self.slab.iter().map(|(_, transfer)| transfer)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -241,28 +257,28 @@ pub(crate) fn assist_ctx(op: u32) -> u64 {
 
 /// What a device context stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ctx {
+pub(crate) enum DeviceContext {
     /// A transfer, by its token.
-    Xfer(u64),
+    Transfer(u64),
     /// A push for our operation.
     Push(u32),
     /// Help with our operation.
     Assist(u32),
 }
 
-impl Ctx {
+impl DeviceContext {
     pub(crate) fn of(ctx: u64) -> Self {
         let op = u32::try_from(ctx & 0xffff_ffff).unwrap_or(u32::MAX);
         match ctx >> 62 {
             3 => Self::Assist(op),
             2 => Self::Push(op),
-            _ => Self::Xfer(ctx),
+            _ => Self::Transfer(ctx),
         }
     }
 }
 
 /// A multi-receive buffer: where the next message goes, and whether it may be given back.
-pub(crate) struct Multi {
+pub(crate) struct MultiRecv {
     pub(crate) used: usize,
     /// Messages that are still arriving in it.
     pub(crate) inflight: u32,
@@ -276,15 +292,15 @@ mod tests {
 
     #[test]
     fn a_stale_token_finds_nothing() {
-        let mut xfers = Xfers::default();
-        let kind = XferKind::ReadHome { op: 1 };
-        let first = xfers.insert(0, kind, IovList::new(), Vec::new(), 1);
-        assert!(xfers.remove(first).is_some());
-        let second = xfers.insert(0, kind, IovList::new(), Vec::new(), 1);
+        let mut transfers = Transfers::default();
+        let kind = TransferKind::ReadHome { op: 1 };
+        let first = transfers.insert(0, kind, IovList::new(), Vec::new(), 1);
+        assert!(transfers.remove(first).is_some());
+        let second = transfers.insert(0, kind, IovList::new(), Vec::new(), 1);
         assert_eq!(first & 0xffff_ffff, second & 0xffff_ffff);
-        assert!(xfers.get_mut(first).is_none() && xfers.get_mut(second).is_some());
-        assert_eq!(Ctx::of(second), Ctx::Xfer(second));
-        assert_eq!(Ctx::of(push_ctx(7)), Ctx::Push(7));
-        assert_eq!(Ctx::of(assist_ctx(7)), Ctx::Assist(7));
+        assert!(transfers.get_mut(first).is_none() && transfers.get_mut(second).is_some());
+        assert_eq!(DeviceContext::of(second), DeviceContext::Transfer(second));
+        assert_eq!(DeviceContext::of(push_ctx(7)), DeviceContext::Push(7));
+        assert_eq!(DeviceContext::of(assist_ctx(7)), DeviceContext::Assist(7));
     }
 }

@@ -1,22 +1,22 @@
 //! Virtual connections: one per peer, opened on first use.
 //!
-//! Place in the data flow: an operation finds its [`Vc`] by address, waits in its TX queue until the link is
+//! Place in the data flow: an operation finds its [`Peer`] by address, waits in its TX queue until the link is
 //! up and the device takes it; messages find it by link. The GNI paper (§III) names the three queues and
 //! their order: RX (here: `Nic::poll`), deferred work (what RX caused), TX. A queue is worked off until it is
 //! empty or the device is full, and a stall in one never blocks another.
 //!
-//! Cost: an idle connection is this struct (at most [`VC_BYTES_BUDGET`] bytes). What waits at a connection is
-//! apart ([`Waiting`]): lent by the engine while anything waits, and taken back then, but for the few
-//! connections that had it first ([`Queues`]).
+//! Cost: an idle connection is this struct (at most [`PEER_BYTES_BUDGET`] bytes). What waits at a connection is
+//! apart ([`PeerQueues`]): lent by the engine while anything waits, and taken back then, but for the few
+//! connections that had it first ([`QueuePool`]).
 
 use std::collections::{BTreeMap, VecDeque};
 
 use smallvec::SmallVec;
 
 use crate::api::{ADDR_NONE, Addr, OpFlags};
-use crate::engine::atomic::Results;
+use crate::engine::atomic::FetchResults;
 use crate::engine::prefetch::ShortAnnouncement;
-use crate::engine::stats::Tally;
+use crate::engine::stats::PeerCounters;
 use crate::engine::strangers::Stake;
 use crate::engine::transfer::Announced;
 use crate::mem::{self, IovList, Owned};
@@ -25,7 +25,7 @@ use crate::nic::{LinkError, LinkId, NicCaps, RemoteIov, Share};
 use crate::wire::Op;
 
 /// What an idle peer may cost in the engine, in bytes. (weft-nic's tests hold what it costs altogether.)
-pub(crate) const VC_BYTES_BUDGET: usize = 192;
+pub(crate) const PEER_BYTES_BUDGET: usize = 192;
 
 /// RMA operations up to so many bytes travel within messages where those have the room, and take effect in
 /// the order of the messages, whatever the eager threshold is (`max_order_{raw,war,waw}_size` of libfabric).
@@ -76,7 +76,7 @@ const SLOW_SENDS: OpFlags =
 
 /// How far along a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum VcState {
+pub(crate) enum PeerState {
     /// No link, none under way.
     Idle,
     /// Our own attempt is under way on this link.
@@ -98,11 +98,11 @@ pub(crate) enum Deferred {
 }
 
 /// Bulk data to be handed to the device. It waits apart from messages, because the device takes only so much at a time.
-pub(crate) enum Haul {
+pub(crate) enum BulkOp {
     /// Fetch or serve a transfer: its token.
     Transfer(u64),
     /// Ask for the bytes of a transfer into a matched receive, or ahead of one: its token.
-    Ask(u64),
+    RequestPush(u64),
     /// Fetch the bytes of a transfer into a matched receive: its token.
     Fetch(u64),
     /// Push a part of our operation into the peer's window.
@@ -125,7 +125,7 @@ pub(crate) enum Answer {
 bitflags::bitflags! {
     /// What [`NicCaps`] says of the same names.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(crate) struct Can: u8 {
+    pub(crate) struct PathFlags: u8 {
         const GET = 1;
         const PUT = 1 << 1;
         const ORDERED = 1 << 2;
@@ -146,7 +146,7 @@ pub(crate) struct PathCaps {
     /// Longest part of a read or write that does.
     pub(crate) rma_bytes: u32,
     pub(crate) mailbox_bytes: u32,
-    pub(crate) can: Can,
+    pub(crate) flags: PathFlags,
     /// Sends with any of these do not take the fast path.
     pub(crate) slow_sends: OpFlags,
 }
@@ -156,7 +156,7 @@ impl PathCaps {
     pub(crate) fn answer_to(&self, flags: OpFlags) -> Answer {
         if flags.contains(OpFlags::DELIVERY) {
             Answer::Received
-        } else if flags.contains(OpFlags::TRANSMIT) && !self.can.contains(Can::SURVIVES) {
+        } else if flags.contains(OpFlags::TRANSMIT) && !self.flags.contains(PathFlags::SURVIVES) {
             Answer::Arrived
         } else {
             Answer::Nothing
@@ -168,35 +168,35 @@ impl PathCaps {
         let clamp = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let room = caps.mailbox_bytes.saturating_sub(HEADER_BYTES);
         let eager = eager.unwrap_or(caps.eager_bytes);
-        let mut can = Can::empty();
-        can.set(Can::GET, caps.get);
-        can.set(Can::PUT, caps.put);
-        can.set(Can::ORDERED, caps.ordered);
-        can.set(Can::PUSH_FOLLOWS, caps.push_follows && caps.ordered);
-        can.set(Can::SURVIVES, caps.survives);
-        can.set(Can::REGISTERED, caps.registered);
+        let mut flags = PathFlags::empty();
+        flags.set(PathFlags::GET, caps.get);
+        flags.set(PathFlags::PUT, caps.put);
+        flags.set(PathFlags::ORDERED, caps.ordered);
+        flags.set(PathFlags::PUSH_FOLLOWS, caps.push_follows && caps.ordered);
+        flags.set(PathFlags::SURVIVES, caps.survives);
+        flags.set(PathFlags::REGISTERED, caps.registered);
         Self {
             eager_bytes: clamp(eager.min(room)),
             rma_bytes: clamp(eager.max(ORDERED_RMA_BYTES).min(room)),
             mailbox_bytes: clamp(caps.mailbox_bytes),
-            can,
+            flags,
             slow_sends: if caps.survives { SLOW_SENDS } else { SLOW_SENDS.union(OpFlags::TRANSMIT) },
         }
     }
 }
 
 /// One peer.
-pub(crate) struct Vc {
+pub(crate) struct Peer {
     pub(crate) name: EpName,
     /// Where the address book has it, `ADDR_NONE` for a stranger.
     pub(crate) addr: Addr,
-    pub(crate) state: VcState,
+    pub(crate) state: PeerState,
     pub(crate) caps: PathCaps,
     /// In the list of connections with work.
     pub(crate) active: bool,
     /// Why the last attempt to connect failed, if it was made for an inject that is not ours yet: the next
     /// one fails of it.
-    pub(crate) refused: Option<LinkError>,
+    pub(crate) connect_failure: Option<LinkError>,
     /// How often we were told that the peer still holds an earlier link.
     pub(crate) redials: u16,
     /// The peer's latest call that has come ([`wire::Open::call`](crate::wire::Open)).
@@ -221,16 +221,16 @@ pub(crate) struct Vc {
     pub(crate) outstanding: u32,
     /// Sends among them that wait for the peer's client ([`UNMATCHED_LIMIT`]).
     pub(crate) unmatched: u32,
-    /// What waits, if anything does ([`Core::waiting`](crate::engine::state::Core::waiting)).
-    pub(crate) waiting: Option<Box<Waiting>>,
-    /// What more there is, if the peer has had more than a few messages ([`Vc::more`]).
-    pub(crate) more: Option<Box<More>>,
+    /// What waits, if anything does ([`State::queues`](crate::engine::state::Core::waiting)).
+    pub(crate) queues: Option<Box<PeerQueues>>,
+    /// What more there is, if the peer has had more than a few messages ([`Peer::extra`]).
+    pub(crate) extra: Option<Box<PeerExtra>>,
 }
 
 /// What a connection has that one does not need which is idle, or has had only a few messages: the state of
 /// remote accesses, and counts.
 #[derive(Default)]
-pub(crate) struct More {
+pub(crate) struct PeerExtra {
     /// Remote accesses among the outstanding operations, by parts.
     pub(crate) accesses: u32,
     /// Unexpected messages whose payload waits at the peer.
@@ -249,7 +249,7 @@ pub(crate) struct More {
     /// Short messages of the peer that it has announced and that no receive has taken, oldest first.
     #[allow(clippy::box_collection)] // Most peers have none.
     pub(crate) announcements: Option<Box<VecDeque<ShortAnnouncement>>>,
-    pub(crate) tally: Tally,
+    pub(crate) counters: PeerCounters,
     /// Of a peer in no address vector ([`crate::engine::strangers`]): what is withheld of its window, and what it
     /// holds altogether.
     pub(crate) withheld: u64,
@@ -264,14 +264,14 @@ pub(crate) struct More {
 
 #[cold]
 #[inline(never)]
-fn more() -> Box<More> {
+fn new_extra() -> Box<PeerExtra> {
     Box::default()
 }
 
 bitflags::bitflags! {
     /// Queues in which something waits to be sent.
     #[derive(Clone, Copy)]
-    pub(crate) struct Kinds: u8 {
+    pub(crate) struct QueueKinds: u8 {
         const DEFERRED = 1;
         const ACKS = 1 << 1;
         const RESULTS = 1 << 2;
@@ -282,7 +282,7 @@ bitflags::bitflags! {
 
 /// What waits at a connection.
 #[derive(Default)]
-pub(crate) struct Waiting {
+pub(crate) struct PeerQueues {
     /// Operations, by number.
     pub(crate) tx: VecDeque<u32>,
     pub(crate) deferred: VecDeque<Deferred>,
@@ -290,31 +290,31 @@ pub(crate) struct Waiting {
     /// the bytes of those that were.
     pub(crate) replies: bool,
     pub(crate) copied: u32,
-    pub(crate) bulk: VecDeque<Haul>,
+    pub(crate) bulk: VecDeque<BulkOp>,
     /// Entries of `bulk` that receives of our client have led to, and no request of the peer's.
     pub(crate) matched: usize,
     /// Operations of the peer that have ended well and must be told so.
     pub(crate) acks: Vec<u32>,
     /// What the peer's atomics have fetched.
-    pub(crate) results: Option<Box<Results>>,
+    pub(crate) results: Option<Box<FetchResults>>,
     /// The peer's operation of which more parts follow ([`crate::engine::remote_events`]).
     pub(crate) parts: Option<u32>,
     /// The peer's own attempt, kept until ours has succeeded or failed.
-    pub(crate) parked: Option<LinkId>,
+    pub(crate) standby: Option<LinkId>,
     /// Messages that overtook others on an unordered link.
     pub(crate) early: BTreeMap<u32, Vec<u8>>,
 }
 
-impl Waiting {
+impl PeerQueues {
     /// What waits to be sent.
     #[inline]
-    pub(crate) fn kinds(&self) -> Kinds {
-        let mut kinds = Kinds::empty();
-        kinds.set(Kinds::DEFERRED, !self.deferred.is_empty());
-        kinds.set(Kinds::ACKS, !self.acks.is_empty());
-        kinds.set(Kinds::RESULTS, self.results.as_ref().is_some_and(|results| results.wait()));
-        kinds.set(Kinds::BULK, !self.bulk.is_empty());
-        kinds.set(Kinds::TX, !self.tx.is_empty());
+    pub(crate) fn kinds(&self) -> QueueKinds {
+        let mut kinds = QueueKinds::empty();
+        kinds.set(QueueKinds::DEFERRED, !self.deferred.is_empty());
+        kinds.set(QueueKinds::ACKS, !self.acks.is_empty());
+        kinds.set(QueueKinds::RESULTS, self.results.as_ref().is_some_and(|results| results.wait()));
+        kinds.set(QueueKinds::BULK, !self.bulk.is_empty());
+        kinds.set(QueueKinds::TX, !self.tx.is_empty());
         kinds
     }
 
@@ -358,7 +358,7 @@ impl Waiting {
 
     /// Whether nothing at all waits.
     pub(crate) fn is_empty(&self) -> bool {
-        !self.to_send() && self.parts.is_none() && self.parked.is_none() && self.early.is_empty()
+        !self.to_send() && self.parts.is_none() && self.standby.is_none() && self.early.is_empty()
     }
 
     /// Whether its memory, when nothing waits, is worth keeping for another connection.
@@ -370,16 +370,16 @@ impl Waiting {
 
 /// Queues that are lent to connections.
 #[derive(Default)]
-pub(crate) struct Queues {
+pub(crate) struct QueuePool {
     lent: usize,
     #[allow(clippy::vec_box)] // They are lent as they are.
-    spare: Vec<Box<Waiting>>,
+    spare: Vec<Box<PeerQueues>>,
 }
 
-impl Queues {
+impl QueuePool {
     /// Queues for a connection that has none.
     #[cold]
-    pub(crate) fn lend(&mut self) -> Box<Waiting> {
+    pub(crate) fn lend(&mut self) -> Box<PeerQueues> {
         self.lent += 1;
         self.spare.pop().unwrap_or_default()
     }
@@ -387,21 +387,21 @@ impl Queues {
     /// Takes back the queues of a connection at which nothing is to be sent, if many are lent and nothing
     /// else waits there.
     #[inline]
-    pub(crate) fn take_back(&mut self, vc: &mut Vc) {
+    pub(crate) fn take_back(&mut self, peer: &mut Peer) {
         if self.lent > KEPT_QUEUES {
-            self.take_back_now(vc);
+            self.take_back_now(peer);
         }
     }
 
     #[inline(never)]
-    fn take_back_now(&mut self, vc: &mut Vc) {
-        if let Some(waiting) = vc.waiting.take_if(|waiting| waiting.is_empty()) {
+    fn take_back_now(&mut self, peer: &mut Peer) {
+        if let Some(queues) = peer.queues.take_if(|queues| queues.is_empty()) {
             self.lent -= 1;
-            if let Some(more) = &mut vc.more {
-                more.announced.shrink();
+            if let Some(extra) = &mut peer.extra {
+                extra.announced.shrink();
             }
-            if waiting.is_small() && self.spare.len() < KEPT_QUEUES {
-                self.spare.push(waiting);
+            if queues.is_small() && self.spare.len() < KEPT_QUEUES {
+                self.spare.push(queues);
             }
         }
     }
@@ -412,28 +412,28 @@ impl Queues {
     }
 }
 
-const _: () = assert!(size_of::<Vc>() <= VC_BYTES_BUDGET);
+const _: () = assert!(size_of::<Peer>() <= PEER_BYTES_BUDGET);
 
 /// Requests without an answer per peer, for a transmit queue of `tx_depth` operations.
 pub(crate) fn request_limit(tx_depth: usize) -> u32 {
     u32::try_from(tx_depth.clamp(FEWEST_REQUESTS, REQUEST_LIMIT)).unwrap_or(u32::MAX)
 }
 
-impl Vc {
+impl Peer {
     pub(crate) fn new(name: EpName) -> Self {
         Self {
             name,
             addr: ADDR_NONE,
-            state: VcState::Idle,
+            state: PeerState::Idle,
             caps: PathCaps {
                 eager_bytes: 0,
                 rma_bytes: 0,
                 mailbox_bytes: 0,
-                can: Can::ORDERED,
+                flags: PathFlags::ORDERED,
                 slow_sends: SLOW_SENDS,
             },
             active: false,
-            refused: None,
+            connect_failure: None,
             redials: 0,
             call: 0,
             tx_seq: 0,
@@ -447,70 +447,70 @@ impl Vc {
             credit_owed: 0,
             outstanding: 0,
             unmatched: 0,
-            waiting: None,
-            more: None,
+            queues: None,
+            extra: None,
         }
     }
 
     /// Fresh numbering and fresh windows, for a link that is (or soon will be) usable. `used`: what the peer
     /// has not been granted of its own, which is what waited here when that was said.
-    pub(crate) fn open(&mut self, state: VcState, caps: PathCaps, window_bytes: u64, used: u64) {
+    pub(crate) fn open(&mut self, state: PeerState, caps: PathCaps, window_bytes: u64, used: u64) {
         self.state = state;
         self.caps = caps;
-        self.refused = None;
+        self.connect_failure = None;
         self.redials = 0;
         self.tx_seq = 0;
         self.rx_seq = 0;
         self.tx_credit = window_bytes;
         self.credit_owed = used.saturating_sub(self.rx_used);
         self.rx_used = used;
-        if let Some(more) = &mut self.more {
-            more.announcing = 0;
-            more.announced = Announced::default();
+        if let Some(extra) = &mut self.extra {
+            extra.announcing = 0;
+            extra.announced = Announced::default();
         }
     }
 
     /// What more there is, from now on.
     #[inline(always)]
-    pub(crate) fn more(&mut self) -> &mut More {
-        self.more.get_or_insert_with(more)
+    pub(crate) fn extra(&mut self) -> &mut PeerExtra {
+        self.extra.get_or_insert_with(new_extra)
     }
 
     /// Bytes of results that are under way.
     #[inline]
     pub(crate) fn fetching(&self) -> u32 {
-        self.more.as_ref().map_or(0, |more| more.fetching)
+        self.extra.as_ref().map_or(0, |extra| extra.fetching)
     }
 
     /// Bytes of answers that are under way.
     #[inline]
     pub(crate) fn reading(&self) -> u32 {
-        self.more.as_ref().map_or(0, |more| more.reading)
+        self.extra.as_ref().map_or(0, |extra| extra.reading)
     }
 
     /// The name of the next window that we announce.
     pub(crate) fn announcing(&self) -> u64 {
-        Announced::name(self.more.as_ref().map_or(0, |more| more.announcing))
+        Announced::name(self.extra.as_ref().map_or(0, |extra| extra.announcing))
     }
 
     /// The link over which to send, when up.
     #[inline]
     pub(crate) fn link(&self) -> Option<LinkId> {
         match self.state {
-            VcState::Up(link) => Some(link),
+            PeerState::Up(link) => Some(link),
             _ => None,
         }
     }
 
     /// Whether a link carries its messages.
     pub(crate) fn is_in_use(&self) -> bool {
-        matches!(self.state, VcState::Greeting(_) | VcState::Up(_))
+        matches!(self.state, PeerState::Greeting(_) | PeerState::Up(_))
     }
 
     /// Whether no operation waits for others to leave first.
     #[inline]
     pub(crate) fn tx_is_empty(&self) -> bool {
-        self.waiting.as_ref().is_none_or(|waiting| waiting.tx.is_empty())
+        self.queues.as_ref().is_none_or(|queues| queues.tx.is_empty())
     }
 
     /// Whether a message with this number is the next of an undisturbed stream.
@@ -518,14 +518,14 @@ impl Vc {
     pub(crate) fn is_next(&self, seq: u32) -> bool {
         seq == self.rx_seq
             && self
-                .waiting
+                .queues
                 .as_ref()
-                .is_none_or(|waiting| waiting.early.is_empty() && waiting.deferred.len() <= DEFERRED_LIMIT)
+                .is_none_or(|queues| queues.early.is_empty() && queues.deferred.len() <= DEFERRED_LIMIT)
     }
 
     /// Whether this is the connection of a stranger with whom nothing is under way.
-    pub(crate) fn is_gone(&self) -> bool {
-        let idle = self.state == VcState::Idle && self.waiting.is_none() && self.outstanding == 0;
+    pub(crate) fn is_sweepable(&self) -> bool {
+        let idle = self.state == PeerState::Idle && self.queues.is_none() && self.outstanding == 0;
         self.addr == ADDR_NONE && idle
     }
 
@@ -533,12 +533,12 @@ impl Vc {
     #[inline]
     pub(crate) fn holds_back(&self, flags: OpFlags) -> bool {
         flags.contains(OpFlags::FENCE) && self.outstanding > 0
-            || flags.contains(OpFlags::AFTER_ACCESSES) && self.more.as_ref().is_some_and(|more| more.accesses > 0)
+            || flags.contains(OpFlags::AFTER_ACCESSES) && self.extra.as_ref().is_some_and(|extra| extra.accesses > 0)
     }
 
     /// Unexpected messages whose payload waits at the peer.
     pub(crate) fn rendezvous_waiting(&self) -> u32 {
-        self.more.as_ref().map_or(0, |more| more.rendezvous_waiting)
+        self.extra.as_ref().map_or(0, |extra| extra.rendezvous_waiting)
     }
 
     /// Whether one more request may leave that the peer's engine answers by itself, besides `pending` of an
@@ -557,13 +557,13 @@ impl Vc {
     /// Operations that wait to leave.
     #[inline]
     pub(crate) fn queued(&self) -> usize {
-        self.waiting.as_ref().map_or(0, |waiting| waiting.tx.len())
+        self.queues.as_ref().map_or(0, |queues| queues.tx.len())
     }
 
     /// Whether anything waits to be sent.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
-        self.waiting.as_ref().is_some_and(|waiting| waiting.to_send())
+        self.queues.as_ref().is_some_and(|queues| queues.to_send())
     }
 }
 
@@ -579,13 +579,13 @@ mod tests {
             let op = Op { op: 0.into(), part: 0.into() };
             Deferred::Reply { op, key: 1, iov: iov.clone(), copy: None }
         };
-        let mut waiting = Waiting::default();
-        waiting.deferred.extend((0..REPLY_WINDOW_BYTES as usize / ORDERED_RMA_BYTES).map(|_| reply()));
+        let mut queues = PeerQueues::default();
+        queues.deferred.extend((0..REPLY_WINDOW_BYTES as usize / ORDERED_RMA_BYTES).map(|_| reply()));
         for _ in 0..2 {
-            assert!(waiting.keep_replies());
-            assert_eq!(waiting.copied, REPLY_WINDOW_BYTES);
+            assert!(queues.keep_replies());
+            assert_eq!(queues.copied, REPLY_WINDOW_BYTES);
         }
-        waiting.deferred.push_back(reply());
-        assert!(!waiting.keep_replies(), "more than a peer may ask for");
+        queues.deferred.push_back(reply());
+        assert!(!queues.keep_replies(), "more than a peer may ask for");
     }
 }

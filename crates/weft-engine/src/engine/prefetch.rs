@@ -11,10 +11,10 @@
 
 use std::collections::VecDeque;
 
-use crate::engine::ops::{RecvInfo, Staged, XferKind};
-use crate::engine::peer::Haul;
+use crate::engine::ops::{RecvInfo, Staged, TransferKind};
+use crate::engine::peer::BulkOp;
 use crate::engine::send::EAGER_COST;
-use crate::engine::state::Core;
+use crate::engine::state::State;
 use crate::matching::{Body, Matcher};
 use crate::mem::{IovList, Owned};
 
@@ -34,8 +34,8 @@ pub(crate) struct ShortAnnouncement {
 
 impl ShortAnnouncement {
     /// The length of the message and whether its delivery is to be acknowledged, if it still waits.
-    fn pending(self, matcher: &Matcher, vci: u32) -> Option<(u64, bool)> {
-        let message = matcher.unexpected.get(self.key).filter(|message| message.vc == vci && !message.orphan)?;
+    fn pending(self, matcher: &Matcher, peer_id: u32) -> Option<(u64, bool)> {
+        let message = matcher.unexpected.get(self.key).filter(|message| message.peer == peer_id && !message.orphan)?;
         match message.body {
             Body::Rendezvous { op, len, ack, .. } if op == self.op => Some((len, ack)),
             _ => None,
@@ -43,62 +43,63 @@ impl ShortAnnouncement {
     }
 }
 
-impl Core {
+impl State {
     /// An announced message waits for a receive. If it is short it is asked for when there is window.
-    pub(crate) fn note_announcement(&mut self, vci: u32, announcement: ShortAnnouncement) {
+    pub(crate) fn note_announcement(&mut self, peer_id: u32, announcement: ShortAnnouncement) {
         let matchers = [&self.untagged, &self.tagged];
-        let vc = &mut self.vcs[vci as usize];
-        let most = 2 * vc.rendezvous_waiting() as usize + STALE_LIMIT;
-        let list = vc.more().announcements.get_or_insert_default();
+        let peer = &mut self.peers[peer_id as usize];
+        let most = 2 * peer.rendezvous_waiting() as usize + STALE_LIMIT;
+        let list = peer.extra().announcements.get_or_insert_default();
         list.push_back(announcement);
         if list.len() > most {
-            list.retain(|a| a.pending(matchers[usize::from(a.tagged)], vci).is_some());
+            list.retain(|a| a.pending(matchers[usize::from(a.tagged)], peer_id).is_some());
         }
-        self.ask_ahead(vci);
+        self.prefetch(peer_id);
     }
 
     /// Asks for the oldest announced messages for which there is window that has not been given back.
-    pub(crate) fn ask_ahead(&mut self, vci: u32) {
-        while let Some(announcement) = self.announcements(vci).and_then(|list| list.front().copied()) {
+    pub(crate) fn prefetch(&mut self, peer_id: u32) {
+        while let Some(announcement) = self.announcements(peer_id).and_then(|list| list.front().copied()) {
             let matcher = self.matcher(announcement.tagged);
-            if let Some((len, ack)) = announcement.pending(matcher, vci) {
-                let vc = &mut self.vcs[vci as usize];
-                if vc.owed() < len + EAGER_COST {
+            if let Some((len, ack)) = announcement.pending(matcher, peer_id) {
+                let peer = &mut self.peers[peer_id as usize];
+                if peer.owed() < len + EAGER_COST {
                     return;
                 }
-                vc.credit_owed -= len + EAGER_COST;
-                self.ask_for(vci, announcement, len, ack);
+                peer.credit_owed -= len + EAGER_COST;
+                self.request_prefetch(peer_id, announcement, len, ack);
             }
-            if let Some(list) = self.announcements(vci) {
+            if let Some(list) = self.announcements(peer_id) {
                 list.pop_front();
             }
         }
-        if let Some(more) = &mut self.vcs[vci as usize].more {
-            more.announcements = None;
+        if let Some(extra) = &mut self.peers[peer_id as usize].extra {
+            extra.announcements = None;
         }
     }
 
-    fn announcements(&mut self, vci: u32) -> Option<&mut VecDeque<ShortAnnouncement>> {
-        self.vcs[vci as usize].more.as_mut()?.announcements.as_deref_mut()
+    fn announcements(&mut self, peer_id: u32) -> Option<&mut VecDeque<ShortAnnouncement>> {
+        self.peers[peer_id as usize].extra.as_mut()?.announcements.as_deref_mut()
     }
 
-    fn ask_for(&mut self, vci: u32, announcement: ShortAnnouncement, len: u64, ack: bool) {
+    fn request_prefetch(&mut self, peer_id: u32, announcement: ShortAnnouncement, len: u64, ack: bool) {
         let ShortAnnouncement { tagged, key, op } = announcement;
         let mut bytes = Owned::new(vec![0; usize::try_from(len).unwrap_or(0)]);
         let iov = IovList::from_slice(&[bytes.iov()]);
-        let token = self.xfers.insert(vci, XferKind::Ahead { tagged, key, op, ack }, iov, Vec::new(), len);
-        self.xfers.stage(token, Staged { bytes, into: IovList::new() });
+        let token =
+            self.transfers.insert(peer_id, TransferKind::Prefetch { tagged, key, op, ack }, iov, Vec::new(), len);
+        self.transfers.stage(token, Staged { bytes, into: IovList::new() });
         if let Some(message) = self.matcher(tagged).unexpected.get_mut(key) {
-            message.body = Body::Ahead { token, len };
+            message.body = Body::Prefetch { token, len };
         }
-        self.defer_matched(vci, Haul::Ask(token));
+        self.defer_matched(peer_id, BulkOp::RequestPush(token));
     }
 
     /// A receive has taken a message whose bytes are on their way: they go there when they have come.
-    pub(crate) fn await_ahead(&mut self, token: u64, iov: IovList, info: RecvInfo) {
-        let Some(x) = self.xfers.get_mut(token) else { return };
-        let XferKind::Ahead { op, ack, .. } = x.kind else { return };
-        x.kind = XferKind::Recv { info, op, ack };
+    pub(crate) fn redirect_prefetch(&mut self, token: u64, iov: IovList, info: RecvInfo) {
+        let Some(x) = self.transfers.get_mut(token) else { return };
+        let TransferKind::Prefetch { op, ack, .. } = x.kind else { return };
+        x.kind = TransferKind::Recv { info, op, ack };
         if let Some(staged) = &mut x.staged {
             staged.into = iov;
         }
@@ -106,19 +107,25 @@ impl Core {
 
     /// The bytes of a message that was asked for ahead are here. From now on it waits like an eager one,
     /// unless it was thrown away meanwhile.
-    pub(crate) fn arrived_ahead(&mut self, vci: u32, token: u64, what: XferKind, staged: Option<Box<Staged>>) {
-        let (XferKind::Ahead { tagged, key, op, ack }, Some(staged)) = (what, staged) else { return };
+    pub(crate) fn prefetch_arrived(
+        &mut self,
+        peer_id: u32,
+        token: u64,
+        what: TransferKind,
+        staged: Option<Box<Staged>>,
+    ) {
+        let (TransferKind::Prefetch { tagged, key, op, ack }, Some(staged)) = (what, staged) else { return };
         let bytes = staged.bytes.into_bytes();
-        let asked = |body: &Body| matches!(body, Body::Ahead { token: of, .. } if *of == token);
+        let asked = |body: &Body| matches!(body, Body::Prefetch { token: of, .. } if *of == token);
         let matcher = self.matcher(tagged);
         if let Some(message) = matcher.unexpected.get_mut(key).filter(|message| asked(&message.body)) {
             message.body = Body::Eager { bytes: bytes.into_boxed_slice(), ack: ack.then_some(op) };
-            self.announcement_taken(vci);
+            self.announcement_taken(peer_id);
             return;
         }
-        self.return_window(vci, bytes.len());
+        self.return_window(peer_id, bytes.len());
         if ack {
-            self.ack(vci, op);
+            self.queue_ack(peer_id, op);
         }
     }
 }

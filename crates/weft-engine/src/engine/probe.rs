@@ -39,12 +39,12 @@ impl Found {
 
 /// Accessible spans of one region's memory, the last used first.
 #[derive(Default)]
-pub(crate) struct Reach {
+pub(crate) struct AccessibleSpans {
     found: [Found; SPANS],
     questions: u32,
 }
 
-impl Reach {
+impl AccessibleSpans {
     /// Whether a peer's access to this memory may be carried out.
     #[inline(always)]
     pub(crate) fn covers(&mut self, probe: Probe, memory: Span, write: bool) -> bool {
@@ -107,37 +107,37 @@ mod tests {
 
     #[test]
     fn memory_is_asked_for_once() {
-        let mut reach = Reach::default();
+        let mut accessible = AccessibleSpans::default();
         ASKED.set(0);
         for page in 512..515 {
             for _ in 0..3 {
-                assert!(reach.covers(probe, memory(page * PAGE + 8, 64), true));
+                assert!(accessible.covers(probe, memory(page * PAGE + 8, 64), true));
             }
         }
         assert_eq!(ASKED.get(), 3);
-        assert!(reach.covers(probe, memory(512 * PAGE, 3 * PAGE), false), "what can be written can be read");
+        assert!(accessible.covers(probe, memory(512 * PAGE, 3 * PAGE), false), "what can be written can be read");
         assert_eq!(ASKED.get(), 3);
     }
 
     /// Accesses all over a large window soon ask no more.
     #[test]
     fn scattered_accesses_stop_asking() {
-        let mut reach = Reach::default();
+        let mut accessible = AccessibleSpans::default();
         ASKED.set(0);
         for n in 0..500 {
-            assert!(reach.covers(probe, memory((16 + n * 37 % 1024) * PAGE, 8), false));
+            assert!(accessible.covers(probe, memory((16 + n * 37 % 1024) * PAGE, 8), false));
         }
         assert_eq!(ASKED.get(), PATIENCE);
     }
 
     #[test]
     fn what_is_refused_is_asked_for_anew() {
-        let mut reach = Reach::default();
+        let mut accessible = AccessibleSpans::default();
         ASKED.set(0);
         for _ in 0..2 {
-            assert!(!reach.covers(probe, memory(100 * PAGE, 8), true), "read-only");
-            assert!(reach.covers(probe, memory(100 * PAGE, 8), false));
-            assert!(!reach.covers(probe, memory(1039 * PAGE, 8192), false), "the second page is not there");
+            assert!(!accessible.covers(probe, memory(100 * PAGE, 8), true), "read-only");
+            assert!(accessible.covers(probe, memory(100 * PAGE, 8), false));
+            assert!(!accessible.covers(probe, memory(1039 * PAGE, 8192), false), "the second page is not there");
         }
         assert_eq!(ASKED.get(), 5);
     }

@@ -12,12 +12,12 @@ use zerocopy::little_endian::{U32, U64};
 use crate::api::{ADDR_NONE, Addr, Completion, Context, Error, Fault, Kind, OpFlags, RecvOp};
 use crate::bugs::planted;
 use crate::engine::Engine;
-use crate::engine::ops::{Multi, RecvInfo, XferKind};
-use crate::engine::peer::{Can, Haul, UNMATCHED_LIMIT};
+use crate::engine::ops::{MultiRecv, RecvInfo, TransferKind};
+use crate::engine::peer::{BulkOp, PathFlags, UNMATCHED_LIMIT};
 use crate::engine::prefetch::ShortAnnouncement;
 use crate::engine::send::EAGER_COST;
-use crate::engine::state::{Core, Violation};
-use crate::engine::stats::{Wait, Way};
+use crate::engine::state::{State, Violation};
+use crate::engine::stats::{Direction, WaitEvent};
 use crate::matching::{Body, Matcher, Posted, Unexpected, Wanted};
 use crate::mem::{self, Iov, IovList};
 use crate::nic::{LinkId, Nic, RemoteIov};
@@ -36,8 +36,10 @@ impl<N: Nic> Engine<N> {
     pub fn post_now(&mut self, op: &RecvOp<'_>, piece: Iov) -> bool {
         let other = OpFlags::MULTI | OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD | OpFlags::TRIGGER;
         let tagged = op.flags.contains(OpFlags::TAGGED);
-        let matcher = if tagged { &mut self.core.tagged } else { &mut self.core.untagged };
-        if op.flags.intersects(other) || matcher.unexpected.len() > 0 || matcher.posted.len() >= self.core.fast_receives
+        let matcher = if tagged { &mut self.state.tagged } else { &mut self.state.untagged };
+        if op.flags.intersects(other)
+            || matcher.unexpected.len() > 0
+            || matcher.posted.len() >= self.state.fast_receives
         {
             return false;
         }
@@ -62,20 +64,20 @@ impl<N: Nic> Engine<N> {
         {
             return Ok(());
         }
-        self.core.follow_book();
+        self.state.follow_book();
         let tagged = op.flags.contains(OpFlags::TAGGED);
         let result = if op.flags.contains(OpFlags::PEEK) {
             // Whoever peeks until a message is there reads the misses from the queue, which needs no progress for them.
             self.progress();
-            self.core.peek(op, tagged);
+            self.state.peek(op, tagged);
             Ok(())
         } else if op.flags.contains(OpFlags::CLAIM) {
-            self.core.take_claimed(op, tagged)
+            self.state.take_claimed(op, tagged)
         } else {
-            self.core.post(op, tagged)
+            self.state.post(op, tagged)
         };
         // A rendezvous or an acknowledgement may have become due.
-        if !self.core.active.is_empty() {
+        if !self.state.active.is_empty() {
             self.run_active();
         }
         result
@@ -85,8 +87,8 @@ impl<N: Nic> Engine<N> {
     /// completion with `Fault::Canceled` follows. Sends are not cancelled: they end by themselves.
     pub fn cancel(&mut self, ctx_ptr: usize) -> bool {
         for tagged in [true, false] {
-            if let Some(key) = self.core.matcher(tagged).find_posted(ctx_ptr) {
-                self.core.end_posted(tagged, key, Fault::Canceled);
+            if let Some(key) = self.state.matcher(tagged).find_posted(ctx_ptr) {
+                self.state.end_posted(tagged, key, Fault::Canceled);
                 return true;
             }
         }
@@ -96,14 +98,14 @@ impl<N: Nic> Engine<N> {
     /// Cancels every posted receive whose context is `wanted`.
     pub fn cancel_where(&mut self, mut wanted: impl FnMut(Context) -> bool) {
         for tagged in [true, false] {
-            while let Some(key) = self.core.matcher(tagged).find_posted_where(&mut wanted) {
-                self.core.end_posted(tagged, key, Fault::Canceled);
+            while let Some(key) = self.state.matcher(tagged).find_posted_where(&mut wanted) {
+                self.state.end_posted(tagged, key, Fault::Canceled);
             }
         }
     }
 }
 
-impl Core {
+impl State {
     pub(crate) fn matcher(&mut self, tagged: bool) -> &mut Matcher {
         if tagged { &mut self.tagged } else { &mut self.untagged }
     }
@@ -112,8 +114,8 @@ impl Core {
         if self.matcher(tagged).unexpected.len() == 0 {
             return None;
         }
-        let (matcher, vcs) = if tagged { (&mut self.tagged, &self.vcs) } else { (&mut self.untagged, &self.vcs) };
-        matcher.find_unexpected(wanted, |vc| vcs.get(vc as usize).map_or(ADDR_NONE, |vc| vc.addr))
+        let (matcher, peers) = if tagged { (&mut self.tagged, &self.peers) } else { (&mut self.untagged, &self.peers) };
+        matcher.find_unexpected(wanted, |peer| peers.get(peer as usize).map_or(ADDR_NONE, |peer| peer.addr))
     }
 
     fn post(&mut self, op: &RecvOp<'_>, tagged: bool) -> Result<(), Error> {
@@ -127,13 +129,13 @@ impl Core {
             self.take_unexpected(tagged, key, op);
             return Ok(());
         }
-        let buffer = multi.then(|| self.multis.insert(Multi { used: 0, inflight: 0, retired: false }));
+        let buffer = multi.then(|| self.multi_recvs.insert(MultiRecv { used: 0, inflight: 0, retired: false }));
         let posted = self.matcher(tagged).post_pieces(wanted, op.iov, op.ctx, buffer);
         // A multi-receive takes what has been waiting, as long as it has room.
         while multi && self.matcher(tagged).posted.get_mut(posted).is_some() {
             let Some(key) = self.find_unexpected(tagged, wanted) else { break };
             let Some(message) = self.matcher(tagged).unexpected.remove(key) else { break };
-            let (iov, info) = self.claim_posted(tagged, posted, message.tag, message.data, message.len());
+            let (iov, info) = self.take_posted_buffer(tagged, posted, message.tag, message.data, message.len());
             self.deliver_unexpected(message, iov, info);
         }
         Ok(())
@@ -148,36 +150,36 @@ impl Core {
     }
 
     pub(crate) fn deliver_unexpected(&mut self, message: Unexpected, iov: IovList, mut info: RecvInfo) {
-        let (vci, orphan) = (message.vc, message.orphan);
+        let (peer_id, orphan) = (message.peer, message.orphan);
         if !matches!(message.body, Body::Lost { .. }) {
-            self.vcs[vci as usize].count_wait(Wait::Over);
+            self.peers[peer_id as usize].count_unexpected(WaitEvent::Over);
         }
         match message.body {
             Body::Eager { bytes, ack } => {
                 mem::scatter(&iov, 0, &bytes);
-                self.eager_taken(vci, bytes.len(), orphan);
-                self.received(&info, vci);
+                self.eager_taken(peer_id, bytes.len(), orphan);
+                self.received(&info, peer_id);
                 if let Some(op) = ack {
-                    self.ack(vci, op);
+                    self.queue_ack(peer_id, op);
                 }
             }
             Body::Rendezvous { op, source, ack, .. } => {
-                self.announcement_taken(vci);
-                self.start_rendezvous(vci, iov, info, op, source, ack);
+                self.announcement_taken(peer_id);
+                self.start_rendezvous(peer_id, iov, info, op, source, ack);
             }
-            Body::Ahead { token, .. } => {
-                self.announcement_taken(vci);
-                self.await_ahead(token, iov, info);
+            Body::Prefetch { token, .. } => {
+                self.announcement_taken(peer_id);
+                self.redirect_prefetch(token, iov, info);
             }
             Body::Lost { why, .. } => {
-                self.departed += 1;
+                self.sweepable += 1;
                 info.stored = 0;
-                let src = self.vcs[vci as usize].addr;
+                let src = self.peers[peer_id as usize].addr;
                 self.complete_recv(&info, src, Some(Fault::Link(why)));
             }
         }
         if orphan {
-            self.leave_service(vci);
+            self.release_service_address(peer_id);
         }
     }
 
@@ -202,8 +204,8 @@ impl Core {
                 completion.tag = message.tag;
                 completion.data = message.data.unwrap_or(0);
                 completion.flags.set(OpFlags::DATA, message.data.is_some());
-                let vci = message.vc;
-                completion.src = self.vcs[vci as usize].addr;
+                let peer_id = message.peer;
+                completion.src = self.peers[peer_id as usize].addr;
             }
             if planted!(Bug::ClaimForgotten, claim, false) {
                 self.matcher(tagged).claim(key, op.ctx.ptr);
@@ -239,24 +241,24 @@ impl Core {
     /// Throws a message away as if it had been received; returns where it came from.
     fn discard(&mut self, tagged: bool, key: u32) -> Addr {
         let Some(message) = self.matcher(tagged).unexpected.remove(key) else { return ADDR_NONE };
-        let src = self.vcs[message.vc as usize].addr;
+        let src = self.peers[message.peer as usize].addr;
         match message.body {
             Body::Eager { bytes, ack } => {
-                self.eager_taken(message.vc, bytes.len(), message.orphan);
+                self.eager_taken(message.peer, bytes.len(), message.orphan);
                 if let Some(op) = ack {
-                    self.ack(message.vc, op);
+                    self.queue_ack(message.peer, op);
                 }
             }
             Body::Rendezvous { op, .. } => {
-                self.announcement_taken(message.vc);
-                self.ack(message.vc, op);
+                self.announcement_taken(message.peer);
+                self.queue_ack(message.peer, op);
             }
             // Its bytes are thrown away when they have come, and acknowledged then.
-            Body::Ahead { .. } => self.announcement_taken(message.vc),
-            Body::Lost { .. } => self.departed += 1,
+            Body::Prefetch { .. } => self.announcement_taken(message.peer),
+            Body::Lost { .. } => self.sweepable += 1,
         }
         if message.orphan {
-            self.leave_service(message.vc);
+            self.release_service_address(message.peer);
         }
         src
     }
@@ -277,7 +279,7 @@ impl Core {
             missing: false,
             multi: posted.multi,
         };
-        if let Some(multi) = posted.multi.and_then(|m| self.multis.get_mut(m as usize)) {
+        if let Some(multi) = posted.multi.and_then(|m| self.multi_recvs.get_mut(m as usize)) {
             multi.retired = true;
             multi.inflight += 1;
             info.flags |= OpFlags::MULTI;
@@ -285,11 +287,18 @@ impl Core {
         self.complete_recv(&info, ADDR_NONE, Some(fault));
     }
 
-    /// See [`claim`].
+    /// See [`take_buffer`].
     #[inline]
-    fn claim_posted(&mut self, tagged: bool, key: u32, tag: u64, data: Option<u64>, len: u64) -> (IovList, RecvInfo) {
+    fn take_posted_buffer(
+        &mut self,
+        tagged: bool,
+        key: u32,
+        tag: u64,
+        data: Option<u64>,
+        len: u64,
+    ) -> (IovList, RecvInfo) {
         let matcher = if tagged { &mut self.tagged } else { &mut self.untagged };
-        claim(matcher, &mut self.multis, self.min_multi_recv, tagged, key, tag, data, len)
+        take_buffer(matcher, &mut self.multi_recvs, self.min_multi_recv, tagged, key, tag, data, len)
     }
 
     /// The memory for a message of `len` bytes: from a receive that was posted here, or from the pool. None:
@@ -304,24 +313,24 @@ impl Core {
         len: u64,
     ) -> Option<(IovList, RecvInfo)> {
         match self.matcher(tagged).arrived(src, tag) {
-            Some(key) => Some(self.claim_posted(tagged, key, tag, data, len)),
-            None if self.draws => self.draw(tagged, src, tag, data, len),
+            Some(key) => Some(self.take_posted_buffer(tagged, key, tag, data, len)),
+            None if self.draws_from_pool => self.draw(tagged, src, tag, data, len),
             None => None,
         }
     }
 
     /// Where a peer's message comes from.
     #[inline]
-    fn source_of(&mut self, vci: u32) -> Addr {
+    fn source_of(&mut self, peer_id: u32) -> Addr {
         self.follow_book();
-        self.vcs[vci as usize].addr
+        self.peers[peer_id as usize].addr
     }
 
     /// The peer's address is known now: gives what is here of it to receives that name the address.
     #[cold]
-    pub(crate) fn match_again(&mut self, vci: u32) {
+    pub(crate) fn match_again(&mut self, peer_id: u32) {
         for tagged in [true, false] {
-            let theirs = |message: &Unexpected| message.vc == vci && message.claimed.is_none();
+            let theirs = |message: &Unexpected| message.peer == peer_id && message.claimed.is_none();
             let keys: Vec<u32> = self
                 .matcher(tagged)
                 .unexpected
@@ -329,17 +338,18 @@ impl Core {
                 .filter_map(|(key, message)| theirs(message).then_some(key))
                 .collect();
             for key in keys {
-                let (src, Some(message)) = (self.vcs[vci as usize].addr, self.matcher(tagged).unexpected.get(key))
+                let (src, Some(message)) =
+                    (self.peers[peer_id as usize].addr, self.matcher(tagged).unexpected.get(key))
                 else {
                     continue;
                 };
                 let (tag, data, len) = (message.tag, message.data, message.len());
                 if let Some(posted) = self.matcher(tagged).arrived(src, tag) {
-                    let (iov, info) = self.claim_posted(tagged, posted, tag, data, len);
+                    let (iov, info) = self.take_posted_buffer(tagged, posted, tag, data, len);
                     if let Some(message) = self.matcher(tagged).unexpected.remove(key) {
                         self.deliver_unexpected(message, iov, info);
                     }
-                } else if self.draws {
+                } else if self.draws_from_pool {
                     self.draw_for_waiting(tagged, key);
                 }
             }
@@ -348,11 +358,11 @@ impl Core {
 
     /// Reports a message that has been received.
     #[inline]
-    pub(crate) fn received(&mut self, info: &RecvInfo, vci: u32) {
-        let src = self.vcs[vci as usize].addr;
+    pub(crate) fn received(&mut self, info: &RecvInfo, peer_id: u32) {
+        let src = self.peers[peer_id as usize].addr;
         // That a message was cut matters more.
         let stranger = src == ADDR_NONE && self.source_errors && info.excess == 0;
-        self.complete_recv(info, src, stranger.then_some(Fault::Stranger(vci)));
+        self.complete_recv(info, src, stranger.then_some(Fault::Stranger(peer_id)));
     }
 
     /// Reports a received message, or why it was not received.
@@ -360,7 +370,7 @@ impl Core {
     pub(crate) fn complete_recv(&mut self, info: &RecvInfo, src: Addr, fault: Option<Fault>) {
         let mut flags = info.flags;
         if let Some(number) = info.multi {
-            flags = (flags - OpFlags::MULTI) | self.leave_multi(number);
+            flags = (flags - OpFlags::MULTI) | self.end_delivery(number);
         }
         self.completions.push(Completion {
             kind: Kind::Recv,
@@ -381,12 +391,12 @@ impl Core {
     /// needs no acknowledgement, and fits the one piece of a plain receive that is posted. True: it has been
     /// received. False: nothing has happened, it goes the long way.
     #[inline(always)]
-    pub(crate) fn eager_now(&mut self, link: LinkId, bytes: &[u8]) -> bool {
+    pub(crate) fn receive_eager_fast(&mut self, link: LinkId, bytes: &[u8]) -> bool {
         let Some((head, mut rest)) = bytes.split_first_chunk::<8>() else { return false };
         let [what, flags, _, _, seq @ ..] = *head;
-        let Some(vci) = self.carried_by(link) else { return false };
-        let Some(vc) = self.vcs.get_mut(vci as usize) else { return false };
-        if what != kind::EAGER || flags & !(F_TAGGED | F_DATA) != 0 || !vc.is_next(u32::from_le_bytes(seq)) {
+        let Some(peer_id) = self.carried_by(link) else { return false };
+        let Some(peer) = self.peers.get_mut(peer_id as usize) else { return false };
+        if what != kind::EAGER || flags & !(F_TAGGED | F_DATA) != 0 || !peer.is_next(u32::from_le_bytes(seq)) {
             return false;
         }
         let (mut tag, mut data) = (0, 0);
@@ -400,14 +410,14 @@ impl Core {
         }
         let cost = rest.len() as u64 + EAGER_COST;
         let matcher = if flags & F_TAGGED != 0 { &mut self.tagged } else { &mut self.untagged };
-        let src = vc.addr;
+        let src = peer.addr;
         let Some(key) = matcher.arrived(src, tag) else { return false };
         let Some(posted) = matcher.posted.get(key) else { return false };
         if posted.multi.is_some()
             || posted.pieces.is_some()
             || posted.piece.len() < rest.len()
-            || vc.rx_used + cost > self.config.window_bytes as u64
-            || (src == ADDR_NONE && (self.source_errors || self.followed.is_some()))
+            || peer.rx_used + cost > self.config.window_bytes as u64
+            || (src == ADDR_NONE && (self.source_errors || self.followed_changes.is_some()))
         {
             return false;
         }
@@ -427,18 +437,18 @@ impl Core {
             fault: None,
         });
         matcher.posted.drop_item(key);
-        vc.rx_seq = vc.rx_seq.wrapping_add(1);
-        vc.rx_used += cost;
-        vc.count_message(Way::Received, cost);
-        vc.credit_owed += cost;
-        if vc.credit_owed >= self.config.window_quarter() {
-            self.reuse_window(vci);
+        peer.rx_seq = peer.rx_seq.wrapping_add(1);
+        peer.rx_used += cost;
+        peer.count_message(Direction::Received, cost);
+        peer.credit_owed += cost;
+        if peer.credit_owed >= self.config.window_quarter() {
+            self.reuse_window(peer_id);
         }
         true
     }
 
     /// An eager message, of whatever kind.
-    pub(crate) fn on_eager(&mut self, vci: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_eager(&mut self, peer_id: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
         let tagged = flags & F_TAGGED != 0;
         let tag = if tagged { r.take::<U64>().ok_or(Violation)?.get() } else { 0 };
         let data = if flags & F_DATA != 0 { Some(r.take::<U64>().ok_or(Violation)?.get()) } else { None };
@@ -446,34 +456,34 @@ impl Core {
         if planted!(Bug::AckBeforeMatch, flags & F_ARRIVAL != 0, true)
             && let Some(op) = ack.take()
         {
-            self.ack(vci, op);
+            self.queue_ack(peer_id, op);
         }
         let payload = r.rest();
         let window = self.config.window_bytes as u64;
-        let vc = &mut self.vcs[vci as usize];
+        let peer = &mut self.peers[peer_id as usize];
         let cost = payload.len() as u64 + EAGER_COST;
-        if vc.rx_used + cost > window {
+        if peer.rx_used + cost > window {
             return Err(Violation);
         }
-        vc.rx_used += cost;
-        vc.count_message(Way::Received, cost);
-        let src = self.source_of(vci);
+        peer.rx_used += cost;
+        peer.count_message(Direction::Received, cost);
+        let src = self.source_of(peer_id);
         let Some((iov, info)) = self.receive_for(tagged, src, tag, data, payload.len() as u64) else {
             let body = Body::Eager { bytes: Box::from(payload), ack };
-            let message = Unexpected { vc: vci, tag, data, body, claimed: None, orphan: false };
-            self.keep(tagged, message, src);
+            let message = Unexpected { peer: peer_id, tag, data, body, claimed: None, orphan: false };
+            self.keep_unexpected(tagged, message, src);
             return Ok(());
         };
-        self.return_window(vci, payload.len());
+        self.return_window(peer_id, payload.len());
         mem::scatter(&iov, 0, payload);
-        self.received(&info, vci);
+        self.received(&info, peer_id);
         if let Some(op) = ack {
-            self.ack(vci, op);
+            self.queue_ack(peer_id, op);
         }
         Ok(())
     }
 
-    pub(crate) fn on_rts(&mut self, vci: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_rts(&mut self, peer_id: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
         let rts: Rts = r.take().ok_or(Violation)?;
         let mut source = r.take_iov(rts.iov_count.get()).ok_or(Violation)?;
         let len = rts.len.get();
@@ -481,65 +491,65 @@ impl Core {
         if !source.is_empty() && described != Some(len) {
             return Err(Violation);
         }
-        if !self.vcs[vci as usize].caps.can.contains(Can::GET) {
+        if !self.peers[peer_id as usize].caps.flags.contains(PathFlags::GET) {
             source = Vec::new();
         }
         let tagged = flags & F_TAGGED != 0;
         let tag = if tagged { rts.tag.get() } else { 0 };
         let data = planted!(Bug::DataDropped, flags & F_DATA != 0, false).then_some(rts.data.get());
         let (op, ack) = (rts.op.get(), flags & F_ACK != 0);
-        let vc = &mut self.vcs[vci as usize];
-        vc.count_rendezvous(Way::Received, len);
-        let src = self.source_of(vci);
+        let peer = &mut self.peers[peer_id as usize];
+        peer.count_rendezvous(Direction::Received, len);
+        let src = self.source_of(peer_id);
         if let Some((iov, info)) = self.receive_for(tagged, src, tag, data, len) {
-            self.start_rendezvous(vci, iov, info, op, source, ack);
+            self.start_rendezvous(peer_id, iov, info, op, source, ack);
             return Ok(());
         }
-        let vc = &mut self.vcs[vci as usize];
-        vc.more().rendezvous_waiting += 1;
-        let waiting = vc.rendezvous_waiting() as usize;
-        if waiting > UNMATCHED_LIMIT {
+        let peer = &mut self.peers[peer_id as usize];
+        peer.extra().rendezvous_waiting += 1;
+        let announced = peer.rendezvous_waiting() as usize;
+        if announced > UNMATCHED_LIMIT {
             return Err(Violation);
         }
-        if source.len() > SHORT_LIST && waiting > LONG_LISTS {
+        if source.len() > SHORT_LIST && announced > LONG_LISTS {
             // Descriptors stay short where there are many. The peer is asked to push these bytes.
             source = Vec::new();
         }
-        let ahead = source.is_empty() && len > 0 && len <= u64::from(vc.caps.eager_bytes);
+        let ahead = source.is_empty() && len > 0 && len <= u64::from(peer.caps.eager_bytes);
         if src == ADDR_NONE {
-            self.account(vci);
+            self.account(peer_id);
             if self.strangers_exceed() {
-                self.activate(vci);
+                self.activate(peer_id);
             }
         }
         let body = Body::Rendezvous { op, len, source, ack };
-        let message = Unexpected { vc: vci, tag, data, body, claimed: None, orphan: false };
-        let key = self.keep(tagged, message, src);
+        let message = Unexpected { peer: peer_id, tag, data, body, claimed: None, orphan: false };
+        let key = self.keep_unexpected(tagged, message, src);
         if ahead {
-            self.note_announcement(vci, ShortAnnouncement { tagged, key, op });
+            self.note_announcement(peer_id, ShortAnnouncement { tagged, key, op });
         }
         Ok(())
     }
 
     /// A message that was announced, and has waited here, is taken.
-    pub(crate) fn announcement_taken(&mut self, vci: u32) {
-        let vc = &mut self.vcs[vci as usize];
-        vc.more().rendezvous_waiting = vc.rendezvous_waiting().saturating_sub(1);
-        if vc.addr == ADDR_NONE {
-            self.account(vci);
+    pub(crate) fn announcement_taken(&mut self, peer_id: u32) {
+        let peer = &mut self.peers[peer_id as usize];
+        peer.extra().rendezvous_waiting = peer.rendezvous_waiting().saturating_sub(1);
+        if peer.addr == ADDR_NONE {
+            self.account(peer_id);
         }
     }
 
     /// A message finds no receive, and waits for one.
-    fn keep(&mut self, tagged: bool, message: Unexpected, src: Addr) -> u32 {
-        self.vcs[message.vc as usize].count_wait(Wait::Begun);
+    fn keep_unexpected(&mut self, tagged: bool, message: Unexpected, src: Addr) -> u32 {
+        self.peers[message.peer as usize].count_unexpected(WaitEvent::Begun);
         self.matcher(tagged).keep(message, src)
     }
 
     /// Fetches the payload of a matched message, or asks for it.
     fn start_rendezvous(
         &mut self,
-        vci: u32,
+        peer_id: u32,
         iov: IovList,
         info: RecvInfo,
         op: u32,
@@ -547,61 +557,61 @@ impl Core {
         ack: bool,
     ) {
         if info.stored == 0 {
-            self.received(&info, vci);
-            return self.ack(vci, op);
+            self.received(&info, peer_id);
+            return self.queue_ack(peer_id, op);
         }
         let want = info.stored as u64;
         let want = planted!(Bug::RendezvousShort, want, want - u64::from(want > 1));
         truncate_remote(&mut source, want);
-        let direct = self.vcs[vci as usize].caps.can.contains(Can::GET) && !source.is_empty();
+        let direct = self.peers[peer_id as usize].caps.flags.contains(PathFlags::GET) && !source.is_empty();
         let iov = mem::slice(&iov, 0, usize::try_from(want).unwrap_or(info.stored));
-        let token = self.xfers.insert(vci, XferKind::Recv { info, op, ack }, iov, source, want);
-        self.defer_matched(vci, if direct { Haul::Fetch(token) } else { Haul::Ask(token) });
+        let token = self.transfers.insert(peer_id, TransferKind::Recv { info, op, ack }, iov, source, want);
+        self.defer_matched(peer_id, if direct { BulkOp::Fetch(token) } else { BulkOp::RequestPush(token) });
     }
 
     /// A message that has waited here is taken. Its share of the window is the next link's, if it came over
     /// one that has ended.
-    fn eager_taken(&mut self, vci: u32, payload_bytes: usize, orphan: bool) {
-        self.departed += usize::from(orphan);
-        let vc = &mut self.vcs[vci as usize];
-        if vc.is_in_use() {
-            self.return_window(vci, payload_bytes);
+    fn eager_taken(&mut self, peer_id: u32, payload_bytes: usize, orphan: bool) {
+        self.sweepable += usize::from(orphan);
+        let peer = &mut self.peers[peer_id as usize];
+        if peer.is_in_use() {
+            self.return_window(peer_id, payload_bytes);
         } else {
-            vc.rx_used = vc.rx_used.saturating_sub(payload_bytes as u64 + EAGER_COST);
-            self.account(vci);
+            peer.rx_used = peer.rx_used.saturating_sub(payload_bytes as u64 + EAGER_COST);
+            self.account(peer_id);
         }
     }
 
     /// The payload of an eager message has been taken: its share of the window goes back, in portions.
     #[inline(always)]
-    pub(crate) fn return_window(&mut self, vci: u32, payload_bytes: usize) {
-        let vc = &mut self.vcs[vci as usize];
-        vc.credit_owed += payload_bytes as u64 + EAGER_COST;
-        planted!(Bug::CreditTwice, vc.credit_owed += EAGER_COST);
-        if vc.credit_owed >= self.config.window_quarter() {
-            self.reuse_window(vci);
+    pub(crate) fn return_window(&mut self, peer_id: u32, payload_bytes: usize) {
+        let peer = &mut self.peers[peer_id as usize];
+        peer.credit_owed += payload_bytes as u64 + EAGER_COST;
+        planted!(Bug::CreditTwice, peer.credit_owed += EAGER_COST);
+        if peer.credit_owed >= self.config.window_quarter() {
+            self.reuse_window(peer_id);
         }
     }
 
     /// A portion of the window is free. Messages that were announced for want of it come first, then it goes
     /// back to the peer.
     #[cold]
-    fn reuse_window(&mut self, vci: u32) {
-        self.ask_ahead(vci);
-        if self.vcs[vci as usize].credit_owed >= self.config.window_quarter() {
-            self.send_window(vci);
+    fn reuse_window(&mut self, peer_id: u32) {
+        self.prefetch(peer_id);
+        if self.peers[peer_id as usize].credit_owed >= self.config.window_quarter() {
+            self.send_window(peer_id);
         }
     }
 
     #[cold]
-    pub(crate) fn send_window(&mut self, vci: u32) {
-        let owed = self.take_owed(vci);
+    pub(crate) fn send_window(&mut self, peer_id: u32) {
+        let owed = self.take_owed(peer_id);
         if owed == 0 {
             return;
         }
         let mut w = Short::new(kind::CREDIT, 0);
         w.put(&U64::new(planted!(Bug::CreditLost, owed, owed - EAGER_COST.min(owed))));
-        self.defer_message(vci, &w);
+        self.defer_message(peer_id, &w);
     }
 }
 
@@ -609,9 +619,9 @@ impl Core {
 /// multi-receive with room for more.
 #[inline]
 #[allow(clippy::too_many_arguments)]
-pub(crate) fn claim(
+pub(crate) fn take_buffer(
     matcher: &mut Matcher,
-    multis: &mut Slab<Multi>,
+    multi_recvs: &mut Slab<MultiRecv>,
     min: usize,
     tagged: bool,
     key: u32,
@@ -636,7 +646,7 @@ pub(crate) fn claim(
     let mut iov = matcher.buffer(&posted);
     info.ctx = posted.ctx;
     if let Some(number) = posted.multi
-        && let Some(multi) = multis.get_mut(number as usize)
+        && let Some(multi) = multi_recvs.get_mut(number as usize)
     {
         info.multi = Some(number);
         info.flags |= OpFlags::MULTI;
@@ -660,13 +670,13 @@ pub(crate) fn claim(
 }
 
 /// One message less under way into a multi-receive buffer; true if the buffer goes back to the client.
-pub(crate) fn leave(multis: &mut Slab<Multi>, number: u32) -> bool {
-    let Some(multi) = multis.get_mut(number as usize) else { return false };
+pub(crate) fn leave_multi_recv(multi_recvs: &mut Slab<MultiRecv>, number: u32) -> bool {
+    let Some(multi) = multi_recvs.get_mut(number as usize) else { return false };
     multi.inflight = multi.inflight.saturating_sub(1);
     let retired = multi.retired;
     let over = retired && multi.inflight == 0;
     if over {
-        multis.remove(number as usize);
+        multi_recvs.remove(number as usize);
     }
     planted!(Bug::MultiReleasedEarly, over, retired)
 }

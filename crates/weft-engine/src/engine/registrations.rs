@@ -27,19 +27,19 @@ pub(crate) enum Holder {
 
 /// The cache, and who uses it.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct Registrations {
     pub(crate) cache: MrCache,
     pins: BTreeMap<Holder, SmallVec<[Pin; 2]>>,
 }
 
-impl Held {
+impl Registrations {
     pub(crate) fn new(cache: MrCache) -> Self {
         Self { cache, pins: BTreeMap::new() }
     }
 
     /// Whether all of `iov` is registered now, for as long as `holder` does not let go.
-    pub(crate) fn hold<R: Registrar>(&mut self, device: &mut R, holder: Holder, iov: &[Iov]) -> bool {
-        if self.holds(holder) {
+    pub(crate) fn register<R: Registrar>(&mut self, device: &mut R, holder: Holder, iov: &[Iov]) -> bool {
+        if self.is_registered(holder) {
             return true;
         }
         let mut pins = SmallVec::new();
@@ -60,27 +60,27 @@ impl Held {
         true
     }
 
-    pub(crate) fn holds(&self, holder: Holder) -> bool {
+    pub(crate) fn is_registered(&self, holder: Holder) -> bool {
         self.pins.contains_key(&holder)
     }
 
     /// Whether nobody holds anything.
-    pub(crate) fn rest(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.pins.is_empty()
     }
 
-    pub(crate) fn let_go(&mut self, holder: Holder) {
+    pub(crate) fn release(&mut self, holder: Holder) {
         for pin in self.pins.remove(&holder).unwrap_or_default() {
             self.cache.release(pin);
         }
     }
 
     /// An operation has ended, with all of its parts.
-    pub(crate) fn let_go_op(&mut self, op: u32) {
+    pub(crate) fn release_op(&mut self, op: u32) {
         while let Some((&holder, _)) =
             self.pins.range(Holder::Part { op, part: 0 }..=Holder::Part { op, part: u32::MAX }).next()
         {
-            self.let_go(holder);
+            self.release(holder);
         }
     }
 }

@@ -14,16 +14,16 @@ use zerocopy::little_endian::U32;
 
 use crate::api::{Access, Error, Kind, OpFlags, Region, RmaIov, RmaOp};
 use crate::bugs::planted;
-use crate::engine::ops::{Phase, TxOp, Xfer, XferKind};
+use crate::engine::ops::{Phase, Transfer, TransferKind, TxOp};
 use crate::engine::peer::{
-    Can, Deferred, HEADER_BYTES, Haul, PROMPT_REPLY_BYTES, REPLY_WINDOW_BYTES, REQUEST_LIMIT, reply_cost,
+    BulkOp, Deferred, HEADER_BYTES, PROMPT_REPLY_BYTES, PathFlags, REPLY_WINDOW_BYTES, REQUEST_LIMIT, reply_cost,
 };
-use crate::engine::probe::{Probe, Reach};
+use crate::engine::probe::{AccessibleSpans, Probe};
 use crate::engine::registrations::Holder;
-use crate::engine::remote_events::Reached;
-use crate::engine::send::keep;
-use crate::engine::state::{Core, Violation};
-use crate::engine::stats::Way;
+use crate::engine::remote_events::RemoteAccess;
+use crate::engine::send::retain_memory;
+use crate::engine::state::{State, Violation};
+use crate::engine::stats::Direction;
 use crate::engine::transfer::{reachable, wire_iov};
 use crate::engine::{Engine, Started};
 use crate::mem::{self, Iov, IovList};
@@ -34,20 +34,20 @@ use crate::wire::{self, Bulk, F_DATA, F_MORE, Long, Op, Reader, RmaHead, Short, 
 const WRITE: Access = Access { read: false, write: true };
 const READ: Access = Access { read: true, write: false };
 
-struct Entry {
+struct RegionEntry {
     region: Region,
     /// Transfers that still touch the memory.
     busy: u32,
     /// Spans of the memory that were found to be accessible.
-    reach: Reach,
+    accessible: AccessibleSpans,
 }
 
 /// The regions that peers may reach through this endpoint.
 #[derive(Default)]
 pub(crate) struct Regions {
-    by_key: FxHashMap<u64, Entry>,
+    by_key: FxHashMap<u64, RegionEntry>,
     /// Transfers of regions that were removed while busy.
-    leaving: FxHashMap<u64, u32>,
+    removed_busy: FxHashMap<u64, u32>,
     probe: Option<Probe>,
 }
 
@@ -59,7 +59,7 @@ impl Regions {
 
     /// The memory of an access that needs these rights.
     pub(crate) fn check(&mut self, key: u64, addr: u64, len: u64, need: Access) -> Result<IovList, Status> {
-        let Entry { region, reach, .. } = self.by_key.get_mut(&key).ok_or(Status::BadKey)?;
+        let RegionEntry { region, accessible, .. } = self.by_key.get_mut(&key).ok_or(Status::BadKey)?;
         let allowed = (region.access.write || !need.write) && (region.access.read || !need.read);
         if planted!(Bug::AccessIgnored, !allowed, false) {
             return Err(Status::BadKey);
@@ -81,7 +81,7 @@ impl Regions {
             several => mem::slice(several, offset, len),
         };
         match self.probe {
-            Some(probe) if !memory.iter().all(|piece| reach.covers(probe, piece.into(), need.write)) => {
+            Some(probe) if !memory.iter().all(|piece| accessible.covers(probe, piece.into(), need.write)) => {
                 Err(Status::NoMemory)
             }
             _ => Ok(memory),
@@ -99,14 +99,14 @@ impl Regions {
         self.by_key.get(&key).map(|entry| &entry.region)
     }
 
-    fn hold(&mut self, key: u64) {
+    fn acquire(&mut self, key: u64) {
         if let Some(entry) = self.by_key.get_mut(&key) {
             entry.busy += 1;
         }
     }
 
     pub(crate) fn release(&mut self, key: u64) {
-        if let Some(busy) = self.leaving.get_mut(&key) {
+        if let Some(busy) = self.removed_busy.get_mut(&key) {
             *busy = busy.saturating_sub(1);
         } else if let Some(entry) = self.by_key.get_mut(&key) {
             entry.busy = entry.busy.saturating_sub(1);
@@ -118,10 +118,10 @@ impl<N: Nic> Engine<N> {
     /// Peers may now reach `region`. Errors: `KeyInUse`.
     pub fn add_region(&mut self, region: Region) -> Result<(), Error> {
         let key = region.key;
-        if self.core.regions.by_key.contains_key(&key) || self.core.regions.leaving.contains_key(&key) {
+        if self.state.regions.by_key.contains_key(&key) || self.state.regions.removed_busy.contains_key(&key) {
             return Err(Error::KeyInUse);
         }
-        self.core.regions.by_key.insert(key, Entry { region, busy: 0, reach: Reach::default() });
+        self.state.regions.by_key.insert(key, RegionEntry { region, busy: 0, accessible: AccessibleSpans::default() });
         Ok(())
     }
 
@@ -130,83 +130,83 @@ impl<N: Nic> Engine<N> {
     pub fn remove_region(&mut self, key: u64) {
         /// Rounds of progress that transfers under way get: about a tenth of a second.
         const PATIENCE_ROUNDS: u32 = 100_000;
-        let Some(entry) = self.core.regions.by_key.remove(&key) else { return };
+        let Some(entry) = self.state.regions.by_key.remove(&key) else { return };
         if entry.busy > 0 {
-            self.core.regions.leaving.insert(key, entry.busy);
+            self.state.regions.removed_busy.insert(key, entry.busy);
         }
-        self.core.revoke_replies(key);
+        self.state.revoke_replies(key);
         for _ in 0..PATIENCE_ROUNDS {
-            if self.core.regions.leaving.get(&key).is_none_or(|busy| *busy == 0) {
+            if self.state.regions.removed_busy.get(&key).is_none_or(|busy| *busy == 0) {
                 break;
             }
             self.progress();
         }
-        let uses = |x: &Xfer| match x.kind {
-            XferKind::Write { key: k, .. } | XferKind::Serve { key: k, .. } => k == key,
+        let uses = |x: &Transfer| match x.kind {
+            TransferKind::Write { key: k, .. } | TransferKind::Serve { key: k, .. } => k == key,
             _ => false,
         };
-        for token in self.core.xfers.tokens(uses) {
-            if let Some(vci) = self.core.xfers.get_mut(token).map(|x| x.vc) {
-                self.core.vc_fail(vci, LinkError::Access);
+        for token in self.state.transfers.tokens(uses) {
+            if let Some(peer_id) = self.state.transfers.get_mut(token).map(|x| x.peer) {
+                self.state.fail_peer(peer_id, LinkError::Access);
             }
         }
         self.run_links();
         self.settle();
-        self.core.regions.leaving.remove(&key);
+        self.state.regions.removed_busy.remove(&key);
     }
 
     /// Starts an RMA write. Errors: `Again` (as for a send), `NoSuchAddress`, `TooLong`, `Invalid` (lengths differ).
     pub fn write(&mut self, op: &RmaOp<'_>) -> Result<(), Error> {
-        let (vci, len) = self.measure_rma(op)?;
-        if self.write_now(op, vci, len) {
+        let (peer_id, len) = self.measure_rma(op)?;
+        if self.write_now(op, peer_id, len) {
             return Ok(());
         }
         if op.flags.must_leave() && op.remote.len() == 1 && !op.flags.contains(OpFlags::FENCE) {
-            let vc = &self.core.vcs[vci as usize];
-            if vc.link().is_none() || len <= u64::from(vc.caps.rma_bytes) {
-                return self.not_yet(vci, Kind::Write, op.ctx, op.flags);
+            let peer = &self.state.peers[peer_id as usize];
+            if peer.link().is_none() || len <= u64::from(peer.caps.rma_bytes) {
+                return self.inject_must_wait(peer_id, Kind::Write, op.ctx, op.flags);
             }
         }
-        self.enqueue_rma(op, Kind::Write, vci, len)?;
-        self.run_vc(vci);
+        self.enqueue_rma(op, Kind::Write, peer_id, len)?;
+        self.run_peer(peer_id);
         Ok(())
     }
 
     /// The fast path of [`Engine::write`]: one piece that goes eagerly, with nothing before it. Its bytes
     /// have left when this returns true, so that of the operation only what its acknowledgement needs is
     /// kept. False: nothing has happened.
-    fn write_now(&mut self, op: &RmaOp<'_>, vci: u32, len: u64) -> bool {
+    fn write_now(&mut self, op: &RmaOp<'_>, peer_id: u32, len: u64) -> bool {
         let [remote] = op.remote else { return false };
-        let core = &mut self.core;
-        let vc = &mut core.vcs[vci as usize];
-        let Some(link) = vc.link() else { return false };
+        let state = &mut self.state;
+        let peer = &mut state.peers[peer_id as usize];
+        let Some(link) = peer.link() else { return false };
         let nameless = op.flags.contains(OpFlags::QUIET | OpFlags::INJECT);
-        if !vc.tx_is_empty()
-            || len > u64::from(vc.caps.rma_bytes)
+        if !peer.tx_is_empty()
+            || len > u64::from(peer.caps.rma_bytes)
             || op.flags.contains(OpFlags::FENCE)
-            || !(nameless || vc.may_ask(0, core.request_limit))
+            || !(nameless || peer.may_ask(0, state.request_limit))
         {
             return false;
         }
-        let index = if nameless { wire::NO_OP } else { core.ops.next_key() };
+        let index = if nameless { wire::NO_OP } else { state.ops.next_key() };
         if self
             .nic
-            .send(link, write_head(index, 0, part_flags(op.flags, true), op.data, remote).with_seq(vc.tx_seq), op.iov)
+            .send(link, write_head(index, 0, part_flags(op.flags, true), op.data, remote).with_seq(peer.tx_seq), op.iov)
             .is_err()
         {
             return false;
         }
-        vc.tx_seq = vc.tx_seq.wrapping_add(1);
-        vc.count_access(Way::Sent, len);
+        peer.tx_seq = peer.tx_seq.wrapping_add(1);
+        peer.count_access(Direction::Sent, len);
         if nameless {
-            vc.more().quiet_writes += 1;
+            peer.extra().quiet_writes += 1;
             return true;
         }
-        vc.outstanding += 1;
-        vc.more().accesses += 1;
-        core.ops.push(|| TxOp {
+        peer.outstanding += 1;
+        peer.extra().accesses += 1;
+        state.ops.push(|| TxOp {
             kind: Kind::Write,
-            vc: vci,
+            peer: peer_id,
             ctx: op.ctx,
             flags: op.flags,
             iov: IovList::new(),
@@ -227,9 +227,9 @@ impl<N: Nic> Engine<N> {
 
     /// Starts an RMA read. Errors: `Again`, `NoSuchAddress`, `TooLong`, `Invalid` (lengths differ).
     pub fn read(&mut self, op: &RmaOp<'_>) -> Result<(), Error> {
-        let (vci, len) = self.measure_rma(op)?;
-        self.enqueue_rma(op, Kind::Read, vci, len)?;
-        self.run_vc(vci);
+        let (peer_id, len) = self.measure_rma(op)?;
+        self.enqueue_rma(op, Kind::Read, peer_id, len)?;
+        self.run_peer(peer_id);
         Ok(())
     }
 
@@ -245,20 +245,20 @@ impl<N: Nic> Engine<N> {
         if len != remote || op.remote.is_empty() {
             return Err(Error::Invalid);
         }
-        let inject_limit = self.core.config.inject_bytes as u64;
-        if len > self.core.config.max_msg_bytes || (op.flags.contains(OpFlags::INJECT) && len > inject_limit) {
+        let inject_limit = self.state.config.inject_bytes as u64;
+        if len > self.state.config.max_msg_bytes || (op.flags.contains(OpFlags::INJECT) && len > inject_limit) {
             return Err(Error::TooLong);
         }
-        Ok((self.core.vc_for(op.dest)?, len))
+        Ok((self.state.peer_for(op.dest)?, len))
     }
 
     #[inline(never)] // See `enqueue`.
-    fn enqueue_rma(&mut self, op: &RmaOp<'_>, kind: Kind, vci: u32, len: u64) -> Result<(), Error> {
+    fn enqueue_rma(&mut self, op: &RmaOp<'_>, kind: Kind, peer_id: u32, len: u64) -> Result<(), Error> {
         let copy = if kind == Kind::Write { op.flags } else { op.flags - OpFlags::INJECT };
-        let (iov, owned) = keep(op.iov, copy);
+        let (iov, owned) = retain_memory(op.iov, copy);
         self.enqueue(TxOp {
             kind,
-            vc: vci,
+            peer: peer_id,
             ctx: op.ctx,
             flags: op.flags,
             iov,
@@ -279,7 +279,7 @@ impl<N: Nic> Engine<N> {
     /// Sends the parts of the operation at the front of the TX queue, as many as may go now; those of an atomic, too.
     pub(crate) fn start_rma(&mut self, index: u32) -> Started {
         loop {
-            let Some(op) = self.core.ops.get_mut(index) else { return Started::Sent };
+            let Some(op) = self.state.ops.get_mut(index) else { return Started::Sent };
             let parts = u32::try_from(op.remote.len()).unwrap_or(u32::MAX);
             if op.fault.is_some() {
                 op.next_part = parts;
@@ -287,7 +287,7 @@ impl<N: Nic> Engine<N> {
             if op.next_part >= parts {
                 return Started::Sent;
             }
-            if !self.core.vcs[op.vc as usize].may_ask(op.pending, self.core.request_limit) {
+            if !self.state.peers[op.peer as usize].may_ask(op.pending, self.state.request_limit) {
                 return Started::Blocked;
             }
             let last = op.next_part + 1 == parts;
@@ -299,58 +299,58 @@ impl<N: Nic> Engine<N> {
             if started == Started::Blocked {
                 return Started::Blocked;
             }
-            if let Some(op) = self.core.ops.get_mut(index) {
+            if let Some(op) = self.state.ops.get_mut(index) {
                 op.next_part += 1;
                 op.pending += 1;
-                let (vci, len) = (op.vc, op.remote.get(op.next_part as usize - 1).map_or(0, |part| part.len));
-                let vc = &mut self.core.vcs[vci as usize];
-                vc.tx_seq = vc.tx_seq.wrapping_add(1);
-                vc.count_access(Way::Sent, len);
+                let (peer_id, len) = (op.peer, op.remote.get(op.next_part as usize - 1).map_or(0, |part| part.len));
+                let peer = &mut self.state.peers[peer_id as usize];
+                peer.tx_seq = peer.tx_seq.wrapping_add(1);
+                peer.count_access(Direction::Sent, len);
             }
         }
     }
 
     fn start_write(&mut self, index: u32, last: bool) -> Started {
-        let Some(op) = self.core.ops.get(index) else { return Started::Blocked };
-        let vc = &self.core.vcs[op.vc as usize];
-        let (Some(link), Some(remote)) = (vc.link(), op.remote.get(op.next_part as usize)) else {
+        let Some(op) = self.state.ops.get(index) else { return Started::Blocked };
+        let peer = &self.state.peers[op.peer as usize];
+        let (Some(link), Some(remote)) = (peer.link(), op.remote.get(op.next_part as usize)) else {
             return Started::Blocked;
         };
         let part = op.next_part;
         let iov = part_iov(op, part, remote.len);
         let bits = part_flags(op.flags, last);
-        let sent = if remote.len <= u64::from(vc.caps.rma_bytes) {
-            self.nic.send(link, write_head(index, part, bits, op.data, remote).with_seq(vc.tx_seq), &iov)
+        let sent = if remote.len <= u64::from(peer.caps.rma_bytes) {
+            self.nic.send(link, write_head(index, part, bits, op.data, remote).with_seq(peer.tx_seq), &iov)
         } else {
             let holder = Holder::Part { op: index, part };
-            let direct = reachable(&mut self.nic, &mut self.core.held, &vc.caps, holder, &iov);
-            let source = if direct { wire_iov(&iov, vc.caps.mailbox_bytes as usize) } else { SmallVec::new() };
-            let follows = source.is_empty() && vc.caps.can.contains(Can::PUSH_FOLLOWS);
-            let window = if follows { vc.announcing() } else { 0 };
+            let direct = reachable(&mut self.nic, &mut self.state.registrations, &peer.caps, holder, &iov);
+            let source = if direct { wire_iov(&iov, peer.caps.mailbox_bytes as usize) } else { SmallVec::new() };
+            let follows = source.is_empty() && peer.caps.flags.contains(PathFlags::PUSH_FOLLOWS);
+            let window = if follows { peer.announcing() } else { 0 };
             let head = rma_head(index, part, op.data, remote);
-            let vci = op.vc;
+            let peer_id = op.peer;
             let bulk = (remote.len, window, &source[..]);
-            let sent = announce(&mut self.nic, link, kind::WRITE_RTS, bits, &head, bulk, vc.tx_seq);
+            let sent = announce(&mut self.nic, link, kind::WRITE_RTS, bits, &head, bulk, peer.tx_seq);
             if follows && sent.is_ok() {
-                self.push_behind(vci, index, part, &iov);
+                self.push_behind(peer_id, index, part, &iov);
             }
             sent
         };
         if sent.is_ok() { Started::Sent } else { Started::Blocked }
     }
 
-    #[inline(never)] // See `run_vc`.
+    #[inline(never)] // See `run_peer`.
     fn start_read(&mut self, index: u32, last: bool) -> Started {
-        let Some(op) = self.core.ops.get(index) else { return Started::Blocked };
-        let vci = op.vc;
-        let vc = &self.core.vcs[vci as usize];
-        let (Some(link), Some(remote)) = (vc.link(), op.remote.get(op.next_part as usize)) else {
+        let Some(op) = self.state.ops.get(index) else { return Started::Blocked };
+        let peer_id = op.peer;
+        let peer = &self.state.peers[peer_id as usize];
+        let (Some(link), Some(remote)) = (peer.link(), op.remote.get(op.next_part as usize)) else {
             return Started::Blocked;
         };
-        let (part, seq, bits) = (op.next_part, vc.tx_seq, part_flags(OpFlags::empty(), last));
-        if remote.len <= u64::from(vc.caps.rma_bytes) {
+        let (part, seq, bits) = (op.next_part, peer.tx_seq, part_flags(OpFlags::empty(), last));
+        if remote.len <= u64::from(peer.caps.rma_bytes) {
             let cost = reply_cost(remote.len);
-            if vc.reading() + cost > REPLY_WINDOW_BYTES {
+            if peer.reading() + cost > REPLY_WINDOW_BYTES {
                 return Started::Blocked;
             }
             let mut w = Short::new(kind::READ, bits);
@@ -359,22 +359,22 @@ impl<N: Nic> Engine<N> {
             if self.nic.send(link, w.with_seq(seq), &[]).is_err() {
                 return Started::Blocked;
             }
-            self.core.vcs[vci as usize].more().reading += cost;
+            self.state.peers[peer_id as usize].extra().reading += cost;
             return Started::Sent;
         }
         let iov = part_iov(op, part, remote.len);
         let holder = Holder::Part { op: index, part };
-        let direct = reachable(&mut self.nic, &mut self.core.held, &vc.caps, holder, &iov);
-        let home = if direct { wire_iov(&iov, vc.caps.mailbox_bytes as usize) } else { SmallVec::new() };
+        let direct = reachable(&mut self.nic, &mut self.state.registrations, &peer.caps, holder, &iov);
+        let home = if direct { wire_iov(&iov, peer.caps.mailbox_bytes as usize) } else { SmallVec::new() };
         let len = remote.len;
         let head = rma_head(index, part, 0, remote);
-        let token = self.core.xfers.insert(vci, XferKind::ReadHome { op: index }, iov, Vec::new(), len);
-        self.core.xfers.open(token, token);
+        let token = self.state.transfers.insert(peer_id, TransferKind::ReadHome { op: index }, iov, Vec::new(), len);
+        self.state.transfers.open(token, token);
         if announce(&mut self.nic, link, kind::READ_BULK, bits, &head, (len, token, &home), seq).is_err() {
-            self.core.xfers.remove(token);
+            self.state.transfers.remove(token);
             return Started::Blocked;
         }
-        if let Some(op) = self.core.ops.get_mut(index) {
+        if let Some(op) = self.state.ops.get_mut(index) {
             op.pushing += 1;
         }
         Started::Sent
@@ -437,106 +437,119 @@ pub(crate) fn part_iov(op: &TxOp, part: u32, len: u64) -> IovList {
     mem::slice(&op.iov, offset, usize::try_from(len).unwrap_or(usize::MAX))
 }
 
-impl Core {
+impl State {
     // ---- at the target -----------------------------------------------------------------------
 
     #[inline]
-    pub(crate) fn on_write(&mut self, vci: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_write(&mut self, peer_id: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
         let head: RmaHead = r.take().ok_or(Violation)?;
         let payload = r.rest();
         let op = head.op.op.get();
-        self.memory_changes(vci)?;
-        let parts = self.part_begins(vci, head.op, flags & F_MORE != 0);
+        self.memory_changes(peer_id)?;
+        let parts = self.part_begins(peer_id, head.op, flags & F_MORE != 0);
         match self.regions.check(head.key.get(), head.addr.get(), payload.len() as u64, WRITE) {
             Ok(iov) => {
-                self.vcs[vci as usize].count_access(Way::Received, payload.len() as u64);
+                self.peers[peer_id as usize].count_access(Direction::Received, payload.len() as u64);
                 mem::scatter(&iov, 0, payload);
                 let data = (flags & F_DATA != 0).then_some(head.data.get());
-                self.part_done(vci, parts, &written(head.key.get(), data, payload.len()));
+                self.part_done(peer_id, parts, &written(head.key.get(), data, payload.len()));
                 if op != wire::NO_OP {
-                    self.ack(vci, op);
+                    self.queue_ack(peer_id, op);
                 }
             }
             Err(status) => {
                 self.part_failed(parts);
-                self.fin(vci, op, status, 0);
+                self.queue_fin(peer_id, op, status, 0);
             }
         }
         Ok(())
     }
 
-    pub(crate) fn on_write_rts(&mut self, vci: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_write_rts(&mut self, peer_id: u32, flags: u8, mut r: Reader<'_>) -> Result<(), Violation> {
         let head: RmaHead = r.take().ok_or(Violation)?;
         let (bulk, source) = take_bulk(&mut r)?;
         let (key, len) = (head.key.get(), bulk.len.get());
-        self.vcs[vci as usize].count_access(Way::Received, len);
-        let vc = &mut self.vcs[vci as usize];
+        self.peers[peer_id as usize].count_access(Direction::Received, len);
+        let peer = &mut self.peers[peer_id as usize];
         let follows = bulk.window.get() != 0;
         if follows
-            && (!vc.caps.can.contains(Can::PUSH_FOLLOWS)
-                || bulk.window.get() != vc.more().announced.next()
+            && (!peer.caps.flags.contains(PathFlags::PUSH_FOLLOWS)
+                || bulk.window.get() != peer.extra().announced.next()
                 || !source.is_empty()
                 || len == 0)
         {
             return Err(Violation);
         }
-        let direct = vc.caps.can.contains(Can::GET) && !source.is_empty();
-        let parts = self.part_begins(vci, head.op, flags & F_MORE != 0);
+        let direct = peer.caps.flags.contains(PathFlags::GET) && !source.is_empty();
+        let parts = self.part_begins(peer_id, head.op, flags & F_MORE != 0);
         match self.regions.check(key, head.addr.get(), len, WRITE) {
             Ok(iov) => {
                 let data = (flags & F_DATA != 0).then_some(head.data.get());
-                self.regions.hold(key);
-                let kind = XferKind::Write { op: head.op, key, data, parts };
-                let token = self.xfers.insert(vci, kind, iov, source, len);
-                let writing = &mut self.vcs[vci as usize].more().writing;
+                self.regions.acquire(key);
+                let kind = TransferKind::Write { op: head.op, key, data, parts };
+                let token = self.transfers.insert(peer_id, kind, iov, source, len);
+                let writing = &mut self.peers[peer_id as usize].extra().writing;
                 *writing += 1;
                 if *writing > REQUEST_LIMIT {
                     return Err(Violation);
                 }
                 if follows {
-                    self.xfers.open(token, bulk.window.get());
-                    self.vcs[vci as usize].more().announced.enter(token)?;
+                    self.transfers.open(token, bulk.window.get());
+                    self.peers[peer_id as usize].extra().announced.enter(token)?;
                 } else if direct {
-                    self.defer_bulk(vci, Haul::Transfer(token));
+                    self.defer_bulk(peer_id, BulkOp::Transfer(token));
                 } else {
-                    self.cts(vci, head.op.op.get(), head.op.part.get(), token, len);
+                    self.queue_cts(peer_id, head.op.op.get(), head.op.part.get(), token, len);
                 }
             }
             Err(status) => {
                 self.part_failed(parts);
                 if follows {
-                    self.vcs[vci as usize].more().announced.enter(0)?;
+                    self.peers[peer_id as usize].extra().announced.enter(0)?;
                 }
-                self.fin(vci, head.op.op.get(), status, 0);
+                self.queue_fin(peer_id, head.op.op.get(), status, 0);
             }
         }
         Ok(())
     }
 
-    pub(crate) fn on_read(&mut self, vci: u32, flags: u8, mut r: Reader<'_>, in_bulk: bool) -> Result<(), Violation> {
+    pub(crate) fn on_read(
+        &mut self,
+        peer_id: u32,
+        flags: u8,
+        mut r: Reader<'_>,
+        in_bulk: bool,
+    ) -> Result<(), Violation> {
         let head: RmaHead = r.take().ok_or(Violation)?;
         let (bulk, home) = take_bulk(&mut r)?;
         let (key, len, window) = (head.key.get(), bulk.len.get(), bulk.window.get());
-        self.vcs[vci as usize].count_access(Way::Received, len);
-        if !in_bulk && len.saturating_add(HEADER_BYTES as u64) > u64::from(self.vcs[vci as usize].caps.mailbox_bytes) {
+        self.peers[peer_id as usize].count_access(Direction::Received, len);
+        if !in_bulk
+            && len.saturating_add(HEADER_BYTES as u64) > u64::from(self.peers[peer_id as usize].caps.mailbox_bytes)
+        {
             return Err(Violation);
         }
-        let parts = self.part_begins(vci, head.op, flags & F_MORE != 0);
+        let parts = self.part_begins(peer_id, head.op, flags & F_MORE != 0);
         match self.regions.check(key, head.addr.get(), len, READ) {
             Ok(iov) if in_bulk => {
-                let put = self.vcs[vci as usize].caps.can.contains(Can::PUT) && !home.is_empty();
-                self.regions.hold(key);
-                let kind = XferKind::Serve { op: head.op, key, window, put, parts };
-                let token = self.xfers.insert(vci, kind, iov, home, len);
-                self.defer_bulk(vci, Haul::Transfer(token));
+                let put = self.peers[peer_id as usize].caps.flags.contains(PathFlags::PUT) && !home.is_empty();
+                self.regions.acquire(key);
+                let kind = TransferKind::Serve { op: head.op, key, window, put, parts };
+                let token = self.transfers.insert(peer_id, kind, iov, home, len);
+                self.defer_bulk(peer_id, BulkOp::Transfer(token));
             }
             Ok(iov) => {
-                self.part_done(vci, parts, &taken(key, mem::total_len(&iov)));
-                self.reply(vci, head.op, key, iov);
+                self.part_done(peer_id, parts, &taken(key, mem::total_len(&iov)));
+                self.reply(peer_id, head.op, key, iov);
             }
             Err(status) => {
                 self.part_failed(parts);
-                self.fin(vci, head.op.op.get(), status, if in_bulk { window } else { head.op.part.get().into() });
+                self.queue_fin(
+                    peer_id,
+                    head.op.op.get(),
+                    status,
+                    if in_bulk { window } else { head.op.part.get().into() },
+                );
             }
         }
         Ok(())
@@ -544,22 +557,22 @@ impl Core {
 
     /// Answers a read. The bytes of a short one are taken now; those of a longer one when the answer leaves,
     /// or before the same peer changes memory.
-    fn reply(&mut self, vci: u32, op: Op, key: u64, iov: IovList) {
+    fn reply(&mut self, peer_id: u32, op: Op, key: u64, iov: IovList) {
         let len = mem::total_len(&iov);
         if len > PROMPT_REPLY_BYTES {
-            self.waiting(vci).replies |= reply_cost(len as u64) > 0;
-            return self.defer(vci, Deferred::Reply { op, key, iov, copy: None });
+            self.queues(peer_id).replies |= reply_cost(len as u64) > 0;
+            return self.defer(peer_id, Deferred::Reply { op, key, iov, copy: None });
         }
         let mut w = wire::Writer::<{ 16 + PROMPT_REPLY_BYTES }>::new(kind::READ_DATA, 0);
         w.put(&op);
         w.gather(&iov);
-        self.defer_message(vci, &w);
+        self.defer_message(peer_id, &w);
     }
 
     /// Answers that were about to read a region which goes away are refusals instead.
     fn revoke_replies(&mut self, gone: u64) {
-        for waiting in self.vcs.iter_mut().filter_map(|vc| vc.waiting.as_mut()) {
-            for work in &mut waiting.deferred {
+        for queues in self.peers.iter_mut().filter_map(|peer| peer.queues.as_mut()) {
+            for work in &mut queues.deferred {
                 if let Deferred::Reply { op, key, copy: None, .. } = work
                     && *key == gone
                 {
@@ -574,10 +587,10 @@ impl Core {
 
     /// A request of the peer is about to change memory that its earlier reads may be about.
     #[inline]
-    pub(crate) fn memory_changes(&mut self, vci: u32) -> Result<(), Violation> {
-        if let Some(waiting) = &mut self.vcs[vci as usize].waiting
-            && waiting.replies
-            && !waiting.keep_replies()
+    pub(crate) fn memory_changes(&mut self, peer_id: u32) -> Result<(), Violation> {
+        if let Some(queues) = &mut self.peers[peer_id as usize].queues
+            && queues.replies
+            && !queues.keep_replies()
         {
             return Err(Violation);
         }
@@ -585,60 +598,67 @@ impl Core {
     }
 
     /// A part of a read has been answered, or refused without a window of its own.
-    pub(crate) fn part_read(&mut self, vci: u32, len: u64) {
-        let vc = &mut self.vcs[vci as usize];
-        vc.more().reading = vc.reading().saturating_sub(reply_cost(len));
+    pub(crate) fn part_read(&mut self, peer_id: u32, len: u64) {
+        let peer = &mut self.peers[peer_id as usize];
+        peer.extra().reading = peer.reading().saturating_sub(reply_cost(len));
     }
 
     /// The bytes of a long write are stored.
-    pub(crate) fn write_arrived(&mut self, vci: u32, what: XferKind, len: u64) {
-        let XferKind::Write { op, key, data, parts } = what else { return };
-        let writing = &mut self.vcs[vci as usize].more().writing;
+    pub(crate) fn write_arrived(&mut self, peer_id: u32, what: TransferKind, len: u64) {
+        let TransferKind::Write { op, key, data, parts } = what else { return };
+        let writing = &mut self.peers[peer_id as usize].extra().writing;
         *writing = writing.saturating_sub(1);
-        self.part_done(vci, parts, &written(key, data, usize::try_from(len).unwrap_or(usize::MAX)));
+        self.part_done(peer_id, parts, &written(key, data, usize::try_from(len).unwrap_or(usize::MAX)));
         self.regions.release(key);
-        self.ack(vci, op.op.get());
+        self.queue_ack(peer_id, op.op.get());
     }
 
     /// The bytes of a long read have been taken.
-    pub(crate) fn read_served(&mut self, vci: u32, what: XferKind, len: u64) {
-        let XferKind::Serve { op, key, window, put, parts } = what else { return };
-        self.part_done(vci, parts, &taken(key, usize::try_from(len).unwrap_or(usize::MAX)));
+    pub(crate) fn read_served(&mut self, peer_id: u32, what: TransferKind, len: u64) {
+        let TransferKind::Serve { op, key, window, put, parts } = what else { return };
+        self.part_done(peer_id, parts, &taken(key, usize::try_from(len).unwrap_or(usize::MAX)));
         self.regions.release(key);
         if put {
-            self.fin(vci, op.op.get(), Status::Ok, window);
+            self.queue_fin(peer_id, op.op.get(), Status::Ok, window);
         }
     }
 
     // ---- at the initiator --------------------------------------------------------------------
 
-    pub(crate) fn on_read_data(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_read_data(&mut self, peer_id: u32, mut r: Reader<'_>) -> Result<(), Violation> {
         let id: Op = r.take().ok_or(Violation)?;
         let payload = r.rest();
         let (index, part) = (id.op.get(), id.part.get());
-        let op = self.op_of(vci, index)?;
+        let op = self.op_of(peer_id, index)?;
         if op.answerable(part) != Some(payload.len() as u64) {
             return Err(Violation);
         }
         mem::scatter(&part_iov(op, part, payload.len() as u64), 0, payload);
         op.pending -= 1;
-        self.part_read(vci, payload.len() as u64);
+        self.part_read(peer_id, payload.len() as u64);
         self.finish_op(index);
         Ok(())
     }
 
     /// A part of a read was refused, or the target's device has put the bytes of a long one in their place. A
     /// short one has no window: it is named by its number, since no transfer has so small a token.
-    pub(crate) fn read_ended(&mut self, vci: u32, index: u32, window: u64, status: Status) -> Result<(), Violation> {
+    pub(crate) fn read_ended(
+        &mut self,
+        peer_id: u32,
+        index: u32,
+        window: u64,
+        status: Status,
+    ) -> Result<(), Violation> {
         let op = self.ops.get_mut(index).ok_or(Violation)?;
         if let Ok(part) = u32::try_from(window) {
             let len = op.answerable(part).filter(|_| status != Status::Ok).ok_or(Violation)?;
             op.pending -= 1;
-            self.part_read(vci, len);
+            self.part_read(peer_id, len);
         } else {
-            let home = |x: &&mut Xfer| x.vc == vci && matches!(x.kind, XferKind::ReadHome { op } if op == index);
-            self.xfers.get_mut(window).filter(home).ok_or(Violation)?;
-            self.xfers.remove(window);
+            let home =
+                |x: &&mut Transfer| x.peer == peer_id && matches!(x.kind, TransferKind::ReadHome { op } if op == index);
+            self.transfers.get_mut(window).filter(home).ok_or(Violation)?;
+            self.transfers.remove(window);
             op.pending -= 1;
             op.pushing = op.pushing.saturating_sub(1);
         }
@@ -651,12 +671,12 @@ impl Core {
 }
 
 #[inline]
-fn written(key: u64, data: Option<u64>, len: usize) -> Reached {
-    Reached { kind: Kind::RemoteWrite, family: OpFlags::empty(), key, data, len }
+fn written(key: u64, data: Option<u64>, len: usize) -> RemoteAccess {
+    RemoteAccess { kind: Kind::RemoteWrite, family: OpFlags::empty(), key, data, len }
 }
 
-fn taken(key: u64, len: usize) -> Reached {
-    Reached { kind: Kind::RemoteRead, family: OpFlags::empty(), key, data: None, len }
+fn taken(key: u64, len: usize) -> RemoteAccess {
+    RemoteAccess { kind: Kind::RemoteRead, family: OpFlags::empty(), key, data: None, len }
 }
 
 fn take_bulk(r: &mut Reader<'_>) -> Result<(Bulk, Vec<RemoteIov>), Violation> {

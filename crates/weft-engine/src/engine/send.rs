@@ -18,8 +18,8 @@ use crate::engine::connection::Role;
 use crate::engine::ops::{Phase, TxOp};
 use crate::engine::peer::Answer;
 use crate::engine::registrations::Holder;
-use crate::engine::state::{Core, Violation};
-use crate::engine::stats::Way;
+use crate::engine::state::{State, Violation};
+use crate::engine::stats::Direction;
 use crate::engine::transfer::{reachable, wire_iov};
 use crate::engine::{Engine, Started};
 use crate::mem::{self, Iov, IovList, Owned};
@@ -79,7 +79,7 @@ impl<N: Nic> Engine<N> {
             return self.send_later(op);
         }
         if !op.flags.contains(OpFlags::QUIET) {
-            self.core.complete_send(op, mem::total_len(op.iov));
+            self.state.complete_send(op, mem::total_len(op.iov));
         }
         Ok(())
     }
@@ -89,70 +89,71 @@ impl<N: Nic> Engine<N> {
     #[inline(always)]
     pub fn send_now(&mut self, op: &SendOp<'_>) -> bool {
         let len = if let [one] = op.iov { one.len() } else { mem::total_len(op.iov) };
-        let Some(vci) = self.core.known_vc(op.dest) else { return false };
-        let Some(vc) = self.core.vcs.get_mut(vci as usize) else { return false };
+        let Some(peer_id) = self.state.known_peer(op.dest) else { return false };
+        let Some(peer) = self.state.peers.get_mut(peer_id as usize) else { return false };
         let cost = len as u64 + EAGER_COST;
-        let Some(link) = vc.link() else { return false };
-        if !vc.tx_is_empty()
-            || len > vc.caps.eager_bytes as usize
-            || cost > vc.tx_credit
-            || op.flags.intersects(vc.caps.slow_sends)
-            || (op.flags.contains(OpFlags::INJECT) && len > self.core.config.inject_bytes)
+        let Some(link) = peer.link() else { return false };
+        if !peer.tx_is_empty()
+            || len > peer.caps.eager_bytes as usize
+            || cost > peer.tx_credit
+            || op.flags.intersects(peer.caps.slow_sends)
+            || (op.flags.contains(OpFlags::INJECT) && len > self.state.config.inject_bytes)
         {
             return false;
         }
-        let head = EagerHead::new(op.flags, op.tag, op.data, None, vc.tx_seq);
+        let head = EagerHead::new(op.flags, op.tag, op.data, None, peer.tx_seq);
         if self.nic.send(link, head.bytes(), op.iov).is_err() {
             return false;
         }
-        vc.tx_seq = vc.tx_seq.wrapping_add(1);
-        vc.tx_credit -= cost;
-        vc.count_message(Way::Sent, cost);
+        peer.tx_seq = peer.tx_seq.wrapping_add(1);
+        peer.tx_credit -= cost;
+        peer.count_message(Direction::Sent, cost);
         true
     }
 
     /// What [`Engine::send`] does where the fast path does not serve. Errors: as there.
     #[cold]
     pub fn send_later(&mut self, op: &SendOp<'_>) -> Result<(), Error> {
-        if self.core.is_unreliable() {
+        if self.state.is_unreliable() {
             return self.send_datagram(op);
         }
         let len = mem::total_len(op.iov);
-        if op.flags.contains(OpFlags::INJECT) && len > self.core.config.inject_bytes {
+        if op.flags.contains(OpFlags::INJECT) && len > self.state.config.inject_bytes {
             return Err(Error::TooLong);
         }
-        let vci = self.core.vc_for(op.dest)?;
-        let vc = &self.core.vcs[vci as usize];
-        if op.flags.contains(OpFlags::AFTER_ACCESSES) && vc.tx_is_empty() && !vc.holds_back(OpFlags::AFTER_ACCESSES) {
+        let peer_id = self.state.peer_for(op.dest)?;
+        let peer = &self.state.peers[peer_id as usize];
+        if op.flags.contains(OpFlags::AFTER_ACCESSES) && peer.tx_is_empty() && !peer.holds_back(OpFlags::AFTER_ACCESSES)
+        {
             return self.send(&SendOp { flags: op.flags - OpFlags::AFTER_ACCESSES, ..*op });
         }
         // Too long for the device, or without window, it goes by rendezvous, which takes progress on both sides anyhow.
-        let eager = len <= vc.caps.eager_bytes as usize && len as u64 + EAGER_COST <= vc.tx_credit;
-        let wants_room = vc.link().is_none() || eager;
-        let unanswered = !op.flags.intersects(OpFlags::DELIVERY | OpFlags::TRANSMIT | OpFlags::FENCE);
-        if op.flags.must_leave() && wants_room && unanswered {
-            return self.not_yet(vci, Kind::Send, op.ctx, op.flags);
+        let eager = len <= peer.caps.eager_bytes as usize && len as u64 + EAGER_COST <= peer.tx_credit;
+        let wants_room = peer.link().is_none() || eager;
+        let query_failed = !op.flags.intersects(OpFlags::DELIVERY | OpFlags::TRANSMIT | OpFlags::FENCE);
+        if op.flags.must_leave() && wants_room && query_failed {
+            return self.inject_must_wait(peer_id, Kind::Send, op.ctx, op.flags);
         }
-        self.enqueue_send(op, vci, len)?;
-        self.run_vc(vci);
+        self.enqueue_send(op, peer_id, len)?;
+        self.run_peer(peer_id);
         Ok(())
     }
 
     /// Whether a send to there of that length would be taken, were there room. Errors: `NoSuchAddress`, `TooLong`.
     pub fn check_send(&mut self, dest: Addr, len: usize) -> Result<(), Error> {
-        self.core.vc_for(dest)?;
-        if len as u64 > self.core.config.max_msg_bytes { Err(Error::TooLong) } else { Ok(()) }
+        self.state.peer_for(dest)?;
+        if len as u64 > self.state.config.max_msg_bytes { Err(Error::TooLong) } else { Ok(()) }
     }
 
     #[inline(never)] // See `enqueue`.
-    pub(crate) fn enqueue_send(&mut self, op: &SendOp<'_>, vci: u32, len: usize) -> Result<(), Error> {
-        if len as u64 > self.core.config.max_msg_bytes {
+    pub(crate) fn enqueue_send(&mut self, op: &SendOp<'_>, peer_id: u32, len: usize) -> Result<(), Error> {
+        if len as u64 > self.state.config.max_msg_bytes {
             return Err(Error::TooLong);
         }
-        let (iov, owned) = keep(op.iov, op.flags);
+        let (iov, owned) = retain_memory(op.iov, op.flags);
         self.enqueue(TxOp {
             kind: Kind::Send,
-            vc: vci,
+            peer: peer_id,
             ctx: op.ctx,
             flags: op.flags,
             iov,
@@ -172,33 +173,33 @@ impl<N: Nic> Engine<N> {
 
     /// Sends what the operation at the front of the TX queue has to send.
     pub(crate) fn start_send(&mut self, index: u32) -> Started {
-        let Some(op) = self.core.ops.get_mut(index) else { return Started::Sent };
-        let vc = &mut self.core.vcs[op.vc as usize];
+        let Some(op) = self.state.ops.get_mut(index) else { return Started::Sent };
+        let peer = &mut self.state.peers[op.peer as usize];
         let cost = op.len + EAGER_COST;
-        let ack = match vc.caps.answer_to(op.flags) {
+        let ack = match peer.caps.answer_to(op.flags) {
             Answer::Nothing => None,
             Answer::Arrived => Some((index, F_ACK | F_ARRIVAL)),
             Answer::Received => Some((index, F_ACK)),
         };
-        let eager = op.len <= u64::from(vc.caps.eager_bytes) && cost <= vc.tx_credit;
+        let eager = op.len <= u64::from(peer.caps.eager_bytes) && cost <= peer.tx_credit;
         let unmatched = !eager || op.flags.contains(OpFlags::DELIVERY);
-        let allowed = if unmatched { vc.may_announce() } else { vc.may_ask(0, self.core.request_limit) };
-        let Some(link) = vc.link().filter(|_| allowed) else { return Started::Blocked };
+        let allowed = if unmatched { peer.may_announce() } else { peer.may_ask(0, self.state.request_limit) };
+        let Some(link) = peer.link().filter(|_| allowed) else { return Started::Blocked };
         if eager {
-            let head = EagerHead::new(op.flags, op.tag, op.data, ack, vc.tx_seq);
+            let head = EagerHead::new(op.flags, op.tag, op.data, ack, peer.tx_seq);
             if self.nic.send(link, head.bytes(), &op.iov).is_err() {
                 return Started::Blocked;
             }
-            vc.tx_credit -= cost;
-            vc.count_message(Way::Sent, cost);
+            peer.tx_credit -= cost;
+            peer.count_message(Direction::Sent, cost);
             op.phase = Phase::AwaitAck;
             op.pending = u32::from(ack.is_some());
-        } else if self.core.config.role == Role::Datagrams {
-            return Core::drop_datagram(op, &mut self.core.dropped);
+        } else if self.state.config.role == Role::Datagrams {
+            return State::drop_datagram(op, &mut self.state.dropped);
         } else {
             let holder = Holder::Part { op: index, part: 0 };
-            let direct = reachable(&mut self.nic, &mut self.core.held, &vc.caps, holder, &op.iov);
-            let (mailbox_bytes, seq) = (vc.caps.mailbox_bytes as usize, vc.tx_seq);
+            let direct = reachable(&mut self.nic, &mut self.state.registrations, &peer.caps, holder, &op.iov);
+            let (mailbox_bytes, seq) = (peer.caps.mailbox_bytes as usize, peer.tx_seq);
             let room = direct.then_some(mailbox_bytes);
             let sent = match op.iov.len() {
                 0 | 1 => self.nic.send(link, rts_head::<SHORT_ROOM>(index, op, ack.is_some(), room).with_seq(seq), &[]),
@@ -209,12 +210,12 @@ impl<N: Nic> Engine<N> {
             }
             op.phase = Phase::AwaitCts;
             op.pending = 1;
-            if op.len <= u64::from(vc.caps.eager_bytes) {
-                vc.tally().stalls += 1;
+            if op.len <= u64::from(peer.caps.eager_bytes) {
+                peer.counters().stalls += 1;
             }
-            vc.count_rendezvous(Way::Sent, op.len);
+            peer.count_rendezvous(Direction::Sent, op.len);
         }
-        vc.tx_seq = vc.tx_seq.wrapping_add(1);
+        peer.tx_seq = peer.tx_seq.wrapping_add(1);
         Started::Sent
     }
 }
@@ -233,7 +234,7 @@ fn send_long_rts<N: Nic>(
 }
 
 /// The memory of an operation that has to wait: its own pieces, or for an inject a private copy.
-pub(crate) fn keep(iov: &[Iov], flags: OpFlags) -> (IovList, Option<Owned>) {
+pub(crate) fn retain_memory(iov: &[Iov], flags: OpFlags) -> (IovList, Option<Owned>) {
     if planted!(Bug::InjectNotCopied, !flags.contains(OpFlags::INJECT), true) {
         return (SmallVec::from_slice(iov), None);
     }
@@ -263,7 +264,7 @@ fn rts_head<const ROOM: usize>(index: u32, op: &TxOp, ack: bool, room: Option<us
     w
 }
 
-impl Core {
+impl State {
     #[inline]
     pub(crate) fn complete_send(&mut self, op: &SendOp<'_>, len: usize) {
         self.completions.push(Completion {
@@ -280,49 +281,49 @@ impl Core {
     }
 
     /// Tells the peer how its operation ended; `window` as in [`Fin`].
-    pub(crate) fn fin(&mut self, vci: u32, op: u32, status: Status, window: u64) {
+    pub(crate) fn queue_fin(&mut self, peer_id: u32, op: u32, status: Status, window: u64) {
         let mut w = Short::new(kind::FIN, 0);
         w.put(&Fin { op: op.into(), status: status.to_wire().into(), window: window.into() });
-        self.defer_message(vci, &w);
+        self.defer_message(peer_id, &w);
     }
 
     /// Tells the peer that its operation ended well; several such go in one message.
     #[inline]
-    pub(crate) fn ack(&mut self, vci: u32, op: u32) {
-        self.waiting(vci).acks.push(op);
-        self.activate(vci);
+    pub(crate) fn queue_ack(&mut self, peer_id: u32, op: u32) {
+        self.queues(peer_id).acks.push(op);
+        self.activate(peer_id);
     }
 
-    pub(crate) fn on_fin(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_fin(&mut self, peer_id: u32, mut r: Reader<'_>) -> Result<(), Violation> {
         let fin: Fin = r.take().ok_or(Violation)?;
         let status = Status::from_wire(fin.status.get()).ok_or(Violation)?;
         if fin.op.get() == wire::NO_OP {
-            let more = self.vcs[vci as usize].more.as_mut().ok_or(Violation)?;
-            more.quiet_writes = more.quiet_writes.checked_sub(1).ok_or(Violation)?;
+            let extra = self.peers[peer_id as usize].extra.as_mut().ok_or(Violation)?;
+            extra.quiet_writes = extra.quiet_writes.checked_sub(1).ok_or(Violation)?;
             self.nameless_fault(status);
             return Ok(());
         }
-        self.op_ended(vci, fin.op.get(), fin.window.get(), status)
+        self.op_ended(peer_id, fin.op.get(), fin.window.get(), status)
     }
 
-    pub(crate) fn on_ack(&mut self, vci: u32, count: u8, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_ack(&mut self, peer_id: u32, count: u8, mut r: Reader<'_>) -> Result<(), Violation> {
         for _ in 0..count {
             let op: U32 = r.take().ok_or(Violation)?;
-            self.op_ended(vci, op.get(), 0, Status::Ok)?;
+            self.op_ended(peer_id, op.get(), 0, Status::Ok)?;
         }
         Ok(())
     }
 
-    fn op_ended(&mut self, vci: u32, index: u32, window: u64, status: Status) -> Result<(), Violation> {
-        let op = self.op_of(vci, index)?;
+    fn op_ended(&mut self, peer_id: u32, index: u32, window: u64, status: Status) -> Result<(), Violation> {
+        let op = self.op_of(peer_id, index)?;
         if op.pending == 0 {
             return Err(Violation);
         }
         if op.kind == Kind::FetchAtomic {
-            return self.fetch_refused(vci, index, window, status);
+            return self.fetch_refused(peer_id, index, window, status);
         }
         if op.kind == Kind::Read {
-            return self.read_ended(vci, index, window, status);
+            return self.read_ended(peer_id, index, window, status);
         }
         op.pending -= 1;
         if let Some(fault) = status.fault() {
@@ -347,10 +348,10 @@ impl Core {
         });
     }
 
-    pub(crate) fn on_credit(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_credit(&mut self, peer_id: u32, mut r: Reader<'_>) -> Result<(), Violation> {
         let bytes: U64 = r.take().ok_or(Violation)?;
-        let vc = &mut self.vcs[vci as usize];
-        vc.tx_credit = vc.tx_credit.checked_add(bytes.get()).ok_or(Violation)?;
+        let peer = &mut self.peers[peer_id as usize];
+        peer.tx_credit = peer.tx_credit.checked_add(bytes.get()).ok_or(Violation)?;
         Ok(())
     }
 }

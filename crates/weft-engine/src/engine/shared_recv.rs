@@ -1,7 +1,7 @@
 //! Receives that several engines draw from: the receive queue of a shared receive context.
 //!
 //! Place in the data flow: `Engine::bind_pool` gives an engine a pool besides its own queue of receives. A
-//! message that finds none in the engine's own takes the oldest that accepts it here (`Core::receive_for`),
+//! message that finds none in the engine's own takes the oldest that accepts it here (`State::receive_for`),
 //! or waits in its engine. Who posts here asks [`Pool::post`] whether engines may have such messages, and has
 //! each of them look ([`Engine::feed`]).
 //!
@@ -12,7 +12,7 @@
 //! An engine gives a receive to what comes only when nothing that waits is accepted by that one: it takes the
 //! one that it has found, or looks again. Posting and the feeding after it are one step among those who post:
 //! they have a lock around both. A multi-receive stays here while it has room, whichever engines fill it. A
-//! message leaves it only when the client can see its completion ([`Leaving`]): those of several engines
+//! message leaves it only when the client can see its completion ([`PooledReleases`]): those of several engines
 //! become visible in any order, and the last of them says that the buffer is the client's again.
 
 use std::collections::VecDeque;
@@ -23,9 +23,9 @@ use slab::Slab;
 use crate::api::{ADDR_NONE, Addr, Completion, Error, Fault, Kind, Matching, OpFlags, RecvOp};
 use crate::bugs::planted;
 use crate::engine::Engine;
-use crate::engine::ops::{Multi, RecvInfo};
+use crate::engine::ops::{MultiRecv, RecvInfo};
 use crate::engine::recv;
-use crate::engine::state::Core;
+use crate::engine::state::State;
 use crate::matching::{Matcher, Wanted};
 use crate::mem::IovList;
 use crate::nic::Nic;
@@ -34,20 +34,20 @@ use crate::nic::Nic;
 const POOLED: u32 = 1 << 31;
 
 /// A queue of receives without an endpoint.
-pub struct Pool(Mutex<State>);
+pub struct Pool(Mutex<PoolState>);
 
-struct State {
+struct PoolState {
     /// Of either matcher only the receives are used: messages wait in the engines.
     tagged: Matcher,
     untagged: Matcher,
-    multis: Slab<Multi>,
+    multi_recvs: Slab<MultiRecv>,
     min_multi_recv: usize,
     depth: usize,
     /// Engines may have messages that found nothing here.
     awaited: bool,
 }
 
-impl State {
+impl PoolState {
     fn matcher(&mut self, tagged: bool) -> &mut Matcher {
         if tagged { &mut self.tagged } else { &mut self.untagged }
     }
@@ -58,17 +58,17 @@ impl Pool {
     /// than `min_multi_recv` bytes are left of it.
     #[must_use]
     pub fn new(matching: Matching, depth: usize, min_multi_recv: usize) -> Self {
-        Self(Mutex::new(State {
+        Self(Mutex::new(PoolState {
             tagged: Matcher::new(matching),
             untagged: Matcher::new(matching),
-            multis: Slab::new(),
+            multi_recvs: Slab::new(),
             min_multi_recv,
             depth,
             awaited: false,
         }))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PoolState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -94,7 +94,7 @@ impl Pool {
             return Err(Error::Again);
         }
         let multi = op.flags.contains(OpFlags::MULTI);
-        let buffer = multi.then(|| state.multis.insert(Multi { used: 0, inflight: 0, retired: false }));
+        let buffer = multi.then(|| state.multi_recvs.insert(MultiRecv { used: 0, inflight: 0, retired: false }));
         let wanted = recv::wanted(op);
         state.matcher(tagged).post_pieces(wanted, op.iov, op.ctx, buffer);
         Ok(std::mem::take(&mut state.awaited))
@@ -110,7 +110,7 @@ impl Pool {
     pub fn cancel(&self, ctx_ptr: usize) -> bool {
         let canceled = self.take_out(ctx_ptr);
         if let Some((_, Some(number))) = canceled {
-            recv::leave(&mut self.state().multis, number);
+            recv::leave_multi_recv(&mut self.state().multi_recvs, number);
         }
         canceled.is_some()
     }
@@ -124,8 +124,8 @@ impl Pool {
         let matcher = state.matcher(tagged);
         let posted = planted!(Bug::PoolCancelLeaves, matcher.take_posted(key), matcher.posted.get(key).copied())?;
         let mut flags = if tagged { OpFlags::TAGGED } else { OpFlags::empty() };
-        let number = posted.multi.filter(|number| state.multis.contains(*number as usize));
-        if let Some(multi) = number.and_then(|number| state.multis.get_mut(number as usize)) {
+        let number = posted.multi.filter(|number| state.multi_recvs.contains(*number as usize));
+        if let Some(multi) = number.and_then(|number| state.multi_recvs.get_mut(number as usize)) {
             multi.retired = true;
             multi.inflight += 1;
             flags |= OpFlags::POOLED;
@@ -173,7 +173,7 @@ impl Pool {
         let left = planted!(Bug::PoolTakenTwice, None, state.matcher(tagged).posted.get(key).copied());
         let matcher = if tagged { &mut state.tagged } else { &mut state.untagged };
         let (iov, mut info) =
-            recv::claim(matcher, &mut state.multis, state.min_multi_recv, tagged, key, tag, data, len);
+            recv::take_buffer(matcher, &mut state.multi_recvs, state.min_multi_recv, tagged, key, tag, data, len);
         info.multi = info.multi.map(|number| number | POOLED);
         planted!(Bug::PoolTakenTwice, left.filter(|posted| posted.multi.is_none()).map(|posted| matcher.post(posted)));
         Some((iov, info))
@@ -182,12 +182,12 @@ impl Pool {
 
 /// What engines have received into multi-receives of their pool, in the order of the completions that say so
 /// (`OpFlags::POOLED`).
-pub struct Leaving<'a> {
+pub struct PooledReleases<'a> {
     pool: Option<&'a (Arc<Pool>, u64)>,
     numbers: &'a mut VecDeque<u32>,
 }
 
-impl<'a> Leaving<'a> {
+impl<'a> PooledReleases<'a> {
     pub(crate) const fn new(pool: Option<&'a (Arc<Pool>, u64)>, numbers: &'a mut VecDeque<u32>) -> Self {
         Self { pool, numbers }
     }
@@ -202,36 +202,36 @@ impl<'a> Leaving<'a> {
     /// The client is about to see the next of these completions: sets or clears its MULTI. The client must be
     /// able to see it before what is returned is dropped.
     #[cold]
-    pub fn next(&mut self, flags: &mut OpFlags) -> Option<Left<'a>> {
+    pub fn next(&mut self, flags: &mut OpFlags) -> Option<ReleaseGuard<'a>> {
         let (mut state, number) = (self.pool?.0.state(), self.numbers.pop_front()?);
-        flags.set(OpFlags::MULTI, recv::leave(&mut state.multis, number));
-        Some(Left(state))
+        flags.set(OpFlags::MULTI, recv::leave_multi_recv(&mut state.multi_recvs, number));
+        Some(ReleaseGuard(state))
     }
 }
 
 /// Nobody else leaves a multi-receive of the pool meanwhile.
-pub struct Left<'a>(#[allow(dead_code, reason = "held")] MutexGuard<'a, State>);
+pub struct ReleaseGuard<'a>(#[allow(dead_code, reason = "held")] MutexGuard<'a, PoolState>);
 
 impl<N: Nic> Engine<N> {
     /// Messages may take receives from this pool from now on. `user` is added to their contexts' `user`.
     pub fn bind_pool(&mut self, pool: Arc<Pool>, user: u64) {
-        self.core.pool = Some((pool, user));
-        self.core.draws = true;
+        self.state.pool = Some((pool, user));
+        self.state.draws_from_pool = true;
     }
 
     /// No more messages take receives from the pool; those that are on their way into one still arrive.
     pub fn leave_pool(&mut self) {
-        self.core.draws = false;
+        self.state.draws_from_pool = false;
     }
 
     /// A receive was posted to the pool: messages that it accepts and that wait here take from there. Whether
     /// any message has been received, also since somebody turned out to be at an address.
     pub fn feed(&mut self, op: &RecvOp<'_>) -> bool {
         let waiting = self.unexpected_messages();
-        self.core.follow_book();
-        self.core.feed(op.flags.contains(OpFlags::TAGGED), recv::wanted(op));
+        self.state.follow_book();
+        self.state.feed(op.flags.contains(OpFlags::TAGGED), recv::wanted(op));
         // A rendezvous or an acknowledgement may have become due.
-        if !self.core.active.is_empty() {
+        if !self.state.active.is_empty() {
             self.run_active();
         }
         self.unexpected_messages() < waiting
@@ -239,40 +239,41 @@ impl<N: Nic> Engine<N> {
 
     /// Cancels a receive of the pool and reports that here; whether there was one.
     pub fn cancel_pooled(&mut self, ctx_ptr: usize) -> bool {
-        let Some((completion, number)) = self.core.pool.as_ref().and_then(|(pool, _)| pool.take_out(ctx_ptr)) else {
+        let Some((completion, number)) = self.state.pool.as_ref().and_then(|(pool, _)| pool.take_out(ctx_ptr)) else {
             return false;
         };
-        self.core.leaving.extend(number);
-        self.core.completions.push(completion);
+        self.state.pooled_releases.extend(number);
+        self.state.completions.push(completion);
         true
     }
 
     /// Whether a message waits here that such a receive accepts, or that it has claimed.
     pub fn has_message_for(&mut self, op: &RecvOp<'_>) -> bool {
-        self.core.follow_book();
+        self.state.follow_book();
         let tagged = op.flags.contains(OpFlags::TAGGED);
         if op.flags.contains(OpFlags::CLAIM) && !op.flags.contains(OpFlags::PEEK) {
-            return self.core.matcher(tagged).has_claim(op.ctx.ptr);
+            return self.state.matcher(tagged).has_claim(op.ctx.ptr);
         }
-        self.core.find_unexpected(tagged, recv::wanted(op)).is_some()
+        self.state.find_unexpected(tagged, recv::wanted(op)).is_some()
     }
 }
 
-impl Core {
+impl State {
     /// A message has been received into a multi-receive; whether the buffer is the client's, as far as that
     /// is known now.
-    pub(crate) fn leave_multi(&mut self, number: u32) -> OpFlags {
+    pub(crate) fn end_delivery(&mut self, number: u32) -> OpFlags {
         if let Some(pooled) = number.checked_sub(POOLED) {
             planted!(Bug::PoolReleasedEarly, return self.release_pooled(pooled));
-            self.leaving.push_back(pooled);
+            self.pooled_releases.push_back(pooled);
             return OpFlags::POOLED;
         }
-        if recv::leave(&mut self.multis, number) { OpFlags::MULTI } else { OpFlags::empty() }
+        if recv::leave_multi_recv(&mut self.multi_recvs, number) { OpFlags::MULTI } else { OpFlags::empty() }
     }
 
     /// Only the planted bug `PoolReleasedEarly` does this.
     fn release_pooled(&self, pooled: u32) -> OpFlags {
-        let last = self.pool.as_ref().is_some_and(|(pool, _)| recv::leave(&mut pool.state().multis, pooled));
+        let last =
+            self.pool.as_ref().is_some_and(|(pool, _)| recv::leave_multi_recv(&mut pool.state().multi_recvs, pooled));
         if last { OpFlags::MULTI } else { OpFlags::empty() }
     }
 
@@ -324,8 +325,8 @@ impl Core {
         let (pool, user) = (Arc::clone(pool), *user);
         loop {
             let Some(message) = self.matcher(tagged).unexpected.get(key) else { return false };
-            let (vci, tag, data, len) = (message.vc, message.tag, message.data, message.len());
-            let src = self.vcs[vci as usize].addr;
+            let (peer_id, tag, data, len) = (message.peer, message.tag, message.data, message.len());
+            let src = self.peers[peer_id as usize].addr;
             let Some(wanted) = pool.find(tagged, src, tag) else { return false };
             match self.find_unexpected(tagged, wanted) {
                 None => return false,

@@ -13,14 +13,16 @@ use smallvec::SmallVec;
 
 use crate::api::{ADDR_NONE, Addr, Book, Changes, Completion, Config, Error, Fault, Kind, NoBook, OpFlags};
 use crate::bugs::planted;
-use crate::engine::claims::Ask;
+use crate::engine::claims::AddressQuery;
 use crate::engine::connection::Connection;
-use crate::engine::links::{Link, LinkState, LinkWork, Rising};
-use crate::engine::ops::{Ctx, Multi, Phase, RecvInfo, TxOp, Xfer, XferKind, Xfers};
-use crate::engine::peer::{Can, Deferred, Haul, More, Queues, UNMATCHED_LIMIT, Vc, VcState, Waiting, request_limit};
-use crate::engine::peers::Index;
-use crate::engine::registrations::{Held, Holder};
-use crate::engine::remote_events::Parts;
+use crate::engine::links::{Link, LinkState, LinkWork, PendingLink};
+use crate::engine::ops::{DeviceContext, MultiRecv, Phase, RecvInfo, Transfer, TransferKind, Transfers, TxOp};
+use crate::engine::peer::{
+    BulkOp, Deferred, PathFlags, Peer, PeerExtra, PeerQueues, PeerState, QueuePool, UNMATCHED_LIMIT, request_limit,
+};
+use crate::engine::peers::NameIndex;
+use crate::engine::registrations::{Holder, Registrations};
+use crate::engine::remote_events::MultipartOp;
 use crate::engine::rma::Regions;
 use crate::engine::send::EAGER_COST;
 use crate::engine::shared_recv::Pool;
@@ -39,115 +41,115 @@ pub(crate) struct Violation;
 /// Longest run of messages that may wait for one that they overtook.
 const REORDER_LIMIT: u32 = 4096;
 
-pub(crate) struct Core {
+pub(crate) struct State {
     pub(crate) config: Config,
     pub(crate) me: EpName,
     pub(crate) book: Book,
-    pub(crate) vcs: Vec<Vc>,
+    pub(crate) peers: Vec<Peer>,
     /// Numbers of connections that nobody has any more.
     pub(crate) vacant: Vec<u32>,
     /// Strangers that went, such that became so afterwards, and messages of such that were taken, since it
     /// was last looked who has left nothing here.
-    pub(crate) departed: usize,
+    pub(crate) sweepable: usize,
     pub(crate) strangers: Strangers,
     /// Address → number of the virtual connection + 1.
     pub(crate) by_addr: Vec<u32>,
     /// The same for addresses that name a context of a scalable endpoint besides (fi_rx_addr): far too large
     /// for an index.
-    pub(crate) by_far_addr: FxHashMap<Addr, u32>,
+    pub(crate) by_context_addr: FxHashMap<Addr, u32>,
     /// Some connection leads to such a context.
     pub(crate) contexts: bool,
-    pub(crate) index: Index,
-    pub(crate) queues: Queues,
+    pub(crate) index: NameIndex,
+    pub(crate) queue_pool: QueuePool,
     pub(crate) links: Vec<Link>,
     /// Peers' links that have said nothing yet, and some that have, oldest first.
     pub(crate) silent: Vec<LinkId>,
     pub(crate) link_work: Vec<LinkWork>,
     /// Addresses of which it is being found out who lives there.
-    pub(crate) asks: Vec<Ask>,
+    pub(crate) address_queries: Vec<AddressQuery>,
     /// Messages that overtook the OPEN_OK of their (unordered) link.
-    pub(crate) too_early: Vec<(LinkId, Vec<u8>)>,
+    pub(crate) early_messages: Vec<(LinkId, Vec<u8>)>,
     /// How often we have said OPEN.
-    pub(crate) calls: u32,
+    pub(crate) opens_sent: u32,
     pub(crate) ops: List<TxOp>,
     /// Private copies of operations that have failed, which the device reads until the link is closed.
-    pub(crate) lingering: Vec<(LinkId, Owned)>,
+    pub(crate) lingering_copies: Vec<(LinkId, Owned)>,
     /// Requests without an answer that may be under way to each peer.
     pub(crate) request_limit: u32,
     /// Receives are posted the short way while fewer than so many are.
     pub(crate) fast_receives: usize,
-    pub(crate) xfers: Xfers,
+    pub(crate) transfers: Transfers,
     /// What is registered for them, where a device demands that.
-    pub(crate) held: Option<Box<Held>>,
-    pub(crate) multis: Slab<Multi>,
+    pub(crate) registrations: Option<Box<Registrations>>,
+    pub(crate) multi_recvs: Slab<MultiRecv>,
     pub(crate) tagged: Matcher,
     pub(crate) untagged: Matcher,
     /// Receives that other engines draw from, too, and what is added to their contexts' `user`.
     pub(crate) pool: Option<(Arc<Pool>, u64)>,
     /// Messages may take receives from there.
-    pub(crate) draws: bool,
+    pub(crate) draws_from_pool: bool,
     /// The multi-receives that were taken from there by what `completions` calls POOLED, in the same order.
-    pub(crate) leaving: VecDeque<u32>,
+    pub(crate) pooled_releases: VecDeque<u32>,
     pub(crate) regions: Regions,
     /// Peers' operations of several parts that have begun.
-    pub(crate) parts: Slab<Parts>,
+    pub(crate) parts: Slab<MultipartOp>,
     /// Connections with work, each once.
     pub(crate) active: Vec<u32>,
     /// Bulk data was handed to the device since the last poll.
-    pub(crate) hauled: bool,
+    pub(crate) bulk_started: bool,
     pub(crate) completions: Vec<Completion>,
     pub(crate) min_multi_recv: usize,
     pub(crate) remote_events: bool,
     /// Messages of strangers are reported as such.
     pub(crate) source_errors: bool,
     /// The changes of a book that others write which have been followed here.
-    pub(crate) followed: Option<Changes>,
+    pub(crate) followed_changes: Option<Changes>,
     pub(crate) connection: Connection,
     /// Datagrams.
     pub(crate) dropped: u64,
 }
 
-impl Core {
+impl State {
     pub(crate) fn new(config: Config, me: EpName) -> Self {
         Self {
             me,
             book: Arc::new(NoBook),
-            vcs: Vec::new(),
+            peers: Vec::new(),
             vacant: Vec::new(),
-            departed: 0,
+            sweepable: 0,
             strangers: Strangers::default(),
             by_addr: Vec::new(),
-            by_far_addr: FxHashMap::default(),
+            by_context_addr: FxHashMap::default(),
             contexts: false,
-            index: Index::default(),
-            queues: Queues::default(),
+            index: NameIndex::default(),
+            queue_pool: QueuePool::default(),
             links: Vec::new(),
             silent: Vec::new(),
             link_work: Vec::new(),
-            asks: Vec::new(),
-            too_early: Vec::new(),
-            calls: 0,
+            address_queries: Vec::new(),
+            early_messages: Vec::new(),
+            opens_sent: 0,
             ops: List::default(),
-            lingering: Vec::new(),
+            lingering_copies: Vec::new(),
             request_limit: request_limit(config.tx_depth),
             fast_receives: config.rx_depth,
-            xfers: Xfers::default(),
-            held: None,
-            multis: Slab::new(),
+            transfers: Transfers::default(),
+            registrations: None,
+            multi_recvs: Slab::new(),
             tagged: Matcher::new(config.matching),
             untagged: Matcher::new(config.matching),
             pool: None,
-            leaving: VecDeque::new(),
-            draws: false,
+            pooled_releases: VecDeque::new(),
+            draws_from_pool: false,
             regions: Regions::new(config.probe),
             parts: Slab::new(),
             active: Vec::new(),
-            hauled: false,
+            bulk_started: false,
             completions: Vec::with_capacity(64),
             min_multi_recv: 64,
             remote_events: false,
             source_errors: false,
-            followed: None,
+            followed_changes: None,
             connection: Connection::new(config.role),
             dropped: 0,
             config,
@@ -158,110 +160,110 @@ impl Core {
 
     /// The connection for an address that has been used before.
     #[inline]
-    pub(crate) fn known_vc(&self, addr: Addr) -> Option<u32> {
+    pub(crate) fn known_peer(&self, addr: Addr) -> Option<u32> {
         match self.by_addr.get(usize::try_from(addr).ok()?) {
             Some(n) => n.checked_sub(1),
-            None => self.far_vc(addr),
+            None => self.context_peer(addr),
         }
     }
 
     #[cold]
-    fn far_vc(&self, addr: Addr) -> Option<u32> {
-        self.by_far_addr.get(&addr).copied()
+    fn context_peer(&self, addr: Addr) -> Option<u32> {
+        self.by_context_addr.get(&addr).copied()
     }
 
     /// The connection for an address; made when the address is used for the first time.
     #[inline]
-    pub(crate) fn vc_for(&mut self, addr: Addr) -> Result<u32, Error> {
-        match self.known_vc(addr) {
-            Some(vci) => Ok(vci),
-            None => self.meet(addr),
+    pub(crate) fn peer_for(&mut self, addr: Addr) -> Result<u32, Error> {
+        match self.known_peer(addr) {
+            Some(peer_id) => Ok(peer_id),
+            None => self.resolve_peer(addr),
         }
     }
 
     /// Puts the connection on the list that the next progress round works off.
     #[inline]
-    pub(crate) fn activate(&mut self, vci: u32) {
-        let vc = &mut self.vcs[vci as usize];
-        if !vc.active {
-            vc.active = true;
-            self.active.push(vci);
+    pub(crate) fn activate(&mut self, peer_id: u32) {
+        let peer = &mut self.peers[peer_id as usize];
+        if !peer.active {
+            peer.active = true;
+            self.active.push(peer_id);
         }
     }
 
     /// What waits at a connection, for something to be added.
     #[inline]
-    pub(crate) fn waiting(&mut self, vci: u32) -> &mut Waiting {
-        self.vcs[vci as usize].waiting.get_or_insert_with(|| self.queues.lend())
+    pub(crate) fn queues(&mut self, peer_id: u32) -> &mut PeerQueues {
+        self.peers[peer_id as usize].queues.get_or_insert_with(|| self.queue_pool.lend())
     }
 
-    /// Queues what a receive of our client has led to: [`Haul::Ask`] or [`Haul::Fetch`].
-    pub(crate) fn defer_matched(&mut self, vci: u32, work: Haul) {
-        self.waiting(vci).matched += 1;
-        self.defer_bulk(vci, work);
+    /// Queues what a receive of our client has led to: [`BulkOp::RequestPush`] or [`BulkOp::Fetch`].
+    pub(crate) fn defer_matched(&mut self, peer_id: u32, work: BulkOp) {
+        self.queues(peer_id).matched += 1;
+        self.defer_bulk(peer_id, work);
     }
 
     /// Queues bulk data for the device.
-    pub(crate) fn defer_bulk(&mut self, vci: u32, work: Haul) {
-        self.waiting(vci).bulk.push_back(work);
-        self.activate(vci);
+    pub(crate) fn defer_bulk(&mut self, peer_id: u32, work: BulkOp) {
+        self.queues(peer_id).bulk.push_back(work);
+        self.activate(peer_id);
     }
 
     /// Queues a header (and no payload) behind the other deferred work of the connection.
-    pub(crate) fn defer(&mut self, vci: u32, work: Deferred) {
-        self.waiting(vci).deferred.push_back(work);
-        self.activate(vci);
+    pub(crate) fn defer(&mut self, peer_id: u32, work: Deferred) {
+        self.queues(peer_id).deferred.push_back(work);
+        self.activate(peer_id);
     }
 
-    pub(crate) fn defer_message<const N: usize>(&mut self, vci: u32, message: &wire::Writer<N>) {
-        self.defer(vci, Deferred::Message(SmallVec::from_slice(message.bytes())));
+    pub(crate) fn defer_message<const N: usize>(&mut self, peer_id: u32, message: &wire::Writer<N>) {
+        self.defer(peer_id, Deferred::Message(SmallVec::from_slice(message.bytes())));
     }
 
     // ---- ends --------------------------------------------------------------------------------
 
     /// The peer has gone, in whatever way, or is out of reach: everything that depends on it fails, receives
     /// that name it as their only source included, and the connection is as new.
-    pub(crate) fn vc_fail(&mut self, vci: u32, why: LinkError) {
+    pub(crate) fn fail_peer(&mut self, peer_id: u32, why: LinkError) {
         self.follow_book();
-        let addr = self.vcs[vci as usize].addr;
-        self.vc_end(vci, why);
-        let reported = addr != ADDR_NONE && !self.is_unreliable() && !self.is_reached(addr);
+        let addr = self.peers[peer_id as usize].addr;
+        self.reset_peer(peer_id, why);
+        let reported = addr != ADDR_NONE && !self.is_unreliable() && !self.has_link_to(addr);
         if planted!(Bug::DeathUnreported, reported, false) {
             self.fail_directed_receives(addr, Fault::Link(why));
         }
     }
 
     /// The same, but for receives: this side may be the one that goes.
-    pub(crate) fn vc_end(&mut self, vci: u32, why: LinkError) {
+    pub(crate) fn reset_peer(&mut self, peer_id: u32, why: LinkError) {
         let fault = Fault::Link(why);
-        self.retire_links(vci);
-        let vc = &mut self.vcs[vci as usize];
-        let name = vc.name;
-        let (addr, active, call) = (vc.addr, vc.active, vc.call);
-        self.departed += usize::from(addr == ADDR_NONE);
-        let (link, in_use) = (vc.link(), vc.is_in_use());
-        let parts = vc.waiting.take().and_then(|waiting| {
-            self.queues.lost();
-            waiting.parts
+        self.close_links(peer_id);
+        let peer = &mut self.peers[peer_id as usize];
+        let name = peer.name;
+        let (addr, active, call) = (peer.addr, peer.active, peer.call);
+        self.sweepable += usize::from(addr == ADDR_NONE);
+        let (link, in_use) = (peer.link(), peer.is_in_use());
+        let parts = peer.queues.take().and_then(|queues| {
+            self.queue_pool.lost();
+            queues.parts
         });
-        let tally = vc.close_books();
-        let (left, came) = (vc.unreceived(), vc.rendezvous_waiting() > 0);
-        let stake = vc.more.as_ref().map(|more| more.stake).unwrap_or_default();
-        *vc = Vc::new(name);
-        vc.rx_used = left;
-        *vc.more() = More { tally, stake, ..More::default() };
-        vc.addr = addr;
-        vc.active = active;
-        vc.call = call;
-        let dead: Vec<u32> = self.ops.iter().filter(|(_, op)| op.vc == vci).map(|(i, _)| i).collect();
+        let counters = peer.take_counters();
+        let (left, came) = (peer.unreceived(), peer.rendezvous_waiting() > 0);
+        let stake = peer.extra.as_ref().map(|extra| extra.stake).unwrap_or_default();
+        *peer = Peer::new(name);
+        peer.rx_used = left;
+        *peer.extra() = PeerExtra { counters, stake, ..PeerExtra::default() };
+        peer.addr = addr;
+        peer.active = active;
+        peer.call = call;
+        let dead: Vec<u32> = self.ops.iter().filter(|(_, op)| op.peer == peer_id).map(|(i, _)| i).collect();
         if dead.is_empty() && !in_use {
-            self.vcs[vci as usize].refused = Some(why);
+            self.peers[peer_id as usize].connect_failure = Some(why);
         }
         for index in dead.into_iter().skip(planted!(Bug::DeathForgotten, 0, 1)) {
             // The device lets go of the memory before `down`, or within `close`, which follows the poll: the
             // client learns of the end, and registrations end, behind that.
-            if let Some(held) = &mut self.held {
-                held.let_go_op(index);
+            if let Some(registrations) = &mut self.registrations {
+                registrations.release_op(index);
             }
             let lost = self.is_unreliable();
             self.dropped += u64::from(lost);
@@ -269,53 +271,53 @@ impl Core {
                 if (op.pushing > 0 || op.assisting > 0)
                     && let (Some(link), Some(copy)) = (link, op.owned.take())
                 {
-                    self.lingering.push((link, copy));
+                    self.lingering_copies.push((link, copy));
                 }
                 let fails = planted!(Bug::LossReported, !lost, true);
                 complete_op(&mut self.completions, &op, fails.then(|| op.fault.unwrap_or(fault)));
             }
         }
-        for token in self.xfers.tokens(|x| x.vc == vci) {
-            if let Some(x) = self.xfers.remove(token) {
-                self.let_go(token);
-                self.abandon_xfer(x, link, fault);
+        for token in self.transfers.tokens(|x| x.peer == peer_id) {
+            if let Some(x) = self.transfers.remove(token) {
+                self.release_transfer(token);
+                self.abandon_transfer(x, link, fault);
             }
         }
         if let Some(parts) = parts {
-            self.cut_parts(parts);
+            self.abort_multipart(parts);
         }
         if planted!(Bug::OrphanOvertakes, left > 0 || came, false) {
-            self.orphan_unexpected(vci, why);
+            self.orphan_unexpected(peer_id, why);
         }
         // What an inject is still to be told is told by way of the address.
-        if self.vcs[vci as usize].refused.is_none() {
-            self.forget_way(vci);
+        if self.peers[peer_id as usize].connect_failure.is_none() {
+            self.drop_routes(peer_id);
         }
-        self.leave_service(vci);
-        self.account(vci);
-        self.connection_lost(vci, why);
+        self.release_service_address(peer_id);
+        self.account(peer_id);
+        self.connection_lost(peer_id, why);
     }
 
     /// `link`: over which the device may still be storing bytes, until it is closed.
-    fn abandon_xfer(&mut self, x: Xfer, link: Option<LinkId>, fault: Fault) {
+    fn abandon_transfer(&mut self, x: Transfer, link: Option<LinkId>, fault: Fault) {
         if let Some(staged) = x.staged {
-            let vc = &mut self.vcs[x.vc as usize];
-            vc.rx_used = vc.rx_used.saturating_sub(x.expect + EAGER_COST);
+            let peer = &mut self.peers[x.peer as usize];
+            peer.rx_used = peer.rx_used.saturating_sub(x.expect + EAGER_COST);
             let placed = usize::try_from(x.placed).unwrap_or(usize::MAX);
             mem::scatter(&staged.into, 0, &mem::to_vec(&mem::slice(&x.iov, 0, placed)));
-            self.lingering.extend(link.map(|link| (link, staged.bytes)));
+            self.lingering_copies.extend(link.map(|link| (link, staged.bytes)));
         }
         match x.kind {
-            XferKind::Recv { info, .. } => {
+            TransferKind::Recv { info, .. } => {
                 // What was pushed has come from the front; of what a device fetches nobody knows which bytes are there.
                 let stored = usize::try_from(x.placed).unwrap_or(usize::MAX).min(info.stored);
                 self.complete_recv(&RecvInfo { stored, ..info }, ADDR_NONE, Some(fault));
             }
-            XferKind::Write { key, parts, .. } | XferKind::Serve { key, parts, .. } => {
+            TransferKind::Write { key, parts, .. } | TransferKind::Serve { key, parts, .. } => {
                 self.regions.release(key);
                 self.part_failed(parts);
             }
-            XferKind::ReadHome { .. } | XferKind::Ahead { .. } => {}
+            TransferKind::ReadHome { .. } | TransferKind::Prefetch { .. } => {}
         }
     }
 
@@ -324,26 +326,26 @@ impl Core {
     /// or what came behind them would be taken for them: receives that match them fail. A peer that has left
     /// very many of those, in life after life, has no place for more. A stranger has none: any process could
     /// fail receives that are meant for others.
-    fn orphan_unexpected(&mut self, vci: u32, why: LinkError) {
-        let lost = |m: &&Unexpected| m.vc == vci && matches!(m.body, Body::Lost { .. });
+    fn orphan_unexpected(&mut self, peer_id: u32, why: LinkError) {
+        let lost = |m: &&Unexpected| m.peer == peer_id && matches!(m.body, Body::Lost { .. });
         let unexpected = [&self.tagged, &self.untagged].map(|matcher| matcher.unexpected.iter().map(|(_, m)| m));
-        let most = if self.is_stranger(vci) { 0 } else { UNMATCHED_LIMIT };
+        let most = if self.is_stranger(peer_id) { 0 } else { UNMATCHED_LIMIT };
         let mut places = most.saturating_sub(unexpected.into_iter().flatten().filter(lost).count());
         for matcher in [&mut self.tagged, &mut self.untagged] {
             let theirs: Vec<u32> =
-                matcher.unexpected.iter().filter(|(_, m)| m.vc == vci && !m.orphan).map(|(key, _)| key).collect();
+                matcher.unexpected.iter().filter(|(_, m)| m.peer == peer_id && !m.orphan).map(|(key, _)| key).collect();
             for key in theirs {
                 let Some(message) = matcher.unexpected.get_mut(key) else { continue };
                 message.orphan = true;
                 match &mut message.body {
                     Body::Eager { ack, .. } => *ack = None,
-                    Body::Rendezvous { len, .. } | Body::Ahead { len, .. }
+                    Body::Rendezvous { len, .. } | Body::Prefetch { len, .. }
                         if message.claimed.is_some() || planted!(Bug::LostPassedOver, places > 0, false) =>
                     {
                         places = places.saturating_sub(1);
                         message.body = Body::Lost { why, len: *len };
                     }
-                    Body::Rendezvous { .. } | Body::Ahead { .. } => {
+                    Body::Rendezvous { .. } | Body::Prefetch { .. } => {
                         matcher.unexpected.remove(key);
                     }
                     Body::Lost { .. } => {}
@@ -354,9 +356,9 @@ impl Core {
 
     /// Whether there is a link to that address: of several contexts of one endpoint, or after another
     /// endpoint has taken the place of one.
-    fn is_reached(&self, addr: Addr) -> bool {
-        let up = |vc: &Vc| vc.addr == addr && vc.is_in_use();
-        self.vcs.iter().any(up)
+    fn has_link_to(&self, addr: Addr) -> bool {
+        let up = |peer: &Peer| peer.addr == addr && peer.is_in_use();
+        self.peers.iter().any(up)
     }
 
     /// A receive that names the dead as its only source would wait for ever.
@@ -371,9 +373,9 @@ impl Core {
     }
 
     /// The device does not touch the memory of a transfer any more.
-    pub(crate) fn let_go(&mut self, token: u64) {
-        if let Some(held) = &mut self.held {
-            held.let_go(Holder::Transfer(token));
+    pub(crate) fn release_transfer(&mut self, token: u64) {
+        if let Some(registrations) = &mut self.registrations {
+            registrations.release(Holder::Transfer(token));
         }
     }
 
@@ -382,35 +384,35 @@ impl Core {
     /// Ends the operation if neither the peer nor the device still works on it.
     pub(crate) fn finish_op(&mut self, index: u32) {
         let Some(op) = self.ops.get(index) else { return };
-        let vci = op.vc;
+        let peer_id = op.peer;
         let pushing = planted!(Bug::PushStillReads, op.pushing > 0, false);
         if op.pending > 0 || pushing || op.assisting > 0 || !op.all_sent() {
             // A part that waits for the others may have its turn now.
-            if !self.vcs[vci as usize].tx_is_empty() {
-                self.activate(vci);
+            if !self.peers[peer_id as usize].tx_is_empty() {
+                self.activate(peer_id);
             }
             return;
         }
         let (parts, access, unmatched) = (op.parts(), op.kind != Kind::Send, op.awaits_match());
         complete_op(&mut self.completions, op, op.fault);
         self.ops.drop_item(index);
-        if let Some(held) = &mut self.held {
-            held.let_go_op(index);
+        if let Some(registrations) = &mut self.registrations {
+            registrations.release_op(index);
         }
-        let vc = &mut self.vcs[vci as usize];
-        vc.outstanding = vc.outstanding.saturating_sub(parts);
-        vc.unmatched = vc.unmatched.saturating_sub(u32::from(unmatched));
-        if access && let Some(more) = &mut vc.more {
-            more.accesses = more.accesses.saturating_sub(parts);
+        let peer = &mut self.peers[peer_id as usize];
+        peer.outstanding = peer.outstanding.saturating_sub(parts);
+        peer.unmatched = peer.unmatched.saturating_sub(u32::from(unmatched));
+        if access && let Some(extra) = &mut peer.extra {
+            extra.accesses = extra.accesses.saturating_sub(parts);
         }
-        if !vc.tx_is_empty() {
-            self.activate(vci);
+        if !peer.tx_is_empty() {
+            self.activate(peer_id);
         }
     }
 
     /// The operation if it is one of this peer's; anything else is a violation.
-    pub(crate) fn op_of(&mut self, vci: u32, index: u32) -> Result<&mut TxOp, Violation> {
-        self.ops.get_mut(index).filter(|op| op.vc == vci).ok_or(Violation)
+    pub(crate) fn op_of(&mut self, peer_id: u32, index: u32) -> Result<&mut TxOp, Violation> {
+        self.ops.get_mut(index).filter(|op| op.peer == peer_id).ok_or(Violation)
     }
 
     // ---- messages ----------------------------------------------------------------------------
@@ -418,13 +420,13 @@ impl Core {
     /// The connection whose messages the link carries.
     #[inline]
     pub(crate) fn carried_by(&self, link: LinkId) -> Option<u32> {
-        self.links.get(link.0 as usize).filter(|slot| slot.state == LinkState::Carrying).map(|slot| slot.vc)
+        self.links.get(link.0 as usize).filter(|slot| slot.state == LinkState::Carrying).map(|slot| slot.peer)
     }
 
     #[inline(never)]
     fn dispatch(&mut self, link: LinkId, bytes: &[u8]) -> Result<(), Violation> {
-        let (state, vci) = match self.links.get(link.0 as usize) {
-            Some(slot) => (slot.state, slot.vc),
+        let (state, peer_id) = match self.links.get(link.0 as usize) {
+            Some(slot) => (slot.state, slot.peer),
             None => return Ok(()),
         };
         if state == LinkState::Free {
@@ -449,88 +451,88 @@ impl Core {
             LinkState::Carrying => {}
             // Nonsense is not kept: it may have been the OPEN_OK, and nothing else would ever come.
             LinkState::Opening if head.kind <= wire::LAST_KIND && self.may_overtake(link) => {
-                self.too_early.push((link, bytes.to_vec()));
+                self.early_messages.push((link, bytes.to_vec()));
                 return Ok(());
             }
             _ => return Err(Violation),
         }
-        let vc = &mut self.vcs[vci as usize];
-        let waiting = vc.waiting.as_ref();
-        if waiting.is_some_and(|waiting| waiting.is_too_much()) {
+        let peer = &mut self.peers[peer_id as usize];
+        let queues = peer.queues.as_ref();
+        if queues.is_some_and(|queues| queues.is_too_much()) {
             return Err(Violation);
         }
         let seq = head.seq.get();
-        if seq == vc.rx_seq {
-            vc.rx_seq = seq.wrapping_add(1);
-            self.sequenced(vci, head, r)?;
-            if self.vcs[vci as usize].waiting.as_ref().is_some_and(|waiting| !waiting.early.is_empty()) {
-                return self.drain_early(vci);
+        if seq == peer.rx_seq {
+            peer.rx_seq = seq.wrapping_add(1);
+            self.on_sequenced(peer_id, head, r)?;
+            if self.peers[peer_id as usize].queues.as_ref().is_some_and(|queues| !queues.early.is_empty()) {
+                return self.drain_early(peer_id);
             }
             return Ok(());
         }
-        self.keep_early(vci, seq, bytes)
+        self.keep_early(peer_id, seq, bytes)
     }
 
     fn may_overtake(&mut self, link: LinkId) -> bool {
-        let room = self.too_early.len() < REORDER_LIMIT as usize;
-        room && self.link_mut(link).rising.as_ref().is_some_and(|rising| !rising.up.caps.ordered)
+        let room = self.early_messages.len() < REORDER_LIMIT as usize;
+        room && self.link_mut(link).pending.as_ref().is_some_and(|pending| !pending.up.caps.ordered)
     }
 
     #[cold]
-    fn keep_early(&mut self, vci: u32, seq: u32, bytes: &[u8]) -> Result<(), Violation> {
-        let vc = &mut self.vcs[vci as usize];
-        if vc.caps.can.contains(Can::ORDERED) {
+    fn keep_early(&mut self, peer_id: u32, seq: u32, bytes: &[u8]) -> Result<(), Violation> {
+        let peer = &mut self.peers[peer_id as usize];
+        if peer.caps.flags.contains(PathFlags::ORDERED) {
             return Err(Violation);
         }
-        let ahead = seq.wrapping_sub(vc.rx_seq);
+        let ahead = seq.wrapping_sub(peer.rx_seq);
         if ahead < REORDER_LIMIT {
-            self.waiting(vci).early.insert(seq, bytes.to_vec());
+            self.queues(peer_id).early.insert(seq, bytes.to_vec());
             Ok(())
-        } else if vc.rx_seq.wrapping_sub(seq) < REORDER_LIMIT {
+        } else if peer.rx_seq.wrapping_sub(seq) < REORDER_LIMIT {
             // A duplicate of a message that was taken before is ignored.
-            planted!(Bug::DuplicateTaken, Ok(()), self.take_again(vci, bytes))
+            planted!(Bug::DuplicateTaken, Ok(()), self.take_again(peer_id, bytes))
         } else {
             Err(Violation)
         }
     }
 
     /// Only the planted bug `DuplicateTaken` does this.
-    fn take_again(&mut self, vci: u32, bytes: &[u8]) -> Result<(), Violation> {
+    fn take_again(&mut self, peer_id: u32, bytes: &[u8]) -> Result<(), Violation> {
         let mut r = Reader(bytes);
         let head: Head = r.take().ok_or(Violation)?;
-        self.sequenced(vci, head, r)
+        self.on_sequenced(peer_id, head, r)
     }
 
     #[cold]
-    fn drain_early(&mut self, vci: u32) -> Result<(), Violation> {
+    fn drain_early(&mut self, peer_id: u32) -> Result<(), Violation> {
         loop {
-            let vc = &mut self.vcs[vci as usize];
-            let early = vc.waiting.as_mut().map(|waiting| &mut waiting.early);
-            let Some(bytes) = early.and_then(|early| early.remove(&vc.rx_seq)) else { return Ok(()) };
-            vc.rx_seq = vc.rx_seq.wrapping_add(1);
+            let peer = &mut self.peers[peer_id as usize];
+            let early = peer.queues.as_mut().map(|queues| &mut queues.early);
+            let Some(bytes) = early.and_then(|early| early.remove(&peer.rx_seq)) else { return Ok(()) };
+            peer.rx_seq = peer.rx_seq.wrapping_add(1);
             let mut r = Reader(&bytes);
             let head: Head = r.take().ok_or(Violation)?;
-            self.sequenced(vci, head, r)?;
+            self.on_sequenced(peer_id, head, r)?;
         }
     }
 
     /// One message of the connection's stream, in order.
-    fn sequenced(&mut self, vci: u32, head: Head, r: Reader<'_>) -> Result<(), Violation> {
+    fn on_sequenced(&mut self, peer_id: u32, head: Head, r: Reader<'_>) -> Result<(), Violation> {
         match head.kind {
-            kind::EAGER => self.on_eager(vci, head.flags, r),
-            kind::RTS => self.on_rts(vci, head.flags, r),
-            kind::CTS => self.on_cts(vci, r),
-            kind::FIN => self.on_fin(vci, r),
-            kind::ACK => self.on_ack(vci, head.flags, r),
-            kind::CREDIT => self.on_credit(vci, r),
-            kind::WRITE => self.on_write(vci, head.flags, r),
-            kind::WRITE_RTS => self.on_write_rts(vci, head.flags, r),
-            kind::READ => self.on_read(vci, head.flags, r, false),
-            kind::READ_BULK => self.on_read(vci, head.flags, r, true),
-            kind::READ_DATA => self.on_read_data(vci, r),
-            kind::ASSIST => self.on_assist(vci, r),
-            kind::ATOMIC => self.on_atomic(vci, head, r),
-            kind::RESULTS => self.on_results(vci, r),
+            kind::EAGER => self.on_eager(peer_id, head.flags, r),
+            kind::RTS => self.on_rts(peer_id, head.flags, r),
+            kind::CTS => self.on_cts(peer_id, r),
+            kind::FIN => self.on_fin(peer_id, r),
+            kind::ACK => self.on_ack(peer_id, head.flags, r),
+            kind::CREDIT => self.on_credit(peer_id, r),
+            kind::WRITE => self.on_write(peer_id, head.flags, r),
+            kind::WRITE_RTS => self.on_write_rts(peer_id, head.flags, r),
+            kind::READ => self.on_read(peer_id, head.flags, r, false),
+            kind::READ_BULK => self.on_read(peer_id, head.flags, r, true),
+            kind::READ_DATA => self.on_read_data(peer_id, r),
+            kind::ASSIST => self.on_assist(peer_id, r),
+            kind::ATOMIC => self.on_atomic(peer_id, head, r),
+            kind::RESULTS => self.on_results(peer_id, r),
             _ => Err(Violation),
         }
     }
@@ -575,27 +577,31 @@ fn complete_op(completions: &mut Vec<Completion>, op: &TxOp, fault: Option<Fault
     });
 }
 
-impl Sink for Core {
+impl Sink for State {
     fn up(&mut self, link: LinkId, info: LinkUp) {
         let slot = self.link_mut(link);
-        slot.rising = Some(Box::new(Rising::new(info)));
+        slot.pending = Some(Box::new(PendingLink::new(info)));
         if !info.initiator {
             slot.state = LinkState::Incoming;
-            slot.vc = u32::MAX;
-            self.expect_words(link);
+            slot.peer = u32::MAX;
+            self.limit_silent_links(link);
             return;
         }
-        if slot.state == LinkState::Asking {
-            return self.answered(link, &info.peer);
+        if slot.state == LinkState::Querying {
+            return self.query_answered(link, &info.peer);
         }
         if slot.state != LinkState::Dialing {
             return;
         }
         slot.state = LinkState::Opening;
-        let vci = slot.vc;
-        let vci = if self.vcs[vci as usize].name.is_full() { vci } else { self.learn_name(link, vci, &info.peer) };
-        if self.vcs[vci as usize].state == VcState::Connecting(link) {
-            self.introduce(link);
+        let peer_id = slot.peer;
+        let peer_id = if self.peers[peer_id as usize].name.is_full() {
+            peer_id
+        } else {
+            self.learn_name(link, peer_id, &info.peer)
+        };
+        if self.peers[peer_id as usize].state == PeerState::Connecting(link) {
+            self.send_first_message(link);
         }
     }
 
@@ -603,20 +609,20 @@ impl Sink for Core {
         self.link_lost(link, why);
         // The device has ended the link itself: it must not be told to close a number that it may reuse.
         self.link_work.retain(|w| w.link != link);
-        self.lingering.retain(|(other, _)| *other != link);
+        self.lingering_copies.retain(|(other, _)| *other != link);
     }
 
     #[inline(never)]
     fn message(&mut self, link: LinkId, bytes: &[u8]) {
-        if !self.eager_now(link, bytes) && self.dispatch(link, bytes).is_err() {
+        if !self.receive_eager_fast(link, bytes) && self.dispatch(link, bytes).is_err() {
             self.violated(link);
         }
     }
 
     fn place(&mut self, link: LinkId, window: u64, offset: u64, len: usize) -> Option<IovList> {
         // The engine may have let go of the link, of which the device hears after this poll: it is not closed twice.
-        let vci = self.links.get(link.0 as usize).filter(|slot| slot.state != LinkState::Free)?.vc;
-        match self.room_for(vci, window, offset, len) {
+        let peer_id = self.links.get(link.0 as usize).filter(|slot| slot.state != LinkState::Free)?.peer;
+        match self.room_for(peer_id, window, offset, len) {
             Ok(memory) => memory,
             Err(Violation) => {
                 self.violated(link);
@@ -626,20 +632,20 @@ impl Sink for Core {
     }
 
     fn placed(&mut self, link: LinkId, window: u64, _offset: u64, len: usize) {
-        let Some(vci) = self.links.get(link.0 as usize).map(|l| l.vc) else { return };
-        self.push_placed(vci, window, len);
+        let Some(peer_id) = self.links.get(link.0 as usize).map(|l| l.peer) else { return };
+        self.push_placed(peer_id, window, len);
     }
 
     fn peer(&self, link: LinkId) -> Option<EpName> {
         let slot = self.links.get(link.0 as usize)?;
-        let rising = || slot.rising.as_ref().map(|rising| rising.up.peer);
-        self.vcs.get(slot.vc as usize).map(|vc| vc.name).or_else(rising)
+        let pending = || slot.pending.as_ref().map(|pending| pending.up.peer);
+        self.peers.get(slot.peer as usize).map(|peer| peer.name).or_else(pending)
     }
 
     fn holds_more(&mut self, link: LinkId) {
-        let Some(vci) = self.carried_by(link) else { return };
-        if self.is_stranger(vci) {
-            self.activate(vci);
+        let Some(peer_id) = self.carried_by(link) else { return };
+        if self.is_stranger(peer_id) {
+            self.activate(peer_id);
         }
     }
 
@@ -650,10 +656,10 @@ impl Sink for Core {
     }
 
     fn done(&mut self, _link: LinkId, ctx: u64, result: Result<(), LinkError>) {
-        match Ctx::of(ctx) {
-            Ctx::Push(op) => self.push_done(op, result),
-            Ctx::Assist(op) => self.assist_done(op),
-            Ctx::Xfer(token) => self.xfer_done(token, result),
+        match DeviceContext::of(ctx) {
+            DeviceContext::Push(op) => self.push_done(op, result),
+            DeviceContext::Assist(op) => self.assist_done(op),
+            DeviceContext::Transfer(token) => self.transfer_done(token, result),
         }
     }
 }

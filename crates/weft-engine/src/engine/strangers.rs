@@ -1,13 +1,13 @@
 //! Memory and links that peers in no address vector may have altogether, however many names they have.
 //!
 //! Place in the data flow: [`crate::engine::links`] asks for the window of a new link, [`crate::engine::recv`] gives windows
-//! back and keeps announcements, [`crate::engine`] works off queues; afterwards each has [`Core::account`]
+//! back and keeps announcements, [`crate::engine`] works off queues; afterwards each has [`State::account`]
 //! look at the peer. A device that is short of descriptors asks for a link to end
 //! ([`crate::nic::Sink::spare_link`]).
 //!
 //! Windows: a stranger is granted little at first, and more each time it has used that, as long as the budget
 //! lasts. When others need the budget, its window shrinks again. The rest of the usual window is *withheld*:
-//! it counts as used (`Vc::rx_used`), so the paths of messages know nothing of it. Half of the budget is
+//! it counts as used (`Peer::rx_used`), so the paths of messages know nothing of it. Half of the budget is
 //! divided evenly, so that every stranger can send short messages. The other half goes to those that come
 //! first or send much; one peer gets at most an eighth of what is left of it.
 //!
@@ -19,8 +19,8 @@
 use crate::api::ADDR_NONE;
 use crate::engine::Engine;
 use crate::engine::links::{LinkState, LinkWork};
-use crate::engine::peer::{Deferred, Haul, Vc, VcState, Waiting};
-use crate::engine::state::Core;
+use crate::engine::peer::{BulkOp, Deferred, Peer, PeerQueues, PeerState};
+use crate::engine::state::State;
 use crate::name::EpName;
 use crate::nic::{LinkError, LinkId, Nic, Sink};
 
@@ -60,19 +60,19 @@ pub(crate) struct Strangers {
     crowded: u32,
 }
 
-impl Waiting {
+impl PeerQueues {
     /// Bytes that wait to leave.
-    fn held(&self) -> u64 {
-        let queues = self.deferred.len() * size_of::<Deferred>() + self.bulk.len() * size_of::<Haul>();
+    fn held_bytes(&self) -> u64 {
+        let queues = self.deferred.len() * size_of::<Deferred>() + self.bulk.len() * size_of::<BulkOp>();
         let answers = self.acks.len() * size_of::<u32>() + self.results.as_ref().map_or(0, |results| results.cost());
         (queues + answers) as u64 + u64::from(self.copied)
     }
 }
 
-impl Vc {
+impl Peer {
     /// Bytes of the usual window that the peer is not granted.
     pub(crate) fn withheld(&self) -> u64 {
-        self.more.as_ref().map_or(0, |more| more.withheld)
+        self.extra.as_ref().map_or(0, |extra| extra.withheld)
     }
 
     /// Bytes of its window to be given back.
@@ -88,13 +88,13 @@ impl Vc {
     /// From now on `withheld` bytes are not granted, and `owed` bytes are to be given back.
     fn withhold(&mut self, withheld: u64, owed: u64) {
         if withheld != self.withheld() {
-            self.more().withheld = withheld;
+            self.extra().withheld = withheld;
         }
         self.credit_owed = owed + withheld / 4;
     }
 }
 
-impl Core {
+impl State {
     fn budget(&self) -> u64 {
         self.config.stranger_bytes as u64
     }
@@ -105,8 +105,8 @@ impl Core {
     }
 
     /// The widest window that a stranger can have now.
-    fn widest(&self, vci: u32) -> u64 {
-        let own = self.vcs[vci as usize].more.as_ref().map_or(0, |more| more.stake.window);
+    fn max_window(&self, peer_id: u32) -> u64 {
+        let own = self.peers[peer_id as usize].extra.as_ref().map_or(0, |extra| extra.stake.window);
         let left = (self.budget() / 2).saturating_sub(self.strangers.total.window.saturating_sub(own));
         (self.even_share() + left / PEER_PART).min(self.config.window_bytes as u64)
     }
@@ -116,42 +116,42 @@ impl Core {
     }
 
     /// Bytes of the usual window withheld when a link comes up.
-    pub(crate) fn withheld_at_first(&self, vci: u32) -> u64 {
+    pub(crate) fn withheld_at_first(&self, peer_id: u32) -> u64 {
         // A link that is in use has been granted its window.
-        if !self.is_stranger(vci) || self.vcs[vci as usize].is_in_use() {
+        if !self.is_stranger(peer_id) || self.peers[peer_id as usize].is_in_use() {
             return 0;
         }
-        let most = self.widest(vci).min(self.first_window());
-        (self.config.window_bytes as u64).saturating_sub(most.max(self.vcs[vci as usize].rx_used))
+        let most = self.max_window(peer_id).min(self.first_window());
+        (self.config.window_bytes as u64).saturating_sub(most.max(self.peers[peer_id as usize].rx_used))
     }
 
     /// The peer of a new link has been granted its window but for that.
-    pub(crate) fn begin_stake(&mut self, vci: u32, withheld: u64) {
-        let vc = &mut self.vcs[vci as usize];
+    pub(crate) fn begin_stake(&mut self, peer_id: u32, withheld: u64) {
+        let peer = &mut self.peers[peer_id as usize];
         if withheld > 0 {
-            let owed = vc.credit_owed.saturating_sub(withheld);
-            vc.withhold(withheld, owed);
+            let owed = peer.credit_owed.saturating_sub(withheld);
+            peer.withhold(withheld, owed);
         }
-        if let Some(more) = &mut vc.more {
+        if let Some(extra) = &mut peer.extra {
             // It is not idle before it has been looked at twice.
-            more.activity = u32::MAX;
+            extra.activity = u32::MAX;
         }
-        self.account(vci);
+        self.account(peer_id);
     }
 
     /// A portion of a window is due: returns what is given back of it now. That of a stranger grows or shrinks.
-    pub(crate) fn take_owed(&mut self, vci: u32) -> u64 {
-        if !self.is_stranger(vci) {
-            let vc = &mut self.vcs[vci as usize];
-            let owed = std::mem::take(&mut vc.credit_owed);
-            vc.rx_used = vc.rx_used.saturating_sub(owed);
+    pub(crate) fn take_owed(&mut self, peer_id: u32) -> u64 {
+        if !self.is_stranger(peer_id) {
+            let peer = &mut self.peers[peer_id as usize];
+            let owed = std::mem::take(&mut peer.credit_owed);
+            peer.rx_used = peer.rx_used.saturating_sub(owed);
             return owed;
         }
-        let (widest, first) = (self.widest(vci), self.first_window());
-        let vc = &mut self.vcs[vci as usize];
-        let (withheld, owed) = (vc.withheld(), vc.owed());
+        let (max_window, first) = (self.max_window(peer_id), self.first_window());
+        let peer = &mut self.peers[peer_id as usize];
+        let (withheld, owed) = (peer.withheld(), peer.owed());
         let window = (self.config.window_bytes as u64).saturating_sub(withheld);
-        let wanted = widest.min((2 * window).max(first));
+        let wanted = max_window.min((2 * window).max(first));
         let (withheld, given) = if wanted > window {
             let more = withheld.min(wanted - window);
             (withheld - more, owed + more)
@@ -159,34 +159,34 @@ impl Core {
             let less = owed.min(window - wanted);
             (withheld + less, owed - less)
         };
-        vc.withhold(withheld, 0);
-        vc.rx_used = vc.rx_used.saturating_sub(given);
-        self.account(vci);
+        peer.withhold(withheld, 0);
+        peer.rx_used = peer.rx_used.saturating_sub(given);
+        self.account(peer_id);
         given
     }
 
     /// The peer is in an address vector now, and has the usual window.
-    pub(crate) fn end_stake(&mut self, vci: u32) {
-        let vc = &mut self.vcs[vci as usize];
-        let (withheld, owed) = (vc.withheld(), vc.owed());
+    pub(crate) fn end_stake(&mut self, peer_id: u32) {
+        let peer = &mut self.peers[peer_id as usize];
+        let (withheld, owed) = (peer.withheld(), peer.owed());
         if withheld > 0 {
-            vc.withhold(0, owed + withheld);
-            if vc.is_in_use() && vc.credit_owed >= self.config.window_quarter() {
-                self.send_window(vci);
+            peer.withhold(0, owed + withheld);
+            if peer.is_in_use() && peer.credit_owed >= self.config.window_quarter() {
+                self.send_window(peer_id);
             }
         }
-        self.account(vci);
+        self.account(peer_id);
     }
 
     /// Updates the sums after the stake of a peer has changed, or its place in an address vector.
-    pub(crate) fn account(&mut self, vci: u32) {
-        let now = self.stake(vci);
-        let vc = &mut self.vcs[vci as usize];
-        let before = vc.more.as_ref().map_or_else(Stake::default, |more| more.stake);
+    pub(crate) fn account(&mut self, peer_id: u32) {
+        let now = self.stake(peer_id);
+        let peer = &mut self.peers[peer_id as usize];
+        let before = peer.extra.as_ref().map_or_else(Stake::default, |extra| extra.stake);
         if now == before {
             return;
         }
-        vc.more().stake = now;
+        peer.extra().stake = now;
         let Strangers { total, freed, .. } = &mut self.strangers;
         total.window = total.window - before.window + now.window;
         total.kept = total.kept - before.kept + now.kept;
@@ -197,32 +197,35 @@ impl Core {
         }
     }
 
-    fn stake(&self, vci: u32) -> Stake {
-        let vc = &self.vcs[vci as usize];
-        if vc.state == VcState::Vacant || !self.is_stranger(vci) {
+    fn stake(&self, peer_id: u32) -> Stake {
+        let peer = &self.peers[peer_id as usize];
+        if peer.state == PeerState::Vacant || !self.is_stranger(peer_id) {
             return Stake::default();
         }
-        let window =
-            if vc.is_in_use() { (self.config.window_bytes as u64).saturating_sub(vc.withheld()) } else { vc.rx_used };
-        let queues = vc.waiting.as_ref().map_or(0, |waiting| waiting.held());
-        let (writing, device) = vc.more.as_ref().map_or((0, 0), |more| (more.writing, more.device_bytes));
-        let kept = u64::from(vc.rendezvous_waiting()) * ANNOUNCEMENT_BYTES + writing as u64 * WRITE_BYTES;
+        let window = if peer.is_in_use() {
+            (self.config.window_bytes as u64).saturating_sub(peer.withheld())
+        } else {
+            peer.rx_used
+        };
+        let queues = peer.queues.as_ref().map_or(0, |queues| queues.held_bytes());
+        let (writing, device) = peer.extra.as_ref().map_or((0, 0), |extra| (extra.writing, extra.device_bytes));
+        let kept = u64::from(peer.rendezvous_waiting()) * ANNOUNCEMENT_BYTES + writing as u64 * WRITE_BYTES;
         Stake { window: window.saturating_sub(self.even_share()), kept: kept + queues + device }
     }
 
     /// The sum of all stakes.
     pub(crate) fn all_stakes(&self) -> Stake {
-        let stakes = self.vcs.iter().filter_map(|vc| vc.more.as_ref()).map(|more| more.stake);
+        let stakes = self.peers.iter().filter_map(|peer| peer.extra.as_ref()).map(|extra| extra.stake);
         stakes.fold(Stake::default(), |sum, one| Stake { window: sum.window + one.window, kept: sum.kept + one.kept })
     }
 
     #[cold]
     fn enlarge_windows(&mut self) {
-        for vci in 0..u32::try_from(self.vcs.len()).unwrap_or(u32::MAX) {
-            let vc = &self.vcs[vci as usize];
-            let window = (self.config.window_bytes as u64).saturating_sub(vc.withheld());
-            if vc.withheld() > 0 && vc.is_in_use() && self.widest(vci) > window {
-                self.send_window(vci);
+        for peer_id in 0..u32::try_from(self.peers.len()).unwrap_or(u32::MAX) {
+            let peer = &self.peers[peer_id as usize];
+            let window = (self.config.window_bytes as u64).saturating_sub(peer.withheld());
+            if peer.withheld() > 0 && peer.is_in_use() && self.max_window(peer_id) > window {
+                self.send_window(peer_id);
             }
         }
     }
@@ -239,7 +242,9 @@ impl Core {
     pub(crate) fn evict_strangers(&mut self) {
         self.strangers.crowded = self.strangers.crowded.wrapping_add(1);
         for _ in 0..=self.config.max_strangers / EVICTED_PART {
-            let Some(link) = self.longest_quiet(IDLE_CALLS, |core, vci, _| !core.is_busy(vci)) else { return };
+            let Some(link) = self.find_idle_link(IDLE_CALLS, |state, peer_id, _| !state.is_busy(peer_id)) else {
+                return;
+            };
             self.link_lost(link, LinkError::Resources);
             self.link_work.push(LinkWork { link, message: None, close: true });
         }
@@ -248,23 +253,23 @@ impl Core {
     /// Of the strangers' links that are `wanted` the one on which nothing was said for longest, roughly: one
     /// on which something was since the search last came by, or since the last `calls` calls of others, is
     /// passed over.
-    fn longest_quiet(&mut self, calls: u32, wanted: impl Fn(&Self, u32, LinkId) -> bool) -> Option<LinkId> {
-        for _ in 0..2 * self.vcs.len() {
-            let hand = self.strangers.hand % self.vcs.len();
+    fn find_idle_link(&mut self, calls: u32, wanted: impl Fn(&Self, u32, LinkId) -> bool) -> Option<LinkId> {
+        for _ in 0..2 * self.peers.len() {
+            let hand = self.strangers.hand % self.peers.len();
             self.strangers.hand = hand + 1;
-            let vc = &mut self.vcs[hand];
-            let vci = u32::try_from(hand).unwrap_or(u32::MAX);
-            let (VcState::Up(link) | VcState::Greeting(link)) = vc.state else { continue };
-            if vc.addr != ADDR_NONE {
+            let peer = &mut self.peers[hand];
+            let peer_id = u32::try_from(hand).unwrap_or(u32::MAX);
+            let (PeerState::Up(link) | PeerState::Greeting(link)) = peer.state else { continue };
+            if peer.addr != ADDR_NONE {
                 continue;
             }
-            let activity = vc.rx_seq.wrapping_add(vc.tx_seq);
-            let more = vc.more();
-            if std::mem::replace(&mut more.activity, activity) != activity {
-                more.quiet_since = self.strangers.crowded;
+            let activity = peer.rx_seq.wrapping_add(peer.tx_seq);
+            let extra = peer.extra();
+            if std::mem::replace(&mut extra.activity, activity) != activity {
+                extra.quiet_since = self.strangers.crowded;
                 continue;
             }
-            if self.strangers.crowded.wrapping_sub(more.quiet_since) >= calls && wanted(self, vci, link) {
+            if self.strangers.crowded.wrapping_sub(extra.quiet_since) >= calls && wanted(self, peer_id, link) {
                 return Some(link);
             }
         }
@@ -272,13 +277,13 @@ impl Core {
     }
 
     /// Whether anything is under way with a peer, or waits here.
-    fn is_busy(&self, vci: u32) -> bool {
-        let vc = &self.vcs[vci as usize];
-        let waits = vc.rendezvous_waiting() > 0 || vc.unreceived() > 0;
+    fn is_busy(&self, peer_id: u32) -> bool {
+        let peer = &self.peers[peer_id as usize];
+        let waits = peer.rendezvous_waiting() > 0 || peer.unreceived() > 0;
         waits
-            || vc.outstanding > 0
-            || vc.waiting.as_ref().is_some_and(|queues| !queues.is_empty())
-            || self.xfers.iter().any(|xfer| xfer.vc == vci)
+            || peer.outstanding > 0
+            || peer.queues.as_ref().is_some_and(|queues| !queues.is_empty())
+            || self.transfers.iter().any(|transfer| transfer.peer == peer_id)
     }
 
     /// A link that may end so that a peer that is expected gets its descriptor: one on which nothing was
@@ -286,7 +291,7 @@ impl Core {
     pub(crate) fn dispensable_link(&mut self, candidates: &dyn Fn(LinkId) -> bool) -> Option<LinkId> {
         let silent = |link: &LinkId, unknown: &dyn Fn(&EpName) -> bool| {
             let slot = self.links.get(link.0 as usize).filter(|slot| slot.state == LinkState::Incoming);
-            candidates(*link) && slot.is_some() && self.rising_peer(*link).is_some_and(|peer| unknown(&peer))
+            candidates(*link) && slot.is_some() && self.pending_peer(*link).is_some_and(|peer| unknown(&peer))
         };
         let find = |unknown: &dyn Fn(&EpName) -> bool| self.silent.iter().position(|link| silent(link, unknown));
         // One that only says to be at an address is not the first to go.
@@ -297,41 +302,44 @@ impl Core {
         if !self.has_addresses() {
             return None;
         }
-        self.longest_quiet(0, |_, _, link| candidates(link))
+        self.find_idle_link(0, |_, _, link| candidates(link))
     }
 }
 
 impl<N: Nic> Engine<N> {
     /// Updates the sums after the device or the queues hold more or less for a stranger.
     #[cold]
-    pub(crate) fn weigh(&mut self, vci: u32) {
-        let vc = &self.core.vcs[vci as usize];
-        let device_bytes = vc.link().map_or(0, |link| self.nic.held_bytes(link) as u64);
-        if device_bytes > 0 || vc.more.is_some() {
-            self.core.vcs[vci as usize].more().device_bytes = device_bytes;
+    pub(crate) fn account_device(&mut self, peer_id: u32) {
+        let peer = &self.state.peers[peer_id as usize];
+        let device_bytes = peer.link().map_or(0, |link| self.nic.held_bytes(link) as u64);
+        if device_bytes > 0 || peer.extra.is_some() {
+            self.state.peers[peer_id as usize].extra().device_bytes = device_bytes;
         }
-        self.core.account(vci);
+        self.state.account(peer_id);
     }
 
     /// Strangers hold more than they may: those that hold most lose their links.
     #[cold]
-    pub(crate) fn relieve(&mut self) {
-        let vcis = 0..u32::try_from(self.core.vcs.len()).unwrap_or(u32::MAX);
+    pub(crate) fn shed_strangers(&mut self) {
+        let peer_ids = 0..u32::try_from(self.state.peers.len()).unwrap_or(u32::MAX);
         // Devices do not tell when they hold less.
-        for vci in vcis.clone() {
-            if self.core.vcs[vci as usize].addr == ADDR_NONE {
-                self.weigh(vci);
+        for peer_id in peer_ids.clone() {
+            if self.state.peers[peer_id as usize].addr == ADDR_NONE {
+                self.account_device(peer_id);
             }
         }
-        while self.core.strangers_exceed() {
-            let kept = |vci: &u32| self.core.vcs[*vci as usize].more.as_ref().map_or(0, |more| more.stake.kept);
-            let (Some(largest), before) = (vcis.clone().max_by_key(kept), self.core.strangers.total.kept) else {
+        while self.state.strangers_exceed() {
+            let kept =
+                |peer_id: &u32| self.state.peers[*peer_id as usize].extra.as_ref().map_or(0, |extra| extra.stake.kept);
+            let (Some(largest), before) = (peer_ids.clone().max_by_key(kept), self.state.strangers.total.kept) else {
                 return;
             };
-            let (VcState::Up(link) | VcState::Greeting(link)) = self.core.vcs[largest as usize].state else { return };
-            self.core.down(link, LinkError::Resources);
+            let (PeerState::Up(link) | PeerState::Greeting(link)) = self.state.peers[largest as usize].state else {
+                return;
+            };
+            self.state.down(link, LinkError::Resources);
             self.nic.discard(link);
-            if self.core.strangers.total.kept >= before {
+            if self.state.strangers.total.kept >= before {
                 return;
             }
         }

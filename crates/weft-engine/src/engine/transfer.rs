@@ -1,6 +1,6 @@
 //! Bulk data: what moves apart from the messages that announce it, on behalf of sends, writes and reads alike.
 //!
-//! Place in the data flow: `msg` and `rma` enter a transfer ([`crate::engine::ops::Xfer`]) and defer it; here it is
+//! Place in the data flow: `msg` and `rma` enter a transfer ([`crate::engine::ops::Transfer`]) and defer it; here it is
 //! given to the device as a get, a put or a push; what the device reports ends it here, and the operation
 //! with it.
 //!
@@ -21,11 +21,11 @@ use zerocopy::little_endian::U32;
 use crate::api::{Fault, Kind};
 use crate::bugs::planted;
 use crate::engine::Engine;
-use crate::engine::ops::{Phase, RecvInfo, XferKind, assist_ctx, push_ctx};
-use crate::engine::peer::{Answer, Can, Haul, PathCaps, REQUEST_LIMIT};
-use crate::engine::registrations::{Held, Holder};
+use crate::engine::ops::{Phase, RecvInfo, TransferKind, assist_ctx, push_ctx};
+use crate::engine::peer::{Answer, BulkOp, PathCaps, PathFlags, REQUEST_LIMIT};
+use crate::engine::registrations::{Holder, Registrations};
 use crate::engine::rma::part_iov;
-use crate::engine::state::{Core, Violation};
+use crate::engine::state::{State, Violation};
 use crate::mem::{self, Iov, IovList};
 use crate::nic::{Full, LinkError, Nic, RemoteIov, Share};
 use crate::wire::{self, Assist, Cts, Op, Reader, Short, WireIov, kind};
@@ -107,18 +107,19 @@ fn describable(iov: &[Iov], mailbox_bytes: usize) -> bool {
 /// it, and it is registered where it must be. It stays so until `holder` has ended.
 pub(crate) fn reachable<N: Nic>(
     nic: &mut N,
-    held: &mut Option<Box<Held>>,
+    registrations: &mut Option<Box<Registrations>>,
     caps: &PathCaps,
     holder: Holder,
     iov: &[Iov],
 ) -> bool {
-    if !caps.can.intersects(Can::GET.union(Can::PUT)) {
+    if !caps.flags.intersects(PathFlags::GET.union(PathFlags::PUT)) {
         return false;
     }
-    if !N::REGISTERS || !caps.can.contains(Can::REGISTERED) {
+    if !N::REGISTERS || !caps.flags.contains(PathFlags::REGISTERED) {
         return true;
     }
-    describable(iov, caps.mailbox_bytes as usize) && held.as_mut().is_some_and(|held| held.hold(nic, holder, iov))
+    describable(iov, caps.mailbox_bytes as usize)
+        && registrations.as_mut().is_some_and(|registrations| registrations.register(nic, holder, iov))
 }
 
 /// Our memory as the peer's device may reach it; empty (not directly reachable) if the list would be too long
@@ -138,103 +139,106 @@ fn cts_message(op: u32, part: u32, window: u64, len: u64) -> Short {
 
 impl<N: Nic> Engine<N> {
     /// Hands bulk data to the device, as much as it takes now.
-    #[inline(never)] // See `run_vc`.
-    pub(crate) fn run_bulk(&mut self, vci: u32) -> bool {
+    #[inline(never)] // See `run_peer`.
+    pub(crate) fn run_bulk(&mut self, peer_id: u32) -> bool {
         let mut moved = false;
-        while let Some(work) = self.core.waiting(vci).bulk.pop_front() {
+        while let Some(work) = self.state.queues(peer_id).bulk.pop_front() {
             let taken = match &work {
-                Haul::Transfer(token) | Haul::Fetch(token) => self.run_transfer(vci, *token),
-                Haul::Ask(token) => self.run_ask(vci, *token),
-                Haul::Push { op, part, window, len } => self.run_push(vci, *op, *part, *window, *len),
-                Haul::Assist { op, part, share, len, far } => self.run_assist(vci, *op, *part, *share, *len, far),
+                BulkOp::Transfer(token) | BulkOp::Fetch(token) => self.run_transfer(peer_id, *token),
+                BulkOp::RequestPush(token) => self.run_push_request(peer_id, *token),
+                BulkOp::Push { op, part, window, len } => self.run_push(peer_id, *op, *part, *window, *len),
+                BulkOp::Assist { op, part, share, len, far } => self.run_assist(peer_id, *op, *part, *share, *len, far),
             };
             if taken.is_err() {
-                self.core.waiting(vci).bulk.push_front(work);
+                self.state.queues(peer_id).bulk.push_front(work);
                 break;
             }
             moved = true;
-            self.core.hauled |= !matches!(work, Haul::Ask(_));
-            if matches!(work, Haul::Ask(_) | Haul::Fetch(_)) {
-                self.core.waiting(vci).matched -= 1;
+            self.state.bulk_started |= !matches!(work, BulkOp::RequestPush(_));
+            if matches!(work, BulkOp::RequestPush(_) | BulkOp::Fetch(_)) {
+                self.state.queues(peer_id).matched -= 1;
             }
         }
         moved
     }
 
     /// Asks the peer to push the bytes of a message.
-    fn run_ask(&mut self, vci: u32, token: u64) -> Result<(), Full> {
-        let Some(x) = self.core.xfers.get_mut(token) else { return Ok(()) };
-        let (XferKind::Recv { op, .. } | XferKind::Ahead { op, .. }) = x.kind else { return Ok(()) };
-        let ask = cts_message(op, 0, token, x.expect);
-        self.numbered(vci, ask.bytes(), &[])?;
-        self.core.xfers.open(token, token);
+    fn run_push_request(&mut self, peer_id: u32, token: u64) -> Result<(), Full> {
+        let Some(x) = self.state.transfers.get_mut(token) else { return Ok(()) };
+        let (TransferKind::Recv { op, .. } | TransferKind::Prefetch { op, .. }) = x.kind else { return Ok(()) };
+        let request = cts_message(op, 0, token, x.expect);
+        self.send_sequenced(peer_id, request.bytes(), &[])?;
+        self.state.transfers.open(token, token);
         Ok(())
     }
 
-    fn run_transfer(&mut self, vci: u32, token: u64) -> Result<(), Full> {
-        let Some(link) = self.core.vcs[vci as usize].link() else { return Ok(()) };
+    fn run_transfer(&mut self, peer_id: u32, token: u64) -> Result<(), Full> {
+        let Some(link) = self.state.peers[peer_id as usize].link() else { return Ok(()) };
         if N::REGISTERS
-            && self.core.vcs[vci as usize].caps.can.contains(Can::REGISTERED)
-            && !self.hold_transfer(token)
-            && self.core.by_push(token)
+            && self.state.peers[peer_id as usize].caps.flags.contains(PathFlags::REGISTERED)
+            && !self.register_transfer(token)
+            && self.state.by_push(token)
         {
             return Ok(());
         }
-        let Some(x) = self.core.xfers.get_mut(token) else { return Ok(()) };
+        let Some(x) = self.state.transfers.get_mut(token) else { return Ok(()) };
         let (share, op) = match x.kind {
-            XferKind::Recv { op, .. } => {
+            TransferKind::Recv { op, .. } => {
                 (self.nic.get(link, &x.iov, &x.remote, token)?, Op { op: op.into(), part: 0.into() })
             }
-            XferKind::Write { op, .. } => (self.nic.get(link, &x.iov, &x.remote, token)?, op),
-            XferKind::Serve { put: true, op, .. } => (self.nic.put(link, &x.iov, &x.remote, token)?, op),
-            XferKind::Serve { window, .. } => return self.nic.push(link, window, 0, &x.iov, token),
-            XferKind::ReadHome { .. } | XferKind::Ahead { .. } => return Ok(()),
+            TransferKind::Write { op, .. } => (self.nic.get(link, &x.iov, &x.remote, token)?, op),
+            TransferKind::Serve { put: true, op, .. } => (self.nic.put(link, &x.iov, &x.remote, token)?, op),
+            TransferKind::Serve { window, .. } => return self.nic.push(link, window, 0, &x.iov, token),
+            TransferKind::ReadHome { .. } | TransferKind::Prefetch { .. } => return Ok(()),
         };
         if let Some(share) = share {
-            self.ask_to_assist(vci, token, share, op);
+            self.ask_to_assist(peer_id, token, share, op);
         }
         Ok(())
     }
 
     /// Whether our side of a transfer is registered, where the device touches it.
-    fn hold_transfer(&mut self, token: u64) -> bool {
-        let (Some(x), Some(held)) = (self.core.xfers.get_mut(token), &mut self.core.held) else { return true };
+    fn register_transfer(&mut self, token: u64) -> bool {
+        let (Some(x), Some(registrations)) = (self.state.transfers.get_mut(token), &mut self.state.registrations)
+        else {
+            return true;
+        };
         match x.kind {
-            XferKind::Recv { .. } | XferKind::Write { .. } | XferKind::Serve { put: true, .. } => {
-                held.hold(&mut self.nic, Holder::Transfer(token), &x.iov)
+            TransferKind::Recv { .. } | TransferKind::Write { .. } | TransferKind::Serve { put: true, .. } => {
+                registrations.register(&mut self.nic, Holder::Transfer(token), &x.iov)
             }
-            XferKind::Serve { .. } | XferKind::ReadHome { .. } | XferKind::Ahead { .. } => true,
+            TransferKind::Serve { .. } | TransferKind::ReadHome { .. } | TransferKind::Prefetch { .. } => true,
         }
     }
 
     /// Asks the peer to help with a transfer. If the message cannot leave now, or would be long, we do without.
-    fn ask_to_assist(&mut self, vci: u32, token: u64, share: Share, op: Op) {
-        let Some(x) = self.core.xfers.get_mut(token) else { return };
+    fn ask_to_assist(&mut self, peer_id: u32, token: u64, share: Share, op: Op) {
+        let Some(x) = self.state.transfers.get_mut(token) else { return };
         if x.iov.len() > ASSIST_PIECES {
             return;
         }
-        let pieces = wire_iov(&x.iov, self.core.vcs[vci as usize].caps.mailbox_bytes as usize);
+        let pieces = wire_iov(&x.iov, self.state.peers[peer_id as usize].caps.mailbox_bytes as usize);
         let mut w = Short::new(kind::ASSIST, 0);
         let iov_count = U32::new(u32::try_from(pieces.len()).unwrap_or(0));
         w.put(&Assist { op, share: share.0.into(), iov_count, len: x.expect.into() });
         for piece in &pieces {
             w.put(piece);
         }
-        let _ = self.numbered(vci, w.bytes(), &[]);
+        let _ = self.send_sequenced(peer_id, w.bytes(), &[]);
     }
 
     fn run_assist(
         &mut self,
-        vci: u32,
+        peer_id: u32,
         index: u32,
         part: u32,
         share: Share,
         len: u64,
         far: &[RemoteIov],
     ) -> Result<(), Full> {
-        let Some(link) = self.core.vcs[vci as usize].link() else { return Ok(()) };
+        let Some(link) = self.state.peers[peer_id as usize].link() else { return Ok(()) };
         // The operation may have ended meanwhile: the peer did without us.
-        let Some(op) = self.core.ops.get_mut(index).filter(|op| op.vc == vci && op.awaits(part)) else {
+        let Some(op) = self.state.ops.get_mut(index).filter(|op| op.peer == peer_id && op.awaits(part)) else {
             return Ok(());
         };
         let iov = part_iov(op, part, len);
@@ -243,7 +247,13 @@ impl<N: Nic> Engine<N> {
             return Ok(());
         }
         // The peer knows of memory that is registered only, and asks for no other.
-        if N::REGISTERS && self.core.held.as_ref().is_some_and(|held| !held.holds(Holder::Part { op: index, part })) {
+        if N::REGISTERS
+            && self
+                .state
+                .registrations
+                .as_ref()
+                .is_some_and(|registrations| !registrations.is_registered(Holder::Part { op: index, part }))
+        {
             return Ok(());
         }
         self.nic.assist(link, share, op.kind != Kind::Read, &iov, far, assist_ctx(index))?;
@@ -251,17 +261,17 @@ impl<N: Nic> Engine<N> {
         Ok(())
     }
 
-    fn run_push(&mut self, vci: u32, index: u32, part: u32, window: u64, len: u64) -> Result<(), Full> {
-        let Some(link) = self.core.vcs[vci as usize].link() else { return Ok(()) };
-        let Some(op) = self.core.ops.get(index).filter(|op| op.vc == vci) else { return Ok(()) };
+    fn run_push(&mut self, peer_id: u32, index: u32, part: u32, window: u64, len: u64) -> Result<(), Full> {
+        let Some(link) = self.state.peers[peer_id as usize].link() else { return Ok(()) };
+        let Some(op) = self.state.ops.get(index).filter(|op| op.peer == peer_id) else { return Ok(()) };
         let iov = part_iov(op, part, len);
         self.nic.push(link, window, 0, &iov, push_ctx(index))?;
-        planted!(Bug::PushStillReads, self.core.finish_early(index));
+        planted!(Bug::PushStillReads, self.state.finish_early(index));
         Ok(())
     }
 }
 
-impl Core {
+impl State {
     /// Only the planted bug `PushStillReads` does this.
     fn finish_early(&mut self, index: u32) {
         if let Some(op) = self.ops.get_mut(index) {
@@ -273,82 +283,82 @@ impl Core {
 
 impl<N: Nic> Engine<N> {
     /// Pushes the bytes of a part whose announcement has just left.
-    pub(crate) fn push_behind(&mut self, vci: u32, index: u32, part: u32, iov: &[Iov]) {
-        let vc = &mut self.core.vcs[vci as usize];
-        let Some(link) = vc.link() else { return };
-        let window = vc.announcing();
-        vc.more().announcing += 1;
-        if let Some(op) = self.core.ops.get_mut(index) {
+    pub(crate) fn push_behind(&mut self, peer_id: u32, index: u32, part: u32, iov: &[Iov]) {
+        let peer = &mut self.state.peers[peer_id as usize];
+        let Some(link) = peer.link() else { return };
+        let window = peer.announcing();
+        peer.extra().announcing += 1;
+        if let Some(op) = self.state.ops.get_mut(index) {
             op.pushing += 1;
         }
-        let queued = vc.waiting.as_ref().is_some_and(|waiting| !waiting.bulk.is_empty());
+        let queued = peer.queues.as_ref().is_some_and(|queues| !queues.bulk.is_empty());
         if queued || self.nic.push(link, window, 0, iov, push_ctx(index)).is_err() {
             let len = mem::total_len(iov) as u64;
-            self.core.defer_bulk(vci, Haul::Push { op: index, part, window, len });
+            self.state.defer_bulk(peer_id, BulkOp::Push { op: index, part, window, len });
         }
     }
 }
 
-impl Core {
+impl State {
     /// The transfer that bytes for `window` belong to; `None`: they are to be thrown away. Only a write that
     /// was refused has such bytes. All bytes for a window that this side has named come before its transfer
     /// ends, so others are a violation: the window was never named, or its bytes have come, or a device of
     /// this side moves them.
-    fn pushed_into(&mut self, vci: u32, window: u64) -> Result<Option<u64>, Violation> {
-        let token = if window & ANNOUNCED == 0 { Some(window) } else { self.announced(vci, window)? };
+    fn pushed_into(&mut self, peer_id: u32, window: u64) -> Result<Option<u64>, Violation> {
+        let token = if window & ANNOUNCED == 0 { Some(window) } else { self.announced(peer_id, window)? };
         let Some(token) = token else { return Ok(None) };
-        let takes = self.xfers.get_mut(token).is_some_and(|x| x.vc == vci && x.takes(window));
+        let takes = self.transfers.get_mut(token).is_some_and(|x| x.peer == peer_id && x.takes(window));
         if takes { Ok(Some(token)) } else { Err(Violation) }
     }
 
     /// The memory for pushed bytes; `None`: they are to be thrown away.
     pub(crate) fn room_for(
         &mut self,
-        vci: u32,
+        peer_id: u32,
         window: u64,
         offset: u64,
         len: usize,
     ) -> Result<Option<IovList>, Violation> {
-        let Some(token) = self.pushed_into(vci, window)? else { return Ok(None) };
-        let Some(xfer) = self.xfers.get_mut(token) else { return Ok(None) };
+        let Some(token) = self.pushed_into(peer_id, window)? else { return Ok(None) };
+        let Some(transfer) = self.transfers.get_mut(token) else { return Ok(None) };
         let end = offset.checked_add(len as u64).ok_or(Violation)?;
         let start = usize::try_from(offset).map_err(|_| Violation)?;
-        if end <= xfer.expect { Ok(Some(mem::slice(&xfer.iov, start, len))) } else { Err(Violation) }
+        if end <= transfer.expect { Ok(Some(mem::slice(&transfer.iov, start, len))) } else { Err(Violation) }
     }
 
-    fn announced(&self, vci: u32, window: u64) -> Result<Option<u64>, Violation> {
-        let vc = self.vcs.get(vci as usize).ok_or(Violation)?;
-        let announced = &vc.more.as_ref().ok_or(Violation)?.announced;
+    fn announced(&self, peer_id: u32, window: u64) -> Result<Option<u64>, Violation> {
+        let peer = self.peers.get(peer_id as usize).ok_or(Violation)?;
+        let announced = &peer.extra.as_ref().ok_or(Violation)?.announced;
         let index = announced.index(window)?;
         let tokens = announced.tokens.as_ref();
         Ok(index.and_then(|index| tokens?.get(index).copied()).filter(|&token| token != 0))
     }
 
     /// Bytes of a push have been stored or thrown away.
-    pub(crate) fn push_placed(&mut self, vci: u32, window: u64, len: usize) {
-        let Ok(Some(token)) = self.pushed_into(vci, window) else { return };
-        let Some(xfer) = self.xfers.get_mut(token) else { return };
-        xfer.placed = xfer.placed.saturating_add(len as u64);
-        if xfer.placed < xfer.expect {
+    pub(crate) fn push_placed(&mut self, peer_id: u32, window: u64, len: usize) {
+        let Ok(Some(token)) = self.pushed_into(peer_id, window) else { return };
+        let Some(transfer) = self.transfers.get_mut(token) else { return };
+        transfer.placed = transfer.placed.saturating_add(len as u64);
+        if transfer.placed < transfer.expect {
             return;
         }
-        self.xfer_arrived(token);
+        self.transfer_arrived(token);
         if window != token {
-            self.vcs[vci as usize].more().announced.over(window);
+            self.peers[peer_id as usize].extra().announced.over(window);
         }
     }
 
     /// Asks the peer to push the bytes of a transfer.
-    pub(crate) fn cts(&mut self, vci: u32, op: u32, part: u32, window: u64, len: u64) {
-        self.xfers.open(window, window);
-        self.defer_message(vci, &cts_message(op, part, window, len));
+    pub(crate) fn queue_cts(&mut self, peer_id: u32, op: u32, part: u32, window: u64, len: u64) {
+        self.transfers.open(window, window);
+        self.defer_message(peer_id, &cts_message(op, part, window, len));
     }
 
-    pub(crate) fn on_cts(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
+    pub(crate) fn on_cts(&mut self, peer_id: u32, mut r: Reader<'_>) -> Result<(), Violation> {
         let cts: Cts = r.take().ok_or(Violation)?;
         let (index, part, len) = (cts.op.op.get(), cts.op.part.get(), cts.len.get());
-        let caps = self.vcs[vci as usize].caps;
-        let op = self.op_of(vci, index)?;
+        let caps = self.peers[peer_id as usize].caps;
+        let op = self.op_of(peer_id, index)?;
         match op.kind {
             Kind::Send if op.phase == Phase::AwaitCts && len <= op.len => {
                 op.phase = Phase::Pushing(caps.answer_to(op.flags) != Answer::Nothing);
@@ -362,27 +372,27 @@ impl Core {
             _ => return Err(Violation),
         }
         op.pushing += 1;
-        self.defer_bulk(vci, Haul::Push { op: index, part, window: cts.window.get(), len });
+        self.defer_bulk(peer_id, BulkOp::Push { op: index, part, window: cts.window.get(), len });
         Ok(())
     }
 
     /// The peer asks for help with one of our operations. The operation may have ended meanwhile, where the
     /// peer's device failed and its push overtook this message; then another may have its number, and the
     /// share, which has ended, helps nobody.
-    pub(crate) fn on_assist(&mut self, vci: u32, mut r: Reader<'_>) -> Result<(), Violation> {
-        let ask: Assist = r.take().ok_or(Violation)?;
-        let far = r.take_iov(ask.iov_count.get()).ok_or(Violation)?;
+    pub(crate) fn on_assist(&mut self, peer_id: u32, mut r: Reader<'_>) -> Result<(), Violation> {
+        let request: Assist = r.take().ok_or(Violation)?;
+        let far = r.take_iov(request.iov_count.get()).ok_or(Violation)?;
         let described = wire::described_bytes(&far);
-        let (index, part, len) = (ask.op.op.get(), ask.op.part.get(), ask.len.get());
+        let (index, part, len) = (request.op.op.get(), request.op.part.get(), request.len.get());
         if described != Some(len) {
             return Err(Violation);
         }
-        let caps = self.vcs[vci as usize].caps;
-        if let Ok(op) = self.op_of(vci, index)
+        let caps = self.peers[peer_id as usize].caps;
+        if let Ok(op) = self.op_of(peer_id, index)
             && op.awaits(part)
-            && caps.can.contains(if op.kind == Kind::Read { Can::GET } else { Can::PUT })
+            && caps.flags.contains(if op.kind == Kind::Read { PathFlags::GET } else { PathFlags::PUT })
         {
-            self.defer_bulk(vci, Haul::Assist { op: index, part, share: Share(ask.share.get()), len, far });
+            self.defer_bulk(peer_id, BulkOp::Assist { op: index, part, share: Share(request.share.get()), len, far });
         }
         Ok(())
     }
@@ -395,31 +405,31 @@ impl Core {
     }
 
     /// All pushed bytes of a transfer are here.
-    pub(crate) fn xfer_arrived(&mut self, token: u64) {
-        let Some(x) = self.xfers.remove(token) else { return };
+    pub(crate) fn transfer_arrived(&mut self, token: u64) {
+        let Some(x) = self.transfers.remove(token) else { return };
         match x.kind {
-            XferKind::Recv { info, op, ack } => {
+            TransferKind::Recv { info, op, ack } => {
                 if let Some(staged) = x.staged {
                     let bytes = staged.bytes.into_bytes();
                     mem::scatter(&staged.into, 0, bytes.get(..info.stored).unwrap_or(&bytes));
-                    self.return_window(x.vc, bytes.len());
+                    self.return_window(x.peer, bytes.len());
                 }
-                self.received(&info, x.vc);
+                self.received(&info, x.peer);
                 if ack {
-                    self.ack(x.vc, op);
+                    self.queue_ack(x.peer, op);
                 }
             }
-            XferKind::Ahead { .. } => self.arrived_ahead(x.vc, token, x.kind, x.staged),
-            XferKind::Write { .. } => self.write_arrived(x.vc, x.kind, x.expect),
-            XferKind::ReadHome { op } => {
-                if let Ok(mine) = self.op_of(x.vc, op) {
+            TransferKind::Prefetch { .. } => self.prefetch_arrived(x.peer, token, x.kind, x.staged),
+            TransferKind::Write { .. } => self.write_arrived(x.peer, x.kind, x.expect),
+            TransferKind::ReadHome { op } => {
+                if let Ok(mine) = self.op_of(x.peer, op) {
                     mine.pending = mine.pending.saturating_sub(1);
                     mine.pushing = mine.pushing.saturating_sub(1);
                     self.finish_op(op);
                 }
             }
             // Nobody may push into what is being read.
-            XferKind::Serve { .. } => {}
+            TransferKind::Serve { .. } => {}
         }
     }
 
@@ -427,55 +437,55 @@ impl Core {
     /// they are or where they go. True: the peer has been asked to push them. False: the pushing is ours,
     /// when the transfer is handed to the device.
     fn by_push(&mut self, token: u64) -> bool {
-        let Some(x) = self.xfers.get_mut(token) else { return true };
-        let (vci, expect) = (x.vc, x.expect);
+        let Some(x) = self.transfers.get_mut(token) else { return true };
+        let (peer_id, expect) = (x.peer, x.expect);
         match x.kind {
-            XferKind::Recv { op, .. } => self.cts(vci, op, 0, token, expect),
-            XferKind::Write { op, .. } => self.cts(vci, op.op.get(), op.part.get(), token, expect),
-            XferKind::Serve { op, key, window, parts, .. } => {
-                x.kind = XferKind::Serve { op, key, window, put: false, parts };
+            TransferKind::Recv { op, .. } => self.queue_cts(peer_id, op, 0, token, expect),
+            TransferKind::Write { op, .. } => self.queue_cts(peer_id, op.op.get(), op.part.get(), token, expect),
+            TransferKind::Serve { op, key, window, parts, .. } => {
+                x.kind = TransferKind::Serve { op, key, window, put: false, parts };
                 return false;
             }
-            XferKind::ReadHome { .. } | XferKind::Ahead { .. } => {}
+            TransferKind::ReadHome { .. } | TransferKind::Prefetch { .. } => {}
         }
         true
     }
 
     /// The device has finished a get, a put, or a push that serves a read.
-    pub(crate) fn xfer_done(&mut self, token: u64, result: Result<(), LinkError>) {
-        self.let_go(token);
-        let Some(x) = self.xfers.get_mut(token) else { return };
-        let (vci, what, expect) = (x.vc, x.kind, x.expect);
+    pub(crate) fn transfer_done(&mut self, token: u64, result: Result<(), LinkError>) {
+        self.release_transfer(token);
+        let Some(x) = self.transfers.get_mut(token) else { return };
+        let (peer_id, what, expect) = (x.peer, x.kind, x.expect);
         match (result, what) {
-            (Ok(()), XferKind::Recv { info, op, .. }) => {
-                self.xfers.remove(token);
-                self.received(&info, vci);
-                self.ack(vci, op);
+            (Ok(()), TransferKind::Recv { info, op, .. }) => {
+                self.transfers.remove(token);
+                self.received(&info, peer_id);
+                self.queue_ack(peer_id, op);
             }
-            (Ok(()), XferKind::Write { .. }) => {
-                self.xfers.remove(token);
-                self.write_arrived(vci, what, expect);
+            (Ok(()), TransferKind::Write { .. }) => {
+                self.transfers.remove(token);
+                self.write_arrived(peer_id, what, expect);
             }
-            (Ok(()), XferKind::Serve { .. }) => {
-                self.xfers.remove(token);
-                self.read_served(vci, what, expect);
+            (Ok(()), TransferKind::Serve { .. }) => {
+                self.transfers.remove(token);
+                self.read_served(peer_id, what, expect);
             }
             // The receive has no memory that can be written. To push the bytes would not help.
-            (Err(LinkError::Access), XferKind::Recv { info, op, .. }) if self.regions.is_no_memory(&x.iov) => {
-                self.xfers.remove(token);
-                let src = self.vcs[vci as usize].addr;
+            (Err(LinkError::Access), TransferKind::Recv { info, op, .. }) if self.regions.is_no_memory(&x.iov) => {
+                self.transfers.remove(token);
+                let src = self.peers[peer_id as usize].addr;
                 self.complete_recv(&RecvInfo { stored: 0, ..info }, src, Some(Fault::NoMemory));
-                self.ack(vci, op);
+                self.queue_ack(peer_id, op);
             }
             // Direct access was probed, yet failed: from now on the bytes travel through the device's own memory.
-            (Err(LinkError::Access), XferKind::Recv { .. } | XferKind::Write { .. }) => {
-                self.vcs[vci as usize].caps.can.remove(Can::GET);
+            (Err(LinkError::Access), TransferKind::Recv { .. } | TransferKind::Write { .. }) => {
+                self.peers[peer_id as usize].caps.flags.remove(PathFlags::GET);
                 self.by_push(token);
             }
-            (Err(LinkError::Access), XferKind::Serve { put: true, .. }) => {
-                self.vcs[vci as usize].caps.can.remove(Can::PUT);
+            (Err(LinkError::Access), TransferKind::Serve { put: true, .. }) => {
+                self.peers[peer_id as usize].caps.flags.remove(PathFlags::PUT);
                 self.by_push(token);
-                self.defer_bulk(vci, Haul::Transfer(token));
+                self.defer_bulk(peer_id, BulkOp::Transfer(token));
             }
             // The link is about to end, and `down` will clean up.
             (_, _) => {}

@@ -16,7 +16,7 @@ use rustc_hash::FxHashMap;
 use slab::Slab;
 use weft_engine::api::{ADDR_NONE, Completion, Context, Fault, Kind, OpFlags, SendOp};
 use weft_engine::mem;
-use weft_engine::{Leaving, Peers};
+use weft_engine::{PeerNames, PooledReleases};
 use weft_fi_sys as sys;
 
 use crate::abi::errno::Errno;
@@ -415,10 +415,10 @@ impl Routes {
     /// Hands on the completions behind the first `done`, and empties the list. True: programs can go on.
     #[inline(never)]
     fn deliver_rest(&self, engine: &mut Eng, done: usize) -> bool {
-        let (completions, peers, leaving) = engine.outcome();
+        let (completions, peers, releases) = engine.outcome();
         let rest = completions.get_mut(done..).unwrap_or_default();
         let (fired, connection) =
-            if leaving.is_empty() { self.hand_on(rest, peers) } else { self.hand_on_leaving(rest, peers, leaving) };
+            if releases.is_empty() { self.hand_on(rest, peers) } else { self.hand_on_leaving(rest, peers, releases) };
         completions.clear();
         if connection {
             self.report_connection(engine);
@@ -432,13 +432,13 @@ impl Routes {
     fn hand_on_leaving(
         &self,
         completions: &mut [Completion],
-        peers: Peers<'_>,
-        mut leaving: Leaving<'_>,
+        peers: PeerNames<'_>,
+        mut releases: PooledReleases<'_>,
     ) -> (bool, bool) {
         let mut outcome = (false, false);
         for completion in completions {
             let left =
-                completion.flags.contains(OpFlags::POOLED).then(|| leaving.next(&mut completion.flags)).flatten();
+                completion.flags.contains(OpFlags::POOLED).then(|| releases.next(&mut completion.flags)).flatten();
             let (fired, connection) = self.hand_on(std::slice::from_ref(completion), peers);
             drop(left);
             outcome = (outcome.0 | fired, outcome.1 | connection);
@@ -448,7 +448,7 @@ impl Routes {
 
     /// Whether programs can go on, and whether there is news of the connection.
     #[inline(always)]
-    fn hand_on(&self, completions: &[Completion], peers: Peers<'_>) -> (bool, bool) {
+    fn hand_on(&self, completions: &[Completion], peers: PeerNames<'_>) -> (bool, bool) {
         let (mut fired, mut connection) = (false, false);
         // The queue that the last entry went to stays locked for the next one.
         let mut open: Option<Appender<'_>> = None;
@@ -548,7 +548,7 @@ impl Routes {
 
     /// What an error entry says about a fault.
     #[cold]
-    fn failure(&self, fault: Fault, peers: Peers<'_>) -> Failure {
+    fn failure(&self, fault: Fault, peers: PeerNames<'_>) -> Failure {
         self.failures.update(|failures| failures + u64::from(is_failure(fault)));
         let olen = if let Fault::Truncated(bytes) = fault { bytes } else { 0 };
         let source = if let Fault::Stranger(number) = fault { peers.name(number) } else { None };

@@ -24,7 +24,7 @@ use rustix::process::getpid;
 use rustix::time::{ClockId, clock_gettime};
 use weft_engine::name::EpName;
 use weft_engine::nic::LinkId;
-use weft_engine::stats::{PeerReport, PeerState, Report};
+use weft_engine::stats::{LinkStatus, PeerReport, Report};
 use weft_nic::Stats;
 use weft_os::memfile;
 
@@ -197,9 +197,9 @@ fn endpoint(of: &EpName, report: &Report, around: &Around, stats: &Stats) -> End
 fn peer(report: &PeerReport, device: impl FnOnce(LinkId) -> Option<&'static str>) -> Peer {
     let [ip_high, ip_low, port, id] = name(&report.name);
     let (state, device) = match report.state {
-        PeerState::Idle => (0, None),
-        PeerState::Connecting => (1, None),
-        PeerState::Up(link) => (2, device(link)),
+        LinkStatus::Idle => (0, None),
+        LinkStatus::Connecting => (1, None),
+        LinkStatus::Up(link) => (2, device(link)),
     };
     Peer {
         ip_high,
@@ -324,7 +324,7 @@ mod tests {
         let report = PeerReport {
             name: somebody(),
             addr: 1,
-            state: PeerState::Up(LinkId(77)),
+            state: LinkStatus::Up(LinkId(77)),
             sent: Flow { messages: 3, bytes: 4, rendezvous: 5, accesses: 6, access_bytes: 7 },
             received: Flow { messages: 8, bytes: 9, rendezvous: 10, accesses: 11, access_bytes: 12 },
             matched_on_arrival: 13,
@@ -370,7 +370,7 @@ mod tests {
             matched_on_posting: 14,
         };
         assert_eq!(found, expected);
-        let idle = peer(&PeerReport { state: PeerState::Idle, ..report }, |_| Some("shm"));
+        let idle = peer(&PeerReport { state: LinkStatus::Idle, ..report }, |_| Some("shm"));
         assert_eq!((idle.state_name(), idle.device_name()), ("idle", None));
     }
 }
