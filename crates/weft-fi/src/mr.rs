@@ -1,19 +1,19 @@
 //! Memory registration (fi_mr(3)).
 //!
-//! Place in the data flow: `fi_mr_reg` and its kin make an [`Mr`] and, where peers get access, a [`Region`] that
-//! the domain hands to its endpoints; `fi_close` takes it back. Local use needs no registration, and a descriptor
-//! is never looked at.
+//! Place in the data flow: `fi_mr_reg` and its variants make an [`Mr`]. With remote access they also make a
+//! [`Region`], which the domain passes to its endpoints; `fi_close` removes it. Local use needs no
+//! registration, and descriptors are never read.
 //!
-//! Modes (fi_domain(3), mr_mode). Unless the client's mode says otherwise, the client chooses the key, and peers
-//! address a region by offset. FI_MR_BASIC and FI_MR_VIRT_ADDR: by virtual address. FI_MR_BASIC and FI_MR_PROV_KEY:
-//! we choose the key. FI_MR_ENDPOINT: a region is bound to an endpoint and then enabled. FI_MR_RMA_EVENT with the
-//! flag FI_RMA_EVENT: it is bound to counters and then enabled. The other bits promise something that we do not
-//! need.
+//! Modes (fi_domain(3), mr_mode). By default the client chooses the key, and peers address a region by
+//! offset. With FI_MR_BASIC and FI_MR_VIRT_ADDR, peers use virtual addresses. With FI_MR_BASIC and
+//! FI_MR_PROV_KEY, the provider chooses the key. With FI_MR_ENDPOINT, a region is bound to an endpoint and
+//! then enabled. With FI_MR_RMA_EVENT and the flag FI_RMA_EVENT, it is bound to counters and then enabled.
+//! The other bits are promises of the client that weft does not need.
 //!
-//! Invariants: while a region is open its key is unique in the domain (-FI_ENOKEY); registrations without
-//! remote access have no region and their keys are not compared. A region with an authorization key, its own
-//! or the domain's, is reached through endpoints with the same key. `fi_mr_reg(NULL, ~0)` is allowed: offsets
-//! are then addresses.
+//! Invariants: the key of an open region is unique in the domain (-FI_ENOKEY). Registrations without remote
+//! access have no region, and their keys are not compared. A region with an authorization key, its own or the
+//! domain's, is accessible through endpoints with the same key. `fi_mr_reg(NULL, ~0)` is allowed: offsets are
+//! then addresses.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -35,15 +35,15 @@ use crate::info::IOV_LIMIT;
 use crate::info::hints::AUTH_KEY_LIMIT_BYTES;
 use crate::info::network::KEYS_SINCE;
 
-/// Access that concerns peers.
+/// The kinds of access by peers.
 const REMOTE: u64 = sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE;
-/// All access that a client may name.
+/// All kinds of access that a client may request.
 const ACCESS: u64 = REMOTE | sys::FI_SEND | sys::FI_RECV | sys::FI_READ | sys::FI_WRITE | sys::FI_COLLECTIVE;
-/// Flags of registration that mean something, or nothing that harms: FI_HMEM_DEVICE_ONLY and _HOST_ALLOC say how device
-/// memory was made, bit 41 (FI_MR_SINGLE_USE) is a hint.
+/// The flags of registration that are accepted. FI_HMEM_DEVICE_ONLY and _HOST_ALLOC describe how device
+/// memory was allocated. Bit 41 (FI_MR_SINGLE_USE) is a hint.
 const FLAGS: u64 = sys::FI_RMA_EVENT | sys::FI_HMEM_DEVICE_ONLY | sys::FI_HMEM_HOST_ALLOC | FI_MR_SINGLE_USE;
 const FI_MR_SINGLE_USE: u64 = 1 << 41;
-/// Since this API version `fi_mr_attr` has the field `iface`.
+/// The first API version in which `fi_mr_attr` has the field `iface`.
 const VERSION_WITH_IFACE: u32 = sys::version(1, 10);
 
 /// A registered region.
@@ -58,15 +58,15 @@ pub(crate) struct Mr {
     domain: Hold<Domain>,
 }
 
-/// Where a region is between registration and close.
+/// The state of a registration.
 struct State {
-    /// What `enable` hands to the domain; `None` once it has, or if peers get no access.
+    /// The region that `enable` passes to the domain; `None` afterwards, and without remote access.
     waiting: Option<Region>,
-    /// Endpoints must have it, too.
+    /// The authorization key that endpoints must have, too.
     auth_key: Option<Vec<u8>>,
-    /// Whether the domain has it.
+    /// Whether the domain has the region.
     active: bool,
-    /// Counters that were bound before it was enabled.
+    /// The counters that are bound to the region.
     counters: RegionCounters,
     /// The endpoint to which it belongs (FI_MR_ENDPOINT).
     endpoint: Option<Hold<Ep>>,
@@ -92,7 +92,7 @@ unsafe impl Object for Mr {
     }
 }
 
-/// What the three ways to register have in common.
+/// The arguments of the three registration functions.
 struct Request {
     iov: IovList,
     access: u64,
@@ -103,7 +103,7 @@ struct Request {
     auth_key: Option<Vec<u8>>,
 }
 
-/// Registers, and reports that to the domain's event queue where the client asked for it.
+/// Registers memory, and passes the region to the domain unless it has to be bound first.
 fn register(domain: Hold<Domain>, request: Request) -> Result<Arc<Mr>, Errno> {
     if request.access & !ACCESS != 0 || request.offset != 0 {
         return Err(Errno::INVAL);
@@ -136,9 +136,10 @@ fn register(domain: Hold<Domain>, request: Request) -> Result<Arc<Mr>, Errno> {
         uses: Uses::new(),
         domain,
     });
-    // A descriptor must not be null for clients that check it, and need not mean anything: it is the region itself.
+    // Some clients require a descriptor that is not null. Its value has no meaning; it is the address of the
+    // region.
     let descriptor = Arc::as_ptr(&mr).cast_mut().cast::<c_void>();
-    // SAFETY: nobody else has seen the object yet.
+    // SAFETY: no other thread has seen the object yet.
     unsafe { (*mr.head.get()).mem_desc = descriptor };
     let later =
         bits & sys::FI_MR_ENDPOINT != 0 || (bits & sys::FI_MR_RMA_EVENT != 0 && request.flags & sys::FI_RMA_EVENT != 0);
@@ -149,8 +150,8 @@ fn register(domain: Hold<Domain>, request: Request) -> Result<Arc<Mr>, Errno> {
 }
 
 impl Mr {
-    /// Hands the region to the domain. Enabling twice changes nothing. Where regions belong to endpoints, one of none
-    /// stays disabled: it would be everybody's.
+    /// Passes the region to the domain. A second call has no effect. With FI_MR_ENDPOINT, a region without an
+    /// endpoint is refused: every endpoint would get it.
     fn enable(&self) -> Result<(), Errno> {
         let mut state = self.state.lock();
         let Some(region) = state.waiting.clone() else { return Ok(()) };
@@ -166,7 +167,7 @@ impl Mr {
         Ok(())
     }
 
-    /// Raises a counter when peers read (FI_REMOTE_READ) or write (FI_REMOTE_WRITE).
+    /// Binds a counter that counts reads by peers (FI_REMOTE_READ) or writes by peers (FI_REMOTE_WRITE).
     fn bind_counter(&self, counter: &Hold<Cntr>, flags: u64) -> Result<(), Errno> {
         if flags & !REMOTE != 0 {
             return Err(Errno::BADFLAGS);
@@ -178,7 +179,9 @@ impl Mr {
             return Err(Errno::DOMAIN);
         }
         if self.domain.caps() & sys::FI_RMA_EVENT == 0 {
-            log::info!("fi_mr_bind: counters at regions need the capability FI_RMA_EVENT; open the domain with it");
+            log::info!(
+                "fi_mr_bind: counters bound to regions need the capability FI_RMA_EVENT; open the domain with it"
+            );
             return Err(Errno::OPNOTSUPP);
         }
         let change = |counters: &mut RegionCounters| {
@@ -194,7 +197,7 @@ impl Mr {
         if state.active { self.domain.count_region(self.key, change) } else { Ok(()) }
     }
 
-    /// Belongs to one endpoint from now on. Without FI_MR_ENDPOINT the region is active already and the binding
+    /// Binds the region to one endpoint. Without FI_MR_ENDPOINT the region is already active, and the binding
     /// only keeps the endpoint open.
     fn bind_endpoint(&self, endpoint: Hold<Ep>) -> Result<(), Errno> {
         if !endpoint.domain().same(&self.domain) {
@@ -215,31 +218,32 @@ pub(crate) static OPS: sys::fi_ops_mr =
 
 static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ..noop::FID };
 
-/// Registers for a C function.
+/// Implements the three C functions: registers memory and reports the registration to the domain's event
+/// queue if the client requested that.
 ///
 /// # Safety
-/// `fid` is the client's domain, `out` null or valid for a write.
+/// `fid` is the client's domain; `out` is null or valid for a write.
 unsafe fn register_for(fid: *mut sys::fid, request: Request, out: *mut *mut sys::fid_mr) -> Result<c_int, Errno> {
     let place = object::place(out)?;
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller's promise.
     let domain = unsafe { Hold::<Domain>::of_fid(fid) }?;
     let events = domain.registration_events();
     let context = request.context as usize;
     let mr = register(domain, request)?;
     let address = Arc::as_ptr(&mr) as usize;
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller's promise.
     let result = unsafe { object::give(mr, place) };
     if let Some(eq) = events {
-        // The client's pointer is written before it can read the event.
+        // The client's pointer is written before the client can read the event.
         eq.report(sys::FI_MR_COMPLETE, address, context, 0);
     }
     Ok(result)
 }
 
-/// The pieces of a client's vector.
+/// Converts a client's vector.
 ///
 /// # Safety
-/// `iov` is null or has `count` elements, which describe memory that the client owns.
+/// `iov` is null or has `count` elements, which describe memory of the client.
 unsafe fn pieces(iov: *const libc::iovec, count: usize) -> Result<IovList, Errno> {
     if count > IOV_LIMIT || (iov.is_null() && count > 0) {
         return Err(Errno::INVAL);
@@ -247,9 +251,10 @@ unsafe fn pieces(iov: *const libc::iovec, count: usize) -> Result<IovList, Errno
     if count == 0 {
         return Ok(IovList::new());
     }
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller's promise.
     let vector = unsafe { std::slice::from_raw_parts(iov, count) };
-    // SAFETY: the client promises by registering that peers may access the memory until it closes the region.
+    // SAFETY: by registering, the client promises that peers may access the memory until it closes the
+    // region.
     Ok(vector.iter().map(|piece| unsafe { Iov::new(piece.iov_base.cast(), piece.iov_len) }).collect())
 }
 
@@ -307,7 +312,7 @@ struct AttrHead {
 
 const _: () = assert!(size_of::<AttrHead>() == std::mem::offset_of!(sys::fi_mr_attr, auth_key_size));
 
-/// The interfaces of fi_mr(3) by which memory is not the process's own.
+/// The interfaces of fi_mr(3) that denote device memory.
 const DEVICE_MEMORY: [sys::fi_hmem_iface; 5] =
     [sys::FI_HMEM_CUDA, sys::FI_HMEM_ROCR, sys::FI_HMEM_ZE, sys::FI_HMEM_NEURON, sys::FI_HMEM_SYNAPSEAI];
 
@@ -321,22 +326,23 @@ unsafe extern "C" fn regattr(
         let attr = NonNull::new(attr.cast_mut()).ok_or(Errno::INVAL)?.as_ptr();
         // SAFETY: the client's domain.
         let api = unsafe { object::borrow_fid::<Domain>(fid) }?.api_version();
-        // The client allocated the structure, as long as its API version has it: fields are read one by one.
+        // The structure has the length of the client's API version, so its fields are read one by one.
         if api >= VERSION_WITH_IFACE {
-            // SAFETY: the field is there in this version.
+            // SAFETY: this version has the field.
             let iface = unsafe { (*attr).iface };
-            // It is to be ignored, as FI_HMEM is not there; but memory of a device would be touched as if it were ours.
+            // Without FI_HMEM the field should be ignored. But device memory would then be accessed like host
+            // memory.
             if DEVICE_MEMORY.contains(&iface) {
                 return Err(Errno::NOSYS);
             }
         }
         let auth_key = if api >= KEYS_SINCE {
-            // SAFETY: these fields are there in this version; the key is the client's, of the length that it says.
+            // SAFETY: this version has these fields; the key belongs to the client and has the given length.
             unsafe { authorization(attr) }?
         } else {
             None
         };
-        // SAFETY: these fields are there in every version.
+        // SAFETY: every version has these fields.
         let AttrHead { mr_iov, iov_count, access, offset, requested_key, context } =
             unsafe { attr.cast::<AttrHead>().read() };
         // SAFETY: the client's vector.
@@ -347,12 +353,12 @@ unsafe extern "C" fn regattr(
     })
 }
 
-/// The authorization key of a region. -FI_EINVAL for one that no endpoint can have.
+/// The authorization key of a region. Returns -FI_EINVAL for a key that no endpoint can have.
 ///
 /// # Safety
-/// `attr` has the fields of a key, which is readable at the length that it says.
+/// `attr` has the fields of a key, and the key is readable in its given length.
 unsafe fn authorization(attr: *const sys::fi_mr_attr) -> Result<Option<Vec<u8>>, Errno> {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller's promise.
     let len = unsafe { (*attr).auth_key_size };
     if len == 0 {
         return Ok(None);
@@ -373,7 +379,7 @@ unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
     })
 }
 
-/// `fi_mr_bind`: a counter, or an endpoint.
+/// Implements `fi_mr_bind` with a counter or an endpoint.
 unsafe extern "C" fn bind(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -> c_int {
     object::guard("fi_mr_bind", || {
         // SAFETY: the client's region.
@@ -384,21 +390,21 @@ unsafe extern "C" fn bind(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -
             // SAFETY: as above.
             mr.bind_counter(&unsafe { Hold::of_fid(bfid) }?, flags)?;
         } else {
-            // SAFETY: as above; anything else than an endpoint is refused by its class.
+            // SAFETY: as above. Objects of another class than endpoints are refused.
             mr.bind_endpoint(unsafe { Hold::of_fid(bfid) }?)?;
         }
         Ok(0)
     })
 }
 
-/// `fi_control`: fi_mr_enable, fi_mr_refresh, fi_mr_raw_attr.
+/// Implements `fi_control`: fi_mr_enable, fi_mr_refresh and fi_mr_raw_attr.
 unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_void) -> c_int {
     object::guard("fi_control(mr)", || {
         // SAFETY: the client's region.
         let mr = unsafe { object::borrow_fid::<Mr>(fid) }?;
         match command.cast_unsigned() {
             sys::FI_ENABLE => mr.enable()?,
-            // Pages are looked up anew at every access.
+            // Pages are looked up at every access, so there is nothing to refresh.
             sys::FI_REFRESH => {}
             sys::FI_GET_RAW_MR => {
                 let raw = NonNull::new(arg.cast::<sys::fi_mr_raw_attr>()).ok_or(Errno::INVAL)?;
@@ -412,7 +418,7 @@ unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_voi
 }
 
 impl Mr {
-    /// The key as bytes, for clients that handle keys of any length.
+    /// Returns the key as bytes, for clients that handle keys of any length.
     fn raw_key(&self, raw: &sys::fi_mr_raw_attr) -> Result<(), Errno> {
         let size = NonNull::new(raw.key_size).ok_or(Errno::INVAL)?;
         // SAFETY: the client's length of its buffer.
@@ -422,10 +428,10 @@ impl Mr {
         if room < size_of::<u64>() || raw.raw_key.is_null() {
             return Err(Errno::TOOSMALL);
         }
-        // SAFETY: the client's buffer, of the length that was just checked.
+        // SAFETY: the client's buffer, whose length was checked above.
         unsafe { raw.raw_key.cast::<u64>().write_unaligned(self.key) };
         if let Some(base) = NonNull::new(raw.base_addr) {
-            // SAFETY: the client's place for the address.
+            // SAFETY: the client's variable for the address.
             unsafe { base.write(self.base) };
         }
         Ok(())

@@ -1,13 +1,14 @@
-//! Passive endpoints (fi_endpoint(3), fi_cm(3)): who listens for calls, and the calls themselves
-//! (`fi_info.handle` of FI_CONNREQ).
+//! Passive endpoints (fi_endpoint(3), fi_cm(3)), which listen for connection requests, and the requests
+//! themselves (`fi_info.handle` of FI_CONNREQ).
 //!
-//! Place in the data flow: `fi_passive_ep` → [`Pep`]; `fi_listen` gives its [`Listener`] an engine, which
-//! reading the event queue drives ([`crate::eq::drivers`]) and which reports calls there. `fi_endpoint` with
-//! a call's handle makes the endpoint that calls back ([`crate::endpoint::connection`]).
+//! Place in the data flow: `fi_passive_ep` → [`Pep`]. `fi_listen` gives its [`Listener`] an engine. Reads of
+//! the event queue make progress on that engine ([`crate::eq::drivers`]), and it reports requests to the
+//! queue. `fi_endpoint` with a request's handle makes the endpoint that accepts by connecting back
+//! ([`crate::endpoint::connection`]).
 //!
-//! Invariants: handles that clients hand in are looked up and never followed. A call that has been answered
-//! keeps the listener's devices alive until the connection is made, whatever becomes of the passive endpoint:
-//! the caller would take their end for a refusal.
+//! Invariants: handles from clients are looked up and never dereferenced. An answered request keeps the
+//! listener's devices alive until the connection is established, even if the passive endpoint is closed. The
+//! caller would take the end of the devices for a rejection.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -42,7 +43,7 @@ use crate::info::network::Network;
 use crate::params::Params;
 use crate::sleep::wait::Waker;
 
-/// Calls that wait for an answer, unless the client says otherwise (FI_BACKLOG).
+/// Default number of requests that wait for an answer (FI_BACKLOG).
 const BACKLOG: usize = 1024;
 
 /// A passive endpoint.
@@ -89,69 +90,69 @@ unsafe impl Object for Pep {
     }
 }
 
-/// What changes before listening.
+/// The state that may change before listening.
 struct Setup {
-    /// The address that the client chose, and the one that there is.
+    /// The address that the client chose.
     local: Option<EpName>,
     name: Option<EpName>,
-    /// Set up to have an address.
+    /// Created early to determine the address.
     devices: Option<Box<Devices>>,
     eq: Option<Hold<Eq>>,
     backlog: usize,
     listening: bool,
 }
 
-/// The passive endpoints that are open.
+/// The open passive endpoints.
 static OPEN: Instances = Instances::new();
-/// The calls that clients may answer.
+/// The requests that clients have not answered.
 static CALLS: Mutex<Vec<Arc<Request>>> = Mutex::new(Vec::new());
 
-/// What listens.
+/// The listening part of a passive endpoint. Requests keep it alive.
 pub(crate) struct Listener {
     me: Weak<Self>,
     engine: Mutex<Option<Box<Eng>>>,
-    /// Who relies on the devices being parked. Changed with the engine locked.
+    /// The number of sleepers that depend on parked devices. Changed with the engine locked.
     sleepers: AtomicUsize,
     reports: Mutex<Option<Reports>>,
-    /// What the answer to the client's fi_getinfo was, for calls.
+    /// The client's `fi_info`, which is copied for each request.
     template: Mutex<Info>,
     format: Format,
     close_timeout: Duration,
 }
 
-/// Where calls are reported.
+/// The destination of reported requests.
 struct Reports {
     eq: Hold<Eq>,
-    /// The passive endpoint, as a number.
+    /// The address of the passive endpoint.
     fid: usize,
 }
 
-/// A call.
+/// A connection request.
 #[repr(C)]
 pub(crate) struct Request {
     head: Head<sys::fid>,
     listener: Arc<Listener>,
     number: u64,
-    /// Who calls.
+    /// The name of the caller.
     pub(crate) peer: EpName,
-    /// The address that was called.
+    /// The address at which the request arrived.
     pub(crate) listens_at: EpName,
     answered: AtomicBool,
 }
 
 impl Request {
-    /// What clients know it by.
+    /// The handle by which clients refer to the request.
     fn handle(&self) -> usize {
         self.head.get().expose_provenance()
     }
 
-    /// It is answered, which can be done once.
+    /// Marks the request as answered. Fails if it was answered before.
     fn take(&self) -> Result<(), Errno> {
         CALLS.lock().retain(|call| !std::ptr::eq(Arc::as_ptr(call), self));
         if self.answered.swap(true, Ordering::AcqRel) { Err(Errno::OPBADSTATE) } else { Ok(()) }
     }
 
-    /// An endpoint of ours calls back.
+    /// Accepts the request: an endpoint of this process connects back.
     pub(crate) fn answer(&self) -> Result<(), Errno> {
         self.take()?;
         if let Some(engine) = &mut *self.listener.engine.lock() {
@@ -160,7 +161,8 @@ impl Request {
         Ok(())
     }
 
-    /// The endpoint of ours that calls back has failed, or is closed: the caller is told.
+    /// Rejects an accepted request: the endpoint that connects back has failed or is closed. The caller is
+    /// notified.
     pub(crate) fn abandon(&self) {
         if let Some(engine) = &mut *self.listener.engine.lock() {
             engine.abandon(self.number);
@@ -176,22 +178,21 @@ impl Request {
     }
 }
 
-/// The call that a handle names.
+/// The request with this handle.
 pub(crate) fn request(handle: usize) -> Option<Arc<Request>> {
     CALLS.lock().iter().find(|call| call.handle() == handle).cloned()
 }
 
-/// The devices and the address of the passive endpoint that a handle names, which does not listen: another
-/// endpoint takes them over.
+/// Takes the devices and the address of a passive endpoint that does not listen, for another endpoint.
 pub(crate) fn surrender(handle: usize) -> Result<(Option<Box<Devices>>, Option<EpName>), Errno> {
     if !OPEN.contains(handle) {
         log::info!(
-            "fi_endpoint: the handle is neither a call that waits (its caller may have gone) nor an open passive endpoint; pass that \
-             of an fi_info as it came"
+            "fi_endpoint: the handle is neither a pending connection request (its caller may have gone) nor an open passive endpoint; pass the handle \
+             of an fi_info unchanged"
         );
         return Err(Errno::INVAL);
     }
-    // SAFETY: one of ours that is open; the client does not close it while it uses it.
+    // SAFETY: an open object of ours, which the client does not close during the call.
     let pep = unsafe { object::borrow_fid::<Pep>(std::ptr::with_exposed_provenance_mut(handle)) }?;
     let mut setup = pep.setup.lock();
     if setup.listening {
@@ -209,21 +210,22 @@ impl Drop for Listener {
 }
 
 impl Listener {
-    /// One round. Returns 0 when nothing happened.
+    /// Makes one round of progress. Returns 0 if nothing happened.
     fn round(&self, engine: &mut Eng) -> usize {
         let done = engine.progress();
         self.report(engine);
         done
     }
 
-    /// Somebody has polled, who may now go away, while others rely on the devices' parking, which that has ended.
+    /// Notifies sleepers after a poll by another thread, which has ended the parking and may make no further
+    /// poll.
     fn notify_sleepers(&self) {
         if self.sleepers.load(Ordering::Relaxed) > 0 {
             self.reports.lock().as_ref().inspect(|reports| reports.eq.notify());
         }
     }
 
-    /// Hands calls on to the event queue.
+    /// Reports requests to the event queue.
     #[inline(never)]
     fn report(&self, engine: &mut Eng) {
         engine.completions().clear();
@@ -242,7 +244,7 @@ impl Listener {
             });
             let info = reports.as_ref().and_then(|reports| Some((reports, self.describe(&request)?)));
             let Some((Reports { eq, fid }, info)) = info else {
-                // Nobody to ask, or no memory.
+                // There is no event queue, or no memory.
                 let _ = engine.reject(call, &[]);
                 continue;
             };
@@ -251,14 +253,14 @@ impl Listener {
         }
     }
 
-    /// The `fi_info` with which to open the endpoint that answers.
+    /// The `fi_info` for opening the endpoint that accepts the request.
     fn describe(&self, request: &Request) -> Option<Info> {
         let template = self.template.lock();
         let info = template.copy()?;
-        // SAFETY: a fresh structure that nobody else has seen.
+        // SAFETY: a fresh structure that no other thread has seen.
         let out = unsafe { &mut *info.as_ptr() };
         let (src, dest) = (self.format.encode(&request.listens_at).ok()?, self.format.encode(&request.peer).ok()?);
-        // SAFETY: the host's structure has its addresses from the C library.
+        // SAFETY: the addresses in the host's structure were allocated by the C library.
         unsafe { host::set_address(&mut out.src_addr, &mut out.src_addrlen, &src) }?;
         // SAFETY: as above.
         unsafe { host::set_address(&mut out.dest_addr, &mut out.dest_addrlen, &dest) }?;
@@ -306,7 +308,7 @@ impl Driver for Listener {
     }
 }
 
-/// `fi_passive_ep`.
+/// Implements `fi_passive_ep`.
 pub(crate) unsafe extern "C" fn open(
     fabric: *mut sys::fid_fabric,
     info: *mut sys::fi_info,
@@ -330,7 +332,7 @@ pub(crate) unsafe extern "C" fn open(
 
 fn open_passive(fabric: Hold<Fabric>, hints: &Hints, template: Info, context: *mut c_void) -> Result<Arc<Pep>, Errno> {
     if hints.ep.and_then(|attr| EpType::from_raw(attr.type_)) != Some(EpType::Msg) {
-        log::info!("fi_passive_ep: only endpoints of type FI_EP_MSG listen; ask for that type");
+        log::info!("fi_passive_ep: only endpoints of type FI_EP_MSG listen; request that type");
         return Err(Errno::INVAL);
     }
     let format = Format::from_raw(hints.addr_format).ok_or(Errno::INVAL)?;
@@ -365,7 +367,7 @@ fn open_passive(fabric: Hold<Fabric>, hints: &Hints, template: Info, context: *m
 }
 
 impl Pep {
-    /// Has devices set up, so that there is an address.
+    /// Creates the devices, which determine the address.
     fn settle(&self, setup: &mut Setup) -> Result<(), Errno> {
         if setup.devices.is_none() {
             let config = devices_config(self.params, &self.network, setup.local, true, true);
@@ -384,7 +386,7 @@ impl Pep {
         setup.devices = None;
         setup.local = Some(decode_local(self.listener.format, bytes)?);
         self.settle(&mut setup)?;
-        // Whoever takes the address over has the port, too.
+        // An endpoint that takes the address over gets the port, too.
         setup.local = setup.name.map(|name| EpName::service(name.socket()));
         Ok(())
     }
@@ -433,7 +435,7 @@ impl Pep {
     }
 }
 
-/// Calls are no objects that clients could do anything with.
+/// Requests have no operations that clients could call.
 static CALL_OPS: sys::fi_ops = noop::FID;
 
 static FID_OPS: sys::fi_ops = sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ..noop::FID };
@@ -462,7 +464,7 @@ unsafe extern "C" fn bind(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -
         if flags != 0 {
             return Err(Errno::BADFLAGS);
         }
-        // SAFETY: an object of the client's; another class than that of event queues is refused.
+        // SAFETY: an object of the client. Objects of another class than event queues are refused.
         pep.bind_eq(unsafe { Hold::<Eq>::of_fid(bfid) }?).map(|()| 0)
     })
 }
