@@ -1,12 +1,14 @@
-//! Domains (fi_domain(3)): what endpoints, queues, address vectors and memory regions have in common.
+//! Domains (fi_domain(3)): the common properties and resources of endpoints, queues, address vectors and
+//! memory regions.
 //!
-//! Place in the data flow: `fi_domain` → [`open`]. A domain is asked for its properties when its objects are
-//! opened; on data paths it does not appear. Memory regions belong to the domain but are reached through endpoints,
-//! each of which has an engine of its own: the domain hands every region to every endpoint
-//! ([`Domain::add_region`]), and an endpoint that is enabled later all that there are ([`Domain::attach`]).
+//! Place in the data flow: `fi_domain` → [`open`]. Objects read the domain's properties when they are opened;
+//! data paths do not involve the domain. Memory regions belong to the domain but are accessed through
+//! endpoints, each of which has its own engine. The domain therefore passes every region to every endpoint
+//! ([`Domain::add_region`]). An endpoint that is enabled later gets all existing regions
+//! ([`Domain::attach`]).
 //!
-//! Invariants: lock order is regions, then an endpoint's engine, also that of one that is closing. `close`
-//! answers -FI_EBUSY while any object of the domain is open.
+//! Invariants: the lock of the regions comes before that of an endpoint's engine, also of a closing
+//! endpoint's. `close` returns -FI_EBUSY while any object of the domain is open.
 
 mod instance;
 
@@ -50,54 +52,55 @@ pub(crate) struct Domain {
     head: Head<sys::fid_domain>,
     api_version: u32,
     caps: u64,
-    /// Opened for endpoints of type FI_EP_MSG.
+    /// Whether the domain was opened for endpoints of type FI_EP_MSG.
     connections: bool,
     threading: sys::fi_threading,
-    /// There may be scalable endpoints.
+    /// Whether the client may open scalable endpoints.
     scalable: bool,
     mr_mode: c_int,
     av_type: sys::fi_av_type,
     format: Format,
     params: &'static Params,
-    /// What endpoints ask of the network by default.
+    /// The default network settings of endpoints.
     network: Network,
     auto: Option<Arc<AutoProgress>>,
     meter: Arc<Meter>,
-    /// Datagrams that endpoints have dropped which are closed by now.
+    /// Datagrams dropped by endpoints that are closed by now.
     dropped: AtomicU64,
-    /// What waits for counters.
+    /// The programs that wait for counters.
     work: Arc<WorkQueue>,
     shared: Mutex<Shared>,
-    /// Bound by `fi_domain_bind`, and whether registrations are reported there (FI_REG_MR).
+    /// The queue bound by `fi_domain_bind`, and whether registrations are reported there (FI_REG_MR).
     eq: Mutex<Option<(Hold<Eq>, bool)>>,
     uses: Uses,
     fabric: Hold<Fabric>,
 }
 
-/// FI_KEY_NOTAVAIL: what fi_mr_key(3) answers where there is no key.
+/// FI_KEY_NOTAVAIL: the result of fi_mr_key(3) if there is no key.
 const KEY_NOT_AVAILABLE: u64 = u64::MAX;
 
-/// What endpoints and regions share.
+/// The state shared by endpoints and regions.
 #[derive(Default)]
 struct Shared {
     cells: Vec<Weak<EndpointCell>>,
     regions: FxHashMap<u64, Registered>,
-    /// Counters that drive every endpoint.
+    /// Counters whose reading makes progress on every endpoint.
     drivers: Vec<Weak<Cntr>>,
-    /// Of endpoints that are closing: peers may still be served there.
+    /// The engines of closing endpoints, which may still serve peers.
     closing: Vec<Closing>,
 }
 
-/// An engine that its endpoint has given up, and which still finishes what was accepted.
+/// The engine of a closing endpoint, which still completes accepted operations.
 pub(crate) type Closing = Arc<Mutex<Box<Eng>>>;
 
-/// A region that peers can reach.
+/// A region that peers can access.
 pub(crate) struct Registered {
     pub(crate) region: Region,
     pub(crate) counters: RegionCounters,
-    /// The endpoint to which it belongs (FI_MR_ENDPOINT); all of the domain's otherwise.
+    /// The endpoint to which the region belongs (FI_MR_ENDPOINT). Without one it belongs to all endpoints of
+    /// the domain.
     pub(crate) only: Option<Weak<EndpointCell>>,
-    /// Peers reach it through endpoints with this authorization key, if any.
+    /// The authorization key of endpoints through which peers can access the region, if any.
     pub(crate) auth_key: Option<Vec<u8>>,
 }
 
@@ -126,15 +129,15 @@ unsafe impl Object for Domain {
 
 static OPEN: Instances = Instances::new();
 
-/// Nobody holds the list of threads for so long who goes on.
+/// A live thread never holds the list of threads for this long.
 const STUCK: Duration = Duration::from_millis(100);
 
-/// The threads of all domains, for a client that ends without closing them.
+/// The progress threads of all domains, for clients that exit without closing them.
 static THREADS: Mutex<Vec<Weak<AutoProgress>>> = Mutex::new(Vec::new());
 
-/// Ends every thread of a host's domains.
+/// Stops all threads of a host's domains.
 pub(crate) fn stop_all(host: Option<&Host>) {
-    // In a forked child, or in a handler of a signal, whoever holds it may never go on.
+    // In a forked child, or in a signal handler, the thread that holds the lock may never continue.
     let of_host = |thread: &mut Weak<AutoProgress>| thread.upgrade().is_none_or(|thread| thread.is_of(host));
     let threads = THREADS.try_lock_for(STUCK).map(|mut threads| threads.extract_if(.., of_host).collect::<Vec<_>>());
     for thread in threads.into_iter().flatten() {
@@ -144,18 +147,18 @@ pub(crate) fn stop_all(host: Option<&Host>) {
     }
 }
 
-/// `fi_domain`.
+/// Implements `fi_domain`.
 pub(crate) unsafe extern "C" fn open(
     fabric: *mut sys::fid_fabric,
     info: *mut sys::fi_info,
     domain: *mut *mut sys::fid_domain,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the same arguments.
+    // SAFETY: the arguments are passed unchanged.
     unsafe { open2(fabric, info, domain, 0, context) }
 }
 
-/// `fi_domain2`.
+/// Implements `fi_domain2`.
 pub(crate) unsafe extern "C" fn open2(
     fabric: *mut sys::fid_fabric,
     info: *mut sys::fi_info,
@@ -165,7 +168,7 @@ pub(crate) unsafe extern "C" fn open2(
 ) -> c_int {
     object::guard("fi_domain", || {
         let place = object::place(domain)?;
-        // Flags would ask for a peer domain, which is not offered.
+        // The flags would request a peer domain, which is not supported.
         if flags != 0 {
             return Err(Errno::BADFLAGS);
         }
@@ -184,8 +187,8 @@ fn open_domain(fabric: Hold<Fabric>, info: Box<Hints>, context: *mut c_void) -> 
     let params = Params::load();
     params.check()?;
     let network = Network::of_domain(api_version, &info)?;
-    // The same decision as in fi_getinfo: a client may have changed what it was given. Bits of mr_mode that it set
-    // or left stand for how it will register, so they are kept.
+    // The selection of fi_getinfo is repeated, because the client may have changed the structure. Bits of
+    // mr_mode that the client has set or left describe how it will register, so they are kept.
     let asked_mode = info.domain.map_or(0, |attr| attr.mr_mode);
     let offer = info::offer::Offer::select(api_version, Some(&info), params)?;
     let attr = &offer.domain;
@@ -226,10 +229,10 @@ fn open_domain(fabric: Hold<Fabric>, info: Box<Hints>, context: *mut c_void) -> 
     Ok(domain)
 }
 
-/// How an endpoint sets up its devices.
+/// The configuration of an endpoint's devices.
 ///
-/// `local`: the address that the client chose, if it did. `open`: peers need no more than that address. `shm`:
-/// shared memory may be used.
+/// `local`: the address chosen by the client, if any. `open`: peers may connect with knowledge of the address
+/// only. `shm`: shared memory may be used.
 pub(crate) fn devices_config(
     params: &Params,
     network: &Network,
@@ -242,7 +245,7 @@ pub(crate) fn devices_config(
     weft_nic::Config {
         iface: params.iface.clone(),
         listen: chosen,
-        // An explicit service is the user's choice to be reachable by those who know only that.
+        // With an explicit service, the user wants to be reachable by peers that know only the service.
         open: open || chosen.is_some_and(|socket| socket.port() != 0),
         job_key,
         traffic_class: network.traffic_class,
@@ -261,7 +264,7 @@ pub(crate) fn devices_config(
 }
 
 impl Domain {
-    /// The API version that the client asked for.
+    /// The API version that the client requested.
     pub(crate) const fn api_version(&self) -> u32 {
         self.api_version
     }
@@ -271,38 +274,38 @@ impl Domain {
         &self.fabric
     }
 
-    /// The capabilities that the `fi_info` had with which the domain was opened.
+    /// The capabilities of the `fi_info` with which the domain was opened.
     pub(crate) const fn caps(&self) -> u64 {
         self.caps
     }
 
-    /// The registration mode in force: 0, FI_MR_BASIC, FI_MR_SCALABLE, or bits.
+    /// The registration mode: 0, FI_MR_BASIC, FI_MR_SCALABLE, or bits.
     pub(crate) const fn mr_mode(&self) -> c_int {
         self.mr_mode
     }
 
-    /// The bits of [`Self::mr_mode`] (FI_MR_ENDPOINT and others), if it is made of any.
+    /// The bits of [`Self::mr_mode`] (FI_MR_ENDPOINT and others), or 0 for the two other modes.
     pub(crate) fn mr_bits(&self) -> c_int {
         let whole = [sys::FI_MR_BASIC, sys::FI_MR_SCALABLE].map(u32::cast_signed);
         if whole.contains(&self.mr_mode) { 0 } else { self.mr_mode }
     }
 
-    /// The type of address vectors that leave it open.
+    /// The type of address vectors for which the client specifies none.
     pub(crate) const fn av_type(&self) -> sys::fi_av_type {
         self.av_type
     }
 
-    /// In which format addresses are inserted into address vectors.
+    /// The format of addresses in address vectors.
     pub(crate) const fn format(&self) -> Format {
         self.format
     }
 
-    /// What endpoints ask of the network by default.
+    /// The default network settings of endpoints.
     pub(crate) const fn network(&self) -> &Network {
         &self.network
     }
 
-    /// The variables in force.
+    /// The values of the variables.
     pub(crate) const fn params(&self) -> &'static Params {
         self.params
     }
@@ -312,19 +315,19 @@ impl Domain {
         self.auto.as_ref()
     }
 
-    /// What waits for counters.
+    /// The programs that wait for counters.
     pub(crate) const fn work(&self) -> &Arc<WorkQueue> {
         &self.work
     }
 
-    /// Who calls the data path of the domain's objects, the progress thread apart. Where operations are
-    /// triggered, whoever raises a counter, that thread included, may start one on an endpoint that the
-    /// client uses in another thread; contexts of a scalable endpoint drive each other, whatever their queues
-    /// are. A counter of a region drives every endpoint, and shares no completion structure with them:
-    /// FI_THREAD_COMPLETION lets another thread read it.
+    /// The threads that call the data path of the domain's objects concurrently, except the progress thread.
+    /// A thread that raises a counter may start triggered operations on an endpoint that another thread uses,
+    /// and this may be the progress thread. Contexts of a scalable endpoint make progress on each other,
+    /// independent of their queues. A counter of a region makes progress on every endpoint without sharing a
+    /// completion structure with them, so FI_THREAD_COMPLETION lets another thread read it.
     ///
-    /// Where there are connections, event queues drive endpoints, too, and no level below FI_THREAD_SAFE
-    /// covers who reads those.
+    /// With connections, event queues make progress on endpoints, too. No level below FI_THREAD_SAFE covers
+    /// the readers of event queues.
     pub(crate) const fn callers(&self) -> Callers {
         let triggers = self.caps & sys::FI_TRIGGER != 0;
         let apart = self.caps & (sys::FI_TRIGGER | sys::FI_RMA_EVENT) == 0;
@@ -336,30 +339,29 @@ impl Domain {
         }
     }
 
-    /// Whether contexts of a scalable endpoint may drive each other: always, but where the client serializes
-    /// no more than the calls on one context and its queues, and has not said that there would be such
-    /// endpoints.
+    /// Whether contexts of a scalable endpoint may make progress on each other. The exception: the client
+    /// serializes only the calls on a context and its queues, and did not announce scalable endpoints.
     pub(crate) fn joins_contexts(&self) -> bool {
         self.threading != sys::FI_THREAD_COMPLETION || self.callers() == Callers::Any
     }
 
-    /// What counts the waits at the locks of the domain's objects.
+    /// Counts the waits at the locks of the domain's objects.
     pub(crate) const fn meter(&self) -> &Arc<Meter> {
         &self.meter
     }
 
-    /// An endpoint that is closing has dropped so many datagrams.
+    /// Adds the dropped datagrams of a closing endpoint.
     pub(crate) fn count_dropped(&self, datagrams: u64) {
         self.dropped.fetch_add(datagrams, Ordering::Relaxed);
     }
 
-    /// Datagrams that were dropped here.
+    /// The datagrams that the domain's endpoints have dropped.
     pub(crate) fn dropped(&self) -> u64 {
         let open: u64 = self.cells().iter().map(|cell| cell.control().engine.as_deref().map_or(0, Eng::dropped)).sum();
         open + self.dropped.load(Ordering::Relaxed)
     }
 
-    /// How an endpoint of this domain sets up its devices, as [`devices_config`].
+    /// The configuration of an endpoint's devices, as by [`devices_config`], with the flusher.
     pub(crate) fn devices_config(
         &self,
         network: &Network,
@@ -371,10 +373,10 @@ impl Domain {
         weft_nic::Config { on_unsent: Some(flusher::call), ..config }
     }
 
-    /// An endpoint is ready: it gets every region, now and later.
+    /// Adds an endpoint, which gets all current and future regions.
     pub(crate) fn attach(&self, cell: &CellRef) -> Result<(), Errno> {
         let mut shared = self.shared.lock();
-        // Regions are independent of each other, so the order does not matter.
+        // Regions are independent of each other, so their order does not matter.
         for registered in shared.regions.values().filter(|registered| registered.is_for(cell)) {
             hand_out(cell, registered)?;
         }
@@ -385,8 +387,8 @@ impl Domain {
         Ok(())
     }
 
-    /// With manual progress, reading this counter drives every endpoint from now on, those to come included: any of
-    /// them may bring about what it counts.
+    /// With manual progress, lets reads of this counter make progress on all current and future endpoints.
+    /// Any of them may contribute to the counter's value.
     pub(crate) fn drive(&self, cntr: &Hold<Cntr>) {
         if self.auto.is_some() {
             return;
@@ -400,22 +402,22 @@ impl Domain {
         for cell in shared.cells.iter().filter_map(Weak::upgrade) {
             drive_by(&cell, cntr.arc());
         }
-        // Who sleeps there already has not parked these.
+        // Threads that sleep on the counter have not parked these endpoints.
         cntr.notify();
     }
 
-    /// The endpoints that are ready.
+    /// The enabled endpoints.
     pub(crate) fn cells(&self) -> Vec<CellRef> {
         self.shared.lock().cells.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// An endpoint is closing.
+    /// Removes an endpoint that is closing.
     pub(crate) fn detach(&self, cell: &CellRef) {
         forget(&mut self.shared.lock(), cell);
     }
 
-    /// The same for one that works. Its engine is the caller's now; regions that are closed meanwhile leave
-    /// it, too, until [`Domain::closed`].
+    /// Removes an enabled endpoint that is closing, and transfers its engine to the caller. Regions that are
+    /// closed meanwhile are removed from this engine until [`Domain::closed`].
     pub(crate) fn retire(&self, cell: &CellRef) -> Option<Closing> {
         let mut shared = self.shared.lock();
         forget(&mut shared, cell);
@@ -424,12 +426,12 @@ impl Domain {
         Some(engine)
     }
 
-    /// The engine will make no more progress.
+    /// Records that a closing endpoint's engine makes no more progress.
     pub(crate) fn closed(&self, engine: &Closing) {
         self.shared.lock().closing.retain(|known| !Arc::ptr_eq(known, engine));
     }
 
-    /// A key that no region has and that nobody can guess (FI_MR_PROV_KEY).
+    /// A random key that no region has (FI_MR_PROV_KEY).
     pub(crate) fn free_key(&self) -> Result<u64, Errno> {
         let shared = self.shared.lock();
         loop {
@@ -440,13 +442,13 @@ impl Domain {
         }
     }
 
-    /// Peers may reach a region from now on. -FI_ENOKEY if the key is taken.
+    /// Makes a region accessible to peers. Returns -FI_ENOKEY if the key is in use.
     pub(crate) fn add_region(&self, registered: Registered) -> Result<(), Errno> {
         let mut shared = self.shared.lock();
         let key = registered.region.key;
         if shared.regions.contains_key(&key) {
             log::info!(
-                "fi_mr_reg: key {key:#x} is in use; ask for another, or leave the choice to weft (FI_MR_PROV_KEY)"
+                "fi_mr_reg: key {key:#x} is in use; choose another, or leave the choice to weft (FI_MR_PROV_KEY)"
             );
             return Err(Errno::NOKEY);
         }
@@ -462,7 +464,7 @@ impl Domain {
         Ok(())
     }
 
-    /// Changes what raises counters when peers reach a region. -FI_ENOKEY if there is no such region.
+    /// Changes the counters of a region. Returns -FI_ENOKEY if there is no such region.
     pub(crate) fn count_region(&self, key: u64, change: impl FnOnce(&mut RegionCounters)) -> Result<(), Errno> {
         let mut shared = self.shared.lock();
         let cells: Vec<CellRef> = shared.cells.iter().filter_map(Weak::upgrade).collect();
@@ -474,7 +476,7 @@ impl Domain {
         Ok(())
     }
 
-    /// Peers no longer reach a region; on return nothing touches its memory.
+    /// Makes a region inaccessible to peers. On return no operation accesses its memory.
     pub(crate) fn remove_region(&self, key: u64) {
         let mut shared = self.shared.lock();
         if let Some(registered) = shared.regions.remove(&key) {
@@ -487,7 +489,7 @@ impl Domain {
         }
     }
 
-    /// Where registrations are reported, if the client wants that.
+    /// The queue to which registrations are reported, if the client requested that.
     pub(crate) fn registration_events(&self) -> Option<Hold<Eq>> {
         self.eq.lock().as_ref().filter(|(_, registrations)| *registrations).map(|(eq, _)| eq.clone())
     }
@@ -500,18 +502,18 @@ impl Domain {
     }
 }
 
-/// The endpoint gets no more regions.
+/// Removes an endpoint, which gets no more regions.
 fn forget(shared: &mut Shared, cell: &CellRef) {
     shared.cells.retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(cell)));
 }
 
-/// Reading the counter drives the endpoint from now on, until it closes.
+/// Lets reads of the counter make progress on the endpoint until it closes.
 fn drive_by(cell: &CellRef, cntr: &Arc<Cntr>) {
     cntr.sources().add(cell);
     cell.control().routes.add_driver(cntr);
 }
 
-/// Gives one endpoint one region, with its counters.
+/// Passes a region and its counters to an endpoint.
 fn hand_out(cell: &CellRef, registered: &Registered) -> Result<(), Errno> {
     cell.add_region(registered.region.clone())?;
     if registered.counters.write.is_some() || registered.counters.read.is_some() {
@@ -523,7 +525,8 @@ fn hand_out(cell: &CellRef, registered: &Registered) -> Result<(), Errno> {
 static FID_OPS: sys::fi_ops =
     sys::fi_ops { close: Some(close), bind: Some(bind), control: Some(control), ops_open: Some(ops_open), ..noop::FID };
 
-/// The operations, with the slot that later versions of libfabric call without looking whether it is there.
+/// The operations, with the function that later versions of libfabric call without a check of the table's
+/// size.
 #[repr(C)]
 struct DomainOps {
     base: sys::fi_ops_domain,
@@ -571,15 +574,15 @@ unsafe extern "C" fn endpoint2(
     flags: u64,
     context: *mut c_void,
 ) -> c_int {
-    // Flags would ask for a peer endpoint, which is not offered.
+    // The flags would request a peer endpoint, which is not supported.
     if flags != 0 {
         return Errno::BADFLAGS.code();
     }
-    // SAFETY: the same arguments.
+    // SAFETY: the arguments are passed unchanged.
     unsafe { endpoint::open(domain, info, ep, context) }
 }
 
-/// `fi_domain_bind`: an event queue.
+/// Implements `fi_domain_bind` with an event queue.
 unsafe extern "C" fn bind(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -> c_int {
     object::guard("fi_domain_bind", || {
         // SAFETY: the client's domain.
@@ -587,7 +590,7 @@ unsafe extern "C" fn bind(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -
         if flags & !sys::FI_REG_MR != 0 {
             return Err(Errno::BADFLAGS);
         }
-        // SAFETY: an object of the client's; another class than that of event queues is refused.
+        // SAFETY: an object of the client. Objects of another class than event queues are refused.
         let eq = unsafe { Hold::<Eq>::of_fid(bfid) }?;
         let mut bound = domain.eq.lock();
         if bound.is_some() {
@@ -598,7 +601,8 @@ unsafe extern "C" fn bind(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -
     })
 }
 
-/// `fi_control`: deferred work; raw keys of peers, which are the keys themselves (fi_mr_map_raw, fi_mr_unmap_key).
+/// Implements `fi_control`: deferred work, and the raw keys of peers, which equal the keys (fi_mr_map_raw,
+/// fi_mr_unmap_key).
 unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_void) -> c_int {
     object::guard("fi_control(domain)", || match command.cast_unsigned() {
         sys::FI_MAP_RAW_MR => {
@@ -608,9 +612,9 @@ unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_voi
             if map.key_size != size_of::<u64>() || map.raw_key.is_null() || map.key.is_null() {
                 return Err(Errno::INVAL);
             }
-            // SAFETY: the client's raw key, of the length that was just checked.
+            // SAFETY: the client's raw key, whose length was checked above.
             let key = unsafe { map.raw_key.cast::<u64>().read_unaligned() };
-            // SAFETY: the client's place for the key.
+            // SAFETY: the client's variable for the key.
             unsafe { map.key.write(key) };
             Ok(0)
         }
@@ -625,7 +629,7 @@ unsafe extern "C" fn control(fid: *mut sys::fid, command: c_int, arg: *mut c_voi
     })
 }
 
-/// `fi_open_ops`.
+/// Implements `fi_open_ops`.
 unsafe extern "C" fn ops_open(
     fid: *mut sys::fid,
     name: *const c_char,
@@ -636,7 +640,7 @@ unsafe extern "C" fn ops_open(
     object::guard("fi_open_ops(domain)", || {
         // SAFETY: the client's domain.
         unsafe { object::borrow_fid::<Domain>(fid) }?;
-        // SAFETY: the client's string and place.
+        // SAFETY: the client's string and variable.
         unsafe { object::open_ops(name, flags, ops, &[(stats::NAME, stats::ops)]) }
     })
 }
@@ -647,9 +651,9 @@ mod tests {
 
     use super::*;
 
-    /// Whoever holds the list of threads may never go on, if it was interrupted by what ends the program.
+    /// A thread that holds the list may never continue, if the code that ends the program has interrupted it.
     #[test]
-    fn the_end_of_the_program_does_not_wait_for_the_list() {
+    fn the_end_of_the_program_does_not_wait_for_the_thread_list() {
         let (over, is_over) = mpsc::channel();
         let held = THREADS.lock();
         let end = std::thread::spawn(move || {

@@ -1,11 +1,11 @@
-//! What an open domain is to fi_getinfo (fi_domain(3), "domain"): of which answers it may be a part, and what
-//! it says where hints that name it leave something open.
+//! Open domains in fi_getinfo (fi_domain(3), "domain"): for which results a domain can be reported, and how
+//! it fills in hints that name it.
 //!
 //! Place in the data flow: `fi_getinfo` → [`find`], [`Domain::complete`], [`Domain::unmet`]; `fi_domain` →
 //! [`is_automatic`].
 //!
-//! Invariant: clients use the domain of an answer in the place of one that they would open with it, so the
-//! answer is true of it. What endpoints have of their own (sizes, orders, keys) does not matter here.
+//! Invariant: clients use the domain in a result instead of opening one with that result, so the result must
+//! describe the domain correctly. The properties of endpoints (sizes, orders, keys) do not matter here.
 
 use std::sync::Arc;
 
@@ -20,24 +20,24 @@ use crate::info::network::{self, KEYS_SINCE};
 use crate::info::offer::{Offer, V1_5};
 use crate::sleep::lock::Callers;
 
-/// The domain that was opened first of those that are `wanted`, which are asked with the list of open ones
-/// locked. What a forked child has of its parent's is not open there.
+/// The first open domain, in the order of opening, for which `wanted` returns true. The list is locked during
+/// the calls. Domains that a forked child has inherited are not reported.
 pub(crate) fn find(wanted: impl Fn(&Arc<Domain>) -> bool) -> Option<Arc<Domain>> {
     let host = host::current();
     let found = OPEN.find(|address| {
-        // SAFETY: an open domain of ours; one that closes leaves the list, which is locked meanwhile, before
-        // it is gone.
+        // SAFETY: an open domain of ours. A domain is removed from the list, which is locked here, before it
+        // is freed.
         let domain = unsafe { object::share::<Domain>(address as *mut sys::fid_domain) }.ok()?;
         (domain.uses().is_ours() && domain.uses().is_of(host) && wanted(&domain)).then_some(domain)
     });
-    // Looking at an object of another host must not change the host that this call serves.
+    // `share` has changed the host that this thread serves.
     host::enter(host);
     found
 }
 
-/// Whether endpoints make progress by themselves. Connections are all that control operations leave to be
-/// done later: where there are none, a client that wants only those to progress by themselves is not given a
-/// thread beside its own on the data path.
+/// Whether endpoints make progress automatically. Connections are the only control operations that complete
+/// later. A client without connections that requests automatic progress for control operations only is
+/// therefore not given a progress thread, which would run beside its own thread on the data path.
 pub(super) fn is_automatic(offer: &Offer) -> bool {
     let attr = &offer.domain;
     attr.data_progress == sys::FI_PROGRESS_AUTO
@@ -45,12 +45,13 @@ pub(super) fn is_automatic(offer: &Offer) -> bool {
 }
 
 impl Domain {
-    /// What every domain may have and this one has not.
+    /// The capabilities that a domain may have and this one lacks.
     pub(crate) const fn lacks(&self) -> u64 {
         caps::OF_WHOLE_DOMAIN & !self.caps
     }
 
-    /// Hints that name this domain, with what they leave open as it is here. (Of capabilities, [`Self::lacks`] tells.)
+    /// Completes hints that name this domain by the domain's properties. (Capabilities are handled by
+    /// [`Self::lacks`].)
     pub(crate) fn complete(&self, hints: &Hints) -> Box<Hints> {
         let mut hints = Box::new(hints.clone());
         if hints.addr_format == sys::FI_FORMAT_UNSPEC {
@@ -72,11 +73,11 @@ impl Domain {
         hints
     }
 
-    /// What an answer to a client of this API version says that is not so in this domain, if anything.
+    /// The first property of a result that this domain does not have, for a client of this API version.
     pub(crate) fn unmet(&self, api: u32, offer: &Offer) -> Option<&'static str> {
         let attr = &offer.domain;
         let shared = self.callers() == Callers::Any;
-        // FI_MR_SCALABLE is what there is without any bit.
+        // FI_MR_SCALABLE is equivalent to no bits.
         let registers = |mode| if mode == sys::FI_MR_SCALABLE.cast_signed() { 0 } else { mode };
         let class = network::traffic_class(attr.tclass).flatten();
         let key = offer.domain_auth_key.as_ref().filter(|_| api >= KEYS_SINCE);
@@ -86,7 +87,7 @@ impl Domain {
             ("addr_format", offer.format == self.format),
             ("caps", offer.caps & self.lacks() == 0),
             ("ep_attr->type", offer.ep.type_ != sys::FI_EP_MSG || shared),
-            // Who serializes all calls serializes those that another level asks for.
+            // A client that serializes all calls also satisfies FI_THREAD_DOMAIN.
             ("threading", shared || [self.threading, sys::FI_THREAD_DOMAIN].contains(&attr.threading)),
             ("data_progress or control_progress", self.auto.is_some() || !is_automatic(offer)),
             ("mr_mode", registers(attr.mr_mode) == registers(self.mr_mode)),
