@@ -1,4 +1,4 @@
-//! Peers in other processes, and their sudden end.
+//! Peers in other processes, and their sudden death.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -12,7 +12,7 @@ use crate::shm::segment::Role;
 use crate::shm::{Shm, ShmConfig};
 use crate::{Config, Devices};
 
-/// A forked child; killed and reaped when dropped.
+/// A forked child, which is killed and reaped on drop.
 struct Child(rustix::process::Pid);
 
 impl Child {
@@ -23,7 +23,7 @@ impl Child {
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let ok = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_ok();
-            // SAFETY: ends the child at once.
+            // SAFETY: the call ends the child at once.
             unsafe { libc::_exit(i32::from(!ok)) };
         }
         Self(rustix::process::Pid::from_raw(pid).unwrap())
@@ -37,7 +37,7 @@ impl Child {
         rustix::process::kill_process(self.0, rustix::process::Signal::STOP).unwrap();
     }
 
-    /// Waits for its end; true: it ended by itself, and well.
+    /// Waits for the child's end. Returns whether it exited by itself and with success.
     fn ended_well(self) -> bool {
         let start = Instant::now();
         loop {
@@ -60,7 +60,7 @@ impl Drop for Child {
     }
 }
 
-/// In the child: an endpoint that connects to `to` and says hello.
+/// Runs in the child: makes an endpoint that connects to `to` and sends a hello.
 fn guest(to: &weft_engine::name::EpName) -> (Node, LinkId) {
     let mut node = Node { nic: Shm::new(&ShmConfig::default(), name()).unwrap(), inbox: Inbox::default() };
     let link = node.nic.connect(to).unwrap();
@@ -69,18 +69,19 @@ fn guest(to: &weft_engine::name::EpName) -> (Node, LinkId) {
     (node, link)
 }
 
-/// In a child: a process of its own, which lives for five seconds.
+/// Runs in a child: forks a process that exits after five seconds.
 fn leave_a_fork() {
     std::mem::forget(Child::run(|| std::thread::sleep(Duration::from_secs(5))));
 }
 
-/// The same by the system call, not by fork(3), whose handlers nobody hears: it has copies of everything.
+/// Makes a process like [`leave_a_fork`] by the system call, which runs no handlers of fork(3). The process
+/// has copies of all descriptors.
 fn leave_a_clone() {
     let (flags, none) = (libc::c_long::from(libc::SIGCHLD), 0_usize);
-    // SAFETY: a copy of this process. Its child allocates nothing.
+    // SAFETY: the call copies this process, and the child allocates nothing.
     if unsafe { libc::syscall(libc::SYS_clone, flags, none, none, none, none) } == 0 {
         std::thread::sleep(Duration::from_secs(5));
-        // SAFETY: ends the child at once.
+        // SAFETY: the call ends the child at once.
         unsafe { libc::_exit(0) };
     }
 }
@@ -91,11 +92,11 @@ fn processes_exchange_messages_and_memory() {
     let to = host.nic.name();
     let child = Child::run(|| {
         let (mut node, link) = guest(&to);
-        // The host asks for 100,000 bytes by address.
+        // The host reads 100,000 bytes by address.
         let mut memory = Owned::new((0..100_000u32).map(|i| (i % 251) as u8).collect());
         node.nic.send(link, &memory.iov().addr().to_ne_bytes(), &[]).unwrap();
         until("goodbye", &mut [&mut node], |nodes| nodes[0].inbox.messages.iter().any(|(_, bytes)| bytes == b"bye"));
-        // Ends in an orderly way.
+        // Drops the device, which closes the link in an orderly way.
         drop(node);
     });
     until("guest", &mut [&mut host], |nodes| nodes[0].inbox.messages.len() == 2);
@@ -138,7 +139,7 @@ fn a_killed_peer_is_gone() {
         }
         child.kill();
         if asleep {
-            // Sleeping on the descriptor ends by itself, although nobody rings.
+            // A sleep on the descriptor ends by itself, although no peer rings.
             let start = Instant::now();
             while host.inbox.down.is_empty() {
                 if host.nic.park() {
@@ -159,7 +160,8 @@ fn a_killed_peer_is_gone() {
     }
 }
 
-/// Who has asked for a copy is dead, and its number belongs to another process by the time our client looks again.
+/// A peer that has requested a copy dies. Its process id belongs to another process when the client polls
+/// again.
 #[test]
 fn a_number_that_was_given_anew_is_not_the_peer() {
     let mut host = Node::new(&ShmConfig::default());
@@ -177,7 +179,7 @@ fn a_number_that_was_given_anew_is_not_the_peer() {
     }
     child.kill();
     assert!(!child.ended_well());
-    // The clock has gone on since the last poll.
+    // The clock has advanced since the last poll.
     std::thread::sleep(Duration::from_millis(20));
     let Some(crate::shm::Slot::Up(up)) = host.nic.links.get_mut(link.0 as usize) else { panic!("no link") };
     up.set_pid(rustix::process::getpid().as_raw_pid());
@@ -185,7 +187,7 @@ fn a_number_that_was_given_anew_is_not_the_peer() {
     let foreign = secret.iov().addr();
     for (ctx, len) in [(1, 100), (2, 100_000)] {
         let there = RemoteIov { addr: foreign, len };
-        // Without room for it there is nothing to be copied either.
+        // Where the queue is full, no copy takes place either.
         let _ = host.nic.get(link, &[own.iov().slice(0, len as usize)], &[there], ctx);
     }
     until("end", &mut [&mut host], |nodes| !nodes[0].inbox.down.is_empty());
@@ -193,7 +195,7 @@ fn a_number_that_was_given_anew_is_not_the_peer() {
     assert!(host.inbox.done.iter().all(|(_, result)| *result == Err(LinkError::Gone)), "{:?}", host.inbox.done);
 }
 
-/// Who polls now and then only hears of calls and deaths in time, too.
+/// A host that polls seldom also sees connections and deaths in time.
 #[test]
 fn a_seldom_poll_sees_calls_and_deaths() {
     let mut host = Node::new(&ShmConfig::default());
@@ -212,7 +214,7 @@ fn a_seldom_poll_sees_calls_and_deaths() {
         });
         polls.take(100).count()
     };
-    // Of a handshake's steps two are ours.
+    // Two steps of a handshake are the host's.
     let polls = polls_until(|inbox| !inbox.messages.is_empty());
     assert!(polls <= 20, "{polls}");
     child.kill();
@@ -220,8 +222,8 @@ fn a_seldom_poll_sees_calls_and_deaths() {
     assert!(polls <= 10, "{polls}");
 }
 
-/// A grandchild lives on: only the process's own end counts, for a link, for a call that it has not answered,
-/// and for one that comes later.
+/// A grandchild stays alive. The process's own end counts: for a link, for an unanswered call, and for a
+/// later call.
 #[test]
 fn a_peer_whose_fork_lives_on_is_gone() {
     let mut host = Node::new(&ShmConfig { answer_timeout_ms: 60_000, ..ShmConfig::default() });
@@ -252,7 +254,7 @@ fn a_peer_whose_fork_lives_on_is_gone() {
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
 }
 
-/// A child has copies of the life line: the process is watched itself.
+/// A child has copies of the life line, so the device also watches the process itself.
 #[test]
 fn a_peer_whose_clone_lives_on_is_gone() {
     let mut host = Node::new(&ShmConfig::default());
@@ -273,7 +275,7 @@ fn a_peer_whose_clone_lives_on_is_gone() {
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
 }
 
-/// What a process had open ends when it runs another program, too, though a grandchild lives on.
+/// The descriptors of a process also end when it executes another program, although a grandchild stays alive.
 #[test]
 fn a_peer_that_has_become_another_program_is_gone() {
     let mut host = Node::new(&ShmConfig::default());
@@ -289,24 +291,24 @@ fn a_peer_that_has_become_another_program_is_gone() {
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
 }
 
-/// The name of a port is free when the endpoint is closed, though a child lives on.
+/// The name of a port is free when the endpoint is closed, although a child stays alive.
 #[test]
 fn a_port_can_be_taken_again_although_a_fork_lives_on() {
-    // Another run of this test may be under way.
+    // Another run of this test may be in progress.
     let port = 40_000 + (std::process::id() % 20_000) as u16;
     let config = ShmConfig { service: Some(port), ..ShmConfig::default() };
     let node = Node::new(&config);
     let _child = Child::run(|| std::thread::sleep(Duration::from_secs(30)));
     drop(node);
     let start = Instant::now();
-    // The child may not have got rid of its copies yet.
+    // The child may not have closed its copies yet.
     while let Err(error) = Shm::new(&config, name()) {
         assert!(error.raw_os_error() == libc::EADDRINUSE && start.elapsed() < Duration::from_secs(3), "{error}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// The same by both devices.
+/// Connections to a dead peer fail at once on both devices.
 #[test]
 fn the_dead_are_called_in_vain() {
     let config = Config { listen: Some(([127, 0, 0, 1], 0).into()), answer_timeout_ms: 60_000, ..Config::default() };
@@ -338,7 +340,7 @@ fn the_dead_are_called_in_vain() {
     assert_eq!(inbox.down, [(link, LinkError::Gone), (call, LinkError::Refused)]);
 }
 
-/// The same when the process has closed the link itself.
+/// A child keeps a copy of the link, which the process itself has closed.
 #[test]
 fn a_close_is_seen_although_a_fork_lives_on() {
     let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
@@ -356,8 +358,8 @@ fn a_close_is_seen_although_a_fork_lives_on() {
     assert_eq!(b.inbox.down[2].1, LinkError::Refused);
 }
 
-/// A link that has failed at one end, where the client has its memory back: the other end, in the middle of a
-/// copy, does not call that good.
+/// A link has failed at one end, whose client has its memory back. The other end, in the middle of a copy,
+/// does not report success.
 #[test]
 fn nothing_is_copied_from_where_the_link_has_failed() {
     const BYTES: usize = 1_000_000;
@@ -369,7 +371,7 @@ fn nothing_is_copied_from_where_the_link_has_failed() {
     let (mut theirs, mut ours) = (Owned::new(vec![1; BYTES]), Owned::new(vec![0; BYTES]));
     let there = RemoteIov { addr: theirs.iov().addr(), len: BYTES as u64 };
     b.nic.get(far, &[ours.iov()], &[there], 7).unwrap();
-    // The next look at the sockets is a tick of the clock away.
+    // The next check of the sockets follows at a clock tick.
     b.nic.control_due = true;
     b.poll();
     assert!(b.inbox.done.is_empty());
@@ -381,7 +383,7 @@ fn nothing_is_copied_from_where_the_link_has_failed() {
     assert!(!weft_engine::mem::to_vec(&[ours.iov()]).contains(&2), "another's bytes were copied");
 }
 
-/// The same between two that are short: what the first one writes is the peer's own word that the link is over.
+/// Two short transfers are queued. The first one writes the peer's word that says that the link has ended.
 #[test]
 fn nothing_begins_where_the_link_is_over() {
     let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
@@ -391,7 +393,7 @@ fn nothing_begins_where_the_link_is_over() {
     }
     let said = segment(&a, near).side(Role::Initiator).closed.0.as_ptr() as usize as u64;
     let (mut theirs, mut ours) = (Owned::new(vec![0; 4]), Owned::new(2u32.to_ne_bytes().to_vec()));
-    // While there is something to push, transfers are queued.
+    // Transfers are queued while a push is in progress.
     b.nic.push(far, 1, 0, &[ours.iov()], 1).unwrap();
     for (ctx, addr) in [(2, said), (3, theirs.iov().addr())] {
         b.nic.put(far, &[ours.iov()], &[RemoteIov { addr, len: 4 }], ctx).unwrap();
@@ -401,7 +403,7 @@ fn nothing_begins_where_the_link_is_over() {
     assert_eq!(weft_engine::mem::to_vec(&[theirs.iov()]), [0; 4], "another's bytes were written");
 }
 
-/// A forked child that drops its copy of a device does not say goodbye for its parent.
+/// A forked child that drops its copy of a device does not close the parent's links.
 #[test]
 fn a_forked_copy_is_silent() {
     let (mut a, mut b) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
@@ -410,7 +412,7 @@ fn a_forked_copy_is_silent() {
     let slot = &mut copy;
     let child = Child::run(|| {
         *slot = Some(());
-        // SAFETY: the child's copy of `a` is read once, and the child ends without touching the original.
+        // SAFETY: the child reads its copy of `a` once, and ends without touching the original.
         drop(unsafe { std::ptr::read(&a.nic) });
     });
     assert!(child.ended_well());
@@ -423,8 +425,8 @@ fn a_forked_copy_is_silent() {
     until("message", &mut [&mut a, &mut b], |nodes| nodes[1].inbox.messages == [(far, b"alive".to_vec())]);
 }
 
-/// Another user, and another network namespace, are not reached, and do not reach us; nor does somebody whose
-/// user namespace shows all users by one number, its own. (Needs to be root.)
+/// A process with another user or in another network namespace cannot connect, and cannot be reached. Neither
+/// can a process whose user namespace shows all users by one number, its own. The test needs root.
 #[test]
 fn strangers_are_kept_apart() {
     if !rustix::process::geteuid().is_root() {
@@ -446,10 +448,10 @@ fn strangers_are_kept_apart() {
                 Stranger::Unmapped => libc::CLONE_NEWUSER,
             };
             if stranger == Stranger::User {
-                // SAFETY: changes the ids of this process, which has one thread.
+                // SAFETY: the call changes the ids of this process, which has one thread.
                 assert_eq!(unsafe { libc::setresuid(65534, 65534, 65534) }, 0);
             } else {
-                // SAFETY: moves this process, which has one thread, to an empty namespace.
+                // SAFETY: the call moves this process, which has one thread, to an empty namespace.
                 assert_eq!(unsafe { libc::unshare(namespace) }, 0);
             }
             let mut node = Node::new(&ShmConfig::default());
@@ -466,7 +468,7 @@ fn strangers_are_kept_apart() {
             host.poll();
         }
         assert!(host.inbox.up.is_empty() && host.nic.handshakes.is_empty());
-        // Who cannot tell users apart hangs up before we hear of him.
+        // A process that cannot distinguish users hangs up first, so the host records no denial.
         assert_eq!(host.nic.control.denied, u64::from(stranger == Stranger::User));
     }
 }

@@ -1,4 +1,5 @@
-//! Fuzz targets: what a peer writes into the pair's memory, and what it says on the socket before that.
+//! Fuzz targets: the words that a peer writes into the pair's memory, and its frames on the socket before
+//! that.
 
 mod race;
 
@@ -21,17 +22,17 @@ use crate::shm::ring::MIN_LINES;
 use crate::shm::segment::{LINE_BYTES, Mapping, segment_bytes};
 use crate::shm::{ShmConfig, Slot, handshake};
 
-/// Two endpoints with a link, of which the second plays the hostile one.
+/// Two endpoints with a link. The second one is hostile.
 fn pair() -> (Node, Node, LinkId, LinkId) {
     let (mut victim, mut hostile) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
     let (theirs, mine) = join(&mut hostile, &mut victim);
     (victim, hostile, mine, theirs)
 }
 
-/// Where the first ring begins, after the control words.
+/// Offset of the first ring, after the control words.
 const RING_AT: usize = 4096;
 
-/// A seed: what is poked (place, word), then a poll.
+/// A seed: words that are written (place, word), then a poll.
 fn pokes(words: &[(usize, u64)]) -> Vec<u8> {
     let mut out = Vec::new();
     for &(at, word) in words {
@@ -43,8 +44,8 @@ fn pokes(words: &[(usize, u64)]) -> Vec<u8> {
     out
 }
 
-/// Whatever stands in rings and control words, the victim panics never and ends that link at worst, and what
-/// it hands on lies within what it may be.
+/// Whatever words are in the rings and control words, the victim does not panic and ends that link at worst.
+/// The data that it passes on is within the bounds of its contract.
 #[test]
 fn rings() {
     let record = |kind: u64, len: u64, line: u64| kind << 56 | len << 32 | line;
@@ -83,28 +84,28 @@ fn rings() {
                 break;
             }
         }
-        // A fresh pair: what the last one says in the end is its own affair.
+        // The next input gets a fresh pair, independent of the errors of this one.
         (victim, hostile, mine, theirs) = pair();
         hash(&seen)
     });
 }
 
-/// In the first byte of an input: the peer knows the capability.
+/// Flag in the first byte of an input: the peer knows the capability.
 const KNOWS: u8 = 1;
-/// In the first byte of a frame of an input: how many pieces of it are changed.
+/// Mask in the first byte of a frame of an input: number of pieces that are changed.
 const CHANGES: u8 = 3;
-/// Its length is changed.
+/// Flag: the length of the frame is changed.
 const LENGTH: u8 = 4;
-/// Other files go with it.
+/// Flag: other files are sent with the frame.
 const FILES: u8 = 8;
 
-/// Most frames that an input says.
+/// Maximum number of frames of an input.
 const MOST_FRAMES: usize = 4;
-/// What [`answer`] gives where nothing has come.
+/// The result of [`answer`] if no frame has arrived.
 const SILENCE: u8 = 255;
 
-/// An honest frame with some of its bytes changed, or of another length, and the files that go with it, which
-/// may be others: so many of `files` as `right` says, or what the input picks.
+/// An honest frame, some of whose bytes or whose length may be changed, and its files. The files are those of
+/// `files` in the range `right`, or others that the input selects.
 fn spoil<'a>(
     reader: &mut Reader<'_>,
     honest: &Frame,
@@ -129,7 +130,7 @@ fn spoil<'a>(
     (bytes, with)
 }
 
-/// Files of all kinds. The first three are what an offer brings.
+/// Files of all kinds. The first three are those of a valid offer.
 fn all_files(name: &CStr) -> Vec<OwnedFd> {
     let mut files = Vec::from(raw::files(name));
     for len in [1, 4096 - 1, 4096 + 1, segment_bytes(MIN_LINES) - 64, 2 * segment_bytes(MIN_LINES)] {
@@ -144,7 +145,7 @@ fn all_files(name: &CStr) -> Vec<OwnedFd> {
     files
 }
 
-/// What has come, in a byte, and the frame.
+/// The frame that has arrived, and a summary of it in a byte.
 fn answer(socket: &OwnedFd) -> (u8, Option<Frame>) {
     match handshake::receive(socket.as_fd()) {
         Ok(Some((frame, _))) => ((frame.kind * 16 + frame.reason) as u8, Some(frame)),
@@ -153,30 +154,30 @@ fn answer(socket: &OwnedFd) -> (u8, Option<Frame>) {
     }
 }
 
-/// What callers say, and hand over, at any point of the handshake: no link comes of it without a proof, and
-/// nothing is kept.
+/// Callers send arbitrary frames and files at any point of the handshake. No link is made without a proof,
+/// and nothing is kept.
 #[test]
 fn handshakes() {
     let (lines, name, proof) =
         (offset_of!(Frame, lines) as u8, offset_of!(Frame, name) as u8, offset_of!(Frame, proof) as u8);
     let kind = offset_of!(Frame, kind) as u8;
     let seeds = [
-        // All as it is to be; without the capability; with another proof.
+        // Valid; without the capability; with another proof.
         vec![KNOWS, 0, 0],
         vec![0, 0, 0],
         vec![KNOWS, 0, 1, proof, 2, 0, 0],
-        // Not sealed, too short, too long, no file, too few, more than fit.
+        // Not sealed, too short, too long, no file, too few files, more files than fit.
         vec![KNOWS, 0, FILES, 3, 10, 1, 2],
         vec![KNOWS, 0, FILES, 3, 6, 1, 2],
         vec![KNOWS, 0, FILES, 3, 0, 5, 4],
         vec![KNOWS, 0, FILES, 3, 0, 1, 11],
         vec![KNOWS, 0, FILES, 2, 0, 1],
         vec![KNOWS, 0, FILES, 5, 0, 1, 2, 2, 2],
-        // Lines that are no power of two, and too many; somebody else's name.
+        // A number of lines that is no power of two, too many lines; the name of another endpoint.
         vec![KNOWS, 0, 1, lines, 1, 1],
         vec![KNOWS, 0, 1, lines, 4, 0, 0, 0, 1],
         vec![KNOWS, 0, 1, name + 40, 1, 1],
-        // Files at once; another length, a service's caller; out of turn.
+        // Files with the first frame; another length, a caller of a service; frames out of turn.
         vec![KNOWS, FILES, 3, 0, 1, 2, 0],
         vec![KNOWS, LENGTH, 183, 0],
         vec![KNOWS, 1, kind + 4, 1, 4],
@@ -187,7 +188,7 @@ fn handshakes() {
     let before = raw::held(NAME);
     let mut victim = Node::new(&ShmConfig::default());
     let (target, me) = (victim.nic.name(), super::name());
-    // Challenged, denied after that, refused with a good proof, linked.
+    // Counts inputs that are challenged, denied after that, refused with a valid proof, and linked.
     let mut reached = [0_u64; 4];
     fuzz("shm-handshakes", &seeds, |input| {
         let mut reader = Reader(input);
@@ -234,7 +235,7 @@ fn handshakes() {
         if let Some((link, _)) = victim.inbox.up.pop() {
             assert!(proven, "a link without a proof");
             reached[3] += 1;
-            // Whatever the offer said of its maker, the link can be used.
+            // Whatever the offer said of its sender, the link is usable.
             let sent = victim.nic.send(link, &[1; 40], &[]).is_ok();
             seen.extend([u8::from(sent), victim.poll() as u8]);
         }
@@ -247,24 +248,24 @@ fn handshakes() {
     assert_eq!(raw::held(NAME), before, "files or mappings are left");
 }
 
-/// What somebody answers who listens where we call: he hears nothing of us, and there is no link, unless he
-/// proves to know the capability.
+/// A process listens at the address to which the victim connects, and answers arbitrarily. It gets no data of
+/// the victim and no link without proving that it knows the capability.
 #[test]
 fn answers() {
     let (proof, name) = (offset_of!(Frame, proof) as u8, offset_of!(Frame, name) as u8);
     let kind = offset_of!(Frame, kind) as u8;
     let seeds = [
-        // All as it is to be; without the capability; with another proof.
+        // Valid; without the capability; with another proof.
         vec![KNOWS, 0, 0],
         vec![0, 0, 0],
         vec![KNOWS, 1, proof, 2, 0, 0],
-        // Not sealed, too long, no file, too few, one too many.
+        // Not sealed, too long, no file, too few files, one file too many.
         vec![KNOWS, 0, FILES, 2, 9, 2],
         vec![KNOWS, 0, FILES, 2, 1, 5],
         vec![KNOWS, 0, FILES, 2, 11, 2],
         vec![KNOWS, 0, FILES, 1, 1],
         vec![KNOWS, 0, FILES, 3, 1, 2, 2],
-        // Somebody else's name; a refusal; an acceptance at once; files at once; another length.
+        // The name of another endpoint; a refusal; an acceptance at once; files at once; another length.
         vec![KNOWS, 0, 1, name + 40, 1, 1],
         vec![KNOWS, 0, 1, kind, 1, 5],
         vec![KNOWS, 1, kind, 1, 4],
@@ -277,7 +278,7 @@ fn answers() {
     let mut victim = Node::new(&ShmConfig::default());
     let me = super::name();
     let listener = raw::listen(&me);
-    // Denied, offered, linked.
+    // Counts inputs that are denied, offered, and linked.
     let mut reached = [0_u64; 3];
     fuzz("shm-answers", &seeds, |input| {
         let mut reader = Reader(input);
@@ -333,7 +334,7 @@ fn answers() {
     assert_eq!(raw::held(NAME), before, "files or mappings are left");
 }
 
-/// The other end of a handshake, or of a link, goes: nothing is left of it.
+/// The other end of a handshake or of a link hangs up, and the victim keeps nothing of it.
 fn hang_up(socket: OwnedFd, victim: &mut Node) {
     drop(socket);
     let _ = victim.nic.check_control(&mut victim.inbox);

@@ -1,5 +1,5 @@
-//! Tests of the rings and of the whole device, as far as they need to look inside, to fork, or to sleep; the contract
-//! that it shares with the other devices is tested by tests/conformance.rs.
+//! Tests of the rings and of the whole device that inspect its state, fork, or sleep. The contract that it
+//! shares with other devices is tested by tests/conformance.rs.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod death;
@@ -22,7 +22,7 @@ use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, Sink};
 use super::segment::Mapping;
 use super::{Shm, ShmConfig, Slot};
 
-/// What a device has told.
+/// Records the events of a device.
 #[derive(Default)]
 struct Inbox {
     up: Vec<(LinkId, LinkUp)>,
@@ -30,9 +30,9 @@ struct Inbox {
     messages: Vec<(LinkId, Vec<u8>)>,
     done: Vec<(u64, Result<(), LinkError>)>,
     placed: usize,
-    /// Where bytes of pushes go, if they have room there; else nowhere.
+    /// Memory for the bytes of pushes. Bytes that it has no room for are dropped.
     window: Option<Iov>,
-    /// The bytes for which a place was asked.
+    /// The segment of a push for which `place` was called last.
     asked: Option<(LinkId, u64, u64, usize)>,
 }
 
@@ -60,7 +60,7 @@ impl Sink for Inbox {
     }
 }
 
-/// An endpoint and its inbox.
+/// An endpoint and its recorded events.
 struct Node {
     nic: Shm,
     inbox: Inbox,
@@ -105,7 +105,7 @@ fn until(what: &str, nodes: &mut [&mut Node], mut condition: impl FnMut(&mut [&m
     }
 }
 
-/// What a node shares with the peer of a link that is up.
+/// The segment that a node shares with the peer of a link that is up.
 fn segment(node: &Node, link: LinkId) -> &Mapping {
     match &node.nic.links[link.0 as usize] {
         Slot::Up(link) => link.segment(),

@@ -1,4 +1,4 @@
-//! A ring against a queue, under random operations and under a hostile peer.
+//! A ring compared with a queue under random operations, and a ring with a hostile peer.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -12,16 +12,16 @@ use crate::shm::lines::Lines;
 use crate::shm::ring::{Distance, MAILBOX_BYTES, MIN_LINES, PIECE_BYTES, Record, Rx, Tx};
 use crate::shm::segment::{Mapping, Role, segment_bytes};
 
-/// What is done to the ring and to the queue.
+/// An operation on the ring and on the queue.
 #[derive(Clone, Debug)]
 enum Op {
-    /// Sends a message whose bytes are `fill`, `head` of them in the head.
+    /// Sends a message whose bytes derive from `fill`, `head` of them in the head.
     Send { head: usize, body: usize, fill: u8 },
-    /// Sends a message made of what looks like headers of the coming lap.
+    /// Sends a message whose words look like headers of the next lap.
     SendForged { lines: usize, ahead: u64 },
     /// Sends a piece of a push.
     Push { len: usize, fill: u8 },
-    /// Takes up to so many records.
+    /// Takes up to this number of records.
     Take(usize),
     /// Publishes the consumer's position.
     Release,
@@ -50,7 +50,7 @@ struct Pair {
     queue: VecDeque<Expected>,
     sent: u64,
     refused: u64,
-    /// What the ends lie in.
+    /// The mappings that contain the ring.
     _maps: [Mapping; 2],
 }
 
@@ -60,7 +60,7 @@ impl Pair {
         let maps = [map, Mapping::adopt(fd.as_fd(), segment_bytes(lines)).unwrap()];
         // SAFETY: the pair keeps the mapping.
         let near = unsafe { Lines::new(&maps[0], Role::Initiator, lines) };
-        // SAFETY: as above.
+        // SAFETY: the pair keeps the mapping.
         let far = unsafe { Lines::new(&maps[1], Role::Initiator, lines) };
         let tx = Tx::new(near, Role::Initiator).unwrap();
         let rx = Rx::new(far, Role::Acceptor).unwrap();
@@ -92,7 +92,7 @@ impl Pair {
                 self.send(&head, (0..body).map(|i| fill.wrapping_mul(3).wrapping_add(i as u8)).collect());
             }
             Op::SendForged { lines, ahead } => {
-                // Every aligned word of the payload is a plausible header for a record that is to come.
+                // Every aligned word of the payload is a plausible header of a later record.
                 let word = |i: usize| (1u64 << 56 | 8 << 32) + self.sent + ahead + i as u64 / 8;
                 let bytes = (0..lines * 8 - 1).flat_map(|i| word(i).to_ne_bytes()).collect();
                 self.send(&[], bytes);
@@ -139,18 +139,19 @@ proptest! {
         while pair.take() {}
         prop_assert!(pair.queue.is_empty());
         pair.rx.release();
-        // After everything was taken the longest message always fits: nobody waits for ever.
+        // An empty ring always accepts the longest message, so no sender waits indefinitely.
         pair.send(&[], vec![7; MAILBOX_BYTES]);
         prop_assert_eq!(pair.queue.len(), 1);
         prop_assert!(pair.take());
     }
 }
 
-/// The stamps of one lap, exactly, as payload of the lap before.
+/// The payload consists of the stamps that the next lap expects.
 #[test]
 fn payload_that_looks_like_a_header_is_not_one() {
     let mut pair = Pair::new(MIN_LINES);
-    // 100 lines per message; the payload of lap n holds, at every line, the header that lap n+1 expects there.
+    // Each message takes 100 lines. In lap n, every line of its payload contains the header that lap n+1
+    // expects there.
     for round in 0..400u64 {
         let at = pair.tx_position();
         let lap = u64::from(MIN_LINES);
@@ -159,7 +160,7 @@ fn payload_that_looks_like_a_header_is_not_one() {
         pair.send(&[], bytes);
         assert!(pair.take(), "round {round}");
         assert!(!pair.take());
-        // Short messages move the record borders over the forged words.
+        // Short messages shift the beginnings of records over the forged words.
         for _ in 0..round % 7 {
             pair.send(b"short", Vec::new());
             assert!(pair.take());
@@ -182,7 +183,7 @@ fn a_full_ring_refuses_and_recovers() {
     while pair.refused == 0 {
         pair.send(&[1; 32], Vec::new());
     }
-    // All lines but the reserved ones took a message.
+    // All lines except the reserved ones accepted a message.
     assert!(pair.sent > u64::from(MIN_LINES) - 4, "{}", pair.sent);
     assert!(!pair.tx.has_space(8));
     for _ in 0..200 {
@@ -206,7 +207,8 @@ fn a_push_leaves_room_for_messages() {
     while pair.take() {}
 }
 
-/// Random words all over the ring and the control words: never a panic, never memory outside, and an end.
+/// Random words in the ring and in the control words cause no panic and no access outside the ring, and end
+/// the link.
 #[test]
 fn a_hostile_peer_ends_its_link_only() {
     let lines = MIN_LINES;
@@ -221,14 +223,14 @@ fn a_hostile_peer_ends_its_link_only() {
     for _ in 0..300 {
         let (fd, map) = Mapping::create(c"weft-test", segment_bytes(lines)).unwrap();
         let hostile = Mapping::adopt(fd.as_fd(), segment_bytes(lines)).unwrap();
-        // SAFETY: the mapping lives as long as the ends do.
+        // SAFETY: the mapping outlives both ends.
         let [outgoing, incoming] =
             [Role::Acceptor, Role::Initiator].map(|writer| unsafe { Lines::new(&map, writer, lines) });
         let mut tx = Tx::new(outgoing, Role::Acceptor).unwrap();
         let mut rx = Rx::new(incoming, Role::Acceptor).unwrap();
         let mut position = 0u64;
         for _ in 0..400 {
-            // A header with the right stamp, so that the rest of it is looked at.
+            // A header with a valid stamp, so that the consumer checks its other fields.
             let word = random() << 32 | (position & 0xffff_ffff);
             let word = if random() % 2 == 0 { word & !(0xfc << 56) } else { word };
             let at = Mapping::ring_offset(Role::Initiator, lines) + (position as usize % lines as usize) * 64;
@@ -259,7 +261,8 @@ fn a_hostile_peer_ends_its_link_only() {
     assert!(violations > 50, "{violations}");
 }
 
-/// Records that go past the caches, from any alignment to any, in one piece and in several.
+/// Records that are written past the caches, with all alignments of source and target, in one piece and in
+/// several.
 #[test]
 fn what_goes_past_the_caches_arrives() {
     for far in [false, true] {
@@ -300,7 +303,7 @@ fn a_consumer_is_far_when_most_looks_say_so() {
     assert_eq!(distance.stream_lines(), near);
 }
 
-/// Writes a word into a mapping.
+/// Writes a word of a mapping.
 pub(super) fn poke(map: &Mapping, offset: usize, to: u64) {
     word(map, offset).store(to, Ordering::Relaxed);
 }
@@ -309,6 +312,6 @@ pub(super) fn poke(map: &Mapping, offset: usize, to: u64) {
 pub(super) fn word(map: &Mapping, offset: usize) -> &AtomicU64 {
     assert!(offset + 8 <= map.len() && offset.is_multiple_of(8));
     let at = map.base().as_ptr().wrapping_add(offset).cast::<AtomicU64>();
-    // SAFETY: inside the mapping and aligned, as just checked.
+    // SAFETY: the word lies inside the mapping and is aligned, as checked above.
     unsafe { &*at }
 }

@@ -1,11 +1,11 @@
-//! Who copies which bytes of a shared transfer, step by step; both sides at once: `tests/loom_share.rs`.
+//! The claims of a shared transfer, step by step. `tests/loom_share.rs` tests concurrent claims.
 
 use proptest::prelude::*;
 
 use crate::shm::share::{COUNT_BITS, COUNT_MASK, Claim, Cut, End, Slot};
 
 proptest! {
-    /// Whoever takes, and in whatever order: every byte is claimed exactly once, by a side that is told so.
+    /// In any order of claims, each byte is claimed exactly once.
     #[test]
     fn claims_cover_the_transfer_once(total in 1usize..3_000_000, turns in proptest::collection::vec(any::<bool>(), 64)) {
         let (slot, cut) = (Slot::new(0), Cut::new(total));
@@ -32,7 +32,8 @@ proptest! {
         prop_assert_eq!(taken[0] + taken[1], cut.units());
     }
 
-    /// Whatever a peer writes into the word, a claim lies within the transfer and follows what we had.
+    /// Whatever the peer writes into the word, a claim lies within the transfer and follows the side's
+    /// earlier claims.
     #[test]
     fn nonsense_claims_nothing_outside(word in any::<u64>(), total in 1usize..3_000_000, taken in 0u64..800) {
         let cut = Cut::new(total);

@@ -1,7 +1,7 @@
-//! A peer whose other thread changes what it shares with us, as fast as it can, while we use it.
+//! A peer whose second thread rapidly changes the shared words while the victim uses them.
 //!
-//! The targets beside this one write a word and then let the victim look. Here a word changes between two
-//! looks of the victim's, so that one which is checked and then read again is found out.
+//! The other targets write a word and then poll the victim. Here a word changes between two reads of the
+//! victim, which detects words that are checked and then read again.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,16 +17,16 @@ use crate::shm::tests::ring::{poke, word};
 use crate::shm::tests::{Node, join, segment, until};
 use crate::shm::{ShmConfig, Slot};
 
-/// What the victim does in a round: it sends, begins transfers, and polls so many times.
+/// Number of rounds, and of polls in a round. In each round the victim sends, starts transfers, and polls.
 const TURNS: u64 = 50;
 const POLLS: u64 = 100;
-/// A transfer by address that both sides copy.
+/// Length of a transfer by address that both sides copy.
 const BULK_BYTES: usize = SHARE_BYTES + 7777;
 /// Length of the guards on either side of a piece of memory.
 const GUARD_BYTES: usize = 4096;
 
-/// Memory between guards, which are filled with a byte that no other guards have: what is copied from between
-/// those is seen here.
+/// Memory between guards. The guards are filled with a byte that no other guards have, so that bytes copied
+/// from other guards are detected.
 struct Guarded(Owned, u8);
 
 impl Guarded {
@@ -50,45 +50,45 @@ fn there(iov: Iov) -> [RemoteIov; 1] {
     [RemoteIov { addr: iov.addr(), len: iov.len() as u64 }]
 }
 
-/// Bytes number `n` of an honest exchange.
+/// The bytes number `n` of an honest exchange.
 fn pattern(n: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (n.wrapping_mul(31) + i * 7 + i / 251) as u8).collect()
 }
 
-/// Message number `n` of one.
+/// The message number `n` of an honest exchange.
 fn message(n: u64) -> Vec<u8> {
     pattern(n, n as usize * 13 % 300)
 }
 
-/// Where the slots of shared transfers lie in a segment, eight of either side.
+/// Offset of the slots of shared transfers in a segment. Each side has eight slots.
 const SHARES_AT: usize = 1024;
 const SHARE_SLOTS: usize = 16;
 
-/// Where a side's block lies in a segment.
+/// Offset of a side's block in a segment.
 fn side_at(role: Role) -> usize {
     if role == Role::Initiator { 0 } else { 512 }
 }
 
-/// What the hostile peer changes in a round.
+/// The words that the hostile peer changes in a round.
 #[derive(Clone, Copy, PartialEq)]
 enum Habit {
-    /// Headers of records, each of which may stand where it does: the link goes on.
+    /// Headers of records that are valid at their place, so that the link survives.
     Records,
-    /// The same, and the words of shared transfers.
+    /// Headers of records, and the words of shared transfers.
     Shares,
-    /// Everything that it can write.
+    /// All words that it can write.
     Everything,
 }
 
-/// What is done to a word, again and again.
+/// A change that is made to a word repeatedly.
 enum Change {
-    /// It is one and then the other.
+    /// Alternates between two values.
     Between(u64, u64),
-    /// So much is added and then taken away, whatever else happens to it.
+    /// Adds a value and then subtracts it, independent of other changes of the word.
     By(u64),
 }
 
-/// The hostile thread: picks a word and changes it for a while.
+/// The hostile thread, which selects a word and changes it for a while.
 struct Spoiler<'a> {
     map: &'a Mapping,
     /// The victim's doorbell.
@@ -103,7 +103,7 @@ impl<'a> Spoiler<'a> {
     fn run(mut self, stop: &AtomicBool) {
         while !stop.load(Ordering::Relaxed) {
             let (word, change) = self.pick();
-            // How long a value stands decides which two looks it comes between.
+            // The duration of a value decides between which two reads a change falls.
             let pauses = [0, 1].map(|_| self.random.below(2) * self.random.below(6));
             let pause = |n: usize| (0..pauses[n]).for_each(|_| std::hint::spin_loop());
             for _ in 0..self.random.below(100) {
@@ -128,7 +128,7 @@ impl<'a> Spoiler<'a> {
             (Habit::Everything, 0) => (word(map, self.random.below(map.len() / 8) * 8), any(&mut self.random)),
             (Habit::Everything, 1) => (word(bell, self.random.below(4096 / 8) * 8), any(&mut self.random)),
             (Habit::Everything, 2..4) => {
-                // Its side block: what it has consumed, and what it says of itself.
+                // The hostile side block: its consumed position and its flags.
                 let at = side_at(self.victim.other()) + 128 * self.random.below(4);
                 (
                     word(map, at),
@@ -136,7 +136,7 @@ impl<'a> Spoiler<'a> {
                 )
             }
             (Habit::Everything | Habit::Shares, 4..6) => {
-                // Units claimed from the front or the back, and units copied, of a transfer that is under way.
+                // Units claimed from the front or the back, and copied units, of a transfer in progress.
                 let from = self.random.below(SHARE_SLOTS);
                 let mut slots = (from..from + SHARE_SLOTS).map(|slot| SHARES_AT + slot % SHARE_SLOTS * 128);
                 let open = slots.find(|&at| word(map, at).load(Ordering::Relaxed) != 0).unwrap_or(SHARES_AT);
@@ -144,7 +144,7 @@ impl<'a> Spoiler<'a> {
                 (word(map, open + at), Change::By((self.random.below(16) as u64) << shift))
             }
             (_, 6) => {
-                // Where a piece of a push goes.
+                // The target of a piece of a push.
                 let (at, _) = self.line();
                 (
                     word(map, at + 8 + 8 * self.random.below(2)),
@@ -158,7 +158,7 @@ impl<'a> Spoiler<'a> {
         }
     }
 
-    /// Where one of the lines lies that the victim takes next, and its running number.
+    /// The offset of one of the next lines that the victim takes, and its running number.
     fn line(&mut self) -> (usize, u64) {
         let lines = (self.map.len() - 4096) / (2 * LINE_BYTES);
         let number = self.map.side(self.victim).consumed.0.load(Ordering::Relaxed) + self.random.below(3) as u64;
@@ -166,7 +166,7 @@ impl<'a> Spoiler<'a> {
         (ring + number as usize % lines * LINE_BYTES, number)
     }
 
-    /// A header of the record that begins there: a legal one, unless everything is spoiled.
+    /// A header of a record that begins there. It is valid unless the habit is `Everything`.
     fn header(&mut self, number: u64) -> u64 {
         let (kind, longest) = if self.random.below(3) == 0 { (2, PIECE_BYTES) } else { (1, MAILBOX_BYTES) };
         let len = [self.random.below(57), self.random.below(2000), longest][self.random.below(3)];
@@ -179,23 +179,23 @@ impl<'a> Spoiler<'a> {
     }
 }
 
-/// What two honest endpoints say to each other, and copy from and to each other's memory, all of it checked.
+/// Messages and transfers between two honest endpoints, all of which are checked.
 struct Exchange {
-    /// The victim's, and the friend's.
+    /// The victim's link and the friend's.
     links: [LinkId; 2],
     sent: [u64; 2],
     heard: [u64; 2],
     memory: [Guarded; 2],
-    /// Transfers so far, and those that the friend has helped with.
+    /// Number of transfers so far, and of those with which the friend has helped.
     transfers: u64,
     shared: u64,
-    /// How many have still to say that the transfer is done.
+    /// Number of sides that have not yet reported the end of the transfer.
     pending: usize,
     direct: bool,
 }
 
 impl Exchange {
-    /// The context of a transfer of either side; those with the hostile peer have others.
+    /// The context of transfers of the honest exchange. Transfers with the hostile peer have others.
     const CTX: u64 = 1 << 40;
 
     fn step(&mut self, nodes: &mut [&mut Node; 2]) {
@@ -210,7 +210,7 @@ impl Exchange {
         self.take(nodes);
     }
 
-    /// A get or a put of the victim's, with the friend's help.
+    /// Starts a get or put of the victim, with the friend's help.
     fn begin(&mut self, [victim, friend]: &mut [&mut Node; 2]) {
         let put = self.transfers % 2 == 1;
         let [near, far] = self.memory.each_mut().map(Guarded::iov);
@@ -231,7 +231,7 @@ impl Exchange {
         }
     }
 
-    /// Checks what has come.
+    /// Checks the messages and completions that have arrived.
     fn take(&mut self, nodes: &mut [&mut Node; 2]) {
         let mut ended = false;
         for (side, node) in nodes.iter_mut().enumerate() {
@@ -260,7 +260,7 @@ impl Exchange {
         }
     }
 
-    /// Everything that is under way ends.
+    /// Waits for the end of all messages and transfers.
     fn finish(&mut self, victim: &mut Node, friend: &mut Node) {
         until("the friend's part", &mut [victim, friend], |nodes| {
             let [victim, friend] = nodes else { unreachable!() };
@@ -270,8 +270,8 @@ impl Exchange {
     }
 }
 
-/// The victim ends that link or goes on; what it exchanges with others is right, and nothing is touched that
-/// is not to be.
+/// The victim ends the hostile link or continues. Its exchange with others stays correct, and no memory is
+/// touched that must not be.
 #[test]
 fn words_change_while_they_are_used() {
     let (mut victim, mut friend) = (Node::new(&ShmConfig::default()), Node::new(&ShmConfig::default()));
@@ -298,8 +298,8 @@ fn words_change_while_they_are_used() {
             let (mine, theirs) = join(&mut victim, &mut hostile);
             ((theirs, mine), Role::Initiator)
         };
-        // It is looked at in every poll from the first message on, and shares transfers with a peer that says
-        // to look in every poll, too.
+        // The victim polls the link in every poll from the first message on. It shares transfers with a peer
+        // that claims to poll the ring in every poll.
         hostile.nic.send(theirs, b"hello", &[]).unwrap();
         until("hello", &mut [&mut victim], |nodes| nodes[0].inbox.messages.iter().any(|(link, _)| *link == mine));
         let spoiled = segment(&hostile, theirs);
@@ -329,7 +329,7 @@ fn words_change_while_they_are_used() {
                     if direct && turn % 4 == 0 {
                         let _ = victim.nic.get(mine, &here, &there, turn);
                         let _ = victim.nic.put(mine, &here, &there, turn);
-                        // Help with a transfer of the peer's, which it opens as it is to be.
+                        // Help with a transfer of the peer, which the peer opens correctly.
                         let (slot, lap) = (turn % 8, 1 + turn);
                         let at = SHARES_AT + side_at(role.other()) * 2 + slot as usize * 128;
                         poke(spoiled, at + 64, 0);
