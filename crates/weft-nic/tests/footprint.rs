@@ -1,6 +1,6 @@
-//! What a peer costs: one that is idle, one that does its worst, and a stranger who has proven nothing. Heap
-//! of an engine and its devices, counted while that engine runs and rounded up as glibc's allocator does, so
-//! that the result is the same in every run. A program of its own, because it has an allocator of its own.
+//! The memory that a peer costs: an idle peer, a hostile one, and a stranger without proof. The test counts
+//! the heap of an engine and its devices while that engine runs, rounded up as glibc's allocator does, so
+//! that all runs give the same result. It is a program of its own, because it has an allocator of its own.
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code, unreachable_pub, clippy::cast_possible_truncation)]
@@ -26,32 +26,32 @@ use weft_engine::nic::{LinkError, LinkId, LinkUp, Nic, NicCaps, Sink};
 use weft_engine::{Engine, mem};
 use weft_nic::{Devices, Tcp, TcpConfig};
 
-/// What a connected idle peer may cost an endpoint, in bytes of the heap.
+/// Maximum heap that a connected idle peer costs an endpoint, in bytes.
 const BUDGET_BYTES: isize = 512;
-/// The same where it is encrypted: two expanded keys.
+/// Maximum heap of an encrypted idle peer, in bytes. It includes two expanded keys.
 const ENCRYPTED_BUDGET_BYTES: isize = 3072;
-/// What a half-open connection may cost, and one whose hello was good.
+/// Maximum heap of a half-open connection, in bytes, without and with a valid hello.
 const HALF_OPEN_BYTES: [isize; 2] = [200, 500];
-/// Peers, so many that tables have been enlarged some times.
+/// Number of peers. It is large enough for tables to grow several times.
 const PEERS: usize = 200;
-/// So many come first: what an endpoint keeps for those that are busy is no idle peer's.
+/// Number of peers that connect before the measurement. Memory for busy peers is not attributed to idle ones.
 const FIRST: usize = 16;
-/// Peers from which on the budget holds.
+/// Number of peers from which the budget holds.
 const FEW: usize = 64;
 
 thread_local! {
-    /// Whether what this thread allocates and frees is counted, and the bytes so far.
+    /// Whether allocations of this thread are counted, and the sum in bytes.
     static COUNTED: (Cell<bool>, Cell<isize>) = const { (Cell::new(false), Cell::new(0)) };
-    /// Blocks of so many bytes are not to be had by this thread.
+    /// Allocations of this thread fail from this size in bytes.
     static REFUSED: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
 struct Counting;
 
 impl Counting {
-    /// Notes that a block came (`sign` 1) or went (-1).
+    /// Counts a block that was allocated (`sign` 1) or freed (-1).
     fn note(layout: Layout, sign: isize) {
-        // A block has a word in front, and is a multiple of 16 and at least 32 bytes.
+        // A block has a word in front. Its size is a multiple of 16 and at least 32 bytes.
         let block = (layout.size() + size_of::<usize>()).next_multiple_of(16).max(32);
         COUNTED.with(|(on, bytes)| {
             if on.get() {
@@ -61,20 +61,20 @@ impl Counting {
     }
 }
 
-// SAFETY: the system's allocator does everything.
+// SAFETY: the system's allocator does all the work.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.size() >= REFUSED.get() {
             return std::ptr::null_mut();
         }
         Self::note(layout, 1);
-        // SAFETY: the caller's promises are those that the system's allocator wants.
+        // SAFETY: the caller fulfils the contract of `GlobalAlloc`, which is that of the system's allocator.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         Self::note(layout, -1);
-        // SAFETY: as above; the block is one of the system's.
+        // SAFETY: the block comes from the system's allocator, with the same layout.
         unsafe { System.dealloc(block, layout) }
     }
 }
@@ -82,7 +82,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What `run` has added to the heap, and what it returns.
+/// The growth of the heap during `run` in bytes, and the result of `run`.
 fn counted<T>(run: impl FnOnce() -> T) -> (isize, T) {
     COUNTED.with(|(on, bytes)| {
         bytes.set(0);
@@ -95,7 +95,7 @@ fn counted<T>(run: impl FnOnce() -> T) -> (isize, T) {
     })
 }
 
-/// Address vector: the names by number.
+/// An address vector: the names by number.
 struct Names(Vec<EpName>);
 
 impl AddressBook for Names {
@@ -108,7 +108,7 @@ impl AddressBook for Names {
     }
 }
 
-/// How the peers are reached.
+/// The device by which peers are reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Shm,
@@ -129,7 +129,8 @@ fn endpoint(kind: Kind) -> Engine<Devices> {
     Engine::new(Config::default(), Devices::new(&config).unwrap())
 }
 
-/// One short message there and one of `len` bytes back. Returns what it has added to the hub's heap.
+/// Sends a short message to the peer and one of `len` bytes back. Returns the growth of the hub's heap in
+/// bytes.
 fn greet(hub: &mut Engine<Devices>, peer: &mut Engine<Devices>, to: Addr, len: usize) -> isize {
     let mut memory = [Owned::new(vec![7; len]), Owned::new(vec![0; len])];
     let [source, target] = memory.each_mut().map(|memory| [memory.iov()]);
@@ -162,8 +163,8 @@ fn greet(hub: &mut Engine<Devices>, peer: &mut Engine<Devices>, to: Addr, len: u
     growth
 }
 
-/// Polls all until the messages of the last greetings are acknowledged, where that takes a while. Returns
-/// what it has added to the hub's heap.
+/// Polls all endpoints until the messages of the last greetings are acknowledged, where that takes a while.
+/// Returns the growth of the hub's heap in bytes.
 fn settle(hub: &mut Engine<Devices>, peers: &mut [Engine<Devices>]) -> isize {
     let (start, mut growth) = (Instant::now(), 0);
     while start.elapsed() < Duration::from_millis(500) {
@@ -175,8 +176,8 @@ fn settle(hub: &mut Engine<Devices>, peers: &mut [Engine<Devices>]) -> isize {
     growth
 }
 
-/// The heap that each of [`PEERS`] takes at an endpoint that is connected with them, at any number of them.
-/// `len`: bytes that each has sent.
+/// Checks the heap that each of [`PEERS`] takes at an endpoint that is connected with them, at any number of
+/// them. `len`: number of bytes that each has sent.
 fn holds(kind: Kind, len: usize) {
     let (shm, budget_bytes) = (kind == Kind::Shm, kind.budget_bytes());
     let mut hub = endpoint(kind);
@@ -194,7 +195,8 @@ fn holds(kind: Kind, len: usize) {
         let Some(number) = (addr + 1).checked_sub(FIRST).filter(|number| *number > 0) else { continue };
         growth += more;
         if !shm {
-            // Copies of messages stay until they are acknowledged: what is idle is seen after a while.
+            // Copies of messages are kept until they are acknowledged, so idle memory is measured after a
+            // while.
             if number % 40 != 0 {
                 continue;
             }
@@ -211,17 +213,17 @@ fn holds(kind: Kind, len: usize) {
     println!("{kind:?}, {len} B: {} B each", growth / PEERS as isize);
 }
 
-/// Both devices in one test: descriptors are limited.
+/// Both devices are in one test, because descriptors are limited.
 #[test]
 fn an_idle_peer_costs_no_more_than_its_budget() {
     for kind in [Kind::Shm, Kind::Tcp, Kind::Encrypted] {
         holds(kind, 8);
-        // Long enough to move apart from messages, by both sides where they share memory.
+        // The length makes the data travel apart from messages. Over shared memory, both sides copy it.
         holds(kind, 200_000);
     }
 }
 
-/// Hears nothing, and is told nothing.
+/// Ignores all events.
 struct Deaf;
 
 impl Sink for Deaf {
@@ -235,8 +237,8 @@ impl Sink for Deaf {
     fn done(&mut self, _: LinkId, _: u64, _: Result<(), LinkError>) {}
 }
 
-/// A thousand connections of strangers, silent ones or such with a good hello, of which 300 stay open: the
-/// most that is held on the heap.
+/// The maximum heap for a thousand connections of strangers, of which 300 stay open. They are silent, or send
+/// a valid hello.
 #[test]
 fn a_flood_costs_no_more_than_its_budget() {
     let half_open = TcpConfig::default().half_open;
@@ -247,7 +249,7 @@ fn a_flood_costs_no_more_than_its_budget() {
         let name = NameParts { socket, host_id: 1, ep_id, capability, context, shm: false, tcp: true };
         let mut nic = Tcp::new(&TcpConfig::default(), &name).unwrap();
         let (target, me) = (nic.name(), EpName::full(&name));
-        // The device's own buffers, which the first round makes, are no connection's.
+        // The first round makes the device's own buffers, which belong to no connection.
         let first = TcpStream::connect(target.socket()).unwrap();
         let ready = Instant::now() + Duration::from_secs(20);
         while nic.stats().half_open == 0 {
@@ -276,7 +278,7 @@ fn a_flood_costs_no_more_than_its_budget() {
                 crowd = crowd.max(nic.stats().half_open);
             }
         }
-        // The last one makes room for the next, which may not have come yet.
+        // The last connection makes room for the next, which may not have arrived yet.
         assert!((half_open - 1..=half_open).contains(&crowd), "{crowd}");
         let each = most / isize::try_from(crowd).unwrap();
         println!("half-open, good hello: {greets}: {each} B each");
@@ -295,7 +297,7 @@ const READ: u8 = 16;
 const READ_BULK: u8 = 17;
 const ATOMIC: u8 = 20;
 
-/// An engine with a region, whose peer takes no message, and whose device no transfer.
+/// An engine with a region, whose peer accepts no message, and whose device accepts no transfer.
 fn besieged(caps: NicCaps) -> (Case, Owned) {
     let mut case = Case::new(caps, Config::default());
     case.connect(0, 2);
@@ -307,8 +309,8 @@ fn besieged(caps: NicCaps) -> (Case, Owned) {
     (case, memory)
 }
 
-/// Has the peer say something again and again, until it is cut off. Returns the most that the engine has kept
-/// meanwhile, in bytes of the heap, what it keeps afterwards, and how often it was said.
+/// Repeats a message of the peer until the engine closes the link. Returns the maximum heap that the engine
+/// has kept, the heap that it keeps afterwards, both in bytes, and the number of messages.
 fn siege(case: &mut Case, mut say: impl FnMut(&mut Case)) -> (isize, isize, usize) {
     let (mut kept, mut most, mut times) = (0, 0, 0);
     while !case.is_cut() {
@@ -320,13 +322,13 @@ fn siege(case: &mut Case, mut say: impl FnMut(&mut Case)) -> (isize, isize, usiz
     (most, kept, times)
 }
 
-/// What docs/security.md says, in bytes of the heap.
+/// The limits in docs/security.md, in bytes of the heap.
 const RESULTS_BYTES: isize = 512 << 10;
 const REQUESTS_BYTES: isize = 250 << 20;
 const ALL_REQUESTS_BYTES: isize = 450 << 20;
 const UNEXPECTED_BYTES: isize = 8 << 20;
 
-/// Each way to have something kept by asking: what is asked for, and not taken or not given, again and again.
+/// Each kind of request whose answers the peer does not take or give, repeated without end.
 #[test]
 fn what_a_peer_has_an_engine_keep_is_bounded() {
     let (id, pieces) = (pair(3, 0), (0..32).flat_map(|n| [4096 * (n + 1), 200]).collect::<Vec<u64>>());
@@ -353,13 +355,13 @@ fn what_a_peer_has_an_engine_keep_is_bounded() {
             let (most, kept, times) = siege(&mut case, |case| case.say_as(head, &body));
             println!("{what}: {most} B for {times}, {kept} B afterwards");
             assert!(most <= bound, "{what}: {most} B for {times}");
-            // Tables do not become smaller, and messages stay.
+            // Tables do not shrink, and messages stay.
             assert!(bound != RESULTS_BYTES || kept < 1024, "{what}: {kept} B are left");
         }
     }
 }
 
-/// As many of the requests that cost the most as there may be, of each kind.
+/// The maximum number of the most expensive requests of all kinds.
 #[test]
 fn what_all_kinds_of_requests_have_an_engine_keep_is_bounded() {
     const REQUESTS: usize = 131_072;
@@ -377,7 +379,7 @@ fn what_all_kinds_of_requests_have_an_engine_keep_is_bounded() {
         if times < REQUESTS {
             case.say(WRITE_RTS, 0, &write);
         }
-        // The first kind of which there is too much ends the link.
+        // The first kind that exceeds its limit ends the link.
         if times >= UNMATCHED - 2 * REQUESTS {
             case.say(READ_BULK, 0, &read);
         }
@@ -387,8 +389,8 @@ fn what_all_kinds_of_requests_have_an_engine_keep_is_bounded() {
     assert!(times >= UNMATCHED && most <= ALL_REQUESTS_BYTES, "{most} B for {times} of each");
 }
 
-/// Messages before their turn, and such that come before the connection is made: none on a device that keeps
-/// order, as shm and tcp do.
+/// Messages before their turn, and messages before the connection is made. A device that preserves order,
+/// such as shm and tcp, delivers none.
 #[test]
 fn messages_out_of_order_are_bounded() {
     let unordered = NicCaps { ordered: false, ..CAPS };
@@ -412,7 +414,8 @@ fn messages_out_of_order_are_bounded() {
     }
 }
 
-/// A breach of the protocol fails an inject at once, but the device goes on with its link until the poll is over.
+/// A violation of the protocol fails an inject at once, but the device continues with its link until the end
+/// of the poll.
 #[test]
 fn what_the_device_reads_lives_until_its_link_is_closed() {
     const LEN: usize = 100_000;
@@ -438,7 +441,7 @@ fn what_the_device_reads_lives_until_its_link_is_closed() {
     assert!(kept < -(LEN as isize), "{kept} B: the copy is kept");
 }
 
-/// Another peer, whose link is in use.
+/// Connects another peer, whose link is in use.
 fn join(hub: &mut Engine<Devices>) -> TcpStream {
     let target = hub.nic().name();
     let peer = std::thread::spawn(move || {
@@ -465,7 +468,7 @@ fn has_ended(stream: &TcpStream) -> bool {
     !end.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
 }
 
-/// Has the hub make progress for a while.
+/// Polls the hub for a while.
 fn poll(hub: &mut Engine<Devices>) {
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(50) {
@@ -473,14 +476,14 @@ fn poll(hub: &mut Engine<Devices>) {
     }
 }
 
-/// Most of a message.
+/// A message without its last part.
 fn most_of_a_message() -> Vec<u8> {
     let mut frame = raw::frame(1, &[7; 50_000]);
     frame.truncate(40_000);
     frame
 }
 
-/// Messages of peers in no address vector that do not end: together they take what such peers may have.
+/// Incomplete messages of peers in no address vector share one limit.
 #[test]
 fn strangers_messages_that_do_not_end_have_one_bound() {
     let listen = Some(([127, 0, 0, 1], 0).into());
@@ -499,8 +502,7 @@ fn strangers_messages_that_do_not_end_have_one_bound() {
     assert!((10..20).contains(&ended), "{ended} of 30 links have ended");
 }
 
-/// Where there is no memory for what a link needs, that link ends or waits: the process lives, and so do the
-/// other links.
+/// If there is no memory for a link, that link ends or waits. The process and the other links continue.
 #[test]
 fn a_link_for_which_there_is_no_memory_ends() {
     let mut hub = endpoint(Kind::Tcp);
@@ -533,7 +535,7 @@ fn a_link_for_which_there_is_no_memory_ends() {
     assert!(hub.completions().drain(..).all(|done| done.fault.is_none()));
 }
 
-/// A message of which the last byte never comes, on each of many links: one mailbox for each.
+/// Many links each carry a message without its last byte. Each link takes one mailbox.
 #[test]
 fn a_message_that_does_not_end_takes_one_mailbox() {
     const LINKS: usize = 16;
@@ -555,7 +557,7 @@ fn a_message_that_does_not_end_takes_one_mailbox() {
     });
     let (mut growth, start) = (0, Instant::now());
     let mut streams = None;
-    // All has been written when the peers say so, and a while later it has come.
+    // All messages are written when the peers report it, and have arrived a while later.
     let mut until = start + Duration::from_secs(20);
     while Instant::now() < until {
         growth += counted(|| hub.progress()).0;
