@@ -1,4 +1,4 @@
-//! The device contract, checked for every device: one list of tests, one list of devices.
+//! The device contract, checked for all devices: one list of tests, one list of devices.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, unreachable_pub, missing_docs)]
 
 mod suite;
@@ -10,7 +10,7 @@ use weft_engine::name::{EpName, NameParts};
 use weft_nic::shm::{Shm, ShmConfig};
 use weft_nic::{Config, Devices, Tcp, TcpConfig};
 
-/// Every test for one device.
+/// Defines all tests for one device.
 macro_rules! conformance {
     ($($device:ident: $type:ty),+ $(,)?) => { $(
         mod $device {
@@ -131,7 +131,7 @@ impl<const SHM: bool> Device for BothDevices<SHM> {
     }
 }
 
-/// A port that no other test of this host uses: the system gives it out once.
+/// A port that no other test of this host uses: the system assigns it once.
 fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

@@ -1,6 +1,6 @@
-//! An endpoint without descriptors hangs up on those who call, who call again and then give up: nobody waits
-//! for as long as for a silent host. Peers that are expected get the descriptors of others. A program of its
-//! own: the limit holds for the whole process.
+//! An endpoint without descriptors refuses callers, which retry and then fail sooner than they would with a
+//! silent host. Expected peers get the descriptors of other peers. The tests are a program of their own,
+//! because the limit applies to the process.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, unreachable_pub, missing_docs, dead_code)]
 
 #[path = "suite/mod.rs"]
@@ -19,7 +19,7 @@ use weft_engine::name::EpName;
 use weft_engine::nic::{LinkError, Nic};
 use weft_nic::{Devices, Tcp, TcpConfig};
 
-/// The limit is the process's.
+/// Serializes the tests, because the limit applies to the process.
 static LIMIT: Mutex<()> = Mutex::new(());
 
 fn node() -> Node<Tcp> {
@@ -27,7 +27,7 @@ fn node() -> Node<Tcp> {
     Node::new(Tcp::new(&TcpConfig::default(), &name).unwrap())
 }
 
-/// Sees to it that exactly `count` descriptors are free; what is returned holds the others.
+/// Leaves exactly `count` descriptors free. The result holds the others.
 fn leave(count: u64) -> Vec<OwnedFd> {
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
     let highest: i32 =
@@ -48,12 +48,12 @@ fn who_calls_an_endpoint_without_descriptors_learns_it() {
     let before = getrlimit(Resource::Nofile);
     let mut world = World { nodes: vec![node(), node()] };
     let target = world.nodes[0].name();
-    // The caller's socket.
+    // One descriptor, for the caller's socket.
     let filling = leave(1);
     let link = world.nodes[1].connect(&target);
     world.until("the end", |nodes| !nodes[1].inbox.down.is_empty());
     assert_eq!(world.nodes[1].inbox.down, [(link, LinkError::PeerResources)]);
-    // For a while only: calls are repeated.
+    // The refusal is temporary, so the call is repeated.
     let link = world.nodes[1].connect(&target);
     for _ in 0..20 {
         world.rounds(100);
@@ -66,7 +66,7 @@ fn who_calls_an_endpoint_without_descriptors_learns_it() {
     assert!(world.nodes[0].nic.stats().half_open == 0);
 }
 
-/// The one address that is known.
+/// An address vector with one name.
 #[derive(Debug)]
 struct Only(EpName);
 
@@ -85,7 +85,8 @@ fn engine(shm: bool) -> Engine<Devices> {
     Engine::new(Config::default(), Devices::new(&config).unwrap())
 }
 
-/// Has the peers at address 0 told something, and polls all until the hub has what `all` of them have said.
+/// Sends messages from the peers `news` to address 0, and polls all endpoints until `all` messages have
+/// arrived at the hub.
 fn greet(hub: &mut Engine<Devices>, peers: &mut [Engine<Devices>], news: std::ops::Range<usize>, all: usize) {
     let (ctx, flags) = (Context::default(), OpFlags::empty());
     for peer in &mut peers[news] {
@@ -101,7 +102,7 @@ fn greet(hub: &mut Engine<Devices>, peers: &mut [Engine<Devices>], news: std::op
     }
 }
 
-/// Strangers have taken all descriptors: those that have said nothing for longest make room for a peer in the
+/// Strangers have taken all descriptors. Those that have been silent for longest make room for a peer in the
 /// address vector.
 #[test]
 fn strangers_leave_their_descriptors_to_expected_peers() {
@@ -115,12 +116,12 @@ fn strangers_leave_their_descriptors_to_expected_peers() {
         let mine = Arc::new(Only(hub.nic().name()));
         peers.iter_mut().for_each(|peer| peer.bind_book(mine.clone()));
         greet(&mut hub, &mut peers, 0..STRANGERS, STRANGERS);
-        // One goes on talking: the others are idle.
+        // One stranger stays active; the others are idle.
         greet(&mut hub, &mut peers, 0..1, STRANGERS + 1);
         // Descriptors that the caller needs for its own end.
         let filling = leave(if shm { 4 } else { 1 });
         greet(&mut hub, &mut peers, STRANGERS..STRANGERS + 1, STRANGERS + 2);
-        // An idle link's socket is not looked at in every poll.
+        // The device does not check the socket of an idle link in every poll.
         let until = Instant::now() + Duration::from_millis(300);
         while Instant::now() < until {
             peers.iter_mut().for_each(|peer| {

@@ -1,4 +1,5 @@
-//! Devices give back every descriptor. A program of its own: descriptors are counted for the whole process.
+//! Devices close all their descriptors. The test is a program of its own, because it counts the descriptors
+//! of the process.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, unreachable_pub, missing_docs, dead_code)]
 
 mod suite;
@@ -9,7 +10,7 @@ use suite::{Node, World};
 use weft_engine::nic::Nic;
 use weft_nic::{Config, Devices};
 
-/// Open descriptors of this process.
+/// Number of open descriptors of this process.
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
@@ -19,7 +20,7 @@ fn open(shm: bool) -> Node<Devices> {
     Node::new(Devices::new(&config).unwrap())
 }
 
-/// Two hundred links at one endpoint carry traffic, and end from either side.
+/// Two hundred links at one endpoint carry traffic, and are closed from either side.
 fn many_links(shm: bool) {
     let mut world = World { nodes: (0..5).map(|_| open(shm)).collect::<Vec<_>>() };
     let at_rest = descriptors();
@@ -47,7 +48,7 @@ fn many_links(shm: bool) {
     }
     world.until("all ended", |nodes| nodes.iter().all(|node| node.inbox.up.is_empty()));
     world.until("all drained", |nodes| nodes.iter().all(|node| node.nic.drained()));
-    // Closed links linger until the other side has closed too.
+    // Closed links linger until the other side has closed them, too.
     let patience = Instant::now() + Duration::from_secs(10);
     while descriptors() > at_rest && Instant::now() < patience {
         world.rounds(10);
@@ -55,7 +56,7 @@ fn many_links(shm: bool) {
     assert_eq!(descriptors(), at_rest, "after closing all links (shm {shm})");
 }
 
-/// Devices are dropped with links that nobody closed, and with attempts under way.
+/// Devices are dropped with open links and with connection attempts in progress.
 fn dropped_in_use() {
     let mut world = World { nodes: vec![open(true), open(true), open(false)] };
     world.join_and_greet(0, 1);

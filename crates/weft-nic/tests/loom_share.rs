@@ -1,10 +1,10 @@
-//! A transfer by address that both sides of a link copy at once, under a model checker, which tries every
-//! interleaving (up to a bound of preemptions) and every value that a load may return under the C11 memory
-//! model: each byte is copied once, and whoever has heard that the transfer is over has the memory to itself.
+//! A transfer by address that both sides of a link copy at once, in a model checker. The checker tries all
+//! interleavings (up to a limit of preemptions) and all values that a load may return under the C11 memory
+//! model. Each byte is copied once, and a client that has seen the end of the transfer has the memory to
+//! itself.
 //!
-//! The slots (`share.rs`) and what owner and helper do with them (`transfer.rs`) are included as they ship.
-//! The memory to be copied is the checker's: an access to it that is not ordered after the one before is
-//! reported.
+//! The slots (`share.rs`) and their use by owner and helper (`transfer.rs`) are included as they ship. The
+//! copied memory belongs to the checker, which reports an access that is not ordered after the previous one.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, clippy::arc_with_non_send_sync)]
 #![allow(missing_docs, unreachable_pub, dead_code)]
 
@@ -16,7 +16,7 @@ use weft_engine::nic::{LinkError, Share};
 mod model;
 use model::check;
 
-/// What the files under test import from their neighbours.
+/// Imports of the files under test from their neighbours.
 mod sync {
     pub(super) use loom::sync::atomic::{AtomicU64, Ordering};
 }
@@ -49,7 +49,7 @@ mod segment {
 }
 
 mod cma {
-    //! Memory in pieces, each of which tells how often it was copied.
+    //! Memory in pieces that count how often they were copied.
 
     use std::sync::Arc;
 
@@ -65,14 +65,14 @@ mod cma {
             Arc::new(Self((0..bytes / PIECE_BYTES).map(|_| UnsafeCell::new(0)).collect()))
         }
 
-        /// Only for who has it to itself.
+        /// The counts. The caller must have the memory to itself.
         pub(super) fn copied(&self) -> Vec<u32> {
-            // SAFETY: the checker reports it if anything else has access.
+            // SAFETY: the checker reports a concurrent access.
             self.0.iter().map(|piece| piece.with_mut(|times| unsafe { *times })).collect()
         }
     }
 
-    /// One side's way to copy.
+    /// A side's access to the memory.
     pub(super) struct Span {
         pub(super) memory: Arc<Memory>,
         pub(super) works: bool,
@@ -86,7 +86,7 @@ mod cma {
         pub(super) fn copy(&self, _pid: i32, offset: usize, len: usize) -> Result<(), LinkError> {
             assert!(len > 0 && offset.is_multiple_of(PIECE_BYTES) && offset + len <= self.total_bytes());
             for piece in &self.memory.0[offset / PIECE_BYTES..(offset + len).div_ceil(PIECE_BYTES)] {
-                // SAFETY: as above.
+                // SAFETY: the checker reports a concurrent access.
                 piece.with_mut(|times| unsafe { *times += u32::from(self.works) });
             }
             if self.works { Ok(()) } else { Err(LinkError::Access) }
@@ -104,7 +104,8 @@ use segment::{Mapping, Role};
 use share::SHARE_BYTES;
 use transfer::{Help, Slots, Step, Transfer};
 
-/// The owner takes more than half of it, the helper the rest, and if that one is late the owner has two claims more.
+/// The owner takes more than half of this length, and the helper the rest. If the helper is late, the owner
+/// claims twice more.
 const BYTES: usize = SHARE_BYTES + 8192;
 
 /// The owner's side of a link.
@@ -114,7 +115,7 @@ struct Owner {
 }
 
 impl Owner {
-    /// `lap`: that of the transfer that was shared last.
+    /// `lap` is the lap of the last shared transfer.
     fn new(lap: u16) -> Self {
         Self { map: Arc::new(Mapping::new()), slots: Slots::new(lap) }
     }
@@ -125,7 +126,8 @@ impl Owner {
         (transfer, share)
     }
 
-    /// Moves a transfer on until it has ended; while the peer is at work it sleeps. (`Link::copy`, `Link::can_copy`.)
+    /// Advances a transfer until it has ended. The owner sleeps while the peer copies. (`Link::copy`,
+    /// `Link::can_copy`.)
     fn end(&mut self, mut transfer: Transfer) -> Result<(), LinkError> {
         loop {
             match transfer.step(0, &self.map, &mut self.slots) {
@@ -141,7 +143,7 @@ impl Owner {
         }
     }
 
-    /// The peer comes to help.
+    /// Starts the peer's help.
     fn helper(&self, memory: &Arc<Memory>, share: Share, works: bool) -> loom::thread::JoinHandle<()> {
         let map = Arc::clone(&self.map);
         let mut help = Help::new(Span { memory: Arc::clone(memory), works }, Role::Initiator, share, 0);
@@ -169,7 +171,7 @@ fn each_byte_is_copied_once_before_the_end() {
     });
 }
 
-/// The slot serves the next transfer while the helper of the one before has not gone, or not come yet.
+/// The slot serves the next transfer before the previous transfer's helper has left, or before it has come.
 #[test]
 fn a_late_helper_stays_out_of_the_next_transfer() {
     check(3, || {
@@ -187,8 +189,8 @@ fn a_late_helper_stays_out_of_the_next_transfer() {
     });
 }
 
-/// The owner, or the helper, cannot copy: in the end the memory is the owner's all the same, and the slot
-/// good for another transfer.
+/// The owner or the helper fails to copy. Afterwards the owner has the memory to itself, and the slot is free
+/// for another transfer.
 fn fails(owner_works: bool, helper_works: bool) {
     check(3, move || {
         let (mut owner, memory) = (Owner::new(0), Memory::new(BYTES));

@@ -1,4 +1,4 @@
-//! Pushes, gets and puts: every byte, every split, and what becomes of them when a link ends.
+//! Pushes, gets and puts: all bytes arrive, however they are split, and transfers end with their link.
 
 use weft_engine::mem::{self, Iov, IovList, Owned};
 use weft_engine::nic::{LinkError, Nic, RemoteIov, Share};
@@ -40,7 +40,7 @@ pub fn pushes_arrive_intact<D: Device>() {
     }
 }
 
-/// An empty push completes; pushes into no window, or into one that is too short, are thrown away and complete.
+/// An empty push completes. A push into no window, or into one that is too short, is discarded and completes.
 pub fn pushes_without_room_are_thrown_away<D: Device>() {
     let mut world = World::new::<D>(2);
     let (near, far) = world.join_and_greet(0, 1);
@@ -56,7 +56,7 @@ pub fn pushes_without_room_are_thrown_away<D: Device>() {
     world.until("the link lives", |nodes| nodes[1].take_messages(far) == [b"after"]);
 }
 
-/// Messages get through while pushes are under way in both directions; queues are bounded.
+/// Messages arrive while pushes are in progress in both directions. Queues are bounded.
 pub fn messages_pass_pushes<D: Device>() {
     let mut world = World::new::<D>(2);
     let (near, far) = world.join_and_greet(0, 1);
@@ -88,7 +88,7 @@ pub fn messages_pass_pushes<D: Device>() {
     }
 }
 
-/// Where the device says so, no byte of a push comes before the messages that were sent before it.
+/// If the device promises it, no byte of a push arrives before the messages that were sent before the push.
 pub fn pushes_follow_messages<D: Device>() {
     const PUSHES: u64 = 60;
     let mut world = World::new::<D>(2);
@@ -107,7 +107,7 @@ pub fn pushes_follow_messages<D: Device>() {
         world.until("room", |nodes| nodes[0].send(near, 1, &head).is_ok());
         world.nodes[0].push(near, window, &[whole.slice(0, len)], window).unwrap();
         world.rounds(random.below(3));
-        // Some are still under way when the next message and push come.
+        // Some pushes are still in progress when the next message and push follow.
         if random.below(4) == 0 {
             world.until("window", |nodes| nodes[1].inbox.windows[&window].placed == len);
         }
@@ -132,7 +132,8 @@ pub fn a_queue_of_pushes_is_bounded<D: Device>() {
     world.until("drained", |nodes| nodes[0].nic.drained());
 }
 
-/// The link ends while pushes are under way: `done` with an error, before `down` (the harness checks the order).
+/// The link ends while pushes are in progress. `done` reports an error, before `down` (the harness checks the
+/// order).
 pub fn pushes_end_with_their_link<D: Device>() {
     let mut world = World::new::<D>(2);
     let (near, far) = world.join_and_greet(0, 1);
@@ -147,7 +148,7 @@ pub fn pushes_end_with_their_link<D: Device>() {
     assert!(world.nodes[0].inbox.done.values().any(Result::is_err));
 }
 
-/// Closing with pushes under way lets go of the memory; no `done` follows (the harness checks).
+/// Closing a link releases the memory of its pushes. No `done` follows (the harness checks it).
 pub fn close_abandons_pushes<D: Device>() {
     let mut world = World::new::<D>(2);
     let (near, far) = world.join_and_greet(0, 1);
@@ -162,7 +163,7 @@ pub fn close_abandons_pushes<D: Device>() {
     world.join_and_greet(0, 1);
 }
 
-/// Reads and writes by address, where the device can.
+/// Reads and writes by address, if the device is capable of them.
 pub fn direct_transfers_are_intact<D: Device>() {
     let mut world = World::new::<D>(2);
     let (near, _) = world.join_and_greet(0, 1);
@@ -187,7 +188,7 @@ pub fn direct_transfers_are_intact<D: Device>() {
             let expected = pattern(if put { 1 } else { 2 }, size);
             assert!(mem::to_vec(&[near_iov]) == expected && mem::to_vec(&[far_iov]) == expected, "{size} bytes");
         }
-        // An address that is not there fails, and harms nothing else.
+        // An invalid address fails, and harms nothing else.
         let mut mine = Owned::new(vec![0; 100]);
         let nowhere = [RemoteIov { addr: 64, len: 100 }];
         world.nodes[0].direct(put, near, &[mine.iov()], &nowhere, 999).unwrap();
@@ -200,9 +201,9 @@ fn far(iov: Iov) -> [RemoteIov; 1] {
     [RemoteIov { addr: iov.addr(), len: iov.len() as u64 }]
 }
 
-/// A long transfer moves every byte once whoever comes to it first, and however late the help is.
+/// A long transfer moves each byte once, whichever side starts first and however late the help is.
 pub fn both_sides_move_a_transfer<D: Device>() {
-    /// Polls of the owner, and of the helper, in turn.
+    /// Number of polls of the owner and of the helper in a turn.
     const TURNS: [(usize, usize); 5] = [(1, 1), (0, 3), (3, 0), (1, 4), (0, 50)];
     let mut world = World::new::<D>(2);
     let (near, link) = world.join_and_greet(0, 1);
@@ -229,7 +230,8 @@ pub fn both_sides_move_a_transfer<D: Device>() {
                     for _ in 0..helper_polls {
                         world.nodes[1].poll();
                     }
-                    // Whoever is not polled in this turn gets some in the end, lest both wait.
+                    // A side that was not polled in this turn is polled now, so that the sides do not wait
+                    // for each other.
                     world.rounds(usize::from(owner_polls * helper_polls == 0));
                 }
                 assert_eq!(world.nodes[0].inbox.done[&ctx], Ok(()));
@@ -240,7 +242,8 @@ pub fn both_sides_move_a_transfer<D: Device>() {
     }
 }
 
-/// Help with what has ended, or never was, moves nothing; help that cannot reach the peer's memory fails the transfer.
+/// Help with a transfer that has ended or never existed moves nothing. Help that cannot access the peer's
+/// memory fails the transfer.
 pub fn help_that_is_late_or_wrong_does_no_harm<D: Device>() {
     const SIZE: usize = 300_000;
     let mut world = World::new::<D>(2);

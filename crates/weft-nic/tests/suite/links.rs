@@ -1,4 +1,4 @@
-//! Links: how they come and go.
+//! Links: how they are made and how they end.
 
 use weft_engine::nic::{LinkError, Nic};
 
@@ -68,7 +68,8 @@ pub fn a_wrong_capability_is_denied<D: Device>() {
     assert!(world.nodes[1].inbox.up.is_empty() && world.nodes[1].inbox.down.is_empty());
 }
 
-/// Nobody polls the peer: the attempt ends within the time-out. And an endpoint that was dropped meanwhile is gone.
+/// The peer does not poll: the attempt ends within the time-out. An endpoint that was dropped meanwhile is
+/// gone.
 pub fn a_silent_peer_times_out<D: Device>() {
     let mut world = World::new::<D>(1);
     let silent = D::open();
@@ -116,7 +117,7 @@ pub fn numbers_are_used_again<D: Device>() {
     assert!(highest < 8, "numbers are dense: {highest}");
 }
 
-/// Closing before the link is up leaves nothing behind on either side.
+/// Closing before the link is up leaves no state on either side.
 pub fn an_attempt_can_be_closed<D: Device>() {
     let mut world = World::new::<D>(2);
     let name = world.nodes[1].name();
@@ -147,7 +148,7 @@ pub fn one_endpoint_has_many_peers<D: Device>() {
             world.until("each answer", |nodes| nodes[0].take_messages(near) == [[round]]);
         }
     }
-    // All hang up at once.
+    // All peers hang up at once.
     world.nodes.truncate(1);
     world.until("all ends", |nodes| nodes[0].inbox.down.len() == 24);
 }

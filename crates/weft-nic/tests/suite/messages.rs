@@ -1,4 +1,4 @@
-//! Messages: whole, intact, in order, none lost, whatever their size and however they are split.
+//! Messages arrive whole, intact, in order, and without loss, for all sizes and all divisions into pieces.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ pub fn every_size_arrives_intact<D: Device>() {
     }
 }
 
-/// Nobody takes anything until the device says that it is full; then everything arrives.
+/// The receiver does not poll until the device is full. Then all messages arrive.
 pub fn a_flood_is_refused_and_nothing_is_lost<D: Device>() {
     for size in [8usize, 200, 5000] {
         let mut world = World::new::<D>(2);
@@ -46,7 +46,8 @@ pub fn a_flood_is_refused_and_nothing_is_lost<D: Device>() {
     }
 }
 
-/// Random sizes, random polls, several links, both ways: each direction of each link against a queue.
+/// Random sizes, random polls, several links, and both directions. Each direction of each link is compared
+/// with a queue.
 pub fn random_traffic_keeps_order<D: Device>() {
     let mut world = World::new::<D>(4);
     let mut queues = Vec::new();
@@ -90,7 +91,7 @@ impl<N: Nic> Node<N> {
     }
 }
 
-/// Two threads, one endpoint each.
+/// Two threads with one endpoint each.
 pub fn two_threads_play_ping_pong<D: Device>() {
     let mut world = World::new::<D>(2);
     let (near, far) = world.join_and_greet(0, 1);
@@ -125,7 +126,7 @@ pub fn two_threads_play_ping_pong<D: Device>() {
     drop(other.join().unwrap());
 }
 
-/// One thread sends as fast as it can, another takes.
+/// One thread sends as fast as it can, and another receives.
 pub fn two_threads_stream<D: Device>() {
     let mut world = World::new::<D>(2);
     let (near, far) = world.join_and_greet(0, 1);

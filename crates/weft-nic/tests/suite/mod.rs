@@ -1,8 +1,9 @@
 //! The device contract (`weft_engine::nic`) as tests, generic over the device.
 //!
-//! A device joins by implementing [`Device`] in tests/conformance.rs and naming itself in the list there. The harness
-//! ([`World`]) polls all endpoints from one thread and checks on every sink call what the contract says about links:
-//! no call for a link that is not up, exactly one `down`, `done` exactly once and only for accepted calls.
+//! A device joins by implementing [`Device`] in tests/conformance.rs and adding its name to the list there.
+//! The harness ([`World`]) polls all endpoints from one thread. On every sink call it checks the contract of
+//! links: no call for a link that is not up, exactly one `down`, and `done` exactly once and only for
+//! accepted calls.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
@@ -16,34 +17,35 @@ pub mod bulk;
 pub mod links;
 pub mod messages;
 
-/// The name of a new endpoint of this host, but for where it listens.
+/// The parts of the name of a new endpoint of this host that listens at `socket`.
 pub fn parts(socket: SocketAddr) -> NameParts {
     let capability = weft_nic::handshake::random().unwrap();
     NameParts { socket, host_id: 1, ep_id: endpoint_id(&capability), capability, context: None, shm: true, tcp: true }
 }
 
-/// How long a condition may take to come true.
+/// Maximum time for a condition to become true.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A device under test.
 pub trait Device {
-    /// Its endpoints.
+    /// The type of its endpoints.
     type Nic: Nic + Send + 'static;
-    /// A new endpoint with the defaults (connect time-out about a second).
+    /// Makes an endpoint with the defaults (connect time-out about a second).
     fn open() -> Self::Nic;
-    /// A new endpoint that also serves a port, and the service name that reaches it; `None`: not supported here.
+    /// Makes an endpoint that also serves a port. Also returns its service name. `None`: the device does not
+    /// support it.
     fn open_service() -> Option<(Self::Nic, EpName)>;
 }
 
-/// A buffer that a push goes to.
+/// A buffer for a push.
 pub struct Window {
     memory: Owned,
     len: usize,
-    /// Bytes that `placed` has confirmed.
+    /// Number of bytes that `placed` has confirmed.
     pub placed: usize,
-    /// Where the next piece must begin: pieces of one push come in order.
+    /// Offset of the next segment: the segments of one push arrive in order.
     next: u64,
-    /// So many messages must have come before the first piece.
+    /// Number of messages that must arrive before the first segment.
     after: usize,
 }
 
@@ -53,50 +55,50 @@ impl Window {
         Self::announced(len, 0)
     }
 
-    /// The same, for a push that may not come before `after` messages.
+    /// A window for a push that must not arrive before `after` messages.
     pub fn announced(len: usize, after: usize) -> Self {
         Self { memory: Owned::new(vec![0xee; len]), len, placed: 0, next: 0, after }
     }
 
-    /// Whether this is the next piece, and fits.
+    /// Whether this is the next segment, and fits.
     fn awaits(&self, offset: u64, len: usize) -> bool {
         self.next == offset && offset.checked_add(len as u64).is_some_and(|end| end <= self.len as u64)
     }
 
-    /// Whether everything has been placed.
+    /// Whether all bytes have been placed.
     pub fn full(&self) -> bool {
         self.placed == self.len
     }
 
-    /// What is in it.
+    /// The content.
     pub fn bytes(&mut self) -> Vec<u8> {
         weft_engine::mem::to_vec(&[self.memory.iov()])
     }
 }
 
-/// Everything that the sink has been told, by link.
+/// All events of a device, by link.
 #[derive(Default)]
 pub struct Inbox {
     /// Links that are up.
     pub up: HashMap<LinkId, LinkUp>,
     /// Numbers of links in the order in which they came up.
     pub order: Vec<LinkId>,
-    /// Links that have ended since, and why.
+    /// Links that have ended, and the reasons.
     pub down: Vec<(LinkId, LinkError)>,
-    /// Messages not yet looked at.
+    /// Messages that the test has not taken.
     pub messages: VecDeque<(LinkId, Vec<u8>)>,
-    /// Where pushes go.
+    /// Windows for pushes.
     pub windows: HashMap<u64, Window>,
-    /// Peers may break the protocol: pieces that no window awaits are refused, as engines do, and are not the
+    /// Peers may break the protocol: segments without a window are refused, as engines do, and are not the
     /// device's fault.
     pub from_anybody: bool,
     /// Finished pushes and transfers.
     pub done: HashMap<u64, Result<(), LinkError>>,
-    /// Accepted and not finished.
+    /// Accepted pushes and transfers that are not finished.
     pending: HashMap<u64, LinkId>,
-    /// Attempts to connect that have not ended.
+    /// Connection attempts that have not ended.
     connecting: HashSet<LinkId>,
-    /// The piece that `place` was asked for, until `placed`.
+    /// The arguments of the last `place`, until `placed`.
     piece: Option<(LinkId, u64, u64, usize)>,
 }
 
@@ -156,7 +158,7 @@ fn check_caps(caps: &NicCaps) {
     assert!(caps.ordered || !caps.push_follows, "{caps:?}");
 }
 
-/// One endpoint and what it has heard.
+/// An endpoint and its recorded events.
 pub struct Node<N> {
     pub nic: N,
     pub inbox: Inbox,
@@ -185,7 +187,7 @@ impl<N: Nic> Node<N> {
         link
     }
 
-    /// Sends, split into head and two pieces of body.
+    /// Sends a message that is split into the head and two pieces of body.
     pub fn send(&mut self, link: LinkId, head: usize, bytes: &[u8]) -> Result<(), Full> {
         let mut body = Owned::new(bytes[head..].to_vec());
         let (iov, half) = (body.iov(), (bytes.len() - head) / 2);
@@ -198,7 +200,7 @@ impl<N: Nic> Node<N> {
         Ok(())
     }
 
-    /// Reads (or writes) the peer's memory.
+    /// Reads or writes the peer's memory.
     pub fn direct(
         &mut self,
         put: bool,
@@ -228,7 +230,7 @@ impl<N: Nic> Node<N> {
         Ok(())
     }
 
-    /// Closes a link. Nothing is heard of it afterwards, and the memory of its transfers is free.
+    /// Closes a link. No event of the link follows, and the memory of its transfers is free.
     pub fn close(&mut self, link: LinkId) {
         self.nic.close(link);
         self.inbox.up.remove(&link);
@@ -236,7 +238,7 @@ impl<N: Nic> Node<N> {
         self.inbox.pending.retain(|_, of| *of != link);
     }
 
-    /// Messages of a link, in order.
+    /// Removes and returns the messages of a link, in order.
     pub fn take_messages(&mut self, link: LinkId) -> Vec<Vec<u8>> {
         let (mine, others) = std::mem::take(&mut self.inbox.messages).into_iter().partition(|(of, _)| *of == link);
         self.inbox.messages = others;
@@ -245,7 +247,7 @@ impl<N: Nic> Node<N> {
     }
 }
 
-/// Some endpoints in one thread.
+/// Several endpoints in one thread.
 pub struct World<N> {
     pub nodes: Vec<Node<N>>,
 }
@@ -255,7 +257,7 @@ impl<N: Nic> World<N> {
         Self { nodes: (0..nodes).map(|_| Node::new(D::open())).collect() }
     }
 
-    /// Polls all until the condition holds.
+    /// Polls all nodes until the condition holds.
     pub fn until(&mut self, what: &str, mut condition: impl FnMut(&mut [Node<N>]) -> bool) {
         let start = Instant::now();
         while !condition(&mut self.nodes) {
@@ -266,7 +268,7 @@ impl<N: Nic> World<N> {
         }
     }
 
-    /// Polls all for so many rounds.
+    /// Polls all nodes `rounds` times.
     pub fn rounds(&mut self, rounds: usize) {
         for _ in 0..rounds {
             for node in &mut self.nodes {
@@ -275,7 +277,7 @@ impl<N: Nic> World<N> {
         }
     }
 
-    /// Connects `from` to `to`; both links come back, and both engines may speak.
+    /// Connects `from` to `to`, and returns both links. Both engines may then send.
     pub fn join(&mut self, from: usize, to: usize) -> (LinkId, LinkId) {
         let name = self.nodes[to].name();
         let seen = self.nodes[to].inbox.order.len();
@@ -292,7 +294,7 @@ impl<N: Nic> World<N> {
         (near, far)
     }
 
-    /// The initiator speaks first, as engines do; afterwards both may.
+    /// Connects two nodes. The initiator sends first, as engines do; then both may send.
     pub fn join_and_greet(&mut self, from: usize, to: usize) -> (LinkId, LinkId) {
         let (near, far) = self.join(from, to);
         self.nodes[from].send(near, 5, b"hello").unwrap();
@@ -301,12 +303,12 @@ impl<N: Nic> World<N> {
     }
 }
 
-/// Bytes that tell where they belong.
+/// Bytes that depend on their position.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (seed.wrapping_mul(0x9e37_79b9).wrapping_add(i.wrapping_mul(131)) >> 3) as u8).collect()
 }
 
-/// A small generator: the same numbers in every run.
+/// A small generator of the same numbers in every run.
 pub struct Random(pub u64);
 
 impl Random {
