@@ -1,8 +1,9 @@
-//! How long the shared-memory device takes, against a bare cache line handed back and forth in the same run.
+//! The speed of the shared-memory device, compared with a bare cache line that two threads hand back and
+//! forth in the same run.
 //!
-//! `cargo bench -p weft-nic --bench shm [-- SECONDS]`. Two threads pinned to the first two processors of the
-//! process's affinity mask; times are for the device alone, without the engine. Each figure is the best of
-//! several rounds, because the machine may be shared.
+//! `cargo bench -p weft-nic --bench shm [-- SECONDS]`. The two threads are pinned to the first two processors
+//! of the process's affinity mask. Times are of the device alone, without the engine. Each figure is the best
+//! of several rounds, because other programs may use the machine.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, missing_docs)]
 
 use std::net::SocketAddr;
@@ -60,7 +61,7 @@ fn device() -> Shm {
     Shm::new(&ShmConfig::default(), name).unwrap()
 }
 
-/// Two endpoints, and their links to each other, after some idle peers have connected to both.
+/// Two endpoints and their links to each other. `idle` idle peers have connected to both before.
 #[allow(clippy::type_complexity)]
 fn pair(idle: u8) -> ((Shm, LinkId), (Shm, LinkId), Vec<(Shm, Count)>) {
     let (mut a, mut b) = (device(), device());
@@ -87,7 +88,7 @@ fn pair(idle: u8) -> ((Shm, LinkId), (Shm, LinkId), Vec<(Shm, Count)>) {
     ((a, near), (b, far), others)
 }
 
-/// Pins the calling thread.
+/// Pins the calling thread to a processor.
 fn pin(cpu: usize) {
     let allowed = rustix::thread::sched_getaffinity(None).unwrap();
     let cpus: Vec<usize> = (0..1024).filter(|&cpu| allowed.is_set(cpu)).collect();
@@ -96,7 +97,7 @@ fn pin(cpu: usize) {
     rustix::thread::sched_setaffinity(None, &one).unwrap();
 }
 
-/// Runs `there` on the second processor and `here` on the first. Both get a deadline flag.
+/// Runs `there` on the second processor and `here` on the first. Both get a flag that is set at the deadline.
 fn both<T: Send, U: Send>(
     seconds: f64,
     here: impl FnOnce(&AtomicBool) -> T + Send,
@@ -120,7 +121,7 @@ fn both<T: Send, U: Send>(
 
 const ROUND: u64 = 1_000;
 
-/// Half a round trip of a bare word, ns.
+/// Half a round trip of a bare word, in ns.
 fn bare_ns(seconds: f64) -> f64 {
     #[repr(align(128))]
     struct Word(AtomicU64);
@@ -156,7 +157,7 @@ fn bare_ns(seconds: f64) -> f64 {
     .0
 }
 
-/// Half a round trip of a message with `head` + `body` bytes, ns.
+/// Half a round trip of a message with `head` + `body` bytes, in ns.
 fn ping_pong_ns(seconds: f64, head: usize, body: usize, idle: u8) -> f64 {
     let ((mut a, near), (mut b, far), _others) = pair(idle);
     let head = &vec![1u8; head][..];
@@ -197,7 +198,7 @@ fn ping_pong_ns(seconds: f64, head: usize, body: usize, idle: u8) -> f64 {
     .0
 }
 
-/// Messages per second in one direction, millions.
+/// Rate of messages in one direction, in millions per second.
 fn stream_mps(seconds: f64, head: usize, body: usize) -> f64 {
     let ((mut a, near), (mut b, _far), _others) = pair(0);
     let head = &vec![1u8; head][..];
@@ -231,7 +232,7 @@ fn stream_mps(seconds: f64, head: usize, body: usize) -> f64 {
     .1
 }
 
-/// Microseconds per transfer of `size` bytes, one after the other.
+/// Duration of a transfer of `size` bytes, in microseconds. Transfers follow one another.
 fn bulk_us(seconds: f64, size: usize, get: bool) -> f64 {
     let ((mut a, near), (mut b, _far), _others) = pair(0);
     let (mut mine, mut theirs) = (Owned::new(vec![1; size]), Owned::new(vec![2; size]));

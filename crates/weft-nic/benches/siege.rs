@@ -1,16 +1,15 @@
-//! What an attack on an endpoint costs its peers: round trips between two endpoints while a third party
-//! attacks, beside those of quiet moments in the same run. `cargo bench -p weft-nic --bench siege`;
+//! The cost of an attack on an endpoint for its peers: round trips between two endpoints while a third party
+//! attacks, compared with quiet moments of the same run. `cargo bench -p weft-nic --bench siege`;
 //! `tests/siege.rs` makes a short run of each row.
 //!
-//! One thread drives both endpoints, another attacks, so that two processors suffice; moments of attack and
-//! of quiet alternate, and medians of both are compared: of the time on the clock, in which other programs
-//! have their part, and of the processor time that the endpoints spend on a round trip, in which they have
-//! not. The attacker strikes [`RATE`] times in a second at most: what more would cost is mostly the kernel's
-//! part.
+//! One thread drives both endpoints and another attacks, so two processors suffice. Moments of attack and of
+//! quiet alternate, and their medians are compared, by two measures. The time on the clock includes the work
+//! of other programs. The processor time that the endpoints spend on a round trip does not. The attacker
+//! makes at most [`RATE`] strikes per second, because the cost of more is mostly the kernel's.
 //!
-//! Each row has evidence that its attack was that attack (half-open connections, proofs that were denied,
-//! breaches of the protocol), and fails without. Messages of the peers are compared byte for byte. A row
-//! whose time on the clock is above [`LIMIT`] is marked, and the program then ends with 1.
+//! Each row requires evidence of its attack (half-open connections, denied proofs, protocol violations), and
+//! fails otherwise. Messages of the peers are compared byte for byte. A row whose time on the clock exceeds
+//! [`LIMIT`] is marked, and the program then exits with 1.
 #![allow(clippy::unwrap_used, missing_docs, dead_code, unreachable_pub)]
 
 use std::collections::VecDeque;
@@ -35,27 +34,28 @@ use weft_nic::{Tcp, TcpConfig, handshake};
 #[path = "../tests/tcp/raw.rs"]
 mod raw;
 
-/// Strikes in a second.
+/// Maximum number of strikes per second.
 const RATE: u32 = 3000;
-/// Connections that the attacker keeps open.
+/// Number of connections that the attacker keeps open.
 const HELD: usize = 300;
-/// Connections that say a byte now and then: each some 20 in a second.
+/// Number of connections that send a byte now and then, about 20 per second each.
 const SLOW: usize = 100;
-/// What an attack may cost peers, on the clock.
+/// Maximum ratio of the peers' times on the clock, with and without an attack.
 const LIMIT: f64 = 1.2;
-/// For so long a row waits for its evidence.
+/// Maximum time that a row waits for its evidence.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Tells the process that plays the hostile peer by shared memory whom to call.
+/// The environment variable with the name of the endpoint that the hostile process attacks over shared
+/// memory.
 const TARGET: &str = "WEFT_SIEGE_TARGET";
 
-/// How long a row takes.
+/// The size of a run.
 pub struct Scale {
-    /// Moments of attack, and as many of quiet, at least.
+    /// Minimum number of moments of attack, and of quiet.
     pub moments: usize,
     pub moment: Duration,
-    /// Evidence that is enough.
+    /// Minimum amount of evidence.
     pub least: u64,
-    /// Connections of the row that makes many, and how many of them it keeps open.
+    /// Number of connections in the row with many, and the number of them that stay open.
     pub many: usize,
     pub open: usize,
 }
@@ -63,11 +63,11 @@ pub struct Scale {
 #[derive(Default)]
 struct Ears {
     up: Vec<LinkId>,
-    /// The link between the peers, and what its next message consists of.
+    /// The link between the peers, and the byte of which its next message consists.
     mine: Option<LinkId>,
     awaited: u8,
     messages: usize,
-    /// Links of others that broke the protocol.
+    /// Number of other links that broke the protocol.
     breaches: u64,
 }
 
@@ -111,7 +111,8 @@ fn worked() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap())
 }
 
-/// Round trips until `end`; returns what one has taken in nanoseconds, of the clock and of the processor.
+/// Plays round trips until `end`. Returns the duration of one in nanoseconds, on the clock and in processor
+/// time.
 fn play<N: Nic>(pair: &mut [(N, Ears); 2], links: [LinkId; 2], end: Instant) -> [f64; 2] {
     let (start, work) = (Instant::now(), worked());
     let mut rounds = 0_u32;
@@ -128,7 +129,7 @@ fn play<N: Nic>(pair: &mut [(N, Ears); 2], links: [LinkId; 2], end: Instant) -> 
             while pair[to].1.messages == heard {
                 let (nic, ears) = &mut pair[to];
                 nic.poll(ears);
-                // The one that has sent is polled by its owner, too.
+                // The owner of the sending device polls it, too.
                 let (nic, ears) = &mut pair[from];
                 nic.poll(ears);
             }
@@ -147,13 +148,13 @@ fn medians(moments: &[[f64; 2]]) -> [f64; 2] {
     })
 }
 
-/// What one row is, but for what the attacker does.
+/// The properties of a row, without the attacker's strike.
 struct Row<'a, N> {
     name: &'a str,
-    /// What it keeps open, and how often it strikes at least.
+    /// Number of connections that are kept open, and minimum number of strikes.
     held: usize,
     made: usize,
-    /// Evidence of the attack at the endpoint that is attacked.
+    /// The evidence of the attack at the attacked endpoint.
     shown: fn(&N, &Ears) -> u64,
 }
 
@@ -163,7 +164,7 @@ impl<N> Row<'_, N> {
     }
 }
 
-/// Ends the attack, also where the peers panic.
+/// Ends the attack on drop, also when the peers panic.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -172,7 +173,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// A link between the two, by their numbers for it.
+/// Connects the two devices. Returns their numbers of the link.
 fn link<N: Nic>(pair: &mut [(N, Ears); 2]) -> [LinkId; 2] {
     let peer = pair[1].0.name();
     let near = pair[0].0.connect(&peer).unwrap();
@@ -188,8 +189,8 @@ fn link<N: Nic>(pair: &mut [(N, Ears); 2]) -> [LinkId; 2] {
     links
 }
 
-/// Plays one row: quiet and attacked moments by turns, against an attacker whose n-th strike at the first
-/// endpoint is `strike`. What that returns stays open. Returns the ratio on the clock.
+/// Plays one row: alternating quiet and attacked moments. The attacker's n-th strike at the first endpoint is
+/// `strike`, whose result stays open. Returns the ratio of the times on the clock.
 fn play_row<N: Nic, C: Send>(
     scale: &Scale,
     row: &Row<'_, N>,
@@ -226,7 +227,7 @@ fn play_row<N: Nic, C: Send>(
             evidence = evidence.max((row.shown)(&pair[0].0, &pair[0].1));
         }
         drop(end);
-        // Its last strike may wait for an answer.
+        // The last strike may wait for an answer.
         while !attacker.is_finished() {
             for (nic, ears) in &mut pair {
                 nic.poll(ears);
@@ -255,7 +256,7 @@ fn stranger() -> EpName {
     EpName::full(&parts())
 }
 
-/// Who connects and says something, whatever the endpoint answers.
+/// A strike that connects and sends bytes, regardless of the endpoint's answer.
 fn says(target: EpName, what: impl Fn(usize) -> Vec<u8> + Send) -> impl FnMut(usize) -> Option<TcpStream> + Send {
     move |n| {
         let mut stream = TcpStream::connect(target.socket()).ok()?;
@@ -264,7 +265,7 @@ fn says(target: EpName, what: impl Fn(usize) -> Vec<u8> + Send) -> impl FnMut(us
     }
 }
 
-/// Strangers who say nothing, or nothing that is right.
+/// Rows of strangers that send nothing, or nothing valid.
 fn strangers(scale: &Scale) -> Vec<f64> {
     let half_open: fn(&Tcp, &Ears) -> u64 = |nic, _| nic.stats().half_open as u64;
     let mut ratios = Vec::new();
@@ -277,7 +278,7 @@ fn strangers(scale: &Scale) -> Vec<f64> {
     row(&Row::new("tcp, garbage", |nic, _| nic.stats().refused), &|n, _| vec![n.to_le_bytes()[0]; 200]);
     row(&Row::new("tcp, half a hello", half_open), &|_, _| b"weft-tcp\x02\x01".to_vec());
     row(&Row::new("tcp, good hello, no proof", half_open), &|_, target| raw::hello(&stranger(), target).to_vec());
-    // All that is known of the endpoint but its capability.
+    // The attacker knows all of the endpoint's name except the capability.
     row(&Row::new("tcp, good hello, wrong proof", |nic, _| nic.stats().denied), &|_, target| {
         [&raw::hello(&stranger(), target)[..], &[9; raw::FINISH]].concat()
     });
@@ -286,7 +287,7 @@ fn strangers(scale: &Scale) -> Vec<f64> {
     ratios
 }
 
-/// What an honest initiator has said, said again and again.
+/// A row that repeats the frames of an honest initiator.
 fn replayed(scale: &Scale) -> f64 {
     let pair = tcp();
     let target = pair[0].name();
@@ -312,7 +313,7 @@ fn replayed(scale: &Scale) -> f64 {
     })
 }
 
-/// A peer that joins properly, again and again, and says headers that are right but for their lengths.
+/// A row with peers that join correctly, and send headers with wrong lengths.
 fn wild_lengths(scale: &Scale) -> f64 {
     let pair = tcp();
     let target = pair[0].name();
@@ -326,7 +327,7 @@ fn wild_lengths(scale: &Scale) -> f64 {
     })
 }
 
-/// Hellos, and wrong finishes, that come byte by byte.
+/// A row with hellos and wrong finishes that arrive byte by byte.
 fn slow(scale: &Scale) -> f64 {
     let pair = tcp();
     let target = pair[0].name();
@@ -350,12 +351,13 @@ fn shm() -> [Shm; 2] {
     [(); 2].map(|()| Shm::new(&ShmConfig::default(), stranger()).unwrap())
 }
 
-/// A process of the same user that connects and says nothing.
+/// A row with a process of the same user that connects and sends nothing.
 fn silent_neighbour(scale: &Scale) -> f64 {
     let pair = shm();
     let id: String = pair[0].name().ep_id().iter().map(|byte| format!("{byte:02x}")).collect();
     let address = SocketAddrUnix::new_abstract_name(format!("weft-{id}").as_bytes()).unwrap();
-    // What is under way is the device's own affair; connections that could not be made are not counted.
+    // The device does not show its handshakes, so the evidence is always complete; failed connections are not
+    // counted.
     let row =
         Row { made: usize::try_from(scale.least).unwrap(), ..Row::new("shm, silent connections", |_, _| u64::MAX) };
     play_row(scale, &row, pair, move |_| {
@@ -366,8 +368,8 @@ fn silent_neighbour(scale: &Scale) -> f64 {
     })
 }
 
-/// A peer that overwrites what it shares with the endpoint: [`overwrite`], in a process of its own, which is
-/// `program` with the variable [`TARGET`]. Each byte that it reads is a strike.
+/// A row with a peer that overwrites the memory that it shares with the endpoint. The peer is [`overwrite`]
+/// in another process: `program` with the variable [`TARGET`]. Each byte that it reads is a strike.
 fn overwritten(scale: &Scale, mut program: Command) -> f64 {
     let pair = shm();
     let target: String = pair[0].name().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
@@ -379,10 +381,10 @@ fn overwritten(scale: &Scale, mut program: Command) -> f64 {
     ratio
 }
 
-/// If this process is to: makes a link, writes random words over control words and rings while there are
-/// orders to, and makes the next one. Returns whether it was to.
+/// Plays the hostile peer, if [`TARGET`] is set. It makes a link, writes random words to control words and
+/// rings for each strike, and then makes the next link. Returns whether the variable is set.
 pub fn overwrite() -> bool {
-    /// Strikes with one link, and words in one.
+    /// Number of strikes per link, and of words per strike.
     const STRIKES: usize = 32;
     const WORDS: usize = 64;
     let Ok(target) = std::env::var(TARGET) else { return false };
@@ -397,7 +399,7 @@ pub fn overwrite() -> bool {
         nic.connect(&target).unwrap();
         let start = Instant::now();
         while ears.up.is_empty() {
-            // The endpoint goes when all is over.
+            // The endpoint ends when all rows are done.
             if start.elapsed() > Duration::from_secs(5) {
                 return true;
             }
@@ -408,13 +410,13 @@ pub fn overwrite() -> bool {
         let (from, to) = map.split_once(' ').unwrap().0.split_once('-').unwrap();
         let [from, to] = [from, to].map(|at| u64::from_str_radix(at, 16).unwrap());
         for _ in 0..STRIKES {
-            // What has piled up is one strike: none comes in a quiet moment.
+            // Queued orders count as one strike, so that none falls in a quiet moment.
             if std::io::stdin().read(&mut orders).unwrap() == 0 {
                 return true;
             }
             for _ in 0..WORDS {
-                // Often where it matters: a header that may be right in the first lines, else the control
-                // words, the first lines, or anywhere.
+                // Half of the words are plausible headers in the first lines. The others are in the control
+                // words, in the first lines, or anywhere.
                 let (at, word) = if random.below(2) == 0 {
                     let line = random.bits() % 8;
                     (4096 + line * 64, (1 + random.bits() % 3) << 56 | (random.bits() % 40_000) << 32 | line)
@@ -428,7 +430,8 @@ pub fn overwrite() -> bool {
     }
 }
 
-/// All rows; returns the ratios on the clock. `peer`: the program that plays the hostile peer.
+/// Plays all rows, and returns the ratios of the times on the clock. `peer` is the program of the hostile
+/// peer.
 pub fn run(scale: &Scale, peer: Command) -> Vec<f64> {
     println!(
         "{:40} {:>10} {:>10} {:>7} {:>7} {:>10}",
@@ -451,7 +454,7 @@ fn main() -> ExitCode {
     }
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
-    // Both ends are this process's, but the endpoint keeps few of its.
+    // Both ends belong to this process, but the endpoint keeps few of its descriptors.
     let room = limit.maximum.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
     let many = 10_000;
     let open = many.min(room.saturating_sub(1000));

@@ -1,5 +1,5 @@
-//! A short run of each row of `benches/siege.rs`: endpoints come through the attack, and the messages of
-//! their peers are what was sent. What the attacks cost is measured there, by hand.
+//! A short run of each row of `benches/siege.rs`. The endpoints survive the attack, and the messages of their
+//! peers arrive intact. The benchmark measures the costs of the attacks.
 #![allow(clippy::unwrap_used, unreachable_pub, dead_code)]
 
 #[path = "../benches/siege.rs"]
@@ -16,7 +16,7 @@ fn peers_go_on_under_every_attack() {
     siege::run(&scale, peer);
 }
 
-/// Where this program is run to be one.
+/// Run by the test above in a process of its own, as the hostile peer.
 #[test]
 fn the_hostile_peer() {
     siege::overwrite();
