@@ -1,13 +1,14 @@
 //! Address vectors (fi_av(3)).
 //!
-//! Place in the data flow: clients insert addresses and get numbers, by which operations name peers; engines
-//! ask the [`table`] when a peer is met for the first time, and are told of addresses that come and go while
-//! they run (but for what other processes do to a vector that they share: engines look whether they have).
+//! Place in the data flow: clients insert addresses and get numbers, by which operations refer to peers.
+//! Engines consult the [`table`] when they meet a peer for the first time, and are notified of later
+//! insertions and removals. Changes that other processes make to a shared vector are not notified; engines
+//! check for them.
 //!
 //! FI_AV_MAP behaves as FI_AV_TABLE: numbers are indices in the order of insertion. Insertion is immediate;
-//! with FI_EVENT its result is reported to the event queue besides. Authorization keys per address are not
-//! supported and are refused. User identifiers are looked up when completions are handed on
-//! (`endpoint/route.rs`). Named vectors are shared between processes ([`shared`]).
+//! with FI_EVENT its result is also reported to the event queue. Authorization keys per address are refused.
+//! User identifiers are looked up when completions are delivered (`endpoint/route.rs`). Named vectors are
+//! shared between processes ([`shared`]).
 
 mod shared;
 pub(crate) mod symmetric;
@@ -34,16 +35,17 @@ use crate::domain::Domain;
 use crate::endpoint::cell::{CellRef, EndpointCell};
 use crate::eq::{Eq, Failure};
 
-/// Flags of insertions. FI_MORE is a hint.
+/// The accepted flags of insertions. FI_MORE is a hint.
 const INSERT_FLAGS: u64 = sys::FI_MORE | sys::FI_SYNC_ERR;
-/// Flags of `fi_av_open`. FI_SYMMETRIC is a hint.
+/// The accepted flags of `fi_av_open`. FI_SYMMETRIC is a hint.
 const OPEN_FLAGS: u64 = sys::FI_EVENT | sys::FI_SYMMETRIC | sys::FI_READ | sys::FI_AV_USER_ID;
-/// API version from which clients can say by which numbers completions name addresses (`fi_av_set_user_id`).
+/// The first API version in which clients can choose the numbers by which completions refer to addresses
+/// (`fi_av_set_user_id`).
 pub(crate) const USER_IDS_SINCE: u32 = sys::version(1, 20);
-/// Addresses for which a shared vector tells where numbers are to be had (`map_addr`), at least.
+/// The minimum number of addresses for which a shared vector provides an array of numbers (`map_addr`).
 const MAPPED: usize = 1 << 12;
 
-/// New addresses that endpoints are told of in one go.
+/// The maximum number of new addresses in one notification of the endpoints.
 const ANNOUNCED_AT_ONCE: usize = 1024;
 
 /// An address vector.
@@ -51,16 +53,16 @@ const ANNOUNCED_AT_ONCE: usize = 1024;
 pub(crate) struct Av {
     head: Head<sys::fid_av>,
     table: Arc<Table>,
-    /// The numbers in their order, for clients of a shared vector (`map_addr`).
+    /// The numbers in order, for clients of a shared vector (`map_addr`).
     _numbers: Vec<u64>,
     format: Format,
-    /// Results are reported to the event queue (FI_EVENT).
+    /// Whether results are reported to the event queue (FI_EVENT).
     events: bool,
     eq: Mutex<Option<Hold<Eq>>>,
-    /// Held from a change of the table until the endpoints know of it: else a number could be given anew
-    /// before they have let go of whom it named. Taken before every other lock.
+    /// Locked from a change of the table until the endpoints are notified. Otherwise a number could be
+    /// assigned again before an endpoint has released the old peer. This lock is taken before all others.
     changing: Mutex<()>,
-    /// The endpoints that are enabled with this vector.
+    /// The enabled endpoints that use this vector.
     cells: Mutex<Vec<Weak<EndpointCell>>>,
     uses: Uses,
     domain: Hold<Domain>,
@@ -76,7 +78,7 @@ unsafe impl Object for Av {
     }
 }
 
-/// `fi_av_open`.
+/// Implements `fi_av_open`.
 pub(crate) unsafe extern "C" fn open(
     domain: *mut sys::fid_domain,
     attr: *mut sys::fi_av_attr,
@@ -87,7 +89,7 @@ pub(crate) unsafe extern "C" fn open(
         let place = object::place(av)?;
         // SAFETY: the client's domain.
         let domain = unsafe { Hold::<Domain>::of(domain) }?;
-        // SAFETY: the client's attributes, which we also write to.
+        // SAFETY: the client's attributes, which are also written to.
         let attr = unsafe { attr.as_mut() }.ok_or(Errno::INVAL)?;
         let vector = open_vector(domain, attr, context)?;
         // SAFETY: the client's place for the new pointer.
@@ -99,7 +101,7 @@ fn open_vector(domain: Hold<Domain>, attr: &mut sys::fi_av_attr, context: *mut c
     let user_ids = attr.flags & sys::FI_AV_USER_ID != 0;
     if user_ids && domain.api_version() < USER_IDS_SINCE {
         log::info!(
-            "fi_av_open: user identifiers come with API 1.20; ask fi_getinfo for that version, or leave FI_AV_USER_ID out"
+            "fi_av_open: user identifiers need API 1.20; request that version from fi_getinfo, or omit FI_AV_USER_ID"
         );
         return Err(Errno::NOSYS);
     }
@@ -141,25 +143,26 @@ fn open_vector(domain: Hold<Domain>, attr: &mut sys::fi_av_attr, context: *mut c
     }))
 }
 
-/// Where one insertion call puts its results.
+/// The results of one insertion call.
 struct Results<'a> {
-    /// From the first change on, until the endpoints know of all.
+    /// Held from the first change until the endpoints are notified.
     changing: Option<MutexGuard<'a, ()>>,
-    /// Null, or a place for each number.
+    /// Null, or an array with an element for each number.
     numbers: *mut sys::fi_addr_t,
-    /// Null, or a place for each error (FI_SYNC_ERR).
+    /// Null, or an array with an element for each error (FI_SYNC_ERR).
     errors: *mut c_int,
     /// The call's context, for events.
     context: usize,
     done: usize,
     good: usize,
-    /// New addresses that the endpoints have not been told of.
+    /// New addresses of which the endpoints are not notified yet.
     fresh: Vec<(Addr, EpName)>,
 }
 
 impl<'a> Results<'a> {
     /// # Safety
-    /// `numbers`, and with FI_SYNC_ERR also `context`, are null or have a place for every address of the call.
+    /// `numbers`, and with FI_SYNC_ERR also `context`, are null or arrays with an element for every address
+    /// of the call.
     unsafe fn new(av: &'a Av, numbers: *mut sys::fi_addr_t, flags: u64, context: *mut c_void) -> Result<Self, Errno> {
         if flags & !INSERT_FLAGS != 0 {
             return Err(Errno::BADFLAGS);
@@ -175,7 +178,7 @@ impl<'a> Results<'a> {
         Ok(Self { changing: None, numbers, errors, context: context as usize, done: 0, good: 0, fresh: Vec::new() })
     }
 
-    /// Inserts the next address, if it is one.
+    /// Inserts the next address, unless it was invalid.
     fn insert(&mut self, av: &'a Av, name: Result<EpName, Errno>) {
         let inserted = name.and_then(|name| {
             self.changing.get_or_insert_with(|| av.changing.lock());
@@ -192,11 +195,11 @@ impl<'a> Results<'a> {
         }
     }
 
-    /// Notes the result for the next address.
+    /// Records the result for the next address.
     fn note(&mut self, av: &Av, result: Result<Addr, Errno>) {
         let number = result.unwrap_or(sys::FI_ADDR_NOTAVAIL);
         if !self.numbers.is_null() {
-            // SAFETY: one place per address, by the promise of `new`.
+            // SAFETY: one element per address, by the promise of `new`.
             unsafe { self.numbers.wrapping_add(self.done).write(number) };
         }
         if !self.errors.is_null() {
@@ -210,7 +213,7 @@ impl<'a> Results<'a> {
         self.done += 1;
     }
 
-    /// What the call returns: how many succeeded, or 0 where an event says that.
+    /// The result of the call: the number of insertions, or 0 if an event reports it.
     fn finish(self, av: &Av) -> Result<c_int, Errno> {
         av.announce(&self.fresh);
         if av.events {
@@ -230,40 +233,40 @@ impl Av {
         &self.domain
     }
 
-    /// The bits of an address that say which endpoint is meant; the others choose its receive context.
+    /// The bits of an address that select the endpoint. The others select its receive context.
     pub(crate) fn endpoint_mask(&self) -> Addr {
         self.table.endpoint_mask()
     }
 
-    /// Where it is looked up what completions name addresses by, if not by their numbers.
+    /// The table that maps addresses to user identifiers, if completions use them.
     pub(crate) fn user_ids(&self) -> Option<Arc<Table>> {
         self.table.has_user_ids().then(|| Arc::clone(&self.table))
     }
 
-    /// What the engine of an endpoint looks addresses up in.
+    /// The address book for the engine of an endpoint.
     pub(crate) fn book(&self) -> Book {
         Arc::clone(&self.table) as Book
     }
 
-    /// An endpoint with this vector is enabled: it is told of changes from now on. What there is already it finds
-    /// in the book.
+    /// Adds an enabled endpoint, which is notified of later changes. Existing addresses are in its address
+    /// book.
     pub(crate) fn attach(&self, cell: &CellRef) {
         self.cells.lock().push(Arc::downgrade(cell));
     }
 
-    /// It is closing.
+    /// Removes a closing endpoint.
     pub(crate) fn detach(&self, cell: &CellRef) {
         self.cells.lock().retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(cell)));
     }
 
     fn each_cell(&self, mut tell: impl FnMut(&CellRef)) {
-        // The list's lock is not held while an endpoint's is waited for.
+        // The lock of the list is not held while waiting for an endpoint's lock.
         let cells: Vec<CellRef> = self.cells.lock().iter().filter_map(Weak::upgrade).collect();
         cells.iter().for_each(&mut tell);
     }
 
-    /// Tells the endpoints of addresses that are new. Many at once, since entering an endpoint from outside is not
-    /// cheap.
+    /// Notifies the endpoints of new addresses. Addresses are collected, because entering an endpoint from
+    /// outside is expensive.
     fn announce(&self, fresh: &[(Addr, EpName)]) {
         if fresh.is_empty() {
             return;
@@ -281,7 +284,7 @@ impl Av {
 
     fn report_failure(&self, context: usize, index: usize, errno: Errno) {
         log::info!(
-            "address {index} of fi_av_insert is not one of weft's, or there is no room for it (errno {}); pass what fi_getname gave",
+            "address {index} of fi_av_insert is not a weft address, or the vector is full (errno {}); pass the result of fi_getname",
             errno.get()
         );
         if let Some(eq) = self.eq.lock().as_ref().filter(|_| self.events) {
@@ -318,7 +321,7 @@ unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
     })
 }
 
-/// `fi_av_bind`: an event queue.
+/// Implements `fi_av_bind` with an event queue.
 unsafe extern "C" fn bind(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -> c_int {
     object::guard("fi_av_bind", || {
         // SAFETY: the client's vector.
@@ -326,7 +329,7 @@ unsafe extern "C" fn bind(fid: *mut sys::fid, bfid: *mut sys::fid, flags: u64) -
         if flags != 0 {
             return Err(Errno::BADFLAGS);
         }
-        // SAFETY: an object of the client's; another class than that of event queues is refused.
+        // SAFETY: an object of the client. Objects of another class than event queues are refused.
         let eq = unsafe { Hold::<Eq>::of_fid(bfid) }?;
         let mut bound = av.eq.lock();
         if bound.is_some() {
@@ -348,14 +351,14 @@ unsafe extern "C" fn insert(
     object::guard("fi_av_insert", || {
         // SAFETY: the client's vector.
         let av = unsafe { object::borrow::<Av>(av) }?;
-        // SAFETY: the client's places for `count` results.
+        // SAFETY: the client's arrays for `count` results.
         let mut results = unsafe { Results::new(av, fi_addr, flags, context) }?;
         if addr.is_null() && count > 0 {
             return Err(Errno::INVAL);
         }
         let mut next = addr.cast::<u8>();
         for index in 0..count {
-            // Strings come as an array of pointers, other addresses one after the other.
+            // Strings are passed as an array of pointers, other addresses as one contiguous array.
             let at = match av.format {
                 // SAFETY: the client's array has `count` elements.
                 Format::Text => unsafe { addr.cast::<*const u8>().wrapping_add(index).read() },
@@ -371,7 +374,7 @@ unsafe extern "C" fn insert(
             if av.format != Format::Text {
                 // SAFETY: the client's address, in the domain's format.
                 let Some(length) = (unsafe { av.format.length_at(at) }) else {
-                    // A socket address of an unknown family: where the next one begins cannot be told.
+                    // The address has an unknown family, so the start of the next one is unknown.
                     (index + 1..count).for_each(|_| results.insert(av, Err(Errno::INVAL)));
                     break;
                 };
@@ -382,12 +385,12 @@ unsafe extern "C" fn insert(
     })
 }
 
-/// A C string of a client's.
+/// A C string of the client.
 ///
 /// # Safety
-/// `text` is null or a C string that lives as long as the call.
+/// `text` is null or a C string that is valid during the call.
 unsafe fn string<'a>(text: *const c_char) -> Option<&'a CStr> {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller's promise.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
 }
 
@@ -402,7 +405,7 @@ unsafe extern "C" fn insertsvc(
     object::guard("fi_av_insertsvc", || {
         // SAFETY: the client's vector.
         let av = unsafe { object::borrow::<Av>(av) }?;
-        // SAFETY: the client's place for one result.
+        // SAFETY: the client's variable for one result.
         let mut results = unsafe { Results::new(av, fi_addr, flags, context) }?;
         // SAFETY: the client's string.
         let node = unsafe { string(node) };
@@ -429,7 +432,7 @@ unsafe extern "C" fn insertsym(
     object::guard("fi_av_insertsym", || {
         // SAFETY: the client's vector.
         let av = unsafe { object::borrow::<Av>(av) }?;
-        // SAFETY: the client's places for all results.
+        // SAFETY: the client's arrays for all results.
         let mut results = unsafe { Results::new(av, fi_addr, flags, context) }?;
         // SAFETY: the client's string.
         let node = unsafe { string(node) }.ok_or(Errno::INVAL)?;
@@ -440,7 +443,7 @@ unsafe extern "C" fn insertsym(
             let (node, service) = range.at(node_index, service_index)?;
             av.resolve(Some(&node), Some(&service))
         };
-        // Asking for names may take long: others may change the vector meanwhile.
+        // Name resolution may take long, and other threads may change the vector meanwhile.
         let places = (0..nodecnt).flat_map(|node| (0..svccnt).map(move |service| (node, service)));
         let names: Vec<_> = places.map(|(node, service)| name(node, service)).collect();
         names.into_iter().for_each(|name| results.insert(av, name));
@@ -478,7 +481,7 @@ unsafe extern "C" fn set_user_id(
     object::guard("fi_av_set_user_id", || {
         // SAFETY: the client's vector.
         let av = unsafe { object::borrow::<Av>(av) }?;
-        // FI_AUTH_KEY: there are no keys of addresses.
+        // FI_AUTH_KEY is refused: addresses have no keys.
         if flags != 0 {
             return Err(Errno::BADFLAGS);
         }
@@ -507,18 +510,18 @@ unsafe extern "C" fn lookup(
     })
 }
 
-/// Copies bytes into a client's buffer, cut to its length, and stores how many there are.
+/// Copies bytes into a client's buffer, truncated to its length, and stores the full length.
 ///
 /// # Safety
-/// `buffer` is null or valid for the number of bytes that `length` says.
+/// `buffer` is null or valid for the number of bytes in `length`.
 unsafe fn copy_out(bytes: &[u8], buffer: *mut u8, length: NonNull<usize>) {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller's promise.
     let room = unsafe { length.read() };
     if !buffer.is_null() {
-        // SAFETY: by the caller's promise; cut to the room.
+        // SAFETY: the caller's promise; the length is limited to the buffer's.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer, bytes.len().min(room)) };
     }
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller's promise.
     unsafe { length.write(bytes.len()) };
 }
 
@@ -545,7 +548,7 @@ unsafe extern "C" fn straddr(
         // SAFETY: the client's buffer.
         unsafe { copy_out(&bytes, buf.cast(), length) };
         if !buf.is_null() && room > 0 && room < bytes.len() {
-            // SAFETY: inside the client's buffer: a text that was cut is terminated all the same.
+            // SAFETY: the last byte of the client's buffer, which terminates a truncated text.
             unsafe { buf.wrapping_add(room - 1).write(0) };
         }
         Ok(0)

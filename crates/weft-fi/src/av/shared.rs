@@ -1,24 +1,24 @@
 //! An address vector that processes share by name (fi_av(3), `fi_av_attr.name`).
 //!
-//! Place in the data flow: [`super::table::Table`] keeps what is here in memory, too, and comes here to
-//! insert, to remove, and for what it does not know.
+//! Place in the data flow: [`super::table::Table`] keeps a copy of the rows in memory. It uses this file to
+//! insert, to remove, and to read new rows.
 //!
-//! The addresses are in a memfd of whoever was first to open the name. Others find it by two abstract
-//! sockets, on which nobody listens: one makes sure that there is one maker, the name of the other says by
-//! which process and number the file is to be had under /proc. All that goes when the last process goes that
-//! has it; nothing has a name in a file system. Only processes of the same user can open it; what they write
-//! is checked as any address is. Abstract names are anybody's to take: who takes the first one without having
-//! the file, another user for instance, keeps the vector from being made, which is an error (-FI_EADDRINUSE),
-//! and no more.
+//! The addresses are in a memfd of the process that opened the name first. Other processes find it by two
+//! abstract sockets on which no process listens. The first ensures that only one process makes the file. The
+//! name of the second contains the process id and the descriptor number by which the file is found under
+//! /proc. All of this disappears with the last process that uses it, and no file has a name in a file system.
+//! Only processes of the same user can open the file. Rows written by other processes are checked like any
+//! address. Any process may bind an abstract name. A process, for instance of another user, that binds the
+//! first name without providing the file prevents the vector from being created. The only effect is an error
+//! (-FI_EADDRINUSE).
 //!
-//! Layout: a head of [`HEAD_BYTES`] (magic, how often something was removed, how many rows there are, the
-//! name), then rows of [`ROW_BYTES`]: the address, and how often it was inserted. A row, once there, keeps
-//! its number. Writers hold the file's lock. Everybody has the words of the head mapped: whether others have
-//! done something is seen without a system call.
+//! Layout: a head of [`HEAD_BYTES`] (magic, number of removals, number of rows, name), followed by rows of
+//! [`ROW_BYTES`] (address, number of insertions). A row never changes its number. Writers hold the file's
+//! lock. All processes have the words of the head mapped, so they detect changes without a system call.
 //!
-//! The number of rows in the head counts only as far as the file has memory for them: a process that writes
-//! nonsense there costs the others no more than it takes itself. A hole at the end of the file counts as no
-//! row.
+//! The number of rows in the head is limited to the rows for which the file has memory. A process that writes
+//! a wrong number there costs the others no more memory than it uses itself. A hole at the end of the file
+//! does not count as rows.
 
 use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
@@ -37,40 +37,40 @@ use weft_os::memfile::{self, Words};
 use crate::abi::errno::{self, Errno};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"weft av2");
-/// Which words of the head say how often a row was removed, and how many rows there are.
+/// The positions of the number of removals and the number of rows, in words of the head.
 const REMOVALS: usize = 1;
 const ROWS: usize = 2;
-/// Words of the head before the name.
+/// The number of words in the head in front of the name.
 const WORDS: usize = 3;
-/// Where the head has the length of the name, and then that.
+/// The offset of the name's length, which the name follows.
 const NAME_AT: u64 = WORDS as u64 * 8;
-/// Longest name of a vector in bytes.
+/// The maximum length of a vector's name in bytes.
 const LONGEST_NAME: usize = 256;
-/// Bytes of the head.
+/// The size of the head in bytes.
 const HEAD: usize = 512;
 const HEAD_BYTES: u64 = HEAD as u64;
-/// Bytes of a row.
+/// The size of a row in bytes.
 const ROW: usize = NAME_BYTES + 4;
 const ROW_BYTES: u64 = ROW as u64;
-/// Rows that are read at once.
+/// The number of rows in one read.
 const BLOCK: usize = 1024;
-/// How often to look for the maker of a file that is just being made.
+/// The number of attempts to find a file that another process is creating.
 const LOOKS: u32 = 200;
 
 const _: () = assert!(NAME_AT + 8 + LONGEST_NAME as u64 <= HEAD_BYTES);
 
-/// The file, and what tells others of it.
+/// The shared file, and the sockets by which other processes find it.
 pub(super) struct Shared {
     file: File,
     words: Words,
-    /// The number of rows that the head last said, in the upper half, and the number of them that the file
-    /// had memory for.
+    /// In the upper half, the number of rows as last read from the head; in the lower half, the number of these
+    /// rows for which the file had memory.
     checked: AtomicU64,
     read_only: bool,
     _sockets: Vec<OwnedFd>,
 }
 
-/// What a row has.
+/// The contents of a row.
 pub(super) struct Row {
     pub(super) name: Option<EpName>,
     pub(super) uses: u32,
@@ -93,21 +93,21 @@ impl Drop for Writing<'_> {
     }
 }
 
-/// An abstract socket of that name, which holds the name and no more.
+/// Binds a socket to an abstract name, which reserves the name.
 fn claim(name: &str) -> Result<OwnedFd, rustix::io::Errno> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
     Ok(socket)
 }
 
-/// Writes where the process may.
+/// Writes to the file within the process's limit of file sizes.
 fn write(file: &File, bytes: &[u8], at: u64) -> std::io::Result<()> {
     memfile::may_have(at + bytes.len() as u64)?;
     file.write_all_at(bytes, at)
 }
 
 impl Shared {
-    /// Opens the vector of that name, or makes it.
+    /// Opens the vector with this name, or creates it.
     pub(super) fn open(name: &CStr, read_only: bool) -> Result<Self, Errno> {
         let bytes = name.to_bytes();
         if bytes.is_empty() || bytes.len() > LONGEST_NAME {
@@ -130,8 +130,8 @@ impl Shared {
                 });
                 found.ok_or_else(|| {
                     log::warn!(
-                        "fi_av_open: the socket @{public}, which stands for the name of this address vector, is held by a process that has no such \
-                         vector of this user's; `ss -xap` tells whose it is. End that process, or give the vector another name"
+                        "fi_av_open: the socket @{public}, which represents the name of this address vector, is bound by a process that has no such \
+                         vector of this user; `ss -xap` shows the process. End that process, or choose another name for the vector"
                     );
                     Errno::ADDRINUSE
                 })
@@ -162,8 +162,8 @@ impl Shared {
         let open = |place: &str| {
             let (process, number) = place.split_once('-')?;
             let path = format!("/proc/{}/fd/{}", process.parse::<u32>().ok()?, number.parse::<u32>().ok()?);
-            // The descriptor may be any file of any process. Opening it must not block, must not make a
-            // terminal the controlling one, and must not yield addresses that another user has written.
+            // The descriptor may be any file of any process. Opening it must not block, and must not make a
+            // terminal the controlling one. The addresses must not have been written by another user.
             let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
             let file = OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(path).ok()?;
             let data = file.metadata().ok()?;
@@ -177,7 +177,7 @@ impl Shared {
         places.find_map(open).ok_or(Errno::NOENT)
     }
 
-    /// Whether this is a vector of that name.
+    /// Whether the file is a vector with this name.
     fn is_of(&self, name: &[u8]) -> bool {
         let mut found = vec![0; name.len()];
         let mut len = [0; 8];
@@ -188,12 +188,12 @@ impl Shared {
             && found == name
     }
 
-    /// Whether nothing may be inserted or removed here.
+    /// Whether insertions and removals are refused.
     pub(super) fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// Keeps writers in other processes out.
+    /// Locks out writers in other processes.
     pub(super) fn writing(&self) -> Option<Writing<'_>> {
         loop {
             match flock(&self.file, FlockOperation::LockExclusive) {
@@ -204,8 +204,7 @@ impl Shared {
         }
     }
 
-    /// How many rows there are: 2³² - 1 at most. The file is asked for its size once for each number that the
-    /// head says.
+    /// The number of rows, at most 2³² - 1. The file's size is read once per number in the head.
     pub(super) fn len(&self) -> u64 {
         let said = self.words.get(ROWS).min(u64::from(u32::MAX));
         let checked = self.checked.load(Ordering::Relaxed);
@@ -217,30 +216,30 @@ impl Shared {
         rows
     }
 
-    /// How many rows the file can have, by its length and by the memory that it takes.
+    /// The maximum number of rows by the file's length and by its allocated memory.
     fn rows_of_file(&self) -> u64 {
-        /// Units of `st_blocks`, see stat(2).
+        /// The unit of `st_blocks`, see stat(2).
         const BLOCK_BYTES: u64 = 512;
         let Ok(data) = self.file.metadata() else { return 0 };
         data.len().min(data.blocks().saturating_mul(BLOCK_BYTES)).saturating_sub(HEAD_BYTES) / ROW_BYTES
     }
 
-    /// How often a row was removed so far.
+    /// The number of removals so far.
     pub(super) fn removals(&self) -> u64 {
         self.words.get(REMOVALS)
     }
 
-    /// Both.
+    /// The number of removals and the number of rows.
     pub(super) fn changes(&self) -> Changes {
         Changes { removals: self.removals(), rows: self.len() }
     }
 
-    /// One row.
+    /// Reads one row.
     pub(super) fn row(&self, at: u64) -> Option<Row> {
         self.rows(at, at + 1).next()
     }
 
-    /// Rows in their order, as many as there are.
+    /// Reads a range of rows in order, up to the end of the file.
     pub(super) fn rows(&self, from: u64, to: u64) -> impl Iterator<Item = Row> {
         let blocks = (from..to).step_by(BLOCK).map_while(move |at| {
             let mut bytes = vec![0; ROW * usize::try_from(to - at).map_or(BLOCK, |rows| rows.min(BLOCK))];
@@ -249,7 +248,7 @@ impl Shared {
         blocks.flat_map(|bytes| bytes.chunks_exact(ROW).filter_map(Row::parse).collect::<Vec<_>>())
     }
 
-    /// Appends a row. Under the lock.
+    /// Appends a row. The file's lock is held.
     pub(super) fn append(&self, name: &EpName) -> Option<u64> {
         let at = self.len();
         if at == u64::from(u32::MAX) {
@@ -263,7 +262,7 @@ impl Shared {
         Some(at)
     }
 
-    /// How often the row's address is inserted now. Under the lock.
+    /// Sets the number of insertions of a row. The file's lock is held.
     pub(super) fn set_uses(&self, at: u64, uses: u32) -> Option<()> {
         write(&self.file, &uses.to_le_bytes(), HEAD_BYTES + at * ROW_BYTES + NAME_BYTES as u64).ok()?;
         if uses == 0 {
@@ -272,7 +271,7 @@ impl Shared {
         Some(())
     }
 
-    /// A word of the head. Under the lock.
+    /// Writes a word of the head. The file's lock is held.
     fn set(&self, word: usize, value: u64) -> Option<()> {
         write(&self.file, &value.to_le_bytes(), word as u64 * 8).ok()
     }
@@ -292,10 +291,10 @@ mod tests {
         EpName::service(([127, 0, 0, 1], port).into())
     }
 
-    /// A process that has the vector writes a number of rows that the file does not have, and makes the file
-    /// longer without filling it.
+    /// A process with access to the vector writes a number of rows that the file does not have, and extends
+    /// the file without writing to it.
     #[test]
-    fn there_are_no_more_rows_than_the_file_has_memory_for() {
+    fn only_rows_with_memory_in_the_file_count() {
         let (writer, reader) = vector("rows");
         (1..4).for_each(|port| assert_eq!(writer.append(&address(port)), Some(u64::from(port) - 1)));
         assert_eq!(reader.len(), 3);
@@ -303,11 +302,11 @@ mod tests {
         assert_eq!(reader.len(), 3, "the file ends behind the third row");
         writer.file.set_len(1 << 38).unwrap();
         writer.set(ROWS, u64::MAX).unwrap();
-        // One page at least has memory, and a huge page at most.
+        // At least one page has memory, and at most a huge page.
         let rows = reader.len();
         assert!((3..=(2 << 20) / ROW_BYTES).contains(&rows), "{rows} rows");
         assert_eq!(reader.rows(0, 3).filter_map(|row| row.name).collect::<Vec<_>>(), [1, 2, 3].map(address));
-        // The next row goes where the others end, and the number is right again.
+        // The next row is appended behind the others, and corrects the number.
         assert_eq!(writer.append(&address(4)), Some(rows));
         assert_eq!((writer.len(), reader.len()), (rows + 1, rows + 1));
     }

@@ -1,4 +1,5 @@
-//! Ranges of nodes and services for `fi_av_insertsym`: `10.1.1.1` or `host10`, and so many after it.
+//! Ranges of nodes and services for `fi_av_insertsym`: a first node such as `10.1.1.1` or `host10`, and its
+//! successors.
 
 use std::ffi::{CStr, CString};
 use std::net::IpAddr;
@@ -13,7 +14,7 @@ pub(crate) struct Range<'a> {
 
 enum Node<'a> {
     Address(IpAddr),
-    /// A host name: what stands before its last digits, those as a number, and how many they are.
+    /// A host name: the part in front of its last digits, these digits as a number, and their count.
     Host {
         stem: &'a str,
         number: u64,
@@ -22,7 +23,7 @@ enum Node<'a> {
 }
 
 impl<'a> Range<'a> {
-    /// Services must be numeric: a name has no successor.
+    /// Creates a range. Services must be numeric, because a name has no successor.
     pub(crate) fn new(node: &'a CStr, service: &CStr) -> Result<Self, Errno> {
         let node = node.to_str().map_err(|_| Errno::INVAL)?;
         let port = service.to_str().ok().and_then(|text| text.parse().ok()).ok_or(Errno::INVAL)?;
@@ -35,7 +36,7 @@ impl<'a> Range<'a> {
         Ok(Self { node: Node::Host { stem, number, digits }, port })
     }
 
-    /// The node and the service at these places of the range.
+    /// The node and the service at these positions of the range.
     pub(crate) fn at(&self, node: usize, service: usize) -> Result<(CString, CString), Errno> {
         let port = u16::try_from(service).ok().and_then(|step| self.port.checked_add(step)).ok_or(Errno::INVAL)?;
         let text = match &self.node {
@@ -48,7 +49,7 @@ impl<'a> Range<'a> {
                 let bits = first.to_bits().checked_add(node as u128).ok_or(Errno::INVAL)?;
                 IpAddr::V6(bits.into()).to_string()
             }
-            // Without digits there is only one host.
+            // A name without digits has no successor.
             Node::Host { stem, digits: 0, .. } if node == 0 => (*stem).to_owned(),
             Node::Host { digits: 0, .. } => return Err(Errno::INVAL),
             Node::Host { stem, number, digits } => {
@@ -72,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn successors() {
+    fn nodes_and_services_have_successors() {
         assert_eq!(at(c"10.1.1.1", 0, 1).unwrap(), "10.1.1.1 5001");
         assert_eq!(at(c"10.1.1.255", 1, 0).unwrap(), "10.1.2.0 5000");
         assert_eq!(at(c"fe80::f", 1, 0).unwrap(), "fe80::10 5000");
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_successor() {
+    fn nodes_without_a_successor_are_refused() {
         assert_eq!(at(c"host", 1, 0), Err(Errno::INVAL));
         assert_eq!(at(c"255.255.255.255", 1, 0), Err(Errno::INVAL));
         assert_eq!(at(c"10.1.1.1", 0, 65535), Err(Errno::INVAL));

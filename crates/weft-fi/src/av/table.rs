@@ -1,15 +1,15 @@
-//! The addresses of one address vector: by number, by name, and who has to know of changes.
+//! The addresses of an address vector, by number and by name.
 //!
-//! Place in the data flow: [`super::Av`] fills it, engines look in it (as [`AddressBook`]) when they meet a peer
-//! for the first time, or when other processes have changed a vector that they share.
+//! Place in the data flow: [`super::Av`] fills the table. Engines look addresses up (as [`AddressBook`]) when
+//! they meet a peer for the first time, or when other processes have changed a shared vector.
 //!
-//! Size: a row is 68 bytes, an index entry 6 to 12, so a million addresses take about 80 MB. Insertion is a hash
-//! and a push.
+//! Size: a row has 68 bytes and an index entry 6 to 12, so a million addresses take about 80 MB. An insertion
+//! is a hash and a push.
 //!
-//! Invariants: numbers are dense from 0 in the order of insertion; a number that was removed is the next one to be
-//! given out, the lowest first (fi_av(3)). A name is there once: inserted again it has the same number, and is gone
-//! when it has been removed as often. A name's identity is its endpoint id, or, of a name that says only where to
-//! ask, its socket.
+//! Invariants: numbers are dense from 0 in the order of insertion. A removed number is assigned next, the
+//! lowest first (fi_av(3)). A name occurs once: a second insertion returns the same number, and the name is
+//! removed after as many removals. A name is identified by its endpoint id, or by its socket if it has no
+//! endpoint id.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -23,37 +23,37 @@ use weft_engine::name::{EpName, Identity};
 
 use super::shared::Shared;
 
-/// Most rows that a client's `count` reserves: more are allocated as they come.
+/// The maximum number of rows that a client's `count` reserves. Further rows are allocated on demand.
 const RESERVE_LIMIT: usize = 1 << 20;
 
-/// The table, shared by the vector and the engines of its endpoints.
+/// A table, which the vector shares with the engines of its endpoints.
 #[derive(Default)]
 pub(crate) struct Table {
     rows: RwLock<Rows>,
-    /// So many of an address's highest bits say which receive context is meant (fi_rx_addr(3)).
+    /// The number of high bits of an address that select a receive context (fi_rx_addr(3)).
     context_bits: u32,
-    /// Completions name addresses by numbers of the client's choice (FI_AV_USER_ID).
+    /// Whether completions refer to addresses by numbers of the client's choice (FI_AV_USER_ID).
     has_user_ids: bool,
-    /// Where the rows are that other processes see, too; those here follow them.
+    /// The rows shared with other processes. The local rows are a copy.
     shared: Option<Shared>,
 }
 
 #[derive(Default)]
 struct Rows {
     rows: Vec<Row>,
-    /// Numbers of rows in use, by the identity of their names.
+    /// The numbers of rows in use, by the identity of their names.
     by_identity: HashTable<u32>,
-    /// Numbers of rows that were removed.
+    /// The numbers of removed rows.
     free: BinaryHeap<Reverse<u32>>,
-    /// How many removals have been followed, of a shared vector.
+    /// For a shared vector, the number of removals that the local rows contain.
     removals: u64,
-    /// What completions name addresses by, up to the last one for which that was said.
+    /// The user identifiers, up to the last one that was set.
     user_ids: Vec<Addr>,
 }
 
 struct Row {
     name: EpName,
-    /// How often it has been inserted; 0: free.
+    /// The number of insertions minus removals; 0: the row is free.
     uses: u32,
 }
 
@@ -61,37 +61,38 @@ fn hash(identity: &Identity) -> u64 {
     FxBuildHasher.hash_one(identity)
 }
 
-/// What an insertion did.
+/// The result of an insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Inserted {
     pub(crate) addr: Addr,
-    /// The name was not there before.
+    /// Whether the name is new.
     pub(crate) fresh: bool,
 }
 
 impl Table {
-    /// Room for so many addresses, of which `context_bits` bits name receive contexts: fewer than 32.
+    /// Creates a table that reserves `count` rows. `context_bits`, less than 32, bits of an address select a
+    /// receive context.
     pub(crate) fn with_room(count: usize, context_bits: u32) -> Self {
         let rows = Vec::with_capacity(count.min(RESERVE_LIMIT));
         Self { rows: RwLock::new(Rows { rows, ..Rows::default() }), context_bits, ..Self::default() }
     }
 
-    /// The same, shared with other processes.
+    /// Shares the table with other processes.
     pub(super) fn with_shared(self, shared: Shared) -> Self {
         Self { shared: Some(shared), ..self }
     }
 
-    /// The same, with numbers of the client's choice in completions.
+    /// Enables user identifiers in completions.
     pub(super) fn with_user_ids(self) -> Self {
         Self { has_user_ids: true, ..self }
     }
 
-    /// Whether completions name addresses by numbers of the client's choice.
+    /// Whether completions refer to addresses by user identifiers.
     pub(super) const fn has_user_ids(&self) -> bool {
         self.has_user_ids
     }
 
-    /// Chooses what completions name an address by. `None` if the number is not in use.
+    /// Sets the user identifier of an address. `None` if the number is not in use.
     pub(super) fn set_user_id(&self, addr: Addr, id: Addr) -> Option<()> {
         self.look(|rows| rows.row(addr).map(|_| ()))?;
         let at = usize::try_from(addr).ok()?;
@@ -103,18 +104,18 @@ impl Table {
         Some(())
     }
 
-    /// What completions name an address by: [`ADDR_NONE`] until that is said.
+    /// The user identifier of an address; [`ADDR_NONE`] until it is set.
     pub(crate) fn user_id(&self, addr: Addr) -> Addr {
         let at = usize::try_from(addr).unwrap_or(usize::MAX);
         self.rows.read().user_ids.get(at).copied().unwrap_or(ADDR_NONE)
     }
 
-    /// Whether nothing may be inserted or removed.
+    /// Whether insertions and removals are refused.
     pub(super) fn is_read_only(&self) -> bool {
         self.shared.as_ref().is_some_and(Shared::is_read_only)
     }
 
-    /// What a look finds, once all is known that other processes have done.
+    /// Looks something up by `find`, after the local rows were updated from a shared vector.
     fn look<T>(&self, find: impl Fn(&Rows) -> Option<T>) -> Option<T> {
         let rows = self.rows.read();
         match &self.shared {
@@ -128,29 +129,29 @@ impl Table {
         }
     }
 
-    /// The bits of an address that say which endpoint is meant.
+    /// The bits of an address that select the endpoint.
     pub(crate) const fn endpoint_mask(&self) -> Addr {
         Addr::MAX >> self.context_bits
     }
 
-    /// Enters names, in order. `None` where the table is full (2³² rows). Of a shared table, one thread at a
-    /// time enters names or takes them out.
+    /// Inserts a name. `None` if the table is full (2³² rows). Only one thread at a time may insert into or
+    /// remove from a shared table.
     pub(crate) fn insert(&self, name: &EpName) -> Option<Inserted> {
         let Some(shared) = &self.shared else { return self.rows.write().insert(name) };
-        // Another process may keep this one waiting, but not whoever looks something up.
+        // Another process may block this thread, but the rows are not locked here, so lookups continue.
         let _writing = shared.writing()?;
         self.rows.write().insert_shared(shared, name)
     }
 
-    /// Takes a name out, once. `None` if the number is not in use, else whether the name is gone. As for
-    /// [`Table::insert`], one thread at a time.
+    /// Removes a name once. `None` if the number is not in use, otherwise whether the row is now free. As for
+    /// [`Table::insert`], only one thread at a time may call this.
     pub(crate) fn remove(&self, addr: Addr) -> Option<bool> {
         let Some(shared) = &self.shared else { return self.rows.write().remove(addr) };
         let _writing = shared.writing()?;
         self.rows.write().remove_shared(shared, addr)
     }
 
-    /// How many addresses there are.
+    /// The number of addresses.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.rows.read().by_identity.len()
@@ -190,12 +191,12 @@ impl Rows {
         Some(Inserted { addr: Addr::from(at), fresh: true })
     }
 
-    /// Whether nothing is to be done here that other processes have done.
+    /// Whether the local rows contain all changes of other processes.
     fn has_followed(&self, shared: &Shared) -> bool {
         self.removals == shared.removals() && self.rows.len() as u64 == shared.len()
     }
 
-    /// Does what other processes have done.
+    /// Applies the changes of other processes to the local rows.
     fn follow(&mut self, shared: &Shared) {
         let removals = shared.removals();
         if removals != std::mem::replace(&mut self.removals, removals) {
@@ -210,7 +211,7 @@ impl Rows {
         }
         for row in shared.rows(self.rows.len() as u64, shared.len()) {
             let at = u32::try_from(self.rows.len()).unwrap_or(u32::MAX);
-            // What is no address keeps its number from being used.
+            // An invalid address leaves its number unused.
             let uses = row.name.map_or(0, |_| row.uses);
             let name = row.name.unwrap_or_else(|| EpName::service(([0; 4], 0).into()));
             self.rows.push(Row { name, uses });
@@ -220,7 +221,7 @@ impl Rows {
         }
     }
 
-    /// Under the lock, as [`Rows::remove_shared`].
+    /// Inserts a name into the shared rows. The file's lock is held.
     fn insert_shared(&mut self, shared: &Shared, name: &EpName) -> Option<Inserted> {
         self.follow(shared);
         if let Some(at) = self.find(&name.identity()) {
@@ -228,8 +229,8 @@ impl Rows {
             shared.set_uses(at.into(), uses.saturating_add(1))?;
             return Some(Inserted { addr: at.into(), fresh: false });
         }
-        // Rows that are known here have gone from the file: another process broke the rules, and their
-        // numbers must not be given again.
+        // The file has fewer rows than known here, so another process has violated the rules. Numbers must
+        // not be assigned again.
         if shared.len() < self.rows.len() as u64 {
             return None;
         }
@@ -244,7 +245,7 @@ impl Rows {
         let left = shared.row(addr)?.uses.checked_sub(1)?;
         shared.set_uses(addr, left)?;
         if left == 0 {
-            // Under the lock nobody else has changed anything: to follow would be to read every row for this one.
+            // The lock is held, so no other process has changed the file. `follow` would read every row.
             self.removals = self.removals.wrapping_add(1);
             self.rows.get_mut(usize::try_from(addr).ok()?)?.uses = 0;
             self.forget(u32::try_from(addr).ok()?);
@@ -258,7 +259,7 @@ impl Rows {
         self.by_identity.insert_unique(hash(identity), at, rehash);
     }
 
-    /// Takes a row's name out of the index.
+    /// Removes a row's name and user identifier from the indexes.
     fn forget(&mut self, at: u32) {
         let Some(row) = self.rows.get(at as usize) else { return };
         if let Some(id) = self.user_ids.get_mut(at as usize) {
@@ -270,7 +271,8 @@ impl Rows {
         }
     }
 
-    /// Other processes have removed rows, and may have inserted their names once more before that was seen here.
+    /// Restores index entries: other processes may have inserted a removed name again before this process saw
+    /// the removal.
     fn find_again(&mut self) {
         for at in 0..u32::try_from(self.rows.len()).unwrap_or(u32::MAX) {
             let Some(row) = self.rows.get(at as usize).filter(|row| row.uses > 0) else { continue };
@@ -297,7 +299,7 @@ impl Rows {
 impl AddressBook for Table {
     fn name(&self, addr: Addr) -> Option<EpName> {
         let name = self.look(|rows| rows.row(addr & self.endpoint_mask()).map(|row| row.name))?;
-        // Without such bits the context is the first, which has the endpoint's name.
+        // Without context bits the context is the first, which has the endpoint's name.
         let context = addr.checked_shr(Addr::BITS - self.context_bits).unwrap_or(0);
         name.context(u8::try_from(context).ok()?)
     }
@@ -307,7 +309,7 @@ impl AddressBook for Table {
     }
 
     fn addr(&self, name: &EpName) -> Option<Addr> {
-        // Whatever context of a scalable endpoint it is, the endpoint is what was inserted.
+        // All contexts of a scalable endpoint belong to the inserted endpoint.
         let name = name.base();
         let find = |rows: &Rows| rows.find(&name.identity()).or_else(|| rows.find(&name.socket_identity()));
         self.look(find).map(Addr::from)
@@ -375,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn user_ids_go_with_their_addresses() {
+    fn a_user_id_is_removed_with_its_address() {
         let table = Table::default().with_user_ids();
         table.insert(&full(1)).unwrap();
         table.insert(&full(2)).unwrap();
@@ -403,10 +405,10 @@ mod tests {
         assert_eq!(table.len(), 5);
     }
 
-    /// A million addresses: under 128 MB by the sizes of what is allocated, and under a second where the code is
-    /// optimized.
+    /// A million addresses take less than 128 MB by the sizes of the allocations, and less than a second in
+    /// optimized builds.
     #[test]
-    fn a_million_addresses() {
+    fn a_million_addresses_fit_their_limits() {
         const COUNT: u64 = 1_000_000;
         let table = Table::with_room(COUNT as usize, 0);
         let start = Instant::now();
@@ -422,7 +424,7 @@ mod tests {
         assert_eq!(rows.find(&full(777_777).identity()), Some(777_777));
     }
 
-    /// Thousands of addresses leave a shared vector without each of them having all others read once more.
+    /// Thousands of addresses are removed from a shared vector. A removal must not read all other rows.
     #[test]
     fn removal_from_a_shared_table_reads_no_other_row() {
         const COUNT: u64 = 5000;
@@ -444,10 +446,10 @@ mod tests {
         assert_eq!((other.addr(&full(7)), other.addr(&full(8)), other.len()), (Some(COUNT), None, 1));
     }
 
-    /// Another process is stopped while it changes a shared vector: who is about to change it waits, and
-    /// nobody who looks something up.
+    /// Another process is stopped while it changes a shared vector. A thread that wants to change the vector
+    /// waits, and lookups continue.
     #[test]
-    fn who_waits_to_change_a_shared_table_keeps_nobody_waiting() {
+    fn a_waiting_writer_of_a_shared_table_blocks_no_lookup() {
         let name = std::ffi::CString::new(format!("waiting {}", std::process::id())).unwrap();
         let open = || Shared::open(&name, false).unwrap();
         let (table, other) = (Table::default().with_shared(open()), open());
@@ -468,9 +470,9 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-        /// Against the plainest model: a map from names to uses and numbers.
+        /// Compares the table with a simple model: a map from names to uses and numbers.
         #[test]
-        fn like_the_model(steps in prop::collection::vec((any::<bool>(), 0_u64..12), 0..200)) {
+        fn the_table_behaves_as_the_model(steps in prop::collection::vec((any::<bool>(), 0_u64..12), 0..200)) {
             let table = Table::default();
             let mut model: HashMap<u64, (u64, u32)> = HashMap::new();
             for (insert, number) in steps {
