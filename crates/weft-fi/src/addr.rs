@@ -1,12 +1,14 @@
-//! Address formats: how clients write what [`EpName`] means (fi_getinfo(3), "Addressing formats").
+//! Address formats: conversions between a client's addresses and [`EpName`] (fi_getinfo(3), "Addressing
+//! formats").
 //!
-//! Place in the data flow: `fi_getinfo` turns node and service into addresses, address vectors turn what clients
-//! insert into names, `fi_getname`, `fi_av_lookup` and `fi_av_straddr` go the other way.
+//! Place in the data flow: `fi_getinfo` converts node and service into addresses. Address vectors convert
+//! inserted addresses into names. `fi_getname`, `fi_av_lookup` and `fi_av_straddr` convert names into
+//! addresses.
 //!
-//! The native format is a name's own, opaque to clients, of 32 bytes (48 with IPv6). Socket addresses and
-//! strings are accepted where clients ask for them; they say only where an endpoint listens, so they become
-//! *service* names, and only endpoints that were opened with such a format (or on an explicit service) accept
-//! peers that know no more than that.
+//! The native format consists of a name's own bytes, which are opaque to clients: 32, or 48 with IPv6. Socket
+//! addresses and strings are accepted if the client requests such a format. They contain only the socket of
+//! an endpoint, so they become *service* names. Only endpoints opened with such a format or with an explicit
+//! service accept peers that know no more.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -16,22 +18,22 @@ use weft_fi_sys as sys;
 
 use crate::abi::errno::Errno;
 
-/// The number of the native format: a provider-specific one, as fabric.h marks them.
+/// The number of the native format, a provider-specific one as defined by fabric.h.
 pub(crate) const FI_ADDR_WEFT: u32 = sys::FI_PROV_SPECIFIC | 0x7765;
 
-/// Bytes of the longest address string with its terminator: `fi_sockaddr_in6://[`, 45, `%`, 10, `]:`, 5.
+/// The maximum length of an address string with its terminator: `fi_sockaddr_in6://[`, 45, `%`, 10, `]:`, 5.
 const STRING_BYTES: usize = 96;
 const IN_BYTES: usize = size_of::<libc::sockaddr_in>();
 const IN6_BYTES: usize = size_of::<libc::sockaddr_in6>();
 
-/// A format in which a client writes addresses.
+/// The format of a client's addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// Opaque bytes, which tell their number.
+    /// Opaque bytes, which contain their length.
     #[default]
     Native,
-    /// `sockaddr_in` or `sockaddr_in6`, told apart by their family (FI_SOCKADDR, FI_SOCKADDR_IP): the number that
-    /// the client used.
+    /// `sockaddr_in` or `sockaddr_in6`, distinguished by their family (FI_SOCKADDR, FI_SOCKADDR_IP), with the
+    /// number that the client used.
     Sockaddr(u32),
     /// `sockaddr_in`.
     In,
@@ -42,7 +44,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// From `fi_info.addr_format`; FI_FORMAT_UNSPEC is the native format. `None` for formats that weft does not know.
+    /// Converts `fi_info.addr_format`; FI_FORMAT_UNSPEC is the native format. `None` for unsupported formats.
     pub(crate) const fn from_raw(raw: u32) -> Option<Self> {
         match raw {
             sys::FI_FORMAT_UNSPEC | FI_ADDR_WEFT => Some(Self::Native),
@@ -54,7 +56,7 @@ impl Format {
         }
     }
 
-    /// As `fi_info.addr_format`.
+    /// The number for `fi_info.addr_format`.
     pub(crate) const fn raw(self) -> u32 {
         match self {
             Self::Native => FI_ADDR_WEFT,
@@ -65,21 +67,22 @@ impl Format {
         }
     }
 
-    /// Whether addresses say only where an endpoint listens, so that an endpoint with this format must accept
-    /// whoever comes.
+    /// Whether addresses contain only the socket of an endpoint. An endpoint with such a format must accept
+    /// all peers.
     pub(crate) const fn is_open(self) -> bool {
         !matches!(self, Self::Native)
     }
 
-    /// The name that a client's bytes mean. For [`Format::Text`] they are the string without its terminator.
+    /// Converts a client's bytes to a name. For [`Format::Text`] they are the string without its terminator.
     pub(crate) fn decode(self, bytes: &[u8]) -> Result<EpName, Errno> {
         match self {
             Self::Native => {
                 let name = EpName::from_address(bytes).map_err(|error| {
-                    log::info!("no address of ours: {error}; pass what fi_getname of a weft endpoint gave");
+                    log::info!("not a weft address: {error}; pass the result of fi_getname on a weft endpoint");
                     Errno::INVAL
                 })?;
-                // Every endpoint can be reached somehow; this is somebody else's address that begins like one of ours.
+                // Every endpoint has at least one device, so this is a foreign address that begins like a
+                // weft address.
                 if name.shm() || name.tcp() { Ok(name) } else { Err(Errno::INVAL) }
             }
             Self::Text => parse_text(std::str::from_utf8(bytes).map_err(|_| Errno::INVAL)?),
@@ -95,7 +98,8 @@ impl Format {
         }
     }
 
-    /// A name in this format; [`Errno::ADDRNOTAVAIL`] if it cannot be said in it. Strings include their terminator.
+    /// Converts a name to this format; [`Errno::ADDRNOTAVAIL`] if the format cannot express it. Strings
+    /// include the terminator.
     pub(crate) fn encode(self, name: &EpName) -> Result<Vec<u8>, Errno> {
         match (self, name.socket()) {
             (Self::Native, _) => Ok(name.to_address().to_vec()),
@@ -109,10 +113,10 @@ impl Format {
         }
     }
 
-    /// How many bytes the address at `bytes` has, for walking over an array. `None` if that cannot be told.
+    /// The length of the address at `address`, to iterate over an array. `None` if it is unknown.
     ///
     /// # Safety
-    /// `address` points to an address of this format: at least two bytes. Not for [`Format::Text`].
+    /// `address` points to at least two bytes of an address in this format, which is not [`Format::Text`].
     pub(crate) unsafe fn length_at(self, address: *const u8) -> Option<usize> {
         match self {
             Self::Native => {
@@ -134,25 +138,25 @@ impl Format {
         }
     }
 
-    /// The name at a place in the client's memory.
+    /// Converts an address in the client's memory to a name.
     ///
     /// # Safety
-    /// `address` points to an address of this format; for [`Format::Text`] to a C string.
+    /// `address` points to an address in this format; for [`Format::Text`] to a C string.
     pub(crate) unsafe fn decode_at(self, address: *const u8) -> Result<EpName, Errno> {
         if self == Self::Text {
-            // SAFETY: by the caller's promise.
+            // SAFETY: the caller's promise.
             let text = unsafe { CStr::from_ptr(address.cast::<c_char>()) };
             return self.decode(text.to_bytes());
         }
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller's promise.
         let length = unsafe { self.length_at(address) }.ok_or(Errno::INVAL)?;
-        // SAFETY: an address of this format has that many bytes.
+        // SAFETY: an address in this format has that many bytes.
         let bytes = unsafe { std::slice::from_raw_parts(address, length) };
         self.decode(bytes)
     }
 }
 
-/// A name for people: without the capability, which is a secret.
+/// The printable form of a name, without the capability, which is a secret.
 pub(crate) fn describe(name: &EpName) -> String {
     if !name.is_full() {
         return socket_text(name.socket());
@@ -168,7 +172,8 @@ fn socket_text(socket: SocketAddr) -> String {
     }
 }
 
-/// A string address. Accepted: `fi_sockaddr://`, `fi_sockaddr_in://`, `fi_sockaddr_in6://` with address and port.
+/// Parses a string address: `fi_sockaddr://`, `fi_sockaddr_in://` or `fi_sockaddr_in6://` with address and
+/// port.
 fn parse_text(text: &str) -> Result<EpName, Errno> {
     let (scheme, rest) = text.split_once("://").ok_or(Errno::INVAL)?;
     let rest = rest.split(['/', '?']).next().unwrap_or_default();
@@ -184,7 +189,7 @@ fn parse_text(text: &str) -> Result<EpName, Errno> {
     }
 }
 
-/// Whether a node argument is an address string rather than a host name.
+/// Whether a node argument is an address string instead of a host name.
 pub(crate) fn is_text_address(node: &str) -> bool {
     node.starts_with("fi_") && node.contains("://")
 }
@@ -212,7 +217,7 @@ fn family(number: c_int) -> [u8; 2] {
     libc::sa_family_t::try_from(number).unwrap_or_default().to_ne_bytes()
 }
 
-/// A `sockaddr_in` or `sockaddr_in6`, by its family. The bytes may be longer than the address.
+/// Parses a `sockaddr_in` or `sockaddr_in6`, by its family. The bytes may be longer than the address.
 fn decode_sockaddr(bytes: &[u8]) -> Option<SocketAddr> {
     let array = |at: usize| -> Option<[u8; 2]> { bytes.get(at..at + 2)?.try_into().ok() };
     let port = u16::from_be_bytes(array(2)?);
@@ -230,14 +235,14 @@ fn decode_sockaddr(bytes: &[u8]) -> Option<SocketAddr> {
     }
 }
 
-/// What to look up for a node and a service.
+/// The arguments of a lookup by node and service.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Query<'a> {
     pub(crate) node: Option<&'a CStr>,
     pub(crate) service: Option<&'a CStr>,
-    /// Node is numeric: ask no name server.
+    /// The node is numeric, so no name server is asked.
     pub(crate) numeric: bool,
-    /// The address is a local one to listen on; without a node any.
+    /// The result is a local address for listening; without a node, the wildcard address.
     pub(crate) passive: bool,
     pub(crate) format: Format,
 }
@@ -254,13 +259,13 @@ pub(crate) fn resolve(query: &Query<'_>) -> Result<EpName, Errno> {
         Format::In6 => socket.is_ipv6(),
         _ => true,
     };
-    // Only names of hosts with both kinds of address leave a choice; TCP listens on both.
+    // More than one result fits only for names of hosts with both kinds of addresses. TCP listens on both.
     sockets.iter().find(fits).map(|&socket| EpName::service(socket)).ok_or(Errno::NODATA)
 }
 
-/// The addresses that getaddrinfo(3) finds.
+/// The addresses that getaddrinfo(3) returns.
 fn getaddrinfo(query: &Query<'_>) -> Result<Vec<SocketAddr>, Errno> {
-    // SAFETY: all zeros is how one begins an `addrinfo`.
+    // SAFETY: a zeroed `addrinfo` is a valid one without requirements.
     let mut hints: libc::addrinfo = unsafe { std::mem::zeroed() };
     hints.ai_socktype = libc::SOCK_STREAM;
     hints.ai_flags =
@@ -272,16 +277,16 @@ fn getaddrinfo(query: &Query<'_>) -> Result<Vec<SocketAddr>, Errno> {
     };
     let pointer = |text: Option<&CStr>| text.map_or(std::ptr::null(), CStr::as_ptr);
     let mut list = std::ptr::null_mut();
-    // SAFETY: null or C strings, our hints, and a place for the result.
+    // SAFETY: null or C strings, our hints, and a variable for the result.
     let result =
         unsafe { libc::getaddrinfo(pointer(query.node), pointer(query.service), &raw const hints, &raw mut list) };
     if result != 0 {
         // SAFETY: gai_strerror takes any number.
         let reason = unsafe { libc::gai_strerror(result) };
-        // SAFETY: it returns a constant C string.
+        // SAFETY: gai_strerror returns a constant C string.
         let reason = unsafe { CStr::from_ptr(reason) };
         log::info!(
-            "{:?}:{:?} cannot be resolved: {}; look whether the host knows the name, and has an address of that format",
+            "{:?}:{:?} cannot be resolved: {}; check that the host can resolve the name to an address of this format",
             query.node,
             query.service,
             reason.to_string_lossy()
@@ -291,7 +296,7 @@ fn getaddrinfo(query: &Query<'_>) -> Result<Vec<SocketAddr>, Errno> {
     let mut sockets = Vec::new();
     let mut next = list;
     while !next.is_null() {
-        // SAFETY: an element of the list that getaddrinfo made, which is freed below.
+        // SAFETY: an element of the list that getaddrinfo allocated, which is freed below.
         let entry = unsafe { &*next };
         let length = entry.ai_addrlen as usize;
         // SAFETY: the element's address has that length.
@@ -299,7 +304,7 @@ fn getaddrinfo(query: &Query<'_>) -> Result<Vec<SocketAddr>, Errno> {
         sockets.extend(decode_sockaddr(bytes));
         next = entry.ai_next;
     }
-    // SAFETY: made by getaddrinfo above, and not used any more.
+    // SAFETY: allocated by getaddrinfo above, and not used afterwards.
     unsafe { libc::freeaddrinfo(list) };
     Ok(sockets)
 }
@@ -314,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn every_format_gives_back_what_it_took() {
+    fn encoded_addresses_decode_to_the_same_name() {
         let v4 = name("10.1.2.3:4711");
         let v6 = name("[fe80::1%3]:4711");
         for format in [Format::Native, Format::In, Format::In6, Format::Sockaddr(sys::FI_SOCKADDR), Format::Text] {
@@ -323,7 +328,7 @@ mod tests {
                     assert!(format == Format::In && name == v6);
                     continue;
                 };
-                // SAFETY: the bytes are an address of this format; strings are terminated.
+                // SAFETY: the bytes are an address in this format; strings are terminated.
                 assert_eq!(unsafe { format.decode_at(bytes.as_ptr()) }, Ok(name), "{format:?}");
                 if format == Format::Text {
                     bytes.pop();
@@ -336,7 +341,7 @@ mod tests {
 
     #[test]
     fn foreign_and_short_addresses_are_refused() {
-        // A `sockaddr_in` begins with 2 and 0, as an address of version 2 without any path would.
+        // A `sockaddr_in` begins with 2 and 0, like an address of version 2 without any device.
         assert!(Format::Native.decode(&[[2, 0].as_slice(), &[b'x'; 30]].concat()).is_err());
         for format in [Format::Native, Format::In, Format::In6, Format::Sockaddr(sys::FI_SOCKADDR), Format::Text] {
             assert!(format.decode(&[]).is_err());
@@ -350,12 +355,12 @@ mod tests {
     }
 
     #[test]
-    fn an_array_of_addresses_is_walked_by_their_own_lengths() {
+    fn an_array_of_addresses_is_iterated_by_their_lengths() {
         let names = [name("10.1.2.3:4711"), name("[fe80::1%3]:4711"), name("10.1.2.4:4711")];
         let array: Vec<u8> = names.iter().flat_map(|name| Format::Native.encode(name).unwrap()).collect();
         let mut at = 0;
         for name in names {
-            // SAFETY: inside the array, at the beginning of an address.
+            // SAFETY: inside the array, at the start of an address.
             let address = unsafe { array.as_ptr().add(at) };
             // SAFETY: as above.
             assert_eq!(unsafe { Format::Native.decode_at(address) }, Ok(name));
@@ -366,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn strings() {
+    fn string_addresses_are_parsed() {
         let good = ["fi_sockaddr://1.2.3.4:5", "fi_sockaddr_in://1.2.3.4:5", "fi_sockaddr_in://1.2.3.4:5/x?qos=3"];
         for text in good {
             assert_eq!(Format::Text.decode(text.as_bytes()), Ok(name("1.2.3.4:5")), "{text}");
@@ -379,7 +384,7 @@ mod tests {
         }
     }
 
-    /// Whatever a client gives as an address, in whatever format: a name that can be written again, or an error.
+    /// Any bytes in any format give a name that can be encoded again, or an error.
     #[test]
     fn fuzz_address_strings() {
         let seeds: [&[u8]; 6] = [
@@ -406,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_description_keeps_the_secret() {
+    fn a_description_omits_the_capability() {
         let parts = weft_engine::name::NameParts {
             socket: "1.2.3.4:5".parse().unwrap(),
             host_id: 1,

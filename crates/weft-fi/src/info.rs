@@ -1,16 +1,16 @@
-//! `fi_getinfo`: what weft offers, and whether it is what the client asks for (fi_getinfo(3)).
+//! `fi_getinfo`: matches the client's hints with the properties of weft (fi_getinfo(3)).
 //!
-//! Place in the data flow: the host calls [`getinfo`] for every query. [`hints`] copies the client's structures
-//! into plain values, [`offer`] decides and fills in the answer as plain values, and this file resolves addresses
-//! and writes the answer into an `fi_info` that the host allocates. `fi_domain` and `fi_endpoint` read the
-//! `fi_info` that comes back by the same [`Hints::read`].
+//! Place in the data flow: the host calls [`getinfo`] for every query. [`hints`] copies the client's
+//! structures into plain values. [`offer`] selects the result, also as plain values. This file resolves
+//! addresses and writes the result into an `fi_info` that the host allocates. `fi_domain` and `fi_endpoint`
+//! read an `fi_info` by the same [`Hints::read`].
 //!
-//! Rules (fi_getinfo(3)): a hint that is zero is a wildcard; anything else must be met or the answer is
-//! -FI_ENODATA, and then one line at info level says which attribute failed, what was wanted and what is
-//! offered. What costs nothing is echoed as asked (threading, progress, AV type, tag format, operation flags,
-//! traffic class). No mode bit is ever required of the client.
+//! Rules (fi_getinfo(3)): a hint that is zero is a wildcard. Any other hint must be satisfied, or the result
+//! is -FI_ENODATA. A log line at info level then contains the attribute, the wanted value and the offered
+//! one. Hints that cost nothing are returned as requested (threading, progress, AV type, tag format,
+//! operation flags, traffic class). No mode bit is ever required of the client.
 //!
-//! Structures: only fields that libfabric 1.17 has are read or written, see `weft_fi_sys`.
+//! Structures: only fields that libfabric 1.17 has are read and written, see `weft_fi_sys`.
 
 pub(crate) mod caps;
 pub(crate) mod ep_type;
@@ -36,11 +36,11 @@ use crate::params::Params;
 pub(crate) use crate::info::ep_type::EpType;
 pub(crate) use crate::info::offer::IOV_LIMIT;
 
-/// Private flags of libfabric's own layered providers: "only a provider to put myself on" and "only one that
-/// offloads collectives". weft is neither: `weft;ofi_rxm` would be a slower weft.
+/// Private flags of libfabric's layered providers: the first requests a provider for layering, the second one
+/// that offloads collectives. weft refuses both, because `weft;ofi_rxm` would only be slower.
 const PRIVATE_LAYERING_FLAGS: u64 = 1 << 59 | 1 << 61;
 
-/// The host's entry: `fi_provider.getinfo`.
+/// Implements `fi_provider.getinfo`.
 pub(crate) unsafe extern "C" fn getinfo<const SLOT: usize>(
     version: u32,
     node: *const c_char,
@@ -56,22 +56,22 @@ pub(crate) unsafe extern "C" fn getinfo<const SLOT: usize>(
         let node = (!node.is_null()).then(|| unsafe { CStr::from_ptr(node) });
         // SAFETY: as above.
         let service = (!service.is_null()).then(|| unsafe { CStr::from_ptr(service) });
-        // SAFETY: null or a structure that the host made, with what the client put into it.
+        // SAFETY: null or a structure that the host allocated and the client has filled in.
         let hints = unsafe { Hints::read(hints) }?;
         let question = Question { api: version, node, service, flags, hints };
-        // What is looked for and not there, as a route, is no error of a call of the client's.
+        // System calls that fail here, for instance for lack of a route, must not change the client's errno.
         let answer = errno::kept(|| question.answer(Params::load()))?;
         let filled = answer.write(host)?;
         if info.is_null() {
             return Err(Errno::INVAL);
         }
-        // SAFETY: the host's place for the result.
+        // SAFETY: the host's variable for the result.
         unsafe { info.write(filled.into_raw()) };
         Ok(0)
     })
 }
 
-/// One call of `fi_getinfo`.
+/// The arguments of a call of `fi_getinfo`.
 struct Question<'a> {
     api: u32,
     node: Option<&'a CStr>,
@@ -80,7 +80,7 @@ struct Question<'a> {
     hints: Option<Box<Hints>>,
 }
 
-/// What is written into the `fi_info`.
+/// The values for the resulting `fi_info`.
 struct Answer {
     offer: Box<Offer>,
     src: Option<EpName>,
@@ -99,8 +99,8 @@ impl Question<'_> {
         Ok(Answer { offer, src, dest })
     }
 
-    /// Source and destination, from node and service or from the hints (fi_getinfo(3), "src_addr", "dest_addr",
-    /// "FI_SOURCE").
+    /// Source and destination, from node and service or from the hints (fi_getinfo(3), "src_addr",
+    /// "dest_addr", "FI_SOURCE").
     fn addresses(&self, format: Format) -> Result<(Option<EpName>, Option<EpName>), Errno> {
         let named = self.node.is_some() || self.service.is_some();
         let source = self.flags & sys::FI_SOURCE != 0;
@@ -117,7 +117,7 @@ impl Question<'_> {
         };
         let (src, dest) = match (named, source) {
             (true, true) => (Some(resolved()?), hinted_dest()?),
-            // Without a node there is no destination: the service is one on this host, as in getaddrinfo(3).
+            // Without a node the destination is a service on this host, as in getaddrinfo(3).
             (true, false) => (hinted_src()?, Some(resolved()?)),
             (false, _) => (hinted_src()?, hinted_dest()?),
         };
@@ -130,8 +130,8 @@ impl Question<'_> {
     }
 }
 
-/// The address that an endpoint will have whose client chooses none, if it can be said in the client's format. An
-/// interface that does not exist is fi_enable's to report: nothing else here depends on it.
+/// The default address of an endpoint, if the client's format can express it. A missing interface is reported
+/// by fi_enable, because nothing else here depends on it.
 fn default_source(format: Format, params: &Params) -> Option<EpName> {
     let any = match format {
         Format::In => Some(SocketAddr::from(([0; 4], 0))),
@@ -142,7 +142,7 @@ fn default_source(format: Format, params: &Params) -> Option<EpName> {
     format.encode(&name).is_ok().then_some(name)
 }
 
-/// Whether a socket on this host may have the address.
+/// Whether a socket on this host can be bound to the address.
 fn is_local(socket: SocketAddr) -> bool {
     let mut any_port = socket;
     any_port.set_port(0);
@@ -150,13 +150,13 @@ fn is_local(socket: SocketAddr) -> bool {
 }
 
 impl Answer {
-    /// As the host's structure.
+    /// Writes the answer into a structure of the host.
     fn write(&self, host: &'static Host) -> Result<Info, Errno> {
         let info = host.new_info().ok_or(Errno::NOMEM)?;
         let raw = info.as_ptr();
         let (src, src_len) = self.address(self.src.as_ref())?;
-        // The address is stored before anything can fail, so that the structure owns it.
-        // SAFETY: a fresh structure of the host's, not seen by anyone else.
+        // The address is stored before a call can fail, so that the structure owns it.
+        // SAFETY: a fresh structure of the host, which no other thread has seen.
         let out = unsafe { &mut *raw };
         (out.src_addr, out.src_addrlen) = (src, src_len);
         (out.dest_addr, out.dest_addrlen) = self.address(self.dest.as_ref())?;
@@ -164,7 +164,7 @@ impl Answer {
         out.mode = 0;
         out.addr_format = self.offer.format.raw();
         out.handle = self.offer.handle as sys::fid_t;
-        // SAFETY: fi_allocinfo gives a structure its five attribute structures; see `fill_attributes`.
+        // SAFETY: fi_allocinfo allocates the five attribute structures; see `fill_attributes`.
         unsafe { self.fill_attributes(out) };
         Ok(info)
     }
@@ -176,13 +176,13 @@ impl Answer {
         Ok((copy.as_ptr(), bytes.len()))
     }
 
-    /// Fills in the attribute structures, up to the fields that 1.17 has: newer hosts' fields beyond keep their zeros.
+    /// Fills in the attribute structures up to the fields of 1.17. Further fields of newer hosts stay zero.
     ///
     /// # Safety
     /// The five pointers are valid.
     unsafe fn fill_attributes(&self, out: &mut sys::fi_info) {
         let Offer { tx, rx, ep, domain, fabric: instance, .. } = &*self.offer;
-        // SAFETY: by the caller's promise, as below.
+        // SAFETY: the caller's promise.
         unsafe { out.tx_attr.write(*tx) };
         // SAFETY: as above.
         unsafe { out.rx_attr.write(*rx) };
@@ -202,7 +202,7 @@ impl Answer {
         let fabric = unsafe { &mut *out.fabric_attr };
         fabric.name = host::malloc_string(crate::NAME);
         fabric.fabric = *instance;
-        // prov_name, prov_version and api_version are the host's to fill in; it insists on finding no name here.
+        // The host fills in prov_name, prov_version and api_version, and requires prov_name to be null here.
     }
 }
 
