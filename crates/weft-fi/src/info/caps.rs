@@ -1,4 +1,5 @@
-//! Capabilities: which there are, and which are granted for those asked (fi_getinfo(3), "CAPABILITIES").
+//! Capabilities: the supported ones, and those that are granted for a request (fi_getinfo(3),
+//! "CAPABILITIES").
 
 use weft_fi_sys as sys;
 use weft_fi_sys::v2;
@@ -8,27 +9,28 @@ use crate::av::USER_IDS_SINCE;
 use crate::info::ep_type::EpType;
 use crate::info::offer::reject;
 
-/// Kinds of operation. Granted only when asked for.
+/// Kinds of operations. Granted only on request.
 const PRIMARY: u64 = sys::FI_MSG | sys::FI_TAGGED | sys::FI_RMA | sys::FI_ATOMIC | sys::FI_DIRECTED_RECV;
-/// Restrict messages to one direction.
+/// Modifiers that restrict messages to one direction.
 const MESSAGE_MODIFIERS: u64 = sys::FI_SEND | sys::FI_RECV;
-/// Restrict remote memory access and atomics to one role.
+/// Modifiers that restrict remote memory access and atomics to one role.
 const RMA_MODIFIERS: u64 = sys::FI_READ | sys::FI_WRITE | sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE;
-/// Extras that cost nothing: granted unasked.
+/// Capabilities without cost, which are granted without a request.
 const FREE: u64 = sys::FI_MULTI_RECV | sys::FI_SOURCE | sys::FI_FENCE | sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;
-/// Extras that cost something: every remote access raises an event; an endpoint may be entered by any thread
-/// that raises a counter; what strangers send is an error; addresses may name contexts of scalable endpoints.
+/// Capabilities with a cost: every remote access raises an event; any thread that raises a counter may enter
+/// an endpoint; messages of unknown sources are errors; addresses may select contexts of scalable endpoints.
 const PAID: u64 = sys::FI_RMA_EVENT | sys::FI_TRIGGER | sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX | sys::FI_SHARED_AV;
 
-/// From API 2.0 on, tagged receives may be directed on their own, which FI_DIRECTED_RECV covers.
+/// From API 2.0 on, tagged receives may be directed by a capability of their own, which FI_DIRECTED_RECV
+/// includes.
 const PRIMARY_2_0: u64 = v2::FI_TAGGED_DIRECTED_RECV;
-/// From API 2.0 on: receives must name their source. Granted only when asked for, alone (then they are
-/// directed) or besides.
+/// From API 2.0 on: receives must name their source. Granted only on request. If it is the only one
+/// requested, receives are directed as well.
 const EXACT_2_0: u64 = v2::FI_EXACT_DIRECTED_RECV;
 /// From API 2.0 on: multi-receives of tagged messages.
 const FREE_2_0: u64 = v2::FI_TAGGED_MULTI_RECV;
 
-/// What matters to a transmit context.
+/// The capabilities that concern a transmit context.
 const TX: u64 = sys::FI_MSG
     | sys::FI_TAGGED
     | sys::FI_RMA
@@ -39,7 +41,7 @@ const TX: u64 = sys::FI_MSG
     | sys::FI_FENCE
     | sys::FI_TRIGGER
     | sys::FI_NAMED_RX_CTX;
-/// What matters to a receive context.
+/// The capabilities that concern a receive context.
 const RX: u64 = sys::FI_MSG
     | sys::FI_TAGGED
     | sys::FI_RMA
@@ -57,39 +59,39 @@ const RX: u64 = sys::FI_MSG
     | sys::FI_RMA_EVENT
     | sys::FI_TRIGGER;
 
-/// Those that an endpoint has only in a domain that was opened with them.
+/// Capabilities that an endpoint has only in a domain that was opened with them.
 pub(crate) const OF_WHOLE_DOMAIN: u64 = sys::FI_RMA_EVENT | sys::FI_TRIGGER;
 
-/// Those that domains have.
+/// The capabilities of every domain.
 pub(crate) const DOMAIN: u64 = sys::FI_LOCAL_COMM | sys::FI_REMOTE_COMM;
 
-/// Those that domains have when asked for them, there or among all.
+/// The capabilities that a domain has on request, in its attributes or among all capabilities.
 pub(crate) const fn domain_extras(api: u32) -> u64 {
     sys::FI_SHARED_AV | user_ids(api)
 }
 
-/// FI_AV_USER_ID, where it is known. Granted only when asked for.
+/// FI_AV_USER_ID in API versions that have it. Granted only on request.
 pub(crate) const fn user_ids(api: u32) -> u64 {
     if api >= USER_IDS_SINCE { sys::FI_AV_USER_ID } else { 0 }
 }
 
-/// Everything that a client of this API version may ask for. Bits 44 to 48 mean something else before 2.0, nothing
-/// that weft has.
+/// The capabilities that a client of this API version may request. Before 2.0, bits 44 to 48 have other
+/// meanings, which weft does not support.
 pub(crate) const fn offered(api: u32, kind: EpType) -> u64 {
     let new = if api >= v2::V2_0 { PRIMARY_2_0 | EXACT_2_0 | FREE_2_0 } else { 0 } | user_ids(api);
     (PRIMARY | MESSAGE_MODIFIERS | RMA_MODIFIERS | FREE | PAID | new) & !kind.lacks(api)
 }
 
-/// What a client gets that asks for nothing in particular.
+/// The capabilities of a client that requests none.
 const fn full(api: u32, kind: EpType) -> u64 {
     offered(api, kind)
         & !(EXACT_2_0 | sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX | sys::FI_SHARED_AV | sys::FI_AV_USER_ID)
 }
 
-/// The capabilities granted for `wanted` and for the attributes of contexts, or the rejection.
+/// The capabilities that are granted for `wanted` and for the attributes of contexts, or the refusal.
 ///
-/// A context may name capabilities that `wanted` lacks: libfabric's own providers compare either with what
-/// they have, not with each other.
+/// A context may request capabilities that `wanted` lacks. libfabric's own providers compare both with their
+/// capabilities, and not with each other.
 pub(crate) fn grant(api: u32, kind: EpType, wanted: u64, contexts: u64) -> Result<u64, Errno> {
     for (what, wanted) in [("caps", wanted), ("caps of tx_attr and rx_attr", contexts)] {
         let unknown = wanted & !offered(api, kind);
@@ -102,14 +104,14 @@ pub(crate) fn grant(api: u32, kind: EpType, wanted: u64, contexts: u64) -> Resul
     if wanted == 0 {
         return Ok(full(api, kind) | contexts);
     }
-    // Modifiers of a context restrict nothing elsewhere.
+    // Modifiers of a context restrict only that context.
     Ok(granted(api, kind, wanted | contexts & !MODIFIERS) | contexts)
 }
 
-/// The capabilities granted for `wanted`, which is offered and not empty.
+/// The capabilities that are granted for `wanted`, which is supported and not empty.
 const fn granted(api: u32, kind: EpType, wanted: u64) -> u64 {
     let primary = PRIMARY | PRIMARY_2_0;
-    // Only extras: then any kind of operation will do.
+    // Without a kind of operation in the request, all kinds are granted.
     let base = if wanted & primary == 0 { full(api, kind) & primary } else { wanted & primary };
     let messages = base & (sys::FI_MSG | sys::FI_TAGGED) != 0;
     let rma = base & (sys::FI_RMA | sys::FI_ATOMIC) != 0;
@@ -120,15 +122,15 @@ const fn granted(api: u32, kind: EpType, wanted: u64) -> u64 {
         | offered(api, kind) & (FREE | if api >= v2::V2_0 { FREE_2_0 } else { 0 });
     let receives = granted & sys::FI_RECV != 0;
     let mut without = if receives { 0 } else { sys::FI_MULTI_RECV };
-    // Before 2.0 the bit means something else, which nobody has been granted.
+    // Before 2.0 the bit has another meaning, and is never granted.
     if !receives || granted & sys::FI_TAGGED == 0 {
         without |= FREE_2_0;
     }
-    // A client may look for every capability that it has asked for, also for those that mean nothing beside the others.
+    // A client may check for every capability that it requested, even for those without effect here.
     granted & !without | wanted
 }
 
-/// No modifier means all of them, if the capability that they modify is there at all.
+/// Without a modifier, all modifiers apply, if the capability that they modify is granted.
 const fn modifiers(applies: bool, wanted: u64, all: u64) -> u64 {
     match (applies, wanted) {
         (false, _) => 0,
@@ -137,19 +139,19 @@ const fn modifiers(applies: bool, wanted: u64, all: u64) -> u64 {
     }
 }
 
-/// The part of an endpoint's capabilities that its transmit context has.
+/// The part of an endpoint's capabilities that concerns its transmit context.
 pub(crate) const fn of_tx(caps: u64) -> u64 {
     caps & TX
 }
 
-/// The part of an endpoint's capabilities that its receive context has.
+/// The part of an endpoint's capabilities that concerns its receive context.
 pub(crate) const fn of_rx(caps: u64) -> u64 {
     caps & RX
 }
 
-/// Those of a context of a scalable endpoint that is opened with `context`. Where these name a kind of
-/// operation and no modifier of it, they say no more than the endpoint's: fi_getinfo gives what is left of a
-/// context's capabilities without those that do not matter to it.
+/// The capabilities of a scalable endpoint's context that is opened with `context`. If `context` has a kind
+/// of operation without modifiers, the modifiers of the endpoint apply: fi_getinfo omits the modifiers that
+/// do not concern a context.
 pub(crate) const fn of_context(endpoint: u64, context: u64) -> u64 {
     const fn inherited(endpoint: u64, context: u64, all: u64) -> u64 {
         if context & all == 0 { endpoint & all } else { 0 }
@@ -160,17 +162,18 @@ pub(crate) const fn of_context(endpoint: u64, context: u64) -> u64 {
     context | inherited(endpoint, context, MESSAGE_MODIFIERS) | inherited(endpoint, context, RMA_MODIFIERS)
 }
 
-/// Those of `caps` that a receive-only endpoint has: without any kind of operation that it would not take part in.
+/// The part of `caps` for a receive-only endpoint, without the kinds of operations in which it takes no part.
 pub(crate) const fn receiving(caps: u64) -> u64 {
     restricted(caps, sys::FI_RECV, sys::FI_REMOTE_READ | sys::FI_REMOTE_WRITE)
 }
 
-/// Those that a transmit-only endpoint has.
+/// The part of `caps` for a transmit-only endpoint.
 pub(crate) const fn transmitting(caps: u64) -> u64 {
     restricted(caps, sys::FI_SEND, sys::FI_READ | sys::FI_WRITE)
 }
 
-/// `caps` with, of the modifiers, no others than these. What is left without any is left out.
+/// Reduces the modifiers in `caps` to those given. Kinds of operations that are left without a modifier are
+/// removed.
 const fn restricted(caps: u64, messages: u64, rma: u64) -> u64 {
     const MESSAGES: u64 = sys::FI_MSG | sys::FI_TAGGED;
     const RMA: u64 = sys::FI_RMA | sys::FI_ATOMIC;
@@ -194,19 +197,19 @@ mod tests {
     const V1_5: u32 = sys::version(1, 5);
 
     #[test]
-    fn nothing_asked_gives_everything() {
+    fn an_empty_request_is_granted_everything() {
         assert_eq!(
             grant(V1_5, EpType::Rdm, 0, 0).unwrap(),
             offered(V1_5, EpType::Rdm) & !(sys::FI_SOURCE_ERR | sys::FI_NAMED_RX_CTX | sys::FI_SHARED_AV),
-            "errors only for those who ask"
+            "errors only on request"
         );
         let new = grant(v2::V2_0, EpType::Rdm, 0, 0).unwrap();
         assert_ne!(new & v2::FI_TAGGED_DIRECTED_RECV, 0);
-        assert_eq!(new & v2::FI_EXACT_DIRECTED_RECV, 0, "nobody is held to what he did not ask for");
+        assert_eq!(new & v2::FI_EXACT_DIRECTED_RECV, 0, "a restriction only on request");
     }
 
     #[test]
-    fn what_was_granted_may_be_asked_for() {
+    fn granted_capabilities_may_be_requested() {
         for api in [0, sys::version(1, 0), V1_5, sys::version(1, 18), v2::V2_0, sys::version(2, 5)] {
             let granted = grant(api, EpType::Rdm, 0, 0).unwrap();
             assert_eq!(grant(api, EpType::Rdm, granted, 0).unwrap(), granted);
@@ -214,15 +217,15 @@ mod tests {
     }
 
     #[test]
-    fn every_primary_is_an_attribute_of_a_context() {
+    fn every_primary_capability_belongs_to_a_context() {
         let granted = grant(V1_5, EpType::Rdm, sys::FI_MSG | sys::FI_NAMED_RX_CTX | sys::FI_DIRECTED_RECV, 0).unwrap();
         assert_eq!((of_tx(granted) | of_rx(granted)) & PRIMARY & granted, granted & PRIMARY);
-        assert_eq!(of_rx(granted) & sys::FI_NAMED_RX_CTX, 0, "who sends names the context");
+        assert_eq!(of_rx(granted) & sys::FI_NAMED_RX_CTX, 0, "only senders name a context");
         assert_ne!(of_tx(granted) & sys::FI_NAMED_RX_CTX, 0);
     }
 
     #[test]
-    fn primaries_are_not_widened() {
+    fn only_requested_primary_capabilities_are_granted() {
         let granted = grant(V1_5, EpType::Rdm, sys::FI_TAGGED, 0).unwrap();
         assert_eq!(granted & (sys::FI_MSG | sys::FI_RMA | sys::FI_DIRECTED_RECV), 0);
         assert_eq!(granted & MESSAGE_MODIFIERS, MESSAGE_MODIFIERS);
@@ -237,12 +240,12 @@ mod tests {
         assert_eq!(transmitting(of_context(whole, of_tx(whole))) & (PRIMARY | MESSAGE_MODIFIERS), sys::FI_RMA);
         assert_eq!(of_context(whole, 0), whole);
         let asked = sys::FI_RMA | sys::FI_REMOTE_WRITE;
-        assert_eq!(of_context(whole, asked) & RMA_MODIFIERS, sys::FI_REMOTE_WRITE, "what is asked for by name");
+        assert_eq!(of_context(whole, asked) & RMA_MODIFIERS, sys::FI_REMOTE_WRITE, "the explicit request");
     }
 
-    /// A context may ask for more than the endpoint: it is given to both. What peers may do stays as asked.
+    /// A context may request more than the endpoint, and both get it. The access of peers stays as requested.
     #[test]
-    fn contexts_ask_too() {
+    fn capabilities_of_contexts_are_granted() {
         let rdm = |wanted, contexts| grant(V1_5, EpType::Rdm, wanted, contexts);
         let rma = sys::FI_RMA | sys::FI_REMOTE_READ;
         let all = rdm(rma, sys::FI_ATOMIC | sys::FI_TAGGED | sys::FI_READ | sys::FI_RMA_EVENT).unwrap();
@@ -250,14 +253,14 @@ mod tests {
         assert_eq!(all & (PRIMARY | PAID), sys::FI_RMA | sys::FI_ATOMIC | sys::FI_TAGGED | sys::FI_RMA_EVENT);
         assert_eq!(rdm(sys::FI_RMA, sys::FI_RMA | sys::FI_READ), rdm(sys::FI_RMA, 0), "restricts nothing");
         for idle in [sys::FI_MSG | sys::FI_READ, sys::FI_MSG | sys::FI_SEND | sys::FI_MULTI_RECV] {
-            assert_eq!(rdm(idle, 0).unwrap() & idle, idle, "all that was asked for");
+            assert_eq!(rdm(idle, 0).unwrap() & idle, idle, "everything that was requested");
         }
         assert_eq!(rdm(0, sys::FI_NAMED_RX_CTX), Ok(full(V1_5, EpType::Rdm) | sys::FI_NAMED_RX_CTX));
         assert_eq!(rdm(sys::FI_MSG, sys::FI_HMEM), Err(Errno::NODATA));
     }
 
     #[test]
-    fn modifiers_restrict() {
+    fn modifiers_restrict_capabilities() {
         let granted = grant(V1_5, EpType::Rdm, sys::FI_MSG | sys::FI_RMA | sys::FI_SEND | sys::FI_WRITE, 0).unwrap();
         assert_eq!(granted & MESSAGE_MODIFIERS, sys::FI_SEND);
         assert_eq!(granted & RMA_MODIFIERS, sys::FI_WRITE);
@@ -265,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_that_changed_their_meaning() {
+    fn bits_have_the_meaning_of_the_api_version() {
         let v1_20 = sys::version(1, 20);
         for bit in [v2::FI_TAGGED_DIRECTED_RECV, v2::FI_TAGGED_MULTI_RECV, v2::FI_EXACT_DIRECTED_RECV] {
             assert_eq!(grant(v1_20, EpType::Rdm, sys::FI_TAGGED | bit, 0), Err(Errno::NODATA));

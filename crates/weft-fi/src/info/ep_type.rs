@@ -1,4 +1,4 @@
-//! Types of endpoint (fi_endpoint(3)): how each differs from the others in what is offered.
+//! Types of endpoints (fi_endpoint(3)), and the differences between them in fi_getinfo.
 
 use weft_engine::Role;
 use weft_engine::api::Config;
@@ -10,7 +10,7 @@ use crate::info::offer::MAX_MSG_BYTES;
 /// A type of endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum EpType {
-    /// FI_EP_RDM: what clients get that ask for no type.
+    /// FI_EP_RDM, the default type.
     #[default]
     Rdm,
     /// FI_EP_MSG.
@@ -19,18 +19,18 @@ pub(crate) enum EpType {
     Dgram,
 }
 
-/// An endpoint with one peer has no source to tell of, nor to choose. Operations that start by themselves
-/// name their peers by address.
+/// Capabilities that connected endpoints lack. Their only peer needs no source, and triggered operations name
+/// their peers by address.
 const NOT_CONNECTED: u64 = sys::FI_DIRECTED_RECV
     | sys::FI_SOURCE
     | sys::FI_SOURCE_ERR
     | sys::FI_TRIGGER
     | sys::FI_NAMED_RX_CTX
     | sys::FI_AV_USER_ID;
-/// From API 2.0 on.
+/// Further capabilities that connected endpoints lack, from API 2.0 on.
 const NOT_CONNECTED_2_0: u64 = v2::FI_TAGGED_DIRECTED_RECV | v2::FI_EXACT_DIRECTED_RECV;
 
-/// What goes further than a datagram is reliable.
+/// Capabilities that datagram endpoints lack, because they need reliable transport.
 const NOT_UNRELIABLE: u64 = sys::FI_TAGGED
     | sys::FI_RMA
     | sys::FI_ATOMIC
@@ -42,13 +42,13 @@ const NOT_UNRELIABLE: u64 = sys::FI_TAGGED
     | sys::FI_FENCE
     | sys::FI_TRIGGER
     | sys::FI_NAMED_RX_CTX;
-/// From API 2.0 on.
+/// Further capabilities that datagram endpoints lack, from API 2.0 on.
 const NOT_UNRELIABLE_2_0: u64 = v2::FI_TAGGED_DIRECTED_RECV | v2::FI_TAGGED_MULTI_RECV;
-/// Longest datagram in bytes: eager on every device.
+/// The longest datagram in bytes, which is eager on every device.
 const MAX_DATAGRAM_BYTES: usize = 16 << 10;
 
 impl EpType {
-    /// From `fi_ep_attr.type`; `None` for types that weft does not have.
+    /// Converts `fi_ep_attr.type`; `None` for types that weft does not support.
     pub(crate) const fn from_raw(raw: sys::fi_ep_type) -> Option<Self> {
         match raw {
             sys::FI_EP_UNSPEC | sys::FI_EP_RDM => Some(Self::Rdm),
@@ -58,7 +58,7 @@ impl EpType {
         }
     }
 
-    /// As `fi_ep_attr.type`.
+    /// The number for `fi_ep_attr.type`.
     pub(crate) const fn raw(self) -> sys::fi_ep_type {
         match self {
             Self::Rdm => sys::FI_EP_RDM,
@@ -67,7 +67,7 @@ impl EpType {
         }
     }
 
-    /// Capabilities that endpoints of this type do not have.
+    /// The capabilities that endpoints of this type lack.
     pub(crate) const fn lacks(self, api: u32) -> u64 {
         match self {
             Self::Rdm => 0,
@@ -78,7 +78,7 @@ impl EpType {
         }
     }
 
-    /// Longest message in bytes.
+    /// The longest message in bytes.
     pub(crate) const fn max_msg_bytes(self) -> usize {
         match self {
             Self::Rdm | Self::Msg => MAX_MSG_BYTES,
@@ -86,8 +86,8 @@ impl EpType {
         }
     }
 
-    /// The least that a peer may fill with messages for which there is no receive: what finds no room there
-    /// is lost, or takes another way.
+    /// The minimum window for unexpected messages of a peer, in bytes. Datagrams beyond the window are lost;
+    /// other messages are sent by rendezvous.
     pub(crate) const fn least_window_bytes(self) -> usize {
         match self {
             Self::Rdm | Self::Msg => 0,
@@ -95,7 +95,7 @@ impl EpType {
         }
     }
 
-    /// What the engine is for.
+    /// The role of the engine.
     pub(crate) const fn role(self) -> Role {
         match self {
             Self::Rdm => Role::Connectionless,

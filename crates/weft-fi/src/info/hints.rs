@@ -1,7 +1,7 @@
-//! An `fi_info` of a client's, copied into plain values: hints of `fi_getinfo`, and what comes back to `fi_domain`
+//! A client's `fi_info`, copied into plain values: the hints of `fi_getinfo`, or the argument of `fi_domain`
 //! and `fi_endpoint`.
 //!
-//! The structures were allocated by the host, so every field that libfabric 1.17 has is there.
+//! The structures were allocated by the host, so they have every field of libfabric 1.17.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 
@@ -9,19 +9,19 @@ use weft_fi_sys as sys;
 
 use crate::abi::errno::Errno;
 
-/// Longest address that is copied; anything longer is not one of ours.
+/// The longest address that is copied; longer ones are invalid.
 const ADDRESS_LIMIT_BYTES: usize = 4096;
-/// Longest authorization key.
+/// The longest authorization key, in bytes.
 pub(crate) const AUTH_KEY_LIMIT_BYTES: usize = 256;
 
-/// A client's `fi_info`. Boxed wherever it is handed on: it takes 0.8 KB.
+/// A client's `fi_info`. It is boxed where it is passed on, because its size is 0.8 KB.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Hints {
     pub(crate) caps: u64,
     pub(crate) addr_format: u32,
     pub(crate) src: Option<Vec<u8>>,
     pub(crate) dest: Option<Vec<u8>>,
-    /// A `fid` of ours, as a number: the passive endpoint or connection request it belongs to.
+    /// The address of a `fid` of ours: a passive endpoint or a connection request.
     pub(crate) handle: usize,
     pub(crate) tx: Option<sys::fi_tx_attr>,
     pub(crate) rx: Option<sys::fi_rx_attr>,
@@ -34,7 +34,7 @@ pub(crate) struct Hints {
     pub(crate) domain_auth_key: Option<Vec<u8>>,
 }
 
-// SAFETY: the pointers inside the attribute structures are not followed after `read`.
+// SAFETY: the pointers inside the attribute structures are not dereferenced after `read`.
 unsafe impl Send for Hints {}
 
 impl Hints {
@@ -43,9 +43,9 @@ impl Hints {
     /// # Safety
     /// `raw` is null or points to an `fi_info` that the host allocated, whose pointers are null or valid.
     pub(crate) unsafe fn read(raw: *const sys::fi_info) -> Result<Option<Box<Self>>, Errno> {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller's promise.
         let Some(info) = (unsafe { raw.as_ref() }) else { return Ok(None) };
-        // SAFETY: this and the next four are null or valid, by the caller's promise.
+        // SAFETY: this pointer and the next four are null or valid, by the caller's promise.
         let tx = unsafe { info.tx_attr.as_ref() }.copied();
         // SAFETY: as above.
         let rx = unsafe { info.rx_attr.as_ref() }.copied();
@@ -59,7 +59,7 @@ impl Hints {
         Ok(Some(Box::new(Self {
             caps: info.caps,
             addr_format: info.addr_format,
-            // SAFETY: null or an address of the stated length, or a string where the format says so.
+            // SAFETY: null, or an address of the given length, or a string if the format says so.
             src: unsafe { address(info.src_addr, info.src_addrlen, text) }?,
             // SAFETY: as above.
             dest: unsafe { address(info.dest_addr, info.dest_addrlen, text) }?,
@@ -73,7 +73,7 @@ impl Hints {
             domain_name: domain.and_then(|attr| unsafe { string(attr.name) }),
             // SAFETY: as above.
             fabric_name: fabric.and_then(|attr| unsafe { string(attr.name) }),
-            // SAFETY: null or keys of the stated length.
+            // SAFETY: null, or keys of the given length.
             ep_auth_key: ep.map_or(Ok(None), |attr| unsafe { key(attr.auth_key, attr.auth_key_size) })?,
             // SAFETY: as above.
             domain_auth_key: domain.map_or(Ok(None), |attr| unsafe { key(attr.auth_key, attr.auth_key_size) })?,
@@ -82,8 +82,8 @@ impl Hints {
 }
 
 impl Hints {
-    /// Without the fabric and domain that fi_getinfo found open: where something is opened they restrict
-    /// nothing, and they may have been closed since.
+    /// Removes the fabric and the domain that fi_getinfo found open. They do not restrict the call that opens
+    /// an object, and may have been closed since.
     pub(crate) fn without_instances(mut self: Box<Self>) -> Box<Self> {
         if let Some(attr) = &mut self.domain {
             attr.domain = std::ptr::null_mut();
@@ -102,20 +102,20 @@ unsafe fn address(raw: *const c_void, len: usize, text: bool) -> Result<Option<V
         return Ok(None);
     }
     if text {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller's promise.
         return Ok(Some(unsafe { CStr::from_ptr(raw.cast()) }.to_bytes().to_vec()));
     }
     if len > ADDRESS_LIMIT_BYTES {
         return Err(Errno::INVAL);
     }
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller's promise.
     Ok(Some(unsafe { std::slice::from_raw_parts(raw.cast::<u8>(), len) }.to_vec()))
 }
 
 /// # Safety
 /// `raw` is null or a C string.
 unsafe fn string(raw: *const c_char) -> Option<CString> {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller's promise.
     (!raw.is_null()).then(|| unsafe { CStr::from_ptr(raw) }.to_owned())
 }
 
@@ -125,10 +125,10 @@ unsafe fn key(raw: *const u8, len: usize) -> Result<Option<Vec<u8>>, Errno> {
     if len == 0 {
         return Ok(None);
     }
-    // SIZE_MAX is FI_AV_AUTH_KEY (keys per address), which we do not have.
+    // SIZE_MAX is FI_AV_AUTH_KEY (keys per address), which weft does not support.
     if raw.is_null() || len > AUTH_KEY_LIMIT_BYTES {
         return Err(super::offer::reject("auth_key_size", len, AUTH_KEY_LIMIT_BYTES));
     }
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller's promise.
     Ok(Some(unsafe { std::slice::from_raw_parts(raw, len) }.to_vec()))
 }

@@ -1,34 +1,34 @@
-//! What attributes ask of the network: the traffic class and the authorization key (fi_endpoint(3), "tclass",
+//! The network settings in attributes: the traffic class and the authorization key (fi_endpoint(3), "tclass",
 //! "auth_key").
 //!
 //! Place in the data flow: `fi_domain`, `fi_endpoint`, `fi_scalable_ep` and `fi_passive_ep` make a
-//! [`Network`] of their `fi_info`; devices are set up with it. [`traffic_class`] also says what fi_getinfo
-//! may offer.
+//! [`Network`] from their `fi_info`, and devices are configured with it. fi_getinfo checks classes by
+//! [`traffic_class`].
 //!
-//! A class is marked on TCP's packets as a differentiated services code point. Labels are those of RFC 4594
-//! whose description fits, and of RFC 8622 for what may be starved.
+//! TCP packets are marked with a differentiated services code point for the class. The labels map to code
+//! points of RFC 4594 with a fitting description, and of RFC 8622 for traffic that may be starved.
 
 use weft_fi_sys as sys;
 
 use crate::abi::errno::Errno;
 use crate::info::hints::Hints;
 
-/// API version before which authorization keys are ignored.
+/// The first API version in which authorization keys are used.
 pub(crate) const KEYS_SINCE: u32 = sys::version(1, 5);
-/// Bits of a code point.
+/// The number of bits in a code point.
 const DSCP_BITS: u32 = 6;
 
-/// What an endpoint asks of the network.
+/// The network settings of an endpoint.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Network {
     /// The traffic class byte of packets.
     pub(crate) traffic_class: u8,
-    /// Peers must know it too, if there is one.
+    /// The key that peers must know, too, if any.
     pub(crate) auth_key: Option<Vec<u8>>,
 }
 
 impl Network {
-    /// What the domain attributes say, which is what endpoints have by default.
+    /// The settings in the domain attributes, which are the defaults of endpoints.
     pub(crate) fn of_domain(api: u32, info: &Hints) -> Result<Self, Errno> {
         let tclass = info.domain.map_or(sys::FI_TC_UNSPEC, |attr| attr.tclass);
         Ok(Self {
@@ -37,7 +37,7 @@ impl Network {
         })
     }
 
-    /// The same with what the endpoint's own attributes say.
+    /// The settings of an endpoint: those of its own attributes, with the domain's as defaults.
     pub(crate) fn of_endpoint(&self, api: u32, info: &Hints) -> Result<Self, Errno> {
         let tclass = info.tx.map_or(sys::FI_TC_UNSPEC, |attr| attr.tclass);
         let own_key = info.ep_auth_key.as_ref().filter(|_| api >= KEYS_SINCE);
@@ -48,7 +48,7 @@ impl Network {
     }
 }
 
-/// The traffic class byte that stands for a `tclass`: `Some(None)` if that leaves it open, `None` if it is not one.
+/// The traffic class byte for a `tclass`: `Some(None)` for an unspecified class, `None` for an invalid one.
 pub(crate) fn traffic_class(tclass: u32) -> Option<Option<u8>> {
     let dscp = match tclass {
         sys::FI_TC_UNSPEC => return Some(None),
@@ -56,7 +56,7 @@ pub(crate) fn traffic_class(tclass: u32) -> Option<Option<u8>> {
         sys::FI_TC_BEST_EFFORT => 0,
         // AF21, "low-latency data".
         sys::FI_TC_LOW_LATENCY => 18,
-        // EF, the highest below that of the network itself.
+        // EF, the highest code point below those of the network itself.
         sys::FI_TC_DEDICATED_ACCESS => 46,
         // AF11, "high-throughput data".
         sys::FI_TC_BULK_DATA => 10,
@@ -66,7 +66,7 @@ pub(crate) fn traffic_class(tclass: u32) -> Option<Option<u8>> {
         sys::FI_TC_NETWORK_CTRL => 48,
         _ => u8::try_from(tclass ^ sys::FI_TC_DSCP).ok().filter(|dscp| dscp >> DSCP_BITS == 0)?,
     };
-    // The two bits below are those of congestion notification.
+    // The two low bits are those of congestion notification.
     Some(Some(dscp << (u8::BITS - DSCP_BITS)))
 }
 
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_are_code_points() {
+    fn traffic_classes_are_code_points() {
         assert_eq!(traffic_class(sys::FI_TC_UNSPEC), Some(None));
         assert_eq!(traffic_class(sys::FI_TC_BEST_EFFORT), Some(Some(0)));
         assert_eq!(traffic_class(sys::FI_TC_DEDICATED_ACCESS), Some(Some(0xb8)));

@@ -1,31 +1,33 @@
-//! Message and completion order: what is promised, and what that costs (fi_endpoint(3), "Message Ordering").
+//! Message and completion order: the guarantees, and their cost (fi_endpoint(3), "Message Ordering").
 //!
-//! The engine takes a peer's messages in the order in which they were sent. A send, however long, takes part in
-//! matching at its place in that order (of a long one the announcement does), so *send after send* always holds and
-//! is free. An RMA operation that fits a message takes effect at its place too; a longer one only begins there and
-//! moves its data beside the stream, while later operations proceed. Therefore:
+//! The engine processes a peer's messages in the order of sending. A send of any length takes part in
+//! matching at its position in that order; for a long one the announcement does. *Send after send* therefore
+//! always holds and is free. An RMA operation that fits a message takes effect at its position. A longer one
+//! only starts there and moves its data outside the stream, while later operations proceed. This has the
+//! following consequences.
 //!
-//! - RMA and atomics among each other are ordered up to [`ordered_rma_bytes`]; that is what the attributes
-//!   `max_order_{raw,war,waw}_size` are for, and the flags are granted with these limits.
-//! - An RMA operation after a send begins behind it in the stream: whoever sees what it did finds the
-//!   message. (That the message has been received cannot be meant: nobody may ever ask for it.)
-//! - A send after an RMA operation has no such limit in libfabric's attributes, so it must hold for all
-//!   sizes. Where a client asks for that (SAW: Global Arrays' ComEx), sends wait for earlier RMA operations
-//!   to the same peer, and for nothing else: an earlier send may be received only after this one. Clients
-//!   that do not ask pay nothing.
-//! - These two are not offered unasked.
-//! - Completions are written when operations complete, in whatever order that is: FI_ORDER_STRICT and FI_ORDER_DATA
-//!   as completion orders are not available. A short send after a long one would have to wait for it.
+//! - RMA and atomic operations are ordered among each other up to [`ordered_rma_bytes`]. The attributes
+//!   `max_order_{raw,war,waw}_size` express this limit, so the flags are granted.
+//! - An RMA operation after a send starts behind it in the stream. A target that sees the effect of the
+//!   operation finds the message. (The guarantee cannot include that the message was received, because a
+//!   receive may never be posted.)
+//! - For a send after an RMA operation, libfabric has no attribute for a limit, so the order must hold for
+//!   all sizes. If a client requests it (SAW: Global Arrays' ComEx), sends wait for earlier RMA operations to
+//!   the same peer. They wait for no earlier send, which may be received only after this one. Clients that do
+//!   not request it pay nothing.
+//! - Orders between sends and RMA operations are offered only on request.
+//! - Completions are written when operations complete, in any order. The completion orders FI_ORDER_STRICT
+//!   and FI_ORDER_DATA are not supported: a short send would have to wait for an earlier long one.
 
 use weft_fi_sys as sys;
 
-/// RMA operations up to this many bytes take effect in order: they travel inside messages whatever the eager
-/// thresholds are. A constant of the real devices, whose mailboxes have the room.
+/// RMA operations of at most this many bytes take effect in order: they travel inside messages for any eager
+/// threshold. The value is a constant of the real devices, whose mailboxes have the room.
 pub(crate) fn ordered_rma_bytes() -> usize {
     weft_engine::ordered_rma_bytes(crate::Devices::least_mailbox_bytes())
 }
 
-/// Always held, or limited by a size that is reported.
+/// Orders that always hold, or hold up to a reported size.
 pub(crate) const FREE: u64 = sys::FI_ORDER_SAS
     | sys::FI_ORDER_RAR
     | sys::FI_ORDER_RAW
@@ -40,7 +42,7 @@ pub(crate) const FREE: u64 = sys::FI_ORDER_SAS
     | sys::FI_ORDER_ATOMIC_WAR
     | sys::FI_ORDER_ATOMIC_WAW;
 
-/// Held where asked for.
+/// Orders that hold on request.
 pub(crate) const ASKED_FOR: u64 = sys::FI_ORDER_RAS | sys::FI_ORDER_WAS | AFTER_ACCESSES;
 
 /// With any of these, sends wait for earlier RMA operations.
@@ -51,9 +53,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_order_is_there() {
+    fn all_orders_of_libfabric_1_are_supported() {
         assert_eq!(FREE & ASKED_FOR, 0);
-        // Together they are all that the 1.x "strict" order means.
+        // Together they are the "strict" order of libfabric 1.x.
         assert_eq!((FREE | ASKED_FOR) & sys::FI_ORDER_STRICT, sys::FI_ORDER_STRICT);
     }
 }
